@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -75,6 +76,9 @@ func readFrom(fd int, path string, limit int) ([]byte, error) {
 // end of a FIFO, nor takes one for a file.
 func Open(path string, flags int) (int, error) {
 	fd, err := OpenAny(path, flags)
+	if errors.Is(err, unix.ELOOP) {
+		err = pathError("open", path, fmt.Errorf("%w: %w", ErrDamaged, unix.ELOOP))
+	}
 	if err != nil {
 		return -1, err
 	}
@@ -82,8 +86,6 @@ func Open(path string, flags int) (int, error) {
 	err = unix.Fstat(fd, &st)
 	switch {
 	case err != nil:
-	case st.Mode&unix.S_IFMT == unix.S_IFDIR:
-		err = unix.EISDIR
 	case st.Mode&unix.S_IFMT != unix.S_IFREG:
 		err = fmt.Errorf("%w: it is not a regular file", ErrDamaged)
 	case st.Uid != 0 && int(st.Uid) != os.Geteuid():
@@ -192,6 +194,19 @@ func Remove(path string) error {
 		return pathError("remove", path, err)
 	}
 	return nil
+}
+
+// CleanDir checks the path of a directory, and gives its shortest form.
+func CleanDir(path string) (string, error) {
+	switch {
+	case path == "":
+		return "", errors.New("no path given")
+	case !filepath.IsAbs(path):
+		return "", fmt.Errorf("%q: the path is not absolute", path)
+	case strings.ContainsRune(path, 0):
+		return "", fmt.Errorf("%q: the path has a NUL in it", path)
+	}
+	return filepath.Clean(path), nil
 }
 
 // ReadDir lists a directory in the order of names; a missing one is empty.

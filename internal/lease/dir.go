@@ -11,6 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/file"
+	"github.com/tombolo-cni/tombolo/internal/ident"
+	"github.com/tombolo-cni/tombolo/internal/state"
 )
 
 // DefaultDir is where the records are unless the configuration says otherwise.
@@ -36,15 +38,11 @@ type Dir struct {
 // Open returns the directory at an absolute path. It makes no system call: the
 // directory appears when something is first written.
 func Open(dir string) (*Dir, error) {
-	switch {
-	case dir == "":
-		return nil, errors.New("open lease directory: no path given")
-	case !filepath.IsAbs(dir):
-		return nil, fmt.Errorf("open lease directory %q: the path is not absolute", dir)
-	case strings.ContainsRune(dir, 0):
-		return nil, fmt.Errorf("open lease directory %q: the path has a NUL in it", dir)
+	path, err := file.CleanDir(dir)
+	if err != nil {
+		return nil, fmt.Errorf("open lease directory: %w", err)
 	}
-	return &Dir{path: filepath.Clean(dir), Clock: kernelClock()}, nil
+	return &Dir{path: path, Clock: kernelClock()}, nil
 }
 
 // Path returns the directory's path, cleaned.
@@ -76,7 +74,7 @@ func (d *Dir) private() error {
 // false for every other file.
 func RecordHash(name string) (hash string, ok bool) {
 	hash, ok = strings.CutSuffix(name, recordSuffix)
-	if !ok || checkHash(hash) != nil {
+	if !ok || !ident.IsHash(hash) {
 		return "", false
 	}
 	return hash, true
@@ -89,16 +87,13 @@ func (d *Dir) tempPath(hash string) string   { return d.path + "/" + tempPrefix 
 // Load reads a record. A missing one matches os.ErrNotExist; what cannot be used is a
 // *RecordError.
 func (d *Dir) Load(hash string) (*Record, error) {
-	if err := checkHash(hash); err != nil {
+	if err := ident.CheckHash(hash); err != nil {
 		return nil, fmt.Errorf("load lease record: %w", err)
 	}
 	path := d.recordPath(hash)
 	r, err := d.load(path, hash)
-	switch {
-	case errors.Is(err, os.ErrNotExist):
-		return nil, fmt.Errorf("load lease record: %w", err)
-	case err != nil:
-		return nil, fmt.Errorf("load lease record: %w", &RecordError{Path: path, Hash: hash, Err: bare(err)})
+	if err != nil {
+		return nil, fmt.Errorf("load lease: %w", (&RecordError{Path: path, Hash: hash}).Wrap(err))
 	}
 	return r, nil
 }
@@ -184,23 +179,22 @@ func (d *Dir) Same(r *Record) ([]*Record, error) {
 	needle := []byte(r.Client.key())
 	var found []*Record
 	for _, hash := range hashes {
-		data, err := file.Read(d.recordPath(hash), file.MaxRecord)
-		if err != nil || !bytes.Contains(data, needle) {
-			continue
-		}
-		other, err := d.fromDisk(data)
-		if err == nil && other.Token != r.Token && other.State != Sticky && other.Network == r.Network && other.Client.key() == r.Client.key() {
+		other, err := d.having(hash, needle)
+		if err == nil && other != nil && other.Token != r.Token && other.State != Sticky && other.Network == r.Network && other.Client.key() == r.Client.key() {
 			found = append(found, other)
 		}
 	}
 	return found, nil
 }
 
-// Boot reads the id that the kernel draws at each boot.
-func Boot() (string, error) {
-	data, err := file.ReadKernel("/proc/sys/kernel/random/boot_id")
-	if err != nil {
-		return "", fmt.Errorf("read boot id: %w: is /proc mounted?", err)
+// having reads a record whose file has these bytes; of any other the result is nil.
+func (d *Dir) having(hash string, needle []byte) (*Record, error) {
+	data, err := file.Read(d.recordPath(hash), file.MaxRecord)
+	if err != nil || !bytes.Contains(data, needle) {
+		return nil, err
 	}
-	return strings.TrimSpace(string(data)), nil
+	return d.fromDisk(data)
 }
+
+// Boot reads the id that the kernel draws at each boot.
+func Boot() (string, error) { return state.BootID() }

@@ -1,22 +1,16 @@
 package lease
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"net/netip"
 
-	"github.com/tombolo-cni/tombolo/internal/file"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
 // hostName is what the record of a lease of the host's own has for a network and for a
 // container. No network and no container can have a bracket in its name.
 const hostName = "(host)"
-
-// hostVersion is the version of such a record: an older keeper would take it for that of
-// a pod which is gone, and release the lease. It leaves alone what it cannot read.
-const hostVersion = 2
 
 // Host is what a record has if its lease is the host's own: the one that the NIC had when
 // it became a port of the bridge. A client on a port hears no answer, so the keeper renews
@@ -112,11 +106,7 @@ func (d *Dir) hosts() ([]*Record, error) {
 	}
 	var found []*Record
 	for _, hash := range hashes {
-		data, err := file.Read(d.recordPath(hash), file.MaxRecord)
-		if err != nil || !bytes.Contains(data, []byte(hostName)) {
-			continue
-		}
-		if r, err := d.fromDisk(data); err == nil && r.Host != nil {
+		if r, err := d.having(hash, []byte(hostName)); err == nil && r != nil && r.Host != nil {
 			found = append(found, r)
 		}
 	}

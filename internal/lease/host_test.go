@@ -12,6 +12,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/file"
 	"github.com/tombolo-cni/tombolo/internal/golden"
+	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
@@ -50,22 +51,6 @@ func TestTheFormatOfTheHostsRecordStaysWhatItIs(t *testing.T) {
 	same(t, want, got)
 }
 
-// A keeper of before would release the host's lease, taking it for that of a pod whose
-// namespace is gone: the version keeps it away.
-func TestOlderKeepersLeaveTheHostsRecordAlone(t *testing.T) {
-	t.Parallel()
-	var doc struct{ Version int }
-	for want, r := range map[int]*Record{1: sample(), 2: sampleHost()} {
-		line, err := encode(r)
-		if err == nil {
-			err = json.Unmarshal(line, &doc)
-		}
-		if err != nil || doc.Version != want {
-			t.Errorf("record of %s: version %d, %v; want %d", r.Network, doc.Version, err, want)
-		}
-	}
-}
-
 func TestHostsRecordsThatCannotBeUsedAreRefused(t *testing.T) {
 	t.Parallel()
 	for name, spoil := range map[string]func(*Record){
@@ -88,11 +73,7 @@ func TestHostsRecordsThatCannotBeUsedAreRefused(t *testing.T) {
 			if line, err := encode(r); err == nil {
 				t.Errorf("encoded as %s", line)
 			}
-			line, err := json.Marshal(&document{Version: hostVersion, Record: r})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if _, err := decode(line); !errors.Is(err, file.ErrDamaged) {
+			if _, err := decode(state.Encode(&r.Version, r)); !errors.Is(err, file.ErrDamaged) {
 				t.Errorf("decoded with %v, want %v", err, file.ErrDamaged)
 			}
 		})

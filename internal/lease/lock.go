@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/file"
+	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/lockorder"
 )
 
@@ -63,7 +64,7 @@ func (d *Dir) TryLock(hash string) (*Held, error) {
 }
 
 func (d *Dir) tryLock(hash string) (*Held, error) {
-	if err := checkHash(hash); err != nil {
+	if err := ident.CheckHash(hash); err != nil {
 		return nil, err
 	}
 	fd, err := file.TryLock(d.lockPath(hash), unix.O_RDWR|unix.O_CREAT)

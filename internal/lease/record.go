@@ -1,24 +1,19 @@
 package lease
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
-	"os"
 	"strconv"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/internal/file"
 	"github.com/tombolo-cni/tombolo/internal/ident"
+	"github.com/tombolo-cni/tombolo/internal/state"
 )
-
-// version is the version of a record that we write; see hostVersion.
-const version = 1
 
 // State says what a record is about.
 type State string
@@ -46,6 +41,8 @@ const (
 // A Record is one lease: what is needed to renew it, to apply it to the pod and to
 // release it, without the configuration that it was got with.
 type Record struct {
+	Version int `json:"version,omitempty"` // of the format
+
 	State State `json:"state"`
 
 	// Token is drawn for each ADD. It tells the record from a later one of the same
@@ -193,87 +190,43 @@ func (r *Record) Expires() time.Time {
 // NewToken draws a token.
 func NewToken() string { return fmt.Sprintf("%016x", rand.Uint64()) }
 
-// ErrVersion says that a newer Tombolo wrote a record. It is left alone: its lease
-// runs out, unless that version comes back.
-var ErrVersion = errors.New("written by a newer version")
+// ErrVersion is state.ErrVersion. Such a record is left alone: its lease runs out, unless that
+// version comes back.
+var ErrVersion = state.ErrVersion
 
-// A RecordError says what is wrong with one record's file. It unwraps to file.ErrDamaged,
-// ErrVersion or the system's error.
-type RecordError struct {
-	Path string
-	Hash string // of the record; empty for one that was set aside
-	Err  error
-}
+// RecordError says what is wrong with one record's file; Hash is empty for one that was set aside.
+type RecordError = state.RecordError
 
-// Error names the file.
-func (e *RecordError) Error() string { return fmt.Sprintf("lease record %s: %v", e.Path, e.Err) }
-
-// Unwrap returns the cause.
-func (e *RecordError) Unwrap() error { return e.Err }
-
-// bare takes the path off an error that is about to get it from elsewhere.
-func bare(err error) error {
-	if e, ok := err.(*os.PathError); ok {
-		return e.Err
-	}
-	return err
-}
-
-// encode writes a record's file. encoding/json takes 0.35 ms for the first record of a
-// process and 0.01 for the next. Beside a server's answer and two fsyncs that is little;
-// package internal/state, whose records are on every ADD's way, has a codec instead.
+// encode writes a record's file.
 func encode(r *Record) ([]byte, error) {
 	if err := r.check(); err != nil {
 		return nil, err
 	}
-	written := version
-	if r.Host != nil {
-		written = hostVersion
-	}
-	data, err := json.Marshal(&document{Version: written, Record: r})
-	if err != nil {
-		return nil, fmt.Errorf("encode: %w", err)
-	}
-	if len(data) >= file.MaxRecord {
+	data := state.Encode(&r.Version, r)
+	if len(data) > file.MaxRecord {
 		return nil, fmt.Errorf("its record has %d bytes, at most %d are kept", len(data), file.MaxRecord)
 	}
-	return append(data, '\n'), nil
-}
-
-// document is a record as its file has it.
-type document struct {
-	Version int `json:"version"`
-	*Record
+	return data, nil
 }
 
 // decode reads a record's file. The error matches file.ErrDamaged or ErrVersion.
 func decode(data []byte) (*Record, error) {
-	doc := document{Record: new(Record)}
-	err := json.Unmarshal(data, &doc)
-	// The version first: what else is wrong may be a newer version's business.
-	switch {
-	case doc.Version > hostVersion:
-		return nil, fmt.Errorf("%w: version %d, and this tombolo reads up to %d", ErrVersion, doc.Version, hostVersion)
-	case err != nil:
-		return nil, fmt.Errorf("%w: %w", file.ErrDamaged, err)
-	case doc.Version < 1:
-		return nil, fmt.Errorf("%w: it has no version", file.ErrDamaged)
+	r := new(Record)
+	if err := state.Decode(data, &r.Version, r); err != nil {
+		return nil, err
 	}
-	if err := doc.check(); err != nil {
+	if err := r.check(); err != nil {
 		return nil, fmt.Errorf("%w: %w", file.ErrDamaged, err)
 	}
-	return doc.Record, nil
+	return r, nil
 }
 
 // check refuses what would not be read back, or could not be used.
 func (r *Record) check() error {
-	if r == nil {
-		return errors.New("it is empty")
-	}
 	errs := []error{
-		checkText("network", r.Network),
-		checkText("container ID", r.ContainerID),
-		checkText("interface name", r.IfName),
+		ident.CheckText("network", r.Network),
+		ident.CheckText("container ID", r.ContainerID),
+		ident.CheckText("interface name", r.IfName),
 	}
 	if r.Token == "" {
 		errs = append(errs, errors.New("it has no token"))
@@ -333,30 +286,6 @@ func checkRoute(r dhcpc.Route) error {
 func checkAddress(p netip.Prefix) error {
 	if !p.IsValid() || !p.Addr().Is4() {
 		return fmt.Errorf("address %s: want IPv4", p)
-	}
-	return nil
-}
-
-// ErrName says that a name cannot be one of a record.
-var ErrName = errors.New("bad name")
-
-// checkText checks a name. It never becomes part of a path, but it has to survive
-// JSON, which holds UTF-8 only: else the record would not match its own hash.
-func checkText(what, name string) error {
-	if name == "" {
-		return fmt.Errorf("%s: %w: it is empty", what, ErrName)
-	}
-	if !utf8.ValidString(name) {
-		return fmt.Errorf("%s %q: %w: it is not UTF-8", what, name, ErrName)
-	}
-	return nil
-}
-
-// checkHash accepts what Hash returns and nothing else, so that no hash leads out of
-// the directory.
-func checkHash(hash string) error {
-	if len(hash) != ident.Digits || strings.Trim(hash, "0123456789abcdef") != "" {
-		return fmt.Errorf("hash %.20q: %w: want %d lower-case hexadecimal digits", hash, ErrName, ident.Digits)
 	}
 	return nil
 }

@@ -11,14 +11,14 @@ import (
 // whole rule: a package imports what is on a floor below its own, or in its own folder.
 func floors() [][]string {
 	return [][]string{
-		{".", "internal/jsontext"},
+		{"."},
 		{"netns", "dhcpc/internal/trace", "internal/file", "internal/ident", "internal/lockorder", "internal/printable", "internal/strict", "internal/sysctl"},
 		{"internal/nl", "internal/icmp"},
 		{"internal/link", "internal/nftnl", "internal/tc", "internal/conntrack"},
 		{"addr", "route", "internal/localnet"},
 		{"bridge", "nft", "ipam", "dhcpc"},
-		{"hostport", "internal/state", "internal/lease", "internal/ipam"},
-		{"internal/endpoint", "internal/firewalld"},
+		{"hostport", "internal/state", "internal/ipam"},
+		{"internal/endpoint", "internal/firewalld", "internal/lease"},
 		{"network", "internal/keeper"},
 		{"internal/cni"},
 		{"cmd", "test/lan"},

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -155,8 +154,8 @@ func (a *Attachment) Hash() string {
 func (a *Attachment) check() error {
 	errs := []error{
 		checkNetwork(a.Network),
-		checkMember("container ID", a.ContainerID),
-		checkMember("interface name", a.IfName),
+		ident.CheckText("container ID", a.ContainerID),
+		ident.CheckText("interface name", a.IfName),
 	}
 	for _, address := range a.Addresses {
 		if !address.Prefix.IsValid() {
@@ -183,7 +182,7 @@ func isPort(n int) bool { return n > 0 && n < 1<<16 }
 
 // encodeAttachment returns a line of a record's file.
 func encodeAttachment(a *Attachment) ([]byte, error) {
-	line := encode(&a.Version, a)
+	line := Encode(&a.Version, a)
 	// The file holds up to two lines.
 	if len(line) > file.MaxRecord/2 {
 		return nil, fmt.Errorf("its record has %d bytes, at most %d are kept", len(line), file.MaxRecord/2)
@@ -194,7 +193,7 @@ func encodeAttachment(a *Attachment) ([]byte, error) {
 // decodeAttachment reads a record's file: its last whole line.
 func decodeAttachment(data []byte) (*Attachment, error) {
 	a := new(Attachment)
-	if err := decode(lastDocument(data), &a.Version, a); err != nil {
+	if err := Decode(lastDocument(data), &a.Version, a); err != nil {
 		return nil, err
 	}
 	if a.State != Adding && a.State != Ready {
@@ -216,16 +215,13 @@ func (d *Dir) Load(network, hash string) (*Attachment, error) {
 	}
 	a, err := loadAttachment(path, network, hash)
 	if err != nil {
-		return nil, fmt.Errorf("load attachment: %w", recordError(path, network, hash, err))
+		return nil, fmt.Errorf("load attachment: %w", (&RecordError{Path: path, Network: network, Hash: hash}).Wrap(err))
 	}
 	return a, nil
 }
 
 func loadAttachment(path, network, hash string) (*Attachment, error) {
 	data, err := readFile(path)
-	if errors.Is(err, unix.EISDIR) || errors.Is(err, unix.ELOOP) {
-		return nil, fmt.Errorf("%w: %w", ErrDamaged, bare(err))
-	}
 	if err != nil {
 		return nil, err
 	}
@@ -344,27 +340,9 @@ func (d *Dir) List(network string) ([]*Attachment, []*RecordError, error) {
 	if err := checkNetwork(network); err != nil {
 		return nil, nil, fmt.Errorf("list attachments: %w", err)
 	}
-	dir := d.attachmentsPath() + "/" + network
-	entries, err := file.ReadDir(dir)
+	found, bad, err := list(d.attachmentsPath()+"/"+network, ident.IsHash, func(hash string) (*Attachment, error) { return d.Load(network, hash) })
 	if err != nil {
 		return nil, nil, fmt.Errorf("list attachments: %w", err)
-	}
-	var found []*Attachment
-	var bad []*RecordError
-	for _, entry := range entries {
-		path := dir + "/" + entry.Name()
-		hash, isRecord := strings.CutSuffix(entry.Name(), suffix)
-		if !isRecord || checkHash(hash) != nil {
-			bad = append(bad, foreignFile(path))
-			continue
-		}
-		a, err := loadAttachment(path, network, hash)
-		switch {
-		case err == nil:
-			found = append(found, a)
-		case !errors.Is(err, os.ErrNotExist):
-			bad = append(bad, &RecordError{Path: path, Network: network, Hash: hash, Err: bare(err)})
-		}
 	}
 	return found, bad, nil
 }

@@ -9,14 +9,14 @@ import (
 // version is that of the records and files that we write.
 const version = 1
 
-// encode returns a record, a pointer to a struct, as its file has it: on one line. v is its version.
-func encode(v *int, record any) []byte {
+// Encode returns a record, a pointer to a struct, as its file has it: on one line. v is its version.
+func Encode(v *int, record any) []byte {
 	*v = version
 	return append(strict.Append(make([]byte, 0, 1024), record), '\n')
 }
 
-// decode reads a record. It fails with ErrVersion if a newer version wrote it, else with ErrDamaged.
-func decode(data []byte, v *int, record any) error {
+// Decode reads a record. It fails with ErrVersion if a newer version wrote it, else with ErrDamaged.
+func Decode(data []byte, v *int, record any) error {
 	err := strict.Unmarshal(data, record, strict.Everything)
 	switch {
 	case *v > version:

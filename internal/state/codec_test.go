@@ -78,7 +78,7 @@ func TestRecordsComeBackAsTheyAre(t *testing.T) {
 		v := reflect.ValueOf(record).Elem()
 		fill(t, v, name)
 		at := v.FieldByName("Version").Addr().Interface().(*int)
-		ours := encode(at, record)
+		ours := Encode(at, record)
 		theirs, err := json.Marshal(record)
 		if err != nil {
 			t.Fatal(err)
@@ -87,7 +87,7 @@ func TestRecordsComeBackAsTheyAre(t *testing.T) {
 			t.Errorf("encode differs from json.Marshal (-want +got):\n%s", d)
 		}
 		back := reflect.New(v.Type())
-		if err := decode(ours, back.Elem().FieldByName("Version").Addr().Interface().(*int), back.Interface()); err != nil {
+		if err := Decode(ours, back.Elem().FieldByName("Version").Addr().Interface().(*int), back.Interface()); err != nil {
 			t.Fatal(err)
 		}
 		if d := diff(record, back.Interface()); d != "" {
@@ -123,7 +123,7 @@ func TestRecordsKeepTheirFormat(t *testing.T) {
 	}
 	golden.Compare(t, "attachment.json", mustRead(t, recordPath(t, d, a)))
 	golden.Compare(t, "network.json", mustRead(t, networkPath))
-	golden.Compare(t, "epoch.json", string(encode(&epoch.Version, &epoch)))
+	golden.Compare(t, "epoch.json", string(Encode(&epoch.Version, &epoch)))
 }
 
 func TestDecodeSaysWhatIsWrong(t *testing.T) {

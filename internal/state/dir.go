@@ -1,10 +1,10 @@
 package state
 
 import (
-	"errors"
 	"fmt"
-	"path/filepath"
-	"strings"
+
+	"github.com/tombolo-cni/tombolo/internal/file"
+	"github.com/tombolo-cni/tombolo/internal/ident"
 )
 
 // DefaultDir is where the state lives unless the configuration says otherwise.
@@ -23,15 +23,11 @@ type Dir struct {
 // Open returns the state directory at an absolute path. It makes no system call:
 // the directory and what is in it appear when they are first written.
 func Open(dir string) (*Dir, error) {
-	switch {
-	case dir == "":
-		return nil, errors.New("open state directory: no path given")
-	case !filepath.IsAbs(dir):
-		return nil, fmt.Errorf("open state directory %q: the path is not absolute", dir)
-	case strings.ContainsRune(dir, 0):
-		return nil, fmt.Errorf("open state directory %q: the path has a NUL in it", dir)
+	path, err := file.CleanDir(dir)
+	if err != nil {
+		return nil, fmt.Errorf("open state directory: %w", err)
 	}
-	return &Dir{path: filepath.Clean(dir), sources: hostSources()}, nil
+	return &Dir{path: path, sources: hostSources()}, nil
 }
 
 // Path returns the directory's path, cleaned.
@@ -59,7 +55,7 @@ func (d *Dir) attachmentPath(network, hash string) (string, error) {
 	if err := checkNetwork(network); err != nil {
 		return "", err
 	}
-	if err := checkHash(hash); err != nil {
+	if err := ident.CheckHash(hash); err != nil {
 		return "", err
 	}
 	return d.attachmentsPath() + "/" + network + "/" + hash + suffix, nil

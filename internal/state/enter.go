@@ -95,7 +95,7 @@ func (d *Dir) beginEpoch(old Epoch, found error, begin func(EpochStart) error) (
 		return Epoch{}, fmt.Errorf("begin epoch: drop records of earlier epochs: %w", err)
 	}
 	// From here on others take the directory for those of this epoch.
-	if err := d.replaceFile(d.epochPath(), encode(&epoch.Version, &epoch)); err != nil {
+	if err := d.replaceFile(d.epochPath(), Encode(&epoch.Version, &epoch)); err != nil {
 		return Epoch{}, fmt.Errorf("begin epoch: %w", err)
 	}
 	return epoch, nil

@@ -60,19 +60,19 @@ func (d *Dir) epochOf(netns func() (uint64, error)) (Epoch, error) {
 func (d *Dir) loadEpoch() (Epoch, error) {
 	path := d.epochPath()
 	data, err := readFile(path)
-	if err != nil {
-		return Epoch{}, recordError(path, "", "", err)
+	var e Epoch
+	if err == nil {
+		e, err = decodeEpoch(data)
 	}
-	e, err := decodeEpoch(data)
 	if err != nil {
-		return Epoch{}, recordError(path, "", "", err)
+		return Epoch{}, (&RecordError{Path: path}).Wrap(err)
 	}
 	return e, nil
 }
 
 func decodeEpoch(data []byte) (Epoch, error) {
 	var e Epoch
-	if err := decode(data, &e.Version, &e); err != nil {
+	if err := Decode(data, &e.Version, &e); err != nil {
 		return Epoch{}, err
 	}
 	if e.Boot == "" || e.ID == "" {

@@ -100,5 +100,5 @@ func FuzzParseStart(f *testing.F) {
 
 func lineOf(t testing.TB, record any) []byte {
 	t.Helper()
-	return encode(reflect.ValueOf(record).Elem().FieldByName("Version").Addr().Interface().(*int), record)
+	return Encode(reflect.ValueOf(record).Elem().FieldByName("Version").Addr().Interface().(*int), record)
 }

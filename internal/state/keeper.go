@@ -36,7 +36,7 @@ func (d *Dir) SetContested(f *Contested) error {
 	if f == nil {
 		err = file.Remove(d.contestedPath())
 	} else {
-		err = tell(d.contestedPath(), encode(&f.Version, f))
+		err = tell(d.contestedPath(), Encode(&f.Version, f))
 	}
 	if err != nil {
 		return fmt.Errorf("write down who changes the firewall: %w", err)
@@ -56,7 +56,7 @@ func (d *Dir) Contested() (*Contested, error) {
 	}
 	f := new(Contested)
 	if err == nil {
-		err = decode(data, &f.Version, f)
+		err = Decode(data, &f.Version, f)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read who changes the firewall: %w", err)
@@ -83,7 +83,7 @@ func (d *Dir) Zones() (Zones, error) {
 	var z Zones
 	data, err := readFile(d.zonesPath())
 	if err == nil {
-		err = decode(data, &z.Version, &z)
+		err = Decode(data, &z.Version, &z)
 	}
 	if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, ErrDamaged) {
 		return Zones{}, fmt.Errorf("read firewalld's links: %w", err)
@@ -93,7 +93,7 @@ func (d *Dir) Zones() (Zones, error) {
 
 // SetZones replaces what is on record. It is for the process that attends to zones alone.
 func (d *Dir) SetZones(z Zones) error {
-	if err := tell(d.zonesPath(), encode(&z.Version, &z)); err != nil {
+	if err := tell(d.zonesPath(), Encode(&z.Version, &z)); err != nil {
 		return fmt.Errorf("write firewalld's links: %w", err)
 	}
 	return nil

@@ -15,7 +15,7 @@ func TestHashIsAFileNameAndAnInterfaceName(t *testing.T) {
 	if !regexp.MustCompile(`^[0-9a-f]{11}$`).MatchString(hash) {
 		t.Errorf("Hash = %q, want 11 hexadecimal digits", hash)
 	}
-	if err := checkHash(hash); err != nil {
+	if err := ident.CheckHash(hash); err != nil {
 		t.Error(err)
 	}
 	if name := "veth" + hash; len(name) > 15 {

@@ -98,7 +98,7 @@ func (d *Dir) saveNetwork(n *Network) error {
 	if err := n.check(); err != nil {
 		return fmt.Errorf("%s: %w", n.Name, err)
 	}
-	data := encode(&n.Version, n)
+	data := Encode(&n.Version, n)
 	if len(data) > file.MaxRecord {
 		return fmt.Errorf("%s: its record has %d bytes, at most %d are kept", n.Name, len(data), file.MaxRecord)
 	}
@@ -115,7 +115,7 @@ func (d *Dir) LoadNetwork(name string) (*Network, error) {
 	}
 	n, err := loadNetwork(path, name)
 	if err != nil {
-		return nil, fmt.Errorf("load network: %w", recordError(path, name, "", err))
+		return nil, fmt.Errorf("load network: %w", (&RecordError{Path: path, Network: name}).Wrap(err))
 	}
 	return n, nil
 }
@@ -134,7 +134,7 @@ func loadNetwork(path, name string) (*Network, error) {
 
 func decodeNetwork(data []byte) (*Network, error) {
 	n := new(Network)
-	if err := decode(data, &n.Version, n); err != nil {
+	if err := Decode(data, &n.Version, n); err != nil {
 		return nil, err
 	}
 	if err := n.check(); err != nil {
@@ -194,26 +194,9 @@ func (d *Dir) Networks() ([]string, error) {
 // ListNetworks reads the records of all networks, in the order of their names. It
 // answers like List.
 func (d *Dir) ListNetworks() ([]*Network, []*RecordError, error) {
-	entries, err := file.ReadDir(d.networksPath())
+	found, bad, err := list(d.networksPath(), func(name string) bool { return checkNetwork(name) == nil }, d.LoadNetwork)
 	if err != nil {
 		return nil, nil, fmt.Errorf("list networks: %w", err)
-	}
-	var found []*Network
-	var bad []*RecordError
-	for _, entry := range entries {
-		path := d.networksPath() + "/" + entry.Name()
-		name, isRecord := strings.CutSuffix(entry.Name(), suffix)
-		if !isRecord || checkNetwork(name) != nil {
-			bad = append(bad, foreignFile(path))
-			continue
-		}
-		n, err := loadNetwork(path, name)
-		switch {
-		case err == nil:
-			found = append(found, n)
-		case !errors.Is(err, os.ErrNotExist):
-			bad = append(bad, &RecordError{Path: path, Network: name, Err: bare(err)})
-		}
 	}
 	return found, bad, nil
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 
 	"github.com/tombolo-cni/tombolo/internal/file"
 )
@@ -53,24 +54,40 @@ func (e *RecordError) Error() string {
 // Unwrap returns the cause.
 func (e *RecordError) Unwrap() error { return e.Err }
 
-// recordError wraps what reading a record came to, but for a missing file: that
-// is an answer and no fault of the record.
-func recordError(path, network, hash string, err error) error {
+// Wrap puts what reading the record came to into e, but for a missing file: that is an answer and
+// no fault of the record.
+func (e *RecordError) Wrap(err error) error {
 	if errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	return &RecordError{Path: path, Network: network, Hash: hash, Err: bare(err)}
-}
-
-// bare takes the path off an error that is about to get it from elsewhere.
-func bare(err error) error {
-	if e, ok := err.(*os.PathError); ok {
-		return e.Err
+	if of, ok := err.(*os.PathError); ok {
+		err = of.Err // e says the path
 	}
-	return err
+	e.Err = err
+	return e
 }
 
-// foreignFile is a file among the records that has no record's name.
-func foreignFile(path string) *RecordError {
-	return &RecordError{Path: path, Err: fmt.Errorf("%w: no record has such a file name", ErrDamaged)}
+// list reads the records of a directory, in the order of their names. What cannot be used comes as
+// a *RecordError each.
+func list[T any](dir string, isName func(string) bool, load func(name string) (*T, error)) (found []*T, bad []*RecordError, _ error) {
+	entries, err := file.ReadDir(dir)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, e := range entries {
+		name, ok := strings.CutSuffix(e.Name(), suffix)
+		if !ok || !isName(name) {
+			bad = append(bad, &RecordError{Path: dir + "/" + e.Name(), Err: fmt.Errorf("%w: no record has such a file name", ErrDamaged)})
+			continue
+		}
+		record, err := load(name)
+		var damaged *RecordError
+		switch {
+		case err == nil:
+			found = append(found, record)
+		case errors.As(err, &damaged):
+			bad = append(bad, damaged)
+		}
+	}
+	return found, bad, nil
 }

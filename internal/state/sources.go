@@ -36,6 +36,12 @@ func hostSources() sources {
 	}
 }
 
+// BootID returns the id that the kernel draws at each boot.
+func BootID() (string, error) {
+	s := hostSources()
+	return s.bootID()
+}
+
 // bootID returns the id that the kernel draws at each boot. A container that
 // restarts keeps it.
 func (s *sources) bootID() (string, error) {

@@ -60,7 +60,7 @@ func (f *UplinkFile) save(record []byte) error {
 		if err != nil {
 			return err
 		}
-		f.epoch = encode(&epoch.Version, &epoch)
+		f.epoch = Encode(&epoch.Version, &epoch)
 	}
 	data := append(bytes.Clone(f.epoch), record...)
 	switch {
@@ -83,11 +83,11 @@ func (f *UplinkFile) Load() ([]byte, error) {
 		return nil, fmt.Errorf("load record of uplink: %w", err)
 	}
 	record, err := f.load(path)
-	switch {
-	case errors.Is(err, os.ErrNotExist), errors.Is(err, ErrStale):
+	if err != nil && !errors.Is(err, ErrStale) {
+		err = (&RecordError{Path: path, NIC: f.nic}).Wrap(err)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("load record of uplink: %w", err)
-	case err != nil:
-		return nil, fmt.Errorf("load record of uplink: %w", &RecordError{Path: path, NIC: f.nic, Err: bare(err)})
 	}
 	return record, nil
 }

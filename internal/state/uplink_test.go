@@ -12,8 +12,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-
-	"golang.org/x/sys/unix"
 )
 
 const sampleUplink = `{"version":1,"nic":"eth0","bridge":"br0","state":"taken"}`
@@ -91,7 +89,7 @@ func TestUplinksAreListedByTheirNICs(t *testing.T) {
 func TestNamesThatNoNICHasAreRefused(t *testing.T) {
 	t.Parallel()
 	d := newDir(t)
-	for _, nic := range []string{"", ".", "..", "../x", "a/b", "eth0:1", "eth%d", "a b", "a\n", "\x00", "\xff", "sixteen-bytes-ok"} {
+	for _, nic := range []string{"", ".", "..", "../x", "a/b", "eth0:1", "eth%d", "a b", "a\n", "\x00", "sixteen-bytes-ok"} {
 		f := d.Uplink(nic)
 		_, loadErr := f.Load()
 		_, asideErr := f.SetAside()
@@ -140,7 +138,7 @@ func TestAnUplinksDamagedRecordIsNamed(t *testing.T) {
 	if err := os.Mkdir(path, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := d.Uplink("eth0").Load(); !errors.Is(err, unix.EISDIR) {
+	if _, err := d.Uplink("eth0").Load(); !errors.Is(err, ErrDamaged) {
 		t.Errorf("a directory in its place: %v", err)
 	}
 }

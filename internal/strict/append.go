@@ -2,6 +2,7 @@ package strict
 
 import (
 	"encoding"
+	"encoding/json"
 	"reflect"
 	"strconv"
 
@@ -9,9 +10,9 @@ import (
 )
 
 // Append appends the struct that v points to as a JSON object, by tags of encoding/json. With
-// omitempty or omitzero, a field that is zero, or an empty list, is left out. A field is a string,
-// a boolean, a whole number, a struct, or a list of or a pointer to one of these; a struct or a list
-// may be an [encoding.TextAppender] whose text needs no escapes.
+// omitempty or omitzero, a field that is zero, or an empty list, is left out. A struct or a list may
+// be an [encoding.TextMarshaler]. What is no string, boolean, whole number, struct, or list of or
+// pointer to one of these is left to encoding/json.
 func Append(b []byte, v any) []byte {
 	return new(types).append(b, reflect.ValueOf(v))
 }
@@ -32,19 +33,23 @@ func (t *types) append(b []byte, v reflect.Value) []byte {
 	case v.CanUint():
 		return strconv.AppendUint(b, v.Uint(), 10)
 	}
-	return append(b, "null"...)
+	other, err := json.Marshal(v.Interface())
+	if err != nil {
+		return append(b, "null"...)
+	}
+	return append(b, other...)
 }
 
 func (t *types) appendMany(b []byte, v reflect.Value) []byte {
-	var text encoding.TextAppender
+	var marshaler encoding.TextMarshaler
 	if v.Addr().NumMethod() > 0 {
-		text, _ = v.Addr().Interface().(encoding.TextAppender)
+		marshaler, _ = v.Addr().Interface().(encoding.TextMarshaler)
 	}
 	switch {
-	case text != nil:
-		// It fails for a time beyond the year 9999, and then appends nothing.
-		b, _ = text.AppendText(append(b, '"'))
-		return append(b, '"')
+	case marshaler != nil:
+		// It fails for a time beyond the year 9999, and then gives nothing.
+		text, _ := marshaler.MarshalText()
+		return quote(b, string(text))
 	case v.Kind() == reflect.Struct:
 		return t.appendObject(b, v)
 	}

@@ -8,7 +8,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
-	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/network/internal/session"
 )
 
@@ -47,7 +47,7 @@ func FindStrays(ctx context.Context, s *session.Session, known map[string]bool, 
 		switch {
 		case known[hash] || has:
 		// The name of a network is cut where it is too long for a comment.
-		case state.IsHash(hash) && (slices.Contains(networks, e.Network) || strings.Contains(e.Network, "/")):
+		case ident.IsHash(hash) && (slices.Contains(networks, e.Network) || strings.Contains(e.Network, "/")):
 			f.Elements[hash] = e.Network
 		default:
 			f.Others = append(f.Others, "elements of endpoint "+hash+" of network "+e.Network+" are another program's: no record tells of either")

@@ -130,7 +130,7 @@ func attachments(ctx context.Context, s *session.Session, network string, leases
 	endpoints, err := s.Firewall.Endpoints(ctx, network)
 	errs = append(errs, err)
 	for _, e := range endpoints {
-		if !state.IsHash(string(e.Owner)) {
+		if !ident.IsHash(string(e.Owner)) {
 			continue // another program's
 		}
 		if v := at(string(e.Owner)); v.rec == nil && v.addresses == nil {

@@ -370,9 +370,10 @@ func TestASilentServerIsToldOfByTheKernelsLAN(t *testing.T) {
 	l.keeper()
 	until(t, "an operator is told", func() bool { trouble, err := lease.HostTrouble(l.dir); return err == nil && len(trouble) == 1 })
 	trouble, _ := lease.HostTrouble(l.dir)
-	if got := trouble[0]; got.NIC != nic || got.Bridge != l.bridge || got.Address != l.lease.Address || got.Left < 30*time.Minute ||
-		!strings.Contains(got.String(), "asked 10.9.0.1 for "+l.lease.Address.Addr().String()) || !strings.Contains(got.Why, "tombolo uplink restore lan0 br0") {
-		t.Errorf("told: %s", got)
+	for _, part := range []string{l.lease.Address.String(), "of " + nic, "on " + l.bridge, "time left: ", "asked 10.9.0.1 for " + l.lease.Address.Addr().String(), "tombolo uplink restore lan0 br0"} {
+		if !strings.Contains(trouble[0], part) {
+			t.Errorf("told: %s, without %q", trouble[0], part)
+		}
 	}
 	if l.state() != lease.Adopting || l.onLink(l.bridge)[l.lease.Address] <= 0 {
 		t.Errorf("it is %s, the bridge has %v", l.state(), l.onLink(l.bridge))

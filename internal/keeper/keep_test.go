@@ -482,7 +482,7 @@ func TestWhatADeadAddLeftGoesWithItsPod(t *testing.T) {
 	})
 }
 
-func TestADamagedRecordIsSetAsideAndOthersAreKept(t *testing.T) {
+func TestADamagedRecordIsToldOfAndOthersAreKept(t *testing.T) {
 	in(t, func(t *testing.T, w *world) {
 		bad, good, newer := w.record(1), w.record(2), w.record(3)
 		for _, r := range []*lease.Record{bad, good, newer} {
@@ -496,8 +496,8 @@ func TestADamagedRecordIsSetAsideAndOthersAreKept(t *testing.T) {
 		}
 		w.start()
 		w.later(40 * time.Minute)
-		if got, err := os.ReadFile(path(bad) + ".damaged"); string(got) != `{"version":1,"st` {
-			t.Errorf("set aside: %q, %v", got, err)
+		if got, err := os.ReadFile(path(bad)); string(got) != `{"version":1,"st` {
+			t.Errorf("damaged: %q, %v; want it left alone", got, err)
 		}
 		if got, err := os.ReadFile(path(newer)); string(got) != `{"version":99}` {
 			t.Errorf("a newer version's: %q, %v; want it left alone", got, err)

@@ -2,6 +2,7 @@ package keeper
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
@@ -37,8 +38,8 @@ func TestKilledKeepersLoseNoLease(t *testing.T) {
 			t.Fatal(err)
 		}
 		_ = cmd.Wait() // says that it was killed
-		if alive, _, err := l.dir.Alive(); alive || err != nil {
-			t.Errorf("killed: alive %t, %v", alive, err)
+		if err := l.dir.CheckKeeper(); !errors.Is(err, lease.ErrNoKeeper) {
+			t.Errorf("killed: %v, want %v", err, lease.ErrNoKeeper)
 		}
 		cmd = l.process()
 	}

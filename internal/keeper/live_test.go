@@ -275,8 +275,8 @@ func TestAKeeperThatIsStoppedIsNoticed(t *testing.T) {
 	t.Parallel()
 	l := newLAN(t)
 	cmd := l.process()
-	if alive, _, err := l.dir.Alive(); !alive || err != nil {
-		t.Fatalf("alive: %t, %v", alive, err)
+	if err := l.dir.CheckKeeper(); err != nil {
+		t.Fatal(err)
 	}
 	if err := cmd.Process.Signal(unix.SIGSTOP); err != nil {
 		t.Fatal(err)

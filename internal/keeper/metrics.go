@@ -106,7 +106,7 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	to.counter("tombolo_lease_expired_total", "Leases that ran out.", m.expired)
 	to.counter("tombolo_lease_unanswered_total", "Exchanges that no server answered in time.", m.unanswered)
 	to.counter("tombolo_lease_errors_total", "Things that went wrong; the log says what.", m.errors)
-	to.counter("tombolo_lease_damaged_total", "Records that could not be read and were set aside.", m.damaged)
+	to.counter("tombolo_lease_damaged_total", "Records that could not be read.", m.damaged)
 	to.counter("tombolo_lease_rescans_total", "Times that changes were lost and all records read anew.", m.rescans)
 	m.collectHosts(to)
 	m.collectUplinks(to)

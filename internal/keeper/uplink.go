@@ -327,9 +327,7 @@ func (u *uplinks) load(t *taken) *uplink.Record {
 			return nil
 		}
 		u.alone(t, func() { u.drop(t) })
-	case errors.Is(err, state.ErrDamaged):
-		u.alone(t, func() { u.setAside(t) })
-	default: // a newer version's, too
+	default: // damaged, or a newer version's
 		u.later(t, "cannot read the record of an uplink", err)
 	}
 	return nil

@@ -429,8 +429,8 @@ func TestARecordThatIsOfNoUseIsDealtWith(t *testing.T) {
 		logged  string
 		did     []string
 	}{
-		"damaged":             {"{", ".damaged", "set aside", nil},
-		"empty":               {"", ".damaged", "set aside", nil},
+		"damaged":             {"{", ".json", "damaged", nil},
+		"empty":               {"", ".json", "damaged", nil},
 		"of an earlier epoch": {earlier + "{}", "", "earlier epoch", []string{"disown"}},
 		"of a newer version":  {newest, ".json", "newer version", nil},
 	} {

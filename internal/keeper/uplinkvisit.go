@@ -234,24 +234,6 @@ func (u *uplinks) drop(t *taken) {
 	t.due = time.Time{}
 }
 
-// setAside moves a record out of the way that cannot be read. It is read once more, in
-// case another process was repairing it.
-func (u *uplinks) setAside(t *taken) {
-	file := u.state.Uplink(t.nic)
-	_, why := file.Load()
-	if !errors.Is(why, state.ErrDamaged) {
-		t.due = now()
-		return
-	}
-	path, err := file.SetAside()
-	if err != nil {
-		u.later(t, "cannot set the record of an uplink aside", err)
-		return
-	}
-	u.trouble("an uplink's record is damaged and was set aside: the NIC stays as it is, and nobody gives it back", "nic", t.nic, "file", path, "err", why)
-	t.due = time.Time{}
-}
-
 // later has an uplink looked at again after a failure.
 func (u *uplinks) later(t *taken, what string, err error) {
 	if u.ctx.Err() != nil {

@@ -73,7 +73,9 @@ func (k *Keeper) visit(ctx context.Context, hash string, m memory) outcome {
 		k.metrics.hostGone(hash)
 		return outcome{gone: true}
 	case errors.Is(err, file.ErrDamaged):
-		return k.setAside(hash)
+		k.metrics.count(&k.metrics.damaged)
+		k.log.Error("lease record is damaged: its lease runs out unless the pod is added anew", "record", hash, "err", err)
+		return outcome{gone: true}
 	case err != nil:
 		k.failed("cannot read lease record", "record", hash, "err", err)
 		return outcome{mind: m, wake: now().Add(lookEvery)}
@@ -93,32 +95,6 @@ func (k *Keeper) visit(ctx context.Context, hash string, m memory) outcome {
 		return v.adding()
 	}
 	return v.keep()
-}
-
-// setAside moves a record out of the way that cannot be read. It is read once more
-// under its lock, in case another process was repairing it.
-func (k *Keeper) setAside(hash string) outcome {
-	retry := outcome{wake: now().Add(firstRetry)}
-	held, err := k.leases.TryLock(hash)
-	if held == nil {
-		if err != nil {
-			k.failed("cannot lock damaged lease record", "record", hash, "err", err)
-		}
-		return retry
-	}
-	defer k.unlock(held)
-	_, err = held.Load()
-	if !errors.Is(err, file.ErrDamaged) {
-		return outcome{wake: now()}
-	}
-	path, moveErr := held.SetAside()
-	if moveErr != nil {
-		k.failed("cannot set damaged lease record aside", "record", hash, "err", moveErr)
-		return retry
-	}
-	k.metrics.count(&k.metrics.damaged)
-	k.log.Error("lease record is damaged and was set aside: its lease runs out unless the pod is added anew", "file", path, "err", err)
-	return outcome{gone: true}
 }
 
 // remembered deletes a remembered lease that has ended: another client may have the address now.

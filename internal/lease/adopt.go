@@ -181,56 +181,24 @@ func HandBack(ctx context.Context, dir *Dir, nic string, give func() error) erro
 	}
 	err = give()
 	if err == nil {
-		err = HandBackLocked(held, nic)
+		err = held.Remove()
 	}
 	return errors.Join(err, held.Close())
 }
 
-// HandBackLocked is the end of HandBack for a caller that has the lock of the record, HostHash's.
-func HandBackLocked(held *Held, nic string) error {
-	if held.hash != HostHash(nic) {
-		return fmt.Errorf("hand DHCP lease of %s back: the lock is that of record %s", nic, held.hash)
-	}
-	if err := held.Remove(); err != nil {
-		return fmt.Errorf("hand DHCP lease of %s back: %w", nic, err)
-	}
-	return nil
-}
-
-// Trouble is what an operator has to know about a lease of the host's own.
-type Trouble struct {
-	NIC     string
-	Bridge  string
-	Address netip.Prefix
-	// Left is the time until the host loses the address: 0, it has; -1, it will not.
-	Left time.Duration
-	Why  string
-}
-
-// String says it in a line.
-func (t Trouble) String() string {
-	when := "ended"
-	switch {
-	case t.Left < 0:
-		when = "has no end"
-	case t.Left > 0:
-		when = "ends in " + t.Left.Round(time.Second).String()
-	}
-	return fmt.Sprintf("the host's own DHCP lease of %s, of %s and on %s now, %s: %s", t.Address, t.NIC, t.Bridge, when, t.Why)
-}
-
 // HostTrouble tells what is wrong with the host's own leases; without an entry all is
 // well. It is for CHECK and STATUS: it reads, and sends nothing.
-func HostTrouble(dir *Dir) ([]Trouble, error) {
+func HostTrouble(dir *Dir) ([]string, error) {
 	records, err := dir.hosts()
 	if err != nil || len(records) == 0 {
 		return nil, err
 	}
 	kept := dir.CheckKeeper()
-	var list []Trouble
+	var list []string
 	for _, r := range records {
 		if why := r.trouble(time.Now(), kept); why != "" {
-			list = append(list, Trouble{NIC: r.Host.NIC, Bridge: r.Bridge, Address: r.Lease.Address, Left: r.Lease.Left(time.Now()), Why: why})
+			list = append(list, fmt.Sprintf("the host's own DHCP lease of %s, of %s and on %s now, time left: %s: %s",
+				r.Lease.Address, r.Host.NIC, r.Bridge, left(r, time.Now()), why))
 		}
 	}
 	return list, nil

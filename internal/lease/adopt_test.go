@@ -189,11 +189,7 @@ func TestTheHostsTroubleIsTold(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		var text []string
-		for _, one := range list {
-			text = append(text, one.String())
-		}
-		return strings.Join(text, "\n")
+		return strings.Join(list, "\n")
 	}
 	if got := told(); got != "" {
 		t.Errorf("without a directory: %q", got)
@@ -210,7 +206,7 @@ func TestTheHostsTroubleIsTold(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := told(); !strings.Contains(got, "10.9.0.32/24, of eth0 and on br0 now, ends in ") || !strings.Contains(got, "start tombolod") {
+	if got := told(); !strings.Contains(got, "10.9.0.32/24, of eth0 and on br0 now, time left: ") || !strings.Contains(got, "start tombolod") {
 		t.Errorf("without a keeper: %q", got)
 	}
 	p := keep(t, d)
@@ -234,7 +230,7 @@ func TestTheHostsTroubleIsTold(t *testing.T) {
 			l := *r.Lease
 			l.Renew, l.Rebind, l.Expire = time.Time{}, time.Time{}, time.Time{}
 			r.State, r.Lease, r.Error = Bound, &l, "odd"
-		}, "has no end: odd"},
+		}, "for ever: odd"},
 	} {
 		changed := *r
 		tt.change(&changed)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -20,11 +19,10 @@ const DefaultDir = "/var/lib/tombolo/leases"
 
 // The names of files. No hash has a dot in it, so that none of these clash.
 const (
-	recordSuffix  = ".json"
-	lockSuffix    = ".lock"
-	damagedSuffix = recordSuffix + ".damaged"
-	tempPrefix    = ".tmp-"
-	keeperLock    = "keeper.lock"
+	recordSuffix = ".json"
+	lockSuffix   = ".lock"
+	tempPrefix   = ".tmp-"
+	keeperLock   = "keeper.lock"
 )
 
 // A Dir is a directory of records. Its methods may be called from several goroutines
@@ -131,8 +129,7 @@ func (d *Dir) Hashes() ([]string, error) {
 }
 
 // List reads all records, in the order of their hashes. A record that cannot be used comes as a
-// *RecordError each, also what was set aside earlier; only where the directory cannot
-// be read is there no answer.
+// *RecordError each; only where the directory cannot be read is there no answer.
 func (d *Dir) List() ([]*Record, []*RecordError, error) {
 	hashes, err := d.Hashes()
 	if err != nil {
@@ -150,11 +147,7 @@ func (d *Dir) List() ([]*Record, []*RecordError, error) {
 			bad = append(bad, damaged)
 		}
 	}
-	aside, err := filepath.Glob(d.path + "/*" + damagedSuffix)
-	for _, path := range aside {
-		bad = append(bad, &RecordError{Path: path, Err: fmt.Errorf("%w: set aside by the keeper", file.ErrDamaged)})
-	}
-	return found, bad, err
+	return found, bad, nil
 }
 
 // Recall gives the lease that a client had last, so that its next one can be asked

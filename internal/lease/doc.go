@@ -7,7 +7,6 @@
 //
 //	<hash>.json          one lease; <hash> is Record.Hash
 //	<hash>.lock          its lock: never replaced, and removed only under the lock
-//	<hash>.json.damaged  a record that could not be read, set aside
 //	.tmp-<hash>          a record being written, or left by a crash
 //	keeper.lock          held by the keeper while it runs, with its heartbeat
 //

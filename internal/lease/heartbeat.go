@@ -43,24 +43,8 @@ var (
 	ErrOtherKeeper = errors.New("another keeper has the lease directory")
 )
 
-// Alive says whether a keeper renews the directory's leases, and how long ago it gave
-// its last heartbeat; that is zero where none runs.
-func (d *Dir) Alive() (alive bool, since time.Duration, _ error) {
-	err := d.CheckKeeper()
-	var silent *silenceError
-	switch {
-	case err == nil:
-		return d.heartbeat()
-	case errors.As(err, &silent):
-		return false, silent.since, nil
-	case errors.Is(err, ErrNoKeeper):
-		return false, 0, nil
-	}
-	return false, 0, err
-}
-
-// CheckKeeper is Alive with the reason, for an operator: its error matches ErrNoKeeper or
-// ErrSilent, or is the system's.
+// CheckKeeper says why no keeper renews the directory's leases, for an operator, if none does: its
+// error matches ErrNoKeeper or ErrSilent, or is the system's.
 func (d *Dir) CheckKeeper() error {
 	runs, since, err := d.heartbeat()
 	switch {
@@ -69,22 +53,11 @@ func (d *Dir) CheckKeeper() error {
 	case !runs:
 		return fmt.Errorf("%w for the leases of %s: start it (systemctl start tombolod, or tombolod --leases %s)", ErrNoKeeper, d.path, d.path)
 	case since > Silence:
-		return &silenceError{dir: d.path, since: since}
+		return fmt.Errorf("%w: no heartbeat for %v from the one for %s: restart it (systemctl restart tombolod)",
+			ErrSilent, since.Round(time.Second), d.path)
 	}
 	return nil
 }
-
-type silenceError struct {
-	dir   string
-	since time.Duration
-}
-
-func (e *silenceError) Error() string {
-	return fmt.Sprintf("%v: no heartbeat for %v from the one for %s: restart it (systemctl restart tombolod)",
-		ErrSilent, e.since.Round(time.Second), e.dir)
-}
-
-func (e *silenceError) Unwrap() error { return ErrSilent }
 
 // heartbeat asks the kernel about the keeper's locks.
 func (d *Dir) heartbeat() (runs bool, since time.Duration, _ error) {

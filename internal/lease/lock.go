@@ -170,15 +170,6 @@ func (h *Held) Remember(ctx context.Context, r *Record) error {
 	return h.Remove()
 }
 
-// SetAside renames a record that cannot be read, and gives its new path.
-func (h *Held) SetAside() (string, error) {
-	path := h.dir.path + "/" + h.hash + damagedSuffix
-	if err := os.Rename(h.dir.recordPath(h.hash), path); err != nil {
-		return "", fmt.Errorf("set damaged lease record aside: %w", err)
-	}
-	return path, nil
-}
-
 // Close gives the lock up. Its file goes with the record. Closing twice does nothing.
 func (h *Held) Close() error {
 	if h.fd < 0 {

@@ -194,7 +194,7 @@ func NewToken() string { return fmt.Sprintf("%016x", rand.Uint64()) }
 // version comes back.
 var ErrVersion = state.ErrVersion
 
-// RecordError says what is wrong with one record's file; Hash is empty for one that was set aside.
+// RecordError is state.RecordError.
 type RecordError = state.RecordError
 
 // encode writes a record's file.

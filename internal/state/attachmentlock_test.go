@@ -9,8 +9,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/tombolo-cni/tombolo/internal/file"
 )
 
 func TestARunningADDHasItsRecordLocked(t *testing.T) {
@@ -200,24 +198,6 @@ func TestAbandonLeavesALaterRecordAlone(t *testing.T) {
 }
 
 // Where O_TMPFILE is not to be had, a record gets its name whole and locked as well.
-func TestARecordByATemporaryName(t *testing.T) {
-	t.Parallel()
-	d := newDir(t)
-	path := d.Path() + "/attachments/net/record"
-	temp := d.Path() + "/temp"
-	fd, err := file.Create(temp, unix.O_WRONLY|unix.O_EXCL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Close(fd)
-	if err := link(fd, temp, path); err != nil {
-		t.Fatal(err)
-	}
-	if err := link(fd, temp, path); !errors.Is(err, os.ErrExist) {
-		t.Errorf("link over a record: %v, want ErrExist", err)
-	}
-}
-
 func TestFilesOfOthersAreNotOurs(t *testing.T) {
 	t.Parallel()
 	needRoot(t)

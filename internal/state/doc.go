@@ -11,7 +11,7 @@
 //	uplinks/<nic>.json                 one NIC that was taken over, or is being
 //	uplinks/<nic>.lock                 locked by the call that works on that NIC
 //	lock                               locked by everybody, never replaced
-//	failures                           calls that failed, counted in place
+//	failures/<verb>.<code>             calls that failed, a byte for each
 //	contested.json                     what somebody undoes again and again
 //	.tmp-*                             being written, or left by a crash
 //
@@ -35,8 +35,7 @@
 //
 // # Needs
 //
-// No capability beyond write access to the directory. Linux 5.14 for
-// SO_NETNS_COOKIE and 3.15 for open file description locks; a local file
-// system (tmpfs, ext4, xfs, btrfs, overlay), since NFS does not keep flock(2) and
+// No capability beyond write access to the directory. A local file system that has
+// O_TMPFILE (tmpfs, ext4, xfs, btrfs, overlay), since NFS does not keep flock(2) and
 // fcntl(2) locks apart. /proc must be mounted.
 package state

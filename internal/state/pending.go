@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -72,53 +71,34 @@ func namesOf(a *Attachment) [3]string { return [3]string{a.Network, a.ContainerI
 // createLocked makes a record's file that appears whole and locked: an empty one, or one
 // without its lock, would be taken for what a killed ADD left.
 func (d *Dir) createLocked(path string, line []byte) (int, error) {
-	dir, temp := filepath.Dir(path), ""
-	fd, err := makeUnnamed(dir)
-	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EISDIR) {
-		// A file system without O_TMPFILE.
-		temp = fmt.Sprintf("%s/%s%016x", d.path, tempPrefix, rand.Uint64())
-		fd, err = file.Create(temp, unix.O_WRONLY|unix.O_EXCL|unix.O_APPEND)
-	}
+	fd, err := makeUnnamed(filepath.Dir(path))
 	if err != nil {
 		return -1, err
 	}
 	err = errors.Join(unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB), file.WriteAll(fd, path, line))
 	if err == nil {
-		err = link(fd, temp, path)
-	}
-	if temp != "" {
-		err = errors.Join(err, file.Remove(temp))
+		err = unix.Linkat(unix.AT_FDCWD, "/proc/self/fd/"+strconv.Itoa(fd), unix.AT_FDCWD, path, unix.AT_SYMLINK_FOLLOW)
 	}
 	if err != nil {
-		return -1, errors.Join(err, unix.Close(fd))
+		return -1, errors.Join(&os.PathError{Op: "create", Path: path, Err: err}, unix.Close(fd))
 	}
 	return fd, nil
 }
 
 // makeUnnamed opens a file that has no name yet, in a directory that may be missing.
 func makeUnnamed(dir string) (int, error) {
-	fd, err := file.OpenAny(dir, unix.O_TMPFILE|unix.O_WRONLY|unix.O_APPEND)
+	fd, err := openUnnamed(dir)
 	if !errors.Is(err, os.ErrNotExist) {
 		return fd, err
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return -1, err
 	}
-	return file.OpenAny(dir, unix.O_TMPFILE|unix.O_WRONLY|unix.O_APPEND)
+	return openUnnamed(dir)
 }
 
-// link gives a file its name, which must be free. It has a temporary one, or none.
-func link(fd int, temp, path string) error {
-	flags := 0
-	if temp == "" {
-		temp, flags = "/proc/self/fd/"+strconv.Itoa(fd), unix.AT_SYMLINK_FOLLOW
-	} else if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return err
-	}
-	if err := unix.Linkat(unix.AT_FDCWD, temp, unix.AT_FDCWD, path, flags); err != nil {
-		return &os.PathError{Op: "link", Path: path, Err: err}
-	}
-	return nil
+func openUnnamed(dir string) (int, error) {
+	return file.OpenAny(dir, unix.O_TMPFILE|unix.O_WRONLY|unix.O_APPEND)
 }
 
 // Gone says whether the record was removed since Create: by a DEL or a GC, which want the

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -20,9 +19,8 @@ const (
 	// and routes of before: some 200 bytes a route.
 	maxUplink = 16 << 20
 
-	lockSuffix    = ".lock"
-	tempSuffix    = ".tmp"
-	damagedSuffix = ".damaged"
+	lockSuffix = ".lock"
+	tempSuffix = ".tmp"
 )
 
 // An UplinkFile keeps the record of one takeover, which package uplink writes and
@@ -130,20 +128,6 @@ func (f *UplinkFile) Remove() error {
 		return fmt.Errorf("remove record of uplink: %w", err)
 	}
 	return nil
-}
-
-// SetAside renames a record that cannot be used, for an operator to look at, and
-// returns its new path. Nothing reads it again; the next one replaces it.
-func (f *UplinkFile) SetAside() (string, error) {
-	from, err := f.path(suffix)
-	if err != nil {
-		return "", fmt.Errorf("set record of uplink aside: %w", err)
-	}
-	to := from + damagedSuffix
-	if err := os.Rename(from, to); err != nil {
-		return "", fmt.Errorf("set record of uplink aside: %w", err)
-	}
-	return to, nil
 }
 
 // path is that of a file of the NIC's, whose name ends in suffix.

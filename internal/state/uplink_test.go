@@ -92,11 +92,10 @@ func TestNamesThatNoNICHasAreRefused(t *testing.T) {
 	for _, nic := range []string{"", ".", "..", "../x", "a/b", "eth0:1", "eth%d", "a b", "a\n", "\x00", "sixteen-bytes-ok"} {
 		f := d.Uplink(nic)
 		_, loadErr := f.Load()
-		_, asideErr := f.SetAside()
 		_, lockErr := d.LockUplink(t.Context(), nic)
 		_, tryErr := d.TryLockUplink(nic)
 		for what, err := range map[string]error{
-			"Save": f.Save([]byte("{}")), "Load": loadErr, "Remove": f.Remove(), "SetAside": asideErr,
+			"Save": f.Save([]byte("{}")), "Load": loadErr, "Remove": f.Remove(),
 			"LockUplink": lockErr, "TryLockUplink": tryErr,
 		} {
 			if !errors.Is(err, ErrName) {
@@ -140,31 +139,6 @@ func TestAnUplinksDamagedRecordIsNamed(t *testing.T) {
 	}
 	if _, err := d.Uplink("eth0").Load(); !errors.Is(err, ErrDamaged) {
 		t.Errorf("a directory in its place: %v", err)
-	}
-}
-
-func TestADamagedUplinkIsSetAsideByWhoeverOwnsIt(t *testing.T) {
-	t.Parallel()
-	d := newDir(t)
-	if _, err := d.Uplink("eth0").SetAside(); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("of none: %v", err)
-	}
-	writeFile(t, uplinkPath(d, "eth0"), "{")
-	// Neither reading nor listing does it.
-	for range 2 {
-		if _, err := d.Uplink("eth0").Load(); !errors.Is(err, ErrDamaged) {
-			t.Fatal(err)
-		}
-	}
-	aside, err := d.Uplink("eth0").SetAside()
-	if err != nil || mustRead(t, aside) != "{" {
-		t.Errorf("SetAside = %s, %v", aside, err)
-	}
-	if _, err := d.Uplink("eth0").Load(); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("afterwards: %v", err)
-	}
-	if nics, err := d.Uplinks(); len(nics) > 0 || err != nil {
-		t.Errorf("afterwards listed: %v, %v", nics, err)
 	}
 }
 

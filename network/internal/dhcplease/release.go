@@ -49,8 +49,7 @@ func Release(ctx context.Context, links *bridge.Conn, path, hash string, warn fu
 		return nil
 	case errors.As(err, &damaged):
 		warn(err.Error())
-		_, err := held.SetAside()
-		return err
+		return held.Remove()
 	case err != nil:
 		return fail.State(err)
 	}

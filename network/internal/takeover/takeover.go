@@ -262,7 +262,7 @@ func (n *Node) disown(nic string, give func() error) error {
 	if held == nil {
 		return nil
 	}
-	return lease.HandBackLocked(held, nic)
+	return held.Remove()
 }
 
 // lockLease gives the lock of the lease that the host has by the NIC; nil where none is on record.
@@ -291,14 +291,10 @@ func leaseTrouble(leaseDir string) []string {
 		return nil
 	}
 	found, err := lease.HostTrouble(dir)
-	var list []string
-	for _, t := range found {
-		list = append(list, t.String())
-	}
 	if err != nil {
-		list = append(list, err.Error())
+		return []string{err.Error()}
 	}
-	return list
+	return found
 }
 
 // Mend puts right what somebody undid of a takeover that is on record.

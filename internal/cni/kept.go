@@ -43,8 +43,9 @@ func (c *call) carriers(conf *NetConf) (carriers, error) {
 	if c.verb == "DEL" {
 		return c.carriersOfDEL(conf, dir, hash), nil
 	}
-	ours, err := dir.HasAttachment(c.network, hash)
-	return carriers{ours: ours, kept: !ours}, err
+	_, err = dir.Load(c.network, hash)
+	ours := !errors.Is(err, fs.ErrNotExist) // a damaged record is ours
+	return carriers{ours: ours, kept: !ours}, nil
 }
 
 // carriersOfDEL leave nothing of either: the names may have changed over since the ADD, one by one. What

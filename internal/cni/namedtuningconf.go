@@ -225,7 +225,7 @@ func (f *tuningConf) backup(c *call) string {
 // save writes the file whole, and through no link.
 func (a attributes) save(path string) error {
 	data, _ := json.MarshalIndent(a, "", " ")
-	return file.Replace(path+".new", unix.O_TRUNC, path, data)
+	return file.Replace(path+".new", path, data)
 }
 
 // loadAttributes reads the file; nil where there is none, or none that can be read.

@@ -134,17 +134,15 @@ func WriteAll(fd int, path string, data []byte) error {
 	return nil
 }
 
-// Replace puts a file in place whole, by way of temp, which is opened with these flags
-// besides and gone afterwards. Readers see the old file or the new one.
-func Replace(temp string, flags int, path string, data []byte) error {
-	return replace(temp, flags, path, data, func(int) error { return nil })
+// Replace puts a file in place whole, by way of temp, which is written over and gone afterwards.
+// Readers see the old file or the new one.
+func Replace(temp, path string, data []byte) error {
+	return replace(temp, path, data, func(int) error { return nil })
 }
 
 // ReplaceDurably is Replace that returns once the file's content and name are on the disk.
 func ReplaceDurably(temp, path string, data []byte) error {
-	err := replace(temp, unix.O_TRUNC, path, data, func(fd int) error {
-		return pathError("sync", temp, unix.Fsync(fd))
-	})
+	err := replace(temp, path, data, func(fd int) error { return pathError("sync", temp, unix.Fsync(fd)) })
 	if err != nil {
 		return err
 	}
@@ -157,35 +155,29 @@ func ReplaceDurably(temp, path string, data []byte) error {
 	return pathError("sync", dir, unix.Fsync(fd))
 }
 
-func replace(temp string, flags int, path string, data []byte, adjust func(fd int) error) error {
-	fd, err := Create(temp, unix.O_WRONLY|flags)
+func replace(temp, path string, data []byte, sync func(fd int) error) error {
+	fd, err := Create(temp, unix.O_WRONLY|unix.O_TRUNC)
 	if err != nil {
 		return err
 	}
 	if err = WriteAll(fd, temp, data); err == nil {
-		err = adjust(fd)
+		err = sync(fd)
 	}
 	// Some file systems say only at the close that there was no room.
 	err = errors.Join(err, pathError("close", temp, unix.Close(fd)))
 	if err == nil {
-		err = rename(temp, path)
+		err = os.Rename(temp, path)
+	}
+	if errors.Is(err, os.ErrNotExist) {
+		// The directory of the new name is missing.
+		if err = os.MkdirAll(filepath.Dir(path), 0o700); err == nil {
+			err = os.Rename(temp, path)
+		}
 	}
 	if err != nil {
 		return errors.Join(err, Remove(temp))
 	}
 	return nil
-}
-
-// rename renames, making the directory of the new name when it is missing.
-func rename(from, to string) error {
-	err := os.Rename(from, to)
-	if !errors.Is(err, os.ErrNotExist) {
-		return err
-	}
-	if err := os.MkdirAll(filepath.Dir(to), 0o700); err != nil {
-		return err
-	}
-	return os.Rename(from, to)
 }
 
 // Remove unlinks a file; that it is gone already is success.

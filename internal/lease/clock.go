@@ -1,10 +1,10 @@
 package lease
 
 import (
-	"fmt"
 	"sync"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/internal/state"
 	"golang.org/x/sys/unix"
 )
 
@@ -16,20 +16,8 @@ func kernelClock() Clock {
 	id := sync.OnceValues(Boot)
 	return func() (string, time.Duration, error) {
 		boot, err := id()
-		if err != nil {
-			return "", 0, err
-		}
-		up, err := since(unix.CLOCK_BOOTTIME)
-		return boot, up, err
+		return boot, state.Since(unix.CLOCK_BOOTTIME), err
 	}
-}
-
-func since(clock int32) (time.Duration, error) {
-	var ts unix.Timespec
-	if err := unix.ClockGettime(clock, &ts); err != nil {
-		return 0, fmt.Errorf("read clock %d: %w", clock, err)
-	}
-	return time.Duration(ts.Nano()), nil
 }
 
 // A lease's times are on disk by the wall clock, with the time at which the machine booted by that

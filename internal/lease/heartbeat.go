@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/file"
+	"github.com/tombolo-cni/tombolo/internal/state"
 )
 
 // The keeper's lock and heartbeat are open file description locks on one file, so that
@@ -83,11 +84,7 @@ func (d *Dir) heartbeat() (runs bool, since time.Duration, _ error) {
 	if beats.Type == unix.F_UNLCK {
 		return true, 0, nil // it has only just begun
 	}
-	now, err := uptime()
-	if err != nil {
-		return false, 0, err
-	}
-	return true, max(now-time.Duration(beats.Start-beatsAt)*time.Millisecond, 0), nil
+	return true, max(uptime()-time.Duration(beats.Start-beatsAt)*time.Millisecond, 0), nil
 }
 
 // Heartbeat is the keeper's hold on a directory.
@@ -128,11 +125,7 @@ func (p *Heartbeat) Beat() error {
 	if err := unix.Fstat(p.fd, &st); err != nil || st.Nlink == 0 {
 		return fmt.Errorf("keeper's heartbeat: %s/%s was removed: %w", p.dir.path, keeperLock, os.ErrNotExist)
 	}
-	now, err := uptime()
-	if err != nil {
-		return err
-	}
-	return p.beatAt(now)
+	return p.beatAt(uptime())
 }
 
 func (p *Heartbeat) beatAt(now time.Duration) error {
@@ -172,4 +165,4 @@ func span(start, length int64) unix.Flock_t {
 
 // uptime is CLOCK_MONOTONIC. Time that the machine sleeps does not count: no keeper
 // could give a heartbeat then.
-func uptime() (time.Duration, error) { return since(unix.CLOCK_MONOTONIC) }
+func uptime() time.Duration { return state.Since(unix.CLOCK_MONOTONIC) }

@@ -138,7 +138,7 @@ func (h *Held) put(r *Record) error {
 	}
 	temp, path := h.dir.tempPath(h.hash), h.dir.recordPath(h.hash)
 	if r.State == Adding {
-		return file.Replace(temp, unix.O_TRUNC, path, data)
+		return file.Replace(temp, path, data)
 	}
 	lockorder.Slow("the disk")
 	return file.ReplaceDurably(temp, path, data)

@@ -237,19 +237,6 @@ func loadAttachment(path, network, hash string) (*Attachment, error) {
 	return a, nil
 }
 
-// HasAttachment says whether there is a record of an attachment, whatever is in it. It needs no lock.
-func (d *Dir) HasAttachment(network, hash string) (bool, error) {
-	path, err := d.attachmentPath(network, hash)
-	if err != nil {
-		return false, err
-	}
-	_, err = os.Lstat(path)
-	if errors.Is(err, os.ErrNotExist) {
-		return false, nil
-	}
-	return err == nil, err
-}
-
 // Written is when an attachment's record was written last.
 func (d *Dir) Written(network, hash string) (time.Time, error) {
 	path, err := d.attachmentPath(network, hash)

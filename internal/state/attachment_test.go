@@ -147,25 +147,6 @@ func TestCommitLeavesALaterRecordOfTheSameNameAlone(t *testing.T) {
 	}
 }
 
-func TestCommitHappensOnceAndForItsOwnRecord(t *testing.T) {
-	t.Parallel()
-	d := newDir(t)
-	a := sample("c1")
-	p := pending(t, d, a)
-	if err := p.Commit(sample("c2")); err == nil {
-		t.Error("Commit of another attachment succeeds")
-	}
-	if err := p.Commit(a); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("Commit after a Commit that failed: %v, want os.ErrClosed", err)
-	}
-	if err := p.Close(); err != nil {
-		t.Errorf("Close after Commit: %v", err)
-	}
-	if got, err := d.Load("cbr0", a.Hash()); err != nil || got.State != Adding {
-		t.Errorf("Load = %+v, %v, want it Adding", got, err)
-	}
-}
-
 func TestRecordsTooLargeToReadAreNotWritten(t *testing.T) {
 	t.Parallel()
 	d := newDir(t)

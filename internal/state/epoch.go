@@ -19,11 +19,6 @@ type Epoch struct {
 	Boot    string `json:"boot"` // the kernel's boot id
 	ID      string `json:"id"`   // random, so that no two epochs are taken for one
 
-	// Started is when it began: when pid 1 started, by the clock as it
-	// was when the epoch was made. A clock that jumps later makes it wrong, so
-	// compare tokens where that is possible.
-	Started time.Time `json:"started,omitzero"`
-
 	// Init is when pid 1 started, by CLOCK_BOOTTIME.
 	Init time.Duration `json:"init,omitempty"`
 
@@ -117,10 +112,6 @@ func (d *Dir) newEpoch() (Epoch, error) {
 	if err != nil {
 		return Epoch{}, err
 	}
-	uptime, err := d.sources.uptime()
-	if err != nil {
-		return Epoch{}, err
-	}
 	cookie, err := d.sources.netns()
 	if err != nil {
 		return Epoch{}, err
@@ -129,22 +120,13 @@ func (d *Dir) newEpoch() (Epoch, error) {
 		Version: version,
 		Boot:    boot,
 		ID:      fmt.Sprintf("%016x%016x", rand.Uint64(), rand.Uint64()),
-		Started: d.sources.now().Add(start - uptime).UTC().Truncate(time.Millisecond),
 		Init:    max(start, time.Millisecond),
-		Made:    uptime,
+		Made:    d.sources.uptime(),
 		NetNS:   cookie,
 	}, nil
 }
 
-// Begun is when a life began, by the clock as it is now. Started is by the clock of the
-// epoch's first moment, which may have been behind.
+// Begun is when an epoch began: when pid 1 started, by the clock as it is now.
 func (d *Dir) Begun(e Epoch) time.Time {
-	if e.Init == 0 {
-		return e.Started
-	}
-	uptime, err := d.sources.uptime()
-	if err != nil {
-		return e.Started
-	}
-	return d.sources.now().Add(e.Init - uptime).UTC()
+	return d.sources.now().Add(e.Init - d.sources.uptime()).UTC()
 }

@@ -6,8 +6,6 @@ import (
 	"math/rand/v2"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/tombolo-cni/tombolo/internal/file"
 )
 
@@ -20,7 +18,7 @@ func readFile(path string) ([]byte, error) { return file.Read(path, file.MaxReco
 // state directory and rename(2). Readers see the old or the new one.
 func (d *Dir) replaceFile(path string, data []byte) error {
 	temp := fmt.Sprintf("%s/%s%016x", d.path, tempPrefix, rand.Uint64())
-	return file.Replace(temp, unix.O_EXCL, path, data)
+	return file.Replace(temp, path, data)
 }
 
 // Clean removes the temporary files that crashes have left. It needs the

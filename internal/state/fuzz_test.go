@@ -58,7 +58,7 @@ func FuzzDecodeNetwork(f *testing.F) {
 }
 
 func FuzzDecodeEpoch(f *testing.F) {
-	epoch := Epoch{Boot: "b", ID: "i", Started: time.Unix(1, 0), Made: time.Hour, NetNS: 1}
+	epoch := Epoch{Boot: "b", ID: "i", Init: 1, Made: time.Hour, NetNS: 1}
 	f.Add(lineOf(f, &epoch))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		e, err := decodeEpoch(data)

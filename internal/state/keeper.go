@@ -46,7 +46,7 @@ func (d *Dir) SetContested(f *Contested) error {
 
 // tell replaces a file that one process alone writes. Clean may run meanwhile, so it has a temporary
 // name of its own.
-func tell(path string, data []byte) error { return file.Replace(path+".new", unix.O_TRUNC, path, data) }
+func tell(path string, data []byte) error { return file.Replace(path+".new", path, data) }
 
 // Contested reads what SetContested wrote, nil if there is nothing.
 func (d *Dir) Contested() (*Contested, error) {

@@ -59,7 +59,7 @@ func (n *node) sources() sources {
 		bootIDPath: n.dir + "/boot_id",
 		initPath:   n.dir + "/stat",
 		now:        func() time.Time { return time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC) },
-		uptime:     func() (time.Duration, error) { return n.uptime, nil },
+		uptime:     func() time.Duration { return n.uptime },
 		netns:      func() (uint64, error) { return n.cookie, nil },
 	}
 }

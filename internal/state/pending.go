@@ -23,9 +23,8 @@ import (
 type Pending struct {
 	fd    int
 	path  string
-	names [3]string // of the attachment: network, container, interface
-	size  int64     // of what Create wrote, in bytes
-	lost  bool      // Commit found it removed
+	size  int64 // of what Create wrote, in bytes
+	lost  bool  // Commit found it removed
 	order *lockorder.Held
 }
 
@@ -63,10 +62,8 @@ func (d *Dir) create(a *Attachment) (*Pending, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Pending{fd: fd, path: path, names: namesOf(a), size: int64(len(line)), order: lockorder.Tried(lockorder.Attachment)}, nil
+	return &Pending{fd: fd, path: path, size: int64(len(line)), order: lockorder.Tried(lockorder.Attachment)}, nil
 }
-
-func namesOf(a *Attachment) [3]string { return [3]string{a.Network, a.ContainerID, a.IfName} }
 
 // createLocked makes a record's file that appears whole and locked: an empty one, or one
 // without its lock, would be taken for what a killed ADD left.
@@ -146,9 +143,6 @@ func (p *Pending) commit(a *Attachment) error {
 	}
 	if err := a.check(); err != nil {
 		return err
-	}
-	if namesOf(a) != p.names {
-		return fmt.Errorf("%s is the record of another attachment than %s", p.path, a.Hash())
 	}
 	a.State = Ready
 	line, err := encodeAttachment(a)

@@ -22,7 +22,7 @@ type sources struct {
 	bootIDPath string
 	initPath   string                          // stat of pid 1
 	now        func() time.Time                // CLOCK_REALTIME
-	uptime     func() (time.Duration, error)   // CLOCK_BOOTTIME
+	uptime     func() time.Duration            // CLOCK_BOOTTIME
 	netns      func() (cookie uint64, _ error) // of the calling thread's network namespace
 }
 
@@ -90,12 +90,13 @@ func parseStart(stat []byte) (time.Duration, error) {
 }
 
 // uptime is CLOCK_BOOTTIME, which counts suspended time too, as starttime does.
-func uptime() (time.Duration, error) {
+func uptime() time.Duration { return Since(unix.CLOCK_BOOTTIME) }
+
+// Since is how long ago the zero of a clock of the kernel's was.
+func Since(clock int32) time.Duration {
 	var ts unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
-		return 0, fmt.Errorf("read the boot clock: %w", err)
-	}
-	return time.Duration(ts.Nano()), nil
+	_ = unix.ClockGettime(clock, &ts) // the clocks that we ask for are always there
+	return time.Duration(ts.Nano())
 }
 
 // netnsCookie asks any socket for its namespace's SO_NETNS_COOKIE (Linux 5.14).

@@ -8,8 +8,6 @@ import (
 	"fmt"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/tombolo-cni/tombolo/internal/file"
 	"github.com/tombolo-cni/tombolo/internal/lockorder"
 )
@@ -69,7 +67,7 @@ func (f *UplinkFile) save(record []byte) error {
 	}
 	// In the same directory: Clean takes the others away, under another lock. One that
 	// a crash has left is written over.
-	return file.Replace(path+tempSuffix, unix.O_TRUNC, path, data)
+	return file.Replace(path+tempSuffix, path, data)
 }
 
 // Load reads the record. A missing one matches os.ErrNotExist, and one of an earlier

@@ -76,9 +76,6 @@ func readFrom(fd int, path string, limit int) ([]byte, error) {
 // end of a FIFO, nor takes one for a file.
 func Open(path string, flags int) (int, error) {
 	fd, err := OpenAny(path, flags)
-	if errors.Is(err, unix.ELOOP) {
-		err = pathError("open", path, fmt.Errorf("%w: %w", ErrDamaged, unix.ELOOP))
-	}
 	if err != nil {
 		return -1, err
 	}
@@ -86,6 +83,8 @@ func Open(path string, flags int) (int, error) {
 	err = unix.Fstat(fd, &st)
 	switch {
 	case err != nil:
+	case st.Mode&unix.S_IFMT == unix.S_IFDIR:
+		err = unix.EISDIR
 	case st.Mode&unix.S_IFMT != unix.S_IFREG:
 		err = fmt.Errorf("%w: it is not a regular file", ErrDamaged)
 	case st.Uid != 0 && int(st.Uid) != os.Geteuid():

@@ -137,7 +137,7 @@ func TestLoadTellsWhatIsWrong(t *testing.T) {
 		{"too large", write(append(bytes.Repeat([]byte(" "), file.MaxRecord), line...)), file.ErrDamaged},
 		{"a symbolic link", func(path string) error { return os.Symlink("/etc/passwd", path) }, unix.ELOOP},
 		{"a FIFO", func(path string) error { return unix.Mkfifo(path, 0o600) }, file.ErrDamaged},
-		{"a directory", func(path string) error { return os.Mkdir(path, 0o700) }, file.ErrDamaged},
+		{"a directory", func(path string) error { return os.Mkdir(path, 0o700) }, unix.EISDIR},
 		{"whole", write(line), nil},
 		{"whole, with unknown members", write(bytes.Replace(line, []byte(`{`), []byte(`{"colour":"red",`), 1)), nil},
 	} {

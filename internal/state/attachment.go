@@ -215,7 +215,12 @@ func (d *Dir) Load(network, hash string) (*Attachment, error) {
 	}
 	a, err := loadAttachment(path, network, hash)
 	if err != nil {
-		return nil, fmt.Errorf("load attachment: %w", (&RecordError{Path: path, Network: network, Hash: hash}).Wrap(err))
+		bad := &RecordError{Path: path, Network: network, Hash: hash}
+		err = bad.Wrap(err)
+		if errors.Is(err, unix.EISDIR) || errors.Is(err, unix.ELOOP) {
+			bad.Err = fmt.Errorf("%w: %w", ErrDamaged, bad.Err)
+		}
+		return nil, fmt.Errorf("load attachment: %w", err)
 	}
 	return a, nil
 }

@@ -220,7 +220,7 @@ func rubbish(t testing.TB) map[string]struct {
 		"host-local's":   {write("c1\r\neth0"), ErrDamaged},
 		"another's JSON": {write(`{"cniVersion":"1.1.0"}` + "\n"), ErrDamaged},
 		"newer":          {write(`{"version":2,"state":["new"]}` + "\n"), ErrVersion},
-		"directory":      {func(path string) error { return os.Mkdir(path, 0o700) }, ErrDamaged},
+		"directory":      {func(path string) error { return os.Mkdir(path, 0o700) }, syscall.EISDIR},
 		"FIFO":           {func(path string) error { return unix.Mkfifo(path, 0o600) }, ErrDamaged},
 		"symbolic link":  {func(path string) error { return os.Symlink("/dev/zero", path) }, syscall.ELOOP},
 	}

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 const sampleUplink = `{"version":1,"nic":"eth0","bridge":"br0","state":"taken"}`
@@ -137,7 +139,7 @@ func TestAnUplinksDamagedRecordIsNamed(t *testing.T) {
 	if err := os.Mkdir(path, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := d.Uplink("eth0").Load(); !errors.Is(err, ErrDamaged) {
+	if _, err := d.Uplink("eth0").Load(); !errors.Is(err, unix.EISDIR) {
 		t.Errorf("a directory in its place: %v", err)
 	}
 }

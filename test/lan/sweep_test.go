@@ -181,13 +181,13 @@ func newLeasing(t *testing.T) *leasing {
 func (s *leasing) snapshot() nstest.Snapshot {
 	s.Helper()
 	all := nstest.Snap(s, s.host.ns, s.state, func(name string) bool {
-		return filepath.Base(name) == "lock" || name == "failures" || strings.HasPrefix(name, "networks/") || strings.HasPrefix(name, "uplinks/")
+		return filepath.Base(name) == "lock" || strings.HasPrefix(name, "networks/") || strings.HasPrefix(name, "uplinks/")
 	})
 	// A file that was about to replace another when the kill came is for GC to delete, and calls
 	// that fail are counted.
 	return slices.DeleteFunc(all, func(line string) bool {
 		name, isFile := strings.CutPrefix(line, "file ")
-		return isFile && (name == "failures" || strings.HasPrefix(filepath.Base(strings.Fields(name)[0]), ".tmp-"))
+		return isFile && (strings.HasPrefix(name, "failures/") || strings.HasPrefix(filepath.Base(strings.Fields(name)[0]), ".tmp-"))
 	})
 }
 

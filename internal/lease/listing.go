@@ -1,6 +1,7 @@
 package lease
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -82,49 +83,35 @@ func WriteJSON(w io.Writer, records []*Record, now time.Time) error {
 func WriteTable(w io.Writer, records []*Record, now time.Time) error {
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(t, "NETWORK\tPOD\tINTERFACE\tADDRESS\tMAC\tSERVER\tSTATE\tLEFT")
+	troubles := ""
 	for _, r := range records {
 		e := EntryOf(r, now)
-		pod := podOf(r)
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n",
-			e.Network, pod, e.IfName, orDash(e.Address.IsValid(), e.Address), e.MAC, orDash(e.Server.IsValid(), e.Server), e.State, left(r, now))
-		if r.Six != nil && !r.Six.Stateless {
-			state, ends := Bound, "-"
-			if r.Six.Lease == nil {
-				state = Adding
-			} else {
-				ends = leftOf(r.Six.Lease, now)
+		pod := cmp.Or(r.Pod, r.ContainerID)
+		row := func(address, server string, state State, left string) {
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", e.Network, pod, e.IfName, address, e.MAC, server, state, left)
+		}
+		row(orDash(e.Address.IsValid(), e.Address), orDash(e.Server.IsValid(), e.Server), e.State, left(r, now))
+		switch {
+		case r.Six == nil || r.Six.Stateless:
+		case r.Six.Lease == nil:
+			row("-", "-", Adding, "-")
+		default:
+			row(e.IPv6.String(), "-", Bound, leftOf(r.Six.Lease, now))
+		}
+		for _, trouble := range []string{e.Error, e.ErrorIPv6} {
+			if trouble != "" {
+				troubles += fmt.Sprintf("%s %s: %s\n", pod, r.IfName, trouble)
 			}
-			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", e.Network, pod, e.IfName, orDash(e.IPv6.IsValid(), e.IPv6), e.MAC, "-", state, ends)
 		}
 	}
-	if err := t.Flush(); err != nil {
+	err := t.Flush()
+	if err == nil && troubles != "" {
+		_, err = fmt.Fprint(w, "\n", troubles)
+	}
+	if err != nil {
 		return fmt.Errorf("write leases: %w", err)
 	}
-	gap := "\n"
-	for _, r := range records {
-		troubles := []string{r.Error}
-		if r.Six != nil {
-			troubles = append(troubles, r.Six.Error)
-		}
-		for _, trouble := range troubles {
-			if trouble == "" {
-				continue
-			}
-			if _, err := fmt.Fprintf(w, "%s%s %s: %s\n", gap, podOf(r), r.IfName, trouble); err != nil {
-				return fmt.Errorf("write leases: %w", err)
-			}
-			gap = ""
-		}
-	}
 	return nil
-}
-
-// podOf names a record's pod, as well as its runtime let us know.
-func podOf(r *Record) string {
-	if r.Pod != "" {
-		return r.Pod
-	}
-	return r.ContainerID
 }
 
 func orDash(valid bool, v fmt.Stringer) string {

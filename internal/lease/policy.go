@@ -1,8 +1,6 @@
 package lease
 
 import (
-	"fmt"
-	"math"
 	"net/netip"
 	"slices"
 
@@ -97,39 +95,3 @@ func (a Applied) Without(b Applied) Applied {
 
 // Empty says that there is no address and no route.
 func (a Applied) Empty() bool { return len(a.Addresses) == 0 && len(a.Routes) == 0 }
-
-func (a *Applied) check() error {
-	for _, p := range a.Addresses {
-		if err := checkAddress(p); err != nil {
-			return fmt.Errorf("applied: %w", err)
-		}
-	}
-	for _, r := range a.Routes {
-		if err := checkRoute(r); err != nil {
-			return fmt.Errorf("applied: %w", err)
-		}
-	}
-	return checkMTU(a.MTU)
-}
-
-func (p *Policy) check() error {
-	if p.Gateway.IsValid() && !p.Gateway.Is4() {
-		return fmt.Errorf("policy: gateway %s: want IPv4", p.Gateway)
-	}
-	if p.Priority < 0 || p.Priority > math.MaxUint32 {
-		return fmt.Errorf("policy: priority %d: want 0 to %d", p.Priority, uint32(math.MaxUint32))
-	}
-	for _, r := range p.Routes {
-		if err := checkRoute(r); err != nil {
-			return fmt.Errorf("policy: %w", err)
-		}
-	}
-	return checkMTU(p.MTU)
-}
-
-func checkMTU(mtu int) error {
-	if mtu < 0 || mtu > 1<<16 {
-		return fmt.Errorf("MTU %d: want 0 to %d", mtu, 1<<16)
-	}
-	return nil
-}

@@ -244,50 +244,14 @@ func (r *Record) check() error {
 		errs = append(errs, errors.New("it is sticky and has no client identifier"))
 	}
 	if r.Lease != nil {
-		errs = append(errs, r.checkLease())
+		errs = append(errs, r.Lease.Validate())
 	}
-	errs = append(errs, r.Client.check(), r.Applied.check(), r.Policy.check(), r.Six.check(), r.Host.check(r))
+	// The finer points are checked when the client is made.
+	if _, err := dhcpc.NewMachine(r.Client.Config(nil)); err != nil {
+		errs = append(errs, fmt.Errorf("client: %w", err))
+	}
+	errs = append(errs, r.Six.check(), r.Host.check(r))
 	return errors.Join(errs...)
-}
-
-func (r *Record) checkLease() error {
-	if err := r.Lease.Validate(); err != nil {
-		return err
-	}
-	for _, route := range r.Lease.Routes {
-		if err := checkRoute(route); err != nil {
-			return fmt.Errorf("lease: %w", err)
-		}
-	}
-	return nil
-}
-
-// check leaves the finer points to dhcpc, which checks them when the client is made.
-func (c *Client) check() error {
-	if _, err := dhcpc.NewMachine(c.Config(nil)); err != nil {
-		return fmt.Errorf("client: %w", err)
-	}
-	for _, code := range c.Request {
-		if code < 0 || code > 255 {
-			return fmt.Errorf("client: it requests option %d", code)
-		}
-	}
-	return nil
-}
-
-func checkRoute(r dhcpc.Route) error {
-	if !r.Dst.IsValid() || !r.Dst.Addr().Is4() || r.Via.IsValid() && !r.Via.Is4() {
-		return fmt.Errorf("route %s: want IPv4", r)
-	}
-	return nil
-}
-
-// checkAddress accepts what a host may have.
-func checkAddress(p netip.Prefix) error {
-	if !p.IsValid() || !p.Addr().Is4() {
-		return fmt.Errorf("address %s: want IPv4", p)
-	}
-	return nil
 }
 
 // VLAN is the one of its bridge that the pod is in; 0 is none.

@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"sync"
 )
 
@@ -43,7 +44,7 @@ const (
 func (r Rank) String() string {
 	names := [...]string{Attachment: "attachment", Lease: "lease", Remembered: "remembered lease", State: "state", Reservations: "reservations", Uplink: "uplink"}
 	if r <= 0 || int(r) >= len(names) {
-		return fmt.Sprintf("rank %d", int(r))
+		return "?"
 	}
 	return names[r]
 }
@@ -100,14 +101,7 @@ func (h *Held) Release() {
 	}
 	table.Lock()
 	defer table.Unlock()
-	list := table.held[h.who]
-	for i, other := range list {
-		if other == h {
-			list = append(list[:i:i], list[i+1:]...)
-			break
-		}
-	}
-	if table.held[h.who] = list; len(list) == 0 {
+	if table.held[h.who] = slices.DeleteFunc(table.held[h.who], func(other *Held) bool { return other == h }); len(table.held[h.who]) == 0 {
 		delete(table.held, h.who)
 	}
 }

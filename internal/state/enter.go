@@ -5,10 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
-	"strings"
-
-	"github.com/tombolo-cni/tombolo/internal/file"
 )
 
 // EpochStart is what Enter tells its caller when it begins an epoch.
@@ -20,8 +16,9 @@ type EpochStart struct {
 	// records and reservations are lost.
 	Previous *Epoch
 
-	// Stale are the attachments of earlier epochs. Their records are removed
-	// when the callback has succeeded.
+	// Stale are the attachments of the previous epoch. Their records are removed
+	// when the callback has succeeded. Where no epoch was recorded, all records stay: of pods that are
+	// gone, GC knows.
 	Stale []*Attachment
 }
 
@@ -82,16 +79,20 @@ func (d *Dir) beginEpoch(old Epoch, found error, begin func(EpochStart) error) (
 	start := EpochStart{Epoch: epoch}
 	if errors.Is(found, ErrStale) {
 		start.Previous = &old
-	}
-	if start.Stale, err = d.staleAttachments(start); err != nil {
-		return Epoch{}, fmt.Errorf("begin epoch: %w", err)
+		if start.Stale, err = d.allAttachments(); err != nil {
+			return Epoch{}, fmt.Errorf("begin epoch: %w", err)
+		}
 	}
 	if begin != nil {
 		if err := begin(start); err != nil {
 			return Epoch{}, fmt.Errorf("begin epoch: %w", err)
 		}
 	}
-	if err := d.dropStale(start); err != nil {
+	err = d.dropStaleUplinks()
+	if start.Previous != nil {
+		err = errors.Join(err, os.RemoveAll(d.attachmentsPath()), os.RemoveAll(d.networksPath()))
+	}
+	if err != nil {
 		return Epoch{}, fmt.Errorf("begin epoch: drop records of earlier epochs: %w", err)
 	}
 	// From here on others take the directory for those of this epoch.
@@ -101,20 +102,9 @@ func (d *Dir) beginEpoch(old Epoch, found error, begin func(EpochStart) error) (
 	return epoch, nil
 }
 
-// isStale tells whether a record with this token is of an earlier epoch. With an
-// epoch known to be over every record is. Without, only another boot proves it: a
-// record of this boot may belong to a pod that runs.
-func (start *EpochStart) isStale(token string) bool {
-	if start.Previous != nil {
-		return true
-	}
-	boot, _, ok := strings.Cut(token, tokenSeparator)
-	return ok && boot != start.Epoch.Boot
-}
-
-// staleAttachments collects the attachments of earlier epochs. Damaged records
-// tell nothing, and are left out.
-func (d *Dir) staleAttachments(start EpochStart) ([]*Attachment, error) {
+// allAttachments collects the attachments that are on record. Damaged records tell nothing, and are
+// left out.
+func (d *Dir) allAttachments() ([]*Attachment, error) {
 	networks, err := d.Networks()
 	if err != nil {
 		return nil, err
@@ -127,26 +117,5 @@ func (d *Dir) staleAttachments(start EpochStart) ([]*Attachment, error) {
 		}
 		all = append(all, attachments...)
 	}
-	return slices.DeleteFunc(all, func(a *Attachment) bool { return !start.isStale(a.Epoch) }), nil
-}
-
-// dropStale removes the records of earlier epochs: everything, damaged or not, when
-// an epoch is known to be over, else those whose token says so.
-func (d *Dir) dropStale(start EpochStart) error {
-	errs := []error{d.dropStaleUplinks()}
-	if start.Previous != nil {
-		return errors.Join(append(errs, os.RemoveAll(d.attachmentsPath()), os.RemoveAll(d.networksPath()))...)
-	}
-	for _, a := range start.Stale {
-		errs = append(errs, d.Remove(a.Network, a.Hash()))
-	}
-	networks, _, err := d.ListNetworks()
-	errs = append(errs, err)
-	for _, n := range networks {
-		if start.isStale(n.Epoch) {
-			path, err := d.networkPath(n.Name)
-			errs = append(errs, err, file.Remove(path))
-		}
-	}
-	return errors.Join(errs...)
+	return all, nil
 }

@@ -30,10 +30,7 @@ type Epoch struct {
 }
 
 // Token names the epoch, to be kept beside what belongs to it.
-func (e Epoch) Token() string { return e.Boot + tokenSeparator + e.ID }
-
-// tokenSeparator stands between the boot id and the random id of a token.
-const tokenSeparator = "/"
+func (e Epoch) Token() string { return e.Boot + "/" + e.ID }
 
 // Epoch reads the epoch and makes nothing. If there is none the error matches
 // os.ErrNotExist; if it is over, ErrStale, and the epoch comes along. It needs no

@@ -182,6 +182,9 @@ func isPort(n int) bool { return n > 0 && n < 1<<16 }
 
 // encodeAttachment returns a line of a record's file.
 func encodeAttachment(a *Attachment) ([]byte, error) {
+	if err := a.check(); err != nil {
+		return nil, err
+	}
 	line := Encode(&a.Version, a)
 	// The file holds up to two lines.
 	if len(line) > file.MaxRecord/2 {
@@ -271,9 +274,6 @@ func (d *Dir) Update(a *Attachment) error {
 func (d *Dir) UpdateLocked(a *Attachment) error {
 	path, err := d.attachmentPath(a.Network, a.Hash())
 	if err == nil {
-		err = a.check()
-	}
-	if err == nil {
 		_, err = loadAttachment(path, a.Network, a.Hash())
 	}
 	var line []byte
@@ -312,7 +312,7 @@ func (d *Dir) Unfinished(network, hash string) (bool, error) {
 func (d *Dir) Remove(network, hash string) error {
 	path, err := d.attachmentPath(network, hash)
 	if err == nil {
-		err = file.Remove(path)
+		err = d.remove(path)
 	}
 	if errors.Is(err, unix.EISDIR) {
 		err = os.RemoveAll(path)

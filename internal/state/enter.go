@@ -28,8 +28,7 @@ type EpochStart struct {
 // If the epoch is missing, damaged or over, one process begins a new one under the
 // exclusive lock, while all others wait: it calls begin, which may be nil, for what
 // has to happen before the first allocation (rebuild reservations from the kernel,
-// drop those of an earlier epoch), then removes the records of earlier epochs and
-// temporary files, and publishes the epoch last. If any of that fails the epoch is
+// drop those of an earlier epoch), then removes the records of earlier epochs, and publishes the epoch last. If any of that fails the epoch is
 // not published, so the next caller does it all again: begin has to be idempotent.
 //
 // An epoch of a newer version is an error that matches ErrVersion. For the rest
@@ -48,9 +47,6 @@ func (d *Dir) Enter(ctx context.Context, begin func(EpochStart) error) (*Lock, E
 			return found == nil, ignoreLost(found)
 		},
 		func() error {
-			if err := l.Clean(); err != nil {
-				return err
-			}
 			var err error
 			epoch, err = d.beginEpoch(epoch, found, begin)
 			return err

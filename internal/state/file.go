@@ -1,41 +1,26 @@
 package state
 
 import (
-	"errors"
-	"fmt"
-	"math/rand/v2"
-	"strings"
-
 	"github.com/tombolo-cni/tombolo/internal/file"
+	"github.com/tombolo-cni/tombolo/internal/ident"
 )
-
-const tempPrefix = ".tmp-"
 
 // readFile reads a record's file.
 func readFile(path string) ([]byte, error) { return file.Read(path, file.MaxRecord) }
 
-// replaceFile puts a file in place whole, by way of a temporary file in the
-// state directory and rename(2). Readers see the old or the new one.
+// tempPath is where a file is written before it takes the place of path. One that a crash leaves is
+// written over, or goes with the record. Every path has one writer at a time.
+func (d *Dir) tempPath(path string) string { return d.path + "/.tmp-" + ident.Hash(path, "", "") }
+
+// replaceFile puts a file in place whole. Readers see the old or the new one.
 func (d *Dir) replaceFile(path string, data []byte) error {
-	temp := fmt.Sprintf("%s/%s%016x", d.path, tempPrefix, rand.Uint64())
-	return file.Replace(temp, path, data)
+	return file.Replace(d.tempPath(path), path, data)
 }
 
-// Clean removes the temporary files that crashes have left. It needs the
-// exclusive lock, under which nobody is writing one.
-func (l *Lock) Clean() error {
-	if l.mode != Exclusive {
-		return fmt.Errorf("clean %s: the lock is %s, and has to be exclusive", l.dir.path, l.mode)
-	}
-	entries, err := file.ReadDir(l.dir.path)
-	if err != nil {
+// remove removes a record's file and what a crash left of a later one.
+func (d *Dir) remove(path string) error {
+	if err := file.Remove(path); err != nil {
 		return err
 	}
-	var errs []error
-	for _, e := range entries {
-		if strings.HasPrefix(e.Name(), tempPrefix) {
-			errs = append(errs, file.Remove(l.dir.path+"/"+e.Name()))
-		}
-	}
-	return errors.Join(errs...)
+	return file.Remove(d.tempPath(path))
 }

@@ -36,17 +36,13 @@ func (d *Dir) SetContested(f *Contested) error {
 	if f == nil {
 		err = file.Remove(d.contestedPath())
 	} else {
-		err = tell(d.contestedPath(), Encode(&f.Version, f))
+		err = d.replaceFile(d.contestedPath(), Encode(&f.Version, f))
 	}
 	if err != nil {
 		return fmt.Errorf("write down who changes the firewall: %w", err)
 	}
 	return nil
 }
-
-// tell replaces a file that one process alone writes. Clean may run meanwhile, so it has a temporary
-// name of its own.
-func tell(path string, data []byte) error { return file.Replace(path+".new", path, data) }
 
 // Contested reads what SetContested wrote, nil if there is nothing.
 func (d *Dir) Contested() (*Contested, error) {
@@ -93,7 +89,7 @@ func (d *Dir) Zones() (Zones, error) {
 
 // SetZones replaces what is on record. It is for the process that attends to zones alone.
 func (d *Dir) SetZones(z Zones) error {
-	if err := tell(d.zonesPath(), Encode(&z.Version, &z)); err != nil {
+	if err := d.replaceFile(d.zonesPath(), Encode(&z.Version, &z)); err != nil {
 		return fmt.Errorf("write firewalld's links: %w", err)
 	}
 	return nil

@@ -97,7 +97,6 @@ func TestLockIsGivenUpOnceOnly(t *testing.T) {
 	for what, err := range map[string]error{
 		"Upgrade":   l.Upgrade(t.Context()),
 		"Downgrade": l.Downgrade(),
-		"Clean":     l.Clean(),
 		"Ensure":    l.Ensure(t.Context(), nil, nil),
 	} {
 		if err == nil || !strings.Contains(err.Error(), "not held") {

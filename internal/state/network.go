@@ -160,7 +160,7 @@ func (d *Dir) RemoveNetwork(name string) error {
 	default:
 		return fmt.Errorf("remove network: %w", &os.PathError{Op: "rmdir", Path: dir, Err: err})
 	}
-	if err := file.Remove(path); err != nil {
+	if err := d.remove(path); err != nil {
 		return fmt.Errorf("remove network: %w", err)
 	}
 	return nil

@@ -186,41 +186,9 @@ func TestAFailedSaveLeavesTheOldRecordAndNoTemporaryFile(t *testing.T) {
 	}
 }
 
-func TestCleanRemovesWhatCrashesLeft(t *testing.T) {
-	t.Parallel()
-	d := newDir(t)
-	if err := d.SaveNetwork(sampleNetwork("cbr0")); err != nil {
-		t.Fatal(err)
-	}
-	writeFile(t, d.Path()+"/.tmp-0011223344556677", `{"version":1,"na`)
-	writeFile(t, d.Path()+"/.tmp-8899aabbccddeeff", "")
-	if found, bad, err := d.ListNetworks(); err != nil || len(found) != 1 || len(bad) != 0 {
-		t.Errorf("ListNetworks = %v, %v, %v, want the one network", found, bad, err)
-	}
-	shared := lock(t, d, Shared)
-	if err := shared.Clean(); err == nil {
-		t.Error("Clean works under the shared lock")
-	}
-	if left := temporaryFiles(t, d); len(left) != 2 {
-		t.Errorf("left: %v, want both", left)
-	}
-	if err := shared.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if err := lock(t, d, Exclusive).Clean(); err != nil {
-		t.Fatal(err)
-	}
-	if left := temporaryFiles(t, d); len(left) != 0 {
-		t.Errorf("left behind: %v", left)
-	}
-	if _, err := d.LoadNetwork("cbr0"); err != nil {
-		t.Error(err)
-	}
-}
-
 func temporaryFiles(t testing.TB, d *Dir) []string {
 	t.Helper()
-	left, err := filepath.Glob(d.Path() + "/" + tempPrefix + "*")
+	left, err := filepath.Glob(d.Path() + "/" + ".tmp-*")
 	if err != nil {
 		t.Fatal(err)
 	}

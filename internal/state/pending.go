@@ -21,11 +21,10 @@ import (
 // record's lock, until Commit, Close or the end of the process, so that nobody takes the
 // ADD for one that was killed.
 type Pending struct {
-	fd    int
-	path  string
-	size  int64 // of what Create wrote, in bytes
-	lost  bool  // Commit found it removed
-	order *lockorder.Held
+	AttachmentLock
+	path string
+	size int64 // of what Create wrote, in bytes
+	lost bool  // Commit found it removed
 }
 
 // Create writes the record of an attachment that an ADD begins, in state Adding,
@@ -42,9 +41,6 @@ func (d *Dir) Create(a *Attachment) (*Pending, error) {
 }
 
 func (d *Dir) create(a *Attachment) (*Pending, error) {
-	if err := a.check(); err != nil {
-		return nil, err
-	}
 	a.State = Adding
 	if a.Created.IsZero() {
 		a.Created = d.sources.now().UTC()
@@ -62,7 +58,8 @@ func (d *Dir) create(a *Attachment) (*Pending, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Pending{fd: fd, path: path, size: int64(len(line)), order: lockorder.Tried(lockorder.Attachment)}, nil
+	lock := AttachmentLock{fd: fd, order: lockorder.Tried(lockorder.Attachment)}
+	return &Pending{AttachmentLock: lock, path: path, size: int64(len(line))}, nil
 }
 
 // createLocked makes a record's file that appears whole and locked: an empty one, or one
@@ -141,9 +138,6 @@ func (p *Pending) commit(a *Attachment) error {
 	if p.fd < 0 {
 		return &os.PathError{Op: "write", Path: p.path, Err: os.ErrClosed}
 	}
-	if err := a.check(); err != nil {
-		return err
-	}
 	a.State = Ready
 	line, err := encodeAttachment(a)
 	if err != nil {
@@ -159,19 +153,6 @@ func (p *Pending) commit(a *Attachment) error {
 		err = &os.PathError{Op: "write", Path: p.path, Err: os.ErrNotExist}
 	}
 	return err
-}
-
-// Close closes the file and leaves the record as it is. Closing twice, or after
-// Commit, does nothing.
-func (p *Pending) Close() error {
-	if p.fd < 0 {
-		return nil
-	}
-	fd := p.fd
-	p.fd = -1
-	p.order.Release()
-	p.order = nil
-	return unix.Close(fd)
 }
 
 // lastDocument returns the last whole line of a record's file. Text after the

@@ -18,7 +18,6 @@ const (
 	maxUplink = 16 << 20
 
 	lockSuffix = ".lock"
-	tempSuffix = ".tmp"
 )
 
 // An UplinkFile keeps the record of one takeover, which package uplink writes and
@@ -40,34 +39,29 @@ func (d *Dir) Uplink(nic string) *UplinkFile { return &UplinkFile{dir: d, nic: n
 
 // Save puts a record in place, which is a JSON document.
 func (f *UplinkFile) Save(record []byte) error {
-	if err := f.save(record); err != nil {
-		return fmt.Errorf("save record of uplink: %w", err)
-	}
-	return nil
-}
-
-func (f *UplinkFile) save(record []byte) error {
 	path, err := f.path(suffix)
-	if err != nil {
-		return err
-	}
-	if f.epoch == nil {
-		epoch, err := f.dir.newEpoch()
-		if err != nil {
-			return err
-		}
+	if err == nil && f.epoch == nil {
+		var epoch Epoch
+		epoch, err = f.dir.newEpoch()
 		f.epoch = Encode(&epoch.Version, &epoch)
+	}
+	if err != nil {
+		f.epoch = nil
+		return fmt.Errorf("save record of uplink: %w", err)
 	}
 	data := append(bytes.Clone(f.epoch), record...)
 	switch {
 	case len(data) > maxUplink:
-		return fmt.Errorf("%s: its record has %d bytes, at most %d are kept", f.nic, len(record), maxUplink-len(f.epoch))
+		err = fmt.Errorf("it has %d bytes, at most %d are kept", len(data), maxUplink)
 	case !json.Valid(record):
-		return fmt.Errorf("%s: its record is not JSON: %.60q", f.nic, record)
+		err = fmt.Errorf("it is not JSON: %.60q", record)
+	default:
+		err = f.dir.replaceFile(path, data)
 	}
-	// In the same directory: Clean takes the others away, under another lock. One that
-	// a crash has left is written over.
-	return file.Replace(path+tempSuffix, path, data)
+	if err != nil {
+		return fmt.Errorf("save record of uplink %s: %w", f.nic, err)
+	}
+	return nil
 }
 
 // Load reads the record. A missing one matches os.ErrNotExist, and one of an earlier
@@ -120,7 +114,7 @@ func splitUplink(data []byte) (Epoch, []byte, error) {
 func (f *UplinkFile) Remove() error {
 	path, err := f.path(suffix)
 	if err == nil {
-		err = file.Remove(path)
+		err = f.dir.remove(path)
 	}
 	if err != nil {
 		return fmt.Errorf("remove record of uplink: %w", err)

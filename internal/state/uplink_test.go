@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -169,13 +168,13 @@ func TestAnUplinksRecordThatCannotBeReadBackIsNotWritten(t *testing.T) {
 func TestALeftoverTemporaryFileOfAnUplinkIsHarmless(t *testing.T) {
 	t.Parallel()
 	d := newDir(t)
-	writeFile(t, uplinkPath(d, "eth0")+tempSuffix, strings.Repeat("longer than what comes next ", 100))
+	writeFile(t, d.tempPath(uplinkPath(d, "eth0")), strings.Repeat("longer than what comes next ", 100))
 	saveUplink(t, d, "eth0", sampleUplink)
 	if got, err := d.Uplink("eth0").Load(); err != nil || string(got) != sampleUplink {
 		t.Errorf("Load = %q, %v", got, err)
 	}
-	if left, err := filepath.Glob(d.UplinksPath() + "/*" + tempSuffix); len(left) > 0 || err != nil {
-		t.Errorf("left: %v, %v", left, err)
+	if left := temporaryFiles(t, d); len(left) > 0 {
+		t.Errorf("left: %v", left)
 	}
 }
 

@@ -137,15 +137,6 @@ func (s *Session) Ensure(ctx context.Context, done func() (bool, error), work fu
 	return work()
 }
 
-// Clean removes what crashes left of files that were being written.
-func (s *Session) Clean(ctx context.Context) error {
-	if err := s.EnterAlone(ctx); err != nil {
-		return err
-	}
-	defer s.Leave()
-	return s.lock.Clean()
-}
-
 // The note is which networks the firewall was ready for, in this epoch and namespace,
 // when the last call was done with it: so the next one asks for a single number, unless
 // others have changed nf_tables since.

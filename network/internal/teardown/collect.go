@@ -43,10 +43,7 @@ func (t *Teardown) Collect(ctx context.Context, keep []ipam.Owner) ([]ipam.Owner
 	}
 	errs = append(errs, closeLoopbackAfter(ctx, t.Session, t.Known, gone...))
 	t.Session.Leave()
-	return owners, errors.Join(append(errs,
-		t.collectReservations(ctx, keep),
-		t.Session.Clean(ctx),
-	)...)
+	return owners, errors.Join(append(errs, t.collectReservations(ctx, keep))...)
 }
 
 // collect takes down one attachment that is not valid, if it is still what was listed. One

@@ -17,18 +17,14 @@ import (
 // the shared lock write at the same time; a sum keeps readers from parts of two notes, and
 // from those of callers in another namespace.
 
-// maxNote is the length of a note, in bytes.
-const maxNote = 256
-
-// noteSum fills the front of a note: 16 digits and a space.
-const noteSum = 17
+const (
+	maxNote = 256 // bytes
+	noteSum = 17  // what stands before the note: 16 digits and a space
+)
 
 // Note reads the note. It is empty where there is none, or none that is whole and of the
 // calling thread's network namespace.
 func (l *Lock) Note() string {
-	if l.fd < 0 {
-		return ""
-	}
 	netns, err := l.netns()
 	if err != nil {
 		return ""
@@ -49,9 +45,6 @@ func (l *Lock) Note() string {
 func (l *Lock) SetNote(text string) error {
 	if len(text) > maxNote || strings.Contains(text, "\n") {
 		return fmt.Errorf("note of %d bytes: it must be a line of %d at most", len(text), maxNote)
-	}
-	if l.fd < 0 {
-		return fmt.Errorf("write note to %s: the lock is %s", l.path, l.mode)
 	}
 	netns, err := l.netns()
 	if err == nil {

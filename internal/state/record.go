@@ -3,11 +3,61 @@ package state
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/tombolo-cni/tombolo/internal/file"
+	"github.com/tombolo-cni/tombolo/internal/ident"
+	"github.com/tombolo-cni/tombolo/internal/strict"
 )
+
+// readFile reads a record's file.
+func readFile(path string) ([]byte, error) { return file.Read(path, file.MaxRecord) }
+
+// tempPath is where a file is written before it takes the place of path. One that a crash leaves is
+// written over, or goes with the record. Every path has one writer at a time.
+func (d *Dir) tempPath(path string) string { return d.path + "/.tmp-" + ident.Hash(path, "", "") }
+
+// replaceFile puts a file in place whole. Readers see the old or the new one.
+func (d *Dir) replaceFile(path string, data []byte) error {
+	return file.Replace(d.tempPath(path), path, data)
+}
+
+// remove removes a record's file and what a crash left of a later one.
+func (d *Dir) remove(path string) error {
+	if err := file.Remove(path); err != nil {
+		return err
+	}
+	return file.Remove(d.tempPath(path))
+}
+
+// version is that of the records and files that we write.
+const version = 1
+
+// Encode returns a record, a pointer to a struct, as its file has it: on one line. v is its version.
+func Encode(v *int, record any) []byte {
+	*v = version
+	return append(strict.Append(make([]byte, 0, 1024), record), '\n')
+}
+
+// Decode reads a record. It fails with ErrVersion if a newer version wrote it, else with ErrDamaged.
+func Decode(data []byte, v *int, record any) error {
+	err := strict.Unmarshal(data, record, strict.Everything)
+	switch {
+	case *v > version:
+		return fmt.Errorf("%w: version %d, and this tombolo reads up to %d", ErrVersion, *v, version)
+	case err == nil && *v < 1:
+		return fmt.Errorf("%w: it has no version", ErrDamaged)
+	}
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrDamaged, err)
+	}
+	return nil
+}
 
 var (
 	// ErrDamaged is file.ErrDamaged.
@@ -90,4 +140,26 @@ func list[T any](dir string, isName func(string) bool, load func(name string) (*
 		}
 	}
 	return found, bad, nil
+}
+
+// writableSize is more than a call's records take.
+const writableSize = 16 << 10
+
+// CheckWritable says why no record could be written now: the directory is on a file system
+// that is full or mounted read-only. Nothing is left of the look: it writes to a file without
+// a name. Of a directory that is not there, it looks at the one where it would be made. It takes no lock.
+func (d *Dir) CheckWritable() error {
+	path := d.path
+	fd, err := openUnnamed(path + "/.")
+	for errors.Is(err, fs.ErrNotExist) && path != "/" {
+		path = filepath.Dir(path)
+		fd, err = openUnnamed(path + "/.")
+	}
+	if err == nil {
+		err = errors.Join(file.WriteAll(fd, path, make([]byte, writableSize)), unix.Close(fd))
+	}
+	if err != nil {
+		return fmt.Errorf("the state directory %s cannot be written: %w", d.path, err)
+	}
+	return nil
 }

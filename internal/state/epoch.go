@@ -39,25 +39,18 @@ func (d *Dir) Epoch() (Epoch, error) { return d.epochOf(d.sources.netns) }
 
 // epochOf is Epoch for the network namespace with the cookie that netns gives.
 func (d *Dir) epochOf(netns func() (uint64, error)) (Epoch, error) {
-	e, err := d.loadEpoch()
-	if err == nil {
-		err = d.checkEpoch(d.epochPath(), e, netns)
-	}
-	if err != nil {
-		return e, fmt.Errorf("read epoch: %w", err)
-	}
-	return e, nil
-}
-
-func (d *Dir) loadEpoch() (Epoch, error) {
-	path := d.epochPath()
-	data, err := readFile(path)
 	var e Epoch
+	data, err := readFile(d.epochPath())
 	if err == nil {
 		e, err = decodeEpoch(data)
 	}
 	if err != nil {
-		return Epoch{}, (&RecordError{Path: path}).Wrap(err)
+		err = (&RecordError{Path: d.epochPath()}).Wrap(err)
+	} else {
+		err = d.checkEpoch(d.epochPath(), e, netns)
+	}
+	if err != nil {
+		return e, fmt.Errorf("read epoch: %w", err)
 	}
 	return e, nil
 }

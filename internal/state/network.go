@@ -84,25 +84,21 @@ func (n *Network) check() error {
 // SaveNetwork writes a network's record, whole or not at all. It needs the
 // exclusive lock.
 func (d *Dir) SaveNetwork(n *Network) error {
-	if err := d.saveNetwork(n); err != nil {
-		return fmt.Errorf("save network: %w", err)
+	data := Encode(&n.Version, n)
+	path, err := d.networkPath(n.Name)
+	if err == nil {
+		err = n.check()
+	}
+	if err == nil && len(data) > file.MaxRecord {
+		err = fmt.Errorf("its record has %d bytes, at most %d are kept", len(data), file.MaxRecord)
+	}
+	if err == nil {
+		err = d.replaceFile(path, data)
+	}
+	if err != nil {
+		return fmt.Errorf("save network %s: %w", n.Name, err)
 	}
 	return nil
-}
-
-func (d *Dir) saveNetwork(n *Network) error {
-	path, err := d.networkPath(n.Name)
-	if err != nil {
-		return err
-	}
-	if err := n.check(); err != nil {
-		return fmt.Errorf("%s: %w", n.Name, err)
-	}
-	data := Encode(&n.Version, n)
-	if len(data) > file.MaxRecord {
-		return fmt.Errorf("%s: its record has %d bytes, at most %d are kept", n.Name, len(data), file.MaxRecord)
-	}
-	return d.replaceFile(path, data)
 }
 
 // LoadNetwork reads a network's record. A missing one matches os.ErrNotExist: the
@@ -113,23 +109,18 @@ func (d *Dir) LoadNetwork(name string) (*Network, error) {
 	if err != nil {
 		return nil, fmt.Errorf("load network: %w", err)
 	}
-	n, err := loadNetwork(path, name)
+	var n *Network
+	data, err := readFile(path)
+	if err == nil {
+		n, err = decodeNetwork(data)
+	}
+	if err == nil && n.Name != name {
+		err = fmt.Errorf("%w: it is the record of network %s", ErrDamaged, n.Name)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("load network: %w", (&RecordError{Path: path, Network: name}).Wrap(err))
 	}
 	return n, nil
-}
-
-func loadNetwork(path, name string) (*Network, error) {
-	data, err := readFile(path)
-	if err != nil {
-		return nil, err
-	}
-	n, err := decodeNetwork(data)
-	if err == nil && n.Name != name {
-		err = fmt.Errorf("%w: it is the record of network %s", ErrDamaged, n.Name)
-	}
-	return n, err
 }
 
 func decodeNetwork(data []byte) (*Network, error) {

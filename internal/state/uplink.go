@@ -72,27 +72,19 @@ func (f *UplinkFile) Load() ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("load record of uplink: %w", err)
 	}
-	record, err := f.load(path)
-	if err != nil && !errors.Is(err, ErrStale) {
+	var epoch Epoch
+	var record []byte
+	data, err := file.Read(path, maxUplink)
+	if err == nil {
+		epoch, record, err = splitUplink(data)
+	}
+	if err != nil {
 		err = (&RecordError{Path: path, NIC: f.nic}).Wrap(err)
+	} else {
+		err = f.dir.checkEpoch(path, epoch, f.dir.sources.netns)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("load record of uplink: %w", err)
-	}
-	return record, nil
-}
-
-func (f *UplinkFile) load(path string) ([]byte, error) {
-	data, err := file.Read(path, maxUplink)
-	if err != nil {
-		return nil, err
-	}
-	epoch, record, err := splitUplink(data)
-	if err != nil {
-		return nil, err
-	}
-	if err := f.dir.checkEpoch(path, epoch, f.dir.sources.netns); err != nil {
-		return nil, err
 	}
 	return record, nil
 }
@@ -182,28 +174,22 @@ func (d *Dir) TryLockUplink(nic string) (*Lock, error) {
 	return l, err
 }
 
-// dropStaleUplinks removes the records of earlier epochs. One whose NIC somebody works
-// on is being replaced, or dropped.
+// dropStaleUplinks removes the records of earlier epochs. One whose NIC another call works
+// on is being replaced, or dropped; a damaged one is for its next reader to report.
 func (d *Dir) dropStaleUplinks() error {
 	nics, err := d.Uplinks()
 	errs := []error{err}
 	for _, nic := range nics {
-		if _, err := d.Uplink(nic).Load(); !errors.Is(err, ErrStale) {
-			continue // a damaged one is for its next reader to report
+		l, err := d.TryLockUplink(nic)
+		errs = append(errs, err)
+		if l == nil {
+			continue
 		}
-		errs = append(errs, d.dropStaleUplink(nic))
+		f := d.Uplink(nic)
+		if _, err := f.Load(); errors.Is(err, ErrStale) {
+			errs = append(errs, f.Remove())
+		}
+		errs = append(errs, l.Close())
 	}
 	return errors.Join(errs...)
-}
-
-func (d *Dir) dropStaleUplink(nic string) error {
-	l, err := d.TryLockUplink(nic)
-	if l == nil {
-		return err
-	}
-	f := d.Uplink(nic)
-	if _, err := f.Load(); errors.Is(err, ErrStale) {
-		return errors.Join(f.Remove(), l.Close())
-	}
-	return l.Close()
 }

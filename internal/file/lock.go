@@ -77,3 +77,13 @@ func TryLock(path string, flags int) (int, error) {
 // Unlock gives up a flock(2) lock and closes its file. A child that is just being started has the
 // descriptor too, so closing is not enough.
 func Unlock(fd int) error { return errors.Join(unix.Flock(fd, unix.LOCK_UN), unix.Close(fd)) }
+
+// LockRange is fcntl(2) for open file description locks: F_OFD_GETLK or F_OFD_SETLK of some bytes.
+// Length 0 is all that follow.
+func LockRange(fd, command int, kind int16, start, length int64) (unix.Flock_t, error) {
+	lock := unix.Flock_t{Type: kind, Whence: unix.SEEK_SET, Start: start, Len: length}
+	if err := unix.FcntlFlock(uintptr(fd), command, &lock); err != nil {
+		return lock, fmt.Errorf("fcntl: %w", err)
+	}
+	return lock, nil
+}

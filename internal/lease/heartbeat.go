@@ -70,19 +70,13 @@ func (d *Dir) heartbeat() (runs bool, since time.Duration, _ error) {
 		return false, 0, err
 	}
 	defer unix.Close(fd)
-	lives := span(livesAt, 1)
-	if err := unix.FcntlFlock(uintptr(fd), unix.F_OFD_GETLK, &lives); err != nil {
-		return false, 0, fmt.Errorf("fcntl: %w", err)
+	lives, err := file.LockRange(fd, unix.F_OFD_GETLK, unix.F_WRLCK, livesAt, 1)
+	if err != nil || lives.Type == unix.F_UNLCK {
+		return false, 0, err
 	}
-	if lives.Type == unix.F_UNLCK {
-		return false, 0, nil
-	}
-	beats := span(livesAt+1, 0) // to the end
-	if err := unix.FcntlFlock(uintptr(fd), unix.F_OFD_GETLK, &beats); err != nil {
-		return false, 0, fmt.Errorf("fcntl: %w", err)
-	}
-	if beats.Type == unix.F_UNLCK {
-		return true, 0, nil // it has only just begun
+	beats, err := file.LockRange(fd, unix.F_OFD_GETLK, unix.F_WRLCK, livesAt+1, 0)
+	if err != nil || beats.Type == unix.F_UNLCK {
+		return true, 0, err // it has only just begun
 	}
 	return true, max(uptime()-time.Duration(beats.Start-beatsAt)*time.Millisecond, 0), nil
 }
@@ -101,14 +95,14 @@ func (d *Dir) Keep() (*Heartbeat, error) {
 	if err != nil {
 		return nil, fmt.Errorf("keep leases: %w", err)
 	}
-	lives := span(livesAt, 1)
-	if err := unix.FcntlFlock(uintptr(fd), unix.F_OFD_SETLK, &lives); err != nil {
-		if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EACCES) {
-			err = fmt.Errorf("%w: %s (`fuser -v %s/%s` shows which)", ErrOtherKeeper, d.path, d.path, keeperLock)
-		}
-		return nil, errors.Join(fmt.Errorf("keep leases: %w", err), unix.Close(fd))
+	_, err = file.LockRange(fd, unix.F_OFD_SETLK, unix.F_WRLCK, livesAt, 1)
+	switch {
+	case errors.Is(err, unix.EAGAIN):
+		err = fmt.Errorf("%w: %s (`fuser -v %s/%s` shows which)", ErrOtherKeeper, d.path, d.path, keeperLock)
+	case err == nil:
+		err = d.private()
 	}
-	if err := d.private(); err != nil {
+	if err != nil {
 		return nil, errors.Join(fmt.Errorf("keep leases: %w", err), unix.Close(fd))
 	}
 	p := &Heartbeat{dir: d, fd: fd}
@@ -133,16 +127,12 @@ func (p *Heartbeat) beatAt(now time.Duration) error {
 	if beat == p.beat {
 		return nil
 	}
-	lock := span(beat, 1)
-	if err := unix.FcntlFlock(uintptr(p.fd), unix.F_OFD_SETLK, &lock); err != nil {
-		return fmt.Errorf("keeper's heartbeat: fcntl: %w", err)
+	_, err := file.LockRange(p.fd, unix.F_OFD_SETLK, unix.F_WRLCK, beat, 1)
+	if err == nil && p.beat != 0 {
+		_, err = file.LockRange(p.fd, unix.F_OFD_SETLK, unix.F_UNLCK, p.beat, 1)
 	}
-	if p.beat != 0 {
-		last := span(p.beat, 1)
-		last.Type = unix.F_UNLCK
-		if err := unix.FcntlFlock(uintptr(p.fd), unix.F_OFD_SETLK, &last); err != nil {
-			return fmt.Errorf("keeper's heartbeat: fcntl: %w", err)
-		}
+	if err != nil {
+		return fmt.Errorf("keeper's heartbeat: %w", err)
 	}
 	p.beat = beat
 	return nil
@@ -151,16 +141,8 @@ func (p *Heartbeat) beatAt(now time.Duration) error {
 // Close ends the hold. It does not leave that to the close, since a child that is just
 // being forked has the descriptor too.
 func (p *Heartbeat) Close() error {
-	all := span(0, 0)
-	all.Type = unix.F_UNLCK
-	err := unix.FcntlFlock(uintptr(p.fd), unix.F_OFD_SETLK, &all)
+	_, err := file.LockRange(p.fd, unix.F_OFD_SETLK, unix.F_UNLCK, 0, 0)
 	return errors.Join(err, unix.Close(p.fd))
-}
-
-// span is a write lock on some bytes, as fcntl(2) describes it; length 0 is all that
-// follow.
-func span(start, length int64) unix.Flock_t {
-	return unix.Flock_t{Type: unix.F_WRLCK, Whence: unix.SEEK_SET, Start: start, Len: length}
 }
 
 // uptime is CLOCK_MONOTONIC. Time that the machine sleeps does not count: no keeper

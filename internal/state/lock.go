@@ -215,12 +215,9 @@ func (l *Lock) take(ctx context.Context, mode Mode) error {
 
 // tryShared takes the file, where the gate is open.
 func (l *Lock) tryShared() (bool, error) {
-	g := gate(unix.F_RDLCK)
-	if err := unix.FcntlFlock(uintptr(l.fd), unix.F_OFD_GETLK, &g); err != nil {
-		return false, fmt.Errorf("fcntl: %w", err)
-	}
-	if g.Type != unix.F_UNLCK {
-		return false, nil
+	gate, err := file.LockRange(l.fd, unix.F_OFD_GETLK, unix.F_RDLCK, 0, 1)
+	if err != nil || gate.Type != unix.F_UNLCK {
+		return false, err
 	}
 	return file.TryFlock(l.fd, unix.LOCK_SH)
 }
@@ -239,11 +236,6 @@ func (l *Lock) release() error {
 	return errors.Join(unix.Flock(l.fd, unix.LOCK_UN), setGate(l.fd, unix.F_UNLCK))
 }
 
-// gate is the gate's byte, as fcntl(2) describes it.
-func gate(kind int16) unix.Flock_t {
-	return unix.Flock_t{Type: kind, Whence: unix.SEEK_SET, Start: 0, Len: 1}
-}
-
 // tryGate shuts the gate unless another has it.
 func tryGate(fd int) (bool, error) {
 	err := setGate(fd, unix.F_WRLCK)
@@ -254,9 +246,6 @@ func tryGate(fd int) (bool, error) {
 }
 
 func setGate(fd int, kind int16) error {
-	g := gate(kind)
-	if err := unix.FcntlFlock(uintptr(fd), unix.F_OFD_SETLK, &g); err != nil {
-		return fmt.Errorf("fcntl: %w", err)
-	}
-	return nil
+	_, err := file.LockRange(fd, unix.F_OFD_SETLK, kind, 0, 1)
+	return err
 }

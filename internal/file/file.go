@@ -1,9 +1,8 @@
 // Package file reads and writes the small files that Tombolo keeps: whole, with few
 // system calls, and without following what somebody else has put in their place.
 //
-// Its functions are thin wraps of system calls rather than os.File: the first os.File of
-// a process starts the runtime's poller, which costs a short-lived plugin more than all
-// of its records do.
+// It calls the system and uses no os.File, the first of which starts the runtime's poller: that
+// costs a short-lived plugin more than all of its records do.
 package file
 
 import (
@@ -22,8 +21,7 @@ var ErrDamaged = errors.New("damaged")
 
 const (
 	// MaxRecord bounds what is read of a record, in bytes. A dual-stack attachment takes
-	// some 700, twice, and some 70 more for each host port, of which runtimes publish ranges; a lease
-	// some 1,200, one with every option that fits into a packet under 20,000.
+	// some 700, twice, and some 70 more for each host port, of which runtimes publish ranges.
 	MaxRecord = 1 << 20
 
 	// firstRead holds any file of a usual size in one read(2).

@@ -19,9 +19,7 @@ import (
 // in its way (F_OFD_GETLK) is told where that byte is. /proc/locks shows both.
 const (
 	livesAt = 0
-	// The byte of time 0. There are bytes before it, so that tests can have a keeper be
-	// silent for longer than the machine is up.
-	beatsAt = 1 << 32
+	beatsAt = 1 << 32 // the byte of time 0; tests have beats of before the boot
 )
 
 const (
@@ -139,10 +137,15 @@ func (p *Heartbeat) beatAt(now time.Duration) error {
 }
 
 // Close ends the hold. It does not leave that to the close, since a child that is just
-// being forked has the descriptor too.
+// being forked has the descriptor too. Closing twice does nothing.
 func (p *Heartbeat) Close() error {
+	if p.fd < 0 {
+		return nil
+	}
 	_, err := file.LockRange(p.fd, unix.F_OFD_SETLK, unix.F_UNLCK, 0, 0)
-	return errors.Join(err, unix.Close(p.fd))
+	err = errors.Join(err, unix.Close(p.fd))
+	p.fd = -1
+	return err
 }
 
 // uptime is CLOCK_MONOTONIC. Time that the machine sleeps does not count: no keeper

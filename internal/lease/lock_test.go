@@ -117,21 +117,6 @@ func TestALockKeepsOthersOut(t *testing.T) {
 	}
 }
 
-func TestOneLockIsNotAnothers(t *testing.T) {
-	t.Parallel()
-	d, a, b := open(t), sample(), sample()
-	b.IfName = "eth1"
-	h := lock(t, d, a)
-	if err := h.Create(b); err == nil {
-		t.Error("the lock of one record wrote another")
-	}
-	if other, err := d.TryLock(b.Hash()); other == nil || err != nil {
-		t.Errorf("another record's lock: %v, %v", other, err)
-	} else {
-		other.Close()
-	}
-}
-
 func TestLockFilesGoWithTheirRecords(t *testing.T) {
 	t.Parallel()
 	d, r := open(t), sample()
@@ -328,30 +313,6 @@ func TestRecordsOfTheSameClientAreFound(t *testing.T) {
 	create(t, d, other)
 	if got, err := d.Same(byMAC); len(got) != 1 || got[0].IfName != "eth2" || err != nil {
 		t.Errorf("by MAC address: %v, %v", got, err)
-	}
-}
-
-func TestLocksOfManyRecordsDoNotWaitForEachOther(t *testing.T) {
-	t.Parallel()
-	d := open(t)
-	var wg sync.WaitGroup
-	for i := range 50 {
-		wg.Go(func() {
-			r := sample()
-			r.IfName = "eth" + string(rune('A'+i))
-			h, err := d.TryLock(r.Hash())
-			if h == nil || err != nil {
-				t.Errorf("TryLock: %v, %v", h, err)
-				return
-			}
-			if err := errors.Join(h.Create(r), h.Close()); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	wg.Wait()
-	if found, bad, err := d.List(); len(found) != 50 || len(bad) > 0 || err != nil {
-		t.Errorf("%d records, %v, %v", len(found), bad, err)
 	}
 }
 

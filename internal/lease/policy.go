@@ -114,11 +114,8 @@ func RouteOf(r dhcpc.Route, link, priority int) route.Route {
 	return one
 }
 
-// Whatever a server says, the host's firewall lets a pod send from the address that it
-// has leased, and leads published ports there. So there are addresses that no pod gets:
-// those that another must have for the network to work.
-
-// Impossible says why no pod can have a leased address, by what the lease says itself.
+// Impossible says why no pod can have a leased address, by what the lease says itself: the host's
+// firewall lets a pod send from it, and leads published ports there.
 func Impossible(l *dhcpc.Lease) error {
 	own, subnet := l.Address.Addr(), l.Address.Masked()
 	switch {

@@ -168,19 +168,6 @@ func TestOnlyRecordsHaveTheirFileNames(t *testing.T) {
 	}
 }
 
-func TestOpenWantsAnAbsolutePath(t *testing.T) {
-	t.Parallel()
-	for _, path := range []string{"", "leases", "/x\x00y"} {
-		if _, err := Open(path); err == nil {
-			t.Errorf("Open(%q) succeeded", path)
-		}
-	}
-	d, err := Open("/a//b/../c/")
-	if err != nil || d.Path() != "/a/c" {
-		t.Errorf("Open: %v, %v", d, err)
-	}
-}
-
 func FuzzDecode(f *testing.F) {
 	line, err := encode(sample())
 	if err != nil {

@@ -6,8 +6,7 @@
 // program, a disk) with a lock held that others need. What is only tried for may be
 // taken in any order: it is not waited for.
 //
-// That happens where the environment has Variable, which tests set for themselves and for
-// the programs that they start. Else a lock costs a look into the environment.
+// That happens where the environment has Variable, which tests set.
 package lockorder
 
 import (

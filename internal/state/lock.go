@@ -50,10 +50,8 @@ func (m Mode) String() string {
 //     shared lock waits for it first. The kernel grants a shared flock past a waiting
 //     exclusive one, so without the gate a stream of ADDs would starve a GC.
 //
-// Callers that see different directories at the same path (a /run of their own) do not exclude each
-// other, though they may share the kernel objects of one network namespace: what is built
-// there is built by requests that may be repeated and by transactions that name the
-// generation they were made for, so that two may build it at once.
+// Callers that see different directories at the same path do not exclude each other; what they
+// build in one network namespace, two may build at once.
 //
 // A Lock is not safe for use by several goroutines at once.
 type Lock struct {
@@ -66,8 +64,7 @@ type Lock struct {
 	cookie uint64 // see netns; 0 if it has not been asked for
 }
 
-// netns is the cookie of the network namespace in which the lock is held: that of the thread
-// that asks first, since a call stays where it is.
+// netns is the cookie of the network namespace in which the lock is held: a call stays where it is.
 func (l *Lock) netns() (uint64, error) {
 	if l.cookie != 0 {
 		return l.cookie, nil
@@ -77,8 +74,7 @@ func (l *Lock) netns() (uint64, error) {
 	return l.cookie, err
 }
 
-// Lock takes the lock. Uncontended that is an open(2), an fcntl(2) and a
-// flock(2); else it waits until ctx ends, and then the error matches ErrLocked and
+// Lock takes the lock. It waits until ctx ends, and then the error matches ErrLocked and
 // the context's. Never take it while holding it: use Ensure or Upgrade. Nothing slow is
 // to be waited for as long as it is held, nor a lock that comes before it (see package
 // lockorder): all of the node's calls would wait along.

@@ -55,18 +55,6 @@ func TestLockModesExcludeEachOther(t *testing.T) {
 	}
 }
 
-func TestLockMakesItsDirectory(t *testing.T) {
-	t.Parallel()
-	d := newDir(t)
-	lock(t, d, Shared)
-	if _, err := os.Stat(d.lockPath()); err != nil {
-		t.Error(err)
-	}
-	if _, err := os.Stat(d.epochPath()); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("there is an epoch: %v", err)
-	}
-}
-
 func TestLockFollowsNoSymbolicLink(t *testing.T) {
 	t.Parallel()
 	d := newDir(t)

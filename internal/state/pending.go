@@ -18,9 +18,7 @@ import (
 
 // A Pending is the record of an attachment between Create and Commit. It holds
 // the file open, so that what it commits is the record that it created: not one
-// that was removed meanwhile, nor a later one of the same name. And it holds the
-// record's lock, until Commit, Close or the end of the process, so that nobody takes the
-// ADD for one that was killed.
+// that was removed meanwhile, nor a later one of the same name. And it has the record's lock.
 type Pending struct {
 	AttachmentLock
 	path string

@@ -126,23 +126,3 @@ func TestAddressesAreWordedForOperators(t *testing.T) {
 		t.Errorf("empty texts: %+v", v)
 	}
 }
-
-// FuzzLenient: of what encoding/json takes, Lenient takes no less; whatever it is
-// given, it neither panics nor fails where Unmarshal does not.
-func FuzzLenient(f *testing.F) {
-	f.Add([]byte(`{"Int":"x","Bool":true,"Bool":false,"Other":1,"Lists":[[1,"x"],2]}`))
-	f.Add([]byte(`{"Struct":{"A":1,"B":{}},"Pointer":1.5}`))
-	f.Fuzz(func(t *testing.T, data []byte) {
-		var lenient, exact kinds
-		lenientErr := strict.Lenient(data, &lenient)
-		if err := strict.Unmarshal(data, &exact, nil); err != nil {
-			return
-		}
-		if lenientErr != nil {
-			t.Fatalf("%q: Lenient fails where Unmarshal does not: %v", data, lenientErr)
-		}
-		if diff := cmp.Diff(exact, lenient); diff != "" {
-			t.Fatalf("%q (-Unmarshal +Lenient)\n%s", data, diff)
-		}
-	})
-}

@@ -13,9 +13,8 @@
 // up inside of them. Not supported are embedded pointers, fields
 // that hide others, fractions and lists of bytes.
 //
-// A plugin is a process that reads a few documents and exits. The first use of a type takes
-// encoding/json more than all that follow, since it builds decoders that would be used once: 5 % of
-// an ADD. This package keeps nothing.
+// A plugin is a process that reads a few documents and exits. encoding/json builds decoders that
+// would be used once, which is 5 % of an ADD; this package keeps nothing.
 package strict
 
 import (
@@ -33,8 +32,7 @@ import (
 
 // Exempt says of a key that no field has to the letter whether it is to be passed
 // over rather than to be an error. Where a field has it but for upper and lower case,
-// it is that field's instead: a caller that passes over unknown keys has not written all
-// of the object for us. path names the object that holds the key, as in
+// it is that field's instead. path names the object that holds the key, as in
 // [UnknownFieldError.Path]; it is empty for the document itself.
 type Exempt func(path, key string) bool
 

@@ -466,7 +466,7 @@ func TestRemove(t *testing.T) {
 		{"what cannot be a network", []string{"remove", "--state", dir, "a/b"}, outcome{exitFailed, "",
 			`tombolo: "a/b" is not the name of a network` + "\n"}},
 		{"in a directory that cannot be one", []string{"remove", "--state", "relative", "pods"}, outcome{exitFailed, "",
-			`tombolo: open state directory "relative": the path is not absolute` + "\n"}},
+			`tombolo: open state directory: "relative": the path is not absolute` + "\n"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()

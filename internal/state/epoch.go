@@ -116,7 +116,11 @@ func (d *Dir) newEpoch() (Epoch, error) {
 	}, nil
 }
 
-// Begun is when an epoch began: when pid 1 started, by the clock as it is now.
+// Begun is when an epoch began: when pid 1 started, by the clock as it is now. The zero
+// Epoch has no beginning.
 func (d *Dir) Begun(e Epoch) time.Time {
+	if e.Init == 0 {
+		return time.Time{}
+	}
 	return d.sources.now().Add(e.Init - d.sources.uptime()).UTC()
 }

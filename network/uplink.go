@@ -2,6 +2,8 @@ package network
 
 import (
 	"context"
+	"errors"
+	"net/netip"
 	"slices"
 
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
@@ -115,4 +117,47 @@ func (n *Node) Uplinks(ctx context.Context, nic string) ([]UplinkReport, error) 
 		}
 	}
 	return list, nil
+}
+
+// TakenNIC is a NIC that is taken over.
+type TakenNIC struct {
+	NIC, Bridge string
+	State       uplink.State
+	// Leased says that the host leased an address by the NIC, which the keeper is to renew.
+	Leased bool
+	// Differences are what is not as the takeover made it.
+	Differences []string
+	// From and To are the host's addresses, by the record of the takeover and by now.
+	From, To []netip.Prefix
+}
+
+// LookAtUplinks compares the NICs that are taken over with their records. It takes no lock and changes
+// nothing. It goes on past one for which that fails.
+func (n *Node) LookAtUplinks(ctx context.Context) ([]TakenNIC, error) {
+	s, err := n.openKnown(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer s.Close()
+	nics, err := s.Dir.Uplinks()
+	if err != nil {
+		return nil, fail.State(err)
+	}
+	var list []TakenNIC
+	var errs []error
+	for _, nic := range nics {
+		seen, err := s.Uplinks().Look(ctx, nic)
+		errs = append(errs, err)
+		if seen != nil {
+			list = append(list, TakenNIC(*seen))
+		}
+	}
+	return list, errors.Join(errs...)
+}
+
+// MendUplink puts right what LookAtUplinks found of a NIC, finishes what a killed process left, and has the
+// keeper renew the host's lease. Where the host has other addresses, pods have to follow them first (Repair):
+// followed are those to which they have.
+func (n *Node) MendUplink(ctx context.Context, nic string, followed []netip.Prefix) error {
+	return n.aboutUplink(ctx, nic, func(s *session.Session) error { return s.Uplinks().Keep(ctx, nic, followed) })
 }

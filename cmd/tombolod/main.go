@@ -151,64 +151,6 @@ func (p *program) logger(level slog.Level) *slog.Logger {
 	}))
 }
 
-// firewall looks at it as an ADD does.
-type firewall struct{ node *network.Node }
-
-// Look is Node.LookAtFirewall.
-func (f firewall) Look(ctx context.Context) (uint32, []string, error) {
-	return f.node.LookAtFirewall(ctx)
-}
-
-// Obstacles is Node.FirewallObstacles.
-func (f firewall) Obstacles(ctx context.Context) ([]string, error) {
-	return f.node.FirewallObstacles(ctx)
-}
-
-// reclaimDead takes down what pods hold that died without a DEL.
-func reclaimDead(node *network.Node, log *slog.Logger) func(context.Context) (int, error) {
-	return func(ctx context.Context) (int, error) {
-		dead, err := node.CollectDead(ctx, "", false)
-		errs, n := []error{err}, 0
-		for _, d := range dead {
-			if d.Kept != nil {
-				errs = append(errs, fmt.Errorf("%s of container %s in network %s: %w", d.IfName, d.ContainerID, d.Network, d.Kept))
-				continue
-			}
-			n++
-			log.Info("reclaimed what a pod held that died without a DEL",
-				"network", d.Network, "pod", d.Pod, "container", d.ContainerID, "interface", d.IfName, "why", d.Why)
-		}
-		return n, errors.Join(errs...)
-	}
-}
-
-// links are looked at as the records have them.
-type links struct{ node *network.Node }
-
-// Look is Node.LookAtLinks.
-func (l links) Look(ctx context.Context) (*keeper.Seen, error) {
-	seen, err := l.node.LookAtLinks(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return (*keeper.Seen)(seen), nil
-}
-
-// Repair is Node.RepairNetworks.
-func (l links) Repair(ctx context.Context, networks []string) error {
-	return l.node.RepairNetworks(ctx, networks)
-}
-
-// pools are the networks' range sets, for the metrics.
-func pools(ctx context.Context, node *network.Node) ([]keeper.Pool, error) {
-	list, err := node.Pools(ctx)
-	pools := make([]keeper.Pool, len(list))
-	for i, p := range list {
-		pools[i] = keeper.Pool{Network: p.Network, Name: p.Name, IPv6: p.IPv6, Size: p.Size, Reserved: p.Reserved}
-	}
-	return pools, err
-}
-
 // zones has firewalld let pods pass, beside the keeper.
 type zones struct {
 	ctx    context.Context
@@ -256,11 +198,7 @@ func (p *program) keep(ctx context.Context, o *options, log *slog.Logger) error 
 	if err != nil {
 		return err
 	}
-	node, err := network.Open(ctx, &network.Config{StateDir: o.state})
-	if err != nil {
-		return err
-	}
-	reclaiming, err := network.Open(ctx, &network.Config{StateDir: o.state, Log: log})
+	node, err := network.Open(ctx, &network.Config{StateDir: o.state, LeaseDir: o.leases})
 	if err != nil {
 		return err
 	}
@@ -277,6 +215,7 @@ func (p *program) keep(ctx context.Context, o *options, log *slog.Logger) error 
 	k, err = keeper.New(&keeper.Config{
 		Leases: dir,
 		State:  plugins,
+		Node:   node,
 		Log:    log,
 		// Not before: now no other keeper can have the same socket.
 		Ready: func() {
@@ -290,12 +229,7 @@ func (p *program) keep(ctx context.Context, o *options, log *slog.Logger) error 
 			}
 			systemd.tell("READY=1")
 		},
-		Alive:    func() { systemd.tell("WATCHDOG=1") },
-		Repair:   node.Repair,
-		Firewall: firewall{node},
-		Reclaim:  reclaimDead(reclaiming, log),
-		Links:    links{node},
-		Pools:    func(ctx context.Context) ([]keeper.Pool, error) { return pools(ctx, node) },
+		Alive: func() { systemd.tell("WATCHDOG=1") },
 	})
 	if err != nil {
 		return err

@@ -1,5 +1,5 @@
 // Package keeper keeps DHCP leases renewed for as long as their pods live, NICs on
-// the bridges that they were put on, and what pods need of the firewall. It knows of both by directories alone, those of
+// the bridges that they were put on, and what pods need of firewall and links. It knows of them by directories alone, those of
 // packages lease and state, and so it may start before or after the plugin, be killed
 // and be upgraded at any time: it takes up each where it stands.
 //
@@ -26,32 +26,22 @@
 // in the host's namespace: the attachment's record, its elements in the firewall, the
 // alias of its port. After a lost lease nothing leads to its address.
 //
-// # Uplinks
+// # What goes on beside the leases
 //
-// Beside the leases the keeper looks after NICs that were taken over (package uplink). It
-// finishes, forward or back, what a killed process left, which it knows by the record's
-// state and by its free lock. The kernel announces changes of links and addresses; the
-// keeper compares, and repairs what network managers undo. After some repairs in a row it
-// waits longer and longer, and logs an error that says how to have them leave the NIC
-// alone. Where the host has other addresses on
-// the bridge on purpose, it has the pods behind it put right (Config.Repair), since their
-// default routes lead there, and then updates the record, by which it would repair the
-// next time. Without an uplink it listens to nothing.
+// Uplinks, the firewall, links, and pods that died without a DEL each have a goroutine (vigil), which waits for what the
+// kernel announces, looks after a burst and once in a while, and has package network put right what
+// is lacking. What is undone three times within a minute it has put right once in a minute from then on.
 //
-// # The firewall
-//
-// The kernel announces every change of nf_tables. The keeper has what pods need of it checked
-// (Config.Firewall) and repaired (Config.Repair). What is undone three times within a minute it
-// has repaired once in a minute from then on, and writes down for STATUS (state.Contested).
+// A takeover that a killed process left is finished, forward or back. Where the host has other addresses on
+// the bridge on purpose, the pods follow, since their default routes lead there, and then the
+// takeover's record, by which it would be repaired the next time.
 //
 // # The host's own lease
 //
-// A lease of the host's own (lease.Adopt) is confirmed at once, by a renewal in the name
-// of the client that had it, or, if nobody knows that, in those that it may have had; then
-// it is renewed on the bridge like any other. The keeper refreshes the lifetimes of the
-// address, wherever the host has it, and leaves everything else as it finds it, resolver
+// A lease of the host's own (lease.Adopt) is due at once, and is renewed on the bridge as a pod's is in the pod. The keeper
+// refreshes the lifetimes of the address, wherever the host has it, and leaves everything else as it finds it, resolver
 // and MTU too. It changes addresses and routes only where the server grants another
-// address or router, and then adds before it takes away. Until a server grants another, a
+// address or router, or the address went away. Until a server grants another, a
 // host whose lease was refused keeps its address for as long as the kernel was told to.
 // The lease is never released. Failures are in the log, in the record, and in the
 // metrics tombolo_host_lease_seconds and tombolo_host_lease_trouble, from the first

@@ -158,7 +158,7 @@ func (x *exchange) send(p *dhcpc.Packet) error {
 	if err != nil && local.IsValid() && x.ctx.Err() == nil {
 		// Another program deleted the address, or a route.
 		x.log.Warn("cannot send renewal: putting address and routes back", append(x.who(), "err", err)...)
-		x.metrics.count(&x.metrics.errors)
+		x.metrics.errors.Inc()
 		if err = x.putBack(); err == nil {
 			err = errors.Join(x.hangUp(), x.sendFrom(local, p))
 		}
@@ -171,9 +171,6 @@ func (x *exchange) send(p *dhcpc.Packet) error {
 
 // putBack makes the pod have again what it is to have.
 func (x *exchange) putBack() error {
-	if host, ok := x.pod.(hostLink); ok {
-		return x.putHostBack(host)
-	}
 	return x.pod.apply(x.r.Applied, x.r.Lease.Left(now()))
 }
 
@@ -209,10 +206,10 @@ func (x *exchange) hangUp() error {
 // unheard is the end of an exchange without an answer. Nothing is wrong here, and
 // the lease may have long to go.
 func (x *exchange) unheard() error {
-	x.metrics.count(&x.metrics.unanswered)
+	x.metrics.unanswered.Inc()
 	x.m.slow = true
-	if x.r.Host != nil {
-		return x.hostUnheard()
+	if x.r.Host != nil && x.m.session.Lease() != nil {
+		x.tell("no server renews the lease yet")
 	}
 	who := append(x.who(), "state", x.m.session.State())
 	if x.m.session.Lease() != nil {
@@ -224,29 +221,24 @@ func (x *exchange) unheard() error {
 
 // bound applies a lease and writes it down.
 func (x *exchange) bound(l *dhcpc.Lease) error {
-	before, was := x.r.Lease, x.r.State
-	fresh := was != lease.Bound
+	before, fresh := x.r.Lease, x.r.State != lease.Bound
 	err := x.underLockOf(func(held *lease.Held) error { return x.apply(held, x.pod, l) })
 	switch {
 	case errors.Is(err, errDeleted):
 		x.giveBack(l)
 		return err
 	case err != nil:
-		if x.r.Host == nil {
-			// Neither the record nor, it may be, the pod knows of it: at T1 of the new
-			// lease, the pod's address would have come to its end by the old one.
-			x.m.session = nil
-		}
+		// Neither the record nor, it may be, the pod knows of it: at T1 of the new
+		// lease, the pod's address would have come to its end by the old one.
+		x.m.session = nil
 		return err
 	}
 	switch {
-	case x.r.Host != nil:
-		x.hostBound(was, before)
 	case fresh:
-		x.metrics.count(&x.metrics.acquisitions)
+		x.metrics.acquisitions.Inc()
 		x.log.Info("lease got again", append(x.who(), "before", before.Address)...)
 	default:
-		x.metrics.count(&x.metrics.renewals)
+		x.metrics.renewals.Inc()
 		x.log.Debug("lease renewed", append(x.who(), "expires", l.Expire)...)
 	}
 	return nil
@@ -269,9 +261,6 @@ func (x *exchange) giveBack(l *dhcpc.Lease) {
 // first says that the pod has both, so that a keeper that is killed here leaves
 // nothing behind which its successor does not know of.
 func (v *visit) apply(held *lease.Held, p pod, l *dhcpc.Lease) error {
-	if v.r.Host != nil {
-		return v.applyHost(held, p, l)
-	}
 	want := v.r.Policy.Apply(l)
 	stale := v.r.Applied.Without(want)
 	if !stale.Empty() {
@@ -294,6 +283,9 @@ func (v *visit) apply(held *lease.Held, p pod, l *dhcpc.Lease) error {
 		}
 	}
 	trouble := ""
+	if v.r.Host != nil && l == v.r.Lease {
+		trouble = v.r.Error // no news from a server
+	}
 	if err != nil {
 		// The lease is the pod's all the same.
 		trouble, v.m.right = err.Error(), false
@@ -313,12 +305,9 @@ func (v *visit) apply(held *lease.Held, p pod, l *dhcpc.Lease) error {
 func (x *exchange) lost(out dhcpc.Output) error {
 	switch {
 	case errors.Is(out.Err, dhcpc.ErrNAK):
-		x.metrics.count(&x.metrics.naks)
+		x.metrics.naks.Inc()
 	case errors.Is(out.Err, dhcpc.ErrExpired):
-		x.metrics.count(&x.metrics.expired)
-	}
-	if x.r.Host != nil {
-		return x.hostLost(out)
+		x.metrics.expired.Inc()
 	}
 	x.log.Warn("lease lost: trying to get another", append(x.who(), "err", out.Err)...)
 	x.m.slow, x.asked = true, false
@@ -327,9 +316,11 @@ func (x *exchange) lost(out dhcpc.Output) error {
 		return nil
 	}
 	err := x.underLockOf(func(held *lease.Held) error {
-		err := x.pod.withdraw(x.r.Applied)
-		if err == nil {
-			x.r.Applied = lease.Applied{}
+		var err error
+		if x.r.Host == nil { // the host keeps it for as long as the kernel was told to, or until there is another
+			if err = x.pod.withdraw(x.r.Applied); err == nil {
+				x.r.Applied = lease.Applied{}
+			}
 		}
 		x.r.State, x.r.Error = lease.Expired, fmt.Sprint(out.Err)
 		return errors.Join(err, held.Replace(x.r))
@@ -362,15 +353,9 @@ type pod interface {
 	apply(a lease.Applied, left time.Duration) error
 	// withdraw takes addresses and routes away; that they are gone is success.
 	withdraw(a lease.Applied) error
-	close() error
-}
-
-// confirmed is a pod in whose namespace the keeper is not at home: of the host's own
-// lease, everything is put right whenever it is looked at.
-type confirmed interface {
-	pod
 	// lacks says whether one of the addresses is not there.
 	lacks(a lease.Applied) (bool, error)
+	close() error
 }
 
 // node is where the pods are.

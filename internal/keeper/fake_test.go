@@ -9,7 +9,9 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -28,9 +30,6 @@ func TestMain(m *testing.M) {
 	os.Setenv(lockorder.Variable, "1")
 	if dir := os.Getenv("TOMBOLO_TEST_KEEPER"); dir != "" {
 		os.Exit(keeperProcess(dir))
-	}
-	if dir := os.Getenv("TOMBOLO_TEST_UPLINK"); dir != "" {
-		os.Exit(uplinkProcess(dir, os.Args[1], os.Args[2]))
 	}
 	nstest.Main(m)
 }
@@ -219,10 +218,15 @@ func (w *world) released() []netip.Addr {
 }
 
 // counted reads a counter of the keeper's metrics.
-func (w *world) counted(counter *uint64) uint64 {
-	w.keep.metrics.mu.Lock()
-	defer w.keep.metrics.mu.Unlock()
-	return *counter
+func (w *world) counted(name string) int {
+	w.t.Helper()
+	_, body := get(w.t, w.keep, "/metrics")
+	found := regexp.MustCompile(`(?m)^tombolo_lease_` + name + `_total (\d+)$`).FindStringSubmatch(body)
+	if found == nil {
+		w.t.Fatalf("no counter %s in\n%s", name, body)
+	}
+	n, _ := strconv.Atoi(found[1])
+	return n
 }
 
 // serve sets what the server answers.
@@ -253,8 +257,6 @@ func (w *world) enter(r *lease.Record) (pod, error) {
 		return nil, errGone
 	case p.outOfReach != nil:
 		return nil, p.outOfReach
-	case p.host != nil:
-		return p.host.enter(r)
 	}
 	return p, nil
 }
@@ -315,7 +317,6 @@ type fakePod struct {
 	dialErr    error
 	outOfReach error
 	deaf       bool // to answers at its own address
-	host       *fakeHost
 }
 
 func (p *fakePod) dial(_ context.Context, local netip.Addr) (dhcpc.Transport, error) {

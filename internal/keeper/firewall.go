@@ -29,14 +29,6 @@ import (
 // that falls asleep tell nothing.
 const lookAtFirewall = 30 * time.Second
 
-// Firewall is what the keeper looks after the firewall by.
-type Firewall interface {
-	// Look gives what is not as it should be, and the generation at which that was seen.
-	Look(context.Context) (generation uint32, lacking []string, _ error)
-	// Obstacles gives what stops pods and cannot be put right.
-	Obstacles(context.Context) ([]string, error)
-}
-
 // generation is an announcement: nf_tables has changed.
 type generation struct {
 	lost bool // there were more than could be queued; the rest says nothing
@@ -46,8 +38,7 @@ type generation struct {
 
 // firewall looks after it.
 type firewall struct {
-	vigil[[]generation]
-	look    Firewall
+	vigil
 	fought  *restraint // for all of it
 	known   uint32     // the generation at which all was right
 	by      string
@@ -55,38 +46,19 @@ type firewall struct {
 	sought  time.Time // when they were looked for
 }
 
-// keepFirewall looks after it until ctx is done.
-func (k *Keeper) keepFirewall(ctx context.Context) {
-	k.newFirewall(ctx, k.firewall, func() (source, error) {
-		return nl.FollowOnly(unix.NETLINK_NETFILTER, &nl.Config{NetNS: k.host}, []nl.Kind{{Type: newGeneration}}, unix.NFNLGRP_NFTABLES)
-	}).run()
-}
-
-func (k *Keeper) newFirewall(ctx context.Context, look Firewall, listen func() (source, error)) *firewall {
-	f := &firewall{look: look}
-	f.vigil = vigil[[]generation]{Keeper: k, ctx: ctx, listen: listen, read: generationsOf, lost: []generation{{lost: true}}, when: f.when, visit: f.visit,
-		trouble: f.firewallTrouble, subject: "the firewall", restraints: restraints{}}
+func (k *Keeper) newFirewall(ctx context.Context) *firewall {
+	f := &firewall{}
+	f.vigil = vigil{Keeper: k, ctx: ctx, listen: k.listenToFirewall, hear: f.hear, visit: f.visit, errors: k.metrics.firewallErrors, subject: "the firewall", restraints: restraints{}}
 	f.fought = f.of("")
+	f.writeContested(nil) // what an earlier keeper wrote down is over
 	return f
 }
 
+func (k *Keeper) listenToFirewall() (source, error) {
+	return nl.FollowOnly(unix.NETLINK_NETFILTER, &nl.Config{NetNS: k.host}, []nl.Kind{{Type: newGeneration}}, unix.NFNLGRP_NFTABLES)
+}
+
 const newGeneration = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWGEN
-
-func (f *firewall) run() {
-	// What an earlier keeper wrote down is over.
-	f.writeContested(nil)
-	f.vigil.run()
-}
-
-// generationsOf reads announcements.
-func generationsOf(messages []netlink.Message) (list []generation, some bool) {
-	for _, m := range messages {
-		if m.Header.Type == newGeneration {
-			list = append(list, generationOf(m.Data))
-		}
-	}
-	return list, len(list) > 0
-}
 
 // generationOf reads a struct nfgenmsg and the attributes NFTA_GEN_*. What does not parse is
 // as good as lost.
@@ -113,11 +85,15 @@ func generationOf(b []byte) generation {
 // isOurs says that a process is called like a program of ours.
 func (g *generation) isOurs() bool { return g.by == "tombolo" || g.by == "tombolod" }
 
-// when says how soon the firewall is to be compared after these announcements: soon if another program changed
+// hear says how soon the firewall is to be compared after announcements: soon if another program changed
 // it since the last comparison, later if one of ours did, and never if no change is newer than that.
-func (f *firewall) when(list []generation) urgency {
+func (f *firewall) hear(messages []netlink.Message) urgency {
 	when := never
-	for _, g := range list {
+	for _, m := range messages {
+		if m.Header.Type != newGeneration {
+			continue
+		}
+		g := generationOf(m.Data)
 		switch {
 		case !g.lost && int32(g.id-f.known) <= 0 && f.known != 0:
 			// The firewall was compared after this change.
@@ -140,10 +116,10 @@ func (f *firewall) visit() {
 	}
 	ctx, cancel := context.WithTimeout(f.ctx, lookAtFirewall)
 	defer cancel()
-	at, lacking, err := f.look.Look(ctx)
-	f.metrics.count(&f.metrics.firewallLooks) // who waits for it may change the firewall then
+	at, lacking, err := f.network.LookAtFirewall(ctx)
+	f.metrics.firewallLooks.Inc() // who waits for it may change the firewall then
 	if err != nil {
-		f.firewallTrouble("cannot look at the firewall", err)
+		f.trouble("cannot look at the firewall", err)
 		return
 	}
 	if len(lacking) == 0 {
@@ -163,10 +139,10 @@ func (f *firewall) mend(ctx context.Context, what string) {
 	f.log.Warn("somebody has changed what pods need of the firewall: putting it right", "what", what, "by", f.by)
 	if err := f.repair(ctx); err != nil {
 		// An obstacle is an error as well, and what could be put right, is.
-		f.firewallTrouble("cannot put all of the firewall right", err)
+		f.trouble("cannot put all of the firewall right", err)
 		f.due = now().Add(again)
 	}
-	f.metrics.count(&f.metrics.firewallMends)
+	f.metrics.firewallMends.Inc()
 	if f.known == 0 && f.by == "" {
 		return // it was so when the keeper began: nobody has undone anything
 	}
@@ -175,12 +151,12 @@ func (f *firewall) mend(ctx context.Context, what string) {
 		return
 	}
 	if !before {
-		f.metrics.count(&f.metrics.firewallContests)
+		f.metrics.firewallContests.Inc()
 		f.log.Error("another program undoes what pods need of the firewall: putting it right only once a minute",
 			"what", what, "by", f.by, "remedy", "have that program leave the table inet tombolo and the rule \"tombolo: …\" in FORWARD alone")
 	}
 	f.due = f.fought.until
-	f.metrics.firewallIsContested(true)
+	f.metrics.firewallContested.Set(1)
 	f.writeContested(&state.Contested{At: now(), Times: f.fought.times, What: what, By: f.by})
 }
 
@@ -190,15 +166,15 @@ func (f *firewall) allRight() {
 		return
 	}
 	f.log.Info("what pods need of the firewall is left alone again")
-	f.metrics.firewallIsContested(false)
+	f.metrics.firewallContested.Set(0)
 	f.writeContested(nil)
 }
 
 // obstacles logs those that come and go.
 func (f *firewall) obstacles(ctx context.Context) {
-	list, err := f.look.Obstacles(ctx)
+	list, err := f.network.FirewallObstacles(ctx)
 	if err != nil {
-		f.firewallTrouble("cannot look for what stops pods", err)
+		f.trouble("cannot look for what stops pods", err)
 		return
 	}
 	if !slices.Equal(list, f.blocked) {
@@ -210,17 +186,11 @@ func (f *firewall) obstacles(ctx context.Context) {
 		}
 	}
 	f.blocked = list
-	f.metrics.firewallObstaclesAre(len(list))
+	f.metrics.firewallObstacles.Set(float64(len(list)))
 }
 
 func (f *firewall) writeContested(c *state.Contested) {
 	if err := f.state.SetContested(c); err != nil {
-		f.firewallTrouble("cannot tell STATUS of the firewall", err)
+		f.trouble("cannot tell STATUS of the firewall", err)
 	}
-}
-
-// firewallTrouble reports what went wrong.
-func (f *firewall) firewallTrouble(what string, err error) {
-	f.metrics.count(&f.metrics.firewallErrors)
-	f.log.Warn(what, "err", err)
 }

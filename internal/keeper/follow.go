@@ -30,7 +30,8 @@ import (
 // dhcpIPAM is ipam.type of attachments whose IPv4 address is leased.
 const dhcpIPAM = "dhcp"
 
-// follow brings the attachment up to its lease, if it is behind.
+// follow brings the attachment up to its lease, if it is behind. A pod that its lease took out of the subnet of
+// the host's address, which its default route leads to, is led there anew.
 func (v *visit) follow() error {
 	if v.state == nil {
 		return nil
@@ -39,6 +40,17 @@ func (v *visit) follow() error {
 	if a == nil || !behind(a, v.r) {
 		return err
 	}
+	if err := v.followAlone(); err != nil {
+		return err
+	}
+	if gateway := v.r.Policy.Gateway; v.r.State == lease.Bound && gateway.IsValid() && !v.r.Lease.Address.Contains(gateway) {
+		return v.repair(v.ctx)
+	}
+	return nil
+}
+
+// followAlone is follow under the exclusive lock of the state directory.
+func (v *visit) followAlone() error {
 	ctx, cancel := context.WithTimeout(v.ctx, lockedFor)
 	defer cancel()
 	// The lock of the lease's record is free meanwhile: a DEL takes it when it has this one.
@@ -56,10 +68,11 @@ func (v *visit) follow() error {
 	if errors.Is(err, fs.ErrNotExist) || err == nil && r.Token != v.r.Token {
 		return nil
 	}
-	if err == nil {
-		a, err = v.attachment()
+	if err != nil {
+		return err
 	}
-	if err != nil || a == nil || !behind(a, r) {
+	a, err := v.attachment()
+	if a == nil || !behind(a, r) {
 		return err
 	}
 	return v.move(a, r)
@@ -152,7 +165,7 @@ func notLeased(a *state.Attachment) []ipam.Address {
 	})
 }
 
-// move does it, under the exclusive lock of the state directory.
+// move does it.
 func (v *visit) move(a *state.Attachment, r *lease.Record) error {
 	next := *a
 	next.Addresses, next.HostGateways, next.Moving = leased(a, r), hostGateways(a, r), false
@@ -170,13 +183,7 @@ func (v *visit) move(a *state.Attachment, r *lease.Record) error {
 	if err := v.state.Update(&next); err != nil {
 		return err
 	}
-	if gateway := r.Policy.Gateway; r.State == lease.Bound && gateway.IsValid() && !r.Lease.Address.Contains(gateway) {
-		select {
-		case v.strayed <- struct{}{}:
-		default: // it is to be heard of already
-		}
-	}
-	v.metrics.count(&v.metrics.moves)
+	v.metrics.moves.Inc()
 	v.log.Info("attachment follows its lease", append(v.who(), "from", prefixes(gone), "to", prefixes(next.Addresses))...)
 	return nil
 }

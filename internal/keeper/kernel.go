@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"math"
 	"net/netip"
 	"slices"
 	"strings"
@@ -179,13 +178,10 @@ func (p *kernelPod) apply(a lease.Applied, left time.Duration) error {
 		errs = append(errs, setMTU(p.conn, p.r.IfName, a.MTU))
 	}
 	for _, prefix := range a.Addresses {
-		address := addr.Address{Prefix: prefix, Link: p.link, Broadcast: addr.Broadcast(prefix)}
-		if left >= 0 {
-			// The kernel refuses 0 s, and takes the largest number for ever.
-			valid := min(max(left, time.Second), (math.MaxUint32-1)*time.Second)
-			address.Valid, address.Preferred = &valid, &valid
-		}
-		errs = append(errs, addr.On(p.conn).Replace(address))
+		ends := lifetime(left, time.Second)
+		errs = append(errs, addr.On(p.conn).Replace(addr.Address{
+			Prefix: prefix, Link: p.link, Broadcast: addr.Broadcast(prefix), Valid: ends, Preferred: ends,
+		}))
 	}
 	for _, r := range a.Routes {
 		_, err := route.On(p.conn).Ensure(p.route(r))

@@ -418,11 +418,8 @@ func (s *server) answer(d *dhcpv4.DHCPv4) *dhcpv4.DHCPv4 {
 func (s *server) watch(d *dhcpv4.DHCPv4) {
 	id := string(d.Options.Get(dhcpv4.OptionClientIdentifier))
 	hash := lease.Hash("lan", strings.TrimPrefix(id, "\x00"), "eth0")
-	if id == string(hostID()) {
-		hash = lease.HostHash(nic)
-	}
 	r, err := s.dir.Load(hash)
-	if err != nil || r.State != lease.Bound && r.State != lease.Adopting || r.Lease.Left(time.Now()) == 0 {
+	if err != nil || r.State != lease.Bound || r.Lease.Left(time.Now()) == 0 {
 		return
 	}
 	asked := d.ClientIPAddr

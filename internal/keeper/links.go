@@ -25,50 +25,47 @@ import (
 // tell nothing.
 const lookAtLinks = time.Minute
 
-// Links is what the keeper looks after links, addresses and routes by.
-type Links interface {
-	Look(context.Context) (*Seen, error)
-	// Repair puts networks right.
-	Repair(ctx context.Context, networks []string) error
-}
-
-// Seen is what a look has seen.
-type Seen struct {
-	Bridges, Ports []int               // the indexes of those of networks with pods
-	Lacking        map[string][]string // what is not as it should be, by network
-}
-
 // linkage looks after them.
 type linkage struct {
-	vigil[changes] // with a restraint for each network
-	look           Links
-	bridges        map[int]linkFacts // by index; the facts are empty until they are announced
-	ports          map[int]bool      // ports of pods that were seen
+	vigil                     // with a restraint for each network
+	bridges map[int]linkFacts // by index; the facts are empty until they are announced
+	ports   map[int]bool      // ports of pods that were seen
 	// remains is what putting a network right did not help against: it is told once, and is no
 	// news as long as nothing else is lacking there.
 	remains map[string][]string
 }
 
-// changes are what a datagram of announcements tells.
+// changes are what announcements tell.
 type changes struct {
 	lost    bool // something was; the rest says nothing
 	links   []linkChange
 	ports   []int // links whose flags as ports have changed
+	added   []int // links that have got an address
 	touched []int // links that an address or a route of went
 }
 
 type linkChange struct {
-	news
-	bridge bool // the link is one
-	ours   bool // it has an alias of ours
+	index   int
+	gone    bool
+	kind    string
+	bridge  bool // the link is one
+	ours    bool // it has an alias of ours
+	carrier bool
+	facts   linkFacts
 }
 
-// keepLinks looks after them until ctx is done.
-func (k *Keeper) keepLinks(ctx context.Context) {
-	k.newLinkage(ctx, k.links, func() (source, error) {
-		return nl.FollowOnly(unix.NETLINK_ROUTE, &nl.Config{NetNS: k.host}, linkKinds(), unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
-			unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE)
-	}).run()
+// linkFacts are what matters of a bridge.
+type linkFacts struct {
+	name   string
+	master int
+	mtu    int
+	mac    string
+	up     bool
+}
+
+func (k *Keeper) listenToLinks() (source, error) {
+	return nl.FollowOnly(unix.NETLINK_ROUTE, &nl.Config{NetNS: k.host}, linkKinds(), unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
+		unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE)
 }
 
 // linkKinds are the announcements that matter. Of routes, those to subnets do that the kernel makes
@@ -76,54 +73,62 @@ func (k *Keeper) keepLinks(ctx context.Context) {
 func linkKinds() []nl.Kind {
 	const protocolAt = 5 // in struct rtmsg
 	return []nl.Kind{
-		{Type: unix.RTM_NEWLINK}, {Type: unix.RTM_DELLINK}, {Type: unix.RTM_DELADDR},
+		{Type: unix.RTM_NEWLINK}, {Type: unix.RTM_DELLINK}, {Type: unix.RTM_NEWADDR}, {Type: unix.RTM_DELADDR},
 		{Type: unix.RTM_DELROUTE, At: protocolAt, Byte: unix.RTPROT_KERNEL},
 	}
 }
 
-func (k *Keeper) newLinkage(ctx context.Context, look Links, listen func() (source, error)) *linkage {
-	l := &linkage{look: look, bridges: map[int]linkFacts{}, ports: map[int]bool{}, remains: map[string][]string{}}
-	l.vigil = vigil[changes]{Keeper: k, ctx: ctx, listen: listen, read: changesOf, lost: changes{lost: true}, when: l.when, visit: l.visit,
-		trouble: l.linkTrouble, subject: "links", restraints: restraints{}}
+func (k *Keeper) newLinkage(ctx context.Context) *linkage {
+	l := &linkage{bridges: map[int]linkFacts{}, ports: map[int]bool{}, remains: map[string][]string{}}
+	l.vigil = vigil{Keeper: k, ctx: ctx, listen: k.listenToLinks, hear: l.hear, visit: l.visit, errors: k.metrics.linkErrors, subject: "links", restraints: restraints{}}
 	return l
 }
 
 // changesOf reads announcements. A message that does not parse counts as lost.
-func changesOf(messages []netlink.Message) (c changes, some bool) {
+func changesOf(messages []netlink.Message) (c changes) {
 	for _, m := range messages {
-		switch m.Header.Type {
-		case unix.RTM_NEWLINK, unix.RTM_DELLINK:
-			var k link.Link
-			if err := k.Decode(m.Data, unix.IFLA_IFNAME, unix.IFLA_MASTER, unix.IFLA_MTU, unix.IFLA_ADDRESS, unix.IFLA_IFALIAS, unix.IFLA_LINKINFO); err != nil {
-				c.lost = true
-				continue
-			}
-			if k.Family == unix.AF_BRIDGE {
-				c.ports = append(c.ports, k.Index)
-				continue
-			}
-			c.links = append(c.links, linkChange{
-				news: news{index: k.Index, gone: m.Header.Type == unix.RTM_DELLINK, facts: &linkFacts{
-					name: k.Name, master: k.Master, mtu: k.MTU, mac: string(k.MAC), up: k.Up()}},
-				bridge: k.Kind == "bridge", ours: strings.HasPrefix(k.Alias, "tombolo:"),
-			})
-		case unix.RTM_DELADDR:
-			// struct ifaddrmsg
-			if len(m.Data) < unix.SizeofIfAddrmsg {
-				c.lost = true
-				continue
-			}
-			c.touched = append(c.touched, int(int32(binary.NativeEndian.Uint32(m.Data[4:]))))
-		case unix.RTM_DELROUTE:
-			index, err := routeLink(m.Data)
-			if err != nil {
-				c.lost = true
-			} else if index != 0 {
-				c.touched = append(c.touched, index)
-			}
+		if err := c.add(m); err != nil {
+			c.lost = true
 		}
 	}
-	return c, c.lost || len(c.links)+len(c.ports)+len(c.touched) > 0
+	return c
+}
+
+func (c *changes) add(m netlink.Message) error {
+	switch m.Header.Type {
+	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
+		var k link.Link
+		if err := k.Decode(m.Data, unix.IFLA_IFNAME, unix.IFLA_MASTER, unix.IFLA_MTU, unix.IFLA_ADDRESS, unix.IFLA_IFALIAS, unix.IFLA_LINKINFO); err != nil {
+			return err
+		}
+		if k.Family == unix.AF_BRIDGE {
+			c.ports = append(c.ports, k.Index)
+			return nil
+		}
+		c.links = append(c.links, linkChange{
+			index: k.Index, gone: m.Header.Type == unix.RTM_DELLINK, kind: k.Kind, bridge: k.Kind == "bridge", ours: strings.HasPrefix(k.Alias, "tombolo:"),
+			carrier: k.Flags&unix.IFF_LOWER_UP != 0,
+			facts:   linkFacts{name: k.Name, master: k.Master, mtu: k.MTU, mac: string(k.MAC), up: k.Up()},
+		})
+	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
+		// struct ifaddrmsg
+		if len(m.Data) < unix.SizeofIfAddrmsg {
+			return nl.ErrMalformed
+		}
+		index := int(int32(binary.NativeEndian.Uint32(m.Data[4:])))
+		if m.Header.Type == unix.RTM_NEWADDR {
+			c.added = append(c.added, index)
+		} else {
+			c.touched = append(c.touched, index)
+		}
+	case unix.RTM_DELROUTE:
+		index, err := routeLink(m.Data)
+		if err == nil && index != 0 {
+			c.touched = append(c.touched, index)
+		}
+		return err
+	}
+	return nil
 }
 
 // routeLink reads where a route leads (struct rtmsg, RTA_OIF).
@@ -140,10 +145,10 @@ func routeLink(b []byte) (index int, _ error) {
 	return index, err
 }
 
-// when says how soon links are to be compared: soon after changes that no pod causes, and later after those
+// hear says how soon links are to be compared: soon after changes that no pod causes, and later after those
 // that come and go with pods.
-func (l *linkage) when(c changes) urgency {
-	when := never
+func (l *linkage) hear(messages []netlink.Message) urgency {
+	c, when := changesOf(messages), never
 	if c.lost {
 		when = soon
 	}
@@ -170,11 +175,11 @@ func (l *linkage) linkNews(n linkChange) urgency {
 			delete(l.bridges, n.index)
 			return soon
 		}
-		l.bridges[n.index] = *n.facts
+		l.bridges[n.index] = n.facts
 		switch before {
 		case linkFacts{}:
 			return later
-		case *n.facts:
+		case n.facts:
 			return never
 		}
 		return soon
@@ -214,10 +219,10 @@ func (l *linkage) visit() {
 	}
 	for _, name := range networks {
 		l.log.Warn("somebody has changed links, addresses or routes that pods need: putting it right", "network", name, "what", strings.Join(lacking[name], "; "))
-		l.metrics.drifted(len(lacking[name]))
+		l.metrics.driftFound.Add(float64(len(lacking[name])))
 	}
-	if err := l.look.Repair(ctx, networks); err != nil {
-		l.linkTrouble("cannot put all links right", err)
+	if err := l.network.RepairNetworks(ctx, networks); err != nil {
+		l.trouble("cannot put all links right", err)
 		l.due = now().Add(again)
 	}
 	after, ok := l.lookAgain(ctx)
@@ -243,7 +248,7 @@ func (l *linkage) toMend(lacking map[string][]string) (networks []string) {
 			delete(l.restraints, name)
 		}
 	}
-	l.metrics.linksAreContested(l.contested())
+	l.metrics.linksContested.Set(truth(l.contested()))
 	for _, name := range slices.Sorted(maps.Keys(lacking)) {
 		switch until := l.of(name).until; {
 		case len(lacking[name]) == 0, slices.Equal(lacking[name], l.remains[name]):
@@ -265,7 +270,7 @@ func (l *linkage) mended(name string, before, after []string) {
 	if len(after) >= len(before) {
 		return
 	}
-	l.metrics.mended(len(before) - len(after))
+	l.metrics.driftMended.Add(float64(len(before) - len(after)))
 	contested, was := l.of(name).putRight()
 	if !contested {
 		return
@@ -275,15 +280,15 @@ func (l *linkage) mended(name string, before, after []string) {
 			"network", name, "what", strings.Join(before, "; "), "remedy", "have that program (NetworkManager, systemd-networkd, a script) leave these bridges and ports alone")
 	}
 	l.due = earliest(l.due, l.of(name).until)
-	l.metrics.linksAreContested(true)
+	l.metrics.linksContested.Set(1)
 }
 
 // lookAgain looks, and learns which bridges to listen for.
 func (l *linkage) lookAgain(ctx context.Context) (lacking map[string][]string, ok bool) {
-	seen, err := l.look.Look(ctx)
-	l.metrics.count(&l.metrics.linkLooks) // as in firewall.visit
+	seen, err := l.network.LookAtLinks(ctx)
+	l.metrics.linkLooks.Inc() // as in firewall.visit
 	if err != nil {
-		l.linkTrouble("cannot look at links", err)
+		l.trouble("cannot look at links", err)
 		l.due = now().Add(again)
 		return nil, false
 	}
@@ -298,10 +303,4 @@ func (l *linkage) lookAgain(ctx context.Context) (lacking map[string][]string, o
 		l.ports[index] = true
 	}
 	return seen.Lacking, true
-}
-
-// linkTrouble reports what went wrong.
-func (l *linkage) linkTrouble(what string, err error) {
-	l.metrics.count(&l.metrics.linkErrors)
-	l.log.Warn(what, "err", err)
 }

@@ -112,7 +112,7 @@ func (l *loop) beat(beat func() error) error {
 			e.stale = true // a worker has the session
 			continue
 		}
-		e.mind.session, e.mind.six.session, e.mind.hold = nil, nil, time.Time{}
+		e.mind.session, e.mind.six.session = nil, nil
 		l.wake(e, now())
 	}
 	return nil
@@ -150,7 +150,7 @@ func (l *loop) askAgain(bridge string) {
 func (l *loop) changed(c change) error {
 	if c.name == "" {
 		l.log.Warn("changes of lease records were lost: reading all of them")
-		l.metrics.count(&l.metrics.rescans)
+		l.metrics.rescans.Inc()
 		return l.rescan()
 	}
 	l.look(c.name)
@@ -249,7 +249,7 @@ func (l *loop) finish(v visited) {
 	}
 	e.mind, e.state, e.next = v.mind, v.state, v.next
 	if e.stale {
-		e.mind.session, e.mind.six.session, e.mind.hold = nil, nil, time.Time{}
+		e.mind.session, e.mind.six.session = nil, nil
 	}
 	if e.again || e.stale {
 		v.wake = now()

@@ -3,69 +3,118 @@ package keeper
 import (
 	"context"
 	"encoding/json"
+	"math"
 	"net/http"
+	"strconv"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/network"
 )
 
-// metrics are counted by loop and workers and read by the handler.
+// metrics are counted by loops and workers and read by the handler. Their registry is their own:
+// what other packages register with Prometheus' global one is not ours to tell.
 type metrics struct {
-	mu     sync.Mutex
-	states map[lease.State]int
-	hosts  map[string]hostLease // by record hash
-	next   time.Time            // of the next visit
-	turn   time.Time            // when the loop last turned
+	registry *prometheus.Registry
+	state    *state.Dir    // may be nil
+	node     *network.Node // may be nil
 
-	renewals, acquisitions, releases uint64
-	naks, expired, unanswered        uint64
-	errors, damaged, rescans, moves  uint64
+	mu    sync.Mutex
+	hosts map[string]hostLease // by record hash
+	next  time.Time            // of the next visit
+	turn  time.Time            // when the loop last turned
 
-	uplinks                                    map[uplink.State]int
-	uplinkMends, uplinksFinished, uplinkErrors uint64
+	leases                           *prometheus.GaugeVec
+	renewals, acquisitions, releases prometheus.Counter
+	naks, expired, unanswered        prometheus.Counter
+	errors, damaged, rescans, moves  prometheus.Counter
 
-	linksContested                                 bool
-	linkLooks, linkErrors, driftFound, driftMended uint64
+	uplinks                                    *prometheus.GaugeVec
+	uplinkMends, uplinksFinished, uplinkErrors prometheus.Counter
 
-	firewallContested                                              bool
-	firewallObstacles                                              int
-	firewallLooks, firewallMends, firewallContests, firewallErrors uint64
+	firewallContested, firewallObstacles                           prometheus.Gauge
+	firewallLooks, firewallMends, firewallContests, firewallErrors prometheus.Counter
 
-	looks, reclaims uint64 // for dead pods, and of them
+	linksContested                                 prometheus.Gauge
+	linkLooks, linkErrors, driftFound, driftMended prometheus.Counter
 
-	failures   func() ([]state.Failures, error)      // may be nil
-	pools      func(context.Context) ([]Pool, error) // may be nil
-	readErrors uint64
+	deadLooks, reclaims, readErrors prometheus.Counter
 }
 
-// count adds one to a counter of m.
-func (m *metrics) count(counter *uint64) {
-	m.mu.Lock()
-	*counter++
-	m.mu.Unlock()
+func newMetrics(dir *state.Dir, node *network.Node) *metrics {
+	m := &metrics{registry: prometheus.NewRegistry(), state: dir, node: node, hosts: map[string]hostLease{}}
+	register := promauto.With(m.registry)
+	counter := func(name, help string) prometheus.Counter {
+		return register.NewCounter(prometheus.CounterOpts{Name: "tombolo_" + name, Help: help})
+	}
+	gauge := func(name, help string) prometheus.Gauge {
+		return register.NewGauge(prometheus.GaugeOpts{Name: "tombolo_" + name, Help: help})
+	}
+	byState := func(name, help string, states ...string) *prometheus.GaugeVec {
+		g := register.NewGaugeVec(prometheus.GaugeOpts{Name: "tombolo_" + name, Help: help}, []string{"state"})
+		for _, s := range states {
+			g.WithLabelValues(s) // 0 is told too
+		}
+		return g
+	}
+	m.leases = byState("leases", "Leases by state.", string(lease.Adding), string(lease.Bound), string(lease.Expired), string(lease.Sticky))
+	register.NewGaugeFunc(prometheus.GaugeOpts{Name: "tombolo_lease_next_seconds", Help: "Time until a lease is due; 0 if one is, or there is none."}, m.untilNext)
+	m.renewals = counter("lease_renewals_total", "Leases that a server renewed.")
+	m.acquisitions = counter("lease_acquisitions_total", "Leases got after one was lost.")
+	m.releases = counter("lease_releases_total", "Leases released because their pod was gone.")
+	m.moves = counter("lease_moves_total", "Attachments that followed their leases to other addresses.")
+	m.naks = counter("lease_naks_total", "Leases that a server refused.")
+	m.expired = counter("lease_expired_total", "Leases that ran out.")
+	m.unanswered = counter("lease_unanswered_total", "Exchanges that no server answered in time.")
+	m.errors = counter("lease_errors_total", "Things that went wrong; the log says what.")
+	m.damaged = counter("lease_damaged_total", "Records that could not be read and were set aside.")
+	m.rescans = counter("lease_rescans_total", "Times that changes were lost and all records read anew.")
+	m.uplinks = byState("uplinks", "NICs that are taken over, or on the way, by state.",
+		string(uplink.Taking), string(uplink.Taken), string(uplink.Restoring), string(uplink.Undoing))
+	m.uplinkMends = counter("uplink_mends_total", "Takeovers put right after somebody had undone part of them.")
+	m.uplinksFinished = counter("uplink_finished_total", "Takeovers and returns finished that were cut short.")
+	m.uplinkErrors = counter("uplink_errors_total", "Things that went wrong with uplinks; the log says what.")
+	m.firewallContested = gauge("firewall_contested", "1 if another program undoes again and again what pods need of the firewall; STATUS names it.")
+	m.firewallObstacles = gauge("firewall_obstacles", "Firewalls that stop pods and are out of reach, or left to their owners; STATUS names them.")
+	m.firewallLooks = counter("firewall_looks_total", "Looks at the firewall, after changes and once in a while.")
+	m.firewallMends = counter("firewall_mends_total", "Times that it was put right after somebody had changed it.")
+	m.firewallContests = counter("firewall_contests_total", "Times that this began to happen again and again.")
+	m.firewallErrors = counter("firewall_errors_total", "Things that went wrong with it; the log says what.")
+	m.deadLooks = counter("dead_looks_total", "Looks for pods that died without a DEL.")
+	m.reclaims = counter("dead_reclaimed_total", "Attachments of such pods that were taken down.")
+	m.linksContested = gauge("links_contested", "1 if another program changes again and again links, addresses or routes that pods need; the log says which.")
+	m.linkLooks = counter("links_looks_total", "Looks at links, addresses and routes, after changes and once in a while.")
+	m.linkErrors = counter("links_errors_total", "Things that went wrong with them; the log says what.")
+	m.driftFound = counter("drift_found_total", "Links, addresses, routes and settings of them that were found not as pods need them.")
+	m.driftMended = counter("drift_mended_total", "Those of them that were put right.")
+	m.readErrors = counter("read_errors_total", "Times that failures or pools could not be read for these metrics.")
+	m.registry.MustRegister(collector(m.collectHosts), collector(m.collectCalls))
+	return m
 }
+
+// collector tells what is known when it is asked; which labels there will be it cannot say before.
+type collector func(chan<- prometheus.Metric)
+
+// Describe gives no descriptions.
+func (c collector) Describe(chan<- *prometheus.Desc) {}
+
+// Collect gives all values.
+func (c collector) Collect(to chan<- prometheus.Metric) { c(to) }
 
 // moved takes a lease from one state to another; the empty one is none.
 func (m *metrics) moved(from, to lease.State) {
-	if from == to {
-		return
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.states == nil {
-		m.states = map[lease.State]int{}
-	}
 	if from != "" {
-		m.states[from]--
+		m.leases.WithLabelValues(string(from)).Dec()
 	}
 	if to != "" {
-		m.states[to]++
+		m.leases.WithLabelValues(string(to)).Inc()
 	}
 }
 
@@ -75,59 +124,96 @@ func (m *metrics) due(next time.Time) {
 	m.mu.Unlock()
 }
 
+func (m *metrics) untilNext() float64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.next.IsZero() {
+		return 0
+	}
+	return max(m.next.Sub(now()), 0).Round(time.Millisecond).Seconds()
+}
+
 func (m *metrics) turned() {
 	m.mu.Lock()
 	m.turn = time.Now()
 	m.mu.Unlock()
 }
 
-// Describe gives no descriptions: which hosts' leases there are is known when asked.
-func (m *metrics) Describe(chan<- *prometheus.Desc) {}
+// hostLease is what the metrics have about a lease of the host's own.
+type hostLease struct {
+	nic, bridge string
+	expire      time.Time // zero: it does not
+	trouble     bool
+}
 
-// Collect gives all that is known, as of one moment.
-func (m *metrics) Collect(ch chan<- prometheus.Metric) {
-	to := sink(ch)
-	m.collectCalls(to)
+// setHost takes down how a lease of the host's own fares; nil: there is none under that hash.
+func (m *metrics) setHost(hash string, r *lease.Record) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for _, s := range []lease.State{lease.Adding, lease.Bound, lease.Expired, lease.Sticky, lease.Adopting} {
-		to.gauge("tombolo_leases", "Leases by state.", float64(m.states[s]), prometheus.Labels{"state": string(s)})
+	if r == nil {
+		delete(m.hosts, hash)
+		return
 	}
-	var next time.Duration
-	if !m.next.IsZero() {
-		next = max(m.next.Sub(now()), 0).Round(time.Millisecond)
+	m.hosts[hash] = hostLease{nic: r.Host.NIC, bridge: r.Bridge, expire: r.Expires(), trouble: r.Error != "" || r.State == lease.Expired}
+}
+
+func (m *metrics) collectHosts(to chan<- prometheus.Metric) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, h := range m.hosts {
+		left := math.Inf(1)
+		if !h.expire.IsZero() {
+			left = max(h.expire.Sub(now()), 0).Round(time.Second).Seconds()
+		}
+		labels := prometheus.Labels{"nic": h.nic, "bridge": h.bridge}
+		tell(to, "tombolo_host_lease_seconds", "Time until the host's own lease ends, and with it the host's address.", prometheus.GaugeValue, left, labels)
+		tell(to, "tombolo_host_lease_trouble", "1 if the host's own lease is not being renewed; `tombolo leases` says why.", prometheus.GaugeValue, truth(h.trouble), labels)
 	}
-	to.gauge("tombolo_lease_next_seconds", "Time until a lease is due; 0 if one is, or there is none.", next.Seconds(), nil)
-	to.counter("tombolo_lease_renewals_total", "Leases that a server renewed.", m.renewals)
-	to.counter("tombolo_lease_acquisitions_total", "Leases got after one was lost.", m.acquisitions)
-	to.counter("tombolo_lease_releases_total", "Leases released because their pod was gone.", m.releases)
-	to.counter("tombolo_lease_moves_total", "Attachments that followed their leases to other addresses.", m.moves)
-	to.counter("tombolo_lease_naks_total", "Leases that a server refused.", m.naks)
-	to.counter("tombolo_lease_expired_total", "Leases that ran out.", m.expired)
-	to.counter("tombolo_lease_unanswered_total", "Exchanges that no server answered in time.", m.unanswered)
-	to.counter("tombolo_lease_errors_total", "Things that went wrong; the log says what.", m.errors)
-	to.counter("tombolo_lease_damaged_total", "Records that could not be read.", m.damaged)
-	to.counter("tombolo_lease_rescans_total", "Times that changes were lost and all records read anew.", m.rescans)
-	m.collectHosts(to)
-	m.collectUplinks(to)
-	m.collectFirewall(to)
-	m.collectReclaims(to)
-	m.collectLinks(to)
 }
 
-// sink takes samples.
-type sink chan<- prometheus.Metric
+// readWithin bounds what is read for an answer of the metrics.
+const readWithin = 5 * time.Second
 
-func (to sink) counter(name, help string, value uint64) {
-	to.counterWith(name, help, value, nil)
+// collectCalls tells what the plugin has left on disk: which calls failed, and how far pools are used up.
+func (m *metrics) collectCalls(to chan<- prometheus.Metric) {
+	if m.state != nil {
+		list, err := m.state.Failures()
+		m.read(err)
+		for _, f := range list {
+			tell(to, "tombolo_failures_total", "Calls of the plugin that failed, by verb and error code, since the state directory was made.", prometheus.CounterValue,
+				float64(f.Count), prometheus.Labels{"verb": f.Verb, "code": strconv.FormatUint(uint64(f.Code), 10)})
+		}
+	}
+	if m.node == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), readWithin)
+	defer cancel()
+	list, err := m.node.Pools(ctx)
+	m.read(err)
+	for _, p := range list {
+		family := "ipv4"
+		if p.IPv6 {
+			family = "ipv6"
+		}
+		labels := prometheus.Labels{"network": p.Network, "range": p.Name, "family": family}
+		tell(to, "tombolo_pool_addresses", "Addresses that a network can give its pods.", prometheus.GaugeValue, float64(p.Size), labels)
+		tell(to, "tombolo_pool_reserved_addresses", "Those of them that are reserved.", prometheus.GaugeValue, float64(p.Reserved), labels)
+	}
 }
 
-func (to sink) counterWith(name, help string, value uint64, labels prometheus.Labels) {
-	to <- prometheus.MustNewConstMetric(prometheus.NewDesc(name, help, nil, labels), prometheus.CounterValue, float64(value))
+// read is told what came of reading.
+func (m *metrics) read(err error) {
+	if err != nil {
+		m.readErrors.Inc()
+	}
 }
 
-func (to sink) gauge(name, help string, value float64, labels prometheus.Labels) {
-	to <- prometheus.MustNewConstMetric(prometheus.NewDesc(name, help, nil, labels), prometheus.GaugeValue, value)
+// tell tells a value. One whose labels are no text is left out.
+func tell(to chan<- prometheus.Metric, name, help string, kind prometheus.ValueType, value float64, labels prometheus.Labels) {
+	if one, err := prometheus.NewConstMetric(prometheus.NewDesc(name, help, nil, labels), kind, value); err == nil {
+		to <- one
+	}
 }
 
 // truth is 1 for true.
@@ -142,7 +228,7 @@ func truth(is bool) float64 {
 // keeper's loop turns, else 503, with a line of JSON.
 func (k *Keeper) Handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", k.metrics.handler())
+	mux.Handle("GET /metrics", promhttp.HandlerFor(k.metrics.registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError, DisableCompression: true}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
 		since, ok := k.metrics.healthy()
 		w.Header().Set("Content-Type", "application/json")
@@ -152,14 +238,6 @@ func (k *Keeper) Handler() http.Handler {
 		_ = json.NewEncoder(w).Encode(map[string]any{"healthy": ok, "silentSeconds": since.Seconds()})
 	})
 	return mux
-}
-
-// handler has a registry of its own: what other packages register with Prometheus' global
-// one is not ours to tell.
-func (m *metrics) handler() http.Handler {
-	registry := prometheus.NewRegistry()
-	registry.MustRegister(m)
-	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError, DisableCompression: true})
 }
 
 // healthy says whether the loop turns.

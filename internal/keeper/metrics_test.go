@@ -5,11 +5,13 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/internal/golden"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 )
 
@@ -66,6 +68,17 @@ func checkExposition(t *testing.T, body string) {
 			}
 		}
 	}
+}
+
+// Dashboards and alerts go by names, types and help.
+func TestMetricsAreThoseThatTheyWere(t *testing.T) {
+	in(t, func(t *testing.T, w *world) {
+		w.start()
+		_, body := get(t, w.keep, "/metrics")
+		lines := slices.DeleteFunc(strings.SplitAfter(body, "\n"), func(line string) bool { return !strings.HasPrefix(line, "#") })
+		slices.Sort(lines)
+		golden.Compare(t, "metrics.golden", []byte(strings.Join(lines, "")))
+	})
 }
 
 func TestHealthIsThatTheLoopTurns(t *testing.T) {

@@ -17,36 +17,27 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// refuse gives what is asked about each lease that a server grants to a pod. It outlives
-// the visit.
+// refuse gives what is asked about each lease that a server grants. It outlives the visit. The host may have what no
+// pod has, and keeps what it had before.
 func (k *Keeper) refuse(r *lease.Record) func(l, held *dhcpc.Lease) error {
-	network, hash, at, had := r.Network, r.Hash(), r.At(), r.Lease.Address.Addr()
-	bridge := r.Bridge
+	network, hash, bridge, at, had, pod := r.Network, r.Hash(), r.Bridge, r.At(), r.Lease.Address.Addr(), r.Host == nil
 	return func(l, held *dhcpc.Lease) error {
 		own := l.Address.Addr()
-		if err := lease.Impossible(l); err != nil {
-			return err
-		}
 		if held != nil {
 			had = held.Address.Addr()
 		}
-		if err := k.node.taken(bridge, own, had); err != nil || k.state == nil || own == had && held != nil {
-			return err
+		if pod {
+			if err := lease.Impossible(l); err != nil {
+				return err
+			}
+			if err := k.node.taken(bridge, own, had); err != nil {
+				return err
+			}
 		}
-		return k.anothersAddress(network, hash, at, own)
-	}
-}
-
-// refuseHost gives what is asked about each lease that a server grants to the host: only
-// whether a pod has the address. One that the host had before stays the host's.
-func (k *Keeper) refuseHost(r *lease.Record) func(l, held *dhcpc.Lease) error {
-	network, hash, bridge := r.Network, r.Hash(), r.Bridge
-	return func(l, held *dhcpc.Lease) error {
-		own := l.Address.Addr()
-		if k.state == nil || held != nil && held.Address.Addr() == own {
+		if k.state == nil || own == had && held != nil {
 			return nil
 		}
-		return k.anothersAddress(network, hash, bridge, own)
+		return k.anothersAddress(network, hash, at, own)
 	}
 }
 

@@ -116,12 +116,12 @@ func TestTheHostDoesNotGetAPodsAddress(t *testing.T) {
 			t.Errorf("%s: bound %t", address, bound)
 		}
 	}
-	if err := k.refuseHost(&r)(&dhcpc.Lease{Address: netip.MustParsePrefix(firstAddress + "/16")}, nil); err == nil || !strings.Contains(err.Error(), m.pod.record.ContainerID) {
+	if err := k.refuse(&r)(&dhcpc.Lease{Address: netip.MustParsePrefix(firstAddress + "/16")}, nil); err == nil || !strings.Contains(err.Error(), m.pod.record.ContainerID) {
 		t.Errorf("a pod's: %v", err)
 	}
 	// A renewal of what it has is the host's all the same.
 	held := &dhcpc.Lease{Address: netip.MustParsePrefix(firstAddress + "/16")}
-	if err := k.refuseHost(&r)(held, held); err != nil {
+	if err := k.refuse(&r)(held, held); err != nil {
 		t.Error(err)
 	}
 }

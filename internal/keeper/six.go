@@ -173,7 +173,7 @@ func (v *visit) endUnseen6(cause error) error {
 		return nil
 	}
 	v.log.Warn("DHCPv6 lease ended, and its pod is out of reach: nothing leads to its address any more", append(v.who(), "ipv6", v.r.Six.Lease.Address, "err", cause)...)
-	v.metrics.count(&v.metrics.expired)
+	v.metrics.expired.Inc()
 	v.m.six.session = nil
 	err := v.underLockOf(func(held *lease.Held) error {
 		six := *v.r.Six
@@ -235,7 +235,7 @@ func (x *exchange6) took(out dhcp6.Output) error {
 	if out.Err != nil {
 		x.log.Warn("no address by DHCPv6", append(x.who(), "err", out.Err)...)
 		if errors.Is(out.Err, dhcpc.ErrNAK) {
-			x.metrics.count(&x.metrics.naks)
+			x.metrics.naks.Inc()
 		}
 	}
 	switch {
@@ -364,18 +364,18 @@ func (x *exchange6) bound6(l *dhcp6.Lease) error {
 	}
 	x.m.six.right = true
 	if fresh {
-		x.metrics.count(&x.metrics.acquisitions)
+		x.metrics.acquisitions.Inc()
 		x.log.Info("leased by DHCPv6", append(x.who(), "ipv6", l.Address)...)
 		return nil
 	}
-	x.metrics.count(&x.metrics.renewals)
+	x.metrics.renewals.Inc()
 	return nil
 }
 
 // lost6 takes an address out of the pod that it may not have any more.
 func (x *exchange6) lost6(out dhcp6.Output) error {
 	if errors.Is(out.Err, dhcpc.ErrExpired) {
-		x.metrics.count(&x.metrics.expired)
+		x.metrics.expired.Inc()
 	}
 	err := x.underLockOf(func(held *lease.Held) error {
 		err := x.pod.withdraw6(out.Lost)
@@ -396,7 +396,7 @@ func (x *exchange6) lost6(out dhcp6.Output) error {
 
 // unheard is the end of an exchange without an answer.
 func (x *exchange6) unheard() error {
-	x.metrics.count(&x.metrics.unanswered)
+	x.metrics.unanswered.Inc()
 	if x.m.six.session.State() == dhcp6.Confirming {
 		x.log.Debug("no server confirms the DHCPv6 lease yet", x.who()...)
 		return nil

@@ -114,7 +114,8 @@ func (p *kernelPod) apply6(l *dhcp6.Lease) error {
 	})
 }
 
-// lifetime is as the kernel takes it: nil is for ever, which is -1 here.
+// lifetime is as the kernel takes it: nil is for ever, which is -1 here. It refuses 0 s as a valid one, and takes the
+// largest number for ever.
 func lifetime(left, least time.Duration) *time.Duration {
 	if left < 0 {
 		return nil

@@ -77,29 +77,3 @@ func TestAMovedAddressKeepsItsWayOut(t *testing.T) {
 		t.Errorf("the addresses are %+v by %+v, want %+v", got, hostGateways(a, r), want)
 	}
 }
-
-// A pod that its lease takes to another network than the host's address is of has nobody
-// else to tell of it.
-func TestAPodThatItsLeaseTakesAwayIsTold(t *testing.T) {
-	t.Parallel()
-	for _, tt := range []struct {
-		gateway string
-		told    int
-	}{{hostAddress, 0}, {"10.8.0.2", 1}, {"", 0}} {
-		m, s := newMovable(t, time.Hour)
-		m.half(s)
-		v := m.following(t.Context())
-		v.r.Policy.Gateway = netip.Addr{}
-		if tt.gateway != "" {
-			v.r.Policy.Gateway = netip.MustParseAddr(tt.gateway)
-		}
-		m.write(v.r)
-		v = m.following(t.Context())
-		if err := v.follow(); err != nil {
-			t.Fatal(err)
-		}
-		if len(v.strayed) != tt.told {
-			t.Errorf("through %q: told %d times, want %d", tt.gateway, len(v.strayed), tt.told)
-		}
-	}
-}

@@ -1,371 +1,241 @@
 package keeper
 
 import (
-	"bytes"
 	"context"
 	"errors"
-	"io/fs"
-	"os"
+	"slices"
 	"time"
 
-	"github.com/tombolo-cni/tombolo"
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
+	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
-	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/network"
 )
 
 // The keeper finishes takeovers of NICs whose process was killed, and repairs those
 // that are undone: network managers put their addresses back on the NIC, or take it out
 // of the bridge, when they are restarted or told to reload. What the host's lease or its
-// administrator changes on the bridge is not undone: the takeover's record follows, for
-// the next repair, and so do the pods whose default route leads to the host's address. It
-// learns of records by inotify(7) and of links and addresses from the kernel, and looks
-// once in a while, for what neither announces (routes). On a host without uplinks it
-// watches records alone.
+// administrator changes on the bridge is not undone: the pods whose default route leads to the
+// host's address follow, and then so does the takeover's record, for the next repair: as long as that is of
+// before, a successor sees that there is something to do.
 
 const (
-	// lookAtUplinks is how often a takeover is looked at of which nothing was heard.
+	// lookAtUplinks is how often takeovers are looked at of which nothing was heard.
 	lookAtUplinks = time.Minute
 
-	// pauseUplinks is how long after the first news an uplink is looked at: programs that
-	// rewrite it do so in several steps, and so does a repair.
-	pauseUplinks = 200 * time.Millisecond
-
-	// While another works on an uplink, its lock is tried for after the first of these,
-	// doubled up to the second: the end of the other process is not announced.
-	firstBusy = 500 * time.Millisecond
-	lastBusy  = 10 * time.Second
+	// mendWithin is how long the locks of an uplink are waited for, and its router.
+	mendWithin = 30 * time.Second
 )
 
-// uplinks looks after all of them. It has one goroutine, since there are few, and beside
-// it that of the feed.
+// uplinks looks after all of them.
 type uplinks struct {
-	*Keeper
-	ctx  context.Context
-	all  map[string]*taken // by NIC
-	work takeovers
-	// listen subscribes to links and addresses; feed is nil as long as there is no
-	// uplink.
-	listen func() (*feed, error)
-	feed   *feed
-	// seen is what the kernel told last of links, by index: as such they are no news.
-	seen map[int]linkFacts
+	vigil // with a restraint for each NIC
+	all   map[string]*taken
 }
 
-// taken is what is known of one uplink. It can be lost: it is with the keeper.
+// taken is what is known of a NIC that is taken over.
 type taken struct {
-	nic      string
-	bridge   string // "" before its record was read
+	network.TakenNIC
 	links    [2]int // the indexes of NIC and bridge; 0 if they are not there
-	due      time.Time
-	record   []byte // as it was last seen; nil if it cannot be read
-	state    uplink.State
-	busy     int // how often in a row its lock was not to be had
-	failures int // in a row
-	patience patience
-	adopted  bool // the lease that the NIC had is looked after
-	putBack  bool // the pods behind it may have lost their port, or their way out
+	carrier  bool
+	halfway  bool // it was seen to be neither taken nor given back
+	failures int  // in a row
 }
 
-// takeovers is what is done to uplinks.
-type takeovers interface {
-	// check gives what is not as the takeover made it.
-	check(ctx context.Context, rec *uplink.Record) ([]tombolo.Difference, error)
-	mend(ctx context.Context, rec *uplink.Record, j uplink.Journal) (changed bool, err error)
-	// present gives the record as it would be by now; rec itself if that is the same.
-	present(ctx context.Context, rec *uplink.Record) (*uplink.Record, error)
-	// finish brings one to its end that was cut short; nil: the NIC has all back.
-	finish(ctx context.Context, rec *uplink.Record, j uplink.Journal) (*uplink.Record, error)
-	// adopt has the keeper renew the lease that the NIC had, if it had one, and disown
-	// ends that once give has succeeded.
-	adopt(ctx context.Context, rec *uplink.Record) error
-	disown(ctx context.Context, nic string, give func() error) error
-	// links gives the indexes of NIC and bridge, 0 for what is not there.
-	links(rec *uplink.Record) [2]int
+func (k *Keeper) newUplinks(ctx context.Context) *uplinks {
+	u := &uplinks{all: map[string]*taken{}}
+	u.vigil = vigil{Keeper: k, ctx: ctx, listen: k.listenToLinks, hear: u.hear, visit: u.visit, errors: k.metrics.uplinkErrors, subject: "uplinks", restraints: restraints{}}
+	return u
 }
 
-// keepUplinks looks after uplinks until ctx is done.
-func (k *Keeper) keepUplinks(ctx context.Context) {
-	u := k.newUplinks(ctx, kernelUplinks{k}, func() (*feed, error) { return newFeed(&nl.Config{NetNS: k.host}) })
-	defer u.closeFeed()
-	for ctx.Err() == nil {
-		if err := u.keepWatching(); err != nil {
-			u.trouble("cannot hear of uplinks: looking again later", "err", err)
-		}
-		// The directory was removed, or cannot be made.
-		select {
-		case <-ctx.Done():
-		case <-time.After(lastBusy):
-		}
+// hear says how soon announcements have uplinks looked at. Pods that come and go have the kernel
+// announce the bridge again, as it was.
+func (u *uplinks) hear(messages []netlink.Message) urgency {
+	c := changesOf(messages)
+	if c.lost {
+		return soon
 	}
-}
-
-func (k *Keeper) newUplinks(ctx context.Context, work takeovers, listen func() (*feed, error)) *uplinks {
-	return &uplinks{Keeper: k, ctx: ctx, all: map[string]*taken{}, seen: map[int]linkFacts{}, work: work, listen: listen}
-}
-
-// keepWatching runs until ctx is done, or the directory of the records is gone.
-func (u *uplinks) keepWatching() error {
-	dir := u.state.UplinksPath()
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return err
-	}
-	// Before the records are listed, so that none falls in between.
-	w, err := watchFor(dir, state.UplinkNIC)
-	if err != nil {
-		return err
-	}
-	u.rescan()
-	u.loop(w.changes)
-	return w.close()
-}
-
-// loop is the one place that decides what is done when. changes are of records.
-func (u *uplinks) loop(changes <-chan change) {
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	for u.ctx.Err() == nil {
-		u.visitDue()
-		timer.Reset(u.pause())
-		select {
-		case <-u.ctx.Done():
-		case <-timer.C:
-		case c, ok := <-changes:
-			switch {
-			case !ok:
-				return
-			case c.name == "":
-				u.rescan()
-			default:
-				u.changed(c.name)
-			}
-		case news, ok := <-u.feed.news():
-			if !ok {
-				u.closeFeed()
-				u.lookAtAll(firstBusy) // not at once, in case that it ends again
-				break
-			}
-			u.heard(news)
-		case <-u.strayed:
-			for _, t := range u.all {
-				t.putBack = true
-			}
-			u.lookAtAll(pauseUplinks)
-		}
-	}
-}
-
-// rescan has every uplink looked at, and those that are gone.
-func (u *uplinks) rescan() {
-	nics, err := u.state.Uplinks()
-	if err != nil {
-		u.trouble("cannot list uplinks", "err", err)
-	}
-	for _, nic := range nics {
-		u.look(nic)
-	}
-	u.lookAtAll(0)
-}
-
-func (u *uplinks) lookAtAll(in time.Duration) {
-	for _, t := range u.all {
-		t.due = now().Add(in)
-	}
-}
-
-// changed has an uplink looked at whose record was written. What the keeper
-// wrote itself is no reason to try again what failed.
-func (u *uplinks) changed(nic string) {
-	if t := u.all[nic]; t != nil && t.record != nil {
-		if data, err := u.state.Uplink(nic).Load(); err == nil && bytes.Equal(data, t.record) {
-			return
-		}
-	}
-	u.look(nic)
-}
-
-// look has an uplink looked at.
-func (u *uplinks) look(nic string) {
-	t := u.all[nic]
-	if t == nil {
-		t = &taken{nic: nic}
-		u.all[nic] = t
-	}
-	t.due = now()
-}
-
-// pause is how long nothing is due.
-func (u *uplinks) pause() time.Duration {
-	var due []time.Time
-	for _, t := range u.all {
-		due = append(due, t.due)
-	}
-	first := earliest(due...)
-	if first.IsZero() {
-		return longestPause
-	}
-	return min(max(first.Sub(now()), 0), longestPause)
-}
-
-func (u *uplinks) visitDue() {
-	for nic, t := range u.all {
-		if t.due.After(now()) {
-			continue
-		}
-		if u.visit(t); t.due.IsZero() {
-			delete(u.all, nic)
-		}
-	}
-	if len(u.all) == 0 {
-		u.closeFeed()
-	}
-	u.counted()
-}
-
-// closeFeed ends the feed.
-func (u *uplinks) closeFeed() {
-	if u.feed != nil {
-		u.feed.close()
-	}
-	u.feed = nil
-	clear(u.seen)
-}
-
-// hear begins to hear what happens to links and addresses. Without that the looks that
-// are made once in a while remain.
-func (u *uplinks) hear() {
-	if u.feed != nil {
-		return
-	}
-	f, err := u.listen()
-	if err != nil {
-		u.trouble("cannot hear of links and addresses", "err", err)
-		return
-	}
-	u.feed = f
-}
-
-// heard has those uplinks looked at that news are about.
-func (u *uplinks) heard(list []news) {
-	for _, n := range list {
-		if n.lost {
-			clear(u.seen)
-		} else if !u.isNew(n) {
-			continue
+	when := never
+	for _, n := range c.links {
+		if n.bridge || n.facts.master != 0 && n.kind != "veth" {
+			when = soon // a takeover may be under way
 		}
 		for _, t := range u.all {
-			switch {
-			case !n.lost && !t.isAbout(n):
-			case t.appears(n):
-				// A NIC that is plugged in again is worth a try at once.
-				t.failures, t.due = 0, now().Add(pauseUplinks)
-			case t.failures == 0 && !t.patience.waits(now()) && t.due.After(now().Add(pauseUplinks)):
-				t.due = now().Add(pauseUplinks)
-			}
+			when = max(when, u.linkNews(t, n))
 		}
-	}
-}
-
-// isNew says whether an announcement tells something: every pod that comes and goes has
-// the kernel announce the bridge again, as it was.
-func (u *uplinks) isNew(n news) bool {
-	switch {
-	case n.facts == nil:
-		return true
-	case n.gone:
-		delete(u.seen, n.index)
-		return true
-	}
-	last, ok := u.seen[n.index]
-	if ok && last == *n.facts {
-		return false
 	}
 	for _, t := range u.all {
-		if !t.isAbout(n) {
-			continue
+		if slices.ContainsFunc(slices.Concat(c.added, c.touched), func(index int) bool { return slices.Contains(t.links[:], index) }) {
+			when = soon
 		}
-		u.seen[n.index] = *n.facts // of others there are too many
-		if ok && !last.carrier && n.facts.carrier && n.facts.name == t.nic && t.bridge != "" {
+	}
+	return when
+}
+
+// linkNews is about the NIC and the bridge of one uplink.
+func (u *uplinks) linkNews(t *taken, n linkChange) urgency {
+	switch {
+	case n.index == t.links[0] || n.facts.name == t.NIC:
+		if n.index != t.links[0] {
+			u.of(t.NIC).until = time.Time{} // it is plugged in again, which is worth a try at once
+		} else if n.carrier && !t.carrier {
 			select {
-			case u.carriers <- t.bridge:
+			case u.carriers <- t.Bridge:
 			default: // so many are waiting to be heard that this is not worth waiting for
 			}
 		}
+		t.carrier = n.carrier
+		return soon
+	case n.index != t.links[1] && n.facts.name != t.Bridge:
+		return never
+	case n.gone || !n.facts.up || n.index != t.links[1] || n.facts.name != t.Bridge:
+		return soon
+	}
+	return never
+}
+
+// visit looks at all uplinks.
+func (u *uplinks) visit() {
+	u.due = now().Add(lookAtUplinks)
+	list, err := u.network.LookAtUplinks(u.ctx)
+	if err != nil {
+		u.trouble("cannot look at uplinks", err)
+		u.due = now().Add(again)
+	}
+	states := map[uplink.State]int{}
+	for _, r := range list {
+		states[r.State]++
+		t := u.all[r.NIC]
+		if t == nil {
+			t = &taken{}
+			u.all[r.NIC] = t
+		}
+		t.TakenNIC = r
+		u.find(t)
+		if until := u.of(r.NIC).until; now().Before(until) {
+			u.due = earliest(u.due, until)
+		} else {
+			u.look(t)
+		}
+	}
+	for nic := range u.all {
+		if !slices.ContainsFunc(list, func(r network.TakenNIC) bool { return r.NIC == nic }) {
+			delete(u.all, nic)
+			delete(u.restraints, nic)
+		}
+	}
+	for _, s := range []uplink.State{uplink.Taking, uplink.Taken, uplink.Restoring, uplink.Undoing} {
+		u.metrics.uplinks.WithLabelValues(string(s)).Set(float64(states[s]))
+	}
+}
+
+// find learns which links announcements have to be about.
+func (u *uplinks) find(t *taken) {
+	t.links = [2]int{}
+	conn, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: u.host})
+	if err != nil {
+		u.trouble("cannot look at uplink", err)
+		return
+	}
+	defer conn.Close()
+	for i, name := range []string{t.NIC, t.Bridge} {
+		var b nl.Batch
+		var l link.Link
+		link.Get(&b, name, 0, &l)
+		if conn.Execute(&b) != nil {
+			continue // what is not there is told by the look
+		}
+		if t.links[i] = l.Index; i == 0 {
+			t.carrier = l.Flags&unix.IFF_LOWER_UP != 0
+		}
+	}
+}
+
+// look does what there is to be done about an uplink.
+func (u *uplinks) look(t *taken) {
+	who := []any{"nic", t.NIC, "bridge", t.Bridge}
+	halfway := t.halfway
+	t.halfway = t.State != uplink.Taken
+	switch {
+	case t.halfway && !halfway:
+		u.due = earliest(u.due, now().Add(pauseOwn)) // a process may be at work
+	case t.halfway:
+		u.log.Warn("the work on an uplink was cut short: finishing it", append(who, "state", t.State)...)
+		if u.mend(t, "cannot finish the work on an uplink", who) {
+			u.metrics.uplinksFinished.Inc()
+			u.log.Info("the work on an uplink is finished", who...)
+			u.due = now() // to see which way
+		}
+	case len(t.Differences) > 0:
+		u.log.Warn("somebody changed an uplink: mending it", append(who, "found", t.Differences)...)
+		if u.mend(t, "cannot mend uplink", who) {
+			u.mended(t, who)
+		}
+	case !slices.Equal(t.From, t.To):
+		u.log.Info("the host has other addresses: its pods follow", append(who, "from", t.From, "to", t.To)...)
+		if u.putBack(t, who) && u.mend(t, "cannot write down what the host has on its bridge", who) {
+			t.failures = 0
+		}
+	case t.Leased && !u.isAdopted(t.NIC):
+		const fails = "cannot adopt the DHCP lease of the host's NIC: it runs out unless a later try succeeds"
+		if u.mend(t, fails, who) && !u.isAdopted(t.NIC) {
+			u.failed(t, fails, errors.New("no address of the host's that ends, or no record can be written"), who)
+		}
+	default:
+		t.failures = 0
+		u.of(t.NIC).calm()
+	}
+}
+
+// isAdopted says whether the lease that the NIC had is on record.
+func (u *uplinks) isAdopted(nic string) bool {
+	_, err := u.leases.Load(lease.HostHash(nic))
+	return err == nil
+}
+
+// mend brings an uplink and its record up to date.
+func (u *uplinks) mend(t *taken, fails string, who []any) bool {
+	ctx, cancel := context.WithTimeout(u.ctx, mendWithin)
+	defer cancel()
+	if err := u.network.MendUplink(ctx, t.NIC, t.To); err != nil {
+		u.failed(t, fails, err, who)
+		return false
 	}
 	return true
 }
 
-// isAbout says whether an announcement is about the NIC or the bridge.
-func (t *taken) isAbout(n news) bool {
-	return n.index == t.links[0] || n.index == t.links[1] || n.facts != nil && (n.facts.name == t.nic || n.facts.name == t.bridge)
-}
-
-// appears says that a NIC or bridge is there again that was not.
-func (t *taken) appears(n news) bool {
-	return n.facts != nil && !n.gone && n.index != t.links[0] && n.index != t.links[1] && (n.facts.name == t.nic || n.facts.name == t.bridge)
-}
-
-// load reads a record. It is nil where there is none to go by, and then all that is to be
-// done about that is done.
-func (u *uplinks) load(t *taken) *uplink.Record {
-	file := u.state.Uplink(t.nic)
-	data, err := file.Load()
-	t.record = data
-	var rec *uplink.Record
-	if err == nil {
-		rec, err = uplink.ParseRecord(data)
+// mended is what follows a repair.
+func (u *uplinks) mended(t *taken, who []any) {
+	t.failures = 0
+	u.metrics.uplinkMends.Inc()
+	u.log.Info("uplink mended", who...)
+	contested, before := u.of(t.NIC).putRight()
+	if contested && !before {
+		u.log.Error("something keeps undoing the takeover of an uplink: mending it only once a minute; have the network manager leave it alone "+
+			"(NetworkManager: nmcli device set NIC managed no; systemd-networkd: Unmanaged=yes for the NIC), or give it back (tombolo uplink restore NIC BRIDGE)", who...)
 	}
-	switch {
-	case err == nil:
-		t.state, t.bridge = rec.State, rec.Bridge
-		return rec
-	case errors.Is(err, fs.ErrNotExist):
-		t.due = time.Time{} // forgotten
-	case errors.Is(err, state.ErrStale):
-		if err := u.work.disown(u.ctx, t.nic, func() error { return nil }); err != nil {
-			u.later(t, "cannot drop the lease of an uplink", err)
-			return nil
-		}
-		u.alone(t, func() { u.drop(t) })
-	default: // damaged, or a newer version's
-		u.later(t, "cannot read the record of an uplink", err)
-	}
-	return nil
+	u.putBack(t, who)
 }
 
-// alone does something under the uplink's lock, or comes back later.
-func (u *uplinks) alone(t *taken, fn func()) {
-	lock, err := u.state.TryLockUplink(t.nic)
+// putBack has pods put back: a bridge that was made anew has neither their ports nor what their
+// networks set of it, and the host's address is where default routes lead.
+func (u *uplinks) putBack(t *taken, who []any) bool {
+	err := u.repair(u.ctx)
 	if err != nil {
-		u.later(t, "cannot lock uplink", err)
-		return
+		u.failed(t, "cannot put the pods of an uplink back: tombolo repair, or their network's next ADD, does it", err, who)
 	}
-	if lock == nil {
-		t.due = now().Add(min(firstBusy<<min(t.busy, 10), lastBusy))
-		t.busy++
-		return
-	}
-	t.busy = 0
-	fn()
-	t.record, _ = u.state.Uplink(t.nic).Load() // before anybody else writes it
-	if err := lock.Close(); err != nil {
-		u.trouble("cannot unlock uplink", "nic", t.nic, "err", err)
-	}
+	return err == nil
 }
 
-// trouble reports what went wrong.
-func (u *uplinks) trouble(what string, args ...any) {
-	u.metrics.count(&u.metrics.uplinkErrors)
-	u.log.Warn(what, args...)
-}
-
-// counted tells the metrics what there is.
-func (u *uplinks) counted() {
-	states := map[uplink.State]int{}
-	for _, t := range u.all {
-		if t.state != "" {
-			states[t.state]++
-		}
-	}
-	u.metrics.uplinksAre(states)
+// failed has an uplink looked at again later and later.
+func (u *uplinks) failed(t *taken, what string, err error, who []any) {
+	pause := min(time.Second<<min(t.failures, 10), lastRetry)
+	t.failures++
+	u.of(t.NIC).until = now().Add(pause)
+	u.due = earliest(u.due, now().Add(pause))
+	u.trouble(what, err, append(who, "tries", t.failures, "again", pause)...)
 }

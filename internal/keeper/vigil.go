@@ -1,11 +1,14 @@
 package keeper
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/mdlayher/netlink"
+	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
@@ -39,26 +42,29 @@ const (
 	soon          // when the burst is over
 )
 
-// vigil has a part of the kernel looked at: when its changes are announced, as the kernel tells
-// them, and once in a while. N is what one datagram of announcements tells.
-type vigil[N any] struct {
+// vigil has a part of the kernel looked at: when its changes are announced, and once in a while.
+type vigil struct {
 	*Keeper
 	ctx     context.Context
-	listen  func() (source, error)
-	read    func([]netlink.Message) (n N, some bool)
-	lost    N                            // what is told if announcements were lost
-	when    func(N) urgency              // says how soon visit has to be called after them
-	visit   func()                       // looks, and has put right what is to be
-	trouble func(what string, err error) // reports what went wrong
-	subject string                       // of errors
+	listen  func() (source, error) // nil: nothing is announced
+	hear    func([]netlink.Message) urgency
+	visit   func() // looks, has put right what is to be, and says in due when to look again
+	errors  prometheus.Counter
+	subject string // of errors
 
 	due   time.Time // of the next visit
 	first time.Time // of the news that wait; zero: none do
 	restraints
 }
 
-func (v *vigil[N]) run() {
-	heard := make(chan N, 64)
+// source is what an nl.Feed is.
+type source interface {
+	Next() ([]netlink.Message, error)
+	Close() error
+}
+
+func (v *vigil) run() {
+	heard := make(chan []netlink.Message, 64)
 	stop := v.follow(heard)
 	defer stop()
 	timer := time.NewTimer(0)
@@ -72,15 +78,18 @@ func (v *vigil[N]) run() {
 		select {
 		case <-v.ctx.Done():
 		case <-timer.C:
-		case n := <-heard:
-			v.hear(n)
+		case messages := <-heard:
+			v.heard(messages)
 		}
 	}
 }
 
-// follow subscribes to changes until ctx is done. Without that, the looks that are made
-// once in a while remain. What is not heard in time is lost, which is news as well.
-func (v *vigil[N]) follow(heard chan<- N) (stop func()) {
+// follow subscribes to changes until ctx is done; nil messages are that some were lost. Without a subscription, the
+// looks that are made once in a while remain.
+func (v *vigil) follow(heard chan<- []netlink.Message) (stop func()) {
+	if v.listen == nil {
+		return func() {}
+	}
 	s, err := v.listen()
 	if err != nil {
 		v.trouble("cannot hear of changes of "+v.subject+": looking once in a while", err)
@@ -91,17 +100,14 @@ func (v *vigil[N]) follow(heard chan<- N) (stop func()) {
 		defer close(ended)
 		for {
 			messages, err := s.Next()
-			n, some := v.read(messages)
-			switch {
-			case errors.Is(err, unix.ENOBUFS), errors.Is(err, nl.ErrMalformed):
-				n = v.lost
-			case err != nil:
+			if err != nil && !errors.Is(err, unix.ENOBUFS) && !errors.Is(err, nl.ErrMalformed) {
 				return // it is closed, or as good as that
-			case !some:
-				continue
+			}
+			for i := range messages {
+				messages[i].Data = bytes.Clone(messages[i].Data) // which the next ones overwrite
 			}
 			select {
-			case heard <- n:
+			case heard <- messages:
 			case <-v.ctx.Done():
 				return
 			}
@@ -110,9 +116,13 @@ func (v *vigil[N]) follow(heard chan<- N) (stop func()) {
 	return func() { _ = s.Close(); <-ended }
 }
 
-// hear has news looked at.
-func (v *vigil[N]) hear(n N) {
-	switch v.when(n) {
+// heard has news looked at.
+func (v *vigil) heard(messages []netlink.Message) {
+	when := soon
+	if len(messages) > 0 {
+		when = v.hear(messages)
+	}
+	switch when {
 	case soon:
 		if v.first.IsZero() {
 			v.first = now()
@@ -125,4 +135,52 @@ func (v *vigil[N]) hear(n N) {
 	case later:
 		v.due = earliest(now().Add(pauseOwn), v.due)
 	}
+}
+
+// trouble reports what went wrong.
+func (v *vigil) trouble(what string, err error, args ...any) {
+	if v.ctx.Err() == nil { // that the keeper ends is no failure
+		v.errors.Inc()
+		v.log.Warn(what, append(args, "err", err)...)
+	}
+}
+
+// reclaimEvery is how often the keeper looks for pods that died without a DEL. An ADD that
+// lacks what they hold looks for itself.
+const reclaimEvery = time.Minute
+
+// newReclaim has what dead pods hold reclaimed, at once and then every minute.
+func (k *Keeper) newReclaim(ctx context.Context) *vigil {
+	v := &vigil{Keeper: k, ctx: ctx, errors: k.metrics.errors}
+	said := ""
+	v.visit = func() {
+		v.due = now().Add(reclaimEvery)
+		err := k.reclaim(ctx)
+		text := ""
+		if err != nil {
+			text = err.Error()
+		}
+		if text != "" && text != said { // what cannot be helped is said once
+			v.trouble("cannot reclaim all that dead pods hold", err)
+		}
+		said = text
+	}
+	return v
+}
+
+// reclaim takes down what pods hold that died without a DEL.
+func (k *Keeper) reclaim(ctx context.Context) error {
+	dead, err := k.network.CollectDead(ctx, "", false)
+	errs := []error{err}
+	for _, d := range dead {
+		if d.Kept != nil {
+			errs = append(errs, fmt.Errorf("%s of container %s in network %s: %w", d.IfName, d.ContainerID, d.Network, d.Kept))
+			continue
+		}
+		k.metrics.reclaims.Inc()
+		k.log.Info("reclaimed what a pod held that died without a DEL",
+			"network", d.Network, "pod", d.Pod, "container", d.ContainerID, "interface", d.IfName, "why", d.Why)
+	}
+	k.metrics.deadLooks.Inc()
+	return errors.Join(errs...)
 }

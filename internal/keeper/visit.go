@@ -43,8 +43,6 @@ type memory struct {
 	look     time.Time      // when to look for the pod again
 	failures int            // in a row
 	slow     bool           // the last visit waited in vain
-	hold     time.Time      // a failed lease of the host's is not tried again before
-	lost     error          // why a lease of the host's was lost
 	six      mind6
 }
 
@@ -70,12 +68,11 @@ func (k *Keeper) visit(ctx context.Context, hash string, m memory) outcome {
 	r, err := k.leases.Load(hash)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
-		k.metrics.hostGone(hash)
-		return outcome{gone: true}
+		return k.gone(hash)
 	case errors.Is(err, file.ErrDamaged):
-		k.metrics.count(&k.metrics.damaged)
+		k.metrics.damaged.Inc()
 		k.log.Error("lease record is damaged: its lease runs out unless the pod is added anew", "record", hash, "err", err)
-		return outcome{gone: true}
+		return k.gone(hash)
 	case err != nil:
 		k.failed("cannot read lease record", "record", hash, "err", err)
 		return outcome{mind: m, wake: now().Add(lookEvery)}
@@ -85,8 +82,6 @@ func (k *Keeper) visit(ctx context.Context, hash string, m memory) outcome {
 	}
 	v := &visit{Keeper: k, ctx: ctx, r: r, m: m}
 	switch {
-	case r.Host != nil:
-		return v.keepHost()
 	case r.State == lease.Sticky:
 		return v.remembered()
 	case r.Boot != k.boot:
@@ -94,7 +89,17 @@ func (k *Keeper) visit(ctx context.Context, hash string, m memory) outcome {
 	case r.State == lease.Adding:
 		return v.adding()
 	}
-	return v.keep()
+	o := v.keep()
+	if r.Host != nil && !o.gone {
+		k.metrics.setHost(hash, r)
+	}
+	return o
+}
+
+// gone is the outcome where there is no record any more.
+func (k *Keeper) gone(hash string) outcome {
+	k.metrics.setHost(hash, nil)
+	return outcome{gone: true}
 }
 
 // remembered deletes a remembered lease that has ended: another client may have the address now.
@@ -203,7 +208,7 @@ func (v *visit) endUnseen(cause error) error {
 		return nil
 	}
 	v.log.Warn("lease ended, and its pod is out of reach: nothing leads to its address any more", append(v.who(), "err", cause)...)
-	v.metrics.count(&v.metrics.expired)
+	v.metrics.expired.Inc()
 	v.m.session = nil
 	err := v.underLockOf(func(held *lease.Held) error {
 		v.r.State, v.r.Error = lease.Expired, cause.Error()
@@ -222,7 +227,7 @@ func (v *visit) work(p pod) error {
 		}
 	}
 	if v.m.right && v.r.State == lease.Bound {
-		gone, err := p.(confirmed).lacks(v.r.Applied)
+		gone, err := p.lacks(v.r.Applied)
 		if err != nil {
 			return err
 		}
@@ -249,9 +254,6 @@ func (v *visit) work(p pod) error {
 func (v *visit) restore() error {
 	cfg := v.r.Client.Config(v.r.Lease)
 	cfg.Refuse = v.refuse(v.r)
-	if v.r.Host != nil {
-		cfg.Refuse = v.refuseHost(v.r)
-	}
 	machine, err := dhcpc.NewMachine(cfg)
 	if err != nil {
 		return err
@@ -280,8 +282,9 @@ func (v *visit) putRight(p pod) error {
 func (v *visit) releaseGone(why string) outcome {
 	return v.underLock(func(held *lease.Held) outcome {
 		var err error
-		// What an ADD wanted to ask for, or a server has refused, is not the pod's.
-		released := v.r.State == lease.Bound && v.r.Lease.Left(now()) != 0
+		// What an ADD wanted to ask for, or a server has refused, is not the pod's. The host's own client may have
+		// the host's again.
+		released := v.r.State == lease.Bound && v.r.Lease.Left(now()) != 0 && v.r.Host == nil
 		switch {
 		case v.r.Client.Sticky && released && len(v.r.Client.ClientID) > 0:
 			v.log.Info("lease remembered", append(v.who(), "why", why)...)
@@ -305,7 +308,7 @@ func (v *visit) releaseGone(why string) outcome {
 			return v.failedWith("cannot remove lease record", err)
 		}
 		v.log.Info("lease dropped", append(v.who(), "why", why, "released", released)...)
-		return outcome{gone: true}
+		return v.gone(v.r.Hash())
 	})
 }
 
@@ -323,7 +326,7 @@ func (v *visit) release(l *dhcpc.Lease) error {
 	if err := v.node.release(v.ctx, v.r, l); err != nil {
 		return err
 	}
-	v.metrics.count(&v.metrics.releases)
+	v.metrics.releases.Inc()
 	return nil
 }
 
@@ -339,7 +342,7 @@ func (v *visit) release6() error {
 	if err := node.release6(v.ctx, v.r); err != nil {
 		return err
 	}
-	v.metrics.count(&v.metrics.releases)
+	v.metrics.releases.Inc()
 	return nil
 }
 
@@ -431,6 +434,9 @@ func (v *visit) failedWith(what string, err error) outcome {
 		return v.outcome(time.Time{}) // that the keeper ends is no failure
 	}
 	v.failed(what, append(v.who(), "err", err)...)
+	if v.r.Host != nil {
+		v.tell(err.Error())
+	}
 	pause := min(firstRetry<<min(v.m.failures, 10), lastRetry)
 	v.m.failures++
 	o := v.outcome(now().Add(pause - pause/4 + rand.N(pause/2)))
@@ -448,15 +454,36 @@ func (v *visit) failedWith(what string, err error) outcome {
 	return o
 }
 
+// tell has operators know what is wrong with the host's own lease while the host still has its address: by the
+// log, and for `tombolo leases` and STATUS by the record.
+func (v *visit) tell(trouble string) {
+	trouble = fmt.Sprintf("%s: is the DHCP server up, and do the LAN and the firewall let UDP ports 67 and 68 pass on %s? Without it the host loses its address when the lease ends; "+
+		"`tombolo uplink restore %s %s` gives the NIC, and the lease, back to the host's own client", trouble, v.r.Bridge, v.r.Host.NIC, v.r.Bridge)
+	if v.r.Error == trouble {
+		return
+	}
+	v.log.Error("the host's own DHCP lease is not renewed", append(v.who(), "why", trouble, "left", v.r.Lease.Left(now()).Round(time.Second))...)
+	err := v.underLockOf(func(held *lease.Held) error {
+		v.r.Error = trouble
+		return held.Replace(v.r)
+	})
+	if err != nil && !errors.Is(err, errDeleted) {
+		v.failed("cannot write the host's lease record", append(v.who(), "err", err)...)
+	}
+}
+
 // failed reports what went wrong.
 func (k *Keeper) failed(what string, args ...any) {
-	k.metrics.count(&k.metrics.errors)
+	k.metrics.errors.Inc()
 	k.log.Warn(what, args...)
 }
 
 // who is the lease's name in a log.
 func (v *visit) who() []any {
 	args := []any{"network", v.r.Network, "pod", v.r.Pod, "container", v.r.ContainerID, "interface", v.r.IfName}
+	if v.r.Host != nil {
+		args = []any{"nic", v.r.Host.NIC, "bridge", v.r.Bridge}
+	}
 	if v.r.Lease != nil {
 		args = append(args, "address", v.r.Lease.Address)
 	}

@@ -43,8 +43,8 @@ func TestAfterASuccessAFailureIsTriedAgainSoon(t *testing.T) {
 			t.Fatalf("the pod has %s", p.addresses())
 		}
 		refuse(errors.New("no such device"))
-		failures := w.counted(&w.keep.metrics.errors)
-		for i := 0; w.counted(&w.keep.metrics.errors) < failures+2; i++ { // that it is lost, and the try
+		failures := w.counted("errors")
+		for i := 0; w.counted("errors") < failures+2; i++ { // that it is lost, and the try
 			if i > 600 {
 				t.Fatal("nobody looked for the address")
 			}
@@ -71,7 +71,7 @@ func TestALeaseIsRenewedInTimeThoughItsPodWasOutOfReach(t *testing.T) {
 		w.later(time.Minute)
 		reach(errors.New("too many open files"))
 		w.later(29*time.Minute - 10*time.Second)
-		if w.counted(&w.keep.metrics.errors) < 5 {
+		if w.counted("errors") < 5 {
 			t.Fatal("the pod was not out of reach")
 		}
 		w.said()

@@ -8,8 +8,6 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/tombolo-cni/tombolo/internal/lease"
 )
 
 // watcher learns of records that are written and removed (inotify(7)).
@@ -25,11 +23,8 @@ type watcher struct {
 // aside.
 const mask = unix.IN_MOVED_TO | unix.IN_MOVED_FROM | unix.IN_DELETE | unix.IN_DELETE_SELF | unix.IN_MOVE_SELF | unix.IN_ONLYDIR
 
-// watch begins to watch leases.
-func watch(dir string) (*watcher, error) { return watchFor(dir, lease.RecordHash) }
-
-// watchFor begins to watch records, whose names record gives for those of files.
-func watchFor(dir string, record func(file string) (name string, ok bool)) (*watcher, error) {
+// watch begins to watch records, whose names record gives for those of files.
+func watch(dir string, record func(file string) (name string, ok bool)) (*watcher, error) {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
 		return nil, fmt.Errorf("watch %s: inotify: %w", dir, err)

@@ -26,7 +26,7 @@ const (
 func watching(t *testing.T) (*watcher, string) {
 	t.Helper()
 	dir := t.TempDir()
-	w, err := watch(dir)
+	w, err := watch(dir, lease.RecordHash)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -83,7 +83,7 @@ func TestTheEndOfTheDirectoryIsHeardOf(t *testing.T) {
 			}
 		})
 	}
-	if _, err := watch(filepath.Join(t.TempDir(), "none")); !errors.Is(err, unix.ENOENT) {
+	if _, err := watch(filepath.Join(t.TempDir(), "none"), lease.RecordHash); !errors.Is(err, unix.ENOENT) {
 		t.Errorf("watch nothing: %v", err)
 	}
 }

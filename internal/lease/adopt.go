@@ -33,6 +33,8 @@ type Adoption struct {
 	Addresses []addr.Address
 	// HostName is sent to the server (option 12); empty is none.
 	HostName string
+	// Priority is the metric of the host's default route.
+	Priority int
 	// NetNS is the host's network namespace; nil is the caller's.
 	NetNS *netns.NS
 	// Wanted is asked under the lock of the record: where it says no, the NIC has been given
@@ -41,8 +43,7 @@ type Adoption struct {
 }
 
 // Adopt makes the keeper responsible for the lease that a NIC had before it was taken
-// over: it writes a record (Record.Host, Adopting) for the keeper to confirm with the
-// server and to renew. Call it right after the takeover, and again whenever the
+// over: it writes a record (Record.Host) of a lease that is due, for the keeper to renew. Call it right after the takeover, and again whenever the
 // takeover is found in place: a record of this boot, bridge and address stays as it is.
 //
 // The result is nil where nothing was leased. That no keeper runs is no error: see
@@ -109,24 +110,23 @@ func (a *Adoption) record(now time.Time) (*Record, error) {
 		l = leaseOf(at, now.Round(0).UTC())
 	}
 	l.MAC, l.ClientID = dhcpc.Hex(a.MAC), id
-	return &Record{
-		State: Adopting, Network: hostName, ContainerID: hostName, IfName: a.NIC, NetNSCookie: cookie, Boot: boot, Bridge: a.Bridge,
+	if !l.Infinite() {
+		l.Renew = l.Obtained // the server is to be asked at once
+	}
+	r := &Record{
+		State: Bound, Network: hostName, ContainerID: hostName, IfName: a.NIC, NetNSCookie: cookie, Boot: boot, Bridge: a.Bridge,
 		Client: Client{MAC: l.MAC, ClientID: id, HostName: a.HostName}, Lease: l,
-		// The routes are the host's: Host.Routes has them.
-		Policy:  Policy{NoRoutes: true},
-		Applied: Applied{Addresses: []netip.Prefix{at.Prefix}},
-		Host:    &Host{NIC: a.NIC, Permanent: at.Valid == nil},
-	}, nil
+		Policy: Policy{Priority: a.Priority},
+		Host:   &Host{NIC: a.NIC, Permanent: at.Valid == nil},
+	}
+	r.Applied = Applied{Addresses: []netip.Prefix{at.Prefix}, Routes: r.Policy.Apply(l).Routes}
+	return r, nil
 }
 
-// leaseOf is the lease that an address tells of: it ends with the address. T1 and T2 are those of
-// RFC 2131, section 4.4.5, and which server gave it is not known.
+// leaseOf is the lease that an address tells of: it ends with the address. Which server gave it is not known, so
+// that all are to be asked.
 func leaseOf(at *addr.Address, now time.Time) *dhcpc.Lease {
-	left := *at.Valid
-	return &dhcpc.Lease{
-		Address: at.Prefix, Server: netip.IPv4Unspecified(), Obtained: now,
-		Renew: now.Add(left / 2), Rebind: now.Add(left - left/8), Expire: now.Add(left),
-	}
+	return &dhcpc.Lease{Address: at.Prefix, Server: netip.IPv4Unspecified(), Obtained: now, Renew: now, Rebind: now, Expire: now.Add(*at.Valid)}
 }
 
 func (a *Adoption) cookie() (uint64, error) {
@@ -214,7 +214,7 @@ func (r *Record) trouble(now time.Time, kept error) string {
 		return r.Error
 	case r.State == Expired || r.Lease.Left(now) == 0:
 		return "it ran out, and the keeper asks for another"
-	case !r.Lease.Infinite() && now.After(r.Lease.Rebind):
+	case !r.Lease.Infinite() && now.After(r.Lease.Rebind) && r.Lease.Rebind.After(r.Lease.Obtained):
 		return "no server has renewed it yet, though it is time"
 	}
 	return ""

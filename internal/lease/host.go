@@ -3,9 +3,6 @@ package lease
 import (
 	"errors"
 	"fmt"
-	"net/netip"
-
-	"github.com/tombolo-cni/tombolo/route"
 )
 
 // hostName is what the record of a lease of the host's own has for a network and for a
@@ -22,50 +19,6 @@ type Host struct {
 	// Permanent says that the kernel was given no lifetime of the address, and is to be
 	// given none: some clients do it so.
 	Permanent bool `json:"permanent,omitempty"`
-	// Routes are those that came with the lease, as they were when the keeper last saw
-	// the address. It puts them back, or moves them, when it has to put back or to change
-	// the address.
-	Routes []HostRoute `json:"routes,omitempty"`
-}
-
-// HostRoute is a route out of the bridge that goes with the host's address.
-type HostRoute struct {
-	Dst      netip.Prefix   `json:"dst"`
-	Via      netip.Addr     `json:"via,omitzero"`
-	Source   netip.Addr     `json:"source,omitzero"`
-	Table    uint32         `json:"table,omitempty"`
-	Metric   uint32         `json:"metric,omitempty"`
-	Protocol uint8          `json:"protocol,omitempty"`
-	Scope    uint8          `json:"scope,omitempty"`
-	TOS      uint8          `json:"tos,omitempty"`
-	OnLink   bool           `json:"onLink,omitempty"`
-	MTU      uint32         `json:"mtu,omitempty"`
-	AdvMSS   uint32         `json:"advMSS,omitempty"`
-	Metrics  []route.Metric `json:"metrics,omitempty"`
-}
-
-// HostRouteOf keeps a route as the kernel lists it.
-func HostRouteOf(r route.Route) HostRoute {
-	h := HostRoute{
-		Dst: r.Dst, Via: r.Gateway, Source: r.Source, Table: r.Table, Metric: r.Priority, Protocol: uint8(r.Protocol),
-		TOS: r.TOS, OnLink: r.OnLink, MTU: r.MTU, AdvMSS: r.AdvMSS, Metrics: r.Metrics,
-	}
-	if !h.Dst.IsValid() {
-		h.Dst = netip.PrefixFrom(netip.IPv4Unspecified(), 0)
-	}
-	if r.Scope != nil {
-		h.Scope = uint8(*r.Scope)
-	}
-	return h
-}
-
-// Route is the route on a link.
-func (h HostRoute) Route(link int) route.Route {
-	scope := route.Scope(h.Scope)
-	return route.Route{
-		Dst: h.Dst, Gateway: h.Via, Link: link, OnLink: h.OnLink, Source: h.Source, Table: h.Table, Priority: h.Metric,
-		Scope: &scope, Protocol: route.Protocol(h.Protocol), TOS: h.TOS, MTU: h.MTU, AdvMSS: h.AdvMSS, Metrics: h.Metrics,
-	}
 }
 
 // HostHash is the hash of the record of the lease that a NIC of the host had.
@@ -74,7 +27,7 @@ func HostHash(nic string) string { return Hash(hostName, hostName, nic) }
 // check refuses what the keeper could not work with.
 func (h *Host) check(r *Record) error {
 	if h == nil {
-		if r.State == Adopting || r.Network == hostName {
+		if r.Network == hostName {
 			return errors.New("it is of the host's own lease, and does not say of which NIC")
 		}
 		return nil
@@ -83,7 +36,7 @@ func (h *Host) check(r *Record) error {
 	if r.Network != hostName || r.ContainerID != hostName || r.IfName != h.NIC {
 		errs = append(errs, fmt.Errorf("it is of the host's own lease on %q, and of network %q, container %q, interface %q", h.NIC, r.Network, r.ContainerID, r.IfName))
 	}
-	if r.State != Adopting && r.State != Bound && r.State != Expired {
+	if r.State != Bound && r.State != Expired {
 		errs = append(errs, fmt.Errorf("it is of the host's own lease and its state is %q", r.State))
 	}
 	if r.Bridge == "" {

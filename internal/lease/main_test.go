@@ -59,7 +59,7 @@ func sample() *Record {
 			Broadcast: true, RapidCommit: true, DetectConflicts: true, LinkMTU: 1500, Sticky: true,
 		},
 		Lease: l,
-		Policy: Policy{NoRoutes: true, NoDefault: true, Gateway: netip.MustParseAddr("192.0.2.2"),
+		Policy: Policy{NoDefault: true, Gateway: netip.MustParseAddr("192.0.2.2"),
 			Routes: []dhcpc.Route{to("10.0.0.0/8", "192.0.2.3")}, Priority: 50, MTU: 1300, IPv6: true},
 		Applied: Applied{Addresses: nstest.Prefixes("192.0.2.9/24"), Routes: []dhcpc.Route{to("10.0.0.0/8", "192.0.2.3")}, MTU: 1300},
 		Six: &Six{DUID: dhcpc.Hex{0, 4, 1}, IAID: 1, Address: netip.MustParseAddr("2001:db8::9"), Release: dhcpc.Hex{8}, Checking: true, AcceptDAD: "0", Error: "no answer",

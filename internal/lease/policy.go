@@ -15,8 +15,6 @@ import (
 // Policy says what of a lease the pod gets: what the configuration says about it,
 // kept so that a renewal applies the same as the ADD did.
 type Policy struct {
-	// NoRoutes leaves the lease's routes out, its default route too.
-	NoRoutes bool `json:"noRoutes,omitempty"`
 	// NoDefault leaves the lease's default route out, and what is as good as one: routes
 	// to more than a whole class A network.
 	NoDefault bool `json:"noDefault,omitempty"`
@@ -67,7 +65,7 @@ func (p *Policy) Apply(l *dhcpc.Lease) Applied {
 			a.Routes = append(a.Routes, r)
 		}
 	}
-	if !p.NoRoutes && (p.NoDefault || !p.Gateway.IsValid()) {
+	if p.NoDefault || !p.Gateway.IsValid() {
 		for _, r := range l.Routes {
 			// Two halves make a default route, and so do four quarters. That to the lease's own
 			// subnet the kernel has made along with the address, and goes by it.

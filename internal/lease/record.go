@@ -29,10 +29,6 @@ const (
 	// tries to get another. Lease is the last one.
 	Expired State = "expired"
 
-	// Adopting is a lease of the host's own that the keeper has yet to confirm with its
-	// server: see Adopt.
-	Adopting State = "adopting"
-
 	// Sticky is the last lease of a pod that is gone, kept so that its next one is
 	// asked for the same address. It has no namespace, and no keeper renews it.
 	Sticky State = "sticky"
@@ -233,7 +229,7 @@ func (r *Record) check() error {
 	}
 	switch r.State {
 	case Adding:
-	case Bound, Expired, Sticky, Adopting:
+	case Bound, Expired, Sticky:
 		if r.Lease == nil {
 			errs = append(errs, fmt.Errorf("it is %s and has no lease", r.State))
 		}

@@ -138,6 +138,41 @@ func TestADDIsKilledInTheTakeover(t *testing.T) {
 	}
 }
 
+// A return that is killed at any step is finished by the keeper.
+func TestRestoreIsKilledAndTheKeeperFinishes(t *testing.T) {
+	t.Parallel()
+	l, _ := newLab(t)
+	n := l.network(nil)
+	first := l.moved(nic)
+	for nth := 1; ; nth++ {
+		n.operate("uplink take", nic, bridge)
+		var err error
+		if !n.killAt(nth, func() { _, err = n.exec(nil, nil, "uplink", "restore", "--state", n.state, "--leases", n.leases, nic) }) {
+			if err != nil || nth < 4 {
+				t.Errorf("there are fewer than %d steps, and restore says %v", nth, err)
+			}
+			wantSame(t, "the host in the end", first, l.moved(nic))
+			return
+		}
+		l.hostTalks()
+		k := n.keeper()
+		n.eventually("the keeper finishes the return", func() bool {
+			out, fine := n.uplinkStatus()
+			return fine && strings.Contains(out, ": taken") || strings.Contains(out, "is not taken over")
+		})
+		k.kill()
+		l.hostTalks()
+		if out, _ := n.uplinkStatus(); strings.Contains(out, ": taken") {
+			n.operate("uplink restore", nic)
+		}
+		l.wantNoLink(bridge)
+		wantSame(t, fmt.Sprintf("the host after a kill before step %d", nth), first, l.moved(nic))
+		if t.Failed() {
+			return
+		}
+	}
+}
+
 // uplinkStatus gives what `tombolo uplink status` says, and whether nothing differs.
 func (n *network) uplinkStatus() (string, bool) {
 	n.Helper()

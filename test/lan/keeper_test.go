@@ -106,7 +106,7 @@ func (n *network) leaseOf(p *pod) lease.Entry {
 func (n *network) hostIsKept() bool {
 	n.Helper()
 	e, ok := n.lease(lease.HostHash(nic))
-	return ok && e.State == lease.Bound && e.Error == ""
+	return ok && e.State == lease.Bound && e.Error == "" && e.Renew.After(time.Now())
 }
 
 // makeDue has the next keeper renew a lease as soon as it begins: nobody waits here for

@@ -1,9 +1,12 @@
 package lan
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 )
 
@@ -125,6 +128,30 @@ func TestKeeperMendsWhatANetworkManagerUndoes(t *testing.T) {
 			m.works()
 		})
 	}
+}
+
+// Somebody who undoes a takeover may take the record of the host's lease along.
+func TestKeeperAdoptsTheHostsLeaseAgain(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	d := l.dnsmasq()
+	l.plug(l.host.ns)
+	l.followsRouter()
+	l.udhcpc()
+	mac := macOf(t, l.host, nic)
+	n := l.network(kept(nil))
+	k := n.keeper()
+	n.operate("uplink take", nic, bridge)
+	l.eventually("the keeper knows", n.hostIsKept)
+	heard := len(d.messages(mac))
+	if err := os.Remove(filepath.Join(n.leases, lease.HostHash(nic)+".json")); err != nil {
+		t.Fatal(err)
+	}
+	ip(t, l.host.ns, "link set "+nic+" nomaster")
+	l.eventually("the keeper mends it", func() bool { return strings.Contains(nstest.ReadIf(t, k.log), "uplink mended") })
+	d.renewed(mac, heard)
+	l.eventually("the keeper knows", n.hostIsKept)
+	l.leasedOn(bridge)
 }
 
 // Without it every answer to a pod bypasses the host's conntrack. The module cannot be

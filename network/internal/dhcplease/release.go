@@ -54,7 +54,7 @@ func Release(ctx context.Context, links *bridge.Conn, path, hash string, warn fu
 		return fail.State(err)
 	}
 	if rec.Lease != nil && rec.State == lease.Bound && rec.Lease.Left(time.Now()) != 0 {
-		if err := sendRelease(ctx, links, rec); err != nil {
+		if err := sendRelease(ctx, links, dir, rec); err != nil {
 			// It must not keep a pod from going.
 			warn(err.Error())
 		}
@@ -74,8 +74,9 @@ func Release(ctx context.Context, links *bridge.Conn, path, hash string, warn fu
 }
 
 // sendRelease sends the RELEASE. A pod's lease that is to stay its own is not given
-// back: the server keeps the address for it as long as the lease runs.
-func sendRelease(ctx context.Context, links *bridge.Conn, rec *lease.Record) error {
+// back: the server keeps the address for it as long as the lease runs. Nor is that of a pod that is gone and whose
+// identity another has by now: to the server both are the same client.
+func sendRelease(ctx context.Context, links *bridge.Conn, dir *lease.Dir, rec *lease.Record) error {
 	if rec.Client.Sticky {
 		return nil
 	}
@@ -84,6 +85,9 @@ func sendRelease(ctx context.Context, links *bridge.Conn, rec *lease.Record) err
 		if index, err := recorded.InterfaceIn(ctx, pod, rec.IfName); err == nil {
 			return releaseFromPod(ctx, &transport.Config{NetNS: pod, Link: index, MAC: net.HardwareAddr(rec.Lease.MAC)}, rec.Lease)
 		}
+	}
+	if others, err := dir.Same(rec); err != nil || len(others) > 0 {
+		return err
 	}
 	return giveback.Release(ctx, rec, links, nil, rec.Lease)
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -46,6 +47,8 @@ type work struct {
 	// undone says that a takeover, or a return, was cut short and has just been brought
 	// to its end, so that the NIC has all back.
 	undone bool
+	// followed are addresses of the host that pods go out through already.
+	followed []netip.Prefix
 }
 
 // with does something with a NIC under its lock. What somebody began and was killed
@@ -163,7 +166,8 @@ func (w *work) mend(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if now != w.rec && (slices.Equal(now.HostAddresses(), w.rec.HostAddresses()) || !w.node.isKept()) {
+	hosts := now.HostAddresses()
+	if now != w.rec && (slices.Equal(hosts, w.rec.HostAddresses()) || slices.Equal(hosts, w.followed) || !w.node.isKept()) {
 		if err := now.Save(w.file); err != nil {
 			return err
 		}
@@ -215,7 +219,7 @@ func (n *Node) adoptLease(ctx context.Context, rec *uplink.Record, proven *dhcpc
 		return err
 	}
 	_, err = lease.Adopt(ctx, dir, &lease.Adoption{
-		NIC: nic.Name, MAC: nic.MAC, ClientID: rec.ClientID, Lease: proven, Bridge: l.Name, Addresses: list, HostName: hostName,
+		NIC: nic.Name, MAC: nic.MAC, ClientID: rec.ClientID, Lease: proven, Bridge: l.Name, Addresses: list, HostName: hostName, Priority: priority(rec),
 		// A call that gives the NIC back hands its lease back first, and has the lease's lock until it
 		// is done.
 		Wanted: func() (bool, error) {
@@ -224,6 +228,16 @@ func (n *Node) adoptLease(ctx context.Context, rec *uplink.Record, proven *dhcpc
 		},
 	})
 	return err
+}
+
+// priority is the metric of the default route that the host had by the NIC.
+func priority(rec *uplink.Record) int {
+	for _, r := range rec.Before.Routes {
+		if r.Table == unix.RT_TABLE_MAIN && r.Gateway.Is4() && r.Dst.Bits() <= 0 {
+			return int(r.Priority)
+		}
+	}
+	return 0
 }
 
 // LockHostLease locks the record of the lease that the host has by a NIC: for calls that may
@@ -305,6 +319,50 @@ func (n *Node) Mend(ctx context.Context, nic string) error {
 		}
 		return w.mend(ctx)
 	})
+}
+
+// Keep is Mend by the keeper, which has had the pods follow the host to some addresses.
+func (n *Node) Keep(ctx context.Context, nic string, followed []netip.Prefix) error {
+	return n.with(ctx, nic, func(w *work) error {
+		if w.rec == nil {
+			return nil // given back
+		}
+		w.followed = followed
+		return w.mend(ctx)
+	})
+}
+
+// Seen is what a keeper has to know of a NIC that is taken over.
+type Seen struct {
+	NIC, Bridge string
+	State       uplink.State
+	Leased      bool           // by the record, the host leased an address
+	Differences []string       // from what the takeover made
+	From, To    []netip.Prefix // the host's addresses, by the record and by now
+}
+
+// Look compares a NIC that is taken over; nil: it is not.
+func (n *Node) Look(ctx context.Context, nic string) (*Seen, error) {
+	rec, err := loadUplink(n.Dir.Uplink(nic))
+	if rec == nil {
+		return nil, err
+	}
+	s := &Seen{NIC: nic, Bridge: rec.Bridge, State: rec.State, Leased: rec.ClientID != "", From: rec.HostAddresses(), To: rec.HostAddresses()}
+	if rec.State != uplink.Taken {
+		return s, nil
+	}
+	conn, err := dial()
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	diffs, err := conn.Check(ctx, rec)
+	if s.Differences = texts(diffs); err != nil || len(diffs) > 0 {
+		return s, err
+	}
+	now, err := conn.Present(ctx, rec)
+	s.To = now.HostAddresses()
+	return s, err
 }
 
 // Has says whether a NIC is a port of the bridge, in one request. No NIC is there always.

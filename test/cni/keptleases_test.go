@@ -1,0 +1,108 @@
+package cni
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/netns"
+)
+
+// leaseRecords are the files of records.
+func (l *lan) leaseRecords(t *testing.T) []string {
+	t.Helper()
+	list, err := filepath.Glob(l.state + "-leases/*.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return list
+}
+
+// rewrite changes a field of the lease records, while no keeper runs.
+func (l *lan) rewrite(t *testing.T, field, value string) {
+	t.Helper()
+	for _, path := range l.leaseRecords(t) {
+		text := regexp.MustCompile(`"`+field+`":"[^"]*"`).ReplaceAllString(readFile(t, path), `"`+field+`":"`+value+`"`)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestALeaseOfAnEarlierBootIsReleased(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	w := l.network(conf{"ipam": conf{"type": "dhcp", "keeper": "optional"}})
+	p := l.pod("a")
+	w.add(p)
+	l.rewrite(t, "boot", "00000000-0000-4000-8000-000000000000")
+	l.keep(t)
+	l.eventually(t, func() bool { return l.leased() == "" && len(l.leaseRecords(t)) == 0 })
+	w.del(p)
+}
+
+func TestARememberedLeaseIsForgottenWhenItEnds(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	w := l.network(conf{"ipam": conf{"type": "dhcp", "keeper": "optional", "clientID": "pod"}})
+	p, named := l.pod("a"), []option{arg("K8S_POD_NAMESPACE", "default"), arg("K8S_POD_NAME", "db-0"), arg("IgnoreUnknown", "1")}
+	w.add(p, named...)
+	w.del(p, named...)
+	k := l.keep(t)
+	k.kill()
+	if len(l.leaseRecords(t)) == 0 {
+		t.Fatal("nothing is remembered")
+	}
+	for _, field := range []string{"obtained", "renew", "rebind", "expire", "booted"} {
+		l.rewrite(t, field, "2001-02-03T04:05:06Z")
+	}
+	l.keep(t)
+	l.eventually(t, func() bool { return len(l.leaseRecords(t)) == 0 })
+}
+
+func TestAnAddressThatAPodLosesIsPutBack(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	w := l.network(conf{"ipam": conf{"type": "dhcp", "keeper": "optional"}})
+	p := l.pod("a")
+	own := w.add(p).IPs[0].Address.String()
+	before := l.acks(t)
+	l.makeDue(t, w, p)
+	l.keep(t)
+	l.eventually(t, func() bool { return l.acks(t) > before })
+	// It looks some seconds after each renewal, else every five minutes.
+	nstest.Run(t, p.NS, "ip", "-4", "address", "flush", "dev", "eth0")
+	l.eventually(t, func() bool { return strings.Join(globals(t, p.NS, "eth0"), " ") == own })
+	l.eventually(t, func() bool { return w.check(p) == nil })
+}
+
+// To the server both are the same client.
+func TestADeadPodsLeaseStaysWithItsSuccessor(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	w := l.network(conf{"ipam": conf{"type": "dhcp", "keeper": "optional", "clientID": "mac"}})
+	named := []option{arg("K8S_POD_NAMESPACE", "default"), arg("K8S_POD_NAME", "db-0"), arg("IgnoreUnknown", "1")}
+	ns, err := netns.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dead := &pod{NS: ns, path: nstest.Path(t, ns), id: "dead"}
+	was := ip4(w.add(dead, named...))
+	nstest.Run(t, l.ns, "umount", "-l", dead.path)
+	if err := ns.Close(); err != nil {
+		t.Fatal(err)
+	}
+	_, _ = nstest.Try(l.ns, "ip", "link", "del", w.port(dead)) // or the kernel has
+	p := l.pod("next")
+	if is := ip4(w.add(p, named...)); is != was {
+		t.Fatalf("the successor has %s, want %s", is, was)
+	}
+	l.keep(t)
+	l.eventually(t, func() bool { return len(l.leaseRecords(t)) == 1 })
+	if got := l.leased(); !strings.Contains(got, was.String()) || strings.Contains(readFileIf(t, l.log), "DHCPRELEASE(") {
+		t.Errorf("the server has taken %s back:\n%s", was, got)
+	}
+}

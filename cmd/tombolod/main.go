@@ -151,27 +151,6 @@ func (p *program) logger(level slog.Level) *slog.Logger {
 	}))
 }
 
-// zones has firewalld let pods pass, beside the keeper.
-type zones struct {
-	ctx    context.Context
-	cfg    *firewalld.Config
-	cancel context.CancelFunc // nil: it has not begun
-	ended  sync.WaitGroup
-}
-
-func (z *zones) begin() {
-	var ctx context.Context
-	ctx, z.cancel = context.WithCancel(z.ctx)
-	z.ended.Go(func() { firewalld.Keep(ctx, z.cfg) })
-}
-
-func (z *zones) stop() {
-	if z.cancel != nil {
-		z.cancel()
-		z.ended.Wait()
-	}
-}
-
 // refuseUnprivileged says why a process without CAP_NET_ADMIN cannot keep anything.
 func refuseUnprivileged() error {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
@@ -209,8 +188,10 @@ func (p *program) keep(ctx context.Context, o *options, log *slog.Logger) error 
 	defer systemd.close()
 	var metrics *server
 	defer func() { metrics.close() }()
-	zones := zones{ctx: ctx, cfg: &firewalld.Config{State: plugins, Address: p.getenv("DBUS_SYSTEM_BUS_ADDRESS"), Log: log}}
-	defer zones.stop()
+	var zones sync.WaitGroup
+	defer zones.Wait()
+	besides, cancel := context.WithCancel(ctx)
+	defer cancel()
 	var k *keeper.Keeper
 	k, err = keeper.New(&keeper.Config{
 		Leases: dir,
@@ -225,7 +206,9 @@ func (p *program) keep(ctx context.Context, o *options, log *slog.Logger) error 
 			}
 			log.Info("keeping leases", "dir", dir.Path(), "state", plugins.Path(), "metrics", o.metrics)
 			if o.firewalld {
-				zones.begin()
+				zones.Go(func() {
+					firewalld.Keep(besides, &firewalld.Config{State: plugins, Address: p.getenv("DBUS_SYSTEM_BUS_ADDRESS"), Log: log})
+				})
 			}
 			systemd.tell("READY=1")
 		},
@@ -234,9 +217,6 @@ func (p *program) keep(ctx context.Context, o *options, log *slog.Logger) error 
 	if err != nil {
 		return err
 	}
-	go func() {
-		<-ctx.Done()
-		systemd.tell("STOPPING=1")
-	}()
+	context.AfterFunc(ctx, func() { systemd.tell("STOPPING=1") })
 	return k.Run(ctx)
 }

@@ -5,7 +5,7 @@
 //
 // # How it works
 //
-// One loop holds a heap of wake-up times, one for each lease. A lease that is due is visited by
+// One loop holds a wake-up time for each lease. A lease that is due is visited by
 // one of a bounded number of workers, which reads the record, enters the pod's namespace,
 // opens a socket, runs the exchange, applies what changed, writes the record and closes
 // everything. An idle lease is some hundred bytes: no goroutine, thread or descriptor.

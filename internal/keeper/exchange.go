@@ -159,7 +159,7 @@ func (x *exchange) send(p *dhcpc.Packet) error {
 		// Another program deleted the address, or a route.
 		x.log.Warn("cannot send renewal: putting address and routes back", append(x.who(), "err", err)...)
 		x.metrics.errors.Inc()
-		if err = x.putBack(); err == nil {
+		if err = x.pod.apply(x.r.Applied, x.r.Lease.Left(now())); err == nil {
 			err = errors.Join(x.hangUp(), x.sendFrom(local, p))
 		}
 	}
@@ -167,11 +167,6 @@ func (x *exchange) send(p *dhcpc.Packet) error {
 		return fmt.Errorf("send to DHCP servers: %w", err)
 	}
 	return nil
-}
-
-// putBack makes the pod have again what it is to have.
-func (x *exchange) putBack() error {
-	return x.pod.apply(x.r.Applied, x.r.Lease.Left(now()))
 }
 
 func (x *exchange) sendFrom(local netip.Addr, p *dhcpc.Packet) error {
@@ -250,7 +245,7 @@ func (x *exchange) giveBack(l *dhcpc.Lease) {
 		return // its own client has it now
 	}
 	x.log.Info("lease deleted while it was being renewed: releasing it again", x.who()...)
-	if err := x.release(l); err != nil {
+	if err := x.release4(l); err != nil {
 		// It runs out: there is no later try.
 		x.failed("cannot release lease again", append(x.who(), "err", err)...)
 	}
@@ -367,6 +362,8 @@ type node interface {
 	taken(bridge string, a, had netip.Addr) error
 	// release sends the RELEASE of a lease whose pod is gone.
 	release(ctx context.Context, r *lease.Record, l *dhcpc.Lease) error
+	// release6 is release for DHCPv6.
+	release6(ctx context.Context, r *lease.Record) error
 }
 
 // errGone says that a pod is gone.

@@ -109,11 +109,11 @@ func (w *world) taken(string, netip.Addr, netip.Addr) error { return nil }
 // start runs a keeper until the test's end, or stop.
 func (w *world) start() {
 	w.t.Helper()
-	k, err := New(&Config{Leases: w.dir, Workers: 4, Log: slog.New(slog.NewTextHandler(w.t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))})
+	k, err := New(&Config{Leases: w.dir, Log: slog.New(slog.NewTextHandler(w.t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))})
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	k.node = w
+	k.node, k.workers = w, 4
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	l := k.newLoop(ctx)
@@ -270,6 +270,8 @@ func (w *world) release(_ context.Context, _ *lease.Record, l *dhcpc.Lease) erro
 	w.releases = append(w.releases, l.Address.Addr())
 	return nil
 }
+
+func (w *world) release6(context.Context, *lease.Record) error { return nil }
 
 // grant is a server that gives everyone what they ask for, and else 192.0.2.200.
 func (w *world) grant(d *dhcpv4.DHCPv4) *dhcpv4.DHCPv4 {

@@ -15,15 +15,10 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 )
 
-// The kernel announces every change of nf_tables to the keeper by the one message that ends
-// each transaction (NFT_MSG_NEWGEN): the messages about rules and elements are not queued for it,
-// since a thousand of them in a burst would overflow its socket. It waits for a burst to end,
-// looks at what an ADD would look at, and has it put right. A change of our own is known by its
-// generation: what was found right at a generation is not looked at again, and verbs of the
-// plugin leave theirs in their note.
-//
-// What is undone again and again is repaired only once a minute (restraint), written down
-// for STATUS, and counted.
+// The kernel announces every change of nf_tables by the one message that ends each transaction (NFT_MSG_NEWGEN):
+// the messages about rules and elements are not queued, since a thousand of them in a burst would overflow the
+// socket. A change of our own is known by its generation: what was found right at a generation is not looked at
+// again, and verbs of the plugin leave theirs in their note.
 
 // lookAtFirewall is how often it is looked at without news: legacy tables and a table
 // that falls asleep tell nothing.
@@ -82,9 +77,6 @@ func generationOf(b []byte) generation {
 	return g
 }
 
-// isOurs says that a process is called like a program of ours.
-func (g *generation) isOurs() bool { return g.by == "tombolo" || g.by == "tombolod" }
-
 // hear says how soon the firewall is to be compared after announcements: soon if another program changed
 // it since the last comparison, later if one of ours did, and never if no change is newer than that.
 func (f *firewall) hear(messages []netlink.Message) urgency {
@@ -99,7 +91,7 @@ func (f *firewall) hear(messages []netlink.Message) urgency {
 			// The firewall was compared after this change.
 		case g.by == nftnl.DoctorName:
 			// Its table is its own, and goes with it.
-		case g.lost || !g.isOurs():
+		case g.lost || g.by != "tombolo" && g.by != "tombolod":
 			when, f.by = soon, g.by
 		default:
 			when = max(when, later)

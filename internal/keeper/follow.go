@@ -124,19 +124,13 @@ func leased(a *state.Attachment, r *lease.Record) []ipam.Address {
 		list = append(list, own)
 	}
 	if six := r.Leased6(); six.IsValid() {
-		list = append(list, ipam.Address{Prefix: six, Gateway: gatewayOf(a, six)})
+		own := ipam.Address{Prefix: six}
+		if i := slices.Index(prefixes(a.Addresses), six); i >= 0 {
+			own.Gateway = a.Addresses[i].Gateway
+		}
+		list = append(list, own)
 	}
 	return append(list, notLeased(a)...)
-}
-
-// gatewayOf keeps what is on record of an address.
-func gatewayOf(a *state.Attachment, p netip.Prefix) netip.Addr {
-	for _, o := range a.Addresses {
-		if o.Prefix == p {
-			return o.Gateway
-		}
-	}
-	return netip.Addr{}
 }
 
 // hostGateways gives those of an attachment's addresses of before, and of its lease: the new

@@ -551,26 +551,6 @@ func TestAnEndReleasesNothing(t *testing.T) {
 	})
 }
 
-func TestPodsWithoutAServerDoNotHoldUpOthers(t *testing.T) {
-	in(t, func(t *testing.T, w *world) {
-		for i := range 40 {
-			w.add(w.record(i + 1))
-		}
-		w.serve(func(d *dhcpv4.DHCPv4) *dhcpv4.DHCPv4 {
-			if d.ClientHWAddr[5] > 1 {
-				return nil
-			}
-			return w.grant(d)
-		})
-		w.start()
-		w.later(50 * time.Hour)
-		got, err := w.dir.Load(lease.Hash("lan", "c1", "eth0"))
-		if err != nil || got.State != lease.Bound || got.Lease.Address.String() != "192.0.2.1/24" || w.counted("expired") != 39 {
-			t.Errorf("%v (%v), after %d others expired", got, err, w.counted("expired"))
-		}
-	})
-}
-
 func TestWhatAKilledKeeperWasAboutToTakeAwayGoes(t *testing.T) {
 	in(t, func(t *testing.T, w *world) {
 		r := w.record(1)

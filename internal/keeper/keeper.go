@@ -14,10 +14,8 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// DefaultWorkers is how many leases are worked on at a time. Few would do for servers
-// that answer: it is for those that do not, for which each waits for seconds, with a
-// socket and without a thread.
-const DefaultWorkers = 64
+// workers is how many leases are worked on at a time: each may wait seconds for a server that does not answer.
+const workers = 64
 
 // Config says what to keep. Leases is needed; the rest has defaults.
 type Config struct {
@@ -30,9 +28,6 @@ type Config struct {
 	Node *network.Node
 	// Log is told what happens; nil is nobody.
 	Log *slog.Logger
-	// Workers bounds the leases that are worked on at a time, and with them the sockets
-	// that are open; 0 is DefaultWorkers.
-	Workers int
 	// Ready is called once, when all the records that there were have been listed, and
 	// new ones are heard of; nil is nothing.
 	Ready func()
@@ -66,13 +61,10 @@ func New(cfg *Config) (*Keeper, error) {
 	if err != nil {
 		return nil, fmt.Errorf("keep leases: %w", err)
 	}
-	k := &Keeper{leases: cfg.Leases, state: cfg.State, network: cfg.Node, log: cfg.Log, workers: cfg.Workers, ready: cfg.Ready, alive: cfg.Alive, node: kernel{}, boot: boot,
+	k := &Keeper{leases: cfg.Leases, state: cfg.State, network: cfg.Node, log: cfg.Log, workers: workers, ready: cfg.Ready, alive: cfg.Alive, node: kernel{}, boot: boot,
 		metrics: newMetrics(cfg.State, cfg.Node), carriers: make(chan string, 16)}
 	if k.log == nil {
 		k.log = slog.New(slog.DiscardHandler)
-	}
-	if k.workers <= 0 {
-		k.workers = DefaultWorkers
 	}
 	if k.ready == nil {
 		k.ready = func() {}

@@ -91,14 +91,21 @@ func linkIndex(conn *nl.Conn, name string) (int, error) {
 	return index, nil
 }
 
-// release sends it for a pod that is gone.
 func (k kernel) release(ctx context.Context, r *lease.Record, l *dhcpc.Lease) error {
+	return k.releaseBy(func(links *bridge.Conn) error { return giveback.Release(ctx, r, links, k.host, l) })
+}
+
+func (k kernel) release6(ctx context.Context, r *lease.Record) error {
+	return k.releaseBy(func(links *bridge.Conn) error { return giveback.Release6(ctx, r, links, k.host) })
+}
+
+func (k kernel) releaseBy(send func(*bridge.Conn) error) error {
 	links, err := bridge.Dial(&bridge.Config{NetNS: k.host})
 	if err != nil {
 		return err
 	}
 	defer links.Close()
-	return giveback.Release(ctx, r, links, k.host, l)
+	return send(links)
 }
 
 // kernelPod is a pod's namespace, entered by a netlink socket.
@@ -175,7 +182,9 @@ func (p *kernelPod) apply(a lease.Applied, left time.Duration) error {
 	if a.MTU != 0 && a.MTU != p.r.Applied.MTU {
 		// The pod's end alone: the host's bridge may follow the lowest of its ports, and is
 		// not the server's.
-		errs = append(errs, setMTU(p.conn, p.r.IfName, a.MTU))
+		var b nl.Batch
+		link.Request{Name: p.r.IfName, MTU: &a.MTU}.Set(&b, "set MTU of link", p.r.IfName)
+		errs = append(errs, p.conn.Execute(&b))
 	}
 	for _, prefix := range a.Addresses {
 		ends := lifetime(left, time.Second)
@@ -210,10 +219,4 @@ func (p *kernelPod) withdraw(a lease.Applied) error {
 		errs = append(errs, addr.On(p.conn).Remove(addr.Address{Prefix: prefix, Link: p.link}))
 	}
 	return errors.Join(errs...)
-}
-
-func setMTU(conn *nl.Conn, name string, mtu int) error {
-	var b nl.Batch
-	link.Request{Name: name, MTU: &mtu}.Set(&b, "set MTU of link", name)
-	return conn.Execute(&b)
 }

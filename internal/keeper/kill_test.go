@@ -179,7 +179,7 @@ func TestIdleLeasesCostNextToNothing(t *testing.T) {
 	}
 	until(t, "the sockets are closed", func() bool { files, _ := open(t, cmd.Process.Pid); return files <= filesBefore })
 	// Go keeps the threads that were once needed: on a slow machine, one for each worker.
-	if _, threads := open(t, cmd.Process.Pid); threads > DefaultWorkers+32 {
+	if _, threads := open(t, cmd.Process.Pid); threads > workers+32 {
 		t.Errorf("%d threads for %d idle leases", threads, pods)
 	}
 }

@@ -15,11 +15,9 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// The kernel announces changes of links, addresses and routes to the keeper (rtnetlink(7)). It
-// waits for a burst to end, looks at the bridges of networks with pods, their addresses and
-// routes, and the pods' ports, and has put right what is not as the records have it. The
-// announcements do not say who did it. So those that pods cause which come and go are told by
-// what they are about: they have the keeper look a little later, as a look reads all records.
+// Announcements of links, addresses and routes (rtnetlink(7)) do not say who changed them. So those that pods cause
+// which come and go are told by what they are about: they have the keeper look a little later, as a look reads all
+// records.
 
 // lookAtLinks is how often it is looked at without news: parameters of the kernel (sysctl)
 // tell nothing.
@@ -48,7 +46,6 @@ type linkChange struct {
 	index   int
 	gone    bool
 	kind    string
-	bridge  bool // the link is one
 	ours    bool // it has an alias of ours
 	carrier bool
 	facts   linkFacts
@@ -106,7 +103,7 @@ func (c *changes) add(m netlink.Message) error {
 			return nil
 		}
 		c.links = append(c.links, linkChange{
-			index: k.Index, gone: m.Header.Type == unix.RTM_DELLINK, kind: k.Kind, bridge: k.Kind == "bridge", ours: strings.HasPrefix(k.Alias, "tombolo:"),
+			index: k.Index, gone: m.Header.Type == unix.RTM_DELLINK, kind: k.Kind, ours: strings.HasPrefix(k.Alias, "tombolo:"),
 			carrier: k.Flags&unix.IFF_LOWER_UP != 0,
 			facts:   linkFacts{name: k.Name, master: k.Master, mtu: k.MTU, mac: string(k.MAC), up: k.Up()},
 		})
@@ -185,7 +182,7 @@ func (l *linkage) linkNews(n linkChange) urgency {
 		return soon
 	}
 	switch {
-	case n.bridge:
+	case n.kind == "bridge":
 		return later // it may be one that was deleted and made anew by somebody
 	case !n.ours:
 		return never

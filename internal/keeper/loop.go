@@ -1,7 +1,6 @@
 package keeper
 
 import (
-	"container/heap"
 	"context"
 	"fmt"
 	"time"
@@ -18,7 +17,6 @@ type change struct{ name string }
 type entry struct {
 	hash  string
 	wake  time.Time // of the next visit; zero: none, until its record changes
-	at    int       // in the heap, -1 if not
 	busy  bool      // a worker is at it
 	again bool      // its record changed meanwhile
 	stale bool      // the machine slept meanwhile, or the servers are to be asked
@@ -30,7 +28,6 @@ type entry struct {
 // visited is what a worker has to tell.
 type visited struct {
 	hash string
-	slow bool
 	outcome
 }
 
@@ -39,13 +36,8 @@ type loop struct {
 	*Keeper
 	ctx     context.Context
 	entries map[string]*entry
-	queue   queue
 	done    chan visited
 	running int
-	// Visits that find no server wait for long. They get half of the workers at most, so
-	// that renewals of other leases go on.
-	slow    int
-	waiting []*entry // for a slow worker
 	clock   clock
 	asked   map[string]time.Time // by bridge: when servers were, or are to be, asked since its uplink got its carrier again
 }
@@ -113,7 +105,7 @@ func (l *loop) beat(beat func() error) error {
 			continue
 		}
 		e.mind.session, e.mind.six.session = nil, nil
-		l.wake(e, now())
+		e.wake = now()
 	}
 	return nil
 }
@@ -140,7 +132,7 @@ func (l *loop) askAgain(bridge string) {
 		default:
 			e.mind.six.session = nil
 			if e.wake.IsZero() || at.Before(e.wake) {
-				l.wake(e, at)
+				e.wake = at
 			}
 		}
 	}
@@ -181,47 +173,35 @@ func (l *loop) rescan() error {
 func (l *loop) look(hash string) {
 	e := l.entries[hash]
 	if e == nil {
-		e = &entry{hash: hash, at: -1}
+		e = &entry{hash: hash}
 		l.entries[hash] = e
 	}
-	if e.busy {
-		e.again = true
-		return
-	}
-	l.wake(e, now())
+	e.again, e.wake = e.busy, now()
 }
 
-// wake has an entry visited at a time; the zero time is never.
-func (l *loop) wake(e *entry, at time.Time) {
-	e.wake = at
-	switch {
-	case at.IsZero() && e.at >= 0:
-		heap.Remove(&l.queue, e.at)
-	case at.IsZero() || e.busy:
-	case e.at >= 0:
-		heap.Fix(&l.queue, e.at)
-	default:
-		heap.Push(&l.queue, e)
+// first gives the entry that is due first, of those that no worker is at; nil where none is ever.
+func (l *loop) first() *entry {
+	var first *entry
+	for _, e := range l.entries {
+		if !e.busy && !e.wake.IsZero() && (first == nil || e.wake.Before(first.wake)) {
+			first = e
+		}
 	}
+	return first
 }
 
 // dispatch gives what is due to workers.
 func (l *loop) dispatch() {
-	for l.running < l.workers && len(l.queue) > 0 && !l.queue[0].wake.After(now()) {
-		e := heap.Pop(&l.queue).(*entry)
-		slow := e.mind.slow
-		if slow && l.slow >= max(l.workers/2, 1) {
-			l.waiting = append(l.waiting, e)
-			continue
+	for l.running < l.workers {
+		e := l.first()
+		if e == nil || e.wake.After(now()) {
+			return
 		}
 		e.busy, e.again, e.stale = true, false, false
 		l.running++
-		if slow {
-			l.slow++
-		}
 		// The session is idle meanwhile: a worker has a copy of it.
 		go func(hash string, m memory) {
-			l.done <- visited{hash: hash, slow: slow, outcome: l.visit(l.ctx, hash, m)}
+			l.done <- visited{hash, l.visit(l.ctx, hash, m)}
 		}(e.hash, e.mind)
 	}
 }
@@ -229,17 +209,6 @@ func (l *loop) dispatch() {
 // finish takes a worker's word.
 func (l *loop) finish(v visited) {
 	l.running--
-	if v.slow {
-		l.slow--
-		for _, e := range l.waiting {
-			// One that was woken meanwhile is in the queue already. Each keeps its time, so
-			// that the one that has waited longest is next.
-			if e.at < 0 && !e.busy && l.entries[e.hash] == e {
-				l.wake(e, e.wake)
-			}
-		}
-		l.waiting = l.waiting[:0]
-	}
 	e := l.entries[v.hash]
 	e.busy = false
 	l.metrics.moved(e.state, v.state)
@@ -254,7 +223,7 @@ func (l *loop) finish(v visited) {
 	if e.again || e.stale {
 		v.wake = now()
 	}
-	l.wake(e, v.wake)
+	e.wake = v.wake
 }
 
 // longestPause is a pause in which nothing is due.
@@ -263,40 +232,14 @@ const longestPause = time.Minute
 // pause is how long nothing is due.
 func (l *loop) pause() time.Duration {
 	var first time.Time
-	if len(l.queue) > 0 {
-		first = l.queue[0].wake
+	if e := l.first(); e != nil {
+		first = e.wake
 	}
 	l.metrics.due(first)
 	if first.IsZero() || l.running >= l.workers {
 		return longestPause
 	}
 	return min(max(first.Sub(now()), 0), longestPause)
-}
-
-// queue is a heap of entries by their wake-up times (container/heap).
-type queue []*entry
-
-func (q queue) Len() int           { return len(q) }
-func (q queue) Less(i, j int) bool { return q[i].wake.Before(q[j].wake) }
-func (q queue) Swap(i, j int) {
-	q[i], q[j] = q[j], q[i]
-	q[i].at, q[j].at = i, j
-}
-
-// Push appends an entry.
-func (q *queue) Push(x any) {
-	e := x.(*entry)
-	e.at = len(*q)
-	*q = append(*q, e)
-}
-
-// Pop takes the last one off.
-func (q *queue) Pop() any {
-	old := *q
-	e := old[len(old)-1]
-	old[len(old)-1] = nil
-	*q, e.at = old[:len(old)-1], -1
-	return e
 }
 
 // clock is a look at two clocks, of which the monotonic one stands still while the machine sleeps.

@@ -11,30 +11,49 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/dhcpc/dhcp6"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/nft"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// refuse gives what is asked about each lease that a server grants. It outlives the visit. The host may have what no
-// pod has, and keeps what it had before.
+// refuse gives what is asked about each lease that a server grants. It outlives the visit.
 func (k *Keeper) refuse(r *lease.Record) func(l, held *dhcpc.Lease) error {
-	network, hash, bridge, at, had, pod := r.Network, r.Hash(), r.Bridge, r.At(), r.Lease.Address.Addr(), r.Host == nil
+	had, free, pod := r.Lease.Address.Addr(), k.free(r), r.Host == nil
 	return func(l, held *dhcpc.Lease) error {
-		own := l.Address.Addr()
+		if err := lease.Impossible(l); err != nil && pod {
+			return err
+		}
 		if held != nil {
 			had = held.Address.Addr()
 		}
+		return free(l.Address.Addr(), had, held != nil)
+	}
+}
+
+// refuse6 is refuse for DHCPv6.
+func (k *Keeper) refuse6(r *lease.Record) func(l, held *dhcp6.Lease) error {
+	free := k.free(r)
+	return func(l, held *dhcp6.Lease) error {
+		if held == nil {
+			return free(l.Address, netip.Addr{}, false)
+		}
+		return free(l.Address, held.Address, true)
+	}
+}
+
+// free says why an address cannot be the pod's, which had another, or holds one. The host may have what no pod has, and
+// keeps what it holds.
+func (k *Keeper) free(r *lease.Record) func(own, had netip.Addr, holds bool) error {
+	network, hash, bridge, at, pod := r.Network, r.Hash(), r.Bridge, r.At(), r.Host == nil
+	return func(own, had netip.Addr, holds bool) error {
 		if pod {
-			if err := lease.Impossible(l); err != nil {
-				return err
-			}
 			if err := k.node.taken(bridge, own, had); err != nil {
 				return err
 			}
 		}
-		if k.state == nil || own == had && held != nil {
+		if k.state == nil || own == had && holds {
 			return nil
 		}
 		return k.anothersAddress(network, hash, at, own)
@@ -72,17 +91,13 @@ func (k *Keeper) anothersAddress(network, hash, bridge string, own netip.Addr) e
 
 // taken says why no pod may have an address, by what the host has.
 func (k kernel) taken(bridge string, a, had netip.Addr) error {
-	return k.askHost(bridge, func(host *route.Conn, index int) error { return lease.Taken(host, index, a, had) })
-}
-
-func (k kernel) askHost(bridge string, ask func(host *route.Conn, index int) error) error {
 	conn, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: k.host})
 	if err != nil {
 		return err
 	}
 	index, err := linkIndex(conn, bridge)
 	if err == nil {
-		err = ask(route.On(conn), index)
+		err = lease.Taken(route.On(conn), index, a, had)
 	}
 	return errors.Join(err, conn.Close())
 }

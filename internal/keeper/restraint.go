@@ -35,18 +35,17 @@ func (l restraints) of(key string) *restraint {
 
 // recently says that any of them was put right within the last minute.
 func (l restraints) recently() bool {
-	for _, r := range l {
-		if r.recently() {
-			return true
-		}
-	}
-	return false
+	return l.any((*restraint).recently)
 }
 
 // contested says that any of them is.
 func (l restraints) contested() bool {
+	return l.any(func(r *restraint) bool { return r.times > 0 })
+}
+
+func (l restraints) any(is func(*restraint) bool) bool {
 	for _, r := range l {
-		if r.times > 0 {
+		if is(r) {
 			return true
 		}
 	}

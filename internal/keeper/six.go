@@ -1,7 +1,6 @@
 package keeper
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -17,22 +16,6 @@ import (
 // A pod's address by DHCPv6 is the keeper's from the first SOLICIT on: the plugin does without the
 // codec, and waits. It is in the same record as the lease of IPv4, so that it goes where that goes; the
 // attachment follows either in the same way.
-
-// pod6 is a pod that can have an address by DHCPv6.
-type pod6 interface {
-	// dial6 opens a transport from the pod's interface, that hears outside of the pod.
-	dial6(ctx context.Context) (dhcp6.Transport, error)
-	// inUse adds an address, and says whether another host has it; then it is gone again.
-	inUse(ctx context.Context, l *dhcp6.Lease) (bool, error)
-	// acceptDAD and setAcceptDAD are about the parameter by which the pod's kernel looks for such hosts.
-	acceptDAD() (string, error)
-	setAcceptDAD(value string) error
-	// apply6 makes the pod have an address for as long as its lease says; withdraw6 takes it away.
-	apply6(l *dhcp6.Lease) error
-	withdraw6(l *dhcp6.Lease) error
-	// lacks6 says whether an address is not there.
-	lacks6(a netip.Addr) (bool, error)
-}
 
 // mind6 is what a visit leaves to the next of DHCPv6.
 type mind6 struct {
@@ -56,7 +39,7 @@ func (v *visit) wakes6(t time.Time) bool {
 
 // work6 does what is due about DHCPv6.
 func (v *visit) work6(in pod) error {
-	p, ok := in.(pod6)
+	p, ok := in.(*kernelPod)
 	if v.r.Six == nil || !ok {
 		return nil
 	}
@@ -70,7 +53,7 @@ func (v *visit) work6(in pod) error {
 // by6 tells an address by DHCPv6 from one that the pod has formed itself: it has no network's prefix.
 func by6(p netip.Prefix) bool { return p.Addr().Is6() && p.IsSingleIP() }
 
-func (v *visit) keep6(p pod6) error {
+func (v *visit) keep6(p *kernelPod) error {
 	v.m.six.bridge = v.r.Bridge
 	if v.m.six.session == nil {
 		if was := v.r.Six.AcceptDAD; was != "" {
@@ -130,21 +113,6 @@ func (v *visit) restore6() error {
 	return nil
 }
 
-// refuse6 gives the function that says why an address that a server grants cannot be the pod's.
-func (k *Keeper) refuse6(r *lease.Record) func(l, held *dhcp6.Lease) error {
-	network, hash, bridge, at := r.Network, r.Hash(), r.Bridge, r.At()
-	return func(l, held *dhcp6.Lease) error {
-		var had netip.Addr
-		if held != nil {
-			had = held.Address
-		}
-		if err := k.node.taken(bridge, l.Address, had); err != nil || k.state == nil || l.Address == had {
-			return err
-		}
-		return k.anothersAddress(network, hash, at, l.Address)
-	}
-}
-
 // note6 writes on record why there is no lease, for the ADD that waits and for tombolo check.
 func (v *visit) note6(trouble string) error {
 	if v.r.Six.Error == trouble {
@@ -187,7 +155,7 @@ func (v *visit) endUnseen6(cause error) error {
 // exchange6 is a visit's conversation with DHCPv6 servers.
 type exchange6 struct {
 	*visit
-	pod   pod6
+	pod   *kernelPod
 	conn  dhcp6.Transport
 	limit time.Time
 }

@@ -50,7 +50,7 @@ func TestServersAreAskedAgainWhenAnUplinkHasItsCarrierAndNotTooOften(t *testing.
 		w.stop()
 		l := w.keep.newLoop(t.Context())
 		asking := func(bridge string) *entry {
-			return &entry{at: -1, mind: memory{session: &dhcpc.Session{}, six: mind6{session: &dhcp6.Session{}, bridge: bridge}}}
+			return &entry{mind: memory{session: &dhcpc.Session{}, six: mind6{session: &dhcp6.Session{}, bridge: bridge}}}
 		}
 		for name, bridge := range map[string]string{"idle": "br0", "due": "br0", "busy": "br0", "other": "br1", "IPv4 alone": ""} {
 			l.entries[name] = asking(bridge)
@@ -58,8 +58,8 @@ func TestServersAreAskedAgainWhenAnUplinkHasItsCarrierAndNotTooOften(t *testing.
 		began := now()
 		soon := began.Add(time.Second)
 		l.entries["busy"].busy = true
-		l.wake(l.entries["other"], began.Add(time.Hour))
-		l.wake(l.entries["IPv4 alone"], began.Add(time.Hour))
+		l.entries["other"].wake = began.Add(time.Hour)
+		l.entries["IPv4 alone"].wake = began.Add(time.Hour)
 		l.askAgain("br0")
 		for _, name := range []string{"idle", "due"} {
 			if e := l.entries[name]; e.mind.six.session != nil || e.mind.session == nil || !e.wake.Equal(began) {
@@ -78,9 +78,9 @@ func TestServersAreAskedAgainWhenAnUplinkHasItsCarrierAndNotTooOften(t *testing.
 		next := began.Add(askedOnce)
 		for _, name := range []string{"idle", "due"} {
 			l.entries[name].mind.six.session = &dhcp6.Session{}
-			l.wake(l.entries[name], began.Add(time.Hour))
+			l.entries[name].wake = began.Add(time.Hour)
 		}
-		l.wake(l.entries["due"], soon)
+		l.entries["due"].wake = soon
 		for range 50 {
 			time.Sleep(askedOnce / 100)
 			l.askAgain("br0")
@@ -93,7 +93,7 @@ func TestServersAreAskedAgainWhenAnUplinkHasItsCarrierAndNotTooOften(t *testing.
 		}
 		time.Sleep(time.Until(next) + time.Second)
 		l.entries["idle"].mind.six.session = &dhcp6.Session{}
-		l.wake(l.entries["idle"], time.Time{})
+		l.entries["idle"].wake = time.Time{}
 		l.askAgain("br0")
 		if e := l.entries["idle"]; e.mind.six.session != nil || !e.wake.Equal(next.Add(askedOnce)) {
 			t.Errorf("idle: %+v, want it at %s", e, next.Add(askedOnce))

@@ -11,11 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/addr"
-	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/dhcpc/dhcp6"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
-	"github.com/tombolo-cni/tombolo/internal/lease"
-	"github.com/tombolo-cni/tombolo/internal/lease/giveback"
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
 )
 
@@ -126,14 +123,4 @@ func lifetime(left, least time.Duration) *time.Duration {
 
 func (p *kernelPod) withdraw6(l *dhcp6.Lease) error {
 	return addr.On(p.conn).Remove(addr.Address{Prefix: netip.PrefixFrom(l.Address, l.Address.BitLen()), Link: p.link})
-}
-
-// release6 sends the RELEASE for a pod that is gone.
-func (k kernel) release6(ctx context.Context, r *lease.Record) error {
-	links, err := bridge.Dial(&bridge.Config{NetNS: k.host})
-	if err != nil {
-		return err
-	}
-	defer links.Close()
-	return giveback.Release6(ctx, r, links, k.host)
 }

@@ -16,12 +16,9 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// The keeper finishes takeovers of NICs whose process was killed, and repairs those
-// that are undone: network managers put their addresses back on the NIC, or take it out
-// of the bridge, when they are restarted or told to reload. What the host's lease or its
-// administrator changes on the bridge is not undone: the pods whose default route leads to the
-// host's address follow, and then so does the takeover's record, for the next repair: as long as that is of
-// before, a successor sees that there is something to do.
+// Network managers put their addresses back on the NIC, or take it out of the bridge, when they are restarted. What
+// the host's lease or its administrator changes on the bridge is not undone: pods follow, and then so does the
+// takeover's record; as long as that is of before, a successor sees that there is something to do.
 
 const (
 	// lookAtUplinks is how often takeovers are looked at of which nothing was heard.
@@ -61,7 +58,7 @@ func (u *uplinks) hear(messages []netlink.Message) urgency {
 	}
 	when := never
 	for _, n := range c.links {
-		if n.bridge || n.facts.master != 0 && n.kind != "veth" {
+		if n.kind == "bridge" || n.facts.master != 0 && n.kind != "veth" {
 			when = soon // a takeover may be under way
 		}
 		for _, t := range u.all {

@@ -133,7 +133,9 @@ func (v *visit) adding() outcome {
 	}
 	pod, err := v.node.enter(v.r)
 	if err == nil {
-		return v.leave(pod.close(), now().Add(lookEvery))
+		if err = pod.close(); err == nil {
+			return v.outcome(now().Add(lookEvery))
+		}
 	}
 	if !errors.Is(err, errGone) {
 		return v.failedWith("cannot look for the pod of an unfinished ADD", err)
@@ -143,14 +145,6 @@ func (v *visit) adding() outcome {
 	}
 	v.log.Info("record of an unfinished ADD removed: its pod is gone", v.who()...)
 	return outcome{gone: true}
-}
-
-// leave is the outcome of a visit that had nothing to do.
-func (v *visit) leave(err error, wake time.Time) outcome {
-	if err != nil {
-		return v.failedWith("cannot leave the pod", err)
-	}
-	return v.outcome(wake)
 }
 
 // keep renews the lease of a running pod, if it is due.
@@ -293,7 +287,7 @@ func (v *visit) releaseGone(why string) outcome {
 			}
 			return outcome{gone: true}
 		case released:
-			if err = v.release(v.r.Lease); err != nil {
+			if err = v.release4(v.r.Lease); err != nil {
 				// Until it ends by itself: the bridge may not be there yet.
 				return v.failedWith("cannot release the lease of a pod that is gone", err)
 			}
@@ -314,7 +308,7 @@ func (v *visit) releaseGone(why string) outcome {
 
 // release gives a lease back from the host's bridge, unless another pod has its
 // identity by now: to the server both are the same client.
-func (v *visit) release(l *dhcpc.Lease) error {
+func (v *visit) release(send func() error) error {
 	others, err := v.leases.Same(v.r)
 	if err != nil {
 		return err
@@ -323,27 +317,19 @@ func (v *visit) release(l *dhcpc.Lease) error {
 		v.log.Info("lease not released: another pod has it now", append(v.who(), "other", others[0].ContainerID)...)
 		return nil
 	}
-	if err := v.node.release(v.ctx, v.r, l); err != nil {
+	if err := send(); err != nil {
 		return err
 	}
 	v.metrics.releases.Inc()
 	return nil
 }
 
-// release6 gives back what the pod had by DHCPv6; see release.
+func (v *visit) release4(l *dhcpc.Lease) error {
+	return v.release(func() error { return v.node.release(v.ctx, v.r, l) })
+}
+
 func (v *visit) release6() error {
-	others, err := v.leases.Same(v.r)
-	node, ok := v.node.(interface {
-		release6(ctx context.Context, r *lease.Record) error
-	})
-	if err != nil || len(others) > 0 || !ok {
-		return err
-	}
-	if err := node.release6(v.ctx, v.r); err != nil {
-		return err
-	}
-	v.metrics.releases.Inc()
-	return nil
+	return v.release(func() error { return v.node.release6(v.ctx, v.r) })
 }
 
 // underLock does something with the record if it is still the one that was read.

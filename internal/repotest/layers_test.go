@@ -19,7 +19,8 @@ func floors() [][]string {
 		{"bridge", "nft", "ipam", "dhcpc"},
 		{"hostport", "internal/state", "internal/ipam"},
 		{"internal/endpoint", "internal/firewalld", "internal/lease"},
-		{"network", "internal/keeper"},
+		{"network"},
+		{"internal/keeper"},
 		{"internal/cni"},
 		{"cmd", "test/lan"},
 	}

@@ -9,9 +9,10 @@ const (
 	manyPods = 50 // of so many in one network, each is drawn with one address
 )
 
-// Map draws a node for a terminal, or for what is none. All text of others is printable, and in
-// ASCII as far as columns are counted.
-func (n *Node) Map(s Screen) string {
+// Map draws a node for a terminal, or for what is none. All text of others is printable, and in ASCII.
+func (n *Node) Map(s Screen) string { return n.paint(s).text() }
+
+func (n *Node) paint(s Screen) *painter {
 	p := &painter{Screen: s}
 	if len(n.Bridges) == 0 {
 		p.line(piece{"no network is on record", plain})
@@ -24,7 +25,7 @@ func (n *Node) Map(s Screen) string {
 	}
 	if len(n.Wrong) == 0 {
 		p.line(piece{"nothing is wrong", plain})
-		return p.out.String()
+		return p
 	}
 	p.line(piece{"wrong:", bold})
 	for _, text := range n.Wrong {
@@ -32,7 +33,7 @@ func (n *Node) Map(s Screen) string {
 			p.line(piece{[]string{"  ", "    "}[min(i, 1)], plain}, piece{line, red})
 		}
 	}
-	return p.out.String()
+	return p
 }
 
 func (p *painter) bridge(b *Bridge) {

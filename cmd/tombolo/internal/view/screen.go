@@ -53,28 +53,34 @@ const (
 	red   style = "\x1b[31m"
 )
 
-// piece is a text of one style, and of one column for each byte.
+// piece is a text of one style.
 type piece struct {
 	text string
 	style
 }
 
-// painter writes lines of pieces.
+// painter collects lines of pieces.
 type painter struct {
 	Screen
-	out strings.Builder
+	lines [][]piece
 }
 
-// line writes pieces, made printable, and ends the line.
-func (p *painter) line(pieces ...piece) {
-	for _, one := range pieces {
-		if p.Colour && one.style != plain {
-			p.out.WriteString(string(one.style) + one.text + "\x1b[m")
-		} else {
-			p.out.WriteString(one.text)
+func (p *painter) line(pieces ...piece) { p.lines = append(p.lines, pieces) }
+
+// text is the lines for the screen.
+func (p *painter) text() string {
+	var b strings.Builder
+	for _, line := range p.lines {
+		for _, one := range line {
+			if p.Colour && one.style != plain {
+				b.WriteString(string(one.style) + one.text + "\x1b[m")
+			} else {
+				b.WriteString(one.text)
+			}
 		}
+		b.WriteByte('\n')
 	}
-	p.out.WriteByte('\n')
+	return b.String()
 }
 
 // glyph picks one of two texts.

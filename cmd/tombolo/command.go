@@ -187,11 +187,3 @@ func completeLinks(_ *cobra.Command, args []string, _ string) ([]string, cobra.S
 	}
 	return names, cobra.ShellCompDirectiveNoFileComp
 }
-
-func completeFiles(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-	return nil, cobra.ShellCompDirectiveDefault
-}
-
-func completeDirs(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-	return nil, cobra.ShellCompDirectiveFilterDirs
-}

@@ -16,7 +16,7 @@ func (o *options) installCommand() *cobra.Command {
 		Short: "put the plugin into a runtime's directory of CNI plugins",
 		Long: "Put the plugin into a runtime's directory of CNI plugins; with --names, also under the names of the reference\n" +
 			"plugins, which are kept.",
-		Args: takes(1, 1), ValidArgsFunction: completeDirs,
+		Args: takes(1, 1), ValidArgsFunction: cobra.FixedCompletions(nil, cobra.ShellCompDirectiveFilterDirs),
 		RunE: func(_ *cobra.Command, args []string) error { return o.install(args[0], list, undo) },
 	}
 	cmd.Flags().StringVar(&list, "names", "", "also install it under these `NAMES`, such as bridge,portmap, or all")

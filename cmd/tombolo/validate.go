@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -20,7 +19,7 @@ func (o *options) validateCommand() *cobra.Command {
 		Short: "print all that is wrong with configuration files, or what their first ADD would do",
 		Long: "Print all that is wrong with configuration files, or what the first ADD of each would do; change nothing. The exit\n" +
 			"status is 4 if a file is invalid.",
-		Args: takes(1, -1), ValidArgsFunction: completeFiles,
+		Args: takes(1, -1), ValidArgsFunction: cobra.FixedCompletions(nil, cobra.ShellCompDirectiveDefault),
 		RunE: func(_ *cobra.Command, args []string) error { return o.validate(args) },
 	}
 }
@@ -31,7 +30,7 @@ func (o *options) validate(files []string) error {
 	invalid := false
 	var unread error
 	for _, name := range files {
-		data, err := read(name)
+		data, err := os.ReadFile(name)
 		if err != nil {
 			unread = errors.Join(unread, err)
 			continue
@@ -65,20 +64,4 @@ func (o *options) validate(files []string) error {
 		return errInvalid
 	}
 	return nil
-}
-
-// maxFile is how many bytes of a file are read: 16 MiB, as no network has.
-const maxFile = 16 << 20
-
-func read(name string) ([]byte, error) {
-	file, err := os.Open(name)
-	if err != nil {
-		return nil, err
-	}
-	defer file.Close()
-	data, err := io.ReadAll(io.LimitReader(file, maxFile+1))
-	if err == nil && len(data) > maxFile {
-		err = fmt.Errorf("%s: more than %d MiB, which no configuration has", name, maxFile>>20)
-	}
-	return data, err
 }

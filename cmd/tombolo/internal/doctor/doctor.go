@@ -118,15 +118,15 @@ func (e *examination) add(step Step, remedy, format string, args ...any) {
 
 // sorted gives each finding once, in the order of the way.
 func (e *examination) sorted() []Finding {
+	way := []Step{StepNamespace, StepLink, StepAddress, StepDuplicate, StepRoute, StepGateway,
+		StepForwarding, StepFirewall, StepBeyond, StepMTU, StepDNS, StepLease}
 	list := []Finding{}
-	for _, step := range []Step{StepNamespace, StepLink, StepAddress, StepDuplicate, StepRoute, StepGateway,
-		StepForwarding, StepFirewall, StepBeyond, StepMTU, StepDNS, StepLease} {
-		for _, f := range e.found {
-			if f.Step == step && !slices.Contains(list, f) {
-				list = append(list, f)
-			}
+	for _, f := range e.found {
+		if !slices.Contains(list, f) {
+			list = append(list, f)
 		}
 	}
+	slices.SortStableFunc(list, func(a, b Finding) int { return slices.Index(way, a.Step) - slices.Index(way, b.Step) })
 	return list
 }
 

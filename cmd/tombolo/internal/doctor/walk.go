@@ -136,7 +136,8 @@ func (e *examination) family(ctx context.Context, pod *netns.NS, br *bridge.Link
 	}
 	next, nextErr := inPod.Neighbour(index, gateway)
 	if pingErr != nil && (nextErr != nil || len(next.MAC) == 0) {
-		e.add(StepGateway, unresolved(gateway), "the gateway %s does not answer by %s: %v", gateway, resolution(gateway), pingErr)
+		how, remedy := unresolved(gateway)
+		e.add(StepGateway, remedy, "the gateway %s does not answer by %s: %v", gateway, how, pingErr)
 		return nil
 	}
 	// A link in a VLAN of the bridge has its MAC.
@@ -242,13 +243,6 @@ func ping(ctx context.Context, ns *netns.NS, to netip.Addr, echo icmp.Echo) erro
 	return err
 }
 
-func resolution(a netip.Addr) string {
-	if a.Is4() {
-		return "ARP"
-	}
-	return "neighbour discovery"
-}
-
 // outside is an address of elsewhere, which is looked up and never sent to: of the blocks for
 // documentation (RFC 5737, RFC 3849).
 func outside(gateway netip.Addr) netip.Addr {
@@ -301,11 +295,11 @@ func ask(ctx context.Context, pod *netns.NS, server netip.Addr) error {
 	return err
 }
 
-// unresolved is where to look for what drops the question for a gateway: rules of the bridge see it, and of IPv6
-// those of the host's hook input.
-func unresolved(gateway netip.Addr) string {
+// unresolved is how a gateway is asked for, and where to look for what drops the question: rules of the bridge see it,
+// and of IPv6 those of the host's hook input.
+func unresolved(gateway netip.Addr) (how, remedy string) {
 	if gateway.Is4() {
-		return "look which rules of the bridge drop it: nft list ruleset bridge"
+		return "ARP", "look which rules of the bridge drop it: nft list ruleset bridge"
 	}
-	return "look which rules drop it, of the bridge: nft list ruleset bridge; or of the host's hook input: nft list ruleset inet; nft list ruleset ip6; ip6tables-legacy-save"
+	return "neighbour discovery", "look which rules drop it, of the bridge: nft list ruleset bridge; or of the host's hook input: nft list ruleset inet; nft list ruleset ip6; ip6tables-legacy-save"
 }

@@ -65,12 +65,10 @@ func findings(in *network.Inspection) []finding {
 }
 
 // Each gives a line for each difference.
-func Each(in *network.Inspection) []Line { return each(findings(in)) }
-
-func each(found []finding) []Line {
-	list := make([]Line, len(found))
-	for i := range found {
-		list[i] = Line{found[i].where() + found[i].String(), found[i].Remedy}
+func Each(in *network.Inspection) []Line {
+	var list []Line
+	for _, f := range findings(in) {
+		list = append(list, Line{f.where() + f.String(), f.Remedy})
 	}
 	return list
 }

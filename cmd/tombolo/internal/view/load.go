@@ -1,17 +1,16 @@
 package view
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"net/netip"
 	"slices"
-	"sort"
 
 	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/report"
 	"github.com/tombolo-cni/tombolo/internal/state"
-	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/network"
 )
 
@@ -136,12 +135,8 @@ func (l *loader) network(ctx context.Context, name string) (*Network, error) {
 	for _, a := range attachments {
 		n.attachment(a)
 	}
-	sort.Slice(n.Ports, func(i, j int) bool {
-		a, b := &n.Ports[i], &n.Ports[j]
-		if a.HostPort != b.HostPort {
-			return a.HostPort < b.HostPort
-		}
-		return a.Protocol+a.HostIP.String() < b.Protocol+b.HostIP.String()
+	slices.SortFunc(n.Ports, func(a, b Port) int {
+		return cmp.Or(cmp.Compare(a.HostPort, b.HostPort), cmp.Compare(a.Protocol, b.Protocol), a.HostIP.Compare(b.HostIP))
 	})
 	l.countPools(n, attachments)
 	return n, nil
@@ -185,24 +180,19 @@ func (n *Network) attachment(a *state.Attachment) {
 
 // countPools tells of a network's pools, by its ranges.
 func (l *loader) countPools(n *Network, attachments []*state.Attachment) {
-	sort.Strings(n.IPAM)
-	for i := range l.pools {
-		if l.pools[i].Network == n.Name {
-			n.pool(&l.pools[i].Pool)
+	slices.Sort(n.IPAM)
+	for _, p := range l.pools {
+		family := 4
+		if p.IPv6 {
+			family = 6
+		}
+		if p.Network == n.Name {
+			n.Pools = append(n.Pools, Pool{p.Name, family, p.Size, p.Reserved, p.Size - min(p.Size, p.Reserved)})
 		}
 	}
-	if len(n.Pools) > 0 {
-		return
+	if len(n.Pools) == 0 {
+		n.PoolNote = poolNote(n.IPAM, attachments)
 	}
-	n.PoolNote = poolNote(n.IPAM, attachments)
-}
-
-func (n *Network) pool(p *ipam.Pool) {
-	family := 4
-	if p.IPv6 {
-		family = 6
-	}
-	n.Pools = append(n.Pools, Pool{p.Name, family, p.Size, p.Reserved, p.Size - min(p.Size, p.Reserved)})
 }
 
 // poolNote says why a network has no pool that could be counted.

@@ -24,77 +24,69 @@ func Networks(list []Network) string {
 	return b.String()
 }
 
-// lines writes lines of a key and a value.
-type lines struct{ b *strings.Builder }
-
-// line leaves out what has no value.
-func (w *lines) line(key, value string) {
-	if value != "" {
-		fmt.Fprintf(w.b, "  %-15s%s\n", key, printable.Line(value))
-	}
-}
-
 func (n *Network) text(b *strings.Builder) {
-	w := &lines{b: b}
+	line := func(key, value string) {
+		if value != "" {
+			fmt.Fprintf(b, "  %-15s%s\n", key, printable.Line(value))
+		}
+	}
 	b.WriteString(printable.Line(n.Name) + "\n")
 	if n.Mode == "" {
 		why := "recreate its pods"
 		if n.bare {
 			why = "no ADD of it has succeeded"
 		}
-		w.line("record", "none of the network itself: "+why)
+		line("record", "none of the network itself: "+why)
 	}
-	w.line("mode", n.Mode)
+	line("mode", n.Mode)
 	bridge := n.Bridge
 	if n.MTU > 0 {
 		bridge += fmt.Sprintf(" (MTU %d)", n.MTU)
 	}
-	w.line("bridge", bridge)
+	line("bridge", bridge)
 	if n.VLAN != 0 {
-		w.line("VLAN", strconv.Itoa(n.VLAN))
+		line("VLAN", strconv.Itoa(n.VLAN))
 	}
-	w.line("VLAN trunk", n.VLANTrunk)
-	w.line("uplink", n.Uplink)
-	w.line("subnets", prefixes(n.Subnets))
-	w.line("gateways", prefixes(n.Gateways))
+	line("VLAN trunk", n.VLANTrunk)
+	line("uplink", n.Uplink)
+	line("subnets", prefixes(n.Subnets))
+	line("gateways", prefixes(n.Gateways))
 	if n.DefaultRoute != "" {
-		w.line("default route", "to the "+n.DefaultRoute)
+		line("default route", "to the "+n.DefaultRoute)
 	}
 	if n.SLAAC {
-		w.line("IPv6", "by router advertisements")
+		line("IPv6", "by router advertisements")
 	}
 	if n.Mode != "" {
 		masquerade := onOff(n.Masquerade)
 		if n.Masquerade && len(n.NonMasquerade) > 0 {
 			masquerade += ", except to " + prefixes(n.NonMasquerade)
 		}
-		w.line("masquerade", masquerade)
-		w.line("policy", n.Policy)
+		line("masquerade", masquerade)
+		line("policy", n.Policy)
 		guard := onOff(n.Guard)
 		if n.Guard && n.MACOnly > 0 {
 			guard += fmt.Sprintf(", of MACs alone for %d of the pods", n.MACOnly)
 		}
-		w.line("guard", guard)
+		line("guard", guard)
 	}
 	pods := strconv.Itoa(n.Attachments)
 	if n.Adding > 0 {
 		pods += fmt.Sprintf(", %d of them not ready", n.Adding)
 	}
-	w.line("pods", pods)
+	line("pods", pods)
 	for _, p := range n.Pools {
-		w.line("pool", p.String())
+		line("pool", p.String())
 	}
 	if len(n.Pools) > 0 {
-		w.line("", n.PoolNote)
+		line("", n.PoolNote)
 	} else {
-		w.line("pool", n.PoolNote)
+		line("pool", n.PoolNote)
 	}
+	key := "host ports"
 	for i := range n.Ports {
-		key := "host ports"
-		if i > 0 {
-			key = ""
-		}
-		w.line(key, n.Ports[i].String())
+		line(key, n.Ports[i].String())
+		key = ""
 	}
 }
 
@@ -132,21 +124,14 @@ func number(n uint64) string {
 
 // String reads "192.0.2.1:8080/tcp -> default/web:80, container 0123456789ab".
 func (p *Port) String() string {
-	owner := ""
-	if p.Pod != "" {
-		owner = p.Pod + " "
+	host := strconv.Itoa(p.HostPort)
+	if p.HostIP.IsValid() {
+		host = netip.AddrPortFrom(p.HostIP, uint16(p.HostPort)).String()
 	}
-	text := fmt.Sprintf("%s/%s -> %sport %d (container %.12s, %s)", p.host(), p.Protocol, owner, p.PodPort, p.ContainerID, p.IfName)
+	text := fmt.Sprintf("%s/%s -> %s", host, p.Protocol, strings.TrimPrefix(p.Pod+" ", " "))
+	text += fmt.Sprintf("port %d (container %.12s, %s)", p.PodPort, p.ContainerID, p.IfName)
 	if p.Withheld {
 		text += ", published by another network"
 	}
 	return text
-}
-
-// host is the port with its address, if it is on one only.
-func (p *Port) host() string {
-	if !p.HostIP.IsValid() {
-		return strconv.Itoa(p.HostPort)
-	}
-	return netip.AddrPortFrom(p.HostIP, uint16(p.HostPort)).String()
 }

@@ -1,9 +1,10 @@
 package view
 
 import (
+	"cmp"
 	"context"
 	"fmt"
-	"sort"
+	"slices"
 	"strings"
 
 	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/report"
@@ -92,13 +93,7 @@ func arrange(networks []Network, in *network.Inspection, uplinks []network.Uplin
 				d.Pods = append(d.Pods, podOf(r))
 			}
 		}
-		sort.SliceStable(d.Pods, func(i, j int) bool {
-			a, b := &d.Pods[i], &d.Pods[j]
-			if a.rank() != b.rank() {
-				return a.rank() < b.rank()
-			}
-			return a.Name < b.Name
-		})
+		slices.SortStableFunc(d.Pods, func(a, b Pod) int { return cmp.Or(a.rank()-b.rank(), strings.Compare(a.Name, b.Name)) })
 		b := n.bridge(d.Bridge)
 		if b.MTU = max(b.MTU, d.MTU); b.Uplink == "" {
 			b.Uplink = d.Uplink
@@ -110,7 +105,7 @@ func arrange(networks []Network, in *network.Inspection, uplinks []network.Uplin
 		}
 		b.Networks = append(b.Networks, d)
 	}
-	sort.SliceStable(n.Bridges, func(i, j int) bool { return n.Bridges[i].Name < n.Bridges[j].Name })
+	slices.SortStableFunc(n.Bridges, func(a, b Bridge) int { return strings.Compare(a.Name, b.Name) })
 	return n
 }
 
@@ -126,10 +121,8 @@ func (n *Node) bridge(name string) *Bridge {
 }
 
 func podOf(r *network.Report) Pod {
-	p := Pod{Name: r.Pod, Addresses: strings.Fields(Addresses(r.Attachment, " ")), Ports: hostPorts(r.Attachment), Ready: r.Ready}
-	if p.Name == "" {
-		p.Name = fmt.Sprintf("container %.12s", r.ContainerID)
-	}
+	name := report.PodName(r.Pod, fmt.Sprintf("%.12s", r.ContainerID))
+	p := Pod{Name: name, Addresses: strings.Fields(Addresses(r.Attachment, " ")), Ports: hostPorts(r.Attachment), Ready: r.Ready}
 	for _, d := range r.Differences {
 		p.Wrong = append(p.Wrong, d.String())
 	}

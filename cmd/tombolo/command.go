@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -127,11 +128,8 @@ func takes(least, most int) cobra.PositionalArgs {
 		if len(args) >= least && (most < 0 || len(args) <= most) {
 			return nil
 		}
-		_, names, ok := strings.Cut(cmd.Use, " ")
-		if !ok {
-			names = "none"
-		}
-		return fmt.Errorf("%d arguments were given: %s takes %s", len(args), cmd.CommandPath(), names)
+		_, names, _ := strings.Cut(cmd.Use, " ")
+		return fmt.Errorf("%d arguments were given: %s takes %s", len(args), cmd.CommandPath(), cmp.Or(names, "none"))
 	}
 }
 
@@ -179,11 +177,8 @@ func (o *options) completeNetworks(cmd *cobra.Command, args []string, _ string) 
 func completeLinks(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 	var names []string
 	links, _ := net.Interfaces()
-	for _, l := range links {
-		names = append(names, l.Name)
-	}
-	if len(args) > 1 {
-		names = nil
+	for i := 0; i < len(links) && len(args) < 2; i++ {
+		names = append(names, links[i].Name)
 	}
 	return names, cobra.ShellCompDirectiveNoFileComp
 }

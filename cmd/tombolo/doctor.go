@@ -18,7 +18,7 @@ import (
 const errSick found = "a problem was found"
 
 func (o *options) doctorCommand() *cobra.Command {
-	dns, to := "", ""
+	var dns, to []string
 	cmd := &cobra.Command{
 		Use:   "doctor [POD]",
 		Short: "find out why a pod has no network",
@@ -38,8 +38,8 @@ func (o *options) doctorCommand() *cobra.Command {
 		},
 	}
 	o.jsonFlag(cmd)
-	cmd.Flags().StringVar(&dns, "dns", "", "ask the name servers at `ADDR,...`, or none (default: those in /etc/resolv.conf)")
-	cmd.Flags().StringVar(&to, "to", "", "also test the way to `ADDR,...`, such as a pod of another node; with ADDR:PORT, find the rule that drops a connection")
+	cmd.Flags().StringSliceVar(&dns, "dns", nil, "ask the name servers at `ADDR,...`, or none (default: those in /etc/resolv.conf)")
+	cmd.Flags().StringSliceVar(&to, "to", nil, "also test the way to `ADDR,...`, such as a pod of another node; with ADDR:PORT, find the rule that drops a connection")
 	return cmd
 }
 
@@ -59,38 +59,32 @@ func (o *options) doctor(ctx context.Context, opt doctor.Options) error {
 }
 
 // nameServers are those that are named, or of /etc/resolv.conf those that a pod could ask too.
-func nameServers(named string) ([]netip.Addr, error) {
-	var list []netip.Addr
-	switch named {
-	case "none":
-	case "":
-		text, err := os.ReadFile("/etc/resolv.conf")
-		if err != nil {
-			return nil, nil // then names are no matter of the host's
-		}
-		for line := range strings.Lines(string(text)) {
-			fields := strings.Fields(line)
-			if len(fields) < 2 || fields[0] != "nameserver" {
-				continue
-			}
-			if a, err := netip.ParseAddr(fields[1]); err == nil && !a.IsLoopback() && a.Zone() == "" {
-				list = append(list, a)
-			}
-		}
-	default:
+func nameServers(named []string) ([]netip.Addr, error) {
+	if slices.Equal(named, []string{"none"}) {
+		return nil, nil
+	}
+	if len(named) > 0 {
 		return parseAddresses("--dns", named)
+	}
+	var list []netip.Addr
+	text, _ := os.ReadFile("/etc/resolv.conf") // without it names are no matter of the host's
+	for line := range strings.Lines(string(text)) {
+		fields := strings.Fields(line)
+		if len(fields) < 2 || fields[0] != "nameserver" {
+			continue
+		}
+		if a, err := netip.ParseAddr(fields[1]); err == nil && !a.IsLoopback() && a.Zone() == "" {
+			list = append(list, a)
+		}
 	}
 	return list, nil
 }
 
 // parseAddresses reads a flag's.
-func parseAddresses(name, text string) ([]netip.Addr, error) {
+func parseAddresses(name string, texts []string) ([]netip.Addr, error) {
 	var list []netip.Addr
-	for one := range strings.SplitSeq(text, ",") {
-		if text == "" {
-			break
-		}
-		a, err := netip.ParseAddr(one)
+	for _, text := range texts {
+		a, err := netip.ParseAddr(text)
 		if err != nil {
 			return nil, fmt.Errorf("%w: %s: %w", errUsage, name, err)
 		}
@@ -100,16 +94,16 @@ func parseAddresses(name, text string) ([]netip.Addr, error) {
 }
 
 // parseTargets reads addresses, and addresses with ports.
-func parseTargets(text string) (targets []netip.Addr, ports []netip.AddrPort, err error) {
+func parseTargets(texts []string) (targets []netip.Addr, ports []netip.AddrPort, err error) {
 	var plain []string
-	for one := range strings.SplitSeq(text, ",") {
-		if port, err := netip.ParseAddrPort(one); err == nil {
+	for _, text := range texts {
+		if port, err := netip.ParseAddrPort(text); err == nil {
 			ports = append(ports, port)
-		} else if one != "" {
-			plain = append(plain, one)
+		} else {
+			plain = append(plain, text)
 		}
 	}
-	targets, err = parseAddresses("--to", strings.Join(plain, ","))
+	targets, err = parseAddresses("--to", plain)
 	return targets, ports, err
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -86,7 +87,7 @@ func nodeIs() condition {
 func networksAre(list []view.Network) condition {
 	var texts []string
 	for _, n := range list {
-		on := n.Name + " on " + view.OrDash(n.Bridge)
+		on := n.Name + " on " + cmp.Or(n.Bridge, "-")
 		if n.Uplink != "" {
 			on += " with uplink " + n.Uplink
 		}
@@ -176,12 +177,12 @@ func driftIs(in *network.Inspection) condition {
 
 // causesIn has the first cause, and what leads to the others.
 func causesIn(of string, causes []report.Line) condition {
-	switch n := len(causes); n {
-	case 0:
+	if len(causes) == 0 {
 		return condition{of, "as it was set up", true}
-	case 1:
-		return condition{of, causes[0].String(), false}
-	default:
-		return condition{of, fmt.Sprintf("%s, and %d more: tombolo check", causes[0], n-1), false}
 	}
+	text := causes[0].String()
+	if n := len(causes) - 1; n > 0 {
+		text += fmt.Sprintf(", and %d more: tombolo check", n)
+	}
+	return condition{of, text, false}
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -9,7 +10,6 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
-	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/view"
 	"github.com/tombolo-cni/tombolo/network"
 )
 
@@ -116,7 +116,7 @@ func (o *options) uplinkStatus(ctx context.Context, node *network.Node, args []s
 	var text strings.Builder
 	for _, r := range list {
 		differs = differs || len(r.Differences) > 0
-		fmt.Fprintf(&text, "%s on %s: %s\n", r.NIC, view.OrDash(r.Bridge), view.OrDash(string(r.State)))
+		fmt.Fprintf(&text, "%s on %s: %s\n", r.NIC, cmp.Or(r.Bridge, "-"), cmp.Or(string(r.State), "-"))
 		for _, d := range r.Differences {
 			text.WriteString("  " + d + "\n")
 		}

@@ -2,7 +2,6 @@ package doctor
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"errors"
 	"fmt"

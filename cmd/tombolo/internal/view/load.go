@@ -91,7 +91,7 @@ func Load(ctx context.Context, node *network.Node, stateDir, name string) (list 
 	list = []Network{}
 	for _, one := range names {
 		before := len(l.problems)
-		n, err := l.network(ctx, one)
+		n, err := l.network(one)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -111,7 +111,7 @@ type loader struct {
 	problems []error
 }
 
-func (l *loader) network(ctx context.Context, name string) (*Network, error) {
+func (l *loader) network(name string) (*Network, error) {
 	attachments, damaged, err := l.dir.List(name)
 	if err != nil {
 		return nil, err
@@ -138,7 +138,19 @@ func (l *loader) network(ctx context.Context, name string) (*Network, error) {
 	slices.SortFunc(n.Ports, func(a, b Port) int {
 		return cmp.Or(cmp.Compare(a.HostPort, b.HostPort), cmp.Compare(a.Protocol, b.Protocol), a.HostIP.Compare(b.HostIP))
 	})
-	l.countPools(n, attachments)
+	slices.Sort(n.IPAM)
+	for _, p := range l.pools {
+		family := 4
+		if p.IPv6 {
+			family = 6
+		}
+		if p.Network == n.Name {
+			n.Pools = append(n.Pools, Pool{p.Name, family, p.Size, p.Reserved, p.Size - min(p.Size, p.Reserved)})
+		}
+	}
+	if len(n.Pools) == 0 {
+		n.PoolNote = poolNote(n.IPAM, attachments)
+	}
 	return n, nil
 }
 
@@ -175,23 +187,6 @@ func (n *Network) attachment(a *state.Attachment) {
 	}
 	for _, p := range a.Published {
 		n.Ports = append(n.Ports, Port{p.Protocol, p.HostIP, p.HostPort, p.PodPort, a.Pod, a.ContainerID, a.IfName, p.Withheld})
-	}
-}
-
-// countPools tells of a network's pools, by its ranges.
-func (l *loader) countPools(n *Network, attachments []*state.Attachment) {
-	slices.Sort(n.IPAM)
-	for _, p := range l.pools {
-		family := 4
-		if p.IPv6 {
-			family = 6
-		}
-		if p.Network == n.Name {
-			n.Pools = append(n.Pools, Pool{p.Name, family, p.Size, p.Reserved, p.Size - min(p.Size, p.Reserved)})
-		}
-	}
-	if len(n.Pools) == 0 {
-		n.PoolNote = poolNote(n.IPAM, attachments)
 	}
 }
 

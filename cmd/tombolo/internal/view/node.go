@@ -14,9 +14,7 @@ import (
 // Node is a node with what is wrong with it, to be drawn.
 type Node struct {
 	Bridges []Bridge
-	// Wrong are the causes that check gives, and what differs of uplinks.
-	Wrong []string
-	Pods  int
+	Wrong   []string // the causes that check gives, and what differs of uplinks
 }
 
 // Bridge is one, with the networks on it, and the NIC that is taken over for it.
@@ -71,7 +69,7 @@ func Draw(ctx context.Context, node *network.Node, stateDir string) (*Node, erro
 
 // arrange puts what was found into its places.
 func arrange(networks []Network, in *network.Inspection, uplinks []network.UplinkReport) *Node {
-	n := &Node{Pods: len(in.Attachments)}
+	n := &Node{}
 	for _, line := range report.Causes(in) {
 		n.Wrong = append(n.Wrong, line.String())
 	}

@@ -1,0 +1,149 @@
+package report
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/network"
+)
+
+// Selection says which attachments are meant. The zero Selection is all.
+type Selection struct {
+	Pod     string // as Meant has it
+	Network string
+}
+
+// PodName is what to call a pod, whose name may not be known.
+func PodName(pod, containerID string) string { return cmp.Or(pod, "container "+containerID) }
+
+// Meant says whether name means an attachment: it is the pod's name, with or without its
+// namespace, in which * stands for any characters but /, or the beginning of its container's ID. An empty one means all.
+func Meant(a *network.Attachment, name string) bool {
+	if name == "" || strings.HasPrefix(a.ContainerID, name) {
+		return true
+	}
+	pod := a.Pod
+	if !strings.Contains(name, "/") {
+		pod = pod[strings.LastIndexByte(pod, '/')+1:]
+	}
+	ok, err := filepath.Match(name, pod)
+	return ok && err == nil && pod != ""
+}
+
+// Inspect inspects a node, and leaves in what was selected. That a filter lets nothing pass is an
+// answer; a name that means no pod, and a network that is not on record, are errors.
+func (s Selection) Inspect(ctx context.Context, node *network.Node) (*network.Inspection, error) {
+	if _, err := filepath.Match(s.Pod, ""); err != nil {
+		return nil, fmt.Errorf("pod %q: %w", s.Pod, err)
+	}
+	if s.Network != "" {
+		names, err := node.Networks(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if !slices.Contains(names, s.Network) {
+			return nil, Unknown(names, s.Network)
+		}
+	}
+	in, err := node.Inspect(ctx)
+	if err != nil || s == (Selection{}) {
+		return in, err
+	}
+	found := &network.Inspection{Attachments: []network.Report{}}
+	named, networks := strings.ContainsAny(s.Pod, "*?["), map[string]bool{s.Network: true}
+	for _, r := range in.Attachments {
+		if !Meant(r.Attachment, s.Pod) {
+			continue
+		}
+		named = true
+		if s.Network == "" || r.Network == s.Network {
+			found.Attachments, networks[r.Network] = append(found.Attachments, r), true
+		}
+	}
+	for _, n := range in.Networks {
+		if networks[n.Network] {
+			found.Networks = append(found.Networks, n)
+		}
+	}
+	if s.Pod != "" && !named {
+		return nil, fmt.Errorf("no pod %q: tombolo ls lists those that there are", s.Pod)
+	}
+	return found, nil
+}
+
+// Open opens a node to look at it. A state directory that was named has to be there; none in
+// the usual place only says that nothing was ever attached.
+func Open(ctx context.Context, cfg *network.Config) (*network.Node, error) {
+	if dir := cfg.StateDir; filepath.IsAbs(dir) && dir != network.DefaultStateDir {
+		if info, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) || err == nil && !info.IsDir() {
+			return nil, fmt.Errorf("%s is no state directory: name the stateDir of the network's configuration", dir)
+		}
+	}
+	return network.Open(ctx, cfg)
+}
+
+// Repaired is what a repair came to.
+type Repaired struct {
+	Done []Line // what differed, and does no more
+	Left []Line // what differs still
+}
+
+// Repair repairs the host and the pods, and compares what was before with what is then. An
+// error is about what could not be done; Left may name it too. Without a Repaired, nothing is
+// known of it.
+func Repair(ctx context.Context, node *network.Node) (*Repaired, error) {
+	before, err := node.Inspect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	err = node.Repair(ctx)
+	after, afterErr := node.Inspect(ctx)
+	if afterErr != nil {
+		return nil, errors.Join(err, afterErr)
+	}
+	left := findings(after)
+	done := slices.DeleteFunc(findings(before), func(f finding) bool { return slices.Contains(left, f) })
+	return &Repaired{causes(done), causes(left)}, err
+}
+
+// Remove takes a network down. One that is not on record, and of which the kernel has nothing
+// either, is an error, which names those that are: the name was mistyped.
+func Remove(ctx context.Context, node *network.Node, name string) error {
+	names, err := node.Networks(ctx)
+	if err != nil {
+		return err
+	}
+	known := slices.Contains(names, name)
+	if !known {
+		if known, err = node.HasRules(ctx, name); err != nil {
+			return err
+		}
+	}
+	if !known {
+		in, err := node.Inspect(ctx)
+		if err != nil {
+			return err
+		}
+		known = slices.ContainsFunc(in.Stray, func(d tombolo.Difference) bool { return strings.Contains(d.Text+" ", " of network "+name+" ") })
+	}
+	if !known {
+		return Unknown(names, name)
+	}
+	return node.Remove(ctx, name)
+}
+
+// Unknown is the error about a network that is not there; names are those on record.
+func Unknown(names []string, name string) error {
+	if len(names) == 0 {
+		return fmt.Errorf("there is no network %q: none is on record", name)
+	}
+	return fmt.Errorf("there is no network %q: those on record are %s", name, strings.Join(names, ", "))
+}

@@ -1,0 +1,166 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/demo"
+	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/install"
+	"github.com/tombolo-cni/tombolo/internal/cni"
+	"github.com/tombolo-cni/tombolo/internal/cni/conflist"
+)
+
+func (o *options) installCommand() *cobra.Command {
+	list, undo := "", false
+	cmd := &cobra.Command{
+		Use:   "install DIR",
+		Short: "put the plugin into a runtime's directory of CNI plugins",
+		Long: "Put the plugin into a runtime's directory of CNI plugins; with --names, also under the names of the reference\n" +
+			"plugins, which are kept.",
+		Args: takes(1, 1), ValidArgsFunction: cobra.FixedCompletions(nil, cobra.ShellCompDirectiveFilterDirs),
+		RunE: func(_ *cobra.Command, args []string) error { return o.install(args[0], list, undo) },
+	}
+	cmd.Flags().StringVar(&list, "names", "", "also install it under these `NAMES`, such as bridge,portmap, or all")
+	cmd.Flags().BoolVar(&undo, "undo", false, "remove these names, or all of them, and put back what was there")
+	return cmd
+}
+
+// install puts the plugin and names of it into a directory, or takes the names away.
+func (o *options) install(dir, list string, undo bool) error {
+	var names []string
+	if list == "" && undo {
+		list = "all"
+	}
+	if list != "" {
+		var err error
+		if names, err = install.Select(list, cni.Names()); err != nil {
+			return fmt.Errorf("%w: %w", errUsage, err)
+		}
+	}
+	if undo {
+		return install.Remove(o.out, dir, names)
+	}
+	plugin, err := install.Plugin()
+	if err != nil {
+		return err
+	}
+	return install.Add(o.out, plugin, dir, names)
+}
+
+const errInvalid found = "at least one configuration is invalid"
+
+func (o *options) validateCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "validate FILE...",
+		Short: "print all that is wrong with configuration files, or what their first ADD would do",
+		Long: "Print all that is wrong with configuration files, or what the first ADD of each would do; change nothing. The exit\n" +
+			"status is 4 if a file is invalid.",
+		Args: takes(1, -1), ValidArgsFunction: cobra.FixedCompletions(nil, cobra.ShellCompDirectiveDefault),
+		RunE: func(_ *cobra.Command, args []string) error { return o.validate(args) },
+	}
+}
+
+// validate prints what there is to say of each file.
+func (o *options) validate(files []string) error {
+	var text strings.Builder
+	invalid := false
+	var unread error
+	for _, name := range files {
+		data, err := os.ReadFile(name)
+		if err != nil {
+			unread = errors.Join(unread, err)
+			continue
+		}
+		r := conflist.Examine(data)
+		switch ext := filepath.Ext(name); {
+		case ext == ".conflist" && r.Single:
+			r.Problems = append(r.Problems, `runtimes take a .conflist file only as a list: put the plugin into "plugins"`)
+		case (ext == ".conf" || ext == ".json") && r.List:
+			r.Problems = append(r.Problems, "runtimes take a "+ext+" file only as the conf of one plugin: name it .conflist")
+		}
+		verdict, lines := "valid", r.Plan
+		if len(r.Problems) > 0 {
+			invalid, verdict, lines = true, "invalid", r.Problems
+		}
+		fmt.Fprintf(&text, "%s: %s\n", name, verdict)
+		for _, line := range r.Warnings {
+			fmt.Fprintf(&text, "  warning: %s\n", line)
+		}
+		for _, line := range lines {
+			fmt.Fprintf(&text, "  %s\n", line)
+		}
+	}
+	if err := o.print(text.String(), nil); err != nil {
+		return err
+	}
+	if unread != nil {
+		return unread
+	}
+	if invalid {
+		return errInvalid
+	}
+	return nil
+}
+
+// version is what a build was made of.
+type version struct {
+	Version string   `json:"version"`
+	Commit  string   `json:"commit"`
+	Go      string   `json:"go"`
+	CNI     []string `json:"cni"`
+}
+
+// thisVersion is what the go command stamps from git.
+func thisVersion() version {
+	v := version{"unknown", "unknown", runtime.Version(), cni.SupportedVersions()}
+	if info, ok := debug.ReadBuildInfo(); ok {
+		v.Version = info.Main.Version
+		for _, s := range info.Settings {
+			if s.Key == "vcs.revision" {
+				v.Commit = s.Value
+			}
+		}
+	}
+	return v
+}
+
+func (o *options) versionCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "version",
+		Short: "print the version, the commit, the Go release and the supported CNI versions",
+		Args:  takes(0, 0),
+		RunE: func(*cobra.Command, []string) error {
+			v := thisVersion()
+			return o.print(fmt.Sprintf("tombolo %s (commit %s, %s, %s/%s)\nCNI %s\n",
+				v.Version, v.Commit, v.Go, runtime.GOOS, runtime.GOARCH, strings.Join(v.CNI, ", ")), v)
+		},
+	}
+	o.jsonFlag(cmd)
+	return cmd
+}
+
+func (o *options) demoCommand() *cobra.Command {
+	pods := 0
+	cmd := &cobra.Command{
+		Use:   "demo",
+		Short: "set up pods in a sandbox and show that they reach each other",
+		Long:  "Set up pods in a sandbox and show that they reach each other; this takes a few seconds and leaves nothing.",
+		Args:  takes(0, 0),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			plugin, err := install.Plugin()
+			if err != nil {
+				return err
+			}
+			return demo.Run(cmd.Context(), o.out, plugin, pods)
+		},
+	}
+	cmd.Flags().IntVar(&pods, "pods", 5, "run this `NUMBER` of pods")
+	return cmd
+}

@@ -67,7 +67,7 @@ echo "== network rm"
 tombolo check >said || sed -n 's/.*this helps: \(.*\) \[configuration]$/\1/p' said >advised
 cat said
 bash -ec "$(cat advised)"
-tombolo networks
+tombolo ls networks
 tombolo check
 echo "== end"
 `

@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// shownNetwork is what tombolo networks --json says of one.
+// shownNetwork is what tombolo ls networks --json says of one.
 type shownNetwork struct {
 	Network, Mode, Bridge   string
 	Subnets, Gateways, IPAM []string
@@ -40,13 +40,13 @@ type shownPort struct {
 	HostPort, PodPort                  int
 }
 
-// networks are those that tombolo networks shows.
+// networks are those that tombolo ls networks shows.
 func (n *node) networks(args ...string) []shownNetwork {
 	n.Helper()
 	o := n.operate(append([]string{"ls", "networks", "--json", "--state", n.state}, args...)...)
 	var list []shownNetwork
 	if err := json.Unmarshal([]byte(o.stdout), &list); err != nil || o.status != 0 || o.stderr != "" {
-		n.Fatalf("tombolo networks: %v: %+v", err, o)
+		n.Fatalf("tombolo ls networks: %v: %+v", err, o)
 	}
 	return list
 }

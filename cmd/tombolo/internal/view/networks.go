@@ -14,7 +14,7 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// Networks is the text of tombolo networks.
+// Networks is the text of tombolo ls networks.
 func Networks(list []Network) string {
 	var b strings.Builder
 	for i := range list {

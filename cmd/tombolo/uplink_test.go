@@ -110,19 +110,6 @@ func TestUplinkIsPlannedTakenLookedAtAndGivenBack(t *testing.T) {
 		t.Errorf("status of what was mended: %+v", got)
 	}
 
-	links := func() string { return nstest.Run(t, host, "ip", "-o", "link", "show", "type", "bridge") }
-	was := links()
-	nstest.Run(t, host, "sh", "-ec", "ip link set br0 down; ip link set br0 name x; ip link set x up; ip route replace default via 192.0.2.1 dev x")
-	if got := run(t, host, nil, "", "check", dirs[0], dirs[1]); got.status != exitFound || !strings.Contains(got.stdout, "br0") || !strings.Contains(got.stdout, "[repair]\n") {
-		t.Errorf("check of a bridge that was renamed: %+v", got)
-	}
-	if got := run(t, host, nil, "", "repair", dirs[0], dirs[1]); got.status != 0 {
-		t.Errorf("repair renames it: %+v", got)
-	}
-	if got := run(t, host, nil, "", "check", dirs[0], dirs[1]); got.status != 0 || links() != was {
-		t.Errorf("check after it: %+v, bridges %s, before it %s", got, links(), was)
-	}
-
 	if got := uplink("restore", "eth0", "br0"); got.status != 0 || got.stdout != "eth0 has its addresses and routes back\n" {
 		t.Errorf("restore: %+v", got)
 	}

@@ -40,9 +40,13 @@ func forge(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
+	pools, err := json.Marshal(pool.RangeSets())
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, n := range []*state.Network{
 		{Name: "pods", Bridge: "cbr0", MTU: 1500, Gateways: prefixes("10.61.0.1/24", "fd61::1/64"), Subnets: prefixes("10.61.0.0/24", "fd61::/64"),
-			Pools: "10.61.0.0/24 10.61.0.10 10.61.0.19 10.61.0.1,10.62.0.0/24 10.62.0.1 10.62.0.254 10.62.0.1,;fd61::/64 fd61::1 fd61::ffff:ffff:ffff:ffff fd61::1,;", Masquerade: true, NonMasquerade: prefixes("10.0.0.0/8"), Policy: "isolated", Guard: true},
+			Pools: string(pools), Masquerade: true, NonMasquerade: prefixes("10.0.0.0/8"), Policy: "isolated", Guard: true},
 		{Name: "earlier", Bridge: "cbr1", MTU: 1450, Gateways: prefixes("10.63.0.1/29"), Subnets: prefixes("10.63.0.0/29")},
 		{Name: "fresh", Bridge: "cbr2", MTU: 1500},
 		{Name: "delegated", Bridge: "cbr3", MTU: 1500, Subnets: prefixes("10.64.0.0/24")},

@@ -16,7 +16,6 @@ func TestWhatCutsAPodOffIsNamedAndTheRemedyHelps(t *testing.T) {
 	t.Parallel()
 	on := func(line string) func(*scene) { return func(s *scene) { s.Helper(); s.on(line) } }
 	in := func(line string) func(*scene) { return func(s *scene) { s.Helper(); s.in(line) } }
-	const other = "02:00:00:00:00:99"
 	only4, only6 := []string{outside4}, []string{outside6}
 	for name, tc := range map[string]struct {
 		harm func(*scene)

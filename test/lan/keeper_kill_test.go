@@ -147,7 +147,9 @@ func TestRestoreIsKilledAndTheKeeperFinishes(t *testing.T) {
 	for nth := 1; ; nth++ {
 		n.operate("uplink take", nic, bridge)
 		var err error
-		if !n.killAt(nth, func() { _, err = n.exec("tombolo", nil, nil, "uplink", "restore", "--state", n.state, "--leases", n.leases, nic) }) {
+		if !n.killAt(nth, func() {
+			_, err = n.exec("tombolo", nil, nil, "uplink", "restore", "--state", n.state, "--leases", n.leases, nic)
+		}) {
 			if err != nil || nth < 4 {
 				t.Errorf("there are fewer than %d steps, and restore says %v", nth, err)
 			}

@@ -5,16 +5,50 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/network/internal/recorded"
 	"github.com/tombolo-cni/tombolo/network/internal/session"
 	"github.com/tombolo-cni/tombolo/nft"
 )
+
+// followLease brings an attachment's record up to its lease: where the server gave the
+// pod another address since its Add, the keeper has changed the pod's, and what else
+// goes by the address follows here.
+func followLease(ctx context.Context, s *session.Session, n *state.Network, a *state.Attachment) error {
+	if a.IPAMType != endpoint.Leased || len(a.Addresses) == 0 {
+		return nil
+	}
+	dir, err := lease.Open(a.DataDir)
+	if err != nil {
+		return err
+	}
+	rec, err := dir.Load(a.Hash())
+	if err != nil || rec.State != lease.Bound || rec.Lease.Address == a.Addresses[0].Prefix {
+		return nil // what is wrong with a lease is for Check to say
+	}
+	old := endpoint.Of(a)
+	moved := a.Addresses[0]
+	moved.Prefix, moved.Gateway = rec.Lease.Address, netip.Addr{}
+	if len(rec.Lease.Routers) > 0 {
+		moved.Gateway = rec.Lease.Routers[0]
+	}
+	a.HostGateways = a.HostGateways.Moved(a.Addresses[0].Prefix, moved.Prefix)
+	a.Addresses[0] = moved
+	if err := s.Firewall.Move(ctx, old, endpoint.In(a, n)); err != nil {
+		return err
+	}
+	if err := s.Dir.Update(a); err != nil {
+		return fail.State(err)
+	}
+	return nil
+}
 
 // restoreLimits puts a pod's limits back.
 func restoreLimits(ctx context.Context, s *session.Session, rec *state.Attachment, port *bridge.Link) error {
@@ -48,6 +82,9 @@ func reattach(ctx context.Context, s *session.Session, rec *state.Network, attac
 				return err
 			}
 			continue
+		}
+		if err := followLease(ctx, s, rec, a); err != nil {
+			return err
 		}
 		// Before the port is on the bridge again: what it may send goes by this.
 		if err := s.Firewall.Replace(ctx, endpoint.In(a, rec)); err != nil {

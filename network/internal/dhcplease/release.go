@@ -182,7 +182,7 @@ func Differences(rec *state.Attachment, keeperOptional bool) ([]tombolo.Differen
 	case r.State != lease.Bound:
 		add("its lease is %s: %s", r.State, r.Error)
 	case len(rec.Addresses) == 0 || r.Lease.Address != rec.Addresses[0].Prefix:
-		remedy = tombolo.RemedyKeeper // it follows leases
+		remedy = tombolo.RemedyRepair
 		add("its lease is of %s", r.Lease.Address)
 	case r.Lease.Left(time.Now()) == 0:
 		add("its lease of %s ended at %s", r.Lease.Address, r.Lease.Expire.Format(time.RFC3339))

@@ -10,7 +10,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -204,7 +203,7 @@ func allowedBy(list string, parameters map[string]string) error {
 			if line = strings.TrimSpace(line); line == "" {
 				continue
 			}
-			ok, err := regexp.MatchString(line, key)
+			ok, err := matchesPattern(line, key)
 			if err != nil {
 				return newError(codeInvalidConfig, "%s: %v", allowlistFile, err)
 			}

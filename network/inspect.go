@@ -139,7 +139,9 @@ func (in *Inspection) network(ctx context.Context, s *session.Session, name stri
 		if err != nil {
 			return err
 		}
-		in.Others = append(in.Others, found.Notes...)
+		if err := in.obstacles(ctx, s, rec, attachments, found); err != nil {
+			return err
+		}
 		if len(found.List) > 0 {
 			in.Networks = append(in.Networks, NetworkReport{name, found.List})
 		}
@@ -161,6 +163,23 @@ func (in *Inspection) network(ctx context.Context, s *session.Session, name stri
 		in.Attachments = append(in.Attachments, Report{attachmentOf(a), diffs})
 	}
 	return nil
+}
+
+// obstacles adds what of others stops the pods for certain, and notes what may stop them. It is no matter of CHECK: no
+// runtime can do anything about it.
+func (in *Inspection) obstacles(ctx context.Context, s *session.Session, rec *state.Network, attachments []*state.Attachment, found *inspect.Findings) error {
+	if unused, err := s.Unused(rec, attachments); unused || err != nil {
+		return err
+	}
+	list, err := s.Obstacles(ctx, rec)
+	for _, o := range list {
+		if o.Maybe {
+			in.Others = append(in.Others, o.String())
+		} else {
+			found.Advise(tombolo.RemedyConfigure, "%s", o)
+		}
+	}
+	return err
 }
 
 // underWay says that a call is at work on an attachment: it holds the lock of its record.

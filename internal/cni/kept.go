@@ -6,10 +6,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
-	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/ipam/delegate"
@@ -48,19 +46,35 @@ func (c *call) carriers(conf *NetConf) (carriers, error) {
 	return carriers{ours: ours, kept: !ours}, nil
 }
 
-// carriersOfDEL leave nothing of either: the names may have changed over since the ADD, one by one. What
-// goes after a reboot is told by the ADD's result, which names our port.
+// carriersOfDEL leave nothing of either: the names may have changed over since the ADD, one by one and back. What
+// goes after a reboot is told by the ADD's result.
 func (c *call) carriersOfDEL(conf *NetConf, dir *state.Dir, hash string) carriers {
 	rec, err := dir.Load(c.network, hash)
+	ours, others := c.madeBy(conf, "veth"+hash)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		prev, err := parsePrevResult(conf, c.cniVersion)
-		ours := err == nil && prev != nil && slices.ContainsFunc(prev.Interfaces, func(in *current.Interface) bool { return in.Name == "veth"+hash })
 		return carriers{ours: ours, kept: !ours}
 	case err != nil || rec.State != state.Ready:
 		return carriers{ours: true}
 	}
-	return carriers{ours: true, kept: c.mayHaveGiven(conf, rec)}
+	return carriers{ours: true, kept: others || c.mayHaveGiven(conf, rec)}
+}
+
+// madeBy says whose the port is that the ADD's result names, as far as it tells. A bridge of another program's comes
+// with a port; plugins like ptp have no bridge.
+func (c *call) madeBy(conf *NetConf, port string) (ours, others bool) {
+	prev, err := parsePrevResult(conf, c.cniVersion)
+	if err != nil || prev == nil {
+		return false, false
+	}
+	host := 0
+	for _, in := range prev.Interfaces {
+		ours = ours || in.Name == port
+		if in.Sandbox == "" {
+			host++
+		}
+	}
+	return ours, !ours && host > 1
 }
 
 // mayHaveGiven says whether a pod of ours may have by the kept program what the configuration asks for, since it has

@@ -52,49 +52,49 @@ func newMetrics(dir *state.Dir, node *network.Node) *metrics {
 	m := &metrics{registry: prometheus.NewRegistry(), state: dir, node: node, hosts: map[string]hostLease{}}
 	register := promauto.With(m.registry)
 	counter := func(name, help string) prometheus.Counter {
-		return register.NewCounter(prometheus.CounterOpts{Name: "tombolo_" + name, Help: help})
+		return register.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
 	}
 	gauge := func(name, help string) prometheus.Gauge {
-		return register.NewGauge(prometheus.GaugeOpts{Name: "tombolo_" + name, Help: help})
+		return register.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
 	}
 	byState := func(name, help string, states ...string) *prometheus.GaugeVec {
-		g := register.NewGaugeVec(prometheus.GaugeOpts{Name: "tombolo_" + name, Help: help}, []string{"state"})
+		g := register.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, []string{"state"})
 		for _, s := range states {
 			g.WithLabelValues(s) // 0 is told too
 		}
 		return g
 	}
-	m.leases = byState("leases", "Leases by state.", string(lease.Adding), string(lease.Bound), string(lease.Expired), string(lease.Sticky))
+	m.leases = byState("tombolo_leases", "Leases by state.", string(lease.Adding), string(lease.Bound), string(lease.Expired), string(lease.Sticky))
 	register.NewGaugeFunc(prometheus.GaugeOpts{Name: "tombolo_lease_next_seconds", Help: "Time until a lease is due; 0 if one is, or there is none."}, m.untilNext)
-	m.renewals = counter("lease_renewals_total", "Leases that a server renewed.")
-	m.acquisitions = counter("lease_acquisitions_total", "Leases got after one was lost.")
-	m.releases = counter("lease_releases_total", "Leases released because their pod was gone.")
-	m.moves = counter("lease_moves_total", "Attachments that followed their leases to other addresses.")
-	m.naks = counter("lease_naks_total", "Leases that a server refused.")
-	m.expired = counter("lease_expired_total", "Leases that ran out.")
-	m.unanswered = counter("lease_unanswered_total", "Exchanges that no server answered in time.")
-	m.errors = counter("lease_errors_total", "Things that went wrong; the log says what.")
-	m.damaged = counter("lease_damaged_total", "Records that could not be read and were set aside.")
-	m.rescans = counter("lease_rescans_total", "Times that changes were lost and all records read anew.")
-	m.uplinks = byState("uplinks", "NICs that are taken over, or on the way, by state.",
+	m.renewals = counter("tombolo_lease_renewals_total", "Leases that a server renewed.")
+	m.acquisitions = counter("tombolo_lease_acquisitions_total", "Leases got after one was lost.")
+	m.releases = counter("tombolo_lease_releases_total", "Leases released because their pod was gone.")
+	m.moves = counter("tombolo_lease_moves_total", "Attachments that followed their leases to other addresses.")
+	m.naks = counter("tombolo_lease_naks_total", "Leases that a server refused.")
+	m.expired = counter("tombolo_lease_expired_total", "Leases that ran out.")
+	m.unanswered = counter("tombolo_lease_unanswered_total", "Exchanges that no server answered in time.")
+	m.errors = counter("tombolo_lease_errors_total", "Things that went wrong; the log says what.")
+	m.damaged = counter("tombolo_lease_damaged_total", "Records that could not be read.")
+	m.rescans = counter("tombolo_lease_rescans_total", "Times that changes were lost and all records read anew.")
+	m.uplinks = byState("tombolo_uplinks", "NICs that are taken over, or on the way, by state.",
 		string(uplink.Taking), string(uplink.Taken), string(uplink.Restoring), string(uplink.Undoing))
-	m.uplinkMends = counter("uplink_mends_total", "Takeovers put right after somebody had undone part of them.")
-	m.uplinksFinished = counter("uplink_finished_total", "Takeovers and returns finished that were cut short.")
-	m.uplinkErrors = counter("uplink_errors_total", "Things that went wrong with uplinks; the log says what.")
-	m.firewallContested = gauge("firewall_contested", "1 if another program undoes again and again what pods need of the firewall; STATUS names it.")
-	m.firewallObstacles = gauge("firewall_obstacles", "Firewalls that stop pods and are out of reach, or left to their owners; STATUS names them.")
-	m.firewallLooks = counter("firewall_looks_total", "Looks at the firewall, after changes and once in a while.")
-	m.firewallMends = counter("firewall_mends_total", "Times that it was put right after somebody had changed it.")
-	m.firewallContests = counter("firewall_contests_total", "Times that this began to happen again and again.")
-	m.firewallErrors = counter("firewall_errors_total", "Things that went wrong with it; the log says what.")
-	m.deadLooks = counter("dead_looks_total", "Looks for pods that died without a DEL.")
-	m.reclaims = counter("dead_reclaimed_total", "Attachments of such pods that were taken down.")
-	m.linksContested = gauge("links_contested", "1 if another program changes again and again links, addresses or routes that pods need; the log says which.")
-	m.linkLooks = counter("links_looks_total", "Looks at links, addresses and routes, after changes and once in a while.")
-	m.linkErrors = counter("links_errors_total", "Things that went wrong with them; the log says what.")
-	m.driftFound = counter("drift_found_total", "Links, addresses, routes and settings of them that were found not as pods need them.")
-	m.driftMended = counter("drift_mended_total", "Those of them that were put right.")
-	m.readErrors = counter("read_errors_total", "Times that failures or pools could not be read for these metrics.")
+	m.uplinkMends = counter("tombolo_uplink_mends_total", "Takeovers put right after somebody had undone part of them.")
+	m.uplinksFinished = counter("tombolo_uplink_finished_total", "Takeovers and returns finished that were cut short.")
+	m.uplinkErrors = counter("tombolo_uplink_errors_total", "Things that went wrong with uplinks; the log says what.")
+	m.firewallContested = gauge("tombolo_firewall_contested", "1 if another program undoes again and again what pods need of the firewall; STATUS names it.")
+	m.firewallObstacles = gauge("tombolo_firewall_obstacles", "Firewalls that stop pods and are out of reach, or left to their owners; STATUS names them.")
+	m.firewallLooks = counter("tombolo_firewall_looks_total", "Looks at the firewall, after changes and once in a while.")
+	m.firewallMends = counter("tombolo_firewall_mends_total", "Times that it was put right after somebody had changed it.")
+	m.firewallContests = counter("tombolo_firewall_contests_total", "Times that this began to happen again and again.")
+	m.firewallErrors = counter("tombolo_firewall_errors_total", "Things that went wrong with it; the log says what.")
+	m.deadLooks = counter("tombolo_dead_looks_total", "Looks for pods that died without a DEL.")
+	m.reclaims = counter("tombolo_dead_reclaimed_total", "Attachments of such pods that were taken down.")
+	m.linksContested = gauge("tombolo_links_contested", "1 if another program changes again and again links, addresses or routes that pods need; the log says which.")
+	m.linkLooks = counter("tombolo_links_looks_total", "Looks at links, addresses and routes, after changes and once in a while.")
+	m.linkErrors = counter("tombolo_links_errors_total", "Things that went wrong with them; the log says what.")
+	m.driftFound = counter("tombolo_drift_found_total", "Links, addresses, routes and settings of them that were found not as pods need them.")
+	m.driftMended = counter("tombolo_drift_mended_total", "Those of them that were put right.")
+	m.readErrors = counter("tombolo_read_errors_total", "Times that failures or pools could not be read for these metrics.")
 	m.registry.MustRegister(collector(m.collectHosts), collector(m.collectCalls))
 	return m
 }

@@ -12,6 +12,7 @@ import (
 
 func TestLine(t *testing.T) {
 	t.Parallel()
+	long := strings.Repeat("x", 300)
 	for _, tt := range []struct{ in, want string }{
 		{"bridge \"br0\": Müller’s 10 µs", "bridge \"br0\": Müller’s 10 µs"},
 		{errors.Join(errors.New("one"), errors.New("two")).Error(), "one; two"},
@@ -20,12 +21,17 @@ func TestLine(t *testing.T) {
 		{"\u009b31m \u202eevil \u2028", `\u009b31m \u202eevil \u2028`},
 		{"bad \xff utf-8", `bad \ufffd utf-8`},
 		{"\U000e0001", `\udb40\udc01`},
+		{`mode "` + long + `" is not known`, `mode "` + long[:200] + `…" is not known`},
+		{`mode "` + strings.Repeat(`\"`, 150) + `" is not known`, `mode "` + strings.Repeat(`\"`, 99) + `…" is not known`},
+		{"file /" + long + ": no", "file " + "/" + long[:198] + "… no"},
+		{"a " + strings.Repeat("word ", 60) + "z", "a " + strings.Repeat("word ", 60) + "z"},
+		{strings.Repeat("é", 150), strings.Repeat("é", 100) + "…"},
 	} {
 		if got := printable.Line(tt.in); got != tt.want {
 			t.Errorf("Line(%.60q):\n got %q\nwant %q", tt.in, got, tt.want)
 		}
 	}
-	if got := printable.Line(strings.Repeat("many words ", 10000)); len(got) > 5<<10 {
+	if got := printable.Line(strings.Repeat("many words ", 10000)); len(got) > 17<<10 {
 		t.Errorf("a line of %d bytes", len(got))
 	}
 }

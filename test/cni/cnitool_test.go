@@ -36,7 +36,7 @@ func TestCnitool(t *testing.T) {
 		cnitool add podnet $POD
 		cnitool check podnet $POD
 		test -n "$(ls /run/tombolo/attachments/podnet)"
-		tombolo ls | grep -q 10.77.0.2 && echo LISTED
+		$TOMBOLO ls | grep -q 10.77.0.2 && echo LISTED
 		nsenter --net=$POD bash -c 'exec 3<>/dev/tcp/$SERVER; printf ? >&3; echo SEEN AS $(cat <&3)'
 		cnitool del podnet $POD
 		cnitool del podnet $POD
@@ -44,10 +44,10 @@ func TestCnitool(t *testing.T) {
 		CNI_IFNAME=net1 cnitool add podnet $POD >/dev/null
 		cnitool gc podnet $POD
 		test -z "$(ls /run/tombolo/attachments/podnet)"
-		tombolo remove podnet
+		$TOMBOLO remove podnet
 		echo DONE
 	`
-	environ := append(os.Environ(), "CNI_PATH="+cniPath, "NETCONFPATH="+confDir, "POD="+p.path,
+	environ := append(os.Environ(), "CNI_PATH="+cniPath, "NETCONFPATH="+confDir, "POD="+p.path, "TOMBOLO="+command(),
 		fmt.Sprintf("SERVER=%s/%d", server.Addr(), server.Port()))
 	unshare, err := exec.LookPath("unshare")
 	if err != nil {

@@ -143,10 +143,10 @@ func TestWhatCheckAdvisesIsTrue(t *testing.T) {
 		}, "it is dead: port", "gc"},
 		"record damaged": {func(s *scene) {
 			damage(s, filepath.Join(s.state, "attachments", s.name, strings.TrimPrefix(s.port(s.a), "veth")+".json"))
-		}, "damaged: it is not", "recreate pod"},
+		}, "damaged: not valid JSON", "recreate pod"},
 		"network's record damaged": {func(s *scene) {
 			damage(s, filepath.Join(s.state, "networks", s.name+".json"))
-		}, "damaged: it is not", "recreate pod"},
+		}, "damaged: not valid JSON", "recreate pod"},
 		"elements of nobody": {on("nft 'add element inet tombolo pods4 { cbr0 . 10.77.0.99 comment \"tombolo:1:00000000abc:podnet\" }'"), "elements of endpoint 00000000abc of network podnet have no record", "repair"},
 		"an ifb of nobody":   {on("ip link add ifb00000000abc type ifb; ip link set ifb00000000abc alias tombolo:1:00000000abc:podnet:"), "link ifb00000000abc has no record", "repair"},
 		"the record deleted": {func(s *scene) {

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/ident"
 	"golang.org/x/sys/unix"
 )
 
@@ -26,16 +27,15 @@ type gate struct {
 // something runs, and says whether anybody was.
 func (n *network) killAt(nth int, run func()) bool {
 	n.Helper()
-	dir := filepath.Join(n.state, "uplinks")
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	if err := os.MkdirAll(n.state, 0o700); err != nil {
 		n.Fatal(err)
 	}
 	fd, err := unix.FanotifyInit(unix.FAN_CLASS_CONTENT|unix.FAN_CLOEXEC|unix.FAN_NONBLOCK, unix.O_RDONLY|unix.O_CLOEXEC)
 	if err != nil {
 		n.Fatalf("fanotify_init: %v", err)
 	}
-	g := &gate{TB: n, file: os.NewFile(uintptr(fd), "fanotify"), name: nic + ".json.tmp", nth: nth, done: make(chan bool)}
-	if err := unix.FanotifyMark(fd, unix.FAN_MARK_ADD, unix.FAN_OPEN_PERM|unix.FAN_EVENT_ON_CHILD, unix.AT_FDCWD, dir); err != nil {
+	g := &gate{TB: n, file: os.NewFile(uintptr(fd), "fanotify"), name: ".tmp-" + ident.Hash(filepath.Join(n.state, "uplinks", nic+".json"), "", ""), nth: nth, done: make(chan bool)}
+	if err := unix.FanotifyMark(fd, unix.FAN_MARK_ADD, unix.FAN_OPEN_PERM|unix.FAN_EVENT_ON_CHILD, unix.AT_FDCWD, n.state); err != nil {
 		n.Fatalf("fanotify_mark: %v", err)
 	}
 	go g.keep()

@@ -27,7 +27,7 @@ func refuseConflicts(ctx context.Context, s *session.Session, w *Want, token str
 		before = nil // or damaged: nobody knows what it was
 	}
 	if before != nil {
-		if err := refuseStranding(s, w, before); err != nil {
+		if err := refuseStranding(ctx, s, w, before); err != nil {
 			return nil, err
 		}
 	}
@@ -35,7 +35,7 @@ func refuseConflicts(ctx context.Context, s *session.Session, w *Want, token str
 }
 
 // refuseStranding refuses a change by which the network's present pods would lose their bridge or gateway.
-func refuseStranding(s *session.Session, w *Want, before *state.Network) error {
+func refuseStranding(ctx context.Context, s *session.Session, w *Want, before *state.Network) error {
 	was, is := mode(before.DefaultRoute, len(before.Gateways) > 0), mode(w.Record.DefaultRoute, w.Gateway)
 	// From l2 to gateway, pods lose nothing.
 	stays := before.GatewayLink() == w.Record.GatewayLink()
@@ -58,6 +58,9 @@ func refuseStranding(s *session.Session, w *Want, before *state.Network) error {
 	const remedy = "delete the pods first (tombolo gc reclaims those that died), or give the new configuration a name of its own"
 	count := fail.Count(pods, "pod", "pods")
 	if !stays {
+		if l, err := s.Links.Link(ctx, w.Record.Bridge); err == nil && l.Kind != "bridge" {
+			return fail.Errorf(bridge.ErrNotBridge, "%s is there and is not a bridge, and network %q has %s on bridge %s: set it back", l.Name, w.Record.Name, count, before.GatewayLink())
+		}
 		return fail.Errorf(fail.ErrConflict, "network %q has %s on bridge %s, and its configuration now names bridge %s, from which they are not reached: set it back, %s",
 			w.Record.Name, count, before.GatewayLink(), w.Record.GatewayLink(), remedy)
 	}

@@ -22,8 +22,7 @@ import (
 
 // Findings are what is not as it should be.
 type Findings struct {
-	List  []tombolo.Difference
-	Notes []string // chains of others that may drop what pods send: no difference
+	List []tombolo.Difference
 }
 
 // Add adds one, by a format.
@@ -144,17 +143,6 @@ func Network(ctx context.Context, s *session.Session, rec *state.Network, attach
 		func() error {
 			diffs, err := s.Foreign(rec.AdminChain).Check(ctx)
 			found.AddAll(diffs, tombolo.RemedyRepair)
-			return err
-		},
-		func() error {
-			obstacles, err := s.Obstacles(ctx, rec)
-			for _, o := range obstacles {
-				if o.Maybe {
-					found.Notes = append(found.Notes, o.String())
-				} else {
-					found.Advise(tombolo.RemedyConfigure, "%s", o)
-				}
-			}
 			return err
 		},
 	)

@@ -170,6 +170,9 @@ func (v *visit) keep() outcome {
 		return v.notRenewed("cannot keep lease", err)
 	}
 	v.m.failures = 0
+	if v.r.Host != nil && v.r.State == lease.Bound && v.m.session.State() == dhcpc.Bound {
+		v.note("") // the host is in reach again, and no server is waited for
+	}
 	return v.idle()
 }
 
@@ -449,6 +452,14 @@ func (v *visit) tell(trouble string) {
 		return
 	}
 	v.log.Error("the host's own DHCP lease is not renewed", append(v.who(), "why", trouble, "left", v.r.Lease.Left(now()).Round(time.Second))...)
+	v.note(trouble)
+}
+
+// note writes what is wrong with the host's own lease into the record; empty is nothing.
+func (v *visit) note(trouble string) {
+	if v.r.Error == trouble {
+		return
+	}
 	err := v.underLockOf(func(held *lease.Held) error {
 		v.r.Error = trouble
 		return held.Replace(v.r)

@@ -154,6 +154,31 @@ func TestKeeperAdoptsTheHostsLeaseAgain(t *testing.T) {
 	l.leasedOn(bridge)
 }
 
+// What a keeper that begins finds wrong with the host's lease is told until it is mended, and no longer:
+// the next renewal may be hours away.
+func TestTroubleOfTheHostsLeaseEndsWhenItIsMended(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	l.dnsmasq()
+	l.plug(l.host.ns)
+	l.followsRouter()
+	l.udhcpc()
+	n := l.network(kept(nil))
+	first := n.keeper()
+	n.operate("uplink take", nic, bridge)
+	l.eventually("the keeper knows", n.hostIsKept)
+	first.kill()
+	ip(t, l.host.ns, "link set "+nic+" nomaster")
+	k := n.keeper()
+	l.eventually("the keeper tells of it", func() bool { return strings.Contains(nstest.ReadIf(t, k.log), "is not a port of "+bridge) })
+	l.eventually("the keeper mends it", func() bool { return strings.Contains(nstest.ReadIf(t, k.log), "uplink mended") })
+	l.eventually("nothing is wrong any more", n.hostIsKept)
+	if log := nstest.ReadIf(t, k.log); strings.Contains(log, "lease renewed") {
+		t.Error("the lease was renewed: this tests nothing")
+	}
+	n.wantStatus("")
+}
+
 // Without it every answer to a pod bypasses the host's conntrack. The module cannot be
 // taken away here; a process with something else mounted over its parameters sees none.
 func TestStatusTellsThatTheBridgeCannotCallTheFirewall(t *testing.T) {

@@ -117,6 +117,24 @@ func (s *scene) reservation(address string) string {
 	return filepath.Join(s.state, "ipam", s.name, address)
 }
 
+// A reservation that has become another pod's, as by the hand of an operator, is named by CHECK. DEL leaves it.
+func TestDELLeavesTheReservationOfAnother(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	const others = "other\r\neth0"
+	if err := os.WriteFile(s.reservation("10.77.0.2"), []byte(others), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	wantError(t, s.check(s.a), 113, "10.77.0.2 is not reserved")
+	s.del(s.a)
+	s.del(s.a)
+	if got := nstest.ReadIf(t, s.reservation("10.77.0.2")); got != others {
+		t.Errorf("the reservation is %q", got)
+	}
+	s.add(s.a)
+	wantPing(t, s.a.NS, outside4, outside6)
+}
+
 // A reservation that is lost leads one ADD to an address that is in use. The next gets another.
 func TestAnAddressWithoutItsReservationIsNotTakenFromItsPod(t *testing.T) {
 	t.Parallel()

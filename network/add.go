@@ -370,7 +370,7 @@ func (a *adding) attach(ctx context.Context, p *plan, b *build.Built) (*bridge.A
 		}
 	}
 	if err != nil {
-		return nil, err
+		return nil, explainRoute(err)
 	}
 	a.attached = true
 	a.back.push(func(ctx context.Context) error {

@@ -57,13 +57,13 @@ func (a *adding) makeWay(p *plan, port *bridge.Port, failed error) error {
 		if r := &port.Routes[i]; isDefault(r) {
 			metric, err := freeMetric(a.pod.NetNS, r.Dst.Addr().Is6(), r.Priority)
 			if err != nil {
-				return errors.Join(explainRoute(failed), err)
+				return errors.Join(failed, err)
 			}
 			a.metrics[familyIndex(r.Dst.Addr())] = metric
 		}
 	}
 	if a.metrics == before {
-		return explainRoute(failed)
+		return failed
 	}
 	port.Routes = a.metrics.apply(port.Routes)
 	p.port.Routes, p.rec.Routes = port.Routes, recorded.Routed(&p.rec, port.Routes)

@@ -120,6 +120,18 @@ func TestADDThatFailsLeavesNothing(t *testing.T) {
 			code: 112, says: "give this one another priority",
 		},
 		{
+			name: "the pod has such a route already, and a default route",
+			prepare: func(t *testing.T, w *network, p *pod) *network {
+				nstest.Veth(t, p.NS, "other0", p.NS, "other1")
+				nstest.Run(t, p.NS, "ip", "route", "add", "default", "dev", "other0")
+				nstest.Run(t, p.NS, "ip", "route", "add", "10.1.0.0/16", "dev", "other0")
+				ipam := dualStack()
+				ipam["routes"] = []conf{{"dst": "0.0.0.0/0"}, {"dst": "10.1.0.0/16"}}
+				return w.with(conf{"ipam": ipam})
+			},
+			code: 112, says: "give this one another priority",
+		},
+		{
 			name: "the version cannot say the result",
 			prepare: func(t *testing.T, w *network, p *pod) *network {
 				wire := w.network("wire", conf{"mode": "l2", "bridge": "cbr0", "ipam": nil})

@@ -91,6 +91,10 @@ func TestDoctorKnowsItsPods(t *testing.T) {
 	if o := s.operate("doctor", "--state", s.state, "--dns", "somebody"); o.status != 2 {
 		t.Errorf("%+v", o)
 	}
+	s.in("ip link set eth0 mtu 1400") // as the plugin tuning does
+	if o := s.operate("doctor", "--state", s.state, "--dns", "none", "a"); o.status != 0 {
+		t.Errorf("of a pod with an MTU of its own: %+v", o)
+	}
 	s.in("ip link set eth0 down")
 	var reports []struct {
 		ContainerID string

@@ -196,7 +196,7 @@ func (e *examination) family(ctx context.Context, pod *netns.NS, br *bridge.Link
 			"the host reaches its next hop %s, and the pod %s does not: %v", hop.Gateway, own, err)
 		return nil
 	}
-	return e.long(ctx, pod, host, own, hop.Gateway)
+	return e.long(ctx, pod, host, index, own, hop.Gateway)
 }
 
 // isOwn says whether the host has an address.
@@ -217,22 +217,27 @@ func isNeeded(inPod, onHost *route.Conn, gateway netip.Addr) (bool, error) {
 	}), err
 }
 
-// long sends packets as long as the pod's MTU.
-func (e *examination) long(ctx context.Context, pod, host *netns.NS, own, hop netip.Addr) error {
+// long sends packets as long as the pod's MTU, which a lease or the plugin tuning may have made less than that on record.
+func (e *examination) long(ctx context.Context, pod, host *netns.NS, index int, own, hop netip.Addr) error {
+	var link *net.Interface
+	err := pod.Do(func() (err error) { link, err = net.InterfaceByIndex(index); return err })
+	if err != nil {
+		return err
+	}
 	const headers4, headers6 = 20 + 8, 40 + 8
 	headers := headers6
 	if own.Is4() {
 		headers = headers4
 	}
-	echo := icmp.Echo{From: own, Size: e.at.PodMTU - headers, DontFragment: true, Wait: wait}
-	err := ping(ctx, pod, hop, echo)
+	echo := icmp.Echo{From: own, Size: link.MTU - headers, DontFragment: true, Wait: wait}
+	err = ping(ctx, pod, hop, echo)
 	if err == nil || e.failed(StepMTU) {
 		return ctx.Err()
 	}
 	echo.From = netip.Addr{}
 	if errors.Is(err, unix.EMSGSIZE) || ping(ctx, host, hop, echo) != nil {
 		e.add(StepMTU, "set mtu of the network to what the path takes, and create its pods again",
-			"packets of %d bytes, the pod's MTU, do not get to %s, and short ones do: %v", e.at.PodMTU, hop, err)
+			"packets of %d bytes, the pod's MTU, do not get to %s, and short ones do: %v", link.MTU, hop, err)
 	}
 	return nil
 }

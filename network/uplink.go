@@ -49,7 +49,7 @@ func (n *Node) PlanUplink(ctx context.Context, u uplink.Uplink) (*uplink.Steps, 
 // TakeUplink takes a NIC over, as the first Add of a network with that uplink would.
 func (n *Node) TakeUplink(ctx context.Context, u uplink.Uplink) error {
 	return n.aboutUplink(ctx, u.NIC, func(s *session.Session) error {
-		return s.Uplinks().Ensure(ctx, "", ours(u, u.Bridge))
+		return s.Uplinks().Ensure(ctx, ours(u, u.Bridge))
 	})
 }
 

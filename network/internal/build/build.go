@@ -251,7 +251,7 @@ func buildNetwork(ctx context.Context, s *session.Session, w *Want) (*Built, err
 		return nil, err
 	}
 	if w.Uplink.NIC != "" {
-		if err := s.Uplinks().Ensure(ctx, w.Record.Name, w.Uplink); err != nil {
+		if err := s.Uplinks().Ensure(ctx, w.Uplink); err != nil {
 			return nil, err
 		}
 	}

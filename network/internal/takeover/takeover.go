@@ -102,17 +102,17 @@ func loadUplink(file *state.UplinkFile) (*uplink.Record, error) {
 // 127.0.0.1 before anything moves to it.
 func dial() (*uplink.Conn, error) { return uplink.Dial(&uplink.Config{Made: loopback.Place}) }
 
-// Ensure takes a NIC for a network's bridge, unless it is taken, and mends what somebody undid of
+// Ensure takes a NIC for its bridge, unless it is taken, and mends what somebody undid of
 // it. A bridge that the operator has put the NIC on needs nothing.
-func (n *Node) Ensure(ctx context.Context, network string, want uplink.Uplink) error {
-	return n.with(ctx, want.NIC, func(w *work) error { return w.ensure(ctx, network, want) })
+func (n *Node) Ensure(ctx context.Context, want uplink.Uplink) error {
+	return n.with(ctx, want.NIC, func(w *work) error { return w.ensure(ctx, want) })
 }
 
-func (w *work) ensure(ctx context.Context, network string, want uplink.Uplink) error {
+func (w *work) ensure(ctx context.Context, want uplink.Uplink) error {
 	switch {
 	case w.rec != nil && w.rec.Bridge != want.Bridge:
-		return fail.Errorf(fail.ErrConflict, "uplink %s is a port of bridge %s already, and network %q wants it on %s: name one bridge, or give it back first (tombolo uplink restore %s %s)",
-			want.NIC, w.rec.Bridge, network, want.Bridge, want.NIC, w.rec.Bridge)
+		return fail.Errorf(fail.ErrConflict, "uplink %s is a port of bridge %s already, and not of %s: name one bridge, or give it back first (tombolo uplink restore %s %s)",
+			want.NIC, w.rec.Bridge, want.Bridge, want.NIC, w.rec.Bridge)
 	case w.rec != nil:
 		return w.mend(ctx)
 	}

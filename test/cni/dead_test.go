@@ -113,8 +113,9 @@ func TestTomboloGCReclaimsAPodWhosePortIsStillThere(t *testing.T) {
 		w.add(dead)
 		vanish(t, dead.path)
 		dead.NS.Close()
-		said := ""
-		for end := time.Now().Add(patience); said == "" && time.Now().Before(end); { // a socket of the ADD's may still be closing
+		const nothing = "no dead pod has anything\n"
+		said := nothing
+		for end := time.Now().Add(patience); said == nothing && time.Now().Before(end); { // a socket of the ADD's may still be closing
 			said = n.operate("gc", "--state", n.state).stdout
 		}
 		if strings.Count(said, "\n") != 1 || !strings.HasPrefix(said, "container dead, eth0 ") || !strings.HasSuffix(said, "; reclaimed\n") {

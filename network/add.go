@@ -111,7 +111,7 @@ func (a *adding) run(ctx context.Context) (*Attachment, error) {
 	if len(a.pod.Ports) > 0 {
 		// After all else is undone, the record included.
 		a.back.push(func(ctx context.Context) error {
-			return teardown.CloseLoopback(ctx, a.s, a.nw.Bridge, a.nw.GatewayLink())
+			return teardown.CloseLoopback(ctx, a.s, false, a.nw.Bridge, a.nw.GatewayLink())
 		})
 	}
 	if err := a.begin(ctx); err != nil {

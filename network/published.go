@@ -90,7 +90,7 @@ func (n *Node) Publish(ctx context.Context, key Key, what Publication) error {
 		next.Published, next.PortSNAT = endpoint.Published(what.Ports), endpoint.SNATName(what.SNAT)
 		err := n.publish(ctx, s, a, next)
 		if err != nil {
-			err = errors.Join(err, teardown.CloseLoopback(context.WithoutCancel(ctx), s, next.Bridge, next.GatewayLink()))
+			err = errors.Join(err, teardown.CloseLoopback(context.WithoutCancel(ctx), s, false, next.Bridge, next.GatewayLink()))
 		}
 		return err
 	})
@@ -131,7 +131,7 @@ func (n *Node) publish(ctx context.Context, s *session.Session, a, next *state.A
 		return errors.Join(err, s.Firewall.Update(ctx, endpoint.In(next, nw), endpoint.In(a, nw)), s.Dir.UpdateLocked(a))
 	}
 	if endpoint.PublishesIPv4(a) && !endpoint.PublishesIPv4(next) {
-		return teardown.CloseLoopback(ctx, s, a.Bridge, a.GatewayLink())
+		return teardown.CloseLoopback(ctx, s, endpoint.PublishesIPv4(a), a.Bridge, a.GatewayLink())
 	}
 	return nil
 }
@@ -139,7 +139,7 @@ func (n *Node) publish(ctx context.Context, s *session.Session, a, next *state.A
 // unpublish has no port lead there any more. Those that others of the container have waited for are passed on.
 func unpublish(ctx context.Context, s *session.Session, a, next *state.Attachment) error {
 	if len(a.Published) == 0 {
-		return teardown.CloseLoopback(ctx, s, a.Bridge, a.GatewayLink()) // a killed call may have left some of it
+		return teardown.CloseLoopback(ctx, s, false, a.Bridge, a.GatewayLink()) // a killed call may have left some of it
 	}
 	next.Published, next.Waiting, next.PortSNAT = nil, nil, ""
 	nw, err := s.Dir.LoadNetwork(a.Network)
@@ -158,7 +158,7 @@ func unpublish(ctx context.Context, s *session.Session, a, next *state.Attachmen
 	if err := s.Dir.UpdateLocked(next); err != nil {
 		return fail.State(err)
 	}
-	return teardown.CloseLoopback(ctx, s, a.Bridge, a.GatewayLink())
+	return teardown.CloseLoopback(ctx, s, endpoint.PublishesIPv4(a), a.Bridge, a.GatewayLink())
 }
 
 // Limit gives a pod that is attached already limits in place of those that it has, as if its Add had

@@ -38,6 +38,19 @@ func (n *node) wantLoopback(when, routed string, filter bool) {
 	}
 }
 
+// What an operator has set for the reference's pods is no ADD's to take back.
+func TestAnOperatorsWayFrom127StaysWhereNoPodHadAPort(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	w := n.portnet(nil)
+	w.add(n.pod("a"))
+	nstest.Sysctl(t, n.ns, routeLocalnet, "1")
+	nstest.Serve(t, n.ns, "tcp", netip.MustParseAddrPort("127.0.0.1:8080"))
+	_, err := w.tryAdd(n.pod("b"), publish(t, "8080:80/tcp"))
+	wantError(t, err, 112, "8080")
+	n.wantLoopback("an ADD with a port has failed", "1", false)
+}
+
 // A machine on the bridge and a pod are kept from what the host has on 127.0.0.1 when
 // the firewall has gone, and the port on 127.0.0.1 is back with the next ADD.
 func TestAFlushedFirewallDoesNotOpenTheHostsLoopback(t *testing.T) {

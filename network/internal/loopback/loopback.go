@@ -157,9 +157,9 @@ func Published(dir *state.Dir, bridgeName string, warn func(string)) (bool, erro
 	return false, nil
 }
 
-// Shut takes back what Open made for a bridge, without a look at what else may need it. Where the kernel
-// has no filters, a bridge of our own tells whose setting it was.
-func Shut(ctx context.Context, links *bridge.Conn, bridgeName string) error {
+// Shut takes back what Open made for a bridge, without a look at what else may need it. known says that a pod behind
+// it had ports: where the kernel has no filters, a bridge of our own tells whose setting it was.
+func Shut(ctx context.Context, links *bridge.Conn, bridgeName string, known bool) error {
 	l, err := links.Link(ctx, bridgeName)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -176,7 +176,7 @@ func Shut(ctx context.Context, links *bridge.Conn, bridgeName string) error {
 	if err != nil {
 		return err
 	}
-	if kept.Routed || !kept.Any() && l.Alias == endpoint.BridgeAlias {
+	if kept.Routed || !kept.Any() && known && l.Alias == endpoint.BridgeAlias {
 		if _, err := sysctl.Ensure(sysctl.Link("ipv4", bridgeName, routeLocalnet), "0"); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}

@@ -172,7 +172,7 @@ func (s *Session) begin(start state.EpochStart) error {
 			continue
 		}
 		for _, name := range []string{a.GatewayLink(), a.Bridge} {
-			if err := loopback.Shut(context.Background(), s.Links, name); err != nil {
+			if err := loopback.Shut(context.Background(), s.Links, name, true); err != nil {
 				s.Warn("close the loopback of an earlier start: " + err.Error())
 			}
 		}

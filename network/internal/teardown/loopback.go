@@ -16,33 +16,35 @@ import (
 // that was never ready, may have got as far as having ports; unknown is of one that does not
 // tell.
 func closeLoopbackAfter(ctx context.Context, s *session.Session, unknown Known, gone ...*state.Attachment) error {
-	var names []string
+	var had, perhaps []string
 	for _, rec := range gone {
 		switch {
 		case rec == nil || rec.Bridge == "":
-			names = append(names, unknown.Bridge, unknown.GatewayLink)
-		case rec.State != state.Ready || endpoint.PublishesIPv4(rec):
-			names = append(names, rec.Bridge, rec.GatewayLink())
+			perhaps = append(perhaps, unknown.Bridge, unknown.GatewayLink)
+		case rec.State != state.Ready:
+			perhaps = append(perhaps, rec.Bridge, rec.GatewayLink())
+		case endpoint.PublishesIPv4(rec):
+			had = append(had, rec.Bridge, rec.GatewayLink())
 		}
 	}
-	return CloseLoopback(ctx, s, names...)
+	return errors.Join(CloseLoopback(ctx, s, true, had...), CloseLoopback(ctx, s, false, perhaps...))
 }
 
 // CloseLoopback takes back what loopback.Open made for a bridge, and for the host's link in a VLAN, if no pod needs
-// it any more. While other pods are there, it takes one listing of the firewall, and only without any the exclusive
-// lock.
-func CloseLoopback(ctx context.Context, s *session.Session, links ...string) error {
+// it any more. known says that a pod behind it had ports. While other pods are there, it takes one listing of the
+// firewall, and only without any the exclusive lock.
+func CloseLoopback(ctx context.Context, s *session.Session, known bool, links ...string) error {
 	slices.Sort(links)
 	var errs []error
 	for _, name := range slices.Compact(links) {
 		if name != "" {
-			errs = append(errs, closeLoopback(ctx, s, name))
+			errs = append(errs, closeLoopback(ctx, s, known, name))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-func closeLoopback(ctx context.Context, s *session.Session, name string) error {
+func closeLoopback(ctx context.Context, s *session.Session, known bool, name string) error {
 	if err := s.Enter(ctx); err != nil {
 		return err
 	}
@@ -61,6 +63,6 @@ func closeLoopback(ctx context.Context, s *session.Session, name string) error {
 		if used, err := loopback.Published(s.Dir, name, s.Warn); used || err != nil {
 			return err
 		}
-		return loopback.Shut(ctx, s.Links, name)
+		return loopback.Shut(ctx, s.Links, name, known)
 	})
 }

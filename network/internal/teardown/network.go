@@ -53,7 +53,7 @@ func Network(ctx context.Context, s *session.Session, name string) error {
 	err = fail.Join(
 		func() error { return s.Firewall.RemoveNetwork(ctx, name) },
 		func() error { return withdraw(ctx, s, name) },
-		func() error { return CloseLoopback(ctx, s, rec.Bridge, rec.GatewayLink()) },
+		func() error { return CloseLoopback(ctx, s, false, rec.Bridge, rec.GatewayLink()) },
 		func() error { return releaseUplink(ctx, s, rec) },
 		func() error { return Bridge(ctx, s, rec) },
 		func() error { return removeEmptyReservations(s.Dir.Path() + "/ipam/" + name) },

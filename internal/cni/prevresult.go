@@ -16,5 +16,10 @@ func parsePrevResult(conf *NetConf, cniVersion string) (*current.Result, error) 
 	if err != nil {
 		return nil, newError(codeDecoding, "prevResult: %v", err)
 	}
+	for i, ip := range r.IPs {
+		if n := ip.Interface; n != nil && (*n < 0 || *n >= len(r.Interfaces)) {
+			return nil, newError(codeDecoding, "prevResult: ips[%d] names interface %d of %d", i, *n, len(r.Interfaces))
+		}
+	}
 	return r, nil
 }

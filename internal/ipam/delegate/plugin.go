@@ -220,9 +220,6 @@ func ReadResult(data []byte, version string) (*current.Result, error) {
 		if _, ok := netip.AddrFromSlice(ip.Address.IP); !ok {
 			return nil, fmt.Errorf("ips[%d] has no address", i)
 		}
-		if n := ip.Interface; n != nil && (*n < 0 || *n >= len(converted.Interfaces)) {
-			return nil, fmt.Errorf("ips[%d] names interface %d of %d", i, *n, len(converted.Interfaces))
-		}
 	}
 	return converted, nil
 }

@@ -130,8 +130,10 @@ func (u *uplinks) visit() {
 	}
 }
 
-// find learns which links announcements have to be about.
+// find learns which links announcements have to be about. Whether a known NIC has its carrier they tell, one after
+// the other: a look may see what is yet to be heard.
 func (u *uplinks) find(t *taken) {
+	known := t.links[0]
 	t.links = [2]int{}
 	conn, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: u.host})
 	if err != nil {
@@ -146,7 +148,7 @@ func (u *uplinks) find(t *taken) {
 		if conn.Execute(&b) != nil {
 			continue // what is not there is told by the look
 		}
-		if t.links[i] = l.Index; i == 0 {
+		if t.links[i] = l.Index; i == 0 && l.Index != known {
 			t.carrier = l.Flags&unix.IFF_LOWER_UP != 0
 		}
 	}

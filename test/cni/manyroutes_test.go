@@ -2,11 +2,12 @@ package cni
 
 import (
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
+	"time"
 
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 )
@@ -34,14 +35,30 @@ func TestManyRoutesOfAPodTakeNoMemory(t *testing.T) {
 		if err := s.ns.Do(cmd.Start); err != nil {
 			t.Fatal(err)
 		}
+		used := peakOf(cmd.Process.Pid)
 		if err := cmd.Wait(); err != nil {
 			t.Errorf("%s: %v: %s", verb, err, &out)
 		}
-		if used := cmd.ProcessState.SysUsage().(*syscall.Rusage).Maxrss; used > most {
+		if used == 0 || used > most {
 			t.Errorf("%s took %d KiB", verb, used)
 		}
 	}
 	if got := nstest.Run(t, pod, "ip", "route", "show", "default"); !strings.Contains(got, "via 10.5.0.1") {
 		t.Errorf("the default route after repair: %q", got)
+	}
+}
+
+// peakOf is how much memory a process took that has begun its program, in KiB, once it has ended. What wait4(2) tells
+// is not less than what the test itself took when it began the process.
+func peakOf(pid int) (peak int) {
+	for ; ; time.Sleep(time.Millisecond) {
+		status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+		_, line, found := strings.Cut(string(status), "\nVmHWM:")
+		if !found {
+			return peak
+		}
+		if _, err := fmt.Sscan(line, &peak); err != nil {
+			return 0
+		}
 	}
 }

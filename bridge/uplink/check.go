@@ -164,6 +164,9 @@ func (s *Snapshot) toMend(rec *Record) *Record {
 // cannotMend says what only the operator can decide.
 func (s *Snapshot) cannotMend(rec *Record) error {
 	switch {
+	case s.NIC.Master != 0 && s.Bridge == nil:
+		return fmt.Errorf("%w: %s is a port of %s now, and %s is gone; if somebody renamed it, set %s down, name it back (ip link set %s name %s), and set it up",
+			ErrRefused, rec.NIC, s.master(), rec.Bridge, s.master(), s.master(), rec.Bridge)
 	case s.NIC.Master != 0 && s.master() != rec.Bridge:
 		return fmt.Errorf("%w: %s is a port of %s now; take it off with `ip link set %s nomaster`", ErrRefused, rec.NIC, s.master(), rec.NIC)
 	case !s.NIC.Up():

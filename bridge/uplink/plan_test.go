@@ -142,7 +142,7 @@ func TestWhatCannotBeTakenIsRefusedByName(t *testing.T) {
 		{"a port of the bridge", func(s *uplink.Snapshot, _ *uplink.Uplink) {
 			s.Bridge = &uplink.Link{Index: 50, Name: "br0", Kind: "bridge"}
 			s.NIC.Master, s.NIC.PortOf = 50, "bridge"
-		}, "is a port of br0 already, and no record says"},
+		}, "is a port of bridge br0 already, which networks use as it is"},
 		{"down", func(s *uplink.Snapshot, _ *uplink.Uplink) { s.NIC.Flags &^= unix.IFF_UP }, "set it up with `ip link set eth0 up`"},
 		{"no cable", func(s *uplink.Snapshot, _ *uplink.Uplink) { s.NIC.Flags &^= unix.IFF_LOWER_UP }, "see to its cable"},
 		{"a macvlan above", link(uplink.Link{Name: "mv0", Kind: "macvlan", Lower: 1}), "mv0, of kind macvlan, rests on eth0"},
@@ -151,7 +151,7 @@ func TestWhatCannotBeTakenIsRefusedByName(t *testing.T) {
 		{"a VXLAN tunnel to one host", link(uplink.Link{Name: "vx0", Kind: "vxlan", Lower: 1}), "the tunnel vx0, of kind vxlan, sends by eth0 alone"},
 		{"a bridge that is there", func(s *uplink.Snapshot, _ *uplink.Uplink) {
 			s.Bridge = &uplink.Link{Index: 50, Name: "br0", Kind: "bridge"}
-		}, "br0 is there already; make eth0 a port of it yourself"},
+		}, "br0 is there already; have your system make eth0 a port of it"},
 		{"another link's route behind the NIC's", func(s *uplink.Snapshot, _ *uplink.Uplink) {
 			s.Behind = []route.Route{{Family: unix.AF_INET, Dst: nstest.Prefix("10.0.0.0/24"), Link: 7}}
 		}, "another link has a route to 10.0.0.0/24 too"},

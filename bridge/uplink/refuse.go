@@ -22,8 +22,8 @@ func (s *Snapshot) refuse(u *Uplink) error {
 			errs = append(errs, fmt.Errorf("%w: "+format, append([]any{ErrRefused}, args...)...))
 		}
 	}
-	s.refuseNIC(u, no)
-	no(s.Bridge != nil && s.NIC.Master == 0, "%s is there already; make %s a port of it yourself, delete it, or choose another name for the bridge", u.Bridge, u.NIC)
+	s.refuseNIC(no)
+	no(s.Bridge != nil && s.NIC.Master == 0, "%s is there already; have your system make %s a port of it, with the host's addresses on %s, or delete it (ip link delete %s), or name another bridge", u.Bridge, u.NIC, u.Bridge, u.Bridge)
 	s.refuseAbove(no)
 	s.refuseRoutes(no)
 	return errors.Join(errs...)
@@ -32,7 +32,7 @@ func (s *Snapshot) refuse(u *Uplink) error {
 type refusal func(is bool, format string, args ...any)
 
 // refuseNIC looks at the NIC itself.
-func (s *Snapshot) refuseNIC(u *Uplink, no refusal) {
+func (s *Snapshot) refuseNIC(no refusal) {
 	nic := &s.NIC
 	no(nic.Type != unix.ARPHRD_ETHER, "%s is not Ethernet (its type is %d), and a bridge takes nothing else; name the NIC that leads to the LAN", nic.Name, nic.Type)
 	no(nic.Wireless, "%s is a Wi-Fi interface, whose access point drops what comes from other MACs than its own; use a wired NIC", nic.Name)
@@ -43,8 +43,9 @@ func (s *Snapshot) refuseNIC(u *Uplink, no refusal) {
 		no(true, "%s is of kind %s, which cannot carry other MACs; name the NIC that it rests on", nic.Name, nic.Kind)
 	}
 	on := s.master()
-	no(nic.Master != 0 && on != u.Bridge, "%s is a port of %s (%s) already; name that one, or take it off with `ip link set %s nomaster`", nic.Name, on, nic.PortOf, nic.Name)
-	no(nic.Master != 0 && on == u.Bridge, "%s is a port of %s already, and no record says that its addresses were moved there; take it off with `ip link set %s nomaster`", nic.Name, on, nic.Name)
+	onBridge := nic.PortOf == "bridge"
+	no(onBridge, "%s is a port of bridge %s already, which networks use as it is: name that one, and nothing is taken over", nic.Name, on)
+	no(nic.Master != 0 && !onBridge, "%s is a port of %s (%s) already; name that one as the NIC", nic.Name, on, nic.PortOf)
 	no(!nic.Up(), "%s is down, and the program that manages it may want it so; set it up with `ip link set %s up`", nic.Name, nic.Name)
 	no(nic.Up() && nic.Flags&unix.IFF_LOWER_UP == 0, "%s has no carrier, so that nothing could be tried; see to its cable", nic.Name)
 }
@@ -85,7 +86,7 @@ func (s *Snapshot) refuseRoutes(no refusal) {
 		no(r.Dst.Bits() == 0, "the default route goes by nexthop object %d, which stays on %s, and the host would be cut off; name its gateway instead", r.NexthopID, s.NIC.Name)
 	}
 	for _, r := range s.Behind {
-		no(true, "another link has a route to %s too, of the same priority, and would come first; give one of the two another metric", describe(&r))
+		no(true, "another link has a route to %s too, with the same metric, and would come first; give one of the two another metric", describe(&r))
 	}
 }
 

@@ -133,7 +133,10 @@ func (l *lan) machine(name, ip4, ip6 string) place {
 }
 
 // plug gives a namespace the NIC, on the switch.
-func (l *lan) plug(ns *netns.NS) {
+func (l *lan) plug(ns *netns.NS) { l.Helper(); l.plugAs(nic, ns) }
+
+// plugAs gives a namespace a link of that name, on the switch.
+func (l *lan) plugAs(nic string, ns *netns.NS) {
 	l.Helper()
 	l.ports++
 	port := fmt.Sprintf("port%d", l.ports)

@@ -64,17 +64,12 @@ func (n *Node) RestoreUplink(ctx context.Context, nic, bridgeName string) error 
 	}))
 }
 
-// aboutUplink does something about an uplink, under the lock that keeps Adds away, and, before
-// that, the one of the lease that the host has by the NIC.
+// aboutUplink does something about an uplink, under the lock that keeps Adds away.
 func (n *Node) aboutUplink(ctx context.Context, nic string, do func(*session.Session) error) error {
 	if err := checkNIC(nic); err != nil {
 		return err
 	}
 	return n.about(ctx, func(s *session.Session) error {
-		var err error
-		if s.HostLease, err = takeover.LockHostLease(ctx, n.cfg.LeaseDir, nic); err != nil {
-			return err
-		}
 		if err := s.EnterAlone(ctx); err != nil {
 			return err
 		}
@@ -108,12 +103,16 @@ func (n *Node) Uplinks(ctx context.Context, nic string) ([]UplinkReport, error) 
 	}
 	list := []UplinkReport{}
 	for _, name := range nics {
-		r, err := s.Uplinks().Report(ctx, name)
-		if err != nil {
-			return nil, err
-		}
-		if r != nil {
-			list = append(list, UplinkReport{name, r.Bridge, r.State, r.Differences})
+		seen, err := s.Uplinks().Look(ctx, name)
+		switch {
+		case err != nil:
+			list = append(list, UplinkReport{NIC: name, Differences: []string{err.Error()}})
+		case seen != nil:
+			r := UplinkReport{name, seen.Bridge, seen.State, seen.Differences}
+			if r.State == uplink.Taken {
+				r.Differences = append(r.Differences, takeover.LeaseTrouble(s.LeaseDir)...)
+			}
+			list = append(list, r)
 		}
 	}
 	return list, nil

@@ -18,18 +18,31 @@ var ErrNotTaken = errors.New("the takeover is not finished")
 // NIC back, has taken from the bridge, or has deleted. Addresses and routes that the
 // bridge has got since, beside those on record or in their place, are no difference, nor
 // is what was leased or learnt and has run out.
-func (c *Conn) Check(ctx context.Context, rec *Record) ([]tombolo.Difference, error) {
+//
+// Where nothing differs, now is the record as it would be if the NIC was taken over at this
+// time: with the addresses, routes and rules that the bridge has got since. It is the very
+// record that was given where there is nothing new. The caller that keeps it (Record.Save)
+// has a later Mend put back those, and not those of the day of the takeover.
+func (c *Conn) Check(ctx context.Context, rec *Record) (_ []tombolo.Difference, now *Record, _ error) {
 	if err := c.taken(ctx, rec); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	s, err := c.look(ctx, rec.NIC, rec.Bridge)
 	if isGone(err) {
-		return []tombolo.Difference{{Object: "link " + rec.NIC, What: "interface", Want: rec.NIC}}, nil
+		return []tombolo.Difference{{Object: "link " + rec.NIC, What: "interface", Want: rec.NIC}}, rec, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("check %s: %w", rec.NIC, err)
+		return nil, nil, fmt.Errorf("check %s: %w", rec.NIC, err)
 	}
-	return s.differences(rec), nil
+	if list := s.differences(rec); len(list) > 0 {
+		return list, rec, nil
+	}
+	n := *rec
+	n.Before = s.asBefore(rec)
+	if !isNews(&rec.Before, &n.Before) {
+		return nil, rec, nil
+	}
+	return nil, &n, nil
 }
 
 // taken is given for what takes a finished takeover.

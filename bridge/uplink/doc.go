@@ -44,7 +44,7 @@
 // The host may get other addresses and another router on the bridge. Check and Mend take
 // what has something else in its place for changed on purpose, and Restore gives the NIC
 // what the bridge has by then. What Mend puts back where nothing is in its place comes
-// from the Record: Present says when that is out of date, and gives another.
+// from the Record: Check gives another where that is out of date.
 //
 // # What does not come along
 //

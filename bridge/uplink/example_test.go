@@ -84,7 +84,7 @@ func takeAndGiveBack(ctx context.Context) error {
 		return err
 	}
 	fmt.Println(rec.State)
-	differences, err := conn.Check(ctx, rec)
+	differences, _, err := conn.Check(ctx, rec)
 	fmt.Println("as it should be:", err == nil && len(differences) == 0)
 
 	fmt.Println("given back:", conn.Restore(ctx, rec, &journal) == nil && journal.record == nil)

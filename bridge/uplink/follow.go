@@ -1,7 +1,6 @@
 package uplink
 
 import (
-	"context"
 	"encoding/json"
 	"reflect"
 	"slices"
@@ -10,33 +9,6 @@ import (
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/route"
 )
-
-// Present gives the record as it would be if the NIC was taken over now: with the
-// addresses, routes and rules that the host has on the bridge by now,
-// because its lease or its administrator changed them. The caller that keeps it (Record.Save, in
-// the place of the one before, under the lock that goes with it) has a later Mend put
-// those back that were there last, and not those of the day of the takeover.
-//
-// It is the very record that was given where there is nothing new, or where the takeover
-// is undone in part: then Mend is first. It changes nothing.
-func (c *Conn) Present(ctx context.Context, rec *Record) (*Record, error) {
-	if err := c.taken(ctx, rec); err != nil {
-		return nil, err
-	}
-	s, err := c.look(ctx, rec.NIC, rec.Bridge)
-	if err != nil {
-		return nil, err
-	}
-	if len(s.differences(rec)) > 0 {
-		return rec, nil
-	}
-	n := *rec
-	n.Before = s.asBefore(rec)
-	if !isNews(&rec.Before, &n.Before) {
-		return rec, nil
-	}
-	return &n, nil
-}
 
 // asBefore is what a record would have of before, were the NIC taken over now.
 func (s *Snapshot) asBefore(rec *Record) Snapshot {

@@ -112,7 +112,7 @@ func (r *renumbering) newRenumbered(t *testing.T) (*lan, *uplink.Record, *memory
 // present brings a record up to date as the keeper does.
 func present(tb testing.TB, l *lan, rec *uplink.Record, j *memory) *uplink.Record {
 	tb.Helper()
-	now, err := l.conn.Present(tb.Context(), rec)
+	_, now, err := l.conn.Check(tb.Context(), rec)
 	if err == nil {
 		err = now.Save(j)
 	}
@@ -248,7 +248,7 @@ func TestARecordIsBroughtUpToDate(t *testing.T) {
 	rec = present(t, l, rec, j)
 	same := func(when string) {
 		t.Helper()
-		if now, err := l.conn.Present(t.Context(), rec); err != nil || now != rec {
+		if _, now, err := l.conn.Check(t.Context(), rec); err != nil || now != rec {
 			t.Errorf("%s: a new record, and nothing new: %v", when, err)
 		}
 	}
@@ -292,11 +292,11 @@ func TestARecordIsLeftWhileATakeoverIsUndone(t *testing.T) {
 	l := newLAN(t)
 	rec, _ := take(t, l, toBridge())
 	run(t, l.host, "addr add 10.0.0.6/24 dev br0", "link set eth0 nomaster")
-	if now, err := l.conn.Present(t.Context(), rec); err != nil || now != rec {
+	if _, now, err := l.conn.Check(t.Context(), rec); err != nil || now != rec {
 		t.Errorf("the NIC is no port, and the record follows: %v", err)
 	}
 	rec.State = uplink.Restoring
-	if _, err := l.conn.Present(t.Context(), rec); err == nil {
+	if _, _, err := l.conn.Check(t.Context(), rec); err == nil {
 		t.Error("a record of what is being given back follows")
 	}
 }

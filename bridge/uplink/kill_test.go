@@ -244,7 +244,7 @@ func (l *lan) mustBeTaken(tb testing.TB, when string, rec *uplink.Record) {
 	if rec.State != uplink.Taken {
 		tb.Errorf("%s: the record's state is %s", when, rec.State)
 	}
-	list, err := l.conn.Check(tb.Context(), rec)
+	list, _, err := l.conn.Check(tb.Context(), rec)
 	if err != nil {
 		tb.Fatal(err)
 	}

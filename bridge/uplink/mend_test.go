@@ -48,7 +48,7 @@ func TestWhatOthersDoIsFoundAndMended(t *testing.T) {
 				t.Errorf("mend what is as it should be: %t, %v", changed, err)
 			}
 			run(t, l.host, tt.do...)
-			list, err := l.conn.Check(t.Context(), rec)
+			list, _, err := l.conn.Check(t.Context(), rec)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -95,7 +95,7 @@ func TestWhatCannotBeMendedIsLeft(t *testing.T) {
 		t.Errorf("mend a NIC that is gone: %v", err)
 	}
 	rec.State = uplink.Restoring
-	if _, err := l.conn.Check(t.Context(), rec); !errors.Is(err, uplink.ErrNotTaken) {
+	if _, _, err := l.conn.Check(t.Context(), rec); !errors.Is(err, uplink.ErrNotTaken) {
 		t.Errorf("check what is being given back: %v", err)
 	}
 }

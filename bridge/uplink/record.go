@@ -39,7 +39,7 @@ type Record struct {
 	Mending bool `json:"mending,omitempty"`
 	Anew    bool `json:"anew,omitempty"`
 	// Before is what there was before the takeover; if the host has got other addresses or
-	// routes since, what there would have been: see Conn.Present.
+	// routes since, what there would have been: see Conn.Check.
 	Before Snapshot `json:"before"`
 }
 

@@ -51,7 +51,7 @@ func TestRubbishIsNoRecord(t *testing.T) {
 	for what, err := range map[string]error{
 		"restore": conn.Restore(t.Context(), &uplink.Record{}, &memory{}),
 		"recover": func() error { _, err := conn.Recover(t.Context(), &uplink.Record{}, &memory{}); return err }(),
-		"check":   func() error { _, err := conn.Check(t.Context(), &uplink.Record{}); return err }(),
+		"check":   func() error { _, _, err := conn.Check(t.Context(), &uplink.Record{}); return err }(),
 		"mend":    func() error { _, err := conn.Mend(t.Context(), &uplink.Record{}, &memory{}); return err }(),
 	} {
 		if !errors.Is(err, uplink.ErrInvalid) {

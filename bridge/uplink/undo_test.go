@@ -185,7 +185,7 @@ func TestANICThatIsGoneIsNoReasonToKeepTheBridge(t *testing.T) {
 	l := newLAN(t)
 	rec, j := take(t, l, toBridge())
 	run(t, l.host, "link del eth0")
-	if list, err := l.conn.Check(t.Context(), rec); err != nil || len(list) != 1 {
+	if list, _, err := l.conn.Check(t.Context(), rec); err != nil || len(list) != 1 {
 		t.Errorf("check: %v, %v, want one difference", list, err)
 	}
 	if err := l.conn.Restore(t.Context(), rec, j); err != nil {

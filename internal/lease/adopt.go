@@ -169,21 +169,20 @@ func FirstLeased(list []addr.Address) *addr.Address {
 	return nil
 }
 
-// HandBack ends the keeper's part in the lease that a NIC had, once give has given the NIC
-// back: the record goes, nothing is released, and the address keeps the lifetime that the
-// kernel gives it. It has the record's lock all the while, so that the keeper does not put
-// the address on the bridge again. Where give fails, the keeper goes on. That there is no
-// record is success.
-func HandBack(ctx context.Context, dir *Dir, nic string, give func() error) error {
+// HandBack ends the keeper's part in the lease of a NIC that was given back: nothing is released, and
+// the address keeps the lifetime that the kernel gives it. That there is no record is success.
+func HandBack(ctx context.Context, dir *Dir, nic string) error {
+	if _, err := dir.Load(HostHash(nic)); errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
 	held, err := dir.Lock(ctx, HostHash(nic))
+	if err == nil {
+		err = errors.Join(held.Remove(), held.Close())
+	}
 	if err != nil {
 		return fmt.Errorf("hand DHCP lease of %s back: %w", nic, err)
 	}
-	err = give()
-	if err == nil {
-		err = held.Remove()
-	}
-	return errors.Join(err, held.Close())
+	return nil
 }
 
 // HostTrouble tells what is wrong with the host's own leases; without an entry all is

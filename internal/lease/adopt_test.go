@@ -170,7 +170,7 @@ func TestHandingBackForgetsTheLease(t *testing.T) {
 	}
 	create(t, d, sample())
 	for range 2 {
-		if err := HandBack(t.Context(), d, "eth0", func() error { return nil }); err != nil {
+		if err := HandBack(t.Context(), d, "eth0"); err != nil {
 			t.Error(err)
 		}
 	}

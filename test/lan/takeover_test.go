@@ -94,7 +94,7 @@ func (k *taker) takeAndRestore(m *meter, meanwhile while) (took, restored pause)
 	took = wantWithin(k, "take", duringTake(), m.during(k.take))
 	k.wantBare(nic)
 	wantSame(k, "what moved to the bridge", moved, k.moved(bridge))
-	if differences, err := k.conn.Check(context.Background(), k.record); err != nil || len(differences) > 0 {
+	if differences, _, err := k.conn.Check(context.Background(), k.record); err != nil || len(differences) > 0 {
 		k.Errorf("check: %v, %v", differences, err)
 	}
 	if meanwhile != nil {

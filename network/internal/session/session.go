@@ -9,7 +9,6 @@ import (
 
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
-	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
@@ -35,10 +34,6 @@ type Session struct {
 	Links    *bridge.Conn
 	Firewall *nft.Conn
 	Epoch    state.Epoch // of this start of the node; known after Enter
-
-	// HostLease is the lock of the lease that the host has by a NIC, where a command holds it
-	// from its beginning to its end.
-	HostLease *lease.Held
 
 	lock  *state.Lock
 	note  string // of the lock, as this call found it
@@ -70,9 +65,6 @@ func (s *Session) Foreign(adminChain string) *foreign.Conn {
 // Close gives up the locks, then does what Later was given, and closes the sockets.
 func (s *Session) Close() {
 	s.Leave()
-	if s.HostLease != nil {
-		s.HostLease.Close()
-	}
 	for _, do := range s.later {
 		if err := do(); err != nil {
 			s.Warn(err.Error())
@@ -209,9 +201,7 @@ func (s *Session) Attachments(network string) ([]*state.Attachment, error) {
 
 // Uplinks is what takeovers need of this call.
 func (s *Session) Uplinks() *takeover.Node {
-	return &takeover.Node{
-		Dir: s.Dir, Links: s.Links, LeaseDir: s.LeaseDir, HostLease: s.HostLease, Later: s.Later,
-	}
+	return &takeover.Node{Dir: s.Dir, Links: s.Links, LeaseDir: s.LeaseDir, Later: s.Later}
 }
 
 // Obstacles lists what stops pods of a network, or may stop them, and is out of reach, or left to its owner.

@@ -32,9 +32,8 @@ type Node struct {
 	// LeaseDir is where the lease that the host has by a NIC is on record. Where it is not
 	// known, leases are left alone.
 	LeaseDir string
-	// HostLease is the lock of that lease, where the caller has it.
-	HostLease *lease.Held
-	// Later is given what is to be done once the caller has no lock of the state any more.
+	// Later is given what is to be done once the caller has no lock of the state any more: that of
+	// a lease comes before it.
 	Later func(func() error)
 }
 
@@ -73,9 +72,7 @@ func (n *Node) with(ctx context.Context, nic string, do func(*work) error) error
 			return err
 		}
 		if w.undone = w.rec == nil; w.undone {
-			if err := n.disown(nic, nil); err != nil {
-				return err
-			}
+			n.disown(ctx, nic)
 		}
 	}
 	return do(w)
@@ -120,9 +117,7 @@ func (w *work) ensure(ctx context.Context, want uplink.Uplink) error {
 		return err
 	}
 	// Of an earlier takeover that somebody undid by hand.
-	if err := w.node.disown(want.NIC, nil); err != nil {
-		return err
-	}
+	w.node.disown(ctx, want.NIC)
 	id, proven, err := w.node.prove(ctx, want)
 	if err != nil {
 		return err
@@ -162,7 +157,7 @@ func (w *work) mend(ctx context.Context) error {
 	if _, err := w.conn.Mend(ctx, w.rec, w.file); err != nil {
 		return err
 	}
-	now, err := w.conn.Present(ctx, w.rec)
+	_, now, err := w.conn.Check(ctx, w.rec)
 	if err != nil {
 		return err
 	}
@@ -189,8 +184,7 @@ func (n *Node) isKept() bool {
 
 // adopt makes the keeper responsible for the lease that the host has by the NIC, if it has
 // one: its own client hears nothing there any more. Pods need not wait for that, so what
-// goes wrong is for STATUS, CHECK and the operator's commands to say. It is done once no
-// lock is held: that of the lease comes before the others.
+// goes wrong is for STATUS, CHECK and the operator's commands to say.
 func (n *Node) adopt(ctx context.Context, rec *uplink.Record, proven *dhcpc.Lease) {
 	if n.LeaseDir != "" && rec.ClientID != "" {
 		n.Later(func() error { return n.adoptLease(ctx, rec, proven) })
@@ -220,8 +214,6 @@ func (n *Node) adoptLease(ctx context.Context, rec *uplink.Record, proven *dhcpc
 	}
 	_, err = lease.Adopt(ctx, dir, &lease.Adoption{
 		NIC: nic.Name, MAC: nic.MAC, ClientID: rec.ClientID, Lease: proven, Bridge: l.Name, Addresses: list, HostName: hostName, Priority: priority(rec),
-		// A call that gives the NIC back hands its lease back first, and has the lease's lock until it
-		// is done.
 		Wanted: func() (bool, error) {
 			now, err := loadUplink(n.Dir.Uplink(rec.NIC))
 			return now != nil && now.State == uplink.Taken && now.Bridge == rec.Bridge, err
@@ -240,66 +232,22 @@ func priority(rec *uplink.Record) int {
 	return 0
 }
 
-// LockHostLease locks the record of the lease that the host has by a NIC: for calls that may
-// have to hand it back while they hold the state's lock, which comes after it. It is nil
-// where nothing is known of leases.
-func LockHostLease(ctx context.Context, leaseDir, nic string) (*lease.Held, error) {
-	if leaseDir == "" || nic == "" {
-		return nil, nil
+// disown ends the keeper's part in the lease that the host had by a NIC which has been given back.
+func (n *Node) disown(ctx context.Context, nic string) {
+	if n.LeaseDir == "" {
+		return
 	}
-	dir, err := lease.Open(leaseDir)
-	if err != nil {
-		return nil, err
-	}
-	held, err := dir.Lock(ctx, lease.HostHash(nic))
-	if err != nil {
-		return nil, fail.Errorf(fail.ErrTryAgain, "%w", err)
-	}
-	return held, nil
-}
-
-// disown ends the keeper's part in the lease that the host has by the NIC, once give, if there is
-// one, has succeeded. It waits for no lock, since it comes late.
-func (n *Node) disown(nic string, give func() error) error {
-	held, err := n.lockLease(nic)
-	if err != nil {
-		return err
-	}
-	if held != n.HostLease {
-		defer held.Close()
-	}
-	if give != nil {
-		if err := give(); err != nil {
+	n.Later(func() error {
+		dir, err := lease.Open(n.LeaseDir)
+		if err != nil {
 			return err
 		}
-	}
-	if held == nil {
-		return nil
-	}
-	return held.Remove()
+		return lease.HandBack(ctx, dir, nic)
+	})
 }
 
-// lockLease gives the lock of the lease that the host has by the NIC; nil where none is on record.
-func (n *Node) lockLease(nic string) (*lease.Held, error) {
-	if n.LeaseDir == "" || n.HostLease != nil {
-		return n.HostLease, nil
-	}
-	dir, err := lease.Open(n.LeaseDir)
-	if err != nil {
-		return nil, err
-	}
-	if _, err := dir.Load(lease.HostHash(nic)); errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	held, err := dir.TryLock(lease.HostHash(nic))
-	if err == nil && held == nil {
-		err = fail.Errorf(fail.ErrTryAgain, "the lease that the host had by uplink %s is being renewed: try again", nic)
-	}
-	return held, err
-}
-
-// leaseTrouble tells what is wrong with the leases that the host has by uplinks.
-func leaseTrouble(leaseDir string) []string {
+// LeaseTrouble tells what is wrong with the leases that the host has by uplinks.
+func LeaseTrouble(leaseDir string) []string {
 	dir, err := lease.Open(leaseDir)
 	if err != nil {
 		return nil
@@ -348,20 +296,10 @@ func (n *Node) Look(ctx context.Context, nic string) (*Seen, error) {
 		return nil, err
 	}
 	s := &Seen{NIC: nic, Bridge: rec.Bridge, State: rec.State, Leased: rec.ClientID != "", From: rec.HostAddresses(), To: rec.HostAddresses()}
-	if rec.State != uplink.Taken {
-		return s, nil
+	diffs, now, err := changed(ctx, rec)
+	if err == nil {
+		s.Differences, s.To = texts(diffs), now.HostAddresses()
 	}
-	conn, err := dial()
-	if err != nil {
-		return nil, err
-	}
-	defer conn.Close()
-	diffs, err := conn.Check(ctx, rec)
-	if s.Differences = texts(diffs); err != nil || len(diffs) > 0 {
-		return s, err
-	}
-	now, err := conn.Present(ctx, rec)
-	s.To = now.HostAddresses()
 	return s, err
 }
 
@@ -388,7 +326,8 @@ func (n *Node) Differences(ctx context.Context, nic, bridgeName string) ([]tombo
 	case err != nil:
 		return say(tombolo.RemedyConfigure, "%v", err), nil
 	case taken != nil:
-		return n.changed(ctx, taken)
+		diffs, _, err := changed(ctx, taken)
+		return diffs, err
 	case bridgeName == "":
 		return nil, nil
 	}
@@ -406,16 +345,17 @@ func (n *Node) Differences(ctx context.Context, nic, bridgeName string) ([]tombo
 	return say(tombolo.RemedyConfigure, "uplink %s is not a port of bridge %s", nic, bridgeName), nil
 }
 
-func (n *Node) changed(ctx context.Context, taken *uplink.Record) ([]tombolo.Difference, error) {
-	if taken.State != uplink.Taken {
-		return say(tombolo.RemedyRepair, "the takeover of uplink %s was cut short (%s): the next ADD, or tombolo uplink restore, finishes it", taken.NIC, taken.State), nil
+// changed compares a takeover with its record, and gives the record of now.
+func changed(ctx context.Context, rec *uplink.Record) ([]tombolo.Difference, *uplink.Record, error) {
+	if rec.State != uplink.Taken {
+		return say(tombolo.RemedyRepair, "the takeover of uplink %s was cut short (%s): the next ADD, or tombolo uplink restore, finishes it", rec.NIC, rec.State), rec, nil
 	}
 	conn, err := dial()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer conn.Close()
-	return conn.Check(ctx, taken)
+	return conn.Check(ctx, rec)
 }
 
 func say(remedy tombolo.Remedy, format string, args ...any) []tombolo.Difference {
@@ -443,7 +383,11 @@ func (n *Node) GiveBack(ctx context.Context, nic string) error {
 // giveBack restores the NIC, whose own client then hears again. Where that fails, the bridge has the
 // address still, and the keeper goes on renewing it.
 func (w *work) giveBack(ctx context.Context) error {
-	return w.node.disown(w.rec.NIC, func() error { return w.conn.Restore(ctx, w.rec, w.file) })
+	err := w.conn.Restore(ctx, w.rec, w.file)
+	if err == nil {
+		w.node.disown(ctx, w.rec.NIC)
+	}
+	return err
 }
 
 // Restore gives a NIC back for the operator, who may name a bridge, to be sure that it is the
@@ -526,7 +470,7 @@ func (n *Node) Ready(ctx context.Context, want uplink.Uplink) error {
 	if err != nil {
 		return err
 	}
-	if list := append(texts(diffs), leaseTrouble(n.LeaseDir)...); len(list) > 0 {
+	if list := append(texts(diffs), LeaseTrouble(n.LeaseDir)...); len(list) > 0 {
 		return fmt.Errorf("uplink %s: %s", want.NIC, strings.Join(list, "; "))
 	}
 	return nil
@@ -536,29 +480,4 @@ func (n *Node) Ready(ctx context.Context, want uplink.Uplink) error {
 func (n *Node) IsTaken(nic string) (bool, error) {
 	rec, err := loadUplink(n.Dir.Uplink(nic))
 	return rec != nil, err
-}
-
-// Report is what is known of one uplink.
-type Report struct {
-	Bridge string
-	State  uplink.State
-	// Differences are what is not as the takeover made it.
-	Differences []string
-}
-
-// Report reports on a NIC that is taken over; nil where none is.
-func (n *Node) Report(ctx context.Context, nic string) (*Report, error) {
-	rec, err := loadUplink(n.Dir.Uplink(nic))
-	switch {
-	case err != nil:
-		return &Report{Differences: []string{err.Error()}}, nil
-	case rec == nil:
-		return nil, nil
-	}
-	diffs, err := n.changed(ctx, rec)
-	r := &Report{Bridge: rec.Bridge, State: rec.State, Differences: texts(diffs)}
-	if rec.State == uplink.Taken {
-		r.Differences = append(r.Differences, leaseTrouble(n.LeaseDir)...)
-	}
-	return r, err
 }

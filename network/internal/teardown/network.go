@@ -14,16 +14,10 @@ import (
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/network/internal/recorded"
 	"github.com/tombolo-cni/tombolo/network/internal/session"
-	"github.com/tombolo-cni/tombolo/network/internal/takeover"
 )
 
 // Network takes down what Collect leaves of a network: see network.Node.Remove.
 func Network(ctx context.Context, s *session.Session, name string) error {
-	// The lock of the lease that the host has by the network's uplink has to be taken before the state's.
-	var err error
-	if s.HostLease, err = takeover.LockHostLease(ctx, s.LeaseDir, uplinkOf(s, name)); err != nil {
-		return err
-	}
 	leases, err := leases(s, name)
 	if err != nil {
 		return err
@@ -74,15 +68,6 @@ func Deserted(ctx context.Context, s *session.Session, name string) error {
 		return err
 	}
 	return s.Dir.RemoveNetwork(name)
-}
-
-// uplinkOf is the NIC of a network on record; empty where it has none.
-func uplinkOf(s *session.Session, name string) string {
-	rec, err := s.Dir.LoadNetwork(name)
-	if err != nil {
-		return "" // a caller that needs the record reports it
-	}
-	return rec.Uplink
 }
 
 // withdraw takes our rules out of the chains of others, with the last network.

@@ -102,7 +102,7 @@ func (s *Snapshot) tell(link Link, tell func(what, text string)) {
 	}
 }
 
-// isKept says that an address is one that the NIC keeps for agents beside the bridge's.
+// isKept says that the NIC keeps an address beside the bridge's, for agents.
 func (s *Snapshot) isKept(rec *Record, a addr.Address) bool {
 	ours := rec.Before.address(rec.Before.NIC.Index, a) != nil || s.Bridge != nil && s.address(s.Bridge.Index, a) != nil
 	return rec.KeepAddress && ours && a.Link == s.NIC.Index && a.Valid == nil && !a.Prefix.Addr().IsLinkLocalUnicast()
@@ -115,18 +115,15 @@ func (s *Snapshot) withoutKept(rec *Record) *Snapshot {
 	return &n
 }
 
-// stale are those of which the bridge has none any more: a new lease, or an administrator, has
-// given the host another.
+// stale are kept addresses that the bridge has no more: the host got another.
 func (s *Snapshot) stale(rec *Record) []addr.Address {
 	want := s.withoutKept(rec).withLost(rec.withoutReplaced(s), s.NIC, s.Bridge == nil)
 	return slices.DeleteFunc(slices.Clone(s.Addresses), func(a addr.Address) bool { return !s.isKept(rec, a) || want.somewhere(a) })
 }
 
-// Mend puts right what Check finds, by the steps of a takeover, and says whether
-// there was anything. What the NIC has got goes to the bridge, and what the bridge has
-// lost comes back as the record has it, unless the host has another address or route in
-// its place by now. The record is saved before each step, so that Recover can finish it.
-// A NIC that is gone cannot be mended (fs.ErrNotExist).
+// Mend puts right what Check finds, by the steps of a takeover, and says whether there was
+// anything. What the NIC has got goes to the bridge, and what the bridge has lost comes back as the
+// record has it, unless another is in its place. A NIC that is gone cannot be mended (fs.ErrNotExist).
 func (c *Conn) Mend(ctx context.Context, rec *Record, j Journal) (changed bool, _ error) {
 	if j == nil {
 		return false, missing("journal")
@@ -162,8 +159,7 @@ func (c *Conn) mend(ctx context.Context, rec *Record, j Journal) (changed bool, 
 	return true, nil
 }
 
-// toMend is the record that a Mend goes by. A bridge that is made anew gets the NIC's MAC
-// and MTU of now, as with a takeover.
+// toMend is the record that a Mend goes by. A new bridge gets the NIC's MAC and MTU of now.
 func (s *Snapshot) toMend(rec *Record) *Record {
 	n := rec.withoutReplaced(s)
 	// There is no other way than forward, for Recover too.

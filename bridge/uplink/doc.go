@@ -20,24 +20,18 @@
 //	settle       the bridge gets the strict parameters
 //
 // While the NIC is a port, what is sent through it goes out, and what comes in is
-// delivered through the bridge. So the steps may take any time. Giving it
-// back goes the other way round: the NIC stops being a port when nothing goes by the
-// bridge any more.
+// delivered through the bridge. So the steps may take any time. When it is given back,
+// it stops being a port when nothing goes by the bridge any more.
 //
-// As a link becomes a port, or ceases to be one, the kernel drops what comes in by it for some
-// ten microseconds: a datagram now and then, which TCP sends again.
-//
-// Plan computes the steps from a Snapshot, and touches nothing. They are made anew before each
-// step, from what the kernel has by then and from the Record, so that every step may be
-// repeated. The way back is planned by the same code, from the bridge to the NIC.
+// Plan computes the steps from a Snapshot, and touches nothing. They are planned anew before each
+// step, so that every step may be repeated; the way back is, from the bridge to the NIC, the same.
 //
 // # The point of no return
 //
-// The record of a takeover is saved before each step. Before the step "release", all
-// is undone where something fails, the context is done, or nothing answers in time;
-// and Recover undoes what a crash cut short. With that step the takeover is
-// committed (Record.Committed): from there Take ignores the context, and Recover finishes
-// it. What Restore began, Recover finishes too. The host is reachable all the while.
+// The record of a takeover is saved before each step. Before the step "release", all is undone
+// where something fails, the context is done, or nothing answers in time, by Recover after a
+// crash. From there (Record.Committed) Take ignores the context, and Recover finishes it, as it
+// finishes what Restore began. The host is reachable all the while.
 //
 // # What changes while it is taken
 //
@@ -50,19 +44,13 @@
 //
 // Plan refuses by name what would cut the host off, and warns of what goes on otherwise: multicast
 // groups, routes by nexthop objects and VLANs stay on the NIC. Also:
-//   - XDP and tc programs stay on the NIC, and see the packets of pods too.
-//   - IPv6 addresses of a privacy extension become ordinary ones until they run out.
-//   - The kernel's exceptions (path MTUs, redirects) are learnt anew.
+//   - The kernel forgets masqueraded flows that go out by the NIC. The host's own go on.
+//   - XDP and tc programs stay on the NIC; nft and iptables rules that name it are not looked at.
 //   - Sockets that are bound to the NIC, such as those of DHCP clients, receive nothing more.
-//   - nft and iptables rules that name the NIC are not looked at.
+//   - IPv6 addresses of a privacy extension become ordinary ones until they run out.
 //   - A default route that the kernel learnt from a router has a priority of one more,
 //     until the router's next advertisement brings the kernel's own again.
-//   - The kernel forgets masqueraded flows that go out by the NIC, as those of pods in other
-//     networks do. The host's own go on.
 //   - The route that the kernel makes with an address comes with it, though it was deleted.
-//   - Tests run with veth pairs. A real NIC may reset its receive rings as it becomes
-//     promiscuous, and what a cloud, a hypervisor or an access point does with foreign
-//     MACs is its own matter.
 //
 // # Needs
 //

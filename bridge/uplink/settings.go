@@ -19,8 +19,8 @@ const (
 // forwarding6All decides whether the host follows routers.
 const forwarding6All = conf6 + "all/forwarding"
 
-// readSettings reads the parameters of links (conf and neigh), in the namespace of the calling
-// thread, but for what cannot be read: stable_secret is not there (EIO) until it is set.
+// readSettings reads the parameters of links (conf and neigh), in the calling thread's namespace.
+// Some cannot be read, such as a stable_secret that is not set (EIO).
 func readSettings(links ...string) map[string]string {
 	const dir = "/proc/sys/net/"
 	patterns := []string{forwarding6All}
@@ -43,8 +43,7 @@ func readSettings(links ...string) map[string]string {
 // setting is a parameter that is to be set.
 type setting struct{ path, value string }
 
-// write sets parameters that a kernel of this version has, in the namespace of the calling
-// thread; others are passed over.
+// write sets parameters in the calling thread's namespace, of those that this kernel has.
 func write(list []setting) error {
 	var first error
 	for _, s := range list {
@@ -55,8 +54,7 @@ func write(list []setting) error {
 	return first
 }
 
-// isCopied leaves out parameters that are not a matter of taste: what the kernel computes
-// from others or lets nobody write, and those that loose and strict set.
+// isCopied leaves out what the kernel computes or lets nobody write, and what loose and strict set.
 func isCopied(name string) bool {
 	switch name {
 	case "base_reachable_time", "retrans_time", "unres_qlen", // shown in a better unit by others
@@ -81,9 +79,8 @@ func (s *Snapshot) copied(bridge string) []setting {
 	return list
 }
 
-// loose are parameters for the time in which packets come in by the bridge and
-// their answers still go by the NIC: a strict check of the source would drop them,
-// and a filter would leave an ARP request unanswered.
+// loose is for the time in which packets come in by the bridge and their answers still go by the
+// NIC: a strict check of the source would drop them, and a filter leave ARP requests unanswered.
 func (s *Snapshot) loose(bridge string) []setting {
 	list := []setting{{conf4 + bridge + "/rp_filter", "2"}, {conf4 + bridge + "/arp_filter", "0"}}
 	if asked := s.of(conf6, s.NIC.Name, "accept_ra"); asked != "" && s.hasIPv6() {
@@ -126,9 +123,8 @@ func (s *Snapshot) acceptsRA(link string) bool {
 	return s.of(conf6, link, "disable_ipv6") != "1" && (asked == "2" || asked == "1" && s.of(conf6, link, "forwarding") == "0")
 }
 
-// acceptRA is what a link's accept_ra has to be, so that what was learnt from
-// routers on the NIC goes on being refreshed: forwarding, which somebody else may
-// have switched on since, makes the kernel ignore 1.
+// acceptRA is what a link's accept_ra has to be for what routers said to be refreshed: under
+// forwarding the kernel ignores 1.
 func (s *Snapshot) acceptRA(asked string) string {
 	if forwards := s.Settings[forwarding6All]; asked == "1" && forwards != "0" && forwards != "" {
 		return "2"

@@ -15,44 +15,36 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// Snapshot is all that planning has to know of a NIC, of the bridge that it is to
-// be a port of, and of what has to do with either, at one moment. It can be
-// recorded as JSON.
+// Snapshot is what planning has to know of a NIC and of its bridge, at one moment. JSON keeps it.
 type Snapshot struct {
 	// Time is when it was taken: lifetimes count from here.
 	Time time.Time `json:"time"`
 	NIC  Link      `json:"nic"`
-	// Bridge is nil where there is no link of that name. Whether it is a bridge is for
-	// the plan to look at.
+	// Bridge is nil where there is no link of that name.
 	Bridge *Link `json:"bridge,omitempty"`
 	// Links are those that rest on the NIC, that which has the NIC as a port, and other
 	// ports of the bridge.
 	Links []Link `json:"links,omitempty"`
 	// Addresses are the NIC's and the bridge's, in the kernel's order.
 	Addresses []addr.Address `json:"addresses,omitempty"`
-	// Routes are those by the NIC or the bridge, of all tables, but for those that come and go
-	// with an address alone; in the kernel's order.
+	// Routes are those by the two of all tables, in the kernel's order, but for those of the kernel's own.
 	Routes []route.Route `json:"routes,omitempty"`
-	// Behind are the IPv4 routes of other links that come into effect where one of these
-	// goes: they have the same destination, priority and table, and come later.
+	// Behind are IPv4 routes of other links in the same places, which would come first once these move.
 	Behind []route.Route `json:"behind,omitempty"`
 	// Rules are those that name the NIC or the bridge.
 	Rules []route.Rule `json:"rules,omitempty"`
 	// Neighbours are the NIC's and the bridge's, those included that they answer for.
 	Neighbours []route.Neighbour `json:"neighbours,omitempty"`
-	// Settings are kernel parameters by their path below /proc/sys/net: those of the
-	// NIC and of the bridge, and whether the host forwards IPv6.
+	// Settings are kernel parameters by their path below /proc/sys/net, those of the two links.
 	Settings map[string]string `json:"settings,omitempty"`
 	// Groups are the multicast groups that programs joined on the NIC.
 	Groups []netip.Addr `json:"groups,omitempty"`
-	// Masqueraded are the sources of flows that are translated to addresses of the NIC, one
-	// for each flow.
+	// Masqueraded are the sources of flows that are translated to addresses of the NIC.
 	Masqueraded []netip.Addr `json:"masqueraded,omitempty"`
 }
 
-// Snapshot looks at a NIC and at a bridge, which need not be there. It changes
-// nothing, and needs CAP_NET_ADMIN to see flows. The error matches
-// fs.ErrNotExist where there is no such NIC.
+// Snapshot looks at a NIC and at a bridge, which need not be there. It changes nothing, and needs
+// CAP_NET_ADMIN to see flows. The error matches fs.ErrNotExist where there is no such NIC.
 func (c *Conn) Snapshot(ctx context.Context, nic, bridge string) (*Snapshot, error) {
 	if err := c.usable(ctx); err != nil {
 		return nil, err

@@ -34,15 +34,12 @@ func takeSteps() []StepName {
 	return []StepName{StepBridge, StepAddresses, StepPort, StepRoutes, StepVerify, StepRelease, StepSettle}
 }
 
-// restoreSteps is the order in which a NIC is given back. What goes by the NIC is
-// delivered through the bridge as long as it is a port; so it stops being one when
-// nothing goes by the bridge any more.
+// restoreSteps is the order in which a NIC is given back.
 func restoreSteps() []StepName {
 	return []StepName{StepBridge, StepAddresses, StepRoutes, StepPort, StepRelease, StepSettle}
 }
 
-// Steps is a plan: what is to be done in which order, and what the operator has to
-// know beforehand. Each step ends before the next begins, and can be repeated.
+// Steps is a plan: what is to be done in which order, and what the operator has to know beforehand.
 type Steps struct {
 	List []Step
 	// Moves are the addresses that are moved, those of the link itself aside.
@@ -121,8 +118,7 @@ func isGone(err error) bool { return errors.Is(err, fs.ErrNotExist) }
 // is only cached is learnt again.
 func isFull(err error) bool { return errors.Is(err, unix.ENOBUFS) }
 
-// atOnce is how many requests go to the kernel in one sendmsg, so that next to no time passes
-// between them: their acknowledgements must fit into the socket's buffer.
+// atOnce requests go to the kernel in one sendmsg: their acknowledgements must fit into the socket's buffer.
 const atOnce = 256
 
 // apply does a step. It goes on past errors of single requests, and gives the first.

@@ -11,15 +11,12 @@ import (
 	"github.com/tombolo-cni/tombolo/bridge"
 )
 
-// Take makes the NIC a port of the bridge, and moves all that it has of layer 3
-// there. The steps are those of Plan, of which the record is saved before each; one
-// that fails before the point of no return (see the package's comment) undoes those
-// before it, and removes the journal.
+// Take makes the NIC a port of the bridge, and moves all that it has of layer 3 there, by the
+// steps of Plan. One that fails, or a ctx that is done, before the point of no return (see the
+// package's comment) undoes those before it, and removes the journal.
 //
-// The error matches ErrRefused where nothing was begun, and ErrUnreachable where
-// nothing answered through the bridge in time. With an error, a record is returned
-// only if something is left that Recover has to finish. A ctx that is done before
-// the point of no return undoes it too.
+// The error matches ErrRefused where nothing was begun, and ErrUnreachable where nothing answered
+// through the bridge in time. With it, a record means that Recover has to finish something.
 func (c *Conn) Take(ctx context.Context, u Uplink, j Journal) (*Record, error) {
 	rec := &Record{Version: recordVersion, Uplink: u, State: Taking}
 	if err := errors.Join(u.validate(), c.journaled(ctx, rec, j)); err != nil {
@@ -54,11 +51,9 @@ func (c *Conn) Take(ctx context.Context, u Uplink, j Journal) (*Record, error) {
 // run is one walk through the steps, in either direction.
 type run struct {
 	*Conn
-	rec     *Record
-	journal Journal
-	// settings are those that plans are made by; to read them each time takes longer
-	// than all else.
-	settings map[string]string
+	rec      *Record
+	journal  Journal
+	settings map[string]string // read once, since that takes longer than all else
 	targets  []netip.Addr
 }
 
@@ -87,7 +82,6 @@ func (r *run) forward(ctx context.Context, steps []StepName) error {
 	return rec.Save(r.journal)
 }
 
-// planned is a plan and the snapshot that it was made from.
 func (r *run) planned(ctx context.Context, forward bool) (*Snapshot, *Steps, error) {
 	rec := r.rec
 	s, err := r.look(ctx, rec.NIC, rec.Bridge)
@@ -160,8 +154,7 @@ func (r *run) moveAllRoutes(ctx context.Context, forward bool) error {
 	return last
 }
 
-// makeBridge makes the bridge. One that is as it should be is left alone: to write the MAC that it
-// has would flush its neighbours.
+// makeBridge leaves one alone that is as it should be: to write the MAC flushes its neighbours.
 func (r *run) makeBridge(ctx context.Context) error {
 	rec := r.rec
 	if l, err := r.bridge.Link(ctx, rec.Bridge); err == nil && l.Kind == "bridge" && l.Up && l.MAC.String() == rec.Before.NIC.MAC {
@@ -178,10 +171,9 @@ func (r *run) makeBridge(ctx context.Context) error {
 	return err
 }
 
-// Restore gives the NIC back what the bridge has now, makes it no port any more,
-// and removes the journal. The bridge is deleted if nothing else is a port of it; else it
-// stays, without addresses. It goes on past errors; where there
-// are any, the journal stays, and Restore may be called again.
+// Restore gives the NIC back what the bridge has now, makes it no port any more, and removes the
+// journal. The bridge is deleted unless it has other ports. It goes on past errors; where there are
+// any, the journal stays, and Restore may be called again.
 func (c *Conn) Restore(ctx context.Context, rec *Record, j Journal) error {
 	if err := c.journaled(ctx, rec, j); err != nil {
 		return err
@@ -253,10 +245,8 @@ func (c *Conn) backWithoutNIC(ctx context.Context, rec *Record) error {
 	return err
 }
 
-// Recover finishes what a crash cut short, by the record that the journal kept:
-// forward, if it was past the point of no return, else back. It gives the record of
-// the takeover if there is one, and nil if the NIC has been given back. One that was
-// finished is left as it is.
+// Recover finishes what a crash cut short, by the record that the journal kept: forward, if it was
+// past the point of no return, else back. It gives the record, or nil if the NIC has been given back.
 func (c *Conn) Recover(ctx context.Context, rec *Record, j Journal) (*Record, error) {
 	if err := c.journaled(ctx, rec, j); err != nil {
 		return rec, err

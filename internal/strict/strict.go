@@ -291,7 +291,8 @@ func (d *decoder) unknown(key string, fields []field, exempt bool) error {
 	return d.problem(&UnknownFieldError{Path: d.path(), Key: key, Value: compact(raw), Nearest: Nearest(key, names)})
 }
 
-// list decodes the array at the current position into the slice v.
+// list decodes the array at the current position into the slice v, an empty one
+// to nil: it says as much as a missing one.
 func (d *decoder) list(v reflect.Value) error {
 	v.Set(reflect.MakeSlice(v.Type(), 0, 4))
 	if err := d.delimiter(); err != nil {
@@ -303,6 +304,9 @@ func (d *decoder) list(v reflect.Value) error {
 		if err := d.decode(v.Index(n)); err != nil {
 			return err
 		}
+	}
+	if v.Len() == 0 {
+		v.SetZero()
 	}
 	return d.delimiter()
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/tombolo-cni/tombolo/internal/strict"
 )
@@ -134,6 +135,7 @@ func compareAddrs() []cmp.Option {
 		cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
 		cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }),
 		cmp.AllowUnexported(ipamConf{}),
+		cmpopts.EquateEmpty(),
 	}
 }
 

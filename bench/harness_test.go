@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
 // mostAllocations is how often an ADD and a DEL of one IPv4 pod may allocate, in process:

@@ -18,7 +18,7 @@ import (
 	"time"
 
 	"github.com/tombolo-cni/tombolo/internal/icmp"
-	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
 

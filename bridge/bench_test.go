@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/tombolo-cni/tombolo/bridge"
-	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
 // BenchmarkAttach gives the median of the time that an Attach takes. A Detach takes

@@ -12,8 +12,8 @@ import (
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/nl"
-	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
-	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
 // faultyConn works on n's namespace through a transport that fails as told, there

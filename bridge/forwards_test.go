@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/bridge"
-	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
 func TestHostForwardsWhatItsParametersSay(t *testing.T) {

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
 // Routes of a routing engine move with the NIC. What the engine withdraws afterwards stays away.

@@ -3,7 +3,7 @@ package uplink_test
 import (
 	"testing"
 
-	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
 // inTransit is how many datagrams of four flows the kernel may drop in the microseconds in

@@ -13,7 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra/doc"
 
-	"github.com/tombolo-cni/tombolo/internal/golden"
+	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
 )
 
 const shipped = "../../../deploy/share/"

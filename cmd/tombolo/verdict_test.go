@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
-	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
 func TestVerdictOfAPlanIsOneLine(t *testing.T) {

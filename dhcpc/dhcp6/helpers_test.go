@@ -12,7 +12,7 @@ import (
 	"github.com/insomniacslk/dhcp/rfc1035label"
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
-	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
 func TestMain(m *testing.M) { nstest.Main(m) }

@@ -8,8 +8,8 @@ import (
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/internal/file"
-	"github.com/tombolo-cni/tombolo/internal/golden"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
 )
 
 // sampleHost is a record of the host's own lease, with every field of Host set.

@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
-	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
 func TestPolicySaysWhatAPodGetsOfALease(t *testing.T) {

@@ -6,8 +6,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
-	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
 // where is the namespace and the thread that it is called on.

@@ -12,7 +12,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tombolo-cni/tombolo/internal/golden"
+	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
 )
 
 // The exported API is in testdata/api, a line a symbol, so that a change of it is

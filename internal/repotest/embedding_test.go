@@ -10,35 +10,35 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tombolo-cni/tombolo/internal/golden"
+	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
 )
 
 // unwelcome are packages that no program should get for importing one of the public ones, with
 // what is below them.
 func unwelcome() map[string]string {
 	return map[string]string{
-		"net/http":                         "nothing is served or fetched",
-		"crypto/tls":                       "nothing is encrypted",
-		"os/exec":                          "nothing is started",
-		"os/signal":                        "signals are the program's",
-		"flag":                             "the command line is the program's",
-		"testing":                          "fixtures are for tests",
-		"expvar":                           "metrics are the program's",
-		"compress":                         "nothing is compressed",
-		"archive":                          "nothing is unpacked",
-		"text/template":                    "it keeps the linker from dropping methods",
-		"encoding/gob":                     "state is JSON",
-		"database/sql":                     "state is files",
-		"github.com/containernetworking":   "a program that embeds these packages need not speak CNI",
-		"github.com/prometheus":            "metrics are the program's",
-		"github.com/klauspost":             "nothing is compressed",
-		"github.com/pierrec":               "nothing is compressed",
-		"github.com/vishvananda":           "netlink is mdlayher's",
-		module + "/internal/cni":           "a program that embeds these packages need not speak CNI",
-		module + "/internal/ipam/delegate": "nothing is started",
-		module + "/internal/nstest":        "fixtures are for tests",
-		module + "/internal/golden":        "fixtures are for tests",
-		module + "/internal/nl/nltest":     "fixtures are for tests",
+		"net/http":                           "nothing is served or fetched",
+		"crypto/tls":                         "nothing is encrypted",
+		"os/exec":                            "nothing is started",
+		"os/signal":                          "signals are the program's",
+		"flag":                               "the command line is the program's",
+		"testing":                            "fixtures are for tests",
+		"expvar":                             "metrics are the program's",
+		"compress":                           "nothing is compressed",
+		"archive":                            "nothing is unpacked",
+		"text/template":                      "it keeps the linker from dropping methods",
+		"encoding/gob":                       "state is JSON",
+		"database/sql":                       "state is files",
+		"github.com/containernetworking":     "a program that embeds these packages need not speak CNI",
+		"github.com/prometheus":              "metrics are the program's",
+		"github.com/klauspost":               "nothing is compressed",
+		"github.com/pierrec":                 "nothing is compressed",
+		"github.com/vishvananda":             "netlink is mdlayher's",
+		module + "/internal/cni":             "a program that embeds these packages need not speak CNI",
+		module + "/internal/ipam/delegate":   "nothing is started",
+		module + "/internal/testutil/nstest": "fixtures are for tests",
+		module + "/internal/testutil/golden": "fixtures are for tests",
+		module + "/internal/testutil/nltest": "fixtures are for tests",
 	}
 }
 

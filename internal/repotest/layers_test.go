@@ -84,7 +84,7 @@ func TestImportsThatRunBackUpAreFound(t *testing.T) {
 		"uplink is on no floor",
 	}, checkFloors([]*pkg{
 		imports("bridge/uplink", "bridge", "bridge/vlan", "addr", "nft"),
-		imports("nft", "nft/guard", "network/internal/build", "internal/nstest"),
+		imports("nft", "nft/guard", "network/internal/build", "internal/testutil/nstest"),
 		imports("uplink"),
 		{ImportPath: "example.com/other", GoFiles: []string{"x.go"}, Imports: []string{module + "/internal/cni"}},
 	}))
@@ -110,7 +110,7 @@ func bans() []ban {
 		{"public packages", public, []string{"flag", "os/signal"}, "the command line and the signals are the program's"},
 		{"shipped packages", shippedBut("internal/ipam/delegate"), []string{"os/exec", "plugin"},
 			"everything is netlink: only the IPAM plugin that a user named is run"},
-		{"shipped packages", shippedBut(), []string{"testing", module + "/internal/golden", module + "/internal/nstest", module + "/internal/nstest/fault", module + "/internal/nl/nltest"}, "fixtures are for tests"},
+		{"shipped packages", shippedBut(), []string{"testing", module + "/internal/testutil/golden", module + "/internal/testutil/nstest", module + "/internal/testutil/fault", module + "/internal/testutil/nltest"}, "fixtures are for tests"},
 		{"shipped packages", shippedBut("internal/nl"), []string{"unsafe", "C"}, "only the ioctls of internal/nl take pointers; a package that needs it too gets an exception here, with a reason"},
 		{"shipped packages", shippedBut(), []string{"github.com/vishvananda", "github.com/ti-mo", "github.com/florianl"},
 			"netlink is mdlayher's, and what is said over it jsimonetti's and google's: one way is enough"},
@@ -158,12 +158,12 @@ func TestForbiddenImportsAreFound(t *testing.T) {
 		"bridge imports log/slog, which public packages must not: errors go to the caller, which has a log",
 		"internal/cni imports os/exec, which shipped packages must not: everything is netlink: only the IPAM plugin that a user named is run",
 		"internal/cni imports unsafe, which shipped packages must not: only the ioctls of internal/nl take pointers; a package that needs it too gets an exception here, with a reason",
-		"internal/cni imports " + module + "/internal/nstest, which shipped packages must not: fixtures are for tests",
+		"internal/cni imports " + module + "/internal/testutil/nstest, which shipped packages must not: fixtures are for tests",
 	}, sorted(checkBans(bans(), []*pkg{
 		made("bridge", "github.com/containernetworking/cni/pkg/types", "log/slog", "github.com/containernetworkingx"),
-		made("internal/cni", "os/exec", "unsafe", module+"/internal/nstest", "log/slog"),
+		made("internal/cni", "os/exec", "unsafe", module+"/internal/testutil/nstest", "log/slog"),
 		made("internal/ipam/delegate", "os/exec"),
-		made("internal/nstest", "os/exec", "testing"),
+		made("internal/testutil/nstest", "os/exec", "testing"),
 		made("bench", "os/exec"),
 	})))
 }

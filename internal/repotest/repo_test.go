@@ -44,10 +44,8 @@ func publicPackages() []string {
 // tools are programs of the repository that nobody is given.
 func tools() []string { return []string{"bench", "test/report"} }
 
-// fixtures are what tests share.
-func fixtures() []string {
-	return []string{"internal/golden", "internal/lockorder", "internal/nstest", "internal/nstest/fault", "internal/nl/nltest"}
-}
+// fixture reports whether the package is what tests share.
+func fixture(name string) bool { return name == "internal/lockorder" || within(name, "internal/testutil") }
 
 // pkg is a package, ours or another, as go list has it.
 type pkg struct {
@@ -80,7 +78,7 @@ func relative(importPath string) string {
 
 // shipped says whether the package ends up with users: in the binary, or imported.
 func (p *pkg) shipped() bool {
-	return p.rel() != "" && len(p.GoFiles) > 0 && !slices.Contains(tools(), p.rel()) && !slices.Contains(fixtures(), p.rel())
+	return p.rel() != "" && len(p.GoFiles) > 0 && !slices.Contains(tools(), p.rel()) && !fixture(p.rel())
 }
 
 // goCommand runs the go command as it is run for the binary.

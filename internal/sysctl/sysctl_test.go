@@ -6,8 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tombolo-cni/tombolo/internal/nstest"
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
 func TestMain(m *testing.M) { nstest.Main(m) }

@@ -7,7 +7,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
 // podsReach says whether the pod reaches elsewhere. Nobody reaches the pod unasked.

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/tombolo-cni/tombolo"
-	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
 func TestMain(m *testing.M) { nstest.Main(m) }

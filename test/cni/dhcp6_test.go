@@ -8,7 +8,7 @@ import (
 
 	current "github.com/containernetworking/cni/pkg/types/100"
 
-	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
 // lan6 is a home LAN whose router gives addresses by DHCPv6 alone, and says so in its advertisements.

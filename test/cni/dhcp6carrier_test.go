@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
 // When the cable is plugged in again it may be to another network: RFC 8415, section 18.2.3.

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
 // kea6 runs a DHCPv6 server on the router whose leases are renewed after 2 s; other fields than these in its

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
 // examine runs tombolo doctor for the pod a.

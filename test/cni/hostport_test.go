@@ -11,7 +11,7 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 
-	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
 

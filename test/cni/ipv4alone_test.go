@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
 // These run on any kernel, and test/vm/run.sh noipv6 runs them on one that has IPv6

@@ -9,7 +9,7 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 
-	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
 // What kubenet did for a node, besides addresses and host ports.

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
 // The DEL of a bridge's last host port reads as many datagrams beside kube-proxy's rules for a thousand services as

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
 // TestLayer2WithoutIPAMLeavesIPv6ToThePod has a real router on the bridge: a pod that nobody gives

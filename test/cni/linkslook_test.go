@@ -11,7 +11,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/tombolo-cni/tombolo/internal/nstest/fault"
+	"github.com/tombolo-cni/tombolo/internal/testutil/fault"
 	api "github.com/tombolo-cni/tombolo/network"
 )
 

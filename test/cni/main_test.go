@@ -13,7 +13,7 @@ import (
 	// take an old run's result for that of a changed plugin.
 	_ "github.com/tombolo-cni/tombolo/internal/cni"
 	"github.com/tombolo-cni/tombolo/internal/lockorder"
-	"github.com/tombolo-cni/tombolo/internal/nstest/fault"
+	"github.com/tombolo-cni/tombolo/internal/testutil/fault"
 )
 
 // Where the programs under test are. Unset, they are built.

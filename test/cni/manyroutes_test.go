@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
 // A pod may have any number of routes. What looks for those that it should have keeps none of them in memory: a repair of all

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tombolo-cni/tombolo/internal/nstest/fault"
+	"github.com/tombolo-cni/tombolo/internal/testutil/fault"
 )
 
 // A runtime sends DEL after an ADD that failed, and ends at the first plugin that fails: the plugins

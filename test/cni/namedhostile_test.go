@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
 // A link has as many alternative names as fit into 64 KiB, and every request for the link is answered with all of them. A

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
 // chain runs the plugins of a list for a pod as libcni does, and gives the last result; the types

@@ -4,7 +4,7 @@ import (
 	"net"
 	"testing"
 
-	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
 // A pod says which groups it is in when it starts, and again at each change. That is for

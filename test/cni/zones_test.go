@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
 // inTrusted waits until the link is in firewalld's zone trusted.

@@ -9,8 +9,8 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 
-	"github.com/tombolo-cni/tombolo/internal/golden"
-	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
 func TestTemplateYieldsANetworkOfThePodCIDRs(t *testing.T) {

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/tombolo-cni/tombolo/internal/lease"
-	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
 // said gives the time of the keeper's last line with some words, by its own clock.

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/tombolo-cni/tombolo/internal/lease"
-	"github.com/tombolo-cni/tombolo/internal/nstest/fault"
+	"github.com/tombolo-cni/tombolo/internal/testutil/fault"
 )
 
 // end has a lease end now, for the keeper and for the pod's kernel: nobody waits here for

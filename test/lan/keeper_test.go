@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/tombolo-cni/tombolo/internal/lease"
-	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 
 	// As for the plugin: see TestMain.
 	_ "github.com/tombolo-cni/tombolo/internal/keeper"

@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/internal/lease"
-	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
 // undone is what a network manager does that does not know of the bridge.

@@ -4,7 +4,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
 // A second NIC of the host's on the same LAN, as a laptop's Wi-Fi, is tried after the bridge as it was after the NIC.

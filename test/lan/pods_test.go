@@ -10,7 +10,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
 // servicePort is what servers on the LAN listen at; hostPort is published for one.

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
 // servers answer at a place over TCP and UDP, on a port of all of its addresses.

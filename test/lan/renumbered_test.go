@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/internal/lease"
-	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
 // renumber gives the host other addresses on the bridge, as an administrator does.

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
-	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
 // runsVar is how often the NIC is taken over and given back where that is done over

@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/internal/lease"
-	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
 // A router that does not answer through the bridge, as behind a switch that allows one

@@ -4,7 +4,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/tombolo-cni/tombolo/internal/nstest/fault"
+	"github.com/tombolo-cni/tombolo/internal/testutil/fault"
 )
 
 func TestPointsOfASweep(t *testing.T) {

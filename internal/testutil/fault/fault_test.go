@@ -10,8 +10,8 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/tombolo-cni/tombolo/internal/nstest"
-	"github.com/tombolo-cni/tombolo/internal/nstest/fault"
+	"github.com/tombolo-cni/tombolo/internal/testutil/fault"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
 // stepsVar has this program make some directories, one after the other.

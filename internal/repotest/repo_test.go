@@ -45,7 +45,9 @@ func publicPackages() []string {
 func tools() []string { return []string{"bench", "test/report"} }
 
 // fixture reports whether the package is what tests share.
-func fixture(name string) bool { return name == "internal/lockorder" || within(name, "internal/testutil") }
+func fixture(name string) bool {
+	return name == "internal/lockorder" || within(name, "internal/testutil")
+}
 
 // pkg is a package, ours or another, as go list has it.
 type pkg struct {

@@ -5,6 +5,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -16,12 +17,8 @@ func BenchmarkAddRemove(b *testing.B) {
 			a := addr.Address{Prefix: nstest.Prefix(prefix), Link: h.eth0, Flags: addr.NoDAD}
 			b.ReportAllocs()
 			for b.Loop() {
-				if err := h.c.Add(a); err != nil {
-					b.Fatal(err)
-				}
-				if err := h.c.Remove(a); err != nil {
-					b.Fatal(err)
-				}
+				must.Succeed(b, h.c.Add(a))
+				must.Succeed(b, h.c.Remove(a))
 			}
 		})
 	}
@@ -33,9 +30,7 @@ func BenchmarkEnsureUnchanged(b *testing.B) {
 		b.Run(prefix, func(b *testing.B) {
 			a := addr.Address{Prefix: nstest.Prefix(prefix), Link: h.eth0, Flags: addr.NoDAD}
 			b.ReportAllocs()
-			if err := h.c.Add(a); err != nil {
-				b.Fatal(err)
-			}
+			must.Succeed(b, h.c.Add(a))
 			for b.Loop() {
 				if changed, err := h.c.Ensure(a); changed || err != nil {
 					b.Fatal(changed, err)
@@ -55,9 +50,7 @@ func TestAllocationsOfAMessage(t *testing.T) {
 		b.Add("add address", &a, m, err)
 	}
 	add()
-	if err := c.Execute(&b); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.Execute(&b))
 	got := testing.AllocsPerRun(100, func() {
 		b.Reset()
 		add()

@@ -12,6 +12,7 @@ import (
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -76,9 +77,7 @@ func TestMessagesGoInOneDatagram(t *testing.T) {
 		m, err := message()
 		b.Add("change", nil, m, err)
 	}
-	if err := nl.New(rec).Execute(&b); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, nl.New(rec).Execute(&b))
 	sent := rec.Sent()
 	if len(sent) != 1 || len(nltest.Split(sent[0])) != 3 {
 		t.Errorf("%d datagrams, want one of three messages", len(sent))
@@ -118,14 +117,10 @@ func TestEnsurePassesErrorsOn(t *testing.T) {
 	metric := there
 	metric.Metric = 7
 	plain, err := addr.Dial(&addr.Config{NetNS: ns})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer plain.Close()
 	for _, a := range []addr.Address{there, there6} {
-		if err := plain.Add(a); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, plain.Add(a))
 	}
 	for _, tt := range []struct {
 		name  string
@@ -163,9 +158,7 @@ func TestInterruptedListIsTriedAgain(t *testing.T) {
 	conn := nltest.Dial(t, unix.NETLINK_ROUTE, nstest.New(t), fault)
 	c := addr.On(conn)
 	a := addr.Address{Prefix: nstest.Prefix("10.1.0.1/24"), Link: 1}
-	if err := c.Add(a); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.Add(a))
 	list, err := c.List(addr.Filter{})
 	if err != nil || len(list) != 1 || fault.Fired() != 3 {
 		t.Errorf("listed %v, %v, after %d interruptions, want %s after 3", list, err, fault.Fired(), a)

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // FuzzAddress reads what might be an address, and if it is one, asks for it and
@@ -34,9 +35,7 @@ func FuzzAddress(f *testing.F) {
 		}
 		mustKeepUnknown(t, data, m.Data)
 		again, err := decode(m.Data)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		a.Flags = a.askedFlags()
 		if !a.is4() {
 			a.Label, a.Broadcast = "", again.Broadcast
@@ -59,14 +58,12 @@ func mustKeepUnknown(t *testing.T, listed, copied []byte) {
 	const unheardOf = 64
 	unknown := func(b []byte) []netlink.Attribute {
 		var list []netlink.Attribute
-		if err := nl.Decode(b[unix.SizeofIfAddrmsg:], func(ad *netlink.AttributeDecoder) error {
+		must.Succeed(t, nl.Decode(b[unix.SizeofIfAddrmsg:], func(ad *netlink.AttributeDecoder) error {
 			if ad.Type() >= unheardOf {
 				list = append(list, nl.Keep(ad))
 			}
 			return nil
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 		return list
 	}
 	if diff := cmp.Diff(unknown(listed), unknown(copied)); diff != "" {

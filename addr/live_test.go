@@ -17,6 +17,7 @@ import (
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -139,9 +140,7 @@ func TestAddressIsWhatItWasAskedToBe(t *testing.T) {
 				t.Errorf("replacing it by itself: %v", err)
 			}
 			for range 2 { // what is not there is success
-				if err := h.c.Remove(tt.a); err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, h.c.Remove(tt.a))
 				if got := h.shown(t); len(got) > 0 {
 					t.Errorf("left after Remove: %q", got)
 				}
@@ -238,9 +237,7 @@ func TestEnsureCorrectsAnAddress(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			defer h.c.Remove(tt.want)
 			defer h.c.Remove(tt.there)
-			if err := h.c.Add(tt.there); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, h.c.Add(tt.there))
 			if changed, err := h.c.Ensure(tt.want); !changed || err != nil {
 				t.Fatalf("Ensure: changed %t, %v, want a change", changed, err)
 			}
@@ -262,9 +259,7 @@ func TestEnsureLeavesWhatIsNotAskedFor(t *testing.T) {
 	h := newHost(t)
 	there := addr.Address{Prefix: nstest.Prefix("10.1.0.1/24"), Link: h.eth0, Label: "eth0:1",
 		Broadcast: nstest.Addr("10.1.0.255"), Protocol: 9}
-	if err := h.c.Add(there); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, h.c.Add(there))
 	if changed, err := h.c.Ensure(addr.Address{Prefix: there.Prefix, Link: there.Link}); changed || err != nil {
 		t.Errorf("Ensure: changed %t, %v, want no change", changed, err)
 	}
@@ -281,14 +276,10 @@ func TestDuplicateIsTakenAgain(t *testing.T) {
 	nstest.WaitForAddresses(t, other)
 	nstest.Sysctl(t, h.ns, "net/ipv6/conf/eth1/accept_dad", "1")
 	watch, err := nl.Subscribe(unix.NETLINK_ROUTE, &nl.Config{NetNS: h.ns}, unix.RTNLGRP_IPV6_IFADDR)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer watch.Close()
 	want := addr.Address{Prefix: nstest.Prefix("fd01::1/64"), Link: eth1}
-	if err := h.c.Add(want); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, h.c.Add(want))
 	flags := func() addr.Flags {
 		list, err := h.c.List(addr.Filter{Link: eth1, Family: unix.AF_INET6})
 		if err != nil || len(list) != 1 {
@@ -321,9 +312,7 @@ func TestListIsFilteredByTheKernel(t *testing.T) {
 		{Prefix: nstest.Prefix("10.2.0.1/24"), Link: eth1},
 		{Prefix: nstest.Prefix("fd02::1/64"), Link: eth1, Flags: addr.NoDAD},
 	} {
-		if err := h.c.Add(a); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, h.c.Add(a))
 	}
 	for _, tt := range []struct {
 		name   string
@@ -357,9 +346,7 @@ func TestListIsFilteredByTheKernel(t *testing.T) {
 func TestNothingIsAskedOfAnotherLinkThanTheOneThatIsNamed(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	if err := h.c.Add(addr.Address{Prefix: nstest.Prefix("10.1.0.1/24"), Link: h.eth0}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, h.c.Add(addr.Address{Prefix: nstest.Prefix("10.1.0.1/24"), Link: h.eth0}))
 	if list, err := h.c.List(addr.Filter{Link: h.eth0 + 1<<32}); len(list) > 0 {
 		t.Errorf("a link that there cannot be has %v, %v", list, err)
 	}
@@ -409,14 +396,10 @@ func TestRefusedAddressSaysWhy(t *testing.T) {
 func TestCloseLeavesASharedConnectionOpen(t *testing.T) {
 	t.Parallel()
 	conn, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: nstest.New(t)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer conn.Close()
 	c := addr.On(conn)
-	if err := c.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.Close())
 	if _, err := c.List(addr.Filter{}); err != nil {
 		t.Errorf("after Close: %v", err)
 	}
@@ -426,9 +409,7 @@ func TestDialWithoutConfigIsTheCallersNamespace(t *testing.T) {
 	t.Parallel()
 	nstest.RequireRoot(t)
 	c, err := addr.Dial(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer c.Close()
 	if _, err := c.List(addr.Filter{}); err != nil {
 		t.Error(err)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -68,9 +69,7 @@ func TestAddressesAreMovedAsTheyAre(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	conn, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: h.ns})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer conn.Close()
 	ask := func(m netlink.Message, err error) error {
 		var b nl.Batch
@@ -93,9 +92,7 @@ func TestAddressesAreMovedAsTheyAre(t *testing.T) {
 			t.Fatalf("%s: made %v", command, made)
 		}
 		shown := h.shown(t)
-		if err := h.c.Remove(made[0]); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, h.c.Remove(made[0]))
 		if err := ask(made[0].ReplaceMessage()); err != nil {
 			t.Errorf("%s: add the copy: %v", command, err)
 		}
@@ -114,16 +111,10 @@ func TestAddressesAreMovedAsTheyAre(t *testing.T) {
 func (h host) listed(t *testing.T) []addr.Address {
 	t.Helper()
 	list, err := h.c.List(addr.Filter{Link: h.eth0})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	text, err := json.Marshal(list)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var again []addr.Address
-	if err := json.Unmarshal(text, &again); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, json.Unmarshal(text, &again))
 	return again
 }

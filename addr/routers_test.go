@@ -16,6 +16,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -76,18 +77,14 @@ func (r *routed) advertise(t *testing.T, flags byte, options ...[]byte) {
 		fd, err = unix.Socket(unix.AF_INET6, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_ICMPV6)
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer unix.Close(fd)
 	link := nstest.Index(t, r.router.ns, "eth1")
-	if err := errors.Join(
+	must.Succeed(t, errors.Join(
 		unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_HOPS, 255),
 		unix.Bind(fd, &unix.SockaddrInet6{Addr: nstest.Addr(routerLinkAddr).As16(), ZoneId: uint32(link)}),
 		unix.Sendto(fd, packet, 0, &unix.SockaddrInet6{Addr: nstest.Addr("ff02::1").As16(), ZoneId: uint32(link)}),
-	); err != nil {
-		t.Fatal(err)
-	}
+	))
 }
 
 const (
@@ -175,9 +172,7 @@ func TestAddressesAreFormedFromAnAdvertisement(t *testing.T) {
 			r.solicit(t, "::a")
 			r.advertise(t, 0, tt.options...)
 			got, err := r.advertised(t)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			var prefixes, servers []string
 			for _, a := range got.Addresses {
 				prefixes = append(prefixes, a.Prefix.String())
@@ -204,9 +199,7 @@ func TestAddressThatWasThereBeforeIsTaken(t *testing.T) {
 		t.Fatal(err)
 	}
 	late, err := addr.HearRouters(&addr.Config{NetNS: r.ns})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer late.Close()
 	got, err := late.Advertised(t.Context(), r.c, r.eth1)
 	if err != nil || len(got.Addresses) != 1 {
@@ -223,9 +216,7 @@ func TestAddressOfAnotherOriginIsNotTaken(t *testing.T) {
 		{Prefix: nstest.Prefix("2001:db8:9::2/64"), Flags: addr.NoDAD, Valid: ptr(time.Hour)},
 	} {
 		a.Link = r.eth1
-		if err := r.c.Add(a); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, r.c.Add(a))
 	}
 	r.advertise(t, 0, prefix("2001:db8:1::/64", autonomous, 3600, 1800))
 	got, err := r.advertised(t)
@@ -263,9 +254,7 @@ func TestUsableAddressAloneIsNotEnoughWhileAnotherIsBeingChecked(t *testing.T) {
 	r.advertise(t, 0, prefix("2001:db8:2::/64", autonomous, 3600, 1800), resolvers(600, "2001:db8::53"))
 	through()
 	got, err := r.advertised(t)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var prefixes []string
 	for _, a := range got.Addresses {
 		prefixes = append(prefixes, a.Prefix.String())
@@ -324,9 +313,7 @@ func TestWaitForAnAdvertisementSaysWhatItHeard(t *testing.T) {
 func (r *routed) witness(t *testing.T) (through func()) {
 	t.Helper()
 	w, err := nl.Subscribe(unix.NETLINK_ROUTE, &nl.Config{NetNS: r.ns}, unix.RTNLGRP_ND_USEROPT)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { w.Close() })
 	return func() {
 		t.Helper()

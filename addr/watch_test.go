@@ -12,6 +12,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -40,9 +41,7 @@ func newSettling(t *testing.T) *settling {
 func (s *settling) add(t *testing.T, a addr.Address) netip.Addr {
 	t.Helper()
 	a.Link = s.eth1
-	if err := s.c.Add(a); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.c.Add(a))
 	return a.Prefix.Addr()
 }
 
@@ -74,24 +73,18 @@ func (s *settling) addTentative(t *testing.T, a addr.Address) netip.Addr {
 
 func (s *settling) del(t *testing.T, a netip.Addr) {
 	t.Helper()
-	if err := s.c.Remove(addr.Address{Prefix: netip.PrefixFrom(a, 64), Link: s.eth1}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.c.Remove(addr.Address{Prefix: netip.PrefixFrom(a, 64), Link: s.eth1}))
 }
 
 // flood has more announced than a socket that is not read has room for.
 func (s *settling) flood(t *testing.T) {
 	t.Helper()
 	witness, err := nl.Subscribe(unix.NETLINK_ROUTE, &nl.Config{NetNS: s.ns}, unix.RTNLGRP_IPV6_IFADDR)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer witness.Close()
 	a := addr.Address{Prefix: nstest.Prefix("fd02::1/64"), Link: s.eth0, Flags: addr.NoDAD}
 	for range 500 {
-		if err := errors.Join(s.c.Add(a), s.c.Remove(a)); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, errors.Join(s.c.Add(a), s.c.Remove(a)))
 	}
 	for {
 		heard, err := witness.Queued()
@@ -121,9 +114,7 @@ func TestSettledAddressIsUsable(t *testing.T) {
 	s := newSettling(t)
 	a := s.addTentative(t, addr.Address{Prefix: nstest.Prefix("fd01::1/64")})
 	s.plug(t)
-	if err := s.settled(t, nstest.Addr("10.1.0.1"), a); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.settled(t, nstest.Addr("10.1.0.1"), a))
 	list, err := s.c.List(addr.Filter{Link: s.eth1})
 	if err != nil || len(list) != 1 || list[0].Flags&addr.Tentative != 0 {
 		t.Errorf("listed %v, %v; want a usable address", list, err)

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // scenario is a comparison: contenders whose rounds are interleaved.
@@ -172,22 +174,14 @@ func (c *comparison) round(b *testing.B, add string) {
 			continue
 		}
 		p := n.pod(c.tb)
-		if err := n.measureShapers(p); err != nil {
-			b.Fatal(err)
-		}
+		must.Succeed(b, n.measureShapers(p))
 		kept := n.kept(b)
 		added, err := n.call("ADD", p)
-		if err != nil {
-			b.Fatal(err)
-		}
-		if err := n.prove(p); err != nil {
-			b.Fatal(err)
-		}
+		must.Succeed(b, err)
+		must.Succeed(b, n.prove(p))
 		rest()
 		deleted, err := n.call("DEL", p)
-		if err != nil {
-			b.Fatal(err)
-		}
+		must.Succeed(b, err)
 		n.proveGone(b, p)
 		c.add(f, add, added.wall)
 		c.add(f, delTime, deleted.wall)
@@ -215,15 +209,11 @@ func (c *comparison) throng(b *testing.B, n *node) time.Duration {
 	var took time.Duration
 	for _, verb := range []string{"ADD", "DEL"} {
 		cost, err := n.crowd(verb, crowd, atATime)
-		if err != nil {
-			b.Fatal(err)
-		}
+		must.Succeed(b, err)
 		took += cost.wall
 		if verb == "ADD" {
 			for _, p := range crowd {
-				if err := n.prove(p); err != nil {
-					b.Fatal(err)
-				}
+				must.Succeed(b, n.prove(p))
 			}
 		}
 	}
@@ -245,9 +235,7 @@ func (c *comparison) gauge(b *testing.B, n *node) {
 		if err == nil {
 			_, err = n.call("DEL", p)
 		}
-		if err != nil {
-			b.Fatal(err)
-		}
+		must.Succeed(b, err)
 		if cost.peak > 0 {
 			c.figures[n.name][peakMiB] = append(c.figures[n.name][peakMiB], float64(cost.peak)/1024)
 		}
@@ -260,9 +248,7 @@ func (n *node) kept(b *testing.B) time.Duration {
 		return 0
 	}
 	cpu, err := n.lan.keeper.cpu()
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.Succeed(b, err)
 	return cpu
 }
 

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -52,9 +53,7 @@ func TestAnAddTakesLittleMemory(t *testing.T) {
 	if err == nil {
 		err = n.prove(p)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if got := float64(c.peak) / 1024; got > mostMiB || got < 1 {
 		t.Errorf("an ADD of everything has %.1f MiB at its peak, want at most %d", got, mostMiB)
 	}

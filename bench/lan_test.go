@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -59,9 +60,7 @@ func needDHCP(tb testing.TB) {
 func (n *node) addLAN(tb testing.TB) {
 	tb.Helper()
 	records, err := os.MkdirTemp("/var/tmp", "tombolo-bench-")
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, err)
 	tb.Cleanup(func() { os.RemoveAll(records) })
 	l := &lan{router: nstest.New(tb), records: records, socket: filepath.Join(n.dir, "dhcp.sock")}
 	l.log, l.leased = filepath.Join(n.dir, "dnsmasq.log"), filepath.Join(n.dir, "dnsmasq.leases")
@@ -221,9 +220,7 @@ type daemon struct {
 func startDaemon(tb testing.TB, ns *netns.NS, output string, ready func() bool, argv ...string) *daemon {
 	tb.Helper()
 	file, err := os.Create(output)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, err)
 	defer file.Close()
 	d := &daemon{cmd: exec.Command(argv[0], argv[1:]...), output: output, ended: make(chan struct{})}
 	d.cmd.Stdout, d.cmd.Stderr = file, file

@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -183,9 +184,7 @@ func placed(name string) (string, error) {
 func program(tb testing.TB, name string) string {
 	tb.Helper()
 	dir, err := built()
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, err)
 	return filepath.Join(dir, name)
 }
 

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/tombolo-cni/tombolo/internal/icmp"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -99,9 +100,7 @@ func newNode(tb testing.TB, c contender, f feature) *node {
 func (n *node) warm(tb testing.TB) *node {
 	tb.Helper()
 	p := n.pod(tb)
-	if err := n.live(p); err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, n.live(p))
 	n.linked = links(tb, n.host)
 	return n
 }
@@ -223,9 +222,7 @@ func (n *node) proveGone(tb testing.TB, p *pod) {
 		tb.Fatalf("%s: links in the pod after DEL: %v", n.name, left)
 	}
 	if n.lan != nil && n.name != reference { // whose daemon sends the RELEASE when the link has gone
-		if err := n.proveLease(p, false); err != nil {
-			tb.Fatal(err)
-		}
+		must.Succeed(tb, n.proveLease(p, false))
 	}
 }
 
@@ -240,9 +237,7 @@ func (n *node) inventory(tb testing.TB) string {
 		}
 		return err
 	})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, err)
 	counters := regexp.MustCompile(`packets \d+ bytes \d+`)
 	return strings.Join(names, "\n") + "\n" + counters.ReplaceAllString(nstest.Run(tb, n.host, "nft", "list", "ruleset"), "")
 }
@@ -258,9 +253,7 @@ func links(tb testing.TB, ns *netns.NS) []string {
 		}
 		return err
 	})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, err)
 	slices.Sort(names)
 	return names
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -67,9 +68,7 @@ func (n *node) flow(b *testing.B, p *pod) (trips []float64) {
 		conn, err = net.Dial("udp", to.String())
 		return err
 	})
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.Succeed(b, err)
 	defer conn.Close()
 	answer := make([]byte, 64)
 	for range 1 + flowPackets {
@@ -106,9 +105,7 @@ func BenchmarkUplink(b *testing.B) {
 	for range b.N {
 		p := n.pod(b)
 		m.time(func() (cost, error) { return n.call("ADD", p) })
-		if err := n.prove(p); err != nil {
-			b.Fatal(err)
-		}
+		must.Succeed(b, n.prove(p))
 		if err := ping(n.host, netip.MustParseAddr("10.88.0.1")); err != nil {
 			b.Fatalf("the host after the takeover: %v", err)
 		}

@@ -6,6 +6,8 @@ import (
 	"runtime/pprof"
 	"testing"
 	"time"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // meter measures one call of each round, and leaves out what is around it: the namespaces,
@@ -34,9 +36,7 @@ func (m *meter) time(fn func() (cost, error)) {
 	c, err := fn()
 	pprof.SetGoroutineLabels(context.Background())
 	m.StopTimer()
-	if err != nil {
-		m.Fatal(err)
-	}
+	must.Succeed(m, err)
 	m.took = append(m.took, float64(c.wall))
 }
 
@@ -52,9 +52,7 @@ func rounds(b *testing.B, n *node, verbs []string, timed string) {
 	p := n.pod(b)
 	for range b.N {
 		p = n.again(p)
-		if err := n.measureShapers(p); err != nil {
-			b.Fatal(err)
-		}
+		must.Succeed(b, n.measureShapers(p))
 		for _, verb := range verbs {
 			call := func() (cost, error) { return n.call(verb, p) }
 			if verb == timed {
@@ -63,9 +61,7 @@ func rounds(b *testing.B, n *node, verbs []string, timed string) {
 				b.Fatal(err)
 			}
 			if verb == "ADD" {
-				if err := n.prove(p); err != nil {
-					b.Fatal(err)
-				}
+				must.Succeed(b, n.prove(p))
 			}
 		}
 		n.proveGone(b, p)
@@ -184,9 +180,7 @@ func BenchmarkAtOnce(b *testing.B) {
 			for range b.N {
 				m.time(func() (cost, error) { return n.crowd("ADD", crowd, pods) })
 				for _, p := range crowd {
-					if err := n.prove(p); err != nil {
-						b.Fatal(err)
-					}
+					must.Succeed(b, n.prove(p))
 				}
 				if _, err := n.crowd("DEL", crowd, pods); err != nil {
 					b.Fatal(err)
@@ -240,9 +234,7 @@ func BenchmarkChurn(b *testing.B) {
 		return err
 	})
 	b.ReportMetric(float64(time.Since(start))/float64(b.N), "ns/op")
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.Succeed(b, err)
 	n.proveGone(b, <-free)
 }
 

@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -20,15 +21,11 @@ func TestSetAliasChangesItsOwnersLinkAlone(t *testing.T) {
 	alias := func() string {
 		t.Helper()
 		l, err := n.conn.Link(t.Context(), p.Name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		return l.Alias
 	}
 	before, err := n.conn.Link(t.Context(), p.Name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	conn, sent := recorded(t, n)
 	for i, requests := range []int{2, 1} { // to look and to change, then to look
 		if err := conn.SetAlias(t.Context(), p.Name, "tombolo:1:owner:", "tombolo:1:owner:after"); err != nil || alias() != "tombolo:1:owner:after" {

@@ -15,6 +15,7 @@ import (
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -81,9 +82,7 @@ func TestAnnouncedAddressIsToldToAllPortsAtOnce(t *testing.T) {
 			pod := nstest.New(t)
 			n.attachLate(t, pod, p)
 			// Its question for the other pod's MAC comes after all that Attach made it send.
-			if err := nstest.Ping(t, pod, addrs(port(1))[0]); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, nstest.Ping(t, pod, addrs(port(1))[0]))
 			own := addrs(p)[0].As4()
 			gratuitous := slices.Concat(p.PeerMAC, own[:])
 			told, asked := 0, 0
@@ -108,9 +107,7 @@ func TestAnnouncedAddressIsToldToAllPortsAtOnce(t *testing.T) {
 func (n *node) attachLate(tb testing.TB, pod *netns.NS, p bridge.Port) {
 	tb.Helper()
 	tr, err := nl.Open(unix.NETLINK_ROUTE, &nl.Config{NetNS: n.ns})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, err)
 	host := nl.New(tr)
 	closed := false
 	conn := bridge.On(host, func() (tombolo.Socket, error) {
@@ -163,9 +160,7 @@ func TestPodIsQuietBeforeItIsUp(t *testing.T) {
 	var sent []uint16
 	ups := 0
 	host, err := nl.Open(unix.NETLINK_ROUTE, &nl.Config{NetNS: n.ns})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	conn := bridge.On(nl.New(host), func() (tombolo.Socket, error) {
 		tr, err := nl.Open(unix.NETLINK_ROUTE, nil)
 		if err != nil {
@@ -189,9 +184,7 @@ func TestPodIsQuietBeforeItIsUp(t *testing.T) {
 	})
 	defer conn.Close()
 	a, err := conn.Attach(t.Context(), pod, port(0))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if ups != 1 || a.PeerIndex != 2 {
 		t.Errorf("%d requests set link %d up, want one", ups, a.PeerIndex)
 	}
@@ -260,9 +253,7 @@ func listen(tb testing.TB, ns *netns.NS, link int, etherType uint16) func() [][]
 	})
 	tb.Cleanup(func() { unix.Close(fd) })
 	protocol := binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, etherType))
-	if err := unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: protocol, Ifindex: link}); err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: protocol, Ifindex: link}))
 	return func() [][]byte {
 		var list [][]byte
 		for {
@@ -271,9 +262,7 @@ func listen(tb testing.TB, ns *netns.NS, link int, etherType uint16) func() [][]
 			if err == unix.EAGAIN {
 				return list
 			}
-			if err != nil {
-				tb.Fatal(err)
-			}
+			must.Succeed(tb, err)
 			list = append(list, buf[:n])
 		}
 	}
@@ -332,16 +321,10 @@ func advertise(tb testing.TB, n *node) {
 	})
 	defer unix.Close(fd)
 	for option, value := range map[int]int{unix.IPV6_MULTICAST_HOPS: 255, unix.IPV6_MULTICAST_IF: n.link.Index} {
-		if err := unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, option, value); err != nil {
-			tb.Fatal(err)
-		}
+		must.Succeed(tb, unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, option, value))
 	}
 	from := nstest.Addr("fe80::1").As16()
-	if err := unix.Bind(fd, &unix.SockaddrInet6{Addr: from, ZoneId: uint32(n.link.Index)}); err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, unix.Bind(fd, &unix.SockaddrInet6{Addr: from, ZoneId: uint32(n.link.Index)}))
 	to := nstest.Addr("ff02::1").As16()
-	if err := unix.Sendto(fd, packet, 0, &unix.SockaddrInet6{Addr: to, ZoneId: uint32(n.link.Index)}); err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, unix.Sendto(fd, packet, 0, &unix.SockaddrInet6{Addr: to, ZoneId: uint32(n.link.Index)}))
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -67,9 +68,7 @@ func advertising(tb testing.TB, ns *netns.NS, options ...string) {
 		"--keep-in-foreground", "--conf-file=/dev/null", "--no-resolv", "--no-hosts", "--port=0", "--bind-interfaces", "--interface=eth0",
 		"--except-interface=lo", "--pid-file=", "--user=root", "--leasefile-ro", "--enable-ra", "--log-dhcp", "--log-facility=" + log,
 	}, options...)...)
-	if err := ns.Do(cmd.Start); err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, ns.Do(cmd.Start))
 	tb.Cleanup(func() {
 		cmd.Process.Kill()
 		cmd.Wait()
@@ -126,9 +125,7 @@ func autoconfigure(tb testing.TB, conn *bridge.Conn, pod *netns.NS, p bridge.Por
 func mustAutoconfigure(tb testing.TB, conn *bridge.Conn, pod *netns.NS, p bridge.Port) *bridge.Autoconfigured {
 	tb.Helper()
 	got, err := autoconfigure(tb, conn, pod, p)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, err)
 	return got
 }
 
@@ -208,9 +205,7 @@ func TestPodAsksRoutersOnlyWhenItIsTold(t *testing.T) {
 	// The kernel is to solicit once, however long the router takes to answer.
 	nstest.Sysctl(t, pod, "net/ipv6/conf/eth0/router_solicitation_interval", "3600")
 	s, err := l.conn.Solicit(t.Context(), pod, p)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer s.Close()
 	if _, err := s.Wait(t.Context()); err != nil {
 		t.Fatal(err)
@@ -272,9 +267,7 @@ func TestWaitForARouterSaysWhatIsMissing(t *testing.T) {
 	p := autoconfigured(0)
 	pod, _ := attach(t, l.node, p)
 	s, err := l.conn.Solicit(t.Context(), pod, p)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer s.Close()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -354,9 +347,7 @@ func TestSolicitSaysWhatTheKernelRefuses(t *testing.T) {
 	}
 	list := &nltest.Fault{Type: unix.RTM_GETADDR, Errno: unix.ENOBUFS}
 	s, err := faultyConn(t, n, nil, []*nltest.Fault{list}).Solicit(t.Context(), pod, p)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer s.Close()
 	if _, err := s.Wait(t.Context()); !errors.Is(err, unix.ENOBUFS) {
 		t.Errorf("error is %v, want %v", err, unix.ENOBUFS)
@@ -384,9 +375,7 @@ func TestCheckFindsWhatKeepsAPodFromItsRouters(t *testing.T) {
 	}
 	nstest.Run(t, pod, "ip", "address", "del", formed(p).String()+"/64", "dev", "eth0")
 	got, err := l.conn.Check(t.Context(), pod, p)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	const object = "interface eth0"
 	want := []tombolo.Difference{
 		{Object: object, What: "IPv6 accept_ra_defrtr", Want: "0", Have: "1"},

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -24,12 +25,8 @@ func BenchmarkAttach(b *testing.B) {
 				start := time.Now()
 				_, err := n.conn.Attach(b.Context(), pod, p)
 				took = append(took, time.Since(start))
-				if err != nil {
-					b.Fatal(err)
-				}
-				if err := n.conn.Detach(b.Context(), p.Name, p.Alias); err != nil {
-					b.Fatal(err)
-				}
+				must.Succeed(b, err)
+				must.Succeed(b, n.conn.Detach(b.Context(), p.Name, p.Alias))
 			}
 			slices.Sort(took)
 			b.ReportMetric(0, "ns/op") // the sum, and the namespaces
@@ -50,9 +47,7 @@ func BenchmarkAutoconfigure(b *testing.B) {
 		start := time.Now()
 		mustAutoconfigure(b, l.conn, pod, p)
 		took = append(took, time.Since(start))
-		if err := l.conn.Detach(b.Context(), p.Name, p.Alias); err != nil {
-			b.Fatal(err)
-		}
+		must.Succeed(b, l.conn.Detach(b.Context(), p.Name, p.Alias))
 	}
 	slices.Sort(took)
 	b.ReportMetric(0, "ns/op")

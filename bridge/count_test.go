@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -143,9 +144,7 @@ func dialUDP(tb testing.TB, ns *netns.NS, to netip.AddrPort) net.Conn {
 // inside does something in a namespace.
 func inside(tb testing.TB, ns *netns.NS, fn func() error) {
 	tb.Helper()
-	if err := ns.Do(fn); err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, ns.Do(fn))
 }
 
 // meet has two ends learn each other's MACs, and the bridge both: nothing then
@@ -153,8 +152,6 @@ func inside(tb testing.TB, ns *netns.NS, fn func() error) {
 func meet(tb testing.TB, from *netns.NS, to ...netip.Addr) {
 	tb.Helper()
 	for _, a := range to {
-		if err := nstest.Ping(tb, from, a); err != nil {
-			tb.Fatal(err)
-		}
+		must.Succeed(tb, nstest.Ping(tb, from, a))
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -130,9 +131,7 @@ func TestPortsDetachedAtOnceTakeNobodyElseAlong(t *testing.T) {
 	var group sync.WaitGroup
 	for i := range byte(ports - 1) {
 		conn, err := bridge.Dial(&bridge.Config{NetNS: n.ns})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		defer conn.Close()
 		group.Go(func() {
 			if err := conn.Detach(t.Context(), port(i).Name, "", fmt.Sprint("ifb-", i)); err != nil {

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -31,9 +32,7 @@ func TestEnslaveGivesAndTakesEachFlag(t *testing.T) {
 			flagged := plain
 			set(&flagged)
 			for _, p := range []bridge.Port{flagged, plain} {
-				if err := n.conn.Enslave(t.Context(), p); err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, n.conn.Enslave(t.Context(), p))
 				if diffs, err := n.conn.Check(t.Context(), pod, p); err != nil || len(diffs) > 0 {
 					t.Errorf("Check: %v, %v", diffs, err)
 				}
@@ -53,9 +52,7 @@ func TestAttachLeavesHairpinOffUnlessAskedFor(t *testing.T) {
 		p.Hairpin = hairpin
 		attach(t, n, p)
 		l, err := n.conn.Link(t.Context(), p.Name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if l.Port.Hairpin != hairpin {
 			t.Errorf("hairpin is %t, want %t", l.Port.Hairpin, hairpin)
 		}
@@ -78,9 +75,7 @@ func TestEnslaveOfAPortInPlaceDisturbsNothing(t *testing.T) {
 		return strings.TrimRight(changes, "}]\n")
 	}
 	changes := carrierChanges()
-	if err := conn.Enslave(t.Context(), p); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, conn.Enslave(t.Context(), p))
 	if got := len(sent.Sent()); got != 1 {
 		t.Errorf("%d datagrams, want 1", got)
 	}
@@ -118,9 +113,7 @@ func TestEnslaveBringsPodsBackToABridgeMadeAnew(t *testing.T) {
 	for i, pod := range pods {
 		p := describe(byte(i))
 		p.BridgeIndex = l.Index
-		if err := n.conn.Enslave(t.Context(), p); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, n.conn.Enslave(t.Context(), p))
 		if diffs, err := n.conn.Check(t.Context(), pod, p); err != nil || len(diffs) > 0 {
 			t.Errorf("Check: %v, %v", diffs, err)
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -118,9 +119,7 @@ func TestCaptureOnTheBridgeIsNotPromiscuousMode(t *testing.T) {
 func recorded(tb testing.TB, n *node) (*bridge.Conn, *nltest.Recorder) {
 	tb.Helper()
 	tr, err := nl.Open(unix.NETLINK_ROUTE, &nl.Config{NetNS: n.ns})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, err)
 	r := nltest.Record(tr)
 	conn := bridge.On(nl.New(r), nil)
 	tb.Cleanup(func() { conn.Close() })
@@ -196,16 +195,12 @@ func TestForeignBridgeGetsItsMACPinned(t *testing.T) {
 	n := newNode(t)
 	nstest.Run(t, n.ns, "ip", "link", "add", "br1", "type", "bridge")
 	l, _, err := n.conn.Ensure(t.Context(), bridge.Bridge{Name: "br1", MTU: 1400, Alias: "node"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	p := port(0)
 	p.Bridge, p.MAC = "br1", mac("02:00:00:00:00:00") // lower than any that the kernel chooses
 	attach(t, n, p)
 	after, err := n.conn.Link(t.Context(), "br1")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if after.MAC.String() != l.MAC.String() || after.Alias != "" {
 		t.Errorf("it has MAC %s and alias %q, want %s and none", after.MAC, after.Alias, l.MAC)
 	}
@@ -260,9 +255,7 @@ func TestNFCallWhereTheKernelCannot(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	tr, err := nl.Open(unix.NETLINK_ROUTE, &nl.Config{NetNS: n.ns})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	conn := bridge.On(nl.New(withoutNetfilter{tr}), nil)
 	defer conn.Close()
 	br := br0()
@@ -319,9 +312,7 @@ func TestCheckBridgeFindsEachDifference(t *testing.T) {
 			nstest.Run(t, n.ns, "ip", c.byHand...)
 			sent.Sent()
 			diffs, err := conn.CheckBridge(t.Context(), want)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			if got := lines(diffs); got != c.want {
 				t.Errorf("CheckBridge says:\n%s\nwant: %s", got, c.want)
 			}
@@ -381,9 +372,7 @@ func TestNewBridgeOfTheLeastMTUForIPv6HasNoLinkLocalAddress(t *testing.T) {
 	for _, mtu := range []int{1280, 1281, 1500} {
 		ns := nstest.New(t)
 		conn, err := bridge.Dial(&bridge.Config{NetNS: ns})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		defer conn.Close()
 		if _, _, err := conn.Ensure(t.Context(), bridge.Bridge{Name: "br0", MTU: mtu, NoIPv6: true}); err != nil {
 			t.Fatal(err)

@@ -12,6 +12,7 @@ import (
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -21,9 +22,7 @@ import (
 func faultyConn(tb testing.TB, n *node, host, pod []*nltest.Fault) *bridge.Conn {
 	tb.Helper()
 	t, err := nl.Open(unix.NETLINK_ROUTE, &nl.Config{NetNS: n.ns})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, err)
 	conn := bridge.On(nl.New(nltest.NewFaulty(t, host...)), func() (tombolo.Socket, error) {
 		t, err := nl.Open(unix.NETLINK_ROUTE, nil)
 		if err != nil {
@@ -119,9 +118,7 @@ func TestAttachAndDetachListNothing(t *testing.T) {
 	var recorders []*nltest.Recorder
 	record := func(ns *nl.Config) *nl.Conn {
 		tr, err := nl.Open(unix.NETLINK_ROUTE, ns)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		r := nltest.Record(tr)
 		recorders = append(recorders, r)
 		return nl.New(r)
@@ -133,9 +130,7 @@ func TestAttachAndDetachListNothing(t *testing.T) {
 	if _, err := conn.Attach(t.Context(), nstest.New(t), p); err != nil {
 		t.Fatal(err)
 	}
-	if err := conn.Detach(t.Context(), p.Name, p.Alias); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, conn.Detach(t.Context(), p.Name, p.Alias))
 	var datagrams []int
 	for _, r := range recorders {
 		datagrams = append(datagrams, len(r.Sent()))
@@ -164,9 +159,7 @@ func TestAttachStaysWithinItsAllocations(t *testing.T) {
 		if _, err := n.conn.Attach(t.Context(), pod, p); err != nil {
 			t.Fatal(err)
 		}
-		if err := n.conn.Detach(t.Context(), p.Name, p.Alias); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, n.conn.Detach(t.Context(), p.Name, p.Alias))
 	})
 	const most = 270 // 258, and 267 with the race detector
 	t.Logf("%.0f allocations for an Attach and a Detach", allocs)

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -41,9 +42,7 @@ func say(tb testing.TB, pod *netns.NS, from net.HardwareAddr) {
 		frame := append(append([]byte{2, 0x77, 0, 0, 0, 1}, from...), 0x88, 0xb5)
 		return unix.Sendto(fd, append(frame, make([]byte, 46)...), 0, &unix.SockaddrLinklayer{Ifindex: link.Index})
 	})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, err)
 }
 
 func silent(i byte) bridge.Port {
@@ -96,9 +95,7 @@ func TestStaticEntryTakesTheMACFromWhomTheBridgeHeardItAndNobodyElse(t *testing.
 	teacher := port(0)
 	inTeacher, _ := attach(t, n, teacher)
 	br, err := n.conn.Link(t.Context(), "br0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	owner := silent(1)
 	_, owned := attach(t, n, owner)
 	for _, tt := range []struct {
@@ -144,9 +141,7 @@ func TestStaticEntryTakesTheMACFromWhomTheBridgeHeardItAndNobodyElse(t *testing.
 				}
 			}
 			check("after Attach")
-			if err := n.conn.Enslave(t.Context(), p); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, n.conn.Enslave(t.Context(), p))
 			check("after Enslave")
 			if tt.want != "" {
 				return

@@ -6,6 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -22,9 +23,7 @@ func TestBridgeThatWasMadeByHalvesIsFinishedByTheNext(t *testing.T) {
 	}
 	nltest.MustHaveFired(t, &fault)
 	half, err := n.conn.Link(t.Context(), br.Name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if half.Alias != "" || half.Group == 0 {
 		t.Fatalf("made by halves: %+v", half)
 	}

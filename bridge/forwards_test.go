@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -38,9 +39,7 @@ func TestLinkSaysWhetherTheKernelRoutesLocalnetOnIt(t *testing.T) {
 	for _, on := range []bool{true, false} {
 		nstest.Sysctl(t, n.ns, fmt.Sprintf("net/ipv4/conf/%s/route_localnet", n.link.Name), digit(on))
 		l, err := n.conn.Link(t.Context(), n.link.Name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if l.RouteLocalnet != on {
 			t.Errorf("RouteLocalnet is %t where the parameter is %s", l.RouteLocalnet, digit(on))
 		}

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -115,9 +116,7 @@ func gets(tb testing.TB, n *node, pod *netns.NS, port string, frames map[string]
 		}
 		return nil
 	})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, err)
 	buf := make([]byte, 2048)
 	for seen := false; !seen; {
 		length, err := unix.Read(tap, buf)
@@ -221,9 +220,7 @@ func TestHostTakesNoIPByAPort(t *testing.T) {
 			if l, err := n.conn.Link(t.Context(), p.Name); err != nil || l.ClosedToIP() {
 				t.Errorf("the link is said to be closed: %v", err)
 			}
-			if err := n.conn.Enslave(t.Context(), p); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, n.conn.Enslave(t.Context(), p))
 			if l, err := n.conn.Link(t.Context(), p.Name); err != nil || !l.ClosedToIP() {
 				t.Errorf("the link is said to be open: %v", err)
 			}
@@ -247,9 +244,7 @@ func TestHostTakesNoIPv6ByAPortWhoseMTUGrew(t *testing.T) {
 	p.MTU, p.Addresses, p.Routes = 600, p.Addresses[:1], p.Routes[:1]
 	pod, _ := attach(t, n, p)
 	for _, mtu := range []int{1400, 1200, 1300} {
-		if err := n.conn.SetMTU(t.Context(), pod, p.Name, "eth0", mtu); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, n.conn.SetMTU(t.Context(), pod, p.Name, "eth0", mtu))
 		l, err := n.conn.Link(t.Context(), p.Name)
 		if err != nil || l.MTU != mtu || !l.ClosedToIP() {
 			t.Errorf("with an MTU of %d: %+v, %v", mtu, l, err)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -17,19 +18,13 @@ func TestAttachmentIsSettledLater(t *testing.T) {
 	p.NoWait = true
 	pod, _ := attach(t, n, p)
 	for range 2 { // the second has nothing to wait for
-		if err := n.conn.Wait(t.Context(), p.Name); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, n.conn.Wait(t.Context(), p.Name))
 	}
 	c, err := addr.Dial(&addr.Config{NetNS: pod})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer c.Close()
 	list, err := c.List(addr.Filter{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	found := 0
 	for _, a := range list {
 		if a.Flags&addr.Tentative != 0 {
@@ -76,17 +71,13 @@ func TestNobodyWaitsForAPortThatWasDetached(t *testing.T) {
 	p := port(0)
 	p.NoWait, p.DAD = true, true
 	attach(t, n, p)
-	if err := n.conn.Detach(t.Context(), p.Name, p.Alias); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, n.conn.Detach(t.Context(), p.Name, p.Alias))
 	if err := n.conn.Wait(t.Context(), p.Name); err != nil {
 		t.Errorf("Wait: %v", err)
 	}
 	// One that is waited for when its connection is closed stays.
 	conn, err := bridge.Dial(&bridge.Config{NetNS: n.ns})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if _, err := conn.Attach(t.Context(), nstest.New(t), p); err != nil {
 		t.Fatal(err)
 	}

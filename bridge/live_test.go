@@ -13,6 +13,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/route"
@@ -44,9 +45,7 @@ func newNode(tb testing.TB) *node {
 		tb.Fatal(err)
 	}
 	for _, gw := range gateways {
-		if err := n.conn.Addresses().Add(addr.Address{Prefix: nstest.Prefix(gw), Link: n.link.Index, Flags: addr.NoDAD}); err != nil {
-			tb.Fatal(err)
-		}
+		must.Succeed(tb, n.conn.Addresses().Add(addr.Address{Prefix: nstest.Prefix(gw), Link: n.link.Index, Flags: addr.NoDAD}))
 	}
 	return n
 }
@@ -71,9 +70,7 @@ func attach(tb testing.TB, n *node, p bridge.Port) (*netns.NS, *bridge.Attachmen
 	tb.Helper()
 	pod := nstest.New(tb)
 	a, err := n.conn.Attach(tb.Context(), pod, p)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, err)
 	return pod, a
 }
 
@@ -114,18 +111,14 @@ func TestAttachMakesWhatItReports(t *testing.T) {
 	pod, a := attach(t, n, p)
 
 	cookie, err := pod.Cookie()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	want := &bridge.Attachment{NetNSCookie: cookie, Name: p.Name, Index: nstest.Index(t, n.ns, p.Name), MAC: p.MAC,
 		Peer: "eth0", PeerIndex: nstest.Index(t, pod, "eth0"), PeerMAC: p.PeerMAC, MTU: 1400}
 	if diff := cmp.Diff(want, a); diff != "" {
 		t.Errorf("attachment (-want +got):\n%s", diff)
 	}
 	l, err := n.conn.Link(t.Context(), p.Name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	wantLink := &bridge.Link{Index: a.Index, Name: p.Name, Kind: "veth", MAC: p.MAC, MTU: 1400, Up: true,
 		Master: n.link.Index, Peer: a.PeerIndex, Alias: p.Alias, ReversePath: 1,
 		Port: &bridge.PortState{Forwarding: true, Hairpin: true, Isolated: true, ForwardGroups: true, Learning: true, Flood: true, MulticastFlood: true}}
@@ -346,9 +339,7 @@ func TestDetachTakesOnlyWhatIsOurs(t *testing.T) {
 	if err := n.conn.Detach(t.Context(), p.Name, "owner-b"); !errors.Is(err, bridge.ErrForeign) {
 		t.Errorf("Detach for another owner: %v, want ErrForeign", err)
 	}
-	if err := n.conn.Detach(t.Context(), p.Name, "owner-a"); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, n.conn.Detach(t.Context(), p.Name, "owner-a"))
 	if out := nstest.Run(t, pod, "ip", "-o", "link"); strings.Contains(out, "eth0") {
 		t.Errorf("the pod still has:\n%s", out)
 	}
@@ -441,9 +432,7 @@ func TestCheckFindsEachDifference(t *testing.T) {
 			}
 			c.spoil(t, n, pod, p)
 			diffs, err := n.conn.Check(t.Context(), pod, p)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			var lines []string
 			for _, d := range diffs {
 				lines = append(lines, d.String())
@@ -480,9 +469,7 @@ func TestBridgeKeepsItsMACAndMTUAsPortsComeAndGo(t *testing.T) {
 	p.MAC, p.MTU = mac("02:00:00:00:00:00"), 1280 // lower than any that is chosen at random
 	attach(t, n, p)
 	l, err := n.conn.Link(t.Context(), "br0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if l.MAC.String() != before.String() || l.MTU != 1400 {
 		t.Errorf("bridge has MAC %s and MTU %d, had %s and 1400", l.MAC, l.MTU, before)
 	}
@@ -495,9 +482,7 @@ func TestEnslavePutsAPortBack(t *testing.T) {
 	p.Hairpin = true
 	pod, _ := attach(t, n, p)
 	nstest.Run(t, n.ns, "ip", "link", "set", p.Name, "nomaster", "down")
-	if err := n.conn.Enslave(t.Context(), p); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, n.conn.Enslave(t.Context(), p))
 	if diffs, err := n.conn.Check(t.Context(), pod, p); err != nil || len(diffs) > 0 {
 		t.Errorf("Check: %v, %v", diffs, err)
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 )
 
@@ -41,9 +42,7 @@ func TestRequestsForAPod(t *testing.T) {
 		link.Request{Name: "veth0"}.Delete(&b, "veth0")
 		delTogether(&b, []*Link{{Index: 4}, {Index: 5}})
 		link.Request{Index: 4}.Delete(&b, "veth0")
-		if err := b.Err(0); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, b.Err(0))
 		text += nltest.Text(16, b.Bytes()) + "\n"
 	}
 	golden.Compare(t, "requests.txt", text)

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -52,9 +53,7 @@ func TestNamesThatTheKernelWouldEndAreOfNoLink(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	ctx, name := t.Context(), n.link.Name
-	if err := n.conn.SetAlias(ctx, name, "", "mine"); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, n.conn.SetAlias(ctx, name, "", "mine"))
 	if err := n.conn.SetAlias(ctx, name, "mine", "yours\x00"); !errors.Is(err, bridge.ErrInvalid) {
 		t.Errorf("an alias: %v", err)
 	}

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -59,9 +60,7 @@ func TestKernelWithoutIPv6GetsAllElse(t *testing.T) {
 	}
 
 	p.Alias, p.Isolated = "another", false
-	if err := conn.Enslave(t.Context(), p); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, conn.Enslave(t.Context(), p))
 	mustRefuse("Enslave", 3)
 	if out := nstest.Run(t, n.ns, "ip", "-d", "link", "show", p.Name); !strings.Contains(out, "alias another") || !strings.Contains(out, "isolated off") {
 		t.Errorf("the port is not as it is to be:\n%s", out)

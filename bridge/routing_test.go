@@ -12,6 +12,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/route"
@@ -145,9 +146,7 @@ func TestRoutingIsComparedAndMade(t *testing.T) {
 			list, err = bridge.CheckRouting(r)
 			return err
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		return list
 	}
 	const object = "kernel parameters"
@@ -267,9 +266,7 @@ func (d *detour) goesPast(t *testing.T, family string) (told, past bool) {
 	}
 	heard := 0
 	until(t, "the pod goes past the node, or is told to often enough", func() bool {
-		if err := nstest.Ping(t, d.pod, nstest.Addr(d.internet[family])); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, nstest.Ping(t, d.pod, nstest.Addr(d.internet[family])))
 		heard = redirects(t, d.pod, counter)
 		past = strings.Contains(nstest.Run(t, d.pod, "ip", family, "route", "get", d.internet[family]), "via "+router+" ")
 		// The first packet is worth a redirect, which leaves before the packet does.
@@ -287,9 +284,7 @@ func redirects(t *testing.T, ns *netns.NS, counter string) int {
 		t.Fatalf("no counter %s in %q", counter, fields)
 	}
 	n, err := strconv.Atoi(fields[i+1])
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return n
 }
 

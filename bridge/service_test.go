@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -98,14 +99,10 @@ func (c *cluster) set(tb testing.TB, m mode, nfCall bool) {
 	br := br0()
 	br.Promiscuous, br.NFCall = &m.promiscuous, &nfCall
 	l, _, err := c.conn.Ensure(tb.Context(), br)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, err)
 	for _, p := range c.ports {
 		p.BridgeIndex, p.Hairpin = l.Index, m.hairpin
-		if err := c.conn.Enslave(tb.Context(), p); err != nil {
-			tb.Fatal(err)
-		}
+		must.Succeed(tb, c.conn.Enslave(tb.Context(), p))
 	}
 	if m.capture {
 		capture(tb, c.ns, l.Index)
@@ -127,9 +124,7 @@ func capture(tb testing.TB, ns *netns.NS, link int) {
 	})
 	tb.Cleanup(func() { unix.Close(fd) })
 	mreq := &unix.PacketMreq{Ifindex: int32(link), Type: unix.PACKET_MR_PROMISC}
-	if err := unix.SetsockoptPacketMreq(fd, unix.SOL_PACKET, unix.PACKET_ADD_MEMBERSHIP, mreq); err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, unix.SetsockoptPacketMreq(fd, unix.SOL_PACKET, unix.PACKET_ADD_MEMBERSHIP, mreq))
 }
 
 // dedup drops what the host sends out of the bridge a second time: it has the
@@ -219,15 +214,11 @@ func answersFrom(tb testing.TB, ns *netns.NS, server netip.AddrPort) netip.Addr 
 		return err
 	})
 	defer conn.Close()
-	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, conn.SetDeadline(time.Now().Add(patience)))
 	if _, err := conn.WriteToUDPAddrPort([]byte("?"), server); err != nil {
 		tb.Fatal(err)
 	}
 	_, from, err := conn.ReadFromUDPAddrPort(make([]byte, 128))
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, err)
 	return from.Addr().Unmap()
 }

@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/insomniacslk/dhcp/dhcpv4"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // A renewal, without the sockets: what a keeper's CPU has to do for it.
@@ -16,9 +18,7 @@ func BenchmarkRenewal(b *testing.B) {
 		var out Output
 		s, out = bench.m.Step(s, s.Wake(), Event{})
 		d, err := dhcpv4.FromBytes(out.Send.Payload)
-		if err != nil {
-			b.Fatal(err)
-		}
+		must.Succeed(b, err)
 		s, out = bench.m.Step(s, s.now, Event{Packet: answer(d, ack)})
 		if out.Bound == nil {
 			b.Fatal("not renewed")

@@ -11,6 +11,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/insomniacslk/dhcp/dhcpv4"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 func wantLog(t *testing.T, w *world, want string) {
@@ -24,9 +26,7 @@ func TestAcquire(t *testing.T) {
 	t.Parallel()
 	w, c := newWorld(t, honest())
 	l, err := c.Acquire(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if l.Address.String() != "10.9.0.7/24" || !w.now.Equal(epoch()) {
 		t.Errorf("lease of %s after %s", l.Address, w.now.Sub(epoch()))
 	}
@@ -238,9 +238,7 @@ func TestRunEndsWithItsContext(t *testing.T) {
 func TestReleaseFromTheLeasedAddress(t *testing.T) {
 	t.Parallel()
 	w, c := newWorld(t, nil)
-	if err := c.Release(t.Context(), testLease()); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.Release(t.Context(), testLease()))
 	wantLog(t, w, "open 10.9.0.7, RELEASE, close")
 	w.broken = errBroken
 	if err := c.Release(t.Context(), testLease()); !errors.Is(err, errBroken) || !strings.HasPrefix(err.Error(), "release lease of 10.9.0.7: ") {
@@ -253,17 +251,11 @@ func TestALeaseOutlivesItsProgram(t *testing.T) {
 	t.Parallel()
 	w, c := newWorld(t, honest())
 	l, err := c.Acquire(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	text, err := json.Marshal(l)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var read Lease
-	if err := json.Unmarshal(text, &read); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, json.Unmarshal(text, &read))
 	w.log = nil
 	err = c.Run(t.Context(), &read, func(old, next *Lease) error {
 		if next.Address != l.Address || w.now.Before(l.Renew) {

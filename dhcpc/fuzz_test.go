@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/insomniacslk/dhcp/dhcpv4"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // FuzzAnswer feeds a message to a session in each state that listens. If a lease comes
@@ -57,9 +59,7 @@ func ours(payload []byte, to *dhcpv4.DHCPv4) []byte {
 func checkUse(t *testing.T, l *Lease) {
 	t.Helper()
 	text, err := json.Marshal(l)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var again Lease
 	if err := json.Unmarshal(text, &again); err != nil {
 		t.Fatalf("%v: %s", err, text)
@@ -67,9 +67,7 @@ func checkUse(t *testing.T, l *Lease) {
 	if text2, err := json.Marshal(&again); err != nil || !bytes.Equal(text, text2) {
 		t.Fatalf("%s read and written: %s, %v", text, text2, err)
 	}
-	if err := again.Validate(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, again.Validate())
 	if _, err := Release(&again, 1); err != nil {
 		t.Fatal(err)
 	}
@@ -119,9 +117,7 @@ func FuzzLease(f *testing.F) {
 			return // a year over 9999, say: it was never written
 		}
 		var l2 Lease
-		if err := json.Unmarshal(again, &l2); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, json.Unmarshal(again, &l2))
 		if again2, err := json.Marshal(&l2); err != nil || !bytes.Equal(again, again2) {
 			t.Errorf("%s then %s: %v", again, again2, err)
 		}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/insomniacslk/dhcp/dhcpv4"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -57,9 +58,7 @@ func newBench(t testing.TB, change ...func(*Config)) *bench {
 		f(cfg)
 	}
 	m, err := NewMachine(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	b := &bench{t: t, m: m, now: epoch()}
 	b.s = m.Start(b.now, 1)
 	return b

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 func TestLeasesThatNoServerGranted(t *testing.T) {
@@ -30,9 +32,7 @@ func TestLeasesThatNoServerGranted(t *testing.T) {
 		l := testLease()
 		damage(l)
 		m, err := NewMachine(testConfig())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		_, restore := m.Restore(epoch(), 1, l)
 		_, release := Release(l, 1)
 		for _, err := range []error{l.Validate(), restore, release} {
@@ -123,9 +123,7 @@ func TestConfigIsTheMachinesOwn(t *testing.T) {
 	t.Parallel()
 	cfg := testConfig()
 	m, err := NewMachine(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	cfg.MAC[0], cfg.ClientID[1] = 0xfe, 'X'
 	if m.cfg.MAC.String() != ownMAC().String() || string(m.cfg.ClientID) != string(ownID()) {
 		t.Error("it changed with its caller's")

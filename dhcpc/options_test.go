@@ -10,6 +10,7 @@ import (
 	"github.com/insomniacslk/dhcp/dhcpv4"
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // Every option that is used, and the names of the JSON form, which is kept on disks.
@@ -24,14 +25,10 @@ func TestLeaseInJSON(t *testing.T) {
 		set(33, raw4("10.1.0.0", serverIP)),
 	)
 	text, err := json.MarshalIndent(b.out.Bound, "", "\t")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	golden.Compare(t, "lease.json", string(text)+"\n")
 	var again Lease
-	if err := json.Unmarshal(text, &again); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, json.Unmarshal(text, &again))
 	if diff := cmp.Diff(b.out.Bound, &again, cmp.Comparer(func(a, b netip.Addr) bool { return a == b }), cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
 		t.Errorf("written and read (-first +again):\n%s", diff)
 	}
@@ -41,9 +38,7 @@ func TestLeaseForEverInJSON(t *testing.T) {
 	t.Parallel()
 	b := newBench(t).bound(set(51, seconds(-1)), without(3))
 	text, err := json.Marshal(b.out.Bound)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	golden.Compare(t, "lease-forever.json", string(text)+"\n")
 	var again Lease
 	if err := json.Unmarshal(text, &again); err != nil || !again.Infinite() || again.Validate() != nil {
@@ -222,13 +217,9 @@ func TestRelease(t *testing.T) {
 	t.Parallel()
 	l := testLease()
 	p, err := Release(l, 0x01020304)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	d, err := dhcpv4.FromBytes(p.Payload)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	want := dhcpv4.Options{53: {7}, 54: raw4(serverIP), 61: ownID()}
 	if diff := cmp.Diff(want, d.Options); diff != "" {
 		t.Errorf("options (-want +got):\n%s", diff)

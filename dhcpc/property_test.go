@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/insomniacslk/dhcp/dhcpv4"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // walker takes a Session through whatever bytes say, and looks at each step whether
@@ -34,9 +36,7 @@ func walk(t testing.TB, in []byte) {
 	})
 	if flags&4 != 0 {
 		restored, err := w.m.Restore(w.now, 1, testLease())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		w.s = restored
 	}
 	for len(w.in) > 0 {

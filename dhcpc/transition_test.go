@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/insomniacslk/dhcp/dhcpv4"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 const (
@@ -394,9 +396,7 @@ func TestRestoreGoesByTheClock(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			b := newBench(t)
 			s, err := b.m.Restore(tt.now, 1, l)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			b.s = s
 			b.want(tt.first)
 			b.at(tt.now)

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/insomniacslk/dhcp/dhcpv4"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // world is a clock and a network with one scripted server on it. Time passes only
@@ -128,9 +130,7 @@ func newWorld(t testing.TB, serve func(*dhcpv4.DHCPv4, *Packet) []*Packet, chang
 		f(cfg)
 	}
 	c, err := New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() {
 		if w.open != 0 {
 			t.Errorf("%d transports left open: %v", w.open, w.log)

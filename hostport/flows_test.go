@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/nft"
 )
@@ -73,9 +74,7 @@ func TestFlowsOfAPortAreFlushed(t *testing.T) {
 		return strings.Join(sports, " ")
 	}
 	conn, err := Dial(&Config{NetNS: ns})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer conn.Close()
 	pod, port := []netip.Addr{nstest.Addr("10.22.0.5")}, nft.Port{Protocol: 17, HostPort: 53, PodPort: 5353}
 	named, next := port, port
@@ -91,9 +90,7 @@ func TestFlowsOfAPortAreFlushed(t *testing.T) {
 		{"FlushStale of two ports", conn.FlushStale, []nft.Port{port, next}, "4003 4004"},
 		{"Flush", conn.Flush, []nft.Port{port}, "4004"},
 	} {
-		if err := step.do(t.Context(), pod, step.ports...); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, step.do(t.Context(), pod, step.ports...))
 		if got := left(); got != step.want {
 			t.Errorf("%s leaves the flows from %q, want %q", step.name, got, step.want)
 		}

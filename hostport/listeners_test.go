@@ -12,6 +12,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/nft"
@@ -84,9 +85,7 @@ func mustOpen(tb testing.TB, ns *netns.NS, k kind) {
 func mustList(tb testing.TB, ns *netns.NS, ports ...nft.Port) []Listener {
 	tb.Helper()
 	list, err := Listeners(tb.Context(), &Config{NetNS: ns}, ports...)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, err)
 	return list
 }
 

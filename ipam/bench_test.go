@@ -6,6 +6,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // BenchmarkAdd is New and Add of one attachment, with this many reservations of others there. The cost must not depend on
@@ -21,17 +23,11 @@ func BenchmarkAdd(b *testing.B) {
 				b.ReportAllocs()
 				for b.Loop() {
 					a, err := r.open()
-					if err != nil {
-						b.Fatal(err)
-					}
+					must.Succeed(b, err)
 					result, err := a.Add(context.Background())
-					if err != nil {
-						b.Fatal(err)
-					}
+					must.Succeed(b, err)
 					b.StopTimer()
-					if err := a.Del(context.Background(), resultAddrs(result)); err != nil {
-						b.Fatal(err)
-					}
+					must.Succeed(b, a.Del(context.Background(), resultAddrs(result)))
 					b.StartTimer()
 				}
 			})
@@ -47,17 +43,11 @@ func BenchmarkDelByHint(b *testing.B) {
 			for b.Loop() {
 				b.StopTimer()
 				a, err := r.open()
-				if err != nil {
-					b.Fatal(err)
-				}
+				must.Succeed(b, err)
 				result, err := a.Add(context.Background())
-				if err != nil {
-					b.Fatal(err)
-				}
+				must.Succeed(b, err)
 				b.StartTimer()
-				if err := a.Del(context.Background(), resultAddrs(result)); err != nil {
-					b.Fatal(err)
-				}
+				must.Succeed(b, a.Del(context.Background(), resultAddrs(result)))
 			}
 		})
 	}
@@ -68,14 +58,10 @@ func benchRequest(b *testing.B, sets string, reserved int) *request {
 	b.Helper()
 	dataDir := b.TempDir()
 	dir := filepath.Join(dataDir, "lan")
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		b.Fatal(err)
-	}
+	must.Succeed(b, os.Mkdir(dir, 0o755))
 	for i := range reserved {
 		name := filepath.Join(dir, fmt.Sprintf("10.200.%d.%d", i/250, i%250))
-		if err := os.WriteFile(name, []byte("0123456789abcdef0123456789abcdef\r\neth0"), 0o600); err != nil {
-			b.Fatal(err)
-		}
+		must.Succeed(b, os.WriteFile(name, []byte("0123456789abcdef0123456789abcdef\r\neth0"), 0o600))
 	}
 	return &request{
 		Config: Config{Network: "lan", Dir: dataDir, Ranges: rangesOf(b, sets)},

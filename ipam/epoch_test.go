@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -150,9 +151,7 @@ func TestADirectoryDeletedWhilePodsRunIsRebuilt(t *testing.T) {
 	n.epoch = thisEpoch
 	n.add("a")
 	n.add("b")
-	if err := os.RemoveAll(n.dataDir); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.RemoveAll(n.dataDir))
 	a, b := Owner{"a", "eth0"}, Owner{"b", "eth0"}
 	calls := 0
 	n.live = func(context.Context) ([]Live, error) {
@@ -285,9 +284,7 @@ func TestAMarkerThatCannotBeWrittenIsAWarning(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, small)
 	n.epoch = thisEpoch
-	if err := os.MkdirAll(filepath.Join(n.dir(), markerName+tempSuffix), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.MkdirAll(filepath.Join(n.dir(), markerName+tempSuffix), 0o755))
 	if got := n.add("a"); got != "10.1.0.2" {
 		t.Errorf("got %s", got)
 	}
@@ -295,9 +292,7 @@ func TestAMarkerThatCannotBeWrittenIsAWarning(t *testing.T) {
 		t.Error("no warning")
 	}
 	n.del("a")
-	if err := os.Remove(filepath.Join(n.dir(), markerName+tempSuffix)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Remove(filepath.Join(n.dir(), markerName+tempSuffix)))
 	// One that a crash left there is overwritten.
 	n.put(markerName+tempSuffix, "longer than the marker itself, for it has to be cut, not only overwritten")
 	n.add("b")

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // A directory of reservations that others may write to, as one on a shared disk, leads
@@ -21,17 +23,11 @@ func TestLinksAndPipesAmongTheReservationsAreNotFollowed(t *testing.T) {
 		"a pipe": func(path string) error { return unix.Mkfifo(path, 0o666) },
 	} {
 		for _, file := range []string{lastPrefix + "0", markerName + tempSuffix, "10.1.0.2"} {
-			if err := os.WriteFile(target, []byte(precious), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, os.WriteFile(target, []byte(precious), 0o600))
 			n := newNode(t, small)
 			n.epoch = Epoch{Token: "now", Started: time.Now()}
-			if err := os.MkdirAll(n.dir(), 0o755); err != nil {
-				t.Fatal(err)
-			}
-			if err := hostile(filepath.Join(n.dir(), file)); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, os.MkdirAll(n.dir(), 0o755))
+			must.Succeed(t, hostile(filepath.Join(n.dir(), file)))
 			result, err := n.tryAdd(n.request("a"))
 			if err == nil && len(result.Addresses) != 1 {
 				t.Errorf("%s for %s: %+v", name, file, result)

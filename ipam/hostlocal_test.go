@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -154,9 +155,7 @@ func TestDelByHintTakesOnlyItsOwn(t *testing.T) {
 	a := n.allocator(n.request("a"))
 	hint := nstest.Addrs("10.1.0.2", "10.1.0.3", "10.1.0.4", "10.1.0.5", "10.1.0.6", "10.1.0.7", "10.1.0.99")
 	for range 2 {
-		if err := a.Del(context.Background(), hint); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, a.Del(context.Background(), hint))
 	}
 	n.expect(map[string]string{
 		"10.1.0.3": "b\r\neth0", "10.1.0.4": "a\r\nnet1", "10.1.0.7": "tombolo:abc\r\n", "10.1.0.8": "a\r\neth0",
@@ -240,9 +239,7 @@ func TestGCReleasesWhatNoValidOwnerClaims(t *testing.T) {
 			n := newNode(t, `[{"subnet":"10.1.0.0/24"}]`)
 			fill(n)
 			before := n.files()
-			if err := n.allocator(n.request("")).Collect(context.Background(), tt.valid); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, n.allocator(n.request("")).Collect(context.Background(), tt.valid))
 			want := map[string]string{}
 			for name, content := range always {
 				want[name] = content
@@ -267,9 +264,7 @@ func TestGCOfOneNetworkLeavesTheOthersAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.add("a")
-	if err := n.allocator(n.request("")).Collect(context.Background(), nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, n.allocator(n.request("")).Collect(context.Background(), nil))
 	if _, err := os.Stat(filepath.Join(n.dataDir, "other", "10.1.0.2")); err != nil {
 		t.Error(err)
 	}
@@ -279,9 +274,7 @@ func TestCheckFindsWhatIsNotReserved(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, small+`,[{"subnet":"fd00::/64"}]`)
 	given, err := n.tryAdd(n.request("a"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	result := given.Addresses
 	without := func(prefix string) []Address {
 		return slices.DeleteFunc(slices.Clone(result), func(a Address) bool {
@@ -309,9 +302,7 @@ func TestCheckFindsWhatIsNotReserved(t *testing.T) {
 	if err := a.Check(ctx, without("fd00")); err != nil {
 		t.Errorf("old form: %v", err)
 	}
-	if err := os.Remove(filepath.Join(n.dir(), "10.1.0.2")); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Remove(filepath.Join(n.dir(), "10.1.0.2")))
 	wantError(t, a.Check(ctx, result), ErrNotReserved, "10.1.0.2 is not reserved")
 	wantError(t, a.Check(ctx, result), fs.ErrNotExist, "10.1.0.2 is not reserved")
 }
@@ -324,9 +315,7 @@ func TestStatusNeedsAPlaceToWrite(t *testing.T) {
 		t.Errorf("Status: %v", err)
 	}
 	file := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(file, nil, 0o600))
 	n.dataDir = file
 	wantError(t, n.allocator(n.request("")).Status(context.Background()), unix.ENOTDIR, "not a directory")
 }
@@ -392,9 +381,7 @@ func TestGCLeavesWhatIsOnRecord(t *testing.T) {
 	r.InUse = func(hash string) bool {
 		return hash == hashOf(Owner{"b", "eth0"}) || hash == hashOf(Owner{"c", "eth0"})
 	}
-	if err := n.allocator(r).Collect(t.Context(), nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, n.allocator(r).Collect(t.Context(), nil))
 	for address, want := range map[string]bool{"10.1.0.2": false, "10.1.0.10": true, "10.1.0.11": true, "10.1.0.12": false, "10.1.0.13": false} {
 		_, err := os.Stat(filepath.Join(n.dataDir, n.request("").Network, address))
 		if (err == nil) != want {
@@ -407,9 +394,7 @@ func TestPoolsTellHowFarRangesAreUsedUp(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, `[{"subnet": "10.1.0.0/29"}, {"subnet": "10.2.0.0/24", "rangeStart": "10.2.0.9", "rangeEnd": "10.2.0.10"}], [{"subnet": "fd01::/64"}]`)
 	h, err := NewHostLocal(&Config{Network: "lan", Dir: n.dataDir, Ranges: rangesOf(t, n.sets)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	want := []Pool{
 		{Name: "10.1.0.0/29, 10.2.0.9-10.2.0.10 of 10.2.0.0/24", Size: 5 + 2},
 		{Name: "fd01::/64", IPv6: true, Size: math.MaxUint64 - 1},
@@ -423,9 +408,7 @@ func TestPoolsTellHowFarRangesAreUsedUp(t *testing.T) {
 		n.add(fmt.Sprintf("c%d", count))
 	}
 	again, err := NewHostLocal(&Config{Network: "lan", Dir: n.dataDir, Ranges: h.RangeSets()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if diff := cmp.Diff(h.pool, again.pool, cmp.AllowUnexported(ipRange{}), cmp.Comparer(func(a, b rangeSet) bool { return slices.Equal(a.ranges, b.ranges) })); diff != "" {
 		t.Errorf("ranges made again (-want +got):\n%s", diff)
 	}

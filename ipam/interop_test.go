@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -139,9 +140,7 @@ func TestTheReferenceWaitsForOurLock(t *testing.T) {
 	n := newNode(t, `[{"subnet":"10.1.0.0/24"}]`)
 	n.add("first")
 	s, err := n.request("a").store().lock(context.Background())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	added := make(chan error, 1)
 	go func() {
 		_, err := n.runReference(dir, "ADD", "theirs")

@@ -6,14 +6,14 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 func mustPool(t *testing.T, sets string) pool {
 	t.Helper()
 	p, err := newPool(rangesOf(t, sets))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return p
 }
 

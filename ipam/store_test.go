@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -94,9 +95,7 @@ func awaitWaiter(t *testing.T, inode uint64) {
 	t.Helper()
 	for {
 		locks, err := os.ReadFile("/proc/locks")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		for line := range strings.Lines(string(locks)) {
 			if strings.Contains(line, "-> FLOCK") && strings.Contains(line, fmt.Sprintf(":%d ", inode)) {
 				return
@@ -118,9 +117,7 @@ func TestAWaiterGetsTheLockWhenItIsFree(t *testing.T) {
 func inode(t *testing.T, path string) uint64 {
 	t.Helper()
 	var stat unix.Stat_t
-	if err := unix.Stat(path, &stat); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, unix.Stat(path, &stat))
 	return stat.Ino
 }
 
@@ -128,9 +125,7 @@ func TestALockFileThatCannotBeOpenedIsAnIOError(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, small)
 	n.put("x", "")
-	if err := os.Mkdir(filepath.Join(n.dir(), lockName), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Mkdir(filepath.Join(n.dir(), lockName), 0o755))
 	_, err := n.tryAdd(n.request("a"))
 	wantIOError(t, err, unix.EISDIR, `network "lan": lock the reservations`)
 }
@@ -144,9 +139,7 @@ func TestAddNeverReadsTheDirectory(t *testing.T) {
 		n.put(fmt.Sprintf("10.1.100.%d", i%250), "other\r\neth0")
 	}
 	n.add("first")
-	if err := os.Chmod(n.dir(), 0o300); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Chmod(n.dir(), 0o300))
 	t.Cleanup(func() { _ = os.Chmod(n.dir(), 0o700) })
 	onThread(t, func() {
 		if err := dropFileCapabilities(); err != nil {
@@ -244,18 +237,10 @@ func TestForeignFilesAreToleratedAndKept(t *testing.T) {
 		n.put(name, "a\r\neth0")
 	}
 	n.put("10.1.0.2", "who knows?")
-	if err := os.MkdirAll(filepath.Join(n.dir(), "10.1.0.3", "sub"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink("nowhere", filepath.Join(n.dir(), "10.1.0.4")); err != nil {
-		t.Fatal(err)
-	}
-	if err := syscall.Mkfifo(filepath.Join(n.dir(), "10.1.0.99"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Mkdir(filepath.Join(n.dir(), "last_reserved_ip.0"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.MkdirAll(filepath.Join(n.dir(), "10.1.0.3", "sub"), 0o755))
+	must.Succeed(t, os.Symlink("nowhere", filepath.Join(n.dir(), "10.1.0.4")))
+	must.Succeed(t, syscall.Mkfifo(filepath.Join(n.dir(), "10.1.0.99"), 0o600))
+	must.Succeed(t, os.Mkdir(filepath.Join(n.dir(), "last_reserved_ip.0"), 0o755))
 	if got := n.add("a"); got != "10.1.0.5" {
 		t.Errorf("got %s", got)
 	}
@@ -296,9 +281,7 @@ func TestRubbishInLastReservedStartsAtTheBeginning(t *testing.T) {
 func TestAFullDiskLeavesNothingBehind(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, small)
-	if err := os.MkdirAll(n.dir(), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.MkdirAll(n.dir(), 0o755))
 	skip := ""
 	onThread(t, func() {
 		if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
@@ -340,9 +323,7 @@ func TestADirectoryThatCannotBeMadeIsAnIOError(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, small)
 	n.dataDir = filepath.Join(n.dataDir, "file")
-	if err := os.WriteFile(n.dataDir, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(n.dataDir, nil, 0o600))
 	_, err := n.tryAdd(n.request("a"))
 	wantIOError(t, err, unix.ENOTDIR, n.dataDir)
 }

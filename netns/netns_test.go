@@ -19,6 +19,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -29,9 +30,7 @@ func TestMain(m *testing.M) { nstest.Main(m) }
 func here(tb testing.TB) string {
 	tb.Helper()
 	link, err := os.Readlink("/proc/thread-self/ns/net")
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, err)
 	return link
 }
 
@@ -84,18 +83,14 @@ func TestNothingIsLeftOfNamespacesThatWereClosed(t *testing.T) {
 	filesBefore := nstest.FDs()
 	threads := func() int {
 		list, err := os.ReadDir("/proc/self/task")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		return len(list)
 	}
 	threadsBefore := threads()
 	const n = 100
 	for range n {
 		ns, err := netns.New()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if err := ns.Do(func() error { return nil }); err != nil {
 			t.Error(err)
 		}
@@ -124,13 +119,9 @@ func TestOpenTakesNetworkNamespacesOnly(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	empty := filepath.Join(dir, "empty")
-	if err := os.WriteFile(empty, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(empty, nil, 0o600))
 	fifo := filepath.Join(dir, "fifo")
-	if err := unix.Mkfifo(fifo, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, unix.Mkfifo(fifo, 0o600))
 	for _, tt := range []struct {
 		name, path string
 		want       error
@@ -171,16 +162,10 @@ func TestHandleOutlivesItsPath(t *testing.T) {
 	made := nstest.New(t)
 	path := nstest.Path(t, made)
 	ns, err := netns.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer ns.Close()
-	if err := unix.Unmount(path, unix.MNT_DETACH); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, unix.Unmount(path, unix.MNT_DETACH))
+	must.Succeed(t, os.Remove(path))
 	if _, err := netns.Open(path); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("Open of the removed path: %v, want %v", err, fs.ErrNotExist)
 	}
@@ -220,18 +205,12 @@ func TestNamespaceEndsWithItsHandle(t *testing.T) {
 	t.Parallel()
 	home := nstest.New(t)
 	other, err := netns.New()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	nstest.Veth(t, home, "eth0", other, "eth0")
 	watch, err := nl.Subscribe(unix.NETLINK_ROUTE, &nl.Config{NetNS: home}, unix.RTNLGRP_LINK)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer watch.Close()
-	if err := other.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, other.Close())
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	for {
@@ -247,9 +226,7 @@ func TestNamespaceEndsWithItsHandle(t *testing.T) {
 func TestClosedHandleIsOfNoUse(t *testing.T) {
 	t.Parallel()
 	ns := nstest.New(t)
-	if err := ns.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, ns.Close())
 	err := ns.Do(func() error { t.Error("fn was called"); return nil })
 	if !errors.Is(err, unix.EBADF) {
 		t.Errorf("Do: %v, want %v", err, unix.EBADF)
@@ -276,9 +253,7 @@ func TestDoReturnsWhereItCameFrom(t *testing.T) {
 		backInA = here(t)
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if inA != a.ID().String() || inB != b.ID().String() || backInA != inA {
 		t.Errorf("ran in %s, %s and %s again, want %s, %s and the first", inA, inB, backInA, a.ID(), b.ID())
 	}
@@ -336,9 +311,7 @@ func TestSocketKeepsItsNamespace(t *testing.T) {
 		conn, err = net.ListenPacket("udp", "127.0.0.1:0")
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer conn.Close()
 	// Nobody in the test's own namespace hears at that port.
 	if _, err := conn.WriteTo([]byte("hello"), conn.LocalAddr()); err != nil {
@@ -355,9 +328,7 @@ func TestIdentity(t *testing.T) {
 	t.Parallel()
 	a, b := nstest.New(t), nstest.New(t)
 	again, err := netns.Open(nstest.Path(t, a))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer again.Close()
 	if a.ID() != again.ID() || a.ID() == b.ID() {
 		t.Errorf("ids %v, %v again, and %v of another", a.ID(), again.ID(), b.ID())
@@ -377,9 +348,7 @@ func TestIdentity(t *testing.T) {
 		t.Errorf("two namespaces have the cookies %v", cookies)
 	}
 	first, err := a.Cookie()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if second, err := again.Cookie(); err != nil || second != first {
 		t.Errorf("cookie %d by one handle, %d by another (%v)", first, second, err)
 	}
@@ -390,9 +359,7 @@ func TestHandleIsNamedInErrors(t *testing.T) {
 	made := nstest.New(t)
 	path := nstest.Path(t, made)
 	opened, err := netns.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	opened.Close()
 	made.Close()
 	for _, tt := range []struct {
@@ -414,9 +381,7 @@ func TestCurrentIsTheCallersOwn(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	ns, err := netns.Current()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer ns.Close()
 	if got := here(t); got != ns.ID().String() {
 		t.Errorf("Current is %s, and the thread is in %s", ns.ID(), got)
@@ -442,9 +407,7 @@ func BenchmarkDo(b *testing.B) {
 	ns := nstest.New(b)
 	b.ReportAllocs()
 	for b.Loop() {
-		if err := ns.Do(func() error { return nil }); err != nil {
-			b.Fatal(err)
-		}
+		must.Succeed(b, ns.Do(func() error { return nil }))
 	}
 }
 
@@ -453,9 +416,7 @@ func BenchmarkOpen(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		ns, err := netns.Open(path)
-		if err != nil {
-			b.Fatal(err)
-		}
+		must.Succeed(b, err)
 		ns.Close()
 	}
 }

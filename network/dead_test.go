@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/network/internal/session"
@@ -28,9 +29,7 @@ func small(t *testing.T) *bed {
 	pool, err := ipam.NewHostLocal(&ipam.Config{Network: "pods", Dir: dir, Ranges: []ipam.RangeSet{{Ranges: []ipam.Range{{
 		Subnet: netip.MustParsePrefix("10.61.0.0/24"), RangeStart: netip.MustParseAddr("10.61.0.2"), RangeEnd: netip.MustParseAddr("10.61.0.4"),
 	}}}}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	b.nw.Allocator, b.nw.Origin = pool, Origin{Type: "host-local", Dir: dir}
 	b.pod.Addresses = nil
 	cfg := &Config{StateDir: b.node.cfg.Dir.Path(), Allocators: func(string, *Origin) (ipam.Allocator, error) { return pool, nil }}
@@ -76,9 +75,7 @@ func (b *bed) dead(t *testing.T, dryRun bool) (ids []string) {
 func (b *bed) vanish(t *testing.T, p *Pod, made *Attachment) {
 	t.Helper()
 	hide(t, p)
-	if err := p.NetNS.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, p.NetNS.Close())
 	for gone := false; !gone; {
 		b.inside(t, func(s *session.Session) error {
 			_, err := s.Links.Link(t.Context(), made.Port)
@@ -91,9 +88,7 @@ func (b *bed) vanish(t *testing.T, p *Pod, made *Attachment) {
 // hide takes a namespace's name away: so it is to a process in another mount namespace.
 func hide(t *testing.T, p *Pod) {
 	t.Helper()
-	if err := errors.Join(unix.Unmount(p.Path, unix.MNT_DETACH), os.Remove(p.Path)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, errors.Join(unix.Unmount(p.Path, unix.MNT_DETACH), os.Remove(p.Path)))
 }
 
 func (b *bed) mustHave(t *testing.T, ids ...string) {
@@ -190,9 +185,7 @@ func TestADelPassesOnWhatItIsPassedMeanwhile(t *testing.T) {
 	var locks [3]*state.AttachmentLock
 	for i, h := range hashes[1:] {
 		lock, err := b.node.cfg.Dir.LockAttachment("pods", h)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		locks[i+1] = lock
 	}
 	del := func(i int) { b.do(t, func() error { return b.node.Del(t.Context(), pods[i].key(&b.nw), nil) }) }
@@ -223,31 +216,29 @@ func TestNoLivingPodIsTakenForDead(t *testing.T) {
 	b := small(t)
 	p := b.another(t, "p")
 	made := b.added(t, p)
-	must := func(when string, want ...string) {
+	wantDead := func(when string, want ...string) {
 		t.Helper()
 		if got := b.dead(t, true); !slices.Equal(got, want) {
 			t.Errorf("%s: dead: %v, want %v", when, got, want)
 		}
 	}
-	must("it lives")
+	wantDead("it lives")
 	// Its port is deleted by hand; its namespace is where it was.
 	nstest.Run(t, b.host, "ip", "link", "del", made.Port)
-	must("its port was deleted")
-	if err := errors.Join(unix.Unmount(p.Path, unix.MNT_DETACH), unix.Mount("/proc/self/fd/"+fmt.Sprint(b.host.FD()), p.Path, "", unix.MS_BIND, "")); err != nil {
-		t.Fatal(err)
-	}
-	must("its path is another's by now", "p")
+	wantDead("its port was deleted")
+	must.Succeed(t, errors.Join(unix.Unmount(p.Path, unix.MNT_DETACH), unix.Mount("/proc/self/fd/"+fmt.Sprint(b.host.FD()), p.Path, "", unix.MS_BIND, "")))
+	wantDead("its path is another's by now", "p")
 	b.node.cfg.Dir.Remove("pods", made.hash())
 
 	// A caller that does not see the mounts of the runtime.
 	q := b.another(t, "q")
 	made = b.added(t, q)
 	hide(t, q)
-	must("its path cannot be opened, and its port is there")
+	wantDead("its path cannot be opened, and its port is there")
 	nstest.Run(t, b.host, "ip", "link", "set", made.Port, "down", "name", "renamed")
-	must("its port has another name")
+	wantDead("its port has another name")
 	nstest.Run(t, b.host, "ip", "link", "del", "renamed")
-	must("its port is gone too", "q")
+	wantDead("its port is gone too", "q")
 
 	// In another network namespace nothing is there.
 	err := nstest.New(t).Do(func() error { _, err := b.node.CollectDead(t.Context(), "", false); return err })
@@ -328,17 +319,11 @@ func TestRecordsOfAnEarlierBootAreReclaimed(t *testing.T) {
 	b.vanish(t, p, b.added(t, p))
 	path := b.node.cfg.Dir.Path() + "/epoch"
 	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	earlier := strings.ReplaceAll(string(data), strings.TrimSpace(string(boot)), "an-earlier-boot")
-	if err := os.WriteFile(path, []byte(earlier), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(path, []byte(earlier), 0o600))
 	b.dead(t, true)
 	b.mustHave(t, "p")
 	b.dead(t, false)
@@ -418,9 +403,7 @@ func TestAPathThatIsALoopOfLinksIsNoError(t *testing.T) {
 			b.vanish(t, p, made)
 		}
 	}
-	if err := os.Symlink(loop, loop); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Symlink(loop, loop))
 	if _, err := os.ReadFile(loop); !errors.Is(err, unix.ELOOP) {
 		t.Fatalf("no loop: %v", err)
 	}

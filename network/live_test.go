@@ -13,6 +13,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/lockorder"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -53,9 +54,7 @@ func newBed(t *testing.T) *bed {
 // do runs something in the host's namespace.
 func (b *bed) do(t *testing.T, what func() error) {
 	t.Helper()
-	if err := b.host.Do(what); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, b.host.Do(what))
 }
 
 func (b *bed) add(t *testing.T) *Attachment {
@@ -252,9 +251,7 @@ func TestPoolsAreThoseOfTheLastConfiguration(t *testing.T) {
 	use := func(last string) {
 		r := ipam.Range{Subnet: given[0].Prefix.Masked(), RangeEnd: nstest.Addr(last)}
 		h, err := ipam.NewHostLocal(&ipam.Config{Network: "pods", Dir: dir, Ranges: []ipam.RangeSet{{Ranges: []ipam.Range{r}}}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		b.nw.Allocator, b.nw.Origin = h, Origin{Type: "host-local", Dir: dir}
 	}
 	want := func(pools ...Pool) {
@@ -363,9 +360,7 @@ func TestAPortIsPassedOnToAnAddUnderWay(t *testing.T) {
 		}
 		return nil
 	}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	b.nw.Name, b.nw.Bridge, b.pod.IfName = "others", "cbr1", "eth1"
 	b.pod.Addresses = []ipam.Address{{Prefix: nstest.Prefix("10.62.0.2/24"), Gateway: nstest.Addr("10.62.0.1")}}
 	b.do(t, func() error { _, err := node.Add(t.Context(), &b.nw, &b.pod); return err })

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/ipam"
 )
 
@@ -15,28 +16,20 @@ func TestReservationsAreGivenBackByTheRecordAlone(t *testing.T) {
 	t.Parallel()
 	state, own := t.TempDir(), t.TempDir()
 	node, err := Open(t.Context(), &Config{StateDir: state})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for name, at := range map[string]struct{ set, dir string }{"the state's": {"", state + "/ipam"}, "a directory of its own": {own, own}, "none": {"spoilt", state + "/ipam"}} {
 		ranges := []ipam.RangeSet{{Ranges: []ipam.Range{{Subnet: netip.MustParsePrefix("10.61.0.0/24")}}}}
 		pool, err := ipam.NewHostLocal(&ipam.Config{Network: "pods", Dir: at.dir, Ranges: ranges})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		owner := ipam.Owner{ContainerID: "c", IfName: "eth0"}
 		given, err := pool.Add(t.Context(), owner)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		reservation := filepath.Join(at.dir, "pods", given.Addresses[0].Prefix.Addr().String())
 		if _, err := os.Stat(reservation); err != nil {
 			t.Fatal(err)
 		}
 		back, err := node.allocator("pods", &Origin{Type: "host-local", Dir: at.set})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if err := back.Del(t.Context(), owner, nil); err != nil {
 			t.Error(err)
 		}
@@ -49,9 +42,7 @@ func TestReservationsAreGivenBackByTheRecordAlone(t *testing.T) {
 func TestWhatHasNoReservationsAndWhatIsAnothersToGiveBack(t *testing.T) {
 	t.Parallel()
 	node, err := Open(t.Context(), &Config{StateDir: t.TempDir()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for _, origin := range []*Origin{nil, {}, {Type: "static"}, {Type: "dhcp", Dir: "/leases"}} {
 		if got, err := node.allocator("pods", origin); got != nil || err != nil {
 			t.Errorf("%+v: %v, %v; want neither", origin, got, err)

@@ -17,6 +17,7 @@ import (
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/network/internal/recorded"
 	"github.com/tombolo-cni/tombolo/network/internal/session"
@@ -94,13 +95,9 @@ func TestHashOfAKeyIsPassedOnAndNotComputedAgain(t *testing.T) {
 	own := ipam.Owner{ContainerID: "c1", IfName: "eth0"}
 	rec := (&Pod{ContainerID: "c1", IfName: "eth0"}).record(&Network{Name: "pods", Bridge: "cbr0"}, hash)
 	dir, err := state.Open(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	pending, err := dir.Create(rec)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer pending.Close()
 	if _, err := dir.LockAttachment("pods", hash); !errors.Is(err, state.ErrBusy) {
 		t.Errorf("the record is not the hash's: %v", err)
@@ -145,9 +142,7 @@ func TestPathsAndNICsThatCannotBeMeantAreRefused(t *testing.T) {
 		}
 	}
 	n, err := Open(t.Context(), &Config{StateDir: t.TempDir()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for _, nic := range []string{"", "..", "a/b", "eth0\x00", "sixteen-bytes-it"} {
 		u := uplink.Uplink{NIC: nic, Bridge: "br0"}
 		_, planErr := n.PlanUplink(t.Context(), u)

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // benchmarked is a Conn to a namespace where podnet has so many pods.
@@ -11,9 +13,7 @@ func benchmarked(b *testing.B, pods int) *Conn {
 	b.Helper()
 	c, _ := dialNew(b)
 	mustEnsure(b, c, podnet())
-	if err := c.Replace(context.Background(), bulk(pods)...); err != nil {
-		b.Fatal(err)
-	}
+	must.Succeed(b, c.Replace(context.Background(), bulk(pods)...))
 	return c
 }
 
@@ -31,21 +31,19 @@ func pair(b *testing.B, timed, untimed func(*Conn, Endpoint) error, timedFirst b
 		b.Run(fmt.Sprintf("pods=%d", pods), func(b *testing.B) {
 			c := benchmarked(b, pods)
 			ep := pod("fffffffffff", "10.22.255.254")
-			must := func(op func(*Conn, Endpoint) error) {
-				if err := op(c, ep); err != nil {
-					b.Fatal(err)
-				}
+			do := func(op func(*Conn, Endpoint) error) {
+				must.Succeed(b, op(c, ep))
 			}
 			b.ReportAllocs()
 			for b.Loop() {
 				if timedFirst {
-					must(timed)
+					do(timed)
 				}
 				b.StopTimer()
-				must(untimed)
+				do(untimed)
 				b.StartTimer()
 				if !timedFirst {
-					must(timed)
+					do(timed)
 				}
 			}
 		})
@@ -103,12 +101,8 @@ func TestAddAndReadyAllocateLittle(t *testing.T) {
 		if ready, err := c.Ready(ctx, n); err != nil || !ready {
 			t.Fatal(ready, err)
 		}
-		if err := c.Add(ctx, ep); err != nil {
-			t.Fatal(err)
-		}
-		if err := c.Remove(ctx, ep); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, c.Add(ctx, ep))
+		must.Succeed(t, c.Remove(ctx, ep))
 	})
 	if limit := 160.0; got > limit {
 		t.Errorf("Ready, Add and Remove allocate %v times, want at most %v", got, limit)

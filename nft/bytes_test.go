@@ -17,6 +17,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
@@ -197,9 +198,7 @@ func TestMessagesAreAsRecorded(t *testing.T) {
 			kernel := &fakeKernel{elements: tc.have}
 			rec := nltest.Record(nltest.NewFake(kernel.answer))
 			c := on(nl.New(rec), nil)
-			if err := tc.do(c); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, tc.do(c))
 			var out bytes.Buffer
 			var n int
 			for i, datagram := range rec.Sent() {
@@ -227,9 +226,7 @@ func TestThousandthPodCostsWhatTheFirstDid(t *testing.T) {
 	c, ns := dialNew(t)
 	mustEnsure(t, c, podnet())
 	transport, err := nl.Open(unix.NETLINK_NETFILTER, &nl.Config{NetNS: ns})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	rec := nltest.Record(transport)
 	recorded := on(nl.New(rec), nil)
 	defer recorded.Close()

@@ -14,6 +14,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -28,9 +29,7 @@ type cached struct {
 func newCached(t *testing.T, ns *netns.NS, s Cache) *cached {
 	t.Helper()
 	transport, err := nl.Open(unix.NETLINK_NETFILTER, &nl.Config{NetNS: ns})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	rec := nltest.Record(transport)
 	c := &cached{on(nl.New(rec), nil), rec}
 	t.Cleanup(func() { c.Close() })
@@ -112,9 +111,7 @@ func TestCacheFollowsWhatBecomesOfEndpoints(t *testing.T) {
 	mustAdd(t, others, a)
 	c.wantLooks(t, "another's Add", n, false)
 	mustAdd(t, others, b)
-	if err := c.Remove(ctx, a); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.Remove(ctx, a))
 	c.wantLooks(t, "Remove after another's Add", n, false)
 }
 
@@ -174,9 +171,7 @@ func TestCacheEndsWithTheNetwork(t *testing.T) {
 	mustEnsure(t, others, n)
 	c := newCached(t, ns, Cache{})
 	c.wantLooks(t, "at first", n, false)
-	if err := c.RemoveNetwork(context.Background(), n.Name); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.RemoveNetwork(context.Background(), n.Name))
 	mustBeReady(t, c.Conn, n, false)
 }
 
@@ -248,18 +243,14 @@ func TestSumsTellNetworksApart(t *testing.T) {
 		{Name: "a", Dedup: dedups()},
 	} {
 		rs, err := c.ruleset(&n)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if same, ok := sums[rs.Sum()]; ok {
 			t.Errorf("%+v has the sum of %s", n, same)
 		}
 		sums[rs.Sum()] = fmt.Sprintf("%+v", n)
 	}
 	rs, err := on(nil, &Config{Mark: 0x20000}).ruleset(&Network{Name: "a"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if same, ok := sums[rs.Sum()]; ok {
 		t.Errorf("another mark has the sum of %s", same)
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -43,14 +44,10 @@ func newServiceSite(tb testing.TB) *guardSite {
 		"ip daddr "+service4+" dnat ip to "+other4+"; ip6 daddr "+service6+" dnat ip6 to "+other6+"; }; }")
 	// So that nothing waits for neighbour discovery.
 	for _, to := range []string{bridge4, bridge6, other4, other6} {
-		if err := nstest.Ping(tb, s.pod, nstest.Addr(to)); err != nil {
-			tb.Fatal(err)
-		}
+		must.Succeed(tb, nstest.Ping(tb, s.pod, nstest.Addr(to)))
 	}
 	for _, to := range []string{other4, other6, pod4, pod6} {
-		if err := nstest.Ping(tb, s.host, nstest.Addr(to)); err != nil {
-			tb.Fatal(err)
-		}
+		must.Succeed(tb, nstest.Ping(tb, s.host, nstest.Addr(to)))
 	}
 	return s
 }
@@ -77,9 +74,7 @@ func (s *guardSite) delivered(tb testing.TB, to string) int {
 		conn, err = net.ListenPacket(network, ":0")
 		return err
 	})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, err)
 	defer conn.Close()
 	s.frames++
 	token, last := fmt.Sprintf("token%07d", s.frames), fmt.Sprintf("last%08d", s.frames)
@@ -93,9 +88,7 @@ func (s *guardSite) delivered(tb testing.TB, to string) int {
 		s.pod1.send(ether(broadcastMAC, podMAC, 0x88b5, []byte(last))) // for local experiments
 		return nil
 	})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, err)
 	return s.pod2.seenBefore([]byte(token), []byte(last))
 }
 

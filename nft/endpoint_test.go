@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -133,20 +134,14 @@ func TestReplaceBringsAThousandEndpointsBack(t *testing.T) {
 	for i := range eps {
 		eps[i] = pod(Owner(fmt.Sprintf("%011x", i)), fmt.Sprintf("10.22.%d.%d", i>>8, i&255), fmt.Sprintf("fd00:22::%x", i))
 	}
-	if err := c.Replace(ctx, eps...); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.Replace(ctx, eps...))
 	wantEndpoints(t, c, eps...)
 	nft(t, ns, "delete table inet tombolo")
 	mustEnsure(t, c, podnet())
 	wantEndpoints(t, c)
-	if err := c.Replace(ctx, eps...); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.Replace(ctx, eps...))
 	wantEndpoints(t, c, eps...)
-	if err := c.Remove(ctx, eps...); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.Remove(ctx, eps...))
 	wantEndpoints(t, c)
 }
 
@@ -222,9 +217,7 @@ func TestRemoveNetworkLeavesOtherNetworks(t *testing.T) {
 		}
 	}
 	wantHas(map[string]bool{"podnet": true, "podnet2": true, "plain": false, "never": false, "podne": false})
-	if err := c.RemoveNetwork(ctx, "podnet"); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.RemoveNetwork(ctx, "podnet"))
 	wantEndpoints(t, c, kept)
 	wantReady(t, c, other, kept)
 	if list := nft(t, ns, "list", "ruleset"); strings.Contains(list, "podnet ") || strings.Contains(list, "10.22.") {
@@ -238,13 +231,9 @@ func TestRemoveNetworkLeavesOtherNetworks(t *testing.T) {
 	}
 	wantReady(t, c, other, kept)
 	wantHas(map[string]bool{"podnet": false, "podnet2": true})
-	if err := c.Remove(ctx, kept); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.Remove(ctx, kept))
 	wantHas(map[string]bool{"podnet2": true}) // by its chain
-	if err := c.RemoveNetwork(ctx, "podnet2"); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.RemoveNetwork(ctx, "podnet2"))
 	wantHas(map[string]bool{"podnet2": false})
 	if list := nft(t, ns, "list", "ruleset"); list != "" {
 		t.Errorf("after the last network:\n%s", list)
@@ -260,9 +249,7 @@ func TestRemoveNetworkKeepsATableThatIsUsed(t *testing.T) {
 	mustEnsure(t, c, podnet())
 	// Neither has a chain of its own.
 	mustAdd(t, c, Endpoint{Owner: "00000000001", Network: "plain", Bridge: "cbr0", Addrs: nstest.Addrs("10.9.0.1")})
-	if err := c.RemoveNetwork(context.Background(), "podnet"); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.RemoveNetwork(context.Background(), "podnet"))
 	wantReady(t, c, Network{Name: "plain"})
 	wantEndpoints(t, c, Endpoint{Owner: "00000000001", Network: "plain", Bridge: "cbr0", Addrs: nstest.Addrs("10.9.0.1")})
 	if list := nft(t, ns, "list", "ruleset"); strings.Contains(list, "podnet") {
@@ -288,9 +275,7 @@ func TestEndpointsOfALongNetworkName(t *testing.T) {
 			t.Errorf("endpoints of %s: %+v, %v", name, got, err)
 		}
 	}
-	if err := c.RemoveNetwork(ctx, long); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.RemoveNetwork(ctx, long))
 	if got, err := c.Endpoints(ctx, alike); err != nil || len(got) != 1 {
 		t.Errorf("endpoints of the other one after that: %+v, %v", got, err)
 	}

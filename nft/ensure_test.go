@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -177,9 +178,7 @@ func TestEnsureMendsWhatWasDamaged(t *testing.T) {
 				mustBeReadyButFor(t, c, tc.emptied, ep)
 			}
 			mustEnsure(t, c, other)
-			if err := c.Replace(ctx, ep, otherEp); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, c.Replace(ctx, ep, otherEp))
 			wantReady(t, c, podnet(), ep)
 			wantReady(t, c, other, otherEp)
 			if diff := cmp.Diff(inAnyOrder(want), inAnyOrder(normal(nft(t, ns, "list", "ruleset")))); diff != "" {
@@ -193,9 +192,7 @@ func TestEnsureMendsWhatWasDamaged(t *testing.T) {
 func mustBeReadyButFor(t *testing.T, c *Conn, elements bool, ep Endpoint) {
 	t.Helper()
 	diffs, err := c.Check(context.Background(), podnet(), &ep)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for _, d := range diffs {
 		if !elements || d.What != "element" {
 			t.Errorf("after Ensure: %v", d)
@@ -208,9 +205,7 @@ func mustBeReadyButFor(t *testing.T, c *Conn, elements bool, ep Endpoint) {
 func checkFinds(t *testing.T, c *Conn, n Network, ep *Endpoint, want []string) {
 	t.Helper()
 	diffs, err := c.Check(context.Background(), n, ep)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for i, part := range want {
 		if i >= len(diffs) || !strings.Contains(diffs[i].String(), part) {
 			t.Errorf("difference %d of %q: want one with %q", i, diffs, part)
@@ -313,9 +308,7 @@ table inet tombolo2 {
 	before := nft(t, ns, "list", "ruleset")
 	mustEnsure(t, c, podnet())
 	wantReady(t, c, podnet())
-	if err := c.RemoveNetwork(context.Background(), "podnet"); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.RemoveNetwork(context.Background(), "podnet"))
 	if after := nft(t, ns, "list", "ruleset"); after != before {
 		t.Errorf("before:\n%s\nafter:\n%s", before, after)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
@@ -135,17 +136,11 @@ func openWire(tb testing.TB, ns *netns.NS, link string) *wire {
 		w.fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, int(proto))
 		return err
 	})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, err)
 	tb.Cleanup(func() { unix.Close(w.fd) })
-	if err := unix.Bind(w.fd, &unix.SockaddrLinklayer{Protocol: proto, Ifindex: w.index}); err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, unix.Bind(w.fd, &unix.SockaddrLinklayer{Protocol: proto, Ifindex: w.index}))
 	timeout := unix.NsecToTimeval(int64(patience))
-	if err := unix.SetsockoptTimeval(w.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout); err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, unix.SetsockoptTimeval(w.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout))
 	return w
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -46,9 +47,7 @@ func (s *groupSite) podHears(tb testing.TB, network string, port int) *podListen
 		l.conn, err = (&net.ListenConfig{}).ListenPacket(tb.Context(), network, ":"+strconv.Itoa(port))
 		return err
 	})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, err)
 	tb.Cleanup(func() { l.conn.Close() })
 	return l
 }

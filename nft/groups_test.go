@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -33,9 +34,7 @@ func newGroupSite(tb testing.TB) *groupSite {
 	nstest.Sysctl(tb, s.host, "net/ipv6/conf/veth1/accept_ra", "2")
 	s.past4, s.past6 = s.listenOn(tb, "veth1", "udp4"), s.listenOn(tb, "veth1", "udp6")
 	s.heard = s.listenOn(tb, "cbr0", "udp4")
-	if err := s.heard.SetReadDeadline(time.Now().Add(2 * patience)); err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, s.heard.SetReadDeadline(time.Now().Add(2*patience)))
 	return s
 }
 
@@ -53,9 +52,7 @@ func (s *groupSite) listenOn(tb testing.TB, link, network string) net.PacketConn
 		conn, err = config.ListenPacket(tb.Context(), network, fmt.Sprintf(":%d", groupPort))
 		return err
 	})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, err)
 	tb.Cleanup(func() { conn.Close() })
 	return conn
 }
@@ -113,9 +110,7 @@ func (s *groupSite) attack(tb testing.TB) reached {
 		join(leasingFrames()[0].frame, []byte(last)))...)
 	for b := make([]byte, 64); ; {
 		n, _, err := s.heard.ReadFrom(b)
-		if err != nil {
-			tb.Fatal(err)
-		}
+		must.Succeed(tb, err)
 		if string(b[:n]) == last {
 			break
 		}
@@ -143,9 +138,7 @@ func (s *groupSite) attack(tb testing.TB) reached {
 func queued(tb testing.TB, conn net.PacketConn) []string {
 	tb.Helper()
 	raw, err := conn.(syscall.Conn).SyscallConn()
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, err)
 	var list []string
 	err = raw.Control(func(fd uintptr) {
 		b := make([]byte, 64)
@@ -157,9 +150,7 @@ func queued(tb testing.TB, conn net.PacketConn) []string {
 			list = append(list, string(b[:n]))
 		}
 	})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, err)
 	return list
 }
 
@@ -315,13 +306,9 @@ func TestGroupRulesStayAsLongAsThereIsANetwork(t *testing.T) {
 	first, second := Network{Name: "a", Bridge: "cbr0", Groups: true}, Network{Name: "b", Bridge: "br1", Groups: true}
 	mustEnsure(t, c, first)
 	mustEnsure(t, c, second)
-	if err := c.RemoveNetwork(t.Context(), "a"); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.RemoveNetwork(t.Context(), "a"))
 	wantReady(t, c, second)
-	if err := c.RemoveNetwork(t.Context(), "b"); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.RemoveNetwork(t.Context(), "b"))
 	if out := nft(t, ns, "list", "ruleset"); out != "" {
 		t.Errorf("after both are removed:\n%s", out)
 	}

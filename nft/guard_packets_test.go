@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -269,9 +270,7 @@ func TestGuardStopsWhatPassesForAnother(t *testing.T) {
 	mustAdd(t, s.c, s.guarded(pod4, pod6))
 	s.want(t, attacks(), false)
 	s.want(t, decent(), true)
-	if err := s.c.Remove(context.Background(), s.guarded(pod4, pod6)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.c.Remove(context.Background(), s.guarded(pod4, pod6)))
 	s.want(t, attacks(), true)
 }
 
@@ -337,9 +336,7 @@ func TestGuardOfTheMACAloneLooksAtNothingElse(t *testing.T) {
 		next Endpoint
 		want bool
 	}{{full, false}, {ep, true}} {
-		if err := s.c.Replace(context.Background(), step.next); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, s.c.Replace(context.Background(), step.next))
 		s.want(t, []namedFrame{{"IPv4 from another pod's address", ether(otherMAC, podMAC, unix.ETH_P_IP, packet4(other4, bridge4, 0, 17, datagram(1024, 9)))}}, step.want)
 	}
 }
@@ -365,9 +362,7 @@ func TestGuardOfOneFamilyStopsTheOther(t *testing.T) {
 		if len(tc.want) > 0 {
 			t.Errorf("there are no frames named %v", tc.want)
 		}
-		if err := s.c.Remove(context.Background(), s.guarded(tc.address)); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, s.c.Remove(context.Background(), s.guarded(tc.address)))
 	}
 }
 
@@ -412,9 +407,7 @@ func TestGuardKeepsNeighboursFromBeingPoisoned(t *testing.T) {
 			{s.host, "cbr0", bridgeMAC, other6, otherMAC},
 		} {
 			nstest.Run(t, tc.ns, "ip", "neigh", "flush", "dev", tc.link)
-			if err := nstest.Ping(t, tc.ns, nstest.Addr(tc.address)); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, nstest.Ping(t, tc.ns, nstest.Addr(tc.address)))
 			if got := macAt(t, tc.ns, tc.link, tc.address); got != tc.owns {
 				t.Fatalf("%s is at %s, want %s", tc.address, got, tc.owns)
 			}
@@ -476,9 +469,7 @@ func TestGuardKeepsTheBridgeFromLearning(t *testing.T) {
 	if got := s.learnt(t, "veth1"); !slices.Equal(got, []string{podMAC}) {
 		t.Errorf("with it, the bridge learns %v", got)
 	}
-	if err := nstest.Ping(t, s.host, nstest.Addr(other4)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, nstest.Ping(t, s.host, nstest.Addr(other4)))
 	if got := s.learnt(t, "veth2"); !slices.Equal(got, []string{otherMAC}) {
 		t.Errorf("at the other pod's port, there is %v", got)
 	}
@@ -497,13 +488,9 @@ func TestGuardNeedsGroupFramesForwarded(t *testing.T) {
 		server, err = net.ListenPacket("udp4", ":9")
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer server.Close()
-	if err := server.SetReadDeadline(time.Now().Add(patience)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, server.SetReadDeadline(time.Now().Add(patience)))
 	// heard counts datagrams from another pod's address at the host, before one of the
 	// pod's own.
 	heard := func() int {
@@ -514,9 +501,7 @@ func TestGuardNeedsGroupFramesForwarded(t *testing.T) {
 		s.pod1.send(ether(bridgeMAC, podMAC, unix.ETH_P_IP, packet4(pod4, bridge4, 0, 17, datagram(1024, 9))))
 		for n := 0; ; n++ {
 			_, from, err := server.ReadFrom(make([]byte, 16))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			if strings.HasPrefix(from.String(), pod4) {
 				return n
 			}
@@ -643,8 +628,6 @@ func TestGuardedPodThatChangesItselfIsCutOff(t *testing.T) {
 				t.Errorf("after %s: the other pod: %v", change, err)
 			}
 		}
-		if err := s.c.Remove(context.Background(), s.guarded(pod4, pod6)); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, s.c.Remove(context.Background(), s.guarded(pod4, pod6)))
 	}
 }

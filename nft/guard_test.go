@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // portNames matches a port in a listing, and not the rule about all of them.
@@ -141,18 +142,12 @@ func TestGuardedEndpointsAreKnownLikeOthers(t *testing.T) {
 	mustAdd(t, c, a, b, free, plain, nested, waiting)
 	wantEndpoints(t, c, a, b, free, plain, nested, waiting)
 	wantReady(t, c, n, a, b, free, plain, nested, waiting)
-	if err := c.Remove(ctx, nested); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.Remove(ctx, nested))
 	leased := lanPod("0000000000f", "veth5", "02:00:00:00:00:09", "10.22.0.10", "fd00:22::ff:fe00:9")
-	if err := c.Move(ctx, waiting, leased); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.Move(ctx, waiting, leased))
 	wantEndpoints(t, c, a, b, free, plain, leased)
 	wantReady(t, c, n, leased)
-	if err := c.Remove(ctx, leased); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.Remove(ctx, leased))
 
 	var conflict *ConflictError
 	thief := guardedPod("0000000000e", "veth1", podMAC, "10.22.0.9")
@@ -160,43 +155,29 @@ func TestGuardedEndpointsAreKnownLikeOthers(t *testing.T) {
 		t.Errorf("another pod at the same port: %v", err)
 	}
 	wantEndpoints(t, c, a, b, free, plain)
-	if err := c.Replace(ctx, thief); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.Replace(ctx, thief))
 	if diffs, err := c.Check(ctx, n, &a); err != nil || len(diffs) != 2 || diffs[0].Object != "set guarded of table bridge tombolo" {
 		t.Errorf("what the other has taken over: %v, %v", diffs, err)
 	}
-	if err := c.Replace(ctx, a); err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Remove(ctx, thief); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.Replace(ctx, a))
+	must.Succeed(t, c.Remove(ctx, thief))
 	wantEndpoints(t, c, a, b, free, plain)
 	nft(t, ns, "delete element bridge tombolo guard6 { veth1 . fd00:22::5 }")
 	if diffs, err := c.Check(ctx, n, &a); err != nil || len(diffs) != 1 || diffs[0].Want != "veth1 . fd00:22::5" {
 		t.Errorf("one element is missing: %v, %v", diffs, err)
 	}
-	if err := c.Replace(ctx, a); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.Replace(ctx, a))
 
-	if err := c.Remove(ctx, a, free); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.Remove(ctx, a, free))
 	wantEndpoints(t, c, b, plain)
-	if err := c.RemoveOwners(ctx, b.Owner); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.RemoveOwners(ctx, b.Owner))
 	wantEndpoints(t, c, plain)
 	if list := nft(t, ns, "list", "table", "bridge", "tombolo"); portNames.MatchString(list) {
 		t.Errorf("left behind:\n%s", list)
 	}
 	// A pod that was never guarded, as far as its caller knows.
 	plain.GuardedPort, plain.MAC = "veth4", mustMAC("02:00:00:00:00:08")
-	if err := c.Remove(ctx, plain); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.Remove(ctx, plain))
 	wantEndpoints(t, c)
 }
 
@@ -224,23 +205,17 @@ func TestGuardKeepsNothingOfWhatAPodWas(t *testing.T) {
 			if diffs, err := c.CheckEndpoint(ctx, known); err != nil || !slices.ContainsFunc(diffs, func(d tombolo.Difference) bool { return d.Want == "" && d.Have != "" }) {
 				t.Errorf("CheckEndpoint does not see what is too much: %v, %v", diffs, err)
 			}
-			if err := c.Replace(ctx, known); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, c.Replace(ctx, known))
 			if got := normal(nft(t, ns, "list", "table", "bridge", "tombolo")); got != wanted {
 				t.Errorf("after Replace:\n%s\nwant:\n%s", got, wanted)
 			}
 			if diffs, err := c.CheckEndpoint(ctx, known); err != nil || len(diffs) > 0 {
 				t.Errorf("CheckEndpoint: %v, %v", diffs, err)
 			}
-			if err := c.Remove(ctx, known); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, c.Remove(ctx, known))
 			mustAdd(t, c, was)
 			// All that a record that is younger says.
-			if err := c.Remove(ctx, known); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, c.Remove(ctx, known))
 			if list := nft(t, ns, "list", "table", "bridge", "tombolo"); portNames.MatchString(list) {
 				t.Errorf("left behind:\n%s", list)
 			}
@@ -295,9 +270,7 @@ func TestBridgeTableGoesWithItsLastNetwork(t *testing.T) {
 	c, ns := dialNew(t)
 	remove := func(name string, want ...string) {
 		t.Helper()
-		if err := c.RemoveNetwork(ctx, name); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, c.RemoveNetwork(ctx, name))
 		if diff := cmp.Diff(want, tables(t, nft(t, ns, "list", "ruleset"))); diff != "" {
 			t.Errorf("after removing %s (-want +got):\n%s", name, diff)
 		}
@@ -364,9 +337,7 @@ func TestGuardIsMended(t *testing.T) {
 			if out := mustEnsure(t, c, guardNet()); !out.Changed || out.Emptied != tc.emptied {
 				t.Errorf("Ensure: %+v", out)
 			}
-			if err := c.Replace(ctx, ep); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, c.Replace(ctx, ep))
 			wantReady(t, c, guardNet(), ep)
 			wantEndpoints(t, c, ep)
 		})
@@ -404,8 +375,6 @@ func TestNumberOfGuardRulesDoesNotDependOnPods(t *testing.T) {
 	if got := len(listing(t, ns)["rule"]); got != rules {
 		t.Errorf("%d rules with 300 pods, and %d with none", got, rules)
 	}
-	if err := c.Remove(context.Background(), eps...); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.Remove(context.Background(), eps...))
 	wantEndpoints(t, c)
 }

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
@@ -400,9 +401,7 @@ func TestPodsCannotPassForTheHost(t *testing.T) {
 		server, err = net.ListenPacket("udp", netip.AddrPortFrom(nstest.Addr(bridge4), 9999).String())
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer server.Close()
 	send := func(from string) error {
 		return p.pod.Do(func() error {
@@ -419,18 +418,12 @@ func TestPodsCannotPassForTheHost(t *testing.T) {
 	heard := func() string {
 		t.Helper()
 		// What is sent later comes later.
-		if err := nstest.OnOneCPU(func() error { return errors.Join(send(trusted), send(pod4)) }); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, nstest.OnOneCPU(func() error { return errors.Join(send(trusted), send(pod4)) }))
 		first := ""
 		for {
-			if err := server.SetReadDeadline(time.Now().Add(patience)); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, server.SetReadDeadline(time.Now().Add(patience)))
 			_, from, err := server.ReadFrom(make([]byte, 16))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			addr := netip.MustParseAddrPort(from.String()).Addr().String()
 			if first == "" {
 				first = addr
@@ -519,9 +512,7 @@ func TestPortIsGoneWithItsPod(t *testing.T) {
 	if _, err := nstest.Ask(t, p.outside, "tcp", at); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.c.Remove(context.Background(), p.ep); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, p.c.Remove(context.Background(), p.ep))
 	if err := call(p.outside, "tcp", at.String(), patience); !errors.Is(err, unix.ECONNREFUSED) {
 		t.Errorf("a port whose pod was removed: %v", err)
 	}
@@ -533,17 +524,13 @@ func TestWhatStaysOnOurBridgeIsMarked(t *testing.T) {
 	t.Parallel()
 	p := newPublished(t, true)
 	p.serve(t)
-	if err := p.c.RemoveOwners(context.Background(), "0123456789b"); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, p.c.RemoveOwners(context.Background(), "0123456789b"))
 	for _, addr := range p.ep.Addrs {
 		if err := call(p.other, "tcp", netip.AddrPortFrom(addr, podPort).String(), patience); err != nil {
 			t.Errorf("a machine of the bridge that is no pod of ours: %v", err)
 		}
 	}
 	// The bridge is no network's any more.
-	if err := p.c.RemoveNetwork(context.Background(), "podnet"); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, p.c.RemoveNetwork(context.Background(), "podnet"))
 	mustTimeOut(t, call(p.other, "tcp", netip.AddrPortFrom(p.ep.Addrs[0], podPort).String(), briefly), "on a bridge that is not ours")
 }

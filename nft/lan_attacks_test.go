@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -116,9 +117,7 @@ func TestGuardedPodPoisonsNobody(t *testing.T) {
 			address = target.ip6
 		}
 		nstest.Run(t, v.ns, "ip", "neigh", "flush", "dev", v.link)
-		if err := nstest.Ping(t, v.ns, nstest.Addr(address)); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, nstest.Ping(t, v.ns, nstest.Addr(address)))
 		// Within the same tick of the kernel's clock, they stay with what they have; and
 		// whose address it is may say so itself at any time.
 		believed := ""
@@ -247,9 +246,7 @@ func lease(tb testing.TB, ns *netns.NS, tries int) string {
 	tb.Helper()
 	nstest.Need(tb, "busybox")
 	file := filepath.Join(tb.TempDir(), "udhcpc")
-	if err := os.WriteFile(file, []byte("#!/bin/sh\nif test \"$1\" = bound; then echo leased $ip; fi\n"), 0o755); err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, os.WriteFile(file, []byte("#!/bin/sh\nif test \"$1\" = bound; then echo leased $ip; fi\n"), 0o755))
 	out, _ := nstest.Try(ns, "busybox", "udhcpc", "-i", "eth0", "-f", "-q", "-n", "-s", file, "-t", fmt.Sprint(tries), "-T", "1")
 	for line := range strings.Lines(out) {
 		if address, ok := strings.CutPrefix(strings.TrimSpace(line), "leased "); ok {
@@ -316,9 +313,7 @@ func TestGuardedPodGetsItsLease(t *testing.T) {
 		nstest.Reaches(t, l.pod, to, false)
 	}
 	leased := l.endpoint("00000000001", "veth1", podMAC, address)
-	if err := l.c.Move(context.Background(), waiting, leased); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, l.c.Move(context.Background(), waiting, leased))
 	for _, to := range append(all, internet4) {
 		nstest.Reaches(t, l.pod, to, true)
 	}
@@ -337,9 +332,7 @@ func TestGuardedPodGetsItsLease(t *testing.T) {
 func guardedAddresses(tb testing.TB, l *lan) []string {
 	tb.Helper()
 	eps, err := l.c.Endpoints(context.Background(), "lan")
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, err)
 	var list []string
 	for _, ep := range eps {
 		for _, a := range ep.Addrs {

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/nft/foreign"
@@ -296,9 +297,7 @@ func TestNetworkBecomesALANAndIsOneNoMore(t *testing.T) {
 		}
 	}
 	mustEnsure(t, c, Network{Name: "other", Bridge: "br1", LAN: true})
-	if err := c.RemoveNetwork(ctx, "lan"); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.RemoveNetwork(ctx, "lan"))
 	if got := lans(); strings.Contains(got, "br0") || !strings.Contains(got, "br1") {
 		t.Errorf("after it was removed: %q", got)
 	}
@@ -404,9 +403,7 @@ func TestBridgedTrafficOfALANPassesAForwardPolicyOfDrop(t *testing.T) {
 	}
 	check(true)
 	// Connections, too, before the pods are known.
-	if err := l.c.Remove(context.Background(), l.endpoint("00000000001", "veth1", podMAC)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, l.c.Remove(context.Background(), l.endpoint("00000000001", "veth1", podMAC)))
 	for _, to := range []string{machine4, machine6, printer4, printer6, internet4, internet6} {
 		nstest.Reaches(t, l.other, to, true)
 	}

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -37,9 +38,7 @@ func dial(tb testing.TB, ns *netns.NS) *Conn {
 func dialMark(tb testing.TB, ns *netns.NS, mark uint32) *Conn {
 	tb.Helper()
 	c, err := Dial(&Config{NetNS: ns, Mark: mark})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, err)
 	tb.Cleanup(func() { c.Close() })
 	return c
 }
@@ -70,18 +69,14 @@ func pod(owner Owner, addresses ...string) Endpoint {
 func mustEnsure(tb testing.TB, c *Conn, n Network) Outcome {
 	tb.Helper()
 	out, err := c.Ensure(context.Background(), n)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, err)
 	return out
 }
 
 func mustAdd(tb testing.TB, c *Conn, eps ...Endpoint) {
 	tb.Helper()
 	for _, ep := range eps {
-		if err := c.Add(context.Background(), ep); err != nil {
-			tb.Fatal(err)
-		}
+		must.Succeed(tb, c.Add(context.Background(), ep))
 	}
 }
 
@@ -89,9 +84,7 @@ func mustAdd(tb testing.TB, c *Conn, eps ...Endpoint) {
 func wantEndpoints(tb testing.TB, c *Conn, want ...Endpoint) {
 	tb.Helper()
 	got, err := c.Endpoints(context.Background(), "")
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, err)
 	known := cmpopts.IgnoreFields(Endpoint{}, "Ports", "GuardedPort", "SLAAC", "MACOnly", "Untrusted", "MAC", "PortSNAT", "Callers")
 	if diff := cmp.Diff(want, got, known, cmpopts.EquateEmpty(), cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})); diff != "" {
 		tb.Errorf("endpoints (-want +got):\n%s", diff)
@@ -130,9 +123,7 @@ func listing(tb testing.TB, ns *netns.NS) map[string][]map[string]any {
 	var doc struct {
 		Nftables []map[string]map[string]any
 	}
-	if err := json.Unmarshal([]byte(nft(tb, ns, "-j", "list", "ruleset")), &doc); err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, json.Unmarshal([]byte(nft(tb, ns, "-j", "list", "ruleset")), &doc))
 	byKind := map[string][]map[string]any{}
 	for _, entry := range doc.Nftables {
 		for kind, object := range entry {

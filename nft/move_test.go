@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
@@ -52,20 +53,14 @@ func TestMoveChangesWhatDiffers(t *testing.T) {
 			mustEnsure(t, c, guardNet())
 			mustAdd(t, c, bystander, tc.old)
 			for range 2 { // the second time there is nothing to do
-				if err := c.Move(ctx, tc.old, tc.new); err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, c.Move(ctx, tc.old, tc.new))
 				if got := normal(nft(t, ns, "list", "ruleset")); got != wanted {
 					t.Errorf("after the move:\n%s\nwant:\n%s", got, wanted)
 				}
 			}
 			// What was never there does not have to be.
-			if err := c.Remove(ctx, tc.new); err != nil {
-				t.Fatal(err)
-			}
-			if err := c.Move(ctx, tc.old, tc.new); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, c.Remove(ctx, tc.new))
+			must.Succeed(t, c.Move(ctx, tc.old, tc.new))
 			if got := normal(nft(t, ns, "list", "ruleset")); got != wanted {
 				t.Errorf("with nothing there before:\n%s\nwant:\n%s", got, wanted)
 			}
@@ -85,13 +80,9 @@ func TestMoveTakesOverAndLeavesOthersAlone(t *testing.T) {
 	mustAdd(t, c, a, b)
 	moved := pod("0000000000a", "10.22.0.6")
 	moved.Ports = []Port{tcpPort("", 8080)}
-	if err := c.Move(ctx, a, moved); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.Move(ctx, a, moved))
 	wantEndpoints(t, c, moved)
-	if err := c.Move(ctx, b, pod("0000000000b", "10.22.0.5")); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.Move(ctx, b, pod("0000000000b", "10.22.0.5")))
 	wantEndpoints(t, c, moved, pod("0000000000b", "10.22.0.5"))
 }
 
@@ -133,9 +124,7 @@ func TestMoveIsTriedAgainWhenOvertaken(t *testing.T) {
 	mustEnsure(t, setUp, podnet())
 	mustAdd(t, setUp, pod("0000000000a", pod4))
 	c := dialFaulty(t, ns, &nltest.Fault{Type: messageType(unix.NFT_MSG_DELSETELEM), Times: 1, Errno: unix.ERESTART})
-	if err := c.Move(context.Background(), pod("0000000000a", pod4), pod("0000000000a", other4)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.Move(context.Background(), pod("0000000000a", pod4), pod("0000000000a", other4)))
 	wantEndpoints(t, setUp, pod("0000000000a", other4))
 }
 
@@ -198,9 +187,7 @@ func TestMoveLeavesNoGap(t *testing.T) {
 		if lost+open > 0 {
 			t.Errorf("%s: of %d frames, %d were lost, and %d of another's came through, with %d moves and back", tc.name, frames, lost, open, moves.Load())
 		}
-		if err := s.c.Remove(ctx, tc.old); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, s.c.Remove(ctx, tc.old))
 	}
 }
 
@@ -236,9 +223,7 @@ func TestMoveKeepsPortsPublished(t *testing.T) {
 	}()
 	for {
 		have, err := c.tables.Lookup(ports)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		for i, el := range have {
 			if el == nil {
 				t.Fatalf("at look %d, %s leads nowhere", looks.Load(), ports[i])

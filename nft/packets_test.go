@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/nft/foreign"
@@ -176,29 +177,21 @@ func heardFrom(tb testing.TB, from, at *netns.NS, to netip.AddrPort) string {
 		receiver, err = net.ListenMulticastUDP("udp4", link, net.UDPAddrFromAddrPort(to))
 		return err
 	})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, err)
 	defer receiver.Close()
 	err = from.Do(func() error {
 		var err error
 		sender, err = net.DialUDP("udp4", nil, net.UDPAddrFromAddrPort(to))
 		return err
 	})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, err)
 	defer sender.Close()
 	if _, err := sender.Write([]byte("?")); err != nil {
 		tb.Fatal(err)
 	}
-	if err := receiver.SetReadDeadline(time.Now().Add(patience)); err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, receiver.SetReadDeadline(time.Now().Add(patience)))
 	_, source, err := receiver.ReadFromUDPAddrPort(make([]byte, 16))
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, err)
 	return source.Addr().Unmap().String()
 }
 
@@ -251,9 +244,7 @@ func TestMarkIsForWhatPodsSendAndForReplies(t *testing.T) {
 	mustCall := func(t *testing.T, server string) {
 		t.Helper()
 		to := nstest.Serve(t, s.outside, "udp", netip.AddrPortFrom(nstest.Addr(server), 0))
-		if err := call(s.pod, "udp", to.String(), patience); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, call(s.pod, "udp", to.String(), patience))
 	}
 	unanswered := func(t *testing.T, server string) {
 		t.Helper()
@@ -273,9 +264,7 @@ func TestMarkIsForWhatPodsSendAndForReplies(t *testing.T) {
 			// slow machine sends more than one.)
 			return errors.Join(err, call(s.outside, "udp", answering.String(), patience))
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 	}
 	for _, tc := range []struct {
 		name  string
@@ -307,9 +296,7 @@ func TestMarkIsForWhatPodsSendAndForReplies(t *testing.T) {
 			setUp: func(t *testing.T) {
 				nft(t, s.host, "add table inet agent; add chain inet agent f { type filter hook forward priority mangle; }; "+
 					"add rule inet agent f meta mark set 0xffffffff")
-				if err := s.c.Remove(context.Background(), ep); err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, s.c.Remove(context.Background(), ep))
 			},
 			do:   func(t *testing.T) { mustCall(t, far4); mustCall(t, far6) },
 			want: map[string]int{"out_unmarked": 2, "in_unmarked": 2},
@@ -340,9 +327,7 @@ func TestMarkLeavesOtherBitsAlone(t *testing.T) {
 		chain after { type filter hook forward priority filter; oifname "up0" meta mark 0xabcdffff counter name forwarded; }
 		chain last { type filter hook postrouting priority 301; oifname "up0" meta mark 0xabcdefff counter name left; }
 	}`)
-	if err := nstest.Ping(t, s.pod, nstest.Addr(far4)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, nstest.Ping(t, s.pod, nstest.Addr(far4)))
 	got := counts(t, s.host)
 	if got["forwarded"] == 0 || got["left"] == 0 {
 		t.Errorf("with bits that others set, packets forwarded and sent: %v", got)
@@ -355,17 +340,13 @@ func TestMarkOfPodsWithoutAddressesGoesByMAC(t *testing.T) {
 	nstest.Run(t, s.host, "ip", "link", "set", "cbr0", "type", "bridge", "nf_call_iptables", "1")
 	mustEnsure(t, s.c, Network{Name: "lan"})
 	mac, err := net.ParseMAC(podMAC)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	nft(t, s.host, spy)
 	ask := func() map[string]int {
 		t.Helper()
 		counts(t, s.host)
 		at := nstest.Serve(t, s.other, "udp", netip.AddrPortFrom(nstest.Addr(other4), 0))
-		if err := call(s.pod, "udp", at.String(), patience); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, call(s.pod, "udp", at.String(), patience))
 		return counts(t, s.host)
 	}
 	if diff := cmp.Diff(map[string]int{"in_unmarked": 2}, ask()); diff != "" {
@@ -431,9 +412,7 @@ func sendMarked(tb testing.TB, from *netns.NS, to, echo string, mark int) {
 		}
 		return nstest.Ping(tb, from, nstest.Addr(echo))
 	})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, err)
 }
 
 func TestMarkOfAnotherAgentAdmitsNothing(t *testing.T) {
@@ -473,8 +452,6 @@ func TestMarkOfAnotherAgentAdmitsNothing(t *testing.T) {
 	nstest.Script(t, s.host, "iptables -t mangle -F")
 	passes(s.other, far4, bridge4, 0x1000, 0)
 	passes(s.pod, far4, bridge4, 0x1000, 1)
-	if err := s.c.Remove(context.Background(), pod("0123456789a", pod4, pod6)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.c.Remove(context.Background(), pod("0123456789a", pod4, pod6)))
 	passes(s.pod, far4, bridge4, 0x1000, 0)
 }

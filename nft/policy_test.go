@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
@@ -103,9 +104,7 @@ func TestPolicyDropsWhatItShould(t *testing.T) {
 func bridgeEntries(tb testing.TB, c *Conn) map[string]string {
 	tb.Helper()
 	all, err := c.tables.Elements(context.Background())
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, err)
 	got := map[string]string{}
 	for _, el := range all {
 		for _, s := range ruleset.BridgeSets() {
@@ -172,9 +171,7 @@ func TestNetworksOfOneBridgeShareItsPolicy(t *testing.T) {
 	if diff := cmp.Diff(want, bridgeEntries(t, c)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	if err := c.RemoveNetwork(ctx, "a"); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.RemoveNetwork(ctx, "a"))
 	if ready, err := c.Ready(ctx, b); ready || err != nil {
 		t.Errorf("Ready without what the other network had for both: %v, %v", ready, err)
 	}
@@ -184,9 +181,7 @@ func TestNetworksOfOneBridgeShareItsPolicy(t *testing.T) {
 		t.Errorf("afterwards (-want +got):\n%s", diff)
 	}
 	for _, name := range []string{"open", "b"} {
-		if err := c.RemoveNetwork(ctx, name); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, c.RemoveNetwork(ctx, name))
 	}
 	if out := nft(t, ns, "list", "ruleset"); out != "" {
 		t.Errorf("left:\n%s", out)

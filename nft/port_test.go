@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
@@ -114,9 +115,7 @@ func TestPortsAreAddedAndRemoved(t *testing.T) {
 			if err := c.Replace(context.Background(), ep); err != nil {
 				t.Error(err)
 			}
-			if err := c.Remove(context.Background(), ep); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, c.Remove(context.Background(), ep))
 			wantNoElements(t, c)
 		})
 	}
@@ -126,9 +125,7 @@ func TestPortsAreAddedAndRemoved(t *testing.T) {
 func wantNoElements(tb testing.TB, c *Conn) {
 	tb.Helper()
 	all, err := c.tables.Elements(context.Background())
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, err)
 	for _, el := range all {
 		if !strings.HasPrefix(el.Comment, ruleset.OwnerPrefix+":") {
 			tb.Errorf("%s (comment %q) is left", el, el.Comment)
@@ -175,9 +172,7 @@ func TestTakenPortIsRefused(t *testing.T) {
 			mustAdd(t, c, theirs)
 			err := c.Add(ctx, mine)
 			if tc.port == "" {
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, err)
 				wantEndpoints(t, c, theirs, mine)
 				return
 			}
@@ -190,20 +185,14 @@ func TestTakenPortIsRefused(t *testing.T) {
 			wantEndpoints(t, c, theirs)
 			wantReady(t, c, podnet(), theirs)
 			// What a caller does that knows that the owner is dead.
-			if err := c.Replace(ctx, mine); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, c.Replace(ctx, mine))
 			wantReady(t, c, podnet(), mine)
-			if err := c.RemoveOwners(ctx, theirs.Owner); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, c.RemoveOwners(ctx, theirs.Owner))
 			wantEndpoints(t, c, mine)
 			if err := c.Add(ctx, theirs); !errors.Is(err, fs.ErrExist) {
 				t.Errorf("after the port was taken over: %v", err)
 			}
-			if err := c.Remove(ctx, mine); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, c.Remove(ctx, mine))
 			wantNoElements(t, c)
 			mustAdd(t, c, theirs)
 		})
@@ -251,9 +240,7 @@ func TestAbandonedClaimDoesNotKeepAPort(t *testing.T) {
 	a, b := publisher(1, tcpPort("192.0.2.1", 8080)), publisher(2, tcpPort("192.0.2.2", 8080))
 	all := publisher(3, tcpPort("", 8080))
 	mustAdd(t, c, a, b)
-	if err := c.Remove(ctx, a); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.Remove(ctx, a))
 	if err := c.Add(ctx, all); !errors.Is(err, fs.ErrExist) {
 		t.Fatalf("while one of two ports behind a claim is left: %v", err)
 	}
@@ -262,15 +249,11 @@ func TestAbandonedClaimDoesNotKeepAPort(t *testing.T) {
 	if err := c.Add(ctx, a); !errors.Is(err, fs.ErrExist) {
 		t.Fatalf("after the claim was taken away: %v", err)
 	}
-	if err := c.RemoveOwners(ctx, all.Owner, b.Owner); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.RemoveOwners(ctx, all.Owner, b.Owner))
 	wantNoElements(t, c)
 	mustAdd(t, c, a)
 	nft(t, ns, "delete element inet tombolo hostaddrs4 { 192.0.2.1 . tcp . 8080 }")
-	if err := c.Replace(ctx, all); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.Replace(ctx, all))
 	wantReady(t, c, podnet(), all)
 }
 
@@ -312,15 +295,11 @@ func TestReplaceBringsPortsBack(t *testing.T) {
 	nft(t, ns, "delete table inet tombolo")
 	mustEnsure(t, c, podnet())
 	for range 2 {
-		if err := c.Replace(ctx, eps...); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, c.Replace(ctx, eps...))
 		wantEndpoints(t, c, eps...)
 	}
 	wantReady(t, c, podnet(), eps...)
-	if err := c.RemoveNetwork(ctx, "podnet"); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.RemoveNetwork(ctx, "podnet"))
 	if out := nft(t, ns, "list", "ruleset"); out != "" {
 		t.Errorf("left:\n%s", out)
 	}
@@ -372,9 +351,7 @@ func TestOneOfManyGetsThePort(t *testing.T) {
 						t.Errorf("racers %v all got it", winners)
 					}
 				}
-				if err := c.RemoveOwners(context.Background(), owners...); err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, c.RemoveOwners(context.Background(), owners...))
 				wantNoElements(t, c)
 			}
 		})

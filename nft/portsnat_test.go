@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -44,9 +45,7 @@ func TestPortSNATSaysWhoLosesItsAddress(t *testing.T) {
 			ep.Ports, ep.PortSNAT = tcpAndUDP(Port{HostPort: hostPort, PodPort: podPort}), tc.snat
 			n := p.network
 			n.PortSNAT = true
-			if err := p.c.Remove(ctx, p.ep); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, p.c.Remove(ctx, p.ep))
 			mustEnsure(t, p.c, n)
 			mustAdd(t, p.c, ep)
 			p.serve(t)
@@ -82,9 +81,7 @@ func TestPortSNATSaysWhoLosesItsAddress(t *testing.T) {
 			}
 			// Another one, as what it was is removed whole.
 			ep.PortSNAT = SNATAll
-			if err := p.c.Remove(ctx, ep); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, p.c.Remove(ctx, ep))
 			if eps, err := p.c.Endpoints(ctx, "podnet"); err != nil || len(eps) > 1 || strings.Contains(nft(t, p.host, "list", "table", "inet", "tombolo"), string(ep.Owner)) {
 				t.Errorf("after Remove: %v, %v", eps, err)
 			}

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -72,16 +73,12 @@ func TestNetworksAreQuietByThemselves(t *testing.T) {
 	mustEnsure(t, c, a)
 	mustEnsure(t, c, b)
 	wantReady(t, c, a)
-	if err := c.RemoveNetwork(t.Context(), "a"); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.RemoveNetwork(t.Context(), "a"))
 	wantReady(t, c, b)
 	if out := nft(t, ns, "list", "ruleset"); strings.Contains(out, "quiet-a") {
 		t.Errorf("something of a network is left that was removed:\n%s", out)
 	}
-	if err := c.RemoveNetwork(t.Context(), "b"); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.RemoveNetwork(t.Context(), "b"))
 	if out := nft(t, ns, "list", "ruleset"); out != "" {
 		t.Errorf("after both are removed:\n%s", out)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
@@ -190,9 +191,7 @@ func TestSettingsOfChainsTellNetworksApart(t *testing.T) {
 	}
 	comment := func(n Network) string {
 		rs, err := on(nil, nil).ruleset(&n)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		i := slices.IndexFunc(rs.Chains, func(ch ruleset.Chain) bool { return ch.Name == "masq-a" })
 		return rs.Chains[i].Comment(1)
 	}
@@ -226,9 +225,7 @@ func withoutSentinels(listing string) string {
 func TestDocumentationShowsTheRuleset(t *testing.T) {
 	t.Parallel()
 	source, err := os.ReadFile("../docs/ruleset.nft")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var documented []string
 	for line := range strings.Lines(string(source)) {
 		documented = append(documented, strings.TrimRight(regexp.MustCompile(` # .*`).ReplaceAllString(line, ""), "\n"))

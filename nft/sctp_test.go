@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -48,9 +49,7 @@ func sctpListen(tb testing.TB, ns *netns.NS, addr string) *net.IPConn {
 		conn, err = net.ListenIP(network, &net.IPAddr{IP: nstest.Addr(addr).AsSlice()})
 		return err
 	})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, err)
 	tb.Cleanup(func() { conn.Close() })
 	return conn
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
@@ -32,9 +33,7 @@ func sentinelPods() []Endpoint {
 func allSets(t *testing.T, c *Conn, n Network) []ruleset.Set {
 	t.Helper()
 	rs, err := c.ruleset(&n)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return rs.Sets()
 }
 
@@ -71,9 +70,7 @@ func TestEmptiedSetIsFoundAndMended(t *testing.T) {
 		if out, err := c.Prepare(ctx, n); err != nil || out != (Outcome{Changed: true, Emptied: true}) {
 			t.Errorf("%s: Prepare: %+v, %v", s.Name, out, err)
 		}
-		if err := c.Replace(ctx, pods...); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, c.Replace(ctx, pods...))
 		if ready, err := c.Ready(ctx, n); ready || err != nil {
 			t.Errorf("%s: Ready before Ensure: %v, %v", s.Name, ready, err)
 		}
@@ -117,9 +114,7 @@ func TestPrepareIsNotTheEnd(t *testing.T) {
 				t.Errorf("%q: Ready: %v, %v", damage, ready, err)
 			}
 		}
-		if err := c.Replace(ctx, pods...); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, c.Replace(ctx, pods...))
 		mustEnsure(t, c, n)
 		wantReady(t, c, n, pods...)
 		if out, err := c.Prepare(ctx, n); err != nil || out != (Outcome{}) {
@@ -135,18 +130,12 @@ func TestSentinelsAreNobodys(t *testing.T) {
 	n, pods := sentinelNet(), sentinelPods()
 	mustEnsure(t, c, n)
 	mustAdd(t, c, pods...)
-	if err := c.Remove(ctx, pods[0]); err != nil {
-		t.Fatal(err)
-	}
-	if err := c.RemoveOwners(ctx, pods[1].Owner); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.Remove(ctx, pods[0]))
+	must.Succeed(t, c.RemoveOwners(ctx, pods[1].Owner))
 	wantEndpoints(t, c)
 	wantNoElements(t, c)
 	wantReady(t, c, n)
-	if err := c.RemoveNetwork(ctx, n.Name); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.RemoveNetwork(ctx, n.Name))
 	if left := nft(t, ns, "list", "ruleset"); left != "" {
 		t.Errorf("the last network leaves:\n%s", left)
 	}
@@ -179,15 +168,11 @@ func TestLostClaimsAreFoundAndRestored(t *testing.T) {
 	if err := c.Add(ctx, rival); err != nil {
 		t.Fatalf("without the claim, the port is not free: %v", err)
 	}
-	if err := c.Remove(ctx, rival); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.Remove(ctx, rival))
 	if diffs, err := c.CheckEndpoint(ctx, holder); err != nil || len(diffs) != 2 || !names(diffs, "set hostclaims of table inet tombolo: element ipv4 . tcp . 8080") {
 		t.Errorf("CheckEndpoint: %v, %v", diffs, err)
 	}
-	if err := c.Replace(ctx, holder); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.Replace(ctx, holder))
 	if diffs, err := c.CheckEndpoint(ctx, holder); err != nil || len(diffs) > 0 {
 		t.Errorf("CheckEndpoint after Replace: %v, %v", diffs, err)
 	}
@@ -204,9 +189,7 @@ func TestLostClaimsAreFoundAndRestored(t *testing.T) {
 func mustGeneration(t *testing.T, c *Conn) uint32 {
 	t.Helper()
 	generation, err := c.tables.Generation()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return generation
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/nft/foreign"
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
@@ -20,9 +21,7 @@ func TestTwoTablesLeaveEachOtherAlone(t *testing.T) {
 	s := newSite(t)
 	embedder := &Config{NetNS: s.host, Table: "embedder", Mark: 0x2000}
 	other, err := Dial(embedder)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { other.Close() })
 	admission := foreign.On(s.c.Socket(), nil)
 	otherAdmission := foreign.On(other.Socket(), &foreign.Config{Table: embedder.Table, Mark: embedder.Mark})
@@ -92,22 +91,14 @@ func TestTwoTablesLeaveEachOtherAlone(t *testing.T) {
 	if out := mustEnsure(t, s.c, ours); !out.Emptied {
 		t.Errorf("not mended: %+v", out)
 	}
-	if err := s.c.Replace(ctx, pod); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.c.Replace(ctx, pod))
 	both()
 	// What is removed of one stays with the other.
-	if err := s.c.RemoveOwners(ctx, pod.Owner, second.Owner); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.c.RemoveOwners(ctx, pod.Owner, second.Owner))
 	for _, n := range []Network{ours, theirs} {
-		if err := s.c.RemoveNetwork(ctx, n.Name); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, s.c.RemoveNetwork(ctx, n.Name))
 	}
-	if err := admission.Remove(ctx); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, admission.Remove(ctx))
 	if left := tables(DefaultTable); left != "" {
 		t.Errorf("left of the default table:\n%s", left)
 	}
@@ -137,8 +128,6 @@ func TestTablesThatCannotBe(t *testing.T) {
 		}
 	}
 	c, err := Dial(&Config{NetNS: ns, Table: DefaultTable})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	c.Close()
 }

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -279,15 +280,11 @@ func TestGuardStopsServersAndRouters(t *testing.T) {
 	// is said to be a host's.
 	mustAdd(t, s.c, s.guarded(pod4, pod6))
 	s.want(t, serverFrames(), true)
-	if err := s.c.Move(context.Background(), s.guarded(pod4, pod6), s.untrusted(pod4, pod6)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.c.Move(context.Background(), s.guarded(pod4, pod6), s.untrusted(pod4, pod6)))
 	s.want(t, serverFrames(), false)
 	s.want(t, attacks(), false)
 	s.want(t, hostFrames(), true)
-	if err := s.c.Move(context.Background(), s.untrusted(pod4, pod6), s.guarded(pod4, pod6)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.c.Move(context.Background(), s.untrusted(pod4, pod6), s.guarded(pod4, pod6)))
 	s.want(t, serverFrames(), true)
 }
 
@@ -308,9 +305,7 @@ func TestGuardLetsAPodGetItsLease(t *testing.T) {
 	s.want(t, rest, false)
 	s.want(t, slices.DeleteFunc(serverFrames(), func(f namedFrame) bool { return strings.HasPrefix(f.name, "ARP probe") }), false)
 	s.want(t, attacks(), false)
-	if err := s.c.Move(context.Background(), s.untrusted(), s.untrusted(pod4, pod6)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.c.Move(context.Background(), s.untrusted(), s.untrusted(pod4, pod6)))
 	s.want(t, hostFrames(), true)
 	s.want(t, serverFrames(), false)
 	s.want(t, attacks(), false)
@@ -359,17 +354,13 @@ func TestGuardKnowsAddressesMadeOfTheMAC(t *testing.T) {
 	s.want(t, slaacFrames(), false)
 	slaac := s.untrusted(pod4)
 	slaac.SLAAC = true
-	if err := s.c.Move(context.Background(), s.untrusted(pod4), slaac); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.c.Move(context.Background(), s.untrusted(pod4), slaac))
 	s.want(t, slaacFrames(), true)
 	s.want(t, others, false)
 	// What pod6 and other6 are in the lists is not made of a MAC.
 	known := s.untrusted(pod4, pod6)
 	known.SLAAC = true
-	if err := s.c.Move(context.Background(), slaac, known); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.c.Move(context.Background(), slaac, known))
 	s.want(t, slices.Concat(slaacFrames(), hostFrames()), true)
 	s.want(t, slices.Concat(others, attacks(), serverFrames()), false)
 }

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"io/fs"
 	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // A pod is guarded before it has its port, and gets its host ports later: what it has
@@ -30,9 +32,7 @@ func TestUpdateAddsWhatIsMissing(t *testing.T) {
 			mustEnsure(t, c, guardNet())
 			mustAdd(t, c, old)
 			for range 2 {
-				if err := c.Update(ctx, old, whole); err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, c.Update(ctx, old, whole))
 				if got := normal(nft(t, ns, "list", "ruleset")); got != wanted {
 					t.Errorf("after the update:\n%s\nwant:\n%s", got, wanted)
 				}
@@ -130,8 +130,6 @@ func TestRemoveOfTheSameTwice(t *testing.T) {
 	mustEnsure(t, c, guardNet())
 	bare, whole := guardedPod("0000000000a", "veth1", podMAC), guardedPod("0000000000a", "veth1", podMAC, pod4)
 	mustAdd(t, c, whole)
-	if err := c.Remove(context.Background(), bare, whole, whole); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.Remove(context.Background(), bare, whole, whole))
 	wantEndpoints(t, c)
 }

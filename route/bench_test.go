@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/route"
@@ -18,12 +19,8 @@ func BenchmarkAddRemove(b *testing.B) {
 		b.Run(r.Dst.String(), func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				if err := h.c.Add(r); err != nil {
-					b.Fatal(err)
-				}
-				if err := h.c.Remove(r); err != nil {
-					b.Fatal(err)
-				}
+				must.Succeed(b, h.c.Add(r))
+				must.Succeed(b, h.c.Remove(r))
 			}
 		})
 	}
@@ -47,9 +44,7 @@ func BenchmarkGet(b *testing.B) {
 func BenchmarkEnsureUnchanged(b *testing.B) {
 	h := newHost(b)
 	r := route.Route{Dst: nstest.Prefix("192.0.2.0/24"), Gateway: nstest.Addr("10.1.0.1"), Link: h.eth0}
-	if err := h.c.Add(r); err != nil {
-		b.Fatal(err)
-	}
+	must.Succeed(b, h.c.Add(r))
 	b.ReportAllocs()
 	for b.Loop() {
 		if changed, err := h.c.Ensure(r); changed || err != nil {
@@ -64,9 +59,7 @@ func TestAllocationsOfAMessage(t *testing.T) {
 	r := route.Route{Dst: nstest.Prefix("192.0.2.0/24"), Gateway: nstest.Addr("10.1.0.1")}
 	c := nl.New(nltest.NewFake(nltest.AckAll))
 	add(&b, "add route")(r.AddMessage())
-	if err := c.Execute(&b); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.Execute(&b))
 	got := testing.AllocsPerRun(100, func() {
 		b.Reset()
 		add(&b, "add route")(r.AddMessage())

@@ -13,6 +13,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/route"
@@ -210,9 +211,7 @@ func TestEnsurePassesErrorsOn(t *testing.T) {
 	h := newHost(t)
 	there := route.Route{Dst: nstest.Prefix("192.0.2.0/24"), Link: h.eth0}
 	other := route.Route{Dst: nstest.Prefix("192.0.2.0/24"), Link: h.eth1}
-	if err := h.c.Add(there); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, h.c.Add(there))
 	for _, tt := range []struct {
 		name  string
 		want  route.Route
@@ -249,9 +248,7 @@ func TestInterruptedListsAreTriedAgain(t *testing.T) {
 		fault := &nltest.Fault{Interrupt: true, Times: 2}
 		conn := nltest.Dial(t, unix.NETLINK_ROUTE, h.ns, fault)
 		want, err := list(h.c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		got, err := list(route.On(conn))
 		if err != nil || got != want {
 			t.Errorf("%s: %d, %v, want %d", name, got, err, want)
@@ -288,14 +285,10 @@ func TestObjectsAreNamedInErrors(t *testing.T) {
 func TestCloseLeavesASharedConnectionOpen(t *testing.T) {
 	t.Parallel()
 	conn, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: nstest.New(t)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer conn.Close()
 	c := route.On(conn)
-	if err := c.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.Close())
 	if _, err := c.List(route.Filter{}); err != nil {
 		t.Errorf("after Close: %v", err)
 	}
@@ -305,9 +298,7 @@ func TestDialWithoutConfigIsTheCallersNamespace(t *testing.T) {
 	t.Parallel()
 	nstest.RequireRoot(t)
 	c, err := route.Dial(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer c.Close()
 	if _, err := c.Rules(unix.AF_INET); err != nil {
 		t.Error(err)

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // The targets read what might be an object, and if it is one, ask for it and read
@@ -44,9 +45,7 @@ func FuzzRoute(f *testing.F) {
 		}
 		mustKeepUnknown(t, data, m.Data, unix.SizeofRtMsg)
 		again, _, err := decode(m.Data)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		want := r.normal()
 		if diff := cmp.Diff(askable(want), askable(again), cmpopts.EquateComparable(r.Dst, r.Gateway), cmpopts.EquateEmpty()); diff != "" {
 			t.Errorf("read and asked for (-first +again):\n%s", diff)
@@ -94,9 +93,7 @@ func FuzzRule(f *testing.F) {
 		}
 		mustKeepUnknown(t, data, m.Data, 12)
 		again, _, err := decodeRule(m.Data)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if diff := cmp.Diff(askableRule(r), askableRule(again), cmpopts.EquateComparable(r.From)); diff != "" {
 			t.Errorf("read and asked for (-first +again):\n%s", diff)
 		}
@@ -137,9 +134,7 @@ func FuzzNeighbour(f *testing.F) {
 		}
 		mustKeepUnknown(t, data, m.Data, unix.SizeofNdMsg)
 		again, _, err := decodeNeighbour(m.Data)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if n.State == 0 {
 			n.State = Permanent
 		}
@@ -155,14 +150,12 @@ func mustKeepUnknown(t *testing.T, listed, copied []byte, header int) {
 	const unheardOf = 64
 	unknown := func(b []byte) []netlink.Attribute {
 		var list []netlink.Attribute
-		if err := nl.Decode(b[header:], func(ad *netlink.AttributeDecoder) error {
+		must.Succeed(t, nl.Decode(b[header:], func(ad *netlink.AttributeDecoder) error {
 			if ad.Type() >= unheardOf {
 				list = append(list, nl.Keep(ad))
 			}
 			return nil
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 		return list
 	}
 	if diff := cmp.Diff(unknown(listed), unknown(copied)); diff != "" {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/route"
@@ -53,9 +54,7 @@ func newHost(tb testing.TB) host {
 func (h host) waitUntilLocal(tb testing.TB, a netip.Addr) {
 	tb.Helper()
 	watch, err := nl.Subscribe(unix.NETLINK_ROUTE, &nl.Config{NetNS: h.ns}, unix.RTNLGRP_IPV6_ROUTE)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, err)
 	defer watch.Close()
 	for {
 		if r, err := h.c.Get(a); err == nil && r.Type == route.Local {
@@ -70,9 +69,7 @@ func (h host) waitUntilLocal(tb testing.TB, a netip.Addr) {
 func dial(tb testing.TB, ns *netns.NS) *route.Conn {
 	tb.Helper()
 	c, err := route.Dial(&route.Config{NetNS: ns})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, err)
 	tb.Cleanup(func() { c.Close() })
 	return c
 }
@@ -199,9 +196,7 @@ func TestRouteIsWhatItWasAskedToBe(t *testing.T) {
 	nstest.Run(t, h.ns, "ip", "nexthop", "add", "id", "9", "via", "10.1.0.1", "dev", "eth0")
 	for _, tt := range routes(h) {
 		t.Run(tt.name, func(t *testing.T) {
-			if err := h.c.Add(tt.route); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, h.c.Add(tt.route))
 			dst := tt.route.Dst.Masked().String()
 			if !tt.route.Dst.IsValid() {
 				dst = "0.0.0.0/0"
@@ -229,9 +224,7 @@ func TestRouteIsWhatItWasAskedToBe(t *testing.T) {
 				t.Errorf("Ensure: changed %t, %v, want no change", changed, err)
 			}
 			for range 2 { // what is not there is success
-				if err := h.c.Remove(tt.route); err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, h.c.Remove(tt.route))
 				if got := h.shown(t, dst); len(got) > 0 {
 					t.Errorf("left after Remove: %s", got)
 				}
@@ -312,9 +305,7 @@ func TestListIsFilteredByTheKernel(t *testing.T) {
 		{Dst: p("2001:db8::/32"), Gateway: a("fd02::1")},
 		{Dst: p("2001:db8::/32"), Link: h.eth0, Table: 1000},
 	} {
-		if err := h.c.Add(r); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, h.c.Add(r))
 	}
 	for _, tt := range []struct {
 		name   string
@@ -340,9 +331,7 @@ func TestListIsFilteredByTheKernel(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			list, err := h.c.List(tt.filter)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			var got []string
 			for _, r := range list {
 				got = append(got, h.withNames(r.String()))
@@ -384,9 +373,7 @@ func TestGetFindsTheWay(t *testing.T) {
 		{Dst: p("203.0.113.0/24"), Type: route.Prohibit},
 		{Dst: p("2001:db8::/32"), Gateway: a("fd01::1")},
 	} {
-		if err := h.c.Add(r); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, h.c.Add(r))
 	}
 	nstest.Run(t, h.ns, "ip", "rule", "add", "to", "198.51.100.0/24", "table", "1000")
 	for _, tt := range []struct {
@@ -504,17 +491,11 @@ func TestDelMatchesWhatIsSet(t *testing.T) {
 				{Dst: dst, Priority: 6, Gateway: a("10.1.0.3"), Protocol: route.ProtocolStatic},
 				{Dst: dst, Priority: 7, Gateway: a("10.2.0.1")},
 			} {
-				if err := h.c.Replace(r); err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, h.c.Replace(r))
 			}
-			if err := h.c.Remove(tt.del); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, h.c.Remove(tt.del))
 			list, err := h.c.List(route.Filter{Table: route.TableMain})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			var left []int
 			for _, r := range list {
 				if r.Dst == tt.del.Dst {

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/route"
 )
@@ -209,9 +210,7 @@ func (h host) movable(t *testing.T) []moved {
 func text(t *testing.T, v any) string {
 	t.Helper()
 	b, err := json.Marshal(v)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return string(b)
 }
 
@@ -219,9 +218,7 @@ func text(t *testing.T, v any) string {
 func journalled[T any](t *testing.T, list []T) []T {
 	t.Helper()
 	var again []T
-	if err := json.Unmarshal([]byte(text(t, list)), &again); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, json.Unmarshal([]byte(text(t, list)), &again))
 	return again
 }
 
@@ -244,9 +241,7 @@ func TestObjectsAreMovedAsTheyAre(t *testing.T) {
 	h := newHost(t)
 	nstest.Run(t, h.ns, "ip", "link", "set", "lo", "up")
 	conn, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: h.ns})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer conn.Close()
 	ask := func(m netlink.Message, err error) error {
 		var b nl.Batch

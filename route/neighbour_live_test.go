@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/route"
 )
@@ -57,9 +58,7 @@ func TestNeighboursAreFilteredByTheKernel(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			list, err := h.c.Neighbours(tt.filter)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			var got []string
 			for _, n := range withoutMulticast(list) {
 				got = append(got, n.Addr.String())
@@ -79,9 +78,7 @@ func TestNeighboursThatAreAnsweredForAreListedApart(t *testing.T) {
 		nstest.Run(t, h.ns, "ip", append([]string{"neighbour", "add"}, strings.Fields(n)...)...)
 	}
 	list, err := h.c.Neighbours(route.NeighbourFilter{Link: h.eth0, Proxy: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if diff := cmp.Diff(want, list, cmpopts.EquateComparable(nstest.Addr("::")), cmpopts.IgnoreFields(route.Neighbour{}, "State")); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
@@ -94,9 +91,7 @@ func TestRulesOfANewNamespaceAreTheKernels(t *testing.T) {
 	t.Parallel()
 	c := dial(t, nstest.New(t))
 	list, err := c.Rules(0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	kernel := func(family uint8, priority, table uint32) route.Rule {
 		return route.Rule{Family: family, Priority: priority, Table: table, Action: unix.FR_ACT_TO_TBL, Protocol: route.ProtocolKernel}
 	}

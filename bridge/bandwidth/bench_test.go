@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // BenchmarkEnsure is what shaping adds to an ADD, on a port that is up.
@@ -24,9 +25,7 @@ func BenchmarkEnsure(b *testing.B) {
 					b.Fatal(changed, err)
 				}
 				b.StopTimer()
-				if err := n.conn.Remove(b.Context(), n.target); err != nil {
-					b.Fatal(err)
-				}
+				must.Succeed(b, n.conn.Remove(b.Context(), n.target))
 				b.StartTimer()
 			}
 		})
@@ -52,8 +51,6 @@ func BenchmarkRemove(b *testing.B) {
 		b.StopTimer()
 		n.ensure(b, both)
 		b.StartTimer()
-		if err := n.conn.Remove(b.Context(), n.target); err != nil {
-			b.Fatal(err)
-		}
+		must.Succeed(b, n.conn.Remove(b.Context(), n.target))
 	}
 }

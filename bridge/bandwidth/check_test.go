@@ -7,6 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -85,9 +86,7 @@ func TestCheckFindsAndEnsureMends(t *testing.T) {
 				nstest.Run(t, n.ns, args[0], args[1:]...)
 			}
 			diffs, err := n.conn.Check(t.Context(), n.target, both)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			var got, want []string
 			for _, d := range diffs {
 				got = append(got, d.String())

@@ -9,6 +9,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -17,9 +18,7 @@ import (
 func (n *node) through(tb testing.TB, wrap func(nl.Transport) nl.Transport) *bandwidth.Conn {
 	tb.Helper()
 	t, err := nl.Open(unix.NETLINK_ROUTE, &nl.Config{NetNS: n.ns})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, err)
 	conn := nl.New(wrap(t))
 	tb.Cleanup(func() { conn.Close() })
 	return bandwidth.On(conn)
@@ -146,9 +145,7 @@ func TestFreshEnsureAndRemoveListNothing(t *testing.T) {
 		t.Errorf("Ensure sent %d datagrams and %d dumps, want 4 and none", len(sent), dumps(sent))
 	}
 	nstest.Run(t, n.ns, "ip", "link", "del", n.target.Port)
-	if err := conn.Remove(t.Context(), bandwidth.Target{IFB: n.target.IFB, Owner: n.target.Owner}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, conn.Remove(t.Context(), bandwidth.Target{IFB: n.target.IFB, Owner: n.target.Owner}))
 	if sent := rec.Sent(); len(sent) != 2 || dumps(sent) != 0 {
 		t.Errorf("Remove sent %d datagrams and %d dumps, want 2 and none", len(sent), dumps(sent))
 	}
@@ -172,9 +169,7 @@ func TestEnsureStaysWithinItsAllocations(t *testing.T) {
 		if !n.ensure(t, both) {
 			t.Fatal("nothing changed")
 		}
-		if err := n.conn.Remove(t.Context(), n.target); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, n.conn.Remove(t.Context(), n.target))
 	})
 	const most = 350
 	t.Logf("%.0f allocations for an Ensure and a Remove", allocs)

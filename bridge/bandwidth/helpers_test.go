@@ -5,6 +5,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -45,8 +46,6 @@ func (n *node) addPod(tb testing.TB, hash string) (bandwidth.Target, *netns.NS) 
 func (n *node) ensure(tb testing.TB, s bandwidth.Shape) (changed bool) {
 	tb.Helper()
 	changed, err := n.conn.Ensure(tb.Context(), n.target, s)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, err)
 	return changed
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -35,9 +36,7 @@ type shown struct {
 func (n *node) qdiscs(tb testing.TB) map[string]shown {
 	tb.Helper()
 	var list []shown
-	if err := json.Unmarshal([]byte(nstest.Run(tb, n.ns, "tc", "-j", "-s", "qdisc", "show")), &list); err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, json.Unmarshal([]byte(nstest.Run(tb, n.ns, "tc", "-j", "-s", "qdisc", "show")), &list))
 	found := map[string]shown{}
 	for _, q := range list {
 		where := q.Dev + " root"
@@ -197,9 +196,7 @@ func TestEnsureGoesFromAnyShapeToAnyOther(t *testing.T) {
 				if got := n.qdiscs(t); len(got) != want {
 					t.Errorf("from %s to %s: %d qdiscs, want %d: %v", from, to, len(got), want, got)
 				}
-				if err := n.conn.Remove(t.Context(), n.target); err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, n.conn.Remove(t.Context(), n.target))
 				n.nothingLeft(t)
 			}
 		})
@@ -213,9 +210,7 @@ func TestEnsureChangesARateInPlace(t *testing.T) {
 	n := newNode(t)
 	n.ensure(t, both)
 	give(t, n)
-	if err := nstest.Ping(t, n.pod, nstest.Addr("10.77.0.1")); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, nstest.Ping(t, n.pod, nstest.Addr("10.77.0.1")))
 	index := nstest.Index(t, n.ns, n.target.IFB)
 	if !n.ensure(t, bandwidth.Shape{Ingress: bandwidth.Limit{Rate: 30e6}, Egress: bandwidth.Limit{Rate: 40e6, Burst: 1e6}}) {
 		t.Error("it says that nothing changed")
@@ -271,9 +266,7 @@ func TestTargetsDoNotCollide(t *testing.T) {
 	if n.ensure(t, both) {
 		t.Error("the second target changed the first")
 	}
-	if err := n.conn.Remove(t.Context(), other); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, n.conn.Remove(t.Context(), other))
 	if diffs, err := n.conn.Check(t.Context(), n.target, both); len(diffs) > 0 || err != nil {
 		t.Errorf("after the second was removed the first has %v, %v", diffs, err)
 	}
@@ -290,9 +283,7 @@ func TestRemoveLeavesNothing(t *testing.T) {
 			n := newNode(t)
 			n.ensure(t, s)
 			for range 2 { // gone is success
-				if err := n.conn.Remove(t.Context(), n.target); err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, n.conn.Remove(t.Context(), n.target))
 				n.nothingLeft(t)
 			}
 		})
@@ -312,9 +303,7 @@ func TestRemoveOnceThePortIsGone(t *testing.T) {
 			n.ensure(t, both)
 			nstest.Run(t, n.ns, "ip", "link", "del", n.target.Port)
 			change(&n.target)
-			if err := n.conn.Remove(t.Context(), n.target); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, n.conn.Remove(t.Context(), n.target))
 			n.nothingLeft(t)
 		})
 	}
@@ -324,9 +313,7 @@ func TestRemoveKnowsThePortByNameAlone(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	n.ensure(t, both)
-	if err := n.conn.Remove(t.Context(), bandwidth.Target{Port: n.target.Port, IFB: n.target.IFB}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, n.conn.Remove(t.Context(), bandwidth.Target{Port: n.target.Port, IFB: n.target.IFB}))
 	n.nothingLeft(t)
 }
 
@@ -354,9 +341,7 @@ func TestForeignFiltersAndQdiscsStay(t *testing.T) {
 	if diffs, err := n.conn.Check(t.Context(), n.target, s); len(diffs) > 0 || err != nil {
 		t.Errorf("Check finds %v, %v", diffs, err)
 	}
-	if err := n.conn.Remove(t.Context(), n.target); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, n.conn.Remove(t.Context(), n.target))
 	if out := nstest.Run(t, n.ns, "tc", "filter", "show", "dev", port, "egress"); !strings.Contains(out, "pref 9") {
 		t.Errorf("the other filter is gone:\n%s", out)
 	}
@@ -389,9 +374,7 @@ func TestEgressWorksOverAnIngressQdiscThatIsThere(t *testing.T) {
 	if n.ensure(t, s) {
 		t.Error("the second Ensure changed something")
 	}
-	if err := n.conn.Remove(t.Context(), n.target); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, n.conn.Remove(t.Context(), n.target))
 	if _, left := n.qdiscs(t)[n.target.Port+" ingress"]; !left {
 		t.Error("the ingress qdisc of somebody else's is gone")
 	}

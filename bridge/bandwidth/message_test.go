@@ -9,6 +9,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 )
 
@@ -46,9 +47,7 @@ func TestQueueHoldsWhatTheBucketLetsThrough(t *testing.T) {
 		for _, burst := range []uint64{0, 1, 1e6, 1 << 40} {
 			for _, mtu := range []int{68, 1500, 9000, 65535} {
 				s, _, err := Shape{Egress: Limit{Rate: rate, Burst: burst}}.Effective(mtu)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, err)
 				b := s.Egress.bucket(mtu)
 				if longest := min(b.Burst, segmented); b.Limit < longest {
 					t.Fatalf("%d bit/s, burst %d, MTU %d: %v has no room for a packet of %d bytes", rate, burst, mtu, b, longest)
@@ -74,9 +73,7 @@ func TestQueueIsShort(t *testing.T) {
 		{1e15, mostBytes}, // what 32 bits hold
 	} {
 		s, _, err := Shape{Ingress: Limit{Rate: c.rate}}.Effective(1500)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if got := s.Ingress.bucket(1500).Limit; got != c.want {
 			t.Errorf("at %d bit/s the queue is %d bytes, want %d", c.rate, got, c.want)
 		}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -30,12 +31,8 @@ func throughput(tb testing.TB, from, to *netns.NS, addr string) float64 {
 	tb.Helper()
 	server := exec.Command("iperf3", "--server", "--one-off", "--forceflush")
 	out, err := server.StdoutPipe()
-	if err != nil {
-		tb.Fatal(err)
-	}
-	if err := to.Do(server.Start); err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, err)
+	must.Succeed(tb, to.Do(server.Start))
 	defer server.Wait()
 	defer server.Process.Kill()
 	for lines := bufio.NewScanner(out); !strings.Contains(lines.Text(), "listening"); {
@@ -51,9 +48,7 @@ func throughput(tb testing.TB, from, to *netns.NS, addr string) float64 {
 			} `json:"sum_received"`
 		}
 	}
-	if err := json.Unmarshal([]byte(report), &r); err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, json.Unmarshal([]byte(report), &r))
 	return r.End.Received.Rate
 }
 

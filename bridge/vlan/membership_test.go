@@ -8,6 +8,7 @@ import (
 	"github.com/mdlayher/netlink"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 func TestMembershipReadsAsTheCommandBridgeHasIt(t *testing.T) {
@@ -64,13 +65,9 @@ func TestRangesGoToTheKernelAndBack(t *testing.T) {
 		ae.Nested(dbEntry, r.encode)
 	}
 	b, err := ae.Encode()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	got := entries{}
-	if err := nl.Decode(b, got.decode); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, nl.Decode(b, got.decode))
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}

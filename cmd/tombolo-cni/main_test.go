@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -77,17 +78,11 @@ func TestARuntimeCallsItByTheEnvironment(t *testing.T) {
 func name(t *testing.T, of string) (plugin, path string) {
 	t.Helper()
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	dir := t.TempDir()
 	plugin, path = filepath.Join(dir, "tombolo"), filepath.Join(dir, of)
-	if err := os.Symlink(self, plugin); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte("#!"+plugin+" as\n"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Symlink(self, plugin))
+	must.Succeed(t, os.WriteFile(path, []byte("#!"+plugin+" as\n"), 0o755))
 	return plugin, path
 }
 

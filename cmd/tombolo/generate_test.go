@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra/doc"
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 const shipped = "../../../deploy/share/"
@@ -26,9 +27,7 @@ func TestManPagesAreThoseOfTheCommands(t *testing.T) {
 	for _, c := range below(root) {
 		c.DisableAutoGenTag = true
 	}
-	if err := doc.GenManTree(root, &doc.GenManHeader{Section: "8", Source: "Tombolo", Manual: "System administration", Date: &date}, dir); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, doc.GenManTree(root, &doc.GenManHeader{Section: "8", Source: "Tombolo", Manual: "System administration", Date: &date}, dir))
 	pages, err := filepath.Glob(dir + "/*.8")
 	if err != nil || len(pages) < 15 {
 		t.Fatalf("%d pages, %v", len(pages), err)
@@ -39,9 +38,7 @@ func TestManPagesAreThoseOfTheCommands(t *testing.T) {
 		golden.Compare(t, shipped+filepath.Base(page), string(mustRead(t, page)))
 	}
 	there, err := filepath.Glob("../../deploy/share/tombolo*.8")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for _, page := range there {
 		if name := filepath.Base(page); name != "tombolod.8" && !slices.Contains(names, name) {
 			t.Errorf("deploy/share/%s is of no command", name)
@@ -53,9 +50,7 @@ func TestManPagesAreThoseOfTheCommands(t *testing.T) {
 func asTombolo(t *testing.T) []string {
 	t.Helper()
 	dir := t.TempDir()
-	if err := os.Symlink(mustSelf(t), filepath.Join(dir, "tombolo")); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Symlink(mustSelf(t), filepath.Join(dir, "tombolo")))
 	return append(os.Environ(), runMain+"=1", "PATH="+dir+":"+os.Getenv("PATH"))
 }
 
@@ -63,18 +58,12 @@ func TestBashCompletesWhatCanFollow(t *testing.T) {
 	t.Parallel()
 	environ, state := asTombolo(t), t.TempDir()
 	for _, name := range []string{"pods.json", "lab.json"} {
-		if err := os.MkdirAll(filepath.Join(state, "networks"), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(state, "networks", name), nil, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.MkdirAll(filepath.Join(state, "networks"), 0o755))
+		must.Succeed(t, os.WriteFile(filepath.Join(state, "networks", name), nil, 0o644))
 	}
 	var nics []string
 	links, err := os.ReadDir("/sys/class/net")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for _, l := range links {
 		nics = append(nics, l.Name())
 	}

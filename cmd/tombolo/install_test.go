@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // built is a directory of our programs: that of TOMBOLO_BIN, or what is built.
@@ -49,18 +51,14 @@ func start(t *testing.T, path string, env []string, args ...string) outcome {
 func mustSelf(t *testing.T) string {
 	t.Helper()
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return self
 }
 
 func mustRead(t *testing.T, path string) []byte {
 	t.Helper()
 	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return text
 }
 
@@ -115,9 +113,7 @@ func TestInstall(t *testing.T) {
 		dir, command := t.TempDir(), filepath.Join(from, "tombolo")
 		for _, args := range [][]string{{"install", "--names", "all", dir}, {"install", "--undo", dir}} {
 			reader, out, err := os.Pipe()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			reader.Close()
 			cmd := exec.Command(command, args...)
 			cmd.Stdout = out

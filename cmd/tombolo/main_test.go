@@ -18,6 +18,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/cni"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -45,9 +46,7 @@ type outcome struct {
 func run(t *testing.T, ns *netns.NS, env []string, stdin string, args ...string) outcome {
 	t.Helper()
 	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var out, errOut bytes.Buffer
 	cmd := exec.Command(exe, args...)
 	cmd.Env = append([]string{runMain + "=1"}, env...)
@@ -57,9 +56,7 @@ func run(t *testing.T, ns *netns.NS, env []string, stdin string, args ...string)
 	} else {
 		err = ns.Do(cmd.Start)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var exit *exec.ExitError
 	if err := cmd.Wait(); err != nil && !errors.As(err, &exit) {
 		t.Fatal(err)
@@ -121,14 +118,10 @@ func TestCommandLinesThatAreWrong(t *testing.T) {
 func TestWithoutRootACommandSaysWhatItLacks(t *testing.T) {
 	t.Parallel()
 	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	// Nobody can read what go test makes below a directory of root's.
 	dir, err := os.MkdirTemp("/tmp", "tombolo-nobody-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	// By another process: a child of a test beside this one would inherit what it is written
 	// by, and nothing can be executed that is open for writing (ETXTBSY).
@@ -136,9 +129,7 @@ func TestWithoutRootACommandSaysWhatItLacks(t *testing.T) {
 	if out, err := exec.Command("install", "-m", "755", exe, program).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	if err := os.Chmod(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Chmod(dir, 0o755))
 	nobody := func(args ...string) outcome {
 		var out, errOut bytes.Buffer
 		cmd := exec.Command(program, args...)
@@ -200,9 +191,7 @@ func forge(t *testing.T) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "state")
 	d, err := state.Open(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	addresses := func(texts ...string) []ipam.Address {
 		var list []ipam.Address
@@ -219,17 +208,13 @@ func forge(t *testing.T) string {
 		{Network: "lab", ContainerID: "c3", IfName: "net1", Created: at, HostIf: "veth00000000003", Up: true},
 	} {
 		pending, err := d.Create(a)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if a.ContainerID == "unfinished" {
 			err = pending.Close()
 		} else {
 			err = pending.Commit(a)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 	}
 	return dir
 }
@@ -398,9 +383,7 @@ func TestLsTellsOfDamagedRecordsAndListsTheRest(t *testing.T) {
 	t.Parallel()
 	dir := forge(t)
 	path := filepath.Join(dir, "attachments", "pods", "0000000000a.json")
-	if err := os.WriteFile(path, []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(path, []byte("{"), 0o600))
 	got := run(t, nstest.New(t), nil, "", "ls", "--json", "--state", dir)
 	var list []map[string]any
 	if err := json.Unmarshal([]byte(got.stdout), &list); err != nil || len(list) != 3 || got.status != 0 {
@@ -439,12 +422,8 @@ func TestRepairSaysWhatIsLeft(t *testing.T) {
 		t.Errorf("outcome is %+v", got)
 	}
 	path := filepath.Join(dir, "networks", "pods.json")
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.MkdirAll(filepath.Dir(path), 0o700))
+	must.Succeed(t, os.WriteFile(path, []byte("{"), 0o600))
 	got = run(t, nstest.New(t), nil, "", "repair", "--state", dir)
 	if got.status != exitFound || !strings.Contains(got.stderr, path) || !strings.Contains(got.stdout, "left: load network: record "+path) {
 		t.Errorf("outcome is %+v", got)
@@ -485,17 +464,13 @@ func TestValidateTellsScripts(t *testing.T) {
 		good: `{"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "tombolo", "ipam": {"type": "host-local", "subnet": "10.22.0.0/16"}}]}`,
 		bad:  `{"cniVersion": "1.0.0", "name": "pods", "type": "tombolo", "mtu": 7, "brigde": "cbr0"}`,
 	} {
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(path, []byte(text), 0o600))
 	}
 	if got := run(t, nil, nil, "", "validate", good); got.status != 0 || got.stderr != "" || !strings.HasPrefix(got.stdout, good+": valid\n  bridge: network \"pods\" is on bridge cbr0") {
 		t.Errorf("a good one: %+v", got)
 	}
 	odd := dir + "/odd.conf"
-	if err := os.WriteFile(odd, []byte(`{"cniVersion": "1.0.0", "name": "pods", "type": "tombolo", "mode": "l2", "capabilities": {"portMapping": true}}`), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(odd, []byte(`{"cniVersion": "1.0.0", "name": "pods", "type": "tombolo", "mode": "l2", "capabilities": {"portMapping": true}}`), 0o600))
 	if got := run(t, nil, nil, "", "validate", odd); got.status != 0 || !strings.HasPrefix(got.stdout, odd+": valid\n  warning: capability \"portMapping\" has no effect") {
 		t.Errorf("one that has a misspelt capability: %+v", got)
 	}
@@ -509,9 +484,7 @@ func TestValidateTellsScripts(t *testing.T) {
 		t.Errorf("what follows a file that is not there is passed over: %+v", got)
 	}
 	for from, to := range map[string]string{good: dir + "/list.conf", bad: dir + "/single.conflist"} {
-		if err := os.Rename(from, to); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.Rename(from, to))
 		if got := run(t, nil, nil, "", "validate", to); got.status != exitFound || !strings.Contains(got.stdout, "runtimes take a "+filepath.Ext(to)+" file only as ") {
 			t.Errorf("a file whose name tells of the other form: %+v", got)
 		}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/network"
@@ -29,9 +30,7 @@ func uplinkHost(t *testing.T) *netns.NS {
 		nstest.Run(t, at.ns, "ip", "link", "set", at.link, "up")
 	}
 	nstest.Run(t, host, "ip", "route", "add", "default", "via", "192.0.2.1")
-	if err := nstest.Ping(t, host, nstest.Addr("192.0.2.1")); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, nstest.Ping(t, host, nstest.Addr("192.0.2.1")))
 	return host
 }
 

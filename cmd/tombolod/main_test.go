@@ -23,6 +23,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -42,15 +43,11 @@ func start(t *testing.T, dir string, args ...string) *daemon {
 	d := &daemon{dir: dir, status: make(chan int, 1), log: &nstest.Output{}}
 	// Short: a socket's address has room for 107 bytes.
 	run, err := os.MkdirTemp("", "t")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { os.RemoveAll(run) })
 	path := filepath.Join(run, "notify")
 	d.told, err = net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { d.told.Close() })
 	env := map[string]string{"NOTIFY_SOCKET": path, "JOURNAL_STREAM": "8:1"}
 	p := &program{getenv: func(name string) string { return env[name] }, stdout: io.Discard, stderr: d.log}
@@ -68,9 +65,7 @@ func start(t *testing.T, dir string, args ...string) *daemon {
 // hears waits for a word to the service manager.
 func (d *daemon) hears(t *testing.T, want string) {
 	t.Helper()
-	if err := d.told.SetReadDeadline(time.Now().Add(3 * time.Minute)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, d.told.SetReadDeadline(time.Now().Add(3*time.Minute)))
 	buf := make([]byte, 256)
 	for {
 		n, err := d.told.Read(buf)
@@ -90,23 +85,17 @@ func fetch(t *testing.T, network, address, path string) (int, string) {
 	}}
 	defer transport.CloseIdleConnections()
 	r, err := (&http.Client{Transport: transport}).Get("http://tombolod" + path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer r.Body.Close()
 	body, err := io.ReadAll(r.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return r.StatusCode, string(body)
 }
 
 func shortDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "t")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	return dir
 }
@@ -116,9 +105,7 @@ func TestTheServiceManagerIsTold(t *testing.T) {
 	d := start(t, shortDir(t))
 	d.hears(t, "READY=1")
 	leases, err := lease.Open(d.dir + "/leases")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if err := leases.CheckKeeper(); err != nil {
 		t.Errorf("ready, but %v", err)
 	}
@@ -141,14 +128,10 @@ func TestAServiceManagerThatDoesNotListenIsNotWaitedForForEver(t *testing.T) {
 	t.Parallel()
 	path := shortDir(t) + "/notify"
 	deaf, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer deaf.Close()
 	n, err := newNotifier(func(string) string { return path })
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer n.close()
 	n.within = time.Millisecond
 	for range 600 { // more than a socket's queue has room for (net.unix.max_dgram_qlen)
@@ -161,9 +144,7 @@ func TestMetricsAndHealthAreServed(t *testing.T) {
 	dir := shortDir(t)
 	// What a killed one has left is in nobody's way.
 	left, err := net.ListenUnix("unix", &net.UnixAddr{Name: dir + "/tombolod.sock", Net: "unix"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	left.SetUnlinkOnClose(false)
 	left.Close()
 	d := start(t, dir)
@@ -202,9 +183,7 @@ func TestMetricsAreServedOverTCPWhenAskedFor(t *testing.T) {
 func TestWithoutMetricsLeasesAreKeptAllTheSame(t *testing.T) {
 	t.Parallel()
 	dir := shortDir(t)
-	if err := os.WriteFile(dir+"/tombolod.sock", []byte("mine"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(dir+"/tombolod.sock", []byte("mine"), 0o600))
 	d := start(t, dir)
 	d.hears(t, "READY=1")
 	if got, err := os.ReadFile(dir + "/tombolod.sock"); string(got) != "mine" {
@@ -233,9 +212,7 @@ func TestItEndsWhenItsDirectoryIsRemoved(t *testing.T) {
 	t.Parallel()
 	d := start(t, shortDir(t), "--metrics", "none")
 	d.hears(t, "READY=1")
-	if err := os.RemoveAll(d.dir + "/leases"); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.RemoveAll(d.dir+"/leases"))
 	if status := <-d.status; status != exitFailed || !strings.Contains(d.log.String(), "tombolod ends") {
 		t.Errorf("status %d; log: %s", status, d.log)
 	}
@@ -343,9 +320,7 @@ func TestUplinksAreLookedAfterInTheStateDirectory(t *testing.T) {
 	if err == nil {
 		err = os.WriteFile(file, []byte("{"), 0o600)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	d := start(t, dir)
 	d.hears(t, "READY=1")
 	deadline := time.Now().Add(3 * time.Minute)
@@ -371,17 +346,11 @@ func unit(t *testing.T) (path string) {
 		t.Fatal("needs systemd-analyze (package systemd); TOMBOLO_ALLOW_SKIPS=1 skips such tests")
 	}
 	text, err := os.ReadFile(unitFile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	path = filepath.Join(t.TempDir(), "tombolod.service")
-	if err := os.WriteFile(path, bytes.ReplaceAll(text, []byte("/usr/local/bin/tombolod"), []byte(self)), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(path, bytes.ReplaceAll(text, []byte("/usr/local/bin/tombolod"), []byte(self)), 0o644))
 	return path
 }
 
@@ -405,9 +374,7 @@ func TestTheUnitIsConfined(t *testing.T) {
 func TestTheUnitAgreesWithTheProgram(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile(unitFile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	value := func(key string) string {
 		m := regexp.MustCompile(`(?m)^` + key + `=(.*)$`).FindSubmatch(text)
 		if m == nil {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 func TestALeaseTakesFourMessages(t *testing.T) {
@@ -261,9 +262,7 @@ func TestInformBringsDNSAndNoLease(t *testing.T) {
 	inform := func() error {
 		return w.run(w.m.Inform(w.now, 1), w.timeout, func(o Output) bool { info = o.Information; return info != nil })
 	}
-	if err := inform(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, inform())
 	if fmt.Sprint(info.DNS, info.Search, info.Refresh) != "[2001:db8::53 fe80::53] [example.org] 10m0s" {
 		t.Errorf("%+v", info)
 	}
@@ -278,13 +277,9 @@ func TestInformBringsDNSAndNoLease(t *testing.T) {
 
 func TestAReleaseNamesServerAndAddress(t *testing.T) {
 	data, err := Release(newWorld(t, honest()).acquire(), 7)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	m, err := dhcpv6.MessageFromBytes(data)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if m.MessageType != dhcpv6.MessageTypeRelease || string(m.GetOneOption(dhcpv6.OptionServerID).ToBytes()) != string(serverDUID()) ||
 		!m.Options.OneIANA().Options.OneAddress().IPv6Addr.Equal(net.IP(clientIP().AsSlice())) {
 		t.Errorf("sent %s", m)
@@ -295,9 +290,7 @@ func TestALeaseSurvivesItsRecord(t *testing.T) {
 	w := newWorld(t, honest())
 	l := w.acquire()
 	data, err := json.Marshal(l)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var read Lease
 	if err := json.Unmarshal(data, &read); err != nil || !reflect.DeepEqual(&read, l) {
 		t.Errorf("%v\n%+v\n%+v", err, read, *l)

@@ -11,6 +11,7 @@ import (
 	"github.com/insomniacslk/dhcp/iana"
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // confirming is a session that has a lease of long ago, and asks whether its address fits.
@@ -30,9 +31,7 @@ func newConfirming(t *testing.T, change func(l *Lease)) *confirming {
 	change(l)
 	cfg := &Config{DUID: ownDUID(), IAID: ownIAID, Address: clientIP(), DetectConflicts: true}
 	m, err := NewMachine(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	c := &confirming{T: t, m: m, now: epoch()}
 	if c.s, err = m.Confirm(c.now, 4, l); err != nil {
 		t.Fatal(err)
@@ -47,9 +46,7 @@ func (c *confirming) step(e Event) Output {
 	c.s, out = c.m.Step(c.s, c.now, e)
 	if out.Send != nil {
 		m, err := dhcpv6.MessageFromBytes(out.Send)
-		if err != nil {
-			c.Fatal(err)
-		}
+		must.Succeed(c, err)
 		c.sent, c.at = append(c.sent, m), append(c.at, c.now.Sub(epoch()))
 	}
 	return out

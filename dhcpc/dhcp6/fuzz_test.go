@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/insomniacslk/dhcp/dhcpv6"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // FuzzSession feeds a Session in every state, and whatever comes of it has to be a lease that a
@@ -20,9 +22,7 @@ func FuzzSession(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, state uint8, data []byte) {
 		m, err := NewMachine(&Config{DUID: ownDUID(), IAID: ownIAID, RapidCommit: true, DetectConflicts: state&0x80 != 0})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		s := m.Start(epoch(), 1)
 		now := epoch()
 		feed := func(e Event) Output {
@@ -80,13 +80,9 @@ func FuzzLease(f *testing.F) {
 			t.Fatal(err)
 		}
 		m, err := NewMachine(&Config{DUID: ownDUID()})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		s, err := m.Restore(epoch(), 1, &l)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		now := epoch()
 		for range 20 {
 			s, _ = m.Step(s, now, Event{})

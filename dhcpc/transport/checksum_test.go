@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -19,9 +20,7 @@ func TestRawHearsAnAnswerWhoseChecksumNobodyComputed(t *testing.T) {
 	eth0, _ := nstest.Veth(t, pod, "eth0", host, "veth0")
 	nstest.Run(t, host, "ip", "address", "add", "10.9.0.1/24", "dev", "veth0")
 	r, err := DialRaw(&Config{NetNS: pod, Link: eth0, MAC: net.HardwareAddr(ownMAC())})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer r.Close()
 	err = host.Do(func() error {
 		conn, err := net.ListenPacket("udp4", "10.9.0.1:67")
@@ -36,9 +35,7 @@ func TestRawHearsAnAnswerWhoseChecksumNobodyComputed(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	frame, complete, err := r.read()
 	if err != nil || complete {
 		t.Fatalf("complete %v, %v: the kernel computes checksums here, which makes this no test", complete, err)
@@ -59,18 +56,12 @@ func TestRawVerifiesAChecksumThatIsThere(t *testing.T) {
 	pod, host := nstest.New(t), nstest.New(t)
 	eth0, veth0 := nstest.Veth(t, pod, "eth0", host, "veth0")
 	r, err := DialRaw(&Config{NetNS: pod, Link: eth0, MAC: net.HardwareAddr(ownMAC())})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer r.Close()
 	sender, err := DialRaw(&Config{NetNS: host, Link: veth0})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer sender.Close()
-	if err := sender.Send(t.Context(), reply()); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, sender.Send(t.Context(), reply()))
 	frame, complete, err := r.read()
 	if err != nil || !complete {
 		t.Fatalf("complete %v, %v", complete, err)

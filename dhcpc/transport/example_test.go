@@ -54,11 +54,11 @@ func Example() {
 // network makes a namespace with a link to another, where a server runs.
 func network() (pod *netns.NS, link int, stop func()) {
 	pod, err := netns.New()
-	must(err)
+	check(err)
 	host, err := netns.New()
-	must(err)
-	must(vethPair(pod, host))
-	must(pod.Do(func() error {
+	check(err)
+	check(vethPair(pod, host))
+	check(pod.Do(func() error {
 		eth0, err := net.InterfaceByName("eth0")
 		if err == nil {
 			link = eth0.Index
@@ -66,7 +66,7 @@ func network() (pod *netns.NS, link int, stop func()) {
 		return err
 	}))
 	var server *server4.Server
-	must(host.Do(func() error {
+	check(host.Do(func() error {
 		var err error
 		server, err = server4.NewServer("veth0", &net.UDPAddr{IP: net.IPv4zero, Port: dhcpc.ServerPort}, always)
 		return err
@@ -86,9 +86,9 @@ func always(conn net.PacketConn, peer net.Addr, m *dhcpv4.DHCPv4) {
 	resp, err := dhcpv4.NewReplyFromRequest(m, dhcpv4.WithMessageType(kind), dhcpv4.WithYourIP(net.IPv4(10, 9, 0, 7)),
 		dhcpv4.WithOption(dhcpv4.OptServerIdentifier(server)), dhcpv4.WithRouter(server),
 		dhcpv4.WithNetmask(net.CIDRMask(24, 32)), dhcpv4.WithLeaseTime(3600))
-	must(err)
+	check(err)
 	_, err = conn.WriteTo(resp.ToBytes(), peer)
-	must(err)
+	check(err)
 }
 
 func vethPair(pod, host *netns.NS) error {
@@ -114,7 +114,7 @@ func ip(ns *netns.NS, args ...string) error {
 	})
 }
 
-func must(err error) {
+func check(err error) {
 	if err != nil {
 		panic(err)
 	}

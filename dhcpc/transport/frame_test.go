@@ -12,6 +12,7 @@ import (
 	"golang.org/x/net/bpf"
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 func ownMAC() dhcpc.Hex { return dhcpc.Hex{2, 0, 10, 9, 0, 7} }
@@ -39,9 +40,7 @@ func probe() *dhcpc.Packet {
 func frameOf(t testing.TB, p *dhcpc.Packet) []byte {
 	t.Helper()
 	frame, err := encode(p, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return frame
 }
 
@@ -51,9 +50,7 @@ func TestFramesAreReadAsTheyWereWritten(t *testing.T) {
 	odd.Payload = append(odd.Payload, 1)
 	for _, p := range []*dhcpc.Packet{reply(), odd, probe()} {
 		got, err := decode(frameOf(t, p), true)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if diff := cmp.Diff(p, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b }), cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })); diff != "" {
 			t.Errorf("written and read (-want +got):\n%s", diff)
 		}
@@ -165,14 +162,10 @@ func TestFilterOfFrames(t *testing.T) {
 	t.Parallel()
 	for _, arp := range []bool{false, true} {
 		vm, err := bpf.NewVM(frames(ownMAC(), arp))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		pass := func(f []byte) bool {
 			n, err := vm.Run(f)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			return n > 0
 		}
 		for _, tt := range frameChanges() {
@@ -189,9 +182,7 @@ func TestFilterOfFrames(t *testing.T) {
 func TestFilterOfDatagrams(t *testing.T) {
 	t.Parallel()
 	vm, err := bpf.NewVM(datagrams(ownMAC()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for _, tt := range frameChanges() {
 		f := tt.change(frameOf(t, reply()))
 		// Only what concerns the message: the kernel sees to the rest.
@@ -236,13 +227,9 @@ func FuzzFrame(f *testing.F) {
 			return
 		}
 		written, err := encode(p, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		again, err := decode(written, true)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if diff := cmp.Diff(p, again, cmp.Comparer(func(a, b netip.Addr) bool { return a == b }), cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })); diff != "" {
 			t.Errorf("read and written (-first +again):\n%s", diff)
 		}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -57,9 +58,7 @@ func (l *lan) client(t testing.TB, change func(*dhcpc.Config)) *dhcpc.Client {
 		change(cfg)
 	}
 	c, err := dhcpc.New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return c
 }
 
@@ -140,9 +139,7 @@ func serve(t testing.TB, ns *netns.NS, link string, change func(req, resp *dhcpv
 		server, err = server4.NewServer(link, &net.UDPAddr{IP: net.IPv4zero, Port: dhcpc.ServerPort}, handle)
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	done := make(chan struct{})
 	go func() { defer close(done); _ = server.Serve() }()
 	t.Cleanup(func() { server.Close(); <-done })

@@ -19,6 +19,7 @@ import (
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/dhcpc/dhcp6"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -50,9 +51,7 @@ func newLAN6(t testing.TB) *lan6 {
 
 func (l *lan6) witness(t testing.TB) *transport.Config {
 	mac, err := net.ParseMAC(nstest.MAC(t, l.pod, "eth0"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return &transport.Config{NetNS: l.host, Link: l.port, MAC: mac}
 }
 
@@ -60,9 +59,7 @@ func (l *lan6) witness(t testing.TB) *transport.Config {
 func (l *lan6) lease6(t testing.TB, conn dhcp6.Transport) (got *dhcp6.Lease) {
 	t.Helper()
 	m, err := dhcp6.NewMachine(&dhcp6.Config{DUID: dhcp6.DUID([16]byte{9, 7}), IAID: 7, RapidCommit: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	s, e := m.Start(time.Now(), 1), dhcp6.Event{}
 	for limit := time.Now().Add(3 * time.Second); got == nil && time.Now().Before(limit); {
 		next, out := m.Step(s, time.Now(), e)
@@ -93,9 +90,7 @@ func serve6(t testing.TB, ns *netns.NS, link string, address netip.Addr) {
 		conn, err = net.ListenMulticastUDP("udp6", index, &net.UDPAddr{IP: net.ParseIP(dhcp6.Group), Port: dhcp6.ServerPort, Zone: link})
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -131,9 +126,7 @@ func TestAPodThatAnswersItselfByDHCPv6IsNotBelieved(t *testing.T) {
 			t.Parallel()
 			l := newLAN6(t)
 			witness, err := transport.DialWitness6(l.witness(t))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			t.Cleanup(func() { witness.Close() })
 			rogue := nstest.Divert(t, l.pod, "eth0", way)
 			l.eth0 = nstest.Index(t, l.pod, "eth0")
@@ -142,9 +135,7 @@ func TestAPodThatAnswersItselfByDHCPv6IsNotBelieved(t *testing.T) {
 			forged := netip.MustParseAddr("fd00:9::66")
 			serve6(t, rogue, "eth0", forged)
 			conn, err := transport.DialUDP6(&transport.Config{NetNS: l.pod, Link: l.eth0})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			t.Cleanup(func() { conn.Close() })
 			if lease := l.lease6(t, conn); lease == nil || lease.Address != forged {
 				t.Fatalf("the pod's server did not answer: %v", lease)
@@ -160,13 +151,11 @@ func TestAWitnessOfIPv6HearsWhatIsForItsClientAlone(t *testing.T) {
 	t.Parallel()
 	l := newLAN6(t)
 	w, err := transport.DialWitness6(l.witness(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { w.Close() })
 	say := func(ns *netns.NS, to string, port int, text string) {
 		t.Helper()
-		if err := ns.Do(func() error {
+		must.Succeed(t, ns.Do(func() error {
 			// By number: package net remembers the names of one namespace.
 			link, err := net.InterfaceByName("eth0")
 			if err != nil {
@@ -179,9 +168,7 @@ func TestAWitnessOfIPv6HearsWhatIsForItsClientAlone(t *testing.T) {
 			defer conn.Close()
 			_, err = conn.Write([]byte(text))
 			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 	}
 	say(l.server, dhcp6.Group, dhcp6.ClientPort, "to all")
 	say(l.server, linkLocal6, dhcp6.ServerPort, "to another port")
@@ -199,20 +186,16 @@ func TestAWitnessOfIPv6HearsWhatIsForItsClientAlone(t *testing.T) {
 func listen6(t testing.TB, ns *netns.NS, link string) *net.UDPConn {
 	t.Helper()
 	var conn *net.UDPConn
-	if err := ns.Do(func() error {
+	must.Succeed(t, ns.Do(func() error {
 		l, err := net.InterfaceByName(link)
 		if err != nil {
 			return err
 		}
 		conn, err = net.ListenMulticastUDP("udp6", l, &net.UDPAddr{IP: net.ParseIP(dhcp6.Group), Port: dhcp6.ServerPort})
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	t.Cleanup(func() { conn.Close() })
-	if err := conn.SetReadDeadline(time.Now().Add(longEnough)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, conn.SetReadDeadline(time.Now().Add(longEnough)))
 	return conn
 }
 
@@ -227,33 +210,25 @@ func TestAMessageGoesOutByAPortInThePodsName(t *testing.T) {
 		t.Errorf("without a MAC address: %v: the port has an address, and this tests nothing", err)
 	}
 	var out *sockets.Conn
-	if err := l.host.Do(func() (err error) {
+	must.Succeed(t, l.host.Do(func() (err error) {
 		out, err = sockets.Listen(&net.Interface{Index: by.Link}, sockets.Raw, unix.ETH_P_ALL, nil)
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	t.Cleanup(func() { out.Close() })
-	if err := out.SetReadDeadline(time.Now().Add(longEnough)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, out.SetReadDeadline(time.Now().Add(longEnough)))
 	// leaves gives the client's next frame on its way out.
 	leaves := func() []byte {
 		t.Helper()
 		frame := make([]byte, 2000)
 		for {
 			n, _, err := out.ReadFrom(frame)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			if n > 12 && bytes.Equal(frame[6:12], mac) {
 				return frame[:n]
 			}
 		}
 	}
-	if err := transport.Send6(by, message); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, transport.Send6(by, message))
 	plain := leaves()
 	heard := make([]byte, 100)
 	n, from, err := server.ReadFromUDP(heard)
@@ -261,9 +236,7 @@ func TestAMessageGoesOutByAPortInThePodsName(t *testing.T) {
 		t.Errorf("the server heard %x from %v, %v", heard[:n], from, err)
 	}
 	by.VLAN = 0x123
-	if err := transport.Send6(by, message); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, transport.Send6(by, message))
 	if got, want := leaves(), slices.Insert(plain, 12, 0x81, 0, 1, 0x23); !bytes.Equal(got, want) {
 		t.Errorf("with a tag it is\n%x, want\n%x", got, want)
 	}
@@ -288,13 +261,11 @@ func TestDialingIPv6SaysWhatIsWrong(t *testing.T) {
 	}
 	// A program of the pod's has the port, and shares it with nobody.
 	var conn *net.UDPConn
-	if err := l.pod.Do(func() error {
+	must.Succeed(t, l.pod.Do(func() error {
 		var err error
 		conn, err = net.ListenUDP("udp6", &net.UDPAddr{Port: dhcp6.ClientPort})
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	defer conn.Close()
 	if _, err := transport.DialUDP6(&transport.Config{NetNS: l.pod, Link: l.eth0}); !errors.Is(err, unix.EADDRINUSE) {
 		t.Errorf("of a port that is in use: %v", err)

@@ -18,6 +18,7 @@ import (
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -26,9 +27,7 @@ func TestRawLeasesAnAddress(t *testing.T) {
 	l := newLAN(t)
 	heard := listening(serve(t, l.host, l.link, nil))
 	lease, err := l.client(t, nil).Acquire(soon(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if lease.Address.String() != clientIP+"/24" || lease.Server != addr(serverIP) {
 		t.Errorf("lease of %s by %s", lease.Address, lease.Server)
 	}
@@ -65,9 +64,7 @@ func TestRawNeedsNoMACInItsConfig(t *testing.T) {
 func raw(t testing.TB, cfg *transport.Config) *transport.Raw {
 	t.Helper()
 	r, err := transport.DialRaw(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { r.Close() })
 	return r
 }
@@ -94,14 +91,10 @@ func TestRawHearsNothingButAnswersToIts(t *testing.T) {
 		{Src: mine.Src, Dst: mine.Dst, DstMAC: dhcpc.Hex{2, 0, 10, 9, 0, 9}, Payload: mine.Payload},
 		mine,
 	} {
-		if err := other.Send(ctx, p); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, other.Send(ctx, p))
 	}
 	// And what the client's own namespace sends.
-	if err := raw(t, l.config()).Send(ctx, mine); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, raw(t, l.config()).Send(ctx, mine))
 	got, err := client.Receive(ctx, time.Time{})
 	if err != nil || string(got.Payload) != string(mine.Payload) || got.DstMAC.String() != "ff:ff:ff:ff:ff:ff" {
 		t.Fatalf("received %v, %v", got, err)
@@ -119,9 +112,7 @@ func TestRawHearsARPWhereItIsTold(t *testing.T) {
 	client := raw(t, cfg)
 	ctx := soon(t)
 	// A real host's answer to a probe.
-	if err := client.Send(ctx, &dhcpc.Packet{ARP: &dhcpc.ARP{SenderMAC: dhcpc.Hex(clientMAC()), SenderIP: netip.IPv4Unspecified(), TargetIP: addr(serverIP)}}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, client.Send(ctx, &dhcpc.Packet{ARP: &dhcpc.ARP{SenderMAC: dhcpc.Hex(clientMAC()), SenderIP: netip.IPv4Unspecified(), TargetIP: addr(serverIP)}}))
 	p, err := client.Receive(ctx, time.Time{})
 	if err != nil || p.ARP == nil || !p.ARP.Reply || p.ARP.SenderIP != addr(serverIP) {
 		t.Errorf("received %+v, %v", p, err)
@@ -132,9 +123,7 @@ func TestWaitsEndWithTheirContext(t *testing.T) {
 	t.Parallel()
 	l := newLAN(t)
 	udp, err := transport.DialUDP(l.config())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer udp.Close()
 	for _, conn := range []dhcpc.Transport{raw(t, l.config()), udp} {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -156,17 +145,11 @@ func TestWhatIsClosedIsErrInvalid(t *testing.T) {
 	t.Parallel()
 	l := newLAN(t)
 	udp, err := transport.DialUDP(l.config())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	raw, err := transport.DialRaw(l.config())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for _, conn := range []dhcpc.Transport{raw, udp} {
-		if err := conn.Close(); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, conn.Close())
 		if err := conn.Send(t.Context(), packet(clientMAC())); !errors.Is(err, tombolo.ErrInvalid) {
 			t.Errorf("%T sends: %v", conn, err)
 		}
@@ -228,9 +211,7 @@ func TestUDPLeasesAnAddress(t *testing.T) {
 			return transport.DialUDP(l.config())
 		}
 	}).Acquire(soon(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if s := <-heard; s.peer != nobody || !s.m.IsBroadcast() {
 		t.Errorf("the server heard %s, broadcast %v", s.peer, s.m.IsBroadcast())
 	}
@@ -254,9 +235,7 @@ func TestAProgramThatHasThePortToItself(t *testing.T) {
 		other, err = net.ListenPacket("udp4", "0.0.0.0:68")
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer other.Close()
 	if u, err := transport.DialUDP(l.config()); !errors.Is(err, unix.EADDRINUSE) {
 		t.Errorf("%v, %v, want %v", u, err, unix.EADDRINUSE)
@@ -300,9 +279,7 @@ func TestRunRenews(t *testing.T) {
 func leased(t *testing.T, l *lan, c *dhcpc.Client, heard *hearing) *dhcpc.Lease {
 	t.Helper()
 	lease, err := c.Acquire(soon(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	l.apply(t, lease)
 	heard.forget()
 	return lease
@@ -359,9 +336,7 @@ func TestReleaseFromTheNamespace(t *testing.T) {
 	heard := listening(serve(t, l.host, l.link, nil))
 	c := l.client(t, nil)
 	lease := leased(t, l, c, heard)
-	if err := c.Release(t.Context(), lease); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.Release(t.Context(), lease))
 	if s := heard.next(t); s.kind != dhcpv4.MessageTypeRelease || s.peer != clientIP+":68" {
 		t.Errorf("the server heard %s from %s", s.kind, s.peer)
 	}

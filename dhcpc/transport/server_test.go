@@ -15,6 +15,7 @@ import (
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -54,9 +55,7 @@ func TestDnsmasq(t *testing.T) {
 	c := l.client(t, func(cfg *dhcpc.Config) { cfg.LinkMTU = 1500 })
 	ctx := soon(t)
 	lease, err := c.Acquire(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	ip := lease.Address.Addr().String()
 	until(t, func() bool { return strings.Contains(leases(), " 02:00:0a:09:00:07 "+ip+" pod-7 00:70:6f:64:2d:37\n") })
 	if got := lease.Expire.Sub(lease.Obtained); got != 2*time.Minute || lease.MTU != 1400 || lease.Domain != "lan" ||
@@ -71,9 +70,7 @@ func TestDnsmasq(t *testing.T) {
 		}
 	}
 
-	if err := c.Release(ctx, lease); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.Release(ctx, lease))
 	until(t, func() bool { return leases() == "" })
 }
 
@@ -84,9 +81,7 @@ func TestDnsmasqHearsTheBridgeReleaseForAPodThatIsGone(t *testing.T) {
 		l, server := newBridge(t)
 		leases := dnsmasq(t, server.pod, "eth0")
 		lease, err := l.client(t, nil).Acquire(soon(t))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if len(lease.ServerMAC) == 0 {
 			t.Fatal("the server's MAC address is not known")
 		}
@@ -102,9 +97,7 @@ func TestDnsmasqHearsTheBridgeReleaseForAPodThatIsGone(t *testing.T) {
 				t.Errorf("Release from no link: %v", err)
 			}
 		}
-		if err := transport.Release(soon(t), &transport.Config{NetNS: l.host, Link: l.index}, lease); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, transport.Release(soon(t), &transport.Config{NetNS: l.host, Link: l.index}, lease))
 		until(t, func() bool { return leases() == "" })
 	}
 	if err := transport.Release(soon(t), &transport.Config{Link: 1}, &dhcpc.Lease{}); !errors.Is(err, dhcpc.ErrInvalid) {
@@ -123,13 +116,9 @@ func TestDnsmasqOnTheHostHearsTheRelease(t *testing.T) {
 	nstest.Run(t, l.host, "ip", "link", "set", "lo", "up") // as on any host
 	leases := dnsmasq(t, l.host, "br0")
 	lease, err := l.client(t, nil).Acquire(soon(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	nstest.Run(t, l.host, "ip", "link", "del", "pod")
-	if err := transport.Release(soon(t), &transport.Config{NetNS: l.host, Link: l.index}, lease); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, transport.Release(soon(t), &transport.Config{NetNS: l.host, Link: l.index}, lease))
 	until(t, func() bool { return leases() == "" })
 }
 
@@ -142,24 +131,16 @@ func TestDnsmasqIgnoresAReleaseThatIsWrong(t *testing.T) {
 	leases := dnsmasq(t, server.pod, "eth0")
 	c := l.client(t, nil)
 	lease, err := c.Acquire(soon(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	p, err := dhcpc.Release(lease, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	m, err := dhcpv4.FromBytes(p.Payload)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	m.UpdateOption(dhcpv4.OptRequestedIPAddress(m.ClientIPAddr))
 	m.ClientIPAddr = net.IPv4zero
 	p.Payload = m.ToBytes()
 	conn := raw(t, l.config())
-	if err := conn.Send(t.Context(), p); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, conn.Send(t.Context(), p))
 	// It answers in order, so it has seen it by the time that another has a lease.
 	mac := net.HardwareAddr{2, 0, 10, 9, 0, 8}
 	other := &transport.Config{NetNS: l.pod, Link: l.eth0, MAC: mac}
@@ -206,9 +187,7 @@ func TestDnsmasqCommitsRapidly(t *testing.T) {
 	count := &counting{}
 	c := l.client(t, func(cfg *dhcpc.Config) { cfg.RapidCommit, cfg.Dial = true, count.dial(l) })
 	lease, err := c.Acquire(soon(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	until(t, func() bool { return strings.Contains(leases(), lease.Address.Addr().String()) })
 	// One, unless the answer takes so long that it is sent again.
 	if slices.ContainsFunc(count.sent, func(m dhcpv4.MessageType) bool { return m != dhcpv4.MessageTypeDiscover }) {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -24,9 +25,7 @@ func (l *lan) witness(t testing.TB, change func(*transport.Config)) *transport.W
 		change(cfg)
 	}
 	w, err := transport.DialWitness(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { w.Close() })
 	return w
 }
@@ -62,21 +61,15 @@ func TestAWitnessHearsAnswersToItsClientAlone(t *testing.T) {
 		to(dhcpc.Hex{1, 0, 0x5e, 0, 0, 1}),
 		{ARP: &dhcpc.ARP{SenderMAC: dhcpc.Hex(clientMAC()), SenderIP: addr(serverIP), TargetIP: addr(clientIP)}},
 	} {
-		if err := server.Send(ctx, p); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, server.Send(ctx, p))
 	}
 	// What the pod says comes in by the port, to whomever it is.
 	for _, mac := range []dhcpc.Hex{nil, dhcpc.Hex(clientMAC()), {1, 0, 0x5e, 0, 0, 1}, {2, 0, 10, 9, 0, 9}} {
-		if err := pod.Send(ctx, to(mac)); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, pod.Send(ctx, to(mac)))
 	}
 	for _, mac := range []string{"ff:ff:ff:ff:ff:ff", clientMAC().String()} {
 		own, _ := net.ParseMAC(mac)
-		if err := server.Send(ctx, to(dhcpc.Hex(own))); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, server.Send(ctx, to(dhcpc.Hex(own))))
 		got, err := w.Receive(ctx, time.Time{})
 		if err != nil || got.DstMAC.String() != mac || string(got.Payload) != string(packet(clientMAC()).Payload) {
 			t.Fatalf("received %v, %v, want what was sent to %s", got, err, mac)
@@ -96,12 +89,8 @@ func TestAWitnessOfARPHearsIt(t *testing.T) {
 	}
 	ctx := soon(t)
 	// The pod does not make its servers believe that an address is taken.
-	if err := raw(t, l.config()).Send(ctx, arp("10.9.0.66")); err != nil {
-		t.Fatal(err)
-	}
-	if err := raw(t, &transport.Config{NetNS: l.host, Link: l.index}).Send(ctx, arp("10.9.0.67")); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, raw(t, l.config()).Send(ctx, arp("10.9.0.66")))
+	must.Succeed(t, raw(t, &transport.Config{NetNS: l.host, Link: l.index}).Send(ctx, arp("10.9.0.67")))
 	if got, err := w.Receive(ctx, time.Time{}); err != nil || got.ARP == nil || got.ARP.SenderIP != addr("10.9.0.67") {
 		t.Errorf("received %v, %v", got, err)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 )
 
@@ -67,13 +68,9 @@ func TestDELThatFailsIsFinishedByTheNextDELOrGC(t *testing.T) {
 // replaceByDirectory puts a directory in a file's place, and gives what takes it away.
 func replaceByDirectory(t *testing.T, path string) func() {
 	t.Helper()
-	if err := errors.Join(os.Rename(path, path+".aside"), os.Mkdir(path, 0o755)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, errors.Join(os.Rename(path, path+".aside"), os.Mkdir(path, 0o755)))
 	return func() {
-		if err := errors.Join(os.Remove(path), os.Rename(path+".aside", path)); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, errors.Join(os.Remove(path), os.Rename(path+".aside", path)))
 	}
 }
 
@@ -83,25 +80,17 @@ func TestSTATUSAfterABootIsReady(t *testing.T) {
 	n := newNode(t)
 	n.run(t, n.plugin(), "ADD", nil).must(t)
 	dir, err := state.Open(n.stateDir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	epoch, err := dir.Epoch()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	path := filepath.Join(n.stateDir, "epoch")
 	content, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for content, want := range map[string]error{
 		strings.ReplaceAll(string(content), epoch.Boot, "00000000-1111-2222-3333-444444444444"): state.ErrStale,
 		"{": state.ErrDamaged, // by a power failure
 	} {
-		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(path, []byte(content), 0o600))
 		if _, err := dir.Epoch(); !errors.Is(err, want) {
 			t.Errorf("the epoch is read with %v, want %v", err, want)
 		}

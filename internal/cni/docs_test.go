@@ -20,6 +20,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // The documentation is held to the code: what the code has must be described, and
@@ -38,9 +39,7 @@ func readDocs(t *testing.T, patterns ...string) map[string]string {
 		}
 		for _, name := range names {
 			data, err := os.ReadFile(name)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			texts[strings.TrimPrefix(name, docsRoot)] = string(data)
 		}
 	}
@@ -91,9 +90,7 @@ func jsonFields(t reflect.Type) []string {
 func parseFile(t *testing.T, name string) *ast.File {
 	t.Helper()
 	f, err := parser.ParseFile(token.NewFileSet(), docsRoot+name, nil, parser.SkipObjectResolution)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return f
 }
 
@@ -115,9 +112,7 @@ func ipamFields(t *testing.T) []string {
 					continue
 				}
 				tag, err := strconv.Unquote(f.Tag.Value)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, err)
 				name, _, _ := strings.Cut(reflect.StructTag(tag).Get("json"), ",")
 				names = append(names, name)
 			}
@@ -275,9 +270,7 @@ func TestDocsNameCommandsThatExist(t *testing.T) {
 	t.Parallel()
 	help := usage(t)
 	data, err := os.ReadFile(docsRoot + "cmd/tombolod/main.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	keeper := string(data)
 	typed := regexp.MustCompile("(?m)(?:^|[`>] ?)(tombolod?) +([^`#|\n]*)")
 	flags := regexp.MustCompile(`--[a-z-]+`)
@@ -331,9 +324,7 @@ func sources(t *testing.T) string {
 			all.Write(data)
 			return err
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 	}
 	return strings.ReplaceAll(all.String(), `\"`, `"`)
 }

@@ -8,6 +8,8 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 func TestResultsAreWrittenAsTheLibraryWritesThem(t *testing.T) {
@@ -40,9 +42,7 @@ func TestResultsAreWrittenAsTheLibraryWritesThem(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			want, err := json.Marshal(r)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			got := encodeResult(r)
 			if diff := cmp.Diff(decodeAny(t, want), decodeAny(t, got)); diff != "" {
 				t.Errorf("(-library +ours):\n%s", diff)

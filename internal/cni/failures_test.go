@@ -7,6 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 func TestCallsThatFailAreCountedByVerbAndCode(t *testing.T) {
@@ -14,9 +15,7 @@ func TestCallsThatFailAreCountedByVerbAndCode(t *testing.T) {
 	n := newNode(t)
 	p := n.plugin()
 	dir, err := state.Open(n.stateDir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	n.run(t, p, "ADD", nil).must(t)
 	if _, err := os.Stat(n.stateDir + "/failures"); err == nil {
 		t.Error("an ADD that succeeds has counted something")

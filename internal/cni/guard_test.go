@@ -11,6 +11,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/nft"
@@ -58,9 +59,7 @@ func TestPortThatStaysIsGuarded(t *testing.T) {
 			// Its MAC is another each time.
 			bare := map[string]any{"mode": "l2", "ipam": nil, "guard": true}
 			n.run(t, n.plugin(), "ADD", bare).must(t)
-			if err := os.RemoveAll(filepath.Join(n.stateDir, "attachments", "pods")); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, os.RemoveAll(filepath.Join(n.stateDir, "attachments", "pods")))
 			mustHaveFailed(t, n.run(t, undeletable(n, t), "ADD", bare), []uint{codeKernel, codeTryAgainLater}, unix.ENOBUFS.Error())
 		},
 	} {

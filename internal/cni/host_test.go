@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/network"
 )
@@ -97,9 +98,7 @@ func TestAddressesOfTheAttachmentAlone(t *testing.T) {
 		"interfaces": [{"name": "cbr0"}, {"name": "eth0", "sandbox": "/p"}, {"name": "net1", "sandbox": "/p"}],
 		"ips": [{"address": "10.61.0.1/24", "interface": 0}, {"address": "10.61.0.2/24", "interface": 1},
 			{"address": "10.62.0.2/24", "interface": 2}, {"address": "fd61::2/64"}]}`)}, "1.1.0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	c := &call{ifName: "eth0"}
 	if diff := cmp.Diff(nstest.Addrs("10.61.0.2", "fd61::2"), c.addressesIn(res), netipValues()); diff != "" {
 		t.Errorf("addresses (-want +got):\n%s", diff)

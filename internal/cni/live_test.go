@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/network"
@@ -95,9 +96,7 @@ func TestNetworkIsRemovedWithoutWhatItShares(t *testing.T) {
 	n.run(t, n.plugin(), "ADD", nil).must(t)
 	n.run(t, n.plugin(), "DEL", nil).must(t)
 	n.run(t, n.plugin(), "ADD", other).must(t)
-	if err := n.remove(t, "pods"); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, n.remove(t, "pods"))
 	shown := nstest.Run(t, n.host, "ip", "-o", "addr", "show", "dev", "cbr0")
 	if !strings.Contains(shown, "10.62.0.1/24") || strings.Contains(shown, "10.61.0.1/24") || strings.Contains(shown, "fd61::1/64") {
 		t.Errorf("the bridge has:\n%s", shown)

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
@@ -32,9 +33,7 @@ func TestVerbLogsOneLine(t *testing.T) {
 	run(t, noKernel(), map[string]string{"CNI_COMMAND": "GC"}, logging("error")) // nothing went wrong
 
 	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var got []map[string]any
 	for line := range strings.Lines(string(data)) {
 		var entry map[string]any
@@ -67,18 +66,14 @@ func TestStepsAreLoggedInTheirOrder(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
 	conf := &NetConf{LogFile: path}
 	l, err := openLog(conf, &call{verb: "ADD", network: "pods"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	l.warn("worked around")
 	for _, name := range []string{"open", "record", "ipam", "record"} {
 		l.step(name)
 	}
 	l.done(nil)
 	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	at := -1
 	for _, word := range []string{`"WARN","msg":"worked around"`, `"total":`, `"steps":{"open":`, `"record":`, `"ipam":`} {
 		next := strings.Index(string(data), word)

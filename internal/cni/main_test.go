@@ -15,6 +15,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/lockorder"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/nft"
@@ -136,12 +137,10 @@ func (n *node) run(t *testing.T, p *Plugin, verb string, conf map[string]any) an
 func (n *node) runWith(t *testing.T, p *Plugin, env map[string]string, conf map[string]any) answer {
 	t.Helper()
 	var a answer
-	if err := n.host.Do(func() error {
+	must.Succeed(t, n.host.Do(func() error {
 		a = run(t, p, env, n.conf(conf))
 		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	return a
 }
 

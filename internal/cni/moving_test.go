@@ -8,6 +8,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/ipam"
 )
@@ -23,21 +24,15 @@ func TestDELOfAPodThatWasOnTheMove(t *testing.T) {
 			n := newNode(t)
 			n.run(t, n.plugin(), "ADD", everything()).must(t)
 			dir, err := state.Open(n.stateDir)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			rec, err := dir.Load("pods", ident.Hash("pods", "c1", "eth0"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			rec.Addresses, rec.Moving = []ipam.Address{{Prefix: nstest.Prefix("10.61.0.77/24")}}, moving
 			// A child that another test is starting holds the lock until it is executed.
 			for err = dir.Update(rec); errors.Is(err, state.ErrBusy) && t.Context().Err() == nil; err = dir.Update(rec) {
 				time.Sleep(time.Millisecond)
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			n.run(t, n.plugin(), "DEL", everything()).must(t)
 			if got := n.elements(t); len(got) != left {
 				t.Errorf("after DEL there are elements of %d endpoints, want %d: %v", len(got), left, got)

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // What lies in the place of the file is neither written through nor waited for.
@@ -14,17 +16,13 @@ func TestTheFileOfWhatWasBeforeIsAFile(t *testing.T) {
 	dir := t.TempDir()
 	path, victim := filepath.Join(dir, "c_eth0.json"), filepath.Join(dir, "victim")
 	const secret = `{"mtu": 1300}`
-	if err := os.WriteFile(victim, []byte(secret), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(victim, []byte(secret), 0o600))
 	for name, put := range map[string]func() error{
 		"link": func() error { return os.Symlink(victim, path) },
 		"FIFO": func() error { return unix.Mkfifo(path, 0o600) },
 		"huge": func() error { return os.WriteFile(path, make([]byte, 1<<20), 0o600) },
 	} {
-		if err := put(); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, put())
 		if b := loadAttributes(path); b != nil {
 			t.Errorf("%s: %+v is read", name, b)
 		}
@@ -37,9 +35,7 @@ func TestTheFileOfWhatWasBeforeIsAFile(t *testing.T) {
 		if data, err := os.ReadFile(victim); err != nil || string(data) != secret {
 			t.Errorf("%s: %q in the file that a link led to, %v", name, data, err)
 		}
-		if err := os.Remove(path); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.Remove(path))
 	}
 }
 

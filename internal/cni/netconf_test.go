@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/network"
 	"github.com/tombolo-cni/tombolo/nft"
@@ -245,9 +246,7 @@ func TestLenientParsingKeepsWhatIsThere(t *testing.T) {
 			want := &NetConf{Name: "pods"}
 			tt.want(want)
 			got, err := parseLenient([]byte(tt.conf))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			if diff := cmp.Diff(want, got, cmpopts.IgnoreUnexported(NetConf{})); diff != "" {
 				t.Errorf("configuration (-want +got):\n%s", diff)
 			}
@@ -295,9 +294,7 @@ func TestListOfValidAttachments(t *testing.T) {
 			conf = `{"name": "pods", "cni.dev/valid-attachments": ` + tt.json + `}`
 		}
 		c, err := parseLenient([]byte(conf))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		got, err := c.validAttachments()
 		if diff := cmp.Diff(tt.err, describe(err)); diff != "" {
 			t.Errorf("%s: error (-want +got):\n%s", tt.json, diff)

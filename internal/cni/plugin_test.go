@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
@@ -223,9 +224,7 @@ func TestPreparationReadsWhatTheRuntimeAsksFor(t *testing.T) {
 		args: "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web-0",
 	}
 	a, err := c.asked(conf)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	dns, _ := json.Marshal(a.dns)
 	if got, want := string(dns), `{"nameservers":["10.0.0.2"],"domain":"d"}`; got != want {
 		t.Errorf("dns is %s, want %s", got, want)

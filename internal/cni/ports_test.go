@@ -11,6 +11,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/network"
 )
@@ -33,9 +34,7 @@ func TestCapabilitiesAsContainerdWritesThem(t *testing.T) {
 		"bandwidth":{"IngressRate":8000000,"IngressBurst":4294967295,"EgressRate":4000000,"EgressBurst":4294967295},
 		"dns":{"Servers":["10.0.0.10"],"Searches":["default.svc"],"Options":["ndots:5"]}}`)
 	published, err := publishedPorts(rc.PortMappings)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	want := []network.HostPort{
 		{Protocol: 6, HostPort: 18080, PodPort: 8080},
 		{Protocol: 17, HostAddr: nstest.Addr("192.0.2.1"), HostPort: 53, PodPort: 5353},

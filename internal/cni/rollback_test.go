@@ -23,6 +23,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -88,9 +89,7 @@ func (n *node) elements(t *testing.T) []string {
 	t.Helper()
 	fw := n.firewall(t)
 	endpoints, err := fw.Endpoints(t.Context(), "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var list []string
 	for _, e := range endpoints {
 		published := nstest.Run(t, n.host, "nft", "list", "map", "inet", "tombolo", "hostports4")
@@ -103,9 +102,7 @@ func (n *node) elements(t *testing.T) []string {
 func (n *node) firewall(t *testing.T) *nft.Conn {
 	t.Helper()
 	fw, err := nft.Dial(&nft.Config{NetNS: n.host})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { fw.Close() })
 	return fw
 }
@@ -377,13 +374,9 @@ func TestADDReplacesThePortOfAKilledOne(t *testing.T) {
 	n := newNode(t)
 	n.run(t, n.plugin(), "ADD", nil).must(t)
 	hash := ident.Hash("pods", "c1", "eth0")
-	if err := os.Remove(filepath.Join(n.stateDir, "attachments", "pods", hash+".json")); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Remove(filepath.Join(n.stateDir, "attachments", "pods", hash+".json")))
 	for _, ip := range []string{"10.61.0.2", "fd61::2"} {
-		if err := os.Remove(filepath.Join(n.stateDir, "ipam", "pods", ip)); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.Remove(filepath.Join(n.stateDir, "ipam", "pods", ip)))
 	}
 	n.run(t, n.plugin(), "ADD", nil).must(t)
 	if got := n.ports(t); len(got) != 1 {

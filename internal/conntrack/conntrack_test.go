@@ -19,6 +19,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -29,9 +30,7 @@ func TestMain(m *testing.M) { nstest.Main(m) }
 func dial(tb testing.TB, ns *netns.NS) *Conn {
 	tb.Helper()
 	c, err := Dial(ns)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, err)
 	tb.Cleanup(func() { c.Close() })
 	return c
 }
@@ -39,9 +38,7 @@ func dial(tb testing.TB, ns *netns.NS) *Conn {
 func mustFlush(tb testing.TB, c *Conn, want int, questions ...Question) {
 	tb.Helper()
 	got, err := c.Flush(context.Background(), questions...)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, err)
 	if got != want {
 		tb.Errorf("flushed %d flows, want %d", got, want)
 	}
@@ -83,9 +80,7 @@ func insert(tb testing.TB, ns *netns.NS, flows ...string) {
 		commands += strings.Join(args, " ") + "\n"
 	}
 	file := filepath.Join(tb.TempDir(), "flows")
-	if err := os.WriteFile(file, []byte(commands), 0o644); err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, os.WriteFile(file, []byte(commands), 0o644))
 	nstest.Run(tb, ns, "conntrack", "-R", file)
 }
 
@@ -221,16 +216,12 @@ func TestFlowsOfEveryProtocolAreRead(t *testing.T) {
 	ns := nstest.New(t)
 	insert(t, ns, slices.Collect(maps.Values(node()))...)
 	tr, err := nl.Open(unix.NETLINK_NETFILTER, &nl.Config{NetNS: ns})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	rec := nltest.Record(tr)
 	c := &Conn{nl: nl.New(rec)}
 	t.Cleanup(func() { c.Close() })
 	list, err := c.List(context.Background(), Of(nstest.Addr("10.22.0.6")), Of(nstest.Addr("fd00:22::6")))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var got []string
 	for _, flow := range list {
 		got = append(got, flow.String())
@@ -269,9 +260,7 @@ func FuzzFlow(f *testing.F) {
 			return
 		}
 		m, err := flow.deleteMessage()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		attrs, err := netlink.NewAttributeDecoder(m.Data[headerLen:])
 		if err != nil || !attrs.Next() || attrs.Type() != attrTupleOrig || len(attrs.Bytes()) == 0 {
 			t.Fatalf("the request to delete %s begins with %x, %v", &flow, m.Data, err)

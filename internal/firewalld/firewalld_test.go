@@ -18,6 +18,7 @@ import (
 	"github.com/godbus/dbus/v5"
 
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -107,9 +108,7 @@ func TestMessagesThatNobodyHasBusinessToSendAreIgnored(t *testing.T) {
 func hold(t *testing.T, address string) (log *nstest.Output, stop func()) {
 	t.Helper()
 	dir, err := state.Open(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	log = &nstest.Output{}
 	k := newKeeper(&Config{State: dir, Address: address, Log: slog.New(slog.NewTextHandler(log, nil))})
 	k.patience, k.again = 50*time.Millisecond, time.Millisecond
@@ -130,14 +129,10 @@ func run(t *testing.T, k *keeper) (stop func()) {
 func listen(t *testing.T) (address string, _ net.Listener) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "b") // short: a socket's address has room for 107 bytes
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	l, err := net.Listen("unix", filepath.Join(dir, "bus"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { l.Close() })
 	return "unix:path=" + l.Addr().String(), l
 }
@@ -184,9 +179,7 @@ func TestABusThatMisbehavesIsGivenUpAndTriedAgain(t *testing.T) {
 			log, stop := hold(t, address)
 			for said := 0; said < 3; {
 				c, err := l.Accept()
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, err)
 				defer c.Close()
 				if says.first == "close" {
 					c.Close()
@@ -211,9 +204,7 @@ func noName(t *testing.T) string {
 		dbus.FieldPath: dbus.MakeVariant(busPath), dbus.FieldInterface: dbus.MakeVariant(busName),
 		dbus.FieldMember: dbus.MakeVariant("NameLost"), dbus.FieldSender: dbus.MakeVariant(busName),
 	}}
-	if err := m.EncodeTo(&b, binary.LittleEndian); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, m.EncodeTo(&b, binary.LittleEndian))
 	return b.String()
 }
 

@@ -14,26 +14,21 @@ import (
 	"github.com/godbus/dbus/v5"
 
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // fakeFirewalld answers for zones, and counts how often it is asked for them.
 func fakeFirewalld(t *testing.T) (bus string, own *dbus.Conn, asked *atomic.Int64) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "f") // short: a socket's address has room for 107 bytes
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	bus = "unix:path=" + filepath.Join(dir, "bus")
 	config := `<busconfig><type>session</type><listen>` + bus + `</listen><auth>EXTERNAL</auth><policy context="default">
 		<allow send_destination="*" eavesdrop="true"/><allow eavesdrop="true"/><allow own="*"/></policy></busconfig>`
-	if err := os.WriteFile(filepath.Join(dir, "conf"), []byte(config), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(filepath.Join(dir, "conf"), []byte(config), 0o600))
 	daemon := exec.Command("dbus-daemon", "--config-file="+filepath.Join(dir, "conf"), "--nofork", "--nopidfile")
-	if err := daemon.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, daemon.Start())
 	t.Cleanup(func() { daemon.Process.Kill(); daemon.Wait() })
 	until(t, "there is a bus", func() bool { own, err = dbus.Connect(bus); return err == nil })
 	t.Cleanup(func() { own.Close() })
@@ -46,9 +41,7 @@ func fakeFirewalld(t *testing.T) (bus string, own *dbus.Conn, asked *atomic.Int6
 		own.ExportMethodTable(map[string]any{"getDefaultZone": standard}, path, name),
 		own.ExportMethodTable(map[string]any{zoneOf: none}, configPath, name+".config"),
 	} {
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 	}
 	if _, err := own.RequestName(name, 0); err != nil {
 		t.Fatal(err)
@@ -70,34 +63,22 @@ func TestSignalsOfAnybodyCostOneLookASecond(t *testing.T) {
 	t.Parallel()
 	bus, own, asked := fakeFirewalld(t)
 	dir, err := state.Open(t.TempDir() + "/state")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	lock, epoch, err := dir.Enter(t.Context(), func(state.EpochStart) error { return nil })
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	record := &state.Network{Name: "net", Epoch: epoch.Token(), Bridge: "cbr0", Gateways: []netip.Prefix{netip.MustParsePrefix("10.22.0.1/16")}}
-	if err := dir.SaveNetwork(record); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, dir.SaveNetwork(record))
 	lock.Close()
-	if err := dir.SetZones(state.Zones{Joined: []string{"cbr0"}}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, dir.SetZones(state.Zones{Joined: []string{"cbr0"}}))
 	stranger, err := dbus.Connect(bus)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer stranger.Close()
 	k := newKeeper(&Config{State: dir, Address: bus, Log: slog.New(slog.DiscardHandler)})
 	k.pause = 10 * time.Millisecond
 	run(t, k)
 	until(t, "it has looked", func() bool { return asked.Load() > 0 })
 	var names []string
-	if err := stranger.BusObject().Call(busName+".ListNames", 0).Store(&names); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, stranger.BusObject().Call(busName+".ListNames", 0).Store(&names))
 	kept := slices.IndexFunc(names, func(n string) bool {
 		return n[0] == ':' && n != own.Names()[0] && n != stranger.Names()[0]
 	})

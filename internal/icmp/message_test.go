@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // header4 is an IPv4 header of so many bytes, as far as it is looked at.
@@ -21,9 +23,7 @@ func header4(length int) []byte {
 func encoded(tb testing.TB, m message, is4 bool) []byte {
 	tb.Helper()
 	b, err := m.encode(is4)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, err)
 	return b
 }
 
@@ -117,9 +117,7 @@ func TestOnlyTheAnswerIsTakenForIt(t *testing.T) {
 func TestAnswerThatIsThereCountsThoughTheTimeIsUp(t *testing.T) {
 	t.Parallel()
 	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer unix.Close(ends[0])
 	defer unix.Close(ends[1])
 	p := &pinger{fd: ends[0], id: 5, data: []byte("token123"), buf: make([]byte, packetMax)}
@@ -128,9 +126,7 @@ func TestAnswerThatIsThereCountsThoughTheTimeIsUp(t *testing.T) {
 	}
 	other, answer := message{kind: reply, id: 6, data: p.data}, message{kind: reply, id: 5, seq: 1, data: p.data}
 	for _, m := range []message{other, answer} {
-		if err := unix.Send(ends[1], encoded(t, m, false), 0); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, unix.Send(ends[1], encoded(t, m, false), 0))
 	}
 	if _, err := p.try(t.Context(), 0); err != nil {
 		t.Errorf("with one: %v", err)

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -18,9 +19,7 @@ func TestALinkLosesItsOtherEndWithTheNamespaceOfThat(t *testing.T) {
 	t.Parallel()
 	host := nstest.New(t)
 	conn, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: host})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer conn.Close()
 	for begin := time.Now(); time.Since(begin) < time.Minute; {
 		pod := nstest.New(t)

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -53,9 +54,7 @@ func TestAttributesThatAPodWroteIntoALinkAreNotRead(t *testing.T) {
 func TestANamespaceWithoutANumberIsNotTheHosts(t *testing.T) {
 	t.Parallel()
 	conn, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: nstest.New(t)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer conn.Close()
 	l := Link{Lower: 1, Elsewhere: true, elsewhere: -1}
 	if is, err := l.RestsHere(conn); is || err != nil {

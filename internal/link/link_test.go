@@ -15,6 +15,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -36,15 +37,11 @@ func listed(t *testing.T, each func(data []byte)) map[string]*Link {
 		nstest.Run(t, ns, "ip", strings.Fields(args)...)
 	}
 	conn, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: ns})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { conn.Close() })
 	all := map[string]*Link{}
 	ask, err := (&Request{Index: 0, mask: skipStats()}).body().MarshalBinary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	err = conn.List("list", netlink.Message{Header: netlink.Header{Type: unix.RTM_GETLINK}, Data: ask}, nil, func(m netlink.Message) error {
 		var l Link
 		err := l.Decode(m.Data)
@@ -52,9 +49,7 @@ func listed(t *testing.T, each func(data []byte)) map[string]*Link {
 		each(m.Data)
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return all
 }
 
@@ -97,9 +92,7 @@ func TestTheLibraryReadsTheSame(t *testing.T) {
 	listed(t, func(data []byte) {
 		var l Link
 		var theirs rtnetlink.LinkMessage
-		if err := errors.Join(l.Decode(data), theirs.UnmarshalBinary(data)); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, errors.Join(l.Decode(data), theirs.UnmarshalBinary(data)))
 		a := theirs.Attributes
 		alias, master, kind := "", 0, ""
 		if a.Alias != nil {
@@ -171,9 +164,7 @@ func TestABridgeDecodesInFewAllocations(t *testing.T) {
 	var bridge []byte
 	listed(t, func(data []byte) {
 		var l Link
-		if err := l.Decode(data); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, l.Decode(data))
 		if l.Name == "br0" {
 			bridge = bytes.Clone(data)
 		}

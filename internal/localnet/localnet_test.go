@@ -15,6 +15,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/localnet"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -90,9 +91,7 @@ func newLoopbackNode(t *testing.T) *loopbackNode {
 			return err
 		})
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { n.heard.Close(); unix.Close(n.raw) })
 	// Until the port forwards, nothing comes through at all.
 	for !n.hears(t, n.frame("", "10.9.0.5", "10.9.0.1")) {
@@ -135,9 +134,7 @@ func unhex(text string) []byte {
 
 func (n *loopbackNode) send(t *testing.T, frame []byte) {
 	t.Helper()
-	if err := unix.Sendto(n.raw, frame, 0, n.to); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, unix.Sendto(n.raw, frame, 0, n.to))
 }
 
 // hears says whether a frame's datagram is received. It waits for another one that is
@@ -152,9 +149,7 @@ func (n *loopbackNode) hears(t *testing.T, frame []byte) bool {
 	heard := false
 	for {
 		var b [16]byte
-		if err := n.heard.SetReadDeadline(time.Now().Add(time.Second)); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, n.heard.SetReadDeadline(time.Now().Add(time.Second)))
 		size, err := n.heard.Read(b[:])
 		if errors.Is(err, unix.EAGAIN) || isTimeout(err) {
 			return false
@@ -209,9 +204,7 @@ func TestFilterDropsWhatOthersSendToTheHostsLoopback(t *testing.T) {
 			t.Errorf("%s: what is sent to the host's other addresses is dropped", ok.name)
 		}
 	}
-	if err := n.conn.Remove(t.Context(), n.keep, nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, n.conn.Remove(t.Context(), n.keep, nil))
 	if !n.hears(t, n.frame("", "10.9.0.5", "127.0.0.1")) {
 		t.Error("the filter outlives Remove")
 	}
@@ -268,9 +261,7 @@ func TestFilterIsIdempotentAndNotesWhatGoesWithIt(t *testing.T) {
 		t.Errorf("a filter of another mark counts: %+v, %v", kept, err)
 	}
 	for range 2 {
-		if err := n.conn.Remove(t.Context(), k, nil); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, n.conn.Remove(t.Context(), k, nil))
 		if got := nstest.Run(t, n.ns, "tc", "qdisc", "show", "dev", "br0"); strings.Contains(got, "clsact") {
 			t.Errorf("a qdisc of ours is left: %s", got)
 		}
@@ -318,9 +309,7 @@ func TestFilterLeavesOthersAtTheIngressAlone(t *testing.T) {
 			if tt.qdisc == "" {
 				prepare()
 			}
-			if err := n.conn.Remove(t.Context(), k, nil); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, n.conn.Remove(t.Context(), k, nil))
 			after := state()
 			if tt.qdisc != "" && after != before {
 				t.Errorf("before:\n%s\nafter:\n%s", before, after)

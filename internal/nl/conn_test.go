@@ -14,6 +14,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 )
 
@@ -111,9 +112,7 @@ func TestExecuteNumbersRequestsOnward(t *testing.T) {
 	var b nl.Batch
 	change(&b, 3)
 	for range 2 {
-		if err := c.Execute(&b); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, c.Execute(&b))
 	}
 	var seqs []uint32
 	for _, d := range rec.Sent() {

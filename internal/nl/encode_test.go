@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 )
 
@@ -74,9 +75,7 @@ func TestEncodeWritesAttributes(t *testing.T) {
 			var b nl.Batch
 			m, err := nl.Encode(unix.RTM_NEWADDR, 0, []byte{2, 24, 0, 0}, tt.body)
 			b.Add("do", nil, m, err)
-			if err := fake(nltest.AckAll).Execute(&b); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, fake(nltest.AckAll).Execute(&b))
 			got := nltest.Split(b.Bytes())[0].Data
 			if diff := cmp.Diff(append([]byte{2, 24, 0, 0}, tt.want...), got); diff != "" {
 				t.Errorf("bytes (-want +got):\n%s", diff)

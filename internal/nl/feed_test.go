@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -16,9 +17,7 @@ func follow(t *testing.T) (*nl.Feed, *netns.NS) {
 	t.Helper()
 	ns := nstest.New(t)
 	f, err := nl.Follow(unix.NETLINK_ROUTE, &nl.Config{NetNS: ns}, unix.RTNLGRP_LINK)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return f, ns
 }
 
@@ -30,9 +29,7 @@ func TestAFeedHearsWhatHappensAndEndsWhenItIsClosed(t *testing.T) {
 	go func() { _, err := f.Next(); heard <- err }()
 	var b nl.Batch
 	addBridge(&b, "br0")
-	if err := c.Execute(&b); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.Execute(&b))
 	if err := <-heard; err != nil {
 		t.Error(err)
 	}

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -22,19 +23,13 @@ func TestAFeedOfOneTypeIsNotFloodedByOthers(t *testing.T) {
 	cfg := &nl.Config{NetNS: ns}
 	const newGeneration = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWGEN
 	all, err := nl.Follow(unix.NETLINK_NETFILTER, cfg, unix.NFNLGRP_NFTABLES)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer all.Close()
 	one, err := nl.FollowOnly(unix.NETLINK_NETFILTER, cfg, []nl.Kind{{Type: newGeneration}}, unix.NFNLGRP_NFTABLES)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	file := t.TempDir() + "/rules"
 	rules := "table ip storm { chain c { }; }\n" + strings.Repeat("add rule ip storm c counter\n", 10_000)
-	if err := os.WriteFile(file, []byte(rules), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(file, []byte(rules), 0o600))
 	nstest.Run(t, ns, "nft", "-f", file)
 	nstest.Run(t, ns, "nft", "flush", "ruleset")
 
@@ -78,9 +73,7 @@ func TestAFeedOfSomeKindsHearsThoseAlone(t *testing.T) {
 	feed, err := nl.FollowOnly(unix.NETLINK_ROUTE, &nl.Config{NetNS: ns},
 		[]nl.Kind{{Type: unix.RTM_DELLINK}, {Type: unix.RTM_DELROUTE, At: protocolAt, Byte: unix.RTPROT_KERNEL}},
 		unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV4_ROUTE)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer feed.Close()
 	var routes strings.Builder
 	for i := range 20_000 {
@@ -88,17 +81,13 @@ func TestAFeedOfSomeKindsHearsThoseAlone(t *testing.T) {
 	}
 	file := t.TempDir() + "/routes"
 	withdrawn := strings.ReplaceAll(routes.String(), "route add", "route del")
-	if err := os.WriteFile(file, []byte(routes.String()+withdrawn), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(file, []byte(routes.String()+withdrawn), 0o600))
 	nstest.Run(t, ns, "sh", "-ec", "ip link add x type bridge; ip link set x up; ip addr add 10.1.0.1/24 dev x; ip -batch "+file+
 		"; ip route del 10.1.0.0/24 dev x; ip link del x")
 	var heard []uint16
 	for !slices.Contains(heard, unix.RTM_DELLINK) {
 		list, err := feed.Next()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		for _, m := range list {
 			heard = append(heard, uint16(m.Header.Type))
 			if m.Header.Type == unix.RTM_DELROUTE && m.Data[5] != unix.RTPROT_KERNEL {

@@ -7,6 +7,8 @@ import (
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // The seeds of these targets are what a kernel sent: see TestRecordSeeds.
@@ -62,9 +64,7 @@ func walk(t *testing.T, b []byte, depth int) {
 // does not fit ends it.
 func readings(t *testing.T, typ uint16, data []byte) {
 	one, err := netlink.MarshalAttributes([]netlink.Attribute{{Type: typ, Data: data}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for size, read := range map[int]func(*netlink.AttributeDecoder){
 		1: func(ad *netlink.AttributeDecoder) { ad.Uint8() },
 		2: func(ad *netlink.AttributeDecoder) { ad.Uint16() },

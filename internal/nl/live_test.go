@@ -13,6 +13,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -22,9 +23,7 @@ func TestMain(m *testing.M) { nstest.Main(m) }
 func dial(tb testing.TB, ns *netns.NS) *nl.Conn {
 	tb.Helper()
 	c, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: ns})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, err)
 	tb.Cleanup(func() { c.Close() })
 	return c
 }
@@ -79,9 +78,7 @@ func TestSocketBelongsToTheNamespaceItWasOpenedFor(t *testing.T) {
 	ca, cb := dial(t, a), dial(t, b)
 	var batch nl.Batch
 	addBridge(&batch, "br0")
-	if err := ca.Execute(&batch); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, ca.Execute(&batch))
 	var get nl.Batch
 	name := ""
 	getLink(&get, "br0", func(m netlink.Message) error { name = linkName(m); return nil })
@@ -94,9 +91,7 @@ func TestSocketBelongsToTheNamespaceItWasOpenedFor(t *testing.T) {
 		t.Errorf("elsewhere: %v, want %v", err, fs.ErrNotExist)
 	}
 	own, err := nl.Dial(unix.NETLINK_ROUTE, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer own.Close()
 	get.Reset()
 	getLink(&get, "lo", nil)
@@ -152,9 +147,7 @@ func TestAnswersOfALargeBatchAllArrive(t *testing.T) {
 	c := dial(t, ns)
 	var first nl.Batch
 	addBridge(&first, "br0")
-	if err := c.Execute(&first); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.Execute(&first))
 	for _, n := range []int{40, 300, 3000} {
 		t.Run(fmt.Sprint(n, " acknowledgements"), func(t *testing.T) {
 			var b nl.Batch
@@ -223,13 +216,9 @@ func lossy(tb testing.TB, ns *netns.NS) nl.Transport {
 		s.fd, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
 		return err
 	})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, err)
 	tb.Cleanup(func() { unix.Close(s.fd) })
-	if err := unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 1); err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 1))
 	return s
 }
 
@@ -265,17 +254,13 @@ func (c *corrupting) Receive(b []byte) (int, error) {
 func TestConnectionOutlivesABrokenDump(t *testing.T) {
 	t.Parallel()
 	tr, err := nl.Open(unix.NETLINK_ROUTE, &nl.Config{NetNS: nstest.New(t)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer tr.Close()
 	var b nl.Batch
 	for i := range 60 { // more than the kernel puts into one part
 		addBridge(&b, fmt.Sprint("br", i))
 	}
-	if err := nl.New(tr).Execute(&b); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, nl.New(tr).Execute(&b))
 	c := nl.New(&corrupting{Transport: tr})
 	links := 0
 	list := func() error {
@@ -297,9 +282,7 @@ func TestConnectionIsSharedByGoroutines(t *testing.T) {
 	for i := range n {
 		addBridge(&setUp, fmt.Sprint("br", i))
 	}
-	if err := c.Execute(&setUp); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.Execute(&setUp))
 	var wg sync.WaitGroup
 	for i := range n {
 		wg.Go(func() {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -20,9 +21,7 @@ func TestWatchHearsWhatHappensInItsNamespace(t *testing.T) {
 	t.Parallel()
 	ns := nstest.New(t)
 	w, err := nl.Subscribe(unix.NETLINK_ROUTE, &nl.Config{NetNS: ns}, unix.RTNLGRP_LINK)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer w.Close()
 	elsewhere := dial(t, nstest.New(t))
 	here := dial(t, ns)
@@ -30,9 +29,7 @@ func TestWatchHearsWhatHappensInItsNamespace(t *testing.T) {
 	go func() { _, err := w.Next(t.Context()); heard <- err }()
 	var b nl.Batch
 	addBridge(&b, "br0")
-	if err := elsewhere.Execute(&b); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, elsewhere.Execute(&b))
 	select {
 	case err := <-heard:
 		t.Fatalf("heard of another namespace's link: %v", err)
@@ -40,9 +37,7 @@ func TestWatchHearsWhatHappensInItsNamespace(t *testing.T) {
 	}
 	b.Reset()
 	addBridge(&b, "br0")
-	if err := here.Execute(&b); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, here.Execute(&b))
 	if err := <-heard; err != nil {
 		t.Error(err)
 	}
@@ -52,18 +47,14 @@ func TestWatchGivesWhatIsQueuedWithoutWaiting(t *testing.T) {
 	t.Parallel()
 	ns := nstest.New(t)
 	w, err := nl.Subscribe(unix.NETLINK_ROUTE, &nl.Config{NetNS: ns}, unix.RTNLGRP_LINK)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer w.Close()
 	if list, err := w.Queued(); err != nil || len(list) != 0 {
 		t.Errorf("before anything happened: %v, %v", list, err)
 	}
 	var b nl.Batch
 	addBridge(&b, "br0")
-	if err := dial(t, ns).Execute(&b); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, dial(t, ns).Execute(&b))
 	// The kernel announces before it acknowledges.
 	if list, err := w.Queued(); err != nil || len(list) == 0 || list[0].Header.Type != unix.RTM_NEWLINK {
 		t.Errorf("after a link was added: %v, %v", list, err)
@@ -73,9 +64,7 @@ func TestWatchGivesWhatIsQueuedWithoutWaiting(t *testing.T) {
 func TestWatchEndsWithItsContext(t *testing.T) {
 	t.Parallel()
 	w, err := nl.Subscribe(unix.NETLINK_ROUTE, &nl.Config{NetNS: nstest.New(t)}, unix.RTNLGRP_LINK)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer w.Close()
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
@@ -116,9 +105,7 @@ func TestLossIsToldOnceNothingMoreCanBeLost(t *testing.T) {
 			t.Parallel()
 			ns := nstest.New(t)
 			l, err := subscribe(&nl.Config{NetNS: ns})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			defer l.close()
 			c := dial(t, ns)
 			var b nl.Batch
@@ -127,18 +114,14 @@ func TestLossIsToldOnceNothingMoreCanBeLost(t *testing.T) {
 			for i := range 400 {
 				setQueueLength(&b, "br0", uint32(100+i))
 			}
-			if err := c.Execute(&b); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, c.Execute(&b))
 			if _, err := l.next(); err != nil {
 				t.Fatalf("the first announcement: %v", err)
 			}
 			const unheard, heard = 1000, 2000
 			b.Reset()
 			setQueueLength(&b, "br0", unheard)
-			if err := c.Execute(&b); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, c.Execute(&b))
 			for {
 				list, err := l.next()
 				if errors.Is(err, unix.ENOBUFS) {
@@ -153,9 +136,7 @@ func TestLossIsToldOnceNothingMoreCanBeLost(t *testing.T) {
 			}
 			b.Reset()
 			setQueueLength(&b, "br0", heard)
-			if err := c.Execute(&b); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, c.Execute(&b))
 			list, err := l.next()
 			if diff := cmp.Diff([]uint32{heard}, queueLengths(t, list)); diff != "" || err != nil {
 				t.Errorf("heard after the loss was told: (-want +got)\n%s, %v", diff, err)
@@ -181,9 +162,7 @@ func queueLengths(t *testing.T, list []netlink.Message) (lengths []uint32) {
 			}
 			return nil
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 	}
 	return lengths
 }
@@ -201,17 +180,13 @@ func BenchmarkExecute(b *testing.B) {
 	c := dial(b, nstest.New(b))
 	var batch nl.Batch
 	addBridge(&batch, "br0")
-	if err := c.Execute(&batch); err != nil {
-		b.Fatal(err)
-	}
+	must.Succeed(b, c.Execute(&batch))
 	b.Run("one get", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
 			batch.Reset()
 			getLink(&batch, "br0", func(netlink.Message) error { return nil })
-			if err := c.Execute(&batch); err != nil {
-				b.Fatal(err)
-			}
+			must.Succeed(b, c.Execute(&batch))
 		}
 	})
 	b.Run("ten changes", func(b *testing.B) {
@@ -225,9 +200,7 @@ func BenchmarkExecute(b *testing.B) {
 				})
 				batch.Add("set link", nl.Name("br0"), m, err)
 			}
-			if err := c.Execute(&batch); err != nil {
-				b.Fatal(err)
-			}
+			must.Succeed(b, c.Execute(&batch))
 		}
 	})
 }
@@ -239,9 +212,7 @@ func BenchmarkDial(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				c, err := nl.Dial(unix.NETLINK_ROUTE, cfg)
-				if err != nil {
-					b.Fatal(err)
-				}
+				must.Succeed(b, err)
 				c.Close()
 			}
 		})
@@ -252,9 +223,7 @@ func BenchmarkDial(b *testing.B) {
 func TestWatchThatIsClosedUsesNoOtherFile(t *testing.T) {
 	ns := nstest.New(t)
 	w, err := nl.Subscribe(unix.NETLINK_ROUTE, &nl.Config{NetNS: ns}, unix.RTNLGRP_LINK)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	ended := make(chan error)
 	go func() { _, err := w.Next(t.Context()); ended <- err }()
 	if err := w.Close(); err != nil {
@@ -265,9 +234,7 @@ func TestWatchThatIsClosedUsesNoOtherFile(t *testing.T) {
 	}
 	// It gets the number that is free.
 	other, err := os.Open(os.DevNull)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer other.Close()
 	_, next := w.Next(t.Context())
 	_, queued := w.Queued()

@@ -8,6 +8,7 @@ import (
 	"unicode"
 
 	"github.com/tombolo-cni/tombolo/internal/printable"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 func TestLine(t *testing.T) {
@@ -41,9 +42,7 @@ func TestWriterKeepsLinesAndJSON(t *testing.T) {
 	var out strings.Builder
 	w := printable.Writer(&out)
 	in := map[string]string{"name": "\x1b[31m\u202e\U000e0001 é"}
-	if err := json.NewEncoder(w).Encode(in); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, json.NewEncoder(w).Encode(in))
 	var back map[string]string
 	if err := json.Unmarshal([]byte(out.String()), &back); err != nil || back["name"] != in["name"] {
 		t.Errorf("%q, %v", out.String(), err)

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // The exported API is in testdata/api, a line a symbol, so that a change of it is
@@ -27,9 +28,7 @@ func TestExportedAPI(t *testing.T) {
 			path += "/" + name
 		}
 		p, err := imp.Import(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		lines := describe(p)
 		for _, line := range internalTypes(lines) {
 			t.Errorf("package %s: an exported symbol mentions an internal type: %s", p.Name(), line)
@@ -175,9 +174,7 @@ type Alias = S
 func New(names ...string) *S { return nil }
 `)
 	p, err := new(types.Config).Check("p", fset, files, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	mustFind(t, []string{
 		"const C Flags = 16",
 		"field S.A int",
@@ -220,9 +217,7 @@ var ErrGone error
 `)
 	conf := types.Config{Importer: importerFunc(func(string) (*types.Package, error) { return hidden, nil })}
 	p, err := conf.Check("p", fset, files, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	conn := module + "/internal/nl.Conn"
 	mustFind(t, []string{
 		"field Embedded.*" + conn + " embedded",

@@ -4,6 +4,8 @@ import (
 	"debug/elf"
 	"path/filepath"
 	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 func TestBinaryIsStatic(t *testing.T) {
@@ -25,9 +27,7 @@ func TestBinaryIsStatic(t *testing.T) {
 func mustBeStatic(t *testing.T, path string, machine elf.Machine) {
 	t.Helper()
 	f, err := elf.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer f.Close()
 	if f.Machine != machine {
 		t.Errorf("machine is %v", f.Machine)

@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // coming are dependencies that docs/dependencies.md has already, and go.mod has not.
@@ -18,9 +20,7 @@ func coming() []string { return nil }
 func tables(t *testing.T, page string) [][][]string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(root(t), page))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var all [][][]string
 	within := false
 	for line := range strings.Lines(string(text)) {
@@ -48,9 +48,7 @@ func tables(t *testing.T, page string) [][][]string {
 func direct(t *testing.T, dir string) []string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(root(t), dir, "go.mod"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var list []string
 	for _, m := range regexp.MustCompile(`(?m)^(?:require )?\s*(\S+\.\S+/\S+) (v\S+)(\s*// indirect)?$`).FindAllStringSubmatch(string(text), -1) {
 		if m[3] == "" && m[1] != module {
@@ -128,9 +126,7 @@ func linesOf(t *testing.T, path string) int {
 		return p == full || strings.HasPrefix(p, full+"/") && strings.HasSuffix(p, ".go") && !strings.HasSuffix(p, "_test.go")
 	}, func(p string) {
 		data, err := os.ReadFile(p)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		lines += strings.Count(string(data), "\n")
 	})
 	if lines == 0 {
@@ -147,9 +143,7 @@ type report struct {
 func reports(t *testing.T) []report {
 	t.Helper()
 	pages, err := filepath.Glob(filepath.Join(root(t), "docs", "upstream", "*.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	code := regexp.MustCompile("`([^`]+)`")
 	var list []report
 	for _, page := range pages {
@@ -202,9 +196,7 @@ func checkReport(r report, index string, versions, tests []string, declared func
 func TestUpstreamReportsAreTrue(t *testing.T) {
 	t.Parallel()
 	index, err := os.ReadFile(filepath.Join(root(t), "docs", "upstream", "README.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	versions := direct(t, "docs/upstream")
 	own := direct(t, ".")
 	for _, line := range versions {
@@ -245,9 +237,7 @@ func TestUpstreamReportsThatAreNotTrueAreFound(t *testing.T) {
 func upstreamTests(t *testing.T) []string {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(root(t), "docs", "upstream", "*_test.go"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var list []string
 	for _, path := range files {
 		list = append(list, functions(t, path, "Test")...)
@@ -265,9 +255,7 @@ func declares(t *testing.T, path, symbol string) bool {
 		return (p == full || strings.HasPrefix(p, full+"/")) && strings.HasSuffix(p, ".go") && !strings.HasSuffix(p, "_test.go")
 	}, func(p string) {
 		data, err := os.ReadFile(p)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		found = found || declaration.Match(data)
 	})
 	return found

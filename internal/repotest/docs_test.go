@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // checkDocs finds exported symbols without a comment of their own, or, for those of
@@ -148,9 +150,7 @@ func TestPublicPackagesHaveAnExample(t *testing.T) {
 	t.Parallel()
 	for _, name := range publicPackages() {
 		tests, err := filepath.Glob(filepath.Join(root(t), name, "*_test.go"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if !slices.ContainsFunc(tests, func(path string) bool { return len(functions(t, path, "Example")) > 0 }) {
 			t.Errorf("%s has no Example", name)
 		}
@@ -161,9 +161,7 @@ func TestPublicPackagesHaveAnExample(t *testing.T) {
 func functions(t *testing.T, path, prefix string) []string {
 	t.Helper()
 	f, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var names []string
 	for _, decl := range f.Decls {
 		if d, ok := decl.(*ast.FuncDecl); ok && d.Recv == nil && strings.HasPrefix(d.Name.Name, prefix) {
@@ -181,9 +179,7 @@ func TestFilesAreShort(t *testing.T) {
 			limit = 1000
 		}
 		data, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if lines := strings.Count(string(data), "\n"); lines > limit {
 			t.Errorf("%s has %d lines, where %d are the most", short(t, path), lines, limit)
 		}

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // unwelcome are packages that no program should get for importing one of the public ones, with
@@ -39,6 +40,7 @@ func unwelcome() map[string]string {
 		module + "/internal/testutil/nstest": "fixtures are for tests",
 		module + "/internal/testutil/golden": "fixtures are for tests",
 		module + "/internal/testutil/nltest": "fixtures are for tests",
+		module + "/internal/testutil/must":   "fixtures are for tests",
 	}
 }
 
@@ -145,15 +147,11 @@ func TestExamplesImportNothingInternal(t *testing.T) {
 	seen := 0
 	for _, name := range publicPackages() {
 		paths, err := filepath.Glob(filepath.Join(root(t), name, "example*_test.go"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		for _, path := range paths {
 			seen++
 			file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ImportsOnly)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			for _, imported := range file.Imports {
 				if strings.Contains(imported.Path.Value, "/internal/") {
 					t.Errorf("%s imports %s", short(t, path), imported.Path.Value)

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // listing gives what is in a directory, without directories: mode, path, and where a link
@@ -34,9 +35,7 @@ func listing(t *testing.T, dir string) string {
 		fmt.Fprintf(&b, "%v %s\n", info.Mode(), name)
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return b.String()
 }
 
@@ -55,9 +54,7 @@ func programs(t *testing.T) string {
 	t.Helper()
 	bin := t.TempDir()
 	for _, name := range []string{"tombolo-cni", "tombolo", "tombolod"} {
-		if err := os.WriteFile(filepath.Join(bin, name), []byte(name), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(filepath.Join(bin, name), []byte(name), 0o755))
 	}
 	return bin
 }
@@ -67,12 +64,8 @@ func TestUninstallTakesAwayAllThatInstallBrought(t *testing.T) {
 	node, bin := t.TempDir(), programs(t)
 	// What is the operator's stays.
 	own := filepath.Join(node, "etc/cni/net.d/10-tombolo.conflist")
-	if err := os.MkdirAll(filepath.Dir(own), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(own, nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.MkdirAll(filepath.Dir(own), 0o755))
+	must.Succeed(t, os.WriteFile(own, nil, 0o644))
 	before := listing(t, node)
 	mustMake(t, root(t), "-o", "build", "install", "BIN="+bin, "DESTDIR="+node)
 	installed := listing(t, node)
@@ -92,12 +85,8 @@ func TestInstallReplacesTheLinkThatWasTheCommand(t *testing.T) {
 	t.Parallel()
 	node, bin := t.TempDir(), programs(t)
 	command := filepath.Join(node, "usr/local/bin/tombolo")
-	if err := os.MkdirAll(filepath.Dir(command), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(filepath.Join(node, "opt/cni/bin/tombolo"), command); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.MkdirAll(filepath.Dir(command), 0o755))
+	must.Succeed(t, os.Symlink(filepath.Join(node, "opt/cni/bin/tombolo"), command))
 	mustMake(t, root(t), "-o", "build", "install", "BIN="+bin, "DESTDIR="+node)
 	for path, want := range map[string]string{command: "tombolo", node + "/opt/cni/bin/tombolo": "tombolo-cni"} {
 		info, err := os.Lstat(path)
@@ -114,12 +103,8 @@ func TestInstallLeavesTheLoopbackOfOthersAlone(t *testing.T) {
 	t.Parallel()
 	node, bin := t.TempDir(), programs(t)
 	other := filepath.Join(node, "opt/cni/bin/loopback")
-	if err := os.MkdirAll(filepath.Dir(other), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(other, []byte("the reference's"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.MkdirAll(filepath.Dir(other), 0o755))
+	must.Succeed(t, os.WriteFile(other, []byte("the reference's"), 0o755))
 	mustMake(t, root(t), "-o", "build", "install", "BIN="+bin, "DESTDIR="+node)
 	mustMake(t, root(t), "uninstall", "DESTDIR="+node)
 	if text, err := os.ReadFile(other); err != nil || string(text) != "the reference's" {
@@ -138,9 +123,7 @@ func TestInstalledUnitsNameInstalledPrograms(t *testing.T) {
 	}
 	for _, unit := range units {
 		text, err := os.ReadFile(unit)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		_, line, _ := strings.Cut(string(text), "\nExecStart=")
 		program, _, _ := strings.Cut(strings.Fields(line)[0], " ")
 		if _, err := os.Lstat(filepath.Join(node, program)); err != nil {
@@ -153,15 +136,11 @@ func TestInstalledUnitsNameInstalledPrograms(t *testing.T) {
 func sums(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	files, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	all := map[string]string{}
 	for _, f := range files {
 		text, err := os.ReadFile(filepath.Join(dir, f.Name()))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		all[f.Name()] = fmt.Sprintf("%x", sha256.Sum256(text))
 	}
 	return all

@@ -24,6 +24,7 @@ import (
 	"github.com/tombolo-cni/tombolo/dhcpc/dhcp6"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
 	"github.com/tombolo-cni/tombolo/hostport"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -127,9 +128,7 @@ func exported() map[string]map[string]any {
 func callable(t *testing.T, name string) []string {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join("testdata", "api", name+".txt"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var names []string
 	for line := range strings.Lines(string(data)) {
 		var found string
@@ -186,9 +185,7 @@ func TestNoExportedFunctionPanics(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 }
 
 // callMethods calls those of a zero, and of a nil pointer, and of a closed one.
@@ -198,11 +195,11 @@ func callMethods(t *testing.T, name string, zero any) {
 	for i := range pointer.NumMethod() {
 		method := pointer.Method(i)
 		of := func(receiver reflect.Value) {
-			must := error(nil)
+			want := error(nil)
 			if handle(zero) {
-				must = tombolo.ErrInvalid
+				want = tombolo.ErrInvalid
 			}
-			callAll(t, name+"."+method.Name, receiver.Method(i), must)
+			callAll(t, name+"."+method.Name, receiver.Method(i), want)
 		}
 		of(reflect.New(value))
 		// A method of the value is the language's to refuse for a nil pointer.
@@ -254,22 +251,20 @@ func closedOne(t *testing.T, zero any) reflect.Value {
 	if err == nil {
 		err = v.(interface{ Close() error }).Close()
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return reflect.ValueOf(v)
 }
 
 // callAll calls a function with zeros of all its arguments, with a context and without;
 // and one that has to fail whatever it is asked, with arguments that could be meant too.
-func callAll(t *testing.T, name string, f reflect.Value, must error) {
-	callWith(t, name, f, must, reflect.Zero)
-	if must != nil {
-		callWith(t, name, f, must, meant)
+func callAll(t *testing.T, name string, f reflect.Value, always error) {
+	callWith(t, name, f, always, reflect.Zero)
+	if always != nil {
+		callWith(t, name, f, always, meant)
 	}
 }
 
-func callWith(t *testing.T, name string, f reflect.Value, must error, argument func(reflect.Type) reflect.Value) {
+func callWith(t *testing.T, name string, f reflect.Value, always error, argument func(reflect.Type) reflect.Value) {
 	done, cancel := context.WithCancel(context.Background())
 	cancel()
 	for _, ctx := range []context.Context{nil, done} {
@@ -292,7 +287,7 @@ func callWith(t *testing.T, name string, f reflect.Value, must error, argument f
 				args = append(args, argument(in))
 			}
 		}
-		if ctx == nil && !takesContext && typ.NumIn() > 0 && must == nil {
+		if ctx == nil && !takesContext && typ.NumIn() > 0 && always == nil {
 			// The second round is the same.
 			continue
 		}
@@ -301,7 +296,7 @@ func callWith(t *testing.T, name string, f reflect.Value, must error, argument f
 			t.Errorf("%s (context %v): %s", name, ctx, panicked)
 			continue
 		}
-		want := must
+		want := always
 		if takesContext && ctx == nil {
 			want = tombolo.ErrInvalid
 		}
@@ -376,17 +371,13 @@ func TestWhatIsNoPodIsRefused(t *testing.T) {
 	host := nstest.New(t)
 	nstest.Run(t, host, "ip", "link", "add", "br0", "type", "bridge")
 	conn, err := bridge.Dial(&bridge.Config{NetNS: host})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { conn.Close() })
 	closed, err := netns.New()
 	if err == nil {
 		err = closed.Close()
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	port := bridge.Port{Bridge: "br0", BridgeIndex: nstest.Index(t, host, "br0"), Name: "veth0", Peer: "eth0", MTU: 1500}
 	before := nstest.Run(t, host, "ip", "link")
 	ctx := t.Context()
@@ -423,21 +414,15 @@ func TestValuesThatCannotBeMeantAreErrInvalid(t *testing.T) {
 	t.Parallel()
 	ns := nstest.New(t)
 	addresses, err := addr.Dial(&addr.Config{NetNS: ns})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { addresses.Close() })
 	routes, err := route.Dial(&route.Config{NetNS: ns})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { routes.Close() })
 	mac := net.HardwareAddr{2, 0, 0, 0, 0, 1}
 	nothing := func(context.Context, netip.Addr) (dhcpc.Transport, error) { return nil, nil }
 	client, err := dhcpc.New(&dhcpc.Config{MAC: mac, Dial: nothing})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	_, none := dhcpc.New(nil)
 	_, noDial := dhcpc.New(&dhcpc.Config{MAC: mac})
 	_, noMAC := dhcpc.NewMachine(&dhcpc.Config{})

@@ -5,15 +5,15 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // TestEmbeddingPageNamesEveryPublicPackage has an embedder find them all.
 func TestEmbeddingPageNamesEveryPublicPackage(t *testing.T) {
 	t.Parallel()
 	page, err := os.ReadFile(filepath.Join(root(t), "docs", "embedding.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for _, name := range publicPackages() {
 		if name != "." && !strings.Contains(string(page), "`"+name+"`") {
 			t.Errorf("docs/embedding.md lacks `%s`", name)
@@ -25,9 +25,7 @@ func TestEmbeddingPageNamesEveryPublicPackage(t *testing.T) {
 func TestREADMEIsForTwoMinutes(t *testing.T) {
 	t.Parallel()
 	data, err := os.ReadFile(filepath.Join(root(t), "README.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	text := string(data)
 	if n := len(strings.Fields(text)); n > 900 {
 		t.Errorf("README.md has %d words, want 900 at most", n)

@@ -20,6 +20,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // module is the path of the main module, which the names of our packages are
@@ -30,9 +32,7 @@ const module = "github.com/tombolo-cni/tombolo"
 func root(t *testing.T) string {
 	t.Helper()
 	dir, err := filepath.Abs("../..")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return dir
 }
 
@@ -139,9 +139,7 @@ func (p *pkg) files(t *testing.T) (*token.FileSet, []*ast.File) {
 	var list []*ast.File
 	for _, name := range p.GoFiles {
 		f, err := parser.ParseFile(fset, filepath.Join(p.Dir, name), nil, parser.ParseComments|parser.SkipObjectResolution)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		list = append(list, f)
 	}
 	return fset, list
@@ -152,9 +150,7 @@ func parse(t *testing.T, source string) (*token.FileSet, []*ast.File) {
 	t.Helper()
 	fset := token.NewFileSet()
 	f, err := parser.ParseFile(fset, "made-up.go", source, parser.ParseComments|parser.SkipObjectResolution)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return fset, []*ast.File{f}
 }
 
@@ -173,9 +169,7 @@ func walk(t *testing.T, match func(path string) bool, visit func(path string)) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 }
 
 // short is a path for messages.

@@ -7,6 +7,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // TestSecurityPageNamesTestsThatExist holds docs/security.md to the tree: what shows a
@@ -15,9 +17,7 @@ func TestSecurityPageNamesTestsThatExist(t *testing.T) {
 	t.Parallel()
 	root := filepath.Join("..", "..")
 	page, err := os.ReadFile(filepath.Join(root, "docs", "security.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	have := map[string]bool{}
 	function := regexp.MustCompile(`(?m)^func (Test\w+)\(`)
 	err = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
@@ -35,9 +35,7 @@ func TestSecurityPageNamesTestsThatExist(t *testing.T) {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	named := regexp.MustCompile("`(Test[A-Z]\\w+)`").FindAllSubmatch(page, -1)
 	if len(named) < 40 {
 		t.Errorf("docs/security.md names %d tests, which is too few to be read right", len(named))

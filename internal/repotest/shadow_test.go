@@ -9,6 +9,8 @@ import (
 	"path"
 	"strings"
 	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // checkShadows finds names of functions, and of what is in them, that hide a builtin, such as
@@ -83,9 +85,7 @@ func TestNamesHideNoBuiltinAndNoPackage(t *testing.T) {
 	walk(t, func(name string) bool { return strings.HasSuffix(name, ".go") }, func(name string) {
 		fset := token.NewFileSet()
 		f, err := parser.ParseFile(fset, name, nil, parser.SkipObjectResolution)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		for _, finding := range checkShadows(fset, f) {
 			t.Error(short(t, finding))
 		}

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/file"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 func TestAttachmentGoesFromAddingToReadyToGone(t *testing.T) {
@@ -20,17 +21,13 @@ func TestAttachmentGoesFromAddingToReadyToGone(t *testing.T) {
 	a := sample("c1")
 	p := pending(t, d, a)
 	got, err := d.Load("cbr0", a.Hash())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if got.State != Adding {
 		t.Errorf("after Create its state is %q", got.State)
 	}
 	a.Addresses = a.Addresses[:1] // what is learnt between Create and Commit counts
 	a.MTU = 9000
-	if err := p.Commit(a); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, p.Commit(a))
 	if got, err = d.Load("cbr0", a.Hash()); err != nil {
 		t.Fatal(err)
 	}
@@ -113,9 +110,7 @@ func TestCommitNeverRevivesARemovedRecord(t *testing.T) {
 	d := newDir(t)
 	a := sample("c1")
 	p := pending(t, d, a)
-	if err := d.Remove("cbr0", a.Hash()); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, d.Remove("cbr0", a.Hash()))
 	if err := p.Commit(a); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("Commit: %v, want os.ErrNotExist", err)
 	}
@@ -132,9 +127,7 @@ func TestCommitLeavesALaterRecordOfTheSameNameAlone(t *testing.T) {
 	d := newDir(t)
 	first := sample("c1")
 	p := pending(t, d, first)
-	if err := d.Remove("cbr0", first.Hash()); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, d.Remove("cbr0", first.Hash()))
 	second := sample("c1")
 	second.MTU = 9000
 	create(t, d, second)
@@ -164,9 +157,7 @@ func TestRecordsTooLargeToReadAreNotWritten(t *testing.T) {
 	largest := sample("c2")
 	largest.DataDir = strings.Repeat("x", file.MaxRecord/2-2000)
 	p = pending(t, d, largest)
-	if err := p.Commit(largest); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, p.Commit(largest))
 	if got, err := d.Load("cbr0", largest.Hash()); err != nil || got.State != Ready {
 		t.Errorf("the largest record: %v", err)
 	}
@@ -177,12 +168,8 @@ func TestFilesAreForTheOwnerOnly(t *testing.T) {
 	d := newDir(t)
 	l := lock(t, d, Exclusive)
 	create(t, d, sample("c1"))
-	if err := d.SaveNetwork(sampleNetwork("cbr0")); err != nil {
-		t.Fatal(err)
-	}
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, d.SaveNetwork(sampleNetwork("cbr0")))
+	must.Succeed(t, l.Close())
 	// The parent that Open's path lacked, and all below it.
 	err := filepath.Walk(filepath.Dir(d.Path()), func(path string, info os.FileInfo, err error) error {
 		if err != nil {
@@ -197,9 +184,7 @@ func TestFilesAreForTheOwnerOnly(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 }
 
 // rubbish is what may stand in place of a record's file.
@@ -234,12 +219,8 @@ func TestLoadToleratesRubbish(t *testing.T) {
 			d := newDir(t)
 			a := sample("c1")
 			path := recordPath(t, d, a)
-			if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-				t.Fatal(err)
-			}
-			if err := test.put(path); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, os.MkdirAll(filepath.Dir(path), 0o700))
+			must.Succeed(t, test.put(path))
 			_, err := d.Load("cbr0", a.Hash())
 			var re *RecordError
 			if !errors.As(err, &re) || !errors.Is(err, test.is) {

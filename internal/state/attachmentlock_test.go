@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 func TestARunningADDHasItsRecordLocked(t *testing.T) {
@@ -27,9 +29,7 @@ func TestARunningADDHasItsRecordLocked(t *testing.T) {
 			t.Errorf("Update: %v, want ErrBusy", err)
 		}
 		ends := map[string]func() error{"commit": func() error { return p.Commit(a) }, "close": p.Close, "abandon": p.Abandon}
-		if err := ends[end](); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, ends[end]())
 		l, err := again(d).LockAttachment(a.Network, a.Hash())
 		if end == "abandon" {
 			if !errors.Is(err, os.ErrNotExist) {
@@ -60,22 +60,16 @@ func TestTheEndOfACallIsWaitedForAlsoWithoutItsRecord(t *testing.T) {
 	d := newDir(t)
 	a := sample("c1")
 	wait, err := d.AtWork(a.Network, a.Hash())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	wait(t.Context()) // for nobody
 	p := begin(t, d, a)
 	waits := func() func(context.Context) {
 		wait, err := again(d).AtWork(a.Network, a.Hash())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		return wait
 	}
 	bounded, unbounded := waits(), waits()
-	if err := d.Remove(a.Network, a.Hash()); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, d.Remove(a.Network, a.Hash()))
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	if bounded(ctx); ctx.Err() == nil {
@@ -100,9 +94,7 @@ func TestAKilledADDsRecordIsFree(t *testing.T) {
 	}
 	p.kill()
 	l, err := d.LockAttachment(a.Network, a.Hash())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer l.Close()
 	if unfinished, err := d.Unfinished(a.Network, a.Hash()); !unfinished || err != nil {
 		t.Errorf("unfinished = %t, %v", unfinished, err)
@@ -129,9 +121,7 @@ func TestUnfinishedIsWhatAnADDWrites(t *testing.T) {
 		d := newDir(t)
 		a := sample("c1")
 		path, err := d.attachmentPath(a.Network, a.Hash())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		writeFile(t, path, tt.text)
 		if got, err := d.Unfinished(a.Network, a.Hash()); got != tt.want || err != nil {
 			t.Errorf("%s: %t, %v, want %t", tt.name, got, err, tt.want)
@@ -143,9 +133,7 @@ func mustEncode(t *testing.T, a *Attachment) []byte {
 	t.Helper()
 	a.State = Ready
 	line, err := encodeAttachment(a)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return line
 }
 
@@ -158,40 +146,28 @@ func TestAbandonLeavesALaterRecordAlone(t *testing.T) {
 	if gone, err := first.Gone(); gone || err != nil {
 		t.Errorf("Gone = %t, %v", gone, err)
 	}
-	if err := d.Remove(a.Network, a.Hash()); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, d.Remove(a.Network, a.Hash()))
 	second := begin(t, d, a)
 	if gone, err := first.Gone(); !gone || err != nil {
 		t.Errorf("Gone after Remove = %t, %v", gone, err)
 	}
-	if err := first.Abandon(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, first.Abandon())
 	if err := second.Commit(a); err != nil {
 		t.Errorf("the later one: %v", err)
 	}
 	// The same where Commit found it.
-	if err := d.Remove(a.Network, a.Hash()); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, d.Remove(a.Network, a.Hash()))
 	third := begin(t, d, a)
-	if err := d.Remove(a.Network, a.Hash()); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, d.Remove(a.Network, a.Hash()))
 	fourth := begin(t, d, a)
 	if err := third.Commit(a); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("Commit of a removed record: %v", err)
 	}
-	if err := third.Abandon(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, third.Abandon())
 	if err := fourth.Commit(a); err != nil {
 		t.Errorf("the later one: %v", err)
 	}
-	if err := fourth.Abandon(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, fourth.Abandon())
 	if _, err := d.Load(a.Network, a.Hash()); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("after Abandon of a ready one: %v", err)
 	}
@@ -215,9 +191,7 @@ func TestFilesOfOthersAreNotOurs(t *testing.T) {
 		}, "belongs to user 12345"},
 		{"a directory", func() error { return os.Mkdir(d.lockPath(), 0o700) }, "is a directory"},
 	} {
-		if err := errors.Join(os.Remove(d.lockPath()), tt.make()); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, errors.Join(os.Remove(d.lockPath()), tt.make()))
 		if l, err := d.Lock(t.Context(), Shared); l != nil || err == nil || !strings.Contains(err.Error(), tt.says) {
 			t.Errorf("%s: Lock = %v, %v, want %q", tt.name, l, err, tt.says)
 		}

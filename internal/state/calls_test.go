@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // What an ADD costs in system calls is kept by a test: each is some time of a run
@@ -19,18 +21,12 @@ func TestAnAddKeepsToItsSystemCalls(t *testing.T) {
 	}
 	dir := filepath.Join(t.TempDir(), "tombolo")
 	d, err := Open(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	enter(t, d)
-	if err := d.SaveNetwork(sampleNetwork("cbr0")); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, d.SaveNetwork(sampleNetwork("cbr0")))
 	create(t, d, sample("there is one already"))
 	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	trace := filepath.Join(t.TempDir(), "trace")
 	cmd := exec.Command(strace, "-f", "-o", trace, exe, dir)
 	cmd.Env = append(os.Environ(), helperVariable+"=add")

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // compare lets go-cmp look at netip's values.
@@ -80,16 +81,12 @@ func TestRecordsComeBackAsTheyAre(t *testing.T) {
 		at := v.FieldByName("Version").Addr().Interface().(*int)
 		ours := Encode(at, record)
 		theirs, err := json.Marshal(record)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if d := cmp.Diff(string(theirs)+"\n", string(ours)); d != "" {
 			t.Errorf("encode differs from json.Marshal (-want +got):\n%s", d)
 		}
 		back := reflect.New(v.Type())
-		if err := Decode(ours, back.Elem().FieldByName("Version").Addr().Interface().(*int), back.Interface()); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, Decode(ours, back.Elem().FieldByName("Version").Addr().Interface().(*int), back.Interface()))
 		if d := diff(record, back.Interface()); d != "" {
 			t.Errorf("decode of what encode wrote (-want +got):\n%s", d)
 		}
@@ -101,26 +98,16 @@ func TestRecordsKeepTheirFormat(t *testing.T) {
 	t.Parallel()
 	d, _ := newDirOn(t)
 	l, epoch, err := d.Enter(t.Context(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	epoch.ID = "00112233445566778899aabbccddeeff"
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, l.Close())
 	a := sample("0123456789abcdef")
 	p := pending(t, d, a)
-	if err := p.Commit(a); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, p.Commit(a))
 	n := sampleNetwork("cbr0")
-	if err := d.SaveNetwork(n); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, d.SaveNetwork(n))
 	networkPath, err := d.networkPath("cbr0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	golden.Compare(t, "attachment.json", mustRead(t, recordPath(t, d, a)))
 	golden.Compare(t, "network.json", mustRead(t, networkPath))
 	golden.Compare(t, "epoch.json", string(Encode(&epoch.Version, &epoch)))

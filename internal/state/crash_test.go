@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // A crash in Create leaves any part of the first line.
@@ -22,9 +24,7 @@ func TestAHalfWrittenRecordIsDamagedAtEveryOffset(t *testing.T) {
 		writeFile(t, path, line[:i])
 		_, loadErr := d.Load("cbr0", a.Hash())
 		found, bad, err := d.List("cbr0")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if i == len(line)-1 { // all but the newline
 			if loadErr != nil || len(found) != 1 {
 				t.Errorf("%d of %d bytes: %v", i, len(line), loadErr)
@@ -49,9 +49,7 @@ func TestAHalfWrittenCommitLeavesTheRecordAdding(t *testing.T) {
 	p := pending(t, d, a)
 	path := recordPath(t, d, a)
 	first := len(mustRead(t, path))
-	if err := p.Commit(a); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, p.Commit(a))
 	whole := mustRead(t, path)
 	for i := first; i <= len(whole); i++ {
 		writeFile(t, path, whole[:i])
@@ -69,9 +67,7 @@ func TestAHalfWrittenCommitLeavesTheRecordAdding(t *testing.T) {
 func TestAHalfWrittenNetworkIsDamagedAtEveryOffset(t *testing.T) {
 	t.Parallel()
 	d := newDir(t)
-	if err := d.SaveNetwork(sampleNetwork("cbr0")); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, d.SaveNetwork(sampleNetwork("cbr0")))
 	path := filepath.Join(d.networksPath(), "cbr0"+suffix)
 	whole := mustRead(t, path)
 	for i := range len(whole) - 1 {
@@ -130,9 +126,7 @@ func TestAKilledProcessLeavesAStateThatCanBeUsed(t *testing.T) {
 		p.kill()
 
 		found, bad, err := d.List("cbr0")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if len(found)+len(bad) < 6 || len(bad) > 1 {
 			t.Errorf("kill %d: %d records and %v", kill, len(found), bad)
 		}
@@ -152,9 +146,7 @@ func TestAKilledProcessLeavesAStateThatCanBeUsed(t *testing.T) {
 		}
 	}
 	// What a kill left is written over.
-	if err := d.SaveNetwork(sampleNetwork("cbr0")); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, d.SaveNetwork(sampleNetwork("cbr0")))
 	if left := temporaryFiles(t, d); len(left) > 0 {
 		t.Errorf("left: %v", left)
 	}

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/internal/ident"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 const otherBoot = "00000000-1111-2222-3333-444444444444"
@@ -26,9 +27,7 @@ func furnish(t *testing.T, d *Dir) Epoch {
 	}
 	n := sampleNetwork("cbr0")
 	n.Epoch = epoch.Token()
-	if err := d.SaveNetwork(n); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, d.SaveNetwork(n))
 	writeFile(t, d.attachmentsPath()+"/cbr0/"+ident.Hash("cbr0", "c3", "eth0")+suffix, "{")
 	return epoch
 }
@@ -38,15 +37,11 @@ func contents(t *testing.T, d *Dir) string {
 	t.Helper()
 	var all []string
 	networks, err := d.Networks()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	damaged := 0
 	for _, name := range networks {
 		found, bad, err := d.List(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		for _, a := range found {
 			all = append(all, a.ContainerID)
 		}
@@ -54,9 +49,7 @@ func contents(t *testing.T, d *Dir) string {
 	}
 	slices.Sort(all)
 	records, _, err := d.ListNetworks()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for _, n := range records {
 		all = append(all, n.Name)
 	}
@@ -106,9 +99,7 @@ func TestALostEpochDropsNothing(t *testing.T) {
 	t.Parallel()
 	d, _ := newDirOn(t)
 	first := furnish(t, d)
-	if err := os.Remove(d.epochPath()); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Remove(d.epochPath()))
 	epoch, told := enter(t, d)
 	if told == nil || told.Previous != nil || len(told.Stale) > 0 {
 		t.Errorf("the callback was told %+v", told)
@@ -158,9 +149,7 @@ func TestEnterWithoutTheLockFails(t *testing.T) {
 	if _, _, err := d.Enter(canceled(), nil); !errors.Is(err, ErrLocked) || !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v, want ErrLocked", err)
 	}
-	if err := held.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, held.Close())
 	enter(t, d)
 }
 
@@ -172,9 +161,7 @@ func TestEnterFailsWhereNothingCanBeWritten(t *testing.T) {
 		t.Errorf("Enter = %v, %v", l, err)
 	}
 	d, _ = newDirOn(t)
-	if err := os.MkdirAll(d.epochPath()+"/x", 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.MkdirAll(d.epochPath()+"/x", 0o700))
 	if l, _, err := d.Enter(t.Context(), nil); err == nil || l != nil {
 		t.Errorf("Enter with a directory for an epoch = %v, %v", l, err)
 	}

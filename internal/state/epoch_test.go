@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/tombolo-cni/tombolo/internal/file"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // enter enters and leaves, and tells the epoch and what the callback was told, if it
@@ -19,15 +20,11 @@ func enter(t testing.TB, d *Dir) (Epoch, *EpochStart) {
 		told = &start
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if l.Mode() != Shared {
 		t.Errorf("Enter returns a lock that is %v", l.Mode())
 	}
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, l.Close())
 	return epoch, told
 }
 
@@ -246,9 +243,7 @@ func TestHostSources(t *testing.T) {
 func TestCookieIsTheThreadsNamespaces(t *testing.T) {
 	t.Parallel()
 	here, err := netnsCookie()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	inNewNetNS(t, func() {
 		if there, err := netnsCookie(); err != nil || there == here {
 			t.Errorf("cookie %d in a new namespace and %d outside, %v", there, here, err)

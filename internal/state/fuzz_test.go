@@ -7,6 +7,8 @@ import (
 	"reflect"
 	"testing"
 	"time"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // The committed corpora in testdata/fuzz hold what nodes have on disk, cut short and
@@ -82,9 +84,7 @@ func FuzzLoad(f *testing.F) {
 		if err == nil && a.Hash() != hash {
 			t.Errorf("Load gives %+v for %s", a, hash)
 		}
-		if err := os.Remove(path); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.Remove(path))
 	})
 }
 

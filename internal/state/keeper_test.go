@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 func TestFailuresAreCountedByVerbAndCode(t *testing.T) {
@@ -17,9 +19,7 @@ func TestFailuresAreCountedByVerbAndCode(t *testing.T) {
 	if err := d.CountFailure("ADD", 100); err == nil {
 		t.Error("counted where there is no state directory")
 	}
-	if err := os.MkdirAll(d.Path(), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.MkdirAll(d.Path(), 0o700))
 	var all sync.WaitGroup
 	for _, code := range []uint{100, 11, 100, 4_000_000_000, 999} {
 		all.Go(func() {
@@ -47,9 +47,7 @@ func TestContestedIsKeptAndForgotten(t *testing.T) {
 	d := newDir(t)
 	want := Contested{At: time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC), Times: 4, What: `chain "x"`, By: "nft\n"}
 	for range 2 {
-		if err := d.SetContested(&want); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, d.SetContested(&want))
 		got, err := d.Contested()
 		if err != nil || got == nil || diff(want, *got) != "" {
 			t.Errorf("%+v, %v; want %+v", got, err, want)
@@ -63,9 +61,7 @@ func TestContestedIsKeptAndForgotten(t *testing.T) {
 			t.Errorf("%+v, %v", got, err)
 		}
 	}
-	if err := os.WriteFile(d.contestedPath(), []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(d.contestedPath(), []byte("{"), 0o600))
 	if got, err := d.Contested(); err == nil {
 		t.Errorf("damaged: %+v", got)
 	}
@@ -78,9 +74,7 @@ func TestForwardedLinksAreThoseOfGateways(t *testing.T) {
 		t.Errorf("before the first epoch: %q, %v", links, err)
 	}
 	lock, epoch, err := d.Enter(t.Context(), func(EpochStart) error { return nil })
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer lock.Close()
 	gateways := []netip.Prefix{netip.MustParsePrefix("10.22.0.1/16")}
 	for _, n := range []Network{
@@ -92,9 +86,7 @@ func TestForwardedLinksAreThoseOfGateways(t *testing.T) {
 		{Name: "old", Bridge: "br4", Gateways: gateways, Epoch: "another"},
 	} {
 		before := d.NetworksChanged()
-		if err := d.SaveNetwork(&n); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, d.SaveNetwork(&n))
 		if n.Name == "pods" && before == d.NetworksChanged() {
 			t.Error("a new record is no change")
 		}
@@ -103,9 +95,7 @@ func TestForwardedLinksAreThoseOfGateways(t *testing.T) {
 	if links, err := d.ForwardedLinks(); !slices.Equal(links, want) || err != nil {
 		t.Errorf("%q, %v; want %q", links, err, want)
 	}
-	if err := os.WriteFile(d.networksPath()+"/damaged.json", []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(d.networksPath()+"/damaged.json", []byte("{"), 0o600))
 	if links, err := d.ForwardedLinks(); !slices.Equal(links, want) || err == nil {
 		t.Errorf("beside a damaged record: %q, %v; want %q and an error", links, err, want)
 	}
@@ -115,9 +105,7 @@ func TestZonesAreKept(t *testing.T) {
 	t.Parallel()
 	d := newDir(t)
 	for _, want := range []Zones{{}, {Joined: []string{"cbr0", "br1.7"}, Left: []string{"br2"}}, {Left: []string{"br2"}}, {}} {
-		if err := d.SetZones(want); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, d.SetZones(want))
 		if got, err := d.Zones(); diff(want, got) != "" || err != nil {
 			t.Errorf("%+v, %v; want %+v", got, err, want)
 		}
@@ -131,16 +119,12 @@ func TestZonesAreAttendedToByOneProcess(t *testing.T) {
 		t.Error("attended to by nobody")
 	}
 	first, err := d.AttendZones()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if second, err := d.AttendZones(); err == nil {
 		second.Close()
 		t.Error("attended to twice")
 	}
-	if err := d.SetZones(Zones{Left: []string{"br2"}}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, d.SetZones(Zones{Left: []string{"br2"}}))
 	if !d.ZonesAttended("cbr0") || d.ZonesAttended("br2") {
 		t.Error("want cbr0 to be attended to, and br2 left alone")
 	}
@@ -152,8 +136,6 @@ func TestZonesAreAttendedToByOneProcess(t *testing.T) {
 		}
 	}
 	again, err := d.AttendZones()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	again.Close()
 }

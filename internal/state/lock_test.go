@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/file"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 func TestLockModesExcludeEachOther(t *testing.T) {
@@ -33,9 +34,7 @@ func TestLockModesExcludeEachOther(t *testing.T) {
 			held := lock(t, d, test.held)
 			l, err := again(d).Lock(canceled(), test.wanted)
 			if test.ok {
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, err)
 				l.Close()
 				return
 			}
@@ -47,9 +46,7 @@ func TestLockModesExcludeEachOther(t *testing.T) {
 					t.Errorf("%v does not say %q", err, says)
 				}
 			}
-			if err := held.Close(); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, held.Close())
 			lock(t, again(d), test.wanted)
 		})
 	}
@@ -59,12 +56,8 @@ func TestLockFollowsNoSymbolicLink(t *testing.T) {
 	t.Parallel()
 	d := newDir(t)
 	target := t.TempDir() + "/target"
-	if err := os.MkdirAll(d.Path(), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(target, d.lockPath()); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.MkdirAll(d.Path(), 0o700))
+	must.Succeed(t, os.Symlink(target, d.lockPath()))
 	if l, err := d.Lock(t.Context(), Shared); !errors.Is(err, unix.ELOOP) {
 		t.Errorf("Lock = %v, %v, want ELOOP", l, err)
 	}
@@ -160,13 +153,9 @@ func TestDowngradeFailsIfAStrangerTakesTheFile(t *testing.T) {
 	l := lock(t, d, Exclusive)
 	// The stranger needs the file in the moment that Downgrade gives it up, so
 	// give it up beforehand.
-	if err := unix.Flock(l.fd, unix.LOCK_UN); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, unix.Flock(l.fd, unix.LOCK_UN))
 	fd, err := file.Open(d.lockPath(), unix.O_RDWR)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer unix.Close(fd)
 	if ok, err := file.TryFlock(fd, unix.LOCK_EX); !ok || err != nil {
 		t.Fatalf("the fault did not fire: %v, %v", ok, err)
@@ -206,22 +195,16 @@ func TestWhoWaitsForTheExclusiveLockStopsNewSharedHolders(t *testing.T) {
 	until(t, "the exclusive waiter", func() bool { return gateShut(t, d) })
 
 	fd, err := file.Open(d.lockPath(), unix.O_RDWR)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer unix.Close(fd)
 	if ok, err := file.TryFlock(fd, unix.LOCK_SH); !ok || err != nil {
 		t.Errorf("flock(2) itself would not let another pass: %v, %v; then the gate is not needed", ok, err)
 	}
-	if err := unix.Flock(fd, unix.LOCK_UN); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, unix.Flock(fd, unix.LOCK_UN))
 	if _, err := again(d).Lock(canceled(), Shared); !errors.Is(err, ErrLocked) {
 		t.Errorf("a new shared holder: %v, want ErrLocked", err)
 	}
-	if err := first.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, first.Close())
 	if err := <-got; err != nil {
 		t.Error(err)
 	}
@@ -235,12 +218,8 @@ func TestAWaitThatIsGivenUpLeavesTheGateOpen(t *testing.T) {
 	if _, err := again(d).Lock(canceled(), Exclusive); !errors.Is(err, ErrLocked) {
 		t.Errorf("got %v, want ErrLocked", err)
 	}
-	if err := lock(t, again(d), Shared).Close(); err != nil {
-		t.Fatal(err)
-	}
-	if err := held.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, lock(t, again(d), Shared).Close())
+	must.Succeed(t, held.Close())
 	lock(t, again(d), Exclusive)
 }
 
@@ -336,9 +315,7 @@ func TestEnsureHoldsNothingWithoutTheLock(t *testing.T) {
 	d = newDir(t)
 	l = lock(t, d, Shared)
 	gate, err := file.Open(d.lockPath(), unix.O_RDWR)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer unix.Close(gate)
 	if ok, err := tryGate(gate); !ok || err != nil {
 		t.Fatalf("the fault did not fire: %v, %v", ok, err)
@@ -354,9 +331,7 @@ func TestEnsureHoldsNothingWithoutTheLock(t *testing.T) {
 func TestLocksLeakNoFileDescriptors(t *testing.T) {
 	// Not parallel: it counts the descriptors of the whole process.
 	d := newDir(t)
-	if err := lock(t, d, Exclusive).Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, lock(t, d, Exclusive).Close())
 	before := openFiles(t)
 	for range 20 {
 		l := lock(t, d, Shared)
@@ -381,8 +356,6 @@ func TestLocksLeakNoFileDescriptors(t *testing.T) {
 func openFiles(t testing.TB) int {
 	t.Helper()
 	entries, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return len(entries)
 }

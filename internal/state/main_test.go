@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/ident"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/ipam"
 )
 
@@ -73,9 +74,7 @@ func newDir(t testing.TB) *Dir {
 func newDirOn(t testing.TB) (*Dir, *node) {
 	t.Helper()
 	d, err := Open(filepath.Join(t.TempDir(), "run", "tombolo"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	n := newNode(t)
 	d.sources = n.sources()
 	return d, n
@@ -142,18 +141,14 @@ func sampleNetwork(name string) *Network {
 // create writes a record and leaves it Adding.
 func create(t testing.TB, d *Dir, a *Attachment) {
 	t.Helper()
-	if err := pending(t, d, a).Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, pending(t, d, a).Close())
 }
 
 // pending is the record of an ADD at work.
 func pending(t testing.TB, d *Dir, a *Attachment) *Pending {
 	t.Helper()
 	p, err := d.Create(a)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return p
 }
 
@@ -161,18 +156,14 @@ func pending(t testing.TB, d *Dir, a *Attachment) *Pending {
 func recordPath(t testing.TB, d *Dir, a *Attachment) string {
 	t.Helper()
 	path, err := d.attachmentPath(a.Network, a.Hash())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return path
 }
 
 func lock(t testing.TB, d *Dir, mode Mode) *Lock {
 	t.Helper()
 	l, err := d.Lock(t.Context(), mode)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { l.Close() })
 	return l
 }
@@ -186,20 +177,14 @@ func canceled() context.Context {
 
 func writeFile(t testing.TB, path, content string) {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.MkdirAll(filepath.Dir(path), 0o700))
+	must.Succeed(t, os.WriteFile(path, []byte(content), 0o600))
 }
 
 func mustRead(t testing.TB, path string) string {
 	t.Helper()
 	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return string(data)
 }
 
@@ -225,24 +210,16 @@ type process struct {
 func start(t testing.TB, attributes *syscall.SysProcAttr, name string, args ...string) *process {
 	t.Helper()
 	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	cmd := exec.Command(exe, args...)
 	cmd.Env = append(os.Environ(), helperVariable+"="+name)
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = attributes
 	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
+	must.Succeed(t, cmd.Start())
 	p := &process{t: t, cmd: cmd, stdin: stdin, lines: bufio.NewReader(stdout)}
 	t.Cleanup(p.kill)
 	return p
@@ -307,7 +284,5 @@ func inNewNetNS(t testing.TB, run func()) {
 		}
 		run()
 	}()
-	if err := <-done; err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, <-done)
 }

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/internal/file"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 func TestNetworkIsSavedLoadedAndRemoved(t *testing.T) {
@@ -22,13 +23,9 @@ func TestNetworkIsSavedLoadedAndRemoved(t *testing.T) {
 	n := sampleNetwork("cbr0")
 	for _, hash := range []string{"first", "second"} {
 		n.ConfigHash = hash
-		if err := d.SaveNetwork(n); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, d.SaveNetwork(n))
 		got, err := d.LoadNetwork("cbr0")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if d := diff(n, got); d != "" {
 			t.Errorf("(-want +got):\n%s", d)
 		}
@@ -46,9 +43,7 @@ func TestNetworkIsSavedLoadedAndRemoved(t *testing.T) {
 func TestRemoveNetworkRefusesWhileThereAreAttachments(t *testing.T) {
 	t.Parallel()
 	d := newDir(t)
-	if err := d.SaveNetwork(sampleNetwork("cbr0")); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, d.SaveNetwork(sampleNetwork("cbr0")))
 	a := sample("c1")
 	create(t, d, a)
 	if err := d.RemoveNetwork("cbr0"); !errors.Is(err, ErrInUse) {
@@ -57,9 +52,7 @@ func TestRemoveNetworkRefusesWhileThereAreAttachments(t *testing.T) {
 	if _, err := d.LoadNetwork("cbr0"); err != nil {
 		t.Errorf("the refusal has cost the record: %v", err)
 	}
-	if err := d.Remove("cbr0", a.Hash()); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, d.Remove("cbr0", a.Hash()))
 	if err := d.RemoveNetwork("cbr0"); err != nil {
 		t.Errorf("without: %v", err)
 	}
@@ -76,9 +69,7 @@ func TestRemoveNetworkFailsWhereItsDirectoryIsNone(t *testing.T) {
 	if err := d.RemoveNetwork("cbr0"); !errors.Is(err, syscall.ENOTDIR) {
 		t.Errorf("got %v, want ENOTDIR", err)
 	}
-	if err := os.MkdirAll(d.networksPath()+"/cbr1"+suffix+"/x", 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.MkdirAll(d.networksPath()+"/cbr1"+suffix+"/x", 0o700))
 	if err := d.RemoveNetwork("cbr1"); !errors.Is(err, syscall.EISDIR) {
 		t.Errorf("with a directory for a record: %v, want EISDIR", err)
 	}
@@ -91,9 +82,7 @@ func TestNetworksAreThoseWithARecordOrADirectory(t *testing.T) {
 		t.Errorf("before anything was made: %v, %v", names, err)
 	}
 	for _, name := range []string{"zeta", "alpha"} {
-		if err := d.SaveNetwork(sampleNetwork(name)); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, d.SaveNetwork(sampleNetwork(name)))
 	}
 	create(t, d, sample("c1")) // of cbr0, without a record
 	writeFile(t, d.networksPath()+"/.swp", "")
@@ -118,13 +107,9 @@ func TestNetworkLoadersTolerateRubbish(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
 			d := newDir(t)
-			if err := d.SaveNetwork(sampleNetwork("good")); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, d.SaveNetwork(sampleNetwork("good")))
 			path := filepath.Join(d.networksPath(), "bad"+suffix)
-			if err := test.put(path); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, test.put(path))
 			_, err := d.LoadNetwork("bad")
 			var re *RecordError
 			if !errors.As(err, &re) || !errors.Is(err, test.is) || re.Path != path || re.Network != "bad" {
@@ -144,9 +129,7 @@ func TestNetworkLoadersTolerateRubbish(t *testing.T) {
 func TestLoadNetworkRefusesARecordUnderAnothersName(t *testing.T) {
 	t.Parallel()
 	d := newDir(t)
-	if err := d.SaveNetwork(sampleNetwork("cbr0")); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, d.SaveNetwork(sampleNetwork("cbr0")))
 	writeFile(t, d.networksPath()+"/cbr1.json", mustRead(t, d.networksPath()+"/cbr0.json"))
 	if _, err := d.LoadNetwork("cbr1"); !errors.Is(err, ErrDamaged) || !strings.Contains(err.Error(), "network cbr0") {
 		t.Errorf("got %v, want ErrDamaged", err)
@@ -175,9 +158,7 @@ func TestAFailedSaveLeavesTheOldRecordAndNoTemporaryFile(t *testing.T) {
 	t.Parallel()
 	d := newDir(t)
 	// rename(2) does not put a file in the place of a directory.
-	if err := os.MkdirAll(d.networksPath()+"/cbr0.json/x", 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.MkdirAll(d.networksPath()+"/cbr0.json/x", 0o700))
 	if err := d.SaveNetwork(sampleNetwork("cbr0")); err == nil {
 		t.Fatal("the fault did not fire: SaveNetwork replaced a directory")
 	}
@@ -189,8 +170,6 @@ func TestAFailedSaveLeavesTheOldRecordAndNoTemporaryFile(t *testing.T) {
 func temporaryFiles(t testing.TB, d *Dir) []string {
 	t.Helper()
 	left, err := filepath.Glob(d.Path() + "/" + ".tmp-*")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return left
 }

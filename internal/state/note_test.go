@@ -6,14 +6,14 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 func noteLock(t *testing.T, d *Dir) *Lock {
 	t.Helper()
 	l, err := d.Lock(context.Background(), Shared)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { l.Close() })
 	return l
 }
@@ -21,17 +21,13 @@ func noteLock(t *testing.T, d *Dir) *Lock {
 func TestNoteIsThereForTheNextHolder(t *testing.T) {
 	t.Parallel()
 	d, err := Open(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	l := noteLock(t, d)
 	if got := l.Note(); got != "" {
 		t.Errorf("nobody has written a note, and there is %q", got)
 	}
 	for _, text := range []string{"a", strings.Repeat("x", maxNote), "short again", ""} {
-		if err := l.SetNote(text); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, l.SetNote(text))
 		if got := noteLock(t, d).Note(); got != text {
 			t.Errorf("note %q, want %q", got, text)
 		}
@@ -41,12 +37,8 @@ func TestNoteIsThereForTheNextHolder(t *testing.T) {
 			t.Errorf("%q is no note", text)
 		}
 	}
-	if err := l.SetNote("last"); err != nil {
-		t.Fatal(err)
-	}
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, l.SetNote("last"))
+	must.Succeed(t, l.Close())
 	if got := l.Note(); got != "" {
 		t.Errorf("a lock that is closed has the note %q", got)
 	}
@@ -58,29 +50,19 @@ func TestNoteIsThereForTheNextHolder(t *testing.T) {
 func TestNoteThatIsNotWholeIsNone(t *testing.T) {
 	t.Parallel()
 	d, err := Open(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	l := noteLock(t, d)
-	if err := l.SetNote("generation 4711"); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, l.SetNote("generation 4711"))
 	whole, err := os.ReadFile(d.lockPath())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for i := range whole {
 		torn := append([]byte(nil), whole...)
 		torn[i]++
-		if err := os.WriteFile(d.lockPath(), torn, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(d.lockPath(), torn, 0o600))
 		if got := l.Note(); got != "" {
 			t.Errorf("with byte %d changed, the note is %q", i, got)
 		}
-		if err := os.WriteFile(d.lockPath(), whole[:i], 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(d.lockPath(), whole[:i], 0o600))
 		if got := l.Note(); got != "" {
 			t.Errorf("of %d bytes, the note is %q", i, got)
 		}
@@ -90,12 +72,8 @@ func TestNoteThatIsNotWholeIsNone(t *testing.T) {
 func TestNoteOfAnotherNamespaceIsNone(t *testing.T) {
 	t.Parallel()
 	d, err := Open(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := noteLock(t, d).SetNote("here"); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
+	must.Succeed(t, noteLock(t, d).SetNote("here"))
 	l := noteLock(t, d)
 	own := d.sources.netns
 	d.sources.netns = func() (uint64, error) {
@@ -105,9 +83,7 @@ func TestNoteOfAnotherNamespaceIsNone(t *testing.T) {
 	if got := l.Note(); got != "" {
 		t.Errorf("elsewhere, the note is %q", got)
 	}
-	if err := l.SetNote("there"); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, l.SetNote("there"))
 	if got := l.Note(); got != "there" {
 		t.Errorf("the note is %q", got)
 	}
@@ -120,9 +96,7 @@ func TestNoteOfAnotherNamespaceIsNone(t *testing.T) {
 func TestNotesOfManyAreNeverMixed(t *testing.T) {
 	t.Parallel()
 	d, err := Open(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var wg sync.WaitGroup
 	for i := range 4 {
 		l := noteLock(t, d)

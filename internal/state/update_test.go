@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"os"
 	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 func TestUpdateWritesOverAReadyRecord(t *testing.T) {
@@ -12,17 +14,11 @@ func TestUpdateWritesOverAReadyRecord(t *testing.T) {
 	d := newDir(t)
 	a := sample("c1")
 	p := pending(t, d, a)
-	if err := p.Commit(a); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, p.Commit(a))
 	a.Addresses[0].Prefix = netip.MustParsePrefix("10.1.0.77/24")
-	if err := d.Update(a); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, d.Update(a))
 	got, err := d.Load(a.Network, a.Hash())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if d := diff(a, got); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
 	}

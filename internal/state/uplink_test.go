@@ -13,15 +13,15 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 const sampleUplink = `{"version":1,"nic":"eth0","bridge":"br0","state":"taken"}`
 
 func saveUplink(t testing.TB, d *Dir, nic, record string) {
 	t.Helper()
-	if err := d.Uplink(nic).Save([]byte(record)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, d.Uplink(nic).Save([]byte(record)))
 }
 
 func uplinkPath(d *Dir, nic string) string { return d.UplinksPath() + "/" + nic + suffix }
@@ -29,9 +29,7 @@ func uplinkPath(d *Dir, nic string) string { return d.UplinksPath() + "/" + nic 
 func lockUplink(t testing.TB, d *Dir, nic string) *Lock {
 	t.Helper()
 	l, err := d.LockUplink(t.Context(), nic)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { l.Close() })
 	return l
 }
@@ -47,9 +45,7 @@ func TestAnUplinksRecordIsKeptWhole(t *testing.T) {
 		t.Errorf("Remove of none: %v", err)
 	}
 	for _, record := range []string{sampleUplink, "{\n  \"pretty\": true\n}\n", sampleUplink} {
-		if err := f.Save([]byte(record)); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, f.Save([]byte(record)))
 		got, err := again(d).Uplink("eth0").Load()
 		if err != nil || string(got) != record {
 			t.Errorf("Load = %q, %v; want %q", got, err, record)
@@ -59,9 +55,7 @@ func TestAnUplinksRecordIsKeptWhole(t *testing.T) {
 		t.Errorf("the file: %v, %v", st.Mode(), err)
 	}
 	for range 2 {
-		if err := f.Remove(); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, f.Remove())
 	}
 	if nics, err := d.Uplinks(); len(nics) > 0 || err != nil {
 		t.Errorf("after Remove: %v, %v", nics, err)
@@ -132,12 +126,8 @@ func TestAnUplinksDamagedRecordIsNamed(t *testing.T) {
 	check("rubbish", "\x00\xff\n\x00", ErrDamaged)
 	check("too large", whole+strings.Repeat(" ", maxUplink), ErrDamaged)
 	check("of a newer version", strings.Replace(whole, `"version":1`, `"version":7`, 1), ErrVersion)
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Mkdir(path, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Remove(path))
+	must.Succeed(t, os.Mkdir(path, 0o700))
 	if _, err := d.Uplink("eth0").Load(); !errors.Is(err, unix.EISDIR) {
 		t.Errorf("a directory in its place: %v", err)
 	}
@@ -201,9 +191,7 @@ func TestAnUplinkOfAnEarlierEpochIsNotPutBack(t *testing.T) {
 		t.Errorf("after Enter: %v, %v; want %v", nics, err, want)
 	}
 	saveUplink(t, again(d), "eth1", sampleUplink)
-	if err := busy.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, busy.Close())
 	if _, err := d.Uplink("eth1").Load(); err != nil {
 		t.Errorf("of the new epoch: %v", err)
 	}
@@ -220,9 +208,7 @@ func TestAnUplinkOfThisEpochOutlivesALostEpoch(t *testing.T) {
 	d := newDir(t)
 	enter(t, d)
 	saveUplink(t, d, "eth0", sampleUplink)
-	if err := os.Remove(d.epochPath()); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Remove(d.epochPath()))
 	enter(t, d)
 	if _, err := d.Uplink("eth0").Load(); err != nil {
 		t.Error(err)
@@ -232,9 +218,7 @@ func TestAnUplinkOfThisEpochOutlivesALostEpoch(t *testing.T) {
 func TestSaveFailsWithoutAnEpoch(t *testing.T) {
 	t.Parallel()
 	d, n := newDirOn(t)
-	if err := os.Remove(n.dir + "/boot_id"); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Remove(n.dir+"/boot_id"))
 	if err := d.Uplink("eth0").Save([]byte("{}")); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "/proc") {
 		t.Errorf("Save: %v", err)
 	}
@@ -255,17 +239,13 @@ func TestOneAtATimeWorksOnANIC(t *testing.T) {
 	lockUplink(t, again(d), "eth1")
 	lock(t, again(d), Exclusive)
 	for range 2 {
-		if err := held.Close(); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, held.Close())
 	}
 	l, err := again(d).TryLockUplink("eth0")
 	if l == nil || err != nil {
 		t.Fatalf("TryLockUplink of what is free = %v, %v", l, err)
 	}
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, l.Close())
 }
 
 // A child has copies of all descriptors between fork and exec.
@@ -290,9 +270,7 @@ func TestALockIsFreeAtOnceThoughChildrenAreStarted(t *testing.T) {
 			t.Errorf("TryLockUplink of what is free = %v, %v", l, err)
 			break
 		}
-		if err := l.Close(); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, l.Close())
 	}
 	children.Wait()
 }
@@ -318,15 +296,11 @@ func TestAKilledProcessLeavesAWholeUplink(t *testing.T) {
 		}
 		// The helper lives on this node, not on the made-up one.
 		data, err := os.ReadFile(uplinkPath(d, "eth0"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if _, _, err := splitUplink(data); err != nil {
 			t.Errorf("kill %d: %v", kill, err)
 		}
-		if err := l.Close(); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, l.Close())
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/tombolo-cni/tombolo/internal/strict"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // netconf has every kind of field that our configs use.
@@ -457,9 +458,7 @@ func TestWhereUnknownKeysArePassedOverCaseDoesNotMatter(t *testing.T) {
 			HostIP string `json:"hostIP"`
 		} `json:"nested"`
 	}
-	if err := strict.Unmarshal([]byte(`{"HostPort":7,"Nested":{"HOSTIP":"a"},"Other":1}`), &v, everything); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, strict.Unmarshal([]byte(`{"HostPort":7,"Nested":{"HOSTIP":"a"},"Other":1}`), &v, everything))
 	if v.HostPort != 7 || v.Nested.HostIP != "a" {
 		t.Errorf("got %+v", v)
 	}

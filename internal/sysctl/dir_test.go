@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -19,9 +20,7 @@ func TestDirectoryStaysThatOfItsNamespace(t *testing.T) {
 		d, err = sysctl.OpenDir("net/ipv6/conf")
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer d.Close()
 	// A link that was not there when it was opened.
 	nstest.Veth(t, ns, "eth0", other, "eth0")
@@ -56,9 +55,7 @@ func TestDirectorysErrorsNameTheFile(t *testing.T) {
 		t.Error("a file is opened as a directory")
 	}
 	d, err := sysctl.OpenDir("net/ipv4/conf")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer d.Close()
 	if _, err := d.Ensure("none/rp_filter", "0"); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "/proc/sys/net/ipv4/conf/none/rp_filter") {
 		t.Errorf("Ensure: %v", err)

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -35,9 +36,7 @@ func TestParametersAreTheNamespacesOwn(t *testing.T) {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if after := nstest.Sysctl(t, b, path); after != before {
 		t.Errorf("the other namespace has %s", after)
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -51,9 +52,7 @@ func TestDecodersReadTheKernelsReplies(t *testing.T) {
 	ns, pod := nstest.New(t), nstest.New(t)
 	index, _ := nstest.Veth(t, ns, "port", pod, "eth0")
 	tr, err := nl.Open(unix.NETLINK_ROUTE, &nl.Config{NetNS: ns})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	rec := nltest.Record(tr)
 	conn := nl.New(rec)
 	defer conn.Close()
@@ -65,17 +64,13 @@ func TestDecodersReadTheKernelsReplies(t *testing.T) {
 			l.AddClsact(&b)
 			l.AddRedirect(&b, lo)
 		}
-		if err := conn.Execute(&b); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, conn.Execute(&b))
 		b.Reset()
 		rec.Received()
 		var root, clsact Qdisc
 		l.GetQdisc(&b, Root, &root)
 		l.GetQdisc(&b, Clsact, &clsact)
-		if err := Look(t.Context(), conn, &b); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, Look(t.Context(), conn, &b))
 		if !root.Is(w) || root.Link != index || clsact.Kind != "clsact" {
 			t.Errorf("of %+v the kernel has made %+v and %+v", w, root, clsact)
 		}
@@ -108,9 +103,7 @@ func TestDecodersReadTheKernelsReplies(t *testing.T) {
 func reply(t *testing.T, options func(*netlink.AttributeEncoder)) []byte {
 	t.Helper()
 	m, err := nl.Encode(unix.RTM_NEWQDISC, 0, Link{Index: 7}.header(Handle, Root, 0), options)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return m.Data
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -78,9 +79,7 @@ func sameJSON(a, b *current.Result) bool {
 func ipNet(t testing.TB, text string) net.IPNet {
 	t.Helper()
 	_, n, err := net.ParseCIDR(text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	n.IP = nstest.Prefix(text).Addr().AsSlice()
 	return *n
 }
@@ -233,9 +232,7 @@ func TestDADFindsADuplicate(t *testing.T) {
 func TestDNSOfTheResult(t *testing.T) {
 	t.Parallel()
 	resolvConf := filepath.Join(t.TempDir(), "resolv.conf")
-	if err := os.WriteFile(resolvConf, []byte("nameserver 9.9.9.9\nsearch ipam.example\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(resolvConf, []byte("nameserver 9.9.9.9\nsearch ipam.example\n"), 0o644))
 	ofIPAM := dualStack()
 	ofIPAM["resolvConf"] = resolvConf
 	ofConf := conf{"nameservers": []string{"10.0.0.10"}, "domain": "cluster.local"}
@@ -295,9 +292,7 @@ func TestRoutesCarryEveryAttribute(t *testing.T) {
 	}
 	// The result passes on what the ipam said.
 	got, err := json.Marshal(r.Routes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for _, part := range []string{`"advmss":1200`, `"mtu":1300`, `"priority":50`, `"table":100`, `"scope":253`} {
 		if !strings.Contains(string(got), part) {
 			t.Errorf("the result's routes %s lack %s", got, part)
@@ -357,9 +352,7 @@ func TestForceAddressReplacesWhatIsOnTheBridge(t *testing.T) {
 				n.wantNothing()
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			if diff := cmp.Diff(tt.want, globals(t, n.ns, "cbr0"), cmpopts.SortSlices(strings.Compare)); diff != "" {
 				t.Errorf("addresses of the bridge (-want +got):\n%s", diff)
 			}

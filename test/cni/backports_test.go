@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -31,9 +32,7 @@ func TestTheWayFrom127GoesWithTheLastPodAfterGoingBack(t *testing.T) {
 			}
 			s.chain("ADD", "a", list("8081"))
 			s.of("a").serve(t, "tcp", 80)
-			if err := answers(8081); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, answers(8081))
 			if o := s.operate("install", "--undo", s.programs); o.status != 0 {
 				t.Fatalf("undo: %+v", o)
 			}
@@ -42,9 +41,7 @@ func TestTheWayFrom127GoesWithTheLastPodAfterGoingBack(t *testing.T) {
 			}
 			s.chain("ADD", "b", list("8082"))
 			s.of("b").serve(t, "tcp", 80)
-			if err := answers(8082); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, answers(8082))
 			s.chain("DEL", "a", list("8081"))
 			vanish(t, s.of("a").path)
 			if o := s.operate("gc", "--state", s.state); o.status != 0 {

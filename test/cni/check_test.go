@@ -9,6 +9,7 @@ import (
 
 	current "github.com/containernetworking/cni/pkg/types/100"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -80,9 +81,7 @@ func TestCHECKFindsWhatIsNotAsItWasMade(t *testing.T) {
 			removeAll(w, w.state+"/ipam/podnet/10.77.0.2")
 		}, "10.77.0.2 is not reserved"},
 		{"a reservation is another's", func(w *network, _ *pod) {
-			if err := os.WriteFile(w.state+"/ipam/podnet/fd77::2", []byte("other\r\neth0"), 0o600); err != nil {
-				w.Fatal(err)
-			}
+			must.Succeed(w, os.WriteFile(w.state+"/ipam/podnet/fd77::2", []byte("other\r\neth0"), 0o600))
 		}, "fd77::2 is not reserved"},
 		{"the record is gone", func(w *network, _ *pod) { removeAll(w, w.state+"/attachments") }, "no attachment eth0"},
 		{"the network's record is gone", func(w *network, _ *pod) { removeAll(w, w.state+"/networks") }, "record of network"},
@@ -234,14 +233,10 @@ func TestCHECKOfAnADDThatNeverEnded(t *testing.T) {
 	for _, name := range n.files(n.state + "/attachments") {
 		path := filepath.Join(n.state, "attachments", name)
 		data, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		// The record's first line is what it was while ADD was at it.
 		begun, _, _ := strings.Cut(string(data), "\n")
-		if err := os.WriteFile(path, []byte(begun+"\n"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(path, []byte(begun+"\n"), 0o600))
 	}
 	wantError(t, w.check(p), 113, "did not finish")
 	w.del(p)

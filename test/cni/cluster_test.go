@@ -14,6 +14,7 @@ import (
 	"text/template"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -95,9 +96,7 @@ func (c *cluster) join(number int) *member {
 func fromTemplate(t testing.TB, name string, cidrs []string) string {
 	t.Helper()
 	parsed, err := template.ParseFiles(filepath.Join(clusterFiles, name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var routes []string
 	for _, cidr := range cidrs {
 		routes = append(routes, map[bool]string{true: "0.0.0.0/0", false: "::/0"}[nstest.Prefix(cidr).Addr().Is4()])
@@ -107,9 +106,7 @@ func fromTemplate(t testing.TB, name string, cidrs []string) string {
 		PodCIDR               string
 		PodCIDRRanges, Routes []string
 	}{cidrs[0], cidrs, routes})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return out.String()
 }
 
@@ -397,9 +394,7 @@ func TestTemplatesOfAClusterAreValid(t *testing.T) {
 			if err == nil {
 				err = os.WriteFile(name, []byte(fromTemplate(t, rel, cidrs)), 0o644)
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			o := n.operate("validate", name)
 			if o.status != 0 || !strings.Contains(o.stdout, ": valid\n") {
 				t.Errorf("%s with %v: %+v", path, cidrs, o)

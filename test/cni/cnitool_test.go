@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -25,9 +26,7 @@ func TestCnitool(t *testing.T) {
 	p := n.pod("a")
 	confDir := t.TempDir()
 	list := conf{"cniVersion": "1.1.0", "name": "podnet", "plugins": []conf{{"type": "tombolo", "ipam": dualStack()}}}
-	if err := os.WriteFile(filepath.Join(confDir, "10-podnet.conflist"), marshal(t, list), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(filepath.Join(confDir, "10-podnet.conflist"), marshal(t, list), 0o600))
 	script := `
 		mount -t tmpfs none /run
 		mount -t tmpfs none /var/lib
@@ -50,13 +49,9 @@ func TestCnitool(t *testing.T) {
 	environ := append(os.Environ(), "CNI_PATH="+cniPath, "NETCONFPATH="+confDir, "POD="+p.path, "TOMBOLO="+command(),
 		fmt.Sprintf("SERVER=%s/%d", server.Addr(), server.Port()))
 	unshare, err := exec.LookPath("unshare")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	o, err := n.exec(context.Background(), unshare, nil, environ, "--mount", "bash", "-ec", script)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for _, part := range []string{`"address": "10.77.0.2/24"`, `"address": "fd77::2/64"`, "LISTED", "SEEN AS " + uplink4, "DONE"} {
 		if !strings.Contains(o.stdout, part) {
 			t.Errorf("%q is missing", part)

@@ -9,6 +9,8 @@ import (
 	"unicode"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 func TestAnEpochThatCannotBeReadIsCode5(t *testing.T) {
@@ -28,12 +30,8 @@ func TestAnEpochThatCannotBeReadIsCode5(t *testing.T) {
 			p := n.pod("a")
 			w.add(p)
 			path := filepath.Join(n.state, "epoch")
-			if err := os.Remove(path); err != nil {
-				t.Fatal(err)
-			}
-			if err := spoil(path); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, os.Remove(path))
+			must.Succeed(t, spoil(path))
 			spoiled := name != "a pipe" && name != "too long" // those count as damaged, and are made anew
 			for verb, err := range map[string]error{
 				"ADD": func() error { _, err := w.tryAdd(n.pod("b")); return err }(), "CHECK": w.check(p), "DEL": w.tryDel(p),

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -122,9 +123,7 @@ func TestDELLeavesTheReservationOfAnother(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
 	const others = "other\r\neth0"
-	if err := os.WriteFile(s.reservation("10.77.0.2"), []byte(others), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(s.reservation("10.77.0.2"), []byte(others), 0o600))
 	wantError(t, s.check(s.a), 113, "10.77.0.2 is not reserved")
 	s.del(s.a)
 	s.del(s.a)
@@ -140,9 +139,7 @@ func TestAnAddressWithoutItsReservationIsNotTakenFromItsPod(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
 	removeAll(t, s.reservation("10.77.0.2"))
-	if err := os.WriteFile(s.reservation("last_reserved_ip.0"), []byte("10.77.0.1"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(s.reservation("last_reserved_ip.0"), []byte("10.77.0.1"), 0o600))
 	c := s.pod("c")
 	_, err := s.tryAdd(c)
 	wantError(t, err, 112, "10.77.0.2")

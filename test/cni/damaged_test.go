@@ -14,6 +14,8 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // damages are ways in which a record's file may be spoilt, by its content.
@@ -179,9 +181,7 @@ func TestNoContentOfARecordKeepsAPodFromGoing(t *testing.T) {
 						s.add(t, p)
 						spoil := damages(t, text(p), words)[damage]
 						for _, path := range paths(p) {
-							if err := errors.Join(os.Remove(path), spoil(path)); err != nil {
-								t.Fatal(err)
-							}
+							must.Succeed(t, errors.Join(os.Remove(path), spoil(path)))
 						}
 						s.take(t, p)
 						s.wantNothing()
@@ -205,12 +205,8 @@ func TestNoFullDiskKeepsAPodFromGoing(t *testing.T) {
 		t.Run(way, func(t *testing.T) {
 			t.Parallel()
 			s := scene(t)
-			if err := os.Mkdir(s.state, 0o700); err != nil {
-				t.Fatal(err)
-			}
-			if err := unix.Mount("none", s.state, "tmpfs", 0, "size=1m"); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, os.Mkdir(s.state, 0o700))
+			must.Succeed(t, unix.Mount("none", s.state, "tmpfs", 0, "size=1m"))
 			t.Cleanup(func() {
 				if err := unix.Unmount(s.state, unix.MNT_DETACH); err != nil {
 					t.Error(err)

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // blind is a command in a mount namespace without propagation, where no pod's path leads
@@ -17,9 +19,7 @@ import (
 func (n *node) blind(pods []*pod, command ...string) []string {
 	n.Helper()
 	unshare, err := exec.LookPath("unshare")
-	if err != nil {
-		n.Fatal(err)
-	}
+	must.Succeed(n, err)
 	var umount strings.Builder
 	for _, p := range pods {
 		umount.WriteString("umount " + p.path + "; ")
@@ -44,9 +44,7 @@ func (n *node) gcCommand(pods []*pod, args ...string) (ids []string, status int)
 		line = n.blind(pods, line...)
 	}
 	o, err := n.exec(context.Background(), line[0], nil, os.Environ(), line[1:]...)
-	if err != nil {
-		n.Fatal(err)
-	}
+	must.Succeed(n, err)
 	var list []struct{ ContainerID string }
 	if err := json.Unmarshal([]byte(o.stdout), &list); err != nil {
 		n.Fatalf("tombolo gc: status %d, %q, %s", o.status, o.stdout, o.stderr)
@@ -177,9 +175,7 @@ func TestADDReclaimsDeadPodsOfAPluginThatFails(t *testing.T) {
 // records are the files of attachments.
 func (n *node) records() []string {
 	files, err := filepath.Glob(n.state + "/attachments/*/*")
-	if err != nil {
-		n.Fatal(err)
-	}
+	must.Succeed(n, err)
 	return files
 }
 

@@ -14,6 +14,8 @@ import (
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // TestTracesShowWhatAnAttachmentHas is for all the tests that say that nothing is
@@ -70,14 +72,10 @@ func TestDELLeavesNothing(t *testing.T) {
 		}, false},
 		{"when the path is another file by now", func(t *testing.T, w *network, p *pod) {
 			vanish(t, p.path)
-			if err := os.WriteFile(p.path, nil, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, os.WriteFile(p.path, nil, 0o600))
 			w.del(p)
 			// It is the test's to take away.
-			if err := os.Remove(p.path); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, os.Remove(p.path))
 		}, false},
 		{"twice", func(t *testing.T, w *network, p *pod) {
 			for range 2 {
@@ -110,9 +108,7 @@ func TestDELLeavesNothing(t *testing.T) {
 		}, true},
 		{"when the record is rubbish", func(t *testing.T, w *network, p *pod) {
 			for _, path := range w.files(w.state + "/attachments") {
-				if err := os.WriteFile(filepath.Join(w.state, "attachments", path), []byte("rubbish"), 0o600); err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, os.WriteFile(filepath.Join(w.state, "attachments", path), []byte("rubbish"), 0o600))
 			}
 			w.callOK(call{verb: "DEL", id: p.id, ifName: "eth0", stdin: w.stdin(nil)})
 		}, true},
@@ -159,9 +155,7 @@ func (n *node) wantNoTraceOf(w *network, p *pod, r *current.Result) {
 
 func removeAll(t testing.TB, path string) {
 	t.Helper()
-	if err := os.RemoveAll(path); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.RemoveAll(path))
 }
 
 // A runtime may lose a pod without a DEL, and give the next one the same ID, as ctr does
@@ -197,12 +191,8 @@ func TestADDAfterAPodThatDiedWithoutADEL(t *testing.T) {
 // vanish takes a namespace's name away, as a runtime does with a pod's.
 func vanish(t testing.TB, path string) {
 	t.Helper()
-	if err := unix.Unmount(path, unix.MNT_DETACH); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, unix.Unmount(path, unix.MNT_DETACH))
+	must.Succeed(t, os.Remove(path))
 }
 
 func TestDELOfAPodThatNeverWas(t *testing.T) {
@@ -360,14 +350,10 @@ func watchLinks(t testing.TB, ns interface{ Do(func() error) error }) *linkWatch
 		}
 		return unix.Bind(w.fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: unix.RTMGRP_LINK})
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { unix.Close(w.fd) })
 	limit := unix.NsecToTimeval(patience.Nanoseconds())
-	if err := unix.SetsockoptTimeval(w.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, unix.SetsockoptTimeval(w.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit))
 	return w
 }
 

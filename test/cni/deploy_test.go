@@ -16,15 +16,15 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"gopkg.in/yaml.v3"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // documents gives what a file of YAML has.
 func documents(t *testing.T, path string) []map[string]any {
 	t.Helper()
 	f, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer f.Close()
 	var list []map[string]any
 	for d := yaml.NewDecoder(f); ; {
@@ -202,9 +202,7 @@ func tree(t *testing.T, dir string) map[string]string {
 		all[name] = readFile(t, path)
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return all
 }
 
@@ -214,9 +212,7 @@ func TestInstallScriptOfTheDaemonSet(t *testing.T) {
 	host, from := t.TempDir(), t.TempDir()
 	write := func(path, text string) {
 		t.Helper()
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o755)); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o755)))
 	}
 	run := func(verb string) {
 		t.Helper()
@@ -256,9 +252,7 @@ func TestInstallScriptOfTheDaemonSet(t *testing.T) {
 
 	// A runtime has the old one open while the new one comes: a write in place would change it.
 	old, err := os.Open(program)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer old.Close()
 	write(from+"/tombolo-cni", "new")
 	write(from+"/10-tombolo.conflist", network)
@@ -270,9 +264,7 @@ func TestInstallScriptOfTheDaemonSet(t *testing.T) {
 		t.Errorf("a program that was running is %q now, %v", text, err)
 	}
 	before, err := os.Stat(program)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	run("install")
 	if after, err := os.Stat(program); err != nil || !os.SameFile(before, after) {
 		t.Errorf("what was there already was replaced, %v", err)
@@ -293,18 +285,12 @@ func TestInstallScriptKeepsWhatSomebodyDeletes(t *testing.T) {
 	t.Parallel()
 	need(t, "busybox")
 	host, from := t.TempDir(), t.TempDir()
-	if err := os.WriteFile(from+"/tombolo-cni", []byte("program"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(from+"/tombolo-cni", []byte("program"), 0o755))
 	cmd := exec.Command("busybox", "sh", filepath.Join(repository, "deploy/kubernetes/install.sh"), "keep")
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOST=" + host, "FROM=" + from, "EVERY=0.05", "NAMES=" + filepath.Join(repository, "deploy/names.sh")}
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
+	must.Succeed(t, cmd.Start())
 	program := host + "/opt/cni/bin/tombolo"
 	buffer := make([]byte, 1000)
 	for range 2 { // what it prints is the event
@@ -316,9 +302,7 @@ func TestInstallScriptKeepsWhatSomebodyDeletes(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if err := cmd.Process.Signal(os.Interrupt); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, cmd.Process.Signal(os.Interrupt))
 	_, _ = io.Copy(io.Discard, out)
 	if err := cmd.Wait(); err != nil {
 		t.Errorf("it ends with %v", err)

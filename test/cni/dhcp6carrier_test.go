@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -84,12 +85,10 @@ func TestServersAreAskedAgainWhenAnUplinkHasItsCarrierAgain(t *testing.T) {
 func (l *lan6) flow6(t *testing.T, p *pod, own netip.Addr) (says func(what string)) {
 	t.Helper()
 	var in net.Listener
-	if err := l.router.Do(func() (err error) {
+	must.Succeed(t, l.router.Do(func() (err error) {
 		in, err = net.Listen("tcp6", net.JoinHostPort(router6, "0"))
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	t.Cleanup(func() { in.Close() })
 	go func() {
 		conn, err := in.Accept()
@@ -100,13 +99,11 @@ func (l *lan6) flow6(t *testing.T, p *pod, own netip.Addr) (says func(what strin
 		_, _ = io.Copy(conn, conn)
 	}()
 	var conn net.Conn
-	if err := p.NS.Do(func() (err error) {
+	must.Succeed(t, p.NS.Do(func() (err error) {
 		from := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(own, 0))}
 		conn, err = from.DialContext(t.Context(), "tcp6", in.Addr().String())
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	t.Cleanup(func() { conn.Close() })
 	return func(what string) {
 		t.Helper()

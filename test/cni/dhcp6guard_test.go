@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -20,9 +21,7 @@ func (l *lan6) heardFrom(t *testing.T, p *pod, own netip.Addr, sources ...netip.
 		in, err = net.ListenUDP("udp6", net.UDPAddrFromAddrPort(netip.AddrPortFrom(nstest.Addr(router6), 0)))
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer in.Close()
 	to := in.LocalAddr().(*net.UDPAddr)
 	say := func(from netip.Addr) {
@@ -50,9 +49,7 @@ func (l *lan6) heardFrom(t *testing.T, p *pod, own netip.Addr, sources ...netip.
 	var heard []netip.Addr
 	for end := time.Now().Add(patience); time.Now().Before(end); {
 		say(own)
-		if err := in.SetReadDeadline(time.Now().Add(time.Second)); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, in.SetReadDeadline(time.Now().Add(time.Second)))
 		for {
 			_, from, err := in.ReadFromUDPAddrPort(make([]byte, 16))
 			if err != nil {

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -62,15 +63,11 @@ func (l *lan6) startKea6(t *testing.T, k *kea6, fields conf) {
 			{"name": "kea-dhcp6.packets", "severity": "DEBUG", "debuglevel": 50, "output_options": to},
 		},
 	}})
-	if err := os.WriteFile(filepath.Join(k.dir, "kea.json"), text, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(filepath.Join(k.dir, "kea.json"), text, 0o600))
 	before := strings.Count(k.log(t), "DHCP6_STARTED ")
 	k.cmd = exec.Command("kea-dhcp6", "-c", filepath.Join(k.dir, "kea.json"))
 	k.cmd.Env = append(os.Environ(), "KEA_LOCKFILE_DIR="+k.dir, "KEA_PIDFILE_DIR="+k.dir)
-	if err := l.router.Do(k.cmd.Start); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, l.router.Do(k.cmd.Start))
 	l.eventually(t, func() bool { return strings.Count(k.log(t), "DHCP6_STARTED ") > before })
 }
 

@@ -10,6 +10,7 @@ import (
 	current "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/fault"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -33,9 +34,7 @@ func (l *lan) keepUntil(t *testing.T, at int) *dying {
 			d.run.Kill()
 		}
 	}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	d.run = run
 	go func() { run.Wait(); close(d.ended) }()
 	t.Cleanup(func() { run.Kill(); <-d.ended })
@@ -76,9 +75,7 @@ func TestKilledKeepersLoseAndDoubleNoDHCPv6Lease(t *testing.T) {
 	l.eventually(t, func() bool { return !l.holds(own) })
 	const sample = 2
 	points, err := fault.Points(calls, sample)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	killed := make(chan bool, len(points))
 	t.Run("points", func(t *testing.T) {
 		for _, at := range points {
@@ -103,9 +100,7 @@ func TestKilledKeepersLoseAndDoubleNoDHCPv6Lease(t *testing.T) {
 func mustAdd(t *testing.T, l *lan6, w *network, p *pod, d *dying) *current.Result {
 	t.Helper()
 	r, err := l.addedBeside(t, w, p, d)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return r
 }
 

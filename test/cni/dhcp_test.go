@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -64,9 +65,7 @@ func (l *lan) serve(t *testing.T, options ...string) {
 	cmd := exec.Command("dnsmasq", args...)
 	var stderr strings.Builder
 	cmd.Stderr = &stderr
-	if err := l.router.Do(cmd.Start); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, l.router.Do(cmd.Start))
 	l.server = cmd
 	t.Cleanup(func() {
 		cmd.Process.Kill()
@@ -179,9 +178,7 @@ func lifetime(t *testing.T, p *pod) int {
 		return 0
 	}
 	seconds, err := strconv.Atoi(m[1])
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return seconds
 }
 
@@ -350,9 +347,7 @@ func TestRepairFollowsALeaseToAnotherAddress(t *testing.T) {
 	path := l.state + "-leases/" + strings.TrimPrefix(w.port(p), "veth") + ".json"
 	before := r.IPs[0].Address.String()
 	text := strings.ReplaceAll(readFile(t, path), before, "192.168.50.77/24")
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(path, []byte(text), 0o600))
 	nstest.Run(t, p.NS, "ip", "address", "del", before, "dev", "eth0")
 	nstest.Run(t, p.NS, "ip", "address", "add", "192.168.50.77/24", "dev", "eth0")
 	p.serve(t, "tcp", 80)
@@ -404,15 +399,11 @@ func (l *lan) keep(t *testing.T) *keeper {
 	t.Helper()
 	k := &keeper{lan: l, log: filepath.Join(t.TempDir(), "keeper.log")}
 	out, err := os.Create(k.log)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer out.Close()
 	k.cmd = exec.Command(keeperPath(), "--leases", l.state+"-leases", "--state", l.state, "--metrics", "none", "--log-level", "debug")
 	k.cmd.Stdout, k.cmd.Stderr = out, out
-	if err := l.ns.Do(k.cmd.Start); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, l.ns.Do(k.cmd.Start))
 	t.Cleanup(k.kill)
 	l.eventually(t, func() bool { return l.network(conf{"ipam": conf{"type": "dhcp"}}).status() == nil })
 	return k
@@ -430,9 +421,7 @@ func (k *keeper) thaw(t *testing.T)   { k.signal(t, syscall.SIGCONT) }
 
 func (k *keeper) signal(t *testing.T, s syscall.Signal) {
 	t.Helper()
-	if err := k.cmd.Process.Signal(s); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, k.cmd.Process.Signal(s))
 }
 
 // eventually waits for what another process does in its own time, and says whether it
@@ -455,9 +444,7 @@ func (l *lan) makeDue(t *testing.T, w *network, p *pod) {
 	t.Helper()
 	path := l.state + "-leases/" + strings.TrimPrefix(w.port(p), "veth") + ".json"
 	due := regexp.MustCompile(`"renew":"[^"]*"`).ReplaceAllString(readFile(t, path), fmt.Sprintf(`"renew":%q`, time.Now().UTC().Format(time.RFC3339Nano)))
-	if err := os.WriteFile(path, []byte(due), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(path, []byte(due), 0o600))
 }
 
 func TestKeeperRenewsAndMayBeKilled(t *testing.T) {
@@ -500,9 +487,7 @@ func TestKeeperReleasesForAPodThatWentWithoutADEL(t *testing.T) {
 	k := l.keep(t)
 	w := l.network(conf{"ipam": conf{"type": "dhcp"}})
 	ns, err := netns.New()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	p := &pod{NS: ns, path: nstest.Path(t, ns), id: "gone"}
 	r := w.add(p)
 	if got := l.leased(); !strings.Contains(got, ip4(r).String()) {
@@ -511,9 +496,7 @@ func TestKeeperReleasesForAPodThatWentWithoutADEL(t *testing.T) {
 	// The last handles of its namespace, as runtimes let go of them: the keeper may be
 	// looking at it.
 	nstest.Run(t, l.ns, "umount", "-l", p.path)
-	if err := ns.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, ns.Close())
 	// The kernel deletes it as well, and may have done so.
 	if _, err := nstest.Try(l.ns, "ip", "link", "del", w.port(p)); err != nil && !strings.Contains(err.Error(), "Cannot find device") {
 		t.Fatal(err)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -83,9 +84,7 @@ func leaseInPod(t *testing.T, p *pod) (*dhcpc.Lease, error) {
 		MAC: mac, Broadcast: true, Retransmit: 200 * time.Millisecond, Timeout: patience,
 		Dial: transport.Dialer(&transport.Config{NetNS: p.NS, Link: nstest.Index(t, p.NS, "eth0"), MAC: mac}),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return client.Acquire(t.Context())
 }
 

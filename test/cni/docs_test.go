@@ -13,6 +13,7 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -42,13 +43,9 @@ func docBlocks(t testing.TB) []docBlock {
 	var list []docBlock
 	for _, path := range append(pages, repository+"/README.md") {
 		text, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		page, err := filepath.Rel(repository, path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		for _, m := range regexp.MustCompile("(?ms)^```([a-z]*)\n(.*?)^```$").FindAllStringSubmatch(string(text), -1) {
 			list = append(list, docBlock{page, m[1], m[2]})
 		}
@@ -166,9 +163,7 @@ func (lab docLab) run(t *testing.T) {
 	script.WriteString("source test/cni/testdata/lab.sh\n")
 	if lab.config != "" {
 		file := filepath.Join(t.TempDir(), "10-docs.conflist")
-		if err := os.WriteFile(file, []byte(docConfig(t, lab.config)), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(file, []byte(docConfig(t, lab.config)), 0o644))
 		fmt.Fprintf(&script, "mkdir -p /etc/cni/net.d && cp %s /etc/cni/net.d/\n", file)
 	}
 	blocks := docBlocks(t)
@@ -181,19 +176,13 @@ func (lab docLab) run(t *testing.T) {
 	}
 	script.WriteString("echo DONE\n")
 	unshare, err := exec.LookPath("unshare")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	root, err := filepath.Abs(repository)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	environ := append(os.Environ(), "REPOSITORY="+root, "PATH="+os.Getenv("PATH")+":"+built+":"+cniPath)
 	o, err := n.exec(context.Background(), unshare, nil, environ,
 		"--mount", "--pid", "--fork", "--mount-proc", "--kill-child", "--wd", root, "bash", "-c", script.String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	removePodmansGroups()
 	for _, want := range append(slices.Clone(lab.output), "DONE") {
 		if !strings.Contains(o.stdout, want) {
@@ -279,9 +268,7 @@ func TestShippedListsAreForOldRuntimesAndNew(t *testing.T) {
 		}
 		for _, path := range paths {
 			text, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			lists[path] = regexp.MustCompile(`(?s)\{\{if.*?\{\{end\}\}|\{\{.*?\}\}`).ReplaceAllString(string(text), "")
 		}
 	}

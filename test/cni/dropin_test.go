@@ -22,6 +22,7 @@ import (
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -42,9 +43,7 @@ type documented struct {
 func (d *documented) text(t testing.TB) string {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join("testdata", "dropin", d.file))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if d.change != nil {
 		return d.change(string(data))
 	}
@@ -68,9 +67,7 @@ func newMachine(t testing.TB, d *documented, ours []string) *machine {
 	m := &machine{side: newSide(t, referenceDir(t), nil), documented: d, at: map[string][]netip.Addr{}}
 	m.root = t.TempDir()
 	for _, dir := range []string{"run", "lib"} {
-		if err := os.Mkdir(filepath.Join(m.root, dir), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.Mkdir(filepath.Join(m.root, dir), 0o755))
 	}
 	if len(ours) > 0 {
 		if o := m.operate("install", "--names", strings.Join(ours, ","), m.programs); o.status != 0 {
@@ -151,9 +148,7 @@ func (m *machine) add(id string) {
 		return
 	}
 	var b bytes.Buffer
-	if err := res.PrintTo(&b); err != nil {
-		m.Fatal(err)
-	}
+	must.Succeed(m, res.PrintTo(&b))
 	m.results[id] = strings.ReplaceAll(b.String(), m.of(id).path, "POD")
 	for _, text := range regexp.MustCompile(`"address": *"([^"/]+)/`).FindAllStringSubmatch(b.String(), -1) {
 		m.at[id] = append(m.at[id], nstest.Addr(text[1]))
@@ -297,9 +292,7 @@ func (m *machine) down(lost bool) nstest.Snapshot {
 		if err != nil || len(files) != 1 {
 			m.Fatalf("the runtime's records: %q, %v", files, err)
 		}
-		if err := os.Remove(files[0]); err != nil {
-			m.Fatal(err)
-		}
+		must.Succeed(m, os.Remove(files[0]))
 	}
 	m.verb("STATUS", m.cni.GetStatusNetworkList(ctx, m.nets[0]))
 	m.verb("GC", m.cni.GCNetworkList(ctx, m.nets[0], &libcni.GCArgs{ValidAttachments: []types.GCAttachment{{ContainerID: podA, IfName: "eth0"}, {ContainerID: podB, IfName: "eth0"}}}))
@@ -343,18 +336,14 @@ func (m *machine) left() nstest.Snapshot {
 		}
 		return err
 	})
-	if err != nil {
-		m.Fatal(err)
-	}
+	must.Succeed(m, err)
 	return list
 }
 
 // reserved are the addresses that host-local has on record.
 func (m *machine) reserved() string {
 	files, err := filepath.Glob(m.root + "/lib/cni/networks/*/*")
-	if err != nil {
-		m.Fatal(err)
-	}
+	must.Succeed(m, err)
 	return strings.Join(files, "\n")
 }
 
@@ -484,9 +473,7 @@ func TestDocumentedListsDoTheSameByName(t *testing.T) {
 		}
 	})
 	text, err := os.ReadFile("../../docs/drop-in.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for _, d := range differences() {
 		if _, there := seen.Load(d.what + d.ours); !there && long {
 			t.Errorf("nothing differs any more as %s says", d.what)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -26,23 +27,17 @@ func (p *pod) flood(tb testing.TB, count int, frame func(i int) []byte) {
 		}
 		return nil
 	})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, err)
 }
 
 // link is what the kernel says of a link of the node.
 func (n *node) link(name string) *bridge.Link {
 	n.Helper()
 	conn, err := bridge.Dial(&bridge.Config{NetNS: n.ns})
-	if err != nil {
-		n.Fatal(err)
-	}
+	must.Succeed(n, err)
 	defer conn.Close()
 	l, err := conn.Link(n.Context(), name)
-	if err != nil {
-		n.Fatal(err)
-	}
+	must.Succeed(n, err)
 	return l
 }
 
@@ -50,9 +45,7 @@ func (n *node) link(name string) *bridge.Link {
 func (n *node) setBridgeLimit(name string, attribute uint16, value uint32) {
 	n.Helper()
 	conn, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: n.ns})
-	if err != nil {
-		n.Fatal(err)
-	}
+	must.Succeed(n, err)
 	defer conn.Close()
 	var b nl.Batch
 	m, err := nl.Encode(unix.RTM_NEWLINK, 0, make([]byte, unix.SizeofIfInfomsg), func(ae *netlink.AttributeEncoder) {
@@ -67,9 +60,7 @@ func (n *node) setBridgeLimit(name string, attribute uint16, value uint32) {
 		})
 	})
 	b.Add("set", nl.Name(name), m, err)
-	if err := conn.Execute(&b); err != nil {
-		n.Fatal(err)
-	}
+	must.Succeed(n, conn.Execute(&b))
 }
 
 // fromAnyone is a frame to nobody, of a MAC of its own.

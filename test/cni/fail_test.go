@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -311,12 +312,8 @@ func TestDelegatedIPAMMayBeHostLocalOfTheReference(t *testing.T) {
 	n := newNode(t)
 	// By another name, so that it is run and not served in process.
 	dir := filepath.Join(t.TempDir(), "bin")
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(filepath.Join(cniPath, "host-local"), filepath.Join(dir, "their-ipam")); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Mkdir(dir, 0o755))
+	must.Succeed(t, os.Symlink(filepath.Join(cniPath, "host-local"), filepath.Join(dir, "their-ipam")))
 	n.searchAlso(dir)
 	ipam := dualStack()
 	ipam["type"], ipam["dataDir"] = "their-ipam", t.TempDir()
@@ -342,12 +339,8 @@ func TestADDGivesUpOnALockAtItsDeadline(t *testing.T) {
 	before := n.traces()
 	for _, file := range []string{n.state + "/lock", n.state + "/ipam/podnet/lock"} {
 		lock, err := os.Open(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
+		must.Succeed(t, unix.Flock(int(lock.Fd()), unix.LOCK_EX))
 		ever(t, func(deadline string) bool {
 			_, err := w.with(conf{"deadline": deadline}).tryAdd(n.pod("late"))
 			wantError(t, err, 11, "deadline")

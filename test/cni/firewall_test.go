@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // minder is a tombolod that keeps no leases.
@@ -29,9 +31,7 @@ type minder struct {
 // end has it end by itself.
 func (m *minder) end(t *testing.T) {
 	t.Helper()
-	if err := m.process.Process.Signal(unix.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, m.process.Process.Signal(unix.SIGTERM))
 	if err := m.process.Wait(); err != nil {
 		t.Errorf("tombolod: %v", err)
 	}
@@ -49,15 +49,11 @@ func (n *node) mindOn(t *testing.T, bus string, flags []string, hidden ...*pod) 
 	t.Helper()
 	// Short: a socket's address has room for 107 bytes.
 	dir, err := os.MkdirTemp("", "m")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	m := &minder{node: n, log: filepath.Join(dir, "log"), socket: filepath.Join(dir, "s")}
 	out, err := os.Create(m.log)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer out.Close()
 	line := []string{keeperPath(), "--leases", n.state + "-leases", "--state", n.state, "--metrics", "unix:" + m.socket}
 	if len(hidden) > 0 {
@@ -66,9 +62,7 @@ func (n *node) mindOn(t *testing.T, bus string, flags []string, hidden ...*pod) 
 	cmd := exec.Command(line[0], slices.Concat(line[1:], flags)...)
 	cmd.Stdout, cmd.Stderr = out, out
 	cmd.Env = append(os.Environ(), "DBUS_SYSTEM_BUS_ADDRESS="+bus)
-	if err := n.ns.Do(cmd.Start); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, n.ns.Do(cmd.Start))
 	t.Cleanup(func() {
 		cmd.Process.Kill()
 		cmd.Wait()
@@ -230,9 +224,7 @@ func TestTombolodHearsThroughAStormOfRules(t *testing.T) {
 	for i := range 10_000 {
 		fmt.Fprintf(&rules, "add rule ip storm c udp dport %d counter\n", i+1)
 	}
-	if err := os.WriteFile(file, []byte(rules.String()), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(file, []byte(rules.String()), 0o600))
 	n.run("sh", "-ec", "nft -f "+file+"; for i in $(seq 100); do echo 'add rule ip storm c counter'; done | nft -i >/dev/null; nft flush chain ip storm c; iptables -P FORWARD DROP")
 	m.until(t, "CHECK succeeds", func() bool { return w.check(p) == nil })
 	wantPing(t, p.NS, outside4)

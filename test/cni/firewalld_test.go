@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -40,9 +41,7 @@ func (n *node) firewalldToBe(t *testing.T) *firewalld {
 		need(t, program)
 	}
 	dir, err := os.MkdirTemp("", "fw") // short: a socket's address has room for 107 bytes
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	bus := "unix:path=" + filepath.Join(dir, "bus")
 	return &firewalld{node: n, dir: dir, bus: bus, environ: append(os.Environ(), "DBUS_SYSTEM_BUS_ADDRESS="+bus)}
@@ -52,9 +51,7 @@ func (f *firewalld) beginBus(t *testing.T) {
 	t.Helper()
 	config := `<busconfig><type>session</type><listen>` + f.bus + `</listen><auth>EXTERNAL</auth><policy context="default">
 		<allow send_destination="*" eavesdrop="true"/><allow eavesdrop="true"/><allow own="*"/></policy></busconfig>`
-	if err := os.WriteFile(filepath.Join(f.dir, "bus.conf"), []byte(config), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(filepath.Join(f.dir, "bus.conf"), []byte(config), 0o644))
 	f.run(t, "dbus-daemon", "--config-file="+filepath.Join(f.dir, "bus.conf"), "--nofork", "--nopidfile")
 	f.until(t, "the bus", func() bool { _, err := os.Stat(filepath.Join(f.dir, "bus")); return err == nil })
 }
@@ -66,9 +63,7 @@ func (f *firewalld) configure(t *testing.T, text string) {
 	if err == nil {
 		err = os.WriteFile(filepath.Join(f.dir, "etc", "firewalld.conf"), []byte(text+"\n"), 0o644)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 }
 
 // begin begins firewalld itself, which takes up its permanent configuration.
@@ -82,24 +77,18 @@ func (f *firewalld) begin(t *testing.T) {
 
 func (f *firewalld) end(t *testing.T) {
 	t.Helper()
-	if err := f.process.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, f.process.Process.Signal(syscall.SIGTERM))
 	f.process.Wait()
 }
 
 func (f *firewalld) run(t *testing.T, name string, args ...string) *exec.Cmd {
 	t.Helper()
 	out, err := os.Create(filepath.Join(f.dir, name+".out"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer out.Close()
 	cmd := exec.Command(name, args...)
 	cmd.Env, cmd.Stdout, cmd.Stderr = f.environ, out, out
-	if err := f.ns.Do(cmd.Start); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, f.ns.Do(cmd.Start))
 	t.Cleanup(func() {
 		cmd.Process.Kill()
 		cmd.Wait()
@@ -134,9 +123,7 @@ func (f *firewalld) ask(method string, args ...string) []string {
 		send = append(send, "string:"+arg)
 	}
 	o, err := f.exec(ctx, "dbus-send", nil, f.environ, send...)
-	if err != nil {
-		f.Fatal(err)
-	}
+	must.Succeed(f, err)
 	return slices.DeleteFunc(strings.Fields(o.stdout), func(word string) bool {
 		return slices.Contains([]string{"array", "[", "]", "variant"}, word)
 	})
@@ -148,9 +135,7 @@ func (f *firewalld) try(line string) outcome {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	o, err := f.exec(ctx, "/bin/sh", nil, f.environ, "-ec", line)
-	if err != nil {
-		f.Fatal(err)
-	}
+	must.Succeed(f, err)
 	return o
 }
 
@@ -251,12 +236,8 @@ func TestDoctorNamesWhatFirewalldStopsPodsBy(t *testing.T) {
 			wantPing(t, a.NS, outside4)
 			if tc.policy != "" {
 				policies := filepath.Join(f.dir, "etc", "policies")
-				if err := os.MkdirAll(policies, 0o755); err != nil {
-					t.Fatal(err)
-				}
-				if err := os.WriteFile(filepath.Join(policies, "shut.xml"), []byte(tc.policy), 0o644); err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, os.MkdirAll(policies, 0o755))
+				must.Succeed(t, os.WriteFile(filepath.Join(policies, "shut.xml"), []byte(tc.policy), 0o644))
 				f.do("firewall-cmd --reload")
 			}
 			f.inTrusted(t, "cbr0")

@@ -9,6 +9,8 @@ import (
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // twoNetworks has three pods on a network and one on another, which no GC of the
@@ -112,9 +114,7 @@ func TestGCThroughTheRuntime(t *testing.T) {
 	// another it does not any more: that one is left to GC.
 	forget(n, pods[1])
 	err := n.cni.GCNetworkList(t.Context(), w.list(), &libcni.GCArgs{ValidAttachments: []types.GCAttachment{{ContainerID: pods[0].id, IfName: "eth0"}}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if err := w.check(pods[0]); err != nil {
 		t.Error(err)
 	}
@@ -123,9 +123,7 @@ func TestGCThroughTheRuntime(t *testing.T) {
 			t.Errorf("the port of %s is left", p.id)
 		}
 	}
-	if err := n.cni.GCNetworkList(t.Context(), w.list(), nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, n.cni.GCNetworkList(t.Context(), w.list(), nil))
 	n.wantTraces(others)
 }
 
@@ -272,9 +270,7 @@ func TestRemoveRefusesWhatOnlyTheKernelKnowsOf(t *testing.T) {
 	if o := n.remove("podnet"); o.status != 1 || !strings.Contains(o.stderr, "no state directory") {
 		t.Errorf("without a state directory: exit status %d, %q; want 1", o.status, o.stderr)
 	}
-	if err := os.Mkdir(n.state, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Mkdir(n.state, 0o700))
 	if o := n.remove("podnet"); o.status != 3 {
 		t.Errorf("exit status %d, %q; want 3", o.status, o.stderr)
 	}

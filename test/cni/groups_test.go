@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -63,9 +64,7 @@ func rawSocket(tb testing.TB, ns *netns.NS, link string) int {
 		return errors.Join(unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: all, Ifindex: nstest.Index(tb, ns, link)}),
 			unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait))
 	})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, err)
 	tb.Cleanup(func() { unix.Close(fd) })
 	return fd
 }
@@ -84,9 +83,7 @@ func (w *network) pastTheBridge(p *pod) (datagrams, routes []string) {
 		}
 		return errors.Join(unix.BindToDevice(heard, port), unix.Bind(heard, &unix.SockaddrInet4{Port: groupPort}))
 	})
-	if err != nil {
-		w.Fatal(err)
-	}
+	must.Succeed(w, err)
 	defer unix.Close(heard)
 	// A tap sees each frame before the kernel works on it, and the last one after it has
 	// done so with the others, if all are in one processor's queue.
@@ -103,9 +100,7 @@ func (w *network) pastTheBridge(p *pod) (datagrams, routes []string) {
 		_, err := unix.Write(out, last)
 		return errors.Join(append(errs, err)...)
 	})
-	if err != nil {
-		w.Fatal(err)
-	}
+	must.Succeed(w, err)
 	buf := make([]byte, 2048)
 	for seen := false; !seen; {
 		length, err := unix.Read(tap, buf)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -461,9 +462,7 @@ func newSender(t *testing.T, ns *netns.NS, to netip.AddrPort) *sender {
 		s.conn, err = net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(to))
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { s.conn.Close() })
 	return &s
 }
@@ -482,9 +481,7 @@ func (s *sender) ask(t *testing.T) netip.Addr {
 	buf := make([]byte, 100)
 	for end := time.Now().Add(patience); time.Now().Before(end); {
 		s.send(t)
-		if err := s.conn.SetReadDeadline(time.Now().Add(200 * time.Millisecond)); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, s.conn.SetReadDeadline(time.Now().Add(200*time.Millisecond)))
 		count, err := s.conn.Read(buf)
 		if err != nil {
 			continue

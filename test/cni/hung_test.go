@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // hang has every open(2) of what is in a directory wait for ever, as a file system does
@@ -21,9 +23,7 @@ func hang(t *testing.T, dir string) (waits func() bool) {
 	if err == nil {
 		err = unix.FanotifyMark(fd, unix.FAN_MARK_ADD, unix.FAN_OPEN_PERM|unix.FAN_EVENT_ON_CHILD, unix.AT_FDCWD, dir)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { unix.Close(fd) }) // which lets all pass
 	buf := make([]byte, 4096)
 	return func() bool {
@@ -56,13 +56,9 @@ func TestAFileSystemThatHangsEndsWithTheDeadline(t *testing.T) {
 			w := n.podnet(nil)
 			p := n.pod("a")
 			path := filepath.Join(t.TempDir(), "hung", tt.file)
-			if err := errors.Join(os.Mkdir(filepath.Dir(path), 0o700), os.WriteFile(path, nil, 0o600)); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, errors.Join(os.Mkdir(filepath.Dir(path), 0o700), os.WriteFile(path, nil, 0o600)))
 			// It counts there that it failed.
-			if err := os.MkdirAll(n.state, 0o700); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, os.MkdirAll(n.state, 0o700))
 			waits := hang(t, filepath.Dir(path))
 			c := call{verb: "ADD", id: p.id, netns: p.path, ifName: "eth0"}
 			fields := conf{"deadline": "100ms"}
@@ -110,9 +106,7 @@ func TestWhatIsNoFileIsNotWaitedFor(t *testing.T) {
 			p := n.pod("a")
 			log := filepath.Join(t.TempDir(), "log")
 			lock := filepath.Join(t.TempDir(), "lock")
-			if err := errors.Join(tt.make(log), tt.make(lock)); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, errors.Join(tt.make(log), tt.make(lock)))
 			_, err := w.with(conf{"logFile": log}).tryAdd(p)
 			wantError(t, err, 5, tt.says)
 			_, err = w.with(conf{"stateDir": filepath.Dir(lock)}).tryAdd(p)

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -36,9 +37,7 @@ func advertise(t testing.TB, ns *netns.NS, link string) {
 		all := netip.MustParseAddr("ff02::1").As16()
 		return unix.Sendto(fd, message, 0, &unix.SockaddrInet6{ZoneId: uint32(index), Addr: all})
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 }
 
 // advertised has a router advertise itself until a node has a default route by it. One

@@ -20,6 +20,7 @@ import (
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -82,17 +83,13 @@ func (k *kea) start(fields conf) {
 			{"name": "kea-dhcp4.packets", "severity": "DEBUG", "debuglevel": 50, "output_options": to},
 		},
 	}})
-	if err := os.WriteFile(file, text, 0o600); err != nil {
-		k.Fatal(err)
-	}
+	must.Succeed(k, os.WriteFile(file, text, 0o600))
 	before := k.count(keaStarted)
 	k.cmd = exec.Command("kea-dhcp4", "-c", file)
 	k.cmd.Env = append(os.Environ(), "KEA_LOCKFILE_DIR="+k.dir, "KEA_PIDFILE_DIR="+k.dir)
 	var out strings.Builder
 	k.cmd.Stdout, k.cmd.Stderr = &out, &out
-	if err := k.ns.Do(k.cmd.Start); err != nil {
-		k.Fatal(err)
-	}
+	must.Succeed(k, k.ns.Do(k.cmd.Start))
 	if !(&lan{log: filepath.Join(k.dir, "log")}).eventually(k, func() bool { return k.count(keaStarted) > before }) {
 		k.stop()
 		k.Fatalf("kea did not start: %s", &out)
@@ -156,9 +153,7 @@ func (k *kea) ledger() *ledger {
 	text := readFileIf(k, k.leases)
 	text = text[:strings.LastIndexByte(text, '\n')+1] // it may be writing a line
 	rows, err := csv.NewReader(strings.NewReader(text)).ReadAll()
-	if err != nil {
-		k.Fatal(err)
-	}
+	must.Succeed(k, err)
 	for i, row := range rows {
 		switch {
 		case i == 0:
@@ -236,15 +231,11 @@ func newKeaLAN(t *testing.T, fields conf) *keaLAN {
 func (l *keaLAN) watch(t *testing.T) {
 	t.Helper()
 	out, err := os.Create(l.watched)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer out.Close()
 	cmd := exec.Command("ip", "-o", "-4", "-tshort", "monitor", "address", "all-nsid")
 	cmd.Stdout, cmd.Stderr = out, out
-	if err := l.lan.ns.Do(cmd.Start); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, l.lan.ns.Do(cmd.Start))
 	t.Cleanup(func() {
 		cmd.Process.Kill()
 		cmd.Wait()

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -98,9 +99,7 @@ func (s *side) reboot(pods ...string) {
 		vanish(s, s.of(id).path)
 	}
 	s.run("nft", "flush", "ruleset")
-	if err := os.RemoveAll(s.state); err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, os.RemoveAll(s.state))
 }
 
 // keepsScript has a script be what a name keeps: it notes its environment and stdin, and ends as told.
@@ -109,20 +108,14 @@ func (s *side) keepsScript(name, says string, status int) (noted func() string) 
 	dir := s.TempDir()
 	script := fmt.Sprintf("#!/bin/sh\nenv >>%[1]s/noted\ncat >>%[1]s/noted\nprintf '%%s' '%[2]s'\nexit %[3]d\n", dir, says, status)
 	kept := filepath.Join(s.programs, name+".reference")
-	if err := os.Remove(kept); err != nil {
-		s.Fatal(err)
-	}
-	if err := os.WriteFile(kept, []byte(script), 0o755); err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, os.Remove(kept))
+	must.Succeed(s, os.WriteFile(kept, []byte(script), 0o755))
 	return func() string {
 		data, err := os.ReadFile(dir + "/noted")
 		if err != nil && !os.IsNotExist(err) {
 			s.Fatal(err)
 		}
-		if err := os.RemoveAll(dir + "/noted"); err != nil {
-			s.Fatal(err)
-		}
+		must.Succeed(s, os.RemoveAll(dir+"/noted"))
 		return string(data)
 	}
 }
@@ -171,9 +164,7 @@ func TestWithoutAKeptProgramOthersPodsGetAClearError(t *testing.T) {
 			t.Parallel()
 			s := newSide(t, referenceDir(t), []string{name})
 			kept := filepath.Join(s.programs, name+".reference")
-			if err := os.Remove(kept); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, os.Remove(kept))
 			later := strings.Replace(othersPod, `"1.0.0"`, `"1.1.0"`, 1)
 			for _, v := range []verb{{verb: "ADD", conf: othersPod}, {verb: "CHECK", conf: othersPod}, {verb: "STATUS", conf: later}} {
 				v.plugin, v.id = name, "a"
@@ -194,9 +185,7 @@ func TestWithoutAKeptProgramOthersPodsGetAClearError(t *testing.T) {
 			if err := os.Remove(own); err != nil { // a link, through which the copy would be written
 				t.Fatal(err)
 			}
-			if err := copyProgram(filepath.Join(referenceDir(t), name), own); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, copyProgram(filepath.Join(referenceDir(t), name), own))
 			if o := s.operate("install", "--names", name, s.programs); o.status != 0 {
 				t.Fatalf("install: %+v", o)
 			}
@@ -212,9 +201,7 @@ func TestListsOfOurBridgeNeedNoKeptProgram(t *testing.T) {
 	t.Parallel()
 	s := newSide(t, referenceDir(t), byName())
 	for _, name := range byName() {
-		if err := os.Remove(filepath.Join(s.programs, name+".reference")); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.Remove(filepath.Join(s.programs, name+".reference")))
 	}
 	plugins := othersChains()["bridge"]
 	for _, plugin := range plugins {
@@ -249,12 +236,8 @@ func TestAKeptFileThatIsANameOfOursIsRefused(t *testing.T) {
 				t.Fatalf("install: %+v", o)
 			}
 			kept := filepath.Join(s.programs, "portmap.reference")
-			if err := os.Remove(kept); err != nil {
-				t.Fatal(err)
-			}
-			if err := keep(kept); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, os.Remove(kept))
+			must.Succeed(t, keep(kept))
 			o := s.call(verb{plugin: "portmap", verb: "ADD", id: "a", conf: othersPod})
 			if e := failure(o.stdout); e == nil || e.Code != 7 || !strings.Contains(e.Msg, kept+" is Tombolo itself") {
 				t.Errorf("ADD: %+v", o)
@@ -292,9 +275,7 @@ func TestPodsOfOursAreNotHandedOver(t *testing.T) {
 		t.Fatalf("records: %q, %v", records, err)
 	}
 	for _, path := range records {
-		if err := os.WriteFile(path, []byte("{"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(path, []byte("{"), 0o600))
 	}
 	for _, plugin := range plugins[1:] {
 		name := regexp.MustCompile(`"type":"([a-z]+)"`).FindStringSubmatch(plugin)[1]

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -15,9 +16,7 @@ import (
 func (l *lan) leaseRecords(t *testing.T) []string {
 	t.Helper()
 	list, err := filepath.Glob(l.state + "-leases/*.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return list
 }
 
@@ -26,9 +25,7 @@ func (l *lan) rewrite(t *testing.T, field, value string) {
 	t.Helper()
 	for _, path := range l.leaseRecords(t) {
 		text := regexp.MustCompile(`"`+field+`":"[^"]*"`).ReplaceAllString(readFile(t, path), `"`+field+`":"`+value+`"`)
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(path, []byte(text), 0o600))
 	}
 }
 
@@ -86,15 +83,11 @@ func TestADeadPodsLeaseStaysWithItsSuccessor(t *testing.T) {
 	w := l.network(conf{"ipam": conf{"type": "dhcp", "keeper": "optional", "clientID": "mac"}})
 	named := []option{arg("K8S_POD_NAMESPACE", "default"), arg("K8S_POD_NAME", "db-0"), arg("IgnoreUnknown", "1")}
 	ns, err := netns.New()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	dead := &pod{NS: ns, path: nstest.Path(t, ns), id: "dead"}
 	was := ip4(w.add(dead, named...))
 	nstest.Run(t, l.ns, "umount", "-l", dead.path)
-	if err := ns.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, ns.Close())
 	_, _ = nstest.Try(l.ns, "ip", "link", "del", w.port(dead)) // or the kernel has
 	p := l.pod("next")
 	if is := ip4(w.add(p, named...)); is != was {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -178,9 +179,7 @@ func (n *node) reservations(dir string) map[string]string {
 	for _, name := range n.files(dir) {
 		if isAddress(name) {
 			data, err := os.ReadFile(filepath.Join(dir, name))
-			if err != nil {
-				n.Fatal(err)
-			}
+			must.Succeed(n, err)
 			found[name] = string(data)
 		}
 	}
@@ -257,8 +256,6 @@ func seenAs(t testing.TB, from, out *netns.NS, at string) string {
 func readFile(t testing.TB, path string) string {
 	t.Helper()
 	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return string(data)
 }

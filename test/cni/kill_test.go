@@ -9,6 +9,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // kill starts a verb and kills its process after a while, 0 being at once, unless it
@@ -17,9 +19,7 @@ func (n *node) kill(c call, after time.Duration) (killed bool) {
 	n.Helper()
 	cmd := exec.Command(plugin())
 	cmd.Env, cmd.Stdin = c.environ(), bytes.NewReader(c.stdin)
-	if err := n.ns.Do(cmd.Start); err != nil {
-		n.Fatal(err)
-	}
+	must.Succeed(n, n.ns.Do(cmd.Start))
 	if after <= 0 {
 		_ = cmd.Process.Kill()
 	} else {

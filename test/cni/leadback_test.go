@@ -9,6 +9,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // A leadback is a node whose CNI_PATH has a plugin that is, or leads to, the plugin
@@ -25,9 +27,7 @@ func newLeadback(t *testing.T, line string) *leadback {
 	l := &leadback{node: newNode(t), dir: t.TempDir()}
 	l.log = filepath.Join(l.dir, "log")
 	script := fmt.Sprintf("#!/bin/sh\necho $CNI_COMMAND >>%[1]s\n[ $(wc -l <%[1]s) -lt 40 ] || exit 1\n%[2]s\nexec %[3]s\n", l.log, line, plugin())
-	if err := os.WriteFile(filepath.Join(l.dir, "round"), []byte(script), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(filepath.Join(l.dir, "round"), []byte(script), 0o755))
 	return l
 }
 
@@ -57,9 +57,7 @@ func (l *leadback) verb(verb, kind string, p *pod) outcome {
 	c.stdin = w.stdin(fields)
 	environ := append(c.environ(), "CNI_PATH="+l.dir)
 	o, err := l.exec(l.Context(), plugin(), c.stdin, environ)
-	if err != nil {
-		l.Fatal(err)
-	}
+	must.Succeed(l, err)
 	return o
 }
 
@@ -92,9 +90,7 @@ func TestAnIPAMThatLeadsBackComesToAnEnd(t *testing.T) {
 func TestThePluginNeverRunsItselfForAnIPAM(t *testing.T) {
 	t.Parallel()
 	binary, err := filepath.EvalSymlinks(plugin())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for name, install := range map[string]func(from, to string) error{
 		"link": os.Symlink, "copy": copyProgram,
 		"name": func(from, to string) error { return os.WriteFile(to, []byte("#!"+from+" as\n"), 0o755) },
@@ -102,9 +98,7 @@ func TestThePluginNeverRunsItselfForAnIPAM(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			l := newLeadback(t, "")
-			if err := install(binary, filepath.Join(l.dir, "tombolo")); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, install(binary, filepath.Join(l.dir, "tombolo")))
 			p := l.pod("a")
 			before := l.traces()
 			for _, verb := range []string{"ADD", "STATUS"} {
@@ -153,9 +147,7 @@ func TestBuiltInIPAMsAreNeverRun(t *testing.T) {
 	t.Parallel()
 	for _, kind := range []string{"host-local", "static", "dhcp"} {
 		l := newLeadback(t, "")
-		if err := os.Rename(filepath.Join(l.dir, "round"), filepath.Join(l.dir, kind)); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.Rename(filepath.Join(l.dir, "round"), filepath.Join(l.dir, kind)))
 		p := l.pod("a")
 		for _, verb := range []string{"STATUS", "ADD", "DEL", "GC"} {
 			l.verb(verb, kind, p)

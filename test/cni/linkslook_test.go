@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/fault"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	api "github.com/tombolo-cni/tombolo/network"
 )
 
@@ -42,9 +43,7 @@ func (n *node) lookAtLinks(before func(call string)) map[string][]string {
 	var out, errOut bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errOut
 	run, err := fault.Start(n.ns, cmd, fault.Fault{Before: before})
-	if err != nil {
-		n.Fatal(err)
-	}
+	must.Succeed(n, err)
 	if o := run.Wait(); o.Err != nil {
 		n.Fatalf("%v: %s", o.Err, &errOut)
 	}

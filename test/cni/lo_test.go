@@ -12,6 +12,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	cniversion "github.com/containernetworking/cni/pkg/version"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -19,9 +20,7 @@ import (
 func (n *node) loopbackPlugin() string {
 	n.Helper()
 	path := filepath.Join(n.TempDir(), "loopback")
-	if err := os.Symlink(plugin(), path); err != nil {
-		n.Fatal(err)
-	}
+	must.Succeed(n, os.Symlink(plugin(), path))
 	return path
 }
 
@@ -62,9 +61,7 @@ func TestLoopbackIsAsTheReferences(t *testing.T) {
 						t.Helper()
 						c := call{verb: verb, id: p.id, netns: p.path, ifName: "lo"}
 						o, err := n.exec(context.Background(), program, stdin, c.environ())
-						if err != nil {
-							t.Fatal(err)
-						}
+						must.Succeed(t, err)
 						return o
 					}
 					if version >= "0.4.0" {
@@ -93,17 +90,13 @@ func TestLoopbackIsAsTheReferences(t *testing.T) {
 				if prevName != "chained" && version < "1.0.0" {
 					// The reference says it in the form of 1.0.0, which libcni cannot read up to 0.2.0.
 					data, err := json.Marshal(said[1])
-					if err != nil {
-						t.Fatal(err)
-					}
+					must.Succeed(t, err)
 					var r *types100.Result
 					old, err := cniversion.NewResult(version, data)
 					if err == nil {
 						r, err = types100.NewResultFromResult(old)
 					}
-					if err != nil {
-						t.Fatal(err)
-					}
+					must.Succeed(t, err)
 					var ips []string
 					for _, ip := range r.IPs {
 						ips = append(ips, ip.Address.String())

@@ -17,6 +17,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // running is a verb under way.
@@ -33,9 +34,7 @@ func (n *node) start(c call) *running {
 	r := &running{TB: n, cmd: exec.Command(plugin()), done: make(chan struct{})}
 	r.cmd.Env, r.cmd.Stdin, r.cmd.Stdout = c.environ(), bytes.NewReader(c.stdin), &r.out
 	r.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // with the plugins that it runs
-	if err := n.ns.Do(r.cmd.Start); err != nil {
-		n.Fatal(err)
-	}
+	must.Succeed(n, n.ns.Do(r.cmd.Start))
 	go func() {
 		_ = r.cmd.Wait()
 		close(r.done)
@@ -104,9 +103,7 @@ func adds(calls []string, p *pod) int {
 // slowNetworks are those: by DHCP without a server, and by a plugin that hangs.
 func slowNetworks(t *testing.T, n *node) []slow {
 	dir, err := lease.Open(n.state + "-leases")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	leased := n.network("lan", conf{"bridge": "br0", "ipMasq": false, "leaseDir": dir.Path(), "deadline": "1h",
 		"ipam": conf{"type": "dhcp", "keeper": "optional", "timeout": "1h"}})
 	ipam, calls := fake(t, fakeConf{Hang: "ADD"})
@@ -120,9 +117,7 @@ func slowNetworks(t *testing.T, n *node) []slow {
 				return false
 			}
 			held, err := dir.TryLock(hash)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			if held != nil {
 				held.Close()
 			}
@@ -217,9 +212,7 @@ func TestAnADDAfterOneThatWasKilledUndoesWhatThatLeft(t *testing.T) {
 		p := n.pod("killed-" + s.w.name)
 		add := n.waits(s, p)
 		dir, err := state.Open(n.state)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		hash := ident.Hash(s.w.name, p.id, "eth0")
 		if _, err := dir.LockAttachment(s.w.name, hash); !errors.Is(err, state.ErrBusy) {
 			t.Errorf("its record's lock: %v, want ErrBusy", err)
@@ -265,9 +258,7 @@ func TestRecordsThatAreInTheWay(t *testing.T) {
 	} {
 		p := n.pod("pod-" + strings.ReplaceAll(name, " ", "-"))
 		path := n.state + "/attachments/podnet/" + strings.TrimPrefix(w.port(p), "veth") + ".json"
-		if err := errors.Join(os.MkdirAll(n.state+"/attachments/podnet", 0o700), os.WriteFile(path, []byte(tt.text), 0o600)); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, errors.Join(os.MkdirAll(n.state+"/attachments/podnet", 0o700), os.WriteFile(path, []byte(tt.text), 0o600)))
 		_, err := w.tryAdd(p)
 		if tt.ok && err != nil {
 			t.Errorf("%s: %v", name, err)
@@ -293,9 +284,7 @@ func TestAListenerOnTheOldLockStopsNobody(t *testing.T) {
 		t.Cleanup(func() { unix.Close(fd) })
 		return errors.Join(unix.Bind(fd, &unix.SockaddrUnix{Name: "@tombolo/lock"}), unix.Listen(fd, 8))
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	w := n.podnet(nil)
 	p := n.pod("a")
 	w.add(p)

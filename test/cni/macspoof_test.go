@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -103,9 +104,7 @@ func TestMACSpoofCheckIsTheReferences(t *testing.T) {
 
 			mac := func(p *pod) net.HardwareAddr {
 				b, err := net.ParseMAC(nstest.MAC(t, p.NS, "eth0"))
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, err)
 				return b
 			}
 			frame := func(name, token string) []byte {

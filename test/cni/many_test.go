@@ -22,6 +22,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -281,14 +282,10 @@ func (m *many) wantNoAddressTwice() {
 	has := map[netip.Addr]string{}
 	look := func(p *pod) {
 		conn, err := addr.Dial(&addr.Config{NetNS: p.NS})
-		if err != nil {
-			m.Fatal(err)
-		}
+		must.Succeed(m, err)
 		defer conn.Close()
 		list, err := conn.List(addr.Filter{})
-		if err != nil {
-			m.Fatal(err)
-		}
+		must.Succeed(m, err)
 		for _, a := range list {
 			ip := a.Prefix.Addr()
 			if other, ok := has[ip]; ok && !ip.IsLoopback() && !ip.IsLinkLocalUnicast() {
@@ -353,17 +350,11 @@ func (n *node) wantNoLock() {
 		}
 		return nil
 	})
-	if err != nil {
-		n.Fatal(err)
-	}
+	must.Succeed(n, err)
 	dir, err := state.Open(n.state)
-	if err != nil {
-		n.Fatal(err)
-	}
+	must.Succeed(n, err)
 	lock, err := dir.Lock(n.Context(), state.Exclusive)
-	if err != nil {
-		n.Fatal(err)
-	}
+	must.Succeed(n, err)
 	if err := lock.Close(); err != nil {
 		n.Error(err)
 	}

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -32,9 +33,7 @@ func TestManyRoutesOfAPodTakeNoMemory(t *testing.T) {
 		cmd := exec.Command(command(), verb, "--state", s.state)
 		var out strings.Builder
 		cmd.Stdout, cmd.Stderr = &out, &out
-		if err := s.ns.Do(cmd.Start); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, s.ns.Do(cmd.Start))
 		used := peakOf(cmd.Process.Pid)
 		if err := cmd.Wait(); err != nil {
 			t.Errorf("%s: %v: %s", verb, err, &out)

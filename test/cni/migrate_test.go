@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -30,9 +31,7 @@ const kubenetDoc = "../../docs/kubenet.md"
 func codeBlocks(t testing.TB, language string) []string {
 	t.Helper()
 	text, err := os.ReadFile(kubenetDoc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var list []string
 	for _, m := range regexp.MustCompile("(?ms)^```"+language+"\n(.*?)^```$").FindAllStringSubmatch(string(text), -1) {
 		list = append(list, m[1])
@@ -95,9 +94,7 @@ func newMove(t testing.TB, backend string) *move {
 func referenceDir(t testing.TB) string {
 	t.Helper()
 	bridge, err := filepath.EvalSymlinks(filepath.Join(cniPath, "bridge"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	dir := filepath.Dir(bridge)
 	for _, name := range []string{"portmap", "firewall", "bandwidth"} {
 		if _, err := os.Stat(filepath.Join(dir, name)); err != nil {
@@ -120,16 +117,12 @@ func (m *move) elsewhere() *network {
 func (m *move) script(name string, args ...string) {
 	m.Helper()
 	text, err := os.ReadFile("../../deploy/kubenet/" + name)
-	if err != nil {
-		m.Fatal(err)
-	}
+	must.Succeed(m, err)
 	script := strings.NewReplacer(
 		"/var/lib/cni/networks", m.dataDir, "/run/tombolo", m.state, "/opt/cni/bin/tombolo", plugin(),
 	).Replace(string(text))
 	o, err := m.exec(context.Background(), "/bin/sh", nil, os.Environ(), append([]string{"-c", script, name}, args...)...)
-	if err != nil {
-		m.Fatal(err)
-	}
+	must.Succeed(m, err)
 	if o.status != 0 || o.stderr != "" {
 		m.Fatalf("%s: exit status %d\n%s%s", name, o.status, o.stdout, o.stderr)
 	}
@@ -202,9 +195,7 @@ func (m *move) wantNoHostPort(port int) {
 			m.Errorf("host port %d at %s answers", port, at)
 			return conn.Close()
 		})
-		if err != nil {
-			m.Fatal(err)
-		}
+		must.Succeed(m, err)
 	}
 }
 

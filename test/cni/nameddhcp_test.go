@@ -8,6 +8,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // dhcpSide is a side on whose bridge br0 there is a LAN, with dnsmasq in it.
@@ -31,9 +33,7 @@ func dhcpSides(t *testing.T, options ...string) (theirs, ours *dhcpSide) {
 	theirs, ours = made(nil), made([]string{"bridge"})
 	socket := theirs.data + "/dhcp.sock"
 	daemon := exec.Command(filepath.Join(theirs.programs, "dhcp"), "daemon", "-socketpath", socket, "-resendtimeout", "20s")
-	if err := theirs.side.ns.Do(daemon.Start); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, theirs.side.ns.Do(daemon.Start))
 	t.Cleanup(func() {
 		daemon.Process.Kill()
 		daemon.Wait()

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -25,9 +26,7 @@ func (s *side) chain(what, id string, plugins []string) string {
 	}
 	for _, plugin := range order {
 		var conf struct{ Type string }
-		if err := json.Unmarshal([]byte(plugin), &conf); err != nil {
-			s.Fatal(err)
-		}
+		must.Succeed(s, json.Unmarshal([]byte(plugin), &conf))
 		full := `{"cniVersion":"1.0.0","name":"` + cmp.Or(s.network, "net") + `","stateDir":"STATE",` + strings.TrimPrefix(plugin, "{")
 		if prev == "" && what != "ADD" {
 			prev = s.results[id]

@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -308,9 +309,7 @@ func TestALostNetworkRecordKeepsPortsWithoutSNATGoing(t *testing.T) {
 			if damage == "removed" {
 				harm = func() error { return os.Remove(record) }
 			}
-			if err := harm(); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, harm())
 			s.chain("ADD", "b", list[:1])
 			s.run("nft", "flush", "ruleset")
 			s.chain("ADD", "c", list[:1])

@@ -15,6 +15,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -63,14 +64,10 @@ func (n *node) side(peers string, ours []string) *side {
 		}
 		path := filepath.Join(s.programs, name)
 		if slices.Contains(ours, name) { // as install --names does
-			if err := os.Symlink(target, path+".reference"); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, os.Symlink(target, path+".reference"))
 			target = plugin()
 		}
-		if err := os.Symlink(target, path); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.Symlink(target, path))
 	}
 	return s
 }
@@ -110,9 +107,7 @@ func (s *side) call(v verb) outcome {
 	stdin := strings.NewReplacer("DATA", s.data, "POD", p.path, "STATE", s.state).Replace(v.conf)
 	environ := append(c.environ(), "CNI_PATH="+s.programs, "DBUS_SYSTEM_BUS_ADDRESS="+cmp.Or(s.bus, "unix:path=/nowhere"))
 	o, err := s.exec(context.Background(), filepath.Join(s.programs, v.plugin), []byte(stdin), environ)
-	if err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, err)
 	o.stdout = strings.NewReplacer(s.data, "DATA", p.path, "POD").Replace(o.stdout)
 	return o
 }
@@ -182,9 +177,7 @@ func (s *side) files() string {
 		list = append(list, fmt.Sprintf("%s: %q", strings.TrimPrefix(path, s.data), content))
 		return err
 	})
-	if err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, err)
 	return strings.Join(list, "\n")
 }
 

@@ -6,6 +6,8 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 const networkd = "/lib/systemd/systemd-networkd"
@@ -43,9 +45,7 @@ func TestNetworkdLeavesATakenNICAloneByTheFilesInTheDocs(t *testing.T) {
 			environ := append(os.Environ(), "TOMBOLO="+command(), "NETWORKD="+networkd)
 			o, err := n.exec(context.Background(), "/usr/bin/unshare", nil, environ,
 				"--mount", "--pid", "--fork", "--mount-proc", "--kill-child", "bash", "-c", script)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			if o.status != 0 || !strings.HasSuffix(o.stdout, "eth0 is "+tt.want+"\n") {
 				t.Errorf("want %q; status %d\n%s\n%s", tt.want, o.status, o.stdout, o.stderr)
 			}

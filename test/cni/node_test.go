@@ -23,6 +23,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/lockorder"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -144,9 +145,7 @@ func (c *call) environ() []string {
 func (n *node) call(c call) outcome {
 	n.Helper()
 	o, err := n.exec(context.Background(), plugin(), c.stdin, c.environ())
-	if err != nil {
-		n.Fatal(err)
-	}
+	must.Succeed(n, err)
 	return o
 }
 
@@ -169,9 +168,7 @@ func keeperPath() string { return filepath.Join(built, "tombolod") }
 func (n *node) operate(args ...string) outcome {
 	n.Helper()
 	o, err := n.exec(context.Background(), command(), nil, os.Environ(), args...)
-	if err != nil {
-		n.Fatal(err)
-	}
+	must.Succeed(n, err)
 	return o
 }
 
@@ -274,9 +271,7 @@ func (w *network) list() *libcni.NetworkConfigList {
 	list, err := libcni.ConfListFromBytes(marshal(w, conf{
 		"cniVersion": w.version, "name": w.name, "plugins": append([]conf{w.plugin}, w.after...),
 	}))
-	if err != nil {
-		w.Fatal(err)
-	}
+	must.Succeed(w, err)
 	return list
 }
 
@@ -295,9 +290,7 @@ func (w *network) stdin(fields conf) []byte {
 func marshal(t testing.TB, v any) []byte {
 	t.Helper()
 	data, err := json.Marshal(v)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return data
 }
 

@@ -6,6 +6,8 @@ import (
 	"regexp"
 	"slices"
 	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // An installer's cp gives one name back to the reference while pods run, and the others stay Tombolo's: each pod of
@@ -36,9 +38,7 @@ func TestOneNameGoesBackWithPodsRunning(t *testing.T) {
 				t.Fatalf("install: %+v", o)
 			}
 			add("a")
-			if err := copyProgram(filepath.Join(peers, name), filepath.Join(s.programs, name)); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, copyProgram(filepath.Join(peers, name), filepath.Join(s.programs, name)))
 			add("b")
 			s.chain("DEL", "a", list(ports["a"])) // by other plugins than its ADD was by
 			add("c")

@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // monitorName is the name by which this program stands in for podman's conmon: it holds
@@ -54,9 +56,7 @@ func TestAContainersPortReserverOfNerdctlIsNoConflict(t *testing.T) {
 	n := newNode(t)
 	n.root = t.TempDir()
 	for _, dir := range []string{"run", "lib"} {
-		if err := os.Mkdir(filepath.Join(n.root, dir), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.Mkdir(filepath.Join(n.root, dir), 0o755))
 	}
 	w := n.portnet(nil)
 	id := strings.Repeat("0123456789abcdef", 4)
@@ -64,9 +64,7 @@ func TestAContainersPortReserverOfNerdctlIsNoConflict(t *testing.T) {
 	opt := publish(t, "8080:80/tcp")
 	pid := n.startMonitor("of nerdctl")
 	reserver := filepath.Join(n.root, "run/nerdctl/default", id, "port-reserver.pid")
-	if err := errors.Join(os.MkdirAll(filepath.Dir(reserver), 0o755), os.WriteFile(reserver, []byte(strconv.Itoa(pid)), 0o644)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, errors.Join(os.MkdirAll(filepath.Dir(reserver), 0o755), os.WriteFile(reserver, []byte(strconv.Itoa(pid)), 0o644)))
 	for _, other := range []string{id, "other-" + id} {
 		_, err := w.tryAdd(n.pod(other), opt)
 		wantError(t, err, 112, "in use by conmon")
@@ -81,9 +79,7 @@ func TestAContainersPortReserverOfNerdctlIsNoConflict(t *testing.T) {
 func (n *node) startMonitor(id string) (pid int) {
 	n.Helper()
 	path := filepath.Join(n.TempDir(), monitorName)
-	if err := copyProgram("/proc/self/exe", path); err != nil {
-		n.Fatal(err)
-	}
+	must.Succeed(n, copyProgram("/proc/self/exe", path))
 	var socket *os.File
 	err := n.ns.Do(func() error {
 		l, err := net.Listen("tcp4", ":8080")
@@ -94,22 +90,16 @@ func (n *node) startMonitor(id string) (pid int) {
 		socket, err = l.(*net.TCPListener).File()
 		return err
 	})
-	if err != nil {
-		n.Fatal(err)
-	}
+	must.Succeed(n, err)
 	defer socket.Close()
 	cmd := &exec.Cmd{Path: path, Args: []string{path, "--api-version", "1", "-c", id, "-u", id}, ExtraFiles: []*os.File{socket}}
 	in, err := cmd.StdinPipe()
-	if err != nil {
-		n.Fatal(err)
-	}
+	must.Succeed(n, err)
 	out, err := cmd.StdoutPipe()
 	if err == nil {
 		err = cmd.Start()
 	}
-	if err != nil {
-		n.Fatal(err)
-	}
+	must.Succeed(n, err)
 	n.Cleanup(func() { in.Close(); _ = cmd.Wait() })
 	if _, err := io.ReadFull(out, make([]byte, 1)); err != nil {
 		n.Fatal(err)

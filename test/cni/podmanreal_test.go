@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // podmanScript is typed on the machine of testdata/lab.sh. Each line that begins with "== " is a
@@ -85,19 +87,13 @@ func TestPodmanKeepsPublishedPortsThroughItsCommands(t *testing.T) {
 	n := newNode(t)
 	n.outside()
 	root, err := filepath.Abs(repository)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	unshare, err := exec.LookPath("unshare")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	environ := append(os.Environ(), "REPOSITORY="+root, "PATH="+os.Getenv("PATH")+":"+built+":"+cniPath)
 	o, err := n.exec(context.Background(), unshare, nil, environ,
 		"--mount", "--pid", "--fork", "--mount-proc", "--kill-child", "--wd", root, "bash", "-c", podmanScript)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	removePodmansGroups()
 	said := map[string]string{}
 	for _, part := range strings.Split(o.stdout, "== ")[1:] {

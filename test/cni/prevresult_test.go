@@ -7,6 +7,7 @@ import (
 
 	current "github.com/containernetworking/cni/pkg/types/100"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -34,13 +35,9 @@ func TestCHECKComparesTheResultWithWhatIsThere(t *testing.T) {
 	made := w.add(p)
 	change := func(f func(r *current.Result)) *current.Result {
 		data, err := json.Marshal(made)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		var r current.Result
-		if err := json.Unmarshal(data, &r); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, json.Unmarshal(data, &r))
 		f(&r)
 		return &r
 	}

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // begun is how strace's line of a call begins. It has others too: of calls that end
@@ -23,21 +25,15 @@ var begun = regexp.MustCompile(`^[0-9]+ +[a-z0-9_]+\(`)
 func (n *node) traced(c call, calls string) []string {
 	n.Helper()
 	strace, err := exec.LookPath("strace")
-	if err != nil {
-		n.Fatal(err)
-	}
+	must.Succeed(n, err)
 	log := filepath.Join(n.TempDir(), "strace")
 	o, err := n.exec(context.Background(), strace, c.stdin, c.environ(), "-f", "-qq", "-e", "trace="+calls, "-e", "signal=none", "-o", log, plugin())
-	if err != nil {
-		n.Fatal(err)
-	}
+	must.Succeed(n, err)
 	if o.status != 0 {
 		n.Fatalf("%s: exit status %d: %s%s", c.verb, o.status, o.stdout, o.stderr)
 	}
 	data, err := os.ReadFile(log)
-	if err != nil {
-		n.Fatal(err)
-	}
+	must.Succeed(n, err)
 	var lines []string
 	for line := range strings.Lines(string(data)) {
 		if begun.MatchString(line) {
@@ -108,9 +104,7 @@ type line struct {
 func readLog(t *testing.T, path string) []line {
 	t.Helper()
 	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var list []line
 	for _, text := range bytes.Split(bytes.TrimSpace(data), []byte("\n")) {
 		var l line

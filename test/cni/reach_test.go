@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -197,9 +198,7 @@ func TestHairpinGivesAPodItsOwnFrames(t *testing.T) {
 			wantPing(t, a.NS, gateway4)
 			seen := capture(t, a.NS, "eth0")
 			mac, err := net.ParseMAC(ra.Interfaces[2].Mac)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			seen.send(mac, "a frame to everybody")
 			// An answer from the other pod comes after it.
 			wantPing(t, a.NS, ip4(rb).String())

@@ -4,6 +4,7 @@ import (
 	"net"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -21,9 +22,7 @@ func TestPodsAreSparedWhatOnlyMulticastRoutersRead(t *testing.T) {
 	said := w.add(speaker)
 	wantPing(t, speaker.NS, r.IPs[1].Address.IP.String())
 	from, err := net.ParseMAC(said.Interfaces[2].Mac)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	isReport := func(f frame) bool {
 		return f.icmp6 == listenerReport && f.incoming && f.from == from.String()
 	}

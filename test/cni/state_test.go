@@ -11,6 +11,7 @@ import (
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -123,13 +124,9 @@ func TestStateDeletedDuringParallelADDs(t *testing.T) {
 func stale(t *testing.T, dir, address string, age time.Duration) {
 	t.Helper()
 	path := filepath.Join(dir, address)
-	if err := os.WriteFile(path, []byte("before-the-reboot\r\neth0"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(path, []byte("before-the-reboot\r\neth0"), 0o600))
 	then := time.Now().Add(-age)
-	if err := os.Chtimes(path, then, then); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Chtimes(path, then, then))
 }
 
 // longAgo is before any machine that runs this test was started.
@@ -140,18 +137,14 @@ func TestReservationsOfAnEarlierEpochAreDropped(t *testing.T) {
 	n := newNode(t)
 	dataDir := t.TempDir()
 	dir := filepath.Join(dataDir, "podnet")
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Mkdir(dir, 0o755))
 	ipam := small("4") // three addresses
 	ipam["dataDir"] = dataDir
 	w := n.podnet(conf{"ipam": ipam})
 	for _, address := range []string{"10.77.0.2", "10.77.0.3", "10.77.0.4", "fd77::2"} {
 		stale(t, dir, address, longAgo)
 	}
-	if err := os.WriteFile(filepath.Join(dir, ".tombolo-epoch"), []byte(`{"version":1,"epoch":"another boot/another life"}`), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(filepath.Join(dir, ".tombolo-epoch"), []byte(`{"version":1,"epoch":"another boot/another life"}`), 0o600))
 	// A pool that was full at the power cut is ready again.
 	if err := w.status(); err != nil {
 		t.Error(err)
@@ -173,9 +166,7 @@ func TestReservationsOfAnUnknownEpochAreKept(t *testing.T) {
 	n := newNode(t)
 	dataDir := t.TempDir()
 	dir := filepath.Join(dataDir, "podnet")
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Mkdir(dir, 0o755))
 	// No marker: they may be the reference's, whose pods run.
 	stale(t, dir, "10.77.0.2", longAgo)
 	ipam := small("4")
@@ -219,9 +210,7 @@ func TestRubbishInTheStateDirectoryIsNotFatal(t *testing.T) {
 		"ipam/podnet/last_reserved_ip.0": "rubbish", "ipam/podnet/last_reserved_ip.1": "",
 		".tmp-rubbish": "rubbish", "README": "hello",
 	} {
-		if err := os.WriteFile(filepath.Join(n.state, path), []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(filepath.Join(n.state, path), []byte(content), 0o600))
 	}
 	b := n.pod("b")
 	r := w.add(b)

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // small is an ipam section with room for so many pods.
@@ -100,16 +102,12 @@ func TestSTATUSIsNotReadyWhereTheEpochCannotBeRead(t *testing.T) {
 	n := newNode(t)
 	w := n.podnet(conf{"ipam": small("3")})
 	epoch := filepath.Join(n.state, "epoch")
-	if err := os.MkdirAll(epoch, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.MkdirAll(epoch, 0o700))
 	wantError(t, w.status(), 50, epoch)
 	_, err := w.tryAdd(n.pod("a"))
 	wantError(t, err, 5, epoch)
 	// Once it can be, the node is ready.
-	if err := os.Remove(epoch); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Remove(epoch))
 	if err := w.status(); err != nil {
 		t.Error(err)
 	}
@@ -154,14 +152,10 @@ func TestStatusTellsOfAMissingModuleAndWhatToDo(t *testing.T) {
 		t.Helper()
 		w := n.podnet(fields)
 		path := filepath.Join(t.TempDir(), "stdin")
-		if err := os.WriteFile(path, w.stdin(nil), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(path, w.stdin(nil), 0o600))
 		o, err := n.exec(t.Context(), "/bin/sh", nil, append(os.Environ(), "CNI_COMMAND=STATUS"), "-c",
 			`exec unshare -m sh -c 'mount -t tmpfs none /proc/sys/net/bridge && exec "$0" <"$1"' "$0" "$1"`, plugin(), path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		return o
 	}
 	o := status(nil)
@@ -195,9 +189,7 @@ func TestStatusOfAStateDirectoryThatCannotBeWritten(t *testing.T) {
 			script(tc.mount)
 			t.Cleanup(func() { n.run("sh", "-c", "umount "+dir+"; umount "+dir+"; true") })
 			w := n.podnet(conf{"ipam": fixed(conf{"address": "10.77.0.9/24", "gateway": gateway4})})
-			if err := w.status(); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, w.status())
 			before := n.run("ls", "-A", dir)
 			if before != "" {
 				t.Errorf("STATUS left %s", before)

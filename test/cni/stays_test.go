@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -261,16 +262,12 @@ func TestAKilledDoctorLeavesNothing(t *testing.T) {
 	monitor := exec.Command("nft", "monitor")
 	heard := &strings.Builder{}
 	monitor.Stdout = heard
-	if err := n.ns.Do(monitor.Start); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, n.ns.Do(monitor.Start))
 	waited := make(chan error)
 	go func() { waited <- monitor.Wait() }()
 	cmd := exec.Command(command(), "doctor", "--dns", "none", "--to", outside4+":80", "--state", n.state, "a")
 	cmd.Env = append(os.Environ(), "CNI_COMMAND=")
-	if err := n.ns.Do(cmd.Start); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, n.ns.Do(cmd.Start))
 	for end := time.Now().Add(patience); !strings.Contains(n.run("nft", "list", "tables"), "tombolo-doctor"); {
 		if time.Now().After(end) {
 			t.Fatal("it makes no table")

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/fault"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -36,9 +37,7 @@ func (n *node) callFaulty(c call, f fault.Fault) *faulty {
 	cmd := exec.Command(cmp.Or(c.program, plugin()))
 	cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = c.environ(), bytes.NewReader(c.stdin), &out, &errOut
 	run, err := fault.Start(n.ns, cmd, f)
-	if err != nil {
-		n.Fatal(err)
-	}
+	must.Succeed(n, err)
 	o := run.Wait()
 	return &faulty{Outcome: o, Fault: f, stdout: out.String(), stderr: errOut.String(), status: cmd.ProcessState.ExitCode()}
 }
@@ -94,9 +93,7 @@ func (s *sweeper) sweep(t *testing.T) {
 	met, missed := 0, 0
 	for _, kind := range fault.Kinds() {
 		points, err := fault.Points(calls, sample)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		for _, at := range points {
 			round := fmt.Sprintf("%s-%d", kind, at)
 			f := s.callFaulty(s.verb(round), fault.Fault{At: at, Kind: kind})
@@ -136,9 +133,7 @@ func standing(t *testing.T) (n *node, w *network, stays *pod, talks []*nstest.Ta
 	w = n.portnet(conf{"guard": true})
 	stays = n.pod("stays")
 	r, err := w.tryAdd(stays, publish(t, "8080:80/tcp", "8080:80/udp"), limited(1e9, 1e9))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	at := addrPort(ip4(r).String(), 80)
 	return n, w, stays, []*nstest.Talk{
 		nstest.NewTalk(t, "udp", out, addrPort(outside4, 7), stays.NS, addrPort(outside4, 7)),

@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 func TestTombolodWithoutPrivilegesEndsAtOnce(t *testing.T) {
@@ -37,14 +39,10 @@ func TestIdleConnectionsDoNotStarveTombolod(t *testing.T) {
 	m := n.mind(t)
 	const files, clients = 256, 300
 	pid := m.process.Process.Pid
-	if err := unix.Prlimit(pid, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: files, Max: files}, nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, unix.Prlimit(pid, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: files, Max: files}, nil))
 	for range clients {
 		conn, err := net.Dial("unix", m.socket)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		defer conn.Close()
 		if _, err := fmt.Fprint(conn, "GET /healthz HTTP/1.1\r\nHost: tombolod\r\n\r\n"); err != nil {
 			t.Fatal(err)

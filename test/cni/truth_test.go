@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -52,9 +53,7 @@ func TestWhatCheckAdvisesWithoutTheStateDirectoryIsTrue(t *testing.T) {
 	t.Parallel()
 	need(t, "iptables")
 	s := newScene(t)
-	if err := os.RemoveAll(s.state); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.RemoveAll(s.state))
 	c := s.pod("c")
 	s.add(c)
 	// What a pod has left that is gone.
@@ -222,7 +221,5 @@ nft "delete rule inet tombolo forward handle $handle; add rule inet tombolo forw
 
 func damage(s *scene, path string) {
 	s.Helper()
-	if err := os.WriteFile(path, []byte("{"), 0o600); err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, os.WriteFile(path, []byte("{"), 0o600))
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -23,9 +24,7 @@ func (n *node) ufw(t *testing.T) (do func(line string) string) {
 	dir := t.TempDir()
 	n.run("cp", "-a", "/etc/ufw", filepath.Join(dir, "etc"))
 	n.run("cp", "-a", "/etc/default", filepath.Join(dir, "default"))
-	if err := os.WriteFile(filepath.Join(dir, "ufw"), []byte(strings.ReplaceAll(ufwWrapper, "DIR", dir)), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(filepath.Join(dir, "ufw"), []byte(strings.ReplaceAll(ufwWrapper, "DIR", dir)), 0o755))
 	do = func(line string) string { return n.run("sh", "-ec", "PATH="+dir+":$PATH; "+line) }
 	do("ufw --force enable")
 	return do

@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 func versions() []string {
@@ -21,9 +22,7 @@ func settle(t *testing.T, text string, replacements ...string) string {
 	var value any
 	unmarshal(t, strings.NewReplacer(replacements...).Replace(text), &value)
 	out, err := json.MarshalIndent(value, "", "  ")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return string(out) + "\n"
 }
 

@@ -16,6 +16,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // shownNetwork is what tombolo ls networks --json says of one.
@@ -173,31 +175,19 @@ func TestNetworksAreShownBesideADDs(t *testing.T) {
 func (n *node) terminal(columns uint16, environ []string, args ...string) string {
 	n.Helper()
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
-	if err != nil {
-		n.Fatal(err)
-	}
+	must.Succeed(n, err)
 	defer master.Close()
-	if err := unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, 0); err != nil {
-		n.Fatal(err)
-	}
+	must.Succeed(n, unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, 0))
 	number, err := unix.IoctlGetInt(int(master.Fd()), unix.TIOCGPTN)
-	if err != nil {
-		n.Fatal(err)
-	}
+	must.Succeed(n, err)
 	slave, err := os.OpenFile("/dev/pts/"+strconv.Itoa(number), os.O_RDWR|unix.O_NOCTTY, 0)
-	if err != nil {
-		n.Fatal(err)
-	}
-	if err := unix.IoctlSetWinsize(int(slave.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: columns}); err != nil {
-		n.Fatal(err)
-	}
+	must.Succeed(n, err)
+	must.Succeed(n, unix.IoctlSetWinsize(int(slave.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: columns}))
 	cmd := exec.Command(command(), args...)
 	cmd.Env, cmd.Stdout, cmd.Stderr = environ, slave, os.Stderr
 	err = n.ns.Do(cmd.Start)
 	slave.Close()
-	if err != nil {
-		n.Fatal(err)
-	}
+	must.Succeed(n, err)
 	out, _ := io.ReadAll(master) // ends in EIO
 	if err := cmd.Wait(); err != nil {
 		n.Errorf("tombolo %q: %v", args, err)

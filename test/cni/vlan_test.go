@@ -9,6 +9,7 @@ import (
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -89,9 +90,7 @@ func testVLANKeepsPodsApart(t *testing.T, call string) {
 	// Limits come to a port while it is down, before it is in its VLAN.
 	other := n.network("other", conf{"vlan": 200, "ingressRate": 80000000, "egressRate": 80000000, "ipam": hostLocal("10.78.0.0/24", "fd78::/64")}).with(nfCall)
 	plain := n.network("plain", conf{"ipam": hostLocal("10.79.0.0/24", "fd79::/64")}).with(nfCall)
-	if err := hundred.status(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, hundred.status())
 	a, b, c, d := n.pod("a"), n.pod("b"), n.pod("c"), n.pod("d")
 	ra, rb, rc, rd := hundred.add(a), hundred.add(b), other.add(c), plain.add(d)
 
@@ -400,9 +399,7 @@ func TestVLANOfTheLANIsLeasedInAndRepaired(t *testing.T) {
 	n := l.node
 	l.serve(t, "--interface=eth0.20")
 	w := l.network(conf{"mode": "lan", "uplink": "eth0", "vlan": 20})
-	if err := w.status(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, w.status())
 	a, b := n.pod("a"), n.pod("b")
 	ra, rb := w.add(a), w.add(b)
 	if len(ra.Interfaces) != 3 || ra.Interfaces[0].Name != "br0" {

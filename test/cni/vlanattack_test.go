@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -24,9 +25,7 @@ type tag struct{ typ, id int }
 func hexMAC(t testing.TB, ns *netns.NS, link string) net.HardwareAddr {
 	t.Helper()
 	mac, err := net.ParseMAC(nstest.MAC(t, ns, link))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return mac
 }
 
@@ -105,9 +104,7 @@ func TestVLANIsNotEnteredByTagsOfAPod(t *testing.T) {
 				// What it says itself it hears too.
 				for {
 					got, err := unix.Read(ears["a pod in the VLAN"], buf)
-					if err != nil {
-						t.Fatal(err)
-					}
+					must.Succeed(t, err)
 					if bytes.Contains(buf[:got], []byte(token)) {
 						t.Errorf("from %s, with the tags %x: a pod in VLAN 20 hears it", name, tags)
 					}
@@ -372,9 +369,7 @@ func TestVLANGetsEachPacketOnce(t *testing.T) {
 	buf, count := make([]byte, 2048), 0
 	for {
 		got, err := unix.Read(ear, buf)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if bytes.Contains(buf[:got], []byte("once----")) && buf[23] == unix.IPPROTO_UDP {
 			count++
 		}

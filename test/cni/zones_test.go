@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -200,17 +201,13 @@ func TestABusThatNeverAnswersIsInNobodysWay(t *testing.T) {
 	n.run("iptables", "-P", "FORWARD", "DROP")
 	f := n.firewalldToBe(t)
 	listener, err := net.Listen("unix", strings.TrimPrefix(f.bus, "unix:path="))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer listener.Close()
 	w := n.podnet(nil)
 	a := n.pod("a")
 	m := n.mindOn(t, f.bus, nil)
 	conn, err := listener.Accept() // it waits for an answer from here on
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer conn.Close()
 	w.add(a)
 	n.nft("flush table inet tombolo")

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -34,9 +35,7 @@ func dial(t testing.TB, socket string) *cri {
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.WaitForReady(true)),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: soon, MinConnectTimeout: time.Minute}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { conn.Close() })
 	return &cri{t, runtime.NewRuntimeServiceClient(conn), runtime.NewImageServiceClient(conn)}
 }
@@ -203,9 +202,7 @@ func (p *pod) look() {
 		}
 	}
 	ns, err := netns.Open(n.path(filepath.Join(netnsDir, p.netnsName())))
-	if err != nil {
-		n.Fatal(err)
-	}
+	must.Succeed(n, err)
 	n.Cleanup(func() { ns.Close() })
 	p.ns = ns
 }
@@ -226,9 +223,7 @@ func (p *pod) status() (*runtime.PodSandboxStatus, sandboxInfo) {
 	ctx, cancel := limited()
 	defer cancel()
 	r, err := n.runtime.PodSandboxStatus(ctx, &runtime.PodSandboxStatusRequest{PodSandboxId: p.id, Verbose: true})
-	if err != nil {
-		n.Fatal(err)
-	}
+	must.Succeed(n, err)
 	var info sandboxInfo
 	if err := json.Unmarshal([]byte(r.Info["info"]), &info); err != nil {
 		n.Fatalf("%v: %s", err, r.Info["info"])

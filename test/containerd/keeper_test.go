@@ -10,6 +10,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // TestTombolodTakesNoPodsForAnotherProgram has a runtime's pods come and go at once, while tombolod hears again and again
@@ -52,19 +54,13 @@ func (n *node) keep() (log string) {
 	n.Helper()
 	log = filepath.Join(n.dir, "tombolod.log")
 	out, err := os.Create(log)
-	if err != nil {
-		n.Fatal(err)
-	}
+	must.Succeed(n, err)
 	defer out.Close()
 	program, err := filepath.EvalSymlinks(keeper)
-	if err != nil {
-		n.Fatal(err)
-	}
+	must.Succeed(n, err)
 	cmd := exec.Command("nsenter", "--target", strconv.Itoa(n.init.Process.Pid), "--mount", "--net", "--pid", program)
 	cmd.Stdout, cmd.Stderr = out, out
-	if err := cmd.Start(); err != nil {
-		n.Fatal(err)
-	}
+	must.Succeed(n, cmd.Start())
 	n.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	await(n, "tombolod", func() error {
 		if text, err := os.ReadFile(log); err != nil || !bytes.Contains(text, []byte("keeping leases")) {

@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -95,9 +96,7 @@ func requirePrograms(t testing.TB) {
 func (n *node) makeDir() {
 	n.Helper()
 	dir, err := os.MkdirTemp("", "tombolo-node-")
-	if err != nil {
-		n.Fatal(err)
-	}
+	must.Succeed(n, err)
 	n.dir, n.cgroup = dir, cgroupOf(dir)
 	n.Cleanup(func() {
 		if err := os.RemoveAll(dir); err != nil {
@@ -105,18 +104,14 @@ func (n *node) makeDir() {
 		}
 	})
 	absolute, err := filepath.Abs(n.template)
-	if err != nil {
-		n.Fatal(err)
-	}
+	must.Succeed(n, err)
 	config := fmt.Sprintf(containerdConfig, dir, absolute, imageName)
 	err = errors.Join(os.WriteFile(filepath.Join(dir, configName), []byte(config), 0o644),
 		os.Mkdir(filepath.Join(dir, tempName), 0o755), os.Mkdir(filepath.Join(dir, binDirName), 0o755))
 	for _, plugin := range []string{"tombolo", "loopback"} {
 		err = errors.Join(err, os.Symlink(filepath.Join(binDir, plugin), filepath.Join(dir, binDirName, plugin)))
 	}
-	if err != nil {
-		n.Fatal(err)
-	}
+	must.Succeed(n, err)
 }
 
 // containerdConfig is config.toml: of the node's directory, the template, and the
@@ -156,9 +151,7 @@ state = "%[1]s/state"
 func (n *node) startInit() {
 	n.Helper()
 	self, err := os.Executable()
-	if err != nil {
-		n.Fatal(err)
-	}
+	must.Succeed(n, err)
 	var complaints strings.Builder
 	cmd := exec.Command(self)
 	cmd.Args = []string{initName, n.dir}
@@ -166,13 +159,9 @@ func (n *node) startInit() {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWPID}
 	in, inErr := cmd.StdinPipe()
 	out, outErr := cmd.StdoutPipe()
-	if err := errors.Join(inErr, outErr); err != nil {
-		n.Fatal(err)
-	}
+	must.Succeed(n, errors.Join(inErr, outErr))
 	// A child belongs to the network namespace of the thread that forks it.
-	if err := n.ns.Do(cmd.Start); err != nil {
-		n.Fatal(err)
-	}
+	must.Succeed(n, n.ns.Do(cmd.Start))
 	n.init, n.toInit, n.fromInit = cmd, in, bufio.NewReader(out)
 	n.Cleanup(func() {
 		if n.Failed() {
@@ -247,9 +236,7 @@ func (n *node) rewritePodCIDRs(cidrs string) {
 	draft := filepath.Join(dir, "draft")
 	conflist := renderTemplate(n, cidrs)
 	err := errors.Join(os.WriteFile(draft, []byte(conflist), 0o644), os.Rename(draft, filepath.Join(dir, conflistName)))
-	if err != nil {
-		n.Fatal(err)
-	}
+	must.Succeed(n, err)
 	await(n, "the network of "+cidrs, func() error {
 		if loaded := n.loadedConflist(); loaded != conflist {
 			return fmt.Errorf("containerd has %s", loaded)
@@ -267,9 +254,7 @@ func renderTemplate(t testing.TB, cidrs string) string {
 func render(t testing.TB, path, cidrs string) string {
 	t.Helper()
 	tmpl, err := template.ParseFiles(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	ranges := strings.Split(cidrs, ",")
 	var routes []string
 	for _, cidr := range ranges {
@@ -280,9 +265,7 @@ func render(t testing.TB, path, cidrs string) string {
 		PodCIDR               string
 		PodCIDRRanges, Routes []string
 	}{ranges[0], ranges, routes})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return out.String()
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -94,9 +95,7 @@ func inParallel(count int, call func(i int) error) failures {
 
 func (f failures) wantNone(t *testing.T) {
 	t.Helper()
-	if err := errors.Join(f...); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, errors.Join(f...))
 }
 
 // The template's nonMasqueradeCIDRs are kubenet's: 10.0.0.0/8.

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -90,9 +91,7 @@ type queue struct {
 func (n *node) limits() map[uint64]uint64 {
 	n.Helper()
 	var queues []queue
-	if err := json.Unmarshal([]byte(n.run("tc", "-json", "qdisc", "show")), &queues); err != nil {
-		n.Fatal(err)
-	}
+	must.Succeed(n, json.Unmarshal([]byte(n.run("tc", "-json", "qdisc", "show")), &queues))
 	found := map[uint64]uint64{}
 	for _, q := range queues {
 		if q.Options.Rate > 0 {

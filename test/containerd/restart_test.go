@@ -12,6 +12,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 func TestPodsOutliveContainerd(t *testing.T) {
@@ -154,14 +156,10 @@ func (n *node) holdLoopback() (release func()) {
 	held := filepath.Join(n.dir, "held")
 	script := fmt.Sprintf("#!/bin/sh\nwhile [ -e %s ]; do sleep 0.01; done\nexec %s.held\n", held, plugin)
 	err := errors.Join(os.Rename(plugin, plugin+".held"), os.WriteFile(plugin, []byte(script), 0o755), os.WriteFile(held, nil, 0o644))
-	if err != nil {
-		n.Fatal(err)
-	}
+	must.Succeed(n, err)
 	return func() {
 		n.Helper()
-		if err := os.Remove(held); err != nil {
-			n.Fatal(err)
-		}
+		must.Succeed(n, os.Remove(held))
 	}
 }
 
@@ -188,9 +186,7 @@ func (p *pod) vanish() {
 	n := p.node
 	n.Helper()
 	links := n.links()
-	if err := p.ns.Close(); err != nil {
-		n.Fatal(err)
-	}
+	must.Succeed(n, p.ns.Close())
 	n.inside("umount", p.netns)
 	p.kill()
 	// To stop a pod while containerd puts away what has ended fails with "ttrpc: closed", and
@@ -217,9 +213,7 @@ func (n *node) listPods() []string {
 	ctx, cancel := limited()
 	defer cancel()
 	r, err := n.runtime.ListPodSandbox(ctx, &runtime.ListPodSandboxRequest{})
-	if err != nil {
-		n.Fatal(err)
-	}
+	must.Succeed(n, err)
 	var ids []string
 	for _, item := range r.Items {
 		ids = append(ids, item.Id)

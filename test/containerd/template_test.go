@@ -10,6 +10,7 @@ import (
 	"github.com/containernetworking/cni/libcni"
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -33,9 +34,7 @@ func TestTemplateYieldsANetworkOfThePodCIDRs(t *testing.T) {
 func TestTemplateLetsNewRuntimesSpeakTheNewVersion(t *testing.T) {
 	t.Parallel()
 	list, err := libcni.ConfListFromBytes([]byte(renderTemplate(t, "10.22.0.0/24")))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if list.CNIVersion != "1.1.0" {
 		t.Errorf("a runtime that speaks 1.1.0 chooses %s", list.CNIVersion)
 	}
@@ -45,9 +44,7 @@ func TestReadmeConfiguresContainerd(t *testing.T) {
 	t.Parallel()
 	requirePrograms(t)
 	readme, err := os.ReadFile("../../deploy/containerd/README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	// The form of containerd 1.x, which later ones read too.
 	_, config, _ := strings.Cut(string(readme), "```toml\n")
 	config, _, found := strings.Cut(config, "```")
@@ -55,9 +52,7 @@ func TestReadmeConfiguresContainerd(t *testing.T) {
 		t.Fatal("the README has no configuration")
 	}
 	path := filepath.Join(t.TempDir(), configName)
-	if err := os.WriteFile(path, []byte(config), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(path, []byte(config), 0o644))
 	effective := nstest.Run(t, nil, "containerd", "--config", path, "config", "dump")
 	for _, want := range []string{"conf_dir = ./etc/cni/net.d.", "conf_template = ./etc/containerd/10-tombolo.conflist.template."} {
 		if !regexp.MustCompile(want).MatchString(effective) {

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 func TestAllThatIsWrongIsSaid(t *testing.T) {
@@ -91,9 +93,7 @@ func TestListsOfTheReferencesNamesAreReadByThem(t *testing.T) {
 		"nomad":      {"loopback: lo is", "on bridge nomad", "chain: it runs after loopback"},
 	} {
 		data, err := os.ReadFile("../../../test/cni/testdata/dropin/" + file + ".conflist")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		r := Examine(data)
 		text := strings.Join(r.Plan, "\n")
 		for _, one := range want {

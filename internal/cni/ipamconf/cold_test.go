@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/ipam"
 )
 
@@ -27,22 +28,16 @@ func TestMain(m *testing.M) {
 // TMPDIR on a tmpfs.
 func BenchmarkColdAdd(b *testing.B) {
 	self, err := os.Executable()
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.Succeed(b, err)
 	dir := b.TempDir()
 	var total time.Duration
 	for b.Loop() {
 		cmd := exec.Command(self)
 		cmd.Env = append(os.Environ(), coldEnv+"="+dir)
 		out, err := cmd.Output()
-		if err != nil {
-			b.Fatal(err)
-		}
+		must.Succeed(b, err)
 		ns, err := strconv.Atoi(strings.TrimSpace(string(out)))
-		if err != nil {
-			b.Fatal(err)
-		}
+		must.Succeed(b, err)
 		total += time.Duration(ns)
 	}
 	b.ReportMetric(float64(total.Microseconds())/float64(b.N), "cold-µs/op")

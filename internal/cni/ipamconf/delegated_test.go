@@ -11,6 +11,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/tombolo-cni/tombolo/internal/ipam/delegate"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -22,9 +23,7 @@ func withPlugin(t *testing.T, body string) (n *node, request *Request, verbs fun
 	dir := t.TempDir()
 	log := filepath.Join(dir, "log")
 	script := "#!/bin/sh\necho $CNI_COMMAND >>" + log + "\n" + body
-	if err := os.WriteFile(filepath.Join(dir, "fake"), []byte(script), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(filepath.Join(dir, "fake"), []byte(script), 0o755))
 	request = n.request("a")
 	request.Path, request.Environ, request.NetNS = dir, os.Environ(), "/run/netns/a"
 	return n, request, func() string {
@@ -42,9 +41,7 @@ func TestADelegatedResultIsReducedToAddresses(t *testing.T) {
 echo '{"cniVersion":"0.4.0","interfaces":[{"name":"x"}],"ips":[{"version":"6","address":"fd00::5/64","interface":0},
 {"version":"4","address":"10.1.0.5/24","gateway":"10.1.0.1"}],"routes":[{"dst":"0.0.0.0/0"}],"dns":{"domain":"lan"}}'`)
 	result, err := n.tryAdd(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if got := addressesOf(result); got != "10.1.0.5,fd00::5" || len(result.Interfaces) != 0 || result.IPs[1].Interface != nil {
 		t.Errorf("got %s, %+v", got, result)
 	}
@@ -106,9 +103,7 @@ func TestAFailedDelegatedAddIsUndone(t *testing.T) {
 func TestADelegatedAddThatIsCutOffIsUndone(t *testing.T) {
 	t.Parallel()
 	fifo := filepath.Join(t.TempDir(), "started")
-	if err := makeFIFO(fifo); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, makeFIFO(fifo))
 	n, r, verbs := withPlugin(t, "[ $CNI_COMMAND = DEL ] && exit 0\necho x >"+fifo+"\nexec sleep 600")
 	ctx, cancel := context.WithCancel(context.Background())
 	a := n.allocator(r)

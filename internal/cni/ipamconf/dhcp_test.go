@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 func dhcpOf(t *testing.T, fields string) (*DHCP, error) {
@@ -65,9 +66,7 @@ func TestIdentityOfAPodToItsServer(t *testing.T) {
 			t.Errorf("%s: %q, %v; want %q", by, got, err, want)
 		}
 		sameID, err := again.clientID(by, again.MAC(by))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if same := string(got) == string(sameID); same != (by != clientByContainer) {
 			t.Errorf("%s: the pod's next container has the same identity: %t", by, same)
 		}
@@ -92,16 +91,12 @@ func TestWhatTheServerIsTold(t *testing.T) {
 		"request": [{"skipDefault": true}, {"option": "routers"}, {"option": 6}, {"option": "42"}],
 		"provide": [{"option": "vendor-class-identifier", "value": "v1"}, {"option": "user-class", "fromArg": "COLOUR"},
 			{"option": "host-name", "value": "printer"}]`)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	id := &Identity{Network: "lab", ContainerID: "c1", IfName: "eth0", Pod: "default/db-0"}
 	mac := id.MAC(clientByPod)
 	args := map[string]string{"K8S_POD_NAME": "db-0", "COLOUR": "red"}
 	got, err := conf.client(id, mac, args)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	want := &lease.Client{
 		MAC: []byte(mac), ClientID: []byte("\x00default/db-0/lab/eth0"), HostName: "printer", VendorClass: "v1",
 		Request: []int{3, 6, 42}, RequestOnly: true, Provide: []lease.Option{{Code: 77, Value: []byte("red")}},
@@ -115,16 +110,12 @@ func TestWhatTheServerIsTold(t *testing.T) {
 	}
 	// Otherwise the host name is the pod's.
 	plain, err := dhcpOf(t, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if got, err := plain.client(id, mac, args); err != nil || got.HostName != "db-0" || got.Sticky {
 		t.Errorf("client %+v, %v", got, err)
 	}
 	none, err := dhcpOf(t, `"hostName": ""`)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if got, err := none.client(id, mac, args); err != nil || got.HostName != "" {
 		t.Errorf("client %+v, %v", got, err)
 	}

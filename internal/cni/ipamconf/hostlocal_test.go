@@ -10,27 +10,23 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 func TestTheResultHoldsAllThatTheConfigSays(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, "")
 	resolv := filepath.Join(n.dataDir, "resolv.conf")
-	if err := os.WriteFile(resolv, []byte("nameserver 192.0.2.53\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(resolv, []byte("nameserver 192.0.2.53\n"), 0o644))
 	n.conf = `{"cniVersion":"1.1.0","ipam":{"type":"host-local","resolvConf":"` + resolv + `",
 		"ranges":[[{"subnet":"fd00::/64","gateway":"fd00::ff"}],[{"subnet":"10.1.0.0/24"}]],
 		"routes":[{"dst":"0.0.0.0/0"},{"dst":"fd00:9::/32","gw":"fd00::1"},
 			{"dst":"10.0.0.0/8","gw":"10.1.0.1","mtu":1400,"advmss":1360,"priority":100,"table":50,"scope":253}]}}`
 	result, err := n.tryAdd(n.request("a"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	got, err := json.Marshal(result)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	want := `{"cniVersion":"1.1.0","dns":{"nameservers":["192.0.2.53"]},` +
 		`"ips":[{"address":"10.1.0.2/24","gateway":"10.1.0.1"},{"address":"fd00::1/64","gateway":"fd00::ff"}],` +
 		`"routes":[{"dst":"0.0.0.0/0"},{"dst":"fd00:9::/32","gw":"fd00::1"},` +
@@ -81,9 +77,7 @@ func TestRequestedAddressesAreGiven(t *testing.T) {
 			r := n.request("a")
 			r.Args = tt.args
 			result, err := n.tryAdd(r)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			if got := addressesOf(result); got != tt.want {
 				t.Errorf("got %s, want %s", got, tt.want)
 			}
@@ -194,9 +188,7 @@ func TestABrokenConfigStillNamesItsDataDir(t *testing.T) {
 	n.put("10.1.0.2", "a\r\neth0")
 	r := n.request("a")
 	r.Strict, r.DefaultDataDir = false, "/nonexistent"
-	if err := n.allocator(r).Del(context.Background(), nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, n.allocator(r).Del(context.Background(), nil))
 	n.expect(map[string]string{})
 	if !n.Warned(`field "ipam.ranges": expected a list`) {
 		t.Error("what is wrong with the config is not reported")

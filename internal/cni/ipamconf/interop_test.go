@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/internal/ipam/delegate"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"golang.org/x/sys/unix"
 )
 
@@ -40,18 +41,14 @@ func TestTheReferenceCanBeDelegatedTo(t *testing.T) {
 	n := shared(t, `[{"subnet":"fd00::/64"}],[{"subnet":"10.1.0.0/24"}]`)
 	// host-local itself is served in process, so the reference goes by another name here.
 	path := t.TempDir()
-	if err := os.Symlink(filepath.Join(dir, "host-local"), filepath.Join(path, "theirs")); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Symlink(filepath.Join(dir, "host-local"), filepath.Join(path, "theirs")))
 	n.conf = strings.Replace(n.conf, `"host-local"`, `"theirs"`, 1)
 	r := n.request("a")
 	r.Path, r.Environ, r.NetNS = path, os.Environ(), "/run/netns/a"
 	a := n.allocator(r)
 	ctx := context.Background()
 	result, err := a.Add(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if got := addressesOf(result); got != "10.1.0.2,fd00::2" {
 		t.Errorf("got %s", got)
 	}

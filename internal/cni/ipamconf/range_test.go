@@ -4,6 +4,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // What can be wrong with a range is package ipam's to say, and tested there; here the error
@@ -51,9 +53,7 @@ func TestRangesComeInTheReferencesOrder(t *testing.T) {
 	var conf netconf[hostLocalConf]
 	err := conf.load(&Request{Strict: true, Stdin: []byte(`{"cniVersion":"1.1.0","ipam":{"type":"host-local","subnet":"10.2.0.0/24","ranges":[[{"subnet":"10.3.0.0/24"}]]},` +
 		`"runtimeConfig":{"ipRanges":[[{"subnet":"10.1.0.0/24"}],[{"subnet":"fd00::/64"}]],"other":{"a":1}}}`)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var got []string
 	for _, set := range conf.sets(&conf.IPAM) {
 		got = append(got, set.Name+" range "+set.Ranges[0].Subnet.String())

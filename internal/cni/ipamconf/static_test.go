@@ -8,6 +8,7 @@ import (
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/ipam"
 )
 
@@ -35,13 +36,9 @@ func TestStaticGivesWhatIsNamed(t *testing.T) {
 			r := n.request("a")
 			r.Args = tt.args
 			result, err := n.tryAdd(r)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			got, err := json.Marshal(result)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			if diff := cmp.Diff(`{"cniVersion":"1.1.0",`+tt.want+`}`, string(got)); diff != "" {
 				t.Errorf("(-want +got)\n%s", diff)
 			}
@@ -119,9 +116,7 @@ func TestStaticChecksAddressAndGateway(t *testing.T) {
 	n := newNode(t, `{"ipam":{"type":"static","addresses":[{"address":"10.1.0.5/24","gateway":"10.1.0.1"}]}}`)
 	a := n.allocator(n.request("a"))
 	result, err := a.Add(context.Background())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	other := *result.IPs[0]
 	other.Gateway = other.Address.IP
 	for name, prev := range map[string]*current.Result{

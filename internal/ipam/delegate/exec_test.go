@@ -10,15 +10,15 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // TestTheDeadlineKillsThePluginAndItsChildren also shows that a child that holds stdout does not hold up the caller.
 func TestTheDeadlineKillsThePluginAndItsChildren(t *testing.T) {
 	t.Parallel()
 	pidFile := filepath.Join(t.TempDir(), "pid")
-	if err := syscall.Mkfifo(pidFile, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, syscall.Mkfifo(pidFile, 0o600))
 	plugin, _ := fakePlugin(t, map[string]string{"ADD": "hang:" + pidFile})
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -29,13 +29,9 @@ func TestTheDeadlineKillsThePluginAndItsChildren(t *testing.T) {
 	}()
 	// The fake writes the child's id once it runs; only then is there something to kill.
 	text, err := os.ReadFile(pidFile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	child, err := strconv.Atoi(string(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	cancel()
 	err = <-failed
 	if !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "waiting for a server") {

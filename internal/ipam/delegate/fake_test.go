@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/internal/ipam/delegate"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // The test binary is also the fake plugin: started with FAKE_LOG set, it appends what it was given to that file and does
@@ -96,12 +97,8 @@ func fakePlugin(t *testing.T, modes map[string]string) (plugin *delegate.Plugin,
 	t.Helper()
 	dir := t.TempDir()
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(self, filepath.Join(dir, "fake")); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
+	must.Succeed(t, os.Symlink(self, filepath.Join(dir, "fake")))
 	log := filepath.Join(dir, "calls")
 	env := append(os.Environ(), logVar+"="+log, "FAKE_OTHER=inherited", "CNI_COMMAND=VERSION", "CNI_IFNAME=stale",
 		// Under the race detector a process otherwise sleeps for a second before it exits.
@@ -128,16 +125,12 @@ func readCalls(t *testing.T, log string) []call {
 	if os.IsNotExist(err) {
 		return nil
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer file.Close()
 	var calls []call
 	for lines := bufio.NewScanner(file); lines.Scan(); {
 		var c call
-		if err := json.Unmarshal(lines.Bytes(), &c); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, json.Unmarshal(lines.Bytes(), &c))
 		calls = append(calls, c)
 	}
 	return calls

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tombolo-cni/tombolo/internal/ipam/delegate"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 func TestEveryVerbHandsOverTheCall(t *testing.T) {
@@ -49,9 +50,7 @@ func TestUnsetParametersAreNotInherited(t *testing.T) {
 	t.Parallel()
 	plugin, calls := fakePlugin(t, nil)
 	plugin.ContainerID, plugin.NetNS, plugin.IfName, plugin.Args = "", "", "", ""
-	if err := plugin.Status(context.Background()); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, plugin.Status(context.Background()))
 	want := map[string]string{"CNI_COMMAND": "STATUS", "CNI_PATH": plugin.Path}
 	if diff := cmp.Diff(want, calls()[0].Env); diff != "" {
 		t.Errorf("environment (-want +got)\n%s", diff)
@@ -72,13 +71,9 @@ func TestResultsOfEveryVersionAreConverted(t *testing.T) {
 			t.Parallel()
 			plugin, _ := fakePlugin(t, map[string]string{"ADD": "print:" + stdout})
 			result, err := plugin.Add(context.Background())
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			got, err := json.Marshal(result)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			if diff := cmp.Diff(want, string(got)); diff != "" {
 				t.Errorf("(-want +got)\n%s", diff)
 			}
@@ -194,9 +189,7 @@ func TestMissingPluginsAreNamed(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"directory", "plain"} {
 		if name == "directory" {
-			if err := os.Mkdir(filepath.Join(dir, name), 0o755); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, os.Mkdir(filepath.Join(dir, name), 0o755))
 		} else if err := os.WriteFile(filepath.Join(dir, name), nil, 0o644); err != nil {
 			t.Fatal(err)
 		}

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/internal/ipam/delegate"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // install puts a program into a directory as "fake" in one of many ways.
@@ -19,16 +20,10 @@ func install(t *testing.T, how func(program, name string) error) (dir string) {
 	dir = t.TempDir()
 	program := filepath.Join(dir, "program")
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	// A copy, since a hard link cannot leave its file system.
-	if err := copyFile(self, program); err != nil {
-		t.Fatal(err)
-	}
-	if err := how(program, filepath.Join(dir, "fake")); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, copyFile(self, program))
+	must.Succeed(t, how(program, filepath.Join(dir, "fake")))
 	return dir
 }
 
@@ -81,9 +76,7 @@ func TestAnotherProgramOfTheSameLengthIsRun(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	for name, text := range map[string]string{"program": "#!/bin/sh\nexit 0\n#1", "fake": "#!/bin/sh\nexit 0\n#2"} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o755))
 	}
 	plugin := &delegate.Plugin{Name: "fake", Path: dir, Self: filepath.Join(dir, "program")}
 	if err := plugin.Del(context.Background()); err != nil {
@@ -123,13 +116,9 @@ func TestAPluginIsToldItsDepth(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	script := "#!/bin/sh\nprintf %s \"$TOMBOLO_DEPTH\" >$0.depth\n"
-	if err := os.WriteFile(filepath.Join(dir, "fake"), []byte(script), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(filepath.Join(dir, "fake"), []byte(script), 0o755))
 	plugin := &delegate.Plugin{Name: "fake", Path: dir, Environ: append(exec.Command("true").Environ(), "TOMBOLO_DEPTH=4")}
-	if err := plugin.Del(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, plugin.Del(t.Context()))
 	if got, err := os.ReadFile(filepath.Join(dir, "fake.depth")); err != nil || string(got) != "5" {
 		t.Errorf("depth %q, %v", got, err)
 	}

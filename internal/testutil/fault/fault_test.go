@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/fault"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -53,14 +54,10 @@ func run(t *testing.T, f fault.Fault) (o fault.Outcome, made int) {
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = append(os.Environ(), stepsVar+"="+dir)
 	r, err := fault.Start(nil, cmd, f)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	o = r.Wait()
 	files, err := filepath.Glob(dir + "/*")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return o, len(files)
 }
 

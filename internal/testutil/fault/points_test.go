@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/fault"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 func TestPointsOfASweep(t *testing.T) {
@@ -12,9 +13,7 @@ func TestPointsOfASweep(t *testing.T) {
 		t.Helper()
 		t.Setenv(fault.Variable, value)
 		list, err := fault.Points(calls, 4)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		return list
 	}
 	var parts []int

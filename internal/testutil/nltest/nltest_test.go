@@ -12,6 +12,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -22,9 +23,7 @@ func TestMain(m *testing.M) { nstest.Main(m) }
 func kernel(t *testing.T) nl.Transport {
 	t.Helper()
 	tr, err := nl.Open(unix.NETLINK_ROUTE, &nl.Config{NetNS: nstest.New(t)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { tr.Close() })
 	return tr
 }
@@ -58,9 +57,7 @@ func bridges(t *testing.T, c *nl.Conn) []string {
 			return nil
 		})
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	slices.Sort(names)
 	return names
 }

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -73,9 +74,7 @@ func TestServerSeesTheCaller(t *testing.T) {
 		t.Run(tt.network+" "+tt.listen, func(t *testing.T) {
 			at := nstest.Serve(t, b, tt.network, netip.MustParseAddrPort(tt.listen))
 			seen, err := nstest.Ask(t, a, tt.network, netip.AddrPortFrom(nstest.Addr(tt.call), at.Port()))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			if seen.Addr() != nstest.Addr(tt.want) {
 				t.Errorf("the server saw %s, want %s", seen, tt.want)
 			}
@@ -110,9 +109,7 @@ func TestPathOpensTheSameNamespace(t *testing.T) {
 	ns := nstest.New(t)
 	path := nstest.Path(t, ns)
 	got, err := netns.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer got.Close()
 	if got.ID() != ns.ID() {
 		t.Errorf("%s is %s, want %s", path, got.ID(), ns.ID())
@@ -122,12 +119,8 @@ func TestPathOpensTheSameNamespace(t *testing.T) {
 func TestPathMayBeTakenAwayByTheTest(t *testing.T) {
 	t.Parallel()
 	path := nstest.Path(t, nstest.New(t))
-	if err := unix.Unmount(path, unix.MNT_DETACH); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.RemoveAll(filepath.Dir(path)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, unix.Unmount(path, unix.MNT_DETACH))
+	must.Succeed(t, os.RemoveAll(filepath.Dir(path)))
 }
 
 func TestCommandsRunInTheNamespace(t *testing.T) {

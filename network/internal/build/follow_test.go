@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/network/internal/recorded"
 	"github.com/tombolo-cni/tombolo/route"
@@ -71,9 +72,7 @@ func TestThePodOfAPathIsTheRecords(t *testing.T) {
 	t.Parallel()
 	pod := nstest.New(t)
 	cookie, err := pod.Cookie()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for want, is := range map[uint64]bool{cookie: true, cookie + 1: false, 0: false} {
 		ns, err := recorded.OpenPod(nstest.Path(t, pod), want)
 		if (err == nil) != is {
@@ -90,9 +89,7 @@ func TestARouteIsReplacedOverBothFamilies(t *testing.T) {
 	pod, host := nstest.New(t), nstest.New(t)
 	nstest.Veth(t, pod, "eth0", host, "veth0")
 	routes, err := route.Dial(&route.Config{NetNS: pod})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer routes.Close()
 	for _, tt := range []struct{ family, address, old, next string }{
 		{"-4", "10.0.0.9/24", "10.0.0.5", "10.0.0.6"},
@@ -101,18 +98,14 @@ func TestARouteIsReplacedOverBothFamilies(t *testing.T) {
 		nstest.Run(t, pod, "ip", tt.family, "address", "add", tt.address, "dev", "eth0")
 		nstest.Run(t, pod, "ip", tt.family, "route", "add", "default", "via", tt.old, "dev", "eth0", "metric", "77")
 		list, err := routes.List(route.Filter{Family: recorded.FamilyOf(netip.MustParseAddr(tt.old)), Table: route.TableMain})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		for _, r := range list {
 			if r.Dst.Bits() != 0 {
 				continue
 			}
 			n := r
 			n.Gateway, n.Flags = netip.MustParseAddr(tt.next), 0
-			if err := replace(routes, r, n); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, replace(routes, r, n))
 		}
 		out := nstest.Run(t, pod, "ip", tt.family, "route", "show", "default")
 		if strings.Count(out, "default") != 1 || !strings.Contains(out, "via "+tt.next+" dev eth0") || !strings.Contains(out, "metric 77") {

@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/ipam"
 )
@@ -23,9 +24,7 @@ func TestRangesComeBackFromARecord(t *testing.T) {
 		{Ranges: []ipam.Range{{Subnet: nstest.Prefix("fd01::/64")}}},
 	}
 	h, err := ipam.NewHostLocal(&ipam.Config{Network: "pods", Ranges: given})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	want := h.RangeSets()
 	var got []ipam.RangeSet
 	err = json.Unmarshal([]byte(PoolsText(want)), &got)

@@ -13,6 +13,7 @@ import (
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/lockorder"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/network"
@@ -32,9 +33,7 @@ func TestCollectLeavesAloneWhatCameSinceItsList(t *testing.T) {
 	host, pod := nstest.New(t), nstest.New(t)
 	path := filepath.Join(t.TempDir(), "state")
 	node, err := network.Open(t.Context(), &network.Config{StateDir: path})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	nw := &network.Network{Name: "pods", Bridge: "cbr0", Gateway: true}
 	p := &network.Pod{
 		ContainerID: "c1", IfName: "eth0", NetNS: pod, Path: nstest.Path(t, pod),
@@ -42,9 +41,7 @@ func TestCollectLeavesAloneWhatCameSinceItsList(t *testing.T) {
 	}
 	inHost := func(do func() error) {
 		t.Helper()
-		if err := host.Do(do); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, host.Do(do))
 	}
 	inside := func(do func(*session.Session) error) {
 		t.Helper()

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // The corpora in testdata hold what a kernel answered, without struct nfgenmsg.
@@ -16,9 +17,7 @@ func FuzzRule(f *testing.F) {
 	seed, err := netlink.MarshalAttributes([]netlink.Attribute{
 		nftnl.String(unix.NFTA_RULE_CHAIN, forwardChain), nftnl.Bytes(unix.NFTA_RULE_USERDATA, nftnl.Comment("clear the mark bit")),
 	})
-	if err != nil {
-		f.Fatal(err)
-	}
+	must.Succeed(f, err)
 	f.Add(seed)
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if chain, comment, err := decodeRule(b); err == nil && strings.ContainsRune(chain+comment, 0) {

@@ -8,6 +8,7 @@ import (
 	"github.com/google/nftables"
 
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -41,9 +42,7 @@ func TestRulesVersionIsRaisedWithTheRules(t *testing.T) {
 		for _, ch := range rs.Chains {
 			for _, r := range ch.Rules() {
 				b, err := nftnl.Marshal(ch.Family, r.Steps)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, err)
 				sum.Write(append([]byte(r.Comment), nltest.Canonical(b)...))
 			}
 		}

@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -169,9 +170,7 @@ func testCancel(t *testing.T, tombolo string) {
 	}
 
 	started := filepath.Join(t.TempDir(), "started")
-	if err := unix.Mkfifo(started, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, unix.Mkfifo(started, 0o600))
 	ctx, cancel = context.WithCancel(t.Context())
 	defer cancel()
 	hangs := broken(t, tombolo+"-cni", "echo yes >'"+started+"'; exec /bin/sleep 600")
@@ -197,12 +196,8 @@ func testKilled(t *testing.T, tombolo string) {
 	host := nstest.New(t)
 	c := exec.Command(tombolo, "demo", "--pods", "100")
 	stdout, err := c.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := host.Do(c.Start); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
+	must.Succeed(t, host.Do(c.Start))
 	if _, err := bufio.NewReader(stdout).ReadString('\n'); err != nil {
 		t.Error(err)
 	}

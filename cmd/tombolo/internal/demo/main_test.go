@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -23,9 +24,7 @@ func build(t *testing.T) string {
 	nstest.RequireRoot(t)
 	dir := t.TempDir()
 	for _, d := range []string{dir, filepath.Dir(dir)} {
-		if err := os.Chmod(d, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.Chmod(d, 0o755))
 	}
 	c := exec.Command("go", "build", "-buildvcs=false", "-o", dir+"/", "github.com/tombolo-cni/tombolo/cmd/tombolo", "github.com/tombolo-cni/tombolo/cmd/tombolo-cni")
 	if out, err := c.CombinedOutput(); err != nil {
@@ -39,9 +38,7 @@ func broken(t *testing.T, tombolo, script string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "broken")
 	content := fmt.Sprintf("#!/bin/sh\ntombolo='%s'\n%s\n", tombolo, script)
-	if err := os.WriteFile(path, []byte(content), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(path, []byte(content), 0o755))
 	return path
 }
 

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 var known = []string{"bridge", "loopback", "portmap"}
@@ -21,28 +23,20 @@ const self = "/proc/self/exe"
 func files(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	self, err := os.ReadFile(self)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	got := map[string]string{}
 	for _, e := range entries {
 		path := filepath.Join(dir, e.Name())
 		if e.Type()&fs.ModeSymlink != 0 {
 			target, err := os.Readlink(path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			got[e.Name()] = "-> " + target
 			continue
 		}
 		data, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if info, err := e.Info(); err != nil || info.Mode().Perm()&0o111 != 0o111 {
 			t.Errorf("%s cannot be executed: %v, %v", path, info.Mode(), err)
 		}
@@ -58,9 +52,7 @@ func files(t *testing.T, dir string) map[string]string {
 
 func write(t *testing.T, path, text string) {
 	t.Helper()
-	if err := os.WriteFile(path, []byte(text), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(path, []byte(text), 0o755))
 }
 
 func TestNamesAreAddedAndGivenBack(t *testing.T) {
@@ -131,20 +123,14 @@ func TestAnInstallersCopyReachesOneName(t *testing.T) {
 	}
 	write(t, filepath.Join(dir, "tombolo"), "a program")
 	for _, link := range []func(string, string) error{os.Link, os.Symlink} {
-		if err := link(filepath.Join(dir, "tombolo"), filepath.Join(dir, "bridge")); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, link(filepath.Join(dir, "tombolo"), filepath.Join(dir, "bridge")))
 		copyOver("bridge")
 		if got := files(t, dir)["tombolo"]; got != "an installer's bridge" {
 			t.Fatalf("a copy onto a link left the program as it was (%q), so names might be links", got)
 		}
-		if err := os.Remove(filepath.Join(dir, "bridge")); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.Remove(filepath.Join(dir, "bridge")))
 	}
-	if err := Add(new(strings.Builder), self, dir, []string{"bridge", "portmap"}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, Add(new(strings.Builder), self, dir, []string{"bridge", "portmap"}))
 	copyOver("bridge")
 	want := map[string]string{"tombolo": "the program", "bridge": "an installer's bridge", "portmap": "tombolo as portmap"}
 	if diff := cmp.Diff(want, files(t, dir)); diff != "" {
@@ -159,9 +145,7 @@ func TestDirectoriesThatCannotHaveNames(t *testing.T) {
 	spaced, long := filepath.Join(dir, "a b"), filepath.Join(dir, strings.Repeat("x", 240))
 	full := filepath.Join(dir, "full")
 	for _, d := range []string{spaced, long, filepath.Join(full, "bridge")} {
-		if err := os.MkdirAll(d, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.MkdirAll(d, 0o755))
 	}
 	for _, tt := range []struct{ dir, want string }{
 		{filepath.Join(dir, "missing"), "name the one in which the runtime looks for plugins"},

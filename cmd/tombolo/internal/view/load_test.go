@@ -12,6 +12,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/network"
@@ -27,9 +28,7 @@ func forge(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
 	d, err := state.Open(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	prefixes := nstest.Prefixes
 	pool, err := ipam.NewHostLocal(&ipam.Config{Network: "pods", Dir: dir + "/ipam", Ranges: []ipam.RangeSet{
 		{Ranges: []ipam.Range{
@@ -37,13 +36,9 @@ func forge(t *testing.T) string {
 			{Subnet: nstest.Prefix("10.62.0.0/24")}}},
 		{Ranges: []ipam.Range{{Subnet: nstest.Prefix("fd61::/64")}}},
 	}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	pools, err := json.Marshal(pool.RangeSets())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for _, n := range []*state.Network{
 		{Name: "pods", Bridge: "cbr0", MTU: 1500, Gateways: prefixes("10.61.0.1/24", "fd61::1/64"), Subnets: prefixes("10.61.0.0/24", "fd61::/64"),
 			Pools: string(pools), Masquerade: true, NonMasquerade: prefixes("10.0.0.0/8"), Policy: "isolated", Guard: true},
@@ -53,9 +48,7 @@ func forge(t *testing.T) string {
 		{Name: "home", Bridge: "lan0", MTU: 1500, Uplink: "eth0", DefaultRoute: "router", SLAAC: true, Subnets: prefixes("192.168.1.0/24")},
 		{Name: "fixed", Bridge: "cbr0", MTU: 1500, Subnets: prefixes("10.65.0.0/24"), Guard: true, VLAN: state.VLAN{ID: 100, Trunk: "2-4,101"}},
 	} {
-		if err := d.SaveNetwork(n); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, d.SaveNetwork(n))
 	}
 	for i, a := range []*state.Attachment{
 		{Network: "pods", Pod: "default/web-0", IPAMType: "host-local", Published: []state.Published{
@@ -73,20 +66,14 @@ func forge(t *testing.T) string {
 		switch a.Network {
 		case "pods":
 			given, err := pool.Add(t.Context(), ipam.Owner{ContainerID: a.ContainerID, IfName: "eth0"})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			a.Addresses = given.Addresses
 		default:
 			a.Addresses = []ipam.Address{{Prefix: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 63, 0, byte(i)}), 29)}}
 		}
 		pending, err := d.Create(a)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := pending.Commit(a); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
+		must.Succeed(t, pending.Commit(a))
 	}
 	for path, text := range map[string]string{
 		"ipam/pods/10.99.0.1": "old\r\neth0", "disk/earlier/10.63.0.3": "c\r\neth0", "ipam/lost/10.63.0.7": "c\r\neth0",
@@ -94,12 +81,8 @@ func forge(t *testing.T) string {
 		"networks/damaged.json": "{",
 	} {
 		path = filepath.Join(dir, path)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		must.Succeed(t, os.WriteFile(path, []byte(text), 0o600))
 	}
 	return dir
 }
@@ -108,9 +91,7 @@ func forge(t *testing.T) string {
 func open(t *testing.T, dir string) *network.Node {
 	t.Helper()
 	node, err := network.Open(t.Context(), &network.Config{StateDir: dir})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return node
 }
 
@@ -118,18 +99,14 @@ func TestNetworksAreAsTheirRecordsHaveThem(t *testing.T) {
 	t.Parallel()
 	dir := forge(t)
 	list, problems, err := Load(t.Context(), open(t, dir), dir, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	text := Networks(list)
 	for _, problem := range problems {
 		text += "problem: " + strings.ReplaceAll(problem.Error(), dir, "DIR") + "\n"
 	}
 	golden.Compare(t, "networks.txt", text)
 	data, err := json.MarshalIndent(list, "", " ")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	golden.Compare(t, "networks.json", string(data)+"\n")
 }
 

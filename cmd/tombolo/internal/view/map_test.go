@@ -15,6 +15,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/network"
 )
@@ -32,9 +33,7 @@ func sample(t *testing.T) *Node {
 	t.Helper()
 	dir := forge(t)
 	networks, _, err := Load(t.Context(), open(t, dir), dir, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	repair := func(text string) []tombolo.Difference {
 		return []tombolo.Difference{{Text: text, Remedy: tombolo.RemedyRepair}}
 	}
@@ -215,9 +214,7 @@ func TestTheSVGHasRoomForAll(t *testing.T) {
 func TestTheScreenIsWhatTheEnvironmentSays(t *testing.T) {
 	t.Parallel()
 	file, err := os.Create(t.TempDir() + "/out")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer file.Close()
 	for _, tt := range []struct {
 		env  map[string]string

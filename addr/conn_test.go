@@ -11,6 +11,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
@@ -59,9 +60,7 @@ func TestRequestBytes(t *testing.T) {
 		}},
 	} {
 		rec := nltest.Record(nltest.NewFake(nltest.AckAll))
-		if err := tt.do(addr.On(nl.New(rec))); err != nil {
-			t.Errorf("%s: %v", tt.command, err)
-		}
+		expect.Success(t, tt.do(addr.On(nl.New(rec))), "%s", tt.command)
 		text += "# " + tt.command + "\n" + nltest.Text(unix.SizeofIfAddrmsg, rec.Sent()...)
 	}
 	golden.Compare(t, "requests.golden", text)
@@ -218,9 +217,7 @@ func TestAddressIsNamedInErrors(t *testing.T) {
 		{addr.Address{Prefix: nstest.Prefix("10.1.0.1/30"), Peer: nstest.Addr("10.1.0.2"), Link: 3}, "10.1.0.1 peer 10.1.0.2/30 on link 3"},
 		{addr.Address{Link: 3}, "invalid Prefix on link 3"},
 	} {
-		if got := tt.a.String(); got != tt.want {
-			t.Errorf("got %q, want %q", got, tt.want)
-		}
+		expect.Equal(t, tt.a.String(), tt.want)
 	}
 }
 

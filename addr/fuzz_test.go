@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -43,9 +44,7 @@ func FuzzAddress(f *testing.F) {
 		if a.Valid != nil && (a.Preferred == nil || *a.Preferred > *a.Valid) {
 			a.Preferred = a.Valid
 		}
-		if diff := cmp.Diff(a, again, cmpopts.EquateComparable(a.Prefix, a.Peer)); diff != "" {
-			t.Errorf("read and asked for (-first +again):\n%s", diff)
-		}
+		expect.NoDiff(t, cmp.Diff(a, again, cmpopts.EquateComparable(a.Prefix, a.Peer)), "read and asked for")
 		if d := a.compare(&again); d != same && !(!a.is4() && a.Flags&NoDAD == 0) {
 			t.Errorf("difference %d from itself", d)
 		}

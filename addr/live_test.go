@@ -17,6 +17,7 @@ import (
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -123,9 +124,7 @@ func TestAddressIsWhatItWasAskedToBe(t *testing.T) {
 			if changed, err := h.c.Ensure(tt.a); !changed || err != nil {
 				t.Fatalf("Ensure: changed %t, %v, want a change", changed, err)
 			}
-			if diff := cmp.Diff([]string{tt.shown}, h.shown(t)); diff != "" {
-				t.Errorf("ip address (-want +got):\n%s", diff)
-			}
+			expect.NoDiff(t, cmp.Diff([]string{tt.shown}, h.shown(t)), "ip address")
 			if got := h.routes(t); strings.Contains(got, "dev eth0") != tt.routed {
 				t.Errorf("routed %t, want %t:\n%s", !tt.routed, tt.routed, got)
 			}
@@ -133,12 +132,8 @@ func TestAddressIsWhatItWasAskedToBe(t *testing.T) {
 			if changed, err := h.c.Ensure(tt.a); (changed && tt.a.Valid == nil) || err != nil {
 				t.Errorf("Ensure again: changed %t, %v, want no change", changed, err)
 			}
-			if err := h.c.Add(tt.a); !errors.Is(err, fs.ErrExist) {
-				t.Errorf("adding it again: %v, want %v", err, fs.ErrExist)
-			}
-			if err := h.c.Replace(tt.a); err != nil {
-				t.Errorf("replacing it by itself: %v", err)
-			}
+			expect.Is(t, h.c.Add(tt.a), fs.ErrExist, "adding it again")
+			expect.Success(t, h.c.Replace(tt.a), "replacing it by itself")
 			for range 2 { // what is not there is success
 				must.Succeed(t, h.c.Remove(tt.a))
 				if got := h.shown(t); len(got) > 0 {
@@ -177,9 +172,7 @@ func (h host) mustList(t *testing.T, want addr.Address) {
 		want.Flags |= addr.Deprecated
 	}
 	about := cmp.Comparer(func(a, b time.Duration) bool { return (a - b).Abs() <= 10*time.Minute })
-	if diff := cmp.Diff(want, got, about, cmpopts.EquateComparable(want.Prefix, want.Peer)); diff != "" {
-		t.Errorf("listed (-want +got):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff(want, got, about, cmpopts.EquateComparable(want.Prefix, want.Peer)), "listed")
 }
 
 func TestEnsureCorrectsAnAddress(t *testing.T) {
@@ -241,9 +234,7 @@ func TestEnsureCorrectsAnAddress(t *testing.T) {
 			if changed, err := h.c.Ensure(tt.want); !changed || err != nil {
 				t.Fatalf("Ensure: changed %t, %v, want a change", changed, err)
 			}
-			if diff := cmp.Diff([]string{tt.shown}, h.shown(t)); diff != "" {
-				t.Errorf("ip address (-want +got):\n%s", diff)
-			}
+			expect.NoDiff(t, cmp.Diff([]string{tt.shown}, h.shown(t)), "ip address")
 			if tt.want.Valid != nil {
 				return // time goes by
 			}
@@ -288,9 +279,7 @@ func TestDuplicateIsTakenAgain(t *testing.T) {
 		return list[0].Flags
 	}
 	for flags()&addr.DADFailed == 0 {
-		if _, err := watch.Next(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, expect.Err(watch.Next(t.Context())))
 	}
 	want.Flags = addr.NoDAD
 	if changed, err := h.c.Ensure(want); !changed || err != nil {
@@ -333,12 +322,8 @@ func TestListIsFilteredByTheKernel(t *testing.T) {
 			for _, a := range list {
 				got = append(got, a.Prefix.String())
 			}
-			if !errors.Is(err, tt.err) {
-				t.Errorf("List: %v, want %v", err, tt.err)
-			}
-			if diff := cmp.Diff(tt.want, got); diff != "" {
-				t.Errorf("listed (-want +got):\n%s", diff)
-			}
+			expect.Is(t, err, tt.err, "List")
+			expect.NoDiff(t, cmp.Diff(tt.want, got), "listed")
 		})
 	}
 }
@@ -350,9 +335,7 @@ func TestNothingIsAskedOfAnotherLinkThanTheOneThatIsNamed(t *testing.T) {
 	if list, err := h.c.List(addr.Filter{Link: h.eth0 + 1<<32}); len(list) > 0 {
 		t.Errorf("a link that there cannot be has %v, %v", list, err)
 	}
-	if _, err := h.c.Has(addr.Address{Link: h.eth0}); !errors.Is(err, tombolo.ErrInvalid) {
-		t.Errorf("Has of no address: %v", err)
-	}
+	expect.Is(t, expect.Err(h.c.Has(addr.Address{Link: h.eth0})), tombolo.ErrInvalid, "Has of no address")
 }
 
 func TestRefusedAddressSaysWhy(t *testing.T) {
@@ -400,9 +383,7 @@ func TestCloseLeavesASharedConnectionOpen(t *testing.T) {
 	defer conn.Close()
 	c := addr.On(conn)
 	must.Succeed(t, c.Close())
-	if _, err := c.List(addr.Filter{}); err != nil {
-		t.Errorf("after Close: %v", err)
-	}
+	expect.Success(t, expect.Err(c.List(addr.Filter{})), "after Close")
 }
 
 func TestDialWithoutConfigIsTheCallersNamespace(t *testing.T) {
@@ -411,7 +392,5 @@ func TestDialWithoutConfigIsTheCallersNamespace(t *testing.T) {
 	c, err := addr.Dial(nil)
 	must.Succeed(t, err)
 	defer c.Close()
-	if _, err := c.List(addr.Filter{}); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, expect.Err(c.List(addr.Filter{})))
 }

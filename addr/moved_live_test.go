@@ -13,6 +13,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -80,9 +81,7 @@ func TestAddressesAreMovedAsTheyAre(t *testing.T) {
 	for command := range strings.Lines(strings.TrimSpace(everySort())) {
 		command = strings.TrimSpace(command)
 		if request := byHand[command]; request != nil {
-			if err := ask(request()); err != nil {
-				t.Fatalf("%s: %v", command, err)
-			}
+			must.Succeed(t, ask(request()), "%s", command)
 		} else {
 			nstest.Run(t, h.ns, "ip", strings.Fields(command)[1:]...)
 		}
@@ -93,9 +92,7 @@ func TestAddressesAreMovedAsTheyAre(t *testing.T) {
 		}
 		shown := h.shown(t)
 		must.Succeed(t, h.c.Remove(made[0]))
-		if err := ask(made[0].ReplaceMessage()); err != nil {
-			t.Errorf("%s: add the copy: %v", command, err)
-		}
+		expect.Success(t, ask(made[0].ReplaceMessage()), "%s: add the copy", command)
 		if diff := cmp.Diff(shown, h.shown(t)); diff != "" && !strings.Contains(command, "mngtmpaddr") {
 			t.Errorf("%s (-made +moved):\n%s", command, diff)
 		}

@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 )
 
 // option pads what stands behind an option's type and length to its length.
@@ -55,9 +56,7 @@ func TestOptionsThatMakeNoSenseArePassedOver(t *testing.T) {
 			t.Parallel()
 			var got naming
 			got.take([]byte(tt.options))
-			if diff := cmp.Diff(tt.want, got, cmp.AllowUnexported(naming{}), cmpopts.EquateComparable(netip.Addr{}), cmpopts.EquateEmpty()); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			expect.NoDiff(t, cmp.Diff(tt.want, got, cmp.AllowUnexported(naming{}), cmpopts.EquateComparable(netip.Addr{}), cmpopts.EquateEmpty()))
 		})
 	}
 }

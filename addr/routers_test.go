@@ -16,6 +16,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -195,9 +196,7 @@ func TestAddressThatWasThereBeforeIsTaken(t *testing.T) {
 	r := newRouted(t)
 	r.solicit(t, "::a")
 	r.advertise(t, 0, prefix("2001:db8:1::/64", autonomous, 3600, 1800))
-	if _, err := r.advertised(t); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, expect.Err(r.advertised(t)))
 	late, err := addr.HearRouters(&addr.Config{NetNS: r.ns})
 	must.Succeed(t, err)
 	defer late.Close()
@@ -245,9 +244,7 @@ func TestUsableAddressAloneIsNotEnoughWhileAnotherIsBeingChecked(t *testing.T) {
 	r := newRouted(t)
 	r.solicit(t, "::a")
 	r.advertise(t, 0, prefix("2001:db8:1::/64", autonomous, 3600, 1800))
-	if _, err := r.advertised(t); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, expect.Err(r.advertised(t)))
 	nstest.Sysctl(t, r.ns, "net/ipv6/conf/eth1/accept_dad", "1")
 	nstest.Sysctl(t, r.ns, "net/ipv6/conf/eth1/dad_transmits", "3")
 	through := r.witness(t)
@@ -259,9 +256,7 @@ func TestUsableAddressAloneIsNotEnoughWhileAnotherIsBeingChecked(t *testing.T) {
 	for _, a := range got.Addresses {
 		prefixes = append(prefixes, a.Prefix.String())
 	}
-	if diff := cmp.Diff([]string{"2001:db8:1::a/64", "2001:db8:2::a/64"}, prefixes); diff != "" {
-		t.Errorf("addresses (-want +got):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff([]string{"2001:db8:1::a/64", "2001:db8:2::a/64"}, prefixes), "addresses")
 }
 
 func TestWaitForAnAdvertisementSaysWhatItHeard(t *testing.T) {
@@ -319,9 +314,7 @@ func (r *routed) witness(t *testing.T) (through func()) {
 		t.Helper()
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
-		if _, err := w.Next(ctx); err != nil {
-			t.Fatalf("the advertisement did not arrive: %v", err)
-		}
+		must.Succeed(t, expect.Err(w.Next(ctx)), "the advertisement did not arrive")
 	}
 }
 
@@ -357,9 +350,7 @@ func TestWaitForAnAdvertisementEndsWithTheLink(t *testing.T) {
 	t.Parallel()
 	r := newRouted(t)
 	nstest.Run(t, r.ns, "ip", "link", "del", "eth1")
-	if _, err := r.advertised(t); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("error is %v, want %v", err, fs.ErrNotExist)
-	}
+	expect.Is(t, expect.Err(r.advertised(t)), fs.ErrNotExist)
 }
 
 func TestAdvertisementOnAnotherLinkIsNotTaken(t *testing.T) {
@@ -371,7 +362,5 @@ func TestAdvertisementOnAnotherLinkIsNotTaken(t *testing.T) {
 	through()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := r.heard.Advertised(ctx, r.c, r.eth0); !errors.Is(err, addr.ErrNoRouter) {
-		t.Errorf("error is %v, want %v", err, addr.ErrNoRouter)
-	}
+	expect.Is(t, expect.Err(r.heard.Advertised(ctx, r.c, r.eth0)), addr.ErrNoRouter)
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -130,9 +131,7 @@ func TestAddressThatIsMadeAnewSettles(t *testing.T) {
 		t.Fatalf("Ensure: changed %t, %v, want a change", changed, err)
 	}
 	s.plug(t)
-	if err := s.settled(t, a); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, s.settled(t, a))
 }
 
 func TestAnnouncementsThatAreLostAreMadeUpFor(t *testing.T) {
@@ -154,9 +153,7 @@ func TestAnnouncementsThatAreLostAreMadeUpFor(t *testing.T) {
 				s.del(t, a)
 			}
 			s.plug(t)
-			if err := s.settled(t, a); !errors.Is(err, tt.want) {
-				t.Errorf("got %v, want %v", err, tt.want)
-			}
+			expect.Is(t, s.settled(t, a), tt.want)
 		})
 	}
 }
@@ -200,9 +197,7 @@ func TestAddressThatCannotSettleIsAnError(t *testing.T) {
 			if tt.after != nil {
 				tt.after(t, s)
 			}
-			if err := s.settled(t, pending); !errors.Is(err, tt.want) {
-				t.Errorf("got %v, want %v", err, tt.want)
-			}
+			expect.Is(t, s.settled(t, pending), tt.want)
 		})
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -23,9 +24,7 @@ func TestAnAddAndItsDelAllocateLittle(t *testing.T) {
 	got := testing.AllocsPerRun(10, func() {
 		p = n.again(p)
 		for _, verb := range []string{"ADD", "DEL"} {
-			if _, err := n.call(verb, p); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, expect.Err(n.call(verb, p)))
 		}
 	})
 	t.Logf("an ADD and its DEL allocate %v times", got)
@@ -57,9 +56,7 @@ func TestAnAddTakesLittleMemory(t *testing.T) {
 	if got := float64(c.peak) / 1024; got > mostMiB || got < 1 {
 		t.Errorf("an ADD of everything has %.1f MiB at its peak, want at most %d", got, mostMiB)
 	}
-	if _, err := n.call("DEL", p); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, expect.Err(n.call("DEL", p)))
 }
 
 // TestPodsThatDoNotWorkFailTheirBenchmark has plugins that do less than they say.

@@ -238,9 +238,7 @@ func startDaemon(tb testing.TB, ns *netns.NS, output string, ready func() bool, 
 			return err
 		})
 	}()
-	if err := <-started; err != nil {
-		tb.Fatalf("start %s: %v", argv[0], err)
-	}
+	must.Succeed(tb, <-started, "start %s", argv[0])
 	tb.Cleanup(func() {
 		_ = d.cmd.Process.Kill()
 		<-d.ended

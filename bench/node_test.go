@@ -157,9 +157,7 @@ func (n *node) fill(tb testing.TB, there []*pod, want, workers int) []*pod {
 	if err == nil && len(next) > 0 {
 		err = n.ping(next[len(next)-1])
 	}
-	if err != nil {
-		tb.Fatalf("fill the node of %s: %v", n.name, err)
-	}
+	must.Succeed(tb, err, "fill the node of %s", n.name)
 	return append(there, next...)
 }
 

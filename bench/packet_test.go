@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -30,9 +31,7 @@ func BenchmarkHostPort(whole *testing.B) {
 		p := &probe{node: newNode(whole, tombolo(), feature{name: "ports", outside: true, datagrams: some.each})}
 		for range some.pods {
 			p.last = p.pod(whole)
-			if _, err := p.call("ADD", p.last); err != nil {
-				whole.Fatal(err)
-			}
+			must.Succeed(whole, expect.Err(p.call("ADD", p.last)))
 		}
 		probes = append(probes, p)
 	}
@@ -78,9 +77,7 @@ func (n *node) flow(b *testing.B, p *pod) (trips []float64) {
 			_ = conn.SetReadDeadline(start.Add(patience))
 			_, err = conn.Read(answer)
 		}
-		if err != nil {
-			b.Fatalf("datagram %d to %s: %v", len(trips), to, err)
-		}
+		must.Succeed(b, err, "datagram %d to %s", len(trips), to)
 		trips = append(trips, float64(time.Since(start)))
 	}
 	return trips
@@ -106,12 +103,8 @@ func BenchmarkUplink(b *testing.B) {
 		p := n.pod(b)
 		m.time(func() (cost, error) { return n.call("ADD", p) })
 		must.Succeed(b, n.prove(p))
-		if err := ping(n.host, netip.MustParseAddr("10.88.0.1")); err != nil {
-			b.Fatalf("the host after the takeover: %v", err)
-		}
-		if _, err := n.call("DEL", p); err != nil {
-			b.Fatal(err)
-		}
+		must.Succeed(b, ping(n.host, netip.MustParseAddr("10.88.0.1")), "the host after the takeover")
+		must.Succeed(b, expect.Err(n.call("DEL", p)))
 		start := time.Now()
 		nstest.Run(b, n.host, program(b, "tombolo"), "uplink", "restore", "--state", filepath.Join(n.dir, "state"), "--leases", filepath.Join(n.dir, "leases"), nic)
 		restored = append(restored, float64(time.Since(start)))

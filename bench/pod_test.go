@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -182,9 +183,7 @@ func BenchmarkAtOnce(b *testing.B) {
 				for _, p := range crowd {
 					must.Succeed(b, n.prove(p))
 				}
-				if _, err := n.crowd("DEL", crowd, pods); err != nil {
-					b.Fatal(err)
-				}
+				must.Succeed(b, expect.Err(n.crowd("DEL", crowd, pods)))
 				for i, p := range crowd {
 					n.proveGone(b, p)
 					crowd[i] = n.again(p)

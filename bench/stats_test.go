@@ -5,6 +5,8 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 )
 
 // quantile is the q-quantile (0 to 1) of values, interpolated between the two nearest. It
@@ -68,9 +70,7 @@ func TestQuantilesAreInterpolated(t *testing.T) {
 	t.Parallel()
 	values := []float64{4, 1, 3, 2}
 	for q, want := range map[float64]float64{0: 1, 0.5: 2.5, 1: 4, 0.25: 1.75} {
-		if got := quantile(values, q); got != want {
-			t.Errorf("quantile %g of %v is %g, want %g", q, values, got, want)
-		}
+		expect.Equal(t, quantile(values, q), want, "quantile %g of %v is", q, values)
 	}
 	if !math.IsNaN(median(nil)) {
 		t.Error("there is a median of nothing")

@@ -15,6 +15,7 @@ import (
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
@@ -31,13 +32,9 @@ func TestPodsLoopbackWorks(t *testing.T) {
 		if err := nstest.PingWith(t, pod, nstest.Addr("127.0.0.1"), nstest.Echo{Wait: time.Millisecond}); err == nil {
 			t.Fatal("loopback is up already")
 		}
-		if _, err := n.conn.Attach(t.Context(), pod, p); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, expect.Err(n.conn.Attach(t.Context(), pod, p)))
 		for _, loopback := range []string{"127.0.0.1", "::1"} {
-			if err := nstest.Ping(t, pod, nstest.Addr(loopback)); err != nil {
-				t.Errorf("%s: %s: %v", name, loopback, err)
-			}
+			expect.Success(t, nstest.Ping(t, pod, nstest.Addr(loopback)), "%s: %s", name, loopback)
 		}
 	}
 }
@@ -52,9 +49,7 @@ func TestPodWithIPv6HasItsLoopbackThoughIPv6WasOff(t *testing.T) {
 	}{"IPv6": {port(0), true}, "IPv4 alone": {alone(port(1)), false}} {
 		pod := nstest.New(t)
 		nstest.Sysctl(t, pod, "net/ipv6/conf/all/disable_ipv6", "1")
-		if _, err := n.conn.Attach(t.Context(), pod, tt.port); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, expect.Err(n.conn.Attach(t.Context(), pod, tt.port)))
 		err := nstest.PingWith(t, pod, nstest.Addr("::1"), nstest.Echo{Wait: patience})
 		if on := err == nil; on != tt.on {
 			t.Errorf("%s: ::1 answers: %t (%v), want %t", name, on, err, tt.on)
@@ -127,9 +122,7 @@ func (n *node) attachLate(tb testing.TB, pod *netns.NS, p bridge.Port) {
 		}}), nil
 	})
 	defer conn.Close()
-	if _, err := conn.Attach(tb.Context(), pod, p); err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, expect.Err(conn.Attach(tb.Context(), pod, p)))
 	if !closed {
 		tb.Error("the pod's interface did not come up by a request of its own")
 	}
@@ -292,9 +285,7 @@ func TestRouterAdvertisementsGiveThePodNothing(t *testing.T) {
 	}
 	advertise(t, n)
 	meet(t, n.ns, addrs(p)...)
-	if out := got(); out != "" {
-		t.Errorf("the pod has:\n%s", out)
-	}
+	expect.Equal(t, got(), "", "the pod has")
 	// The very same is taken by a pod that hears routers.
 	nstest.Sysctl(t, pod, "net/ipv6/conf/eth0/accept_ra", "1")
 	advertise(t, n)

@@ -18,6 +18,7 @@ import (
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
@@ -196,23 +197,15 @@ func TestPodAsksRoutersOnlyWhenItIsTold(t *testing.T) {
 		}
 		return n
 	}
-	if n := count(); n != 0 {
-		t.Errorf("%d solicitations before it is told", n)
-	}
-	if out := nstest.Run(t, pod, "ip", "-6", "addr", "show", "dev", "eth0", "dynamic"); out != "" {
-		t.Errorf("the pod has:\n%s", out)
-	}
+	expect.Equal(t, count(), 0, "solicitations before it is told")
+	expect.Equal(t, nstest.Run(t, pod, "ip", "-6", "addr", "show", "dev", "eth0", "dynamic"), "", "the pod has")
 	// The kernel is to solicit once, however long the router takes to answer.
 	nstest.Sysctl(t, pod, "net/ipv6/conf/eth0/router_solicitation_interval", "3600")
 	s, err := l.conn.Solicit(t.Context(), pod, p)
 	must.Succeed(t, err)
 	defer s.Close()
-	if _, err := s.Wait(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if n := count(); n != 1 {
-		t.Errorf("%d solicitations, want 1", n)
-	}
+	must.Succeed(t, expect.Err(s.Wait(t.Context())))
+	expect.Equal(t, count(), 1, "solicitations")
 	// To be told again changes nothing.
 	again := mustAutoconfigure(t, l.conn, pod, p)
 	if len(again.Addresses) != 1 || again.Addresses[0].Prefix.Addr() != formed(p) {
@@ -246,16 +239,12 @@ func TestPodIsConfiguredWhateverItsDefaultsAre(t *testing.T) {
 	nstest.Sysctl(t, pod, "net/ipv4/conf/default/accept_redirects", "1")
 	p := autoconfigured(0)
 	p.NoRedirects = true
-	if _, err := l.conn.Attach(t.Context(), pod, p); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, expect.Err(l.conn.Attach(t.Context(), pod, p)))
 	got := mustAutoconfigure(t, l.conn, pod, p)
 	if len(got.Addresses) != 1 || got.Addresses[0].Prefix.Addr() != formed(p) {
 		t.Errorf("addresses %v, want %s", got.Addresses, formed(p))
 	}
-	if out := nstest.Run(t, pod, "ip", "-6", "addr", "show", "dev", "eth0", "scope", "global", "temporary"); out != "" {
-		t.Errorf("a temporary address:\n%s", out)
-	}
+	expect.Equal(t, nstest.Run(t, pod, "ip", "-6", "addr", "show", "dev", "eth0", "scope", "global", "temporary"), "", "a temporary address")
 	if diffs, err := l.conn.Check(t.Context(), pod, p); err != nil || len(diffs) > 0 {
 		t.Errorf("differences: %v, %v", diffs, err)
 	}
@@ -276,9 +265,7 @@ func TestWaitForARouterSaysWhatIsMissing(t *testing.T) {
 	if !errors.Is(err, addr.ErrNoRouter) || !errors.Is(err, context.Canceled) || !errors.As(err, &opErr) || opErr.Object != "eth0" {
 		t.Errorf("error is %v, want %v of eth0", err, addr.ErrNoRouter)
 	}
-	if _, err := l.conn.Solicit(ctx, pod, p); !errors.Is(err, context.Canceled) {
-		t.Errorf("error is %v, want %v", err, context.Canceled)
-	}
+	expect.Is(t, expect.Err(l.conn.Solicit(ctx, pod, p)), context.Canceled)
 	// It may come later all the same.
 	l.advertises(t)
 	if got, err := s.Wait(t.Context()); err != nil || len(got.Addresses) != 1 {
@@ -306,28 +293,18 @@ func TestAutoconfThatCannotBeIsRefused(t *testing.T) {
 	down, small, static := autoconfigured(0), autoconfigured(0), port(0)
 	down.Down, small.MTU = true, 1279
 	for name, p := range map[string]bridge.Port{"an interface that stays down": down, "an MTU that IPv6 has not": small} {
-		if _, err := n.conn.Attach(t.Context(), nstest.New(t), p); !errors.Is(err, bridge.ErrInvalid) {
-			t.Errorf("%s: error is %v, want %v", name, err, bridge.ErrInvalid)
-		}
+		expect.Is(t, expect.Err(n.conn.Attach(t.Context(), nstest.New(t), p)), bridge.ErrInvalid, "%s", name)
 	}
 	// The kernel has no IPv6, and so no parameters of it, on a link that is too small.
 	nstest.Run(t, n.ns, "ip", "link", "set", "br0", "mtu", "1000")
 	inherited := autoconfigured(0)
-	if _, err := n.conn.Attach(t.Context(), nstest.New(t), inherited); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("an MTU that IPv6 has not, the bridge's: error is %v, want %v", err, os.ErrNotExist)
-	}
-	if _, err := n.conn.Link(t.Context(), inherited.Name); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the port is left: %v", err)
-	}
+	expect.Is(t, expect.Err(n.conn.Attach(t.Context(), nstest.New(t), inherited)), os.ErrNotExist, "an MTU that IPv6 has not, the bridge's")
+	expect.Is(t, expect.Err(n.conn.Link(t.Context(), inherited.Name)), os.ErrNotExist, "the port is left")
 	nstest.Run(t, n.ns, "ip", "link", "set", "br0", "mtu", "1400")
 	pod, _ := attach(t, n, static)
-	if _, err := n.conn.Solicit(t.Context(), pod, static); !errors.Is(err, bridge.ErrInvalid) {
-		t.Errorf("a port without Autoconf: error is %v, want %v", err, bridge.ErrInvalid)
-	}
+	expect.Is(t, expect.Err(n.conn.Solicit(t.Context(), pod, static)), bridge.ErrInvalid, "a port without Autoconf")
 	static.Autoconf, static.Peer = &bridge.Autoconf{}, "eth7"
-	if _, err := n.conn.Solicit(t.Context(), pod, static); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("an interface that is not there: error is %v, want %v", err, os.ErrNotExist)
-	}
+	expect.Is(t, expect.Err(n.conn.Solicit(t.Context(), pod, static)), os.ErrNotExist, "an interface that is not there")
 }
 
 func TestSolicitSaysWhatTheKernelRefuses(t *testing.T) {
@@ -341,17 +318,13 @@ func TestSolicitSaysWhatTheKernelRefuses(t *testing.T) {
 	} {
 		_, err := faultyConn(t, n, nil, []*nltest.Fault{fault}).Solicit(t.Context(), pod, p)
 		nltest.MustHaveFired(t, fault)
-		if !errors.Is(err, unix.ENOBUFS) {
-			t.Errorf("%s: error is %v, want %v", name, err, unix.ENOBUFS)
-		}
+		expect.Is(t, err, unix.ENOBUFS, "%s", name)
 	}
 	list := &nltest.Fault{Type: unix.RTM_GETADDR, Errno: unix.ENOBUFS}
 	s, err := faultyConn(t, n, nil, []*nltest.Fault{list}).Solicit(t.Context(), pod, p)
 	must.Succeed(t, err)
 	defer s.Close()
-	if _, err := s.Wait(t.Context()); !errors.Is(err, unix.ENOBUFS) {
-		t.Errorf("error is %v, want %v", err, unix.ENOBUFS)
-	}
+	expect.Is(t, expect.Err(s.Wait(t.Context())), unix.ENOBUFS)
 }
 
 func TestCheckFindsWhatKeepsAPodFromItsRouters(t *testing.T) {
@@ -385,9 +358,7 @@ func TestCheckFindsWhatKeepsAPodFromItsRouters(t *testing.T) {
 		{Object: object, What: "IPv6 accept_redirects", Want: "0", Have: "1"},
 		{Object: object, What: "address", Want: "by router advertisement"},
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("differences (-want +got):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff(want, got), "differences")
 }
 
 // A plugin behind ours (tuning) may set what was left open.

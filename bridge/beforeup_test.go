@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -80,9 +81,7 @@ func TestAttachIsUndoneWhenBeforeUpOrTheComingUpFails(t *testing.T) {
 			if !errors.Is(err, c.want) || !called {
 				t.Errorf("error is %v, called %t", err, called)
 			}
-			if _, err := n.conn.Link(t.Context(), p.Name); !errors.Is(err, fs.ErrNotExist) {
-				t.Errorf("the port is there: %v", err)
-			}
+			expect.Is(t, expect.Err(n.conn.Link(t.Context(), p.Name)), fs.ErrNotExist, "the port is there")
 			if out := nstest.Run(t, pod, "ip", "-o", "link"); strings.Count(out, "\n") != 1 {
 				t.Errorf("the pod has more than lo:\n%s", out)
 			}

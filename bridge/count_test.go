@@ -75,9 +75,7 @@ func (c *counter) count(tb testing.TB, from *netns.NS, service netip.AddrPort, p
 		}
 		return nil
 	})
-	if err != nil {
-		tb.Fatalf("%s from %s: %v", service, from.ID(), err)
-	}
+	must.Succeed(tb, err, "%s from %s", service, from.ID())
 	return arrived
 }
 

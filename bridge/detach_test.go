@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
@@ -33,9 +34,7 @@ func TestDetachOfWhatCannotBeLookedAtIsAnError(t *testing.T) {
 	n, p := shaped(t)
 	fault := &nltest.Fault{Type: unix.RTM_GETLINK, Nth: 1, Errno: unix.ENOBUFS}
 	nltest.MustHaveFired(t, fault)
-	if err := faultyConn(t, n, []*nltest.Fault{fault}, nil).Detach(t.Context(), p.Name, p.Alias, "ifb-a"); !errors.Is(err, unix.ENOBUFS) {
-		t.Errorf("Detach: %v, want %v", err, unix.ENOBUFS)
-	}
+	expect.Is(t, faultyConn(t, n, []*nltest.Fault{fault}, nil).Detach(t.Context(), p.Name, p.Alias, "ifb-a"), unix.ENOBUFS, "Detach")
 	if !n.has(t, p.Name) || n.has(t, "ifb-a") {
 		t.Error("the one that could not be looked at is gone, or the other is left")
 	}
@@ -104,9 +103,7 @@ func TestDetachDeletesOtherLinksOfThePort(t *testing.T) {
 			if tt.refused != nil {
 				nltest.MustHaveFired(t, tt.refused)
 			}
-			if !errors.Is(err, tt.want) {
-				t.Errorf("Detach: %v, want %v", err, tt.want)
-			}
+			expect.Is(t, err, tt.want, "Detach")
 			if port, ifb := n.has(t, p.Name), n.has(t, "ifb-a"); port != tt.port || ifb != tt.ifb {
 				t.Errorf("the port is there: %t, the other link: %t; want %t and %t", port, ifb, tt.port, tt.ifb)
 			}
@@ -134,9 +131,7 @@ func TestPortsDetachedAtOnceTakeNobodyElseAlong(t *testing.T) {
 		must.Succeed(t, err)
 		defer conn.Close()
 		group.Go(func() {
-			if err := conn.Detach(t.Context(), port(i).Name, "", fmt.Sprint("ifb-", i)); err != nil {
-				t.Error(err)
-			}
+			expect.Success(t, conn.Detach(t.Context(), port(i).Name, "", fmt.Sprint("ifb-", i)))
 		})
 	}
 	group.Wait()
@@ -162,7 +157,5 @@ func TestShutSetsOnlyItsOwnPortDown(t *testing.T) {
 			t.Errorf("%v, and it is up: %t", err, up())
 		}
 	}
-	if err := n.conn.Shut(t.Context(), "gone", p.Alias); err != nil {
-		t.Errorf("one that is gone: %v", err)
-	}
+	expect.Success(t, n.conn.Shut(t.Context(), "gone", p.Alias), "one that is gone")
 }

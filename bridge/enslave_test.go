@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
@@ -53,9 +54,7 @@ func TestAttachLeavesHairpinOffUnlessAskedFor(t *testing.T) {
 		attach(t, n, p)
 		l, err := n.conn.Link(t.Context(), p.Name)
 		must.Succeed(t, err)
-		if l.Port.Hairpin != hairpin {
-			t.Errorf("hairpin is %t, want %t", l.Port.Hairpin, hairpin)
-		}
+		expect.Equal(t, l.Port.Hairpin, hairpin, "hairpin is")
 	}
 }
 
@@ -76,9 +75,7 @@ func TestEnslaveOfAPortInPlaceDisturbsNothing(t *testing.T) {
 	}
 	changes := carrierChanges()
 	must.Succeed(t, conn.Enslave(t.Context(), p))
-	if got := len(sent.Sent()); got != 1 {
-		t.Errorf("%d datagrams, want 1", got)
-	}
+	expect.Equal(t, len(sent.Sent()), 1, "datagrams")
 	if after := learnt(); after != before || strings.Count(before, "\n") < 2 {
 		t.Errorf("the bridge knew\n%sand now\n%s", before, after)
 	}
@@ -118,9 +115,7 @@ func TestEnslaveBringsPodsBackToABridgeMadeAnew(t *testing.T) {
 			t.Errorf("Check: %v, %v", diffs, err)
 		}
 		// No pod has the new bridge's MAC yet: the host asks first.
-		if err := nstest.Ping(t, n.ns, addrs(p)[0]); err != nil {
-			t.Error(err)
-		}
+		expect.Success(t, nstest.Ping(t, n.ns, addrs(p)[0]))
 	}
 	static := nstest.Run(t, n.ns, "bridge", "fdb", "show", "br", "br0", "brport", port(2).Name)
 	if !strings.Contains(static, "02:00:00:00:01:02 sticky master br0 static") {
@@ -141,13 +136,9 @@ func TestEnslaveOfWhatIsNotThere(t *testing.T) {
 		t.Errorf("without a bridge: %v, want one that matches fs.ErrNotExist", err)
 	}
 	p.StaticFDB = true
-	if err := n.conn.Enslave(t.Context(), p); !errors.Is(err, bridge.ErrInvalid) {
-		t.Errorf("with an entry for no MAC: %v, want ErrInvalid", err)
-	}
+	expect.Is(t, n.conn.Enslave(t.Context(), p), bridge.ErrInvalid, "with an entry for no MAC")
 	p.Name = ""
-	if err := n.conn.Enslave(t.Context(), p); !errors.Is(err, bridge.ErrInvalid) {
-		t.Errorf("without a name: %v, want ErrInvalid", err)
-	}
+	expect.Is(t, n.conn.Enslave(t.Context(), p), bridge.ErrInvalid, "without a name")
 }
 
 func TestDetachWhoseDeletionIsRefusedSaysSo(t *testing.T) {
@@ -159,16 +150,10 @@ func TestDetachWhoseDeletionIsRefusedSaysSo(t *testing.T) {
 	conn := faultyConn(t, n, []*nltest.Fault{refused}, nil)
 	err := conn.Detach(t.Context(), p.Name, p.Alias)
 	nltest.MustHaveFired(t, refused)
-	if !errors.Is(err, unix.EBUSY) {
-		t.Errorf("Detach: %v, want EBUSY", err)
-	}
+	expect.Is(t, err, unix.EBUSY, "Detach")
 	// Nothing stands in the way of the next.
-	if err := conn.Detach(t.Context(), p.Name, p.Alias); err != nil {
-		t.Error(err)
-	}
-	if _, err := n.conn.Link(t.Context(), p.Name); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("the port is there: %v", err)
-	}
+	expect.Success(t, conn.Detach(t.Context(), p.Name, p.Alias))
+	expect.Is(t, expect.Err(n.conn.Link(t.Context(), p.Name)), fs.ErrNotExist, "the port is there")
 }
 
 // Somebody else may take the link between the look and the deletion.
@@ -181,7 +166,5 @@ func TestDetachOfALinkThatGoesMeanwhileIsSuccess(t *testing.T) {
 	conn := faultyConn(t, n, []*nltest.Fault{gone}, nil)
 	err := conn.Detach(t.Context(), p.Name, p.Alias)
 	nltest.MustHaveFired(t, gone)
-	if err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, err)
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
@@ -69,16 +70,10 @@ func TestEnsureSetsPromiscuousAndNFCall(t *testing.T) {
 		br := br0()
 		br.Promiscuous, br.NFCall = step.promiscuous, step.nfCall
 		l, changed, err := n.conn.Ensure(t.Context(), br)
-		if err != nil {
-			t.Fatalf("step %d: %v", i, err)
-		}
-		if changed != step.changed {
-			t.Errorf("step %d: changed is %t, want %t", i, changed, step.changed)
-		}
+		must.Succeed(t, err, "step %d", i)
+		expect.Equal(t, changed, step.changed, "step %d: changed is", i)
 		got := shown(t, n)
-		if got != step.want {
-			t.Errorf("step %d: ip shows %q, want %q", i, got, step.want)
-		}
+		expect.Equal(t, got, step.want, "step %d: ip shows", i)
 		if l.Promiscuous != strings.Contains(got, "PROMISC") || l.Bridge.NFCallIPTables != strings.Contains(got, "iptables") ||
 			l.Bridge.NFCallIP6Tables != strings.Contains(got, "ip6tables") || !l.Bridge.Netfilter || !l.Up {
 			t.Errorf("step %d: Ensure gives %+v with %+v, where ip shows %q", i, l, l.Bridge, got)
@@ -110,9 +105,7 @@ func TestCaptureOnTheBridgeIsNotPromiscuousMode(t *testing.T) {
 			t.Errorf("Ensure: changed %t, %v", changed, err)
 		}
 	})
-	if got := shown(t, n); got != "PROMISC" {
-		t.Errorf("after the capture ip shows %q", got)
-	}
+	expect.Equal(t, shown(t, n), "PROMISC", "after the capture ip shows")
 }
 
 // recorded is a connection to n, and what it sends.
@@ -144,9 +137,7 @@ func TestEnsureOfAnUnchangedBridgeIsOneRequest(t *testing.T) {
 	if _, changed, err := conn.Ensure(t.Context(), br); err != nil || changed {
 		t.Errorf("Ensure: changed %t, %v", changed, err)
 	}
-	if got := len(sent.Sent()); got != 1 {
-		t.Errorf("%d datagrams, want 1", got)
-	}
+	expect.Equal(t, len(sent.Sent()), 1, "datagrams")
 	if neighbours() == "" {
 		t.Error("the bridge's neighbours are forgotten")
 	}
@@ -155,9 +146,7 @@ func TestEnsureOfAnUnchangedBridgeIsOneRequest(t *testing.T) {
 	if _, changed, err := conn.Ensure(t.Context(), br); err != nil || !changed {
 		t.Errorf("Ensure: changed %t, %v", changed, err)
 	}
-	if got := len(sent.Sent()); got != 2 {
-		t.Errorf("%d datagrams, want 2", got)
-	}
+	expect.Equal(t, len(sent.Sent()), 2, "datagrams")
 	if neighbours() == "" {
 		t.Error("the bridge's neighbours are forgotten")
 	}
@@ -166,12 +155,8 @@ func TestEnsureOfAnUnchangedBridgeIsOneRequest(t *testing.T) {
 	if _, changed, err := conn.Ensure(t.Context(), br); err != nil || changed {
 		t.Errorf("Ensure: changed %t, %v", changed, err)
 	}
-	if got := len(sent.Sent()); got != 2 {
-		t.Errorf("%d datagrams, want 2", got)
-	}
-	if got := neighbours(); got != "" {
-		t.Errorf("the kernel has come to keep neighbours, so that the MAC could always be pinned: %s", got)
-	}
+	expect.Equal(t, len(sent.Sent()), 2, "datagrams")
+	expect.Equal(t, neighbours(), "", "the kernel has come to keep neighbours, so that the MAC could always be pinned")
 }
 
 func TestNewBridgeHasTheMTUOfEthernet(t *testing.T) {
@@ -268,9 +253,7 @@ func TestNFCallWhereTheKernelCannot(t *testing.T) {
 	if !errors.As(err, &opErr) || opErr.Object != "br0" {
 		t.Errorf("%v is not an OpError of br0", err)
 	}
-	if got := shown(t, n); got != "PROMISC" {
-		t.Errorf("ip shows %q", got)
-	}
+	expect.Equal(t, shown(t, n), "PROMISC", "ip shows")
 	if _, changed, err := conn.Ensure(t.Context(), br); !errors.Is(err, bridge.ErrNoNetfilter) || changed {
 		t.Errorf("second Ensure: changed %t, %v", changed, err)
 	}
@@ -316,9 +299,7 @@ func TestCheckBridgeFindsEachDifference(t *testing.T) {
 			if got := lines(diffs); got != c.want {
 				t.Errorf("CheckBridge says:\n%s\nwant: %s", got, c.want)
 			}
-			if got := len(sent.Sent()); got != 1 {
-				t.Errorf("%d datagrams, want 1", got)
-			}
+			expect.Equal(t, len(sent.Sent()), 1, "datagrams")
 		})
 	}
 	t.Run("what is left open is not compared", func(t *testing.T) {
@@ -381,8 +362,6 @@ func TestNewBridgeOfTheLeastMTUForIPv6HasNoLinkLocalAddress(t *testing.T) {
 		if !strings.Contains(shown, "addrgenmode none") || !strings.Contains(shown, fmt.Sprintf(" mtu %d ", mtu)) {
 			t.Errorf("of MTU %d, the bridge is:\n%s", mtu, shown)
 		}
-		if got := nstest.Run(t, ns, "ip", "-6", "addr", "show", "dev", "br0"); got != "" {
-			t.Errorf("of MTU %d, the bridge has:\n%s", mtu, got)
-		}
+		expect.Equal(t, nstest.Run(t, ns, "ip", "-6", "addr", "show", "dev", "br0"), "", "of MTU %d, the bridge has", mtu)
 	}
 }

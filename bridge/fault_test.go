@@ -12,6 +12,7 @@ import (
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
@@ -72,9 +73,7 @@ func TestAttachUndoesItselfWhateverTheKernelRefuses(t *testing.T) {
 			if !errors.Is(err, unix.ENOBUFS) || !strings.Contains(err.Error(), "no room today") {
 				t.Errorf("error is %v, want ENOBUFS with the kernel's text", err)
 			}
-			if _, err := n.conn.Link(t.Context(), p.Name); !errors.Is(err, fs.ErrNotExist) {
-				t.Errorf("the port is there: %v", err)
-			}
+			expect.Is(t, expect.Err(n.conn.Link(t.Context(), p.Name)), fs.ErrNotExist, "the port is there")
 			if out := nstest.Run(t, pod, "ip", "-o", "link"); strings.Count(out, "\n") != 1 {
 				t.Errorf("the pod has more than lo:\n%s", out)
 			}
@@ -127,9 +126,7 @@ func TestAttachAndDetachListNothing(t *testing.T) {
 	defer conn.Close()
 	p := port(0)
 	p.BridgeIndex, p.MTU = n.link.Index, 1400
-	if _, err := conn.Attach(t.Context(), nstest.New(t), p); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, expect.Err(conn.Attach(t.Context(), nstest.New(t), p)))
 	must.Succeed(t, conn.Detach(t.Context(), p.Name, p.Alias))
 	var datagrams []int
 	for _, r := range recorders {
@@ -156,9 +153,7 @@ func TestAttachStaysWithinItsAllocations(t *testing.T) {
 	p := port(0)
 	p.BridgeIndex, p.MTU = n.link.Index, 1400
 	allocs := testing.AllocsPerRun(20, func() {
-		if _, err := n.conn.Attach(t.Context(), pod, p); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, expect.Err(n.conn.Attach(t.Context(), pod, p)))
 		must.Succeed(t, n.conn.Detach(t.Context(), p.Name, p.Alias))
 	})
 	const most = 270 // 258, and 267 with the race detector

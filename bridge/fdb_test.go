@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -72,9 +73,7 @@ func TestPodWithAStaticEntryTeachesTheBridgeNothing(t *testing.T) {
 		say(t, inHostile, m)
 	}
 	say(t, inTeacher, neighbour.PeerMAC)
-	if err := nstest.Ping(t, inNeighbour, addrs(hostile)[0]); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, nstest.Ping(t, inNeighbour, addrs(hostile)[0]))
 	for m, want := range map[string]string{stranger.String(): teacher.Name, neighbour.PeerMAC.String(): neighbour.Name, "02:00:00:00:02:01": "", hostile.PeerMAC.String(): hostile.Name} {
 		if behind, entry := n.behind(t, mac(m)); behind != want {
 			t.Errorf("%s is behind %q, want %q: %s", m, behind, want, entry)
@@ -84,9 +83,7 @@ func TestPodWithAStaticEntryTeachesTheBridgeNothing(t *testing.T) {
 	nstest.Run(t, inHostile, "ip", "link", "add", "inner", "link", "eth0", "type", "macvlan", "mode", "bridge")
 	nstest.Run(t, inHostile, "ip", "addr", "add", "10.44.0.99/24", "dev", "inner")
 	nstest.Run(t, inHostile, "ip", "link", "set", "inner", "up")
-	if err := nstest.Ping(t, inTeacher, nstest.Addr("10.44.0.99")); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, nstest.Ping(t, inTeacher, nstest.Addr("10.44.0.99")))
 }
 
 func TestStaticEntryTakesTheMACFromWhomTheBridgeHeardItAndNobodyElse(t *testing.T) {
@@ -122,9 +119,7 @@ func TestStaticEntryTakesTheMACFromWhomTheBridgeHeardItAndNobodyElse(t *testing.
 			p.PeerMAC = tt.mac
 			pod, _ := attach(t, n, p)
 			defer func() {
-				if err := n.conn.Detach(t.Context(), p.Name, p.Alias); err != nil {
-					t.Error(err)
-				}
+				expect.Success(t, n.conn.Detach(t.Context(), p.Name, p.Alias))
 			}()
 			want := tt.want
 			if want == "" {

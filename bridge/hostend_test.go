@@ -120,9 +120,7 @@ func gets(tb testing.TB, n *node, pod *netns.NS, port string, frames map[string]
 	buf := make([]byte, 2048)
 	for seen := false; !seen; {
 		length, err := unix.Read(tap, buf)
-		if err != nil {
-			tb.Fatalf("waiting for the last frame: %v", err)
-		}
+		must.Succeed(tb, err, "waiting for the last frame")
 		seen = bytes.Equal(buf[:length], last)
 	}
 	var got []string

@@ -2,11 +2,11 @@ package bridge_test
 
 import (
 	"context"
-	"errors"
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -47,9 +47,7 @@ func TestWaitForAnAttachmentEndsWithItsContext(t *testing.T) {
 	attach(t, n, p)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := n.conn.Wait(ctx, p.Name); !errors.Is(err, context.Canceled) {
-		t.Errorf("Wait: %v, want %v", err, context.Canceled)
-	}
+	expect.Is(t, n.conn.Wait(ctx, p.Name), context.Canceled, "Wait")
 }
 
 func TestDuplicateIsFoundWhenTheAttachmentIsSettled(t *testing.T) {
@@ -60,9 +58,7 @@ func TestDuplicateIsFoundWhenTheAttachmentIsSettled(t *testing.T) {
 	second.Addresses[1] = first.Addresses[1]
 	second.NoWait, second.DAD = true, true
 	attach(t, n, second)
-	if err := n.conn.Wait(t.Context(), second.Name); !errors.Is(err, addr.ErrDuplicate) {
-		t.Errorf("Wait: %v, want %v", err, addr.ErrDuplicate)
-	}
+	expect.Is(t, n.conn.Wait(t.Context(), second.Name), addr.ErrDuplicate, "Wait")
 }
 
 func TestNobodyWaitsForAPortThatWasDetached(t *testing.T) {
@@ -72,18 +68,12 @@ func TestNobodyWaitsForAPortThatWasDetached(t *testing.T) {
 	p.NoWait, p.DAD = true, true
 	attach(t, n, p)
 	must.Succeed(t, n.conn.Detach(t.Context(), p.Name, p.Alias))
-	if err := n.conn.Wait(t.Context(), p.Name); err != nil {
-		t.Errorf("Wait: %v", err)
-	}
+	expect.Success(t, n.conn.Wait(t.Context(), p.Name), "Wait")
 	// One that is waited for when its connection is closed stays.
 	conn, err := bridge.Dial(&bridge.Config{NetNS: n.ns})
 	must.Succeed(t, err)
-	if _, err := conn.Attach(t.Context(), nstest.New(t), p); err != nil {
-		t.Fatal(err)
-	}
-	if err := conn.Close(); err != nil {
-		t.Error(err)
-	}
+	must.Succeed(t, expect.Err(conn.Attach(t.Context(), nstest.New(t), p)))
+	expect.Success(t, conn.Close())
 	if !n.has(t, p.Name) {
 		t.Error("the port is gone")
 	}

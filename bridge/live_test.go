@@ -13,6 +13,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -80,17 +81,11 @@ func TestAttachedPodsReachEachOtherAndTheGatewayAtOnce(t *testing.T) {
 	a, _ := attach(t, n, port(0))
 	b, _ := attach(t, n, port(1))
 	for _, dst := range append(addrs(port(1)), nstest.Addr("10.44.0.1"), nstest.Addr("fd44::1")) {
-		if err := nstest.Ping(t, a, dst); err != nil {
-			t.Errorf("first pod to %s: %v", dst, err)
-		}
+		expect.Success(t, nstest.Ping(t, a, dst), "first pod to %s", dst)
 	}
 	for _, dst := range addrs(port(0)) {
-		if err := nstest.Ping(t, b, dst); err != nil {
-			t.Errorf("second pod to %s: %v", dst, err)
-		}
-		if err := nstest.Ping(t, n.ns, dst); err != nil {
-			t.Errorf("host to %s: %v", dst, err)
-		}
+		expect.Success(t, nstest.Ping(t, b, dst), "second pod to %s", dst)
+		expect.Success(t, nstest.Ping(t, n.ns, dst), "host to %s", dst)
 	}
 }
 
@@ -114,17 +109,13 @@ func TestAttachMakesWhatItReports(t *testing.T) {
 	must.Succeed(t, err)
 	want := &bridge.Attachment{NetNSCookie: cookie, Name: p.Name, Index: nstest.Index(t, n.ns, p.Name), MAC: p.MAC,
 		Peer: "eth0", PeerIndex: nstest.Index(t, pod, "eth0"), PeerMAC: p.PeerMAC, MTU: 1400}
-	if diff := cmp.Diff(want, a); diff != "" {
-		t.Errorf("attachment (-want +got):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff(want, a), "attachment")
 	l, err := n.conn.Link(t.Context(), p.Name)
 	must.Succeed(t, err)
 	wantLink := &bridge.Link{Index: a.Index, Name: p.Name, Kind: "veth", MAC: p.MAC, MTU: 1400, Up: true,
 		Master: n.link.Index, Peer: a.PeerIndex, Alias: p.Alias, ReversePath: 1,
 		Port: &bridge.PortState{Forwarding: true, Hairpin: true, Isolated: true, ForwardGroups: true, Learning: true, Flood: true, MulticastFlood: true}}
-	if diff := cmp.Diff(wantLink, l); diff != "" {
-		t.Errorf("port (-want +got):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff(wantLink, l), "port")
 	// iproute2 as the referee of what the kernel was given.
 	details := nstest.Run(t, n.ns, "ip", "-d", "link", "show", p.Name)
 	for _, want := range []string{"alias " + p.Alias, "hairpin on", "isolated on", "addrgenmode none", "02:00:00:00:00:01"} {
@@ -153,9 +144,7 @@ func TestPodsIPv6IsReadyAtOnceAndQuiet(t *testing.T) {
 	if !strings.Contains(shown, "scope link") {
 		t.Errorf("the pod has no link-local address:\n%s", shown)
 	}
-	if got := nstest.Sysctl(t, pod, "net/ipv6/conf/eth0/accept_ra"); got != "0" {
-		t.Errorf("accept_ra is %s", got)
-	}
+	expect.Equal(t, nstest.Sysctl(t, pod, "net/ipv6/conf/eth0/accept_ra"), "0", "accept_ra is")
 	_ = a
 }
 
@@ -165,12 +154,8 @@ func TestPodWithoutIPv6HasNoIPv6Address(t *testing.T) {
 	p := port(0)
 	p.Addresses, p.Routes = p.Addresses[:1], p.Routes[:1]
 	pod, _ := attach(t, n, p)
-	if out := nstest.Run(t, pod, "ip", "-6", "addr", "show", "dev", "eth0"); out != "" {
-		t.Errorf("the pod has:\n%s", out)
-	}
-	if out := nstest.Run(t, n.ns, "ip", "-6", "addr", "show", "dev", p.Name); out != "" {
-		t.Errorf("the port has:\n%s", out)
-	}
+	expect.Equal(t, nstest.Run(t, pod, "ip", "-6", "addr", "show", "dev", "eth0"), "", "the pod has")
+	expect.Equal(t, nstest.Run(t, n.ns, "ip", "-6", "addr", "show", "dev", p.Name), "", "the port has")
 }
 
 func TestRouteAttributesReachTheKernel(t *testing.T) {
@@ -205,17 +190,11 @@ func TestAttachRefusesNamesThatAreTaken(t *testing.T) {
 	})
 	t.Run("interface", func(t *testing.T) {
 		p := port(1)
-		if _, err := n.conn.Attach(t.Context(), pod, p); !errors.Is(err, bridge.ErrPeerExists) {
-			t.Errorf("error is %v, want ErrPeerExists", err)
-		}
-		if _, err := n.conn.Link(t.Context(), p.Name); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("the port is there: %v", err)
-		}
+		expect.Is(t, expect.Err(n.conn.Attach(t.Context(), pod, p)), bridge.ErrPeerExists)
+		expect.Is(t, expect.Err(n.conn.Link(t.Context(), p.Name)), fs.ErrNotExist, "the port is there")
 	})
 	// The first attachment took no harm.
-	if err := nstest.Ping(t, pod, nstest.Addr("10.44.0.1")); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, nstest.Ping(t, pod, nstest.Addr("10.44.0.1")))
 }
 
 func TestFailedAttachLeavesNothing(t *testing.T) {
@@ -238,9 +217,7 @@ func TestFailedAttachLeavesNothing(t *testing.T) {
 			if _, err := n.conn.Attach(t.Context(), pod, p); err == nil {
 				t.Fatal("no error")
 			}
-			if _, err := n.conn.Link(t.Context(), p.Name); !errors.Is(err, fs.ErrNotExist) {
-				t.Errorf("the port is there: %v", err)
-			}
+			expect.Is(t, expect.Err(n.conn.Link(t.Context(), p.Name)), fs.ErrNotExist, "the port is there")
 			if out := nstest.Run(t, pod, "ip", "-o", "link"); strings.Count(out, "\n") != 1 {
 				t.Errorf("the pod has more than lo:\n%s", out)
 			}
@@ -270,9 +247,7 @@ func TestInvalidPortsAreRefusedBeforeTheKernelIsAsked(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p := port(3)
 			spoil(&p)
-			if _, err := n.conn.Attach(t.Context(), pod, p); !errors.Is(err, bridge.ErrInvalid) {
-				t.Errorf("error is %v, want ErrInvalid", err)
-			}
+			expect.Is(t, expect.Err(n.conn.Attach(t.Context(), pod, p)), bridge.ErrInvalid)
 		})
 	}
 }
@@ -286,13 +261,9 @@ func TestQuietPortWorksWithAStaticEntry(t *testing.T) {
 	pod, _ := attach(t, n, p)
 	other, _ := attach(t, n, port(1))
 	for _, from := range []*netns.NS{n.ns, other} {
-		if err := nstest.Ping(t, from, p.Addresses[0].Addr()); err != nil {
-			t.Error(err)
-		}
+		expect.Success(t, nstest.Ping(t, from, p.Addresses[0].Addr()))
 	}
-	if err := nstest.Ping(t, pod, nstest.Addr("10.44.0.1")); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, nstest.Ping(t, pod, nstest.Addr("10.44.0.1")))
 	if diffs, err := n.conn.Check(t.Context(), pod, p); err != nil || len(diffs) > 0 {
 		t.Errorf("Check: %v, %v", diffs, err)
 	}
@@ -323,12 +294,8 @@ func TestDuplicateAddressIsDetectedWhereAskedFor(t *testing.T) {
 	}
 	twin := port(1)
 	twin.DAD, twin.Addresses = true, p.Addresses
-	if _, err := n.conn.Attach(t.Context(), nstest.New(t), twin); !errors.Is(err, addr.ErrDuplicate) {
-		t.Errorf("error for the second pod with the address is %v, want addr.ErrDuplicate", err)
-	}
-	if _, err := n.conn.Link(t.Context(), twin.Name); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("its port is there: %v", err)
-	}
+	expect.Is(t, expect.Err(n.conn.Attach(t.Context(), nstest.New(t), twin)), addr.ErrDuplicate, "error for the second pod with the address is")
+	expect.Is(t, expect.Err(n.conn.Link(t.Context(), twin.Name)), fs.ErrNotExist, "its port is there")
 }
 
 func TestDetachTakesOnlyWhatIsOurs(t *testing.T) {
@@ -336,16 +303,12 @@ func TestDetachTakesOnlyWhatIsOurs(t *testing.T) {
 	n := newNode(t)
 	p := port(0)
 	pod, _ := attach(t, n, p)
-	if err := n.conn.Detach(t.Context(), p.Name, "owner-b"); !errors.Is(err, bridge.ErrForeign) {
-		t.Errorf("Detach for another owner: %v, want ErrForeign", err)
-	}
+	expect.Is(t, n.conn.Detach(t.Context(), p.Name, "owner-b"), bridge.ErrForeign, "Detach for another owner")
 	must.Succeed(t, n.conn.Detach(t.Context(), p.Name, "owner-a"))
 	if out := nstest.Run(t, pod, "ip", "-o", "link"); strings.Contains(out, "eth0") {
 		t.Errorf("the pod still has:\n%s", out)
 	}
-	if err := n.conn.Detach(t.Context(), p.Name, "owner-a"); err != nil {
-		t.Errorf("second Detach: %v", err)
-	}
+	expect.Success(t, n.conn.Detach(t.Context(), p.Name, "owner-a"), "second Detach")
 }
 
 func TestCheckFindsEachDifference(t *testing.T) {
@@ -486,9 +449,7 @@ func TestEnslavePutsAPortBack(t *testing.T) {
 	if diffs, err := n.conn.Check(t.Context(), pod, p); err != nil || len(diffs) > 0 {
 		t.Errorf("Check: %v, %v", diffs, err)
 	}
-	if err := nstest.Ping(t, pod, nstest.Addr("10.44.0.1")); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, nstest.Ping(t, pod, nstest.Addr("10.44.0.1")))
 }
 
 func TestCancelledAttachDoesNothing(t *testing.T) {
@@ -497,12 +458,8 @@ func TestCancelledAttachDoesNothing(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	p := port(0)
-	if _, err := n.conn.Attach(ctx, nstest.New(t), p); !errors.Is(err, context.Canceled) {
-		t.Errorf("error is %v, want context.Canceled", err)
-	}
-	if _, err := n.conn.Link(t.Context(), p.Name); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("the port is there: %v", err)
-	}
+	expect.Is(t, expect.Err(n.conn.Attach(ctx, nstest.New(t), p)), context.Canceled)
+	expect.Is(t, expect.Err(n.conn.Link(t.Context(), p.Name)), fs.ErrNotExist, "the port is there")
 }
 
 func TestBridgeIsFullAt1023Ports(t *testing.T) {
@@ -522,9 +479,7 @@ func TestBridgeIsFullAt1023Ports(t *testing.T) {
 			break
 		}
 	}
-	if !errors.Is(err, bridge.ErrBridgeFull) {
-		t.Errorf("error is %v, want ErrBridgeFull", err)
-	}
+	expect.Is(t, err, bridge.ErrBridgeFull)
 }
 
 func itoa(i int) string {

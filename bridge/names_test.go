@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -32,16 +33,10 @@ func TestNamesThatTheKernelWouldNumberAreRefused(t *testing.T) {
 		}
 		p := port(0)
 		p.Name = name
-		if err := n.conn.Enslave(t.Context(), p); !errors.Is(err, bridge.ErrInvalid) {
-			t.Errorf("Enslave of %q: %v", name, err)
-		}
-		if _, err := n.conn.Attach(t.Context(), nstest.New(t), p); !errors.Is(err, bridge.ErrInvalid) {
-			t.Errorf("Attach as %q: %v", name, err)
-		}
+		expect.Is(t, n.conn.Enslave(t.Context(), p), bridge.ErrInvalid, "Enslave of %q", name)
+		expect.Is(t, expect.Err(n.conn.Attach(t.Context(), nstest.New(t), p)), bridge.ErrInvalid, "Attach as %q", name)
 		p.Name, p.Peer = port(0).Name, name
-		if _, err := n.conn.Attach(t.Context(), nstest.New(t), p); !errors.Is(err, bridge.ErrInvalid) {
-			t.Errorf("Attach to %q: %v", name, err)
-		}
+		expect.Is(t, expect.Err(n.conn.Attach(t.Context(), nstest.New(t), p)), bridge.ErrInvalid, "Attach to %q", name)
 	}
 	if links() != before {
 		t.Errorf("%d links, where there were %d", links(), before)
@@ -54,9 +49,7 @@ func TestNamesThatTheKernelWouldEndAreOfNoLink(t *testing.T) {
 	n := newNode(t)
 	ctx, name := t.Context(), n.link.Name
 	must.Succeed(t, n.conn.SetAlias(ctx, name, "", "mine"))
-	if err := n.conn.SetAlias(ctx, name, "mine", "yours\x00"); !errors.Is(err, bridge.ErrInvalid) {
-		t.Errorf("an alias: %v", err)
-	}
+	expect.Is(t, n.conn.SetAlias(ctx, name, "mine", "yours\x00"), bridge.ErrInvalid, "an alias")
 	for _, longer := range []string{name + "\x00x", "sixteen-bytes-xx"} {
 		for what, err := range map[string]error{
 			"Link":       func() error { _, err := n.conn.Link(ctx, longer); return err }(),
@@ -66,9 +59,7 @@ func TestNamesThatTheKernelWouldEndAreOfNoLink(t *testing.T) {
 			"Detach":     n.conn.Detach(ctx, longer, "mine"),
 			"Remove":     n.conn.Remove(ctx, longer),
 		} {
-			if !errors.Is(err, bridge.ErrInvalid) {
-				t.Errorf("%s of %q: %v", what, longer, err)
-			}
+			expect.Is(t, err, bridge.ErrInvalid, "%s of %q", what, longer)
 		}
 	}
 	if l, err := n.conn.Link(ctx, name); err != nil || l.Alias != "mine" || !l.Up || l.MTU != n.link.MTU {

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 )
 
 func TestMissingModuleSaysWhatToDo(t *testing.T) {
@@ -14,16 +15,12 @@ func TestMissingModuleSaysWhatToDo(t *testing.T) {
 	probe := func(exists bool) error {
 		return probeNetfilter(func(path string) bool { asked = path; return exists })
 	}
-	if err := probe(true); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, probe(true))
 	if asked != "net/bridge/bridge-nf-call-iptables" {
 		t.Errorf("asked for %q", asked)
 	}
 	err := probe(false)
-	if !errors.Is(err, ErrNoNetfilter) {
-		t.Errorf("error is %v, want ErrNoNetfilter", err)
-	}
+	expect.Is(t, err, ErrNoNetfilter)
 	var opErr *tombolo.OpError
 	if !errors.As(err, &opErr) || opErr.Object != "br_netfilter" {
 		t.Errorf("%v is not an OpError of the module", err)

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
@@ -43,16 +44,12 @@ func TestKernelWithoutIPv6GetsAllElse(t *testing.T) {
 	p := port4(5)
 	p.Isolated = true
 	pod := nstest.New(t)
-	if _, err := conn.Attach(t.Context(), pod, p); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, expect.Err(conn.Attach(t.Context(), pod, p)))
 	mustRefuse("Attach", 2)
 	if inPod.Fired() > 0 {
 		t.Error("the pod's side was asked for what the host's had refused")
 	}
-	if err := nstest.Ping(t, pod, nstest.Addr("10.44.0.1")); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, nstest.Ping(t, pod, nstest.Addr("10.44.0.1")))
 	for _, want := range []string{"alias " + p.Alias, "isolated on"} {
 		if out := nstest.Run(t, n.ns, "ip", "-d", "link", "show", p.Name); !strings.Contains(out, want) {
 			t.Errorf("the port has no %q:\n%s", want, out)
@@ -82,9 +79,7 @@ func TestKernelWithoutIPv6RefusesPortsThatNeedIt(t *testing.T) {
 			if _, err := conn.Attach(t.Context(), nstest.New(t), p); !errors.Is(err, bridge.ErrNoIPv6) || !strings.Contains(err.Error(), "ipv6.disable=1") {
 				t.Errorf("error is %v, want ErrNoIPv6 with the cause", err)
 			}
-			if _, err := n.conn.Link(t.Context(), p.Name); !errors.Is(err, fs.ErrNotExist) {
-				t.Errorf("the port is there: %v", err)
-			}
+			expect.Is(t, expect.Err(n.conn.Link(t.Context(), p.Name)), fs.ErrNotExist, "the port is there")
 		})
 	}
 }

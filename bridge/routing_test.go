@@ -1,7 +1,6 @@
 package bridge_test
 
 import (
-	"errors"
 	"io/fs"
 	"slices"
 	"strconv"
@@ -12,6 +11,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -74,9 +74,7 @@ func TestHostThatBeginsToForwardKeepsItsAdvertisedRoute(t *testing.T) {
 	if changed, err := routing(t, g.host, bridge.Routing{IPv6: true}); !changed || err != nil {
 		t.Fatalf("changed %t, %v", changed, err)
 	}
-	if got := nstest.Sysctl(t, g.host, "net/ipv6/conf/eth0/forwarding"); got != "1" {
-		t.Errorf("forwarding is %s", got)
-	}
+	expect.Equal(t, nstest.Sysctl(t, g.host, "net/ipv6/conf/eth0/forwarding"), "1", "forwarding is")
 	if out := g.defaultRoute(t); !strings.Contains(out, "via "+routerLink+" dev eth0 proto ra") {
 		t.Errorf("the default route is gone:\n%s", out)
 	}
@@ -93,9 +91,7 @@ func TestForwardingAloneLosesTheAdvertisedRoute(t *testing.T) {
 	t.Parallel()
 	g := newGuest(t)
 	nstest.Sysctl(t, g.host, "net/ipv6/conf/all/forwarding", "1")
-	if out := g.defaultRoute(t); out != "" {
-		t.Errorf("nothing has to be done against it here, the host has:\n%s", out)
-	}
+	expect.Equal(t, g.defaultRoute(t), "", "nothing has to be done against it here, the host has")
 }
 
 func TestHostThatBeginsToForwardKeepsItsAdvertisedAddress(t *testing.T) {
@@ -104,9 +100,7 @@ func TestHostThatBeginsToForwardKeepsItsAdvertisedAddress(t *testing.T) {
 	if out := g.defaultRoute(t); out != "" {
 		t.Fatalf("the host has:\n%s", out)
 	}
-	if _, err := routing(t, g.host, bridge.Routing{IPv6: true}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, expect.Err(routing(t, g.host, bridge.Routing{IPv6: true})))
 	if got := nstest.Sysctl(t, g.host, "net/ipv6/conf/eth0/accept_ra"); got != "2" {
 		t.Errorf("accept_ra is %s: the address will run out", got)
 	}
@@ -119,13 +113,9 @@ func TestLinksWithoutAdvertisementsAreLeftAlone(t *testing.T) {
 	// As systemd-networkd does, which reads the advertisements itself.
 	nstest.Sysctl(t, host, "net/ipv6/conf/eth0/accept_ra", "0")
 	nstest.Run(t, host, "ip", "-6", "route", "add", "default", "via", "fe80::1", "dev", "eth0", "proto", "ra", "expires", "1800")
-	if _, err := routing(t, host, bridge.Routing{IPv6: true}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, expect.Err(routing(t, host, bridge.Routing{IPv6: true})))
 	for link, want := range map[string]string{"eth0": "0", "eth1": "1"} {
-		if got := nstest.Sysctl(t, host, "net/ipv6/conf/"+link+"/accept_ra"); got != want {
-			t.Errorf("accept_ra of %s is %s, want %s", link, got, want)
-		}
+		expect.Equal(t, nstest.Sysctl(t, host, "net/ipv6/conf/"+link+"/accept_ra"), want, "accept_ra of %s is", link)
 	}
 	if out := nstest.Run(t, host, "ip", "-6", "route", "show", "default"); !strings.Contains(out, "fe80::1") {
 		t.Errorf("the route is gone: %s", out)
@@ -157,9 +147,7 @@ func TestRoutingIsComparedAndMade(t *testing.T) {
 		{Object: object, What: "net/ipv6/conf/all/forwarding", Want: "1", Have: "0"},
 		{Object: object, What: "net/ipv4/conf/br0/route_localnet", Want: "1", Have: "0"},
 	}
-	if diff := cmp.Diff(want, check(all)); diff != "" {
-		t.Errorf("before (-want +got):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff(want, check(all)), "before")
 	for _, changed := range []bool{true, false} {
 		if got, err := routing(t, host, all); got != changed || err != nil {
 			t.Errorf("changed %t, %v; want %t", got, err, changed)
@@ -171,24 +159,16 @@ func TestRoutingIsComparedAndMade(t *testing.T) {
 	if got := check(bridge.Routing{}); len(got) != 0 {
 		t.Errorf("nothing was asked for: %v", got)
 	}
-	if got := nstest.Sysctl(t, host, "net/ipv4/conf/eth1/route_localnet"); got != "0" {
-		t.Errorf("route_localnet of another link is %s", got)
-	}
-	if got := nstest.Sysctl(t, host, "net/ipv4/conf/eth1/send_redirects"); got != "1" {
-		t.Errorf("send_redirects of another link is %s", got)
-	}
+	expect.Equal(t, nstest.Sysctl(t, host, "net/ipv4/conf/eth1/route_localnet"), "0", "route_localnet of another link is")
+	expect.Equal(t, nstest.Sysctl(t, host, "net/ipv4/conf/eth1/send_redirects"), "1", "send_redirects of another link is")
 	for _, gone := range []bridge.Routing{{NoRedirects: "br1"}, {RouteLocalnet: "br1"}} {
-		if _, err := routing(t, host, gone); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("a bridge that is not there: %v", err)
-		}
+		expect.Is(t, expect.Err(routing(t, host, gone)), fs.ErrNotExist, "a bridge that is not there")
 	}
 	err := host.Do(func() error {
 		_, err := bridge.CheckRouting(bridge.Routing{NoRedirects: "br1"})
 		return err
 	})
-	if !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("a bridge that is not there: %v", err)
-	}
+	expect.Is(t, err, fs.ErrNotExist, "a bridge that is not there")
 }
 
 // detour is a pod whose gateway is the node, on the same link as the router that the
@@ -245,9 +225,7 @@ func newDetour(t *testing.T, p bridge.Port) *detour {
 	d.pod = nstest.New(t)
 	nstest.Sysctl(t, d.pod, "net/ipv4/conf/all/accept_redirects", "1")
 	nstest.Sysctl(t, d.pod, "net/ipv4/conf/default/accept_redirects", "1")
-	if _, err := d.conn.Attach(t.Context(), d.pod, p); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, expect.Err(d.conn.Attach(t.Context(), d.pod, p)))
 	nstest.WaitForAddresses(t, d.ns) // its bridge has a carrier now
 	// No redirect is to wait until the node has found the pod.
 	meet(t, d.ns, addrs(p)...)
@@ -311,15 +289,11 @@ func TestPodGoesPastItsGatewayUnlessRedirectsAreOff(t *testing.T) {
 				nstest.Sysctl(t, d.ns, "net/ipv4/conf/"+link+"/send_redirects", "1")
 			}
 			if tt.node {
-				if _, err := routing(t, d.ns, bridge.Routing{NoRedirects: "br0"}); err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, expect.Err(routing(t, d.ns, bridge.Routing{NoRedirects: "br0"})))
 			}
 			for family, want := range map[string]outcome{"-4": tt.want4, "-6": tt.want6} {
 				told, past := d.goesPast(t, family)
-				if got := (outcome{told, past}); got != want {
-					t.Errorf("%s: the pod is told to go past the node, and does so: %t; want %t", family, got, want)
-				}
+				expect.Equal(t, (outcome{told, past}), want, "%s: the pod is told to go past the node, and does so", family)
 			}
 		})
 	}
@@ -331,23 +305,17 @@ func TestParametersOfNoLinkStayAsTheyAre(t *testing.T) {
 	for _, name := range []string{"all", "default", "..", "../all", "a/b", n.link.Name + "\x00", "%d"} {
 		for _, r := range []bridge.Routing{{RouteLocalnet: name}, {NoRedirects: name, IPv4: true}} {
 			err := n.ns.Do(func() error {
-				if _, err := bridge.CheckRouting(r); !errors.Is(err, bridge.ErrInvalid) {
-					t.Errorf("CheckRouting(%+v): %v", r, err)
-				}
+				expect.Is(t, expect.Err(bridge.CheckRouting(r)), bridge.ErrInvalid, "CheckRouting(%+v)", r)
 				_, err := n.conn.EnsureRouting(t.Context(), r)
 				return err
 			})
-			if !errors.Is(err, bridge.ErrInvalid) {
-				t.Errorf("EnsureRouting(%+v): %v", r, err)
-			}
+			expect.Is(t, err, bridge.ErrInvalid, "EnsureRouting(%+v)", r)
 		}
 	}
 	for path, want := range map[string]string{
 		"net/ipv4/conf/all/route_localnet": "0", "net/ipv4/conf/default/route_localnet": "0",
 		"net/ipv4/conf/all/arp_notify": "0", "net/ipv4/conf/all/send_redirects": "1", "net/ipv4/ip_forward": "0",
 	} {
-		if got := nstest.Sysctl(t, n.ns, path); got != want {
-			t.Errorf("%s is %s", path, got)
-		}
+		expect.Equal(t, nstest.Sysctl(t, n.ns, path), want, "%s is", path)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -176,9 +177,7 @@ func TestDatagramsToAServiceArriveOnce(t *testing.T) {
 						other: c.counter.count(t, c.client, to, server, 10)[client],
 						self:  c.counter.count(t, c.server, to, server, 10)[gateway],
 					}
-					if got != want {
-						t.Errorf("of 10 datagrams to %s arrive %+v, want %+v", service, got, want)
-					}
+					expect.Equal(t, got, want, "of 10 datagrams to %s arrive", service)
 				}
 			})
 		}
@@ -215,9 +214,7 @@ func answersFrom(tb testing.TB, ns *netns.NS, server netip.AddrPort) netip.Addr 
 	})
 	defer conn.Close()
 	must.Succeed(tb, conn.SetDeadline(time.Now().Add(patience)))
-	if _, err := conn.WriteToUDPAddrPort([]byte("?"), server); err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, expect.Err(conn.WriteToUDPAddrPort([]byte("?"), server)))
 	_, from, err := conn.ReadFromUDPAddrPort(make([]byte, 128))
 	must.Succeed(tb, err)
 	return from.Addr().Unmap()

@@ -12,14 +12,13 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/insomniacslk/dhcp/dhcpv4"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 func wantLog(t *testing.T, w *world, want string) {
 	t.Helper()
-	if diff := cmp.Diff(want, strings.Join(w.log, ", ")); diff != "" {
-		t.Errorf("done (-want +got):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff(want, strings.Join(w.log, ", ")), "done")
 }
 
 func TestAcquire(t *testing.T) {
@@ -109,13 +108,9 @@ func TestAcquireEndsWithItsTransport(t *testing.T) {
 	t.Parallel()
 	w, c := newWorld(t, nil)
 	w.closed = errBroken
-	if _, err := c.Acquire(t.Context()); !errors.Is(err, errBroken) {
-		t.Errorf("error %v", err)
-	}
+	expect.Is(t, expect.Err(c.Acquire(t.Context())), errBroken, "error")
 	w.closed, w.broken = nil, errBroken
-	if _, err := c.Acquire(t.Context()); !errors.Is(err, errBroken) {
-		t.Errorf("error %v", err)
-	}
+	expect.Is(t, expect.Err(c.Acquire(t.Context())), errBroken, "error")
 }
 
 func TestADamagedLeaseIsAnError(t *testing.T) {
@@ -123,9 +118,7 @@ func TestADamagedLeaseIsAnError(t *testing.T) {
 	_, c := newWorld(t, nil)
 	ctx := t.Context()
 	for _, err := range []error{c.Run(ctx, &Lease{}, nil), c.Release(ctx, &Lease{})} {
-		if !errors.Is(err, ErrInvalid) {
-			t.Errorf("error %v", err)
-		}
+		expect.Is(t, err, ErrInvalid, "error")
 	}
 }
 
@@ -188,9 +181,7 @@ func TestRunLosesALeaseAndGetsAnother(t *testing.T) {
 	if !errors.Is(err, errEnough) {
 		t.Error(err)
 	}
-	if diff := cmp.Diff([]string{"10.9.0.7 to none", "none to 10.9.0.8", "10.9.0.8 to 10.9.0.8"}, got); diff != "" {
-		t.Errorf("applied (-want +got):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff([]string{"10.9.0.7 to none", "none to 10.9.0.8", "10.9.0.8 to 10.9.0.8"}, got), "applied")
 }
 
 func TestRunSurvivesItsTransport(t *testing.T) {
@@ -229,9 +220,7 @@ func TestRunEndsWithItsContext(t *testing.T) {
 				cancel()
 			}
 		}
-		if err := c.Run(ctx, testLease(), nil); !errors.Is(err, context.Canceled) {
-			t.Errorf("error %v", err)
-		}
+		expect.Is(t, c.Run(ctx, testLease(), nil), context.Canceled, "error")
 	}
 }
 
@@ -273,13 +262,9 @@ func TestSystemClock(t *testing.T) {
 	t.Parallel()
 	var c systemClock
 	ctx, cancel := context.WithCancel(t.Context())
-	if err := c.Wait(ctx, c.Now()); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, c.Wait(ctx, c.Now()))
 	cancel()
 	for _, until := range []time.Time{{}, c.Now().Add(time.Hour)} {
-		if err := c.Wait(ctx, until); !errors.Is(err, context.Canceled) {
-			t.Errorf("error %v", err)
-		}
+		expect.Is(t, c.Wait(ctx, until), context.Canceled, "error")
 	}
 }

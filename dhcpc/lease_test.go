@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -60,9 +61,7 @@ func TestHex(t *testing.T) {
 	t.Parallel()
 	for _, text := range []string{"", "00", "02:00:0a:09:00:07", "ff:fe"} {
 		var h Hex
-		if err := json.Unmarshal([]byte(`"`+text+`"`), &h); err != nil {
-			t.Error(err)
-		}
+		expect.Success(t, json.Unmarshal([]byte(`"`+text+`"`), &h))
 		if h.String() != text {
 			t.Errorf("read %q as %q", text, h)
 		}

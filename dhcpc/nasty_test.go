@@ -10,6 +10,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/insomniacslk/dhcp/dhcpv4"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 )
 
 // Servers are wrong in ways that have names. Each of these still gets its client a
@@ -74,9 +76,7 @@ func TestServersWithOddOptions(t *testing.T) {
 			if got := strings.Join(l.Ignored, "; "); !strings.Contains(got, tt.ignored) || tt.ignored == "" && tt.name == "nothing odd" && got != "" {
 				t.Errorf("ignored %q, want %q", got, tt.ignored)
 			}
-			if err := l.Validate(); err != nil {
-				t.Error(err)
-			}
+			expect.Success(t, l.Validate())
 		})
 	}
 }
@@ -169,9 +169,7 @@ func TestTwoServersOfWhichOneRefusesEverything(t *testing.T) {
 		b.tick()
 		b.hear(offer, from(rogueIP))
 		b.want(Selecting)
-		if got := b.out.Wake.Sub(b.now); got != betterOffer {
-			t.Errorf("holds the OFFER back for %s, want %s", got, betterOffer)
-		}
+		expect.Equal(t, b.out.Wake.Sub(b.now), betterOffer, "holds the OFFER back for")
 		b.tick()
 		b.want(Requesting)
 	})
@@ -302,9 +300,7 @@ func TestOptionsInTheWrongFields(t *testing.T) { // RFC 2132, option 52, and RFC
 	b.step(Event{Packet: p})
 	b.want(Bound)
 	l := b.out.Bound
-	if diff := cmp.Diff([]string{"example.com", "lan"}, l.Search); diff != "" {
-		t.Errorf("search list (-want +got):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff([]string{"example.com", "lan"}, l.Search), "search list")
 	if diff := cmp.Diff([]netip.Addr{addr("10.9.0.53"), addr("10.9.0.255")}, append(l.DNS, l.Broadcast), cmpopts.EquateComparable(netip.Addr{})); diff != "" {
 		t.Errorf("DNS and broadcast address (-want +got):\n%s", diff)
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/insomniacslk/dhcp/dhcpv4"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
@@ -88,9 +89,7 @@ func TestRoutes(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			b := newBench(t).bound(tt.ack...)
-			if got := routeText(b.out.Bound.Routes); got != tt.want {
-				t.Errorf("routes %s, want %s", got, tt.want)
-			}
+			expect.Equal(t, routeText(b.out.Bound.Routes), tt.want, "routes")
 		})
 	}
 }
@@ -134,9 +133,7 @@ func TestMTU(t *testing.T) {
 			ack = append(ack, set(26, tt.sent))
 		}
 		b.bound(ack...)
-		if got := b.out.Bound.MTU; got != tt.want {
-			t.Errorf("MTU %x on a link of %d: %d, want %d", tt.sent, tt.link, got, tt.want)
-		}
+		expect.Equal(t, b.out.Bound.MTU, tt.want, "MTU %x on a link of %d", tt.sent, tt.link)
 	}
 }
 
@@ -151,9 +148,7 @@ func TestNamesThatAreNone(t *testing.T) {
 		}
 	}
 	b := newBench(t).bound(set(15, []byte("_x.Example-1.com.")))
-	if got := b.out.Bound.Domain; got != "_x.Example-1.com" {
-		t.Errorf("domain %q", got)
-	}
+	expect.Equal(t, b.out.Bound.Domain, "_x.Example-1.com", "domain")
 	b = newBench(t).bound(set(119, []byte{0xc0, 0}), set(28, raw4("10.8.0.255")))
 	if l := b.out.Bound; len(l.Search) > 0 || l.Broadcast.IsValid() || len(l.Ignored) == 0 {
 		t.Errorf("search list %q, broadcast %s, ignored %q", l.Search, l.Broadcast, l.Ignored)
@@ -221,9 +216,7 @@ func TestRelease(t *testing.T) {
 	d, err := dhcpv4.FromBytes(p.Payload)
 	must.Succeed(t, err)
 	want := dhcpv4.Options{53: {7}, 54: raw4(serverIP), 61: ownID()}
-	if diff := cmp.Diff(want, d.Options); diff != "" {
-		t.Errorf("options (-want +got):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff(want, d.Options), "options")
 	if !d.ClientIPAddr.Equal(addr(clientIP).AsSlice()) || d.ClientHWAddr.String() != l.MAC.String() || d.TransactionID != [4]byte{1, 2, 3, 4} {
 		t.Errorf("message %s", d.Summary())
 	}

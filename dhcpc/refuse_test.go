@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/insomniacslk/dhcp/dhcpv4"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 )
 
 var errNotThat = errors.New("it is the host's own address")
@@ -154,9 +156,7 @@ func TestALeaseSaysThatItsAddressIsARouters(t *testing.T) {
 			t.Parallel()
 			b := newBench(t)
 			b.bound(tt.add...)
-			if got := b.s.Lease().OwnRouter; got != tt.want {
-				t.Errorf("own router: %t", got)
-			}
+			expect.Equal(t, b.s.Lease().OwnRouter, tt.want, "own router")
 		})
 	}
 }

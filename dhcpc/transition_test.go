@@ -7,6 +7,7 @@ import (
 
 	"github.com/insomniacslk/dhcp/dhcpv4"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -142,9 +143,7 @@ func TestRequestingToBound(t *testing.T) {
 	if b.out.Wake.Before(l.Renew) || !b.out.Wake.Before(l.Rebind) || !b.out.Listen.IsZero() {
 		t.Errorf("wakes at %s, listens until %s: want T1 or a little later, and no socket till then", b.out.Wake, b.out.Listen)
 	}
-	if err := l.Validate(); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, l.Validate())
 }
 
 func TestRequestingToRequesting(t *testing.T) {
@@ -246,9 +245,7 @@ func TestBoundToRenewing(t *testing.T) {
 	if b.sent.TransactionID == xid {
 		t.Error("the transaction is the old one")
 	}
-	if got := b.out.Listen.Sub(b.now); got != answerWait {
-		t.Errorf("listens for %s, want %s", got, answerWait)
-	}
+	expect.Equal(t, b.out.Listen.Sub(b.now), answerWait, "listens for")
 }
 
 func TestRenewingToBound(t *testing.T) {
@@ -294,9 +291,7 @@ func TestRenewingToRebinding(t *testing.T) {
 	b.at(b.s.Lease().Rebind)
 	b.want(Rebinding)
 	b.wantSent(request)
-	if got := b.to.Src.String() + " " + b.to.Dst.String(); got != "10.9.0.7:68 255.255.255.255:67" {
-		t.Errorf("sent from and to %s", got)
-	}
+	expect.Equal(t, b.to.Src.String()+" "+b.to.Dst.String(), "10.9.0.7:68 255.255.255.255:67", "sent from and to")
 	if !b.sent.ClientIPAddr.Equal(addr(clientIP).AsSlice()) {
 		t.Errorf("ciaddr %s", b.sent.ClientIPAddr)
 	}

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/nft"
@@ -91,8 +92,6 @@ func TestFlowsOfAPortAreFlushed(t *testing.T) {
 		{"Flush", conn.Flush, []nft.Port{port}, "4004"},
 	} {
 		must.Succeed(t, step.do(t.Context(), pod, step.ports...))
-		if got := left(); got != step.want {
-			t.Errorf("%s leaves the flows from %q, want %q", step.name, got, step.want)
-		}
+		expect.Equal(t, left(), step.want, "%s leaves the flows from", step.name)
 	}
 }

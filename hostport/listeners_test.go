@@ -12,6 +12,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -76,9 +77,7 @@ func sockaddr(at netip.AddrPort) unix.Sockaddr {
 func mustOpen(tb testing.TB, ns *netns.NS, k kind) {
 	tb.Helper()
 	fd, err := k.open(ns)
-	if err != nil {
-		tb.Fatalf("open %+v: %v", k, err)
-	}
+	must.Succeed(tb, err, "open %+v", k)
 	tb.Cleanup(func() { unix.Close(fd) })
 }
 
@@ -170,9 +169,7 @@ func TestListenersAreThoseOfThePorts(t *testing.T) {
 		t.Errorf("listeners at the address itself are %v", own)
 	}
 	for _, bad := range []nft.Port{{Protocol: 6}, {HostPort: 80}, {Protocol: 1, HostPort: 80}} {
-		if _, err := Listeners(t.Context(), nil, bad); !errors.Is(err, tombolo.ErrInvalid) {
-			t.Errorf("port %+v: %v", bad, err)
-		}
+		expect.Is(t, expect.Err(Listeners(t.Context(), nil, bad)), tombolo.ErrInvalid, "port %+v", bad)
 	}
 }
 

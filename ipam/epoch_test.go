@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -66,9 +67,7 @@ func TestReservationsOfAnEarlierEpochAreDropped(t *testing.T) {
 	n.put("10.9.0.1", "gone\r\neth0", beforeIt)                                   // outside of the ranges
 	n.put("note", "x", beforeIt)
 	n.put("last_reserved_ip.0", "10.1.0.9", beforeIt)
-	if got := n.add("a"); got != "10.1.0.10" {
-		t.Errorf("got %s", got)
-	}
+	expect.Equal(t, n.add("a"), "10.1.0.10")
 	n.expect(map[string]string{
 		"10.1.0.10": "a\r\neth0",
 		"10.1.0.11": "young\r\neth0",
@@ -109,9 +108,7 @@ func TestReservationsOfTheFutureAreOfAnEarlierEpoch(t *testing.T) {
 	n.put("10.1.0.3", "alive\r\neth0", future)
 	n.put("10.1.0.4", "adding\r\neth0", future)
 	n.put("10.1.0.5", "young\r\neth0", time.Now().Add(time.Second))
-	if got := n.add("a"); got != "10.1.0.2" {
-		t.Errorf("got %s", got)
-	}
+	expect.Equal(t, n.add("a"), "10.1.0.2")
 	for addr, owner := range map[string]string{"10.1.0.2": "a", "10.1.0.3": "alive", "10.1.0.4": "adding", "10.1.0.5": "young"} {
 		if got := n.files()[addr]; got != owner+"\r\neth0" {
 			t.Errorf("%s is reserved for %q, want %s", addr, got, owner)
@@ -131,16 +128,12 @@ func TestWithoutAMarkerNothingIsDropped(t *testing.T) {
 				n.put(markerName, marker)
 			}
 			n.put("10.1.0.2", "reference-pod\r\neth0", beforeIt)
-			if got := n.add("a"); got != "10.1.0.3" {
-				t.Errorf("got %s", got)
-			}
+			expect.Equal(t, n.add("a"), "10.1.0.3")
 			n.expect(map[string]string{
 				"10.1.0.2": "reference-pod\r\neth0", "10.1.0.3": "a\r\neth0", "last_reserved_ip.0": "10.1.0.3",
 				"10.1.0.4": "tombolo:" + hashOf(Owner{"alive", "eth0"}) + "\r\n",
 			})
-			if got := n.marker(); got != "boot-2" {
-				t.Errorf("marker %s", got)
-			}
+			expect.Equal(t, n.marker(), "boot-2", "marker")
 		})
 	}
 }
@@ -161,9 +154,7 @@ func TestADirectoryDeletedWhilePodsRunIsRebuilt(t *testing.T) {
 			liveAt("10.77.0.1", b), {Hash: "not a hash", Addr: nstest.Addrs("::ffff:10.1.0.5")[0]}, {},
 		}, nil
 	}
-	if got := n.add("c"); got != "10.1.0.4,fd00::4" {
-		t.Errorf("an address in use was given again: %s", got)
-	}
+	expect.Equal(t, n.add("c"), "10.1.0.4,fd00::4", "an address in use was given again")
 	n.expect(map[string]string{
 		"10.1.0.2": "tombolo:" + hashOf(a) + "\r\n", "fd00::2": "tombolo:" + hashOf(a) + "\r\n",
 		"10.1.0.3": "tombolo:" + hashOf(b) + "\r\n", "fd00::3": "tombolo:" + hashOf(b) + "\r\n",
@@ -174,9 +165,7 @@ func TestADirectoryDeletedWhilePodsRunIsRebuilt(t *testing.T) {
 		t.Error("no warning")
 	}
 	n.del("a")
-	if err := n.allocator(n.request("b")).Del(context.Background(), nstest.Addrs("10.1.0.3", "fd00::3")); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, n.allocator(n.request("b")).Del(context.Background(), nstest.Addrs("10.1.0.3", "fd00::3")))
 	n.add("d")
 	if _, ok := n.files()["fd00::2"]; ok || calls != 1 {
 		t.Errorf("after the DELs: %v; Live was called %d times", n.files(), calls)
@@ -189,9 +178,7 @@ func TestARebuiltReservationReplacesAnEmptyFile(t *testing.T) {
 	n.epoch = thisEpoch
 	n.live = liveAddrs(liveAt("10.1.0.2", Owner{"alive", "eth0"}))
 	n.put("10.1.0.2", "")
-	if got := n.add("a"); got != "10.1.0.3" {
-		t.Errorf("got %s", got)
-	}
+	expect.Equal(t, n.add("a"), "10.1.0.3")
 }
 
 func TestWithoutKnowingWhatIsAliveNothingIsGiven(t *testing.T) {
@@ -203,9 +190,7 @@ func TestWithoutKnowingWhatIsAliveNothingIsGiven(t *testing.T) {
 	_, err := n.tryAdd(n.request("a"))
 	wantError(t, err, broken, `network "lan": cannot tell which addresses are in use: dump interrupted`)
 	n.expect(map[string]string{})
-	if _, err := os.Stat(filepath.Join(n.dir(), markerName)); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the epoch counts as entered: %v", err)
-	}
+	expect.Is(t, expect.Err(os.Stat(filepath.Join(n.dir(), markerName))), os.ErrNotExist, "the epoch counts as entered")
 }
 
 func TestStatusDoesNotCountWhatIsAboutToBeDropped(t *testing.T) {
@@ -219,9 +204,7 @@ func TestStatusDoesNotCountWhatIsAboutToBeDropped(t *testing.T) {
 	before := n.files()
 	ready := map[string]Epoch{"a new epoch": thisEpoch, "a new epoch, of unknown start": {Token: "boot-2"}}
 	for name, epoch := range ready {
-		if err := n.allocatorIn(epoch).Status(context.Background()); err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
+		expect.Success(t, n.allocatorIn(epoch).Status(context.Background()), "%s", name)
 	}
 	full := map[string]Epoch{
 		"no epochs": {}, "the same epoch": {Token: "boot-1", Started: boot}, "nothing is old": {Token: "boot-2", Started: beforeIt},
@@ -243,9 +226,7 @@ func TestInAnEpochOfUnknownStartNothingIsDropped(t *testing.T) {
 	n.epoch = Epoch{Token: "boot-2"}
 	n.put(markerName, oldMarker)
 	n.put("10.1.0.2", "perhaps-gone\r\neth0", beforeIt)
-	if got := n.add("a"); got != "10.1.0.3" {
-		t.Errorf("got %s", got)
-	}
+	expect.Equal(t, n.add("a"), "10.1.0.3")
 	n.expect(map[string]string{"10.1.0.2": "perhaps-gone\r\neth0", "10.1.0.3": "a\r\neth0", "last_reserved_ip.0": "10.1.0.3"})
 }
 
@@ -258,9 +239,7 @@ func TestWithoutATokenThereAreNoEpochs(t *testing.T) {
 	}
 	n.put(markerName, oldMarker)
 	n.put("10.1.0.2", "old\r\neth0", beforeIt)
-	if got := n.add("a"); got != "10.1.0.3" {
-		t.Errorf("got %s", got)
-	}
+	expect.Equal(t, n.add("a"), "10.1.0.3")
 	if n.marker() != oldMarker {
 		t.Errorf("marker %s", n.marker())
 	}
@@ -285,9 +264,7 @@ func TestAMarkerThatCannotBeWrittenIsAWarning(t *testing.T) {
 	n := newNode(t, small)
 	n.epoch = thisEpoch
 	must.Succeed(t, os.MkdirAll(filepath.Join(n.dir(), markerName+tempSuffix), 0o755))
-	if got := n.add("a"); got != "10.1.0.2" {
-		t.Errorf("got %s", got)
-	}
+	expect.Equal(t, n.add("a"), "10.1.0.2")
 	if !n.Warned("write epoch marker") {
 		t.Error("no warning")
 	}

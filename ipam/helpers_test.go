@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -39,9 +40,7 @@ func rangesOf(t testing.TB, sets string) []RangeSet {
 		Subnet                        netip.Prefix
 		RangeStart, RangeEnd, Gateway netip.Addr
 	}
-	if err := json.Unmarshal([]byte("["+sets+"]"), &confs); err != nil {
-		t.Fatalf("%s: %v", sets, err)
-	}
+	must.Succeed(t, json.Unmarshal([]byte("["+sets+"]"), &confs), "%s", sets)
 	var list []RangeSet
 	for _, conf := range confs {
 		var set RangeSet

@@ -2,7 +2,6 @@ package ipam
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io/fs"
 	"math"
@@ -16,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -23,9 +23,7 @@ import (
 func TestAddressesAreGivenInTurn(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, small)
-	if got := n.add("a") + " " + n.add("b"); got != "10.1.0.2 10.1.0.3" {
-		t.Errorf("got %s", got)
-	}
+	expect.Equal(t, n.add("a")+" "+n.add("b"), "10.1.0.2 10.1.0.3")
 	n.expect(map[string]string{"10.1.0.2": "a\r\neth0", "10.1.0.3": "b\r\neth0", "last_reserved_ip.0": "10.1.0.3"})
 	n.del("a")
 	if got := n.add("c") + " " + n.add("d") + " " + n.add("e"); got != "10.1.0.4 10.1.0.5 10.1.0.2" {
@@ -45,9 +43,7 @@ func TestATakenAddressIsNotGivenToAnother(t *testing.T) {
 	n := newNode(t, small)
 	r := n.request("a")
 	r.want = nstest.Addrs("10.1.0.4")
-	if _, err := n.tryAdd(r); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, expect.Err(n.tryAdd(r)))
 	r = n.request("b")
 	r.want = nstest.Addrs("10.1.0.4")
 	_, err := n.tryAdd(r)
@@ -104,9 +100,7 @@ func TestAFullPoolSaysHowFull(t *testing.T) {
 			err = n.allocator(n.request("")).Status(context.Background())
 			wantError(t, err, ErrPoolFull, tt.want)
 			n.del("pod1")
-			if err := n.allocator(n.request("")).Status(context.Background()); err != nil {
-				t.Errorf("Status with a free address: %v", err)
-			}
+			expect.Success(t, n.allocator(n.request("")).Status(context.Background()), "Status with a free address")
 			n.add("late")
 		})
 	}
@@ -193,13 +187,9 @@ func TestWithoutADirectoryThereIsNothingToDo(t *testing.T) {
 		"Status":        a.Status(ctx),
 		"Status, epoch": n.allocatorIn(Epoch{Token: "x"}).Status(ctx),
 	} {
-		if err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
+		expect.Success(t, err, "%s", name)
 	}
-	if _, err := os.Stat(n.dir()); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the directory was made: %v", err)
-	}
+	expect.Is(t, expect.Err(os.Stat(n.dir())), os.ErrNotExist, "the directory was made")
 	wantError(t, a.Check(ctx, nil), ErrNotReserved, "has no address of range")
 }
 
@@ -260,14 +250,10 @@ func TestGCOfOneNetworkLeavesTheOthersAlone(t *testing.T) {
 	n := newNode(t, small)
 	r := n.request("a")
 	r.Network = "other"
-	if _, err := n.tryAdd(r); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, expect.Err(n.tryAdd(r)))
 	n.add("a")
 	must.Succeed(t, n.allocator(n.request("")).Collect(context.Background(), nil))
-	if _, err := os.Stat(filepath.Join(n.dataDir, "other", "10.1.0.2")); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, expect.Err(os.Stat(filepath.Join(n.dataDir, "other", "10.1.0.2"))))
 }
 
 func TestCheckFindsWhatIsNotReserved(t *testing.T) {
@@ -286,22 +272,16 @@ func TestCheckFindsWhatIsNotReserved(t *testing.T) {
 	for name, held := range map[string][]Address{
 		"as given": result, "without the IPv6 address": without("fd00"), "empty": {}, "nil": nil, "with nothing": {{}},
 	} {
-		if err := a.Check(ctx, held); err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
+		expect.Success(t, a.Check(ctx, held), "%s", name)
 	}
 	n.put("fd00::2", "b\r\neth0")
 	wantError(t, a.Check(ctx, result), ErrNotReserved,
 		`fd00::2 is not reserved for interface "eth0" of container "a" (file `+n.dir()+`/fd00::2)`)
 	wantError(t, a.Check(ctx, without("fd00")), ErrNotReserved, `container "a" has no address of range fd00::/64`)
 	n.put("fd00::2", "tombolo:"+hashOf(Owner{"a", "eth0"})+"\r\n")
-	if err := a.Check(ctx, result); err != nil {
-		t.Errorf("rebuilt from the kernel: %v", err)
-	}
+	expect.Success(t, a.Check(ctx, result), "rebuilt from the kernel")
 	n.put("fd00::2", "a")
-	if err := a.Check(ctx, without("fd00")); err != nil {
-		t.Errorf("old form: %v", err)
-	}
+	expect.Success(t, a.Check(ctx, without("fd00")), "old form")
 	must.Succeed(t, os.Remove(filepath.Join(n.dir(), "10.1.0.2")))
 	wantError(t, a.Check(ctx, result), ErrNotReserved, "10.1.0.2 is not reserved")
 	wantError(t, a.Check(ctx, result), fs.ErrNotExist, "10.1.0.2 is not reserved")
@@ -311,9 +291,7 @@ func TestStatusNeedsAPlaceToWrite(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, small)
 	n.add("a")
-	if err := n.allocator(n.request("")).Status(context.Background()); err != nil {
-		t.Errorf("Status: %v", err)
-	}
+	expect.Success(t, n.allocator(n.request("")).Status(context.Background()), "Status")
 	file := filepath.Join(t.TempDir(), "file")
 	must.Succeed(t, os.WriteFile(file, nil, 0o600))
 	n.dataDir = file
@@ -357,9 +335,7 @@ func TestManyAtOnceGetDifferentAddresses(t *testing.T) {
 	for i := range pods {
 		a := n.allocator(n.request(fmt.Sprintf("pod%d", i)))
 		wg.Go(func() {
-			if err := a.Del(context.Background(), nil); err != nil {
-				t.Error(err)
-			}
+			expect.Success(t, a.Del(context.Background(), nil))
 		})
 	}
 	wg.Wait()
@@ -412,9 +388,7 @@ func TestPoolsTellHowFarRangesAreUsedUp(t *testing.T) {
 	if diff := cmp.Diff(h.pool, again.pool, cmp.AllowUnexported(ipRange{}), cmp.Comparer(func(a, b rangeSet) bool { return slices.Equal(a.ranges, b.ranges) })); diff != "" {
 		t.Errorf("ranges made again (-want +got):\n%s", diff)
 	}
-	if _, err := (&HostLocal{}).Pools(t.Context()); !errors.Is(err, ErrInvalid) {
-		t.Errorf("of the zero HostLocal: %v", err)
-	}
+	expect.Is(t, expect.Err((&HostLocal{}).Pools(t.Context())), ErrInvalid, "of the zero HostLocal")
 	if RangeSetsOf(h.Bind(Node{}))[1].Ranges[0].Subnet != nstest.Prefix("fd01::/64") || RangeSetsOf(Static{}) != nil || RangeSetsOf(nil) != nil {
 		t.Error("an Allocator's ranges are others")
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -24,9 +25,7 @@ func reference(t *testing.T) string {
 	if dir == "" {
 		t.Skip("peers not built: set TOMBOLO_PEERS to a directory with host-local of containernetworking/plugins v1.9.1")
 	}
-	if _, err := os.Stat(filepath.Join(dir, "host-local")); err != nil {
-		t.Fatalf("TOMBOLO_PEERS: %v", err)
-	}
+	must.Succeed(t, expect.Err(os.Stat(filepath.Join(dir, "host-local"))), "TOMBOLO_PEERS")
 	return dir
 }
 
@@ -100,17 +99,13 @@ func TestTheReferenceAndWeSeeEachOthersReservations(t *testing.T) {
 	}
 	for _, id := range []string{"ours1", "theirs1"} {
 		n.mustRunReference(dir, "CHECK", id)
-		if err := n.allocator(n.request(id)).Check(context.Background(), nil); err != nil {
-			t.Errorf("our CHECK of %s: %v", id, err)
-		}
+		expect.Success(t, n.allocator(n.request(id)).Check(context.Background(), nil), "our CHECK of %s", id)
 	}
 	if _, err := n.runReference(dir, "ADD", "ours1"); err == nil || !strings.Contains(err.Error(), "duplicate allocation") {
 		t.Errorf("the reference does not see that ours1 has an address: %v", err)
 	}
 	// The reference passes over what we found alive, and does not take our marker for anything.
-	if got := n.mustRunReference(dir, "ADD", "theirs3"); got != "10.1.0.6,fd00::7" {
-		t.Errorf("reference ADD gave %s", got)
-	}
+	expect.Equal(t, n.mustRunReference(dir, "ADD", "theirs3"), "10.1.0.6,fd00::7", "reference ADD gave")
 	if _, err := n.tryAdd(n.request("late")); err == nil {
 		t.Error("we gave an address of a full pool")
 	}
@@ -120,9 +115,7 @@ func TestTheReferenceAndWeSeeEachOthersReservations(t *testing.T) {
 	// Each releases what the other reserved.
 	n.mustRunReference(dir, "DEL", "ours1")
 	n.del("theirs1")
-	if err := n.allocator(n.request("theirs2")).Del(context.Background(), nstest.Addrs("10.1.0.5", "fd00::5")); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, n.allocator(n.request("theirs2")).Del(context.Background(), nstest.Addrs("10.1.0.5", "fd00::5")))
 	n.mustRunReference(dir, "DEL", "ours2")
 	n.mustRunReference(dir, "DEL", "nobody")
 	n.expect(map[string]string{
@@ -151,7 +144,5 @@ func TestTheReferenceWaitsForOurLock(t *testing.T) {
 		t.Errorf("the reference did not wait: %v", n.files())
 	}
 	s.unlock()
-	if err := <-added; err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, <-added)
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -41,9 +42,7 @@ func TestRangesHaveDefaults(t *testing.T) {
 			t.Parallel()
 			r := mustPool(t, "["+tt.conf+"]")[0].ranges[0]
 			got := strings.Join([]string{r.start.String(), r.end.String(), r.gateway.String()}, " ")
-			if got != tt.want {
-				t.Errorf("got %s, want %s", got, tt.want)
-			}
+			expect.Equal(t, got, tt.want)
 		})
 	}
 }
@@ -111,9 +110,7 @@ func TestSizeLeavesOutGateways(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			p := mustPool(t, tt.sets)
-			if got := p[0].size(p); got != tt.want {
-				t.Errorf("got %d, want %d", got, tt.want)
-			}
+			expect.Equal(t, p[0].size(p), tt.want)
 		})
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 )
 
 func TestReservationFilesAreUnderstood(t *testing.T) {
@@ -108,8 +110,6 @@ func TestLastReservedAddressesAreUnderstood(t *testing.T) {
 		"10.1.0.2x":       {},
 		"fe80::1%eth0":    {},
 	} {
-		if got := parseLast([]byte(content)); got != want {
-			t.Errorf("%q: got %s, want %s", content, got, want)
-		}
+		expect.Equal(t, parseLast([]byte(content)), want, "%q", content)
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -48,15 +49,11 @@ func TestALockThatIsNotHadInTimeIsTryAgainLater(t *testing.T) {
 	wantError(t, err, ErrLocked, text)
 	wantError(t, a.Del(context.Background(), nil), ErrLocked, text)
 	wantError(t, a.Collect(context.Background(), nil), ErrLocked, text)
-	if err := a.Status(context.Background()); err != nil {
-		t.Errorf("Status waits for the lock: %v", err)
-	}
+	expect.Success(t, a.Status(context.Background()), "Status waits for the lock")
 	n.expect(map[string]string{})
 	release()
 	n.holdLock()()
-	if got := n.add("a"); got != "10.1.0.2" {
-		t.Errorf("after the lock was free: %s", got)
-	}
+	expect.Equal(t, n.add("a"), "10.1.0.2", "after the lock was free")
 }
 
 func TestTheWaitForTheLockEndsWithTheContext(t *testing.T) {
@@ -109,9 +106,7 @@ func TestAWaiterGetsTheLockWhenItIsFree(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, small)
 	time.AfterFunc(10*time.Millisecond, n.holdLock())
-	if got := n.add("a"); got != "10.1.0.2" {
-		t.Errorf("got %s", got)
-	}
+	expect.Equal(t, n.add("a"), "10.1.0.2")
 }
 
 func inode(t *testing.T, path string) uint64 {
@@ -152,29 +147,19 @@ func TestAddNeverReadsTheDirectory(t *testing.T) {
 		}
 		// Two taken candidates in a row do not make it read the directory either.
 		for _, name := range []string{"10.1.0.3", "10.1.0.4"} {
-			if err := os.WriteFile(filepath.Join(n.dir(), name), []byte("x\r\neth0"), 0o600); err != nil {
-				t.Error(err)
-			}
+			expect.Success(t, os.WriteFile(filepath.Join(n.dir(), name), []byte("x\r\neth0"), 0o600))
 		}
 		result, err := n.tryAdd(n.request("a"))
 		if err != nil {
 			t.Error(err)
 			return
 		}
-		if got := addressesOf(result); got != "10.1.0.5,fd00::3" {
-			t.Errorf("got %s", got)
-		}
-		if err := n.allocator(n.request("a")).Check(context.Background(), result.Addresses); err != nil {
-			t.Errorf("Check: %v", err)
-		}
-		if err := n.allocator(n.request("a")).Del(context.Background(), resultAddrs(result)); err != nil {
-			t.Errorf("Del by hint: %v", err)
-		}
+		expect.Equal(t, addressesOf(result), "10.1.0.5,fd00::3")
+		expect.Success(t, n.allocator(n.request("a")).Check(context.Background(), result.Addresses), "Check")
+		expect.Success(t, n.allocator(n.request("a")).Del(context.Background(), resultAddrs(result)), "Del by hint")
 		// Past the candidates that are probed the directory is needed, and its absence is an error, not a full pool.
 		for i := range maxProbes {
-			if err := os.WriteFile(filepath.Join(n.dir(), fmt.Sprintf("10.1.0.%d", 6+i)), []byte("x\r\neth0"), 0o600); err != nil {
-				t.Error(err)
-			}
+			expect.Success(t, os.WriteFile(filepath.Join(n.dir(), fmt.Sprintf("10.1.0.%d", 6+i)), []byte("x\r\neth0"), 0o600))
 		}
 		_, err = n.tryAdd(n.request("b"))
 		wantIOError(t, err, os.ErrPermission, "list the reservations")
@@ -188,9 +173,7 @@ func TestManyTakenCandidatesInARowAreSkippedAtOnce(t *testing.T) {
 		n.put(fmt.Sprintf("10.1.0.%d", i), "other\r\neth0")
 	}
 	n.put("10.1.0.251", "other\r\neth0")
-	if got := n.add("a") + " " + n.add("b"); got != "10.1.0.250 10.1.0.252" {
-		t.Errorf("got %s", got)
-	}
+	expect.Equal(t, n.add("a")+" "+n.add("b"), "10.1.0.250 10.1.0.252")
 }
 
 func TestWhatADeadCreatorLeftIsReclaimed(t *testing.T) {
@@ -200,9 +183,7 @@ func TestWhatADeadCreatorLeftIsReclaimed(t *testing.T) {
 			t.Parallel()
 			n := newNode(t, small)
 			n.put("10.1.0.2", content)
-			if got := n.add("a"); got != "10.1.0.2" {
-				t.Errorf("got %s", got)
-			}
+			expect.Equal(t, n.add("a"), "10.1.0.2")
 			if !n.Warned(`network "lan": reclaimed 10.1.0.2`) {
 				t.Error("no warning")
 			}
@@ -218,15 +199,9 @@ func TestAFullPoolIsSearchedForEmptyFiles(t *testing.T) {
 		n.put(fmt.Sprintf("10.1.0.%d", i), "other\r\neth0")
 	}
 	n.put("10.1.0.99", "")
-	if err := n.allocator(n.request("")).Status(context.Background()); err != nil {
-		t.Errorf("Status: %v", err)
-	}
-	if got := n.add("a"); got != "10.1.0.99" {
-		t.Errorf("got %s", got)
-	}
-	if _, err := n.tryAdd(n.request("b")); !errors.Is(err, ErrPoolFull) {
-		t.Errorf("got %v", err)
-	}
+	expect.Success(t, n.allocator(n.request("")).Status(context.Background()), "Status")
+	expect.Equal(t, n.add("a"), "10.1.0.99")
+	expect.Is(t, expect.Err(n.tryAdd(n.request("b"))), ErrPoolFull)
 }
 
 func TestForeignFilesAreToleratedAndKept(t *testing.T) {
@@ -241,9 +216,7 @@ func TestForeignFilesAreToleratedAndKept(t *testing.T) {
 	must.Succeed(t, os.Symlink("nowhere", filepath.Join(n.dir(), "10.1.0.4")))
 	must.Succeed(t, syscall.Mkfifo(filepath.Join(n.dir(), "10.1.0.99"), 0o600))
 	must.Succeed(t, os.Mkdir(filepath.Join(n.dir(), "last_reserved_ip.0"), 0o755))
-	if got := n.add("a"); got != "10.1.0.5" {
-		t.Errorf("got %s", got)
-	}
+	expect.Equal(t, n.add("a"), "10.1.0.5")
 	warnings := strings.Join(n.All(), "\n")
 	for _, want := range []string{
 		"10.1.0.2 is not given to anyone", "10.1.0.3 is not given to anyone",
@@ -254,16 +227,10 @@ func TestForeignFilesAreToleratedAndKept(t *testing.T) {
 		}
 	}
 	ctx := context.Background()
-	if err := n.allocator(n.request("a")).Del(ctx, nstest.Addrs("10.1.0.2", "10.1.0.3", "10.1.0.4", "10.1.0.5", "10.1.0.99")); err != nil {
-		t.Error(err)
-	}
-	if err := n.allocator(n.request("")).Collect(ctx, nil); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, n.allocator(n.request("a")).Del(ctx, nstest.Addrs("10.1.0.2", "10.1.0.3", "10.1.0.4", "10.1.0.5", "10.1.0.99")))
+	expect.Success(t, n.allocator(n.request("")).Collect(ctx, nil))
 	for _, name := range []string{"note", "b", "fe80::1%eth0", "10.1.0.2", "10.1.0.3/sub", "10.1.0.4", "10.1.0.99", "last_reserved_ip.0"} {
-		if _, err := os.Lstat(filepath.Join(n.dir(), name)); err != nil {
-			t.Errorf("deleted: %v", err)
-		}
+		expect.Success(t, expect.Err(os.Lstat(filepath.Join(n.dir(), name))), "deleted")
 	}
 }
 
@@ -271,9 +238,7 @@ func TestRubbishInLastReservedStartsAtTheBeginning(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, small)
 	n.put("last_reserved_ip.0", strings.Repeat("rubbish", 20))
-	if got := n.add("a"); got != "10.1.0.2" {
-		t.Errorf("got %s", got)
-	}
+	expect.Equal(t, n.add("a"), "10.1.0.2")
 	n.expect(map[string]string{"10.1.0.2": "a\r\neth0", "last_reserved_ip.0": "10.1.0.2"})
 }
 
@@ -302,13 +267,9 @@ func TestAFullDiskLeavesNothingBehind(t *testing.T) {
 		}
 		_, err := n.tryAdd(n.request("a"))
 		wantIOError(t, err, unix.ENOSPC, `network "lan": reserve 10.1.0.2: write `+n.dir()+"/10.1.0.2")
-		if _, err := os.Lstat(filepath.Join(n.dir(), "10.1.0.2")); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("what could not be written is still there: %v", err)
-		}
+		expect.Is(t, expect.Err(os.Lstat(filepath.Join(n.dir(), "10.1.0.2"))), os.ErrNotExist, "what could not be written is still there")
 		// With room for the reservation only, the file that spreads the addresses is dispensable.
-		if err := os.Truncate(filepath.Join(n.dir(), "ballast"), 4096); err != nil {
-			t.Error(err)
-		}
+		expect.Success(t, os.Truncate(filepath.Join(n.dir(), "ballast"), 4096))
 		result, err := n.tryAdd(n.request("a"))
 		if err != nil || addressesOf(result) != "10.1.0.2" {
 			t.Errorf("got %v, %v", result, err)

@@ -19,6 +19,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -59,9 +60,7 @@ func TestNoThreadStaysBehindInAnotherNamespace(t *testing.T) {
 					}
 					return nil
 				})
-				if err != nil {
-					t.Error(err)
-				}
+				expect.Success(t, err)
 			}
 		})
 	}
@@ -91,15 +90,9 @@ func TestNothingIsLeftOfNamespacesThatWereClosed(t *testing.T) {
 	for range n {
 		ns, err := netns.New()
 		must.Succeed(t, err)
-		if err := ns.Do(func() error { return nil }); err != nil {
-			t.Error(err)
-		}
-		if _, err := ns.Cookie(); err != nil {
-			t.Error(err)
-		}
-		if err := ns.Close(); err != nil {
-			t.Error(err)
-		}
+		expect.Success(t, ns.Do(func() error { return nil }))
+		expect.Success(t, expect.Err(ns.Cookie()))
+		expect.Success(t, ns.Close())
 	}
 	if after := nstest.FDs(); len(after) > len(filesBefore) {
 		t.Errorf("files before %v, after %v", filesBefore, after)
@@ -166,18 +159,14 @@ func TestHandleOutlivesItsPath(t *testing.T) {
 	defer ns.Close()
 	must.Succeed(t, unix.Unmount(path, unix.MNT_DETACH))
 	must.Succeed(t, os.Remove(path))
-	if _, err := netns.Open(path); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("Open of the removed path: %v, want %v", err, fs.ErrNotExist)
-	}
+	expect.Is(t, expect.Err(netns.Open(path)), fs.ErrNotExist, "Open of the removed path")
 	err = ns.Do(func() error {
 		if got := here(t); got != made.ID().String() {
 			t.Errorf("ran in %s, want %s", got, made.ID())
 		}
 		return nil
 	})
-	if err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, err)
 }
 
 func TestNewNamespaceHasLoopbackOnly(t *testing.T) {
@@ -217,9 +206,7 @@ func TestNamespaceEndsWithItsHandle(t *testing.T) {
 		if _, err := nstest.Try(home, "ip", "link", "show", "eth0"); err != nil {
 			return
 		}
-		if _, err := watch.Next(ctx); err != nil {
-			t.Fatalf("the link is still there: %v", err)
-		}
+		must.Succeed(t, expect.Err(watch.Next(ctx)), "the link is still there")
 	}
 }
 
@@ -228,15 +215,9 @@ func TestClosedHandleIsOfNoUse(t *testing.T) {
 	ns := nstest.New(t)
 	must.Succeed(t, ns.Close())
 	err := ns.Do(func() error { t.Error("fn was called"); return nil })
-	if !errors.Is(err, unix.EBADF) {
-		t.Errorf("Do: %v, want %v", err, unix.EBADF)
-	}
-	if _, err := ns.Cookie(); !errors.Is(err, unix.EBADF) {
-		t.Errorf("Cookie: %v, want %v", err, unix.EBADF)
-	}
-	if err := ns.Close(); !errors.Is(err, unix.EBADF) {
-		t.Errorf("Close: %v, want %v", err, unix.EBADF)
-	}
+	expect.Is(t, err, unix.EBADF, "Do")
+	expect.Is(t, expect.Err(ns.Cookie()), unix.EBADF, "Cookie")
+	expect.Is(t, ns.Close(), unix.EBADF, "Close")
 }
 
 func TestDoReturnsWhereItCameFrom(t *testing.T) {
@@ -257,9 +238,7 @@ func TestDoReturnsWhereItCameFrom(t *testing.T) {
 	if inA != a.ID().String() || inB != b.ID().String() || backInA != inA {
 		t.Errorf("ran in %s, %s and %s again, want %s, %s and the first", inA, inB, backInA, a.ID(), b.ID())
 	}
-	if got := here(t); got != home {
-		t.Errorf("back in %s, want %s", got, home)
-	}
+	expect.Equal(t, here(t), home, "back in")
 }
 
 func TestDoGivesTheFunctionsError(t *testing.T) {
@@ -281,9 +260,7 @@ func TestPanicGoesOnInTheCaller(t *testing.T) {
 		}()
 		ns.Do(func() error { panic("help") })
 	}()
-	if err := ns.Do(func() error { return nil }); err != nil {
-		t.Errorf("the next Do: %v", err)
-	}
+	expect.Success(t, ns.Do(func() error { return nil }), "the next Do")
 }
 
 func TestGoexitGoesOnInTheCaller(t *testing.T) {
@@ -314,9 +291,7 @@ func TestSocketKeepsItsNamespace(t *testing.T) {
 	must.Succeed(t, err)
 	defer conn.Close()
 	// Nobody in the test's own namespace hears at that port.
-	if _, err := conn.WriteTo([]byte("hello"), conn.LocalAddr()); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, expect.Err(conn.WriteTo([]byte("hello"), conn.LocalAddr())))
 	buf := make([]byte, 16)
 	n, _, err := conn.ReadFrom(buf)
 	if err != nil || !bytes.Equal(buf[:n], []byte("hello")) {
@@ -333,9 +308,7 @@ func TestIdentity(t *testing.T) {
 	if a.ID() != again.ID() || a.ID() == b.ID() {
 		t.Errorf("ids %v, %v again, and %v of another", a.ID(), again.ID(), b.ID())
 	}
-	if got := strings.TrimSpace(nstest.Run(t, a, "readlink", "/proc/self/ns/net")); got != a.ID().String() {
-		t.Errorf("id %s, and the kernel says %s", a.ID(), got)
-	}
+	expect.Equal(t, strings.TrimSpace(nstest.Run(t, a, "readlink", "/proc/self/ns/net")), a.ID().String(), "id %s, and the kernel says", a.ID())
 	cookies := map[uint64]bool{}
 	for _, ns := range []*netns.NS{a, b} {
 		cookie, err := ns.Cookie()
@@ -383,9 +356,7 @@ func TestCurrentIsTheCallersOwn(t *testing.T) {
 	ns, err := netns.Current()
 	must.Succeed(t, err)
 	defer ns.Close()
-	if got := here(t); got != ns.ID().String() {
-		t.Errorf("Current is %s, and the thread is in %s", ns.ID(), got)
-	}
+	expect.Equal(t, here(t), ns.ID().String(), "Current is %s, and the thread is in", ns.ID())
 	other := nstest.New(t)
 	err = other.Do(func() error {
 		ns, err := netns.Current()
@@ -393,14 +364,10 @@ func TestCurrentIsTheCallersOwn(t *testing.T) {
 			return err
 		}
 		defer ns.Close()
-		if ns.ID() != other.ID() {
-			t.Errorf("in Do, Current is %s, want %s", ns.ID(), other.ID())
-		}
+		expect.Equal(t, ns.ID(), other.ID(), "in Do, Current is")
 		return nil
 	})
-	if err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, err)
 }
 
 func BenchmarkDo(b *testing.B) {

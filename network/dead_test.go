@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/ipam"
@@ -113,9 +114,7 @@ func TestAFullPoolHasDeadPodsReclaimed(t *testing.T) {
 	b.added(t, b.another(t, "a"))
 	b.added(t, b.another(t, "b"))
 	b.do(t, func() error {
-		if _, err := b.node.Add(t.Context(), &b.nw, b.another(t, "c")); !errors.Is(err, ipam.ErrPoolFull) {
-			t.Errorf("a fourth pod while three live: %v", err)
-		}
+		expect.Is(t, expect.Err(b.node.Add(t.Context(), &b.nw, b.another(t, "c"))), ipam.ErrPoolFull, "a fourth pod while three live")
 		return nil
 	})
 	b.mustHave(t, "a", "b", "dead")
@@ -161,9 +160,7 @@ func TestAHostPortIsNotTakenFromAPodWhosePortWasRenamed(t *testing.T) {
 	next := b.another(t, "next")
 	next.Ports = p.Ports
 	b.do(t, func() error {
-		if _, err := b.node.Add(t.Context(), &b.nw, next); !errors.Is(err, ErrConflict) {
-			t.Errorf("%v, want ErrConflict", err)
-		}
+		expect.Is(t, expect.Err(b.node.Add(t.Context(), &b.nw, next)), ErrConflict)
 		return nil
 	})
 	b.mustHave(t, "p")
@@ -199,9 +196,7 @@ func TestADelPassesOnWhatItIsPassedMeanwhile(t *testing.T) {
 			rec.Waiting = []state.Waiting{{Network: "pods", Hash: hashes[2]}}
 			err = b.node.cfg.Dir.UpdateLocked(rec)
 		}
-		if err != nil {
-			t.Error(err)
-		}
+		expect.Success(t, err)
 	}()
 	del(1)
 	rec, err := b.node.cfg.Dir.Load("pods", hashes[2])
@@ -242,9 +237,7 @@ func TestNoLivingPodIsTakenForDead(t *testing.T) {
 
 	// In another network namespace nothing is there.
 	err := nstest.New(t).Do(func() error { _, err := b.node.CollectDead(t.Context(), "", false); return err })
-	if !errors.Is(err, ErrState) {
-		t.Errorf("from another network namespace: %v", err)
-	}
+	expect.Is(t, err, ErrState, "from another network namespace")
 	b.mustHave(t, "q")
 	if got := b.dead(t, false); !slices.Equal(got, []string{"q"}) {
 		t.Errorf("reclaimed %v", got)
@@ -341,9 +334,7 @@ func TestWhatNobodyCouldTakeBackIsKept(t *testing.T) {
 		if err != nil || len(list) != 1 || list[0].Kept == nil {
 			t.Errorf("%+v, %v; want one that is kept", list, err)
 		}
-		if _, err := b.node.CollectDead(t.Context(), "nosuch", true); !errors.Is(err, ErrInvalid) {
-			t.Errorf("a network that is not there: %v", err)
-		}
+		expect.Is(t, expect.Err(b.node.CollectDead(t.Context(), "nosuch", true)), ErrInvalid, "a network that is not there")
 		return nil
 	})
 	b.mustHave(t, "p")
@@ -368,9 +359,7 @@ func TestWhereDeadPodsAreInTheWayWhatHelpsIsNamed(t *testing.T) {
 	refused := func() (err error) {
 		t.Helper()
 		b.do(t, func() error { err = b.node.RestoreUplink(t.Context(), "eth9", ""); return nil })
-		if !errors.Is(err, ErrAttached) {
-			t.Errorf("restore: %v", err)
-		}
+		expect.Is(t, err, ErrAttached, "restore")
 		return err
 	}
 	if err := refused(); strings.Contains(err.Error(), "tombolo gc") {

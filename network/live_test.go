@@ -13,6 +13,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/lockorder"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/ipam"
@@ -100,12 +101,8 @@ func TestAttachmentsComeAndGo(t *testing.T) {
 	b.mustBeAsMade(t)
 	b.do(t, func() error {
 		_, err := b.node.Add(t.Context(), &b.nw, &b.pod)
-		if !errors.Is(err, ErrExists) {
-			t.Errorf("the same again: %v", err)
-		}
-		if err := b.node.Remove(t.Context(), "pods"); !errors.Is(err, ErrAttached) {
-			t.Errorf("remove a network that has a pod: %v", err)
-		}
+		expect.Is(t, err, ErrExists, "the same again")
+		expect.Is(t, b.node.Remove(t.Context(), "pods"), ErrAttached, "remove a network that has a pod")
 		names, err := b.node.Networks(t.Context())
 		if err != nil || !slices.Equal(names, []string{"pods"}) {
 			t.Errorf("networks %v, %v", names, err)
@@ -114,23 +111,15 @@ func TestAttachmentsComeAndGo(t *testing.T) {
 		if err != nil || len(list) != 1 || list[0].Key != made.Key || list[0].Ports[0] != b.pod.Ports[0] {
 			t.Errorf("attachments %v, %v", list, err)
 		}
-		if err := b.node.Repair(t.Context()); err != nil {
-			t.Errorf("repair: %v", err)
-		}
+		expect.Success(t, b.node.Repair(t.Context()), "repair")
 		for range 2 { // the second time it is gone
-			if err := b.node.Del(t.Context(), made.Key, nil); err != nil {
-				t.Errorf("del: %v", err)
-			}
+			expect.Success(t, b.node.Del(t.Context(), made.Key, nil), "del")
 		}
-		if _, err := b.node.Check(t.Context(), &b.nw, &b.pod); !errors.Is(err, ErrNotAttached) {
-			t.Errorf("check of what is gone: %v", err)
-		}
+		expect.Is(t, expect.Err(b.node.Check(t.Context(), &b.nw, &b.pod)), ErrNotAttached, "check of what is gone")
 		return b.node.Remove(t.Context(), "pods")
 	})
 	b.inside(t, func(s *session.Session) error {
-		if _, err := s.Links.Link(t.Context(), "cbr0"); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("the bridge: %v", err)
-		}
+		expect.Is(t, expect.Err(s.Links.Link(t.Context(), "cbr0")), fs.ErrNotExist, "the bridge")
 		return nil
 	})
 }
@@ -173,15 +162,11 @@ func TestWhatCannotBeMeantMakesNothing(t *testing.T) {
 			b := newBed(t)
 			nw, pod := spoil(b)
 			b.do(t, func() error {
-				if _, err := b.node.Add(t.Context(), nw, pod); !errors.Is(err, ErrInvalid) {
-					t.Errorf("add: %v", err)
-				}
+				expect.Is(t, expect.Err(b.node.Add(t.Context(), nw, pod)), ErrInvalid, "add")
 				return nil
 			})
 			b.inside(t, func(s *session.Session) error {
-				if _, err := s.Links.Link(t.Context(), "cbr0"); !errors.Is(err, fs.ErrNotExist) {
-					t.Errorf("the bridge: %v", err)
-				}
+				expect.Is(t, expect.Err(s.Links.Link(t.Context(), "cbr0")), fs.ErrNotExist, "the bridge")
 				return nil
 			})
 		})
@@ -203,9 +188,7 @@ func TestARouteIsNotChangedWhileADELIsAtWork(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if err := build.Follow(t.Context(), s, []*state.Attachment{rec}); !errors.Is(err, state.ErrBusy) {
-			t.Errorf("follow: %v, want ErrBusy", err)
-		}
+		expect.Is(t, build.Follow(t.Context(), s, []*state.Attachment{rec}), state.ErrBusy, "follow")
 		if err := lock.Close(); err != nil {
 			return err
 		}
@@ -272,9 +255,7 @@ func TestPoolsAreThoseOfTheLastConfiguration(t *testing.T) {
 	before := nstest.Run(t, b.host, "ip", "-o", "link", "show", "cbr0")
 	b.add(t)
 	want(Pool{"pods", ipam.Pool{Name: "10.61.0.0/24", Size: 253, Reserved: 2}})
-	if after := nstest.Run(t, b.host, "ip", "-o", "link", "show", "cbr0"); after != before {
-		t.Errorf("the bridge was %s, and is %s", before, after)
-	}
+	expect.Equal(t, nstest.Run(t, b.host, "ip", "-o", "link", "show", "cbr0"), before, "the bridge was %s, and is", before)
 	// It is no longer given from a range.
 	b.nw.Allocator, b.nw.Origin, b.pod.Addresses = nil, Origin{}, given
 	b.pod.Addresses[0].Prefix = nstest.Prefix("10.61.0.99/24")
@@ -323,9 +304,7 @@ func TestRepairOfOneNetworkLeavesTheOthers(t *testing.T) {
 		}
 	}
 	b.do(t, func() error {
-		if err := b.node.RepairNetworks(t.Context(), []string{"../pods"}); !errors.Is(err, ErrInvalid) {
-			t.Errorf("a bad name: %v", err)
-		}
+		expect.Is(t, b.node.RepairNetworks(t.Context(), []string{"../pods"}), ErrInvalid, "a bad name")
 		return b.node.RepairNetworks(t.Context(), nil)
 	})
 }

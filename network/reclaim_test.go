@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/ipam"
 )
@@ -25,14 +26,10 @@ func TestReservationsAreGivenBackByTheRecordAlone(t *testing.T) {
 		given, err := pool.Add(t.Context(), owner)
 		must.Succeed(t, err)
 		reservation := filepath.Join(at.dir, "pods", given.Addresses[0].Prefix.Addr().String())
-		if _, err := os.Stat(reservation); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, expect.Err(os.Stat(reservation)))
 		back, err := node.allocator("pods", &Origin{Type: "host-local", Dir: at.set})
 		must.Succeed(t, err)
-		if err := back.Del(t.Context(), owner, nil); err != nil {
-			t.Error(err)
-		}
+		expect.Success(t, back.Del(t.Context(), owner, nil))
 		if _, err := os.Stat(reservation); !os.IsNotExist(err) {
 			t.Errorf("in %s: the reservation is left: %v", name, err)
 		}

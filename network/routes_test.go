@@ -7,6 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/route"
 )
@@ -48,9 +49,7 @@ func TestDefaultRoutes(t *testing.T) {
 			t.Parallel()
 			before := append([]route.Route(nil), tt.given...)
 			got := withDefaults(tt.defaults, tt.addresses, tt.given)
-			if diff := cmp.Diff(tt.want, got, netipValues(), cmpopts.EquateEmpty()); diff != "" {
-				t.Errorf("routes (-want +got):\n%s", diff)
-			}
+			expect.NoDiff(t, cmp.Diff(tt.want, got, netipValues(), cmpopts.EquateEmpty()), "routes")
 			if diff := cmp.Diff(before, tt.given, netipValues()); diff != "" {
 				t.Errorf("the ipam's own list was changed: %s", diff)
 			}
@@ -111,9 +110,7 @@ func TestPodRoutes(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			got := routesFor(tt.addresses, withDefaults(tt.defaults, tt.addresses, tt.given))
-			if diff := cmp.Diff(tt.want, got, netipValues(), cmpopts.EquateEmpty()); diff != "" {
-				t.Errorf("routes (-want +got):\n%s", diff)
-			}
+			expect.NoDiff(t, cmp.Diff(tt.want, got, netipValues(), cmpopts.EquateEmpty()), "routes")
 		})
 	}
 }

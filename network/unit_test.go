@@ -17,6 +17,7 @@ import (
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/network/internal/recorded"
@@ -80,9 +81,7 @@ func TestUndoGoesBackThroughAllSteps(t *testing.T) {
 	}
 	cause := context.DeadlineExceeded // which must not keep anything from being undone
 	err := u.run(cause)
-	if diff := cmp.Diff([]int{2, 1, 0}, order); diff != "" {
-		t.Errorf("order (-want +got):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff([]int{2, 1, 0}, order), "order")
 	if !errors.Is(err, cause) || !errors.Is(err, boom) {
 		t.Errorf("error is %v", err)
 	}
@@ -99,9 +98,7 @@ func TestHashOfAKeyIsPassedOnAndNotComputedAgain(t *testing.T) {
 	pending, err := dir.Create(rec)
 	must.Succeed(t, err)
 	defer pending.Close()
-	if _, err := dir.LockAttachment("pods", hash); !errors.Is(err, state.ErrBusy) {
-		t.Errorf("the record is not the hash's: %v", err)
-	}
+	expect.Is(t, expect.Err(dir.LockAttachment("pods", hash)), state.ErrBusy, "the record is not the hash's")
 	target, node := recorded.Target(rec), (&session.Session{}).IPAMNode("pods", own, hash)
 	for what, text := range map[string]string{
 		"port": rec.HostIf, "owner": string(endpoint.Of(rec).Owner), "alias": endpoint.AliasOf(rec),
@@ -129,17 +126,13 @@ func TestAPodThatLeasesNeedsNoMACOfItsOwn(t *testing.T) {
 	if err != nil || len(a.pod.MAC) != 6 || a.base.MAC != a.pod.MAC.String() || asked.MAC != nil {
 		t.Errorf("it has %s, %s on record, and was given %s: %v", a.pod.MAC, a.base.MAC, asked.MAC, err)
 	}
-	if _, err := prepare(&Pod{ContainerID: "c1", IfName: "eth0", MAC: make(net.HardwareAddr, 8)}); !errors.Is(err, ErrInvalid) {
-		t.Errorf("a MAC of 8 bytes: %v", err)
-	}
+	expect.Is(t, expect.Err(prepare(&Pod{ContainerID: "c1", IfName: "eth0", MAC: make(net.HardwareAddr, 8)})), ErrInvalid, "a MAC of 8 bytes")
 }
 
 func TestPathsAndNICsThatCannotBeMeantAreRefused(t *testing.T) {
 	t.Parallel()
 	for _, path := range []string{"run/tombolo", "..", "/run/\x00"} {
-		if _, err := Open(t.Context(), &Config{StateDir: path}); !errors.Is(err, ErrInvalid) {
-			t.Errorf("a state directory %q: %v", path, err)
-		}
+		expect.Is(t, expect.Err(Open(t.Context(), &Config{StateDir: path})), ErrInvalid, "a state directory %q", path)
 	}
 	n, err := Open(t.Context(), &Config{StateDir: t.TempDir()})
 	must.Succeed(t, err)
@@ -152,9 +145,7 @@ func TestPathsAndNICsThatCannotBeMeantAreRefused(t *testing.T) {
 			errs["Ready"] = n.Ready(t.Context(), &Network{Name: "lan", Bridge: "br0", Uplink: u}, nil)
 		}
 		for what, err := range errs {
-			if !errors.Is(err, ErrInvalid) {
-				t.Errorf("%s of %q: %v", what, nic, err)
-			}
+			expect.Is(t, err, ErrInvalid, "%s of %q", what, nic)
 		}
 	}
 }

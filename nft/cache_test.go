@@ -14,6 +14,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
@@ -102,9 +103,7 @@ func TestCacheFollowsWhatBecomesOfEndpoints(t *testing.T) {
 		{"Remove", func() error { return c.Remove(ctx, b) }},
 		{"RemoveOwners", func() error { return c.RemoveOwners(ctx, moved.Owner) }},
 	} {
-		if err := step.do(); err != nil {
-			t.Fatalf("%s: %v", step.name, err)
-		}
+		must.Succeed(t, step.do(), "%s", step.name)
 		c.wantLooks(t, step.name, n, true)
 	}
 	// Another's change is not the Conn's own, of the same kind as it may be.
@@ -129,22 +128,16 @@ func TestCacheDoesNotHideDamage(t *testing.T) {
 		"flushed chain":         by("flush chain inet tombolo unmark"),
 		"an element of bridges": by(`delete element inet tombolo bridges { "cbr0" . "cbr0" }`),
 		"its own RemoveNetwork": func(t *testing.T, c *cached, _ *netns.NS) {
-			if err := c.RemoveNetwork(ctx, guardNet().Name); err != nil {
-				t.Error(err)
-			}
+			expect.Success(t, c.RemoveNetwork(ctx, guardNet().Name))
 		},
 		"its own RemoveNetwork, while there are others": func(t *testing.T, c *cached, _ *netns.NS) {
 			mustEnsure(t, c.Conn, Network{Name: "other", Masquerade: true})
 			mustBeReady(t, c.Conn, guardNet(), true)
-			if err := c.RemoveNetwork(ctx, guardNet().Name); err != nil {
-				t.Error(err)
-			}
+			expect.Success(t, c.RemoveNetwork(ctx, guardNet().Name))
 		},
 		"its own Prepare": func(t *testing.T, c *cached, ns *netns.NS) {
 			nft(t, ns, "flush set inet tombolo pods4")
-			if _, err := c.Prepare(ctx, guardNet()); err != nil {
-				t.Error(err)
-			}
+			expect.Success(t, expect.Err(c.Prepare(ctx, guardNet())))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -196,9 +189,7 @@ func TestAddsWithCachesOvertakeEachOther(t *testing.T) {
 					t.Errorf("Ready: %v, %v", ready, err)
 				}
 				ep := pod(Owner(fmt.Sprintf("%011x", i*each+j)), fmt.Sprintf("10.22.%d.%d", i, j+1))
-				if err := c.Add(context.Background(), ep); err != nil {
-					t.Error(err)
-				}
+				expect.Success(t, c.Add(context.Background(), ep))
 			}
 		})
 	}

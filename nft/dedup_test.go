@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -112,9 +113,7 @@ func TestDedupDeliversOnceWhatAPromiscuousBridgeDeliversTwice(t *testing.T) {
 			s.setBridge(t, tc.promiscuous, tc.hairpin, calls)
 			mustEnsure(t, s.c, dedupNet(tc.dedup...))
 			for _, service := range []string{service4, service6} {
-				if got := s.delivered(t, service); got != tc.want[i] {
-					t.Errorf("%s, calls %v: %d datagrams to %s became %d, want %d", tc.name, calls, 10, service, got, tc.want[i])
-				}
+				expect.Equal(t, s.delivered(t, service), tc.want[i], "%s, calls %v: %d datagrams to %s became", tc.name, calls, 10, service)
 			}
 		}
 	}
@@ -165,9 +164,7 @@ func TestDedupSparesWhatIsSentOnce(t *testing.T) {
 		{"from outside", s.outside, far4, other4},
 		{"from outside", s.outside, far6, pod6},
 	} {
-		if err := nstest.PingWith(t, tc.from, nstest.Addr(tc.to), nstest.Echo{From: nstest.Addr(tc.src)}); err != nil {
-			t.Errorf("%s: from %s to %s: %v", tc.name, tc.src, tc.to, err)
-		}
+		expect.Success(t, nstest.PingWith(t, tc.from, nstest.Addr(tc.to), nstest.Echo{From: nstest.Addr(tc.src)}), "%s: from %s to %s", tc.name, tc.src, tc.to)
 	}
 	// A second gateway has to be named: that of an older pod CIDR which is part of this.
 	second := []Dedup{
@@ -206,9 +203,7 @@ func TestDedupNeverGrows(t *testing.T) {
 		d, {d[1], d[0]}, {d[0], d[1], d[0]}, {other(0, "10.22.3.4/16"), other(1, "fd00:22::abcd/64")}, {other(0, "10.22.3.4/16"), d[0], d[1]},
 	} {
 		wantReady(t, c, dedupNet(same...))
-		if diff := cmp.Diff(want, nft(t, ns, "list", "table", "bridge", "tombolo")); diff != "" {
-			t.Errorf("%v (-want +got):\n%s", same, diff)
-		}
+		expect.NoDiff(t, cmp.Diff(want, nft(t, ns, "list", "table", "bridge", "tombolo")), "%v", same)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -27,9 +28,7 @@ func TestAddIsStrict(t *testing.T) {
 		t.Errorf("without a table: %v", err)
 	}
 	mustEnsure(t, c, Network{Name: "podnet"})
-	if err := c.Add(ctx, first); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("without the sets of masquerade: %v", err)
-	}
+	expect.Is(t, c.Add(ctx, first), fs.ErrNotExist, "without the sets of masquerade")
 	wantEndpoints(t, c)
 	mustEnsure(t, c, podnet())
 	mustAdd(t, c, first)
@@ -103,9 +102,7 @@ func TestReplaceMakesElementsTheEndpoints(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
 	c, ns := dialNew(t)
-	if err := c.Replace(ctx, pod("00000000001", "10.22.0.5")); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("without a table: %v", err)
-	}
+	expect.Is(t, c.Replace(ctx, pod("00000000001", "10.22.0.5")), fs.ErrNotExist, "without a table")
 	mustEnsure(t, c, podnet())
 	stale := pod("00000000bad", "10.22.0.5", "fd00:22::5")
 	mustAdd(t, c, stale)
@@ -119,9 +116,7 @@ func TestReplaceMakesElementsTheEndpoints(t *testing.T) {
 		wantEndpoints(t, c, fresh, pod("00000000bad", "fd00:22::5"))
 	}
 	twins := []Endpoint{pod("00000000002", "10.22.0.7"), pod("00000000003", "10.22.0.7")}
-	if err := c.Replace(ctx, twins...); !errors.Is(err, fs.ErrExist) {
-		t.Errorf("two endpoints with one address: %v", err)
-	}
+	expect.Is(t, c.Replace(ctx, twins...), fs.ErrExist, "two endpoints with one address")
 }
 
 // After an Ensure that had to make sets anew, this is what brings elements back.
@@ -153,12 +148,8 @@ func TestRemoveTakesOnlyTheOwnersElements(t *testing.T) {
 	l2 := Endpoint{Owner: "0000000000c", Network: "lan", Bridge: "br0", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 5}}
 
 	for _, before := range []string{"without a table", "without elements"} {
-		if err := c.Remove(ctx, a, l2); err != nil {
-			t.Errorf("Remove %s: %v", before, err)
-		}
-		if err := c.RemoveOwners(ctx, "0000000000a"); err != nil {
-			t.Errorf("RemoveOwners %s: %v", before, err)
-		}
+		expect.Success(t, c.Remove(ctx, a, l2), "Remove %s", before)
+		expect.Success(t, c.RemoveOwners(ctx, "0000000000a"), "RemoveOwners %s", before)
 		if got, err := c.Endpoints(ctx, ""); err != nil || len(got) > 0 {
 			t.Errorf("Endpoints %s: %v, %v", before, got, err)
 		}
@@ -168,28 +159,20 @@ func TestRemoveTakesOnlyTheOwnersElements(t *testing.T) {
 	mustAdd(t, c, a, b, l2)
 	wantEndpoints(t, c, l2, a, b)
 	// A record that is out of date: the address is another's by now.
-	if err := c.Remove(ctx, pod("0000000000a", "10.22.0.6")); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, c.Remove(ctx, pod("0000000000a", "10.22.0.6")))
 	wantEndpoints(t, c, l2, a, b)
 	// One that says nothing of masquerade.
 	without := a
 	without.Masquerade = false
-	if err := c.Remove(ctx, without, l2); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, c.Remove(ctx, without, l2))
 	wantEndpoints(t, c, b)
 	mustAdd(t, c, a, l2)
-	if err := c.RemoveOwners(ctx, "0000000000a", "0000000000c", "0000000000d"); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, c.RemoveOwners(ctx, "0000000000a", "0000000000c", "0000000000d"))
 	wantEndpoints(t, c, b)
 	// One of the elements is gone, and one belongs to someone else.
 	nft(t, ns, "delete element inet tombolo masq4-podnet { 10.22.0.6 }")
 	nft(t, ns, "add element inet tombolo masq4-podnet { 10.22.0.6 comment \"by hand\" }")
-	if err := c.Remove(ctx, b); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, c.Remove(ctx, b))
 	wantEndpoints(t, c)
 	if list := nft(t, ns, "list", "set", "inet", "tombolo", "masq4-podnet"); !strings.Contains(list, `10.22.0.6 comment "by hand"`) {
 		t.Errorf("what is not ours was deleted:\n%s", list)
@@ -225,9 +208,7 @@ func TestRemoveNetworkLeavesOtherNetworks(t *testing.T) {
 	}
 	// It is idempotent, and finds nothing of networks that were never there.
 	for _, name := range []string{"podnet", "never", "plain"} {
-		if err := c.RemoveNetwork(ctx, name); err != nil {
-			t.Error(err)
-		}
+		expect.Success(t, c.RemoveNetwork(ctx, name))
 	}
 	wantReady(t, c, other, kept)
 	wantHas(map[string]bool{"podnet": false, "podnet2": true})
@@ -235,12 +216,8 @@ func TestRemoveNetworkLeavesOtherNetworks(t *testing.T) {
 	wantHas(map[string]bool{"podnet2": true}) // by its chain
 	must.Succeed(t, c.RemoveNetwork(ctx, "podnet2"))
 	wantHas(map[string]bool{"podnet2": false})
-	if list := nft(t, ns, "list", "ruleset"); list != "" {
-		t.Errorf("after the last network:\n%s", list)
-	}
-	if err := c.RemoveNetwork(ctx, "podnet2"); err != nil {
-		t.Error(err)
-	}
+	expect.Equal(t, nft(t, ns, "list", "ruleset"), "", "after the last network")
+	expect.Success(t, c.RemoveNetwork(ctx, "podnet2"))
 }
 
 func TestRemoveNetworkKeepsATableThatIsUsed(t *testing.T) {
@@ -316,9 +293,7 @@ func TestInvalidArgumentsAreRefusedBeforeTheKernelIsAsked(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			_, checkErr := c.Check(ctx, podnet(), &ep)
 			for _, err := range []error{c.Add(ctx, ep), c.Replace(ctx, good, ep), c.Remove(ctx, good, ep), checkErr} {
-				if !errors.Is(err, ErrInvalid) {
-					t.Errorf("got %v", err)
-				}
+				expect.Is(t, err, ErrInvalid)
 			}
 		})
 	}
@@ -333,9 +308,7 @@ func TestInvalidArgumentsAreRefusedBeforeTheKernelIsAsked(t *testing.T) {
 			_, readyErr := c.Ready(ctx, n)
 			_, checkErr := c.Check(ctx, n, nil)
 			for _, err := range []error{ensureErr, readyErr, checkErr} {
-				if !errors.Is(err, ErrInvalid) {
-					t.Errorf("got %v", err)
-				}
+				expect.Is(t, err, ErrInvalid)
 			}
 		})
 	}
@@ -349,9 +322,7 @@ func TestInvalidArgumentsAreRefusedBeforeTheKernelIsAsked(t *testing.T) {
 	}
 	_, endpointsErr := c.Endpoints(ctx, "a:b")
 	for _, err := range []error{c.RemoveOwners(ctx, "a", "B"), c.RemoveNetwork(ctx, ""), endpointsErr} {
-		if !errors.Is(err, ErrInvalid) {
-			t.Errorf("got %v", err)
-		}
+		expect.Is(t, err, ErrInvalid)
 	}
 }
 
@@ -377,9 +348,7 @@ func TestContextThatIsDoneEndsBeforeTheKernelIsAsked(t *testing.T) {
 		ensureErr, readyErr, checkErr, endpointsErr, c.Add(ctx, ep), c.Replace(ctx, ep), c.Remove(ctx, ep),
 		c.RemoveOwners(ctx, ep.Owner), c.RemoveNetwork(ctx, "podnet"),
 	} {
-		if !errors.Is(err, context.Canceled) {
-			t.Errorf("got %v", err)
-		}
+		expect.Is(t, err, context.Canceled)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -181,9 +182,7 @@ func TestEnsureMendsWhatWasDamaged(t *testing.T) {
 			must.Succeed(t, c.Replace(ctx, ep, otherEp))
 			wantReady(t, c, podnet(), ep)
 			wantReady(t, c, other, otherEp)
-			if diff := cmp.Diff(inAnyOrder(want), inAnyOrder(normal(nft(t, ns, "list", "ruleset")))); diff != "" {
-				t.Errorf("the ruleset before and after (-want +got):\n%s", diff)
-			}
+			expect.NoDiff(t, cmp.Diff(inAnyOrder(want), inAnyOrder(normal(nft(t, ns, "list", "ruleset")))), "the ruleset before and after")
 		})
 	}
 }
@@ -250,12 +249,8 @@ func TestEnsureChangesOnlyItsNetwork(t *testing.T) {
 		if ready, err := c.Ready(context.Background(), changed); err != nil || ready {
 			t.Errorf("%s: Ready: %v, %v", step.name, ready, err)
 		}
-		if out := mustEnsure(t, c, changed); out != (Outcome{Changed: true}) {
-			t.Errorf("%s: %+v", step.name, out)
-		}
-		if got := strings.Contains(nft(t, ns, "list", "ruleset"), step.rules); got != step.want {
-			t.Errorf("%s: %q is there: %v", step.name, step.rules, got)
-		}
+		expect.Equal(t, mustEnsure(t, c, changed), (Outcome{Changed: true}), "%s", step.name)
+		expect.Equal(t, strings.Contains(nft(t, ns, "list", "ruleset"), step.rules), step.want, "%s: %q is there", step.name, step.rules)
 		wantReady(t, c, changed)
 		wantReady(t, c, other)
 		wantEndpoints(t, c, ep)
@@ -263,9 +258,7 @@ func TestEnsureChangesOnlyItsNetwork(t *testing.T) {
 	if after := nft(t, ns, "-a", "list", "chain", "inet", "tombolo", "masq-other"); after != otherBefore {
 		t.Errorf("the other network's chain was made anew:\n%s\n%s", otherBefore, after)
 	}
-	if after := nft(t, ns, "-a", "list", "chain", "inet", "tombolo", "forward"); after != forwardBefore {
-		t.Errorf("the shared chain was made anew:\n%s\n%s", forwardBefore, after)
-	}
+	expect.Equal(t, nft(t, ns, "-a", "list", "chain", "inet", "tombolo", "forward"), forwardBefore, "the shared chain was made anew:\n%s", forwardBefore)
 }
 
 func TestEnsureFollowsTheMark(t *testing.T) {
@@ -309,9 +302,7 @@ table inet tombolo2 {
 	mustEnsure(t, c, podnet())
 	wantReady(t, c, podnet())
 	must.Succeed(t, c.RemoveNetwork(context.Background(), "podnet"))
-	if after := nft(t, ns, "list", "ruleset"); after != before {
-		t.Errorf("before:\n%s\nafter:\n%s", before, after)
-	}
+	expect.Equal(t, nft(t, ns, "list", "ruleset"), before, "before:\n%s\nafter", before)
 }
 
 func TestEnsureSaysWhyItCannotMend(t *testing.T) {
@@ -345,9 +336,7 @@ func TestEverythingNeedsNetAdmin(t *testing.T) {
 		"RemoveOwners":  func() error { return c.RemoveOwners(ctx, ep.Owner) },
 		"RemoveNetwork": func() error { return c.RemoveNetwork(ctx, "podnet") },
 	} {
-		if err := withoutNetAdmin(do); !errors.Is(err, fs.ErrPermission) {
-			t.Errorf("%s: %v", what, err)
-		}
+		expect.Is(t, withoutNetAdmin(do), fs.ErrPermission, "%s", what)
 	}
 }
 
@@ -375,7 +364,5 @@ func withoutNetAdmin(do func() error) error {
 func TestProbeFindsNFTables(t *testing.T) {
 	t.Parallel()
 	c, _ := dialNew(t)
-	if err := c.Probe(); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, c.Probe())
 }

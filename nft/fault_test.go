@@ -12,6 +12,7 @@ import (
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
@@ -76,9 +77,7 @@ func TestKernelErrorsNameWhatFailed(t *testing.T) {
 			if !errors.As(err, &opErr) || !errors.Is(err, unix.ENOMEM) || opErr.Message != "made up" || !strings.HasPrefix(err.Error(), tc.want) {
 				t.Errorf("got %v, want %s…", err, tc.want)
 			}
-			if after := nft(t, ns, "list", "ruleset"); after != before {
-				t.Errorf("what failed changed something:\n%s\n%s", before, after)
-			}
+			expect.Equal(t, nft(t, ns, "list", "ruleset"), before, "what failed changed something:\n%s", before)
 		})
 	}
 }
@@ -124,9 +123,7 @@ func TestLostRacesAreTriedAgain(t *testing.T) {
 			if !strings.HasPrefix(tc.name, "Ensure") {
 				mustEnsure(t, good, podnet())
 			}
-			if err := tc.do(dialFaulty(t, ns, tc.fault)); err != nil {
-				t.Error(err)
-			}
+			expect.Success(t, tc.do(dialFaulty(t, ns, tc.fault)))
 		})
 	}
 }
@@ -240,9 +237,7 @@ func TestRepliesThatDoNotParseAreErrors(t *testing.T) {
 				ensureErr, readyErr, checkErr, endpointsErr, c.Replace(ctx, ep), c.Remove(ctx, ep), c.RemoveOwners(ctx, ep.Owner),
 				c.RemoveNetwork(ctx, "podnet"),
 			} {
-				if !errors.Is(err, nl.ErrMalformed) {
-					t.Errorf("got %v", err)
-				}
+				expect.Is(t, err, nl.ErrMalformed)
 			}
 		})
 	}

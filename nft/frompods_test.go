@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -104,9 +105,7 @@ func TestFramesOfNoVLANDoNotPassByTheFirewall(t *testing.T) {
 				ether(otherMAC, podMAC, unix.ETH_P_IP, packet4(pod4, other4, 0, 17, udp(pod4, other4, kept, last))))
 			end.await(last)
 			for family, l := range heard {
-				if got := len(queued(t, l.conn)) > 0; got != want(way.tags) {
-					t.Errorf("%s: the other pod hears %s behind %s: %t", when, family, way.name, got)
-				}
+				expect.Equal(t, len(queued(t, l.conn)) > 0, want(way.tags), "%s: the other pod hears %s behind %s", when, family, way.name)
 			}
 		}
 	}

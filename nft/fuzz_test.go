@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
@@ -49,9 +50,7 @@ func FuzzElements(f *testing.F) {
 			}
 		}
 		for _, ep := range collect(list, "") {
-			if err := ep.Owner.check(); err != nil {
-				t.Error(err)
-			}
+			expect.Success(t, ep.Owner.check())
 		}
 	})
 }

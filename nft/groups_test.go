@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -261,9 +262,7 @@ func TestOtherPortsMaySendToLinkLocalGroups(t *testing.T) {
 	for group, wanted := range map[int]bool{0x0: true, 0xe: true, 0x3: false} {
 		text := fmt.Sprintf("group %x", group)
 		switchPort.send(ether(linkLocalGroup(group), foreignMAC, 0x88cc, []byte(text)), ether(broadcastMAC, foreignMAC, 0x88cc, []byte("last "+text)))
-		if got := len(s.pod2.textsBefore(text, "last "+text)) > 0; got != wanted {
-			t.Errorf("a pod gets the frame to group %x: %t, want %t", group, got, wanted)
-		}
+		expect.Equal(t, len(s.pod2.textsBefore(text, "last "+text)) > 0, wanted, "a pod gets the frame to group %x", group)
 	}
 }
 
@@ -309,7 +308,5 @@ func TestGroupRulesStayAsLongAsThereIsANetwork(t *testing.T) {
 	must.Succeed(t, c.RemoveNetwork(t.Context(), "a"))
 	wantReady(t, c, second)
 	must.Succeed(t, c.RemoveNetwork(t.Context(), "b"))
-	if out := nft(t, ns, "list", "ruleset"); out != "" {
-		t.Errorf("after both are removed:\n%s", out)
-	}
+	expect.Equal(t, nft(t, ns, "list", "ruleset"), "", "after both are removed")
 }

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -253,9 +254,7 @@ func decent() []namedFrame {
 func (s *guardSite) want(t *testing.T, frames []namedFrame, want bool) {
 	t.Helper()
 	for _, f := range frames {
-		if got := s.arrives(f.frame); got != want {
-			t.Errorf("%s arrives: %v, want %v", f.name, got, want)
-		}
+		expect.Equal(t, s.arrives(f.frame), want, "%s arrives", f.name)
 	}
 }
 
@@ -424,9 +423,7 @@ func TestGuardKeepsNeighboursFromBeingPoisoned(t *testing.T) {
 					break
 				}
 			}
-			if got != want {
-				t.Errorf("guarded: %v: %s is at %s, want %s", guarded, tc.address, got, want)
-			}
+			expect.Equal(t, got, want, "guarded: %v: %s is at", guarded, tc.address)
 			nstest.Run(t, tc.ns, "ip", "neigh", "flush", "dev", tc.link)
 		}
 	}
@@ -538,26 +535,20 @@ func TestGuardedPodLivesAsBefore(t *testing.T) {
 				if far := to == far4 || to == far6; far && echo.Size > 0 {
 					continue // by a link of another MTU
 				}
-				if err := nstest.PingWith(t, s.pod, nstest.Addr(to), echo); err != nil {
-					t.Errorf("ping of %d bytes: %v", echo.Size, err)
-				}
+				expect.Success(t, nstest.PingWith(t, s.pod, nstest.Addr(to), echo), "ping of %d bytes", echo.Size)
 			}
 			at := map[string]*netns.NS{other4: s.other, other6: s.other, far4: s.outside, far6: s.outside}[to]
 			if at == nil {
 				at = s.host
 			}
 			for _, network := range []string{"tcp", "udp"} {
-				if _, err := nstest.Ask(t, s.pod, network, nstest.Serve(t, at, network, netip.AddrPortFrom(nstest.Addr(to), 0))); err != nil {
-					t.Errorf("%s: %v", network, err)
-				}
+				expect.Success(t, expect.Err(nstest.Ask(t, s.pod, network, nstest.Serve(t, at, network, netip.AddrPortFrom(nstest.Addr(to), 0)))), "%s", network)
 			}
 		})
 	}
 	for _, to := range []string{pod4, pod6} {
 		nstest.Run(t, s.other, "ip", "neigh", "flush", "dev", "eth0")
-		if _, err := nstest.Ask(t, s.other, "tcp", nstest.Serve(t, s.pod, "tcp", netip.AddrPortFrom(nstest.Addr(to), 0))); err != nil {
-			t.Errorf("called at %s: %v", to, err)
-		}
+		expect.Success(t, expect.Err(nstest.Ask(t, s.other, "tcp", nstest.Serve(t, s.pod, "tcp", netip.AddrPortFrom(nstest.Addr(to), 0)))), "called at %s", to)
 	}
 }
 
@@ -589,15 +580,11 @@ func TestGuardedPodDetectsDuplicateAddresses(t *testing.T) {
 	}
 	mustAdd(t, s.c, s.guarded(pod4, pod6))
 	for _, address := range []string{pod6, podLocal} {
-		if got := state(address); got != "settled" {
-			t.Errorf("%s is %s", address, got)
-		}
+		expect.Equal(t, state(address), "settled", "%s is", address)
 	}
 	nstest.Run(t, s.other, "ip", "addr", "add", pod6+"/64", "dev", "eth0", "nodad")
 	nstest.WaitForAddresses(t, s.other)
-	if got := state(pod6); got != "duplicate" {
-		t.Errorf("another has %s: it is %s", pod6, got)
-	}
+	expect.Equal(t, state(pod6), "duplicate", "another has %s: it is", pod6)
 }
 
 // What a pod does to itself cuts it off, and nobody else.
@@ -624,9 +611,7 @@ func TestGuardedPodThatChangesItselfIsCutOff(t *testing.T) {
 					t.Errorf("after %s, guarded: %v: ping of %s: %v", change, guarded, to, err)
 				}
 			}
-			if err := nstest.Ping(t, s.other, nstest.Addr(bridge4)); err != nil {
-				t.Errorf("after %s: the other pod: %v", change, err)
-			}
+			expect.Success(t, nstest.Ping(t, s.other, nstest.Addr(bridge4)), "after %s: the other pod", change)
 		}
 		must.Succeed(t, s.c.Remove(context.Background(), s.guarded(pod4, pod6)))
 	}

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -108,9 +109,7 @@ func TestGuardElementsAreTheEndpointsOwn(t *testing.T) {
 					got = append(got, el.String())
 				}
 			}
-			if diff := cmp.Diff(tc.want, got); diff != "" {
-				t.Errorf("elements (-want +got):\n%s", diff)
-			}
+			expect.NoDiff(t, cmp.Diff(tc.want, got), "elements")
 			unguarded := ep
 			unguarded.GuardedPort = ""
 			if n := len(ep.elements()) - len(unguarded.elements()); n != len(tc.want) {
@@ -134,9 +133,7 @@ func TestGuardedEndpointsAreKnownLikeOthers(t *testing.T) {
 	nested.MACOnly = true
 
 	mustEnsure(t, c, podnet())
-	if err := c.Add(ctx, a); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("where no network has a guard: %v", err)
-	}
+	expect.Is(t, c.Add(ctx, a), fs.ErrNotExist, "where no network has a guard")
 	wantEndpoints(t, c)
 	mustEnsure(t, c, n)
 	mustAdd(t, c, a, b, free, plain, nested, waiting)
@@ -206,9 +203,7 @@ func TestGuardKeepsNothingOfWhatAPodWas(t *testing.T) {
 				t.Errorf("CheckEndpoint does not see what is too much: %v, %v", diffs, err)
 			}
 			must.Succeed(t, c.Replace(ctx, known))
-			if got := normal(nft(t, ns, "list", "table", "bridge", "tombolo")); got != wanted {
-				t.Errorf("after Replace:\n%s\nwant:\n%s", got, wanted)
-			}
+			expect.Equal(t, normal(nft(t, ns, "list", "table", "bridge", "tombolo")), wanted, "after Replace")
 			if diffs, err := c.CheckEndpoint(ctx, known); err != nil || len(diffs) > 0 {
 				t.Errorf("CheckEndpoint: %v, %v", diffs, err)
 			}
@@ -271,9 +266,7 @@ func TestBridgeTableGoesWithItsLastNetwork(t *testing.T) {
 	remove := func(name string, want ...string) {
 		t.Helper()
 		must.Succeed(t, c.RemoveNetwork(ctx, name))
-		if diff := cmp.Diff(want, tables(t, nft(t, ns, "list", "ruleset"))); diff != "" {
-			t.Errorf("after removing %s (-want +got):\n%s", name, diff)
-		}
+		expect.NoDiff(t, cmp.Diff(want, tables(t, nft(t, ns, "list", "ruleset"))), "after removing %s", name)
 	}
 	lan := Network{Name: "lan", Guard: true}
 	promiscuous := Network{Name: "promiscuous", Masquerade: true, Dedup: dedups()}
@@ -355,9 +348,7 @@ func TestNetworkWithoutGuardLeavesGuardedPodsGuarded(t *testing.T) {
 	before := nft(t, ns, "list", "table", "bridge", "tombolo")
 	mustEnsure(t, c, podnet())
 	mustEnsure(t, c, Network{Name: "other"})
-	if diff := cmp.Diff(before, nft(t, ns, "list", "table", "bridge", "tombolo")); diff != "" {
-		t.Errorf("the bridge table changed (-before +after):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff(before, nft(t, ns, "list", "table", "bridge", "tombolo")), "the bridge table changed")
 	wantReady(t, c, podnet(), ep)
 }
 

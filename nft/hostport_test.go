@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -237,15 +238,11 @@ func TestPortOnOneAddressIsReachedByThatAlone(t *testing.T) {
 	} {
 		at := netip.AddrPortFrom(nstest.Addr(tc.to), tc.port)
 		if !tc.reached {
-			if err := refused(p.where(tc.from), at); err != nil {
-				t.Errorf("%s: %v", tc.from, err)
-			}
+			expect.Success(t, refused(p.where(tc.from), at), "%s", tc.from)
 			continue
 		}
 		for _, network := range []string{"tcp", "udp"} {
-			if _, err := nstest.Ask(t, p.where(tc.from), network, at); err != nil {
-				t.Errorf("%s calls %s over %s: %v", tc.from, at, network, err)
-			}
+			expect.Success(t, expect.Err(nstest.Ask(t, p.where(tc.from), network, at)), "%s calls %s over %s", tc.from, at, network)
 		}
 	}
 }
@@ -258,9 +255,7 @@ func TestIPv6LoopbackIsRefusedAtOnce(t *testing.T) {
 	toLoopback := netip.AddrPortFrom(netip.IPv6Loopback(), hostPort)
 	// By its number: Go keeps which link has a name for a minute, of whatever namespace.
 	toLinkLocal := netip.MustParseAddrPort(fmt.Sprintf("[fe80::1%%%d]:%d", nstest.Index(t, p.outside, "eth0"), hostPort))
-	if err := refused(p.host, toLoopback); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, refused(p.host, toLoopback))
 	// The kernel leaves the route to link-local addresses to a worker.
 	for began := time.Now(); nstest.Run(t, p.outside, "ip", "-6", "route", "show", "fe80::/64", "dev", "eth0") == ""; {
 		if time.Since(began) > patience {
@@ -268,12 +263,8 @@ func TestIPv6LoopbackIsRefusedAtOnce(t *testing.T) {
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	if err := refused(p.outside, toLinkLocal); err != nil {
-		t.Error(err)
-	}
-	if _, err := nstest.Ask(t, p.host, "tcp", netip.AddrPortFrom(nstest.Addr("127.0.0.1"), hostPort)); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, refused(p.outside, toLinkLocal))
+	expect.Success(t, expect.Err(nstest.Ask(t, p.host, "tcp", netip.AddrPortFrom(nstest.Addr("127.0.0.1"), hostPort))))
 
 	// Without the rules for it, it hangs.
 	for _, chain := range []string{ruleset.HostPortsChain, ruleset.HostPortsLocalChain} {
@@ -284,9 +275,7 @@ func TestIPv6LoopbackIsRefusedAtOnce(t *testing.T) {
 	mustTimeOut(t, call(p.host, "tcp", toLoopback.String(), briefly), "::1 without the rule")
 	mustTimeOut(t, call(p.outside, "tcp", toLinkLocal.String(), briefly), "a link-local address without the rule")
 	mustEnsure(t, p.c, p.network)
-	if err := refused(p.host, toLoopback); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, refused(p.host, toLoopback))
 }
 
 // handles are those of a chain's rules whose comments start with a text.
@@ -347,15 +336,11 @@ func TestHostsLoopbackIsOutOfPodsReach(t *testing.T) {
 		mustTimeOut(t, attack(network, briefly), "a pod that calls the host's loopback over "+network)
 	}
 	mustTimeOut(t, call(p.pod, "tcp", fmt.Sprintf("127.0.0.1:%d", hostPort), briefly), "a pod that calls a published port there")
-	if _, err := nstest.Ask(t, p.host, "tcp", netip.AddrPortFrom(nstest.Addr("127.0.0.1"), private)); err != nil {
-		t.Errorf("the host itself: %v", err)
-	}
+	expect.Success(t, expect.Err(nstest.Ask(t, p.host, "tcp", netip.AddrPortFrom(nstest.Addr("127.0.0.1"), private))), "the host itself")
 
 	nft(t, p.host, "flush chain inet tombolo loopback")
 	for _, network := range []string{"tcp", "udp"} {
-		if err := attack(network, patience); err != nil {
-			t.Errorf("the attack over %s does not work without the rule, so it proves nothing: %v", network, err)
-		}
+		expect.Success(t, attack(network, patience), "the attack over %s does not work without the rule, so it proves nothing", network)
 	}
 	mustEnsure(t, p.c, p.network)
 	for _, network := range []string{"tcp", "udp"} {
@@ -437,9 +422,7 @@ func TestPodsCannotPassForTheHost(t *testing.T) {
 		t.Errorf("the host hears %s from the bridge", got)
 	}
 	nft(t, p.host, "flush chain inet tombolo loopback")
-	if got := heard(); got != trusted {
-		t.Errorf("the attack does not work without the rule, so it proves nothing: heard %s", got)
-	}
+	expect.Equal(t, heard(), trusted, "the attack does not work without the rule, so it proves nothing: heard")
 }
 
 // The DROP policy of newPublished is the administrator's.
@@ -451,18 +434,14 @@ func TestOnlyPublishedPortsAreOpened(t *testing.T) {
 			p := newPublished(t, nfCall, tcpAndUDP(Port{HostPort: hostPort, PodPort: podPort})...)
 			p.serve(t)
 			for _, addr := range []string{host4, host6} {
-				if _, err := nstest.Ask(t, p.outside, "tcp", netip.AddrPortFrom(nstest.Addr(addr), hostPort)); err != nil {
-					t.Errorf("the published port: %v", err)
-				}
+				expect.Success(t, expect.Err(nstest.Ask(t, p.outside, "tcp", netip.AddrPortFrom(nstest.Addr(addr), hostPort))), "the published port")
 			}
 			for _, addr := range p.ep.Addrs {
 				at := netip.AddrPortFrom(addr, podPort)
 				for _, network := range []string{"tcp", "udp"} {
 					mustTimeOut(t, call(p.outside, network, at.String(), briefly), "outside calls the pod's own "+at.String()+" over "+network)
 				}
-				if _, err := nstest.Ask(t, p.other, "tcp", at); err != nil {
-					t.Errorf("another pod of the bridge: %v", err)
-				}
+				expect.Success(t, expect.Err(nstest.Ask(t, p.other, "tcp", at)), "another pod of the bridge")
 			}
 			// Somebody else's redirection to another port of the pod is not ours to admit.
 			nstest.Serve(t, p.pod, "tcp", netip.AddrPortFrom(nstest.Addr(pod4), 81))
@@ -474,9 +453,7 @@ func TestOnlyPublishedPortsAreOpened(t *testing.T) {
 			}`)
 			mustTimeOut(t, call(p.outside, "tcp", host4+":8090", briefly), "outside by way of a foreign redirection")
 			nft(t, p.host, "add rule inet admin forward accept")
-			if err := call(p.outside, "tcp", host4+":8090", patience); err != nil {
-				t.Errorf("a foreign redirection that is admitted: %v", err)
-			}
+			expect.Success(t, call(p.outside, "tcp", host4+":8090", patience), "a foreign redirection that is admitted")
 		})
 	}
 }
@@ -509,13 +486,9 @@ func TestPortIsGoneWithItsPod(t *testing.T) {
 	p := newPublished(t, true, tcpAndUDP(Port{HostPort: hostPort, PodPort: podPort})...)
 	p.serve(t)
 	at := netip.AddrPortFrom(nstest.Addr(host4), hostPort)
-	if _, err := nstest.Ask(t, p.outside, "tcp", at); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, expect.Err(nstest.Ask(t, p.outside, "tcp", at)))
 	must.Succeed(t, p.c.Remove(context.Background(), p.ep))
-	if err := call(p.outside, "tcp", at.String(), patience); !errors.Is(err, unix.ECONNREFUSED) {
-		t.Errorf("a port whose pod was removed: %v", err)
-	}
+	expect.Is(t, call(p.outside, "tcp", at.String(), patience), unix.ECONNREFUSED, "a port whose pod was removed")
 }
 
 // A bridge may lead to machines of a LAN, which a host that drops what it forwards
@@ -526,9 +499,7 @@ func TestWhatStaysOnOurBridgeIsMarked(t *testing.T) {
 	p.serve(t)
 	must.Succeed(t, p.c.RemoveOwners(context.Background(), "0123456789b"))
 	for _, addr := range p.ep.Addrs {
-		if err := call(p.other, "tcp", netip.AddrPortFrom(addr, podPort).String(), patience); err != nil {
-			t.Errorf("a machine of the bridge that is no pod of ours: %v", err)
-		}
+		expect.Success(t, call(p.other, "tcp", netip.AddrPortFrom(addr, podPort).String(), patience), "a machine of the bridge that is no pod of ours")
 	}
 	// The bridge is no network's any more.
 	must.Succeed(t, p.c.RemoveNetwork(context.Background(), "podnet"))

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -149,9 +150,7 @@ func TestGuardedPodPoisonsNobody(t *testing.T) {
 					if guarded {
 						want = target.mac
 					}
-					if got := poisoned(v, target, f, tries); got != want {
-						t.Errorf("guarded: %v: after an %s to %s, %s is at %s, want %s", guarded, f.name, name, targetName, got, want)
-					}
+					expect.Equal(t, poisoned(v, target, f, tries), want, "guarded: %v: after an %s to %s, %s is at", guarded, f.name, name, targetName)
 				}
 			}
 		}
@@ -231,9 +230,7 @@ func TestGuardedPodDrawsNobodysFrames(t *testing.T) {
 				break
 			}
 		}
-		if got != want {
-			t.Errorf("guarded: %v: the bridge has the router at %q, want %q", guarded, got, want)
-		}
+		expect.Equal(t, got, want, "guarded: %v: the bridge has the router at", guarded)
 		router.wire.send(ether(broadcastMAC, lanRouterMAC, unix.ETH_P_ARP, arpMessage(1, lanRouterMAC, router4, router4)))
 	}
 }
@@ -275,9 +272,7 @@ func TestGuardedPodIsNobodysDHCPServer(t *testing.T) {
 		return true
 	}
 	before := offers()
-	if got := lease(t, l.machine, 1); got != "" {
-		t.Errorf("nobody but the pod is there to answer, and the machine leases %s", got)
-	}
+	expect.Equal(t, lease(t, l.machine, 1), "", "nobody but the pod is there to answer, and the machine leases")
 	if !tried(before) {
 		t.Error("the pod has not tried")
 	}

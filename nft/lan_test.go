@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -392,15 +393,11 @@ func TestBridgedTrafficOfALANPassesAForwardPolicyOfDrop(t *testing.T) {
 		t.Helper()
 		for _, f := range frames {
 			number++
-			if got := passes(f.from, f.to, f.sender, f.frame, number); got != want {
-				t.Errorf("%s passes: %v, want %v", f.name, got, want)
-			}
+			expect.Equal(t, passes(f.from, f.to, f.sender, f.frame, number), want, "%s passes", f.name)
 		}
 	}
 	check(false)
-	if _, err := foreign.On(l.c.Socket(), nil).Ensure(context.Background()); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, expect.Err(foreign.On(l.c.Socket(), nil).Ensure(context.Background())))
 	check(true)
 	// Connections, too, before the pods are known.
 	must.Succeed(t, l.c.Remove(context.Background(), l.endpoint("00000000001", "veth1", podMAC)))

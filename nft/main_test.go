@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
@@ -86,9 +87,7 @@ func wantEndpoints(tb testing.TB, c *Conn, want ...Endpoint) {
 	got, err := c.Endpoints(context.Background(), "")
 	must.Succeed(tb, err)
 	known := cmpopts.IgnoreFields(Endpoint{}, "Ports", "GuardedPort", "SLAAC", "MACOnly", "Untrusted", "MAC", "PortSNAT", "Callers")
-	if diff := cmp.Diff(want, got, known, cmpopts.EquateEmpty(), cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})); diff != "" {
-		tb.Errorf("endpoints (-want +got):\n%s", diff)
-	}
+	expect.NoDiff(tb, cmp.Diff(want, got, known, cmpopts.EquateEmpty(), cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})), "endpoints")
 }
 
 // wantReady checks that Ready, Check and Ensure agree that nothing is to be done.

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
@@ -54,16 +55,12 @@ func TestMoveChangesWhatDiffers(t *testing.T) {
 			mustAdd(t, c, bystander, tc.old)
 			for range 2 { // the second time there is nothing to do
 				must.Succeed(t, c.Move(ctx, tc.old, tc.new))
-				if got := normal(nft(t, ns, "list", "ruleset")); got != wanted {
-					t.Errorf("after the move:\n%s\nwant:\n%s", got, wanted)
-				}
+				expect.Equal(t, normal(nft(t, ns, "list", "ruleset")), wanted, "after the move")
 			}
 			// What was never there does not have to be.
 			must.Succeed(t, c.Remove(ctx, tc.new))
 			must.Succeed(t, c.Move(ctx, tc.old, tc.new))
-			if got := normal(nft(t, ns, "list", "ruleset")); got != wanted {
-				t.Errorf("with nothing there before:\n%s\nwant:\n%s", got, wanted)
-			}
+			expect.Equal(t, normal(nft(t, ns, "list", "ruleset")), wanted, "with nothing there before")
 		})
 	}
 }
@@ -102,19 +99,11 @@ func TestMoveIsRefused(t *testing.T) {
 	for name, ep := range map[string]Endpoint{
 		"another owner": pod("0000000000b", other4), "another network": elsewhere, "no owner": pod("", other4), "no address": pod("0000000000a"),
 	} {
-		if err := c.Move(ctx, a, ep); !errors.Is(err, ErrInvalid) {
-			t.Errorf("%s: %v", name, err)
-		}
-		if err := c.Move(ctx, ep, a); !errors.Is(err, ErrInvalid) {
-			t.Errorf("from %s: %v", name, err)
-		}
+		expect.Is(t, c.Move(ctx, a, ep), ErrInvalid, "%s", name)
+		expect.Is(t, c.Move(ctx, ep, a), ErrInvalid, "from %s", name)
 	}
-	if err := c.Move(ctx, a, guardedPod("0000000000a", "veth1", podMAC, other4)); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("to a guard that is not there: %v", err)
-	}
-	if after := nft(t, ns, "list", "ruleset"); after != before {
-		t.Errorf("something has changed:\n%s", after)
-	}
+	expect.Is(t, c.Move(ctx, a, guardedPod("0000000000a", "veth1", podMAC, other4)), fs.ErrNotExist, "to a guard that is not there")
+	expect.Equal(t, nft(t, ns, "list", "ruleset"), before, "something has changed")
 }
 
 // Somebody else's change in between makes the kernel refuse the transaction.
@@ -232,9 +221,7 @@ func TestMoveKeepsPortsPublished(t *testing.T) {
 		looks.Add(1)
 		select {
 		case err := <-done:
-			if err != nil {
-				t.Errorf("after %d looks: %v", looks.Load(), err)
-			}
+			expect.Success(t, err, "after %d looks", looks.Load())
 			wantEndpoints(t, c, old)
 			return
 		default:

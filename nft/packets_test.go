@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -48,9 +49,7 @@ func newSite(tb testing.TB) *site {
 func seenAs(tb testing.TB, from, at *netns.NS, server string) string {
 	tb.Helper()
 	seen, err := nstest.Ask(tb, from, "udp", nstest.Serve(tb, at, "udp", netip.AddrPortFrom(nstest.Addr(server), 0)))
-	if err != nil {
-		tb.Fatalf("asking at %s: %v", server, err)
-	}
+	must.Succeed(tb, err, "asking at %s", server)
 	return seen.Addr().String()
 }
 
@@ -91,24 +90,16 @@ func TestMasqueradeChangesSourcesOnlyWhereItShould(t *testing.T) {
 			ep.Masquerade = tc.masquerade
 			mustAdd(t, s.c, ep)
 			defer func() {
-				if err := s.c.Remove(context.Background(), ep); err != nil {
-					t.Error(err)
-				}
+				expect.Success(t, s.c.Remove(context.Background(), ep))
 			}()
 			got := map[string]string{}
 			for server := range tc.want {
 				got[server] = seenAs(t, s.pod, s.outside, server)
 			}
-			if diff := cmp.Diff(tc.want, got); diff != "" {
-				t.Errorf("sources seen outside (-want +got):\n%s", diff)
-			}
+			expect.NoDiff(t, cmp.Diff(tc.want, got), "sources seen outside")
 			// The other pod has no elements, and the host is none.
-			if got := seenAs(t, s.other, s.outside, far4); got != other4 {
-				t.Errorf("a pod that was not added is seen as %s", got)
-			}
-			if got := seenAs(t, s.pod, s.other, other4); got != pod4 {
-				t.Errorf("a pod of the same network sees %s", got)
-			}
+			expect.Equal(t, seenAs(t, s.other, s.outside, far4), other4, "a pod that was not added is seen as")
+			expect.Equal(t, seenAs(t, s.pod, s.other, other4), pod4, "a pod of the same network sees")
 			for server, want := range map[string]string{host4: pod4, bridge4: pod4, host6: pod6} {
 				if got := seenAs(t, s.pod, s.host, server); got != want {
 					t.Errorf("the host sees %s at %s", got, server)
@@ -132,9 +123,7 @@ func TestMasqueradeOfTwoNetworksIsIndependent(t *testing.T) {
 		pod4 + far4: seenAs(t, s.pod, s.outside, far4), pod4 + near4: seenAs(t, s.pod, s.outside, near4),
 		other4 + far4: seenAs(t, s.other, s.outside, far4), other4 + near4: seenAs(t, s.other, s.outside, near4),
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("sources seen outside (-want +got):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff(want, got), "sources seen outside")
 }
 
 // Bridged frames pass the same hooks where the bridge calls iptables; there
@@ -154,9 +143,7 @@ func TestMulticastAndBroadcastKeepTheirSource(t *testing.T) {
 
 	// Two ports: a child that another test starts may keep a socket open that is closed here.
 	for _, group := range []netip.AddrPort{netip.MustParseAddrPort("239.1.2.3:5353"), netip.MustParseAddrPort("255.255.255.255:5354")} {
-		if got := heardFrom(t, s.pod, s.other, group); got != pod4 {
-			t.Errorf("what %s sends to %s is seen as %s", pod4, group, got)
-		}
+		expect.Equal(t, heardFrom(t, s.pod, s.other, group), pod4, "what %s sends to %s is seen as", pod4, group)
 	}
 }
 
@@ -186,9 +173,7 @@ func heardFrom(tb testing.TB, from, at *netns.NS, to netip.AddrPort) string {
 	})
 	must.Succeed(tb, err)
 	defer sender.Close()
-	if _, err := sender.Write([]byte("?")); err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, expect.Err(sender.Write([]byte("?"))))
 	must.Succeed(tb, receiver.SetReadDeadline(time.Now().Add(patience)))
 	_, source, err := receiver.ReadFromUDPAddrPort(make([]byte, 16))
 	must.Succeed(tb, err)
@@ -308,9 +293,7 @@ func TestMarkIsForWhatPodsSendAndForReplies(t *testing.T) {
 			}
 			counts(t, s.host)
 			tc.do(t)
-			if diff := cmp.Diff(tc.want, counts(t, s.host)); diff != "" {
-				t.Errorf("packets (-want +got):\n%s", diff)
-			}
+			expect.NoDiff(t, cmp.Diff(tc.want, counts(t, s.host)), "packets")
 		})
 	}
 }
@@ -349,13 +332,9 @@ func TestMarkOfPodsWithoutAddressesGoesByMAC(t *testing.T) {
 		must.Succeed(t, call(s.pod, "udp", at.String(), patience))
 		return counts(t, s.host)
 	}
-	if diff := cmp.Diff(map[string]int{"in_unmarked": 2}, ask()); diff != "" {
-		t.Errorf("before it was added (-want +got):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff(map[string]int{"in_unmarked": 2}, ask()), "before it was added")
 	mustAdd(t, s.c, Endpoint{Owner: "0123456789a", Network: "lan", Bridge: "cbr0", MAC: mac})
-	if diff := cmp.Diff(map[string]int{"in_marked": 2, "before_last": 2}, ask()); diff != "" {
-		t.Errorf("request and reply afterwards (-want +got):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff(map[string]int{"in_marked": 2, "before_last": 2}, ask()), "request and reply afterwards")
 }
 
 // What the mark is for: a table that drops all but what carries it.
@@ -370,13 +349,9 @@ func TestForeignDropIsPassedWithTheMark(t *testing.T) {
 		t.Fatalf("a pod that was not added: %v", err)
 	}
 	mustAdd(t, s.c, pod("0123456789a", pod4))
-	if err := nstest.Ping(t, s.pod, nstest.Addr(far4)); err != nil {
-		t.Errorf("a pod that was added: %v", err)
-	}
+	expect.Success(t, nstest.Ping(t, s.pod, nstest.Addr(far4)), "a pod that was added")
 	err = nstest.PingWith(t, s.outside, nstest.Addr(pod4), nstest.Echo{Wait: 200 * time.Millisecond})
-	if !errors.Is(err, nstest.ErrNoEcho) {
-		t.Errorf("an unasked caller from outside: %v", err)
-	}
+	expect.Is(t, err, nstest.ErrNoEcho, "an unasked caller from outside")
 }
 
 // gate counts the datagrams of the test that come, and those that leave.
@@ -420,9 +395,7 @@ func TestMarkOfAnotherAgentAdmitsNothing(t *testing.T) {
 	s := newSite(t)
 	nstest.Script(t, s.host, "iptables -P FORWARD DROP", "iptables -t mangle -A PREROUTING -j MARK --set-xmark 0x1000/0x1000")
 	nft(t, s.host, gate)
-	if _, err := foreign.On(s.c.Socket(), nil).Ensure(context.Background()); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, expect.Err(foreign.On(s.c.Socket(), nil).Ensure(context.Background())))
 	passes := func(from *netns.NS, to, echo string, mark, want int) {
 		t.Helper()
 		counts(t, s.host)
@@ -431,9 +404,7 @@ func TestMarkOfAnotherAgentAdmitsNothing(t *testing.T) {
 		if want > 0 {
 			wanted["left"] = want
 		}
-		if diff := cmp.Diff(wanted, counts(t, s.host)); diff != "" {
-			t.Errorf("a datagram to %s (-want +got):\n%s", to, diff)
-		}
+		expect.NoDiff(t, cmp.Diff(wanted, counts(t, s.host)), "a datagram to %s", to)
 	}
 	all := func(stranger, pods int) {
 		t.Helper()

@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
@@ -18,9 +19,7 @@ import (
 func TestPolicyNamesItself(t *testing.T) {
 	t.Parallel()
 	for want, p := range map[string]Policy{"open": Open, "same-bridge": SameBridge, "isolated": Isolated, "policy 7": 7} {
-		if got := p.String(); got != want {
-			t.Errorf("got %s, want %s", got, want)
-		}
+		expect.Equal(t, p.String(), want)
 	}
 }
 
@@ -32,9 +31,7 @@ func TestImpossiblePoliciesAreRefused(t *testing.T) {
 		{Name: "x", Bridge: "cbr0", Policy: 3},
 		{Name: "x", Policy: Isolated},
 	} {
-		if _, err := c.Ensure(context.Background(), n); !errors.Is(err, ErrInvalid) {
-			t.Errorf("%+v: %v", n, err)
-		}
+		expect.Is(t, expect.Err(c.Ensure(context.Background(), n)), ErrInvalid, "%+v", n)
 	}
 }
 
@@ -84,9 +81,7 @@ func TestPolicyDropsWhatItShould(t *testing.T) {
 				}
 			}
 			at := netip.AddrPortFrom(nstest.Addr(host4), hostPort)
-			if _, err := nstest.Ask(t, p.outside, "tcp", at); err != nil {
-				t.Errorf("a published port, from outside: %v", err)
-			}
+			expect.Success(t, expect.Err(nstest.Ask(t, p.outside, "tcp", at)), "a published port, from outside")
 			for from, open := range map[string]bool{"pod of another bridge": tc.by, "other pod": tc.within} {
 				wait := briefly / 2
 				if open {
@@ -147,9 +142,7 @@ func TestSetsOfBridgesFollowTheNetwork(t *testing.T) {
 		}
 		mustEnsure(t, c, n)
 		wantReady(t, c, n)
-		if diff := cmp.Diff(tc.want, bridgeEntries(t, c)); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", tc.name, diff)
-		}
+		expect.NoDiff(t, cmp.Diff(tc.want, bridgeEntries(t, c)), "%s", tc.name)
 	}
 }
 
@@ -168,24 +161,18 @@ func TestNetworksOfOneBridgeShareItsPolicy(t *testing.T) {
 		wantReady(t, c, n)
 	}
 	want := map[string]string{"cbr0 . cbr0 of set bridges": ":a", "cbr0 of set policies": ":a", "cbr0 . cbr0 of set isolated": ":b"}
-	if diff := cmp.Diff(want, bridgeEntries(t, c)); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff(want, bridgeEntries(t, c)))
 	must.Succeed(t, c.RemoveNetwork(ctx, "a"))
 	if ready, err := c.Ready(ctx, b); ready || err != nil {
 		t.Errorf("Ready without what the other network had for both: %v, %v", ready, err)
 	}
 	mustEnsure(t, c, b)
 	want = map[string]string{"cbr0 . cbr0 of set bridges": ":b", "cbr0 of set policies": ":b", "cbr0 . cbr0 of set isolated": ":b"}
-	if diff := cmp.Diff(want, bridgeEntries(t, c)); diff != "" {
-		t.Errorf("afterwards (-want +got):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff(want, bridgeEntries(t, c)), "afterwards")
 	for _, name := range []string{"open", "b"} {
 		must.Succeed(t, c.RemoveNetwork(ctx, name))
 	}
-	if out := nft(t, ns, "list", "ruleset"); out != "" {
-		t.Errorf("left:\n%s", out)
-	}
+	expect.Equal(t, nft(t, ns, "list", "ruleset"), "", "left")
 }
 
 func TestDamagedSetsOfBridgesAreMended(t *testing.T) {
@@ -221,9 +208,7 @@ func TestDamagedSetsOfBridgesAreMended(t *testing.T) {
 			t.Errorf("%s: Ensure says %+v", tc.damage, out)
 		}
 		wantReady(t, c, n)
-		if diff := cmp.Diff(before, bridgeEntries(t, c)); diff != "" {
-			t.Errorf("%s (-before +mended):\n%s", tc.damage, diff)
-		}
+		expect.NoDiff(t, cmp.Diff(before, bridgeEntries(t, c)), "%s", tc.damage)
 	}
 	// A set that has to be made anew takes its elements along.
 	c, ns := dialNew(t)

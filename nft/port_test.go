@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
@@ -44,9 +45,7 @@ func TestPortNamesItself(t *testing.T) {
 		"[2001:db8::1]:8080/sctp": {Protocol: 132, HostPort: 8080, HostAddr: nstest.Addr("2001:db8::1")},
 		"8080/1":                  {Protocol: 1, HostPort: 8080},
 	} {
-		if got := p.String(); got != want {
-			t.Errorf("got %s, want %s", got, want)
-		}
+		expect.Equal(t, p.String(), want)
 	}
 }
 
@@ -112,9 +111,7 @@ func TestPortsAreAddedAndRemoved(t *testing.T) {
 			ep.Addrs, ep.Ports = tc.addrs, tc.ports
 			mustAdd(t, c, ep)
 			wantReady(t, c, podnet(), ep)
-			if err := c.Replace(context.Background(), ep); err != nil {
-				t.Error(err)
-			}
+			expect.Success(t, c.Replace(context.Background(), ep))
 			must.Succeed(t, c.Remove(context.Background(), ep))
 			wantNoElements(t, c)
 		})
@@ -189,9 +186,7 @@ func TestTakenPortIsRefused(t *testing.T) {
 			wantReady(t, c, podnet(), mine)
 			must.Succeed(t, c.RemoveOwners(ctx, theirs.Owner))
 			wantEndpoints(t, c, mine)
-			if err := c.Add(ctx, theirs); !errors.Is(err, fs.ErrExist) {
-				t.Errorf("after the port was taken over: %v", err)
-			}
+			expect.Is(t, c.Add(ctx, theirs), fs.ErrExist, "after the port was taken over")
 			must.Succeed(t, c.Remove(ctx, mine))
 			wantNoElements(t, c)
 			mustAdd(t, c, theirs)
@@ -268,13 +263,9 @@ func TestReplaceOfContradictingEndpointsFails(t *testing.T) {
 		c, _ := dialNew(t)
 		mustEnsure(t, c, podnet())
 		eps := []Endpoint{publisher(1, ports[0]), publisher(2, ports[1])}
-		if err := c.Replace(ctx, eps...); !errors.Is(err, fs.ErrExist) {
-			t.Errorf("%v at once: %v", ports, err)
-		}
+		expect.Is(t, c.Replace(ctx, eps...), fs.ErrExist, "%v at once", ports)
 		mustAdd(t, c, eps[0])
-		if err := c.Replace(ctx, eps...); !errors.Is(err, fs.ErrExist) {
-			t.Errorf("%v at once, of which one is there: %v", ports, err)
-		}
+		expect.Is(t, c.Replace(ctx, eps...), fs.ErrExist, "%v at once, of which one is there", ports)
 		wantEndpoints(t, c, eps[0])
 	}
 }
@@ -300,9 +291,7 @@ func TestReplaceBringsPortsBack(t *testing.T) {
 	}
 	wantReady(t, c, podnet(), eps...)
 	must.Succeed(t, c.RemoveNetwork(ctx, "podnet"))
-	if out := nft(t, ns, "list", "ruleset"); out != "" {
-		t.Errorf("left:\n%s", out)
-	}
+	expect.Equal(t, nft(t, ns, "list", "ruleset"), "", "left")
 }
 
 func TestOneOfManyGetsThePort(t *testing.T) {
@@ -450,9 +439,7 @@ func TestCheckTellsWhatIsWrongWithPorts(t *testing.T) {
 		if err != nil || len(diffs) != 1 || fmt.Sprint(diffs[0]) != tc.want {
 			t.Errorf("%s: got %v, %v; want %s", tc.do, diffs, err, tc.want)
 		}
-		if err := c.Replace(ctx, ep); err != nil {
-			t.Errorf("%s: %v", tc.do, err)
-		}
+		expect.Success(t, c.Replace(ctx, ep), "%s", tc.do)
 		wantReady(t, c, podnet(), ep)
 	}
 }

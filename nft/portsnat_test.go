@@ -2,7 +2,6 @@ package nft
 
 import (
 	"context"
-	"errors"
 	"net/netip"
 	"strings"
 	"testing"
@@ -10,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -73,9 +73,7 @@ func TestPortSNATSaysWhoLosesItsAddress(t *testing.T) {
 					}
 				}
 			}
-			if diff := cmp.Diff(want, got); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			expect.NoDiff(t, cmp.Diff(want, got))
 			if diffs, err := p.c.Check(ctx, n, &ep); err != nil || len(diffs) > 0 {
 				t.Errorf("Check: %v, %v", diffs, err)
 			}
@@ -95,7 +93,5 @@ func TestPortSNATThatIsNone(t *testing.T) {
 	mustEnsure(t, c, Network{Name: "podnet", Masquerade: true, PortSNAT: true})
 	ep := publisher(1, tcpPort("", 8080))
 	ep.PortSNAT = snatAny
-	if err := c.Add(context.Background(), ep); !errors.Is(err, ErrInvalid) {
-		t.Errorf("Add: %v", err)
-	}
+	expect.Is(t, c.Add(context.Background(), ep), ErrInvalid, "Add")
 }

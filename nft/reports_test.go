@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -79,7 +80,5 @@ func TestNetworksAreQuietByThemselves(t *testing.T) {
 		t.Errorf("something of a network is left that was removed:\n%s", out)
 	}
 	must.Succeed(t, c.RemoveNetwork(t.Context(), "b"))
-	if out := nft(t, ns, "list", "ruleset"); out != "" {
-		t.Errorf("after both are removed:\n%s", out)
-	}
+	expect.Equal(t, nft(t, ns, "list", "ruleset"), "", "after both are removed")
 }

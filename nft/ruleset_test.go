@@ -14,6 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
@@ -196,9 +197,7 @@ func TestSettingsOfChainsTellNetworksApart(t *testing.T) {
 		return rs.Chains[i].Comment(1)
 	}
 	for _, n := range same {
-		if got := comment(n); got != comment(same[0]) {
-			t.Errorf("%v: %q, want %q", n, got, comment(same[0]))
-		}
+		expect.Equal(t, comment(n), comment(same[0]), "%v", n)
 	}
 	for _, n := range others {
 		if got := comment(n); got == comment(same[0]) {

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -128,9 +129,7 @@ func TestPublishedSCTPPortIsReached(t *testing.T) {
 				return nil
 			}
 		}()
-		if err != nil {
-			t.Errorf("%s calls %s: %v", tc.name, tc.to, err)
-		}
+		expect.Success(t, err, "%s calls %s", tc.name, tc.to)
 		caller.Close()
 		called.Close()
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
@@ -79,9 +80,7 @@ func TestEmptiedSetIsFoundAndMended(t *testing.T) {
 		}
 		wantReady(t, c, n, pods...)
 		wantReady(t, c, other)
-		if diff := cmp.Diff(before, normal(nft(t, ns, "list", "ruleset"))); diff != "" {
-			t.Errorf("%s (-before +mended):\n%s", s.Name, diff)
-		}
+		expect.NoDiff(t, cmp.Diff(before, normal(nft(t, ns, "list", "ruleset"))), "%s", s.Name)
 	}
 }
 
@@ -136,9 +135,7 @@ func TestSentinelsAreNobodys(t *testing.T) {
 	wantNoElements(t, c)
 	wantReady(t, c, n)
 	must.Succeed(t, c.RemoveNetwork(ctx, n.Name))
-	if left := nft(t, ns, "list", "ruleset"); left != "" {
-		t.Errorf("the last network leaves:\n%s", left)
-	}
+	expect.Equal(t, nft(t, ns, "list", "ruleset"), "", "the last network leaves")
 }
 
 // No endpoint has a key that is a sentinel's.
@@ -146,15 +143,11 @@ func TestEndpointOfNoAddressIsInvalid(t *testing.T) {
 	t.Parallel()
 	for _, a := range []string{"0.0.0.0", "::"} {
 		ep := pod("00000000001", a)
-		if err := ep.check(); !errors.Is(err, ErrInvalid) {
-			t.Errorf("%s: %v", a, err)
-		}
+		expect.Is(t, ep.check(), ErrInvalid, "%s", a)
 	}
 	ep := pod("00000000001", "10.22.0.5")
 	ep.Bridge = ruleset.SentinelLink
-	if err := ep.check(); !errors.Is(err, ErrInvalid) {
-		t.Errorf("%s: %v", ep.Bridge, err)
-	}
+	expect.Is(t, ep.check(), ErrInvalid, "%s", ep.Bridge)
 }
 
 func TestLostClaimsAreFoundAndRestored(t *testing.T) {
@@ -165,9 +158,7 @@ func TestLostClaimsAreFoundAndRestored(t *testing.T) {
 	holder, rival := publisher(1, tcpPort("192.0.2.1", 8080), tcpPort("192.0.2.1", 8081)), publisher(2, tcpPort("", 8080))
 	mustAdd(t, c, holder)
 	nft(t, ns, "flush set inet tombolo hostclaims")
-	if err := c.Add(ctx, rival); err != nil {
-		t.Fatalf("without the claim, the port is not free: %v", err)
-	}
+	must.Succeed(t, c.Add(ctx, rival), "without the claim, the port is not free")
 	must.Succeed(t, c.Remove(ctx, rival))
 	if diffs, err := c.CheckEndpoint(ctx, holder); err != nil || len(diffs) != 2 || !names(diffs, "set hostclaims of table inet tombolo: element ipv4 . tcp . 8080") {
 		t.Errorf("CheckEndpoint: %v, %v", diffs, err)

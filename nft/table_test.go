@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/nft/foreign"
@@ -69,9 +70,7 @@ func TestTwoTablesLeaveEachOtherAlone(t *testing.T) {
 		nstest.Reaches(t, s.other, far4, true)
 	}
 	both()
-	if diff := cmp.Diff(alone, tables(DefaultTable)); diff != "" {
-		t.Errorf("the default table changed (-before +after):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff(alone, tables(DefaultTable)), "the default table changed")
 	for _, c := range []*Conn{s.c, other} {
 		list, err := foreign.On(c.Socket(), &foreign.Config{Table: string(c.tables.Name), Mark: c.mark}).Obstacles(ctx, foreign.Path{Bridge: "cbr0"})
 		if err != nil || len(list) > 0 {
@@ -99,12 +98,8 @@ func TestTwoTablesLeaveEachOtherAlone(t *testing.T) {
 		must.Succeed(t, s.c.RemoveNetwork(ctx, n.Name))
 	}
 	must.Succeed(t, admission.Remove(ctx))
-	if left := tables(DefaultTable); left != "" {
-		t.Errorf("left of the default table:\n%s", left)
-	}
-	if diff := cmp.Diff(was, tables("embedder")); diff != "" {
-		t.Errorf("the other table changed (-before +after):\n%s", diff)
-	}
+	expect.Equal(t, tables(DefaultTable), "", "left of the default table")
+	expect.NoDiff(t, cmp.Diff(was, tables("embedder")), "the other table changed")
 	inOrder(other, otherAdmission, theirs, second)
 	nstest.Reaches(t, s.other, far4, true)
 	nstest.Reaches(t, s.pod, far4, false)
@@ -120,9 +115,7 @@ func TestTablesThatCannotBe(t *testing.T) {
 		if c, err := Dial(&cfg); !errors.Is(err, ErrInvalid) || c != nil {
 			t.Errorf("%+v: %v", cfg, err)
 		}
-		if _, err := On(nil, &cfg).Ready(context.Background(), podnet()); !errors.Is(err, ErrInvalid) {
-			t.Errorf("On of %+v: %v", cfg, err)
-		}
+		expect.Is(t, expect.Err(On(nil, &cfg).Ready(context.Background(), podnet())), ErrInvalid, "On of %+v", cfg)
 		if _, err := foreign.On(nil, &foreign.Config{Table: cfg.Table, Mark: cfg.Mark}).Ready(context.Background()); !errors.Is(err, ErrInvalid) {
 			t.Errorf("foreign: %+v: %v", cfg, err)
 		}

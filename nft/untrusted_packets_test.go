@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -390,12 +391,8 @@ func TestGuardedPodConfiguresItself(t *testing.T) {
 		if got := s.settled(t, want); got != "settled" {
 			t.Fatalf("%s is %s", want, got)
 		}
-		if err := nstest.PingWith(t, s.pod, nstest.Addr(prefix+"1"), nstest.Echo{From: nstest.Addr(want)}); err != nil {
-			t.Errorf("from %s: %v", want, err)
-		}
+		expect.Success(t, nstest.PingWith(t, s.pod, nstest.Addr(prefix+"1"), nstest.Echo{From: nstest.Addr(want)}), "from %s", want)
 		nstest.Run(t, s.host, "ip", "neigh", "flush", "dev", "cbr0")
-		if err := nstest.Ping(t, s.host, nstest.Addr(want)); err != nil {
-			t.Errorf("to %s: %v", want, err)
-		}
+		expect.Success(t, nstest.Ping(t, s.host, nstest.Addr(want)), "to %s", want)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -33,9 +34,7 @@ func TestUpdateAddsWhatIsMissing(t *testing.T) {
 			mustAdd(t, c, old)
 			for range 2 {
 				must.Succeed(t, c.Update(ctx, old, whole))
-				if got := normal(nft(t, ns, "list", "ruleset")); got != wanted {
-					t.Errorf("after the update:\n%s\nwant:\n%s", got, wanted)
-				}
+				expect.Equal(t, normal(nft(t, ns, "list", "ruleset")), wanted, "after the update")
 			}
 		})
 	}
@@ -76,15 +75,11 @@ func TestUpdateTakesNothingFromOthers(t *testing.T) {
 			if !errors.As(err, &conflict) || !errors.Is(err, fs.ErrExist) || conflict.Owner != tc.others.Owner || conflict.Port != tc.port {
 				t.Errorf("%v (%+v), want a conflict about port %q", err, conflict, tc.port)
 			}
-			if after := nft(t, ns, "list", "ruleset"); after != before {
-				t.Errorf("something has changed:\n%s", after)
-			}
+			expect.Equal(t, nft(t, ns, "list", "ruleset"), before, "something has changed")
 		})
 	}
 	c, _ := dialNew(t)
-	if err := c.Update(ctx, old, old); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("without a table: %v", err)
-	}
+	expect.Is(t, c.Update(ctx, old, old), fs.ErrNotExist, "without a table")
 }
 
 func TestUntouchedKnowsItsOwnChanges(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
@@ -82,9 +83,7 @@ func TestRequestBytes(t *testing.T) {
 		{"ip neighbour get 10.1.0.9 dev 3", unix.SizeofNdMsg, func(c *route.Conn) error { _, err := c.Neighbour(3, a("10.1.0.9")); return notFound(err) }},
 	} {
 		rec := nltest.Record(nltest.NewFake(nltest.AckAll))
-		if err := tt.do(route.On(nl.New(rec))); err != nil {
-			t.Errorf("%s: %v", tt.command, err)
-		}
+		expect.Success(t, tt.do(route.On(nl.New(rec))), "%s", tt.command)
 		text += "# " + tt.command + "\n" + nltest.Text(tt.header, rec.Sent()...)
 	}
 	golden.Compare(t, "requests.golden", text)
@@ -164,20 +163,14 @@ func TestMalformedRepliesAreErrors(t *testing.T) {
 			switch {
 			case strings.HasPrefix(tt.name, "route"):
 				list, err = c.List(route.Filter{})
-				if _, err := c.Get(a4); !errors.Is(err, nl.ErrMalformed) {
-					t.Errorf("Get: %v, want %v", err, nl.ErrMalformed)
-				}
+				expect.Is(t, expect.Err(c.Get(a4)), nl.ErrMalformed, "Get")
 			case strings.HasPrefix(tt.name, "rule"):
 				list, err = c.Rules(0)
 			default:
 				list, err = c.Neighbours(route.NeighbourFilter{})
-				if _, err := c.Neighbour(1, a4); !errors.Is(err, nl.ErrMalformed) {
-					t.Errorf("Neighbour: %v, want %v", err, nl.ErrMalformed)
-				}
+				expect.Is(t, expect.Err(c.Neighbour(1, a4)), nl.ErrMalformed, "Neighbour")
 			}
-			if !errors.Is(err, nl.ErrMalformed) {
-				t.Errorf("listed %v, %v, want %v", list, err, nl.ErrMalformed)
-			}
+			expect.Is(t, err, nl.ErrMalformed, "listed %v", list)
 		})
 	}
 }
@@ -200,9 +193,7 @@ func TestOtherFamiliesAreLeftOut(t *testing.T) {
 		if len(routes)+len(rules)+len(neighbours) > 0 {
 			t.Errorf("type %d: listed %v, %v and %v", tt.typ, routes, rules, neighbours)
 		}
-		if err := errors.Join(err1, err2, err3); err != nil {
-			t.Errorf("type %d: %v", tt.typ, err)
-		}
+		expect.Success(t, errors.Join(err1, err2, err3), "type %d", tt.typ)
 	}
 }
 
@@ -276,9 +267,7 @@ func TestObjectsAreNamedInErrors(t *testing.T) {
 		{route.Rule{To: p("10.1.0.0/16"), Invert: true, IIF: "a", OIF: "b", Action: 3}, "not from all to 10.1.0.0/16 iif a oif b"},
 		{route.Neighbour{Addr: a("10.1.0.9"), Link: 3}, "10.1.0.9 on link 3"},
 	} {
-		if got := tt.object.String(); got != tt.want {
-			t.Errorf("got %q, want %q", got, tt.want)
-		}
+		expect.Equal(t, tt.object.String(), tt.want)
 	}
 }
 
@@ -289,9 +278,7 @@ func TestCloseLeavesASharedConnectionOpen(t *testing.T) {
 	defer conn.Close()
 	c := route.On(conn)
 	must.Succeed(t, c.Close())
-	if _, err := c.List(route.Filter{}); err != nil {
-		t.Errorf("after Close: %v", err)
-	}
+	expect.Success(t, expect.Err(c.List(route.Filter{})), "after Close")
 }
 
 func TestDialWithoutConfigIsTheCallersNamespace(t *testing.T) {
@@ -300,7 +287,5 @@ func TestDialWithoutConfigIsTheCallersNamespace(t *testing.T) {
 	c, err := route.Dial(nil)
 	must.Succeed(t, err)
 	defer c.Close()
-	if _, err := c.Rules(unix.AF_INET); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, expect.Err(c.Rules(unix.AF_INET)))
 }

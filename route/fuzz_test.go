@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -47,9 +48,7 @@ func FuzzRoute(f *testing.F) {
 		again, _, err := decode(m.Data)
 		must.Succeed(t, err)
 		want := r.normal()
-		if diff := cmp.Diff(askable(want), askable(again), cmpopts.EquateComparable(r.Dst, r.Gateway), cmpopts.EquateEmpty()); diff != "" {
-			t.Errorf("read and asked for (-first +again):\n%s", diff)
-		}
+		expect.NoDiff(t, cmp.Diff(askable(want), askable(again), cmpopts.EquateComparable(r.Dst, r.Gateway), cmpopts.EquateEmpty()), "read and asked for")
 	})
 }
 
@@ -94,9 +93,7 @@ func FuzzRule(f *testing.F) {
 		mustKeepUnknown(t, data, m.Data, 12)
 		again, _, err := decodeRule(m.Data)
 		must.Succeed(t, err)
-		if diff := cmp.Diff(askableRule(r), askableRule(again), cmpopts.EquateComparable(r.From)); diff != "" {
-			t.Errorf("read and asked for (-first +again):\n%s", diff)
-		}
+		expect.NoDiff(t, cmp.Diff(askableRule(r), askableRule(again), cmpopts.EquateComparable(r.From)), "read and asked for")
 	})
 }
 
@@ -138,9 +135,7 @@ func FuzzNeighbour(f *testing.F) {
 		if n.State == 0 {
 			n.State = Permanent
 		}
-		if diff := cmp.Diff(n, again, cmpopts.EquateComparable(n.Addr), cmpopts.EquateEmpty()); diff != "" {
-			t.Errorf("read and asked for (-first +again):\n%s", diff)
-		}
+		expect.NoDiff(t, cmp.Diff(n, again, cmpopts.EquateComparable(n.Addr), cmpopts.EquateEmpty()), "read and asked for")
 	})
 }
 

@@ -17,6 +17,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -60,9 +61,7 @@ func (h host) waitUntilLocal(tb testing.TB, a netip.Addr) {
 		if r, err := h.c.Get(a); err == nil && r.Type == route.Local {
 			return
 		}
-		if _, err := watch.Next(tb.Context()); err != nil {
-			tb.Fatal(err)
-		}
+		must.Succeed(tb, expect.Err(watch.Next(tb.Context())))
 	}
 }
 
@@ -204,9 +203,7 @@ func TestRouteIsWhatItWasAskedToBe(t *testing.T) {
 					dst = "::/0"
 				}
 			}
-			if diff := cmp.Diff([]string{tt.shown}, h.shown(t, dst)); diff != "" {
-				t.Errorf("ip route (-want +got):\n%s", diff)
-			}
+			expect.NoDiff(t, cmp.Diff([]string{tt.shown}, h.shown(t, dst)), "ip route")
 			matching := 0
 			list, err := h.c.List(route.Filter{})
 			for _, have := range list {
@@ -217,9 +214,7 @@ func TestRouteIsWhatItWasAskedToBe(t *testing.T) {
 			if err != nil || matching != 1 {
 				t.Errorf("%d routes of the list match, want 1 (%v): %+v", matching, err, list)
 			}
-			if err := h.c.Add(tt.route); !errors.Is(err, fs.ErrExist) {
-				t.Errorf("adding it again: %v, want %v", err, fs.ErrExist)
-			}
+			expect.Is(t, h.c.Add(tt.route), fs.ErrExist, "adding it again")
 			if changed, err := h.c.Ensure(tt.route); changed || err != nil {
 				t.Errorf("Ensure: changed %t, %v, want no change", changed, err)
 			}
@@ -285,9 +280,7 @@ func TestEnsureCorrectsARoute(t *testing.T) {
 			if got := h.shown(t, tt.want.Dst.String()); len(got) != 1 {
 				t.Errorf("there are %d routes, want 1: %q", len(got), got)
 			}
-			if err := h.c.Remove(tt.want); err != nil {
-				t.Error(err)
-			}
+			expect.Success(t, h.c.Remove(tt.want))
 		})
 	}
 }
@@ -336,15 +329,11 @@ func TestListIsFilteredByTheKernel(t *testing.T) {
 			for _, r := range list {
 				got = append(got, h.withNames(r.String()))
 			}
-			if diff := cmp.Diff(tt.want, got, cmpopts.SortSlices(strings.Compare)); diff != "" {
-				t.Errorf("listed (-want +got):\n%s", diff)
-			}
+			expect.NoDiff(t, cmp.Diff(tt.want, got, cmpopts.SortSlices(strings.Compare)), "listed")
 		})
 	}
 	t.Run("a link that is not there", func(t *testing.T) {
-		if _, err := h.c.List(route.Filter{Link: 4711}); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("List: %v, want %v", err, fs.ErrNotExist)
-		}
+		expect.Is(t, expect.Err(h.c.List(route.Filter{Link: 4711})), fs.ErrNotExist, "List")
 	})
 }
 
@@ -415,9 +404,7 @@ func TestGetFindsTheWay(t *testing.T) {
 			}
 			opts := []cmp.Option{cmpopts.EquateComparable(tt.want.Dst, tt.want.Gateway),
 				cmpopts.IgnoreFields(route.Route{}, "Family", "Scope", "Flags")}
-			if diff := cmp.Diff(tt.want, got, opts...); diff != "" {
-				t.Errorf("route (-want +got):\n%s", diff)
-			}
+			expect.NoDiff(t, cmp.Diff(tt.want, got, opts...), "route")
 		})
 	}
 }
@@ -503,9 +490,7 @@ func TestDelMatchesWhatIsSet(t *testing.T) {
 				}
 			}
 			slices.Sort(left)
-			if diff := cmp.Diff(tt.left, left); diff != "" {
-				t.Errorf("priorities left (-want +got):\n%s", diff)
-			}
+			expect.NoDiff(t, cmp.Diff(tt.left, left), "priorities left")
 		})
 	}
 }

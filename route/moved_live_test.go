@@ -273,12 +273,8 @@ func TestObjectsAreMovedAsTheyAre(t *testing.T) {
 			// listed.
 			listed := false
 			for tries := 0; tries < 10 && !listed; tries++ {
-				if err := ask(o.del()); err != nil {
-					t.Fatalf("%s: delete it: %v", command, err)
-				}
-				if err := ask(o.copy()); err != nil {
-					t.Fatalf("%s: add the copy: %v", command, err)
-				}
+				must.Succeed(t, ask(o.del()), "%s: delete it", command)
+				must.Succeed(t, ask(o.copy()), "%s: add the copy", command)
 				listed = has(h.movable(t), o.what)
 			}
 			if !listed {

@@ -1,7 +1,6 @@
 package route_test
 
 import (
-	"errors"
 	"io/fs"
 	"net"
 	"slices"
@@ -12,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/route"
@@ -42,9 +42,7 @@ func TestNeighboursAreFilteredByTheKernel(t *testing.T) {
 	if diff := cmp.Diff(want, got, cmpopts.EquateComparable(want.Addr)); diff != "" || err != nil {
 		t.Errorf("got, %v (-want +got):\n%s", err, diff)
 	}
-	if _, err := h.c.Neighbour(h.eth1, nstest.Addr("fd02::8")); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("Neighbour: %v, want %v", err, fs.ErrNotExist)
-	}
+	expect.Is(t, expect.Err(h.c.Neighbour(h.eth1, nstest.Addr("fd02::8"))), fs.ErrNotExist, "Neighbour")
 	for _, tt := range []struct {
 		name   string
 		filter route.NeighbourFilter
@@ -63,9 +61,7 @@ func TestNeighboursAreFilteredByTheKernel(t *testing.T) {
 			for _, n := range withoutMulticast(list) {
 				got = append(got, n.Addr.String())
 			}
-			if diff := cmp.Diff(tt.want, got, cmpopts.SortSlices(strings.Compare)); diff != "" {
-				t.Errorf("listed (-want +got):\n%s", diff)
-			}
+			expect.NoDiff(t, cmp.Diff(tt.want, got, cmpopts.SortSlices(strings.Compare)), "listed")
 		})
 	}
 }
@@ -79,9 +75,7 @@ func TestNeighboursThatAreAnsweredForAreListedApart(t *testing.T) {
 	}
 	list, err := h.c.Neighbours(route.NeighbourFilter{Link: h.eth0, Proxy: true})
 	must.Succeed(t, err)
-	if diff := cmp.Diff(want, list, cmpopts.EquateComparable(nstest.Addr("::")), cmpopts.IgnoreFields(route.Neighbour{}, "State")); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff(want, list, cmpopts.EquateComparable(nstest.Addr("::")), cmpopts.IgnoreFields(route.Neighbour{}, "State")))
 	if list, err = h.c.Neighbours(route.NeighbourFilter{Link: h.eth0}); err != nil || slices.ContainsFunc(list, func(n route.Neighbour) bool { return n.Flags&route.Proxy != 0 }) {
 		t.Errorf("the others: %v, %v", list, err)
 	}
@@ -99,7 +93,5 @@ func TestRulesOfANewNamespaceAreTheKernels(t *testing.T) {
 		kernel(unix.AF_INET, 0, route.TableLocal), kernel(unix.AF_INET, 32766, route.TableMain), kernel(unix.AF_INET, 32767, 253),
 		kernel(unix.AF_INET6, 0, route.TableLocal), kernel(unix.AF_INET6, 32766, route.TableMain),
 	}
-	if diff := cmp.Diff(want, list, cmpopts.EquateComparable(want[0].From)); diff != "" {
-		t.Errorf("rules (-want +got):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff(want, list, cmpopts.EquateComparable(want[0].From)), "rules")
 }

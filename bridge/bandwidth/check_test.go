@@ -7,6 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -94,21 +95,13 @@ func TestCheckFindsAndEnsureMends(t *testing.T) {
 			for _, w := range c.want {
 				want = append(want, names.Replace(w))
 			}
-			if diff := cmp.Diff(want, got); diff != "" {
-				t.Errorf("differences (-want +got):\n%s", diff)
-			}
-			if changed := n.ensure(t, both); changed != (len(c.want) > 0) {
-				t.Errorf("Ensure: changed is %v", changed)
-			}
+			expect.NoDiff(t, cmp.Diff(want, got), "differences")
+			expect.Equal(t, n.ensure(t, both), (len(c.want) > 0), "Ensure: changed is")
 			if diffs, err := n.conn.Check(t.Context(), n.target, both); len(diffs) > 0 || err != nil {
 				t.Errorf("Check still finds %v, %v", diffs, err)
 			}
-			if err := nstest.Ping(t, n.pod, nstest.Addr("10.77.0.1")); err != nil {
-				t.Error(err)
-			}
-			if err := n.conn.Remove(t.Context(), n.target); err != nil {
-				t.Error(err)
-			}
+			expect.Success(t, nstest.Ping(t, n.pod, nstest.Addr("10.77.0.1")))
+			expect.Success(t, n.conn.Remove(t.Context(), n.target))
 			n.nothingLeft(t)
 		})
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
@@ -118,15 +119,9 @@ func TestRemoveGoesOnPastErrors(t *testing.T) {
 	n.ensure(t, both)
 	root := &nltest.Fault{Type: unix.RTM_DELQDISC, Errno: unix.EBUSY}
 	nltest.MustHaveFired(t, root)
-	if err := n.faulty(t, root).Remove(t.Context(), n.target); !errors.Is(err, unix.EBUSY) {
-		t.Errorf("error is %v, want EBUSY", err)
-	}
-	if out := nstest.Run(t, n.ns, "ip", "-o", "link", "show", "type", "ifb"); out != "" {
-		t.Errorf("the ifb is left:\n%s", out)
-	}
-	if err := n.conn.Remove(t.Context(), n.target); err != nil {
-		t.Error(err)
-	}
+	expect.Is(t, n.faulty(t, root).Remove(t.Context(), n.target), unix.EBUSY)
+	expect.Equal(t, nstest.Run(t, n.ns, "ip", "-o", "link", "show", "type", "ifb"), "", "the ifb is left")
+	expect.Success(t, n.conn.Remove(t.Context(), n.target))
 	n.nothingLeft(t)
 }
 
@@ -136,9 +131,7 @@ func TestFreshEnsureAndRemoveListNothing(t *testing.T) {
 	n := newNode(t)
 	var rec *nltest.Recorder
 	conn := n.through(t, func(tr nl.Transport) nl.Transport { rec = nltest.Record(tr); return rec })
-	if _, err := conn.Ensure(t.Context(), n.target, both); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, expect.Err(conn.Ensure(t.Context(), n.target, both)))
 	// The look, the ifb, its index, all the rest. Over a socket, which a recorder is
 	// not, the index takes no datagram.
 	if sent := rec.Sent(); len(sent) != 4 || dumps(sent) != 0 {

@@ -14,6 +14,7 @@ import (
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
@@ -56,9 +57,7 @@ func (n *node) nothingLeft(tb testing.TB) {
 	if got := n.qdiscs(tb); len(got) > 0 {
 		tb.Errorf("qdiscs are left: %v", got)
 	}
-	if out := nstest.Run(tb, n.ns, "ip", "-o", "link", "show", "type", "ifb"); out != "" {
-		tb.Errorf("ifbs are left:\n%s", out)
-	}
+	expect.Equal(tb, nstest.Run(tb, n.ns, "ip", "-o", "link", "show", "type", "ifb"), "", "ifbs are left")
 	for _, side := range []string{"ingress", "egress"} {
 		if out, err := nstest.Try(n.ns, "tc", "filter", "show", "dev", n.target.Port, side); err == nil && out != "" {
 			tb.Errorf("filters are left at %s:\n%s", side, out)
@@ -154,9 +153,7 @@ func TestEnsureTwiceChangesNothing(t *testing.T) {
 				t.Error("the second Ensure says that it changed something")
 			}
 			after := nstest.Run(t, n.ns, "tc", "-d", "qdisc", "show") + nstest.Run(t, n.ns, "ip", "-o", "link", "show", "type", "ifb")
-			if diff := cmp.Diff(before, after); diff != "" {
-				t.Errorf("the second Ensure changed (-before +after):\n%s", diff)
-			}
+			expect.NoDiff(t, cmp.Diff(before, after), "the second Ensure changed")
 		})
 	}
 }
@@ -186,9 +183,7 @@ func TestEnsureGoesFromAnyShapeToAnyOther(t *testing.T) {
 				if err != nil || (len(diffs) == 0) != (from == to) {
 					t.Errorf("from %s to %s: Check finds %v, %v", from, to, diffs, err)
 				}
-				if changed := n.ensure(t, s); changed != (from != to) {
-					t.Errorf("from %s to %s: changed is %v", from, to, changed)
-				}
+				expect.Equal(t, n.ensure(t, s), (from != to), "from %s to %s: changed is", from, to)
 				if diffs, err := n.conn.Check(t.Context(), n.target, s); len(diffs) > 0 || err != nil {
 					t.Errorf("from %s to %s: Check still finds %v, %v", from, to, diffs, err)
 				}
@@ -215,9 +210,7 @@ func TestEnsureChangesARateInPlace(t *testing.T) {
 	if !n.ensure(t, bandwidth.Shape{Ingress: bandwidth.Limit{Rate: 30e6}, Egress: bandwidth.Limit{Rate: 40e6, Burst: 1e6}}) {
 		t.Error("it says that nothing changed")
 	}
-	if got := nstest.Index(t, n.ns, n.target.IFB); got != index {
-		t.Errorf("the ifb's index was %d and is %d", index, got)
-	}
+	expect.Equal(t, nstest.Index(t, n.ns, n.target.IFB), index, "the ifb's index was %d and is", index)
 	for _, dev := range []string{n.target.Port, n.target.IFB} {
 		out := nstest.Run(t, n.ns, "tc", "-s", "qdisc", "show", "dev", dev, "root")
 		if !strings.Contains(out, "Sent ") || strings.Contains(out, "Sent 0 bytes") {
@@ -241,12 +234,8 @@ func TestTrafficPassesBothWaysAndThroughTheShapers(t *testing.T) {
 	n := newNode(t)
 	give(t, n)
 	n.ensure(t, both)
-	if err := nstest.Ping(t, n.pod, nstest.Addr("10.77.0.1")); err != nil {
-		t.Error(err)
-	}
-	if err := nstest.Ping(t, n.ns, nstest.Addr("10.77.0.2")); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, nstest.Ping(t, n.pod, nstest.Addr("10.77.0.1")))
+	expect.Success(t, nstest.Ping(t, n.ns, nstest.Addr("10.77.0.2")))
 	for _, dev := range []string{n.target.Port, n.target.IFB} {
 		if out := nstest.Run(t, n.ns, "tc", "-s", "qdisc", "show", "dev", dev, "root"); strings.Contains(out, "Sent 0 bytes") {
 			t.Errorf("nothing went through the qdisc of %s:\n%s", dev, out)
@@ -345,9 +334,7 @@ func TestForeignFiltersAndQdiscsStay(t *testing.T) {
 	if out := nstest.Run(t, n.ns, "tc", "filter", "show", "dev", port, "egress"); !strings.Contains(out, "pref 9") {
 		t.Errorf("the other filter is gone:\n%s", out)
 	}
-	if out := nstest.Run(t, n.ns, "tc", "filter", "show", "dev", port, "ingress"); out != "" {
-		t.Errorf("our filter is left:\n%s", out)
-	}
+	expect.Equal(t, nstest.Run(t, n.ns, "tc", "filter", "show", "dev", port, "ingress"), "", "our filter is left")
 	if got := n.qdiscs(t)[port+" root"]; got.Kind != "pfifo" {
 		t.Errorf("the root is %+v, want the pfifo that was there", got)
 	}
@@ -362,9 +349,7 @@ func TestEgressWorksOverAnIngressQdiscThatIsThere(t *testing.T) {
 	nstest.Run(t, n.ns, "tc", "qdisc", "add", "dev", n.target.Port, "ingress")
 	s := bandwidth.Shape{Egress: both.Egress}
 	n.ensure(t, s)
-	if err := nstest.Ping(t, n.pod, nstest.Addr("10.77.0.1")); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, nstest.Ping(t, n.pod, nstest.Addr("10.77.0.1")))
 	if out := nstest.Run(t, n.ns, "tc", "-s", "qdisc", "show", "dev", n.target.IFB, "root"); strings.Contains(out, "Sent 0 bytes") {
 		t.Errorf("nothing went through the ifb:\n%s", out)
 	}
@@ -399,9 +384,7 @@ func TestForeignLinkOfTheIFBsNameIsLeftAlone(t *testing.T) {
 			if changed, err := n.conn.Ensure(t.Context(), n.target, both); changed || !errors.Is(err, bandwidth.ErrForeign) {
 				t.Errorf("Ensure: %v, %v, want ErrForeign", changed, err)
 			}
-			if err := n.conn.Remove(t.Context(), n.target); !errors.Is(err, bandwidth.ErrForeign) {
-				t.Errorf("Remove: %v, want ErrForeign", err)
-			}
+			expect.Is(t, n.conn.Remove(t.Context(), n.target), bandwidth.ErrForeign, "Remove")
 			nstest.Index(t, n.ns, n.target.IFB) // it is still there
 			if got := n.qdiscs(t); len(got) > 0 {
 				t.Errorf("qdiscs: %v", got)
@@ -442,9 +425,7 @@ func TestTargetsThatCannotBeMeantAreRefused(t *testing.T) {
 	} {
 		target := n.target
 		change(&target)
-		if _, err := n.conn.Ensure(t.Context(), target, both); !errors.Is(err, bandwidth.ErrInvalid) {
-			t.Errorf("%s: error is %v, want ErrInvalid", name, err)
-		}
+		expect.Is(t, expect.Err(n.conn.Ensure(t.Context(), target, both)), bandwidth.ErrInvalid, "%s", name)
 	}
 	if _, err := n.conn.Ensure(t.Context(), n.target, bandwidth.Shape{Ingress: bandwidth.Limit{Rate: 1}}); !errors.Is(err, bandwidth.ErrInvalid) {
 		t.Errorf("a rate of 1 bit/s: error is %v, want ErrInvalid", err)
@@ -458,9 +439,7 @@ func TestMissingPortIsToldAndLeavesNothing(t *testing.T) {
 	nstest.Run(t, n.ns, "ip", "link", "del", n.target.Port)
 	for name, index := range map[string]int{"by index": n.target.PortIndex, "by name": 0} {
 		n.target.PortIndex = index
-		if _, err := n.conn.Ensure(t.Context(), n.target, both); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("%s: Ensure gives %v, want fs.ErrNotExist", name, err)
-		}
+		expect.Is(t, expect.Err(n.conn.Ensure(t.Context(), n.target, both)), fs.ErrNotExist, "%s: Ensure", name)
 		diffs, err := n.conn.Check(t.Context(), n.target, both)
 		if err != nil || len(diffs) != 1 || diffs[0].String() != "port "+n.target.Port+": link "+n.target.Port+" is missing" {
 			t.Errorf("%s: Check gives %v, %v", name, diffs, err)
@@ -484,9 +463,7 @@ func TestCancelledContextSendsNothing(t *testing.T) {
 			"Check":  func() error { _, err := conn.Check(ctx, n.target, both); return err },
 			"IFBs":   func() error { _, err := conn.IFBs(ctx); return err },
 		} {
-			if err := do(); !errors.Is(err, context.Canceled) {
-				t.Errorf("%s: %v, want %v", name, err, context.Canceled)
-			}
+			expect.Is(t, do(), context.Canceled, "%s", name)
 			if sent := rec.Sent(); len(sent) > 0 {
 				t.Errorf("%s sent %d datagrams", name, len(sent))
 			}
@@ -498,9 +475,7 @@ func TestCancelledContextSendsNothing(t *testing.T) {
 	n.ensure(t, both)
 	before := n.qdiscs(t)
 	all()
-	if diff := cmp.Diff(before, n.qdiscs(t)); diff != "" {
-		t.Errorf("qdiscs (-before +after):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff(before, n.qdiscs(t)), "qdiscs")
 	if diffs, err := n.conn.Check(t.Context(), n.target, both); len(diffs) > 0 || err != nil {
 		t.Errorf("Check finds %v, %v", diffs, err)
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
@@ -85,8 +86,6 @@ func TestRatesAreWrittenWithTheLargestUnit(t *testing.T) {
 	for rate, want := range map[uint64]string{
 		0: "0 bit/s", 999: "999 bit/s", 1500: "1500 bit/s", 15000: "15 kbit/s", 1e9: "1 Gbit/s", 25e8: "2500 Mbit/s", 1e15: "1000 Tbit/s",
 	} {
-		if got := formatRate(rate); got != want {
-			t.Errorf("%d is %q, want %q", rate, got, want)
-		}
+		expect.Equal(t, formatRate(rate), want, "%d is", rate)
 	}
 }

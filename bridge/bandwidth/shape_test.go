@@ -10,6 +10,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 func TestEffectiveBurstReachesTheRateAndDoesNotDefeatIt(t *testing.T) {
@@ -39,9 +41,7 @@ func TestEffectiveBurstReachesTheRateAndDoesNotDefeatIt(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 			continue
 		}
-		if diff := cmp.Diff(bandwidth.Shape{Ingress: c.want}, got); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", name, diff)
-		}
+		expect.NoDiff(t, cmp.Diff(bandwidth.Shape{Ingress: c.want}, got), "%s", name)
 		if len(adjusted) > 1 || (len(adjusted) == 1) != (c.adjusted != "") || c.adjusted != "" && !strings.HasPrefix(adjusted[0], c.adjusted) {
 			t.Errorf("%s: it is said %q, want %q", name, adjusted, c.adjusted)
 		}
@@ -69,9 +69,7 @@ func TestEffectiveOfAnEffectiveShapeIsItself(t *testing.T) {
 	for range 10000 {
 		s, mtu := bandwidth.Shape{Ingress: limit(), Egress: limit()}, 68+r.IntN(65535-68)
 		once, _, err := s.Effective(mtu)
-		if err != nil {
-			t.Fatalf("%+v: %v", s, err)
-		}
+		must.Succeed(t, err, "%+v", s)
 		twice, adjusted, err := once.Effective(mtu)
 		if err != nil || once != twice || len(adjusted) > 0 {
 			t.Fatalf("%+v at an MTU of %d is first %+v, then %+v, %v, %v", s, mtu, once, twice, adjusted, err)

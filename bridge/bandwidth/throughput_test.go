@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -128,9 +129,7 @@ func TestTrafficBetweenPodsKeepsToTheLowerRate(t *testing.T) {
 	other, pod := n.addPod(t, "0123456789b")
 	nstest.Run(t, pod, "ip", "addr", "add", "10.77.0.3/24", "dev", "eth0")
 	n.ensure(t, bandwidth.Shape{Egress: bandwidth.Limit{Rate: 50e6}})
-	if _, err := n.conn.Ensure(t.Context(), other, bandwidth.Shape{Ingress: bandwidth.Limit{Rate: 15e6}}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, expect.Err(n.conn.Ensure(t.Context(), other, bandwidth.Shape{Ingress: bandwidth.Limit{Rate: 15e6}})))
 	keepsTo(t, 15e6, func() float64 { return throughput(t, n.pod, pod, "10.77.0.3") })
 	keepsTo(t, 50e6, func() float64 { return throughput(t, n.pod, n.ns, hostAddr) })
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/mdlayher/netlink"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -20,17 +21,11 @@ func TestMembershipReadsAsTheCommandBridgeHasIt(t *testing.T) {
 		"1 pvid untagged, 2-4094":          {Trunk: []Range{{1, 4094}}},
 		"5-6, 7 pvid untagged, 8-10, 4094": {ID: 7, Trunk: []Range{{8, 9}, {5, 7}, {9, 10}, {4094, 4094}}},
 	} {
-		if got := m.String(); got != want {
-			t.Errorf("%+v is %q, want %q", m, got, want)
-		}
-		if err := m.Check(); err != nil {
-			t.Error(err)
-		}
+		expect.Equal(t, m.String(), want, "%+v is", m)
+		expect.Success(t, m.Check())
 	}
 	for _, m := range []Membership{{ID: 4095}, {Trunk: []Range{{0, 7}}}, {Trunk: []Range{{7, 4095}}}, {Trunk: []Range{{8, 7}}}} {
-		if err := m.Check(); !errors.Is(err, ErrInvalid) {
-			t.Errorf("%+v: %v", m, err)
-		}
+		expect.Is(t, m.Check(), ErrInvalid, "%+v", m)
 	}
 }
 
@@ -68,9 +63,7 @@ func TestRangesGoToTheKernelAndBack(t *testing.T) {
 	must.Succeed(t, err)
 	got := entries{}
 	must.Succeed(t, nl.Decode(b, got.decode))
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff(want, got))
 }
 
 func FuzzEntries(f *testing.F) {

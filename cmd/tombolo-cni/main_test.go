@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -66,9 +67,7 @@ func TestARuntimeCallsItByTheEnvironment(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			if diff := cmp.Diff(tt.want, run(t, os.Args[0], tt.env, tt.stdin, tt.args...), cmp.AllowUnexported(outcome{})); diff != "" {
-				t.Errorf("outcome (-want +got):\n%s", diff)
-			}
+			expect.NoDiff(t, cmp.Diff(tt.want, run(t, os.Args[0], tt.env, tt.stdin, tt.args...), cmp.AllowUnexported(outcome{})), "outcome")
 		})
 	}
 }

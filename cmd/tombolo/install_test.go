@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -117,9 +118,7 @@ func TestInstall(t *testing.T) {
 			reader.Close()
 			cmd := exec.Command(command, args...)
 			cmd.Stdout = out
-			if err := cmd.Run(); err != nil {
-				t.Errorf("%q: %v", args, err)
-			}
+			expect.Success(t, cmd.Run(), "%q", args)
 			out.Close()
 		}
 		got := start(t, command, nil, "install", "--names", "all", dir)

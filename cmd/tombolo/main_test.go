@@ -17,6 +17,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/cni"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
@@ -108,9 +109,7 @@ func TestCommandLinesThatAreWrong(t *testing.T) {
 		t.Run(tt.line, func(t *testing.T) {
 			t.Parallel()
 			want := outcome{exitUsage, "", "tombolo: " + tt.stderr}
-			if diff := cmp.Diff(want, run(t, nstest.New(t), nil, "", strings.Fields(tt.line)...), cmp.AllowUnexported(outcome{})); diff != "" {
-				t.Errorf("outcome (-want +got):\n%s", diff)
-			}
+			expect.NoDiff(t, cmp.Diff(want, run(t, nstest.New(t), nil, "", strings.Fields(tt.line)...), cmp.AllowUnexported(outcome{})), "outcome")
 		})
 	}
 }
@@ -181,9 +180,7 @@ func TestVersion(t *testing.T) {
 	if v.Version == "" || v.Commit == "" || !strings.Contains(first, v.Go) {
 		t.Errorf("version is %+v", v)
 	}
-	if diff := cmp.Diff(cni.SupportedVersions(), v.CNI); diff != "" {
-		t.Errorf("CNI versions (-want +got):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff(cni.SupportedVersions(), v.CNI), "CNI versions")
 }
 
 // forge makes a state directory with two networks and three attachments.
@@ -261,9 +258,7 @@ func TestLsListsWhatIsAskedFor(t *testing.T) {
 			args := append([]string{"ls", "--json", "--state", dir}, strings.Fields(line)...)
 			got := run(t, nstest.New(t), nil, "", args...)
 			if want.stderr != "" {
-				if diff := cmp.Diff(outcome{exitFailed, "", "tombolo: " + want.stderr + "\n"}, got, cmp.AllowUnexported(outcome{})); diff != "" {
-					t.Errorf("outcome (-want +got):\n%s", diff)
-				}
+				expect.NoDiff(t, cmp.Diff(outcome{exitFailed, "", "tombolo: " + want.stderr + "\n"}, got, cmp.AllowUnexported(outcome{})), "outcome")
 				return
 			}
 			var list []struct{ ContainerID string }
@@ -274,9 +269,7 @@ func TestLsListsWhatIsAskedFor(t *testing.T) {
 			for _, a := range list {
 				ids = append(ids, a.ContainerID)
 			}
-			if diff := cmp.Diff(want.containers, ids); diff != "" {
-				t.Errorf("containers (-want +got):\n%s", diff)
-			}
+			expect.NoDiff(t, cmp.Diff(want.containers, ids), "containers")
 		})
 	}
 	// What is wrong with others is not said.
@@ -297,9 +290,7 @@ func TestOnANodeWithNothing(t *testing.T) {
 	} {
 		dir := t.TempDir()
 		got := run(t, nstest.New(t), nil, "", append(strings.Fields(line), "--state", dir, "--leases", dir)...)
-		if diff := cmp.Diff(outcome{0, want, ""}, got, cmp.AllowUnexported(outcome{})); diff != "" {
-			t.Errorf("%v (-want +got):\n%s", line, diff)
-		}
+		expect.NoDiff(t, cmp.Diff(outcome{0, want, ""}, got, cmp.AllowUnexported(outcome{})), "%v", line)
 		if entries, err := os.ReadDir(dir); err != nil || len(entries) > 0 && !strings.HasPrefix(line, "repair") && !strings.HasPrefix(line, "gc") {
 			t.Errorf("%s made %v, %v", line, entries, err)
 		}
@@ -349,13 +340,9 @@ func TestAStateDirectoryThatIsNotThereIsAnError(t *testing.T) {
 	for _, args := range [][]string{{"ls"}, {"ls", "networks"}, {"ls", "map"}, {"status"}, {"check"}, {"gc"}, {"repair"}, {"remove", "pods"}} {
 		args = append(args, "--state", dir)
 		want := outcome{exitFailed, "", "tombolo: " + dir + " is no state directory: name the stateDir of the network's configuration\n"}
-		if diff := cmp.Diff(want, run(t, nstest.New(t), nil, "", args...), cmp.AllowUnexported(outcome{})); diff != "" {
-			t.Errorf("%v (-want +got):\n%s", args, diff)
-		}
+		expect.NoDiff(t, cmp.Diff(want, run(t, nstest.New(t), nil, "", args...), cmp.AllowUnexported(outcome{})), "%v", args)
 	}
-	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("one of them made it: %v", err)
-	}
+	expect.Is(t, expect.Err(os.Stat(dir)), os.ErrNotExist, "one of them made it")
 }
 
 func TestNetworksAndMapOfWhatIsForged(t *testing.T) {
@@ -372,9 +359,7 @@ func TestNetworksAndMapOfWhatIsForged(t *testing.T) {
 			"   x container unfinished\n   x default/web-0         10.61.0.2 fd61::2\n\nwrong:\n  its network has no record (2 pods affected) [recreate pod]\n" +
 			"  container unfinished, eth0 of network pods: its ADD did not finish [recreate\n    pod]\n"},
 	} {
-		if got := run(t, nstest.New(t), nil, "", strings.Fields(tt.line)...); got != (outcome{0, tt.stdout, ""}) {
-			t.Errorf("%s: %+v", tt.line, got)
-		}
+		expect.Equal(t, run(t, nstest.New(t), nil, "", strings.Fields(tt.line)...), (outcome{0, tt.stdout, ""}), "%s", tt.line)
 	}
 }
 
@@ -390,9 +375,7 @@ func TestLsTellsOfDamagedRecordsAndListsTheRest(t *testing.T) {
 		t.Errorf("status %d, %d attachments, %v", got.status, len(list), err)
 	}
 	want := "tombolo: record " + path + `: damaged: not valid JSON at line 1, column 2: it ends too early; a DEL or GC of the attachment removes it [recreate pod]` + "\n"
-	if diff := cmp.Diff(want, got.stderr); diff != "" {
-		t.Errorf("stderr (-want +got):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff(want, got.stderr), "stderr")
 }
 
 func TestCheckTellsWhatDiffersByItsExitStatus(t *testing.T) {
@@ -449,9 +432,7 @@ func TestRemove(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			if diff := cmp.Diff(tt.want, run(t, nstest.New(t), nil, "", tt.args...), cmp.AllowUnexported(outcome{})); diff != "" {
-				t.Errorf("outcome (-want +got):\n%s", diff)
-			}
+			expect.NoDiff(t, cmp.Diff(tt.want, run(t, nstest.New(t), nil, "", tt.args...), cmp.AllowUnexported(outcome{})), "outcome")
 		})
 	}
 }

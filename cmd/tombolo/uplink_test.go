@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -115,9 +116,7 @@ func TestUplinkIsPlannedTakenLookedAtAndGivenBack(t *testing.T) {
 	if after := addresses(); after != before {
 		t.Errorf("given back: %s, before it %s", after, before)
 	}
-	if err := nstest.Ping(t, host, nstest.Addr("192.0.2.1")); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, nstest.Ping(t, host, nstest.Addr("192.0.2.1")))
 
 	// What is no longer there is not said to be back.
 	if got := uplink("take", "eth0", "br0"); got.status != 0 {
@@ -149,16 +148,12 @@ func TestUplinkCommandsThatAreWrong(t *testing.T) {
 		{[]string{"uplink", "take", "--force", "eth0", "br0"}, exitUsage, "tombolo: unknown flag: --force\nsee tombolo uplink take --help\n"},
 	} {
 		want := outcome{tt.status, "", tt.stderr}
-		if diff := cmp.Diff(want, run(t, host, nil, "", tt.args...), cmp.AllowUnexported(outcome{})); diff != "" {
-			t.Errorf("%v (-want +got):\n%s", tt.args, diff)
-		}
+		expect.NoDiff(t, cmp.Diff(want, run(t, host, nil, "", tt.args...), cmp.AllowUnexported(outcome{})), "%v", tt.args)
 	}
 	// As in ADD.
 	want := outcome{exitFailed, "", "tombolo: uplink lan7: the host has no such link (ip link shows those that there are)\n"}
 	for _, verb := range []string{"plan", "take"} {
 		got := run(t, host, nil, "", "uplink", verb, "--state", t.TempDir()+"/state", "lan7", "br0")
-		if diff := cmp.Diff(want, got, cmp.AllowUnexported(outcome{})); diff != "" {
-			t.Errorf("%s of a NIC that is not there (-want +got):\n%s", verb, diff)
-		}
+		expect.NoDiff(t, cmp.Diff(want, got, cmp.AllowUnexported(outcome{})), "%s of a NIC that is not there", verb)
 	}
 }

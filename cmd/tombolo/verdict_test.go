@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -23,8 +24,6 @@ func TestVerdictOfAPlanIsOneLine(t *testing.T) {
 			uplink.Steps{Moves: []netip.Addr{nstest.Addr("192.0.2.2")}}},
 		{"no address", "", "OK: no address moves to br0, connections stay; undo: tombolo uplink restore eth0\n", uplink.Steps{}},
 	} {
-		if got := verdict(&tt.steps, u, tt.connection); got != tt.want {
-			t.Errorf("%s: %q, want %q", tt.name, got, tt.want)
-		}
+		expect.Equal(t, verdict(&tt.steps, u, tt.connection), tt.want, "%s", tt.name)
 	}
 }

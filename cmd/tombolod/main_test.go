@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -22,6 +21,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
@@ -106,18 +106,14 @@ func TestTheServiceManagerIsTold(t *testing.T) {
 	d.hears(t, "READY=1")
 	leases, err := lease.Open(d.dir + "/leases")
 	must.Succeed(t, err)
-	if err := leases.CheckKeeper(); err != nil {
-		t.Errorf("ready, but %v", err)
-	}
+	expect.Success(t, leases.CheckKeeper(), "ready, but")
 	d.hears(t, "WATCHDOG=1")
 	d.stop()
 	d.hears(t, "STOPPING=1")
 	if status := <-d.status; status != exitOK {
 		t.Errorf("status %d, want %d; log: %s", status, exitOK, d.log)
 	}
-	if err := leases.CheckKeeper(); !errors.Is(err, lease.ErrNoKeeper) {
-		t.Errorf("ended, but %v", err)
-	}
+	expect.Is(t, leases.CheckKeeper(), lease.ErrNoKeeper, "ended, but")
 	if log := d.log.String(); !strings.Contains(log, "keeping leases") || strings.Contains(log, "time=") {
 		t.Errorf("log for the journal: %s", log)
 	}
@@ -161,9 +157,7 @@ func TestMetricsAndHealthAreServed(t *testing.T) {
 	}
 	d.stop()
 	<-d.status
-	if _, err := os.Lstat(socket); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("after its end the socket: %v", err)
-	}
+	expect.Is(t, expect.Err(os.Lstat(socket)), os.ErrNotExist, "after its end the socket")
 }
 
 func TestMetricsAreServedOverTCPWhenAskedFor(t *testing.T) {
@@ -259,18 +253,14 @@ func TestHelpNamesEveryFlagAndStatus(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
 	p := &program{getenv: func(string) string { return "" }, stdout: &out, stderr: io.Discard}
-	if status := p.run(t.Context(), []string{"--help"}); status != exitOK {
-		t.Errorf("status %d", status)
-	}
+	expect.Equal(t, p.run(t.Context(), []string{"--help"}), exitOK, "status")
 	golden.Compare(t, "../../../deploy/share/tombolod.8", manPage(out.String()))
 	for _, want := range []string{"--leases DIR", "--state DIR", "--metrics WHERE", "--log-level L", "--firewalld=false", "--version", lease.DefaultDir, "  0  ", "  1  ", "  2  "} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no %q in\n%s", want, &out)
 		}
 	}
-	if _, err := parse([]string{"-h"}); !errors.Is(err, flag.ErrHelp) {
-		t.Errorf("-h: %v", err)
-	}
+	expect.Is(t, expect.Err(parse([]string{"-h"})), flag.ErrHelp, "-h")
 }
 
 // manPage is what help says, as it is.

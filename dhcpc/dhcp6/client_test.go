@@ -17,15 +17,14 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 func TestALeaseTakesFourMessages(t *testing.T) {
 	w := newWorld(t, honest())
 	l := w.acquire()
-	if got := strings.Join(w.log, " "); got != "SOLICIT REQUEST" {
-		t.Errorf("sent %s", got)
-	}
+	expect.Equal(t, strings.Join(w.log, " "), "SOLICIT REQUEST", "sent")
 	if l.Address != clientIP() || l.Renew.Sub(l.Obtained) != 1000*time.Second || l.Rebind.Sub(l.Obtained) != 1600*time.Second ||
 		l.Preferred.Sub(l.Obtained) != 2000*time.Second || l.Expire.Sub(l.Obtained) != 3000*time.Second {
 		t.Errorf("lease %+v", l)
@@ -127,9 +126,7 @@ func TestALeaseIsRenewedAtT1AndRebindsAtT2(t *testing.T) {
 	w.serve, w.log, w.at, w.sent = nil, nil, nil, nil
 	start := w.now
 	applied := w.keep(l, w.asks("SOLICIT"))
-	if got := strings.Join(applied, " "); got != "2001:db8::7 > -" {
-		t.Errorf("applied %s", got)
-	}
+	expect.Equal(t, strings.Join(applied, " "), "2001:db8::7 > -", "applied")
 	for i, m := range w.sent {
 		at := w.at[i] - start.Sub(epoch())
 		toServer := m.GetOneOption(dhcpv6.OptionServerID) != nil
@@ -185,9 +182,7 @@ func TestAServerThatHasForgottenIsAskedAnew(t *testing.T) {
 	if got := w.keep(l, w.hasSent(2)); strings.Join(got, " ") != "2001:db8::7 > 2001:db8::7" {
 		t.Errorf("applied %q", got)
 	}
-	if got := strings.Join(w.log, " "); got != "RENEW REQUEST" {
-		t.Errorf("sent %s", got)
-	}
+	expect.Equal(t, strings.Join(w.log, " "), "RENEW REQUEST", "sent")
 }
 
 func TestAServerMayMoveALease(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 	"github.com/insomniacslk/dhcp/iana"
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -135,9 +136,7 @@ func TestALeaseThatIsDueIsRenewedAndNotConfirmed(t *testing.T) {
 		if len(c.sent) == 0 {
 			c.wakes()
 		}
-		if got := c.sent[0].MessageType.String(); got != want {
-			t.Errorf("sent %s, want %s", got, want)
-		}
+		expect.Equal(t, c.sent[0].MessageType.String(), want, "sent")
 	}
 	// One that becomes due meanwhile.
 	c := newConfirming(t, func(l *Lease) { l.Renew = epoch().Add(3 * time.Second) })

@@ -14,6 +14,7 @@ import (
 	"github.com/insomniacslk/dhcp/iana"
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 )
 
 // What a server may get wrong, and nothing comes of it; and the honest server beside it is taken.
@@ -98,9 +99,7 @@ func TestAServerThatRefusesWhatItAdvertisedIsPassedOver(t *testing.T) {
 		if l := w.acquire(); l.Server.String() != serverDUID().String() {
 			t.Errorf("%s: lease of %s", c, l.Server)
 		}
-		if got := strings.Join(w.log, " "); got != "SOLICIT REQUEST SOLICIT REQUEST" {
-			t.Errorf("%s: sent %s", c, got)
-		}
+		expect.Equal(t, strings.Join(w.log, " "), "SOLICIT REQUEST SOLICIT REQUEST", "%s: sent", c)
 	}
 }
 
@@ -161,13 +160,9 @@ func TestTimesOfALease(t *testing.T) {
 			if !at.IsZero() {
 				got = at.Sub(l.Obtained)
 			}
-			if got != c.want[i] {
-				t.Errorf("%s: time %d is %s, want %s", name, i, got, c.want[i])
-			}
+			expect.Equal(t, got, c.want[i], "%s: time %d is", name, i)
 		}
-		if err := l.Validate(); err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
+		expect.Success(t, l.Validate(), "%s", name)
 	}
 }
 

@@ -7,6 +7,8 @@ import (
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -31,9 +33,7 @@ func BenchmarkAcquire(b *testing.B) {
 		b.Run(bb.name, func(b *testing.B) {
 			c := l.client(b, func(c *dhcpc.Config) { c.Broadcast, c.Dial = true, bb.dial })
 			for b.Loop() {
-				if _, err := c.Acquire(context.Background()); err != nil {
-					b.Fatal(err)
-				}
+				must.Succeed(b, expect.Err(c.Acquire(context.Background())))
 			}
 		})
 	}

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -66,7 +67,5 @@ func TestRawVerifiesAChecksumThatIsThere(t *testing.T) {
 	if err != nil || !complete {
 		t.Fatalf("complete %v, %v", complete, err)
 	}
-	if _, err := decode(frame, true); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, expect.Err(decode(frame, true)))
 }

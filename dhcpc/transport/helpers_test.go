@@ -12,6 +12,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -129,9 +130,7 @@ func serve(t testing.TB, ns *netns.NS, link string, change func(req, resp *dhcpv
 		if resp.OpCode == 0 {
 			return
 		}
-		if _, err := conn.WriteTo(resp.ToBytes(), peer); err != nil {
-			t.Error(err)
-		}
+		expect.Success(t, expect.Err(conn.WriteTo(resp.ToBytes(), peer)))
 	}
 	var server *server4.Server
 	err := ns.Do(func() error {

@@ -19,6 +19,7 @@ import (
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/dhcpc/dhcp6"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -252,9 +253,7 @@ func TestDialingIPv6SaysWhatIsWrong(t *testing.T) {
 		"a message that is too long": transport.Send6(&transport.Config{NetNS: l.pod, Link: l.eth0, MAC: make([]byte, 6)}, make([]byte, 1<<16)),
 		"a witness of nothing":       second6(transport.DialWitness6(nil)),
 	} {
-		if !errors.Is(err, tombolo.ErrInvalid) {
-			t.Errorf("%s: %v", name, err)
-		}
+		expect.Is(t, err, tombolo.ErrInvalid, "%s", name)
 	}
 	if _, err := transport.DialWitness6(&transport.Config{Link: 1}); err == nil {
 		t.Error("a witness without the client's MAC address")
@@ -267,9 +266,7 @@ func TestDialingIPv6SaysWhatIsWrong(t *testing.T) {
 		return err
 	}))
 	defer conn.Close()
-	if _, err := transport.DialUDP6(&transport.Config{NetNS: l.pod, Link: l.eth0}); !errors.Is(err, unix.EADDRINUSE) {
-		t.Errorf("of a port that is in use: %v", err)
-	}
+	expect.Is(t, expect.Err(transport.DialUDP6(&transport.Config{NetNS: l.pod, Link: l.eth0})), unix.EADDRINUSE, "of a port that is in use")
 }
 
 func second6[T any](_ T, err error) error { return err }

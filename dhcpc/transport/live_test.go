@@ -18,6 +18,7 @@ import (
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -55,9 +56,7 @@ func TestRawNeedsNoMACInItsConfig(t *testing.T) {
 	serve(t, l.host, l.link, nil)
 	cfg := l.config()
 	cfg.MAC = nil
-	if _, err := l.client(t, func(c *dhcpc.Config) { c.Dial = transport.Dialer(cfg) }).Acquire(soon(t)); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, expect.Err(l.client(t, func(c *dhcpc.Config) { c.Dial = transport.Dialer(cfg) }).Acquire(soon(t))))
 }
 
 // raw opens a packet socket that ends with the test.
@@ -128,16 +127,12 @@ func TestWaitsEndWithTheirContext(t *testing.T) {
 	for _, conn := range []dhcpc.Transport{raw(t, l.config()), udp} {
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(time.Millisecond, cancel)
-		if _, err := conn.Receive(ctx, time.Time{}); !errors.Is(err, context.Canceled) {
-			t.Errorf("%T: %v", conn, err)
-		}
+		expect.Is(t, expect.Err(conn.Receive(ctx, time.Time{})), context.Canceled, "%T", conn)
 		if _, err := conn.Receive(ctx, time.Time{}); !errors.Is(err, context.Canceled) {
 			t.Errorf("%T: %v with a context that is done", conn, err)
 		}
 		// The context of before has no hold on what comes after.
-		if _, err := conn.Receive(t.Context(), time.Now().Add(time.Millisecond)); !errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Errorf("%T: %v", conn, err)
-		}
+		expect.Is(t, expect.Err(conn.Receive(t.Context(), time.Now().Add(time.Millisecond))), os.ErrDeadlineExceeded, "%T", conn)
 	}
 }
 
@@ -150,9 +145,7 @@ func TestWhatIsClosedIsErrInvalid(t *testing.T) {
 	must.Succeed(t, err)
 	for _, conn := range []dhcpc.Transport{raw, udp} {
 		must.Succeed(t, conn.Close())
-		if err := conn.Send(t.Context(), packet(clientMAC())); !errors.Is(err, tombolo.ErrInvalid) {
-			t.Errorf("%T sends: %v", conn, err)
-		}
+		expect.Is(t, conn.Send(t.Context(), packet(clientMAC())), tombolo.ErrInvalid, "%T sends", conn)
 		if p, err := conn.Receive(t.Context(), time.Time{}); !errors.Is(err, tombolo.ErrInvalid) {
 			t.Errorf("%T receives %v, %v", conn, p, err)
 		}
@@ -194,9 +187,7 @@ func TestALinkThatIsDownIsAnErrorAtOnce(t *testing.T) {
 	t.Parallel()
 	l := newLAN(t)
 	nstest.Run(t, l.pod, "ip", "link", "set", "eth0", "down")
-	if _, err := l.client(t, nil).Acquire(soon(t)); !errors.Is(err, unix.ENETDOWN) {
-		t.Errorf("error %v, want %v", err, unix.ENETDOWN)
-	}
+	expect.Is(t, expect.Err(l.client(t, nil).Acquire(soon(t))), unix.ENETDOWN)
 }
 
 func TestUDPLeasesAnAddress(t *testing.T) {
@@ -220,9 +211,7 @@ func TestUDPLeasesAnAddress(t *testing.T) {
 	}
 	if u, _ := transport.DialUDP(l.config()); u != nil {
 		defer u.Close()
-		if err := u.Send(t.Context(), &dhcpc.Packet{ARP: &dhcpc.ARP{}}); !errors.Is(err, unix.EOPNOTSUPP) {
-			t.Errorf("sent ARP: %v", err)
-		}
+		expect.Is(t, u.Send(t.Context(), &dhcpc.Packet{ARP: &dhcpc.ARP{}}), unix.EOPNOTSUPP, "sent ARP")
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -93,16 +94,12 @@ func TestDnsmasqHearsTheBridgeReleaseForAPodThatIsGone(t *testing.T) {
 			lease = &gone
 		}
 		for _, cfg := range []*transport.Config{nil, {NetNS: l.host}} {
-			if err := transport.Release(soon(t), cfg, lease); !errors.Is(err, tombolo.ErrInvalid) {
-				t.Errorf("Release from no link: %v", err)
-			}
+			expect.Is(t, transport.Release(soon(t), cfg, lease), tombolo.ErrInvalid, "Release from no link")
 		}
 		must.Succeed(t, transport.Release(soon(t), &transport.Config{NetNS: l.host, Link: l.index}, lease))
 		until(t, func() bool { return leases() == "" })
 	}
-	if err := transport.Release(soon(t), &transport.Config{Link: 1}, &dhcpc.Lease{}); !errors.Is(err, dhcpc.ErrInvalid) {
-		t.Errorf("error %v", err)
-	}
+	expect.Is(t, transport.Release(soon(t), &transport.Config{Link: 1}, &dhcpc.Lease{}), dhcpc.ErrInvalid, "error")
 }
 
 // A server on the host itself, which what a packet socket sends on the bridge does not
@@ -203,7 +200,5 @@ func TestDnsmasqLeasesByUDP(t *testing.T) {
 	nstest.Sysctl(t, l.pod, "net/ipv4/conf/eth0/rp_filter", "0")
 	dnsmasq(t, server.pod, "eth0")
 	c := l.client(t, func(cfg *dhcpc.Config) { cfg.Broadcast, cfg.Dial = true, udpOnly(l) })
-	if _, err := c.Acquire(soon(t)); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, expect.Err(c.Acquire(soon(t))))
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -104,9 +105,7 @@ func TestAWitnessNeedsTheClientsMAC(t *testing.T) {
 	}
 	l := newLAN(t)
 	_, err := transport.DialWitness(&transport.Config{NetNS: l.host, Link: 4711, MAC: clientMAC()})
-	if !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("of a link that is not there: %v", err)
-	}
+	expect.Is(t, err, os.ErrNotExist, "of a link that is not there")
 }
 
 // The pod gets its address by either socket, and by UDP although the server answers to the

@@ -11,6 +11,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 )
@@ -91,9 +92,7 @@ func TestSTATUSAfterABootIsReady(t *testing.T) {
 		"{": state.ErrDamaged, // by a power failure
 	} {
 		must.Succeed(t, os.WriteFile(path, []byte(content), 0o600))
-		if _, err := dir.Epoch(); !errors.Is(err, want) {
-			t.Errorf("the epoch is read with %v, want %v", err, want)
-		}
+		expect.Is(t, expect.Err(dir.Epoch()), want, "the epoch is read with")
 		n.run(t, n.plugin(), "STATUS", nil).must(t)
 	}
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -429,14 +430,10 @@ func TestDocsHaveExamplesThatAreAccepted(t *testing.T) {
 	found := 0
 	for where, document := range documents {
 		confs, err := networks(document)
-		if err != nil {
-			t.Errorf("%s: %v", where, err)
-		}
+		expect.Success(t, err, "%s", where)
 		for _, conf := range confs {
 			found++
-			if err := accepts(t, conf); err != nil {
-				t.Errorf("%s: %v", where, err)
-			}
+			expect.Success(t, accepts(t, conf), "%s", where)
 		}
 	}
 	if found < 6 {
@@ -487,9 +484,7 @@ func TestDocsLinkToWhatIsThere(t *testing.T) {
 			case m[2] == "":
 				_, err = os.Stat(docsRoot + to)
 			}
-			if err != nil {
-				t.Errorf("%s: %v", file, err)
-			}
+			expect.Success(t, err, "%s", file)
 		}
 	}
 }

@@ -53,8 +53,6 @@ func TestResultsAreWrittenAsTheLibraryWritesThem(t *testing.T) {
 
 func decodeAny(t *testing.T, data []byte) (v any) {
 	t.Helper()
-	if err := json.Unmarshal(data, &v); err != nil {
-		t.Fatalf("%s: %v", data, err)
-	}
+	must.Succeed(t, json.Unmarshal(data, &v), "%s", data)
 	return v
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/nft"
 )
@@ -58,9 +59,7 @@ func TestCodesOfErrors(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			if diff := cmp.Diff(&types.Error{Code: tt.code, Msg: tt.msg}, coded(tt.err)); diff != "" {
-				t.Errorf("error (-want +got):\n%s", diff)
-			}
+			expect.NoDiff(t, cmp.Diff(&types.Error{Code: tt.code, Msg: tt.msg}, coded(tt.err)), "error")
 		})
 	}
 	var conflict error = &nft.ConflictError{}
@@ -72,8 +71,6 @@ func TestCodesOfErrors(t *testing.T) {
 func TestPlural(t *testing.T) {
 	t.Parallel()
 	for n, want := range map[int]string{0: "0 pods", 1: "1 pod", 2: "2 pods"} {
-		if got := plural(n, "pod", "pods"); got != want {
-			t.Errorf("%d: %s", n, got)
-		}
+		expect.Equal(t, plural(n, "pod", "pods"), want, "%d", n)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
 	"github.com/tombolo-cni/tombolo/internal/ident"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/nft"
@@ -149,9 +150,7 @@ func FuzzPrevResult(f *testing.F) {
 		}
 		for _, v := range SupportedVersions() {
 			if out, err := res.GetAsVersion(v); err == nil {
-				if _, err := json.Marshal(out); err != nil {
-					t.Errorf("as version %s: %v", v, err)
-				}
+				expect.Success(t, expect.Err(json.Marshal(out)), "as version %s", v)
 			}
 		}
 	})

@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
@@ -50,9 +51,7 @@ func TestPrevResultOfEachVersion(t *testing.T) {
 					continue
 				}
 				c := &call{ifName: "eth0"}
-				if diff := cmp.Diff(nstest.Addrs("10.61.0.2", "fd61::2"), c.addressesIn(res), netipValues()); diff != "" {
-					t.Errorf("%s: addresses (-want +got):\n%s", name, diff)
-				}
+				expect.NoDiff(t, cmp.Diff(nstest.Addrs("10.61.0.2", "fd61::2"), c.addressesIn(res), netipValues()), "%s: addresses", name)
 				if len(res.Routes) != 1 || res.CNIVersion != "1.1.0" {
 					t.Errorf("%s: %+v", name, res)
 				}
@@ -100,9 +99,7 @@ func TestAddressesOfTheAttachmentAlone(t *testing.T) {
 			{"address": "10.62.0.2/24", "interface": 2}, {"address": "fd61::2/64"}]}`)}, "1.1.0")
 	must.Succeed(t, err)
 	c := &call{ifName: "eth0"}
-	if diff := cmp.Diff(nstest.Addrs("10.61.0.2", "fd61::2"), c.addressesIn(res), netipValues()); diff != "" {
-		t.Errorf("addresses (-want +got):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff(nstest.Addrs("10.61.0.2", "fd61::2"), c.addressesIn(res), netipValues()), "addresses")
 }
 
 func TestConfigurationFromARecord(t *testing.T) {
@@ -115,8 +112,6 @@ func TestConfigurationFromARecord(t *testing.T) {
 		{network.Origin{Type: "host-local", Dir: "/d"},
 			`{"cniVersion":"1.0.0","ipam":{"dataDir":"/d","type":"host-local"},"name":"pods","type":"tombolo"}`},
 	} {
-		if diff := cmp.Diff(tt.want, string(recordedConfig("1.0.0", "pods", &tt.origin))); diff != "" {
-			t.Errorf("configuration (-want +got):\n%s", diff)
-		}
+		expect.NoDiff(t, cmp.Diff(tt.want, string(recordedConfig("1.0.0", "pods", &tt.origin))), "configuration")
 	}
 }

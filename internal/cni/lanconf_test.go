@@ -9,6 +9,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
 	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/network"
 )
 
@@ -48,9 +49,7 @@ func TestSettingsOfModeLAN(t *testing.T) {
 			if tt.change != nil {
 				tt.change(&want)
 			}
-			if diff := cmp.Diff(want, parsed(t, tt.fields).settings(), cmp.AllowUnexported(settings{})); diff != "" {
-				t.Errorf("settings (-want +got):\n%s", diff)
-			}
+			expect.NoDiff(t, cmp.Diff(want, parsed(t, tt.fields).settings(), cmp.AllowUnexported(settings{})), "settings")
 		})
 	}
 }
@@ -63,9 +62,7 @@ func TestModeLANLeasesUnlessToldOtherwise(t *testing.T) {
 		`"mode": "lan", "uplink": "eth0", "ipam": {"type": "static", "addresses": [{"address": "10.0.0.2/24"}]}`: "static",
 		`"mode": "l2", "uplink": "eth0"`: "",
 	} {
-		if got := parsed(t, fields).ipamType(); got != want {
-			t.Errorf("%s: ipam %q, want %q", fields, got, want)
-		}
+		expect.Equal(t, parsed(t, fields).ipamType(), want, "%s: ipam", fields)
 	}
 	// DEL has to find the lease by the same default.
 	conf, err := parseLenient([]byte(`{"cniVersion": "1.1.0", "name": "pods", "type": "tombolo", "mode": "lan"}`))
@@ -78,9 +75,7 @@ func TestTakeoverAsConfigured(t *testing.T) {
 	t.Parallel()
 	s := parsed(t, `"mode": "lan", "uplink": "eth0", "bridge": "lan0", "keepAddressOnUplink": true, "uplinkTimeout": "2s"`).settings()
 	want := uplink.Uplink{NIC: "eth0", KeepAddress: true, Timeout: 2 * time.Second}
-	if diff := cmp.Diff(want, s.Uplink); diff != "" {
-		t.Errorf("uplink (-want +got):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff(want, s.Uplink), "uplink")
 }
 
 func TestFieldsOfALANThatDoNotGoTogether(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -114,9 +115,7 @@ func TestRemovingWhatIsNoBridgeLeavesItAlone(t *testing.T) {
 	nstest.Run(t, n.host, "ip", "link", "del", "cbr0")
 	nstest.Run(t, n.host, "ip", "link", "add", "cbr0", "type", "veth", "peer", "name", "other-end")
 	const want = `code 116: cbr0 is no longer a bridge but of kind "veth": it is left alone`
-	if diff := cmp.Diff(want, describe(n.remove(t, "pods"))); diff != "" {
-		t.Errorf("error (-want +got):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff(want, describe(n.remove(t, "pods"))), "error")
 	if !hasLink(t, n.host, "cbr0") {
 		t.Error("the link is gone")
 	}

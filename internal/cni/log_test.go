@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/nft"
 )
@@ -53,9 +54,7 @@ func TestVerbLogsOneLine(t *testing.T) {
 			"netns": "/run/netns/p", "code": float64(codeKernel)},
 		{"level": "INFO", "msg": "done", "verb": "GC", "network": "pods"},
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("log (-want +got):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff(want, got), "log")
 	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("the log's mode is %v, %v", info.Mode(), err)
 	}
@@ -101,9 +100,7 @@ func TestLogThatCannotBeOpened(t *testing.T) {
 		{"DEL", "relative", "", "no error"},
 	} {
 		l, err := openLog(&NetConf{LogFile: tt.file, LogLevel: tt.level}, &call{verb: tt.verb})
-		if diff := cmp.Diff(tt.want, describe(err)); diff != "" {
-			t.Errorf("%s %s (-want +got):\n%s", tt.verb, tt.file, diff)
-		}
+		expect.NoDiff(t, cmp.Diff(tt.want, describe(err)), "%s %s", tt.verb, tt.file)
 		if l != nil {
 			t.Errorf("%s %s: there is a log", tt.verb, tt.file)
 		}

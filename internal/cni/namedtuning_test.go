@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -26,9 +27,7 @@ func TestTheFileOfWhatWasBeforeIsAFile(t *testing.T) {
 		if b := loadAttributes(path); b != nil {
 			t.Errorf("%s: %+v is read", name, b)
 		}
-		if err := (attributes{MTU: new(1400)}).save(path); err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
+		expect.Success(t, (attributes{MTU: new(1400)}).save(path), "%s", name)
 		if b := loadAttributes(path); b == nil || *b.MTU != 1400 {
 			t.Errorf("%s: %+v is read of what was saved", name, b)
 		}

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
@@ -32,9 +33,7 @@ func with(fields string) []byte {
 func parsed(t *testing.T, fields string) *NetConf {
 	t.Helper()
 	conf, err := parseStrict(with(fields))
-	if err != nil {
-		t.Fatalf("%s: %v", fields, err)
-	}
+	must.Succeed(t, err, "%s", fields)
 	return conf
 }
 
@@ -95,9 +94,7 @@ func TestSettingsOfAMode(t *testing.T) {
 			if tt.change != nil {
 				tt.change(&want)
 			}
-			if diff := cmp.Diff(want, parsed(t, tt.fields).settings(), cmpopts.EquateComparable(netip.Prefix{})); diff != "" {
-				t.Errorf("settings (-want +got):\n%s", diff)
-			}
+			expect.NoDiff(t, cmp.Diff(want, parsed(t, tt.fields).settings(), cmpopts.EquateComparable(netip.Prefix{})), "settings")
 		})
 	}
 }
@@ -205,9 +202,7 @@ func TestWhatAConfigurationMaySay(t *testing.T) {
 		`"ipam": {}`, `"ipam": null`, `"ipam": {"type": "whatever", "x": 1}`,
 		`"disableContainerInterface": true, "ipam": {}`,
 	} {
-		if _, err := parseStrict(with(fields)); err != nil {
-			t.Errorf("%s: %v", fields, err)
-		}
+		expect.Success(t, expect.Err(parseStrict(with(fields))), "%s", fields)
 	}
 }
 
@@ -221,9 +216,7 @@ func TestAnExemptKeyIsOneOnlyAtTheTop(t *testing.T) {
 		{"", "cni.dev", false}, {"", "comment", false}, {"", "", false},
 		{"dns", "_comment", false}, {"dns", "cni.dev/x", false},
 	} {
-		if got := exempt(tt.path, tt.key); got != tt.want {
-			t.Errorf("exempt(%q, %q) = %t", tt.path, tt.key, got)
-		}
+		expect.Equal(t, exempt(tt.path, tt.key), tt.want, "exempt(%q, %q) =", tt.path, tt.key)
 	}
 }
 
@@ -247,9 +240,7 @@ func TestLenientParsingKeepsWhatIsThere(t *testing.T) {
 			tt.want(want)
 			got, err := parseLenient([]byte(tt.conf))
 			must.Succeed(t, err)
-			if diff := cmp.Diff(want, got, cmpopts.IgnoreUnexported(NetConf{})); diff != "" {
-				t.Errorf("configuration (-want +got):\n%s", diff)
-			}
+			expect.NoDiff(t, cmp.Diff(want, got, cmpopts.IgnoreUnexported(NetConf{})), "configuration")
 			// Teardown goes by the settings: those must be usable whatever was there.
 			s := got.settings()
 			if s.StateDir == "" || got.deadline() <= 0 || s.Bridge == "" || s.Mark == 0 {
@@ -296,21 +287,15 @@ func TestListOfValidAttachments(t *testing.T) {
 		c, err := parseLenient([]byte(conf))
 		must.Succeed(t, err)
 		got, err := c.validAttachments()
-		if diff := cmp.Diff(tt.err, describe(err)); diff != "" {
-			t.Errorf("%s: error (-want +got):\n%s", tt.json, diff)
-		}
-		if diff := cmp.Diff(tt.want, got); diff != "" {
-			t.Errorf("%s: list (-want +got):\n%s", tt.json, diff)
-		}
+		expect.NoDiff(t, cmp.Diff(tt.err, describe(err)), "%s: error", tt.json)
+		expect.NoDiff(t, cmp.Diff(tt.want, got), "%s: list", tt.json)
 	}
 }
 
 func TestTeardownGoesByADirectoryThatItCanUse(t *testing.T) {
 	t.Parallel()
 	conf := &NetConf{StateDir: "relative", Mode: "nonsense"}
-	if got := conf.settings().StateDir; got != network.DefaultStateDir {
-		t.Errorf("stateDir is %q", got)
-	}
+	expect.Equal(t, conf.settings().StateDir, network.DefaultStateDir, "stateDir is")
 }
 
 func TestIPAMFieldsAreReadFromWhateverIsThere(t *testing.T) {
@@ -339,9 +324,7 @@ func TestRuntimeConfig(t *testing.T) {
 	} {
 		c := &NetConf{RuntimeConfig: json.RawMessage(tt.json)}
 		_, err := c.runtimeConfig()
-		if diff := cmp.Diff(tt.want, describe(err)); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", tt.json, diff)
-		}
+		expect.NoDiff(t, cmp.Diff(tt.want, describe(err)), "%s", tt.json)
 	}
 }
 

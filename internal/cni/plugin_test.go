@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/nft"
@@ -155,13 +156,9 @@ func TestStdinThatCannotBeRead(t *testing.T) {
 	var out strings.Builder
 	env := attachmentEnv("DEL", "")
 	p := &Plugin{Getenv: func(name string) string { return env[name] }, Stdin: brokenPipe{}, Stdout: &out}
-	if status := p.Run(); status != 1 {
-		t.Errorf("status %d", status)
-	}
+	expect.Equal(t, p.Run(), 1, "status")
 	want := `{"cniVersion":"1.1.0","code":5,"msg":"read the network's configuration from stdin: broken pipe"}` + "\n"
-	if diff := cmp.Diff(want, out.String()); diff != "" {
-		t.Errorf("stdout (-want +got):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff(want, out.String()), "stdout")
 }
 
 func TestVersionVerb(t *testing.T) {
@@ -187,9 +184,7 @@ func TestVersionVerb(t *testing.T) {
 func TestSupportedVersionsAreTheCallersToChange(t *testing.T) {
 	t.Parallel()
 	SupportedVersions()[0] = "spoilt"
-	if got := SupportedVersions()[0]; got != "0.1.0" {
-		t.Errorf("the first is %s", got)
-	}
+	expect.Equal(t, SupportedVersions()[0], "0.1.0", "the first is")
 }
 
 func TestVariablesOfEachVerb(t *testing.T) {
@@ -229,18 +224,14 @@ func TestPreparationReadsWhatTheRuntimeAsksFor(t *testing.T) {
 	if got, want := string(dns), `{"nameservers":["10.0.0.2"],"domain":"d"}`; got != want {
 		t.Errorf("dns is %s, want %s", got, want)
 	}
-	if got := a.pod.MAC.String(); got != "02:00:00:00:00:01" {
-		t.Errorf("mac is %s", got)
-	}
+	expect.Equal(t, a.pod.MAC.String(), "02:00:00:00:00:01", "mac is")
 	nw := conf.settings().Network
 	for what, is := range map[string][2]string{
 		"network": {nw.Name, "pods"}, "container": {a.pod.ContainerID, "c1"}, "interface": {a.pod.IfName, "eth0"},
 		"pod": {a.pod.Name, "default/web-0"}, "namespace": {a.pod.Path, "/run/netns/p"}, "ipam": {nw.Origin.Type, "host-local"},
 		"dataDir": {nw.Origin.Dir, "/d"}, "bridge": {nw.Bridge, "cbr0"},
 	} {
-		if is[0] != is[1] {
-			t.Errorf("%s is %q, want %q", what, is[0], is[1])
-		}
+		expect.Equal(t, is[0], is[1], "%s is", what)
 	}
 	if nw.Down {
 		t.Error("the interface is to stay down")

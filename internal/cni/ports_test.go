@@ -11,6 +11,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/network"
@@ -19,9 +20,7 @@ import (
 func parsedRuntimeConfig(t *testing.T, text string) *runtimeConfig {
 	t.Helper()
 	rc, err := (&NetConf{RuntimeConfig: json.RawMessage(text)}).runtimeConfig()
-	if err != nil {
-		t.Fatalf("%s: %v", text, err)
-	}
+	must.Succeed(t, err, "%s", text)
 	return rc
 }
 
@@ -39,9 +38,7 @@ func TestCapabilitiesAsContainerdWritesThem(t *testing.T) {
 		{Protocol: 6, HostPort: 18080, PodPort: 8080},
 		{Protocol: 17, HostAddr: nstest.Addr("192.0.2.1"), HostPort: 53, PodPort: 5353},
 	}
-	if diff := cmp.Diff(want, published, cmpopts.EquateComparable(netip.Addr{})); diff != "" {
-		t.Errorf("ports (-want +got):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff(want, published, cmpopts.EquateComparable(netip.Addr{})), "ports")
 	shape, err := new(NetConf).shape(rc)
 	wantShape := bandwidth.Shape{Ingress: bandwidth.Limit{Rate: 8e6, Burst: 4294967295}, Egress: bandwidth.Limit{Rate: 4e6, Burst: 4294967295}}
 	if err != nil || shape != wantShape {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -59,9 +60,7 @@ func TestADDThatIsRefusedLeavesNothing(t *testing.T) {
 			if a.err == nil {
 				t.Fatalf("ADD succeeded: %s", a.stdout)
 			}
-			if diff := cmp.Diff(tt.want, strings.ReplaceAll(describe(a.err), n.stateDir, "STATE")); diff != "" {
-				t.Errorf("error (-want +got):\n%s", diff)
-			}
+			expect.NoDiff(t, cmp.Diff(tt.want, strings.ReplaceAll(describe(a.err), n.stateDir, "STATE")), "error")
 			n.mustHave(t, before)
 		})
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/network"
 	"github.com/tombolo-cni/tombolo/route"
@@ -94,9 +95,7 @@ func TestPodRoutesRefuseWhatTheKernelWouldTakeForAnother(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			_, err := ipamconf.Routes([]*types.Route{&tt.route})
-			if diff := cmp.Diff(tt.want, describe(err)); diff != "" {
-				t.Errorf("error (-want +got):\n%s", diff)
-			}
+			expect.NoDiff(t, cmp.Diff(tt.want, describe(err)), "error")
 		})
 	}
 }
@@ -159,9 +158,7 @@ func TestResultFollowsThatOfThePluginsBefore(t *testing.T) {
 				},
 				DNS: tt.wantAfter,
 			}
-			if diff := cmp.Diff(want, got); diff != "" {
-				t.Errorf("result (-want +got):\n%s", diff)
-			}
+			expect.NoDiff(t, cmp.Diff(want, got), "result")
 		})
 	}
 }

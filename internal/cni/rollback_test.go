@@ -23,6 +23,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
@@ -143,9 +144,7 @@ func (n *node) mustRollBack(t *testing.T, p *Plugin, code uint, words ...string)
 // mustHave compares what there is.
 func (n *node) mustHave(t *testing.T, want belongings) {
 	t.Helper()
-	if diff := cmp.Diff(want, n.belongings(t), cmpopts.EquateEmpty()); diff != "" {
-		t.Errorf("belongings of attachments (-want +got):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff(want, n.belongings(t), cmpopts.EquateEmpty()), "belongings of attachments")
 }
 
 func mustHaveFailed(t *testing.T, a answer, codes []uint, words ...string) {
@@ -175,9 +174,7 @@ func TestADDTakesItsSteps(t *testing.T) {
 	var got []string
 	p.After = func(step string) error { got = append(got, step); return nil }
 	n.run(t, p, "ADD", everything()).must(t)
-	if diff := cmp.Diff(steps(), got); diff != "" {
-		t.Errorf("steps (-want +got):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff(steps(), got), "steps")
 	hash := ident.Hash("pods", "c1", "eth0")
 	want := belongings{
 		Ports: []string{"ifb" + hash, "veth" + hash}, Interfaces: []string{"lo", "eth0"},
@@ -209,9 +206,7 @@ func TestADDThatFailsAfterAStepLeavesNothing(t *testing.T) {
 					return nil
 				}
 				n.mustRollBack(t, p, codeKernel, "failed on purpose after "+step)
-				if diff := cmp.Diff(steps()[:i+1], taken); diff != "" {
-					t.Errorf("steps (-want +got):\n%s", diff)
-				}
+				expect.NoDiff(t, cmp.Diff(steps()[:i+1], taken), "steps")
 			})
 		}
 	}
@@ -356,9 +351,7 @@ func TestADDWhoseUndoFailsSaysSo(t *testing.T) {
 	}
 	port := "veth" + ident.Hash("pods", "c1", "eth0")
 	want := "the cause; delete link " + port + ": device or resource busy (kernel: on purpose)"
-	if diff := cmp.Diff(want, a.err.Msg); diff != "" {
-		t.Errorf("message (-want +got):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff(want, a.err.Msg), "message")
 	// The other steps were undone all the same, and the DEL that runtimes send after
 	// a failed ADD finds the link by its name.
 	left := nothing()
@@ -435,9 +428,7 @@ func TestADDWhoseElementsAreAnothersLeavesNothing(t *testing.T) {
 			a := n.run(t, p, "ADD", nil)
 			if !tt.alive {
 				a.must(t)
-				if diff := cmp.Diff([]string{ident.Hash("pods", "c1", "eth0") + " pods [10.61.0.2 fd61::2], ports 0"}, n.elements(t)); diff != "" {
-					t.Errorf("elements (-want +got):\n%s", diff)
-				}
+				expect.NoDiff(t, cmp.Diff([]string{ident.Hash("pods", "c1", "eth0") + " pods [10.61.0.2 fd61::2], ports 0"}, n.elements(t)), "elements")
 				return
 			}
 			if a.err == nil || a.err.Code != codeConflict || !strings.Contains(a.err.Msg, other.Hash()) {
@@ -467,9 +458,7 @@ func TestADDMendsWhatIsFlushedMeanwhile(t *testing.T) {
 	if !fired {
 		t.Fatal("the table was never deleted")
 	}
-	if diff := cmp.Diff([]string{ident.Hash("pods", "c1", "eth0") + " pods [10.61.0.2 fd61::2], ports 0"}, n.elements(t)); diff != "" {
-		t.Errorf("elements (-want +got):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff([]string{ident.Hash("pods", "c1", "eth0") + " pods [10.61.0.2 fd61::2], ports 0"}, n.elements(t)), "elements")
 }
 
 // A set of the right name and of another type is an error of the kernel's.
@@ -544,9 +533,7 @@ func TestADDThatGoesOnBehindADELAndAnotherADDLeavesThatOneAlone(t *testing.T) {
 			got := n.belongings(t)
 			// What the first one made after that goes with the attachment.
 			want.Interfaces, got.Interfaces = nil, nil
-			if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
-				t.Errorf("belongings of attachments (-want +got):\n%s", diff)
-			}
+			expect.NoDiff(t, cmp.Diff(want, got, cmpopts.EquateEmpty()), "belongings of attachments")
 		})
 	}
 }

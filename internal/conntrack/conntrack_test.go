@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
@@ -53,9 +54,7 @@ func wantListed(tb testing.TB, ns *netns.NS, want ...string) {
 		got = append(got, strings.Fields(line)[2]+" "+strings.Join(fields, " "))
 	}
 	slices.Sort(got)
-	if diff := cmp.Diff(slices.Sorted(slices.Values(want)), got); diff != "" {
-		tb.Errorf("flows that conntrack lists (-want +got):\n%s", diff)
-	}
+	expect.NoDiff(tb, cmp.Diff(slices.Sorted(slices.Values(want)), got), "flows that conntrack lists")
 }
 
 // insert makes flows by conntrack -I. They are written as it prints them: the

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/tombolo-cni/tombolo/internal/ident"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -108,9 +109,7 @@ func TestNetworkTokensDiffer(t *testing.T) {
 	if a, b := NetworkToken(long+"a"), NetworkToken(long+"b"); a == b || len(a) > 64 || ident.IsIdentifier(a) {
 		t.Errorf("long names give %q and %q", a, b)
 	}
-	if got := NetworkToken(long[:64]); got != long[:64] {
-		t.Errorf("a name of 64 bytes gives %q", got)
-	}
+	expect.Equal(t, NetworkToken(long[:64]), long[:64], "a name of 64 bytes gives")
 }
 
 func FuzzAlias(f *testing.F) {

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/nft"
 )
@@ -29,9 +30,7 @@ func attachment() *state.Attachment {
 
 func same(t *testing.T, want, got nft.Endpoint) {
 	t.Helper()
-	if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })))
 }
 
 func TestTheFirewallSeesWhatIsOnRecord(t *testing.T) {
@@ -62,9 +61,7 @@ func TestTheFirewallSeesWhatIsOnRecord(t *testing.T) {
 	a.Addresses = []ipam.Address{{Prefix: netip.MustParsePrefix("fd00::5/64")}}
 	want.Addrs, want.Ports = Addresses(a), Ports(a)
 	same(t, want, Of(a))
-	if got := Protocol("icmp"); got != 0 {
-		t.Errorf("icmp has ports, by number %d", got)
-	}
+	expect.Equal(t, Protocol("icmp"), 0, "icmp has ports, by number")
 }
 
 func TestAnAliasTellsWhoseAPortIs(t *testing.T) {

@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -18,6 +17,7 @@ import (
 	"github.com/godbus/dbus/v5"
 
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -31,9 +31,7 @@ func TestTheBusDoesNotAnswerForFirewalld(t *testing.T) {
 		busName + ".Error.NoReply": false, busName + ".Error.ServiceUnknown": false, busName + ".Error.NameHasNoOwner": false,
 		busName + ".Error.AccessDenied": true, "org.fedoraproject.FirewallD1.Exception": true,
 	} {
-		if got := answered(fmt.Errorf("call: %w", dbus.Error{Name: name})); got != want {
-			t.Errorf("%s: answered %t, want %t", name, got, want)
-		}
+		expect.Equal(t, answered(fmt.Errorf("call: %w", dbus.Error{Name: name})), want, "%s: answered", name)
 	}
 }
 
@@ -65,9 +63,7 @@ func TestWhatAnOperatorChoseIsLeftAlone(t *testing.T) {
 		"firewalld began anew":                             {facts{"", "", true, true, true}, join},
 		"firewalld began anew, and some record is damaged": {facts{"", "", true, true, false}, join},
 	} {
-		if got := decide(zones{tt.running, tt.permanent, "public"}, tt.ours, tt.wanted, tt.sure); got != tt.want {
-			t.Errorf("%s: %d, want %d", name, got, tt.want)
-		}
+		expect.Equal(t, decide(zones{tt.running, tt.permanent, "public"}, tt.ours, tt.wanted, tt.sure), tt.want, "%s", name)
 	}
 }
 
@@ -76,9 +72,7 @@ func TestAddressesOfBuses(t *testing.T) {
 	if _, err := dialSocket(t.Context(), "tcp:host=127.0.0.1,port=1", time.Second); err == nil || !strings.Contains(err.Error(), systemBus) {
 		t.Errorf("another transport: %v", err)
 	}
-	if _, err := dialSocket(t.Context(), "unix:path=/nowhere,guid=12", time.Second); !errors.Is(err, errNoBus) {
-		t.Errorf("nobody listens: %v", err)
-	}
+	expect.Is(t, expect.Err(dialSocket(t.Context(), "unix:path=/nowhere,guid=12", time.Second)), errNoBus, "nobody listens")
 }
 
 // Godbus panics at the first of these.

@@ -14,6 +14,7 @@ import (
 	"github.com/godbus/dbus/v5"
 
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -43,9 +44,7 @@ func fakeFirewalld(t *testing.T) (bus string, own *dbus.Conn, asked *atomic.Int6
 	} {
 		must.Succeed(t, err)
 	}
-	if _, err := own.RequestName(name, 0); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, expect.Err(own.RequestName(name, 0)))
 	return bus, own, asked
 }
 

@@ -3,13 +3,13 @@ package icmp
 import (
 	"bytes"
 	"encoding/hex"
-	"errors"
 	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -43,9 +43,7 @@ func TestEchoHasTheBytesOfTheRFCs(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			want := strings.ReplaceAll(tt.want, " ", "")
-			if got := hex.EncodeToString(encoded(t, tt.m, tt.is4)); got != want {
-				t.Errorf("got %s, want %s", got, want)
-			}
+			expect.Equal(t, hex.EncodeToString(encoded(t, tt.m, tt.is4)), want)
 		})
 	}
 }
@@ -121,16 +119,12 @@ func TestAnswerThatIsThereCountsThoughTheTimeIsUp(t *testing.T) {
 	defer unix.Close(ends[0])
 	defer unix.Close(ends[1])
 	p := &pinger{fd: ends[0], id: 5, data: []byte("token123"), buf: make([]byte, packetMax)}
-	if _, err := p.try(t.Context(), 0); !errors.Is(err, ErrNoReply) {
-		t.Errorf("without an answer: %v, want %v", err, ErrNoReply)
-	}
+	expect.Is(t, expect.Err(p.try(t.Context(), 0)), ErrNoReply, "without an answer")
 	other, answer := message{kind: reply, id: 6, data: p.data}, message{kind: reply, id: 5, seq: 1, data: p.data}
 	for _, m := range []message{other, answer} {
 		must.Succeed(t, unix.Send(ends[1], encoded(t, m, false), 0))
 	}
-	if _, err := p.try(t.Context(), 0); err != nil {
-		t.Errorf("with one: %v", err)
-	}
+	expect.Success(t, expect.Err(p.try(t.Context(), 0)), "with one")
 }
 
 func FuzzDecode(f *testing.F) {

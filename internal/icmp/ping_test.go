@@ -11,6 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/icmp"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -57,9 +59,7 @@ func TestSilenceIsAnError(t *testing.T) {
 	a, b := pair(t)
 	for _, dst := range []string{"10.9.0.2", "fd09::2"} {
 		// So that a neighbour that is not found yet is not the reason.
-		if _, err := icmp.Ping(t.Context(), a, nstest.Addr(dst), icmp.Echo{Wait: patience}); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, expect.Err(icmp.Ping(t.Context(), a, nstest.Addr(dst), icmp.Echo{Wait: patience})))
 	}
 	nstest.Sysctl(t, b, "net/ipv4/icmp_echo_ignore_all", "1")
 	nstest.Sysctl(t, b, "net/ipv6/icmp/echo_ignore_all", "1")
@@ -102,9 +102,7 @@ func TestPingEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	_, err := icmp.Ping(ctx, a, nstest.Addr("10.9.0.2"), icmp.Echo{Wait: time.Hour})
-	if !errors.Is(err, context.Canceled) {
-		t.Errorf("done before: %v", err)
-	}
+	expect.Is(t, err, context.Canceled, "done before")
 	ctx, cancel = context.WithCancel(t.Context())
 	pinged := make(chan error)
 	go func() {
@@ -112,16 +110,12 @@ func TestPingEndsWithItsContext(t *testing.T) {
 		pinged <- err
 	}()
 	cancel()
-	if err := <-pinged; !errors.Is(err, context.Canceled) {
-		t.Errorf("done meanwhile: %v", err)
-	}
+	expect.Is(t, <-pinged, context.Canceled, "done meanwhile")
 }
 
 func TestClosedNamespaceIsAnError(t *testing.T) {
 	t.Parallel()
 	ns := nstest.New(t)
 	ns.Close()
-	if _, err := icmp.Ping(t.Context(), ns, nstest.Addr("10.9.0.2"), icmp.Echo{}); !errors.Is(err, unix.EBADF) {
-		t.Errorf("ping: %v, want %v", err, unix.EBADF)
-	}
+	expect.Is(t, expect.Err(icmp.Ping(t.Context(), ns, nstest.Addr("10.9.0.2"), icmp.Echo{})), unix.EBADF, "ping")
 }

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -41,9 +42,7 @@ func TestAttributesThatAPodWroteIntoALinkAreNotRead(t *testing.T) {
 		info := attr(unix.IFLA_LINKINFO, attr(unix.IFLA_INFO_KIND, []byte(kind+"\x00")), data)
 		message := append(bytes.Join([][]byte{make([]byte, unix.SizeofIfInfomsg), before, info, behind}, nil), attr(unix.IFLA_PROP_LIST, make([]byte, 65500))...)
 		var l Link
-		if err := l.Decode(message); err != nil {
-			t.Errorf("%s: %v", kind, err)
-		}
+		expect.Success(t, l.Decode(message), "%s", kind)
 		if l.Name != "eth0" || l.MTU != 1400 || (l.Lower == own) != (kind == "veth") || l.Lower == forged || l.Elsewhere != (kind == "veth") {
 			t.Errorf("%s: %+v", kind, l)
 		}

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
@@ -129,9 +130,7 @@ func TestOnlyWhatIsAskedForIsRead(t *testing.T) {
 	if err := l.Decode(data, unix.IFLA_IFALIAS); err != nil || l.Index != 7 || l.Name != "" || l.Alias != "b" {
 		t.Errorf("%+v, %v", l, err)
 	}
-	if err := l.Decode(data); !errors.Is(err, nl.ErrMalformed) {
-		t.Errorf("an MTU of a byte: %v", err)
-	}
+	expect.Is(t, l.Decode(data), nl.ErrMalformed, "an MTU of a byte")
 }
 
 func TestTokenAndRouterFlagsAreRead(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 )
 
@@ -66,7 +67,5 @@ func TestRequestsHaveTheFlagsOfTheirVerb(t *testing.T) {
 18 flags 0x1: 00000000 00000000 00000000 00000000 [3: 6100] [29: 08000000]
 18 flags 0x1: 00000000 03000000 00000000 00000000 [29: 08000000]
 `
-	if got := nltest.Text(16, b.Bytes()); got != want {
-		t.Errorf("got\n%s", got)
-	}
+	expect.Equal(t, nltest.Text(16, b.Bytes()), want)
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/localnet"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -214,18 +215,14 @@ func TestFilterDropsWhatOthersSendToTheHostsLoopback(t *testing.T) {
 func TestFilterLetsMarkedPacketsPass(t *testing.T) {
 	t.Parallel()
 	n := newLoopbackNode(t)
-	if _, err := n.conn.Ensure(t.Context(), n.keep, nil, true); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, expect.Err(n.conn.Ensure(t.Context(), n.keep, nil, true)))
 	nstest.Run(t, n.ns, "nft", "add table netdev t; add chain netdev t c { type filter hook ingress device "+port+" priority 0; }; "+
 		"add rule netdev t c ip daddr 127.0.0.1 meta mark set 0x3000; add rule netdev t c ip daddr 127.0.0.2 meta mark set 0x2000; add rule netdev t c ip saddr 127.0.0.0/8 meta mark set 0x1000")
 	for _, tt := range []struct {
 		from, to string
 		want     bool
 	}{{"10.9.0.5", "127.0.0.1", true}, {"10.9.0.5", "127.0.0.2", false}, {"10.9.0.5", "127.0.0.3", false}, {"127.0.0.5", "10.9.0.1", false}} {
-		if got := n.hears(t, n.frame("", tt.from, tt.to)); got != tt.want {
-			t.Errorf("%s to %s: heard is %t", tt.from, tt.to, got)
-		}
+		expect.Equal(t, n.hears(t, n.frame("", tt.from, tt.to)), tt.want, "%s to %s: heard is", tt.from, tt.to)
 	}
 }
 
@@ -300,9 +297,7 @@ func TestFilterLeavesOthersAtTheIngressAlone(t *testing.T) {
 				prepare()
 			}
 			before := state()
-			if _, err := n.conn.Ensure(t.Context(), k, nil, true); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, expect.Err(n.conn.Ensure(t.Context(), k, nil, true)))
 			if kept, err := n.conn.Get(t.Context(), k); err != nil || !kept.There {
 				t.Fatalf("%+v, %v\n%s", kept, err, state())
 			}
@@ -325,18 +320,10 @@ func TestFilterOfNoBridge(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	for _, k := range []localnet.Filter{{}, {Bridge: "br0"}, {Bridge: "br0", Index: -1}, {Bridge: strings.Repeat("x", 16), Index: 1}} {
-		if _, err := n.conn.Ensure(t.Context(), k, nil, true); !errors.Is(err, tombolo.ErrInvalid) {
-			t.Errorf("Ensure(%+v): %v", k, err)
-		}
-		if err := n.conn.Remove(t.Context(), k, nil); !errors.Is(err, tombolo.ErrInvalid) {
-			t.Errorf("Remove(%+v): %v", k, err)
-		}
+		expect.Is(t, expect.Err(n.conn.Ensure(t.Context(), k, nil, true)), tombolo.ErrInvalid, "Ensure(%+v)", k)
+		expect.Is(t, n.conn.Remove(t.Context(), k, nil), tombolo.ErrInvalid, "Remove(%+v)", k)
 	}
 	gone := localnet.Filter{Bridge: "br9", Index: 9999, Mark: 1}
-	if _, err := n.conn.Ensure(t.Context(), gone, nil, true); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("Ensure of a bridge that is gone: %v", err)
-	}
-	if err := n.conn.Remove(t.Context(), gone, nil); err != nil {
-		t.Errorf("Remove of a bridge that is gone: %v", err)
-	}
+	expect.Is(t, expect.Err(n.conn.Ensure(t.Context(), gone, nil, true)), fs.ErrNotExist, "Ensure of a bridge that is gone")
+	expect.Success(t, n.conn.Remove(t.Context(), gone, nil), "Remove of a bridge that is gone")
 }

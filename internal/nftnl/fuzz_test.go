@@ -3,6 +3,8 @@ package nftnl
 import (
 	"bytes"
 	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 )
 
 // The corpora in testdata hold what a kernel answered, without struct nfgenmsg.
@@ -43,7 +45,5 @@ func TestAttributeThatIsTooLongIsRefused(t *testing.T) {
 	}
 	tr := Begin(nil)
 	tr.Add("add", nil, 1, 2, 0, Bytes(3, make([]byte, 0xffff-4)))
-	if err := tr.b.Err(1); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, tr.b.Err(1))
 }

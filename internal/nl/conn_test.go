@@ -14,6 +14,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 )
@@ -92,9 +93,7 @@ func TestExecuteReportsEachRequest(t *testing.T) {
 			for i := range tt.want {
 				tt.want[i] = strings.ReplaceAll(tt.want[i], "%", string(rune('a'+i)))
 			}
-			if diff := cmp.Diff(tt.want, errs(&b)); diff != "" {
-				t.Errorf("errors of the requests (-want +got):\n%s", diff)
-			}
+			expect.NoDiff(t, cmp.Diff(tt.want, errs(&b)), "errors of the requests")
 			if err != nil {
 				var opErr *tombolo.OpError
 				if !errors.As(err, &opErr) || opErr.Op != "change" {
@@ -120,9 +119,7 @@ func TestExecuteNumbersRequestsOnward(t *testing.T) {
 			seqs = append(seqs, m.Header.Sequence)
 		}
 	}
-	if diff := cmp.Diff([]uint32{1, 2, 3, 4, 5, 6}, seqs); diff != "" {
-		t.Errorf("sequence numbers (-want +got):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff([]uint32{1, 2, 3, 4, 5, 6}, seqs), "sequence numbers")
 }
 
 func TestGetHandsItsObjectOver(t *testing.T) {
@@ -198,12 +195,8 @@ func TestClosedConnectionSaysSo(t *testing.T) {
 	c.Close()
 	var b nl.Batch
 	change(&b, 1)
-	if err := c.Execute(&b); !errors.Is(err, unix.EBADF) {
-		t.Errorf("Execute: %v, want %v", err, unix.EBADF)
-	}
-	if err := c.List("list", request(unix.RTM_GETADDR, nil), nil, nil); !errors.Is(err, unix.EBADF) {
-		t.Errorf("List: %v, want %v", err, unix.EBADF)
-	}
+	expect.Is(t, c.Execute(&b), unix.EBADF, "Execute")
+	expect.Is(t, c.List("list", request(unix.RTM_GETADDR, nil), nil, nil), unix.EBADF, "List")
 }
 
 // part is one message of a dump.
@@ -317,12 +310,8 @@ func TestBatchThatCouldNotBeSentIsAnErrorOfEachRequest(t *testing.T) {
 	var b nl.Batch
 	change(&b, 2)
 	b.AddGet("get", nl.Name("c"), request(unix.RTM_GETLINK, make([]byte, 16)), nil, func(netlink.Message) error { return nil })
-	if err := nl.New(mute{nltest.NewFake(nltest.AckAll)}).Execute(&b); !errors.Is(err, unix.ENOBUFS) {
-		t.Errorf("error %v, want ENOBUFS", err)
-	}
+	expect.Is(t, nl.New(mute{nltest.NewFake(nltest.AckAll)}).Execute(&b), unix.ENOBUFS)
 	for i := range b.Len() {
-		if err := b.Err(i); !errors.Is(err, unix.ENOBUFS) {
-			t.Errorf("request %d: error %v, want ENOBUFS", i, err)
-		}
+		expect.Is(t, b.Err(i), unix.ENOBUFS, "request %d", i)
 	}
 }

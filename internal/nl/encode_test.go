@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 )
@@ -77,13 +78,9 @@ func TestEncodeWritesAttributes(t *testing.T) {
 			b.Add("do", nil, m, err)
 			must.Succeed(t, fake(nltest.AckAll).Execute(&b))
 			got := nltest.Split(b.Bytes())[0].Data
-			if diff := cmp.Diff(append([]byte{2, 24, 0, 0}, tt.want...), got); diff != "" {
-				t.Errorf("bytes (-want +got):\n%s", diff)
-			}
+			expect.NoDiff(t, cmp.Diff(append([]byte{2, 24, 0, 0}, tt.want...), got), "bytes")
 			// The reader that the kernel's answers get agrees.
-			if err := nl.Decode(got[4:], func(*netlink.AttributeDecoder) error { return nil }); err != nil {
-				t.Errorf("reading it back: %v", err)
-			}
+			expect.Success(t, nl.Decode(got[4:], func(*netlink.AttributeDecoder) error { return nil }), "reading it back")
 		})
 	}
 }
@@ -144,9 +141,7 @@ func TestBatchIsARowOfMessages(t *testing.T) {
 		{Header: netlink.Header{Length: 16, Type: unix.RTM_GETLINK, Flags: netlink.Request}, Data: []byte{}},
 		{Header: netlink.Header{Length: 20, Type: unix.NFNL_MSG_BATCH_BEGIN, Flags: netlink.Request}, Data: []byte{0, 0, 0, 10}},
 	}
-	if diff := cmp.Diff(want, nltest.Split(b.Bytes())); diff != "" {
-		t.Errorf("messages (-want +got):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff(want, nltest.Split(b.Bytes())), "messages")
 	if b.Len() != 3 || len(b.Bytes()) != 28+16+20 {
 		t.Errorf("%d requests in %d bytes, want 3 in 64", b.Len(), len(b.Bytes()))
 	}

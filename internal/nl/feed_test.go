@@ -1,13 +1,13 @@
 package nl_test
 
 import (
-	"errors"
 	"os"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -30,9 +30,7 @@ func TestAFeedHearsWhatHappensAndEndsWhenItIsClosed(t *testing.T) {
 	var b nl.Batch
 	addBridge(&b, "br0")
 	must.Succeed(t, c.Execute(&b))
-	if err := <-heard; err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, <-heard)
 	go func() {
 		for {
 			if _, err := f.Next(); err != nil {
@@ -41,12 +39,8 @@ func TestAFeedHearsWhatHappensAndEndsWhenItIsClosed(t *testing.T) {
 			}
 		}
 	}()
-	if err := f.Close(); err != nil {
-		t.Error(err)
-	}
-	if err := <-heard; !errors.Is(err, os.ErrClosed) {
-		t.Errorf("Next: %v, want %v", err, os.ErrClosed)
-	}
+	expect.Success(t, f.Close())
+	expect.Is(t, <-heard, os.ErrClosed, "Next")
 }
 
 func TestAFeedOfNoGroupIsRefused(t *testing.T) {

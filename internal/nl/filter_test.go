@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -49,9 +50,7 @@ func TestAFeedOfOneTypeIsNotFloodedByOthers(t *testing.T) {
 			t.Errorf("got %v, %v", list, err)
 		}
 	}
-	if err := one.Close(); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, one.Close())
 	if list, err := one.Next(); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("more: %v, %v", list, err)
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -87,17 +88,13 @@ func TestSocketBelongsToTheNamespaceItWasOpenedFor(t *testing.T) {
 	}
 	get.Reset()
 	getLink(&get, "br0", nil)
-	if err := cb.Execute(&get); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("elsewhere: %v, want %v", err, fs.ErrNotExist)
-	}
+	expect.Is(t, cb.Execute(&get), fs.ErrNotExist, "elsewhere")
 	own, err := nl.Dial(unix.NETLINK_ROUTE, nil)
 	must.Succeed(t, err)
 	defer own.Close()
 	get.Reset()
 	getLink(&get, "lo", nil)
-	if err := own.Execute(&get); err != nil {
-		t.Errorf("in the test's own: %v", err)
-	}
+	expect.Success(t, own.Execute(&get), "in the test's own")
 }
 
 func TestKernelsOwnWordsAreInTheError(t *testing.T) {
@@ -323,7 +320,5 @@ func TestDialSaysWhatItCannotOpen(t *testing.T) {
 	}
 	ns := nstest.New(t)
 	ns.Close()
-	if _, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: ns}); !errors.Is(err, unix.EBADF) {
-		t.Errorf("Dial in a namespace whose handle is closed: %v, want %v", err, unix.EBADF)
-	}
+	expect.Is(t, expect.Err(nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: ns})), unix.EBADF, "Dial in a namespace whose handle is closed")
 }

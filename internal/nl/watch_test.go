@@ -13,6 +13,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -38,9 +39,7 @@ func TestWatchHearsWhatHappensInItsNamespace(t *testing.T) {
 	b.Reset()
 	addBridge(&b, "br0")
 	must.Succeed(t, here.Execute(&b))
-	if err := <-heard; err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, <-heard)
 }
 
 func TestWatchGivesWhatIsQueuedWithoutWaiting(t *testing.T) {
@@ -70,12 +69,8 @@ func TestWatchEndsWithItsContext(t *testing.T) {
 	ended := make(chan error)
 	go func() { _, err := w.Next(ctx); ended <- err }()
 	cancel()
-	if err := <-ended; !errors.Is(err, context.Canceled) {
-		t.Errorf("Next: %v, want %v", err, context.Canceled)
-	}
-	if _, err := w.Next(ctx); !errors.Is(err, context.Canceled) {
-		t.Errorf("Next with a context that is done: %v, want %v", err, context.Canceled)
-	}
+	expect.Is(t, <-ended, context.Canceled, "Next")
+	expect.Is(t, expect.Err(w.Next(ctx)), context.Canceled, "Next with a context that is done")
 }
 
 // Once something is lost the kernel goes on losing until the queue has been read. A
@@ -115,9 +110,7 @@ func TestLossIsToldOnceNothingMoreCanBeLost(t *testing.T) {
 				setQueueLength(&b, "br0", uint32(100+i))
 			}
 			must.Succeed(t, c.Execute(&b))
-			if _, err := l.next(); err != nil {
-				t.Fatalf("the first announcement: %v", err)
-			}
+			must.Succeed(t, expect.Err(l.next()), "the first announcement")
 			const unheard, heard = 1000, 2000
 			b.Reset()
 			setQueueLength(&b, "br0", unheard)
@@ -226,12 +219,8 @@ func TestWatchThatIsClosedUsesNoOtherFile(t *testing.T) {
 	must.Succeed(t, err)
 	ended := make(chan error)
 	go func() { _, err := w.Next(t.Context()); ended <- err }()
-	if err := w.Close(); err != nil {
-		t.Error(err)
-	}
-	if err := <-ended; !errors.Is(err, tombolo.ErrInvalid) {
-		t.Errorf("the Next that waited: %v", err)
-	}
+	expect.Success(t, w.Close())
+	expect.Is(t, <-ended, tombolo.ErrInvalid, "the Next that waited")
 	// It gets the number that is free.
 	other, err := os.Open(os.DevNull)
 	must.Succeed(t, err)
@@ -239,11 +228,7 @@ func TestWatchThatIsClosedUsesNoOtherFile(t *testing.T) {
 	_, next := w.Next(t.Context())
 	_, queued := w.Queued()
 	for verb, err := range map[string]error{"Next": next, "Queued": queued, "Close": w.Close()} {
-		if !errors.Is(err, tombolo.ErrInvalid) {
-			t.Errorf("%s of one that is closed: %v", verb, err)
-		}
+		expect.Is(t, err, tombolo.ErrInvalid, "%s of one that is closed", verb)
 	}
-	if _, err := other.Stat(); err != nil {
-		t.Errorf("the other file: %v", err)
-	}
+	expect.Success(t, expect.Err(other.Stat()), "the other file")
 }

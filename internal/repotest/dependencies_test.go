@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -102,9 +103,7 @@ func TestDependenciesPageKnowsWhatIsByHand(t *testing.T) {
 			continue
 		}
 		told, err := strconv.Atoi(row[2])
-		if err != nil {
-			t.Error(err)
-		}
+		expect.Success(t, err)
 		lines := 0
 		for path := range strings.SplitSeq(row[1], ", ") {
 			lines += linesOf(t, path)

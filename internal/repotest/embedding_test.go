@@ -41,6 +41,7 @@ func unwelcome() map[string]string {
 		module + "/internal/testutil/golden": "fixtures are for tests",
 		module + "/internal/testutil/nltest": "fixtures are for tests",
 		module + "/internal/testutil/must":   "fixtures are for tests",
+		module + "/internal/testutil/expect": "fixtures are for tests",
 	}
 }
 

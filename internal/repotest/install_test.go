@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
@@ -71,13 +72,9 @@ func TestUninstallTakesAwayAllThatInstallBrought(t *testing.T) {
 	installed := listing(t, node)
 	golden.Compare(t, "installed.txt", installed)
 	mustMake(t, root(t), "-o", "build", "install", "BIN="+bin, "DESTDIR="+node)
-	if again := listing(t, node); again != installed {
-		t.Errorf("installed again:\n%s", again)
-	}
+	expect.Equal(t, listing(t, node), installed, "installed again")
 	mustMake(t, root(t), "uninstall", "DESTDIR="+node)
-	if after := listing(t, node); after != before {
-		t.Errorf("after uninstall there is\n%s", after)
-	}
+	expect.Equal(t, listing(t, node), before, "after uninstall there is")
 }
 
 // An earlier install put a link to the plugin where the command belongs.
@@ -126,9 +123,7 @@ func TestInstalledUnitsNameInstalledPrograms(t *testing.T) {
 		must.Succeed(t, err)
 		_, line, _ := strings.Cut(string(text), "\nExecStart=")
 		program, _, _ := strings.Cut(strings.Fields(line)[0], " ")
-		if _, err := os.Lstat(filepath.Join(node, program)); err != nil {
-			t.Errorf("%s: %v", unit, err)
-		}
+		expect.Success(t, expect.Err(os.Lstat(filepath.Join(node, program))), "%s", unit)
 	}
 }
 

@@ -24,6 +24,7 @@ import (
 	"github.com/tombolo-cni/tombolo/dhcpc/dhcp6"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
 	"github.com/tombolo-cni/tombolo/hostport"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/ipam"
@@ -392,21 +393,15 @@ func TestWhatIsNoPodIsRefused(t *testing.T) {
 			if pod == host && verb != "Attach" {
 				continue // there is nothing of the pod's to be found
 			}
-			if !errors.Is(err, tombolo.ErrInvalid) {
-				t.Errorf("%s of a pod that is %s: %v", verb, name, err)
-			}
+			expect.Is(t, err, tombolo.ErrInvalid, "%s of a pod that is %s", verb, name)
 		}
 		var config bridge.Config
 		if config.NetNS = pod; name == "nil" || name == "the host's own" {
 			continue
 		}
-		if _, err := bridge.Dial(&config); !errors.Is(err, tombolo.ErrInvalid) {
-			t.Errorf("Dial in one that is %s: %v", name, err)
-		}
+		expect.Is(t, expect.Err(bridge.Dial(&config)), tombolo.ErrInvalid, "Dial in one that is %s", name)
 	}
-	if after := nstest.Run(t, host, "ip", "link"); after != before {
-		t.Errorf("links before:\n%s\nafter:\n%s", before, after)
-	}
+	expect.Equal(t, nstest.Run(t, host, "ip", "link"), before, "links before:\n%s\nafter", before)
 }
 
 // Values that make no sense in any combination are refused, and not only zeros are.
@@ -442,8 +437,6 @@ func TestValuesThatCannotBeMeantAreErrInvalid(t *testing.T) {
 		"a lease that is none, to be released": client.Release(t.Context(), nil),
 	}
 	for name, err := range all {
-		if !errors.Is(err, tombolo.ErrInvalid) {
-			t.Errorf("%s: %v", name, err)
-		}
+		expect.Is(t, err, tombolo.ErrInvalid, "%s", name)
 	}
 }

@@ -21,6 +21,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -89,9 +90,7 @@ func goCommand(t *testing.T, env []string, args ...string) []byte {
 	// A test's result is kept until a file changes that the test itself has read, and
 	// it does not see what this command reads.
 	walk(t, func(path string) bool { return strings.HasSuffix(path, ".go") }, func(path string) {
-		if _, err := os.Stat(path); err != nil {
-			t.Error(err)
-		}
+		expect.Success(t, expect.Err(os.Stat(path)))
 	})
 	cmd := exec.Command("go", args...)
 	cmd.Dir = root(t)
@@ -186,7 +185,5 @@ func short(t *testing.T, path string) string {
 // made-up violations, without which a rule might find nothing for want of looking.
 func mustFind(t *testing.T, want, got []string) {
 	t.Helper()
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("findings (-want +got):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff(want, got), "findings")
 }

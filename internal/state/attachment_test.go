@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/file"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -35,13 +36,9 @@ func TestAttachmentGoesFromAddingToReadyToGone(t *testing.T) {
 		t.Errorf("after Commit (-want +got):\n%s", d)
 	}
 	for range 2 {
-		if err := d.Remove("cbr0", a.Hash()); err != nil {
-			t.Error(err)
-		}
+		expect.Success(t, d.Remove("cbr0", a.Hash()))
 	}
-	if _, err := d.Load("cbr0", a.Hash()); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("after Remove: %v, want os.ErrNotExist", err)
-	}
+	expect.Is(t, expect.Err(d.Load("cbr0", a.Hash())), os.ErrNotExist, "after Remove")
 }
 
 func TestCreateTakesTheTimeUnlessGivenOne(t *testing.T) {
@@ -68,12 +65,8 @@ func TestCreateOfAnExistingAttachmentFails(t *testing.T) {
 	before := mustRead(t, recordPath(t, d, sample("c1")))
 	other := sample("c1")
 	other.MTU = 9000
-	if _, err := d.Create(other); !errors.Is(err, os.ErrExist) {
-		t.Errorf("got %v, want os.ErrExist", err)
-	}
-	if after := mustRead(t, recordPath(t, d, other)); after != before {
-		t.Errorf("the record is now %s", after)
-	}
+	expect.Is(t, expect.Err(d.Create(other)), os.ErrExist)
+	expect.Equal(t, mustRead(t, recordPath(t, d, other)), before, "the record is now")
 	create(t, d, sample("c2")) // another container of the same network
 }
 
@@ -111,12 +104,8 @@ func TestCommitNeverRevivesARemovedRecord(t *testing.T) {
 	a := sample("c1")
 	p := pending(t, d, a)
 	must.Succeed(t, d.Remove("cbr0", a.Hash()))
-	if err := p.Commit(a); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("Commit: %v, want os.ErrNotExist", err)
-	}
-	if _, err := os.Lstat(recordPath(t, d, a)); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the record is back: %v", err)
-	}
+	expect.Is(t, p.Commit(a), os.ErrNotExist, "Commit")
+	expect.Is(t, expect.Err(os.Lstat(recordPath(t, d, a))), os.ErrNotExist, "the record is back")
 	if a.State != Adding {
 		t.Errorf("State = %q after a Commit that failed", a.State)
 	}
@@ -131,9 +120,7 @@ func TestCommitLeavesALaterRecordOfTheSameNameAlone(t *testing.T) {
 	second := sample("c1")
 	second.MTU = 9000
 	create(t, d, second)
-	if err := p.Commit(first); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("Commit: %v, want os.ErrNotExist", err)
-	}
+	expect.Is(t, p.Commit(first), os.ErrNotExist, "Commit")
 	got, err := d.Load("cbr0", first.Hash())
 	if err != nil || got.State != Adding || got.MTU != 9000 {
 		t.Errorf("the later record is now %+v, %v", got, err)
@@ -179,9 +166,7 @@ func TestFilesAreForTheOwnerOnly(t *testing.T) {
 		if info.IsDir() {
 			want = 0o700
 		}
-		if info.Mode().Perm() != want {
-			t.Errorf("%s has mode %o, want %o", path, info.Mode().Perm(), want)
-		}
+		expect.Equal(t, info.Mode().Perm(), want, "%s has mode", path)
 		return nil
 	})
 	must.Succeed(t, err)
@@ -256,9 +241,7 @@ func TestLoadRefusesARecordUnderAnothersName(t *testing.T) {
 	}
 	hash := sample("c1").Hash()
 	writeFile(t, d.attachmentsPath()+"/other/"+hash+suffix, record)
-	if _, err := d.Load("other", hash); !errors.Is(err, ErrDamaged) {
-		t.Errorf("a copy in another network: %v", err)
-	}
+	expect.Is(t, expect.Err(d.Load("other", hash)), ErrDamaged, "a copy in another network")
 }
 
 func TestErrorsSayWhatToDo(t *testing.T) {
@@ -313,15 +296,9 @@ func TestListFailsWhereThereIsNoDirectory(t *testing.T) {
 	if _, _, err := d.List("cbr0"); !errors.Is(err, syscall.ENOTDIR) {
 		t.Errorf("List: %v, want ENOTDIR", err)
 	}
-	if _, err := d.Networks(); !errors.Is(err, syscall.ENOTDIR) {
-		t.Errorf("Networks: %v, want ENOTDIR", err)
-	}
-	if _, err := d.Create(sample("c1")); !errors.Is(err, syscall.ENOTDIR) {
-		t.Errorf("Create: %v, want ENOTDIR", err)
-	}
-	if err := d.Remove("cbr0", sample("c1").Hash()); !errors.Is(err, syscall.ENOTDIR) {
-		t.Errorf("Remove: %v, want ENOTDIR", err)
-	}
+	expect.Is(t, expect.Err(d.Networks()), syscall.ENOTDIR, "Networks")
+	expect.Is(t, expect.Err(d.Create(sample("c1"))), syscall.ENOTDIR, "Create")
+	expect.Is(t, d.Remove("cbr0", sample("c1").Hash()), syscall.ENOTDIR, "Remove")
 }
 
 func TestAFullFileSystemLeavesNoHalfARecord(t *testing.T) {

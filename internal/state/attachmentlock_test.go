@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -18,39 +19,27 @@ func TestARunningADDHasItsRecordLocked(t *testing.T) {
 	for _, end := range []string{"commit", "close", "abandon"} {
 		d := newDir(t)
 		a := sample("c1")
-		if _, err := d.LockAttachment(a.Network, a.Hash()); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("before: %v", err)
-		}
+		expect.Is(t, expect.Err(d.LockAttachment(a.Network, a.Hash())), os.ErrNotExist, "before")
 		p := begin(t, d, a)
 		if l, err := again(d).LockAttachment(a.Network, a.Hash()); l != nil || !errors.Is(err, ErrBusy) {
 			t.Errorf("LockAttachment = %v, %v, want ErrBusy", l, err)
 		}
-		if err := again(d).Update(a); !errors.Is(err, ErrBusy) {
-			t.Errorf("Update: %v, want ErrBusy", err)
-		}
+		expect.Is(t, again(d).Update(a), ErrBusy, "Update")
 		ends := map[string]func() error{"commit": func() error { return p.Commit(a) }, "close": p.Close, "abandon": p.Abandon}
 		must.Succeed(t, ends[end]())
 		l, err := again(d).LockAttachment(a.Network, a.Hash())
 		if end == "abandon" {
-			if !errors.Is(err, os.ErrNotExist) {
-				t.Errorf("after %s: %v", end, err)
-			}
+			expect.Is(t, err, os.ErrNotExist, "after %s", end)
 			continue
 		}
-		if err != nil {
-			t.Fatalf("after %s: %v", end, err)
-		}
-		if _, err := d.LockAttachment(a.Network, a.Hash()); !errors.Is(err, ErrBusy) {
-			t.Errorf("while it is held: %v, want ErrBusy", err)
-		}
+		must.Succeed(t, err, "after %s", end)
+		expect.Is(t, expect.Err(d.LockAttachment(a.Network, a.Hash())), ErrBusy, "while it is held")
 		unfinished, err := d.Unfinished(a.Network, a.Hash())
 		if err != nil || unfinished != (end == "close") {
 			t.Errorf("after %s: unfinished = %t, %v", end, unfinished, err)
 		}
 		for range 2 {
-			if err := l.Close(); err != nil {
-				t.Error(err)
-			}
+			expect.Success(t, l.Close())
 		}
 	}
 }
@@ -78,9 +67,7 @@ func TestTheEndOfACallIsWaitedForAlsoWithoutItsRecord(t *testing.T) {
 	closed := make(chan error, 1)
 	go func() { closed <- p.Close() }()
 	unbounded(t.Context())
-	if err := <-closed; err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, <-closed)
 }
 
 func TestAKilledADDsRecordIsFree(t *testing.T) {
@@ -152,25 +139,17 @@ func TestAbandonLeavesALaterRecordAlone(t *testing.T) {
 		t.Errorf("Gone after Remove = %t, %v", gone, err)
 	}
 	must.Succeed(t, first.Abandon())
-	if err := second.Commit(a); err != nil {
-		t.Errorf("the later one: %v", err)
-	}
+	expect.Success(t, second.Commit(a), "the later one")
 	// The same where Commit found it.
 	must.Succeed(t, d.Remove(a.Network, a.Hash()))
 	third := begin(t, d, a)
 	must.Succeed(t, d.Remove(a.Network, a.Hash()))
 	fourth := begin(t, d, a)
-	if err := third.Commit(a); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("Commit of a removed record: %v", err)
-	}
+	expect.Is(t, third.Commit(a), os.ErrNotExist, "Commit of a removed record")
 	must.Succeed(t, third.Abandon())
-	if err := fourth.Commit(a); err != nil {
-		t.Errorf("the later one: %v", err)
-	}
+	expect.Success(t, fourth.Commit(a), "the later one")
 	must.Succeed(t, fourth.Abandon())
-	if _, err := d.Load(a.Network, a.Hash()); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("after Abandon of a ready one: %v", err)
-	}
+	expect.Is(t, expect.Err(d.Load(a.Network, a.Hash())), os.ErrNotExist, "after Abandon of a ready one")
 }
 
 // Where O_TMPFILE is not to be had, a record gets its name whole and locked as well.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
@@ -82,14 +83,10 @@ func TestRecordsComeBackAsTheyAre(t *testing.T) {
 		ours := Encode(at, record)
 		theirs, err := json.Marshal(record)
 		must.Succeed(t, err)
-		if d := cmp.Diff(string(theirs)+"\n", string(ours)); d != "" {
-			t.Errorf("encode differs from json.Marshal (-want +got):\n%s", d)
-		}
+		expect.NoDiff(t, cmp.Diff(string(theirs)+"\n", string(ours)), "encode differs from json.Marshal")
 		back := reflect.New(v.Type())
 		must.Succeed(t, Decode(ours, back.Elem().FieldByName("Version").Addr().Interface().(*int), back.Interface()))
-		if d := diff(record, back.Interface()); d != "" {
-			t.Errorf("decode of what encode wrote (-want +got):\n%s", d)
-		}
+		expect.NoDiff(t, diff(record, back.Interface()), "decode of what encode wrote")
 	}
 }
 
@@ -156,9 +153,7 @@ func TestAttachmentsThatCannotBeUsedAreDamaged(t *testing.T) {
 		`"created":"yesterday"`:    `"created"`,
 		`"state":"done"`:           "twice",
 	}
-	if _, err := decodeAttachment([]byte("{" + good + "}")); err != nil {
-		t.Fatalf("the record that the cases spoil: %v", err)
-	}
+	must.Succeed(t, expect.Err(decodeAttachment([]byte("{"+good+"}"))), "the record that the cases spoil")
 	for member, says := range tests {
 		_, err := decodeAttachment([]byte("{" + good + "," + member + "}"))
 		if !errors.Is(err, ErrDamaged) || !strings.Contains(err.Error(), says) {

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -35,9 +36,7 @@ func TestAHalfWrittenRecordIsDamagedAtEveryOffset(t *testing.T) {
 			t.Errorf("%d of %d bytes: Load says %v, List %v and %v", i, len(line), loadErr, found, bad)
 		}
 	}
-	if err := d.Remove("cbr0", a.Hash()); err != nil {
-		t.Errorf("Remove of a damaged record: %v", err)
-	}
+	expect.Success(t, d.Remove("cbr0", a.Hash()), "Remove of a damaged record")
 	create(t, d, a)
 }
 
@@ -72,13 +71,9 @@ func TestAHalfWrittenNetworkIsDamagedAtEveryOffset(t *testing.T) {
 	whole := mustRead(t, path)
 	for i := range len(whole) - 1 {
 		writeFile(t, path, whole[:i])
-		if _, err := d.LoadNetwork("cbr0"); !errors.Is(err, ErrDamaged) {
-			t.Errorf("%d of %d bytes: %v, want ErrDamaged", i, len(whole), err)
-		}
+		expect.Is(t, expect.Err(d.LoadNetwork("cbr0")), ErrDamaged, "%d of %d bytes", i, len(whole))
 	}
-	if err := d.SaveNetwork(sampleNetwork("cbr0")); err != nil {
-		t.Errorf("SaveNetwork over a damaged record: %v", err)
-	}
+	expect.Success(t, d.SaveNetwork(sampleNetwork("cbr0")), "SaveNetwork over a damaged record")
 }
 
 func TestLastDocumentIsTheLastWholeLine(t *testing.T) {
@@ -134,9 +129,7 @@ func TestAKilledProcessLeavesAStateThatCanBeUsed(t *testing.T) {
 			if !errors.Is(b, ErrDamaged) || b.Hash == "" {
 				t.Errorf("kill %d: %v", kill, b)
 			}
-			if err := d.Remove("cbr0", b.Hash); err != nil {
-				t.Error(err)
-			}
+			expect.Success(t, d.Remove("cbr0", b.Hash))
 		}
 		if n, err := d.LoadNetwork("cbr0"); err != nil || diff(sampleNetwork("cbr0"), n) != "" {
 			t.Errorf("kill %d: network %+v, %v", kill, n, err)

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/internal/ident"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -79,9 +80,7 @@ func TestRecordsOfAnEarlierEpochAreDropped(t *testing.T) {
 	if got := containers(told.Stale); !slices.Equal(got, []string{"c1", "c2"}) {
 		t.Errorf("the callback was told of %v", got)
 	}
-	if got := contents(t, d); got != "" {
-		t.Errorf("left: %s", got)
-	}
+	expect.Equal(t, contents(t, d), "", "left")
 }
 
 func TestRecordsOfThisEpochAreKept(t *testing.T) {
@@ -89,9 +88,7 @@ func TestRecordsOfThisEpochAreKept(t *testing.T) {
 	d, _ := newDirOn(t)
 	furnish(t, d)
 	enter(t, d)
-	if got := contents(t, d); got != furnished {
-		t.Errorf("left: %s", got)
-	}
+	expect.Equal(t, contents(t, d), furnished, "left")
 }
 
 // An operator has removed the epoch's file: the pods run on.
@@ -107,9 +104,7 @@ func TestALostEpochDropsNothing(t *testing.T) {
 	if epoch.Token() == first.Token() {
 		t.Error("the lost epoch is back")
 	}
-	if got := contents(t, d); got != furnished {
-		t.Errorf("left: %s, want %s", got, furnished)
-	}
+	expect.Equal(t, contents(t, d), furnished, "left")
 }
 
 func TestAnEpochIsNotPublishedBeforeItsWorkIsDone(t *testing.T) {
@@ -119,23 +114,15 @@ func TestAnEpochIsNotPublishedBeforeItsWorkIsDone(t *testing.T) {
 	n.setBoot(otherBoot)
 	refused := errors.New("refused")
 	l, _, err := d.Enter(t.Context(), func(EpochStart) error {
-		if _, err := d.Epoch(); !errors.Is(err, ErrStale) {
-			t.Errorf("in the callback: %v, want ErrStale", err)
-		}
-		if _, err := again(d).Lock(canceled(), Shared); !errors.Is(err, ErrLocked) {
-			t.Errorf("another process gets the lock meanwhile: %v", err)
-		}
+		expect.Is(t, expect.Err(d.Epoch()), ErrStale, "in the callback")
+		expect.Is(t, expect.Err(again(d).Lock(canceled(), Shared)), ErrLocked, "another process gets the lock meanwhile")
 		return refused
 	})
 	if !errors.Is(err, refused) || l != nil {
 		t.Fatalf("Enter = %v, %v", l, err)
 	}
-	if _, err := d.Epoch(); !errors.Is(err, ErrStale) {
-		t.Errorf("after a callback that failed: %v, want ErrStale", err)
-	}
-	if got := contents(t, d); got != furnished {
-		t.Errorf("after a callback that failed: %s", got)
-	}
+	expect.Is(t, expect.Err(d.Epoch()), ErrStale, "after a callback that failed")
+	expect.Equal(t, contents(t, d), furnished, "after a callback that failed")
 	_, told := enter(t, d)
 	if told == nil || len(told.Stale) != 2 {
 		t.Errorf("the next caller is told %+v", told)
@@ -188,9 +175,7 @@ func TestOf64FirstProcessesOneBegins(t *testing.T) {
 	if len(tokens) != 1 {
 		t.Errorf("they saw the epochs %v, want one", tokens)
 	}
-	if n := strings.Count(mustRead(t, begun), "\n"); n != 1 {
-		t.Errorf("%d of them began it, want 1", n)
-	}
+	expect.Equal(t, strings.Count(mustRead(t, begun), "\n"), 1, "of them began it")
 }
 
 func TestABeginnerThatIsKilledIsFollowedByAnother(t *testing.T) {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/tombolo-cni/tombolo/internal/file"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -52,9 +53,7 @@ func TestEpochLastsAsLongAsTheNodeLives(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
 			d, n := newDirOn(t)
-			if _, err := d.Epoch(); !errors.Is(err, os.ErrNotExist) {
-				t.Errorf("before the first: %v, want os.ErrNotExist", err)
-			}
+			expect.Is(t, expect.Err(d.Epoch()), os.ErrNotExist, "before the first")
 			first, told := enter(t, d)
 			if told == nil || told.Epoch != first || told.Previous != nil {
 				t.Errorf("the callback was told %+v", told)
@@ -122,15 +121,11 @@ func TestEpochOfANewerVersionIsLeftAlone(t *testing.T) {
 	t.Parallel()
 	d := newDir(t)
 	writeFile(t, d.epochPath(), `{"version":2,"lives":[]}`)
-	if _, err := d.Epoch(); !errors.Is(err, ErrVersion) {
-		t.Errorf("Epoch: %v, want ErrVersion", err)
-	}
+	expect.Is(t, expect.Err(d.Epoch()), ErrVersion, "Epoch")
 	if l, _, err := d.Enter(t.Context(), nil); !errors.Is(err, ErrVersion) || l != nil {
 		t.Errorf("Enter: %v, %v, want ErrVersion", l, err)
 	}
-	if got := mustRead(t, d.epochPath()); got != `{"version":2,"lives":[]}` {
-		t.Errorf("it is now %s", got)
-	}
+	expect.Equal(t, mustRead(t, d.epochPath()), `{"version":2,"lives":[]}`, "it is now")
 	if l := lock(t, d, Exclusive); l.Mode() != Exclusive {
 		t.Error("Enter kept the lock")
 	}
@@ -176,9 +171,7 @@ func TestEpochFailsWhereTheNodeCannotBeSeen(t *testing.T) {
 		if l, _, err := d.Enter(t.Context(), nil); err == nil || l != nil {
 			t.Errorf("%s: Enter = %v, %v, want an error", what, l, err)
 		}
-		if _, err := os.Lstat(d.epochPath()); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("%s: there is an epoch all the same: %v", what, err)
-		}
+		expect.Is(t, expect.Err(os.Lstat(d.epochPath())), os.ErrNotExist, "%s: there is an epoch all the same", what)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -26,12 +27,8 @@ func fuzzDecoder[T any](t *testing.T, data []byte, decoded T, err error, encoded
 	}
 	line := encoded(decoded)
 	back, err := decode(line)
-	if err != nil {
-		t.Fatalf("decode of our own %q: %v", line, err)
-	}
-	if d := diff(decoded, back); d != "" {
-		t.Errorf("%q comes back as another (-want +got):\n%s", line, d)
-	}
+	must.Succeed(t, err, "decode of our own %q", line)
+	expect.NoDiff(t, diff(decoded, back), "%q comes back as another", line)
 }
 
 func FuzzDecodeAttachment(f *testing.F) {

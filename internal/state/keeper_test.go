@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -24,16 +25,12 @@ func TestFailuresAreCountedByVerbAndCode(t *testing.T) {
 	for _, code := range []uint{100, 11, 100, 4_000_000_000, 999} {
 		all.Go(func() {
 			for range 25 {
-				if err := d.CountFailure("ADD", code); err != nil {
-					t.Error(err)
-				}
+				expect.Success(t, d.CountFailure("ADD", code))
 			}
 		})
 	}
 	all.Wait()
-	if err := d.CountFailure("DEL", 11); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, d.CountFailure("DEL", 11))
 	writeFile(t, d.failuresPath()+"/rubbish", "of an operator")
 	got, err := d.Failures()
 	want := []Failures{{"ADD", 100, 50}, {"ADD", 11, 25}, {"ADD", 999, 50}, {"DEL", 11, 1}}
@@ -54,9 +51,7 @@ func TestContestedIsKeptAndForgotten(t *testing.T) {
 		}
 	}
 	for range 2 {
-		if err := d.SetContested(nil); err != nil {
-			t.Error(err)
-		}
+		expect.Success(t, d.SetContested(nil))
 		if got, err := d.Contested(); got != nil || err != nil {
 			t.Errorf("%+v, %v", got, err)
 		}

@@ -1,9 +1,10 @@
 package state
 
 import (
-	"errors"
 	"path/filepath"
 	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 )
 
 func TestAKilledHolderFreesTheLock(t *testing.T) {
@@ -30,9 +31,7 @@ func TestAKilledWaiterFreesTheGate(t *testing.T) {
 	waiter := start(t, nil, "wait", d.Path(), Exclusive.String())
 	waiter.expect("waiting")
 	until(t, "the waiter", func() bool { return gateShut(t, d) })
-	if _, err := again(d).Lock(canceled(), Shared); !errors.Is(err, ErrLocked) {
-		t.Errorf("before: %v, want ErrLocked", err)
-	}
+	expect.Is(t, expect.Err(again(d).Lock(canceled(), Shared)), ErrLocked, "before")
 	waiter.kill()
 	lock(t, again(d), Shared)
 }

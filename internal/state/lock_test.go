@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/file"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -68,9 +69,7 @@ func TestLockIsGivenUpOnceOnly(t *testing.T) {
 	d := newDir(t)
 	l := lock(t, d, Exclusive)
 	for range 2 {
-		if err := l.Close(); err != nil {
-			t.Error(err)
-		}
+		expect.Success(t, l.Close())
 	}
 	if l.Mode() != unlocked || l.Mode().String() != "not held" {
 		t.Errorf("after Close it is %v", l.Mode())
@@ -93,15 +92,11 @@ func TestUpgradeWaitsForOtherSharedHolders(t *testing.T) {
 	if err := l.Upgrade(canceled()); !errors.Is(err, ErrLocked) || l.Mode() != unlocked {
 		t.Errorf("Upgrade: %v, and it is %v", err, l.Mode())
 	}
-	if err := l.Close(); err != nil {
-		t.Errorf("Close after an Upgrade that failed: %v", err)
-	}
+	expect.Success(t, l.Close(), "Close after an Upgrade that failed")
 	if err := other.Upgrade(t.Context()); err != nil || other.Mode() != Exclusive {
 		t.Errorf("Upgrade of the only one: %v, and it is %v", err, other.Mode())
 	}
-	if _, err := again(d).Lock(canceled(), Shared); !errors.Is(err, ErrLocked) {
-		t.Errorf("after Upgrade the shared lock is to be had: %v", err)
-	}
+	expect.Is(t, expect.Err(again(d).Lock(canceled(), Shared)), ErrLocked, "after Upgrade the shared lock is to be had")
 }
 
 // Were the lock kept while it waits, each would wait for the other.
@@ -120,9 +115,7 @@ func TestManyUpgradesAtOnceAllSucceed(t *testing.T) {
 				t.Error(err)
 				return
 			}
-			if n := inside.Add(1); n != 1 {
-				t.Errorf("%d hold it exclusively", n)
-			}
+			expect.Equal(t, inside.Add(1), 1, "hold it exclusively")
 			inside.Add(-1)
 			l.Close()
 		})
@@ -138,9 +131,7 @@ func TestDowngradeLetsSharedHoldersInAndNoOther(t *testing.T) {
 		t.Fatalf("Downgrade: %v, and it is %v", err, l.Mode())
 	}
 	lock(t, again(d), Shared)
-	if _, err := again(d).Lock(canceled(), Exclusive); !errors.Is(err, ErrLocked) {
-		t.Errorf("exclusive beside it: %v, want ErrLocked", err)
-	}
+	expect.Is(t, expect.Err(again(d).Lock(canceled(), Exclusive)), ErrLocked, "exclusive beside it")
 	if err := l.Downgrade(); err == nil {
 		t.Error("Downgrade of a shared lock succeeds")
 	}
@@ -201,13 +192,9 @@ func TestWhoWaitsForTheExclusiveLockStopsNewSharedHolders(t *testing.T) {
 		t.Errorf("flock(2) itself would not let another pass: %v, %v; then the gate is not needed", ok, err)
 	}
 	must.Succeed(t, unix.Flock(fd, unix.LOCK_UN))
-	if _, err := again(d).Lock(canceled(), Shared); !errors.Is(err, ErrLocked) {
-		t.Errorf("a new shared holder: %v, want ErrLocked", err)
-	}
+	expect.Is(t, expect.Err(again(d).Lock(canceled(), Shared)), ErrLocked, "a new shared holder")
 	must.Succeed(t, first.Close())
-	if err := <-got; err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, <-got)
 	lock(t, again(d), Shared)
 }
 
@@ -215,9 +202,7 @@ func TestAWaitThatIsGivenUpLeavesTheGateOpen(t *testing.T) {
 	t.Parallel()
 	d := newDir(t)
 	held := lock(t, d, Shared)
-	if _, err := again(d).Lock(canceled(), Exclusive); !errors.Is(err, ErrLocked) {
-		t.Errorf("got %v, want ErrLocked", err)
-	}
+	expect.Is(t, expect.Err(again(d).Lock(canceled(), Exclusive)), ErrLocked)
 	must.Succeed(t, lock(t, again(d), Shared).Close())
 	must.Succeed(t, held.Close())
 	lock(t, again(d), Exclusive)
@@ -323,9 +308,7 @@ func TestEnsureHoldsNothingWithoutTheLock(t *testing.T) {
 	if err := l.Ensure(canceled(), no, nil); !errors.Is(err, ErrLocked) || l.Mode() != unlocked {
 		t.Errorf("behind another: %v, and it is %v", err, l.Mode())
 	}
-	if err := l.Close(); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, l.Close())
 }
 
 func TestLocksLeakNoFileDescriptors(t *testing.T) {
@@ -335,18 +318,12 @@ func TestLocksLeakNoFileDescriptors(t *testing.T) {
 	before := openFiles(t)
 	for range 20 {
 		l := lock(t, d, Shared)
-		if err := l.Ensure(t.Context(), func() (bool, error) { return false, nil }, func() error { return nil }); err != nil {
-			t.Error(err)
-		}
+		expect.Success(t, l.Ensure(t.Context(), func() (bool, error) { return false, nil }, func() error { return nil }))
 		if _, err := again(d).Lock(canceled(), Exclusive); !errors.Is(err, ErrLocked) {
 			t.Error(err)
 		}
-		if err := l.Upgrade(t.Context()); err != nil {
-			t.Error(err)
-		}
-		if err := l.Close(); err != nil {
-			t.Error(err)
-		}
+		expect.Success(t, l.Upgrade(t.Context()))
+		expect.Success(t, l.Close())
 	}
 	if after := openFiles(t); after != before {
 		t.Errorf("%d open files before, %d after", before, after)

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/internal/ident"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 )
 
 func TestHashIsAFileNameAndAnInterfaceName(t *testing.T) {
@@ -15,9 +16,7 @@ func TestHashIsAFileNameAndAnInterfaceName(t *testing.T) {
 	if !regexp.MustCompile(`^[0-9a-f]{11}$`).MatchString(hash) {
 		t.Errorf("Hash = %q, want 11 hexadecimal digits", hash)
 	}
-	if err := ident.CheckHash(hash); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, ident.CheckHash(hash))
 	if name := "veth" + hash; len(name) > 15 {
 		t.Errorf("%q has %d characters, an interface's name at most 15", name, len(name))
 	}
@@ -73,15 +72,11 @@ func TestBadNamesAreRefusedByEveryMethod(t *testing.T) {
 		},
 	}
 	for what, call := range calls {
-		if err := call("../cbr0", hash); !errors.Is(err, ErrName) {
-			t.Errorf("%s with network ../cbr0: %v, want ErrName", what, err)
-		}
+		expect.Is(t, call("../cbr0", hash), ErrName, "%s with network ../cbr0", what)
 	}
 	for _, hash := range []string{"", "..", "../../epoch", strings.ToUpper(hash), hash + "0", hash[:10] + "/", hash[:10] + "\x00"} {
 		for _, what := range []string{"Load", "Remove"} {
-			if err := calls[what]("cbr0", hash); !errors.Is(err, ErrName) {
-				t.Errorf("%s with hash %q: %v, want ErrName", what, hash, err)
-			}
+			expect.Is(t, calls[what]("cbr0", hash), ErrName, "%s with hash %q", what, hash)
 		}
 	}
 }
@@ -97,15 +92,11 @@ func TestCreateRefusesIdentitiesThatJSONCannotHold(t *testing.T) {
 		"container of NUL bytes": {Network: "cbr0\x00", ContainerID: "c", IfName: "eth0"},
 	}
 	for what, a := range tests {
-		if _, err := d.Create(&a); !errors.Is(err, ErrName) {
-			t.Errorf("%s: %v, want ErrName", what, err)
-		}
+		expect.Is(t, expect.Err(d.Create(&a)), ErrName, "%s", what)
 	}
 	odd := sample("quote\" backslash\\ newline\n NUL\x00 <&> \u2028 ü")
 	create(t, d, odd)
-	if _, err := d.Load(odd.Network, odd.Hash()); err != nil {
-		t.Errorf("a container with odd characters: %v", err)
-	}
+	expect.Success(t, expect.Err(d.Load(odd.Network, odd.Hash())), "a container with odd characters")
 }
 
 func TestOpenRefusesPathsThatAreNoDirectory(t *testing.T) {

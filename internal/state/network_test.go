@@ -11,33 +11,26 @@ import (
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/internal/file"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 func TestNetworkIsSavedLoadedAndRemoved(t *testing.T) {
 	t.Parallel()
 	d := newDir(t)
-	if _, err := d.LoadNetwork("cbr0"); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("before it is saved: %v, want os.ErrNotExist", err)
-	}
+	expect.Is(t, expect.Err(d.LoadNetwork("cbr0")), os.ErrNotExist, "before it is saved")
 	n := sampleNetwork("cbr0")
 	for _, hash := range []string{"first", "second"} {
 		n.ConfigHash = hash
 		must.Succeed(t, d.SaveNetwork(n))
 		got, err := d.LoadNetwork("cbr0")
 		must.Succeed(t, err)
-		if d := diff(n, got); d != "" {
-			t.Errorf("(-want +got):\n%s", d)
-		}
+		expect.NoDiff(t, diff(n, got))
 	}
 	for range 2 {
-		if err := d.RemoveNetwork("cbr0"); err != nil {
-			t.Error(err)
-		}
+		expect.Success(t, d.RemoveNetwork("cbr0"))
 	}
-	if _, err := d.LoadNetwork("cbr0"); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("after it is removed: %v, want os.ErrNotExist", err)
-	}
+	expect.Is(t, expect.Err(d.LoadNetwork("cbr0")), os.ErrNotExist, "after it is removed")
 }
 
 func TestRemoveNetworkRefusesWhileThereAreAttachments(t *testing.T) {
@@ -46,16 +39,10 @@ func TestRemoveNetworkRefusesWhileThereAreAttachments(t *testing.T) {
 	must.Succeed(t, d.SaveNetwork(sampleNetwork("cbr0")))
 	a := sample("c1")
 	create(t, d, a)
-	if err := d.RemoveNetwork("cbr0"); !errors.Is(err, ErrInUse) {
-		t.Errorf("with an attachment: %v, want ErrInUse", err)
-	}
-	if _, err := d.LoadNetwork("cbr0"); err != nil {
-		t.Errorf("the refusal has cost the record: %v", err)
-	}
+	expect.Is(t, d.RemoveNetwork("cbr0"), ErrInUse, "with an attachment")
+	expect.Success(t, expect.Err(d.LoadNetwork("cbr0")), "the refusal has cost the record")
 	must.Succeed(t, d.Remove("cbr0", a.Hash()))
-	if err := d.RemoveNetwork("cbr0"); err != nil {
-		t.Errorf("without: %v", err)
-	}
+	expect.Success(t, d.RemoveNetwork("cbr0"), "without")
 	if names, err := d.Networks(); err != nil || len(names) != 0 {
 		t.Errorf("Networks = %v, %v, want none", names, err)
 	}
@@ -66,13 +53,9 @@ func TestRemoveNetworkFailsWhereItsDirectoryIsNone(t *testing.T) {
 	t.Parallel()
 	d := newDir(t)
 	writeFile(t, d.attachmentsPath()+"/cbr0", "not a directory")
-	if err := d.RemoveNetwork("cbr0"); !errors.Is(err, syscall.ENOTDIR) {
-		t.Errorf("got %v, want ENOTDIR", err)
-	}
+	expect.Is(t, d.RemoveNetwork("cbr0"), syscall.ENOTDIR)
 	must.Succeed(t, os.MkdirAll(d.networksPath()+"/cbr1"+suffix+"/x", 0o700))
-	if err := d.RemoveNetwork("cbr1"); !errors.Is(err, syscall.EISDIR) {
-		t.Errorf("with a directory for a record: %v, want EISDIR", err)
-	}
+	expect.Is(t, d.RemoveNetwork("cbr1"), syscall.EISDIR, "with a directory for a record")
 }
 
 func TestNetworksAreThoseWithARecordOrADirectory(t *testing.T) {
@@ -149,9 +132,7 @@ func TestSaveNetworkRefusesWhatWouldNotBeReadBack(t *testing.T) {
 			t.Errorf("%s: saved", what)
 		}
 	}
-	if _, err := os.Lstat(d.Path()); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("a refusal has made %s: %v", d.Path(), err)
-	}
+	expect.Is(t, expect.Err(os.Lstat(d.Path())), os.ErrNotExist, "a refusal has made %s", d.Path())
 }
 
 func TestAFailedSaveLeavesTheOldRecordAndNoTemporaryFile(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -23,14 +24,10 @@ func TestNoteIsThereForTheNextHolder(t *testing.T) {
 	d, err := Open(t.TempDir())
 	must.Succeed(t, err)
 	l := noteLock(t, d)
-	if got := l.Note(); got != "" {
-		t.Errorf("nobody has written a note, and there is %q", got)
-	}
+	expect.Equal(t, l.Note(), "", "nobody has written a note, and there is")
 	for _, text := range []string{"a", strings.Repeat("x", maxNote), "short again", ""} {
 		must.Succeed(t, l.SetNote(text))
-		if got := noteLock(t, d).Note(); got != text {
-			t.Errorf("note %q, want %q", got, text)
-		}
+		expect.Equal(t, noteLock(t, d).Note(), text, "note")
 	}
 	for _, text := range []string{strings.Repeat("x", maxNote+1), "two\nlines"} {
 		if l.SetNote(text) == nil {
@@ -39,9 +36,7 @@ func TestNoteIsThereForTheNextHolder(t *testing.T) {
 	}
 	must.Succeed(t, l.SetNote("last"))
 	must.Succeed(t, l.Close())
-	if got := l.Note(); got != "" {
-		t.Errorf("a lock that is closed has the note %q", got)
-	}
+	expect.Equal(t, l.Note(), "", "a lock that is closed has the note")
 	if l.SetNote("x") == nil {
 		t.Error("a lock that is closed took a note")
 	}
@@ -59,13 +54,9 @@ func TestNoteThatIsNotWholeIsNone(t *testing.T) {
 		torn := append([]byte(nil), whole...)
 		torn[i]++
 		must.Succeed(t, os.WriteFile(d.lockPath(), torn, 0o600))
-		if got := l.Note(); got != "" {
-			t.Errorf("with byte %d changed, the note is %q", i, got)
-		}
+		expect.Equal(t, l.Note(), "", "with byte %d changed, the note is", i)
 		must.Succeed(t, os.WriteFile(d.lockPath(), whole[:i], 0o600))
-		if got := l.Note(); got != "" {
-			t.Errorf("of %d bytes, the note is %q", i, got)
-		}
+		expect.Equal(t, l.Note(), "", "of %d bytes, the note is", i)
 	}
 }
 
@@ -80,13 +71,9 @@ func TestNoteOfAnotherNamespaceIsNone(t *testing.T) {
 		cookie, err := own()
 		return cookie + 1, err
 	}
-	if got := l.Note(); got != "" {
-		t.Errorf("elsewhere, the note is %q", got)
-	}
+	expect.Equal(t, l.Note(), "", "elsewhere, the note is")
 	must.Succeed(t, l.SetNote("there"))
-	if got := l.Note(); got != "there" {
-		t.Errorf("the note is %q", got)
-	}
+	expect.Equal(t, l.Note(), "there", "the note is")
 	d.sources.netns = own
 	if got := noteLock(t, d).Note(); got != "" { // a call stays where it took its lock
 		t.Errorf("back again, the note is %q", got)
@@ -103,9 +90,7 @@ func TestNotesOfManyAreNeverMixed(t *testing.T) {
 		text := strings.Repeat(string(rune('a'+i)), 200-i*40)
 		wg.Go(func() {
 			for range 500 {
-				if err := l.SetNote(text); err != nil {
-					t.Error(err)
-				}
+				expect.Success(t, l.SetNote(text))
 				if got := l.Note(); got != "" && strings.Trim(got, got[:1]) != "" {
 					t.Errorf("note %q", got)
 				}

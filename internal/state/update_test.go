@@ -1,11 +1,11 @@
 package state
 
 import (
-	"errors"
 	"net/netip"
 	"os"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -19,9 +19,7 @@ func TestUpdateWritesOverAReadyRecord(t *testing.T) {
 	must.Succeed(t, d.Update(a))
 	got, err := d.Load(a.Network, a.Hash())
 	must.Succeed(t, err)
-	if d := diff(a, got); d != "" {
-		t.Errorf("(-want +got):\n%s", d)
-	}
+	expect.NoDiff(t, diff(a, got))
 }
 
 func TestUpdateBringsNothingBackToLife(t *testing.T) {
@@ -29,10 +27,6 @@ func TestUpdateBringsNothingBackToLife(t *testing.T) {
 	d := newDir(t)
 	a := sample("c1")
 	a.State = Ready
-	if err := d.Update(a); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("update of what is not there: %v", err)
-	}
-	if _, err := d.Load(a.Network, a.Hash()); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("afterwards: %v", err)
-	}
+	expect.Is(t, d.Update(a), os.ErrNotExist, "update of what is not there")
+	expect.Is(t, expect.Err(d.Load(a.Network, a.Hash())), os.ErrNotExist, "afterwards")
 }

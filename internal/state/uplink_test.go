@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -38,12 +39,8 @@ func TestAnUplinksRecordIsKeptWhole(t *testing.T) {
 	t.Parallel()
 	d := newDir(t)
 	f := d.Uplink("eth0")
-	if _, err := f.Load(); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("Load of none: %v", err)
-	}
-	if err := f.Remove(); err != nil {
-		t.Errorf("Remove of none: %v", err)
-	}
+	expect.Is(t, expect.Err(f.Load()), fs.ErrNotExist, "Load of none")
+	expect.Success(t, f.Remove(), "Remove of none")
 	for _, record := range []string{sampleUplink, "{\n  \"pretty\": true\n}\n", sampleUplink} {
 		must.Succeed(t, f.Save([]byte(record)))
 		got, err := again(d).Uplink("eth0").Load()
@@ -93,14 +90,10 @@ func TestNamesThatNoNICHasAreRefused(t *testing.T) {
 			"Save": f.Save([]byte("{}")), "Load": loadErr, "Remove": f.Remove(),
 			"LockUplink": lockErr, "TryLockUplink": tryErr,
 		} {
-			if !errors.Is(err, ErrName) {
-				t.Errorf("%s of %q: %v", what, nic, err)
-			}
+			expect.Is(t, err, ErrName, "%s of %q", what, nic)
 		}
 	}
-	if _, err := os.Stat(d.Path()); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("something was made: %v", err)
-	}
+	expect.Is(t, expect.Err(os.Stat(d.Path())), fs.ErrNotExist, "something was made")
 	saveUplink(t, d, "fifteen-bytes-x", sampleUplink)
 }
 
@@ -128,9 +121,7 @@ func TestAnUplinksDamagedRecordIsNamed(t *testing.T) {
 	check("of a newer version", strings.Replace(whole, `"version":1`, `"version":7`, 1), ErrVersion)
 	must.Succeed(t, os.Remove(path))
 	must.Succeed(t, os.Mkdir(path, 0o700))
-	if _, err := d.Uplink("eth0").Load(); !errors.Is(err, unix.EISDIR) {
-		t.Errorf("a directory in its place: %v", err)
-	}
+	expect.Is(t, expect.Err(d.Uplink("eth0").Load()), unix.EISDIR, "a directory in its place")
 }
 
 func TestAnUplinksRecordThatCannotBeReadBackIsNotWritten(t *testing.T) {
@@ -176,9 +167,7 @@ func TestAnUplinkOfAnEarlierEpochIsNotPutBack(t *testing.T) {
 		saveUplink(t, d, nic, sampleUplink)
 	}
 	writeFile(t, uplinkPath(d, "eth2"), "{")
-	if _, err := d.Uplink("eth0").Load(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, expect.Err(d.Uplink("eth0").Load()))
 	n.setBoot(otherBoot)
 	if _, err := d.Uplink("eth0").Load(); !errors.Is(err, ErrStale) || !strings.Contains(err.Error(), uplinkPath(d, "eth0")) {
 		t.Errorf("after a boot: %v", err)
@@ -192,15 +181,11 @@ func TestAnUplinkOfAnEarlierEpochIsNotPutBack(t *testing.T) {
 	}
 	saveUplink(t, again(d), "eth1", sampleUplink)
 	must.Succeed(t, busy.Close())
-	if _, err := d.Uplink("eth1").Load(); err != nil {
-		t.Errorf("of the new epoch: %v", err)
-	}
+	expect.Success(t, expect.Err(d.Uplink("eth1").Load()), "of the new epoch")
 	// The container of a nested node restarts: the same boot, another pid 1.
 	n.cookie, n.uptime = 2, n.uptime+2e9
 	n.setInit(n.uptime - 1e9)
-	if _, err := d.Uplink("eth1").Load(); !errors.Is(err, ErrStale) {
-		t.Errorf("after a restart of the node's container: %v", err)
-	}
+	expect.Is(t, expect.Err(d.Uplink("eth1").Load()), ErrStale, "after a restart of the node's container")
 }
 
 func TestAnUplinkOfThisEpochOutlivesALostEpoch(t *testing.T) {
@@ -210,9 +195,7 @@ func TestAnUplinkOfThisEpochOutlivesALostEpoch(t *testing.T) {
 	saveUplink(t, d, "eth0", sampleUplink)
 	must.Succeed(t, os.Remove(d.epochPath()))
 	enter(t, d)
-	if _, err := d.Uplink("eth0").Load(); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, expect.Err(d.Uplink("eth0").Load()))
 }
 
 func TestSaveFailsWithoutAnEpoch(t *testing.T) {
@@ -257,9 +240,7 @@ func TestALockIsFreeAtOnceThoughChildrenAreStarted(t *testing.T) {
 	for range 4 {
 		children.Go(func() {
 			for range 50 {
-				if err := exec.Command("/bin/true").Run(); err != nil {
-					t.Error(err)
-				}
+				expect.Success(t, exec.Command("/bin/true").Run())
 			}
 		})
 	}
@@ -313,9 +294,7 @@ func FuzzLoadUplink(f *testing.F) {
 		var damaged *RecordError
 		switch {
 		case err == nil:
-			if err := d.Uplink("eth0").Save(record); err != nil {
-				t.Errorf("what was loaded cannot be saved: %v", err)
-			}
+			expect.Success(t, d.Uplink("eth0").Save(record), "what was loaded cannot be saved")
 			if again, err := d.Uplink("eth0").Load(); err != nil || string(again) != string(record) {
 				t.Errorf("saved %q, loaded %q, %v", record, again, err)
 			}

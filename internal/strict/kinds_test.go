@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/tombolo-cni/tombolo/internal/strict"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 )
 
 // kinds has a field of each kind that is decoded without encoding/json.
@@ -88,9 +89,7 @@ func TestNumbersOfSmallTypesNameTheirBounds(t *testing.T) {
 	} {
 		var v kinds
 		err := strict.Unmarshal([]byte(`{"`+field+`":"x"}`), &v, nil)
-		if got := fmt.Sprint(err); got != fmt.Sprintf(`field %q: expected %s, got the string "x"`, field, want) {
-			t.Errorf("%s: %s", field, got)
-		}
+		expect.Equal(t, fmt.Sprint(err), fmt.Sprintf(`field %q: expected %s, got the string "x"`, field, want), "%s", field)
 	}
 }
 
@@ -120,9 +119,7 @@ func TestAddressesAreWordedForOperators(t *testing.T) {
 	}
 	var v addresses
 	data := `{"Addr":"","Prefix":"","IP":"","Optional":null,"List":[null,"fd00::/8"]}`
-	if err := strict.Unmarshal([]byte(data), &v, nil); err != nil {
-		t.Errorf("empty texts: %v", err)
-	}
+	expect.Success(t, strict.Unmarshal([]byte(data), &v, nil), "empty texts")
 	if v.Addr.IsValid() || v.Prefix.IsValid() || v.Optional != nil || len(v.List) != 2 {
 		t.Errorf("empty texts: %+v", v)
 	}

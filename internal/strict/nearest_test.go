@@ -1,6 +1,10 @@
 package strict
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+)
 
 func TestNearestFindsSlipsButNotStrangers(t *testing.T) {
 	t.Parallel()
@@ -26,9 +30,7 @@ func TestNearestFindsSlipsButNotStrangers(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if got := Nearest(tt.key, names); got != tt.want {
-				t.Errorf("Nearest(%q) = %q, want %q", tt.key, got, tt.want)
-			}
+			expect.Equal(t, Nearest(tt.key, names), tt.want, "Nearest(%q)", tt.key)
 		})
 	}
 }

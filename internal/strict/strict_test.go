@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/tombolo-cni/tombolo/internal/strict"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -118,12 +119,8 @@ func TestUnmarshalStoresWhatEncodingJSONStores(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var got, want netconf
-			if err := json.Unmarshal([]byte(data), &want); err != nil {
-				t.Fatalf("encoding/json: %v", err)
-			}
-			if err := strict.Unmarshal([]byte(data), &got, nil); err != nil {
-				t.Fatalf("Unmarshal: %v", err)
-			}
+			must.Succeed(t, json.Unmarshal([]byte(data), &want), "encoding/json")
+			must.Succeed(t, strict.Unmarshal([]byte(data), &got, nil), "Unmarshal")
 			if diff := cmp.Diff(want, got, compareAddrs()...); diff != "" {
 				t.Errorf("(-encoding/json +strict)\n%s", diff)
 			}
@@ -330,9 +327,7 @@ func TestErrorsCanBeTakenApart(t *testing.T) {
 	}
 
 	err = strict.Unmarshal([]byte(`{"mac":"x"}`), &v, nil)
-	if !errors.Is(err, errMAC) {
-		t.Errorf("the error of a type is lost: %v", err)
-	}
+	expect.Is(t, err, errMAC, "the error of a type is lost")
 }
 
 func TestExemptKeysArePassedOver(t *testing.T) {
@@ -350,9 +345,7 @@ func TestExemptKeysArePassedOver(t *testing.T) {
 		t.Errorf("got %s, want %s", got, want)
 	}
 	want := []call{{"", "_comment"}, {"", "capabilities"}, {"ipam.ranges[0][0]", "_why"}, {"ipam", "capabilities"}}
-	if diff := cmp.Diff(want, calls, cmp.AllowUnexported(call{})); diff != "" {
-		t.Errorf("calls of exempt (-want +got)\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff(want, calls, cmp.AllowUnexported(call{})), "calls of exempt")
 	if v.Name != "n" {
 		t.Errorf("what came before the error is not stored: %+v", v)
 	}
@@ -382,15 +375,11 @@ func TestLenientKeepsWhatIsSound(t *testing.T) {
 		`field "foreign": expected an object, got the string "x"`,
 		`field "labels": expected an object, got a list: json: cannot unmarshal array into Go value of type map[string]int`,
 	}, "\n")
-	if diff := cmp.Diff(wantErr, fmt.Sprint(err)); diff != "" {
-		t.Errorf("error (-want +got)\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff(wantErr, fmt.Sprint(err)), "error")
 	if v.Name != "last" || v.Bridge != "b" || v.IPAM.Subnet.String() != "10.0.0.0/8" {
 		t.Errorf("sound fields are lost: %+v", v)
 	}
-	if diff := cmp.Diff([]string{"a", "", "c"}, v.IPAM.Names); diff != "" {
-		t.Errorf("a bad element must not shift the others (-want +got)\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff([]string{"a", "", "c"}, v.IPAM.Names), "a bad element must not shift the others")
 }
 
 func TestLenientStopsAtRubbish(t *testing.T) {

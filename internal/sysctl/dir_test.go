@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -37,9 +38,7 @@ func TestDirectoryStaysThatOfItsNamespace(t *testing.T) {
 	} {
 		nstest.Sysctl(t, ns, "net/ipv6/conf/eth0/accept_ra", "1")
 		nstest.Sysctl(t, ns, "net/ipv6/conf/eth0/accept_ra_defrtr", "1")
-		if err := do(use); err != nil {
-			t.Errorf("in the namespace %s: %v", name, err)
-		}
+		expect.Success(t, do(use), "in the namespace %s", name)
 		if here, there := nstest.Sysctl(t, ns, "net/ipv6/conf/eth0/accept_ra"), nstest.Sysctl(t, other, "net/ipv6/conf/eth0/accept_ra"); here != "0" || there != "1" {
 			t.Errorf("in the namespace %s: accept_ra is %s, and %s in the other", name, here, there)
 		}

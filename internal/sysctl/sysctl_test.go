@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -37,9 +38,7 @@ func TestParametersAreTheNamespacesOwn(t *testing.T) {
 		return err
 	})
 	must.Succeed(t, err)
-	if after := nstest.Sysctl(t, b, path); after != before {
-		t.Errorf("the other namespace has %s", after)
-	}
+	expect.Equal(t, nstest.Sysctl(t, b, path), before, "the other namespace has")
 }
 
 func TestLinkNamesMayHoldDots(t *testing.T) {
@@ -47,12 +46,8 @@ func TestLinkNamesMayHoldDots(t *testing.T) {
 	ns := nstest.New(t)
 	nstest.Run(t, ns, "ip", "link", "add", "a.b", "type", "veth", "peer", "name", "c")
 	err := ns.Do(func() error { return sysctl.Write(sysctl.Link("ipv6", "a.b", "accept_ra"), "0") })
-	if err != nil {
-		t.Error(err)
-	}
-	if got := nstest.Sysctl(t, ns, "net/ipv6/conf/a.b/accept_ra"); got != "0" {
-		t.Errorf("accept_ra is %s", got)
-	}
+	expect.Success(t, err)
+	expect.Equal(t, nstest.Sysctl(t, ns, "net/ipv6/conf/a.b/accept_ra"), "0", "accept_ra is")
 }
 
 func TestErrorsNameTheFileAndTheValue(t *testing.T) {

@@ -1,7 +1,6 @@
 package guard
 
 import (
-	"errors"
 	"net"
 	"net/netip"
 	"slices"
@@ -9,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -82,17 +82,13 @@ func TestPortsThatCannotBeGuarded(t *testing.T) {
 		{Name: "veth1", MAC: mac(podMAC), Addrs: []netip.Addr{{}}},
 		{Name: "veth1", MAC: mac(podMAC), MACOnly: true, Untrusted: true},
 	} {
-		if err := p.Check(); !errors.Is(err, tombolo.ErrInvalid) {
-			t.Errorf("%+v: %v", p, err)
-		}
+		expect.Is(t, p.Check(), tombolo.ErrInvalid, "%+v", p)
 		for set := range p.Elements() {
 			t.Errorf("%+v has an element in %s", p, set)
 		}
 	}
 	p := Port{Name: "veth1", MAC: mac(podMAC)}
-	if err := p.Check(); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, p.Check())
 	for range p.Elements() {
 		break // and no more is asked for
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -44,20 +45,14 @@ func TestResultSaysWhatIsThere(t *testing.T) {
 			{Dst: ipNet(t, "::/0"), GW: nstest.Addr(gateway6).AsSlice()},
 		},
 	}
-	if diff := cmp.Diff(want, got, cmpopts.EquateEmpty(), cmp.Comparer(sameJSON)); diff != "" {
-		t.Errorf("result (-want +got):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff(want, got, cmpopts.EquateEmpty(), cmp.Comparer(sameJSON)), "result")
 	for name, l := range map[string]link{"cbr0": host["cbr0"], port: host[port], "eth0": inPod["eth0"]} {
 		if l.MTU != 1400 || !l.up() {
 			t.Errorf("%s: MTU %d, flags %v; want 1400 and up", name, l.MTU, l.Flags)
 		}
 	}
-	if diff := cmp.Diff([]string{"10.77.0.2/24", "fd77::2/64"}, globals(t, p.NS, "eth0")); diff != "" {
-		t.Errorf("addresses of the pod (-want +got):\n%s", diff)
-	}
-	if diff := cmp.Diff([]string{"10.77.0.1/24", "fd77::1/64"}, globals(t, n.ns, "cbr0")); diff != "" {
-		t.Errorf("addresses of the bridge (-want +got):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff([]string{"10.77.0.2/24", "fd77::2/64"}, globals(t, p.NS, "eth0")), "addresses of the pod")
+	expect.NoDiff(t, cmp.Diff([]string{"10.77.0.1/24", "fd77::1/64"}, globals(t, n.ns, "cbr0")), "addresses of the bridge")
 	if lo := inPod["lo"]; !lo.up() {
 		t.Error("the pod's loopback interface is down")
 	}
@@ -89,9 +84,7 @@ func TestIPv4ComesFirstInTheResult(t *testing.T) {
 	n := newNode(t)
 	p := n.pod("a")
 	r := n.podnet(conf{"ipam": hostLocal(subnet6, subnet4)}).add(p)
-	if diff := cmp.Diff([]netip.Addr{nstest.Addr("10.77.0.2"), nstest.Addr("fd77::2")}, ips(r), cmpopts.EquateComparable(netip.Addr{})); diff != "" {
-		t.Errorf("addresses (-want +got):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff([]netip.Addr{nstest.Addr("10.77.0.2"), nstest.Addr("fd77::2")}, ips(r), cmpopts.EquateComparable(netip.Addr{})), "addresses")
 }
 
 func TestMACIsTheOneAskedFor(t *testing.T) {
@@ -178,9 +171,7 @@ func TestMTUBelowIPv6sLeastIsForIPv4(t *testing.T) {
 	p := n.pod("a")
 	w.add(p)
 	wantPing(t, p.NS, gateway4, outside4)
-	if err := w.check(p); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, w.check(p))
 	w.del(p)
 	n.wantNothing()
 	_, err := w.with(conf{"ipam": dualStack()}).tryAdd(p)
@@ -256,9 +247,7 @@ func TestDNSOfTheResult(t *testing.T) {
 			t.Parallel()
 			n := newNode(t)
 			got := n.podnet(tt.fields).add(n.pod("a"), tt.options...).DNS
-			if diff := cmp.Diff(tt.want, got, cmpopts.EquateEmpty()); diff != "" {
-				t.Errorf("dns (-want +got):\n%s", diff)
-			}
+			expect.NoDiff(t, cmp.Diff(tt.want, got, cmpopts.EquateEmpty()), "dns")
 		})
 	}
 }
@@ -286,9 +275,7 @@ func TestRoutesCarryEveryAttribute(t *testing.T) {
 		{"-4", "default", "default via 10.77.0.1 dev eth0 proto 116 metric 9"},
 		{"-6", "default", "default via fd77::1 dev eth0 proto 116 metric 1024 pref medium"},
 	} {
-		if diff := cmp.Diff([]string{tt.want}, routes(t, p.NS, tt.family, tt.dst)); diff != "" {
-			t.Errorf("routes to %s (-want +got):\n%s", tt.dst, diff)
-		}
+		expect.NoDiff(t, cmp.Diff([]string{tt.want}, routes(t, p.NS, tt.family, tt.dst)), "routes to %s", tt.dst)
 	}
 	// The result passes on what the ipam said.
 	got, err := json.Marshal(r.Routes)
@@ -298,9 +285,7 @@ func TestRoutesCarryEveryAttribute(t *testing.T) {
 			t.Errorf("the result's routes %s lack %s", got, part)
 		}
 	}
-	if err := w.check(p); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, w.check(p))
 }
 
 func TestGatewayMayBeOffTheLink(t *testing.T) {
@@ -313,17 +298,13 @@ func TestGatewayMayBeOffTheLink(t *testing.T) {
 		{"-4", "default via 169.254.1.1 dev eth0 proto 116 onlink"},
 		{"-6", "default via fd05:1::1 dev eth0 proto 116 metric 1024 onlink pref medium"},
 	} {
-		if diff := cmp.Diff([]string{tt.want}, routes(t, p.NS, tt.family, "default")); diff != "" {
-			t.Errorf("default route (-want +got):\n%s", diff)
-		}
+		expect.NoDiff(t, cmp.Diff([]string{tt.want}, routes(t, p.NS, tt.family, "default")), "default route")
 	}
 	// The way to such pods is the operator's to choose.
 	n.ip("route add 10.5.0.2 dev cbr0")
 	n.ip("-6 route add fd05::2 dev cbr0")
 	wantPing(t, p.NS, "169.254.1.1", "fd05:1::1")
-	if err := w.check(p); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, w.check(p))
 }
 
 func TestForceAddressReplacesWhatIsOnTheBridge(t *testing.T) {
@@ -353,9 +334,7 @@ func TestForceAddressReplacesWhatIsOnTheBridge(t *testing.T) {
 				return
 			}
 			must.Succeed(t, err)
-			if diff := cmp.Diff(tt.want, globals(t, n.ns, "cbr0"), cmpopts.SortSlices(strings.Compare)); diff != "" {
-				t.Errorf("addresses of the bridge (-want +got):\n%s", diff)
-			}
+			expect.NoDiff(t, cmp.Diff(tt.want, globals(t, n.ns, "cbr0"), cmpopts.SortSlices(strings.Compare)), "addresses of the bridge")
 			wantPing(t, p.NS, gateway4)
 		})
 	}
@@ -367,9 +346,7 @@ func TestGatewayIsThatOfTheIPAM(t *testing.T) {
 	ipam := conf{"type": "host-local", "ranges": []any{[]any{conf{"subnet": subnet4, "gateway": "10.77.0.254"}}}}
 	p := n.pod("a")
 	n.podnet(conf{"ipam": ipam}).add(p)
-	if diff := cmp.Diff([]string{"10.77.0.254/24"}, globals(t, n.ns, "cbr0")); diff != "" {
-		t.Errorf("addresses of the bridge (-want +got):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff([]string{"10.77.0.254/24"}, globals(t, n.ns, "cbr0")), "addresses of the bridge")
 	wantPing(t, p.NS, "10.77.0.254")
 }
 

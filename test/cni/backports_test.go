@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -50,13 +51,9 @@ func TestTheWayFrom127GoesWithTheLastPodAfterGoingBack(t *testing.T) {
 			if o := s.remove("net"); o.status != 0 {
 				t.Fatalf("remove: %+v", o)
 			}
-			if got := nstest.Sysctl(t, s.ns, "net/ipv4/conf/cni0/route_localnet"); got != "0" {
-				t.Errorf("with the last port, route_localnet is %s", got)
-			}
+			expect.Equal(t, nstest.Sysctl(t, s.ns, "net/ipv4/conf/cni0/route_localnet"), "0", "with the last port, route_localnet is")
 			nstest.Sysctl(t, s.ns, "net/ipv4/conf/cni0/route_localnet", "1")
-			if err := answers(8082); err != nil {
-				t.Errorf("as the document says: %v", err)
-			}
+			expect.Success(t, answers(8082), "as the document says")
 
 			s.chain("DEL", "b", list("8082"))
 			if o := s.operate("install", "--names", "all", s.programs); o.status != 0 {
@@ -68,9 +65,7 @@ func TestTheWayFrom127GoesWithTheLastPodAfterGoingBack(t *testing.T) {
 				t.Fatalf("with a port, route_localnet is %s", got)
 			}
 			s.chain("DEL", "c", list("8083"))
-			if got := nstest.Sysctl(t, s.ns, "net/ipv4/conf/cni0/route_localnet"); got != "0" {
-				t.Errorf("after the last DEL route_localnet is %s", got)
-			}
+			expect.Equal(t, nstest.Sysctl(t, s.ns, "net/ipv4/conf/cni0/route_localnet"), "0", "after the last DEL route_localnet is")
 		})
 	}
 }

@@ -9,6 +9,7 @@ import (
 
 	current "github.com/containernetworking/cni/pkg/types/100"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -95,9 +96,7 @@ func TestCHECKFindsWhatIsNotAsItWasMade(t *testing.T) {
 			w := n.podnet(conf{"ipam": ipam})
 			p := n.pod("a")
 			w.add(p)
-			if err := w.check(p); err != nil {
-				t.Fatalf("CHECK right after ADD: %v", err)
-			}
+			must.Succeed(t, w.check(p), "CHECK right after ADD")
 			tt.spoil(w, p)
 			wantError(t, w.check(p), 113, tt.says)
 			if strings.Contains(tt.says, "mine") || strings.Contains(tt.name, "another's") {
@@ -179,9 +178,7 @@ func TestCHECKToleratesWhatAChainedPluginChanged(t *testing.T) {
 			}
 			stdin := w.stdin(conf{"prevResult": chained(t, r, tt.change)})
 			c := call{verb: "CHECK", id: p.id, netns: p.path, ifName: "eth0", stdin: stdin}
-			if out := n.callOK(c); out != "" {
-				t.Errorf("CHECK printed %q", out)
-			}
+			expect.Equal(t, n.callOK(c), "", "CHECK printed")
 			c.verb = "DEL"
 			n.callOK(c)
 			n.wantNothing()
@@ -214,9 +211,7 @@ func TestCHECKPassesForEachKindOfNetwork(t *testing.T) {
 			if name != "static" {
 				w.add(b)
 			}
-			if err := w.check(a); err != nil {
-				t.Error(err)
-			}
+			expect.Success(t, w.check(a))
 			w.del(a)
 			w.del(b)
 			n.wantNothing()

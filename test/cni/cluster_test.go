@@ -14,6 +14,7 @@ import (
 	"text/template"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -373,9 +374,7 @@ func TestPodsOfAClusterReachEachOther(t *testing.T) {
 	c.wantAllInOrder("at last")
 	for i, m := range minders {
 		for _, name := range []string{"drift_found_total", "drift_mended_total"} {
-			if n := m.metric(name); n != 0 {
-				t.Errorf("tombolod of node %d has %s %d", i+1, name, n)
-			}
+			expect.Equal(t, m.metric(name), 0, "tombolod of node %d has %s", i+1, name)
 		}
 	}
 }
@@ -499,9 +498,7 @@ func TestPodsOfTwoNodesOnOneLANReachEachOther(t *testing.T) {
 		for _, at := range []string{clusterRouter4, elsewhere4} {
 			wantPing(t, pods[i].NS, at)
 		}
-		if got := seenAs(t, pods[i].NS, c.router, elsewhere4); got != pods[i].at[0].Addr().String() {
-			t.Errorf("the router sees a pod of node %d as %s", m.number, got)
-		}
+		expect.Equal(t, seenAs(t, pods[i].NS, c.router, elsewhere4), pods[i].at[0].Addr().String(), "the router sees a pod of node %d as", m.number)
 		if o := m.operate("check", "--state", m.state); o.status != 0 {
 			t.Errorf("check on node %d: %+v", m.number, o)
 		}

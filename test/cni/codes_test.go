@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -66,9 +67,7 @@ func TestOneHostPortTwiceIsCode7(t *testing.T) {
 		{"8080:80/tcp", "8080:80/tcp"}, {"8081:80/tcp", "8081:81/udp"}, {uplink4 + ":8082:80/tcp", gateway4 + ":8082:81/tcp"},
 		{uplink4 + ":8083:80/tcp", ":::8083:81/tcp"}, {uplink4 + ":8084:80/tcp", "8084:80/tcp"},
 	} {
-		if _, err := w.tryAdd(n.pod(string(rune('c'+i))), publish(t, m...)); err != nil {
-			t.Errorf("%q: %v", m, err)
-		}
+		expect.Success(t, expect.Err(w.tryAdd(n.pod(string(rune('c'+i))), publish(t, m...))), "%q", m)
 	}
 }
 

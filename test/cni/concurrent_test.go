@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 )
 
 func TestSameAttachmentTwiceAtOnceIsMadeOnce(t *testing.T) {
@@ -34,9 +36,7 @@ func TestSameAttachmentTwiceAtOnceIsMadeOnce(t *testing.T) {
 		if made != 1 {
 			t.Errorf("%d of three ADDs of one attachment succeeded", made)
 		}
-		if err := w.check(p); err != nil {
-			t.Error(err)
-		}
+		expect.Success(t, w.check(p))
 		w.del(p)
 		n.wantTraces(before)
 	}
@@ -84,9 +84,7 @@ func TestGCBesideEverything(t *testing.T) {
 	var all sync.WaitGroup
 	all.Go(func() {
 		for _, p := range garbage {
-			if _, err := w.tryAdd(p); err != nil {
-				t.Errorf("ADD of %s: %v", p.id, err)
-			}
+			expect.Success(t, expect.Err(w.tryAdd(p)), "ADD of %s", p.id)
 			w.gc(stays...)
 		}
 	})
@@ -95,18 +93,14 @@ func TestGCBesideEverything(t *testing.T) {
 			if _, err := w.tryAdd(p); err != nil {
 				wantError(t, err, 11, "collected as garbage")
 			}
-			if err := w.tryDel(p); err != nil {
-				t.Errorf("DEL of %s: %v", p.id, err)
-			}
+			expect.Success(t, w.tryDel(p), "DEL of %s", p.id)
 		})
 	})
 	all.Wait()
 	n.wantTraces(before)
 	for _, p := range stays {
 		wantPing(t, p.NS, outside4, outside6)
-		if err := w.check(p); err != nil {
-			t.Error(err)
-		}
+		expect.Success(t, w.check(p))
 	}
 }
 
@@ -128,19 +122,13 @@ func TestManyNetworksAtOnce(t *testing.T) {
 		}
 	}
 	atOnce(pods, func(p *pod) {
-		if _, err := networks[p.id].tryAdd(p); err != nil {
-			t.Errorf("ADD of %s: %v", p.id, err)
-		}
+		expect.Success(t, expect.Err(networks[p.id].tryAdd(p)), "ADD of %s", p.id)
 	})
 	for _, p := range pods {
-		if err := networks[p.id].check(p); err != nil {
-			t.Error(err)
-		}
+		expect.Success(t, networks[p.id].check(p))
 	}
 	atOnce(pods, func(p *pod) {
-		if err := networks[p.id].tryDel(p); err != nil {
-			t.Errorf("DEL of %s: %v", p.id, err)
-		}
+		expect.Success(t, networks[p.id].tryDel(p), "DEL of %s", p.id)
 	})
 	n.wantNothing()
 	removed := map[string]bool{}
@@ -151,9 +139,7 @@ func TestManyNetworksAtOnce(t *testing.T) {
 		}
 		removed[w.name] = true
 	}
-	if rules := n.ruleset(); rules != "" {
-		t.Errorf("left: %s", rules)
-	}
+	expect.Equal(t, n.ruleset(), "", "left")
 }
 
 // TestNamesMayBeLong has names that fit into no alias, comment or set's name.
@@ -183,9 +169,7 @@ func TestNamesMayBeLong(t *testing.T) {
 			for _, p := range []*pod{a, b, stranger} {
 				wantPing(t, p.NS, outside4, outside6)
 			}
-			if err := w.check(a); err != nil {
-				t.Error(err)
-			}
+			expect.Success(t, w.check(a))
 			// What of it the kernel keeps is enough to find everything by.
 			removeAll(t, n.state)
 			if next := w.add(n.pod("next")); ip4(next) == ip4(ra) || ip6(next) == ip6(ra) {

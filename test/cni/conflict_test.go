@@ -3,6 +3,8 @@ package cni
 import (
 	"strings"
 	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 )
 
 // wantRefused says that both STATUS and ADD refuse a network, in words, and that its pods stay.
@@ -36,9 +38,7 @@ func TestAConfigurationThatWouldStrandPodsIsRefused(t *testing.T) {
 			p := n.pod("stays")
 			w.add(p)
 			wantRefused(t, w.with(tt.changed), tt.says...)
-			if err := w.check(p); err != nil {
-				t.Error(err)
-			}
+			expect.Success(t, w.check(p))
 			wantPing(t, p.NS, outside4)
 			if tt.changed["bridge"] == "cbr1" { // as a second runtime's that has a network of this name
 				second := w.with(conf{"bridge": "cbr2", "ipam": hostLocal("10.23.0.0/16")})
@@ -48,9 +48,7 @@ func TestAConfigurationThatWouldStrandPodsIsRefused(t *testing.T) {
 				second.add(q)
 				for w, p := range map[*network]*pod{w: p, second: q} {
 					wantPing(t, p.NS, outside4)
-					if err := w.check(p); err != nil {
-						t.Error(err)
-					}
+					expect.Success(t, w.check(p))
 				}
 				second.del(q)
 			}
@@ -58,13 +56,9 @@ func TestAConfigurationThatWouldStrandPodsIsRefused(t *testing.T) {
 			w.del(p)
 			next := n.pod("next")
 			changed := w.with(tt.changed)
-			if err := changed.status(); err != nil {
-				t.Error(err)
-			}
+			expect.Success(t, changed.status())
 			changed.add(next)
-			if err := changed.check(next); err != nil {
-				t.Error(err)
-			}
+			expect.Success(t, changed.check(next))
 			if _, ok := links(t, n.ns)["cbr0"]; ok == (tt.changed["bridge"] == "cbr1") {
 				t.Errorf("bridge cbr0 is there: %t", ok)
 			}
@@ -105,9 +99,7 @@ func TestASubnetThatIsInUseElsewhereIsRefused(t *testing.T) {
 				delete(fields["ipam"].(conf), "dataDir")
 			}
 			one := n.network(name, fields)
-			if err := one.status(); err != nil {
-				t.Error(err)
-			}
+			expect.Success(t, one.status())
 			if name != "shared" { // whose pool does not know of the other's pods
 				one.add(n.pod(name))
 			}
@@ -115,9 +107,7 @@ func TestASubnetThatIsInUseElsewhereIsRefused(t *testing.T) {
 	}
 	// A network that runs goes on, whatever another does then.
 	n.ip("addr add 10.77.9.1/16 dev vpn0")
-	if err := w.status(); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, w.status())
 	n.nft("flush ruleset")
 	w.add(n.pod("again"))
 	if err := w.check(p); err != nil && !strings.Contains(err.Error(), "10.77.9.1") {
@@ -142,17 +132,13 @@ func TestASubnetOfANetworkWhoseBridgeIsDeletedIsGivenToTheNext(t *testing.T) {
 	if o := n.operate("check", "--state", n.state); o.status != 4 || !strings.Contains(o.stdout, "bridge cbr0 is gone") || !strings.Contains(o.stdout, "this helps: tombolo remove podnet [configuration]\n") {
 		t.Errorf("check: %+v", o)
 	}
-	if err := next.status(); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, next.status())
 	if o := n.operate("ls", "networks", "--state", n.state); !strings.Contains(o.stdout, "podnet") {
 		t.Errorf("STATUS has taken the network down: %s", o.stdout)
 	}
 	q := n.pod("q")
 	next.add(q)
-	if err := next.check(q); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, next.check(q))
 	wantPing(t, q.NS, outside4)
 	if o := n.operate("ls", "networks", "--state", n.state); strings.Contains(o.stdout, "podnet") {
 		t.Errorf("the network is still there: %s", o.stdout)

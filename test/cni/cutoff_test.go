@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -74,9 +75,7 @@ func TestWhatCutsAPodOffIsNamedAndTheRemedyHelps(t *testing.T) {
 			}
 			s.quiet("after the remedy")
 			wantPing(t, s.a.NS, outside4, outside6)
-			if err := s.check(s.a); err != nil {
-				t.Error(err)
-			}
+			expect.Success(t, s.check(s.a))
 		})
 	}
 }
@@ -127,9 +126,7 @@ func TestDELLeavesTheReservationOfAnother(t *testing.T) {
 	wantError(t, s.check(s.a), 113, "10.77.0.2 is not reserved")
 	s.del(s.a)
 	s.del(s.a)
-	if got := nstest.ReadIf(t, s.reservation("10.77.0.2")); got != others {
-		t.Errorf("the reservation is %q", got)
-	}
+	expect.Equal(t, nstest.ReadIf(t, s.reservation("10.77.0.2")), others, "the reservation is")
 	s.add(s.a)
 	wantPing(t, s.a.NS, outside4, outside6)
 }
@@ -143,9 +140,7 @@ func TestAnAddressWithoutItsReservationIsNotTakenFromItsPod(t *testing.T) {
 	c := s.pod("c")
 	_, err := s.tryAdd(c)
 	wantError(t, err, 112, "10.77.0.2")
-	if got := ip4(s.add(c)).String(); got != "10.77.0.4" {
-		t.Errorf("the next pod has %s", got)
-	}
+	expect.Equal(t, ip4(s.add(c)).String(), "10.77.0.4", "the next pod has")
 	wantPing(t, s.a.NS, outside4, outside6)
 }
 
@@ -166,9 +161,7 @@ func TestRepairPutsBackTheRouteToALeasedSubnet(t *testing.T) {
 		t.Errorf("repair: %+v", o)
 	}
 	wantPing(t, p.NS, router4)
-	if err := w.check(p); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, w.check(p))
 }
 
 // An operator's own bridge has the gateway's address without a broadcast address, and routes go by it.

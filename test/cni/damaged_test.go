@@ -15,6 +15,7 @@ import (
 	"github.com/containernetworking/cni/libcni"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -208,9 +209,7 @@ func TestNoFullDiskKeepsAPodFromGoing(t *testing.T) {
 			must.Succeed(t, os.Mkdir(s.state, 0o700))
 			must.Succeed(t, unix.Mount("none", s.state, "tmpfs", 0, "size=1m"))
 			t.Cleanup(func() {
-				if err := unix.Unmount(s.state, unix.MNT_DETACH); err != nil {
-					t.Error(err)
-				}
+				expect.Success(t, unix.Unmount(s.state, unix.MNT_DETACH))
 			})
 			p := s.pod("goes")
 			s.add(t, p)

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -85,9 +86,7 @@ func TestTomboloGCReclaimsDeadPodsAndNoOthers(t *testing.T) {
 	}
 	w.add(n.pod("next"), publish(t, "8080:80/tcp"))
 	for _, p := range []*pod{alive, hidden} {
-		if err := w.check(p); err != nil {
-			t.Error(err)
-		}
+		expect.Success(t, w.check(p))
 	}
 	if o := n.operate("gc", "--state", n.state, "nosuch"); o.status != 1 || !strings.Contains(o.stderr, `"nosuch"`) {
 		t.Errorf("an unknown network: status %d, %s", o.status, o.stderr)
@@ -141,9 +140,7 @@ func TestADDReclaimsDeadPodsWhereThePoolIsFull(t *testing.T) {
 	wantError(t, w.status(), 50, "is full")
 	w.kills(t, dead)
 	// A runtime asks STATUS before it sends an ADD.
-	if err := w.status(); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, w.status())
 	if r := w.add(n.pod("next")); ip4(r) != ip4(had) {
 		t.Errorf("%s was given, want the dead pod's %s", ip4(r), ip4(had))
 	}
@@ -211,13 +208,9 @@ func TestTombolodReclaimsDeadPodsFromAnotherMountNamespace(t *testing.T) {
 	w.kills(t, dead)
 	m := n.mind(t, alive)
 	m.until(t, "it looks for dead pods", func() bool { return m.metric("dead_looks_total") > 0 })
-	if got := m.metric("dead_reclaimed_total"); got != 1 {
-		t.Errorf("%d were reclaimed", got)
-	}
+	expect.Equal(t, m.metric("dead_reclaimed_total"), 1, "were reclaimed")
 	if left := n.records(); len(left) != 1 || !strings.Contains(left[0], strings.TrimPrefix(w.port(alive), "veth")) {
 		t.Errorf("on record: %v", left)
 	}
-	if err := w.check(alive); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, w.check(alive))
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -32,9 +33,7 @@ func TestTracesShowWhatAnAttachmentHas(t *testing.T) {
 		}
 		count[kind]++
 	}
-	if diff := cmp.Diff(map[string]int{"link": 1, "element": 4, "file attachments": 1, "file ipam": 2}, count); diff != "" {
-		t.Errorf("traces (-want +got):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff(map[string]int{"link": 1, "element": 4, "file attachments": 1, "file ipam": 2}, count), "traces")
 }
 
 func TestDELLeavesNothing(t *testing.T) {
@@ -178,12 +177,8 @@ func TestADDAfterAPodThatDiedWithoutADEL(t *testing.T) {
 	gone.wait(w.port(dead))
 	w.add(next, publish(t, "8080:81/tcp"))
 	next.serve(t, "tcp", 81)
-	if _, err := askPort(t, n.ns, "tcp", "127.0.0.1", 8080); err != nil {
-		t.Error(err)
-	}
-	if err := w.check(next); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, expect.Err(askPort(t, n.ns, "tcp", "127.0.0.1", 8080)))
+	expect.Success(t, w.check(next))
 	w.del(next)
 	n.wantNothing()
 }
@@ -306,15 +301,11 @@ func TestManyAtOnce(t *testing.T) {
 	}
 	wantPing(t, pods[0].NS, gateway4, gateway6)
 	for _, p := range pods {
-		if err := w.check(p); err != nil {
-			t.Error(err)
-		}
+		expect.Success(t, w.check(p))
 	}
 	// Some without the namespace, as after a crash of the runtime.
 	atOnce(pods, func(p *pod) {
-		if err := w.tryDel(p); err != nil {
-			t.Errorf("DEL of %s: %v", p.id, err)
-		}
+		expect.Success(t, w.tryDel(p), "DEL of %s", p.id)
 	})
 	n.wantNothing()
 }

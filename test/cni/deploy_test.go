@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"gopkg.in/yaml.v3"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -33,9 +34,7 @@ func documents(t *testing.T, path string) []map[string]any {
 		if errors.Is(err, io.EOF) {
 			return list
 		}
-		if err != nil {
-			t.Fatalf("%s: %v", path, err)
-		}
+		must.Succeed(t, err, "%s", path)
 		list = append(list, document)
 	}
 }
@@ -80,9 +79,7 @@ func readManifest(t *testing.T, name string, directories ...string) (m manifest)
 	text := strings.NewReplacer(directories...).Replace(readFile(t, filepath.Join(repository, "deploy/kubernetes", name)))
 	// yaml.v3 wants the names of fields in lower case; the manifest's are not.
 	text = regexp.MustCompile(`[A-Za-z]+:`).ReplaceAllStringFunc(text, strings.ToLower)
-	if err := yaml.Unmarshal([]byte(text), &m); err != nil {
-		t.Fatalf("%s: %v", name, err)
-	}
+	must.Succeed(t, yaml.Unmarshal([]byte(text), &m), "%s", name)
 	return m
 }
 
@@ -105,9 +102,7 @@ func TestDaemonSetsInstallIntoTheDirectoriesOfOtherDistributions(t *testing.T) {
 				continue
 			}
 			installs++
-			if got := fmt.Sprint(c.Env); got != "[{CNI_BIN "+bin+"} {CNI_CONF "+conf+"}]" {
-				t.Errorf("%s: %s has %s", name, c.Name, got)
-			}
+			expect.Equal(t, fmt.Sprint(c.Env), "[{CNI_BIN "+bin+"} {CNI_CONF "+conf+"}]", "%s: %s has", name, c.Name)
 			for _, mount := range c.VolumeMounts {
 				if path := paths[mount.Name]; path != "" && mount.MountPath != "/host"+path {
 					t.Errorf("%s: %s has the node's %s at %s", name, c.Name, path, mount.MountPath)
@@ -224,9 +219,7 @@ func TestInstallScriptOfTheDaemonSet(t *testing.T) {
 	}
 	want := func(when string, files map[string]string) {
 		t.Helper()
-		if diff := cmp.Diff(files, tree(t, host)); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", when, diff)
-		}
+		expect.NoDiff(t, cmp.Diff(files, tree(t, host)), "%s", when)
 	}
 	const network = `{"name": "n", "plugins": [{ "type": "tombolo" }]}`
 	others := map[string]string{"/opt/cni/bin/bridge": "b", "/etc/cni/net.d/20-other.conflist": "{}"}
@@ -298,15 +291,11 @@ func TestInstallScriptKeepsWhatSomebodyDeletes(t *testing.T) {
 		if got := string(buffer[:n]); err != nil || got != "installed "+program+"\n" {
 			t.Errorf("it printed %q, %v", got, err)
 		}
-		if err := os.Remove(program); err != nil {
-			t.Error(err)
-		}
+		expect.Success(t, os.Remove(program))
 	}
 	must.Succeed(t, cmd.Process.Signal(os.Interrupt))
 	_, _ = io.Copy(io.Discard, out)
-	if err := cmd.Wait(); err != nil {
-		t.Errorf("it ends with %v", err)
-	}
+	expect.Success(t, cmd.Wait(), "it ends with")
 }
 
 func TestWorkflowsParseAndPinTheirActions(t *testing.T) {

@@ -8,6 +8,7 @@ import (
 
 	current "github.com/containernetworking/cni/pkg/types/100"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -93,16 +94,12 @@ func TestPodsLeaseByDHCPv6(t *testing.T) {
 			l.eventually(t, func() bool { return len(routes(t, p.NS, "-6", "fd00:50::/64")) > 0 })
 			wantPing(t, p.NS, router6)
 			wantPing(t, l.router, own.String())
-			if err := w.check(p); err != nil {
-				t.Error(err)
-			}
+			expect.Success(t, w.check(p))
 			// A keeper that is killed changes nothing.
 			k.kill()
 			l.keep(t)
 			wantPing(t, l.router, own.String())
-			if err := w.check(p); err != nil {
-				t.Error(err)
-			}
+			expect.Success(t, w.check(p))
 			w.del(p)
 			l.eventually(t, func() bool { return !l.holds(own) })
 			// One whose link has gone is released from the bridge.
@@ -131,9 +128,7 @@ func TestWithoutAnAnswerByDHCPv6ADDSaysSoAndLeavesNothing(t *testing.T) {
 	_, err := w.tryAdd(l.pod("a"))
 	wantError(t, err, 11, `ipv6 "dhcp"`)
 	l.wantNoLeaseRecords()
-	if got := l.leased(); got != "" {
-		t.Errorf("the server holds\n%s", got)
-	}
+	expect.Equal(t, l.leased(), "", "the server holds")
 	// By the same LAN, later.
 	l.serve6(t, "eth0")
 	six(t, w.with(conf{"ipam": conf{"type": "dhcp"}}).add(l.pod("b")))
@@ -195,9 +190,7 @@ func TestPodsThatFormTheirAddressesAskForDNSByDHCPv6(t *testing.T) {
 	if !slices.Contains(r.DNS.Nameservers, "fd00:50::53") || !slices.Contains(r.DNS.Search, "pod.lan") {
 		t.Errorf("DNS %+v", r.DNS)
 	}
-	if err := w.check(p); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, w.check(p))
 	listed := func() string { return l.operate("leases", "--json", "--leases", l.state+"-leases").stdout }
 	if !strings.Contains(listed(), `"fd00:50::53"`) {
 		t.Errorf("tombolo leases:\n%s", listed())
@@ -264,9 +257,7 @@ func TestPodsOfModeL2LeaseByDHCPv6(t *testing.T) {
 			if got := routes(t, p.NS, "-6", "default"); len(got) != 1 || !strings.Contains(got[0], "via fe80::1 ") {
 				t.Errorf("default routes %q", got)
 			}
-			if err := w.check(p); err != nil {
-				t.Error(err)
-			}
+			expect.Success(t, w.check(p))
 			w.del(p)
 			if kind == "dhcp" {
 				l.eventually(t, func() bool { return !l.holds(netip.MustParseAddr(own)) })

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -94,9 +95,7 @@ func TestTheKeeperRenewsByDHCPv6AndFollowsTheServer(t *testing.T) {
 	if solicits := server.heard(t, "SOLICIT"); solicits != 1 {
 		t.Errorf("%d SOLICITs, want that of the ADD", solicits)
 	}
-	if err := w.check(p); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, w.check(p))
 	// The server moves its pool, and gives the old address no more time.
 	k.freeze(t)
 	server.stop()

@@ -9,6 +9,7 @@ import (
 
 	current "github.com/containernetworking/cni/pkg/types/100"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/fault"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
@@ -128,9 +129,7 @@ func (l *lan6) addedThoughKilled(t *testing.T, at int) bool {
 		if strings.Count(shown, "/128 ") != 1 || !strings.Contains(shown, " "+own.String()+"/128 ") {
 			t.Errorf("want %s alone of DHCPv6:\n%s", own, shown)
 		}
-		if err := w.check(p); err != nil {
-			t.Error(err)
-		}
+		expect.Success(t, w.check(p))
 		w.del(p)
 		l.eventually(t, func() bool { return leased() == 0 })
 	}

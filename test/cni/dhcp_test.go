@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -155,9 +156,7 @@ func TestPodLeasesItsAddressFromTheLAN(t *testing.T) {
 	if got := lifetime(t, p); got < anHourAtLeast || got > 3600 {
 		t.Errorf("the address has a lifetime of %d s, want that of the lease, an hour", got)
 	}
-	if err := w.check(p); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, w.check(p))
 	w.del(p)
 	l.wantReleased(t, address)
 	l.wantNothing()
@@ -233,9 +232,7 @@ func TestWithoutAKeeperADDAndSTATUSSayWhatToDo(t *testing.T) {
 	wantError(t, err, 11, "systemctl start tombolod")
 	wantError(t, w.status(), 50, "systemctl start tombolod")
 	l.wantNothing()
-	if got := l.leased(); got != "" {
-		t.Errorf("a lease was taken:\n%s", got)
-	}
+	expect.Equal(t, l.leased(), "", "a lease was taken")
 }
 
 func TestIdentityByPodGetsTheSameAddressAgain(t *testing.T) {
@@ -274,15 +271,11 @@ func TestLeasedPodHasHostPortsLimitsAndGuard(t *testing.T) {
 	p := l.pod("a")
 	w.add(p, publish(t, "8080:80/tcp"), limited(1e7, 2e7))
 	p.serve(t, "tcp", 80)
-	if _, err := askPort(t, l.router, "tcp", "192.168.50.2", 8080); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, expect.Err(askPort(t, l.router, "tcp", "192.168.50.2", 8080)))
 	if len(l.rates()) != 2 {
 		t.Errorf("rates %v", l.rates())
 	}
-	if err := w.check(p); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, w.check(p))
 	w.del(p)
 	l.wantNothing()
 }
@@ -302,9 +295,7 @@ func TestLeasedDefaultRouteBesideAnotherTakesALargerMetric(t *testing.T) {
 	if len(r.Routes) != 1 || r.Routes[0].Priority != 100 {
 		t.Errorf("the result's routes are %v", r.Routes)
 	}
-	if err := w.check(p); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, w.check(p))
 	record, err := os.ReadFile(l.state + "-leases/" + strings.TrimPrefix(w.port(p), "veth") + ".json")
 	if err != nil || !strings.Contains(strings.ReplaceAll(string(record), " ", ""), `"priority":100`) {
 		t.Errorf("the lease is on record as %s, %v", record, err)
@@ -356,9 +347,7 @@ func TestRepairFollowsALeaseToAnotherAddress(t *testing.T) {
 	if o := l.operate("repair", "--state", l.state); o.status != 4 || strings.Count(o.stdout, "left: ") != 1 || !strings.Contains(o.stdout, "[start tombolod]\n") {
 		t.Fatalf("%+v", o)
 	}
-	if _, err := askPort(t, l.router, "tcp", "192.168.50.2", 8080); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, expect.Err(askPort(t, l.router, "tcp", "192.168.50.2", 8080)))
 	w.del(p)
 	l.wantNothing()
 }
@@ -454,9 +443,7 @@ func TestKeeperRenewsAndMayBeKilled(t *testing.T) {
 	w := l.network(conf{"ipam": conf{"type": "dhcp"}})
 	p := l.pod("a")
 	r := w.add(p)
-	if err := w.check(p); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, w.check(p))
 	k.kill()
 	wantError(t, w.status(), 50, "no keeper runs")
 	wantError(t, w.check(p), 113, "no keeper runs")
@@ -472,9 +459,7 @@ func TestKeeperRenewsAndMayBeKilled(t *testing.T) {
 	if got := globals(t, p.NS, "eth0"); len(got) != 1 || got[0] != r.IPs[0].Address.String() {
 		t.Errorf("the pod has %v, want %s", got, r.IPs[0].Address.String())
 	}
-	if err := w.check(p); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, w.check(p))
 	w.del(p)
 	l.eventually(t, func() bool { return l.leased() == "" })
 	l.wantNothing()

@@ -8,6 +8,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -142,12 +143,8 @@ func TestAServersWordsChangeNothingOfTheHosts(t *testing.T) {
 			was := before(l)
 			w, p := l.network(nil), l.pod("a")
 			r := w.add(p)
-			if now := before(l); now != was {
-				t.Errorf("the host was\n%s\nand is\n%s", was, now)
-			}
-			if err := w.check(p); err != nil {
-				t.Error(err)
-			}
+			expect.Equal(t, before(l), was, "the host was\n%s\nand is", was)
+			expect.Success(t, w.check(p))
 			if mtu := r.Interfaces[2].Mtu; mtu < 576 || mtu > 1500 {
 				t.Errorf("the pod's MTU is %d", mtu)
 			}
@@ -181,9 +178,7 @@ func TestRoutesThatAServerNamesTwiceDoNotStopAnADD(t *testing.T) {
 				t.Errorf("routes:\n%s", routes)
 			}
 			wantPing(t, p.NS, router4)
-			if err := w.check(p); err != nil {
-				t.Error(err)
-			}
+			expect.Success(t, w.check(p))
 			w.del(p)
 			l.wantNothing()
 		})
@@ -209,9 +204,7 @@ func TestAServersMaskTakesNothingFromOtherPods(t *testing.T) {
 	if got := readFileIf(t, evil.log); !strings.Contains(got, "netmask  128.0.0.0") {
 		t.Errorf("the server named no such mask, so that the test shows nothing:\n%s", got)
 	}
-	if now := rules(); now != before {
-		t.Errorf("masquerade was\n%s\nand is\n%s", before, now)
-	}
+	expect.Equal(t, rules(), before, "masquerade was\n%s\nand is", before)
 	if got := nstest.Run(t, p.NS, "ip", "-4", "route", "show", "scope", "link"); !strings.HasPrefix(got, "192.168.50.0/24 ") || strings.Count(got, "\n") != 1 {
 		t.Errorf("on the pod's link are:\n%s", got)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -102,9 +103,7 @@ func TestBridgeLearnsNoEndOfMACsFromAPod(t *testing.T) {
 			if got := learnt(); got > most || got < most/2 {
 				t.Errorf("the bridge learns %d MACs of %d, where %d are the most", got, more, most)
 			}
-			if err := w.check(a); err != nil {
-				t.Errorf("CHECK: %v", err)
-			}
+			expect.Success(t, w.check(a), "CHECK")
 			unlimit()
 			if got := learnt(); got < more {
 				t.Errorf("without a limit, the bridge learns %d MACs of %d: nothing is to be limited", got, more)
@@ -116,9 +115,7 @@ func TestBridgeLearnsNoEndOfMACsFromAPod(t *testing.T) {
 			if got := learnt(); got > most {
 				t.Errorf("after a repair, the bridge learns %d MACs", got)
 			}
-			if err := w.check(a); err != nil {
-				t.Errorf("CHECK after a repair: %v", err)
-			}
+			expect.Success(t, w.check(a), "CHECK after a repair")
 		})
 	}
 }
@@ -135,9 +132,7 @@ func TestBridgeLearnsAGuardedPodsMAC(t *testing.T) {
 	if strings.Contains(known, "02:55:") || !n.link(w.port(a)).Port.Learning {
 		t.Errorf("the bridge knows of the port, which is to learn:\n%s", known)
 	}
-	if err := w.check(a); err != nil {
-		t.Errorf("CHECK: %v", err)
-	}
+	expect.Success(t, w.check(a), "CHECK")
 }
 
 func TestBridgeOfSomebodyElsesLearnsAsItDid(t *testing.T) {
@@ -150,9 +145,7 @@ func TestBridgeOfSomebodyElsesLearnsAsItDid(t *testing.T) {
 	if limit := n.link("cbr0").Bridge.MaxLearned; limit != nil && *limit != 0 {
 		t.Errorf("it learns %d MACs at most", *limit)
 	}
-	if err := w.check(a); err != nil {
-		t.Errorf("CHECK: %v", err)
-	}
+	expect.Success(t, w.check(a), "CHECK")
 	// Nor does an operator's own number change.
 	own := n.network("own", conf{"bridge": "br1", "ipam": hostLocal("10.78.0.0/24")})
 	own.add(n.pod("b"))
@@ -163,9 +156,7 @@ func TestBridgeOfSomebodyElsesLearnsAsItDid(t *testing.T) {
 	if out := n.operate("repair", "--state", n.state); out.status != 0 {
 		t.Fatalf("repair: %+v", out)
 	}
-	if limit := *n.link("br1").Bridge.MaxLearned; limit != 77 {
-		t.Errorf("an operator's limit of 77 has become %d", limit)
-	}
+	expect.Equal(t, *n.link("br1").Bridge.MaxLearned, 77, "an operator's limit of 77 has become")
 }
 
 // A killed ADD may leave a bridge that has neither our alias nor a limit.
@@ -176,9 +167,7 @@ func TestBridgeThatAKilledADDBeganLearnsNoMoreThanOthers(t *testing.T) {
 	w := n.podnet(nil)
 	p := n.pod("a")
 	w.add(p)
-	if err := w.check(p); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, w.check(p))
 	// Nor does it keep the MTU that it was begun with.
 	if l := n.link("cbr0"); l.MTU != 1500 {
 		t.Errorf("its MTU is %d, want 1500", l.MTU)

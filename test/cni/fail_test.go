@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -171,9 +172,7 @@ func TestADDThatFailsLeavesNothing(t *testing.T) {
 			_, err := broken.tryAdd(p, tt.options...)
 			wantError(t, err, tt.code, tt.says)
 			n.wantTraces(before)
-			if diff := cmp.Diff(inPod, linkNames(t, p)); diff != "" {
-				t.Errorf("links of the pod (-before +after):\n%s", diff)
-			}
+			expect.NoDiff(t, cmp.Diff(inPod, linkNames(t, p)), "links of the pod")
 			wantPing(t, stays.NS, gateway4, gateway6, outside4, outside6)
 		})
 	}
@@ -248,9 +247,7 @@ func TestDelegatedIPAMThatFailsIsUndone(t *testing.T) {
 					return slices.Contains(got, tt.log[0])
 				})
 			}
-			if diff := cmp.Diff(tt.log, got); diff != "" {
-				t.Errorf("calls of the ipam (-want +got):\n%s", diff)
-			}
+			expect.NoDiff(t, cmp.Diff(tt.log, got), "calls of the ipam")
 		})
 	}
 }
@@ -279,9 +276,7 @@ func TestFailureAfterTheIPAMGivesTheAddressBack(t *testing.T) {
 	nstest.Run(t, p.NS, "ip", "link", "add", "eth0", "type", "bridge")
 	_, err := n.podnet(conf{"ipam": ipam}).tryAdd(p)
 	wantError(t, err, 111, "already")
-	if diff := cmp.Diff([]string{"ADD fails eth0", "DEL fails eth0"}, calls()); diff != "" {
-		t.Errorf("calls of the ipam (-want +got):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff([]string{"ADD fails eth0", "DEL fails eth0"}, calls()), "calls of the ipam")
 	n.wantNothing()
 }
 
@@ -291,19 +286,13 @@ func TestDelegatedIPAMGetsEveryVerb(t *testing.T) {
 	ipam, calls := fake(t, fakeConf{})
 	w := n.podnet(conf{"ipam": ipam})
 	p := n.pod("a")
-	if err := w.status(); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, w.status())
 	w.add(p)
 	wantPing(t, p.NS, gateway4)
-	if err := w.check(p); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, w.check(p))
 	w.gc(p)
 	w.del(p)
-	if diff := cmp.Diff([]string{"STATUS", "ADD a eth0", "CHECK a eth0", "GC", "DEL a eth0"}, calls()); diff != "" {
-		t.Errorf("calls of the ipam (-want +got):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff([]string{"STATUS", "ADD a eth0", "CHECK a eth0", "GC", "DEL a eth0"}, calls()), "calls of the ipam")
 	n.wantNothing()
 }
 
@@ -321,9 +310,7 @@ func TestDelegatedIPAMMayBeHostLocalOfTheReference(t *testing.T) {
 	p := n.pod("a")
 	w.add(p)
 	wantPing(t, p.NS, gateway4, gateway6)
-	if err := w.check(p); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, w.check(p))
 	w.del(p)
 	n.wantNothing()
 	if left := n.reservations(fmt.Sprint(ipam["dataDir"], "/podnet")); len(left) > 0 {
@@ -409,15 +396,11 @@ func TestSecondDefaultRouteTakesALargerMetric(t *testing.T) {
 			t.Errorf("the pod goes by %s, not by the first network", got)
 		}
 	}
-	if err := second.check(a, as("net1")); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, second.check(a, as("net1")))
 	if o := n.operate("repair", "--state", n.state); o.status != 0 {
 		t.Errorf("repair: %s", o.stdout)
 	}
-	if err := second.check(a, as("net1")); err != nil {
-		t.Errorf("after a repair: %v", err)
-	}
+	expect.Success(t, second.check(a, as("net1")), "after a repair")
 	first.del(a)
 	if got := nstest.Run(t, a.NS, "ip", "route", "show", "default"); !strings.Contains(got, "via 10.78.0.1 dev net1") || !strings.Contains(got, "metric 100") {
 		t.Errorf("default route after the first network's DEL: %s", got)

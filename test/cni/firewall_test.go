@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -32,9 +33,7 @@ type minder struct {
 func (m *minder) end(t *testing.T) {
 	t.Helper()
 	must.Succeed(t, m.process.Process.Signal(unix.SIGTERM))
-	if err := m.process.Wait(); err != nil {
-		t.Errorf("tombolod: %v", err)
-	}
+	expect.Success(t, m.process.Wait(), "tombolod")
 }
 
 // mind starts tombolod on the node, and waits until it has looked at the firewall once. It does
@@ -174,9 +173,7 @@ func TestTombolodYieldsToAProgramThatUndoesItAgainAndAgain(t *testing.T) {
 	p := n.pod("a")
 	w.add(p)
 	m := n.mind(t)
-	if err := w.status(); err != nil {
-		t.Errorf("STATUS before: %v", err)
-	}
+	expect.Success(t, w.status(), "STATUS before")
 	// What it finds when it begins, nobody has undone.
 	m.until(t, "it has looked", func() bool { return m.metric("firewall_looks_total") > 0 })
 	for i := 1; i <= 3; i++ {
@@ -204,9 +201,7 @@ func TestTombolodYieldsToAProgramThatUndoesItAgainAndAgain(t *testing.T) {
 		return
 	}
 	m.until(t, "it is no more contested", func() bool { return m.metric("firewall_contested") == 0 })
-	if err := w.status(); err != nil {
-		t.Errorf("STATUS after: %v", err)
-	}
+	expect.Success(t, w.status(), "STATUS after")
 }
 
 func TestTombolodHearsThroughAStormOfRules(t *testing.T) {
@@ -264,9 +259,7 @@ func TestCHECKBeforeTheReferenceFirewall(t *testing.T) {
 			w.after = []conf{after}
 			a := n.pod("a")
 			w.add(a)
-			if err := w.check(a); err != nil {
-				t.Errorf("CHECK right after ADD: %v", err)
-			}
+			expect.Success(t, w.check(a), "CHECK right after ADD")
 			if rules := n.run("iptables", "-S"); strings.Contains(rules, "tombolo") || !strings.Contains(rules, "CNI-FORWARD") {
 				t.Errorf("where nothing is dropped, there is a rule of ours, or none of the reference's:\n%s", rules)
 			}
@@ -344,9 +337,7 @@ func TestTombolodLeavesADropAheadOfOurRule(t *testing.T) {
 			// a drop of everything.
 			n.run("sh", "-ec", "iptables -D FORWARD 1")
 			wantPing(t, p.NS, outside4)
-			if err := w.status(); err != nil {
-				t.Errorf("STATUS: %v", err)
-			}
+			expect.Success(t, w.status(), "STATUS")
 			n.run("sh", "-ec", "iptables -I FORWARD "+tc.stop+"; iptables -D FORWARD 2")
 			wantNoPing(t, p.NS, outside4)
 			if o := n.operate("repair", "--state", n.state); (o.status == 0) == tc.forPods {

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -197,9 +198,7 @@ func TestFirewalldStopsPodsUntilTheAdvisedCommand(t *testing.T) {
 				}
 				f.do(fmt.Sprintf("firewall-cmd %s", map[bool]string{true: "--complete-reload", false: "--reload"}[when == "a reload"]))
 			}
-			if err := w.status(); err != nil {
-				t.Error(err)
-			}
+			expect.Success(t, w.status())
 		})
 	}
 }
@@ -272,7 +271,5 @@ func TestFirewalldWhoseZoneForwardsIsInNobodysWay(t *testing.T) {
 			t.Errorf("%s: %+v", command, o)
 		}
 	}
-	if err := w.status(); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, w.status())
 }

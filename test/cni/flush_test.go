@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -88,9 +89,7 @@ func (s *populated) wantWhole(t *testing.T, why string) {
 	}
 	for port := range map[int]bool{8080: true, 8081: true, 9080: true, 9081: true} {
 		for _, at := range []string{uplink4, uplink6} {
-			if _, err := askPort(t, s.ns, "tcp", at, port); err != nil {
-				t.Errorf("%s: %v", why, err)
-			}
+			expect.Success(t, expect.Err(askPort(t, s.ns, "tcp", at, port)), "%s", why)
 		}
 	}
 	for _, w := range []struct {
@@ -98,9 +97,7 @@ func (s *populated) wantWhole(t *testing.T, why string) {
 		pods []*pod
 	}{{s.w, []*pod{s.p, s.q}}, {s.other, []*pod{s.stranger}}} {
 		for _, p := range w.pods {
-			if err := w.check(p); err != nil {
-				t.Errorf("%s: CHECK: %v", why, err)
-			}
+			expect.Success(t, w.check(p), "%s: CHECK", why)
 		}
 	}
 	if t.Failed() {
@@ -174,9 +171,7 @@ func TestRepairHealsEmptiedSets(t *testing.T) {
 	if o := s.operate("repair", "--state", s.state); o.status != 0 {
 		t.Fatalf("repair: %s%s", o.stdout, o.stderr)
 	}
-	if diff := cmp.Diff(before, s.sets()); diff != "" {
-		t.Errorf("after repair (-before +after):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff(before, s.sets()), "after repair")
 	s.wantWhole(t, "after repair")
 }
 

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -45,9 +46,7 @@ func TestKubenetRegressionTheGatewayIsTheOneOfTheResult(t *testing.T) {
 			t.Errorf("the outside sees %s, want the node's %s", got, tt.uplink)
 		}
 	}
-	if err := w.check(p); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, w.check(p))
 	if len(r.IPs) != 2 || r.IPs[0].Gateway.String() != "10.77.0.5" || r.IPs[1].Gateway.String() != "fd77::5" {
 		t.Errorf("result %v, want the gateways of the IPAM", r)
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -84,9 +85,7 @@ func TestGCFreesWhatNobodyClaims(t *testing.T) {
 				if tt.lose == "" && tt.valid == 0 && len(left) > 0 {
 					t.Errorf("left: %q", left)
 				}
-				if diff := cmp.Diff(others, of("othernet", n.traces())); diff != "" {
-					t.Errorf("what the other network has (-before +after):\n%s", diff)
-				}
+				expect.NoDiff(t, cmp.Diff(others, of("othernet", n.traces())), "what the other network has")
 				if _, ok := links(t, n.ns)["cbr0"]; !ok {
 					t.Error("the bridge is gone")
 				}
@@ -115,9 +114,7 @@ func TestGCThroughTheRuntime(t *testing.T) {
 	forget(n, pods[1])
 	err := n.cni.GCNetworkList(t.Context(), w.list(), &libcni.GCArgs{ValidAttachments: []types.GCAttachment{{ContainerID: pods[0].id, IfName: "eth0"}}})
 	must.Succeed(t, err)
-	if err := w.check(pods[0]); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, w.check(pods[0]))
 	for _, p := range pods[1:] {
 		if _, ok := links(t, n.ns)[w.port(p)]; ok {
 			t.Errorf("the port of %s is left", p.id)
@@ -252,9 +249,7 @@ func TestRemoveOfTheLastNetworkTakesTheTable(t *testing.T) {
 	if o := n.remove("podnet"); o.status != 0 {
 		t.Fatal(o.stderr)
 	}
-	if rules := n.ruleset(); rules != "" {
-		t.Errorf("left: %s", rules)
-	}
+	expect.Equal(t, n.ruleset(), "", "left")
 	if _, ok := links(t, n.ns)["cbr0"]; ok {
 		t.Error("the bridge is left")
 	}
@@ -284,9 +279,7 @@ func TestRemoveRefusesWhatOnlyTheKernelKnowsOf(t *testing.T) {
 	if o := n.remove("podnet"); o.status != 0 || o.stderr != "" {
 		t.Errorf("exit status %d, %q", o.status, o.stderr)
 	}
-	if rules := n.ruleset(); rules != "" {
-		t.Errorf("left: %s", rules)
-	}
+	expect.Equal(t, n.ruleset(), "", "left")
 	if o := n.remove("podnet"); o.status != 1 || !strings.Contains(o.stderr, "none is on record") {
 		t.Errorf("again: exit status %d, %q", o.status, o.stderr)
 	}
@@ -324,9 +317,7 @@ func TestRemoveLeavesABridgeThatSomebodyMade(t *testing.T) {
 	if o := n.remove("podnet"); o.status != 0 {
 		t.Fatal(o.stderr)
 	}
-	if diff := cmp.Diff([]string{"172.16.0.1/24"}, globals(t, n.ns, "cbr0")); diff != "" {
-		t.Errorf("addresses of the bridge (-want +got):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff([]string{"172.16.0.1/24"}, globals(t, n.ns, "cbr0")), "addresses of the bridge")
 }
 
 func TestRemoveOfABadName(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -104,9 +105,7 @@ func (w *network) pastTheBridge(p *pod) (datagrams, routes []string) {
 	buf := make([]byte, 2048)
 	for seen := false; !seen; {
 		length, err := unix.Read(tap, buf)
-		if err != nil {
-			w.Fatalf("waiting for the last frame: %v", err)
-		}
+		must.Succeed(w, err, "waiting for the last frame")
 		seen = slices.Equal(buf[:length], last)
 	}
 	for {
@@ -213,9 +212,7 @@ func TestPortsOfPodsThatRunAreClosed(t *testing.T) {
 				wantError(t, err, 113, says)
 			}
 			mend(w)
-			if err := w.check(a); err != nil {
-				t.Errorf("CHECK: %v", err)
-			}
+			expect.Success(t, w.check(a), "CHECK")
 			if datagrams, routes := w.pastTheBridge(a); len(datagrams)+len(routes) > 0 {
 				t.Errorf("the host takes datagrams by the groups %v, and routes by %v", datagrams, routes)
 			}

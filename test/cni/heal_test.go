@@ -6,6 +6,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -77,9 +78,7 @@ func TestNextADDHeals(t *testing.T) {
 			r := w.add(next)
 			for _, p := range append(old, next) {
 				wantPing(t, p.NS, both...)
-				if err := w.check(p); err != nil {
-					t.Error(err)
-				}
+				expect.Success(t, w.check(p))
 			}
 			wantPing(t, old[1].NS, ip4(r).String(), ip6(r).String())
 			if got := n.rules(); got != rules {
@@ -106,9 +105,7 @@ func TestNextADDHealsOtherNetworksRules(t *testing.T) {
 			for _, p := range append(pods, stranger) {
 				wantPing(t, p.NS, outside4, outside6)
 			}
-			if err := other.check(stranger); err != nil {
-				t.Error(err)
-			}
+			expect.Success(t, other.check(stranger))
 		})
 	}
 }
@@ -159,9 +156,7 @@ func TestForeignTablesAreLeftAlone(t *testing.T) {
 	if o := n.remove("podnet"); o.status != 0 {
 		t.Error(o.stderr)
 	}
-	if diff := cmp.Diff(before, foreign()); diff != "" {
-		t.Errorf("others' tables (-before +after):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff(before, foreign()), "others' tables")
 }
 
 func TestOtherPortsOfTheBridgeAreLeftAlone(t *testing.T) {
@@ -238,9 +233,7 @@ func TestChangedConfigurationKeepsRunningPods(t *testing.T) {
 			changed.add(last)
 			wantPing(t, old.NS, tt.reach...)
 			for _, p := range []*pod{next, last} {
-				if err := changed.check(p); err != nil {
-					t.Error(err)
-				}
+				expect.Success(t, changed.check(p))
 			}
 			for _, p := range []*pod{old, next, last} {
 				changed.del(p)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -25,9 +26,7 @@ func publish(t testing.TB, mappings ...string) option {
 		ports, protocol, _ := strings.Cut(m, "/")
 		parts := strings.Split(ports, ":")
 		var host, pod int
-		if _, err := fmt.Sscan(parts[len(parts)-2]+" "+parts[len(parts)-1], &host, &pod); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, expect.Err(fmt.Sscan(parts[len(parts)-2]+" "+parts[len(parts)-1], &host, &pod)))
 		list = append(list, map[string]any{
 			"hostIP": strings.Join(parts[:len(parts)-2], ":"), "hostPort": host, "containerPort": pod, "protocol": protocol,
 		})
@@ -122,9 +121,7 @@ func wantHostPorts(t *testing.T, fields conf) {
 			if _, err := askPort(t, n.ns, "tcp", "::1", 8080); err == nil || !strings.Contains(err.Error(), "refused") {
 				t.Errorf("::1: %v, want a refusal", err)
 			}
-			if err := w.check(p); err != nil {
-				t.Error(err)
-			}
+			expect.Success(t, w.check(p))
 			_ = r
 			w.del(p)
 			for _, at := range []string{uplink4, uplink6} {
@@ -182,9 +179,7 @@ func TestAContainerOnSeveralNetworksKeepsItsHostPorts(t *testing.T) {
 		o := second{n.network("other"+name, conf{"bridge": fmt.Sprintf("cbr%d", i+1), "guard": guarded, "capabilities": conf{"portMappings": true},
 			"ipam": hostLocal(fmt.Sprintf("10.%d.0.0/24", 78+i), fmt.Sprintf("fd%d::/64", 78+i))}),
 			func(rt *libcni.RuntimeConf) { rt.IfName = name }, name}
-		if _, err := o.tryAdd(p, ports, o.ifName); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, expect.Err(o.tryAdd(p, ports, o.ifName)))
 		others = append(others, o)
 	}
 	metrics := func(family string) string {
@@ -200,27 +195,19 @@ func TestAContainerOnSeveralNetworksKeepsItsHostPorts(t *testing.T) {
 		slices.Sort(list)
 		return strings.Join(list, ", ")
 	}
-	if got := metrics("-4"); got != "eth0 0, eth1 100, eth2 200" {
-		t.Errorf("default routes of IPv4: %s", got)
-	}
-	if got := metrics("-6"); got != "eth0 1024, eth1 1124, eth2 1224" {
-		t.Errorf("default routes of IPv6: %s", got)
-	}
+	expect.Equal(t, metrics("-4"), "eth0 0, eth1 100, eth2 200", "default routes of IPv4")
+	expect.Equal(t, metrics("-6"), "eth0 1024, eth1 1124, eth2 1224", "default routes of IPv6")
 	reached := func(when string) {
 		t.Helper()
 		for _, at := range []string{uplink4, uplink6} {
 			for proto, port := range map[string]int{"tcp": 8080, "udp": 5300} {
-				if _, err := askPort(t, out, proto, at, port); err != nil {
-					t.Errorf("%s, %s over %s: %v", when, at, proto, err)
-				}
+				expect.Success(t, expect.Err(askPort(t, out, proto, at, port)), "%s, %s over %s", when, at, proto)
 			}
 		}
 	}
 	reached("at first")
 	for _, o := range others {
-		if err := o.check(p, ports, o.ifName); err != nil {
-			t.Error(err)
-		}
+		expect.Success(t, o.check(p, ports, o.ifName))
 	}
 	// Somebody else is refused, whoever of the container has the port.
 	_, err := w.tryAdd(n.pod("foreign"), publish(t, "8080:80/tcp"))
@@ -234,9 +221,7 @@ func TestAContainerOnSeveralNetworksKeepsItsHostPorts(t *testing.T) {
 	}
 	reached("after a repair")
 	for _, o := range others {
-		if err := o.check(p, ports, o.ifName); err != nil {
-			t.Error(err)
-		}
+		expect.Success(t, o.check(p, ports, o.ifName))
 	}
 	others[0].del(p, ports, others[0].ifName)
 	reached("after the second's")
@@ -266,9 +251,7 @@ func TestHostPortOfAProgramOfTheHostIsRefused(t *testing.T) {
 	p := n.pod("b")
 	w.add(p, publish(t, uplink4+":8080:80/tcp"))
 	p.serve(t, "tcp", 80)
-	if _, err := askPort(t, n.ns, "tcp", uplink4, 8080); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, expect.Err(askPort(t, n.ns, "tcp", uplink4, 8080)))
 }
 
 // systemd-resolved listens on 127.0.0.53 and 127.0.0.54 of its own: a DNS server in a pod has
@@ -300,9 +283,7 @@ func TestHostPortBesideAProgramOnALoopbackAddressOfItsOwn(t *testing.T) {
 			}
 		}
 	}
-	if err := w.check(p); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, w.check(p))
 	// That very address collides, and so does a program on all of them.
 	_, err := w.tryAdd(n.pod("own"), publish(t, "127.0.0.53:53:5353/tcp"))
 	wantError(t, err, 112, "127.0.0.53:53/tcp is in use by ")
@@ -341,9 +322,7 @@ func TestHostPortOfAPodWithoutTheFamilyOfAProgramIsPublished(t *testing.T) {
 			}
 			p.serve(t, "tcp", 80)
 			for _, at := range []string{tc.pods, tc.programs} {
-				if _, err := askPort(t, out, "tcp", at, 8080); err != nil {
-					t.Errorf("%s: %v", at, err)
-				}
+				expect.Success(t, expect.Err(askPort(t, out, "tcp", at, 8080)), "%s", at)
 			}
 			_, err := w.tryAdd(n.pod("b"), publish(t, "8081:80/tcp"))
 			wantError(t, err, 112, "8081/tcp is in use by ")
@@ -380,12 +359,8 @@ func TestHostPortsOfADeadPodAreTakenOver(t *testing.T) {
 	p := n.pod("b")
 	w.add(p, publish(t, "8080:81/tcp", "9090:91/tcp"))
 	p.serve(t, "tcp", 81)
-	if _, err := askPort(t, n.ns, "tcp", uplink4, 8080); err != nil {
-		t.Error(err)
-	}
-	if err := w.check(p); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, expect.Err(askPort(t, n.ns, "tcp", uplink4, 8080)))
+	expect.Success(t, w.check(p))
 }
 
 func TestHostsLoopbackStaysTheHosts(t *testing.T) {
@@ -408,9 +383,7 @@ func TestHostsLoopbackStaysTheHosts(t *testing.T) {
 	// It would, without the rule, and the filter that stands in for it.
 	n.nft("flush chain inet tombolo loopback")
 	n.run("tc", "qdisc", "del", "dev", "cbr0", "clsact")
-	if err := dial(p.NS, secret, patience); err != nil {
-		t.Errorf("the attack does not work without the guard: %v", err)
-	}
+	expect.Success(t, dial(p.NS, secret, patience), "the attack does not work without the guard")
 }
 
 // dial connects, and waits so long for it.
@@ -441,9 +414,7 @@ func TestFlowsOfUDPFollowThePod(t *testing.T) {
 		p := n.pod(id)
 		r := w.add(p, publish(t, "5300:53/udp"))
 		p.serve(t, "udp", 53)
-		if got := client.ask(t); got != nstest.Addr(outside4) {
-			t.Errorf("pod %s (%s) was not reached: answer from %s", id, ip4(r), got)
-		}
+		expect.Equal(t, client.ask(t), nstest.Addr(outside4), "pod %s (%s) was not reached: answer from", id, ip4(r))
 		w.del(p)
 		if flows := n.run("conntrack", "-L", "-p", "udp"); strings.Contains(flows, "src="+ip4(r).String()) {
 			t.Errorf("flows to the pod outlive it:\n%s", flows)
@@ -509,9 +480,7 @@ func TestHostPortOfAPodBehindAnothersGateway(t *testing.T) {
 	p := n.pod("a")
 	w.add(p, publish(t, "8080:80/tcp"))
 	p.serve(t, "tcp", 80)
-	if _, err := askPort(t, out, "tcp", uplink4, 8080); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, expect.Err(askPort(t, out, "tcp", uplink4, 8080)))
 }
 
 // nerdctl and podman publish a range of ports as one mapping each.
@@ -529,13 +498,9 @@ func TestAPodMayHaveThousandHostPorts(t *testing.T) {
 	w.add(p, opt)
 	for _, port := range []int{20000, 20999} {
 		p.serve(t, "tcp", port)
-		if _, err := askPort(t, out, "tcp", uplink4, port); err != nil {
-			t.Error(err)
-		}
+		expect.Success(t, expect.Err(askPort(t, out, "tcp", uplink4, port)))
 	}
-	if err := w.check(p, opt); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, w.check(p, opt))
 	w.del(p, opt)
 	if o := n.remove(w.name); o.status != 0 {
 		t.Error(o.stdout)

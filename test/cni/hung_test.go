@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -74,9 +75,7 @@ func TestAFileSystemThatHangsEndsWithTheDeadline(t *testing.T) {
 			if err := add.failure(); !errors.As(err, &e) || e.code != 11 {
 				t.Errorf("ADD: %v", err)
 			}
-			if status := add.cmd.ProcessState.ExitCode(); status != 1 {
-				t.Errorf("exit status %d", status)
-			}
+			expect.Equal(t, add.cmd.ProcessState.ExitCode(), 1, "exit status")
 			if got := readFileIf(t, n.state+"/failures/ADD.11"); tt.name != "stateDir" && len(got) != 1 {
 				t.Errorf("counted as %q", got)
 			}

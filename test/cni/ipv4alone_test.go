@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -30,9 +31,7 @@ func TestPodWithIPv4AloneHasAllThatPodsHave(t *testing.T) {
 			n := newNode(t)
 			out := n.outside()
 			w := n.ipv4Alone(fields)
-			if err := w.status(); err != nil {
-				t.Error(err)
-			}
+			expect.Success(t, w.status())
 			a, b := n.pod("a"), n.pod("b")
 			r := w.add(a, publish(t, "8080:80/tcp", "5300:53/udp"), limited(1e8, 2e8))
 			rb := w.add(b)
@@ -47,13 +46,9 @@ func TestPodWithIPv4AloneHasAllThatPodsHave(t *testing.T) {
 				t.Errorf("the outside sees %s, want the node's %s", got, uplink4)
 			}
 			for protocol, port := range map[string]int{"tcp": 8080, "udp": 5300} {
-				if _, err := askPort(t, out, protocol, uplink4, port); err != nil {
-					t.Errorf("%s: %v", protocol, err)
-				}
+				expect.Success(t, expect.Err(askPort(t, out, protocol, uplink4, port)), "%s", protocol)
 			}
-			if _, err := askPort(t, n.ns, "tcp", "127.0.0.1", 8080); err != nil {
-				t.Error(err)
-			}
+			expect.Success(t, expect.Err(askPort(t, n.ns, "tcp", "127.0.0.1", 8080)))
 			if got := n.rates(); len(got) != 2 {
 				t.Errorf("rates %v, want two", got)
 			}
@@ -75,9 +70,7 @@ func TestPodWithIPv4AloneHasAllThatPodsHave(t *testing.T) {
 // ipv4AloneIsMended takes a pod's rules and port away, and has them put back.
 func (n *node) ipv4AloneIsMended(w *network, p *pod) {
 	n.Helper()
-	if err := w.check(p); err != nil {
-		n.Error(err)
-	}
+	expect.Success(n, w.check(p))
 	n.nft("flush ruleset")
 	n.ip("link set " + w.port(p) + " nomaster")
 	wantError(n, w.check(p), 113, "")
@@ -90,9 +83,7 @@ func (n *node) ipv4AloneIsMended(w *network, p *pod) {
 	if o := n.operate("check", "--state", n.state); o.status != 0 {
 		n.Errorf("check: status %d\n%s%s", o.status, o.stdout, o.stderr)
 	}
-	if err := w.check(p); err != nil {
-		n.Error(err)
-	}
+	expect.Success(n, w.check(p))
 	wantPing(n, p.NS, gateway4, outside4)
 }
 
@@ -103,9 +94,7 @@ func TestLayer2WithIPv4Alone(t *testing.T) {
 	for i, p := range []*pod{a, b} {
 		w := n.network("l2net", conf{"mode": "l2", "ipam": fixed(conf{"address": []string{"10.77.0.2/24", "10.77.0.3/24"}[i]})})
 		w.add(p)
-		if err := w.check(p); err != nil {
-			t.Error(err)
-		}
+		expect.Success(t, w.check(p))
 	}
 	wantPing(t, a.NS, "10.77.0.3")
 }
@@ -147,21 +136,15 @@ func TestNICWithIPv4AloneIsTakenOverAndGivenBack(t *testing.T) {
 				"mode": "lan", "uplink": "eth0", "bridge": "br0", "defaultRoute": by, "leaseDir": l.state + "-leases",
 				"ipam": conf{"type": "dhcp"}, "guard": true, "capabilities": conf{"portMappings": true, "bandwidth": true},
 			})
-			if err := w.status(); err != nil {
-				t.Error(err)
-			}
+			expect.Success(t, w.status())
 			p := l.pod("a")
 			w.add(p, publish(t, "8080:80/tcp"), limited(1e8, 2e8))
 			p.serve(t, "tcp", 80)
 			wantPing(t, p.NS, router4, "192.168.50.10")
 			wantPing(t, l.ns, router4)
 			wantPing(t, l.router, "192.168.50.10")
-			if _, err := askPort(t, l.router, "tcp", "192.168.50.10", 8080); err != nil {
-				t.Error(err)
-			}
-			if err := w.check(p); err != nil {
-				t.Error(err)
-			}
+			expect.Success(t, expect.Err(askPort(t, l.router, "tcp", "192.168.50.10", 8080)))
+			expect.Success(t, w.check(p))
 			dirs := []string{"--state", l.state, "--leases", l.state + "-leases"}
 			if o := l.operate(append([]string{"uplink", "status"}, dirs...)...); o.status != 0 {
 				t.Errorf("uplink status: %d\n%s%s", o.status, o.stdout, o.stderr)
@@ -171,9 +154,7 @@ func TestNICWithIPv4AloneIsTakenOverAndGivenBack(t *testing.T) {
 			if o := l.operate(append(append([]string{"uplink", "restore"}, dirs...), "eth0")...); o.status != 0 {
 				t.Fatalf("uplink restore: %d\n%s%s", o.status, o.stdout, o.stderr)
 			}
-			if after := l.run("ip", "-4", "address", "show", "dev", "eth0"); after != before {
-				t.Errorf("the NIC had\n%sand has\n%s", before, after)
-			}
+			expect.Equal(t, l.run("ip", "-4", "address", "show", "dev", "eth0"), before, "the NIC had\n%sand has", before)
 			wantPing(t, l.ns, router4)
 		})
 	}
@@ -220,9 +201,7 @@ func TestKernelWithIPv4AloneSaysThatIPv6IsOff(t *testing.T) {
 		_, err := w.tryAdd(l.pod("a"))
 		wantError(t, err, 7, refusal)
 		wantError(t, err, 7, "slaac")
-		if got := l.leased(); got != "" {
-			t.Errorf("a lease was taken:\n%s", got)
-		}
+		expect.Equal(t, l.leased(), "", "a lease was taken")
 		if _, made := links(t, l.ns)["br0"]; made {
 			t.Error("the NIC was taken over")
 		}

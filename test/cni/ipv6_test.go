@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -93,9 +94,7 @@ func TestIPv6ForwardingKeepsTheNodesAdvertisedRoute(t *testing.T) {
 	if !hasAdvertised(t, n.ns) {
 		t.Errorf("the node lost its default route; it has %q", routes(t, n.ns, "-6", "default"))
 	}
-	if got := nstest.Sysctl(t, n.ns, "net/ipv6/conf/eth0/accept_ra"); got != "2" {
-		t.Errorf("accept_ra of the node's link is %s, want 2", got)
-	}
+	expect.Equal(t, nstest.Sysctl(t, n.ns, "net/ipv6/conf/eth0/accept_ra"), "2", "accept_ra of the node's link is")
 	wantPing(t, n.ns, "2001:db8:9::9")
 	wantPing(t, p.NS, "2001:db8:9::9")
 	// Later advertisements count too.
@@ -109,9 +108,7 @@ func TestIPv4OnlyNetworkLeavesIPv6OfTheNodeAlone(t *testing.T) {
 	w := n.podnet(conf{"ipam": hostLocal(subnet4)})
 	w.add(n.pod("a"))
 	for name, want := range map[string]string{"all/forwarding": "0", "eth0/accept_ra": "1", "eth0/forwarding": "0"} {
-		if got := nstest.Sysctl(t, n.ns, "net/ipv6/conf/"+name); got != want {
-			t.Errorf("%s is %s, want %s", name, got, want)
-		}
+		expect.Equal(t, nstest.Sysctl(t, n.ns, "net/ipv6/conf/"+name), want, "%s is", name)
 	}
 }
 

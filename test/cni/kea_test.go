@@ -20,6 +20,7 @@ import (
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -336,9 +337,7 @@ func TestKeaLeasesAndTheKeeperRenews(t *testing.T) {
 	address := ip4(r).String()
 	mac := r.Interfaces[2].Mac
 	want := map[string]keaLease{address: {mac, "00" + hex.EncodeToString([]byte("a/lan/eth0")), "web-0"}}
-	if diff := cmp.Diff(want, l.held(), cmp.AllowUnexported(keaLease{})); diff != "" {
-		t.Errorf("what the server holds (-want +got):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff(want, l.held(), cmp.AllowUnexported(keaLease{})), "what the server holds")
 	// Renewals are unicast from the pod's address.
 	renewal := "from " + address + " to " + router4 + " "
 	l.eventually(t, func() bool { return l.count(keaHeard, "DHCPREQUEST (", renewal) >= 3 })
@@ -356,9 +355,7 @@ func TestKeaLeasesAndTheKeeperRenews(t *testing.T) {
 	if l.went(t, prefix(r)) != 0 || !has(t, p, prefix(r)) {
 		t.Errorf("the address did not stay:\n%s", readFileIf(t, l.watched))
 	}
-	if err := w.check(p); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, w.check(p))
 	wantPing(t, p.NS, router4)
 	w.del(p)
 	l.wantHeld(t)
@@ -635,9 +632,7 @@ func TestKeaLosesNoLeaseThoughTheKeeperIsKilled(t *testing.T) {
 	}
 	atOnce(all, func(p *pod) {
 		r, err := w.tryAdd(p, named(p.id)...)
-		if err != nil {
-			t.Error(err)
-		}
+		expect.Success(t, err)
 		results[at[p]] = r
 	})
 	if t.Failed() {
@@ -672,16 +667,10 @@ func TestKeaLosesNoLeaseThoughTheKeeperIsKilled(t *testing.T) {
 		return true
 	})
 	l.wantEachAsBefore(t, all, results)
-	if got := l.discovers() - discovers; got != 0 {
-		t.Errorf("%d DISCOVERs since the pods had their leases", got)
-	}
-	if got := l.count(keaSends, "DHCPNAK ("); got != 0 {
-		t.Errorf("%d NAKs", got)
-	}
+	expect.Equal(t, l.discovers()-discovers, 0, "DISCOVERs since the pods had their leases")
+	expect.Equal(t, l.count(keaSends, "DHCPNAK ("), 0, "NAKs")
 	for _, p := range all {
-		if err := w.check(p); err != nil {
-			t.Errorf("CHECK of %s: %v", p.id, err)
-		}
+		expect.Success(t, w.check(p), "CHECK of %s", p.id)
 	}
 	atOnce(all, func(p *pod) { w.del(p) })
 	// Of so many RELEASEs at once one may be lost, and its lease runs out then.
@@ -711,9 +700,7 @@ func (l *keaLAN) wantEachAsBefore(t *testing.T, pods []*pod, results []*current.
 		t.Errorf("the server holds %d leases, want %d", len(held), len(pods))
 	}
 	// The watch has missed nothing.
-	if lost := regexp.MustCompile(`(?i)overrun|no buffer`).FindString(readFileIf(t, l.watched)); lost != "" {
-		t.Errorf("ip says %s", lost)
-	}
+	expect.Equal(t, regexp.MustCompile(`(?i)overrun|no buffer`).FindString(readFileIf(t, l.watched)), "", "ip says")
 }
 
 // String is for messages.

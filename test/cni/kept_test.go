@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -214,9 +215,7 @@ func TestListsOfOurBridgeNeedNoKeptProgram(t *testing.T) {
 	for _, what := range []string{"ADD", "CHECK", "DEL", "DEL"} {
 		s.chain(what, "a", plugins)
 	}
-	if left := s.files(); left != "" {
-		t.Errorf("left: %s", left)
-	}
+	expect.Equal(t, s.files(), "", "left")
 }
 
 // A kept file that leads back here is not run, however it does.
@@ -264,9 +263,7 @@ func TestPodsOfOursAreNotHandedOver(t *testing.T) {
 	quiet := func(when string) {
 		t.Helper()
 		for _, name := range slices.Sorted(maps.Keys(heard)) {
-			if got := heard[name](); got != "" {
-				t.Errorf("%s: the kept %s was called:\n%s", when, name, got)
-			}
+			expect.Equal(t, heard[name](), "", "%s: the kept %s was called", when, name)
 		}
 	}
 	s.chain("CHECK", "a", plugins)
@@ -286,9 +283,7 @@ func TestPodsOfOursAreNotHandedOver(t *testing.T) {
 	s.chain("DEL", "a", plugins)
 	s.chain("DEL", "b", plugins[:1])
 	quiet("after a reboot")
-	if left := s.files(); left != "" {
-		t.Errorf("left: %s", left)
-	}
+	expect.Equal(t, s.files(), "", "left")
 	s.results["a"] = ""
 	s.chain("DEL", "a", plugins[:1]) // nothing tells whose it was, and there is no link of another program's
 	quiet("a second DEL")
@@ -308,9 +303,7 @@ func TestBridgeByNameHandsOverPodsOfBefore(t *testing.T) {
 	}
 	s.chain("CHECK", "a", plugins)
 	s.chain("DEL", "a", plugins)
-	if after := s.ofPods(); after != before {
-		t.Errorf("there was\n%s\nand after DEL there is\n%s", before, after)
-	}
+	expect.Equal(t, s.ofPods(), before, "there was\n%s\nand after DEL there is", before)
 	if _, err := os.Stat(s.state + "/attachments"); err == nil {
 		t.Error("there are records")
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -147,9 +148,7 @@ func (n *node) traces() []string {
 // wantTraces fails the test unless the traces are those of before.
 func (n *node) wantTraces(before []string) {
 	n.Helper()
-	if diff := cmp.Diff(before, n.traces()); diff != "" {
-		n.Errorf("what attachments have (-before +after):\n%s", diff)
-	}
+	expect.NoDiff(n, cmp.Diff(before, n.traces()), "what attachments have")
 }
 
 // wantNothing fails the test if an attachment left anything.
@@ -226,9 +225,7 @@ func routeBack(t testing.TB, out *netns.NS) {
 func wantPing(t testing.TB, from *netns.NS, to ...string) {
 	t.Helper()
 	for _, a := range to {
-		if err := nstest.Ping(t, from, nstest.Addr(a)); err != nil {
-			t.Error(err)
-		}
+		expect.Success(t, nstest.Ping(t, from, nstest.Addr(a)))
 	}
 }
 
@@ -247,9 +244,7 @@ func seenAs(t testing.TB, from, out *netns.NS, at string) string {
 	t.Helper()
 	server := nstest.Serve(t, out, "tcp", netip.AddrPortFrom(nstest.Addr(at), 0))
 	seen, err := nstest.Ask(t, from, "tcp", server)
-	if err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, err)
 	return seen.Addr().String()
 }
 

@@ -154,9 +154,7 @@ func TestFirstADDMayBeKilledWhileItBuildsTheNetwork(t *testing.T) {
 		}
 		next := n.pod(fmt.Sprintf("next-%d", i))
 		w.add(next)
-		if err := w.check(next); err != nil {
-			t.Fatalf("after an ADD that was killed: %v", err)
-		}
+		must.Succeed(t, w.check(next), "after an ADD that was killed")
 		wantPing(t, next.NS, gateway4, gateway6)
 	}
 	if kills == 0 {

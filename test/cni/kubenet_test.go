@@ -9,6 +9,7 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -35,9 +36,7 @@ func TestForwardPolicyOfDropDoesNotStopPods(t *testing.T) {
 			a.serve(t, "tcp", 80)
 			wantPing(t, a.NS, outside4, outside6, ip4(rb).String(), ip6(rb).String())
 			for _, at := range []string{uplink4, uplink6} {
-				if _, err := askPort(t, out, "tcp", at, 8080); err != nil {
-					t.Errorf("the host port at %s: %v", at, err)
-				}
+				expect.Success(t, expect.Err(askPort(t, out, "tcp", at, 8080)), "the host port at %s", at)
 			}
 			// What nobody asked for stays under the policy.
 			wantNoPing(t, out, ip4(ra).String(), ip6(ra).String())
@@ -52,9 +51,7 @@ func TestForwardPolicyOfDropDoesNotStopPods(t *testing.T) {
 			n.run("iptables", "-D", chain, "-d", outside4, "-j", "DROP")
 			wantPing(t, a.NS, outside4)
 			// Flushed, CHECK says so, and the next ADD mends it.
-			if err := w.check(a); err != nil {
-				t.Error(err)
-			}
+			expect.Success(t, w.check(a))
 			n.run("iptables", "-F", "FORWARD")
 			wantNoPing(t, a.NS, outside4)
 			wantError(t, w.check(a), 113, "FORWARD")
@@ -63,9 +60,7 @@ func TestForwardPolicyOfDropDoesNotStopPods(t *testing.T) {
 			}
 			w.add(n.pod("c"))
 			wantPing(t, a.NS, outside4, outside6)
-			if err := w.check(a); err != nil {
-				t.Error(err)
-			}
+			expect.Success(t, w.check(a))
 			// The last network takes its rules along.
 			for _, id := range []string{"a", "b", "c", "later"} {
 				n.callOK(call{verb: "DEL", id: id, ifName: "eth0", stdin: w.stdin(nil)})
@@ -93,9 +88,7 @@ func (n *node) wantIPTablesWork(chain string) {
 			n.Errorf("%s -S shows no rule of ours:\n%s", command, before)
 		}
 		saved := n.run(command + "-save")
-		if _, err := nstest.Try(n.ns, "sh", "-c", fmt.Sprintf("%s-save | %s-restore", command, command)); err != nil {
-			n.Error(err)
-		}
+		expect.Success(n, expect.Err(nstest.Try(n.ns, "sh", "-c", fmt.Sprintf("%s-save | %s-restore", command, command))))
 		if after := n.run(command, "-S", chain); strings.Count(after, "0x1000/0x1000") != strings.Count(before, "0x1000/0x1000") {
 			n.Errorf("after save and restore:\n%s\nbefore:\n%s\nsaved:\n%s", after, before, saved)
 		}
@@ -138,17 +131,11 @@ func TestFlushedRulesetIsRepairedForEveryPod(t *testing.T) {
 				t.Errorf("check after repair: status %d: %s%s", o.status, o.stdout, o.stderr)
 			}
 			for _, p := range []*pod{a, b} {
-				if err := w.check(p); err != nil {
-					t.Error(err)
-				}
+				expect.Success(t, w.check(p))
 			}
-			if err := other.check(c); err != nil {
-				t.Error(err)
-			}
+			expect.Success(t, other.check(c))
 			for _, port := range []int{8080, 9090} {
-				if _, err := askPort(t, out, "tcp", uplink4, port); err != nil {
-					t.Errorf("host port %d: %v", port, err)
-				}
+				expect.Success(t, expect.Err(askPort(t, out, "tcp", uplink4, port)), "host port %d", port)
 			}
 			if got := seenAs(t, c.NS, out, outside4); got != uplink4 {
 				t.Errorf("the outside sees %s of %s, want the node's %s", got, ip4(rc), uplink4)
@@ -176,9 +163,7 @@ func TestRepairBringsBackBridgePortsAndLimits(t *testing.T) {
 		t.Errorf("check: status %d: %s%s", o.status, o.stdout, o.stderr)
 	}
 	wantPing(t, p.NS, outside4, outside6)
-	if err := w.check(p); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, w.check(p))
 }
 
 // limited is the capability bandwidth, in bits a second.
@@ -281,9 +266,7 @@ func TestChangedCIDRsMoveTheGatewayAndKeepOldPodsGoing(t *testing.T) {
 	}
 	wantPing(t, a.NS, gateway4, gateway6, outside4, outside6, ip4(rb).String())
 	wantPing(t, b.NS, "10.79.0.1", "fd79::1", outside4, outside6, ip6(ra).String())
-	if err := changed.check(b); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, changed.check(b))
 	old.del(a)
 	changed.add(c)
 	if got := globals(t, n.ns, "cbr0"); len(got) != 2 || strings.Contains(strings.Join(got, " "), gateway4+"/") {
@@ -312,9 +295,7 @@ func TestNonMasqueradeCIDRs(t *testing.T) {
 			r := n.podnet(conf{"nonMasqueradeCIDRs": tt.list}).add(p)
 			for at, want := range map[string][2]string{outside4: {ip4(r).String(), uplink4}, outside6: {ip6(r).String(), uplink6}} {
 				want := map[bool]string{false: want[0], true: want[1]}[tt.masked]
-				if got := seenAs(t, p.NS, out, at); got != want {
-					t.Errorf("the outside at %s sees %s, want %s", at, got, want)
-				}
+				expect.Equal(t, seenAs(t, p.NS, out, at), want, "the outside at %s sees", at)
 				// A local destination never.
 			}
 			if got := seenAs(t, p.NS, n.ns, uplink4); got != ip4(r).String() {
@@ -356,9 +337,7 @@ func TestIngressPolicies(t *testing.T) {
 			want(tt.across, ip4(rc).String())
 			wantPing(t, a.NS, gateway4, outside4, outside6)
 			wantPing(t, n.ns, ip4(rb).String(), ip4(rc).String())
-			if err := w.check(a); err != nil {
-				t.Error(err)
-			}
+			expect.Success(t, w.check(a))
 		})
 	}
 }
@@ -386,9 +365,7 @@ func TestSpoofGuardHoldsAPodToItsAddresses(t *testing.T) {
 			} else {
 				wantPing(t, a.NS, gateway4)
 			}
-			if err := w.check(b); err != nil {
-				t.Error(err)
-			}
+			expect.Success(t, w.check(b))
 			w.del(a)
 			w.del(b)
 			n.wantNothing()
@@ -420,21 +397,15 @@ func TestPromiscuousBridgeDeduplicatesOnlyWhereThereAreTwo(t *testing.T) {
 			t.Errorf("%d drop rules after ADD %d, want that of IPv4", got, i)
 		}
 	}
-	if err := w.check(p); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, w.check(p))
 	nstest.Sysctl(t, n.ns, "net/bridge/bridge-nf-call-iptables", "0")
 	wantError(t, w.check(p), 113, "dedup")
 	w.add(n.pod("b"))
-	if got := dedups(); got != 0 {
-		t.Errorf("%d drop rules are left", got)
-	}
+	expect.Equal(t, dedups(), 0, "drop rules are left")
 	n.ip("link set cbr0 promisc off")
 	wantError(t, w.check(p), 113, "promiscuous")
 	w.add(n.pod("c"))
-	if err := w.check(p); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, w.check(p))
 }
 
 func TestNetworksOfANodeShareOneMark(t *testing.T) {
@@ -458,9 +429,7 @@ func TestLegacyIPTablesInTheWayIsNamed(t *testing.T) {
 	wantError(t, w.status(), 50, "iptables-legacy -A FORWARD")
 	n.wantNothing()
 	n.run("iptables-legacy", "-A", "FORWARD", "-m", "mark", "--mark", "0x1000/0x1000", "-j", "ACCEPT")
-	if err := w.status(); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, w.status())
 	w.add(p)
 	wantPing(t, p.NS, outside4)
 }
@@ -523,9 +492,7 @@ func TestRepairNeedsNoMoreThanItsUnitGives(t *testing.T) {
 	}
 	set := strings.ToLower(strings.ReplaceAll(strings.ReplaceAll(" "+allowed, " CAP_", ",+"), " ", ""))
 	n.run("setpriv", "--bounding-set=-all"+set, "--inh-caps=-all", "--ambient-caps=-all", command(), "repair", "--state", n.state)
-	if err := w.check(p); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, w.check(p))
 }
 
 func TestGCFindsAnIFBThatNothingElseTellsOf(t *testing.T) {

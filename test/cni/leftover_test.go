@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -81,9 +82,7 @@ func TestPodsAreDeletedByTheProgramsOfTheOtherSide(t *testing.T) {
 			del(t, second, "c", next)
 			del(t, second, "b", stays)
 			s.end("b")
-			if files := s.files(); files != "" {
-				t.Errorf("reservations are left: %s", files)
-			}
+			expect.Equal(t, s.files(), "", "reservations are left")
 		})
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 )
 
 func TestTombolodPutsRightWhatOthersDoToLinks(t *testing.T) {
@@ -40,9 +42,7 @@ func TestTombolodPutsRightWhatOthersDoToLinks(t *testing.T) {
 				mended := m.metric("drift_mended_total")
 				n.run("sh", "-ec", harm)
 				m.until(t, "it is put right: "+harm, func() bool { return m.metric("drift_mended_total") > mended })
-				if err := w.check(p); err != nil {
-					t.Errorf("CHECK after %s: %v", harm, err)
-				}
+				expect.Success(t, w.check(p), "CHECK after %s", harm)
 				wantPing(t, p.NS, outside4)
 			}
 			// And then it is done: pods that come and go, and its own changes, are none to it.

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 )
 
 // TestTombolodTakesNoPodsForAnotherProgram has pods come and go, sixty at once, while tombolod looks at links as often
@@ -24,14 +26,10 @@ func TestTombolodTakesNoPodsForAnotherProgram(t *testing.T) {
 	pods := n.pods(60)
 	for range rounds {
 		atOnce(pods, func(p *pod) {
-			if _, err := w.tryAdd(p); err != nil {
-				t.Errorf("ADD of %s: %v", p.id, err)
-			}
+			expect.Success(t, expect.Err(w.tryAdd(p)), "ADD of %s", p.id)
 		})
 		atOnce(pods, func(p *pod) {
-			if err := w.tryDel(p); err != nil {
-				t.Errorf("DEL of %s: %v", p.id, err)
-			}
+			expect.Success(t, w.tryDel(p), "DEL of %s", p.id)
 		})
 	}
 	stop()

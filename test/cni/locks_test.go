@@ -17,6 +17,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -162,19 +163,13 @@ func TestNobodyWaitsForAnADDThatWaits(t *testing.T) {
 		for i := range 8 {
 			q := n.pod(fmt.Sprintf("beside-%s-%d", s.w.name, i))
 			all.Go(func() {
-				if _, err := others.tryAdd(q); err != nil {
-					t.Errorf("ADD: %v", err)
-				}
+				expect.Success(t, expect.Err(others.tryAdd(q)), "ADD")
 				s.w.gc()
-				if err := others.tryDel(q); err != nil {
-					t.Errorf("DEL: %v", err)
-				}
+				expect.Success(t, others.tryDel(q), "DEL")
 			})
 		}
 		all.Wait()
-		if err := others.check(first); err != nil {
-			t.Error(err)
-		}
+		expect.Success(t, others.check(first))
 		if o, err := n.exec(t.Context(), command(), nil, os.Environ(), "repair", "--state", n.state); err != nil || o.status != 0 {
 			t.Errorf("repair: %v, %d, %s", err, o.status, o.stderr)
 		}
@@ -214,9 +209,7 @@ func TestAnADDAfterOneThatWasKilledUndoesWhatThatLeft(t *testing.T) {
 		dir, err := state.Open(n.state)
 		must.Succeed(t, err)
 		hash := ident.Hash(s.w.name, p.id, "eth0")
-		if _, err := dir.LockAttachment(s.w.name, hash); !errors.Is(err, state.ErrBusy) {
-			t.Errorf("its record's lock: %v, want ErrBusy", err)
-		}
+		expect.Is(t, expect.Err(dir.LockAttachment(s.w.name, hash)), state.ErrBusy, "its record's lock")
 		// Beside one that runs, another is refused.
 		_, err = s.w.tryAdd(p)
 		wantError(t, err, 111, "DEL it first")
@@ -310,16 +303,12 @@ func TestTwoStateDirectoriesBuildInOneNamespace(t *testing.T) {
 	var all sync.WaitGroup
 	for i, w := range networks {
 		all.Go(func() {
-			if _, err := w.tryAdd(pods[i]); err != nil {
-				t.Errorf("ADD: %v", err)
-			}
+			expect.Success(t, expect.Err(w.tryAdd(pods[i])), "ADD")
 		})
 	}
 	all.Wait()
 	for i, w := range networks {
-		if err := w.check(pods[i]); err != nil {
-			t.Error(err)
-		}
+		expect.Success(t, w.check(pods[i]))
 	}
 	for i, w := range networks {
 		w.del(pods[i])

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -25,9 +26,7 @@ func mayTry(t testing.TB, ns *netns.NS, link, src string) {
 // wantLoopback compares whether a bridge has route_localnet, and our filter.
 func (n *node) wantLoopback(when, routed string, filter bool) {
 	n.Helper()
-	if got := nstest.Sysctl(n, n.ns, routeLocalnet); got != routed {
-		n.Errorf("%s: route_localnet is %s, want %s", when, got, routed)
-	}
+	expect.Equal(n, nstest.Sysctl(n, n.ns, routeLocalnet), routed, "%s: route_localnet is", when)
 	if got := strings.Contains(n.run("tc", "filter", "show", "dev", "cbr0", "ingress"), "bytecode"); got != filter {
 		n.Errorf("%s: a filter at the bridge's ingress: %t, want %t", when, got, filter)
 	}
@@ -65,9 +64,7 @@ func TestAFlushedFirewallDoesNotOpenTheHostsLoopback(t *testing.T) {
 			p := n.pod("a")
 			r := w.add(p, publish(t, "8080:80/tcp"))
 			p.serve(t, "tcp", 80)
-			if _, err := askPort(t, n.ns, "tcp", "127.0.0.1", 8080); err != nil {
-				t.Errorf("by 127.0.0.1: %v", err)
-			}
+			expect.Success(t, expect.Err(askPort(t, n.ns, "tcp", "127.0.0.1", 8080)), "by 127.0.0.1")
 			machine := nstest.New(t)
 			nstest.Veth(t, n.ns, "lan0", machine, "eth0")
 			n.ip("link set lan0 master cbr0 up")
@@ -84,19 +81,13 @@ func TestAFlushedFirewallDoesNotOpenTheHostsLoopback(t *testing.T) {
 			}
 			n.run("tc", "qdisc", "del", "dev", "cbr0", "clsact")
 			for name, ns := range attackers {
-				if err := dial(ns, secret, patience); err != nil {
-					t.Errorf("%s: the attack does not work without the filter: %v", name, err)
-				}
+				expect.Success(t, dial(ns, secret, patience), "%s: the attack does not work without the filter", name)
 			}
 			wantError(t, w.check(p, publish(t, "8080:80/tcp")), 113, "the filter is missing at its ingress")
 			w.add(n.pod("b"), publish(t, "8081:80/tcp"))
-			if _, err := askPort(t, n.ns, "tcp", "127.0.0.1", 8080); err != nil {
-				t.Errorf("by 127.0.0.1, mended: %v", err)
-			}
+			expect.Success(t, expect.Err(askPort(t, n.ns, "tcp", "127.0.0.1", 8080)), "by 127.0.0.1, mended")
 			n.wantLoopback("mended", "1", true)
-			if err := w.check(p, publish(t, "8080:80/tcp")); err != nil {
-				t.Error(err)
-			}
+			expect.Success(t, w.check(p, publish(t, "8080:80/tcp")))
 			// A filter that is gone alone is put back by the next ADD with a port.
 			n.run("tc", "qdisc", "del", "dev", "cbr0", "clsact")
 			w.add(n.pod("c"), publish(t, "8082:80/tcp"))
@@ -114,13 +105,9 @@ func TestCHECKTellsOfRouteLocalnet(t *testing.T) {
 	w.add(without)
 	nstest.Sysctl(t, n.ns, routeLocalnet, "0")
 	wantError(t, w.check(p, publish(t, "8080:80/tcp")), 113, "route_localnet is off")
-	if err := w.check(without); err != nil {
-		t.Errorf("of a pod without ports: %v", err)
-	}
+	expect.Success(t, w.check(without), "of a pod without ports")
 	n.run(command(), "repair", "--state", n.state)
-	if err := w.check(p, publish(t, "8080:80/tcp")); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, w.check(p, publish(t, "8080:80/tcp")))
 }
 
 func TestRouteLocalnetGoesWithTheLastPort(t *testing.T) {
@@ -220,13 +207,9 @@ func TestRouteLocalnetGoesWithTheLastPort(t *testing.T) {
 			before := n.run("tc", "qdisc", "show", "dev", "cbr0")
 			a := n.pod("a")
 			w.add(a, port(t, 1))
-			if got := nstest.Sysctl(n, n.ns, routeLocalnet); got != "1" {
-				t.Errorf("route_localnet is %s", got)
-			}
+			expect.Equal(t, nstest.Sysctl(n, n.ns, routeLocalnet), "1", "route_localnet is")
 			w.del(a)
-			if after := n.run("tc", "qdisc", "show", "dev", "cbr0"); after != before {
-				t.Errorf("qdiscs before:\n%s\nafter:\n%s", before, after)
-			}
+			expect.Equal(t, n.run("tc", "qdisc", "show", "dev", "cbr0"), before, "qdiscs before:\n%s\nafter", before)
 			n.wantLoopback("after it", "0", false)
 		},
 	} {
@@ -260,9 +243,7 @@ func TestPortsThatComeAndGoCostOtherPodsNothing(t *testing.T) {
 			{"the last port goes", func() { w.del(p) }},
 		} {
 			step.do()
-			if got := n.run("tc", "qdisc", "show", "dev", "cbr0"); got != qdiscs {
-				t.Errorf("%s: qdiscs\n%s\nwant\n%s", step.name, got, qdiscs)
-			}
+			expect.Equal(t, n.run("tc", "qdisc", "show", "dev", "cbr0"), qdiscs, "%s: qdiscs", step.name)
 			talk.Check(t)
 		}
 	}
@@ -284,19 +265,13 @@ func TestPortsThatComeAndGoAtOnceLeaveTheLoopbackRight(t *testing.T) {
 			p := n.pod(fmt.Sprintf("goes-%d-%d", round, i))
 			opt := publish(t, fmt.Sprintf("%d:80/tcp", 9000+i))
 			all.Go(func() {
-				if _, err := w.tryAdd(p, opt); err != nil {
-					t.Error(err)
-				}
-				if err := w.tryDel(p, opt); err != nil {
-					t.Error(err)
-				}
+				expect.Success(t, expect.Err(w.tryAdd(p, opt)))
+				expect.Success(t, w.tryDel(p, opt))
 			})
 		}
 		opt := publish(t, "8080:80/tcp")
 		all.Go(func() {
-			if _, err := w.tryAdd(stays, opt); err != nil {
-				t.Error(err)
-			}
+			expect.Success(t, expect.Err(w.tryAdd(stays, opt)))
 		})
 		all.Wait()
 		n.wantLoopback("with one that stays", "1", true)

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -113,9 +114,7 @@ func TestMACSpoofCheckIsTheReferences(t *testing.T) {
 			from, to := rawSocket(t, a.NS, "eth0"), rawSocket(t, b.NS, "eth0")
 			send := func(name, token string) {
 				t.Helper()
-				if _, err := unix.Write(from, frame(name, token)); err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, expect.Err(unix.Write(from, frame(name, token))))
 			}
 			names := slices.Sorted(maps.Keys(spoofs(mac(a), mac(b), ip4(ra), ip4(rb), nstest.Addr(gateway4), "")))
 			var stopped []string
@@ -126,9 +125,7 @@ func TestMACSpoofCheckIsTheReferences(t *testing.T) {
 				send("its own MAC and address", last)
 				for {
 					got, err := unix.Read(to, buf)
-					if err != nil {
-						t.Fatalf("%s: wait for the frame behind it: %v", name, err)
-					}
+					must.Succeed(t, err, "%s: wait for the frame behind it", name)
 					if bytes.Contains(buf[:got], []byte(last)) {
 						break
 					}

@@ -22,6 +22,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -345,9 +346,7 @@ func (n *node) wantNoLock() {
 			return err
 		}
 		defer f.Close()
-		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-			n.Errorf("the lock of %s: %v", path, err)
-		}
+		expect.Success(n, unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB), "the lock of %s", path)
 		return nil
 	})
 	must.Succeed(n, err)
@@ -355,9 +354,7 @@ func (n *node) wantNoLock() {
 	must.Succeed(n, err)
 	lock, err := dir.Lock(n.Context(), state.Exclusive)
 	must.Succeed(n, err)
-	if err := lock.Close(); err != nil {
-		n.Error(err)
-	}
+	expect.Success(n, lock.Close())
 }
 
 // two are the networks of many: that of a pod that stays and talks, and one of which

@@ -3,6 +3,8 @@ package cni
 import (
 	"strings"
 	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 )
 
 func TestTombolodTellsOfPoolsAndFailures(t *testing.T) {
@@ -17,9 +19,7 @@ func TestTombolodTellsOfPoolsAndFailures(t *testing.T) {
 	m := n.mind(t)
 	want := func(name string, value int) {
 		t.Helper()
-		if got := m.metric(name); got != value {
-			t.Errorf("%s is %d, want %d", name, got, value)
-		}
+		expect.Equal(t, m.metric(name), value, "%s is", name)
 	}
 	// The names of labels are sorted.
 	reserved4 := `pool_reserved_addresses{family="ipv4",network="podnet",range="10.77.0.10-10.77.0.11 of 10.77.0.0/24"}`

@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -176,9 +177,7 @@ func (m *move) wantReach(pods ...*pod) {
 func (m *move) wantHostPort(port int) {
 	m.Helper()
 	for _, at := range []string{uplink4, uplink6} {
-		if _, err := askPort(m, m.ns, "tcp", at, port); err != nil {
-			m.Errorf("host port %d at %s: %v", port, at, err)
-		}
+		expect.Success(m, expect.Err(askPort(m, m.ns, "tcp", at, port)), "host port %d at %s", port, at)
 	}
 }
 
@@ -298,9 +297,7 @@ func TestNodeMovesFromTheReferenceWithPodsRunning(t *testing.T) {
 			// A second run finds nothing to do.
 			before := m.run("nft", "list", "ruleset")
 			m.script("forget-gone-pods.sh", m.dataDir)
-			if diff := cmp.Diff(uncounted(before), uncounted(m.run("nft", "list", "ruleset"))); diff != "" {
-				t.Errorf("the second run (-before +after):\n%s", diff)
-			}
+			expect.NoDiff(t, cmp.Diff(uncounted(before), uncounted(m.run("nft", "list", "ruleset"))), "the second run")
 
 			m.ours.del(second, m.wishes(8081)...)
 			m.wantFree(second)
@@ -309,15 +306,11 @@ func TestNodeMovesFromTheReferenceWithPodsRunning(t *testing.T) {
 			m.wantReach(fresh, again)
 			for _, at := range []string{uplink4, uplink6} {
 				for _, port := range []int{8082, 8083} {
-					if _, err := askPort(t, out, "tcp", at, port); err != nil {
-						t.Errorf("from outside, %d at %s: %v", port, at, err)
-					}
+					expect.Success(t, expect.Err(askPort(t, out, "tcp", at, port)), "from outside, %d at %s", port, at)
 				}
 			}
 			for _, p := range []*pod{fresh, again} {
-				if err := m.ours.check(p); err != nil {
-					t.Error(err)
-				}
+				expect.Success(t, m.ours.check(p))
 				m.ours.del(p)
 				m.wantFree(p)
 			}

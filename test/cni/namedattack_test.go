@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/fault"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -119,13 +120,9 @@ func TestHostPortsByNameSurviveWhatOperatorsDelete(t *testing.T) {
 	answers := func(when string) {
 		t.Helper()
 		for name, from := range map[string]*pod{"another pod": s.of("b"), "itself": s.of("a")} {
-			if _, err := nstest.AskWithin(t, from.NS, "tcp", netip.MustParseAddrPort(uplink4+":8080"), 5*time.Second); err != nil {
-				t.Errorf("%s, %s: %v", when, name, err)
-			}
+			expect.Success(t, expect.Err(nstest.AskWithin(t, from.NS, "tcp", netip.MustParseAddrPort(uplink4+":8080"), 5*time.Second)), "%s, %s", when, name)
 		}
-		if _, err := nstest.AskWithin(t, out, "tcp", netip.MustParseAddrPort(uplink4+":8080"), 5*time.Second); err != nil {
-			t.Errorf("%s, from outside: %v", when, err)
-		}
+		expect.Success(t, expect.Err(nstest.AskWithin(t, out, "tcp", netip.MustParseAddrPort(uplink4+":8080"), 5*time.Second)), "%s, from outside", when)
 	}
 	answers("at first")
 	for _, flush := range []string{"flush set inet tombolo snatall4", "delete chain inet tombolo hostports-snat", "flush chain inet tombolo hostports-snat", "flush map inet tombolo hostports4"} {

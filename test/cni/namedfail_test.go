@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/fault"
 )
 
@@ -21,9 +22,7 @@ func TestPortsThatNoADDTakesDoNotStopTheDELOfAChain(t *testing.T) {
 		t.Fatal("the ADD succeeds, so nothing is shown")
 	}
 	s.chain("DEL", "a", []string{bridge, twice})
-	if left := s.files(); left != "" {
-		t.Errorf("left: %s", left)
-	}
+	expect.Equal(t, s.files(), "", "left")
 }
 
 // So it is with limits, and with what firewall is told.
@@ -49,9 +48,7 @@ func TestValuesThatNoADDTakesDoNotStopTheDELOfAChain(t *testing.T) {
 				t.Fatal("the ADD succeeds, so nothing is shown")
 			}
 			s.chain("DEL", "a", []string{bridge, bad})
-			if left := s.files(); left != "" {
-				t.Errorf("left: %s", left)
-			}
+			expect.Equal(t, s.files(), "", "left")
 		})
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -51,7 +52,5 @@ func TestManyNamesOfAPodsLinksStopNoVerb(t *testing.T) {
 	}
 	s.chain("DEL", "a", plugins)
 	s.wantUnmapped("after DEL")
-	if left := s.run("ip", "-br", "link", "show", "type", "veth") + s.run("ip", "-br", "link", "show", "type", "ifb") + s.files(); left != "" {
-		t.Errorf("DEL leaves %s", left)
-	}
+	expect.Equal(t, s.run("ip", "-br", "link", "show", "type", "veth")+s.run("ip", "-br", "link", "show", "type", "ifb")+s.files(), "", "DEL leaves")
 }

@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -35,12 +36,8 @@ func TestALinkInTheInterfacesPlaceStopsNoDEL(t *testing.T) {
 			nstest.PutFile(t, dir, "commands", "link set eth0 down\nlink set eth0 name aside\n"+commands)
 			nstest.Run(t, s.of("a").NS, "ip", "-batch", filepath.Join(dir, "commands"))
 			s.chain("DEL", "a", plugins)
-			if left := s.run("ip", "-br", "link", "show", "type", "veth"); left != "" {
-				t.Errorf("DEL leaves %s", left)
-			}
-			if left := s.files(); left != "" {
-				t.Errorf("DEL leaves %s", left)
-			}
+			expect.Equal(t, s.run("ip", "-br", "link", "show", "type", "veth"), "", "DEL leaves")
+			expect.Equal(t, s.files(), "", "DEL leaves")
 		})
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -208,9 +209,7 @@ func TestHostPortsOfAContainerOnTwoNetworksByName(t *testing.T) {
 		}
 	}
 	leads("10.5.0.2 . 80")
-	if _, err := askPort(t, out, "tcp", uplink4, 8080); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, expect.Err(askPort(t, out, "tcp", uplink4, 8080)))
 	call("DEL", "portmap", "eth0", "neteth0", ports)
 	leads("10.5.1.2 . 80")
 	call("DEL", "portmap", "eth1", "neteth1", ports)
@@ -228,18 +227,14 @@ func TestPortmapByNameShutsBothWaysToAVLAN(t *testing.T) {
 	open := func(when, want string) {
 		t.Helper()
 		for _, link := range []string{"cni0", "cni0.100"} {
-			if got := nstest.Sysctl(t, s.ns, "net/ipv4/conf/"+link+"/route_localnet"); got != want {
-				t.Errorf("%s: route_localnet of %s is %s, want %s", when, link, got, want)
-			}
+			expect.Equal(t, nstest.Sysctl(t, s.ns, "net/ipv4/conf/"+link+"/route_localnet"), want, "%s: route_localnet of %s is", when, link)
 		}
 	}
 	main := `{"type":"bridge","isGateway":true,"vlan":100,"ipam":{"type":"host-local","dataDir":"DATA/n","subnet":"10.5.0.0/24","routes":[{"dst":"0.0.0.0/0"}]}}`
 	s.chain("ADD", "a", []string{main, ports})
 	s.of("a").serve(t, "tcp", 80)
 	open("after ADD", "1")
-	if _, err := nstest.AskWithin(t, s.ns, "tcp", netip.MustParseAddrPort("127.0.0.1:8080"), 5*time.Second); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, expect.Err(nstest.AskWithin(t, s.ns, "tcp", netip.MustParseAddrPort("127.0.0.1:8080"), 5*time.Second)))
 	s.chain("DEL", "a", []string{ports})
 	open("after DEL by portmap", "0")
 	s.chain("DEL", "a", []string{main})

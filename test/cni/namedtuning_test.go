@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -141,9 +142,7 @@ func TestTuningByNameRevertsWhatEachADDHasSet(t *testing.T) {
 		t.Errorf("DEL leaves\n%s, where there was\n%s", after, before)
 	}
 	s.chain("DEL", "a", []string{attackedBridge})
-	if left := s.files(); left != "" {
-		t.Errorf("%s is left", left)
-	}
+	expect.Equal(t, s.files(), "", "is left")
 }
 
 func TestTuningByNameIsRevertedInTheNodesOwnNamespace(t *testing.T) {
@@ -187,12 +186,8 @@ func TestGuardFollowsTheMACThatTuningSets(t *testing.T) {
 	w.after = []conf{{"type": "tuning", "mac": "02:00:00:00:00:77", "mtu": 9000, "stateDir": n.state, "dataDir": t.TempDir()}}
 	p := n.pod("a")
 	w.add(p)
-	if err := nstest.Ping(t, p.NS, netip.MustParseAddr(gateway4)); err != nil {
-		t.Errorf("with the MAC that tuning set: %v", err)
-	}
-	if err := w.check(p); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, nstest.Ping(t, p.NS, netip.MustParseAddr(gateway4)), "with the MAC that tuning set")
+	expect.Success(t, w.check(p))
 	if o := n.operate("check", "--state", n.state); o.status != 0 {
 		t.Errorf("check: %s%s", o.stdout, o.stderr)
 	}

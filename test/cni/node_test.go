@@ -23,6 +23,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/lockorder"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -326,9 +327,7 @@ func (p *pod) runtime(options []option) *libcni.RuntimeConf {
 func (w *network) add(p *pod, options ...option) *current.Result {
 	w.Helper()
 	r, err := w.tryAdd(p, options...)
-	if err != nil {
-		w.Fatalf("ADD of %s: %v", p.id, err)
-	}
+	must.Succeed(w, err, "ADD of %s", p.id)
 	return r
 }
 
@@ -343,9 +342,7 @@ func (w *network) tryAdd(p *pod, options ...option) (*current.Result, error) {
 
 func (w *network) del(p *pod, options ...option) {
 	w.Helper()
-	if err := w.tryDel(p, options...); err != nil {
-		w.Errorf("DEL of %s: %v", p.id, err)
-	}
+	expect.Success(w, w.tryDel(p, options...), "DEL of %s", p.id)
 }
 
 func (w *network) tryDel(p *pod, options ...option) error {
@@ -371,9 +368,7 @@ func (w *network) gc(pods ...*pod) {
 	for _, p := range pods {
 		valid = append(valid, types.GCAttachment{ContainerID: p.id, IfName: "eth0"})
 	}
-	if out := w.callOK(call{verb: "GC", stdin: w.stdin(conf{"cni.dev/valid-attachments": valid})}); out != "" {
-		w.Errorf("GC printed %q", out)
-	}
+	expect.Equal(w, w.callOK(call{verb: "GC", stdin: w.stdin(conf{"cni.dev/valid-attachments": valid})}), "", "GC printed")
 }
 
 // port is the name of a pod's port.

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -44,9 +45,7 @@ func TestOneNameGoesBackWithPodsRunning(t *testing.T) {
 			add("c")
 			for _, id := range []string{"b", "c"} {
 				wantPing(t, s.of(id).NS, outside4)
-				if _, err := askPort(t, s.ns, "tcp", uplink4, ports[id]); err != nil {
-					t.Errorf("host port of %s: %v", id, err)
-				}
+				expect.Success(t, expect.Err(askPort(t, s.ns, "tcp", uplink4, ports[id])), "host port of %s", id)
 			}
 			if o := s.operate("install", "--names", "all", s.programs); o.status != 0 {
 				t.Fatalf("install: %+v", o)

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -44,9 +45,7 @@ func TestAContainersOwnMonitorIsNoConflict(t *testing.T) {
 	}
 	w.add(p, opt)
 	p.serve(t, "tcp", 80)
-	if _, err := askPort(t, n.ns, "tcp", "127.0.0.1", 8080); err != nil {
-		t.Errorf("the port does not lead to the container: %v", err)
-	}
+	expect.Success(t, expect.Err(askPort(t, n.ns, "tcp", "127.0.0.1", 8080)), "the port does not lead to the container")
 }
 
 // nerdctl 2.1.6 and later have a process listen at each port of a container before ADD, and name it in
@@ -71,9 +70,7 @@ func TestAContainersPortReserverOfNerdctlIsNoConflict(t *testing.T) {
 	}
 	w.add(p, opt)
 	p.serve(t, "tcp", 80)
-	if _, err := askPort(t, n.ns, "tcp", "127.0.0.1", 8080); err != nil {
-		t.Errorf("the port does not lead to the container: %v", err)
-	}
+	expect.Success(t, expect.Err(askPort(t, n.ns, "tcp", "127.0.0.1", 8080)), "the port does not lead to the container")
 }
 
 func (n *node) startMonitor(id string) (pid int) {
@@ -101,8 +98,6 @@ func (n *node) startMonitor(id string) (pid int) {
 	}
 	must.Succeed(n, err)
 	n.Cleanup(func() { in.Close(); _ = cmd.Wait() })
-	if _, err := io.ReadFull(out, make([]byte, 1)); err != nil {
-		n.Fatal(err)
-	}
+	must.Succeed(n, expect.Err(io.ReadFull(out, make([]byte, 1))))
 	return cmd.Process.Pid
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -123,13 +124,9 @@ func TestLogHasALineForEachVerb(t *testing.T) {
 	log := filepath.Join(t.TempDir(), "tombolo.log")
 	w := n.podnet(conf{"logFile": log})
 	p := n.pod("a")
-	if err := w.status(); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, w.status())
 	w.add(p)
-	if err := w.check(p); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, w.check(p))
 	_, err := w.tryAdd(p) // there already
 	wantError(t, err, 111, "already")
 	w.gc(p)
@@ -164,9 +161,7 @@ func TestLogHasALineForEachVerb(t *testing.T) {
 		{"INFO", "STATUS", "", 0}, {"INFO", "ADD", "a", 0}, {"INFO", "CHECK", "a", 0},
 		{"ERROR", "ADD", "a", 111}, {"INFO", "GC", "", 0}, {"INFO", "DEL", "a", 0},
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("lines (-want +got):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff(want, got), "lines")
 }
 
 func TestLogLevelFiltersLines(t *testing.T) {
@@ -190,9 +185,7 @@ func TestLogOfManyAtOnceIsWhole(t *testing.T) {
 	w := n.podnet(conf{"logFile": log})
 	pods := n.pods(16)
 	atOnce(pods, func(p *pod) {
-		if _, err := w.tryAdd(p); err != nil {
-			t.Error(err)
-		}
+		expect.Success(t, expect.Err(w.tryAdd(p)))
 	})
 	if got := len(readLog(t, log)); got != len(pods) {
 		t.Errorf("%d lines, want %d", got, len(pods))

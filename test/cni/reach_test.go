@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -125,9 +126,7 @@ func TestLayer2WithoutIPAM(t *testing.T) {
 	}
 	wantPing(t, a.NS, "10.1.1.2")
 	for _, p := range []*pod{a, b} {
-		if err := w.check(p); err != nil {
-			t.Error(err)
-		}
+		expect.Success(t, w.check(p))
 		w.del(p)
 	}
 	n.wantNothing()
@@ -206,9 +205,7 @@ func TestHairpinGivesAPodItsOwnFrames(t *testing.T) {
 			for _, f := range seen.until(func(f frame) bool { return f.from == rb.Interfaces[2].Mac && f.protocol == 0x0800 }) {
 				got = got || f.protocol == testProtocol && f.incoming
 			}
-			if got != hairpin {
-				t.Errorf("the pod's own frame came back: %t, want %t", got, hairpin)
-			}
+			expect.Equal(t, got, hairpin, "the pod's own frame came back")
 		})
 	}
 }
@@ -241,9 +238,7 @@ func TestDisabledContainerInterfaceStaysDown(t *testing.T) {
 	if len(r.IPs) != 0 {
 		t.Errorf("the result has addresses: %v", r.IPs)
 	}
-	if err := w.check(p); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, w.check(p))
 	w.del(p)
 	n.wantNothing()
 }
@@ -282,9 +277,7 @@ func TestIPv6IsReadyAtOnce(t *testing.T) {
 		}
 	}
 	want := []string{ip4(r).String(), ip6(r).String(), "fe80::858:aff:fe4d:2"}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("addresses of the pod (-want +got):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff(want, got), "addresses of the pod")
 	for name, want := range map[string]string{"accept_ra": "0", "disable_ipv6": "0"} {
 		if got := nstest.Sysctl(t, p.NS, "net/ipv6/conf/eth0/"+name); got != want {
 			t.Errorf("%s is %s in the pod, want %s", name, got, want)
@@ -336,13 +329,9 @@ func TestIPv4AddressesHaveTheirBroadcastAddress(t *testing.T) {
 		}
 	}
 	nstest.Run(t, p.NS, "ip", "route", "add", "default", "via", gateway4)
-	if err := w.check(p); err != nil {
-		t.Errorf("CHECK of a pod without one: %v", err)
-	}
+	expect.Success(t, w.check(p), "CHECK of a pod without one")
 	w.add(n.pod("b"))
-	if err := w.check(p); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, w.check(p))
 	reference := n.pod("reference")
 	conf := fmt.Sprintf(`{"cniVersion": "1.0.0", "name": "theirs", "type": "bridge", "bridge": "theirs0", "isGateway": true,
 		"ipam": {"type": "host-local", "dataDir": %q, "subnet": "10.76.0.0/24"}}`, t.TempDir())

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -48,12 +49,8 @@ func TestAdvisedCommandLetsPodsAndTheirPublishedPortsPass(t *testing.T) {
 			}
 			n.run("sh", "-ec", w.advised(t))
 			wantPing(t, p.NS, outside4)
-			if _, err := askPort(t, out, "tcp", uplink4, 8080); err != nil {
-				t.Error(err)
-			}
-			if err := w.status(); err != nil {
-				t.Error(err)
-			}
+			expect.Success(t, expect.Err(askPort(t, out, "tcp", uplink4, 8080)))
+			expect.Success(t, w.status())
 		})
 	}
 }
@@ -69,9 +66,7 @@ func TestStatusKnowsThatThePodsSubnetsMayPass(t *testing.T) {
 	p := n.pod("a")
 	w.add(p)
 	wantPing(t, p.NS, outside4)
-	if err := w.status(); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, w.status())
 	n.run("nft", "flush chain inet fw f")
 	wantNoPing(t, p.NS, outside4)
 	wantError(t, w.status(), 50, "chain f of table inet fw drops")

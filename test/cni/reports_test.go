@@ -4,6 +4,7 @@ import (
 	"net"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -36,8 +37,6 @@ func TestPodsAreSparedWhatOnlyMulticastRoutersRead(t *testing.T) {
 		}
 	}
 	for _, p := range []*pod{spared, router, speaker} {
-		if err := w.check(p); err != nil {
-			t.Error(err)
-		}
+		expect.Success(t, w.check(p))
 	}
 }

@@ -11,6 +11,7 @@ import (
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -146,9 +147,7 @@ func TestReservationsOfAnEarlierEpochAreDropped(t *testing.T) {
 	}
 	must.Succeed(t, os.WriteFile(filepath.Join(dir, ".tombolo-epoch"), []byte(`{"version":1,"epoch":"another boot/another life"}`), 0o600))
 	// A pool that was full at the power cut is ready again.
-	if err := w.status(); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, w.status())
 	has := taken{}
 	for _, p := range n.pods(3) {
 		has.give(t, p, w.add(p))
@@ -219,13 +218,9 @@ func TestRubbishInTheStateDirectoryIsNotFatal(t *testing.T) {
 	}
 	for _, p := range []*pod{a, b} {
 		wantPing(t, p.NS, gateway4, gateway6)
-		if err := w.check(p); err != nil {
-			t.Error(err)
-		}
+		expect.Success(t, w.check(p))
 	}
-	if err := w.status(); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, w.status())
 	w.gc(b)
 	w.del(b)
 	if ports := links(t, n.ns); len(ports) != 2 { // lo, cbr0
@@ -283,9 +278,7 @@ func TestNodesSwitchFromTheReferenceAndBackWithPodsRunning(t *testing.T) {
 	for _, p := range []*pod{before[1], mine[1], mine[2], after} {
 		theirs.del(p)
 	}
-	if diff := cmp.Diff(map[string]string{}, n.reservations(dir)); diff != "" {
-		t.Errorf("reservations (-want +got):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff(map[string]string{}, n.reservations(dir)), "reservations")
 	// What of ours they do not know of, GC takes.
 	ours.version = "1.1.0"
 	ours.gc()

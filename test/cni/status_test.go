@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -26,22 +27,14 @@ func TestSTATUSOfAnEmptyNodeIsReadyAndMakesNothing(t *testing.T) {
 	before := links(t, n.ns)
 	for _, fields := range []conf{nil, {"mode": "l2", "ipam": nil}, {"ipam": fixed(conf{"address": "10.77.0.2/24"})}} {
 		w := n.podnet(fields)
-		if err := w.status(); err != nil {
-			t.Error(err)
-		}
-		if out := n.callOK(call{verb: "STATUS", stdin: w.stdin(nil)}); out != "" {
-			t.Errorf("STATUS printed %q", out)
-		}
+		expect.Success(t, w.status())
+		expect.Equal(t, n.callOK(call{verb: "STATUS", stdin: w.stdin(nil)}), "", "STATUS printed")
 	}
 	if _, err := os.Stat(n.state); !os.IsNotExist(err) {
 		t.Errorf("STATUS made the state directory: %v", err)
 	}
-	if diff := cmp.Diff(before, links(t, n.ns)); diff != "" {
-		t.Errorf("links (-before +after):\n%s", diff)
-	}
-	if rules := n.ruleset(); rules != "" {
-		t.Errorf("STATUS made %s", rules)
-	}
+	expect.NoDiff(t, cmp.Diff(before, links(t, n.ns)), "links")
+	expect.Equal(t, n.ruleset(), "", "STATUS made")
 }
 
 func TestSTATUSIsNotReadyWhereAPoolIsFull(t *testing.T) {
@@ -50,9 +43,7 @@ func TestSTATUSIsNotReadyWhereAPoolIsFull(t *testing.T) {
 	w := n.podnet(conf{"ipam": small("3")})
 	a, b := n.pod("a"), n.pod("b")
 	w.add(a)
-	if err := w.status(); err != nil {
-		t.Errorf("with an address left: %v", err)
-	}
+	expect.Success(t, w.status(), "with an address left")
 	w.add(b)
 	before := n.traces()
 	wantError(t, w.status(), 50, "range 10.77.0.2-10.77.0.3 of 10.77.0.0/24 is full: 2 of 2 addresses reserved")
@@ -61,9 +52,7 @@ func TestSTATUSIsNotReadyWhereAPoolIsFull(t *testing.T) {
 	n.wantTraces(before)
 	// A full pool keeps no pod from going.
 	w.del(a)
-	if err := w.status(); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, w.status())
 	w.add(n.pod("d"))
 }
 
@@ -72,9 +61,7 @@ func TestSTATUSAsksTheDelegatedIPAM(t *testing.T) {
 	n := newNode(t)
 	wantError(t, n.podnet(conf{"ipam": conf{"type": "nosuch-ipam"}}).status(), 50, "nosuch-ipam")
 	ready, _ := fake(t, fakeConf{})
-	if err := n.podnet(conf{"ipam": ready}).status(); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, n.podnet(conf{"ipam": ready}).status())
 	down, _ := fake(t, fakeConf{Fail: map[string]json.RawMessage{"STATUS": json.RawMessage(`{"code":51,"msg":"my server is down"}`)}})
 	wantError(t, n.podnet(conf{"ipam": down}).status(), 51, "my server is down")
 }
@@ -108,9 +95,7 @@ func TestSTATUSIsNotReadyWhereTheEpochCannotBeRead(t *testing.T) {
 	wantError(t, err, 5, epoch)
 	// Once it can be, the node is ready.
 	must.Succeed(t, os.Remove(epoch))
-	if err := w.status(); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, w.status())
 	w.add(n.pod("b"))
 }
 
@@ -123,19 +108,13 @@ func TestSTATUSOfARunningNode(t *testing.T) {
 		return func() {
 			t.Helper()
 			n.wantTraces(before)
-			if diff := cmp.Diff(rules, n.ruleset()); diff != "" {
-				t.Errorf("rules (-before +after):\n%s", diff)
-			}
-			if diff := cmp.Diff(files, n.files(n.state)); diff != "" {
-				t.Errorf("files (-before +after):\n%s", diff)
-			}
+			expect.NoDiff(t, cmp.Diff(rules, n.ruleset()), "rules")
+			expect.NoDiff(t, cmp.Diff(files, n.files(n.state)), "files")
 		}
 	}
 	w.add(n.pod("a"))
 	compare := unchanged()
-	if err := w.status(); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, w.status())
 	compare()
 	// It looks, whatever it answers.
 	w.add(n.pod("b"))

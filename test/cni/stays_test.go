@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -275,9 +276,7 @@ func TestAKilledDoctorLeavesNothing(t *testing.T) {
 	}
 	cmd.Process.Kill()
 	cmd.Wait()
-	if after := n.run("nft", "list", "tables"); after != before {
-		t.Errorf("left:\n%s", after)
-	}
+	expect.Equal(t, n.run("nft", "list", "tables"), before, "left")
 	monitor.Process.Kill()
 	<-waited
 	// By that name the keeper knows that the change is none to look at.

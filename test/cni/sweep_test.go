@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/fault"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
@@ -281,9 +282,7 @@ func TestFirstADDMayMeetAFaultAtAnyCall(t *testing.T) {
 	s.after = func(f *faulty, round string, _ nstest.Snapshot) {
 		next := n.pod("next-" + round)
 		w.add(next)
-		if err := w.check(next); err != nil {
-			t.Errorf("%s: CHECK of the next pod: %v", f, err)
-		}
+		expect.Success(t, w.check(next), "%s: CHECK of the next pod", f)
 		wantPing(t, next.NS, gateway4, gateway6, outside4, outside6)
 		n.callOK(call{verb: "DEL", id: p.id, ifName: "eth0", stdin: w.stdin(nil)})
 		w.del(next)

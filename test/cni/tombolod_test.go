@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -44,9 +45,7 @@ func TestIdleConnectionsDoNotStarveTombolod(t *testing.T) {
 		conn, err := net.Dial("unix", m.socket)
 		must.Succeed(t, err)
 		defer conn.Close()
-		if _, err := fmt.Fprint(conn, "GET /healthz HTTP/1.1\r\nHost: tombolod\r\n\r\n"); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, expect.Err(fmt.Fprint(conn, "GET /healthz HTTP/1.1\r\nHost: tombolod\r\n\r\n")))
 	}
 	n.nft("flush table inet tombolo")
 	m.until(t, "what was flushed is put back", func() bool { return w.check(p) == nil })

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -201,9 +202,7 @@ func TestWhatCheckAdvisesIsTrue(t *testing.T) {
 			}
 			s.quiet("after [" + tc.tag + "]")
 			wantPing(t, s.a.NS, outside4, outside6)
-			if err := s.check(s.b); err != nil {
-				t.Error(err)
-			}
+			expect.Success(t, s.check(s.b))
 		})
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -43,9 +44,7 @@ func (o *onTwo) callsItself(t *testing.T, when string) {
 				}
 			}
 		}
-		if err := w.check(o.p, o.options(t, i)...); err != nil {
-			t.Errorf("%s: %v", when, err)
-		}
+		expect.Success(t, w.check(o.p, o.options(t, i)...), "%s", when)
 	}
 }
 
@@ -91,9 +90,7 @@ func TestAPodOnTwoNetworksReachesItsPortByBoth(t *testing.T) {
 			t.Errorf("at %s the pod is seen as %s (%v), want one of %s", at, seen, err, o.results[i])
 		}
 	}
-	if _, err := askPort(t, outside, "tcp", uplink4, 8080); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, expect.Err(askPort(t, outside, "tcp", uplink4, 8080)))
 
 	o.nft("flush ruleset")
 	repairs := o.pod("repairs")

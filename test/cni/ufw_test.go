@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -70,8 +71,6 @@ func TestUfwStopsPodsUntilItsUserDeletesTheRule(t *testing.T) {
 		for _, at := range []string{outside4, outside6} {
 			reaches("after "+rule+" is deleted", at, true)
 		}
-		if err := w.status(); err != nil {
-			t.Errorf("after %s: %v", rule, err)
-		}
+		expect.Success(t, w.status(), "after %s", rule)
 	}
 }

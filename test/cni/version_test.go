@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
@@ -47,9 +48,7 @@ func TestResultHasTheShapeOfItsVersion(t *testing.T) {
 			if version >= "0.4.0" {
 				n.callOK(call{verb: "CHECK", id: p.id, netns: p.path, ifName: "eth0", stdin: stdin})
 			}
-			if printed := n.callOK(call{verb: "DEL", id: p.id, netns: p.path, ifName: "eth0", stdin: stdin}); printed != "" {
-				t.Errorf("DEL printed %q", printed)
-			}
+			expect.Equal(t, n.callOK(call{verb: "DEL", id: p.id, netns: p.path, ifName: "eth0", stdin: stdin}), "", "DEL printed")
 			n.wantNothing()
 		})
 	}
@@ -105,12 +104,8 @@ func TestVERSION(t *testing.T) {
 				SupportedVersions []string
 			}
 			unmarshal(t, n.callOK(call{verb: "VERSION", stdin: []byte(tt.stdin)}), &got)
-			if got.CNIVersion != tt.want {
-				t.Errorf("cniVersion %q, want %q", got.CNIVersion, tt.want)
-			}
-			if diff := cmp.Diff(versions(), got.SupportedVersions); diff != "" {
-				t.Errorf("supported versions (-want +got):\n%s", diff)
-			}
+			expect.Equal(t, got.CNIVersion, tt.want, "cniVersion")
+			expect.NoDiff(t, cmp.Diff(versions(), got.SupportedVersions), "supported versions")
 		})
 	}
 	if got := n.files(n.state); len(got) != 0 {
@@ -126,18 +121,14 @@ func TestLibcniTakesThePluginForEachVersion(t *testing.T) {
 			n := newNode(t)
 			w := n.podnet(nil)
 			w.version = version
-			if _, err := n.cni.ValidateNetworkList(t.Context(), w.list()); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, expect.Err(n.cni.ValidateNetworkList(t.Context(), w.list())))
 			p := n.pod("a")
 			r := w.add(p)
 			if len(r.IPs) != 2 {
 				t.Errorf("result %v, want two addresses", r)
 			}
 			if version >= "0.4.0" {
-				if err := w.check(p); err != nil {
-					t.Error(err)
-				}
+				expect.Success(t, w.check(p))
 			}
 			w.del(p)
 			n.wantNothing()

@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -102,9 +103,7 @@ func TestNetworksShowWhatPodsHave(t *testing.T) {
 	for i, p := range pods {
 		want.Ports = append(want.Ports, shownPort{"tcp", "", fmt.Sprintf("default/web-%d", i), p.id, 8080 + i, 80})
 	}
-	if diff := cmp.Diff([]shownNetwork{want}, n.networks()); diff != "" {
-		t.Errorf("networks (-want +got):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff([]shownNetwork{want}, n.networks()), "networks")
 	// Another pod's ADD tells of a larger range, without which there would be no address soon.
 	rules := n.ruleset()
 	larger := w.with(conf{"ipam": pool("10.77.0.10", "10.77.0.99")})
@@ -112,12 +111,8 @@ func TestNetworksShowWhatPodsHave(t *testing.T) {
 	larger.add(next)
 	larger.del(next)
 	want.Pools[0] = shownPool{"10.77.0.10-10.77.0.99 of 10.77.0.0/24", 4, 90, 3, 87}
-	if diff := cmp.Diff([]shownNetwork{want}, n.networks("podnet")); diff != "" {
-		t.Errorf("with a larger range (-want +got):\n%s", diff)
-	}
-	if diff := cmp.Diff(rules, n.ruleset()); diff != "" {
-		t.Errorf("the range has changed rules (-want +got):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff([]shownNetwork{want}, n.networks("podnet")), "with a larger range")
+	expect.NoDiff(t, cmp.Diff(rules, n.ruleset()), "the range has changed rules")
 	ipam, _ := fake(t, fakeConf{})
 	d := n.network("delegated", conf{"bridge": "br1", "ipMasq": false, "isGateway": false, "ipam": ipam})
 	d.add(n.pod("elsewhere"))
@@ -189,9 +184,7 @@ func (n *node) terminal(columns uint16, environ []string, args ...string) string
 	slave.Close()
 	must.Succeed(n, err)
 	out, _ := io.ReadAll(master) // ends in EIO
-	if err := cmd.Wait(); err != nil {
-		n.Errorf("tombolo %q: %v", args, err)
-	}
+	expect.Success(n, cmd.Wait(), "tombolo %q", args)
 	return strings.ReplaceAll(string(out), "\r\n", "\n")
 }
 

@@ -9,6 +9,7 @@ import (
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -55,9 +56,7 @@ func TestKernelWithoutVLANsSaysSo(t *testing.T) {
 			p := n.pod("a")
 			_, err := w.tryAdd(p)
 			wantError(t, err, 110, says)
-			if diff := cmp.Diff(before, links(t, n.ns)); diff != "" {
-				t.Errorf("the ADD made links (-before +after):\n%s", diff)
-			}
+			expect.NoDiff(t, cmp.Diff(before, links(t, n.ns)), "the ADD made links")
 			n.wantNothing()
 			w.del(p)
 		})
@@ -101,17 +100,13 @@ func testVLANKeepsPodsApart(t *testing.T, call string) {
 		t.Errorf("the bridge has %v", got)
 	}
 	for link, want := range map[string][]string{"cbr0.100": {"10.77.0.1/24", "fd77::1/64"}, "cbr0.200": {"10.78.0.1/24", "fd78::1/64"}} {
-		if diff := cmp.Diff(want, globals(t, n.ns, link)); diff != "" {
-			t.Errorf("addresses of %s (-want +got):\n%s", link, diff)
-		}
+		expect.NoDiff(t, cmp.Diff(want, globals(t, n.ns, link)), "addresses of %s", link)
 	}
 	for port, want := range map[string]string{
 		hundred.port(a): "100 pvid egress untagged", other.port(c): "200 pvid egress untagged", plain.port(d): "1 pvid egress untagged",
 		"cbr0": "1 pvid egress untagged, 100, 200",
 	} {
-		if got := n.vlansOf(port); got != want {
-			t.Errorf("%s is in the VLANs %q, want %q", port, got, want)
-		}
+		expect.Equal(t, n.vlansOf(port), want, "%s is in the VLANs", port)
 	}
 	wantPing(t, a.NS, gateway4, gateway6, ip4(rb).String(), ip6(rb).String(), outside4, outside6)
 	wantPing(t, n.ns, ip4(ra).String(), ip6(ra).String(), ip4(rc).String(), ip6(rc).String(), ip4(rd).String())
@@ -140,9 +135,7 @@ func testVLANKeepsPodsApart(t *testing.T, call string) {
 		nstest.Run(t, to.NS, "ip", "address", "del", "192.0.2.2/28", "dev", "eth0")
 	}
 	for w, p := range map[*network]*pod{hundred: a, other: c, plain: d} {
-		if err := w.check(p); err != nil {
-			t.Errorf("%s: %v", w.name, err)
-		}
+		expect.Success(t, w.check(p), "%s", w.name)
 	}
 	if o := n.operate("check", "--state", n.state); o.status != 0 {
 		t.Errorf("check: %+v", o)
@@ -197,12 +190,8 @@ func TestVLANTrunk(t *testing.T) {
 		w := n.network("trunk", conf{"mode": "l2", "ipam": nil}).with(tt.fields)
 		p := n.pod("p")
 		w.add(p)
-		if got := n.vlansOf(w.port(p)); got != tt.want {
-			t.Errorf("%s: the port is in the VLANs %q, want %q", tt.name, got, tt.want)
-		}
-		if err := w.check(p); err != nil {
-			t.Errorf("%s: %v", tt.name, err)
-		}
+		expect.Equal(t, n.vlansOf(w.port(p)), tt.want, "%s: the port is in the VLANs", tt.name)
+		expect.Success(t, w.check(p), "%s", tt.name)
 		w.del(p)
 	}
 	// A pod with a trunk has pods of VLANs behind its links there.
@@ -238,17 +227,13 @@ func TestVLANsAreCheckedAndRepaired(t *testing.T) {
 		if o := n.operate("check", "--state", n.state); o.status != 0 {
 			t.Errorf("%s: check: %+v", when, o)
 		}
-		if err := w.check(p); err != nil {
-			t.Errorf("%s: %v", when, err)
-		}
+		expect.Success(t, w.check(p), "%s", when)
 		wantPing(t, p.NS, gateway4, outside4, outside6)
 		for _, at := range []struct {
 			from *netns.NS
 			to   string
 		}{{out, uplink4}, {n.ns, "127.0.0.1"}} {
-			if _, err := askPort(t, at.from, "tcp", at.to, 8080); err != nil {
-				t.Errorf("%s: %s: %v", when, at.to, err)
-			}
+			expect.Success(t, expect.Err(askPort(t, at.from, "tcp", at.to, 8080)), "%s: %s", when, at.to)
 		}
 	}
 	works("at first")
@@ -331,9 +316,7 @@ func TestVLANOfTheReferencesBridgeIsTakenOn(t *testing.T) {
 	rb := ours.add(b)
 	wantPing(t, b.NS, gateway4, gateway6, ip4(ra).String(), ip6(ra).String())
 	wantPing(t, n.ns, ip4(ra).String(), ip4(rb).String())
-	if err := ours.check(b); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, ours.check(b))
 	if o := n.operate("check", "--state", n.state); o.status != 0 {
 		t.Errorf("check: %+v", o)
 	}
@@ -420,9 +403,7 @@ func TestVLANOfTheLANIsLeasedInAndRepaired(t *testing.T) {
 		t.Helper()
 		wantPing(t, a.NS, router4, ip4(rb).String())
 		wantPing(t, n.ns, "192.168.1.1")
-		if err := w.check(a); err != nil {
-			t.Errorf("%s: %v", when, err)
-		}
+		expect.Success(t, w.check(a), "%s", when)
 		if o := n.operate("check", "--state", n.state); !strings.HasPrefix(o.stdout, "no keeper runs") || strings.Count(o.stdout, "[") != 1 {
 			t.Errorf("%s: check: %+v", when, o)
 		}

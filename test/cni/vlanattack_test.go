@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -44,9 +45,7 @@ func hears(t testing.TB, fd int, token, last string) bool {
 	buf, heard := make([]byte, 2048), false
 	for {
 		got, err := unix.Read(fd, buf)
-		if err != nil {
-			t.Fatalf("%s: wait for the frame behind it: %v", token, err)
-		}
+		must.Succeed(t, err, "%s: wait for the frame behind it", token)
 		if bytes.Contains(buf[:got], []byte(last)) {
 			return heard
 		}
@@ -89,12 +88,8 @@ func TestVLANIsNotEnteredByTagsOfAPod(t *testing.T) {
 		} {
 			number++
 			token, last := fmt.Sprintf("token-%03d.", number), fmt.Sprintf("last--%03d.", number)
-			if _, err := unix.Write(out, tagged(hexMAC(t, p.NS, "eth0"), token, tags...)); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := unix.Write(legit, tagged(mac, last)); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, expect.Err(unix.Write(out, tagged(hexMAC(t, p.NS, "eth0"), token, tags...))))
+			must.Succeed(t, expect.Err(unix.Write(legit, tagged(mac, last))))
 			for who, ear := range ears {
 				if who != "a pod in the VLAN" && hears(t, ear, token, last) {
 					t.Errorf("from %s, with the tags %x: %s hears it in VLAN 20", name, tags, who)
@@ -149,9 +144,7 @@ func TestVLANsOfTheLANMayHaveTheSameAddresses(t *testing.T) {
 			all = append(all, p)
 			w.add(p)
 			wantPing(t, p.NS, router4)
-			if err := w.check(p); err != nil {
-				t.Error(err)
-			}
+			expect.Success(t, w.check(p))
 		}
 	}
 	if a, b := globals(t, all[0].NS, "eth0"), globals(t, all[2].NS, "eth0"); !slices.Equal(a, b) {
@@ -190,9 +183,7 @@ func TestVLANsFaultsOfOthersAreMended(t *testing.T) {
 			*network
 			*pod
 		}{{plain, a}, {w, b}} {
-			if err := one.check(one.pod); err != nil {
-				t.Errorf("%s: %v", when, err)
-			}
+			expect.Success(t, one.check(one.pod), "%s", when)
 		}
 		wantPing(t, a.NS, "10.79.0.1", "fd79::1", outside4, outside6)
 		wantPing(t, b.NS, gateway4, gateway6, outside4, outside6)
@@ -259,9 +250,7 @@ func TestVLANsFirstADDMayBeKilled(t *testing.T) {
 		}
 		next := n.pod(fmt.Sprintf("next-%d", i))
 		w.add(next)
-		if err := w.check(next); err != nil {
-			t.Fatalf("after an ADD that was killed: %v", err)
-		}
+		must.Succeed(t, w.check(next), "after an ADD that was killed")
 		wantPing(t, next.NS, gateway4, gateway6)
 		if o := n.operate("check", "--state", n.state); o.status != 0 && !strings.Contains(o.stdout, "killed") {
 			t.Errorf("check: %+v", o)
@@ -299,9 +288,7 @@ func TestVLANHasPolicies(t *testing.T) {
 			}
 		}
 		wantPing(t, a.NS, gateway4, outside4, outside6)
-		if err := w.check(a); err != nil {
-			t.Error(err)
-		}
+		expect.Success(t, w.check(a))
 	}
 }
 

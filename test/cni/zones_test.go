@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -34,9 +35,7 @@ func TestBridgesJoinFirewalldsZone(t *testing.T) {
 	}
 	wantError(t, w.status(), 50, "--zone=trusted")
 	alone.end(t)
-	if zone := f.zone("cbr0"); zone != "" {
-		t.Errorf("with --firewalld=false the bridge is in zone %q", zone)
-	}
+	expect.Equal(t, f.zone("cbr0"), "", "with --firewalld=false the bridge is in zone")
 
 	m := n.mindOn(t, f.bus, nil)
 	m.until(t, "STATUS succeeds", func() bool { return w.status() == nil })
@@ -61,9 +60,7 @@ func TestBridgesJoinFirewalldsZone(t *testing.T) {
 				t.Errorf("%s after %q: %+v", command, after, o)
 			}
 		}
-		if err := w.status(); err != nil {
-			t.Errorf("after %q: %v", after, err)
-		}
+		expect.Success(t, w.status(), "after %q", after)
 	}
 	f.do("! firewall-cmd --permanent --get-zone-of-interface=cbr0") // it is in none
 	if log := readFileIf(t, m.log); strings.Count(log, "a bridge joins a zone of firewalld") < 2 || strings.Contains(log, "trying again") {
@@ -116,17 +113,13 @@ func TestAnADDWaitsForFirewalldsReload(t *testing.T) {
 	// What firewalld 1.3 has there, for as long as this test wants.
 	n.nft("add table inet firewalld_policy_drop; add chain inet firewalld_policy_drop filter_forward { type filter hook forward priority 9; policy drop; };" +
 		" add rule inet firewalld_policy_drop filter_forward ct state { established, related } accept")
-	if err := w.status(); err != nil {
-		t.Errorf("STATUS meanwhile: %v", err)
-	}
+	expect.Success(t, w.status(), "STATUS meanwhile")
 	a := n.pod("a")
 	added := make(chan error)
 	go func() { _, err := w.tryAdd(a); added <- err }()
 	f.inTrusted(t, "cbr0") // the ADD has seen that table
 	n.nft("delete table inet firewalld_policy_drop")
-	if err := <-added; err != nil {
-		t.Fatalf("ADD: %v", err)
-	}
+	must.Succeed(t, <-added, "ADD")
 	wantPing(t, a.NS, outside4, outside6)
 }
 
@@ -161,9 +154,7 @@ func TestAnOperatorsZoneOfFirewalldStays(t *testing.T) {
 	f.until(t, "the free bridge goes where it is put", func() bool { return f.zone("free") == "drop" })
 	m.until(t, "it is seen", func() bool { return strings.Count(readFileIf(t, m.log), "left in the zone") == 3 })
 	for bridge, want := range map[string]string{"running": "drop", "permanent": "block", "managed": "block", "free": "drop"} {
-		if zone := f.zone(bridge); zone != want {
-			t.Errorf("%s is in zone %q, want %q", bridge, zone, want)
-		}
+		expect.Equal(t, f.zone(bridge), want, "%s is in zone", bridge)
 	}
 }
 
@@ -188,9 +179,7 @@ func TestAFirewalldOfAnotherNetworkNamespaceIsLeftAlone(t *testing.T) {
 	w.add(n.pod("a"))
 	host.podnet(nil).add(host.pod("b"))
 	f.inTrusted(t, "cbr0")
-	if zone := f.zone("inner"); zone != "" {
-		t.Errorf("the other node's bridge is in zone %q", zone)
-	}
+	expect.Equal(t, f.zone("inner"), "", "the other node's bridge is in zone")
 }
 
 // A bus that accepts connections and never answers keeps tombolod from nothing.

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -21,9 +22,7 @@ func TestPodCIDRsAreWrittenOnce(t *testing.T) {
 	n := newNode(t)
 	n.setPodCIDRs(oldCIDRs)
 	n.updatePodCIDRs(newCIDRs)
-	if loaded := n.loadedConflist(); loaded != renderTemplate(t, oldCIDRs) {
-		t.Errorf("containerd has replaced what it wrote, with %s", loaded)
-	}
+	expect.Equal(t, n.loadedConflist(), renderTemplate(t, oldCIDRs), "containerd has replaced what it wrote, with")
 	p := n.runPod("a")
 	n.wantGateways(oldGateway4, oldGateway6)
 	p.remove()
@@ -35,9 +34,7 @@ func TestTemplateOfAClusterMakesANetwork(t *testing.T) {
 	t.Parallel()
 	n := newNodeOf(t, clusterTemplate)
 	n.setPodCIDRs(oldCIDRs)
-	if loaded := n.loadedConflist(); loaded != render(t, clusterTemplate, oldCIDRs) {
-		t.Errorf("containerd makes another network of the template than the tests do: %s", loaded)
-	}
+	expect.Equal(t, n.loadedConflist(), render(t, clusterTemplate, oldCIDRs), "containerd makes another network of the template than the tests do")
 	p := n.runPod("a")
 	n.wantGateways(oldGateway4, oldGateway6)
 	for i := range p.ips {

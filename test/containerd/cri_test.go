@@ -154,9 +154,7 @@ func annotate(key, value string) option {
 func (n *node) runPod(name string, options ...option) *pod {
 	n.Helper()
 	p, err := n.tryPod(name, options...)
-	if err != nil {
-		n.Fatalf("run pod %s: %v", name, err)
-	}
+	must.Succeed(n, err, "run pod %s", name)
 	p.look()
 	for i := range p.ips {
 		wantAnswer(n, n.ns, "tcp", p.at(i))

@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -61,9 +62,7 @@ func (n *node) wantNothing() { n.Helper(); n.wantTraces([]string{}) }
 // wantTraces fails the test unless the traces are those of before.
 func (n *node) wantTraces(before []string) {
 	n.Helper()
-	if diff := cmp.Diff(before, n.traces()); diff != "" {
-		n.Errorf("what pods have (-want +got):\n%s", diff)
-	}
+	expect.NoDiff(n, cmp.Diff(before, n.traces()), "what pods have")
 }
 
 // files lists the files below a directory of the node, which may be missing.
@@ -122,9 +121,7 @@ func (n *node) gateways() []string {
 func (n *node) wantGateways(want ...string) {
 	n.Helper()
 	slices.Sort(want)
-	if diff := cmp.Diff(want, n.gateways()); diff != "" {
-		n.Errorf("addresses of the bridge (-want +got):\n%s", diff)
-	}
+	expect.NoDiff(n, cmp.Diff(want, n.gateways()), "addresses of the bridge")
 }
 
 func unmarshal(t testing.TB, text string, into any) {

@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -99,9 +100,7 @@ func (n *node) makeDir() {
 	must.Succeed(n, err)
 	n.dir, n.cgroup = dir, cgroupOf(dir)
 	n.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil {
-			n.Error(err)
-		}
+		expect.Success(n, os.RemoveAll(dir))
 	})
 	absolute, err := filepath.Abs(n.template)
 	must.Succeed(n, err)
@@ -178,9 +177,7 @@ func (n *node) startInit() {
 // tell has the node's first process do something, and waits until it is done.
 func (n *node) tell(line string) {
 	n.Helper()
-	if _, err := fmt.Fprintln(n.toInit, line); err != nil {
-		n.Fatal(err)
-	}
+	must.Succeed(n, expect.Err(fmt.Fprintln(n.toInit, line)))
 	n.wantDone(line)
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -35,9 +36,7 @@ func TestAddressesComeFromThePodCIDRs(t *testing.T) {
 			for _, ip := range append(a.ips, b.ips...) {
 				got = append(got, ip.String())
 			}
-			if diff := cmp.Diff(c.ips, got); diff != "" {
-				t.Errorf("addresses of the pods (-want +got):\n%s", diff)
-			}
+			expect.NoDiff(t, cmp.Diff(c.ips, got), "addresses of the pods")
 			for i, ip := range a.ips {
 				if seen := wantAnswer(t, a.ns, "udp", b.at(i)); seen != ip {
 					t.Errorf("a pod sees the other as %s, not as %s", seen, ip)

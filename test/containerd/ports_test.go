@@ -2,13 +2,13 @@ package containerd
 
 import (
 	"encoding/json"
-	"errors"
 	"net/netip"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -49,9 +49,7 @@ func TestHostPortsLeadToThePod(t *testing.T) {
 
 	p.remove()
 	for _, to := range []netip.AddrPort{hostPort(uplink4, anyPort), hostPort(uplink6, anyPort), hostPort(uplink4, onePort)} {
-		if _, err := nstest.Ask(t, out, "tcp", to); !errors.Is(err, unix.ECONNREFUSED) {
-			t.Errorf("%s of a pod that is gone: %v, want %v", to, err, unix.ECONNREFUSED)
-		}
+		expect.Is(t, expect.Err(nstest.Ask(t, out, "tcp", to)), unix.ECONNREFUSED, "%s of a pod that is gone", to)
 	}
 	other.remove()
 	n.wantNothing()

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -142,9 +143,7 @@ func TestPodThatContainerdDiedOverIsRemoved(t *testing.T) {
 	(&pod{node: n, id: ids[0]}).remove()
 	n.wantNothing()
 	a := n.runPod("a", publish("tcp", anyPort, ""))
-	if diff := cmp.Diff([]string{a.id}, n.listPods()); diff != "" {
-		t.Errorf("pods (-want +got):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff([]string{a.id}, n.listPods()), "pods")
 	a.remove()
 	n.wantNothing()
 }

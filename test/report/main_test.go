@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 )
 
 // reported reads lines of ACTION PACKAGE TEST.
@@ -45,14 +47,10 @@ func TestRunIsToldByWhatItsTestsDid(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			r, _ := reported(t, tt.events...)
-			if diff := cmp.Diff(tt.again, strings.TrimSpace(strings.Join(r.toRunAgain(), ""))); diff != "" {
-				t.Errorf("to be run again (-want +got):\n%s", diff)
-			}
+			expect.NoDiff(t, cmp.Diff(tt.again, strings.TrimSpace(strings.Join(r.toRunAgain(), ""))), "to be run again")
 			var out strings.Builder
 			r.conclude(&out)
-			if diff := cmp.Diff(tt.conclusion+"\n", out.String()); diff != "" {
-				t.Errorf("conclusion (-want +got):\n%s", diff)
-			}
+			expect.NoDiff(t, cmp.Diff(tt.conclusion+"\n", out.String()), "conclusion")
 		})
 	}
 }

@@ -7,6 +7,8 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 )
 
 func TestArgumentsAreReadOrRefused(t *testing.T) {
@@ -33,9 +35,7 @@ func TestArgumentsAreReadOrRefused(t *testing.T) {
 		{"IgnoreUnknown=maybe", nil, `IgnoreUnknown="maybe" is neither true nor false`},
 	} {
 		got, err := ParseArgs(tt.in)
-		if diff := cmp.Diff(tt.want, got); diff != "" {
-			t.Errorf("%q (-want +got):\n%s", tt.in, diff)
-		}
+		expect.NoDiff(t, cmp.Diff(tt.want, got), "%q", tt.in)
 		var coded *types.Error
 		switch {
 		case tt.err == "" && err == nil:
@@ -51,18 +51,14 @@ func TestPodNameIsWholeOrThatOfAContainer(t *testing.T) {
 		{"default", "web-0", "default/web-0"}, {"", "web-0", "web-0"}, {"default", "", ""}, {"", "", ""},
 	} {
 		args := Args{"K8S_POD_NAMESPACE": tt.ns, "K8S_POD_NAME": tt.name}
-		if got := args.Pod(); got != tt.want {
-			t.Errorf("%q and %q give %q", tt.ns, tt.name, got)
-		}
+		expect.Equal(t, args.Pod(), tt.want, "%q and %q give", tt.ns, tt.name)
 	}
 }
 
 func TestListIsSplitAtCommas(t *testing.T) {
 	t.Parallel()
 	args := Args{"IP": "a, b ,", "GATEWAY": ""}
-	if diff := cmp.Diff([]string{"a", "b", ""}, args.List("IP")); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff([]string{"a", "b", ""}, args.List("IP")))
 	if len(args.List("GATEWAY"))+len(args.List("MAC")) > 0 {
 		t.Error("an empty value, or none, is a list")
 	}

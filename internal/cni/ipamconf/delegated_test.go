@@ -11,6 +11,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/tombolo-cni/tombolo/internal/ipam/delegate"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -52,9 +53,7 @@ echo '{"cniVersion":"0.4.0","interfaces":[{"name":"x"}],"ips":[{"version":"6","a
 	if err != nil || string(stdin) != n.conf {
 		t.Errorf("stdin %s, %v", stdin, err)
 	}
-	if got := verbs(); got != "ADD" {
-		t.Errorf("ran %s", got)
-	}
+	expect.Equal(t, verbs(), "ADD", "ran")
 }
 
 func TestEveryVerbIsDelegated(t *testing.T) {
@@ -65,12 +64,8 @@ func TestEveryVerbIsDelegated(t *testing.T) {
 		t.Error("Slow takes one kind for another")
 	}
 	ctx := context.Background()
-	if err := errors.Join(a.Del(ctx, nstest.Addrs("10.1.0.5")), a.Check(ctx, nil), a.GC(ctx, nil), a.Status(ctx)); err != nil {
-		t.Error(err)
-	}
-	if got := verbs(); got != "DEL CHECK GC STATUS" {
-		t.Errorf("ran %s", got)
-	}
+	expect.Success(t, errors.Join(a.Del(ctx, nstest.Addrs("10.1.0.5")), a.Check(ctx, nil), a.GC(ctx, nil), a.Status(ctx)))
+	expect.Equal(t, verbs(), "DEL CHECK GC STATUS", "ran")
 }
 
 func TestAFailedDelegatedAddIsUndone(t *testing.T) {
@@ -90,9 +85,7 @@ func TestAFailedDelegatedAddIsUndone(t *testing.T) {
 			n, r, verbs := withPlugin(t, tt.body)
 			_, err := n.tryAdd(r)
 			wantError(t, err, tt.code, nil, tt.want)
-			if got := verbs(); got != "ADD DEL" {
-				t.Errorf("ran %s", got)
-			}
+			expect.Equal(t, verbs(), "ADD DEL", "ran")
 			if name == "a DEL that fails too" && !strings.Contains(err.Error(), "undo the failed ADD: nor that") {
 				t.Errorf("what failed in the undoing is lost: %v", err)
 			}
@@ -112,15 +105,11 @@ func TestADelegatedAddThatIsCutOffIsUndone(t *testing.T) {
 		_, err := a.Add(ctx)
 		failed <- err
 	}()
-	if _, err := os.ReadFile(fifo); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, expect.Err(os.ReadFile(fifo)))
 	cancel()
 	err := <-failed
 	wantError(t, err, 11, context.Canceled, `network "lan": ipam.type: run plugin fake: killed: context canceled`)
-	if got := verbs(); got != "ADD DEL" {
-		t.Errorf("ran %s", got)
-	}
+	expect.Equal(t, verbs(), "ADD DEL", "ran")
 }
 
 func TestAMissingPluginIsNamed(t *testing.T) {

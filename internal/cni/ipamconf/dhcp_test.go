@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -67,9 +68,7 @@ func TestIdentityOfAPodToItsServer(t *testing.T) {
 		}
 		sameID, err := again.clientID(by, again.MAC(by))
 		must.Succeed(t, err)
-		if same := string(got) == string(sameID); same != (by != clientByContainer) {
-			t.Errorf("%s: the pod's next container has the same identity: %t", by, same)
-		}
+		expect.Equal(t, string(got) == string(sameID), (by != clientByContainer), "%s: the pod's next container has the same identity", by)
 		mac := id.MAC(by)
 		if len(mac) != 6 || mac[0]&3 != 2 {
 			t.Errorf("%s: MAC %s is none of ours to choose", by, mac)
@@ -102,9 +101,7 @@ func TestWhatTheServerIsTold(t *testing.T) {
 		Request: []int{3, 6, 42}, RequestOnly: true, Provide: []lease.Option{{Code: 77, Value: []byte("red")}},
 		RapidCommit: true, Sticky: true,
 	}
-	if diff := cmp.Diff(want, got, cmpopts.EquateComparable(netip.Addr{})); diff != "" {
-		t.Errorf("client (-want +got):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff(want, got, cmpopts.EquateComparable(netip.Addr{})), "client")
 	if _, err := conf.client(id, mac, nil); err == nil || !strings.Contains(err.Error(), "CNI_ARGS has no COLOUR") {
 		t.Errorf("an argument that is missing: %v", err)
 	}

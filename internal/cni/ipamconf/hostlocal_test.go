@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -31,9 +32,7 @@ func TestTheResultHoldsAllThatTheConfigSays(t *testing.T) {
 		`"ips":[{"address":"10.1.0.2/24","gateway":"10.1.0.1"},{"address":"fd00::1/64","gateway":"fd00::ff"}],` +
 		`"routes":[{"dst":"0.0.0.0/0"},{"dst":"fd00:9::/32","gw":"fd00::1"},` +
 		`{"advmss":1360,"dst":"10.0.0.0/8","gw":"10.1.0.1","mtu":1400,"priority":100,"scope":253,"table":50}]}`
-	if diff := cmp.Diff(want, string(got)); diff != "" {
-		t.Errorf("(-want +got)\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff(want, string(got)))
 	// The sets keep the index that they have in the config, whatever the order in the result.
 	n.expect(map[string]string{
 		"10.1.0.2": "a\r\neth0", "fd00::1": "a\r\neth0", "last_reserved_ip.0": "fd00::1", "last_reserved_ip.1": "10.1.0.2",
@@ -46,14 +45,10 @@ func TestDataDirOfTheConfigIsUsed(t *testing.T) {
 	other := t.TempDir()
 	n.conf = `{"ipam":{"type":"host-local","subnet":"10.1.0.0/24","dataDir":"` + other + `"}}`
 	n.add("a")
-	if _, err := os.Stat(filepath.Join(other, "lan", "10.1.0.2")); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, expect.Err(os.Stat(filepath.Join(other, "lan", "10.1.0.2"))))
 	n.expect(map[string]string{})
 	n.del("a")
-	if _, err := os.Stat(filepath.Join(other, "lan", "10.1.0.2")); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("not released: %v", err)
-	}
+	expect.Is(t, expect.Err(os.Stat(filepath.Join(other, "lan", "10.1.0.2"))), os.ErrNotExist, "not released")
 }
 
 func TestRequestedAddressesAreGiven(t *testing.T) {
@@ -78,12 +73,8 @@ func TestRequestedAddressesAreGiven(t *testing.T) {
 			r.Args = tt.args
 			result, err := n.tryAdd(r)
 			must.Succeed(t, err)
-			if got := addressesOf(result); got != tt.want {
-				t.Errorf("got %s, want %s", got, tt.want)
-			}
-			if got := n.files()["last_reserved_ip.0"]; got != resultAddrs(result)[0].String() {
-				t.Errorf("last_reserved_ip.0 holds %q", got)
-			}
+			expect.Equal(t, addressesOf(result), tt.want)
+			expect.Equal(t, n.files()["last_reserved_ip.0"], resultAddrs(result)[0].String(), "last_reserved_ip.0 holds")
 		})
 	}
 }
@@ -139,9 +130,7 @@ func TestDelWorksWhateverIsWrong(t *testing.T) {
 			r := n.request("a")
 			r.Strict = false
 			a := n.allocator(r)
-			if err := a.GC(context.Background(), nil); err != nil {
-				t.Errorf("GC: %v", err)
-			}
+			expect.Success(t, a.GC(context.Background(), nil), "GC")
 			if name == "unknown fields" {
 				return
 			}
@@ -164,16 +153,12 @@ func TestRangesOfARuntimeAreNotMissedBeforeThereIsAPod(t *testing.T) {
 	ctx := context.Background()
 	n := newNode(t, `{"cniVersion":"1.1.0","capabilities":{"ipRanges":true},"ipam":{"type":"host-local"}}`)
 	a := n.allocator(n.request("a"))
-	if err := a.Status(ctx); err != nil {
-		t.Errorf("Status: %v", err)
-	}
+	expect.Success(t, a.Status(ctx), "Status")
 	const want = "host-local has no addresses to give"
 	_, err := a.Add(ctx)
 	wantError(t, err, 7, nil, want)
 	wantError(t, a.Check(ctx, nil), 7, nil, want)
-	if err := errors.Join(a.Del(ctx, nil), a.GC(ctx, nil)); err != nil {
-		t.Errorf("Del and GC: %v", err)
-	}
+	expect.Success(t, errors.Join(a.Del(ctx, nil), a.GC(ctx, nil)), "Del and GC")
 	for _, conf := range []string{`{"ipam":{"type":"host-local"}}`, `{"capabilities":{"ipRanges":false,"ips":true},"ipam":{"type":"host-local"}}`} {
 		_, err := New(&Request{Type: "host-local", Network: "lan", Stdin: []byte(conf), Strict: true})
 		wantError(t, err, 7, nil, want)

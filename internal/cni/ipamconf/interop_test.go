@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/internal/ipam/delegate"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"golang.org/x/sys/unix"
 )
@@ -21,9 +22,7 @@ func reference(t *testing.T) string {
 	if dir == "" {
 		t.Skip("peers not built: set TOMBOLO_PEERS to a directory with host-local of containernetworking/plugins v1.9.1")
 	}
-	if _, err := delegate.Find("host-local", dir); err != nil {
-		t.Fatalf("TOMBOLO_PEERS: %v", err)
-	}
+	must.Succeed(t, expect.Err(delegate.Find("host-local", dir)), "TOMBOLO_PEERS")
 	return dir
 }
 
@@ -49,19 +48,13 @@ func TestTheReferenceCanBeDelegatedTo(t *testing.T) {
 	ctx := context.Background()
 	result, err := a.Add(ctx)
 	must.Succeed(t, err)
-	if got := addressesOf(result); got != "10.1.0.2,fd00::2" {
-		t.Errorf("got %s", got)
-	}
+	expect.Equal(t, addressesOf(result), "10.1.0.2,fd00::2")
 	for verb, err := range map[string]error{"Check": a.Check(ctx, result), "Status": a.Status(ctx), "GC": a.GC(ctx, nil)} {
-		if err != nil {
-			t.Errorf("%s: %v", verb, err)
-		}
+		expect.Success(t, err, "%s", verb)
 	}
 	if _, err := a.Add(ctx); err == nil || !strings.Contains(err.Error(), "duplicate allocation") {
 		t.Errorf("the second ADD: %v", err)
 	}
-	if err := a.Del(ctx, nil); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, a.Del(ctx, nil))
 	n.expect(map[string]string{"last_reserved_ip.0": "fd00::2", "last_reserved_ip.1": "10.1.0.2"})
 }

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/internal/strict"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/ipam"
 )
 
@@ -27,9 +28,7 @@ func TestWithoutATypeThereAreNoAddresses(t *testing.T) {
 			for verb, err := range map[string]error{
 				"Del": a.Del(ctx, nil), "Check": a.Check(ctx, nil), "GC": a.GC(ctx, nil), "Status": a.Status(ctx),
 			} {
-				if err != nil {
-					t.Errorf("%s: %v", verb, err)
-				}
+				expect.Success(t, err, "%s", verb)
 			}
 			n.expect(map[string]string{})
 		})
@@ -56,9 +55,7 @@ func TestASectionWithoutItsTypeIsNotTakenForNone(t *testing.T) {
 			_, err := New(r)
 			wantError(t, err, tt.code, nil, tt.want)
 			r.Strict = false
-			if _, err := New(r); err != nil {
-				t.Errorf("not strict: %v", err)
-			}
+			expect.Success(t, expect.Err(New(r)), "not strict")
 		})
 	}
 }
@@ -81,9 +78,7 @@ func TestUnknownFieldsAreErrorsOnlyInsideOfIPAM(t *testing.T) {
 		}
 		r := n.request("a")
 		r.Strict = false
-		if _, err := n.allocator(r).Add(context.Background()); err != nil {
-			t.Errorf("%s, not strict: %v", name, err)
-		}
+		expect.Success(t, expect.Err(n.allocator(r).Add(context.Background())), "%s, not strict", name)
 	}
 	// What a plugin of others takes is its own business.
 	n = newNode(t, `{"ipam":{"type":"other","foo":1}}`)
@@ -115,9 +110,7 @@ func TestBadFieldsOfHostLocalAreExplained(t *testing.T) {
 
 func TestConfigErrorKeepsNil(t *testing.T) {
 	t.Parallel()
-	if err := ConfigError(nil); err != nil {
-		t.Errorf("got %v", err)
-	}
+	expect.Success(t, ConfigError(nil))
 }
 
 // FuzzNew: no netconf and no CNI_ARGS make New panic; without Strict New fails for nothing; and what New takes for static,

@@ -6,6 +6,8 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 )
 
 func TestResolvConfIsUnderstood(t *testing.T) {
@@ -18,9 +20,7 @@ func TestResolvConfIsUnderstood(t *testing.T) {
 		Search:      []string{"a.example", "b.example", "c.example"},
 		Options:     []string{"ndots:5", "timeout:1", "attempts:2"},
 	}
-	if diff := cmp.Diff(want, parseResolvConf(text)); diff != "" {
-		t.Errorf("(-want +got)\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff(want, parseResolvConf(text)))
 }
 
 // FuzzResolvConf: any text gives fields without white space in them.

@@ -8,6 +8,7 @@ import (
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/ipam"
 )
@@ -39,12 +40,8 @@ func TestStaticGivesWhatIsNamed(t *testing.T) {
 			must.Succeed(t, err)
 			got, err := json.Marshal(result)
 			must.Succeed(t, err)
-			if diff := cmp.Diff(`{"cniVersion":"1.1.0",`+tt.want+`}`, string(got)); diff != "" {
-				t.Errorf("(-want +got)\n%s", diff)
-			}
-			if err := n.allocator(r).Check(context.Background(), result); err != nil {
-				t.Errorf("Check: %v", err)
-			}
+			expect.NoDiff(t, cmp.Diff(`{"cniVersion":"1.1.0",`+tt.want+`}`, string(got)))
+			expect.Success(t, n.allocator(r).Check(context.Background(), result), "Check")
 			n.expect(map[string]string{})
 		})
 	}
@@ -77,16 +74,10 @@ func TestBadStaticConfigsAreExplained(t *testing.T) {
 			wantError(t, err, tt.code, nil, tt.want)
 			r.Strict = false
 			a, err := open(r)
-			if err != nil {
-				t.Fatalf("not strict: %v", err)
-			}
+			must.Succeed(t, err, "not strict")
 			ctx := context.Background()
-			if err := a.Del(ctx, nil); err != nil {
-				t.Errorf("Del: %v", err)
-			}
-			if err := a.GC(ctx, nil); err != nil {
-				t.Errorf("GC: %v", err)
-			}
+			expect.Success(t, a.Del(ctx, nil), "Del")
+			expect.Success(t, a.GC(ctx, nil), "GC")
 			if tt.code == 2 {
 				return
 			}
@@ -104,9 +95,7 @@ func TestStaticWithoutAnAddressFailsOnlyInAdd(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, `{"ipam":{"type":"static"}}`)
 	a := n.allocator(n.request("a"))
-	if err := a.Status(context.Background()); err != nil {
-		t.Errorf("Status, though the address may come with the ADD: %v", err)
-	}
+	expect.Success(t, a.Status(context.Background()), "Status, though the address may come with the ADD")
 	_, err := a.Add(context.Background())
 	wantError(t, err, 7, nil, `network "lan": static has no address to give`)
 }

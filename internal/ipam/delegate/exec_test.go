@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -68,9 +69,7 @@ func TestAContextThatHasEndedStartsNothing(t *testing.T) {
 	plugin, calls := fakePlugin(t, nil)
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	if err := plugin.Check(ctx); !errors.Is(err, context.Canceled) {
-		t.Errorf("got %v", err)
-	}
+	expect.Is(t, plugin.Check(ctx), context.Canceled, "got")
 	if got := calls(); len(got) != 0 {
 		t.Errorf("ran %q", verbs(got))
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tombolo-cni/tombolo/internal/ipam/delegate"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -21,15 +22,11 @@ func TestEveryVerbHandsOverTheCall(t *testing.T) {
 	t.Parallel()
 	plugin, calls := fakePlugin(t, map[string]string{"ADD": `print:{"ips":[{"version":"4","address":"10.1.0.2/24"}]}`})
 	ctx := context.Background()
-	if _, err := plugin.Add(ctx); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, expect.Err(plugin.Add(ctx)))
 	for name, verb := range map[string]func(context.Context) error{
 		"DEL": plugin.Del, "CHECK": plugin.Check, "GC": plugin.GC, "STATUS": plugin.Status,
 	} {
-		if err := verb(ctx); err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
+		expect.Success(t, verb(ctx), "%s", name)
 	}
 	got := calls()
 	if len(got) != 5 {
@@ -40,9 +37,7 @@ func TestEveryVerbHandsOverTheCall(t *testing.T) {
 			"CNI_COMMAND": c.Verb, "CNI_CONTAINERID": "pod", "CNI_NETNS": "/run/netns/pod", "CNI_IFNAME": "eth0",
 			"CNI_ARGS": "K=V", "CNI_PATH": plugin.Path,
 		}}
-		if diff := cmp.Diff(want, c); diff != "" {
-			t.Errorf("%s (-want +got)\n%s", c.Verb, diff)
-		}
+		expect.NoDiff(t, cmp.Diff(want, c), "%s", c.Verb)
 	}
 }
 
@@ -52,9 +47,7 @@ func TestUnsetParametersAreNotInherited(t *testing.T) {
 	plugin.ContainerID, plugin.NetNS, plugin.IfName, plugin.Args = "", "", "", ""
 	must.Succeed(t, plugin.Status(context.Background()))
 	want := map[string]string{"CNI_COMMAND": "STATUS", "CNI_PATH": plugin.Path}
-	if diff := cmp.Diff(want, calls()[0].Env); diff != "" {
-		t.Errorf("environment (-want +got)\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff(want, calls()[0].Env), "environment")
 }
 
 func TestResultsOfEveryVersionAreConverted(t *testing.T) {
@@ -74,9 +67,7 @@ func TestResultsOfEveryVersionAreConverted(t *testing.T) {
 			must.Succeed(t, err)
 			got, err := json.Marshal(result)
 			must.Succeed(t, err)
-			if diff := cmp.Diff(want, string(got)); diff != "" {
-				t.Errorf("(-want +got)\n%s", diff)
-			}
+			expect.NoDiff(t, cmp.Diff(want, string(got)))
 		})
 	}
 }
@@ -120,9 +111,7 @@ func TestThePluginsOwnErrorPassesThrough(t *testing.T) {
 			t.Errorf("%s: got %v, want the plugin's error", name, err)
 			continue
 		}
-		if diff := cmp.Diff(&types.Error{Code: 11, Msg: "busy", Details: "try later"}, own); diff != "" {
-			t.Errorf("%s (-want +got)\n%s", name, diff)
-		}
+		expect.NoDiff(t, cmp.Diff(&types.Error{Code: 11, Msg: "busy", Details: "try later"}, own), "%s", name)
 	}
 }
 
@@ -173,12 +162,8 @@ func TestAPluginTooOldForAVerbIsNoFailure(t *testing.T) {
 	const object = `fail:{"code":100,"msg":"unknown CNI_COMMAND: STATUS"}`
 	plugin, _ := fakePlugin(t, map[string]string{"GC": object, "STATUS": object, "CHECK": object})
 	ctx := context.Background()
-	if err := plugin.Status(ctx); err != nil {
-		t.Errorf("STATUS: %v", err)
-	}
-	if err := plugin.GC(ctx); err != nil {
-		t.Errorf("GC: %v", err)
-	}
+	expect.Success(t, plugin.Status(ctx), "STATUS")
+	expect.Success(t, plugin.GC(ctx), "GC")
 	if err := plugin.Check(ctx); err == nil {
 		t.Error("CHECK, which every plugin has to know, does not fail")
 	}
@@ -210,9 +195,7 @@ func TestMissingPluginsAreNamed(t *testing.T) {
 				t.Errorf("got  %v\nwant %s", err, tt.want)
 			}
 			plugin := &delegate.Plugin{Name: tt.name, Path: tt.path}
-			if _, err := plugin.Add(context.Background()); !errors.Is(err, delegate.ErrNotFound) {
-				t.Errorf("Add: got %v, want ErrNotFound", err)
-			}
+			expect.Is(t, expect.Err(plugin.Add(context.Background())), delegate.ErrNotFound, "Add: got")
 		})
 	}
 }

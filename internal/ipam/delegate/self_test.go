@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/internal/ipam/delegate"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -60,13 +61,9 @@ func TestAProgramIsNeverRunByItself(t *testing.T) {
 			ctx := t.Context()
 			_, err := plugin.Add(ctx)
 			for _, err := range []error{err, plugin.Del(ctx), plugin.Check(ctx), plugin.GC(ctx), plugin.Status(ctx)} {
-				if !errors.Is(err, delegate.ErrSelf) {
-					t.Errorf("error %v", err)
-				}
+				expect.Is(t, err, delegate.ErrSelf, "error")
 			}
-			if got := verbs(calls()); got != "DEL" {
-				t.Errorf("calls %q", got)
-			}
+			expect.Equal(t, verbs(calls()), "DEL", "calls")
 		})
 	}
 }
@@ -79,13 +76,9 @@ func TestAnotherProgramOfTheSameLengthIsRun(t *testing.T) {
 		must.Succeed(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o755))
 	}
 	plugin := &delegate.Plugin{Name: "fake", Path: dir, Self: filepath.Join(dir, "program")}
-	if err := plugin.Del(context.Background()); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, plugin.Del(context.Background()))
 	plugin.Self = filepath.Join(dir, "none")
-	if err := plugin.Del(context.Background()); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("without a program to compare with: %v", err)
-	}
+	expect.Is(t, plugin.Del(context.Background()), os.ErrNotExist, "without a program to compare with")
 }
 
 func TestDepthIsCountedAndReplaced(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
@@ -94,12 +95,8 @@ func TestFaultTakesOneRequestOfABatch(t *testing.T) {
 			for i := range 3 {
 				got = append(got, fmt.Sprint(b.Err(i)))
 			}
-			if diff := cmp.Diff(tt.want, got); diff != "" {
-				t.Errorf("errors (-want +got):\n%s", diff)
-			}
-			if diff := cmp.Diff(tt.made, bridges(t, c)); diff != "" {
-				t.Errorf("links (-want +got):\n%s", diff)
-			}
+			expect.NoDiff(t, cmp.Diff(tt.want, got), "errors")
+			expect.NoDiff(t, cmp.Diff(tt.made, bridges(t, c)), "links")
 		})
 	}
 }
@@ -113,9 +110,7 @@ func TestFaultLeavesOthersAlone(t *testing.T) {
 	if err := c.Execute(&b); err != nil || fault.Fired() != 0 {
 		t.Errorf("Execute: %v; fired %d times", err, fault.Fired())
 	}
-	if diff := cmp.Diff([]string{"b0"}, bridges(t, c)); diff != "" {
-		t.Errorf("links (-want +got):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff([]string{"b0"}, bridges(t, c)), "links")
 	// It is one that strikes what it is meant for.
 	b.Reset()
 	m, err := nl.Encode(unix.RTM_DELLINK, 0, make([]byte, unix.SizeofIfInfomsg), func(ae *netlink.AttributeEncoder) {
@@ -125,9 +120,7 @@ func TestFaultLeavesOthersAlone(t *testing.T) {
 	if err := c.Execute(&b); !errors.Is(err, unix.EBUSY) || fault.Fired() != 1 {
 		t.Errorf("deletion: %v; fired %d times", err, fault.Fired())
 	}
-	if diff := cmp.Diff([]string{"b0"}, bridges(t, c)); diff != "" {
-		t.Errorf("links after the deletion that failed (-want +got):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff([]string{"b0"}, bridges(t, c)), "links after the deletion that failed")
 }
 
 func TestAnswersComeInTheOrderOfTheRequests(t *testing.T) {
@@ -144,9 +137,7 @@ func TestAnswersComeInTheOrderOfTheRequests(t *testing.T) {
 			seqs = append(seqs, m.Header.Sequence)
 		}
 	}
-	if diff := cmp.Diff([]uint32{1, 2, 3}, seqs); diff != "" {
-		t.Errorf("sequence numbers (-want +got):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff([]uint32{1, 2, 3}, seqs), "sequence numbers")
 }
 
 func TestInterruptedDumpIsTriedAgain(t *testing.T) {
@@ -189,12 +180,8 @@ func TestFakeRefusesEverythingOnceClosed(t *testing.T) {
 	t.Parallel()
 	f := nltest.NewFake(nltest.AckAll)
 	f.Close()
-	if err := f.Send(nil); !errors.Is(err, unix.EBADF) {
-		t.Errorf("Send: %v", err)
-	}
-	if _, err := f.Receive(nil); !errors.Is(err, unix.EBADF) {
-		t.Errorf("Receive: %v", err)
-	}
+	expect.Is(t, f.Send(nil), unix.EBADF, "Send")
+	expect.Is(t, expect.Err(f.Receive(nil)), unix.EBADF, "Receive")
 }
 
 func TestSplitIsTheInverseOfBytes(t *testing.T) {
@@ -208,7 +195,5 @@ func TestSplitIsTheInverseOfBytes(t *testing.T) {
 	for _, m := range want {
 		b = append(b, nltest.Bytes(m)...)
 	}
-	if diff := cmp.Diff(want, nltest.Split(b)); diff != "" {
-		t.Errorf("messages (-want +got):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff(want, nltest.Split(b)), "messages")
 }

@@ -1,7 +1,6 @@
 package nstest_test
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -12,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -47,17 +47,13 @@ func TestPingReachesTheOtherEnd(t *testing.T) {
 		{name: "too long for the path", dst: "10.9.0.2", opt: nstest.Echo{Size: 1473, DontFragment: true}, want: unix.EMSGSIZE},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			if err := nstest.PingWith(t, a, nstest.Addr(tt.dst), tt.opt); !errors.Is(err, tt.want) {
-				t.Errorf("ping: %v, want %v", err, tt.want)
-			}
+			expect.Is(t, nstest.PingWith(t, a, nstest.Addr(tt.dst), tt.opt), tt.want, "ping")
 		})
 	}
 	t.Run("nobody answers", func(t *testing.T) {
 		nstest.Sysctl(t, b, "net/ipv4/icmp_echo_ignore_all", "1")
 		err := nstest.PingWith(t, a, nstest.Addr("10.9.0.2"), nstest.Echo{Wait: 100 * time.Millisecond})
-		if !errors.Is(err, nstest.ErrNoEcho) {
-			t.Errorf("ping: %v, want %v", err, nstest.ErrNoEcho)
-		}
+		expect.Is(t, err, nstest.ErrNoEcho, "ping")
 	})
 }
 
@@ -111,9 +107,7 @@ func TestPathOpensTheSameNamespace(t *testing.T) {
 	got, err := netns.Open(path)
 	must.Succeed(t, err)
 	defer got.Close()
-	if got.ID() != ns.ID() {
-		t.Errorf("%s is %s, want %s", path, got.ID(), ns.ID())
-	}
+	expect.Equal(t, got.ID(), ns.ID(), "%s is", path)
 }
 
 func TestPathMayBeTakenAwayByTheTest(t *testing.T) {
@@ -140,7 +134,5 @@ func TestSysctlIsTheNamespacesOwn(t *testing.T) {
 	a, b := nstest.New(t), nstest.New(t)
 	nstest.Sysctl(t, a, "net/ipv4/ip_forward", "1")
 	nstest.Sysctl(t, b, "net/ipv4/ip_forward", "0")
-	if got := nstest.Sysctl(t, a, "net/ipv4/ip_forward"); got != "1" {
-		t.Errorf("ip_forward is %s, want 1", got)
-	}
+	expect.Equal(t, nstest.Sysctl(t, a, "net/ipv4/ip_forward"), "1", "ip_forward is")
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/network/internal/recorded"
@@ -59,9 +60,7 @@ func TestCheckWantsTheDefaultRouteByTheHostsPresentAddress(t *testing.T) {
 	list := []route.Route{rt("0.0.0.0/0", "10.0.0.5"), rt("10.9.0.0/16", "10.0.0.5"), rt("0.0.0.0/0", "10.0.0.1"), rt("::/0", "fe80::1"), rt("0.0.0.0/0", "")}
 	rec := &state.Attachment{HostGateways: state.HostGateways{through("10.0.0.9/24", "10.0.0.6", "10.0.0.5"), through("fd00::9/64", "", "")}}
 	want := []route.Route{rt("0.0.0.0/0", "10.0.0.6"), rt("10.9.0.0/16", "10.0.0.5"), rt("0.0.0.0/0", "10.0.0.1"), rt("::/0", "fe80::1"), rt("0.0.0.0/0", "")}
-	if diff := cmp.Diff(want, recorded.Led(rec, list), cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff(want, recorded.Led(rec, list), cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})))
 	if list[0].Gateway.String() != "10.0.0.5" {
 		t.Error("the result itself was changed")
 	}

@@ -3,6 +3,8 @@ package fail
 import (
 	"errors"
 	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 )
 
 func TestStepsAreJoined(t *testing.T) {
@@ -14,7 +16,5 @@ func TestStepsAreJoined(t *testing.T) {
 	if ran != 3 || !errors.Is(err, first) || !errors.Is(err, last) {
 		t.Errorf("%d steps ran: %v", ran, err)
 	}
-	if err := Join(step(nil)); err != nil {
-		t.Errorf("steps that succeed: %v", err)
-	}
+	expect.Success(t, Join(step(nil)), "steps that succeed")
 }

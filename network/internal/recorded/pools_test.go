@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/ipam"
@@ -31,9 +32,7 @@ func TestRangesComeBackFromARecord(t *testing.T) {
 	if diff := cmp.Diff(want, got, cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})); diff != "" || err != nil {
 		t.Errorf("%v, sets (-want +got):\n%s", err, diff)
 	}
-	if text := PoolsText(nil); text != "" {
-		t.Errorf("no sets: %q", text)
-	}
+	expect.Equal(t, PoolsText(nil), "", "no sets")
 	for _, text := range []string{"x", "{}", `[{"Ranges":[{"Subnet":"10.1.0.0"}]}]`} {
 		if _, err := Pools(t.Context(), t.TempDir(), &state.Network{Name: "pods", Pools: text}); err == nil {
 			t.Errorf("pools of %q", text)

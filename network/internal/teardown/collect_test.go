@@ -1,7 +1,6 @@
 package teardown_test
 
 import (
-	"errors"
 	"io/fs"
 	"log/slog"
 	"net/netip"
@@ -13,6 +12,7 @@ import (
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/lockorder"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/ipam"
@@ -94,9 +94,7 @@ func TestCollectLeavesAloneWhatCameSinceItsList(t *testing.T) {
 	// And what it listed as it is, goes.
 	collect(list()[hash])
 	inside(func(s *session.Session) error {
-		if _, err := s.Links.Link(t.Context(), made.Port); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("its port is left: %v", err)
-		}
+		expect.Is(t, expect.Err(s.Links.Link(t.Context(), made.Port)), fs.ErrNotExist, "its port is left")
 		return nil
 	})
 }

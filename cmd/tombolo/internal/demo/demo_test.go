@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"errors"
 	"io"
 	"os"
 	"os/exec"
@@ -16,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -165,9 +165,7 @@ func testCancel(t *testing.T, tombolo string) {
 		cancel() // with the first line
 		return len(p), nil
 	})
-	if err := Run(ctx, w, tombolo+"-cni", 2); !errors.Is(err, context.Canceled) {
-		t.Errorf("done before the first ADD: %v", err)
-	}
+	expect.Is(t, Run(ctx, w, tombolo+"-cni", 2), context.Canceled, "done before the first ADD")
 
 	started := filepath.Join(t.TempDir(), "started")
 	must.Succeed(t, unix.Mkfifo(started, 0o600))
@@ -182,9 +180,7 @@ func testCancel(t *testing.T, tombolo string) {
 		t.Errorf("the plugin said %q, %v", said, err)
 	}
 	cancel()
-	if err := <-ended; !errors.Is(err, context.Canceled) {
-		t.Errorf("done during the first ADD: %v", err)
-	}
+	expect.Is(t, <-ended, context.Canceled, "done during the first ADD")
 }
 
 type writerFunc func([]byte) (int, error)
@@ -198,12 +194,8 @@ func testKilled(t *testing.T, tombolo string) {
 	stdout, err := c.StdoutPipe()
 	must.Succeed(t, err)
 	must.Succeed(t, host.Do(c.Start))
-	if _, err := bufio.NewReader(stdout).ReadString('\n'); err != nil {
-		t.Error(err)
-	}
-	if err := c.Process.Kill(); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, expect.Err(bufio.NewReader(stdout).ReadString('\n')))
+	expect.Success(t, c.Process.Kill())
 	if err := c.Wait(); err == nil {
 		t.Error("it ended before it was killed")
 	}

@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -77,19 +78,11 @@ func wantUntouched(t *testing.T, host *netns.NS) {
 		}
 		return err
 	})
-	if err != nil {
-		t.Error(err)
-	}
-	if rules := nstest.Run(t, host, "nft", "list", "ruleset"); rules != "" {
-		t.Errorf("rules on the host:\n%s", rules)
-	}
-	if got := nstest.Sysctl(t, host, "net/ipv4/ip_forward"); got != "0" {
-		t.Errorf("ip_forward of the host is %s", got)
-	}
+	expect.Success(t, err)
+	expect.Equal(t, nstest.Run(t, host, "nft", "list", "ruleset"), "", "rules on the host")
+	expect.Equal(t, nstest.Sysctl(t, host, "net/ipv4/ip_forward"), "0", "ip_forward of the host is")
 	mounts, err := os.ReadFile("/proc/thread-self/mountinfo")
-	if err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, err)
 	if bytes.Contains(mounts, []byte("tombolo-demo")) {
 		t.Errorf("a mount is left:\n%s", mounts)
 	}

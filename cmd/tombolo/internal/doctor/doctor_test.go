@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -31,9 +32,7 @@ func TestADifferenceBelongsToTheStepThatItBreaks(t *testing.T) {
 		{tombolo.Difference{Text: "bridge br0: the host's route to 10.0.0.0/24 is missing"}, StepForwarding},
 		{tombolo.Difference{Object: "kernel parameters", What: "net/ipv4/conf/br0/forwarding", Want: "1", Have: "0"}, StepForwarding},
 	} {
-		if got := StepOf(tt.d); got != tt.step {
-			t.Errorf("%s: %s, want %s", tt.d, got, tt.step)
-		}
+		expect.Equal(t, StepOf(tt.d), tt.step, "%s", tt.d)
 	}
 }
 
@@ -58,8 +57,6 @@ func TestAFindingHasTheRemedyOfItsDifference(t *testing.T) {
 		t.Fatalf("%+v", got)
 	}
 	for i := range want {
-		if got[i] != want[i] {
-			t.Errorf("%+v, want %+v", got[i], want[i])
-		}
+		expect.Equal(t, got[i], want[i])
 	}
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -60,16 +61,12 @@ func TestNamesAreAddedAndGivenBack(t *testing.T) {
 	dir := t.TempDir()
 	want := func(when string, want map[string]string) {
 		t.Helper()
-		if diff := cmp.Diff(want, files(t, dir)); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", when, diff)
-		}
+		expect.NoDiff(t, cmp.Diff(want, files(t, dir)), "%s", when)
 	}
 	added := func(names ...string) (out string) {
 		t.Helper()
 		var b strings.Builder
-		if err := Add(&b, self, dir, names); err != nil {
-			t.Error(err)
-		}
+		expect.Success(t, Add(&b, self, dir, names))
 		return strings.ReplaceAll(b.String(), dir+"/", "")
 	}
 	write(t, filepath.Join(dir, "bridge"), "the reference's bridge")
@@ -97,9 +94,7 @@ func TestNamesAreAddedAndGivenBack(t *testing.T) {
 
 	write(t, filepath.Join(dir, "portmap"), "an installer's portmap")
 	var b strings.Builder
-	if err := Remove(&b, dir, known); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, Remove(&b, dir, known))
 	if got, want := strings.ReplaceAll(b.String(), dir+"/", ""), "bridge: the plugin that was there before\nloopback: gone\nportmap: not Tombolo's, and left as it is\n"; got != want {
 		t.Errorf("removed, it said %q, and not %q", got, want)
 	}
@@ -133,9 +128,7 @@ func TestAnInstallersCopyReachesOneName(t *testing.T) {
 	must.Succeed(t, Add(new(strings.Builder), self, dir, []string{"bridge", "portmap"}))
 	copyOver("bridge")
 	want := map[string]string{"tombolo": "the program", "bridge": "an installer's bridge", "portmap": "tombolo as portmap"}
-	if diff := cmp.Diff(want, files(t, dir)); diff != "" {
-		t.Errorf("after a copy (-want +got):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff(want, files(t, dir)), "after a copy")
 }
 
 func TestDirectoriesThatCannotHaveNames(t *testing.T) {

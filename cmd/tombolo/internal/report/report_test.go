@@ -7,6 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/network"
 )
 
@@ -91,9 +92,7 @@ func TestOneCauseIsOneLine(t *testing.T) {
 			for _, line := range Causes(tt.in) {
 				got = append(got, line.String())
 			}
-			if diff := cmp.Diff(tt.want, got); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			expect.NoDiff(t, cmp.Diff(tt.want, got))
 			differences := 0
 			for _, n := range tt.in.Networks {
 				differences += len(n.Differences)

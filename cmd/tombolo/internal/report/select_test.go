@@ -3,6 +3,7 @@ package report
 import (
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/network"
 )
 
@@ -35,8 +36,6 @@ func TestAPatternIsOfTheWholeNameOrOfItsLastPart(t *testing.T) {
 		{"[a-w]eb-?", "default/web-0", true},
 		{"web-0", "", false},
 	} {
-		if got := Meant(&network.Attachment{Key: network.Key{ContainerID: "id"}, Pod: tt.pod}, tt.pattern); got != tt.want {
-			t.Errorf("%q matches %q: %t", tt.pattern, tt.pod, got)
-		}
+		expect.Equal(t, Meant(&network.Attachment{Key: network.Key{ContainerID: "id"}, Pod: tt.pod}, tt.pattern), tt.want, "%q matches %q", tt.pattern, tt.pod)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/ipam"
@@ -108,9 +109,7 @@ func TestNothingIsWrong(t *testing.T) {
 		{&Node{}, "no network is on record\nnothing is wrong\n"},
 		{arrange([]Network{{Name: "pods", Bridge: "cbr0", MTU: 1500, Mode: "l2"}}, &network.Inspection{}, nil), "bridge cbr0 (MTU 1500)\n`- network pods: l2, 0 pods\n\nnothing is wrong\n"},
 	} {
-		if diff := cmp.Diff(tt.want, tt.n.Map(Screen{Width: 80})); diff != "" {
-			t.Errorf("(-want +got):\n%s", diff)
-		}
+		expect.NoDiff(t, cmp.Diff(tt.want, tt.n.Map(Screen{Width: 80})))
 	}
 }
 
@@ -225,8 +224,6 @@ func TestTheScreenIsWhatTheEnvironmentSays(t *testing.T) {
 		{map[string]string{"COLUMNS": "1", "LANG": "de_DE.UTF-8", "LC_ALL": "C"}, Screen{Width: 40}},
 		{map[string]string{"COLUMNS": "many", "LC_CTYPE": "C.utf8"}, Screen{Width: 80, Unicode: true}},
 	} {
-		if got := ScreenOf(file, func(name string) string { return tt.env[name] }); got != tt.want {
-			t.Errorf("%v: %+v, want %+v", tt.env, got, tt.want)
-		}
+		expect.Equal(t, ScreenOf(file, func(name string) string { return tt.env[name] }), tt.want, "%v", tt.env)
 	}
 }

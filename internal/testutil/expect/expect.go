@@ -1,0 +1,51 @@
+// Package expect fails a test, which goes on, where something is not as it should be. Each of its functions
+// takes what was done at the end, as fmt.Sprintf does; it may be left out.
+package expect
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+)
+
+// Success fails the test if err is not nil.
+func Success(tb testing.TB, err error, done ...any) {
+	if err != nil {
+		tb.Helper()
+		tb.Errorf("%s%v", after(done), err)
+	}
+}
+
+// Is fails the test unless err is want, as errors.Is has it.
+func Is(tb testing.TB, err, want error, done ...any) {
+	if !errors.Is(err, want) {
+		tb.Helper()
+		tb.Errorf("%serror is %v, want %v", after(done), err, want)
+	}
+}
+
+// Err is the error of a call that returns something else too.
+func Err[T any](_ T, err error) error { return err }
+
+// Equal fails the test unless got is want.
+func Equal[T comparable](tb testing.TB, got, want T, done ...any) {
+	if got != want {
+		tb.Helper()
+		tb.Errorf("%sgot:\n%+v\nwant:\n%+v", after(done), got, want)
+	}
+}
+
+// NoDiff fails the test if there is a difference, which cmp.Diff(want, got) found.
+func NoDiff(tb testing.TB, diff string, done ...any) {
+	if diff != "" {
+		tb.Helper()
+		tb.Errorf("%s(-want +got):\n%s", after(done), diff)
+	}
+}
+
+func after(done []any) string {
+	if len(done) == 0 {
+		return ""
+	}
+	return fmt.Sprintf(done[0].(string), done[1:]...) + ": "
+}

@@ -136,9 +136,7 @@ func TestOpenTakesNetworkNamespacesOnly(t *testing.T) {
 				t.Fatalf("Open: %v, want %v", err, tt.want)
 			}
 			if err == nil {
-				if ns.String() != tt.path {
-					t.Errorf("named %q, want %q", ns, tt.path)
-				}
+				expect.Equal(t, ns.String(), tt.path, "named %q, want %q", ns, tt.path)
 				ns.Close()
 				return
 			}
@@ -177,9 +175,7 @@ func TestNewNamespaceHasLoopbackOnly(t *testing.T) {
 		links, err := net.Interfaces()
 		for _, l := range links {
 			names = append(names, l.Name)
-			if l.Flags&net.FlagUp != 0 {
-				t.Errorf("%s is up", l.Name)
-			}
+			expect.Equal(t, l.Flags&net.FlagUp, 0, "%s is up", l.Name)
 		}
 		return err
 	})
@@ -317,9 +313,7 @@ func TestIdentity(t *testing.T) {
 		}
 		cookies[cookie] = true
 	}
-	if len(cookies) != 2 {
-		t.Errorf("two namespaces have the cookies %v", cookies)
-	}
+	expect.Equal(t, len(cookies), 2, "two namespaces have the cookies %v", cookies)
 	first, err := a.Cookie()
 	must.Succeed(t, err)
 	if second, err := again.Cookie(); err != nil || second != first {
@@ -339,9 +333,7 @@ func TestHandleIsNamedInErrors(t *testing.T) {
 		ns   *netns.NS
 		name string
 	}{{opened, path}, {made, made.ID().String()}} {
-		if tt.ns.String() != tt.name {
-			t.Errorf("name %q, want %q", tt.ns, tt.name)
-		}
+		expect.Equal(t, tt.ns.String(), tt.name, "name %q, want %q", tt.ns, tt.name)
 		want := "enter network namespace " + tt.name + ": bad file descriptor"
 		if err := tt.ns.Do(func() error { return nil }); err == nil || err.Error() != want {
 			t.Errorf("Do: %v, want %s", err, want)
@@ -368,22 +360,4 @@ func TestCurrentIsTheCallersOwn(t *testing.T) {
 		return nil
 	})
 	expect.Success(t, err)
-}
-
-func BenchmarkDo(b *testing.B) {
-	ns := nstest.New(b)
-	b.ReportAllocs()
-	for b.Loop() {
-		must.Succeed(b, ns.Do(func() error { return nil }))
-	}
-}
-
-func BenchmarkOpen(b *testing.B) {
-	path := nstest.Path(b, nstest.New(b))
-	b.ReportAllocs()
-	for b.Loop() {
-		ns, err := netns.Open(path)
-		must.Succeed(b, err)
-		ns.Close()
-	}
 }

@@ -169,49 +169,6 @@ func TestSubscribeSaysWhatItCannotDo(t *testing.T) {
 	}
 }
 
-func BenchmarkExecute(b *testing.B) {
-	c := dial(b, nstest.New(b))
-	var batch nl.Batch
-	addBridge(&batch, "br0")
-	must.Succeed(b, c.Execute(&batch))
-	b.Run("one get", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			batch.Reset()
-			getLink(&batch, "br0", func(netlink.Message) error { return nil })
-			must.Succeed(b, c.Execute(&batch))
-		}
-	})
-	b.Run("ten changes", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			batch.Reset()
-			for range 10 {
-				m, err := nl.Encode(unix.RTM_NEWLINK, 0, make([]byte, unix.SizeofIfInfomsg), func(ae *netlink.AttributeEncoder) {
-					ae.String(unix.IFLA_IFNAME, "br0")
-					ae.String(unix.IFLA_IFALIAS, "x")
-				})
-				batch.Add("set link", nl.Name("br0"), m, err)
-			}
-			must.Succeed(b, c.Execute(&batch))
-		}
-	})
-}
-
-func BenchmarkDial(b *testing.B) {
-	ns := nstest.New(b)
-	for name, cfg := range map[string]*nl.Config{"here": nil, "in a namespace": {NetNS: ns}} {
-		b.Run(name, func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				c, err := nl.Dial(unix.NETLINK_ROUTE, cfg)
-				must.Succeed(b, err)
-				c.Close()
-			}
-		})
-	}
-}
-
 // A number that is closed twice may be another file's by then, and what is read from it is too.
 func TestWatchThatIsClosedUsesNoOtherFile(t *testing.T) {
 	ns := nstest.New(t)

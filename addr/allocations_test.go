@@ -10,36 +10,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
-func BenchmarkAddRemove(b *testing.B) {
-	h := newHost(b)
-	for _, prefix := range []string{"10.1.0.1/24", "fd01::1/64"} {
-		b.Run(prefix, func(b *testing.B) {
-			a := addr.Address{Prefix: nstest.Prefix(prefix), Link: h.eth0, Flags: addr.NoDAD}
-			b.ReportAllocs()
-			for b.Loop() {
-				must.Succeed(b, h.c.Add(a))
-				must.Succeed(b, h.c.Remove(a))
-			}
-		})
-	}
-}
-
-func BenchmarkEnsureUnchanged(b *testing.B) {
-	h := newHost(b)
-	for _, prefix := range []string{"10.1.0.1/24", "fd01::1/64"} {
-		b.Run(prefix, func(b *testing.B) {
-			a := addr.Address{Prefix: nstest.Prefix(prefix), Link: h.eth0, Flags: addr.NoDAD}
-			b.ReportAllocs()
-			must.Succeed(b, h.c.Add(a))
-			for b.Loop() {
-				if changed, err := h.c.Ensure(a); changed || err != nil {
-					b.Fatal(changed, err)
-				}
-			}
-		})
-	}
-}
-
 // TestAllocationsOfAMessage keeps what an address costs in a batch of others.
 func TestAllocationsOfAMessage(t *testing.T) {
 	var b nl.Batch

@@ -1,15 +1,12 @@
 package lan
 
 import (
-	"context"
+	"fmt"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
-	"github.com/tombolo-cni/tombolo/bridge/uplink"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -35,108 +32,82 @@ func runs(t testing.TB) int {
 func duringTake() limit    { return limit{lost: 1, retransmitted: 1} }
 func duringRestore() limit { return limit{lost: 1, retransmitted: 1} }
 
-// memory is a journal of a process that is not killed.
-type memory struct{ record []byte }
-
-func (m *memory) Save(record []byte) error { m.record = append([]byte(nil), record...); return nil }
-func (m *memory) Remove() error            { m.record = nil; return nil }
-
-// taker takes the host's NIC over and gives it back.
-type taker struct {
-	*lan
-	conn    *uplink.Conn
-	journal memory
-	record  *uplink.Record
-}
-
-func (l *lan) taker() *taker {
-	l.Helper()
-	conn, err := uplink.Dial(&uplink.Config{NetNS: l.host.ns})
-	if err != nil {
-		l.Fatal(err)
-	}
-	l.Cleanup(func() { conn.Close() })
-	return &taker{lan: l, conn: conn}
-}
-
-func (k *taker) take() { k.Helper(); k.takeSo(uplink.Uplink{}) }
-
-// takeSo takes the NIC over with some options.
-func (k *taker) takeSo(u uplink.Uplink) {
-	k.Helper()
-	u.NIC, u.Bridge, u.Alias = nic, bridge, "tombolo:1:bridge"
+// take takes the host's NIC over by the operator's command, with some options.
+func (n *network) take(options ...string) {
+	n.Helper()
 	// Long enough for a gateway on a machine that is busy with other things.
-	u.Timeout = time.Minute
-	var err error
-	k.record, err = k.conn.Take(context.Background(), u, &k.journal)
-	if err != nil {
-		k.Fatal(err)
-	}
+	n.operate("uplink take", append(options, "--timeout", "1m", nic, bridge)...)
 }
 
-func (k *taker) restore() {
-	k.Helper()
-	if err := k.conn.Restore(context.Background(), k.record, &k.journal); err != nil {
-		k.Fatal(err)
-	}
-	if k.journal.record != nil {
-		k.Errorf("the journal is there after the restore: %s", k.journal.record)
-	}
+// restore gives it back.
+func (n *network) restore() {
+	n.Helper()
+	n.operate("uplink restore", nic, bridge)
+	n.wantNoFile("uplinks/" + nic + ".json")
 }
 
 // while checks something while the NIC is a port.
 type while func(t testing.TB, l *lan)
 
 // takeAndRestore does so while flows run, and compares what was with what is.
-func (k *taker) takeAndRestore(m *meter, meanwhile while) (took, restored pause) {
-	k.Helper()
-	before, moved := k.state(), k.moved(nic)
-	took = wantWithin(k, "take", duringTake(), m.during(k.take))
-	k.wantBare(nic)
-	wantSame(k, "what moved to the bridge", moved, k.moved(bridge))
-	if differences, _, err := k.conn.Check(context.Background(), k.record); err != nil || len(differences) > 0 {
-		k.Errorf("check: %v, %v", differences, err)
-	}
+func (n *network) takeAndRestore(m *meter, meanwhile while) (took, restored pause) {
+	n.Helper()
+	before, moved := n.lan.state(), n.moved(nic)
+	took = wantWithin(n, "take", duringTake(), m.during(func() { n.take() }))
+	n.wantBare(nic)
+	wantSame(n, "what moved to the bridge", moved, n.moved(bridge))
+	n.operate("uplink status", nic)
 	if meanwhile != nil {
-		meanwhile(k, k.lan)
+		meanwhile(n, n.lan)
 	}
-	restored = wantWithin(k, "restore", duringRestore(), m.during(k.restore))
-	k.wantNoLink(bridge)
-	wantSame(k, "the host after the restore", before, k.state())
+	restored = wantWithin(n, "restore", duringRestore(), m.during(n.restore))
+	n.wantNoLink(bridge)
+	wantSame(n, "the host after the restore", before, n.lan.state())
 	return took, restored
 }
 
 func TestTakeoverLosesNothing(t *testing.T) {
 	l := newHost(t)
 	m := l.usualFlows(both()...)
-	k := l.taker()
+	n := l.network(nil)
 	var took, restored []pause
 	for range runs(t) {
-		a, b := k.takeAndRestore(m, nil)
+		a, b := n.takeAndRestore(m, nil)
 		took, restored = append(took, a), append(restored, b)
 	}
 	t.Logf("take: %s", summary(took))
 	t.Logf("restore: %s", summary(restored))
 }
 
-// For agents that read the NIC's addresses.
-func TestTakeoverThatLeavesTheAddressesOnTheNICLosesNothing(t *testing.T) {
-	l := newHost(t)
-	m := l.usualFlows(both()...)
-	k := l.taker()
-	before, addresses := l.state(), l.addressesOf(nic)
-	wantWithin(t, "take", duringTake(), m.during(func() { k.takeSo(uplink.Uplink{KeepAddress: true}) }))
-	kept := l.addressesOf(nic)
-	for _, a := range addresses {
-		if !slices.Contains(kept, a) {
-			t.Errorf("%s is not on the NIC any more, but %v", a, kept)
-		}
+// The first ADD of a network does as much, and for agents that read the NIC's addresses it leaves them there.
+func TestFirstADDTakesTheNICOverAndLosesNothing(t *testing.T) {
+	for _, keep := range []bool{false, true} {
+		t.Run(fmt.Sprintf("keepAddressOnUplink %t", keep), func(t *testing.T) {
+			l := newHost(t)
+			// As an ADD sets them.
+			for _, family := range []string{"ipv4/ip_forward", "ipv6/conf/all/forwarding"} {
+				nstest.Sysctl(t, l.host.ns, "net/"+family, "1")
+			}
+			m := l.usualFlows(both()...)
+			n := l.network(object{"keepAddressOnUplink": keep, "ipam": staticAddresses(t.TempDir())})
+			before, moved, addresses := l.state(), l.moved(nic), l.addressesOf(nic)
+			p := l.newPod("a")
+			wantWithin(t, "ADD", duringTake(), m.during(func() { n.add(p) }))
+			wantSame(t, "what moved to the bridge", moved, l.moved(bridge))
+			if keep {
+				wantSame(t, "addresses on the NIC", addresses, l.addressesOf(nic))
+			} else {
+				l.wantBare(nic)
+			}
+			if got := l.routeOf(l.host, l.internet.ip4); !strings.Contains(got, "dev "+bridge+" ") {
+				t.Errorf("the host's route is %s, want one by the bridge", got)
+			}
+			n.del(p)
+			wantWithin(t, "restore", duringRestore(), m.during(n.restore))
+			l.wantNoLink(bridge)
+			wantSame(t, "the host after the restore", before, l.state())
+		})
 	}
-	if got := l.routeOf(l.host, l.internet.ip4); !strings.Contains(got, "dev "+bridge+" ") {
-		t.Errorf("the host's route is %s, want one by the bridge", got)
-	}
-	wantWithin(t, "restore", duringRestore(), m.during(k.restore))
-	wantSame(t, "the host after the restore", before, l.state())
 }
 
 // addressesOf are a link's addresses but for those that are of use on the link alone.
@@ -158,11 +129,11 @@ func TestHostWithoutTrafficIsReachedAfterATakeover(t *testing.T) {
 	t.Parallel()
 	// Nobody knows anybody's MAC: no neighbour is there to be copied.
 	l := newHost(t)
-	k := l.taker()
+	n := l.network(nil)
 	before := l.state()
-	k.take()
+	n.take()
 	l.meet(both(), [2]place{l.other, l.host}, [2]place{l.internet, l.host}, [2]place{l.host, l.internet})
-	k.restore()
+	n.restore()
 	wantSame(t, "the host after the restore", before, l.state())
 	for _, family := range both() {
 		if err := nstest.Ping(t, l.other.ns, l.host.at(family)); err != nil {

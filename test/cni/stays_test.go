@@ -170,8 +170,8 @@ func TestAChainOfNftablesWithAndWithoutTheOperatorsAccept(t *testing.T) {
 	}
 }
 
-// One network's removal leaves the rule of all in place, and the last one's takes it.
-func TestRemovalOfANetworkLeavesTheOthersAdmitted(t *testing.T) {
+// One network's removal leaves the rule of all in place, and the gateway that another has too. The last one's takes them.
+func TestRemovalOfANetworkLeavesWhatOthersShare(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	n.outside()
@@ -179,13 +179,18 @@ func TestRemovalOfANetworkLeavesTheOthersAdmitted(t *testing.T) {
 	w := n.podnet(nil)
 	a, b := n.pod("a"), n.pod("b")
 	w.add(a)
-	second := n.network("second", conf{"bridge": "cbr1", "ipam": conf{"type": "host-local", "subnet": "10.23.0.0/16"}})
-	second.add(b)
-	second.del(b)
-	if o := n.remove("second"); o.status != 0 {
-		t.Fatalf("remove: %+v", o)
+	for _, fields := range []conf{
+		{"bridge": "cbr1", "ipam": hostLocal("10.23.0.0/16")},
+		{"bridge": "cbr0", "ipam": fixed(conf{"address": "10.77.0.9/24", "gateway": gateway4})},
+	} {
+		second := n.network("second", fields)
+		second.add(b)
+		second.del(b)
+		if o := n.remove("second"); o.status != 0 {
+			t.Fatalf("remove: %+v", o)
+		}
+		wantPing(t, a.NS, outside4, gateway4)
 	}
-	wantPing(t, a.NS, outside4)
 	w.del(a)
 	if o := n.remove("podnet"); o.status != 0 {
 		t.Fatalf("remove: %+v", o)

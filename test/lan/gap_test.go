@@ -96,13 +96,7 @@ func TestGuardOfAPodThatWaitsForItsLeaseIsPutBack(t *testing.T) {
 			if mend == "repair" {
 				n.repair()
 			} else {
-				static := *n
-				static.conf = object{}
-				for k, v := range n.conf {
-					static.conf[k] = v
-				}
-				static.conf["lanGuard"], static.conf["name"] = true, "fixed"
-				static.conf["ipam"] = staticAddresses(filepath.Join(t.TempDir(), "ipam"))
+				static := n.another(object{"lanGuard": true, "name": "fixed", "ipam": staticAddresses(filepath.Join(t.TempDir(), "ipam"))})
 				static.add(l.newPod("next"))
 			}
 			if !guards(t, l, port) {

@@ -3,6 +3,7 @@ package lan
 import (
 	"bytes"
 	"encoding/json"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -285,9 +286,7 @@ func (n *network) collectAllBut(pods ...*pod) {
 		list = append(list, object{"containerID": p.id, "ifname": nic})
 	}
 	conf := object{"cni.dev/valid-attachments": list}
-	for k, v := range n.conf {
-		conf[k] = v
-	}
+	maps.Copy(conf, n.conf)
 	stdin, err := json.Marshal(conf)
 	if err != nil {
 		n.Fatal(err)

@@ -3,6 +3,7 @@ package lan
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -31,9 +32,7 @@ type keeper struct {
 // kept is a network that wants a keeper, as is the default.
 func kept(fields object) object {
 	all := object{"ipam": object{"type": "dhcp"}}
-	for k, v := range fields {
-		all[k] = v
-	}
+	maps.Copy(all, fields)
 	return all
 }
 

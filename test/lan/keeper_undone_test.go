@@ -75,9 +75,9 @@ func (l *lan) hostTalks() {
 }
 
 // asTaken says whether the uplink is as the takeover made it.
-func (m *mended) asTaken() bool {
-	m.Helper()
-	out, fine := m.uplinkStatus()
+func (n *network) asTaken() bool {
+	n.Helper()
+	out, fine := n.uplinkStatus()
 	return fine && strings.Contains(out, nic+" on "+bridge+": taken")
 }
 

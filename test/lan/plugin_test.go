@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -37,21 +38,25 @@ func (l *lan) network(fields object) *network {
 		"ipam": object{"type": "dhcp", "keeper": "optional"}, "stateDir": n.state, "leaseDir": n.leases,
 		"deadline": "5m", "uplinkTimeout": "1m",
 	}
-	for k, v := range fields {
-		n.conf[k] = v
-	}
+	maps.Copy(n.conf, fields)
 	if ipam := n.conf["ipam"].(object); ipam["type"] == "dhcp" && ipam["timeout"] == nil {
 		ipam["timeout"] = "2m"
 	}
 	return n
 }
 
+// another is another one of the host's, with other fields.
+func (n *network) another(fields object) *network {
+	o := *n
+	o.conf = maps.Clone(n.conf)
+	maps.Copy(o.conf, fields)
+	return &o
+}
+
 // dualStack is a network whose pods form IPv6 addresses by themselves.
 func dualStack(fields object) object {
 	all := object{"ipv6": "slaac"}
-	for k, v := range fields {
-		all[k] = v
-	}
+	maps.Copy(all, fields)
 	return all
 }
 
@@ -139,10 +144,7 @@ func (l *lan) newPod(id string, ports ...string) *pod {
 // verb calls the plugin as a runtime does.
 func (n *network) verb(verb string, p *pod) (string, error) {
 	n.Helper()
-	conf := object{}
-	for k, v := range n.conf {
-		conf[k] = v
-	}
+	conf := maps.Clone(n.conf)
 	if len(p.ports) > 0 {
 		conf["capabilities"] = object{"portMappings": true}
 		conf["runtimeConfig"] = object{"portMappings": p.ports}

@@ -46,6 +46,13 @@ func TestPodsOnTheLANFromTheFirstToTheLast(t *testing.T) {
 		l.serve(p.place, servicePort, both()...)
 		n.check(p)
 	}
+	// Another network of the NIC's comes and goes.
+	guests, c := n.another(object{"name": "guests"}), l.newPod("c")
+	guests.add(c)
+	wantWithin(t, "removal of another network", limit{}, m.during(func() { guests.del(c); n.operate("remove", "guests") }))
+	if !n.asTaken() {
+		t.Fatal("the NIC is given back with another network")
+	}
 
 	for _, family := range both() {
 		l.everybodyTalks(family, a.place, b.place)

@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/fault"
@@ -52,41 +51,6 @@ func (n *node) lookAtLinks(before func(call string)) map[string][]string {
 	return lacking
 }
 
-// halted is a call that waits at one of its system calls.
-type halted struct {
-	there chan struct{} // closed when it waits, or has ended
-	goOn  func()        // has it go on, and returns when it has ended
-}
-
-// halt has a call wait where at says so for the first time.
-func (n *node) halt(c call, at func() bool) *halted {
-	n.Helper()
-	h := &halted{there: make(chan struct{})}
-	leave, ended := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(ended)
-		waited := false
-		defer func() {
-			if !waited {
-				close(h.there)
-			}
-		}()
-		f := n.callFaulty(c, fault.Fault{Before: func(string) {
-			if !waited && at() {
-				waited = true
-				close(h.there)
-				<-leave
-			}
-		}})
-		if f.status != 0 || !waited {
-			n.Errorf("%s (it waited: %t)", f, waited)
-		}
-	}()
-	h.goOn = sync.OnceFunc(func() { close(leave); <-ended })
-	n.Cleanup(h.goOn)
-	return h
-}
-
 // down says that a link is there, and down.
 func (n *node) down(name string) bool {
 	l, ok := links(n, n.ns)[name]
@@ -107,7 +71,7 @@ func TestLookFindsNothingWhereAnADDEndsMeanwhile(t *testing.T) {
 		p := n.pod(fmt.Sprintf("pod-%d", at))
 		port := w.port(p)
 		h := n.halt(call{verb: "ADD", id: p.id, netns: p.path, ifName: "eth0", stdin: w.stdin(slow)}, func() bool { return n.down(port) })
-		<-h.there
+		h.arrive("has made its port")
 		reads := 0
 		lacking := n.lookAtLinks(func(call string) {
 			if strings.HasPrefix(call, "openat(") && strings.HasSuffix(call, "/attachments/podnet)") {
@@ -132,7 +96,7 @@ func TestLookFindsNothingInTheMiddleOfADEL(t *testing.T) {
 	w.add(p)
 	port := w.port(p)
 	h := n.halt(call{verb: "DEL", id: p.id, netns: p.path, ifName: "eth0", stdin: w.stdin(nil)}, func() bool { return n.down(port) })
-	<-h.there
+	h.arrive("has shut the port")
 	if lacking := n.lookAtLinks(nil); len(lacking) > 0 {
 		t.Errorf("lacking: %q", lacking)
 	}
@@ -150,7 +114,7 @@ func TestLookFindsNothingWhereANetworkChangesMeanwhile(t *testing.T) {
 	h := n.halt(call{verb: "ADD", id: p.id, netns: p.path, ifName: "eth0", stdin: changed.stdin(nil)}, func() bool {
 		return links(n, n.ns)["cbr0"].MTU == 1400
 	})
-	<-h.there
+	h.arrive("has changed the MTU")
 	waits := false
 	lacking := n.lookAtLinks(func(call string) {
 		if call == "openat("+n.state+"/lock)" {

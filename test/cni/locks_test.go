@@ -11,6 +11,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -60,10 +61,28 @@ func (r *running) wantRunning() {
 	}
 }
 
+// wait waits for its end.
+func (r *running) wait() {
+	r.Helper()
+	select {
+	case <-r.done:
+	case <-time.After(patience / 2):
+		r.Fatalf("the verb does not end within %s", patience/2)
+	}
+}
+
+// wantSuccess says that it ends with one.
+func (r *running) wantSuccess(verb string) {
+	r.Helper()
+	if r.wait(); r.cmd.ProcessState.ExitCode() != 0 {
+		r.Errorf("%s beside another call fails: %s", verb, r.out.String())
+	}
+}
+
 // failure is the error that the verb ends with.
 func (r *running) failure() error {
 	r.Helper()
-	<-r.done
+	r.wait()
 	var e struct {
 		Code uint   `json:"code"`
 		Msg  string `json:"msg"`

@@ -129,6 +129,7 @@ type call struct {
 	verb, id, netns, ifName, args string
 	stdin                         []byte
 	program                       string // of callFaulty's; the plugin where it is empty
+	operands                      []string
 }
 
 func (c *call) environ() []string {

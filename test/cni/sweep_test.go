@@ -34,13 +34,22 @@ func (f *faulty) String() string {
 // callFaulty calls a verb with a fault.
 func (n *node) callFaulty(c call, f fault.Fault) *faulty {
 	n.Helper()
+	_, ended := n.startFaulty(c, f)
+	return ended()
+}
+
+// startFaulty starts it, and gives what waits for its end.
+func (n *node) startFaulty(c call, f fault.Fault) (*fault.Run, func() *faulty) {
+	n.Helper()
 	var out, errOut bytes.Buffer
-	cmd := exec.Command(cmp.Or(c.program, plugin()))
+	cmd := exec.Command(cmp.Or(c.program, plugin()), c.operands...)
 	cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = c.environ(), bytes.NewReader(c.stdin), &out, &errOut
 	run, err := fault.Start(n.ns, cmd, f)
 	must.Succeed(n, err)
-	o := run.Wait()
-	return &faulty{Outcome: o, Fault: f, stdout: out.String(), stderr: errOut.String(), status: cmd.ProcessState.ExitCode()}
+	return run, func() *faulty {
+		o := run.Wait()
+		return &faulty{Outcome: o, Fault: f, stdout: out.String(), stderr: errOut.String(), status: cmd.ProcessState.ExitCode()}
+	}
 }
 
 // wantProperEnd fails the test unless a verb that met an error ended as the CNI

@@ -33,6 +33,12 @@ func followLease(ctx context.Context, s *session.Session, n *state.Network, a *s
 	if err != nil || rec.State != lease.Bound || rec.Lease.Address == a.Addresses[0].Prefix {
 		return nil // what is wrong with a lease is for Check to say
 	}
+	// A Del that has it takes the elements by the record of now.
+	lock, err := s.Dir.LockAttachment(a.Network, a.Hash())
+	if err != nil {
+		return nil
+	}
+	defer lock.Close()
 	old := endpoint.Of(a)
 	moved := a.Addresses[0]
 	moved.Prefix, moved.Gateway = rec.Lease.Address, netip.Addr{}
@@ -44,7 +50,7 @@ func followLease(ctx context.Context, s *session.Session, n *state.Network, a *s
 	if err := s.Firewall.Move(ctx, old, endpoint.In(a, n)); err != nil {
 		return err
 	}
-	if err := s.Dir.Update(a); err != nil {
+	if err := s.Dir.UpdateLocked(a); err != nil {
 		return fail.State(err)
 	}
 	return nil

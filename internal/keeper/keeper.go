@@ -48,8 +48,8 @@ type Keeper struct {
 	node    node
 	boot    string
 	metrics *metrics
-	// carriers is told of bridges whose uplink has its carrier again: it may lead to another network.
-	carriers chan string
+	// carriers is told that an uplink has its carrier again: it may lead to another network.
+	carriers chan struct{}
 }
 
 // New checks a configuration. Nothing is opened yet.
@@ -62,7 +62,7 @@ func New(cfg *Config) (*Keeper, error) {
 		return nil, fmt.Errorf("keep leases: %w", err)
 	}
 	k := &Keeper{leases: cfg.Leases, state: cfg.State, network: cfg.Node, log: cfg.Log, workers: workers, ready: cfg.Ready, alive: cfg.Alive, node: kernel{}, boot: boot,
-		metrics: newMetrics(cfg.State, cfg.Node), carriers: make(chan string, 16)}
+		metrics: newMetrics(cfg.State, cfg.Node), carriers: make(chan struct{}, 1)}
 	if k.log == nil {
 		k.log = slog.New(slog.DiscardHandler)
 	}

@@ -39,11 +39,11 @@ type loop struct {
 	done    chan visited
 	running int
 	clock   clock
-	asked   map[string]time.Time // by bridge: when servers were, or are to be, asked since its uplink got its carrier again
+	asked   time.Time // when servers were, or are to be, asked since an uplink got its carrier again
 }
 
 func (k *Keeper) newLoop(ctx context.Context) *loop {
-	return &loop{Keeper: k, ctx: ctx, entries: map[string]*entry{}, asked: map[string]time.Time{}, done: make(chan visited, k.workers)}
+	return &loop{Keeper: k, ctx: ctx, entries: map[string]*entry{}, done: make(chan visited, k.workers)}
 }
 
 // run runs until the context is done or beat fails.
@@ -74,8 +74,8 @@ func (l *loop) run(changes <-chan change, beat func() error) error {
 				break
 			}
 			err = l.changed(c)
-		case bridge := <-l.carriers:
-			l.askAgain(bridge)
+		case <-l.carriers:
+			l.askAgain()
 		case <-ticker.C:
 			err = l.beat(beat)
 		}
@@ -113,27 +113,26 @@ func (l *loop) beat(beat func() error) error {
 // askedOnce bounds how often servers are asked about leases for a carrier: a bad cable loses it again and again.
 const askedOnce = 10 * time.Second
 
-// askAgain has servers asked about what pods of a bridge have by DHCPv6, now that its uplink has its carrier
-// again (RFC 8415, section 18.2.12). Where that is too soon after the last time they are asked later, and once: the
-// network may be another only since the last of several returns.
-func (l *loop) askAgain(bridge string) {
-	at, last := now(), l.asked[bridge]
+// askAgain has servers asked about what pods have by DHCPv6, now that an uplink has its carrier again (RFC 8415,
+// section 18.2.12). It asks for all pods: which bridge a lease is behind is known only after its first visit. Where
+// that is too soon after the last time they are asked later, and once: the network may be another only since the last
+// of several returns.
+func (l *loop) askAgain() {
+	at, last := now(), l.asked
 	if next := last.Add(askedOnce); at.Before(last) {
 		at = last // they are to be asked already
 	} else if at.Before(next) {
 		at = next
 	}
-	l.asked[bridge] = at
+	l.asked = at
 	for _, e := range l.entries {
-		switch {
-		case e.mind.six.bridge != bridge:
-		case e.busy:
+		if e.busy {
 			e.stale = true
-		default:
-			e.mind.six.session = nil
-			if e.wake.IsZero() || at.Before(e.wake) {
-				e.wake = at
-			}
+			continue
+		}
+		e.mind.six.session = nil
+		if e.wake.IsZero() || at.Before(e.wake) {
+			e.wake = at
 		}
 	}
 }

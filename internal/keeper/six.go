@@ -21,8 +21,7 @@ import (
 type mind6 struct {
 	machine *dhcp6.Machine
 	session *dhcp6.Session
-	right   bool   // the address has been looked at since the keeper began
-	bridge  string // of the record, for those who have only this
+	right   bool // the address has been looked at since the keeper began
 }
 
 // wakes6 says whether there is something to do about DHCPv6.
@@ -54,7 +53,6 @@ func (v *visit) work6(in pod) error {
 func by6(p netip.Prefix) bool { return p.Addr().Is6() && p.IsSingleIP() }
 
 func (v *visit) keep6(p *kernelPod) error {
-	v.m.six.bridge = v.r.Bridge
 	if v.m.six.session == nil {
 		if was := v.r.Six.AcceptDAD; was != "" {
 			if err := p.setAcceptDAD(was); err != nil {

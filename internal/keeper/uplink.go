@@ -79,13 +79,8 @@ func (u *uplinks) linkNews(t *taken, n linkChange) urgency {
 	case n.index == t.links[0] || n.facts.name == t.NIC:
 		if n.index != t.links[0] {
 			u.of(t.NIC).until = time.Time{} // it is plugged in again, which is worth a try at once
-		} else if n.carrier && !t.carrier {
-			select {
-			case u.carriers <- t.Bridge:
-			default: // so many are waiting to be heard that this is not worth waiting for
-			}
 		}
-		t.carrier = n.carrier
+		u.carries(t, n.carrier)
 		return soon
 	case n.index != t.links[1] && n.facts.name != t.Bridge:
 		return never
@@ -93,6 +88,18 @@ func (u *uplinks) linkNews(t *taken, n linkChange) urgency {
 		return soon
 	}
 	return never
+}
+
+// carries has servers asked where a NIC has its carrier again. Announcements tell of it, and so do looks: either may
+// be late, and announcements get lost.
+func (u *uplinks) carries(t *taken, carrier bool) {
+	if carrier && !t.carrier {
+		select {
+		case u.carriers <- struct{}{}:
+		default: // they are to be asked already
+		}
+	}
+	t.carrier = carrier
 }
 
 // visit looks at all uplinks.
@@ -108,7 +115,7 @@ func (u *uplinks) visit() {
 		states[r.State]++
 		t := u.all[r.NIC]
 		if t == nil {
-			t = &taken{}
+			t = &taken{carrier: true} // what it begins with is no news
 			u.all[r.NIC] = t
 		}
 		t.TakenNIC = r
@@ -130,10 +137,8 @@ func (u *uplinks) visit() {
 	}
 }
 
-// find learns which links announcements have to be about. Whether a known NIC has its carrier they tell, one after
-// the other: a look may see what is yet to be heard.
+// find learns which links announcements have to be about.
 func (u *uplinks) find(t *taken) {
-	known := t.links[0]
 	t.links = [2]int{}
 	conn, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: u.host})
 	if err != nil {
@@ -148,8 +153,8 @@ func (u *uplinks) find(t *taken) {
 		if conn.Execute(&b) != nil {
 			continue // what is not there is told by the look
 		}
-		if t.links[i] = l.Index; i == 0 && l.Index != known {
-			t.carrier = l.Flags&unix.IFF_LOWER_UP != 0
+		if t.links[i] = l.Index; i == 0 {
+			u.carries(t, l.Flags&unix.IFF_LOWER_UP != 0)
 		}
 	}
 }

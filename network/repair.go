@@ -14,6 +14,7 @@ import (
 	"github.com/tombolo-cni/tombolo/network/internal/recorded"
 	"github.com/tombolo-cni/tombolo/network/internal/session"
 	"github.com/tombolo-cni/tombolo/nft"
+	"github.com/tombolo-cni/tombolo/nft/foreign"
 )
 
 // Repair makes all networks anew that are on record and in use, as their records have them,
@@ -72,23 +73,17 @@ func (n *Node) LookAtLinks(ctx context.Context) (*Links, error) {
 	return l, err
 }
 
-// FirewallObstacles lists what stops pods and is out of reach, or left to its owner.
-func (n *Node) FirewallObstacles(ctx context.Context) ([]string, error) {
+// FirewallObstacles lists, by network, what stops pods, or may stop them, and is out of reach, or left to its owner.
+func (n *Node) FirewallObstacles(ctx context.Context) (map[string][]foreign.Obstacle, error) {
 	s, records, err := n.openNetworks(ctx)
 	if err != nil || s == nil {
 		return nil, err
 	}
 	defer s.Close()
-	var list []string
+	list := map[string][]foreign.Obstacle{}
 	for _, rec := range records {
-		obstacles, err := s.Obstacles(ctx, rec)
-		if err != nil {
+		if list[rec.Name], err = s.Obstacles(ctx, rec); err != nil {
 			return nil, err
-		}
-		for _, o := range obstacles {
-			if !o.Maybe {
-				list = append(list, fmt.Sprintf("network %s: %s", rec.Name, o))
-			}
 		}
 	}
 	return list, nil

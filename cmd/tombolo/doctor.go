@@ -119,9 +119,9 @@ func readRecords(dir string, opt *doctor.Options) error {
 		return err
 	}
 	networks, _, err := d.ListNetworks()
-	opt.Trusted, opt.Kept, opt.Marks = zones.Joined, map[string][]netip.Prefix{}, map[string]uint32{}
+	opt.Trusted, opt.Kept = zones.Joined, map[string][]netip.Prefix{}
 	for _, n := range networks {
-		opt.Kept[n.Name], opt.Marks[n.Name] = n.NonMasquerade, uint32(n.Mark)
+		opt.Kept[n.Name] = n.NonMasquerade
 	}
 	return err
 }

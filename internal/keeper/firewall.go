@@ -3,6 +3,8 @@ package keeper
 import (
 	"context"
 	"encoding/binary"
+	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -164,10 +166,18 @@ func (f *firewall) allRight() {
 
 // obstacles logs those that come and go.
 func (f *firewall) obstacles(ctx context.Context) {
-	list, err := f.network.FirewallObstacles(ctx)
+	obstacles, err := f.network.FirewallObstacles(ctx)
 	if err != nil {
 		f.trouble("cannot look for what stops pods", err)
 		return
+	}
+	var list []string
+	for _, network := range slices.Sorted(maps.Keys(obstacles)) {
+		for _, o := range obstacles[network] {
+			if !o.Maybe {
+				list = append(list, fmt.Sprintf("network %s: %s", network, o))
+			}
+		}
 	}
 	if !slices.Equal(list, f.blocked) {
 		for _, o := range list {

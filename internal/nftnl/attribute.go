@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -112,6 +113,34 @@ func Nested(ad *netlink.AttributeDecoder, fn func(ad *netlink.AttributeDecoder) 
 		return err
 	})
 	return err
+}
+
+// Find gives what is in an attribute of others, or in one within that, and so on; nil where there is none. It takes no
+// memory of its own.
+func Find(b []byte, path ...uint16) []byte {
+	for _, typ := range path {
+		before, behind := nl.Cut(b, typ)
+		if behind == nil {
+			return nil
+		}
+		n := int(binary.NativeEndian.Uint16(b[len(before):])) - unix.NLA_HDRLEN
+		b = behind[:min(n, len(behind))]
+	}
+	return b
+}
+
+// Text is what is before a NUL.
+func Text(b []byte) string {
+	s, _, _ := strings.Cut(string(b), "\x00")
+	return s
+}
+
+// Number is one of four bytes, and 0 if it has others.
+func Number(b []byte) uint32 {
+	if len(b) != 4 {
+		return 0
+	}
+	return binary.BigEndian.Uint32(b)
 }
 
 // ValueOf gives the bytes of an attribute that holds data; none if it is a verdict.

@@ -3,7 +3,6 @@ package foreign
 import (
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"hash/fnv"
 
@@ -25,8 +24,7 @@ const (
 // rulesVersion is raised with every change of where and how Ensure makes its rule.
 const rulesVersion = 1
 
-// comment is by what our rule is known, whatever mark it accepts. Saving and restoring make
-// a match of iptables' own of it, which counts as well.
+// comment is by what our rule is known, whatever mark it accepts.
 func (c *Conn) comment() string { return "tombolo: admit what table inet " + c.table + " marks" }
 
 // Ensure sees to it that iptables, where it works over nf_tables, lets pass what our
@@ -35,14 +33,13 @@ func (c *Conn) comment() string { return "tombolo: admit what table inet " + c.t
 // What a rule accepts, no rule behind it sees. So ours stands right before the first rule without a condition
 // that drops or rejects, and before those that only log what that drops; a jump to a chain that does nothing else
 // is one too. Without such a rule ours is the last, and where the policy accepts, too, there is none.
-// It never moves ahead: what drops all packets before it is left to do so, see Obstacles. Only where there is none,
+// It never moves ahead, and so a drop of everything before it stays in force: see Obstacles. Only where there is none,
 // the place is chosen anew.
 //
 // With an AdminChain, FORWARD calls that first. Ensure makes no table, and a chain FORWARD only to call one.
-//
-// It does all of that in one transaction, however many do the same at once.
+// However many do the same at once, all is done in one transaction.
 func (c *Conn) Ensure(ctx context.Context) (changed bool, _ error) {
-	err := c.planned(ctx, func(p *plan) error {
+	err := c.planned(ctx, "", func(p *plan) error {
 		t := p.transaction()
 		if t.Empty() {
 			return nftnl.Unchanged(c.nl, p.generation)
@@ -64,18 +61,16 @@ func (c *Conn) Ready(ctx context.Context) (bool, error) {
 	right := false
 	err := nftnl.Retry(ctx, func() error {
 		generation, err := nftnl.Generation(c.nl)
+		if right = err == nil && c.seen.Covers(generation, c.sum()); right {
+			return nil
+		}
+		if err == nil && !c.seen.IsAt(generation) {
+			err = nftnl.Unchanged(c.nl, generation)
+		}
 		if err != nil {
 			return err
 		}
-		if right = c.seen.IsOn() && c.seen.Covers(generation, c.sum()); right {
-			return nil
-		}
-		if !c.seen.IsOn() || !c.seen.IsAt(generation) {
-			if err := nftnl.Unchanged(c.nl, generation); err != nil {
-				return err
-			}
-		}
-		p, err := c.planAt(ctx, generation, "")
+		p, err := c.plan(ctx, generation, "")
 		if err != nil {
 			return err
 		}
@@ -96,39 +91,41 @@ func (c *Conn) sum() uint64 {
 
 // Check lists what Ensure would mend.
 func (c *Conn) Check(ctx context.Context) (diffs []tombolo.Difference, _ error) {
-	err := c.planned(ctx, func(p *plan) error {
+	err := c.planned(ctx, "", func(p *plan) error {
 		if diffs = p.differences(); len(diffs) == 0 {
 			return nil
 		}
 		return nftnl.Unchanged(c.nl, p.generation)
 	})
-	if err != nil {
-		return nil, err
-	}
-	return diffs, nil
+	return diffs, err
 }
 
 // Remove takes our rules out of iptables' chains FORWARD, for whatever mark they are.
 func (c *Conn) Remove(ctx context.Context) error {
-	return c.planned(ctx, func(p *plan) error {
+	return c.planned(ctx, "", func(p *plan) error {
 		for _, f := range p.families {
-			f.place, f.admin.call = place{keep: -1}, false
+			f.place, f.callAdmin = place{index: -1}, false
 		}
 		return p.transaction().Commit(c.nl)
 	})
 }
 
-// planned carries out what was planned, and plans anew as long as that is overtaken.
-func (c *Conn) planned(ctx context.Context, do func(*plan) error) error {
+// planned carries out what was planned, and plans anew as long as that is overtaken. A link is what pods' packets come
+// in by, where that is known.
+func (c *Conn) planned(ctx context.Context, link string, do func(*plan) error) error {
 	if err := c.usable(ctx); err != nil {
 		return err
 	}
 	return nftnl.Retry(ctx, func() error {
-		p, err := c.plan(ctx, "")
+		generation, err := nftnl.SeenGeneration(c.nl)
 		if err != nil {
 			return err
 		}
-		return do(p)
+		p, err := c.plan(ctx, generation, link)
+		if err == nil {
+			err = do(p)
+		}
+		return err
 	})
 }
 
@@ -142,47 +139,38 @@ type plan struct {
 // familyPlan is that of one family.
 type familyPlan struct {
 	at     chain
-	there  bool // a chain FORWARD
-	hooked bool // it sees what is forwarded
-	*base
+	hooked bool // it is there, and sees what is forwarded
+	base
 	place
-	admin adminPlan
+	adminThere bool // the operator's chain
+	callAdmin  bool // a rule of FORWARD that calls it is missing
 }
 
-// plan reads what there is and decides what should be. It may be torn by a
-// change meanwhile; a transaction with its generation is then refused.
-func (c *Conn) plan(ctx context.Context, link string) (*plan, error) {
-	generation, err := nftnl.SeenGeneration(c.nl)
-	if err != nil {
-		return nil, err
-	}
-	return c.planAt(ctx, generation, link)
-}
-
-func (c *Conn) planAt(ctx context.Context, generation uint32, link string) (*plan, error) {
+// plan reads what there is and decides what should be. A change meanwhile may tear it; a transaction with its generation
+// is then refused.
+func (c *Conn) plan(ctx context.Context, generation uint32, link string) (*plan, error) {
 	p := &plan{Conn: c, generation: generation}
 	var b nl.Batch
 	for _, family := range []uint8{unix.NFPROTO_IPV4, unix.NFPROTO_IPV6} {
-		f := &familyPlan{at: chain{family, iptablesTable, iptablesForward}, base: &base{}, place: place{keep: -1}}
+		f := &familyPlan{at: chain{family, iptablesTable, iptablesForward}, place: place{index: -1}}
 		p.families = append(p.families, f)
-		getChain(&b, f.at, func(ch nftnl.Chain) {
-			f.there, f.hooked, f.policy = true, isForwardHook(ch), endingOf(ch.Policy)
-		})
-		c.getAdmin(&b, f)
+		getChain(&b, f.at, func(ch nftnl.Chain) { f.hooked, f.policy = isForwardHook(ch), policyOf(ch) })
+		if c.admin != "" {
+			getChain(&b, chain{family, iptablesTable, c.admin}, func(nftnl.Chain) { f.adminThere = true })
+		}
 	}
 	if err := nftnl.Look(c.nl, &b); err != nil {
 		return nil, err
 	}
 	for _, f := range p.families {
 		if f.hooked {
-			b, err := c.read(ctx, f.at, f.policy, &packet{mark: c.mark, marked: true, link: link})
-			if err != nil {
-				return nil, err
-			}
-			f.base, f.place = b, b.decide()
+			c.read(ctx, &f.base, f.at, &packet{mark: c.mark, known: c.mark, link: link})
+			f.place = f.decide(c.admin)
 		}
-		if err := errors.Join(f.base.err, c.planAdmin(ctx, f)); err != nil {
-			return nil, err
+		// Where there is no FORWARD, it is made for a chain that is there.
+		f.callAdmin = c.admin != "" && (f.hooked || f.adminThere) && !f.leadsTo(c.admin)
+		if f.err != nil {
+			return nil, f.err
 		}
 	}
 	return p, nil
@@ -192,7 +180,9 @@ func (c *Conn) planAt(ctx context.Context, generation uint32, link string) (*pla
 func (p *plan) transaction() *nftnl.Transaction {
 	t := nftnl.Begin(&p.generation)
 	for _, f := range p.families {
-		f.callAdmin(t)
+		if f.callAdmin {
+			p.insertCall(t, f)
+		}
 		if f.isMissing() {
 			p.insert(t, f)
 		}
@@ -205,27 +195,23 @@ func (p *plan) transaction() *nftnl.Transaction {
 	return t
 }
 
-// isMissing says that a rule is to be made.
-func (f *familyPlan) isMissing() bool { return f.needed && f.keep < 0 }
-
 // surplus are rules of ours that are to go.
 func (f *familyPlan) surplus() []rule {
 	var list []rule
 	for i, r := range f.rules {
-		if r.ours && i != f.keep {
+		if r.ours && (i != f.index || !f.there) {
 			list = append(list, r)
 		}
 	}
 	return list
 }
 
-// insert makes our rule in the words that iptables uses for it and therefore prints right: every rule of its has
-// a counter.
+// insert makes our rule as iptables does, which therefore prints it right: every rule of its has a counter.
 func (p *plan) insert(t *nftnl.Transaction, f *familyPlan) {
 	attrs, flags := f.at.named(unix.NFTA_RULE_CHAIN), netlink.Append
-	if f.place.at < len(f.rules) {
+	if f.index < len(f.rules) {
 		flags = 0
-		attrs = append(attrs, nftnl.Uint64(unix.NFTA_RULE_POSITION, f.rules[f.place.at].handle))
+		attrs = append(attrs, nftnl.Uint64(unix.NFTA_RULE_POSITION, f.rules[f.index].handle))
 	}
 	t.AddRule(fmt.Sprintf("insert rule %q into", p.comment()), f.at, f.at.family, flags, p.comment(), func(x *nftnl.Expressions) {
 		bits := binary.NativeEndian.AppendUint32(nil, p.mark)
@@ -237,14 +223,34 @@ func (p *plan) insert(t *nftnl.Transaction, f *familyPlan) {
 	}, attrs...)
 }
 
+// adminComment is that of the rule that calls the operator's chain.
+const adminComment = "tombolo: the operator's rules first"
+
+// insertCall has FORWARD call the operator's chain first, as the reference's plugin firewall does.
+func (p *plan) insertCall(t *nftnl.Transaction, f *familyPlan) {
+	if !f.hooked {
+		hook := nftnl.Nest(unix.NFTA_CHAIN_HOOK, nftnl.Uint32(unix.NFTA_HOOK_HOOKNUM, unix.NF_INET_FORWARD), nftnl.Uint32(unix.NFTA_HOOK_PRIORITY, 0))
+		attrs := append(f.at.named(unix.NFTA_CHAIN_NAME), hook, nftnl.Uint32(unix.NFTA_CHAIN_POLICY, policyAccept), nftnl.String(unix.NFTA_CHAIN_TYPE, "filter"))
+		t.Add("make", f.at, f.at.family, unix.NFT_MSG_NEWCHAIN, netlink.Create, attrs...)
+	}
+	if !f.adminThere {
+		own := chain{f.at.family, iptablesTable, p.admin}
+		t.Add("make", own, own.family, unix.NFT_MSG_NEWCHAIN, netlink.Create, own.named(unix.NFTA_CHAIN_NAME)...)
+	}
+	t.AddRule("insert a jump to "+p.admin+" into", f.at, f.at.family, 0, adminComment, func(x *nftnl.Expressions) {
+		x.Add(&expr.Counter{})
+		x.Add(&expr.Verdict{Kind: expr.VerdictJump, Chain: p.admin})
+	}, f.at.named(unix.NFTA_RULE_CHAIN)...)
+}
+
 func (p *plan) differences() []tombolo.Difference {
 	var list []tombolo.Difference
 	for _, f := range p.families {
 		differs := func(what, want, have string) {
 			list = append(list, tombolo.Difference{Object: f.at.String(), What: what, Want: want, Have: have})
 		}
-		if f.admin.call {
-			differs("rule", fmt.Sprintf("%q, which calls %s,", adminComment, f.admin.own.name), "")
+		if f.callAdmin {
+			differs("rule", fmt.Sprintf("%q, which calls %s,", adminComment, p.admin), "")
 		}
 		rule, surplus := fmt.Sprintf("%q for mark 0x%x", p.comment(), p.mark), f.surplus()
 		switch {
@@ -257,53 +263,4 @@ func (p *plan) differences() []tombolo.Difference {
 		}
 	}
 	return list
-}
-
-// adminComment is that of the rule that calls the operator's chain.
-const adminComment = "tombolo: the operator's rules first"
-
-// adminPlan is what there is of the operator's chain, and what to do.
-type adminPlan struct {
-	own   chain
-	there bool
-	uses  int // its rules, and the rules that call it
-	call  bool
-}
-
-func (c *Conn) getAdmin(b *nl.Batch, f *familyPlan) {
-	if c.admin != "" {
-		f.admin.own = chain{f.at.family, iptablesTable, c.admin}
-		getChain(b, f.admin.own, func(ch nftnl.Chain) { f.admin.there, f.admin.uses = true, int(ch.Uses) })
-	}
-}
-
-// planAdmin has FORWARD call the operator's chain, as the reference's plugin firewall does, unless any rule calls
-// it already. Where there is no FORWARD, it makes that if the chain is there, and no chain otherwise.
-func (c *Conn) planAdmin(ctx context.Context, f *familyPlan) error {
-	f.admin.call = c.admin != "" && (f.there || f.admin.there)
-	if !f.admin.there {
-		return nil
-	}
-	rules, err := c.rulesOf(ctx, f.admin.own, &packet{})
-	f.admin.call = f.admin.uses <= len(rules)
-	return err
-}
-
-func (f *familyPlan) callAdmin(t *nftnl.Transaction) {
-	if !f.admin.call {
-		return
-	}
-	if !f.there {
-		hook := nftnl.Nest(unix.NFTA_CHAIN_HOOK, nftnl.Uint32(unix.NFTA_HOOK_HOOKNUM, unix.NF_INET_FORWARD), nftnl.Uint32(unix.NFTA_HOOK_PRIORITY, 0))
-		attrs := append(f.at.named(unix.NFTA_CHAIN_NAME), hook, nftnl.Uint32(unix.NFTA_CHAIN_POLICY, policyAccept), nftnl.String(unix.NFTA_CHAIN_TYPE, "filter"))
-		t.Add("make", f.at, f.at.family, unix.NFT_MSG_NEWCHAIN, netlink.Create, attrs...)
-	}
-	own := f.admin.own
-	if !f.admin.there {
-		t.Add("make", own, own.family, unix.NFT_MSG_NEWCHAIN, netlink.Create, own.named(unix.NFTA_CHAIN_NAME)...)
-	}
-	t.AddRule("insert a jump to "+own.name+" into", f.at, f.at.family, 0, adminComment, func(x *nftnl.Expressions) {
-		x.Add(&expr.Counter{})
-		x.Add(&expr.Verdict{Kind: expr.VerdictJump, Chain: own.name})
-	}, f.at.named(unix.NFTA_RULE_CHAIN)...)
 }

@@ -187,6 +187,18 @@ func TestAdmissionFollowsTheMark(t *testing.T) {
 	wantReady(t, c, false)
 }
 
+// Where the reference's plugin has made its chains, CNI-FORWARD calls CNI-ADMIN.
+func TestAnOperatorsChainIsCalledOnce(t *testing.T) {
+	t.Parallel()
+	c, ns := dialNew(t)
+	c = On(c.nl, &Config{AdminChain: "CNI-ADMIN"})
+	nstest.Script(t, ns, "iptables -N CNI-FORWARD", "iptables -N CNI-ADMIN", "iptables -A INPUT -j CNI-ADMIN", "iptables -A FORWARD -j CNI-FORWARD")
+	mustPlace(t, c, true)
+	wantRules(t, ns, "FORWARD", `-m comment --comment "tombolo: the operator\'s rules first" -j CNI-ADMIN`, "-j CNI-FORWARD")
+	nstest.Script(t, ns, "iptables -D FORWARD 1", "iptables -A CNI-FORWARD -j CNI-ADMIN")
+	mustPlace(t, c, false)
+}
+
 func TestRemoveTakesOurRulesOut(t *testing.T) {
 	t.Parallel()
 	c, ns := dialNew(t)

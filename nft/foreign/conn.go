@@ -24,9 +24,8 @@ type Config struct {
 	AdminChain string
 }
 
-// Conn looks at the firewalls of others, and has one rule in some. Its methods may be
-// called from several goroutines, and from any number of processes at once. Errors of the
-// kernel are *tombolo.OpError, or wrap one.
+// Conn looks at the firewalls of others, and has one rule in some. Its methods may be called from several goroutines
+// and processes at once. Errors of the kernel are *tombolo.OpError, or wrap one.
 type Conn struct {
 	nl    *nl.Conn
 	seen  *nftnl.Seen
@@ -52,10 +51,10 @@ func On(s tombolo.Socket, cfg *Config) *Conn {
 
 // usable refuses a Conn or a context that nothing can be done with.
 func (c *Conn) usable(ctx context.Context) error {
-	if c == nil {
+	switch {
+	case c == nil:
 		return nftnl.Usable(ctx, nil)
-	}
-	if c.err != nil {
+	case c.err != nil:
 		return c.err
 	}
 	return nftnl.Usable(ctx, c.nl)
@@ -63,9 +62,8 @@ func (c *Conn) usable(ctx context.Context) error {
 
 // chain is a chain of another program's table.
 type chain struct {
-	family uint8 // unix.NFPROTO_*
-	table  string
-	name   string
+	family      uint8 // unix.NFPROTO_*
+	table, name string
 }
 
 // String is how errors and differences name it.
@@ -73,8 +71,7 @@ func (ch chain) String() string {
 	return "chain " + ch.name + " of table " + nftnl.FamilyName(ch.family) + " " + ch.table
 }
 
-// named gives the attributes that say which table and which chain is meant, the latter by its
-// attribute in the message's kind. The table's is 1 in all of them.
+// named gives the attributes that say which table and which chain is meant. The table's is 1 in all kinds of messages.
 func (ch chain) named(attribute uint16) []netlink.Attribute {
 	return []netlink.Attribute{nftnl.String(unix.NFTA_CHAIN_TABLE, ch.table), nftnl.String(attribute, ch.name)}
 }
@@ -94,7 +91,7 @@ func (c *Conn) rulesOf(ctx context.Context, ch chain, p *packet) ([]rule, error)
 	}
 	var rules []rule
 	err := nftnl.List(c.nl, "list rules of "+ch.String(), ch.family, unix.NFT_MSG_GETRULE, func(data []byte) error {
-		r, err := decodeRule(ch.family, data, p)
+		r, err := decodeRule(data, p)
 		r.ours = r.comment == c.comment()
 		rules = append(rules, r)
 		return err
@@ -102,20 +99,16 @@ func (c *Conn) rulesOf(ctx context.Context, ch chain, p *packet) ([]rule, error)
 	return rules, err
 }
 
-// read gives a base chain, which reads those that it calls when they are asked for.
-func (c *Conn) read(ctx context.Context, at chain, policy ending, p *packet) (*base, error) {
-	rules, err := c.rulesOf(ctx, at, p)
-	b := &base{rules: rules, policy: policy, admin: c.admin, err: err}
+// read reads a base chain, and those that it calls when they are asked for.
+func (c *Conn) read(ctx context.Context, b *base, at chain, p *packet) {
 	read := map[string][]rule{}
 	b.chain = func(name string) []rule {
-		rules, ok := read[name]
-		if !ok && b.err == nil {
-			rules, b.err = c.rulesOf(ctx, chain{at.family, at.table, name}, p)
-			read[name] = rules
+		if _, ok := read[name]; !ok && b.err == nil {
+			read[name], b.err = c.rulesOf(ctx, chain{at.family, at.table, name}, p)
 		}
-		return rules
+		return read[name]
 	}
-	return b, err
+	b.rules = b.chain(at.name)
 }
 
 // isForwardHook says that a chain sees what is forwarded.
@@ -125,10 +118,10 @@ func isForwardHook(ch nftnl.Chain) bool {
 
 const policyAccept = uint32(expr.VerdictAccept)
 
-// endingOf is that of a policy.
-func endingOf(policy uint32) ending {
-	if policy == policyAccept {
-		return passes
+// policyOf is how a chain ends.
+func policyOf(ch nftnl.Chain) verdict {
+	if ch.Policy == policyAccept {
+		return accepts
 	}
-	return stops
+	return drops
 }

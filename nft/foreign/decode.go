@@ -3,6 +3,7 @@ package foreign
 import (
 	"bytes"
 	"encoding/binary"
+	"slices"
 	"strings"
 
 	"github.com/google/nftables/expr"
@@ -12,19 +13,32 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
-// packet is what is known of what pods send to elsewhere.
+// packet is what is known of what pods send to elsewhere, which begins a connection.
 type packet struct {
-	mark   uint32 // the bits of its mark that are known
-	marked bool   // they are set; otherwise none is
-	link   string // the link that it comes in by; empty: not known
+	mark, known uint32 // known has the bits of the mark that are known
+	link        string // the link that it comes in by; empty: not known
 	// firewalld says that rules are firewalld's: its sets of states do not have that of a new connection.
 	firewalld bool
 }
 
+// ruleReader makes a verdict of a rule's expressions, and of its conditions what packet says.
+type ruleReader struct {
+	rule
+	packet *packet
+	loaded
+}
+
+// loaded is what was loaded last.
+type loaded struct {
+	register     uint32
+	value, known []byte // known has the bits of the value that are known
+	not          bool   // the register has something else than the value
+}
+
 // decodeRule reads an NFT_MSG_NEWRULE. Of its conditions no more is understood than our mark, the names of links, and
 // the state of a connection; any other one may be met or not.
-func decodeRule(family uint8, b []byte, p *packet) (rule, error) {
-	rr := ruleReader{rule: &rule{}, family: family, packet: p}
+func decodeRule(b []byte, p *packet) (rule, error) {
+	rr := ruleReader{packet: p}
 	err := nftnl.Decode(b, func(ad *netlink.AttributeDecoder) error {
 		switch ad.Type() {
 		case unix.NFTA_RULE_HANDLE:
@@ -34,212 +48,130 @@ func decodeRule(family uint8, b []byte, p *packet) (rule, error) {
 				rr.comment = comment
 			}
 		case unix.NFTA_RULE_EXPRESSIONS:
-			return nftnl.Nested(ad, rr.expression)
+			return nftnl.Nested(ad, func(ad *netlink.AttributeDecoder) error {
+				b := ad.Bytes()
+				rr.expression(nftnl.Text(nftnl.Find(b, unix.NFTA_EXPR_NAME)), nftnl.Find(b, unix.NFTA_EXPR_DATA))
+				return nil
+			})
 		}
 		return nil
 	})
-	return *rr.rule, err
+	return rr.rule, err
 }
 
-// ruleReader makes a verdict of a rule's expressions, and of its conditions what packet says.
-type ruleReader struct {
-	*rule
-	family   uint8
-	packet   *packet
-	register uint32 // that was loaded last
-	loaded
-}
-
-// loaded is what a register has.
-type loaded struct {
-	value, unknown []byte // unknown has the bits of the value that are not known
-	not            bool   // the register has something else than the value
-	state          bool   // of a connection
-}
-
-// expression reads one: its name, then its own attributes.
-func (rr *ruleReader) expression(ad *netlink.AttributeDecoder) error {
-	name, own, err := namedData(ad.Bytes(), unix.NFTA_EXPR_NAME, unix.NFTA_EXPR_DATA)
-	if err != nil {
-		return err
-	}
-	return rr.read(name, own)
-}
-
-// namedData reads attributes that are a name and what belongs to it.
-func namedData(b []byte, nameType, dataType uint16) (name string, data []byte, _ error) {
-	err := nftnl.Decode(b, func(ad *netlink.AttributeDecoder) error {
-		switch ad.Type() {
-		case nameType:
-			name = ad.String()
-		case dataType:
-			data = ad.Bytes()
-		}
-		return nil
-	})
-	return name, data, err
-}
-
-// read reads an expression by its name. What is not known may accept or drop, too.
-func (rr *ruleReader) read(name string, own []byte) error {
-	var e expr.Any
+// expression carries out one, as far as the packet is known. What is not known may accept or drop, too.
+func (rr *ruleReader) expression(name string, own []byte) {
+	number := func(attribute uint16) uint32 { return nftnl.Number(nftnl.Find(own, attribute)) }
+	value := func(attribute uint16) []byte { return nftnl.Find(own, attribute, unix.NFTA_DATA_VALUE) }
 	switch name {
 	case "counter", "last":
-		return nil
 	case "log":
 		rr.logs = true
-		return nil
 	case "reject":
 		rr.verdict = drops
-		return nil
 	case "immediate":
-		return nftnl.Decode(own, rr.immediate)
+		rr.loaded = loaded{}
+		if verdict := nftnl.Find(own, unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VERDICT); verdict != nil {
+			rr.decide(nftnl.Find(verdict, unix.NFTA_VERDICT_CODE), nftnl.Text(nftnl.Find(verdict, unix.NFTA_VERDICT_CHAIN)))
+		}
 	case "match": // of x_tables, as targets are
-		name, info, err := namedData(own, xtName, xtInfo)
-		rr.xtMatch(name, info)
-		return err
+		rr.xtMatch(nftnl.Text(nftnl.Find(own, xtName)), nftnl.Find(own, xtInfo))
 	case "target":
-		name, _, err := namedData(own, xtName, xtInfo)
-		rr.xtTarget(name)
-		return err
+		rr.xtTarget(nftnl.Text(nftnl.Find(own, xtName)))
 	case "meta":
-		e = &expr.Meta{}
+		rr.conditional = rr.conditional || nftnl.Find(own, unix.NFTA_META_SREG) != nil
+		rr.loaded = rr.packet.meta(expr.MetaKey(number(unix.NFTA_META_KEY)))
+		rr.register = number(unix.NFTA_META_DREG)
 	case "ct":
-		e = &expr.Ct{}
-	case "bitwise":
-		e = &expr.Bitwise{}
-	case "cmp":
-		e = &expr.Cmp{}
-	case "lookup":
-		e = &expr.Lookup{}
-	case "objref":
-		e = &expr.Objref{}
-	case "payload", "exthdr", "fib", "rt", "socket", "osf", "numgen", "hash", "xfrm", "tunnel", "inner", "range", "byteorder", "limit", "quota", "connlimit":
-		rr.conditional, rr.loaded = true, loaded{}
-		return nil
-	default:
-		rr.opaque = true
-		return nil
-	}
-	err := expr.Unmarshal(rr.family, own, e)
-	rr.step(e)
-	return err
-}
-
-// step carries out an expression, as far as the packet is known.
-func (rr *ruleReader) step(e expr.Any) {
-	switch e := e.(type) {
-	case *expr.Meta:
-		rr.conditional = rr.conditional || e.SourceRegister
-		rr.register, rr.loaded = e.Register, rr.packet.meta(e.Key)
-	case *expr.Ct:
-		rr.conditional = rr.conditional || e.SourceRegister
-		rr.register, rr.loaded = e.Register, connection(e.Key)
-	case *expr.Bitwise: // an and with a mask is understood, and nothing else
-		if e.SourceRegister != rr.register || !zero(e.Xor) {
+		rr.conditional = rr.conditional || nftnl.Find(own, unix.NFTA_CT_SREG) != nil
+		rr.loaded = connection(expr.CtKey(number(unix.NFTA_CT_KEY)))
+		rr.register = number(unix.NFTA_CT_DREG)
+	case "bitwise": // an and with a mask is understood, and nothing else
+		if number(unix.NFTA_BITWISE_SREG) != rr.register || !isZero(value(unix.NFTA_BITWISE_XOR)) {
 			rr.loaded = loaded{}
 		}
-		rr.register = e.DestRegister
-		rr.and(e.Mask)
-	case *expr.Cmp:
-		is, known := rr.equals(e.Data)
-		known = known && e.Register == rr.register && (e.Op == expr.CmpOpEq || e.Op == expr.CmpOpNeq)
-		rr.condition(is == (e.Op == expr.CmpOpEq), known)
-	case *expr.Lookup: // a map of verdicts may do anything
-		rr.opaque = rr.opaque || e.IsDestRegSet && e.DestRegister == unix.NFT_REG_VERDICT
-		rr.condition(false, rr.packet.firewalld && rr.state)
-	case *expr.Objref:
-		rr.conditional = rr.conditional || e.Type != unix.NFT_OBJECT_COUNTER
+		rr.and(value(unix.NFTA_BITWISE_MASK))
+		rr.register = number(unix.NFTA_BITWISE_DREG)
+	case "cmp":
+		op := number(unix.NFTA_CMP_OP)
+		if number(unix.NFTA_CMP_SREG) != rr.register || op > unix.NFT_CMP_NEQ {
+			rr.loaded = loaded{}
+		}
+		rr.condition(value(unix.NFTA_CMP_DATA), op == unix.NFT_CMP_EQ)
+	case "lookup": // a map of verdicts may do anything
+		rr.opaque = rr.opaque || nftnl.Find(own, unix.NFTA_LOOKUP_DREG) != nil && number(unix.NFTA_LOOKUP_DREG) == unix.NFT_REG_VERDICT
+		isOfStates := len(rr.value) == 4
+		rr.unmet = rr.unmet || rr.packet.firewalld && isOfStates
+		rr.conditional = true
+	case "objref":
+		rr.conditional = rr.conditional || number(unix.NFTA_OBJREF_IMM_TYPE) != unix.NFT_OBJECT_COUNTER
+	case "payload", "exthdr", "fib", "rt", "socket", "osf", "numgen", "hash", "xfrm", "tunnel", "inner", "range", "byteorder", "limit", "quota", "connlimit":
+		rr.conditional, rr.loaded = true, loaded{}
+	default:
+		rr.opaque = true
 	}
 }
 
-// meta is what a register has once a property of the packet is loaded.
+// meta is what is loaded with a property of the packet. By which link it leaves is not known; not by that which it came
+// in by.
 func (p *packet) meta(key expr.MetaKey) loaded {
 	switch {
-	case key == expr.MetaKeyMARK && p.marked:
-		return number(p.mark, ^p.mark)
 	case key == expr.MetaKeyMARK:
-		return number(0, ^p.mark)
+		return bits(p.mark, p.known)
 	case p.link != "" && (key == expr.MetaKeyIIFNAME || key == expr.MetaKeyOIFNAME):
-		// What goes elsewhere does not leave by the link that it came in by; by which it does is not known.
-		return loaded{value: nftnl.LinkKey(p.link, nil, 0), unknown: make([]byte, nftnl.IfnameLen), not: key == expr.MetaKeyOIFNAME}
+		known := bytes.Repeat([]byte{0xff}, nftnl.IfnameLen)
+		return loaded{value: nftnl.LinkKey(p.link, nil, 0), known: known, not: key == expr.MetaKeyOIFNAME}
 	}
 	return loaded{}
 }
 
-// connection is the same for a property of its connection, which what pods send begins.
+// connection is the same for a property of the connection.
 func connection(key expr.CtKey) loaded {
+	const all = 0xffffffff
 	switch key {
 	case expr.CtKeySTATE:
-		l := number(expr.CtStateBitNEW, 0)
-		l.state = true
-		return l
+		return bits(expr.CtStateBitNEW, all)
 	case expr.CtKeySTATUS:
-		return number(0, 0)
+		return bits(0, all)
 	}
 	return loaded{}
 }
 
-func number(value, unknown uint32) loaded {
-	return loaded{value: binary.NativeEndian.AppendUint32(nil, value), unknown: binary.NativeEndian.AppendUint32(nil, unknown)}
+func bits(value, known uint32) loaded {
+	return loaded{value: binary.NativeEndian.AppendUint32(nil, value), known: binary.NativeEndian.AppendUint32(nil, known)}
 }
 
-// and leaves the bits of a mask.
+// and leaves the bits of a mask: the others are known to be 0.
 func (l *loaded) and(mask []byte) {
 	if len(mask) != len(l.value) || l.not {
 		*l = loaded{}
+	}
+	for i := range l.value {
+		l.value[i] &= mask[i]
+		l.known[i] |= ^mask[i]
+	}
+}
+
+// condition notes that what was loaded has to begin with the data, or must not: of a name with a wildcard, nft compares
+// what is before that.
+func (rr *ruleReader) condition(data []byte, equal bool) {
+	n := len(data)
+	known := n > 0 && n <= len(rr.value) && !slices.ContainsFunc(rr.known[:n], func(b byte) bool { return b != 0xff })
+	is := known && bytes.HasPrefix(rr.value, data)
+	if !known || rr.not && !is {
+		rr.conditional = true
 		return
 	}
-	for i := range mask {
-		l.value[i] &= mask[i]
-		l.unknown[i] &= mask[i]
-	}
+	rr.unmet = rr.unmet || (is != rr.not) != equal
 }
 
-// equals says whether what was loaded begins with the data, if that is known: of a name with a wildcard, nft compares
-// what is before that.
-func (l *loaded) equals(data []byte) (is, known bool) {
-	if len(data) == 0 || len(data) > len(l.value) || !zero(l.unknown[:len(data)]) {
-		return false, false
-	}
-	is = bytes.HasPrefix(l.value, data)
-	return is && !l.not, is || !l.not
-}
+func isZero(b []byte) bool { return strings.Trim(string(b), "\x00") == "" }
 
-func zero(b []byte) bool { return strings.Trim(string(b), "\x00") == "" }
-
-// condition notes one that is met or not, if that is known.
-func (rr *ruleReader) condition(met, known bool) {
-	rr.conditional = rr.conditional || !known
-	rr.unmet = rr.unmet || known && !met
-}
-
-// immediate gives the verdict.
-func (rr *ruleReader) immediate(ad *netlink.AttributeDecoder) error {
-	if ad.Type() != unix.NFTA_IMMEDIATE_DATA {
-		return nil
-	}
-	return nftnl.Nested(ad, func(ad *netlink.AttributeDecoder) error {
-		if ad.Type() != unix.NFTA_DATA_VERDICT {
-			rr.loaded = loaded{}
-			return nil
-		}
-		return nftnl.Nested(ad, func(ad *netlink.AttributeDecoder) error {
-			switch ad.Type() {
-			case unix.NFTA_VERDICT_CHAIN:
-				rr.target = ad.String()
-			case unix.NFTA_VERDICT_CODE:
-				rr.standard(expr.VerdictKind(ad.Int32()))
-			}
-			return nil
-		})
-	})
-}
-
-// standard translates NF_* of linux/netfilter.h and NFT_*. Above the lower eight bits NF_DROP has an errno. A program
+// decide translates NF_* of linux/netfilter.h and NFT_*. Above the lower eight bits NF_DROP has an errno. A program
 // that has a queue may do anything.
-func (rr *ruleReader) standard(code expr.VerdictKind) {
-	switch code {
+func (rr *ruleReader) decide(code []byte, target string) {
+	rr.target = target
+	switch kind := expr.VerdictKind(int32(nftnl.Number(code))); kind {
 	case expr.VerdictJump:
 		rr.verdict = jumps
 	case expr.VerdictGoto:
@@ -251,7 +183,7 @@ func (rr *ruleReader) standard(code expr.VerdictKind) {
 	case expr.VerdictContinue, expr.VerdictBreak:
 	default:
 		const mask = 0xff
-		rr.verdict, rr.opaque = drops, code&mask != expr.VerdictDrop
+		rr.verdict, rr.opaque = drops, len(code) == 0 || kind&mask != expr.VerdictDrop
 	}
 }
 
@@ -264,12 +196,11 @@ func (rr *ruleReader) xtMatch(name string, info []byte) {
 	const markLen = 9 // the mark, the mask, invert
 	switch {
 	case name == "comment":
-		rr.comment, _, _ = strings.Cut(string(info), "\x00")
+		rr.comment = nftnl.Text(info)
 	case name == "mark" && len(info) >= markLen:
-		mark := rr.packet.meta(expr.MetaKeyMARK)
-		mark.and(info[4:8])
-		is, known := mark.equals(info[:4])
-		rr.condition(is == (info[8] == 0), known)
+		rr.loaded = rr.packet.meta(expr.MetaKeyMARK)
+		rr.and(info[4:8])
+		rr.condition(info[:4], info[8] == 0)
 	default:
 		rr.conditional = true
 	}

@@ -17,13 +17,13 @@ import (
 // wantSane checks what holds for whatever was read.
 func wantSane(t *testing.T, r rule) {
 	t.Helper()
-	for _, policy := range []ending{stops, passes} {
+	for _, policy := range []verdict{drops, accepts} {
 		b := base{rules: []rule{r}, policy: policy, chain: func(string) []rule { return []rule{r} }}
-		p := b.decide()
-		if p.keep >= len(b.rules) || p.at > len(b.rules) || p.at < 0 || !p.needed && p.keep >= 0 {
+		p := b.decide("")
+		if p.index < -1 || p.index > len(b.rules) || p.there && (p.index < 0 || p.index == len(b.rules)) {
 			t.Errorf("decided on %+v", p)
 		}
-		b.stopsPods()
+		b.obstacle("")
 	}
 }
 
@@ -39,8 +39,8 @@ func FuzzForeignRule(f *testing.F) {
 	}
 	f.Add(uint8(unix.NFPROTO_IPV4), nltest.Attributes(nftnl.String(unix.NFTA_RULE_CHAIN, iptablesForward),
 		nftnl.Bytes(netlink.Nested|unix.NFTA_RULE_EXPRESSIONS, expressions), nftnl.Bytes(unix.NFTA_RULE_USERDATA, nftnl.Comment(admissionComment))))
-	f.Fuzz(func(t *testing.T, family uint8, b []byte) {
-		r, err := decodeRule(family, b, &packet{mark: nftnl.DefaultMark, marked: true, link: "cbr0"})
+	f.Fuzz(func(t *testing.T, _ uint8, b []byte) {
+		r, err := decodeRule(b, &packet{mark: nftnl.DefaultMark, known: nftnl.DefaultMark, link: "cbr0"})
 		if err != nil {
 			return
 		}
@@ -58,9 +58,9 @@ func FuzzLegacyTable(f *testing.F) {
 		if is6 {
 			family = legacyFamilies()[1]
 		}
-		b, err := family.forwardChain(&legacyTable{entries, int(forward), int(policy)}, &packet{mark: nftnl.DefaultMark, marked: true})
+		b, err := family.forwardChain(&legacyTable{entries, int(forward), int(policy)}, &packet{mark: nftnl.DefaultMark, known: nftnl.DefaultMark})
 		if err == nil {
-			b.stopsPods()
+			b.obstacle("")
 		}
 	})
 }
@@ -83,7 +83,7 @@ func TestWhatIsForeignIsRead(t *testing.T) {
 		n := 0
 		err := nftnl.List(c.nl, "list", family, unix.NFT_MSG_GETRULE, func(data []byte) error {
 			n++
-			r, err := decodeRule(family, data, &packet{})
+			r, err := decodeRule(data, &packet{})
 			save("FuzzForeignRule", fmt.Sprintf("%d-%02d", family, n), family, data)
 			if r.handle == 0 || r.verdict == goesOn || r.opaque {
 				t.Errorf("rule %+v", r)
@@ -99,16 +99,16 @@ func TestWhatIsForeignIsRead(t *testing.T) {
 	for _, f := range legacyFamilies() {
 		var table *legacyTable
 		err := ns.Do(func() (err error) { table, err = f.read(); return err })
-		if err != nil || table == nil {
+		if err != nil || len(table.entries) == 0 {
 			t.Fatal(table, err)
 		}
 		save("FuzzLegacyTable", f.program, f.proto == unix.NFPROTO_IPV6, uint32(table.forward), uint32(table.policy), table.entries)
-		b, err := f.forwardChain(table, &packet{mark: nftnl.DefaultMark, marked: true})
+		b, err := f.forwardChain(table, &packet{mark: nftnl.DefaultMark, known: nftnl.DefaultMark})
 		if err != nil || len(b.rules) != 2 {
 			t.Fatalf("%s: %+v, %v", f.program, b, err)
 		}
-		if at, stopped, unsure := b.stopsPods(); at != 2 || !stopped || !unsure {
-			t.Errorf("%s: %d, %v, %v", f.program, at, stopped, unsure)
+		if o, number := b.obstacle(""); o == nil || number != 0 || !o.Maybe {
+			t.Errorf("%s: %v, %d", f.program, o, number)
 		}
 		table.entries = table.entries[:table.policy+1]
 		if _, err := f.forwardChain(table, &packet{}); err == nil {

@@ -1,8 +1,8 @@
 package foreign
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -16,24 +16,17 @@ import (
 // Obstacle is a firewall that drops what pods send, or may drop it, and that Ensure does nothing
 // about: because it cannot, or because that is not its to decide.
 type Obstacle struct {
-	// Chain is what stops it, as errors name chains: "chain forward of table inet
-	// filter".
-	Chain string
-	// Maybe says that a rule before the drop could accept it, so that only a packet can tell.
-	Maybe bool
-	// Effect is what it does: "drops, by its policy,".
-	Effect string
+	Chain  string // "chain forward of table inet filter"
+	Effect string // "drops, by its policy,"
 	// Remedy is the command that helps, in one line for a shell. Its effect may have
 	// to be made to last, by whatever means the rules there were made by.
-	Remedy string
-	// Firewalld says that the zone of the bridge is what helps, or the end of a reload.
-	Firewalld bool
-	// Legacy says that it is legacy iptables, whose packets nothing traces.
-	Legacy bool
+	Remedy    string
+	Maybe     bool // a rule before the drop could accept it, so that only a packet can tell
+	Firewalld bool // the zone of the bridge is what helps, or the end of a reload
+	Legacy    bool // it is legacy iptables, whose packets nothing traces
 }
 
-// String gives one line: what is in the way, what it does, and the command that
-// helps.
+// String gives one line: what is in the way, what it does, and the command that helps.
 func (o Obstacle) String() string {
 	switch {
 	case !o.Maybe:
@@ -44,80 +37,136 @@ func (o Obstacle) String() string {
 	return fmt.Sprintf("what pods send may be dropped by %s; this finds out: tombolo doctor POD --to ADDR:PORT", o.Chain)
 }
 
-// Path is how pods' packets go: what Obstacles goes by.
+// Path is how pods' packets go.
 type Path struct {
-	// Bridge is the link that they come in by.
-	Bridge string
-	// Prefixes are the pods' own: of families that they do not have, nothing is an obstacle. Empty is both.
-	Prefixes []netip.Prefix
+	Bridge   string         // the link that they come in by
+	Prefixes []netip.Prefix // the pods' own: of families that they do not have, nothing is an obstacle. Empty is both.
 }
 
-// Obstacles looks at all base chains that see what is forwarded, through whichever table, and at Legacy. It reads, and
-// changes nothing. The table filter of iptables over nf_tables is looked at as it is once Ensure has put its rule there.
+// Obstacles looks at all base chains that see what is forwarded, through whichever table, and at FORWARD of legacy
+// iptables in the calling thread's namespace. It reads, and changes nothing. The table filter of iptables over nf_tables
+// is looked at as it is once Ensure has put its rule there.
 //
 // An obstacle is a policy of drop, or a rule without a condition that drops or rejects. Where a rule before it could
 // accept what pods send, it is one only maybe: of conditions no more is understood than our mark, the bridge's
-// name, and that what pods send begins a connection. A rule with other conditions that drops is none; what a
-// packet meets, tombolo doctor finds out. A table that is dormant counts as one that is not.
-//
-// A chain of nf_tables that is called before our forward chain can do nothing with the mark; its remedy goes by
-// the bridge's name.
-//
-// It needs CAP_NET_ADMIN. It lists chains and rules: it is not for every pod.
+// name, and that what pods send begins a connection. A rule with other conditions that drops is none: tombolo doctor
+// finds it. A table that is dormant counts as one that is not.
 func (c *Conn) Obstacles(ctx context.Context, path Path) ([]Obstacle, error) {
-	if err := c.usable(ctx); err != nil {
-		return nil, err
-	}
-	legacy, err := Legacy(c.mark, path)
-	if err != nil {
-		return nil, err
-	}
 	var list []Obstacle
-	err = nftnl.Retry(ctx, func() error {
-		list = legacy
-		p, err := c.plan(ctx, path.Bridge)
-		if err != nil {
-			return err
-		}
-		for _, f := range p.families {
-			if o := f.obstacle(c.mark); o != nil && path.has(f.at.family) {
-				list = append(list, *o)
-			}
-			err = errors.Join(err, f.base.err)
-		}
+	err := c.planned(ctx, path.Bridge, func(p *plan) (err error) {
+		list, err = c.legacy(path)
 		for _, family := range []uint8{unix.NFPROTO_INET, unix.NFPROTO_IPV4, unix.NFPROTO_IPV6} {
 			if err == nil && path.has(family) {
-				list, err = c.chainObstacles(ctx, list, family, path.Bridge)
+				list, err = p.appendObstacles(ctx, list, family, path.Bridge)
 			}
 		}
 		return err
 	})
-	if err != nil {
-		return nil, err
-	}
-	return list, nil
+	return list, err
 }
 
-// has says whether pods have addresses of a family, as far as is known.
+// has says whether pods may have addresses of a family.
 func (p *Path) has(family uint8) bool {
 	return family == unix.NFPROTO_INET || len(p.Prefixes) == 0 || slices.ContainsFunc(p.Prefixes, func(prefix netip.Prefix) bool {
 		return prefix.Addr().Is4() == (family == unix.NFPROTO_IPV4)
 	})
 }
 
-// obstacle is what stops pods' packets although our rule is where it should be.
+// appendObstacles appends those of base chains of nf_tables of a family, but for ours.
+func (p *plan) appendObstacles(ctx context.Context, list []Obstacle, family uint8, link string) ([]Obstacle, error) {
+	var chains []nftnl.Chain
+	err := nftnl.List(p.nl, "list chains", family, unix.NFT_MSG_GETCHAIN, func(data []byte) error {
+		ch, err := nftnl.DecodeChain(data)
+		if isForwardHook(ch) && (family != unix.NFPROTO_INET || ch.Table != p.table) {
+			chains = append(chains, ch)
+		}
+		return err
+	})
+	for _, ch := range chains {
+		o, unread := p.obstacle(ctx, chain{family, ch.Table, ch.Name}, ch, link)
+		err = cmp.Or(err, unread)
+		if o != nil {
+			list = append(list, *o)
+		}
+	}
+	return list, err
+}
+
+// obstacle is what stops pods in a chain; nil if nothing does, or Ensure puts that right.
+func (p *plan) obstacle(ctx context.Context, at chain, ch nftnl.Chain, link string) (*Obstacle, error) {
+	for _, f := range p.families {
+		if f.at == at {
+			return f.obstacle(p.mark), f.err
+		}
+	}
+	const firewalld = "firewalld" // and firewalld_policy_drop, while it loads its rules
+	isFirewalld := strings.HasPrefix(at.table, firewalld)
+	pods := &packet{known: p.mark, link: link, firewalld: isFirewalld}
+	// Of chains with the same priority, the kernel calls the one first that it was told of last.
+	if ch.Priority > nftnl.PriorityForward {
+		pods.mark = p.mark
+	}
+	b := base{policy: policyOf(ch)}
+	p.read(ctx, &b, at, pods)
+	o, number := b.obstacle(at.String())
+	switch {
+	case o == nil || at.table == firewalld && b.isTrusted():
+		return nil, b.err
+	case isFirewalld:
+		// It waits for a reload that goes on, and ends what one that was broken off has left.
+		o.Firewalld, o.Remedy = true, "firewall-cmd --reload"
+		if at.table == firewalld {
+			o.Remedy = "firewall-cmd --permanent --zone=trusted --change-interface=" + link + " && " + o.Remedy
+		}
+	case pods.mark != 0:
+		o.Remedy = fmt.Sprintf("%s 'meta mark & 0x%x == 0x%x counter accept'", b.insert(at, number), p.mark, p.mark)
+	case at.family != unix.NFPROTO_INET && at.name == iptablesForward:
+		// Where there are nft's words for states, iptables no longer reads its table.
+		insert := insertInto(iptablesProgram(at.family)+" -t "+at.table, number)
+		o.Remedy = fmt.Sprintf("%s -i %s -j ACCEPT && %s -o %s -m conntrack --ctstate ESTABLISHED,RELATED,DNAT -j ACCEPT", insert, link, insert, link)
+	default:
+		insert := b.insert(at, number)
+		// A published port's first packet is no reply.
+		o.Remedy = fmt.Sprintf("%s iifname %s accept && %s oifname %s ct state established,related accept && %s oifname %s ct status dnat accept",
+			insert, link, insert, link, insert, link)
+	}
+	return o, b.err
+}
+
+// isTrusted says that the link is in firewalld's zone trusted. What its policies and other zones drop, a probe tells.
+func (b *base) isTrusted() bool {
+	return slices.ContainsFunc(b.chain("filter_FORWARD_ZONES"), func(r rule) bool { return r.isForAll() && r.target == "filter_FWD_trusted" })
+}
+
+// obstacle is what stops pods, without a remedy, and the number of the rule that does: 0 is the policy.
+func (b *base) obstacle(chain string) (o *Obstacle, number int) {
+	at, how := b.end(0)
+	if how == accepts {
+		return nil, 0
+	}
+	unsure := b.couldAccept(b.rules[:min(at+1, len(b.rules))], map[string]bool{})
+	o = &Obstacle{Chain: chain, Maybe: unsure, Effect: "drops, by its policy,"}
+	if at == len(b.rules) {
+		return o, 0
+	}
+	calls := ""
+	if called := b.rules[at].target; called != "" {
+		calls = "calls " + called + " and "
+	}
+	o.Effect = fmt.Sprintf("drops or rejects, by its rule number %d, which %sis left to its owner,", at+1, calls)
+	return o, at + 1
+}
+
+// obstacle is a rule that our accept stays behind; nil if there is none.
 func (f *familyPlan) obstacle(mark uint32) *Obstacle {
-	at, stopped, unsure := f.stopsPods()
-	if !f.hooked || !stopped || at == len(f.rules) || f.needed && (f.keep >= 0 && f.keep < at || f.keep < 0 && f.place.at <= at) {
+	o, number := f.base.obstacle(f.at.String())
+	if o == nil || number == 0 || f.index >= 0 && f.index < number {
 		return nil
 	}
-	program, number := iptablesProgram(f.at.family), at+1
-	o := &Obstacle{Chain: f.at.String(), Maybe: unsure,
-		Effect: fmt.Sprintf("drops or rejects, by its rule number %d, which is left to its owner,", number),
-		Remedy: fmt.Sprintf("%s -D %s %d", program, iptablesForward, number)}
-	if called := f.rules[at].target; called != "" { // which other rules may call
-		o.Effect = fmt.Sprintf("drops or rejects, by its rule number %d, which calls %s and is left to its owner,", number, called)
-		o.Remedy = fmt.Sprintf("%s -I %s %d -m mark --mark 0x%x/0x%x -j ACCEPT", program, iptablesForward, number, mark, mark)
+	program := iptablesProgram(f.at.family)
+	o.Remedy = fmt.Sprintf("%s -D %s %d", program, iptablesForward, number)
+	if f.rules[number-1].target != "" {
+		o.Remedy = acceptMark(program, number, mark)
 	}
 	return o
 }
@@ -129,109 +178,24 @@ func iptablesProgram(family uint8) string {
 	return "iptables"
 }
 
-// chainObstacles appends those of base chains of nf_tables of a family, but for ours and those of Ensure.
-func (c *Conn) chainObstacles(ctx context.Context, list []Obstacle, family uint8, link string) ([]Obstacle, error) {
-	var chains []nftnl.Chain
-	err := nftnl.List(c.nl, "list chains", family, unix.NFT_MSG_GETCHAIN, func(data []byte) error {
-		ch, err := nftnl.DecodeChain(data)
-		ours := family == unix.NFPROTO_INET && ch.Table == c.table
-		admissible := family != unix.NFPROTO_INET && ch.Table == iptablesTable && ch.Name == iptablesForward
-		if isForwardHook(ch) && !ours && !admissible {
-			chains = append(chains, ch)
-		}
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	for _, ch := range chains {
-		at := chain{family, ch.Table, ch.Name}
-		// Of chains with the same priority, the kernel calls the one first that it was told of last.
-		marked := ch.Priority > nftnl.PriorityForward
-		pods := &packet{mark: c.mark, marked: marked, link: link, firewalld: strings.HasPrefix(ch.Table, firewalldTable)}
-		b, err := c.read(ctx, at, endingOf(ch.Policy), pods)
-		if err != nil {
-			return nil, err
-		}
-		if o := b.obstacle(at.String()); o != nil && (ch.Table != firewalldTable || !b.isTrusted()) {
-			o.Firewalld = pods.firewalld
-			o.Remedy = c.remedy(b, at, marked, link)
-			list = append(list, *o)
-		}
-		if b.err != nil {
-			return nil, b.err
-		}
-	}
-	return list, nil
-}
-
-// obstacle is what stops pods, without a remedy; nil if nothing does.
-func (b *base) obstacle(chain string) *Obstacle {
-	at, stopped, unsure := b.stopsPods()
-	switch {
-	case !stopped:
-		return nil
-	case at == len(b.rules) || b.rules[at].verdict == returns:
-		return &Obstacle{Chain: chain, Effect: "drops, by its policy,", Maybe: unsure}
-	}
-	return &Obstacle{Chain: chain, Effect: "drops or rejects, by a rule for all that it does not know,", Maybe: unsure}
-}
-
-// remedy is an accept that helps: right before the rule that stops pods, or at the chain's end, so that it overrides
-// nothing else.
-func (c *Conn) remedy(b *base, ch chain, marked bool, link string) string {
-	var before uint64
-	if at, _ := b.end(0); at < len(b.rules) {
-		before = b.rules[at].handle
-	}
-	switch {
-	case ch.table == firewalldTable:
-		return JoinTrusted(link)
-	case ch.table == firewalldReload:
-		return reloadFirewalld
-	case !marked:
-		return AcceptLink(ch.family, ch.table, ch.name, before, link)
-	}
-	return AcceptMark(ch.family, ch.table, ch.name, before, c.mark)
-}
-
-// What firewalld makes.
-const (
-	firewalldTable  = "firewalld"
-	firewalldReload = "firewalld_policy_drop" // drops while it loads its rules
-
-	// It waits for a reload that goes on, and ends what one that was broken off has left.
-	reloadFirewalld = "firewall-cmd --reload"
-)
-
-// isTrusted says that the link is in firewalld's zone trusted. What its policies and other zones drop, a probe tells.
-func (b *base) isTrusted() bool {
-	return slices.ContainsFunc(b.chain("filter_FORWARD_ZONES"), func(r rule) bool { return r.isForAll() && r.target == "filter_FWD_trusted" })
-}
-
-// JoinTrusted is the command by which a link joins firewalld's zone trusted, from whichever zone it is in.
-func JoinTrusted(link string) string {
-	return "firewall-cmd --permanent --zone=trusted --change-interface=" + link + " && " + reloadFirewalld
-}
-
-// AcceptMark is the command that has a chain of nf_tables accept what pods send: before the rule with a handle, or, if
-// that is 0, at its end.
-func AcceptMark(family uint8, table, chain string, before uint64, mark uint32) string {
-	return fmt.Sprintf("%s 'meta mark & 0x%x == 0x%x counter accept'", insertInto(family, table, chain, before), mark, mark)
-}
-
-// AcceptLink is the same for a chain that is called before ours, where nothing has the mark.
-func AcceptLink(family uint8, table, chain string, before uint64, link string) string {
-	insert := insertInto(family, table, chain, before)
-	// A published port's first packet is no reply.
-	return fmt.Sprintf("%s iifname %s accept && %s oifname %s ct state established,related accept && %s oifname %s ct status dnat accept",
-		insert, link, insert, link, insert, link)
-}
-
-func insertInto(family uint8, table, chain string, before uint64) string {
-	at := fmt.Sprintf("%s %s %s", nftnl.FamilyName(family), table, chain)
+// insert has nft put a rule before the one with a number, or, if that is 0, at the chain's end: so it overrides nothing
+// else.
+func (b *base) insert(at chain, before int) string {
+	where := fmt.Sprintf("%s %s %s", nftnl.FamilyName(at.family), at.table, at.name)
 	if before == 0 {
-		return "nft add rule " + at
+		return "nft add rule " + where
 	}
-	return fmt.Sprintf("nft insert rule %s handle %d", at, before)
+	return fmt.Sprintf("nft insert rule %s handle %d", where, b.rules[before-1].handle)
+}
+
+// insertInto has iptables do the same with FORWARD.
+func insertInto(program string, before int) string {
+	if before == 0 {
+		return program + " -A " + iptablesForward
+	}
+	return fmt.Sprintf("%s -I %s %d", program, iptablesForward, before)
+}
+
+func acceptMark(program string, before int, mark uint32) string {
+	return fmt.Sprintf("%s -m mark --mark 0x%x/0x%x -j ACCEPT", insertInto(program, before), mark, mark)
 }

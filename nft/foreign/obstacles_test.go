@@ -59,7 +59,7 @@ func legacy(tb testing.TB, ns *netns.NS, lines ...string) {
 
 const (
 	policyLegacy = "chain FORWARD of iptables-legacy drops, by its policy, what pods send"
-	ruleLegacy   = "chain FORWARD of iptables-legacy drops or rejects, by a rule for all that it does not know, what pods send"
+	ruleLegacy   = "chain FORWARD of iptables-legacy drops or rejects, by its rule number "
 	mayLegacy    = "what pods send may be dropped by chain FORWARD of iptables-legacy; if it is, this helps: iptables-legacy -"
 )
 
@@ -126,7 +126,7 @@ func TestObstaclesMakesNoLegacyTable(t *testing.T) {
 
 func TestChainsInTheWay(t *testing.T) {
 	t.Parallel()
-	const policy, rule = " drops, by its policy, what pods send", " drops or rejects, by a rule for all that it does not know, what pods send"
+	const policy, rule = " drops, by its policy, what pods send", " drops or rejects, by its rule number 1, which "
 	forward := func(rules string) string {
 		return "table inet filter { chain forward { type filter hook forward priority filter; policy drop; " + rules + "; }; }"
 	}
@@ -217,7 +217,7 @@ func firewalldFixture(tb testing.TB) string {
 
 func TestFirewalldInTheWay(t *testing.T) {
 	t.Parallel()
-	const want = "chain filter_FORWARD of table inet firewalld drops or rejects, by a rule for all that it does not know, what pods send; " +
+	const want = "chain filter_FORWARD of table inet firewalld drops or rejects, by its rule number 7, which is left to its owner, what pods send; " +
 		"this helps: firewall-cmd --permanent --zone=trusted --change-interface=cbr0 && firewall-cmd --reload"
 	const may = "what pods send may be dropped by chain filter_FORWARD of table inet firewalld; this finds out: tombolo doctor POD --to ADDR:PORT"
 	for _, tc := range []struct {
@@ -260,15 +260,20 @@ func TestRemediesOverrideNoDropAhead(t *testing.T) {
 		{name: "legacy, a policy", legacy: "iptables -P FORWARD DROP", want: "iptables-legacy -A FORWARD -m mark --mark 0x1000/0x1000 -j ACCEPT"},
 		{name: "legacy, a closing reject", legacy: "iptables -A FORWARD -j REJECT", want: "iptables-legacy -I FORWARD 2 -m mark --mark 0x1000/0x1000 -j ACCEPT"},
 		{name: "legacy, a return to the policy", legacy: "iptables -P FORWARD DROP; iptables -A FORWARD -j RETURN", want: "iptables-legacy -I FORWARD 2 -m mark --mark 0x1000/0x1000 -j ACCEPT"},
+		{name: "a policy of iptables' mangle", ruleset: "table ip mangle { chain FORWARD { type filter hook forward priority mangle; policy drop; udp dport 4444 drop; }; }",
+			want: "iptables -t mangle -A FORWARD -i cbr0 -j ACCEPT && iptables -t mangle -A FORWARD -o cbr0 -m conntrack --ctstate ESTABLISHED,RELATED,DNAT -j ACCEPT"},
 		{name: "a policy", ruleset: "udp dport 4444 drop", want: "nft add rule inet filter forward 'meta mark & 0x1000 == 0x1000 counter accept'"},
 		{name: "a closing drop", ruleset: "udp dport 4444 drop; counter drop", want: "nft insert rule inet filter forward handle 3 'meta mark & 0x1000 == 0x1000 counter accept'"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
 			ns := nstest.New(t)
-			if tc.ruleset != "" {
+			switch {
+			case strings.HasPrefix(tc.ruleset, "table"):
+				nftables(t, ns, tc.ruleset)
+			case tc.ruleset != "":
 				nftables(t, ns, "table inet filter { chain forward { type filter hook forward priority filter; policy drop; "+tc.ruleset+"; }; }")
-			} else {
+			default:
 				legacy(t, ns, "iptables -A FORWARD -p udp --dport 4444 -j DROP", "sh -c '"+tc.legacy+"'")
 			}
 			path := Path{Prefixes: nstest.Prefixes("10.22.0.0/16")}
@@ -278,6 +283,9 @@ func TestRemediesOverrideNoDropAhead(t *testing.T) {
 			}
 			nstest.Run(t, ns, "sh", "-ec", list[0].Remedy)
 			wantObstacles(t, ns, path)
+			if strings.Contains(tc.ruleset, "mangle") {
+				iptables(t, ns, "iptables", "-t", "mangle", "-S") // it can still read its table
+			}
 		})
 	}
 }

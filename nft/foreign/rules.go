@@ -2,7 +2,7 @@ package foreign
 
 import "slices"
 
-// rule is a rule of another program's chain, or of ours in such a chain.
+// rule is a rule of another program's chain, or ours in it.
 type rule struct {
 	handle  uint64
 	comment string // of nft's or of iptables' form
@@ -16,89 +16,71 @@ type rule struct {
 	opaque      bool // a part of it is not known, and may end it in any way
 }
 
-// verdict is what a rule does with a packet that meets its conditions.
+// verdict is what a rule does with a packet that meets its conditions, or how a chain ends for all that pods send.
 type verdict uint8
 
 const (
-	goesOn verdict = iota // to the next rule: the rule counts or logs, say
+	goesOn verdict = iota // to the next rule, or to where the chain was called from
 	accepts
 	drops // or rejects
 	returns
 	jumps
 	goesTo
-)
-
-// ending is how a chain ends for what pods send, as far as rules without a condition say.
-type ending uint8
-
-const (
-	comesBack       ending = iota // to where it was called from, or to the policy
-	passes                        // is accepted
-	stops                         // is dropped or rejected
-	stopsAfterDrops               // the same, and some of it by rules before
+	dropsInTurn // a chain drops some, then all: nothing can be accepted for all before it
 )
 
 // base is a base chain, and what it calls.
 type base struct {
 	rules  []rule
-	policy ending
+	policy verdict
 	chain  func(name string) []rule
-	admin  string // the operator's chain, which decides before ours does; empty: there is none
-	err    error  // of reading a chain that it calls
+	err    error  // of reading these
 }
 
-// end is the first rule from an index on that ends the chain for all packets, as if there were no rule of ours, or
-// the policy.
-func (b *base) end(from int) (int, ending) {
+// end is the first rule from an index on that ends the chain for all packets, ours apart, or the policy.
+func (b *base) end(from int) (int, verdict) {
 	for i := from; i < len(b.rules); i++ {
-		if how := b.ends(&b.rules[i]); how != comesBack {
+		if how := b.ends(&b.rules[i]); how != goesOn {
 			return i, how
 		}
 	}
 	return len(b.rules), b.policy
 }
 
-func (b *base) ends(r *rule) ending {
-	if r.ours || !r.isForAll() {
-		return comesBack
-	}
-	switch r.verdict {
-	case accepts:
-		return passes
-	case drops:
-		return stops
-	case returns:
-		return b.policy
-	case jumps, goesTo:
+func (b *base) ends(r *rule) verdict {
+	switch {
+	case r.ours || !r.isForAll():
+		return goesOn
+	case r.does(jumps, goesTo):
 		return chainEnds(b.chain(r.target))
+	case r.verdict == returns:
+		return b.policy
 	}
-	return comesBack
+	return r.verdict
 }
 
 func (r *rule) isForAll() bool { return !r.conditional && !r.unmet && !r.opaque }
 
-// chainEnds says how a chain that is called ends. Where it may drop some of what comes to it before it drops the rest,
-// nothing can be accepted for all. Chains that it calls are not looked into.
-func chainEnds(rules []rule) ending {
-	how := stops
+// chainEnds says how a chain that is called ends. Chains that it calls are not looked into.
+func chainEnds(rules []rule) verdict {
+	how := drops
 	for _, r := range rules {
 		switch {
 		case r.unmet || !r.opaque && r.verdict == goesOn || r.conditional && r.does(accepts):
 		case !r.isForAll() || r.does(jumps, goesTo):
-			how = stopsAfterDrops
+			how = dropsInTurn
 		case r.verdict == drops:
 			return how
 		case r.verdict == accepts:
-			return passes
+			return accepts
 		default:
-			return comesBack
+			return goesOn
 		}
 	}
-	return comesBack
+	return goesOn
 }
 
-// does says that all that a rule can do is one of these verdicts. One that goes on by conditions may change packets
-// by what takes part in these, unless it logs.
+// does says that a rule does nothing but one of these. One that goes on by conditions may change packets, unless it logs.
 func (r *rule) does(verdicts ...verdict) bool {
 	return !r.opaque && slices.Contains(verdicts, r.verdict) && (r.verdict != goesOn || !r.conditional || r.logs)
 }
@@ -110,42 +92,50 @@ func (b *base) calls(r *rule, verdicts ...verdict) bool {
 	})
 }
 
-// place is what is to become of our rule. What it accepts, no rule behind it sees: so it stands as late as it can,
-// right before the first point of FORWARD where every packet is dropped.
-type place struct {
-	needed bool
-	keep   int // the index of a rule that is where ours should be; -1: there is none
-	at     int // the index of the rule before which a new one goes; that behind the last is the end
+// leadsTo says that a rule, or one of a chain that it calls, calls a chain.
+func (b *base) leadsTo(chain string) bool {
+	calls := func(r rule) bool { return r.target == chain }
+	return slices.ContainsFunc(b.rules, func(r rule) bool {
+		return calls(r) || r.target != "" && slices.ContainsFunc(b.chain(r.target), calls)
+	})
 }
 
-// decide chooses the rule to keep, or the place for one.
-func (b *base) decide() place {
-	decided := b.behindAdmin()
+// place is what is to become of our rule.
+type place struct {
+	index int  // its own, or that of the rule before which it goes; that behind the last is the end. -1: none is needed
+	there bool // it is where it should be
+}
+
+func (p place) isMissing() bool { return p.index >= 0 && !p.there }
+
+// decide chooses the rule to keep, or the place for one, behind the operator's chain.
+func (b *base) decide(admin string) place {
+	decided := b.behindAdmin(admin)
 	at, how := b.end(decided)
 	ours := slices.IndexFunc(b.rules, func(r rule) bool { return r.ours })
-	if ours > at && how != passes {
+	if ours > at && how != accepts {
 		// A drop of everything that is put ahead of ours is meant: ours stays behind it, and before the next one.
 		at, how = b.end(ours + 1)
-		if how != stops {
-			at, how = ours+1, stops
+		if how != drops {
+			at, how = ours+1, drops
 		}
 	}
-	if how != stops {
-		return place{keep: -1}
+	if how != drops {
+		return place{index: -1}
 	}
 	for i := range b.rules[:at] {
 		if b.rules[i].isAdmission() && !slices.ContainsFunc(b.rules[i+1:at], b.mayStop) {
-			return place{true, i, at}
+			return place{i, true}
 		}
 	}
-	return place{true, -1, b.beforeLogs(max(ours, decided-1), at)}
+	return place{index: b.beforeLogs(max(ours, decided-1), at)}
 }
 
-// behindAdmin is the first place behind the rules that call the operator's chain: what is dropped there stays dropped,
-// also if that is all.
-func (b *base) behindAdmin() int {
+// behindAdmin is the first place behind the rules that call the operator's chain, which decides before ours does; empty:
+// there is none.
+func (b *base) behindAdmin(admin string) int {
 	for i := len(b.rules) - 1; i >= 0; i-- {
-		if r := &b.rules[i]; r.comment == adminComment || b.admin != "" && r.target == b.admin {
+		if r := &b.rules[i]; r.comment == adminComment || admin != "" && r.target == admin {
 			return i + 1
 		}
 	}
@@ -175,35 +165,22 @@ func (b *base) beforeLogs(behind, at int) int {
 	return at
 }
 
-// stopsPods says whether what pods send ends at the rule with an index, or at the policy; unsure is that a rule
-// before could accept it.
-func (b *base) stopsPods() (at int, stopped, unsure bool) {
-	at, how := b.end(0)
-	if how == passes {
-		return at, false, false
-	}
-	seen := map[string]bool{}
-	return at, true, slices.ContainsFunc(b.rules[:min(at+1, len(b.rules))], func(r rule) bool { return b.couldAccept(&r, seen) })
-}
-
-// couldAccept says that what pods send could be accepted by a rule, or by a chain that it calls. seen has the chains
-// that were looked at.
-func (b *base) couldAccept(r *rule, seen map[string]bool) bool {
-	switch {
-	case r.unmet || r.ours:
-		return false
-	case r.opaque || r.does(accepts):
-		return true
-	case r.target == "" || seen[r.target]:
-		return false
-	}
-	seen[r.target] = true
-	for _, r := range b.chain(r.target) {
-		if b.couldAccept(&r, seen) {
+// couldAccept says that rules, or chains that they call, could accept what pods send. seen has the chains looked at.
+func (b *base) couldAccept(rules []rule, seen map[string]bool) bool {
+	for _, r := range rules {
+		switch {
+		case r.unmet || r.ours:
+			continue
+		case r.opaque || r.verdict == accepts:
 			return true
+		case r.target != "" && !seen[r.target]:
+			seen[r.target] = true
+			if b.couldAccept(b.chain(r.target), seen) {
+				return true
+			}
 		}
 		if r.isForAll() && r.does(drops, returns, goesTo) {
-			break
+			return false
 		}
 	}
 	return false

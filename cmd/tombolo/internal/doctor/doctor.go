@@ -13,6 +13,7 @@ import (
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/report"
 	"github.com/tombolo-cni/tombolo/network"
+	"github.com/tombolo-cni/tombolo/nft/foreign"
 )
 
 // Step is a part of the way.
@@ -62,8 +63,6 @@ type Options struct {
 	To []netip.Addr
 	// Ports are where pods should be able to connect to by TCP.
 	Ports []netip.AddrPort
-	// Marks are, by network, the bit by which other firewalls let pods pass.
-	Marks map[string]uint32
 	// Trusted are the links that tombolod had join firewalld's zone trusted.
 	Trusted []string
 	// Kept are, by network, the destinations for which pods keep their address.
@@ -77,12 +76,16 @@ func Examine(ctx context.Context, node *network.Node, opt Options) ([]Report, er
 	if err != nil {
 		return nil, err
 	}
+	obstacles, err := node.FirewallObstacles(ctx)
+	if err != nil {
+		return nil, err
+	}
 	reports := []Report{}
 	for _, r := range in.Attachments {
 		if !report.Meant(r.Attachment, opt.Pod) {
 			continue
 		}
-		e := &examination{node: node, opt: opt, at: r.Attachment}
+		e := &examination{node: node, opt: opt, at: r.Attachment, obstacles: obstacles[r.Network]}
 		e.recorded(r.Differences)
 		for _, n := range in.Networks {
 			if n.Network == r.Network {
@@ -102,14 +105,15 @@ func Examine(ctx context.Context, node *network.Node, opt Options) ([]Report, er
 
 // examination is one attachment's.
 type examination struct {
-	node  *network.Node
-	opt   Options
-	at    *network.Attachment
-	found []Finding
-	dead  bool
-	cut   bool // the host's next hop does not answer the pod
-	led   bool // a gateway is there, or the pod sends by one
-	alone bool // an address has no such gateway
+	node      *network.Node
+	opt       Options
+	at        *network.Attachment
+	obstacles []foreign.Obstacle // of its network
+	found     []Finding
+	dead      bool
+	cut       bool // the host's next hop does not answer the pod
+	led       bool // a gateway is there, or the pod sends by one
+	alone     bool // an address has no such gateway
 }
 
 func (e *examination) add(step Step, remedy, format string, args ...any) {

@@ -21,7 +21,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/netns"
-	"github.com/tombolo-cni/tombolo/nft/foreign"
 )
 
 // hops is how far probes get: to the host's next hop.
@@ -64,7 +63,13 @@ func (e *examination) connection(ctx context.Context, pod *netns.NS, own netip.A
 	if !t.seen && unreachable != nil {
 		return fmt.Errorf("connect to %s: %w", to, unreachable)
 	}
-	return e.untraced(ctx, own, to)
+	for _, o := range e.obstacles {
+		if o.Legacy && strings.Contains(o.Chain, "ip6") == own.Is6() {
+			e.add(StepFirewall, o.Remedy, "%s, which cannot be traced, may drop what the pod sends to %s", o.Chain, to)
+			e.found[len(e.found)-1].Note = true
+		}
+	}
+	return nil
 }
 
 // connect begins a connection, whose packets get no further than the host's next hop. No answer, or a refusal, is none
@@ -95,22 +100,19 @@ func (e *examination) report(t *traced, to string) (found bool, _ error) {
 		return false, nil
 	}
 	r := &t.rule
-	number, priority, err := r.position()
-	if err != nil {
-		return false, err
-	}
 	at := fmt.Sprintf("chain %s of table %s %s", r.chain, nftnl.FamilyName(r.family), r.table)
 	if r.handle == 0 {
-		e.add(StepFirewall, e.remedy(r, priority), "%s drops, by its policy, what the pod sends to %s", at, to)
+		e.add(StepFirewall, e.remedy(r, at), "%s drops, by its policy, what the pod sends to %s", at, to)
 		return true, nil
 	}
-	e.add(StepFirewall, e.remedy(r, priority), "%s drops or rejects, by its rule number %d with handle %d, what the pod sends to %s", at, number, r.handle, to)
-	return true, nil
+	number, err := r.number()
+	e.add(StepFirewall, e.remedy(r, at), "%s drops or rejects, by its rule number %d with handle %d, what the pod sends to %s", at, number, r.handle, to)
+	return true, err
 }
 
-// remedy is the command that helps against a rule, or a policy. Rules that a program makes anew are that
+// remedy is the command that helps against a rule of a chain, or its policy. Rules that a program makes anew are that
 // program's to delete.
-func (e *examination) remedy(r *rule, priority int32) string {
+func (e *examination) remedy(r *rule, at string) string {
 	link := e.at.Bridge
 	if e.at.HostVLAN != "" {
 		link = e.at.HostVLAN
@@ -124,27 +126,18 @@ func (e *examination) remedy(r *rule, priority int32) string {
 	case r.table == "firewalld" && slices.Contains(e.opt.Trusted, link):
 		zone := strings.TrimPrefix(r.chain, firewalld)
 		return "see firewall-cmd --info-zone=" + zone + ": it comes before trusted, where " + link + " is, since it has the pod's address as a source"
-	case r.table == "firewalld":
-		return foreign.JoinTrusted(link)
 	case strings.HasPrefix(r.chain, "ufw-user-") || strings.HasPrefix(r.chain, "ufw6-user-"):
 		return "see ufw status numbered, and ufw delete NUMBER; another command's deletion ends with ufw's next reload"
-	case r.handle != 0:
-		return fmt.Sprintf("nft delete rule %s %s %s handle %d", nftnl.FamilyName(r.family), r.table, r.chain, r.handle)
-	case priority <= nftnl.PriorityForward:
-		return foreign.AcceptLink(r.family, r.table, r.chain, 0, link)
 	}
-	return foreign.AcceptMark(r.family, r.table, r.chain, 0, e.opt.Marks[e.at.Network])
-}
-
-// untraced names what may drop packets where nothing traces them.
-func (e *examination) untraced(ctx context.Context, own netip.Addr, to netip.AddrPort) error {
-	path := foreign.Path{Bridge: e.at.Bridge, Prefixes: []netip.Prefix{netip.PrefixFrom(own, own.BitLen())}}
-	obstacles, err := foreign.Legacy(e.opt.Marks[e.at.Network], path)
-	for _, o := range obstacles {
-		e.add(StepFirewall, o.Remedy, "%s, which cannot be traced, may drop what the pod sends to %s", o.Chain, to)
-		e.found[len(e.found)-1].Note = true
+	for _, o := range e.obstacles {
+		if o.Firewalld && r.table == "firewalld" || r.handle == 0 && o.Chain == at {
+			return o.Remedy
+		}
 	}
-	return err
+	if r.handle == 0 {
+		return "tombolo repair"
+	}
+	return fmt.Sprintf("nft delete rule %s %s %s handle %d", nftnl.FamilyName(r.family), r.table, r.chain, r.handle)
 }
 
 // traced is what the kernel tells of a packet that is traced.
@@ -296,32 +289,21 @@ func probe(from, to []byte, protocol byte, offset uint32, is []byte) func(*nftnl
 	}
 }
 
-// position finds where a rule stands in its chain, from 1 on, and the chain's priority if it is a base chain.
-func (r *rule) position() (number int, priority int32, _ error) {
+// number is where a rule stands in its chain, from 1 on.
+func (r *rule) number() (int, error) {
 	conn, err := nl.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {
-		return 0, 0, err
+		return 0, err
 	}
 	defer conn.Close()
-	attrs := []netlink.Attribute{nftnl.String(unix.NFTA_RULE_TABLE, r.table), nftnl.String(unix.NFTA_RULE_CHAIN, r.chain)}
-	n := 0
+	var handles []uint64
 	err = nftnl.List(conn, "list rules of chain "+r.chain, r.family, unix.NFT_MSG_GETRULE, func(data []byte) error {
-		n++
 		return nftnl.Decode(data, func(ad *netlink.AttributeDecoder) error {
-			if ad.Type() == unix.NFTA_RULE_HANDLE && ad.Uint64() == r.handle {
-				number = n
+			if ad.Type() == unix.NFTA_RULE_HANDLE {
+				handles = append(handles, ad.Uint64())
 			}
 			return nil
 		})
-	}, attrs...)
-	if err != nil || r.handle != 0 {
-		return number, 0, err
-	}
-	var b nl.Batch
-	nftnl.Get(&b, nl.Name("chain "+r.chain), r.family, unix.NFT_MSG_GETCHAIN, func(data []byte) error {
-		ch, err := nftnl.DecodeChain(data)
-		priority = ch.Priority
-		return err
-	}, nftnl.String(unix.NFTA_CHAIN_TABLE, r.table), nftnl.String(unix.NFTA_CHAIN_NAME, r.chain))
-	return 0, priority, nftnl.Look(conn, &b)
+	}, nftnl.String(unix.NFTA_RULE_TABLE, r.table), nftnl.String(unix.NFTA_RULE_CHAIN, r.chain))
+	return slices.Index(handles, r.handle) + 1, err
 }

@@ -15,7 +15,7 @@ import (
 func tunable(t testing.TB, p *pod) string {
 	t.Helper()
 	const script = `
-ip -d -o link show dev eth0 | grep -o -E 'mtu [0-9]+|qlen [0-9]+|PROMISC|ALLMULTI|link/ether 02:[0-9a-f:]+' | sort
+ip -d -o link show dev eth0 | grep -o -E 'mtu [0-9]+|qlen [0-9]+|PROMISC|ALLMULTI|link/ether 02:00:00:[0-9a-f:]+' | sort
 cd /proc/sys/net && grep . ipv4/conf/eth0/arp_filter ipv4/conf/all/log_martians core/somaxconn`
 	return nstest.Run(t, p.NS, "sh", "-c", script)
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -396,9 +397,7 @@ func TestFiguresBeyondTheirLimitFailAGatedRun(t *testing.T) {
 		*gated = test.gated
 		f := &fatal{}
 		l.check(f, interval{value: test.value})
-		if (f.said != "") != test.fails {
-			t.Errorf("gated %t, %g: %q", test.gated, test.value, f.said)
-		}
+		expect.Equal(t, f.said != "", test.fails, "gated %t, %g: %q", test.gated, test.value, f.said)
 	}
 	*gated = false
 }

@@ -70,16 +70,12 @@ func TestPodsThatDoNotWorkFailTheirBenchmark(t *testing.T) {
 		`{"cniVersion":"1.1.0","ips":[{"address":"10.88.0.2/16","gateway":"10.88.0.9"}]}`: "10.88.0.9, want one of",
 	} {
 		p.result = []byte(result)
-		if err := n.prove(p); err == nil || !strings.Contains(err.Error(), says) {
-			t.Errorf("%s: %v, want an error that says %q", result, err, says)
-		}
+		expect.Says(t, n.prove(p), says, "%s", result)
 	}
 	nstest.Veth(t, p.ns, podIfname, n.host, "port0")
 	if got := links(t, p.ns); strings.Join(got, " ") != "eth0 lo" {
 		t.Errorf("the pod's links are %v", got)
 	}
 	n.feature = everything()
-	if err := proveLimits(n, p); err == nil {
-		t.Error("a pod without limits was taken for one with them")
-	}
+	expect.Failure(t, proveLimits(n, p), "a pod without limits was taken for one with them")
 }

@@ -222,9 +222,7 @@ func TestDuplicateDetectionSendsNothingUnlessAskedFor(t *testing.T) {
 					probes++
 				}
 			}
-			if (probes > 0) != dad {
-				t.Errorf("%d solicitations for %s from nobody", probes, want)
-			}
+			expect.Equal(t, probes > 0, dad, "%d solicitations for %s from nobody", probes, want)
 		})
 	}
 }

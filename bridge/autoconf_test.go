@@ -164,9 +164,7 @@ func TestPodIsConfiguredByItsRouter(t *testing.T) {
 				t.Errorf("gateways %v, want %v", got.Gateways, gateways)
 			}
 			routes := nstest.Run(t, pod, "ip", "-6", "route", "show", "default", "proto", "ra")
-			if strings.Contains(routes, routerLink) != p.Autoconf.DefaultRoute {
-				t.Errorf("default routes:\n%s", routes)
-			}
+			expect.Equal(t, strings.Contains(routes, routerLink), p.Autoconf.DefaultRoute, "default routes:\n%s", routes)
 			// It works at once, both ways.
 			meet(t, pod, nstest.Addr(lanRouter))
 			meet(t, l.router, formed(p))

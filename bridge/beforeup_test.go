@@ -32,9 +32,7 @@ func TestBeforeUpIsCalledWhileThePortIsDownOnItsBridge(t *testing.T) {
 		if l.Index != index || l.Up || l.Master == 0 || l.Alias != p.Alias {
 			t.Errorf("called with index %d of %+v", index, l)
 		}
-		if out := nstest.Run(t, n.ns, "bridge", "-d", "link", "show", "dev", p.Name); !strings.Contains(out, "hairpin on") {
-			t.Errorf("the port has not its attributes yet: %s", out)
-		}
+		expect.Contains(t, nstest.Run(t, n.ns, "bridge", "-d", "link", "show", "dev", p.Name), "hairpin on", "the port has not its attributes yet")
 		nstest.Run(t, n.ns, "tc", "qdisc", "add", "dev", p.Name, "root", "tbf", "rate", "8mbit", "burst", "10k", "limit", "30k")
 		return nil
 	}
@@ -45,9 +43,7 @@ func TestBeforeUpIsCalledWhileThePortIsDownOnItsBridge(t *testing.T) {
 	if l, err := n.conn.Link(t.Context(), p.Name); err != nil || !l.Up || l.Index != a.Index {
 		t.Errorf("afterwards the port is %+v, %v", l, err)
 	}
-	if out := nstest.Run(t, n.ns, "tc", "qdisc", "show", "dev", p.Name); !strings.Contains(out, "tbf") {
-		t.Errorf("what was put on it is gone: %s", out)
-	}
+	expect.Contains(t, nstest.Run(t, n.ns, "tc", "qdisc", "show", "dev", p.Name), "tbf", "what was put on it is gone")
 	// Enslave mends a port that is up, and calls nothing.
 	nstest.Run(t, n.ns, "ip", "link", "set", p.Name, "down")
 	if err := n.conn.Enslave(t.Context(), p); err != nil || calls != 1 {

@@ -118,9 +118,7 @@ func TestEnslaveBringsPodsBackToABridgeMadeAnew(t *testing.T) {
 		expect.Success(t, nstest.Ping(t, n.ns, addrs(p)[0]))
 	}
 	static := nstest.Run(t, n.ns, "bridge", "fdb", "show", "br", "br0", "brport", port(2).Name)
-	if !strings.Contains(static, "02:00:00:00:01:02 sticky master br0 static") {
-		t.Errorf("the static entry is missing:\n%s", static)
-	}
+	expect.Contains(t, static, "02:00:00:00:01:02 sticky master br0 static", "the static entry is missing")
 }
 
 func TestEnslaveOfWhatIsNotThere(t *testing.T) {

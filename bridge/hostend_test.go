@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
@@ -274,7 +275,5 @@ func TestPortIsDownUntilItIsClosed(t *testing.T) {
 			}
 		}
 	}
-	if ups != 1 {
-		t.Errorf("%d requests set the port up", ups)
-	}
+	expect.Equal(t, ups, 1, "requests set the port up")
 }

@@ -27,16 +27,12 @@ func TestAttachmentIsSettledLater(t *testing.T) {
 	must.Succeed(t, err)
 	found := 0
 	for _, a := range list {
-		if a.Flags&addr.Tentative != 0 {
-			t.Errorf("%v is tentative", a)
-		}
+		expect.Equal(t, a.Flags&addr.Tentative, 0, "%v is tentative", a)
 		if a.Prefix.Addr() == p.Addresses[1].Addr() {
 			found++
 		}
 	}
-	if found != 1 {
-		t.Errorf("the pod has %v, want %v among them", list, p.Addresses[1])
-	}
+	expect.Equal(t, found, 1, "the pod has %v, want %v among them", list, p.Addresses[1])
 }
 
 func TestWaitForAnAttachmentEndsWithItsContext(t *testing.T) {

@@ -119,15 +119,11 @@ func TestAttachMakesWhatItReports(t *testing.T) {
 	// iproute2 as the referee of what the kernel was given.
 	details := nstest.Run(t, n.ns, "ip", "-d", "link", "show", p.Name)
 	for _, want := range []string{"alias " + p.Alias, "hairpin on", "isolated on", "addrgenmode none", "02:00:00:00:00:01"} {
-		if !strings.Contains(details, want) {
-			t.Errorf("ip -d link does not say %q:\n%s", want, details)
-		}
+		expect.Contains(t, details, want, "ip -d link")
 	}
 	// With more than it uses, the kernel waits for a grace period to begin with.
 	for _, end := range []string{details, nstest.Run(t, pod, "ip", "-d", "link", "show", "eth0")} {
-		if !strings.Contains(end, "numtxqueues 1 ") {
-			t.Errorf("there is not one queue to send by:\n%s", end)
-		}
+		expect.Contains(t, end, "numtxqueues 1 ", "there is not one queue to send by")
 	}
 }
 
@@ -141,9 +137,7 @@ func TestPodsIPv6IsReadyAtOnceAndQuiet(t *testing.T) {
 			t.Errorf("an address is %s:\n%s", bad, shown)
 		}
 	}
-	if !strings.Contains(shown, "scope link") {
-		t.Errorf("the pod has no link-local address:\n%s", shown)
-	}
+	expect.Contains(t, shown, "scope link", "the pod has no link-local address")
 	expect.Equal(t, nstest.Sysctl(t, pod, "net/ipv6/conf/eth0/accept_ra"), "0", "accept_ra is")
 	_ = a
 }
@@ -171,9 +165,7 @@ func TestRouteAttributesReachTheKernel(t *testing.T) {
 		!strings.Contains(got, "metric 50 mtu 1300 advmss 1200") {
 		t.Errorf("table 100: %s", got)
 	}
-	if got := nstest.Run(t, pod, "ip", "route", "show", "198.51.100.0/24"); !strings.Contains(got, "onlink") {
-		t.Errorf("main table: %s", got)
-	}
+	expect.Contains(t, nstest.Run(t, pod, "ip", "route", "show", "198.51.100.0/24"), "onlink", "main table")
 }
 
 func TestAttachRefusesNamesThatAreTaken(t *testing.T) {
@@ -473,9 +465,7 @@ func TestBridgeIsFullAt1023Ports(t *testing.T) {
 	for i := range 1024 {
 		p := bridge.Port{Bridge: "br0", Name: bridge.HostName("full", "c", string(rune(i))), Peer: "eth" + itoa(i), Down: true}
 		if _, err = n.conn.Attach(t.Context(), pod, p); err != nil {
-			if i != 1023 {
-				t.Errorf("port %d was refused", i)
-			}
+			expect.Equal(t, i, 1023, "port %d was refused", i)
 			break
 		}
 	}

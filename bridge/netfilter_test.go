@@ -2,7 +2,6 @@ package bridge
 
 import (
 	"errors"
-	"strings"
 	"testing"
 
 	"github.com/tombolo-cni/tombolo"
@@ -16,9 +15,7 @@ func TestMissingModuleSaysWhatToDo(t *testing.T) {
 		return probeNetfilter(func(path string) bool { asked = path; return exists })
 	}
 	expect.Success(t, probe(true))
-	if asked != "net/bridge/bridge-nf-call-iptables" {
-		t.Errorf("asked for %q", asked)
-	}
+	expect.Equal(t, asked, "net/bridge/bridge-nf-call-iptables", "asked for")
 	err := probe(false)
 	expect.Is(t, err, ErrNoNetfilter)
 	var opErr *tombolo.OpError
@@ -26,8 +23,6 @@ func TestMissingModuleSaysWhatToDo(t *testing.T) {
 		t.Errorf("%v is not an OpError of the module", err)
 	}
 	for _, word := range []string{"modprobe br_netfilter", "/etc/modules-load.d"} {
-		if !strings.Contains(err.Error(), word) {
-			t.Errorf("%v does not name %s", err, word)
-		}
+		expect.Contains(t, err.Error(), word, "%v does not name", err)
 	}
 }

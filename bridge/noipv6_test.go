@@ -51,9 +51,7 @@ func TestKernelWithoutIPv6GetsAllElse(t *testing.T) {
 	}
 	expect.Success(t, nstest.Ping(t, pod, nstest.Addr("10.44.0.1")))
 	for _, want := range []string{"alias " + p.Alias, "isolated on"} {
-		if out := nstest.Run(t, n.ns, "ip", "-d", "link", "show", p.Name); !strings.Contains(out, want) {
-			t.Errorf("the port has no %q:\n%s", want, out)
-		}
+		expect.Contains(t, nstest.Run(t, n.ns, "ip", "-d", "link", "show", p.Name), want, "the port")
 	}
 
 	p.Alias, p.Isolated = "another", false

@@ -75,9 +75,7 @@ func TestHostThatBeginsToForwardKeepsItsAdvertisedRoute(t *testing.T) {
 		t.Fatalf("changed %t, %v", changed, err)
 	}
 	expect.Equal(t, nstest.Sysctl(t, g.host, "net/ipv6/conf/eth0/forwarding"), "1", "forwarding is")
-	if out := g.defaultRoute(t); !strings.Contains(out, "via "+routerLink+" dev eth0 proto ra") {
-		t.Errorf("the default route is gone:\n%s", out)
-	}
+	expect.Contains(t, g.defaultRoute(t), "via "+routerLink+" dev eth0 proto ra", "the default route is gone")
 	// The next advertisement is heard as well.
 	nstest.Run(t, g.host, "ip", "-6", "route", "del", "default")
 	g.solicit(t)
@@ -117,9 +115,7 @@ func TestLinksWithoutAdvertisementsAreLeftAlone(t *testing.T) {
 	for link, want := range map[string]string{"eth0": "0", "eth1": "1"} {
 		expect.Equal(t, nstest.Sysctl(t, host, "net/ipv6/conf/"+link+"/accept_ra"), want, "accept_ra of %s is", link)
 	}
-	if out := nstest.Run(t, host, "ip", "-6", "route", "show", "default"); !strings.Contains(out, "fe80::1") {
-		t.Errorf("the route is gone: %s", out)
-	}
+	expect.Contains(t, nstest.Run(t, host, "ip", "-6", "route", "show", "default"), "fe80::1", "the route is gone")
 }
 
 func TestRoutingIsComparedAndMade(t *testing.T) {

@@ -62,15 +62,11 @@ func TestHex(t *testing.T) {
 	for _, text := range []string{"", "00", "02:00:0a:09:00:07", "ff:fe"} {
 		var h Hex
 		expect.Success(t, json.Unmarshal([]byte(`"`+text+`"`), &h))
-		if h.String() != text {
-			t.Errorf("read %q as %q", text, h)
-		}
+		expect.Equal(t, h.String(), text, "read %q as %q", text, h)
 	}
 	for _, text := range []string{"0", "0g", "00:", ":00", "00:0", "00-00", "0000", "00::00", "000:0"} {
 		var h Hex
-		if err := h.UnmarshalText([]byte(text)); err == nil {
-			t.Errorf("read %q as %s", text, h)
-		}
+		expect.Failure(t, h.UnmarshalText([]byte(text)), "read %q as %s", text, h)
 	}
 }
 
@@ -112,9 +108,7 @@ func TestConfigsThatCannotWork(t *testing.T) {
 		"option 0 cannot be requested":   {MAC: ownMAC(), Request: []uint8{0}},
 		"no Dial in the configuration":   {MAC: ownMAC()},
 	} {
-		if _, err := New(cfg); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("error %v, want %q", err, want)
-		}
+		expect.Says(t, expect.Err(New(cfg)), want)
 	}
 }
 

@@ -117,9 +117,7 @@ func TestOffersThatNobodyCouldUse(t *testing.T) {
 			t.Errorf("%s: %s, sent %v", name, b.s.State(), b.out.Send)
 			continue
 		}
-		if len(b.s.trace.Heard) != 1 {
-			t.Errorf("%s: heard %v, want a word about it", name, b.s.trace.Heard)
-		}
+		expect.Equal(t, len(b.s.trace.Heard), 1, "%s: heard %v, want a word about it", name, b.s.trace.Heard)
 		b.hear(offer, from(rogueIP)) // another server
 		b.want(Requesting)
 	}
@@ -195,9 +193,7 @@ func TestOfferThenSilence(t *testing.T) {
 	b.hear(offer)
 	b.want(Requesting)
 	b.option(54, raw4(serverIP))
-	if got := b.s.trace.Heard.String(); !strings.Contains(got, "2 OFFERs of 10.9.0.7 from 10.9.0.66") {
-		t.Errorf("heard %s", got)
-	}
+	expect.Contains(t, b.s.trace.Heard.String(), "2 OFFERs of 10.9.0.7 from 10.9.0.66", "heard")
 }
 
 func TestAckOfAnotherAddress(t *testing.T) {

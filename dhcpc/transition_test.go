@@ -321,9 +321,7 @@ func TestRebindingToBound(t *testing.T) {
 		t.Errorf("the lease is of %s, want the server that answered", got)
 	}
 	b.tick()
-	if b.to.Dst.Addr() != addr(rogueIP) {
-		t.Errorf("the next renewal is to %s", b.to.Dst)
-	}
+	expect.Equal(t, b.to.Dst.Addr(), addr(rogueIP), "the next renewal is to %s", b.to.Dst)
 }
 
 func TestRebindingToInit(t *testing.T) {
@@ -396,9 +394,7 @@ func TestRestoreGoesByTheClock(t *testing.T) {
 			b.want(tt.first)
 			b.at(tt.now)
 			b.want(tt.second)
-			if (b.out.Send != nil) != tt.sends {
-				t.Errorf("sent %v", b.out.Send)
-			}
+			expect.Equal(t, b.out.Send != nil, tt.sends, "sent %v", b.out.Send)
 			if held := b.s.Lease(); held != nil && held.Left(tt.now) > time.Hour {
 				t.Errorf("it lasts %s more, and was granted for an hour", held.Left(tt.now))
 			}

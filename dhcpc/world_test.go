@@ -10,6 +10,7 @@ import (
 
 	"github.com/insomniacslk/dhcp/dhcpv4"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -132,9 +133,7 @@ func newWorld(t testing.TB, serve func(*dhcpv4.DHCPv4, *Packet) []*Packet, chang
 	c, err := New(cfg)
 	must.Succeed(t, err)
 	t.Cleanup(func() {
-		if w.open != 0 {
-			t.Errorf("%d transports left open: %v", w.open, w.log)
-		}
+		expect.Equal(t, w.open, 0, "%d transports left open: %v", w.open, w.log)
 	})
 	return w, c
 }

@@ -360,9 +360,7 @@ func TestGCLeavesWhatIsOnRecord(t *testing.T) {
 	must.Succeed(t, n.allocator(r).Collect(t.Context(), nil))
 	for address, want := range map[string]bool{"10.1.0.2": false, "10.1.0.10": true, "10.1.0.11": true, "10.1.0.12": false, "10.1.0.13": false} {
 		_, err := os.Stat(filepath.Join(n.dataDir, n.request("").Network, address))
-		if (err == nil) != want {
-			t.Errorf("%s is reserved: %v, want %t", address, err, want)
-		}
+		expect.Equal(t, err == nil, want, "%s is reserved: %v, want %t", address, err, want)
 	}
 }
 

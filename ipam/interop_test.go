@@ -101,17 +101,11 @@ func TestTheReferenceAndWeSeeEachOthersReservations(t *testing.T) {
 		n.mustRunReference(dir, "CHECK", id)
 		expect.Success(t, n.allocator(n.request(id)).Check(context.Background(), nil), "our CHECK of %s", id)
 	}
-	if _, err := n.runReference(dir, "ADD", "ours1"); err == nil || !strings.Contains(err.Error(), "duplicate allocation") {
-		t.Errorf("the reference does not see that ours1 has an address: %v", err)
-	}
+	expect.Says(t, expect.Err(n.runReference(dir, "ADD", "ours1")), "duplicate allocation", "the reference does not see that ours1 has an address")
 	// The reference passes over what we found alive, and does not take our marker for anything.
 	expect.Equal(t, n.mustRunReference(dir, "ADD", "theirs3"), "10.1.0.6,fd00::7", "reference ADD gave")
-	if _, err := n.tryAdd(n.request("late")); err == nil {
-		t.Error("we gave an address of a full pool")
-	}
-	if _, err := n.runReference(dir, "ADD", "late"); err == nil {
-		t.Error("the reference gave an address of a full pool")
-	}
+	expect.Failure(t, expect.Err(n.tryAdd(n.request("late"))), "we gave an address of a full pool")
+	expect.Failure(t, expect.Err(n.runReference(dir, "ADD", "late")), "the reference gave an address of a full pool")
 	// Each releases what the other reserved.
 	n.mustRunReference(dir, "DEL", "ours1")
 	n.del("theirs1")

@@ -147,9 +147,7 @@ func TestCursorGoesRoundOnce(t *testing.T) {
 				}
 				got = append(got, addr.String())
 			}
-			if strings.Join(got, " ") != tt.want {
-				t.Errorf("got %q, want %q", got, tt.want)
-			}
+			expect.Equal(t, strings.Join(got, " "), tt.want, "got %q, want %q", got, tt.want)
 		})
 	}
 }

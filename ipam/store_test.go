@@ -222,9 +222,7 @@ func TestForeignFilesAreToleratedAndKept(t *testing.T) {
 		"10.1.0.2 is not given to anyone", "10.1.0.3 is not given to anyone",
 		"10.1.0.4 is not given to anyone",
 	} {
-		if !strings.Contains(warnings, want) {
-			t.Errorf("no warning that %s:\n%s", want, warnings)
-		}
+		expect.Contains(t, warnings, want, "no warning that")
 	}
 	ctx := context.Background()
 	expect.Success(t, n.allocator(n.request("a")).Del(ctx, nstest.Addrs("10.1.0.2", "10.1.0.3", "10.1.0.4", "10.1.0.5", "10.1.0.99")))

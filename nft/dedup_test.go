@@ -180,9 +180,7 @@ func TestDedupSparesWhatIsSentOnce(t *testing.T) {
 		for _, d := range second {
 			to := map[bool]string{true: other4, false: other6}[d.Gateway.Is4()]
 			err := nstest.PingWith(t, s.host, nstest.Addr(to), nstest.Echo{From: d.Gateway, Wait: 300 * time.Millisecond})
-			if named != (err == nil) {
-				t.Errorf("from gateway %s, named: %v: %v", d.Gateway, named, err)
-			}
+			expect.Equal(t, named, err == nil, "from gateway %s, named: %v: %v", d.Gateway, named, err)
 		}
 	}
 }
@@ -220,9 +218,7 @@ func TestDedupTakesTheGatewayThatItIsGiven(t *testing.T) {
 		`oifname "veth*" ether saddr 02:00:00:00:00:01 ip saddr 10.22.0.5 return`,
 		`oifname "veth*" ether saddr 02:00:00:00:00:01 ip6 saddr fd00:22::5 return`,
 	} {
-		if !strings.Contains(list, want) {
-			t.Errorf("no %s in:\n%s", want, list)
-		}
+		expect.Contains(t, list, want)
 	}
 	if strings.Contains(list, "10.22.0.1 ") || strings.Contains(list, "fd00:22::1 ") {
 		t.Errorf("a computed gateway in:\n%s", list)

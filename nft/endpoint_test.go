@@ -174,9 +174,7 @@ func TestRemoveTakesOnlyTheOwnersElements(t *testing.T) {
 	nft(t, ns, "add element inet tombolo masq4-podnet { 10.22.0.6 comment \"by hand\" }")
 	expect.Success(t, c.Remove(ctx, b))
 	wantEndpoints(t, c)
-	if list := nft(t, ns, "list", "set", "inet", "tombolo", "masq4-podnet"); !strings.Contains(list, `10.22.0.6 comment "by hand"`) {
-		t.Errorf("what is not ours was deleted:\n%s", list)
-	}
+	expect.Contains(t, nft(t, ns, "list", "set", "inet", "tombolo", "masq4-podnet"), `10.22.0.6 comment "by hand"`, "what is not ours was deleted")
 }
 
 func TestRemoveNetworkLeavesOtherNetworks(t *testing.T) {

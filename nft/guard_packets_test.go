@@ -325,9 +325,7 @@ func TestGuardOfTheMACAloneLooksAtNothingElse(t *testing.T) {
 			stopped++
 		}
 	}
-	if stopped != 4 {
-		t.Errorf("%d attacks are from another's MAC, want 4", stopped)
-	}
+	expect.Equal(t, stopped, 4, "attacks are from another's MAC")
 	s.want(t, decent(), true)
 	// The same pod is held to its addresses from one transaction to the next, and back.
 	full := s.guarded(pod4, pod6)

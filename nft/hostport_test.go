@@ -368,9 +368,7 @@ func TestPortOnAllAddressesLeavesTheHostItsOtherLoopbackAddresses(t *testing.T) 
 	if seen, err := nstest.Ask(t, p.host, "tcp", netip.MustParseAddrPort("127.0.0.54:9053")); err != nil || seen.Addr() != nstest.Addr(bridge4) {
 		t.Errorf("a port on 127.0.0.54: seen as %s, %v; want %s", seen, err, bridge4)
 	}
-	if _, err := nstest.Ask(t, p.host, "tcp", netip.AddrPortFrom(nstest.Addr("127.0.0.2"), hostPort)); err == nil {
-		t.Error("127.0.0.2 leads to the pod")
-	}
+	expect.Failure(t, expect.Err(nstest.Ask(t, p.host, "tcp", netip.AddrPortFrom(nstest.Addr("127.0.0.2"), hostPort))), "127.0.0.2 leads to the pod")
 }
 
 // Services trust callers from 127.0.0.0/8.

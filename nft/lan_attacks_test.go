@@ -185,9 +185,7 @@ func TestGuardedPodIsNobodysRouter(t *testing.T) {
 			for _, name := range []string{"a machine", "the host", "the other pod"} {
 				v := l.targets[name]
 				routes := nstest.Run(t, v.ns, "ip", "-6", "route", "show", "default", "proto", "ra")
-				if (routes == "") != guarded {
-					t.Errorf("guarded: %v: after an %s, %s has the routes %q", guarded, f.name, name, routes)
-				}
+				expect.Equal(t, routes == "", guarded, "guarded: %v: after an %s, %s has the routes %q", guarded, f.name, name, routes)
 			}
 			for _, name := range []string{"a machine", "the host", "the other pod"} {
 				nstest.Run(t, l.targets[name].ns, "ip", "-6", "route", "flush", "proto", "ra")

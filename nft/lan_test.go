@@ -206,9 +206,7 @@ func wantCalls(t *testing.T, calls []lanCall, networks ...string) {
 				if err == nil {
 					got = seen.Addr().String()
 				}
-				if got != c.want {
-					t.Errorf("%s calls %s by %s: seen as %q (%v), want %q", c.name, c.to, network, got, err, c.want)
-				}
+				expect.Equal(t, got, c.want, "%s calls %s by %s: seen as %q (%v), want %q", c.name, c.to, network, got, err, c.want)
 			})
 		}
 	}

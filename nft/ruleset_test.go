@@ -172,9 +172,7 @@ func TestNumberOfRulesDoesNotDependOnPods(t *testing.T) {
 		list, _ := set["elem"].([]any)
 		elements += len(list) - 1 // the sentinel
 	}
-	if elements != 500*4 {
-		t.Errorf("500 dual-stack pods with masquerade have %d elements, want 2000", elements)
-	}
+	expect.Equal(t, elements, 500*4, "500 dual-stack pods with masquerade have %d elements, want 2000", elements)
 }
 
 func TestSettingsOfChainsTellNetworksApart(t *testing.T) {

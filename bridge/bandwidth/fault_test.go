@@ -186,9 +186,7 @@ func TestKernelWithoutIPv6GetsAllElse(t *testing.T) {
 		if got := refusal.Fired(); got != 0 {
 			t.Errorf("the kernel has refused %d requests, which say something of IPv6", got)
 		}
-		if got := nstest.Run(t, n.ns, "ip", "link", "show", n.target.IFB); !strings.Contains(got, "alias "+alias) {
-			t.Errorf("the ifb has not the alias %s:\n%s", alias, got)
-		}
+		expect.Contains(t, nstest.Run(t, n.ns, "ip", "link", "show", n.target.IFB), "alias "+alias, "the ifb has not the alias %s", alias)
 	}
 	if diffs, err := n.conn.Check(t.Context(), n.target, both); len(diffs) > 0 || err != nil {
 		t.Errorf("Check finds %v, %v", diffs, err)

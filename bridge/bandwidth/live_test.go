@@ -102,9 +102,7 @@ func TestEnsureInstallsExactlyTheRate(t *testing.T) {
 				t.Error("it says that nothing changed")
 			}
 			got := n.qdiscs(t)
-			if len(got) != 3 {
-				t.Errorf("qdiscs are %v, want three", got)
-			}
+			expect.Equal(t, len(got), 3, "qdiscs are %v, want three", got)
 			for _, where := range []string{n.target.Port + " root", n.target.IFB + " root"} {
 				q := got[where]
 				if q.Kind != "tbf" || q.Options.Rate != c.rate || differs(q.Options.Burst, c.burst, c.rate) || c.lat != 0 && max(q.Options.Lat, c.lat)-min(q.Options.Lat, c.lat) > 1 {
@@ -127,9 +125,7 @@ func TestEnsureMakesTheIFBAsOurs(t *testing.T) {
 	n.ensure(t, both)
 	details := nstest.Run(t, n.ns, "ip", "-d", "link", "show", n.target.IFB)
 	for _, want := range []string{"alias " + n.target.Alias, ",UP,", "mtu 1279", "ifb"} {
-		if !strings.Contains(details, want) {
-			t.Errorf("ip -d link does not say %q:\n%s", want, details)
-		}
+		expect.Contains(t, details, want, "ip -d link")
 	}
 	if strings.Contains(details, "addrgenmode") {
 		t.Errorf("the ifb has IPv6:\n%s", details)
@@ -183,7 +179,7 @@ func TestEnsureGoesFromAnyShapeToAnyOther(t *testing.T) {
 				if err != nil || (len(diffs) == 0) != (from == to) {
 					t.Errorf("from %s to %s: Check finds %v, %v", from, to, diffs, err)
 				}
-				expect.Equal(t, n.ensure(t, s), (from != to), "from %s to %s: changed is", from, to)
+				expect.Equal(t, n.ensure(t, s), from != to, "from %s to %s: changed is", from, to)
 				if diffs, err := n.conn.Check(t.Context(), n.target, s); len(diffs) > 0 || err != nil {
 					t.Errorf("from %s to %s: Check still finds %v, %v", from, to, diffs, err)
 				}
@@ -331,9 +327,7 @@ func TestForeignFiltersAndQdiscsStay(t *testing.T) {
 		t.Errorf("Check finds %v, %v", diffs, err)
 	}
 	must.Succeed(t, n.conn.Remove(t.Context(), n.target))
-	if out := nstest.Run(t, n.ns, "tc", "filter", "show", "dev", port, "egress"); !strings.Contains(out, "pref 9") {
-		t.Errorf("the other filter is gone:\n%s", out)
-	}
+	expect.Contains(t, nstest.Run(t, n.ns, "tc", "filter", "show", "dev", port, "egress"), "pref 9", "the other filter is gone")
 	expect.Equal(t, nstest.Run(t, n.ns, "tc", "filter", "show", "dev", port, "ingress"), "", "our filter is left")
 	if got := n.qdiscs(t)[port+" root"]; got.Kind != "pfifo" {
 		t.Errorf("the root is %+v, want the pfifo that was there", got)

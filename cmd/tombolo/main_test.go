@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -40,6 +41,14 @@ func TestMain(m *testing.M) {
 type outcome struct {
 	status         int
 	stdout, stderr string
+}
+
+// err is what went wrong, nil where nothing did.
+func (o outcome) err() error {
+	if o.status == 0 {
+		return nil
+	}
+	return fmt.Errorf("%+v", o)
 }
 
 // run runs the command in a namespace, nil for the test's own, with further
@@ -148,9 +157,7 @@ func TestWithoutRootACommandSaysWhatItLacks(t *testing.T) {
 			t.Errorf("%s: %+v", line, got)
 		}
 	}
-	if got := nobody("version"); got.status != 0 {
-		t.Errorf("version: %+v", got)
-	}
+	expect.Success(t, nobody("version").err(), "version")
 }
 
 func TestVersion(t *testing.T) {
@@ -161,9 +168,7 @@ func TestVersion(t *testing.T) {
 	}
 	first, second, _ := strings.Cut(got.stdout, "\n")
 	for _, want := range []string{"tombolo ", "(commit ", "go1.", "linux/"} {
-		if !strings.Contains(first, want) {
-			t.Errorf("no %q in %q", want, first)
-		}
+		expect.Contains(t, first, want)
 	}
 	if want := "CNI 0.1.0, 0.2.0, 0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0\n"; second != want {
 		t.Errorf("second line is %q, want %q", second, want)

@@ -96,16 +96,10 @@ func TestUplinkIsPlannedTakenLookedAtAndGivenBack(t *testing.T) {
 	if got := run(t, host, nil, "", "check", dirs[0], dirs[1]); got.status != exitFound || !strings.Contains(got.stdout, "eth0") || !strings.Contains(got.stdout, "[repair]\n") {
 		t.Errorf("check of a NIC that was taken off its bridge: %+v", got)
 	}
-	if got := run(t, host, nil, "", "repair", dirs[0], dirs[1]); got.status != 0 {
-		t.Errorf("repair mends: %+v", got)
-	}
-	if got := run(t, host, nil, "", "check", dirs[0], dirs[1]); got.status != 0 {
-		t.Errorf("check after the repair: %+v", got)
-	}
+	expect.Success(t, run(t, host, nil, "", "repair", dirs[0], dirs[1]).err(), "repair mends")
+	expect.Success(t, run(t, host, nil, "", "check", dirs[0], dirs[1]).err(), "check after the repair")
 	nstest.Run(t, host, "ip", "link", "set", "eth0", "nomaster")
-	if got := uplink("take", "eth0", "br0"); got.status != 0 {
-		t.Errorf("take mends: %+v", got)
-	}
+	expect.Success(t, uplink("take", "eth0", "br0").err(), "take mends")
 	if got := uplink("status"); got.stdout != "eth0 on br0: taken\n" || got.status != 0 {
 		t.Errorf("status of what was mended: %+v", got)
 	}
@@ -119,9 +113,7 @@ func TestUplinkIsPlannedTakenLookedAtAndGivenBack(t *testing.T) {
 	expect.Success(t, nstest.Ping(t, host, nstest.Addr("192.0.2.1")))
 
 	// What is no longer there is not said to be back.
-	if got := uplink("take", "eth0", "br0"); got.status != 0 {
-		t.Fatalf("take once more: %+v", got)
-	}
+	must.Succeed(t, uplink("take", "eth0", "br0").err(), "take once more")
 	nstest.Run(t, host, "sh", "-ec", "ip -4 address flush dev br0")
 	got := uplink("restore", "eth0", "br0")
 	_, command, ok := strings.Cut(got.stderr, "If it is to be back: ")

@@ -258,9 +258,7 @@ func TestInformBringsDNSAndNoLease(t *testing.T) {
 		return w.run(w.m.Inform(w.now, 1), w.timeout, func(o Output) bool { info = o.Information; return info != nil })
 	}
 	must.Succeed(t, inform())
-	if fmt.Sprint(info.DNS, info.Search, info.Refresh) != "[2001:db8::53 fe80::53] [example.org] 10m0s" {
-		t.Errorf("%+v", info)
-	}
+	expect.Equal(t, fmt.Sprint(info.DNS, info.Search, info.Refresh), "[2001:db8::53 fe80::53] [example.org] 10m0s", "%+v", info)
 	if len(w.log) != 1 || w.sent[0].Options.OneIANA() != nil {
 		t.Errorf("sent %v", w.sent)
 	}

@@ -255,9 +255,7 @@ func TestDialingIPv6SaysWhatIsWrong(t *testing.T) {
 	} {
 		expect.Is(t, err, tombolo.ErrInvalid, "%s", name)
 	}
-	if _, err := transport.DialWitness6(&transport.Config{Link: 1}); err == nil {
-		t.Error("a witness without the client's MAC address")
-	}
+	expect.Failure(t, expect.Err(transport.DialWitness6(&transport.Config{Link: 1})), "a witness without the client's MAC address")
 	// A program of the pod's has the port, and shares it with nobody.
 	var conn *net.UDPConn
 	must.Succeed(t, l.pod.Do(func() error {

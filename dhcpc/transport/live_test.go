@@ -169,9 +169,7 @@ func TestErrorsOfOpening(t *testing.T) {
 		}
 		// A UDP socket binds to an index that is none's, and fails when it sends.
 		if u, err := transport.DialUDP(&tt.cfg); err == nil {
-			if err := u.Send(t.Context(), packet(clientMAC())); err == nil {
-				t.Errorf("%s: sent", name)
-			}
+			expect.Failure(t, u.Send(t.Context(), packet(clientMAC())), "%s: sent", name)
 			u.Close()
 		}
 	}
@@ -206,9 +204,7 @@ func TestUDPLeasesAnAddress(t *testing.T) {
 	if s := <-heard; s.peer != nobody || !s.m.IsBroadcast() {
 		t.Errorf("the server heard %s, broadcast %v", s.peer, s.m.IsBroadcast())
 	}
-	if len(lease.ServerMAC) != 0 {
-		t.Errorf("a UDP socket gave the MAC address %s", lease.ServerMAC)
-	}
+	expect.Equal(t, len(lease.ServerMAC), 0, "a UDP socket gave the MAC address %s", lease.ServerMAC)
 	if u, _ := transport.DialUDP(l.config()); u != nil {
 		defer u.Close()
 		expect.Is(t, u.Send(t.Context(), &dhcpc.Packet{ARP: &dhcpc.ARP{}}), unix.EOPNOTSUPP, "sent ARP")
@@ -330,9 +326,7 @@ func TestReleaseFromTheNamespace(t *testing.T) {
 		t.Errorf("the server heard %s from %s", s.kind, s.peer)
 	}
 	nstest.Run(t, l.pod, "ip", "address", "flush", "dev", "eth0")
-	if err := c.Release(t.Context(), lease); err == nil {
-		t.Error("sent from an address that is gone")
-	}
+	expect.Failure(t, c.Release(t.Context(), lease), "sent from an address that is gone")
 }
 
 func TestAnotherHostHasTheAddress(t *testing.T) {

@@ -343,9 +343,7 @@ func TestDocsNameMessagesThatExist(t *testing.T) {
 					continue
 				}
 				found++
-				if !strings.Contains(all, part) {
-					t.Errorf("docs/operating.md says what to do about %q, and no message has %q", m[1], part)
-				}
+				expect.Contains(t, all, part, "docs/operating.md says what to do about %q, and no message has", m[1])
 			}
 		}
 	}

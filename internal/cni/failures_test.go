@@ -7,6 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -17,9 +18,7 @@ func TestCallsThatFailAreCountedByVerbAndCode(t *testing.T) {
 	dir, err := state.Open(n.stateDir)
 	must.Succeed(t, err)
 	n.run(t, p, "ADD", nil).must(t)
-	if _, err := os.Stat(n.stateDir + "/failures"); err == nil {
-		t.Error("an ADD that succeeds has counted something")
-	}
+	expect.Failure(t, expect.Err(os.Stat(n.stateDir+"/failures")), "an ADD that succeeds has counted something")
 	for _, verb := range []string{"ADD", "ADD", "STATUS"} {
 		n.run(t, p, verb, map[string]any{"mtu": map[string]int{"ADD": 0, "STATUS": -1}[verb]})
 	}

@@ -254,9 +254,7 @@ func TestLenientParsingNeedsJSON(t *testing.T) {
 	t.Parallel()
 	for _, conf := range []string{``, `{"name": "pods"`, `{"name" "pods"}`, `{"name": "pods"}}`} {
 		_, err := parseLenient([]byte(conf))
-		if code(err) != codeDecoding {
-			t.Errorf("%q: %v, want code %d", conf, err, codeDecoding)
-		}
+		expect.Equal(t, code(err), codeDecoding, "%q: %v, want code %d", conf, err, codeDecoding)
 	}
 }
 

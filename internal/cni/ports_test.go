@@ -44,9 +44,7 @@ func TestCapabilitiesAsContainerdWritesThem(t *testing.T) {
 	if err != nil || shape != wantShape {
 		t.Errorf("limits %+v, %v; want %+v", shape, err, wantShape)
 	}
-	if len(rc.DNS.Servers)+len(rc.DNS.Searches)+len(rc.DNS.Options) != 3 {
-		t.Errorf("DNS is %+v", rc.DNS)
-	}
+	expect.Equal(t, len(rc.DNS.Servers)+len(rc.DNS.Searches)+len(rc.DNS.Options), 3, "DNS is %+v", rc.DNS)
 }
 
 func TestPortMappings(t *testing.T) {
@@ -97,7 +95,5 @@ func TestTheConfigurationsLimitsGoBeforeTheRuntimes(t *testing.T) {
 		t.Errorf("got %+v, %v; want %+v", s, err, want)
 	}
 	_, err = new(NetConf).shape(parsedRuntimeConfig(t, `{"bandwidth": {"egressRate": 5}}`))
-	if err == nil || !strings.Contains(err.Error(), "bandwidth of runtimeConfig: egress") {
-		t.Errorf("a rate of 5: %v", err)
-	}
+	expect.Says(t, err, "bandwidth of runtimeConfig: egress", "a rate of 5")
 }

@@ -156,9 +156,7 @@ func mustHaveFailed(t *testing.T, a answer, codes []uint, words ...string) {
 		t.Errorf("code %d, want %d: %s", a.err.Code, codes, a.err.Msg)
 	}
 	for _, w := range words {
-		if !strings.Contains(a.err.Msg, w) {
-			t.Errorf("the message does not say %q: %s", w, a.err.Msg)
-		}
+		expect.Contains(t, a.err.Msg, w, "the message")
 	}
 }
 

@@ -80,9 +80,7 @@ func TestAliasFillsTheKernelsBufferAndNoMore(t *testing.T) {
 			lengths[len(a.Addresses) == count] = max(lengths[len(a.Addresses) == count], len(got))
 		}
 	}
-	if lengths[true] != 255 {
-		t.Errorf("the longest alias with its addresses has %d bytes: one of 255 would do", lengths[true])
-	}
+	expect.Equal(t, lengths[true], 255, "the longest alias with its addresses has %d bytes: one of 255 would do", lengths[true])
 }
 
 func TestAliasesOfOthers(t *testing.T) {

@@ -69,9 +69,7 @@ func TestWhatAnOperatorChoseIsLeftAlone(t *testing.T) {
 
 func TestAddressesOfBuses(t *testing.T) {
 	t.Parallel()
-	if _, err := dialSocket(t.Context(), "tcp:host=127.0.0.1,port=1", time.Second); err == nil || !strings.Contains(err.Error(), systemBus) {
-		t.Errorf("another transport: %v", err)
-	}
+	expect.Says(t, expect.Err(dialSocket(t.Context(), "tcp:host=127.0.0.1,port=1", time.Second)), systemBus, "another transport")
 	expect.Is(t, expect.Err(dialSocket(t.Context(), "unix:path=/nowhere,guid=12", time.Second)), errNoBus, "nobody listens")
 }
 
@@ -207,7 +205,5 @@ func TestWithoutABusNothingIsTold(t *testing.T) {
 	log, stop := hold(t, "unix:path="+t.TempDir()+"/none")
 	time.Sleep(20 * time.Millisecond) // for some attempts; too few would pass as well
 	stop()
-	if log.String() != "" {
-		t.Errorf("log: %s", log)
-	}
+	expect.Equal(t, log.String(), "", "log: %s", log)
 }

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/internal/ident"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 )
 
 func TestHashStaysWhatItIs(t *testing.T) {
@@ -20,9 +21,7 @@ func TestNamesThatRunTogetherHashApart(t *testing.T) {
 	seen := map[string][3]string{}
 	for _, names := range [][3]string{{"ab", "c", "d"}, {"a", "bc", "d"}, {"a", "b", "cd"}, {"abc", "d", ""}, {"", "abc", "d"}, {"a,1:b", "c", "d"}} {
 		h := ident.Hash(names[0], names[1], names[2])
-		if len(h) != ident.Digits {
-			t.Errorf("%q: %q has not %d digits", names, h, ident.Digits)
-		}
+		expect.Equal(t, len(h), ident.Digits, "%q: %q has not %d digits", names, h, ident.Digits)
 		if other, ok := seen[h]; ok {
 			t.Errorf("%q and %q are both %s", names, other, h)
 		}

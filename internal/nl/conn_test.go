@@ -175,9 +175,7 @@ func TestSilentRequestIsHeardWhenItFails(t *testing.T) {
 			}
 			return [][]byte{nltest.Ack(r[1])}
 		}).Execute(&b)
-		if fails != errors.Is(err, unix.EPERM) {
-			t.Errorf("fails %t: %v", fails, err)
-		}
+		expect.Equal(t, fails, errors.Is(err, unix.EPERM), "fails %t: %v", fails, err)
 	}
 }
 
@@ -252,9 +250,7 @@ func TestDumpGivesTheWholeList(t *testing.T) {
 			tries := 0
 			c := fake(func(r []netlink.Message) [][]byte {
 				tries++
-				if r[0].Header.Flags != unix.NLM_F_REQUEST|unix.NLM_F_DUMP {
-					t.Errorf("flags %#x are not those of a dump", r[0].Header.Flags)
-				}
+				expect.Equal(t, r[0].Header.Flags, unix.NLM_F_REQUEST|unix.NLM_F_DUMP, "flags %#x are not those of a dump", r[0].Header.Flags)
 				return tt.answer(r[0], tries-1)
 			})
 			got := ""

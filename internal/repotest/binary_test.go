@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -29,9 +30,7 @@ func mustBeStatic(t *testing.T, path string, machine elf.Machine) {
 	f, err := elf.Open(path)
 	must.Succeed(t, err)
 	defer f.Close()
-	if f.Machine != machine {
-		t.Errorf("machine is %v", f.Machine)
-	}
+	expect.Equal(t, f.Machine, machine, "machine is")
 	for _, p := range f.Progs {
 		if p.Type == elf.PT_INTERP {
 			t.Error("it needs a dynamic loader")

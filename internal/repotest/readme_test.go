@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -39,8 +40,6 @@ func TestREADMEIsForTwoMinutes(t *testing.T) {
 		if strings.HasSuffix(page, ".md") {
 			want = "(docs/" + filepath.Base(page) + ")"
 		}
-		if !strings.Contains(text, want) {
-			t.Errorf("README.md lacks %s", want)
-		}
+		expect.Contains(t, text, want, "README.md")
 	}
 }

@@ -23,9 +23,7 @@ func TestAttachmentGoesFromAddingToReadyToGone(t *testing.T) {
 	p := pending(t, d, a)
 	got, err := d.Load("cbr0", a.Hash())
 	must.Succeed(t, err)
-	if got.State != Adding {
-		t.Errorf("after Create its state is %q", got.State)
-	}
+	expect.Equal(t, got.State, Adding, "after Create its state is")
 	a.Addresses = a.Addresses[:1] // what is learnt between Create and Commit counts
 	a.MTU = 9000
 	must.Succeed(t, p.Commit(a))
@@ -93,9 +91,7 @@ func TestCreateIsExclusive(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if won != 1 {
-		t.Errorf("%d have created the record, want 1", won)
-	}
+	expect.Equal(t, won, 1, "have created the record")
 }
 
 func TestCommitNeverRevivesARemovedRecord(t *testing.T) {
@@ -106,9 +102,7 @@ func TestCommitNeverRevivesARemovedRecord(t *testing.T) {
 	must.Succeed(t, d.Remove("cbr0", a.Hash()))
 	expect.Is(t, p.Commit(a), os.ErrNotExist, "Commit")
 	expect.Is(t, expect.Err(os.Lstat(recordPath(t, d, a))), os.ErrNotExist, "the record is back")
-	if a.State != Adding {
-		t.Errorf("State = %q after a Commit that failed", a.State)
-	}
+	expect.Equal(t, a.State, Adding, "State = %q after a Commit that failed", a.State)
 }
 
 func TestCommitLeavesALaterRecordOfTheSameNameAlone(t *testing.T) {
@@ -132,15 +126,11 @@ func TestRecordsTooLargeToReadAreNotWritten(t *testing.T) {
 	d := newDir(t)
 	a := sample("c1")
 	a.DataDir = strings.Repeat("x", file.MaxRecord/2)
-	if _, err := d.Create(a); err == nil || !strings.Contains(err.Error(), "at most 524288") {
-		t.Errorf("Create: %v", err)
-	}
+	expect.Says(t, expect.Err(d.Create(a)), "at most 524288", "Create")
 	a.DataDir = ""
 	p := pending(t, d, a)
 	a.DataDir = strings.Repeat("x", file.MaxRecord/2)
-	if err := p.Commit(a); err == nil || !strings.Contains(err.Error(), "at most 524288") {
-		t.Errorf("Commit: %v", err)
-	}
+	expect.Says(t, p.Commit(a), "at most 524288", "Commit")
 	largest := sample("c2")
 	largest.DataDir = strings.Repeat("x", file.MaxRecord/2-2000)
 	p = pending(t, d, largest)

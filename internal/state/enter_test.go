@@ -172,9 +172,7 @@ func TestOf64FirstProcessesOneBegins(t *testing.T) {
 		tokens[p.line()]++
 		p.finish()
 	}
-	if len(tokens) != 1 {
-		t.Errorf("they saw the epochs %v, want one", tokens)
-	}
+	expect.Equal(t, len(tokens), 1, "they saw the epochs %v, want one", tokens)
 	expect.Equal(t, strings.Count(mustRead(t, begun), "\n"), 1, "of them began it")
 }
 
@@ -189,9 +187,7 @@ func TestABeginnerThatIsKilledIsFollowedByAnother(t *testing.T) {
 	second.expect("ready")
 	second.proceed()
 	first.kill()
-	if token := second.line(); !strings.Contains(token, "/") {
-		t.Errorf("the second's token is %q", token)
-	}
+	expect.Contains(t, second.line(), "/", "the second's token")
 	second.finish()
 	if n := strings.Count(mustRead(t, begun), "\n"); n != 1 {
 		t.Errorf("%d began it, want the second", n)

@@ -39,9 +39,7 @@ func FuzzDecodeAttachment(f *testing.F) {
 		a, err := decodeAttachment(data)
 		fuzzDecoder(t, data, a, err, func(a *Attachment) []byte {
 			line := lineOf(t, a)
-			if bytes.IndexByte(line, '\n') != len(line)-1 {
-				t.Errorf("%q is more than one line", line)
-			}
+			expect.Equal(t, bytes.IndexByte(line, '\n'), len(line)-1, "%q is more than one line", line)
 			return line
 		}, decodeAttachment)
 	})

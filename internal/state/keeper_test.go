@@ -17,9 +17,7 @@ import (
 func TestFailuresAreCountedByVerbAndCode(t *testing.T) {
 	t.Parallel()
 	d := newDir(t)
-	if err := d.CountFailure("ADD", 100); err == nil {
-		t.Error("counted where there is no state directory")
-	}
+	expect.Failure(t, d.CountFailure("ADD", 100), "counted where there is no state directory")
 	must.Succeed(t, os.MkdirAll(d.Path(), 0o700))
 	var all sync.WaitGroup
 	for _, code := range []uint{100, 11, 100, 4_000_000_000, 999} {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -43,9 +42,7 @@ func TestLockModesExcludeEachOther(t *testing.T) {
 				t.Errorf("Lock = %v, %v, want ErrLocked", l, err)
 			}
 			for _, says := range []string{d.Path() + "/lock", "waited", test.wanted.String()} {
-				if !strings.Contains(err.Error(), says) {
-					t.Errorf("%v does not say %q", err, says)
-				}
+				expect.Contains(t, err.Error(), says, "%v", err)
 			}
 			must.Succeed(t, held.Close())
 			lock(t, again(d), test.wanted)
@@ -79,9 +76,7 @@ func TestLockIsGivenUpOnceOnly(t *testing.T) {
 		"Downgrade": l.Downgrade(),
 		"Ensure":    l.Ensure(t.Context(), nil, nil),
 	} {
-		if err == nil || !strings.Contains(err.Error(), "not held") {
-			t.Errorf("%s after Close: %v", what, err)
-		}
+		expect.Says(t, err, "not held", "%s after Close", what)
 	}
 }
 
@@ -132,9 +127,7 @@ func TestDowngradeLetsSharedHoldersInAndNoOther(t *testing.T) {
 	}
 	lock(t, again(d), Shared)
 	expect.Is(t, expect.Err(again(d).Lock(canceled(), Exclusive)), ErrLocked, "exclusive beside it")
-	if err := l.Downgrade(); err == nil {
-		t.Error("Downgrade of a shared lock succeeds")
-	}
+	expect.Failure(t, l.Downgrade(), "Downgrade of a shared lock succeeds")
 }
 
 // Another program uses flock(1) and knows of no gate.

@@ -128,9 +128,7 @@ func TestSaveNetworkRefusesWhatWouldNotBeReadBack(t *testing.T) {
 		"too large":            {Name: "n", Policy: strings.Repeat("x", file.MaxRecord)},
 	}
 	for what, n := range tests {
-		if err := d.SaveNetwork(n); err == nil {
-			t.Errorf("%s: saved", what)
-		}
+		expect.Failure(t, d.SaveNetwork(n), "%s: saved", what)
 	}
 	expect.Is(t, expect.Err(os.Lstat(d.Path())), os.ErrNotExist, "a refusal has made %s", d.Path())
 }

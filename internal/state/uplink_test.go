@@ -131,9 +131,7 @@ func TestAnUplinksRecordThatCannotBeReadBackIsNotWritten(t *testing.T) {
 	for what, record := range map[string]string{
 		"nothing": "", "half": sampleUplink[:20], "two": "{}\n{}", "too much": `"` + strings.Repeat("x", maxUplink) + `"`,
 	} {
-		if err := d.Uplink("eth0").Save([]byte(record)); err == nil {
-			t.Errorf("Save of %s", what)
-		}
+		expect.Failure(t, d.Uplink("eth0").Save([]byte(record)), "Save of %s", what)
 	}
 	if got, err := d.Uplink("eth0").Load(); err != nil || string(got) != sampleUplink {
 		t.Errorf("what was there: %q, %v", got, err)

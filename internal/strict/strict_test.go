@@ -346,9 +346,7 @@ func TestExemptKeysArePassedOver(t *testing.T) {
 	}
 	want := []call{{"", "_comment"}, {"", "capabilities"}, {"ipam.ranges[0][0]", "_why"}, {"ipam", "capabilities"}}
 	expect.NoDiff(t, cmp.Diff(want, calls, cmp.AllowUnexported(call{})), "calls of exempt")
-	if v.Name != "n" {
-		t.Errorf("what came before the error is not stored: %+v", v)
-	}
+	expect.Equal(t, v.Name, "n", "what came before the error is not stored: %+v", v)
 }
 
 func TestExemptValuesMustStillBeJSON(t *testing.T) {
@@ -400,9 +398,7 @@ func TestOnlyPointersToStructsAreTargets(t *testing.T) {
 	t.Parallel()
 	var nothing *netconf
 	for _, v := range []any{nil, netconf{}, nothing, new(int), new(map[string]int)} {
-		if err := strict.Unmarshal([]byte(`{}`), v, nil); err == nil || !strings.Contains(err.Error(), "not a pointer to a struct") {
-			t.Errorf("Unmarshal into %T: %v", v, err)
-		}
+		expect.Says(t, strict.Unmarshal([]byte(`{}`), v, nil), "not a pointer to a struct", "Unmarshal into %T", v)
 	}
 }
 

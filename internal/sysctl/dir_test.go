@@ -50,9 +50,7 @@ func TestDirectorysErrorsNameTheFile(t *testing.T) {
 	if _, err := sysctl.OpenDir("net/no/such"); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "/proc/sys/net/no/such") {
 		t.Errorf("OpenDir: %v", err)
 	}
-	if _, err := sysctl.OpenDir("net/ipv4/ip_forward"); err == nil {
-		t.Error("a file is opened as a directory")
-	}
+	expect.Failure(t, expect.Err(sysctl.OpenDir("net/ipv4/ip_forward")), "a file is opened as a directory")
 	d, err := sysctl.OpenDir("net/ipv4/conf")
 	must.Succeed(t, err)
 	defer d.Close()

@@ -32,9 +32,7 @@ func TestParametersAreTheNamespacesOwn(t *testing.T) {
 			t.Errorf("second Ensure: changed %t, %v", changed, err)
 		}
 		v, err := sysctl.Read(path)
-		if v != "1" {
-			t.Errorf("Read gives %q", v)
-		}
+		expect.Equal(t, v, "1", "Read gives")
 		return err
 	})
 	must.Succeed(t, err)
@@ -60,7 +58,5 @@ func TestErrorsNameTheFileAndTheValue(t *testing.T) {
 		t.Errorf("Read: %v", err)
 	}
 	err = nstest.New(t).Do(func() error { return sysctl.Write("net/ipv4/ip_forward", "many") })
-	if err == nil || !strings.Contains(err.Error(), "write many to /proc/sys/net/ipv4/ip_forward: invalid argument") {
-		t.Errorf("Write: %v", err)
-	}
+	expect.Says(t, err, "write many to /proc/sys/net/ipv4/ip_forward: invalid argument", "Write")
 }

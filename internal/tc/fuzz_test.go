@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
@@ -94,9 +95,7 @@ func TestDecodersReadTheKernelsReplies(t *testing.T) {
 			}
 		}
 	}
-	if len(seen) != 2 {
-		t.Errorf("replies by type: %v, want two types", seen)
-	}
+	expect.Equal(t, len(seen), 2, "replies by type: %v, want two types", seen)
 }
 
 // reply is a message's body as the kernel would write it.
@@ -125,8 +124,6 @@ func TestCutRepliesAreErrors(t *testing.T) {
 		body := reply(t, func(ae *netlink.AttributeEncoder) {
 			options(ae, "tbf", func(ae *netlink.AttributeEncoder) error { ae.Uint32(attr, 1); return nil })
 		})
-		if err := q.Decode(body); err == nil {
-			t.Errorf("%s: read as %+v", name, q)
-		}
+		expect.Failure(t, q.Decode(body), "%s: read as %+v", name, q)
 	}
 }

@@ -186,12 +186,8 @@ func TestBridgeKeepsItsMACAndMTU(t *testing.T) {
 	first := w.add(n.pod("a")).Interfaces[0]
 	w.with(conf{"mtu": 1400}).add(n.pod("b"), capability("mac", "02:00:00:00:00:00"))
 	l := links(t, n.ns)["cbr0"]
-	if l.MAC != first.Mac {
-		t.Errorf("the bridge's MAC went from %s to %s", first.Mac, l.MAC)
-	}
-	if l.MTU != 1400 {
-		t.Errorf("the bridge's MTU is %d, want the configuration's new one", l.MTU)
-	}
+	expect.Equal(t, l.MAC, first.Mac, "the bridge's MAC went from %s to", first.Mac)
+	expect.Equal(t, l.MTU, 1400, "the bridge's MTU is %d, want the configuration's new one", l.MTU)
 }
 
 func TestDADIsWaitedForWhereAskedFor(t *testing.T) {
@@ -281,9 +277,7 @@ func TestRoutesCarryEveryAttribute(t *testing.T) {
 	got, err := json.Marshal(r.Routes)
 	must.Succeed(t, err)
 	for _, part := range []string{`"advmss":1200`, `"mtu":1300`, `"priority":50`, `"table":100`, `"scope":253`} {
-		if !strings.Contains(string(got), part) {
-			t.Errorf("the result's routes %s lack %s", got, part)
-		}
+		expect.Contains(t, string(got), part, "the result's routes")
 	}
 	expect.Success(t, w.check(p))
 }

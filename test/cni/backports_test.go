@@ -28,15 +28,11 @@ func TestTheWayFrom127GoesWithTheLastPodAfterGoingBack(t *testing.T) {
 				_, err := nstest.AskWithin(t, s.ns, "tcp", netip.AddrPortFrom(nstest.Addr("127.0.0.1"), port), 5*time.Second)
 				return err
 			}
-			if o := s.operate("install", "--names", "all", s.programs); o.status != 0 {
-				t.Fatalf("install: %+v", o)
-			}
+			must.Succeed(t, s.operate("install", "--names", "all", s.programs).err(), "install")
 			s.chain("ADD", "a", list("8081"))
 			s.of("a").serve(t, "tcp", 80)
 			must.Succeed(t, answers(8081))
-			if o := s.operate("install", "--undo", s.programs); o.status != 0 {
-				t.Fatalf("undo: %+v", o)
-			}
+			must.Succeed(t, s.operate("install", "--undo", s.programs).err(), "undo")
 			if _, err := os.Stat(filepath.Join(s.programs, "bridge.reference")); err == nil {
 				t.Fatal("the reference's plugins have not got their names back")
 			}
@@ -45,20 +41,14 @@ func TestTheWayFrom127GoesWithTheLastPodAfterGoingBack(t *testing.T) {
 			must.Succeed(t, answers(8082))
 			s.chain("DEL", "a", list("8081"))
 			vanish(t, s.of("a").path)
-			if o := s.operate("gc", "--state", s.state); o.status != 0 {
-				t.Fatalf("gc: %+v", o)
-			}
-			if o := s.remove("net"); o.status != 0 {
-				t.Fatalf("remove: %+v", o)
-			}
+			must.Succeed(t, s.operate("gc", "--state", s.state).err(), "gc")
+			must.Succeed(t, s.remove("net").err(), "remove")
 			expect.Equal(t, nstest.Sysctl(t, s.ns, "net/ipv4/conf/cni0/route_localnet"), "0", "with the last port, route_localnet is")
 			nstest.Sysctl(t, s.ns, "net/ipv4/conf/cni0/route_localnet", "1")
 			expect.Success(t, answers(8082), "as the document says")
 
 			s.chain("DEL", "b", list("8082"))
-			if o := s.operate("install", "--names", "all", s.programs); o.status != 0 {
-				t.Fatalf("install: %+v", o)
-			}
+			must.Succeed(t, s.operate("install", "--names", "all", s.programs).err(), "install")
 			nstest.Sysctl(t, s.ns, "net/ipv4/conf/cni0/route_localnet", "0")
 			s.chain("ADD", "c", list("8083"))
 			if got := nstest.Sysctl(t, s.ns, "net/ipv4/conf/cni0/route_localnet"); got != "1" {

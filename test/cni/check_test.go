@@ -79,14 +79,14 @@ func TestCHECKFindsWhatIsNotAsItWasMade(t *testing.T) {
 		}, "owner of element cbr0 . 10.77.0.2"},
 		{"the table is dormant", nft(`add table inet tombolo { flags dormant; }`), "dormant"},
 		{"a reservation is gone", func(w *network, _ *pod) {
-			removeAll(w, w.state+"/ipam/podnet/10.77.0.2")
+			must.Succeed(w, os.RemoveAll(w.state+"/ipam/podnet/10.77.0.2"))
 		}, "10.77.0.2 is not reserved"},
 		{"a reservation is another's", func(w *network, _ *pod) {
 			must.Succeed(w, os.WriteFile(w.state+"/ipam/podnet/fd77::2", []byte("other\r\neth0"), 0o600))
 		}, "fd77::2 is not reserved"},
-		{"the record is gone", func(w *network, _ *pod) { removeAll(w, w.state+"/attachments") }, "no attachment eth0"},
-		{"the network's record is gone", func(w *network, _ *pod) { removeAll(w, w.state+"/networks") }, "record of network"},
-		{"the state is gone", func(w *network, _ *pod) { removeAll(w, w.state) }, "no attachment eth0"},
+		{"the record is gone", func(w *network, _ *pod) { must.Succeed(w, os.RemoveAll(w.state+"/attachments")) }, "no attachment eth0"},
+		{"the network's record is gone", func(w *network, _ *pod) { must.Succeed(w, os.RemoveAll(w.state+"/networks")) }, "record of network"},
+		{"the state is gone", func(w *network, _ *pod) { must.Succeed(w, os.RemoveAll(w.state)) }, "no attachment eth0"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
@@ -118,7 +118,7 @@ func TestCHECKListsAllThatIsWrong(t *testing.T) {
 	n.ip("link set " + w.port(p) + " nomaster mtu 1400")
 	nstest.Run(t, p.NS, "ip", "route", "del", "default")
 	n.nft("flush chain inet tombolo masq-podnet")
-	removeAll(t, n.state+"/ipam/podnet/10.77.0.2")
+	must.Succeed(t, os.RemoveAll(n.state+"/ipam/podnet/10.77.0.2"))
 	err := w.check(p)
 	for _, part := range []string{"membership in bridge cbr0", "MTU is 1400", "route default via 10.77.0.1", "masquerade what pods send", "10.77.0.2 is not reserved"} {
 		wantError(t, err, 113, part)

@@ -114,7 +114,7 @@ func fromTemplate(t testing.TB, name string, cidrs []string) string {
 // bird starts BIRD on the node.
 func (m *member) bird() {
 	m.Helper()
-	need(m.t, "bird")
+	nstest.Need(m.t, "bird")
 	m.begin("bird", "-f", "-c", filepath.Join(clusterFiles, "bird.conf"), "-s", filepath.Join(m.dir, "s"))
 }
 
@@ -140,7 +140,7 @@ func (m *member) careless() {
 // frr starts FRR on the node, which is the one that frr.conf is for.
 func (m *member) frr() {
 	m.Helper()
-	need(m.t, "vtysh")
+	nstest.Need(m.t, "vtysh")
 	dir, err := os.MkdirTemp("", "frr") // which FRR's own user reaches
 	if err != nil {
 		m.t.Fatal(err)
@@ -184,7 +184,7 @@ func (m *member) stop() {
 		cmd.Process.Kill()
 		cmd.Wait()
 		if m.t.Failed() {
-			m.t.Logf("%s of node %d: %s", cmd.Path, m.number, readFileIf(m.t, filepath.Join(m.dir, filepath.Base(cmd.Path))))
+			m.t.Logf("%s of node %d: %s", cmd.Path, m.number, nstest.ReadIf(m.t, filepath.Join(m.dir, filepath.Base(cmd.Path))))
 		}
 	}
 	m.engine = nil
@@ -284,12 +284,8 @@ func (c *cluster) wantAllInOrder(when string) {
 	c.Helper()
 	for _, m := range c.nodes {
 		before := m.engines()
-		if o := m.operate("check", "--state", m.state); o.status != 0 {
-			c.Errorf("%s, check on node %d: %+v", when, m.number, o)
-		}
-		if o := m.operate("doctor", "--dns", "none", "--state", m.state); o.status != 0 {
-			c.Errorf("%s, doctor on node %d: %+v", when, m.number, o)
-		}
+		expect.Success(c, m.operate("check", "--state", m.state).err(), "%s, check on node %d", when, m.number)
+		expect.Success(c, m.operate("doctor", "--dns", "none", "--state", m.state).err(), "%s, doctor on node %d", when, m.number)
 		if o := m.operate("repair", "--state", m.state); o.status != 0 || strings.Contains(o.stdout, "repaired: ") {
 			c.Errorf("%s, repair on node %d: %+v", when, m.number, o)
 		}
@@ -338,9 +334,7 @@ func TestPodsOfAClusterReachEachOther(t *testing.T) {
 	c.until("the withdrawal of node 3's routes", func() bool { return !first.to(third) && !second.to(third) })
 	wantDirect(t, pods[:2]...)
 	// The pod hears of it, and nothing leaves the node by the default route.
-	if _, err := nstest.AskWithin(t, pods[0].NS, "tcp", pods[2].at[1], time.Second); err == nil {
-		t.Error("a pod of the dead node answers")
-	}
+	expect.Failure(t, expect.Err(nstest.AskWithin(t, pods[0].NS, "tcp", pods[2].at[1], time.Second)), "a pod of the dead node answers")
 	if says := first.find(pods[2].at); !strings.Contains(says, "the host has no route to "+pods[2].at[0].Addr().String()) || !strings.Contains(says, "birdc show protocols") {
 		t.Errorf("tombolo doctor says %s", says)
 	}
@@ -364,9 +358,7 @@ func TestPodsOfAClusterReachEachOther(t *testing.T) {
 
 	// A node announces its pods while its bridge is there.
 	third.del(pods[2].pod)
-	if o := third.remove("pods"); o.status != 0 {
-		t.Fatalf("remove: %+v", o)
-	}
+	must.Succeed(t, third.remove("pods").err(), "remove")
 	c.until("the withdrawal of node 3's routes", func() bool { return !first.to(third) && !second.to(third) })
 	pods[2] = third.start(t, "another")
 	c.converge()
@@ -399,9 +391,7 @@ func TestTemplatesOfAClusterAreValid(t *testing.T) {
 				t.Errorf("%s with %v: %+v", path, cidrs, o)
 			}
 			for _, cidr := range cidrs {
-				if !strings.Contains(o.stdout, cidr) {
-					t.Errorf("%s with %v says nothing of %s: %s", path, cidrs, cidr, o.stdout)
-				}
+				expect.Contains(t, o.stdout, cidr, "%s with %v", path, cidrs)
 			}
 		}
 	}
@@ -469,9 +459,7 @@ func TestDoctorFollowsTheWayToAnotherNodesPods(t *testing.T) {
 	b.run("sh", "-ec", blocks[i].text)
 	want("a rule for other nodes' pods", "eth0 of network pods: nothing found")
 	wantDirect(t, pod, other)
-	if o := b.operate("check", "--state", b.state); o.status != 0 {
-		t.Errorf("check with the rule: %+v", o)
-	}
+	expect.Success(t, b.operate("check", "--state", b.state).err(), "check with the rule")
 }
 
 // With mode lan, pods of all nodes are on one link: nothing is routed.
@@ -499,8 +487,6 @@ func TestPodsOfTwoNodesOnOneLANReachEachOther(t *testing.T) {
 			wantPing(t, pods[i].NS, at)
 		}
 		expect.Equal(t, seenAs(t, pods[i].NS, c.router, elsewhere4), pods[i].at[0].Addr().String(), "the router sees a pod of node %d as", m.number)
-		if o := m.operate("check", "--state", m.state); o.status != 0 {
-			t.Errorf("check on node %d: %+v", m.number, o)
-		}
+		expect.Success(t, m.operate("check", "--state", m.state).err(), "check on node %d", m.number)
 	}
 }

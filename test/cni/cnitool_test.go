@@ -7,9 +7,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -19,7 +19,7 @@ import (
 func TestCnitool(t *testing.T) {
 	t.Parallel()
 	for _, program := range []string{"unshare", "nsenter", "bash"} {
-		need(t, program)
+		nstest.Need(t, program)
 	}
 	n := newNode(t)
 	server := nstest.Serve(t, n.outside(), "tcp", netip.MustParseAddrPort(outside4+":0"))
@@ -53,9 +53,7 @@ func TestCnitool(t *testing.T) {
 	o, err := n.exec(context.Background(), unshare, nil, environ, "--mount", "bash", "-ec", script)
 	must.Succeed(t, err)
 	for _, part := range []string{`"address": "10.77.0.2/24"`, `"address": "fd77::2/64"`, "LISTED", "SEEN AS " + uplink4, "DONE"} {
-		if !strings.Contains(o.stdout, part) {
-			t.Errorf("%q is missing", part)
-		}
+		expect.Contains(t, o.stdout, part)
 	}
 	if t.Failed() || o.status != 0 || o.stderr != "" {
 		t.Errorf("exit status %d\n%s\n%s", o.status, o.stdout, o.stderr)

@@ -2,6 +2,7 @@ package cni
 
 import (
 	"fmt"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -9,6 +10,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
 func TestSameAttachmentTwiceAtOnceIsMadeOnce(t *testing.T) {
@@ -33,9 +36,7 @@ func TestSameAttachmentTwiceAtOnceIsMadeOnce(t *testing.T) {
 				wantError(t, err, 111, "DEL it first")
 			}
 		}
-		if made != 1 {
-			t.Errorf("%d of three ADDs of one attachment succeeded", made)
-		}
+		expect.Equal(t, made, 1, "of three ADDs of one attachment succeeded")
 		expect.Success(t, w.check(p))
 		w.del(p)
 		n.wantTraces(before)
@@ -171,7 +172,7 @@ func TestNamesMayBeLong(t *testing.T) {
 			}
 			expect.Success(t, w.check(a))
 			// What of it the kernel keeps is enough to find everything by.
-			removeAll(t, n.state)
+			must.Succeed(t, os.RemoveAll(n.state))
 			if next := w.add(n.pod("next")); ip4(next) == ip4(ra) || ip6(next) == ip6(ra) {
 				t.Errorf("an address was given twice: %v", ips(next))
 			}
@@ -192,7 +193,7 @@ func TestNamesMayBeLong(t *testing.T) {
 // the kernel's objects.
 func TestWarmADDListsNothing(t *testing.T) {
 	t.Parallel()
-	need(t, "strace")
+	nstest.Need(t, "strace")
 	n := newNode(t)
 	w := n.podnet(nil)
 	listing := func(p *pod) []string {

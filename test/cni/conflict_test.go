@@ -146,8 +146,6 @@ func TestASubnetOfANetworkWhoseBridgeIsDeletedIsGivenToTheNext(t *testing.T) {
 	// Now it is the first that has to wait.
 	wantRefused(t, w, `network "next" on bridge cbr1`)
 	next.del(q)
-	if o := n.remove("next"); o.status != 0 {
-		t.Error(o.stdout)
-	}
+	expect.Success(t, n.remove("next").err())
 	n.wantNothing()
 }

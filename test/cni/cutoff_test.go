@@ -68,9 +68,7 @@ func TestWhatCutsAPodOffIsNamedAndTheRemedyHelps(t *testing.T) {
 			case tc.undo != nil:
 				tc.undo(s)
 			default:
-				if !strings.Contains(line, "; this helps: "+remedy) {
-					t.Errorf("check advises another command than %q: %s", remedy, line)
-				}
+				expect.Contains(t, line, "; this helps: "+remedy, "check advises another command than %q", remedy)
 				s.on(remedy)
 			}
 			s.quiet("after the remedy")
@@ -102,9 +100,7 @@ func (s *scene) diagnosed(step, text string) string {
 		if strings.Contains(f.Evidence, text) {
 			remedy = f.Remedy
 		}
-		if f.Step != step {
-			s.Errorf("doctor finds something at step %s, where %s is the cause: %+v", f.Step, step, f)
-		}
+		expect.Equal(s, f.Step, step, "doctor finds something at step %s, where %s is the cause: %+v", f.Step, step, f)
 	}
 	if remedy == "" {
 		s.Errorf("doctor does not say %q: %+v", text, reports)
@@ -135,7 +131,7 @@ func TestDELLeavesTheReservationOfAnother(t *testing.T) {
 func TestAnAddressWithoutItsReservationIsNotTakenFromItsPod(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
-	removeAll(t, s.reservation("10.77.0.2"))
+	must.Succeed(t, os.RemoveAll(s.reservation("10.77.0.2")))
 	must.Succeed(t, os.WriteFile(s.reservation("last_reserved_ip.0"), []byte("10.77.0.1"), 0o600))
 	c := s.pod("c")
 	_, err := s.tryAdd(c)
@@ -153,9 +149,7 @@ func TestRepairPutsBackTheRouteToALeasedSubnet(t *testing.T) {
 	p := l.pod("a")
 	w.add(p)
 	nstest.Run(t, p.NS, "ip", "route", "del", "192.168.50.0/24", "dev", "eth0")
-	if err := w.check(p); err == nil || !strings.Contains(err.Error(), "route 192.168.50.0/24 is missing") {
-		t.Errorf("CHECK: %v", err)
-	}
+	expect.Says(t, w.check(p), "route 192.168.50.0/24 is missing", "CHECK")
 	o := l.operate("repair", "--state", l.state)
 	if !strings.HasPrefix(lineWith(o.stdout, "interface eth0: route 192.168.50.0/24 is missing"), "repaired: ") {
 		t.Errorf("repair: %+v", o)
@@ -176,8 +170,6 @@ func TestAGatewayThatIsThereIsNotExchanged(t *testing.T) {
 	}
 	n.operate("repair", "--state", n.state)
 	for line := range strings.Lines(before) {
-		if after := n.run("ip", "route"); !strings.Contains(after, strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(line), "linkdown"))) {
-			t.Errorf("the route %sis gone:\n%s", line, after)
-		}
+		expect.Contains(t, n.run("ip", "route"), strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(line), "linkdown")), "the route %sis gone", line)
 	}
 }

@@ -187,7 +187,7 @@ func TestNoContentOfARecordKeepsAPodFromGoing(t *testing.T) {
 						s.take(t, p)
 						s.wantNothing()
 						if of != "attachment" {
-							removeAll(t, s.network()) // no ADD replaces a directory
+							must.Succeed(t, os.RemoveAll(s.network())) // no ADD replaces a directory
 						}
 					})
 					if !ok {
@@ -222,7 +222,7 @@ func TestNoFullDiskKeepsAPodFromGoing(t *testing.T) {
 			}
 			s.take(t, p)
 			s.wantNothing()
-			removeAll(t, filler)
+			must.Succeed(t, os.RemoveAll(filler))
 			s.add(t, s.pod("next"))
 		})
 	}

@@ -98,11 +98,11 @@ func TestDELLeavesNothing(t *testing.T) {
 			w.del(p)
 		}, true},
 		{"when the record is gone", func(t *testing.T, w *network, p *pod) {
-			removeAll(t, w.state+"/attachments")
+			must.Succeed(t, os.RemoveAll(w.state+"/attachments"))
 			w.del(p)
 		}, true},
 		{"when the record is gone, without prevResult", func(t *testing.T, w *network, p *pod) {
-			removeAll(t, w.state+"/attachments")
+			must.Succeed(t, os.RemoveAll(w.state+"/attachments"))
 			w.callOK(call{verb: "DEL", id: p.id, ifName: "eth0", stdin: w.stdin(nil)})
 		}, true},
 		{"when the record is rubbish", func(t *testing.T, w *network, p *pod) {
@@ -112,11 +112,11 @@ func TestDELLeavesNothing(t *testing.T) {
 			w.callOK(call{verb: "DEL", id: p.id, ifName: "eth0", stdin: w.stdin(nil)})
 		}, true},
 		{"when the state directory is gone", func(t *testing.T, w *network, p *pod) {
-			removeAll(t, w.state)
+			must.Succeed(t, os.RemoveAll(w.state))
 			w.del(p)
 		}, true},
 		{"when the state directory is gone, with neither", func(t *testing.T, w *network, p *pod) {
-			removeAll(t, w.state)
+			must.Succeed(t, os.RemoveAll(w.state))
 			w.callOK(call{verb: "DEL", id: p.id, ifName: "eth0", stdin: w.stdin(nil)})
 		}, true},
 	} {
@@ -150,11 +150,6 @@ func (n *node) wantNoTraceOf(w *network, p *pod, r *current.Result) {
 			n.Errorf("left: %s", trace)
 		}
 	}
-}
-
-func removeAll(t testing.TB, path string) {
-	t.Helper()
-	must.Succeed(t, os.RemoveAll(path))
 }
 
 // A runtime may lose a pod without a DEL, and give the next one the same ID, as ctr does

@@ -19,6 +19,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
 // documents gives what a file of YAML has.
@@ -109,9 +110,7 @@ func TestDaemonSetsInstallIntoTheDirectoriesOfOtherDistributions(t *testing.T) {
 				}
 			}
 		}
-		if installs != 1 {
-			t.Errorf("%s has %d containers that are told the directories", name, installs)
-		}
+		expect.Equal(t, installs, 1, "%s has %d containers that are told the directories", name, installs)
 	}
 }
 
@@ -158,9 +157,7 @@ func TestDaemonSetsAreWhole(t *testing.T) {
 			volumes = append(volumes, v.Name)
 		}
 		for _, c := range slices.Concat(pod.InitContainers, pod.Containers) {
-			if c.Image != "tombolo:dev" {
-				t.Errorf("%s: container %s has image %q", name, c.Name, c.Image)
-			}
+			expect.Equal(t, c.Image, "tombolo:dev", "%s: container %s has image", name, c.Name)
 			if len(c.Command) > 0 && strings.HasSuffix(c.Command[0], "install.sh") {
 				if o := exec.Command("grep", "-q", "^"+c.Command[1]+")", filepath.Join(repository, "deploy/kubernetes/install.sh")).Run(); o != nil {
 					t.Errorf("%s: install.sh has no verb %q", name, c.Command[1])
@@ -203,7 +200,7 @@ func tree(t *testing.T, dir string) map[string]string {
 
 func TestInstallScriptOfTheDaemonSet(t *testing.T) {
 	t.Parallel()
-	need(t, "busybox")
+	nstest.Need(t, "busybox")
 	host, from := t.TempDir(), t.TempDir()
 	write := func(path, text string) {
 		t.Helper()
@@ -276,7 +273,7 @@ func TestInstallScriptOfTheDaemonSet(t *testing.T) {
 
 func TestInstallScriptKeepsWhatSomebodyDeletes(t *testing.T) {
 	t.Parallel()
-	need(t, "busybox")
+	nstest.Need(t, "busybox")
 	host, from := t.TempDir(), t.TempDir()
 	must.Succeed(t, os.WriteFile(from+"/tombolo-cni", []byte("program"), 0o755))
 	cmd := exec.Command("busybox", "sh", filepath.Join(repository, "deploy/kubernetes/install.sh"), "keep")

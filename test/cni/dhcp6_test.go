@@ -192,9 +192,7 @@ func TestPodsThatFormTheirAddressesAskForDNSByDHCPv6(t *testing.T) {
 	}
 	expect.Success(t, w.check(p))
 	listed := func() string { return l.operate("leases", "--json", "--leases", l.state+"-leases").stdout }
-	if !strings.Contains(listed(), `"fd00:50::53"`) {
-		t.Errorf("tombolo leases:\n%s", listed())
-	}
+	expect.Contains(t, listed(), `"fd00:50::53"`, "tombolo leases")
 	asked := func() int { return strings.Count(l.server.Logged(), "DHCPINFORMATION-REQUEST(") }
 	if asked() != 1 {
 		t.Errorf("asked %d times", asked())

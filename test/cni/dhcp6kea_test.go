@@ -21,7 +21,7 @@ type kea6 struct {
 
 func (l *lan6) newKea6(t *testing.T) *kea6 {
 	t.Helper()
-	need(t, "kea-dhcp6")
+	nstest.Need(t, "kea-dhcp6")
 	k := &kea6{dir: t.TempDir()}
 	t.Cleanup(func() {
 		k.stop()
@@ -34,7 +34,7 @@ func (l *lan6) newKea6(t *testing.T) *kea6 {
 
 func (k *kea6) log(t *testing.T) string {
 	t.Helper()
-	return readFileIf(t, filepath.Join(k.dir, "log"))
+	return nstest.ReadIf(t, filepath.Join(k.dir, "log"))
 }
 
 func (k *kea6) stop() {

@@ -29,7 +29,7 @@ const (
 type lan struct {
 	*node
 	router *netns.NS
-	server *exec.Cmd
+	server *nstest.Dnsmasq
 	leases string // dnsmasq's file
 	log    string
 }
@@ -37,9 +37,8 @@ type lan struct {
 // newLAN has a bridge br0 on the node, and a router with a DHCP server on it.
 func newLAN(t *testing.T, options ...string) *lan {
 	t.Helper()
-	need(t, "dnsmasq")
 	n := newNode(t)
-	l := &lan{node: n, router: nstest.New(t), leases: filepath.Join(t.TempDir(), "leases"), log: filepath.Join(t.TempDir(), "log")}
+	l := &lan{node: n, router: nstest.New(t)}
 	nstest.Veth(t, n.ns, "lan0", l.router, "eth0")
 	n.ip("link add br0 type bridge")
 	n.ip("link set br0 up")
@@ -53,57 +52,21 @@ func newLAN(t *testing.T, options ...string) *lan {
 // serve starts the server, and waits until it is there.
 func (l *lan) serve(t *testing.T, options ...string) {
 	t.Helper()
-	args := append([]string{
-		"--keep-in-foreground", "--conf-file=/dev/null", "--no-resolv", "--no-hosts", "--no-ping", "--port=0", "--bind-interfaces",
-		"--interface=eth0", "--except-interface=lo", "--dhcp-authoritative", "--pid-file=", "--user=root", "--log-dhcp",
-		"--dhcp-leasefile=" + l.leases, "--log-facility=" + l.log, "--leasefile-ro=0",
-		"--dhcp-range=192.168.50.100,192.168.50.200,1h", // which no test outlives that has no keeper
-	}, options...)
-	args = removeString(args, "--leasefile-ro=0")
-	if strings.Contains(strings.Join(options, " "), "--dhcp-range=") {
-		args = removeString(args, "--dhcp-range=192.168.50.100,192.168.50.200,1h")
+	if !strings.Contains(strings.Join(options, " "), "--dhcp-range=") {
+		options = append(options, "--dhcp-range=192.168.50.100,192.168.50.200,1h") // which no test outlives that has no keeper
 	}
-	cmd := exec.Command("dnsmasq", args...)
-	var stderr strings.Builder
-	cmd.Stderr = &stderr
-	must.Succeed(t, l.router.Do(cmd.Start))
-	l.server = cmd
-	t.Cleanup(func() {
-		cmd.Process.Kill()
-		cmd.Wait()
-	})
-	if !l.eventually(t, func() bool { return strings.Contains(readFileIf(t, l.log), "DHCP, IP range") }) {
-		t.Fatalf("dnsmasq did not start: %s", stderr.String())
-	}
-}
-
-func removeString(list []string, s string) []string {
-	var out []string
-	for _, e := range list {
-		if e != s {
-			out = append(out, e)
-		}
-	}
-	return out
+	l.server = nstest.NewDnsmasq(t, l.router, "eth0", options...)
+	l.leases, l.log = l.server.LeaseFile, l.server.LogFile
 }
 
 // leased are the lines of dnsmasq's lease file.
-func (l *lan) leased() string { l.Helper(); return readFileIf(l, l.leases) }
+func (l *lan) leased() string { l.Helper(); return nstest.ReadIf(l, l.leases) }
 
 // wantReleased waits until the server has no lease of an address: a RELEASE has no
 // answer.
 func (l *lan) wantReleased(t *testing.T, address string) {
 	t.Helper()
 	l.eventually(t, func() bool { return !strings.Contains(l.leased(), " "+address+" ") })
-}
-
-func readFileIf(t testing.TB, path string) string {
-	t.Helper()
-	data, err := os.ReadFile(path)
-	if err != nil && !os.IsNotExist(err) {
-		t.Fatal(err)
-	}
-	return string(data)
 }
 
 func (l *lan) network(fields conf) *network {
@@ -144,14 +107,10 @@ func TestPodLeasesItsAddressFromTheLAN(t *testing.T) {
 	}
 	wantPing(t, p.NS, router4)
 	for _, want := range []string{"default via " + router4, "10.9.0.0/16 via 192.168.50.9"} {
-		if got := nstest.Run(t, p.NS, "ip", "-4", "route"); !strings.Contains(got, want) {
-			t.Errorf("no %q in:\n%s", want, got)
-		}
+		expect.Contains(t, nstest.Run(t, p.NS, "ip", "-4", "route"), want)
 	}
 	address := ip4(r).String()
-	if got := l.leased(); !strings.Contains(got, " "+address+" web-0 ") {
-		t.Errorf("the server's leases do not name %s as web-0:\n%s", address, got)
-	}
+	expect.Contains(t, l.leased(), " "+address+" web-0 ", "the server's leases do not name %s as web-0", address)
 	// The kernel ends it if nobody renews.
 	if got := lifetime(t, p); got < anHourAtLeast || got > 3600 {
 		t.Errorf("the address has a lifetime of %d s, want that of the lease, an hour", got)
@@ -204,7 +163,7 @@ func TestGCReleasesLeases(t *testing.T) {
 	a, b := l.pod("a"), l.pod("b")
 	gone := ip4(w.add(a)).String()
 	kept := ip4(w.add(b)).String()
-	removeAll(t, l.state+"/attachments/lan/"+strings.TrimPrefix(w.port(a), "veth")+".json")
+	must.Succeed(t, os.RemoveAll(l.state+"/attachments/lan/"+strings.TrimPrefix(w.port(a), "veth")+".json"))
 	w.gc(b)
 	l.wantReleased(t, gone)
 	// The server empties the file before it writes it anew.
@@ -313,9 +272,7 @@ func TestLeasesListsWhatPodsHaveLeased(t *testing.T) {
 	if o.status != 0 || !strings.Contains(o.stdout, ip4(r).String()) || !strings.Contains(o.stdout, "default/web-0") {
 		t.Errorf("status %d:\n%s%s", o.status, o.stdout, o.stderr)
 	}
-	if !strings.Contains(o.stderr, "no keeper runs") {
-		t.Errorf("stderr does not say that nobody renews: %s", o.stderr)
-	}
+	expect.Contains(t, o.stderr, "no keeper runs", "stderr does not say that nobody renews")
 	var list []struct {
 		Address string
 		Left    int
@@ -362,18 +319,18 @@ func TestADDThatFailsAfterItsLeaseGivesItBack(t *testing.T) {
 	_, err := w.tryAdd(l.pod("second"), publish(t, "8080:80/tcp"))
 	wantError(t, err, 112, "port 8080/tcp is already published")
 	l.wantTraces(before)
-	l.eventually(t, func() bool { return strings.Contains(readFileIf(t, l.log), "DHCPRELEASE(") })
+	l.eventually(t, func() bool { return strings.Contains(nstest.ReadIf(t, l.log), "DHCPRELEASE(") })
 	// The server says so before it writes it down: that of the first pod is left.
 	l.eventually(t, func() bool {
 		got := l.leased()
 		return strings.Count(got, "\n") == 1 && strings.Contains(got, " "+ip4(r).String()+" ")
 	})
 	clients := map[string]bool{}
-	for _, m := range regexp.MustCompile(`DHCPACK\(eth0\) (\S+ \S+)`).FindAllStringSubmatch(readFileIf(t, l.log), -1) {
+	for _, m := range regexp.MustCompile(`DHCPACK\(eth0\) (\S+ \S+)`).FindAllStringSubmatch(nstest.ReadIf(t, l.log), -1) {
 		clients[m[1]] = true // it may have been asked twice, and answered
 	}
 	if len(clients) != 2 {
-		t.Errorf("the second pod did not lease:\n%s", readFileIf(t, l.log))
+		t.Errorf("the second pod did not lease:\n%s", nstest.ReadIf(t, l.log))
 	}
 }
 
@@ -422,11 +379,11 @@ func (l *lan) eventually(t testing.TB, ok func() bool) bool {
 			return true
 		}
 	}
-	t.Errorf("it did not come in %s; the server says:\n%s", patience, readFileIf(t, l.log))
+	t.Errorf("it did not come in %s; the server says:\n%s", patience, nstest.ReadIf(t, l.log))
 	return false
 }
 
-func (l *lan) acks(t *testing.T) int { return strings.Count(readFileIf(t, l.log), "DHCPACK(") }
+func (l *lan) acks(t *testing.T) int { return strings.Count(nstest.ReadIf(t, l.log), "DHCPACK(") }
 
 // makeDue has a lease be renewed now.
 func (l *lan) makeDue(t *testing.T, w *network, p *pod) {
@@ -448,12 +405,12 @@ func TestKeeperRenewsAndMayBeKilled(t *testing.T) {
 	wantError(t, w.status(), 50, "no keeper runs")
 	wantError(t, w.check(p), 113, "no keeper runs")
 	// The next one takes up where it stood: no DISCOVER, and no other address.
-	discovers := strings.Count(readFileIf(t, l.log), "DHCPDISCOVER(")
+	discovers := strings.Count(nstest.ReadIf(t, l.log), "DHCPDISCOVER(")
 	before := l.acks(t)
 	l.makeDue(t, w, p)
 	l.keep(t)
 	l.eventually(t, func() bool { return l.acks(t) > before })
-	if got := strings.Count(readFileIf(t, l.log), "DHCPDISCOVER("); got != discovers {
+	if got := strings.Count(nstest.ReadIf(t, l.log), "DHCPDISCOVER("); got != discovers {
 		t.Errorf("%d DISCOVERs after the restart, %d before", got, discovers)
 	}
 	if got := globals(t, p.NS, "eth0"); len(got) != 1 || got[0] != r.IPs[0].Address.String() {

@@ -34,14 +34,14 @@ func TestADDDoesNotBelieveThePodsOwnServer(t *testing.T) {
 		return err == nil && strings.Contains(out, ",UP")
 	})
 	mac := nstest.MAC(t, p.NS, "eth0")
-	rogue := &lan{node: l.node, router: nstest.Divert(t, p.NS, "eth0", "redirected"), leases: t.TempDir() + "/leases", log: t.TempDir() + "/log"}
+	rogue := &lan{node: l.node, router: nstest.Divert(t, p.NS, "eth0", "redirected")}
 	nstest.Run(t, rogue.router, "ip", "address", "add", "192.168.50.66/24", "dev", "eth0")
 	rogue.serve(t)
 	if got, err := leaseInPod(t, p); err != nil || got.Server.String() != "192.168.50.66" {
 		t.Fatalf("the attack does not work, so that the test shows nothing: %v, %v", got, err)
 	}
 	wantError(t, <-added, 11, "no answer to")
-	if got := readFileIf(t, rogue.log); !strings.Contains(got, "DHCPOFFER(eth0) ") || !strings.Contains(got, mac) {
+	if got := nstest.ReadIf(t, rogue.log); !strings.Contains(got, "DHCPOFFER(eth0) ") || !strings.Contains(got, mac) {
 		t.Errorf("the ADD's DISCOVER did not come to the pod's server, so that the test shows nothing:\n%s", got)
 	}
 	l.wantNothing()
@@ -67,10 +67,10 @@ func TestADDDoesNotBelieveWhatComesBackToThePod(t *testing.T) {
 	})
 	mac := nstest.MAC(t, p.NS, "eth0")
 	nstest.Run(t, p.NS, "ip", "address", "add", "192.168.50.66/24", "dev", "eth0")
-	rogue := &lan{node: l.node, router: p.NS, leases: t.TempDir() + "/leases", log: t.TempDir() + "/log"}
+	rogue := &lan{node: l.node, router: p.NS}
 	rogue.serve(t, "--dhcp-option=option:router")
 	err := <-added
-	if got := readFileIf(t, rogue.log); !strings.Contains(got, "DHCPOFFER(eth0) ") || !strings.Contains(got, mac) {
+	if got := nstest.ReadIf(t, rogue.log); !strings.Contains(got, "DHCPOFFER(eth0) ") || !strings.Contains(got, mac) {
 		t.Errorf("the ADD's DISCOVER did not come to the pod's server, so that the test shows nothing:\n%s", got)
 	}
 	wantError(t, err, 11, "no answer to")
@@ -106,15 +106,14 @@ func TestADDDeclinesWhatTheHostOrAnotherPodHas(t *testing.T) {
 	w := l.network(conf{"ipam": conf{"type": "dhcp", "keeper": "optional", "timeout": "2m"}})
 	w.plugin["ipam"].(conf)["timeout"] = "2m"
 	a := w.add(l.pod("a"))
-	if got := readFileIf(t, l.log); ip4(a).String() != "192.168.50.3" || !strings.Contains(got, "DHCPDECLINE(eth0) 192.168.50.2 ") {
+	if got := nstest.ReadIf(t, l.log); ip4(a).String() != "192.168.50.3" || !strings.Contains(got, "DHCPDECLINE(eth0) 192.168.50.2 ") {
 		t.Errorf("the pod has %s, want the one behind the host's; the server says:\n%s", ip4(a), got)
 	}
-	again := &lan{node: l.node, router: l.router, leases: t.TempDir() + "/leases", log: t.TempDir() + "/log"}
-	l.server.Process.Kill()
-	l.server.Wait()
+	again := &lan{node: l.node, router: l.router}
+	l.server.Stop()
 	again.serve(t, "--dhcp-sequential-ip", "--dhcp-range=set:few,192.168.50.3,192.168.50.4,1h")
 	b := w.add(l.pod("b"))
-	if got := readFileIf(t, again.log); ip4(b).String() != "192.168.50.4" || !strings.Contains(got, "DHCPDECLINE(eth0) 192.168.50.3 ") {
+	if got := nstest.ReadIf(t, again.log); ip4(b).String() != "192.168.50.4" || !strings.Contains(got, "DHCPDECLINE(eth0) 192.168.50.3 ") {
 		t.Errorf("the pod has %s, want the one behind the other pod's; the server says:\n%s", ip4(b), got)
 	}
 }
@@ -195,15 +194,12 @@ func TestAServersMaskTakesNothingFromOtherPods(t *testing.T) {
 	w.add(l.pod("good"))
 	rules := func() string { return nstest.Run(t, l.ns, "nft", "list", "chain", "inet", "tombolo", "masq-lan") }
 	before := rules()
-	l.server.Process.Kill()
-	l.server.Wait()
-	evil := &lan{node: l.node, router: l.router, leases: t.TempDir() + "/leases", log: t.TempDir() + "/log"}
+	l.server.Stop()
+	evil := &lan{node: l.node, router: l.router}
 	evil.serve(t, "--dhcp-option-force=1,128.0.0.0")
 	p := l.pod("b")
 	w.add(p)
-	if got := readFileIf(t, evil.log); !strings.Contains(got, "netmask  128.0.0.0") {
-		t.Errorf("the server named no such mask, so that the test shows nothing:\n%s", got)
-	}
+	expect.Contains(t, nstest.ReadIf(t, evil.log), "netmask  128.0.0.0", "the server named no such mask, so that the test shows nothing")
 	expect.Equal(t, rules(), before, "masquerade was\n%s\nand is", before)
 	if got := nstest.Run(t, p.NS, "ip", "-4", "route", "show", "scope", "link"); !strings.HasPrefix(got, "192.168.50.0/24 ") || strings.Count(got, "\n") != 1 {
 		t.Errorf("on the pod's link are:\n%s", got)

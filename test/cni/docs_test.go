@@ -13,6 +13,7 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -151,7 +152,7 @@ func TestDocsCommandsAreRun(t *testing.T) {
 // run runs the blocks on a machine of their own.
 func (lab docLab) run(t *testing.T) {
 	for _, program := range []string{"unshare", "bash", "make", "go", "busybox", "containerd", "runc", "ctr"} {
-		need(t, program)
+		nstest.Need(t, program)
 	}
 	if lab.name == "podman" {
 		if version, err := exec.Command("podman", "--version").Output(); err != nil || !strings.Contains(string(version), "version 4.") {
@@ -185,9 +186,7 @@ func (lab docLab) run(t *testing.T) {
 	must.Succeed(t, err)
 	removePodmansGroups()
 	for _, want := range append(slices.Clone(lab.output), "DONE") {
-		if !strings.Contains(o.stdout, want) {
-			t.Errorf("%q is missing", want)
-		}
+		expect.Contains(t, o.stdout, want)
 	}
 	if t.Failed() || o.status != 0 {
 		t.Errorf("exit status %d\n%s\n%s", o.status, o.stdout, o.stderr)
@@ -201,8 +200,8 @@ func (lab docLab) node(t *testing.T) *node {
 		n.outside()
 		return n
 	}
-	need(t, "dnsmasq")
-	l := &lan{node: n, router: nstest.New(t), leases: filepath.Join(t.TempDir(), "leases"), log: filepath.Join(t.TempDir(), "log")}
+	nstest.Need(t, "dnsmasq")
+	l := &lan{node: n, router: nstest.New(t)}
 	nstest.Veth(t, n.ns, "eth0", l.router, "eth0")
 	nstest.Run(t, l.router, "ip", "address", "add", router4+"/24", "dev", "eth0")
 	n.ip("address add 192.168.50.10/24 dev eth0")

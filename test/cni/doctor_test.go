@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -92,9 +93,7 @@ func TestDoctorKnowsItsPods(t *testing.T) {
 		t.Errorf("%+v", o)
 	}
 	s.in("ip link set eth0 mtu 1400") // as the plugin tuning does
-	if o := s.operate("doctor", "--state", s.state, "--dns", "none", "a"); o.status != 0 {
-		t.Errorf("of a pod with an MTU of its own: %+v", o)
-	}
+	expect.Success(t, s.operate("doctor", "--state", s.state, "--dns", "none", "a").err(), "of a pod with an MTU of its own")
 	s.in("ip link set eth0 down")
 	var reports []struct {
 		ContainerID string
@@ -105,9 +104,7 @@ func TestDoctorKnowsItsPods(t *testing.T) {
 		t.Fatalf("want both pods: %+v", reports)
 	}
 	for _, r := range reports {
-		if (r.ContainerID == "a") != (len(r.Findings) > 0) {
-			t.Errorf("want findings of a and none of b: %+v", r)
-		}
+		expect.Equal(t, r.ContainerID == "a", (len(r.Findings) > 0), "want findings of a and none of b: %+v", r)
 		for _, f := range r.Findings {
 			if f.Step == "" || f.Evidence == "" || f.Remedy == "" {
 				t.Errorf("a finding that lacks something: %+v", f)

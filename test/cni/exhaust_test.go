@@ -109,9 +109,7 @@ func TestBridgeLearnsNoEndOfMACsFromAPod(t *testing.T) {
 				t.Errorf("without a limit, the bridge learns %d MACs of %d: nothing is to be limited", got, more)
 			}
 			wantError(t, w.check(a), 113, difference)
-			if out := n.operate("repair", "--state", n.state); out.status != 0 {
-				t.Fatalf("repair: %+v", out)
-			}
+			must.Succeed(t, n.operate("repair", "--state", n.state).err(), "repair")
 			if got := learnt(); got > most {
 				t.Errorf("after a repair, the bridge learns %d MACs", got)
 			}
@@ -153,9 +151,7 @@ func TestBridgeOfSomebodyElsesLearnsAsItDid(t *testing.T) {
 		return
 	}
 	n.setBridgeLimit("br1", unix.IFLA_BR_FDB_MAX_LEARNED, 77)
-	if out := n.operate("repair", "--state", n.state); out.status != 0 {
-		t.Fatalf("repair: %+v", out)
-	}
+	must.Succeed(t, n.operate("repair", "--state", n.state).err(), "repair")
 	expect.Equal(t, *n.link("br1").Bridge.MaxLearned, 77, "an operator's limit of 77 has become")
 }
 

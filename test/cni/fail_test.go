@@ -397,9 +397,7 @@ func TestSecondDefaultRouteTakesALargerMetric(t *testing.T) {
 		}
 	}
 	expect.Success(t, second.check(a, as("net1")))
-	if o := n.operate("repair", "--state", n.state); o.status != 0 {
-		t.Errorf("repair: %s", o.stdout)
-	}
+	expect.Success(t, n.operate("repair", "--state", n.state).err(), "repair")
 	expect.Success(t, second.check(a, as("net1")), "after a repair")
 	first.del(a)
 	if got := nstest.Run(t, a.NS, "ip", "route", "show", "default"); !strings.Contains(got, "via 10.78.0.1 dev net1") || !strings.Contains(got, "metric 100") {

@@ -20,6 +20,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
 // minder is a tombolod that keeps no leases.
@@ -66,7 +67,7 @@ func (n *node) mindOn(t *testing.T, bus string, flags []string, hidden ...*pod) 
 		cmd.Process.Kill()
 		cmd.Wait()
 		if t.Failed() {
-			t.Logf("tombolod: %s", readFileIf(t, m.log))
+			t.Logf("tombolod: %s", nstest.ReadIf(t, m.log))
 		}
 	})
 	m.process = cmd
@@ -223,7 +224,7 @@ func TestTombolodHearsThroughAStormOfRules(t *testing.T) {
 	n.run("sh", "-ec", "nft -f "+file+"; for i in $(seq 100); do echo 'add rule ip storm c counter'; done | nft -i >/dev/null; nft flush chain ip storm c; iptables -P FORWARD DROP")
 	m.until(t, "CHECK succeeds", func() bool { return w.check(p) == nil })
 	wantPing(t, p.NS, outside4)
-	if log := readFileIf(t, m.log); strings.Contains(log, "cannot hear") {
+	if log := nstest.ReadIf(t, m.log); strings.Contains(log, "cannot hear") {
 		t.Error(log)
 	}
 }
@@ -237,9 +238,7 @@ func TestTombolodNamesLegacyTablesThatStopPods(t *testing.T) {
 	n.run("iptables-legacy", "-P", "FORWARD", "DROP")
 	m := n.mind(t)
 	m.until(t, "it is counted", func() bool { return m.metric("firewall_obstacles") == 1 })
-	if log := readFileIf(t, m.log); !strings.Contains(log, "iptables-legacy -A FORWARD") {
-		t.Errorf("not named: %s", log)
-	}
+	expect.Contains(t, nstest.ReadIf(t, m.log), "iptables-legacy -A FORWARD", "not named")
 }
 
 // A FORWARD that the reference plugin makes, which is chained behind us, is no difference.

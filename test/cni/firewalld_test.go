@@ -39,7 +39,7 @@ func (n *node) firewalld(t *testing.T) *firewalld {
 func (n *node) firewalldToBe(t *testing.T) *firewalld {
 	t.Helper()
 	for _, program := range []string{"firewalld", "firewall-cmd", "dbus-daemon", "dbus-send"} {
-		need(t, program)
+		nstest.Need(t, program)
 	}
 	dir, err := os.MkdirTemp("", "fw") // short: a socket's address has room for 107 bytes
 	must.Succeed(t, err)
@@ -94,7 +94,7 @@ func (f *firewalld) run(t *testing.T, name string, args ...string) *exec.Cmd {
 		cmd.Process.Kill()
 		cmd.Wait()
 		if t.Failed() {
-			t.Logf("%s: %s%s", name, readFileIf(t, out.Name()), readFileIf(t, filepath.Join(f.dir, "log")))
+			t.Logf("%s: %s%s", name, nstest.ReadIf(t, out.Name()), nstest.ReadIf(t, filepath.Join(f.dir, "log")))
 		}
 	})
 	return cmd
@@ -142,9 +142,7 @@ func (f *firewalld) try(line string) outcome {
 
 func (f *firewalld) do(line string) {
 	f.Helper()
-	if o := f.try(line); o.status != 0 {
-		f.Fatalf("%s: %+v", line, o)
-	}
+	must.Succeed(f, f.try(line).err(), "%s", line)
 }
 
 // What check and doctor name where the real firewalld stops pods is what stops them, and the
@@ -190,12 +188,8 @@ func TestFirewalldStopsPodsUntilTheAdvisedCommand(t *testing.T) {
 				if _, err := nstest.AskWithin(t, out, "tcp", netip.AddrPortFrom(nstest.Addr(uplink4), 8080), 10*time.Second); err != nil {
 					t.Errorf("after %s, the published port: %v", when, err)
 				}
-				if o := n.operate("check", "--state", n.state); o.status != 0 {
-					t.Errorf("check after %s: %+v", when, o)
-				}
-				if o := n.operate("doctor", "--dns", "none", "--state", n.state, "a"); o.status != 0 {
-					t.Errorf("doctor after %s: %+v", when, o)
-				}
+				expect.Success(t, n.operate("check", "--state", n.state).err(), "check after %s", when)
+				expect.Success(t, n.operate("doctor", "--dns", "none", "--state", n.state, "a").err(), "doctor after %s", when)
 				f.do(fmt.Sprintf("firewall-cmd %s", map[bool]string{true: "--complete-reload", false: "--reload"}[when == "a reload"]))
 			}
 			expect.Success(t, w.status())
@@ -267,9 +261,7 @@ func TestFirewalldWhoseZoneForwardsIsInNobodysWay(t *testing.T) {
 	w.add(a)
 	wantPing(t, a.NS, outside4, outside6)
 	for _, command := range [][]string{{"check"}, {"doctor", "--dns", "none"}} {
-		if o := n.operate(append(command, "--state", n.state)...); o.status != 0 {
-			t.Errorf("%s: %+v", command, o)
-		}
+		expect.Success(t, n.operate(append(command, "--state", n.state)...).err(), "%s", command)
 	}
 	expect.Success(t, w.status())
 }

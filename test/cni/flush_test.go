@@ -165,9 +165,7 @@ func TestRepairHealsEmptiedSets(t *testing.T) {
 		s.nft("flush " + at.String())
 	}
 	wantNoPing(t, s.p.NS, outside4, outside6)
-	if _, err := askPort(t, s.ns, "tcp", uplink4, 8080); err == nil {
-		t.Error("the port is there without its entry")
-	}
+	expect.Failure(t, expect.Err(askPort(t, s.ns, "tcp", uplink4, 8080)), "the port is there without its entry")
 	if o := s.operate("repair", "--state", s.state); o.status != 0 {
 		t.Fatalf("repair: %s%s", o.stdout, o.stderr)
 	}
@@ -210,9 +208,7 @@ func TestNextADDHealsWhatAnEmptiedSetCost(t *testing.T) {
 	// Nothing else would keep a port from being published twice, and not even this very
 	// ADD gets it.
 	s.nft("flush set inet tombolo hostclaims")
-	if _, err := s.w.tryAdd(s.pod("taker"), publish(t, "8081:80/tcp")); err == nil || !strings.Contains(err.Error(), "container p") {
-		t.Errorf("a port that is published is published again: %v", err)
-	}
+	expect.Says(t, expect.Err(s.w.tryAdd(s.pod("taker"), publish(t, "8081:80/tcp"))), "container p", "a port that is published is published again")
 	s.wantWhole(t, "after all")
 }
 
@@ -220,7 +216,7 @@ func TestNextADDHealsWhatAnEmptiedSetCost(t *testing.T) {
 // asks for every chain and set, and those after it for the generation alone.
 func TestADDsInARowLookAtOneNumber(t *testing.T) {
 	t.Parallel()
-	need(t, "strace")
+	nstest.Need(t, "strace")
 	n := newNode(t)
 	w := n.podnet(nil)
 	w.add(n.pod("first"))

@@ -60,9 +60,7 @@ func TestKubenetRegressionDedupRulesNameTheGatewayOfTheResult(t *testing.T) {
 	rules := n.run("nft", "list", "table", "bridge", "tombolo")
 	for _, want := range []string{"ip saddr 10.77.0.5 return", "ip6 saddr fd77::5 return",
 		"ip saddr 10.77.0.0/24 ip daddr 10.77.0.0/24 drop", "ip6 saddr fd77::/64 ip6 daddr fd77::/64 drop"} {
-		if !strings.Contains(rules, want) {
-			t.Errorf("no %q in:\n%s", want, rules)
-		}
+		expect.Contains(t, rules, want)
 	}
 	for _, not := range []string{"10.77.0.1 ", "fd77::1 "} {
 		if strings.Contains(rules, not) {
@@ -96,9 +94,7 @@ func TestResultWithTwoSubnetsHasTheGatewayOfEach(t *testing.T) {
 	p := n.pod("a")
 	w.add(p)
 	wantPing(t, p.NS, "10.77.0.254", "10.78.0.7", outside4)
-	if got := nstest.Run(t, p.NS, "ip", "-4", "route", "show", "default"); !strings.Contains(got, "via 10.77.0.254 ") {
-		t.Errorf("the default route is %q, want one via the first address's gateway", got)
-	}
+	expect.Contains(t, nstest.Run(t, p.NS, "ip", "-4", "route", "show", "default"), "via 10.77.0.254 ", "the default route")
 }
 
 func TestResultWithoutGateway(t *testing.T) {

@@ -63,7 +63,7 @@ func TestGCFreesWhatNobodyClaims(t *testing.T) {
 				n, w, pods, other, stranger := twoNetworks(t, bridge)
 				others := of("othernet", n.traces())
 				if tt.lose != "" {
-					removeAll(t, filepath.Join(n.state, tt.lose))
+					must.Succeed(t, os.RemoveAll(filepath.Join(n.state, tt.lose)))
 					others = of("othernet", n.traces())
 				}
 				if tt.valid < 0 {
@@ -131,7 +131,7 @@ func forget(n *node, p *pod) {
 	if err != nil || len(files) != 1 {
 		n.Fatalf("the runtime's cache has %v of %s, %v", files, p.id, err)
 	}
-	removeAll(n, files[0])
+	must.Succeed(n, os.RemoveAll(files[0]))
 }
 
 func TestGCIsOfOneInterfaceAtATime(t *testing.T) {
@@ -154,7 +154,7 @@ func TestGCTakesElementsWhosePortIsGone(t *testing.T) {
 	w.add(stays)
 	before := n.traces()
 	w.add(gone)
-	removeAll(t, n.state+"/attachments/podnet/"+strings.TrimPrefix(w.port(gone), "veth")+".json")
+	must.Succeed(t, os.RemoveAll(n.state+"/attachments/podnet/"+strings.TrimPrefix(w.port(gone), "veth")+".json"))
 	n.ip("link del " + w.port(gone))
 	if len(n.traces()) == len(before) {
 		t.Fatal("nothing is left that GC could take")
@@ -246,9 +246,7 @@ func TestRemoveOfTheLastNetworkTakesTheTable(t *testing.T) {
 	p := n.pod("a")
 	w.add(p)
 	w.del(p)
-	if o := n.remove("podnet"); o.status != 0 {
-		t.Fatal(o.stderr)
-	}
+	must.Succeed(t, n.remove("podnet").err())
 	expect.Equal(t, n.ruleset(), "", "left")
 	if _, ok := links(t, n.ns)["cbr0"]; ok {
 		t.Error("the bridge is left")
@@ -261,7 +259,7 @@ func TestRemoveRefusesWhatOnlyTheKernelKnowsOf(t *testing.T) {
 	w := n.podnet(nil)
 	p := n.pod("a")
 	w.add(p)
-	removeAll(t, n.state)
+	must.Succeed(t, os.RemoveAll(n.state))
 	if o := n.remove("podnet"); o.status != 1 || !strings.Contains(o.stderr, "no state directory") {
 		t.Errorf("without a state directory: exit status %d, %q; want 1", o.status, o.stderr)
 	}
@@ -294,9 +292,7 @@ func TestRemoveLeavesABridgeThatSomebodyUses(t *testing.T) {
 	w.del(p)
 	n.ip("link add mine type veth peer name mine-peer")
 	n.ip("link set mine master cbr0")
-	if o := n.remove("podnet"); o.status != 0 {
-		t.Fatal(o.stderr)
-	}
+	must.Succeed(t, n.remove("podnet").err())
 	if links(t, n.ns)["mine"].Master != "cbr0" {
 		t.Error("the bridge went from under somebody's port")
 	}
@@ -314,9 +310,7 @@ func TestRemoveLeavesABridgeThatSomebodyMade(t *testing.T) {
 	p := n.pod("a")
 	w.add(p)
 	w.del(p)
-	if o := n.remove("podnet"); o.status != 0 {
-		t.Fatal(o.stderr)
-	}
+	must.Succeed(t, n.remove("podnet").err())
 	expect.NoDiff(t, cmp.Diff([]string{"172.16.0.1/24"}, globals(t, n.ns, "cbr0")), "addresses of the bridge")
 }
 

@@ -175,9 +175,7 @@ func TestHostTakesNothingPastTheBridge(t *testing.T) {
 			want("with rules alone, and STP", nil, nil)
 			n.ip("link set cbr0 type bridge stp_state 0")
 			// And the port without rules.
-			if out := n.operate("repair", "--state", n.state); out.status != 0 {
-				t.Fatalf("repair: %+v", out)
-			}
+			must.Succeed(t, n.operate("repair", "--state", n.state).err(), "repair")
 			n.nft("flush ruleset")
 			want("with a port alone", nil, nil)
 			w.asBefore(a)

@@ -1,12 +1,14 @@
 package cni
 
 import (
+	"os"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -57,7 +59,7 @@ func TestNextADDHeals(t *testing.T) {
 			w.nft("flush ruleset")
 			nstest.Sysctl(w, w.ns, "net/ipv4/ip_forward", "0")
 			nstest.Sysctl(w, w.ns, "net/ipv6/conf/all/forwarding", "0")
-			removeAll(w, w.state+"/networks")
+			must.Succeed(w, os.RemoveAll(w.state+"/networks"))
 		}, both},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -153,9 +155,7 @@ func TestForeignTablesAreLeftAlone(t *testing.T) {
 	n.nft("delete table inet tombolo")
 	w.add(n.pod("b"))
 	w.gc()
-	if o := n.remove("podnet"); o.status != 0 {
-		t.Error(o.stderr)
-	}
+	expect.Success(t, n.remove("podnet").err())
 	expect.NoDiff(t, cmp.Diff(before, foreign()), "others' tables")
 }
 

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -125,9 +126,7 @@ func wantHostPorts(t *testing.T, fields conf) {
 			_ = r
 			w.del(p)
 			for _, at := range []string{uplink4, uplink6} {
-				if _, err := askPort(t, out, "tcp", at, 8080); err == nil {
-					t.Errorf("%s leads somewhere after the DEL", at)
-				}
+				expect.Failure(t, expect.Err(askPort(t, out, "tcp", at, 8080)), "%s leads somewhere after the DEL", at)
 			}
 			w.del(other)
 			n.wantNothing()
@@ -216,9 +215,7 @@ func TestAContainerOnSeveralNetworksKeepsItsHostPorts(t *testing.T) {
 	reached("after the first network's DEL")
 	// A flush of the firewall changes nothing of who has them.
 	n.nft("delete table inet tombolo")
-	if o := n.operate("repair", "--state", n.state); o.status != 0 {
-		t.Fatalf("repair: %s", o.stdout)
-	}
+	must.Succeed(t, n.operate("repair", "--state", n.state).err(), "repair")
 	reached("after a repair")
 	for _, o := range others {
 		expect.Success(t, o.check(p, ports, o.ifName))
@@ -226,13 +223,9 @@ func TestAContainerOnSeveralNetworksKeepsItsHostPorts(t *testing.T) {
 	others[0].del(p, ports, others[0].ifName)
 	reached("after the second's")
 	others[1].del(p, ports, others[1].ifName)
-	if _, err := askPort(t, out, "tcp", uplink4, 8080); err == nil {
-		t.Error("the port leads somewhere after the last DEL")
-	}
+	expect.Failure(t, expect.Err(askPort(t, out, "tcp", uplink4, 8080)), "the port leads somewhere after the last DEL")
 	for _, o := range others {
-		if r := n.remove(o.network.name); r.status != 0 {
-			t.Error(r.stdout)
-		}
+		expect.Success(t, n.remove(o.network.name).err())
 	}
 	n.wantNothing()
 }
@@ -317,9 +310,7 @@ func TestHostPortOfAPodWithoutTheFamilyOfAProgramIsPublished(t *testing.T) {
 			p := n.pod("a")
 			w.add(p, publish(t, "8080:80/tcp"))
 			// The pod has no server: what is sent to it is refused, and the program answers the rest.
-			if _, err := askPort(t, out, "tcp", tc.pods, 8080); err == nil {
-				t.Errorf("the port leads to the program by %s", tc.pods)
-			}
+			expect.Failure(t, expect.Err(askPort(t, out, "tcp", tc.pods, 8080)), "the port leads to the program by %s", tc.pods)
 			p.serve(t, "tcp", 80)
 			for _, at := range []string{tc.pods, tc.programs} {
 				expect.Success(t, expect.Err(askPort(t, out, "tcp", at, 8080)), "%s", at)
@@ -355,7 +346,7 @@ func TestHostPortsOfADeadPodAreTakenOver(t *testing.T) {
 	w.add(dead, publish(t, "8080:80/tcp", uplink4+":9090:90/tcp"))
 	// Nothing is left of it but its elements.
 	n.ip("link del " + w.port(dead))
-	removeAll(t, n.state+"/attachments/podnet/"+strings.TrimPrefix(w.port(dead), "veth")+".json")
+	must.Succeed(t, os.RemoveAll(n.state+"/attachments/podnet/"+strings.TrimPrefix(w.port(dead), "veth")+".json"))
 	p := n.pod("b")
 	w.add(p, publish(t, "8080:81/tcp", "9090:91/tcp"))
 	p.serve(t, "tcp", 81)
@@ -377,9 +368,7 @@ func TestHostsLoopbackStaysTheHosts(t *testing.T) {
 	nstest.Sysctl(t, p.NS, "net/ipv4/conf/eth0/route_localnet", "1")
 	nstest.Run(t, p.NS, "ip", "address", "flush", "dev", "lo")
 	nstest.Run(t, p.NS, "ip", "route", "add", "127.0.0.0/8", "via", gateway4, "src", strings.Split(globals(t, p.NS, "eth0")[0], "/")[0])
-	if err := dial(p.NS, secret, 500*time.Millisecond); err == nil {
-		t.Error("the pod reaches what the host has bound to 127.0.0.1")
-	}
+	expect.Failure(t, dial(p.NS, secret, 500*time.Millisecond), "the pod reaches what the host has bound to 127.0.0.1")
 	// It would, without the rule, and the filter that stands in for it.
 	n.nft("flush chain inet tombolo loopback")
 	n.run("tc", "qdisc", "del", "dev", "cbr0", "clsact")
@@ -502,8 +491,6 @@ func TestAPodMayHaveThousandHostPorts(t *testing.T) {
 	}
 	expect.Success(t, w.check(p, opt))
 	w.del(p, opt)
-	if o := n.remove(w.name); o.status != 0 {
-		t.Error(o.stdout)
-	}
+	expect.Success(t, n.remove(w.name).err())
 	n.wantNothing()
 }

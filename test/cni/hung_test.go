@@ -11,6 +11,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
 // hang has every open(2) of what is in a directory wait for ever, as a file system does
@@ -76,7 +77,7 @@ func TestAFileSystemThatHangsEndsWithTheDeadline(t *testing.T) {
 				t.Errorf("ADD: %v", err)
 			}
 			expect.Equal(t, add.cmd.ProcessState.ExitCode(), 1, "exit status")
-			if got := readFileIf(t, n.state+"/failures/ADD.11"); tt.name != "stateDir" && len(got) != 1 {
+			if got := nstest.ReadIf(t, n.state+"/failures/ADD.11"); tt.name != "stateDir" && len(got) != 1 {
 				t.Errorf("counted as %q", got)
 			}
 		})

@@ -1,7 +1,6 @@
 package cni
 
 import (
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -57,9 +56,7 @@ func TestPodWithIPv4AloneHasAllThatPodsHave(t *testing.T) {
 			w.del(a)
 			w.del(b)
 			n.wantNothing()
-			if o := n.remove(w.name); o.status != 0 {
-				t.Error(o.stderr)
-			}
+			expect.Success(t, n.remove(w.name).err())
 			if _, left := links(t, n.ns)["cbr0"]; left {
 				t.Error("the bridge is left")
 			}
@@ -77,9 +74,7 @@ func (n *node) ipv4AloneIsMended(w *network, p *pod) {
 	if o := n.operate("ls", "--state", n.state); o.status != 0 || !strings.Contains(o.stdout, "differs") {
 		n.Errorf("ls: status %d\n%s%s", o.status, o.stdout, o.stderr)
 	}
-	if o := n.operate("repair", "--state", n.state); o.status != 0 {
-		n.Error(o.stderr)
-	}
+	expect.Success(n, n.operate("repair", "--state", n.state).err())
 	if o := n.operate("check", "--state", n.state); o.status != 0 {
 		n.Errorf("check: status %d\n%s%s", o.status, o.stdout, o.stderr)
 	}
@@ -106,9 +101,9 @@ func homeLAN(t *testing.T) *lan { t.Helper(); return homeLANBehind(t, "eth0") }
 // becomes of that link is nothing to its servers.
 func homeLANBehind(t *testing.T, link string) *lan {
 	t.Helper()
-	need(t, "dnsmasq")
+	nstest.Need(t, "dnsmasq")
 	n := newNode(t)
-	l := &lan{node: n, router: nstest.New(t), leases: filepath.Join(t.TempDir(), "leases"), log: filepath.Join(t.TempDir(), "log")}
+	l := &lan{node: n, router: nstest.New(t)}
 	nstest.Veth(t, n.ns, "eth0", l.router, link)
 	if link != "eth0" {
 		nstest.Run(t, l.router, "ip", "link", "add", "eth0", "type", "bridge", "mcast_snooping", "0")

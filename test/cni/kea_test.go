@@ -40,7 +40,7 @@ type kea struct {
 // server identifier too.
 func (n *node) newKea(port, address string) *kea {
 	n.Helper()
-	need(n, "kea-dhcp4")
+	nstest.Need(n, "kea-dhcp4")
 	dir := n.TempDir()
 	k := &kea{TB: n, ns: nstest.New(n), dir: dir, leases: filepath.Join(dir, "leases.csv")}
 	nstest.Veth(n, n.ns, port, k.ns, "eth0")
@@ -105,7 +105,7 @@ func (k *kea) stop() {
 	}
 }
 
-func (k *kea) log() string { k.Helper(); return readFileIf(k, filepath.Join(k.dir, "log")) }
+func (k *kea) log() string { k.Helper(); return nstest.ReadIf(k, filepath.Join(k.dir, "log")) }
 
 // Words of kea's log.
 const (
@@ -151,7 +151,7 @@ func (k *kea) ledger() *ledger {
 	l := &ledger{held: map[string]keaLease{}, times: map[string]int{}}
 	const address, mac, clientID, valid, hostName, state, columns = 0, 1, 2, 3, 8, 9, 11
 	const reclaimed = "2" // after its end
-	text := readFileIf(k, k.leases)
+	text := nstest.ReadIf(k, k.leases)
 	text = text[:strings.LastIndexByte(text, '\n')+1] // it may be writing a line
 	rows, err := csv.NewReader(strings.NewReader(text)).ReadAll()
 	must.Succeed(k, err)
@@ -245,7 +245,7 @@ func (l *keaLAN) watch(t *testing.T) {
 	l.eventually(t, func() bool {
 		l.ip("address replace 127.1.2.3/32 dev lo")
 		l.ip("address del 127.1.2.3/32 dev lo")
-		return strings.Contains(readFileIf(t, l.watched), "127.1.2.3")
+		return strings.Contains(nstest.ReadIf(t, l.watched), "127.1.2.3")
 	})
 }
 
@@ -256,7 +256,7 @@ func (l *keaLAN) went(t *testing.T, address string) int { return l.saw(t, true, 
 func (l *keaLAN) saw(t *testing.T, going bool, address string) int {
 	t.Helper()
 	n := 0
-	for line := range strings.Lines(readFileIf(t, l.watched)) {
+	for line := range strings.Lines(nstest.ReadIf(t, l.watched)) {
 		if strings.Contains(line, "inet "+address+" ") && strings.Contains(line, "Deleted") == going {
 			n++
 		}
@@ -277,7 +277,7 @@ func (l *keaLAN) kept(t *testing.T) *keeper {
 	k := l.keep(t)
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("the keeper %d says:\n%s\nthe kernel of addresses:\n%s", k.cmd.Process.Pid, readFileIf(t, k.log), readFileIf(t, l.watched))
+			t.Logf("the keeper %d says:\n%s\nthe kernel of addresses:\n%s", k.cmd.Process.Pid, nstest.ReadIf(t, k.log), nstest.ReadIf(t, l.watched))
 		}
 	})
 	return k
@@ -353,7 +353,7 @@ func TestKeaLeasesAndTheKeeperRenews(t *testing.T) {
 	}
 	l.eventually(t, func() bool { return l.times(address) > 3 })
 	if l.went(t, prefix(r)) != 0 || !has(t, p, prefix(r)) {
-		t.Errorf("the address did not stay:\n%s", readFileIf(t, l.watched))
+		t.Errorf("the address did not stay:\n%s", nstest.ReadIf(t, l.watched))
 	}
 	expect.Success(t, w.check(p))
 	wantPing(t, p.NS, router4)
@@ -417,7 +417,7 @@ func TestKeaReplacedByAnotherServerRebinds(t *testing.T) {
 		return next.count(keaHeard, "DHCPREQUEST (", "from "+ip4(r).String()+" to "+successor4+" ") > 0
 	})
 	if next.discovers() != 0 || l.went(t, prefix(r)) != 0 || !has(t, p, prefix(r)) {
-		t.Errorf("%d DISCOVERs; the pod's addresses:\n%s", next.discovers(), readFileIf(t, l.watched))
+		t.Errorf("%d DISCOVERs; the pod's addresses:\n%s", next.discovers(), nstest.ReadIf(t, l.watched))
 	}
 	if got := routes(t, p.NS, "-4", "default"); len(got) != 1 || !strings.Contains(got[0], "via "+successor4+" ") {
 		t.Errorf("default routes %q, want one by the new router", got)
@@ -463,9 +463,7 @@ func TestKeaThatRefusesGivesAnotherAddress(t *testing.T) {
 			if naks := l.count(keaSends, "DHCPNAK ("); naks > 0 != tt.naks {
 				t.Errorf("the server sent %d NAKs:\n%s", naks, l.kea.log())
 			}
-			if e.Error != "" {
-				t.Errorf("its lease is %+v", e)
-			}
+			expect.Equal(t, e.Error, "", "its lease is %+v", e)
 			l.wantPut(t, p, e.Address)
 			l.eventually(t, func() bool { return l.went(t, prefix(before)) == 1 })
 			wantPing(t, p.NS, router4)
@@ -700,7 +698,7 @@ func (l *keaLAN) wantEachAsBefore(t *testing.T, pods []*pod, results []*current.
 		t.Errorf("the server holds %d leases, want %d", len(held), len(pods))
 	}
 	// The watch has missed nothing.
-	expect.Equal(t, regexp.MustCompile(`(?i)overrun|no buffer`).FindString(readFileIf(t, l.watched)), "", "ip says")
+	expect.Equal(t, regexp.MustCompile(`(?i)overrun|no buffer`).FindString(nstest.ReadIf(t, l.watched)), "", "ip says")
 }
 
 // String is for messages.

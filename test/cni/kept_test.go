@@ -51,9 +51,7 @@ func TestANameCallsTheProgramThatHadItForOthersPods(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			theirs, ours := newSide(t, referenceDir(t), nil), newSide(t, referenceDir(t), nil)
-			if o := ours.operate("install", "--names", strings.Join(keptNames(), ","), ours.programs); o.status != 0 {
-				t.Fatalf("install: %+v", o)
-			}
+			must.Succeed(t, ours.operate("install", "--names", strings.Join(keptNames(), ","), ours.programs).err(), "install")
 			steps := map[string]string{}
 			for _, s := range []*side{theirs, ours} {
 				nstest.Sysctl(t, s.ns, "net/ipv4/ip_forward", "1")
@@ -81,9 +79,7 @@ func TestANameCallsTheProgramThatHadItForOthersPods(t *testing.T) {
 					t.Errorf("DEL after a reboot leaves %s", left)
 				}
 				is("DEL after a reboot")
-				if _, err := os.Stat(s.state + "/attachments"); err == nil {
-					t.Error("there are records")
-				}
+				expect.Failure(t, expect.Err(os.Stat(s.state+"/attachments")), "there are records")
 			}
 			if steps["ADD"] == steps["DEL"] {
 				t.Error("a pod makes no difference to the node, so nothing is shown")
@@ -143,9 +139,7 @@ func TestAKeptProgramIsCalledAsTheNameWas(t *testing.T) {
 				got := noted()
 				for _, want := range []string{"CNI_COMMAND=" + what, "CNI_CONTAINERID=a", "CNI_NETNS=" + s.of("a").path, "CNI_IFNAME=eth0", "CNI_PATH=" + s.programs, "CNI_ARGS=" + v.args,
 					strings.NewReplacer("POD", s.of("a").path, "STATE", s.state).Replace(othersPod)} {
-					if !strings.Contains(got, want) {
-						t.Errorf("%s: the program got no %s:\n%s", what, want, got)
-					}
+					expect.Contains(t, got, want, "%s: the program got", what)
 				}
 				s.keepsScript(name, `{"cniVersion":"1.0.0","code":177,"msg":"no luck","details":"none at all"}`, 1)
 				o = s.call(v)
@@ -187,12 +181,8 @@ func TestWithoutAKeptProgramOthersPodsGetAClearError(t *testing.T) {
 				t.Fatal(err)
 			}
 			must.Succeed(t, copyProgram(filepath.Join(referenceDir(t), name), own))
-			if o := s.operate("install", "--names", name, s.programs); o.status != 0 {
-				t.Fatalf("install: %+v", o)
-			}
-			if o := s.call(verb{plugin: name, verb: "STATUS", id: "a", conf: later}); o.status != 0 {
-				t.Errorf("STATUS after it: %+v", o)
-			}
+			must.Succeed(t, s.operate("install", "--names", name, s.programs).err(), "install")
+			expect.Success(t, s.call(verb{plugin: name, verb: "STATUS", id: "a", conf: later}).err(), "STATUS after it")
 		})
 	}
 }
@@ -208,9 +198,7 @@ func TestListsOfOurBridgeNeedNoKeptProgram(t *testing.T) {
 	for _, plugin := range plugins {
 		name := regexp.MustCompile(`"type":"([a-z]+)"`).FindStringSubmatch(plugin)[1]
 		conf := `{"cniVersion":"1.1.0","name":"net","stateDir":"STATE",` + plugin[1:]
-		if o := s.call(verb{plugin: name, verb: "STATUS", id: "a", conf: conf}); o.status != 0 {
-			t.Errorf("STATUS of %s: %+v", name, o)
-		}
+		expect.Success(t, s.call(verb{plugin: name, verb: "STATUS", id: "a", conf: conf}).err(), "STATUS of %s", name)
 	}
 	for _, what := range []string{"ADD", "CHECK", "DEL", "DEL"} {
 		s.chain(what, "a", plugins)
@@ -231,9 +219,7 @@ func TestAKeptFileThatIsANameOfOursIsRefused(t *testing.T) {
 		t.Run(how, func(t *testing.T) {
 			t.Parallel()
 			s := newSide(t, referenceDir(t), nil)
-			if o := s.operate("install", "--names", "portmap", s.programs); o.status != 0 {
-				t.Fatalf("install: %+v", o)
-			}
+			must.Succeed(t, s.operate("install", "--names", "portmap", s.programs).err(), "install")
 			kept := filepath.Join(s.programs, "portmap.reference")
 			must.Succeed(t, os.Remove(kept))
 			must.Succeed(t, keep(kept))
@@ -241,9 +227,7 @@ func TestAKeptFileThatIsANameOfOursIsRefused(t *testing.T) {
 			if e := failure(o.stdout); e == nil || e.Code != 7 || !strings.Contains(e.Msg, kept+" is Tombolo itself") {
 				t.Errorf("ADD: %+v", o)
 			}
-			if o := s.call(verb{plugin: "portmap", verb: "DEL", id: "a", conf: othersPod}); o.status != 0 {
-				t.Errorf("DEL: %+v", o)
-			}
+			expect.Success(t, s.call(verb{plugin: "portmap", verb: "DEL", id: "a", conf: othersPod}).err(), "DEL")
 		})
 	}
 }
@@ -298,13 +282,9 @@ func TestBridgeByNameHandsOverPodsOfBefore(t *testing.T) {
 	s.chain("DEL", "first", plugins) // what pods share stays
 	before := s.ofPods()
 	s.chain("ADD", "a", plugins)
-	if o := s.operate("install", "--names", "all", s.programs); o.status != 0 {
-		t.Fatalf("install: %+v", o)
-	}
+	must.Succeed(t, s.operate("install", "--names", "all", s.programs).err(), "install")
 	s.chain("CHECK", "a", plugins)
 	s.chain("DEL", "a", plugins)
 	expect.Equal(t, s.ofPods(), before, "there was\n%s\nand after DEL there is", before)
-	if _, err := os.Stat(s.state + "/attachments"); err == nil {
-		t.Error("there are records")
-	}
+	expect.Failure(t, expect.Err(os.Stat(s.state+"/attachments")), "there are records")
 }

@@ -95,7 +95,7 @@ func TestADeadPodsLeaseStaysWithItsSuccessor(t *testing.T) {
 	}
 	l.keep(t)
 	l.eventually(t, func() bool { return len(l.leaseRecords(t)) == 1 })
-	if got := l.leased(); !strings.Contains(got, was.String()) || strings.Contains(readFileIf(t, l.log), "DHCPRELEASE(") {
+	if got := l.leased(); !strings.Contains(got, was.String()) || strings.Contains(nstest.ReadIf(t, l.log), "DHCPRELEASE(") {
 		t.Errorf("the server has taken %s back:\n%s", was, got)
 	}
 }

@@ -233,9 +233,7 @@ func wantPing(t testing.TB, from *netns.NS, to ...string) {
 func wantNoPing(t testing.TB, from *netns.NS, to ...string) {
 	t.Helper()
 	for _, a := range to {
-		if err := nstest.PingWith(t, from, nstest.Addr(a), nstest.Echo{Wait: 150 * time.Millisecond}); err == nil {
-			t.Errorf("%s answers, and should not be reached", a)
-		}
+		expect.Failure(t, nstest.PingWith(t, from, nstest.Addr(a), nstest.Echo{Wait: 150 * time.Millisecond}), "%s answers, and should not be reached", a)
 	}
 }
 

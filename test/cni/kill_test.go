@@ -4,13 +4,16 @@ import (
 	"bytes"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"os/exec"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
 // kill starts a verb and kills its process after a while, 0 being at once, unless it
@@ -96,10 +99,8 @@ func TestADDMayBeKilledAtAnyPoint(t *testing.T) {
 			"ADD": func(p *pod) {
 				// Only one that came to its end, of which nobody heard, is in the way.
 				if o := n.call(add(p)); o.status != 0 {
-					rec := readFileIf(t, n.state+"/attachments/podnet/"+strings.TrimPrefix(w.port(p), "veth")+".json")
-					if !strings.Contains(rec, `"state":"ready"`) {
-						t.Errorf("ADD after one that was killed: %s; record %s", o.stdout, rec)
-					}
+					rec := nstest.ReadIf(t, n.state+"/attachments/podnet/"+strings.TrimPrefix(w.port(p), "veth")+".json")
+					expect.Contains(t, rec, `"state":"ready"`, "ADD after one that was killed: %s; record", o.stdout)
 					n.callOK(del(p))
 					n.callOK(add(p))
 				}
@@ -145,10 +146,8 @@ func TestFirstADDMayBeKilledWhileItBuildsTheNetwork(t *testing.T) {
 	kills := 0
 	for i := 0; i < rounds || kills == 0 && i < most*rounds; i++ {
 		w.gc()
-		if o := n.remove("podnet"); o.status != 0 {
-			t.Fatal(o.stderr)
-		}
-		removeAll(t, n.state)
+		must.Succeed(t, n.remove("podnet").err())
+		must.Succeed(t, os.RemoveAll(n.state))
 		if n.kill(add(n.pod(fmt.Sprintf("killed-%d", i))), sweep.at(i)) {
 			kills++
 		}

@@ -3,6 +3,7 @@ package cni
 import (
 	"encoding/json"
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"github.com/containernetworking/cni/libcni"
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -40,9 +42,7 @@ func TestForwardPolicyOfDropDoesNotStopPods(t *testing.T) {
 			}
 			// What nobody asked for stays under the policy.
 			wantNoPing(t, out, ip4(ra).String(), ip6(ra).String())
-			if err := dial(out, addrPort(ip4(ra).String(), 80), 500*time.Millisecond); err == nil {
-				t.Error("the outside reaches the pod's port past the host port")
-			}
+			expect.Failure(t, dial(out, addrPort(ip4(ra).String(), 80), 500*time.Millisecond), "the outside reaches the pod's port past the host port")
 			n.wantIPTablesWork("FORWARD")
 			// What others drop stays dropped, beside Docker too.
 			n.run("iptables", "-A", chain, "-d", outside4, "-j", "DROP")
@@ -65,9 +65,7 @@ func TestForwardPolicyOfDropDoesNotStopPods(t *testing.T) {
 			for _, id := range []string{"a", "b", "c", "later"} {
 				n.callOK(call{verb: "DEL", id: id, ifName: "eth0", stdin: w.stdin(nil)})
 			}
-			if o := n.remove(w.name); o.status != 0 {
-				t.Error(o.stderr)
-			}
+			expect.Success(t, n.remove(w.name).err())
 			for _, command := range []string{"iptables", "ip6tables"} {
 				if rules := n.run(command, "-S"); strings.Contains(rules, "0x1000") {
 					t.Errorf("left over:\n%s", rules)
@@ -100,9 +98,7 @@ func TestFlushedRulesetIsRepairedForEveryPod(t *testing.T) {
 	mend := map[string]func(*node, *network){
 		"by the next ADD": func(n *node, w *network) { w.add(n.pod("next")) },
 		"by tombolo repair": func(n *node, w *network) {
-			if o := n.operate("repair", "--state", n.state); o.status != 0 {
-				n.Error(o.stderr)
-			}
+			expect.Success(n, n.operate("repair", "--state", n.state).err())
 		},
 	}
 	for name, mend := range mend {
@@ -156,9 +152,7 @@ func TestRepairBringsBackBridgePortsAndLimits(t *testing.T) {
 	if o := n.operate("check", "--state", n.state); o.status != 4 {
 		t.Errorf("check: status %d: %s", o.status, o.stdout)
 	}
-	if o := n.operate("repair", "--state", n.state); o.status != 0 {
-		t.Fatal(o.stderr)
-	}
+	must.Succeed(t, n.operate("repair", "--state", n.state).err())
 	if o := n.operate("check", "--state", n.state); o.status != 0 {
 		t.Errorf("check: status %d: %s%s", o.status, o.stdout, o.stderr)
 	}
@@ -354,9 +348,7 @@ func TestSpoofGuardHoldsAPodToItsAddresses(t *testing.T) {
 			rb := w.add(b)
 			wantPing(t, a.NS, gateway4, gateway6, ip4(rb).String(), ip6(rb).String())
 			// Frames to the groups of STP and LLDP would pass all rules by.
-			if out := n.run("ip", "-d", "link", "show", w.port(a)); !strings.Contains(out, "group_fwd_mask 0x4001") {
-				t.Errorf("these link-local groups are not shown to the firewall:\n%s", out)
-			}
+			expect.Contains(t, n.run("ip", "-d", "link", "show", w.port(a)), "group_fwd_mask 0x4001", "these link-local groups are not shown to the firewall")
 			// Now it takes an address that is not its own.
 			nstest.Run(t, a.NS, "ip", "address", "add", "10.77.0.200/24", "dev", "eth0")
 			nstest.Run(t, a.NS, "ip", "route", "replace", gateway4, "dev", "eth0", "src", "10.77.0.200")
@@ -420,7 +412,7 @@ func TestLegacyIPTablesInTheWayIsNamed(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	n.outside()
-	need(t, "iptables-legacy")
+	nstest.Need(t, "iptables-legacy")
 	n.run("iptables-legacy", "-P", "FORWARD", "DROP")
 	w := n.podnet(nil)
 	p := n.pod("a")
@@ -451,9 +443,7 @@ func TestLsShowsWhatPodsHaveAndWhatDiffers(t *testing.T) {
 		return o.stdout
 	}
 	for _, want := range []string{"default/web", "0123456789ab ", "10.77.0.2,fd77::2", "8080->80/tcp,192.0.2.1:5300->53/udp", "10Mbit/20Mbit", "ready"} {
-		if got := ls(); !strings.Contains(got, want) {
-			t.Errorf("no %q in:\n%s", want, got)
-		}
+		expect.Contains(t, ls(), want)
 	}
 	// Each thing that is taken away shows, in the host and in the pod.
 	nstest.Run(t, p.NS, "ip", "address", "del", "10.77.0.2/24", "dev", "eth0")
@@ -462,13 +452,9 @@ func TestLsShowsWhatPodsHaveAndWhatDiffers(t *testing.T) {
 	n.ip("link set " + w.port(p) + " type bridge_slave hairpin off")
 	got := ls()
 	for _, want := range []string{"differs", "10.77.0.2/24 is missing", "8080", "tbf", "hairpin"} {
-		if !strings.Contains(got, want) {
-			t.Errorf("no %q in:\n%s", want, got)
-		}
+		expect.Contains(t, got, want)
 	}
-	if o := n.operate("repair", "--state", n.state); o.status != 0 {
-		t.Error(o.stderr)
-	}
+	expect.Success(t, n.operate("repair", "--state", n.state).err())
 	if got := ls(); strings.Contains(got, "8080/tcp is") || strings.Contains(got, "hairpin") {
 		t.Errorf("after repair:\n%s", got)
 	}
@@ -477,7 +463,7 @@ func TestLsShowsWhatPodsHaveAndWhatDiffers(t *testing.T) {
 // The capabilities that the unit in deploy/systemd leaves.
 func TestRepairNeedsNoMoreThanItsUnitGives(t *testing.T) {
 	t.Parallel()
-	need(t, "setpriv")
+	nstest.Need(t, "setpriv")
 	n := newNode(t)
 	w := n.portnet(conf{"guard": true})
 	p := n.pod("a")
@@ -503,7 +489,7 @@ func TestGCFindsAnIFBThatNothingElseTellsOf(t *testing.T) {
 	w.add(p, limited(1e7, 2e7))
 	n.ip("link del " + w.port(p))
 	n.nft("flush ruleset")
-	removeAll(t, n.state+"/attachments")
+	must.Succeed(t, os.RemoveAll(n.state+"/attachments"))
 	if got := links(t, n.ns); len(got) == 0 || !strings.Contains(fmt.Sprint(got), "ifb") {
 		t.Fatalf("no ifb is left to be found: %v", got)
 	}

@@ -13,7 +13,7 @@ import (
 // without them: it lists the rules of no other table.
 func TestDELOfTheLastHostPortListsNoRulesOfOthers(t *testing.T) {
 	t.Parallel()
-	need(t, "strace")
+	nstest.Need(t, "strace")
 	n := newNode(t)
 	w := n.portnet(nil)
 	// The fewest of several: events of links may come in between, more or less of them.

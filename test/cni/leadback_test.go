@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -113,9 +114,7 @@ func TestThePluginNeverRunsItselfForAnIPAM(t *testing.T) {
 			}
 			l.wantTraces(before)
 			for _, verb := range []string{"DEL", "GC"} {
-				if o := l.verb(verb, "tombolo", p); o.status != 0 {
-					t.Errorf("%s: %+v", verb, o)
-				}
+				expect.Success(t, l.verb(verb, "tombolo", p).err(), "%s", verb)
 			}
 			l.wantTraces(before)
 		})

@@ -12,6 +12,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	cniversion "github.com/containernetworking/cni/pkg/version"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -75,9 +76,7 @@ func TestLoopbackIsAsTheReferences(t *testing.T) {
 					}
 					unmarshal(t, strings.ReplaceAll(o.stdout, p.path, "POD"), &said[i])
 					if version >= "0.4.0" {
-						if o := run("CHECK"); o.status != 0 {
-							t.Errorf("%s: CHECK: %s", program, o.stdout)
-						}
+						expect.Success(t, run("CHECK").err(), "%s: CHECK", program)
 					}
 					if o := run("DEL"); o.status != 0 || isUp(t, p) || o.stdout != "" {
 						t.Errorf("%s: DEL: %d, %s, and lo is up: %v", program, o.status, o.stdout, isUp(t, p))
@@ -168,7 +167,5 @@ func TestLoopbackLeavesTheHostsOwnUp(t *testing.T) {
 	if err != nil || o.status != 0 {
 		t.Fatalf("DEL: %v, %d, %s", err, o.status, o.stdout)
 	}
-	if links := nstest.Run(t, n.ns, "ip", "-o", "link", "show", "lo"); !strings.Contains(links, ",UP") {
-		t.Errorf("the host's lo is down: %s", links)
-	}
+	expect.Contains(t, nstest.Run(t, n.ns, "ip", "-o", "link", "show", "lo"), ",UP", "the host's lo is down")
 }

@@ -3,12 +3,14 @@ package cni
 import (
 	"fmt"
 	"net/netip"
+	"os"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -75,9 +77,7 @@ func TestAFlushedFirewallDoesNotOpenTheHostsLoopback(t *testing.T) {
 			attackers := map[string]*netns.NS{"a pod": p.NS, "a machine": machine}
 			n.nft("flush ruleset")
 			for name, ns := range attackers {
-				if err := dial(ns, secret, 300*time.Millisecond); err == nil {
-					t.Errorf("%s reaches what the host has bound to 127.0.0.1", name)
-				}
+				expect.Failure(t, dial(ns, secret, 300*time.Millisecond), "%s reaches what the host has bound to 127.0.0.1", name)
 			}
 			n.run("tc", "qdisc", "del", "dev", "cbr0", "clsact")
 			for name, ns := range attackers {
@@ -136,7 +136,7 @@ func TestRouteLocalnetGoesWithTheLastPort(t *testing.T) {
 		"DEL without a record": func(t *testing.T, n *node, w *network) {
 			a := n.pod("a")
 			w.add(a, port(t, 1))
-			removeAll(t, n.state+"/attachments")
+			must.Succeed(t, os.RemoveAll(n.state+"/attachments"))
 			w.del(a)
 			n.wantLoopback("after it", "0", false)
 		},
@@ -230,9 +230,7 @@ func TestPortsThatComeAndGoCostOtherPodsNothing(t *testing.T) {
 	at := addrPort(ip4(w.add(stays)).String(), 7)
 	talk := nstest.NewTalk(t, "udp", stays.NS, at, n.ns, at)
 	qdiscs := n.run("tc", "qdisc", "show", "dev", "cbr0")
-	if !strings.Contains(qdiscs, "clsact") {
-		t.Errorf("qdiscs of a bridge whose pods have no ports: %s", qdiscs)
-	}
+	expect.Contains(t, qdiscs, "clsact", "qdiscs of a bridge whose pods have no ports")
 	for range 3 {
 		p := n.pod("a")
 		for _, step := range []struct {

@@ -59,7 +59,7 @@ func spoofs(mac, other net.HardwareAddr, own, others, gateway netip.Addr, token 
 // reference and we drop what has another MAC, and nothing else; guard drops the rest, too.
 func TestMACSpoofCheckIsTheReferences(t *testing.T) {
 	t.Parallel()
-	need(t, "nft")
+	nstest.Need(t, "nft")
 	reference := referenceDir(t)
 	macsAlone := []string{"a MAC of nobody's", "another pod's MAC"}
 	for name, tt := range map[string]struct {

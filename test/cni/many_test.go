@@ -111,9 +111,7 @@ func (m *many) round(number int) {
 	m.wantNoAddressTwice()
 	if len(m.programs) > 1 {
 		// Each finds the rules of the other.
-		if o := m.operate("repair", "--state", m.state); o.status != 0 {
-			m.Errorf("round %d: repair: %s", number, o.stderr)
-		}
+		expect.Success(m, m.operate("repair", "--state", m.state).err(), "round %d: repair", number)
 	}
 	m.each(func(a *attachment) {
 		if a.claimed && a.result != nil {

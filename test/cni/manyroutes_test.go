@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -42,9 +43,7 @@ func TestManyRoutesOfAPodTakeNoMemory(t *testing.T) {
 			t.Errorf("%s took %d KiB", verb, used)
 		}
 	}
-	if got := nstest.Run(t, pod, "ip", "route", "show", "default"); !strings.Contains(got, "via 10.5.0.1") {
-		t.Errorf("the default route after repair: %q", got)
-	}
+	expect.Contains(t, nstest.Run(t, pod, "ip", "route", "show", "default"), "via 10.5.0.1", "the default route after repair")
 }
 
 // peakOf is how much memory a process took that has begun its program, in KiB, once it has ended. What wait4(2) tells

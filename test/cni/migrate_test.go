@@ -54,7 +54,7 @@ type move struct {
 func newMove(t testing.TB, backend string) *move {
 	t.Helper()
 	for _, program := range []string{"iptables", "ip6tables", "nft", "awk"} {
-		need(t, program)
+		nstest.Need(t, program)
 	}
 	m := &move{node: newNode(t), dataDir: t.TempDir(), has: taken{}, results: map[string]*current.Result{}}
 	m.searchAlso(referenceDir(t))

@@ -11,6 +11,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/fault"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -49,12 +50,8 @@ func TestPortmapByNameDeletesWithMappingsThatItRefuses(t *testing.T) {
 		if e := failure(s.mapped("ADD", "a", prev, "", mappings...).stdout); e == nil || e.Code != 7 {
 			t.Errorf("ADD with %q: %v, want error 7", mappings, e)
 		}
-		if o := s.mapped("ADD", "a", prev, "", good); o.status != 0 {
-			t.Fatal(o.stdout)
-		}
-		if o := s.mapped("DEL", "a", prev, "", mappings...); o.status != 0 {
-			t.Errorf("DEL with %q: %s", mappings, o.stdout)
-		}
+		must.Succeed(t, s.mapped("ADD", "a", prev, "", good).err())
+		expect.Success(t, s.mapped("DEL", "a", prev, "", mappings...).err(), "DEL with %q", mappings)
 		s.wantUnmapped(fmt.Sprintf("after DEL with %q", mappings))
 	}
 }
@@ -114,9 +111,7 @@ func TestHostPortsByNameSurviveWhatOperatorsDelete(t *testing.T) {
 	prev := s.chain("ADD", "a", []string{attackedBridge})
 	s.chain("ADD", "b", []string{attackedBridge})
 	s.of("a").serve(t, "tcp", 80)
-	if o := s.mapped("ADD", "a", prev, `,"masqAll":true`, mapping); o.status != 0 {
-		t.Fatal(o.stdout)
-	}
+	must.Succeed(t, s.mapped("ADD", "a", prev, `,"masqAll":true`, mapping).err())
 	answers := func(when string) {
 		t.Helper()
 		for name, from := range map[string]*pod{"another pod": s.of("b"), "itself": s.of("a")} {
@@ -135,9 +130,7 @@ func TestHostPortsByNameSurviveWhatOperatorsDelete(t *testing.T) {
 		}
 		answers("after " + flush + " and a repair")
 	}
-	if o := s.mapped("DEL", "a", prev, "", mapping); o.status != 0 {
-		t.Error(o.stdout)
-	}
+	expect.Success(t, s.mapped("DEL", "a", prev, "", mapping).err())
 	s.wantUnmapped("at the end")
 }
 
@@ -160,9 +153,7 @@ func TestPortmapByNameMayMeetAFaultAtAnyCall(t *testing.T) {
 			s.verb = func(string) call {
 				side.run("nft", "add table ip churn; delete table ip churn") // so that each call has to look
 				if what == "DEL" {
-					if o := other("ADD"); o.status != 0 {
-						t.Errorf("ADD before it: %s", o.stdout)
-					}
+					expect.Success(t, other("ADD").err(), "ADD before it")
 				}
 				return c
 			}
@@ -172,22 +163,16 @@ func TestPortmapByNameMayMeetAFaultAtAnyCall(t *testing.T) {
 					side.wantSnapshot(f.String()+", undone", before.Plus(side.leavings()...))
 				}
 				if rounds++; what == "ADD" && rounds%2 == 0 {
-					if o := other("ADD"); o.status != 0 {
-						t.Errorf("%s: an ADD after it: %s", f, o.stdout)
-					}
+					expect.Success(t, other("ADD").err(), "%s: an ADD after it", f)
 				}
-				if o := other("DEL"); o.status != 0 {
-					t.Errorf("%s: a DEL after it: %s", f, o.stdout)
-				}
+				expect.Success(t, other("DEL").err(), "%s: a DEL after it", f)
 				side.wantUnmapped(f.String())
 				if o := side.call(verb{plugin: "portmap", verb: "GC", id: "a", conf: `{"cniVersion":"1.1.0","name":"net","stateDir":"STATE","cni.dev/valid-attachments":[]}`}); o.status != 0 {
 					t.Errorf("%s: GC: %s", f, o.stdout)
 				}
 				// What a kill left half written the next call that writes the record writes over.
 				for _, verb := range []string{"ADD", "DEL"} {
-					if o := other(verb); o.status != 0 {
-						t.Errorf("%s: %s at the end: %s", f, verb, o.stdout)
-					}
+					expect.Success(t, other(verb).err(), "%s: %s at the end", f, verb)
 				}
 			}
 			s.sweep(t)
@@ -214,9 +199,7 @@ func TestPortmapByNameLeavesNothingOfWhatAnADDWasToReplace(t *testing.T) {
 			again.stdin = []byte(strings.NewReplacer("STATE", s.state, "POD", again.netns).Replace(`{"cniVersion":"1.0.0","name":"net","stateDir":"STATE","prevResult":` + prev + "," +
 				strings.TrimPrefix(portmapping(tt.more, tt.second), "{")))
 			replaced := func(f fault.Fault) *faulty {
-				if o := s.mapped("ADD", "a", prev, masqAll, first); o.status != 0 {
-					t.Fatal(o.stdout)
-				}
+				must.Succeed(t, s.mapped("ADD", "a", prev, masqAll, first).err())
 				return s.callFaulty(again, f)
 			}
 			var calls []string
@@ -233,12 +216,8 @@ func TestPortmapByNameLeavesNothingOfWhatAnADDWasToReplace(t *testing.T) {
 				}
 				for _, what := range []string{"DEL", "ADD"} {
 					f := replaced(fault.Fault{At: i + 1, Kind: fault.Kill})
-					if o := s.mapped(what, "a", prev, tt.more, tt.second); o.status != 0 {
-						t.Errorf("%s: %s after it: %s", f, what, o.stdout)
-					}
-					if o := s.mapped("DEL", "a", prev, tt.more, tt.second); o.status != 0 {
-						t.Errorf("%s: DEL after it: %s", f, o.stdout)
-					}
+					expect.Success(t, s.mapped(what, "a", prev, tt.more, tt.second).err(), "%s: %s after it", f, what)
+					expect.Success(t, s.mapped("DEL", "a", prev, tt.more, tt.second).err(), "%s: DEL after it", f)
 					s.wantUnmapped(fmt.Sprintf("%s, then %s", f, what))
 					if t.Failed() {
 						return

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -99,8 +100,6 @@ func TestTheReferencesDHCPStaysWithItsDaemon(t *testing.T) {
 		if err != nil || len(records) > 0 != (plugin == "bridge") {
 			t.Errorf("%s: records of leases: %q, %v", plugin, records, err)
 		}
-		if o := s.call(verb{plugin: plugin, verb: "DEL", id: plugin, conf: conf}); o.status != 0 {
-			t.Errorf("DEL by %s: %+v", plugin, o)
-		}
+		expect.Success(t, s.call(verb{plugin: plugin, verb: "DEL", id: plugin, conf: conf}).err(), "DEL by %s", plugin)
 	}
 }

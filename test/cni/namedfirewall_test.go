@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -94,7 +95,7 @@ func TestFirewallByNameLetsThroughWhatTheReferencesDoes(t *testing.T) {
 // Rules of legacy iptables that stop pods are named with a command that helps, for each sort of pod.
 func TestLegacyRulesThatStopPodsAreNamedByName(t *testing.T) {
 	t.Parallel()
-	need(t, "iptables-legacy")
+	nstest.Need(t, "iptables-legacy")
 	const ipam = `"ipam":{"type":"host-local","dataDir":"DATA/n","subnet":"10.5.1.0/24","routes":[{"dst":"0.0.0.0/0"}]}`
 	for _, main := range []string{`{"type":"bridge","bridge":"cni0","isGateway":true,` + ipam + `}`} {
 		for name, lines := range map[string]string{
@@ -129,9 +130,7 @@ func TestLegacyRulesThatStopPodsAreNamedByName(t *testing.T) {
 				if _, err := nstest.AskWithin(t, out, "tcp", netip.AddrPortFrom(nstest.Addr(uplink4), 8080), 5*time.Second); err != nil {
 					t.Errorf("the host port after %s: %v", remedy, err)
 				}
-				if o := s.operate("check", "--state", s.state); o.status != 0 {
-					t.Errorf("check after it: %+v", o)
-				}
+				expect.Success(t, s.operate("check", "--state", s.state).err(), "check after it")
 			})
 		}
 	}

@@ -40,15 +40,11 @@ func TestManyNamesOfAPodsLinksStopNoVerb(t *testing.T) {
 	for _, plugin := range plugins[1:] {
 		again := `{"cniVersion":"1.0.0","name":"net","stateDir":"STATE","prevResult":` + s.results["a"] + "," + strings.TrimPrefix(plugin, "{")
 		name := regexp.MustCompile(`"type":"([a-z]+)"`).FindStringSubmatch(plugin)[1]
-		if o := s.call(verb{plugin: name, verb: "ADD", id: "a", conf: again}); o.status != 0 {
-			t.Errorf("ADD of %s again: %s", name, o.stdout)
-		}
+		expect.Success(t, s.call(verb{plugin: name, verb: "ADD", id: "a", conf: again}).err(), "ADD of %s again", name)
 	}
 	lo := verb{plugin: "loopback", id: "a", ifName: "lo", conf: `{"cniVersion":"1.0.0","name":"lo"}`}
 	for _, lo.verb = range []string{"ADD", "CHECK", "DEL"} {
-		if o := s.call(lo); o.status != 0 {
-			t.Errorf("%s of lo: %s", lo.verb, o.stdout)
-		}
+		expect.Success(t, s.call(lo).err(), "%s of lo", lo.verb)
 	}
 	s.chain("DEL", "a", plugins)
 	s.wantUnmapped("after DEL")

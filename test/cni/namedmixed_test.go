@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -74,9 +75,7 @@ func TestPluginsByNameMixWithTheReferences(t *testing.T) {
 				if want == "" {
 					want = got
 				}
-				if got != want {
-					t.Errorf("with %q: the reference makes\n%s\nand this\n%s", ours, want, got)
-				}
+				expect.Equal(t, got, want, "with %q: the reference makes\n%s\nand this", ours, want)
 				s.chain("CHECK", "a", plugins)
 				s.chain("DEL", "a", plugins)
 				if left := s.files(); left != "" {

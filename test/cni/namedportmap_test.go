@@ -270,17 +270,13 @@ func TestPortmapByNameSaysWhatDoesWhatItRefuses(t *testing.T) {
 		{verb: "DEL", conf: conf("")},
 	} {
 		v.plugin, v.id = "portmap", "a"
-		if o := s.call(v); o.status != 0 {
-			t.Errorf("%s with %s: %s", v.verb, v.conf, o.stdout)
-		}
+		expect.Success(t, s.call(v).err(), "%s with %s", v.verb, v.conf)
 	}
 	if o := s.operate(strings.Fields(strings.ReplaceAll(command, "DIR", s.programs))...); command == "" || o.status != 0 {
 		t.Fatalf("tombolo %s: %s%s", command, o.stdout, o.stderr)
 	}
 	for _, more := range refused {
-		if o := s.call(verb{plugin: "portmap", verb: "ADD", id: "a", conf: conf("," + more)}); o.status != 0 {
-			t.Errorf("the reference's with %s: %s", more, o.stdout)
-		}
+		expect.Success(t, s.call(verb{plugin: "portmap", verb: "ADD", id: "a", conf: conf("," + more)}).err(), "the reference's with %s", more)
 		if rules := s.run("iptables-save", "-t", "nat"); strings.Contains(more, "V4") != strings.Contains(rules, "-s 198.51.100.0/24") || !strings.Contains(rules, ":80") {
 			t.Errorf("its rules with %s:\n%s", more, rules)
 		}
@@ -308,9 +304,7 @@ func TestALostNetworkRecordKeepsPortsWithoutSNATGoing(t *testing.T) {
 			s.chain("ADD", "b", list[:1])
 			s.run("nft", "flush", "ruleset")
 			s.chain("ADD", "c", list[:1])
-			if published := s.run("nft", "list", "ruleset"); !strings.Contains(published, "8080") {
-				t.Errorf("port 8080 leads to no pod any more:\n%s", published)
-			}
+			expect.Contains(t, s.run("nft", "list", "ruleset"), "8080", "port 8080 leads to no pod any more")
 		})
 	}
 }

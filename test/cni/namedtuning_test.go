@@ -128,9 +128,7 @@ func TestTuningByNameRevertsWhatEachADDHasSet(t *testing.T) {
 	call := func(what, fields string, fails bool) string {
 		t.Helper()
 		o := s.call(verb{plugin: "tuning", verb: what, id: "a", conf: `{"cniVersion":"1.0.0","name":"net","type":"tuning","stateDir":"STATE","dataDir":"DATA/tuning",` + fields + prev + `}`})
-		if (o.status != 0) != fails {
-			t.Errorf("%s with %s: %s", what, fields, o.stdout)
-		}
+		expect.Equal(t, o.status != 0, fails, "%s with %s: %s", what, fields, o.stdout)
 		return tunable(t, s.of("a"))
 	}
 	call("ADD", `"mac":"02:00:00:00:00:77","mtu":1400,"promisc":true,`, false)
@@ -193,8 +191,6 @@ func TestGuardFollowsTheMACThatTuningSets(t *testing.T) {
 	}
 	nstest.Run(t, p.NS, "ip", "link", "set", "eth0", "address", "02:00:00:00:00:78")
 	nstest.Run(t, p.NS, "ip", "neigh", "flush", "all")
-	if err := nstest.PingWith(t, p.NS, netip.MustParseAddr(gateway4), nstest.Echo{Wait: 300e6}); err == nil {
-		t.Error("with a MAC that nobody set the pod is heard")
-	}
+	expect.Failure(t, nstest.PingWith(t, p.NS, netip.MustParseAddr(gateway4), nstest.Echo{Wait: 300e6}), "with a MAC that nobody set the pod is heard")
 	w.del(p)
 }

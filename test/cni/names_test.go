@@ -15,6 +15,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -314,9 +315,7 @@ func TestHostLocalByNameBesideTheReferences(t *testing.T) {
 	}
 	for i := range calls {
 		by := []*side{ours, theirs}[i%2] // the other's
-		if o := by.call(verb{plugin: "host-local", verb: "DEL", id: fmt.Sprint("pod-", i), conf: conf, netns: "-"}); o.status != 0 {
-			t.Errorf("DEL of pod-%d: %s", i, o.stdout)
-		}
+		expect.Success(t, by.call(verb{plugin: "host-local", verb: "DEL", id: fmt.Sprint("pod-", i), conf: conf, netns: "-"}).err(), "DEL of pod-%d", i)
 	}
 	for name := range nstest.Files(t, filepath.Join(theirs.data, "n", "net"), "lock", "last_reserved_ip.0") {
 		t.Errorf("%s is left", name)

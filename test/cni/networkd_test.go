@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
 const networkd = "/lib/systemd/systemd-networkd"
@@ -39,7 +40,7 @@ func TestNetworkdLeavesATakenNICAloneByTheFilesInTheDocs(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			need(t, "unshare")
+			nstest.Need(t, "unshare")
 			n := newNode(t)
 			script := fmt.Sprintf(networkdScript, tt.files, tt.until)
 			environ := append(os.Environ(), "TOMBOLO="+command(), "NETWORKD="+networkd)

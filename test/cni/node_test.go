@@ -99,6 +99,14 @@ type outcome struct {
 	status         int
 }
 
+// err is what went wrong, nil where nothing did.
+func (o outcome) err() error {
+	if o.status == 0 {
+		return nil
+	}
+	return fmt.Errorf("%+v", o)
+}
+
 // exec runs a program on the node. An error means that it could not be run.
 func (n *node) exec(ctx context.Context, path string, stdin []byte, environ []string, args ...string) (outcome, error) {
 	var out, errOut bytes.Buffer
@@ -413,19 +421,6 @@ func firstOf(r *current.Result, is func(netip.Addr) bool) netip.Addr {
 		}
 	}
 	return netip.Addr{}
-}
-
-// need fails the test where a program is missing that it runs, or skips it where
-// skips are allowed.
-func need(t testing.TB, program string) {
-	t.Helper()
-	if _, err := exec.LookPath(program); err == nil {
-		return
-	}
-	if os.Getenv("TOMBOLO_ALLOW_SKIPS") == "1" {
-		t.Skipf("needs %s, which is not installed", program)
-	}
-	t.Fatalf("needs %s, which is not installed; TOMBOLO_ALLOW_SKIPS=1 skips such tests", program)
 }
 
 // netnsName is a name of the pod's namespace for ip.

@@ -3,6 +3,8 @@ package cni
 import (
 	"strings"
 	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 )
 
 func TestTheOperatorsStatusSaysWhetherAllIsWell(t *testing.T) {
@@ -16,9 +18,7 @@ func TestTheOperatorsStatusSaysWhetherAllIsWell(t *testing.T) {
 			t.Errorf("%s: exit status %d\n%s%s", when, o.status, o.stdout, o.stderr)
 		}
 		for _, line := range lines {
-			if !strings.Contains(o.stdout, "\n"+line) {
-				t.Errorf("%s: no %q in\n%s", when, line, o.stdout)
-			}
+			expect.Contains(t, o.stdout, "\n"+line, "%s: no %q in", when, line)
 		}
 	}
 	w.add(n.pod("a"))

@@ -35,9 +35,7 @@ func TestOneNameGoesBackWithPodsRunning(t *testing.T) {
 				s.chain("ADD", id, list(ports[id]))
 				s.of(id).serve(t, "tcp", 80)
 			}
-			if o := s.operate("install", "--names", "all", s.programs); o.status != 0 {
-				t.Fatalf("install: %+v", o)
-			}
+			must.Succeed(t, s.operate("install", "--names", "all", s.programs).err(), "install")
 			add("a")
 			must.Succeed(t, copyProgram(filepath.Join(peers, name), filepath.Join(s.programs, name)))
 			add("b")
@@ -47,9 +45,7 @@ func TestOneNameGoesBackWithPodsRunning(t *testing.T) {
 				wantPing(t, s.of(id).NS, outside4)
 				expect.Success(t, expect.Err(askPort(t, s.ns, "tcp", uplink4, ports[id])), "host port of %s", id)
 			}
-			if o := s.operate("install", "--names", "all", s.programs); o.status != 0 {
-				t.Fatalf("install: %+v", o)
-			}
+			must.Succeed(t, s.operate("install", "--names", "all", s.programs).err(), "install")
 			s.chain("DEL", "b", list(ports["b"]))
 			s.chain("DEL", "c", list(ports["c"]))
 			all := s.run("iptables-save") + s.run("ip", "link", "show")
@@ -59,9 +55,7 @@ func TestOneNameGoesBackWithPodsRunning(t *testing.T) {
 			for id := range ports {
 				vanish(t, s.of(id).path)
 			}
-			if o := s.operate("gc", "--state", s.state); o.status != 0 {
-				t.Errorf("gc: %+v", o)
-			}
+			expect.Success(t, s.operate("gc", "--state", s.state).err(), "gc")
 			if left := s.owners(); slices.ContainsFunc(left, func(owner string) bool { return owner != "net" }) {
 				t.Errorf("elements are left: %q", left)
 			}

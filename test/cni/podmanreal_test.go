@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
 // podmanScript is typed on the machine of testdata/lab.sh. Each line that begins with "== " is a
@@ -79,7 +80,7 @@ echo "== end"
 func TestPodmanKeepsPublishedPortsThroughItsCommands(t *testing.T) {
 	t.Parallel()
 	for _, program := range []string{"unshare", "bash", "make", "go", "busybox", "runc", "podman"} {
-		need(t, program)
+		nstest.Need(t, program)
 	}
 	if version, err := exec.Command("podman", "--version").Output(); err != nil || !strings.Contains(string(version), "version 4.") {
 		t.Skipf("podman 4 is not installed: %s %v", version, err)

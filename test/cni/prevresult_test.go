@@ -7,6 +7,7 @@ import (
 
 	current "github.com/containernetworking/cni/pkg/types/100"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -105,13 +106,9 @@ func TestCHECKComparesTheResultWithWhatIsThere(t *testing.T) {
 		{"the routes are left out", change(func(r *current.Result) { r.Routes = nil }), nil},
 	} {
 		o, msg := w.checkWith(p, tt.prev)
-		if (o.status == 0) != (len(tt.says) == 0) {
-			t.Errorf("%s: %+v", tt.name, o)
-		}
+		expect.Equal(t, o.status == 0, (len(tt.says) == 0), "%s: %+v", tt.name, o)
 		for _, text := range tt.says {
-			if !strings.Contains(msg, text) {
-				t.Errorf("%s: %q does not say %q", tt.name, msg, text)
-			}
+			expect.Contains(t, msg, text, "%s", tt.name)
 		}
 	}
 	// An address that another plugin has added is one of the pod's from then on.

@@ -16,6 +16,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
 // begun is how strace's line of a call begins. It has others too: of calls that end
@@ -46,7 +47,7 @@ func (n *node) traced(c call, calls string) []string {
 
 func TestEachVerbIsOneProcess(t *testing.T) {
 	t.Parallel()
-	need(t, "strace")
+	nstest.Need(t, "strace")
 	n := newNode(t)
 	w := n.podnet(nil)
 	p, other := n.pod("a"), n.pod("other")
@@ -77,7 +78,7 @@ func wantOneExec(t *testing.T, verb string, lines []string) {
 // TestDelegationIsTheOneExec proves that the trace above would have shown more.
 func TestDelegationIsTheOneExec(t *testing.T) {
 	t.Parallel()
-	need(t, "strace")
+	nstest.Need(t, "strace")
 	n := newNode(t)
 	ipam, _ := fake(t, fakeConf{})
 	w := n.podnet(conf{"ipam": ipam})
@@ -209,9 +210,7 @@ func TestOperatorsCommands(t *testing.T) {
 	w.add(n.pod("container-of-a-pod"), arg("IgnoreUnknown", "1"), arg("K8S_POD_NAMESPACE", "default"), arg("K8S_POD_NAME", "web"))
 	ls := n.operate("ls", "--state", n.state)
 	for _, part := range []string{"NETWORK", "podnet", "default/web", "eth0", "10.77.0.2,fd77::2", "ready"} {
-		if !strings.Contains(ls.stdout, part) {
-			t.Errorf("tombolo ls lacks %q:\n%s", part, ls.stdout)
-		}
+		expect.Contains(t, ls.stdout, part, "tombolo ls")
 	}
 	var list []struct{ Network, ContainerID string }
 	unmarshal(t, n.operate("ls", "--json", "--state", n.state).stdout, &list)

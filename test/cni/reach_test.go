@@ -235,9 +235,7 @@ func TestDisabledContainerInterfaceStaysDown(t *testing.T) {
 	if port := links(t, n.ns)[w.port(p)]; !port.up() || port.Master != "cbr0" {
 		t.Errorf("the port is %+v, want it up on cbr0", port)
 	}
-	if len(r.IPs) != 0 {
-		t.Errorf("the result has addresses: %v", r.IPs)
-	}
+	expect.Equal(t, len(r.IPs), 0, "the result has addresses: %v", r.IPs)
 	expect.Success(t, w.check(p))
 	w.del(p)
 	n.wantNothing()

@@ -48,7 +48,7 @@ func TestStateDeletedWhilePodsRunGivesNoAddressTwice(t *testing.T) {
 			for _, p := range old {
 				has.give(t, p, w.add(p))
 			}
-			removeAll(t, filepath.Join(n.state, tt.lose))
+			must.Succeed(t, os.RemoveAll(filepath.Join(n.state, tt.lose)))
 			for i := range 4 {
 				p := n.pod(fmt.Sprintf("new-%d", i))
 				has.give(t, p, w.add(p))
@@ -83,7 +83,7 @@ func TestStateDeletedAgainAndAgainUnderChurn(t *testing.T) {
 			}
 		}
 		if i%3 == 2 {
-			removeAll(t, n.state)
+			must.Succeed(t, os.RemoveAll(n.state))
 		}
 		p := n.pod(fmt.Sprintf("pod-%d", i))
 		has.give(t, p, w.add(p))
@@ -102,7 +102,7 @@ func TestStateDeletedDuringParallelADDs(t *testing.T) {
 		p := n.pod(fmt.Sprintf("old-%d", i))
 		has.give(t, p, w.add(p))
 	}
-	removeAll(t, n.state)
+	must.Succeed(t, os.RemoveAll(n.state))
 	pods := n.pods(12)
 	results := make(chan *current.Result, len(pods))
 	atOnce(pods, func(p *pod) {
@@ -185,7 +185,7 @@ func TestDataDirOnDiskOutlivesTheStateDirectory(t *testing.T) {
 	has := taken{}
 	a, b := n.pod("a"), n.pod("b")
 	has.give(t, a, w.add(a))
-	removeAll(t, n.state)
+	must.Succeed(t, os.RemoveAll(n.state))
 	has.give(t, b, w.add(b))
 	for _, p := range []*pod{a, b} {
 		w.callOK(call{verb: "DEL", id: p.id, ifName: "eth0", stdin: w.stdin(nil)})

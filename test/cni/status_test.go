@@ -170,15 +170,11 @@ func TestStatusOfAStateDirectoryThatCannotBeWritten(t *testing.T) {
 			w := n.podnet(conf{"ipam": fixed(conf{"address": "10.77.0.9/24", "gateway": gateway4})})
 			must.Succeed(t, w.status())
 			before := n.run("ls", "-A", dir)
-			if before != "" {
-				t.Errorf("STATUS left %s", before)
-			}
+			expect.Equal(t, before, "", "STATUS left")
 			script(tc.harm)
 			wantError(t, w.status(), 50, "the state directory "+n.state+" cannot be written: ")
 			wantError(t, w.status(), 50, tc.says)
-			if _, err := w.tryAdd(n.pod("a")); err == nil {
-				t.Error("and an ADD succeeds")
-			}
+			expect.Failure(t, expect.Err(w.tryAdd(n.pod("a"))), "and an ADD succeeds")
 		})
 	}
 }

@@ -186,15 +186,11 @@ func TestRemovalOfANetworkLeavesWhatOthersShare(t *testing.T) {
 		second := n.network("second", fields)
 		second.add(b)
 		second.del(b)
-		if o := n.remove("second"); o.status != 0 {
-			t.Fatalf("remove: %+v", o)
-		}
+		must.Succeed(t, n.remove("second").err(), "remove")
 		wantPing(t, a.NS, outside4, gateway4)
 	}
 	w.del(a)
-	if o := n.remove("podnet"); o.status != 0 {
-		t.Fatalf("remove: %+v", o)
-	}
+	must.Succeed(t, n.remove("podnet").err(), "remove")
 	if rules := n.run("iptables", "-S", "FORWARD"); strings.Contains(rules, "tombolo") {
 		t.Errorf("left: %s", rules)
 	}
@@ -229,16 +225,12 @@ func TestAnOperatorsChainCountsBeforeThereIsFORWARD(t *testing.T) {
 				if o := s.operate("check", "--state", s.state); o.status != 4 || !strings.Contains(o.stdout, "which calls CNI-ADMIN, is missing [repair]") {
 					t.Errorf("check: %+v", o)
 				}
-				if o := s.operate("repair", "--state", s.state); o.status != 0 {
-					t.Errorf("repair: %+v", o)
-				}
+				expect.Success(t, s.operate("repair", "--state", s.state).err(), "repair")
 			}
 			if reaches() {
 				t.Errorf("what the operator drops passes:\n%s", s.run("nft", "list", "table", "ip", "filter"))
 			}
-			if o := s.operate("check", "--state", s.state); o.status != 0 {
-				t.Errorf("check: %+v", o)
-			}
+			expect.Success(t, s.operate("check", "--state", s.state).err(), "check")
 			s.run("iptables", "-S") // it can print what is there
 			s.run("iptables", "-D", "CNI-ADMIN", "1")
 			if !reaches() {

@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"os"
 	"os/exec"
 	"strings"
 	"testing"
@@ -189,9 +190,7 @@ func TestADDMayMeetAFaultAtAnyCall(t *testing.T) {
 			w.gc(stays)
 		case 2:
 			if o := n.call(call{verb: "ADD", id: p.id, netns: p.path, ifName: "eth0", stdin: rich(w, freePort)}); o.status == 0 {
-				if links(t, n.ns)[w.port(p)].Master != "cbr0" {
-					t.Errorf("%s: an ADD after it has made no port", f)
-				}
+				expect.Equal(t, links(t, n.ns)[w.port(p)].Master, "cbr0", "%s: an ADD after it has made no port", f)
 			}
 			n.callOK(del())
 			w.gc(stays)
@@ -276,10 +275,8 @@ func TestFirstADDMayMeetAFaultAtAnyCall(t *testing.T) {
 	var p *pod
 	reset := func() {
 		w.gc()
-		if o := n.remove("podnet"); o.status != 0 {
-			t.Fatal(o.stderr)
-		}
-		removeAll(t, n.state)
+		must.Succeed(t, n.remove("podnet").err())
+		must.Succeed(t, os.RemoveAll(n.state))
 	}
 	first := n.pod("first")
 	w.add(first)

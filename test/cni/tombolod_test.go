@@ -13,11 +13,12 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
 func TestTombolodWithoutPrivilegesEndsAtOnce(t *testing.T) {
 	t.Parallel()
-	need(t, "setpriv")
+	nstest.Need(t, "setpriv")
 	n := newNode(t)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -61,15 +62,11 @@ func TestDoctorNamesTheRuleThatDropsAProbe(t *testing.T) {
 			if after := n.run("nft", "list", "ruleset"); stripped(after) != stripped(before) {
 				t.Errorf("doctor left something:\n%s", after)
 			}
-			if o := doctor(outside4 + ":443"); o.status != 0 {
-				t.Errorf("what passes: %+v", o)
-			}
+			expect.Success(t, doctor(outside4+":443").err(), "what passes")
 			_, remedy, _ := strings.Cut(o.stdout, "this helps: ")
 			remedy, _, _ = strings.Cut(remedy, "\n")
 			n.run("sh", "-ec", remedy)
-			if o := doctor(outside4 + ":80"); o.status != 0 {
-				t.Errorf("after %s: %+v", remedy, o)
-			}
+			expect.Success(t, doctor(outside4+":80").err(), "after %s", remedy)
 		})
 	}
 }

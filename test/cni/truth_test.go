@@ -52,7 +52,7 @@ func (s *scene) on(line string) {
 // repair mends all that it says it mends: what belongs to no pod.
 func TestWhatCheckAdvisesWithoutTheStateDirectoryIsTrue(t *testing.T) {
 	t.Parallel()
-	need(t, "iptables")
+	nstest.Need(t, "iptables")
 	s := newScene(t)
 	must.Succeed(t, os.RemoveAll(s.state))
 	c := s.pod("c")
@@ -86,7 +86,7 @@ func TestWhatCheckAdvisesWithoutTheStateDirectoryIsTrue(t *testing.T) {
 // after that remedy.
 func TestWhatCheckAdvisesIsTrue(t *testing.T) {
 	t.Parallel()
-	need(t, "iptables")
+	nstest.Need(t, "iptables")
 	on := func(line string) func(*scene) { return func(s *scene) { s.Helper(); s.on(line) } }
 	in := func(line string) func(*scene) { return func(s *scene) { s.Helper(); s.in(line) } }
 	for name, tc := range map[string]struct {
@@ -177,9 +177,7 @@ func TestWhatCheckAdvisesIsTrue(t *testing.T) {
 					t.Errorf("repair: %+v", o)
 				}
 			case "gc":
-				if o := s.operate("gc", "--state", s.state); o.status != 0 {
-					t.Errorf("gc: %+v", o)
-				}
+				expect.Success(t, s.operate("gc", "--state", s.state).err(), "gc")
 				s.a = s.pod("again")
 				s.add(s.a, publish(t, "8080:80/tcp"), limited(1e7, 2e7))
 			case "recreate pod":

@@ -21,7 +21,7 @@ exec unshare --mount sh -ec 'cd "$0"; mount --bind etc /etc/ufw; mount --bind de
 // ufw gives a way to run lines of shell on the node, in which ufw is one that is on.
 func (n *node) ufw(t *testing.T) (do func(line string) string) {
 	t.Helper()
-	need(t, "ufw")
+	nstest.Need(t, "ufw")
 	dir := t.TempDir()
 	n.run("cp", "-a", "/etc/ufw", filepath.Join(dir, "etc"))
 	n.run("cp", "-a", "/etc/default", filepath.Join(dir, "default"))

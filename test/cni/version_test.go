@@ -124,9 +124,7 @@ func TestLibcniTakesThePluginForEachVersion(t *testing.T) {
 			must.Succeed(t, expect.Err(n.cni.ValidateNetworkList(t.Context(), w.list())))
 			p := n.pod("a")
 			r := w.add(p)
-			if len(r.IPs) != 2 {
-				t.Errorf("result %v, want two addresses", r)
-			}
+			expect.Equal(t, len(r.IPs), 2, "result %v, want two addresses", r)
 			if version >= "0.4.0" {
 				expect.Success(t, w.check(p))
 			}

@@ -69,9 +69,7 @@ func TestNetworkWithoutASuccessfulADDIsNone(t *testing.T) {
 	if o := n.operate("ls", "networks", "--state", n.state, "podnet"); !strings.Contains(o.stdout, "no ADD of it has succeeded\n") {
 		t.Errorf("by its name: %+v", o)
 	}
-	if o := n.operate("remove", "--state", n.state, "podnet"); o.status != 0 {
-		t.Errorf("remove: %+v", o)
-	}
+	expect.Success(t, n.operate("remove", "--state", n.state, "podnet").err(), "remove")
 	if o := n.operate("ls", "networks", "--state", n.state, "podnet"); o.status != 1 {
 		t.Errorf("it is there after remove: %+v", o)
 	}
@@ -208,9 +206,7 @@ func TestTheMapShowsANodeAndWhatIsWrong(t *testing.T) {
 		t.Errorf("red is %q in\n%s", red, text)
 	}
 	for _, want := range []string{"└─ \x1b[1mnetwork podnet\x1b[m: gateway", "● default/web  10.77.0.2 fd77::2 ← 8080->80/tcp\n", "● default/other  10.77.0.4 fd77::4\n"} {
-		if !strings.Contains(text, want) {
-			t.Errorf("no %q in\n%s", want, text)
-		}
+		expect.Contains(t, text, want)
 	}
 	if plain := regexp.MustCompile("\x1b\\[(1|31)?m").ReplaceAllString(text, ""); strings.Contains(plain, "\x1b") {
 		t.Errorf("a name has got to the terminal: %q", text)

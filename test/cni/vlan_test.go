@@ -2,7 +2,6 @@ package cni
 
 import (
 	"fmt"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -137,9 +136,7 @@ func testVLANKeepsPodsApart(t *testing.T, call string) {
 	for w, p := range map[*network]*pod{hundred: a, other: c, plain: d} {
 		expect.Success(t, w.check(p), "%s", w.name)
 	}
-	if o := n.operate("check", "--state", n.state); o.status != 0 {
-		t.Errorf("check: %+v", o)
-	}
+	expect.Success(t, n.operate("check", "--state", n.state).err(), "check")
 	hundred.del(a)
 	hundred.del(b)
 	other.del(c)
@@ -148,16 +145,12 @@ func testVLANKeepsPodsApart(t *testing.T, call string) {
 	if _, ok := links(t, n.ns)["cbr0.100"]; !ok {
 		t.Error("cbr0.100 went with its last pod, and the bridge did not")
 	}
-	if o := n.remove("podnet"); o.status != 0 {
-		t.Errorf("remove: %+v", o)
-	}
+	expect.Success(t, n.remove("podnet").err(), "remove")
 	if l := links(t, n.ns); l["cbr0.100"].Name != "" || l["cbr0.200"].Name == "" || n.vlansOf("cbr0") != "1 pvid egress untagged, 200" {
 		t.Errorf("after remove: %v, and VLANs %q", l, n.vlansOf("cbr0"))
 	}
 	for _, name := range []string{"other", "plain"} {
-		if o := n.remove(name); o.status != 0 {
-			t.Errorf("remove: %+v", o)
-		}
+		expect.Success(t, n.remove(name).err(), "remove")
 	}
 	if _, ok := links(t, n.ns)["cbr0"]; ok {
 		t.Error("the bridge is there after its last network was removed")
@@ -224,9 +217,7 @@ func TestVLANsAreCheckedAndRepaired(t *testing.T) {
 	port := w.port(p)
 	works := func(when string) {
 		t.Helper()
-		if o := n.operate("check", "--state", n.state); o.status != 0 {
-			t.Errorf("%s: check: %+v", when, o)
-		}
+		expect.Success(t, n.operate("check", "--state", n.state).err(), "%s: check", when)
 		expect.Success(t, w.check(p), "%s", when)
 		wantPing(t, p.NS, gateway4, outside4, outside6)
 		for _, at := range []struct {
@@ -257,9 +248,7 @@ func TestVLANsAreCheckedAndRepaired(t *testing.T) {
 		if o := n.operate("check", "--state", n.state); o.status == 0 || !strings.Contains(o.stdout, tt.says) {
 			t.Errorf("%s: check: %+v, want %q", tt.name, o, tt.says)
 		}
-		if o := n.operate("repair", "--state", n.state); o.status != 0 {
-			t.Errorf("%s: repair: %+v", tt.name, o)
-		}
+		expect.Success(t, n.operate("repair", "--state", n.state).err(), "%s: repair", tt.name)
 		works(tt.name)
 	}
 	// An ADD mends as much for itself.
@@ -317,9 +306,7 @@ func TestVLANOfTheReferencesBridgeIsTakenOn(t *testing.T) {
 	wantPing(t, b.NS, gateway4, gateway6, ip4(ra).String(), ip6(ra).String())
 	wantPing(t, n.ns, ip4(ra).String(), ip4(rb).String())
 	expect.Success(t, ours.check(b))
-	if o := n.operate("check", "--state", n.state); o.status != 0 {
-		t.Errorf("check: %+v", o)
-	}
+	expect.Success(t, n.operate("check", "--state", n.state).err(), "check")
 	reference.del(a)
 	wantPing(t, b.NS, gateway4, gateway6)
 	ours.del(b)
@@ -332,9 +319,9 @@ func TestVLANOfTheReferencesBridgeIsTakenOn(t *testing.T) {
 func newTaggedLAN(t *testing.T) *lan {
 	t.Helper()
 	needVLANs(t)
-	need(t, "dnsmasq")
+	nstest.Need(t, "dnsmasq")
 	n := newNode(t)
-	l := &lan{node: n, router: nstest.New(t), leases: filepath.Join(t.TempDir(), "leases"), log: filepath.Join(t.TempDir(), "log")}
+	l := &lan{node: n, router: nstest.New(t)}
 	nstest.Veth(t, n.ns, "eth0", l.router, "eth0")
 	n.ip("address add 192.168.1.2/24 dev eth0")
 	n.ip("route add default via 192.168.1.1")
@@ -389,9 +376,7 @@ func TestVLANOfTheLANIsLeasedInAndRepaired(t *testing.T) {
 		t.Errorf("interfaces %v, want no link of the host's in the VLAN", ra.Interfaces)
 	}
 	for _, r := range []*current.Result{ra, rb} {
-		if !strings.Contains(l.leased(), " "+ip4(r).String()+" ") {
-			t.Errorf("the server knows of no lease of %s:\n%s", ip4(r), l.leased())
-		}
+		expect.Contains(t, l.leased(), " "+ip4(r).String()+" ", "the server knows of no lease of %s", ip4(r))
 	}
 	if got := nstest.Run(t, a.NS, "ip", "-4", "route", "show", "default"); !strings.Contains(got, "via "+router4+" ") {
 		t.Errorf("the pod's default route is %q, want one via %s", got, router4)
@@ -431,9 +416,7 @@ func TestVLANOfTheLANIsLeasedInAndRepaired(t *testing.T) {
 	w.del(b, withoutNetNS())
 	l.wantReleased(t, ip4(rb).String())
 	l.wantNoLeaseRecords()
-	if o := n.remove("lan"); o.status != 0 {
-		t.Errorf("remove: %+v", o)
-	}
+	expect.Success(t, n.remove("lan").err(), "remove")
 	if got := globals(t, n.ns, "eth0"); len(got) != 1 || links(t, n.ns)["br0"].Name != "" {
 		t.Errorf("after remove, the NIC has %v, and there is %v", got, links(t, n.ns)["br0"])
 	}

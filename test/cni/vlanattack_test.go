@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -116,7 +115,7 @@ func TestVLANIsNotEnteredByTagsOfAPod(t *testing.T) {
 func TestVLANsOfTheLANMayHaveTheSameAddresses(t *testing.T) {
 	t.Parallel()
 	needVLANs(t)
-	need(t, "dnsmasq")
+	nstest.Need(t, "dnsmasq")
 	n := newNode(t)
 	routers := map[int]*lan{}
 	router := nstest.New(t)
@@ -127,7 +126,7 @@ func TestVLANsOfTheLANMayHaveTheSameAddresses(t *testing.T) {
 	var nets []*network
 	for _, id := range []int{20, 30} {
 		link := fmt.Sprintf("eth0.%d", id)
-		l := &lan{node: n, router: nstest.New(t), leases: filepath.Join(t.TempDir(), "leases"), log: filepath.Join(t.TempDir(), "log")}
+		l := &lan{node: n, router: nstest.New(t)}
 		nstest.Run(t, router, "ip", "link", "add", "link", "eth0", "name", link, "type", "vlan", "id", fmt.Sprint(id))
 		nstest.Run(t, router, "ip", "link", "set", link, "name", "eth0", "netns", fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), l.router.FD()))
 		nstest.Run(t, l.router, "sh", "-ec", "ip link set lo up; ip link set eth0 up; ip address add "+router4+"/24 dev eth0")
@@ -176,9 +175,7 @@ func TestVLANsFaultsOfOthersAreMended(t *testing.T) {
 	rb := w.add(b)
 	works := func(when string) {
 		t.Helper()
-		if o := n.operate("check", "--state", n.state); o.status != 0 {
-			t.Errorf("%s: check: %+v", when, o)
-		}
+		expect.Success(t, n.operate("check", "--state", n.state).err(), "%s: check", when)
 		for _, one := range []struct {
 			*network
 			*pod
@@ -213,9 +210,7 @@ func TestVLANsFaultsOfOthersAreMended(t *testing.T) {
 		if o := n.operate("check", "--state", n.state); o.status == 0 {
 			t.Errorf("%s: check: %+v", tt.name, o)
 		}
-		if o := n.operate("repair", "--state", n.state); o.status != 0 {
-			t.Errorf("%s: repair: %+v", tt.name, o)
-		}
+		expect.Success(t, n.operate("repair", "--state", n.state).err(), "%s: repair", tt.name)
 		works(tt.name)
 		if t.Failed() {
 			t.Fatal(n.run("bridge", "vlan", "show"), n.run("ip", "-d", "link"))
@@ -236,10 +231,8 @@ func TestVLANsFirstADDMayBeKilled(t *testing.T) {
 	kills := 0
 	for i := 0; i < rounds || kills == 0 && i < most*rounds; i++ {
 		w.gc()
-		if o := n.remove("podnet"); o.status != 0 {
-			t.Fatal(o.stderr)
-		}
-		removeAll(t, n.state)
+		must.Succeed(t, n.remove("podnet").err())
+		must.Succeed(t, os.RemoveAll(n.state))
 		killed := n.pod(fmt.Sprintf("killed-%d", i))
 		if n.kill(add(killed), sweep.at(i)) {
 			kills++
@@ -256,9 +249,7 @@ func TestVLANsFirstADDMayBeKilled(t *testing.T) {
 			t.Errorf("check: %+v", o)
 		}
 		w.gc(next)
-		if o := n.operate("check", "--state", n.state); o.status != 0 {
-			t.Errorf("check: %+v", o)
-		}
+		expect.Success(t, n.operate("check", "--state", n.state).err(), "check")
 	}
 	if kills == 0 {
 		t.Error("no ADD was killed")
@@ -330,9 +321,7 @@ func TestVLANsHostPortsByNameLeadWhereTheReferencesDo(t *testing.T) {
 			s.chain("CHECK", "a", chain)
 		}
 		s.chain("DEL", "a", chain)
-		if _, err := askPort(t, out, "tcp", uplink4, 8080); err == nil {
-			t.Errorf("with %q, a port leads somewhere after the DEL", ours)
-		}
+		expect.Failure(t, expect.Err(askPort(t, out, "tcp", uplink4, 8080)), "with %q, a port leads somewhere after the DEL", ours)
 		s.chain("DEL", "b", without)
 	}
 }
@@ -364,7 +353,5 @@ func TestVLANGetsEachPacketOnce(t *testing.T) {
 			break
 		}
 	}
-	if count != 1 {
-		t.Errorf("a packet comes %d times", count)
-	}
+	expect.Equal(t, count, 1, "a packet comes %d times", count)
 }

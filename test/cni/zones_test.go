@@ -56,14 +56,12 @@ func TestBridgesJoinFirewalldsZone(t *testing.T) {
 			t.Errorf("after %q, the published port: %v", after, err)
 		}
 		for _, command := range [][]string{{"check"}, {"doctor", "--dns", "none"}} {
-			if o := n.operate(append(command, "--state", n.state)...); o.status != 0 {
-				t.Errorf("%s after %q: %+v", command, after, o)
-			}
+			expect.Success(t, n.operate(append(command, "--state", n.state)...).err(), "%s after %q", command, after)
 		}
 		expect.Success(t, w.status(), "after %q", after)
 	}
 	f.do("! firewall-cmd --permanent --get-zone-of-interface=cbr0") // it is in none
-	if log := readFileIf(t, m.log); strings.Count(log, "a bridge joins a zone of firewalld") < 2 || strings.Contains(log, "trying again") {
+	if log := nstest.ReadIf(t, m.log); strings.Count(log, "a bridge joins a zone of firewalld") < 2 || strings.Contains(log, "trying again") {
 		t.Errorf("log: %s", log)
 	}
 
@@ -73,9 +71,7 @@ func TestBridgesJoinFirewalldsZone(t *testing.T) {
 	wantPing(t, b.NS, outside4)
 	w.del(a, publish(t, "8080:80/tcp"))
 	w.del(b)
-	if o := n.remove("podnet"); o.status != 0 {
-		t.Fatalf("remove: %+v", o)
-	}
+	must.Succeed(t, n.remove("podnet").err(), "remove")
 	n.mindOn(t, f.bus, nil)
 	f.until(t, "the bridge left the zone", func() bool { return f.zone("cbr0") == "" })
 }
@@ -98,7 +94,7 @@ func TestBridgesJoinAFirewalldThatComesLater(t *testing.T) {
 	second := n.network("second", conf{"bridge": "cbr1", "ipam": conf{"type": "host-local", "subnet": "10.23.0.0/16"}})
 	second.add(n.pod("b"))
 	if zone := f.zone("cbr1"); zone != "trusted" {
-		t.Errorf("after the ADD that built the network its bridge is in zone %q; log: %s", zone, readFileIf(t, m.log))
+		t.Errorf("after the ADD that built the network its bridge is in zone %q; log: %s", zone, nstest.ReadIf(t, m.log))
 	}
 }
 
@@ -152,7 +148,7 @@ func TestAnOperatorsZoneOfFirewalldStays(t *testing.T) {
 	f.inTrusted(t, "free")
 	f.do("firewall-cmd --permanent --zone=drop --add-interface=free; firewall-cmd --zone=block --change-interface=managed; firewall-cmd --reload")
 	f.until(t, "the free bridge goes where it is put", func() bool { return f.zone("free") == "drop" })
-	m.until(t, "it is seen", func() bool { return strings.Count(readFileIf(t, m.log), "left in the zone") == 3 })
+	m.until(t, "it is seen", func() bool { return strings.Count(nstest.ReadIf(t, m.log), "left in the zone") == 3 })
 	for bridge, want := range map[string]string{"running": "drop", "permanent": "block", "managed": "block", "free": "drop"} {
 		expect.Equal(t, f.zone(bridge), want, "%s is in zone", bridge)
 	}

@@ -113,9 +113,7 @@ func TestBandwidthAnnotationsLimitThePod(t *testing.T) {
 	} {
 		p := n.runPod(name, c.annotations...)
 		limits := n.limits()
-		if len(limits) != len(c.rates) {
-			t.Errorf("%s: limits %v, want the rates %v", name, limits, c.rates)
-		}
+		expect.Equal(t, len(limits), len(c.rates), "%s: limits %v, want the rates %v", name, limits, c.rates)
 		for _, rate := range c.rates {
 			// containerd asks for a burst of 512 MiB, with which nothing would be limited.
 			if burst, ok := limits[rate]; !ok || burst == 0 || burst > rate {

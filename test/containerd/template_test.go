@@ -9,6 +9,7 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
@@ -35,9 +36,7 @@ func TestTemplateLetsNewRuntimesSpeakTheNewVersion(t *testing.T) {
 	t.Parallel()
 	list, err := libcni.ConfListFromBytes([]byte(renderTemplate(t, "10.22.0.0/24")))
 	must.Succeed(t, err)
-	if list.CNIVersion != "1.1.0" {
-		t.Errorf("a runtime that speaks 1.1.0 chooses %s", list.CNIVersion)
-	}
+	expect.Equal(t, list.CNIVersion, "1.1.0", "a runtime that speaks 1.1.0 chooses")
 }
 
 func TestReadmeConfiguresContainerd(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -66,16 +67,12 @@ func TestWhatAConfigurationWouldDo(t *testing.T) {
 	text := strings.Join(append(r.Problems, r.Plan...), "\n")
 	for _, want := range []string{`network "pods" is on bridge cbr0`, "10.22.0.0/16, fd22::/64 (host-local)", "the bridge has the gateways' addresses",
 		"has the host's address, but to 10.0.0.0/8", "policy open", "held to their own MAC", "published on the host; capabilities: portMappings", "after tuning"} {
-		if !strings.Contains(text, want) {
-			t.Errorf("nothing says %s:\n%s", want, text)
-		}
+		expect.Contains(t, text, want, "nothing")
 	}
 	r = Examine([]byte(`{"cniVersion": "1.0.0", "name": "lan", "type": "tombolo", "mode": "lan", "uplink": "eth0"}`))
 	text = strings.Join(append(r.Problems, r.Plan...), "\n")
 	for _, want := range []string{"eth0 becomes a port of br0", "by DHCP", "leads to the host", "none can be published"} {
-		if !strings.Contains(text, want) {
-			t.Errorf("nothing says %s:\n%s", want, text)
-		}
+		expect.Contains(t, text, want, "nothing")
 	}
 	r = Examine([]byte(`{"cniVersion": "1.0.0", "name": "n", "type": "tombolo", "capabilities": {"ipRanges": true}, "ipam": {"type": "host-local"}}`))
 	if text = strings.Join(append(r.Problems, r.Plan...), "\n"); !strings.Contains(text, "addresses: from the ranges that the runtime hands over") || len(r.Problems) > 0 {
@@ -97,9 +94,7 @@ func TestListsOfTheReferencesNamesAreReadByThem(t *testing.T) {
 		r := Examine(data)
 		text := strings.Join(r.Plan, "\n")
 		for _, one := range want {
-			if !strings.Contains(text, one) {
-				t.Errorf("%s: nothing says %s:\n%s", file, one, text)
-			}
+			expect.Contains(t, text, one, "%s", file)
 		}
 		if len(r.Problems)+len(r.Warnings) > 0 || strings.Contains(text, "ports: ") {
 			t.Errorf("%s: problems %q, warnings %q", file, r.Problems, r.Warnings)

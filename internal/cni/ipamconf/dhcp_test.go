@@ -75,9 +75,7 @@ func TestIdentityOfAPodToItsServer(t *testing.T) {
 		}
 	}
 	nobody := &Identity{Network: "lab", ContainerID: "c1", IfName: "eth0"}
-	if _, err := nobody.clientID(clientByPod, nil); err == nil || !strings.Contains(err.Error(), "K8S_POD_NAMESPACE") {
-		t.Errorf("a pod without a name: %v", err)
-	}
+	expect.Says(t, expect.Err(nobody.clientID(clientByPod, nil)), "K8S_POD_NAMESPACE", "a pod without a name")
 	long := &Identity{Network: strings.Repeat("n", 250), ContainerID: strings.Repeat("c", 64), IfName: "eth0"}
 	if got, err := long.clientID(clientByContainer, nil); err != nil || len(got) != 33 {
 		t.Errorf("an identity that is too long for an option: %d bytes, %v", len(got), err)
@@ -102,9 +100,7 @@ func TestWhatTheServerIsTold(t *testing.T) {
 		RapidCommit: true, Sticky: true,
 	}
 	expect.NoDiff(t, cmp.Diff(want, got, cmpopts.EquateComparable(netip.Addr{})), "client")
-	if _, err := conf.client(id, mac, nil); err == nil || !strings.Contains(err.Error(), "CNI_ARGS has no COLOUR") {
-		t.Errorf("an argument that is missing: %v", err)
-	}
+	expect.Says(t, expect.Err(conf.client(id, mac, nil)), "CNI_ARGS has no COLOUR", "an argument that is missing")
 	// Otherwise the host name is the pod's.
 	plain, err := dhcpOf(t, "")
 	must.Succeed(t, err)

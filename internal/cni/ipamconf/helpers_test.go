@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/tombolo-cni/tombolo/internal/strict"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/ipam"
 
@@ -174,9 +175,7 @@ func wantError(t *testing.T, err error, code uint, sentinel error, text string) 
 		t.Errorf("got %v, which holds no CNI error object", err)
 		return
 	}
-	if object.Code != code {
-		t.Errorf("code %d, want %d: %v", object.Code, code, err)
-	}
+	expect.Equal(t, object.Code, code, "code %d, want %d: %v", object.Code, code, err)
 	if sentinel != nil && !errors.Is(err, sentinel) {
 		t.Errorf("%v does not match %q", err, sentinel)
 	}

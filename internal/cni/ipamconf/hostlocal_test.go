@@ -134,15 +134,9 @@ func TestDelWorksWhateverIsWrong(t *testing.T) {
 			if name == "unknown fields" {
 				return
 			}
-			if _, err := a.Add(context.Background()); err == nil {
-				t.Error("Add worked")
-			}
-			if err := a.Check(context.Background(), nil); err == nil {
-				t.Error("Check worked")
-			}
-			if err := a.Status(context.Background()); err == nil {
-				t.Error("Status worked")
-			}
+			expect.Failure(t, expect.Err(a.Add(context.Background())), "Add worked")
+			expect.Failure(t, a.Check(context.Background(), nil), "Check worked")
+			expect.Failure(t, a.Status(context.Background()), "Status worked")
 		})
 	}
 }

@@ -52,9 +52,7 @@ func TestTheReferenceCanBeDelegatedTo(t *testing.T) {
 	for verb, err := range map[string]error{"Check": a.Check(ctx, result), "Status": a.Status(ctx), "GC": a.GC(ctx, nil)} {
 		expect.Success(t, err, "%s", verb)
 	}
-	if _, err := a.Add(ctx); err == nil || !strings.Contains(err.Error(), "duplicate allocation") {
-		t.Errorf("the second ADD: %v", err)
-	}
+	expect.Says(t, expect.Err(a.Add(ctx)), "duplicate allocation", "the second ADD")
 	expect.Success(t, a.Del(ctx, nil))
 	n.expect(map[string]string{"last_reserved_ip.0": "fd00::2", "last_reserved_ip.1": "10.1.0.2"})
 }

@@ -83,9 +83,7 @@ func TestBadStaticConfigsAreExplained(t *testing.T) {
 			}
 			_, addErr := a.Add(ctx)
 			for verb, err := range map[string]error{"Add": addErr, "Check": a.Check(ctx, nil), "Status": a.Status(ctx)} {
-				if err == nil {
-					t.Errorf("%s works with a broken config", verb)
-				}
+				expect.Failure(t, err, "%s works with a broken config", verb)
 			}
 		})
 	}

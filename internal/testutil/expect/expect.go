@@ -5,6 +5,7 @@ package expect
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 )
 
@@ -13,6 +14,30 @@ func Success(tb testing.TB, err error, done ...any) {
 	if err != nil {
 		tb.Helper()
 		tb.Errorf("%s%v", after(done), err)
+	}
+}
+
+// Failure fails the test if err is nil.
+func Failure(tb testing.TB, err error, done ...any) {
+	if err == nil {
+		tb.Helper()
+		tb.Errorf("%swant an error", after(done))
+	}
+}
+
+// Says fails the test unless err is an error with part in its text.
+func Says(tb testing.TB, err error, part string, done ...any) {
+	if err == nil || !strings.Contains(err.Error(), part) {
+		tb.Helper()
+		tb.Errorf("%serror is %v, want one that says %q", after(done), err, part)
+	}
+}
+
+// Contains fails the test unless text contains part.
+func Contains(tb testing.TB, text, part string, done ...any) {
+	if !strings.Contains(text, part) {
+		tb.Helper()
+		tb.Errorf("%swant %q in:\n%s", after(done), part, text)
 	}
 }
 

@@ -71,9 +71,7 @@ func TestServerSeesTheCaller(t *testing.T) {
 			at := nstest.Serve(t, b, tt.network, netip.MustParseAddrPort(tt.listen))
 			seen, err := nstest.Ask(t, a, tt.network, netip.AddrPortFrom(nstest.Addr(tt.call), at.Port()))
 			must.Succeed(t, err)
-			if seen.Addr() != nstest.Addr(tt.want) {
-				t.Errorf("the server saw %s, want %s", seen, tt.want)
-			}
+			expect.Equal(t, seen.Addr(), nstest.Addr(tt.want), "the server saw %s, want %s", seen, tt.want)
 		})
 	}
 }
@@ -94,9 +92,7 @@ func TestSettledAddressesHaveTheirLocalRoutes(t *testing.T) {
 	nstest.WaitForAddresses(t, ns)
 	routes := nstest.Run(t, ns, "ip", "-6", "route", "show", "table", "local")
 	for _, w := range want {
-		if !strings.Contains(routes, w) {
-			t.Errorf("no %q in:\n%s", w, routes)
-		}
+		expect.Contains(t, routes, w)
 	}
 }
 

@@ -74,9 +74,7 @@ func TestThePodOfAPathIsTheRecords(t *testing.T) {
 	must.Succeed(t, err)
 	for want, is := range map[uint64]bool{cookie: true, cookie + 1: false, 0: false} {
 		ns, err := recorded.OpenPod(nstest.Path(t, pod), want)
-		if (err == nil) != is {
-			t.Errorf("with cookie %d of %d: %v", want, cookie, err)
-		}
+		expect.Equal(t, err == nil, is, "with cookie %d of %d: %v", want, cookie, err)
 		if err == nil {
 			ns.Close()
 		}

@@ -34,8 +34,6 @@ func TestRangesComeBackFromARecord(t *testing.T) {
 	}
 	expect.Equal(t, PoolsText(nil), "", "no sets")
 	for _, text := range []string{"x", "{}", `[{"Ranges":[{"Subnet":"10.1.0.0"}]}]`} {
-		if _, err := Pools(t.Context(), t.TempDir(), &state.Network{Name: "pods", Pools: text}); err == nil {
-			t.Errorf("pools of %q", text)
-		}
+		expect.Failure(t, expect.Err(Pools(t.Context(), t.TempDir(), &state.Network{Name: "pods", Pools: text})), "pools of %q", text)
 	}
 }

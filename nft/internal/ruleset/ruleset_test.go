@@ -8,6 +8,7 @@ import (
 	"github.com/google/nftables"
 
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
@@ -58,9 +59,7 @@ func TestPrioritiesAreTheLibrarys(t *testing.T) {
 	for theirs, ours := range map[*nftables.ChainPriority]int32{
 		nftables.ChainPriorityRaw: priorityRaw, nftables.ChainPriorityNATDest: priorityDestinationNAT, nftables.ChainPriorityNATSource: prioritySourceNAT,
 	} {
-		if int32(*theirs) != ours {
-			t.Errorf("priority %d, and the library has %d", ours, *theirs)
-		}
+		expect.Equal(t, int32(*theirs), ours, "priority %d, and the library has %d", ours, *theirs)
 	}
 }
 
@@ -74,7 +73,5 @@ func TestTypesHaveTheLibrarysNumbers(t *testing.T) {
 			t.Errorf("%s: %d, and the library has %d", theirs.Name, ours, theirs.GetNFTMagic())
 		}
 	}
-	if nftnl.TypeBits != nftables.SetConcatTypeBits {
-		t.Errorf("%d bits for a part of a concatenation", nftnl.TypeBits)
-	}
+	expect.Equal(t, nftnl.TypeBits, nftables.SetConcatTypeBits, "bits for a part of a concatenation")
 }

@@ -196,8 +196,6 @@ func testKilled(t *testing.T, tombolo string) {
 	must.Succeed(t, host.Do(c.Start))
 	expect.Success(t, expect.Err(bufio.NewReader(stdout).ReadString('\n')))
 	expect.Success(t, c.Process.Kill())
-	if err := c.Wait(); err == nil {
-		t.Error("it ended before it was killed")
-	}
+	expect.Failure(t, c.Wait(), "it ended before it was killed")
 	wantUntouched(t, host)
 }

@@ -73,9 +73,7 @@ func wantUntouched(t *testing.T, host *netns.NS) {
 	t.Helper()
 	err := host.Do(func() error {
 		links, err := net.Interfaces()
-		if len(links) != 1 {
-			t.Errorf("links on the host: %v", links)
-		}
+		expect.Equal(t, len(links), 1, "links on the host: %v", links)
 		return err
 	})
 	expect.Success(t, err)

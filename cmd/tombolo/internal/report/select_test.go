@@ -11,9 +11,7 @@ func TestAPodIsMeantByWhatAnOperatorTypes(t *testing.T) {
 	t.Parallel()
 	a := &network.Attachment{Key: network.Key{ContainerID: "0123456789ab"}, Pod: "default/web-0"}
 	for text, want := range map[string]bool{"": true, "default/web-0": true, "web-0": true, "0123": true, "web": false, "eb-0": false, "123": false} {
-		if Meant(a, text) != want {
-			t.Errorf("%q: want %t", text, want)
-		}
+		expect.Equal(t, Meant(a, text), want, "%q: want %t", text, want)
 	}
 }
 

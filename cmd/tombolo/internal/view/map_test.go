@@ -175,9 +175,7 @@ func TestTheSVGIsWholeAndHarmless(t *testing.T) {
 	all := strings.Join(texts, "\n")
 	for _, want := range []string{"default/web-0", "10.61.0.10 fd61::2", "8080->80/tcp", "network home", "uplink", "eth0", `evil/\u001b[31m`,
 		"set pods4 of table inet tombolo: element 10.61.0.12 is missing [repair]"} {
-		if !strings.Contains(all, want) {
-			t.Errorf("no %q in\n%s", want, all)
-		}
+		expect.Contains(t, all, want)
 	}
 }
 

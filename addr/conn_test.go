@@ -143,9 +143,7 @@ func TestEnsurePassesErrorsOn(t *testing.T) {
 			}
 			// Whatever failed, what was there is there.
 			for _, a := range []addr.Address{there, there6} {
-				if changed, err := plain.Ensure(a); changed || err != nil {
-					t.Errorf("%s afterwards: changed %t, %v", a, changed, err)
-				}
+				expect.Of(plain.Ensure(a)).Is(t, false, "%s afterwards", a)
 			}
 		})
 	}
@@ -172,9 +170,7 @@ func TestListIsOfTheFamilyThatWasAskedFor(t *testing.T) {
 		return [][]byte{nltest.Reply(r[0], unix.RTM_NEWADDR, unix.NLM_F_MULTI, data), nltest.Done(r[0], 0)}
 	})))
 	for family, want := range map[uint8]int{0: 1, unix.AF_INET: 1, unix.AF_INET6: 0} {
-		if list, err := c.List(addr.Filter{Family: family}); err != nil || len(list) != want {
-			t.Errorf("family %d: listed %v, %v, want %d addresses", family, list, err, want)
-		}
+		expect.Of(c.List(addr.Filter{Family: family})).Len(t, want, "family %d: listed", family)
 	}
 }
 

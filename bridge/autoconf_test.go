@@ -168,9 +168,7 @@ func TestPodIsConfiguredByItsRouter(t *testing.T) {
 			// It works at once, both ways.
 			meet(t, pod, nstest.Addr(lanRouter))
 			meet(t, l.router, formed(p))
-			if diffs, err := l.conn.Check(t.Context(), pod, p); err != nil || len(diffs) > 0 {
-				t.Errorf("differences: %v, %v", diffs, err)
-			}
+			expect.Of(l.conn.Check(t.Context(), pod, p)).Len(t, 0)
 		})
 	}
 }
@@ -243,9 +241,7 @@ func TestPodIsConfiguredWhateverItsDefaultsAre(t *testing.T) {
 		t.Errorf("addresses %v, want %s", got.Addresses, formed(p))
 	}
 	expect.Equal(t, nstest.Run(t, pod, "ip", "-6", "addr", "show", "dev", "eth0", "scope", "global", "temporary"), "", "a temporary address")
-	if diffs, err := l.conn.Check(t.Context(), pod, p); err != nil || len(diffs) > 0 {
-		t.Errorf("differences: %v, %v", diffs, err)
-	}
+	expect.Of(l.conn.Check(t.Context(), pod, p)).Len(t, 0)
 }
 
 func TestWaitForARouterSaysWhatIsMissing(t *testing.T) {
@@ -367,9 +363,7 @@ func TestCheckPassesOverParametersThatWereNotAskedFor(t *testing.T) {
 	pod, _ := attach(t, n, p)
 	nstest.Sysctl(t, pod, "net/ipv6/conf/eth0/accept_ra", "2")
 	nstest.Sysctl(t, pod, "net/ipv6/conf/eth0/autoconf", "0")
-	if diffs, err := n.conn.Check(t.Context(), pod, p); err != nil || len(diffs) > 0 {
-		t.Errorf("differences: %v, %v", diffs, err)
-	}
+	expect.Of(n.conn.Check(t.Context(), pod, p)).Len(t, 0)
 }
 
 // A pod without IPv6 gets no address of it by the way.

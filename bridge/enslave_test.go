@@ -34,13 +34,9 @@ func TestEnslaveGivesAndTakesEachFlag(t *testing.T) {
 			set(&flagged)
 			for _, p := range []bridge.Port{flagged, plain} {
 				must.Succeed(t, n.conn.Enslave(t.Context(), p))
-				if diffs, err := n.conn.Check(t.Context(), pod, p); err != nil || len(diffs) > 0 {
-					t.Errorf("Check: %v, %v", diffs, err)
-				}
+				expect.Of(n.conn.Check(t.Context(), pod, p)).Len(t, 0, "Check")
 			}
-			if diffs, err := n.conn.Check(t.Context(), nil, flagged); err != nil || len(diffs) != 1 {
-				t.Errorf("Check does not see that it was taken away: %v, %v", diffs, err)
-			}
+			expect.Of(n.conn.Check(t.Context(), nil, flagged)).Len(t, 1, "Check does not see that it was taken away")
 		})
 	}
 }
@@ -111,9 +107,7 @@ func TestEnslaveBringsPodsBackToABridgeMadeAnew(t *testing.T) {
 		p := describe(byte(i))
 		p.BridgeIndex = l.Index
 		must.Succeed(t, n.conn.Enslave(t.Context(), p))
-		if diffs, err := n.conn.Check(t.Context(), pod, p); err != nil || len(diffs) > 0 {
-			t.Errorf("Check: %v, %v", diffs, err)
-		}
+		expect.Of(n.conn.Check(t.Context(), pod, p)).Len(t, 0, "Check")
 		// No pod has the new bridge's MAC yet: the host asks first.
 		expect.Success(t, nstest.Ping(t, n.ns, addrs(p)[0]))
 	}

@@ -78,9 +78,7 @@ func TestEnsureSetsPromiscuousAndNFCall(t *testing.T) {
 			l.Bridge.NFCallIP6Tables != strings.Contains(got, "ip6tables") || !l.Bridge.Netfilter || !l.Up {
 			t.Errorf("step %d: Ensure gives %+v with %+v, where ip shows %q", i, l, l.Bridge, got)
 		}
-		if diffs, err := n.conn.CheckBridge(t.Context(), br); err != nil || len(diffs) > 0 {
-			t.Errorf("step %d: CheckBridge: %v, %v", i, diffs, err)
-		}
+		expect.Of(n.conn.CheckBridge(t.Context(), br)).Len(t, 0, "step %d: CheckBridge", i)
 	}
 }
 
@@ -98,9 +96,7 @@ func TestCaptureOnTheBridgeIsNotPromiscuousMode(t *testing.T) {
 			t.Errorf("Ensure: promiscuous %t, changed %t, %v", l.Promiscuous, changed, err)
 		}
 		br.Promiscuous = new(true)
-		if diffs, err := n.conn.CheckBridge(t.Context(), br); err != nil || len(diffs) != 1 {
-			t.Errorf("CheckBridge finds %v, %v, want one difference", diffs, err)
-		}
+		expect.Of(n.conn.CheckBridge(t.Context(), br)).Len(t, 1, "CheckBridge")
 		if _, changed, err := n.conn.Ensure(t.Context(), br); err != nil || !changed {
 			t.Errorf("Ensure: changed %t, %v", changed, err)
 		}
@@ -257,9 +253,7 @@ func TestNFCallWhereTheKernelCannot(t *testing.T) {
 	if _, changed, err := conn.Ensure(t.Context(), br); !errors.Is(err, bridge.ErrNoNetfilter) || changed {
 		t.Errorf("second Ensure: changed %t, %v", changed, err)
 	}
-	if diffs, err := conn.CheckBridge(t.Context(), br); err != nil || len(diffs) != 2 {
-		t.Errorf("CheckBridge finds %v, %v, want two differences", diffs, err)
-	}
+	expect.Of(conn.CheckBridge(t.Context(), br)).Len(t, 2, "CheckBridge")
 	br.NFCall = new(false)
 	if _, _, err := conn.Ensure(t.Context(), br); err != nil {
 		t.Errorf("without what it cannot do, Ensure: %v", err)
@@ -308,9 +302,7 @@ func TestCheckBridgeFindsEachDifference(t *testing.T) {
 		if _, _, err := conn.Ensure(t.Context(), want); err != nil {
 			t.Fatal(err)
 		}
-		if diffs, err := conn.CheckBridge(t.Context(), bridge.Bridge{Name: "br0", Alias: "another"}); err != nil || len(diffs) > 0 {
-			t.Errorf("CheckBridge: %v, %v", diffs, err)
-		}
+		expect.Of(conn.CheckBridge(t.Context(), bridge.Bridge{Name: "br0", Alias: "another"})).Len(t, 0, "CheckBridge")
 	})
 	t.Run("another kind of link", func(t *testing.T) {
 		n := newNode(t)

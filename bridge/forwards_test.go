@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -18,9 +19,7 @@ func TestHostForwardsWhatItsParametersSay(t *testing.T) {
 			nstest.Sysctl(t, n.ns, "net/ipv6/conf/all/forwarding", digit(v6))
 			for _, r := range []bridge.Routing{{}, {IPv4: true}, {IPv6: true}, {IPv4: true, IPv6: true}} {
 				want := (v4 || !r.IPv4) && (v6 || !r.IPv6)
-				if got, err := n.conn.Forwards(t.Context(), r); err != nil || got != want {
-					t.Errorf("IPv4 %t, IPv6 %t: Forwards(%+v): %t, %v; want %t", v4, v6, r, got, err, want)
-				}
+				expect.Of(n.conn.Forwards(t.Context(), r)).Is(t, want, "IPv4 %t, IPv6 %t: Forwards(%+v)", v4, v6, r)
 			}
 		}
 	}

@@ -223,9 +223,7 @@ func TestHostTakesNoIPByAPort(t *testing.T) {
 			if l, err := n.conn.Link(t.Context(), p.Name); err != nil || !l.ClosedToIP() {
 				t.Errorf("the link is said to be open: %v", err)
 			}
-			if diffs, err := n.conn.Check(t.Context(), nil, p); err != nil || len(diffs) > 0 {
-				t.Errorf("after Enslave, Check finds %v, %v", diffs, err)
-			}
+			expect.Of(n.conn.Check(t.Context(), nil, p)).Len(t, 0, "after Enslave, Check")
 			leave()
 			if got := attack(); !slices.Equal(got, rest) {
 				t.Errorf("after Enslave, the host takes %v, want %v", got, rest)

@@ -256,9 +256,7 @@ func TestQuietPortWorksWithAStaticEntry(t *testing.T) {
 		expect.Success(t, nstest.Ping(t, from, p.Addresses[0].Addr()))
 	}
 	expect.Success(t, nstest.Ping(t, pod, nstest.Addr("10.44.0.1")))
-	if diffs, err := n.conn.Check(t.Context(), pod, p); err != nil || len(diffs) > 0 {
-		t.Errorf("Check: %v, %v", diffs, err)
-	}
+	expect.Of(n.conn.Check(t.Context(), pod, p)).Len(t, 0, "Check")
 }
 
 func TestInterfaceThatStaysDown(t *testing.T) {
@@ -270,9 +268,7 @@ func TestInterfaceThatStaysDown(t *testing.T) {
 	if out := nstest.Run(t, pod, "ip", "-o", "link", "show", "eth0"); strings.Contains(out, "UP") {
 		t.Errorf("it is up: %s", out)
 	}
-	if diffs, err := n.conn.Check(t.Context(), pod, p); err != nil || len(diffs) > 0 {
-		t.Errorf("Check: %v, %v", diffs, err)
-	}
+	expect.Of(n.conn.Check(t.Context(), pod, p)).Len(t, 0, "Check")
 }
 
 func TestDuplicateAddressIsDetectedWhereAskedFor(t *testing.T) {
@@ -438,9 +434,7 @@ func TestEnslavePutsAPortBack(t *testing.T) {
 	pod, _ := attach(t, n, p)
 	nstest.Run(t, n.ns, "ip", "link", "set", p.Name, "nomaster", "down")
 	must.Succeed(t, n.conn.Enslave(t.Context(), p))
-	if diffs, err := n.conn.Check(t.Context(), pod, p); err != nil || len(diffs) > 0 {
-		t.Errorf("Check: %v, %v", diffs, err)
-	}
+	expect.Of(n.conn.Check(t.Context(), pod, p)).Len(t, 0, "Check")
 	expect.Success(t, nstest.Ping(t, pod, nstest.Addr("10.44.0.1")))
 }
 

@@ -42,9 +42,7 @@ func newCached(t *testing.T, ns *netns.NS, s Cache) *cached {
 func (c *cached) wantLooks(t *testing.T, when string, n Network, one bool) {
 	t.Helper()
 	c.rec.Sent()
-	if ready, err := c.Ready(context.Background(), n); err != nil || !ready {
-		t.Errorf("%s: Ready: %v, %v", when, ready, err)
-	}
+	expect.Of(c.Ready(context.Background(), n)).Is(t, true, "%s: Ready", when)
 	if sent := len(c.rec.Sent()); (sent == 1) != one {
 		t.Errorf("%s: Ready sends %d datagrams", when, sent)
 	}
@@ -185,9 +183,7 @@ func TestAddsWithCachesOvertakeEachOther(t *testing.T) {
 	for i, c := range conns {
 		wg.Go(func() {
 			for j := range each {
-				if ready, err := c.Ready(context.Background(), n); err != nil || !ready {
-					t.Errorf("Ready: %v, %v", ready, err)
-				}
+				expect.Of(c.Ready(context.Background(), n)).Is(t, true, "Ready")
 				ep := pod(Owner(fmt.Sprintf("%011x", i*each+j)), fmt.Sprintf("10.22.%d.%d", i, j+1))
 				expect.Success(t, c.Add(context.Background(), ep))
 			}

@@ -245,9 +245,7 @@ func TestDedupFollowsItsSettings(t *testing.T) {
 	mustEnsure(t, c, Network{Name: "other", Dedup: dedups()})
 	mustEnsure(t, c, steps[0].n)
 	for i, step := range steps[1:] {
-		if ready, err := c.Ready(ctx, step.n); err != nil || ready {
-			t.Errorf("%s: Ready: %v, %v", step.name, ready, err)
-		}
+		expect.Of(c.Ready(ctx, step.n)).Is(t, false, "%s: Ready", step.name)
 		if diffs, err := c.Check(ctx, step.n, nil); err != nil || len(diffs) == 0 {
 			t.Errorf("%s: Check: %v, %v", step.name, diffs, err)
 		}
@@ -255,18 +253,14 @@ func TestDedupFollowsItsSettings(t *testing.T) {
 			t.Errorf("%s: Ensure: %+v", step.name, out)
 		}
 		wantReady(t, c, step.n)
-		if ready, err := c.Ready(ctx, steps[i].n); err != nil || ready {
-			t.Errorf("after %s, Ready for %s: %v, %v", step.name, steps[i].name, ready, err)
-		}
+		expect.Of(c.Ready(ctx, steps[i].n)).Is(t, false, "after %s, Ready for %s", step.name, steps[i].name)
 	}
 	if list := nft(t, ns, "list", "ruleset"); strings.Contains(list, "dedup-podnet") || !strings.Contains(list, "dedup-other") {
 		t.Errorf("in the end:\n%s", list)
 	}
 	// Someone's rules, in a chain that should not be there.
 	nft(t, ns, "add chain bridge tombolo dedup-podnet")
-	if ready, err := c.Ready(ctx, steps[0].n); err != nil || ready {
-		t.Errorf("with a chain that someone made: Ready: %v, %v", ready, err)
-	}
+	expect.Of(c.Ready(ctx, steps[0].n)).Is(t, false, "with a chain that someone made: Ready")
 	mustEnsure(t, c, steps[0].n)
 	wantReady(t, c, steps[0].n)
 }

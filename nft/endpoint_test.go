@@ -150,9 +150,7 @@ func TestRemoveTakesOnlyTheOwnersElements(t *testing.T) {
 	for _, before := range []string{"without a table", "without elements"} {
 		expect.Success(t, c.Remove(ctx, a, l2), "Remove %s", before)
 		expect.Success(t, c.RemoveOwners(ctx, "0000000000a"), "RemoveOwners %s", before)
-		if got, err := c.Endpoints(ctx, ""); err != nil || len(got) > 0 {
-			t.Errorf("Endpoints %s: %v, %v", before, got, err)
-		}
+		expect.Of(c.Endpoints(ctx, "")).Len(t, 0, "Endpoints %s", before)
 		mustEnsure(t, c, podnet())
 	}
 
@@ -192,9 +190,7 @@ func TestRemoveNetworkLeavesOtherNetworks(t *testing.T) {
 	wantHas := func(want map[string]bool) {
 		t.Helper()
 		for name, want := range want {
-			if has, err := c.HasNetwork(ctx, name); err != nil || has != want {
-				t.Errorf("HasNetwork(%q): %t, %v", name, has, err)
-			}
+			expect.Of(c.HasNetwork(ctx, name)).Is(t, want, "HasNetwork(%q)", name)
 		}
 	}
 	wantHas(map[string]bool{"podnet": true, "podnet2": true, "plain": false, "never": false, "podne": false})
@@ -251,9 +247,7 @@ func TestEndpointsOfALongNetworkName(t *testing.T) {
 		}
 	}
 	must.Succeed(t, c.RemoveNetwork(ctx, long))
-	if got, err := c.Endpoints(ctx, alike); err != nil || len(got) != 1 {
-		t.Errorf("endpoints of the other one after that: %+v, %v", got, err)
-	}
+	expect.Of(c.Endpoints(ctx, alike)).Len(t, 1, "endpoints of the other one after that")
 }
 
 func TestInvalidArgumentsAreRefusedBeforeTheKernelIsAsked(t *testing.T) {

@@ -246,9 +246,7 @@ func TestEnsureChangesOnlyItsNetwork(t *testing.T) {
 		{"masquerade again", func() { changed.Masquerade = true }, "chain masq-podnet", true},
 	} {
 		step.change()
-		if ready, err := c.Ready(context.Background(), changed); err != nil || ready {
-			t.Errorf("%s: Ready: %v, %v", step.name, ready, err)
-		}
+		expect.Of(c.Ready(context.Background(), changed)).Is(t, false, "%s: Ready", step.name)
 		expect.Equal(t, mustEnsure(t, c, changed), (Outcome{Changed: true}), "%s", step.name)
 		expect.Equal(t, strings.Contains(nft(t, ns, "list", "ruleset"), step.rules), step.want, "%s: %q is there", step.name, step.rules)
 		wantReady(t, c, changed)
@@ -279,9 +277,7 @@ func TestEnsureFollowsTheMark(t *testing.T) {
 		t.Errorf("with another mark:\n%s", list)
 	}
 	wantReady(t, other, podnet(), pod("00000000001", "10.22.0.5"))
-	if ready, err := c.Ready(context.Background(), podnet()); err != nil || ready {
-		t.Errorf("Ready with the old mark: %v, %v", ready, err)
-	}
+	expect.Of(c.Ready(context.Background(), podnet())).Is(t, false, "Ready with the old mark")
 }
 
 func TestEnsureLeavesForeignTablesAlone(t *testing.T) {

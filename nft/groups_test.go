@@ -283,9 +283,7 @@ func TestGroupRulesAreMended(t *testing.T) {
 			mustEnsure(t, c, n)
 			wantReady(t, c, n)
 			nft(t, ns, harm)
-			if ready, err := c.Ready(t.Context(), n); err != nil || ready {
-				t.Errorf("Ready: %v, %v", ready, err)
-			}
+			expect.Of(c.Ready(t.Context(), n)).Is(t, false, "Ready")
 			if diffs, err := c.Check(t.Context(), n, nil); err != nil || len(diffs) == 0 {
 				t.Errorf("Check: %v, %v", diffs, err)
 			}

@@ -204,9 +204,7 @@ func TestGuardKeepsNothingOfWhatAPodWas(t *testing.T) {
 			}
 			must.Succeed(t, c.Replace(ctx, known))
 			expect.Equal(t, normal(nft(t, ns, "list", "table", "bridge", "tombolo")), wanted, "after Replace")
-			if diffs, err := c.CheckEndpoint(ctx, known); err != nil || len(diffs) > 0 {
-				t.Errorf("CheckEndpoint: %v, %v", diffs, err)
-			}
+			expect.Of(c.CheckEndpoint(ctx, known)).Len(t, 0, "CheckEndpoint")
 			must.Succeed(t, c.Remove(ctx, known))
 			mustAdd(t, c, was)
 			// All that a record that is younger says.
@@ -321,9 +319,7 @@ func TestGuardIsMended(t *testing.T) {
 			mustEnsure(t, c, guardNet())
 			mustAdd(t, c, ep)
 			nft(t, ns, tc.harm)
-			if ready, err := c.Ready(ctx, guardNet()); err != nil || ready {
-				t.Errorf("Ready: %v, %v", ready, err)
-			}
+			expect.Of(c.Ready(ctx, guardNet())).Is(t, false, "Ready")
 			if diffs, err := c.Check(ctx, guardNet(), &ep); err != nil || len(diffs) == 0 {
 				t.Errorf("Check: %v, %v", diffs, err)
 			}

@@ -286,9 +286,7 @@ func TestNetworkBecomesALANAndIsOneNoMore(t *testing.T) {
 		return elements
 	}
 	for _, n := range []Network{plain, asLAN, plain, asLAN} {
-		if ready, err := c.Ready(ctx, n); err != nil || ready {
-			t.Errorf("%+v: Ready before: %v, %v", n, ready, err)
-		}
+		expect.Of(c.Ready(ctx, n)).Is(t, false, "%+v: Ready before", n)
 		mustEnsure(t, c, n)
 		wantReady(t, c, n)
 		if got := lans(); strings.Contains(got, `"br0" comment "tombolo:1::lan,open,nf,lan"`) != n.LAN || strings.Contains(got, "br0") != n.LAN {

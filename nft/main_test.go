@@ -94,17 +94,13 @@ func wantEndpoints(tb testing.TB, c *Conn, want ...Endpoint) {
 func wantReady(tb testing.TB, c *Conn, n Network, eps ...Endpoint) {
 	tb.Helper()
 	ctx := context.Background()
-	if ready, err := c.Ready(ctx, n); err != nil || !ready {
-		tb.Errorf("Ready: %v, %v", ready, err)
-	}
+	expect.Of(c.Ready(ctx, n)).Is(tb, true, "Ready")
 	for _, ep := range append(eps, Endpoint{}) {
 		at := &ep
 		if ep.Owner == "" {
 			at = nil
 		}
-		if diffs, err := c.Check(ctx, n, at); err != nil || len(diffs) > 0 {
-			tb.Errorf("Check: %v, %v", diffs, err)
-		}
+		expect.Of(c.Check(ctx, n, at)).Len(tb, 0, "Check")
 	}
 	if out := mustEnsure(tb, c, n); out.Changed {
 		tb.Errorf("Ensure changed something: %+v", out)

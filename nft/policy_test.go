@@ -137,9 +137,7 @@ func TestSetsOfBridgesFollowTheNetwork(t *testing.T) {
 		}},
 	} {
 		tc.change()
-		if ready, err := c.Ready(context.Background(), n); ready || err != nil {
-			t.Errorf("%s: Ready before Ensure: %v, %v", tc.name, ready, err)
-		}
+		expect.Of(c.Ready(context.Background(), n)).Is(t, false, "%s: Ready before Ensure", tc.name)
 		mustEnsure(t, c, n)
 		wantReady(t, c, n)
 		expect.NoDiff(t, cmp.Diff(tc.want, bridgeEntries(t, c)), "%s", tc.name)
@@ -163,9 +161,7 @@ func TestNetworksOfOneBridgeShareItsPolicy(t *testing.T) {
 	want := map[string]string{"cbr0 . cbr0 of set bridges": ":a", "cbr0 of set policies": ":a", "cbr0 . cbr0 of set isolated": ":b"}
 	expect.NoDiff(t, cmp.Diff(want, bridgeEntries(t, c)))
 	must.Succeed(t, c.RemoveNetwork(ctx, "a"))
-	if ready, err := c.Ready(ctx, b); ready || err != nil {
-		t.Errorf("Ready without what the other network had for both: %v, %v", ready, err)
-	}
+	expect.Of(c.Ready(ctx, b)).Is(t, false, "Ready without what the other network had for both")
 	mustEnsure(t, c, b)
 	want = map[string]string{"cbr0 . cbr0 of set bridges": ":b", "cbr0 of set policies": ":b", "cbr0 . cbr0 of set isolated": ":b"}
 	expect.NoDiff(t, cmp.Diff(want, bridgeEntries(t, c)), "afterwards")
@@ -201,9 +197,7 @@ func TestDamagedSetsOfBridgesAreMended(t *testing.T) {
 		if err != nil || len(diffs) != 1 || !strings.HasPrefix(fmt.Sprint(diffs[0]), tc.want) {
 			t.Errorf("%s: %v, %v; want %s", tc.damage, diffs, err, tc.want)
 		}
-		if ready, err := c.Ready(ctx, n); err != nil || ready != strings.HasPrefix(tc.damage, "add") {
-			t.Errorf("%s: Ready says %v, %v", tc.damage, ready, err)
-		}
+		expect.Of(c.Ready(ctx, n)).Is(t, strings.HasPrefix(tc.damage, "add"), "%s: Ready", tc.damage)
 		if out := mustEnsure(t, c, n); !out.Changed || out.Emptied != emptied {
 			t.Errorf("%s: Ensure says %+v", tc.damage, out)
 		}
@@ -214,9 +208,7 @@ func TestDamagedSetsOfBridgesAreMended(t *testing.T) {
 	c, ns := dialNew(t)
 	nft(t, ns, "add table inet tombolo; add set inet tombolo policies { type ether_addr; }; "+
 		"add set inet tombolo bridges { type ifname; }; add element inet tombolo bridges { cbr0 }")
-	if ready, err := c.Ready(ctx, n); ready || err != nil {
-		t.Errorf("Ready with foreign sets: %v, %v", ready, err)
-	}
+	expect.Of(c.Ready(ctx, n)).Is(t, false, "Ready with foreign sets")
 	if out := mustEnsure(t, c, n); !out.Emptied {
 		t.Errorf("Ensure says %+v", out)
 	}

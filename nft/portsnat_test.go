@@ -74,9 +74,7 @@ func TestPortSNATSaysWhoLosesItsAddress(t *testing.T) {
 				}
 			}
 			expect.NoDiff(t, cmp.Diff(want, got))
-			if diffs, err := p.c.Check(ctx, n, &ep); err != nil || len(diffs) > 0 {
-				t.Errorf("Check: %v, %v", diffs, err)
-			}
+			expect.Of(p.c.Check(ctx, n, &ep)).Len(t, 0, "Check")
 			// Another one, as what it was is removed whole.
 			ep.PortSNAT = SNATAll
 			must.Succeed(t, p.c.Remove(ctx, ep))

@@ -58,23 +58,15 @@ func TestEmptiedSetIsFoundAndMended(t *testing.T) {
 	before := normal(nft(t, ns, "list", "ruleset"))
 	for _, s := range allSets(t, c, n) {
 		nft(t, ns, flushCommand(s))
-		if ready, err := c.Ready(ctx, n); ready || err != nil {
-			t.Errorf("%s: Ready: %v, %v", s.Name, ready, err)
-		}
+		expect.Of(c.Ready(ctx, n)).Is(t, false, "%s: Ready", s.Name)
 		// Those of masquerade are one network's own.
-		if ready, err := c.Ready(ctx, other); ready != ruleset.IsMasqueradeSet(s.Name) || err != nil {
-			t.Errorf("%s: Ready of another network: %v, %v", s.Name, ready, err)
-		}
+		expect.Of(c.Ready(ctx, other)).Is(t, ruleset.IsMasqueradeSet(s.Name), "%s: Ready of another network", s.Name)
 		if diffs, err := c.Check(ctx, n, nil); err != nil || !names(diffs, s.Name) {
 			t.Errorf("%s: Check: %v, %v", s.Name, diffs, err)
 		}
-		if out, err := c.Prepare(ctx, n); err != nil || out != (Outcome{Changed: true, Emptied: true}) {
-			t.Errorf("%s: Prepare: %+v, %v", s.Name, out, err)
-		}
+		expect.Of(c.Prepare(ctx, n)).Is(t, (Outcome{Changed: true, Emptied: true}), "%s: Prepare", s.Name)
 		must.Succeed(t, c.Replace(ctx, pods...))
-		if ready, err := c.Ready(ctx, n); ready || err != nil {
-			t.Errorf("%s: Ready before Ensure: %v, %v", s.Name, ready, err)
-		}
+		expect.Of(c.Ready(ctx, n)).Is(t, false, "%s: Ready before Ensure", s.Name)
 		if out := mustEnsure(t, c, n); !out.Emptied {
 			t.Errorf("%s: Ensure: %+v", s.Name, out)
 		}
@@ -109,16 +101,12 @@ func TestPrepareIsNotTheEnd(t *testing.T) {
 			if out, err := c.Prepare(ctx, n); err != nil || !out.Emptied || !out.Changed {
 				t.Errorf("%q: Prepare: %+v, %v", damage, out, err)
 			}
-			if ready, err := c.Ready(ctx, n); ready || err != nil {
-				t.Errorf("%q: Ready: %v, %v", damage, ready, err)
-			}
+			expect.Of(c.Ready(ctx, n)).Is(t, false, "%q: Ready", damage)
 		}
 		must.Succeed(t, c.Replace(ctx, pods...))
 		mustEnsure(t, c, n)
 		wantReady(t, c, n, pods...)
-		if out, err := c.Prepare(ctx, n); err != nil || out != (Outcome{}) {
-			t.Errorf("%q: Prepare of what is there: %+v, %v", damage, out, err)
-		}
+		expect.Of(c.Prepare(ctx, n)).Is(t, (Outcome{}), "%q: Prepare of what is there", damage)
 	}
 }
 
@@ -164,9 +152,7 @@ func TestLostClaimsAreFoundAndRestored(t *testing.T) {
 		t.Errorf("CheckEndpoint: %v, %v", diffs, err)
 	}
 	must.Succeed(t, c.Replace(ctx, holder))
-	if diffs, err := c.CheckEndpoint(ctx, holder); err != nil || len(diffs) > 0 {
-		t.Errorf("CheckEndpoint after Replace: %v, %v", diffs, err)
-	}
+	expect.Of(c.CheckEndpoint(ctx, holder)).Len(t, 0, "CheckEndpoint after Replace")
 	var conflict *ConflictError
 	if err := c.Add(ctx, rival); !errors.As(err, &conflict) || conflict.Owner != holder.Owner {
 		t.Errorf("a port that is claimed: %v", err)
@@ -186,7 +172,5 @@ func mustGeneration(t *testing.T, c *Conn) uint32 {
 
 func mustBeReady(t *testing.T, c *Conn, n Network, want bool) {
 	t.Helper()
-	if ready, err := c.Ready(context.Background(), n); err != nil || ready != want {
-		t.Errorf("Ready of %s: %v, %v", n.Name, ready, err)
-	}
+	expect.Of(c.Ready(context.Background(), n)).Is(t, want, "Ready of %s", n.Name)
 }

@@ -46,9 +46,7 @@ func TestTwoTablesLeaveEachOtherAlone(t *testing.T) {
 		t.Helper()
 		wantReady(t, c, n, ep)
 		wantEndpoints(t, c, Endpoint{Owner: ep.Owner, Network: ep.Network, Bridge: ep.Bridge, Addrs: ep.Addrs, MAC: ep.MAC, GuardedPort: ep.GuardedPort})
-		if diffs, err := a.Check(ctx); err != nil || len(diffs) > 0 {
-			t.Errorf("Check of the rule in FORWARD: %v, %v", diffs, err)
-		}
+		expect.Of(a.Check(ctx)).Len(t, 0, "Check of the rule in FORWARD")
 	}
 
 	mustEnsure(t, s.c, ours)
@@ -81,9 +79,7 @@ func TestTwoTablesLeaveEachOtherAlone(t *testing.T) {
 	// What is emptied of one is mended by its own.
 	was := tables("embedder")
 	nft(t, s.host, "flush", "set", "inet", DefaultTable, ruleset.Pods4Set)
-	if ready, err := other.Ready(ctx, theirs); err != nil || !ready {
-		t.Errorf("Ready of the other: %v, %v", ready, err)
-	}
+	expect.Of(other.Ready(ctx, theirs)).Is(t, true, "Ready of the other")
 	if out := mustEnsure(t, other, theirs); out.Changed {
 		t.Errorf("the other mended something: %+v", out)
 	}

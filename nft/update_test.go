@@ -90,9 +90,7 @@ func TestUntouchedKnowsItsOwnChanges(t *testing.T) {
 	mustEnsure(t, others, n)
 	want := func(c *Conn, when string, want bool) {
 		t.Helper()
-		if got, err := c.Unchanged(ctx); err != nil || got != want {
-			t.Errorf("%s: %v, %v", when, got, err)
-		}
+		expect.Of(c.Unchanged(ctx)).Is(t, want, "%s", when)
 	}
 	want(others, "a Conn without a cache", false)
 	c := newCached(t, ns, Cache{})

@@ -103,9 +103,7 @@ func TestListIsOfTheFamilyThatWasAskedFor(t *testing.T) {
 	c := reply(unix.RTM_NEWROUTE, message([]byte{unix.AF_INET, 0, 0, 0, unix.RT_TABLE_MAIN, 0, 0, unix.RTN_UNICAST}, unix.SizeofRtMsg,
 		func(ae *netlink.AttributeEncoder) { nl.PutAddr(ae, unix.RTA_GATEWAY, nstest.Addr("10.1.0.1")) }))
 	for family, want := range map[uint8]int{0: 1, unix.AF_INET: 1, unix.AF_INET6: 0} {
-		if list, err := c.List(route.Filter{Family: family}); err != nil || len(list) != want {
-			t.Errorf("family %d: listed %v, %v, want %d routes", family, list, err, want)
-		}
+		expect.Of(c.List(route.Filter{Family: family})).Len(t, want, "family %d: listed", family)
 	}
 }
 
@@ -218,9 +216,7 @@ func TestEnsurePassesErrorsOn(t *testing.T) {
 			if changed, err := route.On(conn).Ensure(tt.want); changed || !errors.Is(err, unix.EPERM) {
 				t.Errorf("Ensure: changed %t, %v, want %v", changed, err, unix.EPERM)
 			}
-			if changed, err := h.c.Ensure(there); changed || err != nil {
-				t.Errorf("afterwards: changed %t, %v", changed, err)
-			}
+			expect.Of(h.c.Ensure(there)).Is(t, false, "afterwards")
 		})
 	}
 }

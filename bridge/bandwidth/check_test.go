@@ -97,9 +97,7 @@ func TestCheckFindsAndEnsureMends(t *testing.T) {
 			}
 			expect.NoDiff(t, cmp.Diff(want, got), "differences")
 			expect.Equal(t, n.ensure(t, both), (len(c.want) > 0), "Ensure: changed is")
-			if diffs, err := n.conn.Check(t.Context(), n.target, both); len(diffs) > 0 || err != nil {
-				t.Errorf("Check still finds %v, %v", diffs, err)
-			}
+			expect.Of(n.conn.Check(t.Context(), n.target, both)).Len(t, 0, "Check")
 			expect.Success(t, nstest.Ping(t, n.pod, nstest.Addr("10.77.0.1")))
 			expect.Success(t, n.conn.Remove(t.Context(), n.target))
 			n.nothingLeft(t)

@@ -82,9 +82,7 @@ func TestFailedChangeKeepsTheShaper(t *testing.T) {
 	if _, err := n.faulty(t, fault).Ensure(t.Context(), n.target, bandwidth.Shape{Ingress: bandwidth.Limit{Rate: 1e6}, Egress: bandwidth.Limit{Rate: 1e6}}); !errors.Is(err, unix.ENOBUFS) {
 		t.Errorf("error is %v, want ENOBUFS", err)
 	}
-	if diffs, err := n.conn.Check(t.Context(), n.target, both); len(diffs) > 0 || err != nil {
-		t.Errorf("Check finds %v, %v", diffs, err)
-	}
+	expect.Of(n.conn.Check(t.Context(), n.target, both)).Len(t, 0, "Check")
 }
 
 func TestWhatTheKernelLacksIsNamed(t *testing.T) {
@@ -180,15 +178,11 @@ func TestKernelWithoutIPv6GetsAllElse(t *testing.T) {
 	// Made, and then given another alias.
 	for _, alias := range []string{n.target.Alias, n.target.Owner + "other:"} {
 		n.target.Alias = alias
-		if changed, err := conn.Ensure(t.Context(), n.target, both); !changed || err != nil {
-			t.Errorf("Ensure gives %v, %v", changed, err)
-		}
+		expect.Of(conn.Ensure(t.Context(), n.target, both)).Is(t, true, "Ensure")
 		if got := refusal.Fired(); got != 0 {
 			t.Errorf("the kernel has refused %d requests, which say something of IPv6", got)
 		}
 		expect.Contains(t, nstest.Run(t, n.ns, "ip", "link", "show", n.target.IFB), "alias "+alias, "the ifb has not the alias %s", alias)
 	}
-	if diffs, err := n.conn.Check(t.Context(), n.target, both); len(diffs) > 0 || err != nil {
-		t.Errorf("Check finds %v, %v", diffs, err)
-	}
+	expect.Of(n.conn.Check(t.Context(), n.target, both)).Len(t, 0, "Check")
 }

@@ -71,9 +71,7 @@ func TestTheLeastRateHoldsItsOwnCheck(t *testing.T) {
 	n := newNode(t)
 	s := bandwidth.Shape{Ingress: bandwidth.Limit{Rate: bandwidth.MinRate}, Egress: bandwidth.Limit{Rate: bandwidth.MinRate}}
 	n.ensure(t, s)
-	if diffs, err := n.conn.Check(t.Context(), n.target, s); len(diffs) > 0 || err != nil {
-		t.Errorf("Check finds %v, %v", diffs, err)
-	}
+	expect.Of(n.conn.Check(t.Context(), n.target, s)).Len(t, 0, "Check")
 	if n.ensure(t, s) {
 		t.Error("the second Ensure changes something")
 	}
@@ -109,9 +107,7 @@ func TestEnsureInstallsExactlyTheRate(t *testing.T) {
 					t.Errorf("%s is %+v, want a tbf of %d bytes/s, burst %d, latency %d µs", where, q, c.rate, c.burst, c.lat)
 				}
 			}
-			if diffs, err := n.conn.Check(t.Context(), n.target, s); len(diffs) > 0 || err != nil {
-				t.Errorf("Check finds %v, %v", diffs, err)
-			}
+			expect.Of(n.conn.Check(t.Context(), n.target, s)).Len(t, 0, "Check")
 		})
 	}
 }
@@ -180,9 +176,7 @@ func TestEnsureGoesFromAnyShapeToAnyOther(t *testing.T) {
 					t.Errorf("from %s to %s: Check finds %v, %v", from, to, diffs, err)
 				}
 				expect.Equal(t, n.ensure(t, s), from != to, "from %s to %s: changed is", from, to)
-				if diffs, err := n.conn.Check(t.Context(), n.target, s); len(diffs) > 0 || err != nil {
-					t.Errorf("from %s to %s: Check still finds %v, %v", from, to, diffs, err)
-				}
+				expect.Of(n.conn.Check(t.Context(), n.target, s)).Len(t, 0, "from %s to %s: Check", from, to)
 				want := map[string]int{"ingress": 1, "egress": 2, "both": 3, "faster": 3, "none": 0}[to]
 				if got := n.qdiscs(t); len(got) != want {
 					t.Errorf("from %s to %s: %d qdiscs, want %d: %v", from, to, len(got), want, got)
@@ -252,12 +246,8 @@ func TestTargetsDoNotCollide(t *testing.T) {
 		t.Error("the second target changed the first")
 	}
 	must.Succeed(t, n.conn.Remove(t.Context(), other))
-	if diffs, err := n.conn.Check(t.Context(), n.target, both); len(diffs) > 0 || err != nil {
-		t.Errorf("after the second was removed the first has %v, %v", diffs, err)
-	}
-	if diffs, err := n.conn.Check(t.Context(), other, bandwidth.Shape{}); len(diffs) > 0 || err != nil {
-		t.Errorf("the second still has %v, %v", diffs, err)
-	}
+	expect.Of(n.conn.Check(t.Context(), n.target, both)).Len(t, 0, "after the second was removed the first")
+	expect.Of(n.conn.Check(t.Context(), other, bandwidth.Shape{})).Len(t, 0, "the second")
 }
 
 func TestRemoveLeavesNothing(t *testing.T) {
@@ -323,9 +313,7 @@ func TestForeignFiltersAndQdiscsStay(t *testing.T) {
 	nstest.Run(t, n.ns, "tc", "filter", "add", "dev", port, "egress", "pref", "9", "u32", "match", "u32", "0", "0", "flowid", "1:1")
 	s := bandwidth.Shape{Egress: both.Egress}
 	n.ensure(t, s)
-	if diffs, err := n.conn.Check(t.Context(), n.target, s); len(diffs) > 0 || err != nil {
-		t.Errorf("Check finds %v, %v", diffs, err)
-	}
+	expect.Of(n.conn.Check(t.Context(), n.target, s)).Len(t, 0, "Check")
 	must.Succeed(t, n.conn.Remove(t.Context(), n.target))
 	expect.Contains(t, nstest.Run(t, n.ns, "tc", "filter", "show", "dev", port, "egress"), "pref 9", "the other filter is gone")
 	expect.Equal(t, nstest.Run(t, n.ns, "tc", "filter", "show", "dev", port, "ingress"), "", "our filter is left")
@@ -347,9 +335,7 @@ func TestEgressWorksOverAnIngressQdiscThatIsThere(t *testing.T) {
 	if out := nstest.Run(t, n.ns, "tc", "-s", "qdisc", "show", "dev", n.target.IFB, "root"); strings.Contains(out, "Sent 0 bytes") {
 		t.Errorf("nothing went through the ifb:\n%s", out)
 	}
-	if diffs, err := n.conn.Check(t.Context(), n.target, s); len(diffs) > 0 || err != nil {
-		t.Errorf("Check finds %v, %v", diffs, err)
-	}
+	expect.Of(n.conn.Check(t.Context(), n.target, s)).Len(t, 0, "Check")
 	if n.ensure(t, s) {
 		t.Error("the second Ensure changed something")
 	}
@@ -470,7 +456,5 @@ func TestCancelledContextSendsNothing(t *testing.T) {
 	before := n.qdiscs(t)
 	all()
 	expect.NoDiff(t, cmp.Diff(before, n.qdiscs(t)), "qdiscs")
-	if diffs, err := n.conn.Check(t.Context(), n.target, both); len(diffs) > 0 || err != nil {
-		t.Errorf("Check finds %v, %v", diffs, err)
-	}
+	expect.Of(n.conn.Check(t.Context(), n.target, both)).Len(t, 0, "Check")
 }

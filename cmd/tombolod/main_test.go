@@ -169,9 +169,7 @@ func TestMetricsAreServedOverTCPWhenAskedFor(t *testing.T) {
 	if code, _ := fetch(t, "tcp", address, "/metrics"); code != http.StatusOK {
 		t.Errorf("metrics: %d; log: %s", code, d.log)
 	}
-	if list, err := filepath.Glob(d.dir + "/*.sock"); len(list) > 0 || err != nil {
-		t.Errorf("sockets besides: %v, %v", list, err)
-	}
+	expect.Of(filepath.Glob(d.dir+"/*.sock")).Len(t, 0, "sockets besides")
 }
 
 func TestWithoutMetricsLeasesAreKeptAllTheSame(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -25,9 +26,7 @@ func TestALinkLosesItsOtherEndWithTheNamespaceOfThat(t *testing.T) {
 		pod := nstest.New(t)
 		nstest.Veth(t, host, "port", pod, "eth0")
 		for _, link := range []string{"port", "lo"} {
-			if goes, err := LosesOtherEnd(conn, link); goes || err != nil {
-				t.Errorf("%s, while the namespace is in use: %t, %v", link, goes, err)
-			}
+			expect.Of(LosesOtherEnd(conn, link)).Is(t, false, "%s, while the namespace is in use", link)
 		}
 		pod.Close()
 		if showsThatItGoes(t, conn, "port") {

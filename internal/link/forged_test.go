@@ -56,7 +56,5 @@ func TestANamespaceWithoutANumberIsNotTheHosts(t *testing.T) {
 	must.Succeed(t, err)
 	defer conn.Close()
 	l := Link{Lower: 1, Elsewhere: true, elsewhere: -1}
-	if is, err := l.RestsHere(conn); is || err != nil {
-		t.Errorf("%t, %v", is, err)
-	}
+	expect.Of(l.RestsHere(conn)).Is(t, false)
 }

@@ -48,9 +48,7 @@ func TestWatchGivesWhatIsQueuedWithoutWaiting(t *testing.T) {
 	w, err := nl.Subscribe(unix.NETLINK_ROUTE, &nl.Config{NetNS: ns}, unix.RTNLGRP_LINK)
 	must.Succeed(t, err)
 	defer w.Close()
-	if list, err := w.Queued(); err != nil || len(list) != 0 {
-		t.Errorf("before anything happened: %v, %v", list, err)
-	}
+	expect.Of(w.Queued()).Len(t, 0, "before anything happened")
 	var b nl.Batch
 	addBridge(&b, "br0")
 	must.Succeed(t, dial(t, ns).Execute(&b))

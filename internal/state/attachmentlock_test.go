@@ -83,9 +83,7 @@ func TestAKilledADDsRecordIsFree(t *testing.T) {
 	l, err := d.LockAttachment(a.Network, a.Hash())
 	must.Succeed(t, err)
 	defer l.Close()
-	if unfinished, err := d.Unfinished(a.Network, a.Hash()); !unfinished || err != nil {
-		t.Errorf("unfinished = %t, %v", unfinished, err)
-	}
+	expect.Of(d.Unfinished(a.Network, a.Hash())).Is(t, true, "unfinished")
 }
 
 // Of a record that only half was written of, nobody has seen a result; of one that was
@@ -110,9 +108,7 @@ func TestUnfinishedIsWhatAnADDWrites(t *testing.T) {
 		path, err := d.attachmentPath(a.Network, a.Hash())
 		must.Succeed(t, err)
 		writeFile(t, path, tt.text)
-		if got, err := d.Unfinished(a.Network, a.Hash()); got != tt.want || err != nil {
-			t.Errorf("%s: %t, %v, want %t", tt.name, got, err, tt.want)
-		}
+		expect.Of(d.Unfinished(a.Network, a.Hash())).Is(t, tt.want, "%s", tt.name)
 	}
 }
 
@@ -130,14 +126,10 @@ func TestAbandonLeavesALaterRecordAlone(t *testing.T) {
 	d := newDir(t)
 	a := sample("c1")
 	first := begin(t, d, a)
-	if gone, err := first.Gone(); gone || err != nil {
-		t.Errorf("Gone = %t, %v", gone, err)
-	}
+	expect.Of(first.Gone()).Is(t, false, "Gone")
 	must.Succeed(t, d.Remove(a.Network, a.Hash()))
 	second := begin(t, d, a)
-	if gone, err := first.Gone(); !gone || err != nil {
-		t.Errorf("Gone after Remove = %t, %v", gone, err)
-	}
+	expect.Of(first.Gone()).Is(t, true, "Gone after Remove")
 	must.Succeed(t, first.Abandon())
 	expect.Success(t, second.Commit(a), "the later one")
 	// The same where Commit found it.

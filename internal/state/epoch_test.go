@@ -73,9 +73,7 @@ func TestEpochLastsAsLongAsTheNodeLives(t *testing.T) {
 			if second.Token() == first.Token() || told == nil || told.Previous == nil || *told.Previous != first {
 				t.Errorf("an epoch later: %+v after %+v, told %+v", second, first, told)
 			}
-			if read, err := d.Epoch(); read != second || err != nil {
-				t.Errorf("Epoch = %+v, %v, want %+v", read, err, second)
-			}
+			expect.Of(d.Epoch()).Is(t, second, "Epoch")
 		})
 	}
 }
@@ -148,9 +146,7 @@ func TestDamagedEpochsAreReplaced(t *testing.T) {
 		if told == nil || told.Previous != nil {
 			t.Errorf("after %.80q the callback was told %+v", text, told)
 		}
-		if read, err := d.Epoch(); err != nil || read != epoch {
-			t.Errorf("after %.80q: Epoch = %+v, %v", text, read, err)
-		}
+		expect.Of(d.Epoch()).Is(t, epoch, "after %.80q: Epoch", text)
 	}
 }
 

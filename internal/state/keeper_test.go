@@ -63,9 +63,7 @@ func TestContestedIsKeptAndForgotten(t *testing.T) {
 func TestForwardedLinksAreThoseOfGateways(t *testing.T) {
 	t.Parallel()
 	d := newDir(t)
-	if links, err := d.ForwardedLinks(); len(links) > 0 || err != nil {
-		t.Errorf("before the first epoch: %q, %v", links, err)
-	}
+	expect.Of(d.ForwardedLinks()).Len(t, 0, "before the first epoch")
 	lock, epoch, err := d.Enter(t.Context(), func(EpochStart) error { return nil })
 	must.Succeed(t, err)
 	defer lock.Close()

@@ -43,9 +43,7 @@ func TestRemoveNetworkRefusesWhileThereAreAttachments(t *testing.T) {
 	expect.Success(t, expect.Err(d.LoadNetwork("cbr0")), "the refusal has cost the record")
 	must.Succeed(t, d.Remove("cbr0", a.Hash()))
 	expect.Success(t, d.RemoveNetwork("cbr0"), "without")
-	if names, err := d.Networks(); err != nil || len(names) != 0 {
-		t.Errorf("Networks = %v, %v, want none", names, err)
-	}
+	expect.Of(d.Networks()).Len(t, 0, "Networks")
 	create(t, d, a) // its directory comes back by itself
 }
 
@@ -61,9 +59,7 @@ func TestRemoveNetworkFailsWhereItsDirectoryIsNone(t *testing.T) {
 func TestNetworksAreThoseWithARecordOrADirectory(t *testing.T) {
 	t.Parallel()
 	d := newDir(t)
-	if names, err := d.Networks(); err != nil || len(names) != 0 {
-		t.Errorf("before anything was made: %v, %v", names, err)
-	}
+	expect.Of(d.Networks()).Len(t, 0, "before anything was made")
 	for _, name := range []string{"zeta", "alpha"} {
 		must.Succeed(t, d.SaveNetwork(sampleNetwork(name)))
 	}

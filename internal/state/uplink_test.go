@@ -54,17 +54,13 @@ func TestAnUplinksRecordIsKeptWhole(t *testing.T) {
 	for range 2 {
 		must.Succeed(t, f.Remove())
 	}
-	if nics, err := d.Uplinks(); len(nics) > 0 || err != nil {
-		t.Errorf("after Remove: %v, %v", nics, err)
-	}
+	expect.Of(d.Uplinks()).Len(t, 0, "after Remove")
 }
 
 func TestUplinksAreListedByTheirNICs(t *testing.T) {
 	t.Parallel()
 	d := newDir(t)
-	if nics, err := d.Uplinks(); len(nics) > 0 || err != nil {
-		t.Errorf("of a directory that is not there: %v, %v", nics, err)
-	}
+	expect.Of(d.Uplinks()).Len(t, 0, "of a directory that is not there")
 	for _, nic := range []string{"eth1", "eth0", "a.json", "eth0.lock", ".tmp-x"} {
 		saveUplink(t, d, nic, sampleUplink)
 	}

@@ -27,9 +27,7 @@ func TestDirectoryStaysThatOfItsNamespace(t *testing.T) {
 	nstest.Veth(t, ns, "eth0", other, "eth0")
 	use := func() error {
 		for i, want := range []bool{true, false} {
-			if changed, err := d.Ensure("eth0/accept_ra_defrtr", "0"); err != nil || changed != want {
-				t.Errorf("Ensure, time %d: changed %t, %v", i+1, changed, err)
-			}
+			expect.Of(d.Ensure("eth0/accept_ra_defrtr", "0")).Is(t, want, "Ensure, time %d", i+1)
 		}
 		return d.Write("eth0/accept_ra", "0")
 	}

@@ -5,6 +5,7 @@ package expect
 import (
 	"errors"
 	"fmt"
+	"reflect"
 	"strings"
 	"testing"
 )
@@ -51,6 +52,31 @@ func Is(tb testing.TB, err, want error, done ...any) {
 
 // Err is the error of a call that returns something else too.
 func Err[T any](_ T, err error) error { return err }
+
+// Of is what a call gave, and its error.
+func Of[T any](got T, err error) Given[T] { return Given[T]{got, err} }
+
+// Given has the expectations of a call's result.
+type Given[T any] struct {
+	got T
+	err error
+}
+
+// Is fails the test unless the call succeeded and gave want.
+func (g Given[T]) Is(tb testing.TB, want T, done ...any) {
+	if g.err != nil || !reflect.DeepEqual(g.got, want) {
+		tb.Helper()
+		tb.Errorf("%sgot %+v, %v; want %+v", after(done), g.got, g.err, want)
+	}
+}
+
+// Len fails the test unless the call succeeded and gave so many.
+func (g Given[T]) Len(tb testing.TB, want int, done ...any) {
+	if g.err != nil || reflect.ValueOf(g.got).Len() != want {
+		tb.Helper()
+		tb.Errorf("%sgot %+v, %v; want %d of them", after(done), g.got, g.err, want)
+	}
+}
 
 // Equal fails the test unless got is want.
 func Equal[T comparable](tb testing.TB, got, want T, done ...any) {

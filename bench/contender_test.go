@@ -63,7 +63,6 @@ func (n *node) call(verb string, p *pod) (cost, error) {
 // reference is the contender that the scenarios of DHCP have an exception for.
 const reference = "reference"
 
-// tombolo is the plugin as runtimes execute it.
 func tombolo() contender {
 	return contender{name: "tombolo", call: byRuntime, plugins: ours}
 }
@@ -202,7 +201,6 @@ func (n *node) fixedResult(p *pod) []byte {
 	return result
 }
 
-// empty is a plugin in Go that does nothing.
 func empty() contender {
 	return contender{name: "empty", idle: true, needs: []string{"empty"}, call: byRuntime,
 		plugins: func(*node, *pod) []object { return []object{{"type": "empty"}} }}
@@ -344,7 +342,6 @@ type executor struct {
 	cost cost
 }
 
-// FindInPath is part of libcni's interface.
 func (e *executor) FindInPath(plugin string, _ []string) (string, error) {
 	switch {
 	case plugin == "tombolo" && e.node.gauge: // a large folio is resident as a whole once a page of it is mapped

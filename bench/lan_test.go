@@ -256,7 +256,6 @@ func startDaemon(tb testing.TB, ns *netns.NS, output string, ready func() bool, 
 	return d
 }
 
-// said is the end of the daemon's output.
 func (d *daemon) said() string {
 	text, err := os.ReadFile(d.output)
 	if err != nil {

@@ -61,7 +61,6 @@ type renewals struct {
 	figures      map[string]float64
 }
 
-// watch waits until the renewals are done.
 func (r *renewals) watch() error {
 	if err := r.read(); err != nil {
 		return err

@@ -180,7 +180,6 @@ func placed(name string) (string, error) {
 	return dir, errors.Join(os.RemoveAll(dir), os.MkdirAll(dir, 0o755))
 }
 
-// program gives the path of a program of ours.
 func program(tb testing.TB, name string) string {
 	tb.Helper()
 	dir, err := built()

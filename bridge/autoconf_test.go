@@ -83,7 +83,6 @@ func advertising(tb testing.TB, ns *netns.NS, options ...string) {
 // patience is far longer than any machine needs, however busy.
 const patience = time.Minute
 
-// until waits for something that another process does.
 func until(tb testing.TB, what string, is func() bool) {
 	tb.Helper()
 	for deadline := time.Now().Add(patience); !is(); time.Sleep(5 * time.Millisecond) {

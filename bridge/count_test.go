@@ -139,7 +139,6 @@ func dialUDP(tb testing.TB, ns *netns.NS, to netip.AddrPort) net.Conn {
 	return conn
 }
 
-// inside does something in a namespace.
 func inside(tb testing.TB, ns *netns.NS, fn func() error) {
 	tb.Helper()
 	must.Succeed(tb, ns.Do(fn))

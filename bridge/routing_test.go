@@ -39,7 +39,6 @@ func newGuest(t *testing.T, options ...string) *guest {
 	return g
 }
 
-// solicit has the kernel ask for an advertisement.
 func (g *guest) solicit(t *testing.T) {
 	t.Helper()
 	nstest.Run(t, g.host, "ip", "token", "set", "::a", "dev", "eth0")
@@ -50,7 +49,6 @@ func (g *guest) defaultRoute(t *testing.T) string {
 	return nstest.Run(t, g.host, "ip", "-6", "route", "show", "default")
 }
 
-// routing makes a host as described.
 func routing(t *testing.T, host *netns.NS, r bridge.Routing) (changed bool, _ error) {
 	t.Helper()
 	err := host.Do(func() error {

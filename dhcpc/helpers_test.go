@@ -76,7 +76,6 @@ func (b *bench) step(e Event) {
 	}
 }
 
-// tick goes to the next wake-up time.
 func (b *bench) tick() {
 	b.t.Helper()
 	if b.s.Wake().IsZero() {
@@ -88,7 +87,6 @@ func (b *bench) tick() {
 	b.step(Event{})
 }
 
-// at goes to a time and takes a step.
 func (b *bench) at(t time.Time) {
 	b.t.Helper()
 	b.now = t

@@ -107,7 +107,6 @@ func (r *request) open() (asker, error) {
 	return asker{h.Bind(r.Node), r.Owner}, err
 }
 
-// store is the directory of the request.
 func (r *request) store() *store {
 	a, err := r.open()
 	if err != nil {
@@ -116,7 +115,6 @@ func (r *request) store() *store {
 	return &a.Allocator.(*HostLocal).store
 }
 
-// hashOf is a Node.Hash.
 func hashOf(o Owner) string {
 	return fmt.Sprintf("%x", sha256.Sum256([]byte("lan "+o.ContainerID+" "+o.IfName)))[:11]
 }
@@ -220,7 +218,6 @@ func (n *node) files() map[string]string {
 	return nstest.Files(n.t, n.dir(), lockName, markerName)
 }
 
-// expect compares the directory's files with want.
 func (n *node) expect(want map[string]string) {
 	n.t.Helper()
 	if diff := cmp.Diff(want, n.files()); diff != "" {

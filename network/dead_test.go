@@ -40,14 +40,12 @@ func small(t *testing.T) *bed {
 	return b
 }
 
-// another is a pod with a namespace of its own.
 func (b *bed) another(t *testing.T, id string) *Pod {
 	t.Helper()
 	ns := nstest.New(t)
 	return &Pod{ContainerID: id, IfName: "eth0", NetNS: ns, Path: nstest.Path(t, ns)}
 }
 
-// added adds a pod that must be possible to add.
 func (b *bed) added(t *testing.T, p *Pod) *Attachment {
 	t.Helper()
 	var made *Attachment

@@ -52,7 +52,6 @@ func newBed(t *testing.T) *bed {
 	return b
 }
 
-// do runs something in the host's namespace.
 func (b *bed) do(t *testing.T, what func() error) {
 	t.Helper()
 	must.Succeed(t, b.host.Do(what))

@@ -144,7 +144,6 @@ func openWire(tb testing.TB, ns *netns.NS, link string) *wire {
 	return w
 }
 
-// send sends frames in a row.
 func (w *wire) send(frames ...[]byte) {
 	w.tb.Helper()
 	err := nstest.OnOneCPU(func() error {

@@ -53,7 +53,6 @@ func (s *groupSite) podHears(tb testing.TB, network string, port int) *podListen
 	return l
 }
 
-// await waits for a datagram with a text.
 func (l *podListener) await(text string) {
 	l.tb.Helper()
 	if err := l.conn.SetReadDeadline(time.Now().Add(patience)); err != nil {

@@ -135,7 +135,6 @@ func (s *groupSite) attack(tb testing.TB) reached {
 	return got
 }
 
-// queued gives the datagrams that are there.
 func queued(tb testing.TB, conn net.PacketConn) []string {
 	tb.Helper()
 	raw, err := conn.(syscall.Conn).SyscallConn()

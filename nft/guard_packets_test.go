@@ -193,7 +193,6 @@ func attacks() []namedFrame {
 	}
 }
 
-// decent are frames that a pod must be able to send.
 func decent() []namedFrame {
 	arp := func(message []byte) []byte { return ether(broadcastMAC, podMAC, unix.ETH_P_ARP, message) }
 	ipv4 := func(packet []byte) []byte { return ether(otherMAC, podMAC, unix.ETH_P_IP, packet) }

@@ -59,7 +59,6 @@ func newAttackedLAN(tb testing.TB) *attackedLAN {
 	return l
 }
 
-// guard guards the attacker's port.
 func (l *attackedLAN) guard(tb testing.TB) {
 	tb.Helper()
 	mustAdd(tb, l.c, l.endpoint("00000000001", "veth1", podMAC, lanPod4, lanPod6, "fe80::50"))

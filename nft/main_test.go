@@ -44,7 +44,6 @@ func dialMark(tb testing.TB, ns *netns.NS, mark uint32) *Conn {
 	return c
 }
 
-// dialNew gives a Conn to a namespace of its own.
 func dialNew(tb testing.TB) (*Conn, *netns.NS) {
 	tb.Helper()
 	ns := nstest.New(tb)
@@ -62,7 +61,6 @@ func podnet() Network {
 	return Network{Name: "podnet", Prefixes: nstest.Prefixes("10.22.0.0/16", "fd00:22::/64"), Masquerade: true}
 }
 
-// pod is an endpoint of podnet.
 func pod(owner Owner, addresses ...string) Endpoint {
 	return Endpoint{Owner: owner, Network: "podnet", Bridge: "cbr0", Addrs: nstest.Addrs(addresses...), Masquerade: true}
 }

@@ -20,7 +20,6 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// add puts a request into a batch.
 func add(b *nl.Batch, op string) func(netlink.Message, error) {
 	return func(m netlink.Message, err error) { b.Add(op, nil, m, err) }
 }
@@ -236,10 +235,7 @@ func TestInterruptedListsAreTriedAgain(t *testing.T) {
 		conn := nltest.Dial(t, unix.NETLINK_ROUTE, h.ns, fault)
 		want, err := list(h.c)
 		must.Succeed(t, err)
-		got, err := list(route.On(conn))
-		if err != nil || got != want {
-			t.Errorf("%s: %d, %v, want %d", name, got, err, want)
-		}
+		expect.Of(list(route.On(conn))).Is(t, want, "%s", name)
 		if want > 0 && fault.Fired() != 2 {
 			t.Errorf("%s: interrupted %d times, want 2", name, fault.Fired())
 		}

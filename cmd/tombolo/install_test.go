@@ -36,7 +36,6 @@ func place(t *testing.T, from, to string) string {
 	return to
 }
 
-// start runs a program that is built.
 func start(t *testing.T, path string, env []string, args ...string) outcome {
 	t.Helper()
 	var out, errOut bytes.Buffer

@@ -74,7 +74,6 @@ func run(t *testing.T, ns *netns.NS, env []string, stdin string, args ...string)
 	return outcome{cmd.ProcessState.ExitCode(), out.String(), errOut.String()}
 }
 
-// below gives a command and all below it.
 func below(c *cobra.Command) []*cobra.Command {
 	list := []*cobra.Command{c}
 	for _, sub := range c.Commands() {

@@ -62,7 +62,6 @@ func start(t *testing.T, dir string, args ...string) *daemon {
 	return d
 }
 
-// hears waits for a word to the service manager.
 func (d *daemon) hears(t *testing.T, want string) {
 	t.Helper()
 	must.Succeed(t, d.told.SetReadDeadline(time.Now().Add(3*time.Minute)))

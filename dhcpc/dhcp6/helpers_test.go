@@ -46,7 +46,6 @@ func status(c iana.StatusCode) *dhcpv6.OptStatusCode {
 	return &dhcpv6.OptStatusCode{StatusCode: c, StatusMessage: "so it is"}
 }
 
-// answerTo is an honest server's answer.
 func answerTo(m *dhcpv6.Message, kind dhcpv6.MessageType, change ...func(*reply)) []byte {
 	r := &reply{
 		kind: kind, xid: m.TransactionID, client: ownDUID(), server: serverDUID(), iaid: [4]byte{1, 2, 3, 4},
@@ -100,7 +99,6 @@ func (r *reply) bytes() []byte {
 	return m.ToBytes()
 }
 
-// honest answers everything as it should be.
 func honest(change ...func(*reply)) func(*dhcpv6.Message) [][]byte {
 	return func(m *dhcpv6.Message) [][]byte {
 		switch m.MessageType {

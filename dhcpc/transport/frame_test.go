@@ -76,7 +76,6 @@ func TestPacketsThatCannotBeFrames(t *testing.T) {
 	}
 }
 
-// sumAnew puts the right IP checksum into a frame.
 func sumAnew(f []byte) {
 	header := f[etherLen : etherLen+int(f[etherLen]&15)*4]
 	header[10], header[11] = 0, 0

@@ -190,7 +190,6 @@ func dnsmasq(t testing.TB, ns *netns.NS, link string, args ...string) func() str
 	return nstest.NewDnsmasq(t, ns, link, append([]string{"--dhcp-range=10.9.0.100,10.9.0.120,255.255.255.0,120s"}, args...)...).Leased
 }
 
-// until waits for what another process does.
 func until(t testing.TB, ok func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(longEnough); !ok(); {

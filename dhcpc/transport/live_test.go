@@ -59,7 +59,6 @@ func TestRawNeedsNoMACInItsConfig(t *testing.T) {
 	expect.Success(t, expect.Err(l.client(t, func(c *dhcpc.Config) { c.Dial = transport.Dialer(cfg) }).Acquire(soon(t))))
 }
 
-// raw opens a packet socket that ends with the test.
 func raw(t testing.TB, cfg *transport.Config) *transport.Raw {
 	t.Helper()
 	r, err := transport.DialRaw(cfg)

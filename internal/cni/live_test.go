@@ -66,7 +66,6 @@ func TestSTATUSWithoutAFacility(t *testing.T) {
 	}
 }
 
-// remove takes a network down in the host's namespace.
 func (n *node) remove(t *testing.T, name string) error {
 	t.Helper()
 	return n.host.Do(func() error {

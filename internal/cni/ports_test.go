@@ -81,10 +81,7 @@ func TestPortMappings(t *testing.T) {
 func TestMappingThatStandsThereTwiceCountsOnce(t *testing.T) {
 	t.Parallel()
 	const one = `{"hostPort": 8080, "containerPort": 80}`
-	list, err := publishedPorts(parsedRuntimeConfig(t, `{"portMappings": [`+one+`,`+one+`]}`).PortMappings)
-	if err != nil || len(list) != 1 {
-		t.Errorf("got %v, %v", list, err)
-	}
+	expect.Of(publishedPorts(parsedRuntimeConfig(t, `{"portMappings": [`+one+`,`+one+`]}`).PortMappings)).Len(t, 1)
 }
 
 func TestTheConfigurationsLimitsGoBeforeTheRuntimes(t *testing.T) {

@@ -141,7 +141,6 @@ func (n *node) mustRollBack(t *testing.T, p *Plugin, code uint, words ...string)
 	n.run(t, n.plugin(), "ADD", everything()).must(t)
 }
 
-// mustHave compares what there is.
 func (n *node) mustHave(t *testing.T, want belongings) {
 	t.Helper()
 	expect.NoDiff(t, cmp.Diff(want, n.belongings(t), cmpopts.EquateEmpty()), "belongings of attachments")

@@ -132,7 +132,6 @@ func listen(t *testing.T) (address string, _ net.Listener) {
 // speech is what a bus says: at once, and when the connection is authenticated.
 type speech struct{ first, then string }
 
-// to says whether it came to all of it.
 func (s speech) to(c net.Conn, t *testing.T) bool {
 	t.Helper()
 	if _, err := c.Write([]byte(s.first)); err != nil {

@@ -226,7 +226,6 @@ func TestFilterLetsMarkedPacketsPass(t *testing.T) {
 	}
 }
 
-// filters is what tc prints of a bridge's ingress.
 func ingress(t *testing.T, ns *netns.NS) string {
 	t.Helper()
 	return nstest.Run(t, ns, "tc", "filter", "show", "dev", "br0", "ingress")
@@ -241,10 +240,7 @@ func TestFilterIsIdempotentAndNotesWhatGoesWithIt(t *testing.T) {
 		mark            uint32
 	}{{true, true, 0x1000}, {true, false, 0x1000}, {false, true, 0x1000}, {false, false, 0x1000}, {false, true, 0x4000}, {true, true, 0x4000}} {
 		k.Mark = step.mark
-		changed, err := n.conn.Ensure(t.Context(), k, nil, step.routed)
-		if err != nil || changed != step.changes {
-			t.Errorf("Ensure %+v: %t, %v", step, changed, err)
-		}
+		expect.Of(n.conn.Ensure(t.Context(), k, nil, step.routed)).Is(t, step.changes, "Ensure %+v", step)
 		kept, err := n.conn.Get(t.Context(), k)
 		if err != nil || !kept.There || kept.Routed != step.routed {
 			t.Errorf("after %+v: %+v, %v", step, kept, err)

@@ -50,7 +50,6 @@ func ofKind(ae *netlink.AttributeEncoder, kind string) {
 	})
 }
 
-// listLinks is the request for all links.
 func listLinks() netlink.Message {
 	return netlink.Message{Header: netlink.Header{Type: unix.RTM_GETLINK}, Data: make([]byte, unix.SizeofIfInfomsg)}
 }
@@ -62,7 +61,6 @@ func getLink(b *nl.Batch, name string, reply func(netlink.Message) error) {
 	b.AddGet("get link", nl.Name(name), m, err, reply)
 }
 
-// linkName reads the name out of an RTM_NEWLINK.
 func linkName(m netlink.Message) (name string) {
 	nl.Decode(m.Data[unix.SizeofIfInfomsg:], func(ad *netlink.AttributeDecoder) error {
 		if ad.Type() == unix.IFLA_IFNAME {

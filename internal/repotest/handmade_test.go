@@ -53,7 +53,6 @@ func handmades() []handmade {
 	}
 }
 
-// find gives where a file does it by hand.
 func (h *handmade) find(fset *token.FileSet, f *ast.File) []string {
 	var found []string
 	ast.Inspect(f, func(n ast.Node) bool {

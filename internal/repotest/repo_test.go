@@ -29,7 +29,6 @@ import (
 // relative to: "." is its root, "internal/nl" a package of it.
 const module = "github.com/tombolo-cni/tombolo"
 
-// root is where the repository is.
 func root(t *testing.T) string {
 	t.Helper()
 	dir, err := filepath.Abs("../..")
@@ -121,7 +120,6 @@ func packages(t *testing.T) []*pkg {
 	}
 }
 
-// shippedPackages are ours that users get.
 func shippedPackages(t *testing.T) []*pkg {
 	t.Helper()
 	list := slices.DeleteFunc(packages(t), func(p *pkg) bool { return !p.shipped() })
@@ -171,7 +169,6 @@ func walk(t *testing.T, match func(path string) bool, visit func(path string)) {
 	must.Succeed(t, err)
 }
 
-// short is a path for messages.
 func short(t *testing.T, path string) string {
 	t.Helper()
 	rel, err := filepath.Rel(root(t), path)

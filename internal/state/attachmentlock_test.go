@@ -34,10 +34,7 @@ func TestARunningADDHasItsRecordLocked(t *testing.T) {
 		}
 		must.Succeed(t, err, "after %s", end)
 		expect.Is(t, expect.Err(d.LockAttachment(a.Network, a.Hash())), ErrBusy, "while it is held")
-		unfinished, err := d.Unfinished(a.Network, a.Hash())
-		if err != nil || unfinished != (end == "close") {
-			t.Errorf("after %s: unfinished = %t, %v", end, unfinished, err)
-		}
+		expect.Of(d.Unfinished(a.Network, a.Hash())).Is(t, (end == "close"), "after %s: unfinished", end)
 		for range 2 {
 			expect.Success(t, l.Close())
 		}

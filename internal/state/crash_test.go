@@ -143,8 +143,5 @@ func TestAKilledProcessLeavesAStateThatCanBeUsed(t *testing.T) {
 	if left := temporaryFiles(t, d); len(left) > 0 {
 		t.Errorf("left: %v", left)
 	}
-	entries, err := os.ReadDir(d.Path())
-	if err != nil || len(entries) != 2 {
-		t.Errorf("in the directory: %v, %v, want two directories", entries, err)
-	}
+	expect.Of(os.ReadDir(d.Path())).Len(t, 2, "in the directory")
 }

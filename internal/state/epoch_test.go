@@ -214,10 +214,7 @@ func TestParseStartFindsField22(t *testing.T) {
 func TestHostSources(t *testing.T) {
 	t.Parallel()
 	s := hostSources()
-	boot, err := s.bootID()
-	if err != nil || len(boot) != len("a59bef75-6922-4ab4-8416-46a500e25de5") {
-		t.Errorf("boot id %q, %v", boot, err)
-	}
+	expect.Of(s.bootID()).Len(t, len("a59bef75-6922-4ab4-8416-46a500e25de5"), "boot id")
 	up := s.uptime()
 	start, err := s.initStart()
 	if err != nil || start < 0 || start > up {

@@ -138,7 +138,6 @@ func sampleNetwork(name string) *Network {
 	}
 }
 
-// create writes a record and leaves it Adding.
 func create(t testing.TB, d *Dir, a *Attachment) {
 	t.Helper()
 	must.Succeed(t, pending(t, d, a).Close())
@@ -152,7 +151,6 @@ func pending(t testing.TB, d *Dir, a *Attachment) *Pending {
 	return p
 }
 
-// recordPath is the file of an attachment's record.
 func recordPath(t testing.TB, d *Dir, a *Attachment) string {
 	t.Helper()
 	path, err := d.attachmentPath(a.Network, a.Hash())
@@ -168,7 +166,6 @@ func lock(t testing.TB, d *Dir, mode Mode) *Lock {
 	return l
 }
 
-// canceled is a context that allows no wait.
 func canceled() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
@@ -225,7 +222,6 @@ func start(t testing.TB, attributes *syscall.SysProcAttr, name string, args ...s
 	return p
 }
 
-// line returns the next line that the helper prints.
 func (p *process) line() string {
 	p.t.Helper()
 	line, err := p.lines.ReadString('\n')
@@ -252,7 +248,6 @@ func (p *process) kill() {
 	p.cmd.Wait()
 }
 
-// finish waits for the helper to end well.
 func (p *process) finish() {
 	p.t.Helper()
 	p.proceed()
@@ -261,7 +256,6 @@ func (p *process) finish() {
 	}
 }
 
-// needRoot skips where namespaces cannot be made.
 func needRoot(t testing.TB) {
 	t.Helper()
 	if os.Geteuid() != 0 {

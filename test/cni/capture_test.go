@@ -53,7 +53,6 @@ func bigEndian(v uint16) uint16 {
 	return binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, v))
 }
 
-// send broadcasts a frame of the test protocol.
 func (c *tap) send(from net.HardwareAddr, text string) {
 	c.t.Helper()
 	broadcast := []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}

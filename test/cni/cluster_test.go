@@ -60,7 +60,6 @@ func newCluster(t testing.TB, size int) *cluster {
 	return c
 }
 
-// plug connects a machine with the link.
 func (c *cluster) plug(ns *netns.NS, port string) {
 	c.Helper()
 	nstest.Veth(c, c.link, port, ns, "eth0")
@@ -111,7 +110,6 @@ func fromTemplate(t testing.TB, name string, cidrs []string) string {
 	return out.String()
 }
 
-// bird starts BIRD on the node.
 func (m *member) bird() {
 	m.Helper()
 	nstest.Need(m.t, "bird")
@@ -159,7 +157,6 @@ func (m *member) frr() {
 	m.run("vtysh", "--vty_socket", dir, "-f", filepath.Join(clusterFiles, "frr.conf"))
 }
 
-// begin starts a program of the node's routing engine.
 func (m *member) begin(line ...string) {
 	m.Helper()
 	out, err := os.Create(filepath.Join(m.dir, filepath.Base(line[0])))
@@ -178,7 +175,6 @@ func (m *member) begin(line ...string) {
 	}
 }
 
-// stop kills the routing engine.
 func (m *member) stop() {
 	for _, cmd := range m.engine {
 		cmd.Process.Kill()
@@ -190,7 +186,6 @@ func (m *member) stop() {
 	m.engine = nil
 }
 
-// engines are the routes of the routing engine.
 func (m *member) engines() []string {
 	m.Helper()
 	var list []string
@@ -219,7 +214,6 @@ func (m *member) to(other *member) bool {
 	return found == 2
 }
 
-// until waits for what a routing engine does.
 func (m *member) until(what string, ok func() bool) {
 	m.Helper()
 	(&cluster{TB: m.t}).until(fmt.Sprintf("%s on node %d", what, m.number), ok)
@@ -234,7 +228,6 @@ func (c *cluster) until(what string, ok func() bool) {
 	}
 }
 
-// converge waits until all know the way to all.
 func (c *cluster) converge() {
 	c.Helper()
 	for _, a := range c.nodes {

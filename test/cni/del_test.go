@@ -343,7 +343,6 @@ func watchLinks(t testing.TB, ns interface{ Do(func() error) error }) *linkWatch
 	return w
 }
 
-// wait waits until a link of a name is gone.
 func (w *linkWatch) wait(name string) {
 	w.t.Helper()
 	buf := make([]byte, 1<<16)

@@ -72,7 +72,6 @@ func (l *lan6) startKea6(t *testing.T, k *kea6, fields conf) {
 	l.eventually(t, func() bool { return strings.Count(k.log(t), "DHCP6_STARTED ") > before })
 }
 
-// heard is how often the server heard a message.
 func (k *kea6) heard(t *testing.T, what string) int {
 	t.Helper()
 	return countIn(k.log(t), "DHCP6_PACKET_RECEIVED ", what)

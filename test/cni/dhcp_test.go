@@ -59,7 +59,6 @@ func (l *lan) serve(t *testing.T, options ...string) {
 	l.leases, l.log = l.server.LeaseFile, l.server.LogFile
 }
 
-// leased are the lines of dnsmasq's lease file.
 func (l *lan) leased() string { l.Helper(); return nstest.ReadIf(l, l.leases) }
 
 // wantReleased waits until the server has no lease of an address: a RELEASE has no

@@ -149,7 +149,6 @@ func TestDocsCommandsAreRun(t *testing.T) {
 	}
 }
 
-// run runs the blocks on a machine of their own.
 func (lab docLab) run(t *testing.T) {
 	for _, program := range []string{"unshare", "bash", "make", "go", "busybox", "containerd", "runc", "ctr"} {
 		nstest.Need(t, program)
@@ -210,7 +209,6 @@ func (lab docLab) node(t *testing.T) *node {
 	return n
 }
 
-// docConfig is the first configuration of a page.
 func docConfig(t testing.TB, page string) string {
 	t.Helper()
 	for _, b := range docBlocks(t) {

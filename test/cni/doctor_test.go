@@ -9,7 +9,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
-// examine runs tombolo doctor for the pod a.
 func (s *scene) examine() outcome {
 	s.Helper()
 	return s.operate("doctor", "--state", s.state, "--dns", outside4, "a")

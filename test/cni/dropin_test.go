@@ -39,7 +39,6 @@ type documented struct {
 	before string // commands on the host
 }
 
-// text is the list.
 func (d *documented) text(t testing.TB) string {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join("testdata", "dropin", d.file))
@@ -198,7 +197,6 @@ func (p probe) String() string {
 	return fmt.Sprintf("packet: %s to %s, %s %d", p.from, p.label, p.network, p.to.Port())
 }
 
-// probes are all calls.
 func (m *machine) probes() []probe {
 	var list []probe
 	families := 1
@@ -239,7 +237,6 @@ func (m *machine) probes() []probe {
 	return list
 }
 
-// fate says what becomes of a call.
 func (m *machine) fate(p probe, wait time.Duration) string {
 	from := map[string]*netns.NS{"outside": m.out, "host": m.ns}[p.from]
 	if from == nil {
@@ -306,7 +303,6 @@ func (m *machine) down(lost bool) nstest.Snapshot {
 	return list.Plus(m.left()...).Plus(m.said...)
 }
 
-// left says what there is once pods are gone.
 func (m *machine) left() nstest.Snapshot {
 	m.Helper()
 	var list nstest.Snapshot
@@ -419,7 +415,6 @@ done`},
 	return list
 }
 
-// types are those of a list's plugins.
 func (d *documented) types(t testing.TB) []string {
 	var list []string
 	for _, m := range regexp.MustCompile(`"type": "([^"]*)"`).FindAllStringSubmatch(d.text(t), -1) {

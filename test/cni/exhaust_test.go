@@ -31,7 +31,6 @@ func (p *pod) flood(tb testing.TB, count int, frame func(i int) []byte) {
 	must.Succeed(tb, err)
 }
 
-// link is what the kernel says of a link of the node.
 func (n *node) link(name string) *bridge.Link {
 	n.Helper()
 	conn, err := bridge.Dial(&bridge.Config{NetNS: n.ns})

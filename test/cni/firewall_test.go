@@ -30,7 +30,6 @@ type minder struct {
 	process     *exec.Cmd
 }
 
-// end has it end by itself.
 func (m *minder) end(t *testing.T) {
 	t.Helper()
 	must.Succeed(t, m.process.Process.Signal(unix.SIGTERM))

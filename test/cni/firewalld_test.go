@@ -26,7 +26,6 @@ type firewalld struct {
 	process  *exec.Cmd
 }
 
-// firewalld begins one.
 func (n *node) firewalld(t *testing.T) *firewalld {
 	t.Helper()
 	f := n.firewalldToBe(t)
@@ -57,7 +56,6 @@ func (f *firewalld) beginBus(t *testing.T) {
 	f.until(t, "the bus", func() bool { _, err := os.Stat(filepath.Join(f.dir, "bus")); return err == nil })
 }
 
-// configure writes firewalld.conf.
 func (f *firewalld) configure(t *testing.T, text string) {
 	t.Helper()
 	err := os.Mkdir(filepath.Join(f.dir, "etc"), 0o755)

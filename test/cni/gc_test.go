@@ -30,7 +30,6 @@ func twoNetworks(t *testing.T, otherBridge string) (n *node, w *network, pods []
 	return n, w, pods, other, stranger
 }
 
-// of are those traces that are a network's.
 func of(network string, traces []string) []string {
 	list := []string{}
 	for _, trace := range traces {

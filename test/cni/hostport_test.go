@@ -435,7 +435,6 @@ func (s *sender) send(t *testing.T) {
 	}
 }
 
-// ask gives the source that the server saw.
 func (s *sender) ask(t *testing.T) netip.Addr {
 	t.Helper()
 	buf := make([]byte, 100)

@@ -132,7 +132,6 @@ lines:
 	return n
 }
 
-// discovers is how many DISCOVERs it heard.
 func (k *kea) discovers() int { k.Helper(); return k.count(keaHeard, "DHCPDISCOVER (") }
 
 // keaLease is one that the server has granted.
@@ -175,7 +174,6 @@ func (k *kea) ledger() *ledger {
 
 func (k *kea) held() map[string]keaLease { k.Helper(); return k.ledger().held }
 
-// times is how often an address was granted or renewed.
 func (k *kea) times(address string) int { k.Helper(); return k.ledger().times[address] }
 
 // wantHeld waits until the server has leased these addresses and no others, and fails
@@ -701,5 +699,4 @@ func (l *keaLAN) wantEachAsBefore(t *testing.T, pods []*pod, results []*current.
 	expect.Equal(t, regexp.MustCompile(`(?i)overrun|no buffer`).FindString(nstest.ReadIf(t, l.watched)), "", "ip says")
 }
 
-// String is for messages.
 func (l keaLease) String() string { return fmt.Sprintf("%s %s %s", l.mac, l.clientID, l.hostName) }

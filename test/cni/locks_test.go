@@ -30,7 +30,6 @@ type running struct {
 	done chan struct{}
 }
 
-// start runs a verb beside others.
 func (n *node) start(c call) *running {
 	n.Helper()
 	r := &running{TB: n, cmd: exec.Command(plugin()), done: make(chan struct{})}

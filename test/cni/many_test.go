@@ -135,7 +135,6 @@ func (m *many) each(do func(a *attachment)) {
 	callers.Wait()
 }
 
-// next makes one call.
 func (m *many) next(random *rand.Rand, a *attachment) {
 	m.Helper()
 	verb := "ADD"

@@ -24,7 +24,6 @@ func (s *side) mapped(what, id, prev, more string, mappings ...string) outcome {
 		strings.TrimPrefix(portmapping(more, mappings...), "{")})
 }
 
-// wantUnmapped looks for anything that ports have left.
 func (s *side) wantUnmapped(when string) {
 	s.Helper()
 	for _, set := range []string{"map inet tombolo hostports4", "map inet tombolo hostaddrs4", "set inet tombolo published4", "set inet tombolo selves4", "set inet tombolo snatall4", "set inet tombolo snatnone4", "set inet tombolo hostclaims"} {

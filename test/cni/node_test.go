@@ -55,7 +55,6 @@ func (n *node) searchAlso(dirs ...string) {
 	n.cni = libcni.NewCNIConfigWithCacheDir(append([]string{cniPath}, dirs...), n.cache, &execIn{node: n})
 }
 
-// run runs a command on the node.
 func (n *node) run(name string, args ...string) string {
 	n.Helper()
 	return nstest.Run(n, n.ns, name, args...)
@@ -64,7 +63,6 @@ func (n *node) run(name string, args ...string) string {
 // ip runs ip with arguments that have no spaces of their own.
 func (n *node) ip(args string) { n.Helper(); n.run("ip", strings.Fields(args)...) }
 
-// nft runs one line of nft's language.
 func (n *node) nft(line string) string { n.Helper(); return n.run("nft", line) }
 
 // execIn runs plugins on a node. What Tombolo writes to stderr, which belongs to the
@@ -159,7 +157,6 @@ func (n *node) call(c call) outcome {
 	return o
 }
 
-// callOK is a call that must succeed.
 func (n *node) callOK(c call) string {
 	n.Helper()
 	o := n.call(c)
@@ -174,7 +171,6 @@ func plugin() string     { return filepath.Join(cniPath, "tombolo") }
 func command() string    { return filepath.Join(built, "tombolo") }
 func keeperPath() string { return filepath.Join(built, "tombolod") }
 
-// operate runs one of the operator's commands.
 func (n *node) operate(args ...string) outcome {
 	n.Helper()
 	o, err := n.exec(context.Background(), command(), nil, os.Environ(), args...)
@@ -229,7 +225,6 @@ func hostLocal(subnets ...string) conf {
 
 func dualStack() conf { return hostLocal(subnet4, subnet6) }
 
-// fixed is an ipam section of type static.
 func fixed(addresses ...conf) conf { return conf{"type": "static", "addresses": addresses} }
 
 // network is a configured network of a node.
@@ -310,7 +305,6 @@ type option func(*libcni.RuntimeConf)
 // as names the interface, which is otherwise eth0.
 func as(ifName string) option { return func(rt *libcni.RuntimeConf) { rt.IfName = ifName } }
 
-// arg is a key of CNI_ARGS.
 func arg(key, value string) option {
 	return func(rt *libcni.RuntimeConf) { rt.Args = append(rt.Args, [2]string{key, value}) }
 }
@@ -380,7 +374,6 @@ func (w *network) gc(pods ...*pod) {
 	expect.Equal(w, w.callOK(call{verb: "GC", stdin: w.stdin(conf{"cni.dev/valid-attachments": valid})}), "", "GC printed")
 }
 
-// port is the name of a pod's port.
 func (w *network) port(p *pod) string { return "veth" + ident.Hash(w.name, p.id, "eth0") }
 
 // code is that of the error object in an error; 0 if there is none.
@@ -400,7 +393,6 @@ func wantError(t testing.TB, err error, want uint, says string) {
 	}
 }
 
-// ips are the addresses of a result.
 func ips(r *current.Result) []netip.Addr {
 	var list []netip.Addr
 	for _, ip := range r.IPs {
@@ -423,5 +415,4 @@ func firstOf(r *current.Result, is func(netip.Addr) bool) netip.Addr {
 	return netip.Addr{}
 }
 
-// netnsName is a name of the pod's namespace for ip.
 func (p *pod) netnsName() string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), p.FD()) }

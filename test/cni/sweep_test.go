@@ -32,7 +32,6 @@ func (f *faulty) String() string {
 	return fmt.Sprintf("%s at call %d of %d, %s (status %d%s)", f.Kind, f.At, f.Calls, f.Call, f.status, strings.TrimSpace(f.stdout))
 }
 
-// callFaulty calls a verb with a fault.
 func (n *node) callFaulty(c call, f fault.Fault) *faulty {
 	n.Helper()
 	_, ended := n.startFaulty(c, f)

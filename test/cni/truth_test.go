@@ -38,7 +38,6 @@ func (s *scene) quiet(when string) {
 	}
 }
 
-// in runs a line in the pod a.
 func (s *scene) in(line string) { s.Helper(); nstest.Run(s, s.a.NS, "sh", "-ec", line) }
 
 // on runs a line on the node, with P for the port of a, and I for its ifb.

@@ -45,7 +45,6 @@ func limited() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.Background(), patience)
 }
 
-// awaitReady waits until containerd has started.
 func (c *cri) awaitReady() {
 	c.tb.Helper()
 	await(c.tb, "containerd", func() error {
@@ -145,7 +144,6 @@ func publish(network string, hostPort int32, hostIP string) option {
 	}
 }
 
-// annotate gives a pod an annotation.
 func annotate(key, value string) option {
 	return func(c *runtime.PodSandboxConfig) { c.Annotations[key] = value }
 }
@@ -181,7 +179,6 @@ func (n *node) tryPod(name string, options ...option) (*pod, error) {
 	return &pod{node: n, id: r.PodSandboxId}, nil
 }
 
-// look asks containerd how the pod is.
 func (p *pod) look() {
 	n := p.node
 	n.Helper()
@@ -229,7 +226,6 @@ func (p *pod) status() (*runtime.PodSandboxStatus, sandboxInfo) {
 	return r.Status, info
 }
 
-// remove stops the pod and removes it.
 func (p *pod) remove() {
 	p.node.Helper()
 	if err := p.tryRemove(); err != nil {

@@ -163,7 +163,6 @@ func (p *nodeInit) end() int {
 	return 0
 }
 
-// cgroupOf is the control group of the pods of a node.
 func cgroupOf(dir string) string { return "/" + filepath.Base(dir) }
 
 // removeCgroups removes a control group and those below it in all hierarchies.

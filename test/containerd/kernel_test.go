@@ -56,7 +56,6 @@ func (n *node) traces() []string {
 	return found
 }
 
-// wantNothing fails the test if pods left anything.
 func (n *node) wantNothing() { n.Helper(); n.wantTraces([]string{}) }
 
 // wantTraces fails the test unless the traces are those of before.
@@ -84,7 +83,6 @@ func (n *node) files(dir string) []string {
 
 func isAddress(s string) bool { _, err := netip.ParseAddr(s); return err == nil }
 
-// links are the names of the node's links.
 func (n *node) links() []string {
 	n.Helper()
 	var list []struct {

@@ -82,7 +82,6 @@ func build(dir string) error {
 	return writeImage(pauseImage, pause)
 }
 
-// provide links a plugin into binDir.
 func provide(name, built string) error {
 	path, err := filepath.Abs(built)
 	if err == nil {

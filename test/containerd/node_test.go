@@ -146,7 +146,6 @@ state = "%[1]s/state"
     snapshotter = "native"
 `
 
-// startInit starts the node's first process.
 func (n *node) startInit() {
 	n.Helper()
 	self, err := os.Executable()
@@ -189,7 +188,6 @@ func (n *node) wantDone(what string) {
 	}
 }
 
-// logTail is the end of what containerd wrote.
 func (n *node) logTail() string {
 	const size = 16 << 10
 	data, err := os.ReadFile(filepath.Join(n.dir, logName))
@@ -205,7 +203,6 @@ func (n *node) run(name string, args ...string) string {
 	return nstest.Run(n, n.ns, name, args...)
 }
 
-// inside runs a command in all of the node's namespaces.
 func (n *node) inside(name string, args ...string) string {
 	n.Helper()
 	return nstest.Run(n, nil, "nsenter", append([]string{"--target", strconv.Itoa(n.init.Process.Pid), "--all", "--", name}, args...)...)
@@ -270,7 +267,6 @@ func render(t testing.TB, path, cidrs string) string {
 // needs, however busy.
 const patience = 5 * time.Minute
 
-// await waits for something that another process does.
 func await(t testing.TB, what string, try func() error) {
 	t.Helper()
 	deadline := time.Now().Add(patience)

@@ -136,7 +136,6 @@ func readCalls(t *testing.T, log string) []call {
 	return calls
 }
 
-// verbs lists the verbs of calls.
 func verbs(calls []call) string {
 	var names []string
 	for _, c := range calls {

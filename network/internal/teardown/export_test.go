@@ -13,12 +13,10 @@ type Listed = remains
 // Unlisted is an attachment of which only the hash is known.
 func Unlisted(hash string) *Listed { return &remains{hash: hash} }
 
-// List is how Collect begins.
 func List(ctx context.Context, s *session.Session, network string) (map[string]*Listed, error) {
 	return listAttachments(ctx, s, network)
 }
 
-// CollectOne is what it does to each.
 func (t *Teardown) CollectOne(ctx context.Context, r *Listed, began time.Time) error {
 	return t.collect(ctx, r, began)
 }

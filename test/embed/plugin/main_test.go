@@ -29,7 +29,6 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// space makes a namespace with a path.
 func space(t *testing.T) (*netns.NS, string) {
 	t.Helper()
 	ns, err := netns.New()

@@ -20,9 +20,8 @@ var ErrNotTaken = errors.New("the takeover is not finished")
 // is what was leased or learnt and has run out.
 //
 // Where nothing differs, now is the record as it would be if the NIC was taken over at this
-// time: with the addresses, routes and rules that the bridge has got since. It is the very
-// record that was given where there is nothing new. The caller that keeps it (Record.Save)
-// has a later Mend put back those, and not those of the day of the takeover.
+// time: with the addresses, routes and rules that the bridge has got since. The caller that keeps it
+// (Record.Save) has a later Mend put back those. Elsewhere it is the record that was given.
 func (c *Conn) Check(ctx context.Context, rec *Record) (_ []tombolo.Difference, now *Record, _ error) {
 	if err := c.taken(ctx, rec); err != nil {
 		return nil, nil, err
@@ -39,9 +38,6 @@ func (c *Conn) Check(ctx context.Context, rec *Record) (_ []tombolo.Difference, 
 	}
 	n := *rec
 	n.Before = s.asBefore(rec)
-	if !isNews(&rec.Before, &n.Before) {
-		return nil, rec, nil
-	}
 	return nil, &n, nil
 }
 

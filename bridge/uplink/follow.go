@@ -1,7 +1,6 @@
 package uplink
 
 import (
-	"encoding/json"
 	"reflect"
 	"slices"
 	"time"
@@ -26,39 +25,6 @@ func (s *Snapshot) asBefore(rec *Record) Snapshot {
 		n.Rules = append(n.Rules, m.movedRule(r))
 	}
 	return n
-}
-
-// isNews says that what a snapshot would put on record is not on record yet. Lifetimes
-// count only where those on record are half over: they are renewed all the time.
-func isNews(was, is *Snapshot) bool {
-	passed := is.Time.Sub(was.Time)
-	for _, now := range is.Addresses {
-		then := was.address(now.Link, now)
-		if then != nil && then.Valid != nil && now.Valid != nil && (*then.Valid-passed)*2 < *now.Valid {
-			return true
-		}
-	}
-	return was.lasting() != is.lasting()
-}
-
-// lasting is a snapshot's layer 3 as JSON, without what runs with the clock, and without what the
-// kernel tells of its own accord.
-func (s *Snapshot) lasting() string {
-	m := newMove(s, s.NIC, s.NIC)
-	list := []any{m.rules()}
-	for _, a := range m.addresses() {
-		ends := a.Valid != nil
-		a.Valid, a.Preferred, a.Flags = nil, nil, a.Flags&addr.NoPrefixRoute
-		list = append(list, a, ends)
-	}
-	for _, r := range m.routes() {
-		ends := r.Expires != nil
-		r = m.movedRoute(r) // without its flags
-		r.Expires = nil
-		list = append(list, r, ends)
-	}
-	b, _ := json.Marshal(list)
-	return string(b)
 }
 
 // withLost is the snapshot as if a link had what the NIC had before the takeover and

@@ -246,13 +246,6 @@ func TestARecordIsBroughtUpToDate(t *testing.T) {
 	l := newLAN(t, append(plainHost(), "route add 172.16.0.0/12 via 10.0.0.1", "rule add iif eth0 table 9 pref 9")...)
 	rec, j := take(t, l, toBridge())
 	rec = present(t, l, rec, j)
-	same := func(when string) {
-		t.Helper()
-		if _, now, err := l.conn.Check(t.Context(), rec); err != nil || now != rec {
-			t.Errorf("%s: a new record, and nothing new: %v", when, err)
-		}
-	}
-	same("after the takeover")
 	for _, tt := range []struct{ do, want string }{
 		{"addr add 10.0.0.6/24 dev br0", `"10.0.0.6/24"`},
 		{"addr add 10.0.0.7/24 dev br0 valid_lft 3600 preferred_lft 3600", `"10.0.0.7/24"`},
@@ -270,7 +263,6 @@ func TestARecordIsBroughtUpToDate(t *testing.T) {
 			t.Errorf("%s: the record has no %s:\n%s", tt.do, tt.want, b)
 		}
 		rec = next
-		same(tt.do)
 	}
 	want := []netip.Prefix{nstest.Prefix("10.0.0.5/24"), nstest.Prefix("10.0.0.6/24"), nstest.Prefix("10.0.0.7/24"), nstest.Prefix("fd00::5/64")}
 	if got := rec.HostAddresses(); !slices.Equal(got, want) {

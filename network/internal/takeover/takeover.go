@@ -162,7 +162,7 @@ func (w *work) mend(ctx context.Context) error {
 		return err
 	}
 	hosts := now.HostAddresses()
-	if now != w.rec && (slices.Equal(hosts, w.rec.HostAddresses()) || slices.Equal(hosts, w.followed) || !w.node.isKept()) {
+	if slices.Equal(hosts, w.rec.HostAddresses()) || slices.Equal(hosts, w.followed) || !w.node.isKept() {
 		if err := now.Save(w.file); err != nil {
 			return err
 		}

@@ -2,9 +2,7 @@ package network
 
 import (
 	"context"
-	"errors"
 	"net/netip"
-	"slices"
 
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
@@ -29,21 +27,24 @@ func checkNIC(nic string) error {
 	return nil
 }
 
-// PlanUplink gives the steps by which a NIC would be taken over. Nothing is changed. For a NIC
-// that is taken over already, there are none: ErrConflict.
+// PlanUplink gives the steps by which a NIC would be taken over. A DHCP server has to confirm a lease of
+// the host's, as before a takeover; nothing is changed. For a NIC that is taken over already, there are none: ErrConflict.
 func (n *Node) PlanUplink(ctx context.Context, u uplink.Uplink) (*uplink.Steps, error) {
 	if err := checkNIC(u.NIC); err != nil {
 		return nil, err
 	}
-	taken, err := n.Uplinks(ctx, u.NIC)
+	s, err := n.openKnown(ctx)
 	if err != nil {
 		return nil, err
 	}
-	if len(taken) > 0 {
+	defer s.Close()
+	if taken, err := s.Uplinks().IsTaken(u.NIC); err != nil {
+		return nil, err
+	} else if taken {
 		return nil, fail.Errorf(fail.ErrConflict, "uplink %s is taken over already: tombolo uplink status %s says what differs, and tombolo uplink restore %s gives it back",
 			u.NIC, u.NIC, u.NIC)
 	}
-	return takeover.Plan(ctx, ours(u, u.Bridge))
+	return s.Uplinks().Plan(ctx, ours(u, u.Bridge))
 }
 
 // TakeUplink takes a NIC over, as the first Add of a network with that uplink would.
@@ -77,17 +78,25 @@ func (n *Node) aboutUplink(ctx context.Context, nic string, do func(*session.Ses
 	})
 }
 
-// UplinkReport is what is known of one uplink.
+// UplinkReport is what is known of a NIC that is taken over.
 type UplinkReport struct {
 	NIC    string       `json:"nic"`
 	Bridge string       `json:"bridge"`
 	State  uplink.State `json:"state"`
-	// Differences are what is not as the takeover made it.
+	// Differences are what is not as the takeover made it, or why that is not known (Err).
 	Differences []string `json:"differences"`
+	Err         error    `json:"-"`
+	// Leased says that the host leased an address by the NIC, which the keeper is to renew. LeaseTrouble
+	// is what is wrong with the host's leases.
+	Leased       bool     `json:"leased"`
+	LeaseTrouble []string `json:"leaseTrouble,omitempty"`
+	// From and To are the host's addresses, by the record of the takeover and by now.
+	From []netip.Prefix `json:"-"`
+	To   []netip.Prefix `json:"-"`
 }
 
 // Uplinks reports on the NICs that are taken over, or on one of them, if nic is not empty. It
-// changes nothing.
+// takes no lock and changes nothing.
 func (n *Node) Uplinks(ctx context.Context, nic string) ([]UplinkReport, error) {
 	s, err := n.openKnown(ctx)
 	if err != nil {
@@ -98,65 +107,28 @@ func (n *Node) Uplinks(ctx context.Context, nic string) ([]UplinkReport, error) 
 	if err != nil {
 		return nil, fail.State(err)
 	}
-	if nic != "" {
-		nics = slices.DeleteFunc(nics, func(n string) bool { return n != nic })
-	}
 	list := []UplinkReport{}
 	for _, name := range nics {
-		seen, err := s.Uplinks().Look(ctx, name)
+		if nic != "" && name != nic {
+			continue
+		}
+		rec, now, diffs, err := s.Uplinks().Look(ctx, name)
 		switch {
 		case err != nil:
-			list = append(list, UplinkReport{NIC: name, Differences: []string{err.Error()}})
-		case seen != nil:
-			r := UplinkReport{name, seen.Bridge, seen.State, seen.Differences}
-			if r.State == uplink.Taken {
-				r.Differences = append(r.Differences, takeover.LeaseTrouble(s.LeaseDir)...)
-			}
-			list = append(list, r)
+			list = append(list, UplinkReport{NIC: name, Differences: []string{err.Error()}, Err: err})
+		case rec != nil:
+			list = append(list, UplinkReport{
+				NIC: name, Bridge: rec.Bridge, State: rec.State, Differences: takeover.Texts(diffs),
+				Leased: rec.ClientID != "", LeaseTrouble: takeover.LeaseTrouble(s.LeaseDir), From: rec.HostAddresses(), To: now.HostAddresses(),
+			})
 		}
 	}
 	return list, nil
 }
 
-// TakenNIC is a NIC that is taken over.
-type TakenNIC struct {
-	NIC, Bridge string
-	State       uplink.State
-	// Leased says that the host leased an address by the NIC, which the keeper is to renew.
-	Leased bool
-	// Differences are what is not as the takeover made it.
-	Differences []string
-	// From and To are the host's addresses, by the record of the takeover and by now.
-	From, To []netip.Prefix
-}
-
-// LookAtUplinks compares the NICs that are taken over with their records. It takes no lock and changes
-// nothing. It goes on past one for which that fails.
-func (n *Node) LookAtUplinks(ctx context.Context) ([]TakenNIC, error) {
-	s, err := n.openKnown(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer s.Close()
-	nics, err := s.Dir.Uplinks()
-	if err != nil {
-		return nil, fail.State(err)
-	}
-	var list []TakenNIC
-	var errs []error
-	for _, nic := range nics {
-		seen, err := s.Uplinks().Look(ctx, nic)
-		errs = append(errs, err)
-		if seen != nil {
-			list = append(list, TakenNIC(*seen))
-		}
-	}
-	return list, errors.Join(errs...)
-}
-
-// MendUplink puts right what LookAtUplinks found of a NIC, finishes what a killed process left, and has the
+// MendUplink puts right what Uplinks found of a NIC, finishes what a killed process left, and has the
 // keeper renew the host's lease. Where the host has other addresses, pods have to follow them first (Repair):
 // followed are those to which they have.
 func (n *Node) MendUplink(ctx context.Context, nic string, followed []netip.Prefix) error {
-	return n.aboutUplink(ctx, nic, func(s *session.Session) error { return s.Uplinks().Keep(ctx, nic, followed) })
+	return n.aboutUplink(ctx, nic, func(s *session.Session) error { return s.Uplinks().Mend(ctx, nic, followed) })
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
+	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/network"
 )
 
@@ -35,8 +36,14 @@ func (o *options) uplinkCommand() *cobra.Command {
 	for _, c := range []*cobra.Command{plan, take} {
 		c.Flags().BoolVar(&u.KeepAddress, "keep-address", false, "leave the addresses on the NIC too, for programs that look for them there")
 		c.Flags().DurationVar(&u.Timeout, "timeout", 5*time.Second, "wait this `TIME` for the gateway to answer through the bridge")
+		c.Flags().StringVar(&u.ClientID, "client-id", "", "the `ID` of the DHCP client that leased the host's address: mac, none, or in hexadecimal")
+		c.PreRunE = func(*cobra.Command, []string) error {
+			if _, err := lease.ClientID(cmp.Or(u.ClientID, "mac"), nil); err != nil {
+				return fmt.Errorf("%w: --client-id: %w", errUsage, err)
+			}
+			return nil
+		}
 	}
-	take.Flags().StringVar(&u.ClientID, "client-id", "", "the `ID` of the DHCP client that leased the host's address: mac, none, or in hexadecimal")
 	restore := o.onUplink("restore NIC [BRIDGE]", "take a NIC off its bridge, and give it its addresses and routes back", takes(1, 2), o.restoreUplink)
 	restore.Long = "Take a NIC off its bridge, and give it its addresses and routes back. The exit status is 3 while pods use it."
 	status := o.onUplink("status [NIC]", "list the NICs that were made ports of a bridge, and what has changed since", takes(0, 1), o.uplinkStatus)
@@ -115,9 +122,10 @@ func (o *options) uplinkStatus(ctx context.Context, node *network.Node, args []s
 	differs := false
 	var text strings.Builder
 	for _, r := range list {
-		differs = differs || len(r.Differences) > 0
+		found := append(r.Differences, r.LeaseTrouble...)
+		differs = differs || len(found) > 0
 		fmt.Fprintf(&text, "%s on %s: %s\n", r.NIC, cmp.Or(r.Bridge, "-"), cmp.Or(string(r.State), "-"))
-		for _, d := range r.Differences {
+		for _, d := range found {
 			text.WriteString("  " + d + "\n")
 		}
 	}

@@ -36,7 +36,7 @@ type uplinks struct {
 
 // taken is what is known of a NIC that is taken over.
 type taken struct {
-	network.TakenNIC
+	network.UplinkReport
 	links    [2]int // the indexes of NIC and bridge; 0 if they are not there
 	carrier  bool
 	halfway  bool // it was seen to be neither taken nor given back
@@ -105,20 +105,20 @@ func (u *uplinks) carries(t *taken, carrier bool) {
 // visit looks at all uplinks.
 func (u *uplinks) visit() {
 	u.due = now().Add(lookAtUplinks)
-	list, err := u.network.LookAtUplinks(u.ctx)
-	if err != nil {
-		u.trouble("cannot look at uplinks", err)
-		u.due = now().Add(again)
-	}
+	list, err := u.network.Uplinks(u.ctx, "")
 	states := map[uplink.State]int{}
 	for _, r := range list {
+		if r.Err != nil {
+			err = r.Err
+			continue
+		}
 		states[r.State]++
 		t := u.all[r.NIC]
 		if t == nil {
 			t = &taken{carrier: true} // what it begins with is no news
 			u.all[r.NIC] = t
 		}
-		t.TakenNIC = r
+		t.UplinkReport = r
 		u.find(t)
 		if until := u.of(r.NIC).until; now().Before(until) {
 			u.due = earliest(u.due, until)
@@ -126,8 +126,12 @@ func (u *uplinks) visit() {
 			u.look(t)
 		}
 	}
+	if err != nil {
+		u.trouble("cannot look at uplinks", err)
+		u.due = earliest(u.due, now().Add(again))
+	}
 	for nic := range u.all {
-		if !slices.ContainsFunc(list, func(r network.TakenNIC) bool { return r.NIC == nic }) {
+		if !slices.ContainsFunc(list, func(r network.UplinkReport) bool { return r.NIC == nic }) {
 			delete(u.all, nic)
 			delete(u.restraints, nic)
 		}

@@ -28,11 +28,8 @@ type Adoption struct {
 	Lease *dhcpc.Lease
 	// Bridge is the link that has the NIC's addresses now.
 	Bridge string
-	// Addresses are those that were the NIC's, as the kernel lists them now. Others than
-	// IPv4 are disregarded.
+	// Addresses are those that were the NIC's. Others than IPv4 are disregarded.
 	Addresses []addr.Address
-	// HostName is sent to the server (option 12); empty is none.
-	HostName string
 	// Priority is the metric of the host's default route.
 	Priority int
 	// NetNS is the host's network namespace; nil is the caller's.
@@ -105,6 +102,7 @@ func (a *Adoption) record(now time.Time) (*Record, error) {
 	if err != nil {
 		return nil, err
 	}
+	name, _ := os.Hostname() // for the server's table (option 12)
 	l := a.Lease
 	if l == nil {
 		l = leaseOf(at, now.Round(0).UTC())
@@ -115,7 +113,7 @@ func (a *Adoption) record(now time.Time) (*Record, error) {
 	}
 	r := &Record{
 		State: Bound, Network: hostName, ContainerID: hostName, IfName: a.NIC, NetNSCookie: cookie, Boot: boot, Bridge: a.Bridge,
-		Client: Client{MAC: l.MAC, ClientID: id, HostName: a.HostName}, Lease: l,
+		Client: Client{MAC: l.MAC, ClientID: id, HostName: name}, Lease: l,
 		Policy: Policy{Priority: a.Priority},
 		Host:   &Host{NIC: a.NIC, Permanent: at.Valid == nil},
 	}

@@ -1,6 +1,7 @@
 package lan
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
@@ -162,8 +163,8 @@ func TestTakeProvesWhoLeasedTheHostsAddress(t *testing.T) {
 	mac := macOf(t, l.host, nic)
 	n := l.network(kept(nil))
 	before, heard := l.moved(nic), len(d.messages(mac))
-	take := func(args ...string) error {
-		_, err := n.exec("tombolo", nil, nil, append([]string{"uplink", "take", "--state", n.state, "--leases", n.leases}, args...)...)
+	try := func(command, id string) error {
+		_, err := n.exec("tombolo", nil, nil, "uplink", command, "--state", n.state, "--leases", n.leases, "--client-id", id, nic, bridge)
 		return err
 	}
 	refused := func(what string, err error) {
@@ -175,21 +176,21 @@ func TestTakeProvesWhoLeasedTheHostsAddress(t *testing.T) {
 		wantSame(t, "the host, "+what, before, l.moved(nic))
 		n.wantNoFile("uplinks/" + nic + ".json")
 	}
-	refused("by another identifier", take("--client-id", "00:0b:ad:1d", nic, bridge))
+	for _, command := range []string{"plan", "take"} {
+		refused(command+" by another identifier", try(command, "00:0b:ad:1d"))
+	}
 	for _, m := range d.messages(mac)[heard:] {
 		if m != "DHCPREQUEST" && m != "DHCPNAK" {
 			t.Errorf("the server has heard or sent %s", m)
 		}
 	}
-	if err := take("--client-id", "eth0", nic, bridge); err == nil || !strings.Contains(err.Error(), "want mac, none, or 2 to 255 bytes") {
-		t.Errorf("an identifier that is none: %v", err)
-	}
+	wantError(t, "an identifier that is none", try("take", "eth0"), "exit status 2", "--client-id", "want mac, none, or 2 to 255 bytes")
 	n.keeper()
 	d.Stop()
 	_, err := n.verb("ADD", l.newPod("a"))
 	refused("the server is silent", err)
 	d.start()
-	if err := take("--client-id", "mac", nic, bridge); err != nil {
+	if err := errors.Join(try("plan", "mac"), try("take", "mac")); err != nil {
 		t.Fatal(err)
 	}
 	l.eventually("the keeper knows", n.hostIsKept)

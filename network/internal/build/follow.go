@@ -41,7 +41,7 @@ func HostAddress(ctx context.Context, s *session.Session, nic string, l *bridge.
 	own, err := hostAddresses(s.Links, l, pod)
 	if err == nil && len(own) == 0 && nic != "" {
 		// A network manager may have put it back on the NIC.
-		if err = s.Uplinks().Mend(ctx, nic); err == nil {
+		if err = s.Uplinks().Mend(ctx, nic, nil); err == nil {
 			own, err = hostAddresses(s.Links, l, pod)
 		}
 	}

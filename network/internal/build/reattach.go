@@ -169,7 +169,7 @@ func restore(ctx context.Context, s *session.Session, rec *state.Network, attach
 
 func bringBack(ctx context.Context, s *session.Session, rec *state.Network, attachments []*state.Attachment, w *Want) (nft.Network, bool, error) {
 	if rec.Uplink != "" {
-		if err := s.Uplinks().Mend(ctx, rec.Uplink); err != nil {
+		if err := s.Uplinks().Mend(ctx, rec.Uplink, nil); err != nil {
 			return nft.Network{}, false, err
 		}
 	}

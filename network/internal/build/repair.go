@@ -60,7 +60,7 @@ func mendUplinks(ctx context.Context, s *session.Session) error {
 	nics, err := s.Dir.Uplinks()
 	errs := []error{err}
 	for _, nic := range nics {
-		errs = append(errs, s.Uplinks().Mend(ctx, nic))
+		errs = append(errs, s.Uplinks().Mend(ctx, nic, nil))
 	}
 	return errors.Join(errs...)
 }

@@ -64,22 +64,22 @@ func (n *Node) claimOf(ctx context.Context, want uplink.Uplink) (*claim, error) 
 		return nil, err
 	}
 	leased := lease.FirstLeased(list)
-	if address, id, known := lease.Networkd("", nic.Index); known && want.ClientID == "" {
-		for _, a := range list {
-			if a.Prefix.Addr() == address {
-				return &claim{nic, a, []string{id.String()}}, nil
-			}
+	if want.ClientID != "" {
+		if leased == nil {
+			leased = &list[0] // some clients tell the kernel of no end
+		}
+		return &claim{nic, *leased, []string{want.ClientID}}, nil
+	}
+	address, id, known := lease.Networkd("", nic.Index)
+	for _, a := range list {
+		if known && a.Prefix.Addr() == address {
+			return &claim{nic, a, []string{id.String()}}, nil
 		}
 	}
-	switch {
-	case want.ClientID != "" && leased != nil:
-		return &claim{nic, *leased, []string{want.ClientID}}, nil
-	case want.ClientID != "": // some clients tell the kernel of no end
-		return &claim{nic, list[0], []string{want.ClientID}}, nil
-	case leased != nil:
-		return &claim{nic, *leased, []string{"none", "mac"}}, nil
+	if leased == nil {
+		return nil, nil
 	}
-	return nil, nil
+	return &claim{nic, *leased, []string{"none", "mac"}}, nil
 }
 
 // A server answers within milliseconds or, in general, not at all.

@@ -7,8 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 
@@ -46,8 +46,6 @@ type work struct {
 	// undone says that a takeover, or a return, was cut short and has just been brought
 	// to its end, so that the NIC has all back.
 	undone bool
-	// followed are addresses of the host that pods go out through already.
-	followed []netip.Prefix
 }
 
 // with does something with a NIC under its lock. What somebody began and was killed
@@ -111,7 +109,7 @@ func (w *work) ensure(ctx context.Context, want uplink.Uplink) error {
 		return fail.Errorf(fail.ErrConflict, "uplink %s is a port of bridge %s already, and not of %s: name one bridge, or give it back first (tombolo uplink restore %s %s)",
 			want.NIC, w.rec.Bridge, want.Bridge, want.NIC, w.rec.Bridge)
 	case w.rec != nil:
-		return w.mend(ctx)
+		return w.mend(ctx, nil)
 	}
 	if on, err := w.node.onItsBridge(ctx, want); err != nil || on {
 		return err
@@ -151,9 +149,9 @@ func (n *Node) onItsBridge(ctx context.Context, want uplink.Uplink) (bool, error
 }
 
 // mend puts right what somebody undid of the takeover, and has the record say what the
-// host has by now: what it had before is nobody's to put back. Other addresses are left to
-// the keeper, if there is one: by the record it sees that pods have to follow them.
-func (w *work) mend(ctx context.Context) error {
+// host has by now: what it had before is nobody's to put back. Other addresses than those that pods
+// follow are left to the keeper, if there is one: by the record it sees that pods have to follow them.
+func (w *work) mend(ctx context.Context, followed []netip.Prefix) error {
 	if _, err := w.conn.Mend(ctx, w.rec, w.file); err != nil {
 		return err
 	}
@@ -162,13 +160,12 @@ func (w *work) mend(ctx context.Context) error {
 		return err
 	}
 	hosts := now.HostAddresses()
-	if slices.Equal(hosts, w.rec.HostAddresses()) || slices.Equal(hosts, w.followed) || !w.node.isKept() {
+	if slices.Equal(hosts, w.rec.HostAddresses()) || slices.Equal(hosts, followed) || !w.node.isKept() {
 		if err := now.Save(w.file); err != nil {
 			return err
 		}
-		w.rec = now
 	}
-	w.node.adopt(ctx, w.rec, nil)
+	w.node.adopt(ctx, now, nil)
 	return nil
 }
 
@@ -196,24 +193,12 @@ func (n *Node) adoptLease(ctx context.Context, rec *uplink.Record, proven *dhcpc
 	if err != nil {
 		return err
 	}
-	nic, err := n.Links.Link(ctx, rec.NIC)
-	if err != nil {
-		return err
-	}
-	l, err := n.Links.Link(ctx, rec.Bridge)
-	if err != nil {
-		return err
-	}
-	list, err := n.Links.Addresses().List(addr.Filter{Link: l.Index, Family: unix.AF_INET})
-	if err != nil {
-		return err
-	}
-	hostName, err := os.Hostname()
+	mac, err := net.ParseMAC(rec.Before.NIC.MAC)
 	if err != nil {
 		return err
 	}
 	_, err = lease.Adopt(ctx, dir, &lease.Adoption{
-		NIC: nic.Name, MAC: nic.MAC, ClientID: rec.ClientID, Lease: proven, Bridge: l.Name, Addresses: list, HostName: hostName, Priority: priority(rec),
+		NIC: rec.NIC, MAC: mac, ClientID: rec.ClientID, Lease: proven, Bridge: rec.Bridge, Addresses: rec.Before.Addresses, Priority: priority(rec),
 		Wanted: func() (bool, error) {
 			now, err := loadUplink(n.Dir.Uplink(rec.NIC))
 			return now != nil && now.State == uplink.Taken && now.Bridge == rec.Bridge, err
@@ -259,48 +244,34 @@ func LeaseTrouble(leaseDir string) []string {
 	return found
 }
 
-// Mend puts right what somebody undid of a takeover that is on record.
-func (n *Node) Mend(ctx context.Context, nic string) error {
+// Mend puts right what somebody undid of a takeover that is on record. The keeper names the host's
+// addresses that pods follow.
+func (n *Node) Mend(ctx context.Context, nic string, followed []netip.Prefix) error {
 	return n.with(ctx, nic, func(w *work) error {
 		if w.rec == nil {
-			return nil // the operator's own bridge
+			return nil // given back, or the operator's own bridge
 		}
-		return w.mend(ctx)
+		return w.mend(ctx, followed)
 	})
 }
 
-// Keep is Mend by the keeper, which has had the pods follow the host to some addresses.
-func (n *Node) Keep(ctx context.Context, nic string, followed []netip.Prefix) error {
-	return n.with(ctx, nic, func(w *work) error {
-		if w.rec == nil {
-			return nil // given back
-		}
-		w.followed = followed
-		return w.mend(ctx)
-	})
-}
-
-// Seen is what a keeper has to know of a NIC that is taken over.
-type Seen struct {
-	NIC, Bridge string
-	State       uplink.State
-	Leased      bool           // by the record, the host leased an address
-	Differences []string       // from what the takeover made
-	From, To    []netip.Prefix // the host's addresses, by the record and by now
-}
-
-// Look compares a NIC that is taken over; nil: it is not.
-func (n *Node) Look(ctx context.Context, nic string) (*Seen, error) {
+// Look compares a NIC that is taken over with its record, and gives that, and what it would be now. nil: the
+// NIC is not taken over. It takes no lock: a keeper may be at work.
+func (n *Node) Look(ctx context.Context, nic string) (rec, now *uplink.Record, _ []tombolo.Difference, _ error) {
 	rec, err := loadUplink(n.Dir.Uplink(nic))
 	if rec == nil {
-		return nil, err
+		return nil, nil, nil, err
 	}
-	s := &Seen{NIC: nic, Bridge: rec.Bridge, State: rec.State, Leased: rec.ClientID != "", From: rec.HostAddresses(), To: rec.HostAddresses()}
-	diffs, now, err := changed(ctx, rec)
-	if err == nil {
-		s.Differences, s.To = texts(diffs), now.HostAddresses()
+	if rec.State != uplink.Taken {
+		return rec, rec, say(tombolo.RemedyRepair, "the takeover of uplink %s was cut short (%s): the next ADD, or tombolo uplink restore, finishes it", nic, rec.State), nil
 	}
-	return s, err
+	conn, err := dial()
+	if err != nil {
+		return rec, nil, nil, err
+	}
+	defer conn.Close()
+	diffs, now, err := conn.Check(ctx, rec)
+	return rec, now, diffs, err
 }
 
 // Has says whether a NIC is a port of the bridge, in one request. No NIC is there always.
@@ -316,18 +287,17 @@ func Has(ctx context.Context, links *bridge.Conn, nic string, l *bridge.Link) (b
 }
 
 // Differences finds what of a takeover is not as it was made. A NIC that was not taken over in this
-// epoch has to be a port of the bridge, if one is named. It takes no lock: a keeper may be at work.
+// epoch has to be a port of the bridge, if one is named.
 func (n *Node) Differences(ctx context.Context, nic, bridgeName string) ([]tombolo.Difference, error) {
 	if nic == "" {
 		return nil, nil
 	}
-	taken, err := loadUplink(n.Dir.Uplink(nic))
+	rec, _, diffs, err := n.Look(ctx, nic)
 	switch {
+	case rec != nil:
+		return diffs, err
 	case err != nil:
 		return say(tombolo.RemedyConfigure, "%v", err), nil
-	case taken != nil:
-		diffs, _, err := changed(ctx, taken)
-		return diffs, err
 	case bridgeName == "":
 		return nil, nil
 	}
@@ -345,24 +315,12 @@ func (n *Node) Differences(ctx context.Context, nic, bridgeName string) ([]tombo
 	return say(tombolo.RemedyConfigure, "uplink %s is not a port of bridge %s", nic, bridgeName), nil
 }
 
-// changed compares a takeover with its record, and gives the record of now.
-func changed(ctx context.Context, rec *uplink.Record) ([]tombolo.Difference, *uplink.Record, error) {
-	if rec.State != uplink.Taken {
-		return say(tombolo.RemedyRepair, "the takeover of uplink %s was cut short (%s): the next ADD, or tombolo uplink restore, finishes it", rec.NIC, rec.State), rec, nil
-	}
-	conn, err := dial()
-	if err != nil {
-		return nil, nil, err
-	}
-	defer conn.Close()
-	return conn.Check(ctx, rec)
-}
-
 func say(remedy tombolo.Remedy, format string, args ...any) []tombolo.Difference {
 	return []tombolo.Difference{{Text: fmt.Sprintf(format, args...), Remedy: remedy}}
 }
 
-func texts(diffs []tombolo.Difference) []string {
+// Texts are differences in words.
+func Texts(diffs []tombolo.Difference) []string {
 	list := make([]string, len(diffs))
 	for i, d := range diffs {
 		list[i] = d.String()
@@ -435,8 +393,17 @@ func (w *work) allBack(ctx context.Context) error {
 		w.rec.NIC, strings.Join(lost, " and "), w.rec.Bridge, strings.Join(commands, " && "))
 }
 
-// Plan gives the steps by which a NIC would be taken over. Nothing is changed.
-func Plan(ctx context.Context, want uplink.Uplink) (*uplink.Steps, error) {
+// Plan gives the steps by which a NIC would be taken over, if a server confirms the host's lease as it
+// has to then. Nothing is changed.
+func (n *Node) Plan(ctx context.Context, want uplink.Uplink) (*uplink.Steps, error) {
+	steps, err := plan(ctx, want)
+	if err == nil {
+		_, _, err = n.prove(ctx, want)
+	}
+	return steps, err
+}
+
+func plan(ctx context.Context, want uplink.Uplink) (*uplink.Steps, error) {
 	conn, err := dial()
 	if err != nil {
 		return nil, err
@@ -455,22 +422,18 @@ func Plan(ctx context.Context, want uplink.Uplink) (*uplink.Steps, error) {
 // Ready says what keeps a NIC from being an uplink, or what became of one that is. It is nil where the
 // operator has made it a port of the bridge.
 func (n *Node) Ready(ctx context.Context, want uplink.Uplink) error {
-	taken, err := n.IsTaken(want.NIC)
+	rec, _, diffs, err := n.Look(ctx, want.NIC)
 	if err != nil {
 		return err
 	}
-	if !taken {
+	if rec == nil {
 		if on, err := n.onItsBridge(ctx, want); err != nil || on {
 			return err
 		}
-		_, err := Plan(ctx, want)
+		_, err := plan(ctx, want)
 		return err
 	}
-	diffs, err := n.Differences(ctx, want.NIC, want.Bridge)
-	if err != nil {
-		return err
-	}
-	if list := append(texts(diffs), LeaseTrouble(n.LeaseDir)...); len(list) > 0 {
+	if list := append(Texts(diffs), LeaseTrouble(n.LeaseDir)...); len(list) > 0 {
 		return fmt.Errorf("uplink %s: %s", want.NIC, strings.Join(list, "; "))
 	}
 	return nil

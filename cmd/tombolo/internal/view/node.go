@@ -76,8 +76,9 @@ func arrange(networks []Network, in *network.Inspection, uplinks []network.Uplin
 	for i := range uplinks {
 		u := &uplinks[i]
 		b := n.bridge(u.Bridge)
-		b.Uplink, b.Wrong = u.NIC, len(u.Differences) > 0
-		for _, d := range u.Differences {
+		found := append(u.Differences, u.LeaseTrouble...)
+		b.Uplink, b.Wrong = u.NIC, len(found) > 0
+		for _, d := range found {
 			n.Wrong = append(n.Wrong, "uplink "+u.NIC+": "+d)
 		}
 	}

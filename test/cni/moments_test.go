@@ -109,10 +109,12 @@ func (h *halted) dies() {
 	h.ends()
 }
 
-// hasElements says that a pod is in the firewall's sets.
-func (w *network) hasElements(p *pod) bool {
+// hasElements says that a pod's interface, which is there, is in the firewall's sets.
+func (w *network) hasElements(p *pod, ifName string) bool {
 	w.Helper()
-	return strings.Contains(strings.Join(w.owners(), "\n"), strings.TrimPrefix(w.port(p), "veth"))
+	hash := ident.Hash(w.name, p.id, ifName)
+	_, there := links(w, w.ns)["veth"+hash]
+	return there && strings.Contains(strings.Join(w.owners(), "\n"), hash)
 }
 
 // recordOf is the text of an attachment's record; "" if it has none.
@@ -168,8 +170,7 @@ func TestAHostPortThatTheContainersOtherNetworkGivesUpDuringAnADDIsThatADDs(t *t
 	first.add(p, publish(t, "8080:80/tcp"))
 	c := second.asks("ADD", p, portOf80(8080))
 	c.ifName = "eth1"
-	hash := ident.Hash(second.name, p.id, "eth1")
-	add := n.halt(c, func() bool { return strings.Contains(strings.Join(n.owners(), "\n"), hash) })
+	add := n.halt(c, func() bool { return second.hasElements(p, "eth1") })
 	add.arrive("entered the pod into the firewall")
 	// It waits for the ADD, when all else is done, to shut the way from 127.0.0.1.
 	del := n.start(first.asks("DEL", p, portOf80(8080)))
@@ -188,11 +189,11 @@ func TestADELThatOvertakesAnADDAtItsVeryEndMakesItFail(t *testing.T) {
 	w := n.podnet(nil)
 	w.add(n.pod("stays"))
 	before := n.traces()
-	for at, ready := 1, false; !ready; at++ {
+	for at, ready := 1, false; !ready; at += 3 {
 		p := n.pod(fmt.Sprintf("pod-%d", at))
 		calls := 0
 		add := n.halt(w.asks("ADD", p, nil), func() bool {
-			if calls > 0 || w.hasElements(p) {
+			if calls > 0 || w.hasElements(p, "eth0") {
 				calls++
 			}
 			return calls == at

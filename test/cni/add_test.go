@@ -406,7 +406,7 @@ func TestPodInTheNodesOwnNamespaceIsRefusedUnlessOverridden(t *testing.T) {
 	n := newNode(t)
 	w := n.podnet(conf{"mode": "l2"})
 	c := call{verb: "ADD", id: "a", netns: nstest.Path(t, n.ns), ifName: "eth0", stdin: w.stdin(nil)}
-	if o := n.call(c); o.status == 0 || !strings.Contains(o.stdout, `"code":8`) {
+	if o := n.call(c); o.status == 0 || !strings.Contains(o.stdout, `"code":8,`) {
 		t.Errorf("exit status %d: %s", o.status, o.stdout)
 	}
 	n.wantNothing()

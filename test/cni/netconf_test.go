@@ -267,7 +267,7 @@ func TestConfigurationThatIsTooLongIsRefused(t *testing.T) {
 	n := newNode(t)
 	w := n.podnet(conf{"_pad": strings.Repeat("x", 5<<20)})
 	o := n.call(call{verb: "ADD", id: "a", netns: nstest.Path(t, nstest.New(t)), ifName: "eth0", stdin: w.stdin(nil)})
-	if o.status == 0 || !strings.Contains(o.stdout, `"code":6`) {
+	if o.status == 0 || !strings.Contains(o.stdout, `"code":6,`) {
 		t.Errorf("exit status %d: %s", o.status, o.stdout)
 	}
 }

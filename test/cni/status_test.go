@@ -138,7 +138,7 @@ func TestStatusTellsOfAMissingModuleAndWhatToDo(t *testing.T) {
 		return o
 	}
 	o := status(nil)
-	for _, want := range []string{`"code":50`, "br_netfilter", "modprobe br_netfilter", "/etc/modules-load.d", "set bridgeNFCall to false"} {
+	for _, want := range []string{`"code":50,`, "br_netfilter", "modprobe br_netfilter", "/etc/modules-load.d", "set bridgeNFCall to false"} {
 		if o.status == 0 || !strings.Contains(o.stdout, want) {
 			t.Errorf("status %d, no %q in %s%s", o.status, want, o.stdout, o.stderr)
 		}

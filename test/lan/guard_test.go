@@ -51,7 +51,7 @@ func TestGuardedPodIsNotTakenForTheRouter(t *testing.T) {
 			neighbour := l.newPod("neighbour")
 			out, err := n.verb("ADD", neighbour)
 			switch {
-			case guarded && (err == nil || !strings.Contains(err.Error(), `"code":11`)):
+			case guarded && (err == nil || !strings.Contains(err.Error(), `"code":11,`)):
 				t.Errorf("ADD of another pod: %s %v, want that no server answered", out, err)
 			case !guarded && err != nil:
 				t.Errorf("the pod's server does not work, so the test shows nothing: %v", err)

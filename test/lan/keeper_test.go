@@ -324,7 +324,7 @@ func (n *network) wantStatus(says string) {
 	switch {
 	case says == "" && err != nil:
 		n.Errorf("%v", err)
-	case says != "" && (err == nil || !strings.Contains(err.Error(), `"code":50`) || !strings.Contains(err.Error(), says)):
+	case says != "" && (err == nil || !strings.Contains(err.Error(), `"code":50,`) || !strings.Contains(err.Error(), says)):
 		n.Errorf("STATUS: %s %v, want code 50 and %q", out, err, says)
 	}
 }

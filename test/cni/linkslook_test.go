@@ -18,9 +18,12 @@ import (
 // lookerName is that of this test program where it looks at links once, as tombolod does.
 const lookerName = "look-at-links"
 
-// runLooker prints what is lacking as JSON.
+// runLooker prints what is lacking as JSON; networks that are named it repairs before, as tombolod does.
 func runLooker() int {
 	node, err := api.Open(context.Background(), &api.Config{StateDir: os.Args[1]})
+	if err == nil {
+		err = node.RepairNetworks(context.Background(), os.Args[2:])
+	}
 	if err == nil {
 		var seen *api.Links
 		if seen, err = node.LookAtLinks(context.Background()); err == nil {
@@ -34,11 +37,11 @@ func runLooker() int {
 	return 0
 }
 
-// lookAtLinks gives what a look at links finds lacking, by network. before is told the look's calls.
-func (n *node) lookAtLinks(before func(call string)) map[string][]string {
+// lookAtLinks gives what a look at links finds lacking, by network, after the repair of some. before is told the look's calls.
+func (n *node) lookAtLinks(before func(call string), repair ...string) map[string][]string {
 	n.Helper()
 	cmd := exec.Command("/proc/self/exe")
-	cmd.Args = []string{lookerName, n.state}
+	cmd.Args = append([]string{lookerName, n.state}, repair...)
 	var out, errOut bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errOut
 	run, err := fault.Start(n.ns, cmd, fault.Fault{Before: before})

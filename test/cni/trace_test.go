@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
@@ -68,6 +69,29 @@ func TestDoctorNamesTheRuleThatDropsAProbe(t *testing.T) {
 			n.run("sh", "-ec", remedy)
 			expect.Success(t, doctor(outside4+":80").err(), "after %s", remedy)
 		})
+	}
+}
+
+// Doctor's table is its own, and no change that tombolod has to look at.
+func TestTombolodLeavesTheTableOfDoctorAlone(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.outside()
+	n.portnet(nil).add(n.pod("a"))
+	m := n.mind(t)
+	looks := func() int { return m.metric("firewall_looks_total") }
+	before := looks()
+	n.nft("add table inet fw; add chain inet fw f { type filter hook forward priority 5; }; add rule inet fw f tcp dport 80 drop")
+	m.until(t, "it looks at what another has changed", func() bool { return looks() > before })
+	looked := time.Now()
+	before = looks()
+	if o := n.operate("doctor", "--dns", "none", "--to", outside4+":80", "--state", n.state, "a"); !strings.Contains(o.stdout, "chain f of table inet fw drops") {
+		t.Fatalf("no table was made: %+v", o)
+	}
+	time.Sleep(3 * time.Second)
+	// It looks every half minute by itself.
+	if got, most := looks()-before, int(time.Since(looked)/(30*time.Second)); got > most {
+		t.Errorf("it looked %d times, want %d", got, most)
 	}
 }
 

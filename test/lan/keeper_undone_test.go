@@ -130,52 +130,73 @@ func TestKeeperMendsWhatANetworkManagerUndoes(t *testing.T) {
 	}
 }
 
-// Somebody who undoes a takeover may take the record of the host's lease along.
-func TestKeeperAdoptsTheHostsLeaseAgain(t *testing.T) {
-	t.Parallel()
+// takenWithLease is a host with a leased address, whose NIC is taken over and whose lease the keeper has.
+func takenWithLease(t *testing.T) (n *network, d *dhcp, k *keeper) {
+	t.Helper()
 	l := newLAN(t)
-	d := l.dnsmasq()
+	d = l.dnsmasq()
 	l.plug(l.host.ns)
 	l.followsRouter()
 	l.udhcpc()
-	mac := macOf(t, l.host, nic)
-	n := l.network(kept(nil))
-	k := n.keeper()
+	n = l.network(kept(nil))
+	k = n.keeper()
 	n.operate("uplink take", nic, bridge)
 	l.eventually("the keeper knows", n.hostIsKept)
+	return n, d, k
+}
+
+// Somebody who undoes a takeover may take the record of the host's lease along.
+func TestKeeperAdoptsTheHostsLeaseAgain(t *testing.T) {
+	t.Parallel()
+	n, d, k := takenWithLease(t)
+	mac := macOf(t, n.host, nic)
 	heard := len(d.messages(mac))
 	if err := os.Remove(filepath.Join(n.leases, lease.HostHash(nic)+".json")); err != nil {
 		t.Fatal(err)
 	}
-	ip(t, l.host.ns, "link set "+nic+" nomaster")
-	l.eventually("the keeper mends it", func() bool { return strings.Contains(nstest.ReadIf(t, k.log), "uplink mended") })
+	ip(t, n.host.ns, "link set "+nic+" nomaster")
+	n.eventually("the keeper mends it", func() bool { return strings.Contains(nstest.ReadIf(t, k.log), "uplink mended") })
 	d.renewed(mac, heard)
-	l.eventually("the keeper knows", n.hostIsKept)
-	l.leasedOn(bridge)
+	n.eventually("the keeper knows", n.hostIsKept)
+	n.leasedOn(bridge)
 }
 
 // What a keeper that begins finds wrong with the host's lease is told until it is mended, and no longer:
 // the next renewal may be hours away.
 func TestTroubleOfTheHostsLeaseEndsWhenItIsMended(t *testing.T) {
 	t.Parallel()
-	l := newLAN(t)
-	l.dnsmasq()
-	l.plug(l.host.ns)
-	l.followsRouter()
-	l.udhcpc()
-	n := l.network(kept(nil))
-	first := n.keeper()
-	n.operate("uplink take", nic, bridge)
-	l.eventually("the keeper knows", n.hostIsKept)
+	n, _, first := takenWithLease(t)
 	first.kill()
-	ip(t, l.host.ns, "link set "+nic+" nomaster")
+	ip(t, n.host.ns, "link set "+nic+" nomaster")
 	k := n.keeper()
-	l.eventually("the keeper tells of it", func() bool { return strings.Contains(nstest.ReadIf(t, k.log), "is not a port of "+bridge) })
-	l.eventually("the keeper mends it", func() bool { return strings.Contains(nstest.ReadIf(t, k.log), "uplink mended") })
-	l.eventually("nothing is wrong any more", n.hostIsKept)
+	n.eventually("the keeper tells of it", func() bool { return strings.Contains(nstest.ReadIf(t, k.log), "is not a port of "+bridge) })
+	n.eventually("the keeper mends it", func() bool { return strings.Contains(nstest.ReadIf(t, k.log), "uplink mended") })
+	n.eventually("nothing is wrong any more", n.hostIsKept)
 	if log := nstest.ReadIf(t, k.log); strings.Contains(log, "lease renewed") {
 		t.Error("the lease was renewed: this tests nothing")
 	}
+	n.wantStatus("")
+}
+
+// A server that is silent is told of while the host still has its address, and until it answers.
+func TestSilentServerOfTheHostsLeaseIsToldOf(t *testing.T) {
+	t.Parallel()
+	n, d, k := takenWithLease(t)
+	k.kill()
+	n.makeDue(lease.HostHash(nic))
+	d.Stop()
+	k = n.keeper()
+	n.eventually("an operator is told", func() bool {
+		out, fine := n.uplinkStatus()
+		return !fine && strings.Contains(out, "no server renews the lease yet") && strings.Contains(out, "`tombolo uplink restore "+nic+" "+bridge+"`")
+	})
+	n.wantStatus("no server renews the lease yet")
+	n.leasedOn(bridge)
+	k.kill()
+	d.start()
+	n.makeDue(lease.HostHash(nic))
+	n.keeper()
+	n.eventually("it is well again", func() bool { _, fine := n.uplinkStatus(); return fine && n.hostIsKept() })
 	n.wantStatus("")
 }
 

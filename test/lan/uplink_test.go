@@ -201,16 +201,8 @@ func TestTakeProvesWhoLeasedTheHostsAddress(t *testing.T) {
 // As long as the NIC cannot be given back, the host's lease is renewed on the bridge.
 func TestLeaseIsRenewedWhileTheNICCannotBeGivenBack(t *testing.T) {
 	t.Parallel()
-	l := newLAN(t)
-	d := l.dnsmasq()
-	l.plug(l.host.ns)
-	l.followsRouter()
-	l.udhcpc()
-	mac := macOf(t, l.host, nic)
-	n := l.network(kept(nil))
-	k := n.keeper()
-	n.operate("uplink take", nic, bridge)
-	l.eventually("the keeper knows", n.hostIsKept)
+	n, d, k := takenWithLease(t)
+	l, mac := n.lan, macOf(t, n.host, nic)
 	// The kernel refuses IPv6 addresses of such a link.
 	nstest.Sysctl(t, l.host.ns, "net/ipv6/conf/"+nic+"/disable_ipv6", "1")
 	restore := func() error {

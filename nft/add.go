@@ -26,56 +26,37 @@ func (c *Conn) Add(ctx context.Context, ep Endpoint) error {
 	if err := ep.check(); err != nil {
 		return err
 	}
-	elements := ep.elements()
-	comment := ownerComment(ep.Owner, ruleset.NetworkKey(ep.Network))
-	excluded := rivals(elements)
+	elements, comment := ep.elements(), ownerComment(ep.Owner, ruleset.NetworkKey(ep.Network))
 	return nftnl.Retry(ctx, func() error {
-		generation, free, err := c.without(excluded)
-		if err != nil {
-			return explainMissing(err)
+		generation, free := c.cache.Generation(), true
+		if len(ep.Ports) > 0 {
+			seen, err := c.tables.SeenGeneration()
+			if err != nil {
+				return err
+			}
+			rivals, err := c.findRivals(elements)
+			if err != nil {
+				return explainMissing(err)
+			}
+			generation, free = &seen, len(rivals) == 0
 		}
-		if !free {
-			return explainMissing(c.addLooking(&ep, elements, comment))
+		err := fs.ErrExist
+		if free {
+			t := c.tables.Begin(generation)
+			for _, el := range elements {
+				t.NewElement(el, comment)
+			}
+			err = c.commitEndpoints(t)
 		}
-		if generation == nil {
-			generation = c.cache.Generation()
-		}
-		t := c.tables.Begin(generation)
-		addEndpoint(t, elements, comment)
-		err = c.commitEndpoints(t)
 		if errors.Is(err, fs.ErrExist) {
-			err = c.addLooking(&ep, elements, comment)
+			err = c.findConflict(&ep, elements)
 		}
 		return explainMissing(err)
 	})
 }
 
-// without says whether none of several elements is there, and in which generation
-// that is so: in any, nil, where nothing has to be looked for.
-func (c *Conn) without(elements []ruleset.Element) (*uint32, bool, error) {
-	if len(elements) == 0 {
-		return nil, true, nil
-	}
-	generation, err := c.tables.SeenGeneration()
-	if err != nil {
-		return nil, false, err
-	}
-	have, err := c.tables.Lookup(elements)
-	for _, el := range have {
-		if el != nil {
-			return nil, false, err
-		}
-	}
-	return &generation, true, err
-}
-
-// addLooking adds elements after one was refused, which nothing but an abandoned
-// claim may have been the reason of. Else the error names the owners.
-func (c *Conn) addLooking(ep *Endpoint, elements []ruleset.Element, comment string) error {
-	generation, err := c.tables.SeenGeneration()
-	if err != nil {
-		return err
-	}
+// findConflict says what refuses an endpoint's elements, and whose it is.
+func (c *Conn) findConflict(ep *Endpoint, elements []ruleset.Element) error {
 	have, err := c.tables.Lookup(elements)
 	if err != nil {
 		return err
@@ -89,17 +70,10 @@ func (c *Conn) addLooking(ep *Endpoint, elements []ruleset.Element, comment stri
 	switch {
 	case err != nil:
 		return err
-	case len(rivals.held) > 0:
-		return newConflict(c.tables.Name, rivals.held[0], ep.portAgainst(rivals.held[0].Element))
-	case len(rivals.abandoned) == 0:
-		return nftnl.ErrOvertaken // gone again
+	case len(rivals) > 0:
+		return newConflict(c.tables.Name, rivals[0], ep.portAgainst(rivals[0].Element))
 	}
-	t := c.tables.Begin(&generation)
-	for _, claim := range rivals.abandoned {
-		t.DelElement(claim.Element)
-	}
-	addEndpoint(t, elements, comment)
-	return c.commitEndpoints(t)
+	return nftnl.ErrOvertaken // gone again
 }
 
 // explainMissing tells what to do about a missing set.
@@ -174,8 +148,15 @@ func withoutComments(list []commented) []ruleset.Element {
 // replace adds elements whatever is there, and removes those that are gone, if they
 // are there with their comments. None is in both lists. Unless it is nil, refuse says
 // what stands against it, by what is there in the places of the group, and by its rivals.
-func (c *Conn) replace(ctx context.Context, group, gone []commented, refuse func([]*ruleset.ElementState, *found) error) error {
+func (c *Conn) replace(ctx context.Context, group, gone []commented, refuse func([]*ruleset.ElementState, []ruleset.ElementState) error) error {
 	elements := withoutComments(group)
+	for i, el := range elements {
+		for _, other := range group[:i] {
+			if exclude(el, other.Element) {
+				return newConflict(c.tables.Name, ruleset.ElementState{Element: other.Element, Comment: other.comment}, "")
+			}
+		}
+	}
 	return nftnl.Retry(ctx, func() error {
 		generation, err := c.tables.SeenGeneration()
 		if err != nil {
@@ -194,15 +175,13 @@ func (c *Conn) replace(ctx context.Context, group, gone []commented, refuse func
 				return err
 			}
 		}
-		unclaimed, err := c.unclaimed(elements)
-		if err != nil {
-			return err
-		}
 		t := c.tables.Begin(&generation)
-		delRivals(t, rivals, elements)
+		for _, el := range rivals {
+			t.DelElement(el.Element)
+		}
 		for i, el := range have[len(elements):] {
 			// One that excludes an element of the group is deleted with the rivals.
-			if el != nil && el.Comment == gone[i].comment && !slices.ContainsFunc(rivals.held, func(r ruleset.ElementState) bool { return r.Equal(el.Element) }) {
+			if el != nil && el.Comment == gone[i].comment && !slices.ContainsFunc(rivals, func(r ruleset.ElementState) bool { return r.Equal(el.Element) }) {
 				t.DelElement(el.Element)
 			}
 		}
@@ -210,21 +189,13 @@ func (c *Conn) replace(ctx context.Context, group, gone []commented, refuse func
 			switch {
 			case have[i] == nil:
 			case have[i].Comment == want.comment && bytes.Equal(have[i].Data, want.Data):
-				if claim, ok := claimOf(want.Element); ok && slices.ContainsFunc(unclaimed, claim.Equal) {
-					t.ShareElement(claim, ruleset.ClaimComment)
-				}
 				continue
 			case slices.ContainsFunc(elements[:i], want.Equal):
 				// Two of these contradict each other: the kernel says so.
 			default:
 				t.DelElement(want.Element)
 			}
-			addOwned(t, want.Element, want.comment)
-		}
-		for _, want := range group {
-			if rival, ok := rivalOf(want.Element); ok && slices.ContainsFunc(elements, rival.Equal) {
-				refuseRival(t, want.Element, want.comment)
-			}
+			t.NewElement(want.Element, want.comment)
 		}
 		return c.commitEndpoints(t)
 	})

@@ -34,7 +34,11 @@ func (k *fakeKernel) answer(requests []netlink.Message) [][]byte {
 		case messageType(unix.NFT_MSG_GETGEN):
 			out = append(out, answerOf(r, unix.NFT_MSG_NEWGEN, 0, nftnl.Uint32(unix.NFTA_GEN_ID, fakeGeneration)))
 		case messageType(unix.NFT_MSG_GETSETELEM):
-			out = append(out, k.element(r))
+			if r.Header.Flags&unix.NLM_F_DUMP == unix.NLM_F_DUMP {
+				out = append(out, nltest.Done(r, 0)) // no test has elements there
+			} else {
+				out = append(out, k.element(r))
+			}
 		case messageType(unix.NFT_MSG_GETTABLE), messageType(unix.NFT_MSG_GETCHAIN),
 			messageType(unix.NFT_MSG_GETSET), messageType(unix.NFT_MSG_GETRULE):
 			out = append(out, nltest.AckAll([]netlink.Message{r})...)
@@ -119,13 +123,12 @@ func TestMessagesAreAsRecorded(t *testing.T) {
 			messages: []string{
 				getGen,
 				settled, "# (by a transaction without changes)",
-				`# nft get element inet tombolo hostclaims '{ ipv4 . tcp . 8080 }'`,
 				`# nft get element inet tombolo hostports4 '{ udp . 53 }'`,
+				`# nft list map inet tombolo hostaddrs4`,
 				begins,
 				`# nft create element inet tombolo pods4 '{ "cbr0" . 10.22.0.5 comment "tombolo:1:0123456789a:podnet" }'`,
 				`# nft create element inet tombolo masq4-podnet '{ 10.22.0.5 comment "tombolo:1:0123456789a:podnet" }'`,
 				`# nft create element inet tombolo hostports4 '{ tcp . 8080 comment "tombolo:1:0123456789a:podnet" : 10.22.0.5 . 80 }'`,
-				`# nft add element inet tombolo hostclaims '{ ipv4 . udp . 53 comment "tombolo:1:claim" }'`,
 				`# nft create element inet tombolo hostaddrs4 '{ 192.0.2.1 . udp . 53 comment "tombolo:1:0123456789a:podnet" : 10.22.0.5 . 53 }'`,
 				`# nft create element inet tombolo published4 '{ "cbr0" . 10.22.0.5 . tcp . 80 comment "tombolo:1:0123456789a:podnet" }'`,
 				`# nft create element inet tombolo selves4 '{ "cbr0" . 10.22.0.5 . 10.22.0.5 comment "tombolo:1:0123456789a:podnet" }'`,

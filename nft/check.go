@@ -96,13 +96,6 @@ func (c *Conn) checkEndpoint(ep *Endpoint) ([]tombolo.Difference, error) {
 			})
 		}
 	}
-	missing, err := c.unclaimed(want)
-	if err != nil {
-		return nil, err
-	}
-	for _, claim := range missing {
-		list = append(list, tombolo.Difference{Object: c.setOf(claim.Set), What: "element", Want: claim.KeyText()})
-	}
 	for _, el := range have[len(want):] {
 		if el != nil && el.Comment == comment {
 			list = append(list, tombolo.Difference{Object: c.setOf(el.Set), What: "element", Have: el.KeyText()})

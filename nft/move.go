@@ -38,21 +38,21 @@ func (c *Conn) Update(ctx context.Context, old, next Endpoint) error {
 		return err
 	}
 
-	return c.move(ctx, old, next, func(have []*ruleset.ElementState, rivals *found) error {
+	return c.move(ctx, old, next, func(have []*ruleset.ElementState, rivals []ruleset.ElementState) error {
 		return next.conflict(c.tables.Name, have, rivals)
 	})
 }
 
 // conflict is what keeps an endpoint from having its elements, of which those are given
 // that are there, by place.
-func (ep *Endpoint) conflict(table ruleset.TableName, have []*ruleset.ElementState, rivals *found) error {
+func (ep *Endpoint) conflict(table ruleset.TableName, have []*ruleset.ElementState, rivals []ruleset.ElementState) error {
 	comment := ownerComment(ep.Owner, ruleset.NetworkKey(ep.Network))
 	for _, el := range have {
 		if el != nil && el.Comment != comment {
 			return newConflict(table, *el, ep.portOf(el.Element))
 		}
 	}
-	for _, el := range rivals.held {
+	for _, el := range rivals {
 		if el.Comment != comment {
 			return newConflict(table, el, ep.portAgainst(el.Element))
 		}
@@ -61,7 +61,7 @@ func (ep *Endpoint) conflict(table ruleset.TableName, have []*ruleset.ElementSta
 }
 
 // move is both; refuse is nil where everything is taken over.
-func (c *Conn) move(ctx context.Context, old, next Endpoint, refuse func([]*ruleset.ElementState, *found) error) error {
+func (c *Conn) move(ctx context.Context, old, next Endpoint, refuse func([]*ruleset.ElementState, []ruleset.ElementState) error) error {
 	for _, ep := range []*Endpoint{&old, &next} {
 		if err := ep.check(); err != nil {
 			return err
@@ -78,11 +78,5 @@ func (c *Conn) move(ctx context.Context, old, next Endpoint, refuse func([]*rule
 			gone = append(gone, commented{el, comment})
 		}
 	}
-	if err := c.replace(ctx, group, gone, refuse); err != nil {
-		return explainMissing(err)
-	}
-	if hasClaims(withoutComments(gone)) {
-		return c.sweepClaims(ctx)
-	}
-	return nil
+	return explainMissing(c.replace(ctx, group, gone, refuse))
 }

@@ -97,9 +97,6 @@ func (c *Conn) removeElements(ctx context.Context, elements []ruleset.Element, m
 			return c.commitEndpoints(t)
 		}))
 	}
-	if hasClaims(elements) {
-		errs = append(errs, c.sweepClaims(ctx))
-	}
 	return errors.Join(errs...)
 }
 

@@ -155,7 +155,7 @@ func TestNumberOfRulesDoesNotDependOnPods(t *testing.T) {
 		return counts
 	}
 	want := count()
-	if want["rule"] == 0 || want["set"] != 15 || want["map"] != 4 || want["chain"] != 8 {
+	if want["rule"] == 0 || want["set"] != 14 || want["map"] != 4 || want["chain"] != 8 {
 		t.Fatalf("at no pods: %v", want)
 	}
 	for i := range 500 {

@@ -2,7 +2,6 @@ package nft
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -136,31 +135,6 @@ func TestEndpointOfNoAddressIsInvalid(t *testing.T) {
 	ep := pod("00000000001", "10.22.0.5")
 	ep.Bridge = ruleset.SentinelLink
 	expect.Is(t, ep.check(), ErrInvalid, "%s", ep.Bridge)
-}
-
-func TestLostClaimsAreFoundAndRestored(t *testing.T) {
-	t.Parallel()
-	ctx := context.Background()
-	c, ns := dialNew(t)
-	mustEnsure(t, c, podnet())
-	holder, rival := publisher(1, tcpPort("192.0.2.1", 8080), tcpPort("192.0.2.1", 8081)), publisher(2, tcpPort("", 8080))
-	mustAdd(t, c, holder)
-	nft(t, ns, "flush set inet tombolo hostclaims")
-	must.Succeed(t, c.Add(ctx, rival), "without the claim, the port is not free")
-	must.Succeed(t, c.Remove(ctx, rival))
-	if diffs, err := c.CheckEndpoint(ctx, holder); err != nil || len(diffs) != 2 || !names(diffs, "set hostclaims of table inet tombolo: element ipv4 . tcp . 8080") {
-		t.Errorf("CheckEndpoint: %v, %v", diffs, err)
-	}
-	must.Succeed(t, c.Replace(ctx, holder))
-	expect.Of(c.CheckEndpoint(ctx, holder)).Len(t, 0, "CheckEndpoint after Replace")
-	var conflict *ConflictError
-	if err := c.Add(ctx, rival); !errors.As(err, &conflict) || conflict.Owner != holder.Owner {
-		t.Errorf("a port that is claimed: %v", err)
-	}
-	generation := mustGeneration(t, c)
-	if err := c.Replace(ctx, holder); err != nil || mustGeneration(t, c) != generation {
-		t.Errorf("Replace of what is there changed something, or failed: %v", err)
-	}
 }
 
 func mustGeneration(t *testing.T, c *Conn) uint32 {

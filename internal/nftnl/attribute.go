@@ -142,15 +142,3 @@ func Number(b []byte) uint32 {
 	}
 	return binary.BigEndian.Uint32(b)
 }
-
-// ValueOf gives the bytes of an attribute that holds data; none if it is a verdict.
-func ValueOf(ad *netlink.AttributeDecoder) ([]byte, error) {
-	var v []byte
-	err := Nested(ad, func(ad *netlink.AttributeDecoder) error {
-		if ad.Type() == unix.NFTA_DATA_VALUE {
-			v = ad.Bytes()
-		}
-		return nil
-	})
-	return v, err
-}

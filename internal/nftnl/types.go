@@ -3,7 +3,6 @@ package nftnl
 // nft's numbers of its data types (enum datatypes in its include/datatype.h); the kernel only
 // stores them. Of a concatenation, each part has TypeBits.
 const (
-	TypeFamily   = 2 // nf_proto
 	TypeInteger  = 4
 	TypeIPv4     = 7
 	TypeIPv6     = 8

@@ -34,7 +34,7 @@ type base struct {
 	rules  []rule
 	policy verdict
 	chain  func(name string) []rule
-	err    error  // of reading these
+	err    error // of reading these
 }
 
 // end is the first rule from an index on that ends the chain for all packets, ours apart, or the policy.

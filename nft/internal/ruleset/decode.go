@@ -72,9 +72,8 @@ func DecodeElements(family uint8, b []byte) ([]ElementState, error) {
 			set.Name = ad.String()
 		case unix.NFTA_SET_ELEM_LIST_ELEMENTS:
 			return nftnl.Nested(ad, func(ad *netlink.AttributeDecoder) error {
-				el, err := decodeElement(ad)
-				list = append(list, el)
-				return err
+				list = append(list, decodeElement(ad.Bytes()))
+				return nil
 			})
 		}
 		return nil
@@ -88,18 +87,10 @@ func DecodeElements(family uint8, b []byte) ([]ElementState, error) {
 	return list, nil
 }
 
-func decodeElement(ad *netlink.AttributeDecoder) (ElementState, error) {
-	var el ElementState
-	err := nftnl.Nested(ad, func(ad *netlink.AttributeDecoder) (err error) {
-		switch ad.Type() {
-		case unix.NFTA_SET_ELEM_KEY:
-			el.Key, err = nftnl.ValueOf(ad)
-		case unix.NFTA_SET_ELEM_DATA:
-			el.Data, err = nftnl.ValueOf(ad)
-		case unix.NFTA_SET_ELEM_USERDATA:
-			el.Comment, _ = nftnl.CommentOf(ad.Bytes())
-		}
-		return err
-	})
-	return el, err
+func decodeElement(b []byte) ElementState {
+	comment, _ := nftnl.CommentOf(nftnl.Find(b, unix.NFTA_SET_ELEM_USERDATA))
+	return ElementState{Element{
+		Key:  nftnl.Find(b, unix.NFTA_SET_ELEM_KEY, unix.NFTA_DATA_VALUE),
+		Data: nftnl.Find(b, unix.NFTA_SET_ELEM_DATA, unix.NFTA_DATA_VALUE),
+	}, comment}
 }

@@ -74,9 +74,7 @@ func (inv *Inventory) InUse(key string) bool {
 		owner := networkOf(at.Name)
 		return owner != "" && owner != key
 	}
-	// A claim is nobody's.
-	inUse := func(el ElementState) bool { return el.Comment != ClaimComment }
-	return slices.ContainsFunc(inv.Elements, inUse) || slices.ContainsFunc(inv.chains, other) || slices.ContainsFunc(inv.sets, other)
+	return len(inv.Elements) > 0 || slices.ContainsFunc(inv.chains, other) || slices.ContainsFunc(inv.sets, other)
 }
 
 // Has says that a chain, a set or an element is a network's own.

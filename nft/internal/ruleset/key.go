@@ -10,9 +10,6 @@ import (
 // form.
 const OwnerPrefix = "tombolo:1:"
 
-// claimComment is the comment of what belongs to no endpoint, and stands for elements that do.
-const ClaimComment = OwnerPrefix + "claim"
-
 // maxOwner is how long the name of an endpoint's owner may be, in bytes.
 const MaxOwner = 16
 

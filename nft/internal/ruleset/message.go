@@ -147,14 +147,7 @@ func (r *Rule) Steps(x *nftnl.Expressions) { r.write(expressions{x}) }
 // NewElement adds an element exclusively: without NLM_F_EXCL the kernel takes one
 // that is there for a success and keeps its comment, so that it stays another's.
 func (t *Transaction) NewElement(el Element, comment string) {
-	t.putElement(el, comment, netlink.Excl)
-}
-
-// ShareElement adds an element that may be there already, and is then left as it is.
-func (t *Transaction) ShareElement(el Element, comment string) { t.putElement(el, comment, 0) }
-
-func (t *Transaction) putElement(el Element, comment string, flags netlink.HeaderFlags) {
-	t.Add("add element", el, el.Set.Family, unix.NFT_MSG_NEWSETELEM, netlink.Create|flags, t.table.ElementAttributes(el, comment)...)
+	t.Add("add element", el, el.Set.Family, unix.NFT_MSG_NEWSETELEM, netlink.Create|netlink.Excl, t.table.ElementAttributes(el, comment)...)
 }
 
 // DelElement deletes an element by its key, of whatever owner.

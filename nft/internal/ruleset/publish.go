@@ -17,10 +17,8 @@ const (
 	// and port, hostAddrs from a port on one address.
 	hostPorts4Map = "hostports4"
 	hostPorts6Map = "hostports6"
-	HostAddrs4Map = "hostaddrs4"
-	HostAddrs6Map = "hostaddrs6"
-	// claimsSet has the ports of hostAddrs, whatever their addresses: see nft's claimOf.
-	ClaimsSet = "hostclaims"
+	hostAddrs4Map = "hostaddrs4"
+	hostAddrs6Map = "hostaddrs6"
 	// published are pods' ports that something leads to.
 	published4Set = "published4"
 	published6Set = "published6"
@@ -48,9 +46,8 @@ func portSets() []Set {
 	return []Set{
 		{Place: InInet(hostPorts4Map), KeyType: port, KeyLen: 2 * Slot, DataType: pod4, DataLen: Addr4Len + Slot},
 		{Place: InInet(hostPorts6Map), KeyType: port, KeyLen: 2 * Slot, DataType: pod6, DataLen: addr6Len + Slot},
-		{Place: InInet(HostAddrs4Map), KeyType: port4, KeyLen: Addr4Len + 2*Slot, DataType: pod4, DataLen: Addr4Len + Slot},
-		{Place: InInet(HostAddrs6Map), KeyType: port6, KeyLen: addr6Len + 2*Slot, DataType: pod6, DataLen: addr6Len + Slot},
-		{Place: InInet(ClaimsSet), KeyType: nftnl.TypeFamily<<(2*nftnl.TypeBits) | port, KeyLen: 3 * Slot},
+		{Place: InInet(hostAddrs4Map), KeyType: port4, KeyLen: Addr4Len + 2*Slot, DataType: pod4, DataLen: Addr4Len + Slot},
+		{Place: InInet(hostAddrs6Map), KeyType: port6, KeyLen: addr6Len + 2*Slot, DataType: pod6, DataLen: addr6Len + Slot},
 		{Place: InInet(published4Set), KeyType: nftnl.TypeIfname<<(3*nftnl.TypeBits) | port4, KeyLen: pods4Len + 2*Slot},
 		{Place: InInet(published6Set), KeyType: nftnl.TypeIfname<<(3*nftnl.TypeBits) | port6, KeyLen: pods6Len + 2*Slot},
 		{Place: InInet(Selves4Set), KeyType: (nftnl.TypeIfname<<nftnl.TypeBits|nftnl.TypeIPv4)<<nftnl.TypeBits | nftnl.TypeIPv4, KeyLen: pods4Len + Addr4Len},

@@ -66,7 +66,7 @@ func TestPrioritiesAreTheLibrarys(t *testing.T) {
 func TestTypesHaveTheLibrarysNumbers(t *testing.T) {
 	t.Parallel()
 	for theirs, ours := range map[nftables.SetDatatype]uint32{
-		nftables.TypeNFProto: nftnl.TypeFamily, nftables.TypeInteger: nftnl.TypeInteger, nftables.TypeIPAddr: nftnl.TypeIPv4, nftables.TypeIP6Addr: nftnl.TypeIPv6,
+		nftables.TypeInteger: nftnl.TypeInteger, nftables.TypeIPAddr: nftnl.TypeIPv4, nftables.TypeIP6Addr: nftnl.TypeIPv6,
 		nftables.TypeEtherAddr: nftnl.TypeEther, nftables.TypeInetProto: nftnl.TypeProtocol, nftables.TypeInetService: nftnl.TypePort, nftables.TypeIFName: nftnl.TypeIfname,
 	} {
 		if theirs.GetNFTMagic() != ours {

@@ -38,8 +38,6 @@ func (s *Set) Sentinel() Element {
 			copy(rest, SentinelLink)
 		case nftnl.TypeProtocol:
 			rest[0] = sentinelProtocol
-		case nftnl.TypeFamily:
-			rest[0] = unix.NFPROTO_IPV4
 		}
 		rest = rest[min(len(rest), (typeLen(typ)+Slot-1)/Slot*Slot):]
 	}

@@ -64,13 +64,6 @@ func partText(typ uint32, b []byte) string {
 		return ProtocolName(b[0])
 	case nftnl.TypePort:
 		return strconv.Itoa(int(binary.BigEndian.Uint16(b)))
-	case nftnl.TypeFamily:
-		switch b[0] {
-		case unix.NFPROTO_IPV4:
-			return "ipv4"
-		case unix.NFPROTO_IPV6:
-			return "ipv6"
-		}
 	}
 	return fmt.Sprintf("0x%x", b)
 }

@@ -120,7 +120,7 @@ func (w *network) hasElements(p *pod, ifName string) bool {
 // recordOf is the text of an attachment's record; "" if it has none.
 func (w *network) recordOf(p *pod) string {
 	w.Helper()
-	return readFileIf(w, w.state+"/attachments/"+w.name+"/"+strings.TrimPrefix(w.port(p), "veth")+".json")
+	return nstest.ReadIf(w, w.state+"/attachments/"+w.name+"/"+strings.TrimPrefix(w.port(p), "veth")+".json")
 }
 
 // wantWell fails the test unless tombolo check finds nothing.

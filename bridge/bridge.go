@@ -208,7 +208,7 @@ func (br *Bridge) refuseNFCall(l *Link) error {
 // correctBridge brings l to what br asks for. The kernel does not say whether a
 // bridge's MAC is pinned already, so the caller has to.
 func (c *Conn) correctBridge(ctx context.Context, br Bridge, l *Link, pinned bool) (bool, error) {
-	changed := len(br.differences(l)) > 0
+	changed := len(br.Differences(l)) > 0
 	if !changed && pinned {
 		return false, nil
 	}

@@ -89,19 +89,23 @@ func (c *Conn) CheckBridge(ctx context.Context, br Bridge) ([]tombolo.Difference
 	}
 
 	l, err := c.Link(ctx, br.Name)
-	if errors.Is(err, fs.ErrNotExist) {
-		return []tombolo.Difference{{Object: "bridge " + br.Name, What: "link", Want: br.Name}}, nil
-	}
-	if err != nil {
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	return br.differences(l), nil
+	return br.Differences(l), nil
 }
 
-// differences leaves out what br leaves open, and the alias, which is only given to
-// a new bridge.
-func (br *Bridge) differences(l *Link) []tombolo.Difference {
+// Differences compares a link, nil where there is none, with what br describes. It leaves out what br leaves open,
+// and the alias, which is only given to a new bridge.
+func (br *Bridge) Differences(l *Link) []tombolo.Difference {
+	if br == nil {
+		return nil
+	}
 	cmp := &comparison{object: "bridge " + br.Name}
+	if l == nil {
+		cmp.missing("link", br.Name)
+		return cmp.list
+	}
 	if l.Bridge == nil {
 		cmp.differs("link", "of kind bridge", describeKind(l))
 		return cmp.list

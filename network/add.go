@@ -4,20 +4,14 @@ import (
 	"context"
 	"errors"
 	"io/fs"
-	"net/netip"
 	"slices"
 
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
-	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
-	"github.com/tombolo-cni/tombolo/network/internal/build"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
-	"github.com/tombolo-cni/tombolo/network/internal/recorded"
-	"github.com/tombolo-cni/tombolo/network/internal/session"
-	"github.com/tombolo-cni/tombolo/network/internal/teardown"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
@@ -77,7 +71,7 @@ func (n *Node) tryAdd(ctx context.Context, nw *Network, pod *Pod) (*Attachment, 
 		return made, nil
 	case a.overtaken():
 		_ = a.pending.Close() // of a file that is gone
-		return nil, session.ErrDeleted()
+		return nil, errDeleted()
 	}
 	return nil, a.back.run(a.reason(err))
 }
@@ -104,14 +98,14 @@ func (a *adding) reason(err error) error {
 		return err
 	}
 	a.s.Warn("the attachment's record is gone: " + err.Error())
-	return session.ErrDeleted()
+	return errDeleted()
 }
 
 func (a *adding) run(ctx context.Context) (*Attachment, error) {
 	if len(a.pod.Ports) > 0 {
 		// After all else is undone, the record included.
 		a.back.push(func(ctx context.Context) error {
-			return teardown.CloseLoopback(ctx, a.s, false, a.nw.Bridge, a.nw.GatewayLink())
+			return closeUnusedLoopback(ctx, a.s, false, a.nw.Bridge, a.nw.GatewayLink())
 		})
 	}
 	if err := a.begin(ctx); err != nil {
@@ -134,7 +128,7 @@ func (a *adding) run(ctx context.Context) (*Attachment, error) {
 			return nil, err
 		}
 	}
-	recorded.Limit(rec, a.shaped)
+	setLimits(rec, a.shaped)
 	if err := a.add(ctx, rec, t.plan.want); err != nil {
 		return nil, err
 	}
@@ -155,7 +149,7 @@ func (a *adding) run(ctx context.Context) (*Attachment, error) {
 	}
 	if err := a.pending.Commit(rec); err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil, session.ErrDeleted()
+			return nil, errDeleted()
 		}
 		return nil, fail.State(err)
 	}
@@ -174,8 +168,8 @@ func (a *adding) run(ctx context.Context) (*Attachment, error) {
 // made is the result of an Add.
 func (a *adding) made(t *tied) *Attachment {
 	at := attachmentOf(&t.plan.rec)
-	at.BridgeMAC, at.BridgeMTU = t.built.Bridge.MAC, t.built.MTU
-	if l := t.built.At; l.Index != t.built.Bridge.Index {
+	at.BridgeMAC, at.BridgeMTU = t.built.bridge.MAC, t.built.rec.MTU
+	if l := t.built.at; l.Index != t.built.bridge.Index {
 		at.HostVLAN, at.HostVLANMAC = l.Name, l.MAC
 	}
 	at.PortMAC, at.MAC = t.link.MAC, t.link.PeerMAC
@@ -201,7 +195,7 @@ type given struct {
 type tied struct {
 	given given
 	plan  *plan
-	built *build.Built
+	built *site
 	link  *bridge.Attachment
 	lease *lease.Record // nil unless it is by DHCP
 }
@@ -222,7 +216,7 @@ func (a *adding) tie(ctx context.Context) (*tied, error) {
 	if err := refuseListeners(ctx, a.pod.ContainerID, a.pod.Ports, g.addresses, a.nw.SLAAC); err != nil {
 		return nil, err
 	}
-	b, err := build.Ready(ctx, a.s, p.want)
+	b, err := ready(ctx, a.s, p.want)
 	if err != nil {
 		return nil, err
 	}
@@ -230,7 +224,7 @@ func (a *adding) tie(ctx context.Context) (*tied, error) {
 		return nil, err
 	}
 	if a.nw.Exit == ExitHost && !a.nw.NoDefaultRoute {
-		if g, err = a.routeThroughHost(ctx, b.Bridge, g); err != nil {
+		if g, err = a.routeThroughHost(ctx, b.bridge, g); err != nil {
 			return nil, err
 		}
 		if p, err = a.plan(g, nil); err != nil {
@@ -250,163 +244,102 @@ func (a *adding) tie(ctx context.Context) (*tied, error) {
 	return t, a.node.step("link")
 }
 
-// allocate gets the pod's addresses. Of an allocator that asks another program nobody knows
-// how long it takes, so the lock is not held meanwhile.
-func (a *adding) allocate(ctx context.Context) (given, error) {
-	if err := session.Wanted(a.pending); err != nil {
-		return given{}, err
-	}
-	if a.nw.Allocator == nil {
-		return givenOf(a.pod.Addresses, a.pod.Routes)
-	}
-	owner := a.pod.owner()
-	allocator := a.nw.Allocator.Bind(a.s.IPAMNode(a.nw.Name, owner, a.hash))
-	if allocator.Slow() {
-		a.s.Leave()
-	}
-	got, err := allocator.Add(ctx, owner)
-	if err != nil {
-		return given{}, &allocationError{err}
-	}
-	a.back.push(func(ctx context.Context) error {
-		if allocator.Slow() {
-			a.s.Leave()
-		}
-		var addrs []netip.Addr
-		for _, one := range got.Addresses {
-			addrs = append(addrs, one.Prefix.Addr())
-		}
-		return allocator.Del(ctx, owner, addrs)
-	})
-	if err := a.s.Enter(ctx); err != nil {
-		return given{}, err
-	}
-	return givenOf(got.Addresses, append(got.Routes, a.pod.Routes...))
-}
+// maxRemains is how often an ADD undoes what it finds in its way. Once is enough, unless
+// others are killed at the same attachment meanwhile.
+const maxRemains = 3
 
-// givenOf puts IPv4 first: runtimes take the first address of a result for the pod's.
-func givenOf(addresses []ipam.Address, routes []route.Route) (given, error) {
-	g := given{routes: routes}
-	var v6 []ipam.Address
-	for i, a := range addresses {
-		if !a.Prefix.IsValid() {
-			return g, fail.Errorf(ErrInvalid, "the ipam's ips[%d] is no address with a prefix length", i)
-		}
-		if a.Gateway.IsValid() && a.Gateway.BitLen() != a.Prefix.Addr().BitLen() {
-			return g, fail.Errorf(ErrInvalid, "the ipam's ips[%d]: the gateway %s is not of the family of %s", i, a.Gateway, a.Prefix)
-		}
-		if a.Prefix.Addr().Is4() {
-			g.addresses = append(g.addresses, a)
-		} else {
-			v6 = append(v6, a)
-		}
-	}
-	g.addresses = append(g.addresses, v6...)
-	return g, nil
-}
-
-// routeThroughHost adds the default routes that were left to the network.
-func (a *adding) routeThroughHost(ctx context.Context, l *bridge.Link, g given) (given, error) {
-	asked := g.routes
-	g.hosts, g.routes = slices.Clone(g.hosts), slices.Clone(asked)
-	for _, address := range g.addresses {
-		if hasDefault(asked, address.Prefix.Addr()) {
-			continue
-		}
-		own, err := a.hostAddress(ctx, l, address.Prefix)
-		if err != nil {
-			return g, err
-		}
-		g.routes = append(g.routes, defaultBy(own))
-		g.hosts.Set(address.Prefix, own)
-	}
-	return g, nil
-}
-
-// hostAddress is the host's, to which the default route of a pod with this address leads; it
-// is invalid where it leads elsewhere.
-func (a *adding) hostAddress(ctx context.Context, l *bridge.Link, pod netip.Prefix) (netip.Addr, error) {
-	if a.nw.Exit != ExitHost || a.nw.NoDefaultRoute {
-		return netip.Addr{}, nil
-	}
-	return build.HostAddress(ctx, a.s, a.nw.Uplink.NIC, l, pod)
-}
-
-// attach makes the link. One of the same name that an Add or a Del of this very
-// attachment left when it was killed is deleted first: the record, which was made
-// anew, says that nobody else is at it.
-func (a *adding) attach(ctx context.Context, p *plan, b *build.Built) (*bridge.Attachment, error) {
-	port := p.onto(b)
-	if !a.getsMore {
-		shape := func(ctx context.Context, index int) error { return a.shape(ctx, &p.rec, index, port.MTU) }
-		if a.pod.Limits.IsZero() {
-			if err := shape(ctx, 0); err != nil {
-				return nil, err
+// begin takes the locks that the ADD needs, in their order, and puts the attachment on
+// record before anything is made for it, so that whatever comes, nothing is left that
+// nobody can name. The record's lock is held from then on, and is never waited for.
+func (a *adding) begin(ctx context.Context) error {
+	for range maxRemains {
+		if a.leasing != nil {
+			// An ADD of the same that runs has the lease's lock for as long as its server
+			// takes: so look first.
+			if err := a.takeRemainsDown(ctx); err != nil {
+				return err
 			}
-		} else {
-			port.BeforeUp = shape
+			if err := a.leasing.lock(ctx, a.hash); err != nil {
+				return err
+			}
 		}
-	}
-	if err := session.Wanted(a.pending); err != nil {
-		return nil, err
-	}
-	if err := a.holdBefore(ctx, &p.rec, p.want); err != nil {
-		return nil, err
-	}
-	owner := endpoint.AliasOwner(a.hash)
-	link, err := a.s.Links.Attach(ctx, a.pod.NetNS, port)
-	if errors.Is(err, fs.ErrExist) && !errors.Is(err, bridge.ErrPeerExists) {
-		if err := session.Wanted(a.pending); err != nil {
-			return nil, err
+		if err := a.s.Enter(ctx); err != nil {
+			return err
 		}
-		if err := a.s.Links.Detach(ctx, port.Name, owner); err != nil {
-			return nil, err
+		err := a.writeRecord()
+		if !errors.Is(err, fs.ErrExist) {
+			return err
 		}
-		link, err = a.s.Links.Attach(ctx, a.pod.NetNS, port)
-	}
-	if isSecondRoute(err) {
-		if err = a.makeWay(p, &port, err); err == nil {
-			link, err = a.s.Links.Attach(ctx, a.pod.NetNS, port)
+		// What is to be undone may have a lease, and a plugin to ask.
+		a.s.Leave()
+		if a.leasing != nil {
+			a.leasing.unlock()
 		}
-	}
-	if err != nil {
-		return nil, explainRoute(err)
-	}
-	a.attached = true
-	a.back.push(func(ctx context.Context) error {
-		err := a.s.Links.Detach(ctx, port.Name, owner)
-		a.attached = err != nil
-		return err
-	})
-	p.link(link)
-	return link, nil
-}
-
-// shape gives a pod's port the limits that were asked for, if any. That is done before the port
-// comes up, when its index is known (bridge.Port's BeforeUp), unless the pod gets addresses later.
-func (a *adding) shape(ctx context.Context, rec *state.Attachment, index, mtu int) error {
-	if !a.pod.Limits.IsZero() {
-		if err := a.limit(ctx, rec, index, mtu); err != nil {
+		if err := a.takeRemainsDown(ctx); err != nil {
 			return err
 		}
 	}
-	return a.node.step("bandwidth")
+	return existsAlready(a.pod.key(a.nw))
 }
 
-func (a *adding) limit(ctx context.Context, rec *state.Attachment, index, mtu int) error {
-	target := recorded.Target(rec)
-	target.PortIndex, target.MTU = index, mtu
-	conn := bandwidth.On(a.s.Links.Socket())
-	// What the port has of them goes with it.
-	a.back.push(func(ctx context.Context) error {
-		return conn.Remove(ctx, bandwidth.Target{IFB: target.IFB, Owner: target.Owner})
-	})
+// writeRecord creates the record and locks it. The error matches fs.ErrExist where there
+// is one.
+func (a *adding) writeRecord() error {
+	a.base.Epoch = a.s.Epoch.Token()
 	var err error
-	if a.shaped.IsZero() { // else this is a second try, and the operator was told
-		if a.shaped, err = effectiveLimits(a.s, a.pod.Limits, mtu); err != nil {
+	if a.pending, err = a.s.Dir.Create(a.base); err != nil {
+		if errors.Is(err, fs.ErrExist) {
 			return err
 		}
+		return fail.State(err)
 	}
-	_, err = conn.Ensure(ctx, target, a.shaped)
-	return err
+	a.back.push(func(context.Context) error { return a.pending.Abandon() })
+	return nil
+}
+
+// takeRemainsDown undoes what an ADD of this very attachment left that was killed: its
+// record's lock is free, and the record says that it never came to its end. So it does with
+// what is left of a pod that died without a DEL, whose port went with its namespace: some
+// runtimes give the next container the same ID, and send no DEL before. Any other record is
+// in the way.
+func (a *adding) takeRemainsDown(ctx context.Context) error {
+	lock, err := a.s.Dir.LockAttachment(a.nw.Name, a.hash)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil // it has gone by itself
+	case err != nil:
+		return existsAlready(a.pod.key(a.nw))
+	}
+	defer lock.Close()
+	unfinished, err := a.s.Dir.Unfinished(a.nw.Name, a.hash)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil || !unfinished && !a.s.Died(ctx, a.nw.Name, a.hash):
+		return existsAlready(a.pod.key(a.nw))
+	case unfinished:
+		a.s.Warn("an earlier ADD of this attachment was killed: undoing what it left")
+	default:
+		a.s.Warn("the pod of this attachment is gone, without a DEL: undoing what it left")
+	}
+	known := &Known{Bridge: a.nw.Bridge, GatewayLink: a.nw.GatewayLink(), Leased: a.leasing != nil}
+	return a.node.teardown(a.s, a.nw.Name, known).Remains(ctx, a.pod.owner(), a.hash)
+}
+
+func existsAlready(k Key) error {
+	return fail.Errorf(ErrExists, "container %s has an attachment %s to network %q already: DEL it first", k.ContainerID, k.IfName, k.Network)
+}
+
+// overtaken says that the attachment was deleted and added again while this ADD was at work.
+// Port, elements and reservations go by the attachment, so they may be the other ADD's, and
+// are not to be undone. What this one had made went by the DEL, or goes by the other ADD.
+func (a *adding) overtaken() bool {
+	if a.pending == nil {
+		return false
+	}
+	if gone, _ := a.pending.Gone(); !gone {
+		return false
+	}
+	_, err := a.s.Dir.Load(a.nw.Name, a.hash)
+	return !errors.Is(err, fs.ErrNotExist)
 }

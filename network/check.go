@@ -6,14 +6,12 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
-	"github.com/tombolo-cni/tombolo/network/internal/inspect"
-	"github.com/tombolo-cni/tombolo/network/internal/recorded"
-	"github.com/tombolo-cni/tombolo/network/internal/session"
 )
 
 // Check compares an attachment with what Add made of it: its link, addresses and routes, its
@@ -41,7 +39,7 @@ func (n *Node) Check(ctx context.Context, nw *Network, pod *Pod) ([]tombolo.Diff
 		return nil, err
 	}
 	k := &checking{s, nw, pod, rec}
-	found := &inspect.Findings{}
+	found := &findings{}
 	if err := k.link(ctx, found); err != nil {
 		return nil, err
 	}
@@ -54,33 +52,33 @@ func (n *Node) Check(ctx context.Context, nw *Network, pod *Pod) ([]tombolo.Diff
 
 // checking is one Check under way.
 type checking struct {
-	s   *session.Session
+	s   *session
 	nw  *Network
 	pod *Pod
 	rec *state.Attachment
 }
 
 // network compares the attachment's network, and what it has there.
-func (k *checking) network(ctx context.Context, found *inspect.Findings) error {
+func (k *checking) network(ctx context.Context, found *findings) error {
 	rec, err := k.s.Dir.LoadNetwork(k.nw.Name)
 	if err != nil {
 		found.Add("the record of network %q: %v", k.nw.Name, err)
 		return nil
 	}
-	shared, err := inspect.Network(ctx, k.s, rec, []*state.Attachment{k.rec})
+	shared, err := checkNetwork(ctx, k.s, rec, []*state.Attachment{k.rec})
 	if err != nil {
 		return err
 	}
 	found.AddAll(shared.List, "")
-	if k.rec.IPAMType == endpoint.Leased {
-		k.s.Leave() // leases are on a disk
-	}
-	return inspect.Beside(ctx, k.s, rec, k.rec, k.pod.Lease != nil && k.pod.Lease.KeeperOptional, found)
+	p := &attached{Attachment: k.rec, s: k.s, nw: rec, keeperOptional: k.pod.Lease != nil && k.pod.Lease.KeeperOptional}
+	err = p.look(ctx)
+	found.AddAll(p.found.List, "")
+	return err
 }
 
 // link compares both ends of the veth.
-func (k *checking) link(ctx context.Context, found *inspect.Findings) error {
-	port, err := inspect.Port(ctx, k.s, k.rec)
+func (k *checking) link(ctx context.Context, found *findings) error {
+	port, err := portOnItsBridge(ctx, k.s, k.rec)
 	if err != nil {
 		return err
 	}
@@ -100,14 +98,14 @@ func (k *checking) link(ctx context.Context, found *inspect.Findings) error {
 				found.Add("prevResult gives the interface %s the MAC %.40q, which is invalid", k.rec.HostIf, text)
 			}
 		}
-		has, err := inspect.PodAddresses(k.pod.NetNS)
+		has, err := podAddresses(k.pod.NetNS)
 		if err != nil {
 			return err
 		}
 		port.Addresses = k.expectedAddresses(told, has, found)
-		port.Routes = append(recorded.Subnets(port.Addresses), routesFor(nil, recorded.Led(k.rec, told.Routes))...)
+		port.Routes = append(subnets(port.Addresses), routesFor(nil, led(k.rec, told.Routes))...)
 	} else {
-		port.Addresses = recorded.Lasting(k.rec)
+		port.Addresses = lasting(k.rec)
 	}
 	diffs, err := k.s.Links.Check(ctx, k.pod.NetNS, port)
 	found.AddAll(diffs, "")
@@ -118,7 +116,7 @@ func (k *checking) link(ctx context.Context, found *inspect.Findings) error {
 // names, with what others have added. They may have taken some of Add's
 // away too, but not if the pod has them still. A lease and an advertised prefix
 // come and go, and are compared elsewhere.
-func (k *checking) expectedAddresses(told *Reported, has []netip.Prefix, found *inspect.Findings) []netip.Prefix {
+func (k *checking) expectedAddresses(told *Reported, has []netip.Prefix, found *findings) []netip.Prefix {
 	onRecord := func(p netip.Prefix) bool {
 		return slices.ContainsFunc(k.rec.Addresses, func(a ipam.Address) bool { return a.Prefix == p })
 	}
@@ -129,7 +127,7 @@ func (k *checking) expectedAddresses(told *Reported, has []netip.Prefix, found *
 		}
 	}
 	if k.rec.IPAMType == endpoint.Leased || k.rec.SLAAC {
-		return slices.DeleteFunc(named, func(p netip.Prefix) bool { return recorded.Autoconfigured(k.rec, p) || !onRecord(p) })
+		return slices.DeleteFunc(named, func(p netip.Prefix) bool { return autoconfigured(k.rec, p) || !onRecord(p) })
 	}
 	for _, a := range k.rec.Addresses {
 		if !slices.Contains(named, a.Prefix) && slices.Contains(has, a.Prefix) {
@@ -141,7 +139,7 @@ func (k *checking) expectedAddresses(told *Reported, has []netip.Prefix, found *
 
 // reservations asks the allocator, about the addresses that the pod is reported to have. What
 // others have added is not the allocator's to have reserved.
-func (k *checking) reservations(ctx context.Context, found *inspect.Findings) error {
+func (k *checking) reservations(ctx context.Context, found *findings) error {
 	if k.rec.IPAMType == endpoint.Leased || k.nw.Allocator == nil {
 		return nil
 	}
@@ -167,4 +165,72 @@ func (k *checking) reservations(ctx context.Context, found *inspect.Findings) er
 func (r *Reported) names(ip netip.Addr) bool {
 	is := func(p netip.Prefix) bool { return p.Addr() == ip }
 	return slices.ContainsFunc(r.Addresses, is) || slices.ContainsFunc(r.Unplaced, is) || slices.ContainsFunc(r.Others, is)
+}
+
+// checkAttachment finds what of an attachment is not as its record has it. Of one whose port is
+// gone, nothing else is said: what it has besides serves nobody.
+func checkAttachment(ctx context.Context, s *session, nw *state.Network, rec *state.Attachment) ([]tombolo.Difference, error) {
+	p := &attached{Attachment: rec, s: s, nw: nw}
+	found := &p.found
+	port, err := portOnItsBridge(ctx, s, rec)
+	if err != nil {
+		return nil, err
+	}
+	port.Addresses, port.Routes = lasting(rec), routes(rec)
+	pod, lost := openPod(rec.NetNS, rec.NetNSCookie)
+	if lost == nil {
+		defer pod.Close()
+	}
+	diffs, err := s.Links.Check(ctx, pod, port)
+	if err != nil {
+		return nil, err
+	}
+	gone := len(diffs) > 0 && diffs[0].What == "link" && diffs[0].Have == "" && diffs[0].Want == port.Name
+	switch {
+	case gone && lost != nil:
+		found.Advise(tombolo.RemedyCollect, "it is dead: port %s is missing, and its namespace is gone: %v", port.Name, lost)
+		return found.List, nil
+	case gone:
+		found.AddAll(diffs[:1], tombolo.RemedyRecreate)
+		return found.List, nil
+	case lost != nil:
+		found.Advise(tombolo.RemedyRecreate, "its namespace is gone: %v", lost)
+	}
+	for _, d := range diffs {
+		d.Remedy = remedyOf(d, rec)
+		found.AddAll([]tombolo.Difference{d}, "")
+	}
+	err = p.look(ctx)
+	return found.List, err
+}
+
+// remedyOf says what mends a difference of a port that is there, or of the pod's interface.
+func remedyOf(d tombolo.Difference, rec *state.Attachment) tombolo.Remedy {
+	inPod := strings.HasPrefix(d.Object, "interface ")
+	switch {
+	case d.Object == "pod":
+		return tombolo.RemedyRecreate // the interface was renamed, or moved elsewhere
+	case inPod && d.What == "MAC":
+		return tombolo.RemedyRecreate // a program in the pod may go by it
+	case inPod && d.What == "address" && strings.Contains(d.Want, " "):
+		return tombolo.RemedyConfigure // the LAN's router advertises none
+	case inPod && d.What == "address" && rec.IPAMType == endpoint.Leased:
+		return tombolo.RemedyRecreate // it is to have the lease's lifetime
+	}
+	return tombolo.RemedyRepair
+}
+
+// checkNetwork finds what of a network's own parts is not as its record has it. A network without
+// attachments needs none of it, unless the host itself goes by its bridge; without a bridge, too,
+// it may be one that a runtime has deleted.
+func checkNetwork(ctx context.Context, s *session, rec *state.Network, attachments []*state.Attachment) (*findings, error) {
+	n := &site{s: s, rec: rec, attachments: attachments}
+	if unused, err := s.Unused(rec, attachments); unused || err != nil {
+		if deserted, _ := s.IsDeserted(ctx, rec); deserted {
+			n.found.Advise(tombolo.RemedyConfigure, "bridge %s is gone, and the network has no pods; unless one is to come, this helps: tombolo remove %s", rec.Bridge, rec.Name)
+		}
+		return &n.found, err
+	}
+	err := n.look(ctx, parts())
+	return &n.found, err
 }

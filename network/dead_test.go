@@ -19,7 +19,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/ipam"
-	"github.com/tombolo-cni/tombolo/network/internal/session"
 )
 
 // small is a network of three addresses, whose allocator takes them back.
@@ -76,7 +75,7 @@ func (b *bed) vanish(t *testing.T, p *Pod, made *Attachment) {
 	hide(t, p)
 	must.Succeed(t, p.NetNS.Close())
 	for gone := false; !gone; {
-		b.inside(t, func(s *session.Session) error {
+		b.inside(t, func(s *session) error {
 			_, err := s.Links.Link(t.Context(), made.Port)
 			gone = errors.Is(err, fs.ErrNotExist)
 			return nil
@@ -275,7 +274,7 @@ func TestAnADDUnderWayIsNotReclaimed(t *testing.T) {
 	}
 	b.node.after = nil
 	// The record's lock is what held it off: one that an ADD left which was killed is reclaimed.
-	b.inside(t, func(s *session.Session) error {
+	b.inside(t, func(s *session) error {
 		if err := s.Enter(t.Context()); err != nil {
 			return err
 		}
@@ -343,7 +342,7 @@ func TestWhereDeadPodsAreInTheWayWhatHelpsIsNamed(t *testing.T) {
 	b := small(t)
 	p := b.another(t, "p")
 	made := b.added(t, p)
-	b.inside(t, func(s *session.Session) error { // as if they were on a LAN
+	b.inside(t, func(s *session) error { // as if they were on a LAN
 		if err := s.EnterAlone(t.Context()); err != nil {
 			return err
 		}
@@ -378,7 +377,7 @@ func TestAPathThatIsALoopOfLinksIsNoError(t *testing.T) {
 	for _, id := range []string{"lives", "dead"} {
 		p := b.another(t, id)
 		made := b.added(t, p)
-		b.inside(t, func(s *session.Session) error {
+		b.inside(t, func(s *session) error {
 			rec, err := s.Dir.Load("pods", made.hash())
 			if err == nil {
 				rec.NetNS = loop

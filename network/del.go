@@ -2,13 +2,16 @@ package network
 
 import (
 	"context"
+	"errors"
+	"io/fs"
 	"net/netip"
 	"path/filepath"
+	"time"
 
+	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
-	"github.com/tombolo-cni/tombolo/network/internal/session"
-	"github.com/tombolo-cni/tombolo/network/internal/teardown"
 )
 
 // Known is what a caller knows of attachments that have no record: from its configuration, or
@@ -36,13 +39,13 @@ func (n *Node) Del(ctx context.Context, key Key, known *Known) error {
 }
 
 // teardown takes attachments of a network down.
-func (n *Node) teardown(s *session.Session, network string, known *Known) *teardown.Teardown {
-	t := &teardown.Teardown{
+func (n *Node) teardown(s *session, network string, known *Known) *teardown {
+	t := &teardown{
 		Session: s, Network: network, Step: n.step,
-		Allocator: func(o *teardown.Origin) (ipam.Allocator, error) { return n.allocator(network, (*Origin)(o)) },
+		Allocator: func(o *Origin) (ipam.Allocator, error) { return n.allocator(network, o) },
 	}
 	if known != nil {
-		t.Known = teardown.Known(*known)
+		t.Known = *known
 	}
 	return t
 }
@@ -81,7 +84,7 @@ func owners(keys []Key) []ipam.Owner {
 // its record, and its bridge where nothing else is on it. It refuses while the
 // network has attachments (ErrAttached), and names those that CollectDead would take down.
 func (n *Node) Remove(ctx context.Context, name string) error {
-	return n.nameDead(ctx, name, n.about(ctx, func(s *session.Session) error { return teardown.Network(ctx, s, name) }, name))
+	return n.nameDead(ctx, name, n.about(ctx, func(s *session) error { return removeNetwork(ctx, s, name) }, name))
 }
 
 // unnamed is on record of addresses whose allocator Network.Origin does not name.
@@ -118,4 +121,191 @@ func (n *Node) allocator(network string, origin *Origin) (ipam.Allocator, error)
 		return nil, fail.Errorf(ErrInvalid, "its address is of a Network.Allocator, and nothing says what takes it back: Config.Allocators is needed, or a Network.Origin of type host-local")
 	}
 	return nil, fail.Errorf(ErrInvalid, "its address is the IPAM plugin %q's, which only a call with the network's configuration can ask: have the runtime DEL it or call GC", origin.Type)
+}
+
+// remains is an attachment that is to go.
+type remains struct {
+	hash      string
+	owner     ipam.Owner        // empty if it is not known
+	rec       *state.Attachment // nil if it has no record
+	unread    bool              // it has a record that could not be read
+	addresses []netip.Addr      // nil if they are not known
+	retaken   []netip.Addr      // those of them that stay reserved
+	leaseDir  string            // where its lease is on record; empty if it has none
+	// unrecorded says that the attachment had no record to lock: so that no Add of it
+	// begins meanwhile, all others are kept away.
+	unrecorded bool
+	unlocked   bool // it has a record, whose lock another has
+}
+
+// teardown takes attachments of one network down.
+type teardown struct {
+	Session *session
+	Network string
+	Known   Known
+	// Allocator gives what takes addresses back, nil if nothing does: see network.Config.
+	Allocator func(*Origin) (ipam.Allocator, error)
+	// Step is called when a part of an attachment has gone.
+	Step func(string) error
+}
+
+// Attachment takes one down, whose Add may be at work.
+func (t *teardown) Attachment(ctx context.Context, owner ipam.Owner, hash string) error {
+	lock, err := t.lock(ctx, hash)
+	if err == nil {
+		defer lock.Close()
+	}
+	r := t.ownRemains(ctx, owner, hash)
+	r.unlocked = errors.Is(err, state.ErrBusy)
+	switch {
+	case err == nil, errors.Is(err, fs.ErrNotExist):
+	case errors.Is(err, state.ErrBusy) && r.rec != nil && r.rec.State == state.Adding:
+		// An Add is at work, which ends when it finds its record gone, and undoes what it
+		// makes after this. The next Add of the attachment is to find nothing of it.
+		wait, err := t.Session.Dir.AtWork(t.Network, hash)
+		if err != nil {
+			return err
+		}
+		defer func() {
+			t.Session.Leave()
+			outwait(ctx, wait, addEnds)
+		}()
+		if err := t.forget(ctx, hash); err != nil {
+			return err
+		}
+	case !errors.Is(err, state.ErrBusy): // another Del does the same
+		t.Session.Warn(err.Error())
+	}
+	if err := t.takeDown(ctx, r); err != nil {
+		return err
+	}
+	return closeLoopbackAfter(ctx, t.Session, t.Known, r.rec)
+}
+
+// lock takes the lock of an attachment's record. A call that has that of one whose Add is done
+// writes the record anew, as a rule: a Del passes a host port on to it, say. Such a call is waited
+// for, since what it writes is to go too, or to be passed on further.
+func (t *teardown) lock(ctx context.Context, hash string) (*state.AttachmentLock, error) {
+	dir := t.Session.Dir
+	lock, err := dir.LockAttachment(t.Network, hash)
+	if !errors.Is(err, state.ErrBusy) {
+		return lock, err
+	}
+	if rec, loadErr := dir.Load(t.Network, hash); loadErr != nil || rec.State != state.Ready {
+		return nil, err
+	}
+	wait, workErr := dir.AtWork(t.Network, hash)
+	if workErr != nil {
+		return nil, err
+	}
+	outwait(ctx, wait, writeEnds)
+	return dir.LockAttachment(t.Network, hash)
+}
+
+// writeEnds is how long a Del waits for a record to be written.
+const writeEnds = 500 * time.Millisecond
+
+// addEnds is how long a Del waits for an Add to end. One that hangs for longer leaves alone what
+// an Add after the Del makes.
+const addEnds = 3 * time.Second
+
+// outwait waits for another call to end.
+func outwait(ctx context.Context, wait func(context.Context), limit time.Duration) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	wait(ctx)
+}
+
+// Remains takes down what is left of an attachment, for the next Add of the same, which has the
+// lock of its record.
+func (t *teardown) Remains(ctx context.Context, owner ipam.Owner, hash string) error {
+	return t.takeDown(ctx, t.ownRemains(ctx, owner, hash))
+}
+
+// ownRemains is what there may be of one attachment.
+func (t *teardown) ownRemains(ctx context.Context, owner ipam.Owner, hash string) *remains {
+	rec, err := t.Session.Dir.Load(t.Network, hash)
+	if err != nil {
+		if !errors.Is(err, fs.ErrNotExist) {
+			t.Session.Warn(err.Error())
+		}
+		rec = nil
+	}
+	r := &remains{
+		hash: hash, owner: owner, rec: rec, leaseDir: t.leaseDir(rec),
+	}
+	r.addresses = t.knownAddresses(ctx, r)
+	return r
+}
+
+// takeDown does every step. The address is given back after the link and the
+// elements that use it are gone, and the record goes last, and only if all else
+// did: it is what a later Del or Collect finds the rest by. What guards the pod goes when
+// nothing passes its port any more.
+//
+// The caller has the record's lock, if there is a record, and no other: it is for takeDown
+// to take them, in their order. Neither a disk nor a plugin is waited for with the state's.
+func (t *teardown) takeDown(ctx context.Context, r *remains) error {
+	s := t.Session
+	var leaseErr error
+	if r.leaseDir != "" {
+		// From the pod's own interface, while it is there.
+		leaseErr = releaseLease(ctx, s.Links, r.leaseDir, r.hash, s.Warn)
+	}
+	if err := s.Enter(ctx); err != nil {
+		return errors.Join(leaseErr, err)
+	}
+	if r.unrecorded {
+		still, err := t.alone(ctx, r)
+		if err != nil || !still {
+			s.Leave()
+			return errors.Join(leaseErr, err)
+		}
+	}
+	now := *r
+	if r.unlocked {
+		// The keeper may have moved it meanwhile.
+		if rec, err := s.Dir.Load(t.Network, r.hash); err == nil {
+			now.rec, now.addresses = rec, endpoint.Addresses(rec)
+		}
+	}
+	var flushed <-chan error
+	err := fail.Join(
+		func() error { return leaseErr },
+		func() error { return unlist(ctx, s, &now) },
+		func() error { return passPorts(ctx, s, &now) },
+		func() error { flushed = flushFlows(ctx, s.Links, now.rec); return nil },
+		func() error { _ = t.Step("firewall"); return nil }, // nothing keeps the others from being taken
+		func() error { return s.Links.Detach(ctx, r.port(), endpoint.AliasOwner(r.hash), now.shapers()...) },
+		func() error { return <-flushed },
+		func() error { _ = t.Step("link"); return nil },
+		func() error { return t.release(ctx, &now) },
+		func() error { _ = t.Step("ipam"); return nil },
+	)
+	if err != nil {
+		s.Leave()
+		return err
+	}
+	return t.forget(ctx, r.hash)
+}
+
+// alone keeps all others away from what has no record, and says whether it is so still.
+func (t *teardown) alone(ctx context.Context, r *remains) (bool, error) {
+	if err := t.Session.EnterAlone(ctx); err != nil {
+		return false, err
+	}
+	_, err := t.Session.Dir.Load(t.Network, r.hash)
+	return errors.Is(err, fs.ErrNotExist), nil
+}
+
+// forget removes an attachment's record, and gives the lock up.
+func (t *teardown) forget(ctx context.Context, hash string) error {
+	if err := t.Session.Enter(ctx); err != nil {
+		return err
+	}
+	defer t.Session.Leave()
+	if err := t.Session.Dir.Remove(t.Network, hash); err != nil {
+		return fail.State(err)
+	}
+	return nil
 }

@@ -5,14 +5,15 @@ import (
 	"encoding/json"
 	"errors"
 	"io/fs"
+	"maps"
 	"slices"
 	"strings"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
-	"github.com/tombolo-cni/tombolo/network/internal/inspect"
-	"github.com/tombolo-cni/tombolo/network/internal/session"
 )
 
 // NetworkReport is the same of a network's own parts.
@@ -103,7 +104,7 @@ func (n *Node) Inspect(ctx context.Context) (*Inspection, error) {
 	if err := in.uplinks(ctx, s); err != nil {
 		return nil, err
 	}
-	strays, err := inspect.FindStrays(ctx, s, known, networks)
+	strays, err := findStrays(ctx, s, known, networks)
 	if err != nil {
 		return nil, err
 	}
@@ -118,7 +119,7 @@ func recreate(text string) []tombolo.Difference {
 }
 
 // network compares one network and its attachments, and notes the hashes of these.
-func (in *Inspection) network(ctx context.Context, s *session.Session, name string, known map[string]bool) error {
+func (in *Inspection) network(ctx context.Context, s *session, name string, known map[string]bool) error {
 	attachments, damaged, err := s.Dir.List(name)
 	if err != nil {
 		return fail.State(err)
@@ -135,7 +136,7 @@ func (in *Inspection) network(ctx context.Context, s *session.Session, name stri
 		}
 	}
 	if rec != nil {
-		found, err := inspect.Network(ctx, s, rec, attachments)
+		found, err := checkNetwork(ctx, s, rec, attachments)
 		if err != nil {
 			return err
 		}
@@ -156,7 +157,7 @@ func (in *Inspection) network(ctx context.Context, s *session.Session, name stri
 		case rec == nil:
 			diffs = recreate("its network has no record")
 		default:
-			if diffs, err = inspect.Attachment(ctx, s, rec, a); err != nil {
+			if diffs, err = checkAttachment(ctx, s, rec, a); err != nil {
 				return err
 			}
 		}
@@ -167,7 +168,7 @@ func (in *Inspection) network(ctx context.Context, s *session.Session, name stri
 
 // obstacles adds what of others stops the pods for certain, and notes what may stop them. It is no matter of CHECK: no
 // runtime can do anything about it.
-func (in *Inspection) obstacles(ctx context.Context, s *session.Session, rec *state.Network, attachments []*state.Attachment, found *inspect.Findings) error {
+func (in *Inspection) obstacles(ctx context.Context, s *session, rec *state.Network, attachments []*state.Attachment, found *findings) error {
 	if unused, err := s.Unused(rec, attachments); unused || err != nil {
 		return err
 	}
@@ -183,7 +184,7 @@ func (in *Inspection) obstacles(ctx context.Context, s *session.Session, rec *st
 }
 
 // underWay says that a call is at work on an attachment: it holds the lock of its record.
-func underWay(s *session.Session, a *state.Attachment) bool {
+func underWay(s *session, a *state.Attachment) bool {
 	lock, err := s.Dir.LockAttachment(a.Network, a.Hash())
 	if err == nil {
 		_ = lock.Close()
@@ -192,12 +193,12 @@ func underWay(s *session.Session, a *state.Attachment) bool {
 }
 
 // uplinks compares the takeovers, but for what networks have said already.
-func (in *Inspection) uplinks(ctx context.Context, s *session.Session) error {
+func (in *Inspection) uplinks(ctx context.Context, s *session) error {
 	nics, err := s.Dir.Uplinks()
 	if err != nil {
 		return fail.State(err)
 	}
-	found := &inspect.Findings{}
+	found := &findings{}
 	for _, nic := range nics {
 		diffs, err := s.Uplinks().Differences(ctx, nic, "")
 		if err != nil {
@@ -238,4 +239,72 @@ func (in *Inspection) Summary() string {
 		}
 	}
 	return strings.Join(parts, ", ")
+}
+
+// strays is what the kernel has of attachments that no record tells of.
+type strays struct {
+	// Ports are in words those whose port is there, by their hashes, and so is a pod: only its Del, or
+	// a garbage collection that does not name it, takes it down.
+	Ports map[string]string
+	// Elements and IFBs belong to no port, and to nobody: by their hashes.
+	Elements map[string]string // the network
+	IFBs     map[string]string // the link's name
+	// Others are another program's elements, in words.
+	Others []string
+}
+
+// findStrays looks for them. known are the hashes of the records there are, and networks the
+// names of all networks on record.
+func findStrays(ctx context.Context, s *session, known map[string]bool, networks []string) (*strays, error) {
+	links, err := s.Links.Veths(ctx)
+	if err != nil {
+		return nil, err
+	}
+	f := &strays{Ports: map[string]string{}, Elements: map[string]string{}, IFBs: map[string]string{}}
+	for i := range links {
+		if a, ok := endpoint.ParseAlias(links[i].Alias); ok && !known[a.Hash] {
+			f.Ports[a.Hash] = "port " + links[i].Name + " of network " + a.Network + " has no record"
+		}
+	}
+	endpoints, err := s.Firewall.Endpoints(ctx, "")
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range endpoints {
+		hash := string(e.Owner)
+		_, has := f.Ports[hash]
+		switch {
+		case known[hash] || has:
+		// The name of a network is cut where it is too long for a comment.
+		case ident.IsHash(hash) && (slices.Contains(networks, e.Network) || strings.Contains(e.Network, "/")):
+			f.Elements[hash] = e.Network
+		default:
+			f.Others = append(f.Others, "elements of endpoint "+hash+" of network "+e.Network+" are another program's: no record tells of either")
+		}
+	}
+	ifbs, err := s.IFBs(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for name, a := range ifbs {
+		if _, has := f.Ports[a.Hash]; !has && !known[a.Hash] {
+			f.IFBs[a.Hash] = name
+		}
+	}
+	return f, nil
+}
+
+// Differences are the strays in words, by their hashes.
+func (f *strays) Differences() []tombolo.Difference {
+	found := &findings{}
+	for _, hash := range slices.Sorted(maps.Keys(f.Ports)) {
+		found.Advise(tombolo.RemedyRecreate, "%s", f.Ports[hash])
+	}
+	for _, hash := range slices.Sorted(maps.Keys(f.Elements)) {
+		found.Advise(tombolo.RemedyRepair, "elements of endpoint %s of network %s have no record", hash, f.Elements[hash])
+	}
+	for _, hash := range slices.Sorted(maps.Keys(f.IFBs)) {
+		found.Advise(tombolo.RemedyRepair, "link %s has no record", f.IFBs[hash])
+	}
+	return found.List
 }

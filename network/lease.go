@@ -3,329 +3,333 @@ package network
 import (
 	"context"
 	"errors"
-	"fmt"
+	"io/fs"
+	"math"
+	"math/rand/v2"
+	"net"
 	"net/netip"
+	"path/filepath"
 	"slices"
 	"time"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
-	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/lease"
-	"github.com/tombolo-cni/tombolo/internal/lockorder"
-	"github.com/tombolo-cni/tombolo/ipam"
-	"github.com/tombolo-cni/tombolo/network/internal/build"
-	"github.com/tombolo-cni/tombolo/network/internal/dhcplease"
+	"github.com/tombolo-cni/tombolo/internal/lease/giveback"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
-	"github.com/tombolo-cni/tombolo/network/internal/session"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// leasing is the part of an Add that gets the address by DHCP.
-type leasing struct {
-	asked  *Lease
-	client lease.Client
-	dir    *lease.Dir
-	held   *lease.Held // the lock of its record, while it is held
-}
+// leasePart is the lease of a pod that has its address by DHCP. It is on record in a directory of its own,
+// which lasts longer than the node's state, and the keeper renews it.
+type leasePart struct{}
 
-// prepareLease reads what can be wrong before anything is touched. What is on record from the
-// first on, others need to put the guard back while the server is waited for.
-func (a *adding) prepareLease() (*leasing, error) {
-	l := &leasing{asked: a.pod.Lease, client: lease.ClientOf(&a.pod.Lease.Client)}
-	switch len(a.pod.MAC) {
-	case 6:
-	case 0:
-		pod := *a.pod
-		pod.MAC = ident.RandomMAC() // the server goes by it
-		a.pod = &pod
-	default:
-		return nil, fail.Errorf(ErrInvalid, "container %s: %q is not a MAC of 6 bytes", a.pod.ContainerID, a.pod.MAC)
+// mend brings an attachment's record up to its lease: where the server gave the
+// pod another address since its Add, the keeper has changed the pod's, and what else
+// goes by the address follows here.
+func (leasePart) mend(ctx context.Context, p *attached) error {
+	if p.IPAMType != endpoint.Leased || len(p.Addresses) == 0 {
+		return nil
 	}
-	l.client.MAC, l.client.Sticky = dhcpc.Hex(a.pod.MAC), l.asked.Sticky
-	for _, p := range a.pod.Ports {
-		if p.Protocol == unix.IPPROTO_UDP && p.PodPort == dhcpc.ClientPort {
-			return nil, fail.Errorf(ErrInvalid, "runtimeConfig.portMappings: port %s leads to the pod's UDP port %d, where DHCP servers answer: with ipam.type \"dhcp\" it cannot be published", endpoint.PortText(p), p.PodPort)
-		}
-	}
-	var err error
-	if l.dir, err = a.node.leases(l.asked); err != nil {
-		return nil, err
-	}
-	a.base.IPAMType, a.base.DataDir = endpoint.Leased, l.dir.Path()
-	a.base.MAC, a.base.SLAAC = a.pod.MAC.String(), a.nw.SLAAC
-	a.base.Guarded, a.base.MACOnly, a.base.Untrusted = a.nw.Guard, a.nw.MACOnly, a.nw.Untrusted
-	return l, nil
-}
-
-// leases opens the records of leases. It refuses where no program would renew the lease that is asked
-// for; nil asks for none.
-func (n *Node) leases(asked *Lease) (*lease.Dir, error) {
-	dir, err := lease.Open(n.cfg.LeaseDir)
+	dir, err := lease.Open(p.DataDir)
 	if err != nil {
-		return nil, fail.Errorf(ErrInvalid, "%w", err)
-	}
-	if asked == nil || asked.KeeperOptional {
-		return dir, nil
-	}
-	if err := dir.CheckKeeper(); err != nil {
-		return nil, fail.Errorf(ErrTryAgain, `%w; or set ipam.keeper to "optional", if leases need not be renewed`, err)
-	}
-	return dir, nil
-}
-
-// lease gets the pod its address: the link first, up and without one, and from there
-// the lease. Of a server nobody knows how long it takes, so the lock is not held
-// meanwhile.
-func (a *adding) lease(ctx context.Context) (*tied, error) {
-	// By this the keeper knows that the attachment is the lease's.
-	var err error
-	if a.base.NetNSCookie, err = a.pod.NetNS.Cookie(); err != nil {
-		return nil, err
-	}
-	p, err := a.plan(given{}, nil)
-	if err != nil {
-		return nil, err
-	}
-	p.port.NoWait = false // or the first frame would be lost
-	if err := refuseListeners(ctx, a.pod.ContainerID, a.pod.Ports, nil, true); err != nil {
-		return nil, err
-	}
-	b, err := build.Ready(ctx, a.s, p.want)
-	if err != nil {
-		return nil, err
-	}
-	if err := a.node.step("network"); err != nil {
-		return nil, err
-	}
-	rec, err := a.recordLease()
-	if err != nil {
-		return nil, err
-	}
-	link, err := a.attach(ctx, p, b)
-	if err != nil {
-		return nil, err
-	}
-	if err := a.node.step("link"); err != nil {
-		return nil, err
-	}
-	asked, err := a.solicit(ctx, p.port)
-	if err != nil {
-		return nil, err
-	}
-	defer asked.Close()
-	a.s.Leave()
-	if err := session.WhileWanted(ctx, a.pending, func(ctx context.Context) error { return a.acquire(ctx, rec, b, link) }); err != nil {
-		return nil, err
-	}
-	g, err := a.advertised(ctx, asked, givenBy(rec, a.pod.Routes), b, link)
-	if err != nil {
-		return nil, err
-	}
-	if g.informs && !a.leasing.asked.KeeperOptional {
-		rec.Six = lease.SixOf(&rec.Client)
-		rec.Six.Stateless = true
-	}
-	if err := a.s.Enter(ctx); err != nil {
-		return nil, err
-	}
-	if err := dhcplease.Apply(ctx, a.s.Links, a.pod.NetNS, rec, link); err != nil {
-		return nil, explainRoute(err)
-	}
-	t, err := a.again(ctx, g, b, link)
-	if err != nil {
-		return nil, err
-	}
-	t.lease = rec
-	return t, a.node.step("ipam")
-}
-
-// recordLease says what will be leased before a packet is sent: whatever comes, the
-// keeper and Collect know that it may be there.
-func (a *adding) recordLease() (*lease.Record, error) {
-	l := a.leasing
-	boot, err := lease.Boot()
-	if err != nil {
-		return nil, err
-	}
-	rec := &lease.Record{
-		State: lease.Adding, Network: a.nw.Name, ContainerID: a.pod.ContainerID, IfName: a.pod.IfName, Pod: a.pod.Name,
-		NetNS: a.pod.Path, NetNSCookie: a.base.NetNSCookie, Boot: boot, HostIf: a.base.HostIf, Bridge: a.nw.Bridge, GatewayLink: a.base.VLANLink(),
-		Client:  l.client,
-		Policy:  lease.Policy{NoDefault: a.nw.NoDefaultRoute, Routes: l.asked.Routes, Priority: l.asked.Priority, IPv6: a.nw.SLAAC},
-		Created: time.Now().UTC(),
-	}
-	if a.nw.DHCPv6 {
-		rec.Six = lease.SixOf(&rec.Client)
-	}
-	// The client knows a lease of an earlier container of the pod.
-	if l.client.Sticky {
-		if last, err := l.dir.Recall(rec.Network, l.client.ClientID); err == nil && last != nil {
-			rec.Lease = last.Lease
-		}
-	}
-	if err := l.held.Create(rec); err != nil {
-		return nil, fail.State(err)
-	}
-	a.back.push(func(context.Context) error { return l.held.Remove() })
-	return rec, nil
-}
-
-// lock takes the lock of the lease's record, which a Del or the keeper may have for a
-// while. It comes before the state's.
-func (l *leasing) lock(ctx context.Context, hash string) error {
-	var err error
-	if l.held, err = l.dir.Lock(ctx, hash); err != nil {
-		return fail.Errorf(ErrTryAgain, "%w", err)
-	}
-	return nil
-}
-
-// unlock gives it back.
-func (l *leasing) unlock() {
-	if l.held != nil {
-		l.held.Close()
-		l.held = nil
-	}
-}
-
-// acquire gets the lease from inside the pod, and has the record say so.
-func (a *adding) acquire(ctx context.Context, rec *lease.Record, b *build.Built, link *bridge.Attachment) error {
-	l := a.leasing
-	rec.Client.LinkMTU = link.MTU
-	sockets := &transport.Config{NetNS: a.pod.NetNS, Link: link.PeerIndex, MAC: link.PeerMAC, ARP: rec.Client.DetectConflicts}
-	cfg := rec.Client.Config(rec.Lease)
-	cfg.Timeout = l.asked.Client.Timeout
-	cfg.Dial, cfg.Refuse = dhcplease.Dialer(sockets, link), a.refuse(ctx, b.Bridge.Index, rec.Lease)
-	client, err := dhcpc.New(cfg)
-	if err != nil {
-		return fail.Errorf(ErrInvalid, "ipam: %w", err)
-	}
-	lockorder.Slow("a DHCP server")
-	got, err := client.Acquire(ctx)
-	if err != nil {
-		return fail.Errorf(ErrTryAgain, "%w", err)
-	}
-	a.back.push(func(ctx context.Context) error {
-		a.s.Leave()
-		return transport.Release(ctx, sockets, got)
-	})
-	for _, why := range got.Ignored {
-		a.s.Warn("lease of " + got.Address.String() + ": " + why)
-	}
-	if rec.Policy.Gateway, err = a.hostAddress(ctx, b.Bridge, got.Address); err != nil {
 		return err
 	}
-	rec.Lease, rec.Applied = got, rec.Policy.Apply(got)
-	if slices.ContainsFunc(rec.Applied.Routes, func(r dhcpc.Route) bool { return r.Dst.Bits() == 0 }) {
-		metric, err := freeMetric(a.pod.NetNS, false, uint32(rec.Policy.Priority))
-		if err != nil {
-			return err
-		}
-		rec.Policy.Priority = int(metric)
+	rec, err := dir.Load(p.Hash())
+	if err != nil || rec.State != lease.Bound || rec.Lease.Address == p.Addresses[0].Prefix {
+		return nil // what is wrong with a lease is for Check to say
 	}
-	if rec.Applied.MTU > got.MTU {
-		a.s.Warn(fmt.Sprintf("lease of %s: MTU %d is too small for IPv6, which the pod has: it gets %d", got.Address, got.MTU, rec.Applied.MTU))
+	// A Del that has it takes the elements by the record of now.
+	lock, err := p.s.Dir.LockAttachment(p.Network, p.Hash())
+	if err != nil {
+		return nil
+	}
+	defer lock.Close()
+	old := endpoint.Of(p.Attachment)
+	moved := p.Addresses[0]
+	moved.Prefix, moved.Gateway = rec.Lease.Address, netip.Addr{}
+	if len(rec.Lease.Routers) > 0 {
+		moved.Gateway = rec.Lease.Routers[0]
+	}
+	p.HostGateways = p.HostGateways.Moved(p.Addresses[0].Prefix, moved.Prefix)
+	p.Addresses[0] = moved
+	if err := p.s.Firewall.Move(ctx, old, endpoint.In(p.Attachment, p.nw)); err != nil {
+		return err
+	}
+	if err := p.s.Dir.UpdateLocked(p.Attachment); err != nil {
+		return fail.State(err)
 	}
 	return nil
 }
 
-// refuse is asked about each lease that a server offers or grants; had is the one that the pod had, nil
-// if none.
-func (a *adding) refuse(ctx context.Context, bridgeIndex int, had *dhcpc.Lease) func(l, _ *dhcpc.Lease) error {
-	var before netip.Addr
-	if had != nil {
-		before = had.Address.Addr()
+// applyLease gives the pod what it has leased. The address has the lease's lifetime,
+// so that the kernel itself ends it if everything of ours dies.
+func applyLease(ctx context.Context, links *bridge.Conn, pod *netns.NS, rec *lease.Record, link *bridge.Attachment) error {
+	if mtu := rec.Applied.MTU; mtu > 0 && mtu < link.MTU {
+		// The pod's alone: the host's bridge, and with it the host, is not the server's.
+		if err := links.SetMTU(ctx, pod, "", link.Peer, mtu); err != nil {
+			return err
+		}
 	}
-	return func(offer, _ *dhcpc.Lease) error {
-		own := offer.Address.Addr()
-		if err := lease.Impossible(offer); err != nil {
+	addresses, err := addr.Dial(&addr.Config{NetNS: pod})
+	if err != nil {
+		return err
+	}
+	defer addresses.Close()
+	valid := validForLease(rec.Lease)
+	for _, p := range rec.Applied.Addresses {
+		if _, err := addresses.Ensure(addr.Address{Prefix: p, Link: link.PeerIndex, Broadcast: addr.Broadcast(p), Valid: valid, Preferred: valid}); err != nil {
 			return err
 		}
-		if err := lease.Taken(a.s.Links.Routes(), bridgeIndex, own, before); err != nil {
+	}
+	routes, err := route.Dial(&route.Config{NetNS: pod})
+	if err != nil {
+		return err
+	}
+	defer routes.Close()
+	for _, rt := range rec.Applied.Routes {
+		if err := routes.Add(lease.RouteOf(rt, link.PeerIndex, rec.Policy.Priority)); err != nil {
 			return err
 		}
-		return a.refuseAddress(ctx, a.nw.GatewayLink(), own)
+	}
+	return nil
+}
+
+// validFor is how long the kernel is to keep a lease's address; nil is for ever.
+func validForLease(l *dhcpc.Lease) *time.Duration {
+	left := l.Left(time.Now())
+	if left < 0 {
+		return nil
+	}
+	left = min(max(left, time.Second), (math.MaxUint32-1)*time.Second)
+	return &left
+}
+
+// leaseDialer opens the sockets of a client: one that sends, in the pod, and one that hears, on
+// the port, since what a DHCP server says of a pod's address goes into the host's firewall,
+// and the pod's namespace may be prepared by a process that has all rights there.
+func leaseDialer(sockets *transport.Config, att *bridge.Attachment) func(context.Context, netip.Addr) (dhcpc.Transport, error) {
+	return func(ctx context.Context, local netip.Addr) (dhcpc.Transport, error) {
+		witness, err := transport.DialWitness(&transport.Config{Link: att.Index, MAC: att.PeerMAC, ARP: sockets.ARP})
+		if err != nil {
+			return nil, err
+		}
+		send, err := transport.Dialer(sockets)(ctx, local)
+		if err != nil {
+			return nil, errors.Join(err, witness.Close())
+		}
+		return &heardOutside{witness.For(send), send, witness}, nil
 	}
 }
 
-// givenBy is what a pod is given by its lease.
-func givenBy(rec *lease.Record, more []route.Route) given {
-	got := rec.Lease
-	address := ipam.Address{Prefix: got.Address, Gateway: rec.Policy.Gateway}
-	if !address.Gateway.IsValid() && len(got.Routers) > 0 {
-		address.Gateway = got.Routers[0]
-	}
-	g := given{addresses: []ipam.Address{address}, dns: DNS{slices.Clone(got.DNS), got.Domain, got.Search}}
-	g.hosts.Set(address.Prefix, rec.Policy.Gateway)
-	for _, r := range rec.Applied.Routes {
-		one := route.Route{Dst: r.Dst, Gateway: r.Via, Priority: uint32(rec.Policy.Priority)}
-		if !r.Via.IsValid() {
-			onLink := route.ScopeLink
-			one.Scope = &onLink
-		}
-		g.routes = append(g.routes, one)
-	}
-	g.routes = append(g.routes, more...)
-	return g
+// heardOutside is a transport that hears by a socket of its own.
+type heardOutside struct {
+	dhcpc.Transport
+	send    dhcpc.Transport
+	witness *transport.Witness
 }
 
-// commit hands the lease over to the keeper. That waits for the disk, so the state's
-// lock is not held meanwhile.
-func (l *leasing) commit(ctx context.Context, s *session.Session, rec *lease.Record) error {
-	s.Leave()
-	rec.State, rec.Updated = lease.Bound, time.Now().UTC()
-	if err := l.held.Replace(rec); err != nil {
+// Close closes both sockets at once: the kernel takes 12 to 16 ms to close a packet socket.
+func (h *heardOutside) Close() error {
+	sent := make(chan error, 1)
+	go func() { sent <- h.send.Close() }()
+	return errors.Join(h.witness.Close(), <-sent)
+}
+
+// releaseLease gives back what an attachment leased, from the pod's interface as long as that is there, else from the
+// bridge, and removes the lease's record. If the message does not reach the server, the address is free when the
+// lease ends. The state's lock must not be held.
+func releaseLease(ctx context.Context, links *bridge.Conn, path, hash string, warn func(string)) error {
+	dir, err := lease.Open(path)
+	if err != nil {
+		return err
+	}
+	if _, err := dir.Load(hash); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	held, err := dir.Lock(ctx, hash)
+	if err != nil {
+		return fail.Errorf(ErrTryAgain, "%w", err)
+	}
+	defer held.Close()
+	rec, err := held.Load()
+	var damaged *lease.RecordError
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case errors.As(err, &damaged):
+		warn(err.Error())
+		return held.Remove()
+	case err != nil:
 		return fail.State(err)
 	}
-	return s.Enter(ctx)
+	if rec.Lease != nil && rec.State == lease.Bound && rec.Lease.Left(time.Now()) != 0 {
+		if err := sendRelease(ctx, links, dir, rec); err != nil {
+			// It must not keep a pod from going.
+			warn(err.Error())
+		}
+	}
+	if rec.Six != nil {
+		if err := end6(ctx, links, rec); err != nil {
+			warn(err.Error())
+		}
+	}
+	if rec.Client.Sticky && rec.Lease != nil {
+		if err = held.Remember(ctx, rec); err == nil {
+			return nil
+		}
+		warn(err.Error()) // the disk is full, say
+	}
+	return held.Remove()
 }
 
-// await6 waits for what the keeper gets for a pod by DHCPv6, and adds it to what Add gives: an address
-// and DNS, or DNS alone. Without the address there is no attachment.
-func (n *Node) await6(ctx context.Context, pod *Pod, made *Attachment) (*Attachment, error) {
-	limit := pod.Lease.Client.Timeout
-	if limit == 0 {
-		limit = dhcpc.DefaultTimeout
+// sendRelease sends the RELEASE. A pod's lease that is to stay its own is not given
+// back: the server keeps the address for it as long as the lease runs. Nor is that of a pod that is gone and whose
+// identity another has by now: to the server both are the same client.
+func sendRelease(ctx context.Context, links *bridge.Conn, dir *lease.Dir, rec *lease.Record) error {
+	if rec.Client.Sticky {
+		return nil
 	}
-	waiting, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	if made.informs {
-		servers, search, err := dhcplease.AwaitDNS(waiting, n.cfg.LeaseDir, made.rec.Hash())
-		if err != nil {
-			n.cfg.Log.Warn(err.Error())
+	if pod, err := openPod(rec.NetNS, rec.NetNSCookie); err == nil {
+		defer pod.Close()
+		if index, err := interfaceIn(ctx, pod, rec.IfName); err == nil {
+			return releaseFromPod(ctx, &transport.Config{NetNS: pod, Link: index, MAC: net.HardwareAddr(rec.Lease.MAC)}, rec.Lease)
 		}
-		made.addDNS(servers, search)
-		return made, nil
 	}
-	rec, got, err := dhcplease.Await6(waiting, n.cfg.Dir, n.cfg.LeaseDir, made.rec)
+	if others, err := dir.Same(rec); err != nil || len(others) > 0 {
+		return err
+	}
+	return giveback.Release(ctx, rec, links, nil, rec.Lease)
+}
+
+// releaseFromPod sends it from the pod's interface, by a packet socket: by a UDP
+// socket, the packet might still wait for the server's MAC when the link
+// goes.
+func releaseFromPod(ctx context.Context, sockets *transport.Config, l *dhcpc.Lease) error {
+	p, err := dhcpc.Release(l, rand.Uint32())
 	if err != nil {
-		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
-		defer cancel()
-		return nil, errors.Join(err, n.Del(undo, made.Key, nil))
+		return err
 	}
-	own := ipam.Address{Prefix: netip.PrefixFrom(got.Address, got.Address.BitLen())}
-	for _, r := range made.Routes {
-		if r.Gateway.Is6() && r.Dst.Bits() <= 0 {
-			own.Gateway = r.Gateway
-		}
+	raw, err := transport.DialRaw(sockets)
+	if err != nil {
+		return err
 	}
-	made.Addresses, made.rec = append(slices.Clone(made.Addresses), own), rec
-	made.addDNS(got.DNS, got.Search)
-	return made, nil
+	return errors.Join(raw.Send(ctx, p), raw.Close())
 }
 
-// addDNS adds what a DHCPv6 server has told.
-func (a *Attachment) addDNS(servers []netip.Addr, search []string) {
-	for _, server := range servers {
-		if server.IsLinkLocalUnicast() {
-			server = server.WithZone(a.IfName)
-		}
-		a.DNS.Servers = append(a.DNS.Servers, server)
+// leaseLockWait is more than the keeper has a record locked for.
+const leaseLockWait = 5 * time.Second
+
+// leadLease changes what the pod is to have of its lease: a default route by an address of
+// the host. The record says first that it
+// may have both, as the keeper's does.
+func leadLease(ctx context.Context, a *state.Attachment, routes *route.Conn, link int, own netip.Addr) error {
+	dir, err := lease.Open(a.DataDir)
+	if err != nil {
+		return err
 	}
-	a.DNS.Search = append(a.DNS.Search, search...)
+	short, cancel := context.WithTimeout(ctx, leaseLockWait)
+	defer cancel()
+	held, err := dir.Lock(short, a.Hash())
+	if err != nil {
+		return err
+	}
+	defer held.Close()
+	rec, err := held.Load()
+	if err != nil || !rec.Policy.Gateway.IsValid() {
+		return err
+	}
+	rec.Policy.Gateway = own
+	if rec.State != lease.Bound {
+		return held.Replace(rec) // its next lease has it
+	}
+	want := rec.Policy.Apply(rec.Lease)
+	stale := lease.Applied{Routes: rec.Applied.Without(want).Routes}
+	rec.Applied.Routes = slices.Concat(want.Routes, stale.Routes)
+	if err := held.Replace(rec); err != nil {
+		return err
+	}
+	for _, r := range want.Routes {
+		if _, err := routes.Ensure(lease.RouteOf(r, link, rec.Policy.Priority)); err != nil {
+			return err
+		}
+	}
+	for _, r := range slices.Backward(stale.Routes) {
+		if err := routes.Remove(lease.RouteOf(r, link, rec.Policy.Priority)); err != nil {
+			return err
+		}
+	}
+	rec.Applied.Routes = want.Routes
+	return held.Replace(rec)
+}
+
+// look compares an attachment with its lease. Of a lease that a keeper is at work on, whatever is wrong is not for
+// the node to mend.
+func (leasePart) look(_ context.Context, p *attached) error {
+	if p.IPAMType != endpoint.Leased {
+		return nil
+	}
+	p.s.Leave() // leases are on a disk
+	dir, err := lease.Open(p.DataDir)
+	if err != nil {
+		return err
+	}
+	remedy := tombolo.RemedyConfigure
+	if err := dir.CheckKeeper(); err != nil && !p.keeperOptional {
+		remedy = tombolo.RemedyKeeper
+		p.found.Advise(remedy, "%v", err)
+	}
+	rec, err := dir.Load(p.Hash())
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		p.found.Advise(tombolo.RemedyRecreate, "its lease has no record in %s", dir.Path())
+		return nil
+	case err != nil:
+		p.found.Advise(tombolo.RemedyRecreate, "%v", err)
+		return nil
+	case rec.State != lease.Bound:
+		p.found.Advise(remedy, "its lease is %s: %s", rec.State, rec.Error)
+	case len(p.Addresses) == 0 || rec.Lease.Address != p.Addresses[0].Prefix:
+		p.found.Advise(tombolo.RemedyRepair, "its lease is of %s", rec.Lease.Address)
+	case rec.Lease.Left(time.Now()) == 0:
+		p.found.Advise(remedy, "its lease of %s ended at %s", rec.Lease.Address, rec.Lease.Expire.Format(time.RFC3339))
+	}
+	p.lookAt6(rec, remedy)
+	return nil
+}
+
+// leases lists the network's, but for those that only wait for their pod to come back.
+func leasesOf(s *session, network string) ([]*lease.Record, error) {
+	if s.LeaseDir == "" {
+		return nil, nil // an operator's command
+	}
+	dir, err := lease.Open(s.LeaseDir)
+	if err != nil {
+		return nil, err
+	}
+	all, damaged, err := dir.List()
+	for _, d := range damaged {
+		s.Warn(d.Error())
+	}
+	return slices.DeleteFunc(all, func(r *lease.Record) bool {
+		return r.Network != network || r.State == lease.Sticky
+	}), err
+}
+
+// leaseDir is where an attachment's lease is on record, by its own record or by what the
+// caller knows; "" where it has none.
+func (t *teardown) leaseDir(rec *state.Attachment) string {
+	switch {
+	case rec != nil && rec.IPAMType == endpoint.Leased && filepath.IsAbs(rec.DataDir):
+		return rec.DataDir
+	case t.Known.Leased && (rec == nil || rec.IPAMType == endpoint.Leased):
+		return t.Session.LeaseDir
+	}
+	return ""
 }

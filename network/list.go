@@ -6,7 +6,6 @@ import (
 
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
-	"github.com/tombolo-cni/tombolo/network/internal/recorded"
 )
 
 // Networks lists the names of the networks that are on record.
@@ -69,7 +68,7 @@ func (n *Node) Pools(ctx context.Context) ([]Pool, error) {
 	var list []Pool
 	var errs []error
 	for _, rec := range records {
-		pools, err := recorded.Pools(ctx, n.cfg.Dir.Path(), rec)
+		pools, err := pools(ctx, n.cfg.Dir.Path(), rec)
 		errs = append(errs, err)
 		for _, p := range pools {
 			list = append(list, Pool{rec.Name, p})

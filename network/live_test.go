@@ -18,8 +18,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/netns"
-	"github.com/tombolo-cni/tombolo/network/internal/build"
-	"github.com/tombolo-cni/tombolo/network/internal/session"
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
@@ -77,7 +75,7 @@ func (b *bed) mustBeAsMade(t *testing.T) {
 }
 
 // inside gives a call's session, without the lock.
-func (b *bed) inside(t *testing.T, do func(*session.Session) error) {
+func (b *bed) inside(t *testing.T, do func(*session) error) {
 	t.Helper()
 	b.do(t, func() error {
 		s, err := b.node.open()
@@ -117,7 +115,7 @@ func TestAttachmentsComeAndGo(t *testing.T) {
 		expect.Is(t, expect.Err(b.node.Check(t.Context(), &b.nw, &b.pod)), ErrNotAttached, "check of what is gone")
 		return b.node.Remove(t.Context(), "pods")
 	})
-	b.inside(t, func(s *session.Session) error {
+	b.inside(t, func(s *session) error {
 		expect.Is(t, expect.Err(s.Links.Link(t.Context(), "cbr0")), fs.ErrNotExist, "the bridge")
 		return nil
 	})
@@ -164,7 +162,7 @@ func TestWhatCannotBeMeantMakesNothing(t *testing.T) {
 				expect.Is(t, expect.Err(b.node.Add(t.Context(), nw, pod)), ErrInvalid, "add")
 				return nil
 			})
-			b.inside(t, func(s *session.Session) error {
+			b.inside(t, func(s *session) error {
 				expect.Is(t, expect.Err(s.Links.Link(t.Context(), "cbr0")), fs.ErrNotExist, "the bridge")
 				return nil
 			})
@@ -177,7 +175,7 @@ func TestARouteIsNotChangedWhileADELIsAtWork(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	hash := b.add(t).hash()
-	b.inside(t, func(s *session.Session) error {
+	b.inside(t, func(s *session) error {
 		rec, err := s.Dir.Load("pods", hash)
 		if err != nil {
 			return err
@@ -187,11 +185,11 @@ func TestARouteIsNotChangedWhileADELIsAtWork(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		expect.Is(t, build.Follow(t.Context(), s, []*state.Attachment{rec}), state.ErrBusy, "follow")
+		expect.Is(t, follow(t.Context(), s, []*state.Attachment{rec}), state.ErrBusy, "follow")
 		if err := lock.Close(); err != nil {
 			return err
 		}
-		return build.Follow(t.Context(), s, []*state.Attachment{rec})
+		return follow(t.Context(), s, []*state.Attachment{rec})
 	})
 }
 
@@ -207,13 +205,13 @@ func TestElementsOfAnotherProgramAreToldApart(t *testing.T) {
 		b.do(t, func() (err error) { in, err = b.node.Inspect(t.Context()); return err })
 		return in
 	}
-	b.inside(t, func(s *session.Session) error {
+	b.inside(t, func(s *session) error {
 		return errors.Join(s.Firewall.Add(t.Context(), theirs), s.Firewall.Add(t.Context(), same))
 	})
 	if in := inspected(); in.Differs() || len(in.Stray) > 0 || len(in.Others) != 2 || !strings.Contains(strings.Join(in.Others, ","), "embedder1 of network theirs") {
 		t.Errorf("%+v", in)
 	}
-	b.inside(t, func(s *session.Session) error { return s.Firewall.Add(t.Context(), lost) })
+	b.inside(t, func(s *session) error { return s.Firewall.Add(t.Context(), lost) })
 	if in := inspected(); !in.Differs() || len(in.Stray) != 1 || len(in.Others) != 2 {
 		t.Errorf("%+v", in)
 	}

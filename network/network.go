@@ -9,7 +9,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
-	"github.com/tombolo-cni/tombolo/network/internal/recorded"
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
@@ -89,8 +88,8 @@ type Exit string
 
 // The ways out of a LAN.
 const (
-	ExitHost   Exit = recorded.ExitHost   // the host, whose firewall and services see what pods send
-	ExitRouter Exit = recorded.ExitRouter // the LAN's own router
+	ExitHost   Exit = exitHost   // the host, whose firewall and services see what pods send
+	ExitRouter Exit = exitRouter // the LAN's own router
 )
 
 // Origin says where an attachment's addresses come from. Both are kept on record.

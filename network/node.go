@@ -10,7 +10,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
-	"github.com/tombolo-cni/tombolo/network/internal/session"
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
@@ -53,7 +52,7 @@ type Config struct {
 // holds no socket, file or lock between calls, and its methods may be called from several
 // goroutines, and processes.
 type Node struct {
-	cfg        session.Config
+	cfg        sessionConfig
 	allocators func(string, *Origin) (ipam.Allocator, error)
 	after      func(string) error
 }
@@ -70,7 +69,7 @@ func Open(ctx context.Context, cfg *Config) (*Node, error) {
 	if err != nil {
 		return nil, fail.Errorf(ErrInvalid, "%w", err)
 	}
-	n := &Node{allocators: cfg.Allocators, after: cfg.Step, cfg: session.Config{
+	n := &Node{allocators: cfg.Allocators, after: cfg.Step, cfg: sessionConfig{
 		Dir: dir, LeaseDir: cfg.LeaseDir, Mark: cfg.Mark, Log: cfg.Log, DialBridge: cfg.DialBridge, DialFirewall: cfg.DialFirewall,
 	}}
 	if n.cfg.Log == nil {
@@ -119,10 +118,10 @@ func (n *Node) step(name string) error {
 }
 
 // open opens a session.
-func (n *Node) open() (*session.Session, error) { return session.Open(n.cfg) }
+func (n *Node) open() (*session, error) { return openSession(n.cfg) }
 
 // openEntered opens a session, and takes the shared lock.
-func (n *Node) openEntered(ctx context.Context) (*session.Session, error) {
+func (n *Node) openEntered(ctx context.Context) (*session, error) {
 	s, err := n.open()
 	if err != nil {
 		return nil, err
@@ -135,7 +134,7 @@ func (n *Node) openEntered(ctx context.Context) (*session.Session, error) {
 }
 
 // about does something in a session about all networks, or about some by their names.
-func (n *Node) about(ctx context.Context, do func(*session.Session) error, networks ...string) error {
+func (n *Node) about(ctx context.Context, do func(*session) error, networks ...string) error {
 	s, err := n.openKnown(ctx, networks...)
 	if err != nil {
 		return err
@@ -146,7 +145,7 @@ func (n *Node) about(ctx context.Context, do func(*session.Session) error, netwo
 
 // openKnown opens a session for a call about all networks, or about some by their names. All
 // share one mark, so any record tells it.
-func (n *Node) openKnown(ctx context.Context, networks ...string) (*session.Session, error) {
+func (n *Node) openKnown(ctx context.Context, networks ...string) (*session, error) {
 	if err := n.usable(ctx, networks...); err != nil {
 		return nil, err
 	}
@@ -162,5 +161,5 @@ func (n *Node) openKnown(ctx context.Context, networks ...string) (*session.Sess
 			}
 		}
 	}
-	return session.Open(cfg)
+	return openSession(cfg)
 }

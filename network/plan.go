@@ -8,15 +8,13 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
-	"github.com/tombolo-cni/tombolo/network/internal/build"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
-	"github.com/tombolo-cni/tombolo/network/internal/recorded"
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
 // plan is what an Add makes of what the pod was given.
 type plan struct {
-	want *build.Want
+	want *want
 	port bridge.Port
 	rec  state.Attachment // as it will be on record
 }
@@ -56,7 +54,7 @@ func (a *adding) plan(g given, made *bridge.Attachment) (*plan, error) {
 		mac = ident.RandomMAC() // the guard has to know it before the kernel does
 	}
 	rec.MAC = mac.String()
-	p.port = recorded.Port(rec)
+	p.port = portOf(rec)
 	p.port.DAD, p.port.Group, p.port.NoWait, p.port.SameNetNS = nw.DAD, nft.PodGroup, true, a.pod.SameNetNS
 	// Neighbours know an address's last MAC: that which follows from it, unless another
 	// was asked for, or another plugin gave the address to a pod of its own.
@@ -69,7 +67,7 @@ func (a *adding) plan(g given, made *bridge.Attachment) (*plan, error) {
 	}
 	p.port.Routes = a.metrics.apply(routesFor(g.addresses, withDefaults(nw.DefaultGateway, g.addresses, g.routes)))
 	if a.leasing == nil {
-		rec.Routes = recorded.Routed(rec, p.port.Routes)
+		rec.Routes = routed(rec, p.port.Routes)
 	}
 	if made != nil {
 		p.link(made)
@@ -78,18 +76,18 @@ func (a *adding) plan(g given, made *bridge.Attachment) (*plan, error) {
 }
 
 // wantOf is the network as it is asked for, before it is known what the pod calls for.
-func wantOf(nw *Network, hash string, mark uint32) *build.Want {
-	w := &build.Want{
+func wantOf(nw *Network, hash string, mark uint32) *want {
+	w := &want{
 		Record: state.Network{
 			Name: nw.Name, Bridge: nw.Bridge, MTU: nw.MTU,
 			Masquerade: nw.Masquerade, NonMasquerade: nw.NonMasquerade,
-			Policy: recorded.PolicyName(nw.Policy), Guard: nw.Guard, Mark: uint64(mark), NFCall: nw.NFCall, Promiscuous: nw.Promiscuous,
-			Uplink: nw.Uplink.NIC, DefaultRoute: string(nw.Exit), SLAAC: nw.SLAAC, VLAN: recorded.VLANRecord(nw.VLAN),
+			Policy: policyName(nw.Policy), Guard: nw.Guard, Mark: uint64(mark), NFCall: nw.NFCall, Promiscuous: nw.Promiscuous,
+			Uplink: nw.Uplink.NIC, DefaultRoute: string(nw.Exit), SLAAC: nw.SLAAC, VLAN: vlanRecord(nw.VLAN),
 		},
 		DefaultMTU: nw.DefaultMTU, Gateway: nw.Gateway, Routed: nw.Routed, ForceAddress: nw.ForceAddress, Owner: hash,
 	}
 	if sets := ipam.RangeSetsOf(nw.Allocator); len(sets) > 0 {
-		w.Record.Pools, w.Record.PoolDir = recorded.PoolsText(sets), nw.Origin.Dir
+		w.Record.Pools, w.Record.PoolDir = poolsText(sets), nw.Origin.Dir
 	}
 	if nw.Uplink.NIC != "" {
 		w.Uplink = ours(nw.Uplink, nw.Bridge)
@@ -98,10 +96,10 @@ func wantOf(nw *Network, hash string, mark uint32) *build.Want {
 }
 
 // onto is the port on its bridge.
-func (p *plan) onto(b *build.Built) bridge.Port {
+func (p *plan) onto(b *site) bridge.Port {
 	port := p.port
-	port.BridgeIndex, port.MTU = b.Bridge.Index, b.MTU
-	recorded.KeepTable(&port, p.rec.Guarded, b.Bridge)
+	port.BridgeIndex, port.MTU = b.bridge.Index, b.rec.MTU
+	keepTable(&port, p.rec.Guarded, b.bridge)
 	return port
 }
 

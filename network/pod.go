@@ -14,7 +14,6 @@ import (
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
-	"github.com/tombolo-cni/tombolo/network/internal/recorded"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
@@ -121,7 +120,7 @@ func attachmentOf(rec *state.Attachment) *Attachment {
 	return &Attachment{
 		Key: Key{rec.Network, rec.ContainerID, rec.IfName}, Pod: rec.Pod, Path: rec.NetNS, Ready: rec.State == state.Ready,
 		Bridge: rec.Bridge, Port: rec.HostIf, PortMAC: portMAC, MTU: rec.MTU, MAC: mac, PodMTU: rec.MTU, IFB: rec.IFB,
-		Addresses: rec.Addresses, Ports: endpoint.Ports(rec), Limits: recorded.Shape(rec), rec: rec,
+		Addresses: rec.Addresses, Ports: endpoint.Ports(rec), Limits: shapeOf(rec), rec: rec,
 	}
 }
 
@@ -165,7 +164,7 @@ func (p *Pod) record(nw *Network, hash string) *state.Attachment {
 	return &state.Attachment{
 		Network: nw.Name, ContainerID: p.ContainerID, IfName: p.IfName, Pod: p.Name, NetNS: p.Path,
 		IPAMType: nw.Origin.Type, DataDir: nw.Origin.Dir,
-		HostIf: "veth" + hash, Bridge: nw.Bridge, VLAN: recorded.VLANRecord(nw.VLAN), Up: !nw.Down,
+		HostIf: "veth" + hash, Bridge: nw.Bridge, VLAN: vlanRecord(nw.VLAN), Up: !nw.Down,
 		Published: endpoint.Published(p.Ports), Short: hash,
 	}
 }

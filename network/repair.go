@@ -4,18 +4,124 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
-	"github.com/tombolo-cni/tombolo/network/internal/build"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
-	"github.com/tombolo-cni/tombolo/network/internal/inspect"
-	"github.com/tombolo-cni/tombolo/network/internal/recorded"
-	"github.com/tombolo-cni/tombolo/network/internal/session"
 	"github.com/tombolo-cni/tombolo/nft"
 	"github.com/tombolo-cni/tombolo/nft/foreign"
 )
+
+// mendOthers puts the rules and elements of the other networks right that have
+// attachments. Those that have none are mended by their next ADD.
+func mendOthers(ctx context.Context, s *session, except string) error {
+	others, _, err := s.Dir.ListNetworks()
+	if err != nil {
+		return fail.State(err)
+	}
+	r := &repair{s: s}
+	for _, o := range others {
+		if o.Name == except {
+			continue
+		}
+		if err := r.network(ctx, o); err != nil {
+			s.Warn(err.Error()) // its own next ADD says so
+		}
+	}
+	return declareMended(ctx, s, r.mended)
+}
+
+// restore makes a network again that is on record. It says whether anything was missing that other networks have a
+// part in. After a failure, the network's own next Add tries again: others may declare mended what all
+// share.
+func (n *site) restore(ctx context.Context) (changed bool, _ error) {
+	changed, err := n.make(ctx)
+	if err != nil {
+		n.rec.ConfigHash = ""
+		err = fmt.Errorf("network %s: %w", n.rec.Name, err)
+	}
+	// Rules in the chains of others have new numbers.
+	if saveErr := n.s.Dir.SaveNetwork(n.rec); saveErr != nil {
+		err = errors.Join(err, fail.State(saveErr))
+	}
+	return changed, err
+}
+
+// repairNetworks makes all networks anew that are on record, as their records have them, and
+// puts every pod back: after somebody flushed the firewall, deleted a bridge or
+// changed it. It is what the next ADD of each network would do. A network that nothing needs
+// is left to its next ADD. Of some networks, where any are named, it makes these alone, unless
+// something was missing that others have a part in.
+func repairNetworks(ctx context.Context, s *session, some ...string) error {
+	if err := s.EnterAlone(ctx); err != nil {
+		return err
+	}
+	records, damaged, err := s.Dir.ListNetworks()
+	if err != nil {
+		return fail.State(err)
+	}
+	var errs []error
+	for _, d := range damaged {
+		errs = append(errs, d)
+	}
+	if len(some) == 0 {
+		errs = append(errs, mendUplinks(ctx, s))
+	}
+	r := &repair{s: s}
+	var others []*state.Network
+	for _, rec := range records {
+		if len(some) > 0 && !slices.Contains(some, rec.Name) {
+			others = append(others, rec)
+			continue
+		}
+		errs = append(errs, r.network(ctx, rec))
+	}
+	if r.changed {
+		for _, rec := range others {
+			errs = append(errs, r.network(ctx, rec))
+		}
+	}
+	errs = append(errs, declareMended(ctx, s, r.mended))
+	for _, a := range r.followers {
+		if slices.ContainsFunc(a.Published, func(p state.Published) bool { return p.Withheld }) {
+			errs = append(errs, s.Publish(ctx, state.Waiting{Network: a.Network, Hash: a.Hash()})) // a DEL may have been killed that was to pass them on
+		}
+	}
+	s.Leave()
+	return errors.Join(append(errs, follow(ctx, s, r.followers))...)
+}
+
+// repair is one under way.
+type repair struct {
+	s         *session
+	mended    []nft.Network
+	followers []*state.Attachment
+	changed   bool // something was missing that other networks have a part in
+}
+
+func (r *repair) network(ctx context.Context, rec *state.Network) error {
+	if rec.Epoch != r.s.Epoch.Token() {
+		return nil // of an earlier epoch: its next ADD builds it
+	}
+	attachments, err := r.s.Attachments(rec.Name)
+	if err != nil {
+		return err
+	}
+	if unused, err := r.s.Unused(rec, attachments); unused || err != nil {
+		return err
+	}
+	n := &site{s: r.s, rec: rec, attachments: attachments}
+	changed, err := n.restore(ctx)
+	r.changed = r.changed || changed
+	if err != nil {
+		return err
+	}
+	r.mended, r.followers = append(r.mended, n.rules()), append(r.followers, attachments...)
+	_, err = obstacles(ctx, r.s, rec)
+	return err
+}
 
 // Repair makes all networks anew that are on record and in use, as their records have them,
 // and puts every pod's host side back: after somebody flushed the firewall, deleted a bridge
@@ -26,8 +132,8 @@ import (
 // whose interface is gone is not made anew. It goes on past what it cannot mend. It needs CAP_SYS_ADMIN
 // to enter pods.
 func (n *Node) Repair(ctx context.Context) error {
-	return n.about(ctx, func(s *session.Session) error {
-		return errors.Join(build.Repair(ctx, s), mendStrays(ctx, s), mendPods(ctx, s))
+	return n.about(ctx, func(s *session) error {
+		return errors.Join(repairNetworks(ctx, s), mendStrays(ctx, s), mendPods(ctx, s))
 	})
 }
 
@@ -37,7 +143,7 @@ func (n *Node) RepairNetworks(ctx context.Context, networks []string) error {
 	if len(networks) == 0 {
 		return n.usable(ctx)
 	}
-	return n.about(ctx, func(s *session.Session) error { return build.Repair(ctx, s, networks...) }, networks...)
+	return n.about(ctx, func(s *session) error { return repairNetworks(ctx, s, networks...) }, networks...)
 }
 
 // LookAtFirewall says what of the firewall is not as the networks with pods need it, as far as
@@ -49,28 +155,22 @@ func (n *Node) LookAtFirewall(ctx context.Context) (generation uint32, lacking [
 		return 0, nil, err
 	}
 	defer s.Close()
-	return inspect.Firewall(ctx, s, records)
-}
-
-// Links are the links of the networks that have pods.
-type Links struct {
-	Bridges, Ports []int // indexes of those that are there
-	// Lacking says, by network, what of the host's links, addresses and routes is not as pods
-	// need it. RepairNetworks puts it right.
-	Lacking map[string][]string
-}
-
-// LookAtLinks compares the host's links, addresses and routes with the records. It looks into
-// no pod, and changes nothing.
-func (n *Node) LookAtLinks(ctx context.Context) (*Links, error) {
-	s, records, err := n.openNetworks(ctx)
-	if err != nil || s == nil {
-		return &Links{}, err
+	for _, rec := range records {
+		n := &site{s: s, rec: rec, usual: true}
+		if err := n.find(ctx); err != nil {
+			return 0, nil, err
+		}
+		for _, p := range []part{firewallPart{}, admissionPart{}} {
+			n.found.List = nil
+			if err := p.look(ctx, n); err != nil {
+				return 0, nil, err
+			}
+			if text := n.found.inOneLine(); text != "" && !slices.Contains(lacking, text) {
+				lacking = append(lacking, text)
+			}
+		}
 	}
-	defer s.Close()
-	l := &Links{}
-	l.Bridges, l.Ports, l.Lacking, err = inspect.Links(ctx, s, records)
-	return l, err
+	return s.Firewall.Cache().Generation, lacking, nil
 }
 
 // FirewallObstacles lists, by network, what stops pods, or may stop them, and is out of reach, or left to its owner.
@@ -91,7 +191,7 @@ func (n *Node) FirewallObstacles(ctx context.Context) (map[string][]foreign.Obst
 
 // openNetworks opens the host, under the shared lock, if any network of this epoch of the
 // node has attachments, and gives those networks that are on record.
-func (n *Node) openNetworks(ctx context.Context) (*session.Session, []*state.Network, error) {
+func (n *Node) openNetworks(ctx context.Context) (*session, []*state.Network, error) {
 	s, err := n.openKnown(ctx)
 	if err != nil {
 		return nil, nil, err
@@ -120,7 +220,7 @@ func (n *Node) openNetworks(ctx context.Context) (*session.Session, []*state.Net
 }
 
 // mendStrays deletes what belongs to nobody. No Add is at work meanwhile.
-func mendStrays(ctx context.Context, s *session.Session) error {
+func mendStrays(ctx context.Context, s *session) error {
 	if err := s.EnterAlone(ctx); err != nil {
 		return err
 	}
@@ -142,7 +242,7 @@ func mendStrays(ctx context.Context, s *session.Session) error {
 			known[d.Hash] = true
 		}
 	}
-	strays, err := inspect.FindStrays(ctx, s, known, networks)
+	strays, err := findStrays(ctx, s, known, networks)
 	if err != nil {
 		return err
 	}
@@ -161,7 +261,7 @@ func mendStrays(ctx context.Context, s *session.Session) error {
 	return errors.Join(errs...)
 }
 
-func mendPods(ctx context.Context, s *session.Session) error {
+func mendPods(ctx context.Context, s *session) error {
 	networks, err := s.Dir.Networks()
 	if err != nil {
 		return fail.State(err)
@@ -188,18 +288,18 @@ func mendPods(ctx context.Context, s *session.Session) error {
 	return errors.Join(errs...)
 }
 
-func repairPod(ctx context.Context, s *session.Session, a *state.Attachment) error {
-	pod, err := recorded.OpenPod(a.NetNS, a.NetNSCookie)
+func repairPod(ctx context.Context, s *session, a *state.Attachment) error {
+	pod, err := openPod(a.NetNS, a.NetNSCookie)
 	if err != nil {
 		return nil
 	}
 	defer pod.Close()
-	port, err := inspect.Port(ctx, s, a)
+	port, err := portOnItsBridge(ctx, s, a)
 	if err != nil {
 		return err
 	}
-	if port.Routes = recorded.Routes(a); a.IPAMType != endpoint.Leased {
-		port.Addresses = recorded.Lasting(a)
+	if port.Routes = routes(a); a.IPAMType != endpoint.Leased {
+		port.Addresses = lasting(a)
 	}
 	diffs, err := s.Links.Check(ctx, pod, port)
 	if err != nil {

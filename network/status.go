@@ -9,7 +9,6 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
-	"github.com/tombolo-cni/tombolo/network/internal/build"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 )
 
@@ -30,7 +29,7 @@ func (n *Node) Ready(ctx context.Context, nw *Network, leases *Lease) error {
 	defer s.Close()
 	w := wantOf(nw, "", n.cfg.Mark)
 	w.Record.Subnets = nw.Subnets
-	if err := build.CouldBe(ctx, s, w); err != nil {
+	if err := couldBe(ctx, s, w); err != nil {
 		return err
 	}
 	if err := refuseContested(n.cfg.Dir); err != nil {
@@ -77,6 +76,6 @@ func refuseContested(dir *state.Dir) error {
 	if f.By != "" {
 		by = fmt.Sprintf("another program (the last to change it: %q)", f.By)
 	}
-	return fail.Errorf(fail.ErrObstructed, "%s undoes what pods need of the firewall: tombolod has put it back %d times, and now does so only once a minute; the last time it was: %.200q: have that program leave it alone",
+	return fail.Errorf(ErrObstructed, "%s undoes what pods need of the firewall: tombolod has put it back %d times, and now does so only once a minute; the last time it was: %.200q: have that program leave it alone",
 		by, f.Times, f.What)
 }

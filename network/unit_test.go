@@ -20,8 +20,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/ipam"
-	"github.com/tombolo-cni/tombolo/network/internal/recorded"
-	"github.com/tombolo-cni/tombolo/network/internal/session"
 )
 
 // comparable values of netip are compared as such.
@@ -99,7 +97,7 @@ func TestHashOfAKeyIsPassedOnAndNotComputedAgain(t *testing.T) {
 	must.Succeed(t, err)
 	defer pending.Close()
 	expect.Is(t, expect.Err(dir.LockAttachment("pods", hash)), state.ErrBusy, "the record is not the hash's")
-	target, node := recorded.Target(rec), (&session.Session{}).IPAMNode("pods", own, hash)
+	target, node := target(rec), (&session{}).IPAMNode("pods", own, hash)
 	for what, text := range map[string]string{
 		"port": rec.HostIf, "owner": string(endpoint.Of(rec).Owner), "alias": endpoint.AliasOf(rec),
 		"owner of the ifb": target.Owner, "alias of the ifb": target.Alias, "allocator": node.Hash(own),
@@ -117,7 +115,7 @@ func TestAPodThatLeasesNeedsNoMACOfItsOwn(t *testing.T) {
 	t.Parallel()
 	prepare := func(pod *Pod) (*adding, error) {
 		pod.Lease = &Lease{KeeperOptional: true}
-		a := &adding{entry: entry{node: &Node{cfg: session.Config{LeaseDir: t.TempDir()}}}, nw: &Network{Name: "lan"}, pod: pod, base: &state.Attachment{}}
+		a := &adding{entry: entry{node: &Node{cfg: sessionConfig{LeaseDir: t.TempDir()}}}, nw: &Network{Name: "lan"}, pod: pod, base: &state.Attachment{}}
 		_, err := a.prepareLease()
 		return a, err
 	}

@@ -2,16 +2,71 @@ package network
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/ident"
+	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
-	"github.com/tombolo-cni/tombolo/network/internal/session"
 	"github.com/tombolo-cni/tombolo/network/internal/takeover"
-	"github.com/tombolo-cni/tombolo/network/internal/teardown"
 )
+
+// uplinkPart is that the NIC of a network of the LAN is a port of the bridge: the takeover.
+type uplinkPart struct{}
+
+func (uplinkPart) look(ctx context.Context, n *site) error {
+	if n.rec.Uplink == "" {
+		return nil
+	}
+	if !n.usual {
+		diffs, err := n.s.Uplinks().Differences(ctx, n.rec.Uplink, n.rec.Bridge)
+		n.found.AddAll(diffs, tombolo.RemedyRepair)
+		return err
+	}
+	nic, err := n.link(ctx, n.rec.Uplink)
+	if err == nil && (nic.Index == 0 || nic.Master != n.bridge.Index) {
+		n.found.Add("uplink %s is not a port of bridge %s", n.rec.Uplink, n.rec.Bridge)
+	}
+	return err
+}
+
+// make mends a takeover. An Add has taken the NIC over before the rest of its network is known.
+func (uplinkPart) make(ctx context.Context, n *site) (bool, error) {
+	if n.rec.Uplink == "" || n.want != nil && n.want.Uplink.NIC != "" {
+		return false, nil
+	}
+	return false, n.s.Uplinks().Mend(ctx, n.rec.Uplink, nil)
+}
+
+// mendUplinks mends those that no network is by, too.
+func mendUplinks(ctx context.Context, s *session) error {
+	nics, err := s.Dir.Uplinks()
+	errs := []error{err}
+	for _, nic := range nics {
+		errs = append(errs, s.Uplinks().Mend(ctx, nic, nil))
+	}
+	return errors.Join(errs...)
+}
+
+// Uplinks is what takeovers need of this call.
+func (s *session) Uplinks() *takeover.Node {
+	return &takeover.Node{Dir: s.Dir, Links: s.Links, LeaseDir: s.LeaseDir, Later: s.Later, Made: placeLoopback}
+}
+
+// releaseUplink gives a NIC back with the last network that is on its bridge.
+func releaseUplink(ctx context.Context, s *session, rec *state.Network) error {
+	if rec.Uplink == "" {
+		return nil
+	}
+	shared, err := sharers(s, rec)
+	if err != nil || len(shared) > 0 {
+		return err
+	}
+	return s.Uplinks().GiveBack(ctx, rec.Uplink)
+}
 
 // ours is an uplink for a bridge that is made to be known as ours.
 func ours(u uplink.Uplink, bridgeName string) uplink.Uplink {
@@ -49,7 +104,7 @@ func (n *Node) PlanUplink(ctx context.Context, u uplink.Uplink) (*uplink.Steps, 
 
 // TakeUplink takes a NIC over, as the first Add of a network with that uplink would.
 func (n *Node) TakeUplink(ctx context.Context, u uplink.Uplink) error {
-	return n.aboutUplink(ctx, u.NIC, func(s *session.Session) error {
+	return n.aboutUplink(ctx, u.NIC, func(s *session) error {
 		return s.Uplinks().Ensure(ctx, ours(u, u.Bridge))
 	})
 }
@@ -57,8 +112,8 @@ func (n *Node) TakeUplink(ctx context.Context, u uplink.Uplink) error {
 // RestoreUplink gives a NIC back. It refuses while pods are on the LAN by it (ErrAttached). A
 // bridge may be named, to be sure that it is the one that is meant.
 func (n *Node) RestoreUplink(ctx context.Context, nic, bridgeName string) error {
-	return n.nameDead(ctx, "", n.aboutUplink(ctx, nic, func(s *session.Session) error {
-		if err := teardown.RefusePodsBehind(s, nic); err != nil {
+	return n.nameDead(ctx, "", n.aboutUplink(ctx, nic, func(s *session) error {
+		if err := refusePodsBehind(s, nic); err != nil {
 			return err
 		}
 		return s.Uplinks().Restore(ctx, nic, bridgeName)
@@ -66,11 +121,11 @@ func (n *Node) RestoreUplink(ctx context.Context, nic, bridgeName string) error 
 }
 
 // aboutUplink does something about an uplink, under the lock that keeps Adds away.
-func (n *Node) aboutUplink(ctx context.Context, nic string, do func(*session.Session) error) error {
+func (n *Node) aboutUplink(ctx context.Context, nic string, do func(*session) error) error {
 	if err := checkNIC(nic); err != nil {
 		return err
 	}
-	return n.about(ctx, func(s *session.Session) error {
+	return n.about(ctx, func(s *session) error {
 		if err := s.EnterAlone(ctx); err != nil {
 			return err
 		}
@@ -130,5 +185,5 @@ func (n *Node) Uplinks(ctx context.Context, nic string) ([]UplinkReport, error) 
 // keeper renew the host's lease. Where the host has other addresses, pods have to follow them first (Repair):
 // followed are those to which they have.
 func (n *Node) MendUplink(ctx context.Context, nic string, followed []netip.Prefix) error {
-	return n.aboutUplink(ctx, nic, func(s *session.Session) error { return s.Uplinks().Mend(ctx, nic, followed) })
+	return n.aboutUplink(ctx, nic, func(s *session) error { return s.Uplinks().Mend(ctx, nic, followed) })
 }

@@ -80,11 +80,11 @@ func TestImportsThatRunBackUpAreFound(t *testing.T) {
 	}
 	mustFind(t, []string{
 		"bridge/uplink imports nft, which is not below it",
-		"nft imports network/internal/build, which is not below it",
+		"nft imports internal/keeper, which is not below it",
 		"uplink is on no floor",
 	}, checkFloors([]*pkg{
 		imports("bridge/uplink", "bridge", "bridge/vlan", "addr", "nft"),
-		imports("nft", "nft/guard", "network/internal/build", "internal/testutil/nstest"),
+		imports("nft", "nft/guard", "internal/keeper", "internal/testutil/nstest"),
 		imports("uplink"),
 		{ImportPath: "example.com/other", GoFiles: []string{"x.go"}, Imports: []string{module + "/internal/cni"}},
 	}))

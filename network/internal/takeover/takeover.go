@@ -22,7 +22,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
-	"github.com/tombolo-cni/tombolo/network/internal/loopback"
 )
 
 // Node is what takeovers need of a call on a node.
@@ -35,6 +34,8 @@ type Node struct {
 	// Later is given what is to be done once the caller has no lock of the state any more: that of
 	// a lease comes before it.
 	Later func(func() error)
+	// Made is called with a bridge that has just been made, before anything moves to it.
+	Made func(context.Context, *bridge.Link)
 }
 
 // work is the work on one NIC, under its lock.
@@ -56,7 +57,7 @@ func (n *Node) with(ctx context.Context, nic string, do func(*work) error) error
 		return err
 	}
 	defer lock.Close()
-	conn, err := dial()
+	conn, err := uplink.Dial(&uplink.Config{Made: n.Made})
 	if err != nil {
 		return err
 	}
@@ -92,10 +93,6 @@ func loadUplink(file *state.UplinkFile) (*uplink.Record, error) {
 	}
 	return rec, nil
 }
-
-// dial opens the kernel. A bridge that is made gets the place for the filter of the host's
-// 127.0.0.1 before anything moves to it.
-func dial() (*uplink.Conn, error) { return uplink.Dial(&uplink.Config{Made: loopback.Place}) }
 
 // Ensure takes a NIC for its bridge, unless it is taken, and mends what somebody undid of
 // it. A bridge that the operator has put the NIC on needs nothing.
@@ -265,7 +262,7 @@ func (n *Node) Look(ctx context.Context, nic string) (rec, now *uplink.Record, _
 	if rec.State != uplink.Taken {
 		return rec, rec, say(tombolo.RemedyRepair, "the takeover of uplink %s was cut short (%s): the next ADD, or tombolo uplink restore, finishes it", nic, rec.State), nil
 	}
-	conn, err := dial()
+	conn, err := uplink.Dial(nil)
 	if err != nil {
 		return rec, nil, nil, err
 	}
@@ -404,7 +401,7 @@ func (n *Node) Plan(ctx context.Context, want uplink.Uplink) (*uplink.Steps, err
 }
 
 func plan(ctx context.Context, want uplink.Uplink) (*uplink.Steps, error) {
-	conn, err := dial()
+	conn, err := uplink.Dial(nil)
 	if err != nil {
 		return nil, err
 	}

@@ -1,0 +1,327 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/dhcpc/transport"
+	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/ident"
+	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/lockorder"
+	"github.com/tombolo-cni/tombolo/ipam"
+	"github.com/tombolo-cni/tombolo/network/internal/fail"
+	"github.com/tombolo-cni/tombolo/route"
+	"golang.org/x/sys/unix"
+)
+
+// leasing is the part of an Add that gets the address by DHCP.
+type leasing struct {
+	asked  *Lease
+	client lease.Client
+	dir    *lease.Dir
+	held   *lease.Held // the lock of its record, while it is held
+}
+
+// prepareLease reads what can be wrong before anything is touched. What is on record from the
+// first on, others need to put the guard back while the server is waited for.
+func (a *adding) prepareLease() (*leasing, error) {
+	l := &leasing{asked: a.pod.Lease, client: lease.ClientOf(&a.pod.Lease.Client)}
+	switch len(a.pod.MAC) {
+	case 6:
+	case 0:
+		pod := *a.pod
+		pod.MAC = ident.RandomMAC() // the server goes by it
+		a.pod = &pod
+	default:
+		return nil, fail.Errorf(ErrInvalid, "container %s: %q is not a MAC of 6 bytes", a.pod.ContainerID, a.pod.MAC)
+	}
+	l.client.MAC, l.client.Sticky = dhcpc.Hex(a.pod.MAC), l.asked.Sticky
+	for _, p := range a.pod.Ports {
+		if p.Protocol == unix.IPPROTO_UDP && p.PodPort == dhcpc.ClientPort {
+			return nil, fail.Errorf(ErrInvalid, "runtimeConfig.portMappings: port %s leads to the pod's UDP port %d, where DHCP servers answer: with ipam.type \"dhcp\" it cannot be published", endpoint.PortText(p), p.PodPort)
+		}
+	}
+	var err error
+	if l.dir, err = a.node.leases(l.asked); err != nil {
+		return nil, err
+	}
+	a.base.IPAMType, a.base.DataDir = endpoint.Leased, l.dir.Path()
+	a.base.MAC, a.base.SLAAC = a.pod.MAC.String(), a.nw.SLAAC
+	a.base.Guarded, a.base.MACOnly, a.base.Untrusted = a.nw.Guard, a.nw.MACOnly, a.nw.Untrusted
+	return l, nil
+}
+
+// leases opens the records of leases. It refuses where no program would renew the lease that is asked
+// for; nil asks for none.
+func (n *Node) leases(asked *Lease) (*lease.Dir, error) {
+	dir, err := lease.Open(n.cfg.LeaseDir)
+	if err != nil {
+		return nil, fail.Errorf(ErrInvalid, "%w", err)
+	}
+	if asked == nil || asked.KeeperOptional {
+		return dir, nil
+	}
+	if err := dir.CheckKeeper(); err != nil {
+		return nil, fail.Errorf(ErrTryAgain, `%w; or set ipam.keeper to "optional", if leases need not be renewed`, err)
+	}
+	return dir, nil
+}
+
+// lease gets the pod its address: the link first, up and without one, and from there
+// the lease. Of a server nobody knows how long it takes, so the lock is not held
+// meanwhile.
+func (a *adding) lease(ctx context.Context) (*tied, error) {
+	// By this the keeper knows that the attachment is the lease's.
+	var err error
+	if a.base.NetNSCookie, err = a.pod.NetNS.Cookie(); err != nil {
+		return nil, err
+	}
+	p, err := a.plan(given{}, nil)
+	if err != nil {
+		return nil, err
+	}
+	p.port.NoWait = false // or the first frame would be lost
+	if err := refuseListeners(ctx, a.pod.ContainerID, a.pod.Ports, nil, true); err != nil {
+		return nil, err
+	}
+	b, err := ready(ctx, a.s, p.want)
+	if err != nil {
+		return nil, err
+	}
+	if err := a.node.step("network"); err != nil {
+		return nil, err
+	}
+	rec, err := a.recordLease()
+	if err != nil {
+		return nil, err
+	}
+	link, err := a.attach(ctx, p, b)
+	if err != nil {
+		return nil, err
+	}
+	if err := a.node.step("link"); err != nil {
+		return nil, err
+	}
+	asked, err := a.solicit(ctx, p.port)
+	if err != nil {
+		return nil, err
+	}
+	defer asked.Close()
+	a.s.Leave()
+	if err := whileWanted(ctx, a.pending, func(ctx context.Context) error { return a.acquire(ctx, rec, b, link) }); err != nil {
+		return nil, err
+	}
+	g, err := a.advertised(ctx, asked, givenBy(rec, a.pod.Routes), b, link)
+	if err != nil {
+		return nil, err
+	}
+	if g.informs && !a.leasing.asked.KeeperOptional {
+		rec.Six = lease.SixOf(&rec.Client)
+		rec.Six.Stateless = true
+	}
+	if err := a.s.Enter(ctx); err != nil {
+		return nil, err
+	}
+	if err := applyLease(ctx, a.s.Links, a.pod.NetNS, rec, link); err != nil {
+		return nil, explainRoute(err)
+	}
+	t, err := a.again(ctx, g, b, link)
+	if err != nil {
+		return nil, err
+	}
+	t.lease = rec
+	return t, a.node.step("ipam")
+}
+
+// recordLease says what will be leased before a packet is sent: whatever comes, the
+// keeper and Collect know that it may be there.
+func (a *adding) recordLease() (*lease.Record, error) {
+	l := a.leasing
+	boot, err := lease.Boot()
+	if err != nil {
+		return nil, err
+	}
+	rec := &lease.Record{
+		State: lease.Adding, Network: a.nw.Name, ContainerID: a.pod.ContainerID, IfName: a.pod.IfName, Pod: a.pod.Name,
+		NetNS: a.pod.Path, NetNSCookie: a.base.NetNSCookie, Boot: boot, HostIf: a.base.HostIf, Bridge: a.nw.Bridge, GatewayLink: a.base.VLANLink(),
+		Client:  l.client,
+		Policy:  lease.Policy{NoDefault: a.nw.NoDefaultRoute, Routes: l.asked.Routes, Priority: l.asked.Priority, IPv6: a.nw.SLAAC},
+		Created: time.Now().UTC(),
+	}
+	if a.nw.DHCPv6 {
+		rec.Six = lease.SixOf(&rec.Client)
+	}
+	// The client knows a lease of an earlier container of the pod.
+	if l.client.Sticky {
+		if last, err := l.dir.Recall(rec.Network, l.client.ClientID); err == nil && last != nil {
+			rec.Lease = last.Lease
+		}
+	}
+	if err := l.held.Create(rec); err != nil {
+		return nil, fail.State(err)
+	}
+	a.back.push(func(context.Context) error { return l.held.Remove() })
+	return rec, nil
+}
+
+// lock takes the lock of the lease's record, which a Del or the keeper may have for a
+// while. It comes before the state's.
+func (l *leasing) lock(ctx context.Context, hash string) error {
+	var err error
+	if l.held, err = l.dir.Lock(ctx, hash); err != nil {
+		return fail.Errorf(ErrTryAgain, "%w", err)
+	}
+	return nil
+}
+
+// unlock gives it back.
+func (l *leasing) unlock() {
+	if l.held != nil {
+		l.held.Close()
+		l.held = nil
+	}
+}
+
+// acquire gets the lease from inside the pod, and has the record say so.
+func (a *adding) acquire(ctx context.Context, rec *lease.Record, b *site, link *bridge.Attachment) error {
+	l := a.leasing
+	rec.Client.LinkMTU = link.MTU
+	sockets := &transport.Config{NetNS: a.pod.NetNS, Link: link.PeerIndex, MAC: link.PeerMAC, ARP: rec.Client.DetectConflicts}
+	cfg := rec.Client.Config(rec.Lease)
+	cfg.Timeout = l.asked.Client.Timeout
+	cfg.Dial, cfg.Refuse = leaseDialer(sockets, link), a.refuse(ctx, b.bridge.Index, rec.Lease)
+	client, err := dhcpc.New(cfg)
+	if err != nil {
+		return fail.Errorf(ErrInvalid, "ipam: %w", err)
+	}
+	lockorder.Slow("a DHCP server")
+	got, err := client.Acquire(ctx)
+	if err != nil {
+		return fail.Errorf(ErrTryAgain, "%w", err)
+	}
+	a.back.push(func(ctx context.Context) error {
+		a.s.Leave()
+		return transport.Release(ctx, sockets, got)
+	})
+	for _, why := range got.Ignored {
+		a.s.Warn("lease of " + got.Address.String() + ": " + why)
+	}
+	if rec.Policy.Gateway, err = a.hostAddress(ctx, b.bridge, got.Address); err != nil {
+		return err
+	}
+	rec.Lease, rec.Applied = got, rec.Policy.Apply(got)
+	if slices.ContainsFunc(rec.Applied.Routes, func(r dhcpc.Route) bool { return r.Dst.Bits() == 0 }) {
+		metric, err := freeMetric(a.pod.NetNS, false, uint32(rec.Policy.Priority))
+		if err != nil {
+			return err
+		}
+		rec.Policy.Priority = int(metric)
+	}
+	if rec.Applied.MTU > got.MTU {
+		a.s.Warn(fmt.Sprintf("lease of %s: MTU %d is too small for IPv6, which the pod has: it gets %d", got.Address, got.MTU, rec.Applied.MTU))
+	}
+	return nil
+}
+
+// refuse is asked about each lease that a server offers or grants; had is the one that the pod had, nil
+// if none.
+func (a *adding) refuse(ctx context.Context, bridgeIndex int, had *dhcpc.Lease) func(l, _ *dhcpc.Lease) error {
+	var before netip.Addr
+	if had != nil {
+		before = had.Address.Addr()
+	}
+	return func(offer, _ *dhcpc.Lease) error {
+		own := offer.Address.Addr()
+		if err := lease.Impossible(offer); err != nil {
+			return err
+		}
+		if err := lease.Taken(a.s.Links.Routes(), bridgeIndex, own, before); err != nil {
+			return err
+		}
+		return a.refuseAddress(ctx, a.nw.GatewayLink(), own)
+	}
+}
+
+// givenBy is what a pod is given by its lease.
+func givenBy(rec *lease.Record, more []route.Route) given {
+	got := rec.Lease
+	address := ipam.Address{Prefix: got.Address, Gateway: rec.Policy.Gateway}
+	if !address.Gateway.IsValid() && len(got.Routers) > 0 {
+		address.Gateway = got.Routers[0]
+	}
+	g := given{addresses: []ipam.Address{address}, dns: DNS{slices.Clone(got.DNS), got.Domain, got.Search}}
+	g.hosts.Set(address.Prefix, rec.Policy.Gateway)
+	for _, r := range rec.Applied.Routes {
+		one := route.Route{Dst: r.Dst, Gateway: r.Via, Priority: uint32(rec.Policy.Priority)}
+		if !r.Via.IsValid() {
+			onLink := route.ScopeLink
+			one.Scope = &onLink
+		}
+		g.routes = append(g.routes, one)
+	}
+	g.routes = append(g.routes, more...)
+	return g
+}
+
+// commit hands the lease over to the keeper. That waits for the disk, so the state's
+// lock is not held meanwhile.
+func (l *leasing) commit(ctx context.Context, s *session, rec *lease.Record) error {
+	s.Leave()
+	rec.State, rec.Updated = lease.Bound, time.Now().UTC()
+	if err := l.held.Replace(rec); err != nil {
+		return fail.State(err)
+	}
+	return s.Enter(ctx)
+}
+
+// await6 waits for what the keeper gets for a pod by DHCPv6, and adds it to what Add gives: an address
+// and DNS, or DNS alone. Without the address there is no attachment.
+func (n *Node) await6(ctx context.Context, pod *Pod, made *Attachment) (*Attachment, error) {
+	limit := pod.Lease.Client.Timeout
+	if limit == 0 {
+		limit = dhcpc.DefaultTimeout
+	}
+	waiting, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	if made.informs {
+		servers, search, err := awaitDNS(waiting, n.cfg.LeaseDir, made.rec.Hash())
+		if err != nil {
+			n.cfg.Log.Warn(err.Error())
+		}
+		made.addDNS(servers, search)
+		return made, nil
+	}
+	rec, got, err := await6(waiting, n.cfg.Dir, n.cfg.LeaseDir, made.rec)
+	if err != nil {
+		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
+		defer cancel()
+		return nil, errors.Join(err, n.Del(undo, made.Key, nil))
+	}
+	own := ipam.Address{Prefix: netip.PrefixFrom(got.Address, got.Address.BitLen())}
+	for _, r := range made.Routes {
+		if r.Gateway.Is6() && r.Dst.Bits() <= 0 {
+			own.Gateway = r.Gateway
+		}
+	}
+	made.Addresses, made.rec = append(slices.Clone(made.Addresses), own), rec
+	made.addDNS(got.DNS, got.Search)
+	return made, nil
+}
+
+// addDNS adds what a DHCPv6 server has told.
+func (a *Attachment) addDNS(servers []netip.Addr, search []string) {
+	for _, server := range servers {
+		if server.IsLinkLocalUnicast() {
+			server = server.WithZone(a.IfName)
+		}
+		a.DNS.Servers = append(a.DNS.Servers, server)
+	}
+	a.DNS.Search = append(a.DNS.Search, search...)
+}

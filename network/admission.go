@@ -1,0 +1,149 @@
+package network
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/network/internal/fail"
+	"github.com/tombolo-cni/tombolo/nft"
+	"github.com/tombolo-cni/tombolo/nft/foreign"
+)
+
+// admissionPart is that the host's own firewall lets pods pass: our rule in iptables' FORWARD, which all
+// networks share.
+type admissionPart struct{}
+
+func (admissionPart) look(ctx context.Context, n *site) error {
+	conn := n.s.Foreign(n.rec.AdminChain)
+	if n.usual {
+		ok, err := conn.Ready(ctx)
+		if ok || err != nil {
+			return err
+		}
+		if n.want != nil {
+			n.found.Add("the rule in FORWARD")
+			return nil
+		}
+	}
+	diffs, err := conn.Check(ctx)
+	n.found.AddAll(diffs, tombolo.RemedyRepair)
+	if n.usual && err == nil && len(diffs) == 0 {
+		n.found.Add("the rule in FORWARD was touched")
+	}
+	return err
+}
+
+func (admissionPart) make(ctx context.Context, n *site) (bool, error) {
+	_, err := n.s.Foreign(n.rec.AdminChain).Ensure(ctx)
+	return false, err
+}
+
+// obstacles says what stops the pods' packets for certain and is out of our reach. firewalld says
+// that it is the only one.
+func obstacles(ctx context.Context, s *session, rec *state.Network) (firewalld bool, _ error) {
+	list, err := s.Obstacles(ctx, rec)
+	if err != nil {
+		return false, err
+	}
+	firewalld = true
+	var texts []string
+	for _, o := range list {
+		if !o.Maybe {
+			texts = append(texts, o.String())
+			firewalld = firewalld && o.Firewalld
+		}
+	}
+	if len(texts) == 0 {
+		return false, nil
+	}
+	return firewalld, fail.Errorf(ErrObstructed, "%s", strings.Join(texts, "; "))
+}
+
+// refuseObstacles says what would stop the pods' packets, and is out of our reach and of tombolod's:
+// once the network is on record, that has the bridge of a gateway join a zone of firewalld. coming
+// says that it is to.
+func refuseObstacles(ctx context.Context, s *session, rec *state.Network, gateway bool) (coming bool, _ error) {
+	firewalld, err := obstacles(ctx, s, rec)
+	if firewalld && gateway && rec.Uplink == "" && s.Dir.ZonesAttended(rec.GatewayLink()) {
+		return true, nil
+	}
+	return false, err
+}
+
+// awaitZone waits for tombolod to have put firewalld out of the way of the network's pods, for 8 s
+// at most: that takes firewalld some 0.1 s, and longer with many rules. Until then the record says
+// that the network is not built: the next ADD sees to that, if this one fails.
+func awaitZone(ctx context.Context, s *session, rec *state.Network) error {
+	finished := rec.ConfigHash
+	rec.ConfigHash = ""
+	err := s.Dir.SaveNetwork(rec)
+	rec.ConfigHash = finished
+	if err != nil {
+		return fail.State(err)
+	}
+	for range 400 {
+		var firewalld bool
+		if firewalld, err = obstacles(ctx, s, rec); !firewalld || ctx.Err() != nil || !s.Dir.ZonesAttended(rec.GatewayLink()) {
+			break
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	return err
+}
+
+// Foreign is what other firewalls have to let pods pass by, over the same socket.
+func (s *session) Foreign(adminChain string) *foreign.Conn {
+	return foreign.On(s.Firewall.Socket(), &foreign.Config{Mark: s.Mark, AdminChain: adminChain})
+}
+
+// Obstacles lists what stops pods of a network, or may stop them, and is out of reach, or left to its owner.
+func (s *session) Obstacles(ctx context.Context, rec *state.Network) ([]foreign.Obstacle, error) {
+	c := foreign.On(s.Firewall.Socket(), &foreign.Config{Mark: uint32(rec.Mark), AdminChain: rec.AdminChain})
+	return c.Obstacles(ctx, foreign.Path{Bridge: rec.GatewayLink(), Prefixes: rec.Subnets})
+}
+
+// withdraw takes our rules out of the chains of others, with the last network.
+func withdraw(ctx context.Context, s *session, name string) error {
+	networks, _, err := s.Dir.ListNetworks()
+	if err != nil {
+		return fail.State(err)
+	}
+	if slices.ContainsFunc(networks, func(n *state.Network) bool { return n.Name != name }) {
+		return nil
+	}
+	return s.Foreign("").Remove(ctx)
+}
+
+// Admission is what Admit is asked for.
+type Admission struct {
+	Policy nft.Policy // of the network; the stricter of this and Network.Policy counts
+	// AdminChain is a chain of the operator's that iptables is to call first, where it works over nf_tables:
+	// see foreign.Config. Empty is none.
+	AdminChain string
+}
+
+// Admit gives the network of a pod that is attached already an ingress policy, and has iptables call a chain of the
+// operator's. Its Add has other firewalls let pass what the pod sends. An attachment that is not on record is as with
+// Publish.
+func (n *Node) Admit(ctx context.Context, key Key, how Admission) error {
+	a, err := n.attached(ctx, key)
+	if err != nil {
+		return err
+	}
+	s, err := n.openEntered(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	policy := policyName(how.Policy)
+	_, err = reach(ctx, s, a, func(nw *state.Network) bool {
+		changes := nw.ChainedPolicy != policy || nw.AdminChain != how.AdminChain
+		nw.ChainedPolicy, nw.AdminChain = policy, how.AdminChain
+		return changes
+	})
+	return err
+}

@@ -1,0 +1,73 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/state"
+)
+
+// A podPart is one thing that a pod has on its network. Its file has all that is done with it: also how an
+// Add makes it (add.go has the order of that) and a Del takes it down (del.go).
+type podPart interface {
+	// look adds to p.found what differs from the record, and changes nothing.
+	look(ctx context.Context, p *attached) error
+	// mend puts back what a pod has outside of its namespace, under the exclusive lock. Its port is there.
+	mend(ctx context.Context, p *attached) error
+}
+
+// podParts are those that a pod has outside of its namespace, in the order in which they are mended: what it may
+// send goes by the guard, so that is there before the port is on the bridge again.
+func podParts() []podPart {
+	return []podPart{leasePart{}, endpointPart{}, portPart{}, limitsPart{}, wayPart{}}
+}
+
+// attached is a pod as a call finds it.
+type attached struct {
+	*state.Attachment
+	s     *session
+	nw    *state.Network
+	port  *bridge.Link
+	found findings
+	// keeperOptional says that nobody need renew the pod's lease.
+	keeperOptional bool
+}
+
+// look has all parts look but the port, which is compared together with the pod's own side.
+func (p *attached) look(ctx context.Context) error {
+	for _, part := range podParts() {
+		if err := part.look(ctx, p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// reattach mends what the pods that are there have outside of their namespaces.
+func (n *site) reattach(ctx context.Context) error {
+	for _, a := range n.attachments {
+		if a.State != state.Ready && (!a.Guarded || !n.rec.Guard) {
+			continue // its own Add is at it, or never came to its end
+		}
+		port, err := n.s.Links.Link(ctx, a.HostIf)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // the pod is gone, and its Del still to come
+		}
+		if err != nil {
+			return err
+		}
+		parts := podParts()
+		if a.State != state.Ready {
+			parts = []podPart{endpointPart{}} // its Add waits for its lease, and the pod has its interface already
+		}
+		p := &attached{Attachment: a, s: n.s, nw: n.rec, port: port}
+		for _, part := range parts {
+			if err := part.mend(ctx, p); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

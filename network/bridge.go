@@ -1,0 +1,205 @@
+package network
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"io/fs"
+	"net"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/network/internal/fail"
+	"github.com/tombolo-cni/tombolo/route"
+	"golang.org/x/sys/unix"
+)
+
+// bridgePart is the bridge. Of one that somebody else made, only what the network asks for is ours to
+// set.
+type bridgePart struct{}
+
+// bridgeWanted is what the network asks of its bridge.
+func (n *site) bridgeWanted() bridge.Bridge {
+	return bridge.Bridge{
+		Name: n.rec.Bridge, MTU: bridgeMTU(n.rec), Promiscuous: n.rec.Promiscuous, NFCall: n.rec.NFCall,
+		VLANFiltering: n.rec.VLAN != (state.VLAN{}), MaxLearned: learnedLimit(n.bridge),
+	}
+}
+
+func (bridgePart) look(_ context.Context, n *site) error {
+	want, remedy := n.bridgeWanted(), tombolo.RemedyRepair
+	if n.bridge.Index == 0 {
+		n.found.AddAll(want.Differences(nil), remedy)
+		return nil
+	}
+	if n.bridge.Bridge == nil {
+		remedy = tombolo.RemedyConfigure // the name is another link's
+	}
+	n.found.AddAll(want.Differences(n.bridge), remedy)
+	if n.usual || n.rec.NFCall == nil || !*n.rec.NFCall {
+		return nil
+	}
+	if err := bridge.ProbeNetfilter(); err != nil {
+		n.found.Advise(tombolo.RemedyConfigure, "%v", err)
+	}
+	return nil
+}
+
+func (bridgePart) make(ctx context.Context, n *site) (changed bool, _ error) {
+	var err error
+	if n.bridge, err = n.link(ctx, n.rec.Bridge); err != nil {
+		return false, err
+	}
+	want, isNew := n.bridgeWanted(), n.bridge.Index == 0
+	want.Alias, want.NoIPv6 = endpoint.BridgeAlias, true
+	if isNew {
+		want.MAC, want.MaxLearned = bridgeMAC(n.s.Epoch.Token(), n.rec.Bridge), maxLearned
+	} else if l := n.bridge; want.VLANFiltering && l.Bridge != nil && !l.Bridge.VLANFiltering && !l.Unfinished() && l.Alias != endpoint.BridgeAlias {
+		return false, fail.Errorf(ErrNoLink, "bridge %s does not keep VLANs apart, and Tombolo did not make it: ip link set %s type bridge vlan_filtering 1 vlan_protocol 802.1Q, if no port of it needs tagged frames of VLANs that it is not in",
+			l.Name, l.Name)
+	}
+	n.bridge, changed, err = n.s.Links.Ensure(ctx, want)
+	if errors.Is(err, bridge.ErrNoNetfilter) {
+		// Everything else is done; and what a kernel cannot do is not asked for again.
+		n.s.Warn(err.Error())
+		n.rec.NFCall, err = nil, nil
+	}
+	if err == nil && isNew && len(n.rec.Gateways) > 0 {
+		placeLoopback(ctx, n.bridge)
+	}
+	return changed, err
+}
+
+// IPv6 and Ethernet have a say in MTUs.
+const (
+	ethernetMTU = 1500
+	ipv6MTU     = 1280 // RFC 8200, section 5
+)
+
+// choice is what a network leaves open and was settled.
+type choice struct {
+	mtu                 int
+	promiscuous, nfCall *bool
+}
+
+// chooseBridge settles what a network leaves open. A bridge that somebody
+// else made must not be changed unasked: it keeps what it has. One of our own gets
+// what is usual, and the MTU of the default route's link.
+func chooseBridge(ctx context.Context, s *session, w *want) (choice, error) {
+	nw := &w.Record
+	chosen := choice{nw.MTU, nw.Promiscuous, nw.NFCall}
+	l, err := s.Links.Link(ctx, nw.Bridge)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return chosen, err
+	}
+	// One that is half made has neither its alias nor its MTU yet (bridge.Conn.Ensure).
+	found := err == nil && !l.Unfinished()
+	foreign := found && l.Kind == "bridge" && l.Alias != endpoint.BridgeAlias
+	if nw.MTU == 0 && found && (foreign || nw.Uplink != "") {
+		chosen.mtu = l.MTU
+	}
+	if foreign {
+		return chosen, nil
+	}
+	if nw.Promiscuous == nil {
+		chosen.promiscuous = new(bool)
+	}
+	if nw.NFCall == nil {
+		on := w.Routed
+		chosen.nfCall = &on
+	}
+	if chosen.mtu == 0 {
+		chosen.mtu = w.DefaultMTU
+	}
+	if chosen.mtu != 0 {
+		return chosen, nil
+	}
+	chosen.mtu, err = defaultMTU(ctx, s.Links, nw.Bridge)
+	return chosen, err
+}
+
+// defaultMTU is that of the link of the default route, the smaller over both
+// families; 1500 if there is none, or it is the network's own bridge.
+func defaultMTU(ctx context.Context, links *bridge.Conn, except string) (int, error) {
+	mtu := 0
+	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
+		list, err := links.Routes().List(route.Filter{Family: family, Table: route.TableMain})
+		if err != nil {
+			return 0, err
+		}
+		var best *route.Route
+		for i, r := range list {
+			if r.Dst.Bits() <= 0 && r.Type == route.Unicast && (best == nil || r.Priority < best.Priority) {
+				best = &list[i]
+			}
+		}
+		if best == nil {
+			continue
+		}
+		index := best.Link
+		if len(best.Nexthops) > 0 {
+			index = best.Nexthops[0].Link
+		}
+		l, err := links.LinkByIndex(ctx, index)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return 0, err
+		}
+		if err == nil && l.Name != except && (mtu == 0 || l.MTU < mtu) {
+			mtu = l.MTU
+		}
+	}
+	if mtu == 0 {
+		mtu = ethernetMTU
+	}
+	return mtu, nil
+}
+
+// leaveBridge takes the network off a bridge that it was on, when no pod is there any more.
+func leaveBridge(ctx context.Context, s *session, w *want) error {
+	before, err := s.Dir.LoadNetwork(w.Record.Name)
+	if err != nil || before.Epoch != s.Epoch.Token() || before.GatewayLink() == w.Record.GatewayLink() || before.Uplink != "" {
+		return nil
+	}
+	return removeBridge(ctx, s, before)
+}
+
+// maxLearned is how many MACs a bridge of ours learns, as many as a large switch: a pod
+// that macspoofchk, guard or lanGuard does not hold to its own may send as any number of them.
+// There is no such limit of multicast groups: the kernel counts those of a port
+// (mcast_max_groups) after it has made the entry that fills the bridge's table.
+const maxLearned = 16384
+
+// learnedLimit is the limit of a bridge that is there: one that somebody else made keeps
+// what it has, and so does one of ours to which an operator gave another. One that was
+// left half made has no alias yet.
+func learnedLimit(l *bridge.Link) uint32 {
+	if l.Alias != endpoint.BridgeAlias && !l.Unfinished() || l.Bridge == nil || l.Bridge.MaxLearned == nil || *l.Bridge.MaxLearned != 0 {
+		return 0
+	}
+	return maxLearned
+}
+
+// ownsBridge says whether we made the bridge, or have been told to route on it:
+// then no router is to be heard there but us.
+func ownsBridge(rec *state.Network, l *bridge.Link) bool {
+	return l.Alias == endpoint.BridgeAlias || len(rec.Gateways) > 0
+}
+
+// bridgeMTU is what the bridge's MTU is to be; 0 where it is the host's own link to its
+// LAN, whose MTU pods have no say in.
+func bridgeMTU(rec *state.Network) int {
+	if rec.Uplink != "" {
+		return 0
+	}
+	return rec.MTU
+}
+
+// bridgeMAC is the MAC of a bridge that is made, the same whenever that happens in
+// one life of the node: pods would send to the gateway's old one for half a minute.
+func bridgeMAC(epoch, name string) net.HardwareAddr {
+	sum := sha256.Sum256([]byte(epoch + " " + name))
+	sum[0] = sum[0]&^1 | 2 // unicast, locally administered
+	return sum[:6]
+}

@@ -1,0 +1,401 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"slices"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/bridge/uplink"
+	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/network/internal/fail"
+)
+
+// want is what one Add wants its network to be.
+type want struct {
+	// Record is the network as it is asked for: with the gateways and subnets of this one
+	// pod, and with an MTU of 0, and no NFCall and Promiscuous, where they are left open.
+	Record state.Network
+	Uplink uplink.Uplink // with the network's bridge; the zero Uplink is none
+
+	DefaultMTU   int  // see network.Network
+	Gateway      bool // the bridge has the gateways' addresses
+	Routed       bool // what NFCall is where it is left open
+	ForceAddress bool // addresses of the bridge that overlap with a gateway's are replaced
+
+	Owner    string       // the hash of the attachment that it is for
+	Loopback bool         // the host's 127.0.0.1 leads to a port of the pod's
+	Reached  []netip.Addr // the pod's addresses that ports of the host lead to
+}
+
+// config describes what a network was built from, in a form that can be compared.
+func (w *want) config() string {
+	r := &w.Record
+	text := fmt.Sprintf("bridge=%s mtu=%d gateway=%t masquerade=%t except=%v mark=%#x policy=%s guard=%t nfcall=%s promiscuous=%s",
+		r.Bridge, r.MTU, w.Gateway, r.Masquerade, r.NonMasquerade, r.Mark, r.Policy, r.Guard, onOff(r.NFCall), onOff(r.Promiscuous))
+	if r.Uplink != "" {
+		text += fmt.Sprintf(" uplink=%s keep=%t default=%s slaac=%t", r.Uplink, w.Uplink.KeepAddress, r.DefaultRoute, r.SLAAC)
+	}
+	if r.VLAN != (state.VLAN{}) {
+		text += fmt.Sprintf(" vlan=%v", r.VLAN)
+	}
+	return text
+}
+
+func onOff(v *bool) string {
+	if v == nil {
+		return "unset"
+	}
+	return fmt.Sprint(*v)
+}
+
+// ready sees to it that the network is there. In the common case it is, and a few
+// single requests show it. Where anything is missing, one caller makes it under
+// the exclusive lock while the others wait.
+func ready(ctx context.Context, s *session, w *want) (*site, error) {
+	var n *site
+	// Under the exclusive lock the network is compared again. If something is known to be missing, that one
+	// comparison is enough.
+	shut := w.Loopback && s.Shared() && loopbackIsShut(w.Record.GatewayLink())
+	err := s.Ensure(ctx, func() (bool, error) {
+		if shut {
+			shut = false
+			return false, nil
+		}
+		var err error
+		n, err = lookFor(ctx, s, w)
+		return n != nil && !n.almost, err
+	}, func() error {
+		if n != nil {
+			return n.complete(ctx)
+		}
+		var err error
+		n, err = buildNetwork(ctx, s, w)
+		return err
+	})
+	return n, err
+}
+
+// lookFor gives the network if it is as the Add needs it, or almost, and otherwise nil.
+func lookFor(ctx context.Context, s *session, w *want) (*site, error) {
+	rec, err := s.Dir.LoadNetwork(w.Record.Name)
+	if err != nil {
+		// Not built yet, or its record is damaged: building writes it anew.
+		return nil, nil
+	}
+	if rec.ConfigHash != w.config() || rec.Epoch != s.Epoch.Token() ||
+		!containsAll(rec.Gateways, w.Record.Gateways) || !containsAll(rec.Subnets, w.Record.Subnets) || !gatewaysInUse(s, rec, w) {
+		return nil, nil
+	}
+	return lookAt(ctx, s, rec, w)
+}
+
+// lookAt is lookFor for a network that is on record as the Add needs it.
+func lookAt(ctx context.Context, s *session, rec *state.Network, w *want) (*site, error) {
+	n := &site{s: s, rec: rec, want: w, usual: true}
+	if err := n.look(ctx, parts()); err != nil || len(n.found.List) > 0 {
+		return nil, err
+	}
+	n.almost = n.almost || rec.Pools != w.Record.Pools || rec.PoolDir != w.Record.PoolDir
+	return n, nil
+}
+
+// complete makes what is missing of a network that is almost there, under the exclusive lock. It spares the whole
+// build, since a network can get its first host port many times.
+func (n *site) complete(ctx context.Context) error {
+	rec, w := n.rec, n.want
+	unfiltered := rec.LoopbackUnfiltered
+	if _, err := (loopbackPart{}).make(ctx, n); err != nil {
+		return err
+	}
+	if rec.LoopbackUnfiltered == unfiltered && rec.Pools == w.Record.Pools && rec.PoolDir == w.Record.PoolDir {
+		return nil
+	}
+	rec.Pools, rec.PoolDir = w.Record.Pools, w.Record.PoolDir
+	if err := n.s.Dir.SaveNetwork(rec); err != nil {
+		return fail.State(err)
+	}
+	return nil
+}
+
+// buildNetwork makes the network, or mends it, under the exclusive lock. Every part is
+// idempotent, so that a build which was cut short is finished by the next.
+func buildNetwork(ctx context.Context, s *session, w *want) (*site, error) {
+	if err := refuseIPv6(w.Record.Name, w.Record.SLAAC, w.Record.Subnets); err != nil {
+		return nil, err
+	}
+	if w.Record.VLAN != (state.VLAN{}) {
+		if err := s.Links.VLANs().Probe(ctx); err != nil {
+			return nil, err
+		}
+	}
+	deserted, err := refuseConflicts(ctx, s, w, s.Epoch.Token())
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range deserted {
+		if err := removeDeserted(ctx, s, name); err != nil {
+			return nil, err
+		}
+	}
+	if err := leaveBridge(ctx, s, w); err != nil {
+		return nil, err
+	}
+	if w.Uplink.NIC != "" {
+		if err := s.Uplinks().Ensure(ctx, w.Uplink); err != nil {
+			return nil, err
+		}
+	}
+	chosen, err := chooseBridge(ctx, s, w)
+	if err != nil {
+		return nil, err
+	}
+	if chosen.mtu < ipv6MTU && slices.ContainsFunc(w.Record.Subnets, isIPv6) {
+		return nil, fail.Errorf(tombolo.ErrInvalid, "network %q: an MTU of %d is too small for IPv6, which needs %d", w.Record.Name, chosen.mtu, ipv6MTU)
+	}
+	if err := refuseOtherMarks(s, &w.Record); err != nil {
+		return nil, err
+	}
+	attachments, err := s.Attachments(w.Record.Name)
+	if err != nil {
+		return nil, err
+	}
+	rec := w.record(s.Epoch.Token(), chosen, attachments)
+	if old, err := s.Dir.LoadNetwork(rec.Name); err == nil {
+		rec.ChainedPolicy, rec.AdminChain, rec.PortSNAT = old.ChainedPolicy, old.AdminChain, old.PortSNAT
+	}
+	// The record of before may be lost, and its pods run.
+	rec.PortSNAT = rec.PortSNAT || slices.ContainsFunc(attachments, func(a *state.Attachment) bool { return a.PortSNAT != "" })
+	n := &site{s: s, rec: rec, attachments: attachments, want: w}
+	changed, err := n.make(ctx)
+	if err != nil {
+		return nil, err
+	}
+	coming, err := refuseObstacles(ctx, s, rec, len(rec.Gateways) > 0)
+	if err != nil {
+		return nil, err
+	}
+	if changed {
+		// A flush of our table took the other networks' rules as well, and the
+		// deletion of the bridge, their ports.
+		if err := mendOthers(ctx, s, w.Record.Name); err != nil {
+			return nil, err
+		}
+	}
+	// The keeper tries again where that fails, and the ADD needs none of it.
+	s.Later(func() error { return follow(ctx, s, attachments) })
+	// The record is written last, so that the next ADD finishes what a stopped call has left.
+	if _, err := s.Firewall.Ensure(ctx, n.rules()); err != nil {
+		return nil, err
+	}
+	if coming {
+		if err := awaitZone(ctx, s, rec); err != nil {
+			return nil, err
+		}
+	}
+	if err := s.Dir.SaveNetwork(rec); err != nil {
+		return nil, fail.State(err)
+	}
+	return n, nil
+}
+
+// reach sees to it that an attachment's network is as on record, with a change to that, and that ports of the host can
+// lead to the attachment, which has them on record. change says whether it changed anything. In the common case
+// nothing is missing, as with ready.
+func reach(ctx context.Context, s *session, a *state.Attachment, change func(*state.Network) bool) (rec *state.Network, _ error) {
+	w := &want{Loopback: endpoint.PublishesIPv4(a)}
+	if len(a.Published) > 0 {
+		w.Reached = endpoint.Addresses(a)
+	}
+	var n *site
+	err := s.Ensure(ctx, func() (bool, error) {
+		var err error
+		if rec, err = s.Dir.LoadNetwork(a.Network); err != nil {
+			return false, fail.State(err)
+		}
+		if n = nil; change(rec) {
+			return false, nil
+		}
+		w.Record.Pools, w.Record.PoolDir, w.Record.Gateways = rec.Pools, rec.PoolDir, nil
+		n, err = lookAt(ctx, s, rec, w)
+		return n != nil && !n.almost, err
+	}, func() error {
+		if n != nil {
+			return n.complete(ctx)
+		}
+		return restoreAlone(ctx, s, rec, w)
+	})
+	return rec, err
+}
+
+// restoreAlone makes a network anew as its record has it, and what others have a part in if something was missing.
+func restoreAlone(ctx context.Context, s *session, rec *state.Network, w *want) error {
+	attachments, err := s.Attachments(rec.Name)
+	if err != nil {
+		return err
+	}
+	n := &site{s: s, rec: rec, attachments: attachments, want: w}
+	changed, err := n.restore(ctx)
+	if err != nil {
+		return err
+	}
+	if changed {
+		if err := mendOthers(ctx, s, rec.Name); err != nil {
+			return err
+		}
+	}
+	if _, err := s.Firewall.Ensure(ctx, n.rules()); err != nil {
+		return err
+	}
+	_, err = obstacles(ctx, s, rec)
+	return err
+}
+
+// record is what the network will be: what this Add asks for, and what the pods
+// that are there came from.
+func (w *want) record(epoch string, chosen choice, attachments []*state.Attachment) *state.Network {
+	rec := w.Record
+	rec.Epoch, rec.ConfigHash = epoch, w.config()
+	rec.MTU, rec.NFCall, rec.Promiscuous = chosen.mtu, chosen.nfCall, chosen.promiscuous
+	rec.Gateways, rec.Subnets = slices.Clone(rec.Gateways), slices.Clone(rec.Subnets)
+	for _, gw := range w.Record.Gateways {
+		rec.Held = append(rec.Held, state.Held{Gateway: gw, Attachment: w.Owner})
+	}
+	for _, a := range attachments {
+		for _, address := range a.Addresses {
+			rec.Subnets = appendNew(rec.Subnets, address.Prefix.Masked())
+			if !w.Gateway || !address.Gateway.IsValid() {
+				continue
+			}
+			gw := netip.PrefixFrom(address.Gateway, address.Prefix.Bits())
+			if !slices.Contains(rec.Gateways, gw) {
+				rec.Gateways = append(rec.Gateways, gw)
+				rec.Held = append(rec.Held, state.Held{Gateway: gw, Attachment: a.Hash()})
+			}
+		}
+	}
+	return &rec
+}
+
+func containsAll(have, want []netip.Prefix) bool {
+	return !slices.ContainsFunc(want, func(p netip.Prefix) bool { return !slices.Contains(have, p) })
+}
+
+// AddSubnet says that the pod has an address of a subnet.
+func (w *want) AddSubnet(p netip.Prefix) { w.Record.Subnets = appendNew(w.Record.Subnets, p) }
+
+// AddGateway has the bridge have the address of a gateway.
+func (w *want) AddGateway(p netip.Prefix) { w.Record.Gateways = appendNew(w.Record.Gateways, p) }
+
+func appendNew(list []netip.Prefix, p netip.Prefix) []netip.Prefix {
+	if slices.Contains(list, p) {
+		return list
+	}
+	return append(list, p)
+}
+
+// couldBe says why a network could not be built, nor a pod of it made. It asks without the lock, and
+// changes nothing.
+func couldBe(ctx context.Context, s *session, w *want) error {
+	if err := probe(ctx, s, w); err != nil {
+		return err
+	}
+	// Another firewall may let pass the subnets of pods that there are, and not the bridge.
+	rec := w.Record
+	rec.Subnets = nil
+	if is, err := s.Dir.LoadNetwork(rec.Name); err == nil && is.Bridge == rec.Bridge {
+		rec.Subnets = is.Subnets
+	}
+	if _, err := refuseObstacles(ctx, s, &rec, w.Gateway); err != nil {
+		return err
+	}
+	if err := s.Dir.CheckWritable(); err != nil {
+		return fail.State(err)
+	}
+	if err := refuseIPv6(rec.Name, rec.SLAAC, w.Record.Subnets); err != nil {
+		return err
+	}
+	e, err := s.Dir.Epoch()
+	if err != nil {
+		e = state.Epoch{} // no record counts
+	}
+	if _, err := refuseConflicts(ctx, s, w, e.Token()); err != nil || rec.Uplink == "" {
+		return err
+	}
+	return s.Uplinks().Ready(ctx, w.Uplink)
+}
+
+// probe asks for the facilities of the kernel that an Add needs.
+func probe(ctx context.Context, s *session, w *want) error {
+	own, err := netns.Current()
+	if err != nil {
+		return err
+	}
+	own.Close()
+	if err := s.Links.Probe(); err != nil {
+		return err
+	}
+	rec := &w.Record
+	if rec.VLAN != (state.VLAN{}) {
+		if err := s.Links.VLANs().Probe(ctx); err != nil {
+			return err
+		}
+	}
+	if err := s.Firewall.Probe(); err != nil {
+		return err
+	}
+	if rec.NFCall == nil && w.Routed || rec.NFCall != nil && *rec.NFCall {
+		if err := bridge.ProbeNetfilter(); err != nil {
+			remedy := "set bridgeNFCall to false, if no service and no policy concerns pods of one node"
+			if rec.DefaultRoute == exitHost {
+				remedy = `set defaultRoute to "router" and bridgeNFCall to false: through the host, a firewall that drops what conntrack calls invalid stops every connection`
+			}
+			return fmt.Errorf("bridgeNFCall: %w; or %s", err, remedy)
+		}
+	}
+	return nil
+}
+
+// isIPv6 says whether a prefix is of IPv6.
+func isIPv6(p netip.Prefix) bool { return p.Addr().Is6() }
+
+// isIPv4 says whether a prefix is of IPv4.
+func isIPv4(p netip.Prefix) bool { return p.Addr().Is4() }
+
+// Where the default route of a pod on a LAN leads, as it is on record.
+const (
+	exitHost   = "host"   // to the host
+	exitRouter = "router" // to the LAN's own router
+)
+
+// Unused says that nothing on the node needs what a network has: it has no attachments, and no
+// uplink of the host is taken over for it.
+func (s *session) Unused(rec *state.Network, attachments []*state.Attachment) (bool, error) {
+	if len(attachments) > 0 {
+		return false, nil
+	}
+	if rec.Uplink == "" {
+		return true, nil
+	}
+	taken, err := s.Uplinks().IsTaken(rec.Uplink)
+	return !taken, err
+}
+
+// IsDeserted says whether a network's bridge is gone and no pod is left: nerdctl and podman delete
+// the bridge with the network, without a word to the plugins, and give its subnet to the next one.
+func (s *session) IsDeserted(ctx context.Context, o *state.Network) (bool, error) {
+	if o.Uplink != "" {
+		return false, nil
+	}
+	if _, err := s.Links.Link(ctx, o.Bridge); !errors.Is(err, fs.ErrNotExist) {
+		return false, err
+	}
+	attachments, err := s.Attachments(o.Name)
+	return len(attachments) == 0, err
+}

@@ -1,0 +1,127 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"slices"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
+	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/network/internal/fail"
+)
+
+// What plugins further down a chain ask for, attachments get that are there already. It is on the
+// attachment's record, as if its Add had been asked for it, and is there before it is made: by the record, a
+// Del finds what a killed call has made.
+
+// attached gives the record of an attachment whose Add is done. A plugin of a list has its DEL before that of the one
+// whose ADD did not finish, and has given it nothing.
+func (n *Node) attached(ctx context.Context, key Key) (*state.Attachment, error) {
+	if err := n.usableFor(ctx, key); err != nil {
+		return nil, err
+	}
+	rec, err := n.cfg.Dir.Load(key.Network, key.hash())
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, fail.Errorf(ErrNotAttached, "container %s has no attachment %s to network %q on record: DEL it and ADD it again", key.ContainerID, key.IfName, key.Network)
+	case err != nil:
+		return nil, fail.State(err)
+	case rec.State != state.Ready:
+		return nil, fail.Errorf(ErrNotAttached, "the ADD of container %s did not finish: DEL it and ADD it again", key.ContainerID)
+	}
+	return rec, nil
+}
+
+// change locks the record of an attachment whose Add is done, and has it changed.
+func (n *Node) change(ctx context.Context, key Key, do func(s *session, a, next *state.Attachment) error) error {
+	if _, err := n.attached(ctx, key); err != nil {
+		return err
+	}
+	lock, err := n.cfg.Dir.LockAttachment(key.Network, key.hash())
+	if err != nil {
+		return fail.State(err)
+	}
+	defer lock.Close()
+	a, err := n.attached(ctx, key)
+	if err != nil {
+		return err
+	}
+	s, err := n.openEntered(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	next := *a
+	return do(s, a, &next)
+}
+
+// Tuned tells of a MAC (nil: the same) and an MTU in bytes (0: the same) that another program
+// gives to a pod's interface: the guard, the port and the record follow. A MAC that a lease or a LAN
+// knows the pod by is ErrInvalid, and an attachment that is not on record ErrNotAttached. It needs
+// CAP_NET_ADMIN.
+func (n *Node) Tuned(ctx context.Context, key Key, mac net.HardwareAddr, mtu int) error {
+	if len(mac) != 0 && len(mac) != 6 || mtu < 0 {
+		return fail.Errorf(ErrInvalid, "MAC %s and MTU %d cannot be an interface's", mac, mtu)
+	}
+	return n.change(ctx, key, func(s *session, a, next *state.Attachment) error {
+		if mac != nil {
+			next.MAC = mac.String()
+		}
+		if next.MAC != a.MAC && (a.Untrusted || a.SLAAC || a.IPAMType == endpoint.Leased) {
+			return fail.Errorf(ErrInvalid, "the MAC of interface %s, by which it has its lease or is known on its LAN, cannot be changed from %s to %s: ask for it at its ADD (the capability mac, or args.cni.mac)", a.IfName, a.MAC, next.MAC)
+		}
+		if mtu > a.MTU && a.MTU > 0 {
+			next.MTU = mtu
+			if err := s.Links.SetPortMTU(ctx, a.HostIf, mtu); err != nil {
+				return err
+			}
+		}
+		if next.MAC == a.MAC && next.MTU == a.MTU {
+			return nil
+		}
+		if next.MAC != a.MAC {
+			if err := s.Firewall.Move(ctx, endpoint.Of(a), endpoint.Of(next)); err != nil {
+				return err
+			}
+		}
+		return s.Dir.UpdateLocked(next)
+	})
+}
+
+// CheckAsked compares an attachment with what Publish and Limit were asked for; nil is nothing. What the
+// kernel has of it, Check compares. An attachment that is not on record is ErrNotAttached.
+func (n *Node) CheckAsked(ctx context.Context, key Key, ports *Publication, limits *bandwidth.Shape) ([]tombolo.Difference, error) {
+	a, err := n.attached(ctx, key)
+	if err != nil {
+		return nil, err
+	}
+	var found []tombolo.Difference
+	add := func(format string, args ...any) {
+		found = append(found, tombolo.Difference{Text: fmt.Sprintf(format, args...)})
+	}
+	if ports != nil {
+		if endpoint.SNAT(a.PortSNAT) != ports.SNAT {
+			add("calls of its ports come from the host's address as by %q, which is not what was asked for", a.PortSNAT)
+		}
+		for _, p := range endpoint.Published(ports.Ports) {
+			if !slices.ContainsFunc(a.Published, func(has state.Published) bool { has.Withheld = false; return has == p }) {
+				add("port %s of the host does not lead to the pod", endpoint.PortText(endpoint.Port(&p)))
+			}
+		}
+	}
+	if limits != nil {
+		want, _, err := limits.Effective(max(a.MTU, 1))
+		if err != nil {
+			return nil, err
+		}
+		if has := shapeOf(a); has != want {
+			add("the limits are %+v, where %+v was asked for", has, want)
+		}
+	}
+	return found, nil
+}

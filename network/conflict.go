@@ -1,0 +1,177 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"net/netip"
+	"slices"
+
+	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/network/internal/fail"
+	"github.com/tombolo-cni/tombolo/route"
+)
+
+// refuseConflicts refuses a network that would leave pods without their way: its own, if its
+// bridge or its mode has changed since, and others', if they have the same addresses. token is
+// that of the epoch. It lists records and addresses, so an Add asks only where it builds. It gives
+// the networks that had the same addresses and are deserted: the caller that builds takes them down.
+func refuseConflicts(ctx context.Context, s *session, w *want, token string) (deserted []string, err error) {
+	before, err := s.Dir.LoadNetwork(w.Record.Name)
+	if err != nil || before.Epoch != token {
+		before = nil // or damaged: nobody knows what it was
+	}
+	if before != nil {
+		if err := refuseStranding(ctx, s, w, before); err != nil {
+			return nil, err
+		}
+	}
+	return refuseOverlaps(ctx, s, w, before, token)
+}
+
+// refuseStranding refuses a change by which the network's present pods would lose their bridge or gateway.
+func refuseStranding(ctx context.Context, s *session, w *want, before *state.Network) error {
+	was, is := mode(before.DefaultRoute, len(before.Gateways) > 0), mode(w.Record.DefaultRoute, w.Gateway)
+	// From l2 to gateway, pods lose nothing.
+	stays := before.GatewayLink() == w.Record.GatewayLink()
+	if stays && (was == is || was == "l2" && is == "gateway") {
+		return nil
+	}
+	attachments, err := s.Attachments(w.Record.Name)
+	if err != nil {
+		return err
+	}
+	pods := 0
+	for _, a := range attachments {
+		if a.Hash() != w.Owner && a.State == state.Ready {
+			pods++
+		}
+	}
+	if pods == 0 {
+		return nil
+	}
+	const remedy = "delete the pods first (tombolo gc reclaims those that died), or give the new configuration a name of its own"
+	count := fail.Count(pods, "pod", "pods")
+	if !stays {
+		if l, err := s.Links.Link(ctx, w.Record.Bridge); err == nil && l.Kind != "bridge" {
+			return fail.Errorf(bridge.ErrNotBridge, "%s is there and is not a bridge, and network %q has %s on bridge %s: set it back", l.Name, w.Record.Name, count, before.GatewayLink())
+		}
+		return fail.Errorf(ErrConflict, "network %q has %s on bridge %s, and its configuration now names bridge %s, from which they are not reached: set it back, %s",
+			w.Record.Name, count, before.GatewayLink(), w.Record.GatewayLink(), remedy)
+	}
+	return fail.Errorf(ErrConflict, "network %q has %s in mode %q, and its configuration now is of mode %q, in which they lose their gateway: set it back, %s",
+		w.Record.Name, count, was, is, remedy)
+}
+
+// mode is what a configuration calls a network that is so.
+func mode(defaultRoute string, gateway bool) string {
+	switch {
+	case defaultRoute != "":
+		return "lan"
+	case gateway:
+		return "gateway"
+	}
+	return "l2"
+}
+
+// refuseOverlaps refuses subnets that another network, or the host, has already. It is for networks with a gateway,
+// whose subnets the host routes. Subnets that the network has on record are not compared again: otherwise its ADDs
+// would fail where another network took them later.
+func refuseOverlaps(ctx context.Context, s *session, w *want, before *state.Network, token string) (deserted []string, err error) {
+	if !w.Gateway {
+		return nil, nil
+	}
+	var fresh []netip.Prefix
+	for _, p := range w.Record.Subnets {
+		if !p.IsSingleIP() && (before == nil || !slices.Contains(before.Subnets, p)) {
+			fresh = append(fresh, p)
+		}
+	}
+	if len(fresh) == 0 {
+		return nil, nil
+	}
+	networks, _, err := s.Dir.ListNetworks()
+	if err != nil {
+		return nil, fail.State(err)
+	}
+	for _, o := range networks {
+		if o.Name == w.Record.Name || o.GatewayLink() == w.Record.GatewayLink() || o.Epoch != token || len(o.Gateways) == 0 {
+			continue
+		}
+		for _, theirs := range o.Subnets {
+			if ours, overlap := overlapping(fresh, theirs); overlap {
+				if is, err := s.IsDeserted(ctx, o); err != nil {
+					return nil, err
+				} else if is {
+					deserted = append(deserted, o.Name)
+					break
+				}
+				return nil, fail.Errorf(ErrConflict, "network %q on bridge %s: its subnet %s overlaps with %s of network %q on bridge %s: give it another subnet, or take the other network down (tombolo remove %s)",
+					w.Record.Name, w.Record.GatewayLink(), ours, theirs, o.Name, o.GatewayLink(), o.Name)
+			}
+		}
+	}
+	return deserted, refuseConnected(ctx, s.Links, w, fresh)
+}
+
+// refuseConnected looks for an address of the host's, on another link, in whose network some of
+// the subnets are.
+func refuseConnected(ctx context.Context, links *bridge.Conn, w *want, fresh []netip.Prefix) error {
+	own, err := links.Link(ctx, w.Record.GatewayLink())
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	addresses, err := links.Addresses().List(addr.Filter{})
+	if err != nil {
+		return err
+	}
+	for _, a := range addresses {
+		ours, overlap := overlapping(fresh, a.Prefix)
+		if !overlap || a.Prefix.IsSingleIP() || a.Prefix.Addr().IsLinkLocalUnicast() {
+			continue
+		}
+		// A subnet cut out of a wider network goes before it: pods are reached, and so is the rest,
+		// such as the router, unless that is in the subnet.
+		if ours.Bits() > a.Prefix.Bits() && !ours.Contains(a.Prefix.Addr()) {
+			router, err := routerIn(links, ours)
+			if err != nil {
+				return err
+			}
+			if !router {
+				continue
+			}
+		}
+		l, err := links.LinkByIndex(ctx, a.Link)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // it has gone since
+		}
+		if err != nil {
+			return err
+		}
+		if own != nil && (l.Index == own.Index || l.Master == own.Index) {
+			continue
+		}
+		return fail.Errorf(ErrConflict, "network %q on bridge %s: its subnet %s overlaps with %s, which the host has on link %s: give the network another subnet, or that link another address",
+			w.Record.Name, w.Record.GatewayLink(), ours, a.Prefix, l.Name)
+	}
+	return nil
+}
+
+// routerIn says whether a route of the host leads to a gateway in the subnet.
+func routerIn(links *bridge.Conn, subnet netip.Prefix) (bool, error) {
+	routes, err := links.Routes().List(route.Filter{Family: familyOf(subnet.Addr())})
+	return slices.ContainsFunc(routes, func(r route.Route) bool {
+		return subnet.Contains(r.Gateway) || slices.ContainsFunc(r.Nexthops, func(h route.Nexthop) bool { return subnet.Contains(h.Gateway) })
+	}), err
+}
+
+func overlapping(list []netip.Prefix, p netip.Prefix) (netip.Prefix, bool) {
+	for _, one := range list {
+		if one.Overlaps(p) {
+			return one, true
+		}
+	}
+	return netip.Prefix{}, false
+}

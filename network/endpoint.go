@@ -1,0 +1,252 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/network/internal/fail"
+	"github.com/tombolo-cni/tombolo/nft"
+)
+
+// A guarded pod is held to its MAC and its addresses for as long as its port is there: the
+// elements say so before the port is made, and go after it. A process may wait in the
+// pod's namespace for its interface, and bring it up before anybody else does; and it goes
+// on sending until the interface is gone.
+
+// endpointPart is a pod's elements in the sets of our table: its guard, its host ports, that it is masqueraded.
+type endpointPart struct{}
+
+func (endpointPart) look(ctx context.Context, p *attached) error {
+	diffs, err := p.s.Firewall.CheckEndpoint(ctx, endpoint.In(p.Attachment, p.nw))
+	p.found.AddAll(diffs, tombolo.RemedyRepair)
+	return err
+}
+
+func (endpointPart) mend(ctx context.Context, p *attached) error {
+	return p.s.Firewall.Replace(ctx, endpoint.In(p.Attachment, p.nw))
+}
+
+// entry is a pod in the firewall's sets, as far as its Add has come.
+type entry struct {
+	node     *Node
+	s        *session
+	hash     string
+	in       *state.Network // nil while the Add is under way, which asks for what its network has
+	getsMore bool           // addresses, after it got its port
+	pending  *state.Pending // the pod's record, while the Add is under way
+	attached bool           // the port is there
+	back     undo
+
+	held   *nft.Endpoint // what holds the pod, since before its port was there; nil: nothing
+	wanted nft.Endpoint  // what was last asked for
+}
+
+// endpoint is the pod as the firewall is to have it.
+func (e *entry) endpoint(rec *state.Attachment) nft.Endpoint {
+	if e.in != nil {
+		return endpoint.In(rec, e.in)
+	}
+	return endpoint.Of(rec)
+}
+
+// holdBefore enters what holds the pod to its MAC and its addresses, before its port is there.
+// A pod that gets its addresses later has its host ports then, too.
+func (e *entry) holdBefore(ctx context.Context, rec *state.Attachment, want *want) error {
+	if !rec.Guarded {
+		return nil
+	}
+	var ep nft.Endpoint
+	derive := func() {
+		e.wanted = e.endpoint(rec)
+		if ep = e.wanted; e.getsMore {
+			ep.Ports, ep.Masquerade = nil, false
+		}
+	}
+	derive()
+	e.back.push(func(ctx context.Context) error {
+		if e.attached {
+			return nil // it could not be deleted, and stays guarded
+		}
+		if e.held == nil {
+			// The kernel's answer may have been lost, and the elements be there. But what a
+			// killed Add left may have a port yet, whose guard these are.
+			if _, err := e.s.Links.Link(ctx, rec.HostIf); !errors.Is(err, fs.ErrNotExist) {
+				return err
+			}
+		}
+		return e.s.Firewall.Remove(ctx, ep, e.wanted)
+	})
+	if err := e.enter(ctx, rec, want, func() error { derive(); return e.s.Firewall.Add(ctx, ep) }); err != nil {
+		return err
+	}
+	e.held = &ep
+	return nil
+}
+
+// add enters the pod into the firewall's sets, as far as it is not there yet. Withheld of the record's ports is set
+// where the container has one already. want is nil if the Add is done.
+func (e *entry) add(ctx context.Context, rec *state.Attachment, want *want) error {
+	ep := e.endpoint(rec)
+	if e.held == nil {
+		e.back.push(func(ctx context.Context) error { return e.s.Firewall.Remove(ctx, ep) })
+		return e.enter(ctx, rec, want, func() error { ep = e.endpoint(rec); return e.s.Firewall.Add(ctx, ep) })
+	}
+	e.wanted = ep
+	if !e.getsMore {
+		// All of it is there, unless somebody has flushed it meanwhile.
+		if same, err := e.s.Firewall.Unchanged(ctx); err != nil || same {
+			return err
+		}
+	}
+	return e.enter(ctx, rec, want, func() error { ep = e.endpoint(rec); return e.s.Firewall.Update(ctx, *e.held, ep) })
+}
+
+// refuseAddress says which pod has an address at a link, of those that are there.
+func (e *entry) refuseAddress(ctx context.Context, link string, own netip.Addr) error {
+	held, err := e.s.Firewall.AddressOwner(ctx, link, own)
+	if err != nil || held == nil {
+		return err
+	}
+	if stale, err := e.isStale(ctx, held); stale || err != nil {
+		return err
+	}
+	return fmt.Errorf("another pod of this node has it: %w", held)
+}
+
+// enter enters an endpoint, in the place of what a pod that is gone left.
+func (e *entry) enter(ctx context.Context, rec *state.Attachment, want *want, add func() error) error {
+	if err := wanted(e.pending); err != nil {
+		return err
+	}
+	err := add()
+	if errors.Is(err, fs.ErrNotExist) && want != nil {
+		// A set went missing since we looked.
+		if _, err := ready(ctx, e.s, want); err != nil {
+			return err
+		}
+		err = add()
+	}
+	for conflict := (*nft.ConflictError)(nil); errors.As(err, &conflict); err = add() {
+		if err := wanted(e.pending); err != nil {
+			return err
+		}
+		stale, lookErr := e.isStale(ctx, conflict)
+		if lookErr != nil {
+			return errors.Join(err, lookErr)
+		}
+		if !stale {
+			if err := e.withhold(ctx, rec, conflict); err != nil {
+				return err
+			}
+			continue
+		}
+		if string(conflict.Owner) == e.hash && !e.attached {
+			// What a killed Add left may have a port yet, whose guard this is.
+			if err := e.s.Links.Detach(ctx, rec.HostIf, endpoint.AliasOwner(e.hash)); err != nil {
+				return err
+			}
+		}
+		// Whatever else it left, nobody will miss.
+		if err := e.s.Firewall.RemoveOwners(ctx, conflict.Owner); err != nil {
+			return err
+		}
+		if string(conflict.Owner) != e.hash && conflict.Network == rec.Network {
+			e.node.reclaimLater(e.s, rec.Network)
+		}
+	}
+	return err
+}
+
+// isStale says whether the owner of an element is gone: it has no port, and no record
+// of an Add that may be about to make one. The attachment itself is its own
+// predecessor, of which a killed Add left something.
+func (e *entry) isStale(ctx context.Context, conflict *nft.ConflictError) (bool, error) {
+	hash := string(conflict.Owner)
+	if hash == "" || hash == e.hash {
+		return hash != "", nil
+	}
+	rec, err := e.s.Dir.Load(conflict.Network, hash)
+	if err == nil && rec.State != state.Ready {
+		return false, nil
+	}
+	l, err := e.s.Links.Link(ctx, "veth"+hash)
+	if errors.Is(err, fs.ErrNotExist) {
+		renamed, err := e.s.Renamed(ctx, hash)
+		return !renamed, err
+	}
+	if err != nil {
+		return false, err
+	}
+	owner, ours := endpoint.ParseAlias(l.Alias)
+	return !ours || owner.Hash != hash, nil
+}
+
+// withhold leaves a host port to another attachment of the same container, which has it already:
+// some runtimes hand a container's ports to all of its networks. That attachment's record says who
+// waits, so that its Del passes the port on. Of any other conflict it says which pod has what is
+// wanted, in the operator's words. Where that is an address, that pod's reservation is lost, and the next
+// Add gets another.
+func (e *entry) withhold(ctx context.Context, rec *state.Attachment, conflict *nft.ConflictError) error {
+	if conflict.Port == "" {
+		return conflict
+	}
+	taken := func(by string) error {
+		return fail.Errorf(ErrConflict, "port %s is already published by %s", conflict.Port, by)
+	}
+	if conflict.Owner == "" {
+		return taken("another program")
+	}
+	has, err := e.s.Dir.Load(conflict.Network, string(conflict.Owner))
+	if err != nil {
+		return taken("endpoint " + string(conflict.Owner))
+	}
+	found := false
+	for i := range rec.Published {
+		if one := &rec.Published[i]; has.ContainerID == rec.ContainerID && !one.Withheld && endpoint.Port(one).String() == conflict.Port {
+			one.Withheld, found = true, true
+		}
+	}
+	if !found {
+		return taken(describe(has))
+	}
+	me := state.Waiting{Network: rec.Network, Hash: e.hash}
+	for _, a := range rec.Addresses {
+		me.Addresses = append(me.Addresses, a.Prefix)
+	}
+	if err := e.s.Await(ctx, has, me); err != nil {
+		return fail.Errorf(ErrTryAgain, "port %s is published by the container's %s of network %q, at which another call is at work: %w", conflict.Port, has.IfName, has.Network, err)
+	}
+	return nil
+}
+
+// describe names a pod as its operator knows it.
+func describe(rec *state.Attachment) string {
+	id := rec.ContainerID
+	if len(id) > 12 {
+		id = id[:12] + "…"
+	}
+	if rec.Pod == "" {
+		return "container " + id
+	}
+	return "pod " + rec.Pod + " (container " + id + ")"
+}
+
+// isKnown says whether an attachment's record, which may be nil, tells all that the firewall's sets have of it.
+func isKnown(rec *state.Attachment) bool {
+	return rec != nil && rec.State == state.Ready && !rec.Moving
+}
+
+// RemoveElements takes an attachment out of the firewall's sets: by its keys where
+// its record tells them, else by its owner's name, which is a search.
+func (s *session) RemoveElements(ctx context.Context, hash string, rec *state.Attachment) error {
+	if isKnown(rec) && s.Firewall.Remove(ctx, endpoint.Of(rec)) == nil {
+		return nil
+	}
+	return s.Firewall.RemoveOwners(ctx, nft.Owner(hash))
+}

@@ -1,0 +1,139 @@
+package network
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/internal/sysctl"
+	"github.com/tombolo-cni/tombolo/network/internal/fail"
+	"github.com/tombolo-cni/tombolo/nft"
+)
+
+// firewallPart is the network's rules in our own table. Their sets are its pods' (endpoint.go).
+type firewallPart struct{}
+
+func (firewallPart) look(ctx context.Context, n *site) error {
+	if n.usual {
+		if n.bridge.Index == 0 {
+			return nil // that is no matter of the firewall
+		}
+		ok, err := n.s.Firewall.Ready(ctx, n.rules())
+		if ok || err != nil {
+			return err
+		}
+		if n.want != nil {
+			n.found.Add("the rules of network %s", n.rec.Name)
+			return nil
+		}
+	}
+	diffs, err := n.s.Firewall.Check(ctx, n.rules(), nil)
+	n.found.AddAll(diffs, tombolo.RemedyRepair)
+	if n.usual && err == nil && len(diffs) == 0 {
+		n.found.Add("the rules of network %s were touched", n.rec.Name)
+	}
+	return err
+}
+
+func (firewallPart) make(ctx context.Context, n *site) (bool, error) {
+	outcome, err := n.s.Firewall.Prepare(ctx, n.rules())
+	return outcome.Changed, err
+}
+
+// declareMended says that the sets of networks have all that belongs there.
+func declareMended(ctx context.Context, s *session, networks []nft.Network) error {
+	for _, n := range networks {
+		if _, err := s.Firewall.Ensure(ctx, n); err != nil {
+			return fmt.Errorf("network %s: %w", n.Name, err)
+		}
+	}
+	return nil
+}
+
+// refuseOtherMarks holds the networks of a node to one mark, since they share the
+// rules that have it.
+func refuseOtherMarks(s *session, rec *state.Network) error {
+	others, _, err := s.Dir.ListNetworks()
+	if err != nil {
+		return fail.State(err)
+	}
+	for _, o := range others {
+		if o.Name == rec.Name || o.Mark == 0 || o.Mark == rec.Mark {
+			continue
+		}
+		attachments, _, err := s.Dir.List(o.Name)
+		if err != nil {
+			return fail.State(err)
+		}
+		if len(attachments) > 0 {
+			return fail.Errorf(ErrConflict, "forwardMark %#x: network %q, which has pods, uses %#x, and all networks of a node share one: give both the same", rec.Mark, o.Name, o.Mark)
+		}
+	}
+	return nil
+}
+
+// rules describes the network to the firewall: as its record has it, and as its
+// bridge is.
+func (n *site) rules() nft.Network {
+	rec, l := n.rec, n.bridge
+	nw := nft.Network{
+		Name: rec.Name, Bridge: rec.GatewayLink(), Prefixes: rec.Subnets,
+		Masquerade: rec.Masquerade, NonMasquerade: rec.NonMasquerade,
+		Policy: max(policyOf(rec.Policy), policyOf(rec.ChainedPolicy)), Guard: rec.Guard, PortSNAT: rec.PortSNAT, Groups: true, LAN: rec.DefaultRoute != "",
+		NFCall:      nfCall(l),
+		DropReports: rec.SLAAC || slices.ContainsFunc(rec.Subnets, isIPv6),
+	}
+	if rec.VLAN.ID != 0 {
+		nw.VLANOf = rec.Bridge
+	}
+	if !l.Promiscuous {
+		return nw
+	}
+	// Only what passes the firewall on the bridge is there twice: without that, the
+	// rules would take the only copy.
+	for _, gw := range rec.Gateways {
+		if passesFirewall(l, gw.Addr().Is4()) {
+			nw.Dedup = append(nw.Dedup, nft.Dedup{BridgeMAC: l.MAC, Gateway: gw.Addr(), Subnet: gw.Masked()})
+		}
+	}
+	return nw
+}
+
+// nfCall says whether what a bridge forwards passes the firewall.
+func nfCall(l *bridge.Link) bool {
+	return l.Bridge != nil && l.Bridge.NFCallIPTables && l.Bridge.NFCallIP6Tables && bridge.ProbeNetfilter() == nil
+}
+
+// passesFirewall says whether packets of a family that a bridge switches pass the
+// firewall: by an attribute of the bridge, or by a parameter of its namespace.
+func passesFirewall(l *bridge.Link, is4 bool) bool {
+	own, path := l.Bridge.NFCallIPTables, "net/bridge/bridge-nf-call-iptables"
+	if !is4 {
+		own, path = l.Bridge.NFCallIP6Tables, "net/bridge/bridge-nf-call-ip6tables"
+	}
+	all, err := sysctl.Read(path)
+	// Without the parameter there is no br_netfilter.
+	return err == nil && (own || all == "1")
+}
+
+// A policy is on record by its name; the open one by none.
+
+func policyOf(name string) nft.Policy {
+	for _, p := range []nft.Policy{nft.SameBridge, nft.Isolated} {
+		if name == p.String() {
+			return p
+		}
+	}
+	return nft.Open
+}
+
+// policyName is how a policy is on record.
+func policyName(p nft.Policy) string {
+	if p == nft.Open {
+		return ""
+	}
+	return p.String()
+}

@@ -1,0 +1,221 @@
+package network
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/internal/sysctl"
+	"github.com/tombolo-cni/tombolo/network/internal/fail"
+	"github.com/tombolo-cni/tombolo/route"
+)
+
+// gatewayPart is the gateways' addresses on the bridge, or on the host's link in its VLAN, with the host's
+// routes to their subnets.
+type gatewayPart struct{}
+
+func (gatewayPart) look(ctx context.Context, n *site) error {
+	if n.at.Index == 0 {
+		return nil
+	}
+	if n.usual {
+		return n.lookAtOwnGateways()
+	}
+	for _, gw := range n.rec.Gateways {
+		ok, err := n.s.Links.Addresses().Has(addr.Address{Prefix: gw, Link: n.at.Index})
+		if err != nil {
+			return err
+		}
+		if !ok {
+			n.found.Advise(tombolo.RemedyRepair, "bridge %s: the gateway %s is missing", n.at.Name, gw)
+			continue
+		}
+		if !n.at.Up {
+			continue // the kernel has no route by a link that is down
+		}
+		wrong, err := disconnected(n.s.Links.Routes(), gw, n.at.Index)
+		if err != nil {
+			return err
+		}
+		if wrong != "" {
+			n.found.Advise(tombolo.RemedyRepair, "bridge %s: the host's route to %s %s", n.at.Name, gw.Masked(), wrong)
+		}
+	}
+	return nil
+}
+
+// lookAtOwnGateways asks for those of an Add's pod, each in one request: for IPv6 by a get of the address.
+// IPv4 has no such get, so the routing table is asked whether the host has it; for IPv6 it would not do, since
+// the kernel makes the address's route some milliseconds after the address.
+func (n *site) lookAtOwnGateways() error {
+	gateways := n.rec.Gateways
+	if n.want != nil {
+		gateways = n.want.Record.Gateways
+	}
+	for _, gw := range gateways {
+		var ok bool
+		var err error
+		if gw.Addr().Is6() {
+			ok, err = n.s.Links.Addresses().Has(addr.Address{Prefix: gw, Link: n.at.Index})
+		} else {
+			var r route.Route
+			r, err = n.s.Links.Routes().Get(gw.Addr())
+			ok = err == nil && r.Type == route.Local
+		}
+		if err != nil && !isNoRoute(err) {
+			return err
+		}
+		if !ok {
+			n.found.Advise(tombolo.RemedyRepair, "bridge %s: the gateway %s is missing", n.at.Name, gw)
+		}
+	}
+	return nil
+}
+
+func (gatewayPart) make(ctx context.Context, n *site) (bool, error) {
+	// A pod must not give the host addresses and routes. The kernel need not have
+	// IPv6. By a bridge with an uplink it is the LAN's router that does.
+	if path := sysctl.Link("ipv6", n.at.Name, "accept_ra"); n.rec.Uplink == "" && ownsBridge(n.rec, n.bridge) && sysctl.Exists(path) {
+		if _, err := sysctl.Ensure(path, "0"); err != nil {
+			return false, err
+		}
+	}
+	if slices.ContainsFunc(n.rec.Gateways, isIPv6) {
+		if err := n.giveLinkLocal(); err != nil {
+			return false, err
+		}
+	}
+	return false, buildGateways(ctx, n.s, n.rec, n.at, n.want != nil && n.want.ForceAddress)
+}
+
+// giveLinkLocal gives the gateways' link the address from which the host, as a router, asks
+// for pods (RFC 4861, section 7.2.2). One that the kernel makes would not do: it is
+// of no use until duplicate detection is over, and a bridge that began without
+// IPv6 never gets it.
+func (n *site) giveLinkLocal() error {
+	if _, err := sysctl.Ensure(sysctl.Link("ipv6", n.at.Name, "disable_ipv6"), "0"); err != nil {
+		return err
+	}
+	own := addr.Address{Prefix: netip.PrefixFrom(bridge.LinkLocal(n.at.MAC), 64), Link: n.at.Index, Flags: addr.NoDAD}
+	_, err := n.s.Links.Addresses().Ensure(own)
+	return err
+}
+
+// gatewaysInUse says whether each gateway that this ADD does not ask for is still needed: whether the attachment that
+// holds it, by an earlier configuration or another subnet, is there.
+func gatewaysInUse(s *session, rec *state.Network, w *want) bool {
+	for _, held := range rec.Held {
+		if slices.Contains(w.Record.Gateways, held.Gateway) {
+			continue
+		}
+		if _, err := s.Dir.Load(rec.Name, held.Attachment); err != nil {
+			return false
+		}
+	}
+	return true
+}
+
+// buildGateways puts the gateways on the bridge, and takes those off that no pod
+// needs any more.
+func buildGateways(ctx context.Context, s *session, rec *state.Network, l *bridge.Link, force bool) error {
+	have, err := s.Links.Addresses().List(addr.Filter{Link: l.Index})
+	if err != nil {
+		return err
+	}
+	stale, err := staleGateways(s, rec)
+	if err != nil {
+		return err
+	}
+	usable, err := addr.Listen(nil)
+	if err != nil {
+		return err
+	}
+	defer usable.Close()
+	var added []netip.Addr
+	for _, gw := range rec.Gateways {
+		for _, a := range have {
+			if a.Prefix == gw || a.Prefix.Addr().IsLinkLocalUnicast() || !a.Prefix.Overlaps(gw) || slices.Contains(rec.Gateways, a.Prefix) {
+				continue
+			}
+			if !force && !slices.Contains(stale, a.Prefix) {
+				return fail.Errorf(ErrConflict, "bridge %s has the address %s, which overlaps with the gateway %s of network %q: set forceAddress to replace it, or choose another bridge",
+					l.Name, a.Prefix, gw, rec.Name)
+			}
+			stale = appendNew(stale, a.Prefix)
+		}
+		// Usable at once: nobody but us gives out addresses of the pods' network.
+		own := addr.Address{Prefix: gw, Link: l.Index, Flags: addr.NoDAD}
+		if !slices.ContainsFunc(have, func(a addr.Address) bool { return a.Prefix == gw }) {
+			// An operator's own may have none: to exchange it would cost the routes that go by it.
+			own.Broadcast = addr.Broadcast(gw)
+		}
+		changed, err := s.Links.Addresses().Ensure(own)
+		if err != nil {
+			return err
+		}
+		if changed {
+			added = append(added, gw.Addr())
+		} else if err := connect(s.Links.Routes(), gw, l.Index); err != nil {
+			return err
+		}
+	}
+	if err := usable.Wait(ctx, s.Links.Addresses(), l.Index, added...); err != nil {
+		return err
+	}
+	for _, p := range stale {
+		if err := s.Links.Addresses().Remove(addr.Address{Prefix: p, Link: l.Index}); err != nil {
+			return err
+		}
+	}
+	if len(stale) == 0 {
+		return nil
+	}
+	// Those of the same subnet go with the one that was there first, unless promote_secondaries
+	// is on.
+	for _, gw := range rec.Gateways {
+		if _, err := s.Links.Addresses().Ensure(addr.Address{Prefix: gw, Link: l.Index, Flags: addr.NoDAD}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// connect puts back the route to a gateway's subnet, in the place of another one.
+func connect(routes *route.Conn, gw netip.Prefix, link int) error {
+	wrong, err := disconnected(routes, gw, link)
+	if err != nil || wrong == "" {
+		return err
+	}
+	_, err = routes.Ensure(subnet(gw, link))
+	return err
+}
+
+// staleGateways are the addresses that an earlier form of this network put on the
+// bridge, and that neither it nor another network needs now.
+func staleGateways(s *session, rec *state.Network) ([]netip.Prefix, error) {
+	before, err := s.Dir.LoadNetwork(rec.Name)
+	if err != nil || before.GatewayLink() != rec.GatewayLink() {
+		return nil, nil // none, or damaged: then nothing is known to be ours
+	}
+	used := slices.Clone(rec.Gateways)
+	others, _, err := s.Dir.ListNetworks()
+	if err != nil {
+		return nil, fail.State(err)
+	}
+	for _, o := range others {
+		if o.Name != rec.Name && o.GatewayLink() == rec.GatewayLink() {
+			used = append(used, o.Gateways...)
+		}
+	}
+	var stale []netip.Prefix
+	for _, gw := range before.Gateways {
+		if !slices.Contains(used, gw) {
+			stale = append(stale, gw)
+		}
+	}
+	return stale, nil
+}

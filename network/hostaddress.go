@@ -1,0 +1,196 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"slices"
+
+	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/network/internal/fail"
+	"github.com/tombolo-cni/tombolo/route"
+)
+
+// hostAddresses are the host's own addresses on a bridge in the subnet of a pod's.
+func hostAddresses(links *bridge.Conn, l *bridge.Link, pod netip.Prefix) ([]netip.Addr, error) {
+	all, err := links.Addresses().List(addr.Filter{Link: l.Index, Family: familyOf(pod.Addr())})
+	if err != nil {
+		return nil, err
+	}
+	var list []netip.Addr
+	for _, a := range all {
+		own := a.Prefix.Addr()
+		if pod.Contains(own) && own != pod.Addr() && a.Flags&(addr.Tentative|addr.DADFailed) == 0 {
+			list = append(list, own)
+		}
+	}
+	return list, nil
+}
+
+// hostAddress is the first of them, for a pod that is to have its default route by it; nic is the
+// uplink of the bridge, if any.
+func hostAddress(ctx context.Context, s *session, nic string, l *bridge.Link, pod netip.Prefix) (netip.Addr, error) {
+	own, err := hostAddresses(s.Links, l, pod)
+	if err == nil && len(own) == 0 && nic != "" {
+		// A network manager may have put it back on the NIC.
+		if err = s.Uplinks().Mend(ctx, nic, nil); err == nil {
+			own, err = hostAddresses(s.Links, l, pod)
+		}
+	}
+	if err == nil && len(own) == 0 {
+		err = fail.Errorf(ErrNoGateway, `defaultRoute "host": the host has no address on bridge %s in %s, the subnet of the pod's address: give it one, or set defaultRoute to "router"`, l.Name, pod.Masked())
+	}
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	return own[0], nil
+}
+
+// The default route of a pod on a LAN leads to an address of the host's, which is not the
+// pod's to choose: a DHCP server, or an administrator, may give the host another while
+// the pod runs. Then the route is replaced, in the pod, and on record where it is.
+
+// follow has the default routes of pods lead to the host's addresses of now. It goes on
+// past pods for which that cannot be done. Where the host has none in the pod's subnet, the
+// pod's route stays as it is: there may be one again. The state's lock must not be held: a
+// lease's comes before it, and its record is on a disk.
+func follow(ctx context.Context, s *session, attachments []*state.Attachment) error {
+	var errs []error
+	for _, a := range attachments {
+		if a.State != state.Ready || a.DefaultRoute != exitHost {
+			continue
+		}
+		if err := followOne(ctx, s, a); err != nil {
+			errs = append(errs, fmt.Errorf("lead the default route of container %s to the host's address: %w", a.ContainerID, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// followOne does it for one pod, whose record it locks. The record is written last: a call
+// that is stopped before that leaves it to the next.
+func followOne(ctx context.Context, s *session, a *state.Attachment) error {
+	lock, err := s.Dir.LockAttachment(a.Network, a.Hash())
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // its pod has gone
+	}
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	if a, err = s.Dir.Load(a.Network, a.Hash()); err != nil || a.State != state.Ready {
+		return err
+	}
+	l, err := s.Links.Link(ctx, a.Bridge)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	changed := false
+	for _, address := range a.Addresses {
+		was := a.HostGateways.Of(address.Prefix).Host
+		if !was.IsValid() {
+			continue
+		}
+		own, err := hostAddresses(s.Links, l, address.Prefix)
+		if err != nil {
+			return err
+		}
+		if len(own) == 0 || slices.Contains(own, was) {
+			continue
+		}
+		if err := leadTo(ctx, a, was, own[0]); err != nil {
+			return err
+		}
+		a.HostGateways.Set(address.Prefix, own[0])
+		changed = true
+	}
+	if !changed {
+		return nil
+	}
+	if err := s.Enter(ctx); err != nil {
+		return err
+	}
+	defer s.Leave()
+	return s.Dir.UpdateLocked(a)
+}
+
+// leadTo replaces a default route of a pod's that leads to an address of the host's. That of a lease is on the
+// lease's record too, by which the keeper renews it.
+func leadTo(ctx context.Context, a *state.Attachment, was, own netip.Addr) error {
+	pod, err := openPod(a.NetNS, a.NetNSCookie)
+	if err != nil {
+		return err
+	}
+	defer pod.Close()
+	link, err := interfaceIn(ctx, pod, a.IfName)
+	if err != nil {
+		return err
+	}
+	routes, err := route.Dial(&route.Config{NetNS: pod})
+	if err != nil {
+		return err
+	}
+	defer routes.Close()
+	if a.IPAMType == endpoint.Leased && was.Is4() {
+		return leadLease(ctx, a, routes, link, own)
+	}
+	list, err := routes.List(route.Filter{Family: familyOf(own), Table: route.TableMain, Link: link})
+	if err != nil {
+		return err
+	}
+	for _, r := range list {
+		// One that a program in the pod has made of it since is the pod's own.
+		if r.Dst.Bits() == 0 && r.Gateway == was {
+			n := r
+			n.Gateway, n.Flags = own, 0
+			if err := replaceRoute(routes, r, n); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// replace takes a route's place with another of the same destination. For IPv6, the
+// kernel would add it beside.
+func replaceRoute(routes *route.Conn, old, next route.Route) error {
+	if err := routes.Replace(next); err != nil {
+		return err
+	}
+	return routes.Remove(old)
+}
+
+// routeThroughHost adds the default routes that were left to the network.
+func (a *adding) routeThroughHost(ctx context.Context, l *bridge.Link, g given) (given, error) {
+	asked := g.routes
+	g.hosts, g.routes = slices.Clone(g.hosts), slices.Clone(asked)
+	for _, address := range g.addresses {
+		if hasDefault(asked, address.Prefix.Addr()) {
+			continue
+		}
+		own, err := a.hostAddress(ctx, l, address.Prefix)
+		if err != nil {
+			return g, err
+		}
+		g.routes = append(g.routes, defaultBy(own))
+		g.hosts.Set(address.Prefix, own)
+	}
+	return g, nil
+}
+
+// hostAddress is the host's, to which the default route of a pod with this address leads; it
+// is invalid where it leads elsewhere.
+func (a *adding) hostAddress(ctx context.Context, l *bridge.Link, pod netip.Prefix) (netip.Addr, error) {
+	if a.nw.Exit != ExitHost || a.nw.NoDefaultRoute {
+		return netip.Addr{}, nil
+	}
+	return hostAddress(ctx, a.s, a.nw.Uplink.NIC, l, pod)
+}

@@ -1,0 +1,349 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/hostport"
+	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/ipam"
+	"github.com/tombolo-cni/tombolo/network/internal/fail"
+	"github.com/tombolo-cni/tombolo/nft"
+)
+
+// PassPorts has those attachments publish their host ports that waited for one which has just
+// lost its own. It needs the state's lock. What cannot be is no reason for that one to stay: Repair
+// tries again.
+func (s *session) PassPorts(ctx context.Context, waiting []state.Waiting) {
+	for i, w := range waiting {
+		if err := s.Publish(ctx, w, waiting[i+1:]...); err != nil {
+			s.Warn("pass host ports on to another attachment of the container: " + err.Error())
+		}
+	}
+}
+
+// How often a record that is locked is looked at again, and when.
+const (
+	busyTries = 20
+	busyPause = 5 * time.Millisecond
+)
+
+// withholds says whether an attachment whose Add is done has host ports withheld.
+func (s *session) withholds(w state.Waiting) bool {
+	a, err := s.Dir.Load(w.Network, w.Hash)
+	return err == nil && a.State == state.Ready && slices.ContainsFunc(a.Published, func(p state.Published) bool { return p.Withheld })
+}
+
+// Publish publishes what an attachment's record has as withheld, unless somebody else has it;
+// others may wait for it then. An attachment that another call is at work on, or that is gone, is
+// passed over: what is withheld still, Repair publishes.
+func (s *session) Publish(ctx context.Context, w state.Waiting, others ...state.Waiting) error {
+	dir := s.Dir
+	lock, err := dir.LockAttachment(w.Network, w.Hash)
+	// Another Publish may have it for a moment, which has met with a conflict that is over.
+	for i := 0; i < busyTries && errors.Is(err, state.ErrBusy) && s.withholds(w); i++ {
+		time.Sleep(busyPause)
+		lock, err = dir.LockAttachment(w.Network, w.Hash)
+	}
+	if err != nil {
+		return nil
+	}
+	defer lock.Close()
+	a, err := dir.Load(w.Network, w.Hash)
+	if err != nil || a.State != state.Ready {
+		return nil
+	}
+	a.Waiting = append(a.Waiting, others...)
+	seen, err := s.seen(a)
+	if err != nil {
+		return err
+	}
+	was, changed := seen(a), false
+	for i := range a.Published {
+		one := &a.Published[i]
+		if !one.Withheld {
+			continue
+		}
+		before := seen(a)
+		one.Withheld = false
+		err := s.Firewall.Update(ctx, before, seen(a))
+		if errors.As(err, new(*nft.ConflictError)) {
+			one.Withheld = true
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		changed = true
+	}
+	if !changed {
+		return nil
+	}
+	if err := dir.UpdateLocked(a); err != nil {
+		return errors.Join(err, s.Firewall.Update(ctx, seen(a), was))
+	}
+	return nil
+}
+
+// seen gives how the firewall sees an attachment, whose record is about to change.
+func (s *session) seen(a *state.Attachment) (func(*state.Attachment) nft.Endpoint, error) {
+	n, err := s.Dir.LoadNetwork(a.Network)
+	return func(a *state.Attachment) nft.Endpoint { return endpoint.In(a, n) }, err
+}
+
+// Await has an attachment wait for the host ports of another of its container, and be answered by that one where
+// the pod calls a port from its address here.
+func (s *session) Await(ctx context.Context, has *state.Attachment, w state.Waiting) error {
+	for _, o := range has.Waiting {
+		if samePort(o, w) && slices.Equal(o.Addresses, w.Addresses) {
+			return nil
+		}
+	}
+	return s.setWaiting(ctx, has, func(list []state.Waiting) []state.Waiting {
+		return append(slices.DeleteFunc(list, func(o state.Waiting) bool { return samePort(o, w) }), w)
+	})
+}
+
+// StopWaiting is the reverse, for an attachment that goes: its addresses may be another pod's then. That it
+// cannot be is no reason for that one to stay.
+func (s *session) StopWaiting(ctx context.Context, gone *state.Attachment) {
+	w := state.Waiting{Network: gone.Network, Hash: gone.Hash()}
+	isIt := func(o state.Waiting) bool { return samePort(o, w) }
+	networks, err := s.Dir.Networks()
+	for _, name := range networks {
+		list, listErr := s.Attachments(name)
+		err = errors.Join(err, listErr)
+		for _, has := range list {
+			if has.ContainerID == gone.ContainerID && slices.ContainsFunc(has.Waiting, isIt) {
+				err = errors.Join(err, s.setWaiting(ctx, has, func(list []state.Waiting) []state.Waiting { return slices.DeleteFunc(list, isIt) }))
+			}
+		}
+	}
+	if err != nil {
+		s.Warn("have an attachment wait for host ports no more: " + err.Error())
+	}
+}
+
+func samePort(a, b state.Waiting) bool { return a.Network == b.Network && a.Hash == b.Hash }
+
+// setWaiting changes what waits for an attachment's host ports, on record and in the firewall.
+func (s *session) setWaiting(ctx context.Context, has *state.Attachment, change func([]state.Waiting) []state.Waiting) error {
+	lock, err := s.Dir.LockAttachment(has.Network, has.Hash())
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	if has, err = s.Dir.Load(has.Network, has.Hash()); err != nil {
+		return err
+	}
+	seen, err := s.seen(has)
+	if err != nil {
+		return err
+	}
+	before := seen(has)
+	has.Waiting = change(has.Waiting)
+	if err := s.Firewall.Update(ctx, before, seen(has)); err != nil {
+		return err
+	}
+	return s.Dir.UpdateLocked(has)
+}
+
+// passPorts passes host ports on to other attachments of the container.
+func passPorts(ctx context.Context, s *session, r *remains) error {
+	if r.rec == nil {
+		return nil
+	}
+	s.PassPorts(ctx, r.rec.Waiting)
+	if slices.ContainsFunc(r.rec.Published, func(p state.Published) bool { return p.Withheld }) {
+		s.StopWaiting(ctx, r.rec)
+	}
+	return nil
+}
+
+// refuseListeners looks for sockets of the host that have one of the ports: their
+// packets would go to the pod from now on. A port on all addresses leads to the pod in the
+// families that it has, or may have yet, as one that leases an address or forms some by itself.
+func refuseListeners(ctx context.Context, containerID string, asked []HostPort, has []ipam.Address, mayHaveMore bool) error {
+	if len(asked) == 0 {
+		return nil
+	}
+	ports := slices.Clone(asked)
+	of4 := func(a ipam.Address) bool { return a.Prefix.Addr().Is4() }
+	of6 := func(a ipam.Address) bool { return !of4(a) }
+	if has4, has6 := slices.ContainsFunc(has, of4), slices.ContainsFunc(has, of6); has4 != has6 && !mayHaveMore {
+		all := netip.IPv6Unspecified()
+		if has4 {
+			all = netip.IPv4Unspecified()
+		}
+		for i := range ports {
+			if !ports[i].HostAddr.IsValid() {
+				ports[i].HostAddr = all
+			}
+		}
+	}
+	taken, err := hostport.Listeners(ctx, nil, ports...)
+	if err != nil {
+		return err
+	}
+	if taken = hostport.NotHeldFor(containerID, taken); len(taken) == 0 {
+		return nil
+	}
+	l, instead := taken[0], "choose another hostPort"
+	if !l.Local.Addr().IsUnspecified() {
+		instead += ", or a hostIP that is another address of the host"
+	}
+	return fail.Errorf(ErrConflict, "publish port %d of the host: %s: stop that, or %s", l.Local.Port(), l, instead)
+}
+
+// refuseUnreachable refuses a host port that no address of the pod could serve.
+func refuseUnreachable(ports []HostPort, addresses []ipam.Address) error {
+	for _, p := range ports {
+		if p.HostAddr.IsValid() && !slices.ContainsFunc(addresses, func(a ipam.Address) bool { return a.Prefix.Addr().Is4() == p.HostAddr.Is4() }) {
+			return fail.Errorf(ErrInvalid, "publish port %s: the pod has no address of that family", endpoint.PortText(p))
+		}
+		if len(addresses) == 0 {
+			return fail.Errorf(ErrInvalid, "publish port %s: the pod has no address", endpoint.PortText(p))
+		}
+	}
+	return nil
+}
+
+// flushStale has the kernel forget the flows to a new pod's ports that lead elsewhere.
+func flushStale(ctx context.Context, links *bridge.Conn, rec *state.Attachment) error {
+	ports := endpoint.Ports(rec)
+	if !hostport.HasFlows(ports...) {
+		return nil
+	}
+	conn, err := hostport.Dial(&hostport.Config{Routes: links.Routes()})
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	return conn.FlushStale(ctx, endpoint.Addresses(rec), ports...)
+}
+
+// flushFlows has the kernel forget the flows that lead to a pod which is going. It goes through
+// all of its table for that, some 10 ms, and so does it when it deletes the link: they are done
+// side by side.
+func flushFlows(ctx context.Context, links *bridge.Conn, rec *state.Attachment) <-chan error {
+	done := make(chan error, 1)
+	var ports []nft.Port
+	if rec != nil {
+		ports = endpoint.Ports(rec)
+	}
+	if !hostport.HasFlows(ports...) {
+		close(done)
+		return done
+	}
+	// The kernel is opened by the caller's thread, to which it belongs; any can do the rest.
+	conn, err := hostport.Dial(&hostport.Config{Routes: links.Routes()})
+	if err != nil {
+		done <- err
+		return done
+	}
+	go func() {
+		defer conn.Close()
+		done <- conn.Flush(ctx, endpoint.Addresses(rec), ports...)
+	}()
+	return done
+}
+
+// Publication is what Publish is asked for.
+type Publication struct {
+	Ports []HostPort
+	// SNAT says whose calls come to the pod from the host's address.
+	SNAT nft.SNAT
+}
+
+// Publish has ports of the host lead to a pod that is attached already, in place of those that do,
+// as if its Add had been asked for them; without any, none does. It undoes itself. An attachment
+// that is not on record, or whose Add did not finish, is ErrNotAttached. It needs CAP_NET_ADMIN.
+func (n *Node) Publish(ctx context.Context, key Key, what Publication) error {
+	return n.change(ctx, key, func(s *session, a, next *state.Attachment) error {
+		if len(what.Ports) == 0 {
+			return unpublish(ctx, s, a, next)
+		}
+		if err := refuseUnreachable(what.Ports, a.Addresses); err != nil {
+			return err
+		}
+		if err := refuseListeners(ctx, key.ContainerID, what.Ports, a.Addresses, false); err != nil {
+			return err
+		}
+		next.Published, next.PortSNAT = endpoint.Published(what.Ports), endpoint.SNATName(what.SNAT)
+		err := n.publish(ctx, s, a, next)
+		if err != nil {
+			err = errors.Join(err, closeUnusedLoopback(context.WithoutCancel(ctx), s, false, next.Bridge, next.GatewayLink()))
+		}
+		return err
+	})
+}
+
+func (n *Node) publish(ctx context.Context, s *session, a, next *state.Attachment) error {
+	nw, err := reach(ctx, s, next, func(nw *state.Network) bool {
+		lacks := next.PortSNAT != "" && !nw.PortSNAT
+		nw.PortSNAT = nw.PortSNAT || lacks
+		return lacks
+	})
+	if err != nil {
+		return err
+	}
+	has, asked := endpoint.In(a, nw), endpoint.In(next, nw)
+	if len(has.Ports) > 0 && (has.PortSNAT != asked.PortSNAT || !slices.Equal(has.Ports, asked.Ports)) {
+		// The next record does not tell of them.
+		none := has
+		none.Ports, none.PortSNAT = nil, nft.SNATNeeded
+		if err := s.Firewall.Update(ctx, has, none); err != nil {
+			return err
+		}
+		has = none
+	}
+	if err := s.Dir.UpdateLocked(next); err != nil {
+		return fail.State(err)
+	}
+	e := &entry{node: n, s: s, hash: a.Hash(), in: nw, held: &has, getsMore: true, attached: true}
+	err = e.add(ctx, next, nil)
+	if err == nil && slices.ContainsFunc(next.Published, func(p state.Published) bool { return p.Withheld }) {
+		err = s.Dir.UpdateLocked(next)
+	}
+	if err == nil {
+		err = flushStale(ctx, s.Links, next)
+	}
+	if err != nil {
+		ctx = context.WithoutCancel(ctx)
+		return errors.Join(err, s.Firewall.Update(ctx, endpoint.In(next, nw), endpoint.In(a, nw)), s.Dir.UpdateLocked(a))
+	}
+	if endpoint.PublishesIPv4(a) && !endpoint.PublishesIPv4(next) {
+		return closeUnusedLoopback(ctx, s, endpoint.PublishesIPv4(a), a.Bridge, a.GatewayLink())
+	}
+	return nil
+}
+
+// unpublish has no port lead there any more. Those that others of the container have waited for are passed on.
+func unpublish(ctx context.Context, s *session, a, next *state.Attachment) error {
+	if len(a.Published) == 0 {
+		return closeUnusedLoopback(ctx, s, false, a.Bridge, a.GatewayLink()) // a killed call may have left some of it
+	}
+	next.Published, next.Waiting, next.PortSNAT = nil, nil, ""
+	nw, err := s.Dir.LoadNetwork(a.Network)
+	if err != nil {
+		return fail.State(err)
+	}
+	err = fail.Join(
+		func() error { return s.Firewall.Update(ctx, endpoint.In(a, nw), endpoint.In(next, nw)) },
+		func() error { s.PassPorts(ctx, a.Waiting); return nil },
+		func() error { return <-flushFlows(ctx, s.Links, a) },
+	)
+	if err != nil {
+		return err
+	}
+	// As long as the rest is not done, the record says so by having none.
+	if err := s.Dir.UpdateLocked(next); err != nil {
+		return fail.State(err)
+	}
+	return closeUnusedLoopback(ctx, s, endpoint.PublishesIPv4(a), a.Bridge, a.GatewayLink())
+}

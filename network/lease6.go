@@ -1,0 +1,198 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/dhcpc/dhcp6"
+	"github.com/tombolo-cni/tombolo/dhcpc/transport"
+	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/lease/giveback"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/ipam"
+	"github.com/tombolo-cni/tombolo/network/internal/fail"
+)
+
+// lookAt6 compares an attachment with its lease by DHCPv6.
+func (p *attached) lookAt6(rec *lease.Record, remedy tombolo.Remedy) {
+	if rec.Six == nil || rec.Six.Stateless {
+		return
+	}
+	switch own := rec.Leased6(); {
+	case !own.IsValid():
+		p.found.Advise(remedy, "it has no address by DHCPv6: %s", rec.Six.Error)
+	case rec.Six.Lease.Left(time.Now()) == 0:
+		p.found.Advise(remedy, "its DHCPv6 lease of %s ended at %s", own.Addr(), rec.Six.Lease.Expire.Format(time.RFC3339))
+	case !slices.ContainsFunc(p.Addresses, func(a ipam.Address) bool { return a.Prefix == own }):
+		p.found.Advise(remedy, "its DHCPv6 lease is of %s", own.Addr())
+	}
+}
+
+// end6 ends what a pod has by DHCPv6. The record has the RELEASE, which the keeper has made. It is sent from the
+// pod's interface as long as that is there, else from the host: servers go by its content, and not by its sender.
+// Its destination is a multicast group, so no neighbour has to be found.
+func end6(ctx context.Context, links *bridge.Conn, rec *lease.Record) error {
+	if !rec.Releases6(time.Now()) {
+		return nil
+	}
+	if pod, err := openPod(rec.NetNS, rec.NetNSCookie); err == nil {
+		defer pod.Close()
+		if index, err := interfaceIn(ctx, pod, rec.IfName); err == nil {
+			return transport.Send6(&transport.Config{NetNS: pod, Link: index}, rec.Six.Release)
+		}
+	}
+	return giveback.Release6(ctx, rec, links, nil)
+}
+
+// awaitPause is the time between two looks for the address that the keeper gets.
+const awaitPause = 5 * time.Millisecond
+
+// await6 waits until the keeper has leased an address for a pod, and the attachment has it on
+// record: then the pod, and the firewall, have it. The state's lock must not be held.
+func await6(ctx context.Context, dir *state.Dir, path string, a *state.Attachment) (*state.Attachment, *dhcp6.Lease, error) {
+	leases, err := lease.Open(path)
+	if err != nil {
+		return nil, nil, err
+	}
+	for {
+		rec, err := leases.Load(a.Hash())
+		if err != nil {
+			return nil, nil, deletedMeanwhile(err)
+		}
+		if own := rec.Leased6(); own.IsValid() && !rec.Six.Checking {
+			now, err := dir.Load(a.Network, a.Hash())
+			if err != nil {
+				return nil, nil, deletedMeanwhile(err)
+			}
+			if !now.Moving && slices.ContainsFunc(now.Addresses, func(one ipam.Address) bool { return one.Prefix == own }) {
+				return now, rec.Six.Lease, nil
+			}
+		}
+		select {
+		case <-ctx.Done():
+			why := "tombolod has not said why: see its log"
+			if rec.Six != nil && rec.Six.Error != "" {
+				why = rec.Six.Error
+			}
+			return nil, nil, fail.Errorf(ErrTryAgain, `ipv6 "dhcp": %s (%w)`, why, context.Cause(ctx))
+		case <-time.After(awaitPause):
+		}
+	}
+}
+
+// dnsWait is how long an ADD waits for DNS, without which it succeeds too. The keeper asks a server three times
+// in it.
+const dnsWait = 4 * time.Second
+
+// awaitDNS waits until the keeper has asked for a pod's DNS.
+func awaitDNS(ctx context.Context, path, hash string) (servers []netip.Addr, search []string, _ error) {
+	ctx, cancel := context.WithTimeout(ctx, dnsWait)
+	defer cancel()
+	leases, err := lease.Open(path)
+	if err != nil {
+		return nil, nil, err
+	}
+	for {
+		rec, err := leases.Load(hash)
+		switch {
+		case err != nil:
+			return nil, nil, deletedMeanwhile(err)
+		case rec.Six == nil:
+			return nil, nil, nil
+		case rec.Six.Information != nil:
+			return rec.Six.Information.DNS, rec.Six.Information.Search, nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil, nil, fmt.Errorf("no DNS by DHCPv6, although routers say that there is (%w)", context.Cause(ctx))
+		case <-time.After(awaitPause):
+		}
+	}
+}
+
+// deleted is the error where a record went meanwhile.
+func deletedMeanwhile(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return fail.Errorf(ErrTryAgain, `ipv6 "dhcp": the attachment was deleted meanwhile`)
+	}
+	return fail.State(err)
+}
+
+// solicit has the pod ask for router advertisements, if it takes any: else it gives nil. They are
+// waited for later, since other things can be done meanwhile.
+func (a *adding) solicit(ctx context.Context, port bridge.Port) (*bridge.Solicitation, error) {
+	if port.Autoconf == nil {
+		return nil, nil
+	}
+	return a.s.Links.Solicit(ctx, a.pod.NetNS, port)
+}
+
+// advertised waits for the pod's first address by a router advertisement, adds it to
+// what the pod has, and gives the pod its default route.
+func (a *adding) advertised(ctx context.Context, asked *bridge.Solicitation, g given, b *site, link *bridge.Attachment) (given, error) {
+	if asked == nil {
+		return g, nil
+	}
+	var err error
+	got := new(bridge.Autoconfigured)
+	if !a.nw.DHCPv6 {
+		if got, err = asked.Wait(ctx); err != nil {
+			return g, fail.Errorf(ErrTryAgain, `ipv6 "slaac": %w`, err)
+		}
+	}
+	var gateway netip.Addr
+	var metric uint32
+	if !a.nw.NoDefaultRoute {
+		if gateway, metric, err = gateway6(a.s.Links, b.bridge, a.pod.NetNS, link, got, a.nw.Exit != ExitHost); err != nil {
+			return g, err
+		}
+	}
+	for _, address := range got.Addresses {
+		g.addresses = append(g.addresses, ipam.Address{Prefix: address.Prefix, Gateway: gateway})
+	}
+	if gateway.IsValid() {
+		r := defaultBy(gateway)
+		r.Priority = metric
+		g.routes = append(g.routes, r)
+	}
+	g.dns.Servers = append(g.dns.Servers, got.Servers...)
+	g.informs = got.OtherConfig && len(got.Servers) == 0
+	return g, nil
+}
+
+// autoconfigure does all of it for a pod whose other addresses are there already.
+func (a *adding) autoconfigure(ctx context.Context, t *tied) (*tied, error) {
+	asked, err := a.solicit(ctx, t.plan.port)
+	if err != nil {
+		return nil, err
+	}
+	defer asked.Close()
+	g, err := a.advertised(ctx, asked, t.given, t.built, t.link)
+	if err != nil {
+		return nil, err
+	}
+	return a.again(ctx, g, t.built, t.link)
+}
+
+// again plans for a pod that was given more after it got its link, whose port can tell only
+// now whose addresses are behind it.
+func (a *adding) again(ctx context.Context, g given, b *site, link *bridge.Attachment) (*tied, error) {
+	p, err := a.plan(g, link)
+	if err != nil {
+		return nil, err
+	}
+	if err := a.s.Links.Enslave(ctx, p.onto(b)); err != nil {
+		return nil, err
+	}
+	if b, err = ready(ctx, a.s, p.want); err != nil {
+		return nil, err
+	}
+	return &tied{g, p, b, link, nil}, nil
+}

@@ -1,0 +1,165 @@
+package network
+
+import (
+	"context"
+	"errors"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
+	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/network/internal/fail"
+)
+
+// limitsPart is the limits of a pod's traffic: qdiscs of its port, and a link (ifb) for what it sends.
+type limitsPart struct{}
+
+func (limitsPart) look(ctx context.Context, p *attached) error {
+	shape := shapeOf(p.Attachment)
+	if shape.IsZero() {
+		return nil
+	}
+	diffs, err := bandwidth.On(p.s.Links.Socket()).Check(ctx, target(p.Attachment), shape)
+	p.found.AddAll(diffs, tombolo.RemedyRepair)
+	return err
+}
+
+func (limitsPart) mend(ctx context.Context, p *attached) error {
+	shape := shapeOf(p.Attachment)
+	if shape.IsZero() {
+		return nil
+	}
+	target := target(p.Attachment)
+	target.PortIndex = p.port.Index
+	_, err := bandwidth.On(p.s.Links.Socket()).Ensure(ctx, target, shape)
+	return err
+}
+
+// target says where an attachment's traffic is shaped.
+func target(rec *state.Attachment) bandwidth.Target {
+	return bandwidth.Target{
+		Port: rec.HostIf, MTU: rec.MTU, IFB: bandwidth.IFBName(rec.Hash()),
+		Alias: endpoint.AliasOf(rec), Owner: endpoint.AliasOwner(rec.Hash()),
+	}
+}
+
+// shapeOf are the limits of an attachment.
+func shapeOf(rec *state.Attachment) bandwidth.Shape {
+	b := rec.Bandwidth
+	return bandwidth.Shape{
+		Ingress: bandwidth.Limit{Rate: b.IngressRate, Burst: b.IngressBurst},
+		Egress:  bandwidth.Limit{Rate: b.EgressRate, Burst: b.EgressBurst},
+	}
+}
+
+// setLimits puts limits on record, with the link that shapes what the pod sends.
+func setLimits(rec *state.Attachment, s bandwidth.Shape) {
+	rec.Bandwidth, rec.IFB = state.Bandwidth{
+		IngressRate: s.Ingress.Rate, IngressBurst: s.Ingress.Burst,
+		EgressRate: s.Egress.Rate, EgressBurst: s.Egress.Burst,
+	}, ""
+	if s.Egress.Rate > 0 {
+		rec.IFB = bandwidth.IFBName(rec.Hash())
+	}
+}
+
+// IFBs lists whose links for egress there are, by the links' names.
+func (s *session) IFBs(ctx context.Context) (map[string]endpoint.Mark, error) {
+	ifbs, err := bandwidth.On(s.Links.Socket()).IFBs(ctx)
+	if err != nil {
+		return nil, err
+	}
+	found := map[string]endpoint.Mark{}
+	for _, ifb := range ifbs {
+		if a, ok := endpoint.ParseAlias(ifb.Alias); ok {
+			found[ifb.Name] = a
+		}
+	}
+	return found, nil
+}
+
+// shapers are the links that shape the attachment's traffic. One without a record may have
+// had limits.
+func (r *remains) shapers() []string {
+	if r.rec != nil && r.rec.State == state.Ready && r.rec.IFB == "" {
+		return nil
+	}
+	return []string{bandwidth.IFBName(r.hash)}
+}
+
+// shape gives a pod's port the limits that were asked for, if any. That is done before the port
+// comes up, when its index is known (bridge.Port's BeforeUp), unless the pod gets addresses later.
+func (a *adding) shape(ctx context.Context, rec *state.Attachment, index, mtu int) error {
+	if !a.pod.Limits.IsZero() {
+		if err := a.limit(ctx, rec, index, mtu); err != nil {
+			return err
+		}
+	}
+	return a.node.step("bandwidth")
+}
+
+func (a *adding) limit(ctx context.Context, rec *state.Attachment, index, mtu int) error {
+	target := target(rec)
+	target.PortIndex, target.MTU = index, mtu
+	conn := bandwidth.On(a.s.Links.Socket())
+	// What the port has of them goes with it.
+	a.back.push(func(ctx context.Context) error {
+		return conn.Remove(ctx, bandwidth.Target{IFB: target.IFB, Owner: target.Owner})
+	})
+	var err error
+	if a.shaped.IsZero() { // else this is a second try, and the operator was told
+		if a.shaped, err = effectiveLimits(a.s, a.pod.Limits, mtu); err != nil {
+			return err
+		}
+	}
+	_, err = conn.Ensure(ctx, target, a.shaped)
+	return err
+}
+
+// Limit gives a pod that is attached already limits in place of those that it has, as if its Add had
+// been asked for them; the zero Shape is none. It gives the link that shapes what the pod sends, nil if
+// that has no limit. An attachment that is not on record is as with Publish.
+func (n *Node) Limit(ctx context.Context, key Key, limits bandwidth.Shape) (by *bridge.Link, _ error) {
+	err := n.change(ctx, key, func(s *session, a, next *state.Attachment) error {
+		target, conn := target(a), bandwidth.On(s.Links.Socket())
+		if limits.IsZero() {
+			if shapeOf(a).IsZero() {
+				return nil
+			}
+			setLimits(next, limits)
+			if err := conn.Remove(ctx, target); err != nil {
+				return err
+			}
+			return s.Dir.UpdateLocked(next)
+		}
+		effective, err := effectiveLimits(s, limits, a.MTU)
+		if err != nil {
+			return err
+		}
+		setLimits(next, effective)
+		if err := s.Dir.UpdateLocked(next); err != nil {
+			return fail.State(err)
+		}
+		if _, err := conn.Ensure(ctx, target, effective); err != nil {
+			return errors.Join(err, conn.Remove(context.WithoutCancel(ctx), target), s.Dir.UpdateLocked(a))
+		}
+		if next.IFB != "" {
+			by, err = s.Links.Link(ctx, next.IFB)
+		}
+		return err
+	})
+	return by, err
+}
+
+// effectiveLimits gives limits as the kernel enforces them, and warns of what is not as it was asked for.
+func effectiveLimits(s *session, asked bandwidth.Shape, mtu int) (bandwidth.Shape, error) {
+	effective, adjusted, err := asked.Effective(mtu)
+	if err != nil {
+		return bandwidth.Shape{}, fail.Errorf(bandwidth.ErrInvalid, "bandwidth: %w", err)
+	}
+	for _, adj := range adjusted {
+		s.Warn("bandwidth: " + adj)
+	}
+	return effective, nil
+}

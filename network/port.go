@@ -1,0 +1,302 @@
+package network
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/ipam"
+	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/network/internal/fail"
+	"golang.org/x/sys/unix"
+)
+
+// portPart is the host's end of a pod's veth, as a port of the bridge.
+type portPart struct{}
+
+// look is done with the pod's own end: see checkAttachment.
+func (portPart) look(context.Context, *attached) error { return nil }
+
+// mend puts the port back on its bridge, which may be another than that of
+// its network by now, and gone.
+func (portPart) mend(ctx context.Context, p *attached) error {
+	br, err := p.s.Links.Link(ctx, p.Bridge)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	port := portOn(p.Attachment, br)
+	// Of an entry, and of VLANs, there is no knowing here.
+	if br.Kind != "bridge" || portFits(p.port, br, &port) && !port.StaticFDB && port.VLAN.IsZero() {
+		return nil
+	}
+	port.BridgeIndex = br.Index
+	return p.s.Links.Enslave(ctx, port)
+}
+
+// portOnItsBridge is the port of an attachment, on the bridge that it was attached to.
+func portOnItsBridge(ctx context.Context, s *session, rec *state.Attachment) (bridge.Port, error) {
+	br, err := s.Links.Link(ctx, rec.Bridge)
+	if errors.Is(err, fs.ErrNotExist) {
+		return portOf(rec), nil
+	}
+	if err != nil {
+		return bridge.Port{}, err
+	}
+	return portOn(rec, br), nil
+}
+
+// onBridge says how a link differs from the port that an attachment should have.
+func onBridge(ctx context.Context, s *session, a *state.Attachment, link, br *bridge.Link) ([]tombolo.Difference, error) {
+	p := portOn(a, br)
+	if !portFits(link, br, &p) {
+		return []tombolo.Difference{{Text: "port " + a.HostIf + " is not on bridge " + br.Name + " with the flags that it should have"}}, nil
+	}
+	if p.VLAN.IsZero() {
+		return nil, nil
+	}
+	diffs, err := s.Links.VLANs().Check(ctx, link.Index, a.HostIf, p.VLAN)
+	if errors.Is(err, unix.ENODEV) {
+		return nil, nil
+	}
+	return diffs, err
+}
+
+// onBridgeNow is onBridge by another look, at a port and a record that no call is changing: its ADD may have ended since
+// the ports were listed, and its DEL shuts a port before it deletes it.
+func onBridgeNow(ctx context.Context, s *session, a *state.Attachment, br *bridge.Link) ([]tombolo.Difference, error) {
+	lock, err := s.Dir.LockAttachment(a.Network, a.Hash())
+	if errors.Is(err, state.ErrBusy) || errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fail.State(err)
+	}
+	defer lock.Close()
+	now, err := s.Dir.Load(a.Network, a.Hash())
+	if err != nil {
+		return nil, fail.State(err)
+	}
+	link, err := s.Links.Link(ctx, now.HostIf)
+	if errors.Is(err, fs.ErrNotExist) || now.State != state.Ready {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return onBridge(ctx, s, now, link, br)
+}
+
+// lanPort gives a port what a pod on a LAN needs of its interface.
+func lanPort(p *bridge.Port, a *state.Attachment) {
+	p.NoRedirects = a.DefaultRoute == exitHost
+	if a.SLAAC {
+		p.Autoconf = &bridge.Autoconf{DefaultRoute: a.DefaultRoute != exitHost, AddressOptional: slices.ContainsFunc(a.Addresses, leased6)}
+	}
+}
+
+// keepTable is what a kernel without such a limit (before Linux 6.7) needs in its place: the
+// bridge learns nothing from a pod that nothing holds to its own MAC, and has an entry of
+// that MAC for good. Frames for other MACs behind the port then go to all ports.
+func keepTable(p *bridge.Port, guarded bool, br *bridge.Link) {
+	if br.Bridge != nil && br.Bridge.MaxLearned == nil && !guarded {
+		p.NoLearning, p.StaticFDB = true, true
+	}
+}
+
+// portFits says whether a link is a port of the bridge with the flags that it
+// should have.
+func portFits(l, br *bridge.Link, p *bridge.Port) bool {
+	return l.Master == br.Index && l.Up && l.Port != nil &&
+		l.Port.Hairpin == p.Hairpin && l.Port.Isolated == p.Isolated &&
+		l.Port.ForwardGroups == p.ForwardGroups && l.ClosedToIP() && l.Alias == p.Alias &&
+		l.Port.Learning != p.NoLearning && l.Port.Flood != p.NoFlood && l.Port.MulticastFlood != p.NoMulticastFlood &&
+		(p.MTU == 0 || l.MTU == p.MTU) && (p.MAC == nil || bytes.Equal(l.MAC, p.MAC))
+}
+
+// portOf is the host's side of an attachment, from its record.
+func portOf(a *state.Attachment) bridge.Port {
+	on := func(v *bool) bool { return v != nil && *v }
+	p := bridge.Port{
+		Bridge: a.Bridge, Name: a.HostIf, Peer: a.IfName, MTU: a.MTU,
+		Alias:   endpoint.AliasOf(a),
+		Hairpin: on(a.Port.Hairpin), Isolated: on(a.Port.Isolated), ForwardGroups: true,
+		Down: !a.Up, VLAN: vlans(a.VLAN),
+	}
+	lanPort(&p, a)
+	p.MAC, _ = net.ParseMAC(a.HostMAC)
+	p.PeerMAC, _ = net.ParseMAC(a.MAC)
+	return p
+}
+
+// portOn is portOf, with what depends on the bridge that is there.
+func portOn(a *state.Attachment, br *bridge.Link) bridge.Port {
+	p := portOf(a)
+	if p.VLAN.IsZero() {
+		p.VLAN = defaultVLAN(br)
+	}
+	if p.PeerMAC != nil {
+		keepTable(&p, a.Guarded, br)
+	}
+	return p
+}
+
+// openPod opens the namespace of a pod, unless another pod's is at the path by now.
+func openPod(path string, cookie uint64) (*netns.NS, error) {
+	pod, err := netns.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	now, err := pod.Cookie()
+	if err == nil && now != cookie {
+		err = fmt.Errorf("%s is another pod's by now", path)
+	}
+	if err != nil {
+		pod.Close()
+		return nil, err
+	}
+	return pod, nil
+}
+
+// interfaceIn gives the index of a pod's interface.
+func interfaceIn(ctx context.Context, pod *netns.NS, name string) (int, error) {
+	conn, err := bridge.Dial(&bridge.Config{NetNS: pod})
+	if err != nil {
+		return 0, err
+	}
+	defer conn.Close()
+	l, err := conn.Link(ctx, name)
+	if err != nil {
+		return 0, err
+	}
+	return l.Index, nil
+}
+
+// Renamed says whether an attachment's port is there by another name: its alias stays.
+func (s *session) Renamed(ctx context.Context, hash string) (bool, error) {
+	links, err := s.Links.Veths(ctx)
+	return slices.ContainsFunc(links, func(l bridge.Link) bool {
+		return l.Name != "veth"+hash && strings.HasPrefix(l.Alias, endpoint.AliasOwner(hash))
+	}), err
+}
+
+// live lists the addresses that pods of a network have in the kernel, by the aliases of their ports.
+func (s *session) live(ctx context.Context, network string) ([]ipam.Live, error) {
+	links, err := s.Links.Veths(ctx)
+	var list []ipam.Live
+	for i := range links {
+		a, ok := endpoint.ParseAlias(links[i].Alias)
+		if !ok || a.Network != endpoint.NetworkToken(network) {
+			continue
+		}
+		for _, ip := range a.Addresses {
+			list = append(list, ipam.Live{Hash: a.Hash, Addr: ip})
+		}
+	}
+	return list, err
+}
+
+func (r *remains) port() string { return "veth" + r.hash }
+
+// podAddresses lists the addresses of a pod, by whichever interface it has them.
+func podAddresses(pod *netns.NS) ([]netip.Prefix, error) {
+	conn, err := addr.Dial(&addr.Config{NetNS: pod})
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	have, err := conn.List(addr.Filter{})
+	var list []netip.Prefix
+	for _, a := range have {
+		list = append(list, a.Prefix)
+	}
+	return list, err
+}
+
+// leased6 says whether an address is one by DHCPv6: it has no network's prefix.
+func leased6(a ipam.Address) bool { return a.Prefix.Addr().Is6() && a.Prefix.IsSingleIP() }
+
+// autoconfigured says whether an address is one that a pod has formed by a router
+// advertisement. What is advertised may change, so it need not have it for ever.
+func autoconfigured(a *state.Attachment, p netip.Prefix) bool {
+	mac, err := net.ParseMAC(a.MAC)
+	if !a.SLAAC || err != nil || !p.Addr().Is6() {
+		return false
+	}
+	own, formed := p.Addr().As16(), bridge.LinkLocal(mac).As16()
+	return [8]byte(own[8:]) == [8]byte(formed[8:])
+}
+
+// lasting are the addresses of an attachment that it is to have for as long as it is there.
+func lasting(rec *state.Attachment) []netip.Prefix {
+	var list []netip.Prefix
+	for _, a := range rec.Addresses {
+		if !autoconfigured(rec, a.Prefix) {
+			list = append(list, a.Prefix)
+		}
+	}
+	return list
+}
+
+// attach makes the link. One of the same name that an Add or a Del of this very
+// attachment left when it was killed is deleted first: the record, which was made
+// anew, says that nobody else is at it.
+func (a *adding) attach(ctx context.Context, p *plan, b *site) (*bridge.Attachment, error) {
+	port := p.onto(b)
+	if !a.getsMore {
+		shape := func(ctx context.Context, index int) error { return a.shape(ctx, &p.rec, index, port.MTU) }
+		if a.pod.Limits.IsZero() {
+			if err := shape(ctx, 0); err != nil {
+				return nil, err
+			}
+		} else {
+			port.BeforeUp = shape
+		}
+	}
+	if err := wanted(a.pending); err != nil {
+		return nil, err
+	}
+	if err := a.holdBefore(ctx, &p.rec, p.want); err != nil {
+		return nil, err
+	}
+	owner := endpoint.AliasOwner(a.hash)
+	link, err := a.s.Links.Attach(ctx, a.pod.NetNS, port)
+	if errors.Is(err, fs.ErrExist) && !errors.Is(err, bridge.ErrPeerExists) {
+		if err := wanted(a.pending); err != nil {
+			return nil, err
+		}
+		if err := a.s.Links.Detach(ctx, port.Name, owner); err != nil {
+			return nil, err
+		}
+		link, err = a.s.Links.Attach(ctx, a.pod.NetNS, port)
+	}
+	if isSecondRoute(err) {
+		if err = a.makeWay(p, &port, err); err == nil {
+			link, err = a.s.Links.Attach(ctx, a.pod.NetNS, port)
+		}
+	}
+	if err != nil {
+		return nil, explainRoute(err)
+	}
+	a.attached = true
+	a.back.push(func(ctx context.Context) error {
+		err := a.s.Links.Detach(ctx, port.Name, owner)
+		a.attached = err != nil
+		return err
+	})
+	p.link(link)
+	return link, nil
+}

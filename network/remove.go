@@ -1,0 +1,153 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"slices"
+
+	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/network/internal/fail"
+)
+
+// removeNetwork takes down what Collect leaves of a network: see network.Node.Remove.
+func removeNetwork(ctx context.Context, s *session, name string) error {
+	leases, err := leasesOf(s, name)
+	if err != nil {
+		return err
+	}
+	if err := s.EnterAlone(ctx); err != nil {
+		return err
+	}
+	left, err := allAttachments(ctx, s, name, leases)
+	if err != nil {
+		return err
+	}
+	if len(left) > 0 {
+		return fail.Errorf(ErrAttached, "network %q has %s: remove the pods first", name, fail.Count(len(left), "attachment", "attachments"))
+	}
+	rec, err := s.Dir.LoadNetwork(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		// Without a record there may be rules, where the state was lost, and a directory that a failed Add made.
+		return fail.Join(
+			func() error { return s.Firewall.RemoveNetwork(ctx, name) },
+			func() error { return withdraw(ctx, s, name) },
+			func() error { return s.Dir.RemoveNetwork(name) },
+		)
+	}
+	if err != nil {
+		return fail.State(err)
+	}
+	err = fail.Join(
+		func() error { return s.Firewall.RemoveNetwork(ctx, name) },
+		func() error { return withdraw(ctx, s, name) },
+		func() error { return closeUnusedLoopback(ctx, s, false, rec.Bridge, rec.GatewayLink()) },
+		func() error { return releaseUplink(ctx, s, rec) },
+		func() error { return removeBridge(ctx, s, rec) },
+		func() error { return removeEmptyReservations(s.Dir.Path() + "/ipam/" + name) },
+	)
+	if err != nil {
+		return err
+	}
+	return s.Dir.RemoveNetwork(name)
+}
+
+// removeDeserted deletes what is left of a network that has no pod, no bridge and no uplink. The caller has the exclusive
+// lock. It is about to build another network, which needs our rules in other programs' chains, so those stay.
+func removeDeserted(ctx context.Context, s *session, name string) error {
+	if err := s.Firewall.RemoveNetwork(ctx, name); err != nil {
+		return err
+	}
+	if err := removeEmptyReservations(s.Dir.Path() + "/ipam/" + name); err != nil {
+		return err
+	}
+	return s.Dir.RemoveNetwork(name)
+}
+
+// removeBridge deletes the network's bridge if we made it, or, where another
+// network or somebody's port is on it, or somebody else made it, only the gateways
+// that are this network's alone. Another program's pods on it keep theirs.
+func removeBridge(ctx context.Context, s *session, rec *state.Network) error {
+	l, err := s.Links.Link(ctx, rec.Bridge)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if l.Kind != "bridge" {
+		return fail.Errorf(bridge.ErrNotBridge, "%s is no longer a bridge but of kind %q: it is left alone", rec.Bridge, l.Kind)
+	}
+	shared, err := sharers(s, rec)
+	if err != nil {
+		return err
+	}
+	ports, err := s.Links.Ports(ctx, l.Index)
+	if err != nil {
+		return err
+	}
+	if len(shared) == 0 && len(ports) == 0 && l.Alias == endpoint.BridgeAlias {
+		return s.Links.Remove(ctx, rec.Bridge)
+	}
+	if rec.VLAN != (state.VLAN{}) {
+		return leaveVLANs(ctx, s, rec, l, shared)
+	}
+	if hasPods(ctx, s, ports) {
+		return nil
+	}
+	for _, gw := range rec.Gateways {
+		if slices.ContainsFunc(shared, func(o *state.Network) bool { return slices.Contains(o.Gateways, gw) }) {
+			continue
+		}
+		if err := s.Links.Addresses().Remove(addr.Address{Prefix: gw, Link: l.Index}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// hasPods says whether any port that is not ours leads into another namespace.
+func hasPods(ctx context.Context, s *session, ports []bridge.Link) bool {
+	return slices.ContainsFunc(ports, func(p bridge.Link) bool {
+		if _, own := endpoint.ParseAlias(p.Alias); own || p.Kind != "veth" {
+			return false
+		}
+		peer, err := s.Links.LinkByIndex(ctx, p.Peer)
+		return err != nil || peer.Peer != p.Index || peer.Kind != p.Kind
+	})
+}
+
+// sharers are the other networks on the same bridge.
+func sharers(s *session, rec *state.Network) ([]*state.Network, error) {
+	all, _, err := s.Dir.ListNetworks()
+	if err != nil {
+		return nil, fail.State(err)
+	}
+	return slices.DeleteFunc(all, func(o *state.Network) bool {
+		return o.Name == rec.Name || o.Bridge != rec.Bridge
+	}), nil
+}
+
+// refusePodsBehind keeps pods from losing their LAN.
+func refusePodsBehind(s *session, nic string) error {
+	networks, _, err := s.Dir.ListNetworks()
+	if err != nil {
+		return fail.State(err)
+	}
+	for _, n := range networks {
+		if n.Uplink != nic {
+			continue
+		}
+		attachments, _, err := s.Dir.List(n.Name)
+		if err != nil {
+			return fail.State(err)
+		}
+		if len(attachments) > 0 {
+			return fail.Errorf(ErrAttached, "uplink %s: network %q has %s on it: remove the pods first", nic, n.Name, fail.Count(len(attachments), "attachment", "attachments"))
+		}
+	}
+	return nil
+}

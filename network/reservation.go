@@ -1,0 +1,239 @@
+package network
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/ident"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/ipam"
+	"github.com/tombolo-cni/tombolo/network/internal/fail"
+	"github.com/tombolo-cni/tombolo/route"
+)
+
+// poolsText is what is on record of a network's range sets: JSON in a string, since an Add only compares it. It is
+// empty for none.
+func poolsText(sets []ipam.RangeSet) string {
+	if len(sets) == 0 {
+		return ""
+	}
+	data, _ := json.Marshal(sets) // addresses and names can all be written
+	return string(data)
+}
+
+// pools says how far the pools of a network are used up whose state is kept in dir.
+func pools(ctx context.Context, dir string, rec *state.Network) ([]ipam.Pool, error) {
+	if rec.Pools == "" {
+		return nil, nil
+	}
+	var sets []ipam.RangeSet
+	if err := json.Unmarshal([]byte(rec.Pools), &sets); err != nil {
+		return nil, fmt.Errorf("network %q: %w: pools: %w", rec.Name, state.ErrDamaged, err)
+	}
+	h, err := ipam.NewHostLocal(&ipam.Config{Network: rec.Name, Dir: cmp.Or(rec.PoolDir, dir+"/ipam"), Ranges: sets})
+	if err != nil {
+		return nil, err
+	}
+	return h.Pools(ctx)
+}
+
+// IPAMNode is what an allocator of a network is told of the node, for an attachment whose hash
+// is known: the zero Owner is for all.
+func (s *session) IPAMNode(network string, own ipam.Owner, hash string) ipam.Node {
+	return ipam.Node{
+		Epoch: ipam.Epoch{Token: s.Epoch.Token(), Started: s.Dir.Begun(s.Epoch)},
+		Live:  func(ctx context.Context) ([]ipam.Live, error) { return s.live(ctx, network) },
+		Hash: func(o ipam.Owner) string {
+			if hash != "" && o == own {
+				return hash
+			}
+			return ident.Hash(network, o.ContainerID, o.IfName)
+		},
+		InUse: func(hash string) bool {
+			_, err := s.Dir.Load(network, hash)
+			return !errors.Is(err, fs.ErrNotExist)
+		},
+		Warn: s.Warn,
+	}
+}
+
+// collectReservations gives back what no valid attachment has reserved, and none on record:
+// one may be under way, or have come since the caller made its list.
+func (t *teardown) collectReservations(ctx context.Context, valid []ipam.Owner) error {
+	if t.Known.Leased {
+		return nil // leases are attachments like others
+	}
+	if err := t.Session.Enter(ctx); err != nil {
+		return err
+	}
+	defer t.Session.Leave()
+	allocator, err := t.Allocator(nil)
+	if err != nil || allocator == nil {
+		return err
+	}
+	allocator = allocator.Bind(t.Session.IPAMNode(t.Network, ipam.Owner{}, ""))
+	if allocator.Slow() {
+		t.Session.Leave()
+	}
+	return allocator.Collect(ctx, valid)
+}
+
+// retaken are the addresses that the reference's plugin, which knows nothing of the record, has
+// reserved for the same attachment after its end: the container was restarted by that.
+func (t *teardown) retaken(r *remains) []netip.Addr {
+	if r.rec.DataDir == "" {
+		return nil // a directory of our own
+	}
+	written, err := t.Session.Dir.Written(t.Network, r.hash)
+	if err != nil {
+		return nil
+	}
+	var list []netip.Addr
+	for _, a := range r.addresses {
+		path := r.rec.DataDir + "/" + t.Network + "/" + a.String()
+		info, err := os.Stat(path)
+		if err != nil || !info.Mode().IsRegular() || !info.ModTime().After(written) {
+			continue
+		}
+		// One that was made again by the kernel's addresses names no container.
+		if text, err := os.ReadFile(path); err == nil && strings.HasPrefix(string(text), r.owner.ContainerID) {
+			list = append(list, a)
+		}
+	}
+	return list
+}
+
+// removeEmptyReservations deletes the network's own directory of reservations.
+// What no attachment has is only bookkeeping. A directory that the configuration
+// named stays: it is the operator's.
+func removeEmptyReservations(dir string) error {
+	if err := os.RemoveAll(dir); err != nil {
+		return fail.Errorf(ErrState, "delete the reservations of the network: %w", err)
+	}
+	return nil
+}
+
+// knownAddresses looks for the attachment's addresses where they may be written
+// down: its record, its port's alias, what the caller knows. Nil means that none of
+// them tells, and that it takes a search.
+func (t *teardown) knownAddresses(ctx context.Context, r *remains) []netip.Addr {
+	if r.rec != nil && r.rec.State == state.Ready {
+		return endpoint.Addresses(r.rec)
+	}
+	if l, err := t.Session.Links.Link(ctx, r.port()); err == nil {
+		if a, ok := endpoint.ParseAlias(l.Alias); ok && a.Hash == r.hash && len(a.Addresses) > 0 {
+			return a.Addresses
+		}
+	}
+	if t.Known.Addresses == nil {
+		return nil
+	}
+	return slices.Clone(t.Known.Addresses())
+}
+
+// release gives the addresses back to the allocator: that of the record, should the network
+// have another since. One that asks another program does so without the lock.
+func (t *teardown) release(ctx context.Context, r *remains) error {
+	if r.rec != nil && r.rec.IPAMType == endpoint.Leased || r.rec == nil && t.Known.Leased {
+		return nil // done, before the link went
+	}
+	if r.owner.ContainerID == "" {
+		return nil // no allocator knows it by its short name
+	}
+	var origin *Origin
+	if r.rec != nil {
+		origin = &Origin{r.rec.IPAMType, r.rec.DataDir}
+	}
+	allocator, err := t.Allocator(origin)
+	if err != nil || allocator == nil {
+		return err
+	}
+	allocator = allocator.Bind(t.Session.IPAMNode(t.Network, r.owner, r.hash))
+	if allocator.Slow() {
+		t.Session.Leave()
+	}
+	addresses := slices.DeleteFunc(slices.Clone(r.addresses), func(a netip.Addr) bool { return slices.Contains(r.retaken, a) })
+	if len(addresses) == 0 && len(r.retaken) > 0 {
+		return nil
+	}
+	return allocator.Del(ctx, r.owner, addresses)
+}
+
+// unlist takes the attachment out of the firewall's sets. One that is guarded, or may be, is
+// shut before: it would send what it likes until its port is gone. If that fails, the
+// guard stays with the port.
+func unlist(ctx context.Context, s *session, r *remains) error {
+	var err error
+	if !isKnown(r.rec) || r.rec.Guarded {
+		err = s.Links.Shut(ctx, r.port(), endpoint.AliasOwner(r.hash))
+		if err != nil && !errors.Is(err, bridge.ErrForeign) {
+			return err
+		}
+	}
+	return errors.Join(err, s.RemoveElements(ctx, r.hash, r.rec))
+}
+
+// allocate gets the pod's addresses. Of an allocator that asks another program nobody knows
+// how long it takes, so the lock is not held meanwhile.
+func (a *adding) allocate(ctx context.Context) (given, error) {
+	if err := wanted(a.pending); err != nil {
+		return given{}, err
+	}
+	if a.nw.Allocator == nil {
+		return givenOf(a.pod.Addresses, a.pod.Routes)
+	}
+	owner := a.pod.owner()
+	allocator := a.nw.Allocator.Bind(a.s.IPAMNode(a.nw.Name, owner, a.hash))
+	if allocator.Slow() {
+		a.s.Leave()
+	}
+	got, err := allocator.Add(ctx, owner)
+	if err != nil {
+		return given{}, &allocationError{err}
+	}
+	a.back.push(func(ctx context.Context) error {
+		if allocator.Slow() {
+			a.s.Leave()
+		}
+		var addrs []netip.Addr
+		for _, one := range got.Addresses {
+			addrs = append(addrs, one.Prefix.Addr())
+		}
+		return allocator.Del(ctx, owner, addrs)
+	})
+	if err := a.s.Enter(ctx); err != nil {
+		return given{}, err
+	}
+	return givenOf(got.Addresses, append(got.Routes, a.pod.Routes...))
+}
+
+// givenOf puts IPv4 first: runtimes take the first address of a result for the pod's.
+func givenOf(addresses []ipam.Address, routes []route.Route) (given, error) {
+	g := given{routes: routes}
+	var v6 []ipam.Address
+	for i, a := range addresses {
+		if !a.Prefix.IsValid() {
+			return g, fail.Errorf(ErrInvalid, "the ipam's ips[%d] is no address with a prefix length", i)
+		}
+		if a.Gateway.IsValid() && a.Gateway.BitLen() != a.Prefix.Addr().BitLen() {
+			return g, fail.Errorf(ErrInvalid, "the ipam's ips[%d]: the gateway %s is not of the family of %s", i, a.Gateway, a.Prefix)
+		}
+		if a.Prefix.Addr().Is4() {
+			g.addresses = append(g.addresses, a)
+		} else {
+			v6 = append(v6, a)
+		}
+	}
+	g.addresses = append(g.addresses, v6...)
+	return g, nil
+}

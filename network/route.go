@@ -1,0 +1,391 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"net/netip"
+	"slices"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/ipam"
+	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/network/internal/fail"
+	"github.com/tombolo-cni/tombolo/route"
+	"golang.org/x/sys/unix"
+)
+
+// wayPart is the host's way to a pod. Where the routes of its subnets are there, and the host sends elsewhere all the
+// same, it is by a rule or a route of others, which is left to them.
+type wayPart struct{}
+
+func (wayPart) mend(context.Context, *attached) error { return nil }
+
+// look goes by the link that has the gateways; of one in a VRF, the host's own rules say nothing.
+func (wayPart) look(ctx context.Context, p *attached) error {
+	at, err := p.s.Links.Link(ctx, p.nw.GatewayLink())
+	if errors.Is(err, fs.ErrNotExist) || err == nil && at.Master != 0 {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for _, address := range p.Addresses {
+		gw := netip.PrefixFrom(address.Gateway, address.Prefix.Bits())
+		if !slices.Contains(p.nw.Gateways, gw) || gw.Masked() != address.Prefix.Masked() {
+			continue // the host has no route to it by us
+		}
+		if err := p.lookAtWay(at, address.Prefix); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *attached) lookAtWay(at *bridge.Link, own netip.Prefix) error {
+	switch r, err := p.s.Links.Routes().Get(own.Addr()); {
+	case err == nil && r.Link == at.Index:
+		return nil
+	case err != nil && !isNoRoute(err):
+		return err
+	}
+	if wrong, err := disconnected(p.s.Links.Routes(), own, at.Index); wrong != "" || err != nil {
+		return err // which is said of the network
+	}
+	p.found.Advise(tombolo.RemedyConfigure, "the host does not send what is for %s to %s: see ip route get %s, and ip rule", own.Addr(), at.Name, own.Addr())
+	return nil
+}
+
+// routed is how routes of a pod's interface are on record: without the default route that a pod has
+// learnt from its LAN's router, and may learn anew.
+func routed(rec *state.Attachment, routes []route.Route) []state.Route {
+	var list []state.Route
+	for i := range routes {
+		r := &routes[i]
+		if rec.SLAAC && rec.DefaultRoute != exitHost && r.Dst.Bits() <= 0 && r.Gateway.Is6() {
+			continue
+		}
+		one := state.Route{
+			Dst: r.Dst, Gateway: r.Gateway, OnLink: r.OnLink, Priority: uint64(r.Priority), Table: uint64(r.Table),
+			MTU: uint64(r.MTU), AdvMSS: uint64(r.AdvMSS),
+		}
+		if r.Scope != nil {
+			scope := int(*r.Scope)
+			one.Scope = &scope
+		}
+		list = append(list, one)
+	}
+	return list
+}
+
+// routes are those of an attachment that it is to have for as long as it is there, in an order in
+// which they can be made. A default route to the host leads to the address that the host has now.
+func routes(rec *state.Attachment) []route.Route {
+	list := subnets(lasting(rec))
+	for _, r := range rec.Routes {
+		one := route.Route{
+			Dst: r.Dst, Gateway: r.Gateway, OnLink: r.OnLink, Priority: uint32(r.Priority), Table: uint32(r.Table),
+			MTU: uint32(r.MTU), AdvMSS: uint32(r.AdvMSS), Protocol: route.ProtocolTombolo,
+		}
+		if r.Scope != nil {
+			scope := route.Scope(*r.Scope)
+			one.Scope = &scope
+		}
+		list = append(list, one)
+	}
+	return led(rec, list)
+}
+
+// led gives the routes that a pod was made with as they are to be now: where a default route
+// led to the host, the host may have another address since.
+func led(rec *state.Attachment, routes []route.Route) []route.Route {
+	list := append([]route.Route(nil), routes...)
+	for i, r := range list {
+		if !r.Gateway.IsValid() || r.Dst.Bits() > 0 {
+			continue
+		}
+		for _, one := range rec.HostGateways {
+			if one.HostAtADD.IsValid() && one.HostAtADD == r.Gateway {
+				list[i].Gateway = one.Host
+			}
+		}
+	}
+	return list
+}
+
+// disconnected says what is wrong with the route to the subnet of an address by the link which
+// has the address, in whatever table: that of a link in a VRF is in the VRF's. It is empty where
+// nothing is. A prefix of a single address has no such route.
+func disconnected(routes *route.Conn, a netip.Prefix, link int) (string, error) {
+	if a.IsSingleIP() {
+		return "", nil
+	}
+	// The cheap question first: a list is made from all routes that the host has.
+	other := a.Addr().Next()
+	if !a.Contains(other) {
+		other = a.Addr().Prev()
+	}
+	switch r, err := routes.Get(other); {
+	case err == nil && r.Link == link:
+		return "", nil
+	case err != nil && !isNoRoute(err):
+		return "", err
+	}
+	wrong := "is missing"
+	err := routes.Walk(route.Filter{Family: familyOf(a.Addr())}, func(r route.Route) {
+		switch {
+		case r.Dst != a.Masked() || wrong == "":
+		case r.Link == link:
+			wrong = ""
+		case r.Table == route.TableMain:
+			wrong = "leads elsewhere: " + r.String()
+		}
+	})
+	return wrong, err
+}
+
+// subnet is the route that the kernel makes with an address, and does not make again after
+// somebody has deleted it.
+func subnet(a netip.Prefix, link int) route.Route {
+	r := route.Route{Dst: a.Masked(), Link: link, Protocol: route.ProtocolKernel}
+	if a.Addr().Is4() {
+		r.Source = a.Addr()
+	} else {
+		r.Priority = subnetMetric6
+	}
+	return r
+}
+
+// subnetMetric6 is IP6_RT_PRIO_ADDRCONF (include/uapi/linux/ipv6_route.h).
+const subnetMetric6 = 256
+
+// subnets are those routes of a pod's addresses, one for each subnet.
+func subnets(addresses []netip.Prefix) []route.Route {
+	var list []route.Route
+	for _, a := range addresses {
+		has := slices.ContainsFunc(list, func(r route.Route) bool { return r.Dst == a.Masked() })
+		if !has && !a.IsSingleIP() {
+			list = append(list, subnet(a, 0))
+		}
+	}
+	return list
+}
+
+// familyOf is the family of an address.
+func familyOf(a netip.Addr) uint8 {
+	if a.Is4() {
+		return unix.AF_INET
+	}
+	return unix.AF_INET6
+}
+
+// isNoRoute says that the kernel has no route, or one of a type that refuses packets.
+func isNoRoute(err error) bool {
+	return slices.ContainsFunc([]error{fs.ErrNotExist, unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EACCES, unix.EINVAL},
+		func(no error) bool { return errors.Is(err, no) })
+}
+
+// routesFor gives the routes of a pod as its kernel gets them. One that names no gateway goes by that
+// of an address, unless its scope says that it has none. Those that lead to a gateway come last,
+// since others may lead to that.
+func routesFor(addresses []ipam.Address, asked []route.Route) []route.Route {
+	var direct, led []route.Route
+	for _, r := range asked {
+		r.Dst, r.Protocol = r.Dst.Masked(), route.ProtocolTombolo
+		if !r.Gateway.IsValid() && r.Scope == nil {
+			r.Gateway = gatewayFor(r.Dst.Addr(), addresses)
+		}
+		if !r.Gateway.IsValid() {
+			direct = append(direct, r)
+			continue
+		}
+		r.OnLink = !reachable(r.Gateway, addresses)
+		led = append(led, r)
+	}
+	return append(direct, led...)
+}
+
+// withDefaults adds, if that is wanted, a default route for each family that has a gateway and for
+// which there is none. The list stays the caller's.
+func withDefaults(wanted bool, addresses []ipam.Address, routes []route.Route) []route.Route {
+	if !wanted {
+		return routes
+	}
+	list := append([]route.Route(nil), routes...)
+	for _, a := range addresses {
+		if a.Gateway.IsValid() && !hasDefault(list, a.Gateway) {
+			list = append(list, defaultBy(a.Gateway))
+		}
+	}
+	return list
+}
+
+// hasDefault says whether a default route is among them, of an address's family.
+func hasDefault(routes []route.Route, of netip.Addr) bool {
+	return slices.ContainsFunc(routes, func(r route.Route) bool { return isDefault(&r) && r.Dst.Addr().Is4() == of.Is4() })
+}
+
+// defaultBy is the default route by a gateway.
+func defaultBy(gateway netip.Addr) route.Route {
+	everything, _ := gateway.Prefix(0)
+	return route.Route{Dst: everything, Gateway: gateway}
+}
+
+// gatewayFor gives the first gateway of an address's family.
+func gatewayFor(dst netip.Addr, addresses []ipam.Address) netip.Addr {
+	for _, a := range addresses {
+		if a.Gateway.IsValid() && a.Gateway.Is4() == dst.Is4() {
+			return a.Gateway
+		}
+	}
+	return netip.Addr{}
+}
+
+// reachable says whether a gateway is on link by one of the addresses' prefixes. Of link-local
+// gateways only IPv6's always are, since its interfaces have a prefix for them.
+func reachable(gateway netip.Addr, addresses []ipam.Address) bool {
+	return gateway.Is6() && gateway.IsLinkLocalUnicast() ||
+		slices.ContainsFunc(addresses, func(a ipam.Address) bool { return a.Prefix.Contains(gateway) })
+}
+
+// A pod may have default routes by several networks, of which the kernel takes that with the
+// smallest metric: the first network's.
+const (
+	metricStep = 100
+	ipv6Metric = 1024 // that the kernel gives a route of IPv6 without one (IP6_RT_PRIO_USER)
+)
+
+// metrics are those of a pod's default routes by this network, IPv4's first. 0 leaves a route as
+// it was asked for.
+type metrics [2]uint32
+
+// apply gives default routes their metrics. The list stays the caller's.
+func (m metrics) apply(routes []route.Route) []route.Route {
+	if m == (metrics{}) {
+		return routes
+	}
+	list := append([]route.Route(nil), routes...)
+	for i := range list {
+		if metric := m[familyIndex(list[i].Dst.Addr())]; metric != 0 && isDefault(&list[i]) {
+			list[i].Priority = metric
+		}
+	}
+	return list
+}
+
+// familyIndex is the place in metrics of an address' family.
+func familyIndex(a netip.Addr) int {
+	if a.Is6() {
+		return 1
+	}
+	return 0
+}
+
+// makeWay finds larger metrics for the default routes of a port whose Attach failed since the pod has such routes
+// by another interface.
+func (a *adding) makeWay(p *plan, port *bridge.Port, failed error) error {
+	before := a.metrics
+	for i := range port.Routes {
+		if r := &port.Routes[i]; isDefault(r) {
+			metric, err := freeMetric(a.pod.NetNS, r.Dst.Addr().Is6(), r.Priority)
+			if err != nil {
+				return errors.Join(failed, err)
+			}
+			a.metrics[familyIndex(r.Dst.Addr())] = metric
+		}
+	}
+	if a.metrics == before {
+		return failed
+	}
+	port.Routes = a.metrics.apply(port.Routes)
+	p.port.Routes, p.rec.Routes = port.Routes, routed(&p.rec, port.Routes)
+	return nil
+}
+
+// isDefault says that a route is a default route of the main table.
+func isDefault(r *route.Route) bool {
+	return r.Dst.Bits() == 0 && (r.Table == 0 || r.Table == route.TableMain)
+}
+
+// freeMetric is the metric for a default route: the one that is asked for, unless the pod has a
+// default route with it; then a larger one than any. 0 is the kernel's own.
+func freeMetric(pod *netns.NS, ipv6 bool, asked uint32) (uint32, error) {
+	conn, err := route.Dial(&route.Config{NetNS: pod})
+	if err != nil {
+		return 0, err
+	}
+	defer conn.Close()
+	family, kernels := uint8(unix.AF_INET), uint32(0)
+	if ipv6 {
+		family, kernels = unix.AF_INET6, ipv6Metric
+	}
+	wanted, taken, largest := asked, false, uint32(0)
+	if wanted == 0 {
+		wanted = kernels
+	}
+	err = conn.Walk(route.Filter{Family: family, Table: route.TableMain}, func(r route.Route) {
+		if r.Dst.Bits() > 0 || r.Type != route.Unicast {
+			return
+		}
+		taken = taken || r.Priority == wanted
+		largest = max(largest, r.Priority)
+	})
+	if err != nil || !taken {
+		return asked, err
+	}
+	return largest + metricStep, nil
+}
+
+// explainRoute tells what to do where the pod has a route by another interface.
+func explainRoute(err error) error {
+	if isSecondRoute(err) {
+		return fail.Errorf(ErrConflict, "%w: the pod has such a route by another of its interfaces: give this one another priority, or leave it out", err)
+	}
+	return err
+}
+
+func isSecondRoute(err error) bool {
+	var op *tombolo.OpError
+	return errors.Is(err, fs.ErrExist) && errors.As(err, &op) && op.Op == "add route"
+}
+
+// gateway6 is where the pod's default route leads: to the LAN's router, of which the
+// pod's own kernel has learnt it, or to the host, to which it is added here. A link-local
+// address of the host's stays when the LAN gets another prefix.
+func gateway6(links *bridge.Conn, l *bridge.Link, pod *netns.NS, link *bridge.Attachment, got *bridge.Autoconfigured, router bool) (_ netip.Addr, metric uint32, _ error) {
+	if router {
+		if len(got.Gateways) == 0 {
+			return netip.Addr{}, 0, nil
+		}
+		return got.Gateways[0], 0, nil
+	}
+	list, err := links.Addresses().List(addr.Filter{Link: l.Index, Family: unix.AF_INET6})
+	if err != nil {
+		return netip.Addr{}, 0, err
+	}
+	for _, one := range list {
+		if ip := one.Prefix.Addr(); ip.IsLinkLocalUnicast() && one.Flags&(addr.Tentative|addr.DADFailed) == 0 {
+			metric, err := routeIPv6(pod, link, ip)
+			return ip, metric, err
+		}
+	}
+	return netip.Addr{}, 0, fail.Errorf(ErrNoGateway, `defaultRoute "host": bridge %s has no link-local IPv6 address to which the pod could send: give it one, or set defaultRoute to "router"`, l.Name)
+}
+
+// routeIPv6 adds the default route to the host, and gives its metric.
+func routeIPv6(pod *netns.NS, link *bridge.Attachment, gateway netip.Addr) (metric uint32, _ error) {
+	metric, err := freeMetric(pod, true, 0)
+	if err != nil {
+		return 0, err
+	}
+	routes, err := route.Dial(&route.Config{NetNS: pod})
+	if err != nil {
+		return 0, err
+	}
+	defer routes.Close()
+	_, err = routes.Ensure(route.Route{Gateway: gateway, Link: link.PeerIndex, Priority: metric, Protocol: route.ProtocolTombolo})
+	return metric, explainRoute(err)
+}

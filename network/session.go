@@ -1,0 +1,231 @@
+package network
+
+import (
+	"context"
+	"log/slog"
+	"strings"
+	"time"
+
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/printable"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/network/internal/fail"
+	"github.com/tombolo-cni/tombolo/nft"
+)
+
+// sessionConfig says what to open.
+type sessionConfig struct {
+	Dir          *state.Dir
+	LeaseDir     string // empty: no pod leases its address, and the host's own lease is left alone
+	Mark         uint32 // of packets; 0 is nft.DefaultMark
+	Log          *slog.Logger
+	DialBridge   func() (*bridge.Conn, error)
+	DialFirewall func(*nft.Config) (*nft.Conn, error)
+}
+
+// session is what one call holds of the node.
+type session struct {
+	sessionConfig
+	Links    *bridge.Conn
+	Firewall *nft.Conn
+	Epoch    state.Epoch // of this start of the node; known after Enter
+
+	lock  *state.Lock
+	note  string // of the lock, as this call found it
+	later []func() error
+}
+
+// openSession opens the kernel, without the lock.
+func openSession(cfg sessionConfig) (*session, error) {
+	s := &session{sessionConfig: cfg}
+	if s.Mark == 0 {
+		s.Mark = nft.DefaultMark
+	}
+	var err error
+	if s.Links, err = cfg.DialBridge(); err != nil {
+		return nil, err
+	}
+	if s.Firewall, err = cfg.DialFirewall(&nft.Config{Mark: s.Mark}); err != nil {
+		s.Links.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// Close gives up the locks, then does what Later was given, and closes the sockets.
+func (s *session) Close() {
+	s.Leave()
+	for _, do := range s.later {
+		if err := do(); err != nil {
+			s.Warn(err.Error())
+		}
+	}
+	s.Links.Close()
+	s.Firewall.Close()
+}
+
+// Later leaves something to Close, when no lock is held: it may take those that come before
+// the state's. An error of it is a warning.
+func (s *session) Later(do func() error) { s.later = append(s.later, do) }
+
+// Warn logs what an operator should know although the call goes on.
+func (s *session) Warn(text string) { s.Log.Warn(printable.Line(text)) }
+
+// Enter takes the shared lock and sees to it that the state belongs to this start
+// of the node. It may be called again.
+func (s *session) Enter(ctx context.Context) error {
+	if s.lock != nil {
+		return nil
+	}
+	var err error
+	s.lock, s.Epoch, err = s.Dir.Enter(ctx, s.begin)
+	if err == nil {
+		s.readNote()
+	}
+	return err
+}
+
+// Leave gives the lock up, so that the caller can wait for something slow, or take a lock that comes before it.
+// What was read under the lock may have changed at the next Enter.
+func (s *session) Leave() {
+	if s.lock == nil {
+		return
+	}
+	s.leaveNote()
+	s.lock.Close()
+	s.lock = nil
+}
+
+// EnterAlone takes the lock exclusively.
+func (s *session) EnterAlone(ctx context.Context) error {
+	if err := s.Enter(ctx); err != nil {
+		return err
+	}
+	return s.lock.Upgrade(ctx)
+}
+
+// Shared says whether the session holds the lock, and not exclusively.
+func (s *session) Shared() bool { return s.lock.Mode() == state.Shared }
+
+// Ensure has work done under the exclusive lock, unless done says that it needs none: see
+// state.Lock.Ensure. Where the lock is exclusive already, it stays so.
+func (s *session) Ensure(ctx context.Context, done func() (bool, error), work func() error) error {
+	if s.Shared() {
+		return s.lock.Ensure(ctx, done, work)
+	}
+	if is, err := done(); is || err != nil {
+		return err
+	}
+	return work()
+}
+
+// The note is which networks the firewall was ready for, in this epoch and namespace,
+// when the last call was done with it: so the next one asks for a single number, unless
+// others have changed nf_tables since.
+
+func (s *session) readNote() {
+	s.note = s.lock.Note()
+	var cache nft.Cache
+	if text, ok := strings.CutPrefix(s.note, s.Epoch.Token()+" "); ok {
+		cache, _ = nft.ParseCache(text) // else as if there were none
+	}
+	s.Firewall.UseCache(cache)
+}
+
+func (s *session) leaveNote() {
+	cache := s.Firewall.Cache()
+	if note := s.Epoch.Token() + " " + cache.String(); len(cache.Networks) > 0 && note != s.note {
+		// Without it, the next call looks for itself.
+		_ = s.lock.SetNote(note)
+	}
+}
+
+// begin takes down, when a start of the node begins, what pods of an earlier one
+// left in the kernel. After a reboot there is nothing; where a nested node
+// restarts, its namespace may be the machine's.
+func (s *session) begin(start state.EpochStart) error {
+	for _, a := range start.Stale {
+		if err := s.RemoveElements(context.Background(), a.Hash(), a); err != nil {
+			s.Warn("drop elements of an earlier start: " + err.Error())
+		}
+	}
+	for _, a := range start.Stale {
+		if a.Bridge == "" || !endpoint.PublishesIPv4(a) {
+			continue
+		}
+		for _, name := range []string{a.GatewayLink(), a.Bridge} {
+			if err := shutLoopback(context.Background(), s.Links, name, true); err != nil {
+				s.Warn("close the loopback of an earlier start: " + err.Error())
+			}
+		}
+	}
+	return nil
+}
+
+// Attachments gives the records of a network's attachments, and warns of those that are
+// damaged.
+func (s *session) Attachments(network string) ([]*state.Attachment, error) {
+	attachments, damaged, err := s.Dir.List(network)
+	if err != nil {
+		return nil, fail.State(err)
+	}
+	for _, d := range damaged {
+		s.Warn(d.Error())
+	}
+	return attachments, nil
+}
+
+// errDeleted is how an ADD ends whose record was removed.
+func errDeleted() error {
+	return fail.Errorf(ErrTryAgain, "the attachment was deleted, or collected as garbage, while it was being made")
+}
+
+// wanted is the error with which an ADD ends whose record was removed. It asks before it
+// makes, or takes away, what has the same name for the next ADD of the attachment. One that is done
+// is wanted: nil.
+func wanted(record *state.Pending) error {
+	if record == nil {
+		return nil
+	}
+	gone, err := record.Gone()
+	if gone {
+		return errDeleted()
+	}
+	return err
+}
+
+// lookEvery is how often an ADD that waits for others looks whether it is wanted still.
+const lookEvery = 100 * time.Millisecond
+
+// whileWanted does something that may take long, and ends it when the attachment's record
+// is removed: the call that removes it wants the ADD to end, and may wait for a lock that it has.
+func whileWanted(ctx context.Context, record *state.Pending, do func(context.Context) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	deleted := errDeleted()
+	done, watched := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(watched)
+		tick := time.NewTicker(lookEvery)
+		defer tick.Stop()
+		for {
+			select {
+			case <-done:
+				return
+			case <-tick.C:
+			}
+			if gone, err := record.Gone(); gone && err == nil {
+				cancel(deleted)
+				return
+			}
+		}
+	}()
+	err := do(ctx)
+	close(done)
+	<-watched
+	if err != nil && context.Cause(ctx) == deleted {
+		return deleted
+	}
+	return err
+}

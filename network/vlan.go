@@ -1,0 +1,171 @@
+package network
+
+import (
+	"context"
+	"slices"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/bridge/vlan"
+	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/state"
+)
+
+// vlans are those of a port, as they are on record.
+func vlans(v state.VLAN) vlan.Membership {
+	trunk, _ := vlan.ParseTrunk(v.Trunk) // what is on record was written by VLANRecord
+	return vlan.Membership{ID: uint16(v.ID), Trunk: trunk, KeepDefault: v.KeepDefault}
+}
+
+// vlanRecord is VLANs' inverse.
+func vlanRecord(m vlan.Membership) state.VLAN {
+	return state.VLAN{ID: int(m.ID), Trunk: vlan.Trunk(m.Trunk), KeepDefault: m.KeepDefault && !m.IsZero()}
+}
+
+// defaultVLAN is that of ports of networks without VLANs, on a bridge of ours that keeps VLANs apart.
+// On another, all are one, or its owner has a say.
+func defaultVLAN(br *bridge.Link) (m vlan.Membership) {
+	if br.Bridge != nil && br.Bridge.VLANFiltering && br.Alias == endpoint.BridgeAlias {
+		m.ID = 1
+	}
+	return m
+}
+
+// inDefault calls do for the links that a network without VLANs needs in the default one: where the
+// host is in the network, the bridge, and its uplink. They may be in others besides.
+func (n *site) inDefault(ctx context.Context, do func(index int, name string, m vlan.Membership) error) error {
+	m := defaultVLAN(n.bridge)
+	if m.IsZero() || len(n.rec.Gateways) == 0 && n.rec.Uplink == "" {
+		return nil
+	}
+	m.KeepDefault = true
+	if err := do(n.bridge.Index, n.bridge.Name, m); err != nil {
+		return err
+	}
+	nic, err := n.nic(ctx)
+	if nic == nil || err != nil {
+		return nil // the uplink's part
+	}
+	return do(nic.Index, nic.Name, m)
+}
+
+// hostVLAN is the host's link in the VLAN of a network; ok is false where the host is in none:
+// where the network has no VLAN, or the host is no gateway there.
+func hostVLAN(rec *state.Network, l *bridge.Link) (_ vlan.Link, ok bool) {
+	return vlan.Link{Bridge: l.Index, Name: rec.GatewayLink(), ID: uint16(rec.VLAN.ID), MTU: l.MTU, MAC: l.MAC, Alias: endpoint.BridgeAlias},
+		rec.VLAN.ID != 0 && len(rec.Gateways) > 0
+}
+
+// carried are the VLANs that a network's uplink carries with their tags. Its frames without
+// one are the host's own.
+func carried(rec *state.Network) []vlan.Range {
+	m := vlans(rec.VLAN)
+	if m.ID != 0 {
+		m.Trunk = append(m.Trunk, vlan.Range{First: m.ID, Last: m.ID})
+	}
+	return m.Trunk
+}
+
+// vlanPart is what the host and the uplink have of the network's VLANs.
+type vlanPart struct{}
+
+func (vlanPart) look(ctx context.Context, n *site) error {
+	if n.bridge.Index == 0 {
+		return nil
+	}
+	vlans := n.s.Links.VLANs()
+	if n.rec.VLAN == (state.VLAN{}) {
+		return n.inDefault(ctx, func(index int, name string, m vlan.Membership) error {
+			diffs, err := vlans.Check(ctx, index, name, m)
+			n.found.AddAll(diffs, tombolo.RemedyRepair)
+			return err
+		})
+	}
+	if want, ok := hostVLAN(n.rec, n.bridge); ok {
+		diffs, err := vlans.CheckLink(ctx, want)
+		if err != nil {
+			return err
+		}
+		n.found.AddAll(diffs, tombolo.RemedyRepair)
+	}
+	nic, err := n.nic(ctx)
+	if nic == nil || err != nil {
+		return nil // found with the uplink
+	}
+	outside, err := vlans.Outside(ctx, nic.Index, carried(n.rec)...)
+	if len(outside) > 0 {
+		n.found.AddAll([]tombolo.Difference{{Object: "uplink " + n.rec.Uplink, What: "VLANs", Want: vlan.Trunk(outside)}}, tombolo.RemedyRepair)
+	}
+	return err
+}
+
+func (vlanPart) make(ctx context.Context, n *site) (changed bool, _ error) {
+	joined, err := ensureVLANs(ctx, n)
+	if err == nil {
+		err = n.findAt(ctx)
+	}
+	if err == nil && joined && n.at.Index != n.bridge.Index && n.at.Alias == endpoint.BridgeAlias {
+		placeLoopback(ctx, n.at)
+	}
+	return joined, err
+}
+
+func ensureVLANs(ctx context.Context, n *site) (changed bool, _ error) {
+	vlans := n.s.Links.VLANs()
+	if n.rec.VLAN == (state.VLAN{}) {
+		err := n.inDefault(ctx, func(index int, _ string, m vlan.Membership) error {
+			joined, err := vlans.Ensure(ctx, index, m)
+			changed = changed || joined
+			return err
+		})
+		return changed, err
+	}
+	if want, ok := hostVLAN(n.rec, n.bridge); ok {
+		var err error
+		if changed, err = vlans.EnsureLink(ctx, want); err != nil {
+			return false, err
+		}
+	}
+	nic, err := n.nic(ctx)
+	if nic == nil || err != nil {
+		return changed, err
+	}
+	joined, err := vlans.Join(ctx, nic.Index, carried(n.rec)...)
+	return changed || joined, err
+}
+
+// nic is the network's uplink, if it has one that is a port of the bridge.
+func (n *site) nic(ctx context.Context) (*bridge.Link, error) {
+	if n.rec.Uplink == "" {
+		return nil, nil
+	}
+	nic, err := n.s.Links.Link(ctx, n.rec.Uplink)
+	if err != nil || nic.Master != n.bridge.Index {
+		return nil, err
+	}
+	return nic, nil
+}
+
+// leaveVLANs takes the host's link in a network's VLAN away, and its uplink out of the VLANs
+// that no other network on the bridge has.
+func leaveVLANs(ctx context.Context, s *session, rec *state.Network, l *bridge.Link, shared []*state.Network) error {
+	if host, ok := hostVLAN(rec, l); ok && !slices.ContainsFunc(shared, func(o *state.Network) bool { return o.VLAN.ID == rec.VLAN.ID }) {
+		if err := s.Links.VLANs().RemoveLink(ctx, host); err != nil {
+			return err
+		}
+	}
+	if rec.Uplink == "" {
+		return nil
+	}
+	nic, err := s.Links.Link(ctx, rec.Uplink)
+	if err != nil || nic.Master != l.Index {
+		return nil // it is no port any more
+	}
+	err = s.Links.VLANs().Leave(ctx, nic.Index, carried(rec)...)
+	for _, o := range shared {
+		if err == nil && o.Uplink == rec.Uplink {
+			_, err = s.Links.VLANs().Join(ctx, nic.Index, carried(o)...)
+		}
+	}
+	return err
+}

@@ -129,12 +129,12 @@ type Admission struct {
 // Admit gives the network of a pod that is attached already an ingress policy, and has iptables call a chain of the
 // operator's. Its Add has other firewalls let pass what the pod sends. An attachment that is not on record is as with
 // Publish.
-func (n *Node) Admit(ctx context.Context, key Key, how Admission) error {
-	a, err := n.attached(ctx, key)
+func (c Change) Admit(ctx context.Context, how Admission) error {
+	a, err := c.node.attached(ctx, c.key)
 	if err != nil {
 		return err
 	}
-	s, err := n.openEntered(ctx)
+	s, err := c.node.openEntered(ctx)
 	if err != nil {
 		return err
 	}

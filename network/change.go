@@ -37,17 +37,27 @@ func (n *Node) attached(ctx context.Context, key Key) (*state.Attachment, error)
 	return rec, nil
 }
 
-// change locks the record of an attachment whose Add is done, and has it changed.
-func (n *Node) change(ctx context.Context, key Key, do func(s *session, a, next *state.Attachment) error) error {
-	if _, err := n.attached(ctx, key); err != nil {
+// Change is what plugins further down a chain ask for, of an attachment whose Add is done.
+type Change struct {
+	node *Node
+	key  Key
+}
+
+// Change gives access to an attachment that is there.
+func (n *Node) Change(key Key) Change { return Change{n, key} }
+
+// do locks the attachment's record, and has it changed.
+func (c Change) do(ctx context.Context, do func(s *session, a, next *state.Attachment) error) error {
+	n := c.node
+	if _, err := n.attached(ctx, c.key); err != nil {
 		return err
 	}
-	lock, err := n.cfg.Dir.LockAttachment(key.Network, key.hash())
+	lock, err := n.cfg.Dir.LockAttachment(c.key.Network, c.key.hash())
 	if err != nil {
 		return fail.State(err)
 	}
 	defer lock.Close()
-	a, err := n.attached(ctx, key)
+	a, err := n.attached(ctx, c.key)
 	if err != nil {
 		return err
 	}
@@ -64,11 +74,11 @@ func (n *Node) change(ctx context.Context, key Key, do func(s *session, a, next 
 // gives to a pod's interface: the guard, the port and the record follow. A MAC that a lease or a LAN
 // knows the pod by is ErrInvalid, and an attachment that is not on record ErrNotAttached. It needs
 // CAP_NET_ADMIN.
-func (n *Node) Tuned(ctx context.Context, key Key, mac net.HardwareAddr, mtu int) error {
+func (c Change) Tuned(ctx context.Context, mac net.HardwareAddr, mtu int) error {
 	if len(mac) != 0 && len(mac) != 6 || mtu < 0 {
 		return fail.Errorf(ErrInvalid, "MAC %s and MTU %d cannot be an interface's", mac, mtu)
 	}
-	return n.change(ctx, key, func(s *session, a, next *state.Attachment) error {
+	return c.do(ctx, func(s *session, a, next *state.Attachment) error {
 		if mac != nil {
 			next.MAC = mac.String()
 		}
@@ -93,10 +103,10 @@ func (n *Node) Tuned(ctx context.Context, key Key, mac net.HardwareAddr, mtu int
 	})
 }
 
-// CheckAsked compares an attachment with what Publish and Limit were asked for; nil is nothing. What the
+// Check compares an attachment with what Publish and Limit were asked for; nil is nothing. What the
 // kernel has of it, Check compares. An attachment that is not on record is ErrNotAttached.
-func (n *Node) CheckAsked(ctx context.Context, key Key, ports *Publication, limits *bandwidth.Shape) ([]tombolo.Difference, error) {
-	a, err := n.attached(ctx, key)
+func (c Change) Check(ctx context.Context, ports *Publication, limits *bandwidth.Shape) ([]tombolo.Difference, error) {
+	a, err := c.node.attached(ctx, c.key)
 	if err != nil {
 		return nil, err
 	}

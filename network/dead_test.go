@@ -355,7 +355,7 @@ func TestWhereDeadPodsAreInTheWayWhatHelpsIsNamed(t *testing.T) {
 	})
 	refused := func() (err error) {
 		t.Helper()
-		b.do(t, func() error { err = b.node.RestoreUplink(t.Context(), "eth9", ""); return nil })
+		b.do(t, func() error { err = b.node.Uplinks().Restore(t.Context(), "eth9", ""); return nil })
 		expect.Is(t, err, ErrAttached, "restore")
 		return err
 	}

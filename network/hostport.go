@@ -263,19 +263,19 @@ type Publication struct {
 // Publish has ports of the host lead to a pod that is attached already, in place of those that do,
 // as if its Add had been asked for them; without any, none does. It undoes itself. An attachment
 // that is not on record, or whose Add did not finish, is ErrNotAttached. It needs CAP_NET_ADMIN.
-func (n *Node) Publish(ctx context.Context, key Key, what Publication) error {
-	return n.change(ctx, key, func(s *session, a, next *state.Attachment) error {
+func (c Change) Publish(ctx context.Context, what Publication) error {
+	return c.do(ctx, func(s *session, a, next *state.Attachment) error {
 		if len(what.Ports) == 0 {
 			return unpublish(ctx, s, a, next)
 		}
 		if err := refuseUnreachable(what.Ports, a.Addresses); err != nil {
 			return err
 		}
-		if err := refuseListeners(ctx, key.ContainerID, what.Ports, a.Addresses, false); err != nil {
+		if err := refuseListeners(ctx, c.key.ContainerID, what.Ports, a.Addresses, false); err != nil {
 			return err
 		}
 		next.Published, next.PortSNAT = endpoint.Published(what.Ports), endpoint.SNATName(what.SNAT)
-		err := n.publish(ctx, s, a, next)
+		err := c.node.publish(ctx, s, a, next)
 		if err != nil {
 			err = errors.Join(err, closeUnusedLoopback(context.WithoutCancel(ctx), s, false, next.Bridge, next.GatewayLink()))
 		}

@@ -120,8 +120,8 @@ func (a *adding) limit(ctx context.Context, rec *state.Attachment, index, mtu in
 // Limit gives a pod that is attached already limits in place of those that it has, as if its Add had
 // been asked for them; the zero Shape is none. It gives the link that shapes what the pod sends, nil if
 // that has no limit. An attachment that is not on record is as with Publish.
-func (n *Node) Limit(ctx context.Context, key Key, limits bandwidth.Shape) (by *bridge.Link, _ error) {
-	err := n.change(ctx, key, func(s *session, a, next *state.Attachment) error {
+func (c Change) Limit(ctx context.Context, limits bandwidth.Shape) (by *bridge.Link, _ error) {
+	err := c.do(ctx, func(s *session, a, next *state.Attachment) error {
 		target, conn := target(a), bandwidth.On(s.Links.Socket())
 		if limits.IsZero() {
 			if shapeOf(a).IsZero() {

@@ -11,14 +11,14 @@ import (
 type Links struct {
 	Bridges, Ports []int // indexes of those that are there
 	// Lacking says, by network, what of the host's links, addresses and routes is not as pods
-	// need it. RepairNetworks puts it right.
+	// need it. Upkeep.Repair puts it right.
 	Lacking map[string][]string
 }
 
-// LookAtLinks compares the host's links, addresses and routes with the records. It looks into
+// Links compares the host's links, addresses and routes with the records. It looks into
 // no pod, and changes nothing. A port that is missing is no matter of its: the pod is gone.
-func (n *Node) LookAtLinks(ctx context.Context) (*Links, error) {
-	s, records, err := n.openNetworks(ctx)
+func (u Upkeep) Links(ctx context.Context) (*Links, error) {
+	s, records, err := u.node.openNetworks(ctx)
 	if err != nil || s == nil {
 		return &Links{}, err
 	}

@@ -39,8 +39,8 @@ func (n *Node) Attachments(ctx context.Context, network string) ([]*Attachment, 
 
 // HasRules says whether the firewall has rules in a network's name, on record or not, or rules in
 // no network's: Remove deletes them.
-func (n *Node) HasRules(ctx context.Context, network string) (bool, error) {
-	s, err := n.openKnown(ctx, network)
+func (u Upkeep) HasRules(ctx context.Context, network string) (bool, error) {
+	s, err := u.node.openKnown(ctx, network)
 	if err != nil {
 		return false, err
 	}

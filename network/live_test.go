@@ -273,7 +273,7 @@ func TestRepairOfOneNetworkLeavesTheOthers(t *testing.T) {
 	b.add(t)
 	lacking := func() []string {
 		var seen *Links
-		b.do(t, func() (err error) { seen, err = b.node.LookAtLinks(t.Context()); return err })
+		b.do(t, func() (err error) { seen, err = b.node.Upkeep().Links(t.Context()); return err })
 		return slices.Sorted(maps.Keys(seen.Lacking))
 	}
 	for _, tt := range []struct {
@@ -290,19 +290,19 @@ func TestRepairOfOneNetworkLeavesTheOthers(t *testing.T) {
 		if got := lacking(); !slices.Equal(got, tt.lacks) {
 			t.Errorf("after %s networks %q lack something, want %q", tt.harm, got, tt.lacks)
 		}
-		b.do(t, func() error { return b.node.RepairNetworks(t.Context(), []string{"pods"}) })
+		b.do(t, func() error { return b.node.Upkeep().Repair(t.Context(), []string{"pods"}) })
 		if got := lacking(); !slices.Equal(got, tt.remain) {
 			t.Errorf("after %s and the repair networks %q lack something, want %q", tt.harm, got, tt.remain)
 		}
-		b.do(t, func() error { return b.node.RepairNetworks(t.Context(), []string{"others", "pods"}) })
+		b.do(t, func() error { return b.node.Upkeep().Repair(t.Context(), []string{"others", "pods"}) })
 		b.mustBeAsMade(t)
 		if got := lacking(); len(got) > 0 {
 			t.Errorf("after %s and all repairs networks %q lack something", tt.harm, got)
 		}
 	}
 	b.do(t, func() error {
-		expect.Is(t, b.node.RepairNetworks(t.Context(), []string{"../pods"}), ErrInvalid, "a bad name")
-		return b.node.RepairNetworks(t.Context(), nil)
+		expect.Is(t, b.node.Upkeep().Repair(t.Context(), []string{"../pods"}), ErrInvalid, "a bad name")
+		return b.node.Upkeep().Repair(t.Context(), nil)
 	})
 }
 

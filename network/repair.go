@@ -137,20 +137,26 @@ func (n *Node) Repair(ctx context.Context) error {
 	})
 }
 
-// RepairNetworks is Repair of some networks alone, without what no pod has, and of the host alone. The others are left as
+// Upkeep is what a program needs that repairs a node by itself, as tombolod does.
+type Upkeep struct{ node *Node }
+
+// Upkeep gives access to what tells when to repair, and what.
+func (n *Node) Upkeep() Upkeep { return Upkeep{n} }
+
+// Repair is Node.Repair of some networks alone, without what no pod has, and of the host alone. The others are left as
 // they are, unless something was missing that they have a part in, such as the table.
-func (n *Node) RepairNetworks(ctx context.Context, networks []string) error {
+func (u Upkeep) Repair(ctx context.Context, networks []string) error {
 	if len(networks) == 0 {
-		return n.usable(ctx)
+		return u.node.usable(ctx)
 	}
-	return n.about(ctx, func(s *session) error { return repairNetworks(ctx, s, networks...) }, networks...)
+	return u.node.about(ctx, func(s *session) error { return repairNetworks(ctx, s, networks...) }, networks...)
 }
 
-// LookAtFirewall says what of the firewall is not as the networks with pods need it, as far as
+// Firewall says what of the firewall is not as the networks with pods need it, as far as
 // an ADD would notice, and at which of the kernel's generations that was seen. If nothing is
 // lacking, the next ADD need not look. It changes nothing.
-func (n *Node) LookAtFirewall(ctx context.Context) (generation uint32, lacking []string, _ error) {
-	s, records, err := n.openNetworks(ctx)
+func (u Upkeep) Firewall(ctx context.Context) (generation uint32, lacking []string, _ error) {
+	s, records, err := u.node.openNetworks(ctx)
 	if err != nil || s == nil {
 		return 0, nil, err
 	}
@@ -173,9 +179,9 @@ func (n *Node) LookAtFirewall(ctx context.Context) (generation uint32, lacking [
 	return s.Firewall.Cache().Generation, lacking, nil
 }
 
-// FirewallObstacles lists, by network, what stops pods, or may stop them, and is out of reach, or left to its owner.
-func (n *Node) FirewallObstacles(ctx context.Context) (map[string][]foreign.Obstacle, error) {
-	s, records, err := n.openNetworks(ctx)
+// Obstacles lists, by network, what stops pods, or may stop them, and is out of reach, or left to its owner.
+func (u Upkeep) Obstacles(ctx context.Context) (map[string][]foreign.Obstacle, error) {
+	s, records, err := u.node.openNetworks(ctx)
 	if err != nil || s == nil {
 		return nil, err
 	}

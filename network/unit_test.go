@@ -136,9 +136,9 @@ func TestPathsAndNICsThatCannotBeMeantAreRefused(t *testing.T) {
 	must.Succeed(t, err)
 	for _, nic := range []string{"", "..", "a/b", "eth0\x00", "sixteen-bytes-it"} {
 		u := uplink.Uplink{NIC: nic, Bridge: "br0"}
-		_, planErr := n.PlanUplink(t.Context(), u)
-		takeErr := n.TakeUplink(t.Context(), u)
-		errs := map[string]error{"PlanUplink": planErr, "TakeUplink": takeErr, "RestoreUplink": n.RestoreUplink(t.Context(), nic, "")}
+		_, planErr := n.Uplinks().Plan(t.Context(), u)
+		takeErr := n.Uplinks().Take(t.Context(), u)
+		errs := map[string]error{"Plan": planErr, "Take": takeErr, "Restore": n.Uplinks().Restore(t.Context(), nic, "")}
 		if nic != "" {
 			errs["Ready"] = n.Ready(t.Context(), &Network{Name: "lan", Bridge: "br0", Uplink: u}, nil)
 		}

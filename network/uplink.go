@@ -82,37 +82,43 @@ func checkNIC(nic string) error {
 	return nil
 }
 
-// PlanUplink gives the steps by which a NIC would be taken over. A DHCP server has to confirm a lease of
+// Uplinks are the NICs of the host that are ports of bridges, as pods on the LAN need them.
+type Uplinks struct{ node *Node }
+
+// Uplinks gives access to the NICs that are taken over, or may be.
+func (n *Node) Uplinks() Uplinks { return Uplinks{n} }
+
+// Plan gives the steps by which a NIC would be taken over. A DHCP server has to confirm a lease of
 // the host's, as before a takeover; nothing is changed. For a NIC that is taken over already, there are none: ErrConflict.
-func (n *Node) PlanUplink(ctx context.Context, u uplink.Uplink) (*uplink.Steps, error) {
-	if err := checkNIC(u.NIC); err != nil {
+func (u Uplinks) Plan(ctx context.Context, want uplink.Uplink) (*uplink.Steps, error) {
+	if err := checkNIC(want.NIC); err != nil {
 		return nil, err
 	}
-	s, err := n.openKnown(ctx)
+	s, err := u.node.openKnown(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer s.Close()
-	if taken, err := s.Uplinks().IsTaken(u.NIC); err != nil {
+	if taken, err := s.Uplinks().IsTaken(want.NIC); err != nil {
 		return nil, err
 	} else if taken {
 		return nil, fail.Errorf(fail.ErrConflict, "uplink %s is taken over already: tombolo uplink status %s says what differs, and tombolo uplink restore %s gives it back",
-			u.NIC, u.NIC, u.NIC)
+			want.NIC, want.NIC, want.NIC)
 	}
-	return s.Uplinks().Plan(ctx, ours(u, u.Bridge))
+	return s.Uplinks().Plan(ctx, ours(want, want.Bridge))
 }
 
-// TakeUplink takes a NIC over, as the first Add of a network with that uplink would.
-func (n *Node) TakeUplink(ctx context.Context, u uplink.Uplink) error {
-	return n.aboutUplink(ctx, u.NIC, func(s *session) error {
-		return s.Uplinks().Ensure(ctx, ours(u, u.Bridge))
+// Take takes a NIC over, as the first Add of a network with that uplink would.
+func (u Uplinks) Take(ctx context.Context, want uplink.Uplink) error {
+	return u.about(ctx, want.NIC, func(s *session) error {
+		return s.Uplinks().Ensure(ctx, ours(want, want.Bridge))
 	})
 }
 
-// RestoreUplink gives a NIC back. It refuses while pods are on the LAN by it (ErrAttached). A
+// Restore gives a NIC back. It refuses while pods are on the LAN by it (ErrAttached). A
 // bridge may be named, to be sure that it is the one that is meant.
-func (n *Node) RestoreUplink(ctx context.Context, nic, bridgeName string) error {
-	return n.nameDead(ctx, "", n.aboutUplink(ctx, nic, func(s *session) error {
+func (u Uplinks) Restore(ctx context.Context, nic, bridgeName string) error {
+	return u.node.nameDead(ctx, "", u.about(ctx, nic, func(s *session) error {
 		if err := refusePodsBehind(s, nic); err != nil {
 			return err
 		}
@@ -120,12 +126,12 @@ func (n *Node) RestoreUplink(ctx context.Context, nic, bridgeName string) error 
 	}))
 }
 
-// aboutUplink does something about an uplink, under the lock that keeps Adds away.
-func (n *Node) aboutUplink(ctx context.Context, nic string, do func(*session) error) error {
+// about does something about an uplink, under the lock that keeps Adds away.
+func (u Uplinks) about(ctx context.Context, nic string, do func(*session) error) error {
 	if err := checkNIC(nic); err != nil {
 		return err
 	}
-	return n.about(ctx, func(s *session) error {
+	return u.node.about(ctx, func(s *session) error {
 		if err := s.EnterAlone(ctx); err != nil {
 			return err
 		}
@@ -150,10 +156,10 @@ type UplinkReport struct {
 	To   []netip.Prefix `json:"-"`
 }
 
-// Uplinks reports on the NICs that are taken over, or on one of them, if nic is not empty. It
+// List reports on the NICs that are taken over, or on one of them, if nic is not empty. It
 // takes no lock and changes nothing.
-func (n *Node) Uplinks(ctx context.Context, nic string) ([]UplinkReport, error) {
-	s, err := n.openKnown(ctx)
+func (u Uplinks) List(ctx context.Context, nic string) ([]UplinkReport, error) {
+	s, err := u.node.openKnown(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -181,9 +187,9 @@ func (n *Node) Uplinks(ctx context.Context, nic string) ([]UplinkReport, error) 
 	return list, nil
 }
 
-// MendUplink puts right what Uplinks found of a NIC, finishes what a killed process left, and has the
+// Mend puts right what List found of a NIC, finishes what a killed process left, and has the
 // keeper renew the host's lease. Where the host has other addresses, pods have to follow them first (Repair):
 // followed are those to which they have.
-func (n *Node) MendUplink(ctx context.Context, nic string, followed []netip.Prefix) error {
-	return n.aboutUplink(ctx, nic, func(s *session) error { return s.Uplinks().Mend(ctx, nic, followed) })
+func (u Uplinks) Mend(ctx context.Context, nic string, followed []netip.Prefix) error {
+	return u.about(ctx, nic, func(s *session) error { return s.Uplinks().Mend(ctx, nic, followed) })
 }

@@ -66,7 +66,7 @@ func (o *options) onUplink(use, short string, args cobra.PositionalArgs, do func
 
 func (o *options) planUplink(ctx context.Context, node *network.Node, args []string, u uplink.Uplink) error {
 	u.NIC, u.Bridge = args[0], args[1]
-	steps, err := node.PlanUplink(ctx, u)
+	steps, err := node.Uplinks().Plan(ctx, u)
 	if err != nil {
 		return err
 	}
@@ -99,14 +99,14 @@ func verdict(steps *uplink.Steps, u uplink.Uplink, connection string) string {
 
 func (o *options) takeUplink(ctx context.Context, node *network.Node, args []string, u uplink.Uplink) error {
 	u.NIC, u.Bridge = args[0], args[1]
-	if err := node.TakeUplink(ctx, u); err != nil {
+	if err := node.Uplinks().Take(ctx, u); err != nil {
 		return err
 	}
 	return o.print(u.NIC+" is a port of "+u.Bridge+", which has its addresses and routes\n", nil)
 }
 
 func (o *options) restoreUplink(ctx context.Context, node *network.Node, args []string) error {
-	if err := node.RestoreUplink(ctx, args[0], optional(args, 1)); err != nil {
+	if err := node.Uplinks().Restore(ctx, args[0], optional(args, 1)); err != nil {
 		return err
 	}
 	return o.print(args[0]+" has its addresses and routes back\n", nil)
@@ -115,7 +115,7 @@ func (o *options) restoreUplink(ctx context.Context, node *network.Node, args []
 // uplinkStatus prints a line for each NIC, and what differs below.
 func (o *options) uplinkStatus(ctx context.Context, node *network.Node, args []string) error {
 	nic := optional(args, 0)
-	list, err := node.Uplinks(ctx, nic)
+	list, err := node.Uplinks().List(ctx, nic)
 	if err != nil {
 		return err
 	}

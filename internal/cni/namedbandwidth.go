@@ -56,7 +56,7 @@ func orZero[T any](p *T) (value T) {
 func (c *call) bandwidth(ctx context.Context, conf *NetConf) (*current.Result, error) {
 	if c.verb == "DEL" { // limits that no ADD takes keep no plugin before this one from its DEL
 		c.takeBack(conf, func(node *network.Node) error {
-			_, err := node.Limit(ctx, c.key(), bandwidth.Shape{})
+			_, err := node.Change(c.key()).Limit(ctx, bandwidth.Shape{})
 			return err
 		})
 		return nil, nil
@@ -80,9 +80,9 @@ func (c *call) bandwidth(ctx context.Context, conf *NetConf) (*current.Result, e
 		return nil, err
 	}
 	if c.verb == "CHECK" {
-		return nil, differ(node.CheckAsked(ctx, c.key(), nil, &shape))
+		return nil, differ(node.Change(c.key()).Check(ctx, nil, &shape))
 	}
-	by, err := node.Limit(ctx, c.key(), shape)
+	by, err := node.Change(c.key()).Limit(ctx, shape)
 	if err != nil {
 		return nil, err
 	}

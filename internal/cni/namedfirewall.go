@@ -52,7 +52,7 @@ func (c *call) firewall(ctx context.Context, conf *NetConf) (*current.Result, er
 		return nil, err
 	}
 	if c.verb == "CHECK" {
-		return nil, differ(node.CheckAsked(ctx, c.key(), nil, nil)) // the rest is bridge's CHECK
+		return nil, differ(node.Change(c.key()).Check(ctx, nil, nil)) // the rest is bridge's CHECK
 	}
-	return prev, node.Admit(ctx, c.key(), *admission)
+	return prev, node.Change(c.key()).Admit(ctx, *admission)
 }

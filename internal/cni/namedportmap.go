@@ -98,7 +98,7 @@ func (c *call) portmap(ctx context.Context, conf *NetConf) (*current.Result, err
 	if c.verb == "DEL" {
 		// What no ADD takes keeps no plugin before this one from its DEL.
 		if err != nil || len(f.RuntimeConfig.PortMappings) > 0 {
-			c.takeBack(conf, func(node *network.Node) error { return node.Publish(ctx, c.key(), network.Publication{}) })
+			c.takeBack(conf, func(node *network.Node) error { return node.Change(c.key()).Publish(ctx, network.Publication{}) })
 		}
 		return nil, nil
 	}
@@ -124,10 +124,10 @@ func (c *call) portmap(ctx context.Context, conf *NetConf) (*current.Result, err
 		return nil, err
 	}
 	if c.verb == "CHECK" {
-		return nil, differ(node.CheckAsked(ctx, c.key(), &publish, nil))
+		return nil, differ(node.Change(c.key()).Check(ctx, &publish, nil))
 	}
 	if err := f.unsupported(); err != nil {
 		return nil, err
 	}
-	return prev, node.Publish(ctx, c.key(), publish)
+	return prev, node.Change(c.key()).Publish(ctx, publish)
 }

@@ -90,7 +90,7 @@ func (c *call) follow(ctx context.Context, conf *NetConf, f *tuningConf) error {
 	if err != nil {
 		return err
 	}
-	err = node.Tuned(ctx, c.key(), f.mac(), orZero(f.MTU))
+	err = node.Change(c.key()).Tuned(ctx, f.mac(), orZero(f.MTU))
 	if errors.Is(err, network.ErrNotAttached) {
 		return nil
 	}

@@ -110,7 +110,7 @@ func (f *firewall) visit() {
 	}
 	ctx, cancel := context.WithTimeout(f.ctx, lookAtFirewall)
 	defer cancel()
-	at, lacking, err := f.network.LookAtFirewall(ctx)
+	at, lacking, err := f.network.Upkeep().Firewall(ctx)
 	f.metrics.firewallLooks.Inc() // who waits for it may change the firewall then
 	if err != nil {
 		f.trouble("cannot look at the firewall", err)
@@ -166,7 +166,7 @@ func (f *firewall) allRight() {
 
 // obstacles logs those that come and go.
 func (f *firewall) obstacles(ctx context.Context) {
-	obstacles, err := f.network.FirewallObstacles(ctx)
+	obstacles, err := f.network.Upkeep().Obstacles(ctx)
 	if err != nil {
 		f.trouble("cannot look for what stops pods", err)
 		return

@@ -218,7 +218,7 @@ func (l *linkage) visit() {
 		l.log.Warn("somebody has changed links, addresses or routes that pods need: putting it right", "network", name, "what", strings.Join(lacking[name], "; "))
 		l.metrics.driftFound.Add(float64(len(lacking[name])))
 	}
-	if err := l.network.RepairNetworks(ctx, networks); err != nil {
+	if err := l.network.Upkeep().Repair(ctx, networks); err != nil {
 		l.trouble("cannot put all links right", err)
 		l.due = now().Add(again)
 	}
@@ -282,7 +282,7 @@ func (l *linkage) mended(name string, before, after []string) {
 
 // lookAgain looks, and learns which bridges to listen for.
 func (l *linkage) lookAgain(ctx context.Context) (lacking map[string][]string, ok bool) {
-	seen, err := l.network.LookAtLinks(ctx)
+	seen, err := l.network.Upkeep().Links(ctx)
 	l.metrics.linkLooks.Inc() // as in firewall.visit
 	if err != nil {
 		l.trouble("cannot look at links", err)

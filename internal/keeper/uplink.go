@@ -105,7 +105,7 @@ func (u *uplinks) carries(t *taken, carrier bool) {
 // visit looks at all uplinks.
 func (u *uplinks) visit() {
 	u.due = now().Add(lookAtUplinks)
-	list, err := u.network.Uplinks(u.ctx, "")
+	list, err := u.network.Uplinks().List(u.ctx, "")
 	states := map[uplink.State]int{}
 	for _, r := range list {
 		if r.Err != nil {
@@ -209,7 +209,7 @@ func (u *uplinks) isAdopted(nic string) bool {
 func (u *uplinks) mend(t *taken, fails string, who []any) bool {
 	ctx, cancel := context.WithTimeout(u.ctx, mendWithin)
 	defer cancel()
-	if err := u.network.MendUplink(ctx, t.NIC, t.To); err != nil {
+	if err := u.network.Uplinks().Mend(ctx, t.NIC, t.To); err != nil {
 		u.failed(t, fails, err, who)
 		return false
 	}

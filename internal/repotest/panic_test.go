@@ -82,7 +82,7 @@ func exported() map[string]map[string]any {
 		},
 		"network": {
 			"Open":       network.Open,
-			"Inspection": network.Inspection{}, "NetworkReport": network.NetworkReport{}, "Network": network.Network{}, "Node": network.Node{}, "Report": network.Report{}, "Dead": network.Dead{},
+			"Inspection": network.Inspection{}, "NetworkReport": network.NetworkReport{}, "Network": network.Network{}, "Node": network.Node{}, "Change": network.Change{}, "Upkeep": network.Upkeep{}, "Uplinks": network.Uplinks{}, "Report": network.Report{}, "Dead": network.Dead{},
 		},
 		"nft": {
 			"Dial": nft.Dial, "On": nft.On, "OwnerOf": nft.OwnerOf, "ParseCache": nft.ParseCache,

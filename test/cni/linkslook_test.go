@@ -22,11 +22,11 @@ const lookerName = "look-at-links"
 func runLooker() int {
 	node, err := api.Open(context.Background(), &api.Config{StateDir: os.Args[1]})
 	if err == nil {
-		err = node.RepairNetworks(context.Background(), os.Args[2:])
+		err = node.Upkeep().Repair(context.Background(), os.Args[2:])
 	}
 	if err == nil {
 		var seen *api.Links
-		if seen, err = node.LookAtLinks(context.Background()); err == nil {
+		if seen, err = node.Upkeep().Links(context.Background()); err == nil {
 			err = json.NewEncoder(os.Stdout).Encode(seen.Lacking)
 		}
 	}

@@ -76,7 +76,7 @@ func Examine(ctx context.Context, node *network.Node, opt Options) ([]Report, er
 	if err != nil {
 		return nil, err
 	}
-	obstacles, err := node.FirewallObstacles(ctx)
+	obstacles, err := node.Upkeep().Obstacles(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -123,7 +123,7 @@ func Remove(ctx context.Context, node *network.Node, name string) error {
 	}
 	known := slices.Contains(names, name)
 	if !known {
-		if known, err = node.HasRules(ctx, name); err != nil {
+		if known, err = node.Upkeep().HasRules(ctx, name); err != nil {
 			return err
 		}
 	}

@@ -53,7 +53,7 @@ func Draw(ctx context.Context, node *network.Node, stateDir string) (*Node, erro
 	if err != nil {
 		return nil, err
 	}
-	uplinks, err := node.Uplinks(ctx, "")
+	uplinks, err := node.Uplinks().List(ctx, "")
 	if err != nil {
 		return nil, err
 	}

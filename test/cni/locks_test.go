@@ -78,7 +78,6 @@ func (r *running) wantSuccess(verb string) {
 	}
 }
 
-// failure is the error that the verb ends with.
 func (r *running) failure() error {
 	r.Helper()
 	r.wait()

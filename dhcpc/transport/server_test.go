@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"net"
-	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -39,17 +38,9 @@ func newBridge(t testing.TB) (l *lan, server *lan) {
 	return l, server
 }
 
-func requireDnsmasq(t testing.TB) {
-	t.Helper()
-	if _, err := exec.LookPath("dnsmasq"); err != nil {
-		t.Fatal("needs dnsmasq (Debian: apt-get install dnsmasq-base)")
-	}
-}
-
 // A life with the real thing, told by its lease file.
 func TestDnsmasq(t *testing.T) {
 	t.Parallel()
-	requireDnsmasq(t)
 	l, server := newBridge(t)
 	leases := dnsmasq(t, server.pod, "eth0", "--dhcp-option=option:dns-server,10.9.0.53", "--dhcp-option=option:domain-search,pod.lan,lan",
 		"--dhcp-option=option:mtu,1400", "--domain=lan", "--dhcp-option=121,10.8.0.0/16,10.9.0.2,0.0.0.0/0,10.9.0.1")
@@ -77,7 +68,6 @@ func TestDnsmasq(t *testing.T) {
 
 func TestDnsmasqHearsTheBridgeReleaseForAPodThatIsGone(t *testing.T) {
 	t.Parallel()
-	requireDnsmasq(t)
 	for _, knowsMAC := range []bool{true, false} {
 		l, server := newBridge(t)
 		leases := dnsmasq(t, server.pod, "eth0")
@@ -106,7 +96,6 @@ func TestDnsmasqHearsTheBridgeReleaseForAPodThatIsGone(t *testing.T) {
 // reach.
 func TestDnsmasqOnTheHostHearsTheRelease(t *testing.T) {
 	t.Parallel()
-	requireDnsmasq(t)
 	l, _ := newBridge(t)
 	nstest.Run(t, l.host, "ip", "address", "add", serverIP+"/24", "dev", "br0")
 	nstest.Run(t, l.host, "ip", "link", "del", "server")
@@ -123,7 +112,6 @@ func TestDnsmasqOnTheHostHearsTheRelease(t *testing.T) {
 // lease file changes above is proof of something.
 func TestDnsmasqIgnoresAReleaseThatIsWrong(t *testing.T) {
 	t.Parallel()
-	requireDnsmasq(t)
 	l, server := newBridge(t)
 	leases := dnsmasq(t, server.pod, "eth0")
 	c := l.client(t, nil)
@@ -153,7 +141,6 @@ func TestDnsmasqIgnoresAReleaseThatIsWrong(t *testing.T) {
 
 func TestDnsmasqRefusesAnAddressOfAnotherNetwork(t *testing.T) {
 	t.Parallel()
-	requireDnsmasq(t)
 	l, server := newBridge(t)
 	dnsmasq(t, server.pod, "eth0")
 	nstest.Run(t, l.pod, "ip", "address", "add", "192.0.2.7/24", "dev", "eth0")
@@ -178,7 +165,6 @@ func TestDnsmasqRefusesAnAddressOfAnotherNetwork(t *testing.T) {
 
 func TestDnsmasqCommitsRapidly(t *testing.T) {
 	t.Parallel()
-	requireDnsmasq(t)
 	l, server := newBridge(t)
 	leases := dnsmasq(t, server.pod, "eth0", "--dhcp-rapid-commit")
 	count := &counting{}
@@ -194,7 +180,6 @@ func TestDnsmasqCommitsRapidly(t *testing.T) {
 
 func TestDnsmasqLeasesByUDP(t *testing.T) {
 	t.Parallel()
-	requireDnsmasq(t)
 	l, server := newBridge(t)
 	nstest.Sysctl(t, l.pod, "net/ipv4/conf/all/rp_filter", "0")
 	nstest.Sysctl(t, l.pod, "net/ipv4/conf/eth0/rp_filter", "0")

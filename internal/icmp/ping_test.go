@@ -18,7 +18,7 @@ import (
 
 func TestPingReachesTheOtherEnd(t *testing.T) {
 	t.Parallel()
-	a, _ := pair(t)
+	a, _ := nstest.Pair(t)
 	for _, tt := range []struct {
 		name string
 		dst  string
@@ -56,7 +56,7 @@ func TestPingReachesTheOtherEnd(t *testing.T) {
 
 func TestSilenceIsAnError(t *testing.T) {
 	t.Parallel()
-	a, b := pair(t)
+	a, b := nstest.Pair(t)
 	for _, dst := range []string{"10.9.0.2", "fd09::2"} {
 		// So that a neighbour that is not found yet is not the reason.
 		must.Succeed(t, expect.Err(icmp.Ping(t.Context(), a, nstest.Addr(dst), icmp.Echo{Wait: patience})))
@@ -78,7 +78,7 @@ const patience = time.Minute
 // heard.
 func TestRequestsAreRepeated(t *testing.T) {
 	t.Parallel()
-	a, b := pair(t)
+	a, b := nstest.Pair(t)
 	nstest.Sysctl(t, b, "net/ipv4/icmp_echo_ignore_all", "1")
 	pinged := make(chan error)
 	go func() {
@@ -97,7 +97,7 @@ func TestRequestsAreRepeated(t *testing.T) {
 
 func TestPingEndsWithItsContext(t *testing.T) {
 	t.Parallel()
-	a, b := pair(t)
+	a, b := nstest.Pair(t)
 	nstest.Sysctl(t, b, "net/ipv4/icmp_echo_ignore_all", "1")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -139,6 +139,21 @@ func Veth(tb testing.TB, a *netns.NS, nameA string, b *netns.NS, nameB string) (
 	return Index(tb, a, nameA), Index(tb, b, nameB)
 }
 
+// Pair makes two namespaces that are joined by a veth pair: 10.9.0.1 and fd09::1 are
+// a's, 10.9.0.2 and fd09::2 are b's.
+func Pair(tb testing.TB) (a, b *netns.NS) {
+	tb.Helper()
+	a, b = New(tb), New(tb)
+	Veth(tb, a, "eth0", b, "eth0")
+	for i, ns := range []*netns.NS{a, b} {
+		host := string(rune('1' + i))
+		Run(tb, ns, "ip", "address", "add", "10.9.0."+host+"/24", "dev", "eth0")
+		Run(tb, ns, "ip", "address", "add", "fd09::"+host+"/64", "dev", "eth0", "nodad")
+	}
+	WaitForAddresses(tb, a, b)
+	return a, b
+}
+
 // Index gives a link's index, and fails the test if there is no such link.
 func Index(tb testing.TB, ns *netns.NS, name string) int {
 	tb.Helper()

@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -19,47 +18,9 @@ import (
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
-// pair makes two namespaces that are joined by a veth pair, with addresses of both
-// families.
-func pair(t *testing.T) (a, b *netns.NS) {
-	a, b = nstest.New(t), nstest.New(t)
-	nstest.Veth(t, a, "eth0", b, "eth0")
-	for i, ns := range []*netns.NS{a, b} {
-		host := string(rune('1' + i))
-		nstest.Run(t, ns, "ip", "address", "add", "10.9.0."+host+"/24", "dev", "eth0")
-		nstest.Run(t, ns, "ip", "address", "add", "fd09::"+host+"/64", "dev", "eth0", "nodad")
-	}
-	nstest.WaitForAddresses(t, a, b)
-	return a, b
-}
-
-func TestPingReachesTheOtherEnd(t *testing.T) {
-	t.Parallel()
-	a, b := pair(t)
-	for _, tt := range []struct {
-		name string
-		dst  string
-		opt  nstest.Echo
-		want error
-	}{
-		{name: "IPv4", dst: "10.9.0.2"},
-		{name: "IPv6", dst: "fd09::2"},
-		{name: "too long for the path", dst: "10.9.0.2", opt: nstest.Echo{Size: 1473, DontFragment: true}, want: unix.EMSGSIZE},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			expect.Is(t, nstest.PingWith(t, a, nstest.Addr(tt.dst), tt.opt), tt.want, "ping")
-		})
-	}
-	t.Run("nobody answers", func(t *testing.T) {
-		nstest.Sysctl(t, b, "net/ipv4/icmp_echo_ignore_all", "1")
-		err := nstest.PingWith(t, a, nstest.Addr("10.9.0.2"), nstest.Echo{Wait: 100 * time.Millisecond})
-		expect.Is(t, err, nstest.ErrNoEcho, "ping")
-	})
-}
-
 func TestServerSeesTheCaller(t *testing.T) {
 	t.Parallel()
-	a, b := pair(t)
+	a, b := nstest.Pair(t)
 	for _, tt := range []struct{ network, listen, call, want string }{
 		{"tcp", "10.9.0.2:0", "10.9.0.2", "10.9.0.1"},
 		{"udp", "10.9.0.2:0", "10.9.0.2", "10.9.0.1"},

@@ -89,7 +89,7 @@ func exported() map[string]map[string]any {
 			"ConflictError": nft.ConflictError{}, "Conn": nft.Conn{}, "Policy": nft.Policy(0), "Port": nft.Port{}, "Cache": nft.Cache{},
 		},
 		"foreign": {
-			"On": foreign.On,
+			"On":   foreign.On,
 			"Conn": foreign.Conn{}, "Obstacle": foreign.Obstacle{},
 		},
 		"guard": {

@@ -37,21 +37,11 @@ func (l Link) Up() bool { return l.Flags&unix.IFF_UP != 0 }
 // links lists all of the namespace.
 func (c *Conn) links() ([]Link, error) {
 	var list []Link
-	err := link.List(c.nl, "list links", "", 0, func(l *link.Link) { list = append(list, linkOf(l)) })
+	err := link.List(c.nl, "list links", "", 0, func(l *link.Link) {
+		if l.Elsewhere || l.Kind == "veth" {
+			l.Lower = 0 // an index of another namespace, or the other end
+		}
+		list = append(list, Link{l.Index, l.Name, l.Kind, l.Type, l.MAC.String(), l.MTU, l.Flags, l.Master, l.PortOf, l.Lower, false})
+	})
 	return list, err
-}
-
-// linkOf takes out what matters here.
-func linkOf(l *link.Link) Link {
-	to := Link{
-		Index: l.Index, Name: l.Name, Kind: l.Kind, Type: l.Type, MAC: l.MAC.String(), MTU: l.MTU, Flags: l.Flags,
-		Master: l.Master, PortOf: l.PortOf, Lower: l.Lower,
-	}
-	if v := l.VXLAN; v != nil && v.Link != nil {
-		to.Lower = int(*v.Link)
-	}
-	if l.Elsewhere || l.Kind == "veth" {
-		to.Lower = 0 // an index of another namespace, or the other end
-	}
-	return to
 }

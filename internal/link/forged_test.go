@@ -7,10 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
-	"github.com/tombolo-cni/tombolo/internal/testutil/must"
-	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
 // attr is an attribute as the kernel writes it, whose length has 16 bits whatever it is.
@@ -47,14 +44,4 @@ func TestAttributesThatAPodWroteIntoALinkAreNotRead(t *testing.T) {
 			t.Errorf("%s: %+v", kind, l)
 		}
 	}
-}
-
-// The kernel says -1 of a namespace that is about to go, and of one that has no number.
-func TestANamespaceWithoutANumberIsNotTheHosts(t *testing.T) {
-	t.Parallel()
-	conn, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: nstest.New(t)})
-	must.Succeed(t, err)
-	defer conn.Close()
-	l := Link{Lower: 1, Elsewhere: true, elsewhere: -1}
-	expect.Of(l.RestsHere(conn)).Is(t, false)
 }

@@ -45,7 +45,6 @@ type Link struct {
 	PortOf    string // the kind of its master
 	// Each is nil where the link is of another kind.
 	Bridge *driver.Bridge
-	VXLAN  *driver.Vxlan
 	VLAN   uint16 // of a link of kind vlan; 0 for others
 	Port   *driver.BridgePort
 	// IPv4 and IPv6 are empty where the kernel has nothing of the family on the link.
@@ -155,8 +154,10 @@ func (l *Link) info(ad *netlink.AttributeDecoder) error {
 				return nil
 			}, unix.IFLA_VLAN_ID)
 		case "vxlan":
-			l.VXLAN = new(driver.Vxlan)
-			drive(ad, l.VXLAN.Decode, unix.IFLA_VXLAN_LINK, unix.IFLA_VXLAN_GROUP, unix.IFLA_VXLAN_GROUP6)
+			within(ad, func(ad *netlink.AttributeDecoder) error {
+				l.Lower = int(ad.Uint32())
+				return nil
+			}, unix.IFLA_VXLAN_LINK)
 		}
 	case unix.IFLA_INFO_SLAVE_DATA:
 		if l.PortOf == "bridge" {

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -36,8 +37,9 @@ type node struct {
 	ns    *netns.NS
 	state string
 	cni   *libcni.CNIConfig
-	cache string // of the runtime
-	root  string // where it is set, programs find their /run and /var/lib there, as run and lib
+	cache string   // of the runtime
+	root  string   // where it is set, programs find their /run and /var/lib there, as run and lib
+	by    []string // a command that runs the node's programs; empty is none
 }
 
 func newNode(t testing.TB) *node {
@@ -108,7 +110,8 @@ func (o outcome) err() error {
 // exec runs a program on the node. An error means that it could not be run.
 func (n *node) exec(ctx context.Context, path string, stdin []byte, environ []string, args ...string) (outcome, error) {
 	var out, errOut bytes.Buffer
-	cmd := exec.CommandContext(ctx, path, args...)
+	line := append(append(slices.Clone(n.by), path), args...)
+	cmd := exec.CommandContext(ctx, line[0], line[1:]...)
 	if n.root != "" {
 		const script = `mount --bind "$0/run" /run && mount --bind "$0/lib" /var/lib && exec "$@"`
 		cmd = exec.CommandContext(ctx, "sh", append([]string{"-c", script, n.root, path}, args...)...)

@@ -160,6 +160,53 @@ func TestReservationsOfAnEarlierEpochAreDropped(t *testing.T) {
 	wantError(t, w.status(), 50, "is full")
 }
 
+// A pod may be older than pid 1, where the plugin is called from a container that has one of its own.
+func TestAReservationOfAnEarlierEpochWhosePodLivesKeepsItsOwner(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	ipam := small("4")
+	ipam["dataDir"] = t.TempDir()
+	w := n.podnet(conf{"ipam": ipam})
+	p := n.pod("lives")
+	address := ip4(w.add(p)).String()
+	dir := fmt.Sprint(ipam["dataDir"], "/podnet")
+	removeAll(t, n.state)
+	nstest.PutFile(t, dir, address, readFile(t, dir+"/"+address), time.Now().Add(-longAgo))
+	nstest.PutFile(t, dir, ".tombolo-epoch", "another boot/another life")
+	w.add(n.pod("next"))
+	if owner := n.reservations(dir)[address]; owner != "lives\r\neth0" {
+		t.Errorf("the pod with %s lives, and its reservation is %q's", address, owner)
+	}
+}
+
+// reborn is the node, a container itself, after its restart: with a new pid 1 and in a new network namespace.
+func (n *node) reborn() *node {
+	n.Helper()
+	next := newNode(n.TB)
+	next.state, next.by = n.state, []string{"unshare", "--pid", "--fork", "--mount-proc"}
+	return next
+}
+
+func TestANodeThatIsAContainerForgetsItsPodsWhenItRestarts(t *testing.T) {
+	t.Parallel()
+	fields := conf{"ipam": small("2")} // one address
+	n := newNode(t)
+	n.portnet(fields).add(n.pod("before"), publish(t, "8080:80/tcp"))
+	n = n.reborn()
+	if o := n.operate("repair", "--state", n.state); o.status != 0 {
+		t.Errorf("repair after the restart: %+v", o)
+	}
+	if _, made := links(t, n.ns)["cbr0"]; made {
+		t.Error("after the restart, repair has made the bridge of a network that nobody uses")
+	}
+	if _, err := n.portnet(fields).tryAdd(n.pod("next"), publish(t, "8080:80/tcp")); err != nil {
+		t.Errorf("a pod of before the restart has its address, or its host port, still: %v", err)
+	}
+	if left := n.records(); len(left) != 1 {
+		t.Errorf("after the restart and one ADD there are the records %q", left)
+	}
+}
+
 func TestReservationsOfAnUnknownEpochAreKept(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

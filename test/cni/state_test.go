@@ -170,7 +170,7 @@ func TestAReservationOfAnEarlierEpochWhosePodLivesKeepsItsOwner(t *testing.T) {
 	p := n.pod("lives")
 	address := ip4(w.add(p)).String()
 	dir := fmt.Sprint(ipam["dataDir"], "/podnet")
-	removeAll(t, n.state)
+	must.Succeed(t, os.RemoveAll(n.state))
 	nstest.PutFile(t, dir, address, readFile(t, dir+"/"+address), time.Now().Add(-longAgo))
 	nstest.PutFile(t, dir, ".tombolo-epoch", "another boot/another life")
 	w.add(n.pod("next"))

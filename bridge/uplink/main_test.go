@@ -101,6 +101,16 @@ func plainHost() []string {
 	}
 }
 
+// patience is for tests that would otherwise hang: far more than any machine needs.
+const patience = time.Minute
+
+func within(tb testing.TB, ns *netns.NS, fn func() error) {
+	tb.Helper()
+	if err := ns.Do(fn); err != nil {
+		tb.Fatal(err)
+	}
+}
+
 func run(tb testing.TB, ns *netns.NS, commands ...string) {
 	tb.Helper()
 	for _, command := range commands {

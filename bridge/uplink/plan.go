@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
@@ -27,9 +28,9 @@ func Plan(s *Snapshot, u Uplink) (*Steps, error) {
 
 func (u *Uplink) validate() error {
 	switch {
-	case !isLinkName(u.NIC):
+	case !ident.IsLinkName(u.NIC):
 		return fmt.Errorf("take over a NIC: %w: its name is %q", ErrInvalid, u.NIC)
-	case !isLinkName(u.Bridge) || u.Bridge == u.NIC:
+	case !ident.IsLinkName(u.Bridge) || u.Bridge == u.NIC:
 		return fmt.Errorf("take over %s: %w: the bridge's name is %q", u.NIC, ErrInvalid, u.Bridge)
 	case u.Timeout < 0:
 		return fmt.Errorf("take over %s: %w: a timeout of %s", u.NIC, ErrInvalid, u.Timeout)

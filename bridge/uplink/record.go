@@ -5,7 +5,8 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
+
+	"github.com/tombolo-cni/tombolo/internal/ident"
 )
 
 // recordVersion is that of the records which are written.
@@ -70,7 +71,7 @@ func (r *Record) validate() error {
 		return missing("record of a takeover")
 	case r.Version != recordVersion:
 		return fmt.Errorf("%w: version %d, where this program knows %d", ErrInvalid, r.Version, recordVersion)
-	case !isLinkName(r.NIC) || !isLinkName(r.Bridge) || r.NIC == r.Bridge:
+	case !ident.IsLinkName(r.NIC) || !ident.IsLinkName(r.Bridge) || r.NIC == r.Bridge:
 	case r.State == Taking, r.State == Taken, r.State == Restoring, r.State == Undoing:
 		return nil
 	}
@@ -105,10 +106,4 @@ func (r *Record) HostAddresses() []netip.Prefix {
 	}
 	slices.SortFunc(list, netip.Prefix.Compare)
 	return list
-}
-
-// isLinkName keeps to what the kernel takes (dev_valid_name()): names are parts of
-// paths below /proc/sys. In one with a percent sign the kernel would choose a number.
-func isLinkName(s string) bool {
-	return s != "" && len(s) <= 15 && s != "." && s != ".." && !strings.ContainsAny(s, "/:% \t\n\v\f\r\x00")
 }

@@ -83,7 +83,7 @@ func (s *Snapshot) copied(bridge string) []setting {
 // NIC: a strict check of the source would drop them, and a filter leave ARP requests unanswered.
 func (s *Snapshot) loose(bridge string) []setting {
 	list := []setting{{conf4 + bridge + "/rp_filter", "2"}, {conf4 + bridge + "/arp_filter", "0"}}
-	if asked := s.of(conf6, s.NIC.Name, "accept_ra"); asked != "" && s.hasIPv6() {
+	if asked := s.of(conf6, s.NIC.Name, "accept_ra"); asked != "" {
 		list = append(list, setting{conf6 + bridge + "/accept_ra", s.acceptRA(asked)})
 	}
 	return list
@@ -111,10 +111,6 @@ func (s *Snapshot) looseBack(rec *Record) []setting {
 		list = append(list, setting{conf6 + rec.NIC + "/accept_ra", s.acceptRA(asked)})
 	}
 	return list
-}
-
-func (s *Snapshot) hasIPv6() bool {
-	return s.of(conf6, s.NIC.Name, "disable_ipv6") == "0" && s.NIC.MTU >= 1280
 }
 
 // acceptsRA says that the kernel itself follows router advertisements on a link.

@@ -14,9 +14,6 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// A LAN without a gateway is tried by some of the neighbours.
-const neighboursToTry = 4
-
 // poll is how often the kernel is asked for what it does by itself.
 const poll = 5 * time.Millisecond
 
@@ -31,16 +28,9 @@ func pause(ctx context.Context) bool {
 }
 
 // answering asks the gateways through the NIC, and gives those that answer: the
-// others say nothing about the bridge. Without gateways, it asks some neighbours.
+// others say nothing about the bridge.
 func (c *Conn) answering(ctx context.Context, s *Snapshot, timeout time.Duration) ([]netip.Addr, error) {
 	list := newMove(s, s.NIC, Link{Index: noLink}).gateways()
-	if len(list) == 0 {
-		for _, n := range s.Neighbours {
-			if isKnown(n) && n.Link == s.NIC.Index && n.State != route.Permanent && n.Flags&route.Proxy == 0 && len(list) < neighboursToTry {
-				list = append(list, n.Addr)
-			}
-		}
-	}
 	silent, err := c.ask(ctx, s.NIC.Index, list, timeout, false)
 	return slices.DeleteFunc(list, func(a netip.Addr) bool { return slices.Contains(silent, a) }), err
 }

@@ -84,6 +84,10 @@ func TestFirstADDTakesTheNICOverAndLosesNothing(t *testing.T) {
 	for _, keep := range []bool{false, true} {
 		t.Run(fmt.Sprintf("keepAddressOnUplink %t", keep), func(t *testing.T) {
 			l := newHost(t)
+			if keep {
+				strictly(l)
+				manyRoutes(l)
+			}
 			// As an ADD sets them.
 			for _, family := range []string{"ipv4/ip_forward", "ipv6/conf/all/forwarding"} {
 				nstest.Sysctl(t, l.host.ns, "net/"+family, "1")

@@ -30,7 +30,7 @@ func (firewallPart) look(ctx context.Context, n *site) error {
 			return nil
 		}
 	}
-	diffs, err := n.s.Firewall.Check(ctx, n.rules(), nil)
+	diffs, err := n.s.Firewall.Check(ctx, n.rules())
 	n.found.AddAll(diffs, tombolo.RemedyRepair)
 	if n.usual && err == nil && len(diffs) == 0 {
 		n.found.Add("the rules of network %s were touched", n.rec.Name)

@@ -61,17 +61,14 @@ func (c *Conn) findConflict(ep *Endpoint, elements []ruleset.Element) error {
 	if err != nil {
 		return err
 	}
-	for i, el := range have {
-		if el != nil {
-			return newConflict(c.tables.Name, *el, ep.portOf(elements[i]))
-		}
-	}
 	rivals, err := c.findRivals(elements)
-	switch {
-	case err != nil:
+	if err != nil {
 		return err
-	case len(rivals) > 0:
-		return newConflict(c.tables.Name, rivals[0], ep.portAgainst(rivals[0].Element))
+	}
+	for _, el := range append(have, rivals...) {
+		if el != nil {
+			return newConflict(c.tables.Name, *el, ep.portOf(el.Element))
+		}
 	}
 	return nftnl.ErrOvertaken // gone again
 }
@@ -147,12 +144,12 @@ func withoutComments(list []commented) []ruleset.Element {
 
 // replace adds elements whatever is there, and removes those that are gone, if they
 // are there with their comments. None is in both lists. Unless it is nil, refuse says
-// what stands against it, by what is there in the places of the group, and by its rivals.
-func (c *Conn) replace(ctx context.Context, group, gone []commented, refuse func([]*ruleset.ElementState, []ruleset.ElementState) error) error {
+// what stands against it, by what is there in the places of the group, and its rivals.
+func (c *Conn) replace(ctx context.Context, group, gone []commented, refuse func(is []*ruleset.ElementState) error) error {
 	elements := withoutComments(group)
 	for i, el := range elements {
 		for _, other := range group[:i] {
-			if exclude(el, other.Element) {
+			if el.Excludes(other.Element) {
 				return newConflict(c.tables.Name, ruleset.ElementState{Element: other.Element, Comment: other.comment}, "")
 			}
 		}
@@ -171,7 +168,7 @@ func (c *Conn) replace(ctx context.Context, group, gone []commented, refuse func
 			return err
 		}
 		if refuse != nil {
-			if err := refuse(have[:len(elements)], rivals); err != nil {
+			if err := refuse(slices.Concat(have[:len(elements)], rivals)); err != nil {
 				return err
 			}
 		}
@@ -181,7 +178,7 @@ func (c *Conn) replace(ctx context.Context, group, gone []commented, refuse func
 		}
 		for i, el := range have[len(elements):] {
 			// One that excludes an element of the group is deleted with the rivals.
-			if el != nil && el.Comment == gone[i].comment && !slices.ContainsFunc(rivals, func(r ruleset.ElementState) bool { return r.Equal(el.Element) }) {
+			if el != nil && el.Comment == gone[i].comment && !slices.ContainsFunc(rivals, func(r *ruleset.ElementState) bool { return r.Equal(el.Element) }) {
 				t.DelElement(el.Element)
 			}
 		}

@@ -10,14 +10,12 @@ import (
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
-// Check compares what is there with what the network needs and, unless it is nil,
-// with what the endpoint needs, and lists the differences; none is what should be.
+// Check compares what is there with what the network needs, and lists the differences; none is what should be. Ensure
+// mends them.
 //
 // Rules are known by their comments, and chains by theirs: a rule that someone put
-// in place of ours under the same comment is not found out. More elements than the
-// endpoint's are no difference, but for what a guard would let it do as another one. What Check finds of chains, rules and sets, Ensure
-// mends; what it finds of elements, Replace.
-func (c *Conn) Check(ctx context.Context, n Network, ep *Endpoint) ([]tombolo.Difference, error) {
+// in place of ours under the same comment is not found out.
+func (c *Conn) Check(ctx context.Context, n Network) ([]tombolo.Difference, error) {
 	if err := c.usable(ctx); err != nil {
 		return nil, err
 	}
@@ -26,26 +24,13 @@ func (c *Conn) Check(ctx context.Context, n Network, ep *Endpoint) ([]tombolo.Di
 	if err != nil {
 		return nil, err
 	}
-	if ep != nil {
-		if err := ep.check(); err != nil {
-			return nil, err
-		}
-	}
 	var diffs []tombolo.Difference
 	err = nftnl.Retry(ctx, func() error {
 		have, err := c.tables.Read(want)
 		if err != nil {
 			return err
 		}
-		diffs = want.Differences(have)
-		if ep != nil && have.HasTables(want) {
-			more, err := c.checkEndpoint(ep)
-			if err != nil {
-				return err
-			}
-			diffs = append(diffs, more...)
-		}
-		if len(diffs) == 0 {
+		if diffs = want.Differences(have); len(diffs) == 0 {
 			return nil
 		}
 		// What was read in several requests may never have been so at any one time.
@@ -54,8 +39,8 @@ func (c *Conn) Check(ctx context.Context, n Network, ep *Endpoint) ([]tombolo.Di
 	return diffs, err
 }
 
-// CheckEndpoint compares what is there with what an endpoint needs, and lists the
-// differences, as Check does. It looks at its elements alone.
+// CheckEndpoint compares what is there with what an endpoint needs, and lists the differences, which Replace mends. More
+// elements are none, but for what a guard would let it do as another one.
 func (c *Conn) CheckEndpoint(ctx context.Context, ep Endpoint) ([]tombolo.Difference, error) {
 	if err := c.usable(ctx); err != nil {
 		return nil, err
@@ -67,11 +52,6 @@ func (c *Conn) CheckEndpoint(ctx context.Context, ep Endpoint) ([]tombolo.Differ
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	return c.checkEndpoint(&ep)
-}
-
-// checkEndpoint compares an endpoint's elements, and whose they are.
-func (c *Conn) checkEndpoint(ep *Endpoint) ([]tombolo.Difference, error) {
 	want := ep.elements()
 	have, err := c.tables.Lookup(append(want, ep.leftovers()...))
 	if err != nil {

@@ -141,7 +141,7 @@ func TestChurnStarvesNobody(t *testing.T) {
 			if _, err := c.Endpoints(ctx, "podnet"); err != nil {
 				return err
 			}
-			if diffs, err := c.Check(ctx, podnet(), &ep); err != nil || len(diffs) > 0 {
+			if diffs, err := checkAll(c, podnet(), ep); err != nil || len(diffs) > 0 {
 				return errors.Join(err, fmt.Errorf("differences: %v", diffs))
 			}
 			if err := c.Remove(ctx, ep); err != nil {

@@ -246,7 +246,7 @@ func TestDedupFollowsItsSettings(t *testing.T) {
 	mustEnsure(t, c, steps[0].n)
 	for i, step := range steps[1:] {
 		expect.Of(c.Ready(ctx, step.n)).Is(t, false, "%s: Ready", step.name)
-		if diffs, err := c.Check(ctx, step.n, nil); err != nil || len(diffs) == 0 {
+		if diffs, err := c.Check(ctx, step.n); err != nil || len(diffs) == 0 {
 			t.Errorf("%s: Check: %v, %v", step.name, diffs, err)
 		}
 		if out := mustEnsure(t, c, step.n); !out.Changed || out.Emptied {

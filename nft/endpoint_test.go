@@ -283,7 +283,7 @@ func TestInvalidArgumentsAreRefusedBeforeTheKernelIsAsked(t *testing.T) {
 		}),
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, checkErr := c.Check(ctx, podnet(), &ep)
+			_, checkErr := c.CheckEndpoint(ctx, ep)
 			for _, err := range []error{c.Add(ctx, ep), c.Replace(ctx, good, ep), c.Remove(ctx, good, ep), checkErr} {
 				expect.Is(t, err, ErrInvalid)
 			}
@@ -298,7 +298,7 @@ func TestInvalidArgumentsAreRefusedBeforeTheKernelIsAsked(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			_, ensureErr := c.Ensure(ctx, n)
 			_, readyErr := c.Ready(ctx, n)
-			_, checkErr := c.Check(ctx, n, nil)
+			_, checkErr := c.Check(ctx, n)
 			for _, err := range []error{ensureErr, readyErr, checkErr} {
 				expect.Is(t, err, ErrInvalid)
 			}
@@ -334,10 +334,11 @@ func TestContextThatIsDoneEndsBeforeTheKernelIsAsked(t *testing.T) {
 	ep := pod("0123456789a", "10.22.0.5")
 	_, ensureErr := c.Ensure(ctx, podnet())
 	_, readyErr := c.Ready(ctx, podnet())
-	_, checkErr := c.Check(ctx, podnet(), &ep)
+	_, checkErr := c.Check(ctx, podnet())
+	_, ofEndpointErr := c.CheckEndpoint(ctx, ep)
 	_, endpointsErr := c.Endpoints(ctx, "")
 	for _, err := range []error{
-		ensureErr, readyErr, checkErr, endpointsErr, c.Add(ctx, ep), c.Replace(ctx, ep), c.Remove(ctx, ep),
+		ensureErr, readyErr, checkErr, ofEndpointErr, endpointsErr, c.Add(ctx, ep), c.Replace(ctx, ep), c.Remove(ctx, ep),
 		c.RemoveOwners(ctx, ep.Owner), c.RemoveNetwork(ctx, "podnet"),
 	} {
 		expect.Is(t, err, context.Canceled)

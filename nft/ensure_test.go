@@ -169,7 +169,7 @@ func TestEnsureMendsWhatWasDamaged(t *testing.T) {
 			if ready, err := c.Ready(ctx, podnet()); err != nil || ready == tc.unready {
 				t.Errorf("Ready: %v, %v", ready, err)
 			}
-			checkFinds(t, c, podnet(), &ep, tc.found)
+			checkFinds(t, c, podnet(), tc.found, ep)
 			out := mustEnsure(t, c, podnet())
 			if want := (Outcome{Changed: tc.unready || len(tc.found) > 1, Emptied: tc.emptied}); out != want {
 				t.Errorf("Ensure: %+v, want %+v", out, want)
@@ -190,7 +190,7 @@ func TestEnsureMendsWhatWasDamaged(t *testing.T) {
 // mustBeReadyButFor allows for elements that went with their set.
 func mustBeReadyButFor(t *testing.T, c *Conn, elements bool, ep Endpoint) {
 	t.Helper()
-	diffs, err := c.Check(context.Background(), podnet(), &ep)
+	diffs, err := checkAll(c, podnet(), ep)
 	must.Succeed(t, err)
 	for _, d := range diffs {
 		if !elements || d.What != "element" {
@@ -201,9 +201,9 @@ func mustBeReadyButFor(t *testing.T, c *Conn, elements bool, ep Endpoint) {
 
 // checkFinds wants the differences that a Check lists to start with these; where
 // elements went with a set, they follow.
-func checkFinds(t *testing.T, c *Conn, n Network, ep *Endpoint, want []string) {
+func checkFinds(t *testing.T, c *Conn, n Network, want []string, eps ...Endpoint) {
 	t.Helper()
-	diffs, err := c.Check(context.Background(), n, ep)
+	diffs, err := checkAll(c, n, eps...)
 	must.Succeed(t, err)
 	for i, part := range want {
 		if i >= len(diffs) || !strings.Contains(diffs[i].String(), part) {
@@ -265,7 +265,7 @@ func TestEnsureFollowsTheMark(t *testing.T) {
 	mustEnsure(t, c, podnet())
 	mustAdd(t, c, pod("00000000001", "10.22.0.5"))
 	other := dialMark(t, ns, 0x20000)
-	checkFinds(t, other, podnet(), nil, []string{
+	checkFinds(t, other, podnet(), []string{
 		`chain forward of table inet tombolo: comment (version and settings) is "tombolo rules 1, mark 0x1000, 12 in all", should be "tombolo rules 1, mark 0x20000, 12 in all"`,
 		`chain unmark of table inet tombolo: comment`,
 		`chain loopback-answers of table inet tombolo: comment`,
@@ -324,7 +324,7 @@ func TestEverythingNeedsNetAdmin(t *testing.T) {
 		"Probe":         c.Probe,
 		"Ensure":        func() error { _, err := c.Ensure(ctx, podnet()); return err },
 		"Ready":         func() error { _, err := c.Ready(ctx, podnet()); return err },
-		"Check":         func() error { _, err := c.Check(ctx, podnet(), &ep); return err },
+		"Check":         func() error { _, err := c.Check(ctx, podnet()); return err },
 		"Endpoints":     func() error { _, err := c.Endpoints(ctx, ""); return err },
 		"Add":           func() error { return c.Add(ctx, ep) },
 		"Replace":       func() error { return c.Replace(ctx, ep) },

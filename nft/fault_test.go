@@ -53,7 +53,7 @@ func TestKernelErrorsNameWhatFailed(t *testing.T) {
 		{unix.NFT_MSG_GETCHAIN, 1, func(c *Conn) error { return c.RemoveNetwork(ctx, "podnet") }, "list chains: "},
 		{unix.NFT_MSG_DELTABLE, 1, func(c *Conn) error { return c.RemoveNetwork(ctx, "podnet") }, "delete table inet tombolo: "},
 		{unix.NFT_MSG_GETTABLE, 1, func(c *Conn) error { _, err := c.Ready(ctx, podnet()); return err }, "get inet tombolo: "},
-		{unix.NFT_MSG_GETSETELEM, 1, func(c *Conn) error { _, err := c.Check(ctx, podnet(), &ep); return err }, "get /sentinel . 0.0.0.0 of set pods4: "},
+		{unix.NFT_MSG_GETSETELEM, 1, func(c *Conn) error { _, err := checkAll(c, podnet(), ep); return err }, "get /sentinel . 0.0.0.0 of set pods4: "},
 		{unix.NFT_MSG_NEWSETELEM, 0, ensure, "add element /sentinel . 0.0.0.0 of set pods4: "},
 		{unix.NFT_MSG_GETSETELEM, 1, func(c *Conn) error { _, err := c.Ready(ctx, onBridge()); return err }, "get cbr0 . cbr0 of set bridges: "},
 		{unix.NFT_MSG_NEWSETELEM, 1, func(c *Conn) error { _, err := c.Ensure(ctx, onBridge()); return err }, "add element cbr0 . cbr0 of set bridges: "},
@@ -153,7 +153,7 @@ func TestCheckLooksAgainBeforeItReports(t *testing.T) {
 	// What it reads is torn, so that the only chain that is missing is no finding.
 	missing := &nltest.Fault{Type: messageType(unix.NFT_MSG_GETCHAIN), Times: 1, Errno: unix.ENOENT}
 	changed := &nltest.Fault{Type: unix.NFNL_MSG_BATCH_BEGIN, Nth: 2, Errno: unix.ERESTART}
-	expect.Of(dialFaulty(t, ns, missing, changed).Check(context.Background(), podnet(), nil)).Len(t, 0)
+	expect.Of(dialFaulty(t, ns, missing, changed).Check(context.Background(), podnet())).Len(t, 0)
 }
 
 // The kernel shows an element twice where it lacks another one.
@@ -222,7 +222,7 @@ func TestRepliesThatDoNotParseAreErrors(t *testing.T) {
 			})), nil)
 			_, ensureErr := c.Ensure(ctx, podnet())
 			_, readyErr := c.Ready(ctx, podnet())
-			_, checkErr := c.Check(ctx, podnet(), &ep)
+			_, checkErr := checkAll(c, podnet(), ep)
 			_, endpointsErr := c.Endpoints(ctx, "")
 			for _, err := range []error{
 				ensureErr, readyErr, checkErr, endpointsErr, c.Replace(ctx, ep), c.Remove(ctx, ep), c.RemoveOwners(ctx, ep.Owner),

@@ -283,7 +283,7 @@ func TestGroupRulesAreMended(t *testing.T) {
 			wantReady(t, c, n)
 			nft(t, ns, harm)
 			expect.Of(c.Ready(t.Context(), n)).Is(t, false, "Ready")
-			if diffs, err := c.Check(t.Context(), n, nil); err != nil || len(diffs) == 0 {
+			if diffs, err := c.Check(t.Context(), n); err != nil || len(diffs) == 0 {
 				t.Errorf("Check: %v, %v", diffs, err)
 			}
 			if out := mustEnsure(t, c, n); !out.Changed {

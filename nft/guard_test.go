@@ -153,14 +153,14 @@ func TestGuardedEndpointsAreKnownLikeOthers(t *testing.T) {
 	}
 	wantEndpoints(t, c, a, b, free, plain)
 	must.Succeed(t, c.Replace(ctx, thief))
-	if diffs, err := c.Check(ctx, n, &a); err != nil || len(diffs) != 2 || diffs[0].Object != "set guarded of table bridge tombolo" {
+	if diffs, err := checkAll(c, n, a); err != nil || len(diffs) != 2 || diffs[0].Object != "set guarded of table bridge tombolo" {
 		t.Errorf("what the other has taken over: %v, %v", diffs, err)
 	}
 	must.Succeed(t, c.Replace(ctx, a))
 	must.Succeed(t, c.Remove(ctx, thief))
 	wantEndpoints(t, c, a, b, free, plain)
 	nft(t, ns, "delete element bridge tombolo guard6 { veth1 . fd00:22::5 }")
-	if diffs, err := c.Check(ctx, n, &a); err != nil || len(diffs) != 1 || diffs[0].Want != "veth1 . fd00:22::5" {
+	if diffs, err := checkAll(c, n, a); err != nil || len(diffs) != 1 || diffs[0].Want != "veth1 . fd00:22::5" {
 		t.Errorf("one element is missing: %v, %v", diffs, err)
 	}
 	must.Succeed(t, c.Replace(ctx, a))
@@ -320,7 +320,7 @@ func TestGuardIsMended(t *testing.T) {
 			mustAdd(t, c, ep)
 			nft(t, ns, tc.harm)
 			expect.Of(c.Ready(ctx, guardNet())).Is(t, false, "Ready")
-			if diffs, err := c.Check(ctx, guardNet(), &ep); err != nil || len(diffs) == 0 {
+			if diffs, err := checkAll(c, guardNet(), ep); err != nil || len(diffs) == 0 {
 				t.Errorf("Check: %v, %v", diffs, err)
 			}
 			if out := mustEnsure(t, c, guardNet()); !out.Changed || out.Emptied != tc.emptied {

@@ -3,6 +3,7 @@ package nft
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"net/netip"
 	"regexp"
 	"slices"
@@ -14,6 +15,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
@@ -88,18 +90,22 @@ func wantEndpoints(tb testing.TB, c *Conn, want ...Endpoint) {
 	expect.NoDiff(tb, cmp.Diff(want, got, known, cmpopts.EquateEmpty(), cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})), "endpoints")
 }
 
+// checkAll is Check and CheckEndpoint.
+func checkAll(c *Conn, n Network, eps ...Endpoint) ([]tombolo.Difference, error) {
+	all, err := c.Check(context.Background(), n)
+	for _, ep := range eps {
+		diffs, epErr := c.CheckEndpoint(context.Background(), ep)
+		all, err = append(all, diffs...), errors.Join(err, epErr)
+	}
+	return all, err
+}
+
 // wantReady checks that Ready, Check and Ensure agree that nothing is to be done.
 func wantReady(tb testing.TB, c *Conn, n Network, eps ...Endpoint) {
 	tb.Helper()
 	ctx := context.Background()
 	expect.Of(c.Ready(ctx, n)).Is(tb, true, "Ready")
-	for _, ep := range append(eps, Endpoint{}) {
-		at := &ep
-		if ep.Owner == "" {
-			at = nil
-		}
-		expect.Of(c.Check(ctx, n, at)).Len(tb, 0, "Check")
-	}
+	expect.Of(checkAll(c, n, eps...)).Len(tb, 0, "Check")
 	if out := mustEnsure(tb, c, n); out.Changed {
 		tb.Errorf("Ensure changed something: %+v", out)
 	}

@@ -38,30 +38,19 @@ func (c *Conn) Update(ctx context.Context, old, next Endpoint) error {
 		return err
 	}
 
-	return c.move(ctx, old, next, func(have []*ruleset.ElementState, rivals []ruleset.ElementState) error {
-		return next.conflict(c.tables.Name, have, rivals)
+	comment := ownerComment(next.Owner, ruleset.NetworkKey(next.Network))
+	return c.move(ctx, old, next, func(is []*ruleset.ElementState) error {
+		for _, el := range is {
+			if el != nil && el.Comment != comment {
+				return newConflict(c.tables.Name, *el, next.portOf(el.Element))
+			}
+		}
+		return nil
 	})
 }
 
-// conflict is what keeps an endpoint from having its elements, of which those are given
-// that are there, by place.
-func (ep *Endpoint) conflict(table ruleset.TableName, have []*ruleset.ElementState, rivals []ruleset.ElementState) error {
-	comment := ownerComment(ep.Owner, ruleset.NetworkKey(ep.Network))
-	for _, el := range have {
-		if el != nil && el.Comment != comment {
-			return newConflict(table, *el, ep.portOf(el.Element))
-		}
-	}
-	for _, el := range rivals {
-		if el.Comment != comment {
-			return newConflict(table, el, ep.portAgainst(el.Element))
-		}
-	}
-	return nil
-}
-
 // move is both; refuse is nil where everything is taken over.
-func (c *Conn) move(ctx context.Context, old, next Endpoint, refuse func([]*ruleset.ElementState, []ruleset.ElementState) error) error {
+func (c *Conn) move(ctx context.Context, old, next Endpoint, refuse func(is []*ruleset.ElementState) error) error {
 	for _, ep := range []*Endpoint{&old, &next} {
 		if err := ep.check(); err != nil {
 			return err

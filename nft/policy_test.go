@@ -186,7 +186,7 @@ func TestDamagedSetsOfBridgesAreMended(t *testing.T) {
 		mustEnsure(t, c, n)
 		before := bridgeEntries(t, c)
 		nft(t, ns, tc.damage)
-		diffs, err := c.Check(ctx, n, nil)
+		diffs, err := c.Check(ctx, n)
 		emptied := strings.HasPrefix(tc.damage, "flush")
 		if emptied && len(diffs) > 0 {
 			if !strings.Contains(diffs[0].String(), ruleset.SentinelLink) {

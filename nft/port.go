@@ -1,10 +1,8 @@
 package nft
 
 import (
-	"cmp"
 	"net/netip"
 	"slices"
-	"sort"
 	"strconv"
 
 	"golang.org/x/sys/unix"
@@ -93,10 +91,7 @@ func (p Port) on(pod netip.Addr) (publication, bool) {
 // publications lists what an endpoint's ports come to, each once; the error says
 // which of them contradict each other.
 func (ep *Endpoint) publications() ([]publication, error) {
-	if len(ep.Ports) == 0 {
-		return nil, nil
-	}
-	list := make([]publication, 0, len(ep.Ports))
+	var list []publication
 	for _, pod := range ep.firstAddrs() {
 		start := len(list)
 		for _, p := range ep.Ports {
@@ -104,17 +99,22 @@ func (ep *Endpoint) publications() ([]publication, error) {
 				list = append(list, pub)
 			}
 		}
-		// Those of one port on all addresses come before those on single ones.
-		family := list[start:]
-		sort.SliceStable(family, func(i, j int) bool {
-			a, b := &family[i], &family[j]
-			return cmp.Or(cmp.Compare(a.protocol, b.protocol), cmp.Compare(a.port, b.port), a.host.Compare(b.host)) < 0
-		})
-		kept, err := compactPublications(family)
-		if err != nil {
-			return nil, err
+		family := slices.Clone(list[start:])
+		// One on all addresses comes first: it covers those on single ones.
+		slices.SortStableFunc(family, func(a, b publication) int { return a.host.Compare(b.host) })
+		list = list[:start]
+		for i, pub := range family {
+			by := slices.IndexFunc(family, func(other publication) bool {
+				return other.protocol == pub.protocol && other.port == pub.port && (other.host == pub.host || !other.host.IsValid())
+			})
+			switch {
+			case by == i:
+				list = append(list, pub)
+			case family[by].pod != pub.pod:
+				return nil, invalid("port %s is to lead both to %s and to %s",
+					Port{Protocol: pub.protocol, HostAddr: pub.host, HostPort: pub.port}, family[by].pod, pub.pod)
+			}
 		}
-		list = list[:start+len(kept)]
 	}
 	return list, nil
 }
@@ -128,33 +128,6 @@ func (ep *Endpoint) firstAddrs() []netip.Addr {
 		}
 	}
 	return list
-}
-
-// compactPublications drops those that others in a sorted list cover.
-func compactPublications(sorted []publication) ([]publication, error) {
-	kept := sorted[:0]
-	all := -1 // of kept: the last that is on all addresses
-	for _, pub := range sorted {
-		covers := func(i int) bool {
-			return i >= 0 && kept[i].protocol == pub.protocol && kept[i].port == pub.port &&
-				(kept[i].host == pub.host || !kept[i].host.IsValid())
-		}
-		by := len(kept) - 1
-		if covers(all) {
-			by = all
-		}
-		switch {
-		case !covers(by):
-			kept = append(kept, pub)
-			if !pub.host.IsValid() {
-				all = len(kept) - 1
-			}
-		case kept[by].pod != pub.pod:
-			return nil, invalid("port %s is to lead both to %s and to %s",
-				Port{Protocol: pub.protocol, HostAddr: pub.host, HostPort: pub.port}, kept[by].pod, pub.pod)
-		}
-	}
-	return kept, nil
 }
 
 func (ep *Endpoint) checkPorts() error {

@@ -409,7 +409,7 @@ func TestCheckTellsWhatIsWrongWithPorts(t *testing.T) {
 		mustEnsure(t, c, podnet())
 		mustAdd(t, c, ep)
 		nft(t, ns, tc.do)
-		diffs, err := c.Check(ctx, podnet(), &ep)
+		diffs, err := checkAll(c, podnet(), ep)
 		if err != nil || len(diffs) != 1 || fmt.Sprint(diffs[0]) != tc.want {
 			t.Errorf("%s: got %v, %v; want %s", tc.do, diffs, err, tc.want)
 		}

@@ -74,7 +74,7 @@ func TestPortSNATSaysWhoLosesItsAddress(t *testing.T) {
 				}
 			}
 			expect.NoDiff(t, cmp.Diff(want, got))
-			expect.Of(p.c.Check(ctx, n, &ep)).Len(t, 0, "Check")
+			expect.Of(checkAll(p.c, n, ep)).Len(t, 0, "Check")
 			// Another one, as what it was is removed whole.
 			ep.PortSNAT = SNATAll
 			must.Succeed(t, p.c.Remove(ctx, ep))

@@ -129,15 +129,9 @@ func (c *Conn) RemoveNetwork(ctx context.Context, name string) error {
 		if err != nil {
 			return err
 		}
-		var inventories []*ruleset.Inventory
-		inUse := false
-		for _, family := range ruleset.OurFamilies() {
-			inv, err := c.tables.Inventory(family)
-			if err != nil {
-				return err
-			}
-			inventories = append(inventories, inv)
-			inUse = inUse || inv.InUse(key)
+		inventories, inUse, err := c.inventories(key)
+		if err != nil {
+			return err
 		}
 		t := c.tables.Begin(&generation)
 		for _, inv := range inventories {
@@ -158,21 +152,27 @@ func (c *Conn) HasNetwork(ctx context.Context, name string) (bool, error) {
 	}
 	key, has := ruleset.NetworkKey(name), false
 	err := nftnl.Retry(ctx, func() error {
-		tables, inUse := false, false
-		has = false
-		for _, family := range ruleset.OurFamilies() {
-			inv, err := c.tables.Inventory(family)
-			if err != nil {
-				return err
-			}
-			tables, inUse = tables || inv.Table, inUse || inv.InUse(key)
-			has = has || inv.Has(key) || slices.ContainsFunc(inv.Elements, func(el ruleset.ElementState) bool {
+		inventories, inUse, err := c.inventories(key)
+		has = slices.ContainsFunc(inventories, func(inv *ruleset.Inventory) bool {
+			return inv.Table && !inUse || inv.Has(key) || slices.ContainsFunc(inv.Elements, func(el ruleset.ElementState) bool {
 				_, network, ok := ownerOf(&el)
 				return ok && network == key
 			})
-		}
-		has = has || tables && !inUse
-		return nil
+		})
+		return err
 	})
 	return has, err
+}
+
+// inventories are those of our tables, and say whether another network than that of a key has anything there.
+func (c *Conn) inventories(key string) (list []*ruleset.Inventory, inUse bool, _ error) {
+	for _, family := range ruleset.OurFamilies() {
+		inv, err := c.tables.Inventory(family)
+		if err != nil {
+			return nil, false, err
+		}
+		list = append(list, inv)
+		inUse = inUse || inv.InUse(key)
+	}
+	return list, inUse, nil
 }

@@ -60,7 +60,7 @@ func TestEmptiedSetIsFoundAndMended(t *testing.T) {
 		expect.Of(c.Ready(ctx, n)).Is(t, false, "%s: Ready", s.Name)
 		// Those of masquerade are one network's own.
 		expect.Of(c.Ready(ctx, other)).Is(t, ruleset.IsMasqueradeSet(s.Name), "%s: Ready of another network", s.Name)
-		if diffs, err := c.Check(ctx, n, nil); err != nil || !names(diffs, s.Name) {
+		if diffs, err := c.Check(ctx, n); err != nil || !names(diffs, s.Name) {
 			t.Errorf("%s: Check: %v, %v", s.Name, diffs, err)
 		}
 		expect.Of(c.Prepare(ctx, n)).Is(t, (Outcome{Changed: true, Emptied: true}), "%s: Prepare", s.Name)

@@ -115,12 +115,12 @@ func (n *network) check(ctx context.Context, pod *netns.NS, id string, addresses
 	for _, d := range ofLinks {
 		found = append(found, d.String())
 	}
-	endpoint := n.endpoint(id, addresses)
-	ofFirewall, firewallErr := n.firewall.Check(ctx, n.rules(), &endpoint)
-	for _, d := range ofFirewall {
+	ofRules, rulesErr := n.firewall.Check(ctx, n.rules())
+	ofPod, podErr := n.firewall.CheckEndpoint(ctx, n.endpoint(id, addresses))
+	for _, d := range append(ofRules, ofPod...) {
 		found = append(found, d.String())
 	}
-	return found, errors.Join(linkErr, firewallErr, n.addresses.Check(ctx, owner(id), addresses))
+	return found, errors.Join(linkErr, rulesErr, podErr, n.addresses.Check(ctx, owner(id), addresses))
 }
 
 // detach takes a pod off the network. It goes on past errors, and a pod that is

@@ -55,9 +55,6 @@ func (rs *Ruleset) bridgeDifferences(have *State) []tombolo.Difference {
 	return list
 }
 
-// HasTables says that all tables of a ruleset are there.
-func (st *State) HasTables(rs *Ruleset) bool { return len(st.Tables) == len(rs.tables) }
-
 func (st *State) hasTable(family uint8) bool {
 	_, ok := st.Tables[family]
 	return ok

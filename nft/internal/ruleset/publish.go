@@ -1,6 +1,7 @@
 package ruleset
 
 import (
+	"bytes"
 	"encoding/binary"
 	"net/netip"
 
@@ -53,6 +54,17 @@ func portSets() []Set {
 		{Place: InInet(Selves4Set), KeyType: (nftnl.TypeIfname<<nftnl.TypeBits|nftnl.TypeIPv4)<<nftnl.TypeBits | nftnl.TypeIPv4, KeyLen: pods4Len + Addr4Len},
 		{Place: InInet(selves6Set), KeyType: (nftnl.TypeIfname<<nftnl.TypeBits|nftnl.TypeIPv6)<<nftnl.TypeBits | nftnl.TypeIPv6, KeyLen: pods6Len + addr6Len},
 	}
+}
+
+// Excludes says that two elements are one port, on all addresses and on one.
+func (e Element) Excludes(other Element) bool {
+	switch [...]string{e.Set.Name, other.Set.Name} {
+	case [...]string{hostPorts4Map, hostAddrs4Map}, [...]string{hostPorts6Map, hostAddrs6Map}:
+		return bytes.HasSuffix(other.Key, e.Key)
+	case [...]string{hostAddrs4Map, hostPorts4Map}, [...]string{hostAddrs6Map, hostPorts6Map}:
+		return bytes.HasSuffix(e.Key, other.Key)
+	}
+	return false
 }
 
 // portChains are what publishes ports, for all networks.

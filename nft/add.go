@@ -30,7 +30,7 @@ func (c *Conn) Add(ctx context.Context, ep Endpoint) error {
 	return nftnl.Retry(ctx, func() error {
 		generation, free := c.cache.Generation(), true
 		if len(ep.Ports) > 0 {
-			seen, err := c.tables.SeenGeneration()
+			seen, err := nftnl.SeenGeneration(c.tables.Conn)
 			if err != nil {
 				return err
 			}
@@ -155,7 +155,7 @@ func (c *Conn) replace(ctx context.Context, group, gone []commented, refuse func
 		}
 	}
 	return nftnl.Retry(ctx, func() error {
-		generation, err := c.tables.SeenGeneration()
+		generation, err := nftnl.SeenGeneration(c.tables.Conn)
 		if err != nil {
 			return err
 		}

@@ -90,7 +90,7 @@ func (c *Conn) Unchanged(ctx context.Context) (bool, error) {
 	if err := ctx.Err(); err != nil {
 		return false, err
 	}
-	err := c.tables.Unchanged(*generation)
+	err := nftnl.Unchanged(c.tables.Conn, *generation)
 	if nftnl.IsOvertaken(err) {
 		return false, nil
 	}

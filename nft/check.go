@@ -34,7 +34,7 @@ func (c *Conn) Check(ctx context.Context, n Network) ([]tombolo.Difference, erro
 			return nil
 		}
 		// What was read in several requests may never have been so at any one time.
-		return c.tables.Unchanged(have.Generation)
+		return nftnl.Unchanged(c.tables.Conn, have.Generation)
 	})
 	return diffs, err
 }

@@ -76,7 +76,7 @@ func on(conn *nl.Conn, cfg *Config) *Conn {
 		cfg = &Config{}
 	}
 	return &Conn{
-		tables: ruleset.NewTables(conn, cmp.Or(cfg.Table, DefaultTable)), mark: cmp.Or(cfg.Mark, DefaultMark),
+		tables: ruleset.Tables{Conn: conn, Name: ruleset.TableName(cmp.Or(cfg.Table, DefaultTable))}, mark: cmp.Or(cfg.Mark, DefaultMark),
 		err: nftnl.CheckTable(cfg.Table, cfg.Mark),
 	}
 }
@@ -99,7 +99,7 @@ func (c *Conn) Probe() error {
 		return err
 	}
 
-	_, err := c.tables.Generation()
+	_, err := nftnl.Generation(c.tables.Conn)
 	if nftnl.IsMissing(err) {
 		return &tombolo.OpError{Op: "use nf_tables", Err: fmt.Errorf(
 			"%w: this kernel has no nf_tables; load the module of that name, or use a kernel with CONFIG_NF_TABLES and CONFIG_NF_TABLES_INET",

@@ -101,7 +101,7 @@ func (c *Conn) Ready(ctx context.Context, n Network) (bool, error) {
 		have, err := c.tables.Outline(want)
 		return err == nil && have.LooksRight(want), err
 	}
-	generation, err := c.tables.Generation()
+	generation, err := nftnl.Generation(c.tables.Conn)
 	if err != nil {
 		return false, err
 	}
@@ -110,7 +110,7 @@ func (c *Conn) Ready(ctx context.Context, n Network) (bool, error) {
 		return true, nil
 	}
 	// What is seen from here on is of this generation, or of a later one.
-	settled := c.tables.Unchanged(generation)
+	settled := nftnl.Unchanged(c.tables.Conn, generation)
 	if settled != nil && !nftnl.IsOvertaken(settled) {
 		return false, settled
 	}

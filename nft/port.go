@@ -161,7 +161,7 @@ func (ep *Endpoint) portElements() []ruleset.Element {
 		f, pod := ruleset.FamilyOf(pub.pod.Addr()), pub.pod.Addr().AsSlice()
 		samePort := func(other publication) bool { return other.protocol == pub.protocol && other.pod == pub.pod }
 		if !slices.ContainsFunc(pubs[:i], samePort) {
-			key := ruleset.Key(bridge, pod, ruleset.Number8(pub.protocol), ruleset.Number16(pub.pod.Port()))
+			key := ruleset.Key(bridge, pod, []byte{pub.protocol}, ruleset.Number16(pub.pod.Port()))
 			list = append(list, ruleset.Element{Set: ruleset.InInet(f.Published), Key: key})
 			if ep.PortSNAT == SNATAll || ep.PortSNAT == snatAny {
 				list = append(list, ruleset.Element{Set: ruleset.InInet(f.SNATAll), Key: key})
@@ -186,7 +186,7 @@ func (pub publication) element() ruleset.Element {
 	f := ruleset.FamilyOf(pub.pod.Addr())
 	el := ruleset.Element{
 		Set:  ruleset.InInet(f.HostPorts),
-		Key:  ruleset.Key(ruleset.Number8(pub.protocol), ruleset.Number16(pub.port)),
+		Key:  ruleset.Key([]byte{pub.protocol}, ruleset.Number16(pub.port)),
 		Data: ruleset.Key(pub.pod.Addr().AsSlice(), ruleset.Number16(pub.pod.Port())),
 	}
 	if pub.host.IsValid() {

@@ -79,7 +79,7 @@ func (c *Conn) removeElements(ctx context.Context, elements []ruleset.Element, m
 	var errs []error
 	for group := range slices.Chunk(elements, ruleset.GroupSize) {
 		errs = append(errs, nftnl.Retry(ctx, func() error {
-			generation, err := c.tables.SeenGeneration()
+			generation, err := nftnl.SeenGeneration(c.tables.Conn)
 			if err != nil {
 				return err
 			}
@@ -125,7 +125,7 @@ func (c *Conn) RemoveNetwork(ctx context.Context, name string) error {
 		return err
 	}
 	return nftnl.Retry(ctx, func() error {
-		generation, err := c.tables.SeenGeneration()
+		generation, err := nftnl.SeenGeneration(c.tables.Conn)
 		if err != nil {
 			return err
 		}

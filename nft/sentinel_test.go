@@ -139,7 +139,7 @@ func TestEndpointOfNoAddressIsInvalid(t *testing.T) {
 
 func mustGeneration(t *testing.T, c *Conn) uint32 {
 	t.Helper()
-	generation, err := c.tables.Generation()
+	generation, err := nftnl.Generation(c.tables.Conn)
 	must.Succeed(t, err)
 	return generation
 }

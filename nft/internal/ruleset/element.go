@@ -100,10 +100,7 @@ func Key(parts ...[]byte) []byte {
 	return b
 }
 
-// Number8 is a number as a part of a key.
-func Number8(n uint8) []byte { return []byte{n} }
-
-// Number16 is one of two bytes.
+// Number16 is a number as a part of a key.
 func Number16(n uint16) []byte { return binary.BigEndian.AppendUint16(nil, n) }
 
 // FamilyOf is that of an address.

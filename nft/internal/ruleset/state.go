@@ -141,7 +141,7 @@ func (t Tables) Outline(rs *Ruleset) (*State, error) {
 // Read looks up everything that a ruleset names. What it gives may be torn by a
 // change meanwhile; a transaction with its generation is then refused.
 func (t Tables) Read(rs *Ruleset) (*State, error) {
-	generation, err := t.SeenGeneration()
+	generation, err := nftnl.SeenGeneration(t.Conn)
 	if err != nil {
 		return nil, err
 	}

@@ -20,9 +20,6 @@ type Tables struct {
 	Name TableName
 }
 
-// NewTables are those of a name, over a connection.
-func NewTables(conn *nl.Conn, name string) Tables { return Tables{conn, TableName(name)} }
-
 // OurFamilies are those of the tables that we may have.
 func OurFamilies() [2]uint8 { return [...]uint8{unix.NFPROTO_INET, unix.NFPROTO_BRIDGE} }
 
@@ -91,15 +88,6 @@ func isOurSet(at Place) bool {
 	is := func(s Set) bool { return s.Place == at }
 	return isGuardSet(at) || slices.ContainsFunc(sharedSets(), is) || slices.ContainsFunc(portSNATSets(), is)
 }
-
-// Generation is the number that every change of the namespace's nf_tables counts up.
-func (t Tables) Generation() (uint32, error) { return nftnl.Generation(t.Conn) }
-
-// SeenGeneration gives the generation that whatever is read next belongs to, or to a later one.
-func (t Tables) SeenGeneration() (uint32, error) { return nftnl.SeenGeneration(t.Conn) }
-
-// Unchanged fails (ERESTART) unless the generation is still that.
-func (t Tables) Unchanged(generation uint32) error { return nftnl.Unchanged(t.Conn, generation) }
 
 // dump lists what our table of a family has, but for chains, which the kernel does not narrow down to a table. All
 // kinds have the table's name in the same attribute.

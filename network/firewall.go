@@ -89,7 +89,7 @@ func (n *site) rules() nft.Network {
 	if rec.VLAN.ID != 0 {
 		nw.VLANOf = rec.Bridge
 	}
-	if !l.Promiscuous {
+	if !l.Promiscuous || l.Bridge == nil { // another link may have the name
 		return nw
 	}
 	// Only what passes the firewall on the bridge is there twice: without that, the

@@ -222,7 +222,7 @@ func reach(ctx context.Context, s *session, a *state.Attachment, change func(*st
 		if n = nil; change(rec) {
 			return false, nil
 		}
-		w.Record.Pools, w.Record.PoolDir, w.Record.Gateways = rec.Pools, rec.PoolDir, nil
+		w.Record.Pools, w.Record.PoolDir = rec.Pools, rec.PoolDir
 		n, err = lookAt(ctx, s, rec, w)
 		return n != nil && !n.almost, err
 	}, func() error {

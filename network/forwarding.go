@@ -2,7 +2,9 @@ package network
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"slices"
 
@@ -68,7 +70,7 @@ func familyRouting(addrs ...netip.Addr) (r bridge.Routing) {
 func (forwardingPart) look(ctx context.Context, n *site) error {
 	if r, ok := lanRouting(n.rec); ok && n.bridge.Index != 0 {
 		diffs, err := bridge.CheckRouting(r)
-		if err != nil {
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 		n.found.AddAll(diffs, tombolo.RemedyRepair)

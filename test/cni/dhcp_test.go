@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	current "github.com/containernetworking/cni/pkg/types/100"
+
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
@@ -369,6 +371,23 @@ func (k *keeper) signal(t *testing.T, s syscall.Signal) {
 	must.Succeed(t, k.cmd.Process.Signal(s))
 }
 
+// A keeper that hangs renews nothing.
+func TestAKeeperThatHangsIsNone(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	k := l.keep(t)
+	w := l.network(conf{"ipam": conf{"type": "dhcp"}})
+	k.freeze(t)
+	const advice = "systemctl restart tombolod"
+	l.eventually(t, func() bool { return w.status() != nil })
+	wantError(t, w.status(), 50, advice)
+	_, err := w.tryAdd(l.pod("a"))
+	wantError(t, err, 11, advice)
+	k.thaw(t)
+	l.eventually(t, func() bool { return w.status() == nil })
+	w.add(l.pod("a"))
+}
+
 // eventually waits for what another process does in its own time, and says whether it
 // came.
 func (l *lan) eventually(t testing.TB, ok func() bool) bool {
@@ -422,25 +441,30 @@ func TestKeeperRenewsAndMayBeKilled(t *testing.T) {
 	l.wantNoLeaseRecords()
 }
 
-func TestKeeperReleasesForAPodThatWentWithoutADEL(t *testing.T) {
-	t.Parallel()
-	l := newLAN(t)
-	k := l.keep(t)
-	w := l.network(conf{"ipam": conf{"type": "dhcp"}})
+// dies adds a pod that goes without a DEL.
+func (l *lan) dies(t *testing.T, w *network, options ...option) *current.Result {
+	t.Helper()
 	ns, err := netns.New()
 	must.Succeed(t, err)
 	p := &pod{NS: ns, path: nstest.Path(t, ns), id: "gone"}
-	r := w.add(p)
-	if got := l.leased(); !strings.Contains(got, ip4(r).String()) {
-		t.Fatalf("no lease:\n%s", got)
-	}
+	r := w.add(p, options...)
 	// The last handles of its namespace, as runtimes let go of them: the keeper may be
 	// looking at it.
 	nstest.Run(t, l.ns, "umount", "-l", p.path)
 	must.Succeed(t, ns.Close())
 	// The kernel deletes it as well, and may have done so.
-	if _, err := nstest.Try(l.ns, "ip", "link", "del", w.port(p)); err != nil && !strings.Contains(err.Error(), "Cannot find device") {
-		t.Fatal(err)
+	_, _ = nstest.Try(l.ns, "ip", "link", "del", w.port(p))
+	return r
+}
+
+func TestKeeperReleasesForAPodThatWentWithoutADEL(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	k := l.keep(t)
+	w := l.network(conf{"ipam": conf{"type": "dhcp"}})
+	r := l.dies(t, w)
+	if got := l.leased(); !strings.Contains(got, ip4(r).String()) {
+		t.Fatalf("no lease:\n%s", got)
 	}
 	// It looks now and then, and when it starts.
 	k.kill()

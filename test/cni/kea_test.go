@@ -434,13 +434,18 @@ func TestKeaThatRefusesGivesAnotherAddress(t *testing.T) {
 		because     string
 		before, now conf
 		naks        bool
+		silent      bool // until it has another address to give
 	}{
 		{"it is another's", conf{"pools": []conf{{"pool": low}}}, conf{
 			"pools":        []conf{{"pool": low}, {"pool": high}},
 			"reservations": []conf{{"hw-address": "02:00:00:00:00:01", "ip-address": "192.168.50.10"}},
-		}, true},
+		}, true, false},
+		{"it is another's, and there is none", conf{"pools": []conf{{"pool": low}}}, conf{
+			"pools":        []conf{{"pool": low}},
+			"reservations": []conf{{"hw-address": "02:00:00:00:00:01", "ip-address": "192.168.50.10"}},
+		}, true, true},
 		// Of an address that is none of its own kea says nothing, and waits for the end.
-		{"the pool moved", short(conf{"pools": []conf{{"pool": low}}}), conf{"pools": []conf{{"pool": high}}}, false},
+		{"the pool moved", short(conf{"pools": []conf{{"pool": low}}}), conf{"pools": []conf{{"pool": high}}}, false, false},
 	} {
 		t.Run(tt.because, func(t *testing.T) {
 			t.Parallel()
@@ -453,6 +458,14 @@ func TestKeaThatRefusesGivesAnotherAddress(t *testing.T) {
 			l.stop()
 			l.start(tt.now)
 			k.thaw(t)
+			if tt.silent {
+				l.eventually(t, func() bool { return l.recordOf(t, p).State == "expired" })
+				if got := globals(t, p.NS, "eth0"); len(got) > 0 {
+					t.Errorf("refused, and the pod has %q still", got)
+				}
+				l.stop()
+				l.start(conf{"pools": []conf{{"pool": high}}})
+			}
 			l.eventually(t, func() bool {
 				e := l.recordOf(t, p)
 				return e.State == "bound" && strings.HasPrefix(e.Address, "192.168.50.20")
@@ -507,6 +520,28 @@ func TestKeaGoneTheAddressGoesAndComesBackWithIt(t *testing.T) {
 			l.wantNothing()
 			l.wantNoLeaseRecords()
 		})
+	}
+}
+
+// Where the keeper does not get at the pod, it is the host that nothing may lead by the address any more; not a try later.
+func TestKeaGoneALeaseOutOfReachEndsInTime(t *testing.T) {
+	t.Parallel()
+	const lasts = 20 * time.Second
+	l := newKeaLAN(t, short(conf{"valid-lifetime": int(lasts / time.Second)}))
+	l.kept(t)
+	w := l.leasing(nil).with(conf{"guard": true})
+	p := l.pod("a")
+	own, added := ip4(w.add(p)).String(), time.Now()
+	leads := func() bool { return strings.Contains(l.run("nft", "list", "ruleset"), own) }
+	if !leads() {
+		t.Fatal("nothing leads to the pod")
+	}
+	l.stop()
+	nstest.Run(t, p.NS, "sh", "-ec", "ip link set eth0 down; ip link set eth0 name mine0")
+	l.eventually(t, func() bool { return !leads() })
+	// Tries are after 2 s, and by then 5, 10 and 20 s more, or a quarter less.
+	if took := time.Since(added); took > lasts+7*time.Second {
+		t.Errorf("the host forgets it %s after the ADD", took)
 	}
 }
 

@@ -9,7 +9,6 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
-	"github.com/tombolo-cni/tombolo/netns"
 )
 
 // leaseRecords are the files of records.
@@ -39,6 +38,41 @@ func TestALeaseOfAnEarlierBootIsReleased(t *testing.T) {
 	l.keep(t)
 	l.eventually(t, func() bool { return l.leased() == "" && len(l.leaseRecords(t)) == 0 })
 	w.del(p)
+}
+
+// What an ADD that was killed has left goes with its pod.
+func TestTheRecordOfADeadADDGoesWithItsPod(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	l.dies(t, l.network(conf{"ipam": conf{"type": "dhcp", "keeper": "optional"}}))
+	l.rewrite(t, "state", "adding")
+	must.Succeed(t, os.RemoveAll(l.state+"/attachments"))
+	l.keep(t)
+	l.eventually(t, func() bool { return len(l.leaseRecords(t)) == 0 })
+}
+
+// A path names another pod's namespace by now; nothing leaves by an interface that is down.
+func TestAReleaseLeavesByNoOtherPod(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	w := l.network(nil)
+	a, b := l.pod("a"), l.pod("b")
+	now := filepath.Join(t.TempDir(), "netns")
+	lead := func(p *pod) {
+		t.Helper()
+		_ = os.Remove(now)
+		must.Succeed(t, os.Symlink(p.path, now))
+	}
+	lead(a)
+	own := a.path
+	a.path = now
+	gone := ip4(w.add(a)).String()
+	w.add(b)
+	lead(b)
+	nstest.Run(t, b.NS, "ip", "link", "set", "eth0", "down")
+	w.del(a)
+	l.wantReleased(t, gone)
+	a.path = own
 }
 
 func TestARememberedLeaseIsForgottenWhenItEnds(t *testing.T) {
@@ -82,13 +116,7 @@ func TestADeadPodsLeaseStaysWithItsSuccessor(t *testing.T) {
 	l := newLAN(t)
 	w := l.network(conf{"ipam": conf{"type": "dhcp", "keeper": "optional", "clientID": "mac"}})
 	named := []option{arg("K8S_POD_NAMESPACE", "default"), arg("K8S_POD_NAME", "db-0"), arg("IgnoreUnknown", "1")}
-	ns, err := netns.New()
-	must.Succeed(t, err)
-	dead := &pod{NS: ns, path: nstest.Path(t, ns), id: "dead"}
-	was := ip4(w.add(dead, named...))
-	nstest.Run(t, l.ns, "umount", "-l", dead.path)
-	must.Succeed(t, ns.Close())
-	_, _ = nstest.Try(l.ns, "ip", "link", "del", w.port(dead)) // or the kernel has
+	was := ip4(l.dies(t, w, named...))
 	p := l.pod("next")
 	if is := ip4(w.add(p, named...)); is != was {
 		t.Fatalf("the successor has %s, want %s", is, was)

@@ -4,6 +4,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 )
@@ -40,8 +41,13 @@ func TestTombolodPutsRightWhatOthersDoToLinks(t *testing.T) {
 			harm := strings.NewReplacer("PORT", w.port(p), "GATEWAY", gateway+"/"+strconv.Itoa(ones), "SUBNET", subnet.String()).Replace(tc.harm)
 			for range 2 {
 				mended := m.metric("drift_mended_total")
+				began := time.Now()
 				n.run("sh", "-ec", harm)
 				m.until(t, "it is put right: "+harm, func() bool { return m.metric("drift_mended_total") > mended })
+				// Every minute it looks though it hears nothing.
+				if took := time.Since(began); took > 40*time.Second {
+					t.Errorf("%s is put right after %s", harm, took)
+				}
 				expect.Success(t, w.check(p), "CHECK after %s", harm)
 				wantPing(t, p.NS, outside4)
 			}

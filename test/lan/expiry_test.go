@@ -1,7 +1,6 @@
 package lan
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -17,23 +16,10 @@ import (
 // the shortest lease that dnsmasq grants, two minutes. No keeper runs meanwhile.
 func (s *leasing) end(p *pod) {
 	s.Helper()
-	dir, err := lease.Open(s.leases)
-	if err != nil {
-		s.Fatal(err)
-	}
-	held, err := dir.Lock(s.Context(), lease.Hash("home", p.id, nic))
-	if err != nil {
-		s.Fatal(err)
-	}
-	r, err := held.Load()
-	if err == nil {
+	s.change(lease.Hash("home", p.id, nic), func(r *lease.Record) {
 		ended := time.Now().UTC().Add(-time.Second)
 		r.Lease.Obtained, r.Lease.Renew, r.Lease.Rebind, r.Lease.Expire = ended.Add(-time.Hour), ended, ended, ended
-		err = held.Replace(r)
-	}
-	if err := errors.Join(err, held.Close()); err != nil {
-		s.Fatal(err)
-	}
+	})
 }
 
 // drop has the server, which is stopped, forget a lease. Nobody releases one that has ended, and it has 101 for an hour.

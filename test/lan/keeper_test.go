@@ -112,6 +112,12 @@ func (n *network) hostIsKept() bool {
 // half of the shortest lease that dnsmasq grants, two minutes. No keeper runs meanwhile.
 func (n *network) makeDue(hash string) {
 	n.Helper()
+	n.change(hash, func(r *lease.Record) { r.Lease.Renew = time.Now().UTC() })
+}
+
+// change changes a lease's record as other processes do.
+func (n *network) change(hash string, by func(*lease.Record)) {
+	n.Helper()
 	dir, err := lease.Open(n.leases)
 	if err != nil {
 		n.Fatal(err)
@@ -122,7 +128,7 @@ func (n *network) makeDue(hash string) {
 	}
 	r, err := held.Load()
 	if err == nil {
-		r.Lease.Renew = time.Now().UTC()
+		by(r)
 		err = held.Replace(r)
 	}
 	if err := errors.Join(err, held.Close()); err != nil {

@@ -1,10 +1,12 @@
 package lan
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
@@ -198,6 +200,24 @@ func TestSilentServerOfTheHostsLeaseIsToldOf(t *testing.T) {
 	n.keeper()
 	n.eventually("it is well again", func() bool { _, fine := n.uplinkStatus(); return fine && n.hostIsKept() })
 	n.wantStatus("")
+}
+
+// A server that refuses what the host has, and gives nothing else, takes nothing from it.
+func TestHostKeepsARefusedAddressUntilThereIsAnother(t *testing.T) {
+	t.Parallel()
+	n, d, k := takenWithLease(t)
+	k.kill()
+	d.Stop()
+	writeFile(t, d.LeaseFile, fmt.Sprintf("%d 02:00:00:00:00:99 192.168.50.66 * *\n", time.Now().Add(time.Hour).Unix()))
+	d.Start("--dhcp-range=192.168.50.66,192.168.50.66,1h")
+	n.makeDue(lease.HostHash(nic))
+	k = n.keeper()
+	k.says("no server gives a lease")
+	if !strings.Contains(d.Logged(), "DHCPNAK(") {
+		t.Error("the server refused nothing, so that the test shows nothing")
+	}
+	n.leasedOn(bridge)
+	n.wantStatus("no server gives a lease")
 }
 
 // Without it every answer to a pod bypasses the host's conntrack. The module cannot be

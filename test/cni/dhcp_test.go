@@ -389,15 +389,16 @@ func TestAKeeperThatHangsIsNone(t *testing.T) {
 }
 
 // eventually waits for what another process does in its own time, and says whether it
-// came.
-func (l *lan) eventually(t testing.TB, ok func() bool) bool {
+// came. what may say in words what that is.
+func (l *lan) eventually(t testing.TB, ok func() bool, what ...string) bool {
 	t.Helper()
-	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+	wait := left(t)
+	for end := time.Now().Add(wait); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 		if ok() {
 			return true
 		}
 	}
-	t.Errorf("it did not come in %s; the server says:\n%s", patience, nstest.ReadIf(t, l.log))
+	t.Errorf("it did not come in %s: %s; the server says:\n%s", wait, strings.Join(what, ", "), nstest.ReadIf(t, l.log))
 	return false
 }
 

@@ -62,7 +62,7 @@ func (p *pod) serve(t testing.TB, network string, port int) {
 
 func askPort(t testing.TB, from *netns.NS, network, at string, port int) (netip.Addr, error) {
 	t.Helper()
-	seen, err := nstest.Ask(t, from, network, netip.AddrPortFrom(nstest.Addr(at), uint16(port)))
+	seen, err := nstest.AskWithin(t, from, network, netip.AddrPortFrom(nstest.Addr(at), uint16(port)), min(left(t), time.Minute))
 	return seen.Addr().Unmap(), err
 }
 
@@ -438,7 +438,7 @@ func (s *sender) send(t *testing.T) {
 func (s *sender) ask(t *testing.T) netip.Addr {
 	t.Helper()
 	buf := make([]byte, 100)
-	for end := time.Now().Add(patience); time.Now().Before(end); {
+	for end := time.Now().Add(min(left(t), time.Minute)); time.Now().Before(end); {
 		s.send(t)
 		must.Succeed(t, s.conn.SetReadDeadline(time.Now().Add(200*time.Millisecond)))
 		count, err := s.conn.Read(buf)

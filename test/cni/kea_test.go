@@ -469,14 +469,14 @@ func TestKeaThatRefusesGivesAnotherAddress(t *testing.T) {
 			l.eventually(t, func() bool {
 				e := l.recordOf(t, p)
 				return e.State == "bound" && strings.HasPrefix(e.Address, "192.168.50.20")
-			})
+			}, "the pod, whose address the server refuses, gets another")
 			e := l.recordOf(t, p)
 			if naks := l.count(keaSends, "DHCPNAK ("); naks > 0 != tt.naks {
 				t.Errorf("the server sent %d NAKs:\n%s", naks, l.kea.log())
 			}
 			expect.Equal(t, e.Error, "", "its lease is %+v", e)
 			l.wantPut(t, p, e.Address)
-			l.eventually(t, func() bool { return l.went(t, prefix(before)) == 1 })
+			l.eventually(t, func() bool { return l.went(t, prefix(before)) == 1 }, "the address of before goes")
 			wantPing(t, p.NS, router4)
 			w.del(p)
 			l.eventually(t, func() bool { _, held := l.held()[netip.MustParsePrefix(e.Address).Addr().String()]; return !held })

@@ -243,6 +243,14 @@ type network struct {
 // needs, however busy.
 const patience = 5 * time.Minute
 
+// left is how long a test waits: one that has failed only as long as a quiet machine needs, so that it comes to its end.
+func left(t testing.TB) time.Duration {
+	if t.Failed() {
+		return 3 * time.Second
+	}
+	return patience
+}
+
 // podnet is a dual-stack network in gateway mode, with other fields than that where
 // they are given; nil takes a field out.
 func (n *node) podnet(fields conf) *network { return n.network("podnet", fields) }

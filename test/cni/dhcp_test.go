@@ -67,7 +67,7 @@ func (l *lan) leased() string { l.Helper(); return nstest.ReadIf(l, l.leases) }
 // answer.
 func (l *lan) wantReleased(t *testing.T, address string) {
 	t.Helper()
-	l.eventually(t, func() bool { return !strings.Contains(l.leased(), " "+address+" ") })
+	l.eventually(t, func() bool { return !strings.Contains(l.leased(), " "+address+" ") }, "the server takes "+address+" back")
 }
 
 func (l *lan) network(fields conf) *network {
@@ -161,12 +161,17 @@ func TestGCReleasesLeases(t *testing.T) {
 	t.Parallel()
 	l := newLAN(t)
 	w := l.network(nil)
-	a, b := l.pod("a"), l.pod("b")
-	gone := ip4(w.add(a)).String()
+	a, b, c := l.pod("a"), l.pod("b"), l.pod("c")
+	gone, lost := ip4(w.add(a)).String(), ip4(w.add(c)).String()
 	kept := ip4(w.add(b)).String()
 	must.Succeed(t, os.RemoveAll(l.state+"/attachments/lan/"+strings.TrimPrefix(w.port(a), "veth")+".json"))
+	// Of this one, nothing is left but its lease.
+	must.Succeed(t, os.RemoveAll(l.state+"/attachments/lan/"+strings.TrimPrefix(w.port(c), "veth")+".json"))
+	l.ip("link del " + w.port(c))
+	l.nft("delete table inet tombolo")
 	w.gc(b)
 	l.wantReleased(t, gone)
+	l.wantReleased(t, lost)
 	// The server empties the file before it writes it anew.
 	l.eventually(t, func() bool { return strings.Contains(l.leased(), " "+kept+" ") })
 	w.del(b)

@@ -127,3 +127,32 @@ func TestADeadPodsLeaseStaysWithItsSuccessor(t *testing.T) {
 		t.Errorf("the server has taken %s back:\n%s", was, got)
 	}
 }
+
+// The server has forgotten whose the address was: it gives the next one that is free, unless one is asked for. A GC, which
+// names no pod, takes nothing of it.
+func TestARememberedAddressIsAskedForAgain(t *testing.T) {
+	t.Parallel()
+	const inTurn = "--dhcp-sequential-ip"
+	l := newLAN(t, inTurn)
+	w := l.network(conf{"ipam": conf{"type": "dhcp", "keeper": "optional", "clientID": "pod"}})
+	named := func(name string) []option {
+		return []option{arg("K8S_POD_NAMESPACE", "default"), arg("K8S_POD_NAME", name), arg("IgnoreUnknown", "1")}
+	}
+	first, p := l.pod("first"), l.pod("a")
+	w.add(first, named("first")...)
+	was := ip4(w.add(p, named("db-0")...))
+	w.del(first)
+	w.del(p)
+	w.gc()
+	if strings.Contains(readFileIf(t, l.log), "DHCPRELEASE(") {
+		t.Error("the address of a pod that may come back was released")
+	}
+	_ = l.server.Process.Kill()
+	_ = l.server.Wait()
+	removeAll(t, l.leases)
+	removeAll(t, l.log)
+	l.serve(t, inTurn)
+	if is := ip4(w.add(l.pod("again"), named("db-0")...)); is != was {
+		t.Errorf("the pod had %s, and its next container has %s: it did not ask", was, is)
+	}
+}

@@ -214,3 +214,45 @@ func TestTombolodReclaimsDeadPodsFromAnotherMountNamespace(t *testing.T) {
 	}
 	expect.Success(t, w.check(alive))
 }
+
+// An operator, or udev, has renamed the host's end of its link, and its path leads nowhere any more.
+func TestAPodWhosePortHasAnotherNameLives(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.outside()
+	w := n.portnet(nil)
+	p := n.pod("a")
+	w.add(p, publish(t, "8080:80/tcp"))
+	p.serve(t, "tcp", 80)
+	before := n.records()
+	port := w.port(p)
+	n.ip("link set " + port + " down")
+	n.ip("link set " + port + " name renamed0")
+	n.ip("link set renamed0 up")
+	vanish(t, p.path)
+	_, err := w.tryAdd(n.pod("next"), publish(t, "8080:80/tcp"))
+	wantError(t, err, 112, "8080/tcp is already published by container a")
+	if ids, status := n.gcCommand(nil); len(ids) > 0 || status != 0 || !slices.Equal(n.records(), before) {
+		t.Errorf("gc took down a pod that lives: %q, status %d", ids, status)
+	}
+	if _, err := askPort(t, n.ns, "tcp", uplink4, 8080); err != nil {
+		t.Errorf("the pod has lost its host port: %v", err)
+	}
+	wantPing(t, p.NS, outside4, outside6)
+}
+
+func TestTomboloGCInAContainerTakesNoPodForDead(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	w := n.podnet(nil)
+	p := n.pod("a")
+	w.add(p)
+	vanish(t, p.path)
+	before := n.traces()
+	container := newNode(t)
+	o := container.operate("gc", "--state", n.state)
+	if o.status == 0 || !strings.Contains(o.stderr, "run this in the host's") {
+		t.Errorf("gc in another network namespace than the pods' is not refused: %+v", o)
+	}
+	n.wantTraces(before)
+}

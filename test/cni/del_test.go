@@ -365,3 +365,37 @@ func (w *linkWatch) wait(name string) {
 		}
 	}
 }
+
+// The first DEL cannot give the address back in time. Then the configuration names another directory.
+func TestADELThatFailsHalfWayLeavesTheRecordToTheNext(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	dir := t.TempDir()
+	of := func(dataDir string) conf {
+		ipam := dualStack()
+		ipam["dataDir"] = dataDir
+		return conf{"ipam": ipam}
+	}
+	w := n.podnet(of(dir))
+	p := n.pod("a")
+	w.add(p)
+	lock, err := os.Open(dir + "/podnet/lock")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	if o := n.call(w.with(conf{"deadline": "2s"}).asks("DEL", p, nil)); o.status == 0 {
+		t.Fatal("the DEL was to fail")
+	}
+	lock.Close()
+	if w.recordOf(p) == "" {
+		t.Error("a DEL failed, and the attachment has no record any more: the next one does not know what is left")
+	}
+	w.with(of(t.TempDir())).del(p)
+	if left := n.reservations(dir + "/podnet"); len(left) > 0 {
+		t.Errorf("the next DEL has not given back what is reserved in the directory of the ADD: %q", left)
+	}
+	n.wantNothing()
+}

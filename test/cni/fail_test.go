@@ -286,13 +286,21 @@ func TestDelegatedIPAMGetsEveryVerb(t *testing.T) {
 	ipam, calls := fake(t, fakeConf{})
 	w := n.podnet(conf{"ipam": ipam})
 	p := n.pod("a")
-	expect.Success(t, w.status())
-	w.add(p)
+	if err := w.status(); err != nil {
+		t.Error(err)
+	}
+	named := arg("K8S_POD_NAME", "web")
+	w.add(p, named)
 	wantPing(t, p.NS, gateway4)
-	expect.Success(t, w.check(p))
+	if err := w.check(p, named); err != nil {
+		t.Error(err)
+	}
 	w.gc(p)
-	w.del(p)
-	expect.NoDiff(t, cmp.Diff([]string{"STATUS", "ADD a eth0", "CHECK a eth0", "GC", "DEL a eth0"}, calls()), "calls of the ipam")
+	w.del(p, named)
+	const args = "K8S_POD_NAME=web"
+	if diff := cmp.Diff([]string{"STATUS", "ADD a eth0 " + args, "CHECK a eth0 " + args, "GC", "DEL a eth0 " + args}, calls()); diff != "" {
+		t.Errorf("calls of the ipam (-want +got):\n%s", diff)
+	}
 	n.wantNothing()
 }
 

@@ -17,7 +17,7 @@ const fakeIPAM = "fake-ipam"
 // fakeConf is that section.
 type fakeConf struct {
 	Type string `json:"type"`
-	// Log gets a line for each verb: the verb, the container and the interface.
+	// Log gets a line for each verb: the verb, the container, the interface and the arguments.
 	Log string `json:"log"`
 	// Answer is the result of an ADD.
 	Answer json.RawMessage `json:"answer,omitempty"`
@@ -60,7 +60,7 @@ func runFakeIPAM() int {
 	if err != nil {
 		panic(err)
 	}
-	fmt.Fprintln(log, strings.TrimSpace(verb+" "+os.Getenv("CNI_CONTAINERID")+" "+os.Getenv("CNI_IFNAME")))
+	fmt.Fprintln(log, strings.TrimSpace(verb+" "+os.Getenv("CNI_CONTAINERID")+" "+os.Getenv("CNI_IFNAME")+" "+os.Getenv("CNI_ARGS")))
 	if conf.IPAM.Hang == verb {
 		// Until the plugin is killed.
 		for parent := os.Getppid(); os.Getppid() == parent; {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
 // twoNetworks has three pods on a network and one on another, which no GC of the
@@ -329,5 +330,21 @@ func TestRemoveOfABadName(t *testing.T) {
 		if o := n.operate(tt.args...); o.status != tt.status || tt.status != 0 && o.stderr == "" {
 			t.Errorf("tombolo %q: exit status %d, stderr %q; want %d", tt.args, o.status, o.stderr, tt.status)
 		}
+	}
+}
+
+// The reference's host-local of before wrote no interface.
+func TestGCKeepsAReservationThatNamesTheContainerAlone(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	w := n.podnet(nil)
+	p := n.pod("a")
+	w.add(p)
+	dir := n.state + "/ipam/podnet"
+	nstest.PutFile(t, dir, "10.77.0.50", p.id)
+	nstest.PutFile(t, dir, "10.77.0.51", "gone")
+	w.gc(p)
+	if has := n.reservations(dir); has["10.77.0.50"] != p.id || has["10.77.0.51"] != "" {
+		t.Errorf("of the reservations of a container that is valid, and of one that is gone, GC has left %q", has)
 	}
 }

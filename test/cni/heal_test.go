@@ -1,6 +1,7 @@
 package cni
 
 import (
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -240,5 +241,24 @@ func TestChangedConfigurationKeepsRunningPods(t *testing.T) {
 			}
 			n.wantNothing()
 		})
+	}
+}
+
+// The kernel's redirects would lead pods past the host.
+func TestTheNextADDPutsBackWhatAPodOfTheLANNeedsOfTheHostsRouting(t *testing.T) {
+	t.Parallel()
+	l := homeLAN(t)
+	w := l.network(conf{"mode": "lan", "uplink": "eth0", "defaultRoute": "host"})
+	w.add(l.pod("first"))
+	for i, of := range []string{"br0", "all"} {
+		path := "net/ipv4/conf/" + of + "/send_redirects"
+		if was := nstest.Sysctl(t, l.ns, path); was != "0" {
+			t.Errorf("%s is %s from the beginning", path, was)
+		}
+		nstest.Sysctl(t, l.ns, path, "1")
+		w.add(l.pod(fmt.Sprint("next-", i)))
+		if is := nstest.Sysctl(t, l.ns, path); is != "0" {
+			t.Errorf("%s is %s still: the next ADD left it", path, is)
+		}
 	}
 }

@@ -493,3 +493,21 @@ func TestAPodMayHaveThousandHostPorts(t *testing.T) {
 	expect.Success(t, n.remove(w.name).err())
 	n.wantNothing()
 }
+
+func TestAHostPortTakesNothingThatIsForAnotherMachine(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	out := n.outside()
+	w := n.portnet(nil)
+	caller := n.pod("caller")
+	w.add(n.pod("a"), publish(t, "8080:80/tcp", "8080:80/udp")) // where nothing listens
+	w.add(caller)
+	for _, network := range []string{"tcp", "udp"} {
+		for _, at := range []string{outside4, outside6} {
+			nstest.Serve(t, out, network, netip.AddrPortFrom(nstest.Addr(at), 8080))
+			if _, err := askPort(t, caller.NS, network, at, 8080); err != nil {
+				t.Errorf("a pod calls port 8080/%s of %s, and does not come there: %v", network, at, err)
+			}
+		}
+	}
+}

@@ -144,13 +144,12 @@ func TestARememberedAddressIsAskedForAgain(t *testing.T) {
 	w.del(first)
 	w.del(p)
 	w.gc()
-	if strings.Contains(readFileIf(t, l.log), "DHCPRELEASE(") {
+	if strings.Contains(nstest.ReadIf(t, l.log), "DHCPRELEASE(") {
 		t.Error("the address of a pod that may come back was released")
 	}
-	_ = l.server.Process.Kill()
-	_ = l.server.Wait()
-	removeAll(t, l.leases)
-	removeAll(t, l.log)
+	l.server.Stop()
+	must.Succeed(t, os.RemoveAll(l.leases))
+	must.Succeed(t, os.RemoveAll(l.log))
 	l.serve(t, inTurn)
 	if is := ip4(w.add(l.pod("again"), named("db-0")...)); is != was {
 		t.Errorf("the pod had %s, and its next container has %s: it did not ask", was, is)

@@ -2,7 +2,10 @@ package cni
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"net"
+	"net/netip"
 	"os"
 	"strings"
 	"testing"
@@ -495,4 +498,40 @@ func TestGCFindsAnIFBThatNothingElseTellsOf(t *testing.T) {
 	}
 	w.gc()
 	n.wantNothing()
+}
+
+// Receivers go by the source, and answer it.
+func TestMulticastOfAPodKeepsItsSource(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	w := n.podnet(nil)
+	a, b := n.pod("a"), n.pod("b")
+	r := w.add(a)
+	w.add(b)
+	link := &net.Interface{Index: nstest.Index(t, b.NS, "eth0"), Name: "eth0"}
+	for group, want := range map[string]netip.Addr{"239.1.1.1:53": ip4(r), "[ff05::1:1]:53": ip6(r)} {
+		to := net.UDPAddrFromAddrPort(netip.MustParseAddrPort(group))
+		var receiver *net.UDPConn
+		var sender net.Conn
+		err := errors.Join(
+			b.NS.Do(func() (err error) { receiver, err = net.ListenMulticastUDP("udp", link, to); return err }),
+			a.NS.Do(func() (err error) { sender, err = net.Dial("udp", group); return err }),
+		)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer receiver.Close()
+		defer sender.Close()
+		var from netip.AddrPort
+		for end := time.Now().Add(patience / 5); !from.IsValid() && time.Now().Before(end); {
+			_, err := sender.Write([]byte("?"))
+			receiver.SetReadDeadline(time.Now().Add(time.Second))
+			if err == nil {
+				_, from, _ = receiver.ReadFromUDPAddrPort(make([]byte, 8))
+			}
+		}
+		if from.Addr().Unmap() != want {
+			t.Errorf("what the pod sends to %s comes from %s, want %s", group, from.Addr(), want)
+		}
+	}
 }

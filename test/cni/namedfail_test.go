@@ -7,6 +7,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/fault"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
 // A runtime sends DEL after an ADD that failed, and ends at the first plugin that fails: the plugins
@@ -82,5 +83,32 @@ func TestAKilledADDDoesNotStopTheDELOfAChain(t *testing.T) {
 	}
 	if unfinished < 3 && !t.Failed() {
 		t.Errorf("an attachment was left on record %d times", unfinished)
+	}
+}
+
+func TestAnADDByNameTakesBackWhatItAsksForNoMore(t *testing.T) {
+	t.Parallel()
+	s := newSide(t, referenceDir(t), byName())
+	prev := s.chain("ADD", "a", []string{`{"type":"bridge","isGateway":true,"ipam":{"type":"host-local","dataDir":"DATA/n","ranges":[[{"subnet":"10.5.0.0/24"}],[{"subnet":"fd05::/64"}]]}}`})
+	localnet := func() string { return nstest.Sysctl(t, s.ns, "net/ipv4/conf/cni0/route_localnet") }
+	const port = `{"hostPort":8080,"containerPort":80,"protocol":"tcp"`
+	s.mapped("ADD", "a", prev, "", port+"}")
+	open := localnet()
+	if o := s.mapped("ADD", "a", prev, "", port+`,"hostIP":"`+uplink6+`"}`); o.status != 0 || open != "1" || localnet() != "0" {
+		t.Errorf("route_localnet was %s, and without a port of IPv4 it is %s: the host's 127.0.0.1 is open; %+v", open, localnet(), o)
+	}
+	limit := func(rates string) {
+		t.Helper()
+		conf := `{"cniVersion":"1.0.0","name":"net","type":"bandwidth","stateDir":"STATE","prevResult":` + prev + rates + "}"
+		if o := s.call(verb{plugin: "bandwidth", verb: "ADD", id: "a", conf: conf}); o.status != 0 {
+			t.Fatal(o.stdout)
+		}
+	}
+	const ingress = `,"ingressRate":80000000,"ingressBurst":800000`
+	limit(ingress + `,"egressRate":40000000,"egressBurst":400000`)
+	both := s.shapers()
+	limit(ingress)
+	if one := s.shapers(); strings.Count(both, "tbf") != 2 || strings.Count(one, "tbf") != 1 || strings.Contains(s.run("ip", "-br", "link"), "ifb") {
+		t.Errorf("with both limits the pod had\n%s\nand with that of what it gets alone it has\n%s", both, one)
 	}
 }

@@ -25,6 +25,15 @@ func (gatewayPart) look(ctx context.Context, n *site) error {
 	if n.usual {
 		return n.lookAtOwnGateways()
 	}
+	if path := n.advertisements(); path != "" {
+		have, err := sysctl.Read(path)
+		if err != nil {
+			return err
+		}
+		if have != "0" {
+			n.found.AddAll([]tombolo.Difference{{Object: "kernel parameters", What: path, Want: "0", Have: have}}, tombolo.RemedyRepair)
+		}
+	}
 	for _, gw := range n.rec.Gateways {
 		ok, err := n.s.Links.Addresses().Has(addr.Address{Prefix: gw, Link: n.at.Index})
 		if err != nil {
@@ -77,9 +86,7 @@ func (n *site) lookAtOwnGateways() error {
 }
 
 func (gatewayPart) make(ctx context.Context, n *site) (bool, error) {
-	// A pod must not give the host addresses and routes. The kernel need not have
-	// IPv6. By a bridge with an uplink it is the LAN's router that does.
-	if path := sysctl.Link("ipv6", n.at.Name, "accept_ra"); n.rec.Uplink == "" && ownsBridge(n.rec, n.bridge) && sysctl.Exists(path) {
+	if path := n.advertisements(); path != "" {
 		if _, err := sysctl.Ensure(path, "0"); err != nil {
 			return false, err
 		}
@@ -90,6 +97,17 @@ func (gatewayPart) make(ctx context.Context, n *site) (bool, error) {
 		}
 	}
 	return false, buildGateways(ctx, n.s, n.rec, n.at, n.want != nil && n.want.ForceAddress)
+}
+
+// advertisements is the parameter that is to be 0, by which the gateways' link would take router advertisements: a
+// pod must not give the host addresses and routes. It is empty where there is none to hold: the kernel need not have
+// IPv6, and by a bridge with an uplink it is the LAN's router that advertises.
+func (n *site) advertisements() string {
+	path := sysctl.Link("ipv6", n.at.Name, "accept_ra")
+	if n.rec.Uplink != "" || !ownsBridge(n.rec, n.bridge) || !sysctl.Exists(path) {
+		return ""
+	}
+	return path
 }
 
 // giveLinkLocal gives the gateways' link the address from which the host, as a router, asks

@@ -110,6 +110,7 @@ func TestWhatCheckAdvisesIsTrue(t *testing.T) {
 		"forwarding off":          {on("echo 0 > /proc/sys/net/ipv4/ip_forward"), "does not forward", "repair"},
 		"forwarding of IPv6 off":  {on("echo 0 > /proc/sys/net/ipv6/conf/all/forwarding"), "does not forward", "repair"},
 		"forwarding off by link":  {on("echo 0 > /proc/sys/net/ipv4/conf/cbr0/forwarding"), "net/ipv4/conf/cbr0/forwarding is 0", "repair"},
+		"accept_ra of the bridge": {on("echo 2 > /proc/sys/net/ipv6/conf/cbr0/accept_ra"), "net/ipv6/conf/cbr0/accept_ra is 2, should be 0", "repair"},
 		"no IPv6 on the bridge":   {on("echo 1 > /proc/sys/net/ipv6/conf/cbr0/disable_ipv6"), "the gateway " + gateway6 + "/64 is missing", "repair"},
 		"route_localnet off":      {on("echo 0 > /proc/sys/net/ipv4/conf/cbr0/route_localnet"), "bridge cbr0:", "repair"},
 		"port down":               {on("ip link set $P down"), "link is down", "repair"},

@@ -110,7 +110,7 @@ func bans() []ban {
 		{"public packages", public, []string{"flag", "os/signal"}, "the command line and the signals are the program's"},
 		{"shipped packages", shippedBut("internal/ipam/delegate"), []string{"os/exec", "plugin"},
 			"everything is netlink: only the IPAM plugin that a user named is run"},
-		{"shipped packages", shippedBut(), []string{"testing", module + "/internal/testutil/golden", module + "/internal/testutil/nstest", module + "/internal/testutil/fault", module + "/internal/testutil/nltest", module + "/internal/testutil/must", module + "/internal/testutil/expect"}, "fixtures are for tests"},
+		{"shipped packages", shippedBut(), []string{"testing", module + "/internal/testutil"}, "fixtures are for tests"},
 		{"shipped packages", shippedBut("internal/nl"), []string{"unsafe", "C"}, "only the ioctls of internal/nl take pointers; a package that needs it too gets an exception here, with a reason"},
 		{"shipped packages", shippedBut(), []string{"github.com/vishvananda", "github.com/ti-mo", "github.com/florianl"},
 			"netlink is mdlayher's, and what is said over it jsimonetti's and google's: one way is enough"},

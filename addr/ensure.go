@@ -4,8 +4,9 @@ import (
 	"errors"
 	"io/fs"
 
-	"github.com/tombolo-cni/tombolo/internal/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
 // Ensure makes a link have an address as it is given, and says whether it had to

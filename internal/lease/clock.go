@@ -4,8 +4,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/tombolo-cni/tombolo/internal/state"
 	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/state"
 )
 
 // Clock tells the id of this boot, and how long ago it was; the time that the machine slept counts.

@@ -9,8 +9,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tombolo-cni/tombolo/internal/ident"
 	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/ident"
 )
 
 // gate has processes that open files in a directory wait for leave (fanotify(7)), and

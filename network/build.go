@@ -24,7 +24,7 @@ type want struct {
 	Record state.Network
 	Uplink uplink.Uplink // with the network's bridge; the zero Uplink is none
 
-	DefaultMTU   int  // see network.Network
+	DefaultMTU   int  // see Network
 	Gateway      bool // the bridge has the gateways' addresses
 	Routed       bool // what NFCall is where it is left open
 	ForceAddress bool // addresses of the bridge that overlap with a gateway's are replaced

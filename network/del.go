@@ -143,7 +143,7 @@ type teardown struct {
 	Session *session
 	Network string
 	Known   Known
-	// Allocator gives what takes addresses back, nil if nothing does: see network.Config.
+	// Allocator gives what takes addresses back, nil if nothing does: see Config.
 	Allocator func(*Origin) (ipam.Allocator, error)
 	// Step is called when a part of an attachment has gone.
 	Step func(string) error

@@ -13,7 +13,7 @@ import (
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 )
 
-// removeNetwork takes down what Collect leaves of a network: see network.Node.Remove.
+// removeNetwork takes down what Collect leaves of a network: see Node.Remove.
 func removeNetwork(ctx context.Context, s *session, name string) error {
 	leases, err := leasesOf(s, name)
 	if err != nil {

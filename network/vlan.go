@@ -13,11 +13,11 @@ import (
 
 // vlans are those of a port, as they are on record.
 func vlans(v state.VLAN) vlan.Membership {
-	trunk, _ := vlan.ParseTrunk(v.Trunk) // what is on record was written by VLANRecord
+	trunk, _ := vlan.ParseTrunk(v.Trunk) // what is on record was written by vlanRecord
 	return vlan.Membership{ID: uint16(v.ID), Trunk: trunk, KeepDefault: v.KeepDefault}
 }
 
-// vlanRecord is VLANs' inverse.
+// vlanRecord is the inverse of vlans.
 func vlanRecord(m vlan.Membership) state.VLAN {
 	return state.VLAN{ID: int(m.ID), Trunk: vlan.Trunk(m.Trunk), KeepDefault: m.KeepDefault && !m.IsZero()}
 }

@@ -34,13 +34,14 @@ func (gatewayPart) look(ctx context.Context, n *site) error {
 			n.found.AddAll([]tombolo.Difference{{Object: "kernel parameters", What: path, Want: "0", Have: have}}, tombolo.RemedyRepair)
 		}
 	}
+	have, err := n.s.Links.Addresses().List(addr.Filter{Link: n.at.Index})
+	if err != nil {
+		return err
+	}
+	n.lookAtLinkLocal(have)
 	for _, gw := range n.rec.Gateways {
-		ok, err := n.s.Links.Addresses().Has(addr.Address{Prefix: gw, Link: n.at.Index})
-		if err != nil {
-			return err
-		}
-		if !ok {
-			n.found.Advise(tombolo.RemedyRepair, "bridge %s: the gateway %s is missing", n.at.Name, gw)
+		if !has(have, gw) {
+			n.lacksGateway(gw, have)
 			continue
 		}
 		if !n.at.Up {
@@ -55,6 +56,35 @@ func (gatewayPart) look(ctx context.Context, n *site) error {
 		}
 	}
 	return nil
+}
+
+// lacksGateway says that a gateway is missing. Another address that overlaps is not ours to replace.
+func (n *site) lacksGateway(gw netip.Prefix, have []addr.Address) {
+	for _, a := range have {
+		if inTheWay(n.rec, gw, a.Prefix) {
+			n.found.Advise(tombolo.RemedyConfigure, "bridge %s: the gateway %s is missing, and in its place is %s", n.at.Name, gw, a.Prefix)
+			return
+		}
+	}
+	n.found.Advise(tombolo.RemedyRepair, "bridge %s: the gateway %s is missing", n.at.Name, gw)
+}
+
+// lookAtLinkLocal looks for what giveLinkLocal gives, where a gateway of IPv6 is there.
+func (n *site) lookAtLinkLocal(have []addr.Address) {
+	is6 := func(gw netip.Prefix) bool { return isIPv6(gw) && has(have, gw) }
+	own := func(a addr.Address) bool { return isIPv6(a.Prefix) && a.Prefix.Addr().IsLinkLocalUnicast() }
+	if n.at.Up && slices.ContainsFunc(n.rec.Gateways, is6) && !slices.ContainsFunc(have, own) {
+		n.found.Advise(tombolo.RemedyRepair, "bridge %s: a link-local IPv6 address, from which the host asks for pods, is missing", n.at.Name)
+	}
+}
+
+func has(have []addr.Address, p netip.Prefix) bool {
+	return slices.ContainsFunc(have, func(a addr.Address) bool { return a.Prefix == p })
+}
+
+// inTheWay says that an address of a gateways' link is none of them, and overlaps with one.
+func inTheWay(rec *state.Network, gw, is netip.Prefix) bool {
+	return is.Overlaps(gw) && !is.Addr().IsLinkLocalUnicast() && !slices.Contains(rec.Gateways, is)
 }
 
 // lookAtOwnGateways asks for those of an Add's pod, each in one request: for IPv6 by a get of the address.
@@ -156,7 +186,7 @@ func buildGateways(ctx context.Context, s *session, rec *state.Network, l *bridg
 	var added []netip.Addr
 	for _, gw := range rec.Gateways {
 		for _, a := range have {
-			if a.Prefix == gw || a.Prefix.Addr().IsLinkLocalUnicast() || !a.Prefix.Overlaps(gw) || slices.Contains(rec.Gateways, a.Prefix) {
+			if !inTheWay(rec, gw, a.Prefix) {
 				continue
 			}
 			if !force && !slices.Contains(stale, a.Prefix) {
@@ -167,7 +197,7 @@ func buildGateways(ctx context.Context, s *session, rec *state.Network, l *bridg
 		}
 		// Usable at once: nobody but us gives out addresses of the pods' network.
 		own := addr.Address{Prefix: gw, Link: l.Index, Flags: addr.NoDAD}
-		if !slices.ContainsFunc(have, func(a addr.Address) bool { return a.Prefix == gw }) {
+		if !has(have, gw) {
 			// An operator's own may have none: to exchange it would cost the routes that go by it.
 			own.Broadcast = addr.Broadcast(gw)
 		}

@@ -1,0 +1,230 @@
+package network_test
+
+import (
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
+	"github.com/tombolo-cni/tombolo/ipam"
+	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/network"
+)
+
+// A table breaks one part in every way.
+type table struct {
+	with   func(*node)                     // what the network and the pod are to have, before the Add
+	keeper func(*node) map[string][]string // by which the keeper learns of each fault; nil: by nothing
+	faults map[string]fault
+}
+
+// A fault is one way: what does it, what is said of it, and what mends it. Its texts have $P for the pod's port, $I for the
+// ifb and $H for their hash, # for "bridge cbr0" and @ for "interface eth0".
+type fault struct {
+	on, in string // lines for a shell on the host, and in the pod
+	says   string // what Inspect says, and Check: a difference a line, with its remedy
+	undo   string // lines that do what is advised where the remedy is no call of Node's. Until then Repair may fail
+	hidden string // lines of says that are not said by Check
+	unseen bool   // by the keeper
+	refuse string // an error of Remove, before undo
+	stays  string // lines that make on an empty host what is another's, and so is left after Remove
+}
+
+// run has each fault named and mended, and the pod and the network taken down after it: mended, and as it is.
+func (tb table) run(t *testing.T) {
+	t.Parallel()
+	for name, f := range tb.faults {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t, tb.with)
+			n.harm(f)
+			n.wantSaid(f, tb.keeper)
+			n.mend(f)
+			n.wantSaid(fault{}, tb.keeper)
+			n.wantNothing(fault{}, "mended")
+		})
+		t.Run(name+", and all goes", func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t, tb.with)
+			n.harm(f)
+			n.wantNothing(f, "not mended")
+		})
+	}
+}
+
+// node is a host with a network, and one pod of it.
+type node struct {
+	*testing.T
+	*network.Node
+	host *netns.NS
+	nw   network.Network
+	pod  network.Pod
+	made *network.Attachment
+}
+
+func newNode(t *testing.T, with func(*node)) *node {
+	t.Helper()
+	pod := nstest.New(t)
+	n := &node{T: t, host: nstest.New(t)}
+	n.nw = network.Network{Name: "pods", Bridge: "cbr0", Gateway: true, DefaultGateway: true}
+	n.pod = network.Pod{ContainerID: "c1", IfName: "eth0", NetNS: pod, Path: nstest.Path(t, pod), Addresses: []ipam.Address{
+		{Prefix: nstest.Prefix("10.61.0.2/24"), Gateway: nstest.Addr("10.61.0.1")}, {Prefix: nstest.Prefix("fd61::2/64"), Gateway: nstest.Addr("fd61::1")},
+	}}
+	var err error
+	n.Node, err = network.Open(t.Context(), &network.Config{StateDir: filepath.Join(t.TempDir(), "state"), LeaseDir: t.TempDir()})
+	must.Succeed(t, err)
+	if with != nil {
+		with(n)
+	}
+	n.add()
+	n.wantSaid(fault{}, nil)
+	return n
+}
+
+func (n *node) do(what func() error) { n.Helper(); must.Succeed(n, n.host.Do(what)) }
+
+func (n *node) add() {
+	n.Helper()
+	n.do(func() (err error) { n.made, err = n.Add(n.Context(), &n.nw, &n.pod); return err })
+}
+
+// names puts the pod's names into a text.
+func (n *node) names(text string) string {
+	hash := strings.TrimPrefix(n.made.Port, "veth")
+	return strings.NewReplacer("$P", n.made.Port, "$I", "ifb"+hash, "$H", hash, "#", "bridge cbr0", "@", "interface eth0").Replace(text)
+}
+
+// lines are those of a text, trimmed, in order.
+func (n *node) lines(text string) (list []string) {
+	for line := range strings.Lines(n.names(text)) {
+		if line = strings.TrimSpace(line); line != "" {
+			list = append(list, line)
+		}
+	}
+	slices.Sort(list)
+	return list
+}
+
+func (n *node) harm(f fault) {
+	n.Helper()
+	nstest.Run(n, n.host, "sh", "-ec", n.names(f.on))
+	nstest.Run(n, n.pod.NetNS, "sh", "-ec", n.names(f.in))
+}
+
+// mend does what the differences advise: first what Repair can do, then the rest.
+func (n *node) mend(f fault) {
+	n.Helper()
+	repair := func() error { return n.host.Do(func() error { return n.Repair(n.Context()) }) }
+	if err := repair(); f.undo == "" {
+		expect.Success(n, err, "repair")
+	}
+	rest := slices.DeleteFunc(n.lines(f.says), func(l string) bool { return strings.HasSuffix(l, " [repair]") })
+	left := n.inspected()
+	lacks := func(l string) bool { return !slices.Contains(left, l) }
+	if slices.ContainsFunc(rest, lacks) || f.undo == "" && len(left) > len(rest) {
+		n.Errorf("after repair there is\n%s\nand should be\n%s", strings.Join(left, "\n"), strings.Join(rest, "\n"))
+	}
+	all := strings.Join(rest, "\n")
+	if f.undo != "" {
+		nstest.Run(n, n.host, "sh", "-ec", n.names(f.undo))
+		expect.Success(n, repair(), "repair, after what is advised")
+	}
+	if strings.Contains(all, "["+string(tombolo.RemedyCollect)+"]") {
+		n.do(func() error { return expect.Err(n.CollectDead(n.Context(), n.nw.Name, false)) })
+		n.add()
+	}
+	if strings.Contains(all, "["+string(tombolo.RemedyRecreate)+"]") {
+		n.do(func() error { return n.Del(n.Context(), n.made.Key, nil) })
+		n.add()
+	}
+}
+
+// wantSaid compares what each look says with what a fault is to be told by.
+func (n *node) wantSaid(f fault, keeper func(*node) map[string][]string) {
+	n.Helper()
+	want := n.lines(f.says)
+	expect.NoDiff(n, cmp.Diff(want, n.inspected()), "Inspect")
+	var told []string
+	n.do(func() error {
+		diffs, err := n.Check(n.Context(), &n.nw, n.reported())
+		for _, d := range diffs {
+			told = append(told, d.String())
+		}
+		return err
+	})
+	slices.Sort(told)
+	seen := slices.DeleteFunc(want, func(l string) bool { return slices.Contains(n.lines(f.hidden), l) })
+	for i, line := range seen {
+		seen[i], _, _ = strings.Cut(line, " [")
+	}
+	expect.NoDiff(n, cmp.Diff(seen, slices.Compact(told)), "Check")
+	if keeper != nil && !f.unseen {
+		n.do(func() error {
+			lacking := keeper(n)
+			expect.Equal(n, len(lacking) > 0, len(f.says) > 0, "the keeper is told of %v", lacking)
+			return nil
+		})
+	}
+}
+
+// inspected is all that Inspect says.
+func (n *node) inspected() (said []string) {
+	n.Helper()
+	n.do(func() error {
+		in, err := n.Inspect(n.Context())
+		if err != nil {
+			return err
+		}
+		all := slices.Concat(in.Stray, in.Uplinks, in.Damaged)
+		for _, r := range in.Networks {
+			all = append(all, r.Differences...)
+		}
+		for _, r := range in.Attachments {
+			all = append(all, r.Differences...)
+		}
+		for _, d := range all {
+			said = append(said, d.String()+" ["+string(d.Remedy)+"]")
+		}
+		return nil
+	})
+	slices.Sort(said)
+	return slices.Compact(said)
+}
+
+// reported is the pod, with what a runtime has kept of its Add.
+func (n *node) reported() *network.Pod {
+	p := n.pod
+	p.Reported = &network.Reported{MAC: n.made.MAC, HostMACs: map[string]string{n.made.Port: n.made.PortMAC.String()}, Routes: n.made.Routes}
+	for _, a := range n.made.Addresses {
+		p.Reported.Addresses = append(p.Reported.Addresses, a.Prefix)
+	}
+	return &p
+}
+
+// wantNothing takes the pod and the network down, and finds the host as it was before them.
+func (n *node) wantNothing(f fault, how string) {
+	n.Helper()
+	empty := nstest.New(n)
+	nstest.Run(n, empty, "sh", "-ec", "echo 1 >/proc/sys/net/ipv4/ip_forward; echo 1 >/proc/sys/net/ipv6/conf/all/forwarding\n"+n.names(f.stays))
+	n.do(func() error { return n.Del(n.Context(), n.made.Key, nil) })
+	remove := func() error { return n.host.Do(func() error { return n.Remove(n.Context(), n.nw.Name) }) }
+	if f.refuse != "" {
+		expect.Says(n, remove(), f.refuse, "Remove")
+		nstest.Run(n, n.host, "sh", "-ec", n.names(f.undo))
+	}
+	must.Succeed(n, remove())
+	expect.NoDiff(n, nstest.Snap(n, empty, "", nil).Diff(nstest.Snap(n, n.host, "", nil)), "the host, after Del and Remove, "+how)
+}
+
+// lackingLinks is what the keeper is told where the kernel announces a change of links, addresses and routes.
+func lackingLinks(n *node) map[string][]string {
+	links, err := n.Upkeep().Links(n.Context())
+	must.Succeed(n, err)
+	return links.Lacking
+}

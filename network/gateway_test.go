@@ -1,0 +1,25 @@
+package network_test
+
+import "testing"
+
+// gateways are all that the bridge has lost.
+const gateways = "\n#: the gateway 10.61.0.1/24 is missing [repair]\n#: the gateway fd61::1/64 is missing [repair]" + advertises
+
+const advertises = "\nkernel parameters: net/ipv6/conf/cbr0/accept_ra is 1, should be 0 [repair]"
+
+func TestABrokenGatewayIsNamedAndMended(t *testing.T) {
+	const route4, route6 = "#: the host's route to 10.61.0.0/24 ", "#: the host's route to fd61::/64 "
+	table{keeper: lackingLinks, faults: map[string]fault{
+		"IPv4 address":       {on: "ip address del 10.61.0.1/24 dev cbr0", says: "#: the gateway 10.61.0.1/24 is missing [repair]"},
+		"IPv6 address":       {on: "ip address del fd61::1/64 dev cbr0", says: "#: the gateway fd61::1/64 is missing [repair]"},
+		"link-local address": {on: "ip -6 address flush dev cbr0 scope link", says: "#: a link-local IPv6 address, from which the host asks for pods, is missing [repair]"},
+		"IPv6 is off":        {on: "echo 1 >/proc/sys/net/ipv6/conf/cbr0/disable_ipv6", says: "#: the gateway fd61::1/64 is missing [repair]"},
+		"advertisements":     {on: "echo 1 >/proc/sys/net/ipv6/conf/cbr0/accept_ra", says: advertises},
+		"IPv4 route":         {on: "ip route del 10.61.0.0/24 dev cbr0", says: route4 + "is missing [repair]"},
+		"IPv6 route":         {on: "ip -6 route del fd61::/64 dev cbr0", says: route6 + "is missing [repair]"},
+		"the route leads elsewhere": {on: "ip route replace blackhole 10.61.0.0/24", stays: "ip route add blackhole 10.61.0.0/24",
+			says: route4 + "leads elsewhere: blackhole 10.61.0.0/24 [repair]"},
+		"another address overlaps": {on: "ip address del 10.61.0.1/24 dev cbr0; ip address add 10.61.0.1/16 dev cbr0", undo: "ip address del 10.61.0.1/16 dev cbr0",
+			says: "#: the gateway 10.61.0.1/24 is missing, and in its place is 10.61.0.1/16 [configuration]"},
+	}}.run(t)
+}

@@ -105,6 +105,10 @@ func (c *Conn) Remove(ctx context.Context) error {
 	return c.planned(ctx, "", func(p *plan) error {
 		for _, f := range p.families {
 			f.place, f.callAdmin = place{index: -1}, false
+			for i := range f.rules {
+				r := &f.rules[i]
+				r.ours = r.ours || r.comment == adminComment
+			}
 		}
 		return p.transaction().Commit(c.nl)
 	})

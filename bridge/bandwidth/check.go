@@ -30,7 +30,13 @@ func (c *Conn) Check(ctx context.Context, t Target, s Shape) ([]tombolo.Differen
 	cmp.shaper("ingress shaper", want.Ingress, t.MTU, have.ingress)
 	cmp.redirect(want.Egress.Rate != 0, &t, have)
 	cmp.object = "link " + t.IFB
+	before := len(cmp.list)
 	cmp.ifb(want.Egress, &t, have)
+	if have.ifb != nil && t.checkOwner(have.ifb) != nil {
+		for i := range cmp.list[before:] {
+			cmp.list[before+i].Remedy = tombolo.RemedyConfigure // Ensure refuses it
+		}
+	}
 	return cmp.list, nil
 }
 

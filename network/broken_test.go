@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
@@ -19,8 +20,10 @@ import (
 
 // A table breaks one part in every way.
 type table struct {
-	with   func(*node)                     // what the network and the pod are to have, before the Add
+	with   func(*node)                     // says what the network and the pod are to have
+	then   func(*node) error               // changes what they have, in the host's namespace, as plugins further down the chain do
 	keeper func(*node) map[string][]string // by which the keeper learns of each fault; nil: by nothing
+	stays  string                          // see fault
 	faults map[string]fault
 }
 
@@ -30,9 +33,9 @@ type fault struct {
 	on, in string // lines for a shell on the host, and in the pod
 	says   string // what Inspect says, and Check: a difference a line, with its remedy
 	undo   string // lines that do what is advised where the remedy is no call of Node's. Until then Repair may fail
-	hidden string // lines of says that are not said by Check
+	hidden bool   // Check says nothing of it: no runtime could do anything about it
 	unseen bool   // by the keeper
-	refuse string // an error of Remove, before undo
+	refuse string // why Del or Remove fails, before undo
 	stays  string // lines that make on an empty host what is another's, and so is left after Remove
 }
 
@@ -40,18 +43,19 @@ type fault struct {
 func (tb table) run(t *testing.T) {
 	t.Parallel()
 	for name, f := range tb.faults {
+		f.stays = tb.stays + f.stays
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			n := newNode(t, tb.with)
+			n := newNode(t, tb.with, tb.then)
 			n.harm(f)
 			n.wantSaid(f, tb.keeper)
 			n.mend(f)
 			n.wantSaid(fault{}, tb.keeper)
-			n.wantNothing(fault{}, "mended")
+			n.wantNothing(fault{stays: f.stays + "\n" + f.undo}, "mended")
 		})
 		t.Run(name+", and all goes", func(t *testing.T) {
 			t.Parallel()
-			n := newNode(t, tb.with)
+			n := newNode(t, tb.with, tb.then)
 			n.harm(f)
 			n.wantNothing(f, "not mended")
 		})
@@ -68,7 +72,7 @@ type node struct {
 	made *network.Attachment
 }
 
-func newNode(t *testing.T, with func(*node)) *node {
+func newNode(t *testing.T, with func(*node), then func(*node) error) *node {
 	t.Helper()
 	pod := nstest.New(t)
 	n := &node{T: t, host: nstest.New(t)}
@@ -83,6 +87,9 @@ func newNode(t *testing.T, with func(*node)) *node {
 		with(n)
 	}
 	n.add()
+	if then != nil {
+		n.do(func() error { return then(n) })
+	}
 	n.wantSaid(fault{}, nil)
 	return n
 }
@@ -159,15 +166,17 @@ func (n *node) wantSaid(f fault, keeper func(*node) map[string][]string) {
 		return err
 	})
 	slices.Sort(told)
-	seen := slices.DeleteFunc(want, func(l string) bool { return slices.Contains(n.lines(f.hidden), l) })
-	for i, line := range seen {
-		seen[i], _, _ = strings.Cut(line, " [")
+	if f.hidden {
+		want = nil
 	}
-	expect.NoDiff(n, cmp.Diff(seen, slices.Compact(told)), "Check")
-	if keeper != nil && !f.unseen {
+	for i, line := range want {
+		want[i], _, _ = strings.Cut(line, " [")
+	}
+	expect.NoDiff(n, cmp.Diff(want, slices.Compact(told)), "Check")
+	if keeper != nil {
 		n.do(func() error {
 			lacking := keeper(n)
-			expect.Equal(n, len(lacking) > 0, len(f.says) > 0, "the keeper is told of %v", lacking)
+			expect.Equal(n, len(lacking) > 0, f.says != "" && !f.unseen, "the keeper is told of %v", lacking)
 			return nil
 		})
 	}
@@ -207,19 +216,30 @@ func (n *node) reported() *network.Pod {
 	return &p
 }
 
-// wantNothing takes the pod and the network down, and finds the host as it was before them.
+// take takes the pod and the network down, and what is left of either.
+func (n *node) take() (err error) {
+	return n.host.Do(func() error {
+		if err := n.Del(n.Context(), n.made.Key, nil); err != nil {
+			return err
+		}
+		if _, err := n.Collect(n.Context(), n.nw.Name, nil, nil); err != nil {
+			return err
+		}
+		return n.Remove(n.Context(), n.nw.Name)
+	})
+}
+
+// wantNothing finds the host as it was, after all has been taken down.
 func (n *node) wantNothing(f fault, how string) {
 	n.Helper()
 	empty := nstest.New(n)
-	nstest.Run(n, empty, "sh", "-ec", "echo 1 >/proc/sys/net/ipv4/ip_forward; echo 1 >/proc/sys/net/ipv6/conf/all/forwarding\n"+n.names(f.stays))
-	n.do(func() error { return n.Del(n.Context(), n.made.Key, nil) })
-	remove := func() error { return n.host.Do(func() error { return n.Remove(n.Context(), n.nw.Name) }) }
+	nstest.Run(n, empty, "sh", "-c", "echo 1 >/proc/sys/net/ipv4/ip_forward; echo 1 >/proc/sys/net/ipv6/conf/all/forwarding\n"+n.names(f.stays)+"\ntrue")
 	if f.refuse != "" {
-		expect.Says(n, remove(), f.refuse, "Remove")
+		expect.Says(n, n.take(), n.names(f.refuse))
 		nstest.Run(n, n.host, "sh", "-ec", n.names(f.undo))
 	}
-	must.Succeed(n, remove())
-	expect.NoDiff(n, nstest.Snap(n, empty, "", nil).Diff(nstest.Snap(n, n.host, "", nil)), "the host, after Del and Remove, "+how)
+	must.Succeed(n, n.take())
+	expect.NoDiff(n, nstest.Snap(n, empty, "", nil).Diff(nstest.Snap(n, n.host, "", nil)), "the host, after Del, Collect and Remove, "+how)
 }
 
 // lackingLinks is what the keeper is told where the kernel announces a change of links, addresses and routes.
@@ -227,4 +247,21 @@ func lackingLinks(n *node) map[string][]string {
 	links, err := n.Upkeep().Links(n.Context())
 	must.Succeed(n, err)
 	return links.Lacking
+}
+
+// lackingRules is the same where it announces a change of the firewall.
+func lackingRules(n *node) map[string][]string {
+	_, lacking, err := n.Upkeep().Firewall(n.Context())
+	must.Succeed(n, err)
+	if len(lacking) == 0 {
+		return nil
+	}
+	return map[string][]string{"": lacking}
+}
+
+// everything is a pod that has all that a pod can have, on a network likewise.
+func everything(n *node) {
+	n.nw.Guard, n.nw.Masquerade, n.nw.Hairpin, n.nw.Routed = true, true, true, true
+	n.pod.Ports = []network.HostPort{{Protocol: 6, HostPort: 8080, PodPort: 80}}
+	n.pod.Limits = bandwidth.Shape{Ingress: bandwidth.Limit{Rate: 8e6}, Egress: bandwidth.Limit{Rate: 16e6}}
 }

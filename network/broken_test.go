@@ -27,12 +27,13 @@ type table struct {
 	faults map[string]fault
 }
 
-// A fault is one way: what does it, what is said of it, and what mends it. Its texts have $P for the pod's port, $I for the
-// ifb and $H for their hash, # for "bridge cbr0" and @ for "interface eth0".
+// A fault is one way: what does it, what is said of it, and what mends it. Its texts have $P for the pod's port, $M for its
+// MAC, $I for the ifb, $H for their hash and $N for the namespace, # for "bridge cbr0" and @ for "interface eth0".
 type fault struct {
 	on, in string // lines for a shell on the host, and in the pod
 	says   string // what Inspect says, and Check: a difference a line, with its remedy
 	undo   string // lines that do what is advised where the remedy is no call of Node's. Until then Repair may fail
+	more   string // what Check says besides
 	hidden bool   // Check says nothing of it: no runtime could do anything about it
 	unseen bool   // by the keeper
 	refuse string // why Del or Remove fails, before undo
@@ -104,7 +105,7 @@ func (n *node) add() {
 // names puts the pod's names into a text.
 func (n *node) names(text string) string {
 	hash := strings.TrimPrefix(n.made.Port, "veth")
-	return strings.NewReplacer("$P", n.made.Port, "$I", "ifb"+hash, "$H", hash, "#", "bridge cbr0", "@", "interface eth0").Replace(text)
+	return strings.NewReplacer("$P", n.made.Port, "$I", "ifb"+hash, "$H", hash, "$N", n.pod.Path, "$M", n.made.PortMAC.String(), "#", "bridge cbr0", "@", "interface eth0").Replace(text)
 }
 
 // lines are those of a text, trimmed, in order.
@@ -142,6 +143,7 @@ func (n *node) mend(f fault) {
 		nstest.Run(n, n.host, "sh", "-ec", n.names(f.undo))
 		expect.Success(n, repair(), "repair, after what is advised")
 	}
+	n.pod.Path = nstest.Path(n, n.pod.NetNS) // the old one may be gone
 	if strings.Contains(all, "["+string(tombolo.RemedyCollect)+"]") {
 		n.do(func() error { return expect.Err(n.CollectDead(n.Context(), n.nw.Name, false)) })
 		n.add()
@@ -169,9 +171,11 @@ func (n *node) wantSaid(f fault, keeper func(*node) map[string][]string) {
 	if f.hidden {
 		want = nil
 	}
+	want = append(want, n.lines(f.more)...)
 	for i, line := range want {
 		want[i], _, _ = strings.Cut(line, " [")
 	}
+	slices.Sort(want)
 	expect.NoDiff(n, cmp.Diff(want, slices.Compact(told)), "Check")
 	if keeper != nil {
 		n.do(func() error {

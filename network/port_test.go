@@ -1,40 +1,61 @@
-package network
+package network_test
 
-import (
-	"net/netip"
-	"testing"
+import "testing"
 
-	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-cmp/cmp/cmpopts"
+const gone = "pod: @ is missing"
 
-	"github.com/tombolo-cni/tombolo/internal/endpoint"
-	"github.com/tombolo-cni/tombolo/internal/state"
-	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
-	"github.com/tombolo-cni/tombolo/ipam"
-)
+func TestABrokenPortIsNamedAndMended(t *testing.T) {
+	flag := func(set, said string) fault {
+		return fault{on: "ip link set $P type bridge_slave " + set, says: "port $P: " + said + " [repair]"}
+	}
+	const (
+		br9   = "ip link add br9 address 02:00:00:00:00:09 type bridge"
+		alias = "tombolo:1:$H:pods:10.61.0.2,fd61::2"
+		no    = "port $P: link $P is missing [recreate pod]"
+	)
+	table{with: everything, keeper: lackingLinks, faults: map[string]fault{
+		"down":                 {on: "ip link set $P down", says: "port $P: link is down, should be up [repair]"},
+		"off its bridge":       {on: "ip link set $P nomaster", says: "port $P: membership in # is missing [repair]"},
+		"on another bridge":    {on: br9 + "; ip link set $P master br9", stays: br9, says: "port $P: membership in # is missing [repair]"},
+		"hairpin":              flag("hairpin off", "hairpin is off, should be on"),
+		"isolation":            flag("isolated on", "isolation is on, should be off"),
+		"link-local groups":    flag("group_fwd_mask 0", "forwarding of link-local groups is off, should be on"),
+		"learning":             flag("learning off", "learning is off, should be on"),
+		"flood":                flag("flood off", "flood is off, should be on"),
+		"multicast flood":      flag("mcast_flood off", "multicast flood is off, should be on"),
+		"MTU":                  {on: "ip link set $P mtu 1400", says: "port $P: MTU is 1400, should be 1500 [repair]"},
+		"MAC":                  {on: "ip link set $P address 02:00:00:00:00:99", says: "port $P: MAC is 02:00:00:00:00:99, should be $M [repair]"},
+		"alias":                {on: "ip link set $P alias else", undo: "ip link set $P alias " + alias, refuse: "delete link $P: the link belongs to somebody else", says: `port $P: alias is "else", should be "` + alias + `" [repair]`},
+		"rp_filter":            {on: "echo 0 >/proc/sys/net/ipv4/conf/$P/rp_filter", says: "port $P: IPv4 rp_filter is 0, should be 1 [repair]"},
+		"accept_ra":            {on: "echo 2 >/proc/sys/net/ipv6/conf/$P/accept_ra", says: "port $P: IPv6 accept_ra is 2, should be 0 [repair]"},
+		"unicast in multicast": {on: "echo 0 >/proc/sys/net/ipv6/conf/$P/drop_unicast_in_l2_multicast", says: "port $P: IPv6 drop_unicast_in_l2_multicast is off, should be on [repair]"},
+		"deleted":              {on: "ip link del $P", says: no, more: gone, unseen: true},
+		"renamed":              {on: "ip link set $P down; ip link set $P name veth9; ip link set veth9 up", undo: "ip link del veth9", refuse: `network "pods" has 1 attachment`, says: no, unseen: true},
+		"dead":                 {on: "ip link del $P; umount $N", says: "it is dead: port $P is missing, and its namespace is gone: open network namespace $N: not a network namespace [gc]", hidden: true, more: no + "\n" + gone, unseen: true},
+	}}.run(t)
+}
 
-func TestWhatTheHostSideOfARecordIs(t *testing.T) {
-	t.Parallel()
-	on := true
-	rec := &state.Attachment{
-		Network: "pods", ContainerID: "c1", IfName: "eth0", HostIf: "veth1", Bridge: "cbr0", MTU: 1400, Up: true, Masquerade: true,
-		MAC: "02:00:00:00:00:01", HostMAC: "02:00:00:00:00:02",
-		Addresses: []ipam.Address{{Prefix: nstest.Prefix("10.61.0.2/24")}, {Prefix: nstest.Prefix("fd61::2/64")}}, Port: state.Port{Hairpin: &on},
-	}
-	p := portOf(rec)
-	if p.Alias != endpoint.AliasOf(rec) || p.MAC.String() != rec.HostMAC || p.PeerMAC.String() != rec.MAC ||
-		!p.Hairpin || p.Isolated || p.Down || p.MTU != 1400 || p.Name != "veth1" || p.Peer != "eth0" || p.Bridge != "cbr0" {
-		t.Errorf("port is %+v", p)
-	}
-	ep := endpoint.Of(rec)
-	if string(ep.Owner) != rec.Hash() || ep.Network != "pods" || ep.Bridge != "cbr0" || ep.MAC.String() != rec.MAC || !ep.Masquerade {
-		t.Errorf("endpoint is %+v", ep)
-	}
-	if diff := cmp.Diff([]netip.Addr{nstest.Addr("10.61.0.2"), nstest.Addr("fd61::2")}, ep.Addrs, cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})); diff != "" {
-		t.Errorf("endpoint's addresses (-want +got):\n%s", diff)
-	}
-	// A record without MACs, as one that never came to its end: nothing is made up.
-	if p := portOf(&state.Attachment{}); p.MAC != nil || p.PeerMAC != nil || !p.Down {
-		t.Errorf("port of an empty record is %+v", p)
-	}
+func TestABrokenPodIsNamedAndMended(t *testing.T) {
+	const (
+		gw4, gw6   = "@: route default via 10.61.0.1 is missing [repair]\n", "@: route default via fd61::1 is missing [repair]\n"
+		net4, net6 = "@: route 10.61.0.0/24 is missing [repair]\n", "@: route fd61::/64 is missing [repair]\n"
+	)
+	table{faults: map[string]fault{
+		"down":                    {in: "ip link set eth0 down", says: "@: link is down, should be up [repair]\n" + gw4 + gw6 + net4 + net6},
+		"MTU":                     {in: "ip link set eth0 mtu 9000", says: "@: MTU is 9000, should be 1500 [repair]"},
+		"a smaller MTU":           {in: "ip link set eth0 mtu 1400"},
+		"MAC":                     {in: "ip link set eth0 address 02:00:00:00:00:98", says: "@: MAC is 02:00:00:00:00:98, should be 0a:58:0a:3d:00:02 [recreate pod]"},
+		"IPv4 address":            {in: "ip address del 10.61.0.2/24 dev eth0", says: "@: address 10.61.0.2/24 is missing [repair]\n" + gw4},
+		"IPv6 address":            {in: "ip address del fd61::2/64 dev eth0", says: "@: address fd61::2/64 is missing [repair]\n" + net6},
+		"more addresses":          {in: "ip address add 10.99.0.1/24 dev eth0"},
+		"default route":           {in: "ip route del default", says: gw4},
+		"IPv6 default route":      {in: "ip -6 route del default", says: gw6},
+		"default route elsewhere": {in: "ip route replace default via 10.61.0.9", says: gw4},
+		"in another table":        {in: "ip route del default; ip route add default via 10.61.0.1 table 100"},
+		"subnet's route":          {in: "ip route del 10.61.0.0/24", says: net4},
+		"IPv6 subnet's route":     {in: "ip -6 route del fd61::/64", says: net6},
+		"renamed":                 {in: "ip link set eth0 down; ip link set eth0 name eth9", says: "pod: @ is missing [recreate pod]"},
+		"deleted":                 {in: "ip link del eth0", says: "port $P: link $P is missing [recreate pod]", more: gone},
+		"namespace's path":        {on: "umount $N", says: "its namespace is gone: open network namespace $N: not a network namespace [recreate pod]", hidden: true},
+	}}.run(t)
 }

@@ -71,18 +71,19 @@ type node struct {
 	nw   network.Network
 	pod  network.Pod
 	made *network.Attachment
+	dir  string // of the state
 }
 
 func newNode(t *testing.T, with func(*node), then func(*node) error) *node {
 	t.Helper()
 	pod := nstest.New(t)
-	n := &node{T: t, host: nstest.New(t)}
+	n := &node{T: t, host: nstest.New(t), dir: filepath.Join(t.TempDir(), "state")}
 	n.nw = network.Network{Name: "pods", Bridge: "cbr0", Gateway: true, DefaultGateway: true}
 	n.pod = network.Pod{ContainerID: "c1", IfName: "eth0", NetNS: pod, Path: nstest.Path(t, pod), Addresses: []ipam.Address{
 		{Prefix: nstest.Prefix("10.61.0.2/24"), Gateway: nstest.Addr("10.61.0.1")}, {Prefix: nstest.Prefix("fd61::2/64"), Gateway: nstest.Addr("fd61::1")},
 	}}
 	var err error
-	n.Node, err = network.Open(t.Context(), &network.Config{StateDir: filepath.Join(t.TempDir(), "state"), LeaseDir: t.TempDir()})
+	n.Node, err = network.Open(t.Context(), &network.Config{StateDir: n.dir, LeaseDir: t.TempDir()})
 	must.Succeed(t, err)
 	if with != nil {
 		with(n)

@@ -1,0 +1,179 @@
+package network_test
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
+	"github.com/tombolo-cni/tombolo/ipam"
+	"github.com/tombolo-cni/tombolo/network"
+	"github.com/tombolo-cni/tombolo/nft"
+)
+
+// wire is what the calls of a node send and receive by their sockets in the host's namespace.
+type wire struct {
+	sockets []*nltest.Recorder
+	after   func() // each sending
+}
+
+type sender struct {
+	nl.Transport
+	wire *wire
+}
+
+func (s sender) Send(b []byte) error {
+	err := s.Transport.Send(b)
+	if s.wire.after != nil {
+		s.wire.after()
+	}
+	return err
+}
+
+func (w *wire) dial(family int) (*nl.Conn, error) {
+	t, err := nl.Open(family, nil)
+	if err != nil {
+		return nil, err
+	}
+	w.sockets = append(w.sockets, nltest.Record(sender{t, w}))
+	return nl.New(w.sockets[len(w.sockets)-1]), nil
+}
+
+// tap has the node's calls go by a wire.
+func (n *node) tap(w *wire) {
+	n.Helper()
+	inPod := func() (tombolo.Socket, error) { return nl.Dial(unix.NETLINK_ROUTE, nil) }
+	var err error
+	n.Node, err = network.Open(n.Context(), &network.Config{
+		StateDir:   n.dir,
+		DialBridge: func() (*bridge.Conn, error) { c, err := w.dial(unix.NETLINK_ROUTE); return bridge.On(c, inPod), err },
+		DialFirewall: func(cfg *nft.Config) (*nft.Conn, error) {
+			c, err := w.dial(unix.NETLINK_NETFILTER)
+			return nft.On(c, cfg), err
+		},
+	})
+	must.Succeed(n, err)
+}
+
+// requests gives what was sent since the last time, and how many bytes came back.
+func (w *wire) requests() (sent []netlink.Message, received int) {
+	for _, s := range w.sockets {
+		for _, d := range s.Sent() {
+			sent = append(sent, nltest.Split(d)...)
+		}
+		for _, d := range s.Received() {
+			received += len(d)
+		}
+	}
+	w.sockets = nil
+	return sent, received
+}
+
+// deletions counts those of links. Of nf_tables, the end of a transaction has the same type.
+func deletions(list []netlink.Message) (n int) {
+	for _, m := range list {
+		if m.Header.Type == unix.RTM_DELLINK && len(m.Data) >= unix.SizeofIfInfomsg {
+			n++
+		}
+	}
+	return n
+}
+
+// dumps counts the listings.
+func dumps(list []netlink.Message) (n int) {
+	for _, m := range list {
+		if m.Header.Flags&netlink.Dump == netlink.Dump {
+			n++
+		}
+	}
+	return n
+}
+
+func TestLimitsAreThereBeforeThePortIsUp(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, everything, nil)
+	n.do(func() error { return n.Del(n.Context(), n.made.Key, nil) })
+	links, err := bridge.Dial(&bridge.Config{NetNS: n.host})
+	must.Succeed(t, err)
+	defer links.Close()
+	var at []string // the port's limits, when it is first seen up
+	n.tap(&wire{after: func() {
+		if l, err := links.Link(n.Context(), n.made.Port); err == nil && l.Up && at == nil {
+			at = strings.Fields(nstest.Run(n, n.host, "sh", "-c", n.names("tc qdisc show dev $P; tc filter show dev $P ingress; tc qdisc show dev $I; ip link show $I up")))
+		}
+	}})
+	n.add()
+	text := strings.Join(at, " ")
+	for _, part := range []string{"qdisc tbf", "qdisc clsact", "Redirect to device " + n.names("$I"), "rate 16Mbit", "UP"} {
+		expect.Contains(t, text, part)
+	}
+}
+
+// For each deletion the kernel waits for a grace period of its own.
+func TestDelTakesThePortAndItsIFBAtOnce(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, everything, nil)
+	var w wire
+	n.tap(&w)
+	n.do(func() error { return n.Del(n.Context(), n.made.Key, nil) })
+	sent, _ := w.requests()
+	expect.Equal(t, deletions(sent), 1, "deletions of links")
+	expect.Equal(t, nstest.Run(t, n.host, "sh", "-c", "ip -o link | grep -c -e veth -e ifb || true"), "0\n", "links that are left")
+}
+
+// fill adds pods until there are so many.
+func (n *node) fill(from, to int) (keep []network.Key) {
+	n.Helper()
+	for i := range to {
+		pod := n.pod
+		pod.ContainerID = fmt.Sprintf("more%d", i)
+		keep = append(keep, network.Key{Network: n.nw.Name, ContainerID: pod.ContainerID, IfName: pod.IfName})
+		if i < from {
+			continue
+		}
+		pod.NetNS = nstest.New(n)
+		pod.Path = nstest.Path(n, pod.NetNS)
+		pod.Addresses = []ipam.Address{{Prefix: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 61, 0, byte(i + 10)}), 24), Gateway: n.pod.Addresses[0].Gateway}}
+		n.do(func() error { return expect.Err(n.Add(n.Context(), &n.nw, &pod)) })
+	}
+	return append(keep, n.made.Key)
+}
+
+// A look at a pod costs the same beside any number of others. What is done for all pods lists each kind of thing once.
+func TestRequestsDoNotGrowWithOtherPods(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, func(n *node) { n.nw.Guard, n.nw.Masquerade = true, true }, nil)
+	var w wire
+	n.tap(&w)
+	var before string
+	from := 0
+	for _, others := range []int{1, 39, 100} {
+		keep := n.fill(from, others)
+		from = others
+		w.requests()
+		n.do(func() error { return expect.Err(n.Check(n.Context(), &n.nw, n.reported())) })
+		sent, received := w.requests()
+		cost := fmt.Sprintf("Check: %d requests, %d bytes of answers", len(sent), received)
+		n.do(func() error { return expect.Err(n.Collect(n.Context(), n.nw.Name, keep, nil)) })
+		sent, _ = w.requests()
+		cost += fmt.Sprintf("; Collect: %d requests", len(sent))
+		n.do(func() error { return n.Repair(n.Context()) })
+		sent, _ = w.requests()
+		cost += fmt.Sprintf("; Repair: %d listings", dumps(sent))
+		if before != "" && cost != before {
+			t.Errorf("beside %d pods there are\n%s, and beside fewer\n%s", others, cost, before)
+		}
+		before = cost
+	}
+	t.Log(before)
+}

@@ -28,7 +28,7 @@ func (c *Conn) Check(ctx context.Context, rec *Record) (_ []tombolo.Difference, 
 	}
 	s, err := c.look(ctx, rec.NIC, rec.Bridge)
 	if isGone(err) {
-		return []tombolo.Difference{{Object: "link " + rec.NIC, What: "interface", Want: rec.NIC}}, rec, nil
+		return []tombolo.Difference{{Object: "link " + rec.NIC, What: "interface", Want: rec.NIC, Remedy: tombolo.RemedyConfigure}}, rec, nil
 	}
 	if err != nil {
 		return nil, nil, fmt.Errorf("check %s: %w", rec.NIC, err)
@@ -64,14 +64,19 @@ func (s *Snapshot) differences(rec *Record) []tombolo.Difference {
 			list = append(list, tombolo.Difference{Object: object, What: what, Want: want, Have: have})
 		}
 	}
-	add(!s.NIC.Up(), nic, "state", "up", "down")
+	decided := func(is bool, what, want, have string) { // by the operator: see cannotMend
+		if is {
+			list = append(list, tombolo.Difference{Object: nic, What: what, Want: want, Have: have, Remedy: tombolo.RemedyConfigure})
+		}
+	}
+	decided(!s.NIC.Up(), "state", "up", "down")
 	s.withoutKept(rec).tell(s.NIC, func(what, have string) { add(true, nic, what, "", have) })
 	if s.Bridge == nil {
 		add(true, br, "link", rec.Bridge, "")
 		return list
 	}
 	add(s.NIC.Master == 0, nic, "master", rec.Bridge, "")
-	add(s.NIC.Master != 0 && s.NIC.Master != s.Bridge.Index, nic, "master", rec.Bridge, s.master())
+	decided(s.NIC.Master != 0 && s.NIC.Master != s.Bridge.Index, "master", rec.Bridge, s.master())
 	add(!s.Bridge.Up(), br, "state", "up", "down")
 	add(s.Bridge.MAC != rec.Before.NIC.MAC, br, "MAC", rec.Before.NIC.MAC, s.Bridge.MAC)
 	bare := s.withoutKept(rec)

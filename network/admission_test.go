@@ -3,7 +3,6 @@ package network_test
 import (
 	"testing"
 
-	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/network"
 )
 
@@ -23,11 +22,10 @@ func TestABrokenAdmissionIsNamedAndMended(t *testing.T) {
 		passF        = "nft add rule inet fw f 'meta mark & 0x1000 == 0x1000 counter accept'"
 		passMangle   = "iptables -t mangle -A FORWARD -i cbr0 -j ACCEPT && iptables -t mangle -A FORWARD -o cbr0 -m conntrack --ctstate ESTABLISHED,RELATED,DNAT -j ACCEPT"
 	)
-	with := func(n *node) { nstest.Run(n, n.host, "sh", "-ec", policy) }
 	then := func(n *node) error {
 		return n.Change(n.made.Key).Admit(n.Context(), network.Admission{AdminChain: "ADMIN"})
 	}
-	table{keeper: lackingRules, with: with, then: then, stays: policy, faults: map[string]fault{
+	table{keeper: lackingRules, before: policy, then: then, faults: map[string]fault{
 		"our rules":                 {on: "iptables -F FORWARD", says: four + gone + "\n" + four + admin},
 		"our IPv6 rules":            {on: "ip6tables -F FORWARD", says: six + gone + "\n" + six + admin},
 		"the operator's chain last": {on: "iptables -D FORWARD 1; iptables -A FORWARD -j ADMIN", says: "", stays: "iptables -A FORWARD -j ADMIN"},

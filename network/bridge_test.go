@@ -2,12 +2,14 @@ package network_test
 
 import "testing"
 
+// calls is that the firewall's sets say what a bridge is of which the firewall sees nothing.
+const calls = "\nset bridges of table inet tombolo: element cbr0 . cbr0 does not belong there [repair]" +
+	"\nset bridges of table inet tombolo: element cbr0 . cbr0 is missing [repair]\nset bypass of table inet tombolo: element cbr0 is missing [repair]"
+
 func TestABrokenBridgeIsNamedAndMended(t *testing.T) {
 	const (
 		dedup = "\ntable bridge tombolo: chain dedup-pods does not belong there [repair]" // without a promiscuous bridge
-		calls = "\nset bridges of table inet tombolo: element cbr0 . cbr0 does not belong there [repair]" +
-			"\nset bridges of table inet tombolo: element cbr0 . cbr0 is missing [repair]\nset bypass of table inet tombolo: element cbr0 is missing [repair]"
-		off = "\n#: nf_call_iptables is off, should be on [repair]\n#: nf_call_ip6tables is off, should be on [repair]\n#: promiscuous mode is off, should be on [repair]" +
+		off   = "\n#: nf_call_iptables is off, should be on [repair]\n#: nf_call_ip6tables is off, should be on [repair]\n#: promiscuous mode is off, should be on [repair]" +
 			gateways + dedup + calls
 	)
 	table{keeper: lackingLinks, with: func(n *node) { n.nw.Promiscuous, n.nw.NFCall = new(true), new(true) }, faults: map[string]fault{

@@ -20,10 +20,10 @@ import (
 
 // A table breaks one part in every way.
 type table struct {
+	before string                          // lines for a shell on the host, before the Add
 	with   func(*node)                     // says what the network and the pod are to have
-	then   func(*node) error               // changes what they have, in the host's namespace, as plugins further down the chain do
+	then   func(*node) error               // changes what they have, as plugins further down the chain do
 	keeper func(*node) map[string][]string // by which the keeper learns of each fault; nil: by nothing
-	stays  string                          // see fault
 	faults map[string]fault
 }
 
@@ -32,33 +32,33 @@ type table struct {
 type fault struct {
 	on, in string // lines for a shell on the host, and in the pod
 	says   string // what Inspect says, and Check: a difference a line, with its remedy
-	undo   string // lines that do what is advised where the remedy is no call of Node's. Until then Repair may fail
 	more   string // what Check says besides
-	hidden bool   // Check says nothing of it: no runtime could do anything about it
+	hidden bool   // Check says nothing of it
 	unseen bool   // by the keeper
+	undo   string // lines that do what is advised where that is no call of Node's. Until then Repair may fail
 	refuse string // why Del or Remove fails, before undo
-	stays  string // lines that make on an empty host what is another's, and so is left after Remove
+	stays  string // lines that make on an empty host what is another's, and stays
+	left   string // the same of what Repair takes away
 }
 
 // run has each fault named and mended, and the pod and the network taken down after it: mended, and as it is.
 func (tb table) run(t *testing.T) {
 	t.Parallel()
 	for name, f := range tb.faults {
-		f.stays = tb.stays + f.stays
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			n := newNode(t, tb.with, tb.then)
+			n := newNode(t, tb)
 			n.harm(f)
-			n.wantSaid(f, tb.keeper)
+			n.wantSaid(f)
 			n.mend(f)
-			n.wantSaid(fault{}, tb.keeper)
-			n.wantNothing(fault{stays: f.stays + "\n" + f.undo}, "mended")
+			n.wantSaid(fault{})
+			n.wantNothing(fault{stays: f.stays + "\n" + f.undo})
 		})
 		t.Run(name+", and all goes", func(t *testing.T) {
 			t.Parallel()
-			n := newNode(t, tb.with, tb.then)
+			n := newNode(t, tb)
 			n.harm(f)
-			n.wantNothing(f, "not mended")
+			n.wantNothing(f)
 		})
 	}
 }
@@ -67,36 +67,50 @@ func (tb table) run(t *testing.T) {
 type node struct {
 	*testing.T
 	*network.Node
-	host *netns.NS
-	nw   network.Network
-	pod  network.Pod
-	made *network.Attachment
-	dir  string // of the state
+	table
+	dir   string          // of the state
+	ns    *netns.NS       // the host's
+	empty nstest.Snapshot // the host before the Add
+	nw    network.Network
+	pod   network.Pod
+	made  *network.Attachment
 }
 
-func newNode(t *testing.T, with func(*node), then func(*node) error) *node {
+// host is the node before the Add.
+func (tb table) host(t *testing.T) *node {
 	t.Helper()
 	pod := nstest.New(t)
-	n := &node{T: t, host: nstest.New(t), dir: filepath.Join(t.TempDir(), "state")}
+	n := &node{T: t, table: tb, dir: filepath.Join(t.TempDir(), "state"), ns: nstest.New(t)}
 	n.nw = network.Network{Name: "pods", Bridge: "cbr0", Gateway: true, DefaultGateway: true}
 	n.pod = network.Pod{ContainerID: "c1", IfName: "eth0", NetNS: pod, Path: nstest.Path(t, pod), Addresses: []ipam.Address{
 		{Prefix: nstest.Prefix("10.61.0.2/24"), Gateway: nstest.Addr("10.61.0.1")}, {Prefix: nstest.Prefix("fd61::2/64"), Gateway: nstest.Addr("fd61::1")},
 	}}
 	var err error
-	n.Node, err = network.Open(t.Context(), &network.Config{StateDir: n.dir, LeaseDir: t.TempDir()})
+	n.Node, err = network.Open(t.Context(), &network.Config{StateDir: n.dir, LeaseDir: filepath.Join(t.TempDir(), "leases")})
 	must.Succeed(t, err)
-	if with != nil {
-		with(n)
+	nstest.Run(t, n.ns, "sh", "-ec", forwards+tb.before)
+	if tb.with != nil {
+		tb.with(n)
 	}
-	n.add()
-	if then != nil {
-		n.do(func() error { return then(n) })
-	}
-	n.wantSaid(fault{}, nil)
+	n.empty = nstest.Snap(t, n.ns, "", nil)
 	return n
 }
 
-func (n *node) do(what func() error) { n.Helper(); must.Succeed(n, n.host.Do(what)) }
+func newNode(t *testing.T, tb table) *node {
+	t.Helper()
+	n := tb.host(t)
+	n.add()
+	if tb.then != nil {
+		n.do(func() error { return tb.then(n) })
+	}
+	n.wantSaid(fault{})
+	return n
+}
+
+// forwards has a host forward, which it goes on to do.
+const forwards = "echo 1 >/proc/sys/net/ipv4/ip_forward; echo 1 >/proc/sys/net/ipv6/conf/all/forwarding\n"
+
+func (n *node) do(what func() error) { n.Helper(); must.Succeed(n, n.ns.Do(what)) }
 
 func (n *node) add() {
 	n.Helper()
@@ -106,69 +120,55 @@ func (n *node) add() {
 // names puts the pod's names into a text.
 func (n *node) names(text string) string {
 	hash := strings.TrimPrefix(n.made.Port, "veth")
-	return strings.NewReplacer("$P", n.made.Port, "$I", "ifb"+hash, "$H", hash, "$N", n.pod.Path, "$M", n.made.PortMAC.String(), "#", "bridge cbr0", "@", "interface eth0").Replace(text)
+	return strings.NewReplacer("$P", n.made.Port, "$I", "ifb"+hash, "$H", hash, "$N", n.pod.Path, "$M", n.made.PortMAC.String(),
+		"#", "bridge cbr0", "@", "interface eth0").Replace(text)
 }
 
-// lines are those of a text, trimmed, in order.
+// lines are those of a text, in order.
 func (n *node) lines(text string) (list []string) {
-	for line := range strings.Lines(n.names(text)) {
-		if line = strings.TrimSpace(line); line != "" {
-			list = append(list, line)
-		}
-	}
+	list = append(list, strings.FieldsFunc(n.names(text), func(r rune) bool { return r == '\n' })...)
 	slices.Sort(list)
 	return list
 }
 
 func (n *node) harm(f fault) {
 	n.Helper()
-	nstest.Run(n, n.host, "sh", "-ec", n.names(f.on))
+	nstest.Run(n, n.ns, "sh", "-ec", n.names(f.on))
 	nstest.Run(n, n.pod.NetNS, "sh", "-ec", n.names(f.in))
 }
 
 // mend does what the differences advise: first what Repair can do, then the rest.
 func (n *node) mend(f fault) {
 	n.Helper()
-	repair := func() error { return n.host.Do(func() error { return n.Repair(n.Context()) }) }
+	repair := func() error { return n.ns.Do(func() error { return n.Repair(n.Context()) }) }
 	if err := repair(); f.undo == "" {
 		expect.Success(n, err, "repair")
 	}
 	rest := slices.DeleteFunc(n.lines(f.says), func(l string) bool { return strings.HasSuffix(l, " [repair]") })
 	left := n.inspected()
-	lacks := func(l string) bool { return !slices.Contains(left, l) }
-	if slices.ContainsFunc(rest, lacks) || f.undo == "" && len(left) > len(rest) {
+	if slices.ContainsFunc(rest, func(l string) bool { return !slices.Contains(left, l) }) || f.undo == "" && len(left) > len(rest) {
 		n.Errorf("after repair there is\n%s\nand should be\n%s", strings.Join(left, "\n"), strings.Join(rest, "\n"))
 	}
-	all := strings.Join(rest, "\n")
 	if f.undo != "" {
-		nstest.Run(n, n.host, "sh", "-ec", n.names(f.undo))
+		nstest.Run(n, n.ns, "sh", "-ec", n.names(f.undo))
 		expect.Success(n, repair(), "repair, after what is advised")
 	}
 	n.pod.Path = nstest.Path(n, n.pod.NetNS) // the old one may be gone
-	if strings.Contains(all, "["+string(tombolo.RemedyCollect)+"]") {
+	switch all := strings.Join(rest, "\n"); {
+	case strings.Contains(all, "["+string(tombolo.RemedyCollect)+"]"):
 		n.do(func() error { return expect.Err(n.CollectDead(n.Context(), n.nw.Name, false)) })
 		n.add()
-	}
-	if strings.Contains(all, "["+string(tombolo.RemedyRecreate)+"]") {
+	case strings.Contains(all, "["+string(tombolo.RemedyRecreate)+"]"):
 		n.do(func() error { return n.Del(n.Context(), n.made.Key, nil) })
 		n.add()
 	}
 }
 
 // wantSaid compares what each look says with what a fault is to be told by.
-func (n *node) wantSaid(f fault, keeper func(*node) map[string][]string) {
+func (n *node) wantSaid(f fault) {
 	n.Helper()
 	want := n.lines(f.says)
 	expect.NoDiff(n, cmp.Diff(want, n.inspected()), "Inspect")
-	var told []string
-	n.do(func() error {
-		diffs, err := n.Check(n.Context(), &n.nw, n.reported())
-		for _, d := range diffs {
-			told = append(told, d.String())
-		}
-		return err
-	})
-	slices.Sort(told)
 	if f.hidden {
 		want = nil
 	}
@@ -177,10 +177,10 @@ func (n *node) wantSaid(f fault, keeper func(*node) map[string][]string) {
 		want[i], _, _ = strings.Cut(line, " [")
 	}
 	slices.Sort(want)
-	expect.NoDiff(n, cmp.Diff(want, slices.Compact(told)), "Check")
-	if keeper != nil {
+	expect.NoDiff(n, cmp.Diff(want, n.checked()), "Check")
+	if n.keeper != nil {
 		n.do(func() error {
-			lacking := keeper(n)
+			lacking := n.keeper(n)
 			expect.Equal(n, len(lacking) > 0, f.says != "" && !f.unseen, "the keeper is told of %v", lacking)
 			return nil
 		})
@@ -211,7 +211,20 @@ func (n *node) inspected() (said []string) {
 	return slices.Compact(said)
 }
 
-// reported is the pod, with what a runtime has kept of its Add.
+// checked is what Check says of the pod, by what a runtime has kept of its Add.
+func (n *node) checked() (said []string) {
+	n.Helper()
+	n.do(func() error {
+		diffs, err := n.Check(n.Context(), &n.nw, n.reported())
+		for _, d := range diffs {
+			said = append(said, d.String())
+		}
+		return err
+	})
+	slices.Sort(said)
+	return slices.Compact(said)
+}
+
 func (n *node) reported() *network.Pod {
 	p := n.pod
 	p.Reported = &network.Reported{MAC: n.made.MAC, HostMACs: map[string]string{n.made.Port: n.made.PortMAC.String()}, Routes: n.made.Routes}
@@ -223,7 +236,7 @@ func (n *node) reported() *network.Pod {
 
 // take takes the pod and the network down, and what is left of either.
 func (n *node) take() (err error) {
-	return n.host.Do(func() error {
+	return n.ns.Do(func() error {
 		if err := n.Del(n.Context(), n.made.Key, nil); err != nil {
 			return err
 		}
@@ -234,17 +247,28 @@ func (n *node) take() (err error) {
 	})
 }
 
-// wantNothing finds the host as it was, after all has been taken down.
-func (n *node) wantNothing(f fault, how string) {
+// wantNothing finds the host as it was, but for what is another's, after all has been taken down.
+func (n *node) wantNothing(f fault) {
 	n.Helper()
-	empty := nstest.New(n)
-	nstest.Run(n, empty, "sh", "-c", "echo 1 >/proc/sys/net/ipv4/ip_forward; echo 1 >/proc/sys/net/ipv6/conf/all/forwarding\n"+n.names(f.stays)+"\ntrue")
 	if f.refuse != "" {
 		expect.Says(n, n.take(), n.names(f.refuse))
-		nstest.Run(n, n.host, "sh", "-ec", n.names(f.undo))
+		nstest.Run(n, n.ns, "sh", "-ec", n.names(f.undo))
 	}
 	must.Succeed(n, n.take())
-	expect.NoDiff(n, nstest.Snap(n, empty, "", nil).Diff(nstest.Snap(n, n.host, "", nil)), "the host, after Del, Collect and Remove, "+how)
+	want := ""
+	if others := n.names(f.stays + "\n" + f.left); strings.TrimSpace(others) != "" {
+		without := n.table.host(n.T)
+		nstest.Run(n, without.ns, "sh", "-c", others+"\ntrue")
+		want = without.empty.Diff(nstest.Snap(n, without.ns, "", nil))
+	}
+	expect.NoDiff(n, cmp.Diff(want, n.empty.Diff(nstest.Snap(n, n.ns, "", nil))), "the host, after all is gone")
+}
+
+// everything is a pod that has all that a pod can have, on a network likewise.
+func everything(n *node) {
+	n.nw.Guard, n.nw.Masquerade, n.nw.Hairpin, n.nw.Routed = true, true, true, true
+	n.pod.Ports = []network.HostPort{{Protocol: 6, HostPort: 8080, PodPort: 80}}
+	n.pod.Limits = bandwidth.Shape{Ingress: bandwidth.Limit{Rate: 8e6}, Egress: bandwidth.Limit{Rate: 16e6}}
 }
 
 // lackingLinks is what the keeper is told where the kernel announces a change of links, addresses and routes.
@@ -262,11 +286,4 @@ func lackingRules(n *node) map[string][]string {
 		return nil
 	}
 	return map[string][]string{"": lacking}
-}
-
-// everything is a pod that has all that a pod can have, on a network likewise.
-func everything(n *node) {
-	n.nw.Guard, n.nw.Masquerade, n.nw.Hairpin, n.nw.Routed = true, true, true, true
-	n.pod.Ports = []network.HostPort{{Protocol: 6, HostPort: 8080, PodPort: 80}}
-	n.pod.Limits = bandwidth.Shape{Ingress: bandwidth.Limit{Rate: 8e6}, Egress: bandwidth.Limit{Rate: 16e6}}
 }

@@ -17,7 +17,7 @@ func TestABrokenGatewayIsNamedAndMended(t *testing.T) {
 		"advertisements":     {on: "echo 1 >/proc/sys/net/ipv6/conf/cbr0/accept_ra", says: advertises},
 		"IPv4 route":         {on: "ip route del 10.61.0.0/24 dev cbr0", says: route4 + "is missing [repair]"},
 		"IPv6 route":         {on: "ip -6 route del fd61::/64 dev cbr0", says: route6 + "is missing [repair]"},
-		"the route leads elsewhere": {on: "ip route replace blackhole 10.61.0.0/24", stays: "ip route add blackhole 10.61.0.0/24",
+		"the route leads elsewhere": {on: "ip route replace blackhole 10.61.0.0/24", left: "ip route add blackhole 10.61.0.0/24",
 			says: route4 + "leads elsewhere: blackhole 10.61.0.0/24 [repair]"},
 		"another address overlaps": {on: "ip address del 10.61.0.1/24 dev cbr0; ip address add 10.61.0.1/16 dev cbr0", undo: "ip address del 10.61.0.1/16 dev cbr0",
 			says: "#: the gateway 10.61.0.1/24 is missing, and in its place is 10.61.0.1/16 [configuration]"},

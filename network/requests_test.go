@@ -101,15 +101,15 @@ func dumps(list []netlink.Message) (n int) {
 
 func TestLimitsAreThereBeforeThePortIsUp(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, everything, nil)
+	n := newNode(t, table{with: everything})
 	n.do(func() error { return n.Del(n.Context(), n.made.Key, nil) })
-	links, err := bridge.Dial(&bridge.Config{NetNS: n.host})
+	links, err := bridge.Dial(&bridge.Config{NetNS: n.ns})
 	must.Succeed(t, err)
 	defer links.Close()
 	var at []string // the port's limits, when it is first seen up
 	n.tap(&wire{after: func() {
 		if l, err := links.Link(n.Context(), n.made.Port); err == nil && l.Up && at == nil {
-			at = strings.Fields(nstest.Run(n, n.host, "sh", "-c", n.names("tc qdisc show dev $P; tc filter show dev $P ingress; tc qdisc show dev $I; ip link show $I up")))
+			at = strings.Fields(nstest.Run(n, n.ns, "sh", "-c", n.names("tc qdisc show dev $P; tc filter show dev $P ingress; tc qdisc show dev $I; ip link show $I up")))
 		}
 	}})
 	n.add()
@@ -122,13 +122,13 @@ func TestLimitsAreThereBeforeThePortIsUp(t *testing.T) {
 // For each deletion the kernel waits for a grace period of its own.
 func TestDelTakesThePortAndItsIFBAtOnce(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, everything, nil)
+	n := newNode(t, table{with: everything})
 	var w wire
 	n.tap(&w)
 	n.do(func() error { return n.Del(n.Context(), n.made.Key, nil) })
 	sent, _ := w.requests()
 	expect.Equal(t, deletions(sent), 1, "deletions of links")
-	expect.Equal(t, nstest.Run(t, n.host, "sh", "-c", "ip -o link | grep -c -e veth -e ifb || true"), "0\n", "links that are left")
+	expect.Equal(t, nstest.Run(t, n.ns, "sh", "-c", "ip -o link | grep -c -e veth -e ifb || true"), "0\n", "links that are left")
 }
 
 // fill adds pods until there are so many.
@@ -152,7 +152,7 @@ func (n *node) fill(from, to int) (keep []network.Key) {
 // A look at a pod costs the same beside any number of others. What is done for all pods lists each kind of thing once.
 func TestRequestsDoNotGrowWithOtherPods(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, func(n *node) { n.nw.Guard, n.nw.Masquerade = true, true }, nil)
+	n := newNode(t, table{with: func(n *node) { n.nw.Guard, n.nw.Masquerade = true, true }})
 	var w wire
 	n.tap(&w)
 	var before string

@@ -28,9 +28,10 @@ type table struct {
 }
 
 // A fault is one way: what does it, what is said of it, and what mends it. Its texts have $P for the pod's port, $M for its
-// MAC, $I for the ifb, $H for their hash and $N for the namespace, # for "bridge cbr0" and @ for "interface eth0".
+// MAC, $I for the ifb, $H for their hash, $N for the namespace and $L for the leases, # for "bridge cbr0" and @ for "interface eth0".
 type fault struct {
 	on, in string // lines for a shell on the host, and in the pod
+	do     func(*node)
 	says   string // what Inspect says, and Check: a difference a line, with its remedy
 	more   string // what Check says besides
 	hidden bool   // Check says nothing of it
@@ -68,25 +69,26 @@ type node struct {
 	*testing.T
 	*network.Node
 	table
-	dir   string          // of the state
-	ns    *netns.NS       // the host's
-	empty nstest.Snapshot // the host before the Add
-	nw    network.Network
-	pod   network.Pod
-	made  *network.Attachment
+	state, leases string          // their directories
+	ns            *netns.NS       // the host's
+	empty         nstest.Snapshot // the host before the Add
+	nw            network.Network
+	pod           network.Pod
+	made          *network.Attachment
+	stop          func() // the keeper
 }
 
 // host is the node before the Add.
 func (tb table) host(t *testing.T) *node {
 	t.Helper()
 	pod := nstest.New(t)
-	n := &node{T: t, table: tb, dir: filepath.Join(t.TempDir(), "state"), ns: nstest.New(t)}
+	n := &node{T: t, table: tb, state: filepath.Join(t.TempDir(), "state"), leases: t.TempDir(), ns: nstest.New(t)}
 	n.nw = network.Network{Name: "pods", Bridge: "cbr0", Gateway: true, DefaultGateway: true}
 	n.pod = network.Pod{ContainerID: "c1", IfName: "eth0", NetNS: pod, Path: nstest.Path(t, pod), Addresses: []ipam.Address{
 		{Prefix: nstest.Prefix("10.61.0.2/24"), Gateway: nstest.Addr("10.61.0.1")}, {Prefix: nstest.Prefix("fd61::2/64"), Gateway: nstest.Addr("fd61::1")},
 	}}
 	var err error
-	n.Node, err = network.Open(t.Context(), &network.Config{StateDir: n.dir, LeaseDir: filepath.Join(t.TempDir(), "leases")})
+	n.Node, err = network.Open(t.Context(), &network.Config{StateDir: n.state, LeaseDir: n.leases})
 	must.Succeed(t, err)
 	nstest.Run(t, n.ns, "sh", "-ec", forwards+tb.before)
 	if tb.with != nil {
@@ -120,7 +122,7 @@ func (n *node) add() {
 // names puts the pod's names into a text.
 func (n *node) names(text string) string {
 	hash := strings.TrimPrefix(n.made.Port, "veth")
-	return strings.NewReplacer("$P", n.made.Port, "$I", "ifb"+hash, "$H", hash, "$N", n.pod.Path, "$M", n.made.PortMAC.String(),
+	return strings.NewReplacer("$P", n.made.Port, "$I", "ifb"+hash, "$H", hash, "$N", n.pod.Path, "$L", n.leases, "$M", n.made.PortMAC.String(),
 		"#", "bridge cbr0", "@", "interface eth0").Replace(text)
 }
 
@@ -135,6 +137,9 @@ func (n *node) harm(f fault) {
 	n.Helper()
 	nstest.Run(n, n.ns, "sh", "-ec", n.names(f.on))
 	nstest.Run(n, n.pod.NetNS, "sh", "-ec", n.names(f.in))
+	if f.do != nil {
+		f.do(n)
+	}
 }
 
 // mend does what the differences advise: first what Repair can do, then the rest.
@@ -158,6 +163,8 @@ func (n *node) mend(f fault) {
 	case strings.Contains(all, "["+string(tombolo.RemedyCollect)+"]"):
 		n.do(func() error { return expect.Err(n.CollectDead(n.Context(), n.nw.Name, false)) })
 		n.add()
+	case strings.Contains(all, "["+string(tombolo.RemedyKeeper)+"]"):
+		n.keep()
 	case strings.Contains(all, "["+string(tombolo.RemedyRecreate)+"]"):
 		n.do(func() error { return n.Del(n.Context(), n.made.Key, nil) })
 		n.add()

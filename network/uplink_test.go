@@ -6,11 +6,14 @@ import (
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/ipam"
+	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/network"
 )
 
 // onLAN has the pod on the LAN of a NIC of the host's, with its default route through the host.
-func onLAN(n *node) {
+func onLAN(n *node) { n.lan() }
+
+func (n *node) lan() *netns.NS {
 	lan := nstest.New(n)
 	nstest.Veth(n, n.ns, "nic0", lan, "eth0")
 	nstest.Run(n, lan, "ip", "address", "add", "10.61.0.1/24", "dev", "eth0")
@@ -18,6 +21,7 @@ func onLAN(n *node) {
 	n.nw.Gateway, n.nw.DefaultGateway = false, false
 	n.nw.Uplink, n.nw.Exit, n.nw.Guard, n.nw.Untrusted, n.nw.Routed = uplink.Uplink{NIC: "nic0"}, network.ExitHost, true, true, true
 	n.pod.Addresses = []ipam.Address{{Prefix: nstest.Prefix("10.61.0.2/24"), Gateway: nstest.Addr("10.61.0.1")}}
+	return lan
 }
 
 func TestABrokenUplinkIsNamedAndMended(t *testing.T) {

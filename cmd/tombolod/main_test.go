@@ -311,7 +311,7 @@ func TestUplinksAreLookedAfterInTheStateDirectory(t *testing.T) {
 	d := start(t, dir)
 	d.hears(t, "READY=1")
 	deadline := time.Now().Add(3 * time.Minute)
-	for body := ""; !strings.Contains(body, "tombolo_uplink_errors_total 1\n"); _, body = fetch(t, "unix", dir+"/tombolod.sock", "/metrics") {
+	for body := ""; !strings.Contains(body, "tombolo_errors_total{kind=\"uplinks\"} 1\n"); _, body = fetch(t, "unix", dir+"/tombolod.sock", "/metrics") {
 		if time.Now().After(deadline) {
 			t.Fatalf("the record was not looked at: %s; log: %s", body, d.log)
 		}

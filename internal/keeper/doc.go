@@ -28,9 +28,9 @@
 //
 // # What goes on beside the leases
 //
-// Uplinks, the firewall, links, and pods that died without a DEL each have a goroutine (vigil), which waits for what the
-// kernel announces, looks after a burst and once in a while, and has package network put right what
-// is lacking. What is undone three times within a minute it has put right once in a minute from then on.
+// Uplinks, the firewall, links, and pods that died without a DEL are sources of the same loop. It has each looked at
+// after a burst of what the kernel announces, and once in a while, and package network puts right what
+// is lacking. What is undone three times within a minute is put right once a minute from then on.
 //
 // A takeover that a killed process left is finished, forward or back. Where the host has other addresses on
 // the bridge on purpose, the pods follow, since their default routes lead there, and then the

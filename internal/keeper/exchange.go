@@ -37,7 +37,7 @@ type exchange struct {
 }
 
 // exchange takes the session's steps until there is nothing to wait for, or no more
-// patience.
+// time.
 func (v *visit) exchange(p pod) error {
 	began := now()
 	x := &exchange{visit: v, pod: p, limit: began.Add(renewWait)}
@@ -158,7 +158,7 @@ func (x *exchange) send(p *dhcpc.Packet) error {
 	if err != nil && local.IsValid() && x.ctx.Err() == nil {
 		// Another program deleted the address, or a route.
 		x.log.Warn("cannot send renewal: putting address and routes back", append(x.who(), "err", err)...)
-		x.metrics.errors.Inc()
+		x.metrics.errors.WithLabelValues("lease").Inc()
 		if err = x.pod.apply(x.r.Applied, x.r.Lease.Left(now())); err == nil {
 			err = errors.Join(x.hangUp(), x.sendFrom(local, p))
 		}

@@ -63,6 +63,7 @@ type world struct {
 
 	changes chan change
 	atEnter func(*lease.Record) // if not nil: called when a pod was looked for, before the answer
+	with    func(*loop)         // if not nil: adds sources
 	atBeat  func(*loop)         // if not nil: called by the loop with each heartbeat, before it looks at the clock
 
 	mu       sync.Mutex
@@ -117,6 +118,9 @@ func (w *world) start() {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	l := k.newLoop(ctx)
+	if w.with != nil {
+		w.with(l)
+	}
 	go func() {
 		done <- l.run(w.changes, func() error {
 			if w.atBeat != nil {
@@ -221,7 +225,8 @@ func (w *world) released() []netip.Addr {
 func (w *world) counted(name string) int {
 	w.t.Helper()
 	_, body := get(w.t, w.keep, "/metrics")
-	found := regexp.MustCompile(`(?m)^tombolo_lease_` + name + `_total (\d+)$`).FindStringSubmatch(body)
+	name = map[bool]string{true: `tombolo_errors_total{kind="lease"}`, false: "tombolo_lease_" + name + "_total"}[name == "errors"]
+	found := regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(name) + ` (\d+)$`).FindStringSubmatch(body)
 	if found == nil {
 		w.t.Fatalf("no counter %s in\n%s", name, body)
 	}

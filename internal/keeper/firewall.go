@@ -35,9 +35,9 @@ type generation struct {
 
 // firewall looks after it.
 type firewall struct {
-	vigil
-	fought  *restraint // for all of it
-	known   uint32     // the generation at which all was right
+	source
+	fought  *contest // over all of it
+	known   uint32   // the generation at which all was right
 	by      string
 	blocked []string  // obstacles, as last told
 	sought  time.Time // when they were looked for
@@ -45,13 +45,13 @@ type firewall struct {
 
 func (k *Keeper) newFirewall(ctx context.Context) *firewall {
 	f := &firewall{}
-	f.vigil = vigil{Keeper: k, ctx: ctx, listen: k.listenToFirewall, hear: f.hear, visit: f.visit, errors: k.metrics.firewallErrors, subject: "the firewall", restraints: restraints{}}
+	f.source = source{Keeper: k, ctx: ctx, kind: "firewall", every: lookAtFirewall, listen: k.listenToFirewall, hear: f.hear, look: f.visit, contests: map[string]*contest{}}
 	f.fought = f.of("")
 	f.writeContested(nil) // what an earlier keeper wrote down is over
 	return f
 }
 
-func (k *Keeper) listenToFirewall() (source, error) {
+func (k *Keeper) listenToFirewall() (feed, error) {
 	return nl.FollowOnly(unix.NETLINK_NETFILTER, &nl.Config{NetNS: k.host}, []nl.Kind{{Type: newGeneration}}, unix.NFNLGRP_NFTABLES)
 }
 
@@ -103,13 +103,11 @@ func (f *firewall) hear(messages []netlink.Message) urgency {
 }
 
 // visit looks at it, and has it put right.
-func (f *firewall) visit() {
-	if f.due = now().Add(lookAtFirewall); now().Before(f.fought.until) {
-		f.due = f.fought.until
+func (f *firewall) visit(ctx context.Context) {
+	if now().Before(f.fought.until) {
+		f.wake = f.fought.until
 		return
 	}
-	ctx, cancel := context.WithTimeout(f.ctx, lookAtFirewall)
-	defer cancel()
 	at, lacking, err := f.network.Upkeep().Firewall(ctx)
 	f.metrics.firewallLooks.Inc() // who waits for it may change the firewall then
 	if err != nil {
@@ -134,24 +132,21 @@ func (f *firewall) mend(ctx context.Context, what string) {
 	if err := f.repair(ctx); err != nil {
 		// An obstacle is an error as well, and what could be put right, is.
 		f.trouble("cannot put all of the firewall right", err)
-		f.due = now().Add(again)
+		f.wake = now().Add(again)
 	}
 	f.metrics.firewallMends.Inc()
 	if f.known == 0 && f.by == "" {
 		return // it was so when the keeper began: nobody has undone anything
 	}
-	contested, before := f.fought.putRight()
-	if !contested {
-		return
-	}
-	if !before {
+	fought, begins := f.putRight("", "another program undoes what pods need of the firewall: putting it right only once a minute",
+		"what", what, "by", f.by, "remedy", "have that program leave the table inet tombolo and the rule \"tombolo: …\" in FORWARD alone")
+	if begins {
 		f.metrics.firewallContests.Inc()
-		f.log.Error("another program undoes what pods need of the firewall: putting it right only once a minute",
-			"what", what, "by", f.by, "remedy", "have that program leave the table inet tombolo and the rule \"tombolo: …\" in FORWARD alone")
 	}
-	f.due = f.fought.until
-	f.metrics.firewallContested.Set(1)
-	f.writeContested(&state.Contested{At: now(), Times: f.fought.times, What: what, By: f.by})
+	if fought.contested() {
+		f.metrics.firewallContested.Set(1)
+		f.writeContested(&state.Contested{At: now(), Times: fought.times, What: what, By: f.by})
+	}
 }
 
 // allRight is told that it is.

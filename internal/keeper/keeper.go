@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"sync"
 	"time"
 
 	"github.com/tombolo-cni/tombolo/internal/lease"
@@ -99,24 +98,9 @@ func (k *Keeper) Run(ctx context.Context) error {
 	if err != nil {
 		return errors.Join(err, heartbeat.Close())
 	}
-	besides, cancel := context.WithCancel(ctx)
-	var all sync.WaitGroup
-	for _, v := range k.vigils(besides) {
-		all.Go(v.run)
-	}
 	err = k.newLoop(ctx).run(w.changes, heartbeat.Beat)
-	cancel()
-	all.Wait()
 	// The heartbeat last: a process that sees no keeper may begin as one.
 	return errors.Join(err, w.close(), heartbeat.Close())
-}
-
-// vigils are what goes on beside the leases.
-func (k *Keeper) vigils(ctx context.Context) []*vigil {
-	if k.network == nil {
-		return nil
-	}
-	return []*vigil{&k.newUplinks(ctx).vigil, &k.newFirewall(ctx).vigil, &k.newLinkage(ctx).vigil, k.newReclaim(ctx)}
 }
 
 // now is the time. It goes by the monotonic clock, as the times of a record that was read do.

@@ -17,15 +17,11 @@ import (
 
 // Announcements of links, addresses and routes (rtnetlink(7)) do not say who changed them. So those that pods cause
 // which come and go are told by what they are about: they have the keeper look a little later, as a look reads all
-// records.
-
-// lookAtLinks is how often it is looked at without news: parameters of the kernel (sysctl)
-// tell nothing.
-const lookAtLinks = time.Minute
+// records. Parameters of the kernel (sysctl) tell nothing, so it is looked at every minute too.
 
 // linkage looks after them.
 type linkage struct {
-	vigil                     // with a restraint for each network
+	source                    // with a contest over each network
 	bridges map[int]linkFacts // by index; the facts are empty until they are announced
 	ports   map[int]bool      // ports of pods that were seen
 	// remains is what putting a network right did not help against: it is told once, and is no
@@ -60,7 +56,7 @@ type linkFacts struct {
 	up     bool
 }
 
-func (k *Keeper) listenToLinks() (source, error) {
+func (k *Keeper) listenToLinks() (feed, error) {
 	return nl.FollowOnly(unix.NETLINK_ROUTE, &nl.Config{NetNS: k.host}, linkKinds(), unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
 		unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE)
 }
@@ -77,7 +73,7 @@ func linkKinds() []nl.Kind {
 
 func (k *Keeper) newLinkage(ctx context.Context) *linkage {
 	l := &linkage{bridges: map[int]linkFacts{}, ports: map[int]bool{}, remains: map[string][]string{}}
-	l.vigil = vigil{Keeper: k, ctx: ctx, listen: k.listenToLinks, hear: l.hear, visit: l.visit, errors: k.metrics.linkErrors, subject: "links", restraints: restraints{}}
+	l.source = source{Keeper: k, ctx: ctx, kind: "links", every: time.Minute, listen: k.listenToLinks, hear: l.hear, look: l.visit, contests: map[string]*contest{}}
 	return l
 }
 
@@ -202,10 +198,7 @@ func (l *linkage) linkNews(n linkChange) urgency {
 }
 
 // visit looks at them, and has put right the networks that nobody fights over.
-func (l *linkage) visit() {
-	l.due = now().Add(lookAtLinks)
-	ctx, cancel := context.WithTimeout(l.ctx, lookAtLinks)
-	defer cancel()
+func (l *linkage) visit(ctx context.Context) {
 	lacking, ok := l.lookAgain(ctx)
 	if !ok {
 		return
@@ -220,7 +213,7 @@ func (l *linkage) visit() {
 	}
 	if err := l.network.Upkeep().Repair(ctx, networks); err != nil {
 		l.trouble("cannot put all links right", err)
-		l.due = now().Add(again)
+		l.wake = now().Add(again)
 	}
 	after, ok := l.lookAgain(ctx)
 	if !ok {
@@ -234,7 +227,7 @@ func (l *linkage) visit() {
 // toMend lists the networks that are to be put right now, by what they lack.
 func (l *linkage) toMend(lacking map[string][]string) (networks []string) {
 	maps.DeleteFunc(l.remains, func(name string, _ []string) bool { return len(lacking[name]) == 0 })
-	for name, r := range l.restraints {
+	for name, r := range l.contests {
 		if len(lacking[name]) > 0 || now().Before(r.until) {
 			continue
 		}
@@ -242,16 +235,16 @@ func (l *linkage) toMend(lacking map[string][]string) (networks []string) {
 			l.log.Info("links and addresses of pods' networks are left alone again", "network", name)
 		}
 		if !r.recently() {
-			delete(l.restraints, name)
+			delete(l.contests, name)
 		}
 	}
-	l.metrics.linksContested.Set(truth(l.contested()))
+	l.metrics.linksContested.Set(truth(l.any((*contest).contested)))
 	for _, name := range slices.Sorted(maps.Keys(lacking)) {
 		switch until := l.of(name).until; {
 		case len(lacking[name]) == 0, slices.Equal(lacking[name], l.remains[name]):
 			// Nothing is to be done, or it is known that it does not help.
 		case now().Before(until):
-			l.due = earliest(l.due, until)
+			l.wake = earliest(l.wake, until)
 		default:
 			networks = append(networks, name)
 		}
@@ -268,16 +261,11 @@ func (l *linkage) mended(name string, before, after []string) {
 		return
 	}
 	l.metrics.driftMended.Add(float64(len(before) - len(after)))
-	contested, was := l.of(name).putRight()
-	if !contested {
-		return
+	fought, _ := l.putRight(name, "another program changes links, addresses or routes that pods need: putting them right only once a minute",
+		"network", name, "what", strings.Join(before, "; "), "remedy", "have that program (NetworkManager, systemd-networkd, a script) leave these bridges and ports alone")
+	if fought.contested() {
+		l.metrics.linksContested.Set(1)
 	}
-	if !was {
-		l.log.Error("another program changes links, addresses or routes that pods need: putting them right only once a minute",
-			"network", name, "what", strings.Join(before, "; "), "remedy", "have that program (NetworkManager, systemd-networkd, a script) leave these bridges and ports alone")
-	}
-	l.due = earliest(l.due, l.of(name).until)
-	l.metrics.linksContested.Set(1)
 }
 
 // lookAgain looks, and learns which bridges to listen for.
@@ -286,7 +274,7 @@ func (l *linkage) lookAgain(ctx context.Context) (lacking map[string][]string, o
 	l.metrics.linkLooks.Inc() // as in firewall.visit
 	if err != nil {
 		l.trouble("cannot look at links", err)
-		l.due = now().Add(again)
+		l.wake = now().Add(again)
 		return nil, false
 	}
 	for _, index := range seen.Bridges {

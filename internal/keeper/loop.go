@@ -13,64 +13,74 @@ import (
 // uplink's the NIC.
 type change struct{ name string }
 
-// entry is what the loop knows of one record.
+// slot is when something is due, and whether a worker is at it.
+type slot struct {
+	wake time.Time // of the next visit; zero: none, until something happens
+	busy bool
+}
+
+// entry is what the loop knows of one lease.
 type entry struct {
-	hash  string
-	wake  time.Time // of the next visit; zero: none, until its record changes
-	busy  bool      // a worker is at it
-	again bool      // its record changed meanwhile
-	stale bool      // the machine slept meanwhile, or the servers are to be asked
-	mind  memory
-	state lease.State // of its last visit, for the metrics
-	next  time.Time   // of its next renewal, likewise
+	slot
+	hash   string
+	again  bool // its record changed meanwhile
+	stale  bool // the machine slept meanwhile, or the servers are to be asked
+	memory memory
+	state  lease.State // of its last visit, for the metrics
+	next   time.Time   // of its next renewal, likewise
 }
 
-// visited is what a worker has to tell.
-type visited struct {
-	hash string
-	outcome
-}
-
-// loop is the one place that decides what is done when. Nothing in it waits.
+// loop is the one place that decides what is done when. Nothing in it waits: workers do what is due.
 type loop struct {
 	*Keeper
 	ctx     context.Context
+	stop    func()
 	entries map[string]*entry
-	done    chan visited
+	sources []*source
+	events  chan func() // what sources and workers have the loop do
 	running int
 	clock   clock
 	asked   time.Time // when servers were, or are to be, asked since an uplink got its carrier again
 }
 
 func (k *Keeper) newLoop(ctx context.Context) *loop {
-	return &loop{Keeper: k, ctx: ctx, entries: map[string]*entry{}, done: make(chan visited, k.workers)}
+	l := &loop{Keeper: k, entries: map[string]*entry{}, events: make(chan func(), k.workers)}
+	l.ctx, l.stop = context.WithCancel(ctx)
+	if k.network != nil {
+		l.sources = []*source{&k.newUplinks(l.ctx).source, &k.newFirewall(l.ctx).source, &k.newLinkage(l.ctx).source, k.newReclaim(l.ctx)}
+	}
+	return l
 }
 
 // run runs until the context is done or beat fails.
 func (l *loop) run(changes <-chan change, beat func() error) error {
-	k, ctx := l.Keeper, l.ctx
+	defer l.stop()
 	if err := l.rescan(); err != nil {
 		return err
 	}
 	err := l.beat(beat)
 	if err == nil {
-		k.ready()
+		l.ready()
+	}
+	for _, s := range l.sources {
+		s.wake = now()
+		defer l.subscribe(s)()
 	}
 	ticker := time.NewTicker(lease.Beat)
 	defer ticker.Stop()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	for err == nil && ctx.Err() == nil {
+	for err == nil && l.ctx.Err() == nil {
 		l.dispatch()
 		timer.Reset(l.pause())
 		select {
-		case <-ctx.Done():
+		case <-l.ctx.Done():
 		case <-timer.C:
-		case v := <-l.done:
-			l.finish(v)
+		case do := <-l.events:
+			do()
 		case c, ok := <-changes:
 			if !ok {
-				err = fmt.Errorf("keep leases of %s: its directory is gone", k.leases.Path())
+				err = fmt.Errorf("keep leases of %s: its directory is gone", l.leases.Path())
 				break
 			}
 			err = l.changed(c)
@@ -80,9 +90,9 @@ func (l *loop) run(changes <-chan change, beat func() error) error {
 			err = l.beat(beat)
 		}
 	}
-	// They end with ctx, or soon.
-	for ; l.running > 0; l.running-- {
-		<-l.done
+	l.stop()
+	for l.running > 0 { // they end with the context, or soon
+		(<-l.events)()
 	}
 	return err
 }
@@ -104,7 +114,7 @@ func (l *loop) beat(beat func() error) error {
 			e.stale = true // a worker has the session
 			continue
 		}
-		e.mind.session, e.mind.six.session = nil, nil
+		e.memory.session, e.memory.six.session = nil, nil
 		e.wake = now()
 	}
 	return nil
@@ -130,7 +140,7 @@ func (l *loop) askAgain() {
 			e.stale = true
 			continue
 		}
-		e.mind.six.session = nil
+		e.memory.six.session = nil
 		if e.wake.IsZero() || at.Before(e.wake) {
 			e.wake = at
 		}
@@ -178,7 +188,7 @@ func (l *loop) look(hash string) {
 	e.again, e.wake = e.busy, now()
 }
 
-// first gives the entry that is due first, of those that no worker is at; nil where none is ever.
+// first gives the lease that is due first, of those that no worker is at; nil where none is ever.
 func (l *loop) first() *entry {
 	var first *entry
 	for _, e := range l.entries {
@@ -189,40 +199,56 @@ func (l *loop) first() *entry {
 	return first
 }
 
-// dispatch gives what is due to workers.
+// dispatch gives what is due to workers. Sources do not wait for one, as leases do: each has a single worker at most.
 func (l *loop) dispatch() {
+	for _, s := range l.sources {
+		if !s.busy && !s.wake.After(now()) {
+			l.start(&s.slot, s.work)
+		}
+	}
 	for l.running < l.workers {
 		e := l.first()
 		if e == nil || e.wake.After(now()) {
 			return
 		}
-		e.busy, e.again, e.stale = true, false, false
-		l.running++
-		// The session is idle meanwhile: a worker has a copy of it.
-		go func(hash string, m memory) {
-			l.done <- visited{hash, l.visit(l.ctx, hash, m)}
-		}(e.hash, e.mind)
+		e.again, e.stale = false, false
+		m := e.memory // the session is idle meanwhile: the worker has a copy of it
+		l.start(&e.slot, func() func() {
+			o := l.visit(l.ctx, e.hash, m)
+			return func() { l.finish(e, o) }
+		})
 	}
 }
 
-// finish takes a worker's word.
-func (l *loop) finish(v visited) {
-	l.running--
-	e := l.entries[v.hash]
-	e.busy = false
-	l.metrics.moved(e.state, v.state)
-	if v.gone && !e.again {
-		delete(l.entries, v.hash)
+// start has a worker do something; the loop does then what that gives.
+func (l *loop) start(at *slot, work func() (end func())) {
+	at.busy = true
+	l.running++
+	go func() {
+		end := work()
+		l.events <- func() {
+			l.running--
+			at.busy = false
+			end()
+		}
+	}()
+}
+
+// finish takes down what a visit came to.
+func (l *loop) finish(e *entry, o outcome) {
+	l.metrics.moved(e.state, o.state)
+	if o.gone && !e.again {
+		delete(l.entries, e.hash)
 		return
 	}
-	e.mind, e.state, e.next = v.mind, v.state, v.next
+	e.memory, e.state, e.next = o.memory, o.state, o.next
 	if e.stale {
-		e.mind.session, e.mind.six.session = nil, nil
+		e.memory.session, e.memory.six.session = nil, nil
 	}
 	if e.again || e.stale {
-		v.wake = now()
+		o.wake = now()
 	}
-	e.wake = v.wake
+	e.wake = o.wake
 }
 
 // longestPause is a pause in which nothing is due.
@@ -230,15 +256,21 @@ const longestPause = time.Minute
 
 // pause is how long nothing is due.
 func (l *loop) pause() time.Duration {
-	var first time.Time
+	next := now().Add(longestPause)
+	var lease time.Time
 	if e := l.first(); e != nil {
-		first = e.wake
+		lease = e.wake
 	}
-	l.metrics.due(first)
-	if first.IsZero() || l.running >= l.workers {
-		return longestPause
+	l.metrics.due(lease)
+	if l.running < l.workers {
+		next = earliest(next, lease)
 	}
-	return min(max(first.Sub(now()), 0), longestPause)
+	for _, s := range l.sources {
+		if !s.busy {
+			next = earliest(next, s.wake)
+		}
+	}
+	return max(next.Sub(now()), 0)
 }
 
 // clock is a look at two clocks, of which the monotonic one stands still while the machine sleeps.

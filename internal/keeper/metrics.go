@@ -34,18 +34,20 @@ type metrics struct {
 	leases                           *prometheus.GaugeVec
 	renewals, acquisitions, releases prometheus.Counter
 	naks, expired, unanswered        prometheus.Counter
-	errors, damaged, rescans, moves  prometheus.Counter
+	damaged, rescans, moves          prometheus.Counter
 
-	uplinks                                    *prometheus.GaugeVec
-	uplinkMends, uplinksFinished, uplinkErrors prometheus.Counter
+	uplinks                      *prometheus.GaugeVec
+	uplinkMends, uplinksFinished prometheus.Counter
 
-	firewallContested, firewallObstacles                           prometheus.Gauge
-	firewallLooks, firewallMends, firewallContests, firewallErrors prometheus.Counter
+	firewallContested, firewallObstacles           prometheus.Gauge
+	firewallLooks, firewallMends, firewallContests prometheus.Counter
 
-	linksContested                                 prometheus.Gauge
-	linkLooks, linkErrors, driftFound, driftMended prometheus.Counter
+	linksContested                     prometheus.Gauge
+	linkLooks, driftFound, driftMended prometheus.Counter
 
-	deadLooks, reclaims, readErrors prometheus.Counter
+	deadLooks, reclaims prometheus.Counter
+
+	errors *prometheus.CounterVec // by kind: lease, a source's, and read
 }
 
 func newMetrics(dir *state.Dir, node *network.Node) *metrics {
@@ -73,28 +75,27 @@ func newMetrics(dir *state.Dir, node *network.Node) *metrics {
 	m.naks = counter("tombolo_lease_naks_total", "Leases that a server refused.")
 	m.expired = counter("tombolo_lease_expired_total", "Leases that ran out.")
 	m.unanswered = counter("tombolo_lease_unanswered_total", "Exchanges that no server answered in time.")
-	m.errors = counter("tombolo_lease_errors_total", "Things that went wrong; the log says what.")
 	m.damaged = counter("tombolo_lease_damaged_total", "Records that could not be read.")
 	m.rescans = counter("tombolo_lease_rescans_total", "Times that changes were lost and all records read anew.")
 	m.uplinks = byState("tombolo_uplinks", "NICs that are taken over, or on the way, by state.",
 		string(uplink.Taking), string(uplink.Taken), string(uplink.Restoring), string(uplink.Undoing))
 	m.uplinkMends = counter("tombolo_uplink_mends_total", "Takeovers put right after somebody had undone part of them.")
 	m.uplinksFinished = counter("tombolo_uplink_finished_total", "Takeovers and returns finished that were cut short.")
-	m.uplinkErrors = counter("tombolo_uplink_errors_total", "Things that went wrong with uplinks; the log says what.")
 	m.firewallContested = gauge("tombolo_firewall_contested", "1 if another program undoes again and again what pods need of the firewall; STATUS names it.")
 	m.firewallObstacles = gauge("tombolo_firewall_obstacles", "Firewalls that stop pods and are out of reach, or left to their owners; STATUS names them.")
 	m.firewallLooks = counter("tombolo_firewall_looks_total", "Looks at the firewall, after changes and once in a while.")
 	m.firewallMends = counter("tombolo_firewall_mends_total", "Times that it was put right after somebody had changed it.")
 	m.firewallContests = counter("tombolo_firewall_contests_total", "Times that this began to happen again and again.")
-	m.firewallErrors = counter("tombolo_firewall_errors_total", "Things that went wrong with it; the log says what.")
 	m.deadLooks = counter("tombolo_dead_looks_total", "Looks for pods that died without a DEL.")
 	m.reclaims = counter("tombolo_dead_reclaimed_total", "Attachments of such pods that were taken down.")
 	m.linksContested = gauge("tombolo_links_contested", "1 if another program changes again and again links, addresses or routes that pods need; the log says which.")
 	m.linkLooks = counter("tombolo_links_looks_total", "Looks at links, addresses and routes, after changes and once in a while.")
-	m.linkErrors = counter("tombolo_links_errors_total", "Things that went wrong with them; the log says what.")
 	m.driftFound = counter("tombolo_drift_found_total", "Links, addresses, routes and settings of them that were found not as pods need them.")
 	m.driftMended = counter("tombolo_drift_mended_total", "Those of them that were put right.")
-	m.readErrors = counter("tombolo_read_errors_total", "Times that failures or pools could not be read for these metrics.")
+	m.errors = register.NewCounterVec(prometheus.CounterOpts{Name: "tombolo_errors_total", Help: "Things that went wrong, by kind; the log says what."}, []string{"kind"})
+	for _, kind := range []string{"dead", "firewall", "lease", "links", "read", "uplinks"} {
+		m.errors.WithLabelValues(kind) // 0 is told too
+	}
 	m.registry.MustRegister(collector(m.collectHosts), collector(m.collectCalls))
 	return m
 }
@@ -205,7 +206,7 @@ func (m *metrics) collectCalls(to chan<- prometheus.Metric) {
 // read is told what came of reading.
 func (m *metrics) read(err error) {
 	if err != nil {
-		m.readErrors.Inc()
+		m.errors.WithLabelValues("read").Inc()
 	}
 }
 

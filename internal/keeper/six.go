@@ -17,8 +17,8 @@ import (
 // codec, and waits. It is in the same record as the lease of IPv4, so that it goes where that goes; the
 // attachment follows either in the same way.
 
-// mind6 is what a visit leaves to the next of DHCPv6.
-type mind6 struct {
+// memory6 is what a visit leaves to the next of DHCPv6.
+type memory6 struct {
 	machine *dhcp6.Machine
 	session *dhcp6.Session
 	right   bool // the address has been looked at since the keeper began

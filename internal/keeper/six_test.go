@@ -50,15 +50,15 @@ func TestServersAreAskedAgainWhenAnUplinkHasItsCarrierAndNotTooOften(t *testing.
 		w.stop()
 		l := w.keep.newLoop(t.Context())
 		for _, name := range []string{"idle", "due", "busy"} {
-			l.entries[name] = &entry{mind: memory{session: &dhcpc.Session{}, six: mind6{session: &dhcp6.Session{}}}}
+			l.entries[name] = &entry{memory: memory{session: &dhcpc.Session{}, six: memory6{session: &dhcp6.Session{}}}}
 		}
-		l.entries["at its first visit"] = &entry{busy: true}
+		l.entries["at its first visit"] = &entry{slot: slot{busy: true}}
 		began := now()
 		soon := began.Add(time.Second)
 		l.entries["busy"].busy = true
 		l.askAgain()
 		for _, name := range []string{"idle", "due"} {
-			if e := l.entries[name]; e.mind.six.session != nil || e.mind.session == nil || !e.wake.Equal(began) {
+			if e := l.entries[name]; e.memory.six.session != nil || e.memory.session == nil || !e.wake.Equal(began) {
 				t.Errorf("%s: %+v, want it at %s", name, e, began)
 			}
 		}
@@ -70,7 +70,7 @@ func TestServersAreAskedAgainWhenAnUplinkHasItsCarrierAndNotTooOften(t *testing.
 		// They have asked, and the carrier comes and goes.
 		next := began.Add(askedOnce)
 		for _, name := range []string{"idle", "due"} {
-			l.entries[name].mind.six.session = &dhcp6.Session{}
+			l.entries[name].memory.six.session = &dhcp6.Session{}
 			l.entries[name].wake = began.Add(time.Hour)
 		}
 		l.entries["due"].wake = soon
@@ -78,17 +78,17 @@ func TestServersAreAskedAgainWhenAnUplinkHasItsCarrierAndNotTooOften(t *testing.
 			time.Sleep(askedOnce / 100)
 			l.askAgain()
 		}
-		if e := l.entries["idle"]; e.mind.six.session != nil || !e.wake.Equal(next) {
+		if e := l.entries["idle"]; e.memory.six.session != nil || !e.wake.Equal(next) {
 			t.Errorf("idle: %+v, want it at %s", e, next)
 		}
-		if e := l.entries["due"]; e.mind.six.session != nil || !e.wake.Equal(soon) {
+		if e := l.entries["due"]; e.memory.six.session != nil || !e.wake.Equal(soon) {
 			t.Errorf("due: %+v, want it at %s", e, soon)
 		}
 		time.Sleep(time.Until(next) + time.Second)
-		l.entries["idle"].mind.six.session = &dhcp6.Session{}
+		l.entries["idle"].memory.six.session = &dhcp6.Session{}
 		l.entries["idle"].wake = time.Time{}
 		l.askAgain()
-		if e := l.entries["idle"]; e.mind.six.session != nil || !e.wake.Equal(next.Add(askedOnce)) {
+		if e := l.entries["idle"]; e.memory.six.session != nil || !e.wake.Equal(next.Add(askedOnce)) {
 			t.Errorf("idle: %+v, want it at %s", e, next.Add(askedOnce))
 		}
 	})

@@ -20,18 +20,13 @@ import (
 // the host's lease or its administrator changes on the bridge is not undone: pods follow, and then so does the
 // takeover's record; as long as that is of before, a successor sees that there is something to do.
 
-const (
-	// lookAtUplinks is how often takeovers are looked at of which nothing was heard.
-	lookAtUplinks = time.Minute
-
-	// mendWithin is how long the locks of an uplink are waited for, and its router.
-	mendWithin = 30 * time.Second
-)
+// mendWithin is how long the locks of an uplink are waited for, and its router.
+const mendWithin = 30 * time.Second
 
 // uplinks looks after all of them.
 type uplinks struct {
-	vigil // with a restraint for each NIC
-	all   map[string]*taken
+	source // with a contest over each NIC
+	all    map[string]*taken
 }
 
 // taken is what is known of a NIC that is taken over.
@@ -45,7 +40,7 @@ type taken struct {
 
 func (k *Keeper) newUplinks(ctx context.Context) *uplinks {
 	u := &uplinks{all: map[string]*taken{}}
-	u.vigil = vigil{Keeper: k, ctx: ctx, listen: k.listenToLinks, hear: u.hear, visit: u.visit, errors: k.metrics.uplinkErrors, subject: "uplinks", restraints: restraints{}}
+	u.source = source{Keeper: k, ctx: ctx, kind: "uplinks", every: time.Minute, listen: k.listenToLinks, hear: u.hear, look: u.visit, contests: map[string]*contest{}}
 	return u
 }
 
@@ -103,9 +98,8 @@ func (u *uplinks) carries(t *taken, carrier bool) {
 }
 
 // visit looks at all uplinks.
-func (u *uplinks) visit() {
-	u.due = now().Add(lookAtUplinks)
-	list, err := u.network.Uplinks().List(u.ctx, "")
+func (u *uplinks) visit(ctx context.Context) {
+	list, err := u.network.Uplinks().List(ctx, "")
 	states := map[uplink.State]int{}
 	for _, r := range list {
 		if r.Err != nil {
@@ -121,19 +115,19 @@ func (u *uplinks) visit() {
 		t.UplinkReport = r
 		u.find(t)
 		if until := u.of(r.NIC).until; now().Before(until) {
-			u.due = earliest(u.due, until)
+			u.wake = earliest(u.wake, until)
 		} else {
-			u.look(t)
+			u.lookAt(ctx, t)
 		}
 	}
 	if err != nil {
 		u.trouble("cannot look at uplinks", err)
-		u.due = earliest(u.due, now().Add(again))
+		u.wake = earliest(u.wake, now().Add(again))
 	}
 	for nic := range u.all {
 		if !slices.ContainsFunc(list, func(r network.UplinkReport) bool { return r.NIC == nic }) {
 			delete(u.all, nic)
-			delete(u.restraints, nic)
+			delete(u.contests, nic)
 		}
 	}
 	for _, s := range []uplink.State{uplink.Taking, uplink.Taken, uplink.Restoring, uplink.Undoing} {
@@ -163,34 +157,34 @@ func (u *uplinks) find(t *taken) {
 	}
 }
 
-// look does what there is to be done about an uplink.
-func (u *uplinks) look(t *taken) {
+// lookAt does what there is to be done about an uplink.
+func (u *uplinks) lookAt(ctx context.Context, t *taken) {
 	who := []any{"nic", t.NIC, "bridge", t.Bridge}
 	halfway := t.halfway
 	t.halfway = t.State != uplink.Taken
 	switch {
 	case t.halfway && !halfway:
-		u.due = earliest(u.due, now().Add(pauseOwn)) // a process may be at work
+		u.wake = earliest(u.wake, now().Add(pauseOwn)) // a process may be at work
 	case t.halfway:
 		u.log.Warn("the work on an uplink was cut short: finishing it", append(who, "state", t.State)...)
-		if u.mend(t, "cannot finish the work on an uplink", who) {
+		if u.mend(ctx, t, "cannot finish the work on an uplink", who) {
 			u.metrics.uplinksFinished.Inc()
 			u.log.Info("the work on an uplink is finished", who...)
-			u.due = now() // to see which way
+			u.wake = now() // to see which way
 		}
 	case len(t.Differences) > 0:
 		u.log.Warn("somebody changed an uplink: mending it", append(who, "found", t.Differences)...)
-		if u.mend(t, "cannot mend uplink", who) {
-			u.mended(t, who)
+		if u.mend(ctx, t, "cannot mend uplink", who) {
+			u.mended(ctx, t, who)
 		}
 	case !slices.Equal(t.From, t.To):
 		u.log.Info("the host has other addresses: its pods follow", append(who, "from", t.From, "to", t.To)...)
-		if u.putBack(t, who) && u.mend(t, "cannot write down what the host has on its bridge", who) {
+		if u.putBack(ctx, t, who) && u.mend(ctx, t, "cannot write down what the host has on its bridge", who) {
 			t.failures = 0
 		}
 	case t.Leased && !u.isAdopted(t.NIC):
 		const fails = "cannot adopt the DHCP lease of the host's NIC: it runs out unless a later try succeeds"
-		if u.mend(t, fails, who) && !u.isAdopted(t.NIC) {
+		if u.mend(ctx, t, fails, who) && !u.isAdopted(t.NIC) {
 			u.failed(t, fails, errors.New("no address of the host's that ends, or no record can be written"), who)
 		}
 	default:
@@ -206,8 +200,8 @@ func (u *uplinks) isAdopted(nic string) bool {
 }
 
 // mend brings an uplink and its record up to date.
-func (u *uplinks) mend(t *taken, fails string, who []any) bool {
-	ctx, cancel := context.WithTimeout(u.ctx, mendWithin)
+func (u *uplinks) mend(ctx context.Context, t *taken, fails string, who []any) bool {
+	ctx, cancel := context.WithTimeout(ctx, mendWithin)
 	defer cancel()
 	if err := u.network.Uplinks().Mend(ctx, t.NIC, t.To); err != nil {
 		u.failed(t, fails, err, who)
@@ -217,22 +211,19 @@ func (u *uplinks) mend(t *taken, fails string, who []any) bool {
 }
 
 // mended is what follows a repair.
-func (u *uplinks) mended(t *taken, who []any) {
+func (u *uplinks) mended(ctx context.Context, t *taken, who []any) {
 	t.failures = 0
 	u.metrics.uplinkMends.Inc()
 	u.log.Info("uplink mended", who...)
-	contested, before := u.of(t.NIC).putRight()
-	if contested && !before {
-		u.log.Error("something keeps undoing the takeover of an uplink: mending it only once a minute; have the network manager leave it alone "+
-			"(NetworkManager: nmcli device set NIC managed no; systemd-networkd: Unmanaged=yes for the NIC), or give it back (tombolo uplink restore NIC BRIDGE)", who...)
-	}
-	u.putBack(t, who)
+	u.putRight(t.NIC, "something keeps undoing the takeover of an uplink: mending it only once a minute; have the network manager leave it alone "+
+		"(NetworkManager: nmcli device set NIC managed no; systemd-networkd: Unmanaged=yes for the NIC), or give it back (tombolo uplink restore NIC BRIDGE)", who...)
+	u.putBack(ctx, t, who)
 }
 
 // putBack has pods put back: a bridge that was made anew has neither their ports nor what their
 // networks set of it, and the host's address is where default routes lead.
-func (u *uplinks) putBack(t *taken, who []any) bool {
-	err := u.repair(u.ctx)
+func (u *uplinks) putBack(ctx context.Context, t *taken, who []any) bool {
+	err := u.repair(ctx)
 	if err != nil {
 		u.failed(t, "cannot put the pods of an uplink back: tombolo repair, or their network's next ADD, does it", err, who)
 	}
@@ -244,6 +235,6 @@ func (u *uplinks) failed(t *taken, what string, err error, who []any) {
 	pause := min(time.Second<<min(t.failures, 10), lastRetry)
 	t.failures++
 	u.of(t.NIC).until = now().Add(pause)
-	u.due = earliest(u.due, now().Add(pause))
+	u.wake = earliest(u.wake, now().Add(pause))
 	u.trouble(what, err, append(who, "tries", t.failures, "again", pause)...)
 }

@@ -26,7 +26,7 @@ func TestACarrierIsToldOfOnce(t *testing.T) {
 		"twice":                    {"l-+l-+l", 2},
 	} {
 		k := &Keeper{host: host, carriers: make(chan struct{}, 2)}
-		u := &uplinks{vigil: vigil{Keeper: k, ctx: t.Context(), restraints: restraints{}}, all: map[string]*taken{}}
+		u := &uplinks{source: source{Keeper: k, ctx: t.Context(), contests: map[string]*contest{}}, all: map[string]*taken{}}
 		nic := &taken{carrier: true}
 		nic.NIC, nic.Bridge = "eth0", "br0"
 		for _, what := range c.happens {

@@ -43,16 +43,16 @@ type memory struct {
 	look     time.Time      // when to look for the pod again
 	failures int            // in a row
 	slow     bool           // the last visit waited in vain
-	six      mind6
+	six      memory6
 }
 
 // outcome is what a visit came to.
 type outcome struct {
-	gone  bool // there is no such record any more
-	mind  memory
-	state lease.State
-	wake  time.Time
-	next  time.Time // of the renewal, for the metrics
+	gone   bool // there is no such record any more
+	memory memory
+	state  lease.State
+	wake   time.Time
+	next   time.Time // of the renewal, for the metrics
 }
 
 // visit is one worker's work on one lease.
@@ -75,7 +75,7 @@ func (k *Keeper) visit(ctx context.Context, hash string, m memory) outcome {
 		return k.gone(hash)
 	case err != nil:
 		k.failed("cannot read lease record", "record", hash, "err", err)
-		return outcome{mind: m, wake: now().Add(lookEvery)}
+		return outcome{memory: m, wake: now().Add(lookEvery)}
 	}
 	if m.token != r.Token {
 		m = memory{token: r.Token}
@@ -399,7 +399,7 @@ func (k *Keeper) unlock(held *lease.Held) {
 
 // outcome is that of a visit after which all is well.
 func (v *visit) outcome(wake time.Time) outcome {
-	return outcome{mind: v.m, state: v.r.State, wake: wake}
+	return outcome{memory: v.m, state: v.r.State, wake: wake}
 }
 
 // idle waits for the session, or to look for the pod.
@@ -471,7 +471,7 @@ func (v *visit) note(trouble string) {
 
 // failed reports what went wrong.
 func (k *Keeper) failed(what string, args ...any) {
-	k.metrics.errors.Inc()
+	k.metrics.errors.WithLabelValues("lease").Inc()
 	k.log.Warn(what, args...)
 }
 

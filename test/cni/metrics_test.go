@@ -38,5 +38,5 @@ func TestTombolodTellsOfPoolsAndFailures(t *testing.T) {
 	want(full, 2)
 	w.del(pods[0])
 	want(reserved4, 1)
-	want("read_errors_total", 0)
+	want(`errors_total{kind="read"}`, 0)
 }

@@ -76,26 +76,21 @@ func (w *wall) wantLooks(want ...time.Duration) {
 func inWall(t *testing.T, test func(*wall)) {
 	t.Helper()
 	in(t, func(t *testing.T, world *world) {
-		world.start()
 		w := &wall{t: t, announced: make(chan any), generation: 100, firewall: &firewall{}}
-		ctx, cancel := context.WithCancel(t.Context())
 		start := time.Now()
-		w.vigil = vigil{Keeper: world.keep, ctx: ctx, listen: func() (source, error) { return w, nil }, hear: w.hear, errors: world.keep.metrics.firewallErrors, restraints: restraints{}}
-		w.vigil.visit = func() {
+		look := func(context.Context) {
 			w.turn.Lock()
 			defer w.turn.Unlock()
 			w.looks = append(w.looks, time.Since(start))
-			w.known, w.due = w.generation, now().Add(lookAtFirewall)
+			w.known = w.generation
 		}
-		ended := make(chan struct{})
-		go func() {
-			defer close(ended)
-			w.run()
-		}()
-		synctest.Wait()
+		world.with = func(l *loop) {
+			w.source = source{Keeper: l.Keeper, ctx: l.ctx, kind: "firewall", every: lookAtFirewall, listen: func() (feed, error) { return w, nil }, hear: w.hear, look: look,
+				contests: map[string]*contest{}}
+			l.sources = append(l.sources, &w.source)
+		}
+		world.start()
 		test(w)
-		cancel()
-		<-ended
 		world.stop()
 	})
 }
@@ -179,7 +174,7 @@ func TestLostAndBrokenNewsAreNews(t *testing.T) {
 // ufw runs a dozen programs, each of which undoes what was repaired before it.
 func TestAReloadOfManyStepsIsNoFight(t *testing.T) {
 	inWall(t, func(w *wall) {
-		w.of("").putRight()
+		w.putRight("", "")
 		for range 6 {
 			w.change("ufw")
 			w.after(700 * time.Millisecond)

@@ -124,22 +124,8 @@ func leaseDialer(sockets *transport.Config, att *bridge.Attachment) func(context
 		if err != nil {
 			return nil, errors.Join(err, witness.Close())
 		}
-		return &heardOutside{witness.For(send), send, witness}, nil
+		return witness.For(send), nil
 	}
-}
-
-// heardOutside is a transport that hears by a socket of its own.
-type heardOutside struct {
-	dhcpc.Transport
-	send    dhcpc.Transport
-	witness *transport.Witness
-}
-
-// Close closes both sockets at once: the kernel takes 12 to 16 ms to close a packet socket.
-func (h *heardOutside) Close() error {
-	sent := make(chan error, 1)
-	go func() { sent <- h.send.Close() }()
-	return errors.Join(h.witness.Close(), <-sent)
 }
 
 // releaseLease gives back what an attachment leased, from the pod's interface as long as that is there, else from the

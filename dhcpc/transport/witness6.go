@@ -58,8 +58,8 @@ func (w *Witness6) Close() error {
 	return w.raw.Close()
 }
 
-// For gives a transport that sends by another one and hears by the witness. Its Close closes the
-// other one alone: the witness stays its owner's.
+// For gives a transport that sends by another one and hears by the witness. Its Close closes
+// both.
 func (w *Witness6) For(send dhcp6.Transport) dhcp6.Transport {
 	if send == nil {
 		send = (*UDP6)(nil)
@@ -76,6 +76,9 @@ type witnessed6 struct {
 func (t *witnessed6) Receive(ctx context.Context, until time.Time) ([]byte, error) {
 	return t.witness.Receive(ctx, until)
 }
+
+// Close closes both.
+func (t *witnessed6) Close() error { return closeBoth(t.witness, t.Transport) }
 
 // frames6 takes Ethernet frames with UDP to a DHCPv6 client's port. It takes none with extension headers,
 // fragments among them: servers send none, but in messages that are longer than the link's MTU.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/dhcpc/dhcp6"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 )
 
@@ -27,8 +28,8 @@ const (
 // exchange is a visit's conversation with servers.
 type exchange struct {
 	*visit
+	line[*dhcpc.Packet]
 	pod   pod
-	conn  dhcpc.Transport
 	local netip.Addr // that conn was dialled for
 	limit time.Time
 	last  *dhcpc.Packet // a renewal that may be sent again, at that time
@@ -95,7 +96,7 @@ func (x *exchange) run() error {
 		case !t.Before(x.limit):
 			return x.unheard()
 		}
-		p, err := x.receive(earliest(out.Listen, out.Wake, x.limit, x.again))
+		p, err := x.hear(earliest(out.Listen, out.Wake, x.limit, x.again))
 		if err != nil {
 			return err
 		}
@@ -120,20 +121,17 @@ func (x *exchange) resend() error {
 	return errors.Join(x.hangUp(), x.send(p))
 }
 
-// receive is nil at the end of its time.
-func (x *exchange) receive(until time.Time) (*dhcpc.Packet, error) {
-	for x.conn != nil {
-		p, err := x.conn.Receive(x.ctx, until)
+// hear is nil at the end of its time.
+func (x *exchange) hear(until time.Time) (*dhcpc.Packet, error) {
+	for {
+		p, err := x.receive(x.ctx, until)
 		switch {
-		case errors.Is(err, os.ErrDeadlineExceeded):
-			return nil, nil
 		case err != nil:
 			return nil, fmt.Errorf("hear from DHCP servers: %w", err)
-		case x.r.Host != nil || credible(p, x.m.session.Lease()):
+		case p == nil || x.r.Host != nil || credible(p, x.m.session.Lease()):
 			return p, nil
 		}
 	}
-	return nil, nil
 }
 
 // credible says whether an answer to a pod that has a lease can come from the LAN's
@@ -159,7 +157,7 @@ func (x *exchange) send(p *dhcpc.Packet) error {
 		// Another program deleted the address, or a route.
 		x.log.Warn("cannot send renewal: putting address and routes back", append(x.who(), "err", err)...)
 		x.metrics.errors.WithLabelValues("lease").Inc()
-		if err = x.pod.apply(x.r.Applied, x.r.Lease.Left(now())); err == nil {
+		if err = apply4(x.pod, x.r.Applied, x.r.Lease); err == nil {
 			err = errors.Join(x.hangUp(), x.sendFrom(local, p))
 		}
 	}
@@ -189,12 +187,33 @@ func (x *exchange) sendFrom(local netip.Addr, p *dhcpc.Packet) error {
 	return x.conn.Send(x.ctx, p)
 }
 
-func (x *exchange) hangUp() error {
-	if x.conn == nil {
+// line is what a visit speaks with servers by: a transport, which is dialled when there is something to send.
+type line[M any] struct {
+	conn interface {
+		Send(context.Context, M) error
+		Receive(context.Context, time.Time) (M, error)
+		Close() error
+	}
+}
+
+// receive gives nothing at the end of its time.
+func (l *line[M]) receive(ctx context.Context, until time.Time) (message M, err error) {
+	if l.conn == nil {
+		return message, nil
+	}
+	got, err := l.conn.Receive(ctx, until)
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return message, nil
+	}
+	return got, err
+}
+
+func (l *line[M]) hangUp() error {
+	if l.conn == nil {
 		return nil
 	}
-	conn := x.conn
-	x.conn = nil
+	conn := l.conn
+	l.conn = nil
 	return conn.Close()
 }
 
@@ -268,13 +287,13 @@ func (v *visit) apply(held *lease.Held, p pod, l *dhcpc.Lease) error {
 			return err
 		}
 	}
-	err := p.apply(want, l.Left(now()))
+	err := apply4(p, want, l)
 	if err == nil && !stale.Empty() {
 		err = p.withdraw(stale)
 		if err == nil && len(stale.Addresses) > 0 {
 			// With the first address of a network the kernel takes the others away,
 			// unless promote_secondaries is set.
-			err = p.apply(want, l.Left(now()))
+			err = apply4(p, want, l)
 		}
 	}
 	trouble := ""
@@ -338,19 +357,27 @@ func earliest(times ...time.Time) time.Time {
 	return first
 }
 
-// pod is a running pod's namespace, entered.
+// pod is a place; see there.
 type pod interface {
 	// dial opens a transport in the pod; see dhcpc.Config.
 	dial(ctx context.Context, local netip.Addr) (dhcpc.Transport, error)
+	dial6() (dhcp6.Transport, error)
 	// apply makes the pod have addresses, which the kernel takes away when the lease
-	// ends, routes and MTU; what is as it should be stays untouched. left is as
-	// dhcpc.Lease.Left has it.
-	apply(a lease.Applied, left time.Duration) error
+	// ends, routes and MTU; what is as it should be stays untouched. Times are as
+	// dhcpc.Lease.Left has them.
+	apply(a lease.Applied, valid, preferred time.Duration) error
 	// withdraw takes addresses and routes away; that they are gone is success.
 	withdraw(a lease.Applied) error
 	// lacks says whether one of the addresses is not there.
 	lacks(a lease.Applied) (bool, error)
+	// inUse applies an address of IPv6, unless another host has it.
+	inUse(ctx context.Context, a lease.Applied, valid, preferred time.Duration) (bool, error)
 	close() error
+}
+
+func apply4(p pod, a lease.Applied, l *dhcpc.Lease) error {
+	left := l.Left(now())
+	return p.apply(a, left, left)
 }
 
 // node is where the pods are.

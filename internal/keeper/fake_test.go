@@ -316,6 +316,7 @@ func reply(d *dhcpv4.DHCPv4, kind dhcpv4.MessageType, address net.IP) *dhcpv4.DH
 // fakePod is a pod that remembers what was done to it.
 type fakePod struct {
 	*world
+	pod        // of IPv6 there is nothing
 	has        lease.Applied
 	left       time.Duration
 	applied    int
@@ -350,7 +351,7 @@ func (p *fakePod) lacks(a lease.Applied) (bool, error) {
 	return len(a.Without(p.has).Addresses) > 0, nil
 }
 
-func (p *fakePod) apply(a lease.Applied, left time.Duration) error {
+func (p *fakePod) apply(a lease.Applied, left, _ time.Duration) error {
 	time.Sleep(p.slow)
 	p.mu.Lock()
 	defer p.mu.Unlock()

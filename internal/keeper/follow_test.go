@@ -293,7 +293,7 @@ func (m *movable) half(s *server) (both, next *state.Attachment) {
 	pod := m.enter(p)
 	defer pod.close()
 	a := p.record.Policy.Apply(&moved)
-	if err := errors.Join(pod.withdraw(p.record.Applied), pod.apply(a, time.Hour)); err != nil {
+	if err := errors.Join(pod.withdraw(p.record.Applied), pod.apply(a, time.Hour, time.Hour)); err != nil {
 		m.Fatal(err)
 	}
 	p.record.Lease, p.record.Applied = &moved, a

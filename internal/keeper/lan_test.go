@@ -149,7 +149,7 @@ func (l *lan) lease(p *testPod) {
 		l.Fatal(err)
 	}
 	r := p.record
-	if err := pod.apply(r.Policy.Apply(got), got.Left(time.Now())); err != nil {
+	if err := apply4(pod, r.Policy.Apply(got), got); err != nil {
 		l.Fatal(err)
 	}
 	r.State, r.Lease, r.Applied = lease.Bound, got, r.Policy.Apply(got)

@@ -139,7 +139,7 @@ func TestAnAddressOfTheSameNetworkTakesTheOldOnesPlace(t *testing.T) {
 	r := p.record
 	r.State, r.Lease, r.Applied = lease.Bound, old, r.Policy.Apply(old)
 	l.write(r)
-	if err := pod.apply(r.Applied, time.Hour); err != nil {
+	if err := pod.apply(r.Applied, time.Hour, time.Hour); err != nil {
 		t.Fatal(err)
 	}
 	k, err := New(&Config{Leases: l.dir})

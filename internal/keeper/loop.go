@@ -257,13 +257,13 @@ const longestPause = time.Minute
 // pause is how long nothing is due.
 func (l *loop) pause() time.Duration {
 	next := now().Add(longestPause)
-	var lease time.Time
+	var renewal time.Time
 	if e := l.first(); e != nil {
-		lease = e.wake
+		renewal = e.wake
 	}
-	l.metrics.due(lease)
+	l.metrics.due(renewal)
 	if l.running < l.workers {
-		next = earliest(next, lease)
+		next = earliest(next, renewal)
 	}
 	for _, s := range l.sources {
 		if !s.busy {

@@ -8,14 +8,10 @@ import (
 	"net/netip"
 	"slices"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/dhcpc/dhcp6"
 	"github.com/tombolo-cni/tombolo/internal/lease"
-	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/nft"
-	"github.com/tombolo-cni/tombolo/route"
 )
 
 // refuse gives what is asked about each lease that a server grants. It outlives the visit.
@@ -87,17 +83,4 @@ func (k *Keeper) anothersAddress(network, hash, bridge string, own netip.Addr) e
 		return nil
 	}
 	return fmt.Errorf("a pod of this node has it: container %s", a.ContainerID)
-}
-
-// taken says why no pod may have an address, by what the host has.
-func (k kernel) taken(bridge string, a, had netip.Addr) error {
-	conn, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: k.host})
-	if err != nil {
-		return err
-	}
-	index, err := linkIndex(conn, bridge)
-	if err == nil {
-		err = lease.Taken(route.On(conn), index, a, had)
-	}
-	return errors.Join(err, conn.Close())
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
-	"os"
 	"time"
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
@@ -37,9 +36,8 @@ func (v *visit) wakes6(t time.Time) bool {
 }
 
 // work6 does what is due about DHCPv6.
-func (v *visit) work6(in pod) error {
-	p, ok := in.(*kernelPod)
-	if v.r.Six == nil || !ok {
+func (v *visit) work6(p pod) error {
+	if v.r.Six == nil {
 		return nil
 	}
 	err := v.keep6(p)
@@ -52,21 +50,16 @@ func (v *visit) work6(in pod) error {
 // by6 tells an address by DHCPv6 from one that the pod has formed itself: it has no network's prefix.
 func by6(p netip.Prefix) bool { return p.Addr().Is6() && p.IsSingleIP() }
 
-func (v *visit) keep6(p *kernelPod) error {
+func (v *visit) keep6(p pod) error {
 	if v.m.six.session == nil {
-		if was := v.r.Six.AcceptDAD; was != "" {
-			if err := p.setAcceptDAD(was); err != nil {
-				return err
-			}
-		}
 		if err := v.restore6(); err != nil {
 			return err
 		}
 	}
 	if l := v.r.Six.Lease; l != nil && !v.r.Six.Checking && l.Left(now()) != 0 {
-		lacks, err := p.lacks6(l.Address)
+		lacks, err := p.lacks(applied6(l))
 		if err == nil && (lacks || !v.m.six.right) {
-			err = p.apply6(l)
+			err = apply6(p, l)
 		}
 		if err != nil {
 			return err
@@ -85,6 +78,16 @@ func (v *visit) keep6(p *kernelPod) error {
 		v.m.six.session = nil // the next time it is asked anew
 	}
 	return errors.Join(err, v.follow())
+}
+
+// applied6 is what a lease comes to in the pod.
+func applied6(l *dhcp6.Lease) lease.Applied {
+	return lease.Applied{Addresses: []netip.Prefix{netip.PrefixFrom(l.Address, l.Address.BitLen())}}
+}
+
+func apply6(p pod, l *dhcp6.Lease) error {
+	t := now()
+	return p.apply(applied6(l), l.Left(t), l.PreferredFor(t))
 }
 
 // restore6 makes a session of the record.
@@ -153,8 +156,8 @@ func (v *visit) endUnseen6(cause error) error {
 // exchange6 is a visit's conversation with DHCPv6 servers.
 type exchange6 struct {
 	*visit
-	pod   *kernelPod
-	conn  dhcp6.Transport
+	line[[]byte]
+	pod   pod
 	limit time.Time
 }
 
@@ -186,7 +189,7 @@ func (x *exchange6) run() error {
 		case !now().Before(x.limit):
 			return x.unheard()
 		}
-		message, err := x.receive(earliest(out.Listen, out.Wake, x.limit))
+		message, err := x.receive(x.ctx, earliest(out.Listen, out.Wake, x.limit))
 		if err != nil {
 			return err
 		}
@@ -243,22 +246,14 @@ func (x *exchange6) informed(i *dhcp6.Information) error {
 // check looks whether another host has an address. The pod's part of the firewall is made before, or it
 // could not ask.
 func (x *exchange6) check(l *dhcp6.Lease) (dhcp6.Verdict, error) {
-	six := *x.r.Six
-	if six.AcceptDAD == "" {
-		was, err := x.pod.acceptDAD()
-		if err != nil {
-			return 0, err
-		}
-		six.AcceptDAD = was
-	}
-	x.r.Six = &six
 	if err := x.write(l, true, ""); err != nil {
 		return 0, err
 	}
 	if err := x.follow(); err != nil {
 		return 0, err
 	}
-	inUse, err := x.look(l, six.AcceptDAD)
+	t := now()
+	inUse, err := x.pod.inUse(x.ctx, applied6(l), l.Left(t), l.PreferredFor(t))
 	switch {
 	case err != nil:
 		return 0, err
@@ -272,23 +267,10 @@ func (x *exchange6) check(l *dhcp6.Lease) (dhcp6.Verdict, error) {
 	return dhcp6.InUse, x.follow()
 }
 
-// look has the pod's kernel look, which does so only where accept_dad is set: that is put back, since other
-// addresses of the pod's are known to be its own.
-func (x *exchange6) look(l *dhcp6.Lease, was string) (bool, error) {
-	if err := x.pod.setAcceptDAD("1"); err != nil {
-		return false, err
-	}
-	inUse, err := x.pod.inUse(x.ctx, l)
-	return inUse, errors.Join(err, x.pod.setAcceptDAD(was))
-}
-
 // write puts a lease on record; nil is that there is none.
 func (x *exchange6) write(l *dhcp6.Lease, checking bool, trouble string) error {
 	six := *x.r.Six
 	six.Lease, six.Release, six.Checking, six.Error = l, nil, checking, trouble
-	if !checking {
-		six.AcceptDAD = ""
-	}
 	if l != nil {
 		release, err := dhcp6.Release(l, rand.Uint32())
 		if err != nil {
@@ -301,12 +283,12 @@ func (x *exchange6) write(l *dhcp6.Lease, checking bool, trouble string) error {
 	}
 	err := x.underLockOf(func(held *lease.Held) error {
 		if was := x.r.Six.Lease; was != nil && l != nil && was.Address != l.Address {
-			if err := x.pod.withdraw6(was); err != nil {
+			if err := x.pod.withdraw(applied6(was)); err != nil {
 				return err
 			}
 		}
 		if l != nil && !checking {
-			if err := x.pod.apply6(l); err != nil {
+			if err := apply6(x.pod, l); err != nil {
 				return err
 			}
 		}
@@ -344,7 +326,7 @@ func (x *exchange6) lost6(out dhcp6.Output) error {
 		x.metrics.expired.Inc()
 	}
 	err := x.underLockOf(func(held *lease.Held) error {
-		err := x.pod.withdraw6(out.Lost)
+		err := x.pod.withdraw(applied6(out.Lost))
 		six := *x.r.Six
 		six.Lease, six.Release, six.Checking = nil, nil, false
 		if out.Err != nil {
@@ -387,32 +369,11 @@ func (x *exchange6) inVain() error {
 
 func (x *exchange6) send(message []byte) error {
 	if x.conn == nil {
-		conn, err := x.pod.dial6(x.ctx)
+		conn, err := x.pod.dial6()
 		if err != nil {
 			return err
 		}
 		x.conn = conn
 	}
 	return x.conn.Send(x.ctx, message)
-}
-
-// receive is nil at the end of its time.
-func (x *exchange6) receive(until time.Time) ([]byte, error) {
-	if x.conn == nil {
-		return nil, nil
-	}
-	message, err := x.conn.Receive(x.ctx, until)
-	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return nil, nil
-	}
-	return message, err
-}
-
-func (x *exchange6) hangUp() error {
-	if x.conn == nil {
-		return nil
-	}
-	conn := x.conn
-	x.conn = nil
-	return conn.Close()
 }

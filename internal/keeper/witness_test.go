@@ -26,13 +26,13 @@ func (n trusting) enter(r *lease.Record) (pod, error) {
 	if err != nil {
 		return nil, err
 	}
-	return trustingPod{p.(*kernelPod)}, nil
+	return trustingPod{p.(*place)}, nil
 }
 
-type trustingPod struct{ *kernelPod }
+type trustingPod struct{ *place }
 
 func (p trustingPod) dial(ctx context.Context, local netip.Addr) (dhcpc.Transport, error) {
-	return transport.Dialer(&transport.Config{NetNS: p.ns, Link: p.link, MAC: []byte(p.r.Client.MAC)})(ctx, local)
+	return transport.Dialer(&transport.Config{NetNS: p.ns, Link: p.links[0], MAC: []byte(p.r.Client.MAC)})(ctx, local)
 }
 
 // Somebody has all rights in a pod's namespace, and has a server of the pod's own refuse

@@ -23,10 +23,8 @@ type Six struct {
 	Release dhcpc.Hex `json:"release,omitempty"`
 	// Checking says that the pod has Lease's address so as to look whether another host has it:
 	// the firewall lets no pod ask about an address that is not its own.
-	Checking bool `json:"checking,omitempty"`
-	// AcceptDAD is the pod's parameter of that name from before the look: a keeper that is killed at it leaves another.
-	AcceptDAD string `json:"acceptDAD,omitempty"`
-	Error     string `json:"error,omitempty"` // the last trouble, while it lasts
+	Checking bool   `json:"checking,omitempty"`
+	Error    string `json:"error,omitempty"` // the last trouble, while it lasts
 	// Stateless says that the pod has its addresses by routers, and wants Information alone.
 	Stateless   bool         `json:"stateless,omitempty"`
 	Information *Information `json:"information,omitempty"`

@@ -1,0 +1,419 @@
+package keeper
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/dhcpc/dhcp6"
+	"github.com/tombolo-cni/tombolo/dhcpc/transport"
+	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/lease/giveback"
+	"github.com/tombolo-cni/tombolo/internal/link"
+	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/sysctl"
+	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/route"
+)
+
+// kernel is the node that the keeper runs on.
+type kernel struct {
+	host *netns.NS // nil: the keeper's own namespace
+}
+
+// place is where a lease's addresses are: the interface of a pod, or, for a lease of the host's own, a bridge and the NIC
+// that is its port. The bridge has the host's address, and, where the takeover left it there, the NIC too or only the
+// NIC. What the host has is taken away only when there is something in its place.
+type place struct {
+	kernel
+	r     *lease.Record
+	ns    *netns.NS // of the links
+	conn  *nl.Conn  // likewise
+	links []int     // the indexes of the pod's interface, or of bridge and NIC
+}
+
+// enter finds a lease's place.
+func (k kernel) enter(r *lease.Record) (pod, error) {
+	p := &place{kernel: k, r: r, ns: k.host}
+	var err error
+	if r.Host == nil {
+		if p.ns, err = k.namespace(r); err != nil {
+			return nil, err
+		}
+	}
+	if p.conn, err = nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: p.ns}); err == nil {
+		err = p.find()
+	}
+	if err != nil {
+		return nil, errors.Join(err, p.close())
+	}
+	return p, nil
+}
+
+// namespace opens the namespace that the record's path names, and makes sure that it is
+// the one of old.
+func (k kernel) namespace(r *lease.Record) (*netns.NS, error) {
+	ns, err := netns.Open(r.NetNS)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, netns.ErrNotNetNS) {
+		return nil, k.unlessPort(r, err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	cookie, err := ns.Cookie()
+	if err == nil && cookie != r.NetNSCookie {
+		err = k.unlessPort(r, fmt.Errorf("%s is another network namespace by now (cookie %d, not %d)", r.NetNS, cookie, r.NetNSCookie))
+	}
+	if err != nil {
+		return nil, errors.Join(err, ns.Close())
+	}
+	return ns, nil
+}
+
+// unlessPort says that a pod is gone whose namespace is not found, unless its port is
+// there, whose other end is in that namespace: then it is only out of reach, because the
+// keeper does not see the mounts of the runtime, say.
+func (k kernel) unlessPort(r *lease.Record, cause error) error {
+	if r.HostIf != "" {
+		switch _, err := k.port(r.HostIf); {
+		case err == nil:
+			return fmt.Errorf("%w; but its port %s is there, so the pod is not gone: does the keeper see the mounts below /run/netns?", cause, r.HostIf)
+		case !errors.Is(err, fs.ErrNotExist):
+			return err
+		}
+	}
+	return fmt.Errorf("%w: %w", errGone, cause)
+}
+
+// port finds a link of the host.
+func (k kernel) port(name string) (l *bridge.Link, _ error) {
+	err := k.withLinks(func(links *bridge.Conn) (err error) {
+		l, err = links.Link(context.Background(), name)
+		return err
+	})
+	return l, err
+}
+
+func (k kernel) withLinks(do func(*bridge.Conn) error) error {
+	links, err := bridge.Dial(&bridge.Config{NetNS: k.host})
+	if err != nil {
+		return err
+	}
+	defer links.Close()
+	return do(links)
+}
+
+// taken says why no pod may have an address, by what the host has.
+func (k kernel) taken(at string, a, had netip.Addr) error {
+	return k.withLinks(func(links *bridge.Conn) error {
+		l, err := links.Link(context.Background(), at)
+		if err != nil {
+			return err
+		}
+		return lease.Taken(links.Routes(), l.Index, a, had)
+	})
+}
+
+func (k kernel) release(ctx context.Context, r *lease.Record, l *dhcpc.Lease) error {
+	return k.withLinks(func(links *bridge.Conn) error { return giveback.Release(ctx, r, links, k.host, l) })
+}
+
+func (k kernel) release6(ctx context.Context, r *lease.Record) error {
+	return k.withLinks(func(links *bridge.Conn) error { return giveback.Release6(ctx, r, links, k.host) })
+}
+
+// find finds the links. Once a lease of the host's own has ended, the error matches errGone where one of them
+// is no more; that the NIC is no port is repaired elsewhere.
+func (p *place) find() error {
+	names := []string{p.r.IfName}
+	if p.r.Host != nil {
+		names = []string{p.r.Bridge, p.r.Host.NIC}
+	}
+	var b nl.Batch
+	links := make([]link.Link, len(names))
+	for i, name := range names {
+		link.Get(&b, name, 0, &links[i], unix.IFLA_MASTER)
+	}
+	err := p.conn.Execute(&b)
+	for _, l := range links {
+		p.links = append(p.links, l.Index)
+	}
+	switch {
+	case p.r.Host != nil && errors.Is(err, fs.ErrNotExist) && p.r.Lease.Left(now()) == 0:
+		return fmt.Errorf("%w: %w", errGone, err)
+	case err == nil && p.r.Host != nil && links[1].Master != links[0].Index:
+		return fmt.Errorf("%s is not a port of %s any more: was it given back? `tombolo uplink status` says how it is", p.r.Host.NIC, p.r.Bridge)
+	}
+	return err
+}
+
+func (p *place) close() error {
+	var err error
+	if p.conn != nil {
+		err = p.conn.Close()
+	}
+	if p.r.Host == nil {
+		err = errors.Join(err, p.ns.Close())
+	}
+	return err
+}
+
+// do does something in the links' namespace.
+func (p *place) do(fn func() error) error {
+	if p.ns == nil {
+		return fn()
+	}
+	return p.ns.Do(fn)
+}
+
+// dial has the pod send from its own interface, and hears at the host's end of its link.
+// In the pod's namespace a name says little: the pod may give it to a link of its own, and
+// answer itself. The host sends and hears on the bridge.
+func (p *place) dial(ctx context.Context, local netip.Addr) (dhcpc.Transport, error) {
+	sockets := &transport.Config{NetNS: p.ns, Link: p.links[0], MAC: []byte(p.r.Client.MAC), ARP: p.r.Client.DetectConflicts}
+	if p.r.Host != nil {
+		t, err := transport.Dialer(sockets)(ctx, local)
+		if errors.Is(err, unix.EADDRINUSE) { // by the host's own client; a packet socket does as well
+			return transport.Dialer(sockets)(ctx, netip.Addr{})
+		}
+		return t, err
+	}
+	outside, err := p.outside()
+	if err != nil {
+		return nil, err
+	}
+	witness, err := transport.DialWitness(outside)
+	if err != nil {
+		return nil, err
+	}
+	send, err := transport.Dialer(sockets)(ctx, local)
+	if err != nil {
+		return nil, errors.Join(err, witness.Close())
+	}
+	return witness.For(send), nil
+}
+
+// dial6 is dial for DHCPv6, which no lease of the host's has.
+func (p *place) dial6() (dhcp6.Transport, error) {
+	outside, err := p.outside()
+	if err != nil {
+		return nil, err
+	}
+	witness, err := transport.DialWitness6(outside)
+	if err != nil {
+		return nil, err
+	}
+	send, err := transport.DialUDP6(&transport.Config{NetNS: p.ns, Link: p.links[0]})
+	if err != nil {
+		return nil, errors.Join(err, witness.Close())
+	}
+	return witness.For(send), nil
+}
+
+// outside says where to hear what is for a pod: at the host's end of its link, which says by its alias that it is.
+func (p *place) outside() (*transport.Config, error) {
+	l, err := p.port(p.r.HostIf)
+	if err != nil {
+		return nil, fmt.Errorf("find the pod's port: %w", err)
+	}
+	if !strings.HasPrefix(l.Alias, endpoint.AliasOwner(p.r.Hash())) {
+		return nil, fmt.Errorf("find the pod's port: %s is another's: its alias is %q", p.r.HostIf, l.Alias)
+	}
+	return &transport.Config{NetNS: p.host, Link: l.Index, MAC: []byte(p.r.Client.MAC), ARP: p.r.Client.DetectConflicts}, nil
+}
+
+// has gives an address as the links have it.
+func (p *place) has(want netip.Prefix) ([]addr.Address, error) {
+	list, err := addr.On(p.conn).List(addr.Filter{})
+	return slices.DeleteFunc(list, func(a addr.Address) bool { return a.Prefix != want || !slices.Contains(p.links, a.Link) }), err
+}
+
+func (p *place) lacks(a lease.Applied) (bool, error) {
+	for _, prefix := range a.Addresses {
+		if have, err := p.has(prefix); err != nil || len(have) == 0 {
+			return true, err
+		}
+	}
+	return false, nil
+}
+
+// apply sets the lifetimes of addresses, and adds those that are not there, with their routes. Of the host's routes,
+// those of an address that is there are left as they are, unless the lease has others, and so is the MTU.
+func (p *place) apply(a lease.Applied, valid, preferred time.Duration) error {
+	var errs []error
+	was, set := p.r.Applied, true
+	if p.r.Host == nil {
+		errs = append(errs, p.setMTU(a.MTU))
+	} else {
+		if p.r.Host.Permanent {
+			valid, preferred = -1, -1
+		}
+		// The record has both addresses while one takes the other's place, with whose routes it goes.
+		set = len(was.Without(a).Addresses) > 0 || len(was.Routes) > 0 && len(a.Without(was).Routes) > 0
+	}
+	for _, prefix := range a.Addresses {
+		have, fresh, err := p.wanted(prefix)
+		errs = append(errs, err)
+		for _, one := range have {
+			one.Valid, one.Preferred = lifetime(valid, time.Second), lifetime(preferred, 0)
+			errs = append(errs, addr.On(p.conn).Replace(one))
+		}
+		if set || fresh {
+			errs = append(errs, p.setRoutes(prefix, a.Routes))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// setMTU sets that of the pod's end alone: the host's bridge may follow the lowest of its ports, and is
+// not the server's.
+func (p *place) setMTU(mtu int) error {
+	if mtu == 0 || mtu == p.r.Applied.MTU {
+		return nil
+	}
+	var b nl.Batch
+	link.Request{Name: p.r.IfName, MTU: &mtu}.Set(&b, "set MTU of link", p.r.IfName)
+	return p.conn.Execute(&b)
+}
+
+// wanted gives an address as the links are to have it. Of the host's, it is as the links have it, or is fresh: for the
+// links that have the lease's last one, or else for the bridge. The route to the subnet of such a one is set with the
+// others, since it leads to the bridge even if the NIC has the address.
+func (p *place) wanted(prefix netip.Prefix) (list []addr.Address, fresh bool, err error) {
+	one := addr.Address{Link: p.links[0], Prefix: prefix, Broadcast: addr.Broadcast(prefix)}
+	if p.r.Host == nil {
+		return []addr.Address{one}, false, nil
+	}
+	if list, err = p.has(prefix); len(list) > 0 || err != nil {
+		return list, false, err
+	}
+	one.Flags = addr.NoPrefixRoute
+	for _, old := range p.r.Applied.Addresses {
+		have, err := p.has(old)
+		if err != nil {
+			return nil, false, err
+		}
+		for _, h := range have {
+			one.Link, one.Label = h.Link, h.Label
+			list = append(list, one)
+		}
+	}
+	if len(list) == 0 {
+		list = append(list, one)
+	}
+	return list, true, nil
+}
+
+// setRoutes sets the routes of an address. The host's go with it.
+func (p *place) setRoutes(own netip.Prefix, routes []dhcpc.Route) error {
+	if p.r.Host != nil {
+		routes = slices.Concat([]dhcpc.Route{{Dst: own.Masked()}}, routes)
+	}
+	var errs []error
+	for _, r := range routes {
+		_, err := route.On(p.conn).Ensure(p.route(r, own.Addr()))
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+func (p *place) route(r dhcpc.Route, own netip.Addr) route.Route {
+	one := lease.RouteOf(r, p.links[0], p.r.Policy.Priority)
+	if p.r.Host != nil {
+		one.Source, one.Protocol = own, route.ProtocolDHCP
+	}
+	return one
+}
+
+// withdraw takes routes and addresses away. Without promote_secondaries, which systemd
+// sets for every link, the kernel would take others of the host's in the same network along.
+func (p *place) withdraw(a lease.Applied) error {
+	var errs []error
+	if p.r.Host != nil {
+		errs = append(errs, p.do(func() error { return sysctl.Write(sysctl.Link("ipv4", p.r.Bridge, "promote_secondaries"), "1") }))
+	}
+	for _, r := range slices.Backward(a.Routes) {
+		errs = append(errs, route.On(p.conn).Remove(p.route(r, netip.Addr{})))
+	}
+	for _, prefix := range a.Addresses {
+		for _, index := range p.links {
+			errs = append(errs, addr.On(p.conn).Remove(addr.Address{Prefix: prefix, Link: index}))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// lifetime is as the kernel takes it: nil is for ever, which is less than 0 here. It refuses 0 s as a valid one, and
+// takes the largest number for ever.
+func lifetime(left, least time.Duration) *time.Duration {
+	if left < 0 {
+		return nil
+	}
+	left = min(max(left, least), (math.MaxUint32-1)*time.Second)
+	return &left
+}
+
+const (
+	// detection is longer than the kernel takes to look for other hosts: up to a second until it
+	// asks, and a second for the answer.
+	detection = 10 * time.Second
+	// lookPause is between two looks whether it is done.
+	lookPause = 20 * time.Millisecond
+)
+
+// inUse says whether another host has an address of IPv6, which the pod has then if none does. The kernel looks only
+// where accept_dad is set; that is put back, since other addresses of the pod's are known to be its own.
+func (p *place) inUse(ctx context.Context, a lease.Applied, valid, preferred time.Duration) (used bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, detection)
+	defer cancel()
+	parameter := sysctl.Link("ipv6", p.r.IfName, "accept_dad")
+	var before string
+	if err := p.do(func() error {
+		var err error
+		if before, err = sysctl.Read(parameter); err != nil {
+			return err
+		}
+		return sysctl.Write(parameter, "1")
+	}); err != nil {
+		return false, err
+	}
+	if err = p.apply(a, valid, preferred); err == nil {
+		used, err = p.detects(ctx, a.Addresses[0])
+	}
+	if used || err != nil {
+		err = errors.Join(err, p.withdraw(a))
+	}
+	return used, errors.Join(err, p.do(func() error { return sysctl.Write(parameter, before) }))
+}
+
+// detects waits until the kernel has looked whether another host has an address.
+func (p *place) detects(ctx context.Context, own netip.Prefix) (bool, error) {
+	for {
+		have, err := p.has(own)
+		switch {
+		case err != nil:
+			return false, err
+		case len(have) == 0 || have[0].Flags&addr.DADFailed != 0:
+			return true, nil
+		case have[0].Flags&addr.Tentative == 0:
+			return false, nil
+		}
+		select {
+		case <-ctx.Done():
+			return false, fmt.Errorf("look for other hosts that have %s: %w", own.Addr(), ctx.Err())
+		case <-time.After(lookPause):
+		}
+	}
+}

@@ -34,38 +34,14 @@ type leasePart struct{}
 // pod another address since its Add, the keeper has changed the pod's, and what else
 // goes by the address follows here.
 func (leasePart) mend(ctx context.Context, p *attached) error {
-	if p.IPAMType != endpoint.Leased || len(p.Addresses) == 0 {
-		return nil
-	}
-	dir, err := lease.Open(p.DataDir)
-	if err != nil {
-		return err
-	}
-	rec, err := dir.Load(p.Hash())
-	if err != nil || rec.State != lease.Bound || rec.Lease.Address == p.Addresses[0].Prefix {
+	rec, err := ahead(p.Attachment)
+	if rec == nil || err != nil {
 		return nil // what is wrong with a lease is for Check to say
 	}
-	// A Del that has it takes the elements by the record of now.
-	lock, err := p.s.Dir.LockAttachment(p.Network, p.Hash())
-	if err != nil {
-		return nil
-	}
-	defer lock.Close()
-	old := endpoint.Of(p.Attachment)
-	moved := p.Addresses[0]
-	moved.Prefix, moved.Gateway = rec.Lease.Address, netip.Addr{}
-	if len(rec.Lease.Routers) > 0 {
-		moved.Gateway = rec.Lease.Routers[0]
-	}
-	p.HostGateways = p.HostGateways.Moved(p.Addresses[0].Prefix, moved.Prefix)
-	p.Addresses[0] = moved
-	if err := p.s.Firewall.Move(ctx, old, endpoint.In(p.Attachment, p.nw)); err != nil {
+	if err := p.s.move(ctx, p.Attachment, p.nw, rec); !errors.Is(err, state.ErrBusy) {
 		return err
 	}
-	if err := p.s.Dir.UpdateLocked(p.Attachment); err != nil {
-		return fail.State(err)
-	}
-	return nil
+	return nil // a Del that has it takes the elements by the record of now
 }
 
 // applyLease gives the pod what it has leased. The address has the lease's lifetime,

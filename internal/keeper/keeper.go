@@ -60,7 +60,7 @@ func New(cfg *Config) (*Keeper, error) {
 	if err != nil {
 		return nil, fmt.Errorf("keep leases: %w", err)
 	}
-	k := &Keeper{leases: cfg.Leases, state: cfg.State, network: cfg.Node, log: cfg.Log, workers: workers, ready: cfg.Ready, alive: cfg.Alive, node: kernel{}, boot: boot,
+	k := &Keeper{leases: cfg.Leases, state: cfg.State, network: cfg.Node, log: cfg.Log, workers: workers, ready: cfg.Ready, alive: cfg.Alive, node: kernel{network: cfg.Node}, boot: boot,
 		metrics: newMetrics(cfg.State, cfg.Node), carriers: make(chan struct{}, 1)}
 	if k.log == nil {
 		k.log = slog.New(slog.DiscardHandler)

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
@@ -27,6 +28,8 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/network"
+	"github.com/tombolo-cni/tombolo/nft"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
@@ -156,9 +159,28 @@ func (l *lan) lease(p *testPod) {
 	l.write(r)
 }
 
+// kernel is the host, with the plugin's attachments if there are any.
+func (l *lan) kernel() kernel {
+	l.Helper()
+	k := kernel{host: l.host}
+	if l.state == nil {
+		return k
+	}
+	var err error
+	k.network, err = network.Open(l.Context(), &network.Config{
+		StateDir: l.state.Path(), LeaseDir: l.dir.Path(),
+		DialBridge:   func() (*bridge.Conn, error) { return bridge.Dial(&bridge.Config{NetNS: l.host}) },
+		DialFirewall: func(cfg *nft.Config) (*nft.Conn, error) { return nft.Dial(&nft.Config{NetNS: l.host, Mark: cfg.Mark}) },
+	})
+	if err != nil {
+		l.Fatal(err)
+	}
+	return k
+}
+
 func (l *lan) enter(p *testPod) pod {
 	l.Helper()
-	pod, err := kernel{l.host}.enter(p.record)
+	pod, err := l.kernel().enter(p.record)
 	if err != nil {
 		l.Fatal(err)
 	}
@@ -189,7 +211,7 @@ func (l *lan) keeper() (stop func()) {
 	if err != nil {
 		l.Fatal(err)
 	}
-	k.node, k.host = kernel{l.host}, l.host
+	k.node, k.host = l.kernel(), l.host
 	if l.node != nil {
 		k.node = l.node
 	}

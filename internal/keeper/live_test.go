@@ -172,7 +172,7 @@ func TestAPodIsGoneOnlyForSure(t *testing.T) {
 	t.Parallel()
 	l := newLAN(t)
 	p := l.connect(1)
-	k := kernel{l.host}
+	k := l.kernel()
 	l.enter(p).close()
 	elsewhere := *p.record
 	elsewhere.NetNS = filepath.Join(t.TempDir(), "none")

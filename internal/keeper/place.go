@@ -25,12 +25,14 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
 	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/network"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
 // kernel is the node that the keeper runs on.
 type kernel struct {
-	host *netns.NS // nil: the keeper's own namespace
+	host    *netns.NS     // nil: the keeper's own namespace
+	network *network.Node // nil: leases have no attachments
 }
 
 // place is where a lease's addresses are: the interface of a pod, or, for a lease of the host's own, a bridge and the NIC
@@ -124,6 +126,13 @@ func (k kernel) taken(at string, a, had netip.Addr) error {
 		}
 		return lease.Taken(links.Routes(), l.Index, a, had)
 	})
+}
+
+func (k kernel) follow(ctx context.Context, r *lease.Record) (bool, error) {
+	if k.network == nil || r.Host != nil {
+		return false, nil
+	}
+	return k.network.Upkeep().Follow(ctx, network.Key{Network: r.Network, ContainerID: r.ContainerID, IfName: r.IfName})
 }
 
 func (k kernel) release(ctx context.Context, r *lease.Record, l *dhcpc.Lease) error {

@@ -11,6 +11,7 @@ import (
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/dhcpc/dhcp6"
 	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
@@ -79,7 +80,7 @@ func (k *Keeper) anothersAddress(network, hash, bridge string, own netip.Addr) e
 		return nil
 	case err != nil:
 		return err
-	case !slices.ContainsFunc(prefixes(a.Addresses), func(p netip.Prefix) bool { return p.Addr() == own }):
+	case !slices.ContainsFunc(a.Addresses, func(a ipam.Address) bool { return a.Prefix.Addr() == own }):
 		return nil
 	}
 	return fmt.Errorf("a pod of this node has it: container %s", a.ContainerID)

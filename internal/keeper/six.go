@@ -47,9 +47,6 @@ func (v *visit) work6(p pod) error {
 	return err
 }
 
-// by6 tells an address by DHCPv6 from one that the pod has formed itself: it has no network's prefix.
-func by6(p netip.Prefix) bool { return p.Addr().Is6() && p.IsSingleIP() }
-
 func (v *visit) keep6(p pod) error {
 	if v.m.six.session == nil {
 		if err := v.restore6(); err != nil {

@@ -9,8 +9,6 @@ import (
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/internal/lease"
-	"github.com/tombolo-cni/tombolo/internal/state"
-	"github.com/tombolo-cni/tombolo/ipam"
 )
 
 // leadTo is what a repair does to a lease's record when the host has another address.
@@ -60,20 +58,4 @@ func TestARenewalDoesNotBringAnOldDefaultRouteBack(t *testing.T) {
 			t.Errorf("the pod has %+v", p.has)
 		}
 	})
-}
-
-func TestAMovedAddressKeepsItsWayOut(t *testing.T) {
-	t.Parallel()
-	host, before := netip.MustParseAddr("10.0.0.6"), netip.MustParseAddr("10.0.0.5")
-	old := netip.MustParsePrefix("10.0.0.9/24")
-	a := &state.Attachment{
-		Addresses:    []ipam.Address{{Prefix: old}, {Prefix: netip.MustParsePrefix("fd00::9/64")}},
-		HostGateways: state.HostGateways{{Of: old, Host: host, HostAtADD: before}},
-	}
-	r := &lease.Record{State: lease.Bound, Lease: &dhcpc.Lease{Address: netip.MustParsePrefix("10.0.0.10/24")}}
-	got := leased(a, r)
-	want := state.HostGateway{Of: r.Lease.Address, Host: host, HostAtADD: before}
-	if len(got) != 2 || got[0].Prefix != r.Lease.Address || hostGateways(a, r).Of(r.Lease.Address) != want {
-		t.Errorf("the addresses are %+v by %+v, want %+v", got, hostGateways(a, r), want)
-	}
 }

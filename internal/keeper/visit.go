@@ -214,6 +214,23 @@ func (v *visit) endUnseen(cause error) error {
 	return errors.Join(err, v.follow())
 }
 
+// follow has what the host has of the pod go by the addresses that the pod has leased by now: see network.Upkeep.Follow.
+// A pod that its lease took out of the subnet of the host's address, which its default route leads to, is led there anew.
+func (v *visit) follow() error {
+	ctx, cancel := context.WithTimeout(v.ctx, lockedFor)
+	defer cancel()
+	moved, err := v.node.follow(ctx, v.r)
+	if !moved || err != nil {
+		return err
+	}
+	v.metrics.moves.Inc()
+	v.log.Info("attachment follows its lease", v.who()...)
+	if gateway := v.r.Policy.Gateway; v.r.State == lease.Bound && gateway.IsValid() && !v.r.Lease.Address.Contains(gateway) {
+		return v.repair(v.ctx)
+	}
+	return nil
+}
+
 // wakes says whether a session has something to do.
 func wakes(s *dhcpc.Session, t time.Time) bool { return !s.Wake().IsZero() && !t.Before(s.Wake()) }
 

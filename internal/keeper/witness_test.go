@@ -55,7 +55,7 @@ func TestAPodThatAnswersItsRenewalsKeepsWhatTheLANGaveIt(t *testing.T) {
 				due(p.record)
 				m.write(p.record)
 				if heard == "in the pod" {
-					m.lan.node = trusting{kernel{m.host}}
+					m.lan.node = trusting{m.kernel()}
 				}
 				m.keeper()
 				if heard == "in the pod" {

@@ -90,8 +90,8 @@ type Config struct {
 
 // Option is one option of DHCP.
 type Option struct {
-	Code  uint8
-	Value []byte
+	Code  uint8 `json:"code"`
+	Value Hex   `json:"value,omitempty"`
 }
 
 // withDefaults checks the configuration and fills it in.

@@ -121,7 +121,7 @@ func releaseLease(ctx context.Context, links *bridge.Conn, path, hash string, wa
 	}
 	defer held.Close()
 	rec, err := held.Load()
-	var damaged *lease.RecordError
+	var damaged *state.RecordError
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil

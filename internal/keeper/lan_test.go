@@ -22,6 +22,7 @@ import (
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
@@ -90,7 +91,7 @@ func (l *lan) connect(i int) *testPod {
 	mac := dhcpc.Hex{2, 0, 0, 9, byte(i >> 8), byte(i)}
 	host := fmt.Sprintf("veth%d", i)
 	nstest.Run(l, l.host, "ip", "link", "add", host, "up", "master", l.bridge, "type", "veth", "peer", "name", "eth0", "address", mac.String(), "netns", path)
-	nstest.Run(l, l.host, "ip", "link", "set", host, "alias", endpoint.Alias(lease.Hash("lan", fmt.Sprintf("c%d", i), "eth0"), "lan", nil))
+	nstest.Run(l, l.host, "ip", "link", "set", host, "alias", endpoint.Alias(ident.Hash("lan", fmt.Sprintf("c%d", i), "eth0"), "lan", nil))
 	conn, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: ns})
 	if err != nil {
 		l.Fatal(err)
@@ -439,7 +440,7 @@ func (s *server) answer(d *dhcpv4.DHCPv4) *dhcpv4.DHCPv4 {
 // matter of how long anything took: a record is never ahead of what its client has sent.
 func (s *server) watch(d *dhcpv4.DHCPv4) {
 	id := string(d.Options.Get(dhcpv4.OptionClientIdentifier))
-	hash := lease.Hash("lan", strings.TrimPrefix(id, "\x00"), "eth0")
+	hash := ident.Hash("lan", strings.TrimPrefix(id, "\x00"), "eth0")
 	r, err := s.dir.Load(hash)
 	if err != nil || r.State != lease.Bound || r.Lease.Left(time.Now()) == 0 {
 		return

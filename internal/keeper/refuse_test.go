@@ -9,6 +9,7 @@ import (
 	"github.com/insomniacslk/dhcp/dhcpv4"
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -56,7 +57,7 @@ func TestAPodThatHasAnAddressKeepsItFromOthers(t *testing.T) {
 	}
 	k.host = m.host
 	r, own := m.pod.record, netip.MustParseAddr(firstAddress)
-	other := lease.Hash(r.Network, "another", r.IfName)
+	other := ident.Hash(r.Network, "another", r.IfName)
 	if err := k.anothersAddress(r.Network, other, r.Bridge, own); err == nil || !strings.Contains(err.Error(), r.ContainerID) {
 		t.Errorf("to another pod: %v", err)
 	}

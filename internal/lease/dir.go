@@ -83,7 +83,7 @@ func (d *Dir) lockPath(hash string) string   { return d.path + "/" + hash + lock
 func (d *Dir) tempPath(hash string) string   { return d.path + "/" + tempPrefix + hash }
 
 // Load reads a record. A missing one matches os.ErrNotExist; what cannot be used is a
-// *RecordError.
+// *state.RecordError.
 func (d *Dir) Load(hash string) (*Record, error) {
 	if err := ident.CheckHash(hash); err != nil {
 		return nil, fmt.Errorf("load lease record: %w", err)
@@ -91,7 +91,7 @@ func (d *Dir) Load(hash string) (*Record, error) {
 	path := d.recordPath(hash)
 	r, err := d.load(path, hash)
 	if err != nil {
-		return nil, fmt.Errorf("load lease: %w", (&RecordError{Path: path, Hash: hash}).Wrap(err))
+		return nil, fmt.Errorf("load lease: %w", (&state.RecordError{Path: path, Hash: hash}).Wrap(err))
 	}
 	return r, nil
 }
@@ -129,17 +129,17 @@ func (d *Dir) Hashes() ([]string, error) {
 }
 
 // List reads all records, in the order of their hashes. A record that cannot be used comes as a
-// *RecordError each; only where the directory cannot be read is there no answer.
-func (d *Dir) List() ([]*Record, []*RecordError, error) {
+// *state.RecordError each; only where the directory cannot be read is there no answer.
+func (d *Dir) List() ([]*Record, []*state.RecordError, error) {
 	hashes, err := d.Hashes()
 	if err != nil {
 		return nil, nil, err
 	}
 	var found []*Record
-	var bad []*RecordError
+	var bad []*state.RecordError
 	for _, hash := range hashes {
 		r, err := d.Load(hash)
-		var damaged *RecordError
+		var damaged *state.RecordError
 		switch {
 		case err == nil:
 			found = append(found, r)

@@ -3,6 +3,8 @@ package lease
 import (
 	"errors"
 	"fmt"
+
+	"github.com/tombolo-cni/tombolo/internal/ident"
 )
 
 // hostName is what the record of a lease of the host's own has for a network and for a
@@ -22,7 +24,7 @@ type Host struct {
 }
 
 // HostHash is the hash of the record of the lease that a NIC of the host had.
-func HostHash(nic string) string { return Hash(hostName, hostName, nic) }
+func HostHash(nic string) string { return ident.Hash(hostName, hostName, nic) }
 
 // check refuses what the keeper could not work with.
 func (h *Host) check(r *Record) error {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"time"
 
@@ -13,9 +14,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/lockorder"
 )
-
-// ErrLocked is file.ErrLocked.
-var ErrLocked = file.ErrLocked
 
 // ErrSuperseded says that a record has been replaced by that of a later ADD.
 var ErrSuperseded = errors.New("replaced by a later ADD")
@@ -31,7 +29,7 @@ type Held struct {
 }
 
 // Lock takes the lock of a record, which need not exist. It waits until ctx ends, and
-// then its error matches ErrLocked and ctx's.
+// then its error matches file.ErrLocked and ctx's.
 func (d *Dir) Lock(ctx context.Context, hash string) (*Held, error) {
 	return d.lock(ctx, hash, lockorder.Lease)
 }
@@ -84,7 +82,7 @@ func (h *Held) Load() (*Record, error) { return h.dir.Load(h.hash) }
 // not wait for the disk where the record says Adding: what a power cut leaves of that
 // has no owner.
 func (h *Held) Create(r *Record) error {
-	r.Token = NewToken()
+	r.Token = fmt.Sprintf("%016x", rand.Uint64())
 	if r.Created.IsZero() {
 		r.Created = time.Now().UTC()
 	}

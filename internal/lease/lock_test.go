@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/internal/file"
 )
 
 func TestARecordIsWrittenAndRead(t *testing.T) {
@@ -98,7 +99,7 @@ func TestALockKeepsOthersOut(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := d.Lock(ctx, r.Hash()); !errors.Is(err, ErrLocked) || !errors.Is(err, context.Canceled) {
+	if _, err := d.Lock(ctx, r.Hash()); !errors.Is(err, file.ErrLocked) || !errors.Is(err, context.Canceled) {
 		t.Errorf("Lock with a context that is done: %v", err)
 	}
 	if err := h.Close(); err != nil {

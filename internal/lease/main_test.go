@@ -54,8 +54,8 @@ func sample() *Record {
 		NetNS: "/run/netns/cni-1", NetNSCookie: 1<<63 + 7, Boot: "11111111-2222-3333-4444-555555555555", Booted: at(-time.Hour),
 		HostIf: "veth12345678901", Bridge: "br0", GatewayLink: "br0.20",
 		Client: Client{
-			MAC: l.MAC, ClientID: l.ClientID, HostName: "web-0", VendorClass: "tombolo", Address: netip.MustParseAddr("192.0.2.77"), Request: []int{43, 66}, RequestOnly: true,
-			Provide:   []Option{{Code: 51, Value: dhcpc.Hex{0, 0, 0, 60}}},
+			MAC: l.MAC, ClientID: l.ClientID, HostName: "web-0", VendorClass: "tombolo", Address: netip.MustParseAddr("192.0.2.77"), Request: dhcpc.Hex{43, 66}, RequestOnly: true,
+			Provide:   []dhcpc.Option{{Code: 51, Value: dhcpc.Hex{0, 0, 0, 60}}},
 			Broadcast: true, RapidCommit: true, DetectConflicts: true, LinkMTU: 1500, Sticky: true,
 		},
 		Lease: l,

@@ -3,7 +3,6 @@ package lease
 import (
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net/netip"
 	"strconv"
 	"strings"
@@ -90,9 +89,9 @@ type Client struct {
 	// Address is the one that the configuration wants to be asked for.
 	Address netip.Addr `json:"address,omitzero"`
 
-	Request     []int    `json:"request,omitempty"` // codes; a []uint8 would be base64 in JSON
-	RequestOnly bool     `json:"requestOnly,omitempty"`
-	Provide     []Option `json:"provide,omitempty"`
+	Request     dhcpc.Hex      `json:"request,omitempty"` // codes
+	RequestOnly bool           `json:"requestOnly,omitempty"`
+	Provide     []dhcpc.Option `json:"provide,omitempty"`
 
 	Broadcast       bool `json:"broadcast,omitempty"`
 	RapidCommit     bool `json:"rapidCommit,omitempty"`
@@ -104,25 +103,13 @@ type Client struct {
 	Sticky bool `json:"sticky,omitempty"`
 }
 
-// Option is an option that the client sends.
-type Option struct {
-	Code  uint8     `json:"code"`
-	Value dhcpc.Hex `json:"value,omitempty"`
-}
-
 // Config returns the client's configuration, without clock and transport. A new lease
 // is asked for the address of hint, if that is not nil, else for Address.
 func (c *Client) Config(hint *dhcpc.Lease) *dhcpc.Config {
 	cfg := &dhcpc.Config{
 		MAC: []byte(c.MAC), ClientID: c.ClientID, HostName: c.HostName, VendorClass: c.VendorClass, Address: c.Address,
-		RequestOnly: c.RequestOnly, Broadcast: c.Broadcast, RapidCommit: c.RapidCommit,
+		Request: c.Request, RequestOnly: c.RequestOnly, Provide: c.Provide, Broadcast: c.Broadcast, RapidCommit: c.RapidCommit,
 		DetectConflicts: c.DetectConflicts, LinkMTU: c.LinkMTU,
-	}
-	for _, code := range c.Request {
-		cfg.Request = append(cfg.Request, uint8(code))
-	}
-	for _, o := range c.Provide {
-		cfg.Provide = append(cfg.Provide, dhcpc.Option{Code: o.Code, Value: o.Value})
 	}
 	if hint != nil {
 		cfg.Address = hint.Address.Addr()
@@ -132,18 +119,11 @@ func (c *Client) Config(hint *dhcpc.Lease) *dhcpc.Config {
 
 // ClientOf returns the part of a configuration that a record keeps.
 func ClientOf(cfg *dhcpc.Config) Client {
-	c := Client{
+	return Client{
 		MAC: dhcpc.Hex(cfg.MAC), ClientID: cfg.ClientID, HostName: cfg.HostName, VendorClass: cfg.VendorClass, Address: cfg.Address,
-		RequestOnly: cfg.RequestOnly, Broadcast: cfg.Broadcast, RapidCommit: cfg.RapidCommit,
+		Request: cfg.Request, RequestOnly: cfg.RequestOnly, Provide: cfg.Provide, Broadcast: cfg.Broadcast, RapidCommit: cfg.RapidCommit,
 		DetectConflicts: cfg.DetectConflicts, LinkMTU: cfg.LinkMTU,
 	}
-	for _, code := range cfg.Request {
-		c.Request = append(c.Request, int(code))
-	}
-	for _, o := range cfg.Provide {
-		c.Provide = append(c.Provide, Option{Code: o.Code, Value: o.Value})
-	}
-	return c
 }
 
 // key is what a server knows the client by. The two cannot be taken for each other: an
@@ -155,18 +135,13 @@ func (c *Client) key() string {
 	return c.MAC.String()
 }
 
-// Hash returns the record's name. That of a sticky record goes by the client, since
+// Hash returns the record's name, which is that of the attachment's. That of a sticky record goes by the client, since
 // the next container of the pod does not know the last one's name.
 func (r *Record) Hash() string {
 	if r.State == Sticky {
 		return stickyHash(r.Network, r.Client.ClientID)
 	}
-	return Hash(r.Network, r.ContainerID, r.IfName)
-}
-
-// Hash returns the name of the record of an attachment: that of the attachment.
-func Hash(network, containerID, ifname string) string {
-	return ident.Hash(network, containerID, ifname)
+	return ident.Hash(r.Network, r.ContainerID, r.IfName)
 }
 
 // stickyHash cannot be that of an attachment, but for a collision: no interface has
@@ -183,16 +158,6 @@ func (r *Record) Expires() time.Time {
 	return r.Lease.Expire
 }
 
-// NewToken draws a token.
-func NewToken() string { return fmt.Sprintf("%016x", rand.Uint64()) }
-
-// ErrVersion is state.ErrVersion. Such a record is left alone: its lease runs out, unless that
-// version comes back.
-var ErrVersion = state.ErrVersion
-
-// RecordError is state.RecordError.
-type RecordError = state.RecordError
-
 // encode writes a record's file.
 func encode(r *Record) ([]byte, error) {
 	if err := r.check(); err != nil {
@@ -205,7 +170,8 @@ func encode(r *Record) ([]byte, error) {
 	return data, nil
 }
 
-// decode reads a record's file. The error matches file.ErrDamaged or ErrVersion.
+// decode reads a record's file. The error matches file.ErrDamaged, or state.ErrVersion: such a
+// record is left alone, and its lease runs out unless that version comes back.
 func decode(data []byte) (*Record, error) {
 	r := new(Record)
 	if err := state.Decode(data, &r.Version, r); err != nil {

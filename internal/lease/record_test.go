@@ -121,7 +121,7 @@ func TestLoadTellsWhatIsWrong(t *testing.T) {
 		{"zeroes", write(make([]byte, 512)), file.ErrDamaged},
 		{"another's", write(bytes.Replace(line, []byte("abc123"), []byte("abc124"), 1)), file.ErrDamaged},
 		{"no version", write(bytes.Replace(line, []byte(`"version":1,`), nil, 1)), file.ErrDamaged},
-		{"a newer version", write([]byte(`{"version":4,"state":{"new":"shape"}}`)), ErrVersion},
+		{"a newer version", write([]byte(`{"version":4,"state":{"new":"shape"}}`)), state.ErrVersion},
 		{"too large", write(append(bytes.Repeat([]byte(" "), file.MaxRecord), line...)), file.ErrDamaged},
 		{"a symbolic link", func(path string) error { return os.Symlink("/etc/passwd", path) }, unix.ELOOP},
 		{"a FIFO", func(path string) error { return unix.Mkfifo(path, 0o600) }, file.ErrDamaged},
@@ -144,9 +144,9 @@ func TestLoadTellsWhatIsWrong(t *testing.T) {
 			if tt.want == nil {
 				same(t, sample(), r)
 			}
-			var bad *RecordError
+			var bad *state.RecordError
 			if err != nil && tt.want != os.ErrNotExist && (!errors.As(err, &bad) || bad.Hash != hash) {
-				t.Errorf("%v is not a RecordError about %s", err, hash)
+				t.Errorf("%v is not a state.RecordError about %s", err, hash)
 			}
 		})
 	}
@@ -195,7 +195,7 @@ func FuzzDecode(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		r, err := decode(data)
 		if err != nil {
-			if !errors.Is(err, file.ErrDamaged) && !errors.Is(err, ErrVersion) {
+			if !errors.Is(err, file.ErrDamaged) && !errors.Is(err, state.ErrVersion) {
 				t.Errorf("%v is neither damage nor a version", err)
 			}
 			return

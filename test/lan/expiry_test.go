@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/testutil/fault"
 )
@@ -16,7 +17,7 @@ import (
 // the shortest lease that dnsmasq grants, two minutes. No keeper runs meanwhile.
 func (s *leasing) end(p *pod) {
 	s.Helper()
-	s.change(lease.Hash("home", p.id, nic), func(r *lease.Record) {
+	s.change(ident.Hash("home", p.id, nic), func(r *lease.Record) {
 		ended := time.Now().UTC().Add(-time.Second)
 		r.Lease.Obtained, r.Lease.Renew, r.Lease.Rebind, r.Lease.Expire = ended.Add(-time.Hour), ended, ended, ended
 	})

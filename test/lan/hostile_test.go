@@ -15,7 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -251,7 +251,7 @@ func (n *network) cannotPass(t *testing.T, e *ear, spaces ...*netns.NS) {
 
 // portOf is the name of a pod's port.
 func (n *network) portOf(p *pod) string {
-	return "veth" + lease.Hash(n.conf["name"].(string), p.id, nic)
+	return "veth" + ident.Hash(n.conf["name"].(string), p.id, nic)
 }
 
 // wantGone has nothing left of a pod.

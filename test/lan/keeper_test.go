@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 
@@ -94,7 +95,7 @@ func (n *network) lease(hash string) (lease.Entry, bool) {
 // leaseOf is the one of a pod.
 func (n *network) leaseOf(p *pod) lease.Entry {
 	n.Helper()
-	e, ok := n.lease(lease.Hash(n.conf["name"].(string), p.id, nic))
+	e, ok := n.lease(ident.Hash(n.conf["name"].(string), p.id, nic))
 	if !ok {
 		n.Fatalf("no lease of %s is on record", p.id)
 	}

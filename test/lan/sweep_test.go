@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/testutil/fault"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
@@ -252,7 +253,7 @@ func TestDELWithALeaseMayMeetAFaultAtAnyCall(t *testing.T) {
 func TestRenewalMayMeetAFaultAtAnyCall(t *testing.T) {
 	t.Parallel()
 	s := newLeasing(t)
-	hash := lease.Hash("home", s.stays.id, nic)
+	hash := ident.Hash("home", s.stays.id, nic)
 	mac := macOf(t, s.stays.place, nic)
 	before, leases := s.snapshot(), s.leaseFiles()
 	sweep(t, func(name string, f fault.Fault) fault.Outcome {

@@ -189,7 +189,7 @@ func (conf *DHCP) client(id *Identity, mac net.HardwareAddr, args map[string]str
 	for _, r := range conf.Request {
 		c.RequestOnly = c.RequestOnly || r.SkipDefault
 		if r.Option != 0 {
-			c.Request = append(c.Request, int(r.Option))
+			c.Request = append(c.Request, uint8(r.Option))
 		}
 	}
 	if conf.byName && !c.RequestOnly {
@@ -222,7 +222,7 @@ func (conf *DHCP) client(id *Identity, mac net.HardwareAddr, args map[string]str
 				c.ClientID = c.ClientID[1:]
 			}
 		default:
-			c.Provide = append(c.Provide, lease.Option{Code: uint8(p.Option), Value: dhcpc.Hex(value)})
+			c.Provide = append(c.Provide, dhcpc.Option{Code: uint8(p.Option), Value: dhcpc.Hex(value)})
 		}
 	}
 	if _, err := dhcpc.NewMachine(c.Config(nil)); err != nil {

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
@@ -96,7 +97,7 @@ func TestWhatTheServerIsTold(t *testing.T) {
 	must.Succeed(t, err)
 	want := &lease.Client{
 		MAC: []byte(mac), ClientID: []byte("\x00default/db-0/lab/eth0"), HostName: "printer", VendorClass: "v1",
-		Request: []int{3, 6, 42}, RequestOnly: true, Provide: []lease.Option{{Code: 77, Value: []byte("red")}},
+		Request: dhcpc.Hex{3, 6, 42}, RequestOnly: true, Provide: []dhcpc.Option{{Code: 77, Value: []byte("red")}},
 		RapidCommit: true, Sticky: true,
 	}
 	expect.NoDiff(t, cmp.Diff(want, got, cmpopts.EquateComparable(netip.Addr{})), "client")

@@ -19,11 +19,10 @@ const workers = 64
 // Config says what to keep. Leases is needed; the rest has defaults.
 type Config struct {
 	Leases *lease.Dir
-	// State is the plugin's state directory: of attachments, which follow their leases
-	// to other addresses; nil: they do not.
+	// State is the plugin's state directory, which tells what addresses pods have; nil: none is known.
 	State *state.Dir
-	// Node is the same node, whose uplinks, firewall, links and dead pods are looked after; nil: they are
-	// not. It needs State, and the same directory of leases.
+	// Node is the same node, whose attachments follow their leases to other addresses, and whose uplinks, firewall, links
+	// and dead pods are looked after; nil: nothing of that. It needs State, and the same directory of leases.
 	Node *network.Node
 	// Log is told what happens; nil is nobody.
 	Log *slog.Logger
@@ -61,7 +60,7 @@ func New(cfg *Config) (*Keeper, error) {
 		return nil, fmt.Errorf("keep leases: %w", err)
 	}
 	k := &Keeper{leases: cfg.Leases, state: cfg.State, network: cfg.Node, log: cfg.Log, workers: workers, ready: cfg.Ready, alive: cfg.Alive, node: kernel{network: cfg.Node}, boot: boot,
-		metrics: newMetrics(cfg.State, cfg.Node), carriers: make(chan struct{}, 1)}
+		metrics: newMetrics(cfg), carriers: make(chan struct{}, 1)}
 	if k.log == nil {
 		k.log = slog.New(slog.DiscardHandler)
 	}
@@ -94,7 +93,7 @@ func (k *Keeper) Run(ctx context.Context) error {
 		return err
 	}
 	// Before the records are listed, so that none falls in between.
-	w, err := watch(k.leases.Path(), lease.RecordHash)
+	w, err := watch(k.leases.Path())
 	if err != nil {
 		return errors.Join(err, heartbeat.Close())
 	}

@@ -23,13 +23,13 @@ import (
 // what other packages register with Prometheus' global one is not ours to tell.
 type metrics struct {
 	registry *prometheus.Registry
+	dir      *lease.Dir
 	state    *state.Dir    // may be nil
 	node     *network.Node // may be nil
 
-	mu    sync.Mutex
-	hosts map[string]hostLease // by record hash
-	next  time.Time            // of the next visit
-	turn  time.Time            // when the loop last turned
+	mu   sync.Mutex
+	next time.Time // of the next visit
+	turn time.Time // when the loop last turned
 
 	leases                           *prometheus.GaugeVec
 	renewals, acquisitions, releases prometheus.Counter
@@ -50,8 +50,8 @@ type metrics struct {
 	errors *prometheus.CounterVec // by kind: lease, a source's, and read
 }
 
-func newMetrics(dir *state.Dir, node *network.Node) *metrics {
-	m := &metrics{registry: prometheus.NewRegistry(), state: dir, node: node, hosts: map[string]hostLease{}}
+func newMetrics(cfg *Config) *metrics {
+	m := &metrics{registry: prometheus.NewRegistry(), dir: cfg.Leases, state: cfg.State, node: cfg.Node}
 	register := promauto.With(m.registry)
 	counter := func(name, help string) prometheus.Counter {
 		return register.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
@@ -140,35 +140,19 @@ func (m *metrics) turned() {
 	m.mu.Unlock()
 }
 
-// hostLease is what the metrics have about a lease of the host's own.
-type hostLease struct {
-	nic, bridge string
-	expire      time.Time // zero: it does not
-	trouble     bool
-}
-
-// setHost takes down how a lease of the host's own fares; nil: there is none under that hash.
-func (m *metrics) setHost(hash string, r *lease.Record) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if r == nil {
-		delete(m.hosts, hash)
-		return
-	}
-	m.hosts[hash] = hostLease{nic: r.Host.NIC, bridge: r.Bridge, expire: r.Expires(), trouble: r.Error != "" || r.State == lease.Expired}
-}
-
+// collectHosts tells how the host's own leases fare.
 func (m *metrics) collectHosts(to chan<- prometheus.Metric) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for _, h := range m.hosts {
+	records, err := m.dir.Hosts()
+	m.read(err)
+	for _, r := range records {
 		left := math.Inf(1)
-		if !h.expire.IsZero() {
-			left = max(h.expire.Sub(now()), 0).Round(time.Second).Seconds()
+		if ends := r.Expires(); !ends.IsZero() {
+			left = max(ends.Sub(now()), 0).Round(time.Second).Seconds()
 		}
-		labels := prometheus.Labels{"nic": h.nic, "bridge": h.bridge}
+		labels := prometheus.Labels{"nic": r.Host.NIC, "bridge": r.Bridge}
 		tell(to, "tombolo_host_lease_seconds", "Time until the host's own lease ends, and with it the host's address.", prometheus.GaugeValue, left, labels)
-		tell(to, "tombolo_host_lease_trouble", "1 if the host's own lease is not being renewed; `tombolo leases` says why.", prometheus.GaugeValue, truth(h.trouble), labels)
+		tell(to, "tombolo_host_lease_trouble", "1 if the host's own lease is not being renewed; `tombolo leases` says why.", prometheus.GaugeValue,
+			truth(r.Error != "" || r.State == lease.Expired), labels)
 	}
 }
 

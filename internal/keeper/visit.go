@@ -68,11 +68,11 @@ func (k *Keeper) visit(ctx context.Context, hash string, m memory) outcome {
 	r, err := k.leases.Load(hash)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
-		return k.gone(hash)
+		return outcome{gone: true}
 	case errors.Is(err, file.ErrDamaged):
 		k.metrics.damaged.Inc()
 		k.log.Error("lease record is damaged: its lease runs out unless the pod is added anew", "record", hash, "err", err)
-		return k.gone(hash)
+		return outcome{gone: true}
 	case err != nil:
 		k.failed("cannot read lease record", "record", hash, "err", err)
 		return outcome{memory: m, wake: now().Add(lookEvery)}
@@ -89,17 +89,7 @@ func (k *Keeper) visit(ctx context.Context, hash string, m memory) outcome {
 	case r.State == lease.Adding:
 		return v.adding()
 	}
-	o := v.keep()
-	if r.Host != nil && !o.gone {
-		k.metrics.setHost(hash, r)
-	}
-	return o
-}
-
-// gone is the outcome where there is no record any more.
-func (k *Keeper) gone(hash string) outcome {
-	k.metrics.setHost(hash, nil)
-	return outcome{gone: true}
+	return v.keep()
 }
 
 // remembered deletes a remembered lease that has ended: another client may have the address now.
@@ -322,7 +312,7 @@ func (v *visit) releaseGone(why string) outcome {
 			return v.failedWith("cannot remove lease record", err)
 		}
 		v.log.Info("lease dropped", append(v.who(), "why", why, "released", released)...)
-		return v.gone(v.r.Hash())
+		return outcome{gone: true}
 	})
 }
 

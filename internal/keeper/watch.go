@@ -7,12 +7,12 @@ import (
 	"os"
 	"strings"
 
+	"github.com/tombolo-cni/tombolo/internal/lease"
 	"golang.org/x/sys/unix"
 )
 
 // watcher learns of records that are written and removed (inotify(7)).
 type watcher struct {
-	record  func(file string) (name string, ok bool) // tells the name of a record from a file's
 	file    *os.File
 	changes chan change // closed when the directory is gone
 	stop    chan struct{}
@@ -23,8 +23,8 @@ type watcher struct {
 // aside.
 const mask = unix.IN_MOVED_TO | unix.IN_MOVED_FROM | unix.IN_DELETE | unix.IN_DELETE_SELF | unix.IN_MOVE_SELF | unix.IN_ONLYDIR
 
-// watch begins to watch records, whose names record gives for those of files.
-func watch(dir string, record func(file string) (name string, ok bool)) (*watcher, error) {
+// watch begins to watch records.
+func watch(dir string) (*watcher, error) {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
 		return nil, fmt.Errorf("watch %s: inotify: %w", dir, err)
@@ -33,7 +33,7 @@ func watch(dir string, record func(file string) (name string, ok bool)) (*watche
 	if _, err := unix.InotifyAddWatch(fd, dir, mask); err != nil {
 		return nil, errors.Join(fmt.Errorf("watch %s: inotify: %w", dir, err), file.Close())
 	}
-	w := &watcher{record: record, file: file, changes: make(chan change, 64), stop: make(chan struct{}), ended: make(chan struct{})}
+	w := &watcher{file: file, changes: make(chan change, 64), stop: make(chan struct{}), ended: make(chan struct{})}
 	go w.run()
 	return w, nil
 }
@@ -54,7 +54,7 @@ func (w *watcher) run() {
 		if err != nil {
 			return
 		}
-		changes, gone := parse(buf[:n], w.record)
+		changes, gone := parse(buf[:n])
 		for _, c := range changes {
 			select {
 			case w.changes <- c:
@@ -70,7 +70,7 @@ func (w *watcher) run() {
 
 // parse reads events (struct inotify_event). It leaves out what is no record, and what
 // stands next to its like. gone says that the directory is.
-func parse(b []byte, record func(string) (string, bool)) (changes []change, gone bool) {
+func parse(b []byte) (changes []change, gone bool) {
 	const maskAt, lenAt, nameAt = 4, 12, unix.SizeofInotifyEvent
 	for len(b) >= nameAt {
 		bits, length := binary.NativeEndian.Uint32(b[maskAt:]), uint64(binary.NativeEndian.Uint32(b[lenAt:]))
@@ -85,7 +85,7 @@ func parse(b []byte, record func(string) (string, bool)) (changes []change, gone
 			return changes, true
 		case bits&unix.IN_Q_OVERFLOW == 0:
 			var ok bool
-			if c.name, ok = record(name); !ok {
+			if c.name, ok = lease.RecordHash(name); !ok {
 				continue
 			}
 		}

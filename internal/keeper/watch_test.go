@@ -13,7 +13,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -26,7 +25,7 @@ const (
 func watching(t *testing.T) (*watcher, string) {
 	t.Helper()
 	dir := t.TempDir()
-	w, err := watch(dir, lease.RecordHash)
+	w, err := watch(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -83,7 +82,7 @@ func TestTheEndOfTheDirectoryIsHeardOf(t *testing.T) {
 			}
 		})
 	}
-	if _, err := watch(filepath.Join(t.TempDir(), "none"), lease.RecordHash); !errors.Is(err, unix.ENOENT) {
+	if _, err := watch(filepath.Join(t.TempDir(), "none")); !errors.Is(err, unix.ENOENT) {
 		t.Errorf("watch nothing: %v", err)
 	}
 }
@@ -149,7 +148,7 @@ func TestEventsAreParsed(t *testing.T) {
 		{"a header cut short", a[:10], nil, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			got, gone := parse(tt.in, lease.RecordHash)
+			got, gone := parse(tt.in)
 			if fmt.Sprint(got) != fmt.Sprint(tt.want) || gone != tt.gone {
 				t.Errorf("%v, %t; want %v, %t", got, gone, tt.want, tt.gone)
 			}
@@ -166,7 +165,7 @@ func FuzzParseEvents(f *testing.F) {
 		}
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		changes, _ := parse(data, lease.RecordHash)
+		changes, _ := parse(data)
 		if len(changes) > len(data)/unix.SizeofInotifyEvent+1 {
 			t.Errorf("%d changes in %d bytes", len(changes), len(data))
 		}

@@ -186,7 +186,7 @@ func HandBack(ctx context.Context, dir *Dir, nic string) error {
 // HostTrouble tells what is wrong with the host's own leases; without an entry all is
 // well. It is for CHECK and STATUS: it reads, and sends nothing.
 func HostTrouble(dir *Dir) ([]string, error) {
-	records, err := dir.hosts()
+	records, err := dir.Hosts()
 	if err != nil || len(records) == 0 {
 		return nil, err
 	}

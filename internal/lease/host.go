@@ -47,9 +47,9 @@ func (h *Host) check(r *Record) error {
 	return errors.Join(errs...)
 }
 
-// hosts reads the records of the host's own leases: of all the others, no more than the
+// Hosts reads the records of the host's own leases: of all the others, no more than the
 // bytes. Files that cannot be read are left out.
-func (d *Dir) hosts() ([]*Record, error) {
+func (d *Dir) Hosts() ([]*Record, error) {
 	hashes, err := d.Hashes()
 	if err != nil {
 		return nil, err

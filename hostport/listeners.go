@@ -19,7 +19,7 @@ import (
 // Listener is a socket of the host that receives what is sent to a port. Once the port is
 // published it receives nothing any more.
 type Listener struct {
-	Protocol uint8          // as in nft.Port
+	Protocol nft.Protocol
 	Local    netip.AddrPort // that it is bound to; an IPv4 address of an IPv6 socket is given as IPv4
 
 	onlyIPv6 bool   // at [::], it takes no IPv4
@@ -40,7 +40,7 @@ func Listeners(ctx context.Context, cfg *Config, ports ...nft.Port) ([]Listener,
 	if ctx == nil {
 		return nil, refuse("list sockets: the context is nil")
 	}
-	var protocols []uint8
+	var protocols []nft.Protocol
 	for _, p := range ports {
 		if p.HostPort == 0 || p.Protocol != unix.IPPROTO_TCP && p.Protocol != unix.IPPROTO_UDP && p.Protocol != unix.IPPROTO_SCTP {
 			return nil, refuse("list sockets: " + p.String() + ": want a port, and the protocol TCP, UDP or SCTP")
@@ -87,14 +87,14 @@ func Listeners(ctx context.Context, cfg *Config, ports ...nft.Port) ([]Listener,
 
 // sockets lists those that receive from anybody, by struct inet_diag_req_v2 (include/uapi/linux/inet_diag.h). IPv6
 // sockets may take IPv4 too.
-func sockets(conn *nl.Conn, protocol, family uint8) ([]Listener, error) {
+func sockets(conn *nl.Conn, protocol nft.Protocol, family uint8) ([]Listener, error) {
 	const requestLen, listening, closed = 56, 10, 7 // states of include/net/tcp_states.h: UDP is closed until it connects
 	state := uint8(listening)
 	if protocol == unix.IPPROTO_UDP {
 		state = closed
 	}
 	b := make([]byte, requestLen)
-	b[0], b[1] = family, protocol
+	b[0], b[1] = family, byte(protocol)
 	binary.NativeEndian.PutUint32(b[4:], 1<<state)
 	var list []Listener
 	m, err := nl.Encode(unix.SOCK_DIAG_BY_FAMILY, 0, b, nil)

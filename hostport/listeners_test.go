@@ -117,7 +117,7 @@ func TestASocketTakesAPortIfNoOtherCouldBeBoundToIt(t *testing.T) {
 					{port("127.0.0.1", 80), kind{at: "127.0.0.1:80"}}, {port("10.0.0.1", 80), kind{at: "10.0.0.1:80"}},
 					{port("fd00::1", 80), kind{at: "[fd00::1]:80"}}, {port("", 81), kind{at: "[::]:81"}}, {port("10.0.0.1", 81), kind{at: "10.0.0.1:81"}},
 				} {
-					want.port.Protocol, want.bind.proto = uint8(proto), proto
+					want.port.Protocol, want.bind.proto = nft.Protocol(proto), proto
 					syscall.ForkLock.RLock() // a child would keep it open until it runs its program
 					fd, err := want.bind.open(ns)
 					if err == nil {
@@ -139,7 +139,7 @@ func TestASocketTakesAPortIfNoOtherCouldBeBoundToIt(t *testing.T) {
 func TestListenersAreThoseOfThePorts(t *testing.T) {
 	t.Parallel()
 	ns := newHost(t)
-	tcp, udp := uint8(unix.IPPROTO_TCP), uint8(unix.IPPROTO_UDP)
+	tcp, udp := nft.Protocol(unix.IPPROTO_TCP), nft.Protocol(unix.IPPROTO_UDP)
 	for _, k := range []kind{
 		{proto: unix.IPPROTO_TCP, at: "127.0.0.1:80"}, {proto: unix.IPPROTO_TCP, at: "127.0.0.53:80"}, {proto: unix.IPPROTO_TCP, at: "[::1]:80"},
 		{proto: unix.IPPROTO_TCP, at: "127.0.0.1:81"}, {proto: unix.IPPROTO_TCP, at: "0.0.0.0:82", idle: true},

@@ -17,6 +17,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/lockorder"
+	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/route"
@@ -54,7 +55,7 @@ func (a *adding) prepareLease() (*leasing, error) {
 		return nil, err
 	}
 	a.base.IPAMType, a.base.DataDir = endpoint.Leased, l.dir.Path()
-	a.base.MAC, a.base.SLAAC = a.pod.MAC.String(), a.nw.SLAAC
+	a.base.MAC, a.base.SLAAC = state.MAC(a.pod.MAC), a.nw.SLAAC
 	a.base.Guarded, a.base.MACOnly, a.base.Untrusted = a.nw.Guard, a.nw.MACOnly, a.nw.Untrusted
 	return l, nil
 }

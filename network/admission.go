@@ -102,7 +102,7 @@ func (s *session) Foreign(adminChain string) *foreign.Conn {
 
 // Obstacles lists what stops pods of a network, or may stop them, and is out of reach, or left to its owner.
 func (s *session) Obstacles(ctx context.Context, rec *state.Network) ([]foreign.Obstacle, error) {
-	c := foreign.On(s.Firewall.Socket(), &foreign.Config{Mark: uint32(rec.Mark), AdminChain: rec.AdminChain})
+	c := foreign.On(s.Firewall.Socket(), &foreign.Config{Mark: rec.Mark, AdminChain: rec.AdminChain})
 	return c.Obstacles(ctx, foreign.Path{Bridge: rec.GatewayLink(), Prefixes: rec.Subnets})
 }
 
@@ -139,10 +139,9 @@ func (c Change) Admit(ctx context.Context, how Admission) error {
 		return err
 	}
 	defer s.Close()
-	policy := policyName(how.Policy)
 	_, err = reach(ctx, s, a, func(nw *state.Network) bool {
-		changes := nw.ChainedPolicy != policy || nw.AdminChain != how.AdminChain
-		nw.ChainedPolicy, nw.AdminChain = policy, how.AdminChain
+		changes := nw.ChainedPolicy != how.Policy || nw.AdminChain != how.AdminChain
+		nw.ChainedPolicy, nw.AdminChain = how.Policy, how.AdminChain
 		return changes
 	})
 	return err

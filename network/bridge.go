@@ -25,7 +25,7 @@ type bridgePart struct{}
 func (n *site) bridgeWanted() bridge.Bridge {
 	return bridge.Bridge{
 		Name: n.rec.Bridge, MTU: bridgeMTU(n.rec), Promiscuous: n.rec.Promiscuous, NFCall: n.rec.NFCall,
-		VLANFiltering: n.rec.VLAN != (state.VLAN{}), MaxLearned: learnedLimit(n.bridge),
+		VLANFiltering: !n.rec.VLAN.IsZero(), MaxLearned: learnedLimit(n.bridge),
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
+	"github.com/tombolo-cni/tombolo/nft"
 )
 
 // want is what one Add wants its network to be.
@@ -42,8 +43,8 @@ func (w *want) config() string {
 	if r.Uplink != "" {
 		text += fmt.Sprintf(" uplink=%s keep=%t default=%s slaac=%t", r.Uplink, w.Uplink.KeepAddress, r.DefaultRoute, r.SLAAC)
 	}
-	if r.VLAN != (state.VLAN{}) {
-		text += fmt.Sprintf(" vlan=%v", r.VLAN)
+	if !r.VLAN.IsZero() {
+		text += fmt.Sprintf(" vlan=%s keep=%t", r.VLAN, r.VLAN.KeepDefault)
 	}
 	return text
 }
@@ -130,7 +131,7 @@ func buildNetwork(ctx context.Context, s *session, w *want) (*site, error) {
 	if err := refuseIPv6(w.Record.Name, w.Record.SLAAC, w.Record.Subnets); err != nil {
 		return nil, err
 	}
-	if w.Record.VLAN != (state.VLAN{}) {
+	if !w.Record.VLAN.IsZero() {
 		if err := s.Links.VLANs().Probe(ctx); err != nil {
 			return nil, err
 		}
@@ -171,7 +172,7 @@ func buildNetwork(ctx context.Context, s *session, w *want) (*site, error) {
 		rec.ChainedPolicy, rec.AdminChain, rec.PortSNAT = old.ChainedPolicy, old.AdminChain, old.PortSNAT
 	}
 	// The record of before may be lost, and its pods run.
-	rec.PortSNAT = rec.PortSNAT || slices.ContainsFunc(attachments, func(a *state.Attachment) bool { return a.PortSNAT != "" })
+	rec.PortSNAT = rec.PortSNAT || slices.ContainsFunc(attachments, func(a *state.Attachment) bool { return a.PortSNAT != nft.SNATNeeded })
 	n := &site{s: s, rec: rec, attachments: attachments, want: w}
 	changed, err := n.make(ctx)
 	if err != nil {
@@ -342,7 +343,7 @@ func probe(ctx context.Context, s *session, w *want) error {
 		return err
 	}
 	rec := &w.Record
-	if rec.VLAN != (state.VLAN{}) {
+	if !rec.VLAN.IsZero() {
 		if err := s.Links.VLANs().Probe(ctx); err != nil {
 			return err
 		}

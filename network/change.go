@@ -1,6 +1,7 @@
 package network
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -80,9 +81,10 @@ func (c Change) Tuned(ctx context.Context, mac net.HardwareAddr, mtu int) error 
 	}
 	return c.do(ctx, func(s *session, a, next *state.Attachment) error {
 		if mac != nil {
-			next.MAC = mac.String()
+			next.MAC = state.MAC(mac)
 		}
-		if next.MAC != a.MAC && (a.Untrusted || a.SLAAC || a.IPAMType == endpoint.Leased) {
+		moved := !bytes.Equal(next.MAC, a.MAC)
+		if moved && (a.Untrusted || a.SLAAC || a.IPAMType == endpoint.Leased) {
 			return fail.Errorf(ErrInvalid, "the MAC of interface %s, by which it has its lease or is known on its LAN, cannot be changed from %s to %s: ask for it at its ADD (the capability mac, or args.cni.mac)", a.IfName, a.MAC, next.MAC)
 		}
 		if mtu > a.MTU && a.MTU > 0 {
@@ -91,10 +93,10 @@ func (c Change) Tuned(ctx context.Context, mac net.HardwareAddr, mtu int) error 
 				return err
 			}
 		}
-		if next.MAC == a.MAC && next.MTU == a.MTU {
+		if !moved && next.MTU == a.MTU {
 			return nil
 		}
-		if next.MAC != a.MAC {
+		if moved {
 			if err := s.Firewall.Move(ctx, endpoint.Of(a), endpoint.Of(next)); err != nil {
 				return err
 			}
@@ -115,12 +117,12 @@ func (c Change) Check(ctx context.Context, ports *Publication, limits *bandwidth
 		found = append(found, tombolo.Difference{Text: fmt.Sprintf(format, args...)})
 	}
 	if ports != nil {
-		if endpoint.SNAT(a.PortSNAT) != ports.SNAT {
-			add("calls of its ports come from the host's address as by %q, which is not what was asked for", a.PortSNAT)
+		if a.PortSNAT != ports.SNAT {
+			add("calls of its ports come from the host's address as by %s, which is not what was asked for", a.PortSNAT)
 		}
 		for _, p := range endpoint.Published(ports.Ports) {
 			if !slices.ContainsFunc(a.Published, func(has state.Published) bool { has.Withheld = false; return has == p }) {
-				add("port %s of the host does not lead to the pod", endpoint.PortText(endpoint.Port(&p)))
+				add("port %s of the host does not lead to the pod", endpoint.PortText(p.Port))
 			}
 		}
 	}
@@ -129,8 +131,8 @@ func (c Change) Check(ctx context.Context, ports *Publication, limits *bandwidth
 		if err != nil {
 			return nil, err
 		}
-		if has := shapeOf(a); has != want {
-			add("the limits are %+v, where %+v was asked for", has, want)
+		if a.Bandwidth != want {
+			add("the limits are %+v, where %+v was asked for", a.Bandwidth, want)
 		}
 	}
 	return found, nil

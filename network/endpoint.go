@@ -208,7 +208,7 @@ func (e *entry) withhold(ctx context.Context, rec *state.Attachment, conflict *n
 	}
 	found := false
 	for i := range rec.Published {
-		if one := &rec.Published[i]; has.ContainerID == rec.ContainerID && !one.Withheld && endpoint.Port(one).String() == conflict.Port {
+		if one := &rec.Published[i]; has.ContainerID == rec.ContainerID && !one.Withheld && one.String() == conflict.Port {
 			one.Withheld, found = true, true
 		}
 	}

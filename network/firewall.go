@@ -82,7 +82,7 @@ func (n *site) rules() nft.Network {
 	nw := nft.Network{
 		Name: rec.Name, Bridge: rec.GatewayLink(), Prefixes: rec.Subnets,
 		Masquerade: rec.Masquerade, NonMasquerade: rec.NonMasquerade,
-		Policy: max(policyOf(rec.Policy), policyOf(rec.ChainedPolicy)), Guard: rec.Guard, PortSNAT: rec.PortSNAT, Groups: true, LAN: rec.DefaultRoute != "",
+		Policy: max(rec.Policy, rec.ChainedPolicy), Guard: rec.Guard, PortSNAT: rec.PortSNAT, Groups: true, LAN: rec.DefaultRoute != "",
 		NFCall:      nfCall(l),
 		DropReports: rec.SLAAC || slices.ContainsFunc(rec.Subnets, isIPv6),
 	}
@@ -117,23 +117,4 @@ func passesFirewall(l *bridge.Link, is4 bool) bool {
 	all, err := sysctl.Read(path)
 	// Without the parameter there is no br_netfilter.
 	return err == nil && (own || all == "1")
-}
-
-// A policy is on record by its name; the open one by none.
-
-func policyOf(name string) nft.Policy {
-	for _, p := range []nft.Policy{nft.SameBridge, nft.Isolated} {
-		if name == p.String() {
-			return p
-		}
-	}
-	return nft.Open
-}
-
-// policyName is how a policy is on record.
-func policyName(p nft.Policy) string {
-	if p == nft.Open {
-		return ""
-	}
-	return p.String()
 }

@@ -274,7 +274,7 @@ func (c Change) Publish(ctx context.Context, what Publication) error {
 		if err := refuseListeners(ctx, c.key.ContainerID, what.Ports, a.Addresses, false); err != nil {
 			return err
 		}
-		next.Published, next.PortSNAT = endpoint.Published(what.Ports), endpoint.SNATName(what.SNAT)
+		next.Published, next.PortSNAT = endpoint.Published(what.Ports), what.SNAT
 		err := c.node.publish(ctx, s, a, next)
 		if err != nil {
 			err = errors.Join(err, closeUnusedLoopback(context.WithoutCancel(ctx), s, false, next.Bridge, next.GatewayLink()))
@@ -285,7 +285,7 @@ func (c Change) Publish(ctx context.Context, what Publication) error {
 
 func (n *Node) publish(ctx context.Context, s *session, a, next *state.Attachment) error {
 	nw, err := reach(ctx, s, next, func(nw *state.Network) bool {
-		lacks := next.PortSNAT != "" && !nw.PortSNAT
+		lacks := next.PortSNAT != nft.SNATNeeded && !nw.PortSNAT
 		nw.PortSNAT = nw.PortSNAT || lacks
 		return lacks
 	})
@@ -328,7 +328,7 @@ func unpublish(ctx context.Context, s *session, a, next *state.Attachment) error
 	if len(a.Published) == 0 {
 		return closeUnusedLoopback(ctx, s, false, a.Bridge, a.GatewayLink()) // a killed call may have left some of it
 	}
-	next.Published, next.Waiting, next.PortSNAT = nil, nil, ""
+	next.Published, next.Waiting, next.PortSNAT = nil, nil, nft.SNATNeeded
 	nw, err := s.Dir.LoadNetwork(a.Network)
 	if err != nil {
 		return fail.State(err)

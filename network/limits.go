@@ -16,23 +16,21 @@ import (
 type limitsPart struct{}
 
 func (limitsPart) look(ctx context.Context, p *attached) error {
-	shape := shapeOf(p.Attachment)
-	if shape.IsZero() {
+	if p.Bandwidth.IsZero() {
 		return nil
 	}
-	diffs, err := bandwidth.On(p.s.Links.Socket()).Check(ctx, target(p.Attachment), shape)
+	diffs, err := bandwidth.On(p.s.Links.Socket()).Check(ctx, target(p.Attachment), p.Bandwidth)
 	p.found.AddAll(diffs, tombolo.RemedyRepair)
 	return err
 }
 
 func (limitsPart) mend(ctx context.Context, p *attached) error {
-	shape := shapeOf(p.Attachment)
-	if shape.IsZero() {
+	if p.Bandwidth.IsZero() {
 		return nil
 	}
 	target := target(p.Attachment)
 	target.PortIndex = p.port.Index
-	_, err := bandwidth.On(p.s.Links.Socket()).Ensure(ctx, target, shape)
+	_, err := bandwidth.On(p.s.Links.Socket()).Ensure(ctx, target, p.Bandwidth)
 	return err
 }
 
@@ -44,21 +42,9 @@ func target(rec *state.Attachment) bandwidth.Target {
 	}
 }
 
-// shapeOf are the limits of an attachment.
-func shapeOf(rec *state.Attachment) bandwidth.Shape {
-	b := rec.Bandwidth
-	return bandwidth.Shape{
-		Ingress: bandwidth.Limit{Rate: b.IngressRate, Burst: b.IngressBurst},
-		Egress:  bandwidth.Limit{Rate: b.EgressRate, Burst: b.EgressBurst},
-	}
-}
-
 // setLimits puts limits on record, with the link that shapes what the pod sends.
 func setLimits(rec *state.Attachment, s bandwidth.Shape) {
-	rec.Bandwidth, rec.IFB = state.Bandwidth{
-		IngressRate: s.Ingress.Rate, IngressBurst: s.Ingress.Burst,
-		EgressRate: s.Egress.Rate, EgressBurst: s.Egress.Burst,
-	}, ""
+	rec.Bandwidth, rec.IFB = s, ""
 	if s.Egress.Rate > 0 {
 		rec.IFB = bandwidth.IFBName(rec.Hash())
 	}
@@ -124,7 +110,7 @@ func (c Change) Limit(ctx context.Context, limits bandwidth.Shape) (by *bridge.L
 	err := c.do(ctx, func(s *session, a, next *state.Attachment) error {
 		target, conn := target(a), bandwidth.On(s.Links.Socket())
 		if limits.IsZero() {
-			if shapeOf(a).IsZero() {
+			if a.Bandwidth.IsZero() {
 				return nil
 			}
 			setLimits(next, limits)

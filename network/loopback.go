@@ -82,8 +82,8 @@ func (n *site) isOpen(ctx context.Context, l *bridge.Link) (bool, error) {
 	return err == nil && kept.There, err
 }
 
-func loopbackFilter(l *bridge.Link, mark uint64) localnet.Filter {
-	return localnet.Filter{Bridge: l.Name, Index: l.Index, Mark: uint32(mark), Stays: l.Alias == endpoint.BridgeAlias}
+func loopbackFilter(l *bridge.Link, mark uint32) localnet.Filter {
+	return localnet.Filter{Bridge: l.Name, Index: l.Index, Mark: mark, Stays: l.Alias == endpoint.BridgeAlias}
 }
 
 // loopbackIsShut says whether a link is without route_localnet, so that the way is certainly not there. It costs a tenth

@@ -157,7 +157,7 @@ func (n *Node) openKnown(ctx context.Context, networks ...string) (*session, err
 		}
 		for _, rec := range records {
 			if rec.Mark != 0 {
-				cfg.Mark = uint32(rec.Mark)
+				cfg.Mark = rec.Mark
 			}
 		}
 	}

@@ -30,8 +30,7 @@ func (a *adding) plan(g given, made *bridge.Attachment) (*plan, error) {
 	rec.Addresses, rec.HostGateways = g.addresses, g.hosts
 	rec.Masquerade, rec.Guarded, rec.MACOnly, rec.Untrusted = nw.Masquerade, nw.Guard, nw.MACOnly, nw.Untrusted
 	rec.DefaultRoute, rec.SLAAC = string(nw.Exit), nw.SLAAC
-	hairpin, isolated := nw.Hairpin, nw.Isolated
-	rec.Port = state.Port{Hairpin: &hairpin, Isolated: &isolated}
+	rec.Hairpin, rec.Isolated = nw.Hairpin, nw.Isolated
 	for _, address := range g.addresses {
 		p.want.AddSubnet(address.Prefix.Masked())
 		if nw.Gateway {
@@ -53,7 +52,7 @@ func (a *adding) plan(g given, made *bridge.Attachment) (*plan, error) {
 	case mac == nil && nw.Guard:
 		mac = ident.RandomMAC() // the guard has to know it before the kernel does
 	}
-	rec.MAC = mac.String()
+	rec.MAC = state.MAC(mac)
 	p.port = portOf(rec)
 	p.port.DAD, p.port.Group, p.port.NoWait, p.port.SameNetNS = nw.DAD, nft.PodGroup, true, a.pod.SameNetNS
 	// Neighbours know an address's last MAC: that which follows from it, unless another
@@ -81,8 +80,8 @@ func wantOf(nw *Network, hash string, mark uint32) *want {
 		Record: state.Network{
 			Name: nw.Name, Bridge: nw.Bridge, MTU: nw.MTU,
 			Masquerade: nw.Masquerade, NonMasquerade: nw.NonMasquerade,
-			Policy: policyName(nw.Policy), Guard: nw.Guard, Mark: uint64(mark), NFCall: nw.NFCall, Promiscuous: nw.Promiscuous,
-			Uplink: nw.Uplink.NIC, DefaultRoute: string(nw.Exit), SLAAC: nw.SLAAC, VLAN: vlanRecord(nw.VLAN),
+			Policy: nw.Policy, Guard: nw.Guard, Mark: mark, NFCall: nw.NFCall, Promiscuous: nw.Promiscuous,
+			Uplink: nw.Uplink.NIC, DefaultRoute: string(nw.Exit), SLAAC: nw.SLAAC, VLAN: nw.VLAN,
 		},
 		DefaultMTU: nw.DefaultMTU, Gateway: nw.Gateway, Routed: nw.Routed, ForceAddress: nw.ForceAddress, Owner: hash,
 	}
@@ -105,7 +104,7 @@ func (p *plan) onto(b *site) bridge.Port {
 
 // link notes what the kernel made of the port.
 func (p *plan) link(l *bridge.Attachment) {
-	p.rec.MTU, p.rec.MAC, p.rec.HostMAC = l.MTU, l.PeerMAC.String(), l.MAC.String()
+	p.rec.MTU, p.rec.MAC, p.rec.HostMAC = l.MTU, state.MAC(l.PeerMAC), state.MAC(l.MAC)
 	p.rec.NetNSCookie = l.NetNSCookie
 }
 

@@ -115,12 +115,10 @@ type DNS struct {
 
 // attachmentOf is an attachment as its record has it.
 func attachmentOf(rec *state.Attachment) *Attachment {
-	mac, _ := net.ParseMAC(rec.MAC)
-	portMAC, _ := net.ParseMAC(rec.HostMAC)
 	return &Attachment{
 		Key: Key{rec.Network, rec.ContainerID, rec.IfName}, Pod: rec.Pod, Path: rec.NetNS, Ready: rec.State == state.Ready,
-		Bridge: rec.Bridge, Port: rec.HostIf, PortMAC: portMAC, MTU: rec.MTU, MAC: mac, PodMTU: rec.MTU, IFB: rec.IFB,
-		Addresses: rec.Addresses, Ports: endpoint.Ports(rec), Limits: shapeOf(rec), rec: rec,
+		Bridge: rec.Bridge, Port: rec.HostIf, PortMAC: net.HardwareAddr(rec.HostMAC), MTU: rec.MTU, MAC: net.HardwareAddr(rec.MAC), PodMTU: rec.MTU, IFB: rec.IFB,
+		Addresses: rec.Addresses, Ports: endpoint.Ports(rec), Limits: rec.Bandwidth, rec: rec,
 	}
 }
 
@@ -164,7 +162,7 @@ func (p *Pod) record(nw *Network, hash string) *state.Attachment {
 	return &state.Attachment{
 		Network: nw.Name, ContainerID: p.ContainerID, IfName: p.IfName, Pod: p.Name, NetNS: p.Path,
 		IPAMType: nw.Origin.Type, DataDir: nw.Origin.Dir,
-		HostIf: "veth" + hash, Bridge: nw.Bridge, VLAN: vlanRecord(nw.VLAN), Up: !nw.Down,
+		HostIf: "veth" + hash, Bridge: nw.Bridge, VLAN: nw.VLAN, Up: !nw.Down,
 		Published: endpoint.Published(p.Ports), Short: hash,
 	}
 }
@@ -178,8 +176,8 @@ func (p *Pod) check(nw *Network) error {
 		return err
 	}
 	for _, port := range p.Ports {
-		if endpoint.ProtocolName(port.Protocol) == "" || port.HostPort == 0 || port.PodPort == 0 {
-			return fail.Errorf(ErrInvalid, "publish port %s as the pod's %d: ports are of tcp, udp or sctp, and from 1 to 65535", endpoint.PortText(port), port.PodPort)
+		if err := port.Check(); err != nil {
+			return fail.Errorf(ErrInvalid, "publish: %w", err)
 		}
 	}
 	const ethernet = 1500 // another MTU has other adjustments, and no other errors

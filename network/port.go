@@ -130,16 +130,13 @@ func portFits(l, br *bridge.Link, p *bridge.Port) bool {
 
 // portOf is the host's side of an attachment, from its record.
 func portOf(a *state.Attachment) bridge.Port {
-	on := func(v *bool) bool { return v != nil && *v }
 	p := bridge.Port{
-		Bridge: a.Bridge, Name: a.HostIf, Peer: a.IfName, MTU: a.MTU,
+		Bridge: a.Bridge, Name: a.HostIf, Peer: a.IfName, MTU: a.MTU, MAC: net.HardwareAddr(a.HostMAC), PeerMAC: net.HardwareAddr(a.MAC),
 		Alias:   endpoint.AliasOf(a),
-		Hairpin: on(a.Port.Hairpin), Isolated: on(a.Port.Isolated), ForwardGroups: true,
-		Down: !a.Up, VLAN: vlans(a.VLAN),
+		Hairpin: a.Hairpin, Isolated: a.Isolated, ForwardGroups: true,
+		Down: !a.Up, VLAN: a.VLAN,
 	}
 	lanPort(&p, a)
-	p.MAC, _ = net.ParseMAC(a.HostMAC)
-	p.PeerMAC, _ = net.ParseMAC(a.MAC)
 	return p
 }
 
@@ -233,11 +230,10 @@ func leased6(a ipam.Address) bool { return a.Prefix.Addr().Is6() && a.Prefix.IsS
 // autoconfigured says whether an address is one that a pod has formed by a router
 // advertisement. What is advertised may change, so it need not have it for ever.
 func autoconfigured(a *state.Attachment, p netip.Prefix) bool {
-	mac, err := net.ParseMAC(a.MAC)
-	if !a.SLAAC || err != nil || !p.Addr().Is6() {
+	if !a.SLAAC || a.MAC == nil || !p.Addr().Is6() {
 		return false
 	}
-	own, formed := p.Addr().As16(), bridge.LinkLocal(mac).As16()
+	own, formed := p.Addr().As16(), bridge.LinkLocal(net.HardwareAddr(a.MAC)).As16()
 	return [8]byte(own[8:]) == [8]byte(formed[8:])
 }
 

@@ -92,7 +92,7 @@ func removeBridge(ctx context.Context, s *session, rec *state.Network) error {
 	if len(shared) == 0 && len(ports) == 0 && l.Alias == endpoint.BridgeAlias {
 		return s.Links.Remove(ctx, rec.Bridge)
 	}
-	if rec.VLAN != (state.VLAN{}) {
+	if !rec.VLAN.IsZero() {
 		return leaveVLANs(ctx, s, rec, l, shared)
 	}
 	if hasPods(ctx, s, ports) {

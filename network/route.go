@@ -62,42 +62,16 @@ func (p *attached) lookAtWay(at *bridge.Link, own netip.Prefix) error {
 
 // routed is how routes of a pod's interface are on record: without the default route that a pod has
 // learnt from its LAN's router, and may learn anew.
-func routed(rec *state.Attachment, routes []route.Route) []state.Route {
-	var list []state.Route
-	for i := range routes {
-		r := &routes[i]
-		if rec.SLAAC && rec.DefaultRoute != exitHost && r.Dst.Bits() <= 0 && r.Gateway.Is6() {
-			continue
-		}
-		one := state.Route{
-			Dst: r.Dst, Gateway: r.Gateway, OnLink: r.OnLink, Priority: uint64(r.Priority), Table: uint64(r.Table),
-			MTU: uint64(r.MTU), AdvMSS: uint64(r.AdvMSS),
-		}
-		if r.Scope != nil {
-			scope := int(*r.Scope)
-			one.Scope = &scope
-		}
-		list = append(list, one)
-	}
-	return list
+func routed(rec *state.Attachment, routes []route.Route) []route.Route {
+	return slices.DeleteFunc(slices.Clone(routes), func(r route.Route) bool {
+		return rec.SLAAC && rec.DefaultRoute != exitHost && r.Dst.Bits() <= 0 && r.Gateway.Is6()
+	})
 }
 
 // routes are those of an attachment that it is to have for as long as it is there, in an order in
 // which they can be made. A default route to the host leads to the address that the host has now.
 func routes(rec *state.Attachment) []route.Route {
-	list := subnets(lasting(rec))
-	for _, r := range rec.Routes {
-		one := route.Route{
-			Dst: r.Dst, Gateway: r.Gateway, OnLink: r.OnLink, Priority: uint32(r.Priority), Table: uint32(r.Table),
-			MTU: uint32(r.MTU), AdvMSS: uint32(r.AdvMSS), Protocol: route.ProtocolTombolo,
-		}
-		if r.Scope != nil {
-			scope := route.Scope(*r.Scope)
-			one.Scope = &scope
-		}
-		list = append(list, one)
-	}
-	return led(rec, list)
+	return led(rec, append(subnets(lasting(rec)), rec.Routes...))
 }
 
 // led gives the routes that a pod was made with as they are to be now: where a default route

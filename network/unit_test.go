@@ -122,7 +122,7 @@ func TestAPodThatLeasesNeedsNoMACOfItsOwn(t *testing.T) {
 	}
 	asked := &Pod{ContainerID: "c1", IfName: "eth0"}
 	a, err := prepare(asked)
-	if err != nil || len(a.pod.MAC) != 6 || a.base.MAC != a.pod.MAC.String() || asked.MAC != nil {
+	if err != nil || len(a.pod.MAC) != 6 || a.base.MAC.String() != a.pod.MAC.String() || asked.MAC != nil {
 		t.Errorf("it has %s, %s on record, and was given %s: %v", a.pod.MAC, a.base.MAC, asked.MAC, err)
 	}
 	expect.Is(t, expect.Err(prepare(&Pod{ContainerID: "c1", IfName: "eth0", MAC: make(net.HardwareAddr, 8)})), ErrInvalid, "a MAC of 8 bytes")
@@ -161,19 +161,18 @@ func TestReportOfWhatIsOnNoRecordHasItsDifferences(t *testing.T) {
 
 func TestWhatTheHostSideOfARecordIs(t *testing.T) {
 	t.Parallel()
-	on := true
 	rec := &state.Attachment{
 		Network: "pods", ContainerID: "c1", IfName: "eth0", HostIf: "veth1", Bridge: "cbr0", MTU: 1400, Up: true, Masquerade: true,
-		MAC: "02:00:00:00:00:01", HostMAC: "02:00:00:00:00:02",
-		Addresses: []ipam.Address{{Prefix: nstest.Prefix("10.61.0.2/24")}, {Prefix: nstest.Prefix("fd61::2/64")}}, Port: state.Port{Hairpin: &on},
+		MAC: state.MAC{2, 0, 0, 0, 0, 1}, HostMAC: state.MAC{2, 0, 0, 0, 0, 2},
+		Addresses: []ipam.Address{{Prefix: nstest.Prefix("10.61.0.2/24")}, {Prefix: nstest.Prefix("fd61::2/64")}}, Hairpin: true,
 	}
 	p := portOf(rec)
-	if p.Alias != endpoint.AliasOf(rec) || p.MAC.String() != rec.HostMAC || p.PeerMAC.String() != rec.MAC ||
+	if p.Alias != endpoint.AliasOf(rec) || p.MAC.String() != rec.HostMAC.String() || p.PeerMAC.String() != rec.MAC.String() ||
 		!p.Hairpin || p.Isolated || p.Down || p.MTU != 1400 || p.Name != "veth1" || p.Peer != "eth0" || p.Bridge != "cbr0" {
 		t.Errorf("port is %+v", p)
 	}
 	ep := endpoint.Of(rec)
-	if string(ep.Owner) != rec.Hash() || ep.Network != "pods" || ep.Bridge != "cbr0" || ep.MAC.String() != rec.MAC || !ep.Masquerade {
+	if string(ep.Owner) != rec.Hash() || ep.Network != "pods" || ep.Bridge != "cbr0" || ep.MAC.String() != rec.MAC.String() || !ep.Masquerade {
 		t.Errorf("endpoint is %+v", ep)
 	}
 	if diff := cmp.Diff([]netip.Addr{nstest.Addr("10.61.0.2"), nstest.Addr("fd61::2")}, ep.Addrs, cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})); diff != "" {

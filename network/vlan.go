@@ -11,17 +11,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 )
 
-// vlans are those of a port, as they are on record.
-func vlans(v state.VLAN) vlan.Membership {
-	trunk, _ := vlan.ParseTrunk(v.Trunk) // what is on record was written by vlanRecord
-	return vlan.Membership{ID: uint16(v.ID), Trunk: trunk, KeepDefault: v.KeepDefault}
-}
-
-// vlanRecord is the inverse of vlans.
-func vlanRecord(m vlan.Membership) state.VLAN {
-	return state.VLAN{ID: int(m.ID), Trunk: vlan.Trunk(m.Trunk), KeepDefault: m.KeepDefault && !m.IsZero()}
-}
-
 // defaultVLAN is that of ports of networks without VLANs, on a bridge of ours that keeps VLANs apart.
 // On another, all are one, or its owner has a say.
 func defaultVLAN(br *bridge.Link) (m vlan.Membership) {
@@ -52,16 +41,16 @@ func (n *site) inDefault(ctx context.Context, do func(index int, name string, m 
 // hostVLAN is the host's link in the VLAN of a network; ok is false where the host is in none:
 // where the network has no VLAN, or the host is no gateway there.
 func hostVLAN(rec *state.Network, l *bridge.Link) (_ vlan.Link, ok bool) {
-	return vlan.Link{Bridge: l.Index, Name: rec.GatewayLink(), ID: uint16(rec.VLAN.ID), MTU: l.MTU, MAC: l.MAC, Alias: endpoint.BridgeAlias},
+	return vlan.Link{Bridge: l.Index, Name: rec.GatewayLink(), ID: rec.VLAN.ID, MTU: l.MTU, MAC: l.MAC, Alias: endpoint.BridgeAlias},
 		rec.VLAN.ID != 0 && len(rec.Gateways) > 0
 }
 
 // carried are the VLANs that a network's uplink carries with their tags. Its frames without
 // one are the host's own.
-func carried(rec *state.Network) []vlan.Range {
-	m := vlans(rec.VLAN)
+func carried(rec *state.Network) vlan.Ranges {
+	m := rec.VLAN
 	if m.ID != 0 {
-		m.Trunk = append(m.Trunk, vlan.Range{First: m.ID, Last: m.ID})
+		m.Trunk = append(slices.Clip(m.Trunk), vlan.Range{First: m.ID, Last: m.ID})
 	}
 	return m.Trunk
 }
@@ -74,7 +63,7 @@ func (vlanPart) look(ctx context.Context, n *site) error {
 		return nil
 	}
 	vlans := n.s.Links.VLANs()
-	if n.rec.VLAN == (state.VLAN{}) {
+	if n.rec.VLAN.IsZero() {
 		return n.inDefault(ctx, func(index int, name string, m vlan.Membership) error {
 			diffs, err := vlans.Check(ctx, index, name, m)
 			n.found.AddAll(diffs, tombolo.RemedyRepair)
@@ -94,7 +83,7 @@ func (vlanPart) look(ctx context.Context, n *site) error {
 	}
 	outside, err := vlans.Outside(ctx, nic.Index, carried(n.rec)...)
 	if len(outside) > 0 {
-		n.found.AddAll([]tombolo.Difference{{Object: "uplink " + n.rec.Uplink, What: "VLANs", Want: vlan.Trunk(outside)}}, tombolo.RemedyRepair)
+		n.found.AddAll([]tombolo.Difference{{Object: "uplink " + n.rec.Uplink, What: "VLANs", Want: vlan.Ranges(outside).String()}}, tombolo.RemedyRepair)
 	}
 	return err
 }
@@ -112,7 +101,7 @@ func (vlanPart) make(ctx context.Context, n *site) (changed bool, _ error) {
 
 func ensureVLANs(ctx context.Context, n *site) (changed bool, _ error) {
 	vlans := n.s.Links.VLANs()
-	if n.rec.VLAN == (state.VLAN{}) {
+	if n.rec.VLAN.IsZero() {
 		err := n.inDefault(ctx, func(index int, _ string, m vlan.Membership) error {
 			joined, err := vlans.Ensure(ctx, index, m)
 			changed = changed || joined

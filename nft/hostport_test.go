@@ -86,7 +86,7 @@ func newPublished(tb testing.TB, nfCall bool, ports ...Port) *published {
 
 func allProtocols(p Port) []Port {
 	var list []Port
-	for _, protocol := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP} {
+	for _, protocol := range []Protocol{unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP} {
 		p.Protocol = protocol
 		list = append(list, p)
 	}

@@ -130,7 +130,7 @@ func (c *Conn) ruleset(n *Network) (*ruleset.Ruleset, error) {
 func (n *Network) spec() *ruleset.Network {
 	s := &ruleset.Network{
 		Key: ruleset.NetworkKey(n.Name), Masquerade: n.Masquerade, Exempt: slices.Concat(n.Prefixes, n.NonMasquerade),
-		Bridge: n.Bridge, VLANOf: n.VLANOf, NFCall: n.NFCall, LAN: n.LAN, Policy: ruleset.Policy(n.Policy),
+		Bridge: n.Bridge, VLANOf: n.VLANOf, NFCall: n.NFCall, LAN: n.LAN, Policy: n.Policy.String(),
 		Guard: n.Guard, Groups: n.Groups, DropReports: n.DropReports, PortSNAT: n.PortSNAT,
 	}
 	for _, d := range n.Dedup {

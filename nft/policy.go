@@ -1,8 +1,9 @@
 package nft
 
 import (
+	"fmt"
+
 	"github.com/tombolo-cni/tombolo/internal/ident"
-	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
 // Policy says from where pods may be sent to, as far as other pods are concerned.
@@ -26,7 +27,25 @@ const (
 )
 
 // String gives the policy as the field ingressPolicy of CNI's firewall plugin has it.
-func (p Policy) String() string { return ruleset.Policy(p).String() }
+func (p Policy) String() string {
+	switch p {
+	case Open:
+		return "open"
+	case SameBridge:
+		return "same-bridge"
+	case Isolated:
+		return "isolated"
+	}
+	return fmt.Sprintf("policy %d", uint8(p))
+}
+
+// MarshalText gives what String does.
+func (p Policy) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
+
+// UnmarshalText reads what String gives. The error matches ErrInvalid.
+func (p *Policy) UnmarshalText(text []byte) error {
+	return unmarshal(p, text, Open, SameBridge, Isolated)
+}
 
 func (n *Network) checkBridge() error {
 	switch {

@@ -1,6 +1,7 @@
 package nft
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -13,17 +14,42 @@ import (
 
 // Port is a port of a pod that is published on the host.
 type Port struct {
-	// Protocol is 6 (TCP), 17 (UDP) or 132 (SCTP), as IANA numbers them.
-	Protocol uint8
+	Protocol Protocol `json:"protocol"`
 	// HostAddr is the one address of the host's that it is published on; 0.0.0.0 and
 	// :: stand for all of their family, and the zero Addr for all of both. Of
 	// 127.0.0.0/8, all means 127.0.0.1: programs have addresses of their own there. On
 	// 127.0.0.1 it can be reached from the host alone, and needs route_localnet on
 	// the bridge. There is no such thing for ::1 and for link-local addresses of
 	// IPv6, which cannot be named therefore.
-	HostAddr netip.Addr
+	HostAddr netip.Addr `json:"hostIP,omitzero"`
 	// HostPort is what callers see, and PodPort where the pod listens.
-	HostPort, PodPort uint16
+	HostPort uint16 `json:"hostPort"`
+	PodPort  uint16 `json:"podPort"`
+}
+
+// Protocol is 6 (TCP), 17 (UDP) or 132 (SCTP), as IANA numbers them.
+type Protocol uint8
+
+// String names the protocol: "tcp".
+func (p Protocol) String() string { return ruleset.ProtocolName(uint8(p)) }
+
+// MarshalText gives what String does.
+func (p Protocol) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
+
+// UnmarshalText reads "tcp", "udp" or "sctp". The error matches ErrInvalid.
+func (p *Protocol) UnmarshalText(text []byte) error {
+	return unmarshal(p, text, unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP)
+}
+
+// unmarshal finds the value among some that has this name.
+func unmarshal[T fmt.Stringer](to *T, name []byte, values ...T) error {
+	for _, v := range values {
+		if to != nil && v.String() == string(name) {
+			*to = v
+			return nil
+		}
+	}
+	return invalid("%q, where one of %v is due", name, values)
 }
 
 // SNAT says whose calls of published ports come to the pod with the host's address, on the link to the pod, in
@@ -43,16 +69,38 @@ const (
 	snatAny // all elements that an endpoint may have by any of these
 )
 
+// String is "needed", "all" or "none".
+func (s SNAT) String() string {
+	switch s {
+	case SNATNeeded:
+		return "needed"
+	case SNATAll:
+		return "all"
+	case SNATNone:
+		return "none"
+	}
+	return fmt.Sprintf("SNAT %d", uint8(s))
+}
+
+// MarshalText gives what String does.
+func (s SNAT) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// UnmarshalText reads what String gives. The error matches ErrInvalid.
+func (s *SNAT) UnmarshalText(text []byte) error {
+	return unmarshal(s, text, SNATNeeded, SNATAll, SNATNone)
+}
+
 // String names the host's side: 8080/tcp, 192.0.2.1:8080/udp, [2001:db8::1]:8080/sctp.
 func (p Port) String() string {
 	text := strconv.Itoa(int(p.HostPort))
 	if p.HostAddr.IsValid() {
 		text = netip.AddrPortFrom(p.HostAddr, p.HostPort).String()
 	}
-	return text + "/" + ruleset.ProtocolName(p.Protocol)
+	return text + "/" + p.Protocol.String()
 }
 
-func (p Port) check() error {
+// Check refuses a port that cannot be published. The error matches ErrInvalid.
+func (p Port) Check() error {
 	switch {
 	case p.Protocol != unix.IPPROTO_TCP && p.Protocol != unix.IPPROTO_UDP && p.Protocol != unix.IPPROTO_SCTP:
 		return invalid("port %s: protocol %d, where TCP, UDP or SCTP is due", p, p.Protocol)
@@ -70,7 +118,7 @@ func (p Port) check() error {
 
 // publication is a port as it is published over one family.
 type publication struct {
-	protocol uint8
+	protocol Protocol
 	host     netip.Addr // the zero Addr: all of the family
 	port     uint16
 	pod      netip.AddrPort
@@ -132,7 +180,7 @@ func (ep *Endpoint) firstAddrs() []netip.Addr {
 
 func (ep *Endpoint) checkPorts() error {
 	for _, p := range ep.Ports {
-		if err := p.check(); err != nil {
+		if err := p.Check(); err != nil {
 			return err
 		}
 	}
@@ -161,7 +209,7 @@ func (ep *Endpoint) portElements() []ruleset.Element {
 		f, pod := ruleset.FamilyOf(pub.pod.Addr()), pub.pod.Addr().AsSlice()
 		samePort := func(other publication) bool { return other.protocol == pub.protocol && other.pod == pub.pod }
 		if !slices.ContainsFunc(pubs[:i], samePort) {
-			key := ruleset.Key(bridge, pod, []byte{pub.protocol}, ruleset.Number16(pub.pod.Port()))
+			key := ruleset.Key(bridge, pod, []byte{byte(pub.protocol)}, ruleset.Number16(pub.pod.Port()))
 			list = append(list, ruleset.Element{Set: ruleset.InInet(f.Published), Key: key})
 			if ep.PortSNAT == SNATAll || ep.PortSNAT == snatAny {
 				list = append(list, ruleset.Element{Set: ruleset.InInet(f.SNATAll), Key: key})
@@ -186,7 +234,7 @@ func (pub publication) element() ruleset.Element {
 	f := ruleset.FamilyOf(pub.pod.Addr())
 	el := ruleset.Element{
 		Set:  ruleset.InInet(f.HostPorts),
-		Key:  ruleset.Key([]byte{pub.protocol}, ruleset.Number16(pub.port)),
+		Key:  ruleset.Key([]byte{byte(pub.protocol)}, ruleset.Number16(pub.port)),
 		Data: ruleset.Key(pub.pod.Addr().AsSlice(), ruleset.Number16(pub.pod.Port())),
 	}
 	if pub.host.IsValid() {

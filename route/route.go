@@ -17,84 +17,85 @@ import (
 type Route struct {
 	// Dst is the destination; host bits are disregarded. The zero value is the
 	// default route of Family or, where that is 0, of Gateway's family.
-	Dst netip.Prefix
+	Dst netip.Prefix `json:"dst"`
 	// Family is unix.AF_INET or unix.AF_INET6. It is needed only for a default route
 	// that has no Gateway, or that has one of the other family.
-	Family uint8
+	Family uint8 `json:"family,omitempty"`
 	// From makes an IPv6 route one for packets from this prefix only.
-	From netip.Prefix
+	From netip.Prefix `json:"from,omitzero"`
 	// TOS makes an IPv4 route one for packets with this type of service.
-	TOS uint8
+	TOS uint8 `json:"tos,omitempty"`
 
 	// Gateway is the next hop. That of an IPv4 route may be an IPv6 address (Linux 5.2).
-	Gateway netip.Addr
+	Gateway netip.Addr `json:"gateway,omitzero"`
 	// Link is the index of the link to send to. 0 is that by which Gateway is reached.
-	Link int
+	Link int `json:"link,omitempty"`
 	// OnLink says that Gateway is on Link though no route says so.
-	OnLink bool
+	OnLink bool `json:"onLink,omitempty"`
 	// Nexthops are what to choose from for each flow, in place of Gateway and Link.
-	Nexthops []Nexthop
+	Nexthops []Nexthop `json:"nexthops,omitempty"`
 	// NexthopID names a nexthop object (Linux 5.3), in place of all of these. List and
 	// Get give what the object holds as well.
-	NexthopID uint32
+	NexthopID uint32 `json:"nexthopID,omitempty"`
 
 	// Source is the address that packets of the host itself are sent from, where they
 	// have none yet.
-	Source netip.Addr
+	Source netip.Addr `json:"source,omitzero"`
 	// Priority orders routes to the same destination, the lowest first; 0 is the
 	// kernel's choice: 0 for IPv4, 1024 for IPv6.
-	Priority uint32
+	Priority uint32 `json:"priority,omitempty"`
 	// Table is the routing table; 0 is TableMain.
-	Table uint32
+	Table uint32 `json:"table,omitempty"`
 	// Scope is for IPv4. nil is the customary one: host for a local route, link for
 	// one without a gateway and for broadcast, else global.
-	Scope *Scope
+	Scope *Scope `json:"scope,omitempty"`
 	// Protocol is the origin of the route; 0 is ProtocolTombolo when it is added, and
 	// any when it is deleted.
-	Protocol Protocol
+	Protocol Protocol `json:"protocol,omitempty"`
 	// Type is what becomes of packets; 0 is Unicast when it is added, and any when it
 	// is deleted.
-	Type Type
+	Type Type `json:"type,omitempty"`
 	// Pref ranks IPv6 routes that were learnt from routers (RFC 4191, section 2.1).
-	Pref uint8
+	Pref uint8 `json:"pref,omitempty"`
 	// Expires is in how long the kernel will delete an IPv6 route; nil is never. It
 	// counts in whole seconds, and parts are rounded up.
-	Expires *time.Duration
+	Expires *time.Duration `json:"expires,omitempty"`
 
 	// MTU is the largest packet in bytes, and AdvMSS the TCP segment size to
 	// advertise; 0 is what the link gives.
-	MTU, AdvMSS uint32
+	MTU    uint32 `json:"mtu,omitempty"`
+	AdvMSS uint32 `json:"advmss,omitempty"`
 	// Congestion names TCP's congestion control on the way; empty is the host's.
-	Congestion string
+	Congestion string `json:"congestion,omitempty"`
 	// Metrics are the others of RTA_METRICS, in ascending order.
-	Metrics []Metric
+	Metrics []Metric `json:"metrics,omitempty"`
 
 	// Flags are the kernel's own, and not sent.
-	Flags Flags
+	Flags Flags `json:"flags,omitempty"`
 	// Other are attributes (RTA_*) that the kernel gave and that this package has no field
 	// for: encapsulation, realms. They are sent as they are, since a route without them
 	// is another.
-	Other []netlink.Attribute
+	Other []netlink.Attribute `json:"other,omitempty"`
 }
 
 // Nexthop is one of several next hops of a route.
 type Nexthop struct {
-	Gateway netip.Addr
-	Link    int
-	OnLink  bool
+	Gateway netip.Addr `json:"gateway,omitzero"`
+	Link    int        `json:"link,omitempty"`
+	OnLink  bool       `json:"onLink,omitempty"`
 	// Weight is this one's share of the flows: 1 to 256, 0 is 1.
-	Weight int
+	Weight int `json:"weight,omitempty"`
 	// Flags are the kernel's own, and not sent.
-	Flags Flags
+	Flags Flags `json:"flags,omitempty"`
 	// Other is like Route's.
-	Other []netlink.Attribute
+	Other []netlink.Attribute `json:"other,omitempty"`
 }
 
 // Metric is one of the numbers (RTAX_* of linux/rtnetlink.h) that go with a route,
 // such as RTAX_INITCWND.
 type Metric struct {
-	Number uint16
-	Value  uint32
+	Number uint16 `json:"number"`
+	Value  uint32 `json:"value"`
 }
 
 // Tables that always exist.

@@ -12,16 +12,16 @@ import (
 type Limit struct {
 	// Rate is in bits per second, frames counted from their Ethernet header on; 0 is
 	// no limit. Odd bits are dropped: the kernel counts in bytes.
-	Rate uint64
+	Rate uint64 `json:"rate,omitempty"`
 	// Burst is how many bits may pass at once after a pause; 0 leaves the choice to
 	// Effective.
-	Burst uint64
+	Burst uint64 `json:"burst,omitempty"`
 }
 
 // Shape is the limits of one pod, seen from the pod.
 type Shape struct {
-	Ingress Limit // of what the pod receives
-	Egress  Limit // of what the pod sends
+	Ingress Limit `json:"ingress,omitzero"` // of what the pod receives
+	Egress  Limit `json:"egress,omitzero"`  // of what the pod sends
 }
 
 // IsZero says whether there is nothing to shape.

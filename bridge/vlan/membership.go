@@ -32,13 +32,13 @@ func (r Range) String() string {
 type Membership struct {
 	// ID is the VLAN of frames without a tag, from the port and to it, 1 to 4094. 0 is 1
 	// where there is a Trunk.
-	ID uint16
+	ID uint16 `json:"id,omitempty"`
 	// Trunk are VLANs whose frames have their tags on both ways. Frames of ID have none,
 	// though it be among them.
-	Trunk []Range
+	Trunk Ranges `json:"trunk,omitempty"`
 	// KeepDefault leaves the port in those VLANs that it is in besides, such as the bridge's
 	// default one.
-	KeepDefault bool
+	KeepDefault bool `json:"keepDefault,omitempty"`
 }
 
 // IsZero says that nothing is asked for.
@@ -65,22 +65,28 @@ func (m Membership) Check() error {
 	return nil
 }
 
-// Trunk writes ranges as text: "2-4,100". ParseTrunk reads it.
-func Trunk(list []Range) string {
-	texts := make([]string, len(list))
-	for i, r := range list {
+// Ranges are VLANs, as text "2-4,100".
+type Ranges []Range
+
+// String lists the ranges: "2-4,100".
+func (l Ranges) String() string {
+	texts := make([]string, len(l))
+	for i, r := range l {
 		texts[i] = r.String()
 	}
 	return strings.Join(texts, ",")
 }
 
-// ParseTrunk is Trunk's inverse. The error matches ErrInvalid.
-func ParseTrunk(text string) ([]Range, error) {
-	if text == "" {
-		return nil, nil
+// MarshalText gives what String does.
+func (l Ranges) MarshalText() ([]byte, error) { return []byte(l.String()), nil }
+
+// UnmarshalText reads what String gives. The error matches ErrInvalid.
+func (l *Ranges) UnmarshalText(text []byte) error {
+	if l == nil {
+		return fmt.Errorf("%w: read VLANs into nil", ErrInvalid)
 	}
-	var list []Range
-	for one := range strings.SplitSeq(text, ",") {
+	var list Ranges
+	for one := range strings.SplitSeq(string(text), ",") {
 		first, last, isRange := strings.Cut(one, "-")
 		if !isRange {
 			last = first
@@ -88,12 +94,13 @@ func ParseTrunk(text string) ([]Range, error) {
 		a, errA := strconv.ParseUint(first, 10, 16)
 		b, errB := strconv.ParseUint(last, 10, 16)
 		r := Range{uint16(a), uint16(b)}
-		if errA != nil || errB != nil || (Membership{Trunk: []Range{r}}).Check() != nil {
-			return nil, fmt.Errorf("%w: %q names no VLANs", ErrInvalid, one)
+		if errA != nil || errB != nil || (Membership{Trunk: Ranges{r}}).Check() != nil {
+			return fmt.Errorf("%w: %q names no VLANs", ErrInvalid, one)
 		}
 		list = append(list, r)
 	}
-	return list, nil
+	*l = list
+	return nil
 }
 
 // Of include/uapi/linux/if_bridge.h.

@@ -75,16 +75,17 @@ func FuzzEntries(f *testing.F) {
 	})
 }
 
-func FuzzParseTrunk(f *testing.F) {
+func FuzzRanges(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
-		list, err := ParseTrunk(text)
+		var list, again Ranges
+		err := list.UnmarshalText([]byte(text))
 		if err != nil {
 			if !errors.Is(err, ErrInvalid) {
 				t.Error(err)
 			}
 			return
 		}
-		again, err := ParseTrunk(Trunk(list))
+		err = again.UnmarshalText([]byte(list.String()))
 		if diff := cmp.Diff(list, again); diff != "" || err != nil {
 			t.Errorf("%q: %v (-before +after):\n%s", text, err, diff)
 		}

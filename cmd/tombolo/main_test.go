@@ -204,7 +204,7 @@ func forge(t *testing.T) string {
 	for _, a := range []*state.Attachment{
 		{Network: "pods", ContainerID: "0123456789abcdef0123456789abcdef", IfName: "eth0", Pod: "default/web-0", Created: at,
 			HostIf: "veth00000000001", Bridge: "cbr0", MTU: 1500, Up: true, Masquerade: true, IPAMType: "host-local",
-			MAC: "0a:58:0a:3d:00:02", HostMAC: "02:00:00:00:00:01", Addresses: addresses("10.61.0.2/24", "fd61::2/64")},
+			MAC: state.MAC{0x0a, 0x58, 0x0a, 0x3d, 0, 2}, HostMAC: state.MAC{2, 0, 0, 0, 0, 1}, Addresses: addresses("10.61.0.2/24", "fd61::2/64")},
 		{Network: "pods", ContainerID: "unfinished", IfName: "eth0", Created: at, HostIf: "veth00000000002"},
 		{Network: "lab", ContainerID: "c3", IfName: "net1", Created: at, HostIf: "veth00000000003", Up: true},
 	} {

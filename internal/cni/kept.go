@@ -89,7 +89,7 @@ func (c *call) mayHaveGiven(conf *NetConf, rec *state.Attachment) bool {
 	switch c.Name {
 	case "bandwidth":
 		limits, err := conf.shape(asked)
-		may = err == nil && !limits.IsZero() && rec.Bandwidth == state.Bandwidth{}
+		may = err == nil && !limits.IsZero() && rec.Bandwidth.IsZero()
 	case "firewall":
 		may = isReferencesChainHere()
 	case "portmap":

@@ -58,9 +58,9 @@ func (m *PortMapping) published() (network.HostPort, error) {
 	if protocol == "" {
 		protocol = "tcp"
 	}
-	p := network.HostPort{Protocol: endpoint.Protocol(protocol), HostPort: uint16(m.HostPort), PodPort: uint16(m.ContainerPort)}
+	p := network.HostPort{HostPort: uint16(m.HostPort), PodPort: uint16(m.ContainerPort)}
 	switch {
-	case p.Protocol == 0:
+	case p.Protocol.UnmarshalText([]byte(protocol)) != nil:
 		return p, fmt.Errorf(`protocol %q is not known: use "tcp", "udp" or "sctp"`, m.Protocol)
 	case m.HostPort < 1 || m.HostPort > 65535:
 		return p, fmt.Errorf("hostPort %d is not within 1 and 65535", m.HostPort)

@@ -5,8 +5,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/nft"
@@ -18,11 +16,10 @@ const Leased = "dhcp"
 // Of is an attachment as the firewall sees it, from its record. One that has lost its
 // lease publishes nothing, and may ask for another and send nothing else of IPv4.
 func Of(a *state.Attachment) nft.Endpoint {
-	mac, _ := net.ParseMAC(a.MAC)
 	ep := nft.Endpoint{
 		Owner: nft.Owner(a.Hash()), Network: a.Network, Bridge: a.GatewayLink(),
-		Addrs: Addresses(a), MAC: mac, Masquerade: a.Masquerade, Ports: Ports(a),
-		PortSNAT: SNAT(a.PortSNAT),
+		Addrs: Addresses(a), MAC: net.HardwareAddr(a.MAC), Masquerade: a.Masquerade, Ports: Ports(a),
+		PortSNAT: a.PortSNAT,
 	}
 	for _, w := range a.Waiting {
 		for _, p := range w.Addresses {
@@ -53,18 +50,6 @@ func In(a *state.Attachment, n *state.Network) nft.Endpoint {
 	return ep
 }
 
-// SNAT reads whose calls of host ports come from the host's address, as it is on record.
-func SNAT(name string) nft.SNAT {
-	return nft.SNAT(max(slices.Index(snatNames(), name), 0))
-}
-
-// SNATName is the other way round.
-func SNATName(s nft.SNAT) string { return snatNames()[s] }
-
-func snatNames() []string {
-	return []string{nft.SNATNeeded: "", nft.SNATAll: "all", nft.SNATNone: "none"}
-}
-
 // Addresses lists an attachment's addresses.
 func Addresses(a *state.Attachment) []netip.Addr {
 	list := make([]netip.Addr, len(a.Addresses))
@@ -78,65 +63,32 @@ func Addresses(a *state.Attachment) []netip.Addr {
 // has.
 func Ports(a *state.Attachment) []nft.Port {
 	list := make([]nft.Port, 0, len(a.Published))
-	for i := range a.Published {
-		if p := &a.Published[i]; !p.Withheld {
-			list = append(list, Port(p))
+	for _, p := range a.Published {
+		if !p.Withheld {
+			list = append(list, p.Port)
 		}
 	}
 	return list
-}
-
-// Port is a host port as it is on record.
-func Port(p *state.Published) nft.Port {
-	return nft.Port{
-		Protocol: Protocol(p.Protocol), HostAddr: p.HostIP,
-		HostPort: uint16(p.HostPort), PodPort: uint16(p.PodPort),
-	}
 }
 
 // Published are host ports as they are on record.
 func Published(ports []nft.Port) []state.Published {
 	var list []state.Published
 	for _, p := range ports {
-		list = append(list, state.Published{
-			Protocol: ProtocolName(p.Protocol), HostIP: p.HostAddr, HostPort: int(p.HostPort), PodPort: int(p.PodPort),
-		})
+		list = append(list, state.Published{Port: p})
 	}
 	return list
-}
-
-// Protocol gives the number of a protocol that has ports (IPPROTO_*); 0 is none.
-func Protocol(name string) uint8 {
-	switch name {
-	case "tcp":
-		return unix.IPPROTO_TCP
-	case "udp":
-		return unix.IPPROTO_UDP
-	case "sctp":
-		return unix.IPPROTO_SCTP
-	}
-	return 0
-}
-
-// ProtocolName is the other way round; empty for what is none.
-func ProtocolName(number uint8) string {
-	for _, name := range []string{"tcp", "udp", "sctp"} {
-		if Protocol(name) == number {
-			return name
-		}
-	}
-	return ""
 }
 
 // PublishesIPv4 says whether a port of the host's IPv4 addresses, 127.0.0.1 among them, leads to the pod, or
 // will once more: one whose lease has ended has no address until the keeper has got another.
 func PublishesIPv4(rec *state.Attachment) bool {
-	if SNAT(rec.PortSNAT) == nft.SNATNone {
+	if rec.PortSNAT == nft.SNATNone {
 		return false // 127.0.0.1 would get no answer
 	}
 	leased := rec.IPAMType == Leased
 	return (leased || slices.ContainsFunc(rec.Addresses, func(a ipam.Address) bool { return a.Prefix.Addr().Is4() })) &&
-		slices.ContainsFunc(rec.Published, func(p state.Published) bool { return !p.HostIP.IsValid() || p.HostIP.Is4() })
+		slices.ContainsFunc(rec.Published, func(p state.Published) bool { return !p.HostAddr.IsValid() || p.HostAddr.Is4() })
 }
 
 // PortText names a host port in messages: 8080/tcp, 192.0.2.1:8080/tcp.

@@ -20,6 +20,7 @@ import (
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/nft"
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -70,8 +71,8 @@ func (m *movable) attach() {
 	r := m.pod.record
 	a := &state.Attachment{
 		Network: r.Network, ContainerID: r.ContainerID, IfName: r.IfName, NetNSCookie: r.NetNSCookie, HostIf: r.HostIf, Bridge: r.Bridge,
-		MAC: r.Client.MAC.String(), Addresses: []ipam.Address{{Prefix: r.Lease.Address, Gateway: r.Policy.Gateway}},
-		Up: true, Masquerade: true, Guarded: true, Published: []state.Published{{Protocol: "tcp", HostPort: 8080, PodPort: 80}},
+		MAC: state.MAC(r.Client.MAC), Addresses: []ipam.Address{{Prefix: r.Lease.Address, Gateway: r.Policy.Gateway}},
+		Up: true, Masquerade: true, Guarded: true, Published: []state.Published{{Port: nft.Port{Protocol: unix.IPPROTO_TCP, HostPort: 8080, PodPort: 80}}},
 		IPAMType: endpoint.Leased, DataDir: m.dir.Path(),
 	}
 	n := &state.Network{Name: r.Network, Bridge: r.Bridge, Masquerade: true, Guard: true}

@@ -59,8 +59,8 @@ func exported() map[string]map[string]any {
 			"Conn": route.Conn{}, "Neighbour": route.Neighbour{}, "Route": route.Route{}, "Rule": route.Rule{}, "Type": route.Type(0),
 		},
 		"vlan": {
-			"On": vlan.On, "ParseTrunk": vlan.ParseTrunk, "Trunk": vlan.Trunk,
-			"Conn": vlan.Conn{}, "Membership": vlan.Membership{}, "Range": vlan.Range{},
+			"On":   vlan.On,
+			"Conn": vlan.Conn{}, "Membership": vlan.Membership{}, "Range": vlan.Range{}, "Ranges": vlan.Ranges(nil),
 		},
 		"bridge": {
 			"CheckRouting": bridge.CheckRouting, "Dial": bridge.Dial, "HostName": bridge.HostName, "LinkLocal": bridge.LinkLocal, "On": bridge.On, "ProbeNetfilter": bridge.ProbeNetfilter,
@@ -86,7 +86,7 @@ func exported() map[string]map[string]any {
 		},
 		"nft": {
 			"Dial": nft.Dial, "On": nft.On, "OwnerOf": nft.OwnerOf, "ParseCache": nft.ParseCache,
-			"ConflictError": nft.ConflictError{}, "Conn": nft.Conn{}, "Policy": nft.Policy(0), "Port": nft.Port{}, "Cache": nft.Cache{},
+			"ConflictError": nft.ConflictError{}, "Conn": nft.Conn{}, "Policy": nft.Policy(0), "Port": nft.Port{}, "Protocol": nft.Protocol(0), "SNAT": nft.SNAT(0), "Cache": nft.Cache{},
 		},
 		"foreign": {
 			"On":   foreign.On,

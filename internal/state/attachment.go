@@ -12,9 +12,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
+	"github.com/tombolo-cni/tombolo/bridge/vlan"
 	"github.com/tombolo-cni/tombolo/internal/file"
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/ipam"
+	"github.com/tombolo-cni/tombolo/nft"
+	"github.com/tombolo-cni/tombolo/route"
 )
 
 // State says how far an ADD has come.
@@ -48,15 +52,17 @@ type Attachment struct {
 	HostIf       string         `json:"hostIf,omitempty"` // the veth's end in the host's namespace
 	Bridge       string         `json:"bridge,omitempty"` // the port's master
 	MTU          int            `json:"mtu,omitempty"`    // bytes
-	MAC          string         `json:"mac,omitempty"`    // of the pod's end
-	HostMAC      string         `json:"hostMAC,omitempty"`
+	MAC          MAC            `json:"mac,omitempty"`    // of the pod's end
+	HostMAC      MAC            `json:"hostMAC,omitempty"`
 	Addresses    []ipam.Address `json:"addresses,omitempty"` // in the order of the result
 	HostGateways HostGateways   `json:"hostGateways,omitempty"`
-	Port         Port           `json:"port,omitzero"`
-	VLAN         VLAN           `json:"vlan,omitzero"` // of the port
+	// Hairpin and Isolated are flags of the port: see bridge.Port.
+	Hairpin  bool            `json:"hairpin,omitempty"`
+	Isolated bool            `json:"isolated,omitempty"`
+	VLAN     vlan.Membership `json:"vlan,omitzero"` // of the port
 	// Routes are the pod's that last as long as it does: those of a lease and of router
 	// advertisements are not among them.
-	Routes []Route `json:"routes,omitempty"`
+	Routes []route.Route `json:"routes,omitempty"`
 
 	// Moving says that the keeper is at work on, or died at, a change of Addresses:
 	// they are those of after and of before, and the kernel may have either.
@@ -76,14 +82,13 @@ type Attachment struct {
 	SLAAC bool `json:"slaac,omitempty"`
 
 	Published []Published `json:"published,omitempty"` // its host ports
-	// PortSNAT is whose calls of them come from the host's address, as package endpoint names it; empty are those
-	// that must.
-	PortSNAT string `json:"portSNAT,omitempty"`
+	// PortSNAT is whose calls of them come from the host's address.
+	PortSNAT nft.SNAT `json:"portSNAT,omitempty"`
 	// Waiting are the container's other attachments to which this one's host ports go when it
 	// is deleted: they have them as Withheld.
-	Waiting   []Waiting `json:"waiting,omitempty"`
-	Bandwidth Bandwidth `json:"bandwidth,omitzero"`
-	IFB       string    `json:"ifb,omitempty"` // the link that its egress is shaped by
+	Waiting   []Waiting       `json:"waiting,omitempty"`
+	Bandwidth bandwidth.Shape `json:"bandwidth,omitzero"` // as the kernel enforces it
+	IFB       string          `json:"ifb,omitempty"`      // the link that its egress is shaped by
 
 	IPAMType string `json:"ipamType,omitempty"` // ipam.type, so that DEL can release
 	DataDir  string `json:"dataDir,omitempty"`  // ipam.dataDir, resolved
@@ -93,24 +98,9 @@ type Attachment struct {
 	Short string `json:"-"`
 }
 
-// A Route is one of a pod's routes, by its interface, as ADD made it.
-type Route struct {
-	Dst      netip.Prefix `json:"dst"`
-	Gateway  netip.Addr   `json:"gateway,omitzero"` // invalid: on link
-	OnLink   bool         `json:"onLink,omitempty"` // the gateway is, though no address says so
-	Priority uint64       `json:"priority,omitempty"`
-	Table    uint64       `json:"table,omitempty"`
-	Scope    *int         `json:"scope,omitempty"` // nil: the customary one
-	MTU      uint64       `json:"mtu,omitempty"`
-	AdvMSS   uint64       `json:"advmss,omitempty"`
-}
-
 // Published is a port of the host that leads to the pod.
 type Published struct {
-	Protocol string     `json:"protocol"`        // "tcp", "udp" or "sctp"
-	HostIP   netip.Addr `json:"hostIP,omitzero"` // invalid for all of the host's addresses
-	HostPort int        `json:"hostPort"`
-	PodPort  int        `json:"podPort"`
+	nft.Port
 	// Withheld says that another attachment of the container has it.
 	Withheld bool `json:"withheld,omitempty"`
 }
@@ -121,26 +111,6 @@ type Waiting struct {
 	Hash    string `json:"hash"`
 	// Addresses are its own.
 	Addresses []netip.Prefix `json:"addresses,omitempty"`
-}
-
-// Bandwidth holds the limits of a pod's traffic as the kernel enforces them, in
-// bits and bits a second; 0 for none. Ingress is what the pod receives.
-type Bandwidth struct {
-	IngressRate  uint64 `json:"ingressRate,omitempty"`
-	IngressBurst uint64 `json:"ingressBurst,omitempty"`
-	EgressRate   uint64 `json:"egressRate,omitempty"`
-	EgressBurst  uint64 `json:"egressBurst,omitempty"`
-}
-
-// A Port holds the attributes of a bridge port that were set: nil leaves the
-// kernel's default (IFLA_BRPORT_* in linux/if_link.h).
-type Port struct {
-	Hairpin    *bool `json:"hairpin,omitempty"`    // IFLA_BRPORT_MODE
-	Isolated   *bool `json:"isolated,omitempty"`   // IFLA_BRPORT_ISOLATED
-	Learning   *bool `json:"learning,omitempty"`   // IFLA_BRPORT_LEARNING
-	Flood      *bool `json:"flood,omitempty"`      // IFLA_BRPORT_UNICAST_FLOOD
-	McastFlood *bool `json:"mcastFlood,omitempty"` // IFLA_BRPORT_MCAST_FLOOD
-	StaticFDB  bool  `json:"staticFDB,omitempty"`  // the pod's MAC has a static entry on the port
 }
 
 // Hash returns the attachment's hash: Short, or what it has to be if that is empty.
@@ -169,17 +139,12 @@ func (a *Attachment) check() error {
 		}
 	}
 	for _, p := range a.Published {
-		if p.Protocol != "tcp" && p.Protocol != "udp" && p.Protocol != "sctp" {
-			errs = append(errs, fmt.Errorf("it publishes a port of protocol %q", p.Protocol))
-		}
-		if !isPort(p.HostPort) || !isPort(p.PodPort) {
-			errs = append(errs, fmt.Errorf("it publishes port %d as %d, where 1 to 65535 are ports", p.PodPort, p.HostPort))
+		if p.Protocol == 0 || p.HostPort == 0 || p.PodPort == 0 {
+			errs = append(errs, fmt.Errorf("it publishes port %d as %s, where 1 to 65535 are ports", p.PodPort, p.Port))
 		}
 	}
 	return errors.Join(errs...)
 }
-
-func isPort(n int) bool { return n > 0 && n < 1<<16 }
 
 // encodeAttachment returns a line of a record's file.
 func encodeAttachment(a *Attachment) ([]byte, error) {

@@ -10,10 +10,13 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/mdlayher/netlink"
 
+	"github.com/tombolo-cni/tombolo/bridge/vlan"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
+	"github.com/tombolo-cni/tombolo/nft"
 )
 
 // compare lets go-cmp look at netip's values.
@@ -46,14 +49,31 @@ func fill(t *testing.T, v reflect.Value, name string) {
 	case *State:
 		*p = Ready
 		return
+	case *MAC:
+		*p = MAC{2, 0, 0, 0, 0, 1}
+		return
+	case *nft.Protocol:
+		*p = 17
+		return
+	case *nft.SNAT:
+		*p = nft.SNATNone
+		return
+	case *nft.Policy:
+		*p = nft.Isolated
+		return
+	case *vlan.Ranges:
+		*p = vlan.Ranges{{First: 2, Last: 4}, {First: 100, Last: 100}}
+		return
+	case *[]netlink.Attribute:
+		return // those of routes of others
 	}
 	switch v.Kind() {
 	case reflect.String:
 		v.SetString("a " + name + " of \"ü\\\x01")
 	case reflect.Int, reflect.Int64:
 		v.SetInt(-int64(len(name)))
-	case reflect.Uint64:
-		v.SetUint(1<<64 - 1)
+	case reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
+		v.SetUint(1<<v.Type().Bits() - 1)
 	case reflect.Bool:
 		v.SetBool(true)
 	case reflect.Pointer:
@@ -131,6 +151,7 @@ func TestDecodeSaysWhatIsWrong(t *testing.T) {
 		"number for a string": {`{"version":1,"name":7}`, ErrDamaged, `"name": expected a string`},
 		"object for a list":   {`{"version":1,"name":"n","subnets":{}}`, ErrDamaged, `"subnets": expected a list`},
 		"no prefix":           {`{"version":1,"name":"n","subnets":["10.1.0.0"]}`, ErrDamaged, `"subnets[0]"`},
+		"no policy":           {`{"version":1,"name":"n","policy":"none"}`, ErrDamaged, `"policy"`},
 		"null in a list":      {`{"version":1,"name":"n","subnets":[null]}`, ErrDamaged, "not a valid prefix"},
 	}
 	for what, test := range tests {
@@ -148,10 +169,20 @@ func TestAttachmentsThatCannotBeUsedAreDamaged(t *testing.T) {
 	t.Parallel()
 	good := `"version":1,"state":"ready","network":"n","containerID":"c","ifName":"eth0"`
 	tests := map[string]string{
-		`"port":{"hairpin":"yes"}`: `"port.hairpin": expected true or false`,
-		`"addresses":[{}]`:         "no valid prefix",
-		`"created":"yesterday"`:    `"created"`,
-		`"state":"done"`:           "twice",
+		`"bandwidth":{"ingress":{"rate":"8 bit"}}`: `"bandwidth.ingress.rate": expected a whole number`,
+		`"addresses":[{}]`:                         "no valid prefix",
+		`"created":"yesterday"`:                    `"created"`,
+		`"state":"done"`:                           "twice",
+		`"hairpin":"yes"`:                          `"hairpin": expected true or false`,
+		`"mac":"02:00:00:00:00"`:                   `"mac"`,
+		`"hostMAC":"02:00:00:00:00:00:00:01"`:      "8 bytes",
+		`"vlan":{"id":65536}`:                      `"vlan.id"`,
+		`"vlan":{"trunk":"4-2"}`:                   `"4-2" names no VLANs`,
+		`"routes":[{"dst":"10.0.0.0"}]`:            `"routes[0].dst"`,
+		`"portSNAT":"some"`:                        `"portSNAT"`,
+		`"published":[{"protocol":"icmp","hostPort":1,"podPort":1}]`:    `"published[0].protocol"`,
+		`"published":[{"protocol":"tcp","hostPort":65536,"podPort":1}]`: `"published[0].hostPort"`,
+		`"published":[{"protocol":"tcp","hostPort":1}]`:                 "publishes port 0 as 1/tcp",
 	}
 	must.Succeed(t, expect.Err(decodeAttachment([]byte("{"+good+"}"))), "the record that the cases spoil")
 	for member, says := range tests {

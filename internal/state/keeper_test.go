@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/bridge/vlan"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
@@ -71,7 +72,7 @@ func TestForwardedLinksAreThoseOfGateways(t *testing.T) {
 	for _, n := range []Network{
 		{Name: "pods", Bridge: "cbr0", Gateways: gateways, Epoch: epoch.Token()},
 		{Name: "also", Bridge: "cbr0", Gateways: gateways, Epoch: epoch.Token()},
-		{Name: "tagged", Bridge: "br1", Gateways: gateways, VLAN: VLAN{ID: 7}, Epoch: epoch.Token()},
+		{Name: "tagged", Bridge: "br1", Gateways: gateways, VLAN: vlan.Membership{ID: 7}, Epoch: epoch.Token()},
 		{Name: "l2", Bridge: "br2", Epoch: epoch.Token()},
 		{Name: "lan", Bridge: "br3", Gateways: gateways, Uplink: "eth0", Epoch: epoch.Token()},
 		{Name: "old", Bridge: "br4", Gateways: gateways, Epoch: "another"},

@@ -17,9 +17,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
+	"github.com/tombolo-cni/tombolo/bridge/vlan"
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/ipam"
+	"github.com/tombolo-cni/tombolo/nft"
+	"github.com/tombolo-cni/tombolo/route"
 )
 
 // helperVariable makes the test binary one of the helpers in helpers_test.go.
@@ -87,7 +91,6 @@ func again(d *Dir) *Dir {
 
 // sample returns an attachment with everything set that a usual one has.
 func sample(container string) *Attachment {
-	yes, no := true, false
 	return &Attachment{
 		Epoch:       "a59bef75-6922-4ab4-8416-46a500e25de5/00112233445566778899aabbccddeeff",
 		Network:     "cbr0",
@@ -100,21 +103,24 @@ func sample(container string) *Attachment {
 		HostIf:      "veth" + ident.Hash("cbr0", container, "eth0"),
 		Bridge:      "cbr0",
 		MTU:         1500,
-		MAC:         "0a:58:0a:01:00:05",
-		HostMAC:     "2e:5f:00:00:00:01",
+		MAC:         MAC{0x0a, 0x58, 0x0a, 1, 0, 5},
+		HostMAC:     MAC{0x2e, 0x5f, 0, 0, 0, 1},
 		Addresses: []ipam.Address{
 			{Prefix: netip.MustParsePrefix("10.1.0.5/24"), Gateway: netip.MustParseAddr("10.1.0.1")},
 			{Prefix: netip.MustParsePrefix("fd00:1::5/64"), Gateway: netip.MustParseAddr("fd00:1::1")},
 		},
-		Port:       Port{Hairpin: &yes, Flood: &no},
+		Hairpin:    true,
+		VLAN:       vlan.Membership{ID: 7, Trunk: vlan.Ranges{{First: 8, Last: 9}, {First: 12, Last: 12}}},
+		Routes:     []route.Route{{Dst: netip.MustParsePrefix("0.0.0.0/0"), Gateway: netip.MustParseAddr("10.1.0.1"), Priority: 100, Protocol: route.ProtocolTombolo}},
 		Up:         true,
 		Masquerade: true,
 		Guarded:    true,
 		Published: []Published{
-			{Protocol: "tcp", HostPort: 8080, PodPort: 80},
-			{Protocol: "udp", HostIP: netip.MustParseAddr("fd00::9"), HostPort: 53, PodPort: 5353},
+			{Port: nft.Port{Protocol: unix.IPPROTO_TCP, HostPort: 8080, PodPort: 80}},
+			{Port: nft.Port{Protocol: unix.IPPROTO_UDP, HostAddr: netip.MustParseAddr("fd00::9"), HostPort: 53, PodPort: 5353}},
 		},
-		Bandwidth: Bandwidth{IngressRate: 1e7, IngressBurst: 2e6, EgressRate: 3e7, EgressBurst: 4e6},
+		PortSNAT:  nft.SNATAll,
+		Bandwidth: bandwidth.Shape{Ingress: bandwidth.Limit{Rate: 1e7, Burst: 2e6}, Egress: bandwidth.Limit{Rate: 3e7, Burst: 4e6}},
 		IFB:       "ifb0123456789a",
 		IPAMType:  "host-local",
 		DataDir:   "/run/tombolo/ipam",
@@ -133,7 +139,7 @@ func sampleNetwork(name string) *Network {
 		Subnets:    []netip.Prefix{netip.MustParsePrefix("10.1.0.0/24"), netip.MustParsePrefix("fd00:1::/64")},
 		Pools:      "10.1.0.0/24 10.1.0.9 10.1.0.20 10.1.0.1,;", PoolDir: "/var/lib/cni/networks",
 		Masquerade: true, NonMasquerade: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")},
-		Policy: "isolated", Guard: true, Mark: 0x1000, NFCall: &yes, Promiscuous: &no,
+		Policy: nft.Isolated, Guard: true, Mark: 0x1000, NFCall: &yes, Promiscuous: &no,
 		Held: []Held{{Gateway: netip.MustParsePrefix("10.1.0.1/24"), Attachment: "0123456789a"}},
 	}
 }

@@ -11,7 +11,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/bridge/vlan"
 	"github.com/tombolo-cni/tombolo/internal/file"
+	"github.com/tombolo-cni/tombolo/nft"
 )
 
 // ErrInUse says that a network still has attachments.
@@ -37,20 +39,21 @@ type Network struct {
 
 	Masquerade    bool           `json:"masquerade,omitempty"`
 	NonMasquerade []netip.Prefix `json:"nonMasquerade,omitempty"` // destinations for which pods keep their address
-	Policy        string         `json:"policy,omitempty"`        // the ingress policy; empty is open
+	Policy        nft.Policy     `json:"policy,omitempty"`        // the ingress policy
 	// ChainedPolicy is one that a plugin further down the chain asked for: the stricter counts.
-	ChainedPolicy string `json:"chainedPolicy,omitempty"`
+	ChainedPolicy nft.Policy `json:"chainedPolicy,omitempty"`
 	// AdminChain is a chain of the operator's that iptables calls first, as such a plugin asked for.
 	AdminChain  string `json:"adminChain,omitempty"`
 	PortSNAT    bool   `json:"portSNAT,omitempty"`    // it has the rules that a pod's PortSNAT needs
 	Guard       bool   `json:"guard,omitempty"`       // pods may use their own MAC and addresses only
-	Mark        uint64 `json:"mark,omitempty"`        // the bit of what is admitted
+	Mark        uint32 `json:"mark,omitempty"`        // the bit of what is admitted
 	NFCall      *bool  `json:"nfCall,omitempty"`      // bridged packets pass the firewall; nil is not ours to say
 	Promiscuous *bool  `json:"promiscuous,omitempty"` // of the bridge; nil is not ours to say
 
 	// Uplink is the NIC that is the bridge's port to a LAN; empty is none.
 	Uplink string `json:"uplink,omitempty"`
-	VLAN   VLAN   `json:"vlan,omitzero"`
+	// VLAN is which VLANs of the bridge its pods' ports are in.
+	VLAN vlan.Membership `json:"vlan,omitzero"`
 	// DefaultRoute is where the default route of pods on a LAN leads: "host" or
 	// "router"; empty where they are on none.
 	DefaultRoute string `json:"defaultRoute,omitempty"`

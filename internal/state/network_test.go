@@ -121,7 +121,7 @@ func TestSaveNetworkRefusesWhatWouldNotBeReadBack(t *testing.T) {
 	tests := map[string]*Network{
 		"gateway that is none": {Name: "n", Gateways: []netip.Prefix{{}}},
 		"subnet of 40 bits":    {Name: "n", Subnets: []netip.Prefix{netip.PrefixFrom(netip.MustParseAddr("10.0.0.0"), 40)}},
-		"too large":            {Name: "n", Policy: strings.Repeat("x", file.MaxRecord)},
+		"too large":            {Name: "n", AdminChain: strings.Repeat("x", file.MaxRecord)},
 	}
 	for what, n := range tests {
 		expect.Failure(t, d.SaveNetwork(n), "%s: saved", what)

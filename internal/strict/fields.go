@@ -64,7 +64,7 @@ func folded(fields []field, name []byte) int {
 }
 
 // Append appends the struct that v points to as a JSON object, by tags of encoding/json. With
-// omitempty or omitzero, a field that is zero, or an empty list, is left out. A struct or a list may
+// omitempty or omitzero, a field that is zero, or an empty list, is left out. Any value may
 // be an [encoding.TextMarshaler]. What is no string, boolean, whole number, struct, or list of or
 // pointer to one of these is left to encoding/json.
 func Append(b []byte, v any) []byte {
@@ -73,6 +73,9 @@ func Append(b []byte, v any) []byte {
 
 func (t *types) append(b []byte, v reflect.Value) []byte {
 	kind := v.Kind()
+	if text, ok := textOf(v); ok {
+		return quote(b, string(text))
+	}
 	switch {
 	case kind == reflect.Pointer && !v.IsNil():
 		return t.append(b, v.Elem())
@@ -80,8 +83,10 @@ func (t *types) append(b []byte, v reflect.Value) []byte {
 		return quote(b, v.String())
 	case kind == reflect.Bool:
 		return strconv.AppendBool(b, v.Bool())
-	case kind == reflect.Struct || kind == reflect.Slice:
-		return t.appendMany(b, v)
+	case kind == reflect.Struct:
+		return t.appendObject(b, v)
+	case kind == reflect.Slice:
+		return t.appendList(b, v)
 	case v.CanInt():
 		return strconv.AppendInt(b, v.Int(), 10)
 	case v.CanUint():
@@ -94,20 +99,17 @@ func (t *types) append(b []byte, v reflect.Value) []byte {
 	return append(b, other...)
 }
 
-func (t *types) appendMany(b []byte, v reflect.Value) []byte {
-	var marshaler encoding.TextMarshaler
-	if v.Addr().NumMethod() > 0 {
-		marshaler, _ = v.Addr().Interface().(encoding.TextMarshaler)
+// textOf is what a type gives that is an [encoding.TextMarshaler]: nothing for a time beyond the year 9999.
+func textOf(v reflect.Value) (text []byte, ok bool) {
+	// Most types have no method, and to ask a type for an interface takes long for the first time.
+	if !v.CanAddr() || v.Addr().NumMethod() == 0 {
+		return nil, false
 	}
-	switch {
-	case marshaler != nil:
-		// It fails for a time beyond the year 9999, and then gives nothing.
-		text, _ := marshaler.MarshalText()
-		return quote(b, string(text))
-	case v.Kind() == reflect.Struct:
-		return t.appendObject(b, v)
+	marshaler, ok := v.Addr().Interface().(encoding.TextMarshaler)
+	if ok {
+		text, _ = marshaler.MarshalText()
 	}
-	return t.appendList(b, v)
+	return text, ok
 }
 
 func (t *types) appendObject(b []byte, v reflect.Value) []byte {

@@ -239,12 +239,12 @@ func TestBurstThatDefeatsTheRateIsCappedAndSaidSo(t *testing.T) {
 	}
 	var list []struct {
 		State     string
-		Bandwidth struct{ IngressBurst uint64 }
+		Bandwidth struct{ Ingress struct{ Burst uint64 } }
 	}
 	if err := json.Unmarshal([]byte(n.operate("ls", "--json", "--state", n.state).stdout), &list); err != nil || len(list) != 1 {
 		t.Fatalf("%v, %v", list, err)
 	}
-	if got := list[0].Bandwidth.IngressBurst; got == 0 || got > 1e7 {
+	if got := list[0].Bandwidth.Ingress.Burst; got == 0 || got > 1e7 {
 		t.Errorf("ls tells of a burst of %d bits", got)
 	}
 }

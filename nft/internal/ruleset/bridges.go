@@ -60,7 +60,7 @@ func (n *Network) bridgeElements() []Element {
 		name := nftnl.LinkKey(n.VLANOf, nil, 0)
 		list = append(list, Element{Set: InInet(bridgesSet), Key: slices.Concat(name, name)})
 	}
-	if n.Policy != policyOpen {
+	if n.Policy == policySameBridge || n.Policy == policyIsolated {
 		list = append(list, Element{Set: InInet(policiesSet), Key: name})
 	}
 	if n.Policy == policyIsolated {
@@ -80,7 +80,7 @@ func (n *Network) bridgeElements() []Element {
 // have less there by now is known by what it has. Where networks share a bridge,
 // the elements are those of one of them.
 func (n *Network) BridgeComment() string {
-	comment := networkComment(n.Key) + "," + n.Policy.String()
+	comment := networkComment(n.Key) + "," + n.Policy
 	if n.NFCall {
 		comment += ",nf"
 	}

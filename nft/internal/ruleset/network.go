@@ -1,7 +1,6 @@
 package ruleset
 
 import (
-	"fmt"
 	"net"
 	"net/netip"
 )
@@ -15,7 +14,7 @@ type Network struct {
 	Bridge                     string         // "": of bridges nothing is known
 	VLANOf                     string         // the bridge whose VLAN it is; "": none's
 	NFCall, LAN                bool
-	Policy                     Policy
+	Policy                     string // which pods may send to its pods
 	Guard, Groups, DropReports bool
 	PortSNAT                   bool
 	Dedup                      []Dedup
@@ -28,24 +27,8 @@ type Dedup struct {
 	Subnet    netip.Prefix
 }
 
-// Policy says which pods may send to a network's.
-type Policy uint8
-
+// The policies that are not open, as nft.Policy names them.
 const (
-	policyOpen       Policy = iota // all
-	policySameBridge               // those of the bridge, and those of bridges without a policy
-	policyIsolated                 // those of bridges without a policy
+	policySameBridge = "same-bridge" // those of the bridge may send, and those of bridges without a policy
+	policyIsolated   = "isolated"    // those of bridges without a policy may
 )
-
-// String gives the policy as the field ingressPolicy of CNI's firewall plugin has it.
-func (p Policy) String() string {
-	switch p {
-	case policyOpen:
-		return "open"
-	case policySameBridge:
-		return "same-bridge"
-	case policyIsolated:
-		return "isolated"
-	}
-	return fmt.Sprintf("policy %d", uint8(p))
-}

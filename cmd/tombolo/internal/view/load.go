@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/tombolo-cni/tombolo/bridge/vlan"
 	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/report"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network"
@@ -31,8 +32,8 @@ type Network struct {
 	Policy        string         `json:"policy,omitempty"`
 	Guard         bool           `json:"guard"`
 	MACOnly       int            `json:"macOnly,omitempty"`   // attachments that the guard holds to their MAC alone
-	VLAN          int            `json:"vlan,omitempty"`      // of frames without a tag
-	VLANTrunk     string         `json:"vlanTrunk,omitempty"` // of frames with one: "2-4,100"
+	VLAN          uint16         `json:"vlan,omitempty"`      // of frames without a tag
+	VLANTrunk     vlan.Ranges    `json:"vlanTrunk,omitempty"` // of frames with one: "2-4,100"
 	Attachments   int            `json:"attachments"`
 	Adding        int            `json:"adding,omitempty"` // of them, those whose ADD is at work or was cut short
 	IPAM          []string       `json:"ipam,omitempty"`   // the types that gave its pods addresses
@@ -54,15 +55,10 @@ type Pool struct {
 
 // Port is a host port, and the pod that it leads to.
 type Port struct {
-	Protocol    string     `json:"protocol"`
-	HostIP      netip.Addr `json:"hostIP,omitzero"` // invalid for all of the host's addresses
-	HostPort    int        `json:"hostPort"`
-	PodPort     int        `json:"podPort"`
-	Pod         string     `json:"pod,omitempty"`
-	ContainerID string     `json:"containerID"`
-	IfName      string     `json:"ifName"`
-	// Withheld says that another attachment of the container publishes it.
-	Withheld bool `json:"withheld,omitempty"`
+	state.Published
+	Pod         string `json:"pod,omitempty"`
+	ContainerID string `json:"containerID"`
+	IfName      string `json:"ifName"`
 }
 
 // Load reads what is on record, in a node's state directory, of all networks, or of the one that
@@ -136,7 +132,7 @@ func (l *loader) network(name string) (*Network, error) {
 		n.attachment(a)
 	}
 	slices.SortFunc(n.Ports, func(a, b Port) int {
-		return cmp.Or(cmp.Compare(a.HostPort, b.HostPort), cmp.Compare(a.Protocol, b.Protocol), a.HostIP.Compare(b.HostIP))
+		return cmp.Or(cmp.Compare(a.HostPort, b.HostPort), cmp.Compare(a.Protocol, b.Protocol), a.HostAddr.Compare(b.HostAddr))
 	})
 	slices.Sort(n.IPAM)
 	for _, p := range l.pools {
@@ -167,9 +163,7 @@ func (n *Network) record(rec *state.Network) {
 	n.Uplink, n.DefaultRoute, n.SLAAC = rec.Uplink, rec.DefaultRoute, rec.SLAAC
 	n.Masquerade, n.NonMasquerade, n.Guard = rec.Masquerade, rec.NonMasquerade, rec.Guard
 	n.VLAN, n.VLANTrunk = rec.VLAN.ID, rec.VLAN.Trunk
-	if n.Policy = rec.Policy; n.Policy == "" {
-		n.Policy = "open"
-	}
+	n.Policy = rec.Policy.String()
 }
 
 func (n *Network) attachment(a *state.Attachment) {
@@ -186,7 +180,7 @@ func (n *Network) attachment(a *state.Attachment) {
 		n.IPAM = append(n.IPAM, a.IPAMType)
 	}
 	for _, p := range a.Published {
-		n.Ports = append(n.Ports, Port{p.Protocol, p.HostIP, p.HostPort, p.PodPort, a.Pod, a.ContainerID, a.IfName, p.Withheld})
+		n.Ports = append(n.Ports, Port{p, a.Pod, a.ContainerID, a.IfName})
 	}
 }
 

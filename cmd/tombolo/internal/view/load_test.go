@@ -10,12 +10,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/bridge/vlan"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/network"
+	"github.com/tombolo-cni/tombolo/nft"
 )
 
 func TestMain(m *testing.M) { nstest.Main(m) }
@@ -41,20 +43,20 @@ func forge(t *testing.T) string {
 	must.Succeed(t, err)
 	for _, n := range []*state.Network{
 		{Name: "pods", Bridge: "cbr0", MTU: 1500, Gateways: prefixes("10.61.0.1/24", "fd61::1/64"), Subnets: prefixes("10.61.0.0/24", "fd61::/64"),
-			Pools: string(pools), Masquerade: true, NonMasquerade: prefixes("10.0.0.0/8"), Policy: "isolated", Guard: true},
+			Pools: string(pools), Masquerade: true, NonMasquerade: prefixes("10.0.0.0/8"), Policy: nft.Isolated, Guard: true},
 		{Name: "earlier", Bridge: "cbr1", MTU: 1450, Gateways: prefixes("10.63.0.1/29"), Subnets: prefixes("10.63.0.0/29")},
 		{Name: "fresh", Bridge: "cbr2", MTU: 1500},
 		{Name: "delegated", Bridge: "cbr3", MTU: 1500, Subnets: prefixes("10.64.0.0/24")},
 		{Name: "home", Bridge: "lan0", MTU: 1500, Uplink: "eth0", DefaultRoute: "router", SLAAC: true, Subnets: prefixes("192.168.1.0/24")},
-		{Name: "fixed", Bridge: "cbr0", MTU: 1500, Subnets: prefixes("10.65.0.0/24"), Guard: true, VLAN: state.VLAN{ID: 100, Trunk: "2-4,101"}},
+		{Name: "fixed", Bridge: "cbr0", MTU: 1500, Subnets: prefixes("10.65.0.0/24"), Guard: true, VLAN: vlan.Membership{ID: 100, Trunk: vlan.Ranges{{First: 2, Last: 4}, {First: 101, Last: 101}}}},
 	} {
 		must.Succeed(t, d.SaveNetwork(n))
 	}
 	for i, a := range []*state.Attachment{
 		{Network: "pods", Pod: "default/web-0", IPAMType: "host-local", Published: []state.Published{
-			{Protocol: "tcp", HostPort: 8080, PodPort: 80}, {Protocol: "udp", HostIP: nstest.Addr("192.0.2.1"), HostPort: 53, PodPort: 5353}}},
-		{Network: "pods", Pod: "default/web-1", IPAMType: "host-local", Published: []state.Published{{Protocol: "tcp", HostIP: nstest.Addr("fd00::1"), HostPort: 443, PodPort: 8443, Withheld: true}}},
-		{Network: "pods", Pod: hostile, IPAMType: "host-local", Published: []state.Published{{Protocol: "sctp", HostPort: 9, PodPort: 9}}},
+			{Port: nft.Port{Protocol: 6, HostPort: 8080, PodPort: 80}}, {Port: nft.Port{Protocol: 17, HostAddr: nstest.Addr("192.0.2.1"), HostPort: 53, PodPort: 5353}}}},
+		{Network: "pods", Pod: "default/web-1", IPAMType: "host-local", Published: []state.Published{{Port: nft.Port{Protocol: 6, HostAddr: nstest.Addr("fd00::1"), HostPort: 443, PodPort: 8443}, Withheld: true}}},
+		{Network: "pods", Pod: hostile, IPAMType: "host-local", Published: []state.Published{{Port: nft.Port{Protocol: 132, HostPort: 9, PodPort: 9}}}},
 		{Network: "earlier", IPAMType: "host-local", DataDir: dir + "/disk"},
 		{Network: "delegated", IPAMType: "whereabouts\x1b[m", Pod: "default/db"},
 		{Network: "home", IPAMType: "dhcp", Pod: "default/cam"},

@@ -50,9 +50,9 @@ func (n *Network) text(b *strings.Builder) {
 	}
 	line("bridge", bridge)
 	if n.VLAN != 0 {
-		line("VLAN", strconv.Itoa(n.VLAN))
+		line("VLAN", strconv.Itoa(int(n.VLAN)))
 	}
-	line("VLAN trunk", n.VLANTrunk)
+	line("VLAN trunk", n.VLANTrunk.String())
 	line("uplink", n.Uplink)
 	line("subnets", prefixes(n.Subnets))
 	line("gateways", prefixes(n.Gateways))
@@ -129,11 +129,7 @@ func number(n uint64) string {
 
 // String reads "192.0.2.1:8080/tcp -> default/web:80, container 0123456789ab".
 func (p *Port) String() string {
-	host := strconv.Itoa(p.HostPort)
-	if p.HostIP.IsValid() {
-		host = netip.AddrPortFrom(p.HostIP, uint16(p.HostPort)).String()
-	}
-	text := fmt.Sprintf("%s/%s -> %s", host, p.Protocol, strings.TrimPrefix(p.Pod+" ", " "))
+	text := fmt.Sprintf("%s -> %s", p.Port, strings.TrimPrefix(p.Pod+" ", " "))
 	text += fmt.Sprintf("port %d (container %.12s, %s)", p.PodPort, p.ContainerID, p.IfName)
 	if p.Withheld {
 		text += ", published by another network"

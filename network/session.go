@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/tombolo-cni/tombolo/bridge"
-	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
@@ -79,7 +78,7 @@ func (s *session) Enter(ctx context.Context) error {
 		return nil
 	}
 	var err error
-	s.lock, s.Epoch, err = s.Dir.Enter(ctx, s.begin)
+	s.lock, s.Epoch, err = s.Dir.Enter(ctx)
 	if err == nil {
 		s.readNote()
 	}
@@ -139,28 +138,6 @@ func (s *session) leaveNote() {
 		// Without it, the next call looks for itself.
 		_ = s.lock.SetNote(note)
 	}
-}
-
-// begin takes down, when a start of the node begins, what pods of an earlier one
-// left in the kernel. After a reboot there is nothing; where a nested node
-// restarts, its namespace may be the machine's.
-func (s *session) begin(start state.EpochStart) error {
-	for _, a := range start.Stale {
-		if err := s.RemoveElements(context.Background(), a.Hash(), a); err != nil {
-			s.Warn("drop elements of an earlier start: " + err.Error())
-		}
-	}
-	for _, a := range start.Stale {
-		if a.Bridge == "" || !endpoint.PublishesIPv4(a) {
-			continue
-		}
-		for _, name := range []string{a.GatewayLink(), a.Bridge} {
-			if err := shutLoopback(context.Background(), s.Links, name, true); err != nil {
-				s.Warn("close the loopback of an earlier start: " + err.Error())
-			}
-		}
-	}
-	return nil
 }
 
 // Attachments gives the records of a network's attachments, and warns of those that are

@@ -63,7 +63,7 @@ func TestSignalsOfAnybodyCostOneLookASecond(t *testing.T) {
 	bus, own, asked := fakeFirewalld(t)
 	dir, err := state.Open(t.TempDir() + "/state")
 	must.Succeed(t, err)
-	lock, epoch, err := dir.Enter(t.Context(), func(state.EpochStart) error { return nil })
+	lock, epoch, err := dir.Enter(t.Context())
 	must.Succeed(t, err)
 	record := &state.Network{Name: "net", Epoch: epoch.Token(), Bridge: "cbr0", Gateways: []netip.Prefix{netip.MustParsePrefix("10.22.0.1/16")}}
 	must.Succeed(t, dir.SaveNetwork(record))

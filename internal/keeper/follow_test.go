@@ -77,7 +77,7 @@ func (m *movable) attach() {
 	}
 	n := &state.Network{Name: r.Network, Bridge: r.Bridge, Masquerade: true, Guard: true}
 	err := m.host.Do(func() error {
-		lock, epoch, err := m.state.Enter(m.Context(), nil)
+		lock, epoch, err := m.state.Enter(m.Context())
 		if err != nil {
 			return err
 		}

@@ -114,7 +114,7 @@ func TestRecordsComeBackAsTheyAre(t *testing.T) {
 func TestRecordsKeepTheirFormat(t *testing.T) {
 	t.Parallel()
 	d, _ := newDirOn(t)
-	l, epoch, err := d.Enter(t.Context(), nil)
+	l, epoch, err := d.Enter(t.Context())
 	must.Succeed(t, err)
 	epoch.ID = "00112233445566778899aabbccddeeff"
 	must.Succeed(t, l.Close())

@@ -20,7 +20,7 @@ const otherBoot = "00000000-1111-2222-3333-444444444444"
 // temporary file behind.
 func furnish(t *testing.T, d *Dir) Epoch {
 	t.Helper()
-	epoch, _ := enter(t, d)
+	epoch := enter(t, d)
 	for _, container := range []string{"c1", "c2"} {
 		a := sample(container)
 		a.Epoch = epoch.Token()
@@ -59,15 +59,6 @@ func contents(t *testing.T, d *Dir) string {
 
 const furnished = "c1 c2 cbr0 damaged"
 
-func containers(attachments []*Attachment) []string {
-	var ids []string
-	for _, a := range attachments {
-		ids = append(ids, a.ContainerID)
-	}
-	slices.Sort(ids)
-	return ids
-}
-
 func TestRecordsOfAnEarlierEpochAreDropped(t *testing.T) {
 	t.Parallel()
 	d, n := newDirOn(t)
@@ -76,10 +67,7 @@ func TestRecordsOfAnEarlierEpochAreDropped(t *testing.T) {
 		t.Fatalf("before: %s", got)
 	}
 	n.setBoot(otherBoot)
-	_, told := enter(t, d)
-	if got := containers(told.Stale); !slices.Equal(got, []string{"c1", "c2"}) {
-		t.Errorf("the callback was told of %v", got)
-	}
+	enter(t, d)
 	expect.Equal(t, contents(t, d), "", "left")
 }
 
@@ -97,43 +85,17 @@ func TestALostEpochDropsNothing(t *testing.T) {
 	d, _ := newDirOn(t)
 	first := furnish(t, d)
 	must.Succeed(t, os.Remove(d.epochPath()))
-	epoch, told := enter(t, d)
-	if told == nil || told.Previous != nil || len(told.Stale) > 0 {
-		t.Errorf("the callback was told %+v", told)
-	}
-	if epoch.Token() == first.Token() {
+	if epoch := enter(t, d); epoch.Token() == first.Token() {
 		t.Error("the lost epoch is back")
 	}
 	expect.Equal(t, contents(t, d), furnished, "left")
-}
-
-func TestAnEpochIsNotPublishedBeforeItsWorkIsDone(t *testing.T) {
-	t.Parallel()
-	d, n := newDirOn(t)
-	furnish(t, d)
-	n.setBoot(otherBoot)
-	refused := errors.New("refused")
-	l, _, err := d.Enter(t.Context(), func(EpochStart) error {
-		expect.Is(t, expect.Err(d.Epoch()), ErrStale, "in the callback")
-		expect.Is(t, expect.Err(again(d).Lock(canceled(), Shared)), ErrLocked, "another process gets the lock meanwhile")
-		return refused
-	})
-	if !errors.Is(err, refused) || l != nil {
-		t.Fatalf("Enter = %v, %v", l, err)
-	}
-	expect.Is(t, expect.Err(d.Epoch()), ErrStale, "after a callback that failed")
-	expect.Equal(t, contents(t, d), furnished, "after a callback that failed")
-	_, told := enter(t, d)
-	if told == nil || len(told.Stale) != 2 {
-		t.Errorf("the next caller is told %+v", told)
-	}
 }
 
 func TestEnterWithoutTheLockFails(t *testing.T) {
 	t.Parallel()
 	d, _ := newDirOn(t)
 	held := lock(t, again(d), Exclusive)
-	if _, _, err := d.Enter(canceled(), nil); !errors.Is(err, ErrLocked) || !errors.Is(err, context.Canceled) {
+	if _, _, err := d.Enter(canceled()); !errors.Is(err, ErrLocked) || !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v, want ErrLocked", err)
 	}
 	must.Succeed(t, held.Close())
@@ -144,22 +106,22 @@ func TestEnterFailsWhereNothingCanBeWritten(t *testing.T) {
 	t.Parallel()
 	d, _ := newDirOn(t)
 	writeFile(t, filepath.Dir(d.Path()), "a file where a directory has to be")
-	if l, _, err := d.Enter(t.Context(), nil); err == nil || l != nil {
+	if l, _, err := d.Enter(t.Context()); err == nil || l != nil {
 		t.Errorf("Enter = %v, %v", l, err)
 	}
 	d, _ = newDirOn(t)
 	must.Succeed(t, os.MkdirAll(d.epochPath()+"/x", 0o700))
-	if l, _, err := d.Enter(t.Context(), nil); err == nil || l != nil {
+	if l, _, err := d.Enter(t.Context()); err == nil || l != nil {
 		t.Errorf("Enter with a directory for an epoch = %v, %v", l, err)
 	}
 }
 
 func TestOf64FirstProcessesOneBegins(t *testing.T) {
 	t.Parallel()
-	dir, begun := filepath.Join(t.TempDir(), "run", "tombolo"), filepath.Join(t.TempDir(), "begun")
+	dir := filepath.Join(t.TempDir(), "run", "tombolo")
 	var processes []*process
 	for range 64 {
-		processes = append(processes, start(t, nil, "enter", dir, begun))
+		processes = append(processes, start(t, nil, "enter", dir))
 	}
 	for _, p := range processes {
 		p.expect("ready")
@@ -173,23 +135,4 @@ func TestOf64FirstProcessesOneBegins(t *testing.T) {
 		p.finish()
 	}
 	expect.Equal(t, len(tokens), 1, "they saw the epochs %v, want one", tokens)
-	expect.Equal(t, strings.Count(mustRead(t, begun), "\n"), 1, "of them began it")
-}
-
-func TestABeginnerThatIsKilledIsFollowedByAnother(t *testing.T) {
-	t.Parallel()
-	dir, begun := filepath.Join(t.TempDir(), "tombolo"), filepath.Join(t.TempDir(), "begun")
-	first := start(t, nil, "enter", dir, begun, "stuck")
-	first.expect("ready")
-	first.proceed()
-	first.expect("beginning")
-	second := start(t, nil, "enter", dir, begun)
-	second.expect("ready")
-	second.proceed()
-	first.kill()
-	expect.Contains(t, second.line(), "/", "the second's token")
-	second.finish()
-	if n := strings.Count(mustRead(t, begun), "\n"); n != 1 {
-		t.Errorf("%d began it, want the second", n)
-	}
 }

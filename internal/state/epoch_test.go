@@ -12,21 +12,16 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
-// enter enters and leaves, and tells the epoch and what the callback was told, if it
-// was called.
-func enter(t testing.TB, d *Dir) (Epoch, *EpochStart) {
+// enter enters and leaves, and tells the epoch.
+func enter(t testing.TB, d *Dir) Epoch {
 	t.Helper()
-	var told *EpochStart
-	l, epoch, err := d.Enter(t.Context(), func(start EpochStart) error {
-		told = &start
-		return nil
-	})
+	l, epoch, err := d.Enter(t.Context())
 	must.Succeed(t, err)
 	if l.Mode() != Shared {
 		t.Errorf("Enter returns a lock that is %v", l.Mode())
 	}
 	must.Succeed(t, l.Close())
-	return epoch, told
+	return epoch
 }
 
 func TestEpochLastsAsLongAsTheNodeLives(t *testing.T) {
@@ -54,24 +49,15 @@ func TestEpochLastsAsLongAsTheNodeLives(t *testing.T) {
 			t.Parallel()
 			d, n := newDirOn(t)
 			expect.Is(t, expect.Err(d.Epoch()), os.ErrNotExist, "before the first")
-			first, told := enter(t, d)
-			if told == nil || told.Epoch != first || told.Previous != nil {
-				t.Errorf("the callback was told %+v", told)
-			}
+			first := enter(t, d)
 			test.happens(n)
 			read, err := d.Epoch()
 			if read != first || errors.Is(err, ErrStale) != test.over || (err != nil) != test.over {
 				t.Errorf("Epoch = %+v, %v; over is %v", read, err, test.over)
 			}
-			second, told := enter(t, d)
-			if !test.over {
-				if second != first || told != nil {
-					t.Errorf("the epoch changed from %+v to %+v (told %+v)", first, second, told)
-				}
-				return
-			}
-			if second.Token() == first.Token() || told == nil || told.Previous == nil || *told.Previous != first {
-				t.Errorf("an epoch later: %+v after %+v, told %+v", second, first, told)
+			second := enter(t, d)
+			if test.over != (second.Token() != first.Token()) {
+				t.Errorf("over is %v: %+v after %+v", test.over, second, first)
 			}
 			expect.Of(d.Epoch()).Is(t, second, "Epoch")
 		})
@@ -89,7 +75,7 @@ func TestEpochStartsWithPid1(t *testing.T) {
 		d, n := newDirOn(t)
 		n.setInit(test.pid1)
 		n.uptime = test.uptime
-		epoch, _ := enter(t, d)
+		epoch := enter(t, d)
 		if got, want := d.Begun(epoch), n.sources().now().Add(-test.ago); got.Sub(want).Abs() > time.Millisecond {
 			t.Errorf("%s: begun %v, want %v", what, got, want)
 		}
@@ -105,7 +91,7 @@ func TestALifeBeganByTheClockThatIsRightNow(t *testing.T) {
 	d, n := newDirOn(t)
 	n.setInit(50 * time.Minute)
 	n.uptime = time.Hour
-	epoch, _ := enter(t, d)
+	epoch := enter(t, d)
 	began := d.Begun(epoch)
 	n.uptime += time.Minute
 	was := d.sources.now()
@@ -120,7 +106,7 @@ func TestEpochOfANewerVersionIsLeftAlone(t *testing.T) {
 	d := newDir(t)
 	writeFile(t, d.epochPath(), `{"version":2,"lives":[]}`)
 	expect.Is(t, expect.Err(d.Epoch()), ErrVersion, "Epoch")
-	if l, _, err := d.Enter(t.Context(), nil); !errors.Is(err, ErrVersion) || l != nil {
+	if l, _, err := d.Enter(t.Context()); !errors.Is(err, ErrVersion) || l != nil {
 		t.Errorf("Enter: %v, %v, want ErrVersion", l, err)
 	}
 	expect.Equal(t, mustRead(t, d.epochPath()), `{"version":2,"lives":[]}`, "it is now")
@@ -142,10 +128,7 @@ func TestDamagedEpochsAreReplaced(t *testing.T) {
 		if _, err := d.Epoch(); !errors.Is(err, ErrDamaged) || !strings.Contains(err.Error(), d.epochPath()) {
 			t.Errorf("Epoch of %.80q: %v, want ErrDamaged", text, err)
 		}
-		epoch, told := enter(t, d)
-		if told == nil || told.Previous != nil {
-			t.Errorf("after %.80q the callback was told %+v", text, told)
-		}
+		epoch := enter(t, d)
 		expect.Of(d.Epoch()).Is(t, epoch, "after %.80q: Epoch", text)
 	}
 }
@@ -164,7 +147,7 @@ func TestEpochFailsWhereTheNodeCannotBeSeen(t *testing.T) {
 	for what, breaks := range tests {
 		d, n := newDirOn(t)
 		breaks(d, n)
-		if l, _, err := d.Enter(t.Context(), nil); err == nil || l != nil {
+		if l, _, err := d.Enter(t.Context()); err == nil || l != nil {
 			t.Errorf("%s: Enter = %v, %v, want an error", what, l, err)
 		}
 		expect.Is(t, expect.Err(os.Lstat(d.epochPath())), os.ErrNotExist, "%s: there is an epoch all the same", what)
@@ -175,7 +158,7 @@ func TestEpochsDifferFromEachOther(t *testing.T) {
 	t.Parallel()
 	seen := make(map[string]bool)
 	for range 20 {
-		epoch, _ := enter(t, newDir(t)) // of one boot, one pid 1 and one clock
+		epoch := enter(t, newDir(t)) // of one boot, one pid 1 and one clock
 		if seen[epoch.Token()] {
 			t.Errorf("%s comes twice", epoch.Token())
 		}

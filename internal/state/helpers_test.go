@@ -91,26 +91,14 @@ func helpWait(args []string) error {
 	return l.Close()
 }
 
-// helpEnter enters on a sign, and prints the token: dir, file. It adds a line
-// to the file if it is the one that begins. With a third argument it stays there.
+// helpEnter enters on a sign, and prints the token: dir.
 func helpEnter(args []string) error {
 	d, err := openFor(args)
 	if err != nil {
 		return err
 	}
 	sign("ready")
-	l, epoch, err := d.Enter(context.Background(), func(EpochStart) error {
-		if len(args) > 2 {
-			fmt.Println("beginning")
-			return unix.Pause()
-		}
-		f, err := os.OpenFile(args[1], os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
-		if err != nil {
-			return err
-		}
-		_, err = fmt.Fprintln(f, os.Getpid())
-		return errors.Join(err, f.Close())
-	})
+	l, epoch, err := d.Enter(context.Background())
 	if err != nil {
 		return err
 	}
@@ -198,7 +186,7 @@ func helpAdd(args []string) error {
 		return err
 	}
 	unix.Access("/tombolo-add-begins", 0)
-	l, epoch, err := d.Enter(context.Background(), nil)
+	l, epoch, err := d.Enter(context.Background())
 	if err != nil {
 		return err
 	}

@@ -65,7 +65,7 @@ func TestForwardedLinksAreThoseOfGateways(t *testing.T) {
 	t.Parallel()
 	d := newDir(t)
 	expect.Of(d.ForwardedLinks()).Len(t, 0, "before the first epoch")
-	lock, epoch, err := d.Enter(t.Context(), func(EpochStart) error { return nil })
+	lock, epoch, err := d.Enter(t.Context())
 	must.Succeed(t, err)
 	defer lock.Close()
 	gateways := []netip.Prefix{netip.MustParsePrefix("10.22.0.1/16")}

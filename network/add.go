@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"io/fs"
-	"slices"
 
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
@@ -156,7 +155,7 @@ func (a *adding) run(ctx context.Context) (*Attachment, error) {
 	if err := a.node.step("commit"); err != nil {
 		return nil, err
 	}
-	if slices.ContainsFunc(rec.Published, func(p state.Published) bool { return p.Withheld }) {
+	if withholds(rec) {
 		// A Del of the one that has the ports passed them on to nobody until now.
 		if err := a.s.Publish(ctx, state.Waiting{Network: a.nw.Name, Hash: a.hash}); err != nil {
 			return nil, err

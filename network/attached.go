@@ -7,6 +7,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/netns"
 )
 
 // A podPart is one thing that a pod has on its network. Its file has all that is done with it: also how an
@@ -18,8 +19,8 @@ type podPart interface {
 	mend(ctx context.Context, p *attached) error
 }
 
-// podParts are those that a pod has outside of its namespace, in the order in which they are mended: what it may
-// send goes by the guard, so that is there before the port is on the bridge again.
+// podParts are in the order in which they are mended: what a pod may send goes by the guard, so that is there before
+// the port is on the bridge again.
 func podParts() []podPart {
 	return []podPart{leasePart{}, endpointPart{}, portPart{}, limitsPart{}, wayPart{}}
 }
@@ -29,16 +30,38 @@ type attached struct {
 	*state.Attachment
 	s     *session
 	nw    *state.Network
-	port  *bridge.Link
+	link  *bridge.Link // its port, where that is to be mended
+	want  bridge.Port  // what the port and the pod's interface are compared with
+	pod   *netns.NS    // nil: it is gone, or another pod's, as lost says
+	lost  error
+	gone  bool // the port is, so nothing else is said: what the pod has besides serves nobody
 	found findings
 	// keeperOptional says that nobody need renew the pod's lease.
 	keeperOptional bool
 }
 
-// look has all parts look but the port, which is compared together with the pod's own side.
+// find gives a pod that is to be looked at.
+func (s *session) find(ctx context.Context, nw *state.Network, rec *state.Attachment) (*attached, error) {
+	p := &attached{Attachment: rec, s: s, nw: nw}
+	var err error
+	if p.want, err = portOnItsBridge(ctx, s, rec); err != nil {
+		return nil, err
+	}
+	p.want.Addresses, p.want.Routes = lasting(rec), routes(rec)
+	p.pod, p.lost = openPod(rec.NetNS, rec.NetNSCookie)
+	return p, nil
+}
+
+func (p *attached) close() {
+	if p.pod != nil {
+		p.pod.Close()
+	}
+}
+
+// look has all parts look.
 func (p *attached) look(ctx context.Context) error {
 	for _, part := range podParts() {
-		if err := part.look(ctx, p); err != nil {
+		if err := part.look(ctx, p); err != nil || p.gone {
 			return err
 		}
 	}
@@ -51,7 +74,7 @@ func (n *site) reattach(ctx context.Context) error {
 		if a.State != state.Ready && (!a.Guarded || !n.rec.Guard) {
 			continue // its own Add is at it, or never came to its end
 		}
-		port, err := n.s.Links.Link(ctx, a.HostIf)
+		link, err := n.s.Links.Link(ctx, a.HostIf)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // the pod is gone, and its Del still to come
 		}
@@ -62,7 +85,7 @@ func (n *site) reattach(ctx context.Context) error {
 		if a.State != state.Ready {
 			parts = []podPart{endpointPart{}} // its Add waits for its lease, and the pod has its interface already
 		}
-		p := &attached{Attachment: a, s: n.s, nw: n.rec, port: port}
+		p := &attached{Attachment: a, s: n.s, nw: n.rec, link: link}
 		for _, part := range parts {
 			if err := part.mend(ctx, p); err != nil {
 				return err

@@ -6,9 +6,9 @@ import (
 	"net"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
@@ -40,10 +40,7 @@ func (n *Node) Check(ctx context.Context, nw *Network, pod *Pod) ([]tombolo.Diff
 	}
 	k := &checking{s, nw, pod, rec}
 	found := &findings{}
-	if err := k.link(ctx, found); err != nil {
-		return nil, err
-	}
-	if err := k.network(ctx, found); err != nil {
+	if err := k.attachment(ctx, found); err != nil {
 		return nil, err
 	}
 	err = k.reservations(ctx, found)
@@ -58,8 +55,8 @@ type checking struct {
 	rec *state.Attachment
 }
 
-// network compares the attachment's network, and what it has there.
-func (k *checking) network(ctx context.Context, found *findings) error {
+// attachment compares the attachment's network, and what it has there.
+func (k *checking) attachment(ctx context.Context, found *findings) error {
 	rec, err := k.s.Dir.LoadNetwork(k.nw.Name)
 	if err != nil {
 		found.Add("the record of network %q: %v", k.nw.Name, err)
@@ -70,45 +67,44 @@ func (k *checking) network(ctx context.Context, found *findings) error {
 		return err
 	}
 	found.AddAll(shared.List, "")
-	p := &attached{Attachment: k.rec, s: k.s, nw: rec, keeperOptional: k.pod.Lease != nil && k.pod.Lease.KeeperOptional}
+	p, err := k.s.find(ctx, rec, k.rec)
+	if err != nil {
+		return err
+	}
+	p.close()
+	p.pod, p.lost, p.keeperOptional = k.pod.NetNS, nil, k.pod.Lease != nil && k.pod.Lease.KeeperOptional
+	if err := k.expect(&p.want, found); err != nil {
+		return err
+	}
 	err = p.look(ctx)
 	found.AddAll(p.found.List, "")
 	return err
 }
 
-// link compares both ends of the veth.
-func (k *checking) link(ctx context.Context, found *findings) error {
-	port, err := portOnItsBridge(ctx, k.s, k.rec)
-	if err != nil {
-		return err
-	}
+// expect says what the pod's port and interface should be by the configuration, and by what others have told.
+func (k *checking) expect(port *bridge.Port, found *findings) error {
 	port.Bridge = k.nw.Bridge
 	if !k.nw.VLAN.IsZero() {
 		port.VLAN = k.nw.VLAN
 	}
 	port.Hairpin, port.Isolated = k.nw.Hairpin, k.nw.Isolated
-	if told := k.pod.Reported; told != nil {
-		// The entry is of the MAC that Add gave, whatever others gave instead.
-		port.StaticFDB = port.StaticFDB && bytes.Equal(told.MAC, port.PeerMAC)
-		port.PeerMAC = told.MAC
-		if text := told.HostMACs[k.rec.HostIf]; text != "" {
-			if mac, err := net.ParseMAC(text); err == nil && len(mac) == 6 {
-				port.MAC = mac
-			} else {
-				found.Add("prevResult gives the interface %s the MAC %.40q, which is invalid", k.rec.HostIf, text)
-			}
-		}
-		has, err := podAddresses(k.pod.NetNS)
-		if err != nil {
-			return err
-		}
-		port.Addresses = k.expectedAddresses(told, has, found)
-		port.Routes = append(subnets(port.Addresses), routesFor(nil, led(k.rec, told.Routes))...)
-	} else {
-		port.Addresses = lasting(k.rec)
+	told := k.pod.Reported
+	if told == nil {
+		return nil
 	}
-	diffs, err := k.s.Links.Check(ctx, k.pod.NetNS, port)
-	found.AddAll(diffs, "")
+	// The entry is of the MAC that Add gave, whatever others gave instead.
+	port.StaticFDB = port.StaticFDB && bytes.Equal(told.MAC, port.PeerMAC)
+	port.PeerMAC = told.MAC
+	if text := told.HostMACs[k.rec.HostIf]; text != "" {
+		if mac, err := net.ParseMAC(text); err == nil && len(mac) == 6 {
+			port.MAC = mac
+		} else {
+			found.Add("prevResult gives the interface %s the MAC %.40q, which is invalid", k.rec.HostIf, text)
+		}
+	}
+	has, err := podAddresses(k.pod.NetNS)
+	port.Addresses = k.expectedAddresses(told, has, found)
+	port.Routes = append(subnets(port.Addresses), routesFor(nil, led(k.rec, told.Routes))...)
 	return err
 }
 
@@ -167,57 +163,15 @@ func (r *Reported) names(ip netip.Addr) bool {
 	return slices.ContainsFunc(r.Addresses, is) || slices.ContainsFunc(r.Unplaced, is) || slices.ContainsFunc(r.Others, is)
 }
 
-// checkAttachment finds what of an attachment is not as its record has it. Of one whose port is
-// gone, nothing else is said: what it has besides serves nobody.
+// checkAttachment finds what of an attachment is not as its record has it.
 func checkAttachment(ctx context.Context, s *session, nw *state.Network, rec *state.Attachment) ([]tombolo.Difference, error) {
-	p := &attached{Attachment: rec, s: s, nw: nw}
-	found := &p.found
-	port, err := portOnItsBridge(ctx, s, rec)
+	p, err := s.find(ctx, nw, rec)
 	if err != nil {
 		return nil, err
 	}
-	port.Addresses, port.Routes = lasting(rec), routes(rec)
-	pod, lost := openPod(rec.NetNS, rec.NetNSCookie)
-	if lost == nil {
-		defer pod.Close()
-	}
-	diffs, err := s.Links.Check(ctx, pod, port)
-	if err != nil {
-		return nil, err
-	}
-	gone := len(diffs) > 0 && diffs[0].What == "link" && diffs[0].Have == "" && diffs[0].Want == port.Name
-	switch {
-	case gone && lost != nil:
-		found.Advise(tombolo.RemedyCollect, "it is dead: port %s is missing, and its namespace is gone: %v", port.Name, lost)
-		return found.List, nil
-	case gone:
-		found.AddAll(diffs[:1], tombolo.RemedyRecreate)
-		return found.List, nil
-	case lost != nil:
-		found.Advise(tombolo.RemedyRecreate, "its namespace is gone: %v", lost)
-	}
-	for _, d := range diffs {
-		d.Remedy = remedyOf(d, rec)
-		found.AddAll([]tombolo.Difference{d}, "")
-	}
+	defer p.close()
 	err = p.look(ctx)
-	return found.List, err
-}
-
-// remedyOf says what mends a difference of a port that is there, or of the pod's interface.
-func remedyOf(d tombolo.Difference, rec *state.Attachment) tombolo.Remedy {
-	inPod := strings.HasPrefix(d.Object, "interface ")
-	switch {
-	case d.Object == "pod":
-		return tombolo.RemedyRecreate // the interface was renamed, or moved elsewhere
-	case inPod && d.What == "MAC":
-		return tombolo.RemedyRecreate // a program in the pod may go by it
-	case inPod && d.What == "address" && strings.Contains(d.Want, " "):
-		return tombolo.RemedyConfigure // the LAN's router advertises none
-	case inPod && d.What == "address" && rec.IPAMType == endpoint.Leased:
-		return tombolo.RemedyRecreate // it is to have the lease's lifetime
-	}
-	return tombolo.RemedyRepair
+	return p.found.List, err
 }
 
 // checkNetwork finds what of a network's own parts is not as its record has it. A network without

@@ -273,7 +273,7 @@ func (t *teardown) takeDown(ctx context.Context, r *remains) error {
 	err := fail.Join(
 		func() error { return leaseErr },
 		func() error { return unlist(ctx, s, &now) },
-		func() error { return passPorts(ctx, s, &now) },
+		func() error { s.passPorts(ctx, now.rec); return nil },
 		func() error { flushed = flushFlows(ctx, s.Links, now.rec); return nil },
 		func() error { _ = t.Step("firewall"); return nil }, // nothing keeps the others from being taken
 		func() error { return s.Links.Detach(ctx, r.port(), endpoint.AliasOwner(r.hash), now.shapers()...) },

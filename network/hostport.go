@@ -3,6 +3,7 @@ package network
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"net/netip"
 	"slices"
 	"time"
@@ -16,15 +17,90 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// PassPorts has those attachments publish their host ports that waited for one which has just
-// lost its own. It needs the state's lock. What cannot be is no reason for that one to stay: Repair
-// tries again.
-func (s *session) PassPorts(ctx context.Context, waiting []state.Waiting) {
-	for i, w := range waiting {
-		if err := s.Publish(ctx, w, waiting[i+1:]...); err != nil {
+// Some runtimes hand a container's ports to all of its networks. The first attachment has them then; the others have
+// them on record as withheld, wait for them on its record, and get them when it goes.
+
+// withholds says whether an attachment has host ports withheld.
+func withholds(a *state.Attachment) bool {
+	return slices.ContainsFunc(a.Published, func(p state.Published) bool { return p.Withheld })
+}
+
+func sameAttachment(a, b state.Waiting) bool { return a.Network == b.Network && a.Hash == b.Hash }
+
+// waitingWith is a list with an attachment that waits.
+func waitingWith(list []state.Waiting, w state.Waiting) []state.Waiting {
+	return append(waitingWithout(list, w), w)
+}
+
+func waitingWithout(list []state.Waiting, w state.Waiting) []state.Waiting {
+	return slices.DeleteFunc(slices.Clone(list), func(o state.Waiting) bool { return sameAttachment(o, w) })
+}
+
+// passPorts has those attachments publish host ports that waited for one which loses its own, and has it wait for none.
+// It needs the state's lock. What cannot be is no reason for that one to stay: Repair tries again.
+func (s *session) passPorts(ctx context.Context, gone *state.Attachment) {
+	if gone == nil {
+		return
+	}
+	for i, w := range gone.Waiting {
+		if err := s.Publish(ctx, w, gone.Waiting[i+1:]...); err != nil {
 			s.Warn("pass host ports on to another attachment of the container: " + err.Error())
 		}
 	}
+	if withholds(gone) {
+		if err := s.stopWaiting(ctx, gone); err != nil {
+			s.Warn("have an attachment wait for host ports no more: " + err.Error())
+		}
+	}
+}
+
+// Publish publishes what an attachment's record has as withheld, unless somebody else has it;
+// others may wait for it then. An attachment that another call is at work on, or that is gone, is
+// passed over: what is withheld still, Repair publishes.
+func (s *session) Publish(ctx context.Context, w state.Waiting, others ...state.Waiting) error {
+	a, err := s.Dir.Load(w.Network, w.Hash)
+	if err != nil || a.State != state.Ready {
+		return nil
+	}
+	for _, p := range a.Published {
+		if !p.Withheld {
+			continue
+		}
+		// Another Publish may have it for a moment, which has met with a conflict that is over.
+		err := s.amend(ctx, w, busyTries, func(a *state.Attachment) {
+			if i := slices.Index(a.Published, p); i >= 0 {
+				a.Published[i].Withheld = false
+			}
+			for _, o := range others {
+				a.Waiting = waitingWith(a.Waiting, o)
+			}
+		})
+		switch {
+		case errors.Is(err, state.ErrBusy), errors.Is(err, fs.ErrNotExist):
+			return nil
+		case err != nil && !errors.As(err, new(*nft.ConflictError)):
+			return err
+		}
+	}
+	return nil
+}
+
+// stopWaiting has an attachment that goes wait for host ports no more: its addresses may be another pod's then.
+func (s *session) stopWaiting(ctx context.Context, gone *state.Attachment) error {
+	w := state.Waiting{Network: gone.Network, Hash: gone.Hash()}
+	networks, err := s.Dir.Networks()
+	for _, name := range networks {
+		list, listErr := s.Attachments(name)
+		err = errors.Join(err, listErr)
+		for _, has := range list {
+			if has.ContainerID == gone.ContainerID && len(waitingWithout(has.Waiting, w)) < len(has.Waiting) {
+				err = errors.Join(err, s.amend(ctx, state.Waiting{Network: name, Hash: has.Hash()}, 0, func(has *state.Attachment) {
+					has.Waiting = waitingWithout(has.Waiting, w)
+				}))
+			}
+		}
+	}
+	return err
 }
 
 // How often a record that is locked is looked at again, and when.
@@ -33,134 +109,34 @@ const (
 	busyPause = 5 * time.Millisecond
 )
 
-// withholds says whether an attachment whose Add is done has host ports withheld.
-func (s *session) withholds(w state.Waiting) bool {
-	a, err := s.Dir.Load(w.Network, w.Hash)
-	return err == nil && a.State == state.Ready && slices.ContainsFunc(a.Published, func(p state.Published) bool { return p.Withheld })
-}
-
-// Publish publishes what an attachment's record has as withheld, unless somebody else has it;
-// others may wait for it then. An attachment that another call is at work on, or that is gone, is
-// passed over: what is withheld still, Repair publishes.
-func (s *session) Publish(ctx context.Context, w state.Waiting, others ...state.Waiting) error {
-	dir := s.Dir
-	lock, err := dir.LockAttachment(w.Network, w.Hash)
-	// Another Publish may have it for a moment, which has met with a conflict that is over.
-	for i := 0; i < busyTries && errors.Is(err, state.ErrBusy) && s.withholds(w); i++ {
+// amend changes what an attachment has of host ports, on record and in the firewall. tries is how often it waits for
+// another call that has the record.
+func (s *session) amend(ctx context.Context, w state.Waiting, tries int, change func(*state.Attachment)) error {
+	lock, err := s.Dir.LockAttachment(w.Network, w.Hash)
+	for ; errors.Is(err, state.ErrBusy) && tries > 0; tries-- {
 		time.Sleep(busyPause)
-		lock, err = dir.LockAttachment(w.Network, w.Hash)
+		lock, err = s.Dir.LockAttachment(w.Network, w.Hash)
 	}
-	if err != nil {
-		return nil
-	}
-	defer lock.Close()
-	a, err := dir.Load(w.Network, w.Hash)
-	if err != nil || a.State != state.Ready {
-		return nil
-	}
-	a.Waiting = append(a.Waiting, others...)
-	seen, err := s.seen(a)
-	if err != nil {
-		return err
-	}
-	was, changed := seen(a), false
-	for i := range a.Published {
-		one := &a.Published[i]
-		if !one.Withheld {
-			continue
-		}
-		before := seen(a)
-		one.Withheld = false
-		err := s.Firewall.Update(ctx, before, seen(a))
-		if errors.As(err, new(*nft.ConflictError)) {
-			one.Withheld = true
-			continue
-		}
-		if err != nil {
-			return err
-		}
-		changed = true
-	}
-	if !changed {
-		return nil
-	}
-	if err := dir.UpdateLocked(a); err != nil {
-		return errors.Join(err, s.Firewall.Update(ctx, seen(a), was))
-	}
-	return nil
-}
-
-// seen gives how the firewall sees an attachment, whose record is about to change.
-func (s *session) seen(a *state.Attachment) (func(*state.Attachment) nft.Endpoint, error) {
-	n, err := s.Dir.LoadNetwork(a.Network)
-	return func(a *state.Attachment) nft.Endpoint { return endpoint.In(a, n) }, err
-}
-
-// Await has an attachment wait for the host ports of another of its container, and be answered by that one where
-// the pod calls a port from its address here.
-func (s *session) Await(ctx context.Context, has *state.Attachment, w state.Waiting) error {
-	for _, o := range has.Waiting {
-		if samePort(o, w) && slices.Equal(o.Addresses, w.Addresses) {
-			return nil
-		}
-	}
-	return s.setWaiting(ctx, has, func(list []state.Waiting) []state.Waiting {
-		return append(slices.DeleteFunc(list, func(o state.Waiting) bool { return samePort(o, w) }), w)
-	})
-}
-
-// StopWaiting is the reverse, for an attachment that goes: its addresses may be another pod's then. That it
-// cannot be is no reason for that one to stay.
-func (s *session) StopWaiting(ctx context.Context, gone *state.Attachment) {
-	w := state.Waiting{Network: gone.Network, Hash: gone.Hash()}
-	isIt := func(o state.Waiting) bool { return samePort(o, w) }
-	networks, err := s.Dir.Networks()
-	for _, name := range networks {
-		list, listErr := s.Attachments(name)
-		err = errors.Join(err, listErr)
-		for _, has := range list {
-			if has.ContainerID == gone.ContainerID && slices.ContainsFunc(has.Waiting, isIt) {
-				err = errors.Join(err, s.setWaiting(ctx, has, func(list []state.Waiting) []state.Waiting { return slices.DeleteFunc(list, isIt) }))
-			}
-		}
-	}
-	if err != nil {
-		s.Warn("have an attachment wait for host ports no more: " + err.Error())
-	}
-}
-
-func samePort(a, b state.Waiting) bool { return a.Network == b.Network && a.Hash == b.Hash }
-
-// setWaiting changes what waits for an attachment's host ports, on record and in the firewall.
-func (s *session) setWaiting(ctx context.Context, has *state.Attachment, change func([]state.Waiting) []state.Waiting) error {
-	lock, err := s.Dir.LockAttachment(has.Network, has.Hash())
 	if err != nil {
 		return err
 	}
 	defer lock.Close()
-	if has, err = s.Dir.Load(has.Network, has.Hash()); err != nil {
-		return err
-	}
-	seen, err := s.seen(has)
+	a, err := s.Dir.Load(w.Network, w.Hash)
 	if err != nil {
 		return err
 	}
-	before := seen(has)
-	has.Waiting = change(has.Waiting)
-	if err := s.Firewall.Update(ctx, before, seen(has)); err != nil {
+	n, err := s.Dir.LoadNetwork(w.Network)
+	if err != nil {
 		return err
 	}
-	return s.Dir.UpdateLocked(has)
-}
-
-// passPorts passes host ports on to other attachments of the container.
-func passPorts(ctx context.Context, s *session, r *remains) error {
-	if r.rec == nil {
-		return nil
+	before := endpoint.In(a, n)
+	change(a)
+	after := endpoint.In(a, n)
+	if err := s.Firewall.Update(ctx, before, after); err != nil {
+		return err
 	}
-	s.PassPorts(ctx, r.rec.Waiting)
-	if slices.ContainsFunc(r.rec.Published, func(p state.Published) bool { return p.Withheld }) {
-		s.StopWaiting(ctx, r.rec)
+	if err := s.Dir.UpdateLocked(a); err != nil {
+		return errors.Join(err, s.Firewall.Update(ctx, after, before))
 	}
 	return nil
 }
@@ -307,7 +283,7 @@ func (n *Node) publish(ctx context.Context, s *session, a, next *state.Attachmen
 	}
 	e := &entry{node: n, s: s, hash: a.Hash(), in: nw, held: &has, getsMore: true, attached: true}
 	err = e.add(ctx, next, nil)
-	if err == nil && slices.ContainsFunc(next.Published, func(p state.Published) bool { return p.Withheld }) {
+	if err == nil && withholds(next) {
 		err = s.Dir.UpdateLocked(next)
 	}
 	if err == nil {
@@ -335,7 +311,7 @@ func unpublish(ctx context.Context, s *session, a, next *state.Attachment) error
 	}
 	err = fail.Join(
 		func() error { return s.Firewall.Update(ctx, endpoint.In(a, nw), endpoint.In(next, nw)) },
-		func() error { s.PassPorts(ctx, a.Waiting); return nil },
+		func() error { s.passPorts(ctx, a); return nil },
 		func() error { return <-flushFlows(ctx, s.Links, a) },
 	)
 	if err != nil {

@@ -29,7 +29,7 @@ func (limitsPart) mend(ctx context.Context, p *attached) error {
 		return nil
 	}
 	target := target(p.Attachment)
-	target.PortIndex = p.port.Index
+	target.PortIndex = p.link.Index
 	_, err := bandwidth.On(p.s.Links.Socket()).Ensure(ctx, target, p.Bandwidth)
 	return err
 }

@@ -26,8 +26,46 @@ import (
 // portPart is the host's end of a pod's veth, as a port of the bridge.
 type portPart struct{}
 
-// look is done with the pod's own end: see checkAttachment.
-func (portPart) look(context.Context, *attached) error { return nil }
+// look compares both ends of the veth.
+func (portPart) look(ctx context.Context, p *attached) error {
+	diffs, err := p.s.Links.Check(ctx, p.pod, p.want)
+	if err != nil {
+		return err
+	}
+	p.gone = len(diffs) > 0 && diffs[0].What == "link" && diffs[0].Have == "" && diffs[0].Want == p.want.Name
+	switch {
+	case p.gone && p.lost != nil:
+		p.found.List = nil
+		p.found.Advise(tombolo.RemedyCollect, "it is dead: port %s is missing, and its namespace is gone: %v", p.want.Name, p.lost)
+		return nil
+	case p.gone:
+		p.found.List = nil
+		p.found.AddAll(diffs[:1], tombolo.RemedyRecreate)
+		return nil
+	case p.lost != nil:
+		p.found.Advise(tombolo.RemedyRecreate, "its namespace is gone: %v", p.lost)
+	}
+	for _, d := range diffs {
+		p.found.AddAll([]tombolo.Difference{d}, remedyOf(d, p.Attachment))
+	}
+	return nil
+}
+
+// remedyOf says what mends a difference of a port that is there, or of the pod's interface.
+func remedyOf(d tombolo.Difference, rec *state.Attachment) tombolo.Remedy {
+	inPod := strings.HasPrefix(d.Object, "interface ")
+	switch {
+	case d.Object == "pod":
+		return tombolo.RemedyRecreate // the interface was renamed, or moved elsewhere
+	case inPod && d.What == "MAC":
+		return tombolo.RemedyRecreate // a program in the pod may go by it
+	case inPod && d.What == "address" && strings.Contains(d.Want, " "):
+		return tombolo.RemedyConfigure // the LAN's router advertises none
+	case inPod && d.What == "address" && rec.IPAMType == endpoint.Leased:
+		return tombolo.RemedyRecreate // it is to have the lease's lifetime
+	}
+	return tombolo.RemedyRepair
+}
 
 // mend puts the port back on its bridge, which may be another than that of
 // its network by now, and gone.
@@ -41,7 +79,7 @@ func (portPart) mend(ctx context.Context, p *attached) error {
 	}
 	port := portOn(p.Attachment, br)
 	// Of an entry, and of VLANs, there is no knowing here.
-	if br.Kind != "bridge" || portFits(p.port, br, &port) && !port.StaticFDB && port.VLAN.IsZero() {
+	if br.Kind != "bridge" || portFits(p.link, br, &port) && !port.StaticFDB && port.VLAN.IsZero() {
 		return nil
 	}
 	port.BridgeIndex = br.Index

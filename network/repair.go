@@ -85,7 +85,7 @@ func repairNetworks(ctx context.Context, s *session, some ...string) error {
 	}
 	errs = append(errs, declareMended(ctx, s, r.mended))
 	for _, a := range r.followers {
-		if slices.ContainsFunc(a.Published, func(p state.Published) bool { return p.Withheld }) {
+		if withholds(a) {
 			errs = append(errs, s.Publish(ctx, state.Waiting{Network: a.Network, Hash: a.Hash()})) // a DEL may have been killed that was to pass them on
 		}
 	}
@@ -295,26 +295,22 @@ func mendPods(ctx context.Context, s *session) error {
 }
 
 func repairPod(ctx context.Context, s *session, a *state.Attachment) error {
-	pod, err := openPod(a.NetNS, a.NetNSCookie)
+	p, err := s.find(ctx, nil, a)
 	if err != nil {
+		return err
+	}
+	defer p.close()
+	if p.lost != nil {
 		return nil
 	}
-	defer pod.Close()
-	port, err := portOnItsBridge(ctx, s, a)
-	if err != nil {
-		return err
+	if a.IPAMType == endpoint.Leased {
+		p.want.Addresses = nil
 	}
-	if port.Routes = routes(a); a.IPAMType != endpoint.Leased {
-		port.Addresses = lasting(a)
-	}
-	diffs, err := s.Links.Check(ctx, pod, port)
-	if err != nil {
-		return err
-	}
+	diffs, err := s.Links.Check(ctx, p.pod, p.want)
 	for _, d := range diffs {
-		if d.Object == "interface "+port.Peer && d.What != "MAC" {
-			return s.Links.Restore(ctx, pod, port)
+		if d.Object == "interface "+p.want.Peer && d.What != "MAC" {
+			return s.Links.Restore(ctx, p.pod, p.want)
 		}
 	}
-	return nil
+	return err
 }

@@ -198,7 +198,10 @@ func (a *adding) acquire(ctx context.Context, rec *lease.Record, b *site, link *
 	sockets := &transport.Config{NetNS: a.pod.NetNS, Link: link.PeerIndex, MAC: link.PeerMAC, ARP: rec.Client.DetectConflicts}
 	cfg := rec.Client.Config(rec.Lease)
 	cfg.Timeout = l.asked.Client.Timeout
-	cfg.Dial, cfg.Refuse = leaseDialer(sockets, link), a.refuse(ctx, b.bridge.Index, rec.Lease)
+	// What a server says of a pod's address goes into the host's firewall, and the pod's namespace may be prepared by a
+	// process that has all rights there: so it is heard on the port.
+	hear := &transport.Config{Link: link.Index, MAC: link.PeerMAC, ARP: sockets.ARP}
+	cfg.Dial, cfg.Refuse = transport.HeardBy(hear, sockets), a.refuse(ctx, b.bridge.Index, rec.Lease)
 	client, err := dhcpc.New(cfg)
 	if err != nil {
 		return fail.Errorf(ErrInvalid, "ipam: %w", err)

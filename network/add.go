@@ -157,7 +157,7 @@ func (a *adding) run(ctx context.Context) (*Attachment, error) {
 	}
 	if withholds(rec) {
 		// A Del of the one that has the ports passed them on to nobody until now.
-		if err := a.s.Publish(ctx, state.Waiting{Network: a.nw.Name, Hash: a.hash}); err != nil {
+		if err := a.s.Publish(ctx, waitingOf(rec)); err != nil {
 			return nil, err
 		}
 	}
@@ -322,7 +322,7 @@ func (a *adding) takeRemainsDown(ctx context.Context) error {
 		a.s.Warn("the pod of this attachment is gone, without a DEL: undoing what it left")
 	}
 	known := &Known{Bridge: a.nw.Bridge, GatewayLink: a.nw.GatewayLink(), Leased: a.leasing != nil}
-	return a.node.teardown(a.s, a.nw.Name, known).Remains(ctx, a.pod.owner(), a.hash)
+	return a.node.teardown(a.s, a.nw.Name, known).Remains(ctx, a.pod.key(a.nw).owner(), a.hash)
 }
 
 func existsAlready(k Key) error {

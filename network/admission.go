@@ -19,22 +19,8 @@ type admissionPart struct{}
 
 func (admissionPart) look(ctx context.Context, n *site) error {
 	conn := n.s.Foreign(n.rec.AdminChain)
-	if n.usual {
-		ok, err := conn.Ready(ctx)
-		if ok || err != nil {
-			return err
-		}
-		if n.want != nil {
-			n.found.Add("the rule in FORWARD")
-			return nil
-		}
-	}
-	diffs, err := conn.Check(ctx)
-	n.found.AddAll(diffs, tombolo.RemedyRepair)
-	if n.usual && err == nil && len(diffs) == 0 {
-		n.found.Add("the rule in FORWARD was touched")
-	}
-	return err
+	return n.lookAtRules("the rules in FORWARD", func() (bool, error) { return conn.Ready(ctx) },
+		func() ([]tombolo.Difference, error) { return conn.Check(ctx) })
 }
 
 func (admissionPart) make(ctx context.Context, n *site) (bool, error) {

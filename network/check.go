@@ -139,7 +139,7 @@ func (k *checking) reservations(ctx context.Context, found *findings) error {
 	if k.rec.IPAMType == endpoint.Leased || k.nw.Allocator == nil {
 		return nil
 	}
-	allocator := k.nw.Allocator.Bind(k.s.IPAMNode(k.nw.Name, k.pod.owner(), k.rec.Short))
+	allocator := k.nw.Allocator.Bind(k.s.IPAMNode(k.nw.Name, k.pod.key(k.nw).owner(), k.rec.Short))
 	if allocator.Slow() {
 		k.s.Leave()
 	}
@@ -149,7 +149,7 @@ func (k *checking) reservations(ctx context.Context, found *findings) error {
 			held = append(held, a)
 		}
 	}
-	err := allocator.Check(ctx, k.pod.owner(), held)
+	err := allocator.Check(ctx, k.pod.key(k.nw).owner(), held)
 	if err != nil && !allocator.Slow() {
 		found.Add("%v", err)
 		return nil

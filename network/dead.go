@@ -102,16 +102,8 @@ func (n *Node) CollectDead(ctx context.Context, network string, dryRun bool) ([]
 	var list []Dead
 	var errs []error
 	for _, name := range networks {
-		t := n.teardown(s, name, nil)
-		find := t.CollectDead
-		if dryRun {
-			find = t.FindDead
-		}
-		found, err := find(ctx)
-		errs = append(errs, err)
-		for _, d := range found {
-			list = append(list, *d)
-		}
+		found, err := n.teardown(s, name, nil).CollectDead(ctx, dryRun)
+		list, errs = append(list, found...), append(errs, err)
 	}
 	return list, errors.Join(errs...)
 }
@@ -182,7 +174,7 @@ func (n *Node) reclaimLater(s *session, network string) {
 	s.Later(func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), reclaimTimeout)
 		defer cancel()
-		_, err := n.teardown(s, network, nil).CollectDead(ctx)
+		_, err := n.teardown(s, network, nil).CollectDead(ctx, false)
 		return err
 	})
 }
@@ -272,37 +264,6 @@ func inOwnNamespace(epoch state.Epoch) error {
 	return err
 }
 
-// FindDead lists the network's dead attachments without a lock. One whose ADD is under way is not among them.
-func (t *teardown) FindDead(ctx context.Context) ([]*Dead, error) {
-	records, unread, err := t.Session.Dir.List(t.Network)
-	if err != nil {
-		return nil, fail.State(err)
-	}
-	for _, d := range unread {
-		t.Session.Warn(d.Error())
-		if d.Hash != "" && (errors.Is(d, state.ErrDamaged) || errors.Is(d, state.ErrVersion)) {
-			records = append(records, t.instead(d.Hash))
-		}
-	}
-	var found []*Dead
-	var errs []error
-	for _, rec := range records {
-		why, err := whyDead(ctx, t.Session, rec)
-		errs = append(errs, err)
-		if why == "" {
-			continue
-		}
-		// A call has the lock, and is at work on it: an ADD, whose port is still to come, or a DEL.
-		lock, err := t.Session.Dir.LockAttachment(t.Network, rec.Hash())
-		if isAtWork(rec, err) {
-			continue
-		}
-		lock.Close()
-		found = append(found, &Dead{attachmentOf(rec), why, t.unreleasable(rec)})
-	}
-	return found, errors.Join(errs...)
-}
-
 // isAtWork says, by what locking a record came to, that another call is at work on it, or was. A damaged one may be
 // no file, which cannot be locked.
 func isAtWork(rec *state.Attachment, err error) bool {
@@ -340,59 +301,71 @@ func (t *teardown) unreleasable(rec *state.Attachment) error {
 	case rec.NetNS == "" && rec.IPAMType == "":
 		return errors.New("what gave it an address is not known, nor which container it is: have the runtime call GC")
 	}
-	_, err := t.Allocator(&Origin{rec.IPAMType, rec.DataDir})
+	_, err := t.allocator(&Origin{rec.IPAMType, rec.DataDir})
 	return err
 }
 
-// CollectDead takes the dead attachments of the network down, and gives them. Each is looked
-// at again under its record's lock, which an ADD holds from beginning to end.
-func (t *teardown) CollectDead(ctx context.Context) ([]*Dead, error) {
-	list, err := t.FindDead(ctx)
-	errs := []error{err}
-	var found []*Dead
-	var gone []*state.Attachment
-	for _, d := range list {
-		if d.Kept == nil {
-			took, err := t.takeDeadDown(ctx, d)
-			if err == nil && !took {
-				continue
-			}
-			if d.Kept = err; err == nil {
-				gone = append(gone, d.rec)
-			}
+// CollectDead takes the dead attachments of the network down, and gives them.
+func (t *teardown) CollectDead(ctx context.Context, dryRun bool) ([]Dead, error) {
+	records, unread, err := t.Session.Dir.List(t.Network)
+	if err != nil {
+		return nil, fail.State(err)
+	}
+	for _, d := range unread {
+		t.Session.Warn(d.Error())
+		if d.Hash != "" && (errors.Is(d, state.ErrDamaged) || errors.Is(d, state.ErrVersion)) {
+			records = append(records, t.instead(d.Hash))
 		}
-		found = append(found, d)
+	}
+	var errs []error
+	var found []Dead
+	var gone []*state.Attachment
+	for _, rec := range records {
+		d, err := t.collectIfDead(ctx, rec, dryRun)
+		errs = append(errs, err)
+		if d == nil {
+			continue
+		}
+		if found = append(found, *d); d.Kept == nil && !dryRun {
+			gone = append(gone, d.rec)
+		}
 	}
 	errs = append(errs, closeLoopbackAfter(ctx, t.Session, t.Known, gone...))
 	t.Session.Leave()
 	return found, errors.Join(errs...)
 }
 
-// takeDeadDown takes an attachment down if it is dead still, and says whether it was.
-func (t *teardown) takeDeadDown(ctx context.Context, d *Dead) (bool, error) {
-	hash, dir := d.rec.Hash(), t.Session.Dir
-	lock, err := dir.LockAttachment(t.Network, hash)
-	if isAtWork(d.rec, err) {
-		return false, nil
+// collectIfDead takes one down; nil is for one that does not look dead, or that a call is at work on. It is looked at
+// again under its record's lock, which an ADD holds from beginning to end.
+func (t *teardown) collectIfDead(ctx context.Context, rec *state.Attachment, dryRun bool) (*Dead, error) {
+	if why, err := whyDead(ctx, t.Session, rec); why == "" {
+		return nil, err
+	}
+	lock, err := t.Session.Dir.LockAttachment(t.Network, rec.Hash())
+	if isAtWork(rec, err) {
+		return nil, nil
 	}
 	defer lock.Close()
-	rec, err := dir.Load(t.Network, hash)
-	switch {
+	switch now, err := t.Session.Dir.Load(t.Network, rec.Hash()); {
 	case errors.Is(err, fs.ErrNotExist):
-		return false, nil
-	case err != nil:
-		rec = d.rec
+		return nil, nil
+	case err == nil:
+		rec = now
 	}
 	why, err := whyDead(ctx, t.Session, rec)
-	if why == "" || err != nil {
-		return false, err
+	if why == "" {
+		return nil, err
 	}
-	d.Attachment, d.Why = attachmentOf(rec), why
+	d := &Dead{attachmentOf(rec), why, t.unreleasable(rec)}
+	if dryRun || d.Kept != nil {
+		return d, nil
+	}
 	// The keeper holds a lease's lock only while it writes the record.
 	ctx, cancel := context.WithTimeout(ctx, collectWait)
 	defer cancel()
-	r := t.ownRemains(ctx, ipam.Owner{ContainerID: rec.ContainerID, IfName: rec.IfName}, hash)
+	r := t.ownRemains(ctx, keyOf(rec).owner(), rec.Hash())
 	r.rec = rec
 	r.retaken = t.retaken(r)
-	return true, t.takeDown(ctx, r)
+	d.Kept = t.takeDown(ctx, r)
+	return d, nil
 }

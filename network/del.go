@@ -40,10 +40,7 @@ func (n *Node) Del(ctx context.Context, key Key, known *Known) error {
 
 // teardown takes attachments of a network down.
 func (n *Node) teardown(s *session, network string, known *Known) *teardown {
-	t := &teardown{
-		Session: s, Network: network, Step: n.step,
-		Allocator: func(o *Origin) (ipam.Allocator, error) { return n.allocator(network, o) },
-	}
+	t := &teardown{node: n, Session: s, Network: network}
 	if known != nil {
 		t.Known = *known
 	}
@@ -64,20 +61,7 @@ func (n *Node) Collect(ctx context.Context, network string, keep []Key, known *K
 		return nil, err
 	}
 	defer s.Close()
-	gone, err := n.teardown(s, network, known).Collect(ctx, owners(keep))
-	var keys []Key
-	for _, o := range gone {
-		keys = append(keys, Key{network, o.ContainerID, o.IfName})
-	}
-	return keys, err
-}
-
-func owners(keys []Key) []ipam.Owner {
-	list := make([]ipam.Owner, len(keys))
-	for i, key := range keys {
-		list[i] = key.owner()
-	}
-	return list
+	return n.teardown(s, network, known).Collect(ctx, keep)
 }
 
 // Remove takes down what Collect leaves of a network: its rules, its gateways,
@@ -132,6 +116,9 @@ type remains struct {
 	addresses []netip.Addr      // nil if they are not known
 	retaken   []netip.Addr      // those of them that stay reserved
 	leaseDir  string            // where its lease is on record; empty if it has none
+	// network, onPort, elementsOf and ifb are what the kernel has: its network by the port's alias, the port's name, the
+	// network by its elements, and the link that shapes its traffic.
+	network, onPort, elementsOf, ifb string
 	// unrecorded says that the attachment had no record to lock: so that no Add of it
 	// begins meanwhile, all others are kept away.
 	unrecorded bool
@@ -143,10 +130,12 @@ type teardown struct {
 	Session *session
 	Network string
 	Known   Known
-	// Allocator gives what takes addresses back, nil if nothing does: see Config.
-	Allocator func(*Origin) (ipam.Allocator, error)
-	// Step is called when a part of an attachment has gone.
-	Step func(string) error
+	node    *Node
+}
+
+// allocator gives what takes addresses back, nil if nothing does: see Config.
+func (t *teardown) allocator(o *Origin) (ipam.Allocator, error) {
+	return t.node.allocator(t.Network, o)
 }
 
 // Attachment takes one down, whose Add may be at work.
@@ -275,12 +264,12 @@ func (t *teardown) takeDown(ctx context.Context, r *remains) error {
 		func() error { return unlist(ctx, s, &now) },
 		func() error { s.passPorts(ctx, now.rec); return nil },
 		func() error { flushed = flushFlows(ctx, s.Links, now.rec); return nil },
-		func() error { _ = t.Step("firewall"); return nil }, // nothing keeps the others from being taken
+		func() error { _ = t.node.step("firewall"); return nil }, // nothing keeps the others from being taken
 		func() error { return s.Links.Detach(ctx, r.port(), endpoint.AliasOwner(r.hash), now.shapers()...) },
 		func() error { return <-flushed },
-		func() error { _ = t.Step("link"); return nil },
+		func() error { _ = t.node.step("link"); return nil },
 		func() error { return t.release(ctx, &now) },
-		func() error { _ = t.Step("ipam"); return nil },
+		func() error { _ = t.node.step("ipam"); return nil },
 	)
 	if err != nil {
 		s.Leave()

@@ -215,11 +215,11 @@ func (e *entry) withhold(ctx context.Context, rec *state.Attachment, conflict *n
 	if !found {
 		return taken(describe(has))
 	}
-	me := state.Waiting{Network: rec.Network, Hash: e.hash}
+	me := waitingOf(rec)
 	for _, a := range rec.Addresses {
 		me.Addresses = append(me.Addresses, a.Prefix)
 	}
-	if err := e.s.amend(ctx, state.Waiting{Network: has.Network, Hash: has.Hash()}, 0, func(has *state.Attachment) { has.Waiting = waitingWith(has.Waiting, me) }); err != nil {
+	if err := e.s.amend(ctx, waitingOf(has), 0, func(has *state.Attachment) { has.Waiting = waitingWith(has.Waiting, me) }); err != nil {
 		return fail.Errorf(ErrTryAgain, "port %s is published by the container's %s of network %q, at which another call is at work: %w", conflict.Port, has.IfName, has.Network, err)
 	}
 	return nil

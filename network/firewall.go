@@ -17,23 +17,31 @@ import (
 type firewallPart struct{}
 
 func (firewallPart) look(ctx context.Context, n *site) error {
+	if n.usual && n.bridge.Index == 0 {
+		return nil // that is no matter of the firewall
+	}
+	rules := n.rules()
+	return n.lookAtRules("the rules of network "+n.rec.Name,
+		func() (bool, error) { return n.s.Firewall.Ready(ctx, rules) },
+		func() ([]tombolo.Difference, error) { return n.s.Firewall.Check(ctx, rules) })
+}
+
+// lookAtRules asks whether rules are ready, where the site is usual, and compares them if not: for an Add it is enough
+// that they are not.
+func (n *site) lookAtRules(what string, ready func() (bool, error), check func() ([]tombolo.Difference, error)) error {
 	if n.usual {
-		if n.bridge.Index == 0 {
-			return nil // that is no matter of the firewall
-		}
-		ok, err := n.s.Firewall.Ready(ctx, n.rules())
-		if ok || err != nil {
+		if ok, err := ready(); ok || err != nil {
 			return err
 		}
-		if n.want != nil {
-			n.found.Add("the rules of network %s", n.rec.Name)
-			return nil
-		}
 	}
-	diffs, err := n.s.Firewall.Check(ctx, n.rules())
+	var diffs []tombolo.Difference
+	var err error
+	if n.want == nil || !n.usual {
+		diffs, err = check()
+	}
 	n.found.AddAll(diffs, tombolo.RemedyRepair)
 	if n.usual && err == nil && len(diffs) == 0 {
-		n.found.Add("the rules of network %s were touched", n.rec.Name)
+		n.found.Add("%s were touched", what)
 	}
 	return err
 }
@@ -64,9 +72,9 @@ func refuseOtherMarks(s *session, rec *state.Network) error {
 		if o.Name == rec.Name || o.Mark == 0 || o.Mark == rec.Mark {
 			continue
 		}
-		attachments, _, err := s.Dir.List(o.Name)
+		attachments, err := s.Attachments(o.Name)
 		if err != nil {
-			return fail.State(err)
+			return err
 		}
 		if len(attachments) > 0 {
 			return fail.Errorf(ErrConflict, "forwardMark %#x: network %q, which has pods, uses %#x, and all networks of a node share one: give both the same", rec.Mark, o.Name, o.Mark)

@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"maps"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
@@ -19,29 +22,35 @@ const collectWait = 10 * time.Second
 
 // Collect takes down all attachments of the network that keep does not name, and gives those
 // that went, as far as they have names.
-func (t *teardown) Collect(ctx context.Context, keep []ipam.Owner) ([]ipam.Owner, error) {
+func (t *teardown) Collect(ctx context.Context, keep []Key) (went []Key, _ error) {
 	began := time.Now()
 	valid := map[string]bool{}
-	for _, o := range keep {
-		valid[ident.Hash(t.Network, o.ContainerID, o.IfName)] = true
-	}
-	found, err := listAttachments(ctx, t.Session, t.Network)
-	errs := []error{err}
-	var gone []*state.Attachment
 	var owners []ipam.Owner
-	for hash, r := range found {
+	for _, key := range keep {
+		valid[ident.Hash(t.Network, key.ContainerID, key.IfName)] = true
+		owners = append(owners, key.owner())
+	}
+	leases, leaseErr := leasesOf(t.Session, t.Network)
+	if err := t.Session.Enter(ctx); err != nil {
+		return nil, errors.Join(leaseErr, err)
+	}
+	found, err := t.Session.inventory(ctx, t.Network, leases)
+	t.Session.Leave()
+	errs := []error{leaseErr, err}
+	var gone []*state.Attachment
+	for hash, r := range found.all {
 		if valid[hash] {
 			continue
 		}
 		errs = append(errs, t.collect(ctx, r, began))
 		gone = append(gone, r.rec)
 		if r.rec != nil {
-			owners = append(owners, ipam.Owner{ContainerID: r.rec.ContainerID, IfName: r.rec.IfName})
+			went = append(went, keyOf(r.rec))
 		}
 	}
 	errs = append(errs, closeLoopbackAfter(ctx, t.Session, t.Known, gone...))
 	t.Session.Leave()
-	return owners, errors.Join(append(errs, t.collectReservations(ctx, keep))...)
+	return went, errors.Join(append(errs, t.collectReservations(ctx, owners))...)
 }
 
 // collect takes down one attachment that is not valid, if it is still what was listed. One
@@ -67,7 +76,7 @@ func (t *teardown) collect(ctx context.Context, r *remains, began time.Time) err
 			return nil
 		}
 		if now.rec = rec; err == nil {
-			now.addresses, now.owner = endpoint.Addresses(rec), ipam.Owner{ContainerID: rec.ContainerID, IfName: rec.IfName}
+			now.addresses, now.owner = endpoint.Addresses(rec), keyOf(rec).owner()
 		}
 	}
 	if now.leaseDir == "" {
@@ -79,45 +88,49 @@ func (t *teardown) collect(ctx context.Context, r *remains, began time.Time) err
 	return t.takeDown(ctx, &now)
 }
 
-// listAttachments finds all attachments of a network.
-func listAttachments(ctx context.Context, s *session, network string) (map[string]*remains, error) {
-	leases, err := leasesOf(s, network)
-	if enterErr := s.Enter(ctx); enterErr != nil {
-		return nil, errors.Join(err, enterErr)
-	}
-	defer s.Leave()
-	found, listErr := allAttachments(ctx, s, network, leases)
-	return found, errors.Join(err, listErr)
+// inventory is all attachments of a network, or of all, by their short names.
+type inventory struct {
+	all    map[string]*remains
+	others []string // another program's elements, in words
 }
 
-// attachments finds all attachments of a network, by their short names. Leases are
-// on a disk, and listed before.
-func allAttachments(ctx context.Context, s *session, network string, leases []*lease.Record) (map[string]*remains, error) {
-	all := map[string]*remains{}
-	at := func(hash string) *remains {
-		if all[hash] == nil {
-			all[hash] = &remains{hash: hash}
+func (in *inventory) at(hash string) *remains {
+	if in.all[hash] == nil {
+		in.all[hash] = &remains{hash: hash}
+	}
+	return in.all[hash]
+}
+
+// inventory finds all attachments that are on record, have a lease, or carry their mark in the kernel. Leases are on
+// a disk, and listed before. Without a network's name it is those of all.
+func (s *session) inventory(ctx context.Context, network string, leases []*lease.Record) (*inventory, error) {
+	in := &inventory{all: map[string]*remains{}}
+	networks, err := []string{network}, error(nil)
+	if network == "" {
+		networks, err = s.Dir.Networks()
+	}
+	errs := []error{err}
+	for _, name := range networks {
+		records, damaged, err := s.Dir.List(name)
+		errs = append(errs, err)
+		for _, rec := range records {
+			v := in.at(rec.Hash())
+			v.rec, v.addresses = rec, endpoint.Addresses(rec)
 		}
-		return all[hash]
-	}
-	var errs []error
-	records, damaged, err := s.Dir.List(network)
-	errs = append(errs, err)
-	for _, rec := range records {
-		v := at(rec.Hash())
-		v.rec, v.addresses = rec, endpoint.Addresses(rec)
-	}
-	for _, d := range damaged {
-		s.Warn(d.Error())
-		if d.Hash != "" {
-			at(d.Hash).unread = true
+		for _, d := range damaged {
+			if in.at(d.Hash).unread = true; network != "" {
+				s.Warn(d.Error())
+			}
 		}
 	}
+	delete(in.all, "") // of a file with another name
+	isOurs := func(of string) bool { return network == "" || of == endpoint.NetworkToken(network) }
 	links, err := s.Links.Veths(ctx)
 	errs = append(errs, err)
 	for i := range links {
-		if a, ok := endpoint.ParseAlias(links[i].Alias); ok && a.Network == endpoint.NetworkToken(network) {
-			if v := at(a.Hash); v.rec == nil {
+		if a, ok := endpoint.ParseAlias(links[i].Alias); ok && isOurs(a.Network) {
+			v := in.at(a.Hash)
+			if v.onPort, v.network = links[i].Name, a.Network; v.rec == nil {
 				v.addresses = a.Addresses
 			}
 		}
@@ -125,22 +138,37 @@ func allAttachments(ctx context.Context, s *session, network string, leases []*l
 	endpoints, err := s.Firewall.Endpoints(ctx, network)
 	errs = append(errs, err)
 	for _, e := range endpoints {
-		if !ident.IsHash(string(e.Owner)) {
-			continue // another program's
+		hash := string(e.Owner)
+		// The name of a network is cut where it is too long for a comment.
+		if !ident.IsHash(hash) || in.all[hash] == nil && !slices.Contains(networks, e.Network) && !strings.Contains(e.Network, "/") {
+			in.others = append(in.others, "elements of endpoint "+hash+" of network "+e.Network+" are another program's: no record tells of either")
+			continue
 		}
-		if v := at(string(e.Owner)); v.rec == nil && v.addresses == nil {
+		v := in.at(hash)
+		if v.elementsOf = e.Network; v.rec == nil && v.addresses == nil {
 			v.addresses = e.Addrs
 		}
 	}
 	for _, l := range leases {
-		at(l.Hash()).leaseDir = s.LeaseDir
+		in.at(l.Hash()).leaseDir = s.LeaseDir
 	}
 	ifbs, err := s.IFBs(ctx)
 	errs = append(errs, err)
-	for _, a := range ifbs {
-		if a.Network == endpoint.NetworkToken(network) {
-			at(a.Hash)
+	for name, a := range ifbs {
+		if isOurs(a.Network) {
+			in.at(a.Hash).ifb = name
 		}
 	}
-	return all, errors.Join(errs...)
+	return in, errors.Join(errs...)
+}
+
+// strays are those that no record tells of, in the order of their hashes.
+func (in *inventory) strays() []*remains {
+	var list []*remains
+	for _, hash := range slices.Sorted(maps.Keys(in.all)) {
+		if r := in.all[hash]; r.rec == nil && !r.unread {
+			list = append(list, r)
+		}
+	}
+	return list
 }

@@ -20,7 +20,12 @@ func TestCollectLeavesAloneWhatCameSinceItsList(t *testing.T) {
 	}
 	list := func() (found map[string]*remains) {
 		t.Helper()
-		b.inside(t, func(s *session) (err error) { found, err = listAttachments(t.Context(), s, b.nw.Name); return err })
+		b.inside(t, func(s *session) error {
+			defer s.Leave()
+			in, err := s.inventory(t.Context(), b.nw.Name, nil)
+			found = in.all
+			return errors.Join(s.Enter(t.Context()), err)
+		})
 		return found
 	}
 	listed := list()

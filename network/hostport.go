@@ -25,7 +25,9 @@ func withholds(a *state.Attachment) bool {
 	return slices.ContainsFunc(a.Published, func(p state.Published) bool { return p.Withheld })
 }
 
-func sameAttachment(a, b state.Waiting) bool { return a.Network == b.Network && a.Hash == b.Hash }
+func waitingOf(a *state.Attachment) state.Waiting {
+	return state.Waiting{Network: a.Network, Hash: a.Hash()}
+}
 
 // waitingWith is a list with an attachment that waits.
 func waitingWith(list []state.Waiting, w state.Waiting) []state.Waiting {
@@ -33,7 +35,7 @@ func waitingWith(list []state.Waiting, w state.Waiting) []state.Waiting {
 }
 
 func waitingWithout(list []state.Waiting, w state.Waiting) []state.Waiting {
-	return slices.DeleteFunc(slices.Clone(list), func(o state.Waiting) bool { return sameAttachment(o, w) })
+	return slices.DeleteFunc(slices.Clone(list), func(o state.Waiting) bool { return o.Network == w.Network && o.Hash == w.Hash })
 }
 
 // passPorts has those attachments publish host ports that waited for one which loses its own, and has it wait for none.
@@ -87,17 +89,11 @@ func (s *session) Publish(ctx context.Context, w state.Waiting, others ...state.
 
 // stopWaiting has an attachment that goes wait for host ports no more: its addresses may be another pod's then.
 func (s *session) stopWaiting(ctx context.Context, gone *state.Attachment) error {
-	w := state.Waiting{Network: gone.Network, Hash: gone.Hash()}
-	networks, err := s.Dir.Networks()
-	for _, name := range networks {
-		list, listErr := s.Attachments(name)
-		err = errors.Join(err, listErr)
-		for _, has := range list {
-			if has.ContainerID == gone.ContainerID && len(waitingWithout(has.Waiting, w)) < len(has.Waiting) {
-				err = errors.Join(err, s.amend(ctx, state.Waiting{Network: name, Hash: has.Hash()}, 0, func(has *state.Attachment) {
-					has.Waiting = waitingWithout(has.Waiting, w)
-				}))
-			}
+	w := waitingOf(gone)
+	list, err := s.allAttachments()
+	for _, has := range list {
+		if has.ContainerID == gone.ContainerID && len(waitingWithout(has.Waiting, w)) < len(has.Waiting) {
+			err = errors.Join(err, s.amend(ctx, waitingOf(has), 0, func(has *state.Attachment) { has.Waiting = waitingWithout(has.Waiting, w) }))
 		}
 	}
 	return err

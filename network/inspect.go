@@ -5,13 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"io/fs"
-	"maps"
 	"slices"
-	"strings"
 
 	"github.com/tombolo-cni/tombolo"
-	"github.com/tombolo-cni/tombolo/internal/endpoint"
-	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 )
@@ -95,21 +91,20 @@ func (n *Node) Inspect(ctx context.Context) (*Inspection, error) {
 		return nil, fail.State(err)
 	}
 	in := &Inspection{Attachments: []Report{}}
-	known := map[string]bool{}
 	for _, name := range networks {
-		if err := in.network(ctx, s, name, known); err != nil {
+		if err := in.network(ctx, s, name); err != nil {
 			return nil, err
 		}
 	}
 	if err := in.uplinks(ctx, s); err != nil {
 		return nil, err
 	}
-	strays, err := findStrays(ctx, s, known, networks)
+	all, err := s.inventory(ctx, "", nil)
 	if err != nil {
 		return nil, err
 	}
 	slices.Sort(in.Others)
-	in.Stray, in.Others = strays.Differences(), append(strays.Others, slices.Compact(in.Others)...)
+	in.Stray, in.Others = strayDifferences(all.strays()), append(all.others, slices.Compact(in.Others)...)
 	return in, nil
 }
 
@@ -118,14 +113,13 @@ func recreate(text string) []tombolo.Difference {
 	return []tombolo.Difference{{Text: text, Remedy: tombolo.RemedyRecreate}}
 }
 
-// network compares one network and its attachments, and notes the hashes of these.
-func (in *Inspection) network(ctx context.Context, s *session, name string, known map[string]bool) error {
+// network compares one network and its attachments.
+func (in *Inspection) network(ctx context.Context, s *session, name string) error {
 	attachments, damaged, err := s.Dir.List(name)
 	if err != nil {
 		return fail.State(err)
 	}
 	for _, d := range damaged {
-		known[d.Hash] = true
 		in.Damaged = append(in.Damaged, recreate(d.Error())...)
 	}
 	rec, err := s.Dir.LoadNetwork(name)
@@ -148,7 +142,6 @@ func (in *Inspection) network(ctx context.Context, s *session, name string, know
 		}
 	}
 	for _, a := range attachments {
-		known[a.Hash()] = true
 		var diffs []tombolo.Difference
 		switch {
 		case a.State != state.Ready && underWay(s, a):
@@ -212,99 +205,21 @@ func (in *Inspection) uplinks(ctx context.Context, s *session) error {
 	return nil
 }
 
-// Summary says in a line how many things an inspection found.
-func (in *Inspection) Summary() string {
-	if in == nil {
-		in = &Inspection{}
-	}
-	differing := 0
-	for _, r := range in.Attachments {
-		if len(r.Differences) > 0 {
-			differing++
-		}
-	}
-	parts := []string{fail.Count(len(in.Attachments), "attachment", "attachments")}
-	for _, part := range []struct {
-		n         int
-		one, many string
-	}{
-		{differing, "of them differs", "of them differ"},
-		{len(in.Networks), "network differs", "networks differ"},
-		{len(in.Uplinks), "difference of uplinks", "differences of uplinks"},
-		{len(in.Stray), "stray object", "stray objects"},
-		{len(in.Damaged), "damaged record", "damaged records"},
-	} {
-		if part.n > 0 {
-			parts = append(parts, fail.Count(part.n, part.one, part.many))
-		}
-	}
-	return strings.Join(parts, ", ")
-}
-
-// strays is what the kernel has of attachments that no record tells of.
-type strays struct {
-	// Ports are in words those whose port is there, by their hashes, and so is a pod: only its Del, or
-	// a garbage collection that does not name it, takes it down.
-	Ports map[string]string
-	// Elements and IFBs belong to no port, and to nobody: by their hashes.
-	Elements map[string]string // the network
-	IFBs     map[string]string // the link's name
-	// Others are another program's elements, in words.
-	Others []string
-}
-
-// findStrays looks for them. known are the hashes of the records there are, and networks the
-// names of all networks on record.
-func findStrays(ctx context.Context, s *session, known map[string]bool, networks []string) (*strays, error) {
-	links, err := s.Links.Veths(ctx)
-	if err != nil {
-		return nil, err
-	}
-	f := &strays{Ports: map[string]string{}, Elements: map[string]string{}, IFBs: map[string]string{}}
-	for i := range links {
-		if a, ok := endpoint.ParseAlias(links[i].Alias); ok && !known[a.Hash] {
-			f.Ports[a.Hash] = "port " + links[i].Name + " of network " + a.Network + " has no record"
-		}
-	}
-	endpoints, err := s.Firewall.Endpoints(ctx, "")
-	if err != nil {
-		return nil, err
-	}
-	for _, e := range endpoints {
-		hash := string(e.Owner)
-		_, has := f.Ports[hash]
-		switch {
-		case known[hash] || has:
-		// The name of a network is cut where it is too long for a comment.
-		case ident.IsHash(hash) && (slices.Contains(networks, e.Network) || strings.Contains(e.Network, "/")):
-			f.Elements[hash] = e.Network
-		default:
-			f.Others = append(f.Others, "elements of endpoint "+hash+" of network "+e.Network+" are another program's: no record tells of either")
-		}
-	}
-	ifbs, err := s.IFBs(ctx)
-	if err != nil {
-		return nil, err
-	}
-	for name, a := range ifbs {
-		if _, has := f.Ports[a.Hash]; !has && !known[a.Hash] {
-			f.IFBs[a.Hash] = name
-		}
-	}
-	return f, nil
-}
-
-// Differences are the strays in words, by their hashes.
-func (f *strays) Differences() []tombolo.Difference {
+// strayDifferences are in words what the kernel has of attachments that no record tells of. One that has a port may be
+// a pod: only its Del, or a garbage collection that does not name it, takes it down.
+func strayDifferences(list []*remains) []tombolo.Difference {
 	found := &findings{}
-	for _, hash := range slices.Sorted(maps.Keys(f.Ports)) {
-		found.Advise(tombolo.RemedyRecreate, "%s", f.Ports[hash])
-	}
-	for _, hash := range slices.Sorted(maps.Keys(f.Elements)) {
-		found.Advise(tombolo.RemedyRepair, "elements of endpoint %s of network %s have no record", hash, f.Elements[hash])
-	}
-	for _, hash := range slices.Sorted(maps.Keys(f.IFBs)) {
-		found.Advise(tombolo.RemedyRepair, "link %s has no record", f.IFBs[hash])
+	for _, r := range list {
+		if r.onPort != "" {
+			found.Advise(tombolo.RemedyRecreate, "port %s of network %s has no record", r.onPort, r.network)
+			continue
+		}
+		if r.elementsOf != "" {
+			found.Advise(tombolo.RemedyRepair, "elements of endpoint %s of network %s have no record", r.hash, r.elementsOf)
+		}
+		if r.ifb != "" {
+			found.Advise(tombolo.RemedyRepair, "link %s has no record", r.ifb)
+		}
 	}
 	return found.List
 }

@@ -51,40 +51,54 @@ func end6(ctx context.Context, links *bridge.Conn, rec *lease.Record) error {
 	return giveback.Release6(ctx, rec, links, nil)
 }
 
-// awaitPause is the time between two looks for the address that the keeper gets.
+// awaitPause is the time between two looks for what the keeper gets.
 const awaitPause = 5 * time.Millisecond
 
-// await6 waits until the keeper has leased an address for a pod, and the attachment has it on
-// record: then the pod, and the firewall, have it. The state's lock must not be held.
-func await6(ctx context.Context, dir *state.Dir, path string, a *state.Attachment) (*state.Attachment, *dhcp6.Lease, error) {
+// awaitKeeper waits until the record of a lease says that the keeper is done. late is the error where it is not in time.
+// The state's lock must not be held.
+func awaitKeeper(ctx context.Context, path, hash string, done func(*lease.Record) (bool, error), late func(*lease.Record) error) error {
 	leases, err := lease.Open(path)
 	if err != nil {
-		return nil, nil, err
+		return err
 	}
 	for {
-		rec, err := leases.Load(a.Hash())
+		rec, err := leases.Load(hash)
 		if err != nil {
-			return nil, nil, deletedMeanwhile(err)
+			return deletedMeanwhile(err)
 		}
-		if own := rec.Leased6(); own.IsValid() && !rec.Six.Checking {
-			now, err := dir.Load(a.Network, a.Hash())
-			if err != nil {
-				return nil, nil, deletedMeanwhile(err)
-			}
-			if !now.Moving && slices.ContainsFunc(now.Addresses, func(one ipam.Address) bool { return one.Prefix == own }) {
-				return now, rec.Six.Lease, nil
-			}
+		if is, err := done(rec); is || err != nil {
+			return err
 		}
 		select {
 		case <-ctx.Done():
-			why := "tombolod has not said why: see its log"
-			if rec.Six != nil && rec.Six.Error != "" {
-				why = rec.Six.Error
-			}
-			return nil, nil, fail.Errorf(ErrTryAgain, `ipv6 "dhcp": %s (%w)`, why, context.Cause(ctx))
+			return late(rec)
 		case <-time.After(awaitPause):
 		}
 	}
+}
+
+// await6 waits until the keeper has leased an address for a pod, and the attachment has it on
+// record: then the pod, and the firewall, have it.
+func await6(ctx context.Context, dir *state.Dir, path string, a *state.Attachment) (now *state.Attachment, got *dhcp6.Lease, _ error) {
+	err := awaitKeeper(ctx, path, a.Hash(), func(rec *lease.Record) (bool, error) {
+		own := rec.Leased6()
+		if !own.IsValid() || rec.Six.Checking {
+			return false, nil
+		}
+		var err error
+		if now, err = dir.Load(a.Network, a.Hash()); err != nil {
+			return false, deletedMeanwhile(err)
+		}
+		got = rec.Six.Lease
+		return !now.Moving && slices.ContainsFunc(now.Addresses, func(one ipam.Address) bool { return one.Prefix == own }), nil
+	}, func(rec *lease.Record) error {
+		why := "tombolod has not said why: see its log"
+		if rec.Six != nil && rec.Six.Error != "" {
+			why = rec.Six.Error
+		}
+		return fail.Errorf(ErrTryAgain, `ipv6 "dhcp": %s (%w)`, why, context.Cause(ctx))
+	})
+	return now, got, err
 }
 
 // dnsWait is how long an ADD waits for DNS, without which it succeeds too. The keeper asks a server three times
@@ -95,26 +109,15 @@ const dnsWait = 4 * time.Second
 func awaitDNS(ctx context.Context, path, hash string) (servers []netip.Addr, search []string, _ error) {
 	ctx, cancel := context.WithTimeout(ctx, dnsWait)
 	defer cancel()
-	leases, err := lease.Open(path)
-	if err != nil {
-		return nil, nil, err
-	}
-	for {
-		rec, err := leases.Load(hash)
-		switch {
-		case err != nil:
-			return nil, nil, deletedMeanwhile(err)
-		case rec.Six == nil:
-			return nil, nil, nil
-		case rec.Six.Information != nil:
-			return rec.Six.Information.DNS, rec.Six.Information.Search, nil
+	err := awaitKeeper(ctx, path, hash, func(rec *lease.Record) (bool, error) {
+		if rec.Six != nil && rec.Six.Information != nil {
+			servers, search = rec.Six.Information.DNS, rec.Six.Information.Search
 		}
-		select {
-		case <-ctx.Done():
-			return nil, nil, fmt.Errorf("no DNS by DHCPv6, although routers say that there is (%w)", context.Cause(ctx))
-		case <-time.After(awaitPause):
-		}
-	}
+		return rec.Six == nil || rec.Six.Information != nil, nil
+	}, func(*lease.Record) error {
+		return fmt.Errorf("no DNS by DHCPv6, although routers say that there is (%w)", context.Cause(ctx))
+	})
+	return servers, search, err
 }
 
 // deleted is the error where a record went meanwhile.

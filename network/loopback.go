@@ -35,13 +35,7 @@ func (loopbackPart) look(ctx context.Context, n *site) error {
 	switch {
 	case n.bridge.Index == 0 || n.at.Index == 0 || !n.usesLoopback():
 		return nil
-	case n.usual: // the rest of the network may be there
-		return n.eachLink(func(l *bridge.Link) error {
-			open, err := n.isOpen(ctx, l)
-			n.almost = n.almost || !open
-			return err
-		})
-	case !n.at.RouteLocalnet || !n.bridge.RouteLocalnet:
+	case !n.usual && (!n.at.RouteLocalnet || !n.bridge.RouteLocalnet):
 		n.found.Advise(tombolo.RemedyRepair, "bridge %s: route_localnet is off, so that 127.0.0.1 does not lead to the pods' ports", n.at.Name)
 		return nil
 	}
@@ -51,7 +45,9 @@ func (loopbackPart) look(ctx context.Context, n *site) error {
 		missing = missing || !open
 		return err
 	})
-	if missing && err == nil {
+	if n.usual {
+		n.almost = n.almost || missing // the rest of the network may be there
+	} else if missing && err == nil {
 		n.found.Advise(tombolo.RemedyRepair, "bridge %s: the filter is missing at its ingress that keeps others from the host's 127.0.0.1 should nf_tables be flushed", n.at.Name)
 	}
 	return err
@@ -155,22 +151,10 @@ func (n *site) open(ctx context.Context, l *bridge.Link) error {
 // of the host's IPv4 addresses. One that is being added, or never was, does not count:
 // its own Add opens what it needs, under the lock.
 func (s *session) publishedBehind(bridgeName string) (bool, error) {
-	networks, err := s.Dir.Networks()
-	if err != nil {
-		return false, err
-	}
-	for _, network := range networks {
-		attachments, err := s.Attachments(network)
-		if err != nil {
-			return false, err
-		}
-		if slices.ContainsFunc(attachments, func(a *state.Attachment) bool {
-			return a.State == state.Ready && (a.Bridge == bridgeName || a.GatewayLink() == bridgeName) && endpoint.PublishesIPv4(a)
-		}) {
-			return true, nil
-		}
-	}
-	return false, nil
+	attachments, err := s.allAttachments()
+	return slices.ContainsFunc(attachments, func(a *state.Attachment) bool {
+		return a.State == state.Ready && (a.Bridge == bridgeName || a.GatewayLink() == bridgeName) && endpoint.PublishesIPv4(a)
+	}), err
 }
 
 // shutLoopback takes back what make made for a bridge, without a look at what else may need it. known says that a pod behind

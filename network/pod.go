@@ -116,7 +116,7 @@ type DNS struct {
 // attachmentOf is an attachment as its record has it.
 func attachmentOf(rec *state.Attachment) *Attachment {
 	return &Attachment{
-		Key: Key{rec.Network, rec.ContainerID, rec.IfName}, Pod: rec.Pod, Path: rec.NetNS, Ready: rec.State == state.Ready,
+		Key: keyOf(rec), Pod: rec.Pod, Path: rec.NetNS, Ready: rec.State == state.Ready,
 		Bridge: rec.Bridge, Port: rec.HostIf, PortMAC: net.HardwareAddr(rec.HostMAC), MTU: rec.MTU, MAC: net.HardwareAddr(rec.MAC), PodMTU: rec.MTU, IFB: rec.IFB,
 		Addresses: rec.Addresses, Ports: endpoint.Ports(rec), Limits: rec.Bandwidth, rec: rec,
 	}
@@ -147,11 +147,9 @@ func (r Report) MarshalJSON() ([]byte, error) {
 }
 
 // owner is what the allocator gives addresses to.
-func (p *Pod) owner() ipam.Owner {
-	return ipam.Owner{ContainerID: p.ContainerID, IfName: p.IfName}
-}
-
 func (k Key) owner() ipam.Owner { return ipam.Owner{ContainerID: k.ContainerID, IfName: k.IfName} }
+
+func keyOf(rec *state.Attachment) Key { return Key{rec.Network, rec.ContainerID, rec.IfName} }
 
 func (p *Pod) key(nw *Network) Key { return Key{nw.Name, p.ContainerID, p.IfName} }
 

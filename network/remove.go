@@ -22,21 +22,17 @@ func removeNetwork(ctx context.Context, s *session, name string) error {
 	if err := s.EnterAlone(ctx); err != nil {
 		return err
 	}
-	left, err := allAttachments(ctx, s, name, leases)
+	left, err := s.inventory(ctx, name, leases)
 	if err != nil {
 		return err
 	}
-	if len(left) > 0 {
-		return fail.Errorf(ErrAttached, "network %q has %s: remove the pods first", name, fail.Count(len(left), "attachment", "attachments"))
+	if len(left.all) > 0 {
+		return fail.Errorf(ErrAttached, "network %q has %s: remove the pods first", name, fail.Count(len(left.all), "attachment", "attachments"))
 	}
 	rec, err := s.Dir.LoadNetwork(name)
 	if errors.Is(err, fs.ErrNotExist) {
-		// Without a record there may be rules, where the state was lost, and a directory that a failed Add made.
-		return fail.Join(
-			func() error { return s.Firewall.RemoveNetwork(ctx, name) },
-			func() error { return withdraw(ctx, s, name) },
-			func() error { return s.Dir.RemoveNetwork(name) },
-		)
+		// There may be rules all the same, where the state was lost, and a directory that a failed Add made.
+		rec, err = &state.Network{}, nil
 	}
 	if err != nil {
 		return fail.State(err)
@@ -71,6 +67,9 @@ func removeDeserted(ctx context.Context, s *session, name string) error {
 // network or somebody's port is on it, or somebody else made it, only the gateways
 // that are this network's alone. Another program's pods on it keep theirs.
 func removeBridge(ctx context.Context, s *session, rec *state.Network) error {
+	if rec.Bridge == "" {
+		return nil
+	}
 	l, err := s.Links.Link(ctx, rec.Bridge)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil

@@ -86,7 +86,7 @@ func repairNetworks(ctx context.Context, s *session, some ...string) error {
 	errs = append(errs, declareMended(ctx, s, r.mended))
 	for _, a := range r.followers {
 		if withholds(a) {
-			errs = append(errs, s.Publish(ctx, state.Waiting{Network: a.Network, Hash: a.Hash()})) // a DEL may have been killed that was to pass them on
+			errs = append(errs, s.Publish(ctx, waitingOf(a))) // a DEL may have been killed that was to pass them on
 		}
 	}
 	s.Leave()
@@ -163,17 +163,11 @@ func (u Upkeep) Firewall(ctx context.Context) (generation uint32, lacking []stri
 	defer s.Close()
 	for _, rec := range records {
 		n := &site{s: s, rec: rec, usual: true}
-		if err := n.find(ctx); err != nil {
+		if err := n.look(ctx, []part{firewallPart{}, admissionPart{}}); err != nil {
 			return 0, nil, err
 		}
-		for _, p := range []part{firewallPart{}, admissionPart{}} {
-			n.found.List = nil
-			if err := p.look(ctx, n); err != nil {
-				return 0, nil, err
-			}
-			if text := n.found.inOneLine(); text != "" && !slices.Contains(lacking, text) {
-				lacking = append(lacking, text)
-			}
+		if text := n.found.inOneLine(); text != "" && !slices.Contains(lacking, text) {
+			lacking = append(lacking, text)
 		}
 	}
 	return s.Firewall.Cache().Generation, lacking, nil
@@ -231,64 +225,41 @@ func mendStrays(ctx context.Context, s *session) error {
 		return err
 	}
 	defer s.Leave()
-	networks, err := s.Dir.Networks()
-	if err != nil {
-		return fail.State(err)
-	}
-	known := map[string]bool{}
-	for _, name := range networks {
-		attachments, damaged, err := s.Dir.List(name)
-		if err != nil {
-			return fail.State(err)
-		}
-		for _, a := range attachments {
-			known[a.Hash()] = true
-		}
-		for _, d := range damaged {
-			known[d.Hash] = true
-		}
-	}
-	strays, err := findStrays(ctx, s, known, networks)
+	all, err := s.inventory(ctx, "", nil)
 	if err != nil {
 		return err
 	}
-	if len(strays.Elements)+len(strays.IFBs) == 0 {
-		return nil
-	}
 	var owners []nft.Owner
-	for hash := range strays.Elements {
-		owners = append(owners, nft.Owner(hash))
+	var errs []error
+	for _, r := range all.strays() {
+		if r.onPort != "" {
+			continue // a pod
+		}
+		if r.elementsOf != "" {
+			owners = append(owners, nft.Owner(r.hash))
+		}
+		if r.ifb != "" {
+			errs = append(errs, bandwidth.On(s.Links.Socket()).Remove(ctx, bandwidth.Target{IFB: r.ifb, Owner: endpoint.AliasOwner(r.hash)}))
+		}
 	}
-	errs := []error{s.Firewall.RemoveOwners(ctx, owners...)}
-	shapes := bandwidth.On(s.Links.Socket())
-	for hash, ifb := range strays.IFBs {
-		errs = append(errs, shapes.Remove(ctx, bandwidth.Target{IFB: ifb, Owner: endpoint.AliasOwner(hash)}))
+	if len(owners) > 0 {
+		errs = append(errs, s.Firewall.RemoveOwners(ctx, owners...))
 	}
 	return errors.Join(errs...)
 }
 
 func mendPods(ctx context.Context, s *session) error {
-	networks, err := s.Dir.Networks()
-	if err != nil {
-		return fail.State(err)
-	}
-	if len(networks) == 0 {
-		return nil
-	}
 	if err := s.Enter(ctx); err != nil {
 		return err
 	}
-	var errs []error
-	for _, name := range networks {
-		attachments, err := s.Attachments(name)
-		errs = append(errs, err)
-		for _, a := range attachments {
-			if a.State != state.Ready || a.Moving {
-				continue
-			}
-			if err := repairPod(ctx, s, a); err != nil {
-				errs = append(errs, fmt.Errorf("container %s: %w", a.ContainerID, err))
-			}
+	attachments, err := s.allAttachments()
+	errs := []error{err}
+	for _, a := range attachments {
+		if a.State != state.Ready || a.Moving {
+			continue
+		}
+		if err := repairPod(ctx, s, a); err != nil {
+			errs = append(errs, fmt.Errorf("container %s: %w", a.ContainerID, err))
 		}
 	}
 	return errors.Join(errs...)

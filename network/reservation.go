@@ -77,7 +77,7 @@ func (t *teardown) collectReservations(ctx context.Context, valid []ipam.Owner) 
 		return err
 	}
 	defer t.Session.Leave()
-	allocator, err := t.Allocator(nil)
+	allocator, err := t.allocator(nil)
 	if err != nil || allocator == nil {
 		return err
 	}
@@ -154,7 +154,7 @@ func (t *teardown) release(ctx context.Context, r *remains) error {
 	if r.rec != nil {
 		origin = &Origin{r.rec.IPAMType, r.rec.DataDir}
 	}
-	allocator, err := t.Allocator(origin)
+	allocator, err := t.allocator(origin)
 	if err != nil || allocator == nil {
 		return err
 	}
@@ -192,7 +192,7 @@ func (a *adding) allocate(ctx context.Context) (given, error) {
 	if a.nw.Allocator == nil {
 		return givenOf(a.pod.Addresses, a.pod.Routes)
 	}
-	owner := a.pod.owner()
+	owner := a.pod.key(a.nw).owner()
 	allocator := a.nw.Allocator.Bind(a.s.IPAMNode(a.nw.Name, owner, a.hash))
 	if allocator.Slow() {
 		a.s.Leave()

@@ -2,6 +2,7 @@ package network
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"strings"
 	"time"
@@ -151,6 +152,19 @@ func (s *session) Attachments(network string) ([]*state.Attachment, error) {
 		s.Warn(d.Error())
 	}
 	return attachments, nil
+}
+
+// allAttachments gives those of all networks.
+func (s *session) allAttachments() (all []*state.Attachment, _ error) {
+	networks, err := s.Dir.Networks()
+	if err != nil {
+		return nil, fail.State(err)
+	}
+	for _, name := range networks {
+		attachments, listErr := s.Attachments(name)
+		all, err = append(all, attachments...), errors.Join(err, listErr)
+	}
+	return all, err
 }
 
 // errDeleted is how an ADD ends whose record was removed.

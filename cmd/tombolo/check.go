@@ -56,7 +56,7 @@ func (o *options) check(ctx context.Context, each bool) error {
 	for _, line := range in.Others {
 		text.WriteString(printable.Line(line) + "\n")
 	}
-	text.WriteString(in.Summary() + "\n")
+	text.WriteString(report.Summary(in) + "\n")
 	if err := o.print(text.String(), in); err != nil {
 		return err
 	}

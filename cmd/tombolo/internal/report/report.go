@@ -168,6 +168,34 @@ func (g *group) wants() int {
 	return len(all)
 }
 
+// Summary says in a line how many things an inspection found.
+func Summary(in *network.Inspection) string {
+	differing := 0
+	for _, r := range in.Attachments {
+		differing += min(len(r.Differences), 1)
+	}
+	text := count(len(in.Attachments), "attachment")
+	for _, part := range []struct {
+		n         int
+		one, many string
+	}{
+		{differing, "of them differs", "of them differ"},
+		{len(in.Networks), "network differs", "networks differ"},
+		{len(in.Uplinks), "difference of uplinks", "differences of uplinks"},
+		{len(in.Stray), "stray object", "stray objects"},
+		{len(in.Damaged), "damaged record", "damaged records"},
+	} {
+		switch part.n {
+		case 0:
+		case 1:
+			text += ", 1 " + part.one
+		default:
+			text += fmt.Sprintf(", %d %s", part.n, part.many)
+		}
+	}
+	return text
+}
+
 func count(n int, what string) string {
 	if n == 1 {
 		return "1 " + what

@@ -10,7 +10,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
@@ -29,6 +28,7 @@ type leasing struct {
 	client lease.Client
 	dir    *lease.Dir
 	held   *lease.Held // the lock of its record, while it is held
+	rec    *lease.Record
 }
 
 // prepareLease reads what can be wrong before anything is touched. What is on record from the
@@ -76,83 +76,52 @@ func (n *Node) leases(asked *Lease) (*lease.Dir, error) {
 	return dir, nil
 }
 
-// lease gets the pod its address: the link first, up and without one, and from there
-// the lease. Of a server nobody knows how long it takes, so the lock is not held
-// meanwhile.
-func (a *adding) lease(ctx context.Context) (*tied, error) {
-	// By this the keeper knows that the attachment is the lease's.
-	var err error
-	if a.base.NetNSCookie, err = a.pod.NetNS.Cookie(); err != nil {
-		return nil, err
-	}
-	p, err := a.plan(given{}, nil)
+// lease gets the pod its address from its link, which is up and without one. Of a server nobody knows how long it
+// takes, so the lock is not held meanwhile.
+func (a *adding) lease(ctx context.Context) error {
+	asked, err := a.solicit(ctx)
 	if err != nil {
-		return nil, err
-	}
-	p.port.NoWait = false // or the first frame would be lost
-	if err := refuseListeners(ctx, a.pod.ContainerID, a.pod.Ports, nil, true); err != nil {
-		return nil, err
-	}
-	b, err := ready(ctx, a.s, p.want)
-	if err != nil {
-		return nil, err
-	}
-	if err := a.node.step("network"); err != nil {
-		return nil, err
-	}
-	rec, err := a.recordLease()
-	if err != nil {
-		return nil, err
-	}
-	link, err := a.attach(ctx, p, b)
-	if err != nil {
-		return nil, err
-	}
-	if err := a.node.step("link"); err != nil {
-		return nil, err
-	}
-	asked, err := a.solicit(ctx, p.port)
-	if err != nil {
-		return nil, err
+		return err
 	}
 	defer asked.Close()
 	a.s.Leave()
-	if err := whileWanted(ctx, a.pending, func(ctx context.Context) error { return a.acquire(ctx, rec, b, link) }); err != nil {
-		return nil, err
+	if err := whileWanted(ctx, a.pending, a.acquire); err != nil {
+		return err
 	}
-	g, err := a.advertised(ctx, asked, givenBy(rec, a.pod.Routes), b, link)
-	if err != nil {
-		return nil, err
+	rec := a.leasing.rec
+	a.given = givenBy(rec, a.pod.Routes)
+	if err := a.advertised(ctx, asked); err != nil {
+		return err
 	}
-	if g.informs && !a.leasing.asked.KeeperOptional {
+	if a.given.informs && !a.leasing.asked.KeeperOptional {
 		rec.Six = lease.SixOf(&rec.Client)
 		rec.Six.Stateless = true
 	}
 	if err := a.s.Enter(ctx); err != nil {
-		return nil, err
+		return err
 	}
-	if err := applyLease(ctx, a.s.Links, a.pod.NetNS, rec, link); err != nil {
-		return nil, explainRoute(err)
+	if err := applyLease(ctx, a.s.Links, a.pod.NetNS, rec, a.link); err != nil {
+		return explainRoute(err)
 	}
-	t, err := a.again(ctx, g, b, link)
-	if err != nil {
-		return nil, err
-	}
-	t.lease = rec
-	return t, a.node.step("ipam")
+	return a.again(ctx)
 }
 
 // recordLease says what will be leased before a packet is sent: whatever comes, the
 // keeper and Collect know that it may be there.
-func (a *adding) recordLease() (*lease.Record, error) {
+func (a *adding) recordLease(context.Context) error {
 	l := a.leasing
 	boot, err := lease.Boot()
 	if err != nil {
-		return nil, err
+		return err
+	}
+	// By this the keeper knows that the attachment is the lease's.
+	cookie, err := a.pod.NetNS.Cookie()
+	if err != nil {
+		return err
 	}
 	rec := &lease.Record{
 		State: lease.Adding, Network: a.nw.Name, ContainerID: a.pod.ContainerID, IfName: a.pod.IfName, Pod: a.pod.Name,
-		NetNS: a.pod.Path, NetNSCookie: a.base.NetNSCookie, Boot: boot, HostIf: a.base.HostIf, Bridge: a.nw.Bridge, GatewayLink: a.base.VLANLink(),
+		NetNS: a.pod.Path, NetNSCookie: cookie, Boot: boot, HostIf: a.base.HostIf, Bridge: a.nw.Bridge, GatewayLink: a.base.VLANLink(),
 		Client:  l.client,
 		Policy:  lease.Policy{NoDefault: a.nw.NoDefaultRoute, Routes: l.asked.Routes, Priority: l.asked.Priority, IPv6: a.nw.SLAAC},
 		Created: time.Now().UTC(),
@@ -167,10 +136,11 @@ func (a *adding) recordLease() (*lease.Record, error) {
 		}
 	}
 	if err := l.held.Create(rec); err != nil {
-		return nil, fail.State(err)
+		return fail.State(err)
 	}
+	l.rec = rec
 	a.back.push(func(context.Context) error { return l.held.Remove() })
-	return rec, nil
+	return nil
 }
 
 // lock takes the lock of the lease's record, which a Del or the keeper may have for a
@@ -192,8 +162,8 @@ func (l *leasing) unlock() {
 }
 
 // acquire gets the lease from inside the pod, and has the record say so.
-func (a *adding) acquire(ctx context.Context, rec *lease.Record, b *site, link *bridge.Attachment) error {
-	l := a.leasing
+func (a *adding) acquire(ctx context.Context) error {
+	l, rec, link := a.leasing, a.leasing.rec, a.link
 	rec.Client.LinkMTU = link.MTU
 	sockets := &transport.Config{NetNS: a.pod.NetNS, Link: link.PeerIndex, MAC: link.PeerMAC, ARP: rec.Client.DetectConflicts}
 	cfg := rec.Client.Config(rec.Lease)
@@ -201,7 +171,7 @@ func (a *adding) acquire(ctx context.Context, rec *lease.Record, b *site, link *
 	// What a server says of a pod's address goes into the host's firewall, and the pod's namespace may be prepared by a
 	// process that has all rights there: so it is heard on the port.
 	hear := &transport.Config{Link: link.Index, MAC: link.PeerMAC, ARP: sockets.ARP}
-	cfg.Dial, cfg.Refuse = transport.HeardBy(hear, sockets), a.refuse(ctx, b.bridge.Index, rec.Lease)
+	cfg.Dial, cfg.Refuse = transport.HeardBy(hear, sockets), a.refuse(ctx, a.built.bridge.Index, rec.Lease)
 	client, err := dhcpc.New(cfg)
 	if err != nil {
 		return fail.Errorf(ErrInvalid, "ipam: %w", err)
@@ -218,7 +188,7 @@ func (a *adding) acquire(ctx context.Context, rec *lease.Record, b *site, link *
 	for _, why := range got.Ignored {
 		a.s.Warn("lease of " + got.Address.String() + ": " + why)
 	}
-	if rec.Policy.Gateway, err = a.hostAddress(ctx, b.bridge, got.Address); err != nil {
+	if rec.Policy.Gateway, err = a.hostAddress(ctx, got.Address); err != nil {
 		return err
 	}
 	rec.Lease, rec.Applied = got, rec.Policy.Apply(got)
@@ -277,10 +247,10 @@ func givenBy(rec *lease.Record, more []route.Route) given {
 
 // commit hands the lease over to the keeper. That waits for the disk, so the state's
 // lock is not held meanwhile.
-func (l *leasing) commit(ctx context.Context, s *session, rec *lease.Record) error {
+func (l *leasing) commit(ctx context.Context, s *session) error {
 	s.Leave()
-	rec.State, rec.Updated = lease.Bound, time.Now().UTC()
-	if err := l.held.Replace(rec); err != nil {
+	l.rec.State, l.rec.Updated = lease.Bound, time.Now().UTC()
+	if err := l.held.Replace(l.rec); err != nil {
 		return fail.State(err)
 	}
 	return s.Enter(ctx)

@@ -7,7 +7,6 @@ import (
 
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
-	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
@@ -85,6 +84,12 @@ type adding struct {
 	leasing *leasing        // nil unless the address comes by DHCP
 	metrics metrics         // of its default routes
 	shaped  bandwidth.Shape // its limits as the kernel enforces them
+
+	// What its steps have come to so far.
+	given given
+	plan  *plan
+	built *site              // the network
+	link  *bridge.Attachment // nil before the pod has it
 }
 
 // reason is why an Add failed. One whose record is gone may fail at anything that was taken
@@ -100,6 +105,7 @@ func (a *adding) reason(err error) error {
 	return errDeleted()
 }
 
+// run does the steps of an Add, in order. A pod has its addresses before its link, unless it leases them by that.
 func (a *adding) run(ctx context.Context) (*Attachment, error) {
 	if len(a.pod.Ports) > 0 {
 		// After all else is undone, the record included.
@@ -107,76 +113,97 @@ func (a *adding) run(ctx context.Context) (*Attachment, error) {
 			return closeUnusedLoopback(ctx, a.s, false, a.nw.Bridge, a.nw.GatewayLink())
 		})
 	}
-	if err := a.begin(ctx); err != nil {
-		return nil, err
+	steps := []func(context.Context) error{
+		a.begin, a.done("record"), a.allocate, a.done("ipam"), a.derive, a.refuseListeners, a.ready, a.done("network"),
+		a.routeThroughHost, a.attach, a.autoconfigure, a.done("link"),
 	}
-	if err := a.node.step("record"); err != nil {
-		return nil, err
-	}
-	tie := a.tie
 	if a.leasing != nil {
-		tie = a.lease
+		steps = []func(context.Context) error{
+			a.begin, a.done("record"), a.derive, a.refuseListeners, a.ready, a.done("network"),
+			a.recordLease, a.attach, a.done("link"), a.lease, a.done("ipam"),
+		}
 	}
-	t, err := tie(ctx)
-	if err != nil {
-		return nil, err
-	}
-	rec := &t.plan.rec
-	if a.getsMore { // only now is known what the ifb's alias says
-		if err := a.shape(ctx, rec, t.link.Index, t.link.MTU); err != nil {
+	// Only at the end do the pod's ports lead to it.
+	steps = append(steps, a.shapeLate, a.enlist, a.flushStale, a.done("firewall"), a.commit, a.done("commit"), a.publishWithheld)
+	for _, step := range steps {
+		if err := step(ctx); err != nil {
 			return nil, err
 		}
 	}
-	setLimits(rec, a.shaped)
-	if err := a.add(ctx, rec, t.plan.want); err != nil {
-		return nil, err
+	return a.made(), nil
+}
+
+// done says that steps are done that have a name.
+func (a *adding) done(name string) func(context.Context) error {
+	return func(context.Context) error { return a.node.step(name) }
+}
+
+// refuseListeners is about the ports that the pod is to have.
+func (a *adding) refuseListeners(ctx context.Context) error {
+	return refuseListeners(ctx, a.pod.ContainerID, a.pod.Ports, a.given.addresses, a.getsMore)
+}
+
+// ready sees to it that the network is there as it was derived.
+func (a *adding) ready(ctx context.Context) (err error) {
+	a.built, err = ready(ctx, a.s, a.plan.want)
+	return err
+}
+
+// enlist enters the pod into the firewall's sets.
+func (a *adding) enlist(ctx context.Context) error {
+	setLimits(&a.plan.rec, a.shaped)
+	return a.add(ctx, &a.plan.rec, a.plan.want)
+}
+
+func (a *adding) flushStale(ctx context.Context) error {
+	return flushStale(ctx, a.s.Links, &a.plan.rec)
+}
+
+// commit waits for the port, and puts the attachment on record as it is.
+func (a *adding) commit(ctx context.Context) error {
+	if err := a.s.Links.Wait(ctx, a.link.Name); err != nil {
+		return err
 	}
-	// Only now do the pod's ports lead to it.
-	if err := flushStale(ctx, a.s.Links, rec); err != nil {
-		return nil, err
-	}
-	if err := a.node.step("firewall"); err != nil {
-		return nil, err
-	}
-	if err := a.s.Links.Wait(ctx, t.link.Name); err != nil {
-		return nil, err
-	}
-	if t.lease != nil {
-		if err := a.leasing.commit(ctx, a.s, t.lease); err != nil {
-			return nil, err
+	if a.leasing != nil {
+		if err := a.leasing.commit(ctx, a.s); err != nil {
+			return err
 		}
 	}
-	if err := a.pending.Commit(rec); err != nil {
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil, errDeleted()
-		}
-		return nil, fail.State(err)
+	err := a.pending.Commit(&a.plan.rec)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return errDeleted()
+	case err != nil:
+		return fail.State(err)
 	}
-	if err := a.node.step("commit"); err != nil {
-		return nil, err
+	return nil
+}
+
+// publishWithheld is for ports that another attachment of the container had: its Del passed them on to nobody until now.
+func (a *adding) publishWithheld(ctx context.Context) error {
+	if !withholds(&a.plan.rec) {
+		return nil
 	}
-	if withholds(rec) {
-		// A Del of the one that has the ports passed them on to nobody until now.
-		if err := a.s.Publish(ctx, waitingOf(rec)); err != nil {
-			return nil, err
-		}
-	}
-	return a.made(t), nil
+	return a.s.Publish(ctx, waitingOf(&a.plan.rec))
 }
 
 // made is the result of an Add.
-func (a *adding) made(t *tied) *Attachment {
-	at := attachmentOf(&t.plan.rec)
-	at.BridgeMAC, at.BridgeMTU = t.built.bridge.MAC, t.built.rec.MTU
-	if l := t.built.at; l.Index != t.built.bridge.Index {
+func (a *adding) made() *Attachment {
+	at := attachmentOf(&a.plan.rec)
+	at.BridgeMAC, at.BridgeMTU = a.built.bridge.MAC, a.built.rec.MTU
+	if l := a.built.at; l.Index != a.built.bridge.Index {
 		at.HostVLAN, at.HostVLANMAC = l.Name, l.MAC
 	}
-	at.PortMAC, at.MAC = t.link.MAC, t.link.PeerMAC
-	at.Routes, at.DNS = a.metrics.apply(withDefaults(a.nw.DefaultGateway, t.plan.rec.Addresses, t.given.routes)), t.given.dns
-	if t.lease != nil && t.lease.Applied.MTU > 0 {
-		at.PodMTU = min(t.lease.Applied.MTU, at.MTU)
+	at.PortMAC, at.MAC = a.link.MAC, a.link.PeerMAC
+	at.Routes, at.DNS = a.metrics.apply(withDefaults(a.nw.DefaultGateway, a.plan.rec.Addresses, a.given.routes)), a.given.dns
+	if a.leasing == nil {
+		return at
 	}
-	at.informs = t.lease != nil && t.lease.Six != nil && t.lease.Six.Stateless
+	rec := a.leasing.rec
+	if rec.Applied.MTU > 0 {
+		at.PodMTU = min(rec.Applied.MTU, at.MTU)
+	}
+	at.informs = rec.Six != nil && rec.Six.Stateless
 	return at
 }
 
@@ -188,59 +215,6 @@ type given struct {
 	routes    []route.Route
 	dns       DNS
 	informs   bool // DHCPv6 has DNS that routers do not tell
-}
-
-// tied is a pod on its network, with addresses.
-type tied struct {
-	given given
-	plan  *plan
-	built *site
-	link  *bridge.Attachment
-	lease *lease.Record // nil unless it is by DHCP
-}
-
-// tie gets the pod its addresses, and then the link with them.
-func (a *adding) tie(ctx context.Context) (*tied, error) {
-	g, err := a.allocate(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if err := a.node.step("ipam"); err != nil {
-		return nil, err
-	}
-	p, err := a.plan(g, nil)
-	if err != nil {
-		return nil, err
-	}
-	if err := refuseListeners(ctx, a.pod.ContainerID, a.pod.Ports, g.addresses, a.nw.SLAAC); err != nil {
-		return nil, err
-	}
-	b, err := ready(ctx, a.s, p.want)
-	if err != nil {
-		return nil, err
-	}
-	if err := a.node.step("network"); err != nil {
-		return nil, err
-	}
-	if a.nw.Exit == ExitHost && !a.nw.NoDefaultRoute {
-		if g, err = a.routeThroughHost(ctx, b.bridge, g); err != nil {
-			return nil, err
-		}
-		if p, err = a.plan(g, nil); err != nil {
-			return nil, err
-		}
-	}
-	link, err := a.attach(ctx, p, b)
-	if err != nil {
-		return nil, err
-	}
-	t := &tied{g, p, b, link, nil}
-	if a.nw.SLAAC {
-		if t, err = a.autoconfigure(ctx, t); err != nil {
-			return nil, err
-		}
-	}
-	return t, a.node.step("link")
 }
 
 // maxRemains is how often an ADD undoes what it finds in its way. Once is enough, unless

@@ -169,28 +169,30 @@ func replaceRoute(routes *route.Conn, old, next route.Route) error {
 }
 
 // routeThroughHost adds the default routes that were left to the network.
-func (a *adding) routeThroughHost(ctx context.Context, l *bridge.Link, g given) (given, error) {
-	asked := g.routes
-	g.hosts, g.routes = slices.Clone(g.hosts), slices.Clone(asked)
-	for _, address := range g.addresses {
+func (a *adding) routeThroughHost(ctx context.Context) error {
+	if a.nw.Exit != ExitHost || a.nw.NoDefaultRoute {
+		return nil
+	}
+	asked := slices.Clip(a.given.routes)
+	for _, address := range a.given.addresses {
 		if hasDefault(asked, address.Prefix.Addr()) {
 			continue
 		}
-		own, err := a.hostAddress(ctx, l, address.Prefix)
+		own, err := a.hostAddress(ctx, address.Prefix)
 		if err != nil {
-			return g, err
+			return err
 		}
-		g.routes = append(g.routes, defaultBy(own))
-		g.hosts.Set(address.Prefix, own)
+		a.given.routes = append(slices.Clip(a.given.routes), defaultBy(own))
+		a.given.hosts.Set(address.Prefix, own)
 	}
-	return g, nil
+	return a.derive(ctx)
 }
 
 // hostAddress is the host's, to which the default route of a pod with this address leads; it
 // is invalid where it leads elsewhere.
-func (a *adding) hostAddress(ctx context.Context, l *bridge.Link, pod netip.Prefix) (netip.Addr, error) {
+func (a *adding) hostAddress(ctx context.Context, pod netip.Prefix) (netip.Addr, error) {
 	if a.nw.Exit != ExitHost || a.nw.NoDefaultRoute {
 		return netip.Addr{}, nil
 	}
-	return hostAddress(ctx, a.s, a.nw.Uplink.NIC, l, pod)
+	return hostAddress(ctx, a.s, a.nw.Uplink.NIC, a.built.bridge, pod)
 }

@@ -130,31 +130,31 @@ func deletedMeanwhile(err error) error {
 
 // solicit has the pod ask for router advertisements, if it takes any: else it gives nil. They are
 // waited for later, since other things can be done meanwhile.
-func (a *adding) solicit(ctx context.Context, port bridge.Port) (*bridge.Solicitation, error) {
-	if port.Autoconf == nil {
+func (a *adding) solicit(ctx context.Context) (*bridge.Solicitation, error) {
+	if a.plan.port.Autoconf == nil {
 		return nil, nil
 	}
-	return a.s.Links.Solicit(ctx, a.pod.NetNS, port)
+	return a.s.Links.Solicit(ctx, a.pod.NetNS, a.plan.port)
 }
 
 // advertised waits for the pod's first address by a router advertisement, adds it to
 // what the pod has, and gives the pod its default route.
-func (a *adding) advertised(ctx context.Context, asked *bridge.Solicitation, g given, b *site, link *bridge.Attachment) (given, error) {
+func (a *adding) advertised(ctx context.Context, asked *bridge.Solicitation) error {
 	if asked == nil {
-		return g, nil
+		return nil
 	}
 	var err error
-	got := new(bridge.Autoconfigured)
+	got, g := new(bridge.Autoconfigured), &a.given
 	if !a.nw.DHCPv6 {
 		if got, err = asked.Wait(ctx); err != nil {
-			return g, fail.Errorf(ErrTryAgain, `ipv6 "slaac": %w`, err)
+			return fail.Errorf(ErrTryAgain, `ipv6 "slaac": %w`, err)
 		}
 	}
 	var gateway netip.Addr
 	var metric uint32
 	if !a.nw.NoDefaultRoute {
-		if gateway, metric, err = gateway6(a.s.Links, b.bridge, a.pod.NetNS, link, got, a.nw.Exit != ExitHost); err != nil {
-			return g, err
+		if gateway, metric, err = gateway6(a.s.Links, a.built.bridge, a.pod.NetNS, a.link, got, a.nw.Exit != ExitHost); err != nil {
+			return err
 		}
 	}
 	for _, address := range got.Addresses {
@@ -167,35 +167,33 @@ func (a *adding) advertised(ctx context.Context, asked *bridge.Solicitation, g g
 	}
 	g.dns.Servers = append(g.dns.Servers, got.Servers...)
 	g.informs = got.OtherConfig && len(got.Servers) == 0
-	return g, nil
+	return nil
 }
 
 // autoconfigure does all of it for a pod whose other addresses are there already.
-func (a *adding) autoconfigure(ctx context.Context, t *tied) (*tied, error) {
-	asked, err := a.solicit(ctx, t.plan.port)
+func (a *adding) autoconfigure(ctx context.Context) error {
+	if !a.nw.SLAAC {
+		return nil
+	}
+	asked, err := a.solicit(ctx)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer asked.Close()
-	g, err := a.advertised(ctx, asked, t.given, t.built, t.link)
-	if err != nil {
-		return nil, err
+	if err := a.advertised(ctx, asked); err != nil {
+		return err
 	}
-	return a.again(ctx, g, t.built, t.link)
+	return a.again(ctx)
 }
 
-// again plans for a pod that was given more after it got its link, whose port can tell only
+// again derives all anew for a pod that was given more after it got its link, whose port can tell only
 // now whose addresses are behind it.
-func (a *adding) again(ctx context.Context, g given, b *site, link *bridge.Attachment) (*tied, error) {
-	p, err := a.plan(g, link)
-	if err != nil {
-		return nil, err
+func (a *adding) again(ctx context.Context) error {
+	if err := a.derive(ctx); err != nil {
+		return err
 	}
-	if err := a.s.Links.Enslave(ctx, p.onto(b)); err != nil {
-		return nil, err
+	if err := a.s.Links.Enslave(ctx, a.plan.onto(a.built)); err != nil {
+		return err
 	}
-	if b, err = ready(ctx, a.s, p.want); err != nil {
-		return nil, err
-	}
-	return &tied{g, p, b, link, nil}, nil
+	return a.ready(ctx)
 }

@@ -85,6 +85,14 @@ func (a *adding) shape(ctx context.Context, rec *state.Attachment, index, mtu in
 	return a.node.step("bandwidth")
 }
 
+// shapeLate is for a pod that got more addresses by its link: only now is known what the ifb's alias says.
+func (a *adding) shapeLate(ctx context.Context) error {
+	if !a.getsMore {
+		return nil
+	}
+	return a.shape(ctx, &a.plan.rec, a.link.Index, a.link.MTU)
+}
+
 func (a *adding) limit(ctx context.Context, rec *state.Attachment, index, mtu int) error {
 	target := target(rec)
 	target.PortIndex, target.MTU = index, mtu

@@ -1,6 +1,7 @@
 package network
 
 import (
+	"context"
 	"net/netip"
 
 	"github.com/tombolo-cni/tombolo/bridge"
@@ -19,11 +20,11 @@ type plan struct {
 	rec  state.Attachment // as it will be on record
 }
 
-// plan derives what the network has to be, the port and the record from what the pod was
-// given. made is the pod's link, if it is there.
-func (a *adding) plan(g given, made *bridge.Attachment) (*plan, error) {
+// derive derives what the network has to be, the port and the record from what the pod was given.
+func (a *adding) derive(context.Context) error {
+	g := a.given
 	if err := a.checkGiven(g); err != nil {
-		return nil, err
+		return err
 	}
 	nw, p := a.nw, &plan{rec: *a.base, want: wantOf(a.nw, a.hash, a.s.Mark)}
 	rec := &p.rec
@@ -47,14 +48,15 @@ func (a *adding) plan(g given, made *bridge.Attachment) (*plan, error) {
 		mac = ident.MACOf(endpoint.Addresses(rec))
 	}
 	switch {
-	case made != nil:
-		mac = made.PeerMAC
+	case a.link != nil:
+		mac = a.link.PeerMAC
 	case mac == nil && nw.Guard:
 		mac = ident.RandomMAC() // the guard has to know it before the kernel does
 	}
 	rec.MAC = state.MAC(mac)
 	p.port = portOf(rec)
-	p.port.DAD, p.port.Group, p.port.NoWait, p.port.SameNetNS = nw.DAD, nft.PodGroup, true, a.pod.SameNetNS
+	p.port.DAD, p.port.Group, p.port.NoWait, p.port.SameNetNS = nw.DAD, nft.PodGroup, a.leasing == nil, a.pod.SameNetNS
+	// A pod that leases waits for its port, or its first frame would be lost.
 	// Neighbours know an address's last MAC: that which follows from it, unless another
 	// was asked for, or another plugin gave the address to a pod of its own.
 	p.port.Announce = a.pod.MAC != nil || a.base.DataDir != ""
@@ -68,10 +70,11 @@ func (a *adding) plan(g given, made *bridge.Attachment) (*plan, error) {
 	if a.leasing == nil {
 		rec.Routes = routed(rec, p.port.Routes)
 	}
-	if made != nil {
-		p.link(made)
+	if a.link != nil {
+		p.link(a.link)
 	}
-	return p, nil
+	a.plan = p
+	return nil
 }
 
 // wantOf is the network as it is asked for, before it is known what the pod calls for.

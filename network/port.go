@@ -289,42 +289,42 @@ func lasting(rec *state.Attachment) []netip.Prefix {
 // attach makes the link. One of the same name that an Add or a Del of this very
 // attachment left when it was killed is deleted first: the record, which was made
 // anew, says that nobody else is at it.
-func (a *adding) attach(ctx context.Context, p *plan, b *site) (*bridge.Attachment, error) {
-	port := p.onto(b)
+func (a *adding) attach(ctx context.Context) error {
+	p, port := a.plan, a.plan.onto(a.built)
 	if !a.getsMore {
 		shape := func(ctx context.Context, index int) error { return a.shape(ctx, &p.rec, index, port.MTU) }
 		if a.pod.Limits.IsZero() {
 			if err := shape(ctx, 0); err != nil {
-				return nil, err
+				return err
 			}
 		} else {
 			port.BeforeUp = shape
 		}
 	}
 	if err := wanted(a.pending); err != nil {
-		return nil, err
+		return err
 	}
 	if err := a.holdBefore(ctx, &p.rec, p.want); err != nil {
-		return nil, err
+		return err
 	}
 	owner := endpoint.AliasOwner(a.hash)
 	link, err := a.s.Links.Attach(ctx, a.pod.NetNS, port)
 	if errors.Is(err, fs.ErrExist) && !errors.Is(err, bridge.ErrPeerExists) {
 		if err := wanted(a.pending); err != nil {
-			return nil, err
+			return err
 		}
 		if err := a.s.Links.Detach(ctx, port.Name, owner); err != nil {
-			return nil, err
+			return err
 		}
 		link, err = a.s.Links.Attach(ctx, a.pod.NetNS, port)
 	}
 	if isSecondRoute(err) {
-		if err = a.makeWay(p, &port, err); err == nil {
+		if err = a.makeWay(&port, err); err == nil {
 			link, err = a.s.Links.Attach(ctx, a.pod.NetNS, port)
 		}
 	}
 	if err != nil {
-		return nil, explainRoute(err)
+		return explainRoute(err)
 	}
 	a.attached = true
 	a.back.push(func(ctx context.Context) error {
@@ -332,6 +332,7 @@ func (a *adding) attach(ctx context.Context, p *plan, b *site) (*bridge.Attachme
 		a.attached = err != nil
 		return err
 	})
+	a.link = link
 	p.link(link)
-	return link, nil
+	return nil
 }

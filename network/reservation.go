@@ -185,12 +185,13 @@ func unlist(ctx context.Context, s *session, r *remains) error {
 
 // allocate gets the pod's addresses. Of an allocator that asks another program nobody knows
 // how long it takes, so the lock is not held meanwhile.
-func (a *adding) allocate(ctx context.Context) (given, error) {
+func (a *adding) allocate(ctx context.Context) (err error) {
 	if err := wanted(a.pending); err != nil {
-		return given{}, err
+		return err
 	}
 	if a.nw.Allocator == nil {
-		return givenOf(a.pod.Addresses, a.pod.Routes)
+		a.given, err = givenOf(a.pod.Addresses, a.pod.Routes)
+		return err
 	}
 	owner := a.pod.key(a.nw).owner()
 	allocator := a.nw.Allocator.Bind(a.s.IPAMNode(a.nw.Name, owner, a.hash))
@@ -199,7 +200,7 @@ func (a *adding) allocate(ctx context.Context) (given, error) {
 	}
 	got, err := allocator.Add(ctx, owner)
 	if err != nil {
-		return given{}, &allocationError{err}
+		return &allocationError{err}
 	}
 	a.back.push(func(ctx context.Context) error {
 		if allocator.Slow() {
@@ -212,9 +213,10 @@ func (a *adding) allocate(ctx context.Context) (given, error) {
 		return allocator.Del(ctx, owner, addrs)
 	})
 	if err := a.s.Enter(ctx); err != nil {
-		return given{}, err
+		return err
 	}
-	return givenOf(got.Addresses, append(got.Routes, a.pod.Routes...))
+	a.given, err = givenOf(got.Addresses, append(got.Routes, a.pod.Routes...))
+	return err
 }
 
 // givenOf puts IPv4 first: runtimes take the first address of a result for the pod's.

@@ -261,7 +261,7 @@ func familyIndex(a netip.Addr) int {
 
 // makeWay finds larger metrics for the default routes of a port whose Attach failed since the pod has such routes
 // by another interface.
-func (a *adding) makeWay(p *plan, port *bridge.Port, failed error) error {
+func (a *adding) makeWay(port *bridge.Port, failed error) error {
 	before := a.metrics
 	for i := range port.Routes {
 		if r := &port.Routes[i]; isDefault(r) {
@@ -276,7 +276,7 @@ func (a *adding) makeWay(p *plan, port *bridge.Port, failed error) error {
 		return failed
 	}
 	port.Routes = a.metrics.apply(port.Routes)
-	p.port.Routes, p.rec.Routes = port.Routes, routed(&p.rec, port.Routes)
+	a.plan.port.Routes, a.plan.rec.Routes = port.Routes, routed(&a.plan.rec, port.Routes)
 	return nil
 }
 

@@ -1,6 +1,9 @@
 package tombolo
 
-import "fmt"
+import (
+	"encoding/json"
+	"fmt"
+)
 
 // Difference is one thing that is not as it was asked for: what the Check of a
 // package finds. It is worded for the operator, by the names that ip and nft print.
@@ -29,6 +32,14 @@ const (
 	RemedyKeeper    Remedy = "start tombolod" // the program that keeps leases
 	RemedyConfigure Remedy = "configuration"  // of the host, the network, or another program
 )
+
+// MarshalJSON gives the difference by its text and its remedy.
+func (d Difference) MarshalJSON() ([]byte, error) {
+	return json.Marshal(struct {
+		Text   string `json:"text"`
+		Remedy Remedy `json:"remedy,omitempty"`
+	}{d.String(), d.Remedy})
+}
 
 // String gives one line: "port vethab…: MTU is 1400, should be 1500".
 func (d Difference) String() string {

@@ -193,7 +193,7 @@ func (a *adding) acquire(ctx context.Context) error {
 	}
 	rec.Lease, rec.Applied = got, rec.Policy.Apply(got)
 	if slices.ContainsFunc(rec.Applied.Routes, func(r dhcpc.Route) bool { return r.Dst.Bits() == 0 }) {
-		metric, err := freeMetric(a.pod.NetNS, false, uint32(rec.Policy.Priority))
+		metric, err := freeMetric(a.pod.NetNS, unix.AF_INET, uint32(rec.Policy.Priority))
 		if err != nil {
 			return err
 		}

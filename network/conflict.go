@@ -3,6 +3,7 @@ package network
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"net/netip"
 	"slices"
@@ -43,26 +44,19 @@ func refuseStranding(ctx context.Context, s *session, w *want, before *state.Net
 	if err != nil {
 		return err
 	}
-	pods := 0
-	for _, a := range attachments {
-		if a.Hash() != w.Owner && a.State == state.Ready {
-			pods++
-		}
-	}
-	if pods == 0 {
+	pods := slices.DeleteFunc(attachments, func(a *state.Attachment) bool { return a.Hash() == w.Owner || a.State != state.Ready })
+	if len(pods) == 0 {
 		return nil
 	}
-	const remedy = "delete the pods first (tombolo gc reclaims those that died), or give the new configuration a name of its own"
-	count := fail.Count(pods, "pod", "pods")
+	how := fmt.Sprintf("in mode %q, and its configuration now is of mode %q, in which they lose their gateway", was, is)
 	if !stays {
+		how = fmt.Sprintf("on bridge %s, and its configuration now names bridge %s, from which they are not reached", before.GatewayLink(), w.Record.GatewayLink())
 		if l, err := s.Links.Link(ctx, w.Record.Bridge); err == nil && l.Kind != "bridge" {
-			return fail.Errorf(bridge.ErrNotBridge, "%s is there and is not a bridge, and network %q has %s on bridge %s: set it back", l.Name, w.Record.Name, count, before.GatewayLink())
+			return fail.Errorf(bridge.ErrNotBridge, "network %q has pods %s: %s is no bridge", w.Record.Name, how, l.Name)
 		}
-		return fail.Errorf(ErrConflict, "network %q has %s on bridge %s, and its configuration now names bridge %s, from which they are not reached: set it back, %s",
-			w.Record.Name, count, before.GatewayLink(), w.Record.GatewayLink(), remedy)
 	}
-	return fail.Errorf(ErrConflict, "network %q has %s in mode %q, and its configuration now is of mode %q, in which they lose their gateway: set it back, %s",
-		w.Record.Name, count, was, is, remedy)
+	return fail.Errorf(ErrConflict, "network %q has %s %s: set it back, delete the pods first (tombolo gc reclaims those that died), or give the new configuration a name of its own",
+		w.Record.Name, fail.Count(len(pods), "pod", "pods"), how)
 }
 
 // mode is what a configuration calls a network that is so.

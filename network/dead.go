@@ -195,19 +195,6 @@ func (s *session) Died(ctx context.Context, network, hash string) bool {
 
 // whyDead says what shows that an attachment's pod is gone; "" where nothing does.
 func whyDead(ctx context.Context, s *session, rec *state.Attachment) (string, error) {
-	why, err := seemsDead(ctx, s, rec)
-	if why == "" || err != nil {
-		return why, err
-	}
-	// It takes a dump of all links, so it is asked last.
-	if renamed, err := s.Renamed(ctx, rec.Hash()); renamed || err != nil {
-		return "", err
-	}
-	return why, nil
-}
-
-// seemsDead is whyDead without the search for a port that has another name by now.
-func seemsDead(ctx context.Context, s *session, rec *state.Attachment) (string, error) {
 	port, now := "veth"+rec.Hash(), "is gone"
 	switch _, err := s.Links.Link(ctx, port); {
 	case err == nil:
@@ -218,15 +205,28 @@ func seemsDead(ctx context.Context, s *session, rec *state.Attachment) (string, 
 	case !errors.Is(err, fs.ErrNotExist):
 		return "", err
 	}
-	if rec.NetNS == "" && port != "" {
-		return fmt.Sprintf("its port %s %s, and its record is damaged", port, now), nil
+	where, err := strayed(rec)
+	if where == "" || err != nil {
+		return "", err
+	}
+	// A port that has another name takes a dump of all links to find, so it is asked last.
+	if renamed, err := s.Renamed(ctx, rec.Hash()); renamed || err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("its port %s %s, and %s", port, now, where), nil
+}
+
+// strayed says why a record does not lead to its pod's namespace; "" where it does, or may.
+func strayed(rec *state.Attachment) (string, error) {
+	if rec.NetNS == "" {
+		return "its record is damaged", nil
 	}
 	pod, err := netns.Open(rec.NetNS)
 	if err != nil && !leadsNowhere(err) {
 		return "", err
 	}
 	if err != nil {
-		return fmt.Sprintf("its port %s %s, and its namespace: %v", port, now, err), nil
+		return fmt.Sprintf("its namespace: %v", err), nil
 	}
 	defer pod.Close()
 	if rec.NetNSCookie == 0 {
@@ -236,7 +236,7 @@ func seemsDead(ctx context.Context, s *session, rec *state.Attachment) (string, 
 	if err != nil || cookie == rec.NetNSCookie {
 		return "", err
 	}
-	return fmt.Sprintf("its port %s %s, and %s is another namespace by now", port, now, rec.NetNS), nil
+	return rec.NetNS + " is another namespace by now", nil
 }
 
 // leadsNowhere says whether an error is about the path, and not about this process, such as a lack of descriptors.

@@ -262,7 +262,7 @@ func TestAnADDUnderWayIsNotReclaimed(t *testing.T) {
 		}
 		return err
 	}
-	b.node.after = func(step string) error {
+	b.node.cfg.Step = func(step string) error {
 		done := make(chan error)
 		go func() { done <- b.host.Do(func() error { return look(step) }) }() // locks belong to goroutines
 		return <-done
@@ -272,7 +272,7 @@ func TestAnADDUnderWayIsNotReclaimed(t *testing.T) {
 	if steps < 6 {
 		t.Errorf("looked after %d steps", steps)
 	}
-	b.node.after = nil
+	b.node.cfg.Step = nil
 	// The record's lock is what held it off: one that an ADD left which was killed is reclaimed.
 	b.inside(t, func(s *session) error {
 		if err := s.Enter(t.Context()); err != nil {
@@ -325,7 +325,7 @@ func TestWhatNobodyCouldTakeBackIsKept(t *testing.T) {
 	b := small(t)
 	p := b.another(t, "p")
 	b.vanish(t, p, b.added(t, p))
-	b.node.allocators = func(string, *Origin) (ipam.Allocator, error) { return nil, errors.New("no such plugin") }
+	b.node.cfg.Allocators = func(string, *Origin) (ipam.Allocator, error) { return nil, errors.New("no such plugin") }
 	b.do(t, func() error {
 		list, err := b.node.CollectDead(t.Context(), "pods", false)
 		if err != nil || len(list) != 1 || list[0].Kept == nil {

@@ -77,7 +77,7 @@ const unnamed = "allocator"
 // origin is what goes on record of a network's allocator. Config.Allocators knows it by what Network.Origin says.
 func (n *Node) origin(nw *Network) Origin {
 	_, fixed := nw.Allocator.(ipam.Static)
-	if n.allocators == nil && nw.Allocator != nil && nw.Origin.Type == "" && !fixed {
+	if n.cfg.Allocators == nil && nw.Allocator != nil && nw.Origin.Type == "" && !fixed {
 		return Origin{Type: unnamed}
 	}
 	return nw.Origin
@@ -86,8 +86,8 @@ func (n *Node) origin(nw *Network) Origin {
 // allocator gives what takes addresses back; nil where nothing does. Without Config.Allocators that is what needs to
 // know no more than is on record.
 func (n *Node) allocator(network string, origin *Origin) (ipam.Allocator, error) {
-	if n.allocators != nil {
-		return n.allocators(network, origin)
+	if n.cfg.Allocators != nil {
+		return n.cfg.Allocators(network, origin)
 	}
 	if origin == nil {
 		return nil, nil

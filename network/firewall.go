@@ -8,7 +8,6 @@ import (
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/state"
-	"github.com/tombolo-cni/tombolo/internal/sysctl"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/nft"
 )
@@ -103,7 +102,7 @@ func (n *site) rules() nft.Network {
 	// Only what passes the firewall on the bridge is there twice: without that, the
 	// rules would take the only copy.
 	for _, gw := range rec.Gateways {
-		if passesFirewall(l, gw.Addr().Is4()) {
+		if l.PassesFirewall(gw.Addr().Is4()) {
 			nw.Dedup = append(nw.Dedup, nft.Dedup{BridgeMAC: l.MAC, Gateway: gw.Addr(), Subnet: gw.Masked()})
 		}
 	}
@@ -113,16 +112,4 @@ func (n *site) rules() nft.Network {
 // nfCall says whether what a bridge forwards passes the firewall.
 func nfCall(l *bridge.Link) bool {
 	return l.Bridge != nil && l.Bridge.NFCallIPTables && l.Bridge.NFCallIP6Tables && bridge.ProbeNetfilter() == nil
-}
-
-// passesFirewall says whether packets of a family that a bridge switches pass the
-// firewall: by an attribute of the bridge, or by a parameter of its namespace.
-func passesFirewall(l *bridge.Link, is4 bool) bool {
-	own, path := l.Bridge.NFCallIPTables, "net/bridge/bridge-nf-call-iptables"
-	if !is4 {
-		own, path = l.Bridge.NFCallIP6Tables, "net/bridge/bridge-nf-call-ip6tables"
-	}
-	all, err := sysctl.Read(path)
-	// Without the parameter there is no br_netfilter.
-	return err == nil && (own || all == "1")
 }

@@ -47,7 +47,7 @@ func (gatewayPart) look(ctx context.Context, n *site) error {
 		if !n.at.Up {
 			continue // the kernel has no route by a link that is down
 		}
-		wrong, err := disconnected(n.s.Links.Routes(), gw, n.at.Index)
+		wrong, err := n.s.Links.Routes().CheckSubnet(gw, n.at.Index)
 		if err != nil {
 			return err
 		}
@@ -105,7 +105,7 @@ func (n *site) lookAtOwnGateways() error {
 			r, err = n.s.Links.Routes().Get(gw.Addr())
 			ok = err == nil && r.Type == route.Local
 		}
-		if err != nil && !isNoRoute(err) {
+		if err != nil && !route.NoRoute(err) {
 			return err
 		}
 		if !ok {
@@ -234,11 +234,11 @@ func buildGateways(ctx context.Context, s *session, rec *state.Network, l *bridg
 
 // connect puts back the route to a gateway's subnet, in the place of another one.
 func connect(routes *route.Conn, gw netip.Prefix, link int) error {
-	wrong, err := disconnected(routes, gw, link)
+	wrong, err := routes.CheckSubnet(gw, link)
 	if err != nil || wrong == "" {
 		return err
 	}
-	_, err = routes.Ensure(subnet(gw, link))
+	_, err = routes.Ensure(route.Subnet(gw, link))
 	return err
 }
 

@@ -2,7 +2,6 @@ package network
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"io/fs"
 	"slices"
@@ -14,61 +13,24 @@ import (
 
 // NetworkReport is the same of a network's own parts.
 type NetworkReport struct {
-	Network     string
-	Differences []tombolo.Difference
-}
-
-// MarshalJSON gives each difference by its text and its remedy.
-func (r NetworkReport) MarshalJSON() ([]byte, error) {
-	return json.Marshal(struct {
-		Network     string       `json:"network"`
-		Differences []difference `json:"differences"`
-	}{r.Network, inWords(r.Differences)})
-}
-
-// difference is a tombolo.Difference as JSON has it.
-type difference struct {
-	Text   string         `json:"text"`
-	Remedy tombolo.Remedy `json:"remedy,omitempty"`
-}
-
-func inWords(diffs []tombolo.Difference) []difference {
-	var list []difference
-	for _, d := range diffs {
-		list = append(list, difference{d.String(), d.Remedy})
-	}
-	return list
+	Network     string               `json:"network"`
+	Differences []tombolo.Difference `json:"differences"`
 }
 
 // Inspection is what Inspect found.
 type Inspection struct {
-	Attachments []Report
-	Networks    []NetworkReport // those with differences
+	Attachments []Report        `json:"attachments"`
+	Networks    []NetworkReport `json:"networks,omitempty"` // those with differences
 	// Uplinks is what differs of takeovers that no network with differences is by.
-	Uplinks []tombolo.Difference
+	Uplinks []tombolo.Difference `json:"uplinks,omitempty"`
 	// Stray is what the kernel has of ours and no record tells of.
-	Stray []tombolo.Difference
+	Stray []tombolo.Difference `json:"stray,omitempty"`
 	// Others is what another program has in the firewall's table, elements of owners and
 	// networks that no record tells of, and by which chains of others what pods send may be dropped. It is no
 	// difference.
-	Others []string
+	Others []string `json:"others,omitempty"`
 	// Damaged are the records that cannot be read.
-	Damaged []tombolo.Difference
-}
-
-// MarshalJSON gives each difference by its text and its remedy.
-func (in *Inspection) MarshalJSON() ([]byte, error) {
-	if in == nil {
-		in = &Inspection{}
-	}
-	return json.Marshal(struct {
-		Attachments []Report        `json:"attachments"`
-		Networks    []NetworkReport `json:"networks,omitempty"`
-		Uplinks     []difference    `json:"uplinks,omitempty"`
-		Stray       []difference    `json:"stray,omitempty"`
-		Others      []string        `json:"others,omitempty"`
-		Damaged     []difference    `json:"damaged,omitempty"`
-	}{in.Attachments, in.Networks, inWords(in.Uplinks), inWords(in.Stray), in.Others, inWords(in.Damaged)})
+	Damaged []tombolo.Difference `json:"damaged,omitempty"`
 }
 
 // Differs says whether anything is not as it should be.

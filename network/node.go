@@ -51,10 +51,12 @@ type Config struct {
 // Node is the networks and pods of one network namespace, the host's, with their records. It
 // holds no socket, file or lock between calls, and its methods may be called from several
 // goroutines, and processes.
-type Node struct {
-	cfg        sessionConfig
-	allocators func(string, *Origin) (ipam.Allocator, error)
-	after      func(string) error
+type Node struct{ cfg settings }
+
+// settings is a Config with its defaults filled in, but for the Mark.
+type settings struct {
+	Config
+	Dir *state.Dir
 }
 
 // Open checks a configuration. Nothing is made before there is something to keep.
@@ -69,9 +71,7 @@ func Open(ctx context.Context, cfg *Config) (*Node, error) {
 	if err != nil {
 		return nil, fail.Errorf(ErrInvalid, "%w", err)
 	}
-	n := &Node{allocators: cfg.Allocators, after: cfg.Step, cfg: sessionConfig{
-		Dir: dir, LeaseDir: cfg.LeaseDir, Mark: cfg.Mark, Log: cfg.Log, DialBridge: cfg.DialBridge, DialFirewall: cfg.DialFirewall,
-	}}
+	n := &Node{settings{*cfg, dir}}
 	if n.cfg.Log == nil {
 		n.cfg.Log = slog.New(slog.DiscardHandler)
 	}
@@ -111,10 +111,10 @@ func (n *Node) usableFor(ctx context.Context, key Key) error {
 
 // step says that a part of a call is done.
 func (n *Node) step(name string) error {
-	if n.after == nil {
+	if n.cfg.Step == nil {
 		return nil
 	}
-	return n.after(name)
+	return n.cfg.Step(name)
 }
 
 // open opens a session.

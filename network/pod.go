@@ -134,15 +134,13 @@ type Report struct {
 func (r Report) MarshalJSON() ([]byte, error) {
 	var object struct {
 		*state.Attachment
-		Differences any `json:"differences,omitempty"`
+		Differences []tombolo.Difference `json:"differences,omitempty"`
 	}
 	if r.Attachment != nil && r.rec != nil {
 		rec := *r.rec
 		rec.Version, object.Attachment = 0, &rec // the format is not the attachment's
 	}
-	if len(r.Differences) > 0 {
-		object.Differences = inWords(r.Differences)
-	}
+	object.Differences = r.Differences
 	return json.Marshal(object)
 }
 

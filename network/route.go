@@ -50,10 +50,10 @@ func (p *attached) lookAtWay(at *bridge.Link, own netip.Prefix) error {
 	switch r, err := p.s.Links.Routes().Get(own.Addr()); {
 	case err == nil && r.Link == at.Index:
 		return nil
-	case err != nil && !isNoRoute(err):
+	case err != nil && !route.NoRoute(err):
 		return err
 	}
-	if wrong, err := disconnected(p.s.Links.Routes(), own, at.Index); wrong != "" || err != nil {
+	if wrong, err := p.s.Links.Routes().CheckSubnet(own, at.Index); wrong != "" || err != nil {
 		return err // which is said of the network
 	}
 	p.found.Advise(tombolo.RemedyConfigure, "the host does not send what is for %s to %s: see ip route get %s, and ip rule", own.Addr(), at.Name, own.Addr())
@@ -91,59 +91,13 @@ func led(rec *state.Attachment, routes []route.Route) []route.Route {
 	return list
 }
 
-// disconnected says what is wrong with the route to the subnet of an address by the link which
-// has the address, in whatever table: that of a link in a VRF is in the VRF's. It is empty where
-// nothing is. A prefix of a single address has no such route.
-func disconnected(routes *route.Conn, a netip.Prefix, link int) (string, error) {
-	if a.IsSingleIP() {
-		return "", nil
-	}
-	// The cheap question first: a list is made from all routes that the host has.
-	other := a.Addr().Next()
-	if !a.Contains(other) {
-		other = a.Addr().Prev()
-	}
-	switch r, err := routes.Get(other); {
-	case err == nil && r.Link == link:
-		return "", nil
-	case err != nil && !isNoRoute(err):
-		return "", err
-	}
-	wrong := "is missing"
-	err := routes.Walk(route.Filter{Family: familyOf(a.Addr())}, func(r route.Route) {
-		switch {
-		case r.Dst != a.Masked() || wrong == "":
-		case r.Link == link:
-			wrong = ""
-		case r.Table == route.TableMain:
-			wrong = "leads elsewhere: " + r.String()
-		}
-	})
-	return wrong, err
-}
-
-// subnet is the route that the kernel makes with an address, and does not make again after
-// somebody has deleted it.
-func subnet(a netip.Prefix, link int) route.Route {
-	r := route.Route{Dst: a.Masked(), Link: link, Protocol: route.ProtocolKernel}
-	if a.Addr().Is4() {
-		r.Source = a.Addr()
-	} else {
-		r.Priority = subnetMetric6
-	}
-	return r
-}
-
-// subnetMetric6 is IP6_RT_PRIO_ADDRCONF (include/uapi/linux/ipv6_route.h).
-const subnetMetric6 = 256
-
 // subnets are those routes of a pod's addresses, one for each subnet.
 func subnets(addresses []netip.Prefix) []route.Route {
 	var list []route.Route
 	for _, a := range addresses {
 		has := slices.ContainsFunc(list, func(r route.Route) bool { return r.Dst == a.Masked() })
 		if !has && !a.IsSingleIP() {
-			list = append(list, subnet(a, 0))
+			list = append(list, route.Subnet(a, 0))
 		}
 	}
 	return list
@@ -155,12 +109,6 @@ func familyOf(a netip.Addr) uint8 {
 		return unix.AF_INET
 	}
 	return unix.AF_INET6
-}
-
-// isNoRoute says that the kernel has no route, or one of a type that refuses packets.
-func isNoRoute(err error) bool {
-	return slices.ContainsFunc([]error{fs.ErrNotExist, unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EACCES, unix.EINVAL},
-		func(no error) bool { return errors.Is(err, no) })
 }
 
 // routesFor gives the routes of a pod as its kernel gets them. One that names no gateway goes by that
@@ -226,15 +174,9 @@ func reachable(gateway netip.Addr, addresses []ipam.Address) bool {
 		slices.ContainsFunc(addresses, func(a ipam.Address) bool { return a.Prefix.Contains(gateway) })
 }
 
-// A pod may have default routes by several networks, of which the kernel takes that with the
-// smallest metric: the first network's.
-const (
-	metricStep = 100
-	ipv6Metric = 1024 // that the kernel gives a route of IPv6 without one (IP6_RT_PRIO_USER)
-)
-
 // metrics are those of a pod's default routes by this network, IPv4's first. 0 leaves a route as
-// it was asked for.
+// it was asked for. Of default routes by several networks the kernel takes that with the smallest metric: the first
+// network's.
 type metrics [2]uint32
 
 // apply gives default routes their metrics. The list stays the caller's.
@@ -265,7 +207,7 @@ func (a *adding) makeWay(port *bridge.Port, failed error) error {
 	before := a.metrics
 	for i := range port.Routes {
 		if r := &port.Routes[i]; isDefault(r) {
-			metric, err := freeMetric(a.pod.NetNS, r.Dst.Addr().Is6(), r.Priority)
+			metric, err := freeMetric(a.pod.NetNS, familyOf(r.Dst.Addr()), r.Priority)
 			if err != nil {
 				return errors.Join(failed, err)
 			}
@@ -285,33 +227,14 @@ func isDefault(r *route.Route) bool {
 	return r.Dst.Bits() == 0 && (r.Table == 0 || r.Table == route.TableMain)
 }
 
-// freeMetric is the metric for a default route: the one that is asked for, unless the pod has a
-// default route with it; then a larger one than any. 0 is the kernel's own.
-func freeMetric(pod *netns.NS, ipv6 bool, asked uint32) (uint32, error) {
+// freeMetric is the metric for a default route of a pod: see route.Conn.FreePriority.
+func freeMetric(pod *netns.NS, family uint8, asked uint32) (uint32, error) {
 	conn, err := route.Dial(&route.Config{NetNS: pod})
 	if err != nil {
 		return 0, err
 	}
 	defer conn.Close()
-	family, kernels := uint8(unix.AF_INET), uint32(0)
-	if ipv6 {
-		family, kernels = unix.AF_INET6, ipv6Metric
-	}
-	wanted, taken, largest := asked, false, uint32(0)
-	if wanted == 0 {
-		wanted = kernels
-	}
-	err = conn.Walk(route.Filter{Family: family, Table: route.TableMain}, func(r route.Route) {
-		if r.Dst.Bits() > 0 || r.Type != route.Unicast {
-			return
-		}
-		taken = taken || r.Priority == wanted
-		largest = max(largest, r.Priority)
-	})
-	if err != nil || !taken {
-		return asked, err
-	}
-	return largest + metricStep, nil
+	return conn.FreePriority(family, asked)
 }
 
 // explainRoute tells what to do where the pod has a route by another interface.
@@ -352,15 +275,14 @@ func gateway6(links *bridge.Conn, l *bridge.Link, pod *netns.NS, link *bridge.At
 
 // routeIPv6 adds the default route to the host, and gives its metric.
 func routeIPv6(pod *netns.NS, link *bridge.Attachment, gateway netip.Addr) (metric uint32, _ error) {
-	metric, err := freeMetric(pod, true, 0)
-	if err != nil {
-		return 0, err
-	}
 	routes, err := route.Dial(&route.Config{NetNS: pod})
 	if err != nil {
 		return 0, err
 	}
 	defer routes.Close()
+	if metric, err = routes.FreePriority(unix.AF_INET6, 0); err != nil {
+		return 0, err
+	}
 	_, err = routes.Ensure(route.Route{Gateway: gateway, Link: link.PeerIndex, Priority: metric, Protocol: route.ProtocolTombolo})
 	return metric, explainRoute(err)
 }

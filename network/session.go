@@ -3,7 +3,6 @@ package network
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"strings"
 	"time"
 
@@ -14,19 +13,9 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// sessionConfig says what to open.
-type sessionConfig struct {
-	Dir          *state.Dir
-	LeaseDir     string // empty: no pod leases its address, and the host's own lease is left alone
-	Mark         uint32 // of packets; 0 is nft.DefaultMark
-	Log          *slog.Logger
-	DialBridge   func() (*bridge.Conn, error)
-	DialFirewall func(*nft.Config) (*nft.Conn, error)
-}
-
 // session is what one call holds of the node.
 type session struct {
-	sessionConfig
+	settings
 	Links    *bridge.Conn
 	Firewall *nft.Conn
 	Epoch    state.Epoch // of this start of the node; known after Enter
@@ -37,8 +26,8 @@ type session struct {
 }
 
 // openSession opens the kernel, without the lock.
-func openSession(cfg sessionConfig) (*session, error) {
-	s := &session{sessionConfig: cfg}
+func openSession(cfg settings) (*session, error) {
+	s := &session{settings: cfg}
 	if s.Mark == 0 {
 		s.Mark = nft.DefaultMark
 	}

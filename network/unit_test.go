@@ -116,7 +116,7 @@ func TestAPodThatLeasesNeedsNoMACOfItsOwn(t *testing.T) {
 	t.Parallel()
 	prepare := func(pod *Pod) (*adding, error) {
 		pod.Lease = &Lease{KeeperOptional: true}
-		a := &adding{entry: entry{node: &Node{cfg: sessionConfig{LeaseDir: t.TempDir()}}}, nw: &Network{Name: "lan"}, pod: pod, base: &state.Attachment{}}
+		a := &adding{entry: entry{node: &Node{cfg: settings{Config: Config{LeaseDir: t.TempDir()}}}}, nw: &Network{Name: "lan"}, pod: pod, base: &state.Attachment{}}
 		_, err := a.prepareLease()
 		return a, err
 	}

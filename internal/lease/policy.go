@@ -149,7 +149,7 @@ func last(p netip.Prefix) netip.Addr {
 func Taken(host *route.Conn, bridge int, a, had netip.Addr) error {
 	r, err := host.Get(a)
 	switch {
-	case errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.EINVAL):
+	case route.NoRoute(err):
 		// No route, or one that says so.
 	case err != nil:
 		return fmt.Errorf("cannot tell whether it is the host's: %w", err)

@@ -15,23 +15,24 @@ import (
 // range that has one free. All ranges of a set are of one family, and no two ranges of a
 // network overlap.
 type RangeSet struct {
-	Ranges []Range
+	Ranges []Range `json:"ranges"`
 	// Name is what errors call the set, its place in a configuration, say; empty is
 	// "ranges[0]" for the first. Its ranges are called by it, as "ranges[0][1]".
-	Name string
+	Name string `json:"name,omitempty"`
 }
 
 // A Range is a run of addresses within a subnet. Only Subnet is required.
 type Range struct {
-	Subnet netip.Prefix
+	Subnet netip.Prefix `json:"subnet"`
 	// RangeStart and RangeEnd are the first and the last address; by default those of
 	// the subnet, but for its own and the broadcast address.
-	RangeStart, RangeEnd netip.Addr
+	RangeStart netip.Addr `json:"rangeStart,omitzero"`
+	RangeEnd   netip.Addr `json:"rangeEnd,omitzero"`
 	// Gateway is given along with each address, and never as one; by default it is the
 	// subnet's first address. It may lie outside of the subnet.
-	Gateway netip.Addr
+	Gateway netip.Addr `json:"gateway,omitzero"`
 	// Name is what errors call the range; empty is by its set.
-	Name string
+	Name string `json:"name,omitempty"`
 }
 
 // An ipRange is a run of addresses in a subnet, both ends included.

@@ -2,8 +2,6 @@ package network
 
 import (
 	"context"
-	"errors"
-	"io/fs"
 
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/state"
@@ -74,12 +72,12 @@ func (n *site) reattach(ctx context.Context) error {
 		if a.State != state.Ready && (!a.Guarded || !n.rec.Guard) {
 			continue // its own Add is at it, or never came to its end
 		}
-		link, err := n.s.Links.Link(ctx, a.HostIf)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue // the pod is gone, and its Del still to come
-		}
+		link, err := n.s.link(ctx, a.HostIf)
 		if err != nil {
 			return err
+		}
+		if link.Index == 0 {
+			continue // the pod is gone, and its Del still to come
 		}
 		parts := podParts()
 		if a.State != state.Ready {

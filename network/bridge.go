@@ -4,17 +4,13 @@ import (
 	"context"
 	"crypto/sha256"
 	"errors"
-	"io/fs"
 	"net"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
-	"github.com/tombolo-cni/tombolo/route"
 )
 
 // bridgePart is the bridge. Of one that somebody else made, only what the network asks for is ours to
@@ -50,7 +46,7 @@ func (bridgePart) look(_ context.Context, n *site) error {
 
 func (bridgePart) make(ctx context.Context, n *site) (changed bool, _ error) {
 	var err error
-	if n.bridge, err = n.link(ctx, n.rec.Bridge); err != nil {
+	if n.bridge, err = n.s.link(ctx, n.rec.Bridge); err != nil {
 		return false, err
 	}
 	want, isNew := n.bridgeWanted(), n.bridge.Index == 0
@@ -73,11 +69,7 @@ func (bridgePart) make(ctx context.Context, n *site) (changed bool, _ error) {
 	return changed, err
 }
 
-// IPv6 and Ethernet have a say in MTUs.
-const (
-	ethernetMTU = 1500
-	ipv6MTU     = 1280 // RFC 8200, section 5
-)
+const ipv6MTU = 1280 // RFC 8200, section 5
 
 // choice is what a network leaves open and was settled.
 type choice struct {
@@ -91,12 +83,12 @@ type choice struct {
 func chooseBridge(ctx context.Context, s *session, w *want) (choice, error) {
 	nw := &w.Record
 	chosen := choice{nw.MTU, nw.Promiscuous, nw.NFCall}
-	l, err := s.Links.Link(ctx, nw.Bridge)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	l, err := s.link(ctx, nw.Bridge)
+	if err != nil {
 		return chosen, err
 	}
 	// One that is half made has neither its alias nor its MTU yet (bridge.Conn.Ensure).
-	found := err == nil && !l.Unfinished()
+	found := l.Index != 0 && !l.Unfinished()
 	foreign := found && l.Kind == "bridge" && l.Alias != endpoint.BridgeAlias
 	if nw.MTU == 0 && found && (foreign || nw.Uplink != "") {
 		chosen.mtu = l.MTU
@@ -117,44 +109,8 @@ func chooseBridge(ctx context.Context, s *session, w *want) (choice, error) {
 	if chosen.mtu != 0 {
 		return chosen, nil
 	}
-	chosen.mtu, err = defaultMTU(ctx, s.Links, nw.Bridge)
+	chosen.mtu, err = s.Links.DefaultMTU(ctx, nw.Bridge)
 	return chosen, err
-}
-
-// defaultMTU is that of the link of the default route, the smaller over both
-// families; 1500 if there is none, or it is the network's own bridge.
-func defaultMTU(ctx context.Context, links *bridge.Conn, except string) (int, error) {
-	mtu := 0
-	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
-		list, err := links.Routes().List(route.Filter{Family: family, Table: route.TableMain})
-		if err != nil {
-			return 0, err
-		}
-		var best *route.Route
-		for i, r := range list {
-			if r.Dst.Bits() <= 0 && r.Type == route.Unicast && (best == nil || r.Priority < best.Priority) {
-				best = &list[i]
-			}
-		}
-		if best == nil {
-			continue
-		}
-		index := best.Link
-		if len(best.Nexthops) > 0 {
-			index = best.Nexthops[0].Link
-		}
-		l, err := links.LinkByIndex(ctx, index)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return 0, err
-		}
-		if err == nil && l.Name != except && (mtu == 0 || l.MTU < mtu) {
-			mtu = l.MTU
-		}
-	}
-	if mtu == 0 {
-		mtu = ethernetMTU
-	}
-	return mtu, nil
 }
 
 // leaveBridge takes the network off a bridge that it was on, when no pod is there any more.

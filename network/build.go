@@ -2,10 +2,9 @@ package network
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
 	"net/netip"
+	"reflect"
 	"slices"
 
 	"github.com/tombolo-cni/tombolo"
@@ -103,8 +102,12 @@ func lookAt(ctx context.Context, s *session, rec *state.Network, w *want) (*site
 	if err := n.look(ctx, parts()); err != nil || len(n.found.List) > 0 {
 		return nil, err
 	}
-	n.almost = n.almost || rec.Pools != w.Record.Pools || rec.PoolDir != w.Record.PoolDir
+	n.almost = n.almost || !samePools(rec, &w.Record)
 	return n, nil
+}
+
+func samePools(a, b *state.Network) bool {
+	return a.PoolDir == b.PoolDir && reflect.DeepEqual(a.Pools, b.Pools)
 }
 
 // complete makes what is missing of a network that is almost there, under the exclusive lock. It spares the whole
@@ -115,7 +118,7 @@ func (n *site) complete(ctx context.Context) error {
 	if _, err := (loopbackPart{}).make(ctx, n); err != nil {
 		return err
 	}
-	if rec.LoopbackUnfiltered == unfiltered && rec.Pools == w.Record.Pools && rec.PoolDir == w.Record.PoolDir {
+	if rec.LoopbackUnfiltered == unfiltered && samePools(rec, &w.Record) {
 		return nil
 	}
 	rec.Pools, rec.PoolDir = w.Record.Pools, w.Record.PoolDir
@@ -182,17 +185,10 @@ func buildNetwork(ctx context.Context, s *session, w *want) (*site, error) {
 	if err != nil {
 		return nil, err
 	}
-	if changed {
-		// A flush of our table took the other networks' rules as well, and the
-		// deletion of the bridge, their ports.
-		if err := mendOthers(ctx, s, w.Record.Name); err != nil {
-			return nil, err
-		}
-	}
 	// The keeper tries again where that fails, and the ADD needs none of it.
 	s.Later(func() error { return follow(ctx, s, attachments) })
 	// The record is written last, so that the next ADD finishes what a stopped call has left.
-	if _, err := s.Firewall.Ensure(ctx, n.rules()); err != nil {
+	if err := n.settle(ctx, changed); err != nil {
 		return nil, err
 	}
 	if coming {
@@ -246,16 +242,22 @@ func restoreAlone(ctx context.Context, s *session, rec *state.Network, w *want) 
 	if err != nil {
 		return err
 	}
-	if changed {
-		if err := mendOthers(ctx, s, rec.Name); err != nil {
-			return err
-		}
-	}
-	if _, err := s.Firewall.Ensure(ctx, n.rules()); err != nil {
+	if err := n.settle(ctx, changed); err != nil {
 		return err
 	}
 	_, err = obstacles(ctx, s, rec)
 	return err
+}
+
+// settle ends the making of a network. If what others have a part in has changed, it mends them: a flush of our table
+// took their rules as well, and the deletion of the bridge, their ports.
+func (n *site) settle(ctx context.Context, changed bool) error {
+	if changed {
+		if err := mendOthers(ctx, n.s, n.rec.Name); err != nil {
+			return err
+		}
+	}
+	return declareMended(ctx, n.s, []nft.Network{n.rules()})
 }
 
 // record is what the network will be: what this Add asks for, and what the pods
@@ -394,7 +396,7 @@ func (s *session) IsDeserted(ctx context.Context, o *state.Network) (bool, error
 	if o.Uplink != "" {
 		return false, nil
 	}
-	if _, err := s.Links.Link(ctx, o.Bridge); !errors.Is(err, fs.ErrNotExist) {
+	if l, err := s.link(ctx, o.Bridge); err != nil || l.Index != 0 {
 		return false, err
 	}
 	attachments, err := s.Attachments(o.Name)

@@ -107,17 +107,17 @@ func refuseOverlaps(ctx context.Context, s *session, w *want, before *state.Netw
 			}
 		}
 	}
-	return deserted, refuseConnected(ctx, s.Links, w, fresh)
+	return deserted, refuseConnected(ctx, s, w, fresh)
 }
 
 // refuseConnected looks for an address of the host's, on another link, in whose network some of
 // the subnets are.
-func refuseConnected(ctx context.Context, links *bridge.Conn, w *want, fresh []netip.Prefix) error {
-	own, err := links.Link(ctx, w.Record.GatewayLink())
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+func refuseConnected(ctx context.Context, s *session, w *want, fresh []netip.Prefix) error {
+	own, err := s.link(ctx, w.Record.GatewayLink())
+	if err != nil {
 		return err
 	}
-	addresses, err := links.Addresses().List(addr.Filter{})
+	addresses, err := s.Links.Addresses().List(addr.Filter{})
 	if err != nil {
 		return err
 	}
@@ -129,7 +129,7 @@ func refuseConnected(ctx context.Context, links *bridge.Conn, w *want, fresh []n
 		// A subnet cut out of a wider network goes before it: pods are reached, and so is the rest,
 		// such as the router, unless that is in the subnet.
 		if ours.Bits() > a.Prefix.Bits() && !ours.Contains(a.Prefix.Addr()) {
-			router, err := routerIn(links, ours)
+			router, err := routerIn(s.Links, ours)
 			if err != nil {
 				return err
 			}
@@ -137,14 +137,14 @@ func refuseConnected(ctx context.Context, links *bridge.Conn, w *want, fresh []n
 				continue
 			}
 		}
-		l, err := links.LinkByIndex(ctx, a.Link)
+		l, err := s.Links.LinkByIndex(ctx, a.Link)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // it has gone since
 		}
 		if err != nil {
 			return err
 		}
-		if own != nil && (l.Index == own.Index || l.Master == own.Index) {
+		if own.Index != 0 && (l.Index == own.Index || l.Master == own.Index) {
 			continue
 		}
 		return fail.Errorf(ErrConflict, "network %q on bridge %s: its subnet %s overlaps with %s, which the host has on link %s: give the network another subnet, or that link another address",

@@ -76,7 +76,7 @@ func (e *entry) holdBefore(ctx context.Context, rec *state.Attachment, want *wan
 		if e.held == nil {
 			// The kernel's answer may have been lost, and the elements be there. But what a
 			// killed Add left may have a port yet, whose guard these are.
-			if _, err := e.s.Links.Link(ctx, rec.HostIf); !errors.Is(err, fs.ErrNotExist) {
+			if l, err := e.s.link(ctx, rec.HostIf); err != nil || l.Index != 0 {
 				return err
 			}
 		}
@@ -175,13 +175,13 @@ func (e *entry) isStale(ctx context.Context, conflict *nft.ConflictError) (bool,
 	if err == nil && rec.State != state.Ready {
 		return false, nil
 	}
-	l, err := e.s.Links.Link(ctx, "veth"+hash)
-	if errors.Is(err, fs.ErrNotExist) {
-		renamed, err := e.s.Renamed(ctx, hash)
-		return !renamed, err
-	}
+	l, err := e.s.link(ctx, "veth"+hash)
 	if err != nil {
 		return false, err
+	}
+	if l.Index == 0 {
+		renamed, err := e.s.Renamed(ctx, hash)
+		return !renamed, err
 	}
 	owner, ours := endpoint.ParseAlias(l.Alias)
 	return !ours || owner.Hash != hash, nil

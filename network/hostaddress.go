@@ -86,11 +86,8 @@ func followOne(ctx context.Context, s *session, a *state.Attachment) error {
 	if a, err = s.Dir.Load(a.Network, a.Hash()); err != nil || a.State != state.Ready {
 		return err
 	}
-	l, err := s.Links.Link(ctx, a.Bridge)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
+	l, err := s.link(ctx, a.Bridge)
+	if err != nil || l.Index == 0 {
 		return err
 	}
 	changed := false

@@ -108,33 +108,28 @@ const (
 // amend changes what an attachment has of host ports, on record and in the firewall. tries is how often it waits for
 // another call that has the record.
 func (s *session) amend(ctx context.Context, w state.Waiting, tries int, change func(*state.Attachment)) error {
-	lock, err := s.Dir.LockAttachment(w.Network, w.Hash)
+	do := func(a *state.Attachment) error {
+		n, err := s.Dir.LoadNetwork(w.Network)
+		if err != nil {
+			return err
+		}
+		before := endpoint.In(a, n)
+		change(a)
+		after := endpoint.In(a, n)
+		if err := s.Firewall.Update(ctx, before, after); err != nil {
+			return err
+		}
+		if err := s.Dir.UpdateLocked(a); err != nil {
+			return errors.Join(err, s.Firewall.Update(ctx, after, before))
+		}
+		return nil
+	}
+	err := s.locked(w.Network, w.Hash, do)
 	for ; errors.Is(err, state.ErrBusy) && tries > 0; tries-- {
 		time.Sleep(busyPause)
-		lock, err = s.Dir.LockAttachment(w.Network, w.Hash)
+		err = s.locked(w.Network, w.Hash, do)
 	}
-	if err != nil {
-		return err
-	}
-	defer lock.Close()
-	a, err := s.Dir.Load(w.Network, w.Hash)
-	if err != nil {
-		return err
-	}
-	n, err := s.Dir.LoadNetwork(w.Network)
-	if err != nil {
-		return err
-	}
-	before := endpoint.In(a, n)
-	change(a)
-	after := endpoint.In(a, n)
-	if err := s.Firewall.Update(ctx, before, after); err != nil {
-		return err
-	}
-	if err := s.Dir.UpdateLocked(a); err != nil {
-		return errors.Join(err, s.Firewall.Update(ctx, after, before))
-	}
-	return nil
+	return err
 }
 
 // refuseListeners looks for sockets of the host that have one of the ports: their

@@ -159,15 +159,12 @@ func (s *session) publishedBehind(bridgeName string) (bool, error) {
 
 // shutLoopback takes back what make made for a bridge, without a look at what else may need it. known says that a pod behind
 // it had ports: where the kernel has no filters, a bridge of our own tells whose setting it was.
-func shutLoopback(ctx context.Context, links *bridge.Conn, bridgeName string, known bool) error {
-	l, err := links.Link(ctx, bridgeName)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
+func shutLoopback(ctx context.Context, s *session, bridgeName string, known bool) error {
+	l, err := s.link(ctx, bridgeName)
+	if err != nil || l.Index == 0 {
 		return err
 	}
-	conn := localnet.On(links.Socket())
+	conn := localnet.On(s.Links.Socket())
 	keep := loopbackFilter(l, 0)
 	kept, err := conn.Get(ctx, keep)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -221,12 +218,9 @@ func closeLoopback(ctx context.Context, s *session, known bool, name string) err
 		return err
 	}
 	needed := func() (bool, error) {
-		l, err := s.Links.Link(ctx, name)
-		if errors.Is(err, fs.ErrNotExist) || err == nil && !l.RouteLocalnet {
-			return true, nil
-		}
-		if err != nil {
-			return false, err
+		l, err := s.link(ctx, name)
+		if err != nil || !l.RouteLocalnet {
+			return err == nil, err
 		}
 		return s.Firewall.HasPorts(ctx, name)
 	}
@@ -235,6 +229,6 @@ func closeLoopback(ctx context.Context, s *session, known bool, name string) err
 		if used, err := s.publishedBehind(name); used || err != nil {
 			return err
 		}
-		return shutLoopback(ctx, s.Links, name, known)
+		return shutLoopback(ctx, s, name, known)
 	})
 }

@@ -89,7 +89,7 @@ func wantOf(nw *Network, hash string, mark uint32) *want {
 		DefaultMTU: nw.DefaultMTU, Gateway: nw.Gateway, Routed: nw.Routed, ForceAddress: nw.ForceAddress, Owner: hash,
 	}
 	if sets := ipam.RangeSetsOf(nw.Allocator); len(sets) > 0 {
-		w.Record.Pools, w.Record.PoolDir = poolsText(sets), nw.Origin.Dir
+		w.Record.Pools, w.Record.PoolDir = sets, nw.Origin.Dir
 	}
 	if nw.Uplink.NIC != "" {
 		w.Uplink = ours(nw.Uplink, nw.Bridge)

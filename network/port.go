@@ -20,7 +20,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/netns"
-	"github.com/tombolo-cni/tombolo/network/internal/fail"
 )
 
 // portPart is the host's end of a pod's veth, as a port of the bridge.
@@ -70,10 +69,7 @@ func remedyOf(d tombolo.Difference, rec *state.Attachment) tombolo.Remedy {
 // mend puts the port back on its bridge, which may be another than that of
 // its network by now, and gone.
 func (portPart) mend(ctx context.Context, p *attached) error {
-	br, err := p.s.Links.Link(ctx, p.Bridge)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
+	br, err := p.s.link(ctx, p.Bridge)
 	if err != nil {
 		return err
 	}
@@ -88,10 +84,7 @@ func (portPart) mend(ctx context.Context, p *attached) error {
 
 // portOnItsBridge is the port of an attachment, on the bridge that it was attached to.
 func portOnItsBridge(ctx context.Context, s *session, rec *state.Attachment) (bridge.Port, error) {
-	br, err := s.Links.Link(ctx, rec.Bridge)
-	if errors.Is(err, fs.ErrNotExist) {
-		return portOf(rec), nil
-	}
+	br, err := s.link(ctx, rec.Bridge)
 	if err != nil {
 		return bridge.Port{}, err
 	}
@@ -116,27 +109,18 @@ func onBridge(ctx context.Context, s *session, a *state.Attachment, link, br *br
 
 // onBridgeNow is onBridge by another look, at a port and a record that no call is changing: its ADD may have ended since
 // the ports were listed, and its DEL shuts a port before it deletes it.
-func onBridgeNow(ctx context.Context, s *session, a *state.Attachment, br *bridge.Link) ([]tombolo.Difference, error) {
-	lock, err := s.Dir.LockAttachment(a.Network, a.Hash())
+func onBridgeNow(ctx context.Context, s *session, a *state.Attachment, br *bridge.Link) (diffs []tombolo.Difference, _ error) {
+	err := s.locked(a.Network, a.Hash(), func(now *state.Attachment) error {
+		link, err := s.link(ctx, now.HostIf)
+		if err == nil && link.Index != 0 && now.State == state.Ready {
+			diffs, err = onBridge(ctx, s, now, link, br)
+		}
+		return err
+	})
 	if errors.Is(err, state.ErrBusy) || errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
+		err = nil
 	}
-	if err != nil {
-		return nil, fail.State(err)
-	}
-	defer lock.Close()
-	now, err := s.Dir.Load(a.Network, a.Hash())
-	if err != nil {
-		return nil, fail.State(err)
-	}
-	link, err := s.Links.Link(ctx, now.HostIf)
-	if errors.Is(err, fs.ErrNotExist) || now.State != state.Ready {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	return onBridge(ctx, s, now, link, br)
+	return diffs, err
 }
 
 // lanPort gives a port what a pod on a LAN needs of its interface.

@@ -67,14 +67,8 @@ func removeDeserted(ctx context.Context, s *session, name string) error {
 // network or somebody's port is on it, or somebody else made it, only the gateways
 // that are this network's alone. Another program's pods on it keep theirs.
 func removeBridge(ctx context.Context, s *session, rec *state.Network) error {
-	if rec.Bridge == "" {
-		return nil
-	}
-	l, err := s.Links.Link(ctx, rec.Bridge)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
+	l, err := s.link(ctx, rec.Bridge)
+	if err != nil || l.Index == 0 {
 		return err
 	}
 	if l.Kind != "bridge" {

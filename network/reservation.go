@@ -3,9 +3,7 @@ package network
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
-	"fmt"
 	"io/fs"
 	"net/netip"
 	"os"
@@ -21,26 +19,12 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// poolsText is what is on record of a network's range sets: JSON in a string, since an Add only compares it. It is
-// empty for none.
-func poolsText(sets []ipam.RangeSet) string {
-	if len(sets) == 0 {
-		return ""
-	}
-	data, _ := json.Marshal(sets) // addresses and names can all be written
-	return string(data)
-}
-
 // pools says how far the pools of a network are used up whose state is kept in dir.
 func pools(ctx context.Context, dir string, rec *state.Network) ([]ipam.Pool, error) {
-	if rec.Pools == "" {
+	if len(rec.Pools) == 0 {
 		return nil, nil
 	}
-	var sets []ipam.RangeSet
-	if err := json.Unmarshal([]byte(rec.Pools), &sets); err != nil {
-		return nil, fmt.Errorf("network %q: %w: pools: %w", rec.Name, state.ErrDamaged, err)
-	}
-	h, err := ipam.NewHostLocal(&ipam.Config{Network: rec.Name, Dir: cmp.Or(rec.PoolDir, dir+"/ipam"), Ranges: sets})
+	h, err := ipam.NewHostLocal(&ipam.Config{Network: rec.Name, Dir: cmp.Or(rec.PoolDir, dir+"/ipam"), Ranges: rec.Pools})
 	if err != nil {
 		return nil, err
 	}

@@ -27,11 +27,8 @@ func (wayPart) mend(context.Context, *attached) error { return nil }
 
 // look goes by the link that has the gateways; of one in a VRF, the host's own rules say nothing.
 func (wayPart) look(ctx context.Context, p *attached) error {
-	at, err := p.s.Links.Link(ctx, p.nw.GatewayLink())
-	if errors.Is(err, fs.ErrNotExist) || err == nil && at.Master != 0 {
-		return nil
-	}
-	if err != nil {
+	at, err := p.s.link(ctx, p.nw.GatewayLink())
+	if err != nil || at.Index == 0 || at.Master != 0 {
 		return err
 	}
 	for _, address := range p.Addresses {

@@ -3,6 +3,7 @@ package network
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"strings"
 	"time"
 
@@ -130,6 +131,15 @@ func (s *session) leaveNote() {
 	}
 }
 
+// link gives a link of the host's, with nothing but its name where it is missing.
+func (s *session) link(ctx context.Context, name string) (*bridge.Link, error) {
+	l, err := s.Links.Link(ctx, name)
+	if name == "" || errors.Is(err, fs.ErrNotExist) {
+		return &bridge.Link{Name: name}, nil
+	}
+	return l, err
+}
+
 // Attachments gives the records of a network's attachments, and warns of those that are
 // damaged.
 func (s *session) Attachments(network string) ([]*state.Attachment, error) {
@@ -154,6 +164,20 @@ func (s *session) allAttachments() (all []*state.Attachment, _ error) {
 		all, err = append(all, attachments...), errors.Join(err, listErr)
 	}
 	return all, err
+}
+
+// locked does something with an attachment's record, as it is under its lock.
+func (s *session) locked(network, hash string, do func(*state.Attachment) error) error {
+	lock, err := s.Dir.LockAttachment(network, hash)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	a, err := s.Dir.Load(network, hash)
+	if err != nil {
+		return err
+	}
+	return do(a)
 }
 
 // errDeleted is how an ADD ends whose record was removed.

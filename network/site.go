@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge"
@@ -52,7 +51,7 @@ type site struct {
 // find asks for the bridge and for the link that has the gateways.
 func (n *site) find(ctx context.Context) error {
 	var err error
-	if n.bridge, err = n.link(ctx, n.rec.Bridge); err != nil {
+	if n.bridge, err = n.s.link(ctx, n.rec.Bridge); err != nil {
 		return err
 	}
 	return n.findAt(ctx)
@@ -61,18 +60,9 @@ func (n *site) find(ctx context.Context) error {
 func (n *site) findAt(ctx context.Context) (err error) {
 	n.at = n.bridge
 	if host, ok := hostVLAN(n.rec, n.bridge); ok {
-		n.at, err = n.link(ctx, host.Name)
+		n.at, err = n.s.link(ctx, host.Name)
 	}
 	return err
-}
-
-// link gives a link of the host's, with nothing but its name where it is missing.
-func (n *site) link(ctx context.Context, name string) (*bridge.Link, error) {
-	l, err := n.s.Links.Link(ctx, name)
-	if errors.Is(err, fs.ErrNotExist) {
-		return &bridge.Link{Name: name}, nil
-	}
-	return l, err
 }
 
 // look has parts look, until one finds something where n is usual.

@@ -26,7 +26,7 @@ func (uplinkPart) look(ctx context.Context, n *site) error {
 		n.found.AddAll(diffs, tombolo.RemedyRepair)
 		return err
 	}
-	nic, err := n.link(ctx, n.rec.Uplink)
+	nic, err := n.s.link(ctx, n.rec.Uplink)
 	if err == nil && (nic.Index == 0 || nic.Master != n.bridge.Index) {
 		n.found.Add("uplink %s is not a port of bridge %s", n.rec.Uplink, n.rec.Bridge)
 	}

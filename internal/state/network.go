@@ -13,6 +13,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/bridge/vlan"
 	"github.com/tombolo-cni/tombolo/internal/file"
+	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
@@ -32,10 +33,9 @@ type Network struct {
 	Gateways []netip.Prefix `json:"gateways,omitempty"` // the bridge's own addresses
 	Subnets  []netip.Prefix `json:"subnets,omitempty"`  // what its pods' addresses come from
 
-	// Pools are the ranges that addresses are given from, as package recorded writes them, and
-	// PoolDir is where the reservations are; empty for <state>/ipam.
-	Pools   string `json:"pools,omitempty"`
-	PoolDir string `json:"poolDir,omitempty"`
+	// Pools are the ranges that addresses are given from, and PoolDir is where the reservations are; empty for <state>/ipam.
+	Pools   []ipam.RangeSet `json:"pools,omitempty"`
+	PoolDir string          `json:"poolDir,omitempty"`
 
 	Masquerade    bool           `json:"masquerade,omitempty"`
 	NonMasquerade []netip.Prefix `json:"nonMasquerade,omitempty"` // destinations for which pods keep their address

@@ -168,10 +168,7 @@ func (a *adding) acquire(ctx context.Context) error {
 	sockets := &transport.Config{NetNS: a.pod.NetNS, Link: link.PeerIndex, MAC: link.PeerMAC, ARP: rec.Client.DetectConflicts}
 	cfg := rec.Client.Config(rec.Lease)
 	cfg.Timeout = l.asked.Client.Timeout
-	// What a server says of a pod's address goes into the host's firewall, and the pod's namespace may be prepared by a
-	// process that has all rights there: so it is heard on the port.
-	hear := &transport.Config{Link: link.Index, MAC: link.PeerMAC, ARP: sockets.ARP}
-	cfg.Dial, cfg.Refuse = transport.HeardBy(hear, sockets), a.refuse(ctx, a.built.bridge.Index, rec.Lease)
+	cfg.Dial, cfg.Refuse = leaseDialer(sockets, link), a.refuse(ctx, a.built.bridge.Index, rec.Lease)
 	client, err := dhcpc.New(cfg)
 	if err != nil {
 		return fail.Errorf(ErrInvalid, "ipam: %w", err)

@@ -14,7 +14,7 @@ import (
 	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/demo"
 	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/install"
 	"github.com/tombolo-cni/tombolo/internal/cni"
-	"github.com/tombolo-cni/tombolo/internal/cni/conflist"
+	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/conflist"
 )
 
 func (o *options) installCommand() *cobra.Command {

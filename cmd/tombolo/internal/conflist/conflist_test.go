@@ -89,7 +89,7 @@ func TestListsOfTheReferencesNamesAreReadByThem(t *testing.T) {
 		"nerdctl":    {"on bridge nerdctl0"},
 		"nomad":      {"loopback: lo is", "on bridge nomad", "chain: it runs after loopback"},
 	} {
-		data, err := os.ReadFile("../../../test/cni/testdata/dropin/" + file + ".conflist")
+		data, err := os.ReadFile("../../../../test/cni/testdata/dropin/" + file + ".conflist")
 		must.Succeed(t, err)
 		r := Examine(data)
 		text := strings.Join(r.Plan, "\n")
@@ -141,7 +141,7 @@ func TestWhatIsHardlyMeantIsAWarning(t *testing.T) {
 func TestShippedConfigurationsAreValid(t *testing.T) {
 	t.Parallel()
 	files := 0
-	err := filepath.WalkDir("../../../deploy", func(path string, e os.DirEntry, err error) error {
+	err := filepath.WalkDir("../../../../deploy", func(path string, e os.DirEntry, err error) error {
 		if err != nil || !strings.HasSuffix(path, ".conflist") {
 			return err
 		}

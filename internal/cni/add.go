@@ -11,6 +11,7 @@ import (
 	current "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
+	"github.com/tombolo-cni/tombolo/internal/ipam/delegate"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/network"
@@ -23,8 +24,8 @@ type asked struct {
 	prev *current.Result // of the plugins before this one; nil if there are none
 }
 
-// add carries out ADD: it gives the written result.
-func (c *call) add(ctx context.Context, conf *NetConf) ([]byte, error) {
+// add carries out ADD.
+func (c *call) add(ctx context.Context, conf *NetConf) (*current.Result, error) {
 	a, err := c.asked(conf)
 	if err != nil {
 		return nil, err
@@ -41,65 +42,60 @@ func (c *call) add(ctx context.Context, conf *NetConf) ([]byte, error) {
 		return nil, err
 	}
 	defer a.pod.NetNS.Close()
-	node, err := c.open(conf)
+	node, err := c.open(c.allocators(conf))
 	if err != nil {
 		return nil, err
 	}
-	made, err := node.Add(ctx, &s.Network, &a.pod)
+	made, err := node.Add(ctx, &s, &a.pod)
 	if err != nil {
 		return nil, c.explain(err)
 	}
-	// Not every version can say every result.
-	written, err := c.encode(c.asBridge(c.result(a, from, made)))
-	if err != nil {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), network.UndoTimeout)
-		defer cancel()
-		return nil, errors.Join(err, node.Del(ctx, made.Key, nil))
+	result := c.result(a, from, made)
+	if conf.bridge {
+		asBridge(result)
 	}
-	return written, nil
+	return result, nil
+}
+
+// pod is the one that a call is about.
+func (c *call) pod() network.Pod {
+	return network.Pod{ContainerID: c.containerID, IfName: c.ifName, Path: c.netns, SameNetNS: c.sameNetNS()}
 }
 
 // asked reads what can be wrong before anything is touched.
 func (c *call) asked(conf *NetConf) (*asked, error) {
-	rc, err := conf.runtimeConfig()
-	if err != nil {
-		return nil, err
-	}
 	args, err := ipamconf.ParseArgs(c.args)
 	if err != nil {
 		return nil, err
 	}
-	a := &asked{pod: network.Pod{
-		ContainerID: c.containerID, IfName: c.ifName, Name: args.Pod(), Path: c.netns, SameNetNS: c.sameNetNS(),
-	}}
-	if a.pod.MAC, err = conf.podMAC(rc, args); err != nil {
+	a := &asked{pod: c.pod(), dns: conf.DNS}
+	a.pod.Name = args.Pod()
+	if a.pod.MAC, err = conf.podMAC(args); err != nil {
 		return nil, err
 	}
-	// The reference's bridge does not look at what was there before it.
-	if a.prev, err = parsePrevResult(conf, c.cniVersion); err != nil && !conf.bridge {
-		return nil, err
+	if !conf.bridge { // the reference's does not look at what was there before it
+		if a.prev, err = conf.prevResult(); err != nil {
+			return nil, err
+		}
 	}
-	if conf.bridge {
-		a.prev = nil
-	}
+	rc := &conf.RuntimeConfig
 	if a.pod.Ports, err = publishedPorts(rc.PortMappings); err != nil {
 		return nil, err
 	}
 	if a.pod.Limits, err = conf.shape(rc); err != nil {
 		return nil, err
 	}
-	a.dns = conf.DNS
 	if rc.DNS.Servers != nil || rc.DNS.Searches != nil || rc.DNS.Options != nil {
 		a.dns = types.DNS{Nameservers: rc.DNS.Servers, Domain: a.dns.Domain, Search: rc.DNS.Searches, Options: rc.DNS.Options}
 	}
-	if conf.ipamType() != ipamconf.TypeDHCP {
+	if conf.IPAM.Type != ipamconf.TypeDHCP {
 		return a, nil
 	}
 	dhcp, err := conf.dhcp()
 	if err != nil {
 		return nil, err
 	}
-	id := &ipamconf.Identity{Network: c.network, ContainerID: c.containerID, IfName: c.ifName, Pod: a.pod.Name}
+	id := &ipamconf.Identity{Network: conf.Name, ContainerID: c.containerID, IfName: c.ifName, Pod: a.pod.Name}
 	if a.pod.MAC == nil {
 		a.pod.MAC = id.MAC(dhcp.ClientID)
 	}
@@ -107,49 +103,51 @@ func (c *call) asked(conf *NetConf) (*asked, error) {
 	return a, err
 }
 
-// open opens the node as the configuration has it.
-func (c *call) open(conf *NetConf) (*network.Node, error) {
-	s := conf.settings()
+// dhcp reads the ipam section of type dhcp.
+func (c *NetConf) dhcp() (*ipamconf.DHCP, error) { return ipamconf.ReadDHCP(&c.IPAM, c.bridge) }
+
+// open opens the node as the configuration has it; nil allocators are for what gives no addresses.
+func (c *call) open(allocators func(string, *network.Origin) (ipam.Allocator, error)) (*network.Node, error) {
 	return network.Open(context.Background(), &network.Config{
-		StateDir: s.StateDir, LeaseDir: s.LeaseDir, Mark: s.Mark, Log: c.log.slog(), Step: c.step,
-		DialBridge: c.DialBridge, DialFirewall: c.DialNFT,
-		Allocators: func(name string, origin *network.Origin) (ipam.Allocator, error) {
-			req := c.ipamRequest(conf, false)
-			switch {
-			case origin == nil || *origin == s.Origin:
-			case ipamconf.IsThere(origin.Type, c.path) && (origin.Dir == "" || filepath.IsAbs(origin.Dir)):
-				req.Stdin = recordedConfig(c.cniVersion, name, origin)
-				req.Type, req.DataDir = origin.Type, origin.Dir
-			default:
-				c.log.warn(fmt.Sprintf("the attachment's record names an IPAM that is not there (type %q, directory %q): the configuration's is asked to give its address back", origin.Type, origin.Dir))
-			}
-			return ipamconf.New(req)
-		},
+		StateDir: c.conf.stateDir(), LeaseDir: c.conf.leaseDir(), Mark: c.conf.mark(), Log: c.log.slog(), Step: c.step,
+		DialBridge: c.DialBridge, DialFirewall: c.DialNFT, Allocators: allocators,
 	})
+}
+
+// allocators give an attachment's addresses back by the IPAM that gave them.
+func (c *call) allocators(conf *NetConf) func(string, *network.Origin) (ipam.Allocator, error) {
+	own := conf.settings().Origin
+	return func(name string, origin *network.Origin) (ipam.Allocator, error) {
+		req := c.ipamRequest(conf, false)
+		switch {
+		case origin == nil || *origin == own:
+		case ipamconf.IsThere(origin.Type, c.path) && (origin.Dir == "" || filepath.IsAbs(origin.Dir)):
+			req.Name = origin.Type
+			req.Section, req.Stdin = recordedConfig(conf.CNIVersion, name, origin)
+		default:
+			c.log.warn(fmt.Sprintf("the attachment's record names an IPAM that is not there (type %q, directory %q): the configuration's is asked to give its address back", origin.Type, origin.Dir))
+		}
+		return ipamconf.New(req)
+	}
 }
 
 // ipamRequest describes the call to the IPAM.
 func (c *call) ipamRequest(conf *NetConf, strictly bool) *ipamconf.Request {
-	dataDir := conf.settings().StateDir + "/ipam"
+	dataDir := conf.stateDir() + "/ipam"
 	if conf.bridge {
 		dataDir = ipam.DefaultDir
 	}
-	section := conf.ipam()
 	return &ipamconf.Request{
-		Type:           section.Type,
-		DataDir:        section.DataDir,
-		Network:        c.network,
-		ContainerID:    c.containerID,
-		IfName:         c.ifName,
-		NetNS:          c.netns,
-		Args:           c.args,
-		Path:           c.path,
-		Stdin:          c.stdin,
-		Environ:        os.Environ(),
-		Stderr:         os.Stderr,
+		Plugin: delegate.Plugin{
+			Name: conf.IPAM.Type, Path: c.path, ContainerID: c.containerID, NetNS: c.netns, IfName: c.ifName, Args: c.args,
+			Environ: os.Environ(), Stdin: c.stdin, Stderr: os.Stderr,
+		},
+		Section:        conf.IPAM,
+		Asked:          conf.RuntimeConfig.Asked,
+		Network:        conf.Name,
 		DefaultDataDir: dataDir,
 		Strict:         strictly,
-		Ranges:         conf.Capabilities["ipRanges"],
+		RangesLater:    conf.Capabilities["ipRanges"],
 		Gateways:       conf.bridge && conf.settings().Gateway,
 		ByName:         conf.bridge,
 		Warn:           c.log.warn,
@@ -157,8 +155,8 @@ func (c *call) ipamRequest(conf *NetConf, strictly bool) *ipamconf.Request {
 }
 
 // allocator gives the network the allocator of its configuration. With a lease, that is for pods of another type.
-func (c *call) allocator(conf *NetConf, s *settings) (lease *network.Lease, _ error) {
-	if conf.ipamType() == ipamconf.TypeDHCP {
+func (c *call) allocator(conf *NetConf, s *network.Network) (lease *network.Lease, _ error) {
+	if conf.IPAM.Type == ipamconf.TypeDHCP {
 		dhcp, err := conf.dhcp()
 		if err != nil {
 			return nil, err

@@ -17,18 +17,11 @@ import (
 // and with the result of the whole chain, and lists all that is not so in one
 // error.
 func (c *call) check(ctx context.Context, conf *NetConf) error {
-	if _, err := conf.runtimeConfig(); err != nil {
-		return err
-	}
-	prev, err := parsePrevResult(conf, c.cniVersion)
+	prev, err := conf.resultToCheck()
 	if err != nil {
 		return err
 	}
-	if prev == nil {
-		return newError(codeInvalidConfig, "CHECK needs prevResult: the result of the ADD that is to be checked")
-	}
-	s := conf.settings()
-	pod := network.Pod{ContainerID: c.containerID, IfName: c.ifName, Path: c.netns, SameNetNS: c.sameNetNS()}
+	s, pod := conf.settings(), c.pod()
 	if pod.NetNS, err = c.openPod(); err != nil {
 		return err
 	}
@@ -40,11 +33,11 @@ func (c *call) check(ctx context.Context, conf *NetConf) error {
 	if pod.Reported, found, err = c.reported(prev); err != nil {
 		return err
 	}
-	node, err := c.open(conf)
+	node, err := c.open(c.allocators(conf))
 	if err != nil {
 		return err
 	}
-	diffs, err := node.Check(ctx, &s.Network, &pod)
+	diffs, err := node.Check(ctx, &s, &pod)
 	if err != nil {
 		return c.explain(err)
 	}
@@ -55,7 +48,7 @@ func (c *call) check(ctx context.Context, conf *NetConf) error {
 		return nil
 	}
 	return newError(codeDiffers, "container %s, attachment %s to network %q: %s: %s",
-		c.containerID, c.ifName, c.network, plural(len(found), "difference", "differences"), strings.Join(found, "; "))
+		c.containerID, c.ifName, conf.Name, plural(len(found), "difference", "differences"), strings.Join(found, "; "))
 }
 
 // reported takes from the result what a plugin after this one may have changed, and says what
@@ -63,8 +56,7 @@ func (c *call) check(ctx context.Context, conf *NetConf) error {
 func (c *call) reported(prev *current.Result) (*network.Reported, []string, error) {
 	r := &network.Reported{HostMACs: map[string]string{}}
 	var wrong []string
-	isOurs := func(in *current.Interface) bool { return in.Sandbox != "" && in.Name == c.ifName }
-	if !slices.ContainsFunc(prev.Interfaces, isOurs) {
+	if !slices.ContainsFunc(prev.Interfaces, c.isPods) {
 		wrong = append(wrong, fmt.Sprintf("prevResult has no interface %s of the pod", c.ifName))
 	}
 	inPod := 0
@@ -75,7 +67,7 @@ func (c *call) reported(prev *current.Result) (*network.Reported, []string, erro
 		if in.Sandbox == "" {
 			r.HostMACs[in.Name] = in.Mac
 		}
-		if !isOurs(in) || in.Mac == "" {
+		if !c.isPods(in) || in.Mac == "" {
 			continue
 		}
 		mac, err := net.ParseMAC(in.Mac)
@@ -90,7 +82,7 @@ func (c *call) reported(prev *current.Result) (*network.Reported, []string, erro
 		switch {
 		case !ok:
 		// One that says of no interface can only mean the pod's, if that has no other.
-		case ip.Interface == nil && inPod <= 1, ip.Interface != nil && isOurs(prev.Interfaces[*ip.Interface]):
+		case ip.Interface == nil && inPod <= 1, ip.Interface != nil && c.isPods(prev.Interfaces[*ip.Interface]):
 			r.Addresses = append(r.Addresses, p)
 		case ip.Interface == nil:
 			r.Unplaced = append(r.Unplaced, p)

@@ -14,13 +14,13 @@ import (
 
 // del carries out DEL. It needs neither the pod's namespace nor a result.
 func (c *call) del(ctx context.Context, conf *NetConf) error {
-	node, err := c.open(conf)
+	node, err := c.open(c.allocators(conf))
 	if err != nil {
 		return err
 	}
 	known := conf.known()
 	known.Addresses = func() []netip.Addr {
-		prev, err := parsePrevResult(conf, c.cniVersion)
+		prev, err := conf.prevResult()
 		if err != nil || prev == nil {
 			return nil
 		}
@@ -31,21 +31,23 @@ func (c *call) del(ctx context.Context, conf *NetConf) error {
 
 // key names the call's attachment.
 func (c *call) key() network.Key {
-	return network.Key{Network: c.network, ContainerID: c.containerID, IfName: c.ifName}
+	return network.Key{Network: c.conf.Name, ContainerID: c.containerID, IfName: c.ifName}
 }
 
 // known is what a configuration tells of attachments that have no record.
 func (c *NetConf) known() *network.Known {
 	s := c.settings()
-	return &network.Known{Bridge: s.Bridge, GatewayLink: s.GatewayLink(), Leased: c.ipamType() == ipamconf.TypeDHCP}
+	return &network.Known{Bridge: s.Bridge, GatewayLink: s.GatewayLink(), Leased: c.IPAM.Type == ipamconf.TypeDHCP}
 }
 
-// addressesIn gives the addresses of a result that are this attachment's: those
-// of the pod's interface. Nil if it is not among the interfaces.
+// isPods says whether an interface of a result is the one that the call is about.
+func (c *call) isPods(in *current.Interface) bool { return in.Sandbox != "" && in.Name == c.ifName }
+
+// addressesIn are the pod's as a result has them, but for those that it gives to another interface.
 func (c *call) addressesIn(prev *current.Result) []netip.Addr {
 	var list []netip.Addr
 	for _, ip := range prev.IPs {
-		if ip.Interface != nil && prev.Interfaces[*ip.Interface].Name != c.ifName {
+		if ip.Interface != nil && !c.isPods(prev.Interfaces[*ip.Interface]) {
 			continue
 		}
 		if p, ok := ipamconf.Prefix(ip.Address); ok {
@@ -57,7 +59,7 @@ func (c *call) addressesIn(prev *current.Result) []netip.Addr {
 
 // recordedConfig is a configuration with the IPAM by which an attachment got its
 // addresses.
-func recordedConfig(cniVersion, name string, origin *network.Origin) []byte {
+func recordedConfig(cniVersion, name string, origin *network.Origin) (of ipamconf.Section, _ []byte) {
 	ipamConf := map[string]string{}
 	if origin.Type != "" {
 		ipamConf["type"] = origin.Type
@@ -66,8 +68,10 @@ func recordedConfig(cniVersion, name string, origin *network.Origin) []byte {
 		ipamConf["dataDir"] = origin.Dir
 	}
 	// Marshalling strings cannot fail.
+	section, _ := json.Marshal(ipamConf)
 	data, _ := json.Marshal(map[string]any{"cniVersion": cniVersion, "name": name, "type": "tombolo", "ipam": ipamConf})
-	return data
+	_ = of.UnmarshalJSON(section)
+	return of, data
 }
 
 // gc carries out GC: it frees what this network owns and no valid attachment
@@ -78,15 +82,15 @@ func (c *call) gc(ctx context.Context, conf *NetConf) error {
 	if err != nil || list == nil {
 		return err
 	}
-	node, err := c.open(conf)
+	node, err := c.open(c.allocators(conf))
 	if err != nil {
 		return err
 	}
 	keep := []network.Key{}
 	for _, a := range list {
-		keep = append(keep, network.Key{Network: c.network, ContainerID: a.ContainerID, IfName: a.IfName})
+		keep = append(keep, network.Key{Network: c.conf.Name, ContainerID: a.ContainerID, IfName: a.IfName})
 	}
-	_, err = node.Collect(ctx, c.network, keep, conf.known())
+	_, err = node.Collect(ctx, conf.Name, keep, conf.known())
 	return err
 }
 

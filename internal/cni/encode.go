@@ -12,24 +12,24 @@ import (
 
 // encode writes a result in the version of the configuration.
 func (c *call) encode(r *current.Result) ([]byte, error) {
-	if c.cniVersion == "1.0.0" || c.cniVersion == "1.1.0" {
-		r.CNIVersion = c.cniVersion
+	if c.conf.CNIVersion == "1.0.0" || c.conf.CNIVersion == "1.1.0" {
+		r.CNIVersion = c.conf.CNIVersion
 		return encodeResult(r), nil
 	}
 	families := map[bool]int{}
 	for _, ip := range r.IPs {
 		families[ip.Address.IP.To4() != nil]++
 	}
-	if c.cniVersion < "0.3.0" && max(families[true], families[false]) > 1 {
-		return nil, newError(codeInvalidConfig, "a result of CNI %s has one address of each family, and the pod has more: use cniVersion 0.3.0 or later", c.cniVersion)
+	if c.conf.CNIVersion < "0.3.0" && max(families[true], families[false]) > 1 {
+		return nil, newError(codeInvalidConfig, "a result of CNI %s has one address of each family, and the pod has more: use cniVersion 0.3.0 or later", c.conf.CNIVersion)
 	}
 	var out bytes.Buffer
-	older, err := r.GetAsVersion(c.cniVersion)
+	older, err := r.GetAsVersion(c.conf.CNIVersion)
 	if err == nil {
 		err = older.PrintTo(&out)
 	}
 	if err != nil {
-		return nil, newError(codeIncompatibleVersion, "write the result as CNI %s: %v", c.cniVersion, err)
+		return nil, newError(codeIncompatibleVersion, "write the result as CNI %s: %v", c.conf.CNIVersion, err)
 	}
 	return out.Bytes(), nil
 }

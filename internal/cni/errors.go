@@ -2,7 +2,6 @@ package cni
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io/fs"
 
@@ -49,73 +48,29 @@ func newError(code uint, format string, args ...any) *types.Error {
 	return &types.Error{Code: code, Msg: fmt.Sprintf(format, args...)}
 }
 
-// coded gives an error the code that a runtime branches on. One that has a code
-// keeps it, whatever is wrapped around it.
+// coded gives an error the code that a runtime branches on: that of the first in its chain or tree that has one.
+// Details of one that came with a code are in the message.
 func coded(err error) *types.Error {
-	msg := oneLine(err)
-	if code, ok := firstCode(err); ok {
-		return &types.Error{Code: code, Msg: msg} // an own one's details are in the message
+	code, ok := firstCode(err)
+	if !ok {
+		code = codeKernel
 	}
-	for _, k := range causes() {
-		if errors.Is(err, k.err) {
-			return &types.Error{Code: k.code, Msg: msg}
-		}
-	}
-	code := codeKernel
-	switch {
-	case errors.As(err, new(*nft.ConflictError)):
-		code = codeConflict
-	case errors.As(err, new(*state.RecordError)), errors.As(err, new(*fs.PathError)):
-		code = codeIO
-	}
-	return &types.Error{Code: code, Msg: msg}
+	return &types.Error{Code: code, Msg: oneLine(err)}
 }
 
-// oneLine writes joined errors, which come a line each, on one, and nothing of what
-// they quote that a terminal would obey.
-func oneLine(err error) string { return printable.Line(err.Error()) }
-
-// A kind is a sort of errors with a code.
-type kind struct {
-	err  error
-	code uint
-}
-
-// kinds are package network's own errors.
-func kinds() []kind {
-	return []kind{
-		{network.ErrState, codeIO}, {network.ErrTryAgain, codeTryAgainLater}, {network.ErrHostNamespace, codeInvalidNetNS},
-		{network.ErrExists, codeExists}, {network.ErrNotAttached, codeDiffers}, {network.ErrAttached, codeAttached},
-		{network.ErrConflict, codeConflict}, {network.ErrNoGateway, codeNoGateway}, {network.ErrNoLink, codeNotAttachable},
-		{network.ErrObstructed, codeObstructed}, {network.ErrInvalid, codeInvalidConfig},
-	}
-}
-
-// causes are errors of the packages below, the most important one first.
-func causes() []kind {
-	return []kind{
-		{ipam.ErrPoolFull, ipamconf.CodePoolFull}, {ipam.ErrAddressTaken, ipamconf.CodeAddressTaken},
-		{ipam.ErrDuplicate, ipamconf.CodeDuplicate}, {ipam.ErrNotReserved, ipamconf.CodeCheckFailed},
-		{state.ErrLocked, codeTryAgainLater}, {ipam.ErrLocked, codeTryAgainLater}, {ipam.ErrLiveUnknown, codeTryAgainLater},
-		{context.DeadlineExceeded, codeTryAgainLater}, {context.Canceled, codeTryAgainLater},
-		{bridge.ErrPeerExists, codeExists}, {bridge.ErrBridgeFull, codeNotAttachable}, {bridge.ErrNotBridge, codeNotAttachable},
-		{bridge.ErrForeign, codeConflict}, {addr.ErrDuplicate, codeConflict},
-		{nft.ErrInvalid, codeInvalidConfig}, {bridge.ErrInvalid, codeInvalidConfig},
-		{uplink.ErrUnreachable, codeTryAgainLater}, {uplink.ErrRefused, codeUplink}, {state.ErrDamaged, codeIO},
-	}
-}
-
-// firstCode looks for the first error of a chain or a tree that has a code of its own, or is
-// of a kind that has.
 func firstCode(err error) (code uint, ok bool) {
-	for _, k := range kinds() {
-		if err == k.err {
-			return k.code, true
+	for _, of := range codes() {
+		if err == of.err {
+			return of.code, true
 		}
 	}
 	switch e := err.(type) {
 	case *types.Error:
 		return e.Code, true
+	case *nft.ConflictError:
+		return codeConflict, true
+	case *state.RecordError, *fs.PathError:
+		return codeIO, true
 	case interface{ Unwrap() error }:
 		return firstCode(e.Unwrap())
 	case interface{ Unwrap() []error }:
@@ -126,6 +81,34 @@ func firstCode(err error) (code uint, ok bool) {
 		}
 	}
 	return 0, false
+}
+
+// oneLine writes joined errors, which come a line each, on one, and nothing of what
+// they quote that a terminal would obey.
+func oneLine(err error) string { return printable.Line(err.Error()) }
+
+// A sentinel has a code.
+type sentinel struct {
+	err  error
+	code uint
+}
+
+// codes are those of the errors of package network and of the packages below.
+func codes() []sentinel {
+	return []sentinel{
+		{network.ErrState, codeIO}, {network.ErrTryAgain, codeTryAgainLater}, {network.ErrHostNamespace, codeInvalidNetNS},
+		{network.ErrExists, codeExists}, {network.ErrNotAttached, codeDiffers}, {network.ErrAttached, codeAttached},
+		{network.ErrConflict, codeConflict}, {network.ErrNoGateway, codeNoGateway}, {network.ErrNoLink, codeNotAttachable},
+		{network.ErrObstructed, codeObstructed}, {network.ErrInvalid, codeInvalidConfig},
+		{ipam.ErrPoolFull, ipamconf.CodePoolFull}, {ipam.ErrAddressTaken, ipamconf.CodeAddressTaken},
+		{ipam.ErrDuplicate, ipamconf.CodeDuplicate}, {ipam.ErrNotReserved, ipamconf.CodeCheckFailed},
+		{state.ErrLocked, codeTryAgainLater}, {ipam.ErrLocked, codeTryAgainLater}, {ipam.ErrLiveUnknown, codeTryAgainLater},
+		{context.DeadlineExceeded, codeTryAgainLater}, {context.Canceled, codeTryAgainLater},
+		{bridge.ErrPeerExists, codeExists}, {bridge.ErrBridgeFull, codeNotAttachable}, {bridge.ErrNotBridge, codeNotAttachable},
+		{bridge.ErrForeign, codeConflict}, {addr.ErrDuplicate, codeConflict},
+		{nft.ErrInvalid, codeInvalidConfig}, {bridge.ErrInvalid, codeInvalidConfig},
+		{uplink.ErrUnreachable, codeTryAgainLater}, {uplink.ErrRefused, codeUplink}, {state.ErrDamaged, codeIO},
+	}
 }
 
 func plural(n int, one, many string) string {

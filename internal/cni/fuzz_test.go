@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
@@ -87,11 +86,11 @@ func FuzzNetConf(f *testing.F) {
 			t.Fatalf("ADD takes what DEL does not: %v", lenientErr)
 		}
 		// An ADD and its DEL have to mean the same network.
-		if diff := cmp.Diff(conf, lenient, cmpopts.IgnoreUnexported(NetConf{})); diff != "" {
+		if diff := cmp.Diff(conf, lenient, everyField()...); diff != "" {
 			t.Errorf("strict and lenient differ (-strict +lenient):\n%s", diff)
 		}
 		usable(t, conf)
-		if s := conf.settings(); !ident.IsLinkName(s.Bridge) || s.Mark&(s.Mark-1) != 0 || s.MTU != 0 && (s.MTU < mtuMin || s.MTU > mtuMax) {
+		if s := settingsOf(conf); !ident.IsLinkName(s.Bridge) || s.Mark&(s.Mark-1) != 0 || s.MTU != 0 && (s.MTU < mtuMin || s.MTU > mtuMax) {
 			t.Errorf("settings are %+v", s)
 		}
 	})
@@ -100,7 +99,7 @@ func FuzzNetConf(f *testing.F) {
 // usable calls for everything that verbs derive from a configuration.
 func usable(t *testing.T, conf *NetConf) {
 	t.Helper()
-	s := conf.settings()
+	s := settingsOf(conf)
 	if s.Mark == 0 || s.Bridge == "" || !strings.HasPrefix(s.StateDir, "/") {
 		t.Errorf("settings are %+v", s)
 	}
@@ -114,18 +113,14 @@ func usable(t *testing.T, conf *NetConf) {
 			}
 		}
 	}
-	rc, err := conf.runtimeConfig()
-	if err != nil {
-		return
-	}
-	if mac, err := conf.podMAC(rc, nil); err == nil && mac != nil && (len(mac) != 6 || mac[0]&1 != 0) {
+	if mac, err := conf.podMAC(nil); err == nil && mac != nil && (len(mac) != 6 || mac[0]&1 != 0) {
 		t.Errorf("mac %s", mac)
 	}
 }
 
 func FuzzPrevResult(f *testing.F) {
 	f.Fuzz(func(t *testing.T, version, data []byte) {
-		res, err := parsePrevResult(&NetConf{PrevResult: data}, string(version))
+		res, err := (&Common{PrevResult: data, CNIVersion: string(version)}).prevResult()
 		if err != nil {
 			if code(err) != codeDecoding {
 				t.Errorf("code %d: %v", code(err), err)
@@ -136,7 +131,7 @@ func FuzzPrevResult(f *testing.F) {
 			return
 		}
 		// What CHECK, DEL and a chained ADD do with it.
-		c := &call{ifName: "eth0", network: "pods", containerID: "c1"}
+		c := &call{ifName: "eth0", containerID: "c1"}
 		for _, a := range c.addressesIn(res) {
 			if !a.IsValid() {
 				t.Error("an invalid address")

@@ -45,7 +45,7 @@ func TestPrevResultOfEachVersion(t *testing.T) {
 				if name == "a version of its own" {
 					confVersion = "1.1.0"
 				}
-				res, err := parsePrevResult(&NetConf{PrevResult: json.RawMessage(raw)}, confVersion)
+				res, err := (&Common{PrevResult: json.RawMessage(raw), CNIVersion: confVersion}).prevResult()
 				if err != nil {
 					t.Errorf("%s: %v", name, err)
 					continue
@@ -63,7 +63,7 @@ func TestPrevResultOfEachVersion(t *testing.T) {
 func TestNoPrevResult(t *testing.T) {
 	t.Parallel()
 	for _, raw := range []string{"", "null", "{}", " {} "} {
-		res, err := parsePrevResult(&NetConf{PrevResult: json.RawMessage(raw)}, "1.1.0")
+		res, err := (&Common{PrevResult: json.RawMessage(raw), CNIVersion: "1.1.0"}).prevResult()
 		if res != nil || err != nil {
 			t.Errorf("%q: %v, %v", raw, res, err)
 		}
@@ -84,7 +84,7 @@ func TestPrevResultsThatAreRubbish(t *testing.T) {
 		{"1.1.0", `{"interfaces": [{"name": "a"}], "ips": [{"address": "10.0.0.1/8", "interface": 1}]}`},
 		{"1.1.0", `{"ips": [{"address": "10.0.0.1/8", "interface": -1}]}`},
 	} {
-		_, err := parsePrevResult(&NetConf{PrevResult: json.RawMessage(tt.json)}, tt.version)
+		_, err := (&Common{PrevResult: json.RawMessage(tt.json), CNIVersion: tt.version}).prevResult()
 		fmt.Fprintf(&report, "%s %s\n    %s\n", tt.version, tt.json, describe(err))
 	}
 	golden.Compare(t, "prevresult-errors.txt", report.String())
@@ -93,10 +93,10 @@ func TestPrevResultsThatAreRubbish(t *testing.T) {
 // A result of a chain has the addresses of other interfaces too.
 func TestAddressesOfTheAttachmentAlone(t *testing.T) {
 	t.Parallel()
-	res, err := parsePrevResult(&NetConf{PrevResult: json.RawMessage(`{
+	res, err := (&Common{PrevResult: json.RawMessage(`{
 		"interfaces": [{"name": "cbr0"}, {"name": "eth0", "sandbox": "/p"}, {"name": "net1", "sandbox": "/p"}],
 		"ips": [{"address": "10.61.0.1/24", "interface": 0}, {"address": "10.61.0.2/24", "interface": 1},
-			{"address": "10.62.0.2/24", "interface": 2}, {"address": "fd61::2/64"}]}`)}, "1.1.0")
+			{"address": "10.62.0.2/24", "interface": 2}, {"address": "fd61::2/64"}]}`), CNIVersion: "1.1.0"}).prevResult()
 	must.Succeed(t, err)
 	c := &call{ifName: "eth0"}
 	expect.NoDiff(t, cmp.Diff(nstest.Addrs("10.61.0.2", "fd61::2"), c.addressesIn(res), netipValues()), "addresses")
@@ -112,6 +112,11 @@ func TestConfigurationFromARecord(t *testing.T) {
 		{network.Origin{Type: "host-local", Dir: "/d"},
 			`{"cniVersion":"1.0.0","ipam":{"dataDir":"/d","type":"host-local"},"name":"pods","type":"tombolo"}`},
 	} {
-		expect.NoDiff(t, cmp.Diff(tt.want, string(recordedConfig("1.0.0", "pods", &tt.origin))), "configuration")
+		expect.NoDiff(t, cmp.Diff(tt.want, string(recordedJSON(&tt.origin))), "configuration")
 	}
+}
+
+func recordedJSON(origin *network.Origin) []byte {
+	_, data := recordedConfig("1.0.0", "pods", origin)
+	return data
 }

@@ -8,14 +8,11 @@ import (
 	"path/filepath"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/containernetworking/cni/pkg/types"
 	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/ipam/delegate"
 	"github.com/tombolo-cni/tombolo/internal/lockorder"
-	"github.com/tombolo-cni/tombolo/internal/nftnl"
-	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/state"
 )
 
@@ -26,45 +23,44 @@ import (
 // self is this program, as the kernel knows it.
 const self = "/proc/self/exe"
 
-// carriers say by which programs a call is to be carried out.
-type carriers struct{ ours, kept bool }
-
-// carriers are the kept program's alone where no record tells of the attachment. A damaged record is ours.
-func (c *call) carriers(conf *NetConf) (carriers, error) {
-	if c.verb == "GC" || c.verb == "STATUS" { // about no pod
-		return carriers{kept: true}, nil
-	}
-	dir, err := state.Open(conf.settings().StateDir)
-	if err != nil {
-		return carriers{}, err
-	}
-	hash := ident.Hash(c.network, c.containerID, c.ifName)
-	if c.verb == "DEL" {
-		return c.carriersOfDEL(conf, dir, hash), nil
-	}
-	_, err = dir.Load(c.network, hash)
-	ours := !errors.Is(err, fs.ErrNotExist) // a damaged record is ours
-	return carriers{ours: ours, kept: !ours}, nil
-}
-
-// carriersOfDEL leave nothing of either: the names may have changed over since the ADD, one by one and back. What
-// goes after a reboot is told by the ADD's result.
-func (c *call) carriersOfDEL(conf *NetConf, dir *state.Dir, hash string) carriers {
-	rec, err := dir.Load(c.network, hash)
-	ours, others := c.madeBy(conf, "veth"+hash)
+// carriers say by which programs a call is to be carried out: by ours, by the kept one, or a DEL by both. The names may
+// have changed over since the ADD, one by one and back, so DEL leaves nothing of either.
+func (c *call) carriers() (ours, kept bool, _ error) {
+	byBridge := c.Name == nameBridge
 	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return carriers{ours: ours, kept: !ours}
-	case err != nil || rec.State != state.Ready:
-		return carriers{ours: true}
+	case !byBridge && !c.others, byBridge && c.verb != "DEL" && c.verb != "CHECK":
+		return true, false, nil
+	case c.verb == "GC" || c.verb == "STATUS": // about no pod
+		return false, true, nil
 	}
-	return carriers{ours: true, kept: others || c.mayHaveGiven(conf, rec)}
+	dir, err := state.Open(c.conf.stateDir())
+	if err != nil {
+		return false, false, err
+	}
+	hash := ident.Hash(c.conf.Name, c.containerID, c.ifName)
+	rec, err := dir.Load(c.conf.Name, hash)
+	noRecord := errors.Is(err, fs.ErrNotExist) // a damaged one is ours
+	saysOurs, saysOthers := c.madeBy("veth" + hash)
+	switch {
+	case c.verb == "CHECK" && byBridge && !c.isKept():
+		return true, false, nil
+	case c.verb != "DEL":
+		return !noRecord, noRecord, nil
+	case noRecord: // what goes after a reboot is told by the ADD's result
+		ours, kept = saysOurs, !saysOurs
+	default:
+		ours, kept = true, err == nil && rec.State == state.Ready && (saysOthers || len(c.wrong()) == 0 && c.lacks(rec))
+	}
+	if byBridge {
+		return true, kept && podHasLink(c.netns, c.ifName), nil
+	}
+	return ours, kept, nil
 }
 
 // madeBy says whose the port is that the ADD's result names, as far as it tells. A bridge of another program's comes
 // with a port; plugins like ptp have no bridge.
-func (c *call) madeBy(conf *NetConf, port string) (ours, others bool) {
-	prev, err := parsePrevResult(conf, c.cniVersion)
+func (c *call) madeBy(port string) (ours, others bool) {
+	prev, err := c.conf.prevResult()
 	if err != nil || prev == nil {
 		return false, false
 	}
@@ -78,47 +74,9 @@ func (c *call) madeBy(conf *NetConf, port string) (ours, others bool) {
 	return ours, !ours && host > 1
 }
 
-// mayHaveGiven says whether a pod of ours may have by the kept program what the configuration asks for, since it has
-// nothing of it by ours. What no ADD takes gave it nothing.
-func (c *call) mayHaveGiven(conf *NetConf, rec *state.Attachment) bool {
-	asked, err := conf.runtimeConfig()
-	if err != nil {
-		return false
-	}
-	may := false
-	switch c.Name {
-	case "bandwidth":
-		limits, err := conf.shape(asked)
-		may = err == nil && !limits.IsZero() && rec.Bandwidth.IsZero()
-	case "firewall":
-		may = isReferencesChainHere()
-	case "portmap":
-		ports, err := publishedPorts(asked.PortMappings)
-		may = err == nil && len(ports) > 0 && len(rec.Published) == 0
-	}
-	if !may {
-		return false
-	}
-	code, wrong := firstCode(c.named().examine(c))
-	return !wrong || code == codeUnsupportedField // by ours alone
-}
-
-// isReferencesChainHere says whether the reference's firewall has its chain in iptables, where that works over nf_tables.
-func isReferencesChainHere() (is bool) {
-	conn, err := nl.Dial(unix.NETLINK_NETFILTER, nil)
-	if err != nil {
-		return false
-	}
-	defer conn.Close()
-	for _, family := range []uint8{unix.NFPROTO_IPV4, unix.NFPROTO_IPV6} {
-		var b nl.Batch
-		nftnl.Get(&b, nl.Name("chain CNI-FORWARD"), family, unix.NFT_MSG_GETCHAIN, func([]byte) error {
-			is = true
-			return nil
-		}, nftnl.String(unix.NFTA_CHAIN_TABLE, "filter"), nftnl.String(unix.NFTA_CHAIN_NAME, "CNI-FORWARD"))
-		_ = nftnl.Look(conn, &b)
-	}
-	return is
+func (c *call) isKept() bool {
+	_, err := os.Stat(c.Kept)
+	return err == nil
 }
 
 // handOver has the program carry the call out that had the name before, and gives what that said.
@@ -128,9 +86,8 @@ func (c *call) handOver(ctx context.Context) ([]byte, error) {
 	}
 	lockorder.Slow("a plugin")
 	said, err := delegate.Forward(ctx, c.Kept, self, os.Environ(), c.stdin, os.Stderr)
-	_, coded := firstCode(err)
 	switch {
-	case err == nil, coded, ctx.Err() != nil:
+	case err == nil, errors.As(err, new(*types.Error)), ctx.Err() != nil:
 		return said, err
 	case errors.Is(err, delegate.ErrNotFound), c.verb == "DEL" && errors.Is(err, delegate.ErrSelf):
 		return nil, c.noneKept()

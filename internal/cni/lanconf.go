@@ -44,7 +44,7 @@ func (c *NetConf) lanProblems(p *problems) {
 }
 
 // lan fills in what a network on a LAN has.
-func (c *NetConf) lan(s *settings) {
+func (c *NetConf) lan(s *network.Network) {
 	if c.Uplink != "" {
 		s.Uplink = uplink.Uplink{NIC: c.Uplink, KeepAddress: c.KeepAddressOnUplink, Timeout: time.Duration(c.UplinkTimeout)}
 	}
@@ -68,7 +68,7 @@ func (c *NetConf) lan(s *settings) {
 }
 
 // guard says what pods are held to: lanGuard to more than guard, and that to more than macspoofchk.
-func (c *NetConf) guard(s *settings, lan bool) {
+func (c *NetConf) guard(s *network.Network, lan bool) {
 	s.Untrusted = orDefault(c.LANGuard, lan)
 	s.Guard = s.Untrusted || c.Guard || c.MACSpoofCheck
 	s.MACOnly = s.Guard && !s.Untrusted && !c.Guard

@@ -49,7 +49,7 @@ func TestSettingsOfModeLAN(t *testing.T) {
 			if tt.change != nil {
 				tt.change(&want)
 			}
-			expect.NoDiff(t, cmp.Diff(want, parsed(t, tt.fields).settings(), cmp.AllowUnexported(settings{})), "settings")
+			expect.NoDiff(t, cmp.Diff(want, settingsOf(parsed(t, tt.fields)), cmp.AllowUnexported(settings{})), "settings")
 		})
 	}
 }
@@ -62,18 +62,18 @@ func TestModeLANLeasesUnlessToldOtherwise(t *testing.T) {
 		`"mode": "lan", "uplink": "eth0", "ipam": {"type": "static", "addresses": [{"address": "10.0.0.2/24"}]}`: "static",
 		`"mode": "l2", "uplink": "eth0"`: "",
 	} {
-		expect.Equal(t, parsed(t, fields).ipamType(), want, "%s: ipam", fields)
+		expect.Equal(t, parsed(t, fields).IPAM.Type, want, "%s: ipam", fields)
 	}
 	// DEL has to find the lease by the same default.
 	conf, err := parseLenient([]byte(`{"cniVersion": "1.1.0", "name": "pods", "type": "tombolo", "mode": "lan"}`))
-	if err != nil || conf.ipamType() != ipamconf.TypeDHCP {
-		t.Errorf("for DEL: ipam %q, %v", conf.ipamType(), err)
+	if err != nil || conf.IPAM.Type != ipamconf.TypeDHCP {
+		t.Errorf("for DEL: ipam %q, %v", conf.IPAM.Type, err)
 	}
 }
 
 func TestTakeoverAsConfigured(t *testing.T) {
 	t.Parallel()
-	s := parsed(t, `"mode": "lan", "uplink": "eth0", "bridge": "lan0", "keepAddressOnUplink": true, "uplinkTimeout": "2s"`).settings()
+	s := settingsOf(parsed(t, `"mode": "lan", "uplink": "eth0", "bridge": "lan0", "keepAddressOnUplink": true, "uplinkTimeout": "2s"`))
 	want := uplink.Uplink{NIC: "eth0", KeepAddress: true, Timeout: 2 * time.Second}
 	expect.NoDiff(t, cmp.Diff(want, s.Uplink), "uplink")
 }

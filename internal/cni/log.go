@@ -28,7 +28,8 @@ type stepLog struct {
 
 // openLog opens the configuration's log file. DEL and GC go on without one: they
 // may not fail for what the configuration says.
-func openLog(conf *NetConf, c *call) (*stepLog, error) {
+func (c *call) openLog() (*stepLog, error) {
+	conf := c.conf
 	// A relative path has been refused, but for DEL and GC.
 	if !filepath.IsAbs(conf.LogFile) {
 		return nil, nil
@@ -48,7 +49,7 @@ func openLog(conf *NetConf, c *call) (*stepLog, error) {
 		return nil, newError(codeIO, "logFile: %v", err)
 	}
 	logger := slog.New(slog.NewJSONHandler(f, &slog.HandlerOptions{Level: level})).With(
-		"verb", c.verb, "network", c.network)
+		"verb", c.verb, "network", conf.Name)
 	if c.containerID != "" {
 		logger = logger.With("containerID", c.containerID, "ifName", c.ifName, "netns", c.netns)
 	}

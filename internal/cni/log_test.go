@@ -60,11 +60,15 @@ func TestVerbLogsOneLine(t *testing.T) {
 	}
 }
 
+// logged opens the log of a call.
+func logged(verb string, conf *Common) (*stepLog, error) {
+	return (&call{verb: verb, conf: conf}).openLog()
+}
+
 func TestStepsAreLoggedInTheirOrder(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "log")
-	conf := &NetConf{LogFile: path}
-	l, err := openLog(conf, &call{verb: "ADD", network: "pods"})
+	l, err := logged("ADD", &Common{LogFile: path, Name: "pods"})
 	must.Succeed(t, err)
 	l.warn("worked around")
 	for _, name := range []string{"open", "record", "ipam", "record"} {
@@ -99,7 +103,7 @@ func TestLogThatCannotBeOpened(t *testing.T) {
 		{"GC", "/nowhere/at/all", "", "no error"},
 		{"DEL", "relative", "", "no error"},
 	} {
-		l, err := openLog(&NetConf{LogFile: tt.file, LogLevel: tt.level}, &call{verb: tt.verb})
+		l, err := logged(tt.verb, &Common{LogFile: tt.file, LogLevel: tt.level})
 		expect.NoDiff(t, cmp.Diff(tt.want, describe(err)), "%s %s", tt.verb, tt.file)
 		if l != nil {
 			t.Errorf("%s %s: there is a log", tt.verb, tt.file)
@@ -117,7 +121,7 @@ func TestNoLogIsALogOfNothing(t *testing.T) {
 	l.step("open")
 	l.warn("worked around")
 	l.done(nil)
-	if got, err := openLog(&NetConf{}, &call{verb: "ADD"}); got != nil || err != nil {
+	if got, err := logged("ADD", &Common{}); got != nil || err != nil {
 		t.Errorf("without a logFile: %v, %v", got, err)
 	}
 }

@@ -21,12 +21,14 @@ const (
 	loopbackIndex = 1
 )
 
-// loopback is the plugin that containerd up to 1.7 runs for each pod before its networks: it sets a pod's lo up. It
-// does as the reference plugin does. DEL sets it down, but the host's.
-func (c *call) loopback(_ context.Context, conf *NetConf) (*current.Result, error) {
+// loopbackConf is the configuration of the plugin that containerd up to 1.7 runs for each pod before its networks: it sets
+// a pod's lo up. It does as the reference plugin does. DEL sets it down, but the host's.
+type loopbackConf struct{ Common }
+
+func (f *loopbackConf) run(_ context.Context, c *call) (*current.Result, error) {
 	switch c.verb {
 	case "ADD":
-		return c.addLoopback(conf)
+		return c.addLoopback()
 	case "DEL":
 		return nil, withinPod(c.netns, func(conn *nl.Conn, _ *netns.NS) error { return setLoopback(conn, 0) })
 	case "CHECK":
@@ -43,8 +45,8 @@ func (c *call) loopback(_ context.Context, conf *NetConf) (*current.Result, erro
 
 // addLoopback gives lo's first address of each family, IPv4 first. An address that is
 // not within 127.0.0.0/8, and not ::1, is an error.
-func (c *call) addLoopback(conf *NetConf) (*current.Result, error) {
-	prev, err := parsePrevResult(conf, c.cniVersion)
+func (c *call) addLoopback() (*current.Result, error) {
+	prev, err := c.conf.prevResult()
 	if err != nil {
 		return nil, err
 	}

@@ -18,18 +18,12 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// tuning is the reference's plugin of that name: it sets kernel parameters of a pod, and
-// attributes of its interface.
-func (c *call) tuning(ctx context.Context, conf *NetConf) (*current.Result, error) {
+func (f *tuningConf) run(ctx context.Context, c *call) (*current.Result, error) {
 	if c.verb == "DEL" {
-		c.untune()
+		f.untune(c)
 		return nil, nil
 	}
-	f, err := c.readTuning()
-	if err != nil {
-		return nil, err
-	}
-	prev, err := c.chained(conf)
+	prev, of, err := c.chained()
 	if err != nil {
 		return nil, err
 	}
@@ -39,7 +33,7 @@ func (c *call) tuning(ctx context.Context, conf *NetConf) (*current.Result, erro
 	if err := f.allowed(); err != nil {
 		return nil, err
 	}
-	if err := c.tune(ctx, conf, f); err != nil {
+	if err := c.tune(ctx, of, f); err != nil {
 		return nil, err
 	}
 	for _, one := range prev.Interfaces {
@@ -52,7 +46,7 @@ func (c *call) tuning(ctx context.Context, conf *NetConf) (*current.Result, erro
 
 // tune does not overwrite what an ADD before, without a DEL since, has saved: that is what the link had before it was
 // tuned.
-func (c *call) tune(ctx context.Context, conf *NetConf, f *tuningConf) error {
+func (c *call) tune(ctx context.Context, of network.Change, f *tuningConf) error {
 	return within(c.netns, func(conn *nl.Conn, pod *netns.NS) error {
 		if err := f.write(pod, c.ifName); err != nil || f.attributes == (attributes{}) {
 			return err
@@ -68,7 +62,7 @@ func (c *call) tune(ctx context.Context, conf *NetConf, f *tuningConf) error {
 		}
 		err = setAttributes(conn, l.Index, f.attributes, c.ifName)
 		if err == nil {
-			err = c.follow(ctx, conf, f)
+			err = f.follow(ctx, of)
 		}
 		if err == nil {
 			return nil
@@ -82,15 +76,11 @@ func (c *call) tune(ctx context.Context, conf *NetConf, f *tuningConf) error {
 }
 
 // follow has the guard and the record of the pod follow.
-func (c *call) follow(ctx context.Context, conf *NetConf, f *tuningConf) error {
+func (f *tuningConf) follow(ctx context.Context, of network.Change) error {
 	if f.MAC == nil && f.MTU == nil {
 		return nil
 	}
-	node, err := c.open(conf)
-	if err != nil {
-		return err
-	}
-	err = node.Change(c.key()).Tuned(ctx, f.mac(), orZero(f.MTU))
+	err := of.Tuned(ctx, f.mac(), orZero(f.MTU))
 	if errors.Is(err, network.ErrNotAttached) {
 		return nil
 	}
@@ -136,11 +126,7 @@ func setAttributes(conn *nl.Conn, index int, a attributes, name string) error {
 
 // untune reverts what ADD made of the link. The file goes whatever becomes of that: the namespace may be gone, and a pod
 // can put a link there that takes no such value. As in the reference, nothing fails it: the interface goes next.
-func (c *call) untune() {
-	f := tuningConf{DataDir: defaultTuningDir}
-	_ = json.Unmarshal(c.stdin, &struct {
-		DataDir *string `json:"dataDir"`
-	}{&f.DataDir}) // what is wrong with the rest keeps nothing from going
+func (f *tuningConf) untune(c *call) {
 	had := loadAttributes(f.backup(c))
 	if had == nil {
 		return

@@ -82,16 +82,12 @@ func (a attributes) mac() net.HardwareAddr {
 	return mac
 }
 
-// tuningConf is the configuration of the reference's plugin tuning.
+// tuningConf is the configuration of the reference's plugin of that name: it sets kernel parameters of a pod, and
+// attributes of its interface.
 type tuningConf struct {
+	Common
 	tuned
-	DataDir       string `json:"dataDir"`
-	RuntimeConfig struct {
-		MAC string `json:"mac"`
-	} `json:"runtimeConfig"`
-	Args struct {
-		CNI tuned `json:"cni"`
-	} `json:"args"`
+	DataDir string `json:"dataDir"`
 }
 
 // tuned is what is to be set.
@@ -132,30 +128,25 @@ const (
 	allowlistFile    = "/etc/cni/tuning/allowlist.conf"
 )
 
-// readTuning reads the configuration. Of the places that name a MAC the later ones count: the field,
+// complete puts together what is asked for. Of the places that name a MAC the later ones count: the field,
 // CNI_ARGS, runtimeConfig and args.
-func (c *call) readTuning() (*tuningConf, error) {
-	var f tuningConf
-	if err := c.unmarshal(&f); err != nil {
-		return nil, err
-	}
+func (f *tuningConf) complete(c *call) {
+	f.Common.complete(c)
 	f.DataDir = cmp.Or(f.DataDir, defaultTuningDir)
 	args, err := ipamconf.ParseArgs(c.args)
 	if err != nil {
-		return nil, err
+		c.undecoded = append(c.undecoded, err)
 	}
 	if mac := cmp.Or(f.RuntimeConfig.MAC, args["MAC"]); mac != "" {
 		f.MAC = &mac
 	}
 	f.attributes = f.Args.CNI.over(f.attributes)
 	if f.Sysctl == nil {
-		f.Sysctl = map[string]string{}
+		f.Sysctl = sysctls{}
 	}
 	maps.Copy(f.Sysctl, f.Args.CNI.Sysctl)
-	if mac := orZero(f.MAC); mac == "" {
+	if orZero(f.MAC) == "" {
 		f.MAC = nil
-	} else if _, err = net.ParseMAC(mac); err != nil {
-		return nil, newError(codeInvalidConfig, "mac: %v", err)
 	}
 	if orZero(f.MTU) == 0 {
 		f.MTU = nil
@@ -163,10 +154,16 @@ func (c *call) readTuning() (*tuningConf, error) {
 	if !orZero(f.Promisc) {
 		f.Promisc = nil
 	}
-	if orZero(f.MTU) < 0 || orZero(f.TxQLen) < 0 {
-		return nil, newError(codeInvalidConfig, "mtu and txQLen cannot be negative")
+}
+
+func (f *tuningConf) problems() []error {
+	p := problems(f.Common.problems())
+	if f.MAC != nil {
+		_, err := net.ParseMAC(*f.MAC)
+		p.add(err != nil, "mac: %v", err)
 	}
-	return &f, nil
+	p.add(orZero(f.MTU) < 0 || orZero(f.TxQLen) < 0, "mtu and txQLen cannot be negative")
+	return p
 }
 
 // sysctlFile is the file of a kernel parameter: of those of the network only, which each

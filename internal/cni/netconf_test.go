@@ -1,9 +1,9 @@
 package cni
 
 import (
-	"encoding/json"
 	"fmt"
 	"net/netip"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -94,7 +94,7 @@ func TestSettingsOfAMode(t *testing.T) {
 			if tt.change != nil {
 				tt.change(&want)
 			}
-			expect.NoDiff(t, cmp.Diff(want, parsed(t, tt.fields).settings(), cmpopts.EquateComparable(netip.Prefix{})), "settings")
+			expect.NoDiff(t, cmp.Diff(want, settingsOf(parsed(t, tt.fields)), cmpopts.EquateComparable(netip.Prefix{})), "settings")
 		})
 	}
 }
@@ -184,7 +184,6 @@ func TestWhatAConfigurationMaySay(t *testing.T) {
 		`"capabilities": {"portMappings": true, "whatever": false}`,
 		`"runtimeConfig": {"cgroupPath": "/x", "whatever": 1}`,
 		`"args": {"cni": {"labels": [{"key": "a", "value": "b"}]}, "whatever": 1}`,
-		`"args": "anything at all"`,
 		`"prevResult": {"cniVersion": "1.1.0", "whatever": 1}`,
 		`"cni.dev/valid-attachments": [{"containerID": "c1", "ifname": "eth0"}], "cni.dev/attachments": 7, "cni.dev/": null`,
 		`"_comment": "for humans", "_": [], "_mtu": "not a number"`,
@@ -236,13 +235,13 @@ func TestLenientParsingKeepsWhatIsThere(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			want := &NetConf{Name: "pods"}
+			want := &NetConf{Common: Common{CNIVersion: "0.1.0", Name: "pods"}}
 			tt.want(want)
 			got, err := parseLenient([]byte(tt.conf))
 			must.Succeed(t, err)
-			expect.NoDiff(t, cmp.Diff(want, got, cmpopts.IgnoreUnexported(NetConf{})), "configuration")
+			expect.NoDiff(t, cmp.Diff(want, got, everyField()...), "configuration")
 			// Teardown goes by the settings: those must be usable whatever was there.
-			s := got.settings()
+			s := settingsOf(got)
 			if s.StateDir == "" || got.deadline() <= 0 || s.Bridge == "" || s.Mark == 0 {
 				t.Errorf("settings lack something: %+v", s)
 			}
@@ -292,8 +291,8 @@ func TestListOfValidAttachments(t *testing.T) {
 
 func TestTeardownGoesByADirectoryThatItCanUse(t *testing.T) {
 	t.Parallel()
-	conf := &NetConf{StateDir: "relative", Mode: "nonsense"}
-	expect.Equal(t, conf.settings().StateDir, network.DefaultStateDir, "stateDir is")
+	conf := &NetConf{Common: Common{StateDir: "relative"}, Mode: "nonsense"}
+	expect.Equal(t, settingsOf(conf).StateDir, network.DefaultStateDir, "stateDir is")
 }
 
 func TestIPAMFieldsAreReadFromWhateverIsThere(t *testing.T) {
@@ -304,9 +303,10 @@ func TestIPAMFieldsAreReadFromWhateverIsThere(t *testing.T) {
 		{`{"type": 7, "dataDir": ["/d"]}`, "", ""},
 		{`{"dataDir": "/d"}`, "", "/d"},
 	} {
-		c := &NetConf{IPAM: json.RawMessage(tt.ipam)}
-		if c.ipamType() != tt.wantType || c.dataDir() != tt.wantDir {
-			t.Errorf("%s: type %q, dataDir %q", tt.ipam, c.ipamType(), c.dataDir())
+		c := &NetConf{}
+		must.Succeed(t, c.IPAM.UnmarshalJSON([]byte(tt.ipam)))
+		if c.IPAM.Type != tt.wantType || c.IPAM.DataDir != tt.wantDir {
+			t.Errorf("%s: type %q, dataDir %q", tt.ipam, c.IPAM.Type, c.IPAM.DataDir)
 		}
 	}
 }
@@ -314,14 +314,13 @@ func TestIPAMFieldsAreReadFromWhateverIsThere(t *testing.T) {
 func TestRuntimeConfig(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct{ json, want string }{
-		{``, "no error"}, {`null`, "no error"}, {`{}`, "no error"},
+		{`null`, "no error"}, {`{}`, "no error"},
 		{`{"mac": "02:00:00:00:00:01", "portMappings": [], "bandwidth": {}, "ips": ["10.0.0.1"]}`, "no error"},
 		{`{"portMappings": [{"hostPort":80, "containerPort": 80, "other": 1}], "unknown": {}}`, "no error"},
-		{`{"mac": 7}`, `code 7: runtimeConfig: field "mac": expected a string, got the number 7`},
-		{`[]`, "no error"},
+		{`{"mac": 7}`, `code 7: field "runtimeConfig.mac": expected a string, got the number 7`},
+		{`{"ipRanges": [[{"subnet": "x"}]]}`, `code 7: field "runtimeConfig.ipRanges[0][0].subnet": expected an address with a prefix length, like "10.1.0.0/16", got the string "x"`},
 	} {
-		c := &NetConf{RuntimeConfig: json.RawMessage(tt.json)}
-		_, err := c.runtimeConfig()
+		_, err := parseStrict(with(`"runtimeConfig": ` + tt.json))
 		expect.NoDiff(t, cmp.Diff(tt.want, describe(err)), "%s", tt.json)
 	}
 }
@@ -339,8 +338,6 @@ func TestThePodsMACComesFromTheFirstThatNamesOne(t *testing.T) {
 		{"all three", first, cni(second), third, first},
 		{"args over CNI_ARGS", "", cni(second), third, second},
 		{"CNI_ARGS", "", "", third, third},
-		{"args of another shape", "", `["x"]`, third, third},
-		{"args.cni.mac of another type", "", `{"cni": {"mac": 7}}`, third, third},
 		{"capitals", "", "", "0A:58:0A:3D:00:02", "0a:58:0a:3d:00:02"},
 		{"no MAC at all", "nonsense", cni(second), third,
 			`code 7: runtimeConfig.mac "nonsense" is not the MAC of one interface, such as 02:00:5e:10:00:01`},
@@ -351,8 +348,8 @@ func TestThePodsMACComesFromTheFirstThatNamesOne(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			c := &NetConf{Args: json.RawMessage(tt.args)}
-			mac, err := c.podMAC(&runtimeConfig{MAC: tt.rc}, map[string]string{"MAC": tt.cniArgs})
+			c := parsed(t, `"runtimeConfig": {"mac": "`+tt.rc+`"}, "args": `+orNull(tt.args))
+			mac, err := c.podMAC(map[string]string{"MAC": tt.cniArgs})
 			got := mac.String()
 			if err != nil {
 				got = describe(err)
@@ -364,8 +361,42 @@ func TestThePodsMACComesFromTheFirstThatNamesOne(t *testing.T) {
 	}
 }
 
-// parseStrict and parseLenient read configurations of the plugin itself.
-func parseStrict(data []byte) (*NetConf, error)  { return configured(data).parseStrict() }
-func parseLenient(data []byte) (*NetConf, error) { return configured(data).parseLenient() }
+// everyField compares configurations whole.
+func everyField() []cmp.Option {
+	ours := cmp.Exporter(func(t reflect.Type) bool { return strings.HasPrefix(t.PkgPath(), "github.com/tombolo-cni/") })
+	return []cmp.Option{ours, netipValues()}
+}
 
-func configured(data []byte) *call { return &call{Plugin: &Plugin{}, stdin: data} }
+func orNull(text string) string {
+	if text == "" {
+		return "null"
+	}
+	return text
+}
+
+// settings are what a configuration stands for.
+type settings struct {
+	network.Network
+	StateDir, LeaseDir string
+	Mark               uint32
+}
+
+func settingsOf(c *NetConf) settings {
+	return settings{c.settings(), c.stateDir(), c.leaseDir(), c.mark()}
+}
+
+// parseStrict and parseLenient read configurations of the plugin itself, for an ADD and for a DEL.
+func parseStrict(data []byte) (*NetConf, error)  { return parsedFor("ADD", data) }
+func parseLenient(data []byte) (*NetConf, error) { return parsedFor("DEL", data) }
+
+func parsedFor(verb string, data []byte) (*NetConf, error) {
+	c := (&Plugin{}).newCall()
+	c.verb = verb
+	if err := c.parse(data); err != nil {
+		return nil, err
+	}
+	if err := c.refuse(); err != nil {
+		return nil, err
+	}
+	return c.configuration.(*NetConf), nil
+}

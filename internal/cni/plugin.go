@@ -5,18 +5,15 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
-	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
-	"github.com/containernetworking/cni/pkg/version"
 
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/ipam/delegate"
 	"github.com/tombolo-cni/tombolo/internal/state"
-	"github.com/tombolo-cni/tombolo/network"
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
@@ -61,6 +58,7 @@ const (
 // call is what a verb works with.
 type call struct {
 	*Plugin
+	kind
 	verb        string
 	containerID string
 	netns       string
@@ -68,25 +66,30 @@ type call struct {
 	args        string
 	path        string
 	stdin       []byte
-	cniVersion  string // of the configuration
-	network     string
-	stateDir    string
+	conf        *Common // the kind's
+	undecoded   []error // what is wrong with stdin
 	log         *stepLog
 	watchdog    *watchdog
+}
+
+func (p *Plugin) newCall() *call {
+	c := &call{Plugin: p, kind: p.kindOf()}
+	c.conf = c.common()
+	return c
 }
 
 // Run carries out the verb that the environment names, with the configuration
 // from stdin, by the CNI specification 1.1. It returns the process's exit status;
 // an error has then been printed, as the specification wants it, to stdout.
 func (p *Plugin) Run() int {
-	c := &call{Plugin: p}
+	c := p.newCall()
 	err := c.readEnvironment()
 	if err == nil {
 		if c.Exit != nil {
 			c.watch()
 			defer c.watchdog.timer.Stop()
 		}
-		err = c.run()
+		err = c.dispatch()
 	}
 	if err == nil {
 		return 0
@@ -94,8 +97,8 @@ func (p *Plugin) Run() int {
 	e := coded(err)
 	c.log.done(e)
 	c.watchdog.speak()
-	c.printError(c.cniVersion, e)
-	c.countFailure(c.stateDir, e.Code)
+	c.printError(c.conf.CNIVersion, e)
+	c.countFailure(c.conf.stateDir(), e.Code)
 	return 1
 }
 
@@ -106,9 +109,6 @@ func (c *call) countFailure(stateDir string, code uint) {
 	case "ADD", "DEL", "CHECK", "GC":
 	default:
 		return
-	}
-	if !filepath.IsAbs(stateDir) {
-		stateDir = network.DefaultStateDir // as for a call that succeeds
 	}
 	if dir, err := state.Open(stateDir); err == nil {
 		_ = dir.CountFailure(c.verb, code)
@@ -129,39 +129,37 @@ func (c *call) printError(cniVersion string, e *types.Error) {
 	}{cniVersion, e.Code, e.Msg})
 }
 
-func (c *call) run() error {
+// dispatch reads the configuration, and carries out a verb with its deadline and its log.
+func (c *call) dispatch() error {
 	if c.verb == "VERSION" {
 		return c.versionVerb()
 	}
 	if err := c.readStdin(); err != nil {
 		return err
 	}
-	if first := map[string]string{"GC": versionWithStatus, "STATUS": versionWithStatus, "CHECK": versionWithCheck}[c.verb]; first != "" {
-		if err := c.since(first); err != nil {
-			return err
-		}
+	c.watchdog.until(c.conf)
+	var err error
+	if c.log, err = c.openLog(); err != nil {
+		return err
 	}
-	if n := c.named(); n != nil {
-		return c.byName(n)
+	ctx, cancel := context.WithTimeout(context.Background(), c.conf.deadline())
+	defer cancel()
+	said, err := c.carryOut(ctx)
+	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() != nil {
+		return newError(codeTryAgainLater, "%s of network %q was not done within its deadline of %s: %v", c.verb, c.conf.Name, c.conf.deadline(), oneLine(err))
 	}
-	switch c.verb {
-	case "ADD":
-		return c.addVerb()
-	case "DEL":
-		if c.Name == nameBridge {
-			return c.lenientVerb(c.delBridge)
-		}
-		return c.lenientVerb(c.del)
-	case "GC":
-		return c.lenientVerb(c.gc)
-	case "CHECK":
-		if c.Name == nameBridge {
-			return c.strictVerb(c.checkBridge)
-		}
-		return c.strictVerb(c.check)
-	default: // STATUS: readEnvironment knows the verbs
-		return c.strictVerb(c.status)
+	if err != nil {
+		return err
 	}
+	c.log.done(nil)
+	if said == nil {
+		return nil
+	}
+	c.watchdog.speak()
+	if _, err := c.Stdout.Write(said); err != nil {
+		return newError(codeIO, "print the result: %v", err)
+	}
+	return nil
 }
 
 // needs lists the variables without which a verb means nothing. CNI_PATH is
@@ -228,8 +226,8 @@ func (c *call) refuseDepth() error {
 	return nil
 }
 
-// readStdin reads the configuration, and of it what every verb needs: the version
-// and the name. The rest is left to the verb, which may be lenient.
+// readStdin reads the configuration, and refuses what the plugin refuses whatever the verb is about. Where that may be
+// another program's, the rest is not looked at before it is known to be ours.
 func (c *call) readStdin() error {
 	data, err := io.ReadAll(io.LimitReader(c.Stdin, maxStdin+1))
 	if err != nil {
@@ -238,111 +236,18 @@ func (c *call) readStdin() error {
 	if len(data) > maxStdin {
 		return newError(codeDecoding, "the network's configuration on stdin is longer than %d bytes", maxStdin)
 	}
-	c.stdin = data
-	return nil
-}
-
-// accept checks the configuration's version and name.
-func (c *call) accept(conf *NetConf) error {
-	c.cniVersion, c.network, c.stateDir = conf.CNIVersion, conf.Name, conf.StateDir
-	if c.cniVersion == "" {
-		c.cniVersion = "0.1.0" // the specification's meaning of a missing one, up to 0.2.0
-	}
-	if !slices.Contains(c.supported(), c.cniVersion) {
-		return newError(codeIncompatibleVersion, "cniVersion %q is not supported: this plugin speaks %s", c.cniVersion, strings.Join(c.supported(), ", "))
-	}
-	if c.network == "" {
-		return newError(codeInvalidConfig, "the network has no name: set the field \"name\"")
-	}
-	if len(c.network) > maxNetworkName {
-		return newError(codeInvalidConfig, "name: a network's name has at most %d bytes, not %d", maxNetworkName, len(c.network))
-	}
-	if !ident.IsIdentifier(c.network) {
-		return newError(codeInvalidConfig, "name %q: a network's name takes letters, digits, '_', '.' and '-', and begins with a letter or a digit", c.network)
-	}
-	return nil
-}
-
-// since refuses a verb that the configuration's version does not have. It reads
-// the version by itself: a verb that is strict must not complain of an unknown
-// field first.
-func (c *call) since(first string) error {
-	conf, err := c.parseLenient()
-	if err == nil {
-		err = c.accept(conf)
-	}
-	if err != nil {
+	if err := c.parse(data); err != nil {
 		return err
 	}
-	if ok, err := version.GreaterThanOrEqualTo(c.cniVersion, first); err != nil || !ok {
-		return newError(codeIncompatibleVersion, "%s is a verb of CNI %s and later, and this network's cniVersion is %s", c.verb, first, c.cniVersion)
+	if err := c.accept(); err != nil {
+		return err
 	}
-	return nil
-}
-
-func (c *call) strictVerb(verb func(context.Context, *NetConf) error) error {
-	conf, err := c.parseStrict()
-	if err != nil {
-		if named, lenient := c.parseLenient(); lenient == nil {
-			c.cniVersion, c.stateDir = named.CNIVersion, named.StateDir // for the error
+	if !c.others {
+		if err := c.refuse(); err != nil {
+			return err
 		}
-		return err
 	}
-	if err := c.accept(conf); err != nil {
-		return err
-	}
-	return c.timed(conf, verb)
-}
-
-func (c *call) lenientVerb(verb func(context.Context, *NetConf) error) error {
-	conf, err := c.parseLenient()
-	if err == nil {
-		err = c.accept(conf)
-	}
-	if err != nil {
-		return err
-	}
-	return c.timed(conf, verb)
-}
-
-// timed gives a verb its deadline and its log.
-func (c *call) timed(conf *NetConf, verb func(context.Context, *NetConf) error) error {
-	c.watchdog.until(conf.deadline(), c.cniVersion, c.stateDir)
-	var err error
-	if c.log, err = openLog(conf, c); err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), conf.deadline())
-	defer cancel()
-	if err := verb(ctx, conf); err != nil {
-		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() != nil {
-			return newError(codeTryAgainLater, "%s of network %q was not done within its deadline of %s: %v", c.verb, c.network, conf.deadline(), oneLine(err))
-		}
-		return err
-	}
-	c.log.done(nil)
-	return nil
-}
-
-func (c *call) addVerb() error {
-	var result []byte
-	err := c.strictVerb(func(ctx context.Context, conf *NetConf) error {
-		var err error
-		result, err = c.add(ctx, conf)
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	return c.print(result)
-}
-
-func (c *call) print(result []byte) error {
-	c.watchdog.speak()
-	if _, err := c.Stdout.Write(result); err != nil {
-		return newError(codeIO, "print the result: %v", err)
-	}
-	return nil
+	return c.conf.acceptName()
 }
 
 // versionVerb echoes the caller's version where it tells one; stdin may be empty. The reference
@@ -352,7 +257,7 @@ func (c *call) versionVerb() error {
 	var conf struct {
 		CNIVersion string `json:"cniVersion"`
 	}
-	if data, err := io.ReadAll(io.LimitReader(c.Stdin, maxStdin)); c.named() != nil || err != nil || json.Unmarshal(data, &conf) != nil || conf.CNIVersion == "" || c.Name == nameBridge {
+	if data, err := io.ReadAll(io.LimitReader(c.Stdin, maxStdin)); c.isNamed() || err != nil || json.Unmarshal(data, &conf) != nil || conf.CNIVersion == "" {
 		conf.CNIVersion = supported[len(supported)-1]
 	}
 	return json.NewEncoder(c.Stdout).Encode(struct {

@@ -214,8 +214,8 @@ func TestPreparationReadsWhatTheRuntimeAsksFor(t *testing.T) {
 		"ipam": {"type": "host-local", "dataDir": "/d"},
 		"runtimeConfig": {"mac": "02:00:00:00:00:01", "dns": {"servers": ["10.0.0.2"]}}`)
 	c := &call{
-		Plugin:  &Plugin{Getenv: func(string) string { return "" }, DialNFT: func(*nft.Config) (*nft.Conn, error) { return nil, errNoKernel }},
-		network: "pods", containerID: "c1", ifName: "eth0", netns: "/run/netns/p", cniVersion: "1.1.0",
+		Plugin:      &Plugin{Getenv: func(string) string { return "" }, DialNFT: func(*nft.Config) (*nft.Conn, error) { return nil, errNoKernel }},
+		containerID: "c1", ifName: "eth0", netns: "/run/netns/p",
 		args: "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web-0",
 	}
 	a, err := c.asked(conf)
@@ -225,7 +225,7 @@ func TestPreparationReadsWhatTheRuntimeAsksFor(t *testing.T) {
 		t.Errorf("dns is %s, want %s", got, want)
 	}
 	expect.Equal(t, a.pod.MAC.String(), "02:00:00:00:00:01", "mac is")
-	nw := conf.settings().Network
+	nw := conf.settings()
 	for what, is := range map[string][2]string{
 		"network": {nw.Name, "pods"}, "container": {a.pod.ContainerID, "c1"}, "interface": {a.pod.IfName, "eth0"},
 		"pod": {a.pod.Name, "default/web-0"}, "namespace": {a.pod.Path, "/run/netns/p"}, "ipam": {nw.Origin.Type, "host-local"},

@@ -1,7 +1,6 @@
 package cni
 
 import (
-	"encoding/json"
 	"net/netip"
 	"strings"
 	"testing"
@@ -19,9 +18,7 @@ import (
 
 func parsedRuntimeConfig(t *testing.T, text string) *runtimeConfig {
 	t.Helper()
-	rc, err := (&NetConf{RuntimeConfig: json.RawMessage(text)}).runtimeConfig()
-	must.Succeed(t, err, "%s", text)
-	return rc
+	return &parsed(t, `"runtimeConfig": `+text).RuntimeConfig
 }
 
 // Containerd's structs have no tags, so that it writes the capabilities with capital

@@ -12,7 +12,7 @@ import (
 // status carries out STATUS: whether an ADD could succeed now. It changes
 // nothing.
 func (c *call) status(ctx context.Context, conf *NetConf) error {
-	node, err := c.open(conf)
+	node, err := c.open(c.allocators(conf))
 	if err != nil {
 		return unavailable(err)
 	}
@@ -24,7 +24,7 @@ func (c *call) status(ctx context.Context, conf *NetConf) error {
 	if leases != nil {
 		s.Allocator = nil
 	}
-	return unavailable(node.Ready(ctx, &s.Network, leases))
+	return unavailable(node.Ready(ctx, &s, leases))
 }
 
 // unavailable gives an error the code that STATUS has for it, unless it has one of its own.

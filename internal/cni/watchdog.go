@@ -17,19 +17,16 @@ const lastGrace = time.Second
 // that was killed.
 type watchdog struct {
 	timer *time.Timer
-	of    atomic.Pointer[ended] // what the configuration says of errors, once it is read
-	said  atomic.Bool           // the call, or the watchdog, has begun to say how the call ended
-	spoke bool                  // it is the call
+	of    atomic.Pointer[Common] // the configuration, once it is read
+	said  atomic.Bool            // the call, or the watchdog, has begun to say how the call ended
+	spoke bool                   // it is the call
 }
-
-// ended is what it takes to say and count that a call has failed.
-type ended struct{ cniVersion, stateDir string }
 
 // watch starts the call's watchdog, for as long as its configuration has not said what its
 // deadline is. Without a way to end the process there is none.
 func (c *call) watch() {
 	w := &watchdog{}
-	w.of.Store(&ended{})
+	w.of.Store(&Common{})
 	w.timer = time.AfterFunc(defaultDeadline+network.UndoTimeout+lastGrace, func() { c.bite(w) })
 	c.watchdog = w
 }
@@ -38,20 +35,20 @@ func (c *call) watch() {
 // nobody listens.
 func (c *call) bite(w *watchdog) {
 	if of := w.of.Load(); w.said.CompareAndSwap(false, true) {
-		c.printError(of.cniVersion, newError(codeTryAgainLater, "%s hung past its deadline and the %s to undo it: a file system, a disk or a device that it needs does not answer. What it has made is left for DEL", c.verb, network.UndoTimeout))
-		go c.countFailure(of.stateDir, codeTryAgainLater)
+		c.printError(of.CNIVersion, newError(codeTryAgainLater, "%s hung past its deadline and the %s to undo it: a file system, a disk or a device that it needs does not answer. What it has made is left for DEL", c.verb, network.UndoTimeout))
+		go c.countFailure(of.stateDir(), codeTryAgainLater)
 		time.Sleep(lastGrace) // its disk may be what hangs
 	}
 	c.Exit(1)
 }
 
 // until gives the call its own deadline, from now on.
-func (w *watchdog) until(after time.Duration, cniVersion, stateDir string) {
+func (w *watchdog) until(of *Common) {
 	if w == nil {
 		return
 	}
-	w.of.Store(&ended{cniVersion, stateDir})
-	w.timer.Reset(after + network.UndoTimeout + lastGrace)
+	w.of.Store(of)
+	w.timer.Reset(of.deadline() + network.UndoTimeout + lastGrace)
 }
 
 // speak is called before the call says how it ended. Where the watchdog has begun to, the

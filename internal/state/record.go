@@ -46,7 +46,7 @@ func Encode(v *int, record any) []byte {
 
 // Decode reads a record. It fails with ErrVersion if a newer version wrote it, else with ErrDamaged.
 func Decode(data []byte, v *int, record any) error {
-	err := strict.Unmarshal(data, record, strict.Everything)
+	err := strict.Unmarshal(data, record, strict.Everything).First()
 	switch {
 	case *v > version:
 		return fmt.Errorf("%w: version %d, and this tombolo reads up to %d", ErrVersion, *v, version)

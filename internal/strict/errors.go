@@ -115,20 +115,20 @@ func (d *decoder) errorAt(offset int, reason string) error {
 func (d *decoder) path() string { return d.words(d.json.StackPointer()) }
 
 func (d *decoder) words(pointer jsontext.Pointer) string {
-	var b strings.Builder
+	words := d.at
 	depth := 0
 	for token := range pointer.Tokens() {
 		depth++
 		switch kind, _ := d.json.StackIndex(depth); {
 		case kind == '[':
-			b.WriteString("[" + token + "]")
-		case depth > 1:
-			b.WriteString("." + token)
+			words += "[" + token + "]"
+		case words != "":
+			words += "." + token
 		default:
-			b.WriteString(token)
+			words = token
 		}
 	}
-	return b.String()
+	return words
 }
 
 // valueError is the error for raw, the value that was read last.

@@ -12,7 +12,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
-	"github.com/tombolo-cni/tombolo/internal/strict"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 )
 
@@ -58,7 +57,7 @@ func TestEveryKindTakesWhatEncodingJSONTakes(t *testing.T) {
 			for _, value := range values {
 				data := []byte(`{"` + name + `":` + value + `}`)
 				var got, want kinds
-				err, wantErr := strict.Unmarshal(data, &got, nil), json.Unmarshal(data, &want)
+				err, wantErr := unmarshal(data, &got, nil), json.Unmarshal(data, &want)
 				if (err == nil) != (wantErr == nil) {
 					t.Errorf("%s: strict %v, encoding/json %v", data, err, wantErr)
 					continue
@@ -88,7 +87,7 @@ func TestNumbersOfSmallTypesNameTheirBounds(t *testing.T) {
 		"Pointer": "a whole number",
 	} {
 		var v kinds
-		err := strict.Unmarshal([]byte(`{"`+field+`":"x"}`), &v, nil)
+		err := unmarshal([]byte(`{"`+field+`":"x"}`), &v, nil)
 		expect.Equal(t, fmt.Sprint(err), fmt.Sprintf(`field %q: expected %s, got the string "x"`, field, want), "%s", field)
 	}
 }
@@ -113,13 +112,13 @@ func TestAddressesAreWordedForOperators(t *testing.T) {
 		`{"List":["10.0.0.0/8","x/"]}`: `field "List[1]": expected an address with a prefix length, like "10.1.0.0/16", got the string "x/"`,
 	} {
 		var v addresses
-		if got := fmt.Sprint(strict.Unmarshal([]byte(data), &v, nil)); got != want {
+		if got := fmt.Sprint(unmarshal([]byte(data), &v, nil)); got != want {
 			t.Errorf("%s\n got %s\nwant %s", data, got, want)
 		}
 	}
 	var v addresses
 	data := `{"Addr":"","Prefix":"","IP":"","Optional":null,"List":[null,"fd00::/8"]}`
-	expect.Success(t, strict.Unmarshal([]byte(data), &v, nil), "empty texts")
+	expect.Success(t, unmarshal([]byte(data), &v, nil), "empty texts")
 	if v.Addr.IsValid() || v.Prefix.IsValid() || v.Optional != nil || len(v.List) != 2 {
 		t.Errorf("empty texts: %+v", v)
 	}

@@ -21,7 +21,6 @@ import (
 	"bytes"
 	"encoding"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"reflect"
 	"slices"
@@ -47,53 +46,47 @@ type Expecter interface {
 	JSONExpects() string
 }
 
+// Problems are all that is wrong with a document, in its order: *[SyntaxError], *[UnknownFieldError],
+// *[DuplicateKeyError] and *[ValueError].
+type Problems []error
+
+// First is the first problem; nil if there is none.
+func (p Problems) First() error {
+	if len(p) == 0 {
+		return nil
+	}
+	return p[0]
+}
+
 // Unmarshal decodes data, one JSON object, into v, a pointer to a struct. A nil
-// exempt exempts nothing.
-//
-// The error is the first problem in the order of the document: *[SyntaxError],
-// *[UnknownFieldError], *[DuplicateKeyError] or *[ValueError]. What came before
-// it has been stored in v.
-func Unmarshal(data []byte, v any, exempt Exempt) error {
-	return newDecoder(data, exempt, false).document(v)
-}
+// exempt exempts nothing. What has no problem is stored in v, up to a *[SyntaxError], which is the last problem.
+func Unmarshal(data []byte, v any, exempt Exempt) Problems { return Part("", data, v, exempt) }
 
-// All is Unmarshal that goes on: its error joins all problems of the document, up to a
-// *[SyntaxError]. What has none is stored in v.
-func All(data []byte, v any, exempt Exempt) error {
-	d := newDecoder(data, exempt, true)
-	err := d.document(v)
-	return errors.Join(append(d.problems, err)...)
+// Part is Unmarshal of a part of a document that was kept as it came, in a [json.RawMessage]. The field that
+// has it is the path, by which errors call what is in it.
+func Part(path string, data []byte, v any, exempt Exempt) Problems {
+	// Keys are compared by us. Bytes that are no UTF-8 are replaced, as encoding/json does.
+	options := []jsontext.Options{jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true)}
+	d := &decoder{at: path, data: data, json: jsontext.NewDecoder(bytes.NewBuffer(data), options...), exempt: exempt}
+	if err := d.document(v); err != nil {
+		d.problem(err)
+	}
+	return d.problems
 }
-
-// Lenient is All that passes over unknown keys. It is for teardown, which must not fail for what a
-// configuration says: only a *[SyntaxError] means that the rest of the document is missing from v.
-func Lenient(data []byte, v any) error { return All(data, v, Everything) }
 
 // A decoder is one call's state.
 type decoder struct {
+	at       string // see Part
 	data     []byte
 	json     *jsontext.Decoder
 	exempt   Exempt
-	lenient  bool
-	problems []error // collected if lenient
-	text     []byte  // see unquote
+	problems Problems
+	text     []byte // see unquote
 	types    types
 }
 
-func newDecoder(data []byte, exempt Exempt, lenient bool) *decoder {
-	// Keys are compared by us. Bytes that are no UTF-8 are replaced, as encoding/json does.
-	options := []jsontext.Options{jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true)}
-	return &decoder{data: data, json: jsontext.NewDecoder(bytes.NewBuffer(data), options...), exempt: exempt, lenient: lenient}
-}
-
-// problem ends the decoding with err, or notes it and lets the decoding go on.
-func (d *decoder) problem(err error) error {
-	if !d.lenient {
-		return err
-	}
-	d.problems = append(d.problems, err)
-	return nil
-}
+// problem notes what the decoding goes on after. Methods give the errors that end it.
+func (d *decoder) problem(err error) { d.problems = append(d.problems, err) }
 
 // document decodes the whole of data into v.
 func (d *decoder) document(v any) error {
@@ -191,7 +184,7 @@ func (d *decoder) decode(v reflect.Value) error {
 		ok = d.setScalar(v, raw)
 	}
 	if !ok {
-		return d.problem(d.valueError(raw, wanted(v), err))
+		d.problem(d.valueError(raw, wanted(v), err))
 	}
 	return nil
 }
@@ -227,14 +220,14 @@ func (d *decoder) self(v reflect.Value, null bool) (done bool, err error) {
 	case isObject:
 		err = object.UnmarshalJSON(raw)
 	case raw[0] != '"':
-		return true, d.problem(d.refused(raw, of, nil))
+		d.problem(d.refused(raw, of, nil))
 	default:
 		err = text.UnmarshalText(d.unquote(raw))
 	}
 	if err != nil {
-		err = d.problem(d.refused(raw, of, err))
+		d.problem(d.refused(raw, of, err))
 	}
-	return true, err
+	return true, nil
 }
 
 // structure decodes the object at the current position into the struct v.
@@ -270,9 +263,7 @@ func (d *decoder) member(v reflect.Value, fields []field, seen []bool, key []byt
 		}
 	}
 	if seen[i] {
-		if err := d.problem(&DuplicateKeyError{Path: d.path()}); err != nil {
-			return err
-		}
+		d.problem(&DuplicateKeyError{Path: d.path()})
 	}
 	seen[i] = true
 	return d.decode(v.FieldByIndex(fields[i].index))
@@ -288,7 +279,8 @@ func (d *decoder) unknown(key string, fields []field, exempt bool) error {
 	for i := range fields {
 		names[i] = fields[i].name
 	}
-	return d.problem(&UnknownFieldError{Path: d.path(), Key: key, Value: compact(raw), Nearest: Nearest(key, names)})
+	d.problem(&UnknownFieldError{Path: d.path(), Key: key, Value: compact(raw), Nearest: Nearest(key, names)})
+	return nil
 }
 
 // list decodes the array at the current position into the slice v, an empty one

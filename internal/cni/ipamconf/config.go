@@ -1,66 +1,85 @@
 package ipamconf
 
 import (
+	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/tombolo-cni/tombolo/internal/strict"
 	"github.com/tombolo-cni/tombolo/ipam"
 )
 
-// A netconf is what the in-process types read of one: the generic parts, and
-// their own ipam section S.
-type netconf[S any] struct {
-	IPAM          S `json:"ipam"`
-	RuntimeConfig struct {
-		IPRanges [][]rangeConf `json:"ipRanges"` // capability ipRanges
-		IPs      []string      `json:"ips"`      // capability ips
-	} `json:"runtimeConfig"`
-	Args struct {
-		CNI struct {
-			IPs []string `json:"ips"`
-		} `json:"cni"`
-	} `json:"args"`
+// A Section is the field ipam of a configuration. What is wrong with it is for New to say.
+type Section struct {
+	Type    string
+	DataDir string
+	JSON    json.RawMessage
+}
+
+// UnmarshalJSON reads what is not the allocator's alone, as far as that can be read.
+func (s *Section) UnmarshalJSON(data []byte) error {
+	*s = Section{JSON: slices.Clone(data)}
+	var fields struct {
+		Type    string `json:"type"`
+		DataDir string `json:"dataDir"`
+	}
+	strict.Part("ipam", data, &fields, strict.Everything)
+	s.Type, s.DataDir = fields.Type, fields.DataDir
+	return nil
+}
+
+// IsEmpty says whether JSON has nothing in it.
+func IsEmpty(data json.RawMessage) bool {
+	return slices.Contains([]string{"", "null", "[]", "{}"}, strings.TrimSpace(string(data)))
+}
+
+// Asked is what a runtime asks for beside the section.
+type Asked struct {
+	IPRanges [][]Range `json:"ipRanges"` // capability ipRanges
+	IPs      []string  `json:"ips"`      // capability ips
+	ArgIPs   []string  `json:"-"`        // args.cni.ips
 }
 
 // hostLocalConf is the ipam section of host-local.
 type hostLocalConf struct {
-	Type       string        `json:"type"`
-	rangeConf                // the form with a single range
-	Ranges     [][]rangeConf `json:"ranges"`
-	Routes     []routeConf   `json:"routes"`
-	DataDir    string        `json:"dataDir"`
-	ResolvConf string        `json:"resolvConf"`
+	Type       string      `json:"type"`
+	Range                  // the form with a single range
+	Ranges     [][]Range   `json:"ranges"`
+	Routes     []routeConf `json:"routes"`
+	DataDir    string      `json:"dataDir"`
+	ResolvConf string      `json:"resolvConf"`
 }
 
-// rangeConf is ipam.Range as a config has it.
-type rangeConf struct {
+// Range is ipam.Range as a config has it.
+type Range struct {
 	Subnet     netip.Prefix `json:"subnet"`
 	RangeStart netip.Addr   `json:"rangeStart"`
 	RangeEnd   netip.Addr   `json:"rangeEnd"`
 	Gateway    netip.Addr   `json:"gateway"`
 }
 
-// load decodes the netconf into c. Where r is strict, and not by name, unknown
-// fields inside of ipam are errors.
-func (c *netconf[S]) load(r *Request) error {
-	exempt := outsideIPAM
-	if !r.Strict || r.ByName {
-		exempt = func(string, string) bool { return true }
+// read decodes the section. Where r is strict, and not by name, unknown fields are errors, but for comments.
+func (r *Request) read(into any) error {
+	if IsEmpty(r.Section.JSON) {
+		return nil
 	}
+	comments := func(_, key string) bool { return !r.Strict || r.ByName || strings.HasPrefix(key, "_") }
+	problems := strict.Part("ipam", r.Section.JSON, into, comments)
 	if r.All {
-		return ConfigError(strict.All(r.Stdin, c, exempt))
+		return ConfigError(errors.Join(problems...))
 	}
-	return ConfigError(strict.Unmarshal(r.Stdin, c, exempt))
+	return ConfigError(problems.First())
 }
 
 // sets are the ranges of the config in the reference's order, which is part of the format
 // on disk: runtimeConfig comes first, then the inline range. Errors call them by their
 // fields.
-func (c *netconf[S]) sets(h *hostLocalConf) []ipam.RangeSet {
+func (h *hostLocalConf) sets(asked *Asked) []ipam.RangeSet {
 	var sets []ipam.RangeSet
-	addAll := func(field string, confs [][]rangeConf) {
+	addAll := func(field string, confs [][]Range) {
 		for i, ranges := range confs {
 			set := ipam.RangeSet{Name: fmt.Sprintf("%s[%d]", field, i)}
 			for _, r := range ranges {
@@ -69,15 +88,15 @@ func (c *netconf[S]) sets(h *hostLocalConf) []ipam.RangeSet {
 			sets = append(sets, set)
 		}
 	}
-	addAll("runtimeConfig.ipRanges", c.RuntimeConfig.IPRanges)
-	if h.rangeConf != (rangeConf{}) {
+	addAll("runtimeConfig.ipRanges", asked.IPRanges)
+	if h.Range != (Range{}) {
 		sets = append(sets, ipam.RangeSet{Name: "ipam", Ranges: []ipam.Range{h.named("ipam")}})
 	}
 	addAll("ipam.ranges", h.Ranges)
 	return sets
 }
 
-func (r rangeConf) named(name string) ipam.Range {
+func (r Range) named(name string) ipam.Range {
 	return ipam.Range{Subnet: r.Subnet, RangeStart: r.RangeStart, RangeEnd: r.RangeEnd, Gateway: r.Gateway, Name: name}
 }
 

@@ -1,10 +1,12 @@
 package ipamconf
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
@@ -27,18 +29,9 @@ type delegated struct {
 const self = "/proc/self/exe"
 
 func newDelegated(r *Request) Allocator {
-	return &delegated{local: r.local(), inOrder: r.ByName, warn: r.warn, plugin: &delegate.Plugin{
-		Self:        self,
-		Name:        r.Type,
-		Path:        r.Path,
-		ContainerID: r.ContainerID,
-		NetNS:       r.NetNS,
-		IfName:      r.IfName,
-		Args:        r.Args,
-		Environ:     r.Environ,
-		Stdin:       r.Stdin,
-		Stderr:      r.Stderr,
-	}}
+	plugin := r.Plugin
+	plugin.Self = self
+	return &delegated{local: r.local(), inOrder: r.ByName, warn: r.Warn, plugin: &plugin}
 }
 
 // slow is what a plugin is to a caller that has locks.
@@ -68,9 +61,10 @@ func (d *delegated) Add(ctx context.Context, _ ipam.Owner) (*ipam.Allocation, er
 		return nil, d.undo(ctx, err)
 	}
 	if d.inOrder {
-		d.reported = addresses
+		d.reported = slices.Clone(addresses)
 	}
-	return d.given(ipv4First(addresses)), nil
+	slices.SortStableFunc(addresses, func(a, b ipam.Address) int { return cmp.Compare(a.Prefix.Addr().BitLen(), b.Prefix.Addr().BitLen()) })
+	return d.given(addresses), nil
 }
 
 // readAddresses takes the addresses out of a plugin's result.

@@ -11,7 +11,6 @@ import (
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/internal/lease"
-	"github.com/tombolo-cni/tombolo/internal/strict"
 	"github.com/tombolo-cni/tombolo/network"
 )
 
@@ -94,14 +93,11 @@ const (
 
 // ReadDHCP reads the ipam section of a verb that must not guess; byName as the reference does,
 // which passes over fields that nobody knows, and tells servers no more than it is told to.
-func ReadDHCP(section []byte, byName bool) (*DHCP, error) {
+func ReadDHCP(section *Section, byName bool) (*DHCP, error) {
 	conf := DHCP{ClientID: clientByContainer, Keeper: keeperRequired, Timeout: Duration(dhcpc.DefaultTimeout), byName: byName}
-	var exempt strict.Exempt
-	if byName {
-		exempt = func(string, string) bool { return true }
-	}
-	if err := strict.Unmarshal(section, &conf, exempt); err != nil {
-		return nil, ConfigError(err)
+	r := &Request{Section: *section, Strict: true, ByName: byName}
+	if err := r.read(&conf); err != nil {
+		return nil, err
 	}
 	for _, choice := range []struct {
 		field, value string
@@ -137,10 +133,13 @@ type Identity struct {
 // longestID is what an option holds behind an identifier's type.
 const longestID = 254
 
+// text tells the interface of a container, or of a pod, from others.
+func (id *Identity) text(of string) string { return of + "/" + id.Network + "/" + id.IfName }
+
 // clientID is option 61: type 0, which says that it is no hardware address, and a
 // text that an operator recognises in the server's list and can reserve for.
 func (id *Identity) clientID(by string, mac net.HardwareAddr) ([]byte, error) {
-	text := id.ContainerID + "/" + id.Network + "/" + id.IfName
+	text := id.text(id.ContainerID)
 	switch by {
 	case clientByMAC:
 		const ethernet = 1
@@ -149,7 +148,7 @@ func (id *Identity) clientID(by string, mac net.HardwareAddr) ([]byte, error) {
 		if id.Pod == "" {
 			return nil, newError(codeInvalidConfig, `ipam.clientID "pod": the runtime does not say which pod it is (K8S_POD_NAMESPACE and K8S_POD_NAME in CNI_ARGS): use "container" or "mac"`)
 		}
-		text = id.Pod + "/" + id.Network + "/" + id.IfName
+		text = id.text(id.Pod)
 	}
 	if len(text) > longestID {
 		sum := sha256.Sum256([]byte(text))
@@ -161,11 +160,11 @@ func (id *Identity) clientID(by string, mac net.HardwareAddr) ([]byte, error) {
 // MAC is the same for the same identity, since home routers reserve by it: a
 // locally administered address, by the pod where its name is known and counts.
 func (id *Identity) MAC(by string) net.HardwareAddr {
-	text := id.ContainerID + "/" + id.Network + "/" + id.IfName
+	of := id.ContainerID
 	if id.Pod != "" && by != clientByContainer {
-		text = id.Pod + "/" + id.Network + "/" + id.IfName
+		of = id.Pod
 	}
-	sum := sha256.Sum256([]byte("tombolo mac " + text))
+	sum := sha256.Sum256([]byte("tombolo mac " + id.text(of)))
 	return net.HardwareAddr{0x0a, sum[0], sum[1], sum[2], sum[3], sum[4]}
 }
 

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/internal/ipam/delegate"
 	"github.com/tombolo-cni/tombolo/internal/strict"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
@@ -44,35 +45,35 @@ func newNode(t *testing.T, conf string) *node {
 // dir is the directory of the network's reservations.
 func (n *node) dir() string { return filepath.Join(n.dataDir, "lan") }
 
-// section is what a caller of New reads of a netconf, as far as it can be read.
-func section(conf string) (kind, dataDir string, ranges bool) {
+// fill fills in what a caller of New reads of a netconf, as far as it can be read.
+func (r *Request) fill(conf string) *Request {
 	var c struct {
-		IPAM struct {
-			Type    string `json:"type"`
-			DataDir string `json:"dataDir"`
-		} `json:"ipam"`
-		Capabilities map[string]bool `json:"capabilities"`
+		IPAM          Section         `json:"ipam"`
+		Capabilities  map[string]bool `json:"capabilities"`
+		RuntimeConfig Asked           `json:"runtimeConfig"`
+		Args          struct {
+			CNI struct {
+				IPs []string `json:"ips"`
+			} `json:"cni"`
+		} `json:"args"`
 	}
-	_ = strict.Lenient([]byte(conf), &c)
-	return c.IPAM.Type, c.IPAM.DataDir, c.Capabilities["ipRanges"]
+	strict.Unmarshal([]byte(conf), &c, strict.Everything)
+	r.Name, r.Section, r.Asked, r.RangesLater, r.Stdin = c.IPAM.Type, c.IPAM, c.RuntimeConfig, c.Capabilities["ipRanges"], []byte(conf)
+	r.ArgIPs = c.Args.CNI.IPs
+	return r
 }
 
 // request is one of interface eth0 of this container.
 func (n *node) request(id string) *Request {
-	kind, dataDir, ranges := section(n.conf)
-	return &Request{
-		Type:           kind,
-		DataDir:        dataDir,
-		Ranges:         ranges,
+	r := &Request{
+		Plugin:         delegate.Plugin{ContainerID: id, IfName: "eth0"},
 		Network:        "lan",
-		ContainerID:    id,
-		IfName:         "eth0",
-		Stdin:          []byte(n.conf),
 		DefaultDataDir: n.dataDir,
 		Strict:         true,
 		Warn:           n.Warn,
 		LockWait:       time.Hour, // however busy the machine is
 	}
+	return r.fill(n.conf)
 }
 
 // An asker is an allocator with the attachment that it is asked for, and results as the

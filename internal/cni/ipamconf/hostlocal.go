@@ -32,8 +32,8 @@ func newHostLocal(r *Request) (Allocator, error) {
 	if r.Strict {
 		return nil, h.confErr
 	}
-	r.warn(h.confErr.Error())
-	dir := r.DataDir
+	r.Warn(h.confErr.Error())
+	dir := r.Section.DataDir
 	if !filepath.IsAbs(dir) {
 		dir = ""
 	}
@@ -50,23 +50,23 @@ func (r *Request) reservations(dataDir string, sets []ipam.RangeSet) (*ipam.Host
 	return of, withCode(codeInvalidConfig, err)
 }
 
-// configure decodes the netconf, and fills h.
+// configure decodes the section, and fills h.
 func (h *hostLocal) configure(r *Request) error {
-	var conf netconf[hostLocalConf]
-	if err := conf.load(r); err != nil {
+	var conf hostLocalConf
+	if err := r.read(&conf); err != nil {
 		return err
 	}
-	if dir := conf.IPAM.DataDir; dir != "" && !filepath.IsAbs(dir) {
+	if dir := conf.DataDir; dir != "" && !filepath.IsAbs(dir) {
 		return newError(codeInvalidConfig, "field \"ipam.dataDir\": %q is not an absolute path", dir)
 	}
-	sets := conf.sets(&conf.IPAM)
+	sets := conf.sets(&r.Asked)
 	if len(sets) == 0 {
 		h.noRanges = newError(codeInvalidConfig, `host-local has no addresses to give: set "ipam.ranges" (or the capability ipRanges)`)
-		if !r.Ranges {
+		if !r.RangesLater {
 			return h.noRanges
 		}
 	}
-	reservations, err := r.reservations(conf.IPAM.DataDir, sets)
+	reservations, err := r.reservations(conf.DataDir, sets)
 	if err != nil {
 		return err
 	}
@@ -74,7 +74,7 @@ func (h *hostLocal) configure(r *Request) error {
 	if err != nil {
 		return err
 	}
-	wanted, err := parseRequested(slices.Concat(args.List("IP"), conf.Args.CNI.IPs, conf.RuntimeConfig.IPs))
+	wanted, err := parseRequested(slices.Concat(args.List("IP"), r.ArgIPs, r.IPs))
 	if err != nil {
 		return err
 	}
@@ -88,8 +88,8 @@ func (h *hostLocal) configure(r *Request) error {
 			h.reported = append(h.reported, ipam.Address{Prefix: set.Ranges[0].Subnet})
 		}
 	}
-	h.reservations, h.resolvConf = reservations, conf.IPAM.ResolvConf
-	h.routes, err = routes(conf.IPAM.Routes)
+	h.reservations, h.resolvConf = reservations, conf.ResolvConf
+	h.routes, err = routes(conf.Routes)
 	return err
 }
 

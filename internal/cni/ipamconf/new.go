@@ -1,12 +1,9 @@
 package ipamconf
 
 import (
-	"cmp"
 	"context"
-	"io"
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -46,7 +43,7 @@ type local struct {
 	network  string
 	routes   []route.Route
 	dns      types.DNS
-	reported []ipam.Address // of the families of what is given, in the order in which that is reported; IPv4 first without it
+	reported []ipam.Address // of the families of what is given, in the order in which that is reported
 	gateways bool           // see Request
 	confErr  error          // the config is wrong: only Del and Collect can do anything
 }
@@ -56,30 +53,16 @@ func (*local) Slow() bool                      { return false }
 func (l *local) DNS() types.DNS                { return l.dns }
 
 func (l *local) Ordered(given []ipam.Address) []ipam.Address {
-	given = ipv4First(given)
-	if len(given) != len(l.reported) {
-		return given
+	given = slices.Clone(given)
+	var list []ipam.Address
+	for _, place := range l.reported {
+		i := slices.IndexFunc(given, func(a ipam.Address) bool { return a.Prefix.Addr().Is4() == place.Prefix.Addr().Is4() })
+		if i >= 0 {
+			list = append(list, given[i])
+			given = slices.Delete(given, i, i+1)
+		}
 	}
-	// The places that the addresses are reported at, in the order of given.
-	places := make([]int, len(given))
-	for i := range places {
-		places[i] = i
-	}
-	slices.SortStableFunc(places, func(a, b int) int {
-		return cmp.Compare(l.reported[a].Prefix.Addr().BitLen(), l.reported[b].Prefix.Addr().BitLen())
-	})
-	list := make([]ipam.Address, len(given))
-	for i, place := range places {
-		list[place] = given[i]
-	}
-	return list
-}
-
-// ipv4First keeps the order otherwise.
-func ipv4First(list []ipam.Address) []ipam.Address {
-	return slices.SortedStableFunc(slices.Values(list), func(a, b ipam.Address) int {
-		return cmp.Compare(a.Prefix.Addr().BitLen(), b.Prefix.Addr().BitLen())
-	})
+	return append(list, given...)
 }
 
 // given completes what Add gives.
@@ -100,27 +83,14 @@ func (l *local) Check(context.Context, ipam.Owner, []ipam.Address) error { retur
 func (*local) Collect(context.Context, []ipam.Owner) error               { return nil }
 func (l *local) Status(context.Context) error                            { return l.confErr }
 
-// A Request is the configuration of an Allocator, and what a delegated plugin is told of
-// the call. For GC or STATUS, ContainerID, NetNS, IfName and Args are empty.
+// A Request is the configuration of an Allocator, and what it is told of the call.
 type Request struct {
-	Type        string // ipam.type, or the name in its place
-	DataDir     string // ipam.dataDir, as far as it can be read; for Del and Collect where the rest cannot
-	Network     string // the netconf's name; also the name of the data directory
-	ContainerID string // handed to a delegated plugin, as are NetNS and IfName
-	NetNS       string // CNI_NETNS; may be empty
-	IfName      string
-	Args        string // CNI_ARGS
-	Path        string // CNI_PATH, where delegated plugins are looked for
-
-	// Stdin is the whole netconf. In-process types read ipam,
-	// runtimeConfig and args from it; a delegated plugin gets it as it is.
-	Stdin []byte
-
-	// Environ is what a delegated plugin inherits besides the CNI variables;
-	// usually os.Environ().
-	Environ []string
-	// Stderr gets what a delegated plugin writes to its stderr; nil drops it.
-	Stderr io.Writer
+	// Plugin is what a plugin of another project is run with. Its name is ipam.type, or the name in its place.
+	// For GC or STATUS it has no ContainerID, NetNS, IfName and Args.
+	delegate.Plugin
+	Network string // the netconf's name; also the name of the data directory
+	Section Section
+	Asked
 
 	// DefaultDataDir holds the reservations of networks that do not set
 	// ipam.dataDir.
@@ -131,8 +101,8 @@ type Request struct {
 	// process). Without it, for DEL and GC, New never fails for what the ipam
 	// section says, and Del and GC do what they still can.
 	Strict bool
-	// Ranges says that the runtime hands over the ranges of host-local with a pod's verbs.
-	Ranges bool
+	// RangesLater says that the runtime hands over the ranges of host-local with a pod's verbs.
+	RangesLater bool
 	// Gateways gives an address without a gateway the first of its subnet, as by the reference's bridge.
 	Gateways bool
 	// ByName has all be as with the reference's plugins: fields that nobody knows are passed over,
@@ -145,18 +115,11 @@ type Request struct {
 	// what comes first.
 	All bool
 
-	// Warn gets what an operator should know although the verb goes on; nil
-	// drops it.
+	// Warn gets what an operator should know although the verb goes on.
 	Warn func(string)
 	// LockWait is how long to wait for another process's lock on the directory;
 	// 0 means 5 s. The context may end it earlier.
 	LockWait time.Duration
-}
-
-func (r *Request) warn(message string) {
-	if r.Warn != nil {
-		r.Warn(message)
-	}
 }
 
 func (r *Request) local() *local { return &local{network: r.Network, gateways: r.Gateways} }
@@ -165,13 +128,12 @@ func (r *Request) local() *local { return &local{network: r.Network, gateways: r
 // as in a plain layer 2 network, that is one that gives no addresses and always
 // succeeds; New never returns a nil Allocator without an error.
 func New(r *Request) (Allocator, error) {
-	switch r.Type {
+	switch r.Name {
 	case typeNone:
 		// A section that has fields but no type probably has that misspelt.
-		var conf netconf[struct {
+		if err := r.read(&struct {
 			Type string `json:"type"`
-		}]
-		if err := conf.load(r); err != nil && r.Strict {
+		}{}); err != nil && r.Strict {
 			return nil, err
 		}
 		return r.local(), nil
@@ -216,11 +178,4 @@ func IsThere(kind, path string) bool {
 	}
 	_, err := delegate.Find(kind, path)
 	return err == nil
-}
-
-// outsideIPAM exempts what is not ours to judge from being an unknown field:
-// all of the netconf but the ipam section, and comments in that.
-func outsideIPAM(path, key string) bool {
-	inside := path == "ipam" || strings.HasPrefix(path, "ipam.")
-	return !inside || strings.HasPrefix(key, "_")
 }

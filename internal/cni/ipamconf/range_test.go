@@ -35,15 +35,14 @@ func TestBadRangesAreExplainedByTheirPlace(t *testing.T) {
 			`{"cniVersion":"1.0.0","ipam":{"type":"host-local","subnet":"10.1.0.0/24"},"runtimeConfig":{"ipRanges":[[{"subnet":"10.1.0.0/24"}]]}}`, 7,
 			`range 10.1.0.0/24 in runtimeConfig.ipRanges[0] overlaps range 10.1.0.0/24 in ipam`,
 		},
-		"misspelt":        {ranged(`[{"subnet":"10.1.0.0/24","rangeStrat":"10.1.0.2"}]`), 2, `unknown field "ipam.ranges[0][0].rangeStrat": "10.1.0.2" (did you mean "rangeStart"?)`},
-		"not an address":  {ranged(`[{"subnet":"10.1.0.0/24","gateway":"router"}]`), 7, `field "ipam.ranges[0][0].gateway": expected an IP address, got the string "router"`},
-		"ranges of one":   {ranged(`{"subnet":"10.1.0.0/24"}`), 7, `field "ipam.ranges[0]": expected a list, got an object`},
-		"not JSON at all": {`{"ipam":{"type":"host-local"`, 6, `not valid JSON`},
+		"misspelt":       {ranged(`[{"subnet":"10.1.0.0/24","rangeStrat":"10.1.0.2"}]`), 2, `unknown field "ipam.ranges[0][0].rangeStrat": "10.1.0.2" (did you mean "rangeStart"?)`},
+		"not an address": {ranged(`[{"subnet":"10.1.0.0/24","gateway":"router"}]`), 7, `field "ipam.ranges[0][0].gateway": expected an IP address, got the string "router"`},
+		"ranges of one":  {ranged(`{"subnet":"10.1.0.0/24"}`), 7, `field "ipam.ranges[0]": expected a list, got an object`},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			_, err := New(&Request{Type: "host-local", Network: "lan", Stdin: []byte(tt.stdin), Strict: true})
+			_, err := New((&Request{Network: "lan", Strict: true}).fill(tt.stdin))
 			wantError(t, err, tt.code, nil, tt.want)
 		})
 	}
@@ -51,12 +50,12 @@ func TestBadRangesAreExplainedByTheirPlace(t *testing.T) {
 
 func TestRangesComeInTheReferencesOrder(t *testing.T) {
 	t.Parallel()
-	var conf netconf[hostLocalConf]
-	err := conf.load(&Request{Strict: true, Stdin: []byte(`{"cniVersion":"1.1.0","ipam":{"type":"host-local","subnet":"10.2.0.0/24","ranges":[[{"subnet":"10.3.0.0/24"}]]},` +
-		`"runtimeConfig":{"ipRanges":[[{"subnet":"10.1.0.0/24"}],[{"subnet":"fd00::/64"}]],"other":{"a":1}}}`)})
-	must.Succeed(t, err)
+	var conf hostLocalConf
+	r := (&Request{Strict: true}).fill(`{"cniVersion":"1.1.0","ipam":{"type":"host-local","subnet":"10.2.0.0/24","ranges":[[{"subnet":"10.3.0.0/24"}]]},` +
+		`"runtimeConfig":{"ipRanges":[[{"subnet":"10.1.0.0/24"}],[{"subnet":"fd00::/64"}]],"other":{"a":1}}}`)
+	must.Succeed(t, r.read(&conf))
 	var got []string
-	for _, set := range conf.sets(&conf.IPAM) {
+	for _, set := range conf.sets(&r.Asked) {
 		got = append(got, set.Name+" range "+set.Ranges[0].Subnet.String())
 	}
 	want := []string{

@@ -16,21 +16,12 @@ type staticConf struct {
 	Type      string        `json:"type"`
 	Addresses []addressConf `json:"addresses"`
 	Routes    []routeConf   `json:"routes"`
-	DNS       dnsConf       `json:"dns"`
+	DNS       types.DNS     `json:"dns"`
 }
 
 type addressConf struct {
 	Address netip.Prefix `json:"address"`
 	Gateway netip.Addr   `json:"gateway"`
-}
-
-// dnsConf is the library's DNS, here so that a change of that does not change
-// what our configs take.
-type dnsConf struct {
-	Nameservers []string `json:"nameservers"`
-	Domain      string   `json:"domain"`
-	Search      []string `json:"search"`
-	Options     []string `json:"options"`
 }
 
 // static is ipam.Static by a config. Whether the addresses are free is up to the operator that named them.
@@ -49,20 +40,20 @@ func newStatic(r *Request) (Allocator, error) {
 	return s, nil
 }
 
-// configure decodes the netconf.
+// configure decodes the section.
 func (s *static) configure(r *Request) error {
-	var conf netconf[*staticConf]
-	if err := conf.load(r); err != nil {
+	var conf staticConf
+	if err := r.read(&conf); err != nil {
 		return err
 	}
-	if conf.IPAM == nil {
+	if IsEmpty(r.Section.JSON) {
 		return newError(codeInvalidConfig, `network %q: static needs the field "ipam"`, r.Network)
 	}
 	args, err := ParseArgs(r.Args)
 	if err != nil {
 		return err
 	}
-	addresses, err := staticAddresses(&conf, args)
+	addresses, err := staticAddresses(conf.Addresses, args, &r.Asked)
 	if err != nil {
 		return err
 	}
@@ -78,18 +69,17 @@ func (s *static) configure(r *Request) error {
 	if r.ByName {
 		s.reported = s.addresses
 	}
-	if s.routes, err = routes(conf.IPAM.Routes); err != nil {
+	if s.routes, err = routes(conf.Routes); err != nil {
 		return err
 	}
-	s.dns = types.DNS(conf.IPAM.DNS)
+	s.dns = conf.DNS
 	return nil
 }
 
 // staticAddresses merges the four sources in the order of the reference plugin:
 // CNI_ARGS adds to the config's addresses and sets their gateways, args.cni.ips
 // replaces all of that, and runtimeConfig.ips replaces it again.
-func staticAddresses(conf *netconf[*staticConf], args Args) ([]addressConf, error) {
-	addresses := slices.Clone(conf.IPAM.Addresses)
+func staticAddresses(addresses []addressConf, args Args, asked *Asked) ([]addressConf, error) {
 	added, err := parsePrefixes("CNI_ARGS IP", args.List("IP"))
 	if err != nil {
 		return nil, err
@@ -110,8 +100,8 @@ func staticAddresses(conf *netconf[*staticConf], args Args) ([]addressConf, erro
 		name  string
 		texts []string
 	}{
-		{"args.cni.ips", conf.Args.CNI.IPs},
-		{"runtimeConfig.ips", conf.RuntimeConfig.IPs},
+		{"args.cni.ips", asked.ArgIPs},
+		{"runtimeConfig.ips", asked.IPs},
 	} {
 		if len(source.texts) == 0 {
 			continue

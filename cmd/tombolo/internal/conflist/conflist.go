@@ -39,10 +39,10 @@ type list struct {
 func Examine(data []byte) *Report {
 	r := &Report{}
 	var l list
-	if err := read(data, &l); err != nil {
-		for _, line := range strings.Split(err.Error(), "\n") {
-			r.problem("%s", line)
-		}
+	for _, err := range read(data, &l) {
+		r.problem("%v", err)
+	}
+	if len(r.Problems) > 0 {
 		return r
 	}
 	if l.Plugins == nil && l.Type != "" {
@@ -63,10 +63,11 @@ func Examine(data []byte) *Report {
 	ours, known := 0, 0
 	for i, raw := range l.Plugins {
 		var p list
-		if err := read(raw, &p); err != nil {
-			for _, line := range strings.Split(err.Error(), "\n") {
-				r.problem("plugins[%d]: %s", i, line)
-			}
+		found := read(raw, &p)
+		for _, err := range found {
+			r.problem("plugins[%d]: %v", i, err)
+		}
+		if len(found) > 0 {
 			continue
 		}
 		if p.Type == "" {
@@ -133,9 +134,7 @@ func (r *Report) warn(nw *network.Network, capabilities map[string]bool) {
 }
 
 // read decodes what a file of either form has for a runtime; other fields are the plugins'.
-func read(data []byte, l *list) error {
-	return strict.All(data, l, func(string, string) bool { return true })
-}
+func read(data []byte, l *list) strict.Problems { return strict.Unmarshal(data, l, strict.Everything) }
 
 func isOurs(kind string) bool { return filepath.Base(kind) == "tombolo" }
 

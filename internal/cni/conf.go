@@ -1,0 +1,216 @@
+package cni
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	current "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/containernetworking/cni/pkg/version"
+
+	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
+	"github.com/tombolo-cni/tombolo/internal/ident"
+	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/internal/strict"
+	"github.com/tombolo-cni/tombolo/network"
+)
+
+// A configuration is what a plugin reads of stdin, and what it does by that.
+type configuration interface {
+	// run carries out one verb. Plugins that work on interfaces of others get
+	// those alone that are about an attachment of ours: ADD, DEL and CHECK. The result is printed in the
+	// configuration's version; nil prints nothing. A result that this version cannot say has run
+	// called once more, with DEL.
+	run(context.Context, *call) (*current.Result, error)
+
+	common() *Common
+	// complete fills in what stands in place of what is missing.
+	complete(*call)
+	// problems are all that ADD, CHECK and STATUS refuse of what could be decoded, the first first.
+	problems() []error
+	// lacks says whether it asks for something that a record does not have: the kept program may have given it.
+	lacks(*state.Attachment) bool
+}
+
+// Common is what the plugin of every name reads of a configuration.
+type Common struct {
+	CNIVersion string `json:"cniVersion"`
+	Name       string `json:"name"`
+
+	// What a runtime puts in. None of it is held to known fields.
+	RuntimeConfig runtimeConfig `json:"runtimeConfig"`
+	Args          struct {
+		CNI cniArgs `json:"cni"`
+	} `json:"args"`
+	PrevResult json.RawMessage `json:"prevResult"`
+
+	// Fields of ours.
+	StateDir    string            `json:"stateDir"`
+	LeaseDir    string            `json:"leaseDir"`
+	ForwardMark Mark              `json:"forwardMark"`
+	Deadline    ipamconf.Duration `json:"deadline"`
+	LogFile     string            `json:"logFile"`
+	LogLevel    string            `json:"logLevel"`
+}
+
+// runtimeConfig is what of the capabilities' arguments concerns us.
+type runtimeConfig struct {
+	MAC          string        `json:"mac"`
+	PortMappings []PortMapping `json:"portMappings"`
+	Bandwidth    *Bandwidth    `json:"bandwidth"`
+	DNS          struct {
+		Servers  []string `json:"servers"`
+		Searches []string `json:"searches"`
+		Options  []string `json:"options"`
+	} `json:"dns"`
+	ipamconf.Asked
+}
+
+// cniArgs is what of args.cni concerns us.
+type cniArgs struct {
+	IPs []string `json:"ips"`
+	tuned
+}
+
+const (
+	defaultDeadline = 60 * time.Second
+	defaultMark     = Mark(0x1000)
+)
+
+// Mark is one bit of a packet's mark, written as a number or as "0x1000".
+type Mark uint32
+
+// UnmarshalJSON reads both forms.
+func (m *Mark) UnmarshalJSON(b []byte) error {
+	s := strings.Trim(string(b), `"`)
+	v, err := strconv.ParseUint(s, 0, 32)
+	if err != nil || v == 0 || v&(v-1) != 0 {
+		return fmt.Errorf("%s is not one bit of 32, such as %q", b, "0x1000")
+	}
+	*m = Mark(v)
+	return nil
+}
+
+// JSONExpects says what to write.
+func (Mark) JSONExpects() string { return `one bit of 32, as a number or as "0x1000"` }
+
+func (c *Common) common() *Common { return c }
+
+func (c *Common) complete(*call) { c.RuntimeConfig.ArgIPs = c.Args.CNI.IPs }
+
+func (c *Common) lacks(*state.Attachment) bool { return false }
+
+func (c *Common) problems() []error {
+	var p problems
+	p.add(c.StateDir != "" && !filepath.IsAbs(c.StateDir), "stateDir %q is not an absolute path", c.StateDir)
+	p.add(c.LeaseDir != "" && !filepath.IsAbs(c.LeaseDir), "leaseDir %q is not an absolute path", c.LeaseDir)
+	p.add(c.LogFile != "" && !filepath.IsAbs(c.LogFile), "logFile %q is not an absolute path", c.LogFile)
+	_, err := parseLevel(c.LogLevel)
+	p.add(err != nil, `logLevel %q is not known: use "debug", "info", "warn" or "error"`, c.LogLevel)
+	return p
+}
+
+// problems are gathered one by one.
+type problems []error
+
+func (p *problems) add(holds bool, format string, args ...any) {
+	if holds {
+		*p = append(*p, newError(codeInvalidConfig, format, args...))
+	}
+}
+
+// absolute is a directory that teardown can use too, whatever the configuration says.
+func absolute(dir, otherwise string) string {
+	if !filepath.IsAbs(dir) {
+		return otherwise
+	}
+	return dir
+}
+
+func (c *Common) stateDir() string { return absolute(c.StateDir, network.DefaultStateDir) }
+
+func (c *Common) leaseDir() string { return absolute(c.LeaseDir, lease.DefaultDir) }
+
+func (c *Common) mark() uint32 { return uint32(cmp.Or(c.ForwardMark, defaultMark)) }
+
+func (c *Common) deadline() time.Duration {
+	return time.Duration(cmp.Or(c.Deadline, ipamconf.Duration(defaultDeadline)))
+}
+
+// exempt names the keys that no field has and that are no error: what the runtime
+// may put in for others, and a comment's leading underscore.
+func exempt(path, key string) bool {
+	if path == "" {
+		return strings.HasPrefix(key, "cni.dev/") || strings.HasPrefix(key, "_")
+	}
+	top, _, _ := strings.Cut(path, ".")
+	return top == "runtimeConfig" || top == "args"
+}
+
+// parse reads the configuration once. What is wrong with it is kept, for verbs that must not guess; of one that is not
+// JSON nothing can be done.
+func (c *call) parse(data []byte) error {
+	c.stdin = data
+	pass := exempt
+	if c.isNamed() {
+		pass = strict.Everything
+	}
+	found := strict.Unmarshal(data, c.configuration, pass)
+	if n := len(found); n > 0 && errors.As(found[n-1], new(*strict.SyntaxError)) {
+		return newError(codeDecoding, "decode the network's configuration: %v", found[n-1])
+	}
+	for _, err := range found {
+		c.undecoded = append(c.undecoded, ipamconf.ConfigError(err))
+	}
+	c.complete(c)
+	if c.conf.CNIVersion == "" {
+		c.conf.CNIVersion = "0.1.0" // the specification's meaning of a missing one, up to 0.2.0
+	}
+	return nil
+}
+
+// wrong are all that a verb refuses that must not guess.
+func (c *call) wrong() []error { return slices.Concat(c.undecoded, c.problems()) }
+
+// refuse is the first thing that a verb refuses.
+func (c *call) refuse() error {
+	lenient := c.verb == "DEL" || c.verb == "GC"
+	if wrong := c.wrong(); len(wrong) > 0 && !lenient {
+		return wrong[0]
+	}
+	return nil
+}
+
+// accept checks the configuration's version, and whether that has the verb.
+func (c *call) accept() error {
+	have := c.conf.CNIVersion
+	if supported := c.supported(); !slices.Contains(supported, have) {
+		return newError(codeIncompatibleVersion, "cniVersion %q is not supported: this plugin speaks %s", have, strings.Join(supported, ", "))
+	}
+	first, some := map[string]string{"GC": versionWithStatus, "STATUS": versionWithStatus, "CHECK": versionWithCheck}[c.verb]
+	if ok, err := version.GreaterThanOrEqualTo(have, first); some && (err != nil || !ok) {
+		return newError(codeIncompatibleVersion, "%s is a verb of CNI %s and later, and this network's cniVersion is %s", c.verb, first, have)
+	}
+	return nil
+}
+
+// acceptName checks the network's name.
+func (c *Common) acceptName() error {
+	switch {
+	case c.Name == "":
+		return newError(codeInvalidConfig, "the network has no name: set the field \"name\"")
+	case len(c.Name) > maxNetworkName:
+		return newError(codeInvalidConfig, "name: a network's name has at most %d bytes, not %d", maxNetworkName, len(c.Name))
+	case !ident.IsIdentifier(c.Name):
+		return newError(codeInvalidConfig, "name %q: a network's name takes letters, digits, '_', '.' and '-', and begins with a letter or a digit", c.Name)
+	}
+	return nil
+}

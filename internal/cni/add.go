@@ -82,9 +82,7 @@ func (c *call) asked(conf *NetConf) (*asked, error) {
 	if a.pod.Ports, err = publishedPorts(rc.PortMappings); err != nil {
 		return nil, err
 	}
-	if a.pod.Limits, err = conf.shape(rc); err != nil {
-		return nil, err
-	}
+	a.pod.Limits = conf.limits(conf.Bandwidth)
 	if rc.DNS.Servers != nil || rc.DNS.Searches != nil || rc.DNS.Options != nil {
 		a.dns = types.DNS{Nameservers: rc.DNS.Servers, Domain: a.dns.Domain, Search: rc.DNS.Searches, Options: rc.DNS.Options}
 	}

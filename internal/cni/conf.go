@@ -113,6 +113,7 @@ func (c *Common) problems() []error {
 	p.add(c.StateDir != "" && !filepath.IsAbs(c.StateDir), "stateDir %q is not an absolute path", c.StateDir)
 	p.add(c.LeaseDir != "" && !filepath.IsAbs(c.LeaseDir), "leaseDir %q is not an absolute path", c.LeaseDir)
 	p.add(c.LogFile != "" && !filepath.IsAbs(c.LogFile), "logFile %q is not an absolute path", c.LogFile)
+	p.limits("runtimeConfig", orZero(c.RuntimeConfig.Bandwidth))
 	_, err := parseLevel(c.LogLevel)
 	p.add(err != nil, `logLevel %q is not known: use "debug", "info", "warn" or "error"`, c.LogLevel)
 	return p

@@ -1,17 +1,17 @@
 package cni
 
 import (
-	"fmt"
+	"cmp"
 	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/file"
 	"github.com/tombolo-cni/tombolo/internal/printable"
 )
 
@@ -34,20 +34,18 @@ func (c *call) openLog() (*stepLog, error) {
 	if !filepath.IsAbs(conf.LogFile) {
 		return nil, nil
 	}
-	level, err := parseLevel(conf.LogLevel)
-	lenient := c.verb == "DEL" || c.verb == "GC"
-	if err != nil && !lenient {
-		return nil, newError(codeInvalidConfig, "logLevel: %v", err)
-	}
-	// O_APPEND, and one write a line, so that plugins running at once do not
-	// overwrite each other.
-	f, err := openLogFile(conf.LogFile)
-	if err != nil {
-		if lenient {
-			return nil, nil
-		}
+	level, _ := parseLevel(conf.LogLevel)
+	// O_APPEND, and one write a line, so that plugins running at once do not overwrite each other. A link of its name is
+	// not followed: a user that could make one would have us write elsewhere.
+	fd, err := file.Open(conf.LogFile, unix.O_CREAT|unix.O_APPEND|unix.O_WRONLY)
+	switch {
+	case err == nil:
+	case c.verb == "DEL" || c.verb == "GC":
+		return nil, nil
+	default:
 		return nil, newError(codeIO, "logFile: %v", err)
 	}
+	f := os.NewFile(uintptr(fd), conf.LogFile)
 	logger := slog.New(slog.NewJSONHandler(f, &slog.HandlerOptions{Level: level})).With(
 		"verb", c.verb, "network", conf.Name)
 	if c.containerID != "" {
@@ -57,35 +55,8 @@ func (c *call) openLog() (*stepLog, error) {
 	return &stepLog{file: f, logger: logger, start: now, last: now}, nil
 }
 
-// openLogFile opens a file that is root's, or our own user's. It does not wait for the reader
-// of a FIFO, nor follow a link of its name: a user that could make one would have us write elsewhere.
-func openLogFile(path string) (*os.File, error) {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	var st unix.Stat_t
-	err = unix.Fstat(int(f.Fd()), &st)
-	switch {
-	case err != nil:
-	case st.Mode&unix.S_IFMT != unix.S_IFREG:
-		err = fmt.Errorf("%s is not a regular file", path)
-	case st.Uid != 0 && int(st.Uid) != os.Geteuid():
-		err = fmt.Errorf("%s belongs to user %d, who is neither root nor the caller", path, st.Uid)
-	}
-	if err != nil {
-		f.Close()
-		return nil, err
-	}
-	return f, nil
-}
-
-func parseLevel(s string) (slog.Level, error) {
-	var level slog.Level
-	if s == "" {
-		return slog.LevelInfo, nil
-	}
-	err := level.UnmarshalText([]byte(strings.ToUpper(s)))
+func parseLevel(s string) (level slog.Level, err error) {
+	err = level.UnmarshalText([]byte(cmp.Or(s, "info")))
 	return level, err
 }
 

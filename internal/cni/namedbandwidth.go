@@ -21,29 +21,20 @@ type bandwidthConf struct {
 
 func (f *bandwidthConf) problems() []error {
 	p := problems(f.Common.problems())
-	b := f.asked()
-	for _, l := range []struct {
-		what        string
-		rate, burst uint64
-	}{{"ingress", b.IngressRate, b.IngressBurst}, {"egress", b.EgressRate, b.EgressBurst}} {
-		p.add((l.rate == 0) != (l.burst == 0) || l.burst >= maxBurst, "%sRate %d and %[1]sBurst %[3]d: both have to be set, the burst to less than %d, or neither", l.what, l.rate, l.burst, maxBurst)
-	}
-	if _, err := b.shape("the configuration"); err != nil {
-		p = append(p, err)
-	}
+	of := f.limits(f.Bandwidth)
+	p.burst("ingress", of.Ingress)
+	p.burst("egress", of.Egress)
+	p.limits("the configuration", f.Bandwidth)
 	return p
 }
 
-// asked are the limits: those of the configuration count, if it has any, before the runtime's.
-func (f *bandwidthConf) asked() Bandwidth {
-	if f.Bandwidth == (Bandwidth{}) {
-		return orZero(f.RuntimeConfig.Bandwidth)
-	}
-	return f.Bandwidth
+// burst is about what the reference's takes.
+func (p *problems) burst(way string, l bandwidth.Limit) {
+	p.add((l.Rate == 0) != (l.Burst == 0) || l.Burst >= maxBurst, "%sRate %d and %[1]sBurst %[3]d: both have to be set, the burst to less than %d, or neither", way, l.Rate, l.Burst, maxBurst)
 }
 
 func (f *bandwidthConf) lacks(rec *state.Attachment) bool {
-	return f.asked() != Bandwidth{} && rec.Bandwidth == state.Bandwidth{}
+	return !f.limits(f.Bandwidth).IsZero() && rec.Bandwidth == state.Bandwidth{}
 }
 
 func orZero[T any](p *T) (value T) {
@@ -61,10 +52,7 @@ func (f *bandwidthConf) run(ctx context.Context, c *call) (*current.Result, erro
 		})
 		return nil, nil
 	}
-	shape, err := f.asked().shape("the configuration")
-	if err != nil {
-		return nil, err
-	}
+	shape := f.limits(f.Bandwidth)
 	if shape.IsZero() {
 		return c.passOn()
 	}

@@ -2,7 +2,6 @@ package cni
 
 import (
 	"context"
-	"net/netip"
 	"time"
 
 	current "github.com/containernetworking/cni/pkg/types/100"
@@ -55,12 +54,7 @@ func (f *ipamPluginConf) run(ctx context.Context, c *call) (*current.Result, err
 		if err != nil {
 			return nil, err
 		}
-		for _, ip := range prev.IPs {
-			if p, ok := ipamconf.Prefix(ip.Address); ok {
-				gateway, _ := netip.AddrFromSlice(ip.Gateway)
-				held = append(held, ipam.Address{Prefix: p, Gateway: gateway.Unmap()})
-			}
-		}
+		held = ipamconf.Addresses(prev)
 	}
 	return nil, of.Check(ctx, owner, held)
 }

@@ -1,7 +1,6 @@
 package cni
 
 import (
-	"bytes"
 	"cmp"
 	"encoding/json"
 	"errors"
@@ -12,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/go-json-experiment/json/jsontext"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
@@ -102,22 +102,10 @@ type sysctls map[string]string
 
 // UnmarshalJSON reads an object of strings.
 func (s *sysctls) UnmarshalJSON(data []byte) error {
-	var values map[string]string
-	if err := json.Unmarshal(data, &values); err != nil {
-		return err
-	}
-	*s = values
-	tokens := 0
-	for d := json.NewDecoder(bytes.NewReader(data)); ; tokens++ {
-		if _, err := d.Token(); err != nil {
-			break
-		}
-	}
-	const braces = 2
-	if values != nil && tokens != 2*len(values)+braces {
+	if !jsontext.Value(data).IsValid(jsontext.AllowInvalidUTF8(true)) {
 		return errors.New("a parameter stands there twice")
 	}
-	return nil
+	return json.Unmarshal(data, (*map[string]string)(s))
 }
 
 // JSONExpects says what to write.

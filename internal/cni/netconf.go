@@ -109,9 +109,7 @@ func (c *NetConf) problems() []error {
 	}
 	c.lanProblems(&p)
 	c.vlanProblems(&p)
-	if _, err := c.Bandwidth.shape("the configuration"); err != nil {
-		p = append(p, err)
-	}
+	p.limits("the configuration", c.Bandwidth)
 	return p
 }
 

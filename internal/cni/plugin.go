@@ -83,21 +83,27 @@ func (p *Plugin) newCall() *call {
 // an error has then been printed, as the specification wants it, to stdout.
 func (p *Plugin) Run() int {
 	c := p.newCall()
+	var said []byte
 	err := c.readEnvironment()
 	if err == nil {
 		if c.Exit != nil {
 			c.watch()
 			defer c.watchdog.timer.Stop()
 		}
-		err = c.dispatch()
+		said, err = c.dispatch()
+	}
+	c.watchdog.speak()
+	if err == nil && len(said) > 0 {
+		if _, err = c.Stdout.Write(said); err != nil {
+			err = newError(codeIO, "print the result: %v", err)
+		}
 	}
 	if err == nil {
 		return 0
 	}
 	e := coded(err)
-	c.log.done(e)
-	c.watchdog.speak()
 	c.printError(c.conf.CNIVersion, e)
+	c.log.done(e)
 	c.countFailure(c.conf.stateDir(), e.Code)
 	return 1
 }
@@ -129,37 +135,29 @@ func (c *call) printError(cniVersion string, e *types.Error) {
 	}{cniVersion, e.Code, e.Msg})
 }
 
-// dispatch reads the configuration, and carries out a verb with its deadline and its log.
-func (c *call) dispatch() error {
+// dispatch reads the configuration, and carries out a verb with its deadline and its log. It gives what to print.
+func (c *call) dispatch() ([]byte, error) {
 	if c.verb == "VERSION" {
-		return c.versionVerb()
+		return c.versionVerb(), nil
 	}
 	if err := c.readStdin(); err != nil {
-		return err
+		return nil, err
 	}
 	c.watchdog.until(c.conf)
 	var err error
 	if c.log, err = c.openLog(); err != nil {
-		return err
+		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), c.conf.deadline())
 	defer cancel()
 	said, err := c.carryOut(ctx)
-	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() != nil {
-		return newError(codeTryAgainLater, "%s of network %q was not done within its deadline of %s: %v", c.verb, c.conf.Name, c.conf.deadline(), oneLine(err))
+	switch {
+	case err == nil:
+		c.log.done(nil)
+	case errors.Is(err, context.DeadlineExceeded) && ctx.Err() != nil:
+		return nil, newError(codeTryAgainLater, "%s of network %q was not done within its deadline of %s: %v", c.verb, c.conf.Name, c.conf.deadline(), oneLine(err))
 	}
-	if err != nil {
-		return err
-	}
-	c.log.done(nil)
-	if said == nil {
-		return nil
-	}
-	c.watchdog.speak()
-	if _, err := c.Stdout.Write(said); err != nil {
-		return newError(codeIO, "print the result: %v", err)
-	}
-	return nil
+	return said, err
 }
 
 // needs lists the variables without which a verb means nothing. CNI_PATH is
@@ -252,7 +250,7 @@ func (c *call) readStdin() error {
 
 // versionVerb echoes the caller's version where it tells one; stdin may be empty. The reference
 // says its own.
-func (c *call) versionVerb() error {
+func (c *call) versionVerb() []byte {
 	supported := c.supported()
 	var conf struct {
 		CNIVersion string `json:"cniVersion"`
@@ -260,10 +258,11 @@ func (c *call) versionVerb() error {
 	if data, err := io.ReadAll(io.LimitReader(c.Stdin, maxStdin)); c.isNamed() || err != nil || json.Unmarshal(data, &conf) != nil || conf.CNIVersion == "" {
 		conf.CNIVersion = supported[len(supported)-1]
 	}
-	return json.NewEncoder(c.Stdout).Encode(struct {
+	said, _ := json.Marshal(struct {
 		CNIVersion        string   `json:"cniVersion"`
 		SupportedVersions []string `json:"supportedVersions"`
-	}{conf.CNIVersion, supported})
+	}{conf.CNIVersion, supported}) // it has strings alone
+	return append(said, '\n')
 }
 
 // sameNetNS says whether the runtime wants it so that a pod is in the plugin's own

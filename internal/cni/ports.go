@@ -14,27 +14,27 @@ type Bandwidth struct {
 	EgressBurst  uint64 `json:"egressBurst"`
 }
 
-// shape gives the limits that a configuration or capability asks for: where names it.
-func (b Bandwidth) shape(where string) (bandwidth.Shape, error) {
-	s := bandwidth.Shape{
+func (b Bandwidth) shape() bandwidth.Shape {
+	return bandwidth.Shape{
 		Ingress: bandwidth.Limit{Rate: b.IngressRate, Burst: b.IngressBurst},
 		Egress:  bandwidth.Limit{Rate: b.EgressRate, Burst: b.EgressBurst},
 	}
-	// Of any MTU: what is wrong with rates and bursts is wrong with all.
-	if _, _, err := s.Effective(ethernetMTU); err != nil {
-		return bandwidth.Shape{}, newError(codeInvalidConfig, "bandwidth of %s: %v", where, err)
-	}
-	return s, nil
 }
 
-// shape gives the limits of one pod: those of the configuration, which an operator
+// limits are those of one pod: those of the configuration, which an operator
 // sets for all pods, else those that the runtime passes on.
-func (c *NetConf) shape(rc *runtimeConfig) (bandwidth.Shape, error) {
-	s, err := c.Bandwidth.shape("the configuration")
-	if err != nil || !s.IsZero() || rc.Bandwidth == nil {
-		return s, err
+func (c *Common) limits(configured Bandwidth) bandwidth.Shape {
+	if configured == (Bandwidth{}) {
+		configured = orZero(c.RuntimeConfig.Bandwidth)
 	}
-	return rc.Bandwidth.shape("runtimeConfig")
+	return configured.shape()
+}
+
+// limits are about those that something names.
+func (p *problems) limits(where string, b Bandwidth) {
+	// Of any MTU: what is wrong with rates and bursts is wrong with all.
+	_, _, err := b.shape().Effective(ethernetMTU)
+	p.add(err != nil, "bandwidth of %s: %v", where, err)
 }
 
 const ethernetMTU = 1500

@@ -36,10 +36,10 @@ func TestCapabilitiesAsContainerdWritesThem(t *testing.T) {
 		{Protocol: 17, HostAddr: nstest.Addr("192.0.2.1"), HostPort: 53, PodPort: 5353},
 	}
 	expect.NoDiff(t, cmp.Diff(want, published, cmpopts.EquateComparable(netip.Addr{})), "ports")
-	shape, err := new(NetConf).shape(rc)
+	shape := (&Common{RuntimeConfig: *rc}).limits(Bandwidth{})
 	wantShape := bandwidth.Shape{Ingress: bandwidth.Limit{Rate: 8e6, Burst: 4294967295}, Egress: bandwidth.Limit{Rate: 4e6, Burst: 4294967295}}
-	if err != nil || shape != wantShape {
-		t.Errorf("limits %+v, %v; want %+v", shape, err, wantShape)
+	if shape != wantShape {
+		t.Errorf("limits %+v; want %+v", shape, wantShape)
 	}
 	expect.Equal(t, len(rc.DNS.Servers)+len(rc.DNS.Searches)+len(rc.DNS.Options), 3, "DNS is %+v", rc.DNS)
 }
@@ -84,10 +84,9 @@ func TestMappingThatStandsThereTwiceCountsOnce(t *testing.T) {
 func TestTheConfigurationsLimitsGoBeforeTheRuntimes(t *testing.T) {
 	t.Parallel()
 	rc := parsedRuntimeConfig(t, `{"bandwidth": {"ingressRate": 8000000}}`)
-	s, err := (&NetConf{Bandwidth: Bandwidth{EgressRate: 5e6}}).shape(rc)
-	if want := (bandwidth.Shape{Egress: bandwidth.Limit{Rate: 5e6}}); err != nil || s != want {
-		t.Errorf("got %+v, %v; want %+v", s, err, want)
+	s := (&Common{RuntimeConfig: *rc}).limits(Bandwidth{EgressRate: 5e6})
+	if want := (bandwidth.Shape{Egress: bandwidth.Limit{Rate: 5e6}}); s != want {
+		t.Errorf("got %+v; want %+v", s, want)
 	}
-	_, err = new(NetConf).shape(parsedRuntimeConfig(t, `{"bandwidth": {"egressRate": 5}}`))
-	expect.Says(t, err, "bandwidth of runtimeConfig: egress", "a rate of 5")
+	expect.Says(t, expect.Err(parseStrict(with(`"runtimeConfig": {"bandwidth": {"egressRate": 5}}`))), "bandwidth of runtimeConfig: egress", "a rate of 5")
 }

@@ -54,11 +54,7 @@ func (w *watchdog) until(of *Common) {
 // speak is called before the call says how it ended. Where the watchdog has begun to, the
 // process is about to end, and speak does not return.
 func (w *watchdog) speak() {
-	if w == nil || w.spoke {
-		return
-	}
-	if !w.said.CompareAndSwap(false, true) {
+	if w != nil && !w.said.CompareAndSwap(false, true) {
 		select {}
 	}
-	w.spoke = true
 }

@@ -43,7 +43,7 @@ echo '{"cniVersion":"0.4.0","interfaces":[{"name":"x"}],"ips":[{"version":"6","a
 {"version":"4","address":"10.1.0.5/24","gateway":"10.1.0.1"}],"routes":[{"dst":"0.0.0.0/0"}],"dns":{"domain":"lan"}}'`)
 	result, err := n.tryAdd(r)
 	must.Succeed(t, err)
-	if got := addressesOf(result); got != "10.1.0.5,fd00::5" || len(result.Interfaces) != 0 || result.IPs[1].Interface != nil {
+	if got := addressesOf(result); got != "fd00::5,10.1.0.5" || len(result.Interfaces) != 0 || result.IPs[0].Interface != nil {
 		t.Errorf("got %s, %+v", got, result)
 	}
 	if result.CNIVersion != "1.1.0" || len(result.Routes) != 1 || result.DNS.Domain != "lan" {

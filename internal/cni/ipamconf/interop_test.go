@@ -49,7 +49,7 @@ func TestTheReferenceCanBeDelegatedTo(t *testing.T) {
 	ctx := context.Background()
 	result, err := a.Add(ctx)
 	must.Succeed(t, err)
-	expect.Equal(t, addressesOf(result), "10.1.0.2,fd00::2")
+	expect.Equal(t, addressesOf(result), "fd00::2,10.1.0.2")
 	for verb, err := range map[string]error{"Check": a.Check(ctx, result), "Status": a.Status(ctx), "GC": a.GC(ctx, nil)} {
 		expect.Success(t, err, "%s", verb)
 	}

@@ -92,6 +92,17 @@ func Routes(of []*types.Route) ([]route.Route, error) {
 	return list, nil
 }
 
+// Addresses translates the addresses of a result. What is none becomes the zero prefix, which package network refuses.
+func Addresses(of *current.Result) []ipam.Address {
+	var list []ipam.Address
+	for _, ip := range of.IPs {
+		p, _ := Prefix(ip.Address)
+		gateway, _ := netip.AddrFromSlice(ip.Gateway)
+		list = append(list, ipam.Address{Prefix: p, Gateway: gateway.Unmap()})
+	}
+	return list
+}
+
 // Give adds what an IPAM gave to a result: to an interface, if one is named.
 func Give(r *current.Result, addresses []ipam.Address, routes []route.Route, to *int) {
 	for _, address := range addresses {
@@ -139,6 +150,8 @@ func Prefix(n net.IPNet) (netip.Prefix, bool) {
 	if bits == 128 && ip.Is4() {
 		ones, bits = ones-96, 32
 	}
-	p := netip.PrefixFrom(ip, ones)
-	return p, p.IsValid() && bits == ip.BitLen()
+	if p := netip.PrefixFrom(ip, ones); p.IsValid() && bits == ip.BitLen() {
+		return p, true
+	}
+	return netip.Prefix{}, false
 }

@@ -109,15 +109,11 @@ func (c *call) refuseOwnNamespace() error {
 		return nil
 	}
 	defer pod.Close()
-	own, err := netns.Current()
-	if err != nil {
-		return err
+	host, err := isHost(pod)
+	if host {
+		err = c.explain(network.ErrHostNamespace)
 	}
-	defer own.Close()
-	if pod.ID() == own.ID() {
-		return c.explain(network.ErrHostNamespace)
-	}
-	return nil
+	return err
 }
 
 // chained gives the result of the plugins before, which is needed, and access to the attachment.

@@ -92,23 +92,14 @@ func (f *tuningConf) write(pod *netns.NS, ifName string) error {
 	return f.eachSysctl(pod, ifName, func(path, value string) error { return os.WriteFile(path, []byte(value), 0) })
 }
 
-// eachSysctl takes the parameters in the order of their names, and looks at the names of all first. The files are
-// the pod's.
+// eachSysctl takes the parameters in the order of their names. The files are the pod's.
 func (f *tuningConf) eachSysctl(pod *netns.NS, ifName string, do func(path, value string) error) error {
-	keys := slices.Sorted(maps.Keys(f.Sysctl))
-	paths := map[string]string{}
-	for _, key := range keys {
-		var err error
-		if paths[key], err = sysctlFile(key, ifName); err != nil {
-			return err
-		}
-	}
-	if len(keys) == 0 {
+	if len(f.Sysctl) == 0 {
 		return nil
 	}
 	return pod.Do(func() error {
-		for _, key := range keys {
-			if err := do(paths[key], f.Sysctl[key]); err != nil {
+		for _, key := range slices.Sorted(maps.Keys(f.Sysctl)) {
+			if err := do(sysctlFile(key, ifName), f.Sysctl[key]); err != nil {
 				return fmt.Errorf("sysctl %s: %w", key, err)
 			}
 		}

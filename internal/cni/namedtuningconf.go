@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/go-json-experiment/json/jsontext"
@@ -39,23 +40,18 @@ func (a attributes) over(b attributes) attributes {
 
 // of gives what a link has of the attributes that a sets.
 func (a attributes) of(l *link.Link) attributes {
-	var have attributes
-	if a.MAC != nil {
-		have.MAC = new(l.MAC.String())
+	return attributes{
+		where(a.MAC, l.MAC.String()), where(a.Promisc, l.Flags&unix.IFF_PROMISC != 0), where(a.MTU, l.MTU),
+		where(a.AllMulti, l.Flags&unix.IFF_ALLMULTI != 0), where(a.TxQLen, int(l.TxQLen)),
 	}
-	if a.Promisc != nil {
-		have.Promisc = new(l.Flags&unix.IFF_PROMISC != 0)
+}
+
+// where gives what there is of what is to be set.
+func where[T any](set *T, have T) *T {
+	if set == nil {
+		return nil
 	}
-	if a.MTU != nil {
-		have.MTU = new(l.MTU)
-	}
-	if a.AllMulti != nil {
-		have.AllMulti = new(l.Flags&unix.IFF_ALLMULTI != 0)
-	}
-	if a.TxQLen != nil {
-		have.TxQLen = new(int(l.TxQLen))
-	}
-	return have
+	return &have
 }
 
 // request sets the attributes in one message.
@@ -151,44 +147,36 @@ func (f *tuningConf) problems() []error {
 		p.add(err != nil, "mac: %v", err)
 	}
 	p.add(orZero(f.MTU) < 0 || orZero(f.TxQLen) < 0, "mtu and txQLen cannot be negative")
+	for _, key := range slices.Sorted(maps.Keys(f.Sysctl)) {
+		p.add(!strings.HasPrefix(sysctlFile(key, "IFNAME"), "/proc/sys/net/"), "sysctl %q does not begin with net: a pod has only those for itself", key)
+	}
 	return p
 }
 
-// sysctlFile is the file of a kernel parameter: of those of the network only, which each
-// namespace has for itself. IFNAME stands for the pod's interface.
-func sysctlFile(key, ifName string) (string, error) {
-	path := filepath.Join("/proc/sys", strings.Replace(strings.ReplaceAll(key, ".", "/"), "IFNAME", ifName, 1))
-	if !strings.HasPrefix(path, "/proc/sys/net/") {
-		return "", newError(codeInvalidConfig, "sysctl %q does not begin with net: a pod has only those for itself", key)
-	}
-	return path, nil
+// sysctlFile is the file of a kernel parameter. IFNAME stands for the pod's interface.
+func sysctlFile(key, ifName string) string {
+	return filepath.Join("/proc/sys", strings.Replace(strings.ReplaceAll(key, ".", "/"), "IFNAME", ifName, 1))
 }
 
 // allowed refuses kernel parameters that the node's operator has not allowed. Without the list all
 // are.
 func (f *tuningConf) allowed() error {
-	if len(f.Sysctl) == 0 {
-		return nil
-	}
-	data, err := os.ReadFile(allowlistFile)
-	if errors.Is(err, fs.ErrNotExist) {
+	list, err := os.ReadFile(allowlistFile)
+	if len(f.Sysctl) == 0 || errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	return allowedBy(string(data), f.Sysctl)
+	return allowedBy(string(list), f.Sysctl)
 }
 
 // allowedBy goes by a list of regular expressions, one a line.
 func allowedBy(list string, parameters map[string]string) error {
 	for key := range parameters {
 		found := false
-		for line := range strings.Lines(list) {
-			if line = strings.TrimSpace(line); line == "" {
-				continue
-			}
-			ok, err := matchesPattern(line, key)
+		for _, pattern := range strings.Fields(list) {
+			ok, err := matchesPattern(pattern, key)
 			if err != nil {
 				return newError(codeInvalidConfig, "%s: %v", allowlistFile, err)
 			}

@@ -2,6 +2,7 @@ package cni
 
 import (
 	"fmt"
+	"path"
 	"strings"
 )
 
@@ -9,103 +10,75 @@ import (
 // such as [a-z0-9], escaped characters, '*', '+' and '?' behind one of these, '^' and '$': package regexp
 // costs each ADD 2 % before main begins. Another is an error, so that it allows nothing by mistake.
 
-// piece is one part of a pattern.
-type piece struct {
-	any    bool   // every character
-	class  string // those of a class, as written; empty for char
-	char   byte
-	repeat byte // '*', '+', '?', or 0 for once
-}
-
 // matchesPattern says whether a pattern matches anywhere in a name.
 func matchesPattern(pattern, name string) (bool, error) {
-	pieces, head, tail, err := parsePattern(pattern)
-	if err != nil {
-		return false, err
-	}
-	for i := 0; i <= len(name); i++ {
-		if matchPieces(pieces, name[i:], tail) {
-			return true, nil
+	from, head := strings.CutPrefix(pattern, "^")
+	for rest := from; rest != "" && rest != "$"; {
+		var err error
+		if _, rest, err = cutOne(rest); err != nil {
+			return false, fmt.Errorf("pattern %q: %w", pattern, err)
 		}
-		if head {
-			break
+		if rest != "" && strings.Contains("*+?", rest[:1]) {
+			rest = rest[1:]
+		}
+	}
+	for i := 0; i <= len(name) && (i == 0 || !head); i++ {
+		if matchesHere(from, name[i:]) {
+			return true, nil
 		}
 	}
 	return false, nil
 }
 
-func parsePattern(pattern string) (pieces []piece, head, tail bool, _ error) {
-	rest, head := strings.CutPrefix(pattern, "^")
-	for len(rest) > 0 {
-		if rest == "$" {
-			return pieces, head, true, nil
+// cutOne cuts off what stands for one character: a pattern of path.Match, or ".".
+func cutOne(pattern string) (one, rest string, err error) {
+	size := 1
+	switch c := pattern[0]; {
+	case c == '[':
+		size = strings.IndexByte(pattern, ']') + 1
+		if size < len("[a]") || strings.ContainsAny(pattern[1:size-1], `[\^`) {
+			return "", "", fmt.Errorf("only classes such as [a-z0-9_] are known")
 		}
-		p, size := piece{char: rest[0]}, 1
-		switch c := rest[0]; {
-		case c == '.':
-			p.any = true
-		case c == '[':
-			end := strings.IndexByte(rest, ']')
-			if end < 2 || strings.ContainsAny(rest[1:end], `[\^`) {
-				return nil, false, false, fmt.Errorf("pattern %q: only classes such as [a-z0-9_] are known", pattern)
-			}
-			p.class, size = rest[1:end], end+1
-		case c == '\\' && len(rest) > 1 && !isAlphanumeric(rest[1]):
-			p.char, size = rest[1], 2
-		case strings.IndexByte(`\^$*+?(){}|`, c) >= 0:
-			return nil, false, false, fmt.Errorf("pattern %q: %q at this place is not known: write it with characters, '.', classes, '*', '+', '?', '^' and '$'", pattern, string(c))
-		}
-		if rest = rest[size:]; rest != "" && strings.IndexByte("*+?", rest[0]) >= 0 {
-			p.repeat, rest = rest[0], rest[1:]
-		}
-		pieces = append(pieces, p)
+		_, err = path.Match(pattern[:size], "")
+	case c == '\\' && len(pattern) > 1 && !isAlphanumeric(pattern[1]):
+		size = 2
+	case strings.IndexByte(`\^$*+?(){}|`, c) >= 0:
+		err = fmt.Errorf("%q at this place is not known: write it with characters, '.', classes, '*', '+', '?', '^' and '$'", string(c))
 	}
-	return pieces, head, false, nil
+	return pattern[:size], pattern[size:], err
 }
 
-// matchPieces says whether the beginning of a name matches, or with tail all of it.
-func matchPieces(pieces []piece, name string, tail bool) bool {
-	if len(pieces) == 0 {
-		return !tail || name == ""
+// matchesHere says whether the beginning of a name matches, or with a "$" all of it.
+func matchesHere(pattern, name string) bool {
+	switch pattern {
+	case "":
+		return true
+	case "$":
+		return name == ""
 	}
-	p := pieces[0]
+	one, rest, _ := cutOne(pattern)
 	least, most := 1, 1
-	switch p.repeat {
-	case '*':
-		least, most = 0, len(name)
-	case '+':
-		most = len(name)
-	case '?':
-		least = 0
+	if rest != "" {
+		switch rest[0] {
+		case '*':
+			least, most, rest = 0, len(name), rest[1:]
+		case '+':
+			most, rest = len(name), rest[1:]
+		case '?':
+			least, rest = 0, rest[1:]
+		}
 	}
 	for n := 0; ; n++ {
-		if n >= least && matchPieces(pieces[1:], name[n:], tail) {
+		if n >= least && matchesHere(rest, name[n:]) {
 			return true
 		}
-		if n >= most || n >= len(name) || !p.has(name[n]) {
+		if n >= most || n >= len(name) {
+			return false
+		}
+		if is, _ := path.Match(one, name[n:n+1]); !is && one != "." {
 			return false
 		}
 	}
-}
-
-func (p *piece) has(c byte) bool {
-	switch {
-	case p.any:
-		return true
-	case p.class == "":
-		return c == p.char
-	}
-	for i := 0; i < len(p.class); i++ {
-		from, to := p.class[i], p.class[i]
-		if i+2 < len(p.class) && p.class[i+1] == '-' {
-			to = p.class[i+2]
-			i += 2
-		}
-		if from <= c && c <= to {
-			return true
-		}
-	}
-	return false
 }
 
 func isAlphanumeric(c byte) bool {

@@ -33,14 +33,9 @@ func withinPod(path string, do func(*nl.Conn, *netns.NS) error) error {
 	if path == "" {
 		return nil
 	}
-	host, err := netns.Current()
-	if err != nil {
-		return err
-	}
-	defer host.Close()
-	err = within(path, func(conn *nl.Conn, pod *netns.NS) error {
-		if pod.ID() == host.ID() {
-			return nil
+	err := within(path, func(conn *nl.Conn, pod *netns.NS) error {
+		if host, err := isHost(pod); host || err != nil {
+			return err
 		}
 		return do(conn, pod)
 	})
@@ -48,6 +43,16 @@ func withinPod(path string, do func(*nl.Conn, *netns.NS) error) error {
 		return nil
 	}
 	return err
+}
+
+// isHost says whether a namespace is the caller's own.
+func isHost(pod *netns.NS) (bool, error) {
+	own, err := netns.Current()
+	if err != nil {
+		return false, err
+	}
+	defer own.Close()
+	return own.ID() == pod.ID(), nil
 }
 
 // findLink gives what of a link can be set.

@@ -19,8 +19,11 @@ type Section struct {
 	JSON    json.RawMessage
 }
 
-// UnmarshalJSON reads what is not the allocator's alone, as far as that can be read.
+// UnmarshalJSON reads what is not the allocator's alone, as far as that can be read. null is as without the field.
 func (s *Section) UnmarshalJSON(data []byte) error {
+	if string(data) == "null" {
+		return nil
+	}
 	*s = Section{JSON: slices.Clone(data)}
 	var fields struct {
 		Type    string `json:"type"`

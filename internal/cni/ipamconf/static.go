@@ -46,7 +46,7 @@ func (s *static) configure(r *Request) error {
 	if err := r.read(&conf); err != nil {
 		return err
 	}
-	if IsEmpty(r.Section.JSON) {
+	if r.Section.JSON == nil {
 		return newError(codeInvalidConfig, `network %q: static needs the field "ipam"`, r.Network)
 	}
 	args, err := ParseArgs(r.Args)

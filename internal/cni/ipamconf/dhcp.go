@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
-	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/network"
 )
 
@@ -168,23 +167,34 @@ func (id *Identity) MAC(by string) net.HardwareAddr {
 	return net.HardwareAddr{0x0a, sum[0], sum[1], sum[2], sum[3], sum[4]}
 }
 
-// client is what a DHCP server is told.
-func (conf *DHCP) client(id *Identity, mac net.HardwareAddr, args map[string]string) (*lease.Client, error) {
+// Lease is how a pod gets its address, and what a server is told. Package network refuses what cannot be told.
+func (conf *DHCP) Lease(id *Identity, mac net.HardwareAddr, args Args) (*network.Lease, error) {
 	clientID, err := id.clientID(conf.ClientID, mac)
 	if err != nil {
 		return nil, err
 	}
-	c := &lease.Client{
-		MAC: dhcpc.Hex(mac), ClientID: clientID, HostName: args["K8S_POD_NAME"],
-		RapidCommit: conf.RapidCommit, DetectConflicts: conf.DetectConflicts,
-		Sticky: conf.ClientID == clientByPod,
+	l := &network.Lease{
+		Client: dhcpc.Config{
+			MAC: mac, ClientID: clientID, HostName: args["K8S_POD_NAME"], RapidCommit: conf.RapidCommit,
+			DetectConflicts: conf.DetectConflicts, Timeout: time.Duration(conf.Timeout),
+		},
+		Sticky: conf.ClientID == clientByPod, KeeperOptional: conf.KeeperOptional(), Priority: conf.Priority,
 	}
 	if conf.byName {
-		c.HostName = ""
+		l.Client.HostName = ""
 	}
 	if conf.HostName != nil {
-		c.HostName = *conf.HostName
+		l.Client.HostName = *conf.HostName
 	}
+	conf.request(&l.Client)
+	for _, r := range conf.Routes {
+		l.Routes = append(l.Routes, dhcpc.Route{Dst: r.Dst.Masked(), Via: r.GW})
+	}
+	return l, conf.provide(&l.Client, args)
+}
+
+// request asks for options: by name for no more than it is told to.
+func (conf *DHCP) request(c *dhcpc.Config) {
 	for _, r := range conf.Request {
 		c.RequestOnly = c.RequestOnly || r.SkipDefault
 		if r.Option != 0 {
@@ -195,20 +205,23 @@ func (conf *DHCP) client(id *Identity, mac net.HardwareAddr, args map[string]str
 		const mask, routers = 1, 3
 		c.RequestOnly, c.Request = true, append(c.Request, routers, mask)
 	}
+}
+
+// provide sends options.
+func (conf *DHCP) provide(c *dhcpc.Config, args Args) error {
 	for i, p := range conf.Provide {
 		if p.Option == 0 {
-			return nil, newError(codeInvalidConfig, "ipam.provide[%d] names no option", i)
+			return newError(codeInvalidConfig, "ipam.provide[%d] names no option", i)
 		}
-		value := p.Value
-		arg, found := args[p.FromArg]
+		value, found := args[p.FromArg]
 		switch {
 		case p.FromArg != "" && found:
-			value = arg
-		case conf.byName && value == "":
+		case p.FromArg != "" && !conf.byName:
+			return newError(codeInvalidConfig, "ipam.provide[%d]: CNI_ARGS has no %s", i, p.FromArg)
+		case p.Value == "" && conf.byName:
 			continue
-		case conf.byName || p.FromArg == "":
 		default:
-			return nil, newError(codeInvalidConfig, "ipam.provide[%d]: CNI_ARGS has no %s", i, p.FromArg)
+			value = p.Value
 		}
 		switch p.Option {
 		case 12:
@@ -221,30 +234,10 @@ func (conf *DHCP) client(id *Identity, mac net.HardwareAddr, args map[string]str
 				c.ClientID = c.ClientID[1:]
 			}
 		default:
-			c.Provide = append(c.Provide, dhcpc.Option{Code: uint8(p.Option), Value: dhcpc.Hex(value)})
+			c.Provide = append(c.Provide, dhcpc.Option{Code: uint8(p.Option), Value: []byte(value)})
 		}
 	}
-	if _, err := dhcpc.NewMachine(c.Config(nil)); err != nil {
-		return nil, newError(codeInvalidConfig, "ipam: %v", err)
-	}
-	return c, nil
-}
-
-// Lease is how a pod gets its address.
-func (conf *DHCP) Lease(id *Identity, mac net.HardwareAddr, args map[string]string) (*network.Lease, error) {
-	client, err := conf.client(id, mac, args)
-	if err != nil {
-		return nil, err
-	}
-	l := &network.Lease{
-		Client: *client.Config(nil), Sticky: client.Sticky,
-		KeeperOptional: conf.KeeperOptional(), Priority: conf.Priority,
-	}
-	l.Client.Timeout = time.Duration(conf.Timeout)
-	for _, r := range conf.Routes {
-		l.Routes = append(l.Routes, dhcpc.Route{Dst: r.Dst.Masked(), Via: r.GW})
-	}
-	return l, nil
+	return nil
 }
 
 // KeeperOptional says that leases need not be renewed.

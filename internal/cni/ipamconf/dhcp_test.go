@@ -13,9 +13,9 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
-	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
+	"github.com/tombolo-cni/tombolo/network"
 )
 
 func dhcpOf(t *testing.T, fields string) (*DHCP, error) {
@@ -93,24 +93,27 @@ func TestWhatTheServerIsTold(t *testing.T) {
 	id := &Identity{Network: "lab", ContainerID: "c1", IfName: "eth0", Pod: "default/db-0"}
 	mac := id.MAC(clientByPod)
 	args := map[string]string{"K8S_POD_NAME": "db-0", "COLOUR": "red"}
-	got, err := conf.client(id, mac, args)
+	got, err := conf.Lease(id, mac, args)
 	must.Succeed(t, err)
-	want := &lease.Client{
-		MAC: []byte(mac), ClientID: []byte("\x00default/db-0/lab/eth0"), HostName: "printer", VendorClass: "v1",
-		Request: dhcpc.Hex{3, 6, 42}, RequestOnly: true, Provide: []dhcpc.Option{{Code: 77, Value: []byte("red")}},
-		RapidCommit: true, Sticky: true,
+	want := &network.Lease{
+		Client: dhcpc.Config{
+			MAC: mac, ClientID: []byte("\x00default/db-0/lab/eth0"), HostName: "printer", VendorClass: "v1",
+			Request: []uint8{3, 6, 42}, RequestOnly: true, Provide: []dhcpc.Option{{Code: 77, Value: []byte("red")}},
+			RapidCommit: true, Timeout: dhcpc.DefaultTimeout,
+		},
+		Sticky: true,
 	}
-	expect.NoDiff(t, cmp.Diff(want, got, cmpopts.EquateComparable(netip.Addr{})), "client")
-	expect.Says(t, expect.Err(conf.client(id, mac, nil)), "CNI_ARGS has no COLOUR", "an argument that is missing")
+	expect.NoDiff(t, cmp.Diff(want, got, cmpopts.EquateComparable(netip.Addr{}), cmpopts.IgnoreUnexported(dhcpc.Config{})), "lease")
+	expect.Says(t, expect.Err(conf.Lease(id, mac, nil)), "CNI_ARGS has no COLOUR", "an argument that is missing")
 	// Otherwise the host name is the pod's.
 	plain, err := dhcpOf(t, "")
 	must.Succeed(t, err)
-	if got, err := plain.client(id, mac, args); err != nil || got.HostName != "db-0" || got.Sticky {
+	if got, err := plain.Lease(id, mac, args); err != nil || got.Client.HostName != "db-0" || got.Sticky {
 		t.Errorf("client %+v, %v", got, err)
 	}
 	none, err := dhcpOf(t, `"hostName": ""`)
 	must.Succeed(t, err)
-	if got, err := none.client(id, mac, args); err != nil || got.HostName != "" {
+	if got, err := none.Lease(id, mac, args); err != nil || got.Client.HostName != "" {
 		t.Errorf("client %+v, %v", got, err)
 	}
 }

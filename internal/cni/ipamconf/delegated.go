@@ -17,7 +17,7 @@ import (
 
 // delegated runs a plugin of another project.
 type delegated struct {
-	*local
+	*said
 	plugin  *delegate.Plugin
 	inOrder bool // addresses are reported as the plugin has them
 	warn    func(string)
@@ -25,12 +25,6 @@ type delegated struct {
 
 // self is this program, as the kernel knows it.
 const self = "/proc/self/exe"
-
-func newDelegated(r *Request) Allocator {
-	plugin := r.Plugin
-	plugin.Self = self
-	return &delegated{local: r.local(), inOrder: r.ByName, warn: r.Warn, plugin: &plugin}
-}
 
 // Bind returns d: a plugin looks after itself.
 func (d *delegated) Bind(ipam.Node) ipam.Allocator { return d }
@@ -64,7 +58,7 @@ func (d *delegated) Add(ctx context.Context, _ ipam.Owner) (*ipam.Allocation, er
 	if d.inOrder {
 		d.reported = slices.Clone(addresses)
 	}
-	return d.given(addresses), nil
+	return &ipam.Allocation{Addresses: addresses}, nil
 }
 
 // undo runs DEL after an ADD that failed with cause, also where ctx has ended.

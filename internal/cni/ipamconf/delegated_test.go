@@ -60,7 +60,7 @@ func TestEveryVerbIsDelegated(t *testing.T) {
 	t.Parallel()
 	n, r, verbs := withPlugin(t, "exit 0")
 	a := n.allocator(r)
-	if !a.Slow() || (&local{}).Slow() || (&hostLocal{}).Slow() || (&static{}).Slow() {
+	if !a.Slow() || (static{}).Slow() {
 		t.Error("Slow takes one kind for another")
 	}
 	ctx := context.Background()

@@ -137,7 +137,7 @@ func FuzzNew(f *testing.F) {
 			return
 		}
 		// What host-local gives is fuzzed in package ipam: a dataDir of here could be any.
-		if a, ok := a.(*static); ok {
+		if _, ok := a.(*allocator).Allocator.(static); ok {
 			if given, err := a.Add(context.Background(), ipam.Owner{}); err == nil {
 				checkAddresses(t, given.Addresses)
 			}

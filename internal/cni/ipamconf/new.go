@@ -1,8 +1,12 @@
 package ipamconf
 
 import (
+	"cmp"
 	"context"
+	"errors"
+	"fmt"
 	"net/netip"
+	"os"
 	"slices"
 	"time"
 
@@ -37,25 +41,35 @@ type Allocator interface {
 	Ordered(given []ipam.Address) []ipam.Address
 }
 
-// local is what the allocators have in common, and by itself one that gives
-// no addresses: that of a network without an ipam section, or of one that is served elsewhere.
-type local struct {
-	network  string
-	routes   []route.Route
-	dns      types.DNS
-	reported []ipam.Address // of the families of what is given, in the order in which that is reported
-	gateways bool           // see Request
-	confErr  error          // the config is wrong: only Del and Collect can do anything
+// allocator is what all types have in common: the section around what gives addresses.
+type allocator struct {
+	*said
+	ipam.Allocator
 }
 
-func (l *local) Bind(ipam.Node) ipam.Allocator { return l }
-func (*local) Slow() bool                      { return false }
-func (l *local) DNS() types.DNS                { return l.dns }
+// said is what the section, or the plugin that it names, says.
+type said struct {
+	network    string
+	routes     []route.Route
+	dns        types.DNS
+	resolvConf string         // a file that has the DNS
+	reported   []ipam.Address // of the families of what is given, in the order in which that is reported
+	gateways   bool           // see Request
+	confErr    error          // the config is wrong: only Del and Collect can do anything
+	noRanges   error          // there are none before a runtime hands them over
+}
 
-func (l *local) Ordered(given []ipam.Address) []ipam.Address {
+// Bind keeps the section, which is told more by Add.
+func (a *allocator) Bind(node ipam.Node) ipam.Allocator {
+	return &allocator{a.said, a.Allocator.Bind(node)}
+}
+
+func (a *allocator) DNS() types.DNS { return a.dns }
+
+func (a *allocator) Ordered(given []ipam.Address) []ipam.Address {
 	given = slices.Clone(given)
 	var list []ipam.Address
-	for _, place := range l.reported {
+	for _, place := range a.reported {
 		i := slices.IndexFunc(given, func(a ipam.Address) bool { return a.Prefix.Addr().Is4() == place.Prefix.Addr().Is4() })
 		if i >= 0 {
 			list = append(list, given[i])
@@ -65,23 +79,49 @@ func (l *local) Ordered(given []ipam.Address) []ipam.Address {
 	return append(list, given...)
 }
 
-// given completes what Add gives.
-func (l *local) given(addresses []ipam.Address) *ipam.Allocation {
-	for i := range addresses {
-		if one := &addresses[i]; l.gateways && !one.Gateway.IsValid() {
+// Add reads the resolv.conf before it reserves anything.
+func (a *allocator) Add(ctx context.Context, owner ipam.Owner) (*ipam.Allocation, error) {
+	if err := cmp.Or(a.confErr, a.noRanges); err != nil {
+		return nil, err
+	}
+	if a.resolvConf != "" {
+		text, err := os.ReadFile(a.resolvConf)
+		if err != nil {
+			return nil, withCode(types.ErrIOFailure, fmt.Errorf("network %q: read \"ipam.resolvConf\": %w", a.network, err))
+		}
+		a.dns = parseResolvConf(string(text))
+	}
+	given, err := a.Allocator.Add(ctx, owner)
+	if err != nil {
+		return nil, err
+	}
+	for i := range given.Addresses {
+		if one := &given.Addresses[i]; a.gateways && !one.Gateway.IsValid() {
 			one.Gateway = one.Prefix.Masked().Addr().Next()
 		}
 	}
-	return &ipam.Allocation{Addresses: addresses, Routes: l.routes}
+	given.Routes = a.routes
+	return given, nil
 }
 
-func (l *local) Add(context.Context, ipam.Owner) (*ipam.Allocation, error) {
-	return &ipam.Allocation{}, l.confErr
+func (a *allocator) Check(ctx context.Context, owner ipam.Owner, held []ipam.Address) error {
+	if err := cmp.Or(a.confErr, a.noRanges); err != nil {
+		return err
+	}
+	return a.Allocator.Check(ctx, owner, held)
 }
-func (*local) Del(context.Context, ipam.Owner, []netip.Addr) error       { return nil }
-func (l *local) Check(context.Context, ipam.Owner, []ipam.Address) error { return l.confErr }
-func (*local) Collect(context.Context, []ipam.Owner) error               { return nil }
-func (l *local) Status(context.Context) error                            { return l.confErr }
+
+// Status has code 50 for what has none. Ranges that a runtime hands over come with the verbs of a pod, and not with STATUS.
+func (a *allocator) Status(ctx context.Context) error {
+	if a.confErr != nil || a.noRanges != nil {
+		return a.confErr
+	}
+	err := a.Allocator.Status(ctx)
+	if errors.As(err, new(*types.Error)) {
+		return err
+	}
+	return withCode(codeNotAvailable, err)
+}
 
 // A Request is the configuration of an Allocator, and what it is told of the call.
 type Request struct {
@@ -122,47 +162,52 @@ type Request struct {
 	LockWait time.Duration
 }
 
-func (r *Request) local() *local { return &local{network: r.Network, gateways: r.Gateways} }
-
 // New returns the allocator for the ipam.type of the netconf. Without a type,
 // as in a plain layer 2 network, that is one that gives no addresses and always
 // succeeds; New never returns a nil Allocator without an error.
 func New(r *Request) (Allocator, error) {
+	a := &allocator{&said{network: r.Network, gateways: r.Gateways}, static{byName: true}}
 	switch r.Name {
 	case typeNone:
 		// A section that has fields but no type probably has that misspelt.
-		if err := r.read(&struct {
+		a.confErr = r.read(&struct {
 			Type string `json:"type"`
-		}{}); err != nil && r.Strict {
-			return nil, err
-		}
-		return r.local(), nil
+		}{})
 	case typeHostLocal:
-		return newHostLocal(r)
+		a.confErr = a.hostLocal(r)
 	case typeStatic:
-		return newStatic(r)
+		a.confErr = a.static(r)
 	case TypeDHCP:
 		// It is served in process too, but not by this package: so no program of that name is run.
 		// Callers see to leases before they come here, but for a pod that was made under another
 		// type.
-		l := r.local()
-		l.confErr = newError(codeInvalidConfig, `network %q: ipam.type is "dhcp", and the attachment's addresses are not leased: DEL it and ADD it again`, r.Network)
-		return l, nil
+		a.confErr = newError(codeInvalidConfig, `network %q: ipam.type is "dhcp", and the attachment's addresses are not leased: DEL it and ADD it again`, r.Network)
+		return a, nil
 	default:
-		return newDelegated(r), nil
+		plugin := r.Plugin
+		plugin.Self = self
+		a.Allocator = &delegated{said: a.said, inOrder: r.ByName, warn: r.Warn, plugin: &plugin}
 	}
+	if r.Strict && a.confErr != nil {
+		return nil, a.confErr
+	}
+	return a, nil
 }
 
 // Subnets are those that host-local and static give addresses of.
 func Subnets(of Allocator) []netip.Prefix {
+	a, ok := of.(*allocator)
+	if !ok {
+		return nil
+	}
 	var list []netip.Prefix
-	for _, set := range ipam.RangeSetsOf(of) {
+	for _, set := range ipam.RangeSetsOf(a.Allocator) {
 		for _, r := range set.Ranges {
 			list = append(list, r.Subnet)
 		}
 	}
-	if s, ok := of.(*static); ok {
-		for _, a := range s.addresses {
+	if s, ok := a.Allocator.(static); ok {
+		for _, a := range s.Static {
 			list = append(list, a.Prefix.Masked())
 		}
 	}

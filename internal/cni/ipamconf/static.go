@@ -24,24 +24,16 @@ type addressConf struct {
 	Gateway netip.Addr   `json:"gateway"`
 }
 
-// static is ipam.Static by a config. Whether the addresses are free is up to the operator that named them.
+// static is ipam.Static by a config, where none is said by its words. Whether the addresses are free is up to the operator
+// that named them.
 type static struct {
-	*local
-	addresses ipam.Static
-	byName    bool
+	ipam.Static
+	network string
+	byName  bool
 }
 
-func newStatic(r *Request) (Allocator, error) {
-	s := &static{local: r.local(), byName: r.ByName}
-	s.confErr = s.configure(r)
-	if s.confErr != nil && r.Strict {
-		return nil, s.confErr
-	}
-	return s, nil
-}
-
-// configure decodes the section.
-func (s *static) configure(r *Request) error {
+// static decodes the section.
+func (a *allocator) static(r *Request) error {
 	var conf staticConf
 	if err := r.read(&conf); err != nil {
 		return err
@@ -57,23 +49,22 @@ func (s *static) configure(r *Request) error {
 	if err != nil {
 		return err
 	}
-	for i, a := range addresses {
-		if !a.Address.IsValid() {
+	of := static{network: r.Network, byName: r.ByName}
+	for i, one := range addresses {
+		if !one.Address.IsValid() {
 			return newError(codeInvalidConfig, "field \"ipam.addresses[%d].address\" is required", i)
 		}
-		if a.Gateway.Zone() != "" {
-			return newError(codeInvalidConfig, "field \"ipam.addresses[%d].gateway\": %s has a zone", i, a.Gateway)
+		if one.Gateway.Zone() != "" {
+			return newError(codeInvalidConfig, "field \"ipam.addresses[%d].gateway\": %s has a zone", i, one.Gateway)
 		}
-		s.addresses = append(s.addresses, ipam.Address{Prefix: a.Address, Gateway: a.Gateway.Unmap()})
+		of.Static = append(of.Static, ipam.Address{Prefix: one.Address, Gateway: one.Gateway.Unmap()})
 	}
 	if r.ByName {
-		s.reported = s.addresses
+		a.reported = of.Static
 	}
-	if s.routes, err = routes(conf.Routes); err != nil {
-		return err
-	}
-	s.dns = conf.DNS
-	return nil
+	a.Allocator, a.dns = of, conf.DNS
+	a.routes, err = routes(conf.Routes)
+	return err
 }
 
 // staticAddresses merges the four sources in the order of the reference plugin:
@@ -128,39 +119,29 @@ func parsePrefixes(source string, texts []string) ([]addressConf, error) {
 }
 
 // Bind returns s: nothing here depends on the node.
-func (s *static) Bind(ipam.Node) ipam.Allocator { return s }
+func (s static) Bind(ipam.Node) ipam.Allocator { return s }
 
 // Add returns the addresses. That there are none is an error: static without an
 // address is a mistake, but by name, where the plugin that called says so. To STATUS it is none,
 // as addresses may come with each ADD.
-func (s *static) Add(ctx context.Context, owner ipam.Owner) (*ipam.Allocation, error) {
-	if s.confErr != nil {
-		return nil, s.confErr
-	}
-	if len(s.addresses) == 0 && s.byName {
+func (s static) Add(ctx context.Context, owner ipam.Owner) (*ipam.Allocation, error) {
+	switch {
+	case len(s.Static) > 0:
+		return s.Static.Add(ctx, owner)
+	case s.byName:
 		return &ipam.Allocation{}, nil
 	}
-	if len(s.addresses) == 0 {
-		return nil, newError(codeInvalidConfig, `network %q: static has no address to give: set "ipam.addresses", or ask for one `+
-			"by the capability ips, args.cni.ips or CNI_ARGS IP", s.network)
-	}
-	named, err := s.addresses.Add(ctx, owner)
-	if err != nil {
-		return nil, err
-	}
-	return s.given(named.Addresses), nil
+	return nil, newError(codeInvalidConfig, `network %q: static has no address to give: set "ipam.addresses", or ask for one `+
+		"by the capability ips, args.cni.ips or CNI_ARGS IP", s.network)
 }
 
 // Check compares the addresses and their gateways with those of prevResult; by name those only
 // that are in it, as the reference does.
-func (s *static) Check(ctx context.Context, owner ipam.Owner, held []ipam.Address) error {
-	if s.confErr != nil {
-		return s.confErr
-	}
+func (s static) Check(ctx context.Context, owner ipam.Owner, held []ipam.Address) error {
 	isHeld := func(a ipam.Address) bool {
 		return slices.ContainsFunc(held, func(b ipam.Address) bool { return a.Prefix.Addr() == b.Prefix.Addr() })
 	}
-	for _, a := range s.addresses {
+	for _, a := range s.Static {
 		if s.byName && !isHeld(a) {
 			continue
 		}

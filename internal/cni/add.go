@@ -25,7 +25,7 @@ type asked struct {
 }
 
 // add carries out ADD.
-func (c *call) add(ctx context.Context, conf *NetConf) (*current.Result, error) {
+func (c *call) add(ctx context.Context, node *network.Node, conf *NetConf) (*current.Result, error) {
 	a, err := c.asked(conf)
 	if err != nil {
 		return nil, err
@@ -42,10 +42,6 @@ func (c *call) add(ctx context.Context, conf *NetConf) (*current.Result, error) 
 		return nil, err
 	}
 	defer a.pod.NetNS.Close()
-	node, err := c.open(c.allocators(conf))
-	if err != nil {
-		return nil, err
-	}
 	made, err := node.Add(ctx, &s, &a.pod)
 	if err != nil {
 		return nil, c.explain(err)

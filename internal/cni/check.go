@@ -16,7 +16,7 @@ import (
 // check carries out CHECK: it compares the attachment with what ADD made of it
 // and with the result of the whole chain, and lists all that is not so in one
 // error.
-func (c *call) check(ctx context.Context, conf *NetConf) error {
+func (c *call) check(ctx context.Context, node *network.Node, conf *NetConf) error {
 	prev, err := conf.resultToCheck()
 	if err != nil {
 		return err
@@ -31,10 +31,6 @@ func (c *call) check(ctx context.Context, conf *NetConf) error {
 	}
 	var found []string
 	if pod.Reported, found, err = c.reported(prev); err != nil {
-		return err
-	}
-	node, err := c.open(c.allocators(conf))
-	if err != nil {
 		return err
 	}
 	diffs, err := node.Check(ctx, &s, &pod)

@@ -13,11 +13,7 @@ import (
 )
 
 // del carries out DEL. It needs neither the pod's namespace nor a result.
-func (c *call) del(ctx context.Context, conf *NetConf) error {
-	node, err := c.open(c.allocators(conf))
-	if err != nil {
-		return err
-	}
+func (c *call) del(ctx context.Context, node *network.Node, conf *NetConf) error {
 	known := conf.known()
 	known.Addresses = func() []netip.Addr {
 		prev, err := conf.prevResult()
@@ -77,13 +73,9 @@ func recordedConfig(cniVersion, name string, origin *network.Origin) (of ipamcon
 // gc carries out GC: it frees what this network owns and no valid attachment
 // claims. Without a list it does nothing: a runtime that names none may have
 // lost it. An empty list is one: then every attachment goes.
-func (c *call) gc(ctx context.Context, conf *NetConf) error {
+func (c *call) gc(ctx context.Context, node *network.Node, conf *NetConf) error {
 	list, err := conf.validAttachments()
 	if err != nil || list == nil {
-		return err
-	}
-	node, err := c.open(c.allocators(conf))
-	if err != nil {
 		return err
 	}
 	keep := []network.Key{}

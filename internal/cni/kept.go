@@ -49,7 +49,7 @@ func (c *call) carriers() (ours, kept bool, _ error) {
 	case noRecord: // what goes after a reboot is told by the ADD's result
 		ours, kept = saysOurs, !saysOurs
 	default:
-		ours, kept = true, err == nil && rec.State == state.Ready && (saysOthers || len(c.wrong()) == 0 && c.lacks(rec))
+		ours, kept = true, err == nil && rec.State == state.Ready && (saysOthers || c.lacks(rec) && len(c.wrong()) == 0)
 	}
 	if byBridge {
 		return true, kept && podHasLink(c.netns, c.ifName), nil

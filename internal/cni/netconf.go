@@ -67,17 +67,21 @@ const (
 
 // run carries out a verb of the plugin itself, or of the reference's bridge.
 func (c *NetConf) run(ctx context.Context, of *call) (*current.Result, error) {
+	node, err := of.open(of.allocators(c))
+	if err != nil {
+		return nil, err
+	}
 	switch of.verb {
 	case "ADD":
-		return of.add(ctx, c)
+		return of.add(ctx, node, c)
 	case "DEL":
-		return nil, of.del(ctx, c)
+		return nil, of.del(ctx, node, c)
 	case "GC":
-		return nil, of.gc(ctx, c)
+		return nil, of.gc(ctx, node, c)
 	case "CHECK":
-		return nil, of.check(ctx, c)
+		return nil, of.check(ctx, node, c)
 	default: // STATUS: readEnvironment knows the verbs
-		return nil, of.status(ctx, c)
+		return nil, of.status(ctx, node, c)
 	}
 }
 

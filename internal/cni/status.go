@@ -11,11 +11,7 @@ import (
 
 // status carries out STATUS: whether an ADD could succeed now. It changes
 // nothing.
-func (c *call) status(ctx context.Context, conf *NetConf) error {
-	node, err := c.open(c.allocators(conf))
-	if err != nil {
-		return unavailable(err)
-	}
+func (c *call) status(ctx context.Context, node *network.Node, conf *NetConf) error {
 	s := conf.settings()
 	leases, err := c.allocator(conf, &s)
 	if err != nil {
@@ -24,11 +20,8 @@ func (c *call) status(ctx context.Context, conf *NetConf) error {
 	if leases != nil {
 		s.Allocator = nil
 	}
-	return unavailable(node.Ready(ctx, &s, leases))
-}
-
-// unavailable gives an error the code that STATUS has for it, unless it has one of its own.
-func unavailable(err error) error {
+	err = node.Ready(ctx, &s, leases)
+	// Without a code of its own, it has that of STATUS.
 	if err == nil || errors.As(err, new(*types.Error)) || errors.Is(err, network.ErrConflict) {
 		return err
 	}

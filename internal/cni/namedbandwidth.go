@@ -34,7 +34,7 @@ func (p *problems) burst(way string, l bandwidth.Limit) {
 }
 
 func (f *bandwidthConf) lacks(rec *state.Attachment) bool {
-	return !f.limits(f.Bandwidth).IsZero() && rec.Bandwidth == state.Bandwidth{}
+	return !f.limits(f.Bandwidth).IsZero() && rec.Bandwidth.IsZero()
 }
 
 func orZero[T any](p *T) (value T) {

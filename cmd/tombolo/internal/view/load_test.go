@@ -39,11 +39,9 @@ func forge(t *testing.T) string {
 		{Ranges: []ipam.Range{{Subnet: nstest.Prefix("fd61::/64")}}},
 	}})
 	must.Succeed(t, err)
-	pools, err := json.Marshal(pool.RangeSets())
-	must.Succeed(t, err)
 	for _, n := range []*state.Network{
 		{Name: "pods", Bridge: "cbr0", MTU: 1500, Gateways: prefixes("10.61.0.1/24", "fd61::1/64"), Subnets: prefixes("10.61.0.0/24", "fd61::/64"),
-			Pools: string(pools), Masquerade: true, NonMasquerade: prefixes("10.0.0.0/8"), Policy: nft.Isolated, Guard: true},
+			Pools: pool.RangeSets(), Masquerade: true, NonMasquerade: prefixes("10.0.0.0/8"), Policy: nft.Isolated, Guard: true},
 		{Name: "earlier", Bridge: "cbr1", MTU: 1450, Gateways: prefixes("10.63.0.1/29"), Subnets: prefixes("10.63.0.0/29")},
 		{Name: "fresh", Bridge: "cbr2", MTU: 1500},
 		{Name: "delegated", Bridge: "cbr3", MTU: 1500, Subnets: prefixes("10.64.0.0/24")},

@@ -8,7 +8,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
@@ -20,10 +19,10 @@ import (
 
 // A table breaks one part in every way.
 type table struct {
-	before string                          // lines for a shell on the host, before the Add
-	with   func(*node)                     // says what the network and the pod are to have
-	then   func(*node) error               // changes what they have, as plugins further down the chain do
-	keeper func(*node) map[string][]string // by which the keeper learns of each fault; nil: by nothing
+	before string               // lines for a shell on the host, before the Add
+	with   func(*node)          // says what the network and the pod are to have
+	then   func(*node) error    // changes what they have, as plugins further down the chain do
+	keeper func(*node) []string // by which the keeper learns of each fault; nil: by nothing
 	faults map[string]fault
 }
 
@@ -90,6 +89,7 @@ func (tb table) host(t *testing.T) *node {
 	var err error
 	n.Node, err = network.Open(t.Context(), &network.Config{StateDir: n.state, LeaseDir: n.leases})
 	must.Succeed(t, err)
+	const forwards = "echo 1 >/proc/sys/net/ipv4/ip_forward; echo 1 >/proc/sys/net/ipv6/conf/all/forwarding\n" // and goes on to
 	nstest.Run(t, n.ns, "sh", "-ec", forwards+tb.before)
 	if tb.with != nil {
 		tb.with(n)
@@ -108,9 +108,6 @@ func newNode(t *testing.T, tb table) *node {
 	n.wantSaid(fault{})
 	return n
 }
-
-// forwards has a host forward, which it goes on to do.
-const forwards = "echo 1 >/proc/sys/net/ipv4/ip_forward; echo 1 >/proc/sys/net/ipv6/conf/all/forwarding\n"
 
 func (n *node) do(what func() error) { n.Helper(); must.Succeed(n, n.ns.Do(what)) }
 
@@ -160,12 +157,12 @@ func (n *node) mend(f fault) {
 	}
 	n.pod.Path = nstest.Path(n, n.pod.NetNS) // the old one may be gone
 	switch all := strings.Join(rest, "\n"); {
-	case strings.Contains(all, "["+string(tombolo.RemedyCollect)+"]"):
+	case strings.Contains(all, "[gc]"):
 		n.do(func() error { return expect.Err(n.CollectDead(n.Context(), n.nw.Name, false)) })
 		n.add()
-	case strings.Contains(all, "["+string(tombolo.RemedyKeeper)+"]"):
+	case strings.Contains(all, "[start tombolod]"):
 		n.keep()
-	case strings.Contains(all, "["+string(tombolo.RemedyRecreate)+"]"):
+	case strings.Contains(all, "[recreate pod]"):
 		n.do(func() error { return n.Del(n.Context(), n.made.Key, nil) })
 		n.add()
 	}
@@ -242,7 +239,7 @@ func (n *node) reported() *network.Pod {
 }
 
 // take takes the pod and the network down, and what is left of either.
-func (n *node) take() (err error) {
+func (n *node) take() error {
 	return n.ns.Do(func() error {
 		if err := n.Del(n.Context(), n.made.Key, nil); err != nil {
 			return err
@@ -279,18 +276,15 @@ func everything(n *node) {
 }
 
 // lackingLinks is what the keeper is told where the kernel announces a change of links, addresses and routes.
-func lackingLinks(n *node) map[string][]string {
+func lackingLinks(n *node) []string {
 	links, err := n.Upkeep().Links(n.Context())
 	must.Succeed(n, err)
-	return links.Lacking
+	return links.Lacking[n.nw.Name]
 }
 
 // lackingRules is the same where it announces a change of the firewall.
-func lackingRules(n *node) map[string][]string {
+func lackingRules(n *node) []string {
 	_, lacking, err := n.Upkeep().Firewall(n.Context())
 	must.Succeed(n, err)
-	if len(lacking) == 0 {
-		return nil
-	}
-	return map[string][]string{"": lacking}
+	return lacking
 }

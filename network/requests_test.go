@@ -3,6 +3,7 @@ package network_test
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -79,25 +80,16 @@ func (w *wire) requests() (sent []netlink.Message, received int) {
 	return sent, received
 }
 
-// deletions counts those of links. Of nf_tables, the end of a transaction has the same type.
-func deletions(list []netlink.Message) (n int) {
-	for _, m := range list {
-		if m.Header.Type == unix.RTM_DELLINK && len(m.Data) >= unix.SizeofIfInfomsg {
-			n++
-		}
-	}
-	return n
+func count(list []netlink.Message, is func(netlink.Message) bool) int {
+	return len(list) - len(slices.DeleteFunc(slices.Clone(list), is))
 }
 
-// dumps counts the listings.
-func dumps(list []netlink.Message) (n int) {
-	for _, m := range list {
-		if m.Header.Flags&netlink.Dump == netlink.Dump {
-			n++
-		}
-	}
-	return n
+// Of nf_tables, the end of a transaction has the same type.
+func deletesLinks(m netlink.Message) bool {
+	return m.Header.Type == unix.RTM_DELLINK && len(m.Data) >= unix.SizeofIfInfomsg
 }
+
+func lists(m netlink.Message) bool { return m.Header.Flags&netlink.Dump == netlink.Dump }
 
 func TestLimitsAreThereBeforeThePortIsUp(t *testing.T) {
 	t.Parallel()
@@ -127,7 +119,7 @@ func TestDelTakesThePortAndItsIFBAtOnce(t *testing.T) {
 	n.tap(&w)
 	n.do(func() error { return n.Del(n.Context(), n.made.Key, nil) })
 	sent, _ := w.requests()
-	expect.Equal(t, deletions(sent), 1, "deletions of links")
+	expect.Equal(t, count(sent, deletesLinks), 1, "deletions of links")
 	expect.Equal(t, nstest.Run(t, n.ns, "sh", "-c", "ip -o link | grep -c -e veth -e ifb || true"), "0\n", "links that are left")
 }
 
@@ -169,7 +161,7 @@ func TestRequestsDoNotGrowWithOtherPods(t *testing.T) {
 		cost += fmt.Sprintf("; Collect: %d requests", len(sent))
 		n.do(func() error { return n.Repair(n.Context()) })
 		sent, _ = w.requests()
-		cost += fmt.Sprintf("; Repair: %d listings", dumps(sent))
+		cost += fmt.Sprintf("; Repair: %d listings", count(sent, lists))
 		if before != "" && cost != before {
 			t.Errorf("beside %d pods there are\n%s, and beside fewer\n%s", others, cost, before)
 		}

@@ -1,5 +1,5 @@
 // Package expect fails a test, which goes on, where something is not as it should be. Each of its functions
-// takes what was done at the end, as fmt.Sprintf does; it may be left out.
+// but That takes what was done at the end, as fmt.Sprintf does; it may be left out.
 package expect
 
 import (
@@ -9,6 +9,14 @@ import (
 	"strings"
 	"testing"
 )
+
+// That fails the test with the message, as fmt.Sprintf makes it, unless ok.
+func That(tb testing.TB, ok bool, format string, args ...any) {
+	if !ok {
+		tb.Helper()
+		tb.Errorf(format, args...)
+	}
+}
 
 // Success fails the test if err is not nil.
 func Success(tb testing.TB, err error, done ...any) {

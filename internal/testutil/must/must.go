@@ -17,3 +17,27 @@ func Succeed(tb testing.TB, err error, done ...any) {
 	}
 	tb.Fatalf("%s: %v", fmt.Sprintf(done[0].(string), done[1:]...), err)
 }
+
+// That ends the test with the message, as fmt.Sprintf makes it, unless ok.
+func That(tb testing.TB, ok bool, format string, args ...any) {
+	if !ok {
+		tb.Helper()
+		tb.Fatalf(format, args...)
+	}
+}
+
+// Of is what a call gave, and its error.
+func Of[T any](got T, err error) Given[T] { return Given[T]{got, err} }
+
+// Given is the result of a call that has to succeed.
+type Given[T any] struct {
+	got T
+	err error
+}
+
+// Get gives the result, and ends the test if there was an error.
+func (g Given[T]) Get(tb testing.TB, done ...any) T {
+	tb.Helper()
+	Succeed(tb, g.err, done...)
+	return g.got
+}

@@ -4,6 +4,7 @@ package must
 import (
 	"fmt"
 	"testing"
+	"time"
 )
 
 // Succeed ends the test if err is not nil. What was done may stand behind it, as for fmt.Sprintf.
@@ -40,4 +41,14 @@ func (g Given[T]) Get(tb testing.TB, done ...any) T {
 	tb.Helper()
 	Succeed(tb, g.err, done...)
 	return g.got
+}
+
+// Until waits until ok, which another process or the kernel brings about in its own time, and ends the test
+// if that takes longer than any machine needs, however busy.
+func Until(tb testing.TB, what string, ok func() bool) {
+	tb.Helper()
+	const patience = 5 * time.Minute
+	for end := time.Now().Add(patience); !ok(); time.Sleep(5 * time.Millisecond) {
+		That(tb, !time.Now().After(end), "it did not come in %s: %s", patience, what)
+	}
 }

@@ -5,6 +5,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
@@ -25,7 +26,5 @@ func TestAllocationsOfAMessage(t *testing.T) {
 		b.Reset()
 		add()
 	})
-	if got > 20 {
-		t.Errorf("%v allocations, want 20 at most: the library makes one or two for each attribute", got)
-	}
+	expect.That(t, got <= 20, "%v allocations, want 20 at most: the library makes one or two for each attribute", got)
 }

@@ -78,9 +78,8 @@ func TestMessagesGoInOneDatagram(t *testing.T) {
 	}
 	must.Succeed(t, nl.New(rec).Execute(&b))
 	sent := rec.Sent()
-	if len(sent) != 1 || len(nltest.Split(sent[0])) != 3 {
-		t.Errorf("%d datagrams, want one of three messages", len(sent))
-	}
+	expect.That(t, len(sent) == 1 && len(nltest.Split(sent[0])) == 3,
+		"%d datagrams, want one of three messages", len(sent))
 }
 
 func TestAddressThatIsNoneIsNotSent(t *testing.T) {
@@ -94,13 +93,11 @@ func TestAddressThatIsNoneIsNotSent(t *testing.T) {
 		valid := a.Prefix.IsValid()
 		for _, do := range []func(addr.Address) error{c.Add, c.Replace, c.Remove,
 			func(a addr.Address) error { _, err := c.Ensure(a); return err }} {
-			if err := do(a); (err == nil) != valid {
-				t.Errorf("%s: %v", a, err)
-			}
+			err := do(a)
+			expect.That(t, (err == nil) == valid, "%s: %v", a, err)
 		}
-		if sent := rec.Sent(); (len(sent) > 0) != valid {
-			t.Errorf("%s: %d datagrams sent", a, len(sent))
-		}
+		sent := rec.Sent()
+		expect.That(t, (len(sent) > 0) == valid, "%s: %d datagrams sent", a, len(sent))
 	}
 }
 
@@ -138,9 +135,8 @@ func TestEnsurePassesErrorsOn(t *testing.T) {
 			nltest.MustHaveFired(t, tt.fault)
 			conn := nltest.Dial(t, unix.NETLINK_ROUTE, ns, tt.fault)
 			changed, err := addr.On(conn).Ensure(tt.want)
-			if changed || !errors.Is(err, unix.EPERM) {
-				t.Errorf("Ensure: changed %t, %v, want %v", changed, err, unix.EPERM)
-			}
+			expect.That(t, !changed && errors.Is(err, unix.EPERM),
+				"Ensure: changed %t, %v, want %v", changed, err, unix.EPERM)
 			// Whatever failed, what was there is there.
 			for _, a := range []addr.Address{there, there6} {
 				expect.Of(plain.Ensure(a)).Is(t, false, "%s afterwards", a)
@@ -157,9 +153,8 @@ func TestInterruptedListIsTriedAgain(t *testing.T) {
 	a := addr.Address{Prefix: nstest.Prefix("10.1.0.1/24"), Link: 1}
 	must.Succeed(t, c.Add(a))
 	list, err := c.List(addr.Filter{})
-	if err != nil || len(list) != 1 || fault.Fired() != 3 {
-		t.Errorf("listed %v, %v, after %d interruptions, want %s after 3", list, err, fault.Fired(), a)
-	}
+	expect.That(t, err == nil && len(list) == 1 && fault.Fired() == 3,
+		"listed %v, %v, after %d interruptions, want %s after 3", list, err, fault.Fired(), a)
 }
 
 // A kernel without IPv6 answers for IPv6 as if it were asked for all families.
@@ -196,9 +191,8 @@ func TestListRefusesWhatIsMalformed(t *testing.T) {
 			c := addr.On(nl.New(nltest.NewFake(func(r []netlink.Message) [][]byte {
 				return [][]byte{nltest.Reply(r[0], unix.RTM_NEWADDR, unix.NLM_F_MULTI, tt.data), nltest.Done(r[0], 0)}
 			})))
-			if list, err := c.List(addr.Filter{}); !errors.Is(err, nl.ErrMalformed) {
-				t.Errorf("listed %v, %v, want %v", list, err, nl.ErrMalformed)
-			}
+			list, err := c.List(addr.Filter{})
+			expect.That(t, errors.Is(err, nl.ErrMalformed), "listed %v, %v, want %v", list, err, nl.ErrMalformed)
 		})
 	}
 }
@@ -220,13 +214,11 @@ func TestAddressIsNamedInErrors(t *testing.T) {
 func TestBroadcastAddresses(t *testing.T) {
 	t.Parallel()
 	for prefix, want := range map[string]string{"10.9.0.32/24": "10.9.0.255", "10.9.1.1/16": "10.9.255.255", "10.9.0.33/30": "10.9.0.35", "10.9.0.32/20": "10.9.15.255"} {
-		if got := addr.Broadcast(netip.MustParsePrefix(prefix)); got.String() != want {
-			t.Errorf("of %s: %s, want %s", prefix, got, want)
-		}
+		got := addr.Broadcast(netip.MustParsePrefix(prefix))
+		expect.That(t, got.String() == want, "of %s: %s, want %s", prefix, got, want)
 	}
 	for _, prefix := range []string{"10.9.0.32/31", "10.9.0.32/32", "fd00::1/64", "::ffff:10.0.0.1/120"} {
-		if got := addr.Broadcast(netip.MustParsePrefix(prefix)); got.IsValid() {
-			t.Errorf("of %s: %s, want none", prefix, got)
-		}
+		got := addr.Broadcast(netip.MustParsePrefix(prefix))
+		expect.That(t, !got.IsValid(), "of %s: %s, want none", prefix, got)
 	}
 }

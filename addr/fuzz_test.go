@@ -21,22 +21,17 @@ func FuzzAddress(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		a, err := decode(data)
 		if err != nil {
-			if !errors.Is(err, nl.ErrMalformed) {
-				t.Fatalf("%v is not %v", err, nl.ErrMalformed)
-			}
+			must.That(t, errors.Is(err, nl.ErrMalformed), "%v is not %v", err, nl.ErrMalformed)
 			return
 		}
 		_ = a.String()
 		m, err := a.AddMessage()
 		if err != nil {
-			if len(a.Label) < 65000 {
-				t.Fatal(err)
-			}
+			must.That(t, len(a.Label) >= 65000, "%v", err)
 			return
 		}
 		mustKeepUnknown(t, data, m.Data)
-		again, err := decode(m.Data)
-		must.Succeed(t, err)
+		again := must.Of(decode(m.Data)).Get(t)
 		a.Flags = a.askedFlags()
 		if !a.is4() {
 			a.Label, a.Broadcast = "", again.Broadcast
@@ -45,9 +40,8 @@ func FuzzAddress(f *testing.F) {
 			a.Preferred = a.Valid
 		}
 		expect.NoDiff(t, cmp.Diff(a, again, cmpopts.EquateComparable(a.Prefix, a.Peer)), "read and asked for")
-		if d := a.compare(&again); d != same && !(!a.is4() && a.Flags&NoDAD == 0) {
-			t.Errorf("difference %d from itself", d)
-		}
+		d := a.compare(&again)
+		expect.That(t, d == same || !a.is4() && a.Flags&NoDAD == 0, "difference %d from itself", d)
 	})
 }
 
@@ -65,7 +59,6 @@ func mustKeepUnknown(t *testing.T, listed, copied []byte) {
 		}))
 		return list
 	}
-	if diff := cmp.Diff(unknown(listed), unknown(copied)); diff != "" {
-		t.Errorf("unknown attributes (-listed +copied):\n%s", diff)
-	}
+	diff := cmp.Diff(unknown(listed), unknown(copied))
+	expect.That(t, diff == "", "unknown attributes (-listed +copied):\n%s", diff)
 }

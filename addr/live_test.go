@@ -33,10 +33,7 @@ type host struct {
 func newHost(tb testing.TB) host {
 	tb.Helper()
 	h := host{ns: nstest.New(tb)}
-	var err error
-	if h.c, err = addr.Dial(&addr.Config{NetNS: h.ns}); err != nil {
-		tb.Fatal(err)
-	}
+	h.c = must.Of(addr.Dial(&addr.Config{NetNS: h.ns})).Get(tb)
 	tb.Cleanup(func() { h.c.Close() })
 	h.eth0, _ = nstest.Veth(tb, h.ns, "eth0", h.ns, "peer0")
 	return h
@@ -121,9 +118,8 @@ func TestAddressIsWhatItWasAskedToBe(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			tt.a.Link = h.eth0
 			defer h.c.Remove(tt.a)
-			if changed, err := h.c.Ensure(tt.a); !changed || err != nil {
-				t.Fatalf("Ensure: changed %t, %v, want a change", changed, err)
-			}
+			changed, err := h.c.Ensure(tt.a)
+			must.That(t, changed && err == nil, "Ensure: changed %t, %v, want a change", changed, err)
 			expect.NoDiff(t, cmp.Diff([]string{tt.shown}, h.shown(t)), "ip address")
 			if got := h.routes(t); strings.Contains(got, "dev eth0") != tt.routed {
 				t.Errorf("routed %t, want %t:\n%s", !tt.routed, tt.routed, got)
@@ -136,9 +132,8 @@ func TestAddressIsWhatItWasAskedToBe(t *testing.T) {
 			expect.Success(t, h.c.Replace(tt.a), "replacing it by itself")
 			for range 2 { // what is not there is success
 				must.Succeed(t, h.c.Remove(tt.a))
-				if got := h.shown(t); len(got) > 0 {
-					t.Errorf("left after Remove: %q", got)
-				}
+				got := h.shown(t)
+				expect.That(t, len(got) == 0, "left after Remove: %q", got)
 			}
 		})
 	}
@@ -148,9 +143,7 @@ func TestAddressIsWhatItWasAskedToBe(t *testing.T) {
 func (h host) mustList(t *testing.T, want addr.Address) {
 	t.Helper()
 	list, err := h.c.List(addr.Filter{Link: h.eth0})
-	if err != nil || len(list) != 1 {
-		t.Fatalf("listed %v, %v, want one", list, err)
-	}
+	must.That(t, err == nil && len(list) == 1, "listed %v, %v, want one", list, err)
 	got := list[0]
 	if !want.Prefix.Addr().Is4() {
 		want.Label, want.Broadcast, want.Scope = "", netip.Addr{}, got.Scope
@@ -231,9 +224,8 @@ func TestEnsureCorrectsAnAddress(t *testing.T) {
 			defer h.c.Remove(tt.want)
 			defer h.c.Remove(tt.there)
 			must.Succeed(t, h.c.Add(tt.there))
-			if changed, err := h.c.Ensure(tt.want); !changed || err != nil {
-				t.Fatalf("Ensure: changed %t, %v, want a change", changed, err)
-			}
+			changed, err := h.c.Ensure(tt.want)
+			must.That(t, changed && err == nil, "Ensure: changed %t, %v, want a change", changed, err)
 			expect.NoDiff(t, cmp.Diff([]string{tt.shown}, h.shown(t)), "ip address")
 			if tt.want.Valid != nil {
 				return // time goes by
@@ -269,9 +261,7 @@ func TestDuplicateIsTakenAgain(t *testing.T) {
 	must.Succeed(t, h.c.Add(want))
 	flags := func() addr.Flags {
 		list, err := h.c.List(addr.Filter{Link: eth1, Family: unix.AF_INET6})
-		if err != nil || len(list) != 1 {
-			t.Fatalf("listed %v, %v", list, err)
-		}
+		must.That(t, err == nil && len(list) == 1, "listed %v, %v", list, err)
 		return list[0].Flags
 	}
 	for flags()&addr.DADFailed == 0 {
@@ -279,9 +269,8 @@ func TestDuplicateIsTakenAgain(t *testing.T) {
 	}
 	want.Flags = addr.NoDAD
 	expect.Of(h.c.Ensure(want)).Is(t, true, "Ensure")
-	if got := flags(); got&(addr.DADFailed|addr.Tentative) != 0 {
-		t.Errorf("flags %#x, want a usable address", got)
-	}
+	got := flags()
+	expect.That(t, got&(addr.DADFailed|addr.Tentative) == 0, "flags %#x, want a usable address", got)
 }
 
 func TestListIsFilteredByTheKernel(t *testing.T) {
@@ -326,9 +315,8 @@ func TestNothingIsAskedOfAnotherLinkThanTheOneThatIsNamed(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	must.Succeed(t, h.c.Add(addr.Address{Prefix: nstest.Prefix("10.1.0.1/24"), Link: h.eth0}))
-	if list, err := h.c.List(addr.Filter{Link: h.eth0 + 1<<32}); len(list) > 0 {
-		t.Errorf("a link that there cannot be has %v, %v", list, err)
-	}
+	list, err := h.c.List(addr.Filter{Link: h.eth0 + 1<<32})
+	expect.That(t, len(list) == 0, "a link that there cannot be has %v, %v", list, err)
 	expect.Is(t, expect.Err(h.c.Has(addr.Address{Link: h.eth0})), tombolo.ErrInvalid, "Has of no address")
 }
 
@@ -359,21 +347,17 @@ func TestRefusedAddressSaysWhy(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			err := h.c.Add(tt.a)
-			if err == nil || err.Error() != tt.want {
-				t.Errorf("got  %v\nwant %s", err, tt.want)
-			}
+			expect.That(t, err != nil && err.Error() == tt.want, "got  %v\nwant %s", err, tt.want)
 			var opErr *tombolo.OpError
-			if !errors.As(err, &opErr) || tt.is != nil && !errors.Is(err, tt.is) {
-				t.Errorf("%v is not an OpError that matches %v", err, tt.is)
-			}
+			expect.That(t, errors.As(err, &opErr) && (tt.is == nil || errors.Is(err, tt.is)),
+				"%v is not an OpError that matches %v", err, tt.is)
 		})
 	}
 }
 
 func TestCloseLeavesASharedConnectionOpen(t *testing.T) {
 	t.Parallel()
-	conn, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: nstest.New(t)})
-	must.Succeed(t, err)
+	conn := must.Of(nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: nstest.New(t)})).Get(t)
 	defer conn.Close()
 	c := addr.On(conn)
 	must.Succeed(t, c.Close())
@@ -383,8 +367,7 @@ func TestCloseLeavesASharedConnectionOpen(t *testing.T) {
 func TestDialWithoutConfigIsTheCallersNamespace(t *testing.T) {
 	t.Parallel()
 	nstest.RequireRoot(t)
-	c, err := addr.Dial(nil)
-	must.Succeed(t, err)
+	c := must.Of(addr.Dial(nil)).Get(t)
 	defer c.Close()
 	expect.Success(t, expect.Err(c.List(addr.Filter{})))
 }

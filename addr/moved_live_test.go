@@ -87,19 +87,15 @@ func TestAddressesAreMovedAsTheyAre(t *testing.T) {
 		}
 		// The kernel brings temporary ones along.
 		made := slices.DeleteFunc(h.listed(t), func(a addr.Address) bool { return a.Prefix.Addr().Is6() && a.Flags&addr.Secondary != 0 })
-		if len(made) != 1 {
-			t.Fatalf("%s: made %v", command, made)
-		}
+		must.That(t, len(made) == 1, "%s: made %v", command, made)
 		shown := h.shown(t)
 		must.Succeed(t, h.c.Remove(made[0]))
 		expect.Success(t, ask(made[0].ReplaceMessage()), "%s: add the copy", command)
-		if diff := cmp.Diff(shown, h.shown(t)); diff != "" && !strings.Contains(command, "mngtmpaddr") {
-			t.Errorf("%s (-made +moved):\n%s", command, diff)
-		}
+		diff := cmp.Diff(shown, h.shown(t))
+		expect.That(t, diff == "" || strings.Contains(command, "mngtmpaddr"), "%s (-made +moved):\n%s", command, diff)
 		again := h.listed(t)
-		if i := slices.IndexFunc(again, func(a addr.Address) bool { return a.Prefix == made[0].Prefix }); i < 0 || again[i].Protocol != made[0].Protocol {
-			t.Errorf("%s: made %+v, moved %+v", command, made, again)
-		}
+		i := slices.IndexFunc(again, func(a addr.Address) bool { return a.Prefix == made[0].Prefix })
+		expect.That(t, i >= 0 && again[i].Protocol == made[0].Protocol, "%s: made %+v, moved %+v", command, made, again)
 		nstest.Run(t, h.ns, "ip", "address", "flush", "dev", "eth0")
 	}
 }
@@ -107,10 +103,8 @@ func TestAddressesAreMovedAsTheyAre(t *testing.T) {
 // listed gives the addresses of eth0, read from a journal.
 func (h host) listed(t *testing.T) []addr.Address {
 	t.Helper()
-	list, err := h.c.List(addr.Filter{Link: h.eth0})
-	must.Succeed(t, err)
-	text, err := json.Marshal(list)
-	must.Succeed(t, err)
+	list := must.Of(h.c.List(addr.Filter{Link: h.eth0})).Get(t)
+	text := must.Of(json.Marshal(list)).Get(t)
 	var again []addr.Address
 	must.Succeed(t, json.Unmarshal(text, &again))
 	return again

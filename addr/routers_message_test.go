@@ -11,6 +11,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // option pads what stands behind an option's type and length to its length.
@@ -67,9 +68,7 @@ func FuzzPrefix(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		p, err := decodePrefix(data)
 		wantMalformed(t, err)
-		if err == nil && (!p.prefix.IsValid() || p.prefix != p.prefix.Masked()) {
-			t.Errorf("prefix %s", p.prefix)
-		}
+		expect.That(t, err != nil || p.prefix.IsValid() && p.prefix == p.prefix.Masked(), "prefix %s", p.prefix)
 	})
 }
 
@@ -77,27 +76,19 @@ func FuzzUserOptions(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		_, options, err := decodeUserOptions(data)
 		wantMalformed(t, err)
-		if len(options) > len(data) {
-			t.Fatalf("%d bytes of options in %d", len(options), len(data))
-		}
+		must.That(t, len(options) <= len(data), "%d bytes of options in %d", len(options), len(data))
 		var n naming
 		n.take(options)
 		for _, d := range n.search {
-			if d == "" || len(d) > 253 || strings.ContainsAny(d, " \t\r\n#;\x00") {
-				t.Errorf("search domain %q", d)
-			}
+			expect.That(t, d != "" && len(d) <= 253 && !strings.ContainsAny(d, " \t\r\n#;\x00"), "search domain %q", d)
 		}
 		for _, s := range n.servers {
-			if !s.IsGlobalUnicast() && !s.IsLinkLocalUnicast() {
-				t.Errorf("server %s", s)
-			}
+			expect.That(t, s.IsGlobalUnicast() || s.IsLinkLocalUnicast(), "server %s", s)
 		}
 	})
 }
 
 func wantMalformed(t *testing.T, err error) {
 	t.Helper()
-	if err != nil && !errors.Is(err, nl.ErrMalformed) {
-		t.Fatalf("%v is not %v", err, nl.ErrMalformed)
-	}
+	must.That(t, err == nil || errors.Is(err, nl.ErrMalformed), "%v is not %v", err, nl.ErrMalformed)
 }

@@ -45,10 +45,7 @@ func newRouted(t *testing.T) *routed {
 	nstest.Run(t, r.router.ns, "ip", "address", "add", routerLinkAddr+"/64", "dev", "eth1", "nodad")
 	nstest.Run(t, r.ns, "ip", "address", "add", hostLinkAddr+"/64", "dev", "eth1", "nodad")
 	nstest.WaitForAddresses(t, r.router.ns, r.ns)
-	var err error
-	if r.heard, err = addr.HearRouters(&addr.Config{NetNS: r.ns}); err != nil {
-		t.Fatal(err)
-	}
+	r.heard = must.Of(addr.HearRouters(&addr.Config{NetNS: r.ns})).Get(t)
 	t.Cleanup(func() { r.heard.Close() })
 	return r
 }
@@ -73,12 +70,11 @@ func (r *routed) advertise(t *testing.T, flags byte, options ...[]byte) {
 	packet := []byte{134, 0, 0, 0, 64, flags, 7, 8, 0, 0, 0, 0, 0, 0, 0, 0} // the checksum is the kernel's work
 	packet = append(packet, slices.Concat(options...)...)
 	fd := -1
-	err := r.router.ns.Do(func() error {
+	must.Succeed(t, r.router.ns.Do(func() error {
 		var err error
 		fd, err = unix.Socket(unix.AF_INET6, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_ICMPV6)
 		return err
-	})
-	must.Succeed(t, err)
+	}))
 	defer unix.Close(fd)
 	link := nstest.Index(t, r.router.ns, "eth1")
 	must.Succeed(t, errors.Join(
@@ -172,8 +168,7 @@ func TestAddressesAreFormedFromAnAdvertisement(t *testing.T) {
 			r := newRouted(t)
 			r.solicit(t, "::a")
 			r.advertise(t, 0, tt.options...)
-			got, err := r.advertised(t)
-			must.Succeed(t, err)
+			got := must.Of(r.advertised(t)).Get(t)
 			var prefixes, servers []string
 			for _, a := range got.Addresses {
 				prefixes = append(prefixes, a.Prefix.String())
@@ -184,9 +179,8 @@ func TestAddressesAreFormedFromAnAdvertisement(t *testing.T) {
 			for _, s := range got.Servers {
 				servers = append(servers, s.String())
 			}
-			if diff := cmp.Diff([][]string{tt.want, tt.servers, tt.search}, [][]string{prefixes, servers, got.Search}); diff != "" {
-				t.Errorf("addresses, servers and search domains (-want +got):\n%s", diff)
-			}
+			diff := cmp.Diff([][]string{tt.want, tt.servers, tt.search}, [][]string{prefixes, servers, got.Search})
+			expect.That(t, diff == "", "addresses, servers and search domains (-want +got):\n%s", diff)
 		})
 	}
 }
@@ -197,13 +191,10 @@ func TestAddressThatWasThereBeforeIsTaken(t *testing.T) {
 	r.solicit(t, "::a")
 	r.advertise(t, 0, prefix("2001:db8:1::/64", autonomous, 3600, 1800))
 	must.Succeed(t, expect.Err(r.advertised(t)))
-	late, err := addr.HearRouters(&addr.Config{NetNS: r.ns})
-	must.Succeed(t, err)
+	late := must.Of(addr.HearRouters(&addr.Config{NetNS: r.ns})).Get(t)
 	defer late.Close()
 	got, err := late.Advertised(t.Context(), r.c, r.eth1)
-	if err != nil || len(got.Addresses) != 1 {
-		t.Errorf("got %+v, %v", got, err)
-	}
+	expect.That(t, err == nil && len(got.Addresses) == 1, "got %+v, %v", got, err)
 }
 
 func TestAddressOfAnotherOriginIsNotTaken(t *testing.T) {
@@ -250,8 +241,7 @@ func TestUsableAddressAloneIsNotEnoughWhileAnotherIsBeingChecked(t *testing.T) {
 	through := r.witness(t)
 	r.advertise(t, 0, prefix("2001:db8:2::/64", autonomous, 3600, 1800), resolvers(600, "2001:db8::53"))
 	through()
-	got, err := r.advertised(t)
-	must.Succeed(t, err)
+	got := must.Of(r.advertised(t)).Get(t)
 	var prefixes []string
 	for _, a := range got.Addresses {
 		prefixes = append(prefixes, a.Prefix.String())
@@ -293,12 +283,10 @@ func TestWaitForAnAdvertisementSaysWhatItHeard(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			cancel()
 			_, err := r.heard.Advertised(ctx, r.c, r.eth1)
-			if !errors.Is(err, tt.want) || !errors.Is(err, context.Canceled) {
-				t.Errorf("error is %v, want one that matches %v and %v", err, tt.want, context.Canceled)
-			}
-			if err == nil || !strings.Contains(err.Error(), tt.text) {
-				t.Errorf("error %q does not say %q", err, tt.text)
-			}
+			expect.That(t, errors.Is(err, tt.want) && errors.Is(err, context.Canceled),
+				"error is %v, want one that matches %v and %v", err, tt.want, context.Canceled)
+			expect.That(t, err != nil && strings.Contains(err.Error(), tt.text),
+				"error %q does not say %q", err, tt.text)
 		})
 	}
 }
@@ -307,8 +295,7 @@ func TestWaitForAnAdvertisementSaysWhatItHeard(t *testing.T) {
 // which it announces last.
 func (r *routed) witness(t *testing.T) (through func()) {
 	t.Helper()
-	w, err := nl.Subscribe(unix.NETLINK_ROUTE, &nl.Config{NetNS: r.ns}, unix.RTNLGRP_ND_USEROPT)
-	must.Succeed(t, err)
+	w := must.Of(nl.Subscribe(unix.NETLINK_ROUTE, &nl.Config{NetNS: r.ns}, unix.RTNLGRP_ND_USEROPT)).Get(t)
 	t.Cleanup(func() { w.Close() })
 	return func() {
 		t.Helper()
@@ -327,9 +314,8 @@ func TestDuplicateOfAnAdvertisedAddressIsAnError(t *testing.T) {
 	nstest.WaitForAddresses(t, r.router.ns)
 	r.advertise(t, 0, prefix("2001:db8:1::/64", autonomous, 3600, 1800))
 	_, err := r.advertised(t)
-	if !errors.Is(err, addr.ErrDuplicate) || !strings.Contains(fmt.Sprint(err), "2001:db8:1::a/64") {
-		t.Errorf("error is %v, want %v of the address", err, addr.ErrDuplicate)
-	}
+	expect.That(t, errors.Is(err, addr.ErrDuplicate) && strings.Contains(fmt.Sprint(err), "2001:db8:1::a/64"),
+		"error is %v, want %v of the address", err, addr.ErrDuplicate)
 }
 
 func TestAdvertisedAddressIsFoundThoughAnnouncementsAreLost(t *testing.T) {
@@ -341,9 +327,7 @@ func TestAdvertisedAddressIsFoundThoughAnnouncementsAreLost(t *testing.T) {
 	s.flood(t)
 	r.advertise(t, 0, prefix("2001:db8:1::/64", autonomous, 3600, 1800))
 	got, err := r.advertised(t)
-	if err != nil || len(got.Addresses) != 1 {
-		t.Errorf("got %+v, %v", got, err)
-	}
+	expect.That(t, err == nil && len(got.Addresses) == 1, "got %+v, %v", got, err)
 }
 
 func TestWaitForAnAdvertisementEndsWithTheLink(t *testing.T) {

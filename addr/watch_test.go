@@ -31,10 +31,7 @@ func newSettling(t *testing.T) *settling {
 	s := &settling{host: newHost(t), other: newHost(t)}
 	s.eth1, _ = nstest.Veth(t, s.ns, "eth1", s.other.ns, "eth1")
 	nstest.Sysctl(t, s.ns, "net/ipv6/conf/eth1/accept_dad", "1")
-	var err error
-	if s.watch, err = addr.Listen(&addr.Config{NetNS: s.ns}); err != nil {
-		t.Fatal(err)
-	}
+	s.watch = must.Of(addr.Listen(&addr.Config{NetNS: s.ns})).Get(t)
 	t.Cleanup(func() { s.watch.Close() })
 	return s
 }
@@ -66,9 +63,8 @@ func (s *settling) addTentative(t *testing.T, a addr.Address) netip.Addr {
 	s.unplug(t)
 	pending := s.add(t, a)
 	list, err := s.c.List(addr.Filter{Link: s.eth1, Family: unix.AF_INET6})
-	if err != nil || len(list) != 1 || list[0].Flags&addr.Tentative == 0 {
-		t.Fatalf("listed %v, %v; want a tentative address", list, err)
-	}
+	must.That(t, err == nil && len(list) == 1 && list[0].Flags&addr.Tentative != 0,
+		"listed %v, %v; want a tentative address", list, err)
 	return pending
 }
 
@@ -80,8 +76,7 @@ func (s *settling) del(t *testing.T, a netip.Addr) {
 // flood has more announced than a socket that is not read has room for.
 func (s *settling) flood(t *testing.T) {
 	t.Helper()
-	witness, err := nl.Subscribe(unix.NETLINK_ROUTE, &nl.Config{NetNS: s.ns}, unix.RTNLGRP_IPV6_IFADDR)
-	must.Succeed(t, err)
+	witness := must.Of(nl.Subscribe(unix.NETLINK_ROUTE, &nl.Config{NetNS: s.ns}, unix.RTNLGRP_IPV6_IFADDR)).Get(t)
 	defer witness.Close()
 	a := addr.Address{Prefix: nstest.Prefix("fd02::1/64"), Link: s.eth0, Flags: addr.NoDAD}
 	for range 500 {
@@ -92,9 +87,8 @@ func (s *settling) flood(t *testing.T) {
 		if errors.Is(err, unix.ENOBUFS) {
 			break
 		}
-		if err != nil || len(heard) == 0 {
-			t.Fatalf("Queued: %v, %v, want %v: the fault did not fire", heard, err, unix.ENOBUFS)
-		}
+		must.That(t, err == nil && len(heard) > 0,
+			"Queued: %v, %v, want %v: the fault did not fire", heard, err, unix.ENOBUFS)
 	}
 }
 
@@ -117,9 +111,8 @@ func TestSettledAddressIsUsable(t *testing.T) {
 	s.plug(t)
 	must.Succeed(t, s.settled(t, nstest.Addr("10.1.0.1"), a))
 	list, err := s.c.List(addr.Filter{Link: s.eth1})
-	if err != nil || len(list) != 1 || list[0].Flags&addr.Tentative != 0 {
-		t.Errorf("listed %v, %v; want a usable address", list, err)
-	}
+	expect.That(t, err == nil && len(list) == 1 && list[0].Flags&addr.Tentative == 0,
+		"listed %v, %v; want a usable address", list, err)
 }
 
 func TestAddressThatIsMadeAnewSettles(t *testing.T) {
@@ -127,9 +120,8 @@ func TestAddressThatIsMadeAnewSettles(t *testing.T) {
 	s := newSettling(t)
 	a := s.addTentative(t, addr.Address{Prefix: nstest.Prefix("fd01::1/64")})
 	// It is announced as deleted first.
-	if changed, err := s.c.Ensure(addr.Address{Prefix: nstest.Prefix("fd01::1/80"), Link: s.eth1}); !changed || err != nil {
-		t.Fatalf("Ensure: changed %t, %v, want a change", changed, err)
-	}
+	changed, err := s.c.Ensure(addr.Address{Prefix: nstest.Prefix("fd01::1/80"), Link: s.eth1})
+	must.That(t, changed && err == nil, "Ensure: changed %t, %v, want a change", changed, err)
 	s.plug(t)
 	expect.Success(t, s.settled(t, a))
 }

@@ -177,12 +177,10 @@ func (c *comparison) round(b *testing.B, add string) {
 		p := n.pod(c.tb)
 		must.Succeed(b, n.measureShapers(p))
 		kept := n.kept(b)
-		added, err := n.call("ADD", p)
-		must.Succeed(b, err)
+		added := must.Of(n.call("ADD", p)).Get(b)
 		must.Succeed(b, n.prove(p))
 		rest()
-		deleted, err := n.call("DEL", p)
-		must.Succeed(b, err)
+		deleted := must.Of(n.call("DEL", p)).Get(b)
 		n.proveGone(b, p)
 		c.add(f, add, added.wall)
 		c.add(f, delTime, deleted.wall)
@@ -209,8 +207,7 @@ func (c *comparison) throng(b *testing.B, n *node) time.Duration {
 	}
 	var took time.Duration
 	for _, verb := range []string{"ADD", "DEL"} {
-		cost, err := n.crowd(verb, crowd, atATime)
-		must.Succeed(b, err)
+		cost := must.Of(n.crowd(verb, crowd, atATime)).Get(b)
 		took += cost.wall
 		if verb == "ADD" {
 			for _, p := range crowd {
@@ -248,9 +245,7 @@ func (n *node) kept(b *testing.B) time.Duration {
 	if n.lan == nil {
 		return 0
 	}
-	cpu, err := n.lan.keeper.cpu()
-	must.Succeed(b, err)
-	return cpu
+	return must.Of(n.lan.keeper.cpu()).Get(b)
 }
 
 // report gives a contender's medians, and its ratios to the others.
@@ -369,13 +364,11 @@ func TestLimitsAreOfWhatIsMeasured(t *testing.T) {
 	}
 	all := scenarios(&testing.B{})
 	for _, l := range limits() {
-		if !slices.ContainsFunc(all, func(s scenario) bool { return fits(l, s) }) {
-			t.Errorf("%+v is of nothing that is measured", l)
-		}
+		expect.That(t, slices.ContainsFunc(all, func(s scenario) bool { return fits(l, s) }),
+			"%+v is of nothing that is measured", l)
 	}
-	if fits(limit{"ipv4", "tombolo", "ADD/flannel", 1}, all[0]) {
-		t.Error("a limit over a contender that is not there was taken")
-	}
+	expect.That(t, !fits(limit{"ipv4", "tombolo", "ADD/flannel", 1}, all[0]),
+		"a limit over a contender that is not there was taken")
 }
 
 // fatal is a testing.TB that notes its failures.

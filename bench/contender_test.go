@@ -63,9 +63,7 @@ func (n *node) call(verb string, p *pod) (cost, error) {
 // reference is the contender that the scenarios of DHCP have an exception for.
 const reference = "reference"
 
-func tombolo() contender {
-	return contender{name: "tombolo", call: byRuntime, plugins: ours}
-}
+func tombolo() contender { return contender{name: "tombolo", call: byRuntime, plugins: ours} }
 
 // inProcess is all of the plugin but for its process: the configuration, the records, the
 // locks, the sockets. What composes an ADD is called here and nowhere else.

@@ -28,9 +28,8 @@ func TestAnAddAndItsDelAllocateLittle(t *testing.T) {
 		}
 	})
 	t.Logf("an ADD and its DEL allocate %v times", got)
-	if got > mostAllocations {
-		t.Errorf("an ADD and its DEL allocate %v times, want at most %v", got, mostAllocations)
-	}
+	expect.That(t, got <= mostAllocations,
+		"an ADD and its DEL allocate %v times, want at most %v", got, mostAllocations)
 }
 
 // mostMiB is the resident memory that an ADD may have: the budget of one process, of which
@@ -39,9 +38,7 @@ const mostMiB = 8
 
 func TestAnAddTakesLittleMemory(t *testing.T) {
 	if path, there := peer("peak"); !there {
-		if os.Getenv("TOMBOLO_PEERS") != "" {
-			t.Fatalf("%s is missing, which make peers builds", path)
-		}
+		must.That(t, os.Getenv("TOMBOLO_PEERS") == "", "%s is missing, which make peers builds", path)
 		t.Logf("not measured: %s is missing, which make peers builds", path)
 		return
 	}
@@ -73,9 +70,8 @@ func TestPodsThatDoNotWorkFailTheirBenchmark(t *testing.T) {
 		expect.Says(t, n.prove(p), says, "%s", result)
 	}
 	nstest.Veth(t, p.ns, podIfname, n.host, "port0")
-	if got := links(t, p.ns); strings.Join(got, " ") != "eth0 lo" {
-		t.Errorf("the pod's links are %v", got)
-	}
+	got := links(t, p.ns)
+	expect.That(t, strings.Join(got, " ") == "eth0 lo", "the pod's links are %v", got)
 	n.feature = everything()
 	expect.Failure(t, proveLimits(n, p), "a pod without limits was taken for one with them")
 }

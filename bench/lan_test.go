@@ -44,9 +44,7 @@ type lan struct {
 	socket  string  // of the reference's daemon
 }
 
-func dhcp(name string, rapid bool) feature {
-	return feature{name: name, dhcp: true, rapid: rapid}
-}
+func dhcp(name string, rapid bool) feature { return feature{name: name, dhcp: true, rapid: rapid} }
 
 func needDHCP(tb testing.TB) {
 	tb.Helper()
@@ -59,8 +57,7 @@ func needDHCP(tb testing.TB) {
 // leases: the reference's daemon, or tombolod.
 func (n *node) addLAN(tb testing.TB) {
 	tb.Helper()
-	records, err := os.MkdirTemp("/var/tmp", "tombolo-bench-")
-	must.Succeed(tb, err)
+	records := must.Of(os.MkdirTemp("/var/tmp", "tombolo-bench-")).Get(tb)
 	tb.Cleanup(func() { os.RemoveAll(records) })
 	l := &lan{router: nstest.New(tb), records: records, socket: filepath.Join(n.dir, "dhcp.sock")}
 	l.log, l.leased = filepath.Join(n.dir, "dnsmasq.log"), filepath.Join(n.dir, "dnsmasq.leases")
@@ -72,9 +69,7 @@ func (n *node) addLAN(tb testing.TB) {
 	subnet := subnets(false)[0]
 	nstest.Run(tb, l.router, "ip", "link", "set", "lo", "up")
 	nstest.Run(tb, l.router, "ip", "address", "add", netip.PrefixFrom(gatewayOf(subnet), subnet.Bits()).String(), "dev", routerIfname)
-	if l.mac, err = hardwareAddress(l.router, routerIfname); err != nil {
-		tb.Fatal(err)
-	}
+	l.mac = must.Of(hardwareAddress(l.router, routerIfname)).Get(tb)
 	argv := []string{"dnsmasq", "--keep-in-foreground", "--conf-file=/dev/null", "--no-resolv", "--no-hosts", "--port=0", "--pid-file=",
 		// A change of the user or the group would cost it the signal that ends it with us.
 		"--user=root", "--group=root", "--bind-interfaces", "--interface=" + routerIfname, "--except-interface=lo", "--dhcp-authoritative",

@@ -182,8 +182,7 @@ func placed(name string) (string, error) {
 
 func program(tb testing.TB, name string) string {
 	tb.Helper()
-	dir, err := built()
-	must.Succeed(tb, err)
+	dir := must.Of(built()).Get(tb)
 	return filepath.Join(dir, name)
 }
 

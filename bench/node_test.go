@@ -213,12 +213,10 @@ func (n *node) ping(p *pod) error {
 // proveGone compares links with what there has to be after a DEL.
 func (n *node) proveGone(tb testing.TB, p *pod) {
 	tb.Helper()
-	if left := links(tb, n.host); !slices.Equal(left, n.linked) {
-		tb.Fatalf("%s: links after DEL: %v, want %v", n.name, left, n.linked)
-	}
-	if left := links(tb, p.ns); !slices.Equal(left, []string{"lo"}) {
-		tb.Fatalf("%s: links in the pod after DEL: %v", n.name, left)
-	}
+	left := links(tb, n.host)
+	must.That(tb, slices.Equal(left, n.linked), "%s: links after DEL: %v, want %v", n.name, left, n.linked)
+	left = links(tb, p.ns)
+	must.That(tb, slices.Equal(left, []string{"lo"}), "%s: links in the pod after DEL: %v", n.name, left)
 	if n.lan != nil && n.name != reference { // whose daemon sends the RELEASE when the link has gone
 		must.Succeed(tb, n.proveLease(p, false))
 	}
@@ -229,13 +227,12 @@ func (n *node) proveGone(tb testing.TB, p *pod) {
 func (n *node) inventory(tb testing.TB) string {
 	tb.Helper()
 	names := links(tb, n.host)
-	err := filepath.WalkDir(n.dir, func(path string, d fs.DirEntry, err error) error {
+	must.Succeed(tb, filepath.WalkDir(n.dir, func(path string, d fs.DirEntry, err error) error {
 		if base := filepath.Base(path); !strings.HasPrefix(base, "cni.db-") && !strings.HasPrefix(base, "dnsmasq") {
 			names = append(names, path)
 		}
 		return err
-	})
-	must.Succeed(tb, err)
+	}))
 	counters := regexp.MustCompile(`packets \d+ bytes \d+`)
 	return strings.Join(names, "\n") + "\n" + counters.ReplaceAllString(nstest.Run(tb, n.host, "nft", "list", "ruleset"), "")
 }
@@ -244,14 +241,13 @@ func (n *node) inventory(tb testing.TB) string {
 func links(tb testing.TB, ns *netns.NS) []string {
 	tb.Helper()
 	var names []string
-	err := ns.Do(func() error {
+	must.Succeed(tb, ns.Do(func() error {
 		interfaces, err := net.Interfaces()
 		for _, i := range interfaces {
 			names = append(names, i.Name)
 		}
 		return err
-	})
-	must.Succeed(tb, err)
+	}))
 	slices.Sort(names)
 	return names
 }

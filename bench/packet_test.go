@@ -62,12 +62,11 @@ func (n *node) flow(b *testing.B, p *pod) (trips []float64) {
 	b.Helper()
 	var conn net.Conn
 	to := netip.AddrPortFrom(nodeAddresses[0].Addr(), uint16(firstPort+p.number*n.feature.datagrams))
-	err := n.outside.Do(func() error {
+	must.Succeed(b, n.outside.Do(func() error {
 		var err error
 		conn, err = net.Dial("udp", to.String())
 		return err
-	})
-	must.Succeed(b, err)
+	}))
 	defer conn.Close()
 	answer := make([]byte, 64)
 	for range 1 + flowPackets {

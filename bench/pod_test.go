@@ -73,9 +73,7 @@ func rounds(b *testing.B, n *node, verbs []string, timed string) {
 // verb measures one in the plugin as runtimes execute it, and in this process.
 func verb(b *testing.B, timed string, verbs ...string) {
 	for _, way := range []contender{tombolo(), inProcess()} {
-		b.Run("way="+way.name, func(b *testing.B) {
-			rounds(b, newNode(b, way, ipv4()).warm(b), verbs, timed)
-		})
+		b.Run("way="+way.name, func(b *testing.B) { rounds(b, newNode(b, way, ipv4()).warm(b), verbs, timed) })
 	}
 }
 

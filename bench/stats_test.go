@@ -72,9 +72,7 @@ func TestQuantilesAreInterpolated(t *testing.T) {
 	for q, want := range map[float64]float64{0: 1, 0.5: 2.5, 1: 4, 0.25: 1.75} {
 		expect.Equal(t, quantile(values, q), want, "quantile %g of %v is", q, values)
 	}
-	if !math.IsNaN(median(nil)) {
-		t.Error("there is a median of nothing")
-	}
+	expect.That(t, math.IsNaN(median(nil)), "there is a median of nothing")
 }
 
 // TestSlowSpellsOfTheMachineDoNotWidenARatio has a machine that is half as fast for a
@@ -89,10 +87,8 @@ func TestSlowSpellsOfTheMachineDoNotWidenARatio(t *testing.T) {
 	if got := ratioOf(a, b); got.value != 1.5 || got.low != 1.5 || got.high != 1.5 {
 		t.Errorf("the ratio is %+v, want 1.5 without doubt", got)
 	}
-	if got := ratioOf(a, b, b[:30]); got.value != 4.5/2/(2+3./2)*2 && math.IsNaN(got.value) {
-		t.Errorf("the ratio to a sum is %+v", got)
-	}
-	if got := ratioOf(a, nil); !math.IsNaN(got.value) {
-		t.Errorf("the ratio to nothing is %+v", got)
-	}
+	got := ratioOf(a, b, b[:30])
+	expect.That(t, got.value == 4.5/2/(2+3./2)*2 || !math.IsNaN(got.value), "the ratio to a sum is %+v", got)
+	got = ratioOf(a, nil)
+	expect.That(t, math.IsNaN(got.value), "the ratio to nothing is %+v", got)
 }

@@ -21,29 +21,25 @@ func TestSetAliasChangesItsOwnersLinkAlone(t *testing.T) {
 	attach(t, n, p)
 	alias := func() string {
 		t.Helper()
-		l, err := n.conn.Link(t.Context(), p.Name)
-		must.Succeed(t, err)
+		l := must.Of(n.conn.Link(t.Context(), p.Name)).Get(t)
 		return l.Alias
 	}
-	before, err := n.conn.Link(t.Context(), p.Name)
-	must.Succeed(t, err)
+	before := must.Of(n.conn.Link(t.Context(), p.Name)).Get(t)
 	conn, sent := recorded(t, n)
 	for i, requests := range []int{2, 1} { // to look and to change, then to look
 		if err := conn.SetAlias(t.Context(), p.Name, "tombolo:1:owner:", "tombolo:1:owner:after"); err != nil || alias() != "tombolo:1:owner:after" {
 			t.Errorf("SetAlias: %v; the alias is %q", err, alias())
 		}
-		if got := len(sent.Sent()); got != requests {
-			t.Errorf("call %d: %d datagrams, want %d", i+1, got, requests)
-		}
+		got := len(sent.Sent())
+		expect.That(t, got == requests, "call %d: %d datagrams, want %d", i+1, got, requests)
 	}
 	if err := conn.SetAlias(t.Context(), p.Name, "tombolo:1:other:", "tombolo:1:other:x"); !errors.Is(err, bridge.ErrForeign) || alias() != "tombolo:1:owner:after" {
 		t.Errorf("of another's link: %v; the alias is %q", err, alias())
 	}
 	expect.Success(t, conn.SetAlias(t.Context(), "none", "", "x"), "of a link that is gone")
 	after, err := n.conn.Link(t.Context(), p.Name)
-	if err != nil || after.Master != before.Master || after.Up != before.Up || *after.Port != *before.Port {
-		t.Errorf("the link was %+v and is %+v, %v", before, after, err)
-	}
+	expect.That(t, err == nil && after.Master == before.Master && after.Up == before.Up && *after.Port == *before.Port,
+		"the link was %+v and is %+v, %v", before, after, err)
 }
 
 func TestALinkThatGoesMeanwhileNeedsNoAlias(t *testing.T) {
@@ -53,8 +49,7 @@ func TestALinkThatGoesMeanwhileNeedsNoAlias(t *testing.T) {
 	for errno, want := range map[unix.Errno]error{unix.ENODEV: nil, unix.EPERM: unix.EPERM} {
 		fault := &nltest.Fault{Type: unix.RTM_NEWLINK, Errno: errno}
 		conn := faultyConn(t, n, []*nltest.Fault{fault}, nil)
-		if err := conn.SetAlias(t.Context(), "veth9", "", "x"); !errors.Is(err, want) || fault.Fired() == 0 {
-			t.Errorf("%v, after %d faults: %v", errno, fault.Fired(), err)
-		}
+		err := conn.SetAlias(t.Context(), "veth9", "", "x")
+		expect.That(t, errors.Is(err, want) && fault.Fired() != 0, "%v, after %d faults: %v", errno, fault.Fired(), err)
 	}
 }

@@ -29,9 +29,8 @@ func TestPodsLoopbackWorks(t *testing.T) {
 	down.Down, down.Addresses, down.Routes = true, nil, nil
 	for name, p := range map[string]bridge.Port{"pod": both, "pod whose interface stays down": down} {
 		pod := nstest.New(t)
-		if err := nstest.PingWith(t, pod, nstest.Addr("127.0.0.1"), nstest.Echo{Wait: time.Millisecond}); err == nil {
-			t.Fatal("loopback is up already")
-		}
+		must.That(t, nstest.PingWith(t, pod, nstest.Addr("127.0.0.1"), nstest.Echo{Wait: time.Millisecond}) != nil,
+			"loopback is up already")
 		must.Succeed(t, expect.Err(n.conn.Attach(t.Context(), pod, p)))
 		for _, loopback := range []string{"127.0.0.1", "::1"} {
 			expect.Success(t, nstest.Ping(t, pod, nstest.Addr(loopback)), "%s: %s", name, loopback)
@@ -51,9 +50,8 @@ func TestPodWithIPv6HasItsLoopbackThoughIPv6WasOff(t *testing.T) {
 		nstest.Sysctl(t, pod, "net/ipv6/conf/all/disable_ipv6", "1")
 		must.Succeed(t, expect.Err(n.conn.Attach(t.Context(), pod, tt.port)))
 		err := nstest.PingWith(t, pod, nstest.Addr("::1"), nstest.Echo{Wait: patience})
-		if on := err == nil; on != tt.on {
-			t.Errorf("%s: ::1 answers: %t (%v), want %t", name, on, err, tt.on)
-		}
+		on := err == nil
+		expect.That(t, on == tt.on, "%s: ::1 answers: %t (%v), want %t", name, on, err, tt.on)
 	}
 }
 
@@ -114,7 +112,7 @@ func (n *node) attachLate(tb testing.TB, pod *netns.NS, p bridge.Port) {
 			if setsUp(m, 2) {
 				host.RefreshCarrier(p.Name)
 				// Linux 6.1 leaves it to its worker.
-				until(tb, "the port does not forward before the pod's interface is up", func() bool {
+				must.Until(tb, "the port does not forward before the pod's interface is up", func() bool {
 					closed = !strings.Contains(nstest.Run(tb, n.ns, "bridge", "link", "show", "dev", p.Name), "state forwarding")
 					return closed
 				})
@@ -123,9 +121,7 @@ func (n *node) attachLate(tb testing.TB, pod *netns.NS, p bridge.Port) {
 	})
 	defer conn.Close()
 	must.Succeed(tb, expect.Err(conn.Attach(tb.Context(), pod, p)))
-	if !closed {
-		tb.Error("the pod's interface did not come up by a request of its own")
-	}
+	expect.That(tb, closed, "the pod's interface did not come up by a request of its own")
 }
 
 // onlooker calls look before each datagram that leaves for the kernel.
@@ -165,27 +161,20 @@ func TestPodIsQuietBeforeItIsUp(t *testing.T) {
 				return
 			}
 			ups++
-			if out := nstest.Run(t, pod, "ip", "-o", "link", "show", "eth0"); strings.Contains(out, "UP") {
-				t.Errorf("the interface is up already:\n%s", out)
-			}
+			out := nstest.Run(t, pod, "ip", "-o", "link", "show", "eth0")
+			expect.That(t, !strings.Contains(out, "UP"), "the interface is up already:\n%s", out)
 			for name, want := range map[string]string{"accept_ra": "0", "disable_ipv6": "0"} {
-				if got := nstest.Sysctl(t, pod, "net/ipv6/conf/eth0/"+name); got != want {
-					t.Errorf("%s is %s when the interface comes up, want %s", name, got, want)
-				}
+				got := nstest.Sysctl(t, pod, "net/ipv6/conf/eth0/"+name)
+				expect.That(t, got == want, "%s is %s when the interface comes up, want %s", name, got, want)
 			}
 		}}), nil
 	})
 	defer conn.Close()
-	a, err := conn.Attach(t.Context(), pod, port(0))
-	must.Succeed(t, err)
-	if ups != 1 || a.PeerIndex != 2 {
-		t.Errorf("%d requests set link %d up, want one", ups, a.PeerIndex)
-	}
+	a := must.Of(conn.Attach(t.Context(), pod, port(0))).Get(t)
+	expect.That(t, ups == 1 && a.PeerIndex == 2, "%d requests set link %d up, want one", ups, a.PeerIndex)
 	// The addresses first, without duplicate detection, then up.
 	link, address := slices.Index(sent, unix.RTM_NEWLINK), slices.Index(sent, unix.RTM_NEWADDR)
-	if link < 0 || address < link {
-		t.Errorf("the pod's requests are of types %v", sent)
-	}
+	expect.That(t, link >= 0 && address >= link, "the pod's requests are of types %v", sent)
 	// An address whose detection is off stays so: the flag is the kernel's to show.
 	shown := nstest.Run(t, pod, "ip", "-6", "-o", "addr", "show", "dev", "eth0")
 	if total, nodad := strings.Count(shown, "inet6"), strings.Count(shown, "nodad"); total != 2 || nodad != total {
@@ -287,11 +276,7 @@ func TestRouterAdvertisementsGiveThePodNothing(t *testing.T) {
 	// The very same is taken by a pod that hears routers.
 	nstest.Sysctl(t, pod, "net/ipv6/conf/eth0/accept_ra", "1")
 	advertise(t, n)
-	for deadline := time.Now().Add(patience); !strings.Contains(got(), "via fe80::1"); {
-		if time.Now().After(deadline) {
-			t.Fatal("the advertisement gives nobody a route: the test is none")
-		}
-	}
+	must.Until(t, "a route by the advertisement, without which the test is none", func() bool { return strings.Contains(got(), "via fe80::1") })
 }
 
 // advertise sends a router advertisement (RFC 4861, section 4.2) with a prefix out

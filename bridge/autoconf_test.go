@@ -60,9 +60,7 @@ func (l *lan) advertises(tb testing.TB, options ...string) {
 // advertising starts dnsmasq, and waits until it is there.
 func advertising(tb testing.TB, ns *netns.NS, options ...string) {
 	tb.Helper()
-	if _, err := exec.LookPath("dnsmasq"); err != nil {
-		tb.Fatal("needs dnsmasq (Debian: apt-get install dnsmasq-base)")
-	}
+	must.Succeed(tb, expect.Err(exec.LookPath("dnsmasq")), "needs dnsmasq (Debian: apt-get install dnsmasq-base)")
 	nstest.Sysctl(tb, ns, "net/ipv6/conf/all/forwarding", "1")
 	log := filepath.Join(tb.TempDir(), "log")
 	cmd := exec.Command("dnsmasq", append([]string{
@@ -74,7 +72,7 @@ func advertising(tb testing.TB, ns *netns.NS, options ...string) {
 		cmd.Process.Kill()
 		cmd.Wait()
 	})
-	until(tb, "dnsmasq advertises", func() bool {
+	must.Until(tb, "dnsmasq advertises", func() bool {
 		text, err := os.ReadFile(log)
 		return err == nil && strings.Contains(string(text), "RTR-ADVERT")
 	})
@@ -82,15 +80,6 @@ func advertising(tb testing.TB, ns *netns.NS, options ...string) {
 
 // patience is far longer than any machine needs, however busy.
 const patience = time.Minute
-
-func until(tb testing.TB, what string, is func() bool) {
-	tb.Helper()
-	for deadline := time.Now().Add(patience); !is(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			tb.Fatalf("in vain: %s", what)
-		}
-	}
-}
 
 // autoconfigured is a port whose pod has nothing but what routers give it.
 func autoconfigured(i byte) bridge.Port {
@@ -124,9 +113,7 @@ func autoconfigure(tb testing.TB, conn *bridge.Conn, pod *netns.NS, p bridge.Por
 
 func mustAutoconfigure(tb testing.TB, conn *bridge.Conn, pod *netns.NS, p bridge.Port) *bridge.Autoconfigured {
 	tb.Helper()
-	got, err := autoconfigure(tb, conn, pod, p)
-	must.Succeed(tb, err)
-	return got
+	return must.Of(autoconfigure(tb, conn, pod, p)).Get(tb)
 }
 
 func TestPodIsConfiguredByItsRouter(t *testing.T) {
@@ -152,16 +139,13 @@ func TestPodIsConfiguredByItsRouter(t *testing.T) {
 			for _, s := range got.Servers {
 				have = append(have, s.String())
 			}
-			if !slices.Equal(have, servers) || !slices.Equal(got.Search, []string{"home.example"}) {
-				t.Errorf("servers %v and domains %v, want %v and home.example", have, got.Search, servers)
-			}
+			expect.That(t, slices.Equal(have, servers) && slices.Equal(got.Search, []string{"home.example"}),
+				"servers %v and domains %v, want %v and home.example", have, got.Search, servers)
 			var gateways []netip.Addr
 			if p.Autoconf.DefaultRoute {
 				gateways = []netip.Addr{nstest.Addr(routerLink)}
 			}
-			if !slices.Equal(got.Gateways, gateways) {
-				t.Errorf("gateways %v, want %v", got.Gateways, gateways)
-			}
+			expect.That(t, slices.Equal(got.Gateways, gateways), "gateways %v, want %v", got.Gateways, gateways)
 			routes := nstest.Run(t, pod, "ip", "-6", "route", "show", "default", "proto", "ra")
 			expect.Equal(t, strings.Contains(routes, routerLink), p.Autoconf.DefaultRoute, "default routes:\n%s", routes)
 			// It works at once, both ways.
@@ -196,16 +180,14 @@ func TestPodAsksRoutersOnlyWhenItIsTold(t *testing.T) {
 	expect.Equal(t, nstest.Run(t, pod, "ip", "-6", "addr", "show", "dev", "eth0", "dynamic"), "", "the pod has")
 	// The kernel is to solicit once, however long the router takes to answer.
 	nstest.Sysctl(t, pod, "net/ipv6/conf/eth0/router_solicitation_interval", "3600")
-	s, err := l.conn.Solicit(t.Context(), pod, p)
-	must.Succeed(t, err)
+	s := must.Of(l.conn.Solicit(t.Context(), pod, p)).Get(t)
 	defer s.Close()
 	must.Succeed(t, expect.Err(s.Wait(t.Context())))
 	expect.Equal(t, count(), 1, "solicitations")
 	// To be told again changes nothing.
 	again := mustAutoconfigure(t, l.conn, pod, p)
-	if len(again.Addresses) != 1 || again.Addresses[0].Prefix.Addr() != formed(p) {
-		t.Errorf("told again: %v", again.Addresses)
-	}
+	expect.That(t, len(again.Addresses) == 1 && again.Addresses[0].Prefix.Addr() == formed(p),
+		"told again: %v", again.Addresses)
 }
 
 // isSolicitation says whether a packet is a router solicitation (RFC 4861, section
@@ -248,12 +230,11 @@ func TestWaitForARouterSaysWhatIsMissing(t *testing.T) {
 	l := newLAN(t)
 	p := autoconfigured(0)
 	pod, _ := attach(t, l.node, p)
-	s, err := l.conn.Solicit(t.Context(), pod, p)
-	must.Succeed(t, err)
+	s := must.Of(l.conn.Solicit(t.Context(), pod, p)).Get(t)
 	defer s.Close()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err = s.Wait(ctx)
+	_, err := s.Wait(ctx)
 	var opErr *tombolo.OpError
 	if !errors.Is(err, addr.ErrNoRouter) || !errors.Is(err, context.Canceled) || !errors.As(err, &opErr) || opErr.Object != "eth0" {
 		t.Errorf("error is %v, want %v of eth0", err, addr.ErrNoRouter)
@@ -261,9 +242,8 @@ func TestWaitForARouterSaysWhatIsMissing(t *testing.T) {
 	expect.Is(t, expect.Err(l.conn.Solicit(ctx, pod, p)), context.Canceled)
 	// It may come later all the same.
 	l.advertises(t)
-	if got, err := s.Wait(t.Context()); err != nil || len(got.Addresses) != 1 {
-		t.Errorf("got %+v, %v", got, err)
-	}
+	got, err := s.Wait(t.Context())
+	expect.That(t, err == nil && len(got.Addresses) == 1, "got %+v, %v", got, err)
 }
 
 func TestDuplicateOfAFormedAddressIsAnError(t *testing.T) {
@@ -314,8 +294,7 @@ func TestSolicitSaysWhatTheKernelRefuses(t *testing.T) {
 		expect.Is(t, err, unix.ENOBUFS, "%s", name)
 	}
 	list := &nltest.Fault{Type: unix.RTM_GETADDR, Errno: unix.ENOBUFS}
-	s, err := faultyConn(t, n, nil, []*nltest.Fault{list}).Solicit(t.Context(), pod, p)
-	must.Succeed(t, err)
+	s := must.Of(faultyConn(t, n, nil, []*nltest.Fault{list}).Solicit(t.Context(), pod, p)).Get(t)
 	defer s.Close()
 	expect.Is(t, expect.Err(s.Wait(t.Context())), unix.ENOBUFS)
 }
@@ -340,8 +319,7 @@ func TestCheckFindsWhatKeepsAPodFromItsRouters(t *testing.T) {
 		nstest.Sysctl(t, pod, path, value)
 	}
 	nstest.Run(t, pod, "ip", "address", "del", formed(p).String()+"/64", "dev", "eth0")
-	got, err := l.conn.Check(t.Context(), pod, p)
-	must.Succeed(t, err)
+	got := must.Of(l.conn.Check(t.Context(), pod, p)).Get(t)
 	const object = "interface eth0"
 	want := []tombolo.Difference{
 		{Object: object, What: "IPv6 accept_ra_defrtr", Want: "0", Have: "1"},

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -29,20 +30,16 @@ func TestBeforeUpIsCalledWhileThePortIsDownOnItsBridge(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if l.Index != index || l.Up || l.Master == 0 || l.Alias != p.Alias {
-			t.Errorf("called with index %d of %+v", index, l)
-		}
+		expect.That(t, l.Index == index && !l.Up && l.Master != 0 && l.Alias == p.Alias,
+			"called with index %d of %+v", index, l)
 		expect.Contains(t, nstest.Run(t, n.ns, "bridge", "-d", "link", "show", "dev", p.Name), "hairpin on", "the port has not its attributes yet")
 		nstest.Run(t, n.ns, "tc", "qdisc", "add", "dev", p.Name, "root", "tbf", "rate", "8mbit", "burst", "10k", "limit", "30k")
 		return nil
 	}
 	a, err := n.conn.Attach(t.Context(), pod, p)
-	if err != nil || calls != 1 {
-		t.Fatalf("called %d times, %v", calls, err)
-	}
-	if l, err := n.conn.Link(t.Context(), p.Name); err != nil || !l.Up || l.Index != a.Index {
-		t.Errorf("afterwards the port is %+v, %v", l, err)
-	}
+	must.That(t, err == nil && calls == 1, "called %d times, %v", calls, err)
+	l, err := n.conn.Link(t.Context(), p.Name)
+	expect.That(t, err == nil && l.Up && l.Index == a.Index, "afterwards the port is %+v, %v", l, err)
 	expect.Contains(t, nstest.Run(t, n.ns, "tc", "qdisc", "show", "dev", p.Name), "tbf", "what was put on it is gone")
 	// Enslave mends a port that is up, and calls nothing.
 	nstest.Run(t, n.ns, "ip", "link", "set", p.Name, "down")
@@ -74,13 +71,10 @@ func TestAttachIsUndoneWhenBeforeUpOrTheComingUpFails(t *testing.T) {
 			var called bool
 			p.BeforeUp = func(context.Context, int) error { called = true; return c.err }
 			_, err := faultyConn(t, n, c.faults, nil).Attach(t.Context(), pod, p)
-			if !errors.Is(err, c.want) || !called {
-				t.Errorf("error is %v, called %t", err, called)
-			}
+			expect.That(t, errors.Is(err, c.want) && called, "error is %v, called %t", err, called)
 			expect.Is(t, expect.Err(n.conn.Link(t.Context(), p.Name)), fs.ErrNotExist, "the port is there")
-			if out := nstest.Run(t, pod, "ip", "-o", "link"); strings.Count(out, "\n") != 1 {
-				t.Errorf("the pod has more than lo:\n%s", out)
-			}
+			out := nstest.Run(t, pod, "ip", "-o", "link")
+			expect.That(t, strings.Count(out, "\n") == 1, "the pod has more than lo:\n%s", out)
 			if c.faults != nil {
 				nltest.MustHaveFired(t, c.faults[0])
 			}

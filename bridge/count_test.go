@@ -58,7 +58,7 @@ func (c *counter) count(tb testing.TB, from *netns.NS, service netip.AddrPort, p
 	marker := dialUDP(tb, c.witness, netip.AddrPortFrom(pod, c.port()))
 	defer marker.Close()
 	arrived := map[netip.Addr]int{}
-	err := onOneCPU(func() error {
+	must.Succeed(tb, onOneCPU(func() error {
 		for range datagrams {
 			if _, err := sender.Write([]byte(countMe)); err != nil {
 				return err
@@ -74,8 +74,7 @@ func (c *counter) count(tb testing.TB, from *netns.NS, service netip.AddrPort, p
 			}
 		}
 		return nil
-	})
-	must.Succeed(tb, err, "%s from %s", service, from.ID())
+	}), "%s from %s", service, from.ID())
 	return arrived
 }
 

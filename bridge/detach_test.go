@@ -35,17 +35,14 @@ func TestDetachOfWhatCannotBeLookedAtIsAnError(t *testing.T) {
 	fault := &nltest.Fault{Type: unix.RTM_GETLINK, Nth: 1, Errno: unix.ENOBUFS}
 	nltest.MustHaveFired(t, fault)
 	expect.Is(t, faultyConn(t, n, []*nltest.Fault{fault}, nil).Detach(t.Context(), p.Name, p.Alias, "ifb-a"), unix.ENOBUFS, "Detach")
-	if !n.has(t, p.Name) || n.has(t, "ifb-a") {
-		t.Error("the one that could not be looked at is gone, or the other is left")
-	}
+	expect.That(t, n.has(t, p.Name) && !n.has(t, "ifb-a"),
+		"the one that could not be looked at is gone, or the other is left")
 }
 
 func (n *node) has(t *testing.T, link string) bool {
 	t.Helper()
 	_, err := n.conn.Link(t.Context(), link)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		t.Fatal(err)
-	}
+	must.That(t, err == nil || errors.Is(err, fs.ErrNotExist), "%v", err)
 	return err == nil
 }
 
@@ -108,9 +105,7 @@ func TestDetachDeletesOtherLinksOfThePort(t *testing.T) {
 				t.Errorf("the port is there: %t, the other link: %t; want %t and %t", port, ifb, tt.port, tt.ifb)
 			}
 			for i := range 3 {
-				if !n.has(t, fmt.Sprint("bystander", i)) {
-					t.Errorf("bystander%d is gone", i)
-				}
+				expect.That(t, n.has(t, fmt.Sprint("bystander", i)), "bystander%d is gone", i)
 			}
 		})
 	}
@@ -127,21 +122,17 @@ func TestPortsDetachedAtOnceTakeNobodyElseAlong(t *testing.T) {
 	}
 	var group sync.WaitGroup
 	for i := range byte(ports - 1) {
-		conn, err := bridge.Dial(&bridge.Config{NetNS: n.ns})
-		must.Succeed(t, err)
+		conn := must.Of(bridge.Dial(&bridge.Config{NetNS: n.ns})).Get(t)
 		defer conn.Close()
-		group.Go(func() {
-			expect.Success(t, conn.Detach(t.Context(), port(i).Name, "", fmt.Sprint("ifb-", i)))
-		})
+		group.Go(func() { expect.Success(t, conn.Detach(t.Context(), port(i).Name, "", fmt.Sprint("ifb-", i))) })
 	}
 	group.Wait()
 	out := nstest.Run(t, n.ns, "ip", "-o", "link", "show", "type", "ifb")
 	if n := strings.Count(out, "ifb-"); n != 1 {
 		t.Errorf("%d links are left, want one:\n%s", n, out)
 	}
-	if !n.has(t, port(ports-1).Name) || !n.has(t, fmt.Sprint("ifb-", ports-1)) {
-		t.Errorf("the port that was not detached is gone, or its other link:\n%s", out)
-	}
+	expect.That(t, n.has(t, port(ports-1).Name) && n.has(t, fmt.Sprint("ifb-", ports-1)),
+		"the port that was not detached is gone, or its other link:\n%s", out)
 }
 
 // A pod cannot send by a port that was set down, whatever it does.

@@ -48,8 +48,7 @@ func TestAttachLeavesHairpinOffUnlessAskedFor(t *testing.T) {
 		p := port(byte(i))
 		p.Hairpin = hairpin
 		attach(t, n, p)
-		l, err := n.conn.Link(t.Context(), p.Name)
-		must.Succeed(t, err)
+		l := must.Of(n.conn.Link(t.Context(), p.Name)).Get(t)
 		expect.Equal(t, l.Port.Hairpin, hairpin, "hairpin is")
 	}
 }
@@ -72,12 +71,10 @@ func TestEnslaveOfAPortInPlaceDisturbsNothing(t *testing.T) {
 	changes := carrierChanges()
 	must.Succeed(t, conn.Enslave(t.Context(), p))
 	expect.Equal(t, len(sent.Sent()), 1, "datagrams")
-	if after := learnt(); after != before || strings.Count(before, "\n") < 2 {
-		t.Errorf("the bridge knew\n%sand now\n%s", before, after)
-	}
-	if after := carrierChanges(); after != changes || changes == "" {
-		t.Errorf("the pod's carrier changed: %q times, then %q", changes, after)
-	}
+	after := learnt()
+	expect.That(t, after == before && strings.Count(before, "\n") >= 2, "the bridge knew\n%sand now\n%s", before, after)
+	after = carrierChanges()
+	expect.That(t, after == changes && changes != "", "the pod's carrier changed: %q times, then %q", changes, after)
 }
 
 // A bridge that was deleted and made again knows none of its pods.
@@ -99,9 +96,7 @@ func TestEnslaveBringsPodsBackToABridgeMadeAnew(t *testing.T) {
 	}
 	nstest.Run(t, n.ns, "ip", "link", "del", "br0")
 	l, changed, err := n.conn.Ensure(t.Context(), br0())
-	if err != nil || !changed {
-		t.Fatalf("Ensure: changed %t, %v", changed, err)
-	}
+	must.That(t, err == nil && changed, "Ensure: changed %t, %v", changed, err)
 	nstest.Run(t, n.ns, "ip", "addr", "add", gateways[0], "dev", "br0")
 	for i, pod := range pods {
 		p := describe(byte(i))
@@ -119,14 +114,12 @@ func TestEnslaveOfWhatIsNotThere(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	p := port(0)
-	if err := n.conn.Enslave(t.Context(), p); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("without a link: %v, want one that matches fs.ErrNotExist", err)
-	}
+	err := n.conn.Enslave(t.Context(), p)
+	expect.That(t, errors.Is(err, fs.ErrNotExist), "without a link: %v, want one that matches fs.ErrNotExist", err)
 	attach(t, n, p)
 	p.Bridge = "br9"
-	if err := n.conn.Enslave(t.Context(), p); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("without a bridge: %v, want one that matches fs.ErrNotExist", err)
-	}
+	err = n.conn.Enslave(t.Context(), p)
+	expect.That(t, errors.Is(err, fs.ErrNotExist), "without a bridge: %v, want one that matches fs.ErrNotExist", err)
 	p.StaticFDB = true
 	expect.Is(t, n.conn.Enslave(t.Context(), p), bridge.ErrInvalid, "with an entry for no MAC")
 	p.Name = ""

@@ -58,10 +58,7 @@ func TestEnsureSetsPromiscuousAndNFCall(t *testing.T) {
 		{off, on, []string{"down"}, true, both + ", nf_call_arptables 1"},
 	}
 	n := &node{ns: nstest.New(t)}
-	var err error
-	if n.conn, err = bridge.Dial(&bridge.Config{NetNS: n.ns}); err != nil {
-		t.Fatal(err)
-	}
+	n.conn = must.Of(bridge.Dial(&bridge.Config{NetNS: n.ns})).Get(t)
 	defer n.conn.Close()
 	for i, step := range steps {
 		if step.byHand != nil {
@@ -89,17 +86,15 @@ func TestCaptureOnTheBridgeIsNotPromiscuousMode(t *testing.T) {
 	br.Promiscuous = new(false)
 	t.Run("while it runs", func(t *testing.T) {
 		capture(t, n.ns, n.link.Index)
-		if out := nstest.Run(t, n.ns, "ip", "-d", "link", "show", "br0"); !strings.Contains(out, "promiscuity 1") {
-			t.Fatalf("the capture does not make it promiscuous:\n%s", out)
-		}
+		out := nstest.Run(t, n.ns, "ip", "-d", "link", "show", "br0")
+		must.That(t, strings.Contains(out, "promiscuity 1"), "the capture does not make it promiscuous:\n%s", out)
 		if l, changed, err := n.conn.Ensure(t.Context(), br); err != nil || changed || l.Promiscuous {
 			t.Errorf("Ensure: promiscuous %t, changed %t, %v", l.Promiscuous, changed, err)
 		}
 		br.Promiscuous = new(true)
 		expect.Of(n.conn.CheckBridge(t.Context(), br)).Len(t, 1, "CheckBridge")
-		if _, changed, err := n.conn.Ensure(t.Context(), br); err != nil || !changed {
-			t.Errorf("Ensure: changed %t, %v", changed, err)
-		}
+		_, changed, err := n.conn.Ensure(t.Context(), br)
+		expect.That(t, err == nil && changed, "Ensure: changed %t, %v", changed, err)
 	})
 	expect.Equal(t, shown(t, n), "PROMISC", "after the capture ip shows")
 }
@@ -107,8 +102,7 @@ func TestCaptureOnTheBridgeIsNotPromiscuousMode(t *testing.T) {
 // recorded is a connection to n, and what it sends.
 func recorded(tb testing.TB, n *node) (*bridge.Conn, *nltest.Recorder) {
 	tb.Helper()
-	tr, err := nl.Open(unix.NETLINK_ROUTE, &nl.Config{NetNS: n.ns})
-	must.Succeed(tb, err)
+	tr := must.Of(nl.Open(unix.NETLINK_ROUTE, &nl.Config{NetNS: n.ns})).Get(tb)
 	r := nltest.Record(tr)
 	conn := bridge.On(nl.New(r), nil)
 	tb.Cleanup(func() { conn.Close() })
@@ -122,35 +116,27 @@ func TestEnsureOfAnUnchangedBridgeIsOneRequest(t *testing.T) {
 	conn, sent := recorded(t, n)
 	br := br0()
 	br.Promiscuous, br.NFCall = new(true), new(true)
-	if _, _, err := conn.Ensure(t.Context(), br); err != nil {
-		t.Fatal(err)
-	}
+	_, _, err := conn.Ensure(t.Context(), br)
+	must.That(t, err == nil, "%v", err)
 	sent.Sent()
 	neighbour := []string{"neigh", "replace", "10.44.0.77", "lladdr", "02:00:00:00:00:77", "dev", "br0", "nud", "reachable"}
 	neighbours := func() string { return nstest.Run(t, n.ns, "ip", "neigh", "show", "10.44.0.77") }
 
 	nstest.Run(t, n.ns, "ip", neighbour...)
-	if _, changed, err := conn.Ensure(t.Context(), br); err != nil || changed {
-		t.Errorf("Ensure: changed %t, %v", changed, err)
-	}
+	_, changed, err := conn.Ensure(t.Context(), br)
+	expect.That(t, err == nil && !changed, "Ensure: changed %t, %v", changed, err)
 	expect.Equal(t, len(sent.Sent()), 1, "datagrams")
-	if neighbours() == "" {
-		t.Error("the bridge's neighbours are forgotten")
-	}
+	expect.That(t, neighbours() != "", "the bridge's neighbours are forgotten")
 	// To change something else does not cost them either.
 	nstest.Run(t, n.ns, "ip", "link", "set", "br0", "promisc", "off")
-	if _, changed, err := conn.Ensure(t.Context(), br); err != nil || !changed {
-		t.Errorf("Ensure: changed %t, %v", changed, err)
-	}
+	_, changed, err = conn.Ensure(t.Context(), br)
+	expect.That(t, err == nil && changed, "Ensure: changed %t, %v", changed, err)
 	expect.Equal(t, len(sent.Sent()), 2, "datagrams")
-	if neighbours() == "" {
-		t.Error("the bridge's neighbours are forgotten")
-	}
+	expect.That(t, neighbours() != "", "the bridge's neighbours are forgotten")
 	// One of somebody else has to be pinned, which is what costs them.
 	br.Alias = "another"
-	if _, changed, err := conn.Ensure(t.Context(), br); err != nil || changed {
-		t.Errorf("Ensure: changed %t, %v", changed, err)
-	}
+	_, changed, err = conn.Ensure(t.Context(), br)
+	expect.That(t, err == nil && !changed, "Ensure: changed %t, %v", changed, err)
 	expect.Equal(t, len(sent.Sent()), 2, "datagrams")
 	expect.Equal(t, neighbours(), "", "the kernel has come to keep neighbours, so that the MAC could always be pinned")
 }
@@ -159,16 +145,13 @@ func TestNewBridgeHasTheMTUOfEthernet(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	l, _, err := n.conn.Ensure(t.Context(), bridge.Bridge{Name: "br1"})
-	if err != nil || l.MTU != 1500 {
-		t.Fatalf("Ensure: %+v, %v, want an MTU of 1500", l, err)
-	}
+	must.That(t, err == nil && l.MTU == 1500, "Ensure: %+v, %v, want an MTU of 1500", l, err)
 	// It is pinned: a port's does not become the bridge's, and Ensure leaves it.
 	p := port(0)
 	p.Bridge, p.MTU = "br1", 1300
 	attach(t, n, p)
-	if l, changed, err := n.conn.Ensure(t.Context(), bridge.Bridge{Name: "br1"}); err != nil || changed || l.MTU != 1500 {
-		t.Errorf("with a port, Ensure: %+v, changed %t, %v", l, changed, err)
-	}
+	l, changed, err := n.conn.Ensure(t.Context(), bridge.Bridge{Name: "br1"})
+	expect.That(t, err == nil && !changed && l.MTU == 1500, "with a port, Ensure: %+v, changed %t, %v", l, changed, err)
 }
 
 func TestForeignBridgeGetsItsMACPinned(t *testing.T) {
@@ -180,11 +163,9 @@ func TestForeignBridgeGetsItsMACPinned(t *testing.T) {
 	p := port(0)
 	p.Bridge, p.MAC = "br1", mac("02:00:00:00:00:00") // lower than any that the kernel chooses
 	attach(t, n, p)
-	after, err := n.conn.Link(t.Context(), "br1")
-	must.Succeed(t, err)
-	if after.MAC.String() != l.MAC.String() || after.Alias != "" {
-		t.Errorf("it has MAC %s and alias %q, want %s and none", after.MAC, after.Alias, l.MAC)
-	}
+	after := must.Of(n.conn.Link(t.Context(), "br1")).Get(t)
+	expect.That(t, after.MAC.String() == l.MAC.String() && after.Alias == "",
+		"it has MAC %s and alias %q, want %s and none", after.MAC, after.Alias, l.MAC)
 }
 
 func TestRefusedCorrectionIsNoChange(t *testing.T) {
@@ -235,29 +216,23 @@ func rename(b []byte) {
 func TestNFCallWhereTheKernelCannot(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
-	tr, err := nl.Open(unix.NETLINK_ROUTE, &nl.Config{NetNS: n.ns})
-	must.Succeed(t, err)
+	tr := must.Of(nl.Open(unix.NETLINK_ROUTE, &nl.Config{NetNS: n.ns})).Get(t)
 	conn := bridge.On(nl.New(withoutNetfilter{tr}), nil)
 	defer conn.Close()
 	br := br0()
 	br.NFCall, br.Promiscuous = new(true), new(true)
 	l, changed, err := conn.Ensure(t.Context(), br)
-	if !errors.Is(err, bridge.ErrNoNetfilter) || !changed || !l.Promiscuous || l.Bridge.Netfilter {
-		t.Errorf("Ensure: %+v, changed %t, %v, want all else done and ErrNoNetfilter", l, changed, err)
-	}
+	expect.That(t, errors.Is(err, bridge.ErrNoNetfilter) && changed && l.Promiscuous && !l.Bridge.Netfilter,
+		"Ensure: %+v, changed %t, %v, want all else done and ErrNoNetfilter", l, changed, err)
 	var opErr *tombolo.OpError
-	if !errors.As(err, &opErr) || opErr.Object != "br0" {
-		t.Errorf("%v is not an OpError of br0", err)
-	}
+	expect.That(t, errors.As(err, &opErr) && opErr.Object == "br0", "%v is not an OpError of br0", err)
 	expect.Equal(t, shown(t, n), "PROMISC", "ip shows")
-	if _, changed, err := conn.Ensure(t.Context(), br); !errors.Is(err, bridge.ErrNoNetfilter) || changed {
-		t.Errorf("second Ensure: changed %t, %v", changed, err)
-	}
+	_, changed, err = conn.Ensure(t.Context(), br)
+	expect.That(t, errors.Is(err, bridge.ErrNoNetfilter) && !changed, "second Ensure: changed %t, %v", changed, err)
 	expect.Of(conn.CheckBridge(t.Context(), br)).Len(t, 2, "CheckBridge")
 	br.NFCall = new(false)
-	if _, _, err := conn.Ensure(t.Context(), br); err != nil {
-		t.Errorf("without what it cannot do, Ensure: %v", err)
-	}
+	_, _, err = conn.Ensure(t.Context(), br)
+	expect.That(t, err == nil, "without what it cannot do, Ensure: %v", err)
 }
 
 func TestCheckBridgeFindsEachDifference(t *testing.T) {
@@ -283,25 +258,20 @@ func TestCheckBridgeFindsEachDifference(t *testing.T) {
 			t.Parallel()
 			n := &node{ns: nstest.New(t)}
 			conn, sent := recorded(t, n)
-			if _, _, err := conn.Ensure(t.Context(), want); err != nil {
-				t.Fatal(err)
-			}
+			_, _, err := conn.Ensure(t.Context(), want)
+			must.That(t, err == nil, "%v", err)
 			nstest.Run(t, n.ns, "ip", c.byHand...)
 			sent.Sent()
-			diffs, err := conn.CheckBridge(t.Context(), want)
-			must.Succeed(t, err)
-			if got := lines(diffs); got != c.want {
-				t.Errorf("CheckBridge says:\n%s\nwant: %s", got, c.want)
-			}
+			diffs := must.Of(conn.CheckBridge(t.Context(), want)).Get(t)
+			expect.Equal(t, lines(diffs), c.want, "CheckBridge")
 			expect.Equal(t, len(sent.Sent()), 1, "datagrams")
 		})
 	}
 	t.Run("what is left open is not compared", func(t *testing.T) {
 		n := &node{ns: nstest.New(t)}
 		conn, _ := recorded(t, n)
-		if _, _, err := conn.Ensure(t.Context(), want); err != nil {
-			t.Fatal(err)
-		}
+		_, _, err := conn.Ensure(t.Context(), want)
+		must.That(t, err == nil, "%v", err)
 		expect.Of(conn.CheckBridge(t.Context(), bridge.Bridge{Name: "br0", Alias: "another"})).Len(t, 0, "CheckBridge")
 	})
 	t.Run("another kind of link", func(t *testing.T) {
@@ -312,9 +282,8 @@ func TestCheckBridgeFindsEachDifference(t *testing.T) {
 			"veth0": "bridge veth0: link is of kind veth, should be of kind bridge",
 		} {
 			diffs, err := n.conn.CheckBridge(t.Context(), bridge.Bridge{Name: link})
-			if got := lines(diffs); err != nil || got != want {
-				t.Errorf("CheckBridge: %q, %v, want %q", got, err, want)
-			}
+			got := lines(diffs)
+			expect.That(t, err == nil && got == want, "CheckBridge: %q, %v, want %q", got, err, want)
 		}
 	})
 }
@@ -333,9 +302,8 @@ func TestProbeOfNetfilterSeesWhatIsThere(t *testing.T) {
 	there := nstest.Run(t, n.ns, "sh", "-c", "ls -d /proc/sys/net/bridge 2>/dev/null || true") != ""
 	inside(t, n.ns, func() error {
 		err := bridge.ProbeNetfilter()
-		if there != (err == nil) || err != nil && !errors.Is(err, bridge.ErrNoNetfilter) {
-			t.Errorf("ProbeNetfilter: %v, and the parameters are there: %t", err, there)
-		}
+		expect.That(t, there == (err == nil) && (err == nil || errors.Is(err, bridge.ErrNoNetfilter)),
+			"ProbeNetfilter: %v, and the parameters are there: %t", err, there)
 		return nil
 	})
 }
@@ -344,12 +312,10 @@ func TestNewBridgeOfTheLeastMTUForIPv6HasNoLinkLocalAddress(t *testing.T) {
 	t.Parallel()
 	for _, mtu := range []int{1280, 1281, 1500} {
 		ns := nstest.New(t)
-		conn, err := bridge.Dial(&bridge.Config{NetNS: ns})
-		must.Succeed(t, err)
+		conn := must.Of(bridge.Dial(&bridge.Config{NetNS: ns})).Get(t)
 		defer conn.Close()
-		if _, _, err := conn.Ensure(t.Context(), bridge.Bridge{Name: "br0", MTU: mtu, NoIPv6: true}); err != nil {
-			t.Fatal(err)
-		}
+		_, _, err := conn.Ensure(t.Context(), bridge.Bridge{Name: "br0", MTU: mtu, NoIPv6: true})
+		must.That(t, err == nil, "%v", err)
 		shown := nstest.Run(t, ns, "ip", "-d", "link", "show", "br0")
 		if !strings.Contains(shown, "addrgenmode none") || !strings.Contains(shown, fmt.Sprintf(" mtu %d ", mtu)) {
 			t.Errorf("of MTU %d, the bridge is:\n%s", mtu, shown)

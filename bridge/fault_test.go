@@ -70,13 +70,11 @@ func TestAttachUndoesItselfWhateverTheKernelRefuses(t *testing.T) {
 			p.StaticFDB = true
 			_, err := conn.Attach(t.Context(), pod, p)
 			nltest.MustHaveFired(t, &c.fault)
-			if !errors.Is(err, unix.ENOBUFS) || !strings.Contains(err.Error(), "no room today") {
-				t.Errorf("error is %v, want ENOBUFS with the kernel's text", err)
-			}
+			expect.That(t, errors.Is(err, unix.ENOBUFS) && strings.Contains(err.Error(), "no room today"),
+				"error is %v, want ENOBUFS with the kernel's text", err)
 			expect.Is(t, expect.Err(n.conn.Link(t.Context(), p.Name)), fs.ErrNotExist, "the port is there")
-			if out := nstest.Run(t, pod, "ip", "-o", "link"); strings.Count(out, "\n") != 1 {
-				t.Errorf("the pod has more than lo:\n%s", out)
-			}
+			out := nstest.Run(t, pod, "ip", "-o", "link")
+			expect.That(t, strings.Count(out, "\n") == 1, "the pod has more than lo:\n%s", out)
 		})
 	}
 }
@@ -89,9 +87,8 @@ func TestFailedUndoIsToldBesideTheCause(t *testing.T) {
 	conn := faultyConn(t, n, []*nltest.Fault{stuck}, []*nltest.Fault{cause})
 	_, err := conn.Attach(t.Context(), nstest.New(t), port(6))
 	nltest.MustHaveFired(t, stuck, cause)
-	if !errors.Is(err, unix.ENOBUFS) || !errors.Is(err, unix.EBUSY) {
-		t.Errorf("error is %v, want both ENOBUFS and EBUSY in it", err)
-	}
+	expect.That(t, errors.Is(err, unix.ENOBUFS) && errors.Is(err, unix.EBUSY),
+		"error is %v, want both ENOBUFS and EBUSY in it", err)
 }
 
 func TestInterruptedListIsAskedForAgain(t *testing.T) {
@@ -102,9 +99,7 @@ func TestInterruptedListIsAskedForAgain(t *testing.T) {
 	conn := faultyConn(t, n, []*nltest.Fault{twice}, nil)
 	links, err := conn.Veths(t.Context())
 	nltest.MustHaveFired(t, twice)
-	if err != nil || len(links) != 1 {
-		t.Errorf("Veths: %d links, %v", len(links), err)
-	}
+	expect.That(t, err == nil && len(links) == 1, "Veths: %d links, %v", len(links), err)
 }
 
 func isDump(m netlink.Message) bool { return m.Header.Flags&unix.NLM_F_DUMP == unix.NLM_F_DUMP }
@@ -116,8 +111,7 @@ func TestAttachAndDetachListNothing(t *testing.T) {
 	n := newNode(t)
 	var recorders []*nltest.Recorder
 	record := func(ns *nl.Config) *nl.Conn {
-		tr, err := nl.Open(unix.NETLINK_ROUTE, ns)
-		must.Succeed(t, err)
+		tr := must.Of(nl.Open(unix.NETLINK_ROUTE, ns)).Get(t)
 		r := nltest.Record(tr)
 		recorders = append(recorders, r)
 		return nl.New(r)
@@ -133,9 +127,7 @@ func TestAttachAndDetachListNothing(t *testing.T) {
 		datagrams = append(datagrams, len(r.Sent()))
 		for _, sent := range r.Sent() {
 			for _, m := range nltest.Split(sent) {
-				if isDump(m) {
-					t.Errorf("a dump of type %d", m.Header.Type)
-				}
+				expect.That(t, !isDump(m), "a dump of type %d", m.Header.Type)
 			}
 		}
 	}
@@ -158,7 +150,5 @@ func TestAttachStaysWithinItsAllocations(t *testing.T) {
 	})
 	const most = 270 // 258, and 267 with the race detector
 	t.Logf("%.0f allocations for an Attach and a Detach", allocs)
-	if allocs > most {
-		t.Errorf("%.0f allocations for an Attach and a Detach, where %d are the most", allocs, most)
-	}
+	expect.That(t, allocs <= most, "%.0f allocations for an Attach and a Detach, where %d are the most", allocs, most)
 }

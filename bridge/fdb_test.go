@@ -30,7 +30,7 @@ func (n *node) behind(tb testing.TB, mac net.HardwareAddr) (port, entry string) 
 // say has a pod send a frame to nobody, as from a MAC.
 func say(tb testing.TB, pod *netns.NS, from net.HardwareAddr) {
 	tb.Helper()
-	err := pod.Do(func() error {
+	must.Succeed(tb, pod.Do(func() error {
 		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
 		if err != nil {
 			return err
@@ -42,8 +42,7 @@ func say(tb testing.TB, pod *netns.NS, from net.HardwareAddr) {
 		}
 		frame := append(append([]byte{2, 0x77, 0, 0, 0, 1}, from...), 0x88, 0xb5)
 		return unix.Sendto(fd, append(frame, make([]byte, 46)...), 0, &unix.SockaddrLinklayer{Ifindex: link.Index})
-	})
-	must.Succeed(tb, err)
+	}))
 }
 
 func silent(i byte) bridge.Port {
@@ -64,7 +63,7 @@ func TestPodWithAStaticEntryTeachesTheBridgeNothing(t *testing.T) {
 	stranger := mac("02:00:00:00:02:00")
 
 	say(t, inTeacher, stranger)
-	until(t, "the bridge learns from a port that it is to learn from", func() bool {
+	must.Until(t, "the bridge learns from a port that it is to learn from", func() bool {
 		behind, _ := n.behind(t, stranger)
 		return behind == teacher.Name
 	})
@@ -75,9 +74,8 @@ func TestPodWithAStaticEntryTeachesTheBridgeNothing(t *testing.T) {
 	say(t, inTeacher, neighbour.PeerMAC)
 	expect.Success(t, nstest.Ping(t, inNeighbour, addrs(hostile)[0]))
 	for m, want := range map[string]string{stranger.String(): teacher.Name, neighbour.PeerMAC.String(): neighbour.Name, "02:00:00:00:02:01": "", hostile.PeerMAC.String(): hostile.Name} {
-		if behind, entry := n.behind(t, mac(m)); behind != want {
-			t.Errorf("%s is behind %q, want %q: %s", m, behind, want, entry)
-		}
+		behind, entry := n.behind(t, mac(m))
+		expect.That(t, behind == want, "%s is behind %q, want %q: %s", m, behind, want, entry)
 	}
 	// What is behind the pod, as a bridge of its own, is reached all the same.
 	nstest.Run(t, inHostile, "ip", "link", "add", "inner", "link", "eth0", "type", "macvlan", "mode", "bridge")
@@ -110,7 +108,7 @@ func TestStaticEntryTakesTheMACFromWhomTheBridgeHeardItAndNobodyElse(t *testing.
 		t.Run(tt.name, func(t *testing.T) {
 			if tt.heard {
 				say(t, inTeacher, tt.mac)
-				until(t, "the bridge learns", func() bool {
+				must.Until(t, "the bridge learns", func() bool {
 					behind, _ := n.behind(t, tt.mac)
 					return behind == teacher.Name
 				})
@@ -118,22 +116,18 @@ func TestStaticEntryTakesTheMACFromWhomTheBridgeHeardItAndNobodyElse(t *testing.
 			p := silent(2)
 			p.PeerMAC = tt.mac
 			pod, _ := attach(t, n, p)
-			defer func() {
-				expect.Success(t, n.conn.Detach(t.Context(), p.Name, p.Alias))
-			}()
+			defer func() { expect.Success(t, n.conn.Detach(t.Context(), p.Name, p.Alias)) }()
 			want := tt.want
 			if want == "" {
 				want = p.Name
 			}
 			check := func(when string) {
 				t.Helper()
-				if behind, entry := n.behind(t, tt.mac); behind != want {
-					t.Errorf("%s, it is behind %q, want %q: %s", when, behind, want, entry)
-				}
+				behind, entry := n.behind(t, tt.mac)
+				expect.That(t, behind == want, "%s, it is behind %q, want %q: %s", when, behind, want, entry)
 				diffs, err := n.conn.Check(t.Context(), pod, p)
-				if err != nil || (len(diffs) == 0) != (tt.want == "") {
-					t.Errorf("%s, Check says %v, %v", when, diffs, err)
-				}
+				expect.That(t, err == nil && (len(diffs) == 0) == (tt.want == ""),
+					"%s, Check says %v, %v", when, diffs, err)
 			}
 			check("after Attach")
 			must.Succeed(t, n.conn.Enslave(t.Context(), p))

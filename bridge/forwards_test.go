@@ -37,8 +37,7 @@ func TestLinkSaysWhetherTheKernelRoutesLocalnetOnIt(t *testing.T) {
 	n := newNode(t)
 	for _, on := range []bool{true, false} {
 		nstest.Sysctl(t, n.ns, fmt.Sprintf("net/ipv4/conf/%s/route_localnet", n.link.Name), digit(on))
-		l, err := n.conn.Link(t.Context(), n.link.Name)
-		must.Succeed(t, err)
+		l := must.Of(n.conn.Link(t.Context(), n.link.Name)).Get(t)
 		if l.RouteLocalnet != on {
 			t.Errorf("RouteLocalnet is %t where the parameter is %s", l.RouteLocalnet, digit(on))
 		}

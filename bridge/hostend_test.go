@@ -120,8 +120,7 @@ func gets(tb testing.TB, n *node, pod *netns.NS, port string, frames map[string]
 	must.Succeed(tb, err)
 	buf := make([]byte, 2048)
 	for seen := false; !seen; {
-		length, err := unix.Read(tap, buf)
-		must.Succeed(tb, err, "waiting for the last frame")
+		length := must.Of(unix.Read(tap, buf)).Get(tb, "waiting for the last frame")
 		seen = bytes.Equal(buf[:length], last)
 	}
 	var got []string
@@ -202,32 +201,27 @@ func TestHostTakesNoIPByAPort(t *testing.T) {
 				rest = []string{"IPv6 from a neighbour", "IPv6 from elsewhere", "IPv6 to all of the nodes"}
 			}
 			leave()
-			if got := attack(); !slices.Equal(got, rest) {
-				t.Errorf("after Attach, the host takes %v, want %v", got, rest)
-			}
+			got := attack()
+			expect.That(t, slices.Equal(got, rest), "after Attach, the host takes %v, want %v", got, rest)
 			for _, parameter := range []string{"ipv4/conf/%s/rp_filter 0", "ipv6/conf/%s/drop_unicast_in_l2_multicast 0", "ipv6/conf/%s/accept_ra 1"} {
 				path, value, _ := strings.Cut(fmt.Sprintf(parameter, p.Name), " ")
 				nstest.Sysctl(t, n.ns, "net/"+path, value)
 			}
-			if got := attack(); !slices.Equal(got, all) {
-				t.Errorf("with the kernel's defaults, the host takes %v, want %v", got, all)
-			}
+			got = attack()
+			expect.That(t, slices.Equal(got, all), "with the kernel's defaults, the host takes %v, want %v", got, all)
 			diffs, err := n.conn.Check(t.Context(), nil, p)
 			if wanted := 3; err != nil || len(diffs) < wanted {
 				t.Errorf("Check finds %v, %v, want %d differences", diffs, err, wanted)
 			}
-			if l, err := n.conn.Link(t.Context(), p.Name); err != nil || l.ClosedToIP() {
-				t.Errorf("the link is said to be closed: %v", err)
-			}
+			l, err := n.conn.Link(t.Context(), p.Name)
+			expect.That(t, err == nil && !l.ClosedToIP(), "the link is said to be closed: %v", err)
 			must.Succeed(t, n.conn.Enslave(t.Context(), p))
-			if l, err := n.conn.Link(t.Context(), p.Name); err != nil || !l.ClosedToIP() {
-				t.Errorf("the link is said to be open: %v", err)
-			}
+			l, err = n.conn.Link(t.Context(), p.Name)
+			expect.That(t, err == nil && l.ClosedToIP(), "the link is said to be open: %v", err)
 			expect.Of(n.conn.Check(t.Context(), nil, p)).Len(t, 0, "after Enslave, Check")
 			leave()
-			if got := attack(); !slices.Equal(got, rest) {
-				t.Errorf("after Enslave, the host takes %v, want %v", got, rest)
-			}
+			got = attack()
+			expect.That(t, slices.Equal(got, rest), "after Enslave, the host takes %v, want %v", got, rest)
 		})
 	}
 }
@@ -243,9 +237,7 @@ func TestHostTakesNoIPv6ByAPortWhoseMTUGrew(t *testing.T) {
 	for _, mtu := range []int{1400, 1200, 1300} {
 		must.Succeed(t, n.conn.SetMTU(t.Context(), pod, p.Name, "eth0", mtu))
 		l, err := n.conn.Link(t.Context(), p.Name)
-		if err != nil || l.MTU != mtu || !l.ClosedToIP() {
-			t.Errorf("with an MTU of %d: %+v, %v", mtu, l, err)
-		}
+		expect.That(t, err == nil && l.MTU == mtu && l.ClosedToIP(), "with an MTU of %d: %+v, %v", mtu, l, err)
 	}
 }
 
@@ -256,9 +248,8 @@ func TestPortIsDownUntilItIsClosed(t *testing.T) {
 	conn, sent := recorded(t, n)
 	p := port(0)
 	p.BridgeIndex, p.MTU = n.link.Index, 1400
-	if _, err := conn.Attach(t.Context(), nstest.New(t), p); err != nil && !strings.Contains(err.Error(), "sysctl") {
-		t.Fatal(err)
-	}
+	_, err := conn.Attach(t.Context(), nstest.New(t), p)
+	must.That(t, err == nil || strings.Contains(err.Error(), "sysctl"), "%v", err)
 	ups := 0
 	for _, datagram := range sent.Sent() {
 		for _, m := range nltest.Split(datagram) {
@@ -267,9 +258,7 @@ func TestPortIsDownUntilItIsClosed(t *testing.T) {
 			}
 			if up := binary.NativeEndian.Uint32(m.Data[8:])&unix.IFF_UP != 0; up {
 				ups++
-				if m.Header.Flags&unix.NLM_F_CREATE != 0 {
-					t.Error("the pair is made up")
-				}
+				expect.Equal(t, m.Header.Flags&unix.NLM_F_CREATE, 0, "the pair is made up")
 			}
 		}
 	}

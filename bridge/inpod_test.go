@@ -20,11 +20,9 @@ func TestAttachmentIsSettledLater(t *testing.T) {
 	for range 2 { // the second has nothing to wait for
 		must.Succeed(t, n.conn.Wait(t.Context(), p.Name))
 	}
-	c, err := addr.Dial(&addr.Config{NetNS: pod})
-	must.Succeed(t, err)
+	c := must.Of(addr.Dial(&addr.Config{NetNS: pod})).Get(t)
 	defer c.Close()
-	list, err := c.List(addr.Filter{})
-	must.Succeed(t, err)
+	list := must.Of(c.List(addr.Filter{})).Get(t)
 	found := 0
 	for _, a := range list {
 		expect.Equal(t, a.Flags&addr.Tentative, 0, "%v is tentative", a)
@@ -66,11 +64,8 @@ func TestNobodyWaitsForAPortThatWasDetached(t *testing.T) {
 	must.Succeed(t, n.conn.Detach(t.Context(), p.Name, p.Alias))
 	expect.Success(t, n.conn.Wait(t.Context(), p.Name), "Wait")
 	// One that is waited for when its connection is closed stays.
-	conn, err := bridge.Dial(&bridge.Config{NetNS: n.ns})
-	must.Succeed(t, err)
+	conn := must.Of(bridge.Dial(&bridge.Config{NetNS: n.ns})).Get(t)
 	must.Succeed(t, expect.Err(conn.Attach(t.Context(), nstest.New(t), p)))
 	expect.Success(t, conn.Close())
-	if !n.has(t, p.Name) {
-		t.Error("the port is gone")
-	}
+	expect.That(t, n.has(t, p.Name), "the port is gone")
 }

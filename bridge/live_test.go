@@ -37,14 +37,11 @@ func br0() bridge.Bridge { return bridge.Bridge{Name: "br0", MTU: 1400, Alias: "
 func newNode(tb testing.TB) *node {
 	tb.Helper()
 	n := &node{ns: nstest.New(tb)}
-	var err error
-	if n.conn, err = bridge.Dial(&bridge.Config{NetNS: n.ns}); err != nil {
-		tb.Fatal(err)
-	}
+	n.conn = must.Of(bridge.Dial(&bridge.Config{NetNS: n.ns})).Get(tb)
 	tb.Cleanup(func() { n.conn.Close() })
-	if n.link, _, err = n.conn.Ensure(tb.Context(), br0()); err != nil {
-		tb.Fatal(err)
-	}
+	var err error
+	n.link, _, err = n.conn.Ensure(tb.Context(), br0())
+	must.Succeed(tb, err)
 	for _, gw := range gateways {
 		must.Succeed(tb, n.conn.Addresses().Add(addr.Address{Prefix: nstest.Prefix(gw), Link: n.link.Index, Flags: addr.NoDAD}))
 	}
@@ -70,8 +67,7 @@ func port(i byte) bridge.Port {
 func attach(tb testing.TB, n *node, p bridge.Port) (*netns.NS, *bridge.Attachment) {
 	tb.Helper()
 	pod := nstest.New(tb)
-	a, err := n.conn.Attach(tb.Context(), pod, p)
-	must.Succeed(tb, err)
+	a := must.Of(n.conn.Attach(tb.Context(), pod, p)).Get(tb)
 	return pod, a
 }
 
@@ -105,13 +101,11 @@ func TestAttachMakesWhatItReports(t *testing.T) {
 	p.Hairpin, p.Isolated, p.ForwardGroups = true, true, true
 	pod, a := attach(t, n, p)
 
-	cookie, err := pod.Cookie()
-	must.Succeed(t, err)
+	cookie := must.Of(pod.Cookie()).Get(t)
 	want := &bridge.Attachment{NetNSCookie: cookie, Name: p.Name, Index: nstest.Index(t, n.ns, p.Name), MAC: p.MAC,
 		Peer: "eth0", PeerIndex: nstest.Index(t, pod, "eth0"), PeerMAC: p.PeerMAC, MTU: 1400}
 	expect.NoDiff(t, cmp.Diff(want, a), "attachment")
-	l, err := n.conn.Link(t.Context(), p.Name)
-	must.Succeed(t, err)
+	l := must.Of(n.conn.Link(t.Context(), p.Name)).Get(t)
 	wantLink := &bridge.Link{Index: a.Index, Name: p.Name, Kind: "veth", MAC: p.MAC, MTU: 1400, Up: true,
 		Master: n.link.Index, Peer: a.PeerIndex, Alias: p.Alias, ReversePath: 1,
 		Port: &bridge.PortState{Forwarding: true, Hairpin: true, Isolated: true, ForwardGroups: true, Learning: true, Flood: true, MulticastFlood: true}}
@@ -133,9 +127,7 @@ func TestPodsIPv6IsReadyAtOnceAndQuiet(t *testing.T) {
 	pod, a := attach(t, n, port(0))
 	shown := nstest.Run(t, pod, "ip", "-6", "addr", "show", "dev", "eth0")
 	for _, bad := range []string{"tentative", "dadfailed"} {
-		if strings.Contains(shown, bad) {
-			t.Errorf("an address is %s:\n%s", bad, shown)
-		}
+		expect.That(t, !strings.Contains(shown, bad), "an address is %s:\n%s", bad, shown)
 	}
 	expect.Contains(t, shown, "scope link", "the pod has no link-local address")
 	expect.Equal(t, nstest.Sysctl(t, pod, "net/ipv6/conf/eth0/accept_ra"), "0", "accept_ra is")
@@ -176,9 +168,8 @@ func TestAttachRefusesNamesThatAreTaken(t *testing.T) {
 	t.Run("port", func(t *testing.T) {
 		p := port(0)
 		p.Peer = "eth1"
-		if _, err := n.conn.Attach(t.Context(), pod, p); !errors.Is(err, fs.ErrExist) {
-			t.Errorf("error is %v, want one that matches fs.ErrExist", err)
-		}
+		_, err := n.conn.Attach(t.Context(), pod, p)
+		expect.That(t, errors.Is(err, fs.ErrExist), "error is %v, want one that matches fs.ErrExist", err)
 	})
 	t.Run("interface", func(t *testing.T) {
 		p := port(1)
@@ -206,13 +197,11 @@ func TestFailedAttachLeavesNothing(t *testing.T) {
 			pod := nstest.New(t)
 			p := port(2)
 			spoil(&p)
-			if _, err := n.conn.Attach(t.Context(), pod, p); err == nil {
-				t.Fatal("no error")
-			}
+			_, err := n.conn.Attach(t.Context(), pod, p)
+			must.That(t, err != nil, "no error")
 			expect.Is(t, expect.Err(n.conn.Link(t.Context(), p.Name)), fs.ErrNotExist, "the port is there")
-			if out := nstest.Run(t, pod, "ip", "-o", "link"); strings.Count(out, "\n") != 1 {
-				t.Errorf("the pod has more than lo:\n%s", out)
-			}
+			out := nstest.Run(t, pod, "ip", "-o", "link")
+			expect.That(t, strings.Count(out, "\n") == 1, "the pod has more than lo:\n%s", out)
 		})
 	}
 }
@@ -265,9 +254,8 @@ func TestInterfaceThatStaysDown(t *testing.T) {
 	p := port(0)
 	p.Down, p.Addresses, p.Routes = true, nil, nil
 	pod, _ := attach(t, n, p)
-	if out := nstest.Run(t, pod, "ip", "-o", "link", "show", "eth0"); strings.Contains(out, "UP") {
-		t.Errorf("it is up: %s", out)
-	}
+	out := nstest.Run(t, pod, "ip", "-o", "link", "show", "eth0")
+	expect.That(t, !strings.Contains(out, "UP"), "it is up: %s", out)
 	expect.Of(n.conn.Check(t.Context(), pod, p)).Len(t, 0, "Check")
 }
 
@@ -277,9 +265,8 @@ func TestDuplicateAddressIsDetectedWhereAskedFor(t *testing.T) {
 	p := port(0)
 	p.DAD = true
 	pod, _ := attach(t, n, p)
-	if out := nstest.Run(t, pod, "ip", "-6", "addr", "show", "dev", "eth0"); strings.Contains(out, "tentative") {
-		t.Errorf("Attach did not wait:\n%s", out)
-	}
+	out := nstest.Run(t, pod, "ip", "-6", "addr", "show", "dev", "eth0")
+	expect.That(t, !strings.Contains(out, "tentative"), "Attach did not wait:\n%s", out)
 	twin := port(1)
 	twin.DAD, twin.Addresses = true, p.Addresses
 	expect.Is(t, expect.Err(n.conn.Attach(t.Context(), nstest.New(t), twin)), addr.ErrDuplicate, "error for the second pod with the address is")
@@ -293,9 +280,8 @@ func TestDetachTakesOnlyWhatIsOurs(t *testing.T) {
 	pod, _ := attach(t, n, p)
 	expect.Is(t, n.conn.Detach(t.Context(), p.Name, "owner-b"), bridge.ErrForeign, "Detach for another owner")
 	must.Succeed(t, n.conn.Detach(t.Context(), p.Name, "owner-a"))
-	if out := nstest.Run(t, pod, "ip", "-o", "link"); strings.Contains(out, "eth0") {
-		t.Errorf("the pod still has:\n%s", out)
-	}
+	out := nstest.Run(t, pod, "ip", "-o", "link")
+	expect.That(t, !strings.Contains(out, "eth0"), "the pod still has:\n%s", out)
 	expect.Success(t, n.conn.Detach(t.Context(), p.Name, "owner-a"), "second Detach")
 }
 
@@ -382,16 +368,14 @@ func TestCheckFindsEachDifference(t *testing.T) {
 				t.Fatalf("Check before: %v, %v", diffs, err)
 			}
 			c.spoil(t, n, pod, p)
-			diffs, err := n.conn.Check(t.Context(), pod, p)
-			must.Succeed(t, err)
+			diffs := must.Of(n.conn.Check(t.Context(), pod, p)).Get(t)
 			var lines []string
 			for _, d := range diffs {
 				lines = append(lines, d.String())
 			}
 			got := strings.Join(lines, "\n")
-			if c.want == "" && got != "" || !strings.Contains(got, c.want) {
-				t.Errorf("Check says:\n%s\nwant: %s", got, c.want)
-			}
+			expect.That(t, (c.want != "" || got == "") && strings.Contains(got, c.want),
+				"Check says:\n%s\nwant: %s", got, c.want)
 		})
 	}
 }
@@ -399,17 +383,14 @@ func TestCheckFindsEachDifference(t *testing.T) {
 func TestEnsureBridgeIsIdempotentAndCorrects(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
-	if _, changed, err := n.conn.Ensure(t.Context(), br0()); err != nil || changed {
-		t.Errorf("second Ensure: changed %t, %v", changed, err)
-	}
+	_, changed, err := n.conn.Ensure(t.Context(), br0())
+	expect.That(t, err == nil && !changed, "second Ensure: changed %t, %v", changed, err)
 	nstest.Run(t, n.ns, "ip", "link", "set", "br0", "down", "mtu", "1280")
 	l, changed, err := n.conn.Ensure(t.Context(), br0())
-	if err != nil || !changed || l.MTU != 1400 || !l.Up {
-		t.Errorf("Ensure of a spoilt bridge: %+v, changed %t, %v", l, changed, err)
-	}
-	if _, _, err := n.conn.Ensure(t.Context(), bridge.Bridge{Name: "lo"}); !errors.Is(err, bridge.ErrNotBridge) {
-		t.Errorf("Ensure of lo: %v, want ErrNotBridge", err)
-	}
+	expect.That(t, err == nil && changed && l.MTU == 1400 && l.Up,
+		"Ensure of a spoilt bridge: %+v, changed %t, %v", l, changed, err)
+	_, _, err = n.conn.Ensure(t.Context(), bridge.Bridge{Name: "lo"})
+	expect.That(t, errors.Is(err, bridge.ErrNotBridge), "Ensure of lo: %v, want ErrNotBridge", err)
 }
 
 func TestBridgeKeepsItsMACAndMTUAsPortsComeAndGo(t *testing.T) {
@@ -419,11 +400,9 @@ func TestBridgeKeepsItsMACAndMTUAsPortsComeAndGo(t *testing.T) {
 	p := port(0)
 	p.MAC, p.MTU = mac("02:00:00:00:00:00"), 1280 // lower than any that is chosen at random
 	attach(t, n, p)
-	l, err := n.conn.Link(t.Context(), "br0")
-	must.Succeed(t, err)
-	if l.MAC.String() != before.String() || l.MTU != 1400 {
-		t.Errorf("bridge has MAC %s and MTU %d, had %s and 1400", l.MAC, l.MTU, before)
-	}
+	l := must.Of(n.conn.Link(t.Context(), "br0")).Get(t)
+	expect.That(t, l.MAC.String() == before.String() && l.MTU == 1400,
+		"bridge has MAC %s and MTU %d, had %s and 1400", l.MAC, l.MTU, before)
 }
 
 func TestEnslavePutsAPortBack(t *testing.T) {

@@ -23,9 +23,7 @@ func TestNamesThatTheKernelWouldNumberAreRefused(t *testing.T) {
 	for range 2 {
 		nstest.Run(t, n.ns, "ip", "link", "add", "kernel%d", "type", "bridge")
 	}
-	if links() != before+2 {
-		t.Fatal("the kernel numbers no bridges")
-	}
+	must.That(t, links() == before+2, "the kernel numbers no bridges")
 	before = links()
 	for _, name := range []string{"br%d", "%d", "br%", "100%x"} {
 		if _, _, err := n.conn.Ensure(t.Context(), bridge.Bridge{Name: name}); !errors.Is(err, bridge.ErrInvalid) || !strings.Contains(err.Error(), "percent sign") {
@@ -62,25 +60,20 @@ func TestNamesThatTheKernelWouldEndAreOfNoLink(t *testing.T) {
 			expect.Is(t, err, bridge.ErrInvalid, "%s of %q", what, longer)
 		}
 	}
-	if l, err := n.conn.Link(ctx, name); err != nil || l.Alias != "mine" || !l.Up || l.MTU != n.link.MTU {
-		t.Errorf("the link is now %+v, %v", l, err)
-	}
+	l, err := n.conn.Link(ctx, name)
+	expect.That(t, err == nil && l.Alias == "mine" && l.Up && l.MTU == n.link.MTU, "the link is now %+v, %v", l, err)
 }
 
 func TestNumbersThatDoNotFitAreOfNoLink(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	ctx, index := t.Context(), n.link.Index+1<<32
-	if l, err := n.conn.LinkByIndex(ctx, index); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("LinkByIndex: %+v, %v", l, err)
-	}
-	if list, err := n.conn.Ports(ctx, index); len(list) > 0 {
-		t.Errorf("Ports: %v, %v", list, err)
-	}
-	if list, err := n.conn.Ports(ctx, 0); !errors.Is(err, bridge.ErrInvalid) || len(list) > 0 {
-		t.Errorf("Ports of no bridge: %v, %v", list, err)
-	}
-	if l, _, err := n.conn.Ensure(ctx, bridge.Bridge{Name: n.link.Name, MTU: 1400 + 1<<32}); !errors.Is(err, unix.EINVAL) {
-		t.Errorf("an MTU: %+v, %v", l, err)
-	}
+	l, err := n.conn.LinkByIndex(ctx, index)
+	expect.That(t, errors.Is(err, fs.ErrNotExist), "LinkByIndex: %+v, %v", l, err)
+	list, err := n.conn.Ports(ctx, index)
+	expect.That(t, len(list) == 0, "Ports: %v, %v", list, err)
+	list, err = n.conn.Ports(ctx, 0)
+	expect.That(t, errors.Is(err, bridge.ErrInvalid) && len(list) == 0, "Ports of no bridge: %v, %v", list, err)
+	l, _, err = n.conn.Ensure(ctx, bridge.Bridge{Name: n.link.Name, MTU: 1400 + 1<<32})
+	expect.That(t, errors.Is(err, unix.EINVAL), "an MTU: %+v, %v", l, err)
 }

@@ -30,15 +30,12 @@ func TestKernelWithoutIPv6GetsAllElse(t *testing.T) {
 	conn := faultyConn(t, n, []*nltest.Fault{refusal}, []*nltest.Fault{inPod})
 	mustRefuse := func(what string, times int) {
 		t.Helper()
-		if got := refusal.Fired(); got != times {
-			t.Errorf("after %s the kernel has refused %d requests, want %d", what, got, times)
-		}
+		got := refusal.Fired()
+		expect.That(t, got == times, "after %s the kernel has refused %d requests, want %d", what, got, times)
 	}
 
 	l, created, err := conn.Ensure(t.Context(), bridge.Bridge{Name: "br1", Alias: "ours", NoIPv6: true})
-	if err != nil || !created || !l.Up || l.Alias != "ours" {
-		t.Fatalf("Ensure: %+v, %t, %v", l, created, err)
-	}
+	must.That(t, err == nil && created && l.Up && l.Alias == "ours", "Ensure: %+v, %t, %v", l, created, err)
 	mustRefuse("Ensure", 1)
 
 	p := port4(5)
@@ -46,9 +43,7 @@ func TestKernelWithoutIPv6GetsAllElse(t *testing.T) {
 	pod := nstest.New(t)
 	must.Succeed(t, expect.Err(conn.Attach(t.Context(), pod, p)))
 	mustRefuse("Attach", 2)
-	if inPod.Fired() > 0 {
-		t.Error("the pod's side was asked for what the host's had refused")
-	}
+	expect.That(t, inPod.Fired() <= 0, "the pod's side was asked for what the host's had refused")
 	expect.Success(t, nstest.Ping(t, pod, nstest.Addr("10.44.0.1")))
 	for _, want := range []string{"alias " + p.Alias, "isolated on"} {
 		expect.Contains(t, nstest.Run(t, n.ns, "ip", "-d", "link", "show", p.Name), want, "the port")

@@ -33,7 +33,7 @@ func newGuest(t *testing.T, options ...string) *guest {
 	nstest.WaitForAddresses(t, g.router, g.host)
 	advertising(t, g.router, append([]string{"--dhcp-range=2001:db8:7::,ra-only,64,2h"}, options...)...)
 	g.solicit(t)
-	until(t, "the host forms an address", func() bool {
+	must.Until(t, "the host forms an address", func() bool {
 		return strings.Contains(nstest.Run(t, g.host, "ip", "-6", "address", "show", "dev", "eth0", "scope", "global"), "2001:db8:7::")
 	})
 	return g
@@ -69,15 +69,14 @@ func TestHostThatBeginsToForwardKeepsItsAdvertisedRoute(t *testing.T) {
 	if out := g.defaultRoute(t); !strings.Contains(out, "via "+routerLink+" dev eth0 proto ra") {
 		t.Fatalf("the host did not learn its default route:\n%s", out)
 	}
-	if changed, err := routing(t, g.host, bridge.Routing{IPv6: true}); !changed || err != nil {
-		t.Fatalf("changed %t, %v", changed, err)
-	}
+	changed, err := routing(t, g.host, bridge.Routing{IPv6: true})
+	must.That(t, changed && err == nil, "changed %t, %v", changed, err)
 	expect.Equal(t, nstest.Sysctl(t, g.host, "net/ipv6/conf/eth0/forwarding"), "1", "forwarding is")
 	expect.Contains(t, g.defaultRoute(t), "via "+routerLink+" dev eth0 proto ra", "the default route is gone")
 	// The next advertisement is heard as well.
 	nstest.Run(t, g.host, "ip", "-6", "route", "del", "default")
 	g.solicit(t)
-	until(t, "the default route is learnt again", func() bool { return strings.Contains(g.defaultRoute(t), routerLink) })
+	must.Until(t, "the default route is learnt again", func() bool { return strings.Contains(g.defaultRoute(t), routerLink) })
 	expect.Of(routing(t, g.host, bridge.Routing{IPv6: true})).Is(t, false, "the second time")
 }
 
@@ -91,13 +90,11 @@ func TestForwardingAloneLosesTheAdvertisedRoute(t *testing.T) {
 func TestHostThatBeginsToForwardKeepsItsAdvertisedAddress(t *testing.T) {
 	t.Parallel()
 	g := newGuest(t, "--ra-param=eth0,60,0") // a router, but no way to everywhere
-	if out := g.defaultRoute(t); out != "" {
-		t.Fatalf("the host has:\n%s", out)
-	}
+	out := g.defaultRoute(t)
+	must.That(t, out == "", "the host has:\n%s", out)
 	must.Succeed(t, expect.Err(routing(t, g.host, bridge.Routing{IPv6: true})))
-	if got := nstest.Sysctl(t, g.host, "net/ipv6/conf/eth0/accept_ra"); got != "2" {
-		t.Errorf("accept_ra is %s: the address will run out", got)
-	}
+	got := nstest.Sysctl(t, g.host, "net/ipv6/conf/eth0/accept_ra")
+	expect.That(t, got == "2", "accept_ra is %s: the address will run out", got)
 }
 
 func TestLinksWithoutAdvertisementsAreLeftAlone(t *testing.T) {
@@ -123,12 +120,11 @@ func TestRoutingIsComparedAndMade(t *testing.T) {
 	}
 	all := bridge.Routing{IPv4: true, IPv6: true, NoRedirects: "br0", RouteLocalnet: "br0"}
 	check := func(r bridge.Routing) (list []tombolo.Difference) {
-		err := host.Do(func() error {
+		must.Succeed(t, host.Do(func() error {
 			var err error
 			list, err = bridge.CheckRouting(r)
 			return err
-		})
-		must.Succeed(t, err)
+		}))
 		return list
 	}
 	const object = "kernel parameters"
@@ -143,22 +139,19 @@ func TestRoutingIsComparedAndMade(t *testing.T) {
 	for _, changed := range []bool{true, false} {
 		expect.Of(routing(t, host, all)).Is(t, changed)
 	}
-	if got := check(all); len(got) != 0 {
-		t.Errorf("after: %v", got)
-	}
-	if got := check(bridge.Routing{}); len(got) != 0 {
-		t.Errorf("nothing was asked for: %v", got)
-	}
+	got := check(all)
+	expect.That(t, len(got) == 0, "after: %v", got)
+	got = check(bridge.Routing{})
+	expect.That(t, len(got) == 0, "nothing was asked for: %v", got)
 	expect.Equal(t, nstest.Sysctl(t, host, "net/ipv4/conf/eth1/route_localnet"), "0", "route_localnet of another link is")
 	expect.Equal(t, nstest.Sysctl(t, host, "net/ipv4/conf/eth1/send_redirects"), "1", "send_redirects of another link is")
 	for _, gone := range []bridge.Routing{{NoRedirects: "br1"}, {RouteLocalnet: "br1"}} {
 		expect.Is(t, expect.Err(routing(t, host, gone)), fs.ErrNotExist, "a bridge that is not there")
 	}
-	err := host.Do(func() error {
+	expect.Is(t, host.Do(func() error {
 		_, err := bridge.CheckRouting(bridge.Routing{NoRedirects: "br1"})
 		return err
-	})
-	expect.Is(t, err, fs.ErrNotExist, "a bridge that is not there")
+	}), fs.ErrNotExist, "a bridge that is not there")
 }
 
 // detour is a pod whose gateway is the node, on the same link as the router that the
@@ -233,7 +226,7 @@ func (d *detour) goesPast(t *testing.T, family string) (told, past bool) {
 		router, counter, enough = routerLink, "Icmp6InRedirects", 2
 	}
 	heard := 0
-	until(t, "the pod goes past the node, or is told to often enough", func() bool {
+	must.Until(t, "the pod goes past the node, or is told to often enough", func() bool {
 		must.Succeed(t, nstest.Ping(t, d.pod, nstest.Addr(d.internet[family])))
 		heard = redirects(t, d.pod, counter)
 		past = strings.Contains(nstest.Run(t, d.pod, "ip", family, "route", "get", d.internet[family]), "via "+router+" ")
@@ -248,12 +241,8 @@ func redirects(t *testing.T, ns *netns.NS, counter string) int {
 	t.Helper()
 	fields := strings.Fields(nstest.Run(t, ns, "nstat", "--ignore", "--zeros", "--noupdate", counter))
 	i := slices.Index(fields, counter)
-	if i < 0 || i+1 >= len(fields) {
-		t.Fatalf("no counter %s in %q", counter, fields)
-	}
-	n, err := strconv.Atoi(fields[i+1])
-	must.Succeed(t, err)
-	return n
+	must.That(t, i >= 0 && i+1 < len(fields), "no counter %s in %q", counter, fields)
+	return must.Of(strconv.Atoi(fields[i+1])).Get(t)
 }
 
 func TestPodGoesPastItsGatewayUnlessRedirectsAreOff(t *testing.T) {
@@ -294,12 +283,11 @@ func TestParametersOfNoLinkStayAsTheyAre(t *testing.T) {
 	n := newNode(t)
 	for _, name := range []string{"all", "default", "..", "../all", "a/b", n.link.Name + "\x00", "%d"} {
 		for _, r := range []bridge.Routing{{RouteLocalnet: name}, {NoRedirects: name, IPv4: true}} {
-			err := n.ns.Do(func() error {
+			expect.Is(t, n.ns.Do(func() error {
 				expect.Is(t, expect.Err(bridge.CheckRouting(r)), bridge.ErrInvalid, "CheckRouting(%+v)", r)
 				_, err := n.conn.EnsureRouting(t.Context(), r)
 				return err
-			})
-			expect.Is(t, err, bridge.ErrInvalid, "EnsureRouting(%+v)", r)
+			}), bridge.ErrInvalid, "EnsureRouting(%+v)", r)
 		}
 	}
 	for path, want := range map[string]string{

@@ -190,10 +190,7 @@ func TestAnswersComeFromTheServiceOnlyWithNFCall(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	at := nstest.Serve(t, c.server, "udp", netip.MustParseAddrPort("[::]:0"))
-	for nfCall, from := range map[bool][]string{
-		false: {"10.44.0.11", "fd44::11"},
-		true:  {service4, service6},
-	} {
+	for nfCall, from := range map[bool][]string{false: {"10.44.0.11", "fd44::11"}, true: {service4, service6}} {
 		c.set(t, mode{hairpin: true}, nfCall)
 		for i, service := range []string{service4, service6} {
 			if got := answersFrom(t, c.client, netip.AddrPortFrom(nstest.Addr(service), at.Port())); got != nstest.Addr(from[i]) {

@@ -86,8 +86,7 @@ func TestCheckFindsAndEnsureMends(t *testing.T) {
 				}
 				nstest.Run(t, n.ns, args[0], args[1:]...)
 			}
-			diffs, err := n.conn.Check(t.Context(), n.target, both)
-			must.Succeed(t, err)
+			diffs := must.Of(n.conn.Check(t.Context(), n.target, both)).Get(t)
 			var got, want []string
 			for _, d := range diffs {
 				got = append(got, d.String())
@@ -119,7 +118,6 @@ func TestCheckFindsWhatDoesNotBelongThere(t *testing.T) {
 		"port " + n.target.Port + ": filter to " + n.target.IFB + " does not belong there",
 		"link " + n.target.IFB + ": link " + n.target.IFB + " does not belong there",
 	}
-	if diff := cmp.Diff(want, got); diff != "" || err != nil {
-		t.Errorf("%v (-want +got):\n%s", err, diff)
-	}
+	diff := cmp.Diff(want, got)
+	expect.That(t, diff == "" && err == nil, "%v (-want +got):\n%s", err, diff)
 }

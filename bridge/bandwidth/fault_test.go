@@ -18,8 +18,7 @@ import (
 // through gives a Conn in n's namespace whose transport wrap makes.
 func (n *node) through(tb testing.TB, wrap func(nl.Transport) nl.Transport) *bandwidth.Conn {
 	tb.Helper()
-	t, err := nl.Open(unix.NETLINK_ROUTE, &nl.Config{NetNS: n.ns})
-	must.Succeed(tb, err)
+	t := must.Of(nl.Open(unix.NETLINK_ROUTE, &nl.Config{NetNS: n.ns})).Get(tb)
 	conn := nl.New(wrap(t))
 	tb.Cleanup(func() { conn.Close() })
 	return bandwidth.On(conn)
@@ -52,9 +51,8 @@ func TestFailedEnsureLeavesNothing(t *testing.T) {
 			conn := n.faulty(t, fault)
 			nltest.MustHaveFired(t, fault)
 			changed, err := conn.Ensure(t.Context(), n.target, both)
-			if changed || !errors.Is(err, unix.ENOBUFS) || !strings.Contains(err.Error(), "no room today") {
-				t.Errorf("Ensure gives %v, %v, want ENOBUFS with the kernel's text", changed, err)
-			}
+			expect.That(t, !changed && errors.Is(err, unix.ENOBUFS) && strings.Contains(err.Error(), "no room today"),
+				"Ensure gives %v, %v, want ENOBUFS with the kernel's text", changed, err)
 			n.nothingLeft(t)
 		})
 	}
@@ -67,9 +65,8 @@ func TestFailedUndoIsToldBesideTheCause(t *testing.T) {
 	stuck := &nltest.Fault{Type: unix.RTM_DELLINK, Errno: unix.EBUSY}
 	nltest.MustHaveFired(t, cause, stuck)
 	_, err := n.faulty(t, cause, stuck).Ensure(t.Context(), n.target, both)
-	if !errors.Is(err, unix.ENOBUFS) || !errors.Is(err, unix.EBUSY) {
-		t.Errorf("error is %v, want both ENOBUFS and EBUSY in it", err)
-	}
+	expect.That(t, errors.Is(err, unix.ENOBUFS) && errors.Is(err, unix.EBUSY),
+		"error is %v, want both ENOBUFS and EBUSY in it", err)
 }
 
 // A repair that fails leaves what it found.
@@ -157,16 +154,12 @@ func dumps(datagrams [][]byte) int {
 func TestEnsureStaysWithinItsAllocations(t *testing.T) {
 	n := newNode(t)
 	allocs := testing.AllocsPerRun(10, func() {
-		if !n.ensure(t, both) {
-			t.Fatal("nothing changed")
-		}
+		must.That(t, n.ensure(t, both), "nothing changed")
 		must.Succeed(t, n.conn.Remove(t.Context(), n.target))
 	})
 	const most = 350
 	t.Logf("%.0f allocations for an Ensure and a Remove", allocs)
-	if allocs > most {
-		t.Errorf("%.0f allocations for an Ensure and a Remove, where %d are the most", allocs, most)
-	}
+	expect.That(t, allocs <= most, "%.0f allocations for an Ensure and a Remove, where %d are the most", allocs, most)
 }
 
 // test/vm/run.sh noipv6 has a kernel that is like this in truth.
@@ -179,9 +172,8 @@ func TestKernelWithoutIPv6GetsAllElse(t *testing.T) {
 	for _, alias := range []string{n.target.Alias, n.target.Owner + "other:"} {
 		n.target.Alias = alias
 		expect.Of(conn.Ensure(t.Context(), n.target, both)).Is(t, true, "Ensure")
-		if got := refusal.Fired(); got != 0 {
-			t.Errorf("the kernel has refused %d requests, which say something of IPv6", got)
-		}
+		got := refusal.Fired()
+		expect.That(t, got == 0, "the kernel has refused %d requests, which say something of IPv6", got)
 		expect.Contains(t, nstest.Run(t, n.ns, "ip", "link", "show", n.target.IFB), "alias "+alias, "the ifb has not the alias %s", alias)
 	}
 	expect.Of(n.conn.Check(t.Context(), n.target, both)).Len(t, 0, "Check")

@@ -54,14 +54,12 @@ func (n *node) qdiscs(tb testing.TB) map[string]shown {
 // nothingLeft fails the test if a qdisc, a filter or an ifb is there.
 func (n *node) nothingLeft(tb testing.TB) {
 	tb.Helper()
-	if got := n.qdiscs(tb); len(got) > 0 {
-		tb.Errorf("qdiscs are left: %v", got)
-	}
+	got := n.qdiscs(tb)
+	expect.That(tb, len(got) == 0, "qdiscs are left: %v", got)
 	expect.Equal(tb, nstest.Run(tb, n.ns, "ip", "-o", "link", "show", "type", "ifb"), "", "ifbs are left")
 	for _, side := range []string{"ingress", "egress"} {
-		if out, err := nstest.Try(n.ns, "tc", "filter", "show", "dev", n.target.Port, side); err == nil && out != "" {
-			tb.Errorf("filters are left at %s:\n%s", side, out)
-		}
+		out, err := nstest.Try(n.ns, "tc", "filter", "show", "dev", n.target.Port, side)
+		expect.That(tb, err != nil || out == "", "filters are left at %s:\n%s", side, out)
 	}
 }
 
@@ -72,9 +70,7 @@ func TestTheLeastRateHoldsItsOwnCheck(t *testing.T) {
 	s := bandwidth.Shape{Ingress: bandwidth.Limit{Rate: bandwidth.MinRate}, Egress: bandwidth.Limit{Rate: bandwidth.MinRate}}
 	n.ensure(t, s)
 	expect.Of(n.conn.Check(t.Context(), n.target, s)).Len(t, 0, "Check")
-	if n.ensure(t, s) {
-		t.Error("the second Ensure changes something")
-	}
+	expect.That(t, !n.ensure(t, s), "the second Ensure changes something")
 }
 
 func TestEnsureInstallsExactlyTheRate(t *testing.T) {
@@ -96,9 +92,7 @@ func TestEnsureInstallsExactlyTheRate(t *testing.T) {
 			t.Parallel()
 			n := newNode(t)
 			s := bandwidth.Shape{Ingress: c.limit, Egress: c.limit}
-			if !n.ensure(t, s) {
-				t.Error("it says that nothing changed")
-			}
+			expect.That(t, n.ensure(t, s), "it says that nothing changed")
 			got := n.qdiscs(t)
 			expect.Equal(t, len(got), 3, "qdiscs are %v, want three", got)
 			for _, where := range []string{n.target.Port + " root", n.target.IFB + " root"} {
@@ -123,14 +117,11 @@ func TestEnsureMakesTheIFBAsOurs(t *testing.T) {
 	for _, want := range []string{"alias " + n.target.Alias, ",UP,", "mtu 1279", "ifb"} {
 		expect.Contains(t, details, want, "ip -d link")
 	}
-	if strings.Contains(details, "addrgenmode") {
-		t.Errorf("the ifb has IPv6:\n%s", details)
-	}
+	expect.That(t, !strings.Contains(details, "addrgenmode"), "the ifb has IPv6:\n%s", details)
 	list, err := n.conn.IFBs(t.Context())
 	want := []bandwidth.IFB{{Name: n.target.IFB, Index: nstest.Index(t, n.ns, n.target.IFB), Alias: n.target.Alias}}
-	if diff := cmp.Diff(want, list); diff != "" || err != nil {
-		t.Errorf("IFBs: %v (-want +got):\n%s", err, diff)
-	}
+	diff := cmp.Diff(want, list)
+	expect.That(t, diff == "" && err == nil, "IFBs: %v (-want +got):\n%s", err, diff)
 }
 
 func TestEnsureTwiceChangesNothing(t *testing.T) {
@@ -141,9 +132,7 @@ func TestEnsureTwiceChangesNothing(t *testing.T) {
 			n := newNode(t)
 			n.ensure(t, s)
 			before := nstest.Run(t, n.ns, "tc", "-d", "qdisc", "show") + nstest.Run(t, n.ns, "ip", "-o", "link", "show", "type", "ifb")
-			if n.ensure(t, s) {
-				t.Error("the second Ensure says that it changed something")
-			}
+			expect.That(t, !n.ensure(t, s), "the second Ensure says that it changed something")
 			after := nstest.Run(t, n.ns, "tc", "-d", "qdisc", "show") + nstest.Run(t, n.ns, "ip", "-o", "link", "show", "type", "ifb")
 			expect.NoDiff(t, cmp.Diff(before, after), "the second Ensure changed")
 		})
@@ -172,15 +161,13 @@ func TestEnsureGoesFromAnyShapeToAnyOther(t *testing.T) {
 			for to, s := range all {
 				n.ensure(t, all[from])
 				diffs, err := n.conn.Check(t.Context(), n.target, s)
-				if err != nil || (len(diffs) == 0) != (from == to) {
-					t.Errorf("from %s to %s: Check finds %v, %v", from, to, diffs, err)
-				}
+				expect.That(t, err == nil && (len(diffs) == 0) == (from == to),
+					"from %s to %s: Check finds %v, %v", from, to, diffs, err)
 				expect.Equal(t, n.ensure(t, s), from != to, "from %s to %s: changed is", from, to)
 				expect.Of(n.conn.Check(t.Context(), n.target, s)).Len(t, 0, "from %s to %s: Check", from, to)
 				want := map[string]int{"ingress": 1, "egress": 2, "both": 3, "faster": 3, "none": 0}[to]
-				if got := n.qdiscs(t); len(got) != want {
-					t.Errorf("from %s to %s: %d qdiscs, want %d: %v", from, to, len(got), want, got)
-				}
+				got := n.qdiscs(t)
+				expect.That(t, len(got) == want, "from %s to %s: %d qdiscs, want %d: %v", from, to, len(got), want, got)
 				must.Succeed(t, n.conn.Remove(t.Context(), n.target))
 				n.nothingLeft(t)
 			}
@@ -203,13 +190,11 @@ func TestEnsureChangesARateInPlace(t *testing.T) {
 	expect.Equal(t, nstest.Index(t, n.ns, n.target.IFB), index, "the ifb's index was %d and is", index)
 	for _, dev := range []string{n.target.Port, n.target.IFB} {
 		out := nstest.Run(t, n.ns, "tc", "-s", "qdisc", "show", "dev", dev, "root")
-		if !strings.Contains(out, "Sent ") || strings.Contains(out, "Sent 0 bytes") {
-			t.Errorf("the qdisc of %s has counted nothing:\n%s", dev, out)
-		}
+		expect.That(t, strings.Contains(out, "Sent ") && !strings.Contains(out, "Sent 0 bytes"),
+			"the qdisc of %s has counted nothing:\n%s", dev, out)
 	}
-	if out := nstest.Run(t, n.ns, "tc", "-s", "filter", "show", "dev", n.target.Port, "ingress"); strings.Contains(out, "Sent 0 bytes") {
-		t.Errorf("the filter has counted nothing:\n%s", out)
-	}
+	out := nstest.Run(t, n.ns, "tc", "-s", "filter", "show", "dev", n.target.Port, "ingress")
+	expect.That(t, !strings.Contains(out, "Sent 0 bytes"), "the filter has counted nothing:\n%s", out)
 }
 
 // give gives the host and the pod their addresses.
@@ -227,9 +212,8 @@ func TestTrafficPassesBothWaysAndThroughTheShapers(t *testing.T) {
 	expect.Success(t, nstest.Ping(t, n.pod, nstest.Addr("10.77.0.1")))
 	expect.Success(t, nstest.Ping(t, n.ns, nstest.Addr("10.77.0.2")))
 	for _, dev := range []string{n.target.Port, n.target.IFB} {
-		if out := nstest.Run(t, n.ns, "tc", "-s", "qdisc", "show", "dev", dev, "root"); strings.Contains(out, "Sent 0 bytes") {
-			t.Errorf("nothing went through the qdisc of %s:\n%s", dev, out)
-		}
+		out := nstest.Run(t, n.ns, "tc", "-s", "qdisc", "show", "dev", dev, "root")
+		expect.That(t, !strings.Contains(out, "Sent 0 bytes"), "nothing went through the qdisc of %s:\n%s", dev, out)
 	}
 }
 
@@ -239,12 +223,9 @@ func TestTargetsDoNotCollide(t *testing.T) {
 	other, _ := n.addPod(t, "0123456789b")
 	n.ensure(t, both)
 	s := bandwidth.Shape{Ingress: bandwidth.Limit{Rate: 1e6}, Egress: bandwidth.Limit{Rate: 2e6}}
-	if changed, err := n.conn.Ensure(t.Context(), other, s); err != nil || !changed {
-		t.Fatal(changed, err)
-	}
-	if n.ensure(t, both) {
-		t.Error("the second target changed the first")
-	}
+	changed, err := n.conn.Ensure(t.Context(), other, s)
+	must.That(t, err == nil && changed, "%v %v", changed, err)
+	expect.That(t, !n.ensure(t, both), "the second target changed the first")
 	must.Succeed(t, n.conn.Remove(t.Context(), other))
 	expect.Of(n.conn.Check(t.Context(), n.target, both)).Len(t, 0, "after the second was removed the first")
 	expect.Of(n.conn.Check(t.Context(), other, bandwidth.Shape{})).Len(t, 0, "the second")
@@ -298,9 +279,8 @@ func TestEnsureAsksForWhatTheCallerDoesNotKnow(t *testing.T) {
 	nstest.Run(t, n.ns, "ip", "link", "set", n.target.Port, "mtu", "9000")
 	n.target.PortIndex, n.target.MTU = 0, 0
 	n.ensure(t, bandwidth.Shape{Ingress: bandwidth.Limit{Rate: 1e6}})
-	if got := n.qdiscs(t)[n.target.Port+" root"].Options.Burst; differs(got, 2*9018, 125e3) {
-		t.Errorf("the burst is %d bytes, want two frames of the port's MTU", got)
-	}
+	got := n.qdiscs(t)[n.target.Port+" root"].Options.Burst
+	expect.That(t, !differs(got, 2*9018, 125e3), "the burst is %d bytes, want two frames of the port's MTU", got)
 }
 
 // What others have put at the port stays theirs.
@@ -317,9 +297,8 @@ func TestForeignFiltersAndQdiscsStay(t *testing.T) {
 	must.Succeed(t, n.conn.Remove(t.Context(), n.target))
 	expect.Contains(t, nstest.Run(t, n.ns, "tc", "filter", "show", "dev", port, "egress"), "pref 9", "the other filter is gone")
 	expect.Equal(t, nstest.Run(t, n.ns, "tc", "filter", "show", "dev", port, "ingress"), "", "our filter is left")
-	if got := n.qdiscs(t)[port+" root"]; got.Kind != "pfifo" {
-		t.Errorf("the root is %+v, want the pfifo that was there", got)
-	}
+	got := n.qdiscs(t)[port+" root"]
+	expect.That(t, got.Kind == "pfifo", "the root is %+v, want the pfifo that was there", got)
 }
 
 // An agent, or an earlier plugin, may have put the ingress qdisc in clsact's place,
@@ -332,17 +311,13 @@ func TestEgressWorksOverAnIngressQdiscThatIsThere(t *testing.T) {
 	s := bandwidth.Shape{Egress: both.Egress}
 	n.ensure(t, s)
 	expect.Success(t, nstest.Ping(t, n.pod, nstest.Addr("10.77.0.1")))
-	if out := nstest.Run(t, n.ns, "tc", "-s", "qdisc", "show", "dev", n.target.IFB, "root"); strings.Contains(out, "Sent 0 bytes") {
-		t.Errorf("nothing went through the ifb:\n%s", out)
-	}
+	out := nstest.Run(t, n.ns, "tc", "-s", "qdisc", "show", "dev", n.target.IFB, "root")
+	expect.That(t, !strings.Contains(out, "Sent 0 bytes"), "nothing went through the ifb:\n%s", out)
 	expect.Of(n.conn.Check(t.Context(), n.target, s)).Len(t, 0, "Check")
-	if n.ensure(t, s) {
-		t.Error("the second Ensure changed something")
-	}
+	expect.That(t, !n.ensure(t, s), "the second Ensure changed something")
 	must.Succeed(t, n.conn.Remove(t.Context(), n.target))
-	if _, left := n.qdiscs(t)[n.target.Port+" ingress"]; !left {
-		t.Error("the ingress qdisc of somebody else's is gone")
-	}
+	_, left := n.qdiscs(t)[n.target.Port+" ingress"]
+	expect.That(t, left, "the ingress qdisc of somebody else's is gone")
 }
 
 func TestForeignLinkOfTheIFBsNameIsLeftAlone(t *testing.T) {
@@ -366,9 +341,8 @@ func TestForeignLinkOfTheIFBsNameIsLeftAlone(t *testing.T) {
 			}
 			expect.Is(t, n.conn.Remove(t.Context(), n.target), bandwidth.ErrForeign, "Remove")
 			nstest.Index(t, n.ns, n.target.IFB) // it is still there
-			if got := n.qdiscs(t); len(got) > 0 {
-				t.Errorf("qdiscs: %v", got)
-			}
+			got := n.qdiscs(t)
+			expect.That(t, len(got) == 0, "qdiscs: %v", got)
 			// A caller that wants no egress shaped does not need the name.
 			n.ensure(t, bandwidth.Shape{Ingress: both.Ingress})
 			n.ensure(t, bandwidth.Shape{})
@@ -384,12 +358,9 @@ func TestEnsureGivesTheIFBANewAlias(t *testing.T) {
 	diffs, err := n.conn.Check(t.Context(), n.target, both)
 	want := []tombolo.Difference{{Object: "link " + n.target.IFB, What: "alias",
 		Want: `"` + n.target.Alias + `"`, Have: `"tombolo:1:` + hash + `:net:"`}}
-	if diff := cmp.Diff(want, diffs); diff != "" || err != nil {
-		t.Errorf("Check: %v (-want +got):\n%s", err, diff)
-	}
-	if !n.ensure(t, both) || n.ensure(t, both) {
-		t.Error("the alias takes other than one Ensure")
-	}
+	diff := cmp.Diff(want, diffs)
+	expect.That(t, diff == "" && err == nil, "Check: %v (-want +got):\n%s", err, diff)
+	expect.That(t, n.ensure(t, both) && !n.ensure(t, both), "the alias takes other than one Ensure")
 }
 
 func TestTargetsThatCannotBeMeantAreRefused(t *testing.T) {
@@ -407,9 +378,8 @@ func TestTargetsThatCannotBeMeantAreRefused(t *testing.T) {
 		change(&target)
 		expect.Is(t, expect.Err(n.conn.Ensure(t.Context(), target, both)), bandwidth.ErrInvalid, "%s", name)
 	}
-	if _, err := n.conn.Ensure(t.Context(), n.target, bandwidth.Shape{Ingress: bandwidth.Limit{Rate: 1}}); !errors.Is(err, bandwidth.ErrInvalid) {
-		t.Errorf("a rate of 1 bit/s: error is %v, want ErrInvalid", err)
-	}
+	_, err := n.conn.Ensure(t.Context(), n.target, bandwidth.Shape{Ingress: bandwidth.Limit{Rate: 1}})
+	expect.That(t, errors.Is(err, bandwidth.ErrInvalid), "a rate of 1 bit/s: error is %v, want ErrInvalid", err)
 	n.nothingLeft(t)
 }
 
@@ -444,9 +414,8 @@ func TestCancelledContextSendsNothing(t *testing.T) {
 			"IFBs":   func() error { _, err := conn.IFBs(ctx); return err },
 		} {
 			expect.Is(t, do(), context.Canceled, "%s", name)
-			if sent := rec.Sent(); len(sent) > 0 {
-				t.Errorf("%s sent %d datagrams", name, len(sent))
-			}
+			sent := rec.Sent()
+			expect.That(t, len(sent) == 0, "%s sent %d datagrams", name, len(sent))
 		}
 	}
 	all()

@@ -53,9 +53,7 @@ func TestQueueHoldsWhatTheBucketLetsThrough(t *testing.T) {
 				if longest := min(b.Burst, segmented); b.Limit < longest {
 					t.Fatalf("%d bit/s, burst %d, MTU %d: %v has no room for a packet of %d bytes", rate, burst, mtu, b, longest)
 				}
-				if b.Rate != rate/8 || uint64(b.Burst)*8 != s.Egress.Burst {
-					t.Fatalf("%+v became %v", s.Egress, b)
-				}
+				must.That(t, b.Rate == rate/8 && uint64(b.Burst)*8 == s.Egress.Burst, "%+v became %v", s.Egress, b)
 			}
 		}
 	}
@@ -75,9 +73,8 @@ func TestQueueIsShort(t *testing.T) {
 	} {
 		s, _, err := Shape{Ingress: Limit{Rate: c.rate}}.Effective(1500)
 		must.Succeed(t, err)
-		if got := s.Ingress.bucket(1500).Limit; got != c.want {
-			t.Errorf("at %d bit/s the queue is %d bytes, want %d", c.rate, got, c.want)
-		}
+		got := s.Ingress.bucket(1500).Limit
+		expect.That(t, got == c.want, "at %d bit/s the queue is %d bytes, want %d", c.rate, got, c.want)
 	}
 }
 

@@ -52,9 +52,8 @@ func TestEffectiveTreatsBothDirectionsAlike(t *testing.T) {
 	t.Parallel()
 	limit := bandwidth.Limit{Rate: 10e6, Burst: math.MaxInt32}
 	got, adjusted, err := bandwidth.Shape{Ingress: limit, Egress: limit}.Effective(9000)
-	if err != nil || got.Ingress != got.Egress || len(adjusted) != 2 {
-		t.Fatalf("effective is %+v, with %d adjustments, %v", got, len(adjusted), err)
-	}
+	must.That(t, err == nil && got.Ingress == got.Egress && len(adjusted) == 2,
+		"effective is %+v, with %d adjustments, %v", got, len(adjusted), err)
 	if !strings.HasPrefix(adjusted[1], "egress burst of 2147483647 bit would defeat the rate") {
 		t.Errorf("second adjustment %q", adjusted[1])
 	}
@@ -71,9 +70,8 @@ func TestEffectiveOfAnEffectiveShapeIsItself(t *testing.T) {
 		once, _, err := s.Effective(mtu)
 		must.Succeed(t, err, "%+v", s)
 		twice, adjusted, err := once.Effective(mtu)
-		if err != nil || once != twice || len(adjusted) > 0 {
-			t.Fatalf("%+v at an MTU of %d is first %+v, then %+v, %v, %v", s, mtu, once, twice, adjusted, err)
-		}
+		must.That(t, err == nil && once == twice && len(adjusted) == 0,
+			"%+v at an MTU of %d is first %+v, then %+v, %v, %v", s, mtu, once, twice, adjusted, err)
 		if least := uint64(mtu+18) * 2; once.Ingress.Burst/8 < least {
 			t.Fatalf("%+v at an MTU of %d: a burst of %d bytes", s, mtu, once.Ingress.Burst/8)
 		}
@@ -96,9 +94,8 @@ func TestShapesThatCannotBeMeantAreRefused(t *testing.T) {
 		"a minus one in 64 bit": {bandwidth.Shape{Ingress: bandwidth.Limit{Rate: math.MaxUint64}}, 1500, "0 means no limit"},
 	} {
 		_, _, err := c.shape.Effective(c.mtu)
-		if !errors.Is(err, bandwidth.ErrInvalid) || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%s: error is %v, want ErrInvalid with %q", name, err, c.want)
-		}
+		expect.That(t, errors.Is(err, bandwidth.ErrInvalid) && strings.Contains(err.Error(), c.want),
+			"%s: error is %v, want ErrInvalid with %q", name, err, c.want)
 	}
 }
 
@@ -112,13 +109,9 @@ func TestZeroShape(t *testing.T) {
 func TestIFBNamesAreDifferentAndSayWhose(t *testing.T) {
 	t.Parallel()
 	name := bandwidth.IFBName(hash)
-	if len(name) > 15 {
-		t.Errorf("%q is too long for a link", name)
-	}
+	expect.That(t, len(name) <= 15, "%q is too long for a link", name)
 	if want := "ifb" + hash; name != want || bandwidth.IFBName("veth"+hash) != want {
 		t.Errorf("%q and %q, want %q", name, bandwidth.IFBName("veth"+hash), want)
 	}
-	if bandwidth.IFBName("0123456789a") == bandwidth.IFBName("0123456789b") {
-		t.Error("two hashes, one name")
-	}
+	expect.That(t, bandwidth.IFBName("0123456789a") != bandwidth.IFBName("0123456789b"), "two hashes, one name")
 }

@@ -31,15 +31,12 @@ func needIPerf3(tb testing.TB) {
 func throughput(tb testing.TB, from, to *netns.NS, addr string) float64 {
 	tb.Helper()
 	server := exec.Command("iperf3", "--server", "--one-off", "--forceflush")
-	out, err := server.StdoutPipe()
-	must.Succeed(tb, err)
+	out := must.Of(server.StdoutPipe()).Get(tb)
 	must.Succeed(tb, to.Do(server.Start))
 	defer server.Wait()
 	defer server.Process.Kill()
 	for lines := bufio.NewScanner(out); !strings.Contains(lines.Text(), "listening"); {
-		if !lines.Scan() {
-			tb.Fatal("the server ended before it listened")
-		}
+		must.That(tb, lines.Scan(), "the server ended before it listened")
 	}
 	report := nstest.Run(tb, from, "iperf3", "--client", addr, "--time", "1", "--json")
 	var r struct {
@@ -112,9 +109,8 @@ func TestLongBurstDoesNotDefeatTheRate(t *testing.T) {
 		if got >= 20e6 {
 			break
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("without the guard %.0f bit/s pass, and a limit of 10 Mbit/s should have been defeated", got)
-		}
+		must.That(t, !time.Now().After(deadline),
+			"without the guard %.0f bit/s pass, and a limit of 10 Mbit/s should have been defeated", got)
 	}
 	n.ensure(t, bandwidth.Shape{Ingress: bandwidth.Limit{Rate: 10e6, Burst: 255 << 23}})
 	keepsTo(t, 10e6, func() float64 { return throughput(t, n.ns, n.pod, podAddr) })

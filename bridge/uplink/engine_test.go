@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -28,27 +30,19 @@ func TestWhatARoutingEngineWithdrawsIsNotPutBack(t *testing.T) {
 	before := engines()
 	rec, j := take(t, l, toBridge())
 	moved := engines()
-	if len(before) != 3 || len(moved) != 3 || strings.Count(strings.Join(moved, "\n"), " dev br0 ") != 3 {
-		t.Fatalf("of the engine there were %q, and are %q", before, moved)
-	}
+	must.That(t, len(before) == 3 && len(moved) == 3 && strings.Count(strings.Join(moved, "\n"), " dev br0 ") == 3,
+		"of the engine there were %q, and are %q", before, moved)
 	run(t, l.host, "route del 172.20.0.0/16 dev br0", "-6 route del fd55::/32 dev br0", "route del 172.21.0.0/16")
 	l.mustBeTaken(t, "withdrawn", rec)
-	if changed, err := l.conn.Mend(t.Context(), rec, j); changed || err != nil {
-		t.Errorf("mend after the engine withdrew its routes: %t, %v", changed, err)
-	}
+	expect.Of(l.conn.Mend(t.Context(), rec, j)).Is(t, false, "mend after the engine withdrew its routes")
 	// Others' routes are put back, and the engine's are not with them.
 	run(t, l.host, "route del 172.22.0.0/16")
-	if changed, err := l.conn.Mend(t.Context(), rec, j); !changed || err != nil {
-		t.Errorf("mend after a static route went: %t, %v", changed, err)
-	}
-	if now := engines(); len(now) != 0 {
-		t.Errorf("a repair put back %q", now)
-	}
+	expect.Of(l.conn.Mend(t.Context(), rec, j)).Is(t, true, "mend after a static route went")
+	now := engines()
+	expect.That(t, len(now) == 0, "a repair put back %q", now)
 	// What the engine announces by the bridge comes along to the NIC.
 	run(t, l.host, "route add 172.20.0.0/16 via 10.0.0.1 dev br0 proto bird metric 32")
-	if err := l.conn.Restore(t.Context(), rec, j); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, l.conn.Restore(t.Context(), rec, j))
 	if now := engines(); len(now) != 1 || !strings.Contains(now[0], "172.20.0.0/16 via 10.0.0.1 dev eth0 proto bird") {
 		t.Errorf("after the NIC was given back there are %q", now)
 	}

@@ -11,6 +11,8 @@ import (
 
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -41,28 +43,17 @@ func TestARestoreThatTheKernelRefusesCutsNobodyOff(t *testing.T) {
 			fault.Errno = unix.ENOBUFS
 			nltest.MustHaveFired(t, fault)
 			conn, err := uplink.DialThrough(&uplink.Config{NetNS: l.host}, func(tr nl.Transport) nl.Transport { return nltest.NewFaulty(tr, fault) })
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			defer conn.Close()
-			if err := conn.Restore(t.Context(), rec, j); !errors.Is(err, unix.ENOBUFS) {
-				t.Errorf("restore: %v, want %v", err, unix.ENOBUFS)
-			}
+			expect.Is(t, conn.Restore(t.Context(), rec, j), unix.ENOBUFS, "restore")
 			l.mustReach(t, "when the kernel had refused it")
-			b, err := j.load()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if rec, err = uplink.ParseRecord(b); err != nil || rec.State != uplink.Restoring {
-				t.Fatalf("the journal has %v, %v", rec, err)
-			}
-			if err := l.conn.Restore(t.Context(), rec, j); err != nil {
-				t.Fatal(err)
-			}
+			b := must.Of(j.load()).Get(t)
+			rec, err = uplink.ParseRecord(b)
+			must.That(t, err == nil && rec.State == uplink.Restoring, "the journal has %v, %v", rec, err)
+			must.Succeed(t, l.conn.Restore(t.Context(), rec, j))
 			l.mustReach(t, "given back")
-			if diff := cmp.Diff(comparableState(before), comparableState(state(t, l.host))); diff != "" {
-				t.Errorf("the host after it was given back (-want +got):\n%s", diff)
-			}
+			expect.NoDiff(t, cmp.Diff(comparableState(before), comparableState(state(t, l.host))),
+				"the host after it was given back")
 		})
 	}
 }
@@ -79,29 +70,20 @@ func TestAFullNeighbourTableStopsNoTakeover(t *testing.T) {
 			kept := nltest.Fault{Type: unix.RTM_NEWNEIGH, Match: copiesNeighbour, Errno: unix.ENOBUFS}
 			nltest.MustHaveFired(t, &kept)
 			conn, err := uplink.DialThrough(&uplink.Config{NetNS: l.host}, func(tr nl.Transport) nl.Transport { return nltest.NewFaulty(tr, &kept) })
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			defer conn.Close()
 			var j memory
 			rec, err := conn.Take(t.Context(), toBridge(), &j)
 			if full {
-				if !errors.Is(err, unix.ENOBUFS) || rec != nil {
-					t.Errorf("take: %v, %v, want %v: the operator's neighbour would be lost", rec, err, unix.ENOBUFS)
-				}
+				expect.That(t, errors.Is(err, unix.ENOBUFS) && rec == nil,
+					"take: %v, %v, want %v: the operator's neighbour would be lost", rec, err, unix.ENOBUFS)
 			} else {
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, err)
 				l.mustReach(t, "taken")
-				if err := conn.Restore(t.Context(), rec, &j); err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, conn.Restore(t.Context(), rec, &j))
 			}
 			l.mustReach(t, "given back")
-			if diff := cmp.Diff(before, state(t, l.host)); diff != "" {
-				t.Errorf("the host in the end (-want +got):\n%s", diff)
-			}
+			expect.NoDiff(t, cmp.Diff(before, state(t, l.host)), "the host in the end")
 		})
 	}
 }

@@ -11,6 +11,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -87,12 +89,8 @@ func (r *renumbering) wants(tb testing.TB, l *lan, link, when string) {
 		}
 		routers = append(routers, m[1])
 	}
-	if diff := cmp.Diff(r.addresses, addresses); diff != "" {
-		tb.Errorf("%s: addresses (-want +got):\n%s", when, diff)
-	}
-	if diff := cmp.Diff(r.routers, routers); diff != "" {
-		tb.Errorf("%s: routers (-want +got):\n%s", when, diff)
-	}
+	expect.NoDiff(tb, cmp.Diff(r.addresses, addresses), "%s: addresses", when)
+	expect.NoDiff(tb, cmp.Diff(r.routers, routers), "%s: routers", when)
 }
 
 // newRenumbered takes the NIC over, and then changes what the host has on the bridge: the
@@ -116,16 +114,12 @@ func present(tb testing.TB, l *lan, rec *uplink.Record, j *memory) *uplink.Recor
 	if err == nil {
 		err = now.Save(j)
 	}
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, err)
 	b, err := j.load()
 	if err == nil {
 		rec, err = uplink.ParseRecord(b)
 	}
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, err)
 	return rec
 }
 
@@ -136,13 +130,9 @@ func TestWhatWasChangedOnTheBridgeIsLeft(t *testing.T) {
 			t.Parallel()
 			l, rec, j := r.newRenumbered(t)
 			l.mustBeTaken(t, "changed", rec)
-			if changed, err := l.conn.Mend(t.Context(), rec, j); changed || err != nil {
-				t.Errorf("mend what was changed on purpose: %t, %v", changed, err)
-			}
+			expect.Of(l.conn.Mend(t.Context(), rec, j)).Is(t, false, "mend what was changed on purpose")
 			r.wants(t, l, "br0", "not mended")
-			if err := l.conn.Restore(t.Context(), rec, j); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, l.conn.Restore(t.Context(), rec, j))
 			r.wants(t, l, "eth0", "given back")
 		})
 	}
@@ -174,14 +164,11 @@ func TestAMendRevivesNoOldAddressAndNoOldRouter(t *testing.T) {
 				if tt.onNIC {
 					r.do(t, l, r.undone, "eth0")
 				}
-				if changed, err := l.conn.Mend(t.Context(), rec, j); !changed || err != nil {
-					t.Fatalf("mend: %t, %v", changed, err)
-				}
+				changed, err := l.conn.Mend(t.Context(), rec, j)
+				must.That(t, changed && err == nil, "mend: %t, %v", changed, err)
 				r.wants(t, l, "br0", "mended")
 				l.mustBeTaken(t, "mended", rec)
-				if err := l.conn.Restore(t.Context(), rec, j); err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, l.conn.Restore(t.Context(), rec, j))
 				r.wants(t, l, "eth0", "given back")
 			})
 		}
@@ -195,9 +182,7 @@ func TestARestoreWithoutABridgeGivesWhatWasThereLast(t *testing.T) {
 	l, rec, j := r.newRenumbered(t)
 	rec = present(t, l, rec, j)
 	run(t, l.host, "link del br0")
-	if err := l.conn.Restore(t.Context(), rec, j); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, l.conn.Restore(t.Context(), rec, j))
 	r.wants(t, l, "eth0", "given back")
 }
 
@@ -213,9 +198,7 @@ func TestAnAddressThatTheNICKeptGoesWithTheBridges(t *testing.T) {
 		if followed {
 			rec = present(t, l, rec, j)
 		}
-		if changed, err := l.conn.Mend(t.Context(), rec, j); !changed || err != nil {
-			t.Errorf("followed %t: mend: %t, %v", followed, changed, err)
-		}
+		expect.Of(l.conn.Mend(t.Context(), rec, j)).Is(t, true, "followed %t: mend", followed)
 		l.mustBeTaken(t, "mended", rec)
 		if out := nstest.Run(t, l.host, "ip", "-4", "addr"); strings.Contains(out, "10.0.0.5/24") || !strings.Contains(out, "10.0.0.6/24") {
 			t.Errorf("followed %t: after it was mended:\n%s", followed, out)
@@ -232,13 +215,10 @@ func TestWhatWasNotReplacedComesBack(t *testing.T) {
 	taken := state(t, l.host)
 	// As a network manager leaves it that knows of one address.
 	run(t, l.host, "link del br0", "addr add 10.0.0.5/24 brd + dev eth0", "route add default via 10.0.0.1")
-	if changed, err := l.conn.Mend(t.Context(), rec, j); !changed || err != nil {
-		t.Fatalf("mend: %t, %v", changed, err)
-	}
+	changed, err := l.conn.Mend(t.Context(), rec, j)
+	must.That(t, changed && err == nil, "mend: %t, %v", changed, err)
 	l.mustReach(t, "mended")
-	if diff := cmp.Diff(comparableState(taken), comparableState(state(t, l.host))); diff != "" {
-		t.Errorf("after it was mended (-want +got):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff(comparableState(taken), comparableState(state(t, l.host))), "after it was mended")
 }
 
 func TestARecordIsBroughtUpToDate(t *testing.T) {
@@ -255,27 +235,18 @@ func TestARecordIsBroughtUpToDate(t *testing.T) {
 	} {
 		run(t, l.host, tt.do)
 		next := present(t, l, rec, j)
-		b, err := json.Marshal(next.Before)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if !strings.Contains(string(b), tt.want) {
-			t.Errorf("%s: the record has no %s:\n%s", tt.do, tt.want, b)
-		}
+		b := must.Of(json.Marshal(next.Before)).Get(t)
+		expect.That(t, strings.Contains(string(b), tt.want), "%s: the record has no %s:\n%s", tt.do, tt.want, b)
 		rec = next
 	}
 	want := []netip.Prefix{nstest.Prefix("10.0.0.5/24"), nstest.Prefix("10.0.0.6/24"), nstest.Prefix("10.0.0.7/24"), nstest.Prefix("fd00::5/64")}
-	if got := rec.HostAddresses(); !slices.Equal(got, want) {
-		t.Errorf("the host's addresses: %v, want %v", got, want)
-	}
+	got := rec.HostAddresses()
+	expect.That(t, slices.Equal(got, want), "the host's addresses: %v, want %v", got, want)
 	taken := state(t, l.host)
 	run(t, l.host, "link del br0")
-	if changed, err := l.conn.Mend(t.Context(), rec, j); !changed || err != nil {
-		t.Fatalf("mend: %t, %v", changed, err)
-	}
-	if diff := cmp.Diff(comparableState(taken), comparableState(state(t, l.host))); diff != "" {
-		t.Errorf("after it was mended (-want +got):\n%s", diff)
-	}
+	changed, err := l.conn.Mend(t.Context(), rec, j)
+	must.That(t, changed && err == nil, "mend: %t, %v", changed, err)
+	expect.NoDiff(t, cmp.Diff(comparableState(taken), comparableState(state(t, l.host))), "after it was mended")
 }
 
 // A record of something that is undone in part is left: it is what the mend goes by.
@@ -284,11 +255,9 @@ func TestARecordIsLeftWhileATakeoverIsUndone(t *testing.T) {
 	l := newLAN(t)
 	rec, _ := take(t, l, toBridge())
 	run(t, l.host, "addr add 10.0.0.6/24 dev br0", "link set eth0 nomaster")
-	if _, now, err := l.conn.Check(t.Context(), rec); err != nil || now != rec {
-		t.Errorf("the NIC is no port, and the record follows: %v", err)
-	}
+	_, now, err := l.conn.Check(t.Context(), rec)
+	expect.That(t, err == nil && now == rec, "the NIC is no port, and the record follows: %v", err)
 	rec.State = uplink.Restoring
-	if _, _, err := l.conn.Check(t.Context(), rec); err == nil {
-		t.Error("a record of what is being given back follows")
-	}
+	_, _, err = l.conn.Check(t.Context(), rec)
+	expect.That(t, err != nil, "a record of what is being given back follows")
 }

@@ -14,7 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/fault"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -113,9 +115,7 @@ func (l *lan) killAt(tb testing.TB, what string, n int, journal string) bool {
 	if errors.As(err, &exit) && exit.ProcessState.Sys() != nil && !exit.Exited() {
 		return true
 	}
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, err)
 	return false
 }
 
@@ -135,23 +135,14 @@ func (l *lan) mustReach(tb testing.TB, when string) {
 
 func loadRecord(tb testing.TB, path string) *uplink.Record {
 	tb.Helper()
-	b, err := os.ReadFile(path)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	rec, err := uplink.ParseRecord(b)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	return rec
+	b := must.Of(os.ReadFile(path)).Get(tb)
+	return must.Of(uplink.ParseRecord(b)).Get(tb)
 }
 
 // deaths are what may be killed.
 func deaths() []death {
 	taken := func(tb testing.TB, l *lan, journal string) {
-		if l.killAt(tb, "take", 0, journal) {
-			tb.Fatal("killed too early")
-		}
+		must.That(tb, !l.killAt(tb, "take", 0, journal), "killed too early")
 	}
 	return []death{
 		{what: "take"},
@@ -175,9 +166,7 @@ type death struct {
 func strides(t *testing.T) (first, step int) {
 	t.Helper()
 	first, step, err := fault.Strides(4)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return first, step
 }
 
@@ -188,9 +177,7 @@ func TestKilledAtAnyStepTheHostIsReachableAndNothingIsLeft(t *testing.T) {
 			t.Parallel()
 			n, step := strides(t)
 			for ; d.dies(t, n) && step > 0; n += step {
-				if n > 100 {
-					t.Fatal("it never comes to its end")
-				}
+				must.That(t, n <= 100, "it never comes to its end")
 			}
 		})
 	}
@@ -208,9 +195,7 @@ func (d *death) dies(t *testing.T, n int) bool {
 		d.setUp(t, l, journal)
 	}
 	if !l.killAt(t, d.what, n, journal) {
-		if n < 6 {
-			t.Errorf("it came to its end at %d", n)
-		}
+		expect.That(t, n >= 6, "it came to its end at %d", n)
 		return false
 	}
 	killed := loadRecord(t, journal)
@@ -218,36 +203,23 @@ func (d *death) dies(t *testing.T, n int) bool {
 	if !d.cutOff {
 		l.mustReach(t, when)
 	}
-	rec, err := l.conn.Recover(t.Context(), killed, &mortal{path: journal})
-	if err != nil {
-		t.Fatalf("%s: recover: %v", when, err)
-	}
+	rec := must.Of(l.conn.Recover(t.Context(), killed, &mortal{path: journal})).Get(t, "%s: recover", when)
 	l.mustReach(t, when+", recovered")
 	if rec != nil {
 		l.mustBeTaken(t, when, rec)
-		if err := l.conn.Restore(t.Context(), rec, &mortal{path: journal}); err != nil {
-			t.Errorf("%s: restore: %v", when, err)
-		}
+		expect.Success(t, l.conn.Restore(t.Context(), rec, &mortal{path: journal}), "%s: restore", when)
 	}
-	if diff := cmp.Diff(before, state(t, l.host)); diff != "" {
-		t.Errorf("%s: the host in the end (-want +got):\n%s", when, diff)
-	}
-	if _, err := os.Stat(journal); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("%s: the journal is still there: %v", when, err)
-	}
+	expect.NoDiff(t, cmp.Diff(before, state(t, l.host)), "%s: the host in the end", when)
+	expect.Is(t, expect.Err(os.Stat(journal)), os.ErrNotExist, "%s: the journal is still there", when)
 	return true
 }
 
 // mustBeTaken fails unless a takeover is as one that was never interrupted.
 func (l *lan) mustBeTaken(tb testing.TB, when string, rec *uplink.Record) {
 	tb.Helper()
-	if rec.State != uplink.Taken {
-		tb.Errorf("%s: the record's state is %s", when, rec.State)
-	}
+	expect.Equal(tb, rec.State, uplink.Taken, "%s: the record's state", when)
 	list, _, err := l.conn.Check(tb.Context(), rec)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, err)
 	for _, d := range list {
 		tb.Errorf("%s: %s", when, d)
 	}

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -21,9 +23,7 @@ func lifetimes(tb testing.TB, ns *netns.NS, link, address string) (valid, prefer
 			Preferred int `json:"preferred_life_time"`
 		} `json:"addr_info"`
 	}
-	if err := json.Unmarshal([]byte(nstest.Run(tb, ns, "ip", "-j", "addr", "show", "dev", link)), &shown); err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, json.Unmarshal([]byte(nstest.Run(tb, ns, "ip", "-j", "addr", "show", "dev", link)), &shown))
 	for _, l := range shown {
 		for _, a := range l.Info {
 			if a.Local == address {
@@ -45,14 +45,10 @@ func TestWhatIsPutBackLastsAsLongAsItWouldHave(t *testing.T) {
 	rec, j := take(t, l, toBridge())
 	rec.Before.Time = rec.Before.Time.Add(-passed * time.Second)
 	run(t, l.host, "link del br0")
-	if err := l.conn.Restore(t.Context(), rec, j); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, l.conn.Restore(t.Context(), rec, j))
 	near := func(what string, got, want int) {
 		t.Helper()
-		if got > want || got < want-patient {
-			t.Errorf("%s: %d s, want %d s", what, got, want)
-		}
+		expect.That(t, got <= want && got >= want-patient, "%s: %d s, want %d s", what, got, want)
 	}
 	for _, a := range []string{"10.10.0.5", "fd00:3::5"} {
 		valid, preferred, ok := lifetimes(t, l.host, "eth0", a)
@@ -63,30 +59,25 @@ func TestWhatIsPutBackLastsAsLongAsItWouldHave(t *testing.T) {
 		near(a+" is valid for", valid, 3600-passed)
 		near(a+" is preferred for", preferred, 1800-passed)
 	}
-	if _, _, ok := lifetimes(t, l.host, "eth0", "10.11.0.5"); ok {
-		t.Error("an address is there again whose time is over")
-	}
+	_, _, ok := lifetimes(t, l.host, "eth0", "10.11.0.5")
+	expect.That(t, !ok, "an address is there again whose time is over")
 	var routes []struct {
 		Dst     string
 		Expires int
 	}
-	if err := json.Unmarshal([]byte(nstest.Run(t, l.host, "ip", "-6", "-j", "route", "show", "dev", "eth0")), &routes); err != nil {
-		t.Fatal(err)
-	}
+	err := json.Unmarshal([]byte(nstest.Run(t, l.host, "ip", "-6", "-j", "route", "show", "dev", "eth0")), &routes)
+	must.That(t, err == nil, "%v", err)
 	left := map[string]int{}
 	for _, r := range routes {
 		left[r.Dst] = r.Expires
 	}
 	near("fd55::/32 lasts", left["fd55::/32"], 3600-passed)
-	if _, ok := left["fd56::/32"]; ok {
-		t.Error("a route is there again whose time is over")
-	}
+	_, ok = left["fd56::/32"]
+	expect.That(t, !ok, "a route is there again whose time is over")
 	if shown := nstest.Run(t, l.host, "ip", "route"); strings.Contains(shown, "10.11.0") || !strings.Contains(shown, "default via 10.0.0.1") {
 		t.Errorf("routes are there that rest on the address, or others are not:\n%s", shown)
 	}
-	if err := nstest.Ping(t, l.host, nstest.Addr("192.0.2.1")); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, nstest.Ping(t, l.host, nstest.Addr("192.0.2.1")))
 }
 
 // A machine that has not been heard for long may have gone: the bridge is to ask before it relies on
@@ -111,19 +102,14 @@ func TestWhatIsKnownOfNeighboursComesAlongAsItIs(t *testing.T) {
 	mustHave := func(when string, have map[string]string) {
 		t.Helper()
 		for address, want := range map[string]string{"10.0.0.77": "stale", "fd00::77": "stale", "10.0.0.79": "noarp", "10.0.0.80": ""} {
-			if have[address] != want {
-				t.Errorf("%s, %s is %q, want %q", when, address, have[address], want)
-			}
+			expect.Equal(t, have[address], want, "%s, %s", when, address)
 		}
 		// The kernel no longer takes it for reachable after half a minute or so.
-		if got := have["10.0.0.78"]; got != "reachable" && got != "stale" {
-			t.Errorf("%s, 10.0.0.78 is %q, want reachable", when, got)
-		}
+		got := have["10.0.0.78"]
+		expect.That(t, got == "reachable" || got == "stale", "%s, 10.0.0.78 is %q, want reachable", when, got)
 	}
 	mustHave("on the bridge", shown("br0"))
-	if err := l.conn.Restore(t.Context(), rec, j); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, l.conn.Restore(t.Context(), rec, j))
 	have := shown("eth0")
 	if have["10.0.0.80"] == "failed" {
 		delete(have, "10.0.0.80") // the NIC's own of before

@@ -8,6 +8,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -95,27 +97,17 @@ func TestEverythingComesAlongAndBack(t *testing.T) {
 			l := newLAN(t, commands...)
 			before, order := state(t, l.host), l.order(t)
 			rec, j := take(t, l, toBridge())
-			if diff := cmp.Diff(order, strings.ReplaceAll(l.order(t), "br0", "eth0")); diff != "" {
-				t.Errorf("order on the bridge (-want +got):\n%s", diff)
-			}
+			expect.NoDiff(t, cmp.Diff(order, strings.ReplaceAll(l.order(t), "br0", "eth0")), "order on the bridge")
 			// That of the bridge is that of the NIC, by another name.
 			taken := strings.ReplaceAll(state(t, l.host), "br0", "eth0")
-			if diff := cmp.Diff(comparableState(before), comparableState(taken)); diff != "" {
-				t.Errorf("what the bridge has (-NIC before +bridge):\n%s", diff)
-			}
+			diff := cmp.Diff(comparableState(before), comparableState(taken))
+			expect.That(t, diff == "", "what the bridge has (-NIC before +bridge):\n%s", diff)
 			l.mustBeTaken(t, "taken", rec)
-			if err := l.conn.Restore(t.Context(), rec, j); err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(comparableState(before), comparableState(state(t, l.host))); diff != "" {
-				t.Errorf("the host after it was given back (-want +got):\n%s", diff)
-			}
-			if diff := cmp.Diff(order, l.order(t)); diff != "" {
-				t.Errorf("order after it was given back (-want +got):\n%s", diff)
-			}
-			if _, err := j.load(); err == nil {
-				t.Error("the journal is still there")
-			}
+			must.Succeed(t, l.conn.Restore(t.Context(), rec, j))
+			expect.NoDiff(t, cmp.Diff(comparableState(before), comparableState(state(t, l.host))),
+				"the host after it was given back")
+			expect.NoDiff(t, cmp.Diff(order, l.order(t)), "order after it was given back")
+			expect.Failure(t, expect.Err(j.load()), "the journal is still there")
 		})
 	}
 }
@@ -171,17 +163,11 @@ func TestTheHostIsReachableOnTheBridgeAndAfterwards(t *testing.T) {
 			l.mustBeTaken(t, "taken over", rec)
 			shown := nstest.Run(t, l.host, "ip", "addr", "show", "dev", "eth0")
 			for _, a := range []string{"10.0.0.5/24", "fd00::5/64"} {
-				if strings.Contains(shown, a) != keep {
-					t.Errorf("%s on the NIC: %t, want %t", a, !keep, keep)
-				}
+				expect.Equal(t, strings.Contains(shown, a), keep, "%s is on the NIC", a)
 			}
-			if err := l.conn.Restore(t.Context(), rec, j); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, l.conn.Restore(t.Context(), rec, j))
 			l.mustReach(t, "given back")
-			if diff := cmp.Diff(before, state(t, l.host)); diff != "" {
-				t.Errorf("the host after it was given back (-want +got):\n%s", diff)
-			}
+			expect.NoDiff(t, cmp.Diff(before, state(t, l.host)), "the host after it was given back")
 		})
 	}
 }

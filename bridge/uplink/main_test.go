@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -59,10 +60,7 @@ func newLAN(tb testing.TB, commands ...string) *lan {
 	run(tb, l.host, commands...)
 	settle(tb, l.host)
 	settle(tb, l.router)
-	conn, err := uplink.Dial(&uplink.Config{NetNS: l.host})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	conn := must.Of(uplink.Dial(&uplink.Config{NetNS: l.host})).Get(tb)
 	tb.Cleanup(func() { conn.Close() })
 	l.conn = conn
 	return l
@@ -88,9 +86,7 @@ func settle(tb testing.TB, ns *netns.NS) {
 		if len(missing) == 0 {
 			return
 		}
-		if time.Since(begin) > patience {
-			tb.Fatalf("no local route of %v:\n%s", missing, local)
-		}
+		must.That(tb, time.Since(begin) <= patience, "no local route of %v:\n%s", missing, local)
 	}
 }
 
@@ -106,9 +102,7 @@ const patience = time.Minute
 
 func within(tb testing.TB, ns *netns.NS, fn func() error) {
 	tb.Helper()
-	if err := ns.Do(fn); err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, ns.Do(fn))
 }
 
 func run(tb testing.TB, ns *netns.NS, commands ...string) {
@@ -168,10 +162,7 @@ func (m *memory) load() ([]byte, error) {
 func take(tb testing.TB, l *lan, u uplink.Uplink) (*uplink.Record, *memory) {
 	tb.Helper()
 	var j memory
-	rec, err := l.conn.Take(tb.Context(), u, &j)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	rec := must.Of(l.conn.Take(tb.Context(), u, &j)).Get(tb)
 	return rec, &j
 }
 

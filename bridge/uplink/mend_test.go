@@ -9,6 +9,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // What network managers and operators do to a NIC that was taken over.
@@ -44,36 +46,25 @@ func TestWhatOthersDoIsFoundAndMended(t *testing.T) {
 			u.KeepAddress = tt.keep
 			rec, j := take(t, l, u)
 			taken := state(t, l.host)
-			if changed, err := l.conn.Mend(t.Context(), rec, j); changed || err != nil {
-				t.Errorf("mend what is as it should be: %t, %v", changed, err)
-			}
+			expect.Of(l.conn.Mend(t.Context(), rec, j)).Is(t, false, "mend what is as it should be")
 			run(t, l.host, tt.do...)
 			list, _, err := l.conn.Check(t.Context(), rec)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			var found []string
 			for _, d := range list {
 				found = append(found, d.String())
 			}
-			if !strings.Contains(strings.Join(found, "\n"), tt.find) {
-				t.Errorf("check finds %q, want %q", found, tt.find)
-			}
-			if changed, err := l.conn.Mend(t.Context(), rec, j); !changed || err != nil {
-				t.Fatalf("mend: %t, %v", changed, err)
-			}
+			expect.Contains(t, strings.Join(found, "\n"), tt.find, "check finds")
+			changed, err := l.conn.Mend(t.Context(), rec, j)
+			must.That(t, changed && err == nil, "mend: %t, %v", changed, err)
 			l.mustBeTaken(t, "mended", rec)
 			l.mustReach(t, "mended")
-			if diff := cmp.Diff(comparableState(taken), comparableState(state(t, l.host))); diff != "" && !tt.differ {
-				t.Errorf("after it was mended (-want +got):\n%s", diff)
-			}
-			if err := l.conn.Restore(t.Context(), rec, j); err != nil {
-				t.Fatal(err)
-			}
+			diff := cmp.Diff(comparableState(taken), comparableState(state(t, l.host)))
+			expect.That(t, diff == "" || tt.differ, "after it was mended (-want +got):\n%s", diff)
+			must.Succeed(t, l.conn.Restore(t.Context(), rec, j))
 			l.mustReach(t, "given back")
-			if diff := cmp.Diff(comparableState(before), comparableState(state(t, l.host))); diff != "" && !tt.differ {
-				t.Errorf("after it was given back (-want +got):\n%s", diff)
-			}
+			diff = cmp.Diff(comparableState(before), comparableState(state(t, l.host)))
+			expect.That(t, diff == "" || tt.differ, "after it was given back (-want +got):\n%s", diff)
 		})
 	}
 }
@@ -91,13 +82,10 @@ func TestWhatCannotBeMendedIsLeft(t *testing.T) {
 		t.Errorf("mend a NIC that is down: %v", err)
 	}
 	run(t, l.host, "link del eth0")
-	if _, err := l.conn.Mend(t.Context(), rec, j); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("mend a NIC that is gone: %v", err)
-	}
+	expect.Is(t, expect.Err(l.conn.Mend(t.Context(), rec, j)), fs.ErrNotExist, "mend a NIC that is gone")
 	rec.State = uplink.Restoring
-	if _, _, err := l.conn.Check(t.Context(), rec); !errors.Is(err, uplink.ErrNotTaken) {
-		t.Errorf("check what is being given back: %v", err)
-	}
+	_, _, err := l.conn.Check(t.Context(), rec)
+	expect.That(t, errors.Is(err, uplink.ErrNotTaken), "check what is being given back: %v", err)
 }
 
 // meddler is a journal with a network manager that goes on with its work before a step.
@@ -136,9 +124,7 @@ func TestAMendThatSomebodyUndidMeanwhileIsFinished(t *testing.T) {
 			} else {
 				_, err = l.conn.Mend(t.Context(), rec, j)
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			l.mustBeTaken(t, "finished", rec)
 			l.mustReach(t, "finished")
 		})

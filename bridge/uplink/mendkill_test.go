@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -65,9 +67,7 @@ func TestAMendThatIsKilledIsFinishedAsItWasBegun(t *testing.T) {
 				n += step
 			}
 			// Each step, and the end of it.
-			if n < 9 && step > 0 {
-				t.Errorf("it came to its end at %d", n)
-			}
+			expect.That(t, n >= 9 || step <= 0, "it came to its end at %d", n)
 		})
 	}
 }
@@ -80,27 +80,19 @@ func (in *interrupted) dies(t *testing.T, n int) bool {
 	// knows that it is to come back.
 	l := newLAN(t, append(plainHost(), "addr add 10.0.0.8/24 dev eth0 valid_lft 3600 preferred_lft 3600")...)
 	journal := filepath.Join(t.TempDir(), "journal")
-	if l.killAt(t, "take", 0, journal) {
-		t.Fatal("killed too early")
-	}
+	must.That(t, !l.killAt(t, "take", 0, journal), "killed too early")
 	in.since(t, l)
 	killed := l.killAt(t, "mend", n, journal)
 	rec := loadRecord(t, journal)
 	when := fmt.Sprintf("killed at %d, %s, step %q", n, rec.State, rec.Step)
 	rec, err := l.conn.Recover(t.Context(), rec, &mortal{path: journal})
-	if err != nil {
-		t.Fatalf("%s: recover: %v", when, err)
-	}
+	must.Succeed(t, err, "%s: recover", when)
 	l.mustReach(t, when+", recovered")
 	l.mustBeTaken(t, when, rec)
-	if rec := loadRecord(t, journal); rec.Mending {
-		t.Errorf("%s: finished, and still mending", when)
-	}
+	expect.That(t, !loadRecord(t, journal).Mending, "%s: finished, and still mending", when)
 	for command, want := range in.wants {
 		args := strings.Fields(command)
-		if got := nstest.Run(t, l.host, args[0], args[1:]...); !strings.Contains(got, want) {
-			t.Errorf("%s: %s: %q, want %q", when, command, got, want)
-		}
+		expect.Contains(t, nstest.Run(t, l.host, args[0], args[1:]...), want, "%s: %s", when, command)
 	}
 	if out := nstest.Run(t, l.host, "ip", "-4", "addr", "show", "dev", "br0"); !strings.Contains(out, "10.0.0.5/24") || !strings.Contains(out, "10.0.0.8/24") {
 		t.Errorf("%s: not all addresses are back:\n%s", when, out)

@@ -5,6 +5,8 @@ import (
 
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 )
 
@@ -15,12 +17,8 @@ func TestKernelWithoutIPv6TakesANICOver(t *testing.T) {
 	refusal := nltest.NoIPv6()
 	nltest.MustHaveFired(t, refusal)
 	conn, err := uplink.DialThrough(&uplink.Config{NetNS: l.host}, func(tr nl.Transport) nl.Transport { return nltest.NewFaulty(tr, refusal) })
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer conn.Close()
-	if _, err := conn.Take(t.Context(), toBridge(), new(memory)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, expect.Err(conn.Take(t.Context(), toBridge(), new(memory))))
 	l.mustReach(t, "taken over")
 }

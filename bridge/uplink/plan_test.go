@@ -17,7 +17,9 @@ import (
 
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/route"
 )
@@ -30,9 +32,7 @@ var (
 func recorded(tb testing.TB) map[string]*uplink.Snapshot {
 	tb.Helper()
 	files, err := filepath.Glob("testdata/snapshots/*.json")
-	if err != nil || len(files) == 0 {
-		tb.Fatalf("no snapshots: %v", err)
-	}
+	must.That(tb, err == nil && len(files) > 0, "no snapshots: %v", err)
 	list := map[string]*uplink.Snapshot{}
 	for _, f := range files {
 		list[strings.TrimSuffix(filepath.Base(f), ".json")] = load(tb, f)
@@ -42,14 +42,9 @@ func recorded(tb testing.TB) map[string]*uplink.Snapshot {
 
 func load(tb testing.TB, file string) *uplink.Snapshot {
 	tb.Helper()
-	b, err := os.ReadFile(file)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	b := must.Of(os.ReadFile(file)).Get(tb)
 	var s uplink.Snapshot
-	if err := json.Unmarshal(b, &s); err != nil {
-		tb.Fatalf("%s: %v", file, err)
-	}
+	must.Succeed(tb, json.Unmarshal(b, &s), "%s", file)
 	return &s
 }
 
@@ -63,22 +58,14 @@ func TestRecordSnapshots(t *testing.T) {
 	}
 	for _, name := range []string{"plain", "labels, secondaries, scopes and metrics", "policy routing with five tables", "multipath"} {
 		l := newLAN(t, hosts()[name]...)
-		s, err := l.conn.Snapshot(t.Context(), "eth0", "br0")
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := must.Of(l.conn.Snapshot(t.Context(), "eth0", "br0")).Get(t)
 		maps.DeleteFunc(s.Settings, func(path, _ string) bool {
 			return !slices.Contains([]string{"rp_filter", "arp_filter", "accept_ra", "forwarding", "disable_ipv6", "addr_gen_mode", "mtu", "ra_defrtr_metric", "hop_limit"}, filepath.Base(path))
 		})
 		s.Neighbours = slices.DeleteFunc(s.Neighbours, func(n route.Neighbour) bool { return len(n.MAC) == 0 && n.Flags&route.Proxy == 0 })
-		b, err := json.MarshalIndent(s, "", " ")
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := must.Of(json.MarshalIndent(s, "", " ")).Get(t)
 		file := strings.NewReplacer(" ", "-", ",", "").Replace(name)
-		if err := os.WriteFile("testdata/snapshots/"+file+".json", append(b, '\n'), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile("testdata/snapshots/"+file+".json", append(b, '\n'), 0o644))
 	}
 }
 
@@ -105,10 +92,7 @@ func TestPlanThatKeepsAddresses(t *testing.T) {
 	t.Parallel()
 	u := byDefault()
 	u.KeepAddress = true
-	steps, err := uplink.Plan(load(t, "testdata/snapshots/labels-secondaries-scopes-and-metrics.json"), u)
-	if err != nil {
-		t.Fatal(err)
-	}
+	steps := must.Of(uplink.Plan(load(t, "testdata/snapshots/labels-secondaries-scopes-and-metrics.json"), u)).Get(t)
 	golden.Compare(t, "plans/keep-address.txt", steps.String())
 }
 
@@ -186,9 +170,8 @@ func TestEveryReasonIsGiven(t *testing.T) {
 	link(uplink.Link{Name: "mv0", Kind: "macvlan", Lower: 1})(s, nil)
 	_, err := uplink.Plan(s, toBridge())
 	for _, want := range []string{"Wi-Fi", "cable", "mv0"} {
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("plan: %v, want %s among the reasons", err, want)
-		}
+		expect.That(t, err != nil && strings.Contains(err.Error(), want),
+			"plan: %v, want %s among the reasons", err, want)
 	}
 }
 
@@ -217,32 +200,22 @@ func TestWhatChangesIsWarnedOf(t *testing.T) {
 			t.Parallel()
 			s, u := plain(t), toBridge()
 			tt.change(s, &u)
-			steps, err := uplink.Plan(s, u)
-			if err != nil {
-				t.Fatal(err)
-			}
+			steps := must.Of(uplink.Plan(s, u)).Get(t)
 			if !strings.Contains(steps.String(), "warning: ") || !strings.Contains(strings.Join(steps.Warnings, "\n"), tt.want) {
 				t.Errorf("warnings: %q, want %q", steps.Warnings, tt.want)
 			}
 		})
 	}
-	if steps, err := uplink.Plan(plain(t), toBridge()); err != nil || len(steps.Warnings) > 0 {
-		t.Errorf("a plain host: %v, %q", err, steps.Warnings)
-	}
+	steps, err := uplink.Plan(plain(t), toBridge())
+	expect.That(t, err == nil && len(steps.Warnings) == 0, "a plain host: %v, %q", err, steps.Warnings)
 }
 
 func TestPlanDoesNotTouchTheSnapshot(t *testing.T) {
 	t.Parallel()
 	for name, s := range recorded(t) {
-		was, err := json.Marshal(s)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := uplink.Plan(s, toBridge()); err != nil {
-			t.Fatal(err)
-		}
-		if is, _ := json.Marshal(s); string(is) != string(was) {
-			t.Errorf("%s: the snapshot is another", name)
-		}
+		was := must.Of(json.Marshal(s)).Get(t)
+		must.Succeed(t, expect.Err(uplink.Plan(s, toBridge())))
+		is, _ := json.Marshal(s)
+		expect.That(t, string(is) == string(was), "%s: the snapshot is another", name)
 	}
 }

@@ -2,7 +2,6 @@ package uplink_test
 
 import (
 	"encoding/json"
-	"errors"
 	"strings"
 	"testing"
 
@@ -10,6 +9,8 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -17,14 +18,8 @@ func TestRecordSurvivesItsJournal(t *testing.T) {
 	t.Parallel()
 	for name, s := range recorded(t) {
 		want := &uplink.Record{Version: 1, Uplink: toBridge(), State: uplink.Taking, Step: uplink.StepRoutes, Before: *s}
-		b, err := json.Marshal(want)
-		if err != nil {
-			t.Fatal(err)
-		}
-		got, err := uplink.ParseRecord(b)
-		if err != nil {
-			t.Fatalf("%s: %v", name, err)
-		}
+		b := must.Of(json.Marshal(want)).Get(t)
+		got := must.Of(uplink.ParseRecord(b)).Get(t, "%s", name)
 		if diff := cmp.Diff(want, got, cmpopts.IgnoreUnexported(uplink.Snapshot{}), cmpopts.EquateComparable(nstest.Addr("::"), nstest.Prefix("::/0")), cmpopts.EquateEmpty()); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
@@ -43,9 +38,8 @@ func TestRubbishIsNoRecord(t *testing.T) {
 		{"an unknown state", `{"version":1,"NIC":"eth0","Bridge":"br0","state":"gone"}`, `state "gone"`},
 		{"a path for a name", `{"version":1,"NIC":"../all","Bridge":"br0","state":"taken"}`, `"../all"`},
 	} {
-		if _, err := uplink.ParseRecord([]byte(tt.text)); err == nil || !strings.Contains(err.Error(), tt.want) {
-			t.Errorf("%s: %v, want %s", tt.name, err, tt.want)
-		}
+		_, err := uplink.ParseRecord([]byte(tt.text))
+		expect.That(t, err != nil && strings.Contains(err.Error(), tt.want), "%s: %v, want %s", tt.name, err, tt.want)
 	}
 	var conn uplink.Conn
 	for what, err := range map[string]error{
@@ -54,9 +48,7 @@ func TestRubbishIsNoRecord(t *testing.T) {
 		"check":   func() error { _, _, err := conn.Check(t.Context(), &uplink.Record{}); return err }(),
 		"mend":    func() error { _, err := conn.Mend(t.Context(), &uplink.Record{}, &memory{}); return err }(),
 	} {
-		if !errors.Is(err, uplink.ErrInvalid) {
-			t.Errorf("%s of an empty record: %v, want %v", what, err, uplink.ErrInvalid)
-		}
+		expect.Is(t, err, uplink.ErrInvalid, "%s of an empty record", what)
 	}
 }
 
@@ -67,13 +59,9 @@ func FuzzParseRecord(f *testing.F) {
 		if err != nil {
 			return
 		}
-		again, err := json.Marshal(rec)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := uplink.ParseRecord(again); err != nil {
-			t.Fatalf("it does not survive: %v\n%s", err, again)
-		}
+		again := must.Of(json.Marshal(rec)).Get(t)
+		_, err = uplink.ParseRecord(again)
+		must.That(t, err == nil, "it does not survive: %v\n%s", err, again)
 		_ = uplink.PlanRestore(&rec.Before, rec).String()
 		now := rec.Before
 		now.Addresses, now.Routes = nil, nil
@@ -90,9 +78,7 @@ func TestRecordCorpus(t *testing.T) {
 	}
 	for name, s := range recorded(t) {
 		b, err := json.Marshal(&uplink.Record{Version: 1, Uplink: toBridge(), State: uplink.Taken, Before: *s})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		nstest.SaveCorpus(t, "FuzzParseRecord", name, b)
 	}
 }

@@ -12,6 +12,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -55,9 +57,7 @@ func until(tb testing.TB, what string, look func() (string, bool)) {
 		if ok {
 			return
 		}
-		if time.Since(begin) > patience {
-			tb.Fatalf("%s, in vain:\n%s", what, shown)
-		}
+		must.That(tb, time.Since(begin) <= patience, "%s, in vain:\n%s", what, shown)
 	}
 }
 
@@ -127,24 +127,16 @@ func TestWhatRoutersSayCountsOnTheBridgeAndAfterwards(t *testing.T) {
 			t.Parallel()
 			l := learner(t, settings...)
 			before := nstest.Run(t, l.host, "ip", "-o", "-6", "addr", "show", "dev", "eth0")
-			if err := nstest.Ping(t, l.host, nstest.Addr("2001:db8::1")); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, nstest.Ping(t, l.host, nstest.Addr("2001:db8::1")))
 			rec, j := take(t, l, toBridge())
-			if err := nstest.Ping(t, l.host, nstest.Addr("2001:db8::1")); err != nil {
-				t.Errorf("on the bridge: %v", err)
-			}
+			expect.Success(t, nstest.Ping(t, l.host, nstest.Addr("2001:db8::1")), "on the bridge")
 			if left := l.left(t, "br0"); left == 0 || left > 3600 {
 				t.Errorf("the address is valid for %d seconds on the bridge, want what was left of 3600", left)
 			}
 			l.learn(t, "br0", 7200)
 			l.mustBeTaken(t, "after the router spoke again", rec)
-			if err := l.conn.Restore(t.Context(), rec, j); err != nil {
-				t.Fatal(err)
-			}
-			if err := nstest.Ping(t, l.host, nstest.Addr("2001:db8::1")); err != nil {
-				t.Errorf("after it was given back: %v", err)
-			}
+			must.Succeed(t, l.conn.Restore(t.Context(), rec, j))
+			expect.Success(t, nstest.Ping(t, l.host, nstest.Addr("2001:db8::1")), "after it was given back")
 			if diff := cmp.Diff(normal(before), normal(nstest.Run(t, l.host, "ip", "-o", "-6", "addr", "show", "dev", "eth0"))); diff != "" {
 				t.Errorf("addresses after it was given back (-want +got):\n%s", diff)
 			}
@@ -161,12 +153,9 @@ func TestForwardingThatCameMeanwhileDoesNotStopRouters(t *testing.T) {
 	nstest.Sysctl(t, l.host, "net/ipv6/conf/br0/accept_ra", "2")
 	nstest.Sysctl(t, l.host, "net/ipv6/conf/all/forwarding", "1")
 	l.learn(t, "br0", 7200)
-	if err := l.conn.Restore(t.Context(), rec, j); err != nil {
-		t.Fatal(err)
-	}
-	if got := nstest.Sysctl(t, l.host, "net/ipv6/conf/eth0/accept_ra"); got != "2" {
-		t.Errorf("accept_ra of the NIC is %s, want 2: the host forwards now", got)
-	}
+	must.Succeed(t, l.conn.Restore(t.Context(), rec, j))
+	got := nstest.Sysctl(t, l.host, "net/ipv6/conf/eth0/accept_ra")
+	expect.That(t, got == "2", "accept_ra of the NIC is %s, want 2: the host forwards now", got)
 	l.learn(t, "eth0", 9000)
 }
 
@@ -179,9 +168,7 @@ func TestKernelFollowsNoRouterWhoseRouteSomebodyElseAdded(t *testing.T) {
 		advertise(t, l.router, netip.MustParsePrefix("fd00:a::/64"), 1800, 7200)
 	}
 	// Once the neighbour is confirmed by a ping, what was sent before has been handled.
-	if err := nstest.Ping(t, l.host, nstest.Addr("2001:db8::1")); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, nstest.Ping(t, l.host, nstest.Addr("2001:db8::1")))
 	if left := l.left(t, "eth0"); left > 3600 {
 		t.Errorf("the kernel follows the router (valid for %d s): a route need not be moved to another priority on this kernel", left)
 	}

@@ -12,6 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -39,21 +41,16 @@ func TestSnapshotFindsWhatDependsOnTheNIC(t *testing.T) {
 	})
 	run(t, l.host, "link add mv0 link eth0 type macvlan")
 
-	s, err := l.conn.Snapshot(t.Context(), "eth0", "br0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if want := []netip.Addr{nstest.Addr("224.0.0.251"), nstest.Addr("ff02::fb")}; !slices.Equal(s.Groups, want) {
-		t.Errorf("groups: %v, want %v", s.Groups, want)
-	}
+	s := must.Of(l.conn.Snapshot(t.Context(), "eth0", "br0")).Get(t)
+	want := []netip.Addr{nstest.Addr("224.0.0.251"), nstest.Addr("ff02::fb")}
+	expect.That(t, slices.Equal(s.Groups, want), "groups: %v, want %v", s.Groups, want)
 	if _, err := uplink.Plan(s, toBridge()); !errors.Is(err, uplink.ErrRefused) || !strings.Contains(err.Error(), "mv0, of kind macvlan, rests on eth0") {
 		t.Errorf("plan: %v", err)
 	}
 	// It is right to refuse: the kernel does.
 	run(t, l.host, "link add br0 type bridge")
-	if _, err := nstest.Try(l.host, "ip", "link", "set", "eth0", "master", "br0"); err == nil {
-		t.Error("the kernel makes a NIC with a macvlan a port")
-	}
+	expect.Failure(t, expect.Err(nstest.Try(l.host, "ip", "link", "set", "eth0", "master", "br0")),
+		"the kernel makes a NIC with a macvlan a port")
 	var j memory
 	if _, err := l.conn.Take(t.Context(), toBridge(), &j); !errors.Is(err, uplink.ErrRefused) || j.saves > 0 {
 		t.Errorf("take: %v, after %d saves; want %v after none", err, j.saves, uplink.ErrRefused)
@@ -63,12 +60,9 @@ func TestSnapshotFindsWhatDependsOnTheNIC(t *testing.T) {
 func TestThereIsNoSnapshotWithoutANIC(t *testing.T) {
 	t.Parallel()
 	l := newLAN(t)
-	if _, err := l.conn.Snapshot(t.Context(), "eth7", "br0"); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("snapshot: %v, want %v", err, fs.ErrNotExist)
-	}
-	if _, err := l.conn.Take(t.Context(), uplink.Uplink{NIC: "eth7", Bridge: "br0"}, &memory{}); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("take: %v, want %v", err, fs.ErrNotExist)
-	}
+	expect.Is(t, expect.Err(l.conn.Snapshot(t.Context(), "eth7", "br0")), fs.ErrNotExist, "snapshot")
+	_, err := l.conn.Take(t.Context(), uplink.Uplink{NIC: "eth7", Bridge: "br0"}, &memory{})
+	expect.That(t, errors.Is(err, fs.ErrNotExist), "take: %v, want %v", err, fs.ErrNotExist)
 }
 
 func TestANewLeaseReplacesTheKeptAddressOfTheOld(t *testing.T) {
@@ -79,14 +73,12 @@ func TestANewLeaseReplacesTheKeptAddressOfTheOld(t *testing.T) {
 	rec, j := take(t, l, u)
 	// As a DHCP client does it.
 	run(t, l.host, "addr del 10.0.0.5/24 dev br0", "addr add 10.0.0.55/24 dev br0", "route replace default via 10.0.0.1")
-	if changed, err := l.conn.Mend(t.Context(), rec, j); !changed || err != nil {
-		t.Fatalf("mend: %t, %v", changed, err)
-	}
+	changed, err := l.conn.Mend(t.Context(), rec, j)
+	must.That(t, changed && err == nil, "mend: %t, %v", changed, err)
 	l.mustBeTaken(t, "mended", rec)
 	for _, dev := range []string{"eth0", "br0"} {
-		if shown := nstest.Run(t, l.host, "ip", "addr", "show", "dev", dev); strings.Contains(shown, "10.0.0.5/") {
-			t.Errorf("%s has the old address:\n%s", dev, shown)
-		}
+		shown := nstest.Run(t, l.host, "ip", "addr", "show", "dev", dev)
+		expect.That(t, !strings.Contains(shown, "10.0.0.5/"), "%s has the old address:\n%s", dev, shown)
 	}
 }
 
@@ -105,11 +97,8 @@ func TestAPortWithASmallerMTUDoesNotLowerTheBridges(t *testing.T) {
 	run(t, l.host, "link add pod0 mtu 1400 type veth peer name pod1 mtu 1400", "link set pod0 master br0")
 	note("with a pod's port")
 	run(t, l.host, "link set eth0 nomaster")
-	if _, err := l.conn.Mend(t.Context(), rec, j); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, expect.Err(l.conn.Mend(t.Context(), rec, j)))
 	note("mended")
-	if diff := cmp.Diff(map[string]string{"taken": "1500", "with a pod's port": "1500", "mended": "1500"}, mtus); diff != "" {
-		t.Errorf("the bridge's MTU (-want +got):\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff(map[string]string{"taken": "1500", "with a pod's port": "1500", "mended": "1500"}, mtus),
+		"the bridge's MTU")
 }

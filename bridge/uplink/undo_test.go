@@ -11,6 +11,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -40,20 +42,13 @@ func TestWithoutAnAnswerItIsUndone(t *testing.T) {
 			rec, err := l.conn.Take(t.Context(), u, &j)
 			for ; err == nil && u.Timeout < patience; rec, err = l.conn.Take(t.Context(), u, &j) {
 				// Nobody had answered in time before either, as this machine is busy.
-				if err := l.conn.Restore(t.Context(), rec, &j); err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, l.conn.Restore(t.Context(), rec, &j))
 				u.Timeout *= 2
 			}
-			if !errors.Is(err, uplink.ErrUnreachable) || rec != nil {
-				t.Errorf("take: %v, %v, want %v and no record", rec, err, uplink.ErrUnreachable)
-			}
-			if diff := cmp.Diff(before, state(t, l.host)); diff != "" {
-				t.Errorf("the host after it was undone (-want +got):\n%s", diff)
-			}
-			if _, err := j.load(); err == nil {
-				t.Error("the journal is still there")
-			}
+			expect.That(t, errors.Is(err, uplink.ErrUnreachable) && rec == nil,
+				"take: %v, %v, want %v and no record", rec, err, uplink.ErrUnreachable)
+			expect.NoDiff(t, cmp.Diff(before, state(t, l.host)), "the host after it was undone")
+			expect.Failure(t, expect.Err(j.load()), "the journal is still there")
 		})
 	}
 }
@@ -79,26 +74,18 @@ func TestWithoutAJournalItIsUndone(t *testing.T) {
 				return nil
 			}}
 			rec, err := l.conn.Take(t.Context(), toBridge(), &j)
-			if !errors.Is(err, full) {
-				t.Fatalf("take: %v, want %v", err, full)
-			}
+			must.That(t, errors.Is(err, full), "take: %v, want %v", err, full)
 			l.mustReach(t, "afterwards")
 			// Past the point of no return there is no way but forward.
 			if committed := n > 6; (rec != nil) != committed {
 				t.Fatalf("take: record %v", rec)
 			}
 			if rec != nil {
-				if rec, err = l.conn.Recover(t.Context(), rec, &j); err != nil {
-					t.Fatal(err)
-				}
+				rec = must.Of(l.conn.Recover(t.Context(), rec, &j)).Get(t)
 				l.mustBeTaken(t, "recovered", rec)
-				if err := l.conn.Restore(t.Context(), rec, &j); err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, l.conn.Restore(t.Context(), rec, &j))
 			}
-			if diff := cmp.Diff(before, state(t, l.host)); diff != "" {
-				t.Errorf("the host in the end (-want +got):\n%s", diff)
-			}
+			expect.NoDiff(t, cmp.Diff(before, state(t, l.host)), "the host in the end")
 		})
 	}
 }
@@ -119,12 +106,9 @@ func TestCancelledItIsUndone(t *testing.T) {
 				return nil
 			}}
 			rec, err := l.conn.Take(ctx, toBridge(), &j)
-			if !errors.Is(err, context.Canceled) || rec != nil {
-				t.Errorf("take: %v, %v, want %v", rec, err, context.Canceled)
-			}
-			if diff := cmp.Diff(before, state(t, l.host)); diff != "" {
-				t.Errorf("the host in the end (-want +got):\n%s", diff)
-			}
+			expect.That(t, errors.Is(err, context.Canceled) && rec == nil,
+				"take: %v, %v, want %v", rec, err, context.Canceled)
+			expect.NoDiff(t, cmp.Diff(before, state(t, l.host)), "the host in the end")
 		})
 	}
 }
@@ -134,16 +118,11 @@ func TestABridgeWithOtherPortsStays(t *testing.T) {
 	l := newLAN(t)
 	rec, j := take(t, l, toBridge())
 	run(t, l.host, "link add port0 type veth peer name port1", "link set port0 master br0 up")
-	if err := l.conn.Restore(t.Context(), rec, j); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, l.conn.Restore(t.Context(), rec, j))
 	l.mustReach(t, "given back")
-	if shown := nstest.Run(t, l.host, "ip", "-4", "addr", "show", "dev", "br0"); strings.Contains(shown, "inet") {
-		t.Errorf("the bridge still has addresses:\n%s", shown)
-	}
-	if ports := nstest.Run(t, l.host, "ip", "link", "show", "master", "br0"); !strings.Contains(ports, "port0") {
-		t.Errorf("the other port is gone:\n%s", ports)
-	}
+	shown := nstest.Run(t, l.host, "ip", "-4", "addr", "show", "dev", "br0")
+	expect.That(t, !strings.Contains(shown, "inet"), "the bridge still has addresses:\n%s", shown)
+	expect.Contains(t, nstest.Run(t, l.host, "ip", "link", "show", "master", "br0"), "port0", "the other port is gone")
 }
 
 func TestParametersComeAlong(t *testing.T) {
@@ -163,9 +142,7 @@ func TestParametersComeAlong(t *testing.T) {
 			t.Errorf("%s is %s, want %s", fmt.Sprintf(path, "br0"), got, value)
 		}
 	}
-	if err := l.conn.Restore(t.Context(), rec, j); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, l.conn.Restore(t.Context(), rec, j))
 	l.mustReach(t, "given back")
 	for path, value := range want {
 		if got := nstest.Sysctl(t, l.host, "net/"+fmt.Sprintf(path, "eth0")); got != value {
@@ -179,16 +156,9 @@ func TestANICThatIsGoneIsNoReasonToKeepTheBridge(t *testing.T) {
 	l := newLAN(t)
 	rec, j := take(t, l, toBridge())
 	run(t, l.host, "link del eth0")
-	if list, _, err := l.conn.Check(t.Context(), rec); err != nil || len(list) != 1 {
-		t.Errorf("check: %v, %v, want one difference", list, err)
-	}
-	if err := l.conn.Restore(t.Context(), rec, j); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := nstest.Try(l.host, "ip", "link", "show", "br0"); err == nil {
-		t.Error("the bridge is still there")
-	}
-	if _, err := j.load(); err == nil {
-		t.Error("the journal is still there")
-	}
+	list, _, err := l.conn.Check(t.Context(), rec)
+	expect.That(t, err == nil && len(list) == 1, "check: %v, %v, want one difference", list, err)
+	must.Succeed(t, l.conn.Restore(t.Context(), rec, j))
+	expect.Failure(t, expect.Err(nstest.Try(l.host, "ip", "link", "show", "br0")), "the bridge is still there")
+	expect.Failure(t, expect.Err(j.load()), "the journal is still there")
 }

@@ -1,7 +1,6 @@
 package vlan
 
 import (
-	"errors"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -46,9 +45,8 @@ func TestChangesAreWhatAPortLacksAndHasTooMuch(t *testing.T) {
 		{"too many", Membership{ID: 5}, entries{5: flagPVID | flagUntagged, 6: 0, 7: 0, 9: 0}, "6-7, 9", "none"},
 	} {
 		del, add := tt.m.changes(tt.have)
-		if del.String() == "" || del.String() != tt.del || add.String() != tt.add {
-			t.Errorf("%s: deletes %s and adds %s, want %s and %s", tt.name, del, add, tt.del, tt.add)
-		}
+		expect.That(t, del.String() != "" && del.String() == tt.del && add.String() == tt.add,
+			"%s: deletes %s and adds %s, want %s and %s", tt.name, del, add, tt.del, tt.add)
 	}
 }
 
@@ -59,8 +57,7 @@ func TestRangesGoToTheKernelAndBack(t *testing.T) {
 	for _, r := range want.runs() {
 		ae.Nested(dbEntry, r.encode)
 	}
-	b, err := ae.Encode()
-	must.Succeed(t, err)
+	b := must.Of(ae.Encode()).Get(t)
 	got := entries{}
 	must.Succeed(t, nl.Decode(b, got.decode))
 	expect.NoDiff(t, cmp.Diff(want, got))
@@ -69,9 +66,7 @@ func TestRangesGoToTheKernelAndBack(t *testing.T) {
 func FuzzEntries(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		e := entries{}
-		if nl.Decode(b, e.decode) == nil && e.String() == "" {
-			t.Error("VLANs without a text")
-		}
+		expect.That(t, nl.Decode(b, e.decode) != nil || e.String() != "", "VLANs without a text")
 	})
 }
 
@@ -80,9 +75,7 @@ func FuzzRanges(f *testing.F) {
 		var list, again Ranges
 		err := list.UnmarshalText([]byte(text))
 		if err != nil {
-			if !errors.Is(err, ErrInvalid) {
-				t.Error(err)
-			}
+			expect.Is(t, err, ErrInvalid)
 			return
 		}
 		err = again.UnmarshalText([]byte(list.String()))

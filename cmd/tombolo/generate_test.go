@@ -13,8 +13,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra/doc"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
 const shipped = "../../../deploy/share/"
@@ -29,20 +31,16 @@ func TestManPagesAreThoseOfTheCommands(t *testing.T) {
 	}
 	must.Succeed(t, doc.GenManTree(root, &doc.GenManHeader{Section: "8", Source: "Tombolo", Manual: "System administration", Date: &date}, dir))
 	pages, err := filepath.Glob(dir + "/*.8")
-	if err != nil || len(pages) < 15 {
-		t.Fatalf("%d pages, %v", len(pages), err)
-	}
+	must.That(t, err == nil && len(pages) >= 15, "%d pages, %v", len(pages), err)
 	var names []string
 	for _, page := range pages {
 		names = append(names, filepath.Base(page))
 		golden.Compare(t, shipped+filepath.Base(page), string(mustRead(t, page)))
 	}
-	there, err := filepath.Glob("../../deploy/share/tombolo*.8")
-	must.Succeed(t, err)
+	there := must.Of(filepath.Glob("../../deploy/share/tombolo*.8")).Get(t)
 	for _, page := range there {
-		if name := filepath.Base(page); name != "tombolod.8" && !slices.Contains(names, name) {
-			t.Errorf("deploy/share/%s is of no command", name)
-		}
+		name := filepath.Base(page)
+		expect.That(t, name == "tombolod.8" || slices.Contains(names, name), "deploy/share/%s is of no command", name)
 	}
 }
 
@@ -51,7 +49,7 @@ func asTombolo(t *testing.T) []string {
 	t.Helper()
 	dir := t.TempDir()
 	must.Succeed(t, os.Symlink(mustSelf(t), filepath.Join(dir, "tombolo")))
-	return append(os.Environ(), runMain+"=1", "PATH="+dir+":"+os.Getenv("PATH"))
+	return append(os.Environ(), nstest.RunMain+"=1", "PATH="+dir+":"+os.Getenv("PATH"))
 }
 
 func TestBashCompletesWhatCanFollow(t *testing.T) {
@@ -62,8 +60,7 @@ func TestBashCompletesWhatCanFollow(t *testing.T) {
 		must.Succeed(t, os.WriteFile(filepath.Join(state, "networks", name), nil, 0o644))
 	}
 	var nics []string
-	links, err := os.ReadDir("/sys/class/net")
-	must.Succeed(t, err)
+	links := must.Of(os.ReadDir("/sys/class/net")).Get(t)
 	for _, l := range links {
 		nics = append(nics, l.Name())
 	}
@@ -97,9 +94,8 @@ source ../../deploy/share/tombolo.bash; COMP_WORDS=("$@"); COMP_CWORD=%d; COMP_T
 			continue
 		}
 		got, want := slices.Sorted(slices.Values(strings.Fields(string(out)))), slices.Sorted(slices.Values(tt.want))
-		if diff := cmp.Diff(want, got); diff != "" && len(want)+len(got) > 0 {
-			t.Errorf("%q (-want +got):\n%s", tt.line, diff)
-		}
+		diff := cmp.Diff(want, got)
+		expect.That(t, diff == "" || len(want)+len(got) == 0, "%q (-want +got):\n%s", tt.line, diff)
 	}
 }
 
@@ -115,8 +111,6 @@ _tombolo`
 	cmd.Env = asTombolo(t)
 	out, err := cmd.CombinedOutput()
 	for _, want := range []string{"plan:print how", "take:make a NIC", "restore:take a NIC off"} {
-		if !strings.Contains(string(out), want) {
-			t.Errorf("%q is missing, %v: %s", want, err, out)
-		}
+		expect.That(t, strings.Contains(string(out), want), "%q is missing, %v: %s", want, err, out)
 	}
 }

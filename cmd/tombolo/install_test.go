@@ -21,18 +21,16 @@ func built(t *testing.T) string {
 		return dir
 	}
 	dir := t.TempDir()
-	if out, err := exec.Command("go", "build", "-buildvcs=false", "-o", dir+"/", ".", "../tombolo-cni").CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	out, err := exec.Command("go", "build", "-buildvcs=false", "-o", dir+"/", ".", "../tombolo-cni").CombinedOutput()
+	must.That(t, err == nil, "%v\n%s", err, out)
 	return dir
 }
 
 // place copies programs to where a package has them.
 func place(t *testing.T, from, to string) string {
 	t.Helper()
-	if out, err := exec.Command("install", "-D", from, to).CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	out, err := exec.Command("install", "-D", from, to).CombinedOutput()
+	must.That(t, err == nil, "%v: %s", err, out)
 	return to
 }
 
@@ -42,24 +40,19 @@ func start(t *testing.T, path string, env []string, args ...string) outcome {
 	cmd := exec.Command(path, args...)
 	cmd.Env, cmd.Stdout, cmd.Stderr = env, &out, &errOut
 	var exit *exec.ExitError
-	if err := cmd.Run(); err != nil && !errors.As(err, &exit) {
-		t.Fatal(err)
-	}
+	err := cmd.Run()
+	must.That(t, err == nil || errors.As(err, &exit), "%v", err)
 	return outcome{cmd.ProcessState.ExitCode(), out.String(), errOut.String()}
 }
 
 func mustSelf(t *testing.T) string {
 	t.Helper()
-	self, err := os.Executable()
-	must.Succeed(t, err)
-	return self
+	return must.Of(os.Executable()).Get(t)
 }
 
 func mustRead(t *testing.T, path string) []byte {
 	t.Helper()
-	text, err := os.ReadFile(path)
-	must.Succeed(t, err)
-	return text
+	return must.Of(os.ReadFile(path)).Get(t)
 }
 
 func TestInstall(t *testing.T) {
@@ -82,15 +75,13 @@ func TestInstall(t *testing.T) {
 			if got := start(t, command, nil, "install", "--names", "loopback", dir); got.status != 0 || got.stdout != dir+"/tombolo: the plugin\n"+dir+"/loopback: Tombolo\n" {
 				t.Fatalf("install: %+v", got)
 			}
-			if !bytes.Equal(mustRead(t, dir+"/tombolo"), plugin) {
-				t.Error("what it installed is another file than the plugin")
-			}
+			expect.That(t, bytes.Equal(mustRead(t, dir+"/tombolo"), plugin),
+				"what it installed is another file than the plugin")
 			if got := start(t, dir+"/loopback", []string{"CNI_COMMAND=VERSION"}); !strings.Contains(got.stdout, "supportedVersions") {
 				t.Errorf("the name does not lead to the plugin: %+v", got)
 			}
-			if got := start(t, command, nil, "install", "--undo", dir); got.status != 0 || got.stdout != dir+"/loopback: gone\n" {
-				t.Errorf("undo: %+v", got)
-			}
+			got := start(t, command, nil, "install", "--undo", dir)
+			expect.That(t, got.status == 0 && got.stdout == dir+"/loopback: gone\n", "undo: %+v", got)
 			if got := start(t, command, nil, "install", "--names", "brigde", dir); got.status != exitUsage || !strings.Contains(got.stderr, `"brigde" is not a name that Tombolo has`) {
 				t.Errorf("a name that it has not: %+v", got)
 			}
@@ -121,9 +112,8 @@ func TestInstall(t *testing.T) {
 			out.Close()
 		}
 		got := start(t, command, nil, "install", "--names", "all", dir)
-		if strings.Contains(got.stdout, "what was there") || strings.Count(got.stdout, ": Tombolo\n") < 2 {
-			t.Errorf("names were left by the undo: %+v", got)
-		}
+		expect.That(t, !strings.Contains(got.stdout, "what was there") && strings.Count(got.stdout, ": Tombolo\n") >= 2,
+			"names were left by the undo: %+v", got)
 	})
 }
 

@@ -1,9 +1,7 @@
 package main
 
 import (
-	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -26,16 +24,7 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// runMain makes the test's own binary the command.
-const runMain = "TOMBOLO_TEST_RUN_MAIN"
-
-func TestMain(m *testing.M) {
-	if os.Getenv(runMain) != "" {
-		main()
-		return
-	}
-	nstest.Main(m)
-}
+func TestMain(m *testing.M) { nstest.ProgramMain(m, main) }
 
 // outcome is what a run of the command came to.
 type outcome struct {
@@ -55,23 +44,11 @@ func (o outcome) err() error {
 // environment variables.
 func run(t *testing.T, ns *netns.NS, env []string, stdin string, args ...string) outcome {
 	t.Helper()
-	exe, err := os.Executable()
-	must.Succeed(t, err)
-	var out, errOut bytes.Buffer
-	cmd := exec.Command(exe, args...)
-	cmd.Env = append([]string{runMain + "=1"}, env...)
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &out, &errOut
-	if ns == nil {
-		err = cmd.Start()
-	} else {
-		err = ns.Do(cmd.Start)
-	}
-	must.Succeed(t, err)
-	var exit *exec.ExitError
-	if err := cmd.Wait(); err != nil && !errors.As(err, &exit) {
-		t.Fatal(err)
-	}
-	return outcome{cmd.ProcessState.ExitCode(), out.String(), errOut.String()}
+	cmd := exec.Command(must.Of(os.Executable()).Get(t), args...)
+	cmd.Env, cmd.Stdin = env, strings.NewReader(stdin)
+	var o outcome
+	o.status, o.stdout, o.stderr = nstest.Finish(t, ns, cmd)
+	return o
 }
 
 func below(c *cobra.Command) []*cobra.Command {
@@ -88,13 +65,10 @@ func TestHelp(t *testing.T) {
 	for _, c := range below((&options{}).root()) {
 		words := strings.Fields(c.CommandPath())[1:]
 		got := run(t, nil, nil, "", append(words, "--help")...)
-		if same := run(t, nil, nil, "", append([]string{"help"}, words...)...); got.status != 0 || got.stderr != "" || got != same {
-			t.Errorf("%q: %+v, and by help %+v", words, got, same)
-		}
+		same := run(t, nil, nil, "", append([]string{"help"}, words...)...)
+		expect.That(t, got.status == 0 && got.stderr == "" && got == same, "%q: %+v, and by help %+v", words, got, same)
 		for line := range strings.Lines(got.stdout) {
-			if len(line) > 160 {
-				t.Errorf("%q: a line of %d bytes: %s", words, len(line), line)
-			}
+			expect.That(t, len(line) <= 160, "%q: a line of %d bytes: %s", words, len(line), line)
 		}
 		text.WriteString("# " + c.CommandPath() + "\n" + got.stdout + "\n")
 	}
@@ -124,8 +98,7 @@ func TestCommandLinesThatAreWrong(t *testing.T) {
 
 func TestWithoutRootACommandSaysWhatItLacks(t *testing.T) {
 	t.Parallel()
-	exe, err := os.Executable()
-	must.Succeed(t, err)
+	exe := must.Of(os.Executable()).Get(t)
 	// Nobody can read what go test makes below a directory of root's.
 	dir, err := os.MkdirTemp("/tmp", "tombolo-nobody-")
 	must.Succeed(t, err)
@@ -137,17 +110,11 @@ func TestWithoutRootACommandSaysWhatItLacks(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	must.Succeed(t, os.Chmod(dir, 0o755))
-	nobody := func(args ...string) outcome {
-		var out, errOut bytes.Buffer
+	nobody := func(args ...string) (o outcome) {
 		cmd := exec.Command(program, args...)
-		cmd.Dir, cmd.Env = "/", []string{runMain + "=1"}
-		cmd.Stdout, cmd.Stderr = &out, &errOut
-		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
-		var exit *exec.ExitError
-		if err := cmd.Run(); err != nil && !errors.As(err, &exit) {
-			t.Fatal(err)
-		}
-		return outcome{cmd.ProcessState.ExitCode(), out.String(), errOut.String()}
+		cmd.Dir, cmd.SysProcAttr = "/", &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+		o.status, o.stdout, o.stderr = nstest.Finish(t, nil, cmd)
+		return o
 	}
 	closed := t.TempDir() // below a directory of root's
 	for _, line := range []string{"status", "ls", "ls networks", "ls map", "check", "repair", "gc", "doctor", "leases", "remove pods", "uplink status", "uplink take lo br0"} {
@@ -162,28 +129,22 @@ func TestWithoutRootACommandSaysWhatItLacks(t *testing.T) {
 func TestVersion(t *testing.T) {
 	t.Parallel()
 	got := run(t, nil, nil, "", "version")
-	if got.status != 0 || got.stderr != "" {
-		t.Errorf("status %d: %s", got.status, got.stderr)
-	}
+	expect.That(t, got.status == 0 && got.stderr == "", "status %d: %s", got.status, got.stderr)
 	first, second, _ := strings.Cut(got.stdout, "\n")
 	for _, want := range []string{"tombolo ", "(commit ", "go1.", "linux/"} {
 		expect.Contains(t, first, want)
 	}
-	if want := "CNI 0.1.0, 0.2.0, 0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0\n"; second != want {
-		t.Errorf("second line is %q, want %q", second, want)
-	}
+	want := "CNI 0.1.0, 0.2.0, 0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0\n"
+	expect.That(t, second == want, "second line is %q, want %q", second, want)
 
 	var v struct {
 		Version, Commit, Go string
 		CNI                 []string
 	}
 	asJSON := run(t, nil, nil, "", "version", "--json")
-	if err := json.Unmarshal([]byte(asJSON.stdout), &v); err != nil {
-		t.Fatalf("%v: %q", err, asJSON.stdout)
-	}
-	if v.Version == "" || v.Commit == "" || !strings.Contains(first, v.Go) {
-		t.Errorf("version is %+v", v)
-	}
+	err := json.Unmarshal([]byte(asJSON.stdout), &v)
+	must.That(t, err == nil, "%v: %q", err, asJSON.stdout)
+	expect.That(t, v.Version != "" && v.Commit != "" && strings.Contains(first, v.Go), "version is %+v", v)
 	expect.NoDiff(t, cmp.Diff(cni.SupportedVersions(), v.CNI), "CNI versions")
 }
 
@@ -191,8 +152,7 @@ func TestVersion(t *testing.T) {
 func forge(t *testing.T) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "state")
-	d, err := state.Open(dir)
-	must.Succeed(t, err)
+	d := must.Of(state.Open(dir)).Get(t)
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	addresses := func(texts ...string) []ipam.Address {
 		var list []ipam.Address
@@ -228,9 +188,7 @@ func TestLsListsTheAttachmentsOfAllNetworks(t *testing.T) {
 		"ls.json": {"ls", "--json", "--state", dir},
 	} {
 		got := run(t, nstest.New(t), nil, "", args...)
-		if got.status != 0 || got.stderr != "" {
-			t.Errorf("%v: status %d: %s", args, got.status, got.stderr)
-		}
+		expect.That(t, got.status == 0 && got.stderr == "", "%v: status %d: %s", args, got.status, got.stderr)
 		golden.Compare(t, name, got.stdout)
 	}
 }
@@ -266,9 +224,8 @@ func TestLsListsWhatIsAskedFor(t *testing.T) {
 				return
 			}
 			var list []struct{ ContainerID string }
-			if err := json.Unmarshal([]byte(got.stdout), &list); err != nil || list == nil || got.status != 0 || got.stderr != "" {
-				t.Fatalf("%v: %+v", err, got)
-			}
+			err := json.Unmarshal([]byte(got.stdout), &list)
+			must.That(t, err == nil && list != nil && got.status == 0 && got.stderr == "", "%v: %+v", err, got)
 			var ids []string
 			for _, a := range list {
 				ids = append(ids, a.ContainerID)
@@ -314,9 +271,8 @@ firewall   as it was set up
 drift      as it was set up
 all is well
 `
-	if got.status != 0 || got.stderr != "" || !strings.HasPrefix(got.stdout, "node       ") || rest != want {
-		t.Errorf("outcome is %+v", got)
-	}
+	expect.That(t, got.status == 0 && got.stderr == "" && strings.HasPrefix(got.stdout, "node       ") && rest == want,
+		"outcome is %+v", got)
 }
 
 func TestStatusOfWhatIsForged(t *testing.T) {
@@ -386,9 +342,8 @@ func TestCheckTellsWhatDiffersByItsExitStatus(t *testing.T) {
 	t.Parallel()
 	dir := forge(t)
 	got := run(t, nstest.New(t), nil, "", "check", "--state", dir)
-	if got.status != exitFound || !strings.HasSuffix(got.stdout, "\n3 attachments, 3 of them differ\n") {
-		t.Errorf("outcome is %+v", got)
-	}
+	expect.That(t, got.status == exitFound && strings.HasSuffix(got.stdout, "\n3 attachments, 3 of them differ\n"),
+		"outcome is %+v", got)
 	var in struct {
 		Attachments []struct {
 			Differences []struct{ Text, Remedy string }
@@ -461,9 +416,8 @@ func TestValidateTellsScripts(t *testing.T) {
 	}
 	got := run(t, nil, nil, "", "validate", good, bad)
 	for _, want := range []string{good + ": valid\n", bad + ": invalid\n", "mtu 7 ", `"brigde"`} {
-		if got.status != exitFound || !strings.Contains(got.stdout, want) {
-			t.Errorf("a bad one: %+v; want %s", got, want)
-		}
+		expect.That(t, got.status == exitFound && strings.Contains(got.stdout, want),
+			"a bad one: %+v; want %s", got, want)
 	}
 	if got := run(t, nil, nil, "", "validate", dir+"/none", bad); !strings.Contains(got.stdout, "mtu 7 ") {
 		t.Errorf("what follows a file that is not there is passed over: %+v", got)
@@ -474,7 +428,6 @@ func TestValidateTellsScripts(t *testing.T) {
 			t.Errorf("a file whose name tells of the other form: %+v", got)
 		}
 	}
-	if got := run(t, nil, nil, "", "validate", dir+"/none"); got.status != exitFailed || !strings.Contains(got.stderr, "none") {
-		t.Errorf("no file: %+v", got)
-	}
+	got = run(t, nil, nil, "", "validate", dir+"/none")
+	expect.That(t, got.status == exitFailed && strings.Contains(got.stderr, "none"), "no file: %+v", got)
 }

@@ -57,9 +57,8 @@ func TestUplinkIsPlannedTakenLookedAtAndGivenBack(t *testing.T) {
 	if want := "OK: 192.0.2.2 moves to br0, your SSH session stays; undo: tombolo uplink restore eth0\n"; !strings.HasPrefix(bySSH.stdout, want) {
 		t.Errorf("plan by SSH: %+v, want %q", bySSH, want)
 	}
-	if after := addresses(); after != before {
-		t.Errorf("a plan changed the host: %s, before it %s", after, before)
-	}
+	after := addresses()
+	expect.That(t, after == before, "a plan changed the host: %s, before it %s", after, before)
 	for _, step := range []struct {
 		name string
 		got  func() outcome
@@ -78,9 +77,8 @@ func TestUplinkIsPlannedTakenLookedAtAndGivenBack(t *testing.T) {
 		{"restore from another bridge", func() outcome { return uplink("restore", "eth0", "br1") },
 			outcome{exitFailed, "", "tombolo: uplink eth0 is a port of bridge br0, not of br1\n"}},
 	} {
-		if diff := cmp.Diff(step.want, step.got(), cmp.AllowUnexported(outcome{})); diff != "" {
-			t.Fatalf("%s (-want +got):\n%s", step.name, diff)
-		}
+		diff := cmp.Diff(step.want, step.got(), cmp.AllowUnexported(outcome{}))
+		must.That(t, diff == "", "%s (-want +got):\n%s", step.name, diff)
 	}
 	if got := addresses(); !strings.Contains(got, "br0") || strings.Contains(got, "eth0") {
 		t.Errorf("taken, the host has %s", got)
@@ -107,9 +105,8 @@ func TestUplinkIsPlannedTakenLookedAtAndGivenBack(t *testing.T) {
 	if got := uplink("restore", "eth0", "br0"); got.status != 0 || got.stdout != "eth0 has its addresses and routes back\n" {
 		t.Errorf("restore: %+v", got)
 	}
-	if after := addresses(); after != before {
-		t.Errorf("given back: %s, before it %s", after, before)
-	}
+	after = addresses()
+	expect.That(t, after == before, "given back: %s, before it %s", after, before)
 	expect.Success(t, nstest.Ping(t, host, nstest.Addr("192.0.2.1")))
 
 	// What is no longer there is not said to be back.
@@ -117,13 +114,10 @@ func TestUplinkIsPlannedTakenLookedAtAndGivenBack(t *testing.T) {
 	nstest.Run(t, host, "sh", "-ec", "ip -4 address flush dev br0")
 	got := uplink("restore", "eth0", "br0")
 	_, command, ok := strings.Cut(got.stderr, "If it is to be back: ")
-	if got.status != exitFailed || !ok {
-		t.Fatalf("restore without an address: %+v", got)
-	}
+	must.That(t, got.status == exitFailed && ok, "restore without an address: %+v", got)
 	nstest.Run(t, host, "sh", "-ec", command)
-	if after := addresses(); after != before {
-		t.Errorf("after %q: %s, before it %s", command, after, before)
-	}
+	after = addresses()
+	expect.That(t, after == before, "after %q: %s, before it %s", command, after, before)
 }
 
 func TestUplinkCommandsThatAreWrong(t *testing.T) {

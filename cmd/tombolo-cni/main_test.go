@@ -1,8 +1,6 @@
 package main
 
 import (
-	"bytes"
-	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,16 +14,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
-// runMain makes the test's own binary the plugin.
-const runMain = "TOMBOLO_TEST_RUN_MAIN"
-
-func TestMain(m *testing.M) {
-	if os.Getenv(runMain) != "" {
-		main()
-		return
-	}
-	nstest.Main(m)
-}
+func TestMain(m *testing.M) { nstest.ProgramMain(m, main) }
 
 // outcome is what a run of the plugin came to.
 type outcome struct {
@@ -36,15 +25,11 @@ type outcome struct {
 // run starts a program, the plugin or a name of it.
 func run(t *testing.T, path string, env []string, stdin string, args ...string) outcome {
 	t.Helper()
-	var out, errOut bytes.Buffer
 	cmd := exec.Command(path, args...)
-	cmd.Env = append([]string{runMain + "=1"}, env...)
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &out, &errOut
-	var exit *exec.ExitError
-	if err := cmd.Run(); err != nil && !errors.As(err, &exit) {
-		t.Fatal(err)
-	}
-	return outcome{cmd.ProcessState.ExitCode(), out.String(), errOut.String()}
+	cmd.Env, cmd.Stdin = env, strings.NewReader(stdin)
+	var o outcome
+	o.status, o.stdout, o.stderr = nstest.Finish(t, nil, cmd)
+	return o
 }
 
 // Runtimes call a plugin without arguments, and read all that it says from stdout.
@@ -76,8 +61,7 @@ func TestARuntimeCallsItByTheEnvironment(t *testing.T) {
 // install does.
 func name(t *testing.T, of string) (plugin, path string) {
 	t.Helper()
-	self, err := os.Executable()
-	must.Succeed(t, err)
+	self := must.Of(os.Executable()).Get(t)
 	dir := t.TempDir()
 	plugin, path = filepath.Join(dir, "tombolo"), filepath.Join(dir, of)
 	must.Succeed(t, os.Symlink(self, plugin))
@@ -102,9 +86,8 @@ func TestByHandItNamesTheCommand(t *testing.T) {
 		if got.status != tt.status || got.stdout != "" || !strings.HasPrefix(got.stderr, tt.want) || !strings.Contains(got.stderr, "the operator's command is tombolo") {
 			t.Errorf("%s %s: %+v", tt.path, tt.line, got)
 		}
-		if tt.line != "" && !strings.HasSuffix(got.stderr, ": tombolo "+tt.line+"\n") {
-			t.Errorf("%s %s: it does not say what to type: %s", tt.path, tt.line, got.stderr)
-		}
+		expect.That(t, tt.line == "" || strings.HasSuffix(got.stderr, ": tombolo "+tt.line+"\n"),
+			"%s %s: it does not say what to type: %s", tt.path, tt.line, got.stderr)
 	}
 }
 
@@ -112,12 +95,10 @@ func TestANamesFirstLineLeadsToThePlugin(t *testing.T) {
 	t.Parallel()
 	const conf = `{"cniVersion": "1.0.0", "name": "lo", "type": "loopback"}`
 	_, loopback := name(t, "loopback")
-	if got := run(t, loopback, []string{"CNI_COMMAND=VERSION"}, conf); !strings.HasPrefix(got.stdout, `{"cniVersion":"1.1.0","supportedVersions":[`) {
-		t.Errorf("VERSION: %+v", got)
-	}
+	got := run(t, loopback, []string{"CNI_COMMAND=VERSION"}, conf)
+	expect.That(t, strings.HasPrefix(got.stdout, `{"cniVersion":"1.1.0","supportedVersions":[`), "VERSION: %+v", got)
 	// The plugin of that name wants another namespace, and the network's plugin another thing.
 	env := []string{"CNI_COMMAND=ADD", "CNI_CONTAINERID=c", "CNI_IFNAME=lo", "CNI_NETNS=/nonexistent"}
-	if got := run(t, loopback, env, conf); !strings.Contains(got.stdout, "/nonexistent") {
-		t.Errorf("ADD: %+v", got)
-	}
+	got = run(t, loopback, env, conf)
+	expect.That(t, strings.Contains(got.stdout, "/nonexistent"), "ADD: %+v", got)
 }

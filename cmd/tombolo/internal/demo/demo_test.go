@@ -70,9 +70,8 @@ DEL took MS ms a pod, and left nothing\.
 func wantPattern(t *testing.T, pattern string, got outcome) {
 	t.Helper()
 	pattern = `\A` + strings.ReplaceAll(pattern, "MS", `\d+\.\d+`) + `\z`
-	if got.status != 0 || got.stderr != "" || !regexp.MustCompile(pattern).MatchString(got.stdout) {
-		t.Errorf("exit status %d, stderr %q, stdout:\n%s", got.status, got.stderr, got.stdout)
-	}
+	expect.That(t, got.status == 0 && got.stderr == "" && regexp.MustCompile(pattern).MatchString(got.stdout),
+		"exit status %d, stderr %q, stdout:\n%s", got.status, got.stderr, got.stdout)
 }
 
 func testFivePods(t *testing.T, tombolo string) {
@@ -147,9 +146,7 @@ func testBroken(t *testing.T, tombolo string) {
 			}
 			var out bytes.Buffer
 			err := Run(t.Context(), &out, plugin, 2)
-			if err == nil || !strings.Contains(err.Error(), tt.want) {
-				t.Errorf("got  %v\nwant …%s…", err, tt.want)
-			}
+			expect.That(t, err != nil && strings.Contains(err.Error(), tt.want), "got  %v\nwant …%s…", err, tt.want)
 			if !strings.Contains(out.String(), "\n"+tt.after) || strings.Contains(out.String(), "left nothing") {
 				t.Errorf("want it to end after %q, and got\n%s", tt.after, out.String())
 			}
@@ -176,9 +173,8 @@ func testCancel(t *testing.T, tombolo string) {
 	go func() {
 		ended <- Run(ctx, io.Discard, hangs, 2)
 	}()
-	if said, err := os.ReadFile(started); err != nil || string(said) != "yes\n" {
-		t.Errorf("the plugin said %q, %v", said, err)
-	}
+	said, err := os.ReadFile(started)
+	expect.That(t, err == nil && string(said) == "yes\n", "the plugin said %q, %v", said, err)
 	cancel()
 	expect.Is(t, <-ended, context.Canceled, "done during the first ADD")
 }
@@ -191,8 +187,7 @@ func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 func testKilled(t *testing.T, tombolo string) {
 	host := nstest.New(t)
 	c := exec.Command(tombolo, "demo", "--pods", "100")
-	stdout, err := c.StdoutPipe()
-	must.Succeed(t, err)
+	stdout := must.Of(c.StdoutPipe()).Get(t)
 	must.Succeed(t, host.Do(c.Start))
 	expect.Success(t, expect.Err(bufio.NewReader(stdout).ReadString('\n')))
 	expect.Success(t, c.Process.Kill())

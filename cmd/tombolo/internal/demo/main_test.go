@@ -28,9 +28,8 @@ func build(t *testing.T) string {
 		must.Succeed(t, os.Chmod(d, 0o755))
 	}
 	c := exec.Command("go", "build", "-buildvcs=false", "-o", dir+"/", "github.com/tombolo-cni/tombolo/cmd/tombolo", "github.com/tombolo-cni/tombolo/cmd/tombolo-cni")
-	if out, err := c.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	out, err := c.CombinedOutput()
+	must.That(t, err == nil, "%v\n%s", err, out)
 	return filepath.Join(dir, "tombolo")
 }
 
@@ -71,17 +70,14 @@ func start(t *testing.T, host *netns.NS, attr *syscall.SysProcAttr, argv ...stri
 // mounted where the test runs. (Its mounts name it as their source.)
 func wantUntouched(t *testing.T, host *netns.NS) {
 	t.Helper()
-	err := host.Do(func() error {
+	expect.Success(t, host.Do(func() error {
 		links, err := net.Interfaces()
 		expect.Equal(t, len(links), 1, "links on the host: %v", links)
 		return err
-	})
-	expect.Success(t, err)
+	}))
 	expect.Equal(t, nstest.Run(t, host, "nft", "list", "ruleset"), "", "rules on the host")
 	expect.Equal(t, nstest.Sysctl(t, host, "net/ipv4/ip_forward"), "0", "ip_forward of the host is")
 	mounts, err := os.ReadFile("/proc/thread-self/mountinfo")
 	expect.Success(t, err)
-	if bytes.Contains(mounts, []byte("tombolo-demo")) {
-		t.Errorf("a mount is left:\n%s", mounts)
-	}
+	expect.That(t, !bytes.Contains(mounts, []byte("tombolo-demo")), "a mount is left:\n%s", mounts)
 }

@@ -5,6 +5,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -53,9 +54,7 @@ func TestAFindingHasTheRemedyOfItsDifference(t *testing.T) {
 		{Step: StepLease, Evidence: "its lease ended", Remedy: "systemctl start tombolod"},
 	}
 	got := e.sorted()
-	if len(got) != len(want) || !e.dead {
-		t.Fatalf("%+v", got)
-	}
+	must.That(t, len(got) == len(want) && e.dead, "%+v", got)
 	for i := range want {
 		expect.Equal(t, got[i], want[i])
 	}

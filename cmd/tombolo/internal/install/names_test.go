@@ -23,21 +23,17 @@ const self = "/proc/self/exe"
 // is this test, is told by its name.
 func files(t *testing.T, dir string) map[string]string {
 	t.Helper()
-	entries, err := os.ReadDir(dir)
-	must.Succeed(t, err)
-	self, err := os.ReadFile(self)
-	must.Succeed(t, err)
+	entries := must.Of(os.ReadDir(dir)).Get(t)
+	self := must.Of(os.ReadFile(self)).Get(t)
 	got := map[string]string{}
 	for _, e := range entries {
 		path := filepath.Join(dir, e.Name())
 		if e.Type()&fs.ModeSymlink != 0 {
-			target, err := os.Readlink(path)
-			must.Succeed(t, err)
+			target := must.Of(os.Readlink(path)).Get(t)
 			got[e.Name()] = "-> " + target
 			continue
 		}
-		data, err := os.ReadFile(path)
-		must.Succeed(t, err)
+		data := must.Of(os.ReadFile(path)).Get(t)
 		if info, err := e.Info(); err != nil || info.Mode().Perm()&0o111 != 0o111 {
 			t.Errorf("%s cannot be executed: %v, %v", path, info.Mode(), err)
 		}
@@ -112,9 +108,8 @@ func TestAnInstallersCopyReachesOneName(t *testing.T) {
 	write(t, installer, "an installer's bridge")
 	copyOver := func(name string) {
 		t.Helper()
-		if out, err := exec.Command("cp", installer, filepath.Join(dir, name)).CombinedOutput(); err != nil {
-			t.Fatalf("%v: %s", err, out)
-		}
+		out, err := exec.Command("cp", installer, filepath.Join(dir, name)).CombinedOutput()
+		must.That(t, err == nil, "%v: %s", err, out)
 	}
 	write(t, filepath.Join(dir, "tombolo"), "a program")
 	for _, link := range []func(string, string) error{os.Link, os.Symlink} {
@@ -148,20 +143,16 @@ func TestDirectoriesThatCannotHaveNames(t *testing.T) {
 		{full, "full/bridge is not a file: move it away first"},
 	} {
 		err := Add(new(strings.Builder), self, tt.dir, []string{"bridge"})
-		if err == nil || !strings.Contains(err.Error(), tt.want) {
-			t.Errorf("%s: %v, and not %q", tt.dir, err, tt.want)
-		}
+		expect.That(t, err != nil && strings.Contains(err.Error(), tt.want), "%s: %v, and not %q", tt.dir, err, tt.want)
 	}
 }
 
 func TestSelectReadsLists(t *testing.T) {
 	t.Parallel()
-	if got, err := Select("all", known); err != nil || !cmp.Equal(got, known) {
-		t.Errorf("all: %v, %v", got, err)
-	}
-	if got, err := Select("portmap,bridge,portmap", known); err != nil || !cmp.Equal(got, []string{"portmap", "bridge", "portmap"}) {
-		t.Errorf("a list: %v, %v", got, err)
-	}
+	got, err := Select("all", known)
+	expect.That(t, err == nil && cmp.Equal(got, known), "all: %v, %v", got, err)
+	got, err = Select("portmap,bridge,portmap", known)
+	expect.That(t, err == nil && cmp.Equal(got, []string{"portmap", "bridge", "portmap"}), "a list: %v, %v", got, err)
 	for _, list := range []string{"", "brige", "bridge,", "../bridge"} {
 		expect.Says(t, expect.Err(Select(list, known)), "is not a name that Tombolo has: it has bridge, loopback, portmap", "%q", list)
 	}

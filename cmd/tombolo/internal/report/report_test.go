@@ -103,9 +103,8 @@ func TestOneCauseIsOneLine(t *testing.T) {
 			if each := Each(tt.in); len(each) != differences+len(tt.in.Stray) {
 				t.Errorf("%d lines for %d differences: %v", len(each), differences, each)
 			}
-			if n := len(Apart(tt.in)) + len(OfPods(tt.in)); n < len(got) {
-				t.Errorf("%d lines apart and of pods, of %d in all", n, len(got))
-			}
+			n := len(Apart(tt.in)) + len(OfPods(tt.in))
+			expect.That(t, n >= len(got), "%d lines apart and of pods, of %d in all", n, len(got))
 		})
 	}
 }

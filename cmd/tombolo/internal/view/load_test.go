@@ -12,6 +12,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/bridge/vlan"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
@@ -29,8 +30,7 @@ const hostile = "evil/\x1b[31m\u202e\x9b2J<script>&\"'\u00e9\u6f22\xff"
 func forge(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
-	d, err := state.Open(dir)
-	must.Succeed(t, err)
+	d := must.Of(state.Open(dir)).Get(t)
 	prefixes := nstest.Prefixes
 	pool, err := ipam.NewHostLocal(&ipam.Config{Network: "pods", Dir: dir + "/ipam", Ranges: []ipam.RangeSet{
 		{Ranges: []ipam.Range{
@@ -65,14 +65,12 @@ func forge(t *testing.T) string {
 		a.Created = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 		switch a.Network {
 		case "pods":
-			given, err := pool.Add(t.Context(), ipam.Owner{ContainerID: a.ContainerID, IfName: "eth0"})
-			must.Succeed(t, err)
+			given := must.Of(pool.Add(t.Context(), ipam.Owner{ContainerID: a.ContainerID, IfName: "eth0"})).Get(t)
 			a.Addresses = given.Addresses
 		default:
 			a.Addresses = []ipam.Address{{Prefix: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 63, 0, byte(i)}), 29)}}
 		}
-		pending, err := d.Create(a)
-		must.Succeed(t, err)
+		pending := must.Of(d.Create(a)).Get(t)
 		must.Succeed(t, pending.Commit(a))
 	}
 	for path, text := range map[string]string{
@@ -90,9 +88,7 @@ func forge(t *testing.T) string {
 // open gives a node whose records are in a directory.
 func open(t *testing.T, dir string) *network.Node {
 	t.Helper()
-	node, err := network.Open(t.Context(), &network.Config{StateDir: dir})
-	must.Succeed(t, err)
-	return node
+	return must.Of(network.Open(t.Context(), &network.Config{StateDir: dir})).Get(t)
 }
 
 func TestNetworksAreAsTheirRecordsHaveThem(t *testing.T) {
@@ -105,18 +101,16 @@ func TestNetworksAreAsTheirRecordsHaveThem(t *testing.T) {
 		text += "problem: " + strings.ReplaceAll(problem.Error(), dir, "DIR") + "\n"
 	}
 	golden.Compare(t, "networks.txt", text)
-	data, err := json.MarshalIndent(list, "", " ")
-	must.Succeed(t, err)
+	data := must.Of(json.MarshalIndent(list, "", " ")).Get(t)
 	golden.Compare(t, "networks.json", string(data)+"\n")
 }
 
 func TestOneNetworkIsAskedForByItsName(t *testing.T) {
 	t.Parallel()
 	dir := forge(t)
-	if list, _, err := Load(t.Context(), open(t, dir), dir, "home"); err != nil || len(list) != 1 || list[0].Mode != "lan" {
-		t.Errorf("%+v, %v", list, err)
-	}
-	_, _, err := Load(t.Context(), open(t, dir), dir, "hom")
+	list, _, err := Load(t.Context(), open(t, dir), dir, "home")
+	expect.That(t, err == nil && len(list) == 1 && list[0].Mode == "lan", "%+v, %v", list, err)
+	_, _, err = Load(t.Context(), open(t, dir), dir, "hom")
 	if want := `there is no network "hom": those on record are damaged, delegated, earlier, fixed, fresh, home, lost, pods`; err == nil || err.Error() != want {
 		t.Errorf("%v", err)
 	}

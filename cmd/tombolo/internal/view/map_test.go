@@ -73,13 +73,10 @@ func TestTheMapFollowsTheScreen(t *testing.T) {
 		text := n.Map(s)
 		golden.Compare(t, name, text)
 		plain := regexp.MustCompile("\x1b\\[(1|31)?m").ReplaceAllString(text, "")
-		if !s.Colour && plain != text {
-			t.Errorf("%s: it is coloured", name)
-		}
+		expect.That(t, s.Colour || plain == text, "%s: it is coloured", name)
 		for line := range strings.Lines(plain) {
-			if columns := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); columns > s.Width && s.Width > 40 {
-				t.Errorf("%s: a line of %d columns: %s", name, columns, line)
-			}
+			columns := utf8.RuneCountInString(strings.TrimSuffix(line, "\n"))
+			expect.That(t, columns <= s.Width || s.Width <= 40, "%s: a line of %d columns: %s", name, columns, line)
 		}
 		for _, r := range plain {
 			if r < ' ' && r != '\n' || r == 0x7f || !s.Unicode && r > '~' || r > '~' && !strings.ContainsRune("├─└│●✗○←", r) {
@@ -123,9 +120,8 @@ func TestTwoHundredPodsStayReadable(t *testing.T) {
 	n := arrange([]Network{{Name: "pods", Bridge: "cbr0", MTU: 1500, Mode: "gateway"}}, in, nil)
 	for width, most := range map[int]int{80: 110, 120: 75, 200: 45} {
 		text := n.Map(Screen{Width: width})
-		if lines := strings.Count(text, "\n"); lines > most {
-			t.Errorf("%d lines at %d columns, %d at most", lines, width, most)
-		}
+		lines := strings.Count(text, "\n")
+		expect.That(t, lines <= most, "%d lines at %d columns, %d at most", lines, width, most)
 		for i := range in.Attachments {
 			a := in.Attachments[i].Attachment
 			if want := a.Pod + " "; !strings.Contains(text, want) || !strings.Contains(text, a.Addresses[0].Prefix.Addr().String()) {
@@ -145,16 +141,13 @@ func wellFormed(t *testing.T, svg string) (texts, elements []string) {
 		if err == io.EOF {
 			return texts, elements
 		}
-		if err != nil {
-			t.Fatalf("%v in\n%s", err, svg)
-		}
+		must.That(t, err == nil, "%v in\n%s", err, svg)
 		switch token := token.(type) {
 		case xml.StartElement:
 			elements = append(elements, token.Name.Local)
 			for _, a := range token.Attr {
-				if strings.Contains(a.Name.Local, "href") || strings.HasPrefix(a.Name.Local, "on") {
-					t.Errorf("attribute %s", a.Name.Local)
-				}
+				expect.That(t, !strings.Contains(a.Name.Local, "href") && !strings.HasPrefix(a.Name.Local, "on"),
+					"attribute %s", a.Name.Local)
 			}
 		case xml.CharData:
 			texts = append(texts, string(token))
@@ -168,9 +161,7 @@ func TestTheSVGIsWholeAndHarmless(t *testing.T) {
 	golden.Compare(t, "map.svg", svg)
 	texts, elements := wellFormed(t, svg)
 	for _, name := range elements {
-		if !strings.Contains(" svg style rect line text g title ", " "+name+" ") {
-			t.Errorf("element %s", name)
-		}
+		expect.Contains(t, " svg style rect line text g title ", " "+name+" ", "element %s", name)
 	}
 	all := strings.Join(texts, "\n")
 	for _, want := range []string{"default/web-0", "10.61.0.10 fd61::2", "8080->80/tcp", "network home", "uplink", "eth0", `evil/\u001b[31m`,
@@ -191,27 +182,22 @@ func TestTheSVGHasRoomForAll(t *testing.T) {
 			Text string  `xml:",chardata"`
 		} `xml:"g>text"`
 	}
-	if err := xml.Unmarshal([]byte(sample(t).SVG()), &svg); err != nil || len(svg.Texts) < 40 {
-		t.Fatalf("%d texts, %v", len(svg.Texts), err)
-	}
+	err := xml.Unmarshal([]byte(sample(t).SVG()), &svg)
+	must.That(t, err == nil && len(svg.Texts) >= 40, "%d texts, %v", len(svg.Texts), err)
 	end, line := 0.0, 0.0
 	for _, one := range svg.Texts {
 		if one.Y != line {
 			end, line = 0, one.Y
 		}
-		if one.X < end {
-			t.Errorf("%q overlaps what is before it", one.Text)
-		}
-		if end = one.X + float64(utf8.RuneCountInString(one.Text))*7.2; end > svg.Width || one.Y > svg.Height {
-			t.Errorf("%q is outside of the picture", one.Text)
-		}
+		expect.That(t, one.X >= end, "%q overlaps what is before it", one.Text)
+		end = one.X + float64(utf8.RuneCountInString(one.Text))*7.2
+		expect.That(t, end <= svg.Width && one.Y <= svg.Height, "%q is outside of the picture", one.Text)
 	}
 }
 
 func TestTheScreenIsWhatTheEnvironmentSays(t *testing.T) {
 	t.Parallel()
-	file, err := os.Create(t.TempDir() + "/out")
-	must.Succeed(t, err)
+	file := must.Of(os.Create(t.TempDir() + "/out")).Get(t)
 	defer file.Close()
 	for _, tt := range []struct {
 		env  map[string]string

@@ -42,12 +42,10 @@ func start(t *testing.T, dir string, args ...string) *daemon {
 	t.Helper()
 	d := &daemon{dir: dir, status: make(chan int, 1), log: &nstest.Output{}}
 	// Short: a socket's address has room for 107 bytes.
-	run, err := os.MkdirTemp("", "t")
-	must.Succeed(t, err)
+	run := must.Of(os.MkdirTemp("", "t")).Get(t)
 	t.Cleanup(func() { os.RemoveAll(run) })
 	path := filepath.Join(run, "notify")
-	d.told, err = net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
-	must.Succeed(t, err)
+	d.told = must.Of(net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})).Get(t)
 	t.Cleanup(func() { d.told.Close() })
 	env := map[string]string{"NOTIFY_SOCKET": path, "JOURNAL_STREAM": "8:1"}
 	p := &program{getenv: func(name string) string { return env[name] }, stdout: io.Discard, stderr: d.log}
@@ -68,9 +66,7 @@ func (d *daemon) hears(t *testing.T, want string) {
 	buf := make([]byte, 256)
 	for {
 		n, err := d.told.Read(buf)
-		if err != nil {
-			t.Fatalf("no %s: %v; log: %s", want, err, d.log)
-		}
+		must.That(t, err == nil, "no %s: %v; log: %s", want, err, d.log)
 		if string(buf[:n]) == want {
 			return
 		}
@@ -83,18 +79,15 @@ func fetch(t *testing.T, network, address, path string) (int, string) {
 		return new(net.Dialer).DialContext(ctx, network, address)
 	}}
 	defer transport.CloseIdleConnections()
-	r, err := (&http.Client{Transport: transport}).Get("http://tombolod" + path)
-	must.Succeed(t, err)
+	r := must.Of((&http.Client{Transport: transport}).Get("http://tombolod" + path)).Get(t)
 	defer r.Body.Close()
-	body, err := io.ReadAll(r.Body)
-	must.Succeed(t, err)
+	body := must.Of(io.ReadAll(r.Body)).Get(t)
 	return r.StatusCode, string(body)
 }
 
 func shortDir(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "t")
-	must.Succeed(t, err)
+	dir := must.Of(os.MkdirTemp("", "t")).Get(t)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	return dir
 }
@@ -103,15 +96,13 @@ func TestTheServiceManagerIsTold(t *testing.T) {
 	t.Parallel()
 	d := start(t, shortDir(t))
 	d.hears(t, "READY=1")
-	leases, err := lease.Open(d.dir + "/leases")
-	must.Succeed(t, err)
+	leases := must.Of(lease.Open(d.dir + "/leases")).Get(t)
 	expect.Success(t, leases.CheckKeeper(), "ready, but")
 	d.hears(t, "WATCHDOG=1")
 	d.stop()
 	d.hears(t, "STOPPING=1")
-	if status := <-d.status; status != exitOK {
-		t.Errorf("status %d, want %d; log: %s", status, exitOK, d.log)
-	}
+	status := <-d.status
+	expect.That(t, status == exitOK, "status %d, want %d; log: %s", status, exitOK, d.log)
 	expect.Is(t, leases.CheckKeeper(), lease.ErrNoKeeper, "ended, but")
 	if log := d.log.String(); !strings.Contains(log, "keeping leases") || strings.Contains(log, "time=") {
 		t.Errorf("log for the journal: %s", log)
@@ -122,11 +113,9 @@ func TestTheServiceManagerIsTold(t *testing.T) {
 func TestAServiceManagerThatDoesNotListenIsNotWaitedForForEver(t *testing.T) {
 	t.Parallel()
 	path := shortDir(t) + "/notify"
-	deaf, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
-	must.Succeed(t, err)
+	deaf := must.Of(net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})).Get(t)
 	defer deaf.Close()
-	n, err := newNotifier(func(string) string { return path })
-	must.Succeed(t, err)
+	n := must.Of(newNotifier(func(string) string { return path })).Get(t)
 	defer n.close()
 	n.within = time.Millisecond
 	for range 600 { // more than a socket's queue has room for (net.unix.max_dgram_qlen)
@@ -138,16 +127,14 @@ func TestMetricsAndHealthAreServed(t *testing.T) {
 	t.Parallel()
 	dir := shortDir(t)
 	// What a killed one has left is in nobody's way.
-	left, err := net.ListenUnix("unix", &net.UnixAddr{Name: dir + "/tombolod.sock", Net: "unix"})
-	must.Succeed(t, err)
+	left := must.Of(net.ListenUnix("unix", &net.UnixAddr{Name: dir + "/tombolod.sock", Net: "unix"})).Get(t)
 	left.SetUnlinkOnClose(false)
 	left.Close()
 	d := start(t, dir)
 	d.hears(t, "READY=1")
 	socket := dir + "/tombolod.sock"
-	if code, body := fetch(t, "unix", socket, "/healthz"); code != http.StatusOK || !json.Valid([]byte(body)) {
-		t.Errorf("health: %d %s", code, body)
-	}
+	code, body := fetch(t, "unix", socket, "/healthz")
+	expect.That(t, code == http.StatusOK && json.Valid([]byte(body)), "health: %d %s", code, body)
 	if code, body := fetch(t, "unix", socket, "/metrics"); code != http.StatusOK || !strings.Contains(body, "tombolo_lease_renewals_total 0\n") {
 		t.Errorf("metrics: %d %s", code, body)
 	}
@@ -165,9 +152,8 @@ func TestMetricsAreServedOverTCPWhenAskedFor(t *testing.T) {
 	address := fmt.Sprintf("127.%d.%d.%d:9100", 1+rand.N(254), rand.N(256), 1+rand.N(254))
 	d := start(t, shortDir(t), "--metrics", address)
 	d.hears(t, "READY=1")
-	if code, _ := fetch(t, "tcp", address, "/metrics"); code != http.StatusOK {
-		t.Errorf("metrics: %d; log: %s", code, d.log)
-	}
+	code, _ := fetch(t, "tcp", address, "/metrics")
+	expect.That(t, code == http.StatusOK, "metrics: %d; log: %s", code, d.log)
 	expect.Of(filepath.Glob(d.dir+"/*.sock")).Len(t, 0, "sockets besides")
 }
 
@@ -177,12 +163,9 @@ func TestWithoutMetricsLeasesAreKeptAllTheSame(t *testing.T) {
 	must.Succeed(t, os.WriteFile(dir+"/tombolod.sock", []byte("mine"), 0o600))
 	d := start(t, dir)
 	d.hears(t, "READY=1")
-	if got, err := os.ReadFile(dir + "/tombolod.sock"); string(got) != "mine" {
-		t.Errorf("somebody's file: %q, %v", got, err)
-	}
-	if !strings.Contains(d.log.String(), "no metrics") {
-		t.Errorf("log: %s", d.log)
-	}
+	got, err := os.ReadFile(dir + "/tombolod.sock")
+	expect.That(t, string(got) == "mine", "somebody's file: %q, %v", got, err)
+	expect.Contains(t, d.log.String(), "no metrics", "log: %s", d.log)
 }
 
 func TestASecondKeeperEnds(t *testing.T) {
@@ -194,9 +177,8 @@ func TestASecondKeeperEnds(t *testing.T) {
 	if status := <-second.status; status != exitFailed || !strings.Contains(second.log.String(), "another keeper") {
 		t.Errorf("status %d; log: %s", status, second.log)
 	}
-	if code, _ := fetch(t, "unix", dir+"/tombolod.sock", "/healthz"); code != http.StatusOK {
-		t.Error("the first one's socket is gone")
-	}
+	code, _ := fetch(t, "unix", dir+"/tombolod.sock", "/healthz")
+	expect.That(t, code == http.StatusOK, "the first one's socket is gone")
 }
 
 func TestItEndsWhenItsDirectoryIsRemoved(t *testing.T) {
@@ -293,9 +275,8 @@ func TestEndpoints(t *testing.T) {
 		"127.0.0.1:9100": {"tcp", "127.0.0.1:9100"}, "[::1]:9100": {"tcp", "[::1]:9100"},
 	} {
 		network, address, err := endpoint(where)
-		if got := []string{network, address}; !slices.Equal(got, want) || err != nil {
-			t.Errorf("endpoint(%s) = %q, %v; want %q", where, got, err, want)
-		}
+		got := []string{network, address}
+		expect.That(t, slices.Equal(got, want) && err == nil, "endpoint(%s) = %q, %v; want %q", where, got, err, want)
 	}
 }
 
@@ -319,6 +300,8 @@ func TestUplinksAreLookedAfterInTheStateDirectory(t *testing.T) {
 	if _, err := os.Stat(file); err != nil {
 		t.Errorf("the damaged record is gone: %v; log: %s", err, d.log)
 	}
+	_, err = os.Stat(file)
+	expect.That(t, err == nil, "the damaged record is gone: %v; log: %s", err, d.log)
 }
 
 const unitFile = "../../deploy/systemd/tombolod.service"
@@ -332,10 +315,8 @@ func unit(t *testing.T) (path string) {
 		}
 		t.Fatal("needs systemd-analyze (package systemd); TOMBOLO_ALLOW_SKIPS=1 skips such tests")
 	}
-	text, err := os.ReadFile(unitFile)
-	must.Succeed(t, err)
-	self, err := os.Executable()
-	must.Succeed(t, err)
+	text := must.Of(os.ReadFile(unitFile)).Get(t)
+	self := must.Of(os.Executable()).Get(t)
 	path = filepath.Join(t.TempDir(), "tombolod.service")
 	must.Succeed(t, os.WriteFile(path, bytes.ReplaceAll(text, []byte("/usr/local/bin/tombolod"), []byte(self)), 0o644))
 	return path
@@ -344,38 +325,29 @@ func unit(t *testing.T) (path string) {
 func TestSystemdTakesTheUnit(t *testing.T) {
 	t.Parallel()
 	out, err := exec.Command("systemd-analyze", "verify", unit(t)).CombinedOutput()
-	if err != nil || len(bytes.TrimSpace(out)) > 0 {
-		t.Errorf("systemd-analyze verify: %v\n%s", err, out)
-	}
+	expect.That(t, err == nil && len(bytes.TrimSpace(out)) == 0, "systemd-analyze verify: %v\n%s", err, out)
 }
 
 func TestTheUnitIsConfined(t *testing.T) {
 	t.Parallel()
 	// 3.3 is what remains for a process that enters pods' network namespaces as root, in tenths.
 	out, err := exec.Command("systemd-analyze", "security", "--offline=true", "--threshold=34", "--no-pager", unit(t)).CombinedOutput()
-	if err != nil {
-		t.Errorf("systemd-analyze security: %v\n%s", err, out)
-	}
+	expect.That(t, err == nil, "systemd-analyze security: %v\n%s", err, out)
 }
 
 func TestTheUnitAgreesWithTheProgram(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile(unitFile)
-	must.Succeed(t, err)
+	text := must.Of(os.ReadFile(unitFile)).Get(t)
 	value := func(key string) string {
 		m := regexp.MustCompile(`(?m)^` + key + `=(.*)$`).FindSubmatch(text)
-		if m == nil {
-			t.Fatalf("no %s in the unit", key)
-		}
+		must.That(t, m != nil, "no %s in the unit", key)
 		return string(m[1])
 	}
 	watchdog, err := time.ParseDuration(value("WatchdogSec") + "s")
-	if err != nil || watchdog < 3*lease.Beat {
-		t.Errorf("WatchdogSec: %v, %v; want three heartbeats at least", watchdog, err)
-	}
-	if got := "/var/lib/" + strings.Fields(value("StateDirectory"))[1]; got != lease.DefaultDir {
-		t.Errorf("StateDirectory is %s, and the leases are in %s", got, lease.DefaultDir)
-	}
+	expect.That(t, err == nil && watchdog >= 3*lease.Beat,
+		"WatchdogSec: %v, %v; want three heartbeats at least", watchdog, err)
+	got := "/var/lib/" + strings.Fields(value("StateDirectory"))[1]
+	expect.That(t, got == lease.DefaultDir, "StateDirectory is %s, and the leases are in %s", got, lease.DefaultDir)
 	if got := "/run/" + value("RuntimeDirectory"); got != state.DefaultDir {
 		t.Errorf("RuntimeDirectory is %s, and the plugin's state is in %s", got, state.DefaultDir)
 	}

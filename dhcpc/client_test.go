@@ -24,8 +24,7 @@ func wantLog(t *testing.T, w *world, want string) {
 func TestAcquire(t *testing.T) {
 	t.Parallel()
 	w, c := newWorld(t, honest())
-	l, err := c.Acquire(t.Context())
-	must.Succeed(t, err)
+	l := must.Of(c.Acquire(t.Context())).Get(t)
 	if l.Address.String() != "10.9.0.7/24" || !w.now.Equal(epoch()) {
 		t.Errorf("lease of %s after %s", l.Address, w.now.Sub(epoch()))
 	}
@@ -60,16 +59,11 @@ func TestAcquireSaysWhatItSentAndHeard(t *testing.T) {
 			w, c := newWorld(t, tt.serve)
 			_, err := c.Acquire(t.Context())
 			for _, is := range tt.is {
-				if !errors.Is(err, is) {
-					t.Errorf("%v is not %v", err, is)
-				}
+				expect.Is(t, err, is)
 			}
-			if w.now.Sub(epoch()) != 30*time.Second {
-				t.Errorf("waited %s", w.now.Sub(epoch()))
-			}
-			if !regexp.MustCompile("^" + tt.want + "$").MatchString(err.Error()) {
-				t.Errorf("error\n%s\nwant\n%s", err, tt.want)
-			}
+			expect.Equal(t, w.now.Sub(epoch()), 30*time.Second, "waited")
+			expect.That(t, regexp.MustCompile("^"+tt.want+"$").MatchString(err.Error()),
+				"error\n%s\nwant\n%s", err, tt.want)
 		})
 	}
 }
@@ -99,9 +93,8 @@ func TestADeadlineIsATimeout(t *testing.T) {
 	_, c := newWorld(t, nil)
 	ctx, cancel := context.WithTimeout(t.Context(), -1)
 	defer cancel()
-	if _, err := c.Acquire(ctx); !errors.Is(err, ErrTimeout) || !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("error %v", err)
-	}
+	_, err := c.Acquire(ctx)
+	expect.That(t, errors.Is(err, ErrTimeout) && errors.Is(err, context.DeadlineExceeded), "error %v", err)
 }
 
 func TestAcquireEndsWithItsTransport(t *testing.T) {
@@ -130,13 +123,10 @@ func TestRunKeepsALeaseForDays(t *testing.T) {
 	var last *Lease
 	renewals := 0
 	err := c.Run(t.Context(), testLease(), func(old, next *Lease) error {
-		if last != nil && old != last || next == nil || !next.Obtained.After(old.Obtained) {
-			t.Errorf("from %+v to %+v", old, next)
-		}
+		expect.That(t, (last == nil || old == last) && next != nil && next.Obtained.After(old.Obtained),
+			"from %+v to %+v", old, next)
 		last = next
-		if w.open != 0 {
-			t.Error("a socket is open while the lease is applied")
-		}
+		expect.Equal(t, w.open, 0, "a socket is open while the lease is applied")
 		if renewals++; renewals == 100 {
 			return errEnough
 		}
@@ -145,9 +135,8 @@ func TestRunKeepsALeaseForDays(t *testing.T) {
 	if !errors.Is(err, errEnough) || w.now.Sub(epoch()) < 50*time.Hour {
 		t.Errorf("ended by %v after %s", err, w.now.Sub(epoch()))
 	}
-	if got := strings.Join(w.log[:6], ", "); got != "open 10.9.0.7, REQUEST, close, open 10.9.0.7, REQUEST, close" {
-		t.Errorf("done %s …", got)
-	}
+	got := strings.Join(w.log[:6], ", ")
+	expect.That(t, got == "open 10.9.0.7, REQUEST, close, open 10.9.0.7, REQUEST, close", "done %s …", got)
 }
 
 // The server is away, then another one is there that knows nothing: the address goes,
@@ -168,19 +157,14 @@ func TestRunLosesALeaseAndGetsAnother(t *testing.T) {
 		}
 		return l.Address.Addr().String()
 	}
-	err := c.Run(t.Context(), l, func(old, next *Lease) error {
+	expect.Is(t, c.Run(t.Context(), l, func(old, next *Lease) error {
 		got = append(got, name(old)+" to "+name(next))
-		if next == nil && w.now.Before(l.Expire) {
-			t.Errorf("gone at %s, before its end", w.now)
-		}
+		expect.That(t, next != nil || !w.now.Before(l.Expire), "gone at %s, before its end", w.now)
 		if len(got) == 3 {
 			return errEnough
 		}
 		return nil
-	})
-	if !errors.Is(err, errEnough) {
-		t.Error(err)
-	}
+	}), errEnough)
 	expect.NoDiff(t, cmp.Diff([]string{"10.9.0.7 to none", "none to 10.9.0.8", "10.9.0.8 to 10.9.0.8"}, got), "applied")
 }
 
@@ -199,14 +183,11 @@ func TestRunSurvivesItsTransport(t *testing.T) {
 		}
 	}
 	err := c.Run(t.Context(), l, func(_, next *Lease) error {
-		if next == nil {
-			t.Error("lost the lease")
-		}
+		expect.That(t, next != nil, "lost the lease")
 		return errEnough
 	})
-	if !errors.Is(err, errEnough) || waits < 5 || !w.now.Before(l.Expire) {
-		t.Errorf("%v after %d waits, at %s", err, waits, w.now)
-	}
+	expect.That(t, errors.Is(err, errEnough) && waits >= 5 && w.now.Before(l.Expire),
+		"%v after %d waits, at %s", err, waits, w.now)
 }
 
 func TestRunEndsWithItsContext(t *testing.T) {
@@ -239,22 +220,15 @@ func TestReleaseFromTheLeasedAddress(t *testing.T) {
 func TestALeaseOutlivesItsProgram(t *testing.T) {
 	t.Parallel()
 	w, c := newWorld(t, honest())
-	l, err := c.Acquire(t.Context())
-	must.Succeed(t, err)
-	text, err := json.Marshal(l)
-	must.Succeed(t, err)
+	l := must.Of(c.Acquire(t.Context())).Get(t)
+	text := must.Of(json.Marshal(l)).Get(t)
 	var read Lease
 	must.Succeed(t, json.Unmarshal(text, &read))
 	w.log = nil
-	err = c.Run(t.Context(), &read, func(old, next *Lease) error {
-		if next.Address != l.Address || w.now.Before(l.Renew) {
-			t.Errorf("%s at %s", next.Address, w.now)
-		}
+	expect.Is(t, c.Run(t.Context(), &read, func(old, next *Lease) error {
+		expect.That(t, next.Address == l.Address && !w.now.Before(l.Renew), "%s at %s", next.Address, w.now)
 		return errEnough
-	})
-	if !errors.Is(err, errEnough) {
-		t.Error(err)
-	}
+	}), errEnough)
 	wantLog(t, w, "open 10.9.0.7, REQUEST, close")
 }
 

@@ -7,6 +7,9 @@ import (
 	"time"
 
 	"github.com/insomniacslk/dhcp/dhcpv4"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 func detect(c *Config) { c.DetectConflicts = true }
@@ -17,18 +20,15 @@ func probing(t *testing.T) *bench {
 	b.requesting()
 	b.hear(ack)
 	b.want(Probing)
-	if b.out.Bound != nil {
-		t.Fatal("took the address before it asked")
-	}
+	must.That(t, b.out.Bound == nil, "took the address before it asked")
 	return b
 }
 
 func TestRequestingToProbing(t *testing.T) {
 	t.Parallel()
 	b := probing(t)
-	if got := b.out.Wake.Sub(b.now); got < 0 || got > time.Second {
-		t.Errorf("first probe after %s, want at most 1 s", got)
-	}
+	got := b.out.Wake.Sub(b.now)
+	expect.That(t, got >= 0 && got <= time.Second, "first probe after %s, want at most 1 s", got)
 }
 
 func TestProbingToBound(t *testing.T) {
@@ -38,9 +38,7 @@ func TestProbingToBound(t *testing.T) {
 		b.tick()
 		b.want(Probing)
 		p := b.out.Send
-		if p == nil || p.ARP == nil {
-			t.Fatalf("sent %v, want a probe", p)
-		}
+		must.That(t, p != nil && p.ARP != nil, "sent %v, want a probe", p)
 		a := p.ARP
 		if a.Reply || a.SenderIP != netip.IPv4Unspecified() || a.TargetIP != addr(clientIP) || a.SenderMAC.String() != ownMAC().String() || len(a.TargetMAC) != 0 {
 			t.Errorf("probe %+v", a)
@@ -51,9 +49,8 @@ func TestProbingToBound(t *testing.T) {
 	}
 	b.tick()
 	b.want(Bound)
-	if l := b.out.Bound; l == nil || !l.Obtained.Equal(epoch()) {
-		t.Errorf("bound to %+v, want a lease from its REQUEST on", l)
-	}
+	l := b.out.Bound
+	expect.That(t, l != nil && l.Obtained.Equal(epoch()), "bound to %+v, want a lease from its REQUEST on", l)
 }
 
 func TestProbingToInit(t *testing.T) {

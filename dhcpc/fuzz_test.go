@@ -30,17 +30,13 @@ func FuzzAnswer(f *testing.F) {
 			for _, c := range [][]byte{payload, p.Payload} {
 				p.Payload = bytes.Clone(c)
 				b.step(Event{Packet: p})
-				if !bytes.Equal(p.Payload, c) {
-					t.Fatal("changed what it was given")
-				}
+				must.That(t, bytes.Equal(p.Payload, c), "changed what it was given")
 			}
 			l := b.out.Bound
 			if l == nil {
 				continue
 			}
-			if state == Bound {
-				t.Fatal("took a lease that it had not asked for")
-			}
+			must.That(t, state != Bound, "took a lease that it had not asked for")
 			checkUse(t, l)
 		}
 	})
@@ -59,26 +55,19 @@ func ours(payload []byte, to *dhcpv4.DHCPv4) []byte {
 
 func checkUse(t *testing.T, l *Lease) {
 	t.Helper()
-	text, err := json.Marshal(l)
-	must.Succeed(t, err)
+	text := must.Of(json.Marshal(l)).Get(t)
 	var again Lease
-	if err := json.Unmarshal(text, &again); err != nil {
-		t.Fatalf("%v: %s", err, text)
-	}
-	if text2, err := json.Marshal(&again); err != nil || !bytes.Equal(text, text2) {
-		t.Fatalf("%s read and written: %s, %v", text, text2, err)
-	}
+	err := json.Unmarshal(text, &again)
+	must.That(t, err == nil, "%v: %s", err, text)
+	text2, err := json.Marshal(&again)
+	must.That(t, err == nil && bytes.Equal(text, text2), "%s read and written: %s, %v", text, text2, err)
 	must.Succeed(t, again.Validate())
 	must.Succeed(t, expect.Err(Release(&again, 1)))
 	for _, r := range l.Routes {
-		if !r.Dst.IsValid() || r.Dst != r.Dst.Masked() || r.Via.IsValid() && !usable(r.Via) {
-			t.Errorf("route %s", r)
-		}
+		expect.That(t, r.Dst.IsValid() && r.Dst == r.Dst.Masked() && (!r.Via.IsValid() || usable(r.Via)), "route %s", r)
 	}
 	for _, name := range append(l.Search, l.Domain) {
-		if bytes.ContainsAny([]byte(name), " \t\r\n\x00#;") {
-			t.Errorf("name %q", name)
-		}
+		expect.That(t, !bytes.ContainsAny([]byte(name), " \t\r\n\x00#;"), "name %q", name)
 	}
 }
 
@@ -98,9 +87,7 @@ func FuzzLease(f *testing.F) {
 		for _, now := range []time.Time{epoch(), l.Obtained, l.Renew, l.Rebind, l.Expire} {
 			s, err := b.m.Restore(now, 1, &l)
 			if err != nil {
-				if !errors.Is(err, ErrInvalid) {
-					t.Fatal(err)
-				}
+				must.That(t, errors.Is(err, ErrInvalid), "%v", err)
 				return
 			}
 			b.s, b.now = s, now
@@ -117,8 +104,7 @@ func FuzzLease(f *testing.F) {
 		}
 		var l2 Lease
 		must.Succeed(t, json.Unmarshal(again, &l2))
-		if again2, err := json.Marshal(&l2); err != nil || !bytes.Equal(again, again2) {
-			t.Errorf("%s then %s: %v", again, again2, err)
-		}
+		again2, err := json.Marshal(&l2)
+		expect.That(t, err == nil && bytes.Equal(again, again2), "%s then %s: %v", again, again2, err)
 	})
 }

@@ -57,8 +57,7 @@ func newBench(t testing.TB, change ...func(*Config)) *bench {
 	for _, f := range change {
 		f(cfg)
 	}
-	m, err := NewMachine(cfg)
-	must.Succeed(t, err)
+	m := must.Of(NewMachine(cfg)).Get(t)
 	b := &bench{t: t, m: m, now: epoch()}
 	b.s = m.Start(b.now, 1)
 	return b
@@ -68,10 +67,7 @@ func (b *bench) step(e Event) {
 	b.t.Helper()
 	b.s, b.out = b.m.Step(b.s, b.now, e)
 	if p := b.out.Send; p != nil && p.ARP == nil {
-		d, err := dhcpv4.FromBytes(p.Payload)
-		if err != nil {
-			b.t.Fatalf("sent what is no message: %v", err)
-		}
+		d := must.Of(dhcpv4.FromBytes(p.Payload)).Get(b.t, "sent what is no message")
 		b.sent, b.to = d, p
 	}
 }
@@ -102,16 +98,13 @@ func (b *bench) want(state State) {
 
 func (b *bench) wantSent(kind dhcpv4.MessageType) {
 	b.t.Helper()
-	if b.out.Send == nil || b.out.Send.ARP != nil || b.sent.MessageType() != kind {
-		b.t.Fatalf("sent %v, want a %s", b.out.Send, kind)
-	}
+	must.That(b.t, b.out.Send != nil && b.out.Send.ARP == nil && b.sent.MessageType() == kind,
+		"sent %v, want a %s", b.out.Send, kind)
 }
 
 func (b *bench) wantNothingSent() {
 	b.t.Helper()
-	if b.out.Send != nil {
-		b.t.Fatalf("sent %v, want nothing", b.sent)
-	}
+	must.That(b.t, b.out.Send == nil, "sent %v, want nothing", b.sent)
 }
 
 // change changes an answer.
@@ -119,10 +112,8 @@ type change func(*dhcpv4.DHCPv4)
 
 func set(code uint8, value []byte) change { return func(d *dhcpv4.DHCPv4) { d.Options[code] = value } }
 func without(code uint8) change           { return func(d *dhcpv4.DHCPv4) { delete(d.Options, code) } }
-func yiaddr(s string) change {
-	return func(d *dhcpv4.DHCPv4) { d.YourIPAddr = addr(s).AsSlice() }
-}
-func from(s string) change { return set(54, raw4(s)) }
+func yiaddr(s string) change              { return func(d *dhcpv4.DHCPv4) { d.YourIPAddr = addr(s).AsSlice() } }
+func from(s string) change                { return set(54, raw4(s)) }
 
 // answer makes an answer to the last message, of a server with nothing odd about it.
 func answer(to *dhcpv4.DHCPv4, kind dhcpv4.MessageType, changes ...change) *Packet {

@@ -51,9 +51,8 @@ func TestTimeLeft(t *testing.T) {
 		at   time.Duration
 		want time.Duration
 	}{{0, time.Hour}, {59 * time.Minute, time.Minute}, {time.Hour, 0}, {2 * time.Hour, 0}} {
-		if got := l.Left(epoch().Add(tt.at)); got != tt.want {
-			t.Errorf("%s left after %s, want %s", got, tt.at, tt.want)
-		}
+		got := l.Left(epoch().Add(tt.at))
+		expect.That(t, got == tt.want, "%s left after %s, want %s", got, tt.at, tt.want)
 	}
 }
 
@@ -76,9 +75,8 @@ func TestStatesHaveTheirNames(t *testing.T) {
 	for s := Init; s <= Rebinding+1; s++ {
 		got = append(got, s.String())
 	}
-	if want := "INIT SELECTING REQUESTING PROBING BOUND RENEWING REBINDING state 7"; strings.Join(got, " ") != want {
-		t.Errorf("got %v", got)
-	}
+	expect.That(t, strings.Join(got, " ") == "INIT SELECTING REQUESTING PROBING BOUND RENEWING REBINDING state 7",
+		"got %v", got)
 }
 
 func TestConfigsThatCannotWork(t *testing.T) {
@@ -115,10 +113,8 @@ func TestConfigsThatCannotWork(t *testing.T) {
 func TestConfigIsTheMachinesOwn(t *testing.T) {
 	t.Parallel()
 	cfg := testConfig()
-	m, err := NewMachine(cfg)
-	must.Succeed(t, err)
+	m := must.Of(NewMachine(cfg)).Get(t)
 	cfg.MAC[0], cfg.ClientID[1] = 0xfe, 'X'
-	if m.cfg.MAC.String() != ownMAC().String() || string(m.cfg.ClientID) != string(ownID()) {
-		t.Error("it changed with its caller's")
-	}
+	expect.That(t, m.cfg.MAC.String() == ownMAC().String() && string(m.cfg.ClientID) == string(ownID()),
+		"it changed with its caller's")
 }

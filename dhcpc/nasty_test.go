@@ -59,9 +59,8 @@ func TestServersWithOddOptions(t *testing.T) {
 			b.hear(ack, tt.ack...)
 			b.want(Bound)
 			l := b.out.Bound
-			if tt.prefix != "" && l.Address.String() != tt.prefix {
-				t.Errorf("address %s, want %s", l.Address, tt.prefix)
-			}
+			expect.That(t, tt.prefix == "" || l.Address.String() == tt.prefix,
+				"address %s, want %s", l.Address, tt.prefix)
 			for _, at := range []struct {
 				got  time.Time
 				want time.Duration
@@ -186,9 +185,8 @@ func TestOfferThenSilence(t *testing.T) {
 	for b.s.State() == Requesting {
 		b.tick()
 	}
-	if waited := b.now.Sub(epoch()); waited > 15*time.Second {
-		t.Errorf("gave up on the server after %s", waited)
-	}
+	waited := b.now.Sub(epoch())
+	expect.That(t, waited <= 15*time.Second, "gave up on the server after %s", waited)
 	b.hear(offer, from(rogueIP))
 	b.hear(offer)
 	b.want(Requesting)
@@ -236,9 +234,8 @@ func TestServerOfSeveralAddresses(t *testing.T) {
 	p.Src = netip.AddrPortFrom(addr(serverIP), ServerPort) // the one that was asked
 	b.step(Event{Packet: p})
 	b.want(Bound)
-	if got := b.out.Bound.Server; got != addr(otherIP) {
-		t.Errorf("the lease is of %s, want what the server calls itself", got)
-	}
+	got := b.out.Bound.Server
+	expect.That(t, got == addr(otherIP), "the lease is of %s, want what the server calls itself", got)
 }
 
 func TestAnswersHoweverTheyCome(t *testing.T) {
@@ -344,7 +341,5 @@ func TestALeaseOfOneSecondDoesNotSpin(t *testing.T) {
 			b.hear(ack, set(51, seconds(1)))
 		}
 	}
-	if sent < 9 || sent > 13 {
-		t.Errorf("%d renewals in a minute, want one each 5 s", sent)
-	}
+	expect.That(t, sent >= 9 && sent <= 13, "%d renewals in a minute, want one each 5 s", sent)
 }

@@ -25,8 +25,7 @@ func TestLeaseInJSON(t *testing.T) {
 		set(121, []byte{8, 10, 10, 9, 0, 2, 32, 192, 0, 2, 1, 0, 0, 0, 0, 0, 192, 0, 2, 1}),
 		set(33, raw4("10.1.0.0", serverIP)),
 	)
-	text, err := json.MarshalIndent(b.out.Bound, "", "\t")
-	must.Succeed(t, err)
+	text := must.Of(json.MarshalIndent(b.out.Bound, "", "\t")).Get(t)
 	golden.Compare(t, "lease.json", string(text)+"\n")
 	var again Lease
 	must.Succeed(t, json.Unmarshal(text, &again))
@@ -38,8 +37,7 @@ func TestLeaseInJSON(t *testing.T) {
 func TestLeaseForEverInJSON(t *testing.T) {
 	t.Parallel()
 	b := newBench(t).bound(set(51, seconds(-1)), without(3))
-	text, err := json.Marshal(b.out.Bound)
-	must.Succeed(t, err)
+	text := must.Of(json.Marshal(b.out.Bound)).Get(t)
 	golden.Compare(t, "lease-forever.json", string(text)+"\n")
 	var again Lease
 	if err := json.Unmarshal(text, &again); err != nil || !again.Infinite() || again.Validate() != nil {
@@ -193,15 +191,11 @@ func TestWhatIsSentWithARequest(t *testing.T) {
 	}
 	check()
 	b.option(50, raw4(otherIP))
-	if !b.sent.IsBroadcast() {
-		t.Error("the DISCOVER does not ask for a broadcast")
-	}
+	expect.That(t, b.sent.IsBroadcast(), "the DISCOVER does not ask for a broadcast")
 	b.hear(offer)
 	check()
 	b.option(50, raw4(clientIP))
-	if !b.sent.IsBroadcast() {
-		t.Error("the REQUEST does not ask for a broadcast")
-	}
+	expect.That(t, b.sent.IsBroadcast(), "the REQUEST does not ask for a broadcast")
 	b.hear(ack)
 	b.tick()
 	check()
@@ -211,10 +205,8 @@ func TestWhatIsSentWithARequest(t *testing.T) {
 func TestRelease(t *testing.T) {
 	t.Parallel()
 	l := testLease()
-	p, err := Release(l, 0x01020304)
-	must.Succeed(t, err)
-	d, err := dhcpv4.FromBytes(p.Payload)
-	must.Succeed(t, err)
+	p := must.Of(Release(l, 0x01020304)).Get(t)
+	d := must.Of(dhcpv4.FromBytes(p.Payload)).Get(t)
 	want := dhcpv4.Options{53: {7}, 54: raw4(serverIP), 61: ownID()}
 	expect.NoDiff(t, cmp.Diff(want, d.Options), "options")
 	if !d.ClientIPAddr.Equal(addr(clientIP).AsSlice()) || d.ClientHWAddr.String() != l.MAC.String() || d.TransactionID != [4]byte{1, 2, 3, 4} {

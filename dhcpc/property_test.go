@@ -8,6 +8,7 @@ import (
 
 	"github.com/insomniacslk/dhcp/dhcpv4"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -35,8 +36,7 @@ func walk(t testing.TB, in []byte) {
 		c.RapidCommit, c.DetectConflicts = flags&1 != 0, flags&2 != 0
 	})
 	if flags&4 != 0 {
-		restored, err := w.m.Restore(w.now, 1, testLease())
-		must.Succeed(t, err)
+		restored := must.Of(w.m.Restore(w.now, 1, testLease())).Get(t)
 		w.s = restored
 	}
 	for len(w.in) > 0 {
@@ -80,10 +80,7 @@ func (w *walker) anyAnswer() (*Packet, *dhcpv4.DHCPv4) {
 		}
 	}
 	p := answer(w.sent, kinds[how%4], changes...)
-	d, err := dhcpv4.FromBytes(p.Payload)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	d := must.Of(dhcpv4.FromBytes(p.Payload)).Get(w.t)
 	return p, d
 }
 
@@ -92,13 +89,10 @@ func (w *walker) checked(e Event, d *dhcpv4.DHCPv4) {
 	before, at := w.s, w.s.now
 	copied := before
 	again, out := w.m.Step(before, w.now, e)
-	if !reflect.DeepEqual(before, copied) {
-		w.t.Fatal("Step changed its argument")
-	}
+	must.That(w.t, reflect.DeepEqual(before, copied), "Step changed its argument")
 	w.step(e)
-	if !reflect.DeepEqual(again, w.s) || !reflect.DeepEqual(out, w.out) {
-		w.t.Fatal("the same step twice gives two things")
-	}
+	must.That(w.t, reflect.DeepEqual(again, w.s) && reflect.DeepEqual(out, w.out),
+		"the same step twice gives two things")
 	w.checkTimes(at)
 	w.checkLease(&before, d)
 }
@@ -124,19 +118,15 @@ func (w *walker) checkLease(before *Session, d *dhcpv4.DHCPv4) {
 		w.t.Fatalf("%s: took what is another's: %s", before.state, d.Summary())
 	}
 	if l := out.Bound; l != nil {
-		if err := l.Validate(); err != nil || s.lease != l {
-			w.t.Fatalf("bound to %+v: %v", l, err)
-		}
+		err := l.Validate()
+		must.That(w.t, err == nil && s.lease == l, "bound to %+v: %v", l, err)
 		if d != nil && l != before.lease && (d.MessageType() != ack || !d.YourIPAddr.Equal(l.Address.Addr().AsSlice())) {
 			w.t.Fatalf("bound to %s by %s", l.Address, d.Summary())
 		}
 	}
-	if out.Lost != nil && out.Lost != before.lease {
-		w.t.Fatalf("lost %v, had %v", out.Lost, before.lease)
-	}
-	if before.lease != nil && s.lease == nil && out.Lost == nil {
-		w.t.Fatalf("%s to %s: lost a lease without a word", before.state, s.state)
-	}
+	must.That(w.t, out.Lost == nil || out.Lost == before.lease, "lost %v, had %v", out.Lost, before.lease)
+	must.That(w.t, before.lease == nil || s.lease != nil || out.Lost != nil,
+		"%s to %s: lost a lease without a word", before.state, s.state)
 	holds := s.state == Bound || s.state == Renewing || s.state == Rebinding
 	if holds != (s.lease != nil) && (s.state == Init || s.state == Selecting || s.state == Requesting || holds) {
 		w.t.Fatalf("%s with the lease %v", s.state, s.lease)
@@ -181,8 +171,6 @@ func TestWhateverHappens(t *testing.T) {
 		}
 	}
 	for s := Init; s <= Rebinding; s++ {
-		if !seen[s] {
-			t.Errorf("never came to %s", s)
-		}
+		expect.That(t, seen[s], "never came to %s", s)
 	}
 }

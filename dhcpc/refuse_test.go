@@ -35,9 +35,8 @@ func (b *bench) declined(lost bool) {
 	if !errors.Is(b.out.Err, ErrRefused) || !errors.Is(b.out.Err, errNotThat) || b.out.Bound != nil || (b.out.Lost != nil) != lost || b.s.Lease() != nil {
 		b.t.Errorf("output %+v", b.out)
 	}
-	if got := b.out.Wake.Sub(b.now); got < declineBackOff {
-		b.t.Errorf("it starts over after %s, want %s at least", got, declineBackOff)
-	}
+	got := b.out.Wake.Sub(b.now)
+	expect.That(b.t, got >= declineBackOff, "it starts over after %s, want %s at least", got, declineBackOff)
 	b.tick()
 	b.want(Selecting)
 	b.option(50, nil) // nor is it asked for
@@ -132,9 +131,8 @@ func TestAcquireSaysWhatWasRefusedAndWhy(t *testing.T) {
 	_, c := newWorld(t, honest(), declining(""))
 	_, err := c.Acquire(t.Context())
 	want := "before: address not taken: 10.9.0.7, by 10.9.0.1: it is the host's own address"
-	if !strings.HasSuffix(fmt.Sprint(err), want) || !errors.Is(err, ErrRefused) {
-		t.Errorf("got %v, want … %s", err, want)
-	}
+	expect.That(t, strings.HasSuffix(fmt.Sprint(err), want) && errors.Is(err, ErrRefused),
+		"got %v, want … %s", err, want)
 }
 
 func TestALeaseSaysThatItsAddressIsARouters(t *testing.T) {

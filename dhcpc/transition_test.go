@@ -21,12 +21,9 @@ const (
 
 func broadcasts(t *testing.T, b *bench) {
 	t.Helper()
-	if got := b.to.Src.String() + " " + b.to.Dst.String(); got != "0.0.0.0:68 255.255.255.255:67" {
-		t.Errorf("sent from and to %s, want a broadcast", got)
-	}
-	if !b.sent.ClientIPAddr.IsUnspecified() {
-		t.Errorf("ciaddr %s, want none", b.sent.ClientIPAddr)
-	}
+	got := b.to.Src.String() + " " + b.to.Dst.String()
+	expect.That(t, got == "0.0.0.0:68 255.255.255.255:67", "sent from and to %s, want a broadcast", got)
+	expect.That(t, b.sent.ClientIPAddr.IsUnspecified(), "ciaddr %s, want none", b.sent.ClientIPAddr)
 }
 
 func TestInitToSelecting(t *testing.T) {
@@ -44,9 +41,8 @@ func TestInitToSelecting(t *testing.T) {
 	for _, absent := range []uint8{50, 54, 80} {
 		b.option(absent, nil)
 	}
-	if !b.out.Listen.Equal(b.out.Wake) {
-		t.Errorf("listens until %s, want until it wakes at %s", b.out.Listen, b.out.Wake)
-	}
+	expect.That(t, b.out.Listen.Equal(b.out.Wake),
+		"listens until %s, want until it wakes at %s", b.out.Listen, b.out.Wake)
 }
 
 func TestSelectingToSelecting(t *testing.T) {
@@ -58,17 +54,14 @@ func TestSelectingToSelecting(t *testing.T) {
 		b.tick()
 		b.want(Selecting)
 		b.wantSent(discover)
-		if b.sent.TransactionID != xid {
-			t.Error("another transaction: an OFFER that comes late would be lost")
-		}
+		expect.Equal(t, b.sent.TransactionID, xid, "another transaction: an OFFER that comes late would be lost")
 		if got := b.now.Sub(last); got < (base-1)*time.Second || got > (base+1)*time.Second {
 			t.Errorf("sent again after %s, want %d s ± 1 s", got, base)
 		}
 		last = b.now
 	}
-	if want := uint16(b.now.Sub(epoch()) / time.Second); b.sent.NumSeconds != want {
-		t.Errorf("secs %d, want %d", b.sent.NumSeconds, want)
-	}
+	want := uint16(b.now.Sub(epoch()) / time.Second)
+	expect.That(t, b.sent.NumSeconds == want, "secs %d, want %d", b.sent.NumSeconds, want)
 }
 
 func TestSelectingToRequesting(t *testing.T) {
@@ -84,9 +77,7 @@ func TestSelectingToRequesting(t *testing.T) {
 	b.option(54, raw4(serverIP))
 	b.option(61, ownID())
 	b.option(55, usualOptions())
-	if b.sent.TransactionID != xid {
-		t.Error("the REQUEST is not of the OFFER's transaction")
-	}
+	expect.Equal(t, b.sent.TransactionID, xid, "the REQUEST is not of the OFFER's transaction")
 }
 
 func TestSelectingToBound(t *testing.T) {
@@ -96,9 +87,8 @@ func TestSelectingToBound(t *testing.T) {
 	b.option(80, []byte{})
 	b.hear(ack, set(80, []byte{}))
 	b.want(Bound)
-	if b.out.Bound == nil || !b.out.Bound.Obtained.Equal(epoch()) {
-		t.Errorf("bound to %+v, want a lease from when the DISCOVER was sent", b.out.Bound)
-	}
+	expect.That(t, b.out.Bound != nil && b.out.Bound.Obtained.Equal(epoch()),
+		"bound to %+v, want a lease from when the DISCOVER was sent", b.out.Bound)
 }
 
 func TestRapidCommitTakesAnOffer(t *testing.T) {
@@ -119,9 +109,7 @@ func TestSelectingIgnoresAnAckThatCommitsNothing(t *testing.T) {
 		b := newBench(t, func(c *Config) { c.RapidCommit = tt.rapid })
 		b.tick()
 		b.hear(ack, tt.add)
-		if b.s.State() != Selecting {
-			t.Errorf("%s: state is %s", name, b.s.State())
-		}
+		expect.Equal(t, b.s.State(), Selecting, "%s: state", name)
 	}
 }
 
@@ -140,9 +128,8 @@ func TestRequestingToBound(t *testing.T) {
 	if !l.Obtained.Equal(epoch()) || l.Renew.Sub(epoch()) != 30*time.Minute || l.Rebind.Sub(epoch()) != 3150*time.Second || l.Expire.Sub(epoch()) != time.Hour {
 		t.Errorf("times %s %s %s %s: want those of an hour from the REQUEST", l.Obtained, l.Renew, l.Rebind, l.Expire)
 	}
-	if b.out.Wake.Before(l.Renew) || !b.out.Wake.Before(l.Rebind) || !b.out.Listen.IsZero() {
-		t.Errorf("wakes at %s, listens until %s: want T1 or a little later, and no socket till then", b.out.Wake, b.out.Listen)
-	}
+	expect.That(t, !b.out.Wake.Before(l.Renew) && b.out.Wake.Before(l.Rebind) && b.out.Listen.IsZero(),
+		"wakes at %s, listens until %s: want T1 or a little later, and no socket till then", b.out.Wake, b.out.Listen)
 	expect.Success(t, l.Validate())
 }
 
@@ -154,15 +141,12 @@ func TestRequestingToRequesting(t *testing.T) {
 	b.hear(offer)
 	b.want(Requesting)
 	first := b.sent.ToBytes()
-	if b.sent.NumSeconds == 0 || b.sent.NumSeconds != uint16(b.now.Sub(epoch())/time.Second) {
-		t.Errorf("secs %d, want that of the DISCOVER", b.sent.NumSeconds)
-	}
+	expect.That(t, b.sent.NumSeconds != 0 && b.sent.NumSeconds == uint16(b.now.Sub(epoch())/time.Second),
+		"secs %d, want that of the DISCOVER", b.sent.NumSeconds)
 	b.tick()
 	b.want(Requesting)
 	b.wantSent(request)
-	if string(b.sent.ToBytes()) != string(first) {
-		t.Error("it is not the same REQUEST again")
-	}
+	expect.Equal(t, string(b.sent.ToBytes()), string(first), "it is not the same REQUEST again")
 }
 
 func TestRequestingToSelecting(t *testing.T) {
@@ -174,9 +158,7 @@ func TestRequestingToSelecting(t *testing.T) {
 	b.tick()
 	b.want(Selecting)
 	b.wantSent(discover)
-	if b.sent.TransactionID == xid {
-		t.Error("an ACK that comes late would be taken for an answer to this DISCOVER")
-	}
+	expect.That(t, b.sent.TransactionID != xid, "an ACK that comes late would be taken for an answer to this DISCOVER")
 }
 
 func TestRequestingToInit(t *testing.T) {
@@ -189,9 +171,7 @@ func TestRequestingToInit(t *testing.T) {
 	if !errors.Is(b.out.Err, ErrNAK) || b.out.Err.Error() != `server refused the address 10.9.0.7: NAK from 10.9.0.1: "noway"` {
 		t.Errorf("error %v", b.out.Err)
 	}
-	if b.out.Lost != nil {
-		t.Error("lost a lease that it never had")
-	}
+	expect.That(t, b.out.Lost == nil, "lost a lease that it never had")
 }
 
 func TestNAKsBackOffFromOneSecondToHalfAnHour(t *testing.T) {
@@ -206,9 +186,8 @@ func TestNAKsBackOffFromOneSecondToHalfAnHour(t *testing.T) {
 		b.want(Requesting)
 		b.hear(nak)
 		b.want(Init)
-		if got := b.out.Wake.Sub(b.now); got != want*time.Second {
-			t.Errorf("waits %s, want %d s", got, want)
-		}
+		got := b.out.Wake.Sub(b.now)
+		expect.That(t, got == want*time.Second, "waits %s, want %d s", got, want)
 	}
 	for b.s.State() != Requesting {
 		b.tick()
@@ -218,9 +197,8 @@ func TestNAKsBackOffFromOneSecondToHalfAnHour(t *testing.T) {
 	b.want(Bound)
 	b.at(b.s.Lease().Renew.Add(time.Minute))
 	b.hear(nak)
-	if got := b.out.Wake.Sub(b.now); got != time.Second {
-		t.Errorf("waits %s after a lease, want it to begin with 1 s again", got)
-	}
+	got := b.out.Wake.Sub(b.now)
+	expect.That(t, got == time.Second, "waits %s after a lease, want it to begin with 1 s again", got)
 }
 
 func TestBoundToRenewing(t *testing.T) {
@@ -230,9 +208,8 @@ func TestBoundToRenewing(t *testing.T) {
 	b.tick()
 	b.want(Renewing)
 	b.wantSent(request)
-	if got := b.to.Src.String() + " " + b.to.Dst.String(); got != "10.9.0.7:68 10.9.0.1:67" {
-		t.Errorf("sent from and to %s, want unicast to the server", got)
-	}
+	got := b.to.Src.String() + " " + b.to.Dst.String()
+	expect.That(t, got == "10.9.0.7:68 10.9.0.1:67", "sent from and to %s, want unicast to the server", got)
 	if b.to.DstMAC.String() != serverMAC().String() {
 		t.Errorf("sent to the MAC %s, want %s, by which the ACK came: a packet socket asks nobody", b.to.DstMAC, serverMAC())
 	}
@@ -242,9 +219,7 @@ func TestBoundToRenewing(t *testing.T) {
 	b.option(50, nil)
 	b.option(54, nil)
 	b.option(61, ownID())
-	if b.sent.TransactionID == xid {
-		t.Error("the transaction is the old one")
-	}
+	expect.That(t, b.sent.TransactionID != xid, "the transaction is the old one")
 	expect.Equal(t, b.out.Listen.Sub(b.now), answerWait, "listens for")
 }
 
@@ -275,14 +250,10 @@ func TestRenewingToRenewing(t *testing.T) {
 		}
 		b.tick()
 		b.wantSent(request)
-		if b.sent.TransactionID == xid {
-			t.Fatal("an ACK would not say which REQUEST it extends from")
-		}
+		must.That(t, b.sent.TransactionID != xid, "an ACK would not say which REQUEST it extends from")
 		xid = b.sent.TransactionID
 	}
-	if !b.now.Equal(l.Rebind) {
-		t.Errorf("left RENEWING at %s, want T2, %s", b.now, l.Rebind)
-	}
+	expect.That(t, b.now.Equal(l.Rebind), "left RENEWING at %s, want T2, %s", b.now, l.Rebind)
 }
 
 func TestRenewingToRebinding(t *testing.T) {
@@ -292,9 +263,7 @@ func TestRenewingToRebinding(t *testing.T) {
 	b.want(Rebinding)
 	b.wantSent(request)
 	expect.Equal(t, b.to.Src.String()+" "+b.to.Dst.String(), "10.9.0.7:68 255.255.255.255:67", "sent from and to")
-	if !b.sent.ClientIPAddr.Equal(addr(clientIP).AsSlice()) {
-		t.Errorf("ciaddr %s", b.sent.ClientIPAddr)
-	}
+	expect.That(t, b.sent.ClientIPAddr.Equal(addr(clientIP).AsSlice()), "ciaddr %s", b.sent.ClientIPAddr)
 	b.option(50, nil)
 	b.option(54, nil)
 }
@@ -317,9 +286,8 @@ func TestRebindingToBound(t *testing.T) {
 	b.at(b.s.Lease().Rebind)
 	b.hear(ack, from(rogueIP)) // the server was replaced
 	b.want(Bound)
-	if got := b.out.Bound.Server; got != addr(rogueIP) {
-		t.Errorf("the lease is of %s, want the server that answered", got)
-	}
+	got := b.out.Bound.Server
+	expect.That(t, got == addr(rogueIP), "the lease is of %s, want the server that answered", got)
 	b.tick()
 	expect.Equal(t, b.to.Dst.Addr(), addr(rogueIP), "the next renewal is to %s", b.to.Dst)
 }
@@ -330,9 +298,7 @@ func TestRebindingToInit(t *testing.T) {
 	b.at(b.s.Lease().Rebind)
 	b.hear(nak, from(rogueIP))
 	b.want(Init)
-	if b.out.Lost == nil || !errors.Is(b.out.Err, ErrNAK) {
-		t.Errorf("lost %v by %v", b.out.Lost, b.out.Err)
-	}
+	expect.That(t, b.out.Lost != nil && errors.Is(b.out.Err, ErrNAK), "lost %v by %v", b.out.Lost, b.out.Err)
 }
 
 func TestRebindingToSelecting(t *testing.T) {
@@ -342,9 +308,8 @@ func TestRebindingToSelecting(t *testing.T) {
 	for b.s.State() != Selecting {
 		b.tick()
 	}
-	if !b.now.Equal(l.Expire) || b.out.Lost != l || !errors.Is(b.out.Err, ErrExpired) {
-		t.Errorf("lost %v by %v at %s, want it at %s", b.out.Lost, b.out.Err, b.now, l.Expire)
-	}
+	expect.That(t, b.now.Equal(l.Expire) && b.out.Lost == l && errors.Is(b.out.Err, ErrExpired),
+		"lost %v by %v at %s, want it at %s", b.out.Lost, b.out.Err, b.now, l.Expire)
 	b.wantSent(discover)
 	b.option(50, raw4(clientIP))
 }
@@ -355,17 +320,14 @@ func TestBoundToSelecting(t *testing.T) {
 	l := b.s.Lease()
 	b.at(l.Expire.Add(time.Hour)) // the machine was asleep
 	b.want(Selecting)
-	if b.out.Lost != l || !errors.Is(b.out.Err, ErrExpired) {
-		t.Errorf("lost %v by %v", b.out.Lost, b.out.Err)
-	}
+	expect.That(t, b.out.Lost == l && errors.Is(b.out.Err, ErrExpired), "lost %v by %v", b.out.Lost, b.out.Err)
 }
 
 func TestBoundForEver(t *testing.T) {
 	t.Parallel()
 	b := newBench(t).bound(set(51, []byte{255, 255, 255, 255}))
-	if !b.out.Wake.IsZero() || !b.out.Bound.Infinite() || b.out.Bound.Left(b.now) != -1 {
-		t.Errorf("wakes at %s, lease %+v", b.out.Wake, b.out.Bound)
-	}
+	expect.That(t, b.out.Wake.IsZero() && b.out.Bound.Infinite() && b.out.Bound.Left(b.now) == -1,
+		"wakes at %s, lease %+v", b.out.Wake, b.out.Bound)
 	b.at(epoch().AddDate(100, 0, 0))
 	b.want(Bound)
 }
@@ -388,8 +350,7 @@ func TestRestoreGoesByTheClock(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			b := newBench(t)
-			s, err := b.m.Restore(tt.now, 1, l)
-			must.Succeed(t, err)
+			s := must.Of(b.m.Restore(tt.now, 1, l)).Get(t)
 			b.s = s
 			b.want(tt.first)
 			b.at(tt.now)

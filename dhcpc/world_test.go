@@ -39,9 +39,7 @@ func (w *world) Wait(ctx context.Context, until time.Time) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	if until.IsZero() {
-		w.t.Fatal("waits for ever")
-	}
+	must.That(w.t, !until.IsZero(), "waits for ever")
 	if until.After(w.now) {
 		w.now = until
 	}
@@ -130,11 +128,8 @@ func newWorld(t testing.TB, serve func(*dhcpv4.DHCPv4, *Packet) []*Packet, chang
 	for _, f := range change {
 		f(cfg)
 	}
-	c, err := New(cfg)
-	must.Succeed(t, err)
-	t.Cleanup(func() {
-		expect.Equal(t, w.open, 0, "%d transports left open: %v", w.open, w.log)
-	})
+	c := must.Of(New(cfg)).Get(t)
+	t.Cleanup(func() { expect.Equal(t, w.open, 0, "%d transports left open: %v", w.open, w.log) })
 	return w, c
 }
 

@@ -33,22 +33,18 @@ func TestALeaseTakesFourMessages(t *testing.T) {
 		t.Errorf("DNS %v, search %q, ignored %q", l.DNS, l.Search, l.Ignored)
 	}
 	r := w.sent[1]
-	if got := r.Options.GetOne(dhcpv6.OptionServerID).ToBytes(); string(got) != string(serverDUID()) {
-		t.Errorf("REQUEST to %x", got)
-	}
+	got := r.Options.GetOne(dhcpv6.OptionServerID).ToBytes()
+	expect.That(t, string(got) == string(serverDUID()), "REQUEST to %x", got)
 	if ia := r.Options.OneIANA(); ia == nil || ia.IaId != [4]byte{1, 2, 3, 4} || !ia.Options.OneAddress().IPv6Addr.Equal(net.IP(clientIP().AsSlice())) {
 		t.Errorf("REQUEST for %v", ia)
 	}
-	if name := r.Options.FQDN(); name == nil || name.DomainName.Labels[0] != "pod-7" {
-		t.Errorf("REQUEST by the name %v", name)
-	}
+	name := r.Options.FQDN()
+	expect.That(t, name != nil && name.DomainName.Labels[0] == "pod-7", "REQUEST by the name %v", name)
 }
 
 func TestRapidCommitTakesTwoMessagesAndNoWait(t *testing.T) {
 	w := newWorld(t, func(m *dhcpv6.Message) [][]byte {
-		if m.GetOneOption(dhcpv6.OptionRapidCommit) == nil {
-			t.Error("not asked for")
-		}
+		expect.That(t, m.GetOneOption(dhcpv6.OptionRapidCommit) != nil, "not asked for")
 		return [][]byte{answerTo(m, dhcpv6.MessageTypeReply, func(r *reply) { r.rapid = true })}
 	}, func(cfg *Config) { cfg.RapidCommit = true })
 	if w.acquire(); strings.Join(w.log, " ") != "SOLICIT" || w.now != epoch() {
@@ -56,9 +52,8 @@ func TestRapidCommitTakesTwoMessagesAndNoWait(t *testing.T) {
 	}
 	// A REPLY without that option is not what was asked for.
 	w = newWorld(t, func(m *dhcpv6.Message) [][]byte { return [][]byte{answerTo(m, dhcpv6.MessageTypeReply)} })
-	if l, err := w.tryAcquire(); !errors.Is(err, dhcpc.ErrTimeout) || slices.Contains(w.log, "REQUEST") {
-		t.Errorf("%v, %v", l, err)
-	}
+	l, err := w.tryAcquire()
+	expect.That(t, errors.Is(err, dhcpc.ErrTimeout) && !slices.Contains(w.log, "REQUEST"), "%v, %v", l, err)
 }
 
 func TestTheServerOfTheHighestPreferenceIsTakenAndThatOf255AtOnce(t *testing.T) {
@@ -85,15 +80,12 @@ func TestSolicitsAreRepeatedLessAndLessOften(t *testing.T) {
 	w := newWorld(t, nil)
 	w.timeout = 24 * time.Hour
 	_, err := w.tryAcquire()
-	if !errors.Is(err, dhcpc.ErrTimeout) || !strings.Contains(err.Error(), "ports 546 and 547") {
-		t.Fatal(err)
-	}
+	must.That(t, errors.Is(err, dhcpc.ErrTimeout) && strings.Contains(err.Error(), "ports 546 and 547"), "%v", err)
 	want := time.Second
 	for i := 1; i < len(w.at); i++ {
 		pause := w.at[i] - w.at[i-1]
-		if i == 1 && pause < want || pause < want*7/10 || pause > want*14/10 {
-			t.Errorf("pause %d: %s, want some %s", i, pause, want)
-		}
+		expect.That(t, (i != 1 || pause >= want) && pause >= want*7/10 && pause <= want*14/10,
+			"pause %d: %s, want some %s", i, pause, want)
 		want = min(2*pause, time.Hour)
 	}
 	elapsed := w.sent[2].Options.ElapsedTime()
@@ -103,9 +95,8 @@ func TestSolicitsAreRepeatedLessAndLessOften(t *testing.T) {
 	set := &dhcpv6.OptionGeneric{OptionCode: dhcpv6.OptionSolMaxRT, OptionData: []byte{0, 0, 0, 60}}
 	w = newWorld(t, honest(func(r *reply) { r.top, r.noIA, r.more = status(iana.StatusNoAddrsAvail), true, []dhcpv6.Option{set} }))
 	w.timeout = time.Hour
-	if _, err := w.tryAcquire(); err == nil || !strings.Contains(err.Error(), "so it is") {
-		t.Fatal(err)
-	}
+	_, err = w.tryAcquire()
+	must.That(t, err != nil && strings.Contains(err.Error(), "so it is"), "%v", err)
 	if n := len(w.at); w.at[n-1]-w.at[n-2] > 66*time.Second {
 		t.Errorf("pause of %s", w.at[n-1]-w.at[n-2])
 	}
@@ -115,9 +106,8 @@ func TestALeaseIsRenewedAtT1AndRebindsAtT2(t *testing.T) {
 	w := newWorld(t, honest())
 	l := w.acquire()
 	w.log, w.sent, w.at = nil, nil, nil
-	if got := w.keep(l, w.hasSent(3)); len(got) != 3 || got[0] != "2001:db8::7 > 2001:db8::7" {
-		t.Errorf("applied %q", got)
-	}
+	got := w.keep(l, w.hasSent(3))
+	expect.That(t, len(got) == 3 && got[0] == "2001:db8::7 > 2001:db8::7", "applied %q", got)
 	if got := strings.Join(w.log, " "); got != "RENEW RENEW RENEW" || w.at[1]-w.at[0] != 1000*time.Second {
 		t.Errorf("sent %s at %s", got, w.at)
 	}
@@ -132,13 +122,11 @@ func TestALeaseIsRenewedAtT1AndRebindsAtT2(t *testing.T) {
 		toServer := m.GetOneOption(dhcpv6.OptionServerID) != nil
 		switch m.MessageType {
 		case dhcpv6.MessageTypeRenew:
-			if !toServer || at < 1000*time.Second || at >= 1600*time.Second {
-				t.Errorf("RENEW at %s, to a server: %v", at, toServer)
-			}
+			expect.That(t, toServer && at >= 1000*time.Second && at < 1600*time.Second,
+				"RENEW at %s, to a server: %v", at, toServer)
 		case dhcpv6.MessageTypeRebind:
-			if toServer || at < 1600*time.Second || at >= 3000*time.Second {
-				t.Errorf("REBIND at %s, to a server: %v", at, toServer)
-			}
+			expect.That(t, !toServer && at >= 1600*time.Second && at < 3000*time.Second,
+				"REBIND at %s, to a server: %v", at, toServer)
 		case dhcpv6.MessageTypeSolicit:
 			if at < 3000*time.Second || !m.Options.OneIANA().Options.OneAddress().IPv6Addr.Equal(net.IP(clientIP().AsSlice())) {
 				t.Errorf("SOLICIT at %s", at)
@@ -147,9 +135,7 @@ func TestALeaseIsRenewedAtT1AndRebindsAtT2(t *testing.T) {
 			t.Errorf("sent %s", m.MessageType)
 		}
 	}
-	if !slices.Contains(w.log, "REBIND") {
-		t.Errorf("sent %v", w.log)
-	}
+	expect.That(t, slices.Contains(w.log, "REBIND"), "sent %v", w.log)
 }
 
 func TestAnotherServerMayRebind(t *testing.T) {
@@ -163,9 +149,8 @@ func TestAnotherServerMayRebind(t *testing.T) {
 		return [][]byte{answerTo(m, dhcpv6.MessageTypeReply, func(r *reply) { r.server = rogueDUID() })}
 	}
 	got := w.keep(l, func() bool { return slices.Contains(w.log, "REBIND") && len(w.queue) == 0 })
-	if strings.Join(got, " ") != "2001:db8::7 > 2001:db8::7" || w.log[len(w.log)-1] != "REBIND" {
-		t.Errorf("applied %q, sent %v", got, w.log)
-	}
+	expect.That(t, strings.Join(got, " ") == "2001:db8::7 > 2001:db8::7" && w.log[len(w.log)-1] == "REBIND",
+		"applied %q, sent %v", got, w.log)
 }
 
 // RFC 8415, section 18.2.10.1.
@@ -179,9 +164,8 @@ func TestAServerThatHasForgottenIsAskedAnew(t *testing.T) {
 		}
 		return honest()(m)
 	}
-	if got := w.keep(l, w.hasSent(2)); strings.Join(got, " ") != "2001:db8::7 > 2001:db8::7" {
-		t.Errorf("applied %q", got)
-	}
+	got := w.keep(l, w.hasSent(2))
+	expect.That(t, strings.Join(got, " ") == "2001:db8::7 > 2001:db8::7", "applied %q", got)
 	expect.Equal(t, strings.Join(w.log, " "), "RENEW REQUEST", "sent")
 }
 
@@ -192,9 +176,8 @@ func TestAServerMayMoveALease(t *testing.T) {
 		r.addrs = []grant{{clientIP(), 0, 0}, {otherIP(), 2000 * time.Second, 3000 * time.Second}}
 	})
 	w.log = nil
-	if got := w.keep(l, w.hasSent(2)); len(got) < 2 || got[0] != "2001:db8::7 > -" || got[1] != "- > 2001:db8::8" {
-		t.Errorf("applied %q", got)
-	}
+	got := w.keep(l, w.hasSent(2))
+	expect.That(t, len(got) >= 2 && got[0] == "2001:db8::7 > -" && got[1] == "- > 2001:db8::8", "applied %q", got)
 }
 
 func TestAnAddressInUseIsDeclined(t *testing.T) {
@@ -208,18 +191,14 @@ func TestAnAddressInUseIsDeclined(t *testing.T) {
 	if got := strings.Join(w.log, " "); got != "SOLICIT REQUEST DECLINE SOLICIT REQUEST" || l.Address != clientIP() {
 		t.Errorf("sent %s, lease of %s", got, l.Address)
 	}
-	if a := w.sent[2].Options.OneIANA().Options.OneAddress(); !a.IPv6Addr.Equal(net.IP(clientIP().AsSlice())) {
-		t.Errorf("declined %s", a.IPv6Addr)
-	}
-	if w.sent[3].Options.OneIANA().Options.OneAddress() != nil {
-		t.Error("asked for the same address again")
-	}
+	a := w.sent[2].Options.OneIANA().Options.OneAddress()
+	expect.That(t, a.IPv6Addr.Equal(net.IP(clientIP().AsSlice())), "declined %s", a.IPv6Addr)
+	expect.That(t, w.sent[3].Options.OneIANA().Options.OneAddress() == nil, "asked for the same address again")
 	// An address that is always in use.
 	w = newWorld(t, honest())
 	w.inUse[clientIP()] = true
-	if _, err := w.tryAcquire(); !errors.Is(err, dhcpc.ErrDeclined) || !errors.Is(err, dhcpc.ErrTimeout) {
-		t.Error(err)
-	}
+	_, err := w.tryAcquire()
+	expect.That(t, errors.Is(err, dhcpc.ErrDeclined) && errors.Is(err, dhcpc.ErrTimeout), "%v", err)
 	// A server that does not answer a DECLINE hears it four times.
 	w = newWorld(t, func(m *dhcpv6.Message) [][]byte {
 		if m.MessageType == dhcpv6.MessageTypeDecline {
@@ -229,9 +208,8 @@ func TestAnAddressInUseIsDeclined(t *testing.T) {
 	})
 	w.inUse[clientIP()] = true
 	_, _ = w.tryAcquire()
-	if got := strings.Join(w.log, " "); !strings.HasPrefix(got, "SOLICIT REQUEST DECLINE DECLINE DECLINE DECLINE SOLICIT") {
-		t.Errorf("sent %s", got)
-	}
+	got := strings.Join(w.log, " ")
+	expect.That(t, strings.HasPrefix(got, "SOLICIT REQUEST DECLINE DECLINE DECLINE DECLINE SOLICIT"), "sent %s", got)
 }
 
 func TestARefusedAddressIsPassedOverAndDeclined(t *testing.T) {
@@ -243,9 +221,8 @@ func TestARefusedAddressIsPassedOverAndDeclined(t *testing.T) {
 	w = newWorld(t, func(m *dhcpv6.Message) [][]byte {
 		return [][]byte{answerTo(m, dhcpv6.MessageTypeReply, func(r *reply) { r.rapid = true })}
 	}, refuse, func(cfg *Config) { cfg.RapidCommit = true })
-	if _, err := w.tryAcquire(); !errors.Is(err, dhcpc.ErrRefused) || w.log[1] != "DECLINE" {
-		t.Errorf("%v; sent %v", err, w.log)
-	}
+	_, err := w.tryAcquire()
+	expect.That(t, errors.Is(err, dhcpc.ErrRefused) && w.log[1] == "DECLINE", "%v; sent %v", err, w.log)
 }
 
 func TestInformBringsDNSAndNoLease(t *testing.T) {
@@ -259,20 +236,14 @@ func TestInformBringsDNSAndNoLease(t *testing.T) {
 	}
 	must.Succeed(t, inform())
 	expect.Equal(t, fmt.Sprint(info.DNS, info.Search, info.Refresh), "[2001:db8::53 fe80::53] [example.org] 10m0s", "%+v", info)
-	if len(w.log) != 1 || w.sent[0].Options.OneIANA() != nil {
-		t.Errorf("sent %v", w.sent)
-	}
+	expect.That(t, len(w.log) == 1 && w.sent[0].Options.OneIANA() == nil, "sent %v", w.sent)
 	w.serve = nil
-	if err := inform(); !errors.Is(err, dhcpc.ErrTimeout) {
-		t.Error(err)
-	}
+	expect.Is(t, inform(), dhcpc.ErrTimeout)
 }
 
 func TestAReleaseNamesServerAndAddress(t *testing.T) {
-	data, err := Release(newWorld(t, honest()).acquire(), 7)
-	must.Succeed(t, err)
-	m, err := dhcpv6.MessageFromBytes(data)
-	must.Succeed(t, err)
+	data := must.Of(Release(newWorld(t, honest()).acquire(), 7)).Get(t)
+	m := must.Of(dhcpv6.MessageFromBytes(data)).Get(t)
 	if m.MessageType != dhcpv6.MessageTypeRelease || string(m.GetOneOption(dhcpv6.OptionServerID).ToBytes()) != string(serverDUID()) ||
 		!m.Options.OneIANA().Options.OneAddress().IPv6Addr.Equal(net.IP(clientIP().AsSlice())) {
 		t.Errorf("sent %s", m)
@@ -282,8 +253,7 @@ func TestAReleaseNamesServerAndAddress(t *testing.T) {
 func TestALeaseSurvivesItsRecord(t *testing.T) {
 	w := newWorld(t, honest())
 	l := w.acquire()
-	data, err := json.Marshal(l)
-	must.Succeed(t, err)
+	data := must.Of(json.Marshal(l)).Get(t)
 	var read Lease
 	if err := json.Unmarshal(data, &read); err != nil || !reflect.DeepEqual(&read, l) {
 		t.Errorf("%v\n%+v\n%+v", err, read, *l)
@@ -295,9 +265,7 @@ func TestAClockThatWasSetBackHasTheServersAsked(t *testing.T) {
 	l := w.acquire()
 	w.log, w.now = nil, epoch().Add(-24*time.Hour)
 	w.keep(l, w.hasSent(1))
-	if w.log[0] != "REBIND" || w.now.After(epoch().Add(-23*time.Hour)) {
-		t.Errorf("sent %v at %s", w.log, w.now)
-	}
+	expect.That(t, w.log[0] == "REBIND" && !w.now.After(epoch().Add(-23*time.Hour)), "sent %v at %s", w.log, w.now)
 }
 
 func TestWhatCannotBeMeantIsAnError(t *testing.T) {
@@ -309,9 +277,8 @@ func TestWhatCannotBeMeantIsAnError(t *testing.T) {
 		"a link-local address": {DUID: ownDUID(), Address: netip.MustParseAddr("fe80::1")},
 		"a long host name":     {DUID: ownDUID(), HostName: strings.Repeat("a", 254)},
 	} {
-		if _, err := NewMachine(cfg); !errors.Is(err, dhcpc.ErrInvalid) || !errors.Is(err, tombolo.ErrInvalid) {
-			t.Errorf("%s: %v", name, err)
-		}
+		_, err := NewMachine(cfg)
+		expect.That(t, errors.Is(err, dhcpc.ErrInvalid) && errors.Is(err, tombolo.ErrInvalid), "%s: %v", name, err)
 	}
 	var noMachine *Machine
 	var noSession *Session
@@ -319,16 +286,13 @@ func TestWhatCannotBeMeantIsAnError(t *testing.T) {
 	_, noRestore := noMachine.Restore(epoch(), 1, nil)
 	for _, err := range []error{noRelease, noRestore} {
 		// No lease is at fault.
-		if !errors.Is(err, dhcpc.ErrInvalid) || !strings.Contains(err.Error(), tombolo.ErrInvalid.Error()) {
-			t.Error(err)
-		}
+		expect.That(t, errors.Is(err, dhcpc.ErrInvalid) && strings.Contains(err.Error(), tombolo.ErrInvalid.Error()),
+			"%v", err)
 	}
-	if err := new(Lease).Validate(); !errors.Is(err, dhcpc.ErrInvalid) || err.Error() != "invalid lease: it has no address" {
-		t.Error(err)
-	}
-	if _, out := noMachine.Step(noMachine.Start(epoch(), 1), epoch(), Event{}); !errors.Is(out.Err, dhcpc.ErrInvalid) {
-		t.Error(out.Err)
-	}
+	err := new(Lease).Validate()
+	expect.That(t, errors.Is(err, dhcpc.ErrInvalid) && err.Error() == "invalid lease: it has no address", "%v", err)
+	_, out := noMachine.Step(noMachine.Start(epoch(), 1), epoch(), Event{})
+	expect.That(t, errors.Is(out.Err, dhcpc.ErrInvalid), "%v", out.Err)
 	if noSession.State() != Init || noSession.Lease() != nil || !noSession.Wake().IsZero() || noSession.Failure("x", epoch(), nil).Error() == "" {
 		t.Error("a session that is nil")
 	}

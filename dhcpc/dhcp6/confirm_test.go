@@ -31,12 +31,9 @@ func newConfirming(t *testing.T, change func(l *Lease)) *confirming {
 		Renew: epoch().Add(time.Hour), Rebind: epoch().Add(2 * time.Hour), Expire: epoch().Add(3 * time.Hour)}
 	change(l)
 	cfg := &Config{DUID: ownDUID(), IAID: ownIAID, Address: clientIP(), DetectConflicts: true}
-	m, err := NewMachine(cfg)
-	must.Succeed(t, err)
+	m := must.Of(NewMachine(cfg)).Get(t)
 	c := &confirming{T: t, m: m, now: epoch()}
-	if c.s, err = m.Confirm(c.now, 4, l); err != nil {
-		t.Fatal(err)
-	}
+	c.s = must.Of(m.Confirm(c.now, 4, l)).Get(t)
 	return c
 }
 
@@ -46,8 +43,7 @@ func (c *confirming) step(e Event) Output {
 	var out Output
 	c.s, out = c.m.Step(c.s, c.now, e)
 	if out.Send != nil {
-		m, err := dhcpv6.MessageFromBytes(out.Send)
-		must.Succeed(c, err)
+		m := must.Of(dhcpv6.MessageFromBytes(out.Send)).Get(c)
 		c.sent, c.at = append(c.sent, m), append(c.at, c.now.Sub(epoch()))
 	}
 	return out
@@ -89,9 +85,8 @@ func TestConfirmAsksAnyServerWhetherTheAddressFitsTheLink(t *testing.T) {
 	if c.s.State() != Bound || out.Bound != nil || out.Lost != nil || !out.Listen.IsZero() || !c.s.Wake().Equal(c.s.Lease().Renew) {
 		t.Errorf("%s, %+v", c.s.State(), out)
 	}
-	if out = c.wakes(); out.Send == nil || c.sent[1].MessageType != dhcpv6.MessageTypeRenew {
-		t.Errorf("at T1: %+v", c.sent)
-	}
+	out = c.wakes()
+	expect.That(t, out.Send != nil && c.sent[1].MessageType == dhcpv6.MessageTypeRenew, "at T1: %+v", c.sent)
 }
 
 func TestAnAddressThatDoesNotFitTheLinkIsLost(t *testing.T) {
@@ -113,9 +108,8 @@ func TestALeaseThatNobodyConfirmsGoesOn(t *testing.T) {
 	} {
 		c := newConfirming(t, change)
 		for c.s.State() == Confirming {
-			if out := c.wakes(); out.Lost != nil || out.Err != nil {
-				t.Fatalf("%s: %+v", name, out)
-			}
+			out := c.wakes()
+			must.That(t, out.Lost == nil && out.Err == nil, "%s: %+v", name, out)
 		}
 		last := c.at[len(c.at)-1] - c.at[0]
 		if len(c.sent) < 3 || last > 10*time.Second || c.now.Sub(epoch())-c.at[0] != 10*time.Second || c.s.State() != Bound || !c.s.Wake().Equal(c.s.Lease().Renew) {
@@ -151,12 +145,8 @@ func TestALeaseThatIsDueIsRenewedAndNotConfirmed(t *testing.T) {
 	if !slices.Equal(slices.Compact(kinds), []string{"CONFIRM", "RENEW"}) || c.at[len(c.at)-1] != 3*time.Second {
 		t.Errorf("sent %s at %v", strings.Join(kinds, " "), c.at)
 	}
-	if _, err := c.m.Confirm(c.now, 1, nil); !errors.Is(err, dhcpc.ErrInvalid) {
-		t.Error(err)
-	}
-	if _, err := (&Machine{}).Confirm(c.now, 1, c.s.Lease()); !errors.Is(err, dhcpc.ErrInvalid) {
-		t.Error(err)
-	}
+	expect.Is(t, expect.Err(c.m.Confirm(c.now, 1, nil)), dhcpc.ErrInvalid)
+	expect.Is(t, expect.Err((&Machine{}).Confirm(c.now, 1, c.s.Lease())), dhcpc.ErrInvalid)
 }
 
 // forEver makes a lease one without an end.

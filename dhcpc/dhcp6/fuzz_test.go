@@ -40,13 +40,10 @@ func FuzzSession(f *testing.F) {
 					t.Fatalf("%s: %v: %+v", s.State(), err, l)
 				}
 				must.Succeed(t, expect.Err(Release(l, 1)))
-				if data, err := json.Marshal(l); err != nil || len(data) > 60_000 {
-					t.Fatalf("a record of %d bytes, %v", len(data), err)
-				}
+				data, err := json.Marshal(l)
+				must.That(t, err == nil && len(data) <= 60_000, "a record of %d bytes, %v", len(data), err)
 			}
-			if s.State() == Bound && s.Lease() == nil {
-				t.Fatal("bound without a lease")
-			}
+			must.That(t, s.State() != Bound || s.Lease() != nil, "bound without a lease")
 			return out
 		}
 		if state&0x40 != 0 {
@@ -76,10 +73,8 @@ func FuzzLease(f *testing.F) {
 			return
 		}
 		must.Succeed(t, expect.Err(Release(&l, 1)))
-		m, err := NewMachine(&Config{DUID: ownDUID()})
-		must.Succeed(t, err)
-		s, err := m.Restore(epoch(), 1, &l)
-		must.Succeed(t, err)
+		m := must.Of(NewMachine(&Config{DUID: ownDUID()})).Get(t)
+		s := must.Of(m.Restore(epoch(), 1, &l)).Get(t)
 		now := epoch()
 		for range 20 {
 			s, _ = m.Step(s, now, Event{})

@@ -12,6 +12,7 @@ import (
 	"github.com/insomniacslk/dhcp/rfc1035label"
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -133,10 +134,7 @@ func newWorld(t testing.TB, serve func(*dhcpv6.Message) [][]byte, change ...func
 	for _, f := range change {
 		f(cfg)
 	}
-	var err error
-	if w.m, err = NewMachine(cfg); err != nil {
-		t.Fatal(err)
-	}
+	w.m = must.Of(NewMachine(cfg)).Get(t)
 	return w
 }
 
@@ -175,10 +173,7 @@ func (w *world) say(data []byte) {
 	if data == nil {
 		return
 	}
-	m, err := dhcpv6.MessageFromBytes(data)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	m := must.Of(dhcpv6.MessageFromBytes(data)).Get(w.t)
 	w.log, w.sent, w.at, w.queue = append(w.log, m.MessageType.String()), append(w.sent, m), append(w.at, w.now.Sub(epoch())), nil
 	if w.serve != nil {
 		w.queue = w.serve(m)
@@ -193,24 +188,17 @@ func (w *world) tryAcquire() (l *Lease, err error) {
 
 func (w *world) acquire() *Lease {
 	w.t.Helper()
-	l, err := w.tryAcquire()
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	return l
+	return must.Of(w.tryAcquire()).Get(w.t)
 }
 
 // keep keeps a lease until stop says that it is enough, and gives what came of it.
 func (w *world) keep(l *Lease, stop func() bool) []string {
 	w.t.Helper()
-	s, err := w.m.Restore(w.now, 1, l)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	s := must.Of(w.m.Restore(w.now, 1, l)).Get(w.t)
 	var applied []string
 	held := l.Address.String()
 	apply := func(next string) { applied, held = append(applied, held+" > "+next), next }
-	err = w.run(s, 1000*time.Hour, func(o Output) bool {
+	must.Succeed(w.t, w.run(s, 1000*time.Hour, func(o Output) bool {
 		if o.Lost != nil {
 			apply("-")
 		}
@@ -218,10 +206,7 @@ func (w *world) keep(l *Lease, stop func() bool) []string {
 			apply(o.Bound.Address.String())
 		}
 		return stop()
-	})
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	}))
 	return applied
 }
 

@@ -15,6 +15,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // What a server may get wrong, and nothing comes of it; and the honest server beside it is taken.
@@ -62,12 +63,9 @@ func TestNothingComesOfWhatAServerGetsWrong(t *testing.T) {
 					}
 					return honest(both...)(m)
 				}, func(cfg *Config) { cfg.RapidCommit = rapid })
-				if l, err := w.tryAcquire(); !errors.Is(err, dhcpc.ErrTimeout) {
-					t.Fatalf("lease %+v, %v", l, err)
-				}
-				if slices.Contains(w.log, "REQUEST") {
-					t.Errorf("sent %v", w.log)
-				}
+				l, err := w.tryAcquire()
+				must.That(t, errors.Is(err, dhcpc.ErrTimeout), "lease %+v, %v", l, err)
+				expect.That(t, !slices.Contains(w.log, "REQUEST"), "sent %v", w.log)
 				// Another server is there too, and is heard second.
 				w = newWorld(t, func(m *dhcpv6.Message) [][]byte {
 					if rapid {
@@ -75,9 +73,8 @@ func TestNothingComesOfWhatAServerGetsWrong(t *testing.T) {
 					}
 					return append(honest(both...)(m), honest()(m)...)
 				}, func(cfg *Config) { cfg.RapidCommit = rapid })
-				if l := w.acquire(); l.Address != clientIP() {
-					t.Errorf("lease of %s; sent %v", l.Address, w.log)
-				}
+				l = w.acquire()
+				expect.That(t, l.Address == clientIP(), "lease of %s; sent %v", l.Address, w.log)
 			})
 		}
 	}
@@ -96,9 +93,8 @@ func TestAServerThatRefusesWhatItAdvertisedIsPassedOver(t *testing.T) {
 			}
 			return honest()(m)
 		})
-		if l := w.acquire(); l.Server.String() != serverDUID().String() {
-			t.Errorf("%s: lease of %s", c, l.Server)
-		}
+		l := w.acquire()
+		expect.That(t, l.Server.String() == serverDUID().String(), "%s: lease of %s", c, l.Server)
 		expect.Equal(t, strings.Join(w.log, " "), "SOLICIT REQUEST SOLICIT REQUEST", "%s: sent", c)
 	}
 }
@@ -127,9 +123,8 @@ func TestAServerMayEndALease(t *testing.T) {
 	l := w.acquire()
 	w.serve = honest(func(r *reply) { r.addrs[0].preferred, r.addrs[0].valid = 0, 0 })
 	w.log = nil
-	if got := w.keep(l, w.asks("SOLICIT")); got[0] != "2001:db8::7 > -" || w.log[0] != "RENEW" {
-		t.Errorf("applied %q, sent %v", got, w.log)
-	}
+	got := w.keep(l, w.asks("SOLICIT"))
+	expect.That(t, got[0] == "2001:db8::7 > -" && w.log[0] == "RENEW", "applied %q, sent %v", got, w.log)
 }
 
 func TestTimesOfALease(t *testing.T) {
@@ -182,9 +177,8 @@ func TestHugeOptionsAreCut(t *testing.T) {
 		}
 	}))
 	l := w.acquire()
-	if len(l.DNS) != maxServers || len(l.Ignored) > maxIgnored {
-		t.Errorf("%d servers, ignored %q", len(l.DNS), l.Ignored)
-	}
+	expect.That(t, len(l.DNS) == maxServers && len(l.Ignored) <= maxIgnored,
+		"%d servers, ignored %q", len(l.DNS), l.Ignored)
 }
 
 func TestBytesThatAreNoMessage(t *testing.T) {

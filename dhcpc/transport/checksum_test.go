@@ -23,7 +23,7 @@ func TestRawHearsAnAnswerWhoseChecksumNobodyComputed(t *testing.T) {
 	r, err := DialRaw(&Config{NetNS: pod, Link: eth0, MAC: net.HardwareAddr(ownMAC())})
 	must.Succeed(t, err)
 	defer r.Close()
-	err = host.Do(func() error {
+	must.Succeed(t, host.Do(func() error {
 		conn, err := net.ListenPacket("udp4", "10.9.0.1:67")
 		if err != nil {
 			return err
@@ -35,19 +35,15 @@ func TestRawHearsAnAnswerWhoseChecksumNobodyComputed(t *testing.T) {
 			}
 		}
 		return nil
-	})
-	must.Succeed(t, err)
+	}))
 	frame, complete, err := r.read()
-	if err != nil || complete {
-		t.Fatalf("complete %v, %v: the kernel computes checksums here, which makes this no test", complete, err)
-	}
+	must.That(t, err == nil && !complete,
+		"complete %v, %v: the kernel computes checksums here, which makes this no test", complete, err)
 	if _, err := decode(frame, true); err == nil {
 		t.Fatal("the checksum is right, which makes this no test")
 	}
 	p, err := r.Receive(context.Background(), time.Now().Add(3*time.Minute))
-	if err != nil || string(p.Payload) != string(reply().Payload) {
-		t.Errorf("received %v, %v", p, err)
-	}
+	expect.That(t, err == nil && string(p.Payload) == string(reply().Payload), "received %v, %v", p, err)
 }
 
 // A frame whose checksum its sender did compute comes without that status, and is
@@ -56,16 +52,12 @@ func TestRawVerifiesAChecksumThatIsThere(t *testing.T) {
 	t.Parallel()
 	pod, host := nstest.New(t), nstest.New(t)
 	eth0, veth0 := nstest.Veth(t, pod, "eth0", host, "veth0")
-	r, err := DialRaw(&Config{NetNS: pod, Link: eth0, MAC: net.HardwareAddr(ownMAC())})
-	must.Succeed(t, err)
+	r := must.Of(DialRaw(&Config{NetNS: pod, Link: eth0, MAC: net.HardwareAddr(ownMAC())})).Get(t)
 	defer r.Close()
-	sender, err := DialRaw(&Config{NetNS: host, Link: veth0})
-	must.Succeed(t, err)
+	sender := must.Of(DialRaw(&Config{NetNS: host, Link: veth0})).Get(t)
 	defer sender.Close()
 	must.Succeed(t, sender.Send(t.Context(), reply()))
 	frame, complete, err := r.read()
-	if err != nil || !complete {
-		t.Fatalf("complete %v, %v", complete, err)
-	}
+	must.That(t, err == nil && complete, "complete %v, %v", complete, err)
 	expect.Success(t, expect.Err(decode(frame, true)))
 }

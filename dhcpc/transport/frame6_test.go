@@ -8,6 +8,9 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // frame6 is a server's message to a client, as it comes from a wire.
@@ -33,9 +36,8 @@ func TestAFrameOfIPv6IsReadIfAllOfItIsRight(t *testing.T) {
 	good := frame6(message)
 	padded := append(slices.Clone(good), 0, 0, 0)
 	for _, f := range [][]byte{good, padded} {
-		if got, err := decode6(f, true); err != nil || string(got) != message {
-			t.Errorf("%x: %q, %v", f, got, err)
-		}
+		got, err := decode6(f, true)
+		expect.That(t, err == nil && string(got) == message, "%x: %q, %v", f, got, err)
 	}
 	for name, c := range map[string]struct {
 		at    int
@@ -58,23 +60,19 @@ func TestAFrameOfIPv6IsReadIfAllOfItIsRight(t *testing.T) {
 	} {
 		f := slices.Clone(good)
 		f[c.at] = c.value
-		if got, err := decode6(f, true); err == nil {
-			t.Errorf("%s: read %x", name, got)
-		}
-		if _, err := decode6(f, false); (err != nil) != c.also {
-			t.Errorf("%s, checksum still to be computed: %v", name, err)
-		}
+		got, err := decode6(f, true)
+		expect.That(t, err != nil, "%s: read %x", name, got)
+		_, err = decode6(f, false)
+		expect.That(t, (err != nil) == c.also, "%s, checksum still to be computed: %v", name, err)
 	}
 	for n := range good {
-		if got, err := decode6(good[:n], false); err == nil {
-			t.Errorf("read %x of %d bytes", got, n)
-		}
+		got, err := decode6(good[:n], false)
+		expect.That(t, err != nil, "read %x of %d bytes", got, n)
 	}
 	none := slices.Clone(good)
 	none[60], none[61] = 0, 0
-	if got, err := decode6(none, true); err == nil {
-		t.Errorf("read %x without a checksum", got)
-	}
+	got, err := decode6(none, true)
+	expect.That(t, err != nil, "read %x without a checksum", got)
 }
 
 // FuzzFrame6 reads what may have come from a wire.
@@ -82,11 +80,8 @@ func FuzzFrame6(f *testing.F) {
 	f.Fuzz(func(t *testing.T, frame []byte, complete bool) {
 		given := slices.Clone(frame)
 		message, err := decode6(frame, complete)
-		if !bytes.Equal(given, frame) {
-			t.Fatal("changed what it was given")
-		}
-		if err == nil && !bytes.Contains(frame[min(len(frame), etherLen+ip6Len+udpHeaderLen):], message) {
-			t.Fatalf("read %x, which is not in it", message)
-		}
+		must.That(t, bytes.Equal(given, frame), "changed what it was given")
+		must.That(t, err != nil || bytes.Contains(frame[min(len(frame), etherLen+ip6Len+udpHeaderLen):], message),
+			"read %x, which is not in it", message)
 	})
 }

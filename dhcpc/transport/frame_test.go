@@ -40,9 +40,7 @@ func probe() *dhcpc.Packet {
 
 func frameOf(t testing.TB, p *dhcpc.Packet) []byte {
 	t.Helper()
-	frame, err := encode(p, nil)
-	must.Succeed(t, err)
-	return frame
+	return must.Of(encode(p, nil)).Get(t)
 }
 
 func TestFramesAreReadAsTheyWereWritten(t *testing.T) {
@@ -50,8 +48,7 @@ func TestFramesAreReadAsTheyWereWritten(t *testing.T) {
 	odd := reply()
 	odd.Payload = append(odd.Payload, 1)
 	for _, p := range []*dhcpc.Packet{reply(), odd, probe()} {
-		got, err := decode(frameOf(t, p), true)
-		must.Succeed(t, err)
+		got := must.Of(decode(frameOf(t, p), true)).Get(t)
 		if diff := cmp.Diff(p, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b }), cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })); diff != "" {
 			t.Errorf("written and read (-want +got):\n%s", diff)
 		}
@@ -70,9 +67,8 @@ func TestPacketsThatCannotBeFrames(t *testing.T) {
 	} {
 		p := reply()
 		change(p)
-		if frame, err := encode(p, nil); err == nil {
-			t.Errorf("%s: %x", name, frame)
-		}
+		frame, err := encode(p, nil)
+		expect.That(t, err != nil, "%s: %x", name, frame)
 	}
 }
 
@@ -136,9 +132,8 @@ func TestFramesFromNetworks(t *testing.T) {
 	for _, tt := range frameChanges() {
 		f := tt.change(frameOf(t, reply()))
 		p, err := decode(f, true)
-		if (err == nil) != tt.decoded || err != nil && !errors.Is(err, errNotOurs) {
-			t.Errorf("%s: read %v, %v", tt.name, p, err)
-		}
+		expect.That(t, (err == nil) == tt.decoded && (err == nil || errors.Is(err, errNotOurs)),
+			"%s: read %v, %v", tt.name, p, err)
 	}
 }
 
@@ -149,19 +144,16 @@ func TestAChecksumThatIsNotComputedYet(t *testing.T) {
 	binary.BigEndian.PutUint16(f[etherLen+ipLen+6:], 0x1234)
 	expect.Failure(t, expect.Err(decode(f, true)), "a wrong checksum was taken")
 	expect.Success(t, expect.Err(decode(f, false)))
-	if complete(nil) || complete([]byte{1, 2, 3}) {
-		t.Error("a checksum is to be trusted without the kernel's word")
-	}
+	expect.That(t, !complete(nil) && !complete([]byte{1, 2, 3}),
+		"a checksum is to be trusted without the kernel's word")
 }
 
 func TestFilterOfFrames(t *testing.T) {
 	t.Parallel()
 	for _, arp := range []bool{false, true} {
-		vm, err := bpf.NewVM(frames(ownMAC(), arp))
-		must.Succeed(t, err)
+		vm := must.Of(bpf.NewVM(frames(ownMAC(), arp))).Get(t)
 		pass := func(f []byte) bool {
-			n, err := vm.Run(f)
-			must.Succeed(t, err)
+			n := must.Of(vm.Run(f)).Get(t)
 			return n > 0
 		}
 		for _, tt := range frameChanges() {
@@ -173,8 +165,7 @@ func TestFilterOfFrames(t *testing.T) {
 
 func TestFilterOfDatagrams(t *testing.T) {
 	t.Parallel()
-	vm, err := bpf.NewVM(datagrams(ownMAC()))
-	must.Succeed(t, err)
+	vm := must.Of(bpf.NewVM(datagrams(ownMAC()))).Get(t)
 	for _, tt := range frameChanges() {
 		f := tt.change(frameOf(t, reply()))
 		// Only what concerns the message: the kernel sees to the rest.
@@ -182,9 +173,7 @@ func TestFilterOfDatagrams(t *testing.T) {
 			continue
 		}
 		n, err := vm.Run(f[etherLen+ipLen:])
-		if err != nil || (n > 0) != tt.passed {
-			t.Errorf("%s: passed %d, %v", tt.name, n, err)
-		}
+		expect.That(t, err == nil && (n > 0) == tt.passed, "%s: passed %d, %v", tt.name, n, err)
 	}
 }
 
@@ -194,9 +183,8 @@ func TestBadARP(t *testing.T) {
 	for i, b := range map[int]byte{14: 1, 15: 6, 16: 9, 18: 8, 19: 16, 21: 3} {
 		f := slices.Clone(good)
 		f[i] = b
-		if p, err := decode(f, true); !errors.Is(err, errNotOurs) {
-			t.Errorf("byte %d is %d: read %v, %v", i, b, p.ARP, err)
-		}
+		p, err := decode(f, true)
+		expect.That(t, errors.Is(err, errNotOurs), "byte %d is %d: read %v, %v", i, b, p.ARP, err)
 	}
 	expect.Is(t, expect.Err(decode(good[:len(good)-1], true)), errNotOurs, "cut short")
 }
@@ -207,19 +195,13 @@ func FuzzFrame(f *testing.F) {
 	f.Fuzz(func(t *testing.T, frame []byte, complete bool) {
 		given := slices.Clone(frame)
 		p, err := decode(frame, complete)
-		if !slices.Equal(given, frame) {
-			t.Fatal("changed what it was given")
-		}
+		must.That(t, slices.Equal(given, frame), "changed what it was given")
 		if err != nil {
-			if !errors.Is(err, errNotOurs) {
-				t.Fatal(err)
-			}
+			must.That(t, errors.Is(err, errNotOurs), "%v", err)
 			return
 		}
-		written, err := encode(p, nil)
-		must.Succeed(t, err)
-		again, err := decode(written, true)
-		must.Succeed(t, err)
+		written := must.Of(encode(p, nil)).Get(t)
+		again := must.Of(decode(written, true)).Get(t)
 		if diff := cmp.Diff(p, again, cmp.Comparer(func(a, b netip.Addr) bool { return a == b }), cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })); diff != "" {
 			t.Errorf("read and written (-first +again):\n%s", diff)
 		}

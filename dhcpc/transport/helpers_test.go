@@ -58,9 +58,7 @@ func (l *lan) client(t testing.TB, change func(*dhcpc.Config)) *dhcpc.Client {
 	if change != nil {
 		change(cfg)
 	}
-	c, err := dhcpc.New(cfg)
-	must.Succeed(t, err)
-	return c
+	return must.Of(dhcpc.New(cfg)).Get(t)
 }
 
 // apply gives the pod's interface a lease's address and routes.
@@ -133,12 +131,11 @@ func serve(t testing.TB, ns *netns.NS, link string, change func(req, resp *dhcpv
 		expect.Success(t, expect.Err(conn.WriteTo(resp.ToBytes(), peer)))
 	}
 	var server *server4.Server
-	err := ns.Do(func() error {
+	must.Succeed(t, ns.Do(func() error {
 		var err error
 		server, err = server4.NewServer(link, &net.UDPAddr{IP: net.IPv4zero, Port: dhcpc.ServerPort}, handle)
 		return err
-	})
-	must.Succeed(t, err)
+	}))
 	done := make(chan struct{})
 	go func() { defer close(done); _ = server.Serve() }()
 	t.Cleanup(func() { server.Close(); <-done })
@@ -188,16 +185,6 @@ func soon(t testing.TB) context.Context {
 func dnsmasq(t testing.TB, ns *netns.NS, link string, args ...string) func() string {
 	t.Helper()
 	return nstest.NewDnsmasq(t, ns, link, append([]string{"--dhcp-range=10.9.0.100,10.9.0.120,255.255.255.0,120s"}, args...)...).Leased
-}
-
-func until(t testing.TB, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(longEnough); !ok(); {
-		if time.Now().After(deadline) {
-			t.Fatal("it did not happen")
-		}
-		time.Sleep(2 * time.Millisecond) // only to leave the CPU to the process that makes it happen
-	}
 }
 
 func addr(s string) netip.Addr { return netip.MustParseAddr(s) }

@@ -51,8 +51,7 @@ func newLAN6(t testing.TB) *lan6 {
 }
 
 func (l *lan6) witness(t testing.TB) *transport.Config {
-	mac, err := net.ParseMAC(nstest.MAC(t, l.pod, "eth0"))
-	must.Succeed(t, err)
+	mac := must.Of(net.ParseMAC(nstest.MAC(t, l.pod, "eth0"))).Get(t)
 	return &transport.Config{NetNS: l.host, Link: l.port, MAC: mac}
 }
 
@@ -71,9 +70,7 @@ func (l *lan6) lease6(t testing.TB, conn dhcp6.Transport) (got *dhcp6.Lease) {
 		if err == nil && got == nil {
 			e.Message, err = conn.Receive(t.Context(), out.Wake)
 		}
-		if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Fatal(err)
-		}
+		must.That(t, err == nil || errors.Is(err, os.ErrDeadlineExceeded), "%v", err)
 		err = nil
 	}
 	return got
@@ -126,8 +123,7 @@ func TestAPodThatAnswersItselfByDHCPv6IsNotBelieved(t *testing.T) {
 		t.Run(way, func(t *testing.T) {
 			t.Parallel()
 			l := newLAN6(t)
-			witness, err := transport.DialWitness6(l.witness(t))
-			must.Succeed(t, err)
+			witness := must.Of(transport.DialWitness6(l.witness(t))).Get(t)
 			t.Cleanup(func() { witness.Close() })
 			rogue := nstest.Divert(t, l.pod, "eth0", way)
 			l.eth0 = nstest.Index(t, l.pod, "eth0")
@@ -135,15 +131,12 @@ func TestAPodThatAnswersItselfByDHCPv6IsNotBelieved(t *testing.T) {
 			nstest.Run(t, rogue, "ip", "address", "add", "fe80::66/64", "dev", "eth0", "nodad")
 			forged := netip.MustParseAddr("fd00:9::66")
 			serve6(t, rogue, "eth0", forged)
-			conn, err := transport.DialUDP6(&transport.Config{NetNS: l.pod, Link: l.eth0})
-			must.Succeed(t, err)
+			conn := must.Of(transport.DialUDP6(&transport.Config{NetNS: l.pod, Link: l.eth0})).Get(t)
 			t.Cleanup(func() { conn.Close() })
-			if lease := l.lease6(t, conn); lease == nil || lease.Address != forged {
-				t.Fatalf("the pod's server did not answer: %v", lease)
-			}
-			if lease := l.lease6(t, witness.For(conn)); lease != nil {
-				t.Errorf("the pod leased %v by its own word", lease)
-			}
+			lease := l.lease6(t, conn)
+			must.That(t, lease != nil && lease.Address == forged, "the pod's server did not answer: %v", lease)
+			lease = l.lease6(t, witness.For(conn))
+			expect.That(t, lease == nil, "the pod leased %v by its own word", lease)
 		})
 	}
 }
@@ -175,9 +168,8 @@ func TestAWitnessOfIPv6HearsWhatIsForItsClientAlone(t *testing.T) {
 	say(l.server, linkLocal6, dhcp6.ServerPort, "to another port")
 	say(l.pod, dhcp6.Group, dhcp6.ClientPort, "by the pod")
 	say(l.server, linkLocal6, dhcp6.ClientPort, "to the client")
-	if got, err := w.Receive(soon(t), time.Time{}); err != nil || string(got) != "to the client" {
-		t.Errorf("%q, %v", got, err)
-	}
+	got, err := w.Receive(soon(t), time.Time{})
+	expect.That(t, err == nil && string(got) == "to the client", "%q, %v", got, err)
 	if got, err := w.Receive(soon(t), time.Now()); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("%q, %v", got, err)
 	}
@@ -238,9 +230,8 @@ func TestAMessageGoesOutByAPortInThePodsName(t *testing.T) {
 	}
 	by.VLAN = 0x123
 	must.Succeed(t, transport.Send6(by, message))
-	if got, want := leaves(), slices.Insert(plain, 12, 0x81, 0, 1, 0x23); !bytes.Equal(got, want) {
-		t.Errorf("with a tag it is\n%x, want\n%x", got, want)
-	}
+	got, want := leaves(), slices.Insert(plain, 12, 0x81, 0, 1, 0x23)
+	expect.That(t, bytes.Equal(got, want), "with a tag it is\n%x, want\n%x", got, want)
 }
 
 func TestDialingIPv6SaysWhatIsWrong(t *testing.T) {

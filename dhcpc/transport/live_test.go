@@ -29,9 +29,8 @@ func TestRawLeasesAnAddress(t *testing.T) {
 	heard := listening(serve(t, l.host, l.link, nil))
 	lease, err := l.client(t, nil).Acquire(soon(t))
 	must.Succeed(t, err)
-	if lease.Address.String() != clientIP+"/24" || lease.Server != addr(serverIP) {
-		t.Errorf("lease of %s by %s", lease.Address, lease.Server)
-	}
+	expect.That(t, lease.Address.String() == clientIP+"/24" && lease.Server == addr(serverIP),
+		"lease of %s by %s", lease.Address, lease.Server)
 	var mac string
 	nsErr := l.host.Do(func() error {
 		link, err := net.InterfaceByName(l.link)
@@ -40,9 +39,8 @@ func TestRawLeasesAnAddress(t *testing.T) {
 		}
 		return err
 	})
-	if nsErr != nil || lease.ServerMAC.String() != mac {
-		t.Errorf("the server is at %s, want %s (%v)", lease.ServerMAC, mac, nsErr)
-	}
+	expect.That(t, nsErr == nil && lease.ServerMAC.String() == mac,
+		"the server is at %s, want %s (%v)", lease.ServerMAC, mac, nsErr)
 	for _, want := range []dhcpv4.MessageType{dhcpv4.MessageTypeDiscover, dhcpv4.MessageTypeRequest} {
 		if s := heard.next(t); s.peer != nobody || s.kind != want {
 			t.Errorf("the server heard a %s from %s, want a %s", s.kind, s.peer, want)
@@ -61,8 +59,7 @@ func TestRawNeedsNoMACInItsConfig(t *testing.T) {
 
 func raw(t testing.TB, cfg *transport.Config) *transport.Raw {
 	t.Helper()
-	r, err := transport.DialRaw(cfg)
-	must.Succeed(t, err)
+	r := must.Of(transport.DialRaw(cfg)).Get(t)
 	t.Cleanup(func() { r.Close() })
 	return r
 }
@@ -97,9 +94,8 @@ func TestRawHearsNothingButAnswersToIts(t *testing.T) {
 	if err != nil || string(got.Payload) != string(mine.Payload) || got.DstMAC.String() != "ff:ff:ff:ff:ff:ff" {
 		t.Fatalf("received %v, %v", got, err)
 	}
-	if p, err := client.Receive(ctx, time.Now()); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("received %v, %v", p, err)
-	}
+	p, err := client.Receive(ctx, time.Now())
+	expect.That(t, errors.Is(err, os.ErrDeadlineExceeded), "received %v, %v", p, err)
 }
 
 func TestRawHearsARPWhereItIsTold(t *testing.T) {
@@ -112,24 +108,21 @@ func TestRawHearsARPWhereItIsTold(t *testing.T) {
 	// A real host's answer to a probe.
 	must.Succeed(t, client.Send(ctx, &dhcpc.Packet{ARP: &dhcpc.ARP{SenderMAC: dhcpc.Hex(clientMAC()), SenderIP: netip.IPv4Unspecified(), TargetIP: addr(serverIP)}}))
 	p, err := client.Receive(ctx, time.Time{})
-	if err != nil || p.ARP == nil || !p.ARP.Reply || p.ARP.SenderIP != addr(serverIP) {
-		t.Errorf("received %+v, %v", p, err)
-	}
+	expect.That(t, err == nil && p.ARP != nil && p.ARP.Reply && p.ARP.SenderIP == addr(serverIP),
+		"received %+v, %v", p, err)
 }
 
 func TestWaitsEndWithTheirContext(t *testing.T) {
 	t.Parallel()
 	l := newLAN(t)
-	udp, err := transport.DialUDP(l.config())
-	must.Succeed(t, err)
+	udp := must.Of(transport.DialUDP(l.config())).Get(t)
 	defer udp.Close()
 	for _, conn := range []dhcpc.Transport{raw(t, l.config()), udp} {
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(time.Millisecond, cancel)
 		expect.Is(t, expect.Err(conn.Receive(ctx, time.Time{})), context.Canceled, "%T", conn)
-		if _, err := conn.Receive(ctx, time.Time{}); !errors.Is(err, context.Canceled) {
-			t.Errorf("%T: %v with a context that is done", conn, err)
-		}
+		_, err := conn.Receive(ctx, time.Time{})
+		expect.That(t, errors.Is(err, context.Canceled), "%T: %v with a context that is done", conn, err)
 		// The context of before has no hold on what comes after.
 		expect.Is(t, expect.Err(conn.Receive(t.Context(), time.Now().Add(time.Millisecond))), os.ErrDeadlineExceeded, "%T", conn)
 	}
@@ -138,16 +131,13 @@ func TestWaitsEndWithTheirContext(t *testing.T) {
 func TestWhatIsClosedIsErrInvalid(t *testing.T) {
 	t.Parallel()
 	l := newLAN(t)
-	udp, err := transport.DialUDP(l.config())
-	must.Succeed(t, err)
-	raw, err := transport.DialRaw(l.config())
-	must.Succeed(t, err)
+	udp := must.Of(transport.DialUDP(l.config())).Get(t)
+	raw := must.Of(transport.DialRaw(l.config())).Get(t)
 	for _, conn := range []dhcpc.Transport{raw, udp} {
 		must.Succeed(t, conn.Close())
 		expect.Is(t, conn.Send(t.Context(), packet(clientMAC())), tombolo.ErrInvalid, "%T sends", conn)
-		if p, err := conn.Receive(t.Context(), time.Time{}); !errors.Is(err, tombolo.ErrInvalid) {
-			t.Errorf("%T receives %v, %v", conn, p, err)
-		}
+		p, err := conn.Receive(t.Context(), time.Time{})
+		expect.That(t, errors.Is(err, tombolo.ErrInvalid), "%T receives %v, %v", conn, p, err)
 	}
 }
 
@@ -163,9 +153,8 @@ func TestErrorsOfOpening(t *testing.T) {
 		"no link":                 {transport.Config{NetNS: l.pod, MAC: clientMAC()}, nil},
 		"a MAC of 5 bytes":        {transport.Config{NetNS: l.pod, Link: l.eth0, MAC: clientMAC()[:5]}, nil},
 	} {
-		if r, err := transport.DialRaw(&tt.cfg); err == nil || tt.want != nil && !errors.Is(err, tt.want) {
-			t.Errorf("%s: %v, %v", name, r, err)
-		}
+		r, err := transport.DialRaw(&tt.cfg)
+		expect.That(t, err != nil && (tt.want == nil || errors.Is(err, tt.want)), "%s: %v, %v", name, r, err)
 		// A UDP socket binds to an index that is none's, and fails when it sends.
 		if u, err := transport.DialUDP(&tt.cfg); err == nil {
 			expect.Failure(t, u.Send(t.Context(), packet(clientMAC())), "%s: sent", name)
@@ -174,9 +163,8 @@ func TestErrorsOfOpening(t *testing.T) {
 	}
 	for _, local := range []netip.Addr{{}, addr(clientIP)} {
 		dial := transport.Dialer(&transport.Config{NetNS: l.pod, Link: 4711})
-		if conn, err := dial(t.Context(), local); err == nil || conn != nil {
-			t.Errorf("dialled %v, %v", conn, err)
-		}
+		conn, err := dial(t.Context(), local)
+		expect.That(t, err != nil && conn == nil, "dialled %v, %v", conn, err)
 	}
 }
 
@@ -214,16 +202,14 @@ func TestAProgramThatHasThePortToItself(t *testing.T) {
 	t.Parallel()
 	l := newLAN(t)
 	var other net.PacketConn
-	err := l.pod.Do(func() error {
+	must.Succeed(t, l.pod.Do(func() error {
 		var err error
 		other, err = net.ListenPacket("udp4", "0.0.0.0:68")
 		return err
-	})
-	must.Succeed(t, err)
+	}))
 	defer other.Close()
-	if u, err := transport.DialUDP(l.config()); !errors.Is(err, unix.EADDRINUSE) {
-		t.Errorf("%v, %v, want %v", u, err, unix.EADDRINUSE)
-	}
+	u, err := transport.DialUDP(l.config())
+	expect.That(t, errors.Is(err, unix.EADDRINUSE), "%v, %v, want %v", u, err, unix.EADDRINUSE)
 }
 
 // The whole of it over real sockets and in real time, if a short one.
@@ -241,17 +227,14 @@ func TestRunRenews(t *testing.T) {
 	enough := errors.New("enough")
 	renewals := 0
 	err := c.Run(soon(t), first, func(old, next *dhcpc.Lease) error {
-		if old == nil || next == nil || next.Address != first.Address || !next.Obtained.After(old.Obtained) {
-			t.Errorf("from %+v to %+v", old, next)
-		}
+		expect.That(t, old != nil && next != nil && next.Address == first.Address && next.Obtained.After(old.Obtained),
+			"from %+v to %+v", old, next)
 		if renewals++; renewals == 2 {
 			return enough
 		}
 		return nil
 	})
-	if !errors.Is(err, enough) {
-		t.Fatal(err)
-	}
+	must.That(t, errors.Is(err, enough), "%v", err)
 	for range renewals {
 		if s := heard.next(t); s.kind != dhcpv4.MessageTypeRequest || s.peer == nobody {
 			t.Errorf("the server heard a %s from %s", s.kind, s.peer)
@@ -262,8 +245,7 @@ func TestRunRenews(t *testing.T) {
 // leased gives the pod an address by DHCP, and empties what the server has heard.
 func leased(t *testing.T, l *lan, c *dhcpc.Client, heard *hearing) *dhcpc.Lease {
 	t.Helper()
-	lease, err := c.Acquire(soon(t))
-	must.Succeed(t, err)
+	lease := must.Of(c.Acquire(soon(t))).Get(t)
 	l.apply(t, lease)
 	heard.forget()
 	return lease
@@ -288,9 +270,7 @@ func renewed(t *testing.T, c *dhcpc.Client, l *dhcpc.Lease) *dhcpc.Lease {
 		cancel()
 		return nil
 	})
-	if !errors.Is(err, context.Canceled) || got == nil {
-		t.Fatalf("%v, %v", got, err)
-	}
+	must.That(t, errors.Is(err, context.Canceled) && got != nil, "%v, %v", got, err)
 	return got
 }
 
@@ -304,9 +284,8 @@ func TestRenewalsComeFromTheLeasedAddress(t *testing.T) {
 	nstest.Run(t, l.pod, "ip", "address", "add", "10.9.0.2/28", "dev", "eth0")
 	for name, at := range map[string]time.Time{"renew": lease.Renew, "rebind": lease.Rebind} {
 		got := renewed(t, c, shifted(lease, at))
-		if !got.Obtained.After(lease.Obtained) || got.ServerMAC.String() != lease.ServerMAC.String() {
-			t.Errorf("%s: got %+v", name, got)
-		}
+		expect.That(t, got.Obtained.After(lease.Obtained) && got.ServerMAC.String() == lease.ServerMAC.String(),
+			"%s: got %+v", name, got)
 		s := heard.next(t)
 		if s.peer != clientIP+":68" || !s.m.ClientIPAddr.Equal(net.ParseIP(clientIP)) {
 			t.Errorf("%s: the server heard %s from %s", name, s.m.Summary(), s.peer)
@@ -352,9 +331,8 @@ func TestAnotherHostHasTheAddress(t *testing.T) {
 	_, err := l.client(t, func(c *dhcpc.Config) {
 		c.DetectConflicts, c.Dial = true, transport.Dialer(cfg)
 	}).Acquire(ctx)
-	if !errors.Is(err, dhcpc.ErrDeclined) || !errors.Is(err, context.Canceled) {
-		t.Errorf("error %v, want %v until the context ended", err, dhcpc.ErrDeclined)
-	}
+	expect.That(t, errors.Is(err, dhcpc.ErrDeclined) && errors.Is(err, context.Canceled),
+		"error %v, want %v until the context ended", err, dhcpc.ErrDeclined)
 }
 
 // Answers that are as long as a packet may be arrive; longer ones come in fragments,
@@ -377,9 +355,8 @@ func TestLongAnswers(t *testing.T) {
 				c.Timeout = 2 * time.Second
 			}
 		}).Acquire(soon(t))
-		if ok != (err == nil) || !ok && !errors.Is(err, dhcpc.ErrTimeout) {
-			t.Errorf("answers of %d bytes: %v", size, err)
-		}
+		expect.That(t, ok == (err == nil) && (ok || errors.Is(err, dhcpc.ErrTimeout)),
+			"answers of %d bytes: %v", size, err)
 	}
 }
 
@@ -395,9 +372,7 @@ func TestServerThatIsAway(t *testing.T) {
 		}
 	})
 	_, err := l.client(t, func(c *dhcpc.Config) { c.Timeout, c.Retransmit = 300*time.Millisecond, 20*time.Millisecond }).Acquire(soon(t))
-	if !errors.Is(err, dhcpc.ErrTimeout) || !strings.Contains(err.Error(), "no answer to ") {
-		t.Errorf("error %v", err)
-	}
+	expect.That(t, errors.Is(err, dhcpc.ErrTimeout) && strings.Contains(err.Error(), "no answer to "), "error %v", err)
 	// Again and again, however long that takes.
 	_, err = l.client(t, func(c *dhcpc.Config) { c.Retransmit = 20 * time.Millisecond }).Acquire(ctx)
 	if !errors.Is(err, context.Canceled) {

@@ -46,10 +46,9 @@ func TestDnsmasq(t *testing.T) {
 		"--dhcp-option=option:mtu,1400", "--domain=lan", "--dhcp-option=121,10.8.0.0/16,10.9.0.2,0.0.0.0/0,10.9.0.1")
 	c := l.client(t, func(cfg *dhcpc.Config) { cfg.LinkMTU = 1500 })
 	ctx := soon(t)
-	lease, err := c.Acquire(ctx)
-	must.Succeed(t, err)
+	lease := must.Of(c.Acquire(ctx)).Get(t)
 	ip := lease.Address.Addr().String()
-	until(t, func() bool { return strings.Contains(leases(), " 02:00:0a:09:00:07 "+ip+" pod-7 00:70:6f:64:2d:37\n") })
+	must.Until(t, "the server's file of leases", func() bool { return strings.Contains(leases(), " 02:00:0a:09:00:07 "+ip+" pod-7 00:70:6f:64:2d:37\n") })
 	if got := lease.Expire.Sub(lease.Obtained); got != 2*time.Minute || lease.MTU != 1400 || lease.Domain != "lan" ||
 		strings.Join(lease.Search, " ") != "pod.lan lan" || len(lease.DNS) != 1 || len(lease.Routes) != 2 || len(lease.Ignored) != 0 {
 		t.Errorf("lease %+v", lease)
@@ -57,13 +56,12 @@ func TestDnsmasq(t *testing.T) {
 	l.apply(t, lease)
 
 	for name, at := range map[string]time.Time{"renewal": lease.Renew, "rebinding": lease.Rebind} {
-		if got := renewed(t, c, shifted(lease, at)); got.Address != lease.Address || !got.Obtained.After(lease.Obtained) {
-			t.Errorf("%s: %+v", name, got)
-		}
+		got := renewed(t, c, shifted(lease, at))
+		expect.That(t, got.Address == lease.Address && got.Obtained.After(lease.Obtained), "%s: %+v", name, got)
 	}
 
 	must.Succeed(t, c.Release(ctx, lease))
-	until(t, func() bool { return leases() == "" })
+	must.Until(t, "the server's file of leases", func() bool { return leases() == "" })
 }
 
 func TestDnsmasqHearsTheBridgeReleaseForAPodThatIsGone(t *testing.T) {
@@ -71,12 +69,9 @@ func TestDnsmasqHearsTheBridgeReleaseForAPodThatIsGone(t *testing.T) {
 	for _, knowsMAC := range []bool{true, false} {
 		l, server := newBridge(t)
 		leases := dnsmasq(t, server.pod, "eth0")
-		lease, err := l.client(t, nil).Acquire(soon(t))
-		must.Succeed(t, err)
-		if len(lease.ServerMAC) == 0 {
-			t.Fatal("the server's MAC address is not known")
-		}
-		until(t, func() bool { return leases() != "" })
+		lease := must.Of(l.client(t, nil).Acquire(soon(t))).Get(t)
+		must.That(t, len(lease.ServerMAC) > 0, "the server's MAC address is not known")
+		must.Until(t, "the server's file of leases", func() bool { return leases() != "" })
 		nstest.Run(t, l.host, "ip", "link", "del", "pod")
 		if !knowsMAC {
 			gone := *lease
@@ -87,7 +82,7 @@ func TestDnsmasqHearsTheBridgeReleaseForAPodThatIsGone(t *testing.T) {
 			expect.Is(t, transport.Release(soon(t), cfg, lease), tombolo.ErrInvalid, "Release from no link")
 		}
 		must.Succeed(t, transport.Release(soon(t), &transport.Config{NetNS: l.host, Link: l.index}, lease))
-		until(t, func() bool { return leases() == "" })
+		must.Until(t, "the server's file of leases", func() bool { return leases() == "" })
 	}
 	expect.Is(t, transport.Release(soon(t), &transport.Config{Link: 1}, &dhcpc.Lease{}), dhcpc.ErrInvalid, "error")
 }
@@ -101,11 +96,10 @@ func TestDnsmasqOnTheHostHearsTheRelease(t *testing.T) {
 	nstest.Run(t, l.host, "ip", "link", "del", "server")
 	nstest.Run(t, l.host, "ip", "link", "set", "lo", "up") // as on any host
 	leases := dnsmasq(t, l.host, "br0")
-	lease, err := l.client(t, nil).Acquire(soon(t))
-	must.Succeed(t, err)
+	lease := must.Of(l.client(t, nil).Acquire(soon(t))).Get(t)
 	nstest.Run(t, l.host, "ip", "link", "del", "pod")
 	must.Succeed(t, transport.Release(soon(t), &transport.Config{NetNS: l.host, Link: l.index}, lease))
-	until(t, func() bool { return leases() == "" })
+	must.Until(t, "the server's file of leases", func() bool { return leases() == "" })
 }
 
 // dnsmasq ignores a RELEASE with the address in option 50 and not in ciaddr: that the
@@ -115,12 +109,9 @@ func TestDnsmasqIgnoresAReleaseThatIsWrong(t *testing.T) {
 	l, server := newBridge(t)
 	leases := dnsmasq(t, server.pod, "eth0")
 	c := l.client(t, nil)
-	lease, err := c.Acquire(soon(t))
-	must.Succeed(t, err)
-	p, err := dhcpc.Release(lease, 1)
-	must.Succeed(t, err)
-	m, err := dhcpv4.FromBytes(p.Payload)
-	must.Succeed(t, err)
+	lease := must.Of(c.Acquire(soon(t))).Get(t)
+	p := must.Of(dhcpc.Release(lease, 1)).Get(t)
+	m := must.Of(dhcpv4.FromBytes(p.Payload)).Get(t)
 	m.UpdateOption(dhcpv4.OptRequestedIPAddress(m.ClientIPAddr))
 	m.ClientIPAddr = net.IPv4zero
 	p.Payload = m.ToBytes()
@@ -136,7 +127,7 @@ func TestDnsmasqIgnoresAReleaseThatIsWrong(t *testing.T) {
 	}).Acquire(soon(t)); err != nil {
 		t.Fatal(err)
 	}
-	until(t, func() bool { return strings.Contains(leases(), lease.Address.Addr().String()) })
+	must.Until(t, "the server's file of leases", func() bool { return strings.Contains(leases(), lease.Address.Addr().String()) })
 }
 
 func TestDnsmasqRefusesAnAddressOfAnotherNetwork(t *testing.T) {
@@ -169,9 +160,8 @@ func TestDnsmasqCommitsRapidly(t *testing.T) {
 	leases := dnsmasq(t, server.pod, "eth0", "--dhcp-rapid-commit")
 	count := &counting{}
 	c := l.client(t, func(cfg *dhcpc.Config) { cfg.RapidCommit, cfg.Dial = true, count.dial(l) })
-	lease, err := c.Acquire(soon(t))
-	must.Succeed(t, err)
-	until(t, func() bool { return strings.Contains(leases(), lease.Address.Addr().String()) })
+	lease := must.Of(c.Acquire(soon(t))).Get(t)
+	must.Until(t, "the server's file of leases", func() bool { return strings.Contains(leases(), lease.Address.Addr().String()) })
 	// One, unless the answer takes so long that it is sent again.
 	if slices.ContainsFunc(count.sent, func(m dhcpv4.MessageType) bool { return m != dhcpv4.MessageTypeDiscover }) {
 		t.Errorf("sent %v, want DISCOVER alone", count.sent)

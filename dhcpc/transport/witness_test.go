@@ -25,8 +25,7 @@ func (l *lan) witness(t testing.TB, change func(*transport.Config)) *transport.W
 	if change != nil {
 		change(cfg)
 	}
-	w, err := transport.DialWitness(cfg)
-	must.Succeed(t, err)
+	w := must.Of(transport.DialWitness(cfg)).Get(t)
 	t.Cleanup(func() { w.Close() })
 	return w
 }
@@ -76,9 +75,8 @@ func TestAWitnessHearsAnswersToItsClientAlone(t *testing.T) {
 			t.Fatalf("received %v, %v, want what was sent to %s", got, err, mac)
 		}
 	}
-	if p, err := w.Receive(ctx, time.Now()); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("received %v, %v", p, err)
-	}
+	p, err := w.Receive(ctx, time.Now())
+	expect.That(t, errors.Is(err, os.ErrDeadlineExceeded), "received %v, %v", p, err)
 }
 
 func TestAWitnessOfARPHearsIt(t *testing.T) {
@@ -92,9 +90,8 @@ func TestAWitnessOfARPHearsIt(t *testing.T) {
 	// The pod does not make its servers believe that an address is taken.
 	must.Succeed(t, raw(t, l.config()).Send(ctx, arp("10.9.0.66")))
 	must.Succeed(t, raw(t, &transport.Config{NetNS: l.host, Link: l.index}).Send(ctx, arp("10.9.0.67")))
-	if got, err := w.Receive(ctx, time.Time{}); err != nil || got.ARP == nil || got.ARP.SenderIP != addr("10.9.0.67") {
-		t.Errorf("received %v, %v", got, err)
-	}
+	got, err := w.Receive(ctx, time.Time{})
+	expect.That(t, err == nil && got.ARP != nil && got.ARP.SenderIP == addr("10.9.0.67"), "received %v, %v", got, err)
 }
 
 func TestAWitnessNeedsTheClientsMAC(t *testing.T) {
@@ -124,9 +121,8 @@ func TestAClientLeasesByWhatItsWitnessHears(t *testing.T) {
 			nstest.Sysctl(t, l.pod, "net/ipv4/conf/all/rp_filter", "1")
 			dnsmasq(t, l.host, l.link)
 			lease, err := l.client(t, func(c *dhcpc.Config) { c.Dial = l.outside(t, dial(l)) }).Acquire(soon(t))
-			if err != nil || !netip.MustParsePrefix("10.9.0.0/24").Contains(lease.Address.Addr()) {
-				t.Errorf("%v, %v", lease, err)
-			}
+			expect.That(t, err == nil && netip.MustParsePrefix("10.9.0.0/24").Contains(lease.Address.Addr()),
+				"%v, %v", lease, err)
 		})
 	}
 }

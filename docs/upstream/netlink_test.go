@@ -38,9 +38,7 @@ func (d *datagrams) ReceiveIter() iter.Seq2[netlink.Message, error] {
 	}
 }
 
-func connOver(list ...[]netlink.Message) *netlink.Conn {
-	return netlink.NewConn(&datagrams{list}, 7)
-}
+func connOver(list ...[]netlink.Message) *netlink.Conn { return netlink.NewConn(&datagrams{list}, 7) }
 
 // answer is a struct nlmsgerr: an errno, the header of a request of some length, and what
 // is behind it.

@@ -31,12 +31,9 @@ func TestFlowsToFlushAreThoseOfThePodsUDPPorts(t *testing.T) {
 		{netip.AddrPortFrom(netip.Addr{}, 53), port("[fd01::5]:5353")},
 		{port("192.0.2.1:123"), port("10.1.0.5:123")},
 	}
-	if got := publications(addresses, ports); !slices.Equal(got, want) {
-		t.Errorf("publications %v, want %v", got, want)
-	}
-	if !HasFlows(ports...) || HasFlows(ports[0]) || HasFlows() {
-		t.Error("flows of UDP alone outlive their rules")
-	}
+	got := publications(addresses, ports)
+	expect.That(t, slices.Equal(got, want), "publications %v, want %v", got, want)
+	expect.That(t, HasFlows(ports...) && !HasFlows(ports[0]) && !HasFlows(), "flows of UDP alone outlive their rules")
 }
 
 // The kernel's listing tells what is left: the flow to the pod after FlushStale, and none of it
@@ -74,8 +71,7 @@ func TestFlowsOfAPortAreFlushed(t *testing.T) {
 		slices.Sort(sports)
 		return strings.Join(sports, " ")
 	}
-	conn, err := Dial(&Config{NetNS: ns})
-	must.Succeed(t, err)
+	conn := must.Of(Dial(&Config{NetNS: ns})).Get(t)
 	defer conn.Close()
 	pod, port := []netip.Addr{nstest.Addr("10.22.0.5")}, nft.Port{Protocol: 17, HostPort: 53, PodPort: 5353}
 	named, next := port, port

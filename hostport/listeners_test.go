@@ -76,16 +76,13 @@ func sockaddr(at netip.AddrPort) unix.Sockaddr {
 
 func mustOpen(tb testing.TB, ns *netns.NS, k kind) {
 	tb.Helper()
-	fd, err := k.open(ns)
-	must.Succeed(tb, err, "open %+v", k)
+	fd := must.Of(k.open(ns)).Get(tb, "open %+v", k)
 	tb.Cleanup(func() { unix.Close(fd) })
 }
 
 func mustList(tb testing.TB, ns *netns.NS, ports ...nft.Port) []Listener {
 	tb.Helper()
-	list, err := Listeners(tb.Context(), &Config{NetNS: ns}, ports...)
-	must.Succeed(tb, err)
-	return list
+	return must.Of(Listeners(tb.Context(), &Config{NetNS: ns}, ports...)).Get(tb)
 }
 
 // The kernel's bind is the referee: it refuses a second socket exactly where the first takes some of what is wanted.
@@ -124,9 +121,7 @@ func TestASocketTakesAPortIfNoOtherCouldBeBoundToIt(t *testing.T) {
 						unix.Close(fd)
 					}
 					syscall.ForkLock.RUnlock()
-					if err != nil && !errors.Is(err, unix.EADDRINUSE) {
-						t.Fatal(err)
-					}
+					must.That(t, err == nil || errors.Is(err, unix.EADDRINUSE), "%v", err)
 					if got := mustList(t, ns, want.port); (err != nil) != (len(got) == 1) {
 						t.Errorf("%s: found %v, but binding it: %v", want.port, got, err)
 					}
@@ -162,12 +157,9 @@ func TestListenersAreThoseOfThePorts(t *testing.T) {
 		got = append(got, fmt.Sprintf("%d %s of %s", l.Protocol, l.Local, who))
 	}
 	const want = "6 127.0.0.1:80 of this program, 17 0.0.0.0:4789 of the kernel, or by a process that cannot be seen from here, 17 127.0.0.1:86 of this program"
-	if all := strings.Join(got, ", "); all != want {
-		t.Errorf("got  %s\nwant %s", all, want)
-	}
-	if own := mustList(t, ns, nft.Port{Protocol: tcp, HostAddr: nstest.Addr("127.0.0.53"), HostPort: 80}); len(own) != 1 || len(NotHeldFor("c1", own)) != 1 {
-		t.Errorf("listeners at the address itself are %v", own)
-	}
+	expect.Equal(t, strings.Join(got, ", "), want)
+	own := mustList(t, ns, nft.Port{Protocol: tcp, HostAddr: nstest.Addr("127.0.0.53"), HostPort: 80})
+	expect.That(t, len(own) == 1 && len(NotHeldFor("c1", own)) == 1, "listeners at the address itself are %v", own)
 	for _, bad := range []nft.Port{{Protocol: 6}, {HostPort: 80}, {Protocol: 1, HostPort: 80}} {
 		expect.Is(t, expect.Err(Listeners(t.Context(), nil, bad)), tombolo.ErrInvalid, "port %+v", bad)
 	}
@@ -176,9 +168,7 @@ func TestListenersAreThoseOfThePorts(t *testing.T) {
 func FuzzSocket(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		l, err := decode(data)
-		if err != nil && !errors.Is(err, nl.ErrMalformed) {
-			t.Fatalf("%v is not %v", err, nl.ErrMalformed)
-		}
+		must.That(t, err == nil || errors.Is(err, nl.ErrMalformed), "%v is not %v", err, nl.ErrMalformed)
 		l.takes(nft.Port{HostPort: l.Local.Port()})
 	})
 }

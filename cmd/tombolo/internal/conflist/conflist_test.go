@@ -44,17 +44,14 @@ func TestAllThatIsWrongIsSaid(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			r := Examine([]byte(tt.file))
-			if len(r.Plan) > 0 {
-				t.Errorf("it has a plan: %q", r.Plan)
-			}
+			expect.That(t, len(r.Plan) == 0, "it has a plan: %q", r.Plan)
 			for _, text := range tt.says {
 				if !slices.ContainsFunc(r.Problems, func(p string) bool { return strings.Contains(p, text) }) {
 					t.Errorf("no problem says %s", text)
 				}
 			}
-			if len(r.Problems) != len(tt.says) {
-				t.Errorf("%d problems, want %d:\n%s", len(r.Problems), len(tt.says), strings.Join(r.Problems, "\n"))
-			}
+			expect.That(t, len(r.Problems) == len(tt.says),
+				"%d problems, want %d:\n%s", len(r.Problems), len(tt.says), strings.Join(r.Problems, "\n"))
 		})
 	}
 }
@@ -96,9 +93,8 @@ func TestListsOfTheReferencesNamesAreReadByThem(t *testing.T) {
 		for _, one := range want {
 			expect.Contains(t, text, one, "%s", file)
 		}
-		if len(r.Problems)+len(r.Warnings) > 0 || strings.Contains(text, "ports: ") {
-			t.Errorf("%s: problems %q, warnings %q", file, r.Problems, r.Warnings)
-		}
+		expect.That(t, len(r.Problems)+len(r.Warnings) == 0 && !strings.Contains(text, "ports: "),
+			"%s: problems %q, warnings %q", file, r.Problems, r.Warnings)
 	}
 	r := Examine([]byte(`{"cniVersion": "1.0.0", "name": "n", "plugins": [{"type": "ptp"}, {"type": "portmap", "capabilities": {"portMapping": true}}]}`))
 	if len(r.Problems) > 0 || len(r.Warnings) != 2 || !strings.Contains(r.Warnings[1], "publishes no ports") {
@@ -129,13 +125,11 @@ func TestWhatIsHardlyMeantIsAWarning(t *testing.T) {
 		for i := range want {
 			same = same && strings.HasPrefix(r.Warnings[i], want[i])
 		}
-		if !same || (len(r.Plan) == 0) != strings.Contains(file, "mtu") {
-			t.Errorf("%s: warnings %q, want %q; problems %q", file, r.Warnings, want, r.Problems)
-		}
+		expect.That(t, same && (len(r.Plan) == 0) == strings.Contains(file, "mtu"),
+			"%s: warnings %q, want %q; problems %q", file, r.Warnings, want, r.Problems)
 	}
-	if r := Examine([]byte(`{"cniVersion": "1.0.0", "name": "n", "type": "tombolo"}`)); !slices.Contains(r.Plan, "gateway: none, since there are no addresses") {
-		t.Errorf("%q", r.Plan)
-	}
+	r := Examine([]byte(`{"cniVersion": "1.0.0", "name": "n", "type": "tombolo"}`))
+	expect.That(t, slices.Contains(r.Plan, "gateway: none, since there are no addresses"), "%q", r.Plan)
 }
 
 func TestShippedConfigurationsAreValid(t *testing.T) {
@@ -150,12 +144,9 @@ func TestShippedConfigurationsAreValid(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if r := Examine(data); len(r.Problems) > 0 || len(r.Plan) == 0 {
-			t.Errorf("%s: %q", path, r.Problems)
-		}
+		r := Examine(data)
+		expect.That(t, len(r.Problems) == 0 && len(r.Plan) > 0, "%s: %q", path, r.Problems)
 		return nil
 	})
-	if err != nil || files == 0 {
-		t.Errorf("%d files, %v", files, err)
-	}
+	expect.That(t, err == nil && files != 0, "%d files, %v", files, err)
 }

@@ -59,9 +59,7 @@ func TestListIsSplitAtCommas(t *testing.T) {
 	t.Parallel()
 	args := Args{"IP": "a, b ,", "GATEWAY": ""}
 	expect.NoDiff(t, cmp.Diff([]string{"a", "b", ""}, args.List("IP")))
-	if len(args.List("GATEWAY"))+len(args.List("MAC")) > 0 {
-		t.Error("an empty value, or none, is a list")
-	}
+	expect.That(t, len(args.List("GATEWAY"))+len(args.List("MAC")) <= 0, "an empty value, or none, is a list")
 }
 
 // FuzzParseArgs: what ParseArgs gives stands in its text.
@@ -72,9 +70,7 @@ func FuzzParseArgs(f *testing.F) {
 			t.Errorf("%v", err)
 		}
 		for key, value := range args {
-			if !bytes.Contains(data, []byte(key+"="+value)) {
-				t.Errorf("%q=%q is not in %q", key, value, data)
-			}
+			expect.That(t, bytes.Contains(data, []byte(key+"="+value)), "%q=%q is not in %q", key, value, data)
 		}
 	})
 }

@@ -29,9 +29,7 @@ func withPlugin(t *testing.T, body string) (n *node, request *Request, verbs fun
 	request.Path, request.Environ, request.NetNS = dir, os.Environ(), "/run/netns/a"
 	return n, request, func() string {
 		data, err := os.ReadFile(log)
-		if err != nil && !errors.Is(err, os.ErrNotExist) {
-			t.Fatal(err)
-		}
+		must.That(t, err == nil || errors.Is(err, os.ErrNotExist), "%v", err)
 		return strings.Join(strings.Fields(string(data)), " ")
 	}
 }
@@ -46,13 +44,10 @@ echo '{"cniVersion":"0.4.0","interfaces":[{"name":"x"}],"ips":[{"version":"6","a
 	if got := addressesOf(result); got != "fd00::5,10.1.0.5" || len(result.Interfaces) != 0 || result.IPs[0].Interface != nil {
 		t.Errorf("got %s, %+v", got, result)
 	}
-	if result.CNIVersion != "1.1.0" || len(result.Routes) != 1 || result.DNS.Domain != "lan" {
-		t.Errorf("got %+v", result)
-	}
+	expect.That(t, result.CNIVersion == "1.1.0" && len(result.Routes) == 1 && result.DNS.Domain == "lan",
+		"got %+v", result)
 	stdin, err := os.ReadFile(filepath.Join(r.Path, "fake.stdin"))
-	if err != nil || string(stdin) != n.conf {
-		t.Errorf("stdin %s, %v", stdin, err)
-	}
+	expect.That(t, err == nil && string(stdin) == n.conf, "stdin %s, %v", stdin, err)
 	expect.Equal(t, verbs(), "ADD", "ran")
 }
 
@@ -120,8 +115,7 @@ func TestAMissingPluginIsNamed(t *testing.T) {
 	a := n.allocator(r)
 	ctx := context.Background()
 	const want = `network "lan": ipam.type: find plugin "missing": no such executable in CNI_PATH (/opt/none)`
-	_, err := a.Add(ctx)
-	wantError(t, err, CodePluginMissing, delegate.ErrNotFound, want)
+	wantError(t, expect.Err(a.Add(ctx)), CodePluginMissing, delegate.ErrNotFound, want)
 	wantError(t, a.Del(ctx, nil), CodePluginMissing, delegate.ErrNotFound, want)
 	wantError(t, a.Status(ctx), 50, delegate.ErrNotFound, want)
 }
@@ -134,7 +128,6 @@ func TestTheStatusOfAPluginPassesThrough(t *testing.T) {
 	wantError(t, n.allocator(r).Status(context.Background()), 50, nil, "exit status 3")
 	var own *types.Error
 	n, r, _ = withPlugin(t, `echo '{"code":4,"msg":"unknown CNI_COMMAND: STATUS"}'; exit 1`)
-	if err := n.allocator(r).Status(context.Background()); errors.As(err, &own) || err != nil {
-		t.Errorf("a plugin too old for STATUS: %v", err)
-	}
+	err := n.allocator(r).Status(context.Background())
+	expect.That(t, !errors.As(err, &own) && err == nil, "a plugin too old for STATUS: %v", err)
 }

@@ -48,9 +48,7 @@ func TestDHCPSectionThatIsWrong(t *testing.T) {
 			t.Errorf("%s: %v, want a code", tt.fields, err)
 			continue
 		}
-		if got := fmt.Sprintf("code %d: %s", coded.Code, coded.Msg); got != tt.want {
-			t.Errorf("%s:\ngot  %s\nwant %s", tt.fields, got, tt.want)
-		}
+		expect.Equal(t, fmt.Sprintf("code %d: %s", coded.Code, coded.Msg), tt.want, "%s", tt.fields)
 	}
 }
 
@@ -64,16 +62,11 @@ func TestIdentityOfAPodToItsServer(t *testing.T) {
 		clientByMAC:       "\x01" + string(id.MAC(clientByMAC)),
 	} {
 		got, err := id.clientID(by, id.MAC(by))
-		if err != nil || string(got) != want {
-			t.Errorf("%s: %q, %v; want %q", by, got, err, want)
-		}
-		sameID, err := again.clientID(by, again.MAC(by))
-		must.Succeed(t, err)
+		expect.That(t, err == nil && string(got) == want, "%s: %q, %v; want %q", by, got, err, want)
+		sameID := must.Of(again.clientID(by, again.MAC(by))).Get(t)
 		expect.Equal(t, string(got) == string(sameID), (by != clientByContainer), "%s: the pod's next container has the same identity", by)
 		mac := id.MAC(by)
-		if len(mac) != 6 || mac[0]&3 != 2 {
-			t.Errorf("%s: MAC %s is none of ours to choose", by, mac)
-		}
+		expect.That(t, len(mac) == 6 && mac[0]&3 == 2, "%s: MAC %s is none of ours to choose", by, mac)
 	}
 	nobody := &Identity{Network: "lab", ContainerID: "c1", IfName: "eth0"}
 	expect.Says(t, expect.Err(nobody.clientID(clientByPod, nil)), "K8S_POD_NAMESPACE", "a pod without a name")
@@ -129,8 +122,7 @@ func TestDurationIsAStringWithAUnit(t *testing.T) {
 	} {
 		var d Duration
 		err := d.UnmarshalJSON([]byte(tt.json))
-		if time.Duration(d) != tt.want || (err == nil) != (tt.want != 0) {
-			t.Errorf("%s gives %s, %v; want %s", tt.json, time.Duration(d), err, tt.want)
-		}
+		expect.That(t, time.Duration(d) == tt.want && (err == nil) == (tt.want != 0),
+			"%s gives %s, %v; want %s", tt.json, time.Duration(d), err, tt.want)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/ipam/delegate"
 	"github.com/tombolo-cni/tombolo/internal/strict"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/ipam"
 
@@ -119,20 +120,13 @@ func open(r *Request) (asker, error) {
 // allocator calls New and fails the test where that fails.
 func (n *node) allocator(r *Request) asker {
 	n.t.Helper()
-	a, err := open(r)
-	if err != nil {
-		n.t.Fatalf("New: %v", err)
-	}
-	return a
+	return must.Of(open(r)).Get(n.t, "New")
 }
 
 // add gives the container its addresses, and returns them with commas between.
 func (n *node) add(id string) string {
 	n.t.Helper()
-	result, err := n.tryAdd(n.request(id))
-	if err != nil {
-		n.t.Fatalf("Add(%s): %v", id, err)
-	}
+	result := must.Of(n.tryAdd(n.request(id))).Get(n.t, "Add(%s)", id)
 	return addressesOf(result)
 }
 
@@ -146,9 +140,7 @@ func (n *node) del(id string) {
 	n.t.Helper()
 	r := n.request(id)
 	r.Strict = false
-	if err := n.allocator(r).Del(context.Background(), nil); err != nil {
-		n.t.Fatalf("Del(%s): %v", id, err)
-	}
+	must.Succeed(n.t, n.allocator(r).Del(context.Background(), nil), "Del(%s)", id)
 }
 
 func resultAddrs(result *current.Result) []netip.Addr {
@@ -177,12 +169,8 @@ func wantError(t *testing.T, err error, code uint, sentinel error, text string) 
 		return
 	}
 	expect.Equal(t, object.Code, code, "code %d, want %d: %v", object.Code, code, err)
-	if sentinel != nil && !errors.Is(err, sentinel) {
-		t.Errorf("%v does not match %q", err, sentinel)
-	}
-	if !strings.Contains(object.Msg, text) {
-		t.Errorf("message %q does not hold %q", object.Msg, text)
-	}
+	expect.That(t, sentinel == nil || errors.Is(err, sentinel), "%v does not match %q", err, sentinel)
+	expect.Contains(t, object.Msg, text, "message")
 }
 
 // files reads the network's directory, without the lock and the marker.
@@ -194,9 +182,8 @@ func (n *node) files() map[string]string {
 // expect compares the directory's files with want.
 func (n *node) expect(want map[string]string) {
 	n.t.Helper()
-	if diff := cmp.Diff(want, n.files()); diff != "" {
-		n.t.Errorf("files (-want +got)\n%s", diff)
-	}
+	diff := cmp.Diff(want, n.files())
+	expect.That(n.t, diff == "", "files (-want +got)\n%s", diff)
 }
 
 // put writes a file into the network's directory, as of long ago if old.

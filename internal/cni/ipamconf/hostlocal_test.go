@@ -24,10 +24,8 @@ func TestTheResultHoldsAllThatTheConfigSays(t *testing.T) {
 		"ranges":[[{"subnet":"fd00::/64","gateway":"fd00::ff"}],[{"subnet":"10.1.0.0/24"}]],
 		"routes":[{"dst":"0.0.0.0/0"},{"dst":"fd00:9::/32","gw":"fd00::1"},
 			{"dst":"10.0.0.0/8","gw":"10.1.0.1","mtu":1400,"advmss":1360,"priority":100,"table":50,"scope":253}]}}`
-	result, err := n.tryAdd(n.request("a"))
-	must.Succeed(t, err)
-	got, err := json.Marshal(result)
-	must.Succeed(t, err)
+	result := must.Of(n.tryAdd(n.request("a"))).Get(t)
+	got := must.Of(json.Marshal(result)).Get(t)
 	want := `{"cniVersion":"1.1.0","dns":{"nameservers":["192.0.2.53"]},` +
 		`"ips":[{"address":"10.1.0.2/24","gateway":"10.1.0.1"},{"address":"fd00::1/64","gateway":"fd00::ff"}],` +
 		`"routes":[{"dst":"0.0.0.0/0"},{"dst":"fd00:9::/32","gw":"fd00::1"},` +
@@ -71,8 +69,7 @@ func TestRequestedAddressesAreGiven(t *testing.T) {
 			n := newNode(t, tt.conf)
 			r := n.request("a")
 			r.Args = tt.args
-			result, err := n.tryAdd(r)
-			must.Succeed(t, err)
+			result := must.Of(n.tryAdd(r)).Get(t)
 			expect.Equal(t, addressesOf(result), tt.want)
 			expect.Equal(t, n.files()["last_reserved_ip.0"], resultAddrs(result)[0].String(), "last_reserved_ip.0 holds")
 		})
@@ -104,8 +101,7 @@ func TestRequestsThatCannotBeMetAreRefusedByNew(t *testing.T) {
 			t.Parallel()
 			r := newNode(t, ranged(both)).request("a")
 			r.Args = tt.args
-			_, err := New(r)
-			wantError(t, err, tt.code, nil, tt.want)
+			wantError(t, expect.Err(New(r)), tt.code, nil, tt.want)
 		})
 	}
 }
@@ -148,8 +144,7 @@ func TestRangesOfARuntimeAreNotMissedBeforeThereIsAPod(t *testing.T) {
 	a := n.allocator(n.request("a"))
 	expect.Success(t, a.Status(ctx), "Status")
 	const want = "host-local has no addresses to give"
-	_, err := a.Add(ctx)
-	wantError(t, err, 7, nil, want)
+	wantError(t, expect.Err(a.Add(ctx)), 7, nil, want)
 	wantError(t, a.Check(ctx, nil), 7, nil, want)
 	expect.Success(t, errors.Join(a.Del(ctx, nil), a.GC(ctx, nil)), "Del and GC")
 	for _, conf := range []string{`{"ipam":{"type":"host-local"}}`, `{"capabilities":{"ipRanges":false,"ips":true},"ipam":{"type":"host-local"}}`} {
@@ -168,15 +163,12 @@ func TestABrokenConfigStillNamesItsDataDir(t *testing.T) {
 	r.Strict, r.DefaultDataDir = false, "/nonexistent"
 	must.Succeed(t, n.allocator(r).Del(context.Background(), nil))
 	n.expect(map[string]string{})
-	if !n.Warned(`field "ipam.ranges": expected a list`) {
-		t.Error("what is wrong with the config is not reported")
-	}
+	expect.That(t, n.Warned(`field "ipam.ranges": expected a list`), "what is wrong with the config is not reported")
 }
 
 func TestAMissingResolvConfIsAnError(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, `{"ipam":{"type":"host-local","subnet":"10.1.0.0/24","resolvConf":"/nonexistent/resolv.conf"}}`)
-	_, err := n.tryAdd(n.request("a"))
-	wantError(t, err, 5, os.ErrNotExist, `read "ipam.resolvConf"`)
+	wantError(t, expect.Err(n.tryAdd(n.request("a"))), 5, os.ErrNotExist, `read "ipam.resolvConf"`)
 	n.expect(map[string]string{})
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/ipam/delegate"
 	"github.com/tombolo-cni/tombolo/internal/strict"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/ipam"
 )
 
@@ -23,9 +24,7 @@ func TestWithoutATypeThereAreNoAddresses(t *testing.T) {
 			a := n.allocator(n.request("a"))
 			ctx := context.Background()
 			result, err := a.Add(ctx)
-			if err != nil || len(result.IPs) != 0 {
-				t.Errorf("Add: %v, %v", result, err)
-			}
+			expect.That(t, err == nil && len(result.IPs) == 0, "Add: %v, %v", result, err)
 			for verb, err := range map[string]error{
 				"Del": a.Del(ctx, nil), "Check": a.Check(ctx, nil), "GC": a.GC(ctx, nil), "Status": a.Status(ctx),
 			} {
@@ -51,8 +50,7 @@ func TestASectionWithoutItsTypeIsNotTakenForNone(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newNode(t, tt.conf).request("a")
-			_, err := New(r)
-			wantError(t, err, tt.code, nil, tt.want)
+			wantError(t, expect.Err(New(r)), tt.code, nil, tt.want)
 			r.Strict = false
 			expect.Success(t, expect.Err(New(r)), "not strict")
 		})
@@ -72,9 +70,7 @@ func TestUnknownFieldsAreErrorsOnlyInsideOfIPAM(t *testing.T) {
 		_, err := New(n.request("a"))
 		wantError(t, err, 2, nil, `unknown field "ipam.foo": 1`)
 		var unknown *strict.UnknownFieldError
-		if !errors.As(err, &unknown) || unknown.Key != "foo" {
-			t.Errorf("%s: the strict error is lost: %v", name, err)
-		}
+		expect.That(t, errors.As(err, &unknown) && unknown.Key == "foo", "%s: the strict error is lost: %v", name, err)
 		r := n.request("a")
 		r.Strict = false
 		expect.Success(t, expect.Err(n.allocator(r).Add(context.Background())), "%s, not strict", name)
@@ -98,13 +94,11 @@ func TestBadFieldsOfHostLocalAreExplained(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			_, err := New(newNode(t, tt.conf).request("a"))
-			wantError(t, err, 7, nil, tt.want)
+			wantError(t, expect.Err(New(newNode(t, tt.conf).request("a"))), 7, nil, tt.want)
 		})
 	}
 	n := newNode(t, `{"ipam":{"type":"host-local","subnet":"10.1.0.0/24","routes":[{"dst":"::/0","gateway":"fd00::1"}]}}`)
-	_, err := New(n.request("a"))
-	wantError(t, err, 2, nil, `unknown field "ipam.routes[0].gateway": "fd00::1"`)
+	wantError(t, expect.Err(New(n.request("a"))), 2, nil, `unknown field "ipam.routes[0].gateway": "fd00::1"`)
 }
 
 func TestConfigErrorKeepsNil(t *testing.T) {
@@ -131,9 +125,7 @@ func FuzzNew(f *testing.F) {
 		}
 		a, err := New(r.fill(string(conf)))
 		if err != nil {
-			if !strictly {
-				t.Fatalf("not strict, and %v", err)
-			}
+			must.That(t, strictly, "not strict, and %v", err)
 			return
 		}
 		// What host-local gives is fuzzed in package ipam: a dataDir of here could be any.
@@ -154,8 +146,6 @@ func checkAddresses(t *testing.T, given []ipam.Address) {
 		} else if v6 {
 			t.Fatal("IPv4 after IPv6")
 		}
-		if !a.Prefix.IsValid() {
-			t.Fatalf("bad address %v", a)
-		}
+		must.That(t, a.Prefix.IsValid(), "bad address %v", a)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 func TestResolvConfIsUnderstood(t *testing.T) {
@@ -31,9 +32,7 @@ func FuzzResolvConf(f *testing.F) {
 		dns := parseResolvConf(text)
 		for _, list := range [][]string{dns.Nameservers, dns.Search, dns.Options} {
 			for _, item := range list {
-				if item == "" || strings.TrimSpace(item) != item {
-					t.Fatalf("%q gave the item %q", text, item)
-				}
+				must.That(t, item != "" && strings.TrimSpace(item) == item, "%q gave the item %q", text, item)
 			}
 		}
 	})

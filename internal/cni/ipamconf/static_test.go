@@ -36,10 +36,8 @@ func TestStaticGivesWhatIsNamed(t *testing.T) {
 			n := newNode(t, tt.conf)
 			r := n.request("a")
 			r.Args = tt.args
-			result, err := n.tryAdd(r)
-			must.Succeed(t, err)
-			got, err := json.Marshal(result)
-			must.Succeed(t, err)
+			result := must.Of(n.tryAdd(r)).Get(t)
+			got := must.Of(json.Marshal(result)).Get(t)
 			expect.NoDiff(t, cmp.Diff(`{"cniVersion":"1.1.0",`+tt.want+`}`, string(got)))
 			expect.Success(t, n.allocator(r).Check(context.Background(), result), "Check")
 			n.expect(map[string]string{})
@@ -70,8 +68,7 @@ func TestBadStaticConfigsAreExplained(t *testing.T) {
 			t.Parallel()
 			r := newNode(t, tt.conf).request("a")
 			r.Args = tt.args
-			_, err := New(r)
-			wantError(t, err, tt.code, nil, tt.want)
+			wantError(t, expect.Err(New(r)), tt.code, nil, tt.want)
 			r.Strict = false
 			a, err := open(r)
 			must.Succeed(t, err, "not strict")
@@ -94,16 +91,14 @@ func TestStaticWithoutAnAddressFailsOnlyInAdd(t *testing.T) {
 	n := newNode(t, `{"ipam":{"type":"static"}}`)
 	a := n.allocator(n.request("a"))
 	expect.Success(t, a.Status(context.Background()), "Status, though the address may come with the ADD")
-	_, err := a.Add(context.Background())
-	wantError(t, err, 7, nil, `network "lan": static has no address to give`)
+	wantError(t, expect.Err(a.Add(context.Background())), 7, nil, `network "lan": static has no address to give`)
 }
 
 func TestStaticChecksAddressAndGateway(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, `{"ipam":{"type":"static","addresses":[{"address":"10.1.0.5/24","gateway":"10.1.0.1"}]}}`)
 	a := n.allocator(n.request("a"))
-	result, err := a.Add(context.Background())
-	must.Succeed(t, err)
+	result := must.Of(a.Add(context.Background())).Get(t)
 	other := *result.IPs[0]
 	other.Gateway = other.Address.IP
 	for name, prev := range map[string]*current.Result{

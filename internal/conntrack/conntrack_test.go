@@ -30,19 +30,15 @@ func TestMain(m *testing.M) { nstest.Main(m) }
 
 func dial(tb testing.TB, ns *netns.NS) *Conn {
 	tb.Helper()
-	c, err := Dial(ns)
-	must.Succeed(tb, err)
+	c := must.Of(Dial(ns)).Get(tb)
 	tb.Cleanup(func() { c.Close() })
 	return c
 }
 
 func mustFlush(tb testing.TB, c *Conn, want int, questions ...Question) {
 	tb.Helper()
-	got, err := c.Flush(context.Background(), questions...)
-	must.Succeed(tb, err)
-	if got != want {
-		tb.Errorf("flushed %d flows, want %d", got, want)
-	}
+	got := must.Of(c.Flush(context.Background(), questions...)).Get(tb)
+	expect.That(tb, got == want, "flushed %d flows, want %d", got, want)
 }
 
 // wantListed compares what conntrack lists of both families, in the words of insert.
@@ -147,9 +143,8 @@ func TestFlushTakesWhatIsAskedForAndNothingElse(t *testing.T) {
 			}
 			mustFlush(t, c, len(tc.gone), tc.questions...)
 			for _, name := range tc.gone {
-				if _, ok := flows[name]; !ok {
-					t.Fatalf("no flow is called %q", name)
-				}
+				_, ok := flows[name]
+				must.That(t, ok, "no flow is called %q", name)
 				delete(flows, name)
 			}
 			wantListed(t, ns, slices.Collect(maps.Values(flows))...)
@@ -205,22 +200,19 @@ func TestErrors(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	insert(t, ns, flows[0])
-	if n, err := dial(t, ns).Flush(ctx, udp53); n != 0 || !errors.Is(err, context.Canceled) {
-		t.Errorf("with a context that is done: %d, %v", n, err)
-	}
+	n, err := dial(t, ns).Flush(ctx, udp53)
+	expect.That(t, n == 0 && errors.Is(err, context.Canceled), "with a context that is done: %d, %v", n, err)
 }
 
 func TestFlowsOfEveryProtocolAreRead(t *testing.T) {
 	t.Parallel()
 	ns := nstest.New(t)
 	insert(t, ns, slices.Collect(maps.Values(node()))...)
-	tr, err := nl.Open(unix.NETLINK_NETFILTER, &nl.Config{NetNS: ns})
-	must.Succeed(t, err)
+	tr := must.Of(nl.Open(unix.NETLINK_NETFILTER, &nl.Config{NetNS: ns})).Get(t)
 	rec := nltest.Record(tr)
 	c := &Conn{nl: nl.New(rec)}
 	t.Cleanup(func() { c.Close() })
-	list, err := c.List(context.Background(), Of(nstest.Addr("10.22.0.6")), Of(nstest.Addr("fd00:22::6")))
-	must.Succeed(t, err)
+	list := must.Of(c.List(context.Background(), Of(nstest.Addr("10.22.0.6")), Of(nstest.Addr("fd00:22::6")))).Get(t)
 	var got []string
 	for _, flow := range list {
 		got = append(got, flow.String())
@@ -231,9 +223,7 @@ func TestFlowsOfEveryProtocolAreRead(t *testing.T) {
 		"of protocol 6 from 198.51.100.1:4002 to 192.0.2.1:53, answered by 10.22.0.6:5353",
 		"of protocol 17 from [2001:db8::1]:4002 to [2001:db8:1::1]:53, answered by [fd00:22::6]:5353",
 	} {
-		if !slices.Contains(got, want) {
-			t.Errorf("%q is not in the list:\n%s", want, strings.Join(got, "\n"))
-		}
+		expect.That(t, slices.Contains(got, want), "%q is not in the list:\n%s", want, strings.Join(got, "\n"))
 	}
 	if !golden.Updates() {
 		return
@@ -258,8 +248,7 @@ func FuzzFlow(f *testing.F) {
 		if err != nil {
 			return
 		}
-		m, err := flow.deleteMessage()
-		must.Succeed(t, err)
+		m := must.Of(flow.deleteMessage()).Get(t)
 		attrs, err := netlink.NewAttributeDecoder(m.Data[headerLen:])
 		if err != nil || !attrs.Next() || attrs.Type() != attrTupleOrig || len(attrs.Bytes()) == 0 {
 			t.Fatalf("the request to delete %s begins with %x, %v", &flow, m.Data, err)
@@ -270,8 +259,7 @@ func FuzzFlow(f *testing.F) {
 func FuzzStats(f *testing.F) {
 	f.Add([]byte{0, 0, 0, 0, 8, 0, statsEntries, 0, 0, 0, 1, 0})
 	f.Fuzz(func(t *testing.T, data []byte) {
-		if _, err := decodeStats(data); err != nil && !errors.Is(err, nl.ErrMalformed) {
-			t.Fatalf("%v is not %v", err, nl.ErrMalformed)
-		}
+		_, err := decodeStats(data)
+		must.That(t, err == nil || errors.Is(err, nl.ErrMalformed), "%v is not %v", err, nl.ErrMalformed)
 	})
 }

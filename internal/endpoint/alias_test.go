@@ -12,6 +12,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -47,17 +48,14 @@ func TestAliasComesBackAsItWas(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			got := Alias(hash, tt.network, tt.addresses)
-			if got != tt.want {
-				t.Errorf("alias is %q\nwant     %q", got, tt.want)
-			}
+			expect.Equal(t, got, tt.want, "alias")
 			want := Mark{Hash: hash, Network: NetworkToken(tt.network), Addresses: tt.addresses}
 			if tt.lost {
 				want.Addresses = nil
 			}
 			back, ok := ParseAlias(got)
-			if diff := cmp.Diff(want, back, netipValues()); diff != "" || !ok {
-				t.Errorf("read back: %t (-want +got):\n%s", ok, diff)
-			}
+			diff := cmp.Diff(want, back, netipValues())
+			expect.That(t, diff == "" && ok, "read back: %t (-want +got):\n%s", ok, diff)
 			if !strings.HasPrefix(got, AliasOwner(hash)) {
 				t.Errorf("the alias does not begin with its owner's %q", AliasOwner(hash))
 			}
@@ -73,9 +71,7 @@ func TestAliasFillsTheKernelsBufferAndNoMore(t *testing.T) {
 		network := strings.Repeat("n", n+1)
 		for count := range 10 {
 			got := Alias(hash, network, manyAddrs(count))
-			if len(got) > 255 {
-				t.Fatalf("%d bytes: %s", len(got), got)
-			}
+			must.That(t, len(got) <= 255, "%d bytes: %s", len(got), got)
 			a, _ := ParseAlias(got)
 			lengths[len(a.Addresses) == count] = max(lengths[len(a.Addresses) == count], len(got))
 		}
@@ -90,23 +86,20 @@ func TestAliasesOfOthers(t *testing.T) {
 		"tombolo:1:0123456789:pods:10.0.0.1", "tombolo:1:0123456789ab:pods:10.0.0.1", "tombolo:1:::", " tombolo:1:0123456789a:pods:",
 		"tombolo:1:0123456789A:pods:", "tombolo:1:0123456789/:pods:", "tombolo:1:0123456789x:pods:",
 	} {
-		if a, ok := ParseAlias(s); ok {
-			t.Errorf("%q is taken for %+v", s, a)
-		}
+		a, ok := ParseAlias(s)
+		expect.That(t, !ok, "%q is taken for %+v", s, a)
 	}
 	// What a later version may add to the addresses is passed over.
 	a, ok := ParseAlias("tombolo:1:0123456789a:pods:10.0.0.1,later,fd00::1")
-	if diff := cmp.Diff(nstest.Addrs("10.0.0.1", "fd00::1"), a.Addresses, netipValues()); diff != "" || !ok {
-		t.Errorf("addresses (-want +got):\n%s", diff)
-	}
+	diff := cmp.Diff(nstest.Addrs("10.0.0.1", "fd00::1"), a.Addresses, netipValues())
+	expect.That(t, diff == "" && ok, "addresses (-want +got):\n%s", diff)
 }
 
 func TestNetworkTokensDiffer(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("n", 65)
-	if a, b := NetworkToken(long+"a"), NetworkToken(long+"b"); a == b || len(a) > 64 || ident.IsIdentifier(a) {
-		t.Errorf("long names give %q and %q", a, b)
-	}
+	a, b := NetworkToken(long+"a"), NetworkToken(long+"b")
+	expect.That(t, a != b && len(a) <= 64 && !ident.IsIdentifier(a), "long names give %q and %q", a, b)
 	expect.Equal(t, NetworkToken(long[:64]), long[:64], "a name of 64 bytes gives")
 }
 
@@ -126,8 +119,7 @@ func FuzzAlias(f *testing.F) {
 		if len(back.Addresses) == 0 {
 			a.Addresses = nil // they may be too many
 		}
-		if diff := cmp.Diff(a, back, netipValues()); diff != "" || !ok {
-			t.Errorf("%q comes back as (-want +got):\n%s", data, diff)
-		}
+		diff := cmp.Diff(a, back, netipValues())
+		expect.That(t, diff == "" && ok, "%q comes back as (-want +got):\n%s", data, diff)
 	})
 }

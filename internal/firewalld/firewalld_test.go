@@ -99,8 +99,7 @@ func TestMessagesThatNobodyHasBusinessToSendAreIgnored(t *testing.T) {
 // hold runs a keeper against a bus at the address until the test ends, and gives its log.
 func hold(t *testing.T, address string) (log *nstest.Output, stop func()) {
 	t.Helper()
-	dir, err := state.Open(t.TempDir())
-	must.Succeed(t, err)
+	dir := must.Of(state.Open(t.TempDir())).Get(t)
 	log = &nstest.Output{}
 	k := newKeeper(&Config{State: dir, Address: address, Log: slog.New(slog.NewTextHandler(log, nil))})
 	k.patience, k.again = 50*time.Millisecond, time.Millisecond
@@ -123,8 +122,7 @@ func listen(t *testing.T) (address string, _ net.Listener) {
 	dir, err := os.MkdirTemp("", "b") // short: a socket's address has room for 107 bytes
 	must.Succeed(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	l, err := net.Listen("unix", filepath.Join(dir, "bus"))
-	must.Succeed(t, err)
+	l := must.Of(net.Listen("unix", filepath.Join(dir, "bus"))).Get(t)
 	t.Cleanup(func() { l.Close() })
 	return "unix:path=" + l.Addr().String(), l
 }
@@ -169,8 +167,7 @@ func TestABusThatMisbehavesIsGivenUpAndTriedAgain(t *testing.T) {
 			address, l := listen(t)
 			log, stop := hold(t, address)
 			for said := 0; said < 3; {
-				c, err := l.Accept()
-				must.Succeed(t, err)
+				c := must.Of(l.Accept()).Get(t)
 				defer c.Close()
 				if says.first == "close" {
 					c.Close()
@@ -180,9 +177,7 @@ func TestABusThatMisbehavesIsGivenUpAndTriedAgain(t *testing.T) {
 				said++
 			}
 			stop()
-			if n := strings.Count(log.String(), "trying again"); n == 0 {
-				t.Errorf("nothing is told: %s", log)
-			}
+			expect.That(t, strings.Count(log.String(), "trying again") != 0, "nothing is told: %s", log)
 		})
 	}
 }

@@ -31,7 +31,7 @@ func fakeFirewalld(t *testing.T) (bus string, own *dbus.Conn, asked *atomic.Int6
 	daemon := exec.Command("dbus-daemon", "--config-file="+filepath.Join(dir, "conf"), "--nofork", "--nopidfile")
 	must.Succeed(t, daemon.Start())
 	t.Cleanup(func() { daemon.Process.Kill(); daemon.Wait() })
-	until(t, "there is a bus", func() bool { own, err = dbus.Connect(bus); return err == nil })
+	must.Until(t, "there is a bus", func() bool { own, err = dbus.Connect(bus); return err == nil })
 	t.Cleanup(func() { own.Close() })
 	asked = &atomic.Int64{}
 	trusted := func(string) (string, *dbus.Error) { asked.Add(1); return zone, nil }
@@ -48,15 +48,6 @@ func fakeFirewalld(t *testing.T) (bus string, own *dbus.Conn, asked *atomic.Int6
 	return bus, own, asked
 }
 
-func until(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(20 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("it is not so that %s", what)
-		}
-	}
-}
-
 // TestSignalsOfAnybodyCostOneLookASecond has a stranger on the bus send one signal after the other.
 func TestSignalsOfAnybodyCostOneLookASecond(t *testing.T) {
 	t.Parallel()
@@ -69,13 +60,12 @@ func TestSignalsOfAnybodyCostOneLookASecond(t *testing.T) {
 	must.Succeed(t, dir.SaveNetwork(record))
 	lock.Close()
 	must.Succeed(t, dir.SetZones(state.Zones{Joined: []string{"cbr0"}}))
-	stranger, err := dbus.Connect(bus)
-	must.Succeed(t, err)
+	stranger := must.Of(dbus.Connect(bus)).Get(t)
 	defer stranger.Close()
 	k := newKeeper(&Config{State: dir, Address: bus, Log: slog.New(slog.DiscardHandler)})
 	k.pause = 10 * time.Millisecond
 	run(t, k)
-	until(t, "it has looked", func() bool { return asked.Load() > 0 })
+	must.Until(t, "it has looked", func() bool { return asked.Load() > 0 })
 	var names []string
 	must.Succeed(t, stranger.BusObject().Call(busName+".ListNames", 0).Store(&names))
 	kept := slices.IndexFunc(names, func(n string) bool {

@@ -22,9 +22,7 @@ func header4(length int) []byte {
 
 func encoded(tb testing.TB, m message, is4 bool) []byte {
 	tb.Helper()
-	b, err := m.encode(is4)
-	must.Succeed(tb, err)
-	return b
+	return must.Of(m.encode(is4)).Get(tb)
 }
 
 func TestEchoHasTheBytesOfTheRFCs(t *testing.T) {
@@ -77,9 +75,7 @@ func TestOnlyEchoesAreDecoded(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			got, ok := decode(tt.packet, tt.is4)
-			if ok != tt.ok {
-				t.Fatalf("ok is %t, want %t", ok, tt.ok)
-			}
+			must.That(t, ok == tt.ok, "ok is %t, want %t", ok, tt.ok)
 			if ok && (got.kind != echo.kind || got.id != echo.id || got.seq != echo.seq || !bytes.Equal(got.data, echo.data)) {
 				t.Errorf("got %+v, want %+v", got, echo)
 			}
@@ -92,9 +88,8 @@ func TestOnlyTheAnswerIsTakenForIt(t *testing.T) {
 	p := &pinger{id: 5, data: []byte("token123")}
 	p.sent = append(p.sent, time.Now(), time.Now()) // requests 0 and 1
 	answer := message{kind: reply, id: 5, seq: 1, data: []byte("token123")}
-	if seq, ok := p.answered(encoded(t, answer, false)); !ok || seq != 1 {
-		t.Errorf("the answer was taken for that of request %d, %t", seq, ok)
-	}
+	seq, ok := p.answered(encoded(t, answer, false))
+	expect.That(t, ok && seq == 1, "the answer was taken for that of request %d, %t", seq, ok)
 	for name, change := range map[string]func(*message){
 		"the request itself":        func(m *message) { m.kind = request },
 		"another's identifier":      func(m *message) { m.id++ },
@@ -105,17 +100,15 @@ func TestOnlyTheAnswerIsTakenForIt(t *testing.T) {
 	} {
 		m := answer
 		change(&m)
-		if _, ok := p.answered(encoded(t, m, false)); ok {
-			t.Errorf("%s was taken for the answer", name)
-		}
+		_, ok := p.answered(encoded(t, m, false))
+		expect.That(t, !ok, "%s was taken for the answer", name)
 	}
 }
 
 // A machine that is busy with others may give no CPU until the time is up.
 func TestAnswerThatIsThereCountsThoughTheTimeIsUp(t *testing.T) {
 	t.Parallel()
-	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	must.Succeed(t, err)
+	ends := must.Of(unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)).Get(t)
 	defer unix.Close(ends[0])
 	defer unix.Close(ends[1])
 	p := &pinger{fd: ends[0], id: 5, data: []byte("token123"), buf: make([]byte, packetMax)}
@@ -139,8 +132,7 @@ func FuzzDecode(f *testing.F) {
 		// What is decoded is what was encoded, but for the checksum.
 		again := encoded(t, m, is4)
 		got := packet[len(packet)-len(again):]
-		if got[0] != again[0] || got[1] != again[1] || !bytes.Equal(got[4:], again[4:]) {
-			t.Errorf("%x was decoded to %+v", packet, m)
-		}
+		expect.That(t, got[0] == again[0] && got[1] == again[1] && bytes.Equal(got[4:], again[4:]),
+			"%x was decoded to %+v", packet, m)
 	})
 }

@@ -41,15 +41,10 @@ func TestPingReachesTheOtherEnd(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			tt.opt.Wait = patience
 			rtt, err := icmp.Ping(t.Context(), a, nstest.Addr(tt.dst), tt.opt)
-			if !errors.Is(err, tt.want) {
-				t.Fatalf("ping: %v, want %v", err, tt.want)
-			}
-			if err == nil && rtt <= 0 {
-				t.Errorf("it took %s", rtt)
-			}
-			if err != nil && !strings.HasPrefix(err.Error(), "ping "+tt.dst+": ") {
-				t.Errorf("the error does not say what was pinged: %v", err)
-			}
+			must.That(t, errors.Is(err, tt.want), "ping: %v, want %v", err, tt.want)
+			expect.That(t, err != nil || rtt > 0, "it took %s", rtt)
+			expect.That(t, err == nil || strings.HasPrefix(err.Error(), "ping "+tt.dst+": "),
+				"the error does not say what was pinged: %v", err)
 		})
 	}
 }

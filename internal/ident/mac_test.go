@@ -3,6 +3,9 @@ package ident
 import (
 	"net/netip"
 	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 func TestRandomMACsAreForOneAndOurOwn(t *testing.T) {
@@ -10,26 +13,20 @@ func TestRandomMACsAreForOneAndOurOwn(t *testing.T) {
 	seen := map[string]bool{}
 	for range 1000 {
 		mac := RandomMAC()
-		if len(mac) != 6 || mac[0]&1 != 0 || mac[0]&2 == 0 {
-			t.Fatalf("%v is no unicast MAC of the locally administered kind", mac)
-		}
+		must.That(t, len(mac) == 6 && mac[0]&1 == 0 && mac[0]&2 != 0,
+			"%v is no unicast MAC of the locally administered kind", mac)
 		seen[mac.String()] = true
 	}
-	if len(seen) != 1000 {
-		t.Errorf("%d of 1000 differ", len(seen))
-	}
+	expect.That(t, len(seen) == 1000, "%d of 1000 differ", len(seen))
 }
 
 func TestMACOfIsThatOfTheFirstIPv4Address(t *testing.T) {
 	t.Parallel()
 	list := []netip.Addr{netip.MustParseAddr("fd61::2"), netip.MustParseAddr("10.61.0.2"), netip.MustParseAddr("10.61.0.3")}
-	if got := MACOf(list); got.String() != "0a:58:0a:3d:00:02" {
-		t.Errorf("MAC is %s", got)
-	}
-	if got := MACOf(list[:1]); got != nil {
-		t.Errorf("MAC without IPv4 is %s", got)
-	}
-	if got := MACOf(nil); got != nil {
-		t.Errorf("MAC without addresses: %s", got)
-	}
+	got := MACOf(list)
+	expect.That(t, got.String() == "0a:58:0a:3d:00:02", "MAC is %s", got)
+	got = MACOf(list[:1])
+	expect.That(t, got == nil, "MAC without IPv4 is %s", got)
+	got = MACOf(nil)
+	expect.That(t, got == nil, "MAC without addresses: %s", got)
 }

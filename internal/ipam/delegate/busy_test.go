@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -17,8 +18,7 @@ func busyScript(t *testing.T) (path string, release func()) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "script")
 	must.Succeed(t, os.WriteFile(path, []byte("#!/bin/sh\nexit 0\n"), 0o755))
-	writer, err := os.OpenFile(path, os.O_WRONLY, 0)
-	must.Succeed(t, err)
+	writer := must.Of(os.OpenFile(path, os.O_WRONLY, 0)).Get(t)
 	t.Cleanup(func() { writer.Close() })
 	return path, func() { writer.Close() }
 }
@@ -37,9 +37,7 @@ func TestABinaryThatIsBeingWrittenIsTriedAgain(t *testing.T) {
 		return exec.Command(path)
 	})
 	// Another test's child may inherit the writer for a moment, so more tries than three are no failure.
-	if err != nil || tries < 3 {
-		t.Errorf("after %d tries: %v", tries, err)
-	}
+	expect.That(t, err == nil && tries >= 3, "after %d tries: %v", tries, err)
 }
 
 func TestTheWaitForABusyBinaryEndsWithTheContext(t *testing.T) {
@@ -52,7 +50,5 @@ func TestTheWaitForABusyBinaryEndsWithTheContext(t *testing.T) {
 		cancel()
 		return exec.Command(path)
 	})
-	if !errors.Is(err, syscall.ETXTBSY) || tries != 1 {
-		t.Errorf("after %d tries: %v", tries, err)
-	}
+	expect.That(t, errors.Is(err, syscall.ETXTBSY) && tries == 1, "after %d tries: %v", tries, err)
 }

@@ -3,6 +3,8 @@ package delegate
 import (
 	"errors"
 	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // FuzzDecodeResult: whatever a plugin prints, decode neither panics nor returns a result that a caller could trip over.
@@ -15,25 +17,17 @@ func FuzzDecodeResult(f *testing.F) {
 		plugin := &Plugin{Name: "fake", Stdin: stdin}
 		result, err := plugin.decode(stdout)
 		if err != nil {
-			if !errors.Is(err, ErrBadResult) {
-				t.Fatalf("%v is not an ErrBadResult", err)
-			}
+			must.That(t, errors.Is(err, ErrBadResult), "%v is not an ErrBadResult", err)
 			return
 		}
 		for _, ip := range result.IPs {
-			if ip == nil || ip.Address.IP == nil {
-				t.Fatalf("%q gave an empty address", stdout)
-			}
+			must.That(t, ip != nil && ip.Address.IP != nil, "%q gave an empty address", stdout)
 		}
 		for _, route := range result.Routes {
-			if route == nil {
-				t.Fatalf("%q gave a null route", stdout)
-			}
+			must.That(t, route != nil, "%q gave a null route", stdout)
 		}
 		for _, link := range result.Interfaces {
-			if link == nil {
-				t.Fatalf("%q gave a null interface", stdout)
-			}
+			must.That(t, link != nil, "%q gave a null interface", stdout)
 		}
 	})
 }
@@ -44,8 +38,7 @@ func FuzzErrorObject(f *testing.F) {
 	f.Add([]byte(`{"msg":"old"}`))
 	f.Add([]byte(`panic: x`))
 	f.Fuzz(func(t *testing.T, stdout []byte) {
-		if own := errorObject(stdout); own != nil && own.Code == 0 {
-			t.Fatalf("%q gave code 0", stdout)
-		}
+		own := errorObject(stdout)
+		must.That(t, own == nil || own.Code != 0, "%q gave code 0", stdout)
 	})
 }

@@ -29,15 +29,12 @@ func TestTheDeadlineKillsThePluginAndItsChildren(t *testing.T) {
 		failed <- err
 	}()
 	// The fake writes the child's id once it runs; only then is there something to kill.
-	text, err := os.ReadFile(pidFile)
-	must.Succeed(t, err)
-	child, err := strconv.Atoi(string(text))
-	must.Succeed(t, err)
+	text := must.Of(os.ReadFile(pidFile)).Get(t)
+	child := must.Of(strconv.Atoi(string(text))).Get(t)
 	cancel()
-	err = <-failed
-	if !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "waiting for a server") {
-		t.Errorf("got %v; want the context's error, with what the plugin had said", err)
-	}
+	err := <-failed
+	expect.That(t, errors.Is(err, context.Canceled) && strings.Contains(err.Error(), "waiting for a server"),
+		"got %v; want the context's error, with what the plugin had said", err)
 	// The signal was sent before Add returned, but a process takes a moment to die. One that was not killed sleeps on until
 	// the test binary's own timeout names this line.
 	for alive(child) {
@@ -59,9 +56,7 @@ func TestAChildThatKeepsStdoutDoesNotHoldUpTheResult(t *testing.T) {
 	t.Parallel()
 	plugin, _ := fakePlugin(t, map[string]string{"ADD": `linger:{"cniVersion":"1.1.0","ips":[{"address":"10.1.0.2/24"}]}`})
 	result, err := plugin.Add(context.Background())
-	if err != nil || len(result.IPs) != 1 {
-		t.Errorf("got %v, %v", result, err)
-	}
+	expect.That(t, err == nil && len(result.IPs) == 1, "got %v, %v", result, err)
 }
 
 func TestAContextThatHasEndedStartsNothing(t *testing.T) {

@@ -96,8 +96,7 @@ func sleeper(seconds string) *exec.Cmd {
 func fakePlugin(t *testing.T, modes map[string]string) (plugin *delegate.Plugin, calls func() []call) {
 	t.Helper()
 	dir := t.TempDir()
-	self, err := os.Executable()
-	must.Succeed(t, err)
+	self := must.Of(os.Executable()).Get(t)
 	must.Succeed(t, os.Symlink(self, filepath.Join(dir, "fake")))
 	log := filepath.Join(dir, "calls")
 	env := append(os.Environ(), logVar+"="+log, "FAKE_OTHER=inherited", "CNI_COMMAND=VERSION", "CNI_IFNAME=stale",

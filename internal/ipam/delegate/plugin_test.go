@@ -63,10 +63,8 @@ func TestResultsOfEveryVersionAreConverted(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			plugin, _ := fakePlugin(t, map[string]string{"ADD": "print:" + stdout})
-			result, err := plugin.Add(context.Background())
-			must.Succeed(t, err)
-			got, err := json.Marshal(result)
-			must.Succeed(t, err)
+			result := must.Of(plugin.Add(context.Background())).Get(t)
+			got := must.Of(json.Marshal(result)).Get(t)
 			expect.NoDiff(t, cmp.Diff(want, string(got)))
 		})
 	}
@@ -90,9 +88,8 @@ func TestBadResultsAreErrors(t *testing.T) {
 			t.Parallel()
 			plugin, _ := fakePlugin(t, map[string]string{"ADD": "print:" + stdout})
 			result, err := plugin.Add(context.Background())
-			if !errors.Is(err, delegate.ErrBadResult) || !strings.Contains(err.Error(), "plugin fake") {
-				t.Errorf("got %v, %v; want ErrBadResult", result, err)
-			}
+			expect.That(t, errors.Is(err, delegate.ErrBadResult) && strings.Contains(err.Error(), "plugin fake"),
+				"got %v, %v; want ErrBadResult", result, err)
 		})
 	}
 }
@@ -119,9 +116,8 @@ func TestAnErrorWithoutACodeIsInternal(t *testing.T) {
 	t.Parallel()
 	plugin, _ := fakePlugin(t, map[string]string{"CHECK": `fail:{"msg":"old plugin"}`})
 	var own *types.Error
-	if err := plugin.Check(context.Background()); !errors.As(err, &own) || own.Code != types.ErrInternal {
-		t.Errorf("got %v", err)
-	}
+	err := plugin.Check(context.Background())
+	expect.That(t, errors.As(err, &own) && own.Code == types.ErrInternal, "got %v", err)
 }
 
 func TestFailuresWithoutAnErrorObjectQuoteTheOutput(t *testing.T) {
@@ -136,9 +132,7 @@ func TestFailuresWithoutAnErrorObjectQuoteTheOutput(t *testing.T) {
 			t.Parallel()
 			plugin, _ := fakePlugin(t, map[string]string{"CHECK": tt.mode})
 			err := plugin.Check(context.Background())
-			if err == nil || !strings.HasPrefix(err.Error(), tt.want) {
-				t.Errorf("got  %v\nwant %s", err, tt.want)
-			}
+			expect.That(t, err != nil && strings.HasPrefix(err.Error(), tt.want), "got  %v\nwant %s", err, tt.want)
 		})
 	}
 }
@@ -187,9 +181,8 @@ func TestMissingPluginsAreNamed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			_, err := delegate.Find(tt.name, tt.path)
-			if !errors.Is(err, delegate.ErrNotFound) || err.Error() != tt.want {
-				t.Errorf("got  %v\nwant %s", err, tt.want)
-			}
+			expect.That(t, errors.Is(err, delegate.ErrNotFound) && err.Error() == tt.want,
+				"got  %v\nwant %s", err, tt.want)
 			plugin := &delegate.Plugin{Name: tt.name, Path: tt.path}
 			expect.Is(t, expect.Err(plugin.Add(context.Background())), delegate.ErrNotFound, "Add: got")
 		})

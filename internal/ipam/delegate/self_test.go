@@ -20,8 +20,7 @@ func install(t *testing.T, how func(program, name string) error) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
 	program := filepath.Join(dir, "program")
-	self, err := os.Executable()
-	must.Succeed(t, err)
+	self := must.Of(os.Executable()).Get(t)
 	// A copy, since a hard link cannot leave its file system.
 	must.Succeed(t, copyFile(self, program))
 	must.Succeed(t, how(program, filepath.Join(dir, "fake")))
@@ -91,17 +90,13 @@ func TestDepthIsCountedAndReplaced(t *testing.T) {
 		{[]string{"TOMBOLO_DEPTH=-1"}, []string{"TOMBOLO_DEPTH=-1"}},
 	} {
 		before := slices.Clone(tt.in)
-		if got := delegate.Deeper(tt.in); !slices.Equal(got, tt.want) {
-			t.Errorf("Deeper(%q) = %q, want %q", before, got, tt.want)
-		}
-		if !slices.Equal(tt.in, before) {
-			t.Errorf("Deeper changed its argument: %q", tt.in)
-		}
+		got := delegate.Deeper(tt.in)
+		expect.That(t, slices.Equal(got, tt.want), "Deeper(%q) = %q, want %q", before, got, tt.want)
+		expect.That(t, slices.Equal(tt.in, before), "Deeper changed its argument: %q", tt.in)
 	}
 	for _, bad := range []string{"x", "-1", "1 ", "99999999999999999999"} {
-		if n, err := delegate.Depth(bad); err == nil {
-			t.Errorf("Depth(%q) = %d", bad, n)
-		}
+		n, err := delegate.Depth(bad)
+		expect.That(t, err != nil, "Depth(%q) = %d", bad, n)
 	}
 }
 
@@ -112,7 +107,6 @@ func TestAPluginIsToldItsDepth(t *testing.T) {
 	must.Succeed(t, os.WriteFile(filepath.Join(dir, "fake"), []byte(script), 0o755))
 	plugin := &delegate.Plugin{Name: "fake", Path: dir, Environ: append(exec.Command("true").Environ(), "TOMBOLO_DEPTH=4")}
 	must.Succeed(t, plugin.Del(t.Context()))
-	if got, err := os.ReadFile(filepath.Join(dir, "fake.depth")); err != nil || string(got) != "5" {
-		t.Errorf("depth %q, %v", got, err)
-	}
+	got, err := os.ReadFile(filepath.Join(dir, "fake.depth"))
+	expect.That(t, err == nil && string(got) == "5", "depth %q, %v", got, err)
 }

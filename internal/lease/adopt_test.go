@@ -1,7 +1,6 @@
 package lease
 
 import (
-	"errors"
 	"net"
 	"net/netip"
 	"os"
@@ -12,6 +11,8 @@ import (
 
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -39,14 +40,8 @@ func TestALeaseIsAdoptedAsItsServerSaidIt(t *testing.T) {
 	a.Addresses = []addr.Address{leasedAddress("fd00::1/64", time.Hour), leasedAddress("198.51.100.77/24", time.Hour), leasedAddress("192.0.2.9/24", -1)}
 	a.Lease = sampleLease()
 	d := open(t)
-	r, err := Adopt(t.Context(), d, a)
-	if err != nil {
-		t.Fatal(err)
-	}
-	got, err := d.Load(HostHash("eth0"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Of(Adopt(t.Context(), d, a)).Get(t)
+	got := must.Of(d.Load(HostHash("eth0"))).Get(t)
 	if got.Token != r.Token || got.State != Bound || got.Bridge != "br0" || got.IfName != "eth0" || !got.Host.Permanent {
 		t.Errorf("the record is %+v, %+v", got, got.Host)
 	}
@@ -67,10 +62,7 @@ func TestWithoutAServersWordTheAddressTellsOfTheLease(t *testing.T) {
 	t.Parallel()
 	a := host(t)
 	a.Addresses = []addr.Address{leasedAddress("192.0.2.77/24", -1), leasedAddress("10.9.0.32/24", 40*time.Minute), leasedAddress("10.9.0.33/24", time.Hour)}
-	r, err := Adopt(t.Context(), open(t), a)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Of(Adopt(t.Context(), open(t), a)).Get(t)
 	l := r.Lease
 	if l.Address.String() != "10.9.0.32/24" || !l.Server.IsUnspecified() || r.Client.ClientID.String() != "01:02:00:00:00:00:09" || r.Host.Permanent {
 		t.Errorf("the record is %+v, %+v", r, l)
@@ -94,12 +86,9 @@ func TestAnAddressThatIsNotLeasedIsNotAdopted(t *testing.T) {
 			t.Parallel()
 			a, d := host(t), open(t)
 			change(a)
-			if r, err := Adopt(t.Context(), d, a); r != nil || err != nil {
-				t.Errorf("Adopt: %+v, %v; want nothing", r, err)
-			}
-			if hashes, err := d.Hashes(); len(hashes) > 0 || err != nil {
-				t.Errorf("records: %v, %v", hashes, err)
-			}
+			r, err := Adopt(t.Context(), d, a)
+			expect.That(t, r == nil && err == nil, "Adopt: %+v, %v; want nothing", r, err)
+			expect.Of(d.Hashes()).Len(t, 0, "records")
 		})
 	}
 }
@@ -112,25 +101,18 @@ func TestAdoptingAgainLeavesTheRecordAlone(t *testing.T) {
 	adopt := func() *Record {
 		t.Helper()
 		r, err := Adopt(t.Context(), d, a)
-		if err != nil || r == nil {
-			t.Fatalf("Adopt: %v, %v", r, err)
-		}
+		must.That(t, err == nil && r != nil, "Adopt: %v, %v", r, err)
 		return r
 	}
 	first := adopt()
-	if again := adopt(); again.Token != first.Token {
-		t.Error("another record was written")
-	}
+	expect.That(t, adopt().Token == first.Token, "another record was written")
 	// What the keeper has made of it meanwhile stays.
 	h := lock(t, d, first)
 	first.State = Bound
-	if err := h.Replace(first); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, h.Replace(first))
 	h.Close()
-	if again := adopt(); again.State != Bound {
-		t.Errorf("its state is %s", again.State)
-	}
+	again := adopt()
+	expect.That(t, again.State == Bound, "its state is %s", again.State)
 	for name, change := range map[string]func(){
 		"another address":   func() { a.Addresses = []addr.Address{leasedAddress("10.9.0.33/24", time.Hour)} },
 		"another bridge":    func() { a.Bridge = "br1" },
@@ -142,21 +124,13 @@ func TestAdoptingAgainLeavesTheRecordAlone(t *testing.T) {
 			defer h.Close()
 			earlier := *first
 			earlier.Boot, earlier.State = "00000000-1111-2222-3333-444444444444", Bound
-			if err := h.Replace(&earlier); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, h.Replace(&earlier))
 		},
-		"damage": func() {
-			if err := os.WriteFile(d.recordPath(HostHash("eth0")), []byte("{"), 0o600); err != nil {
-				t.Fatal(err)
-			}
-		},
+		"damage": func() { must.Succeed(t, os.WriteFile(d.recordPath(HostHash("eth0")), []byte("{"), 0o600)) },
 	} {
 		change()
 		last := adopt()
-		if last.Token == first.Token || last.State != Bound {
-			t.Errorf("%s: the record of before stayed", name)
-		}
+		expect.That(t, last.Token != first.Token && last.State == Bound, "%s: the record of before stayed", name)
 		first = last
 	}
 }
@@ -166,14 +140,10 @@ func TestHandingBackForgetsTheLease(t *testing.T) {
 	d := open(t)
 	a := host(t)
 	a.Addresses = []addr.Address{leasedAddress("10.9.0.32/24", time.Hour)}
-	if _, err := Adopt(t.Context(), d, a); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, expect.Err(Adopt(t.Context(), d, a)))
 	create(t, d, sample())
 	for range 2 {
-		if err := HandBack(t.Context(), d, "eth0"); err != nil {
-			t.Error(err)
-		}
+		expect.Success(t, HandBack(t.Context(), d, "eth0"))
 	}
 	if got := names(t, d); !slices.Equal(got, []string{sample().Hash() + lockSuffix, sample().Hash() + recordSuffix}) &&
 		!slices.Equal(got, []string{sample().Hash() + recordSuffix, sample().Hash() + lockSuffix}) {
@@ -186,34 +156,22 @@ func TestTheHostsTroubleIsTold(t *testing.T) {
 	d := open(t)
 	told := func() string {
 		t.Helper()
-		list, err := HostTrouble(d)
-		if err != nil {
-			t.Fatal(err)
-		}
+		list := must.Of(HostTrouble(d)).Get(t)
 		return strings.Join(list, "\n")
 	}
-	if got := told(); got != "" {
-		t.Errorf("without a directory: %q", got)
-	}
+	expect.Equal(t, told(), "", "without a directory")
 	pod := sample()
 	pod.Error = "a pod's"
 	create(t, d, pod)
-	if got := told(); got != "" {
-		t.Errorf("without a lease of the host's: %q", got)
-	}
+	expect.Equal(t, told(), "", "without a lease of the host's")
 	a := host(t)
 	a.Addresses = []addr.Address{leasedAddress("10.9.0.32/24", time.Hour)}
-	r, err := Adopt(t.Context(), d, a)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Of(Adopt(t.Context(), d, a)).Get(t)
 	if got := told(); !strings.Contains(got, "10.9.0.32/24, of eth0 and on br0 now, time left: ") || !strings.Contains(got, "start tombolod") {
 		t.Errorf("without a keeper: %q", got)
 	}
 	p := keep(t, d)
-	if got := told(); got != "" {
-		t.Errorf("just adopted: %q", got)
-	}
+	expect.Equal(t, told(), "", "just adopted")
 	for name, tt := range map[string]struct {
 		change func(*Record)
 		want   string
@@ -239,9 +197,7 @@ func TestTheHostsTroubleIsTold(t *testing.T) {
 		changed := *r
 		tt.change(&changed)
 		h := lock(t, d, r)
-		if err := h.Replace(&changed); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, h.Replace(&changed))
 		h.Close()
 		if err := p.Beat(); err != nil { // to write a record may take a disk its time
 			t.Fatal(err)
@@ -271,15 +227,10 @@ func TestNothingIsAdoptedOfANICThatWasGivenBack(t *testing.T) {
 		asked = held == nil && err == nil
 		return false, nil
 	}
-	if r, err := Adopt(t.Context(), d, a); r != nil || err != nil {
-		t.Errorf("Adopt = %v, %v", r, err)
-	}
-	if !asked {
-		t.Error("it was not asked under the record's lock")
-	}
-	if _, err := d.Load(HostHash("eth0")); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("a record: %v", err)
-	}
+	r, err := Adopt(t.Context(), d, a)
+	expect.That(t, r == nil && err == nil, "Adopt = %v, %v", r, err)
+	expect.That(t, asked, "it was not asked under the record's lock")
+	expect.Is(t, expect.Err(d.Load(HostHash("eth0"))), os.ErrNotExist, "a record")
 	a.Wanted = func() (bool, error) { return true, nil }
 	if r, err := Adopt(t.Context(), d, a); r == nil || err != nil {
 		t.Errorf("Adopt = %v, %v", r, err)

@@ -3,6 +3,9 @@ package lease
 import (
 	"testing"
 	"time"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // boot is a Clock that tests change.
@@ -37,14 +40,10 @@ func TestALeasesTimesAreFromTheBootWithinABootAndByTheWallClockInAnother(t *test
 			r.Six.Lease.Obtained, r.Six.Lease.Renew, r.Six.Lease.Rebind, r.Six.Lease.Expire = now, now.Add(30*time.Minute), now.Add(40*time.Minute), now.Add(time.Hour)
 			create(t, d, r)
 			*clock = c.now
-			got, err := d.Load(r.Hash())
-			if err != nil {
-				t.Fatal(err)
-			}
+			got := must.Of(d.Load(r.Hash())).Get(t)
 			for what, l := range map[string]interface{ Left(time.Time) time.Duration }{"lease": got.Lease, "DHCPv6 lease": got.Six.Lease} {
-				if left := l.Left(time.Now()); (left - c.left).Abs() > time.Minute {
-					t.Errorf("the %s has %v left, want %v", what, left, c.left)
-				}
+				left := l.Left(time.Now())
+				expect.That(t, (left-c.left).Abs() <= time.Minute, "the %s has %v left, want %v", what, left, c.left)
 			}
 			if got.Lease.Renew.Sub(got.Lease.Obtained) != 30*time.Minute || r.Lease.Expire != now.Add(time.Hour) {
 				t.Errorf("it became %+v", got.Lease)

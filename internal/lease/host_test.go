@@ -3,13 +3,14 @@ package lease
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"strings"
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/internal/file"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // sampleHost is a record of the host's own lease, with every field of Host set.
@@ -24,19 +25,11 @@ func sampleHost() *Record {
 
 func TestTheFormatOfTheHostsRecordStaysWhatItIs(t *testing.T) {
 	t.Parallel()
-	line, err := encode(sampleHost())
-	if err != nil {
-		t.Fatal(err)
-	}
+	line := must.Of(encode(sampleHost())).Get(t)
 	var text bytes.Buffer
-	if err := json.Indent(&text, line, "", "  "); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, json.Indent(&text, line, "", "  "))
 	golden.Compare(t, "record-host.json", text.Bytes())
-	got, err := decode(text.Bytes())
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := must.Of(decode(text.Bytes())).Get(t)
 	want := sampleHost()
 	same(t, want, got)
 }
@@ -56,12 +49,9 @@ func TestHostsRecordsThatCannotBeUsedAreRefused(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := sampleHost()
 			spoil(r)
-			if line, err := encode(r); err == nil {
-				t.Errorf("encoded as %s", line)
-			}
-			if _, err := decode(state.Encode(&r.Version, r)); !errors.Is(err, file.ErrDamaged) {
-				t.Errorf("decoded with %v, want %v", err, file.ErrDamaged)
-			}
+			line, err := encode(r)
+			expect.That(t, err != nil, "encoded as %s", line)
+			expect.Is(t, expect.Err(decode(state.Encode(&r.Version, r))), file.ErrDamaged, "decoded with")
 		})
 	}
 }
@@ -71,9 +61,7 @@ func TestTroublesAreBelowTheTable(t *testing.T) {
 	r := sampleHost()
 	r.Error = "no server renews the lease"
 	var b bytes.Buffer
-	if err := WriteTable(&b, []*Record{r}, at(0)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, WriteTable(&b, []*Record{r}, at(0)))
 	if got := b.String(); !strings.Contains(got, "bound") || !strings.HasSuffix(got, "\n(host) eth0: no server renews the lease\n") {
 		t.Errorf("listed as\n%s", got)
 	}

@@ -7,7 +7,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 func listed() []*Record {
@@ -31,23 +33,18 @@ func listed() []*Record {
 func TestLeasesAreListedForPeople(t *testing.T) {
 	t.Parallel()
 	var b bytes.Buffer
-	if err := WriteTable(&b, listed(), at(10*time.Second)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, WriteTable(&b, listed(), at(10*time.Second)))
 	golden.Compare(t, "table.txt", b.Bytes())
 }
 
 func TestLeasesAreListedForPrograms(t *testing.T) {
 	t.Parallel()
 	var b bytes.Buffer
-	if err := WriteJSON(&b, listed(), at(10*time.Second)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, WriteJSON(&b, listed(), at(10*time.Second)))
 	golden.Compare(t, "list.json", b.Bytes())
 	var back []Entry
-	if err := json.Unmarshal(b.Bytes(), &back); err != nil || len(back) != 6 {
-		t.Errorf("read back: %d, %v", len(back), err)
-	}
+	err := json.Unmarshal(b.Bytes(), &back)
+	expect.That(t, err == nil && len(back) == 6, "read back: %d, %v", len(back), err)
 	b.Reset()
 	if err := WriteJSON(&b, nil, at(0)); err != nil || b.String() != "[]\n" {
 		t.Errorf("of none: %q, %v", b.String(), err)
@@ -66,8 +63,6 @@ func TestAListThatCannotBeWrittenIsAnError(t *testing.T) {
 		"table": func() error { return WriteTable(fullDisk{}, listed(), at(0)) },
 		"JSON":  func() error { return WriteJSON(fullDisk{}, listed(), at(0)) },
 	} {
-		if err := write(); !errors.Is(err, errFull) {
-			t.Errorf("%s: %v, want %v", name, err, errFull)
-		}
+		expect.Is(t, write(), errFull, "%s", name)
 	}
 }

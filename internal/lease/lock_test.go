@@ -13,35 +13,24 @@ import (
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/internal/file"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 func TestARecordIsWrittenAndRead(t *testing.T) {
 	t.Parallel()
 	d, r := open(t), sample()
 	h := lock(t, d, r)
-	if err := h.Create(r); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, h.Create(r))
 	first := r.Token
-	if first == sample().Token {
-		t.Error("no new token was drawn")
-	}
+	expect.That(t, first != sample().Token, "no new token was drawn")
 	r.Error = "changed"
-	if err := h.Replace(r); err != nil {
-		t.Fatal(err)
-	}
-	if r.Updated.Equal(sample().Updated) {
-		t.Error("Updated is as it was")
-	}
-	got, err := d.Load(r.Hash())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, h.Replace(r))
+	expect.That(t, !r.Updated.Equal(sample().Updated), "Updated is as it was")
+	got := must.Of(d.Load(r.Hash())).Get(t)
 	r.Booted = got.Booted
 	same(t, r, got)
-	if got.Token != first {
-		t.Errorf("token %s, want %s still", got.Token, first)
-	}
+	expect.That(t, got.Token == first, "token %s, want %s still", got.Token, first)
 	st, err := os.Stat(d.recordPath(r.Hash()))
 	if err != nil || st.Mode().Perm() != 0o600 {
 		t.Errorf("record: %v, %v", st.Mode(), err)
@@ -55,21 +44,11 @@ func TestNothingRevivesARecordThatWasRemoved(t *testing.T) {
 	t.Parallel()
 	d, r := open(t), sample()
 	h := lock(t, d, r)
-	if err := h.Create(r); err != nil {
-		t.Fatal(err)
-	}
-	if err := h.Replace(r); err != nil {
-		t.Fatalf("the record is there and cannot be replaced: %v", err)
-	}
-	if err := h.Remove(); err != nil {
-		t.Fatal(err)
-	}
-	if err := h.Replace(r); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("Replace: %v, want %v", err, os.ErrNotExist)
-	}
-	if _, err := d.Load(r.Hash()); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("Load: %v, want %v", err, os.ErrNotExist)
-	}
+	must.Succeed(t, h.Create(r))
+	must.Succeed(t, h.Replace(r), "the record is there and cannot be replaced")
+	must.Succeed(t, h.Remove())
+	expect.Is(t, h.Replace(r), os.ErrNotExist, "Replace")
+	expect.Is(t, expect.Err(d.Load(r.Hash())), os.ErrNotExist, "Load")
 }
 
 func TestNothingReplacesTheRecordOfALaterAdd(t *testing.T) {
@@ -77,64 +56,43 @@ func TestNothingReplacesTheRecordOfALaterAdd(t *testing.T) {
 	d, old, next := open(t), sample(), sample()
 	h := lock(t, d, old)
 	for _, r := range []*Record{old, next} {
-		if err := h.Create(r); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, h.Create(r))
 	}
-	if err := h.Replace(old); !errors.Is(err, ErrSuperseded) {
-		t.Errorf("Replace: %v, want %v", err, ErrSuperseded)
-	}
+	expect.Is(t, h.Replace(old), ErrSuperseded, "Replace")
 	got, err := d.Load(next.Hash())
-	if err != nil || got.Token != next.Token {
-		t.Errorf("the record has token %s (%v), want %s", got.Token, err, next.Token)
-	}
+	expect.That(t, err == nil && got.Token == next.Token,
+		"the record has token %s (%v), want %s", got.Token, err, next.Token)
 }
 
 func TestALockKeepsOthersOut(t *testing.T) {
 	t.Parallel()
 	d, r := open(t), sample()
 	h := lock(t, d, r)
-	if other, err := d.TryLock(r.Hash()); other != nil || err != nil {
-		t.Fatalf("TryLock while it is held: %v, %v", other, err)
-	}
+	other, err := d.TryLock(r.Hash())
+	must.That(t, other == nil && err == nil, "TryLock while it is held: %v, %v", other, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := d.Lock(ctx, r.Hash()); !errors.Is(err, file.ErrLocked) || !errors.Is(err, context.Canceled) {
 		t.Errorf("Lock with a context that is done: %v", err)
 	}
-	if err := h.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if err := h.Close(); err != nil {
-		t.Errorf("second Close: %v", err)
-	}
-	other, err := d.TryLock(r.Hash())
-	if other == nil || err != nil {
-		t.Fatalf("TryLock after Close: %v, %v", other, err)
-	}
+	must.Succeed(t, h.Close())
+	expect.Success(t, h.Close(), "second Close")
+	other, err = d.TryLock(r.Hash())
+	must.That(t, other != nil && err == nil, "TryLock after Close: %v, %v", other, err)
 	other.Close()
-	if err := h.Create(r); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("Create without the lock: %v, want %v", err, os.ErrClosed)
-	}
+	expect.Is(t, h.Create(r), os.ErrClosed, "Create without the lock")
 }
 
 func TestLockFilesGoWithTheirRecords(t *testing.T) {
 	t.Parallel()
 	d, r := open(t), sample()
 	create(t, d, r)
-	if got, want := names(t, d), []string{r.Hash() + ".json", r.Hash() + ".lock"}; !slices.Equal(got, want) {
-		t.Errorf("with a record: %v, want %v", got, want)
-	}
+	got, want := names(t, d), []string{r.Hash() + ".json", r.Hash() + ".lock"}
+	expect.That(t, slices.Equal(got, want), "with a record: %v, want %v", got, want)
 	h := lock(t, d, r)
-	if err := h.Remove(); err != nil {
-		t.Fatal(err)
-	}
-	if err := h.Remove(); err != nil {
-		t.Errorf("second Remove: %v", err)
-	}
-	if err := h.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, h.Remove())
+	expect.Success(t, h.Remove(), "second Remove")
+	must.Succeed(t, h.Close())
 	if got := names(t, d); len(got) > 0 {
 		t.Errorf("without a record: %v", got)
 	}
@@ -158,9 +116,8 @@ func TestNoTwoHoldALockWhoseFileComesAndGoes(t *testing.T) {
 				if h == nil {
 					continue
 				}
-				if n := inside.Add(1); n != 1 {
-					t.Errorf("%d hold the lock", n)
-				}
+				n := inside.Add(1)
+				expect.That(t, n == 1, "%d hold the lock", n)
 				time.Sleep(10 * time.Microsecond)
 				inside.Add(-1)
 				if err := h.Close(); err != nil { // without a record, its file goes
@@ -184,46 +141,30 @@ func TestAWaiterGetsTheLockWhenItIsFree(t *testing.T) {
 		}
 		got <- err
 	}()
-	if err := h.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if err := <-got; err != nil {
-		t.Error(err)
-	}
+	must.Succeed(t, h.Close())
+	expect.Success(t, <-got)
 }
 
 func TestACrashWhileWritingLeavesTheRecordBefore(t *testing.T) {
 	t.Parallel()
 	d, r := open(t), sample()
 	create(t, d, r)
-	before, err := d.Load(r.Hash())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(d.tempPath(r.Hash()), []byte(`{"version":1,"sta`), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	before := must.Of(d.Load(r.Hash())).Get(t)
+	must.Succeed(t, os.WriteFile(d.tempPath(r.Hash()), []byte(`{"version":1,"sta`), 0o600))
 	got, bad, err := d.List()
-	if err != nil || len(bad) > 0 || len(got) != 1 {
-		t.Fatalf("List: %v, %v, %v", got, bad, err)
-	}
+	must.That(t, err == nil && len(bad) == 0 && len(got) == 1, "List: %v, %v, %v", got, bad, err)
 	same(t, before, got[0])
 	again, err := d.Load(r.Hash())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	same(t, before, again)
 	h := lock(t, d, r)
 	r.Error = "what the crash kept from being written"
-	if err := h.Replace(r); err != nil {
-		t.Errorf("Replace beside what a crash left: %v", err)
-	}
+	expect.Success(t, h.Replace(r), "Replace beside what a crash left")
 	if again, err = d.Load(r.Hash()); err != nil || again.Error != r.Error {
 		t.Errorf("after Replace the record has the error %q, %v", again.Error, err)
 	}
-	if slices.Contains(names(t, d), filepath.Base(d.tempPath(r.Hash()))) {
-		t.Error("what the crash left is still there")
-	}
+	expect.That(t, !slices.Contains(names(t, d), filepath.Base(d.tempPath(r.Hash()))),
+		"what the crash left is still there")
 }
 
 func TestDamagedRecordsAreListed(t *testing.T) {
@@ -232,25 +173,18 @@ func TestDamagedRecordsAreListed(t *testing.T) {
 	bad.IfName = "eth1"
 	create(t, d, good)
 	create(t, d, bad)
-	if err := os.WriteFile(d.recordPath(bad.Hash()), []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(d.recordPath(bad.Hash()), []byte("{"), 0o600))
 	found, damaged, err := d.List()
-	if err != nil || len(found) != 1 || len(damaged) != 1 || damaged[0].Hash != bad.Hash() {
-		t.Fatalf("List: %v, %v, %v", found, damaged, err)
-	}
-	if hashes, err := d.Hashes(); err != nil || len(hashes) != 2 {
-		t.Errorf("Hashes: %v, %v", hashes, err)
-	}
+	must.That(t, err == nil && len(found) == 1 && len(damaged) == 1 && damaged[0].Hash == bad.Hash(),
+		"List: %v, %v, %v", found, damaged, err)
+	expect.Of(d.Hashes()).Len(t, 2, "Hashes")
 }
 
 func TestADirectoryThatIsNotThereIsEmpty(t *testing.T) {
 	t.Parallel()
 	d := open(t)
 	found, bad, err := d.List()
-	if len(found)+len(bad) > 0 || err != nil {
-		t.Errorf("List: %v, %v, %v", found, bad, err)
-	}
+	expect.That(t, len(found)+len(bad) == 0 && err == nil, "List: %v, %v, %v", found, bad, err)
 }
 
 func TestAStickyLeaseIsRecalledByItsClient(t *testing.T) {
@@ -258,26 +192,20 @@ func TestAStickyLeaseIsRecalledByItsClient(t *testing.T) {
 	d, r := open(t), sample()
 	create(t, d, r)
 	address, id := r.Lease.Address, r.Client.ClientID
-	if err := lock(t, d, r).Remember(t.Context(), r); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, lock(t, d, r).Remember(t.Context(), r))
 	if _, err := d.Load(sample().Hash()); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the pod's record: %v, want it gone", err)
 	}
 	got, err := d.Recall("lan", id)
-	if err != nil || got == nil {
-		t.Fatalf("Recall: %v, %v", got, err)
-	}
-	if got.State != Sticky || got.Lease.Address != address || got.NetNS != "" || !got.Applied.Empty() {
-		t.Errorf("recalled %+v", got)
-	}
+	must.That(t, err == nil && got != nil, "Recall: %v, %v", got, err)
+	expect.That(t, got.State == Sticky && got.Lease.Address == address && got.NetNS == "" && got.Applied.Empty(),
+		"recalled %+v", got)
 	for _, tt := range []struct {
 		network string
 		id      []byte
 	}{{"other", id}, {"lan", []byte("another")}} {
-		if got, err := d.Recall(tt.network, tt.id); got != nil || err != nil {
-			t.Errorf("Recall(%s, %q): %v, %v; want nothing", tt.network, tt.id, got, err)
-		}
+		got, err := d.Recall(tt.network, tt.id)
+		expect.That(t, got == nil && err == nil, "Recall(%s, %q): %v, %v; want nothing", tt.network, tt.id, got, err)
 	}
 }
 
@@ -303,22 +231,18 @@ func TestRecordsOfTheSameClientAreFound(t *testing.T) {
 		tt.change(other)
 		create(t, d, other)
 		got, err := d.Same(r)
-		if err != nil || len(got) > 1 || (len(got) == 1) != tt.want {
-			t.Errorf("%s: %v, %v; want %t", name, got, err, tt.want)
-		}
+		expect.That(t, err == nil && len(got) <= 1 && (len(got) == 1) == tt.want,
+			"%s: %v, %v; want %t", name, got, err, tt.want)
 		h := lock(t, d, other)
-		if err := errors.Join(h.Remove(), h.Close()); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, errors.Join(h.Remove(), h.Close()))
 	}
 	byMAC, other := sample(), sample()
 	byMAC.IfName, other.IfName = "eth1", "eth2"
 	byMAC.Client.ClientID, other.Client.ClientID = nil, nil
 	create(t, d, byMAC)
 	create(t, d, other)
-	if got, err := d.Same(byMAC); len(got) != 1 || got[0].IfName != "eth2" || err != nil {
-		t.Errorf("by MAC address: %v, %v", got, err)
-	}
+	got, err := d.Same(byMAC)
+	expect.That(t, len(got) == 1 && got[0].IfName == "eth2" && err == nil, "by MAC address: %v, %v", got, err)
 }
 
 func TestTimesOfARecordSurvive(t *testing.T) {
@@ -327,10 +251,7 @@ func TestTimesOfARecordSurvive(t *testing.T) {
 	now := time.Now()
 	r.Lease.Obtained, r.Lease.Renew, r.Lease.Rebind, r.Lease.Expire = now, now.Add(time.Second), now.Add(2*time.Second), now.Add(3*time.Second)
 	create(t, d, r)
-	got, err := d.Load(r.Hash())
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := must.Of(d.Load(r.Hash())).Get(t)
 	// Not to the nanosecond, since two clocks are read one after the other.
 	if got.Expires().Sub(r.Expires()).Abs() > time.Second/2 || got.Lease.Renew.Sub(r.Lease.Renew).Abs() > time.Second/2 {
 		t.Errorf("%v; want them as they were", got.Lease)

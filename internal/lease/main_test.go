@@ -11,6 +11,8 @@ import (
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/dhcpc/dhcp6"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -18,11 +20,7 @@ func TestMain(m *testing.M) { nstest.Main(m) }
 
 func open(tb testing.TB) *Dir {
 	tb.Helper()
-	d, err := Open(filepath.Join(tb.TempDir(), "leases"))
-	if err != nil {
-		tb.Fatal(err)
-	}
-	return d
+	return must.Of(Open(filepath.Join(tb.TempDir(), "leases"))).Get(tb)
 }
 
 // at is a moment long ago, in UTC as records have it.
@@ -71,10 +69,7 @@ func sample() *Record {
 
 func lock(tb testing.TB, d *Dir, r *Record) *Held {
 	tb.Helper()
-	h, err := d.Lock(tb.Context(), r.Hash())
-	if err != nil {
-		tb.Fatal(err)
-	}
+	h := must.Of(d.Lock(tb.Context(), r.Hash())).Get(tb)
 	tb.Cleanup(func() { h.Close() })
 	return h
 }
@@ -83,20 +78,13 @@ func lock(tb testing.TB, d *Dir, r *Record) *Held {
 func create(tb testing.TB, d *Dir, r *Record) {
 	tb.Helper()
 	h := lock(tb, d, r)
-	if err := h.Create(r); err != nil {
-		tb.Fatal(err)
-	}
-	if err := h.Close(); err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, h.Create(r))
+	must.Succeed(tb, h.Close())
 }
 
 func names(tb testing.TB, d *Dir) []string {
 	tb.Helper()
-	entries, err := os.ReadDir(d.Path())
-	if err != nil {
-		tb.Fatal(err)
-	}
+	entries := must.Of(os.ReadDir(d.Path())).Get(tb)
 	var list []string
 	for _, e := range entries {
 		list = append(list, e.Name())
@@ -114,7 +102,6 @@ func same(tb testing.TB, want, got any) {
 		cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
 		cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }),
 	}
-	if diff := cmp.Diff(want, got, compare); diff != "" {
-		tb.Errorf("want (-), got (+):\n%s", diff)
-	}
+	diff := cmp.Diff(want, got, compare)
+	expect.That(tb, diff == "", "want (-), got (+):\n%s", diff)
 }

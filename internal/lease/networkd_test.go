@@ -4,6 +4,9 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // networkd252 is what systemd-networkd 252 wrote.
@@ -42,20 +45,14 @@ func TestWhatSystemdNetworkdLeasedIsRead(t *testing.T) {
 	} {
 		root := t.TempDir()
 		dir := filepath.Join(root, "run/systemd/netif/leases")
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(dir, "2"), []byte(tt.file), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.MkdirAll(dir, 0o755))
+		must.Succeed(t, os.WriteFile(filepath.Join(dir, "2"), []byte(tt.file), 0o644))
 		address, got, known := Networkd(root, 2)
-		if known != tt.known || known && (address.String() != "10.9.0.32" || got.String() != id) {
-			t.Errorf("%s: %s, %s, %t", name, address, got, known)
-		}
+		expect.That(t, known == tt.known && (!known || address.String() == "10.9.0.32" && got.String() == id),
+			"%s: %s, %s, %t", name, address, got, known)
 	}
-	if _, _, known := Networkd(t.TempDir(), 2); known {
-		t.Error("a lease without a file")
-	}
+	_, _, known := Networkd(t.TempDir(), 2)
+	expect.That(t, !known, "a lease without a file")
 }
 
 func TestClientIdentifiersAsOperatorsNameThem(t *testing.T) {
@@ -63,14 +60,12 @@ func TestClientIdentifiersAsOperatorsNameThem(t *testing.T) {
 	for text, want := range map[string]string{
 		"mac": "01:02:00:00:00:00:09", "none": "", "ff731a04": "ff:73:1a:04", "FF:73:1a:04": "ff:73:1a:04",
 	} {
-		if got, err := ClientID(text, nicMAC); err != nil || got.String() != want {
-			t.Errorf("%s: %s, %v, want %s", text, got, err, want)
-		}
+		got, err := ClientID(text, nicMAC)
+		expect.That(t, err == nil && got.String() == want, "%s: %s, %v, want %s", text, got, err, want)
 	}
 	for _, text := range []string{"", "f", "ff", "eth0", "0x1234"} {
-		if got, err := ClientID(text, nicMAC); err == nil {
-			t.Errorf("%q: %s, want an error", text, got)
-		}
+		got, err := ClientID(text, nicMAC)
+		expect.That(t, err != nil, "%q: %s, want an error", text, got)
 	}
 }
 
@@ -78,8 +73,7 @@ func FuzzNetworkd(f *testing.F) {
 	f.Add([]byte(networkd252))
 	f.Add([]byte(networkdJSON))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		if address, id, known := readNetworkd(data); known && (!address.Is4() || len(id) < 2 || len(id) > 255) {
-			t.Errorf("%s, %s", address, id)
-		}
+		address, id, known := readNetworkd(data)
+		expect.That(t, !known || address.Is4() && len(id) >= 2 && len(id) <= 255, "%s, %s", address, id)
 	})
 }

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -51,9 +52,8 @@ func TestOfRoutesThatAreThereAPodGetsNoSecond(t *testing.T) {
 		to("192.0.2.0/25", "192.0.2.5"), to("0.0.0.0/0", "192.0.2.1"),
 	}
 	want := []dhcpc.Route{l.Routes[2], l.Routes[4], l.Routes[5]}
-	if got := (&Policy{}).Apply(l).Routes; !slices.Equal(got, want) {
-		t.Errorf("routes %v, want %v", got, want)
-	}
+	got := (&Policy{}).Apply(l).Routes
+	expect.That(t, slices.Equal(got, want), "routes %v, want %v", got, want)
 }
 
 // A server that wants what pods send for itself.
@@ -77,18 +77,16 @@ func TestRoutesOfALeaseDoNotMakeUpADefaultRoute(t *testing.T) {
 				{Policy{NoDefault: true}, nil},
 				{Policy{Gateway: host}, []dhcpc.Route{viaHost}},
 			} {
-				if got := tt.policy.Apply(l).Routes; !slices.Equal(got, tt.want) {
-					t.Errorf("with %+v: %v, want %v", tt.policy, got, tt.want)
-				}
+				got := tt.policy.Apply(l).Routes
+				expect.That(t, slices.Equal(got, tt.want), "with %+v: %v, want %v", tt.policy, got, tt.want)
 			}
 		})
 	}
 	// Nor does one take the way to the host, or to what the host serves.
 	l := sampleLease()
 	l.Routes = []dhcpc.Route{to("192.0.2.2/32", "192.0.2.66"), to("10.96.0.0/12", "192.0.2.66")}
-	if got := (&Policy{Gateway: host}).Apply(l).Routes; !slices.Equal(got, []dhcpc.Route{viaHost}) {
-		t.Errorf("routes %v", got)
-	}
+	got := (&Policy{Gateway: host}).Apply(l).Routes
+	expect.That(t, slices.Equal(got, []dhcpc.Route{viaHost}), "routes %v", got)
 }
 
 func TestWithoutIsWhatHasToGo(t *testing.T) {
@@ -96,7 +94,6 @@ func TestWithoutIsWhatHasToGo(t *testing.T) {
 	old := Applied{nstest.Prefixes("192.0.2.9/24"), []dhcpc.Route{to("0.0.0.0/0", "192.0.2.1"), to("10.0.0.0/8", "")}, 1400}
 	next := Applied{nstest.Prefixes("192.0.2.10/24"), []dhcpc.Route{to("0.0.0.0/0", "192.0.2.2"), to("10.0.0.0/8", "")}, 1500}
 	same(t, Applied{Addresses: old.Addresses, Routes: []dhcpc.Route{to("0.0.0.0/0", "192.0.2.1")}}, old.Without(next))
-	if rest := old.Without(old); !rest.Empty() {
-		t.Errorf("of the same: %+v", rest)
-	}
+	rest := old.Without(old)
+	expect.That(t, rest.Empty(), "of the same: %+v", rest)
 }

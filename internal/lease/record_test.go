@@ -16,26 +16,20 @@ import (
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/internal/file"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
 func TestTheFormatOfRecordsStaysWhatItIs(t *testing.T) {
 	t.Parallel()
 	// An upgraded keeper reads what the last one wrote.
-	line, err := encode(sample())
-	if err != nil {
-		t.Fatal(err)
-	}
+	line := must.Of(encode(sample())).Get(t)
 	var text bytes.Buffer
-	if err := json.Indent(&text, line, "", "  "); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, json.Indent(&text, line, "", "  "))
 	golden.Compare(t, "record.json", text.Bytes())
-	got, err := decode(text.Bytes())
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := must.Of(decode(text.Bytes())).Get(t)
 	same(t, sample(), got)
 }
 
@@ -61,9 +55,7 @@ func TestTheSampleHasEveryFieldSet(t *testing.T) {
 	r := sample()
 	r.Host, r.Version = sampleHost().Host, 1
 	walk("Record", reflect.ValueOf(r))
-	if unset != nil {
-		t.Errorf("not set: %v", unset)
-	}
+	expect.That(t, unset == nil, "not set: %v", unset)
 }
 
 func TestClientKeepsItsConfiguration(t *testing.T) {
@@ -71,9 +63,8 @@ func TestClientKeepsItsConfiguration(t *testing.T) {
 	c := sample().Client
 	c.Sticky = false // no matter of the protocol's
 	same(t, c, ClientOf(c.Config(nil)))
-	if got := c.Config(sampleLease()).Address; got != netip.MustParseAddr("192.0.2.9") {
-		t.Errorf("asks for %s, want the last lease's address", got)
-	}
+	got := c.Config(sampleLease()).Address
+	expect.That(t, got == netip.MustParseAddr("192.0.2.9"), "asks for %s, want the last lease's address", got)
 }
 
 func TestRecordsThatCannotBeUsedAreRefused(t *testing.T) {
@@ -93,9 +84,8 @@ func TestRecordsThatCannotBeUsedAreRefused(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := sample()
 			spoil(r)
-			if line, err := encode(r); err == nil {
-				t.Errorf("encoded as %s", line)
-			}
+			line, err := encode(r)
+			expect.That(t, err != nil, "encoded as %s", line)
 			if _, err := decode(state.Encode(&r.Version, r)); name != "too long" && name != "container not UTF-8" && !errors.Is(err, file.ErrDamaged) {
 				t.Errorf("decoded with %v, want %v", err, file.ErrDamaged)
 			}
@@ -106,9 +96,7 @@ func TestRecordsThatCannotBeUsedAreRefused(t *testing.T) {
 func TestLoadTellsWhatIsWrong(t *testing.T) {
 	t.Parallel()
 	line, err := encode(sample())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	hash := sample().Hash()
 	for _, tt := range []struct {
 		name string
@@ -131,16 +119,10 @@ func TestLoadTellsWhatIsWrong(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			d := open(t)
-			if err := d.Make(); err != nil {
-				t.Fatal(err)
-			}
-			if err := tt.make(d.recordPath(hash)); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, d.Make())
+			must.Succeed(t, tt.make(d.recordPath(hash)))
 			r, err := d.Load(hash)
-			if !errors.Is(err, tt.want) {
-				t.Fatalf("Load: %v, want %v", err, tt.want)
-			}
+			must.That(t, errors.Is(err, tt.want), "Load: %v, want %v", err, tt.want)
 			if tt.want == nil {
 				same(t, sample(), r)
 			}
@@ -162,26 +144,16 @@ func TestOnlyRecordsHaveTheirFileNames(t *testing.T) {
 		"0123456789a.json": "0123456789a", "0123456789a.lock": "", "0123456789a.json.damaged": "",
 		".tmp-0123456789a": "", keeperLock: "", "x.json": "", ".json": "",
 	} {
-		if got, ok := RecordHash(name); got != want || ok != (want != "") {
-			t.Errorf("RecordHash(%s) = %q, %t; want %q", name, got, ok, want)
-		}
+		got, ok := RecordHash(name)
+		expect.That(t, got == want && ok == (want != ""), "RecordHash(%s) = %q, %t; want %q", name, got, ok, want)
 	}
 }
 
 func FuzzDecode(f *testing.F) {
-	line, err := encode(sample())
-	if err != nil {
-		f.Fatal(err)
-	}
+	line := must.Of(encode(sample())).Get(f)
 	minimal := &Record{State: Adding, Token: "1", Network: "n", ContainerID: "c", IfName: "e", Client: Client{MAC: dhcpc.Hex{2, 0, 0, 0, 0, 1}}}
-	small, err := encode(minimal)
-	if err != nil {
-		f.Fatal(err)
-	}
-	host, err := encode(sampleHost())
-	if err != nil {
-		f.Fatal(err)
-	}
+	small := must.Of(encode(minimal)).Get(f)
+	host := must.Of(encode(sampleHost())).Get(f)
 	seeds := map[string][]byte{
 		"whole": line, "minimal": small, "host": host, "cut": line[:100], "null": []byte("null"), "newer": []byte(`{"version":9}`),
 		"null-lease": bytes.Replace(line, []byte(`"lease":{`), []byte(`"lease":null,"x":{`), 1),
@@ -202,17 +174,11 @@ func FuzzDecode(f *testing.F) {
 		}
 		// What is good once stays so, and can be worked with.
 		again, err := encode(r)
-		if err != nil && len(data) < file.MaxRecord/8 {
-			t.Fatalf("decoded, but does not encode: %v", err)
-		}
+		must.That(t, err == nil || len(data) >= file.MaxRecord/8, "decoded, but does not encode: %v", err)
 		if err == nil {
-			got, err := decode(again)
-			if err != nil {
-				t.Fatalf("encoded as %s, but does not decode: %v", again, err)
-			}
-			if got.Hash() != r.Hash() || fmt.Sprint(got.Applied) != fmt.Sprint(r.Applied) {
-				t.Errorf("%+v became %+v", r, got)
-			}
+			got := must.Of(decode(again)).Get(t, "encoded as %s, but does not decode", again)
+			expect.That(t, got.Hash() == r.Hash() && fmt.Sprint(got.Applied) == fmt.Sprint(r.Applied),
+				"%+v became %+v", r, got)
 		}
 		if r.Lease != nil {
 			r.Policy.Apply(r.Lease)

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/route"
 )
@@ -48,9 +50,8 @@ func TestSomeAddressesAreNoPods(t *testing.T) {
 
 func wantWhy(t *testing.T, err error, why string) {
 	t.Helper()
-	if (err != nil) != (why != "") || err != nil && !strings.Contains(err.Error(), why) {
-		t.Errorf("%v, want %q", err, why)
-	}
+	expect.That(t, (err != nil) == (why != "") && (err == nil || strings.Contains(err.Error(), why)),
+		"%v, want %q", err, why)
 }
 
 func TestWhatTheHostHasIsNoPods(t *testing.T) {
@@ -72,10 +73,7 @@ func TestWhatTheHostHasIsNoPods(t *testing.T) {
 		ip route add unreachable 10.66.0.0/16
 		ip route add blackhole 10.67.0.0/16
 		ip route add prohibit 10.68.0.0/16`)
-	conn, err := route.Dial(&route.Config{NetNS: host})
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := must.Of(route.Dial(&route.Config{NetNS: host})).Get(t)
 	defer conn.Close()
 	for address, why := range map[string]string{
 		"192.0.2.9": "", "203.0.113.9": "", "10.66.0.1": "", "10.67.0.1": "", "10.68.0.1": "", "198.51.100.8": "",

@@ -19,8 +19,7 @@ import (
 func TestALinkLosesItsOtherEndWithTheNamespaceOfThat(t *testing.T) {
 	t.Parallel()
 	host := nstest.New(t)
-	conn, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: host})
-	must.Succeed(t, err)
+	conn := must.Of(nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: host})).Get(t)
 	defer conn.Close()
 	for begin := time.Now(); time.Since(begin) < time.Minute; {
 		pod := nstest.New(t)
@@ -44,9 +43,7 @@ func showsThatItGoes(t *testing.T, conn *nl.Conn, name string) (known bool) {
 		if errors.Is(err, fs.ErrNotExist) {
 			return known
 		}
-		if err != nil || known && !goes {
-			t.Fatalf("%t after %t, %v", goes, known, err)
-		}
+		must.That(t, err == nil && (!known || goes), "%t after %t, %v", goes, known, err)
 		known = goes
 	}
 	t.Fatal("the link stays")

@@ -37,8 +37,7 @@ func listed(t *testing.T, each func(data []byte)) map[string]*Link {
 	} {
 		nstest.Run(t, ns, "ip", strings.Fields(args)...)
 	}
-	conn, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: ns})
-	must.Succeed(t, err)
+	conn := must.Of(nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: ns})).Get(t)
 	t.Cleanup(func() { conn.Close() })
 	all := map[string]*Link{}
 	ask, err := (&Request{Index: 0, mask: skipStats()}).body().MarshalBinary()
@@ -76,9 +75,8 @@ func TestLinksAreReadAsTheyWereMade(t *testing.T) {
 	if l := all["vx0"]; l.Lower != all["eth0"].Index || l.Bridge != nil || all["vx1"].Lower != 0 {
 		t.Errorf("the tunnels: %+v, %+v", l, all["vx1"])
 	}
-	if l := all["away0"]; !l.Elsewhere || l.Lower == 0 || l.Port != nil {
-		t.Errorf("the veth to another namespace: %+v", l)
-	}
+	l := all["away0"]
+	expect.That(t, l.Elsewhere && l.Lower != 0 && l.Port == nil, "the veth to another namespace: %+v", l)
 	if v, ok := all["lo"].IPv4.At(0); !ok || all["lo"].Kind != "" {
 		t.Errorf("lo: %d %+v", v, all["lo"])
 	}
@@ -108,9 +106,8 @@ func TestTheLibraryReadsTheSame(t *testing.T) {
 		}
 		if a.Info != nil && l.Bridge != nil {
 			b := a.Info.Data.(*driver.Bridge)
-			if *b.NfCallIptables != *l.Bridge.NfCallIptables || *b.StpState != *l.Bridge.StpState {
-				t.Errorf("%+v, and to the library %+v", l.Bridge, b)
-			}
+			expect.That(t, *b.NfCallIptables == *l.Bridge.NfCallIptables && *b.StpState == *l.Bridge.StpState,
+				"%+v, and to the library %+v", l.Bridge, b)
 		}
 	})
 }
@@ -124,9 +121,8 @@ func TestOnlyWhatIsAskedForIsRead(t *testing.T) {
 	})
 	var l Link
 	binary.NativeEndian.PutUint32(data[4:], 7)
-	if err := l.Decode(data, unix.IFLA_IFALIAS); err != nil || l.Index != 7 || l.Name != "" || l.Alias != "b" {
-		t.Errorf("%+v, %v", l, err)
-	}
+	err := l.Decode(data, unix.IFLA_IFALIAS)
+	expect.That(t, err == nil && l.Index == 7 && l.Name == "" && l.Alias == "b", "%+v, %v", l, err)
 	expect.Is(t, l.Decode(data), nl.ErrMalformed, "an MTU of a byte")
 }
 
@@ -145,15 +141,12 @@ func TestTokenAndRouterFlagsAreRead(t *testing.T) {
 		})
 	})
 	var l Link
-	if err := l.Decode(data); err != nil || l.RouterFlags != 0x20 || l.Token.String() != "::7" {
-		t.Errorf("%+v, %v", l, err)
-	}
-	if v, ok := l.IPv6.At(0); !ok || v != 1 {
-		t.Errorf("parameter 0 is %d, %v", v, ok)
-	}
-	if _, ok := l.IPv6.At(1); ok {
-		t.Error("there is a parameter 1")
-	}
+	err := l.Decode(data)
+	expect.That(t, err == nil && l.RouterFlags == 0x20 && l.Token.String() == "::7", "%+v, %v", l, err)
+	v, ok := l.IPv6.At(0)
+	expect.That(t, ok && v == 1, "parameter 0 is %d, %v", v, ok)
+	_, ok = l.IPv6.At(1)
+	expect.That(t, !ok, "there is a parameter 1")
 }
 
 func TestABridgeDecodesInFewAllocations(t *testing.T) {
@@ -169,9 +162,7 @@ func TestABridgeDecodesInFewAllocations(t *testing.T) {
 	full := testing.AllocsPerRun(100, func() { _ = l.Decode(bridge) })
 	few := testing.AllocsPerRun(100, func() { _ = l.Decode(bridge, unix.IFLA_IFNAME, unix.IFLA_IFALIAS) })
 	t.Logf("%.0f allocations, %.0f for what tells whose it is", full, few)
-	if full > 60 || few > 6 {
-		t.Errorf("%.0f allocations for a bridge, %.0f for what tells whose it is", full, few)
-	}
+	expect.That(t, full <= 60 && few <= 6, "%.0f allocations for a bridge, %.0f for what tells whose it is", full, few)
 }
 
 // FuzzLink holds that no reply of the kernel, or of what takes itself for it, makes the
@@ -182,20 +173,13 @@ func FuzzLink(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var l Link
 		if err := l.Decode(data); err != nil {
-			if !errors.Is(err, nl.ErrMalformed) {
-				t.Fatalf("%v is not %v", err, nl.ErrMalformed)
-			}
+			must.That(t, errors.Is(err, nl.ErrMalformed), "%v is not %v", err, nl.ErrMalformed)
 			return
 		}
-		if len(data) < unix.SizeofIfInfomsg {
-			t.Errorf("link %d of %d bytes", l.Index, len(data))
-		}
-		if len(l.Name)+len(l.Alias)+len(l.IPv4)+len(l.IPv6) > len(data) {
-			t.Errorf("more came out than went in: %+v", l)
-		}
-		if l.Up() != (l.Flags&unix.IFF_UP != 0) {
-			t.Error("up or not")
-		}
+		expect.That(t, len(data) >= unix.SizeofIfInfomsg, "link %d of %d bytes", l.Index, len(data))
+		expect.That(t, len(l.Name)+len(l.Alias)+len(l.IPv4)+len(l.IPv6) <= len(data),
+			"more came out than went in: %+v", l)
+		expect.Equal(t, l.Up(), (l.Flags&unix.IFF_UP != 0), "up or not")
 		_, _ = l.IPv6.At(0)
 	})
 }

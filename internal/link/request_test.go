@@ -46,9 +46,8 @@ func TestRequestsSayAllThatIsAskedFor(t *testing.T) {
 			var b nl.Batch
 			tt.r.Set(&b, "set", "x")
 			want := "16 flags 0x5: " + tt.want + "\n"
-			if got := nltest.Text(16, b.Bytes()); got != want {
-				t.Errorf("got  %swant %s", got, want)
-			}
+			got := nltest.Text(16, b.Bytes())
+			expect.That(t, got == want, "got  %swant %s", got, want)
 		})
 	}
 }

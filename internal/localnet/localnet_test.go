@@ -38,10 +38,7 @@ func newNode(tb testing.TB) *node {
 	nstest.Run(tb, n.ns, "ip", "link", "set", "br0", "up")
 	nstest.Veth(tb, n.ns, port, n.pod, "eth0")
 	nstest.Run(tb, n.ns, "ip", "link", "set", port, "master", "br0")
-	var err error
-	if n.conn, err = localnet.Dial(&localnet.Config{NetNS: n.ns}); err != nil {
-		tb.Fatal(err)
-	}
+	n.conn = must.Of(localnet.Dial(&localnet.Config{NetNS: n.ns})).Get(tb)
 	tb.Cleanup(func() { n.conn.Close() })
 	return n
 }
@@ -155,9 +152,7 @@ func (n *loopbackNode) hears(t *testing.T, frame []byte) bool {
 		if errors.Is(err, unix.EAGAIN) || isTimeout(err) {
 			return false
 		}
-		if err != nil || size != 4 {
-			t.Fatal(size, err)
-		}
+		must.That(t, err == nil && size == 4, "%v %v", size, err)
 		switch int(binary.BigEndian.Uint32(b[:])) {
 		case want:
 			heard = true
@@ -186,29 +181,22 @@ func TestFilterDropsWhatOthersSendToTheHostsLoopback(t *testing.T) {
 		{"with three", "88a8 0000 8100 2000 8100 0000", "10.9.0.5", "127.0.0.1"},
 	}
 	for _, a := range attacks {
-		if !n.hears(t, n.frame(a.tags, a.from, a.to)) {
-			t.Errorf("%s: the attack does not work without the filter", a.name)
-		}
+		expect.That(t, n.hears(t, n.frame(a.tags, a.from, a.to)),
+			"%s: the attack does not work without the filter", a.name)
 	}
-	if changed, err := n.conn.Ensure(t.Context(), n.keep, nil, true); err != nil || !changed {
-		t.Fatalf("Ensure: %t, %v", changed, err)
-	}
+	changed, err := n.conn.Ensure(t.Context(), n.keep, nil, true)
+	must.That(t, err == nil && changed, "Ensure: %t, %v", changed, err)
 	for _, a := range attacks {
-		if n.hears(t, n.frame(a.tags, a.from, a.to)) {
-			t.Errorf("%s: the host hears it", a.name)
-		}
+		expect.That(t, !n.hears(t, n.frame(a.tags, a.from, a.to)), "%s: the host hears it", a.name)
 	}
 	for _, ok := range []struct{ name, tags, to string }{
 		{"plain", "", "10.9.0.1"}, {"with a priority", "8100 e000", "10.9.0.1"},
 	} {
-		if !n.hears(t, n.frame(ok.tags, "10.9.0.5", ok.to)) {
-			t.Errorf("%s: what is sent to the host's other addresses is dropped", ok.name)
-		}
+		expect.That(t, n.hears(t, n.frame(ok.tags, "10.9.0.5", ok.to)),
+			"%s: what is sent to the host's other addresses is dropped", ok.name)
 	}
 	must.Succeed(t, n.conn.Remove(t.Context(), n.keep, nil))
-	if !n.hears(t, n.frame("", "10.9.0.5", "127.0.0.1")) {
-		t.Error("the filter outlives Remove")
-	}
+	expect.That(t, n.hears(t, n.frame("", "10.9.0.5", "127.0.0.1")), "the filter outlives Remove")
 }
 
 // What the firewall has marked passes: answers to the host's own calls.
@@ -242,26 +230,20 @@ func TestFilterIsIdempotentAndNotesWhatGoesWithIt(t *testing.T) {
 		k.Mark = step.mark
 		expect.Of(n.conn.Ensure(t.Context(), k, nil, step.routed)).Is(t, step.changes, "Ensure %+v", step)
 		kept, err := n.conn.Get(t.Context(), k)
-		if err != nil || !kept.There || kept.Routed != step.routed {
-			t.Errorf("after %+v: %+v, %v", step, kept, err)
-		}
-		if list := ingress(t, n.ns); strings.Count(list, "bytecode") != 1 {
-			t.Errorf("after %+v: not one filter:\n%s", step, list)
-		}
+		expect.That(t, err == nil && kept.There && kept.Routed == step.routed, "after %+v: %+v, %v", step, kept, err)
+		list := ingress(t, n.ns)
+		expect.That(t, strings.Count(list, "bytecode") == 1, "after %+v: not one filter:\n%s", step, list)
 	}
 	k.Mark = 0x1000
-	if kept, err := n.conn.Get(t.Context(), k); err != nil || kept.There {
-		t.Errorf("a filter of another mark counts: %+v, %v", kept, err)
-	}
+	kept, err := n.conn.Get(t.Context(), k)
+	expect.That(t, err == nil && !kept.There, "a filter of another mark counts: %+v, %v", kept, err)
 	for range 2 {
 		must.Succeed(t, n.conn.Remove(t.Context(), k, nil))
-		if got := nstest.Run(t, n.ns, "tc", "qdisc", "show", "dev", "br0"); strings.Contains(got, "clsact") {
-			t.Errorf("a qdisc of ours is left: %s", got)
-		}
+		got := nstest.Run(t, n.ns, "tc", "qdisc", "show", "dev", "br0")
+		expect.That(t, !strings.Contains(got, "clsact"), "a qdisc of ours is left: %s", got)
 	}
-	if kept, err := n.conn.Get(t.Context(), k); err != nil || kept.There || kept.Routed {
-		t.Errorf("after Remove: %+v, %v", kept, err)
-	}
+	kept, err = n.conn.Get(t.Context(), k)
+	expect.That(t, err == nil && !kept.There && !kept.Routed, "after Remove: %+v, %v", kept, err)
 }
 
 func TestFilterLeavesOthersAtTheIngressAlone(t *testing.T) {
@@ -302,12 +284,9 @@ func TestFilterLeavesOthersAtTheIngressAlone(t *testing.T) {
 			}
 			must.Succeed(t, n.conn.Remove(t.Context(), k, nil))
 			after := state()
-			if tt.qdisc != "" && after != before {
-				t.Errorf("before:\n%s\nafter:\n%s", before, after)
-			}
-			if tt.qdisc == "" && (!strings.Contains(after, "pref 7") || strings.Contains(after, "bytecode")) {
-				t.Errorf("after:\n%s", after)
-			}
+			expect.That(t, tt.qdisc == "" || after == before, "before:\n%s\nafter:\n%s", before, after)
+			expect.That(t, tt.qdisc != "" || strings.Contains(after, "pref 7") && !strings.Contains(after, "bytecode"),
+				"after:\n%s", after)
 		})
 	}
 }

@@ -41,23 +41,18 @@ func TestOrder(t *testing.T) {
 			var inner *Held
 			said := panics(func() { inner = tt.do() })
 			inner.Release()
-			if (said == "") != (tt.panics == "") || !strings.Contains(said, tt.panics) {
-				t.Errorf("panic %q, want %q", said, tt.panics)
-			}
+			expect.That(t, (said == "") == (tt.panics == "") && strings.Contains(said, tt.panics),
+				"panic %q, want %q", said, tt.panics)
 		})
 	}
-	if len(table.held) > 0 {
-		t.Errorf("held after all: %v", table.held)
-	}
+	expect.That(t, len(table.held) == 0, "held after all: %v", table.held)
 }
 
 func TestWhatIsTakenAgainMindsTheOthersAlone(t *testing.T) {
 	t.Setenv(Variable, "1")
 	state := Wait(State)
 	defer state.Release()
-	if said := panics(state.WaitAgain); said != "" {
-		t.Error(said)
-	}
+	expect.Equal(t, panics(state.WaitAgain), "")
 	uplink := Wait(Uplink)
 	defer uplink.Release()
 	expect.Contains(t, panics(state.WaitAgain), "uplink held", "panic")
@@ -68,15 +63,11 @@ func TestOthersLocksAreTheirs(t *testing.T) {
 	state := Wait(State)
 	done := make(chan string)
 	go func() { done <- panics(func() { Wait(Lease).Release() }) }()
-	if said := <-done; said != "" {
-		t.Error(said)
-	}
+	expect.Equal(t, <-done, "")
 	// Given up by another than took it.
 	go func() { state.Release(); done <- "" }()
 	<-done
-	if said := panics(func() { Wait(Lease).Release() }); said != "" {
-		t.Error(said)
-	}
+	expect.Equal(t, panics(func() { Wait(Lease).Release() }), "")
 }
 
 func TestWithoutTheVariableNothingIsKept(t *testing.T) {

@@ -13,9 +13,7 @@ func FuzzGeneration(f *testing.F) {
 	f.Fuzz(func(_ *testing.T, b []byte) { _, _ = decodeGeneration(b) })
 }
 
-func FuzzTable(f *testing.F) {
-	f.Fuzz(func(_ *testing.T, b []byte) { DecodeTable(b) })
-}
+func FuzzTable(f *testing.F) { f.Fuzz(func(_ *testing.T, b []byte) { DecodeTable(b) }) }
 
 func FuzzComment(f *testing.F) {
 	f.Add([]byte{})
@@ -25,12 +23,9 @@ func FuzzComment(f *testing.F) {
 	const maxComment = 128 // of nft
 	f.Fuzz(func(t *testing.T, b []byte) {
 		comment, ok := CommentOf(b)
-		if !ok && comment != "" {
-			t.Errorf("%q of userdata without a comment", comment)
-		}
-		if again, ok := CommentOf(Comment(comment)); len(comment) <= maxComment && (!ok || again != comment) {
-			t.Errorf("%q became %q", comment, again)
-		}
+		expect.That(t, ok || comment == "", "%q of userdata without a comment", comment)
+		again, ok := CommentOf(Comment(comment))
+		expect.That(t, len(comment) > maxComment || ok && again == comment, "%q became %q", comment, again)
 	})
 }
 
@@ -39,9 +34,7 @@ func TestAttributeThatIsTooLongIsRefused(t *testing.T) {
 	for _, n := range []int{0xffff - 4, 0xffff - 3, 0x10000, 0x20000} {
 		tr := Begin(nil)
 		tr.Add("add", nil, 1, 2, 0, Nest(1, Nest(2, Bytes(3, bytes.Repeat([]byte{1}, n)))))
-		if tr.b.Err(1) == nil {
-			t.Errorf("%d bytes are taken", n)
-		}
+		expect.That(t, tr.b.Err(1) != nil, "%d bytes are taken", n)
 	}
 	tr := Begin(nil)
 	tr.Add("add", nil, 1, 2, 0, Bytes(3, make([]byte, 0xffff-4)))

@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 )
 
 func TestSeenHoldsTheNewest(t *testing.T) {
@@ -14,20 +16,14 @@ func TestSeenHoldsTheNewest(t *testing.T) {
 		k.Add(1, i)
 		k.Add(1, 2) // which is looked at all the time
 	}
-	if _, got := k.All(); len(got) != MaxSeen || !k.Covers(1, 2) || k.Covers(1, 0) || !k.Covers(1, MaxSeen+2) {
-		t.Errorf("%v", got)
-	}
-	if k.Covers(2, 2) {
-		t.Error("another generation")
-	}
+	_, got := k.All()
+	expect.That(t, len(got) == MaxSeen && k.Covers(1, 2) && !k.Covers(1, 0) && k.Covers(1, MaxSeen+2), "%v", got)
+	expect.That(t, !k.Covers(2, 2), "another generation")
 	k.Follow(math.MaxUint32)
-	if !k.Covers(1, 2) {
-		t.Error("followed another generation")
-	}
+	expect.That(t, k.Covers(1, 2), "followed another generation")
 	k.Use(math.MaxUint32, []uint64{5})
 	k.Follow(math.MaxUint32)
 	generation, sums := k.All()
-	if diff := cmp.Diff([]uint64{5}, sums); generation != 1 || diff != "" {
-		t.Errorf("the kernel passes over 0: %d, %s", generation, diff)
-	}
+	diff := cmp.Diff([]uint64{5}, sums)
+	expect.That(t, generation == 1 && diff == "", "the kernel passes over 0: %d, %s", generation, diff)
 }

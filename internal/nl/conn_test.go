@@ -87,18 +87,14 @@ func TestExecuteReportsEachRequest(t *testing.T) {
 			var b nl.Batch
 			change(&b, 3)
 			err := fake(tt.answer).Execute(&b)
-			if fmt.Sprint(err) != tt.err && (err != nil || tt.err != "") {
-				t.Errorf("Execute: %v, want %s", err, tt.err)
-			}
+			expect.That(t, fmt.Sprint(err) == tt.err || err == nil && tt.err == "", "Execute: %v, want %s", err, tt.err)
 			for i := range tt.want {
 				tt.want[i] = strings.ReplaceAll(tt.want[i], "%", string(rune('a'+i)))
 			}
 			expect.NoDiff(t, cmp.Diff(tt.want, errs(&b)), "errors of the requests")
 			if err != nil {
 				var opErr *tombolo.OpError
-				if !errors.As(err, &opErr) || opErr.Op != "change" {
-					t.Errorf("%T is not an OpError with its Op", err)
-				}
+				expect.That(t, errors.As(err, &opErr) && opErr.Op == "change", "%T is not an OpError with its Op", err)
 			}
 		})
 	}
@@ -156,9 +152,8 @@ func TestGetHandsItsObjectOver(t *testing.T) {
 				return tt.reply
 			})
 			err := fake(func(r []netlink.Message) [][]byte { return tt.answer(r[0]) }).Execute(&b)
-			if !errors.Is(err, tt.want) || calls != tt.calls {
-				t.Errorf("Execute: %v and %d calls, want %v and %d", err, calls, tt.want, tt.calls)
-			}
+			expect.That(t, errors.Is(err, tt.want) && calls == tt.calls,
+				"Execute: %v and %d calls, want %v and %d", err, calls, tt.want, tt.calls)
 		})
 	}
 }
@@ -182,9 +177,8 @@ func TestSilentRequestIsHeardWhenItFails(t *testing.T) {
 func TestEmptyBatchSendsNothing(t *testing.T) {
 	t.Parallel()
 	rec := nltest.Record(nltest.NewFake(nltest.AckAll))
-	if err := nl.New(rec).Execute(new(nl.Batch)); err != nil || len(rec.Sent()) > 0 {
-		t.Errorf("Execute: %v", err)
-	}
+	err := nl.New(rec).Execute(new(nl.Batch))
+	expect.That(t, err == nil && len(rec.Sent()) == 0, "Execute: %v", err)
 }
 
 func TestClosedConnectionSaysSo(t *testing.T) {
@@ -258,14 +252,11 @@ func TestDumpGivesTheWholeList(t *testing.T) {
 				got += fmt.Sprint(m.Data[0])
 				return nil
 			})
-			if !errors.Is(err, tt.err) || got != tt.want || tries != tt.tries {
-				t.Errorf("List: %v, objects %q after %d tries, want %v, %q after %d", err, got, tries, tt.err, tt.want, tt.tries)
-			}
+			expect.That(t, errors.Is(err, tt.err) && got == tt.want && tries == tt.tries,
+				"List: %v, objects %q after %d tries, want %v, %q after %d", err, got, tries, tt.err, tt.want, tt.tries)
 			if tt.err != nil {
 				var opErr *tombolo.OpError
-				if !errors.As(err, &opErr) || opErr.Op != "list" {
-					t.Errorf("%v is not an OpError with its Op", err)
-				}
+				expect.That(t, errors.As(err, &opErr) && opErr.Op == "list", "%v is not an OpError with its Op", err)
 			}
 		})
 	}
@@ -279,9 +270,8 @@ func TestDumpEndsWithTheCallbacksError(t *testing.T) {
 	})
 	calls := 0
 	err := c.List("list", request(unix.RTM_GETADDR, nil), nil, func(netlink.Message) error { calls++; return refused })
-	if !errors.Is(err, refused) || calls != 1 {
-		t.Errorf("List: %v after %d calls, want %v after 1", err, calls, refused)
-	}
+	expect.That(t, errors.Is(err, refused) && calls == 1,
+		"List: %v after %d calls, want %v after 1", err, calls, refused)
 }
 
 func TestDumpThatCannotBeEncodedIsNotSent(t *testing.T) {
@@ -289,9 +279,7 @@ func TestDumpThatCannotBeEncodedIsNotSent(t *testing.T) {
 	rec := nltest.Record(nltest.NewFake(nltest.AckAll))
 	broken := errors.New("broken")
 	err := nl.New(rec).List("list", request(unix.RTM_GETADDR, nil), broken, nil)
-	if !errors.Is(err, broken) || len(rec.Sent()) > 0 {
-		t.Errorf("List: %v, want %v and nothing sent", err, broken)
-	}
+	expect.That(t, errors.Is(err, broken) && len(rec.Sent()) == 0, "List: %v, want %v and nothing sent", err, broken)
 }
 
 // mute is a transport that sends nothing.

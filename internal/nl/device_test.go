@@ -6,6 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
@@ -31,29 +32,22 @@ func TestWithinRunsInTheSocketsNamespace(t *testing.T) {
 			got, inner = where(t)
 			return nil
 		})
-		if inner != outer {
-			t.Error("a thread that is there already was left")
-		}
+		expect.Equal(t, inner, outer, "a thread that is there already was left")
 		return err
 	})
-	if err != nil || got != want {
-		t.Errorf("from within: %s, %v, want %s", got, err, want)
-	}
+	expect.That(t, err == nil && got == want, "from within: %s, %v, want %s", got, err, want)
 	got = ""
 	if err := c.Within(func() error { got, _ = where(t); return nil }); err != nil || got != want {
 		t.Errorf("from outside: %s, %v, want %s", got, err, want)
 	}
-	if own, _ := where(t); own == want {
-		t.Error("the caller was left in the namespace")
-	}
+	own, _ := where(t)
+	expect.That(t, own != want, "the caller was left in the namespace")
 }
 
 func TestATransportThatIsNoSocketTellsNoIndex(t *testing.T) {
 	t.Parallel()
-	if index, known, err := fake(nltest.AckAll).LinkIndex("lo"); index != 0 || known || err != nil {
-		t.Errorf("of a fake: %d, %t, %v", index, known, err)
-	}
-	if index, known, err := dial(t, nstest.New(t)).LinkIndex("lo"); index != 1 || !known || err != nil {
-		t.Errorf("of a socket: %d, %t, %v, want 1", index, known, err)
-	}
+	index, known, err := fake(nltest.AckAll).LinkIndex("lo")
+	expect.That(t, index == 0 && !known && err == nil, "of a fake: %d, %t, %v", index, known, err)
+	index, known, err = dial(t, nstest.New(t)).LinkIndex("lo")
+	expect.That(t, index == 1 && known && err == nil, "of a socket: %d, %t, %v, want 1", index, known, err)
 }

@@ -115,15 +115,13 @@ func TestEncodingKeepsItsFirstError(t *testing.T) {
 			m, err := nl.Encode(unix.RTM_NEWADDR, 0, nil, tt.body)
 			b.Add("do", nl.Name("that"), m, err)
 			err = nl.New(rec).Execute(&b)
-			if err == nil || err.Error() != "do that: "+tt.want {
-				t.Errorf("Execute: %v, want %s", err, "do that: "+tt.want)
-			}
+			expect.That(t, err != nil && err.Error() == "do that: "+tt.want,
+				"Execute: %v, want %s", err, "do that: "+tt.want)
 			if b.Err(0) != nil || b.Err(1) == nil {
 				t.Errorf("errors of the requests: %v and %v, want only the second", b.Err(0), b.Err(1))
 			}
-			if sent := rec.Sent(); len(sent) != 0 {
-				t.Errorf("%d datagrams were sent", len(sent))
-			}
+			sent := rec.Sent()
+			expect.That(t, len(sent) == 0, "%d datagrams were sent", len(sent))
 		})
 	}
 }
@@ -167,9 +165,8 @@ func TestPickKeepsWhatIsWantedAndWhatDoesNotParse(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			if diff := cmp.Diff(tt.want, nl.Pick(tt.from, 1, 3)); diff != "" {
-				t.Error(diff)
-			}
+			diff := cmp.Diff(tt.want, nl.Pick(tt.from, 1, 3))
+			expect.That(t, diff == "", "%v", diff)
 		})
 	}
 }

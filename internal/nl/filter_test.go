@@ -23,8 +23,7 @@ func TestAFeedOfOneTypeIsNotFloodedByOthers(t *testing.T) {
 	ns := nstest.New(t)
 	cfg := &nl.Config{NetNS: ns}
 	const newGeneration = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWGEN
-	all, err := nl.Follow(unix.NETLINK_NETFILTER, cfg, unix.NFNLGRP_NFTABLES)
-	must.Succeed(t, err)
+	all := must.Of(nl.Follow(unix.NETLINK_NETFILTER, cfg, unix.NFNLGRP_NFTABLES)).Get(t)
 	defer all.Close()
 	one, err := nl.FollowOnly(unix.NETLINK_NETFILTER, cfg, []nl.Kind{{Type: newGeneration}}, unix.NFNLGRP_NFTABLES)
 	must.Succeed(t, err)
@@ -41,26 +40,20 @@ func TestAFeedOfOneTypeIsNotFloodedByOthers(t *testing.T) {
 			break
 		}
 	}
-	if !lost {
-		t.Error("the rules did not overflow a socket without a filter")
-	}
+	expect.That(t, lost, "the rules did not overflow a socket without a filter")
 	for range 2 {
 		list, err := one.Next()
-		if err != nil || len(list) != 1 || list[0].Header.Type != newGeneration {
-			t.Errorf("got %v, %v", list, err)
-		}
+		expect.That(t, err == nil && len(list) == 1 && list[0].Header.Type == newGeneration, "got %v, %v", list, err)
 	}
 	expect.Success(t, one.Close())
-	if list, err := one.Next(); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("more: %v, %v", list, err)
-	}
+	list, err := one.Next()
+	expect.That(t, errors.Is(err, os.ErrClosed), "more: %v, %v", list, err)
 }
 
 func TestAFeedOfOneTypeOfNoGroupIsRefused(t *testing.T) {
 	t.Parallel()
-	if f, err := nl.FollowOnly(unix.NETLINK_NETFILTER, nil, []nl.Kind{{Type: 1}}, 1<<20); err == nil {
-		t.Errorf("FollowOnly gave %v", f)
-	}
+	f, err := nl.FollowOnly(unix.NETLINK_NETFILTER, nil, []nl.Kind{{Type: 1}}, 1<<20)
+	expect.That(t, err != nil, "FollowOnly gave %v", f)
 }
 
 // Twenty thousand routes of a routing engine come and go, and what is asked for is heard all the
@@ -85,8 +78,7 @@ func TestAFeedOfSomeKindsHearsThoseAlone(t *testing.T) {
 		"; ip route del 10.1.0.0/24 dev x; ip link del x")
 	var heard []uint16
 	for !slices.Contains(heard, unix.RTM_DELLINK) {
-		list, err := feed.Next()
-		must.Succeed(t, err)
+		list := must.Of(feed.Next()).Get(t)
 		for _, m := range list {
 			heard = append(heard, uint16(m.Header.Type))
 			if m.Header.Type == unix.RTM_DELROUTE && m.Data[5] != unix.RTPROT_KERNEL {
@@ -95,7 +87,5 @@ func TestAFeedOfSomeKindsHearsThoseAlone(t *testing.T) {
 		}
 	}
 	// With the link the kernel's local and broadcast routes go.
-	if len(heard) < 2 || len(heard) > 10 || heard[0] != unix.RTM_DELROUTE {
-		t.Errorf("heard %v", heard)
-	}
+	expect.That(t, len(heard) >= 2 && len(heard) <= 10 && heard[0] == unix.RTM_DELROUTE, "heard %v", heard)
 }

@@ -18,9 +18,7 @@ func FuzzMessages(f *testing.F) {
 		for rest := b; len(rest) > 0; {
 			m, left, err := next(rest)
 			if err != nil {
-				if !errors.Is(err, ErrMalformed) {
-					t.Fatalf("%v is not %v", err, ErrMalformed)
-				}
+				must.That(t, errors.Is(err, ErrMalformed), "%v is not %v", err, ErrMalformed)
 				return
 			}
 			if used := len(rest) - len(left); used < unix.NLMSG_HDRLEN+len(m.Data) || used > align(unix.NLMSG_HDRLEN+len(m.Data)) {
@@ -31,9 +29,7 @@ func FuzzMessages(f *testing.F) {
 	})
 }
 
-func FuzzAttrs(f *testing.F) {
-	f.Fuzz(func(t *testing.T, b []byte) { walk(t, b, 0) })
-}
+func FuzzAttrs(f *testing.F) { f.Fuzz(func(t *testing.T, b []byte) { walk(t, b, 0) }) }
 
 func walk(t *testing.T, b []byte, depth int) {
 	total := 0
@@ -43,28 +39,22 @@ func walk(t *testing.T, b []byte, depth int) {
 		if ad.Type()&(unix.NLA_F_NESTED|unix.NLA_F_NET_BYTEORDER) != 0 {
 			t.Fatalf("type %#x has its flags left", ad.Type())
 		}
-		if s := ad.String(); len(s) > len(data) {
-			t.Fatalf("a string of %d bytes out of %d", len(s), len(data))
-		}
+		s := ad.String()
+		must.That(t, len(s) <= len(data), "a string of %d bytes out of %d", len(s), len(data))
 		readings(t, ad.Type(), data)
 		if depth < 4 {
 			walk(t, data, depth+1)
 		}
 		return nil
 	})
-	if total > len(b) {
-		t.Fatalf("%d bytes of attributes in %d", total, len(b))
-	}
-	if err != nil && !errors.Is(err, ErrMalformed) {
-		t.Fatalf("%v is not %v", err, ErrMalformed)
-	}
+	must.That(t, total <= len(b), "%d bytes of attributes in %d", total, len(b))
+	must.That(t, err == nil || errors.Is(err, ErrMalformed), "%v is not %v", err, ErrMalformed)
 }
 
 // readings reads a value as one of each size. Each is a walk of its own, since one that
 // does not fit ends it.
 func readings(t *testing.T, typ uint16, data []byte) {
-	one, err := netlink.MarshalAttributes([]netlink.Attribute{{Type: typ, Data: data}})
-	must.Succeed(t, err)
+	one := must.Of(netlink.MarshalAttributes([]netlink.Attribute{{Type: typ, Data: data}})).Get(t)
 	for size, read := range map[int]func(*netlink.AttributeDecoder){
 		1: func(ad *netlink.AttributeDecoder) { ad.Uint8() },
 		2: func(ad *netlink.AttributeDecoder) { ad.Uint16() },
@@ -72,18 +62,16 @@ func readings(t *testing.T, typ uint16, data []byte) {
 		8: func(ad *netlink.AttributeDecoder) { ad.Uint64() },
 	} {
 		err := Decode(one, func(ad *netlink.AttributeDecoder) error { read(ad); return nil })
-		if fits := len(data) == size; fits != (err == nil) || err != nil && !errors.Is(err, ErrMalformed) {
-			t.Fatalf("%d bytes read as %d: %v", len(data), size, err)
-		}
+		must.That(t, (len(data) == size) == (err == nil) && (err == nil || errors.Is(err, ErrMalformed)),
+			"%d bytes read as %d: %v", len(data), size, err)
 	}
 }
 
 func FuzzAckError(f *testing.F) {
 	f.Fuzz(func(t *testing.T, flags uint16, data []byte) {
 		errno, text, err := ackError(netlink.Message{Header: netlink.Header{Type: netlink.Error, Flags: netlink.HeaderFlags(flags)}, Data: data})
-		if err != nil && (errno != 0 || text != "" || !errors.Is(err, ErrMalformed)) {
-			t.Fatalf("errno %d, text %q and %v", errno, text, err)
-		}
+		must.That(t, err == nil || errno == 0 && text == "" && errors.Is(err, ErrMalformed),
+			"errno %d, text %q and %v", errno, text, err)
 		_ = dumpError("list", netlink.Message{Header: netlink.Header{Type: netlink.Done, Flags: netlink.HeaderFlags(flags)}, Data: data})
 	})
 }

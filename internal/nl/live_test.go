@@ -23,8 +23,7 @@ func TestMain(m *testing.M) { nstest.Main(m) }
 
 func dial(tb testing.TB, ns *netns.NS) *nl.Conn {
 	tb.Helper()
-	c, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: ns})
-	must.Succeed(tb, err)
+	c := must.Of(nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: ns})).Get(tb)
 	tb.Cleanup(func() { c.Close() })
 	return c
 }
@@ -81,14 +80,12 @@ func TestSocketBelongsToTheNamespaceItWasOpenedFor(t *testing.T) {
 	var get nl.Batch
 	name := ""
 	getLink(&get, "br0", func(m netlink.Message) error { name = linkName(m); return nil })
-	if err := ca.Execute(&get); err != nil || name != "br0" {
-		t.Errorf("where it was made: link %q, %v", name, err)
-	}
+	err := ca.Execute(&get)
+	expect.That(t, err == nil && name == "br0", "where it was made: link %q, %v", name, err)
 	get.Reset()
 	getLink(&get, "br0", nil)
 	expect.Is(t, cb.Execute(&get), fs.ErrNotExist, "elsewhere")
-	own, err := nl.Dial(unix.NETLINK_ROUTE, nil)
-	must.Succeed(t, err)
+	own := must.Of(nl.Dial(unix.NETLINK_ROUTE, nil)).Get(t)
 	defer own.Close()
 	get.Reset()
 	getLink(&get, "lo", nil)
@@ -115,9 +112,8 @@ func TestKernelsOwnWordsAreInTheError(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			var b nl.Batch
 			tt.add(&b)
-			if err := c.Execute(&b); err == nil || err.Error() != tt.want {
-				t.Errorf("got  %v\nwant %s", err, tt.want)
-			}
+			err := c.Execute(&b)
+			expect.That(t, err != nil && err.Error() == tt.want, "got  %v\nwant %s", err, tt.want)
 		})
 	}
 }
@@ -151,9 +147,8 @@ func TestAnswersOfALargeBatchAllArrive(t *testing.T) {
 			}
 			c.Execute(&b)
 			for i := range n {
-				if err := b.Err(i); !errors.Is(err, fs.ErrExist) {
-					t.Fatalf("request %d of %d: %v, want %v", i, n, err, fs.ErrExist)
-				}
+				err := b.Err(i)
+				must.That(t, errors.Is(err, fs.ErrExist), "request %d of %d: %v, want %v", i, n, err, fs.ErrExist)
 			}
 		})
 		t.Run(fmt.Sprint(n, " links"), func(t *testing.T) {
@@ -162,9 +157,8 @@ func TestAnswersOfALargeBatchAllArrive(t *testing.T) {
 			for range n {
 				getLink(&b, "br0", func(m netlink.Message) error { got++; return nil })
 			}
-			if err := c.Execute(&b); err != nil || got != n {
-				t.Errorf("%d links, %v, want %d", got, err, n)
-			}
+			err := c.Execute(&b)
+			expect.That(t, err == nil && got == n, "%d links, %v, want %d", got, err, n)
 		})
 	}
 }
@@ -180,24 +174,20 @@ func TestConnectionOutlivesLostAnswers(t *testing.T) {
 	for range 40 {
 		addBridge(&b, "br0")
 	}
-	if err := c.Execute(&b); !errors.Is(err, unix.ENOBUFS) {
-		t.Fatalf("Execute: %v, want %v: the fault did not fire", err, unix.ENOBUFS)
-	}
+	err := c.Execute(&b)
+	must.That(t, errors.Is(err, unix.ENOBUFS), "Execute: %v, want %v: the fault did not fire", err, unix.ENOBUFS)
 	lost := 0
 	for i := range b.Len() {
 		if errors.Is(b.Err(i), unix.ENOBUFS) {
 			lost++
 		}
 	}
-	if lost == 0 {
-		t.Error("no request has the error of its lost answer")
-	}
+	expect.That(t, lost != 0, "no request has the error of its lost answer")
 	b.Reset()
 	name := ""
 	getLink(&b, "br0", func(m netlink.Message) error { name = linkName(m); return nil })
-	if err := c.Execute(&b); err != nil || name != "br0" {
-		t.Errorf("the next request: link %q, %v", name, err)
-	}
+	err = c.Execute(&b)
+	expect.That(t, err == nil && name == "br0", "the next request: link %q, %v", name, err)
 }
 
 // smallSocket is a netlink socket with the smallest receive buffer.
@@ -206,12 +196,11 @@ type smallSocket struct{ fd int }
 func lossy(tb testing.TB, ns *netns.NS) nl.Transport {
 	tb.Helper()
 	s := &smallSocket{}
-	err := ns.Do(func() error {
+	must.Succeed(tb, ns.Do(func() error {
 		var err error
 		s.fd, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
 		return err
-	})
-	must.Succeed(tb, err)
+	}))
 	tb.Cleanup(func() { unix.Close(s.fd) })
 	must.Succeed(tb, unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 1))
 	return s
@@ -248,8 +237,7 @@ func (c *corrupting) Receive(b []byte) (int, error) {
 
 func TestConnectionOutlivesABrokenDump(t *testing.T) {
 	t.Parallel()
-	tr, err := nl.Open(unix.NETLINK_ROUTE, &nl.Config{NetNS: nstest.New(t)})
-	must.Succeed(t, err)
+	tr := must.Of(nl.Open(unix.NETLINK_ROUTE, &nl.Config{NetNS: nstest.New(t)})).Get(t)
 	defer tr.Close()
 	var b nl.Batch
 	for i := range 60 { // more than the kernel puts into one part
@@ -264,9 +252,8 @@ func TestConnectionOutlivesABrokenDump(t *testing.T) {
 	if err := list(); !errors.Is(err, nl.ErrMalformed) {
 		t.Fatalf("the first dump: %v, want %v: the fault did not fire", err, nl.ErrMalformed)
 	}
-	if err := list(); err != nil || links < 61 {
-		t.Errorf("the second dump: %d links, %v, want 61 or more", links, err)
-	}
+	err := list()
+	expect.That(t, err == nil && links >= 61, "the second dump: %d links, %v, want 61 or more", links, err)
 }
 
 func TestConnectionIsSharedByGoroutines(t *testing.T) {
@@ -286,9 +273,8 @@ func TestConnectionIsSharedByGoroutines(t *testing.T) {
 				got := ""
 				var b nl.Batch
 				getLink(&b, want, func(m netlink.Message) error { got = linkName(m); return nil })
-				if err := c.Execute(&b); err != nil || got != want {
-					t.Errorf("link %q, %v, want %s", got, err, want)
-				}
+				err := c.Execute(&b)
+				expect.That(t, err == nil && got == want, "link %q, %v, want %s", got, err, want)
 			}
 		})
 		wg.Go(func() {
@@ -300,9 +286,7 @@ func TestConnectionIsSharedByGoroutines(t *testing.T) {
 					}
 					return nil
 				})
-				if err != nil || links != n {
-					t.Errorf("%d links, %v, want %d", links, err, n)
-				}
+				expect.That(t, err == nil && links == n, "%d links, %v, want %d", links, err, n)
 			}
 		})
 	}
@@ -313,9 +297,8 @@ func TestDialSaysWhatItCannotOpen(t *testing.T) {
 	t.Parallel()
 	_, err := nl.Dial(4711, nil)
 	var opErr *tombolo.OpError
-	if !errors.As(err, &opErr) || !errors.Is(err, unix.EPROTONOSUPPORT) {
-		t.Errorf("Dial: %v, want an OpError with %v", err, unix.EPROTONOSUPPORT)
-	}
+	expect.That(t, errors.As(err, &opErr) && errors.Is(err, unix.EPROTONOSUPPORT),
+		"Dial: %v, want an OpError with %v", err, unix.EPROTONOSUPPORT)
 	ns := nstest.New(t)
 	ns.Close()
 	expect.Is(t, expect.Err(nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: ns})), unix.EBADF, "Dial in a namespace whose handle is closed")

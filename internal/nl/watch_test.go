@@ -45,8 +45,7 @@ func TestWatchHearsWhatHappensInItsNamespace(t *testing.T) {
 func TestWatchGivesWhatIsQueuedWithoutWaiting(t *testing.T) {
 	t.Parallel()
 	ns := nstest.New(t)
-	w, err := nl.Subscribe(unix.NETLINK_ROUTE, &nl.Config{NetNS: ns}, unix.RTNLGRP_LINK)
-	must.Succeed(t, err)
+	w := must.Of(nl.Subscribe(unix.NETLINK_ROUTE, &nl.Config{NetNS: ns}, unix.RTNLGRP_LINK)).Get(t)
 	defer w.Close()
 	expect.Of(w.Queued()).Len(t, 0, "before anything happened")
 	var b nl.Batch
@@ -97,8 +96,7 @@ func TestLossIsToldOnceNothingMoreCanBeLost(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			ns := nstest.New(t)
-			l, err := subscribe(&nl.Config{NetNS: ns})
-			must.Succeed(t, err)
+			l := must.Of(subscribe(&nl.Config{NetNS: ns})).Get(t)
 			defer l.close()
 			c := dial(t, ns)
 			var b nl.Batch
@@ -118,20 +116,16 @@ func TestLossIsToldOnceNothingMoreCanBeLost(t *testing.T) {
 				if errors.Is(err, unix.ENOBUFS) {
 					break
 				}
-				if err != nil || len(list) == 0 {
-					t.Fatalf("got %v, %v before %v", list, err, unix.ENOBUFS)
-				}
-				if slices.Contains(queueLengths(t, list), unheard) {
-					t.Fatal("the kernel announced what came after a loss: the fault did not fire")
-				}
+				must.That(t, err == nil && len(list) > 0, "got %v, %v before %v", list, err, unix.ENOBUFS)
+				must.That(t, !slices.Contains(queueLengths(t, list), unheard),
+					"the kernel announced what came after a loss: the fault did not fire")
 			}
 			b.Reset()
 			setQueueLength(&b, "br0", heard)
 			must.Succeed(t, c.Execute(&b))
 			list, err := l.next()
-			if diff := cmp.Diff([]uint32{heard}, queueLengths(t, list)); diff != "" || err != nil {
-				t.Errorf("heard after the loss was told: (-want +got)\n%s, %v", diff, err)
-			}
+			diff := cmp.Diff([]uint32{heard}, queueLengths(t, list))
+			expect.That(t, diff == "" && err == nil, "heard after the loss was told: (-want +got)\n%s, %v", diff, err)
 		})
 	}
 }
@@ -147,13 +141,12 @@ func setQueueLength(b *nl.Batch, link string, n uint32) {
 func queueLengths(t *testing.T, list []netlink.Message) (lengths []uint32) {
 	t.Helper()
 	for _, m := range list {
-		err := nl.Decode(m.Data[unix.SizeofIfInfomsg:], func(ad *netlink.AttributeDecoder) error {
+		must.Succeed(t, nl.Decode(m.Data[unix.SizeofIfInfomsg:], func(ad *netlink.AttributeDecoder) error {
 			if ad.Type() == unix.IFLA_TXQLEN {
 				lengths = append(lengths, ad.Uint32())
 			}
 			return nil
-		})
-		must.Succeed(t, err)
+		}))
 	}
 	return lengths
 }
@@ -162,9 +155,7 @@ func TestSubscribeSaysWhatItCannotDo(t *testing.T) {
 	t.Parallel()
 	_, err := nl.Subscribe(unix.NETLINK_ROUTE, nil, 4711)
 	var opErr *tombolo.OpError
-	if !errors.As(err, &opErr) {
-		t.Errorf("Subscribe to a group that is none: %v, want an OpError", err)
-	}
+	expect.That(t, errors.As(err, &opErr), "Subscribe to a group that is none: %v, want an OpError", err)
 }
 
 // A number that is closed twice may be another file's by then, and what is read from it is too.

@@ -8,6 +8,7 @@ import (
 	"unicode"
 
 	"github.com/tombolo-cni/tombolo/internal/printable"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -28,13 +29,10 @@ func TestLine(t *testing.T) {
 		{"a " + strings.Repeat("word ", 60) + "z", "a " + strings.Repeat("word ", 60) + "z"},
 		{strings.Repeat("é", 150), strings.Repeat("é", 100) + "…"},
 	} {
-		if got := printable.Line(tt.in); got != tt.want {
-			t.Errorf("Line(%.60q):\n got %q\nwant %q", tt.in, got, tt.want)
-		}
+		expect.Equal(t, printable.Line(tt.in), tt.want, "Line(%.60q)", tt.in)
 	}
-	if got := printable.Line(strings.Repeat("many words ", 10000)); len(got) > 17<<10 {
-		t.Errorf("a line of %d bytes", len(got))
-	}
+	got := printable.Line(strings.Repeat("many words ", 10000))
+	expect.That(t, len(got) <= 17<<10, "a line of %d bytes", len(got))
 }
 
 func TestWriterKeepsLinesAndJSON(t *testing.T) {

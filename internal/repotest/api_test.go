@@ -27,8 +27,7 @@ func TestExportedAPI(t *testing.T) {
 		if name != "." {
 			path += "/" + name
 		}
-		p, err := imp.Import(path)
-		must.Succeed(t, err)
+		p := must.Of(imp.Import(path)).Get(t)
 		lines := describe(p)
 		for _, line := range internalTypes(lines) {
 			t.Errorf("package %s: an exported symbol mentions an internal type: %s", p.Name(), line)
@@ -173,8 +172,7 @@ type I interface{ Next() (*S, error) }
 type Alias = S
 func New(names ...string) *S { return nil }
 `)
-	p, err := new(types.Config).Check("p", fset, files, nil)
-	must.Succeed(t, err)
+	p := must.Of(new(types.Config).Check("p", fset, files, nil)).Get(t)
 	mustFind(t, []string{
 		"const C Flags = 16",
 		"field S.A int",
@@ -216,8 +214,7 @@ func (s *Shown) use(nl.Conn) {}
 var ErrGone error
 `)
 	conf := types.Config{Importer: importerFunc(func(string) (*types.Package, error) { return hidden, nil })}
-	p, err := conf.Check("p", fset, files, nil)
-	must.Succeed(t, err)
+	p := must.Of(conf.Check("p", fset, files, nil)).Get(t)
 	conn := module + "/internal/nl.Conn"
 	mustFind(t, []string{
 		"field Embedded.*" + conn + " embedded",

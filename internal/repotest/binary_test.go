@@ -27,19 +27,13 @@ func TestBinaryIsStatic(t *testing.T) {
 
 func mustBeStatic(t *testing.T, path string, machine elf.Machine) {
 	t.Helper()
-	f, err := elf.Open(path)
-	must.Succeed(t, err)
+	f := must.Of(elf.Open(path)).Get(t)
 	defer f.Close()
 	expect.Equal(t, f.Machine, machine, "machine is")
 	for _, p := range f.Progs {
-		if p.Type == elf.PT_INTERP {
-			t.Error("it needs a dynamic loader")
-		}
+		expect.That(t, p.Type != elf.PT_INTERP, "it needs a dynamic loader")
 	}
-	if libs, err := f.ImportedLibraries(); err == nil && len(libs) > 0 {
-		t.Errorf("it needs %v", libs)
-	}
-	if f.Section(".symtab") != nil || f.Section(".debug_info") != nil {
-		t.Error("it has symbols or debugging data")
-	}
+	libs, err := f.ImportedLibraries()
+	expect.That(t, err != nil || len(libs) == 0, "it needs %v", libs)
+	expect.That(t, f.Section(".symtab") == nil && f.Section(".debug_info") == nil, "it has symbols or debugging data")
 }

@@ -20,8 +20,7 @@ func coming() []string { return nil }
 // tables gives the rows of a page's tables, below their headings.
 func tables(t *testing.T, page string) [][][]string {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(root(t), page))
-	must.Succeed(t, err)
+	text := must.Of(os.ReadFile(filepath.Join(root(t), page))).Get(t)
 	var all [][][]string
 	within := false
 	for line := range strings.Lines(string(text)) {
@@ -48,8 +47,7 @@ func tables(t *testing.T, page string) [][][]string {
 // direct gives a module's direct requirements, but for ours: "path version".
 func direct(t *testing.T, dir string) []string {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(root(t), dir, "go.mod"))
-	must.Succeed(t, err)
+	text := must.Of(os.ReadFile(filepath.Join(root(t), dir, "go.mod"))).Get(t)
 	var list []string
 	for _, m := range regexp.MustCompile(`(?m)^(?:require )?\s*(\S+\.\S+/\S+) (v\S+)(\s*// indirect)?$`).FindAllStringSubmatch(string(text), -1) {
 		if m[3] == "" && m[1] != module {
@@ -62,9 +60,7 @@ func direct(t *testing.T, dir string) []string {
 func TestDependenciesPageIsThatOfTheModules(t *testing.T) {
 	t.Parallel()
 	all := tables(t, "docs/dependencies.md")
-	if len(all) != 3 {
-		t.Fatalf("%d tables, want 3", len(all))
-	}
+	must.That(t, len(all) == 3, "%d tables, want 3", len(all))
 	var told []string
 	for _, row := range all[0] {
 		told = append(told, row[0]+" "+row[1])
@@ -124,13 +120,10 @@ func linesOf(t *testing.T, path string) int {
 	walk(t, func(p string) bool {
 		return p == full || strings.HasPrefix(p, full+"/") && strings.HasSuffix(p, ".go") && !strings.HasSuffix(p, "_test.go")
 	}, func(p string) {
-		data, err := os.ReadFile(p)
-		must.Succeed(t, err)
+		data := must.Of(os.ReadFile(p)).Get(t)
 		lines += strings.Count(string(data), "\n")
 	})
-	if lines == 0 {
-		t.Errorf("docs/dependencies.md names %s, which is not there", path)
-	}
+	expect.That(t, lines != 0, "docs/dependencies.md names %s, which is not there", path)
 	return lines
 }
 
@@ -141,8 +134,7 @@ type report struct {
 
 func reports(t *testing.T) []report {
 	t.Helper()
-	pages, err := filepath.Glob(filepath.Join(root(t), "docs", "upstream", "*.md"))
-	must.Succeed(t, err)
+	pages := must.Of(filepath.Glob(filepath.Join(root(t), "docs", "upstream", "*.md"))).Get(t)
 	code := regexp.MustCompile("`([^`]+)`")
 	var list []report
 	for _, page := range pages {
@@ -165,9 +157,7 @@ func reports(t *testing.T) []report {
 		}
 		list = append(list, r)
 	}
-	if len(list) < 20 {
-		t.Fatalf("%d reports: the search cannot be right", len(list))
-	}
+	must.That(t, len(list) >= 20, "%d reports: the search cannot be right", len(list))
 	return list
 }
 
@@ -194,15 +184,13 @@ func checkReport(r report, index string, versions, tests []string, declared func
 
 func TestUpstreamReportsAreTrue(t *testing.T) {
 	t.Parallel()
-	index, err := os.ReadFile(filepath.Join(root(t), "docs", "upstream", "README.md"))
-	must.Succeed(t, err)
+	index := must.Of(os.ReadFile(filepath.Join(root(t), "docs", "upstream", "README.md"))).Get(t)
 	versions := direct(t, "docs/upstream")
 	own := direct(t, ".")
 	for _, line := range versions {
 		name, _, _ := strings.Cut(line, " ")
-		if !slices.Contains(own, line) && !slices.Contains(coming(), name) {
-			t.Errorf("docs/upstream has %s, and the module another version: see whether its tests still fail", line)
-		}
+		expect.That(t, slices.Contains(own, line) || slices.Contains(coming(), name),
+			"docs/upstream has %s, and the module another version: see whether its tests still fail", line)
 	}
 	tests := upstreamTests(t)
 	named := map[string]bool{}
@@ -213,9 +201,7 @@ func TestUpstreamReportsAreTrue(t *testing.T) {
 		}
 	}
 	for _, name := range tests {
-		if !named[name] {
-			t.Errorf("%s of docs/upstream is named by no report", name)
-		}
+		expect.That(t, named[name], "%s of docs/upstream is named by no report", name)
 	}
 }
 
@@ -235,8 +221,7 @@ func TestUpstreamReportsThatAreNotTrueAreFound(t *testing.T) {
 
 func upstreamTests(t *testing.T) []string {
 	t.Helper()
-	files, err := filepath.Glob(filepath.Join(root(t), "docs", "upstream", "*_test.go"))
-	must.Succeed(t, err)
+	files := must.Of(filepath.Glob(filepath.Join(root(t), "docs", "upstream", "*_test.go"))).Get(t)
 	var list []string
 	for _, path := range files {
 		list = append(list, functions(t, path, "Test")...)
@@ -253,8 +238,7 @@ func declares(t *testing.T, path, symbol string) bool {
 	walk(t, func(p string) bool {
 		return (p == full || strings.HasPrefix(p, full+"/")) && strings.HasSuffix(p, ".go") && !strings.HasSuffix(p, "_test.go")
 	}, func(p string) {
-		data, err := os.ReadFile(p)
-		must.Succeed(t, err)
+		data := must.Of(os.ReadFile(p)).Get(t)
 		found = found || declaration.Match(data)
 	})
 	return found

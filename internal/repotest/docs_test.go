@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -149,8 +150,7 @@ func TestPackagesHaveAComment(t *testing.T) {
 func TestPublicPackagesHaveAnExample(t *testing.T) {
 	t.Parallel()
 	for _, name := range publicPackages() {
-		tests, err := filepath.Glob(filepath.Join(root(t), name, "*_test.go"))
-		must.Succeed(t, err)
+		tests := must.Of(filepath.Glob(filepath.Join(root(t), name, "*_test.go"))).Get(t)
 		if !slices.ContainsFunc(tests, func(path string) bool { return len(functions(t, path, "Example")) > 0 }) {
 			t.Errorf("%s has no Example", name)
 		}
@@ -160,8 +160,7 @@ func TestPublicPackagesHaveAnExample(t *testing.T) {
 // functions are those of a file whose names begin so.
 func functions(t *testing.T, path, prefix string) []string {
 	t.Helper()
-	f, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
-	must.Succeed(t, err)
+	f := must.Of(parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)).Get(t)
 	var names []string
 	for _, decl := range f.Decls {
 		if d, ok := decl.(*ast.FuncDecl); ok && d.Recv == nil && strings.HasPrefix(d.Name.Name, prefix) {
@@ -178,11 +177,9 @@ func TestFilesAreShort(t *testing.T) {
 		if strings.HasSuffix(path, "_test.go") {
 			limit = 1000
 		}
-		data, err := os.ReadFile(path)
-		must.Succeed(t, err)
-		if lines := strings.Count(string(data), "\n"); lines > limit {
-			t.Errorf("%s has %d lines, where %d are the most", short(t, path), lines, limit)
-		}
+		data := must.Of(os.ReadFile(path)).Get(t)
+		lines := strings.Count(string(data), "\n")
+		expect.That(t, lines <= limit, "%s has %d lines, where %d are the most", short(t, path), lines, limit)
 	})
 }
 
@@ -194,12 +191,9 @@ func TestFuzzTargetsHaveACorpus(t *testing.T) {
 		for _, name := range functions(t, path, "Fuzz") {
 			targets++
 			dir := filepath.Join(filepath.Dir(path), "testdata", "fuzz", name)
-			if entries, err := os.ReadDir(dir); err != nil || len(entries) == 0 {
-				t.Errorf("%s has no corpus in %s", name, short(t, dir))
-			}
+			entries, err := os.ReadDir(dir)
+			expect.That(t, err == nil && len(entries) > 0, "%s has no corpus in %s", name, short(t, dir))
 		}
 	})
-	if targets < 10 {
-		t.Errorf("only %d fuzz targets found: the search cannot be right", targets)
-	}
+	expect.That(t, targets >= 10, "only %d fuzz targets found: the search cannot be right", targets)
 }

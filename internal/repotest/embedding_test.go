@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
@@ -137,9 +138,7 @@ func TestTheLeastGoIsThatOfTheDependencies(t *testing.T) {
 			least = version
 		}
 	}
-	if ours != least {
-		t.Errorf("go.mod says go %s, and the modules of the programs need %s", ours, least)
-	}
+	expect.That(t, ours == least, "go.mod says go %s, and the modules of the programs need %s", ours, least)
 }
 
 // A reader who copies an example can import what it imports.
@@ -147,23 +146,17 @@ func TestExamplesImportNothingInternal(t *testing.T) {
 	t.Parallel()
 	seen := 0
 	for _, name := range publicPackages() {
-		paths, err := filepath.Glob(filepath.Join(root(t), name, "example*_test.go"))
-		must.Succeed(t, err)
+		paths := must.Of(filepath.Glob(filepath.Join(root(t), name, "example*_test.go"))).Get(t)
 		for _, path := range paths {
 			seen++
-			file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ImportsOnly)
-			must.Succeed(t, err)
+			file := must.Of(parser.ParseFile(token.NewFileSet(), path, nil, parser.ImportsOnly)).Get(t)
 			for _, imported := range file.Imports {
-				if strings.Contains(imported.Path.Value, "/internal/") {
-					t.Errorf("%s imports %s", short(t, path), imported.Path.Value)
-				}
+				expect.That(t, !strings.Contains(imported.Path.Value, "/internal/"),
+					"%s imports %s", short(t, path), imported.Path.Value)
 			}
-			if !strings.HasSuffix(file.Name.Name, "_test") {
-				t.Errorf("%s is in package %s, where it sees what users do not", short(t, path), file.Name.Name)
-			}
+			expect.That(t, strings.HasSuffix(file.Name.Name, "_test"),
+				"%s is in package %s, where it sees what users do not", short(t, path), file.Name.Name)
 		}
 	}
-	if seen < 5 {
-		t.Errorf("only %d files of examples: the list cannot be right", seen)
-	}
+	expect.That(t, seen >= 5, "only %d files of examples: the list cannot be right", seen)
 }

@@ -21,7 +21,7 @@ import (
 func listing(t *testing.T, dir string) string {
 	t.Helper()
 	var b strings.Builder
-	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+	must.Succeed(t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return err
 		}
@@ -35,8 +35,7 @@ func listing(t *testing.T, dir string) string {
 		}
 		fmt.Fprintf(&b, "%v %s\n", info.Mode(), name)
 		return nil
-	})
-	must.Succeed(t, err)
+	}))
 	return b.String()
 }
 
@@ -45,9 +44,8 @@ func mustMake(t *testing.T, dir string, args ...string) {
 	t.Helper()
 	cmd := exec.Command("make", args...)
 	cmd.Dir = dir
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("make %v: %v\n%s", args, err, out)
-	}
+	out, err := cmd.CombinedOutput()
+	must.That(t, err == nil, "make %v: %v\n%s", args, err, out)
 }
 
 // programs stand for what make build makes.
@@ -87,12 +85,9 @@ func TestInstallReplacesTheLinkThatWasTheCommand(t *testing.T) {
 	mustMake(t, root(t), "-o", "build", "install", "BIN="+bin, "DESTDIR="+node)
 	for path, want := range map[string]string{command: "tombolo", node + "/opt/cni/bin/tombolo": "tombolo-cni"} {
 		info, err := os.Lstat(path)
-		if err != nil || !info.Mode().IsRegular() {
-			t.Errorf("%s is %v, %v", path, info, err)
-		}
-		if text, err := os.ReadFile(path); err != nil || string(text) != want {
-			t.Errorf("%s is %q, %v, and not %s", path, text, err, want)
-		}
+		expect.That(t, err == nil && info.Mode().IsRegular(), "%s is %v, %v", path, info, err)
+		text, err := os.ReadFile(path)
+		expect.That(t, err == nil && string(text) == want, "%s is %q, %v, and not %s", path, text, err, want)
 	}
 }
 
@@ -104,9 +99,8 @@ func TestInstallLeavesTheLoopbackOfOthersAlone(t *testing.T) {
 	must.Succeed(t, os.WriteFile(other, []byte("the reference's"), 0o755))
 	mustMake(t, root(t), "-o", "build", "install", "BIN="+bin, "DESTDIR="+node)
 	mustMake(t, root(t), "uninstall", "DESTDIR="+node)
-	if text, err := os.ReadFile(other); err != nil || string(text) != "the reference's" {
-		t.Errorf("loopback is %q, %v", text, err)
-	}
+	text, err := os.ReadFile(other)
+	expect.That(t, err == nil && string(text) == "the reference's", "loopback is %q, %v", text, err)
 }
 
 // Units name programs where they are installed.
@@ -115,12 +109,9 @@ func TestInstalledUnitsNameInstalledPrograms(t *testing.T) {
 	node, bin := t.TempDir(), programs(t)
 	mustMake(t, root(t), "-o", "build", "install", "BIN="+bin, "DESTDIR="+node, "PREFIX=/usr", "CNI_BIN=/usr/lib/cni", "SYSTEMD=/usr/lib/systemd/system")
 	units, err := filepath.Glob(filepath.Join(node, "usr/lib/systemd/system/*.service"))
-	if err != nil || len(units) != 2 {
-		t.Fatalf("units: %v, %v", units, err)
-	}
+	must.That(t, err == nil && len(units) == 2, "units: %v, %v", units, err)
 	for _, unit := range units {
-		text, err := os.ReadFile(unit)
-		must.Succeed(t, err)
+		text := must.Of(os.ReadFile(unit)).Get(t)
 		_, line, _ := strings.Cut(string(text), "\nExecStart=")
 		program, _, _ := strings.Cut(strings.Fields(line)[0], " ")
 		expect.Success(t, expect.Err(os.Lstat(filepath.Join(node, program))), "%s", unit)
@@ -130,12 +121,10 @@ func TestInstalledUnitsNameInstalledPrograms(t *testing.T) {
 // sums gives the checksums of a directory's files, by name.
 func sums(t *testing.T, dir string) map[string]string {
 	t.Helper()
-	files, err := os.ReadDir(dir)
-	must.Succeed(t, err)
+	files := must.Of(os.ReadDir(dir)).Get(t)
 	all := map[string]string{}
 	for _, f := range files {
-		text, err := os.ReadFile(filepath.Join(dir, f.Name()))
-		must.Succeed(t, err)
+		text := must.Of(os.ReadFile(filepath.Join(dir, f.Name()))).Get(t)
 		all[f.Name()] = fmt.Sprintf("%x", sha256.Sum256(text))
 	}
 	return all
@@ -157,9 +146,8 @@ func TestReleasesAreReproducible(t *testing.T) {
 	var builds []map[string]string
 	for range 2 {
 		dir := t.TempDir()
-		if out, err := exec.Command("git", "clone", "-q", "--no-hardlinks", root(t), dir).CombinedOutput(); err != nil {
-			t.Fatalf("git clone: %v\n%s", err, out)
-		}
+		out, err := exec.Command("git", "clone", "-q", "--no-hardlinks", root(t), dir).CombinedOutput()
+		must.That(t, err == nil, "git clone: %v\n%s", err, out)
 		mustMake(t, dir, "deb", "release", "VERSION=v9.8.7", "ARCHES="+strings.Join(arches, " "))
 		cmd := exec.Command("sha256sum", "--check", "--strict", "SHA256SUMS")
 		cmd.Dir = filepath.Join(dir, "dist")

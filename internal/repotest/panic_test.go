@@ -128,8 +128,7 @@ func exported() map[string]map[string]any {
 // callable are the names in an API file of which something can be called.
 func callable(t *testing.T, name string) []string {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join("testdata", "api", name+".txt"))
-	must.Succeed(t, err)
+	data := must.Of(os.ReadFile(filepath.Join("testdata", "api", name+".txt"))).Get(t)
 	var names []string
 	for line := range strings.Lines(string(data)) {
 		var found string
@@ -151,27 +150,22 @@ func TestNothingExportedIsMissingFromThePanicTest(t *testing.T) {
 	for name, list := range all {
 		want := callable(t, name)
 		for _, n := range want {
-			if _, ok := list[n]; !ok {
-				t.Errorf("%s.%s can be called, and is not on the list", name, n)
-			}
+			_, ok := list[n]
+			expect.That(t, ok, "%s.%s can be called, and is not on the list", name, n)
 		}
 		for n := range list {
-			if !slices.Contains(want, n) {
-				t.Errorf("%s.%s is on the list, and cannot be called", name, n)
-			}
+			expect.That(t, slices.Contains(want, n), "%s.%s is on the list, and cannot be called", name, n)
 		}
 	}
 	files, err := filepath.Glob(filepath.Join("testdata", "api", "*.txt"))
-	if err != nil || len(files) != len(all) {
-		t.Errorf("%d files of API, %d packages, %v", len(files), len(all), err)
-	}
+	expect.That(t, err == nil && len(files) == len(all), "%d files of API, %d packages, %v", len(files), len(all), err)
 }
 
 // No exported function panics, whatever it is called with, and what can say so says that
 // an argument cannot be meant.
 func TestNoExportedFunctionPanics(t *testing.T) {
 	ns := nstest.New(t)
-	err := ns.Do(func() error {
+	must.Succeed(t, ns.Do(func() error {
 		for name, list := range exported() {
 			for symbol, v := range list {
 				if v == nil {
@@ -185,8 +179,7 @@ func TestNoExportedFunctionPanics(t *testing.T) {
 			}
 		}
 		return nil
-	})
-	must.Succeed(t, err)
+	}))
 }
 
 // callMethods calls those of a zero, and of a nil pointer, and of a closed one.
@@ -371,8 +364,7 @@ func TestWhatIsNoPodIsRefused(t *testing.T) {
 	t.Parallel()
 	host := nstest.New(t)
 	nstest.Run(t, host, "ip", "link", "add", "br0", "type", "bridge")
-	conn, err := bridge.Dial(&bridge.Config{NetNS: host})
-	must.Succeed(t, err)
+	conn := must.Of(bridge.Dial(&bridge.Config{NetNS: host})).Get(t)
 	t.Cleanup(func() { conn.Close() })
 	closed, err := netns.New()
 	if err == nil {
@@ -408,11 +400,9 @@ func TestWhatIsNoPodIsRefused(t *testing.T) {
 func TestValuesThatCannotBeMeantAreErrInvalid(t *testing.T) {
 	t.Parallel()
 	ns := nstest.New(t)
-	addresses, err := addr.Dial(&addr.Config{NetNS: ns})
-	must.Succeed(t, err)
+	addresses := must.Of(addr.Dial(&addr.Config{NetNS: ns})).Get(t)
 	t.Cleanup(func() { addresses.Close() })
-	routes, err := route.Dial(&route.Config{NetNS: ns})
-	must.Succeed(t, err)
+	routes := must.Of(route.Dial(&route.Config{NetNS: ns})).Get(t)
 	t.Cleanup(func() { routes.Close() })
 	mac := net.HardwareAddr{2, 0, 0, 0, 0, 1}
 	nothing := func(context.Context, netip.Addr) (dhcpc.Transport, error) { return nil, nil }

@@ -31,9 +31,7 @@ const module = "github.com/tombolo-cni/tombolo"
 
 func root(t *testing.T) string {
 	t.Helper()
-	dir, err := filepath.Abs("../..")
-	must.Succeed(t, err)
-	return dir
+	return must.Of(filepath.Abs("../..")).Get(t)
 }
 
 // publicPackages are what other modules may import.
@@ -123,9 +121,7 @@ func packages(t *testing.T) []*pkg {
 func shippedPackages(t *testing.T) []*pkg {
 	t.Helper()
 	list := slices.DeleteFunc(packages(t), func(p *pkg) bool { return !p.shipped() })
-	if len(list) < 10 {
-		t.Fatalf("only %d packages are shipped: the list cannot be right", len(list))
-	}
+	must.That(t, len(list) >= 10, "only %d packages are shipped: the list cannot be right", len(list))
 	return list
 }
 
@@ -146,8 +142,7 @@ func (p *pkg) files(t *testing.T) (*token.FileSet, []*ast.File) {
 func parse(t *testing.T, source string) (*token.FileSet, []*ast.File) {
 	t.Helper()
 	fset := token.NewFileSet()
-	f, err := parser.ParseFile(fset, "made-up.go", source, parser.ParseComments|parser.SkipObjectResolution)
-	must.Succeed(t, err)
+	f := must.Of(parser.ParseFile(fset, "made-up.go", source, parser.ParseComments|parser.SkipObjectResolution)).Get(t)
 	return fset, []*ast.File{f}
 }
 
@@ -155,7 +150,7 @@ func parse(t *testing.T, source string) (*token.FileSet, []*ast.File) {
 // with their paths.
 func walk(t *testing.T, match func(path string) bool, visit func(path string)) {
 	t.Helper()
-	err := filepath.WalkDir(root(t), func(path string, e fs.DirEntry, err error) error {
+	must.Succeed(t, filepath.WalkDir(root(t), func(path string, e fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
 			return err
@@ -165,8 +160,7 @@ func walk(t *testing.T, match func(path string) bool, visit func(path string)) {
 			visit(path)
 		}
 		return nil
-	})
-	must.Succeed(t, err)
+	}))
 }
 
 func short(t *testing.T, path string) string {

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -20,7 +21,7 @@ func TestSecurityPageNamesTestsThatExist(t *testing.T) {
 	must.Succeed(t, err)
 	have := map[string]bool{}
 	function := regexp.MustCompile(`(?m)^func (Test\w+)\(`)
-	err = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+	must.Succeed(t, filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
 			return err
@@ -34,12 +35,9 @@ func TestSecurityPageNamesTestsThatExist(t *testing.T) {
 			have[string(found[1])] = true
 		}
 		return err
-	})
-	must.Succeed(t, err)
+	}))
 	named := regexp.MustCompile("`(Test[A-Z]\\w+)`").FindAllSubmatch(page, -1)
-	if len(named) < 40 {
-		t.Errorf("docs/security.md names %d tests, which is too few to be read right", len(named))
-	}
+	expect.That(t, len(named) >= 40, "docs/security.md names %d tests, which is too few to be read right", len(named))
 	for _, name := range named {
 		if !have[string(name[1])] {
 			t.Errorf("docs/security.md names %s, which is no test", name[1])

@@ -84,8 +84,7 @@ func TestNamesHideNoBuiltinAndNoPackage(t *testing.T) {
 	t.Parallel()
 	walk(t, func(name string) bool { return strings.HasSuffix(name, ".go") }, func(name string) {
 		fset := token.NewFileSet()
-		f, err := parser.ParseFile(fset, name, nil, parser.SkipObjectResolution)
-		must.Succeed(t, err)
+		f := must.Of(parser.ParseFile(fset, name, nil, parser.SkipObjectResolution)).Get(t)
 		for _, finding := range checkShadows(fset, f) {
 			t.Error(short(t, finding))
 		}

@@ -7,6 +7,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // TestUpstreamTestsStillFail runs the tests of docs/upstream, each of which shows what a
@@ -17,15 +19,12 @@ func TestUpstreamTestsStillFail(t *testing.T) {
 	cmd.Dir = filepath.Join(root(t), "docs", "upstream")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	out, err := cmd.Output()
-	if err == nil {
-		t.Fatal("all of them pass")
-	}
+	must.That(t, err != nil, "all of them pass")
 	how := map[string]string{}
 	for d := json.NewDecoder(bytes.NewReader(out)); d.More(); {
 		var event struct{ Action, Test string }
-		if err := d.Decode(&event); err != nil {
-			t.Fatalf("%v in %s", err, out)
-		}
+		err := d.Decode(&event)
+		must.That(t, err == nil, "%v in %s", err, out)
 		if event.Action == "pass" || event.Action == "fail" || event.Action == "skip" {
 			how[event.Test] = event.Action
 		}

@@ -21,15 +21,12 @@ func TestAttachmentGoesFromAddingToReadyToGone(t *testing.T) {
 	d := newDir(t)
 	a := sample("c1")
 	p := pending(t, d, a)
-	got, err := d.Load("cbr0", a.Hash())
-	must.Succeed(t, err)
+	got := must.Of(d.Load("cbr0", a.Hash())).Get(t)
 	expect.Equal(t, got.State, Adding, "after Create its state is")
 	a.Addresses = a.Addresses[:1] // what is learnt between Create and Commit counts
 	a.MTU = 9000
 	must.Succeed(t, p.Commit(a))
-	if got, err = d.Load("cbr0", a.Hash()); err != nil {
-		t.Fatal(err)
-	}
+	got = must.Of(d.Load("cbr0", a.Hash())).Get(t)
 	if d := diff(a, got); d != "" || got.State != Ready {
 		t.Errorf("after Commit (-want +got):\n%s", d)
 	}
@@ -46,14 +43,11 @@ func TestCreateTakesTheTimeUnlessGivenOne(t *testing.T) {
 	a.Created = a.Created.AddDate(-26, 0, 0).UTC()
 	given := a.Created
 	create(t, d, a)
-	if !a.Created.Equal(given) {
-		t.Errorf("Created = %v, want the given %v", a.Created, given)
-	}
+	expect.That(t, a.Created.Equal(given), "Created = %v, want the given %v", a.Created, given)
 	b := &Attachment{Network: "cbr0", ContainerID: "c2", IfName: "eth0"}
 	create(t, d, b)
-	if want := n.sources().now(); !b.Created.Equal(want) {
-		t.Errorf("Created = %v, want now, %v", b.Created, want)
-	}
+	want := n.sources().now()
+	expect.That(t, b.Created.Equal(want), "Created = %v, want now, %v", b.Created, want)
 }
 
 func TestCreateOfAnExistingAttachmentFails(t *testing.T) {
@@ -116,9 +110,7 @@ func TestCommitLeavesALaterRecordOfTheSameNameAlone(t *testing.T) {
 	create(t, d, second)
 	expect.Is(t, p.Commit(first), os.ErrNotExist, "Commit")
 	got, err := d.Load("cbr0", first.Hash())
-	if err != nil || got.State != Adding || got.MTU != 9000 {
-		t.Errorf("the later record is now %+v, %v", got, err)
-	}
+	expect.That(t, err == nil && got.State == Adding && got.MTU == 9000, "the later record is now %+v, %v", got, err)
 }
 
 func TestRecordsTooLargeToReadAreNotWritten(t *testing.T) {
@@ -135,9 +127,8 @@ func TestRecordsTooLargeToReadAreNotWritten(t *testing.T) {
 	largest.DataDir = strings.Repeat("x", file.MaxRecord/2-2000)
 	p = pending(t, d, largest)
 	must.Succeed(t, p.Commit(largest))
-	if got, err := d.Load("cbr0", largest.Hash()); err != nil || got.State != Ready {
-		t.Errorf("the largest record: %v", err)
-	}
+	got, err := d.Load("cbr0", largest.Hash())
+	expect.That(t, err == nil && got.State == Ready, "the largest record: %v", err)
 }
 
 func TestFilesAreForTheOwnerOnly(t *testing.T) {
@@ -148,7 +139,7 @@ func TestFilesAreForTheOwnerOnly(t *testing.T) {
 	must.Succeed(t, d.SaveNetwork(sampleNetwork("cbr0")))
 	must.Succeed(t, l.Close())
 	// The parent that Open's path lacked, and all below it.
-	err := filepath.Walk(filepath.Dir(d.Path()), func(path string, info os.FileInfo, err error) error {
+	must.Succeed(t, filepath.Walk(filepath.Dir(d.Path()), func(path string, info os.FileInfo, err error) error {
 		if err != nil {
 			return err
 		}
@@ -158,8 +149,7 @@ func TestFilesAreForTheOwnerOnly(t *testing.T) {
 		}
 		expect.Equal(t, info.Mode().Perm(), want, "%s has mode", path)
 		return nil
-	})
-	must.Succeed(t, err)
+	}))
 }
 
 // rubbish is what may stand in place of a record's file.
@@ -198,23 +188,20 @@ func TestLoadToleratesRubbish(t *testing.T) {
 			must.Succeed(t, test.put(path))
 			_, err := d.Load("cbr0", a.Hash())
 			var re *RecordError
-			if !errors.As(err, &re) || !errors.Is(err, test.is) {
-				t.Fatalf("Load: %v, want a RecordError that is %v", err, test.is)
-			}
+			must.That(t, errors.As(err, &re) && errors.Is(err, test.is),
+				"Load: %v, want a RecordError that is %v", err, test.is)
 			if re.Path != path || re.Network != "cbr0" || re.Hash != a.Hash() || strings.Count(err.Error(), path) != 1 {
 				t.Errorf("%v (%+v) does not name %s once", err, re, path)
 			}
 			create(t, d, sample("c2"))
 			found, bad, err := d.List("cbr0")
-			if err != nil || len(found) != 1 || found[0].ContainerID != "c2" {
-				t.Errorf("List = %v, %v, want the good one", found, err)
-			}
+			expect.That(t, err == nil && len(found) == 1 && found[0].ContainerID == "c2",
+				"List = %v, %v, want the good one", found, err)
 			if len(bad) != 1 || bad[0].Path != path || bad[0].Hash != a.Hash() || !errors.Is(bad[0], test.is) {
 				t.Errorf("List says of the bad one: %v", bad)
 			}
-			if _, err := d.Create(a); !errors.Is(err, os.ErrExist) && !errors.Is(err, syscall.ELOOP) {
-				t.Errorf("Create in its place: %v", err)
-			}
+			_, err = d.Create(a)
+			expect.That(t, errors.Is(err, os.ErrExist) || errors.Is(err, syscall.ELOOP), "Create in its place: %v", err)
 		})
 	}
 }
@@ -226,9 +213,8 @@ func TestLoadRefusesARecordUnderAnothersName(t *testing.T) {
 	record := mustRead(t, recordPath(t, d, sample("c1")))
 	writeFile(t, recordPath(t, d, sample("c2")), record)
 	_, err := d.Load("cbr0", sample("c2").Hash())
-	if !errors.Is(err, ErrDamaged) || !strings.Contains(err.Error(), "container c1") {
-		t.Errorf("a copy under another hash: %v", err)
-	}
+	expect.That(t, errors.Is(err, ErrDamaged) && strings.Contains(err.Error(), "container c1"),
+		"a copy under another hash: %v", err)
 	hash := sample("c1").Hash()
 	writeFile(t, d.attachmentsPath()+"/other/"+hash+suffix, record)
 	expect.Is(t, expect.Err(d.Load("other", hash)), ErrDamaged, "a copy in another network")
@@ -246,18 +232,15 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 		"unreadable": {RecordError{Path: "/p", Err: syscall.EIO}, "record /p: input/output error"},
 	}
 	for what, test := range tests {
-		if got := test.err.Error(); got != test.want {
-			t.Errorf("%s: %s\nwant %s", what, got, test.want)
-		}
+		expect.Equal(t, test.err.Error(), test.want, "%s", what)
 	}
 }
 
 func TestListIsInOrderAndKeepsNetworksApart(t *testing.T) {
 	t.Parallel()
 	d := newDir(t)
-	if found, bad, err := d.List("cbr0"); len(found)+len(bad) > 0 || err != nil {
-		t.Errorf("List before anything was made: %v, %v, %v", found, bad, err)
-	}
+	found, bad, err := d.List("cbr0")
+	expect.That(t, len(found)+len(bad) == 0 && err == nil, "List before anything was made: %v, %v, %v", found, bad, err)
 	for i := range 20 {
 		create(t, d, sample(fmt.Sprint("c", i)))
 	}
@@ -265,27 +248,22 @@ func TestListIsInOrderAndKeepsNetworksApart(t *testing.T) {
 	other.Network = "other"
 	create(t, d, other)
 	writeFile(t, d.attachmentsPath()+"/cbr0/README", "what is this?")
-	found, bad, err := d.List("cbr0")
-	if err != nil || len(found) != 20 {
-		t.Fatalf("List finds %d of 20, %v", len(found), err)
-	}
+	found, bad, err = d.List("cbr0")
+	must.That(t, err == nil && len(found) == 20, "List finds %d of 20, %v", len(found), err)
 	for i := 1; i < len(found); i++ {
 		if found[i-1].Hash() >= found[i].Hash() {
 			t.Errorf("%s stands before %s", found[i-1].Hash(), found[i].Hash())
 		}
 	}
-	if len(bad) != 1 || bad[0].Hash != "" || bad[0].Network != "" {
-		t.Errorf("a file that is no record: %v", bad)
-	}
+	expect.That(t, len(bad) == 1 && bad[0].Hash == "" && bad[0].Network == "", "a file that is no record: %v", bad)
 }
 
 func TestListFailsWhereThereIsNoDirectory(t *testing.T) {
 	t.Parallel()
 	d := newDir(t)
 	writeFile(t, d.attachmentsPath(), "not a directory")
-	if _, _, err := d.List("cbr0"); !errors.Is(err, syscall.ENOTDIR) {
-		t.Errorf("List: %v, want ENOTDIR", err)
-	}
+	_, _, err := d.List("cbr0")
+	expect.That(t, errors.Is(err, syscall.ENOTDIR), "List: %v, want ENOTDIR", err)
 	expect.Is(t, expect.Err(d.Networks()), syscall.ENOTDIR, "Networks")
 	expect.Is(t, expect.Err(d.Create(sample("c1"))), syscall.ENOTDIR, "Create")
 	expect.Is(t, d.Remove("cbr0", sample("c1").Hash()), syscall.ENOTDIR, "Remove")

@@ -21,13 +21,12 @@ func TestARunningADDHasItsRecordLocked(t *testing.T) {
 		a := sample("c1")
 		expect.Is(t, expect.Err(d.LockAttachment(a.Network, a.Hash())), os.ErrNotExist, "before")
 		p := begin(t, d, a)
-		if l, err := again(d).LockAttachment(a.Network, a.Hash()); l != nil || !errors.Is(err, ErrBusy) {
-			t.Errorf("LockAttachment = %v, %v, want ErrBusy", l, err)
-		}
+		l, err := again(d).LockAttachment(a.Network, a.Hash())
+		expect.That(t, l == nil && errors.Is(err, ErrBusy), "LockAttachment = %v, %v, want ErrBusy", l, err)
 		expect.Is(t, again(d).Update(a), ErrBusy, "Update")
 		ends := map[string]func() error{"commit": func() error { return p.Commit(a) }, "close": p.Close, "abandon": p.Abandon}
 		must.Succeed(t, ends[end]())
-		l, err := again(d).LockAttachment(a.Network, a.Hash())
+		l, err = again(d).LockAttachment(a.Network, a.Hash())
 		if end == "abandon" {
 			expect.Is(t, err, os.ErrNotExist, "after %s", end)
 			continue
@@ -45,14 +44,11 @@ func TestTheEndOfACallIsWaitedForAlsoWithoutItsRecord(t *testing.T) {
 	t.Parallel()
 	d := newDir(t)
 	a := sample("c1")
-	wait, err := d.AtWork(a.Network, a.Hash())
-	must.Succeed(t, err)
+	wait := must.Of(d.AtWork(a.Network, a.Hash())).Get(t)
 	wait(t.Context()) // for nobody
 	p := begin(t, d, a)
 	waits := func() func(context.Context) {
-		wait, err := again(d).AtWork(a.Network, a.Hash())
-		must.Succeed(t, err)
-		return wait
+		return must.Of(again(d).AtWork(a.Network, a.Hash())).Get(t)
 	}
 	bounded, unbounded := waits(), waits()
 	must.Succeed(t, d.Remove(a.Network, a.Hash()))
@@ -73,12 +69,10 @@ func TestAKilledADDsRecordIsFree(t *testing.T) {
 	p := start(t, nil, "begin", d.Path())
 	p.expect("begun")
 	a := sample("begun")
-	if _, err := d.LockAttachment(a.Network, a.Hash()); !errors.Is(err, ErrBusy) {
-		t.Fatalf("while it runs: %v, want ErrBusy", err)
-	}
+	_, err := d.LockAttachment(a.Network, a.Hash())
+	must.That(t, errors.Is(err, ErrBusy), "while it runs: %v, want ErrBusy", err)
 	p.kill()
-	l, err := d.LockAttachment(a.Network, a.Hash())
-	must.Succeed(t, err)
+	l := must.Of(d.LockAttachment(a.Network, a.Hash())).Get(t)
 	defer l.Close()
 	expect.Of(d.Unfinished(a.Network, a.Hash())).Is(t, true, "unfinished")
 }
@@ -102,8 +96,7 @@ func TestUnfinishedIsWhatAnADDWrites(t *testing.T) {
 	} {
 		d := newDir(t)
 		a := sample("c1")
-		path, err := d.attachmentPath(a.Network, a.Hash())
-		must.Succeed(t, err)
+		path := must.Of(d.attachmentPath(a.Network, a.Hash())).Get(t)
 		writeFile(t, path, tt.text)
 		expect.Of(d.Unfinished(a.Network, a.Hash())).Is(t, tt.want, "%s", tt.name)
 	}
@@ -112,9 +105,7 @@ func TestUnfinishedIsWhatAnADDWrites(t *testing.T) {
 func mustEncode(t *testing.T, a *Attachment) []byte {
 	t.Helper()
 	a.State = Ready
-	line, err := encodeAttachment(a)
-	must.Succeed(t, err)
-	return line
+	return must.Of(encodeAttachment(a)).Get(t)
 }
 
 // The undo of an ADD that was told to end must not take the record of the next.

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -20,19 +21,16 @@ func TestAnAddKeepsToItsSystemCalls(t *testing.T) {
 		t.Skip("needs strace, to count system calls")
 	}
 	dir := filepath.Join(t.TempDir(), "tombolo")
-	d, err := Open(dir)
-	must.Succeed(t, err)
+	d := must.Of(Open(dir)).Get(t)
 	enter(t, d)
 	must.Succeed(t, d.SaveNetwork(sampleNetwork("cbr0")))
 	create(t, d, sample("there is one already"))
-	exe, err := os.Executable()
-	must.Succeed(t, err)
+	exe := must.Of(os.Executable()).Get(t)
 	trace := filepath.Join(t.TempDir(), "trace")
 	cmd := exec.Command(strace, "-f", "-o", trace, exe, dir)
 	cmd.Env = append(os.Environ(), helperVariable+"=add")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("strace: %v: %s", err, out)
-	}
+	out, err := cmd.CombinedOutput()
+	must.That(t, err == nil, "strace: %v: %s", err, out)
 	calls := between(mustRead(t, trace), "/tombolo-add-begins", "/tombolo-add-ends")
 	want := []string{
 		"openat", "fstat", "fcntl", "flock", // lock
@@ -44,9 +42,7 @@ func TestAnAddKeepsToItsSystemCalls(t *testing.T) {
 		"write", "fstat", "flock", "close", // commit
 		"close", // unlock
 	}
-	if !slices.Equal(calls, want) {
-		t.Errorf("%d calls: %v\nwant %d: %v", len(calls), calls, len(want), want)
-	}
+	expect.That(t, slices.Equal(calls, want), "%d calls: %v\nwant %d: %v", len(calls), calls, len(want), want)
 }
 
 // between returns the system calls of a trace between two marks, without those that

@@ -101,8 +101,7 @@ func TestRecordsComeBackAsTheyAre(t *testing.T) {
 		fill(t, v, name)
 		at := v.FieldByName("Version").Addr().Interface().(*int)
 		ours := Encode(at, record)
-		theirs, err := json.Marshal(record)
-		must.Succeed(t, err)
+		theirs := must.Of(json.Marshal(record)).Get(t)
 		expect.NoDiff(t, cmp.Diff(string(theirs)+"\n", string(ours)), "encode differs from json.Marshal")
 		back := reflect.New(v.Type())
 		must.Succeed(t, Decode(ours, back.Elem().FieldByName("Version").Addr().Interface().(*int), back.Interface()))
@@ -123,8 +122,7 @@ func TestRecordsKeepTheirFormat(t *testing.T) {
 	must.Succeed(t, p.Commit(a))
 	n := sampleNetwork("cbr0")
 	must.Succeed(t, d.SaveNetwork(n))
-	networkPath, err := d.networkPath("cbr0")
-	must.Succeed(t, err)
+	networkPath := must.Of(d.networkPath("cbr0")).Get(t)
 	golden.Compare(t, "attachment.json", mustRead(t, recordPath(t, d, a)))
 	golden.Compare(t, "network.json", mustRead(t, networkPath))
 	golden.Compare(t, "epoch.json", string(Encode(&epoch.Version, &epoch)))
@@ -158,9 +156,8 @@ func TestDecodeSaysWhatIsWrong(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
 			_, err := decodeNetwork([]byte(test.text))
-			if !errors.Is(err, test.is) || !strings.Contains(err.Error(), test.says) {
-				t.Errorf("got %v, want %v that says %q", err, test.is, test.says)
-			}
+			expect.That(t, errors.Is(err, test.is) && strings.Contains(err.Error(), test.says),
+				"got %v, want %v that says %q", err, test.is, test.says)
 		})
 	}
 }
@@ -187,8 +184,7 @@ func TestAttachmentsThatCannotBeUsedAreDamaged(t *testing.T) {
 	must.Succeed(t, expect.Err(decodeAttachment([]byte("{"+good+"}"))), "the record that the cases spoil")
 	for member, says := range tests {
 		_, err := decodeAttachment([]byte("{" + good + "," + member + "}"))
-		if !errors.Is(err, ErrDamaged) || !strings.Contains(err.Error(), says) {
-			t.Errorf("%s: got %v, want ErrDamaged that says %q", member, err, says)
-		}
+		expect.That(t, errors.Is(err, ErrDamaged) && strings.Contains(err.Error(), says),
+			"%s: got %v, want ErrDamaged that says %q", member, err, says)
 	}
 }

@@ -27,14 +27,11 @@ func TestAHalfWrittenRecordIsDamagedAtEveryOffset(t *testing.T) {
 		found, bad, err := d.List("cbr0")
 		must.Succeed(t, err)
 		if i == len(line)-1 { // all but the newline
-			if loadErr != nil || len(found) != 1 {
-				t.Errorf("%d of %d bytes: %v", i, len(line), loadErr)
-			}
+			expect.That(t, loadErr == nil && len(found) == 1, "%d of %d bytes: %v", i, len(line), loadErr)
 			continue
 		}
-		if !errors.Is(loadErr, ErrDamaged) || len(found) != 0 || len(bad) != 1 || bad[0].Hash != a.Hash() {
-			t.Errorf("%d of %d bytes: Load says %v, List %v and %v", i, len(line), loadErr, found, bad)
-		}
+		expect.That(t, errors.Is(loadErr, ErrDamaged) && len(found) == 0 && len(bad) == 1 && bad[0].Hash == a.Hash(),
+			"%d of %d bytes: Load says %v, List %v and %v", i, len(line), loadErr, found, bad)
 	}
 	expect.Success(t, d.Remove("cbr0", a.Hash()), "Remove of a damaged record")
 	create(t, d, a)
@@ -57,9 +54,8 @@ func TestAHalfWrittenCommitLeavesTheRecordAdding(t *testing.T) {
 			want = Ready
 		}
 		got, err := d.Load("cbr0", a.Hash())
-		if err != nil || got.State != want {
-			t.Errorf("%d of %d bytes: %v, %v, want it %s", i, len(whole), got, err, want)
-		}
+		expect.That(t, err == nil && got.State == want,
+			"%d of %d bytes: %v, %v, want it %s", i, len(whole), got, err, want)
 	}
 }
 
@@ -91,16 +87,13 @@ func TestLastDocumentIsTheLastWholeLine(t *testing.T) {
 		"blank lines after":      {"{\"a\":1}\n\n", ""},
 	}
 	for what, test := range tests {
-		if got := lastDocument([]byte(test.file)); string(got) != test.want {
-			t.Errorf("%s: %q, want %q", what, got, test.want)
-		}
+		got := lastDocument([]byte(test.file))
+		expect.That(t, string(got) == test.want, "%s: %q, want %q", what, got, test.want)
 	}
 	// That half an object never passes for a whole one is what it rests on.
 	line := bytes.TrimSpace(lineOf(t, sample("c1")))
 	for i := range len(line) {
-		if json.Valid(line[:i]) {
-			t.Errorf("the first %d bytes are JSON", i)
-		}
+		expect.That(t, !json.Valid(line[:i]), "the first %d bytes are JSON", i)
 	}
 }
 
@@ -122,26 +115,19 @@ func TestAKilledProcessLeavesAStateThatCanBeUsed(t *testing.T) {
 
 		found, bad, err := d.List("cbr0")
 		must.Succeed(t, err)
-		if len(found)+len(bad) < 6 || len(bad) > 1 {
-			t.Errorf("kill %d: %d records and %v", kill, len(found), bad)
-		}
+		expect.That(t, len(found)+len(bad) >= 6 && len(bad) <= 1, "kill %d: %d records and %v", kill, len(found), bad)
 		for _, b := range bad {
-			if !errors.Is(b, ErrDamaged) || b.Hash == "" {
-				t.Errorf("kill %d: %v", kill, b)
-			}
+			expect.That(t, errors.Is(b, ErrDamaged) && b.Hash != "", "kill %d: %v", kill, b)
 			expect.Success(t, d.Remove("cbr0", b.Hash))
 		}
-		if n, err := d.LoadNetwork("cbr0"); err != nil || diff(sampleNetwork("cbr0"), n) != "" {
-			t.Errorf("kill %d: network %+v, %v", kill, n, err)
-		}
-		if names, err := d.Networks(); err != nil || strings.Join(names, " ") != "cbr0" {
-			t.Errorf("kill %d: Networks = %v, %v", kill, names, err)
-		}
+		n, err := d.LoadNetwork("cbr0")
+		expect.That(t, err == nil && diff(sampleNetwork("cbr0"), n) == "", "kill %d: network %+v, %v", kill, n, err)
+		names, err := d.Networks()
+		expect.That(t, err == nil && strings.Join(names, " ") == "cbr0", "kill %d: Networks = %v, %v", kill, names, err)
 	}
 	// What a kill left is written over.
 	must.Succeed(t, d.SaveNetwork(sampleNetwork("cbr0")))
-	if left := temporaryFiles(t, d); len(left) > 0 {
-		t.Errorf("left: %v", left)
-	}
+	left := temporaryFiles(t, d)
+	expect.That(t, len(left) == 0, "left: %v", left)
 	expect.Of(os.ReadDir(d.Path())).Len(t, 2, "in the directory")
 }

@@ -37,8 +37,7 @@ func furnish(t *testing.T, d *Dir) Epoch {
 func contents(t *testing.T, d *Dir) string {
 	t.Helper()
 	var all []string
-	networks, err := d.Networks()
-	must.Succeed(t, err)
+	networks := must.Of(d.Networks()).Get(t)
 	damaged := 0
 	for _, name := range networks {
 		found, bad, err := d.List(name)
@@ -63,9 +62,8 @@ func TestRecordsOfAnEarlierEpochAreDropped(t *testing.T) {
 	t.Parallel()
 	d, n := newDirOn(t)
 	furnish(t, d)
-	if got := contents(t, d); got != furnished {
-		t.Fatalf("before: %s", got)
-	}
+	got := contents(t, d)
+	must.That(t, got == furnished, "before: %s", got)
 	n.setBoot(otherBoot)
 	enter(t, d)
 	expect.Equal(t, contents(t, d), "", "left")

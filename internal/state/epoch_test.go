@@ -17,9 +17,7 @@ func enter(t testing.TB, d *Dir) Epoch {
 	t.Helper()
 	l, epoch, err := d.Enter(t.Context())
 	must.Succeed(t, err)
-	if l.Mode() != Shared {
-		t.Errorf("Enter returns a lock that is %v", l.Mode())
-	}
+	expect.Equal(t, l.Mode(), Shared, "the mode of Enter's lock")
 	must.Succeed(t, l.Close())
 	return epoch
 }
@@ -38,11 +36,7 @@ func TestEpochLastsAsLongAsTheNodeLives(t *testing.T) {
 		"reboot, and long ago":                {func(n *node) { n.setBoot(otherBoot); n.uptime = time.Minute }, true},
 		"caller in a pod on the host network": {func(n *node) { n.setInit(2 * time.Hour) }, false},
 		"caller in another network namespace": {func(n *node) { n.cookie = 7 }, false},
-		"no sight of pid 1": {func(n *node) {
-			if err := os.Remove(n.dir + "/stat"); err != nil {
-				n.t.Fatal(err)
-			}
-		}, false},
+		"no sight of pid 1":                   {func(n *node) { must.Succeed(n.t, os.Remove(n.dir+"/stat")) }, false},
 	}
 	for what, test := range tests {
 		t.Run(what, func(t *testing.T) {
@@ -96,9 +90,8 @@ func TestALifeBeganByTheClockThatIsRightNow(t *testing.T) {
 	n.uptime += time.Minute
 	was := d.sources.now()
 	d.sources.now = func() time.Time { return was.Add(24*time.Hour + time.Minute) } // it is set
-	if got, want := d.Begun(epoch), began.Add(24*time.Hour); !got.Equal(want) {
-		t.Errorf("begun %v, want %v", got, want)
-	}
+	got, want := d.Begun(epoch), began.Add(24*time.Hour)
+	expect.That(t, got.Equal(want), "begun %v, want %v", got, want)
 }
 
 func TestEpochOfANewerVersionIsLeftAlone(t *testing.T) {
@@ -110,9 +103,7 @@ func TestEpochOfANewerVersionIsLeftAlone(t *testing.T) {
 		t.Errorf("Enter: %v, %v, want ErrVersion", l, err)
 	}
 	expect.Equal(t, mustRead(t, d.epochPath()), `{"version":2,"lives":[]}`, "it is now")
-	if l := lock(t, d, Exclusive); l.Mode() != Exclusive {
-		t.Error("Enter kept the lock")
-	}
+	expect.That(t, lock(t, d, Exclusive).Mode() == Exclusive, "Enter kept the lock")
 }
 
 func TestDamagedEpochsAreReplaced(t *testing.T) {
@@ -187,9 +178,7 @@ func TestParseStartFindsField22(t *testing.T) {
 	}
 	for what, test := range tests {
 		got, err := parseStart([]byte(test.stat))
-		if got != test.want || (err == nil) != test.ok {
-			t.Errorf("%s: %v, %v, want %v", what, got, err, test.want)
-		}
+		expect.That(t, got == test.want && (err == nil) == test.ok, "%s: %v, %v, want %v", what, got, err, test.want)
 	}
 }
 
@@ -200,22 +189,16 @@ func TestHostSources(t *testing.T) {
 	expect.Of(s.bootID()).Len(t, len("a59bef75-6922-4ab4-8416-46a500e25de5"), "boot id")
 	up := s.uptime()
 	start, err := s.initStart()
-	if err != nil || start < 0 || start > up {
-		t.Errorf("pid 1 started at %v of %v, %v", start, up, err)
-	}
+	expect.That(t, err == nil && start >= 0 && start <= up, "pid 1 started at %v of %v, %v", start, up, err)
 	cookie, err := s.netns()
-	if err != nil || cookie == 0 {
-		t.Errorf("cookie %d, %v", cookie, err)
-	}
+	expect.That(t, err == nil && cookie != 0, "cookie %d, %v", cookie, err)
 }
 
 func TestCookieIsTheThreadsNamespaces(t *testing.T) {
 	t.Parallel()
-	here, err := netnsCookie()
-	must.Succeed(t, err)
+	here := must.Of(netnsCookie()).Get(t)
 	inNewNetNS(t, func() {
-		if there, err := netnsCookie(); err != nil || there == here {
-			t.Errorf("cookie %d in a new namespace and %d outside, %v", there, here, err)
-		}
+		there, err := netnsCookie()
+		expect.That(t, err == nil && there != here, "cookie %d in a new namespace and %d outside, %v", there, here, err)
 	})
 }

@@ -20,14 +20,11 @@ import (
 func fuzzDecoder[T any](t *testing.T, data []byte, decoded T, err error, encoded func(T) []byte, decode func([]byte) (T, error)) {
 	t.Helper()
 	if err != nil {
-		if !errors.Is(err, ErrDamaged) && !errors.Is(err, ErrVersion) {
-			t.Errorf("decode of %q: %v", data, err)
-		}
+		expect.That(t, errors.Is(err, ErrDamaged) || errors.Is(err, ErrVersion), "decode of %q: %v", data, err)
 		return
 	}
 	line := encoded(decoded)
-	back, err := decode(line)
-	must.Succeed(t, err, "decode of our own %q", line)
+	back := must.Of(decode(line)).Get(t, "decode of our own %q", line)
 	expect.NoDiff(t, diff(decoded, back), "%q comes back as another", line)
 }
 
@@ -49,8 +46,7 @@ func FuzzDecodeNetwork(f *testing.F) {
 	f.Add(lineOf(f, sampleNetwork("cbr0")))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		n, err := decodeNetwork(data)
-		fuzzDecoder(t, data, n, err,
-			func(n *Network) []byte { return lineOf(t, n) }, decodeNetwork)
+		fuzzDecoder(t, data, n, err, func(n *Network) []byte { return lineOf(t, n) }, decodeNetwork)
 	})
 }
 
@@ -73,12 +69,9 @@ func FuzzLoad(f *testing.F) {
 		writeFile(t, path, string(data))
 		a, err := d.Load("cbr0", hash)
 		found, bad, listErr := d.List("cbr0")
-		if listErr != nil || len(found)+len(bad) != 1 || (err == nil) != (len(found) == 1) {
-			t.Fatalf("Load says %v, List %v, %v and %v", err, found, bad, listErr)
-		}
-		if err == nil && a.Hash() != hash {
-			t.Errorf("Load gives %+v for %s", a, hash)
-		}
+		must.That(t, listErr == nil && len(found)+len(bad) == 1 && (err == nil) == (len(found) == 1),
+			"Load says %v, List %v, %v and %v", err, found, bad, listErr)
+		expect.That(t, err != nil || a.Hash() == hash, "Load gives %+v for %s", a, hash)
 		must.Succeed(t, os.Remove(path))
 	})
 }
@@ -87,9 +80,7 @@ func FuzzParseStart(f *testing.F) {
 	f.Add([]byte("1 (init) S 0 1 1 0 -1 4194560 30166 285737 0 148 37 188 452 268 10 -10 13 0 25 43233280"))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		start, err := parseStart(data)
-		if start < 0 || err != nil && start != 0 {
-			t.Errorf("parseStart(%q) = %v, %v", data, start, err)
-		}
+		expect.That(t, start >= 0 && (err == nil || start == 0), "parseStart(%q) = %v, %v", data, start, err)
 	})
 }
 

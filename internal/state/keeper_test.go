@@ -33,9 +33,8 @@ func TestFailuresAreCountedByVerbAndCode(t *testing.T) {
 	writeFile(t, d.failuresPath()+"/rubbish", "of an operator")
 	got, err := d.Failures()
 	want := []Failures{{"ADD", 100, 50}, {"ADD", 11, 25}, {"ADD", 999, 50}, {"DEL", 11, 1}}
-	if diff := cmp.Diff(want, got); diff != "" || err != nil {
-		t.Errorf("%v, failures (-want +got):\n%s", err, diff)
-	}
+	diff := cmp.Diff(want, got)
+	expect.That(t, diff == "" && err == nil, "%v, failures (-want +got):\n%s", err, diff)
 }
 
 func TestContestedIsKeptAndForgotten(t *testing.T) {
@@ -45,20 +44,16 @@ func TestContestedIsKeptAndForgotten(t *testing.T) {
 	for range 2 {
 		must.Succeed(t, d.SetContested(&want))
 		got, err := d.Contested()
-		if err != nil || got == nil || diff(want, *got) != "" {
-			t.Errorf("%+v, %v; want %+v", got, err, want)
-		}
+		expect.That(t, err == nil && got != nil && diff(want, *got) == "", "%+v, %v; want %+v", got, err, want)
 	}
 	for range 2 {
 		expect.Success(t, d.SetContested(nil))
-		if got, err := d.Contested(); got != nil || err != nil {
-			t.Errorf("%+v, %v", got, err)
-		}
+		got, err := d.Contested()
+		expect.That(t, got == nil && err == nil, "%+v, %v", got, err)
 	}
 	must.Succeed(t, os.WriteFile(d.contestedPath(), []byte("{"), 0o600))
-	if got, err := d.Contested(); err == nil {
-		t.Errorf("damaged: %+v", got)
-	}
+	got, err := d.Contested()
+	expect.That(t, err != nil, "damaged: %+v", got)
 }
 
 func TestForwardedLinksAreThoseOfGateways(t *testing.T) {
@@ -79,14 +74,11 @@ func TestForwardedLinksAreThoseOfGateways(t *testing.T) {
 	} {
 		before := d.NetworksChanged()
 		must.Succeed(t, d.SaveNetwork(&n))
-		if n.Name == "pods" && before == d.NetworksChanged() {
-			t.Error("a new record is no change")
-		}
+		expect.That(t, n.Name != "pods" || before != d.NetworksChanged(), "a new record is no change")
 	}
 	want := []string{"br1.7", "cbr0"}
-	if links, err := d.ForwardedLinks(); !slices.Equal(links, want) || err != nil {
-		t.Errorf("%q, %v; want %q", links, err, want)
-	}
+	links, err := d.ForwardedLinks()
+	expect.That(t, slices.Equal(links, want) && err == nil, "%q, %v; want %q", links, err, want)
 	must.Succeed(t, os.WriteFile(d.networksPath()+"/damaged.json", []byte("{"), 0o600))
 	if links, err := d.ForwardedLinks(); !slices.Equal(links, want) || err == nil {
 		t.Errorf("beside a damaged record: %q, %v; want %q and an error", links, err, want)
@@ -98,36 +90,26 @@ func TestZonesAreKept(t *testing.T) {
 	d := newDir(t)
 	for _, want := range []Zones{{}, {Joined: []string{"cbr0", "br1.7"}, Left: []string{"br2"}}, {Left: []string{"br2"}}, {}} {
 		must.Succeed(t, d.SetZones(want))
-		if got, err := d.Zones(); diff(want, got) != "" || err != nil {
-			t.Errorf("%+v, %v; want %+v", got, err, want)
-		}
+		got, err := d.Zones()
+		expect.That(t, diff(want, got) == "" && err == nil, "%+v, %v; want %+v", got, err, want)
 	}
 }
 
 func TestZonesAreAttendedToByOneProcess(t *testing.T) {
 	t.Parallel()
 	d := newDir(t)
-	if d.ZonesAttended("cbr0") {
-		t.Error("attended to by nobody")
-	}
-	first, err := d.AttendZones()
-	must.Succeed(t, err)
+	expect.That(t, !d.ZonesAttended("cbr0"), "attended to by nobody")
+	first := must.Of(d.AttendZones()).Get(t)
 	if second, err := d.AttendZones(); err == nil {
 		second.Close()
 		t.Error("attended to twice")
 	}
 	must.Succeed(t, d.SetZones(Zones{Left: []string{"br2"}}))
-	if !d.ZonesAttended("cbr0") || d.ZonesAttended("br2") {
-		t.Error("want cbr0 to be attended to, and br2 left alone")
-	}
+	expect.That(t, d.ZonesAttended("cbr0") && !d.ZonesAttended("br2"),
+		"want cbr0 to be attended to, and br2 left alone")
 	first.Close()
 	// A process that another test has just forked has the file too, until it executes its program.
-	for deadline := time.Now().Add(10 * time.Second); d.ZonesAttended("cbr0"); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("attended to by a process that ended")
-		}
-	}
-	again, err := d.AttendZones()
-	must.Succeed(t, err)
+	must.Until(t, "cbr0 is attended to no more", func() bool { return !d.ZonesAttended("cbr0") })
+	again := must.Of(d.AttendZones()).Get(t)
 	again.Close()
 }

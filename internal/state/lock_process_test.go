@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 func TestAKilledHolderFreesTheLock(t *testing.T) {
@@ -30,7 +31,7 @@ func TestAKilledWaiterFreesTheGate(t *testing.T) {
 	lock(t, d, Shared)
 	waiter := start(t, nil, "wait", d.Path(), Exclusive.String())
 	waiter.expect("waiting")
-	until(t, "the waiter", func() bool { return gateShut(t, d) })
+	must.Until(t, "the waiter", func() bool { return gateShut(t, d) })
 	expect.Is(t, expect.Err(again(d).Lock(canceled(), Shared)), ErrLocked, "before")
 	waiter.kill()
 	lock(t, again(d), Shared)

@@ -38,9 +38,8 @@ func TestLockModesExcludeEachOther(t *testing.T) {
 				l.Close()
 				return
 			}
-			if !errors.Is(err, ErrLocked) || !errors.Is(err, context.Canceled) || l != nil {
-				t.Errorf("Lock = %v, %v, want ErrLocked", l, err)
-			}
+			expect.That(t, errors.Is(err, ErrLocked) && errors.Is(err, context.Canceled) && l == nil,
+				"Lock = %v, %v, want ErrLocked", l, err)
 			for _, says := range []string{d.Path() + "/lock", "waited", test.wanted.String()} {
 				expect.Contains(t, err.Error(), says, "%v", err)
 			}
@@ -56,9 +55,8 @@ func TestLockFollowsNoSymbolicLink(t *testing.T) {
 	target := t.TempDir() + "/target"
 	must.Succeed(t, os.MkdirAll(d.Path(), 0o700))
 	must.Succeed(t, os.Symlink(target, d.lockPath()))
-	if l, err := d.Lock(t.Context(), Shared); !errors.Is(err, unix.ELOOP) {
-		t.Errorf("Lock = %v, %v, want ELOOP", l, err)
-	}
+	l, err := d.Lock(t.Context(), Shared)
+	expect.That(t, errors.Is(err, unix.ELOOP), "Lock = %v, %v, want ELOOP", l, err)
 }
 
 func TestLockIsGivenUpOnceOnly(t *testing.T) {
@@ -138,12 +136,10 @@ func TestDowngradeFailsIfAStrangerTakesTheFile(t *testing.T) {
 	// The stranger needs the file in the moment that Downgrade gives it up, so
 	// give it up beforehand.
 	must.Succeed(t, unix.Flock(l.fd, unix.LOCK_UN))
-	fd, err := file.Open(d.lockPath(), unix.O_RDWR)
-	must.Succeed(t, err)
+	fd := must.Of(file.Open(d.lockPath(), unix.O_RDWR)).Get(t)
 	defer unix.Close(fd)
-	if ok, err := file.TryFlock(fd, unix.LOCK_EX); !ok || err != nil {
-		t.Fatalf("the fault did not fire: %v, %v", ok, err)
-	}
+	ok, err := file.TryFlock(fd, unix.LOCK_EX)
+	must.That(t, ok && err == nil, "the fault did not fire: %v, %v", ok, err)
 	if err := l.Downgrade(); !errors.Is(err, ErrLocked) || l.Mode() != unlocked {
 		t.Errorf("Downgrade: %v, and it is %v", err, l.Mode())
 	}
@@ -157,9 +153,7 @@ func gateShut(t testing.TB, d *Dir) bool {
 		l.Close()
 		return false
 	}
-	if !errors.Is(err, ErrLocked) {
-		t.Fatal(err)
-	}
+	must.That(t, errors.Is(err, ErrLocked), "%v", err)
 	return true
 }
 
@@ -176,10 +170,9 @@ func TestWhoWaitsForTheExclusiveLockStopsNewSharedHolders(t *testing.T) {
 		}
 		got <- err
 	}()
-	until(t, "the exclusive waiter", func() bool { return gateShut(t, d) })
+	must.Until(t, "the exclusive waiter", func() bool { return gateShut(t, d) })
 
-	fd, err := file.Open(d.lockPath(), unix.O_RDWR)
-	must.Succeed(t, err)
+	fd := must.Of(file.Open(d.lockPath(), unix.O_RDWR)).Get(t)
 	defer unix.Close(fd)
 	if ok, err := file.TryFlock(fd, unix.LOCK_SH); !ok || err != nil {
 		t.Errorf("flock(2) itself would not let another pass: %v, %v; then the gate is not needed", ok, err)
@@ -217,9 +210,7 @@ func TestEnsureWorksOnceForAll(t *testing.T) {
 			err = l.Ensure(t.Context(),
 				func() (bool, error) { return worked.Load() > 0, nil },
 				func() error {
-					if inside.Add(1) != 1 || l.Mode() != Exclusive {
-						t.Error("work is not alone")
-					}
+					expect.That(t, inside.Add(1) == 1 && l.Mode() == Exclusive, "work is not alone")
 					worked.Add(1)
 					inside.Add(-1)
 					return nil
@@ -230,9 +221,8 @@ func TestEnsureWorksOnceForAll(t *testing.T) {
 		})
 	}
 	wait.Wait()
-	if n := worked.Load(); n != 1 {
-		t.Errorf("the work was done %d times, want once", n)
-	}
+	n := worked.Load()
+	expect.That(t, n == 1, "the work was done %d times, want once", n)
 }
 
 func TestEnsureDoesNothingThatIsDone(t *testing.T) {
@@ -268,9 +258,7 @@ func TestEnsureKeepsTheSharedLockWhenSomethingFails(t *testing.T) {
 		}
 		worked := false
 		err := l.Ensure(t.Context(), no, func() error { worked = true; return nil })
-		if err != nil || !worked {
-			t.Errorf("%s: afterwards: %v, worked is %v", what, err, worked)
-		}
+		expect.That(t, err == nil && worked, "%s: afterwards: %v, worked is %v", what, err, worked)
 	}
 }
 
@@ -292,12 +280,10 @@ func TestEnsureHoldsNothingWithoutTheLock(t *testing.T) {
 	}
 	d = newDir(t)
 	l = lock(t, d, Shared)
-	gate, err := file.Open(d.lockPath(), unix.O_RDWR)
-	must.Succeed(t, err)
+	gate := must.Of(file.Open(d.lockPath(), unix.O_RDWR)).Get(t)
 	defer unix.Close(gate)
-	if ok, err := tryGate(gate); !ok || err != nil {
-		t.Fatalf("the fault did not fire: %v, %v", ok, err)
-	}
+	ok, err := tryGate(gate)
+	must.That(t, ok && err == nil, "the fault did not fire: %v, %v", ok, err)
 	if err := l.Ensure(canceled(), no, nil); !errors.Is(err, ErrLocked) || l.Mode() != unlocked {
 		t.Errorf("behind another: %v, and it is %v", err, l.Mode())
 	}
@@ -312,20 +298,16 @@ func TestLocksLeakNoFileDescriptors(t *testing.T) {
 	for range 20 {
 		l := lock(t, d, Shared)
 		expect.Success(t, l.Ensure(t.Context(), func() (bool, error) { return false, nil }, func() error { return nil }))
-		if _, err := again(d).Lock(canceled(), Exclusive); !errors.Is(err, ErrLocked) {
-			t.Error(err)
-		}
+		expect.Is(t, expect.Err(again(d).Lock(canceled(), Exclusive)), ErrLocked)
 		expect.Success(t, l.Upgrade(t.Context()))
 		expect.Success(t, l.Close())
 	}
-	if after := openFiles(t); after != before {
-		t.Errorf("%d open files before, %d after", before, after)
-	}
+	after := openFiles(t)
+	expect.That(t, after == before, "%d open files before, %d after", before, after)
 }
 
 func openFiles(t testing.TB) int {
 	t.Helper()
-	entries, err := os.ReadDir("/proc/self/fd")
-	must.Succeed(t, err)
+	entries := must.Of(os.ReadDir("/proc/self/fd")).Get(t)
 	return len(entries)
 }

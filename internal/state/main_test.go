@@ -77,17 +77,14 @@ func newDir(t testing.TB) *Dir {
 
 func newDirOn(t testing.TB) (*Dir, *node) {
 	t.Helper()
-	d, err := Open(filepath.Join(t.TempDir(), "run", "tombolo"))
-	must.Succeed(t, err)
+	d := must.Of(Open(filepath.Join(t.TempDir(), "run", "tombolo"))).Get(t)
 	n := newNode(t)
 	d.sources = n.sources()
 	return d, n
 }
 
 // again opens a directory once more, as another process would.
-func again(d *Dir) *Dir {
-	return &Dir{path: d.path, sources: d.sources}
-}
+func again(d *Dir) *Dir { return &Dir{path: d.path, sources: d.sources} }
 
 // sample returns an attachment with everything set that a usual one has.
 func sample(container string) *Attachment {
@@ -152,22 +149,17 @@ func create(t testing.TB, d *Dir, a *Attachment) {
 // pending is the record of an ADD at work.
 func pending(t testing.TB, d *Dir, a *Attachment) *Pending {
 	t.Helper()
-	p, err := d.Create(a)
-	must.Succeed(t, err)
-	return p
+	return must.Of(d.Create(a)).Get(t)
 }
 
 func recordPath(t testing.TB, d *Dir, a *Attachment) string {
 	t.Helper()
-	path, err := d.attachmentPath(a.Network, a.Hash())
-	must.Succeed(t, err)
-	return path
+	return must.Of(d.attachmentPath(a.Network, a.Hash())).Get(t)
 }
 
 func lock(t testing.TB, d *Dir, mode Mode) *Lock {
 	t.Helper()
-	l, err := d.Lock(t.Context(), mode)
-	must.Succeed(t, err)
+	l := must.Of(d.Lock(t.Context(), mode)).Get(t)
 	t.Cleanup(func() { l.Close() })
 	return l
 }
@@ -186,19 +178,8 @@ func writeFile(t testing.TB, path, content string) {
 
 func mustRead(t testing.TB, path string) string {
 	t.Helper()
-	data, err := os.ReadFile(path)
-	must.Succeed(t, err)
+	data := must.Of(os.ReadFile(path)).Get(t)
 	return string(data)
-}
-
-// until waits for what another process or the kernel is about to do. If that never
-// comes, the test binary's timeout shows where it waits.
-func until(t testing.TB, what string, reached func() bool) {
-	t.Helper()
-	t.Logf("waiting for %s", what)
-	for !reached() {
-		runtime.Gosched()
-	}
 }
 
 // A process is a helper that runs.
@@ -212,16 +193,13 @@ type process struct {
 // start starts a helper, on the calling thread and so in its namespaces.
 func start(t testing.TB, attributes *syscall.SysProcAttr, name string, args ...string) *process {
 	t.Helper()
-	exe, err := os.Executable()
-	must.Succeed(t, err)
+	exe := must.Of(os.Executable()).Get(t)
 	cmd := exec.Command(exe, args...)
 	cmd.Env = append(os.Environ(), helperVariable+"="+name)
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = attributes
-	stdin, err := cmd.StdinPipe()
-	must.Succeed(t, err)
-	stdout, err := cmd.StdoutPipe()
-	must.Succeed(t, err)
+	stdin := must.Of(cmd.StdinPipe()).Get(t)
+	stdout := must.Of(cmd.StdoutPipe()).Get(t)
 	must.Succeed(t, cmd.Start())
 	p := &process{t: t, cmd: cmd, stdin: stdin, lines: bufio.NewReader(stdout)}
 	t.Cleanup(p.kill)
@@ -230,19 +208,15 @@ func start(t testing.TB, attributes *syscall.SysProcAttr, name string, args ...s
 
 func (p *process) line() string {
 	p.t.Helper()
-	line, err := p.lines.ReadString('\n')
-	if err != nil {
-		p.t.Fatalf("helper: %v", err)
-	}
+	line := must.Of(p.lines.ReadString('\n')).Get(p.t, "helper")
 	return strings.TrimSuffix(line, "\n")
 }
 
 // expect fails the test unless the helper prints that next.
 func (p *process) expect(want string) {
 	p.t.Helper()
-	if got := p.line(); got != want {
-		p.t.Fatalf("helper says %q, want %q", got, want)
-	}
+	got := p.line()
+	must.That(p.t, got == want, "helper says %q, want %q", got, want)
 }
 
 // proceed ends the helper's input, which is its sign to go on.
@@ -257,9 +231,7 @@ func (p *process) kill() {
 func (p *process) finish() {
 	p.t.Helper()
 	p.proceed()
-	if err := p.cmd.Wait(); err != nil {
-		p.t.Fatalf("helper: %v", err)
-	}
+	must.Succeed(p.t, p.cmd.Wait(), "helper")
 }
 
 func needRoot(t testing.TB) {

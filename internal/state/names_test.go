@@ -13,13 +13,11 @@ import (
 func TestHashIsAFileNameAndAnInterfaceName(t *testing.T) {
 	t.Parallel()
 	hash := ident.Hash("cbr0", "0123456789abcdef", "eth0")
-	if !regexp.MustCompile(`^[0-9a-f]{11}$`).MatchString(hash) {
-		t.Errorf("Hash = %q, want 11 hexadecimal digits", hash)
-	}
+	expect.That(t, regexp.MustCompile(`^[0-9a-f]{11}$`).MatchString(hash),
+		"Hash = %q, want 11 hexadecimal digits", hash)
 	expect.Success(t, ident.CheckHash(hash))
-	if name := "veth" + hash; len(name) > 15 {
-		t.Errorf("%q has %d characters, an interface's name at most 15", name, len(name))
-	}
+	name := "veth" + hash
+	expect.That(t, len(name) <= 15, "%q has %d characters, an interface's name at most 15", name, len(name))
 }
 
 func TestNetworkNames(t *testing.T) {
@@ -48,9 +46,8 @@ func TestNetworkNames(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
 			err := checkNetwork(test.name)
-			if test.ok && err != nil || !test.ok && !errors.Is(err, ErrName) {
-				t.Errorf("checkNetwork(%q) = %v, want ok %v", test.name, err, test.ok)
-			}
+			expect.That(t, (!test.ok || err == nil) && (test.ok || errors.Is(err, ErrName)),
+				"checkNetwork(%q) = %v, want ok %v", test.name, err, test.ok)
 		})
 	}
 }
@@ -107,7 +104,5 @@ func TestOpenRefusesPathsThatAreNoDirectory(t *testing.T) {
 		}
 	}
 	d, err := Open("/run//tombolo/../tombolo/")
-	if err != nil || d.Path() != DefaultDir {
-		t.Errorf("Open = %v, %v, want %s", d, err, DefaultDir)
-	}
+	expect.That(t, err == nil && d.Path() == DefaultDir, "Open = %v, %v, want %s", d, err, DefaultDir)
 }

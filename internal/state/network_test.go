@@ -23,8 +23,7 @@ func TestNetworkIsSavedLoadedAndRemoved(t *testing.T) {
 	for _, hash := range []string{"first", "second"} {
 		n.ConfigHash = hash
 		must.Succeed(t, d.SaveNetwork(n))
-		got, err := d.LoadNetwork("cbr0")
-		must.Succeed(t, err)
+		got := must.Of(d.LoadNetwork("cbr0")).Get(t)
 		expect.NoDiff(t, diff(n, got))
 	}
 	for range 2 {
@@ -68,16 +67,12 @@ func TestNetworksAreThoseWithARecordOrADirectory(t *testing.T) {
 	writeFile(t, d.networksPath()+"/README", "")
 	writeFile(t, d.attachmentsPath()+"/a-file", "")
 	names, err := d.Networks()
-	if want := []string{"alpha", "cbr0", "zeta"}; err != nil || !slices.Equal(names, want) {
-		t.Errorf("Networks = %v, %v, want %v", names, err, want)
-	}
+	want := []string{"alpha", "cbr0", "zeta"}
+	expect.That(t, err == nil && slices.Equal(names, want), "Networks = %v, %v, want %v", names, err, want)
 	found, bad, err := d.ListNetworks()
-	if err != nil || len(found) != 2 || found[0].Name != "alpha" || found[1].Name != "zeta" {
-		t.Errorf("ListNetworks = %v, %v", found, err)
-	}
-	if len(bad) != 2 || bad[0].Network != "" {
-		t.Errorf("ListNetworks says of files that are no records: %v", bad)
-	}
+	expect.That(t, err == nil && len(found) == 2 && found[0].Name == "alpha" && found[1].Name == "zeta",
+		"ListNetworks = %v, %v", found, err)
+	expect.That(t, len(bad) == 2 && bad[0].Network == "", "ListNetworks says of files that are no records: %v", bad)
 }
 
 func TestNetworkLoadersTolerateRubbish(t *testing.T) {
@@ -91,16 +86,13 @@ func TestNetworkLoadersTolerateRubbish(t *testing.T) {
 			must.Succeed(t, test.put(path))
 			_, err := d.LoadNetwork("bad")
 			var re *RecordError
-			if !errors.As(err, &re) || !errors.Is(err, test.is) || re.Path != path || re.Network != "bad" {
-				t.Errorf("LoadNetwork: %v, want a RecordError that is %v", err, test.is)
-			}
+			expect.That(t, errors.As(err, &re) && errors.Is(err, test.is) && re.Path == path && re.Network == "bad",
+				"LoadNetwork: %v, want a RecordError that is %v", err, test.is)
 			found, bad, err := d.ListNetworks()
-			if err != nil || len(found) != 1 || found[0].Name != "good" {
-				t.Errorf("ListNetworks = %v, %v, want the good one", found, err)
-			}
-			if len(bad) != 1 || bad[0].Path != path || !errors.Is(bad[0], test.is) {
-				t.Errorf("ListNetworks says of the bad one: %v", bad)
-			}
+			expect.That(t, err == nil && len(found) == 1 && found[0].Name == "good",
+				"ListNetworks = %v, %v, want the good one", found, err)
+			expect.That(t, len(bad) == 1 && bad[0].Path == path && errors.Is(bad[0], test.is),
+				"ListNetworks says of the bad one: %v", bad)
 		})
 	}
 }
@@ -134,17 +126,13 @@ func TestAFailedSaveLeavesTheOldRecordAndNoTemporaryFile(t *testing.T) {
 	d := newDir(t)
 	// rename(2) does not put a file in the place of a directory.
 	must.Succeed(t, os.MkdirAll(d.networksPath()+"/cbr0.json/x", 0o700))
-	if err := d.SaveNetwork(sampleNetwork("cbr0")); err == nil {
-		t.Fatal("the fault did not fire: SaveNetwork replaced a directory")
-	}
-	if left := temporaryFiles(t, d); len(left) > 0 {
-		t.Errorf("left behind: %v", left)
-	}
+	must.That(t, d.SaveNetwork(sampleNetwork("cbr0")) != nil,
+		"the fault did not fire: SaveNetwork replaced a directory")
+	left := temporaryFiles(t, d)
+	expect.That(t, len(left) == 0, "left behind: %v", left)
 }
 
 func temporaryFiles(t testing.TB, d *Dir) []string {
 	t.Helper()
-	left, err := filepath.Glob(d.Path() + "/" + ".tmp-*")
-	must.Succeed(t, err)
-	return left
+	return must.Of(filepath.Glob(d.Path() + "/" + ".tmp-*")).Get(t)
 }

@@ -13,16 +13,14 @@ import (
 
 func noteLock(t *testing.T, d *Dir) *Lock {
 	t.Helper()
-	l, err := d.Lock(context.Background(), Shared)
-	must.Succeed(t, err)
+	l := must.Of(d.Lock(context.Background(), Shared)).Get(t)
 	t.Cleanup(func() { l.Close() })
 	return l
 }
 
 func TestNoteIsThereForTheNextHolder(t *testing.T) {
 	t.Parallel()
-	d, err := Open(t.TempDir())
-	must.Succeed(t, err)
+	d := must.Of(Open(t.TempDir())).Get(t)
 	l := noteLock(t, d)
 	expect.Equal(t, l.Note(), "", "nobody has written a note, and there is")
 	for _, text := range []string{"a", strings.Repeat("x", maxNote), "short again", ""} {
@@ -30,26 +28,20 @@ func TestNoteIsThereForTheNextHolder(t *testing.T) {
 		expect.Equal(t, noteLock(t, d).Note(), text, "note")
 	}
 	for _, text := range []string{strings.Repeat("x", maxNote+1), "two\nlines"} {
-		if l.SetNote(text) == nil {
-			t.Errorf("%q is no note", text)
-		}
+		expect.That(t, l.SetNote(text) != nil, "%q is no note", text)
 	}
 	must.Succeed(t, l.SetNote("last"))
 	must.Succeed(t, l.Close())
 	expect.Equal(t, l.Note(), "", "a lock that is closed has the note")
-	if l.SetNote("x") == nil {
-		t.Error("a lock that is closed took a note")
-	}
+	expect.That(t, l.SetNote("x") != nil, "a lock that is closed took a note")
 }
 
 func TestNoteThatIsNotWholeIsNone(t *testing.T) {
 	t.Parallel()
-	d, err := Open(t.TempDir())
-	must.Succeed(t, err)
+	d := must.Of(Open(t.TempDir())).Get(t)
 	l := noteLock(t, d)
 	must.Succeed(t, l.SetNote("generation 4711"))
-	whole, err := os.ReadFile(d.lockPath())
-	must.Succeed(t, err)
+	whole := must.Of(os.ReadFile(d.lockPath())).Get(t)
 	for i := range whole {
 		torn := append([]byte(nil), whole...)
 		torn[i]++
@@ -82,8 +74,7 @@ func TestNoteOfAnotherNamespaceIsNone(t *testing.T) {
 
 func TestNotesOfManyAreNeverMixed(t *testing.T) {
 	t.Parallel()
-	d, err := Open(t.TempDir())
-	must.Succeed(t, err)
+	d := must.Of(Open(t.TempDir())).Get(t)
 	var wg sync.WaitGroup
 	for i := range 4 {
 		l := noteLock(t, d)
@@ -91,9 +82,8 @@ func TestNotesOfManyAreNeverMixed(t *testing.T) {
 		wg.Go(func() {
 			for range 500 {
 				expect.Success(t, l.SetNote(text))
-				if got := l.Note(); got != "" && strings.Trim(got, got[:1]) != "" {
-					t.Errorf("note %q", got)
-				}
+				got := l.Note()
+				expect.That(t, got == "" || strings.Trim(got, got[:1]) == "", "note %q", got)
 			}
 		})
 	}

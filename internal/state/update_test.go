@@ -17,8 +17,7 @@ func TestUpdateWritesOverAReadyRecord(t *testing.T) {
 	must.Succeed(t, p.Commit(a))
 	a.Addresses[0].Prefix = netip.MustParsePrefix("10.1.0.77/24")
 	must.Succeed(t, d.Update(a))
-	got, err := d.Load(a.Network, a.Hash())
-	must.Succeed(t, err)
+	got := must.Of(d.Load(a.Network, a.Hash())).Get(t)
 	expect.NoDiff(t, diff(a, got))
 }
 

@@ -29,8 +29,7 @@ func uplinkPath(d *Dir, nic string) string { return d.UplinksPath() + "/" + nic 
 
 func lockUplink(t testing.TB, d *Dir, nic string) *Lock {
 	t.Helper()
-	l, err := d.LockUplink(t.Context(), nic)
-	must.Succeed(t, err)
+	l := must.Of(d.LockUplink(t.Context(), nic)).Get(t)
 	t.Cleanup(func() { l.Close() })
 	return l
 }
@@ -44,9 +43,7 @@ func TestAnUplinksRecordIsKeptWhole(t *testing.T) {
 	for _, record := range []string{sampleUplink, "{\n  \"pretty\": true\n}\n", sampleUplink} {
 		must.Succeed(t, f.Save([]byte(record)))
 		got, err := again(d).Uplink("eth0").Load()
-		if err != nil || string(got) != record {
-			t.Errorf("Load = %q, %v; want %q", got, err, record)
-		}
+		expect.That(t, err == nil && string(got) == record, "Load = %q, %v; want %q", got, err, record)
 	}
 	if st, err := os.Stat(uplinkPath(d, "eth0")); err != nil || st.Mode().Perm() != 0o600 {
 		t.Errorf("the file: %v, %v", st.Mode(), err)
@@ -69,9 +66,8 @@ func TestUplinksAreListedByTheirNICs(t *testing.T) {
 		writeFile(t, d.UplinksPath()+"/"+other, sampleUplink)
 	}
 	nics, err := d.Uplinks()
-	if want := []string{".tmp-x", "a.json", "eth0", "eth0.lock", "eth1"}; err != nil || !slices.Equal(nics, want) {
-		t.Errorf("Uplinks = %q, %v; want %q", nics, err, want)
-	}
+	want := []string{".tmp-x", "a.json", "eth0", "eth0.lock", "eth1"}
+	expect.That(t, err == nil && slices.Equal(nics, want), "Uplinks = %q, %v; want %q", nics, err, want)
 }
 
 func TestNamesThatNoNICHasAreRefused(t *testing.T) {
@@ -129,15 +125,13 @@ func TestAnUplinksRecordThatCannotBeReadBackIsNotWritten(t *testing.T) {
 	} {
 		expect.Failure(t, d.Uplink("eth0").Save([]byte(record)), "Save of %s", what)
 	}
-	if got, err := d.Uplink("eth0").Load(); err != nil || string(got) != sampleUplink {
-		t.Errorf("what was there: %q, %v", got, err)
-	}
+	got, err := d.Uplink("eth0").Load()
+	expect.That(t, err == nil && string(got) == sampleUplink, "what was there: %q, %v", got, err)
 	// As much as fits is read back.
 	large := `"` + strings.Repeat("x", maxUplink-1024) + `"`
 	saveUplink(t, d, "eth0", large)
-	if got, err := d.Uplink("eth0").Load(); err != nil || string(got) != large {
-		t.Errorf("a large one: %d bytes, %v", len(got), err)
-	}
+	got, err = d.Uplink("eth0").Load()
+	expect.That(t, err == nil && string(got) == large, "a large one: %d bytes, %v", len(got), err)
 }
 
 func TestALeftoverTemporaryFileOfAnUplinkIsHarmless(t *testing.T) {
@@ -145,12 +139,10 @@ func TestALeftoverTemporaryFileOfAnUplinkIsHarmless(t *testing.T) {
 	d := newDir(t)
 	writeFile(t, d.tempPath(uplinkPath(d, "eth0")), strings.Repeat("longer than what comes next ", 100))
 	saveUplink(t, d, "eth0", sampleUplink)
-	if got, err := d.Uplink("eth0").Load(); err != nil || string(got) != sampleUplink {
-		t.Errorf("Load = %q, %v", got, err)
-	}
-	if left := temporaryFiles(t, d); len(left) > 0 {
-		t.Errorf("left: %v", left)
-	}
+	got, err := d.Uplink("eth0").Load()
+	expect.That(t, err == nil && string(got) == sampleUplink, "Load = %q, %v", got, err)
+	left := temporaryFiles(t, d)
+	expect.That(t, len(left) == 0, "left: %v", left)
 }
 
 func TestAnUplinkOfAnEarlierEpochIsNotPutBack(t *testing.T) {
@@ -170,9 +162,8 @@ func TestAnUplinkOfAnEarlierEpochIsNotPutBack(t *testing.T) {
 	busy := lockUplink(t, again(d), "eth1")
 	enter(t, d)
 	nics, err := d.Uplinks()
-	if want := []string{"eth1", "eth2"}; err != nil || !slices.Equal(nics, want) {
-		t.Errorf("after Enter: %v, %v; want %v", nics, err, want)
-	}
+	want := []string{"eth1", "eth2"}
+	expect.That(t, err == nil && slices.Equal(nics, want), "after Enter: %v, %v; want %v", nics, err, want)
 	saveUplink(t, again(d), "eth1", sampleUplink)
 	must.Succeed(t, busy.Close())
 	expect.Success(t, expect.Err(d.Uplink("eth1").Load()), "of the new epoch")
@@ -196,18 +187,16 @@ func TestSaveFailsWithoutAnEpoch(t *testing.T) {
 	t.Parallel()
 	d, n := newDirOn(t)
 	must.Succeed(t, os.Remove(n.dir+"/boot_id"))
-	if err := d.Uplink("eth0").Save([]byte("{}")); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "/proc") {
-		t.Errorf("Save: %v", err)
-	}
+	err := d.Uplink("eth0").Save([]byte("{}"))
+	expect.That(t, errors.Is(err, fs.ErrNotExist) && strings.Contains(err.Error(), "/proc"), "Save: %v", err)
 }
 
 func TestOneAtATimeWorksOnANIC(t *testing.T) {
 	t.Parallel()
 	d := newDir(t)
 	held := lockUplink(t, d, "eth0")
-	if l, err := again(d).TryLockUplink("eth0"); l != nil || err != nil {
-		t.Errorf("TryLockUplink = %v, %v; want neither", l, err)
-	}
+	l, err := again(d).TryLockUplink("eth0")
+	expect.That(t, l == nil && err == nil, "TryLockUplink = %v, %v; want neither", l, err)
 	other := again(d)
 	if _, err := other.LockUplink(canceled(), "eth0"); !errors.Is(err, ErrLocked) || !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "eth0.lock") {
 		t.Errorf("LockUplink: %v", err)
@@ -218,10 +207,8 @@ func TestOneAtATimeWorksOnANIC(t *testing.T) {
 	for range 2 {
 		must.Succeed(t, held.Close())
 	}
-	l, err := again(d).TryLockUplink("eth0")
-	if l == nil || err != nil {
-		t.Fatalf("TryLockUplink of what is free = %v, %v", l, err)
-	}
+	l, err = again(d).TryLockUplink("eth0")
+	must.That(t, l != nil && err == nil, "TryLockUplink of what is free = %v, %v", l, err)
 	must.Succeed(t, l.Close())
 }
 
@@ -266,15 +253,11 @@ func TestAKilledProcessLeavesAWholeUplink(t *testing.T) {
 		}
 		p.kill()
 		l, err := d.TryLockUplink("eth0")
-		if l == nil || err != nil {
-			t.Fatalf("kill %d: TryLockUplink = %v, %v", kill, l, err)
-		}
+		must.That(t, l != nil && err == nil, "kill %d: TryLockUplink = %v, %v", kill, l, err)
 		// The helper lives on this node, not on the made-up one.
-		data, err := os.ReadFile(uplinkPath(d, "eth0"))
-		must.Succeed(t, err)
-		if _, _, err := splitUplink(data); err != nil {
-			t.Errorf("kill %d: %v", kill, err)
-		}
+		data := must.Of(os.ReadFile(uplinkPath(d, "eth0"))).Get(t)
+		_, _, err = splitUplink(data)
+		expect.That(t, err == nil, "kill %d: %v", kill, err)
 		must.Succeed(t, l.Close())
 	}
 }
@@ -289,9 +272,8 @@ func FuzzLoadUplink(f *testing.F) {
 		switch {
 		case err == nil:
 			expect.Success(t, d.Uplink("eth0").Save(record), "what was loaded cannot be saved")
-			if again, err := d.Uplink("eth0").Load(); err != nil || string(again) != string(record) {
-				t.Errorf("saved %q, loaded %q, %v", record, again, err)
-			}
+			again, err := d.Uplink("eth0").Load()
+			expect.That(t, err == nil && string(again) == string(record), "saved %q, loaded %q, %v", record, again, err)
 		case !errors.As(err, &damaged) && !errors.Is(err, ErrStale):
 			t.Errorf("Load of %q: %v", data, err)
 		}

@@ -62,12 +62,10 @@ func TestEveryKindTakesWhatEncodingJSONTakes(t *testing.T) {
 					t.Errorf("%s: strict %v, encoding/json %v", data, err, wantErr)
 					continue
 				}
-				if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); err == nil && diff != "" {
-					t.Errorf("%s (-encoding/json +strict)\n%s", data, diff)
-				}
-				if err != nil && !strings.HasPrefix(err.Error(), `field "`+name) {
-					t.Errorf("%s: the error does not start with the field: %v", data, err)
-				}
+				diff := cmp.Diff(want, got, cmpopts.EquateEmpty())
+				expect.That(t, err != nil || diff == "", "%s (-encoding/json +strict)\n%s", data, diff)
+				expect.That(t, err == nil || strings.HasPrefix(err.Error(), `field "`+name),
+					"%s: the error does not start with the field: %v", data, err)
 			}
 		})
 	}

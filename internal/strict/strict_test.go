@@ -319,9 +319,7 @@ func TestErrorsCanBeTakenApart(t *testing.T) {
 	var unknown *strict.UnknownFieldError
 	err := unmarshal([]byte(`{"ipam":{"tipe": "x"}}`), &v, nil)
 	want := strict.UnknownFieldError{Path: "ipam.tipe", Key: "tipe", Value: `"x"`, Nearest: "type"}
-	if !errors.As(err, &unknown) || *unknown != want {
-		t.Errorf("unknown field: got %#v, want %#v", unknown, want)
-	}
+	expect.That(t, errors.As(err, &unknown) && *unknown == want, "unknown field: got %#v, want %#v", unknown, want)
 
 	var syntax *strict.SyntaxError
 	err = unmarshal([]byte("{\n}}"), &v, nil)
@@ -363,9 +361,7 @@ func TestExemptValuesMustStillBeJSON(t *testing.T) {
 	var v netconf
 	err := unmarshal([]byte(`{"_x":[1,}`), &v, func(string, string) bool { return true })
 	var syntax *strict.SyntaxError
-	if !errors.As(err, &syntax) {
-		t.Errorf("got %v, want a SyntaxError", err)
-	}
+	expect.That(t, errors.As(err, &syntax), "got %v, want a SyntaxError", err)
 }
 
 func TestLenientKeepsWhatIsSound(t *testing.T) {
@@ -383,9 +379,8 @@ func TestLenientKeepsWhatIsSound(t *testing.T) {
 		`field "labels": expected an object, got a list: json: cannot unmarshal array into Go value of type map[string]int`,
 	}, "\n")
 	expect.NoDiff(t, cmp.Diff(wantErr, fmt.Sprint(err)), "error")
-	if v.Name != "last" || v.Bridge != "b" || v.IPAM.Subnet.String() != "10.0.0.0/8" {
-		t.Errorf("sound fields are lost: %+v", v)
-	}
+	expect.That(t, v.Name == "last" && v.Bridge == "b" && v.IPAM.Subnet.String() == "10.0.0.0/8",
+		"sound fields are lost: %+v", v)
 	expect.NoDiff(t, cmp.Diff([]string{"a", "", "c"}, v.IPAM.Names), "a bad element must not shift the others")
 }
 
@@ -436,12 +431,9 @@ func FuzzUnmarshal(f *testing.F) {
 		err := unmarshal(data, &got, nil)
 		wantErr := json.Unmarshal(data, &want)
 		if err == nil {
-			if wantErr != nil {
-				t.Fatalf("accepted %q, which encoding/json refuses: %v", data, wantErr)
-			}
-			if diff := cmp.Diff(want, got, compareAddrs()...); diff != "" {
-				t.Fatalf("%q (-encoding/json +strict)\n%s", data, diff)
-			}
+			must.Succeed(t, wantErr, "accepted %q, which encoding/json refuses", data)
+			diff := cmp.Diff(want, got, compareAddrs()...)
+			must.That(t, diff == "", "%q (-encoding/json +strict)\n%s", data, diff)
 		}
 		var syntax *strict.SyntaxError
 		if errors.As(err, &syntax) && json.Valid(data) && !strings.Contains(syntax.Reason, "exceeded max depth") {

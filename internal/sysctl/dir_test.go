@@ -16,12 +16,11 @@ func TestDirectoryStaysThatOfItsNamespace(t *testing.T) {
 	t.Parallel()
 	ns, other := nstest.New(t), nstest.New(t)
 	var d *sysctl.Dir
-	err := ns.Do(func() error {
+	must.Succeed(t, ns.Do(func() error {
 		var err error
 		d, err = sysctl.OpenDir("net/ipv6/conf")
 		return err
-	})
-	must.Succeed(t, err)
+	}))
 	defer d.Close()
 	// A link that was not there when it was opened.
 	nstest.Veth(t, ns, "eth0", other, "eth0")
@@ -49,8 +48,7 @@ func TestDirectorysErrorsNameTheFile(t *testing.T) {
 		t.Errorf("OpenDir: %v", err)
 	}
 	expect.Failure(t, expect.Err(sysctl.OpenDir("net/ipv4/ip_forward")), "a file is opened as a directory")
-	d, err := sysctl.OpenDir("net/ipv4/conf")
-	must.Succeed(t, err)
+	d := must.Of(sysctl.OpenDir("net/ipv4/conf")).Get(t)
 	defer d.Close()
 	if _, err := d.Ensure("none/rp_filter", "0"); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "/proc/sys/net/ipv4/conf/none/rp_filter") {
 		t.Errorf("Ensure: %v", err)

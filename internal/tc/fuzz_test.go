@@ -41,9 +41,7 @@ func FuzzFilter(f *testing.F) {
 		if flt.Decode(b) != nil {
 			return
 		}
-		if flt.Redirect != 0 && flt.Kind != "u32" {
-			t.Errorf("a redirect of another kind: %+v", flt)
-		}
+		expect.That(t, flt.Redirect == 0 || flt.Kind == "u32", "a redirect of another kind: %+v", flt)
 	})
 }
 
@@ -52,8 +50,7 @@ func TestDecodersReadTheKernelsReplies(t *testing.T) {
 	t.Parallel()
 	ns, pod := nstest.New(t), nstest.New(t)
 	index, _ := nstest.Veth(t, ns, "port", pod, "eth0")
-	tr, err := nl.Open(unix.NETLINK_ROUTE, &nl.Config{NetNS: ns})
-	must.Succeed(t, err)
+	tr := must.Of(nl.Open(unix.NETLINK_ROUTE, &nl.Config{NetNS: ns})).Get(t)
 	rec := nltest.Record(tr)
 	conn := nl.New(rec)
 	defer conn.Close()
@@ -72,14 +69,11 @@ func TestDecodersReadTheKernelsReplies(t *testing.T) {
 		l.GetQdisc(&b, Root, &root)
 		l.GetQdisc(&b, Clsact, &clsact)
 		must.Succeed(t, Look(t.Context(), conn, &b))
-		if !root.Is(w) || root.Link != index || clsact.Kind != "clsact" {
-			t.Errorf("of %+v the kernel has made %+v and %+v", w, root, clsact)
-		}
+		expect.That(t, root.Is(w) && root.Link == index && clsact.Kind == "clsact",
+			"of %+v the kernel has made %+v and %+v", w, root, clsact)
 	}
 	own, others, err := l.Filters(t.Context(), conn, Ingress, Egress)
-	if err != nil || others != 0 {
-		t.Errorf("%d other filters, %v", others, err)
-	}
+	expect.That(t, err == nil && others == 0, "%d other filters, %v", others, err)
 	if last := own[len(own)-1]; last.Kind != "u32" || !last.MatchAll || last.Redirect != lo || last.Protocol != unix.ETH_P_ALL {
 		t.Errorf("the filter is read as %+v", last)
 	}
@@ -101,8 +95,7 @@ func TestDecodersReadTheKernelsReplies(t *testing.T) {
 // reply is a message's body as the kernel would write it.
 func reply(t *testing.T, options func(*netlink.AttributeEncoder)) []byte {
 	t.Helper()
-	m, err := nl.Encode(unix.RTM_NEWQDISC, 0, Link{Index: 7}.header(Handle, Root, 0), options)
-	must.Succeed(t, err)
+	m := must.Of(nl.Encode(unix.RTM_NEWQDISC, 0, Link{Index: 7}.header(Handle, Root, 0), options)).Get(t)
 	return m.Data
 }
 
@@ -111,14 +104,12 @@ func TestCutRepliesAreErrors(t *testing.T) {
 	t.Parallel()
 	body := reply(t, Bucket{Rate: 5e9, Burst: 25e6, Limit: 75e6}.encode)
 	var q Qdisc
-	if err := q.Decode(body); err != nil || q.Rate != 5e9 || q.Limit != 75e6 || !q.Ours() {
-		t.Fatalf("the whole is read as %+v, %v", q, err)
-	}
+	err := q.Decode(body)
+	must.That(t, err == nil && q.Rate == 5e9 && q.Limit == 75e6 && q.Ours(), "the whole is read as %+v, %v", q, err)
 	for n := range body {
 		// A cut between attributes leaves a message that is whole.
-		if err := q.Decode(body[:n]); err == nil && n != sizeofTCMsg && n != sizeofTCMsg+8 {
-			t.Errorf("%d of %d bytes are read as %+v", n, len(body), q)
-		}
+		expect.That(t, q.Decode(body[:n]) != nil || n == sizeofTCMsg || n == sizeofTCMsg+8,
+			"%d of %d bytes are read as %+v", n, len(body), q)
 	}
 	for name, attr := range map[string]uint16{"short parameters": tbfParms, "short rate": tbfRate64} {
 		body := reply(t, func(ae *netlink.AttributeEncoder) {

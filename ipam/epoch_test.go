@@ -33,10 +33,7 @@ func liveAt(addr string, o Owner) Live { return Live{Hash: hashOf(o), Addr: nste
 // marker is the content of the directory's marker file.
 func (n *node) marker() string {
 	n.t.Helper()
-	data, err := os.ReadFile(filepath.Join(n.dir(), markerName))
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	data := must.Of(os.ReadFile(filepath.Join(n.dir(), markerName))).Get(n.t)
 	return string(data)
 }
 
@@ -80,18 +77,13 @@ func TestReservationsOfAnEarlierEpochAreDropped(t *testing.T) {
 		"10.1.0.21": "tombolo:" + hashOf(Owner{"newcomer", "eth0"}) + "\r\n",
 		"note":      "x", "last_reserved_ip.0": "10.1.0.10",
 	})
-	if got, want := n.marker(), "boot-2"; got != want {
-		t.Errorf("marker %s, want %s", got, want)
-	}
-	if !n.Warned("dropped 7 reservations from before 2026-01-02 03:04:05 UTC") {
-		t.Error("no warning")
-	}
+	got, want := n.marker(), "boot-2"
+	expect.That(t, got == want, "marker %s, want %s", got, want)
+	expect.That(t, n.Warned("dropped 7 reservations from before 2026-01-02 03:04:05 UTC"), "no warning")
 	// In the same epoch nothing is dropped again.
 	n.put("10.1.0.30", "kept\r\neth0", beforeIt)
 	n.add("b")
-	if n.files()["10.1.0.30"] == "" {
-		t.Error("a reservation was dropped in its own epoch")
-	}
+	expect.That(t, n.files()["10.1.0.30"] != "", "a reservation was dropped in its own epoch")
 }
 
 // Without a battery, a machine's clock may be behind after a boot: what was reserved before it
@@ -110,9 +102,8 @@ func TestReservationsOfTheFutureAreOfAnEarlierEpoch(t *testing.T) {
 	n.put("10.1.0.5", "young\r\neth0", time.Now().Add(time.Second))
 	expect.Equal(t, n.add("a"), "10.1.0.2")
 	for addr, owner := range map[string]string{"10.1.0.2": "a", "10.1.0.3": "alive", "10.1.0.4": "adding", "10.1.0.5": "young"} {
-		if got := n.files()[addr]; got != owner+"\r\neth0" {
-			t.Errorf("%s is reserved for %q, want %s", addr, got, owner)
-		}
+		got := n.files()[addr]
+		expect.That(t, got == owner+"\r\neth0", "%s is reserved for %q, want %s", addr, got, owner)
 	}
 }
 
@@ -161,9 +152,7 @@ func TestADirectoryDeletedWhilePodsRunIsRebuilt(t *testing.T) {
 		"10.1.0.4": "c\r\neth0", "fd00::4": "c\r\neth0", "10.1.0.5": "tombolo:0\r\n",
 		"last_reserved_ip.0": "10.1.0.4", "last_reserved_ip.1": "fd00::4",
 	})
-	if !n.Warned("reserved 5 addresses that are in use but had no reservation") {
-		t.Error("no warning")
-	}
+	expect.That(t, n.Warned("reserved 5 addresses that are in use but had no reservation"), "no warning")
 	n.del("a")
 	expect.Success(t, n.allocator(n.request("b")).Del(context.Background(), nstest.Addrs("10.1.0.3", "fd00::3")))
 	n.add("d")
@@ -213,9 +202,7 @@ func TestStatusDoesNotCountWhatIsAboutToBeDropped(t *testing.T) {
 		wantError(t, n.allocatorIn(epoch).Status(context.Background()), ErrPoolFull, "4 of 4")
 	}
 	n.expect(before)
-	if n.marker() != oldMarker {
-		t.Errorf("Status changed the marker to %s", n.marker())
-	}
+	expect.Equal(t, n.marker(), oldMarker, "the marker after Status")
 	n.put(markerName, "")
 	wantError(t, n.allocatorIn(thisEpoch).Status(context.Background()), ErrPoolFull, "4 of 4")
 }
@@ -240,9 +227,7 @@ func TestWithoutATokenThereAreNoEpochs(t *testing.T) {
 	n.put(markerName, oldMarker)
 	n.put("10.1.0.2", "old\r\neth0", beforeIt)
 	expect.Equal(t, n.add("a"), "10.1.0.3")
-	if n.marker() != oldMarker {
-		t.Errorf("marker %s", n.marker())
-	}
+	expect.Equal(t, n.marker(), oldMarker, "marker")
 }
 
 func TestWithoutHashesOldReservationsOfLiveAddressesStay(t *testing.T) {
@@ -254,9 +239,7 @@ func TestWithoutHashesOldReservationsOfLiveAddressesStay(t *testing.T) {
 	r.Epoch, r.Hash = thisEpoch, nil
 	r.Live = liveAddrs(Live{Hash: "abc", Addr: nstest.Addrs("10.1.0.2")[0]})
 	result, err := n.tryAdd(r)
-	if err != nil || addressesOf(result) != "10.1.0.3" {
-		t.Errorf("got %v, %v", result, err)
-	}
+	expect.That(t, err == nil && addressesOf(result) == "10.1.0.3", "got %v, %v", result, err)
 }
 
 func TestAMarkerThatCannotBeWrittenIsAWarning(t *testing.T) {
@@ -265,15 +248,12 @@ func TestAMarkerThatCannotBeWrittenIsAWarning(t *testing.T) {
 	n.epoch = thisEpoch
 	must.Succeed(t, os.MkdirAll(filepath.Join(n.dir(), markerName+tempSuffix), 0o755))
 	expect.Equal(t, n.add("a"), "10.1.0.2")
-	if !n.Warned("write epoch marker") {
-		t.Error("no warning")
-	}
+	expect.That(t, n.Warned("write epoch marker"), "no warning")
 	n.del("a")
 	must.Succeed(t, os.Remove(filepath.Join(n.dir(), markerName+tempSuffix)))
 	// One that a crash left there is overwritten.
 	n.put(markerName+tempSuffix, "longer than the marker itself, for it has to be cut, not only overwritten")
 	n.add("b")
-	if got, want := n.marker(), "boot-2"; got != want {
-		t.Errorf("marker %s, want %s", got, want)
-	}
+	got, want := n.marker(), "boot-2"
+	expect.That(t, got == want, "marker %s, want %s", got, want)
 }

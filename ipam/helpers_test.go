@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -122,20 +123,13 @@ func hashOf(o Owner) string {
 // allocator opens the reservations and fails the test where that fails.
 func (n *node) allocator(r *request) asker {
 	n.t.Helper()
-	a, err := r.open()
-	if err != nil {
-		n.t.Fatalf("NewHostLocal: %v", err)
-	}
-	return a
+	return must.Of(r.open()).Get(n.t, "NewHostLocal")
 }
 
 // add gives the container its addresses, and returns them with commas between.
 func (n *node) add(id string) string {
 	n.t.Helper()
-	result, err := n.tryAdd(n.request(id))
-	if err != nil {
-		n.t.Fatalf("Add(%s): %v", id, err)
-	}
+	result := must.Of(n.tryAdd(n.request(id))).Get(n.t, "Add(%s)", id)
 	return addressesOf(result)
 }
 
@@ -147,9 +141,7 @@ func (n *node) tryAdd(r *request) (*Allocation, error) {
 // del releases the container's addresses, without a hint.
 func (n *node) del(id string) {
 	n.t.Helper()
-	if err := n.allocator(n.request(id)).Del(context.Background(), nil); err != nil {
-		n.t.Fatalf("Del(%s): %v", id, err)
-	}
+	must.Succeed(n.t, n.allocator(n.request(id)).Del(context.Background(), nil), "Del(%s)", id)
 }
 
 func addressesOf(given *Allocation) string {
@@ -171,20 +163,14 @@ func resultAddrs(given *Allocation) []netip.Addr {
 // wantError checks what an error matches, and that its message holds text.
 func wantError(t *testing.T, err error, sentinel error, text string) {
 	t.Helper()
-	if !errors.Is(err, sentinel) {
-		t.Errorf("%v does not match %q", err, sentinel)
-	}
-	if err == nil || !strings.Contains(err.Error(), text) {
-		t.Errorf("message %v does not hold %q", err, text)
-	}
+	expect.That(t, errors.Is(err, sentinel), "%v does not match %q", err, sentinel)
+	expect.That(t, err != nil && strings.Contains(err.Error(), text), "message %v does not hold %q", err, text)
 }
 
 // wantIOError checks that an error is of a file, as well.
 func wantIOError(t *testing.T, err error, sentinel error, text string) {
 	t.Helper()
-	if !errors.As(err, new(*fs.PathError)) {
-		t.Errorf("%v holds no fs.PathError", err)
-	}
+	expect.That(t, errors.As(err, new(*fs.PathError)), "%v holds no fs.PathError", err)
 	wantError(t, err, sentinel, text)
 }
 
@@ -220,9 +206,8 @@ func (n *node) files() map[string]string {
 
 func (n *node) expect(want map[string]string) {
 	n.t.Helper()
-	if diff := cmp.Diff(want, n.files()); diff != "" {
-		n.t.Errorf("files (-want +got)\n%s", diff)
-	}
+	diff := cmp.Diff(want, n.files())
+	expect.That(n.t, diff == "", "files (-want +got)\n%s", diff)
 }
 
 // put writes a file into the network's directory, as of long ago if old.

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -29,12 +30,8 @@ func TestLinksAndPipesAmongTheReservationsAreNotFollowed(t *testing.T) {
 			must.Succeed(t, os.MkdirAll(n.dir(), 0o755))
 			must.Succeed(t, hostile(filepath.Join(n.dir(), file)))
 			result, err := n.tryAdd(n.request("a"))
-			if err == nil && len(result.Addresses) != 1 {
-				t.Errorf("%s for %s: %+v", name, file, result)
-			}
-			if err != nil && !strings.Contains(err.Error(), file) {
-				t.Errorf("%s for %s: %v", name, file, err)
-			}
+			expect.That(t, err != nil || len(result.Addresses) == 1, "%s for %s: %+v", name, file, result)
+			expect.That(t, err == nil || strings.Contains(err.Error(), file), "%s for %s: %v", name, file, err)
 			if data, err := os.ReadFile(target); err != nil || string(data) != precious {
 				t.Errorf("%s for %s: what it leads to is %q now, %v", name, file, data, err)
 			}

@@ -26,9 +26,8 @@ func TestAddressesAreGivenInTurn(t *testing.T) {
 	expect.Equal(t, n.add("a")+" "+n.add("b"), "10.1.0.2 10.1.0.3")
 	n.expect(map[string]string{"10.1.0.2": "a\r\neth0", "10.1.0.3": "b\r\neth0", "last_reserved_ip.0": "10.1.0.3"})
 	n.del("a")
-	if got := n.add("c") + " " + n.add("d") + " " + n.add("e"); got != "10.1.0.4 10.1.0.5 10.1.0.2" {
-		t.Errorf("a released address must rest until the others were given: got %s", got)
-	}
+	expect.Equal(t, n.add("c")+" "+n.add("d")+" "+n.add("e"), "10.1.0.4 10.1.0.5 10.1.0.2",
+		"a released address must rest until the others were given")
 	n.expect(map[string]string{
 		"10.1.0.2": "e\r\neth0", "10.1.0.3": "b\r\neth0", "10.1.0.4": "c\r\neth0", "10.1.0.5": "d\r\neth0",
 		"last_reserved_ip.0": "10.1.0.2",
@@ -50,12 +49,10 @@ func TestATakenAddressIsNotGivenToAnother(t *testing.T) {
 	wantError(t, err, ErrAddressTaken, `network "lan": the requested address 10.1.0.4 is taken by container a`)
 	n.put("10.1.0.5", "tombolo:abc\r\n")
 	r.want = nstest.Addrs("10.1.0.5")
-	_, err = n.tryAdd(r)
-	wantError(t, err, ErrAddressTaken, `taken by the attachment with hash abc`)
+	wantError(t, expect.Err(n.tryAdd(r)), ErrAddressTaken, `taken by the attachment with hash abc`)
 	n.put("10.1.0.3", "not an owner")
 	r.want = nstest.Addrs("10.1.0.3")
-	_, err = n.tryAdd(r)
-	wantError(t, err, ErrAddressTaken, `taken by the file `+n.dir()+"/10.1.0.3")
+	wantError(t, expect.Err(n.tryAdd(r)), ErrAddressTaken, `taken by the file `+n.dir()+"/10.1.0.3")
 }
 
 func TestTheSameAttachmentAskingAgainIsNoticedWhereItsAddressIsACandidate(t *testing.T) {
@@ -65,8 +62,7 @@ func TestTheSameAttachmentAskingAgainIsNoticedWhereItsAddressIsACandidate(t *tes
 	_, err := n.tryAdd(n.request("a"))
 	wantError(t, err, ErrDuplicate, `interface eth0 of container a already has 10.1.0.2: DEL it first`)
 	n.put("10.1.0.2", "tombolo:"+hashOf(Owner{"a", "eth0"})+"\r\n")
-	_, err = n.tryAdd(n.request("a"))
-	wantError(t, err, ErrDuplicate, "already has 10.1.0.2")
+	wantError(t, expect.Err(n.tryAdd(n.request("a"))), ErrDuplicate, "already has 10.1.0.2")
 	if got := len(n.files()); got != 2 {
 		t.Errorf("a refused ADD changed the directory: %v", n.files())
 	}
@@ -92,13 +88,9 @@ func TestAFullPoolSaysHowFull(t *testing.T) {
 			for i := range tt.size {
 				given[n.add(fmt.Sprintf("pod%d", i))] = true
 			}
-			if len(given) != tt.size {
-				t.Errorf("%d different addresses of %d", len(given), tt.size)
-			}
-			_, err := n.tryAdd(n.request("late"))
-			wantError(t, err, ErrPoolFull, tt.want)
-			err = n.allocator(n.request("")).Status(context.Background())
-			wantError(t, err, ErrPoolFull, tt.want)
+			expect.That(t, len(given) == tt.size, "%d different addresses of %d", len(given), tt.size)
+			wantError(t, expect.Err(n.tryAdd(n.request("late"))), ErrPoolFull, tt.want)
+			wantError(t, n.allocator(n.request("")).Status(context.Background()), ErrPoolFull, tt.want)
 			n.del("pod1")
 			expect.Success(t, n.allocator(n.request("")).Status(context.Background()), "Status with a free address")
 			n.add("late")
@@ -109,11 +101,9 @@ func TestAFullPoolSaysHowFull(t *testing.T) {
 func TestAFailureInALaterSetReleasesTheEarlierOnes(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, `[{"subnet":"10.1.0.0/24"}],[{"subnet":"10.2.0.0/30"}]`)
-	if got := n.add("a"); got != "10.1.0.2,10.2.0.2" {
-		t.Fatal(got)
-	}
-	_, err := n.tryAdd(n.request("b"))
-	wantError(t, err, ErrPoolFull, "10.2.0.0/30 is full: 1 of 1")
+	got := n.add("a")
+	must.That(t, got == "10.1.0.2,10.2.0.2", "%v", got)
+	wantError(t, expect.Err(n.tryAdd(n.request("b"))), ErrPoolFull, "10.2.0.0/30 is full: 1 of 1")
 	n.expect(map[string]string{
 		"10.1.0.2": "a\r\neth0", "10.2.0.2": "a\r\neth0", "last_reserved_ip.0": "10.1.0.3", "last_reserved_ip.1": "10.2.0.2",
 	})
@@ -125,14 +115,12 @@ func TestNamesThatCouldNotBeReadAgainAreRefused(t *testing.T) {
 	for _, owner := range []Owner{{"", "eth0"}, {"a/b", "eth0"}, {"a", ""}, {"a", "eth 0"}} {
 		r := n.request(owner.ContainerID)
 		r.IfName = owner.IfName
-		_, err := n.tryAdd(r)
-		wantError(t, err, ErrInvalid, "not valid names of an attachment")
+		wantError(t, expect.Err(n.tryAdd(r)), ErrInvalid, "not valid names of an attachment")
 	}
 	for _, network := range []string{"", ".", "..", "a/b", "../x"} {
 		r := n.request("a")
 		r.Network = network
-		_, err := r.open()
-		wantError(t, err, ErrInvalid, "cannot be the name of a directory")
+		wantError(t, expect.Err(r.open()), ErrInvalid, "cannot be the name of a directory")
 	}
 }
 
@@ -238,9 +226,7 @@ func TestGCReleasesWhatNoValidOwnerClaims(t *testing.T) {
 				want[name] = before[name]
 			}
 			n.expect(want)
-			if !n.Warned("10.1.0.17 holds no reservation: left alone") {
-				t.Error("the foreign file is not reported")
-			}
+			expect.That(t, n.Warned("10.1.0.17 holds no reservation: left alone"), "the foreign file is not reported")
 		})
 	}
 }
@@ -259,8 +245,7 @@ func TestGCOfOneNetworkLeavesTheOthersAlone(t *testing.T) {
 func TestCheckFindsWhatIsNotReserved(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, small+`,[{"subnet":"fd00::/64"}]`)
-	given, err := n.tryAdd(n.request("a"))
-	must.Succeed(t, err)
+	given := must.Of(n.tryAdd(n.request("a"))).Get(t)
 	result := given.Addresses
 	without := func(prefix string) []Address {
 		return slices.DeleteFunc(slices.Clone(result), func(a Address) bool {
@@ -302,8 +287,7 @@ func TestStatusFailsForAPoolWithoutAddresses(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, `[{"subnet":"10.1.0.0/24","rangeEnd":"10.1.0.1"}]`)
 	n.put("10.1.0.9", "a\r\neth0")
-	err := n.allocator(n.request("")).Status(context.Background())
-	wantError(t, err, ErrPoolFull, "is full: 0 of 0")
+	wantError(t, n.allocator(n.request("")).Status(context.Background()), ErrPoolFull, "is full: 0 of 0")
 }
 
 func TestManyAtOnceGetDifferentAddresses(t *testing.T) {
@@ -334,14 +318,11 @@ func TestManyAtOnceGetDifferentAddresses(t *testing.T) {
 	}
 	for i := range pods {
 		a := n.allocator(n.request(fmt.Sprintf("pod%d", i)))
-		wg.Go(func() {
-			expect.Success(t, a.Del(context.Background(), nil))
-		})
+		wg.Go(func() { expect.Success(t, a.Del(context.Background(), nil)) })
 	}
 	wg.Wait()
-	if got := n.files(); len(got) != 2 {
-		t.Errorf("left: %v", got)
-	}
+	got := n.files()
+	expect.That(t, len(got) == 2, "left: %v", got)
 }
 
 // An ADD that is under way is on no runtime's list.
@@ -367,8 +348,7 @@ func TestGCLeavesWhatIsOnRecord(t *testing.T) {
 func TestPoolsTellHowFarRangesAreUsedUp(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, `[{"subnet": "10.1.0.0/29"}, {"subnet": "10.2.0.0/24", "rangeStart": "10.2.0.9", "rangeEnd": "10.2.0.10"}], [{"subnet": "fd01::/64"}]`)
-	h, err := NewHostLocal(&Config{Network: "lan", Dir: n.dataDir, Ranges: rangesOf(t, n.sets)})
-	must.Succeed(t, err)
+	h := must.Of(NewHostLocal(&Config{Network: "lan", Dir: n.dataDir, Ranges: rangesOf(t, n.sets)})).Get(t)
 	want := []Pool{
 		{Name: "10.1.0.0/29, 10.2.0.9-10.2.0.10 of 10.2.0.0/24", Size: 5 + 2},
 		{Name: "fd01::/64", IPv6: true, Size: math.MaxUint64 - 1},
@@ -376,13 +356,11 @@ func TestPoolsTellHowFarRangesAreUsedUp(t *testing.T) {
 	for count := range uint64(3) {
 		want[0].Reserved, want[1].Reserved = count, count
 		got, err := h.Pools(t.Context())
-		if diff := cmp.Diff(want, got); diff != "" || err != nil {
-			t.Errorf("with %d pods: %v, pools (-want +got):\n%s", count, err, diff)
-		}
+		diff := cmp.Diff(want, got)
+		expect.That(t, diff == "" && err == nil, "with %d pods: %v, pools (-want +got):\n%s", count, err, diff)
 		n.add(fmt.Sprintf("c%d", count))
 	}
-	again, err := NewHostLocal(&Config{Network: "lan", Dir: n.dataDir, Ranges: h.RangeSets()})
-	must.Succeed(t, err)
+	again := must.Of(NewHostLocal(&Config{Network: "lan", Dir: n.dataDir, Ranges: h.RangeSets()})).Get(t)
 	if diff := cmp.Diff(h.pool, again.pool, cmp.AllowUnexported(ipRange{}), cmp.Comparer(func(a, b rangeSet) bool { return slices.Equal(a.ranges, b.ranges) })); diff != "" {
 		t.Errorf("ranges made again (-want +got):\n%s", diff)
 	}
@@ -390,7 +368,6 @@ func TestPoolsTellHowFarRangesAreUsedUp(t *testing.T) {
 	if RangeSetsOf(h.Bind(Node{}))[1].Ranges[0].Subnet != nstest.Prefix("fd01::/64") || RangeSetsOf(Static{}) != nil || RangeSetsOf(nil) != nil {
 		t.Error("an Allocator's ranges are others")
 	}
-	if sets := (*HostLocal)(nil).RangeSets(); sets != nil {
-		t.Errorf("of none: %v", sets)
-	}
+	sets := (*HostLocal)(nil).RangeSets()
+	expect.That(t, sets == nil, "of none: %v", sets)
 }

@@ -45,9 +45,8 @@ func (n *node) runReference(dir, verb, id string) (*Allocation, error) {
 	}
 	given := &Allocation{}
 	if verb == "ADD" {
-		if err := json.Unmarshal(stdout, &result); err != nil {
-			n.t.Fatalf("reference: %v: %s", err, stdout)
-		}
+		err := json.Unmarshal(stdout, &result)
+		must.That(n.t, err == nil, "reference: %v: %s", err, stdout)
 	}
 	for _, ip := range result.IPs {
 		given.Addresses = append(given.Addresses, Address{Prefix: ip.Address})
@@ -57,10 +56,7 @@ func (n *node) runReference(dir, verb, id string) (*Allocation, error) {
 
 func (n *node) mustRunReference(dir, verb, id string) string {
 	n.t.Helper()
-	result, err := n.runReference(dir, verb, id)
-	if err != nil {
-		n.t.Fatalf("reference %s %s: %v", verb, id, err)
-	}
+	result := must.Of(n.runReference(dir, verb, id)).Get(n.t, "reference %s %s", verb, id)
 	return addressesOf(result)
 }
 
@@ -72,17 +68,14 @@ func TestTheReferenceAndWeWriteTheSameFiles(t *testing.T) {
 	for i := range 6 {
 		id := fmt.Sprintf("0123456789abcdef%d", i)
 		got, want := ours.add(id), theirs.mustRunReference(dir, "ADD", id)
-		if got != want {
-			t.Errorf("%s: we give %s, the reference %s", id, got, want)
-		}
+		expect.That(t, got == want, "%s: we give %s, the reference %s", id, got, want)
 		if i == 2 {
 			ours.del(id)
 			theirs.mustRunReference(dir, "DEL", id)
 		}
 	}
-	if diff := cmp.Diff(theirs.files(), ours.files()); diff != "" {
-		t.Errorf("files (-reference +ours)\n%s", diff)
-	}
+	diff := cmp.Diff(theirs.files(), ours.files())
+	expect.That(t, diff == "", "files (-reference +ours)\n%s", diff)
 }
 
 func TestTheReferenceAndWeSeeEachOthersReservations(t *testing.T) {
@@ -94,9 +87,8 @@ func TestTheReferenceAndWeSeeEachOthersReservations(t *testing.T) {
 	got := strings.Join([]string{
 		n.add("ours1"), n.mustRunReference(dir, "ADD", "theirs1"), n.add("ours2"), n.mustRunReference(dir, "ADD", "theirs2"),
 	}, " ")
-	if want := "10.1.0.2,fd00::2 10.1.0.3,fd00::3 10.1.0.4,fd00::4 10.1.0.5,fd00::5"; got != want {
-		t.Fatalf("got %s, want %s", got, want)
-	}
+	want := "10.1.0.2,fd00::2 10.1.0.3,fd00::3 10.1.0.4,fd00::4 10.1.0.5,fd00::5"
+	must.That(t, got == want, "got %s, want %s", got, want)
 	for _, id := range []string{"ours1", "theirs1"} {
 		n.mustRunReference(dir, "CHECK", id)
 		expect.Success(t, n.allocator(n.request(id)).Check(context.Background(), nil), "our CHECK of %s", id)
@@ -116,9 +108,8 @@ func TestTheReferenceAndWeSeeEachOthersReservations(t *testing.T) {
 		"10.1.0.6": "theirs3\r\neth0", "fd00::7": "theirs3\r\neth0", "fd00::6": "tombolo:" + hashOf(Owner{"found", "eth0"}) + "\r\n",
 		"last_reserved_ip.0": "10.1.0.6", "last_reserved_ip.1": "fd00::7",
 	})
-	if got, want := n.marker(), "now"; got != want {
-		t.Errorf("the reference changed our marker to %s", got)
-	}
+	got, want = n.marker(), "now"
+	expect.That(t, got == want, "the reference changed our marker to %s", got)
 }
 
 func TestTheReferenceWaitsForOurLock(t *testing.T) {

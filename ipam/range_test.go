@@ -13,9 +13,7 @@ import (
 
 func mustPool(t *testing.T, sets string) pool {
 	t.Helper()
-	p, err := newPool(rangesOf(t, sets))
-	must.Succeed(t, err)
-	return p
+	return must.Of(newPool(rangesOf(t, sets))).Get(t)
 }
 
 func TestRangesHaveDefaults(t *testing.T) {
@@ -82,8 +80,7 @@ func TestBadRangesAreExplained(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			_, err := newPool(rangesOf(t, tt.sets))
-			wantError(t, err, ErrInvalid, tt.want)
+			wantError(t, expect.Err(newPool(rangesOf(t, tt.sets))), ErrInvalid, tt.want)
 		})
 	}
 }
@@ -142,9 +139,7 @@ func TestCursorGoesRoundOnce(t *testing.T) {
 				if !ok {
 					break
 				}
-				if !r.contains(addr) {
-					t.Errorf("%s is not in its range %s", addr, r)
-				}
+				expect.That(t, r.contains(addr), "%s is not in its range %s", addr, r)
 				got = append(got, addr.String())
 			}
 			expect.Equal(t, strings.Join(got, " "), tt.want, "got %q, want %q", got, tt.want)
@@ -169,23 +164,17 @@ func FuzzRange(f *testing.F) {
 			return
 		}
 		r, p := set.ranges[0], pool{set}
-		if !r.subnet.Contains(r.start) || !r.subnet.Contains(r.end) || r.end.Less(r.start) {
-			t.Fatalf("bad range %+v", r)
-		}
+		must.That(t, r.subnet.Contains(r.start) && r.subnet.Contains(r.end) && !r.end.Less(r.start), "bad range %+v", r)
 		size := set.size(p)
 		lastAddr, _ := netip.ParseAddr(last)
 		seen := map[netip.Addr]bool{}
 		for c := set.from(lastAddr, p); len(seen) < 1000; {
 			addr, _, ok := c.next()
 			if !ok {
-				if uint64(len(seen)) != size {
-					t.Fatalf("%+v has %d addresses, the cursor gave %d", r, size, len(seen))
-				}
+				must.That(t, uint64(len(seen)) == size, "%+v has %d addresses, the cursor gave %d", r, size, len(seen))
 				return
 			}
-			if seen[addr] || addr == r.gateway || !r.contains(addr) {
-				t.Fatalf("%+v gave %s", r, addr)
-			}
+			must.That(t, !seen[addr] && addr != r.gateway && r.contains(addr), "%+v gave %s", r, addr)
 			seen[addr] = true
 		}
 	})
@@ -204,9 +193,7 @@ func FuzzWant(f *testing.F) {
 		next.Subnet, _ = netip.ParsePrefix(second)
 		h, err := NewHostLocal(&Config{Network: "lan", Dir: "/nonexistent", Ranges: []RangeSet{{Ranges: []Range{conf}}, {Ranges: []Range{next}}}})
 		if err != nil {
-			if !errors.Is(err, ErrInvalid) {
-				t.Fatal(err)
-			}
+			must.That(t, errors.Is(err, ErrInvalid), "%v", err)
 			return
 		}
 		var asked []netip.Addr
@@ -216,9 +203,7 @@ func FuzzWant(f *testing.F) {
 			}
 		}
 		if h, err = h.Want(asked...); err != nil {
-			if !errors.Is(err, ErrInvalid) {
-				t.Fatal(err)
-			}
+			must.That(t, errors.Is(err, ErrInvalid), "%v", err)
 			return
 		}
 		for i, set := range h.pool {
@@ -226,9 +211,8 @@ func FuzzWant(f *testing.F) {
 			if !addr.IsValid() {
 				addr, _, _ = set.from(addr, h.pool).next()
 			}
-			if addr.IsValid() && (set.rangeOf(addr) == nil || h.pool.isGateway(addr)) {
-				t.Fatalf("%s would be given out of %s", addr, set)
-			}
+			must.That(t, !addr.IsValid() || set.rangeOf(addr) != nil && !h.pool.isGateway(addr),
+				"%s would be given out of %s", addr, set)
 		}
 	})
 }

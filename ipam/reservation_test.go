@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 func TestReservationFilesAreUnderstood(t *testing.T) {
@@ -46,9 +47,8 @@ func TestReservationFilesAreUnderstood(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			got, state := parseReservation([]byte(tt.content))
-			if got != tt.want || state != tt.state {
-				t.Errorf("got %+v, state %d; want %+v, state %d", got, state, tt.want, tt.state)
-			}
+			expect.That(t, got == tt.want && state == tt.state,
+				"got %+v, state %d; want %+v, state %d", got, state, tt.want, tt.state)
 		})
 	}
 }
@@ -62,15 +62,11 @@ func FuzzReservation(f *testing.F) {
 	f.Fuzz(func(t *testing.T, content []byte) {
 		held, state := parseReservation(content)
 		if state != stateHeld {
-			if held != (reservation{}) {
-				t.Fatalf("%q is not held, but gives %+v", content, held)
-			}
+			must.That(t, held == (reservation{}), "%q is not held, but gives %+v", content, held)
 			return
 		}
 		again, state := parseReservation([]byte(held.content()))
-		if again != held || state != stateHeld {
-			t.Fatalf("%q gave %+v, and written again %+v", content, held, again)
-		}
+		must.That(t, again == held && state == stateHeld, "%q gave %+v, and written again %+v", content, held, again)
 		if held.hash == "" && strings.TrimSpace(string(content)) != held.content() {
 			t.Fatalf("the reference would not find %q as %q", content, held.content())
 		}
@@ -87,15 +83,10 @@ func FuzzLast(f *testing.F) {
 		if !addr.IsValid() {
 			return
 		}
-		if addr.Is4In6() || addr.Zone() != "" {
-			t.Fatalf("%q gave %s", content, addr)
-		}
-		if again := parseLast([]byte(addr.String())); again != addr {
-			t.Fatalf("%q gave %s, and written again %s", content, addr, again)
-		}
-		if len(addr.String()) > maxLast {
-			t.Fatalf("%s does not fit", addr)
-		}
+		must.That(t, !addr.Is4In6() && addr.Zone() == "", "%q gave %s", content, addr)
+		again := parseLast([]byte(addr.String()))
+		must.That(t, again == addr, "%q gave %s, and written again %s", content, addr, again)
+		must.That(t, len(addr.String()) <= maxLast, "%s does not fit", addr)
 	})
 }
 

@@ -22,18 +22,11 @@ import (
 // holdLock takes the lock of the node's directory as another process would, and returns what releases it.
 func (n *node) holdLock() (release func()) {
 	n.t.Helper()
-	if err := os.MkdirAll(n.dir(), 0o755); err != nil {
-		n.t.Fatal(err)
-	}
-	file, err := os.OpenFile(filepath.Join(n.dir(), lockName), os.O_CREATE|os.O_RDONLY, 0o600)
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	must.Succeed(n.t, os.MkdirAll(n.dir(), 0o755))
+	file := must.Of(os.OpenFile(filepath.Join(n.dir(), lockName), os.O_CREATE|os.O_RDONLY, 0o600)).Get(n.t)
 	n.t.Cleanup(func() { file.Close() })
 	// This waits, so a test that calls it after a wait that was given up would hang if the lock had leaked.
-	if err := unix.Flock(int(file.Fd()), unix.LOCK_EX); err != nil {
-		n.t.Fatal(err)
-	}
+	must.Succeed(n.t, unix.Flock(int(file.Fd()), unix.LOCK_EX))
 	return func() { file.Close() }
 }
 
@@ -79,9 +72,7 @@ func TestTheWaitForTheLockEndsWithTheContext(t *testing.T) {
 		_, err := a.Add(ctx)
 		cancel()
 		wantError(t, err, ErrLocked, end.want.Error())
-		if !errors.Is(err, end.want) {
-			t.Errorf("%s: %v does not match the context's error", end.name, err)
-		}
+		expect.That(t, errors.Is(err, end.want), "%s: %v does not match the context's error", end.name, err)
 	}
 	release()
 	n.holdLock()()
@@ -91,8 +82,7 @@ func TestTheWaitForTheLockEndsWithTheContext(t *testing.T) {
 func awaitWaiter(t *testing.T, inode uint64) {
 	t.Helper()
 	for {
-		locks, err := os.ReadFile("/proc/locks")
-		must.Succeed(t, err)
+		locks := must.Of(os.ReadFile("/proc/locks")).Get(t)
 		for line := range strings.Lines(string(locks)) {
 			if strings.Contains(line, "-> FLOCK") && strings.Contains(line, fmt.Sprintf(":%d ", inode)) {
 				return
@@ -184,9 +174,7 @@ func TestWhatADeadCreatorLeftIsReclaimed(t *testing.T) {
 			n := newNode(t, small)
 			n.put("10.1.0.2", content)
 			expect.Equal(t, n.add("a"), "10.1.0.2")
-			if !n.Warned(`network "lan": reclaimed 10.1.0.2`) {
-				t.Error("no warning")
-			}
+			expect.That(t, n.Warned(`network "lan": reclaimed 10.1.0.2`), "no warning")
 			n.expect(map[string]string{"10.1.0.2": "a\r\neth0", "last_reserved_ip.0": "10.1.0.2"})
 		})
 	}
@@ -269,9 +257,7 @@ func TestAFullDiskLeavesNothingBehind(t *testing.T) {
 		// With room for the reservation only, the file that spreads the addresses is dispensable.
 		expect.Success(t, os.Truncate(filepath.Join(n.dir(), "ballast"), 4096))
 		result, err := n.tryAdd(n.request("a"))
-		if err != nil || addressesOf(result) != "10.1.0.2" {
-			t.Errorf("got %v, %v", result, err)
-		}
+		expect.That(t, err == nil && addressesOf(result) == "10.1.0.2", "got %v, %v", result, err)
 	})
 	if skip != "" {
 		t.Skip(skip)

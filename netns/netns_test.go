@@ -30,9 +30,7 @@ func TestMain(m *testing.M) { nstest.Main(m) }
 // here is the namespace of the calling thread, by the kernel's own word.
 func here(tb testing.TB) string {
 	tb.Helper()
-	link, err := os.Readlink("/proc/thread-self/ns/net")
-	must.Succeed(tb, err)
-	return link
+	return must.Of(os.Readlink("/proc/thread-self/ns/net")).Get(tb)
 }
 
 // The tests that count threads and files come first and are not parallel.
@@ -48,7 +46,7 @@ func TestNoThreadStaysBehindInAnotherNamespace(t *testing.T) {
 				ns = b
 			}
 			for j := range 10 {
-				err := ns.Do(func() error {
+				expect.Success(t, ns.Do(func() error {
 					if got := here(t); got != ns.ID().String() {
 						return fmt.Errorf("ran in %s, want %s", got, ns.ID())
 					}
@@ -59,21 +57,17 @@ func TestNoThreadStaysBehindInAnotherNamespace(t *testing.T) {
 						return fmt.Errorf("went on in %s, want %s", got, ns.ID())
 					}
 					return nil
-				})
-				expect.Success(t, err)
+				}))
 			}
 		})
 	}
 	wg.Wait()
 	tasks, err := filepath.Glob("/proc/self/task/*/ns/net")
-	if err != nil || len(tasks) == 0 {
-		t.Fatalf("no threads: %v", err)
-	}
+	must.That(t, err == nil && len(tasks) > 0, "no threads: %v", err)
 	for _, task := range tasks {
 		// A thread may end between the listing and this.
-		if got, err := os.Readlink(task); err == nil && got != home {
-			t.Errorf("%s is %s, want %s", task, got, home)
-		}
+		got, err := os.Readlink(task)
+		expect.That(t, err != nil || got == home, "%s is %s, want %s", task, got, home)
 	}
 }
 
@@ -81,31 +75,22 @@ func TestNothingIsLeftOfNamespacesThatWereClosed(t *testing.T) {
 	nstest.RequireRoot(t)
 	filesBefore := nstest.FDs()
 	threads := func() int {
-		list, err := os.ReadDir("/proc/self/task")
-		must.Succeed(t, err)
+		list := must.Of(os.ReadDir("/proc/self/task")).Get(t)
 		return len(list)
 	}
 	threadsBefore := threads()
 	const n = 100
 	for range n {
-		ns, err := netns.New()
-		must.Succeed(t, err)
+		ns := must.Of(netns.New()).Get(t)
 		expect.Success(t, ns.Do(func() error { return nil }))
 		expect.Success(t, expect.Err(ns.Cookie()))
 		expect.Success(t, ns.Close())
 	}
-	if after := nstest.FDs(); len(after) > len(filesBefore) {
-		t.Errorf("files before %v, after %v", filesBefore, after)
-	}
+	after := nstest.FDs()
+	expect.That(t, len(after) <= len(filesBefore), "files before %v, after %v", filesBefore, after)
 	// A thread ends a moment after its goroutine. The runtime may have started some
 	// of its own meanwhile, but not one for each namespace.
-	deadline := time.Now().Add(time.Minute)
-	for threads() > threadsBefore+n/4 {
-		if time.Now().After(deadline) {
-			t.Fatalf("%d threads before, %d after %d namespaces", threadsBefore, threads(), n)
-		}
-		runtime.Gosched()
-	}
+	must.Until(t, fmt.Sprintf("%d threads before, hardly more after", threadsBefore), func() bool { return threads() <= threadsBefore+n/4 })
 }
 
 func TestOpenTakesNetworkNamespacesOnly(t *testing.T) {
@@ -132,18 +117,15 @@ func TestOpenTakesNetworkNamespacesOnly(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			ns, err := netns.Open(tt.path)
-			if !errors.Is(err, tt.want) {
-				t.Fatalf("Open: %v, want %v", err, tt.want)
-			}
+			must.That(t, errors.Is(err, tt.want), "Open: %v, want %v", err, tt.want)
 			if err == nil {
 				expect.Equal(t, ns.String(), tt.path, "named %q, want %q", ns, tt.path)
 				ns.Close()
 				return
 			}
 			var opErr *tombolo.OpError
-			if !errors.As(err, &opErr) || opErr.Object != tt.path {
-				t.Errorf("%v is not an OpError about %q", err, tt.path)
-			}
+			expect.That(t, errors.As(err, &opErr) && opErr.Object == tt.path,
+				"%v is not an OpError about %q", err, tt.path)
 		})
 	}
 }
@@ -152,19 +134,17 @@ func TestHandleOutlivesItsPath(t *testing.T) {
 	t.Parallel()
 	made := nstest.New(t)
 	path := nstest.Path(t, made)
-	ns, err := netns.Open(path)
-	must.Succeed(t, err)
+	ns := must.Of(netns.Open(path)).Get(t)
 	defer ns.Close()
 	must.Succeed(t, unix.Unmount(path, unix.MNT_DETACH))
 	must.Succeed(t, os.Remove(path))
 	expect.Is(t, expect.Err(netns.Open(path)), fs.ErrNotExist, "Open of the removed path")
-	err = ns.Do(func() error {
+	expect.Success(t, ns.Do(func() error {
 		if got := here(t); got != made.ID().String() {
 			t.Errorf("ran in %s, want %s", got, made.ID())
 		}
 		return nil
-	})
-	expect.Success(t, err)
+	}))
 }
 
 func TestNewNamespaceHasLoopbackOnly(t *testing.T) {
@@ -179,9 +159,7 @@ func TestNewNamespaceHasLoopbackOnly(t *testing.T) {
 		}
 		return err
 	})
-	if err != nil || len(names) != 1 || names[0] != "lo" {
-		t.Errorf("links %q, %v, want lo alone", names, err)
-	}
+	expect.That(t, err == nil && len(names) == 1 && names[0] == "lo", "links %q, %v, want lo alone", names, err)
 }
 
 // TestNamespaceEndsWithItsHandle sees the namespace end by what the kernel says of
@@ -189,11 +167,9 @@ func TestNewNamespaceHasLoopbackOnly(t *testing.T) {
 func TestNamespaceEndsWithItsHandle(t *testing.T) {
 	t.Parallel()
 	home := nstest.New(t)
-	other, err := netns.New()
-	must.Succeed(t, err)
+	other := must.Of(netns.New()).Get(t)
 	nstest.Veth(t, home, "eth0", other, "eth0")
-	watch, err := nl.Subscribe(unix.NETLINK_ROUTE, &nl.Config{NetNS: home}, unix.RTNLGRP_LINK)
-	must.Succeed(t, err)
+	watch := must.Of(nl.Subscribe(unix.NETLINK_ROUTE, &nl.Config{NetNS: home}, unix.RTNLGRP_LINK)).Get(t)
 	defer watch.Close()
 	must.Succeed(t, other.Close())
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -210,8 +186,7 @@ func TestClosedHandleIsOfNoUse(t *testing.T) {
 	t.Parallel()
 	ns := nstest.New(t)
 	must.Succeed(t, ns.Close())
-	err := ns.Do(func() error { t.Error("fn was called"); return nil })
-	expect.Is(t, err, unix.EBADF, "Do")
+	expect.Is(t, ns.Do(func() error { t.Error("fn was called"); return nil }), unix.EBADF, "Do")
 	expect.Is(t, expect.Err(ns.Cookie()), unix.EBADF, "Cookie")
 	expect.Is(t, ns.Close(), unix.EBADF, "Close")
 }
@@ -224,13 +199,12 @@ func TestDoReturnsWhereItCameFrom(t *testing.T) {
 	defer runtime.UnlockOSThread()
 	home := here(t)
 	inA, inB, backInA := "", "", ""
-	err := a.Do(func() error {
+	must.Succeed(t, a.Do(func() error {
 		inA = here(t)
 		err := b.Do(func() error { inB = here(t); return nil })
 		backInA = here(t)
 		return err
-	})
-	must.Succeed(t, err)
+	}))
 	if inA != a.ID().String() || inB != b.ID().String() || backInA != inA {
 		t.Errorf("ran in %s, %s and %s again, want %s, %s and the first", inA, inB, backInA, a.ID(), b.ID())
 	}
@@ -240,9 +214,8 @@ func TestDoReturnsWhereItCameFrom(t *testing.T) {
 func TestDoGivesTheFunctionsError(t *testing.T) {
 	t.Parallel()
 	want := errors.New("mine")
-	if err := nstest.New(t).Do(func() error { return want }); err != want {
-		t.Errorf("Do: %v, want the very error", err)
-	}
+	err := nstest.New(t).Do(func() error { return want })
+	expect.That(t, err == want, "Do: %v, want the very error", err)
 }
 
 func TestPanicGoesOnInTheCaller(t *testing.T) {
@@ -250,9 +223,8 @@ func TestPanicGoesOnInTheCaller(t *testing.T) {
 	ns := nstest.New(t)
 	func() {
 		defer func() {
-			if got := recover(); got != "help" {
-				t.Errorf("recovered %v, want the function's own value", got)
-			}
+			got := recover()
+			expect.That(t, got == "help", "recovered %v, want the function's own value", got)
 		}()
 		ns.Do(func() error { panic("help") })
 	}()
@@ -269,9 +241,7 @@ func TestGoexitGoesOnInTheCaller(t *testing.T) {
 		ns.Do(func() error { runtime.Goexit(); return nil })
 		returned = true
 	}()
-	if <-ended {
-		t.Error("Do returned")
-	}
+	expect.That(t, !<-ended, "Do returned")
 }
 
 func TestSocketKeepsItsNamespace(t *testing.T) {
@@ -279,12 +249,11 @@ func TestSocketKeepsItsNamespace(t *testing.T) {
 	ns := nstest.New(t)
 	nstest.Run(t, ns, "ip", "link", "set", "lo", "up")
 	var conn net.PacketConn
-	err := ns.Do(func() error {
+	must.Succeed(t, ns.Do(func() error {
 		var err error
 		conn, err = net.ListenPacket("udp", "127.0.0.1:0")
 		return err
-	})
-	must.Succeed(t, err)
+	}))
 	defer conn.Close()
 	// Nobody in the test's own namespace hears at that port.
 	must.Succeed(t, expect.Err(conn.WriteTo([]byte("hello"), conn.LocalAddr())))
@@ -298,8 +267,7 @@ func TestSocketKeepsItsNamespace(t *testing.T) {
 func TestIdentity(t *testing.T) {
 	t.Parallel()
 	a, b := nstest.New(t), nstest.New(t)
-	again, err := netns.Open(nstest.Path(t, a))
-	must.Succeed(t, err)
+	again := must.Of(netns.Open(nstest.Path(t, a))).Get(t)
 	defer again.Close()
 	if a.ID() != again.ID() || a.ID() == b.ID() {
 		t.Errorf("ids %v, %v again, and %v of another", a.ID(), again.ID(), b.ID())
@@ -308,25 +276,20 @@ func TestIdentity(t *testing.T) {
 	cookies := map[uint64]bool{}
 	for _, ns := range []*netns.NS{a, b} {
 		cookie, err := ns.Cookie()
-		if err != nil || cookie == 0 {
-			t.Errorf("cookie %d, %v", cookie, err)
-		}
+		expect.That(t, err == nil && cookie != 0, "cookie %d, %v", cookie, err)
 		cookies[cookie] = true
 	}
 	expect.Equal(t, len(cookies), 2, "two namespaces have the cookies %v", cookies)
-	first, err := a.Cookie()
-	must.Succeed(t, err)
-	if second, err := again.Cookie(); err != nil || second != first {
-		t.Errorf("cookie %d by one handle, %d by another (%v)", first, second, err)
-	}
+	first := must.Of(a.Cookie()).Get(t)
+	second, err := again.Cookie()
+	expect.That(t, err == nil && second == first, "cookie %d by one handle, %d by another (%v)", first, second, err)
 }
 
 func TestHandleIsNamedInErrors(t *testing.T) {
 	t.Parallel()
 	made := nstest.New(t)
 	path := nstest.Path(t, made)
-	opened, err := netns.Open(path)
-	must.Succeed(t, err)
+	opened := must.Of(netns.Open(path)).Get(t)
 	opened.Close()
 	made.Close()
 	for _, tt := range []struct {
@@ -335,9 +298,8 @@ func TestHandleIsNamedInErrors(t *testing.T) {
 	}{{opened, path}, {made, made.ID().String()}} {
 		expect.Equal(t, tt.ns.String(), tt.name, "name %q, want %q", tt.ns, tt.name)
 		want := "enter network namespace " + tt.name + ": bad file descriptor"
-		if err := tt.ns.Do(func() error { return nil }); err == nil || err.Error() != want {
-			t.Errorf("Do: %v, want %s", err, want)
-		}
+		err := tt.ns.Do(func() error { return nil })
+		expect.That(t, err != nil && err.Error() == want, "Do: %v, want %s", err, want)
 	}
 }
 
@@ -350,7 +312,7 @@ func TestCurrentIsTheCallersOwn(t *testing.T) {
 	defer ns.Close()
 	expect.Equal(t, here(t), ns.ID().String(), "Current is %s, and the thread is in", ns.ID())
 	other := nstest.New(t)
-	err = other.Do(func() error {
+	expect.Success(t, other.Do(func() error {
 		ns, err := netns.Current()
 		if err != nil {
 			return err
@@ -358,6 +320,5 @@ func TestCurrentIsTheCallersOwn(t *testing.T) {
 		defer ns.Close()
 		expect.Equal(t, ns.ID(), other.ID(), "in Do, Current is")
 		return nil
-	})
-	expect.Success(t, err)
+	}))
 }

@@ -13,8 +13,6 @@ func TestStepsAreJoined(t *testing.T) {
 	ran := 0
 	step := func(err error) func() error { return func() error { ran++; return err } }
 	err := Join(step(first), step(nil), step(last))
-	if ran != 3 || !errors.Is(err, first) || !errors.Is(err, last) {
-		t.Errorf("%d steps ran: %v", ran, err)
-	}
+	expect.That(t, ran == 3 && errors.Is(err, first) && errors.Is(err, last), "%d steps ran: %v", ran, err)
 	expect.Success(t, Join(step(nil)), "steps that succeed")
 }

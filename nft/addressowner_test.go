@@ -5,15 +5,16 @@ import (
 	"io/fs"
 	"net/netip"
 	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 )
 
 func TestHolderSaysWhoseAnAddressIs(t *testing.T) {
 	t.Parallel()
 	c, ns := dialNew(t)
 	own4, own6 := netip.MustParseAddr("10.22.0.5"), netip.MustParseAddr("fd00:22::5")
-	if got, err := c.AddressOwner(t.Context(), "cbr0", own4); got != nil || err != nil {
-		t.Errorf("without a table: %v, %v", got, err)
-	}
+	got, err := c.AddressOwner(t.Context(), "cbr0", own4)
+	expect.That(t, got == nil && err == nil, "without a table: %v, %v", got, err)
 	mustEnsure(t, c, podnet())
 	mustAdd(t, c, pod("00000000001", "10.22.0.5", "fd00:22::5"))
 	nft(t, ns, "add element inet tombolo pods4 { cbr0 . 10.22.9.9 comment \"by hand\" }")
@@ -31,13 +32,11 @@ func TestHolderSaysWhoseAnAddressIs(t *testing.T) {
 		{"cbr1", own4, false, ""},
 	} {
 		got, err := c.AddressOwner(t.Context(), tt.bridge, tt.a)
-		if err != nil || (got != nil) != tt.held || tt.held && got.Owner != tt.owner {
-			t.Errorf("%s behind %s: %v, %v", tt.a, tt.bridge, got, err)
-		}
+		expect.That(t, err == nil && (got != nil) == tt.held && (!tt.held || got.Owner == tt.owner),
+			"%s behind %s: %v, %v", tt.a, tt.bridge, got, err)
 	}
 	for bridge, a := range map[string]netip.Addr{"": own4, "cbr0": {}, "too/long": own4} {
-		if _, err := c.AddressOwner(t.Context(), bridge, a); !errors.Is(err, fs.ErrInvalid) && !errors.Is(err, ErrInvalid) {
-			t.Errorf("%s behind %q: %v", a, bridge, err)
-		}
+		_, err := c.AddressOwner(t.Context(), bridge, a)
+		expect.That(t, errors.Is(err, fs.ErrInvalid) || errors.Is(err, ErrInvalid), "%s behind %q: %v", a, bridge, err)
 	}
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
@@ -207,16 +208,12 @@ func TestMessagesAreAsRecorded(t *testing.T) {
 			for i, datagram := range rec.Sent() {
 				fmt.Fprintf(&out, "== datagram %d\n", i+1)
 				for _, m := range nltest.Split(datagram) {
-					if n == len(tc.messages) {
-						t.Fatalf("more than the %d messages that are described", n)
-					}
+					must.That(t, n != len(tc.messages), "more than the %d messages that are described", n)
 					fmt.Fprintf(&out, "%s\ntype %#04x flags %#04x\n%s", tc.messages[n], uint16(m.Header.Type), uint16(m.Header.Flags), hex.Dump(m.Data))
 					n++
 				}
 			}
-			if n != len(tc.messages) {
-				t.Errorf("%d messages, and %d that are described", n, len(tc.messages))
-			}
+			expect.That(t, n == len(tc.messages), "%d messages, and %d that are described", n, len(tc.messages))
 			golden.Compare(t, filepath.Join("messages", strings.ReplaceAll(tc.name, " ", "-")+".txt"), out.Bytes())
 		})
 	}
@@ -238,9 +235,7 @@ func TestThousandthPodCostsWhatTheFirstDid(t *testing.T) {
 		rec.Sent()
 		rec.Received()
 		ready, err := recorded.Ready(context.Background(), podnet())
-		if err != nil || !ready {
-			t.Fatal(ready, err)
-		}
+		must.That(t, err == nil && ready, "%v %v", ready, err)
 		mustAdd(t, recorded, ep)
 		return [2][]int{lengths(rec.Sent()), lengths(rec.Received())}
 	}
@@ -249,9 +244,8 @@ func TestThousandthPodCostsWhatTheFirstDid(t *testing.T) {
 		mustAdd(t, c, pod(Owner(fmt.Sprintf("%011x", i)), fmt.Sprintf("10.22.%d.%d", i>>8, i&255), fmt.Sprintf("fd00:22::%x", i)))
 	}
 	last := traffic(pod("00000001000", "10.22.100.1", "fd00:22::9999"))
-	if !slices.Equal(first[0], last[0]) || !slices.Equal(first[1], last[1]) {
-		t.Errorf("bytes sent and received: %v for the first pod, %v for the thousandth", first, last)
-	}
+	expect.That(t, slices.Equal(first[0], last[0]) && slices.Equal(first[1], last[1]),
+		"bytes sent and received: %v for the first pod, %v for the thousandth", first, last)
 	if len(first[0]) != 2 {
 		t.Errorf("Ready and Add together take %d datagrams, want 2", len(first[0]))
 	}

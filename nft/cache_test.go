@@ -29,8 +29,7 @@ type cached struct {
 
 func newCached(t *testing.T, ns *netns.NS, s Cache) *cached {
 	t.Helper()
-	transport, err := nl.Open(unix.NETLINK_NETFILTER, &nl.Config{NetNS: ns})
-	must.Succeed(t, err)
+	transport := must.Of(nl.Open(unix.NETLINK_NETFILTER, &nl.Config{NetNS: ns})).Get(t)
 	rec := nltest.Record(transport)
 	c := &cached{on(nl.New(rec), nil), rec}
 	t.Cleanup(func() { c.Close() })
@@ -43,9 +42,8 @@ func (c *cached) wantLooks(t *testing.T, when string, n Network, one bool) {
 	t.Helper()
 	c.rec.Sent()
 	expect.Of(c.Ready(context.Background(), n)).Is(t, true, "%s: Ready", when)
-	if sent := len(c.rec.Sent()); (sent == 1) != one {
-		t.Errorf("%s: Ready sends %d datagrams", when, sent)
-	}
+	sent := len(c.rec.Sent())
+	expect.That(t, (sent == 1) == one, "%s: Ready sends %d datagrams", when, sent)
 }
 
 func TestReadyGoesByItsCache(t *testing.T) {
@@ -191,9 +189,7 @@ func TestAddsWithCachesOvertakeEachOther(t *testing.T) {
 	}
 	wg.Wait()
 	eps, err := others.Endpoints(context.Background(), "")
-	if err != nil || len(eps) != many*each {
-		t.Errorf("%d endpoints, %v", len(eps), err)
-	}
+	expect.That(t, err == nil && len(eps) == many*each, "%d endpoints, %v", len(eps), err)
 }
 
 func TestCachesAreText(t *testing.T) {
@@ -206,14 +202,11 @@ func TestCachesAreText(t *testing.T) {
 		if err != nil || got.Generation != s.Generation || fmt.Sprint(got.Networks) != fmt.Sprint(s.Networks) {
 			t.Errorf("%v became %v, %v", s, got, err)
 		}
-		if len(s.String()) > 146 {
-			t.Errorf("%q is too long", s)
-		}
+		expect.That(t, len(s.String()) <= 146, "%q is too long", s)
 	}
 	for _, text := range []string{"", " ", "x", "-1", "4294967296", "1 ", "1  2", "1 x", "1 " + strings.Repeat("1 ", nftnl.MaxSeen) + "1", "1 10000000000000000"} {
-		if s, err := ParseCache(text); !errors.Is(err, ErrInvalid) {
-			t.Errorf("%q: %v, %v", text, s, err)
-		}
+		s, err := ParseCache(text)
+		expect.That(t, errors.Is(err, ErrInvalid), "%q: %v, %v", text, s, err)
 	}
 }
 
@@ -229,18 +222,14 @@ func TestSumsTellNetworksApart(t *testing.T) {
 		{Name: "a", Bridge: "br0", LAN: true}, {Name: "a", Bridge: "br0", Policy: SameBridge}, {Name: "a", Bridge: "br0", Policy: Isolated},
 		{Name: "a", Dedup: dedups()},
 	} {
-		rs, err := c.ruleset(&n)
-		must.Succeed(t, err)
-		if same, ok := sums[rs.Sum()]; ok {
-			t.Errorf("%+v has the sum of %s", n, same)
-		}
+		rs := must.Of(c.ruleset(&n)).Get(t)
+		same, ok := sums[rs.Sum()]
+		expect.That(t, !ok, "%+v has the sum of %s", n, same)
 		sums[rs.Sum()] = fmt.Sprintf("%+v", n)
 	}
-	rs, err := on(nil, &Config{Mark: 0x20000}).ruleset(&Network{Name: "a"})
-	must.Succeed(t, err)
-	if same, ok := sums[rs.Sum()]; ok {
-		t.Errorf("another mark has the sum of %s", same)
-	}
+	rs := must.Of(on(nil, &Config{Mark: 0x20000}).ruleset(&Network{Name: "a"})).Get(t)
+	same, ok := sums[rs.Sum()]
+	expect.That(t, !ok, "another mark has the sum of %s", same)
 }
 
 func FuzzCache(f *testing.F) {
@@ -250,8 +239,7 @@ func FuzzCache(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if again, err := ParseCache(s.String()); err != nil || !cmp.Equal(s, again) {
-			t.Errorf("%q: %v, then %v, %v", text, s, again, err)
-		}
+		again, err := ParseCache(s.String())
+		expect.That(t, err == nil && cmp.Equal(s, again), "%q: %v, then %v, %v", text, s, again, err)
 	})
 }

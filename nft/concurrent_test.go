@@ -7,6 +7,8 @@ import (
 	"io/fs"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
@@ -80,9 +82,7 @@ func TestNetworksOf32AtOnce(t *testing.T) {
 	nstest.NoErrors(t, "removals", nstest.AtOnce(conns, func(i int, c *Conn) error { return c.RemoveNetwork(ctx, network(i).Name) }))
 	for _, family := range ruleset.OurFamilies() {
 		inv, err := conns[0].tables.Inventory(family)
-		if err != nil || inv.Table {
-			t.Errorf("left over: %+v, %v", inv, err)
-		}
+		expect.That(t, err == nil && !inv.Table, "left over: %+v, %v", inv, err)
 	}
 }
 
@@ -104,9 +104,8 @@ func TestAddressWantedBy16HasOneOwner(t *testing.T) {
 	}
 	for i, err := range errs {
 		var conflict *ConflictError
-		if i != winner && (!errors.As(err, &conflict) || conflict.Owner != owner(winner)) {
-			t.Errorf("%d, and %d has it: %v", i, winner, err)
-		}
+		expect.That(t, i == winner || errors.As(err, &conflict) && conflict.Owner == owner(winner),
+			"%d, and %d has it: %v", i, winner, err)
 	}
 	// Now each takes it, and removes what it had unless it has been taken: what is
 	// left is one owner's, and whole.
@@ -118,12 +117,8 @@ func TestAddressWantedBy16HasOneOwner(t *testing.T) {
 		return c.Remove(ctx, ep)
 	}))
 	got, err := conns[0].Endpoints(ctx, "")
-	if err != nil || len(got) > 1 {
-		t.Fatalf("%+v, %v", got, err)
-	}
-	if len(got) == 1 && (got[0].Owner != owner(0) || len(got[0].Addrs) != 2) {
-		t.Errorf("left over: %+v", got)
-	}
+	must.That(t, err == nil && len(got) <= 1, "%+v, %v", got, err)
+	expect.That(t, len(got) != 1 || got[0].Owner == owner(0) && len(got[0].Addrs) == 2, "left over: %+v", got)
 }
 
 // Removing from a table that others change all the time has to come to an end.

@@ -79,7 +79,7 @@ func (s *guardSite) delivered(tb testing.TB, to string) int {
 	defer conn.Close()
 	s.frames++
 	token, last := fmt.Sprintf("token%07d", s.frames), fmt.Sprintf("last%08d", s.frames)
-	err = nstest.OnOneCPU(func() error {
+	must.Succeed(tb, nstest.OnOneCPU(func() error {
 		for range 10 {
 			if _, err := conn.WriteTo([]byte(token), net.UDPAddrFromAddrPort(netip.AddrPortFrom(nstest.Addr(to), 9))); err != nil {
 				return err
@@ -88,8 +88,7 @@ func (s *guardSite) delivered(tb testing.TB, to string) int {
 		// Whatever way they take, they pass as many queues as this does.
 		s.pod1.send(ether(broadcastMAC, podMAC, 0x88b5, []byte(last))) // for local experiments
 		return nil
-	})
-	must.Succeed(tb, err)
+	}))
 	return s.pod2.seenBefore([]byte(token), []byte(last))
 }
 
@@ -142,9 +141,8 @@ func TestDedupSparesWhatIsSentOnce(t *testing.T) {
 		Dedup{mustMAC(bridgeMAC), nstest.Addr("10.23.0.1"), nstest.Prefix("10.23.0.0/16")},
 		Dedup{mustMAC(bridgeMAC), nstest.Addr("fd00:23::1"), nstest.Prefix("fd00:23::/64")})...)
 	mustEnsure(t, s.c, all)
-	if got := s.delivered(t, service4); got != 10 {
-		t.Fatalf("10 datagrams to the service became %d", got)
-	}
+	got := s.delivered(t, service4)
+	must.That(t, got == 10, "10 datagrams to the service became %d", got)
 	for _, tc := range []struct {
 		name string
 		from *netns.NS
@@ -190,13 +188,10 @@ func TestDedupNeverGrows(t *testing.T) {
 	c, ns := dialNew(t)
 	mustEnsure(t, c, dedupNet(dedups()...))
 	want := nft(t, ns, "list", "table", "bridge", "tombolo")
-	if got := strings.Count(want, "veth*"); got != 4 {
-		t.Errorf("%d rules, want 4:\n%s", got, want)
-	}
+	got := strings.Count(want, "veth*")
+	expect.That(t, got == 4, "%d rules, want 4:\n%s", got, want)
 	d := dedups()
-	other := func(i int, subnet string) Dedup {
-		return Dedup{d[i].BridgeMAC, d[i].Gateway, nstest.Prefix(subnet)}
-	}
+	other := func(i int, subnet string) Dedup { return Dedup{d[i].BridgeMAC, d[i].Gateway, nstest.Prefix(subnet)} }
 	for _, same := range [][]Dedup{
 		d, {d[1], d[0]}, {d[0], d[1], d[0]}, {other(0, "10.22.3.4/16"), other(1, "fd00:22::abcd/64")}, {other(0, "10.22.3.4/16"), d[0], d[1]},
 	} {
@@ -220,9 +215,8 @@ func TestDedupTakesTheGatewayThatItIsGiven(t *testing.T) {
 	} {
 		expect.Contains(t, list, want)
 	}
-	if strings.Contains(list, "10.22.0.1 ") || strings.Contains(list, "fd00:22::1 ") {
-		t.Errorf("a computed gateway in:\n%s", list)
-	}
+	expect.That(t, !strings.Contains(list, "10.22.0.1 ") && !strings.Contains(list, "fd00:22::1 "),
+		"a computed gateway in:\n%s", list)
 }
 
 func TestDedupFollowsItsSettings(t *testing.T) {
@@ -246,12 +240,10 @@ func TestDedupFollowsItsSettings(t *testing.T) {
 	mustEnsure(t, c, steps[0].n)
 	for i, step := range steps[1:] {
 		expect.Of(c.Ready(ctx, step.n)).Is(t, false, "%s: Ready", step.name)
-		if diffs, err := c.Check(ctx, step.n); err != nil || len(diffs) == 0 {
-			t.Errorf("%s: Check: %v, %v", step.name, diffs, err)
-		}
-		if out := mustEnsure(t, c, step.n); !out.Changed || out.Emptied {
-			t.Errorf("%s: Ensure: %+v", step.name, out)
-		}
+		diffs, err := c.Check(ctx, step.n)
+		expect.That(t, err == nil && len(diffs) > 0, "%s: Check: %v, %v", step.name, diffs, err)
+		out := mustEnsure(t, c, step.n)
+		expect.That(t, out.Changed && !out.Emptied, "%s: Ensure: %+v", step.name, out)
 		wantReady(t, c, step.n)
 		expect.Of(c.Ready(ctx, steps[i].n)).Is(t, false, "after %s, Ready for %s", step.name, steps[i].name)
 	}

@@ -24,9 +24,7 @@ func TestAddIsStrict(t *testing.T) {
 	first := pod("00000000001", "10.22.0.5", "fd00:22::5")
 
 	err := c.Add(ctx, first)
-	if !errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrExist) {
-		t.Errorf("without a table: %v", err)
-	}
+	expect.That(t, errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrExist), "without a table: %v", err)
 	mustEnsure(t, c, Network{Name: "podnet"})
 	expect.Is(t, c.Add(ctx, first), fs.ErrNotExist, "without the sets of masquerade")
 	wantEndpoints(t, c)
@@ -56,9 +54,7 @@ func TestAddIsStrict(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			err := c.Add(ctx, tc.ep)
 			var got *ConflictError
-			if !errors.As(err, &got) || *got != tc.want {
-				t.Errorf("got %+v (%v), want %+v", got, err, tc.want)
-			}
+			expect.That(t, errors.As(err, &got) && *got == tc.want, "got %+v (%v), want %+v", got, err, tc.want)
 			if !errors.Is(err, fs.ErrExist) || !errors.Is(err, unix.EEXIST) || errors.Is(err, fs.ErrNotExist) {
 				t.Errorf("%v is not fs.ErrExist alone", err)
 			}
@@ -75,9 +71,7 @@ func TestConflictNamesTheOwner(t *testing.T) {
 		`add element 10.22.0.5 to set masq4-x of table inet tombolo: it belongs to another program (comment "by hand")`: {
 			Table: "inet tombolo", Set: "masq4-x", Key: "10.22.0.5", Comment: "by hand"},
 	} {
-		if got := e.Error(); got != want {
-			t.Errorf("got  %s\nwant %s", got, want)
-		}
+		expect.Equal(t, e.Error(), want)
 	}
 }
 
@@ -110,9 +104,7 @@ func TestReplaceMakesElementsTheEndpoints(t *testing.T) {
 
 	fresh := pod("00000000001", "10.22.0.5", "10.22.0.9", "fd00:22::6")
 	for _, again := range []string{"", "again"} {
-		if err := c.Replace(ctx, fresh); err != nil {
-			t.Fatal(again, err)
-		}
+		must.Succeed(t, c.Replace(ctx, fresh), "%v", again)
 		wantEndpoints(t, c, fresh, pod("00000000bad", "fd00:22::5"))
 	}
 	twins := []Endpoint{pod("00000000002", "10.22.0.7"), pod("00000000003", "10.22.0.7")}
@@ -223,9 +215,8 @@ func TestRemoveNetworkKeepsATableThatIsUsed(t *testing.T) {
 	must.Succeed(t, c.RemoveNetwork(context.Background(), "podnet"))
 	wantReady(t, c, Network{Name: "plain"})
 	wantEndpoints(t, c, Endpoint{Owner: "00000000001", Network: "plain", Bridge: "cbr0", Addrs: nstest.Addrs("10.9.0.1")})
-	if list := nft(t, ns, "list", "ruleset"); strings.Contains(list, "podnet") {
-		t.Errorf("left over of podnet:\n%s", list)
-	}
+	list := nft(t, ns, "list", "ruleset")
+	expect.That(t, !strings.Contains(list, "podnet"), "left over of podnet:\n%s", list)
 }
 
 func TestEndpointsOfALongNetworkName(t *testing.T) {
@@ -308,9 +299,7 @@ func TestInvalidArgumentsAreRefusedBeforeTheKernelIsAsked(t *testing.T) {
 		c.RemoveOwners(ctx, "a", "4c0f-9e"): `owner "4c0f-9e": want 1 to 16 lower-case letters and digits, as OwnerOf gives them`,
 		c.RemoveNetwork(ctx, "a:b"):         `network name "a:b": want letters and digits, and after the first one '_', '.' and '-' too`,
 	} {
-		if err == nil || !strings.HasSuffix(err.Error(), want) {
-			t.Errorf("%v does not say %s", err, want)
-		}
+		expect.That(t, err != nil && strings.HasSuffix(err.Error(), want), "%v does not say %s", err, want)
 	}
 	_, endpointsErr := c.Endpoints(ctx, "a:b")
 	for _, err := range []error{c.RemoveOwners(ctx, "a", "B"), c.RemoveNetwork(ctx, ""), endpointsErr} {
@@ -348,7 +337,6 @@ func TestContextThatIsDoneEndsBeforeTheKernelIsAsked(t *testing.T) {
 func TestOwnerOfAnAttachmentStaysWhatItIs(t *testing.T) {
 	t.Parallel()
 	// printf "4:cbr0,6:abc123,4:eth0," | sha256sum | cut -c1-11
-	if got := OwnerOf("cbr0", "abc123", "eth0"); got != "835703a4997" || got.check() != nil {
-		t.Errorf("owner %q", got)
-	}
+	got := OwnerOf("cbr0", "abc123", "eth0")
+	expect.That(t, got == "835703a4997" && got.check() == nil, "owner %q", got)
 }

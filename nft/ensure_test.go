@@ -166,9 +166,8 @@ func TestEnsureMendsWhatWasDamaged(t *testing.T) {
 			want := normal(nft(t, ns, "list", "ruleset"))
 			nft(t, ns, tc.do)
 
-			if ready, err := c.Ready(ctx, podnet()); err != nil || ready == tc.unready {
-				t.Errorf("Ready: %v, %v", ready, err)
-			}
+			ready, err := c.Ready(ctx, podnet())
+			expect.That(t, err == nil && ready != tc.unready, "Ready: %v, %v", ready, err)
 			checkFinds(t, c, podnet(), tc.found, ep)
 			out := mustEnsure(t, c, podnet())
 			if want := (Outcome{Changed: tc.unready || len(tc.found) > 1, Emptied: tc.emptied}); out != want {
@@ -190,12 +189,9 @@ func TestEnsureMendsWhatWasDamaged(t *testing.T) {
 // mustBeReadyButFor allows for elements that went with their set.
 func mustBeReadyButFor(t *testing.T, c *Conn, elements bool, ep Endpoint) {
 	t.Helper()
-	diffs, err := checkAll(c, podnet(), ep)
-	must.Succeed(t, err)
+	diffs := must.Of(checkAll(c, podnet(), ep)).Get(t)
 	for _, d := range diffs {
-		if !elements || d.What != "element" {
-			t.Errorf("after Ensure: %v", d)
-		}
+		expect.That(t, elements && d.What == "element", "after Ensure: %v", d)
 	}
 }
 
@@ -203,12 +199,10 @@ func mustBeReadyButFor(t *testing.T, c *Conn, elements bool, ep Endpoint) {
 // elements went with a set, they follow.
 func checkFinds(t *testing.T, c *Conn, n Network, want []string, eps ...Endpoint) {
 	t.Helper()
-	diffs, err := checkAll(c, n, eps...)
-	must.Succeed(t, err)
+	diffs := must.Of(checkAll(c, n, eps...)).Get(t)
 	for i, part := range want {
-		if i >= len(diffs) || !strings.Contains(diffs[i].String(), part) {
-			t.Errorf("difference %d of %q: want one with %q", i, diffs, part)
-		}
+		expect.That(t, i < len(diffs) && strings.Contains(diffs[i].String(), part),
+			"difference %d of %q: want one with %q", i, diffs, part)
 	}
 }
 
@@ -253,9 +247,8 @@ func TestEnsureChangesOnlyItsNetwork(t *testing.T) {
 		wantReady(t, c, other)
 		wantEndpoints(t, c, ep)
 	}
-	if after := nft(t, ns, "-a", "list", "chain", "inet", "tombolo", "masq-other"); after != otherBefore {
-		t.Errorf("the other network's chain was made anew:\n%s\n%s", otherBefore, after)
-	}
+	expect.Equal(t, nft(t, ns, "-a", "list", "chain", "inet", "tombolo", "masq-other"), otherBefore,
+		"the other network's chain was made anew")
 	expect.Equal(t, nft(t, ns, "-a", "list", "chain", "inet", "tombolo", "forward"), forwardBefore, "the shared chain was made anew:\n%s", forwardBefore)
 }
 
@@ -270,9 +263,7 @@ func TestEnsureFollowsTheMark(t *testing.T) {
 		`chain unmark of table inet tombolo: comment`,
 		`chain loopback-answers of table inet tombolo: comment`,
 	})
-	if out := mustEnsure(t, other, podnet()); out != (Outcome{Changed: true}) {
-		t.Errorf("%+v", out)
-	}
+	expect.Equal(t, mustEnsure(t, other, podnet()), (Outcome{Changed: true}))
 	if list := nft(t, ns, "list", "ruleset"); strings.Contains(list, "0x00001000") || !strings.Contains(list, "0x00020000") {
 		t.Errorf("with another mark:\n%s", list)
 	}

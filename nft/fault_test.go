@@ -126,9 +126,7 @@ func TestKernelWithoutAnExpressionIsNamed(t *testing.T) {
 	t.Parallel()
 	fault := &nltest.Fault{Type: messageType(unix.NFT_MSG_NEWRULE), Errno: unix.ENOENT}
 	_, err := dialFaulty(t, nstest.New(t), fault).Ensure(context.Background(), podnet())
-	if !errors.Is(err, unix.ENOENT) || !strings.Contains(err.Error(), "CONFIG_NFT_FIB_INET") {
-		t.Errorf("got %v", err)
-	}
+	expect.That(t, errors.Is(err, unix.ENOENT) && strings.Contains(err.Error(), "CONFIG_NFT_FIB_INET"), "got %v", err)
 }
 
 func TestRaceThatIsAlwaysLostIsGivenUp(t *testing.T) {
@@ -137,12 +135,9 @@ func TestRaceThatIsAlwaysLostIsGivenUp(t *testing.T) {
 	fault := &nltest.Fault{Type: unix.NFNL_MSG_BATCH_BEGIN, Errno: unix.ERESTART}
 	c := dialFaulty(t, ns, fault)
 	_, err := c.Ensure(context.Background(), podnet())
-	if !errors.Is(err, unix.ERESTART) || !strings.Contains(err.Error(), "gave up after 200 tries") {
-		t.Errorf("got %v", err)
-	}
-	if fault.Fired() != 200 {
-		t.Errorf("%d tries, want 200", fault.Fired())
-	}
+	expect.That(t, errors.Is(err, unix.ERESTART) && strings.Contains(err.Error(), "gave up after 200 tries"),
+		"got %v", err)
+	expect.That(t, fault.Fired() == 200, "%d tries, want 200", fault.Fired())
 }
 
 func TestCheckLooksAgainBeforeItReports(t *testing.T) {
@@ -176,9 +171,8 @@ func TestListingWithAnElementTwiceIsAskedForAgain(t *testing.T) {
 		return append(out, nltest.Done(r, 0))
 	})), nil)
 	got, err := c.Endpoints(context.Background(), "podnet")
-	if err != nil || len(got) != 2 || len(listings) != 0 {
-		t.Errorf("got %+v, %v, with %d listings left", got, err, len(listings))
-	}
+	expect.That(t, err == nil && len(got) == 2 && len(listings) == 0,
+		"got %+v, %v, with %d listings left", got, err, len(listings))
 }
 
 func TestProbeSaysWhatIsMissing(t *testing.T) {

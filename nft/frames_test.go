@@ -131,12 +131,11 @@ func openWire(tb testing.TB, ns *netns.NS, link string) *wire {
 	tb.Helper()
 	w := &wire{tb: tb, index: nstest.Index(tb, ns, link)}
 	proto := binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, unix.ETH_P_ALL))
-	err := ns.Do(func() error {
+	must.Succeed(tb, ns.Do(func() error {
 		var err error
 		w.fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, int(proto))
 		return err
-	})
-	must.Succeed(tb, err)
+	}))
 	tb.Cleanup(func() { unix.Close(w.fd) })
 	must.Succeed(tb, unix.Bind(w.fd, &unix.SockaddrLinklayer{Protocol: proto, Ifindex: w.index}))
 	timeout := unix.NsecToTimeval(int64(patience))
@@ -146,17 +145,14 @@ func openWire(tb testing.TB, ns *netns.NS, link string) *wire {
 
 func (w *wire) send(frames ...[]byte) {
 	w.tb.Helper()
-	err := nstest.OnOneCPU(func() error {
+	must.Succeed(w.tb, nstest.OnOneCPU(func() error {
 		for _, frame := range frames {
 			if err := unix.Sendto(w.fd, frame, 0, &unix.SockaddrLinklayer{Ifindex: w.index}); err != nil {
 				return fmt.Errorf("send %x: %w", frame, err)
 			}
 		}
 		return nil
-	})
-	if err != nil {
-		w.tb.Fatal(err)
-	}
+	}))
 }
 
 // seenBefore says how many frames with a token at their ends came in until one did
@@ -169,9 +165,7 @@ func (w *wire) seenBefore(token, last []byte) int {
 		if errors.Is(err, unix.EINTR) {
 			continue
 		}
-		if err != nil {
-			w.tb.Fatalf("waiting for the last frame: %v", err)
-		}
+		must.Succeed(w.tb, err, "waiting for the last frame")
 		if from.(*unix.SockaddrLinklayer).Pkttype == unix.PACKET_OUTGOING {
 			continue
 		}

@@ -43,26 +43,21 @@ type podListener struct {
 func (s *groupSite) podHears(tb testing.TB, network string, port int) *podListener {
 	tb.Helper()
 	l := &podListener{tb: tb}
-	err := s.other.Do(func() error {
+	must.Succeed(tb, s.other.Do(func() error {
 		var err error
 		l.conn, err = (&net.ListenConfig{}).ListenPacket(tb.Context(), network, ":"+strconv.Itoa(port))
 		return err
-	})
-	must.Succeed(tb, err)
+	}))
 	tb.Cleanup(func() { l.conn.Close() })
 	return l
 }
 
 func (l *podListener) await(text string) {
 	l.tb.Helper()
-	if err := l.conn.SetReadDeadline(time.Now().Add(patience)); err != nil {
-		l.tb.Fatal(err)
-	}
+	must.Succeed(l.tb, l.conn.SetReadDeadline(time.Now().Add(patience)))
 	for b := make([]byte, 64); ; {
 		n, _, err := l.conn.ReadFrom(b)
-		if err != nil {
-			l.tb.Fatal(err)
-		}
+		must.Succeed(l.tb, err)
 		if string(b[:n]) == text {
 			return
 		}
@@ -187,9 +182,7 @@ func TestPodsAreNoQueriers(t *testing.T) {
 			n := Network{Name: "podnet", Groups: true}
 			mustEnsure(t, s.c, n)
 			s.want(t, []namedFrame{query}, false)
-			if s.hasQuerier(t) {
-				t.Error("the bridge takes the pod for a querier")
-			}
+			expect.That(t, !s.hasQuerier(t), "the bridge takes the pod for a querier")
 			nstest.Run(t, s.host, "ip", "link", "set", "veth1", "group", "0")
 			// While its own timer waits for the first time, which a busy machine puts off, the bridge takes
 			// nobody for a querier (br_multicast_select_querier).
@@ -199,9 +192,7 @@ func TestPodsAreNoQueriers(t *testing.T) {
 					break
 				}
 			}
-			if !taken {
-				t.Error("the bridge does not take a multicast router of the operator's for one")
-			}
+			expect.That(t, taken, "the bridge does not take a multicast router of the operator's for one")
 		})
 	}
 }

@@ -27,12 +27,8 @@ func FuzzElements(f *testing.F) {
 			return
 		}
 		for _, el := range list {
-			if el.String() == "" {
-				t.Error("an element without a name")
-			}
-			if el.DataText() == "" {
-				t.Error("data without a text")
-			}
+			expect.That(t, el.String() != "", "an element without a name")
+			expect.That(t, el.DataText() != "", "data without a text")
 			// What was understood is what would be sent for it.
 			bridge, addr, mac, ok := el.Parse()
 			switch {
@@ -44,9 +40,8 @@ func FuzzElements(f *testing.F) {
 				}
 			case !ruleset.IsMasqueradeSet(el.Set.Name):
 				ep := Endpoint{Bridge: bridge, Addrs: []netip.Addr{addr}}
-				if key := ep.elements()[0].Key; !bytes.HasSuffix(el.Key, key[ruleset.IfnameLen:]) {
-					t.Errorf("key %x was understood as %s, %s", el.Key, bridge, addr)
-				}
+				expect.That(t, bytes.HasSuffix(el.Key, ep.elements()[0].Key[ruleset.IfnameLen:]),
+					"key %x was understood as %s, %s", el.Key, bridge, addr)
 			}
 		}
 		for _, ep := range collect(list, "") {
@@ -62,12 +57,9 @@ func FuzzOwnerComment(f *testing.F) {
 	f.Add("")
 	f.Fuzz(func(t *testing.T, comment string) {
 		owner, network, ok := parseOwner(comment)
-		if ok && ownerComment(owner, network) != comment {
-			t.Errorf("%q was understood as %s, %s", comment, owner, network)
-		}
-		if ok && owner.check() != nil {
-			t.Errorf("%q has owner %q", comment, owner)
-		}
+		expect.That(t, !ok || ownerComment(owner, network) == comment,
+			"%q was understood as %s, %s", comment, owner, network)
+		expect.That(t, !ok || owner.check() == nil, "%q has owner %q", comment, owner)
 	})
 }
 
@@ -91,8 +83,7 @@ func FuzzNetworkKey(f *testing.F) {
 		if _, _, ok := ownerOf(&own); ok || !own.IsNetwork(key) || len(own.Comment) > ruleset.MaxComment {
 			t.Errorf("%q of %d bytes is an endpoint's comment, or not the network's", own.Comment, len(own.Comment))
 		}
-		if key != name && checkName(key) == nil {
-			t.Errorf("%q stands for %q, and could be another network's name", key, name)
-		}
+		expect.That(t, key == name || checkName(key) != nil,
+			"%q stands for %q, and could be another network's name", key, name)
 	})
 }

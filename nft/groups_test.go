@@ -48,12 +48,11 @@ func (s *groupSite) listenOn(tb testing.TB, link, network string) net.PacketConn
 		return errors.Join(err, failed)
 	}}
 	var conn net.PacketConn
-	err := s.host.Do(func() error {
+	must.Succeed(tb, s.host.Do(func() error {
 		var err error
 		conn, err = config.ListenPacket(tb.Context(), network, fmt.Sprintf(":%d", groupPort))
 		return err
-	})
-	must.Succeed(tb, err)
+	}))
 	tb.Cleanup(func() { conn.Close() })
 	return conn
 }
@@ -140,7 +139,7 @@ func queued(tb testing.TB, conn net.PacketConn) []string {
 	raw, err := conn.(syscall.Conn).SyscallConn()
 	must.Succeed(tb, err)
 	var list []string
-	err = raw.Control(func(fd uintptr) {
+	must.Succeed(tb, raw.Control(func(fd uintptr) {
 		b := make([]byte, 64)
 		for {
 			n, _, err := unix.Recvfrom(int(fd), b, unix.MSG_DONTWAIT)
@@ -149,8 +148,7 @@ func queued(tb testing.TB, conn net.PacketConn) []string {
 			}
 			list = append(list, string(b[:n]))
 		}
-	})
-	must.Succeed(tb, err)
+	}))
 	return list
 }
 
@@ -165,9 +163,7 @@ func (w *wire) textsBefore(token, last string) []string {
 		if err == unix.EINTR {
 			continue
 		}
-		if err != nil {
-			w.tb.Fatalf("waiting for the last frame: %v", err)
-		}
+		must.Succeed(w.tb, err, "waiting for the last frame")
 		text := string(buf[:n])
 		if strings.HasSuffix(text, last) {
 			return list
@@ -195,12 +191,10 @@ func (got reached) want(t *testing.T, when string, host, flooded []string) {
 			t.Errorf("%s: the host takes %s by the groups %v, want %v", when, kind, got.host[kind], host)
 		}
 	}
-	if have := slices.Compact(got.flooded); !slices.Equal(have, flooded) {
-		t.Errorf("%s: another pod sees frames to %v, want %v", when, have, flooded)
-	}
-	if learnt := len(host)+len(flooded) > 0; got.learnt != learnt {
-		t.Errorf("%s: the bridge learnt the source: %t, want %t", when, got.learnt, learnt)
-	}
+	have := slices.Compact(got.flooded)
+	expect.That(t, slices.Equal(have, flooded), "%s: another pod sees frames to %v, want %v", when, have, flooded)
+	learnt := len(host)+len(flooded) > 0
+	expect.That(t, got.learnt == learnt, "%s: the bridge learnt the source: %t, want %t", when, got.learnt, learnt)
 }
 
 func (s *groupSite) mask(tb testing.TB, mask string) {
@@ -211,14 +205,9 @@ func (s *groupSite) mask(tb testing.TB, mask string) {
 // forwards waits until both pods' ports forward, as they do some time after STP came on.
 func (s *groupSite) forwards(tb testing.TB) {
 	tb.Helper()
-	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
-		if out := nstest.Run(tb, s.host, "bridge", "link", "show"); strings.Count(out, "state forwarding") == 2 {
-			return
-		}
-		if time.Now().After(deadline) {
-			tb.Fatal("the ports do not forward")
-		}
-	}
+	must.Until(tb, "both ports forward", func() bool {
+		return strings.Count(nstest.Run(tb, s.host, "bridge", "link", "show"), "state forwarding") == 2
+	})
 }
 
 // The firewall knows neither pod, and their ports are in no group of links: by their
@@ -283,12 +272,10 @@ func TestGroupRulesAreMended(t *testing.T) {
 			wantReady(t, c, n)
 			nft(t, ns, harm)
 			expect.Of(c.Ready(t.Context(), n)).Is(t, false, "Ready")
-			if diffs, err := c.Check(t.Context(), n); err != nil || len(diffs) == 0 {
-				t.Errorf("Check: %v, %v", diffs, err)
-			}
-			if out := mustEnsure(t, c, n); !out.Changed {
-				t.Errorf("Ensure: %+v", out)
-			}
+			diffs, err := c.Check(t.Context(), n)
+			expect.That(t, err == nil && len(diffs) > 0, "Check: %v, %v", diffs, err)
+			out := mustEnsure(t, c, n)
+			expect.That(t, out.Changed, "Ensure: %+v", out)
 			wantReady(t, c, n)
 		})
 	}

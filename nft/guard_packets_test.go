@@ -297,9 +297,8 @@ func TestGuardOfAPodWithoutAddressesHoldsItsMAC(t *testing.T) {
 	}
 	mustAdd(t, s.c, s.guarded())
 	for _, f := range attacks() {
-		if got := s.arrives(f.frame); got == stopped[f.name] {
-			t.Errorf("%s arrives: %v", f.name, got)
-		}
+		got := s.arrives(f.frame)
+		expect.That(t, got != stopped[f.name], "%s arrives: %v", f.name, got)
 		delete(stopped, f.name)
 	}
 	for name := range stopped {
@@ -355,9 +354,7 @@ func TestGuardOfOneFamilyStopsTheOther(t *testing.T) {
 				delete(tc.want, f.name)
 			}
 		}
-		if len(tc.want) > 0 {
-			t.Errorf("there are no frames named %v", tc.want)
-		}
+		expect.That(t, len(tc.want) == 0, "there are no frames named %v", tc.want)
 		must.Succeed(t, s.c.Remove(context.Background(), s.guarded(tc.address)))
 	}
 }
@@ -404,16 +401,15 @@ func TestGuardKeepsNeighboursFromBeingPoisoned(t *testing.T) {
 		} {
 			nstest.Run(t, tc.ns, "ip", "neigh", "flush", "dev", tc.link)
 			must.Succeed(t, nstest.Ping(t, tc.ns, nstest.Addr(tc.address)))
-			if got := macAt(t, tc.ns, tc.link, tc.address); got != tc.owns {
-				t.Fatalf("%s is at %s, want %s", tc.address, got, tc.owns)
-			}
+			got := macAt(t, tc.ns, tc.link, tc.address)
+			must.That(t, got == tc.owns, "%s is at %s, want %s", tc.address, got, tc.owns)
 			want := podMAC
 			if guarded {
 				want = tc.owns
 			}
 			// Within the same tick of the kernel's clock, they stay with what they have; and
 			// whose address it is may say so itself at any time.
-			got := ""
+			got = ""
 			for range 100 {
 				s.arrives(poison(tc.mac, tc.address))
 				if got = macAt(t, tc.ns, tc.link, tc.address); got == podMAC {
@@ -457,12 +453,9 @@ func TestGuardKeepsTheBridgeFromLearning(t *testing.T) {
 	}
 	nstest.Run(t, s.host, "sh", "-ec", "ip link set veth1 nomaster; ip link set veth1 master cbr0")
 	mustAdd(t, s.c, s.guarded(pod4, pod6))
-	if flood() {
-		t.Error("with it, the bridge has learnt the other pod's MAC")
-	}
-	if got := s.learnt(t, "veth1"); !slices.Equal(got, []string{podMAC}) {
-		t.Errorf("with it, the bridge learns %v", got)
-	}
+	expect.That(t, !flood(), "with it, the bridge has learnt the other pod's MAC")
+	got := s.learnt(t, "veth1")
+	expect.That(t, slices.Equal(got, []string{podMAC}), "with it, the bridge learns %v", got)
 	must.Succeed(t, nstest.Ping(t, s.host, nstest.Addr(other4)))
 	if got := s.learnt(t, "veth2"); !slices.Equal(got, []string{otherMAC}) {
 		t.Errorf("at the other pod's port, there is %v", got)

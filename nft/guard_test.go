@@ -112,9 +112,8 @@ func TestGuardElementsAreTheEndpointsOwn(t *testing.T) {
 			expect.NoDiff(t, cmp.Diff(tc.want, got), "elements")
 			unguarded := ep
 			unguarded.GuardedPort = ""
-			if n := len(ep.elements()) - len(unguarded.elements()); n != len(tc.want) {
-				t.Errorf("the guard takes %d elements, want %d", n, len(tc.want))
-			}
+			n := len(ep.elements()) - len(unguarded.elements())
+			expect.That(t, n == len(tc.want), "the guard takes %d elements, want %d", n, len(tc.want))
 		})
 	}
 }
@@ -169,9 +168,8 @@ func TestGuardedEndpointsAreKnownLikeOthers(t *testing.T) {
 	wantEndpoints(t, c, b, plain)
 	must.Succeed(t, c.RemoveOwners(ctx, b.Owner))
 	wantEndpoints(t, c, plain)
-	if list := nft(t, ns, "list", "table", "bridge", "tombolo"); portNames.MatchString(list) {
-		t.Errorf("left behind:\n%s", list)
-	}
+	list := nft(t, ns, "list", "table", "bridge", "tombolo")
+	expect.That(t, !portNames.MatchString(list), "left behind:\n%s", list)
 	// A pod that was never guarded, as far as its caller knows.
 	plain.GuardedPort, plain.MAC = "veth4", mustMAC("02:00:00:00:00:08")
 	must.Succeed(t, c.Remove(ctx, plain))
@@ -209,9 +207,8 @@ func TestGuardKeepsNothingOfWhatAPodWas(t *testing.T) {
 			mustAdd(t, c, was)
 			// All that a record that is younger says.
 			must.Succeed(t, c.Remove(ctx, known))
-			if list := nft(t, ns, "list", "table", "bridge", "tombolo"); portNames.MatchString(list) {
-				t.Errorf("left behind:\n%s", list)
-			}
+			list := nft(t, ns, "list", "table", "bridge", "tombolo")
+			expect.That(t, !portNames.MatchString(list), "left behind:\n%s", list)
 		})
 	}
 }
@@ -222,13 +219,10 @@ func TestGuardIsAddedInOneTransactionWithTheRest(t *testing.T) {
 	mustEnsure(t, c, guardNet())
 	nft(t, ns, "add element bridge tombolo guard-target { veth1 . 0xfe80000000000000000000fffe000005 }")
 	err := c.Add(context.Background(), guardedPod("0123456789a", "veth1", podMAC, pod4, pod6))
-	if !errors.Is(err, fs.ErrExist) {
-		t.Fatalf("the last element is there already: %v", err)
-	}
+	must.That(t, errors.Is(err, fs.ErrExist), "the last element is there already: %v", err)
 	wantEndpoints(t, c)
-	if list := nft(t, ns, "list", "ruleset"); strings.Contains(list, "tombolo:1:0123456789a") {
-		t.Errorf("something was added:\n%s", list)
-	}
+	list := nft(t, ns, "list", "ruleset")
+	expect.That(t, !strings.Contains(list, "tombolo:1:0123456789a"), "something was added:\n%s", list)
 }
 
 func TestGuardRefusesWhatIsNoPort(t *testing.T) {
@@ -280,9 +274,8 @@ func TestBridgeTableGoesWithItsLastNetwork(t *testing.T) {
 	wantReady(t, c, lan, guest)
 	wantReady(t, c, promiscuous)
 	remove("promiscuous", "table inet tombolo", "table bridge tombolo")
-	if list := nft(t, ns, "list", "ruleset"); strings.Contains(list, "dedup") {
-		t.Errorf("left behind:\n%s", list)
-	}
+	list := nft(t, ns, "list", "ruleset")
+	expect.That(t, !strings.Contains(list, "dedup"), "left behind:\n%s", list)
 	wantReady(t, c, lan, guest)
 	remove("lan")
 	remove("lan")
@@ -320,12 +313,10 @@ func TestGuardIsMended(t *testing.T) {
 			mustAdd(t, c, ep)
 			nft(t, ns, tc.harm)
 			expect.Of(c.Ready(ctx, guardNet())).Is(t, false, "Ready")
-			if diffs, err := checkAll(c, guardNet(), ep); err != nil || len(diffs) == 0 {
-				t.Errorf("Check: %v, %v", diffs, err)
-			}
-			if out := mustEnsure(t, c, guardNet()); !out.Changed || out.Emptied != tc.emptied {
-				t.Errorf("Ensure: %+v", out)
-			}
+			diffs, err := checkAll(c, guardNet(), ep)
+			expect.That(t, err == nil && len(diffs) > 0, "Check: %v, %v", diffs, err)
+			out := mustEnsure(t, c, guardNet())
+			expect.That(t, out.Changed && out.Emptied == tc.emptied, "Ensure: %+v", out)
 			must.Succeed(t, c.Replace(ctx, ep))
 			wantReady(t, c, guardNet(), ep)
 			wantEndpoints(t, c, ep)
@@ -359,9 +350,8 @@ func TestNumberOfGuardRulesDoesNotDependOnPods(t *testing.T) {
 			fmt.Sprintf("02:00:00:00:%02x:%02x", i>>8, i&255), fmt.Sprintf("10.22.%d.%d", i>>8, i&255), fmt.Sprintf("fd00:22::%x", i+1)))
 	}
 	mustAdd(t, c, eps...)
-	if got := len(listing(t, ns)["rule"]); got != rules {
-		t.Errorf("%d rules with 300 pods, and %d with none", got, rules)
-	}
+	got := len(listing(t, ns)["rule"])
+	expect.That(t, got == rules, "%d rules with 300 pods, and %d with none", got, rules)
 	must.Succeed(t, c.Remove(context.Background(), eps...))
 	wantEndpoints(t, c)
 }

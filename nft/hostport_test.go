@@ -146,9 +146,8 @@ func TestPublishedPortIsReachedFromEverywhere(t *testing.T) {
 			} {
 				for _, network := range []string{"tcp", "udp"} {
 					seen, err := nstest.Ask(t, p.where(tc.from), network, netip.AddrPortFrom(nstest.Addr(tc.to), hostPort))
-					if err != nil || seen.Addr() != nstest.Addr(tc.seen) {
-						t.Errorf("%s calls %s over %s: seen as %s, %v; want %s", tc.from, tc.to, network, seen, err, tc.seen)
-					}
+					expect.That(t, err == nil && seen.Addr() == nstest.Addr(tc.seen),
+						"%s calls %s over %s: seen as %s, %v; want %s", tc.from, tc.to, network, seen, err, tc.seen)
 				}
 			}
 		})
@@ -197,9 +196,7 @@ const (
 func mustTimeOut(tb testing.TB, err error, what string) {
 	tb.Helper()
 	var timeout net.Error
-	if !errors.As(err, &timeout) || !timeout.Timeout() {
-		tb.Errorf("%s: got %v, want no answer", what, err)
-	}
+	expect.That(tb, errors.As(err, &timeout) && timeout.Timeout(), "%s: got %v, want no answer", what, err)
 }
 
 func TestPortOnOneAddressIsReachedByThatAlone(t *testing.T) {
@@ -258,9 +255,7 @@ func TestIPv6LoopbackIsRefusedAtOnce(t *testing.T) {
 	expect.Success(t, refused(p.host, toLoopback))
 	// The kernel leaves the route to link-local addresses to a worker.
 	for began := time.Now(); nstest.Run(t, p.outside, "ip", "-6", "route", "show", "fe80::/64", "dev", "eth0") == ""; {
-		if time.Since(began) > patience {
-			t.Fatal("the outside gets no route to link-local addresses")
-		}
+		must.That(t, time.Since(began) <= patience, "the outside gets no route to link-local addresses")
 		time.Sleep(10 * time.Millisecond)
 	}
 	expect.Success(t, refused(p.outside, toLinkLocal))
@@ -287,9 +282,7 @@ func handles(tb testing.TB, ns *netns.NS, chain, comment string) []string {
 			list = append(list, fmt.Sprint(r["handle"]))
 		}
 	}
-	if len(list) == 0 {
-		tb.Fatalf("no rule %q in chain %s", comment, chain)
-	}
+	must.That(tb, len(list) > 0, "no rule %q in chain %s", comment, chain)
 	return list
 }
 
@@ -309,9 +302,8 @@ func TestOnlyWhatIsSentToTheHostIsCaught(t *testing.T) {
 		}
 		for _, from := range []*netns.NS{p.pod, p.host} {
 			seen, err := nstest.Ask(t, from, "tcp", at)
-			if err != nil || seen.Addr() != nstest.Addr(want) {
-				t.Errorf("a call to %s is seen there as %v, %v; want %s", at, seen, err, want)
-			}
+			expect.That(t, err == nil && seen.Addr() == nstest.Addr(want),
+				"a call to %s is seen there as %v, %v; want %s", at, seen, err, want)
 		}
 	}
 }
@@ -416,9 +408,8 @@ func TestPodsCannotPassForTheHost(t *testing.T) {
 			}
 		}
 	}
-	if got := heard(); got != pod4 {
-		t.Errorf("the host hears %s from the bridge", got)
-	}
+	got := heard()
+	expect.That(t, got == pod4, "the host hears %s from the bridge", got)
 	nft(t, p.host, "flush chain inet tombolo loopback")
 	expect.Equal(t, heard(), trusted, "the attack does not work without the rule, so it proves nothing: heard")
 }
@@ -473,9 +464,8 @@ func TestForeignRedirectionWithinABridge(t *testing.T) {
 			}
 		}`)
 		seen, err := nstest.Ask(t, p.other, "tcp", netip.MustParseAddrPort("10.96.0.1:8000"))
-		if err != nil || seen.Addr() != nstest.Addr(tc.seen) {
-			t.Errorf("NF call %v: seen as %v, %v; want %s", tc.nfCall, seen, err, tc.seen)
-		}
+		expect.That(t, err == nil && seen.Addr() == nstest.Addr(tc.seen),
+			"NF call %v: seen as %v, %v; want %s", tc.nfCall, seen, err, tc.seen)
 	}
 }
 

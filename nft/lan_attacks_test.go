@@ -212,15 +212,14 @@ func TestGuardedPodDrawsNobodysFrames(t *testing.T) {
 			l.guard(t)
 		}
 		nstest.Reaches(t, l.host, router4, true)
-		if got := at(lanRouterMAC); got != "eth0" {
-			t.Fatalf("the router is at %q", got)
-		}
+		got := at(lanRouterMAC)
+		must.That(t, got == "eth0", "the router is at %q", got)
 		want := "veth1"
 		if guarded {
 			want = "eth0"
 		}
 		// The router may have said something meanwhile, and be where it was.
-		got := ""
+		got = ""
 		for range 100 {
 			l.attack(frame)
 			if got = at(lanRouterMAC); got == want {
@@ -254,9 +253,8 @@ func TestGuardedPodIsNobodysDHCPServer(t *testing.T) {
 	t.Parallel()
 	l := newAttackedLAN(t)
 	heard := nstest.NewDnsmasq(t, l.pod, "eth0", "--dhcp-range=10.7.0.200,10.7.0.220,255.255.255.0,120s", "--dhcp-option=3,"+lanPod4).Logged
-	if got := lease(t, l.machine, leaseTries); !strings.HasPrefix(got, "10.7.0.2") {
-		t.Fatalf("without a guard, the machine leases %q from the pod", got)
-	}
+	got := lease(t, l.machine, leaseTries)
+	must.That(t, strings.HasPrefix(got, "10.7.0.2"), "without a guard, the machine leases %q from the pod", got)
 	l.guard(t)
 	offers := func() int { return strings.Count(heard(), "DHCPOFFER") }
 	// It may be slower than the right one.
@@ -270,20 +268,15 @@ func TestGuardedPodIsNobodysDHCPServer(t *testing.T) {
 	}
 	before := offers()
 	expect.Equal(t, lease(t, l.machine, 1), "", "nobody but the pod is there to answer, and the machine leases")
-	if !tried(before) {
-		t.Error("the pod has not tried")
-	}
+	expect.That(t, tried(before), "the pod has not tried")
 	nstest.NewDnsmasq(t, l.router, "eth0", "--dhcp-range=10.7.0.100,10.7.0.120,255.255.255.0,120s")
 	for _, name := range []string{"a machine", "the other pod"} {
 		// As a client that has no address, the other pod too.
 		v := l.targets[name]
 		before := offers()
-		if got := lease(t, v.ns, leaseTries); !strings.HasPrefix(got, "10.7.0.1") {
-			t.Errorf("%s leases %q", name, got)
-		}
-		if !tried(before) {
-			t.Errorf("the pod has not tried to answer %s", name)
-		}
+		got := lease(t, v.ns, leaseTries)
+		expect.That(t, strings.HasPrefix(got, "10.7.0.1"), "%s leases %q", name, got)
+		expect.That(t, tried(before), "the pod has not tried to answer %s", name)
 	}
 }
 
@@ -296,9 +289,7 @@ func TestGuardedPodGetsItsLease(t *testing.T) {
 	waiting := l.endpoint("00000000001", "veth1", podMAC)
 	mustAdd(t, l.c, waiting)
 	address := lease(t, l.pod, leaseTries)
-	if !strings.HasPrefix(address, "10.7.0.1") {
-		t.Fatalf("the pod leases %q", address)
-	}
+	must.That(t, strings.HasPrefix(address, "10.7.0.1"), "the pod leases %q", address)
 	nstest.Run(t, l.pod, "sh", "-ec", "ip addr add "+address+"/24 dev eth0; ip route add default via "+lanHost4)
 	all := []string{router4, machine4, lanHost4, lanOther4}
 	for _, to := range all {
@@ -312,19 +303,14 @@ func TestGuardedPodGetsItsLease(t *testing.T) {
 	// Another one, which it does not have.
 	nstest.Run(t, l.pod, "sh", "-ec", "ip addr add 10.7.0.99/24 dev eth0; ip route replace 10.7.0.20 dev eth0 src 10.7.0.99")
 	nstest.Reaches(t, l.pod, machine4, false)
-	if got := lease(t, l.pod, leaseTries); got != address {
-		t.Errorf("asked again, the server gives %q, and not %s", got, address)
-	}
-	if !slices.Contains(guardedAddresses(t, l.lan), address) {
-		t.Errorf("the guard does not know of %s", address)
-	}
+	expect.Equal(t, lease(t, l.pod, leaseTries), address, "asked again, the server")
+	expect.That(t, slices.Contains(guardedAddresses(t, l.lan), address), "the guard does not know of %s", address)
 }
 
 // guardedAddresses are those of IPv4 of the LAN's guarded pods.
 func guardedAddresses(tb testing.TB, l *lan) []string {
 	tb.Helper()
-	eps, err := l.c.Endpoints(context.Background(), "lan")
-	must.Succeed(tb, err)
+	eps := must.Of(l.c.Endpoints(context.Background(), "lan")).Get(tb)
 	var list []string
 	for _, ep := range eps {
 		for _, a := range ep.Addrs {

@@ -295,9 +295,8 @@ func TestNetworkBecomesALANAndIsOneNoMore(t *testing.T) {
 	}
 	mustEnsure(t, c, Network{Name: "other", Bridge: "br1", LAN: true})
 	must.Succeed(t, c.RemoveNetwork(ctx, "lan"))
-	if got := lans(); strings.Contains(got, "br0") || !strings.Contains(got, "br1") {
-		t.Errorf("after it was removed: %q", got)
-	}
+	got := lans()
+	expect.That(t, !strings.Contains(got, "br0") && strings.Contains(got, "br1"), "after it was removed: %q", got)
 }
 
 // With a rule that drops what conntrack makes no sense of, a pod's own connections need

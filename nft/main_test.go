@@ -40,8 +40,7 @@ func dial(tb testing.TB, ns *netns.NS) *Conn {
 
 func dialMark(tb testing.TB, ns *netns.NS, mark uint32) *Conn {
 	tb.Helper()
-	c, err := Dial(&Config{NetNS: ns, Mark: mark})
-	must.Succeed(tb, err)
+	c := must.Of(Dial(&Config{NetNS: ns, Mark: mark})).Get(tb)
 	tb.Cleanup(func() { c.Close() })
 	return c
 }
@@ -69,9 +68,7 @@ func pod(owner Owner, addresses ...string) Endpoint {
 
 func mustEnsure(tb testing.TB, c *Conn, n Network) Outcome {
 	tb.Helper()
-	out, err := c.Ensure(context.Background(), n)
-	must.Succeed(tb, err)
-	return out
+	return must.Of(c.Ensure(context.Background(), n)).Get(tb)
 }
 
 func mustAdd(tb testing.TB, c *Conn, eps ...Endpoint) {
@@ -84,8 +81,7 @@ func mustAdd(tb testing.TB, c *Conn, eps ...Endpoint) {
 // wantEndpoints compares what the kernel has of all networks.
 func wantEndpoints(tb testing.TB, c *Conn, want ...Endpoint) {
 	tb.Helper()
-	got, err := c.Endpoints(context.Background(), "")
-	must.Succeed(tb, err)
+	got := must.Of(c.Endpoints(context.Background(), "")).Get(tb)
 	known := cmpopts.IgnoreFields(Endpoint{}, "Ports", "GuardedPort", "SLAAC", "MACOnly", "Untrusted", "MAC", "PortSNAT", "Callers")
 	expect.NoDiff(tb, cmp.Diff(want, got, known, cmpopts.EquateEmpty(), cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})), "endpoints")
 }
@@ -106,9 +102,8 @@ func wantReady(tb testing.TB, c *Conn, n Network, eps ...Endpoint) {
 	ctx := context.Background()
 	expect.Of(c.Ready(ctx, n)).Is(tb, true, "Ready")
 	expect.Of(checkAll(c, n, eps...)).Len(tb, 0, "Check")
-	if out := mustEnsure(tb, c, n); out.Changed {
-		tb.Errorf("Ensure changed something: %+v", out)
-	}
+	out := mustEnsure(tb, c, n)
+	expect.That(tb, !out.Changed, "Ensure changed something: %+v", out)
 }
 
 func nft(tb testing.TB, ns *netns.NS, args ...string) string {

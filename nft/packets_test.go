@@ -89,9 +89,7 @@ func TestMasqueradeChangesSourcesOnlyWhereItShould(t *testing.T) {
 			ep := pod("0123456789a", pod4, pod6)
 			ep.Masquerade = tc.masquerade
 			mustAdd(t, s.c, ep)
-			defer func() {
-				expect.Success(t, s.c.Remove(context.Background(), ep))
-			}()
+			defer func() { expect.Success(t, s.c.Remove(context.Background(), ep)) }()
 			got := map[string]string{}
 			for server := range tc.want {
 				got[server] = seenAs(t, s.pod, s.outside, server)
@@ -101,9 +99,8 @@ func TestMasqueradeChangesSourcesOnlyWhereItShould(t *testing.T) {
 			expect.Equal(t, seenAs(t, s.other, s.outside, far4), other4, "a pod that was not added is seen as")
 			expect.Equal(t, seenAs(t, s.pod, s.other, other4), pod4, "a pod of the same network sees")
 			for server, want := range map[string]string{host4: pod4, bridge4: pod4, host6: pod6} {
-				if got := seenAs(t, s.pod, s.host, server); got != want {
-					t.Errorf("the host sees %s at %s", got, server)
-				}
+				got := seenAs(t, s.pod, s.host, server)
+				expect.That(t, got == want, "the host sees %s at %s", got, server)
 			}
 		})
 	}
@@ -166,12 +163,11 @@ func heardFrom(tb testing.TB, from, at *netns.NS, to netip.AddrPort) string {
 	})
 	must.Succeed(tb, err)
 	defer receiver.Close()
-	err = from.Do(func() error {
+	must.Succeed(tb, from.Do(func() error {
 		var err error
 		sender, err = net.DialUDP("udp4", nil, net.UDPAddrFromAddrPort(to))
 		return err
-	})
-	must.Succeed(tb, err)
+	}))
 	defer sender.Close()
 	must.Succeed(tb, expect.Err(sender.Write([]byte("?"))))
 	must.Succeed(tb, receiver.SetReadDeadline(time.Now().Add(patience)))
@@ -234,7 +230,7 @@ func TestMarkIsForWhatPodsSendAndForReplies(t *testing.T) {
 	unanswered := func(t *testing.T, server string) {
 		t.Helper()
 		answering := nstest.Serve(t, s.pod, "udp", netip.AddrPortFrom(nstest.Addr(server), 0))
-		err := nstest.OnOneCPU(func() error {
+		must.Succeed(t, nstest.OnOneCPU(func() error {
 			err := s.outside.Do(func() error {
 				// Nobody listens, and nobody says so: the pod sends no answer at all.
 				conn, err := net.Dial("udp", netip.AddrPortFrom(nstest.Addr(server), 9).String())
@@ -248,8 +244,7 @@ func TestMarkIsForWhatPodsSendAndForReplies(t *testing.T) {
 			// What is answered passes behind it, so it has passed. (Not a ping, which on a
 			// slow machine sends more than one.)
 			return errors.Join(err, call(s.outside, "udp", answering.String(), patience))
-		})
-		must.Succeed(t, err)
+		}))
 	}
 	for _, tc := range []struct {
 		name  string
@@ -312,9 +307,8 @@ func TestMarkLeavesOtherBitsAlone(t *testing.T) {
 	}`)
 	must.Succeed(t, nstest.Ping(t, s.pod, nstest.Addr(far4)))
 	got := counts(t, s.host)
-	if got["forwarded"] == 0 || got["left"] == 0 {
-		t.Errorf("with bits that others set, packets forwarded and sent: %v", got)
-	}
+	expect.That(t, got["forwarded"] != 0 && got["left"] != 0,
+		"with bits that others set, packets forwarded and sent: %v", got)
 }
 
 func TestMarkOfPodsWithoutAddressesGoesByMAC(t *testing.T) {
@@ -322,8 +316,7 @@ func TestMarkOfPodsWithoutAddressesGoesByMAC(t *testing.T) {
 	s := newSite(t)
 	nstest.Run(t, s.host, "ip", "link", "set", "cbr0", "type", "bridge", "nf_call_iptables", "1")
 	mustEnsure(t, s.c, Network{Name: "lan"})
-	mac, err := net.ParseMAC(podMAC)
-	must.Succeed(t, err)
+	mac := must.Of(net.ParseMAC(podMAC)).Get(t)
 	nft(t, s.host, spy)
 	ask := func() map[string]int {
 		t.Helper()
@@ -345,9 +338,7 @@ func TestForeignDropIsPassedWithTheMark(t *testing.T) {
 	nft(t, s.host, "add table ip filter; add chain ip filter FORWARD { type filter hook forward priority filter; policy drop; }; "+
 		"add rule ip filter FORWARD meta mark & 0x1000 == 0x1000 counter accept")
 	err := nstest.PingWith(t, s.pod, nstest.Addr(far4), nstest.Echo{Wait: 200 * time.Millisecond})
-	if !errors.Is(err, nstest.ErrNoEcho) {
-		t.Fatalf("a pod that was not added: %v", err)
-	}
+	must.That(t, errors.Is(err, nstest.ErrNoEcho), "a pod that was not added: %v", err)
 	mustAdd(t, s.c, pod("0123456789a", pod4))
 	expect.Success(t, nstest.Ping(t, s.pod, nstest.Addr(far4)), "a pod that was added")
 	err = nstest.PingWith(t, s.outside, nstest.Addr(pod4), nstest.Echo{Wait: 200 * time.Millisecond})
@@ -381,13 +372,12 @@ func sendMarked(tb testing.TB, from *netns.NS, to, echo string, mark int) {
 		}
 		return unix.Sendto(fd, []byte("?"), 0, dst)
 	}
-	err := nstest.OnOneCPU(func() error {
+	must.Succeed(tb, nstest.OnOneCPU(func() error {
 		if err := from.Do(send); err != nil {
 			return err
 		}
 		return nstest.Ping(tb, from, nstest.Addr(echo))
-	})
-	must.Succeed(tb, err)
+	}))
 }
 
 func TestMarkOfAnotherAgentAdmitsNothing(t *testing.T) {

@@ -76,9 +76,8 @@ func TestPolicyDropsWhatItShould(t *testing.T) {
 					wait = patience
 				}
 				err := nstest.PingWith(t, p.where(way.from), nstest.Addr(way.to), nstest.Echo{Wait: wait})
-				if way.open && err != nil || !way.open && !errors.Is(err, nstest.ErrNoEcho) {
-					t.Errorf("%s to %s: %v, want it open: %v", way.from, way.to, err, way.open)
-				}
+				expect.That(t, (!way.open || err == nil) && (way.open || errors.Is(err, nstest.ErrNoEcho)),
+					"%s to %s: %v, want it open: %v", way.from, way.to, err, way.open)
 			}
 			at := netip.AddrPortFrom(nstest.Addr(host4), hostPort)
 			expect.Success(t, expect.Err(nstest.Ask(t, p.outside, "tcp", at)), "a published port, from outside")
@@ -98,8 +97,7 @@ func TestPolicyDropsWhatItShould(t *testing.T) {
 // bridgeEntries gives what the sets of bridges have, and of which network.
 func bridgeEntries(tb testing.TB, c *Conn) map[string]string {
 	tb.Helper()
-	all, err := c.tables.Elements(context.Background())
-	must.Succeed(tb, err)
+	all := must.Of(c.tables.Elements(context.Background())).Get(tb)
 	got := map[string]string{}
 	for _, el := range all {
 		for _, s := range ruleset.BridgeSets() {
@@ -194,13 +192,11 @@ func TestDamagedSetsOfBridgesAreMended(t *testing.T) {
 			}
 			diffs = diffs[1:]
 		}
-		if err != nil || len(diffs) != 1 || !strings.HasPrefix(fmt.Sprint(diffs[0]), tc.want) {
-			t.Errorf("%s: %v, %v; want %s", tc.damage, diffs, err, tc.want)
-		}
+		expect.That(t, err == nil && len(diffs) == 1 && strings.HasPrefix(fmt.Sprint(diffs[0]), tc.want),
+			"%s: %v, %v; want %s", tc.damage, diffs, err, tc.want)
 		expect.Of(c.Ready(ctx, n)).Is(t, strings.HasPrefix(tc.damage, "add"), "%s: Ready", tc.damage)
-		if out := mustEnsure(t, c, n); !out.Changed || out.Emptied != emptied {
-			t.Errorf("%s: Ensure says %+v", tc.damage, out)
-		}
+		out := mustEnsure(t, c, n)
+		expect.That(t, out.Changed && out.Emptied == emptied, "%s: Ensure says %+v", tc.damage, out)
 		wantReady(t, c, n)
 		expect.NoDiff(t, cmp.Diff(before, bridgeEntries(t, c)), "%s", tc.damage)
 	}
@@ -209,8 +205,7 @@ func TestDamagedSetsOfBridgesAreMended(t *testing.T) {
 	nft(t, ns, "add table inet tombolo; add set inet tombolo policies { type ether_addr; }; "+
 		"add set inet tombolo bridges { type ifname; }; add element inet tombolo bridges { cbr0 }")
 	expect.Of(c.Ready(ctx, n)).Is(t, false, "Ready with foreign sets")
-	if out := mustEnsure(t, c, n); !out.Emptied {
-		t.Errorf("Ensure says %+v", out)
-	}
+	out := mustEnsure(t, c, n)
+	expect.That(t, out.Emptied, "Ensure says %+v", out)
 	wantReady(t, c, n)
 }

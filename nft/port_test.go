@@ -81,9 +81,8 @@ func TestImpossiblePortsAreRefused(t *testing.T) {
 		}, "192.0.2.1:8080/tcp is to lead both"},
 	} {
 		ep := Endpoint{Owner: "0", Network: "podnet", Bridge: "cbr0", Addrs: tc.addrs, MAC: make([]byte, 6), Ports: tc.ports}
-		if err := ep.check(); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), tc.why) {
-			t.Errorf("%s: %v", tc.name, err)
-		}
+		err := ep.check()
+		expect.That(t, errors.Is(err, ErrInvalid) && strings.Contains(err.Error(), tc.why), "%s: %v", tc.name, err)
 	}
 }
 
@@ -121,12 +120,10 @@ func TestPortsAreAddedAndRemoved(t *testing.T) {
 // wantNoElements checks that nothing of endpoints is left.
 func wantNoElements(tb testing.TB, c *Conn) {
 	tb.Helper()
-	all, err := c.tables.Elements(context.Background())
-	must.Succeed(tb, err)
+	all := must.Of(c.tables.Elements(context.Background())).Get(tb)
 	for _, el := range all {
-		if !strings.HasPrefix(el.Comment, ruleset.OwnerPrefix+":") {
-			tb.Errorf("%s (comment %q) is left", el, el.Comment)
-		}
+		expect.That(tb, strings.HasPrefix(el.Comment, ruleset.OwnerPrefix+":"),
+			"%s (comment %q) is left", el, el.Comment)
 	}
 }
 
@@ -206,9 +203,8 @@ func TestPortOfSomebodyElsesElementIsRefused(t *testing.T) {
 		"8081/tcp":           publisher(3, tcpPort("", 8081)),
 	} {
 		var conflict *ConflictError
-		if err := c.Add(context.Background(), ep); !errors.As(err, &conflict) || conflict.Port != port || conflict.Owner != "" {
-			t.Errorf("%s: %v", port, err)
-		}
+		err := c.Add(context.Background(), ep)
+		expect.That(t, errors.As(err, &conflict) && conflict.Port == port && conflict.Owner == "", "%s: %v", port, err)
 	}
 }
 
@@ -220,9 +216,7 @@ func TestPortConflictReadsWell(t *testing.T) {
 	}
 	const want = "publish port 8080/tcp: element 192.0.2.1 . tcp . 8080 of map hostaddrs4 of table inet tombolo " +
 		"stands in its way, and belongs to endpoint 00000000001 of network podnet"
-	if got := e.Error(); got != want {
-		t.Errorf("got  %s\nwant %s", got, want)
-	}
+	expect.Equal(t, e.Error(), want)
 }
 
 func TestReplaceOfContradictingEndpointsFails(t *testing.T) {
@@ -304,15 +298,11 @@ func TestOneOfManyGetsThePort(t *testing.T) {
 						t.Errorf("racer %d: %v", i, err)
 					}
 				}
-				if len(winners) == 0 {
-					t.Error("nobody got it")
-				}
+				expect.That(t, len(winners) > 0, "nobody got it")
 				var owners []Owner
 				for _, i := range winners {
 					owners = append(owners, publisher(i+1).Owner)
-					if !tc.together(winners[0], i) {
-						t.Errorf("racers %v all got it", winners)
-					}
+					expect.That(t, tc.together(winners[0], i), "racers %v all got it", winners)
 				}
 				must.Succeed(t, c.RemoveOwners(context.Background(), owners...))
 				wantNoElements(t, c)
@@ -410,9 +400,8 @@ func TestCheckTellsWhatIsWrongWithPorts(t *testing.T) {
 		mustAdd(t, c, ep)
 		nft(t, ns, tc.do)
 		diffs, err := checkAll(c, podnet(), ep)
-		if err != nil || len(diffs) != 1 || fmt.Sprint(diffs[0]) != tc.want {
-			t.Errorf("%s: got %v, %v; want %s", tc.do, diffs, err, tc.want)
-		}
+		expect.That(t, err == nil && len(diffs) == 1 && fmt.Sprint(diffs[0]) == tc.want,
+			"%s: got %v, %v; want %s", tc.do, diffs, err, tc.want)
 		expect.Success(t, c.Replace(ctx, ep), "%s", tc.do)
 		wantReady(t, c, podnet(), ep)
 	}
@@ -429,17 +418,13 @@ func TestElementsReadAsNFTPrintsThem(t *testing.T) {
 	ep.Ports[1].Protocol, ep.Ports[2].Protocol = unix.IPPROTO_UDP, unix.IPPROTO_SCTP
 	mustAdd(t, c, ep)
 	all, err := c.tables.Elements(context.Background())
-	if err != nil || len(all) == 0 {
-		t.Fatal(err)
-	}
+	must.That(t, err == nil && len(all) > 0, "%v", err)
 	printed := strings.ReplaceAll(nft(t, ns, "list", "ruleset"), `"`, "")
 	for _, el := range all {
 		want := el.KeyText() + " comment " + el.Comment
 		if len(el.Data) > 0 {
 			want += " : " + el.DataText()
 		}
-		if !strings.Contains(printed, want) {
-			t.Errorf("%s: no %q in what nft prints", el, want)
-		}
+		expect.That(t, strings.Contains(printed, want), "%s: no %q in what nft prints", el, want)
 	}
 }

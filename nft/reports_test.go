@@ -4,7 +4,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
@@ -57,13 +56,9 @@ func TestBridgeReadsReportsThatItKeepsFromPods(t *testing.T) {
 	nstest.Run(t, s.host, "ip", "link", "set", "cbr0", "type", "bridge", "mcast_snooping", "1")
 	nstest.Run(t, s.pod, "ip", "address", "add", "fd00:77::77/64", "dev", "eth0", "nodad")
 	const group = "ff02::1:ff00:77"
-	deadline := time.Now().Add(patience)
-	for !strings.Contains(nstest.Run(t, s.host, "bridge", "mdb", "show", "dev", "cbr0"), group) {
-		if time.Now().After(deadline) {
-			t.Fatalf("the bridge knows of no port with %s", group)
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
+	must.Until(t, "the bridge knows of a port with "+group, func() bool {
+		return strings.Contains(nstest.Run(t, s.host, "bridge", "mdb", "show", "dev", "cbr0"), group)
+	})
 }
 
 func TestNetworksAreQuietByThemselves(t *testing.T) {
@@ -76,9 +71,8 @@ func TestNetworksAreQuietByThemselves(t *testing.T) {
 	wantReady(t, c, a)
 	must.Succeed(t, c.RemoveNetwork(t.Context(), "a"))
 	wantReady(t, c, b)
-	if out := nft(t, ns, "list", "ruleset"); strings.Contains(out, "quiet-a") {
-		t.Errorf("something of a network is left that was removed:\n%s", out)
-	}
+	out := nft(t, ns, "list", "ruleset")
+	expect.That(t, !strings.Contains(out, "quiet-a"), "something of a network is left that was removed:\n%s", out)
 	must.Succeed(t, c.RemoveNetwork(t.Context(), "b"))
 	expect.Equal(t, nft(t, ns, "list", "ruleset"), "", "after both are removed")
 }

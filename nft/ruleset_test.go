@@ -96,9 +96,7 @@ func TestRulesetIsAsNFTPrintsIt(t *testing.T) {
 			ns := nstest.New(t)
 			c := dialMark(t, ns, tc.mark)
 			for _, n := range tc.networks {
-				if out := mustEnsure(t, c, n); !out.Changed {
-					t.Error("Ensure says that nothing changed")
-				}
+				expect.That(t, mustEnsure(t, c, n).Changed, "Ensure says that nothing changed")
 			}
 			mustAdd(t, c, tc.eps...)
 			for _, n := range tc.networks {
@@ -127,18 +125,14 @@ func TestRulesetIsWhatNFTWouldMake(t *testing.T) {
 			for _, ep := range tc.eps {
 				err := onTheirs.Add(context.Background(), ep)
 				var conflict *ConflictError
-				if !errors.As(err, &conflict) || conflict.Owner != ep.Owner {
-					t.Errorf("adding %s over what nft made of it: %v", ep.Owner, err)
-				}
+				expect.That(t, errors.As(err, &conflict) && conflict.Owner == ep.Owner,
+					"adding %s over what nft made of it: %v", ep.Owner, err)
 			}
 			want := normal(nft(t, theirs, "--debug=netlink", "list", "ruleset"))
 			got := normal(nft(t, ours, "--debug=netlink", "list", "ruleset"))
-			if !strings.Contains(want, "[ meta load mark => reg 1 ]") {
-				t.Fatalf("no expressions in:\n%s", want)
-			}
-			if diff := cmp.Diff(want, got); diff != "" {
-				t.Errorf("the kernel's view (-nft +ours):\n%s", diff)
-			}
+			must.That(t, strings.Contains(want, "[ meta load mark => reg 1 ]"), "no expressions in:\n%s", want)
+			diff := cmp.Diff(want, got)
+			expect.That(t, diff == "", "the kernel's view (-nft +ours):\n%s", diff)
 		})
 	}
 }
@@ -155,17 +149,15 @@ func TestNumberOfRulesDoesNotDependOnPods(t *testing.T) {
 		return counts
 	}
 	want := count()
-	if want["rule"] == 0 || want["set"] != 14 || want["map"] != 4 || want["chain"] != 8 {
-		t.Fatalf("at no pods: %v", want)
-	}
+	must.That(t, want["rule"] != 0 && want["set"] == 14 && want["map"] == 4 && want["chain"] == 8,
+		"at no pods: %v", want)
 	for i := range 500 {
 		mustAdd(t, c, pod(Owner(fmt.Sprintf("%011x", i)), fmt.Sprintf("10.22.%d.%d", i>>8, i&255), fmt.Sprintf("fd00:22::%x", i)))
 		if i != 0 && i != 499 {
 			continue
 		}
-		if diff := cmp.Diff(want, count()); diff != "" {
-			t.Errorf("at %d pods (-none +now):\n%s", i+1, diff)
-		}
+		diff := cmp.Diff(want, count())
+		expect.That(t, diff == "", "at %d pods (-none +now):\n%s", i+1, diff)
 	}
 	elements := 0
 	for _, set := range listing(t, ns)["set"] {
@@ -189,8 +181,7 @@ func TestSettingsOfChainsTellNetworksApart(t *testing.T) {
 		{Name: "a", Masquerade: true, Prefixes: nstest.Prefixes("10.0.0.0/8", "fd00::/63")},
 	}
 	comment := func(n Network) string {
-		rs, err := on(nil, nil).ruleset(&n)
-		must.Succeed(t, err)
+		rs := must.Of(on(nil, nil).ruleset(&n)).Get(t)
 		i := slices.IndexFunc(rs.Chains, func(ch ruleset.Chain) bool { return ch.Name == "masq-a" })
 		return rs.Chains[i].Comment(1)
 	}
@@ -221,8 +212,7 @@ func withoutSentinels(listing string) string {
 // The documentation shows what nft prints, but for sentinels, comments and blank lines.
 func TestDocumentationShowsTheRuleset(t *testing.T) {
 	t.Parallel()
-	source, err := os.ReadFile("../docs/ruleset.nft")
-	must.Succeed(t, err)
+	source := must.Of(os.ReadFile("../docs/ruleset.nft")).Get(t)
 	var documented []string
 	for line := range strings.Lines(string(source)) {
 		documented = append(documented, strings.TrimRight(regexp.MustCompile(` # .*`).ReplaceAllString(line, ""), "\n"))
@@ -242,7 +232,6 @@ func TestDocumentationShowsTheRuleset(t *testing.T) {
 			printed = append(printed, line)
 		}
 	}
-	if diff := cmp.Diff(printed, documented); diff != "" {
-		t.Errorf("docs/ruleset.nft (-nft +documented):\n%s", diff)
-	}
+	diff := cmp.Diff(printed, documented)
+	expect.That(t, diff == "", "docs/ruleset.nft (-nft +documented):\n%s", diff)
 }

@@ -45,12 +45,11 @@ func sctpListen(tb testing.TB, ns *netns.NS, addr string) *net.IPConn {
 		network = "ip4:132"
 	}
 	var conn *net.IPConn
-	err := ns.Do(func() error {
+	must.Succeed(tb, ns.Do(func() error {
 		var err error
 		conn, err = net.ListenIP(network, &net.IPAddr{IP: nstest.Addr(addr).AsSlice()})
 		return err
-	})
-	must.Succeed(tb, err)
+	}))
 	tb.Cleanup(func() { conn.Close() })
 	return conn
 }

@@ -32,8 +32,7 @@ func sentinelPods() []Endpoint {
 
 func allSets(t *testing.T, c *Conn, n Network) []ruleset.Set {
 	t.Helper()
-	rs, err := c.ruleset(&n)
-	must.Succeed(t, err)
+	rs := must.Of(c.ruleset(&n)).Get(t)
 	return rs.Sets()
 }
 
@@ -60,15 +59,13 @@ func TestEmptiedSetIsFoundAndMended(t *testing.T) {
 		expect.Of(c.Ready(ctx, n)).Is(t, false, "%s: Ready", s.Name)
 		// Those of masquerade are one network's own.
 		expect.Of(c.Ready(ctx, other)).Is(t, ruleset.IsMasqueradeSet(s.Name), "%s: Ready of another network", s.Name)
-		if diffs, err := c.Check(ctx, n); err != nil || !names(diffs, s.Name) {
-			t.Errorf("%s: Check: %v, %v", s.Name, diffs, err)
-		}
+		diffs, err := c.Check(ctx, n)
+		expect.That(t, err == nil && names(diffs, s.Name), "%s: Check: %v, %v", s.Name, diffs, err)
 		expect.Of(c.Prepare(ctx, n)).Is(t, (Outcome{Changed: true, Emptied: true}), "%s: Prepare", s.Name)
 		must.Succeed(t, c.Replace(ctx, pods...))
 		expect.Of(c.Ready(ctx, n)).Is(t, false, "%s: Ready before Ensure", s.Name)
-		if out := mustEnsure(t, c, n); !out.Emptied {
-			t.Errorf("%s: Ensure: %+v", s.Name, out)
-		}
+		out := mustEnsure(t, c, n)
+		expect.That(t, out.Emptied, "%s: Ensure: %+v", s.Name, out)
 		wantReady(t, c, n, pods...)
 		wantReady(t, c, other)
 		expect.NoDiff(t, cmp.Diff(before, normal(nft(t, ns, "list", "ruleset"))), "%s", s.Name)
@@ -97,9 +94,8 @@ func TestPrepareIsNotTheEnd(t *testing.T) {
 			nft(t, ns, damage)
 		}
 		for range 2 {
-			if out, err := c.Prepare(ctx, n); err != nil || !out.Emptied || !out.Changed {
-				t.Errorf("%q: Prepare: %+v, %v", damage, out, err)
-			}
+			out, err := c.Prepare(ctx, n)
+			expect.That(t, err == nil && out.Emptied && out.Changed, "%q: Prepare: %+v, %v", damage, out, err)
 			expect.Of(c.Ready(ctx, n)).Is(t, false, "%q: Ready", damage)
 		}
 		must.Succeed(t, c.Replace(ctx, pods...))
@@ -139,9 +135,7 @@ func TestEndpointOfNoAddressIsInvalid(t *testing.T) {
 
 func mustGeneration(t *testing.T, c *Conn) uint32 {
 	t.Helper()
-	generation, err := nftnl.Generation(c.tables.Conn)
-	must.Succeed(t, err)
-	return generation
+	return must.Of(nftnl.Generation(c.tables.Conn)).Get(t)
 }
 
 func mustBeReady(t *testing.T, c *Conn, n Network, want bool) {

@@ -56,9 +56,8 @@ func TestTwoTablesLeaveEachOtherAlone(t *testing.T) {
 	mustAdd(t, other, second)
 	nstest.Script(t, s.host, "iptables -P FORWARD DROP")
 	for _, from := range []*foreign.Conn{admission, otherAdmission} {
-		if changed, err := from.Ensure(ctx); err != nil || !changed {
-			t.Fatalf("Ensure of the rule in FORWARD: %v, %v", changed, err)
-		}
+		changed, err := from.Ensure(ctx)
+		must.That(t, err == nil && changed, "Ensure of the rule in FORWARD: %v, %v", changed, err)
 	}
 	both := func() {
 		t.Helper()
@@ -71,21 +70,17 @@ func TestTwoTablesLeaveEachOtherAlone(t *testing.T) {
 	expect.NoDiff(t, cmp.Diff(alone, tables(DefaultTable)), "the default table changed")
 	for _, c := range []*Conn{s.c, other} {
 		list, err := foreign.On(c.Socket(), &foreign.Config{Table: string(c.tables.Name), Mark: c.mark}).Obstacles(ctx, foreign.Path{Bridge: "cbr0"})
-		if err != nil || len(list) > 0 {
-			t.Errorf("obstacles to table %s: %v, %v", c.tables.Name, list, err)
-		}
+		expect.That(t, err == nil && len(list) == 0, "obstacles to table %s: %v, %v", c.tables.Name, list, err)
 	}
 
 	// What is emptied of one is mended by its own.
 	was := tables("embedder")
 	nft(t, s.host, "flush", "set", "inet", DefaultTable, ruleset.Pods4Set)
 	expect.Of(other.Ready(ctx, theirs)).Is(t, true, "Ready of the other")
-	if out := mustEnsure(t, other, theirs); out.Changed {
-		t.Errorf("the other mended something: %+v", out)
-	}
-	if out := mustEnsure(t, s.c, ours); !out.Emptied {
-		t.Errorf("not mended: %+v", out)
-	}
+	out := mustEnsure(t, other, theirs)
+	expect.That(t, !out.Changed, "the other mended something: %+v", out)
+	out = mustEnsure(t, s.c, ours)
+	expect.That(t, out.Emptied, "not mended: %+v", out)
 	must.Succeed(t, s.c.Replace(ctx, pod))
 	both()
 	// What is removed of one stays with the other.
@@ -108,15 +103,12 @@ func TestTablesThatCannotBe(t *testing.T) {
 		{Table: "other"}, {Table: "a b", Mark: 1}, {Table: "7up", Mark: 1}, {Table: "-", Mark: 1}, {Table: "a/b", Mark: 1}, {Table: strings.Repeat("a", 33), Mark: 1},
 	} {
 		cfg.NetNS = ns
-		if c, err := Dial(&cfg); !errors.Is(err, ErrInvalid) || c != nil {
-			t.Errorf("%+v: %v", cfg, err)
-		}
+		c, err := Dial(&cfg)
+		expect.That(t, errors.Is(err, ErrInvalid) && c == nil, "%+v: %v", cfg, err)
 		expect.Is(t, expect.Err(On(nil, &cfg).Ready(context.Background(), podnet())), ErrInvalid, "On of %+v", cfg)
-		if _, err := foreign.On(nil, &foreign.Config{Table: cfg.Table, Mark: cfg.Mark}).Ready(context.Background()); !errors.Is(err, ErrInvalid) {
-			t.Errorf("foreign: %+v: %v", cfg, err)
-		}
+		_, err = foreign.On(nil, &foreign.Config{Table: cfg.Table, Mark: cfg.Mark}).Ready(context.Background())
+		expect.That(t, errors.Is(err, ErrInvalid), "foreign: %+v: %v", cfg, err)
 	}
-	c, err := Dial(&Config{NetNS: ns, Table: DefaultTable})
-	must.Succeed(t, err)
+	c := must.Of(Dial(&Config{NetNS: ns, Table: DefaultTable})).Get(t)
 	c.Close()
 }

@@ -227,9 +227,7 @@ func hostFrames() []namedFrame {
 	} {
 		frames = append(frames, namedFrame{name, ipv4(packet4(pod4, other4, 0, protocol, make([]byte, 40)))})
 	}
-	to := func(group string, dst, port int) []byte {
-		return packet6(podLocal, group, 17, datagram(dst, port))
-	}
+	to := func(group string, dst, port int) []byte { return packet6(podLocal, group, 17, datagram(dst, port)) }
 	frames = append(frames, []namedFrame{
 		{"multicast DNS over IPv6", ipv6(to("ff02::fb", 5353, 5353))},
 		{"LLMNR", ipv4(packet4(pod4, "224.0.0.252", 0, 17, datagram(40000, 5355)))}, {"LLMNR over IPv6", ipv6(to("ff02::1:3", 40000, 5355))},
@@ -378,9 +376,8 @@ func TestGuardedPodConfiguresItself(t *testing.T) {
 		ip -6 addr flush dev eth0
 		cd /proc/sys/net/ipv6/conf/eth0
 		echo 1 >accept_ra; echo 1 >autoconf; echo 0 >use_tempaddr; echo 0 >addr_gen_mode`)
-	if got := s.settled(t, podLocal); got != "settled" {
-		t.Fatalf("%s is %s", podLocal, got)
-	}
+	got := s.settled(t, podLocal)
+	must.That(t, got == "settled", "%s is %s", podLocal, got)
 	nstest.Run(t, s.host, "ip", "addr", "add", "2001:db8:7::1/64", "dev", "cbr0", "nodad")
 	nstest.Run(t, s.host, "ip", "addr", "add", "2001:db8:8::1/64", "dev", "cbr0", "nodad")
 	for _, prefix := range []string{"2001:db8:7::", "2001:db8:8::"} {
@@ -388,9 +385,8 @@ func TestGuardedPodConfiguresItself(t *testing.T) {
 		s.bridge.send(ether(allNodesMAC, bridgeMAC, unix.ETH_P_IPV6, packet6(gateLocal, allNodes, 58,
 			icmp6(gateLocal, allNodes, routerAdvert, []byte{64, 0, 7, 8}, make([]byte, 8), information))))
 		want := prefix + "ff:fe00:5"
-		if got := s.settled(t, want); got != "settled" {
-			t.Fatalf("%s is %s", want, got)
-		}
+		got := s.settled(t, want)
+		must.That(t, got == "settled", "%s is %s", want, got)
 		expect.Success(t, nstest.PingWith(t, s.pod, nstest.Addr(prefix+"1"), nstest.Echo{From: nstest.Addr(want)}), "from %s", want)
 		nstest.Run(t, s.host, "ip", "neigh", "flush", "dev", "cbr0")
 		expect.Success(t, nstest.Ping(t, s.host, nstest.Addr(want)), "to %s", want)

@@ -104,9 +104,8 @@ func TestUntouchedKnowsItsOwnChanges(t *testing.T) {
 	canceled, cancel := context.WithCancel(ctx)
 	cancel()
 	c.wantLooks(t, "once more", mended(t, others, n), false)
-	if same, err := c.Unchanged(canceled); err == nil || same {
-		t.Errorf("canceled: %v, %v", same, err)
-	}
+	same, err := c.Unchanged(canceled)
+	expect.That(t, err != nil && !same, "canceled: %v, %v", same, err)
 }
 
 // mended mends a network that somebody else emptied.

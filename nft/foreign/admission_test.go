@@ -15,6 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -34,40 +36,26 @@ const (
 
 func mustPlace(tb testing.TB, c *Conn, wantChanged bool) {
 	tb.Helper()
-	changed, err := c.Ensure(context.Background())
-	if err != nil {
-		tb.Fatal(err)
-	}
-	if changed != wantChanged {
-		tb.Errorf("changed is %v", changed)
-	}
+	changed := must.Of(c.Ensure(context.Background())).Get(tb)
+	expect.Equal(tb, changed, wantChanged, "changed")
 	wantReady(tb, c, true)
-	if diffs, err := c.Check(context.Background()); err != nil || len(diffs) > 0 {
-		tb.Errorf("after Admit: %v, %v", diffs, err)
-	}
+	expect.Of(c.Check(context.Background())).Len(tb, 0, "after Admit")
 }
 
 func wantReady(tb testing.TB, c *Conn, want bool) {
 	tb.Helper()
-	if got, err := c.Ready(context.Background()); err != nil || got != want {
-		tb.Errorf("Ready: %v, %v", got, err)
-	}
+	expect.Of(c.Ready(context.Background())).Is(tb, want, "Ready")
 }
 
 // wantDifferences compares what CheckAdmission says.
 func wantDifferences(tb testing.TB, c *Conn, want ...string) {
 	tb.Helper()
-	diffs, err := c.Check(context.Background())
-	if err != nil {
-		tb.Fatal(err)
-	}
+	diffs := must.Of(c.Check(context.Background())).Get(tb)
 	var got []string
 	for _, d := range diffs {
 		got = append(got, regexp.MustCompile(`handle \d+`).ReplaceAllString(d.String(), "handle N"))
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		tb.Errorf("differences (-want +got):\n%s", diff)
-	}
+	expect.NoDiff(tb, cmp.Diff(want, got), "differences")
 }
 
 // wantRules compares what iptables prints of a chain.
@@ -80,9 +68,7 @@ func wantRules(tb testing.TB, ns *netns.NS, chain string, want ...string) {
 				got = append(got, rule)
 			}
 		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			tb.Errorf("%s -S %s (-want +got):\n%s", program, chain, diff)
-		}
+		expect.NoDiff(tb, cmp.Diff(want, got), "%s -S %s", program, chain)
 	}
 }
 
@@ -98,9 +84,7 @@ func TestAdmissionIsARuleThatIptablesCanWorkWith(t *testing.T) {
 			mustPlace(t, c, true)
 
 			printed := "-P INPUT ACCEPT\n-P FORWARD DROP\n-P OUTPUT ACCEPT\n-A FORWARD -i eth7 -j ACCEPT\n-A FORWARD " + ourRule + "\n"
-			if diff := cmp.Diff(printed, run("-S")); diff != "" {
-				t.Errorf("-S (-want +got):\n%s", diff)
-			}
+			expect.NoDiff(t, cmp.Diff(printed, run("-S")), "-S")
 			if listing := run("-L", "FORWARD", "-n"); !strings.Contains(listing, "mark match 0x1000/0x1000 /* tombolo: admit what table inet tombolo marks */") {
 				t.Errorf("-L:\n%s", listing)
 			}
@@ -110,18 +94,15 @@ func TestAdmissionIsARuleThatIptablesCanWorkWith(t *testing.T) {
 			// Saved and restored, twice, it is printed the same, and still is the one rule.
 			for range 2 {
 				nstest.Run(t, ns, "sh", "-ec", strings.ReplaceAll(saveRestore, "iptables", program+"-nft"))
-				if diff := cmp.Diff(printed, run("-S")); diff != "" {
-					t.Errorf("restored (-want +got):\n%s", diff)
-				}
+				expect.NoDiff(t, cmp.Diff(printed, run("-S")), "restored")
 				run(append([]string{"-C"}, rule...)...)
 				mustPlace(t, c, false)
 			}
 			run(append([]string{"-D"}, rule...)...) // in iptables' form
 			mustPlace(t, c, true)
 			run(append([]string{"-D"}, rule...)...) // in ours
-			if left := run("-S", "FORWARD"); strings.Contains(left, "tombolo") {
-				t.Errorf("deleted:\n%s", left)
-			}
+			left := run("-S", "FORWARD")
+			expect.That(t, !strings.Contains(left, "tombolo"), "deleted:\n%s", left)
 		})
 	}
 }
@@ -142,12 +123,8 @@ func TestEnsureMakesNoTableAndNoChain(t *testing.T) {
 			c, ns := dialNew(t)
 			nftables(t, ns, tc.ruleset)
 			mustPlace(t, c, false)
-			if err := c.Remove(context.Background()); err != nil {
-				t.Error(err)
-			}
-			if got := nftables(t, ns, "list", "ruleset"); got != tc.ruleset {
-				t.Errorf("became:\n%s", got)
-			}
+			expect.Success(t, c.Remove(context.Background()))
+			expect.Equal(t, nftables(t, ns, "list", "ruleset"), tc.ruleset, "became")
 		})
 	}
 }
@@ -166,9 +143,8 @@ func TestReadyNoticesAChainThatAppears(t *testing.T) {
 		iptables(t, ns, program, "-P", "FORWARD", "DROP")
 		wantReady(t, c, false)
 		mustPlace(t, c, true)
-		if rules := iptables(t, ns, program, "-S", "FORWARD"); !strings.HasSuffix(rules, "-A FORWARD "+ourRule+"\n") {
-			t.Errorf("%s: %s", program, rules)
-		}
+		rules := iptables(t, ns, program, "-S", "FORWARD")
+		expect.That(t, strings.HasSuffix(rules, "-A FORWARD "+ourRule+"\n"), "%s: %s", program, rules)
 		nftables(t, ns, "flush", "ruleset")
 		wantReady(t, c, true)
 		mustPlace(t, c, false)
@@ -211,14 +187,10 @@ func TestRemoveTakesOurRulesOut(t *testing.T) {
 		"iptables -A FORWARD -m mark --mark 0x1000/0x1000 -j ACCEPT",
 		"iptables -A FORWARD -m comment --comment tombolo -j ACCEPT",
 		"iptables -t mangle -A FORWARD "+ourRule)
-	if err := c.Remove(ctx); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.Remove(ctx))
 	wantRules(t, ns, "FORWARD", "-j DOCKER-USER", "-o docker0 -j DROP", "-m mark --mark 0x1000/0x1000 -j ACCEPT", "-m comment --comment tombolo -j ACCEPT")
 	before := nftables(t, ns, "-a", "list", "ruleset")
-	if err := c.Remove(ctx); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.Remove(ctx))
 	if after := nftables(t, ns, "-a", "list", "ruleset"); after != before || !strings.Contains(after, "mangle") {
 		t.Errorf("a second time (-before +after):\n%s", cmp.Diff(before, after))
 	}
@@ -239,9 +211,7 @@ func TestAdmissionIsKnownWithTheMarkAsAMatch(t *testing.T) {
 			x.Add(&expr.Match{Name: "comment", Info: &comment})
 			x.Add(&expr.Verdict{Kind: expr.VerdictAccept})
 		}, chain.named(unix.NFTA_RULE_CHAIN)...)
-		if err := tr.Commit(c.nl); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, tr.Commit(c.nl))
 	}
 	wantRules(t, ns, "FORWARD", ourRule) // so iptables takes it for the same
 	mustPlace(t, c, false)
@@ -300,9 +270,7 @@ func TestEnsureBesideIptables(t *testing.T) {
 		}
 		return nil
 	}))
-	if _, err := conns[0].Ensure(ctx); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, expect.Err(conns[0].Ensure(ctx)))
 	mustPlace(t, conns[0], false)
 	wantRules(t, ns, "FORWARD", ourRule)
 }

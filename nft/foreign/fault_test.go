@@ -9,6 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -49,9 +51,7 @@ func TestAdmissionErrorsNameWhatFailed(t *testing.T) {
 			if !errors.As(err, &opErr) || !errors.Is(err, unix.ENOMEM) || opErr.Message != "made up" || !strings.HasPrefix(err.Error(), tc.want) {
 				t.Errorf("got %v, want %s…", err, tc.want)
 			}
-			if after := nftables(t, ns, "list", "ruleset"); after != before {
-				t.Errorf("what failed changed something:\n%s\n%s", before, after)
-			}
+			expect.Equal(t, nftables(t, ns, "list", "ruleset"), before, "what failed changed something")
 		})
 	}
 }
@@ -63,9 +63,8 @@ func TestWithdrawSaysWhatItCouldNotDelete(t *testing.T) {
 	mustPlace(t, dial(t, ns), true)
 	c := dialFaulty(t, ns, &nltest.Fault{Type: messageType(unix.NFT_MSG_DELRULE), Nth: 2, Errno: unix.EPERM})
 	const want = "delete rule 2 of chain FORWARD of table ip6 filter: "
-	if err := withdraw(c); !errors.Is(err, unix.EPERM) || !strings.HasPrefix(err.Error(), want) {
-		t.Errorf("got %v, want %s…", err, want)
-	}
+	err := withdraw(c)
+	expect.That(t, errors.Is(err, unix.EPERM) && strings.HasPrefix(err.Error(), want), "got %v, want %s…", err, want)
 	wantRules(t, ns, "FORWARD", ourRule)
 }
 
@@ -97,16 +96,11 @@ func TestAdmissionIsTriedAgainWhenOvertaken(t *testing.T) {
 					nstest.Run(t, ns, "sh", "-ec", "iptables-nft -I FORWARD "+ourRule)
 				}
 			})
-			if err := tc.do(c); err != nil {
-				t.Fatal(err)
-			}
-			if restored == 0 {
-				t.Error("nothing came between")
-			}
+			must.Succeed(t, tc.do(c))
+			expect.That(t, restored != 0, "nothing came between")
 			for _, program := range nstest.Programs() {
-				if got := strings.Count(iptables(t, ns, program, "-S"), admissionComment); got != tc.want {
-					t.Errorf("%s: our rule is there %d times, want %d", program, got, tc.want)
-				}
+				got := strings.Count(iptables(t, ns, program, "-S"), admissionComment)
+				expect.That(t, got == tc.want, "%s: our rule is there %d times, want %d", program, got, tc.want)
 			}
 		})
 	}
@@ -124,9 +118,7 @@ func TestAdmissionWithAContextThatIsDone(t *testing.T) {
 		"CheckAdmission": func() error { _, err := c.Check(ctx); return err },
 		"Withdraw":       func() error { return c.Remove(ctx) },
 	} {
-		if err := do(); !errors.Is(err, context.Canceled) {
-			t.Errorf("%s: %v", name, err)
-		}
+		expect.Is(t, do(), context.Canceled, "%s", name)
 	}
 	wantRules(t, ns, "FORWARD")
 }

@@ -9,7 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -34,9 +36,7 @@ func FuzzForeignRule(f *testing.F) {
 		x.Compare(expr.CmpOpEq, []byte{0, 0x10, 0, 0})
 		x.Add(&expr.Verdict{Kind: expr.VerdictAccept})
 	})
-	if err != nil {
-		f.Fatal(err)
-	}
+	must.Succeed(f, err)
 	f.Add(uint8(unix.NFPROTO_IPV4), nltest.Attributes(nftnl.String(unix.NFTA_RULE_CHAIN, iptablesForward),
 		nftnl.Bytes(netlink.Nested|unix.NFTA_RULE_EXPRESSIONS, expressions), nftnl.Bytes(unix.NFTA_RULE_USERDATA, nftnl.Comment(admissionComment))))
 	f.Fuzz(func(t *testing.T, _ uint8, b []byte) {
@@ -45,9 +45,7 @@ func FuzzForeignRule(f *testing.F) {
 			return
 		}
 		r.ours = r.comment == admissionComment
-		if r.isAdmission() && (!r.ours || r.conditional || r.unmet) {
-			t.Errorf("taken for ours: %+v", r)
-		}
+		expect.That(t, !r.isAdmission() || r.ours && !r.conditional && !r.unmet, "taken for ours: %+v", r)
 		wantSane(t, r)
 	})
 }
@@ -85,34 +83,24 @@ func TestWhatIsForeignIsRead(t *testing.T) {
 			n++
 			r, err := decodeRule(data, &packet{})
 			save("FuzzForeignRule", fmt.Sprintf("%d-%02d", family, n), family, data)
-			if r.handle == 0 || r.verdict == goesOn || r.opaque {
-				t.Errorf("rule %+v", r)
-			}
+			expect.That(t, r.handle != 0 && r.verdict != goesOn && !r.opaque, "rule %+v", r)
 			return err
 		})
-		if err != nil || n == 0 {
-			t.Fatalf("%d messages, %v", n, err)
-		}
+		must.That(t, err == nil && n != 0, "%d messages, %v", n, err)
 	}
 	legacy(t, ns, "iptables -P FORWARD DROP", "iptables -N a", "iptables -A a -j REJECT",
 		"iptables -A FORWARD -i cb+ ! -o eth0 -p tcp -g a", "iptables -A FORWARD -m comment --comment x -j a")
 	for _, f := range legacyFamilies() {
 		var table *legacyTable
 		err := ns.Do(func() (err error) { table, err = f.read(); return err })
-		if err != nil || len(table.entries) == 0 {
-			t.Fatal(table, err)
-		}
+		must.That(t, err == nil && len(table.entries) > 0, "%v %v", table, err)
 		save("FuzzLegacyTable", f.program, f.proto == unix.NFPROTO_IPV6, uint32(table.forward), uint32(table.policy), table.entries)
 		b, err := f.forwardChain(table, &packet{mark: nftnl.DefaultMark, known: nftnl.DefaultMark})
-		if err != nil || len(b.rules) != 2 {
-			t.Fatalf("%s: %+v, %v", f.program, b, err)
-		}
-		if o, number := b.obstacle(""); o == nil || number != 0 || !o.Maybe {
-			t.Errorf("%s: %v, %d", f.program, o, number)
-		}
+		must.That(t, err == nil && len(b.rules) == 2, "%s: %+v, %v", f.program, b, err)
+		o, number := b.obstacle("")
+		expect.That(t, o != nil && number == 0 && o.Maybe, "%s: %v, %d", f.program, o, number)
 		table.entries = table.entries[:table.policy+1]
-		if _, err := f.forwardChain(table, &packet{}); err == nil {
-			t.Errorf("%s: no error with a policy of one byte", f.program)
-		}
+		expect.Failure(t, expect.Err(f.forwardChain(table, &packet{})),
+			"%s: no error with a policy of one byte", f.program)
 	}
 }

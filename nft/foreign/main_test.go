@@ -9,6 +9,8 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -26,10 +28,7 @@ func dial(tb testing.TB, ns *netns.NS) *Conn {
 
 func dialMark(tb testing.TB, ns *netns.NS, mark uint32) *Conn {
 	tb.Helper()
-	conn, err := nl.Dial(unix.NETLINK_NETFILTER, &nl.Config{NetNS: ns})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	conn := must.Of(nl.Dial(unix.NETLINK_NETFILTER, &nl.Config{NetNS: ns})).Get(tb)
 	tb.Cleanup(func() { conn.Close() })
 	return On(conn, &Config{Mark: mark})
 }
@@ -50,10 +49,7 @@ func dialFaulty(tb testing.TB, ns *netns.NS, faults ...*nltest.Fault) *Conn {
 // watched is a Conn to a real kernel that lets the test look at requests.
 func watched(tb testing.TB, ns *netns.NS, msg uint16, look func()) *Conn {
 	tb.Helper()
-	tr, err := nl.Open(unix.NETLINK_NETFILTER, &nl.Config{NetNS: ns})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	tr := must.Of(nl.Open(unix.NETLINK_NETFILTER, &nl.Config{NetNS: ns})).Get(tb)
 	conn := nl.New(nltest.NewFaulty(tr, &nltest.Fault{Type: messageType(msg), Match: func(netlink.Message) bool { look(); return false }}))
 	tb.Cleanup(func() { conn.Close() })
 	return On(conn, nil)
@@ -78,10 +74,7 @@ const (
 func newSite(tb testing.TB) *site {
 	tb.Helper()
 	s := nstest.NewSite(tb)
-	fw, err := nft.Dial(&nft.Config{NetNS: s.Host})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	fw := must.Of(nft.Dial(&nft.Config{NetNS: s.Host})).Get(tb)
 	tb.Cleanup(func() { fw.Close() })
 	mustEnsure(tb, fw, podnet())
 	ep := pod("0123456789a", pod4, pod6)
@@ -106,16 +99,12 @@ func pod(owner nft.Owner, addresses ...string) nft.Endpoint {
 
 func mustEnsure(tb testing.TB, c *nft.Conn, n nft.Network) {
 	tb.Helper()
-	if _, err := c.Ensure(context.Background(), n); err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, expect.Err(c.Ensure(context.Background(), n)))
 }
 
 func mustAdd(tb testing.TB, c *nft.Conn, ep nft.Endpoint) {
 	tb.Helper()
-	if err := c.Add(context.Background(), ep); err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, c.Add(context.Background(), ep))
 }
 
 func nftables(tb testing.TB, ns *netns.NS, args ...string) string {

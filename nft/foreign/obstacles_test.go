@@ -8,6 +8,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -17,13 +19,10 @@ func obstacles(tb testing.TB, ns *netns.NS, path Path) (list []Obstacle) {
 	tb.Helper()
 	path.Bridge = "cbr0"
 	c := dial(tb, ns)
-	err := ns.Do(func() (err error) {
+	must.Succeed(tb, ns.Do(func() (err error) {
 		list, err = c.Obstacles(context.Background(), path)
 		return err
-	})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	}))
 	return list
 }
 
@@ -42,9 +41,7 @@ func wantObstacles(tb testing.TB, ns *netns.NS, path Path, want ...string) []Obs
 		}
 		got = append(got, line)
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		tb.Errorf("obstacles (-want +got):\n%s", diff)
-	}
+	expect.NoDiff(tb, cmp.Diff(want, got), "obstacles")
 	return list
 }
 
@@ -96,9 +93,7 @@ func TestLegacyIPTablesInTheWay(t *testing.T) {
 			}
 			found := wantObstacles(t, ns, Path{}, want...)
 			for _, o := range found {
-				if !o.Legacy {
-					t.Errorf("it is another kind: %+v", o)
-				}
+				expect.That(t, o.Legacy, "it is another kind: %+v", o)
 				nstest.Run(t, ns, "sh", "-ec", o.Remedy)
 			}
 			if len(found) > 0 {
@@ -118,9 +113,8 @@ func TestObstaclesMakesNoLegacyTable(t *testing.T) {
 	nstest.Run(t, ns, "iptables-legacy", "-t", "nat", "-S")
 	wantObstacles(t, ns, Path{})
 	for _, name := range []string{"ip_tables_names", "ip6_tables_names"} {
-		if got := nstest.Run(t, ns, "cat", "/proc/net/"+name); strings.Contains(got, "filter") {
-			t.Errorf("%s: %q", name, got)
-		}
+		got := nstest.Run(t, ns, "cat", "/proc/net/"+name)
+		expect.That(t, !strings.Contains(got, "filter"), "%s: %q", name, got)
 	}
 }
 
@@ -181,9 +175,7 @@ func TestChainsInTheWay(t *testing.T) {
 			mustPlace(t, dial(t, ns), strings.Contains(tc.ruleset, "FORWARD"))
 			found := wantObstacles(t, ns, tc.path, tc.want...)
 			for _, o := range found {
-				if o.Firewalld || o.Legacy {
-					t.Errorf("it is another kind: %+v", o)
-				}
+				expect.That(t, !o.Firewalld && !o.Legacy, "it is another kind: %+v", o)
 				nstest.Run(t, ns, "sh", "-ec", o.Remedy) // of a chain that may drop, too
 			}
 			if len(found) > 0 {
@@ -208,10 +200,7 @@ func TestChainsInTheWayBeforeOurs(t *testing.T) {
 
 func firewalldFixture(tb testing.TB) string {
 	tb.Helper()
-	b, err := os.ReadFile("testdata/firewalld/public.nft")
-	if err != nil {
-		tb.Fatal(err)
-	}
+	b := must.Of(os.ReadFile("testdata/firewalld/public.nft")).Get(tb)
 	return string(b)
 }
 
@@ -245,9 +234,7 @@ func TestFirewalldInTheWay(t *testing.T) {
 			nftables(t, ns, firewalldFixture(t))
 			nftables(t, ns, strings.Join(tc.rules, "\n"))
 			for _, o := range wantObstacles(t, ns, tc.path, tc.want...) {
-				if !o.Firewalld {
-					t.Errorf("it is another kind: %+v", o)
-				}
+				expect.That(t, o.Firewalld, "it is another kind: %+v", o)
 			}
 		})
 	}
@@ -278,9 +265,7 @@ func TestRemediesOverrideNoDropAhead(t *testing.T) {
 			}
 			path := Path{Prefixes: nstest.Prefixes("10.22.0.0/16")}
 			list := obstacles(t, ns, path)
-			if len(list) != 1 || list[0].Remedy != tc.want {
-				t.Fatalf("%v; want %s", list, tc.want)
-			}
+			must.That(t, len(list) == 1 && list[0].Remedy == tc.want, "%v; want %s", list, tc.want)
 			nstest.Run(t, ns, "sh", "-ec", list[0].Remedy)
 			wantObstacles(t, ns, path)
 			if strings.Contains(tc.ruleset, "mangle") {

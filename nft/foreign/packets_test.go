@@ -7,6 +7,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -50,9 +51,7 @@ func TestForwardPolicyOfDropDoesNotStopPods(t *testing.T) {
 			wantReady(t, s.c, false)
 			mustPlace(t, s.c, true)
 			s.podsReach(t, true)
-			if err := s.c.Remove(context.Background()); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, s.c.Remove(context.Background()))
 			s.podsReach(t, false)
 		})
 	}
@@ -93,9 +92,7 @@ func TestRemediesForOtherChainsHelpPods(t *testing.T) {
 			nftables(t, s.host, ruleset)
 			s.podsReach(t, false)
 			list := obstacles(t, s.host, Path{})
-			if len(list) == 0 {
-				t.Fatal("nothing is in the way")
-			}
+			must.That(t, len(list) > 0, "nothing is in the way")
 			for _, o := range list {
 				nstest.Run(t, s.host, "sh", "-ec", o.Remedy)
 			}

@@ -10,6 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -27,9 +29,7 @@ func docker() []string {
 func restore(tb testing.TB, ns *netns.NS, layout string) {
 	tb.Helper()
 	path := "testdata/layouts/" + layout + ".rules"
-	if _, err := os.Stat(path); err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, expect.Err(os.Stat(path)))
 	nstest.Script(tb, ns, "iptables-restore <"+path)
 }
 
@@ -86,13 +86,9 @@ func TestAdmissionStandsRightBeforeWhatDropsAll(t *testing.T) {
 			mustPlace(t, c, false)
 
 			// From the head it goes there, too, if it would spare packets anything.
-			if err := c.Remove(context.Background()); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, c.Remove(context.Background()))
 			nstest.Script(t, ns, "iptables -I FORWARD "+ourRule)
-			if _, err := c.Ensure(context.Background()); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, expect.Err(c.Ensure(context.Background())))
 			mustPlace(t, c, false)
 			if len(tc.want) > 1 && !strings.HasPrefix(tc.want[0], "-m mark") && tc.want[0] != "-j mine" {
 				wantRules(t, ns, "FORWARD", tc.want...)
@@ -124,9 +120,7 @@ func TestWhatWasSeenSparesTheLookAtTheAdmission(t *testing.T) {
 	wantReady(t, c, false)
 	mustPlace(t, c, true)
 	generation, sums := c.seen.All()
-	if len(sums) != 1 {
-		t.Fatalf("seen: %v", sums)
-	}
+	must.That(t, len(sums) == 1, "seen: %v", sums)
 	seen := func(c *Conn, generation uint32) *Conn { c.seen.Use(generation, sums); return c }
 	wantReady(t, seen(watched(t, ns, unix.NFT_MSG_GETCHAIN, func() { t.Error("it looks") }), generation), true)
 	nstest.Script(t, ns, "iptables -A FORWARD -p udp --dport 4444 -j DROP")
@@ -249,9 +243,8 @@ func TestWhatBecomesOfTheAdmission(t *testing.T) {
 			if tc.none {
 				want = 0
 			}
-			if got := strings.Count(iptables(t, ns, "iptables", "-S"), admissionComment); got != want {
-				t.Errorf("our rule is there %d times", got)
-			}
+			got := strings.Count(iptables(t, ns, "iptables", "-S"), admissionComment)
+			expect.That(t, got == want, "our rule is there %d times", got)
 		})
 	}
 }
@@ -262,10 +255,7 @@ func TestAdmissionIsMovedInOneTransaction(t *testing.T) {
 	c, ns := dialNew(t)
 	nstest.Script(t, ns, docker()...)
 	nstest.Script(t, ns, "iptables -I FORWARD "+ourRule)
-	before, err := nftnl.Generation(c.nl)
-	if err != nil {
-		t.Fatal(err)
-	}
+	before := must.Of(nftnl.Generation(c.nl)).Get(t)
 	mustPlace(t, c, true)
 	if after, err := nftnl.Generation(c.nl); err != nil || after != nftnl.Next(before) {
 		t.Errorf("generation %d became %d (%v): want one transaction", before, after, err)
@@ -289,19 +279,14 @@ func TestAdmissionGoesBehindWhatIsNotKnown(t *testing.T) {
 				chain FORWARD { type filter hook forward priority filter; policy drop; `+rule+`; }; }`)
 			mustPlace(t, c, true)
 			list := nftables(t, ns, "list", "chain", "ip", "filter", "FORWARD")
-			if lines := strings.Split(strings.TrimSpace(list), "\n"); !strings.Contains(lines[len(lines)-3], "tombolo") {
-				t.Errorf("our rule is not the last one:\n%s", list)
-			}
+			lines := strings.Split(strings.TrimSpace(list), "\n")
+			expect.That(t, strings.Contains(lines[len(lines)-3], "tombolo"), "our rule is not the last one:\n%s", list)
 			// Nor is one that stands before it left there.
-			if err := c.Remove(context.Background()); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, c.Remove(context.Background()))
 			nftables(t, ns, `insert rule ip filter FORWARD meta mark & 0x1000 == 0x1000 counter accept comment "`+admissionComment+`"`)
 			wantReady(t, c, false)
 			mustPlace(t, c, true)
-			if diff := cmp.Diff(list, nftables(t, ns, "list", "chain", "ip", "filter", "FORWARD")); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			expect.NoDiff(t, cmp.Diff(list, nftables(t, ns, "list", "chain", "ip", "filter", "FORWARD")))
 		})
 	}
 }

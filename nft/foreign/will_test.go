@@ -10,6 +10,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -61,9 +63,8 @@ func TestWhatOthersDropStaysDropped(t *testing.T) {
 			nstest.Script(t, s.host, "iptables -I FORWARD "+ourRule)
 			s.podsReach(t, true) // so the drop is void
 
-			if changed, err := s.c.Ensure(context.Background()); err != nil || !changed {
-				t.Fatalf("Ensure: %v, %v", changed, err)
-			}
+			changed, err := s.c.Ensure(context.Background())
+			must.That(t, err == nil && changed, "Ensure: %v, %v", changed, err)
 			s.podsReach(t, false)
 			s.farScript(t, tc.undrop...)
 			if tc.again {
@@ -84,9 +85,7 @@ func TestWhatOthersDropStaysDropped(t *testing.T) {
 
 func mustPlaceAnyhow(tb testing.TB, c *Conn) {
 	tb.Helper()
-	if _, err := c.Ensure(context.Background()); err != nil {
-		tb.Fatal(err)
-	}
+	must.Succeed(tb, expect.Err(c.Ensure(context.Background())))
 	mustPlace(tb, c, false)
 }
 
@@ -141,17 +140,14 @@ func TestDropsAheadAreNamed(t *testing.T) {
 			found := obstacles(t, s.host, path)
 			mustPlaceAnyhow(t, s.c)
 			again := wantObstacles(t, s.host, path, want...)
-			if diff := cmp.Diff(found, again); diff != "" {
-				t.Errorf("before and after Ensure (-before +after):\n%s", diff)
-			}
+			diff := cmp.Diff(found, again)
+			expect.That(t, diff == "", "before and after Ensure (-before +after):\n%s", diff)
 			if strings.Contains(tc.name, "some of") {
 				return
 			}
 			s.podsReach(t, len(want) == 0)
 			for _, o := range found {
-				if o.Firewalld || o.Legacy {
-					t.Errorf("it is another kind: %+v", o)
-				}
+				expect.That(t, !o.Firewalld && !o.Legacy, "it is another kind: %+v", o)
 				nstest.Run(t, s.host, "sh", "-ec", strings.ReplaceAll(o.Remedy, "tables -", "tables-nft -"))
 			}
 			if len(found) > 0 {

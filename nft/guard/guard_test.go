@@ -43,17 +43,12 @@ func TestCommentsOfGuardRulesDiffer(t *testing.T) {
 	for _, ch := range slices.Concat(Everyone(), Guarded(), Reports()) {
 		var comments []string
 		for _, r := range ch.Rules() {
-			if len(r.Comment) >= maxComment || slices.Contains(comments, r.Comment) {
-				t.Errorf("%s: %q: too long, or twice", ch.Name, r.Comment)
-			}
-			if len(r.Steps) == 0 {
-				t.Errorf("%s: %q: no steps", ch.Name, r.Comment)
-			}
+			expect.That(t, len(r.Comment) < maxComment && !slices.Contains(comments, r.Comment),
+				"%s: %q: too long, or twice", ch.Name, r.Comment)
+			expect.That(t, len(r.Steps) > 0, "%s: %q: no steps", ch.Name, r.Comment)
 			comments = append(comments, r.Comment)
 		}
-		if len(comments) == 0 {
-			t.Errorf("%s: no rules", ch.Name)
-		}
+		expect.That(t, len(comments) > 0, "%s: no rules", ch.Name)
 	}
 }
 
@@ -68,9 +63,7 @@ func TestElementsFitTheirSets(t *testing.T) {
 	} {
 		for set, key := range p.Elements() {
 			i := slices.IndexFunc(Sets(), func(s Set) bool { return s.Name == set })
-			if i < 0 || int(Sets()[i].KeyLen) != len(key) {
-				t.Errorf("%s: %x", set, key)
-			}
+			expect.That(t, i >= 0 && int(Sets()[i].KeyLen) == len(key), "%s: %x", set, key)
 		}
 	}
 }

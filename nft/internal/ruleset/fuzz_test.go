@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -20,9 +21,8 @@ func FuzzRule(f *testing.F) {
 	must.Succeed(f, err)
 	f.Add(seed)
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if chain, comment, err := decodeRule(b); err == nil && strings.ContainsRune(chain+comment, 0) {
-			t.Errorf("a NUL in %q or %q", chain, comment)
-		}
+		chain, comment, err := decodeRule(b)
+		expect.That(t, err != nil || !strings.ContainsRune(chain+comment, 0), "a NUL in %q or %q", chain, comment)
 	})
 }
 
@@ -36,9 +36,7 @@ func FuzzChain(f *testing.F) {
 		st := newState(rs)
 		st.Tables[unix.NFPROTO_INET] = nftnl.Table{}
 		st.Chains[InInet(ch.Name)] = ch
-		if st.LooksRight(rs) {
-			t.Error("one chain was taken for all")
-		}
+		expect.That(t, !st.LooksRight(rs), "one chain was taken for all")
 		rs.Differences(st)
 		Plan(rs, st)
 	})
@@ -47,6 +45,4 @@ func FuzzChain(f *testing.F) {
 // What this one reads is numbers and names: there is nothing to hold it to but that it comes to an
 // end.
 
-func FuzzSet(f *testing.F) {
-	f.Fuzz(func(_ *testing.T, b []byte) { decodeSet(b) })
-}
+func FuzzSet(f *testing.F) { f.Fuzz(func(_ *testing.T, b []byte) { decodeSet(b) }) }

@@ -42,8 +42,7 @@ func TestRulesVersionIsRaisedWithTheRules(t *testing.T) {
 		rs := New(n, nftnl.DefaultTable, nftnl.DefaultMark)
 		for _, ch := range rs.Chains {
 			for _, r := range ch.Rules() {
-				b, err := nftnl.Marshal(ch.Family, r.Steps)
-				must.Succeed(t, err)
+				b := must.Of(nftnl.Marshal(ch.Family, r.Steps)).Get(t)
 				sum.Write(append([]byte(r.Comment), nltest.Canonical(b)...))
 			}
 		}

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
@@ -33,9 +34,7 @@ func BenchmarkGet(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				r, err := h.c.Get(nstest.Addr(dst))
-				if err != nil || r.Type != route.Local {
-					b.Fatal(r, err)
-				}
+				must.That(b, err == nil && r.Type == route.Local, "%v %v", r, err)
 			}
 		})
 	}
@@ -47,9 +46,8 @@ func BenchmarkEnsureUnchanged(b *testing.B) {
 	must.Succeed(b, h.c.Add(r))
 	b.ReportAllocs()
 	for b.Loop() {
-		if changed, err := h.c.Ensure(r); changed || err != nil {
-			b.Fatal(changed, err)
-		}
+		changed, err := h.c.Ensure(r)
+		must.That(b, !changed && err == nil, "%v %v", changed, err)
 	}
 }
 
@@ -64,7 +62,5 @@ func TestAllocationsOfAMessage(t *testing.T) {
 		b.Reset()
 		add(&b, "add route")(r.AddMessage())
 	})
-	if got > 24 {
-		t.Errorf("%v allocations, want 24 at most: the library makes one or two for each attribute", got)
-	}
+	expect.That(t, got <= 24, "%v allocations, want 24 at most: the library makes one or two for each attribute", got)
 }

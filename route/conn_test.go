@@ -187,9 +187,8 @@ func TestOtherFamiliesAreLeftOut(t *testing.T) {
 		routes, err1 := c.List(route.Filter{})
 		rules, err2 := c.Rules(0)
 		neighbours, err3 := c.Neighbours(route.NeighbourFilter{})
-		if len(routes)+len(rules)+len(neighbours) > 0 {
-			t.Errorf("type %d: listed %v, %v and %v", tt.typ, routes, rules, neighbours)
-		}
+		expect.That(t, len(routes)+len(rules)+len(neighbours) == 0,
+			"type %d: listed %v, %v and %v", tt.typ, routes, rules, neighbours)
 		expect.Success(t, errors.Join(err1, err2, err3), "type %d", tt.typ)
 	}
 }
@@ -233,12 +232,9 @@ func TestInterruptedListsAreTriedAgain(t *testing.T) {
 	} {
 		fault := &nltest.Fault{Interrupt: true, Times: 2}
 		conn := nltest.Dial(t, unix.NETLINK_ROUTE, h.ns, fault)
-		want, err := list(h.c)
-		must.Succeed(t, err)
+		want := must.Of(list(h.c)).Get(t)
 		expect.Of(list(route.On(conn))).Is(t, want, "%s", name)
-		if want > 0 && fault.Fired() != 2 {
-			t.Errorf("%s: interrupted %d times, want 2", name, fault.Fired())
-		}
+		expect.That(t, want <= 0 || fault.Fired() == 2, "%s: interrupted %d times, want 2", name, fault.Fired())
 	}
 }
 
@@ -265,8 +261,7 @@ func TestObjectsAreNamedInErrors(t *testing.T) {
 
 func TestCloseLeavesASharedConnectionOpen(t *testing.T) {
 	t.Parallel()
-	conn, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: nstest.New(t)})
-	must.Succeed(t, err)
+	conn := must.Of(nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: nstest.New(t)})).Get(t)
 	defer conn.Close()
 	c := route.On(conn)
 	must.Succeed(t, c.Close())
@@ -276,8 +271,7 @@ func TestCloseLeavesASharedConnectionOpen(t *testing.T) {
 func TestDialWithoutConfigIsTheCallersNamespace(t *testing.T) {
 	t.Parallel()
 	nstest.RequireRoot(t)
-	c, err := route.Dial(nil)
-	must.Succeed(t, err)
+	c := must.Of(route.Dial(nil)).Get(t)
 	defer c.Close()
 	expect.Success(t, expect.Err(c.Rules(unix.AF_INET)))
 }

@@ -21,9 +21,7 @@ import (
 
 func mustBeMalformed(t *testing.T, err error) {
 	t.Helper()
-	if !errors.Is(err, nl.ErrMalformed) {
-		t.Fatalf("%v is not %v", err, nl.ErrMalformed)
-	}
+	must.That(t, errors.Is(err, nl.ErrMalformed), "%v is not %v", err, nl.ErrMalformed)
 }
 
 func FuzzRoute(f *testing.F) {
@@ -39,9 +37,7 @@ func FuzzRoute(f *testing.F) {
 		_, _ = r.String(), r.Matches(r)
 		m, err := r.AddMessage()
 		if err != nil {
-			if !r.From.IsValid() && len(data) < 1<<15 {
-				t.Fatalf("%+v cannot be asked for", r)
-			}
+			must.That(t, r.From.IsValid() || len(data) >= 1<<15, "%+v cannot be asked for", r)
 			return
 		}
 		mustKeepUnknown(t, data, m.Data, unix.SizeofRtMsg)
@@ -85,9 +81,7 @@ func FuzzRule(f *testing.F) {
 		_ = r.String()
 		m, err := r.CopyMessage()
 		if err != nil {
-			if len(data) < 1<<15 && !strings.ContainsRune(r.IIF+r.OIF, 0) {
-				t.Fatalf("%+v cannot be asked for", r)
-			}
+			must.That(t, len(data) >= 1<<15 || strings.ContainsRune(r.IIF+r.OIF, 0), "%+v cannot be asked for", r)
 			return
 		}
 		mustKeepUnknown(t, data, m.Data, 12)
@@ -124,9 +118,7 @@ func FuzzNeighbour(f *testing.F) {
 		_ = n.String()
 		m, err := n.ReplaceMessage()
 		if err != nil {
-			if len(data) < 1<<15 {
-				t.Fatalf("%+v cannot be asked for", n)
-			}
+			must.That(t, len(data) >= 1<<15, "%+v cannot be asked for", n)
 			return
 		}
 		mustKeepUnknown(t, data, m.Data, unix.SizeofNdMsg)
@@ -153,7 +145,6 @@ func mustKeepUnknown(t *testing.T, listed, copied []byte, header int) {
 		}))
 		return list
 	}
-	if diff := cmp.Diff(unknown(listed), unknown(copied)); diff != "" {
-		t.Errorf("unknown attributes (-listed +copied):\n%s", diff)
-	}
+	diff := cmp.Diff(unknown(listed), unknown(copied))
+	expect.That(t, diff == "", "unknown attributes (-listed +copied):\n%s", diff)
 }

@@ -54,8 +54,7 @@ func newHost(tb testing.TB) host {
 // moment after the address, even without duplicate address detection.
 func (h host) waitUntilLocal(tb testing.TB, a netip.Addr) {
 	tb.Helper()
-	watch, err := nl.Subscribe(unix.NETLINK_ROUTE, &nl.Config{NetNS: h.ns}, unix.RTNLGRP_IPV6_ROUTE)
-	must.Succeed(tb, err)
+	watch := must.Of(nl.Subscribe(unix.NETLINK_ROUTE, &nl.Config{NetNS: h.ns}, unix.RTNLGRP_IPV6_ROUTE)).Get(tb)
 	defer watch.Close()
 	for {
 		if r, err := h.c.Get(a); err == nil && r.Type == route.Local {
@@ -67,8 +66,7 @@ func (h host) waitUntilLocal(tb testing.TB, a netip.Addr) {
 
 func dial(tb testing.TB, ns *netns.NS) *route.Conn {
 	tb.Helper()
-	c, err := route.Dial(&route.Config{NetNS: ns})
-	must.Succeed(tb, err)
+	c := must.Of(route.Dial(&route.Config{NetNS: ns})).Get(tb)
 	tb.Cleanup(func() { c.Close() })
 	return c
 }
@@ -211,16 +209,14 @@ func TestRouteIsWhatItWasAskedToBe(t *testing.T) {
 					matching++
 				}
 			}
-			if err != nil || matching != 1 {
-				t.Errorf("%d routes of the list match, want 1 (%v): %+v", matching, err, list)
-			}
+			expect.That(t, err == nil && matching == 1,
+				"%d routes of the list match, want 1 (%v): %+v", matching, err, list)
 			expect.Is(t, h.c.Add(tt.route), fs.ErrExist, "adding it again")
 			expect.Of(h.c.Ensure(tt.route)).Is(t, false, "Ensure")
 			for range 2 { // what is not there is success
 				must.Succeed(t, h.c.Remove(tt.route))
-				if got := h.shown(t, dst); len(got) > 0 {
-					t.Errorf("left after Remove: %s", got)
-				}
+				got := h.shown(t, dst)
+				expect.That(t, len(got) == 0, "left after Remove: %s", got)
 			}
 		})
 	}
@@ -268,16 +264,13 @@ func TestEnsureCorrectsARoute(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			for _, r := range []route.Route{tt.there, tt.want} {
-				if changed, err := h.c.Ensure(r); !changed || err != nil {
-					t.Fatalf("Ensure %s: changed %t, %v, want a change", r, changed, err)
-				}
-				if changed, err := h.c.Ensure(r); changed || err != nil {
-					t.Fatalf("Ensure %s again: changed %t, %v, want none", r, changed, err)
-				}
+				changed, err := h.c.Ensure(r)
+				must.That(t, changed && err == nil, "Ensure %s: changed %t, %v, want a change", r, changed, err)
+				changed, err = h.c.Ensure(r)
+				must.That(t, !changed && err == nil, "Ensure %s again: changed %t, %v, want none", r, changed, err)
 			}
-			if got := h.shown(t, tt.want.Dst.String()); len(got) != 1 {
-				t.Errorf("there are %d routes, want 1: %q", len(got), got)
-			}
+			got := h.shown(t, tt.want.Dst.String())
+			expect.That(t, len(got) == 1, "there are %d routes, want 1: %q", len(got), got)
 			expect.Success(t, h.c.Remove(tt.want))
 		})
 	}
@@ -321,8 +314,7 @@ func TestListIsFilteredByTheKernel(t *testing.T) {
 			[]string{"local 10.1.0.2/32 on link eth0 in table 255"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			list, err := h.c.List(tt.filter)
-			must.Succeed(t, err)
+			list := must.Of(h.c.List(tt.filter)).Get(t)
 			var got []string
 			for _, r := range list {
 				got = append(got, h.withNames(r.String()))
@@ -387,14 +379,11 @@ func TestGetFindsTheWay(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got, err := h.c.Get(a(tt.dst))
-			if !errors.Is(err, tt.err) {
-				t.Fatalf("Get: %v, want %v", err, tt.err)
-			}
+			must.That(t, errors.Is(err, tt.err), "Get: %v, want %v", err, tt.err)
 			if err != nil {
 				var opErr *tombolo.OpError
-				if !errors.As(err, &opErr) || opErr.Object != tt.dst {
-					t.Errorf("Get: %v, want an OpError about %s", err, tt.dst)
-				}
+				expect.That(t, errors.As(err, &opErr) && opErr.Object == tt.dst,
+					"Get: %v, want an OpError about %s", err, tt.dst)
 				return
 			}
 			if got.Type == route.Local {
@@ -437,12 +426,9 @@ func TestRefusedRouteSaysWhy(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			err := h.c.Add(tt.route)
-			if err == nil || err.Error() != tt.want {
-				t.Errorf("got  %v\nwant %s", err, tt.want)
-			}
-			if changed, err := h.c.Ensure(tt.route); changed || err == nil {
-				t.Errorf("Ensure: changed %t, %v, want an error", changed, err)
-			}
+			expect.That(t, err != nil && err.Error() == tt.want, "got  %v\nwant %s", err, tt.want)
+			changed, err := h.c.Ensure(tt.route)
+			expect.That(t, !changed && err != nil, "Ensure: changed %t, %v, want an error", changed, err)
 		})
 	}
 }
@@ -479,8 +465,7 @@ func TestDelMatchesWhatIsSet(t *testing.T) {
 				must.Succeed(t, h.c.Replace(r))
 			}
 			must.Succeed(t, h.c.Remove(tt.del))
-			list, err := h.c.List(route.Filter{Table: route.TableMain})
-			must.Succeed(t, err)
+			list := must.Of(h.c.List(route.Filter{Table: route.TableMain})).Get(t)
 			var left []int
 			for _, r := range list {
 				if r.Dst == tt.del.Dst {

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/route"
@@ -201,16 +202,13 @@ func (h host) movable(t *testing.T) []moved {
 			}
 		}
 	}
-	if err != nil || rulesErr != nil {
-		t.Fatal(err, rulesErr)
-	}
+	must.That(t, err == nil && rulesErr == nil, "%v %v", err, rulesErr)
 	return list
 }
 
 func text(t *testing.T, v any) string {
 	t.Helper()
-	b, err := json.Marshal(v)
-	must.Succeed(t, err)
+	b := must.Of(json.Marshal(v)).Get(t)
 	return string(b)
 }
 
@@ -277,16 +275,11 @@ func TestObjectsAreMovedAsTheyAre(t *testing.T) {
 				must.Succeed(t, ask(o.copy()), "%s: add the copy", command)
 				listed = has(h.movable(t), o.what)
 			}
-			if !listed {
-				t.Errorf("%s: %s is no more listed", command, o.what)
-			}
-			if diff := cmp.Diff(shown, h.printed(t)); diff != "" {
-				t.Errorf("%s (-made +moved):\n%s", command, diff)
-			}
+			expect.That(t, listed, "%s: %s is no more listed", command, o.what)
+			diff := cmp.Diff(shown, h.printed(t))
+			expect.That(t, diff == "", "%s (-made +moved):\n%s", command, diff)
 			taken++
 		}
 	}
-	if taken < 70 {
-		t.Errorf("%d copies: the kernel refused too many commands", taken)
-	}
+	expect.That(t, taken >= 70, "%d copies: the kernel refused too many commands", taken)
 }

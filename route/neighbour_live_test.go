@@ -39,9 +39,8 @@ func TestNeighboursAreFilteredByTheKernel(t *testing.T) {
 	}
 	got, err := h.c.Neighbour(h.eth1, nstest.Addr("fd02::9"))
 	want := route.Neighbour{Addr: nstest.Addr("fd02::9"), MAC: mac(9), Link: h.eth1, State: route.Permanent}
-	if diff := cmp.Diff(want, got, cmpopts.EquateComparable(want.Addr)); diff != "" || err != nil {
-		t.Errorf("got, %v (-want +got):\n%s", err, diff)
-	}
+	diff := cmp.Diff(want, got, cmpopts.EquateComparable(want.Addr))
+	expect.That(t, diff == "" && err == nil, "got, %v (-want +got):\n%s", err, diff)
 	expect.Is(t, expect.Err(h.c.Neighbour(h.eth1, nstest.Addr("fd02::8"))), fs.ErrNotExist, "Neighbour")
 	for _, tt := range []struct {
 		name   string
@@ -55,8 +54,7 @@ func TestNeighboursAreFilteredByTheKernel(t *testing.T) {
 		{"no such link", route.NeighbourFilter{Link: 4711}, nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			list, err := h.c.Neighbours(tt.filter)
-			must.Succeed(t, err)
+			list := must.Of(h.c.Neighbours(tt.filter)).Get(t)
 			var got []string
 			for _, n := range withoutMulticast(list) {
 				got = append(got, n.Addr.String())
@@ -84,8 +82,7 @@ func TestNeighboursThatAreAnsweredForAreListedApart(t *testing.T) {
 func TestRulesOfANewNamespaceAreTheKernels(t *testing.T) {
 	t.Parallel()
 	c := dial(t, nstest.New(t))
-	list, err := c.Rules(0)
-	must.Succeed(t, err)
+	list := must.Of(c.Rules(0)).Get(t)
 	kernel := func(family uint8, priority, table uint32) route.Rule {
 		return route.Rule{Family: family, Priority: priority, Table: table, Action: unix.FR_ACT_TO_TBL, Protocol: route.ProtocolKernel}
 	}

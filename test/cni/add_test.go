@@ -47,18 +47,13 @@ func TestResultSaysWhatIsThere(t *testing.T) {
 	}
 	expect.NoDiff(t, cmp.Diff(want, got, cmpopts.EquateEmpty(), cmp.Comparer(sameJSON)), "result")
 	for name, l := range map[string]link{"cbr0": host["cbr0"], port: host[port], "eth0": inPod["eth0"]} {
-		if l.MTU != 1400 || !l.up() {
-			t.Errorf("%s: MTU %d, flags %v; want 1400 and up", name, l.MTU, l.Flags)
-		}
+		expect.That(t, l.MTU == 1400 && l.up(), "%s: MTU %d, flags %v; want 1400 and up", name, l.MTU, l.Flags)
 	}
 	expect.NoDiff(t, cmp.Diff([]string{"10.77.0.2/24", "fd77::2/64"}, globals(t, p.NS, "eth0")), "addresses of the pod")
 	expect.NoDiff(t, cmp.Diff([]string{"10.77.0.1/24", "fd77::1/64"}, globals(t, n.ns, "cbr0")), "addresses of the bridge")
-	if lo := inPod["lo"]; !lo.up() {
-		t.Error("the pod's loopback interface is down")
-	}
-	if mac := inPod["eth0"].MAC; mac != "0a:58:0a:4d:00:02" {
-		t.Errorf("the pod's MAC is %s, want it derived from 10.77.0.2", mac)
-	}
+	expect.That(t, inPod["lo"].up(), "the pod's loopback interface is down")
+	mac := inPod["eth0"].MAC
+	expect.That(t, mac == "0a:58:0a:4d:00:02", "the pod's MAC is %s, want it derived from 10.77.0.2", mac)
 	if host[port].Alias == "" || host[port].Master != "cbr0" {
 		t.Errorf("the port is %+v, want it on cbr0 and with an alias", host[port])
 	}
@@ -174,8 +169,7 @@ func TestMTUBelowIPv6sLeastIsForIPv4(t *testing.T) {
 	expect.Success(t, w.check(p))
 	w.del(p)
 	n.wantNothing()
-	_, err := w.with(conf{"ipam": dualStack()}).tryAdd(p)
-	wantError(t, err, 7, "1280")
+	wantError(t, expect.Err(w.with(conf{"ipam": dualStack()}).tryAdd(p)), 7, "1280")
 	n.wantNothing()
 }
 
@@ -196,9 +190,8 @@ func TestDADIsWaitedForWhereAskedFor(t *testing.T) {
 	p := n.pod("a")
 	n.podnet(conf{"enabledad": true}).add(p)
 	for _, a := range addresses(t, p.NS, "eth0") {
-		if a.Local.Is6() && (a.Tentative || a.DADFailed || a.NoDAD) {
-			t.Errorf("%s: tentative %t, failed %t, nodad %t", a.Local, a.Tentative, a.DADFailed, a.NoDAD)
-		}
+		expect.That(t, !a.Local.Is6() || !a.Tentative && !a.DADFailed && !a.NoDAD,
+			"%s: tentative %t, failed %t, nodad %t", a.Local, a.Tentative, a.DADFailed, a.NoDAD)
 	}
 	wantPing(t, p.NS, gateway6)
 }
@@ -211,8 +204,7 @@ func TestDADFindsADuplicate(t *testing.T) {
 	// Another network on the bridge, whose pods nobody keeps from having the address.
 	n.network("other", conf{"mode": "l2", "bridge": "cbr0", "ipam": fixed(conf{"address": "fd77::5/64"})}).add(n.pod("first"))
 	before := n.traces()
-	_, err := w.tryAdd(n.pod("second"))
-	wantError(t, err, 112, "fd77::5")
+	wantError(t, expect.Err(w.tryAdd(n.pod("second"))), 112, "fd77::5")
 	n.wantTraces(before)
 }
 
@@ -274,8 +266,7 @@ func TestRoutesCarryEveryAttribute(t *testing.T) {
 		expect.NoDiff(t, cmp.Diff([]string{tt.want}, routes(t, p.NS, tt.family, tt.dst)), "routes to %s", tt.dst)
 	}
 	// The result passes on what the ipam said.
-	got, err := json.Marshal(r.Routes)
-	must.Succeed(t, err)
+	got := must.Of(json.Marshal(r.Routes)).Get(t)
 	for _, part := range []string{`"advmss":1200`, `"mtu":1300`, `"priority":50`, `"table":100`, `"scope":253`} {
 		expect.Contains(t, string(got), part, "the result's routes")
 	}
@@ -364,8 +355,7 @@ func TestAskedForAddressesAreGiven(t *testing.T) {
 				t.Errorf("addresses (-want +got):\n%s", diff)
 			}
 			before := n.traces()
-			_, err := w.tryAdd(n.pod("b"), tt.options...)
-			wantError(t, err, 101, "10.77.0.42")
+			wantError(t, expect.Err(w.tryAdd(n.pod("b"), tt.options...)), 101, "10.77.0.42")
 			n.wantTraces(before)
 		})
 	}
@@ -382,8 +372,7 @@ func TestRangesMayComeFromTheRuntime(t *testing.T) {
 	// libcni hands nothing over with STATUS.
 	n.callOK(call{verb: "STATUS", stdin: w.stdin(nil)})
 	before := n.traces()
-	_, err := w.tryAdd(n.pod("b"))
-	wantError(t, err, 7, "host-local has no addresses to give")
+	wantError(t, expect.Err(w.tryAdd(n.pod("b"))), 7, "host-local has no addresses to give")
 	n.wantTraces(before)
 }
 
@@ -406,17 +395,13 @@ func TestPodInTheNodesOwnNamespaceIsRefusedUnlessOverridden(t *testing.T) {
 	n := newNode(t)
 	w := n.podnet(conf{"mode": "l2"})
 	c := call{verb: "ADD", id: "a", netns: nstest.Path(t, n.ns), ifName: "eth0", stdin: w.stdin(nil)}
-	if o := n.call(c); o.status == 0 || !strings.Contains(o.stdout, `"code":8,`) {
-		t.Errorf("exit status %d: %s", o.status, o.stdout)
-	}
+	o := n.call(c)
+	expect.That(t, o.status != 0 && strings.Contains(o.stdout, `"code":8,`), "exit status %d: %s", o.status, o.stdout)
 	n.wantNothing()
 	o, err := n.exec(t.Context(), plugin(), c.stdin, append(c.environ(), "CNI_NETNS_OVERRIDE=1"))
-	if err != nil || o.status != 0 {
-		t.Fatalf("with CNI_NETNS_OVERRIDE: %v, %s", err, o.stdout)
-	}
-	if got := globals(t, n.ns, "eth0"); len(got) != 2 {
-		t.Errorf("eth0 has %v, want an address of each family", got)
-	}
+	must.That(t, err == nil && o.status == 0, "with CNI_NETNS_OVERRIDE: %v, %s", err, o.stdout)
+	got := globals(t, n.ns, "eth0")
+	expect.That(t, len(got) == 2, "eth0 has %v, want an address of each family", got)
 	c.verb = "DEL"
 	n.callOK(c)
 	n.wantNothing()

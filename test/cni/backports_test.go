@@ -33,9 +33,8 @@ func TestTheWayFrom127GoesWithTheLastPodAfterGoingBack(t *testing.T) {
 			s.of("a").serve(t, "tcp", 80)
 			must.Succeed(t, answers(8081))
 			must.Succeed(t, s.operate("install", "--undo", s.programs).err(), "undo")
-			if _, err := os.Stat(filepath.Join(s.programs, "bridge.reference")); err == nil {
-				t.Fatal("the reference's plugins have not got their names back")
-			}
+			_, err := os.Stat(filepath.Join(s.programs, "bridge.reference"))
+			must.That(t, err != nil, "the reference's plugins have not got their names back")
 			s.chain("ADD", "b", list("8082"))
 			s.of("b").serve(t, "tcp", 80)
 			must.Succeed(t, answers(8082))
@@ -51,9 +50,8 @@ func TestTheWayFrom127GoesWithTheLastPodAfterGoingBack(t *testing.T) {
 			must.Succeed(t, s.operate("install", "--names", "all", s.programs).err(), "install")
 			nstest.Sysctl(t, s.ns, "net/ipv4/conf/cni0/route_localnet", "0")
 			s.chain("ADD", "c", list("8083"))
-			if got := nstest.Sysctl(t, s.ns, "net/ipv4/conf/cni0/route_localnet"); got != "1" {
-				t.Fatalf("with a port, route_localnet is %s", got)
-			}
+			got := nstest.Sysctl(t, s.ns, "net/ipv4/conf/cni0/route_localnet")
+			must.That(t, got == "1", "with a port, route_localnet is %s", got)
 			s.chain("DEL", "c", list("8083"))
 			expect.Equal(t, nstest.Sysctl(t, s.ns, "net/ipv4/conf/cni0/route_localnet"), "0", "after the last DEL route_localnet is")
 		})

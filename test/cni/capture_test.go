@@ -35,12 +35,11 @@ func capture(t testing.TB, ns *netns.NS, link string) *tap {
 	t.Helper()
 	c := &tap{t: t, fd: -1, index: nstest.Index(t, ns, link)}
 	all := int(bigEndian(unix.ETH_P_ALL))
-	err := ns.Do(func() error {
+	must.Succeed(t, ns.Do(func() error {
 		var err error
 		c.fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, all)
 		return err
-	})
-	must.Succeed(t, err)
+	}))
 	t.Cleanup(func() { unix.Close(c.fd) })
 	must.Succeed(t, unix.Bind(c.fd, &unix.SockaddrLinklayer{Protocol: bigEndian(unix.ETH_P_ALL), Ifindex: c.index}))
 	// Nobody waits longer than this for a frame that is to come.
@@ -61,9 +60,7 @@ func (c *tap) send(from net.HardwareAddr, text string) {
 	data = append(data, make([]byte, max(0, 60-len(data)))...)
 	to := &unix.SockaddrLinklayer{Ifindex: c.index, Halen: 6}
 	copy(to.Addr[:], broadcast)
-	if err := unix.Sendto(c.fd, data, 0, to); err != nil {
-		c.t.Fatal(err)
-	}
+	must.Succeed(c.t, unix.Sendto(c.fd, data, 0, to))
 }
 
 // until gives all frames up to the first that is the last.
@@ -76,9 +73,7 @@ func (c *tap) until(last func(frame) bool) []frame {
 		if err == unix.EINTR {
 			continue
 		}
-		if err != nil {
-			c.t.Fatalf("wait for a frame: %v; seen so far: %+v", err, seen)
-		}
+		must.That(c.t, err == nil, "wait for a frame: %v; seen so far: %+v", err, seen)
 		f, ok := parseFrame(buf[:n])
 		if !ok {
 			continue

@@ -22,9 +22,7 @@ func TestCHECKFindsWhatIsNotAsItWasMade(t *testing.T) {
 	onNode := func(command string) func(*network, *pod) {
 		return func(w *network, p *pod) { w.Helper(); w.ip(strings.ReplaceAll(command, "PORT", w.port(p))) }
 	}
-	nft := func(line string) func(*network, *pod) {
-		return func(w *network, _ *pod) { w.Helper(); w.nft(line) }
-	}
+	nft := func(line string) func(*network, *pod) { return func(w *network, _ *pod) { w.Helper(); w.nft(line) } }
 	for _, tt := range []struct {
 		name  string
 		spoil func(*network, *pod)
@@ -227,8 +225,7 @@ func TestCHECKOfAnADDThatNeverEnded(t *testing.T) {
 	w.add(p)
 	for _, name := range n.files(n.state + "/attachments") {
 		path := filepath.Join(n.state, "attachments", name)
-		data, err := os.ReadFile(path)
-		must.Succeed(t, err)
+		data := must.Of(os.ReadFile(path)).Get(t)
 		// The record's first line is what it was while ADD was at it.
 		begun, _, _ := strings.Cut(string(data), "\n")
 		must.Succeed(t, os.WriteFile(path, []byte(begun+"\n"), 0o600))

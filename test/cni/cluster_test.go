@@ -83,9 +83,8 @@ func (c *cluster) join(number int) *member {
 		Name    string
 		Plugins []conf
 	}
-	if err := json.Unmarshal([]byte(fromTemplate(c, "10-tombolo.conflist.template", m.cidrs)), &list); err != nil || len(list.Plugins) != 1 {
-		c.Fatalf("%+v, %v", list, err)
-	}
+	err := json.Unmarshal([]byte(fromTemplate(c, "10-tombolo.conflist.template", m.cidrs)), &list)
+	must.That(c, err == nil && len(list.Plugins) == 1, "%+v, %v", list, err)
 	m.network = &network{node: n, name: list.Name, version: "1.1.0", plugin: list.Plugins[0]}
 	m.plugin["stateDir"], m.plugin["deadline"] = n.state, patience.String()
 	return m
@@ -95,18 +94,16 @@ func (c *cluster) join(number int) *member {
 // the pod CIDRs: it has text/template execute it with these three.
 func fromTemplate(t testing.TB, name string, cidrs []string) string {
 	t.Helper()
-	parsed, err := template.ParseFiles(filepath.Join(clusterFiles, name))
-	must.Succeed(t, err)
+	parsed := must.Of(template.ParseFiles(filepath.Join(clusterFiles, name))).Get(t)
 	var routes []string
 	for _, cidr := range cidrs {
 		routes = append(routes, map[bool]string{true: "0.0.0.0/0", false: "::/0"}[nstest.Prefix(cidr).Addr().Is4()])
 	}
 	var out strings.Builder
-	err = parsed.Execute(&out, struct {
+	must.Succeed(t, parsed.Execute(&out, struct {
 		PodCIDR               string
 		PodCIDRRanges, Routes []string
-	}{cidrs[0], cidrs, routes})
-	must.Succeed(t, err)
+	}{cidrs[0], cidrs, routes}))
 	return out.String()
 }
 
@@ -120,18 +117,11 @@ func (m *member) bird() {
 func (m *member) careless() {
 	m.Helper()
 	text, found := readFile(m.t, filepath.Join(clusterFiles, "bird.conf")), "{ return net ~ PODS4 || net ~ PODS6; }"
-	if !strings.Contains(text, found) {
-		m.t.Fatalf("bird.conf lacks %s", found)
-	}
-	nodes, err := filepath.Abs(filepath.Join(clusterFiles, "nodes.conf"))
-	if err != nil {
-		m.t.Fatal(err)
-	}
+	must.That(m.t, strings.Contains(text, found), "bird.conf lacks %s", found)
+	nodes := must.Of(filepath.Abs(filepath.Join(clusterFiles, "nodes.conf"))).Get(m.t)
 	text = strings.NewReplacer(found, "{ return true; }", `"nodes.conf"`, strconv.Quote(nodes)).Replace(text)
 	name := filepath.Join(m.dir, "careless.conf")
-	if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
-		m.t.Fatal(err)
-	}
+	must.Succeed(m.t, os.WriteFile(name, []byte(text), 0o644))
 	m.begin("bird", "-f", "-c", name, "-s", filepath.Join(m.dir, "s"))
 }
 
@@ -140,9 +130,7 @@ func (m *member) frr() {
 	m.Helper()
 	nstest.Need(m.t, "vtysh")
 	dir, err := os.MkdirTemp("", "frr") // which FRR's own user reaches
-	if err != nil {
-		m.t.Fatal(err)
-	}
+	must.Succeed(m.t, err)
 	m.t.Cleanup(func() { os.RemoveAll(dir) })
 	m.run("chown", "frr:frr", dir)
 	of := func(name string) string { return filepath.Join(dir, name) }
@@ -159,16 +147,11 @@ func (m *member) frr() {
 
 func (m *member) begin(line ...string) {
 	m.Helper()
-	out, err := os.Create(filepath.Join(m.dir, filepath.Base(line[0])))
-	if err != nil {
-		m.t.Fatal(err)
-	}
+	out := must.Of(os.Create(filepath.Join(m.dir, filepath.Base(line[0])))).Get(m.t)
 	defer out.Close()
 	cmd := exec.Command(line[0], line[1:]...)
 	cmd.Stdout, cmd.Stderr = out, out
-	if err := m.ns.Do(cmd.Start); err != nil {
-		m.t.Fatal(err)
-	}
+	must.Succeed(m.t, m.ns.Do(cmd.Start))
 	m.engine = append(m.engine, cmd)
 	if len(m.engine) == 1 {
 		m.t.Cleanup(m.stop)
@@ -216,16 +199,7 @@ func (m *member) to(other *member) bool {
 
 func (m *member) until(what string, ok func() bool) {
 	m.Helper()
-	(&cluster{TB: m.t}).until(fmt.Sprintf("%s on node %d", what, m.number), ok)
-}
-
-func (c *cluster) until(what string, ok func() bool) {
-	c.Helper()
-	for end := time.Now().Add(patience); !ok(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(end) {
-			c.Fatalf("it did not come in %s: %s", patience, what)
-		}
-	}
+	must.Until(m, fmt.Sprintf("%s on node %d", what, m.number), ok)
 }
 
 func (c *cluster) converge() {
@@ -233,7 +207,7 @@ func (c *cluster) converge() {
 	for _, a := range c.nodes {
 		for _, b := range c.nodes {
 			if a != b {
-				c.until(fmt.Sprintf("routes from node %d to node %d", a.number, b.number), func() bool { return a.to(b) })
+				must.Until(c, fmt.Sprintf("routes from node %d to node %d", a.number, b.number), func() bool { return a.to(b) })
 			}
 		}
 	}
@@ -251,9 +225,7 @@ func (m *member) start(t *testing.T, id string) *resident {
 	for _, a := range ips(m.add(r.pod)) {
 		r.at = append(r.at, nstest.Serve(t, r.NS, "tcp", netip.AddrPortFrom(a, 0)))
 	}
-	if len(r.at) != 2 {
-		t.Fatalf("%s has %v", id, r.at)
-	}
+	must.That(t, len(r.at) == 2, "%s has %v", id, r.at)
 	return r
 }
 
@@ -312,9 +284,8 @@ func TestPodsOfAClusterReachEachOther(t *testing.T) {
 	for i, m := range c.nodes {
 		for _, at := range []string{elsewhere4, elsewhere6} {
 			want := netip.MustParseAddr(map[string]string{elsewhere4: "192.0.2.1", elsewhere6: "2001:db8::1"}[at] + fmt.Sprint(m.number)).String()
-			if got := seenAs(t, pods[i].NS, c.router, at); got != want {
-				t.Errorf("%s sees a pod of node %d as %s, want the node's %s", at, m.number, got, want)
-			}
+			got := seenAs(t, pods[i].NS, c.router, at)
+			expect.That(t, got == want, "%s sees a pod of node %d as %s, want the node's %s", at, m.number, got, want)
 		}
 	}
 	c.wantAllInOrder("at first")
@@ -324,7 +295,7 @@ func TestPodsOfAClusterReachEachOther(t *testing.T) {
 	talk := nstest.NewTalk(t, "tcp", pods[2].NS, netip.AddrPortFrom(pods[2].at[0].Addr(), 7007), pods[0].NS, netip.AddrPortFrom(pods[2].at[0].Addr(), 7007))
 	third.stop()
 	nstest.Run(t, c.link, "ip", "link", "set", "node3", "nomaster")
-	c.until("the withdrawal of node 3's routes", func() bool { return !first.to(third) && !second.to(third) })
+	must.Until(c, "the withdrawal of node 3's routes", func() bool { return !first.to(third) && !second.to(third) })
 	wantDirect(t, pods[:2]...)
 	// The pod hears of it, and nothing leaves the node by the default route.
 	expect.Failure(t, expect.Err(nstest.AskWithin(t, pods[0].NS, "tcp", pods[2].at[1], time.Second)), "a pod of the dead node answers")
@@ -339,9 +310,8 @@ func TestPodsOfAClusterReachEachOther(t *testing.T) {
 	c.converge()
 	talk.Check(t)
 	wantDirect(t, pods...)
-	if sent := third.run("birdc", "-s", filepath.Join(third.dir, "s"), "show route export node1"); !strings.Contains(sent, foreign) {
-		t.Fatalf("node 3 announces only %s", sent)
-	}
+	sent := third.run("birdc", "-s", filepath.Join(third.dir, "s"), "show route export node1")
+	must.That(t, strings.Contains(sent, foreign), "node 3 announces only %s", sent)
 	for _, m := range []*member{first, second} {
 		if all := m.run("ip", "route"); strings.Contains(all, foreign) {
 			t.Errorf("node %d believes a neighbour that it has %s: %s", m.number, foreign, all)
@@ -352,7 +322,7 @@ func TestPodsOfAClusterReachEachOther(t *testing.T) {
 	// A node announces its pods while its bridge is there.
 	third.del(pods[2].pod)
 	must.Succeed(t, third.remove("pods").err(), "remove")
-	c.until("the withdrawal of node 3's routes", func() bool { return !first.to(third) && !second.to(third) })
+	must.Until(c, "the withdrawal of node 3's routes", func() bool { return !first.to(third) && !second.to(third) })
 	pods[2] = third.start(t, "another")
 	c.converge()
 	wantDirect(t, pods...)
@@ -368,9 +338,7 @@ func TestTemplatesOfAClusterAreValid(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	templates, err := filepath.Glob(filepath.Join(repository, "deploy/*/*.template"))
-	if err != nil || len(templates) < 2 {
-		t.Fatalf("%v, %v", templates, err)
-	}
+	must.That(t, err == nil && len(templates) >= 2, "%v, %v", templates, err)
 	for _, path := range templates {
 		for _, cidrs := range [][]string{{"10.244.1.0/24"}, {"fd24:0:0:1::/64"}, {"10.244.1.0/24", "fd24:0:0:1::/64"}} {
 			name := filepath.Join(t.TempDir(), "10-containerd-net.conflist")
@@ -380,9 +348,7 @@ func TestTemplatesOfAClusterAreValid(t *testing.T) {
 			}
 			must.Succeed(t, err)
 			o := n.operate("validate", name)
-			if o.status != 0 || !strings.Contains(o.stdout, ": valid\n") {
-				t.Errorf("%s with %v: %+v", path, cidrs, o)
-			}
+			expect.That(t, o.status == 0 && strings.Contains(o.stdout, ": valid\n"), "%s with %v: %+v", path, cidrs, o)
 			for _, cidr := range cidrs {
 				expect.Contains(t, o.stdout, cidr, "%s with %v", path, cidrs)
 			}
@@ -414,9 +380,7 @@ func TestDoctorFollowsTheWayToAnotherNodesPods(t *testing.T) {
 			for _, s := range says {
 				s = strings.NewReplacer("OTHER", at.Addr().String(), "POD", pod.at[family].Addr().String(),
 					"ROUTER", []string{clusterRouter4, clusterRouter6}[family], "ALL", []string{"10.244.0.0/16", "fd24::/48"}[family]).Replace(s)
-				if !strings.Contains(got, s) {
-					t.Errorf("%s: %q is missing in %s", when, s, got)
-				}
+				expect.That(t, strings.Contains(got, s), "%s: %q is missing in %s", when, s, got)
 			}
 		}
 	}
@@ -446,9 +410,7 @@ func TestDoctorFollowsTheWayToAnotherNodesPods(t *testing.T) {
 	want("a firewall", "neither the host nor the pod reaches OTHER, to which a route leads by ", "whether a firewall there drops")
 	blocks := docBlocks(t)
 	i := slices.IndexFunc(blocks, func(b docBlock) bool { return b.page == "docs/cluster.md" && strings.HasPrefix(b.text, "iptables ") })
-	if i < 0 {
-		t.Fatal("docs/cluster.md says nothing of iptables")
-	}
+	must.That(t, i >= 0, "docs/cluster.md says nothing of iptables")
 	b.run("sh", "-ec", blocks[i].text)
 	want("a rule for other nodes' pods", "eth0 of network pods: nothing found")
 	wantDirect(t, pod, other)

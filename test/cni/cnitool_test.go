@@ -48,15 +48,12 @@ func TestCnitool(t *testing.T) {
 	`
 	environ := append(os.Environ(), "CNI_PATH="+cniPath, "NETCONFPATH="+confDir, "POD="+p.path, "TOMBOLO="+command(),
 		fmt.Sprintf("SERVER=%s/%d", server.Addr(), server.Port()))
-	unshare, err := exec.LookPath("unshare")
-	must.Succeed(t, err)
-	o, err := n.exec(context.Background(), unshare, nil, environ, "--mount", "bash", "-ec", script)
-	must.Succeed(t, err)
+	unshare := must.Of(exec.LookPath("unshare")).Get(t)
+	o := must.Of(n.exec(context.Background(), unshare, nil, environ, "--mount", "bash", "-ec", script)).Get(t)
 	for _, part := range []string{`"address": "10.77.0.2/24"`, `"address": "fd77::2/64"`, "LISTED", "SEEN AS " + uplink4, "DONE"} {
 		expect.Contains(t, o.stdout, part)
 	}
-	if t.Failed() || o.status != 0 || o.stderr != "" {
-		t.Errorf("exit status %d\n%s\n%s", o.status, o.stdout, o.stderr)
-	}
+	expect.That(t, !t.Failed() && o.status == 0 && o.stderr == "",
+		"exit status %d\n%s\n%s", o.status, o.stdout, o.stderr)
 	n.wantNothing()
 }

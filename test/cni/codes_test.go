@@ -59,8 +59,7 @@ func TestOneHostPortTwiceIsCode7(t *testing.T) {
 		{"8080:80/tcp", "8080:81/tcp"}, {uplink4 + ":8080:80/tcp", "8080:81/tcp"}, {uplink4 + ":8080:80/tcp", "0.0.0.0:8080:81/tcp"},
 		{uplink4 + ":8080:80/udp", uplink4 + ":8080:81/udp"},
 	} {
-		_, err := w.tryAdd(n.pod("b"), publish(t, m...))
-		wantError(t, err, 7, "publish a port of the host once")
+		wantError(t, expect.Err(w.tryAdd(n.pod("b"), publish(t, m...))), 7, "publish a port of the host once")
 	}
 	n.wantNothing()
 	for i, m := range [][]string{
@@ -107,12 +106,10 @@ func TestMessagesHaveNothingThatATerminalObeys(t *testing.T) {
 			t.Errorf("%s: %+v, %v", name, o, err)
 			continue
 		}
-		if i := strings.IndexFunc(failure.Msg, func(r rune) bool { return !unicode.IsPrint(r) }); i >= 0 {
-			t.Errorf("%s: byte %d of %q", name, i, failure.Msg)
-		}
-		if strings.Contains(failure.Msg, long[:201]) {
-			t.Errorf("%s: quotes more than 200 bytes: %d in all", name, len(failure.Msg))
-		}
+		i := strings.IndexFunc(failure.Msg, func(r rune) bool { return !unicode.IsPrint(r) })
+		expect.That(t, i < 0, "%s: byte %d of %q", name, i, failure.Msg)
+		expect.That(t, !strings.Contains(failure.Msg, long[:201]),
+			"%s: quotes more than 200 bytes: %d in all", name, len(failure.Msg))
 	}
 	// Names that a pod's owner chose are printed by the operator's commands.
 	w := n.podnet(conf{"logFile": log})
@@ -120,12 +117,9 @@ func TestMessagesHaveNothingThatATerminalObeys(t *testing.T) {
 	n.run("ip", "link", "set", w.port(p), "alias", evil)
 	for _, args := range [][]string{{"ls", "--state", n.state}, {"check", "--state", n.state}, {"ls", "--json", "--state", n.state}, {"ls", "networks", "--state", n.state}, {"ls", "map", "--state", n.state}, {"ls", "map", "--svg", "--state", n.state}, {"repair", "--state", "/dev/null/" + evil}} {
 		o, err := n.exec(t.Context(), command(), nil, os.Environ(), args...)
-		if err != nil || o.stdout+o.stderr == "" {
-			t.Errorf("%q: %+v, %v", args, o, err)
-		}
-		if i := strings.IndexFunc(o.stdout+o.stderr, func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }); i >= 0 {
-			t.Errorf("%q prints, at %d, %q", args, i, o.stdout+o.stderr)
-		}
+		expect.That(t, err == nil && o.stdout+o.stderr != "", "%q: %+v, %v", args, o, err)
+		i := strings.IndexFunc(o.stdout+o.stderr, func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) })
+		expect.That(t, i < 0, "%q prints, at %d, %q", args, i, o.stdout+o.stderr)
 	}
 	data, err := os.ReadFile(log)
 	if err != nil || len(data) == 0 || strings.ContainsFunc(string(data), func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }) {

@@ -122,15 +122,11 @@ func TestManyNetworksAtOnce(t *testing.T) {
 			pods = append(pods, p)
 		}
 	}
-	atOnce(pods, func(p *pod) {
-		expect.Success(t, expect.Err(networks[p.id].tryAdd(p)), "ADD of %s", p.id)
-	})
+	atOnce(pods, func(p *pod) { expect.Success(t, expect.Err(networks[p.id].tryAdd(p)), "ADD of %s", p.id) })
 	for _, p := range pods {
 		expect.Success(t, networks[p.id].check(p))
 	}
-	atOnce(pods, func(p *pod) {
-		expect.Success(t, networks[p.id].tryDel(p), "DEL of %s", p.id)
-	})
+	atOnce(pods, func(p *pod) { expect.Success(t, networks[p.id].tryDel(p), "DEL of %s", p.id) })
 	n.wantNothing()
 	removed := map[string]bool{}
 	for _, w := range networks {
@@ -206,13 +202,11 @@ func TestWarmADDListsNothing(t *testing.T) {
 		}
 		return found
 	}
-	if len(listing(n.pod("cold"))) == 0 {
-		t.Fatal("strace shows no listing of the first ADD, which has to do some: nothing is tested")
-	}
+	must.That(t, len(listing(n.pod("cold"))) > 0,
+		"strace shows no listing of the first ADD, which has to do some: nothing is tested")
 	for _, p := range n.pods(5) {
 		w.add(p)
 	}
-	if diff := cmp.Diff([]string(nil), listing(n.pod("warm"))); diff != "" {
-		t.Errorf("a warm ADD lists:\n%s", diff)
-	}
+	diff := cmp.Diff([]string(nil), listing(n.pod("warm")))
+	expect.That(t, diff == "", "a warm ADD lists:\n%s", diff)
 }

@@ -59,9 +59,8 @@ func TestAConfigurationThatWouldStrandPodsIsRefused(t *testing.T) {
 			expect.Success(t, changed.status())
 			changed.add(next)
 			expect.Success(t, changed.check(next))
-			if _, ok := links(t, n.ns)["cbr0"]; ok == (tt.changed["bridge"] == "cbr1") {
-				t.Errorf("bridge cbr0 is there: %t", ok)
-			}
+			_, ok := links(t, n.ns)["cbr0"]
+			expect.That(t, ok != (tt.changed["bridge"] == "cbr1"), "bridge cbr0 is there: %t", ok)
 		})
 	}
 }
@@ -110,9 +109,8 @@ func TestASubnetThatIsInUseElsewhereIsRefused(t *testing.T) {
 	expect.Success(t, w.status())
 	n.nft("flush ruleset")
 	w.add(n.pod("again"))
-	if err := w.check(p); err != nil && !strings.Contains(err.Error(), "10.77.9.1") {
-		t.Error(err)
-	}
+	err := w.check(p)
+	expect.That(t, err == nil || strings.Contains(err.Error(), "10.77.9.1"), "%v", err)
 }
 
 // nerdctl and podman delete the bridge with a network, tell the plugins nothing of it, and give its
@@ -133,16 +131,14 @@ func TestASubnetOfANetworkWhoseBridgeIsDeletedIsGivenToTheNext(t *testing.T) {
 		t.Errorf("check: %+v", o)
 	}
 	expect.Success(t, next.status())
-	if o := n.operate("ls", "networks", "--state", n.state); !strings.Contains(o.stdout, "podnet") {
-		t.Errorf("STATUS has taken the network down: %s", o.stdout)
-	}
+	o := n.operate("ls", "networks", "--state", n.state)
+	expect.That(t, strings.Contains(o.stdout, "podnet"), "STATUS has taken the network down: %s", o.stdout)
 	q := n.pod("q")
 	next.add(q)
 	expect.Success(t, next.check(q))
 	wantPing(t, q.NS, outside4)
-	if o := n.operate("ls", "networks", "--state", n.state); strings.Contains(o.stdout, "podnet") {
-		t.Errorf("the network is still there: %s", o.stdout)
-	}
+	o = n.operate("ls", "networks", "--state", n.state)
+	expect.That(t, !strings.Contains(o.stdout, "podnet"), "the network is still there: %s", o.stdout)
 	// Now it is the first that has to wait.
 	wantRefused(t, w, `network "next" on bridge cbr1`)
 	next.del(q)

@@ -52,17 +52,15 @@ func TestWhatCutsAPodOffIsNamedAndTheRemedyHelps(t *testing.T) {
 			wantNoPing(t, s.a.NS, tc.cut...)
 			o := s.operate("check", "--state", s.state)
 			line := lineWith(o.stdout, tc.says)
-			if o.status != 4 || !strings.HasSuffix(line, " ["+tc.tag+"]\n") {
-				t.Fatalf("check does not say %q, or not [%s]: %+v", tc.says, tc.tag, o)
-			}
+			must.That(t, o.status == 4 && strings.HasSuffix(line, " ["+tc.tag+"]\n"),
+				"check does not say %q, or not [%s]: %+v", tc.says, tc.tag, o)
 			wantError(t, s.check(s.a), 113, tc.says)
 			remedy := s.diagnosed(tc.step, tc.says)
 			o = s.operate("repair", "--state", s.state)
 			switch {
 			case tc.tag == "repair":
-				if o.status != 0 || !strings.HasPrefix(lineWith(o.stdout, tc.says), "repaired: ") {
-					t.Errorf("repair: %+v", o)
-				}
+				expect.That(t, o.status == 0 && strings.HasPrefix(lineWith(o.stdout, tc.says), "repaired: "),
+					"repair: %+v", o)
 			case o.status != 4 || !strings.HasPrefix(lineWith(o.stdout, tc.says), "left: "):
 				t.Errorf("repair of what is another's: %+v", o)
 			case tc.undo != nil:
@@ -102,9 +100,7 @@ func (s *scene) diagnosed(step, text string) string {
 		}
 		expect.Equal(s, f.Step, step, "doctor finds something at step %s, where %s is the cause: %+v", f.Step, step, f)
 	}
-	if remedy == "" {
-		s.Errorf("doctor does not say %q: %+v", text, reports)
-	}
+	expect.That(s, remedy != "", "doctor does not say %q: %+v", text, reports)
 	return remedy
 }
 
@@ -134,8 +130,7 @@ func TestAnAddressWithoutItsReservationIsNotTakenFromItsPod(t *testing.T) {
 	must.Succeed(t, os.RemoveAll(s.reservation("10.77.0.2")))
 	must.Succeed(t, os.WriteFile(s.reservation("last_reserved_ip.0"), []byte("10.77.0.1"), 0o600))
 	c := s.pod("c")
-	_, err := s.tryAdd(c)
-	wantError(t, err, 112, "10.77.0.2")
+	wantError(t, expect.Err(s.tryAdd(c)), 112, "10.77.0.2")
 	expect.Equal(t, ip4(s.add(c)).String(), "10.77.0.4", "the next pod has")
 	wantPing(t, s.a.NS, outside4, outside6)
 }

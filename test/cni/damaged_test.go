@@ -38,9 +38,8 @@ func damages(t *testing.T, record []byte, words bool) map[string]func(path strin
 	var fields any
 	line := bytes.TrimSpace(record)
 	line = line[bytes.LastIndexByte(line, '\n')+1:]
-	if err := json.Unmarshal(line, &fields); err != nil {
-		t.Fatalf("%v: %s", err, record)
-	}
+	err := json.Unmarshal(line, &fields)
+	must.That(t, err == nil, "%v: %s", err, record)
 	alter(fields, "", map[string]bool{}, func(where string) {
 		text := append(marshal(t, fields), '\n')
 		all[where] = content(text)
@@ -208,18 +207,14 @@ func TestNoFullDiskKeepsAPodFromGoing(t *testing.T) {
 			s := scene(t)
 			must.Succeed(t, os.Mkdir(s.state, 0o700))
 			must.Succeed(t, unix.Mount("none", s.state, "tmpfs", 0, "size=1m"))
-			t.Cleanup(func() {
-				expect.Success(t, unix.Unmount(s.state, unix.MNT_DETACH))
-			})
+			t.Cleanup(func() { expect.Success(t, unix.Unmount(s.state, unix.MNT_DETACH)) })
 			p := s.pod("goes")
 			s.add(t, p)
 			filler := s.state + "/filler"
-			if err := os.WriteFile(filler, make([]byte, 2<<20), 0o600); !errors.Is(err, unix.ENOSPC) {
-				t.Fatalf("the disk is not full: %v", err)
-			}
-			if err := os.WriteFile(s.state+"/more", []byte("more"), 0o600); !errors.Is(err, unix.ENOSPC) {
-				t.Fatalf("the disk is not full: %v", err)
-			}
+			err := os.WriteFile(filler, make([]byte, 2<<20), 0o600)
+			must.That(t, errors.Is(err, unix.ENOSPC), "the disk is not full: %v", err)
+			err = os.WriteFile(s.state+"/more", []byte("more"), 0o600)
+			must.That(t, errors.Is(err, unix.ENOSPC), "the disk is not full: %v", err)
 			s.take(t, p)
 			s.wantNothing()
 			must.Succeed(t, os.RemoveAll(filler))

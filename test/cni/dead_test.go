@@ -19,8 +19,7 @@ import (
 // anywhere.
 func (n *node) blind(pods []*pod, command ...string) []string {
 	n.Helper()
-	unshare, err := exec.LookPath("unshare")
-	must.Succeed(n, err)
+	unshare := must.Of(exec.LookPath("unshare")).Get(n)
 	var umount strings.Builder
 	for _, p := range pods {
 		umount.WriteString("umount " + p.path + "; ")
@@ -44,12 +43,10 @@ func (n *node) gcCommand(pods []*pod, args ...string) (ids []string, status int)
 	if pods != nil {
 		line = n.blind(pods, line...)
 	}
-	o, err := n.exec(context.Background(), line[0], nil, os.Environ(), line[1:]...)
-	must.Succeed(n, err)
+	o := must.Of(n.exec(context.Background(), line[0], nil, os.Environ(), line[1:]...)).Get(n)
 	var list []struct{ ContainerID string }
-	if err := json.Unmarshal([]byte(o.stdout), &list); err != nil {
-		n.Fatalf("tombolo gc: status %d, %q, %s", o.status, o.stdout, o.stderr)
-	}
+	must.That(n, json.Unmarshal([]byte(o.stdout), &list) == nil,
+		"tombolo gc: status %d, %q, %s", o.status, o.stdout, o.stderr)
 	for _, one := range list {
 		ids = append(ids, one.ContainerID)
 	}
@@ -67,9 +64,8 @@ func TestTomboloGCReclaimsDeadPodsAndNoOthers(t *testing.T) {
 	w.add(hidden)
 	before := n.traces()
 	// Nothing is to be seen of any namespace, and all live.
-	if ids, status := n.gcCommand([]*pod{dead, alive, hidden}); len(ids) > 0 || status != 0 {
-		t.Errorf("gc where no path leads anywhere: %v, status %d", ids, status)
-	}
+	ids, status := n.gcCommand([]*pod{dead, alive, hidden})
+	expect.That(t, len(ids) == 0 && status == 0, "gc where no path leads anywhere: %v, status %d", ids, status)
 	n.wantTraces(before)
 	w.kills(t, dead)
 	if o := n.remove("podnet"); o.status != 3 || !strings.Contains(o.stderr, "tombolo gc reclaims 1 attachment") {
@@ -78,12 +74,10 @@ func TestTomboloGCReclaimsDeadPodsAndNoOthers(t *testing.T) {
 	if o := n.operate("gc", "--dry-run", "--state", n.state, "podnet"); o.status != 0 || !strings.Contains(o.stdout, "dead") || !strings.Contains(o.stdout, "to be reclaimed") {
 		t.Errorf("dry run: status %d, %s%s", o.status, o.stdout, o.stderr)
 	}
-	if ids, _ := n.gcCommand([]*pod{alive, hidden}); !slices.Equal(ids, []string{"dead"}) {
-		t.Errorf("gc names %v", ids)
-	}
-	if left := strings.Join(n.traces(), "\n"); strings.Contains(left, strings.TrimPrefix(w.port(dead), "veth")) {
-		t.Errorf("left of the dead pod:\n%s", left)
-	}
+	ids, _ = n.gcCommand([]*pod{alive, hidden})
+	expect.That(t, slices.Equal(ids, []string{"dead"}), "gc names %v", ids)
+	left := strings.Join(n.traces(), "\n")
+	expect.That(t, !strings.Contains(left, strings.TrimPrefix(w.port(dead), "veth")), "left of the dead pod:\n%s", left)
 	w.add(n.pod("next"), publish(t, "8080:80/tcp"))
 	for _, p := range []*pod{alive, hidden} {
 		expect.Success(t, w.check(p))
@@ -119,9 +113,8 @@ func TestTomboloGCReclaimsAPodWhosePortIsStillThere(t *testing.T) {
 			t.Fatalf("gc says %q", said)
 		}
 		wantPing(t, hidden.NS, gateway4)
-		if links := n.run("ip", "-o", "link"); strings.Contains(links, w.port(dead)) {
-			t.Errorf("the port is left:\n%s", links)
-		}
+		links := n.run("ip", "-o", "link")
+		expect.That(t, !strings.Contains(links, w.port(dead)), "the port is left:\n%s", links)
 		if strings.Contains(said, "its port "+w.port(dead)+" is about to go") {
 			return
 		}
@@ -135,15 +128,13 @@ func TestADDReclaimsDeadPodsWhereThePoolIsFull(t *testing.T) {
 	w := n.podnet(conf{"ipam": small("2")})
 	dead := n.pod("dead")
 	had := w.add(dead)
-	_, err := w.tryAdd(n.pod("early"))
-	wantError(t, err, 100, "is full")
+	wantError(t, expect.Err(w.tryAdd(n.pod("early"))), 100, "is full")
 	wantError(t, w.status(), 50, "is full")
 	w.kills(t, dead)
 	// A runtime asks STATUS before it sends an ADD.
 	expect.Success(t, w.status())
-	if r := w.add(n.pod("next")); ip4(r) != ip4(had) {
-		t.Errorf("%s was given, want the dead pod's %s", ip4(r), ip4(had))
-	}
+	r := w.add(n.pod("next"))
+	expect.That(t, ip4(r) == ip4(had), "%s was given, want the dead pod's %s", ip4(r), ip4(had))
 }
 
 // A plugin says in its own words that its pool is full, and is told by DEL whose address is free.
@@ -158,22 +149,18 @@ func TestADDReclaimsDeadPodsOfAPluginThatFails(t *testing.T) {
 	full.Fail = map[string]json.RawMessage{"ADD": json.RawMessage(`{"code":11,"msg":"full"}`)}
 	w.kills(t, dead)
 	before := len(calls())
-	_, err := w.with(conf{"ipam": full}).tryAdd(n.pod("next"))
-	wantError(t, err, 11, "full")
+	wantError(t, expect.Err(w.with(conf{"ipam": full}).tryAdd(n.pod("next"))), 11, "full")
 	// No address is free still, since the plugin says so.
 	if diff := strings.Join(calls()[before:], ", "); diff != "ADD next eth0, DEL next eth0, DEL dead eth0, ADD next eth0, DEL next eth0" {
 		t.Errorf("the plugin was called: %s", diff)
 	}
-	if left := n.records(); len(left) > 0 {
-		t.Errorf("left: %v", left)
-	}
+	left := n.records()
+	expect.That(t, len(left) == 0, "left: %v", left)
 }
 
 // records are the files of attachments.
 func (n *node) records() []string {
-	files, err := filepath.Glob(n.state + "/attachments/*/*")
-	must.Succeed(n, err)
-	return files
+	return must.Of(filepath.Glob(n.state + "/attachments/*/*")).Get(n)
 }
 
 func TestTomboloGCLeavesAnADDAloneThatWaits(t *testing.T) {
@@ -182,14 +169,13 @@ func TestTomboloGCLeavesAnADDAloneThatWaits(t *testing.T) {
 	for _, s := range slowNetworks(t, n) {
 		p := n.pod("waits-" + s.w.name)
 		add := n.waits(s, p)
-		if ids, status := n.gcCommand([]*pod{p}); len(ids) > 0 || status != 0 {
-			t.Errorf("%s: gc names %v, status %d", s.name, ids, status)
-		}
+		ids, status := n.gcCommand([]*pod{p})
+		expect.That(t, len(ids) == 0 && status == 0, "%s: gc names %v, status %d", s.name, ids, status)
 		add.wantRunning()
 		add.kill()
 		// Now nobody has its record's lock. The one has a port, and is alive; of the other,
 		// only its plugin can give the address back.
-		ids, status := n.gcCommand([]*pod{p})
+		ids, status = n.gcCommand([]*pod{p})
 		if want := !hasPort(n, s.w, p); (len(ids) == 1) != want || (status == 4) != want {
 			t.Errorf("%s: gc after a kill names %v, status %d", s.name, ids, status)
 		}
@@ -207,7 +193,7 @@ func TestTombolodReclaimsDeadPodsFromAnotherMountNamespace(t *testing.T) {
 	w.add(alive)
 	w.kills(t, dead)
 	m := n.mind(t, alive)
-	m.until(t, "it looks for dead pods", func() bool { return m.metric("dead_looks_total") > 0 })
+	must.Until(t, "it looks for dead pods", func() bool { return m.metric("dead_looks_total") > 0 })
 	expect.Equal(t, m.metric("dead_reclaimed_total"), 1, "were reclaimed")
 	if left := n.records(); len(left) != 1 || !strings.Contains(left[0], strings.TrimPrefix(w.port(alive), "veth")) {
 		t.Errorf("on record: %v", left)
@@ -235,9 +221,7 @@ func TestAPodWhosePortHasAnotherNameLives(t *testing.T) {
 	if ids, status := n.gcCommand(nil); len(ids) > 0 || status != 0 || !slices.Equal(n.records(), before) {
 		t.Errorf("gc took down a pod that lives: %q, status %d", ids, status)
 	}
-	if _, err := askPort(t, n.ns, "tcp", uplink4, 8080); err != nil {
-		t.Errorf("the pod has lost its host port: %v", err)
-	}
+	expect.Success(t, expect.Err(askPort(t, n.ns, "tcp", uplink4, 8080)), "the pod has lost its host port")
 	wantPing(t, p.NS, outside4, outside6)
 }
 
@@ -251,8 +235,7 @@ func TestTomboloGCInAContainerTakesNoPodForDead(t *testing.T) {
 	before := n.traces()
 	container := newNode(t)
 	o := container.operate("gc", "--state", n.state)
-	if o.status == 0 || !strings.Contains(o.stderr, "run this in the host's") {
-		t.Errorf("gc in another network namespace than the pods' is not refused: %+v", o)
-	}
+	expect.That(t, o.status != 0 && strings.Contains(o.stderr, "run this in the host's"),
+		"gc in another network namespace than the pods' is not refused: %+v", o)
 	n.wantTraces(before)
 }

@@ -45,12 +45,8 @@ func TestDELLeavesNothing(t *testing.T) {
 		// spoils says that the test itself takes something from the pod that stays.
 		spoils bool
 	}{
-		{"as the runtime does it", func(t *testing.T, w *network, p *pod) {
-			w.del(p)
-		}, false},
-		{"without CNI_NETNS", func(t *testing.T, w *network, p *pod) {
-			w.del(p, withoutNetNS())
-		}, false},
+		{"as the runtime does it", func(t *testing.T, w *network, p *pod) { w.del(p) }, false},
+		{"without CNI_NETNS", func(t *testing.T, w *network, p *pod) { w.del(p, withoutNetNS()) }, false},
 		{"without prevResult", func(t *testing.T, w *network, p *pod) {
 			w.callOK(call{verb: "DEL", id: p.id, netns: p.path, ifName: "eth0", stdin: w.stdin(nil)})
 		}, false},
@@ -146,9 +142,8 @@ func (n *node) wantNoTraceOf(w *network, p *pod, r *current.Result) {
 		names = append(names, "/"+a.String())
 	}
 	for _, trace := range n.traces() {
-		if slices.ContainsFunc(names, func(name string) bool { return strings.Contains(trace, name) }) {
-			n.Errorf("left: %s", trace)
-		}
+		expect.That(n, !slices.ContainsFunc(names, func(name string) bool { return strings.Contains(trace, name) }),
+			"left: %s", trace)
 	}
 }
 
@@ -163,8 +158,7 @@ func TestADDAfterAPodThatDiedWithoutADEL(t *testing.T) {
 	w.add(dead, publish(t, "8080:80/tcp"), limits)
 	next := n.pod("web")
 	// One whose port is there is in the way, whatever namespace is asked for.
-	_, err := w.tryAdd(next, publish(t, "8080:80/tcp"))
-	wantError(t, err, 111, "DEL it first")
+	wantError(t, expect.Err(w.tryAdd(next, publish(t, "8080:80/tcp"))), 111, "DEL it first")
 
 	gone := watchLinks(t, n.ns)
 	vanish(t, dead.path)
@@ -286,22 +280,16 @@ func TestManyAtOnce(t *testing.T) {
 	close(given)
 	distinct := map[netip.Addr]bool{}
 	for a := range given {
-		if distinct[a] {
-			t.Errorf("%s was given twice", a)
-		}
+		expect.That(t, !distinct[a], "%s was given twice", a)
 		distinct[a] = true
 	}
-	if len(distinct) != 2*count {
-		t.Fatalf("%d addresses, want %d", len(distinct), 2*count)
-	}
+	must.That(t, len(distinct) == 2*count, "%d addresses, want %d", len(distinct), 2*count)
 	wantPing(t, pods[0].NS, gateway4, gateway6)
 	for _, p := range pods {
 		expect.Success(t, w.check(p))
 	}
 	// Some without the namespace, as after a crash of the runtime.
-	atOnce(pods, func(p *pod) {
-		expect.Success(t, w.tryDel(p), "DEL of %s", p.id)
-	})
+	atOnce(pods, func(p *pod) { expect.Success(t, w.tryDel(p), "DEL of %s", p.id) })
 	n.wantNothing()
 }
 
@@ -328,15 +316,14 @@ type linkWatch struct {
 func watchLinks(t testing.TB, ns interface{ Do(func() error) error }) *linkWatch {
 	t.Helper()
 	w := &linkWatch{t: t}
-	err := ns.Do(func() error {
+	must.Succeed(t, ns.Do(func() error {
 		var err error
 		w.fd, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
 		if err != nil {
 			return err
 		}
 		return unix.Bind(w.fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: unix.RTMGRP_LINK})
-	})
-	must.Succeed(t, err)
+	}))
 	t.Cleanup(func() { unix.Close(w.fd) })
 	limit := unix.NsecToTimeval(patience.Nanoseconds())
 	must.Succeed(t, unix.SetsockoptTimeval(w.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit))
@@ -351,13 +338,8 @@ func (w *linkWatch) wait(name string) {
 		if err == unix.EINTR {
 			continue
 		}
-		if err != nil {
-			w.t.Fatalf("wait for link %s to go: %v", name, err)
-		}
-		messages, err := syscall.ParseNetlinkMessage(buf[:n])
-		if err != nil {
-			w.t.Fatal(err)
-		}
+		must.Succeed(w.t, err, "wait for link %s to go", name)
+		messages := must.Of(syscall.ParseNetlinkMessage(buf[:n])).Get(w.t)
 		for _, m := range messages {
 			if m.Header.Type == unix.RTM_DELLINK && strings.Contains(string(m.Data), name+"\x00") {
 				return
@@ -379,20 +361,12 @@ func TestADELThatFailsHalfWayLeavesTheRecordToTheNext(t *testing.T) {
 	w := n.podnet(of(dir))
 	p := n.pod("a")
 	w.add(p)
-	lock, err := os.Open(dir + "/podnet/lock")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
-		t.Fatal(err)
-	}
-	if o := n.call(w.with(conf{"deadline": "2s"}).asks("DEL", p, nil)); o.status == 0 {
-		t.Fatal("the DEL was to fail")
-	}
+	lock := must.Of(os.Open(dir + "/podnet/lock")).Get(t)
+	must.Succeed(t, unix.Flock(int(lock.Fd()), unix.LOCK_EX))
+	must.That(t, n.call(w.with(conf{"deadline": "2s"}).asks("DEL", p, nil)).status != 0, "the DEL was to fail")
 	lock.Close()
-	if w.recordOf(p) == "" {
-		t.Error("a DEL failed, and the attachment has no record any more: the next one does not know what is left")
-	}
+	expect.That(t, w.recordOf(p) != "",
+		"a DEL failed, and the attachment has no record any more: the next one does not know what is left")
 	w.with(of(t.TempDir())).del(p)
 	if left := n.reservations(dir + "/podnet"); len(left) > 0 {
 		t.Errorf("the next DEL has not given back what is reserved in the directory of the ADD: %q", left)

@@ -25,8 +25,7 @@ import (
 // documents gives what a file of YAML has.
 func documents(t *testing.T, path string) []map[string]any {
 	t.Helper()
-	f, err := os.Open(path)
-	must.Succeed(t, err)
+	f := must.Of(os.Open(path)).Get(t)
 	defer f.Close()
 	var list []map[string]any
 	for d := yaml.NewDecoder(f); ; {
@@ -94,9 +93,7 @@ func TestDaemonSetsInstallIntoTheDirectoriesOfOtherDistributions(t *testing.T) {
 		for _, v := range pod.Volumes {
 			paths[v.Name] = v.HostPath.Path
 		}
-		if paths["cni-bin"] != bin || paths["cni-conf"] != conf {
-			t.Errorf("%s has the node's %v", name, paths)
-		}
+		expect.That(t, paths["cni-bin"] == bin && paths["cni-conf"] == conf, "%s has the node's %v", name, paths)
 		installs := 0
 		for _, c := range slices.Concat(pod.InitContainers, pod.Containers) {
 			if len(c.Env) == 0 {
@@ -138,17 +135,14 @@ func TestDaemonSetsAreWhole(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"tombolo.yaml", "uninstall.yaml"} {
 		path := filepath.Join(repository, "deploy/kubernetes", name)
-		if n := len(documents(t, path)); n != 1 {
-			t.Fatalf("%s has %d documents", name, n)
-		}
+		n := len(documents(t, path))
+		must.That(t, n == 1, "%s has %d documents", name, n)
 		m := readManifest(t, name)
 		pod := m.Spec.Template.Spec
-		if m.Kind != "DaemonSet" || m.Metadata.Namespace != "kube-system" || !pod.HostNetwork {
-			t.Errorf("%s is %+v", name, m)
-		}
-		if diff := cmp.Diff(m.Spec.Selector.MatchLabels, m.Spec.Template.Metadata.Labels); diff != "" {
-			t.Errorf("%s selects other pods than its own: %s", name, diff)
-		}
+		expect.That(t, m.Kind == "DaemonSet" && m.Metadata.Namespace == "kube-system" && pod.HostNetwork,
+			"%s is %+v", name, m)
+		diff := cmp.Diff(m.Spec.Selector.MatchLabels, m.Spec.Template.Metadata.Labels)
+		expect.That(t, diff == "", "%s selects other pods than its own: %s", name, diff)
 		if pod.AutomountServiceAccountToken == nil || *pod.AutomountServiceAccountToken || pod.ServiceAccountName != "" {
 			t.Errorf("%s has an account of the API server", name)
 		}
@@ -172,9 +166,8 @@ func TestDaemonSetsAreWhole(t *testing.T) {
 		}
 		slices.Sort(volumes)
 		slices.Sort(mounted)
-		if diff := cmp.Diff(volumes, slices.Compact(mounted)); diff != "" {
-			t.Errorf("%s: volumes and what is mounted of them (-volumes +mounts):\n%s", name, diff)
-		}
+		diff = cmp.Diff(volumes, slices.Compact(mounted))
+		expect.That(t, diff == "", "%s: volumes and what is mounted of them (-volumes +mounts):\n%s", name, diff)
 	}
 }
 
@@ -182,7 +175,7 @@ func TestDaemonSetsAreWhole(t *testing.T) {
 func tree(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	all := map[string]string{}
-	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+	must.Succeed(t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return err
 		}
@@ -193,8 +186,7 @@ func tree(t *testing.T, dir string) map[string]string {
 		}
 		all[name] = readFile(t, path)
 		return nil
-	})
-	must.Succeed(t, err)
+	}))
 	return all
 }
 
@@ -210,9 +202,8 @@ func TestInstallScriptOfTheDaemonSet(t *testing.T) {
 		t.Helper()
 		cmd := exec.Command("busybox", "sh", filepath.Join(repository, "deploy/kubernetes/install.sh"), verb)
 		cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOST=" + host, "FROM=" + from, "NETWORK=" + from + "/10-tombolo.conflist", "NAMES=" + filepath.Join(repository, "deploy/names.sh")}
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Fatalf("%s: %v\n%s", verb, err, out)
-		}
+		out, err := cmd.CombinedOutput()
+		must.That(t, err == nil, "%s: %v\n%s", verb, err, out)
 	}
 	want := func(when string, files map[string]string) {
 		t.Helper()
@@ -241,8 +232,7 @@ func TestInstallScriptOfTheDaemonSet(t *testing.T) {
 	want("without a network", with("/opt/cni/bin/tombolo", "#!/bin/sh\nread line\n", "/opt/cni/bin/loopback", loopback))
 
 	// A runtime has the old one open while the new one comes: a write in place would change it.
-	old, err := os.Open(program)
-	must.Succeed(t, err)
+	old := must.Of(os.Open(program)).Get(t)
 	defer old.Close()
 	write(from+"/tombolo-cni", "new")
 	write(from+"/10-tombolo.conflist", network)
@@ -253,12 +243,10 @@ func TestInstallScriptOfTheDaemonSet(t *testing.T) {
 	if text, err := io.ReadAll(old); err != nil || string(text) != "#!/bin/sh\nread line\n" {
 		t.Errorf("a program that was running is %q now, %v", text, err)
 	}
-	before, err := os.Stat(program)
-	must.Succeed(t, err)
+	before := must.Of(os.Stat(program)).Get(t)
 	run("install")
-	if after, err := os.Stat(program); err != nil || !os.SameFile(before, after) {
-		t.Errorf("what was there already was replaced, %v", err)
-	}
+	after, err := os.Stat(program)
+	expect.That(t, err == nil && os.SameFile(before, after), "what was there already was replaced, %v", err)
 
 	run("uninstall")
 	want("uninstalled", others)
@@ -278,16 +266,14 @@ func TestInstallScriptKeepsWhatSomebodyDeletes(t *testing.T) {
 	must.Succeed(t, os.WriteFile(from+"/tombolo-cni", []byte("program"), 0o755))
 	cmd := exec.Command("busybox", "sh", filepath.Join(repository, "deploy/kubernetes/install.sh"), "keep")
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOST=" + host, "FROM=" + from, "EVERY=0.05", "NAMES=" + filepath.Join(repository, "deploy/names.sh")}
-	out, err := cmd.StdoutPipe()
-	must.Succeed(t, err)
+	out := must.Of(cmd.StdoutPipe()).Get(t)
 	must.Succeed(t, cmd.Start())
 	program := host + "/opt/cni/bin/tombolo"
 	buffer := make([]byte, 1000)
 	for range 2 { // what it prints is the event
 		n, err := out.Read(buffer)
-		if got := string(buffer[:n]); err != nil || got != "installed "+program+"\n" {
-			t.Errorf("it printed %q, %v", got, err)
-		}
+		got := string(buffer[:n])
+		expect.That(t, err == nil && got == "installed "+program+"\n", "it printed %q, %v", got, err)
 		expect.Success(t, os.Remove(program))
 	}
 	must.Succeed(t, cmd.Process.Signal(os.Interrupt))
@@ -298,20 +284,14 @@ func TestInstallScriptKeepsWhatSomebodyDeletes(t *testing.T) {
 func TestWorkflowsParseAndPinTheirActions(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob(filepath.Join(repository, ".github/workflows/*.yml"))
-	if err != nil || len(files) == 0 {
-		t.Fatalf("no workflows, %v", err)
-	}
+	must.That(t, err == nil && len(files) > 0, "no workflows, %v", err)
 	for _, path := range files {
 		list := documents(t, path)
 		jobs, ok := list[0]["jobs"].(map[string]any)
-		if len(list) != 1 || !ok || len(jobs) == 0 {
-			t.Fatalf("%s has %d documents, jobs %v", path, len(list), jobs)
-		}
+		must.That(t, len(list) == 1 && ok && len(jobs) > 0, "%s has %d documents, jobs %v", path, len(list), jobs)
 		for name, job := range jobs {
 			steps, ok := job.(map[string]any)["steps"].([]any)
-			if !ok || len(steps) == 0 {
-				t.Errorf("%s: job %s has no steps", path, name)
-			}
+			expect.That(t, ok && len(steps) > 0, "%s: job %s has no steps", path, name)
 			for _, step := range steps {
 				s := step.(map[string]any)
 				if uses, ok := s["uses"].(string); ok && !regexp.MustCompile(`^actions/[a-z-]+@v\d+\.\d+\.\d+$`).MatchString(uses) {
@@ -320,9 +300,8 @@ func TestWorkflowsParseAndPinTheirActions(t *testing.T) {
 				line := fmt.Sprint(s["run"])
 				for _, m := range regexp.MustCompile(`\bmake ((?:[a-z-]+ )*[a-z-]+)`).FindAllStringSubmatch(line, -1) {
 					for target := range strings.FieldsSeq(m[1]) {
-						if out, err := exec.Command("make", "-C", repository, "-n", target).CombinedOutput(); err != nil {
-							t.Errorf("%s: make %s: %v\n%s", path, target, err, out)
-						}
+						out, err := exec.Command("make", "-C", repository, "-n", target).CombinedOutput()
+						expect.That(t, err == nil, "%s: make %s: %v\n%s", path, target, err, out)
 					}
 				}
 			}

@@ -9,6 +9,7 @@ import (
 	current "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -53,15 +54,12 @@ func six(t *testing.T, r *current.Result) netip.Addr {
 	var found []netip.Addr
 	for _, ip := range r.IPs {
 		if a, _ := netip.AddrFromSlice(ip.Address.IP); a.Is6() && !a.Is4In6() {
-			if ones, _ := ip.Address.Mask.Size(); ones != 128 {
-				t.Errorf("%s has a prefix of %d bits", a, ones)
-			}
+			ones, _ := ip.Address.Mask.Size()
+			expect.That(t, ones == 128, "%s has a prefix of %d bits", a, ones)
 			found = append(found, a)
 		}
 	}
-	if len(found) != 1 {
-		t.Fatalf("the result has the IPv6 addresses %v: %+v", found, r.IPs)
-	}
+	must.That(t, len(found) == 1, "the result has the IPv6 addresses %v: %+v", found, r.IPs)
 	return found[0]
 }
 
@@ -87,9 +85,7 @@ func TestPodsLeaseByDHCPv6(t *testing.T) {
 			if !slices.Contains(r.DNS.Nameservers, "fd00:50::53") || !slices.Contains(r.DNS.Search, "pod.lan") {
 				t.Errorf("DNS %+v", r.DNS)
 			}
-			if another := six(t, w.add(other)); another == own {
-				t.Errorf("both pods have %s", own)
-			}
+			expect.That(t, six(t, w.add(other)) != own, "both pods have %s", own)
 			// The way there is in an advertisement.
 			l.eventually(t, func() bool { return len(routes(t, p.NS, "-6", "fd00:50::/64")) > 0 })
 			wantPing(t, p.NS, router6)
@@ -125,8 +121,7 @@ func TestWithoutAnAnswerByDHCPv6ADDSaysSoAndLeavesNothing(t *testing.T) {
 	l := newLAN6(t)
 	l.keep(t)
 	w := l.leasing(conf{"ipam": conf{"type": "dhcp", "timeout": "8s"}})
-	_, err := w.tryAdd(l.pod("a"))
-	wantError(t, err, 11, `ipv6 "dhcp"`)
+	wantError(t, expect.Err(w.tryAdd(l.pod("a"))), 11, `ipv6 "dhcp"`)
 	l.wantNoLeaseRecords()
 	expect.Equal(t, l.leased(), "", "the server holds")
 	// By the same LAN, later.
@@ -146,8 +141,7 @@ func TestAnADDThatDoesNotWaitLongSaysWhyDHCPv6GaveNoAddress(t *testing.T) {
 	wantError(t, err, 11, "NoAddrsAvail")
 	wantError(t, err, 11, "no addresses available")
 	l.server.Stop()
-	_, err = w.tryAdd(l.pod("c"))
-	wantError(t, err, 11, "no answer to ")
+	wantError(t, expect.Err(w.tryAdd(l.pod("c"))), 11, "no answer to ")
 }
 
 // An address that another machine of the LAN has is declined, and the pod gets the next.
@@ -162,17 +156,15 @@ func TestAnAddressOfAnotherMachineIsDeclinedByDHCPv6(t *testing.T) {
 	w.del(p)
 	l.eventually(t, func() bool { return !l.holds(taken) })
 	nstest.Run(t, l.router, "ip", "address", "add", taken.String()+"/128", "dev", "eth0", "nodad")
-	if got := six(t, w.add(p)); got == taken {
-		t.Errorf("the pod has %s, as another machine", got)
-	}
+	got := six(t, w.add(p))
+	expect.That(t, got != taken, "the pod has %s, as another machine", got)
 }
 
 func TestDHCPv6NeedsTheKeeperAndDHCP(t *testing.T) {
 	t.Parallel()
 	l := newLAN6(t)
 	for _, ipam := range []conf{{"type": "dhcp", "keeper": "optional"}, hostLocal("192.168.50.0/24")} {
-		_, err := l.leasing(conf{"ipam": ipam}).tryAdd(l.pod("a"))
-		wantError(t, err, 7, `ipv6 "dhcp"`)
+		wantError(t, expect.Err(l.leasing(conf{"ipam": ipam}).tryAdd(l.pod("a"))), 7, `ipv6 "dhcp"`)
 	}
 }
 
@@ -187,9 +179,8 @@ func TestPodsThatFormTheirAddressesAskForDNSByDHCPv6(t *testing.T) {
 	w := l.leasing(conf{"ipv6": "slaac"})
 	p := l.pod("a")
 	r := w.add(p)
-	if !slices.Contains(r.DNS.Nameservers, "fd00:50::53") || !slices.Contains(r.DNS.Search, "pod.lan") {
-		t.Errorf("DNS %+v", r.DNS)
-	}
+	expect.That(t, slices.Contains(r.DNS.Nameservers, "fd00:50::53") && slices.Contains(r.DNS.Search, "pod.lan"),
+		"DNS %+v", r.DNS)
 	expect.Success(t, w.check(p))
 	listed := func() string { return l.operate("leases", "--json", "--leases", l.state+"-leases").stdout }
 	expect.Contains(t, listed(), `"fd00:50::53"`, "tombolo leases")
@@ -207,9 +198,8 @@ func TestPodsThatFormTheirAddressesAskForDNSByDHCPv6(t *testing.T) {
 	w.del(p)
 	// Without an answer there is the pod without that DNS.
 	k.freeze(t)
-	if r := w.add(l.pod("c")); slices.Contains(r.DNS.Nameservers, "fd00:50::53") {
-		t.Errorf("DNS %+v", r.DNS)
-	}
+	r = w.add(l.pod("c"))
+	expect.That(t, !slices.Contains(r.DNS.Nameservers, "fd00:50::53"), "DNS %+v", r.DNS)
 	k.thaw(t)
 }
 
@@ -246,15 +236,13 @@ func TestPodsOfModeL2LeaseByDHCPv6(t *testing.T) {
 					own = ip.Address.IP.String()
 				}
 			}
-			if !strings.HasPrefix(own, "fd00:50::") || !slices.Contains(r.DNS.Nameservers, "fd00:50::53") {
-				t.Errorf("result %+v", r)
-			}
+			expect.That(t, strings.HasPrefix(own, "fd00:50::") && slices.Contains(r.DNS.Nameservers, "fd00:50::53"),
+				"result %+v", r)
 			l.eventually(t, func() bool { return len(routes(t, p.NS, "-6", "fd00:50::/64")) > 0 })
 			wantPing(t, p.NS, router6)
 			wantPing(t, l.router, own)
-			if got := routes(t, p.NS, "-6", "default"); len(got) != 1 || !strings.Contains(got[0], "via fe80::1 ") {
-				t.Errorf("default routes %q", got)
-			}
+			got := routes(t, p.NS, "-6", "default")
+			expect.That(t, len(got) == 1 && strings.Contains(got[0], "via fe80::1 "), "default routes %q", got)
 			expect.Success(t, w.check(p))
 			w.del(p)
 			if kind == "dhcp" {

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -36,14 +37,11 @@ func TestServersAreAskedAgainWhenAnUplinkHasItsCarrierAgain(t *testing.T) {
 	marked := func() bool {
 		return strings.Contains(nstest.Run(t, p.NS, "ip", "-6", "route", "show", marker), " src "+own.String()+" ")
 	}
-	if !marked() {
-		t.Fatal("there is no mark")
-	}
+	must.That(t, marked(), "there is no mark")
 	says := l.flow6(t, p, own)
 	says("before")
-	if n := server.heard(t, message); n != 0 {
-		t.Fatalf("the server heard %d of %s", n, message)
-	}
+	n := server.heard(t, message)
+	must.That(t, n == 0, "the server heard %d of %s", n, message)
 	pull := func() {
 		t.Helper()
 		nstest.Run(t, l.router, "ip", "link", "set", cable, "down")
@@ -60,12 +58,9 @@ func TestServersAreAskedAgainWhenAnUplinkHasItsCarrierAgain(t *testing.T) {
 	plug()
 	says("after")
 	l.eventually(t, func() bool { return w.check(p) == nil })
-	if !marked() {
-		t.Error("the pod's address has gone meanwhile")
-	}
-	if n := server.heard(t, "SOLICIT"); n != 1 {
-		t.Errorf("%d SOLICITs, want that of the ADD", n)
-	}
+	expect.That(t, marked(), "the pod's address has gone meanwhile")
+	n = server.heard(t, "SOLICIT")
+	expect.That(t, n == 1, "%d SOLICITs, want that of the ADD", n)
 
 	// The other end of the cable is in another network now.
 	pull()
@@ -115,8 +110,6 @@ func (l *lan6) flow6(t *testing.T, p *pod, own netip.Addr) (says func(what strin
 		if err == nil {
 			_, err = io.ReadFull(conn, heard)
 		}
-		if err != nil || string(heard) != what {
-			t.Errorf("said %q, heard %q: %v", what, heard, err)
-		}
+		expect.That(t, err == nil && string(heard) == what, "said %q, heard %q: %v", what, heard, err)
 	}
 }

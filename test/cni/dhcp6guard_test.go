@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -80,10 +81,8 @@ func TestAGuardedPodSendsFromItsDHCPv6AddressAlone(t *testing.T) {
 		nstest.Run(t, p.NS, "ip", "route", "add", "fd00:50::/64", "dev", "eth0") // no router advertises it here
 	}
 	tried := []netip.Addr{own[b], nstest.Addr("fd00:50::77"), nstest.Addr("2001:db8::7")}
-	if got := l.heardFrom(t, unguarded, own[unguarded], tried...); !slices.Equal(got, tried) {
-		t.Fatalf("of an unguarded pod's %v there came %v: this tests nothing", tried, got)
-	}
-	if got := l.heardFrom(t, a, own[a], tried...); len(got) > 0 {
-		t.Errorf("a guarded pod sent from %v", got)
-	}
+	got := l.heardFrom(t, unguarded, own[unguarded], tried...)
+	must.That(t, slices.Equal(got, tried), "of an unguarded pod's %v there came %v: this tests nothing", tried, got)
+	got = l.heardFrom(t, a, own[a], tried...)
+	expect.That(t, len(got) == 0, "a guarded pod sent from %v", got)
 }

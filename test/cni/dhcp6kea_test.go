@@ -91,9 +91,8 @@ func TestTheKeeperRenewsByDHCPv6AndFollowsTheServer(t *testing.T) {
 	k = l.keep(t)
 	renewals := server.heard(t, "RENEW")
 	l.eventually(t, func() bool { return server.heard(t, "RENEW") > renewals })
-	if solicits := server.heard(t, "SOLICIT"); solicits != 1 {
-		t.Errorf("%d SOLICITs, want that of the ADD", solicits)
-	}
+	solicits := server.heard(t, "SOLICIT")
+	expect.That(t, solicits == 1, "%d SOLICITs, want that of the ADD", solicits)
 	expect.Success(t, w.check(p))
 	// The server moves its pool, and gives the old address no more time.
 	k.freeze(t)

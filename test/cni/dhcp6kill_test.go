@@ -75,8 +75,7 @@ func TestKilledKeepersLoseAndDoubleNoDHCPv6Lease(t *testing.T) {
 	w.del(p)
 	l.eventually(t, func() bool { return !l.holds(own) })
 	const sample = 2
-	points, err := fault.Points(calls, sample)
-	must.Succeed(t, err)
+	points := must.Of(fault.Points(calls, sample)).Get(t)
 	killed := make(chan bool, len(points))
 	t.Run("points", func(t *testing.T) {
 		for _, at := range points {
@@ -93,16 +92,12 @@ func TestKilledKeepersLoseAndDoubleNoDHCPv6Lease(t *testing.T) {
 			n++
 		}
 	}
-	if n < len(points)/2 {
-		t.Errorf("%d of %d keepers were killed, of %d calls", n, len(points), calls)
-	}
+	expect.That(t, n >= len(points)/2, "%d of %d keepers were killed, of %d calls", n, len(points), calls)
 }
 
 func mustAdd(t *testing.T, l *lan6, w *network, p *pod, d *dying) *current.Result {
 	t.Helper()
-	r, err := l.addedBeside(t, w, p, d)
-	must.Succeed(t, err)
-	return r
+	return must.Of(l.addedBeside(t, w, p, d)).Get(t)
 }
 
 // addedThoughKilled is one kill, on a LAN of its own.
@@ -126,16 +121,13 @@ func (l *lan6) addedThoughKilled(t *testing.T, at int) bool {
 			t.Errorf("the pod has %s, the server:\n%s", own, l.server.Leased())
 		}
 		shown := nstest.Run(t, p.NS, "ip", "-6", "-o", "address", "show", "dev", "eth0", "scope", "global")
-		if strings.Count(shown, "/128 ") != 1 || !strings.Contains(shown, " "+own.String()+"/128 ") {
-			t.Errorf("want %s alone of DHCPv6:\n%s", own, shown)
-		}
+		expect.That(t, strings.Count(shown, "/128 ") == 1 && strings.Contains(shown, " "+own.String()+"/128 "),
+			"want %s alone of DHCPv6:\n%s", own, shown)
 		expect.Success(t, w.check(p))
 		w.del(p)
 		l.eventually(t, func() bool { return leased() == 0 })
 	}
 	l.wantNoLeaseRecords()
-	if t.Failed() {
-		t.Errorf("killed before %s; %s=%d repeats it, or nearly so", call, fault.Variable, at)
-	}
+	expect.That(t, !t.Failed(), "killed before %s; %s=%d repeats it, or nearly so", call, fault.Variable, at)
 	return fired
 }

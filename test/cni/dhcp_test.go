@@ -84,9 +84,7 @@ func (l *lan) network(fields conf) *network {
 func (l *lan) wantNoLeaseRecords() {
 	l.Helper()
 	for _, path := range l.files(l.state + "-leases") {
-		if strings.HasSuffix(path, ".json") {
-			l.Errorf("lease record %s is left", path)
-		}
+		expect.That(l, !strings.HasSuffix(path, ".json"), "lease record %s is left", path)
 	}
 }
 
@@ -103,9 +101,8 @@ func TestPodLeasesItsAddressFromTheLAN(t *testing.T) {
 	if r.DNS.Domain != "lan.example" || len(r.DNS.Nameservers) != 1 || r.DNS.Nameservers[0] != "192.168.50.53" {
 		t.Errorf("DNS %+v", r.DNS)
 	}
-	if got := r.Interfaces[2].Mtu; got != 1400 {
-		t.Errorf("the pod's MTU is %d, want the server's 1400", got)
-	}
+	got := r.Interfaces[2].Mtu
+	expect.That(t, got == 1400, "the pod's MTU is %d, want the server's 1400", got)
 	wantPing(t, p.NS, router4)
 	for _, want := range []string{"default via " + router4, "10.9.0.0/16 via 192.168.50.9"} {
 		expect.Contains(t, nstest.Run(t, p.NS, "ip", "-4", "route"), want)
@@ -136,9 +133,7 @@ func lifetime(t *testing.T, p *pod) int {
 	if m == nil {
 		return 0
 	}
-	seconds, err := strconv.Atoi(m[1])
-	must.Succeed(t, err)
-	return seconds
+	return must.Of(strconv.Atoi(m[1])).Get(t)
 }
 
 func TestReleaseOfAPodWhoseNamespaceIsGone(t *testing.T) {
@@ -147,9 +142,8 @@ func TestReleaseOfAPodWhoseNamespaceIsGone(t *testing.T) {
 	w := l.network(nil)
 	p := l.pod("a")
 	address := ip4(w.add(p)).String()
-	if got := l.leased(); !strings.Contains(got, address) {
-		t.Fatalf("no lease of %s:\n%s", address, got)
-	}
+	got := l.leased()
+	must.That(t, strings.Contains(got, address), "no lease of %s:\n%s", address, got)
 	l.ip("link del " + w.port(p))
 	w.del(p, withoutNetNS())
 	l.wantReleased(t, address)
@@ -183,8 +177,7 @@ func TestWithoutAServerADDSaysWhatItSentAndHeard(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	w := n.network("lan", conf{"bridge": "br0", "leaseDir": n.state + "-leases", "ipam": conf{"type": "dhcp", "keeper": "optional", "timeout": "1s"}})
-	_, err := w.tryAdd(n.pod("a"))
-	wantError(t, err, 11, "DISCOVER")
+	wantError(t, expect.Err(w.tryAdd(n.pod("a"))), 11, "DISCOVER")
 	n.wantNothing()
 	(&lan{node: n}).wantNoLeaseRecords()
 }
@@ -193,8 +186,7 @@ func TestWithoutAKeeperADDAndSTATUSSayWhatToDo(t *testing.T) {
 	t.Parallel()
 	l := newLAN(t)
 	w := l.network(conf{"ipam": conf{"type": "dhcp"}})
-	_, err := w.tryAdd(l.pod("a"))
-	wantError(t, err, 11, "systemctl start tombolod")
+	wantError(t, expect.Err(w.tryAdd(l.pod("a"))), 11, "systemctl start tombolod")
 	wantError(t, w.status(), 50, "systemctl start tombolod")
 	l.wantNothing()
 	expect.Equal(t, l.leased(), "", "a lease was taken")
@@ -218,9 +210,7 @@ func TestIdentityByPodGetsTheSameAddressAgain(t *testing.T) {
 			// Somebody else comes meanwhile.
 			w.add(other, arg("K8S_POD_NAMESPACE", "default"), arg("K8S_POD_NAME", "other"), arg("IgnoreUnknown", "1"))
 			r2 := w.add(again, named...)
-			if got := ip4(r1) == ip4(r2); got != tt.same && tt.by != "mac" {
-				t.Errorf("first %s, again %s", ip4(r1), ip4(r2))
-			}
+			expect.That(t, (ip4(r1) == ip4(r2)) == tt.same || tt.by == "mac", "first %s, again %s", ip4(r1), ip4(r2))
 			if got := r1.Interfaces[2].Mac == r2.Interfaces[2].Mac; got != tt.same {
 				t.Errorf("MAC first %s, again %s", r1.Interfaces[2].Mac, r2.Interfaces[2].Mac)
 			}
@@ -257,14 +247,11 @@ func TestLeasedDefaultRouteBesideAnotherTakesALargerMetric(t *testing.T) {
 	if got := nstest.Run(t, p.NS, "ip", "route", "show", "default", "dev", "eth0"); !strings.Contains(got, "via "+router4) || !strings.Contains(got, "metric 100") {
 		t.Errorf("the default route of the lease is %q", got)
 	}
-	if len(r.Routes) != 1 || r.Routes[0].Priority != 100 {
-		t.Errorf("the result's routes are %v", r.Routes)
-	}
+	expect.That(t, len(r.Routes) == 1 && r.Routes[0].Priority == 100, "the result's routes are %v", r.Routes)
 	expect.Success(t, w.check(p))
 	record, err := os.ReadFile(l.state + "-leases/" + strings.TrimPrefix(w.port(p), "veth") + ".json")
-	if err != nil || !strings.Contains(strings.ReplaceAll(string(record), " ", ""), `"priority":100`) {
-		t.Errorf("the lease is on record as %s, %v", record, err)
-	}
+	expect.That(t, err == nil && strings.Contains(strings.ReplaceAll(string(record), " ", ""), `"priority":100`),
+		"the lease is on record as %s, %v", record, err)
 	w.del(p)
 }
 
@@ -350,8 +337,7 @@ type keeper struct {
 func (l *lan) keep(t *testing.T) *keeper {
 	t.Helper()
 	k := &keeper{lan: l, log: filepath.Join(t.TempDir(), "keeper.log")}
-	out, err := os.Create(k.log)
-	must.Succeed(t, err)
+	out := must.Of(os.Create(k.log)).Get(t)
 	defer out.Close()
 	k.cmd = exec.Command(keeperPath(), "--leases", l.state+"-leases", "--state", l.state, "--metrics", "none", "--log-level", "debug")
 	k.cmd.Stdout, k.cmd.Stderr = out, out
@@ -386,8 +372,7 @@ func TestAKeeperThatHangsIsNone(t *testing.T) {
 	const advice = "systemctl restart tombolod"
 	l.eventually(t, func() bool { return w.status() != nil })
 	wantError(t, w.status(), 50, advice)
-	_, err := w.tryAdd(l.pod("a"))
-	wantError(t, err, 11, advice)
+	wantError(t, expect.Err(w.tryAdd(l.pod("a"))), 11, advice)
 	k.thaw(t)
 	l.eventually(t, func() bool { return w.status() == nil })
 	w.add(l.pod("a"))
@@ -434,9 +419,8 @@ func TestKeeperRenewsAndMayBeKilled(t *testing.T) {
 	l.makeDue(t, w, p)
 	l.keep(t)
 	l.eventually(t, func() bool { return l.acks(t) > before })
-	if got := strings.Count(nstest.ReadIf(t, l.log), "DHCPDISCOVER("); got != discovers {
-		t.Errorf("%d DISCOVERs after the restart, %d before", got, discovers)
-	}
+	got := strings.Count(nstest.ReadIf(t, l.log), "DHCPDISCOVER(")
+	expect.That(t, got == discovers, "%d DISCOVERs after the restart, %d before", got, discovers)
 	if got := globals(t, p.NS, "eth0"); len(got) != 1 || got[0] != r.IPs[0].Address.String() {
 		t.Errorf("the pod has %v, want %s", got, r.IPs[0].Address.String())
 	}
@@ -450,8 +434,7 @@ func TestKeeperRenewsAndMayBeKilled(t *testing.T) {
 // dies adds a pod that goes without a DEL.
 func (l *lan) dies(t *testing.T, w *network, options ...option) *current.Result {
 	t.Helper()
-	ns, err := netns.New()
-	must.Succeed(t, err)
+	ns := must.Of(netns.New()).Get(t)
 	p := &pod{NS: ns, path: nstest.Path(t, ns), id: "gone"}
 	r := w.add(p, options...)
 	// The last handles of its namespace, as runtimes let go of them: the keeper may be
@@ -469,9 +452,8 @@ func TestKeeperReleasesForAPodThatWentWithoutADEL(t *testing.T) {
 	k := l.keep(t)
 	w := l.network(conf{"ipam": conf{"type": "dhcp"}})
 	r := l.dies(t, w)
-	if got := l.leased(); !strings.Contains(got, ip4(r).String()) {
-		t.Fatalf("no lease:\n%s", got)
-	}
+	got := l.leased()
+	must.That(t, strings.Contains(got, ip4(r).String()), "no lease:\n%s", got)
 	// It looks now and then, and when it starts.
 	k.kill()
 	l.keep(t)

@@ -93,8 +93,7 @@ func TestThePortWhereDHCPServersAnswerIsNotPublished(t *testing.T) {
 	t.Parallel()
 	l := newLAN(t)
 	w := l.network(nil)
-	_, err := w.tryAdd(l.pod("a"), publish(t, "8068:68/udp"))
-	wantError(t, err, 7, "where DHCP servers answer")
+	wantError(t, expect.Err(w.tryAdd(l.pod("a"), publish(t, "8068:68/udp"))), 7, "where DHCP servers answer")
 	w.add(l.pod("b"), publish(t, "8068:68/tcp", "68:8068/udp"))
 }
 
@@ -144,13 +143,11 @@ func TestAServersWordsChangeNothingOfTheHosts(t *testing.T) {
 			r := w.add(p)
 			expect.Equal(t, before(l), was, "the host was\n%s\nand is", was)
 			expect.Success(t, w.check(p))
-			if mtu := r.Interfaces[2].Mtu; mtu < 576 || mtu > 1500 {
-				t.Errorf("the pod's MTU is %d", mtu)
-			}
+			mtu := r.Interfaces[2].Mtu
+			expect.That(t, mtu >= 576 && mtu <= 1500, "the pod's MTU is %d", mtu)
 			for _, text := range append(append([]string{r.DNS.Domain}, r.DNS.Search...), r.DNS.Nameservers...) {
-				if strings.ContainsAny(text, " \n") || text == "127.0.0.1" || text == "0.0.0.0" {
-					t.Errorf("the result says %q", text)
-				}
+				expect.That(t, !strings.ContainsAny(text, " \n") && text != "127.0.0.1" && text != "0.0.0.0",
+					"the result says %q", text)
 			}
 			w.del(p)
 			l.wantNothing()

@@ -38,15 +38,11 @@ func (b docBlock) first() string {
 func docBlocks(t testing.TB) []docBlock {
 	t.Helper()
 	pages, err := filepath.Glob(repository + "/docs/*.md")
-	if err != nil || len(pages) < 10 {
-		t.Fatalf("%d pages, %v", len(pages), err)
-	}
+	must.That(t, err == nil && len(pages) >= 10, "%d pages, %v", len(pages), err)
 	var list []docBlock
 	for _, path := range append(pages, repository+"/README.md") {
-		text, err := os.ReadFile(path)
-		must.Succeed(t, err)
-		page, err := filepath.Rel(repository, path)
-		must.Succeed(t, err)
+		text := must.Of(os.ReadFile(path)).Get(t)
+		page := must.Of(filepath.Rel(repository, path)).Get(t)
 		for _, m := range regexp.MustCompile("(?ms)^```([a-z]*)\n(.*?)^```$").FindAllStringSubmatch(string(text), -1) {
 			list = append(list, docBlock{page, m[1], m[2]})
 		}
@@ -169,16 +165,12 @@ func (lab docLab) run(t *testing.T) {
 	blocks := docBlocks(t)
 	for _, name := range lab.blocks {
 		i := slices.IndexFunc(blocks, func(b docBlock) bool { return b.first() == name })
-		if i < 0 {
-			t.Fatalf("no page has the block %s", name)
-		}
+		must.That(t, i >= 0, "no page has the block %s", name)
 		fmt.Fprintf(&script, "set -x\n%s\n{ set +x; } 2>/dev/null\n", blocks[i].text)
 	}
 	script.WriteString("echo DONE\n")
-	unshare, err := exec.LookPath("unshare")
-	must.Succeed(t, err)
-	root, err := filepath.Abs(repository)
-	must.Succeed(t, err)
+	unshare := must.Of(exec.LookPath("unshare")).Get(t)
+	root := must.Of(filepath.Abs(repository)).Get(t)
 	environ := append(os.Environ(), "REPOSITORY="+root, "PATH="+os.Getenv("PATH")+":"+built+":"+cniPath)
 	o, err := n.exec(context.Background(), unshare, nil, environ,
 		"--mount", "--pid", "--fork", "--mount-proc", "--kill-child", "--wd", root, "bash", "-c", script.String())
@@ -187,9 +179,7 @@ func (lab docLab) run(t *testing.T) {
 	for _, want := range append(slices.Clone(lab.output), "DONE") {
 		expect.Contains(t, o.stdout, want)
 	}
-	if t.Failed() || o.status != 0 {
-		t.Errorf("exit status %d\n%s\n%s", o.status, o.stdout, o.stderr)
-	}
+	expect.That(t, !t.Failed() && o.status == 0, "exit status %d\n%s\n%s", o.status, o.stdout, o.stderr)
 }
 
 // node is the machine: its NIC is eth0, and the default route goes by it.
@@ -239,13 +229,10 @@ func TestDocsConfigurationsAreReadByLibcni(t *testing.T) {
 			found["other"]++
 			unmarshal(t, b.text, &map[string]any{})
 		}
-		if err != nil {
-			t.Errorf("%s: %v\n%s", b.page, err, b.text)
-		}
+		expect.That(t, err == nil, "%s: %v\n%s", b.page, err, b.text)
 	}
-	if found["list"] < 8 || found["network"] < 2 || found["other"] != 1 {
-		t.Errorf("found %v: these are not all", found)
-	}
+	expect.That(t, found["list"] >= 8 && found["network"] >= 2 && found["other"] == 1,
+		"found %v: these are not all", found)
 }
 
 // Runtimes that know no cniVersions speak the first, and the others choose the last, which has
@@ -260,18 +247,13 @@ func TestShippedListsAreForOldRuntimesAndNew(t *testing.T) {
 	}
 	for _, pattern := range []string{"/deploy/*.conflist", "/deploy/*/*.conflist*"} {
 		paths, err := filepath.Glob(repository + pattern)
-		if err != nil || len(paths) == 0 {
-			t.Fatalf("%s: %v, %v", pattern, paths, err)
-		}
+		must.That(t, err == nil && len(paths) > 0, "%s: %v, %v", pattern, paths, err)
 		for _, path := range paths {
-			text, err := os.ReadFile(path)
-			must.Succeed(t, err)
+			text := must.Of(os.ReadFile(path)).Get(t)
 			lists[path] = regexp.MustCompile(`(?s)\{\{if.*?\{\{end\}\}|\{\{.*?\}\}`).ReplaceAllString(string(text), "")
 		}
 	}
-	if len(lists) < 10 {
-		t.Errorf("%d configurations: these are not all", len(lists))
-	}
+	expect.That(t, len(lists) >= 10, "%d configurations: these are not all", len(lists))
 	for name, text := range lists {
 		var c struct {
 			CNIVersion  string   `json:"cniVersion"`

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -75,9 +76,8 @@ func TestDoctorFindsWhatKeepsAPodFromTheNetwork(t *testing.T) {
 				}
 				found = found || all
 			}
-			if o.status != 4 || !found || !strings.Contains(o.stdout, "\n  "+tc.step+" ") {
-				t.Errorf("want %s, which says %q: %+v", tc.step, tc.says, o)
-			}
+			expect.That(t, o.status == 4 && found && strings.Contains(o.stdout, "\n  "+tc.step+" "),
+				"want %s, which says %q: %+v", tc.step, tc.says, o)
 		})
 	}
 }
@@ -85,12 +85,10 @@ func TestDoctorFindsWhatKeepsAPodFromTheNetwork(t *testing.T) {
 func TestDoctorKnowsItsPods(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
-	if o := s.operate("doctor", "--state", s.state, "nobody"); o.status != 1 || !strings.Contains(o.stderr, `no pod "nobody"`) {
-		t.Errorf("%+v", o)
-	}
-	if o := s.operate("doctor", "--state", s.state, "--dns", "somebody"); o.status != 2 {
-		t.Errorf("%+v", o)
-	}
+	o := s.operate("doctor", "--state", s.state, "nobody")
+	expect.That(t, o.status == 1 && strings.Contains(o.stderr, `no pod "nobody"`), "%+v", o)
+	o = s.operate("doctor", "--state", s.state, "--dns", "somebody")
+	expect.That(t, o.status == 2, "%+v", o)
 	s.in("ip link set eth0 mtu 1400") // as the plugin tuning does
 	expect.Success(t, s.operate("doctor", "--state", s.state, "--dns", "none", "a").err(), "of a pod with an MTU of its own")
 	s.in("ip link set eth0 down")
@@ -99,15 +97,11 @@ func TestDoctorKnowsItsPods(t *testing.T) {
 		Findings    []struct{ Step, Evidence, Remedy string }
 	}
 	unmarshal(t, s.operate("doctor", "--json", "--state", s.state, "--dns", "none").stdout, &reports)
-	if len(reports) != 2 {
-		t.Fatalf("want both pods: %+v", reports)
-	}
+	must.That(t, len(reports) == 2, "want both pods: %+v", reports)
 	for _, r := range reports {
 		expect.Equal(t, r.ContainerID == "a", (len(r.Findings) > 0), "want findings of a and none of b: %+v", r)
 		for _, f := range r.Findings {
-			if f.Step == "" || f.Evidence == "" || f.Remedy == "" {
-				t.Errorf("a finding that lacks something: %+v", f)
-			}
+			expect.That(t, f.Step != "" && f.Evidence != "" && f.Remedy != "", "a finding that lacks something: %+v", f)
 		}
 	}
 }
@@ -119,9 +113,8 @@ func TestDoctorLooksForNoGatewayWhereNoneIs(t *testing.T) {
 	w := n.network("backplane", conf{"mode": "l2", "bridge": "back0", "ipam": conf{"type": "host-local", "ranges": []any{[]any{conf{"subnet": "172.31.0.0/24"}}}}})
 	p := n.pod("a")
 	w.add(p)
-	if o := n.operate("doctor", "--state", n.state, "--dns", "10.255.255.53"); o.status != 0 || o.stdout != "container a, eth0 of network backplane: nothing found\n" {
-		t.Errorf("%+v", o)
-	}
+	o := n.operate("doctor", "--state", n.state, "--dns", "10.255.255.53")
+	expect.That(t, o.status == 0 && o.stdout == "container a, eth0 of network backplane: nothing found\n", "%+v", o)
 	nstest.Run(t, p.NS, "ip", "route", "add", "default", "via", "172.31.0.1")
 	if o := n.operate("doctor", "--state", n.state, "--dns", "10.255.255.53"); o.status != 4 || !strings.Contains(o.stdout, "the gateway 172.31.0.1 does not answer by ARP") {
 		t.Errorf("where the pod sends by it: %+v", o)

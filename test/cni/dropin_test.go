@@ -22,6 +22,7 @@ import (
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -41,8 +42,7 @@ type documented struct {
 
 func (d *documented) text(t testing.TB) string {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join("testdata", "dropin", d.file))
-	must.Succeed(t, err)
+	data := must.Of(os.ReadFile(filepath.Join("testdata", "dropin", d.file))).Get(t)
 	if d.change != nil {
 		return d.change(string(data))
 	}
@@ -69,20 +69,16 @@ func newMachine(t testing.TB, d *documented, ours []string) *machine {
 		must.Succeed(t, os.Mkdir(filepath.Join(m.root, dir), 0o755))
 	}
 	if len(ours) > 0 {
-		if o := m.operate("install", "--names", strings.Join(ours, ","), m.programs); o.status != 0 {
-			t.Fatalf("install: %s%s", o.stdout, o.stderr)
-		}
+		o := m.operate("install", "--names", strings.Join(ours, ","), m.programs)
+		must.That(t, o.status == 0, "install: %s%s", o.stdout, o.stderr)
 	}
 	m.cache = filepath.Join(t.TempDir(), "cache")
 	m.cni = libcni.NewCNIConfigWithCacheDir([]string{m.programs}, m.cache, &execIn{node: m.node})
 	text := d.text(t)
 	first := strings.Split(d.subnet, ".")
 	other := strings.NewReplacer(`"name": "`, `"name": "other-`, `"`+d.bridge+`"`, `"other0"`, first[0]+"."+first[1]+".", first[0]+".199.", "4860::", "4861::")
-	var err error
 	for i, text := range []string{text, other.Replace(text)} {
-		if m.nets[i], err = libcni.ConfListFromBytes([]byte(text)); err != nil {
-			t.Fatal(err)
-		}
+		m.nets[i] = must.Of(libcni.ConfListFromBytes([]byte(text))).Get(t)
 	}
 	for _, name := range []string{"iptables", "ip6tables"} {
 		nstest.Sysctl(t, m.ns, "net/bridge/bridge-nf-call-"+name, d.called)
@@ -286,9 +282,7 @@ func (m *machine) down(lost bool) nstest.Snapshot {
 	}
 	if lost {
 		files, err := filepath.Glob(m.cache + "/results/*-" + podStale + "-eth0")
-		if err != nil || len(files) != 1 {
-			m.Fatalf("the runtime's records: %q, %v", files, err)
-		}
+		must.That(m, err == nil && len(files) == 1, "the runtime's records: %q, %v", files, err)
 		must.Succeed(m, os.Remove(files[0]))
 	}
 	m.verb("STATUS", m.cni.GetStatusNetworkList(ctx, m.nets[0]))
@@ -326,20 +320,18 @@ func (m *machine) left() nstest.Snapshot {
 		list = list.Plus("left: route_localnet of " + name + " is " + nstest.Sysctl(m, m.ns, "net/ipv4/conf/"+name+"/route_localnet"))
 	}
 	ofNetwork := regexp.MustCompile(`/run/tombolo/(epoch|lock|networks/[^/]*)$|/lib/cni/networks/[^/]*/(lock|last_reserved_ip\.[01]|\.tombolo-epoch)$`)
-	err := filepath.WalkDir(m.root, func(path string, d os.DirEntry, err error) error {
+	must.Succeed(m, filepath.WalkDir(m.root, func(path string, d os.DirEntry, err error) error {
 		if err == nil && !d.IsDir() && !ofNetwork.MatchString(path) {
 			list = list.Plus("left: file " + strings.TrimPrefix(path, m.root))
 		}
 		return err
-	})
-	must.Succeed(m, err)
+	}))
 	return list
 }
 
 // reserved are the addresses that host-local has on record.
 func (m *machine) reserved() string {
-	files, err := filepath.Glob(m.root + "/lib/cni/networks/*/*")
-	must.Succeed(m, err)
+	files := must.Of(filepath.Glob(m.root + "/lib/cni/networks/*/*")).Get(m)
 	return strings.Join(files, "\n")
 }
 
@@ -467,15 +459,11 @@ func TestDocumentedListsDoTheSameByName(t *testing.T) {
 			})
 		}
 	})
-	text, err := os.ReadFile("../../docs/drop-in.md")
-	must.Succeed(t, err)
+	text := must.Of(os.ReadFile("../../docs/drop-in.md")).Get(t)
 	for _, d := range differences() {
-		if _, there := seen.Load(d.what + d.ours); !there && long {
-			t.Errorf("nothing differs any more as %s says", d.what)
-		}
-		if !bytes.Contains(text, []byte(d.says)) {
-			t.Errorf("docs/drop-in.md does not say %q", d.says)
-		}
+		_, there := seen.Load(d.what + d.ours)
+		expect.That(t, there || !long, "nothing differs any more as %s says", d.what)
+		expect.That(t, bytes.Contains(text, []byte(d.says)), "docs/drop-in.md does not say %q", d.says)
 	}
 }
 
@@ -509,9 +497,8 @@ func compareByName(t *testing.T, d *documented, mixtures int, seen *sync.Map) {
 					want, got = want.Plus(p.String()+": "+w[p.String()]), got.Plus(p.String()+": "+g[p.String()])
 				}
 				left.Store(name, m.down(name == "all" && strings.HasPrefix(m.nets[0].CNIVersion, "1.1.")))
-				if diff := unexplained(name, want.Diff(got), seen); diff != "" {
-					t.Errorf("the reference's (-) and this one's (+):\n%s", diff)
-				}
+				diff := unexplained(name, want.Diff(got), seen)
+				expect.That(t, diff == "", "the reference's (-) and this one's (+):\n%s", diff)
 			})
 		}
 	})
@@ -548,18 +535,16 @@ func TestDocumentedListsChangeOverWithPodsRunning(t *testing.T) {
 					again := slices.DeleteFunc(slices.Clone(calls), func(p probe) bool { return before[p.String()] == after[p.String()] })
 					maps.Copy(after, m.fates(again, late))
 					for _, p := range again {
-						if was, is := before[p.String()], after[p.String()]; was != is {
-							t.Errorf("%s, %s: %s, and was %s", when, p, is, was)
-						}
+						was, is := before[p.String()], after[p.String()]
+						expect.That(t, was == is, "%s, %s: %s, and was %s", when, p, is, was)
 					}
 				}
 				change := []string{"install", "--names", "all", m.programs}
 				if back {
 					change = []string{"install", "--undo", m.programs}
 				}
-				if o := m.operate(change...); o.status != 0 {
-					t.Fatalf("%q: %s%s", change, o.stdout, o.stderr)
-				}
+				o := m.operate(change...)
+				must.That(t, o.status == 0, "%q: %s%s", change, o.stdout, o.stderr)
 				same("with the other programs")
 				m.add(podLate)
 				same("with a pod of the other programs")
@@ -570,16 +555,13 @@ func TestDocumentedListsChangeOverWithPodsRunning(t *testing.T) {
 				for id := range m.at {
 					vanish(t, m.of(id).path)
 				}
-				if o := m.operate("gc"); back && o.status != 0 {
-					t.Errorf("gc: %s%s", o.stdout, o.stderr)
-				}
-				if said := strings.Join(m.said, "\n"); strings.Contains(said, "fails") {
-					t.Errorf("the verbs:\n%s", said)
-				}
+				o = m.operate("gc")
+				expect.That(t, !back || o.status == 0, "gc: %s%s", o.stdout, o.stderr)
+				said := strings.Join(m.said, "\n")
+				expect.That(t, !strings.Contains(said, "fails"), "the verbs:\n%s", said)
 				expected := regexp.MustCompile(`^left: (link (lo|eth0@\w+|other0|` + m.bridge + `)|route_localnet of .*)$`)
-				if left := slices.DeleteFunc(m.left(), expected.MatchString); len(left) > 0 {
-					t.Errorf("at the end:\n%s", strings.Join(left, "\n"))
-				}
+				left := slices.DeleteFunc(m.left(), expected.MatchString)
+				expect.That(t, len(left) == 0, "at the end:\n%s", strings.Join(left, "\n"))
 			})
 		}
 	}

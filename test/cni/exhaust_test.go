@@ -20,32 +20,27 @@ import (
 func (p *pod) flood(tb testing.TB, count int, frame func(i int) []byte) {
 	tb.Helper()
 	out := rawSocket(tb, p.NS, "eth0")
-	err := nstest.OnOneCPU(func() error {
+	must.Succeed(tb, nstest.OnOneCPU(func() error {
 		for i := range count {
 			if _, err := unix.Write(out, frame(i)); err != nil {
 				return err
 			}
 		}
 		return nil
-	})
-	must.Succeed(tb, err)
+	}))
 }
 
 func (n *node) link(name string) *bridge.Link {
 	n.Helper()
-	conn, err := bridge.Dial(&bridge.Config{NetNS: n.ns})
-	must.Succeed(n, err)
+	conn := must.Of(bridge.Dial(&bridge.Config{NetNS: n.ns})).Get(n)
 	defer conn.Close()
-	l, err := conn.Link(n.Context(), name)
-	must.Succeed(n, err)
-	return l
+	return must.Of(conn.Link(n.Context(), name)).Get(n)
 }
 
 // setBridgeLimit sets what iproute2 6.1 does not know of a bridge.
 func (n *node) setBridgeLimit(name string, attribute uint16, value uint32) {
 	n.Helper()
-	conn, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: n.ns})
-	must.Succeed(n, err)
+	conn := must.Of(nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: n.ns})).Get(n)
 	defer conn.Close()
 	var b nl.Batch
 	m, err := nl.Encode(unix.RTM_NEWLINK, 0, make([]byte, unix.SizeofIfInfomsg), func(ae *netlink.AttributeEncoder) {
@@ -109,9 +104,8 @@ func TestBridgeLearnsNoEndOfMACsFromAPod(t *testing.T) {
 			}
 			wantError(t, w.check(a), 113, difference)
 			must.Succeed(t, n.operate("repair", "--state", n.state).err(), "repair")
-			if got := learnt(); got > most {
-				t.Errorf("after a repair, the bridge learns %d MACs", got)
-			}
+			got := learnt()
+			expect.That(t, got <= most, "after a repair, the bridge learns %d MACs", got)
 			expect.Success(t, w.check(a), "CHECK after a repair")
 		})
 	}
@@ -126,9 +120,8 @@ func TestBridgeLearnsAGuardedPodsMAC(t *testing.T) {
 	w.add(a)
 	a.flood(t, 100, fromAnyone)
 	known := n.run("bridge", "fdb", "show", "dev", w.port(a))
-	if strings.Contains(known, "02:55:") || !n.link(w.port(a)).Port.Learning {
-		t.Errorf("the bridge knows of the port, which is to learn:\n%s", known)
-	}
+	expect.That(t, !strings.Contains(known, "02:55:") && n.link(w.port(a)).Port.Learning,
+		"the bridge knows of the port, which is to learn:\n%s", known)
 	expect.Success(t, w.check(a), "CHECK")
 }
 
@@ -164,7 +157,6 @@ func TestBridgeThatAKilledADDBeganLearnsNoMoreThanOthers(t *testing.T) {
 	w.add(p)
 	expect.Success(t, w.check(p))
 	// Nor does it keep the MTU that it was begun with.
-	if l := n.link("cbr0"); l.MTU != 1500 {
-		t.Errorf("its MTU is %d, want 1500", l.MTU)
-	}
+	l := n.link("cbr0")
+	expect.That(t, l.MTU == 1500, "its MTU is %d, want 1500", l.MTU)
 }

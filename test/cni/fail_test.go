@@ -169,8 +169,7 @@ func TestADDThatFailsLeavesNothing(t *testing.T) {
 				broken = tt.prepare(t, w, p)
 			}
 			before, inPod := n.traces(), linkNames(t, p)
-			_, err := broken.tryAdd(p, tt.options...)
-			wantError(t, err, tt.code, tt.says)
+			wantError(t, expect.Err(broken.tryAdd(p, tt.options...)), tt.code, tt.says)
 			n.wantTraces(before)
 			expect.NoDiff(t, cmp.Diff(inPod, linkNames(t, p)), "links of the pod")
 			wantPing(t, stays.NS, gateway4, gateway6, outside4, outside6)
@@ -234,8 +233,7 @@ func TestDelegatedIPAMThatFailsIsUndone(t *testing.T) {
 			var got []string
 			ends := func(w *network) {
 				before := len(calls())
-				_, err := w.tryAdd(n.pod("fails"))
-				wantError(t, err, tt.code, tt.says)
+				wantError(t, expect.Err(w.tryAdd(n.pod("fails"))), tt.code, tt.says)
 				got = calls()[before:]
 				n.wantNothing()
 			}
@@ -274,8 +272,7 @@ func TestFailureAfterTheIPAMGivesTheAddressBack(t *testing.T) {
 	ipam, calls := fake(t, fakeConf{})
 	p := n.pod("fails")
 	nstest.Run(t, p.NS, "ip", "link", "add", "eth0", "type", "bridge")
-	_, err := n.podnet(conf{"ipam": ipam}).tryAdd(p)
-	wantError(t, err, 111, "already")
+	wantError(t, expect.Err(n.podnet(conf{"ipam": ipam}).tryAdd(p)), 111, "already")
 	expect.NoDiff(t, cmp.Diff([]string{"ADD fails eth0", "DEL fails eth0"}, calls()), "calls of the ipam")
 	n.wantNothing()
 }
@@ -286,15 +283,11 @@ func TestDelegatedIPAMGetsEveryVerb(t *testing.T) {
 	ipam, calls := fake(t, fakeConf{})
 	w := n.podnet(conf{"ipam": ipam})
 	p := n.pod("a")
-	if err := w.status(); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, w.status())
 	named := arg("K8S_POD_NAME", "web")
 	w.add(p, named)
 	wantPing(t, p.NS, gateway4)
-	if err := w.check(p, named); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, w.check(p, named))
 	w.gc(p)
 	w.del(p, named)
 	const args = "K8S_POD_NAME=web"
@@ -321,9 +314,8 @@ func TestDelegatedIPAMMayBeHostLocalOfTheReference(t *testing.T) {
 	expect.Success(t, w.check(p))
 	w.del(p)
 	n.wantNothing()
-	if left := n.reservations(fmt.Sprint(ipam["dataDir"], "/podnet")); len(left) > 0 {
-		t.Errorf("the ipam still has %v", left)
-	}
+	left := n.reservations(fmt.Sprint(ipam["dataDir"], "/podnet"))
+	expect.That(t, len(left) == 0, "the ipam still has %v", left)
 }
 
 func TestADDGivesUpOnALockAtItsDeadline(t *testing.T) {
@@ -333,8 +325,7 @@ func TestADDGivesUpOnALockAtItsDeadline(t *testing.T) {
 	w.add(n.pod("stays"))
 	before := n.traces()
 	for _, file := range []string{n.state + "/lock", n.state + "/ipam/podnet/lock"} {
-		lock, err := os.Open(file)
-		must.Succeed(t, err)
+		lock := must.Of(os.Open(file)).Get(t)
 		must.Succeed(t, unix.Flock(int(lock.Fd()), unix.LOCK_EX))
 		ever(t, func(deadline string) bool {
 			_, err := w.with(conf{"deadline": deadline}).tryAdd(n.pod("late"))
@@ -375,9 +366,7 @@ func TestADDMayRunOutOfTimeAnywhere(t *testing.T) {
 		}
 		n.wantNothing()
 	}
-	if late == 0 {
-		t.Error("no ADD ran out of time")
-	}
+	expect.That(t, late != 0, "no ADD ran out of time")
 	t.Logf("%d ADDs ran out of time, %d did not", late, done)
 }
 
@@ -400,9 +389,8 @@ func TestSecondDefaultRouteTakesALargerMetric(t *testing.T) {
 	}
 	for family, want := range map[string]string{"-4": "10.77.0.1", "-6": "fd77::1"} {
 		target := map[string]string{"-4": "192.0.2.1", "-6": "2001:db8::1"}[family]
-		if got := nstest.Run(t, a.NS, "ip", family, "route", "get", target); !strings.Contains(got, "via "+want) {
-			t.Errorf("the pod goes by %s, not by the first network", got)
-		}
+		got := nstest.Run(t, a.NS, "ip", family, "route", "get", target)
+		expect.That(t, strings.Contains(got, "via "+want), "the pod goes by %s, not by the first network", got)
 	}
 	expect.Success(t, second.check(a, as("net1")))
 	expect.Success(t, n.operate("repair", "--state", n.state).err(), "repair")

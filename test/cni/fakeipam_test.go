@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // fakeIPAM is the name by which this program is an IPAM plugin of a third party. What
@@ -37,9 +39,7 @@ func fake(t testing.TB, f fakeConf) (ipam fakeConf, calls func() []string) {
 	}
 	return f, func() []string {
 		data, err := os.ReadFile(f.Log)
-		if err != nil && !os.IsNotExist(err) {
-			t.Fatal(err)
-		}
+		must.That(t, err == nil || os.IsNotExist(err), "%v", err)
 		return strings.FieldsFunc(string(data), func(r rune) bool { return r == '\n' })
 	}
 }

@@ -47,12 +47,10 @@ func (n *node) mind(t *testing.T, hidden ...*pod) *minder {
 func (n *node) mindOn(t *testing.T, bus string, flags []string, hidden ...*pod) *minder {
 	t.Helper()
 	// Short: a socket's address has room for 107 bytes.
-	dir, err := os.MkdirTemp("", "m")
-	must.Succeed(t, err)
+	dir := must.Of(os.MkdirTemp("", "m")).Get(t)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	m := &minder{node: n, log: filepath.Join(dir, "log"), socket: filepath.Join(dir, "s")}
-	out, err := os.Create(m.log)
-	must.Succeed(t, err)
+	out := must.Of(os.Create(m.log)).Get(t)
 	defer out.Close()
 	line := []string{keeperPath(), "--leases", n.state + "-leases", "--state", n.state, "--metrics", "unix:" + m.socket}
 	if len(hidden) > 0 {
@@ -70,7 +68,7 @@ func (n *node) mindOn(t *testing.T, bus string, flags []string, hidden ...*pod) 
 		}
 	})
 	m.process = cmd
-	m.until(t, "it looks", func() bool { return m.metric("firewall_looks_total") > 0 })
+	must.Until(t, "it looks", func() bool { return m.metric("firewall_looks_total") > 0 })
 	return m
 }
 
@@ -91,15 +89,6 @@ func (m *minder) metric(name string) int {
 	}
 	value, _ := strconv.Atoi(string(found[1]))
 	return value
-}
-
-func (m *minder) until(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(patience); !ok(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("it did not come in %s: %s", patience, what)
-		}
-	}
 }
 
 func TestTombolodPutsRightWhatOthersDoToTheFirewall(t *testing.T) {
@@ -140,26 +129,25 @@ func TestTombolodPutsRightWhatOthersDoToTheFirewall(t *testing.T) {
 			wantError(t, w.check(p), 113, "")
 			// What was done before it began, it finds as well; and again while it runs.
 			m := n.mind(t)
-			m.until(t, "CHECK succeeds", func() bool { return w.check(p) == nil })
+			must.Until(t, "CHECK succeeds", func() bool { return w.check(p) == nil })
 			wantPing(t, p.NS, outside4)
 			if strings.Contains(tc.harm, "-P FORWARD DROP") {
 				n.run("iptables", "-P", "FORWARD", "ACCEPT")
-				m.until(t, "CHECK succeeds", func() bool { return w.check(p) == nil })
+				must.Until(t, "CHECK succeeds", func() bool { return w.check(p) == nil })
 			}
 			mends := m.metric("firewall_mends_total")
 			n.run("sh", "-ec", inDir+tc.harm)
-			m.until(t, "it is put right", func() bool { return m.metric("firewall_mends_total") > mends })
-			m.until(t, "CHECK succeeds", func() bool { return w.check(p) == nil })
+			must.Until(t, "it is put right", func() bool { return m.metric("firewall_mends_total") > mends })
+			must.Until(t, "CHECK succeeds", func() bool { return w.check(p) == nil })
 			wantPing(t, p.NS, outside4)
 			// And then it is done: its own changes are none to it.
 			mends = m.metric("firewall_mends_total")
 			w.add(n.pod("b"))
 			looks := m.metric("firewall_looks_total")
 			n.nft("add table ip another")
-			m.until(t, "it looks", func() bool { return m.metric("firewall_looks_total") > looks })
-			if got := m.metric("firewall_mends_total"); got != mends {
-				t.Errorf("it put something right %d times for nothing", got-mends)
-			}
+			must.Until(t, "it looks", func() bool { return m.metric("firewall_looks_total") > looks })
+			got := m.metric("firewall_mends_total")
+			expect.That(t, got == mends, "it put something right %d times for nothing", got-mends)
 		})
 	}
 }
@@ -175,24 +163,22 @@ func TestTombolodYieldsToAProgramThatUndoesItAgainAndAgain(t *testing.T) {
 	m := n.mind(t)
 	expect.Success(t, w.status(), "STATUS before")
 	// What it finds when it begins, nobody has undone.
-	m.until(t, "it has looked", func() bool { return m.metric("firewall_looks_total") > 0 })
+	must.Until(t, "it has looked", func() bool { return m.metric("firewall_looks_total") > 0 })
 	for i := 1; i <= 3; i++ {
 		n.run("iptables", "-F", "FORWARD")
-		m.until(t, "it is put right", func() bool { return m.metric("firewall_mends_total") == i })
-		m.until(t, "CHECK succeeds", func() bool { return w.check(p) == nil })
+		must.Until(t, "it is put right", func() bool { return m.metric("firewall_mends_total") == i })
+		must.Until(t, "CHECK succeeds", func() bool { return w.check(p) == nil })
 	}
-	m.until(t, "it is contested", func() bool { return m.metric("firewall_contested") == 1 })
+	must.Until(t, "it is contested", func() bool { return m.metric("firewall_contested") == 1 })
 	wantError(t, w.status(), 50, "undoes what pods need of the firewall")
 	wantError(t, w.status(), 50, `"iptables"`)
-	if got := m.metric("firewall_contests_total"); got != 1 {
-		t.Errorf("counted %d times", got)
-	}
+	got := m.metric("firewall_contests_total")
+	expect.That(t, got == 1, "counted %d times", got)
 	// Now it is left alone.
 	n.run("iptables", "-F", "FORWARD")
 	time.Sleep(3 * time.Second)
-	if got := m.metric("firewall_mends_total"); got != 3 {
-		t.Errorf("put right %d times, want 3", got)
-	}
+	got = m.metric("firewall_mends_total")
+	expect.That(t, got == 3, "put right %d times, want 3", got)
 	wantError(t, w.check(p), 113, "FORWARD")
 	// An ADD needs it, and so it mends it: a fight that is not tombolod's.
 	w.add(n.pod("b"))
@@ -200,7 +186,7 @@ func TestTombolodYieldsToAProgramThatUndoesItAgainAndAgain(t *testing.T) {
 	if testing.Short() || os.Getenv("TOMBOLO_LONG") == "" {
 		return
 	}
-	m.until(t, "it is no more contested", func() bool { return m.metric("firewall_contested") == 0 })
+	must.Until(t, "it is no more contested", func() bool { return m.metric("firewall_contested") == 0 })
 	expect.Success(t, w.status(), "STATUS after")
 }
 
@@ -221,11 +207,10 @@ func TestTombolodHearsThroughAStormOfRules(t *testing.T) {
 	}
 	must.Succeed(t, os.WriteFile(file, []byte(rules.String()), 0o600))
 	n.run("sh", "-ec", "nft -f "+file+"; for i in $(seq 100); do echo 'add rule ip storm c counter'; done | nft -i >/dev/null; nft flush chain ip storm c; iptables -P FORWARD DROP")
-	m.until(t, "CHECK succeeds", func() bool { return w.check(p) == nil })
+	must.Until(t, "CHECK succeeds", func() bool { return w.check(p) == nil })
 	wantPing(t, p.NS, outside4)
-	if log := nstest.ReadIf(t, m.log); strings.Contains(log, "cannot hear") {
-		t.Error(log)
-	}
+	log := nstest.ReadIf(t, m.log)
+	expect.That(t, !strings.Contains(log, "cannot hear"), "%v", log)
 }
 
 func TestTombolodNamesLegacyTablesThatStopPods(t *testing.T) {
@@ -236,7 +221,7 @@ func TestTombolodNamesLegacyTablesThatStopPods(t *testing.T) {
 	w.add(n.pod("a"))
 	n.run("iptables-legacy", "-P", "FORWARD", "DROP")
 	m := n.mind(t)
-	m.until(t, "it is counted", func() bool { return m.metric("firewall_obstacles") == 1 })
+	must.Until(t, "it is counted", func() bool { return m.metric("firewall_obstacles") == 1 })
 	expect.Contains(t, nstest.ReadIf(t, m.log), "iptables-legacy -A FORWARD", "not named")
 }
 
@@ -280,7 +265,7 @@ func TestCHECKBeforeTheReferenceFirewall(t *testing.T) {
 func (m *minder) looksAgain(t *testing.T) {
 	t.Helper()
 	before := m.metric("firewall_looks_total")
-	m.until(t, "it looks", func() bool {
+	must.Until(t, "it looks", func() bool {
 		m.nft("add table ip another; delete table ip another")
 		return m.metric("firewall_looks_total") > before+1
 	})
@@ -324,12 +309,11 @@ func TestTombolodLeavesADropAheadOfOurRule(t *testing.T) {
 			if err != nil { // unless tombolod was faster
 				wantError(t, err, 117, remedy)
 			}
-			m.until(t, "CHECK succeeds", func() bool { return w.check(p) == nil })
+			must.Until(t, "CHECK succeeds", func() bool { return w.check(p) == nil })
 			m.looksAgain(t)
 			wantNoPing(t, p.NS, outside4)
-			if got := m.metric("firewall_mends_total"); got > mends+1 {
-				t.Errorf("it put something right %d times", got-mends)
-			}
+			got := m.metric("firewall_mends_total")
+			expect.That(t, got <= mends+1, "it put something right %d times", got-mends)
 
 			// Without the drop, pods pass at once; without our rule, the next one goes ahead of
 			// a drop of everything.
@@ -338,9 +322,8 @@ func TestTombolodLeavesADropAheadOfOurRule(t *testing.T) {
 			expect.Success(t, w.status(), "STATUS")
 			n.run("sh", "-ec", "iptables -I FORWARD "+tc.stop+"; iptables -D FORWARD 2")
 			wantNoPing(t, p.NS, outside4)
-			if o := n.operate("repair", "--state", n.state); (o.status == 0) == tc.forPods {
-				t.Errorf("tombolo repair: %+v", o)
-			}
+			o := n.operate("repair", "--state", n.state)
+			expect.That(t, (o.status == 0) != tc.forPods, "tombolo repair: %+v", o)
 			if tc.forPods {
 				wantNoPing(t, p.NS, outside4)
 			} else {

@@ -53,7 +53,7 @@ func (f *firewalld) beginBus(t *testing.T) {
 		<allow send_destination="*" eavesdrop="true"/><allow eavesdrop="true"/><allow own="*"/></policy></busconfig>`
 	must.Succeed(t, os.WriteFile(filepath.Join(f.dir, "bus.conf"), []byte(config), 0o644))
 	f.run(t, "dbus-daemon", "--config-file="+filepath.Join(f.dir, "bus.conf"), "--nofork", "--nopidfile")
-	f.until(t, "the bus", func() bool { _, err := os.Stat(filepath.Join(f.dir, "bus")); return err == nil })
+	must.Until(t, "the bus", func() bool { _, err := os.Stat(filepath.Join(f.dir, "bus")); return err == nil })
 }
 
 func (f *firewalld) configure(t *testing.T, text string) {
@@ -69,7 +69,7 @@ func (f *firewalld) configure(t *testing.T, text string) {
 func (f *firewalld) begin(t *testing.T) {
 	t.Helper()
 	f.process = f.run(t, "firewalld", "--nofork", "--nopid", "--system-config", filepath.Join(f.dir, "etc"), "--log-target", "file", "--log-file", filepath.Join(f.dir, "log"))
-	f.until(t, "firewalld", func() bool {
+	must.Until(t, "firewalld", func() bool {
 		return slices.Equal(f.ask("org.freedesktop.DBus.Properties.Get", firewalldName, "state"), []string{"RUNNING"})
 	})
 }
@@ -82,8 +82,7 @@ func (f *firewalld) end(t *testing.T) {
 
 func (f *firewalld) run(t *testing.T, name string, args ...string) *exec.Cmd {
 	t.Helper()
-	out, err := os.Create(filepath.Join(f.dir, name+".out"))
-	must.Succeed(t, err)
+	out := must.Of(os.Create(filepath.Join(f.dir, name+".out"))).Get(t)
 	defer out.Close()
 	cmd := exec.Command(name, args...)
 	cmd.Env, cmd.Stdout, cmd.Stderr = f.environ, out, out
@@ -96,12 +95,6 @@ func (f *firewalld) run(t *testing.T, name string, args ...string) *exec.Cmd {
 		}
 	})
 	return cmd
-}
-
-func (f *firewalld) until(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	c := &cluster{TB: t}
-	c.until(what, ok)
 }
 
 // zone is the one that a link is in; empty if it is in none.
@@ -121,8 +114,7 @@ func (f *firewalld) ask(method string, args ...string) []string {
 	for _, arg := range args {
 		send = append(send, "string:"+arg)
 	}
-	o, err := f.exec(ctx, "dbus-send", nil, f.environ, send...)
-	must.Succeed(f, err)
+	o := must.Of(f.exec(ctx, "dbus-send", nil, f.environ, send...)).Get(f)
 	return slices.DeleteFunc(strings.Fields(o.stdout), func(word string) bool {
 		return slices.Contains([]string{"array", "[", "]", "variant"}, word)
 	})
@@ -133,9 +125,7 @@ func (f *firewalld) try(line string) outcome {
 	f.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	o, err := f.exec(ctx, "/bin/sh", nil, f.environ, "-ec", line)
-	must.Succeed(f, err)
-	return o
+	return must.Of(f.exec(ctx, "/bin/sh", nil, f.environ, "-ec", line)).Get(f)
 }
 
 func (f *firewalld) do(line string) {
@@ -220,7 +210,8 @@ func TestDoctorNamesWhatFirewalldStopsPodsBy(t *testing.T) {
 			n.outside()
 			w := n.podnet(nil)
 			f := n.firewalld(t)
-			n.mindOn(t, f.bus, nil).until(t, "firewalld is attended to", n.attendsFirewalld)
+			n.mindOn(t, f.bus, nil)
+			must.Until(t, "firewalld is attended to", n.attendsFirewalld)
 			a := n.pod("a")
 			w.add(a)
 			f.inTrusted(t, "cbr0")

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -116,9 +117,7 @@ func TestNextADDHealsAnEmptiedSet(t *testing.T) {
 	s.wantWhole(t, "before")
 	count := 0
 	for at, elements := range s.sets() {
-		if len(elements) == 0 {
-			t.Errorf("%s is empty: nobody sees it if somebody empties it", at)
-		}
+		expect.That(t, len(elements) > 0, "%s is empty: nobody sees it if somebody empties it", at)
 		s.emptied(t, at, func(next *pod) {
 			w := s.other
 			if at.isOf("podnet") {
@@ -129,9 +128,7 @@ func TestNextADDHealsAnEmptiedSet(t *testing.T) {
 		})
 		count++
 	}
-	if count < 30 {
-		t.Errorf("%d sets and maps: that cannot be all", count)
-	}
+	expect.That(t, count >= 30, "%d sets and maps: that cannot be all", count)
 	for _, p := range []*pod{s.p, s.q} {
 		s.w.del(p)
 	}
@@ -144,16 +141,14 @@ func (s *populated) emptied(t *testing.T, at set, mend func(next *pod)) {
 	t.Helper()
 	before := s.sets()
 	s.nft("flush " + at.String())
-	if left := s.sets()[at]; len(left) > 0 {
-		t.Fatalf("flush %s leaves %v", at, left)
-	}
+	left := s.sets()[at]
+	must.That(t, len(left) == 0, "flush %s leaves %v", at, left)
 	if o := s.operate("ls", "--state", s.state); !strings.Contains(o.stdout+o.stderr, at.name) {
 		t.Errorf("flush %s: tombolo ls finds nothing: %s%s", at, o.stdout, o.stderr)
 	}
 	mend(s.pod("next" + strings.ReplaceAll(at.name, "-", "")))
-	if diff := cmp.Diff(before, s.sets()); diff != "" {
-		t.Fatalf("flush %s, and the next ADD (-before +after):\n%s", at, diff)
-	}
+	diff := cmp.Diff(before, s.sets())
+	must.That(t, diff == "", "flush %s, and the next ADD (-before +after):\n%s", at, diff)
 }
 
 // TestRepairHealsEmptiedSets empties all of them.
@@ -166,9 +161,8 @@ func TestRepairHealsEmptiedSets(t *testing.T) {
 	}
 	wantNoPing(t, s.p.NS, outside4, outside6)
 	expect.Failure(t, expect.Err(askPort(t, s.ns, "tcp", uplink4, 8080)), "the port is there without its entry")
-	if o := s.operate("repair", "--state", s.state); o.status != 0 {
-		t.Fatalf("repair: %s%s", o.stdout, o.stderr)
-	}
+	o := s.operate("repair", "--state", s.state)
+	must.That(t, o.status == 0, "repair: %s%s", o.stdout, o.stderr)
 	expect.NoDiff(t, cmp.Diff(before, s.sets()), "after repair")
 	s.wantWhole(t, "after repair")
 }
@@ -201,9 +195,7 @@ func TestNextADDHealsWhatAnEmptiedSetCost(t *testing.T) {
 		s.w.add(next)
 		s.w.del(next)
 		tt.has(true)
-		if t.Failed() {
-			t.Fatalf("with %s emptied", tt.at)
-		}
+		must.That(t, !t.Failed(), "with %s emptied", tt.at)
 	}
 	expect.Says(t, expect.Err(s.w.tryAdd(s.pod("taker"), publish(t, "8081:80/tcp"))), "container p", "a port that is published is published again")
 	s.wantWhole(t, "after all")
@@ -254,8 +246,7 @@ func (s *populated) ping(address string) func(want bool) {
 // answer gives what wants that a port leads to a pod, or not: it is refused then.
 func (s *populated) answer(at string, port int) func(want bool) {
 	return func(want bool) {
-		if _, err := askPort(s, s.ns, "tcp", at, port); (err == nil) != want {
-			s.Errorf("port %d of %s answers: %t, %v", port, at, err == nil, err)
-		}
+		_, err := askPort(s, s.ns, "tcp", at, port)
+		expect.That(s, (err == nil) == want, "port %d of %s answers: %t, %v", port, at, err == nil, err)
 	}
 }

@@ -42,9 +42,8 @@ func TestKubenetRegressionTheGatewayIsTheOneOfTheResult(t *testing.T) {
 		}
 		wantPing(t, p.NS, tt.gateway, tt.outside)
 		wantNoPing(t, p.NS, tt.first)
-		if got := seenAs(t, p.NS, out, tt.outside); got != tt.uplink {
-			t.Errorf("the outside sees %s, want the node's %s", got, tt.uplink)
-		}
+		got := seenAs(t, p.NS, out, tt.outside)
+		expect.That(t, got == tt.uplink, "the outside sees %s, want the node's %s", got, tt.uplink)
 	}
 	expect.Success(t, w.check(p))
 	if len(r.IPs) != 2 || r.IPs[0].Gateway.String() != "10.77.0.5" || r.IPs[1].Gateway.String() != "fd77::5" {
@@ -63,9 +62,7 @@ func TestKubenetRegressionDedupRulesNameTheGatewayOfTheResult(t *testing.T) {
 		expect.Contains(t, rules, want)
 	}
 	for _, not := range []string{"10.77.0.1 ", "fd77::1 "} {
-		if strings.Contains(rules, not) {
-			t.Errorf("%q, which nobody named, in:\n%s", not, rules)
-		}
+		expect.That(t, !strings.Contains(rules, not), "%q, which nobody named, in:\n%s", not, rules)
 	}
 }
 
@@ -77,9 +74,8 @@ func TestKubenetRegressionRangesWithoutGateway(t *testing.T) {
 		[]any{conf{"subnet": subnet4, "rangeStart": "10.77.0.100"}}, []any{conf{"subnet": subnet6, "gateway": "fd77::5", "rangeStart": "fd77::9"}}}}})
 	p := n.pod("a")
 	r := w.add(p)
-	if got := r.IPs[0].Gateway.String(); got != gateway4 {
-		t.Errorf("the gateway is %s, want host-local's %s", got, gateway4)
-	}
+	got := r.IPs[0].Gateway.String()
+	expect.That(t, got == gateway4, "the gateway is %s, want host-local's %s", got, gateway4)
 	wantPing(t, p.NS, gateway4, "fd77::5")
 	wantNoPing(t, p.NS, gateway6)
 }
@@ -108,7 +104,6 @@ func TestResultWithoutGateway(t *testing.T) {
 	// A bridge that is none does not need it.
 	w := n.podnet(conf{"ipam": answering(t, answer), "isGateway": false})
 	w.add(p)
-	if got := globals(t, n.ns, "cbr0"); len(got) != 0 {
-		t.Errorf("the bridge has %v, want no address", got)
-	}
+	got := globals(t, n.ns, "cbr0")
+	expect.That(t, len(got) == 0, "the bridge has %v, want no address", got)
 }

@@ -82,23 +82,17 @@ func TestGCFreesWhatNobodyClaims(t *testing.T) {
 						t.Errorf("pod %d of %d valid ones: traces are left: %t\n%s", i, tt.valid, got, strings.Join(left, "\n"))
 					}
 				}
-				if tt.lose == "" && tt.valid == 0 && len(left) > 0 {
-					t.Errorf("left: %q", left)
-				}
+				expect.That(t, tt.lose != "" || tt.valid != 0 || len(left) == 0, "left: %q", left)
 				expect.NoDiff(t, cmp.Diff(others, of("othernet", n.traces())), "what the other network has")
-				if _, ok := links(t, n.ns)["cbr0"]; !ok {
-					t.Error("the bridge is gone")
-				}
-				if !strings.Contains(n.ruleset(), "chain masq-podnet") {
-					t.Error("the network's rules are gone")
-				}
+				_, ok := links(t, n.ns)["cbr0"]
+				expect.That(t, ok, "the bridge is gone")
+				expect.Contains(t, n.ruleset(), "chain masq-podnet", "the network's rules are gone")
 				for _, p := range append(valid, stranger) {
 					wantPing(t, p.NS, outside4, outside6)
 				}
 				// What was freed can be given again, and what was not, checked.
-				if err := other.check(stranger); err != nil && tt.lose == "" {
-					t.Error(err)
-				}
+				err := other.check(stranger)
+				expect.That(t, err == nil || tt.lose != "", "%v", err)
 				w.add(n.pod("next"))
 			})
 		}
@@ -116,9 +110,8 @@ func TestGCThroughTheRuntime(t *testing.T) {
 	must.Succeed(t, err)
 	expect.Success(t, w.check(pods[0]))
 	for _, p := range pods[1:] {
-		if _, ok := links(t, n.ns)[w.port(p)]; ok {
-			t.Errorf("the port of %s is left", p.id)
-		}
+		_, ok := links(t, n.ns)[w.port(p)]
+		expect.That(t, !ok, "the port of %s is left", p.id)
 	}
 	must.Succeed(t, n.cni.GCNetworkList(t.Context(), w.list(), nil))
 	n.wantTraces(others)
@@ -128,9 +121,7 @@ func TestGCThroughTheRuntime(t *testing.T) {
 func forget(n *node, p *pod) {
 	n.Helper()
 	files, err := filepath.Glob(filepath.Join(n.cache, "results", "*"+p.id+"*"))
-	if err != nil || len(files) != 1 {
-		n.Fatalf("the runtime's cache has %v of %s, %v", files, p.id, err)
-	}
+	must.That(n, err == nil && len(files) == 1, "the runtime's cache has %v of %s, %v", files, p.id, err)
 	must.Succeed(n, os.RemoveAll(files[0]))
 }
 
@@ -156,9 +147,7 @@ func TestGCTakesElementsWhosePortIsGone(t *testing.T) {
 	w.add(gone)
 	must.Succeed(t, os.RemoveAll(n.state+"/attachments/podnet/"+strings.TrimPrefix(w.port(gone), "veth")+".json"))
 	n.ip("link del " + w.port(gone))
-	if len(n.traces()) == len(before) {
-		t.Fatal("nothing is left that GC could take")
-	}
+	must.That(t, len(n.traces()) != len(before), "nothing is left that GC could take")
 	w.gc(stays)
 	n.wantTraces(before)
 }
@@ -171,9 +160,7 @@ func TestGCWithAListThatCannotBeReadDeletesNothing(t *testing.T) {
 	before := n.traces()
 	for _, list := range []any{"all", 5, []any{"a"}, []any{conf{"containerID": "a"}}, []any{conf{"container": "a", "ifname": "eth0"}}} {
 		o := n.call(call{verb: "GC", stdin: w.stdin(conf{"cni.dev/valid-attachments": list})})
-		if o.status == 0 {
-			t.Errorf("GC took the list %v", list)
-		}
+		expect.That(t, o.status != 0, "GC took the list %v", list)
 		n.wantTraces(before)
 	}
 }
@@ -200,9 +187,8 @@ func TestRemoveTakesTheRest(t *testing.T) {
 			others := of("othernet", n.traces())
 			before := n.traces()
 			o := n.remove("podnet")
-			if o.status != 3 || !strings.Contains(o.stderr, "3 attachments") {
-				t.Errorf("exit status %d, stderr %q, while there are pods", o.status, o.stderr)
-			}
+			expect.That(t, o.status == 3 && strings.Contains(o.stderr, "3 attachments"),
+				"exit status %d, stderr %q, while there are pods", o.status, o.stderr)
 			n.wantTraces(before)
 			for _, p := range pods {
 				w.del(p)
@@ -219,18 +205,14 @@ func TestRemoveTakesTheRest(t *testing.T) {
 				t.Errorf("rules are left: %s", n.ruleset())
 			}
 			for _, path := range n.files(n.state) {
-				if strings.Contains(path, "podnet") {
-					t.Errorf("left: %s", path)
-				}
+				expect.That(t, !strings.Contains(path, "podnet"), "left: %s", path)
 			}
 			_, there := links(t, n.ns)["cbr0"]
-			if shared := bridge == "cbr0"; there != shared {
-				t.Errorf("bridge cbr0 is there: %t, want %t", there, shared)
-			}
+			shared := bridge == "cbr0"
+			expect.That(t, there == shared, "bridge cbr0 is there: %t, want %t", there, shared)
 			for _, a := range globals(t, n.ns, bridge) {
-				if strings.HasPrefix(a, "10.77.") || strings.HasPrefix(a, "fd77:") {
-					t.Errorf("the gateway %s is left", a)
-				}
+				expect.That(t, !strings.HasPrefix(a, "10.77.") && !strings.HasPrefix(a, "fd77:"),
+					"the gateway %s is left", a)
 			}
 			wantPing(t, stranger.NS, outside4, outside6)
 			// And it can be made again.
@@ -248,9 +230,8 @@ func TestRemoveOfTheLastNetworkTakesTheTable(t *testing.T) {
 	w.del(p)
 	must.Succeed(t, n.remove("podnet").err())
 	expect.Equal(t, n.ruleset(), "", "left")
-	if _, ok := links(t, n.ns)["cbr0"]; ok {
-		t.Error("the bridge is left")
-	}
+	_, ok := links(t, n.ns)["cbr0"]
+	expect.That(t, !ok, "the bridge is left")
 }
 
 func TestRemoveRefusesWhatOnlyTheKernelKnowsOf(t *testing.T) {
@@ -264,9 +245,8 @@ func TestRemoveRefusesWhatOnlyTheKernelKnowsOf(t *testing.T) {
 		t.Errorf("without a state directory: exit status %d, %q; want 1", o.status, o.stderr)
 	}
 	must.Succeed(t, os.Mkdir(n.state, 0o700))
-	if o := n.remove("podnet"); o.status != 3 {
-		t.Errorf("exit status %d, %q; want 3", o.status, o.stderr)
-	}
+	o := n.remove("podnet")
+	expect.That(t, o.status == 3, "exit status %d, %q; want 3", o.status, o.stderr)
 	w.del(p)
 	// A mistyped name deletes nothing.
 	before := n.ruleset()
@@ -274,9 +254,8 @@ func TestRemoveRefusesWhatOnlyTheKernelKnowsOf(t *testing.T) {
 		t.Errorf("mistyped: exit status %d, %q; rules before: %s; after: %s", o.status, o.stderr, before, n.ruleset())
 	}
 	// It is on record no more, but rules in its name are left.
-	if o := n.remove("podnet"); o.status != 0 || o.stderr != "" {
-		t.Errorf("exit status %d, %q", o.status, o.stderr)
-	}
+	o = n.remove("podnet")
+	expect.That(t, o.status == 0 && o.stderr == "", "exit status %d, %q", o.status, o.stderr)
 	expect.Equal(t, n.ruleset(), "", "left")
 	if o := n.remove("podnet"); o.status != 1 || !strings.Contains(o.stderr, "none is on record") {
 		t.Errorf("again: exit status %d, %q", o.status, o.stderr)
@@ -293,12 +272,9 @@ func TestRemoveLeavesABridgeThatSomebodyUses(t *testing.T) {
 	n.ip("link add mine type veth peer name mine-peer")
 	n.ip("link set mine master cbr0")
 	must.Succeed(t, n.remove("podnet").err())
-	if links(t, n.ns)["mine"].Master != "cbr0" {
-		t.Error("the bridge went from under somebody's port")
-	}
-	if got := globals(t, n.ns, "cbr0"); len(got) != 0 {
-		t.Errorf("the gateways %v are left", got)
-	}
+	expect.Equal(t, links(t, n.ns)["mine"].Master, "cbr0", "the bridge went from under somebody's port")
+	got := globals(t, n.ns, "cbr0")
+	expect.That(t, len(got) == 0, "the gateways %v are left", got)
 }
 
 func TestRemoveLeavesABridgeThatSomebodyMade(t *testing.T) {

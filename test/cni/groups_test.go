@@ -57,15 +57,14 @@ func rawSocket(tb testing.TB, ns *netns.NS, link string) int {
 	all := binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, unix.ETH_P_ALL))
 	wait := unix.NsecToTimeval(int64(time.Minute))
 	fd := -1
-	err := ns.Do(func() error {
+	must.Succeed(tb, ns.Do(func() error {
 		var err error
 		if fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, int(all)); err != nil {
 			return err
 		}
 		return errors.Join(unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: all, Ifindex: nstest.Index(tb, ns, link)}),
 			unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait))
-	})
-	must.Succeed(tb, err)
+	}))
 	tb.Cleanup(func() { unix.Close(fd) })
 	return fd
 }
@@ -90,7 +89,7 @@ func (w *network) pastTheBridge(p *pod) (datagrams, routes []string) {
 	// done so with the others, if all are in one processor's queue.
 	tap, out := rawSocket(w, n.ns, port), rawSocket(w, p.NS, "eth0")
 	last := slices.Concat(net.HardwareAddr{2, 0x77, 0, 0, 0, 1}, net.HardwareAddr{2, 0x66, 0x66, 0x66, 0x66, 0x66}, be16(0x88b5), []byte("the last one"))
-	err = nstest.OnOneCPU(func() error {
+	must.Succeed(w, nstest.OnOneCPU(func() error {
 		var errs []error
 		for group := range 16 {
 			for _, f := range groupFrames(group) {
@@ -100,12 +99,10 @@ func (w *network) pastTheBridge(p *pod) (datagrams, routes []string) {
 		}
 		_, err := unix.Write(out, last)
 		return errors.Join(append(errs, err)...)
-	})
-	must.Succeed(w, err)
+	}))
 	buf := make([]byte, 2048)
 	for seen := false; !seen; {
-		length, err := unix.Read(tap, buf)
-		must.Succeed(w, err, "waiting for the last frame")
+		length := must.Of(unix.Read(tap, buf)).Get(w, "waiting for the last frame")
 		seen = slices.Equal(buf[:length], last)
 	}
 	for {

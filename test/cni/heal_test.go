@@ -17,9 +17,7 @@ import (
 // next ADD mend it: for the pods that were there as well.
 func TestNextADDHeals(t *testing.T) {
 	t.Parallel()
-	ip := func(command string) func(*network) {
-		return func(w *network) { w.Helper(); w.ip(command) }
-	}
+	ip := func(command string) func(*network) { return func(w *network) { w.Helper(); w.ip(command) } }
 	nft := func(lines ...string) func(*network) {
 		return func(w *network) {
 			w.Helper()
@@ -84,9 +82,8 @@ func TestNextADDHeals(t *testing.T) {
 				expect.Success(t, w.check(p))
 			}
 			wantPing(t, old[1].NS, ip4(r).String(), ip6(r).String())
-			if got := n.rules(); got != rules {
-				t.Errorf("%d rules, before it was broken there were %d", got, rules)
-			}
+			got := n.rules()
+			expect.That(t, got == rules, "%d rules, before it was broken there were %d", got, rules)
 			for _, p := range append(old, next) {
 				w.del(p)
 			}
@@ -171,12 +168,9 @@ func TestOtherPortsOfTheBridgeAreLeftAlone(t *testing.T) {
 	n.nft("flush table inet tombolo")
 	w.add(n.pod("b"))
 	w.gc()
-	if links(t, n.ns)["mine"].Master != "cbr0" {
-		t.Error("somebody's port is off the bridge")
-	}
-	if !strings.Contains(strings.Join(globals(t, n.ns, "cbr0"), " "), "172.16.0.1/24") {
-		t.Error("somebody's address is off the bridge")
-	}
+	expect.Equal(t, links(t, n.ns)["mine"].Master, "cbr0", "somebody's port is off the bridge")
+	expect.Contains(t, strings.Join(globals(t, n.ns, "cbr0"), " "), "172.16.0.1/24",
+		"somebody's address is off the bridge")
 }
 
 // TestNumberOfRulesDoesNotDependOnTheNumberOfPods compares what nft shows.
@@ -191,16 +185,14 @@ func TestNumberOfRulesDoesNotDependOnTheNumberOfPods(t *testing.T) {
 	for _, p := range pods[1:] {
 		w.add(p)
 	}
-	if got := n.rules(); got != one || one == 0 {
-		t.Errorf("%d rules with %d pods, %d with one", got, count, one)
-	}
+	got := n.rules()
+	expect.That(t, got == one && one != 0, "%d rules with %d pods, %d with one", got, count, one)
 	if got := len(n.owners()); elements == 0 || got != count*elements {
 		t.Errorf("%d elements with %d pods, %d with one", got, count, elements)
 	}
 	w.gc()
-	if got := n.rules(); got != one {
-		t.Errorf("%d rules after GC, %d with one pod", got, one)
-	}
+	got = n.rules()
+	expect.That(t, got == one, "%d rules after GC, %d with one pod", got, one)
 	n.wantNothing()
 }
 
@@ -252,13 +244,11 @@ func TestTheNextADDPutsBackWhatAPodOfTheLANNeedsOfTheHostsRouting(t *testing.T) 
 	w.add(l.pod("first"))
 	for i, of := range []string{"br0", "all"} {
 		path := "net/ipv4/conf/" + of + "/send_redirects"
-		if was := nstest.Sysctl(t, l.ns, path); was != "0" {
-			t.Errorf("%s is %s from the beginning", path, was)
-		}
+		was := nstest.Sysctl(t, l.ns, path)
+		expect.That(t, was == "0", "%s is %s from the beginning", path, was)
 		nstest.Sysctl(t, l.ns, path, "1")
 		w.add(l.pod(fmt.Sprint("next-", i)))
-		if is := nstest.Sysctl(t, l.ns, path); is != "0" {
-			t.Errorf("%s is %s still: the next ADD left it", path, is)
-		}
+		is := nstest.Sysctl(t, l.ns, path)
+		expect.That(t, is == "0", "%s is %s still: the next ADD left it", path, is)
 	}
 }

@@ -113,15 +113,13 @@ func wantHostPorts(t *testing.T, fields conf) {
 			} {
 				for network, port := range map[string]int{"tcp": 8080, "udp": 5300} {
 					got, err := askPort(t, tt.from, network, tt.at, port)
-					if err != nil || got.String() != tt.want {
-						t.Errorf("%s over %s: the pod sees %s, %v; want %s", tt.name, network, got, err, tt.want)
-					}
+					expect.That(t, err == nil && got.String() == tt.want,
+						"%s over %s: the pod sees %s, %v; want %s", tt.name, network, got, err, tt.want)
 				}
 			}
 			// IPv6 has no way from ::1: refused, so that clients try 127.0.0.1.
-			if _, err := askPort(t, n.ns, "tcp", "::1", 8080); err == nil || !strings.Contains(err.Error(), "refused") {
-				t.Errorf("::1: %v, want a refusal", err)
-			}
+			_, err := askPort(t, n.ns, "tcp", "::1", 8080)
+			expect.That(t, err != nil && strings.Contains(err.Error(), "refused"), "::1: %v, want a refusal", err)
 			expect.Success(t, w.check(p))
 			_ = r
 			w.del(p)
@@ -283,9 +281,7 @@ func TestHostPortBesideAProgramOnALoopbackAddressOfItsOwn(t *testing.T) {
 	nstest.Serve(t, n.ns, "tcp", netip.MustParseAddrPort("0.0.0.0:54"))
 	_, err = w.tryAdd(n.pod("any"), publish(t, "54:54/tcp"))
 	wantError(t, err, 112, ":54/tcp is in use by ")
-	if strings.Contains(err.Error(), "hostIP") {
-		t.Errorf("another hostIP does not help: %v", err)
-	}
+	expect.That(t, !strings.Contains(err.Error(), "hostIP"), "another hostIP does not help: %v", err)
 }
 
 // A program that listens for one family only is in nobody's way who has but the other one.
@@ -361,9 +357,8 @@ func TestHostsLoopbackStaysTheHosts(t *testing.T) {
 	w := n.portnet(nil)
 	p := n.pod("a")
 	w.add(p, publish(t, "8080:80/tcp"))
-	if got := nstest.Sysctl(t, n.ns, "net/ipv4/conf/cbr0/route_localnet"); got != "1" {
-		t.Fatalf("route_localnet is %s: there is nothing to guard against", got)
-	}
+	got := nstest.Sysctl(t, n.ns, "net/ipv4/conf/cbr0/route_localnet")
+	must.That(t, got == "1", "route_localnet is %s: there is nothing to guard against", got)
 	// The pod's own routes must not keep it from trying.
 	nstest.Sysctl(t, p.NS, "net/ipv4/conf/eth0/route_localnet", "1")
 	nstest.Run(t, p.NS, "ip", "address", "flush", "dev", "lo")
@@ -396,18 +391,15 @@ func TestFlowsOfUDPFollowThePod(t *testing.T) {
 	// The client began before there was a pod: its flow leads to the host.
 	client.send(t)
 	before := n.run("conntrack", "-L", "-p", "udp")
-	if !strings.Contains(before, "dport=5300") {
-		t.Fatalf("no flow to begin with:\n%s", before)
-	}
+	must.That(t, strings.Contains(before, "dport=5300"), "no flow to begin with:\n%s", before)
 	for _, id := range []string{"a", "b"} {
 		p := n.pod(id)
 		r := w.add(p, publish(t, "5300:53/udp"))
 		p.serve(t, "udp", 53)
 		expect.Equal(t, client.ask(t), nstest.Addr(outside4), "pod %s (%s) was not reached: answer from", id, ip4(r))
 		w.del(p)
-		if flows := n.run("conntrack", "-L", "-p", "udp"); strings.Contains(flows, "src="+ip4(r).String()) {
-			t.Errorf("flows to the pod outlive it:\n%s", flows)
-		}
+		flows := n.run("conntrack", "-L", "-p", "udp")
+		expect.That(t, !strings.Contains(flows, "src="+ip4(r).String()), "flows to the pod outlive it:\n%s", flows)
 	}
 }
 
@@ -417,12 +409,11 @@ type sender struct{ conn *net.UDPConn }
 func newSender(t *testing.T, ns *netns.NS, to netip.AddrPort) *sender {
 	t.Helper()
 	var s sender
-	err := ns.Do(func() error {
+	must.Succeed(t, ns.Do(func() error {
 		var err error
 		s.conn, err = net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(to))
 		return err
-	})
-	must.Succeed(t, err)
+	}))
 	t.Cleanup(func() { s.conn.Close() })
 	return &s
 }
@@ -430,9 +421,8 @@ func newSender(t *testing.T, ns *netns.NS, to netip.AddrPort) *sender {
 // send ignores that nobody listened before.
 func (s *sender) send(t *testing.T) {
 	t.Helper()
-	if _, err := s.conn.Write([]byte("x")); err != nil && !strings.Contains(err.Error(), "refused") {
-		t.Fatal(err)
-	}
+	_, err := s.conn.Write([]byte("x"))
+	must.That(t, err == nil || strings.Contains(err.Error(), "refused"), "%v", err)
 }
 
 func (s *sender) ask(t *testing.T) netip.Addr {
@@ -505,9 +495,8 @@ func TestAHostPortTakesNothingThatIsForAnotherMachine(t *testing.T) {
 	for _, network := range []string{"tcp", "udp"} {
 		for _, at := range []string{outside4, outside6} {
 			nstest.Serve(t, out, network, netip.AddrPortFrom(nstest.Addr(at), 8080))
-			if _, err := askPort(t, caller.NS, network, at, 8080); err != nil {
-				t.Errorf("a pod calls port 8080/%s of %s, and does not come there: %v", network, at, err)
-			}
+			expect.Success(t, expect.Err(askPort(t, caller.NS, network, at, 8080)),
+				"a pod calls port 8080/%s of %s, and does not come there", network, at)
 		}
 	}
 }

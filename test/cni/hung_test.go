@@ -69,17 +69,13 @@ func TestAFileSystemThatHangsEndsWithTheDeadline(t *testing.T) {
 			}
 			c.stdin = w.stdin(fields)
 			add := n.start(c)
-			if !(&lan{node: n}).eventually(t, waits) {
-				t.Fatal("nothing hangs")
-			}
+			must.That(t, (&lan{node: n}).eventually(t, waits), "nothing hangs")
 			var e *coded
-			if err := add.failure(); !errors.As(err, &e) || e.code != 11 {
-				t.Errorf("ADD: %v", err)
-			}
+			err := add.failure()
+			expect.That(t, errors.As(err, &e) && e.code == 11, "ADD: %v", err)
 			expect.Equal(t, add.cmd.ProcessState.ExitCode(), 1, "exit status")
-			if got := nstest.ReadIf(t, n.state+"/failures/ADD.11"); tt.name != "stateDir" && len(got) != 1 {
-				t.Errorf("counted as %q", got)
-			}
+			got := nstest.ReadIf(t, n.state+"/failures/ADD.11")
+			expect.That(t, tt.name == "stateDir" || len(got) == 1, "counted as %q", got)
 		})
 	}
 }
@@ -107,18 +103,14 @@ func TestWhatIsNoFileIsNotWaitedFor(t *testing.T) {
 			log := filepath.Join(t.TempDir(), "log")
 			lock := filepath.Join(t.TempDir(), "lock")
 			must.Succeed(t, errors.Join(tt.make(log), tt.make(lock)))
-			_, err := w.with(conf{"logFile": log}).tryAdd(p)
-			wantError(t, err, 5, tt.says)
-			_, err = w.with(conf{"stateDir": filepath.Dir(lock)}).tryAdd(p)
-			wantError(t, err, 5, tt.says)
+			wantError(t, expect.Err(w.with(conf{"logFile": log}).tryAdd(p)), 5, tt.says)
+			wantError(t, expect.Err(w.with(conf{"stateDir": filepath.Dir(lock)}).tryAdd(p)), 5, tt.says)
 			// Teardown goes on without a log.
 			w.add(p)
 			w.with(conf{"logFile": log}).del(p)
 			n.wantNothing()
 			o := n.call(call{verb: "ADD", id: p.id, netns: log, ifName: "eth0", stdin: w.stdin(nil)})
-			if o.status == 0 {
-				t.Error("ADD took it for a namespace")
-			}
+			expect.That(t, o.status != 0, "ADD took it for a namespace")
 		})
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -41,25 +42,22 @@ func TestPodWithIPv4AloneHasAllThatPodsHave(t *testing.T) {
 			if name != "isolated" {
 				wantPing(t, b.NS, ip4(r).String())
 			}
-			if got := seenAs(t, b.NS, out, outside4); got != uplink4 {
-				t.Errorf("the outside sees %s, want the node's %s", got, uplink4)
-			}
+			got := seenAs(t, b.NS, out, outside4)
+			expect.That(t, got == uplink4, "the outside sees %s, want the node's %s", got, uplink4)
 			for protocol, port := range map[string]int{"tcp": 8080, "udp": 5300} {
 				expect.Success(t, expect.Err(askPort(t, out, protocol, uplink4, port)), "%s", protocol)
 			}
 			expect.Success(t, expect.Err(askPort(t, n.ns, "tcp", "127.0.0.1", 8080)))
-			if got := n.rates(); len(got) != 2 {
-				t.Errorf("rates %v, want two", got)
-			}
+			rates := n.rates()
+			expect.That(t, len(rates) == 2, "rates %v, want two", rates)
 			n.ipv4AloneIsMended(w, a)
 			w.gc(a)
 			w.del(a)
 			w.del(b)
 			n.wantNothing()
 			expect.Success(t, n.remove(w.name).err())
-			if _, left := links(t, n.ns)["cbr0"]; left {
-				t.Error("the bridge is left")
-			}
+			_, left := links(t, n.ns)["cbr0"]
+			expect.That(t, !left, "the bridge is left")
 		})
 	}
 }
@@ -75,9 +73,8 @@ func (n *node) ipv4AloneIsMended(w *network, p *pod) {
 		n.Errorf("ls: status %d\n%s%s", o.status, o.stdout, o.stderr)
 	}
 	expect.Success(n, n.operate("repair", "--state", n.state).err())
-	if o := n.operate("check", "--state", n.state); o.status != 0 {
-		n.Errorf("check: status %d\n%s%s", o.status, o.stdout, o.stderr)
-	}
+	o := n.operate("check", "--state", n.state)
+	expect.That(n, o.status == 0, "check: status %d\n%s%s", o.status, o.stdout, o.stderr)
 	expect.Success(n, w.check(p))
 	wantPing(n, p.NS, gateway4, outside4)
 }
@@ -142,14 +139,12 @@ func TestNICWithIPv4AloneIsTakenOverAndGivenBack(t *testing.T) {
 			expect.Success(t, expect.Err(askPort(t, l.router, "tcp", "192.168.50.10", 8080)))
 			expect.Success(t, w.check(p))
 			dirs := []string{"--state", l.state, "--leases", l.state + "-leases"}
-			if o := l.operate(append([]string{"uplink", "status"}, dirs...)...); o.status != 0 {
-				t.Errorf("uplink status: %d\n%s%s", o.status, o.stdout, o.stderr)
-			}
+			o := l.operate(append([]string{"uplink", "status"}, dirs...)...)
+			expect.That(t, o.status == 0, "uplink status: %d\n%s%s", o.status, o.stdout, o.stderr)
 			w.del(p)
 			l.wantNothing()
-			if o := l.operate(append(append([]string{"uplink", "restore"}, dirs...), "eth0")...); o.status != 0 {
-				t.Fatalf("uplink restore: %d\n%s%s", o.status, o.stdout, o.stderr)
-			}
+			o = l.operate(append(append([]string{"uplink", "restore"}, dirs...), "eth0")...)
+			must.That(t, o.status == 0, "uplink restore: %d\n%s%s", o.status, o.stdout, o.stderr)
 			expect.Equal(t, l.run("ip", "-4", "address", "show", "dev", "eth0"), before, "the NIC had\n%sand has", before)
 			wantPing(t, l.ns, router4)
 		})
@@ -180,8 +175,7 @@ func TestKernelWithIPv4AloneSaysThatIPv6IsOff(t *testing.T) {
 			w := n.podnet(tt.fields)
 			wantError(t, w.status(), 50, refusal)
 			for _, says := range []string{refusal, tt.asked, "ipv6.disable=1"} {
-				_, err := w.tryAdd(n.pod("a"))
-				wantError(t, err, 7, says)
+				wantError(t, expect.Err(w.tryAdd(n.pod("a"))), 7, says)
 			}
 			n.wantNothing()
 			// Without it, the same network goes.
@@ -198,8 +192,7 @@ func TestKernelWithIPv4AloneSaysThatIPv6IsOff(t *testing.T) {
 		wantError(t, err, 7, refusal)
 		wantError(t, err, 7, "slaac")
 		expect.Equal(t, l.leased(), "", "a lease was taken")
-		if _, made := links(t, l.ns)["br0"]; made {
-			t.Error("the NIC was taken over")
-		}
+		_, made := links(t, l.ns)["br0"]
+		expect.That(t, !made, "the NIC was taken over")
 	})
 }

@@ -25,7 +25,7 @@ func advertise(t testing.TB, ns *netns.NS, link string) {
 	)
 	message := []byte{routerAdvertisement, 0, 0, 0, hopLimit, 0, lifetime >> 8, lifetime & 0xff, 0, 0, 0, 0, 0, 0, 0, 0}
 	index := nstest.Index(t, ns, link)
-	err := ns.Do(func() error {
+	must.Succeed(t, ns.Do(func() error {
 		fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_ICMPV6)
 		if err != nil {
 			return err
@@ -37,8 +37,7 @@ func advertise(t testing.TB, ns *netns.NS, link string) {
 		}
 		all := netip.MustParseAddr("ff02::1").As16()
 		return unix.Sendto(fd, message, 0, &unix.SockaddrInet6{ZoneId: uint32(index), Addr: all})
-	})
-	must.Succeed(t, err)
+	}))
 }
 
 // advertised has a router advertise itself until a node has a default route by it. One
@@ -80,17 +79,13 @@ func TestIPv6ForwardingKeepsTheNodesAdvertisedRoute(t *testing.T) {
 	// What happens without care: the fault is real.
 	careless, _ := behindRouter(t)
 	nstest.Sysctl(t, careless.ns, "net/ipv6/conf/all/forwarding", "1")
-	if hasAdvertised(t, careless.ns) {
-		t.Fatal("this kernel keeps the route by itself: nothing is tested")
-	}
+	must.That(t, !hasAdvertised(t, careless.ns), "this kernel keeps the route by itself: nothing is tested")
 
 	n, router := behindRouter(t)
 	w := n.podnet(nil)
 	p := n.pod("a")
 	w.add(p)
-	if got := nstest.Sysctl(t, n.ns, "net/ipv6/conf/all/forwarding"); got != "1" {
-		t.Error("the node does not forward IPv6")
-	}
+	expect.Equal(t, nstest.Sysctl(t, n.ns, "net/ipv6/conf/all/forwarding"), "1", "the node does not forward IPv6")
 	if !hasAdvertised(t, n.ns) {
 		t.Errorf("the node lost its default route; it has %q", routes(t, n.ns, "-6", "default"))
 	}
@@ -183,9 +178,7 @@ func chatter(t *testing.T, ipam conf) (ofPod []frame) {
 func TestPodWithoutIPv6IsSilentInIt(t *testing.T) {
 	t.Parallel()
 	for _, f := range chatter(t, hostLocal(subnet4)) {
-		if f.protocol == unix.ETH_P_IPV6 {
-			t.Errorf("it sent %+v", f)
-		}
+		expect.That(t, f.protocol != unix.ETH_P_IPV6, "it sent %+v", f)
 	}
 }
 
@@ -193,13 +186,9 @@ func TestDualStackPodAsksNobodyAtItsStart(t *testing.T) {
 	t.Parallel()
 	reported := false
 	for _, f := range chatter(t, dualStack()) {
-		if f.icmp6 == routerSolicitation || f.icmp6 == neighborSolicitation {
-			t.Errorf("it sent %+v", f)
-		}
+		expect.That(t, f.icmp6 != routerSolicitation && f.icmp6 != neighborSolicitation, "it sent %+v", f)
 		reported = reported || f.icmp6 == listenerReport
 	}
 	// It does tell which multicast groups it is in, so the listener heard it.
-	if !reported {
-		t.Error("nothing of the pod was heard at all")
-	}
+	expect.That(t, reported, "nothing of the pod was heard at all")
 }

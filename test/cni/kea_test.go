@@ -152,8 +152,7 @@ func (k *kea) ledger() *ledger {
 	const reclaimed = "2" // after its end
 	text := nstest.ReadIf(k, k.leases)
 	text = text[:strings.LastIndexByte(text, '\n')+1] // it may be writing a line
-	rows, err := csv.NewReader(strings.NewReader(text)).ReadAll()
-	must.Succeed(k, err)
+	rows := must.Of(csv.NewReader(strings.NewReader(text)).ReadAll()).Get(k)
 	for i, row := range rows {
 		switch {
 		case i == 0:
@@ -229,8 +228,7 @@ func newKeaLAN(t *testing.T, fields conf) *keaLAN {
 // which tells an address that was always there from one that came back.
 func (l *keaLAN) watch(t *testing.T) {
 	t.Helper()
-	out, err := os.Create(l.watched)
-	must.Succeed(t, err)
+	out := must.Of(os.Create(l.watched)).Get(t)
 	defer out.Close()
 	cmd := exec.Command("ip", "-o", "-4", "-tshort", "monitor", "address", "all-nsid")
 	cmd.Stdout, cmd.Stderr = out, out
@@ -380,9 +378,8 @@ func TestKeaIsToldOfReleases(t *testing.T) {
 	w.gc(stays)
 	l.wantHeld(t, address[stays])
 	// Of what is just being renewed there are two.
-	if got := l.count(keaHeard, "DHCPRELEASE ("); got < 3 {
-		t.Errorf("%d RELEASEs, want 3", got)
-	}
+	got := l.count(keaHeard, "DHCPRELEASE (")
+	expect.That(t, got >= 3, "%d RELEASEs, want 3", got)
 	w.del(stays)
 	l.wantHeld(t)
 	l.wantNothing()
@@ -460,9 +457,8 @@ func TestKeaThatRefusesGivesAnotherAddress(t *testing.T) {
 			k.thaw(t)
 			if tt.silent {
 				l.eventually(t, func() bool { return l.recordOf(t, p).State == "expired" })
-				if got := globals(t, p.NS, "eth0"); len(got) > 0 {
-					t.Errorf("refused, and the pod has %q still", got)
-				}
+				got := globals(t, p.NS, "eth0")
+				expect.That(t, len(got) == 0, "refused, and the pod has %q still", got)
 				l.stop()
 				l.start(conf{"pools": []conf{{"pool": high}}})
 			}
@@ -533,16 +529,13 @@ func TestKeaGoneALeaseOutOfReachEndsInTime(t *testing.T) {
 	p := l.pod("a")
 	own, added := ip4(w.add(p)).String(), time.Now()
 	leads := func() bool { return strings.Contains(l.run("nft", "list", "ruleset"), own) }
-	if !leads() {
-		t.Fatal("nothing leads to the pod")
-	}
+	must.That(t, leads(), "nothing leads to the pod")
 	l.stop()
 	nstest.Run(t, p.NS, "sh", "-ec", "ip link set eth0 down; ip link set eth0 name mine0")
 	l.eventually(t, func() bool { return !leads() })
 	// Tries are after 2 s, and by then 5, 10 and 20 s more, or a quarter less.
-	if took := time.Since(added); took > lasts+7*time.Second {
-		t.Errorf("the host forgets it %s after the ADD", took)
-	}
+	took := time.Since(added)
+	expect.That(t, took <= lasts+7*time.Second, "the host forgets it %s after the ADD", took)
 }
 
 func TestKeaReservesByIdentity(t *testing.T) {
@@ -574,13 +567,10 @@ func TestKeaReservesByIdentity(t *testing.T) {
 			if got := ip4(w.add(again, named("db-0")...)).String(); got != reserved {
 				t.Errorf("the pod has %s, want the reserved %s", got, reserved)
 			}
-			if got := ip4(w.add(other, named("db-1")...)).String(); got == reserved {
-				t.Error("another pod has the reserved address")
-			}
+			expect.That(t, ip4(w.add(other, named("db-1")...)).String() != reserved,
+				"another pod has the reserved address")
 			got := l.held()[reserved]
-			if got != seen {
-				t.Errorf("the server knows the pod as %+v, before as %+v", got, seen)
-			}
+			expect.That(t, got == seen, "the server knows the pod as %+v, before as %+v", got, seen)
 			before := l.times(reserved)
 			l.eventually(t, func() bool { return l.times(reserved) > before })
 			w.del(again)
@@ -598,8 +588,7 @@ func TestKeaWithAnExhaustedPool(t *testing.T) {
 	first, second := l.pod("first"), l.pod("second")
 	r := w.add(first)
 	before := l.traces()
-	_, err := l.leasing(conf{"timeout": "1s"}).tryAdd(second)
-	wantError(t, err, 11, "DISCOVER")
+	wantError(t, expect.Err(l.leasing(conf{"timeout": "1s"}).tryAdd(second)), 11, "DISCOVER")
 	l.wantTraces(before)
 	l.wantHeld(t, ip4(r).String())
 	w.del(first)
@@ -682,9 +671,8 @@ func TestKeaLosesNoLeaseThoughTheKeeperIsKilled(t *testing.T) {
 		}
 		time.Sleep(pause)
 		k.kill()
-		if how := k.cmd.ProcessState.Sys().(syscall.WaitStatus); how.Signal() != syscall.SIGKILL {
-			t.Errorf("the keeper was not killed: %s", k.cmd.ProcessState)
-		}
+		expect.That(t, k.cmd.ProcessState.Sys().(syscall.WaitStatus).Signal() == syscall.SIGKILL,
+			"the keeper was not killed: %s", k.cmd.ProcessState)
 		k = l.kept(t)
 	}
 	before := l.ledger().times
@@ -723,13 +711,10 @@ func (l *keaLAN) wantEachAsBefore(t *testing.T, pods []*pod, results []*current.
 		if came, went := l.came(t, address), l.went(t, address); came < 2 || went != 0 {
 			t.Errorf("%s: its %s was set %d times and went %d times", p.id, address, came, went)
 		}
-		if got := held[ip4(results[i]).String()]; got.hostName != p.id {
-			t.Errorf("%s: the server holds its %s for %+v", p.id, address, got)
-		}
+		got := held[ip4(results[i]).String()]
+		expect.That(t, got.hostName == p.id, "%s: the server holds its %s for %+v", p.id, address, got)
 	}
-	if len(held) != len(pods) {
-		t.Errorf("the server holds %d leases, want %d", len(held), len(pods))
-	}
+	expect.That(t, len(held) == len(pods), "the server holds %d leases, want %d", len(held), len(pods))
 	// The watch has missed nothing.
 	expect.Equal(t, regexp.MustCompile(`(?i)overrun|no buffer`).FindString(nstest.ReadIf(t, l.watched)), "", "ip says")
 }

@@ -81,9 +81,7 @@ func TestANameCallsTheProgramThatHadItForOthersPods(t *testing.T) {
 				is("DEL after a reboot")
 				expect.Failure(t, expect.Err(os.Stat(s.state+"/attachments")), "there are records")
 			}
-			if steps["ADD"] == steps["DEL"] {
-				t.Error("a pod makes no difference to the node, so nothing is shown")
-			}
+			expect.That(t, steps["ADD"] != steps["DEL"], "a pod makes no difference to the node, so nothing is shown")
 		})
 	}
 }
@@ -109,9 +107,7 @@ func (s *side) keepsScript(name, says string, status int) (noted func() string) 
 	must.Succeed(s, os.WriteFile(kept, []byte(script), 0o755))
 	return func() string {
 		data, err := os.ReadFile(dir + "/noted")
-		if err != nil && !os.IsNotExist(err) {
-			s.Fatal(err)
-		}
+		must.That(s, err == nil || os.IsNotExist(err), "%v", err)
 		must.Succeed(s, os.RemoveAll(dir+"/noted"))
 		return string(data)
 	}
@@ -133,9 +129,7 @@ func TestAKeptProgramIsCalledAsTheNameWas(t *testing.T) {
 				noted := s.keepsScript(name, says, 0)
 				v := verb{plugin: name, verb: what, id: "a", conf: othersPod, args: "IgnoreUnknown=1;K8S_POD_NAME=web"}
 				o := s.call(v)
-				if o.status != 0 || o.stdout != says {
-					t.Errorf("%s: %+v", what, o)
-				}
+				expect.That(t, o.status == 0 && o.stdout == says, "%s: %+v", what, o)
 				got := noted()
 				for _, want := range []string{"CNI_COMMAND=" + what, "CNI_CONTAINERID=a", "CNI_NETNS=" + s.of("a").path, "CNI_IFNAME=eth0", "CNI_PATH=" + s.programs, "CNI_ARGS=" + v.args,
 					strings.NewReplacer("POD", s.of("a").path, "STATE", s.state).Replace(othersPod)} {
@@ -171,9 +165,8 @@ func TestWithoutAKeptProgramOthersPodsGetAClearError(t *testing.T) {
 			}
 			for _, v := range []verb{{verb: "DEL", conf: othersPod}, {verb: "DEL", conf: othersPod, netns: "-"}, {verb: "GC", conf: strings.Replace(later, `"unknown"`, `"cni.dev/valid-attachments":[],"unknown"`, 1)}} {
 				v.plugin, v.id = name, "a"
-				if o := s.call(v); o.status != 0 || o.stdout != "" {
-					t.Errorf("%s: %+v", v.verb, o)
-				}
+				o := s.call(v)
+				expect.That(t, o.status == 0 && o.stdout == "", "%s: %+v", v.verb, o)
 			}
 			// The advice helps.
 			own := filepath.Join(s.programs, name)
@@ -224,9 +217,8 @@ func TestAKeptFileThatIsANameOfOursIsRefused(t *testing.T) {
 			must.Succeed(t, os.Remove(kept))
 			must.Succeed(t, keep(kept))
 			o := s.call(verb{plugin: "portmap", verb: "ADD", id: "a", conf: othersPod})
-			if e := failure(o.stdout); e == nil || e.Code != 7 || !strings.Contains(e.Msg, kept+" is Tombolo itself") {
-				t.Errorf("ADD: %+v", o)
-			}
+			e := failure(o.stdout)
+			expect.That(t, e != nil && e.Code == 7 && strings.Contains(e.Msg, kept+" is Tombolo itself"), "ADD: %+v", o)
 			expect.Success(t, s.call(verb{plugin: "portmap", verb: "DEL", id: "a", conf: othersPod}).err(), "DEL")
 		})
 	}
@@ -252,9 +244,7 @@ func TestPodsOfOursAreNotHandedOver(t *testing.T) {
 	}
 	s.chain("CHECK", "a", plugins)
 	records, err := filepath.Glob(s.state + "/attachments/net/*.json")
-	if err != nil || len(records) != 2 {
-		t.Fatalf("records: %q, %v", records, err)
-	}
+	must.That(t, err == nil && len(records) == 2, "records: %q, %v", records, err)
 	for _, path := range records {
 		must.Succeed(t, os.WriteFile(path, []byte("{"), 0o600))
 	}

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -14,9 +15,7 @@ import (
 // leaseRecords are the files of records.
 func (l *lan) leaseRecords(t *testing.T) []string {
 	t.Helper()
-	list, err := filepath.Glob(l.state + "-leases/*.json")
-	must.Succeed(t, err)
-	return list
+	return must.Of(filepath.Glob(l.state + "-leases/*.json")).Get(t)
 }
 
 // rewrite changes a field of the lease records, while no keeper runs.
@@ -84,9 +83,7 @@ func TestARememberedLeaseIsForgottenWhenItEnds(t *testing.T) {
 	w.del(p, named...)
 	k := l.keep(t)
 	k.kill()
-	if len(l.leaseRecords(t)) == 0 {
-		t.Fatal("nothing is remembered")
-	}
+	must.That(t, len(l.leaseRecords(t)) > 0, "nothing is remembered")
 	for _, field := range []string{"obtained", "renew", "rebind", "expire", "booted"} {
 		l.rewrite(t, field, "2001-02-03T04:05:06Z")
 	}
@@ -118,9 +115,8 @@ func TestADeadPodsLeaseStaysWithItsSuccessor(t *testing.T) {
 	named := []option{arg("K8S_POD_NAMESPACE", "default"), arg("K8S_POD_NAME", "db-0"), arg("IgnoreUnknown", "1")}
 	was := ip4(l.dies(t, w, named...))
 	p := l.pod("next")
-	if is := ip4(w.add(p, named...)); is != was {
-		t.Fatalf("the successor has %s, want %s", is, was)
-	}
+	is := ip4(w.add(p, named...))
+	must.That(t, is == was, "the successor has %s, want %s", is, was)
 	l.keep(t)
 	l.eventually(t, func() bool { return len(l.leaseRecords(t)) == 1 })
 	if got := l.leased(); !strings.Contains(got, was.String()) || strings.Contains(nstest.ReadIf(t, l.log), "DHCPRELEASE(") {
@@ -144,14 +140,12 @@ func TestARememberedAddressIsAskedForAgain(t *testing.T) {
 	w.del(first)
 	w.del(p)
 	w.gc()
-	if strings.Contains(nstest.ReadIf(t, l.log), "DHCPRELEASE(") {
-		t.Error("the address of a pod that may come back was released")
-	}
+	expect.That(t, !strings.Contains(nstest.ReadIf(t, l.log), "DHCPRELEASE("),
+		"the address of a pod that may come back was released")
 	l.server.Stop()
 	must.Succeed(t, os.RemoveAll(l.leases))
 	must.Succeed(t, os.RemoveAll(l.log))
 	l.serve(t, inTurn)
-	if is := ip4(w.add(l.pod("again"), named("db-0")...)); is != was {
-		t.Errorf("the pod had %s, and its next container has %s: it did not ask", was, is)
-	}
+	is := ip4(w.add(l.pod("again"), named("db-0")...))
+	expect.That(t, is == was, "the pod had %s, and its next container has %s: it did not ask", was, is)
 }

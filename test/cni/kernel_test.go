@@ -101,9 +101,8 @@ func routes(t testing.TB, ns *netns.NS, family, dst string) []string {
 
 func unmarshal(t testing.TB, text string, into any) {
 	t.Helper()
-	if err := json.Unmarshal([]byte(text), into); err != nil {
-		t.Fatalf("%v: %s", err, text)
-	}
+	err := json.Unmarshal([]byte(text), into)
+	must.That(t, err == nil, "%v: %s", err, text)
 }
 
 // ruleset is what nft shows of tables of family inet: ours, or nothing.
@@ -165,9 +164,7 @@ func (n *node) files(dir string) []string {
 		}
 		return err
 	})
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		n.Fatal(err)
-	}
+	must.That(n, err == nil || errors.Is(err, fs.ErrNotExist), "%v", err)
 	return list
 }
 
@@ -177,8 +174,7 @@ func (n *node) reservations(dir string) map[string]string {
 	found := map[string]string{}
 	for _, name := range n.files(dir) {
 		if isAddress(name) {
-			data, err := os.ReadFile(filepath.Join(dir, name))
-			must.Succeed(n, err)
+			data := must.Of(os.ReadFile(filepath.Join(dir, name))).Get(n)
 			found[name] = string(data)
 		}
 	}
@@ -225,9 +221,7 @@ func routeBack(t testing.TB, out *netns.NS) {
 func wantPing(t testing.TB, from *netns.NS, to ...string) {
 	t.Helper()
 	for _, a := range to {
-		if err := nstest.PingWith(t, from, nstest.Addr(a), nstest.Echo{Wait: min(left(t), time.Minute)}); err != nil {
-			t.Error(err)
-		}
+		expect.Success(t, nstest.PingWith(t, from, nstest.Addr(a), nstest.Echo{Wait: min(left(t), time.Minute)}))
 	}
 }
 
@@ -250,7 +244,6 @@ func seenAs(t testing.TB, from, out *netns.NS, at string) string {
 
 func readFile(t testing.TB, path string) string {
 	t.Helper()
-	data, err := os.ReadFile(path)
-	must.Succeed(t, err)
+	data := must.Of(os.ReadFile(path)).Get(t)
 	return string(data)
 }

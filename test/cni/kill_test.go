@@ -127,9 +127,7 @@ func TestADDMayBeKilledAtAnyPoint(t *testing.T) {
 			}
 		}
 	}
-	if !enough() {
-		t.Errorf("%d ADDs were killed, %d left anything", kills, leftovers)
-	}
+	expect.That(t, enough(), "%d ADDs were killed, %d left anything", kills, leftovers)
 	t.Logf("%d ADDs were killed, %d left anything", kills, leftovers)
 	wantPing(t, stays.NS, gateway4, gateway6)
 }
@@ -156,9 +154,7 @@ func TestFirstADDMayBeKilledWhileItBuildsTheNetwork(t *testing.T) {
 		must.Succeed(t, w.check(next), "after an ADD that was killed")
 		wantPing(t, next.NS, gateway4, gateway6)
 	}
-	if kills == 0 {
-		t.Error("no ADD was killed")
-	}
+	expect.That(t, kills != 0, "no ADD was killed")
 	w.gc()
 	n.wantNothing()
 }
@@ -185,7 +181,5 @@ func TestDELMayBeKilledAtAnyPoint(t *testing.T) {
 			t.FailNow()
 		}
 	}
-	if kills == 0 {
-		t.Error("no DEL was killed")
-	}
+	expect.That(t, kills != 0, "no DEL was killed")
 }

@@ -70,9 +70,8 @@ func TestForwardPolicyOfDropDoesNotStopPods(t *testing.T) {
 			}
 			expect.Success(t, n.remove(w.name).err())
 			for _, command := range []string{"iptables", "ip6tables"} {
-				if rules := n.run(command, "-S"); strings.Contains(rules, "0x1000") {
-					t.Errorf("left over:\n%s", rules)
-				}
+				rules := n.run(command, "-S")
+				expect.That(t, !strings.Contains(rules, "0x1000"), "left over:\n%s", rules)
 			}
 		})
 	}
@@ -118,17 +117,15 @@ func TestFlushedRulesetIsRepairedForEveryPod(t *testing.T) {
 			rc := other.add(c, publish(t, "9090:80/tcp"))
 			a.serve(t, "tcp", 80)
 			c.serve(t, "tcp", 80)
-			if o := n.operate("check", "--state", n.state); o.status != 0 {
-				t.Fatalf("check before: status %d: %s%s", o.status, o.stdout, o.stderr)
-			}
+			o := n.operate("check", "--state", n.state)
+			must.That(t, o.status == 0, "check before: status %d: %s%s", o.status, o.stdout, o.stderr)
 			n.nft("flush ruleset")
 			if o := n.operate("check", "--state", n.state); o.status != 4 || !strings.Contains(o.stdout, "3 of them differ") {
 				t.Errorf("check after the flush: status %d: %s%s", o.status, o.stdout, o.stderr)
 			}
 			mend(n, w)
-			if o := n.operate("check", "--state", n.state); o.status != 0 {
-				t.Errorf("check after repair: status %d: %s%s", o.status, o.stdout, o.stderr)
-			}
+			o = n.operate("check", "--state", n.state)
+			expect.That(t, o.status == 0, "check after repair: status %d: %s%s", o.status, o.stdout, o.stderr)
 			for _, p := range []*pod{a, b} {
 				expect.Success(t, w.check(p))
 			}
@@ -136,9 +133,8 @@ func TestFlushedRulesetIsRepairedForEveryPod(t *testing.T) {
 			for _, port := range []int{8080, 9090} {
 				expect.Success(t, expect.Err(askPort(t, out, "tcp", uplink4, port)), "host port %d", port)
 			}
-			if got := seenAs(t, c.NS, out, outside4); got != uplink4 {
-				t.Errorf("the outside sees %s of %s, want the node's %s", got, ip4(rc), uplink4)
-			}
+			got := seenAs(t, c.NS, out, outside4)
+			expect.That(t, got == uplink4, "the outside sees %s of %s, want the node's %s", got, ip4(rc), uplink4)
 		})
 	}
 }
@@ -152,13 +148,11 @@ func TestRepairBringsBackBridgePortsAndLimits(t *testing.T) {
 	w.add(p, limited(1e7, 2e7))
 	n.ip("link del cbr0")
 	n.run("tc", "qdisc", "del", "dev", w.port(p), "root")
-	if o := n.operate("check", "--state", n.state); o.status != 4 {
-		t.Errorf("check: status %d: %s", o.status, o.stdout)
-	}
+	o := n.operate("check", "--state", n.state)
+	expect.That(t, o.status == 4, "check: status %d: %s", o.status, o.stdout)
 	must.Succeed(t, n.operate("repair", "--state", n.state).err())
-	if o := n.operate("check", "--state", n.state); o.status != 0 {
-		t.Errorf("check: status %d: %s%s", o.status, o.stdout, o.stderr)
-	}
+	o = n.operate("check", "--state", n.state)
+	expect.That(t, o.status == 0, "check: status %d: %s%s", o.status, o.stdout, o.stderr)
 	wantPing(t, p.NS, outside4, outside6)
 	expect.Success(t, w.check(p))
 }
@@ -204,9 +198,8 @@ func TestBandwidthIsThatOfTheRuntimeOrOfTheConfiguration(t *testing.T) {
 	if len(n.rates()) != 4 {
 		t.Errorf("rates %v, want four", n.rates())
 	}
-	if len(r.Interfaces) != 4 || !strings.HasPrefix(r.Interfaces[3].Name, "ifb") {
-		t.Errorf("result %v, want the ifb as its fourth interface", r)
-	}
+	expect.That(t, len(r.Interfaces) == 4 && strings.HasPrefix(r.Interfaces[3].Name, "ifb"),
+		"result %v, want the ifb as its fourth interface", r)
 	if got := n.rates()[w.port(p)]; got != 1e7/8 {
 		t.Errorf("ingress is %d bytes a second, want %d", got, int(1e7/8))
 	}
@@ -214,9 +207,8 @@ func TestBandwidthIsThatOfTheRuntimeOrOfTheConfiguration(t *testing.T) {
 		w.del(p, as(ifName))
 	}
 	n.wantNothing()
-	if got := n.rates(); len(got) != 0 {
-		t.Errorf("left over: %v", got)
-	}
+	got := n.rates()
+	expect.That(t, len(got) == 0, "left over: %v", got)
 	// The operator's goes before the runtime's.
 	q := n.pod("b")
 	w.with(conf{"ingressRate": 5e6, "ingressBurst": 1e6}).add(q, limited(1e7, 2e7))
@@ -295,9 +287,8 @@ func TestNonMasqueradeCIDRs(t *testing.T) {
 				expect.Equal(t, seenAs(t, p.NS, out, at), want, "the outside at %s sees", at)
 				// A local destination never.
 			}
-			if got := seenAs(t, p.NS, n.ns, uplink4); got != ip4(r).String() {
-				t.Errorf("the node sees %s, want the pod's %s", got, ip4(r))
-			}
+			got := seenAs(t, p.NS, n.ns, uplink4)
+			expect.That(t, got == ip4(r).String(), "the node sees %s, want the pod's %s", got, ip4(r))
 		})
 	}
 }
@@ -380,17 +371,14 @@ func TestPromiscuousBridgeDeduplicatesOnlyWhereThereAreTwo(t *testing.T) {
 	}
 	p := n.pod("a")
 	w.add(p)
-	if dedups() != 0 {
-		t.Error("there are dedup rules, and nothing is there twice")
-	}
+	expect.Equal(t, dedups(), 0, "there are dedup rules, and nothing is there twice")
 	// Somebody sets the parameter for all bridges.
 	nstest.Sysctl(t, n.ns, "net/bridge/bridge-nf-call-iptables", "1")
 	wantError(t, w.check(p), 113, "bridge tombolo")
 	for i := range 3 {
 		w.add(n.pod(fmt.Sprint("more", i)))
-		if got := dedups(); got != 1 {
-			t.Errorf("%d drop rules after ADD %d, want that of IPv4", got, i)
-		}
+		got := dedups()
+		expect.That(t, got == 1, "%d drop rules after ADD %d, want that of IPv4", got, i)
 	}
 	expect.Success(t, w.check(p))
 	nstest.Sysctl(t, n.ns, "net/bridge/bridge-nf-call-iptables", "0")
@@ -419,8 +407,7 @@ func TestLegacyIPTablesInTheWayIsNamed(t *testing.T) {
 	n.run("iptables-legacy", "-P", "FORWARD", "DROP")
 	w := n.podnet(nil)
 	p := n.pod("a")
-	_, err := w.tryAdd(p)
-	wantError(t, err, 117, "iptables-legacy -A FORWARD")
+	wantError(t, expect.Err(w.tryAdd(p)), 117, "iptables-legacy -A FORWARD")
 	wantError(t, w.status(), 50, "iptables-legacy -A FORWARD")
 	n.wantNothing()
 	n.run("iptables-legacy", "-A", "FORWARD", "-m", "mark", "--mark", "0x1000/0x1000", "-j", "ACCEPT")
@@ -440,9 +427,7 @@ func TestLsShowsWhatPodsHaveAndWhatDiffers(t *testing.T) {
 	ls := func() string {
 		t.Helper()
 		o := n.operate("ls", "--state", n.state)
-		if o.status != 0 || o.stderr != "" {
-			t.Errorf("status %d: %s", o.status, o.stderr)
-		}
+		expect.That(t, o.status == 0 && o.stderr == "", "status %d: %s", o.status, o.stderr)
 		return o.stdout
 	}
 	for _, want := range []string{"default/web", "0123456789ab ", "10.77.0.2,fd77::2", "8080->80/tcp,192.0.2.1:5300->53/udp", "10Mbit/20Mbit", "ready"} {
@@ -458,9 +443,8 @@ func TestLsShowsWhatPodsHaveAndWhatDiffers(t *testing.T) {
 		expect.Contains(t, got, want)
 	}
 	expect.Success(t, n.operate("repair", "--state", n.state).err())
-	if got := ls(); strings.Contains(got, "8080/tcp is") || strings.Contains(got, "hairpin") {
-		t.Errorf("after repair:\n%s", got)
-	}
+	got = ls()
+	expect.That(t, !strings.Contains(got, "8080/tcp is") && !strings.Contains(got, "hairpin"), "after repair:\n%s", got)
 }
 
 // The capabilities that the unit in deploy/systemd leaves.
@@ -476,9 +460,8 @@ func TestRepairNeedsNoMoreThanItsUnitGives(t *testing.T) {
 	unit := readFile(t, "../../deploy/systemd/tombolo-repair.service")
 	_, allowed, _ := strings.Cut(unit, "\nCapabilityBoundingSet=")
 	allowed, _, _ = strings.Cut(allowed, "\n")
-	if allowed != "CAP_SYS_ADMIN CAP_NET_ADMIN CAP_NET_RAW CAP_NET_BIND_SERVICE CAP_SYS_PTRACE" {
-		t.Fatalf("the unit allows %q", allowed)
-	}
+	must.That(t, allowed == "CAP_SYS_ADMIN CAP_NET_ADMIN CAP_NET_RAW CAP_NET_BIND_SERVICE CAP_SYS_PTRACE",
+		"the unit allows %q", allowed)
 	set := strings.ToLower(strings.ReplaceAll(strings.ReplaceAll(" "+allowed, " CAP_", ",+"), " ", ""))
 	n.run("setpriv", "--bounding-set=-all"+set, "--inh-caps=-all", "--ambient-caps=-all", command(), "repair", "--state", n.state)
 	expect.Success(t, w.check(p))
@@ -493,9 +476,8 @@ func TestGCFindsAnIFBThatNothingElseTellsOf(t *testing.T) {
 	n.ip("link del " + w.port(p))
 	n.nft("flush ruleset")
 	must.Succeed(t, os.RemoveAll(n.state+"/attachments"))
-	if got := links(t, n.ns); len(got) == 0 || !strings.Contains(fmt.Sprint(got), "ifb") {
-		t.Fatalf("no ifb is left to be found: %v", got)
-	}
+	got := links(t, n.ns)
+	must.That(t, len(got) > 0 && strings.Contains(fmt.Sprint(got), "ifb"), "no ifb is left to be found: %v", got)
 	w.gc()
 	n.wantNothing()
 }
@@ -517,9 +499,7 @@ func TestMulticastOfAPodKeepsItsSource(t *testing.T) {
 			b.NS.Do(func() (err error) { receiver, err = net.ListenMulticastUDP("udp", link, to); return err }),
 			a.NS.Do(func() (err error) { sender, err = net.Dial("udp", group); return err }),
 		)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		defer receiver.Close()
 		defer sender.Close()
 		var from netip.AddrPort

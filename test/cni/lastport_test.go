@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -22,13 +24,11 @@ func TestDELOfTheLastHostPortListsNoRulesOfOthers(t *testing.T) {
 		for round := range 3 {
 			p := n.pod(fmt.Sprintf("%s%d", name, round))
 			w.add(p, publish(t, "8080:80/tcp"))
-			if got := nstest.Sysctl(t, n.ns, "net/ipv4/conf/cbr0/route_localnet"); got != "1" {
-				t.Fatal("127.0.0.1 does not lead to the port, so its end is not shown")
-			}
+			must.That(t, nstest.Sysctl(t, n.ns, "net/ipv4/conf/cbr0/route_localnet") == "1",
+				"127.0.0.1 does not lead to the port, so its end is not shown")
 			fewest = min(fewest, len(n.traced(call{verb: "DEL", id: p.id, netns: p.path, ifName: "eth0", stdin: w.stdin(nil)}, "recvfrom,recvmsg")))
-			if got := nstest.Sysctl(t, n.ns, "net/ipv4/conf/cbr0/route_localnet"); got != "0" {
-				t.Error("the port was not the last one")
-			}
+			expect.Equal(t, nstest.Sysctl(t, n.ns, "net/ipv4/conf/cbr0/route_localnet"), "0",
+				"the port was not the last one")
 		}
 		return fewest
 	}
@@ -43,7 +43,6 @@ func TestDELOfTheLastHostPortListsNoRulesOfOthers(t *testing.T) {
 	dir := t.TempDir()
 	nstest.PutFile(t, dir, "services", services.String())
 	n.run("iptables-restore", dir+"/services")
-	if busy := read("busy"); busy > quiet {
-		t.Errorf("DEL reads %d datagrams, and %d beside rules of others", quiet, busy)
-	}
+	busy := read("busy")
+	expect.That(t, busy <= quiet, "DEL reads %d datagrams, and %d beside rules of others", quiet, busy)
 }

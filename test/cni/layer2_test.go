@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -70,9 +71,8 @@ func TestLayer2WithoutIPAMLeavesIPv6ToThePod(t *testing.T) {
 					}
 				}
 				wantPing(t, p.NS, prefix+"1")
-				if got := routes(t, p.NS, "-6", "default"); len(got) != 1 {
-					t.Errorf("default routes %v, want the router's", got)
-				}
+				got := routes(t, p.NS, "-6", "default")
+				expect.That(t, len(got) == 1, "default routes %v, want the router's", got)
 				if err := w.check(p); err != nil && w.plugin["type"] != "bridge" { // whose CHECK wants an IPAM
 					t.Error(err)
 				}

@@ -36,12 +36,9 @@ func newLeadback(t *testing.T, line string) *leadback {
 func (l *leadback) runs() int {
 	l.Helper()
 	data, err := os.ReadFile(l.log)
-	if err != nil && !os.IsNotExist(err) {
-		l.Fatal(err)
-	}
-	if err := os.Remove(l.log); err != nil && !os.IsNotExist(err) {
-		l.Fatal(err)
-	}
+	must.That(l, err == nil || os.IsNotExist(err), "%v", err)
+	err = os.Remove(l.log)
+	must.That(l, err == nil || os.IsNotExist(err), "%v", err)
 	return strings.Count(string(data), "\n")
 }
 
@@ -57,9 +54,7 @@ func (l *leadback) verb(verb, kind string, p *pod) outcome {
 	}
 	c.stdin = w.stdin(fields)
 	environ := append(c.environ(), "CNI_PATH="+l.dir)
-	o, err := l.exec(l.Context(), plugin(), c.stdin, environ)
-	must.Succeed(l, err)
-	return o
+	return must.Of(l.exec(l.Context(), plugin(), c.stdin, environ)).Get(l)
 }
 
 func TestAnIPAMThatLeadsBackComesToAnEnd(t *testing.T) {
@@ -78,9 +73,8 @@ func TestAnIPAMThatLeadsBackComesToAnEnd(t *testing.T) {
 			}
 			l := newLeadback(t, "")
 			o := l.verb(verb, "round", l.pod("a"))
-			if got := l.runs(); got == 0 || got > 4 {
-				t.Errorf("%d runs of the plugin", got)
-			}
+			got := l.runs()
+			expect.That(t, got != 0 && got <= 4, "%d runs of the plugin", got)
 			if o.status == 0 || verb != "ADD" && !strings.Contains(o.stdout, "has to name a plugin that does not lead back here") {
 				t.Errorf("%s: %+v", verb, o)
 			}
@@ -90,8 +84,7 @@ func TestAnIPAMThatLeadsBackComesToAnEnd(t *testing.T) {
 
 func TestThePluginNeverRunsItselfForAnIPAM(t *testing.T) {
 	t.Parallel()
-	binary, err := filepath.EvalSymlinks(plugin())
-	must.Succeed(t, err)
+	binary := must.Of(filepath.EvalSymlinks(plugin())).Get(t)
 	for name, install := range map[string]func(from, to string) error{
 		"link": os.Symlink, "copy": copyProgram,
 		"name": func(from, to string) error { return os.WriteFile(to, []byte("#!"+from+" as\n"), 0o755) },
@@ -157,11 +150,8 @@ func TestBuiltInIPAMsAreNeverRun(t *testing.T) {
 		stdin := l.podnet(conf{"ipam": conf{"type": kind}}).stdin(conf{"prevResult": result})
 		c := call{verb: "CHECK", id: p.id, netns: p.path, ifName: "eth0", stdin: stdin}
 		o, err := l.exec(t.Context(), plugin(), stdin, append(c.environ(), "CNI_PATH="+l.dir))
-		if err != nil || o.status == 0 && kind == "dhcp" {
-			t.Errorf("CHECK by %s: %+v, %v", kind, o, err)
-		}
-		if got := l.runs(); got != 0 {
-			t.Errorf("a program named %s was run %d times", kind, got)
-		}
+		expect.That(t, err == nil && (o.status != 0 || kind != "dhcp"), "CHECK by %s: %+v, %v", kind, o, err)
+		got := l.runs()
+		expect.That(t, got == 0, "a program named %s was run %d times", kind, got)
 	}
 }

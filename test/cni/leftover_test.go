@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -31,9 +32,7 @@ func TestPodsAreDeletedByTheProgramsOfTheOtherSide(t *testing.T) {
 	call := func(t *testing.T, run program, name, verbName, id, prev string) outcome {
 		t.Helper()
 		o := run(verb{plugin: name, verb: verbName, id: id, conf: strings.NewReplacer("PORT", ports[id], "PREV", prev).Replace(confs[name])})
-		if o.status != 0 {
-			t.Fatalf("%s by %s: %s%s", verbName, name, o.stdout, o.stderr)
-		}
+		must.That(t, o.status == 0, "%s by %s: %s%s", verbName, name, o.stdout, o.stderr)
 		return o
 	}
 	add := func(t *testing.T, run program, id string) (result string) {
@@ -64,20 +63,15 @@ func TestPodsAreDeletedByTheProgramsOfTheOtherSide(t *testing.T) {
 			talk := nstest.NewTalk(t, "tcp", s.of("b").NS, netip.MustParseAddrPort("10.5.0.2:80"), s.ns, netip.MustParseAddrPort("127.0.0.1:8081"))
 			before := s.holds()
 			goes := add(t, first, "a")
-			if s.holds() == before {
-				t.Fatal("a pod makes no difference to the node, so nothing is shown")
-			}
+			must.That(t, s.holds() != before, "a pod makes no difference to the node, so nothing is shown")
 			del(t, second, "a", goes)
 			s.end("a")
-			if diff := cmp.Diff(before, s.holds()); diff != "" {
-				t.Errorf("a pod left behind (+):\n%s", diff)
-			}
+			diff := cmp.Diff(before, s.holds())
+			expect.That(t, diff == "", "a pod left behind (+):\n%s", diff)
 			// The pod that stays is none the worse, and its address is not given away.
 			talk.Check(t)
 			next := add(t, second, "c")
-			if strings.Contains(next, "10.5.0.2/24") {
-				t.Error("the pod that stays has lost its address")
-			}
+			expect.That(t, !strings.Contains(next, "10.5.0.2/24"), "the pod that stays has lost its address")
 			talk.Check(t)
 			del(t, second, "c", next)
 			del(t, second, "b", stays)
@@ -115,9 +109,8 @@ func (s *side) holds() string {
 func (s *side) end(id string) {
 	s.Helper()
 	vanish(s, s.of(id).path)
-	if o := s.operate("gc", "--state", s.state); o.status != 0 {
-		s.Errorf("gc: %s%s", o.stdout, o.stderr)
-	}
+	o := s.operate("gc", "--state", s.state)
+	expect.That(s, o.status == 0, "gc: %s%s", o.stdout, o.stderr)
 }
 
 // reference calls the reference's own plugin, also on the side where the name is ours.

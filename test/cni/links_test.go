@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 func TestTombolodPutsRightWhatOthersDoToLinks(t *testing.T) {
@@ -33,7 +34,7 @@ func TestTombolodPutsRightWhatOthersDoToLinks(t *testing.T) {
 			r := w.add(p)
 			wantPing(t, p.NS, outside4)
 			m := n.mind(t)
-			m.until(t, "it looks", func() bool { return m.metric("links_looks_total") > 0 })
+			must.Until(t, "it looks", func() bool { return m.metric("links_looks_total") > 0 })
 			gateway := r.IPs[0].Gateway.String()
 			subnet := r.IPs[0].Address
 			ones, _ := subnet.Mask.Size()
@@ -43,11 +44,10 @@ func TestTombolodPutsRightWhatOthersDoToLinks(t *testing.T) {
 				mended := m.metric("drift_mended_total")
 				began := time.Now()
 				n.run("sh", "-ec", harm)
-				m.until(t, "it is put right: "+harm, func() bool { return m.metric("drift_mended_total") > mended })
+				must.Until(t, "it is put right: "+harm, func() bool { return m.metric("drift_mended_total") > mended })
 				// Every minute it looks though it hears nothing.
-				if took := time.Since(began); took > 40*time.Second {
-					t.Errorf("%s is put right after %s", harm, took)
-				}
+				took := time.Since(began)
+				expect.That(t, took <= 40*time.Second, "%s is put right after %s", harm, took)
 				expect.Success(t, w.check(p), "CHECK after %s", harm)
 				wantPing(t, p.NS, outside4)
 			}
@@ -56,10 +56,9 @@ func TestTombolodPutsRightWhatOthersDoToLinks(t *testing.T) {
 			b := n.pod("b")
 			w.add(b)
 			w.del(b)
-			m.until(t, "it looks", func() bool { return m.metric("links_looks_total") > looks })
-			if got := m.metric("drift_mended_total"); got != mended {
-				t.Errorf("it put something right %d times for nothing", got-mended)
-			}
+			must.Until(t, "it looks", func() bool { return m.metric("links_looks_total") > looks })
+			got := m.metric("drift_mended_total")
+			expect.That(t, got == mended, "it put something right %d times for nothing", got-mended)
 		})
 	}
 }

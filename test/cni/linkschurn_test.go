@@ -25,22 +25,14 @@ func TestTombolodTakesNoPodsForAnotherProgram(t *testing.T) {
 	looks := m.metric("links_looks_total")
 	pods := n.pods(60)
 	for range rounds {
-		atOnce(pods, func(p *pod) {
-			expect.Success(t, expect.Err(w.tryAdd(p)), "ADD of %s", p.id)
-		})
-		atOnce(pods, func(p *pod) {
-			expect.Success(t, w.tryDel(p), "DEL of %s", p.id)
-		})
+		atOnce(pods, func(p *pod) { expect.Success(t, expect.Err(w.tryAdd(p)), "ADD of %s", p.id) })
+		atOnce(pods, func(p *pod) { expect.Success(t, w.tryDel(p), "DEL of %s", p.id) })
 	}
 	stop()
 	t.Logf("%d looks", m.metric("links_looks_total")-looks)
-	if m.metric("links_looks_total") == looks {
-		t.Error("tombolod did not look: nothing is tested")
-	}
+	expect.That(t, m.metric("links_looks_total") != looks, "tombolod did not look: nothing is tested")
 	for line := range strings.Lines(readFile(t, m.log)) {
-		if strings.Contains(line, "level=WARN") || strings.Contains(line, "level=ERROR") {
-			t.Error(line)
-		}
+		expect.That(t, !strings.Contains(line, "level=WARN") && !strings.Contains(line, "level=ERROR"), "%v", line)
 	}
 	if m.metric("drift_found_total") != 0 || m.metric("links_contested") != 0 {
 		t.Errorf("%d differences, contested: %d", m.metric("drift_found_total"), m.metric("links_contested"))

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/fault"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	api "github.com/tombolo-cni/tombolo/network"
@@ -44,8 +45,7 @@ func (n *node) lookAtLinks(before func(call string), repair ...string) map[strin
 	cmd.Args = append([]string{lookerName, n.state}, repair...)
 	var out, errOut bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errOut
-	run, err := fault.Start(n.ns, cmd, fault.Fault{Before: before})
-	must.Succeed(n, err)
+	run := must.Of(fault.Start(n.ns, cmd, fault.Fault{Before: before})).Get(n)
 	if o := run.Wait(); o.Err != nil {
 		n.Fatalf("%v: %s", o.Err, &errOut)
 	}
@@ -83,9 +83,8 @@ func TestLookFindsNothingWhereAnADDEndsMeanwhile(t *testing.T) {
 				}
 			}
 		})
-		if reads != times || len(lacking) > 0 {
-			t.Errorf("the ADD ended before records were read for time %d of %d; lacking: %q", at, reads, lacking)
-		}
+		expect.That(t, reads == times && len(lacking) == 0,
+			"the ADD ended before records were read for time %d of %d; lacking: %q", at, reads, lacking)
 	}
 }
 
@@ -100,9 +99,8 @@ func TestLookFindsNothingInTheMiddleOfADEL(t *testing.T) {
 	port := w.port(p)
 	h := n.halt(call{verb: "DEL", id: p.id, netns: p.path, ifName: "eth0", stdin: w.stdin(nil)}, func() bool { return n.down(port) })
 	h.arrive("has shut the port")
-	if lacking := n.lookAtLinks(nil); len(lacking) > 0 {
-		t.Errorf("lacking: %q", lacking)
-	}
+	lacking := n.lookAtLinks(nil)
+	expect.That(t, len(lacking) == 0, "lacking: %q", lacking)
 }
 
 // TestLookFindsNothingWhereANetworkChangesMeanwhile has an ADD, which has given the bridge another MTU, put that on record
@@ -125,7 +123,5 @@ func TestLookFindsNothingWhereANetworkChangesMeanwhile(t *testing.T) {
 			h.goOn()
 		}
 	})
-	if !waits || len(lacking) > 0 {
-		t.Errorf("it took the lock: %t; lacking: %q", waits, lacking)
-	}
+	expect.That(t, waits && len(lacking) == 0, "it took the lock: %t; lacking: %q", waits, lacking)
 }

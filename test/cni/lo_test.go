@@ -36,9 +36,7 @@ func TestLoopbackIsAsTheReferences(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	peers := os.Getenv("TOMBOLO_PEERS")
-	if peers == "" {
-		t.Fatal("TOMBOLO_PEERS is not set: make peers builds what this compares with")
-	}
+	must.That(t, peers != "", "TOMBOLO_PEERS is not set: make peers builds what this compares with")
 	programs := []string{filepath.Join(peers, "loopback"), n.loopbackPlugin()}
 	for _, version := range []string{"0.1.0", "0.2.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
 		for prevName, prev := range map[string]string{
@@ -61,14 +59,11 @@ func TestLoopbackIsAsTheReferences(t *testing.T) {
 					run := func(verb string) outcome {
 						t.Helper()
 						c := call{verb: verb, id: p.id, netns: p.path, ifName: "lo"}
-						o, err := n.exec(context.Background(), program, stdin, c.environ())
-						must.Succeed(t, err)
-						return o
+						return must.Of(n.exec(context.Background(), program, stdin, c.environ())).Get(t)
 					}
 					if version >= "0.4.0" {
-						if o := run("CHECK"); o.status == 0 {
-							t.Errorf("%s: CHECK finds nothing wrong with lo that is down", program)
-						}
+						expect.That(t, run("CHECK").status != 0,
+							"%s: CHECK finds nothing wrong with lo that is down", program)
 					}
 					o := run("ADD")
 					if o.status != 0 || !isUp(t, p) {
@@ -88,8 +83,7 @@ func TestLoopbackIsAsTheReferences(t *testing.T) {
 				}
 				if prevName != "chained" && version < "1.0.0" {
 					// The reference says it in the form of 1.0.0, which libcni cannot read up to 0.2.0.
-					data, err := json.Marshal(said[1])
-					must.Succeed(t, err)
+					data := must.Of(json.Marshal(said[1])).Get(t)
 					var r *types100.Result
 					old, err := cniversion.NewResult(version, data)
 					if err == nil {
@@ -105,9 +99,8 @@ func TestLoopbackIsAsTheReferences(t *testing.T) {
 					}
 					return
 				}
-				if want, got := fmt.Sprint(said[0]), fmt.Sprint(said[1]); want != got {
-					t.Errorf("the reference says\n%s\nand this\n%s", want, got)
-				}
+				want, got := fmt.Sprint(said[0]), fmt.Sprint(said[1])
+				expect.That(t, want == got, "the reference says\n%s\nand this\n%s", want, got)
 			})
 		}
 	}
@@ -119,14 +112,11 @@ func TestLoopbackIsAsTheReferences(t *testing.T) {
 		}
 		for i, program := range programs {
 			o, err := n.exec(context.Background(), program, []byte(`{"cniVersion": "1.0.0"}`), (&call{verb: "VERSION"}).environ())
-			if err != nil || o.status != 0 {
-				t.Fatalf("%s: %v, %s", program, err, o.stdout)
-			}
+			must.That(t, err == nil && o.status == 0, "%s: %v, %s", program, err, o.stdout)
 			unmarshal(t, o.stdout, &said[i])
 		}
-		if want, got := fmt.Sprint(said[0]), fmt.Sprint(said[1]); want != got {
-			t.Errorf("the reference speaks %s, this %s", want, got)
-		}
+		want, got := fmt.Sprint(said[0]), fmt.Sprint(said[1])
+		expect.That(t, want == got, "the reference speaks %s, this %s", want, got)
 	})
 	t.Run("another address", func(t *testing.T) {
 		t.Parallel()
@@ -135,9 +125,8 @@ func TestLoopbackIsAsTheReferences(t *testing.T) {
 			nstest.Run(t, p.NS, "ip", "address", "add", "10.9.9.9/32", "dev", "lo")
 			c := call{verb: "ADD", id: p.id, netns: p.path, ifName: "lo"}
 			o, err := n.exec(context.Background(), program, []byte(`{"cniVersion": "1.0.0", "name": "l", "type": "loopback"}`), c.environ())
-			if err != nil || o.status == 0 || !strings.Contains(o.stdout, "10.9.9.9") {
-				t.Errorf("%s: %v, %d, %s", program, err, o.status, o.stdout)
-			}
+			expect.That(t, err == nil && o.status != 0 && strings.Contains(o.stdout, "10.9.9.9"),
+				"%s: %v, %d, %s", program, err, o.status, o.stdout)
 		}
 	})
 }
@@ -149,13 +138,10 @@ func TestLoopbackNameAloneMakesNoDifferenceToNetworks(t *testing.T) {
 	w := n.podnet(nil)
 	p := n.pod("a")
 	w.add(p)
-	if got := globals(t, p.NS, "eth0"); len(got) == 0 {
-		t.Error("the pod has no address")
-	}
+	expect.That(t, len(globals(t, p.NS, "eth0")) > 0, "the pod has no address")
 	o, err := n.exec(context.Background(), n.loopbackPlugin(), nil, os.Environ(), "version")
-	if err != nil || o.status != 2 || !strings.HasSuffix(o.stderr, "tombolo version\n") {
-		t.Errorf("%v, %d, %s%s", err, o.status, o.stdout, o.stderr)
-	}
+	expect.That(t, err == nil && o.status == 2 && strings.HasSuffix(o.stderr, "tombolo version\n"),
+		"%v, %d, %s%s", err, o.status, o.stdout, o.stderr)
 }
 
 // A path of a process leads elsewhere once its number is another's: that may be the host's namespace.
@@ -164,8 +150,6 @@ func TestLoopbackLeavesTheHostsOwnUp(t *testing.T) {
 	n := newNode(t)
 	c := call{verb: "DEL", id: "a", netns: "/proc/self/ns/net", ifName: "lo"}
 	o, err := n.exec(context.Background(), n.loopbackPlugin(), []byte(`{"cniVersion": "1.0.0", "name": "l", "type": "loopback"}`), c.environ())
-	if err != nil || o.status != 0 {
-		t.Fatalf("DEL: %v, %d, %s", err, o.status, o.stdout)
-	}
+	must.That(t, err == nil && o.status == 0, "DEL: %v, %d, %s", err, o.status, o.stdout)
 	expect.Contains(t, nstest.Run(t, n.ns, "ip", "-o", "link", "show", "lo"), ",UP", "the host's lo is down")
 }

@@ -134,8 +134,7 @@ func slowNetworks(t *testing.T, n *node) []slow {
 			if _, err := dir.Load(hash); err != nil {
 				return false
 			}
-			held, err := dir.TryLock(hash)
-			must.Succeed(t, err)
+			held := must.Of(dir.TryLock(hash)).Get(t)
 			if held != nil {
 				held.Close()
 			}
@@ -156,9 +155,8 @@ func (n *node) waits(s slow, p *pod) *running {
 		s.look(p)
 	}
 	r := n.start(call{verb: "ADD", id: p.id, netns: p.path, ifName: "eth0", stdin: s.w.stdin(nil)})
-	if !(&lan{node: n}).eventually(n, func() bool { r.wantRunning(); return s.wait(p) }) {
-		n.Fatalf("ADD never waited for %s", s.name)
-	}
+	must.That(n, (&lan{node: n}).eventually(n, func() bool { r.wantRunning(); return s.wait(p) }),
+		"ADD never waited for %s", s.name)
 	return r
 }
 
@@ -187,9 +185,8 @@ func TestNobodyWaitsForAnADDThatWaits(t *testing.T) {
 		}
 		all.Wait()
 		expect.Success(t, others.check(first))
-		if o, err := n.exec(t.Context(), command(), nil, os.Environ(), "repair", "--state", n.state); err != nil || o.status != 0 {
-			t.Errorf("repair: %v, %d, %s", err, o.status, o.stderr)
-		}
+		o, err := n.exec(t.Context(), command(), nil, os.Environ(), "repair", "--state", n.state)
+		expect.That(t, err == nil && o.status == 0, "repair: %v, %d, %s", err, o.status, o.stderr)
 		add.wantRunning()
 		add.kill()
 		s.w.gc()
@@ -208,9 +205,8 @@ func TestDELEndsAnADDThatWaits(t *testing.T) {
 	add := n.waits(s, p)
 	s.w.del(p)
 	var e *coded
-	if err := add.failure(); !errors.As(err, &e) || e.code != 11 || !strings.Contains(e.msg, "deleted") {
-		t.Errorf("ADD: %v", err)
-	}
+	err := add.failure()
+	expect.That(t, errors.As(err, &e) && e.code == 11 && strings.Contains(e.msg, "deleted"), "ADD: %v", err)
 	n.wantNothing()
 	(&lan{node: n}).wantNoLeaseRecords()
 }
@@ -223,24 +219,18 @@ func TestAnADDAfterOneThatWasKilledUndoesWhatThatLeft(t *testing.T) {
 	for _, s := range slowNetworks(t, n) {
 		p := n.pod("killed-" + s.w.name)
 		add := n.waits(s, p)
-		dir, err := state.Open(n.state)
-		must.Succeed(t, err)
+		dir := must.Of(state.Open(n.state)).Get(t)
 		hash := ident.Hash(s.w.name, p.id, "eth0")
 		expect.Is(t, expect.Err(dir.LockAttachment(s.w.name, hash)), state.ErrBusy, "its record's lock")
 		// Beside one that runs, another is refused.
-		_, err = s.w.tryAdd(p)
-		wantError(t, err, 111, "DEL it first")
+		wantError(t, expect.Err(s.w.tryAdd(p)), 111, "DEL it first")
 		add.wantRunning()
 		add.kill()
 		rec, err := dir.Load(s.w.name, hash)
-		if err != nil || rec.State != state.Adding {
-			t.Fatalf("the kill left record %v, %v", rec, err)
-		}
+		must.That(t, err == nil && rec.State == state.Adding, "the kill left record %v, %v", rec, err)
 		next := n.waits(s, p) // it got past the record
 		now, err := dir.Load(s.w.name, hash)
-		if err != nil || now.Created.Equal(rec.Created) {
-			t.Errorf("record %v, %v: that of before", now, err)
-		}
+		expect.That(t, err == nil && !now.Created.Equal(rec.Created), "record %v, %v: that of before", now, err)
 		next.kill()
 		// Also by another configuration than that of the one that was killed.
 		if s.look == nil {
@@ -270,9 +260,7 @@ func TestRecordsThatAreInTheWay(t *testing.T) {
 		path := n.state + "/attachments/podnet/" + strings.TrimPrefix(w.port(p), "veth") + ".json"
 		must.Succeed(t, errors.Join(os.MkdirAll(n.state+"/attachments/podnet", 0o700), os.WriteFile(path, []byte(tt.text), 0o600)))
 		_, err := w.tryAdd(p)
-		if tt.ok && err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
+		expect.That(t, !tt.ok || err == nil, "%s: %v", name, err)
 		if !tt.ok {
 			wantError(t, err, 111, "DEL it first")
 		}
@@ -286,15 +274,14 @@ func TestRecordsThatAreInTheWay(t *testing.T) {
 func TestAListenerOnTheOldLockStopsNobody(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
-	err := n.ns.Do(func() error {
+	must.Succeed(t, n.ns.Do(func() error {
 		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 		if err != nil {
 			return err
 		}
 		t.Cleanup(func() { unix.Close(fd) })
 		return errors.Join(unix.Bind(fd, &unix.SockaddrUnix{Name: "@tombolo/lock"}), unix.Listen(fd, 8))
-	})
-	must.Succeed(t, err)
+	}))
 	w := n.podnet(nil)
 	p := n.pod("a")
 	w.add(p)
@@ -319,9 +306,7 @@ func TestTwoStateDirectoriesBuildInOneNamespace(t *testing.T) {
 	}
 	var all sync.WaitGroup
 	for i, w := range networks {
-		all.Go(func() {
-			expect.Success(t, expect.Err(w.tryAdd(pods[i])), "ADD")
-		})
+		all.Go(func() { expect.Success(t, expect.Err(w.tryAdd(pods[i])), "ADD") })
 	}
 	all.Wait()
 	for i, w := range networks {

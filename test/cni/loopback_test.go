@@ -29,14 +29,12 @@ func mayTry(t testing.TB, ns *netns.NS, link, src string) {
 func (n *node) wantLoopback(when, routed string, filter bool) {
 	n.Helper()
 	expect.Equal(n, nstest.Sysctl(n, n.ns, routeLocalnet), routed, "%s: route_localnet is", when)
-	if got := strings.Contains(n.run("tc", "filter", "show", "dev", "cbr0", "ingress"), "bytecode"); got != filter {
-		n.Errorf("%s: a filter at the bridge's ingress: %t, want %t", when, got, filter)
-	}
+	expect.Equal(n, strings.Contains(n.run("tc", "filter", "show", "dev", "cbr0", "ingress"), "bytecode"), filter,
+		"%s: a filter at the bridge's ingress", when)
 	// On a bridge of ours it stays: see TestPortsThatComeAndGoCostOtherPodsNothing.
 	ours := strings.Contains(n.run("ip", "link", "show", "dev", "cbr0"), "alias")
-	if got := strings.Contains(n.run("tc", "qdisc", "show", "dev", "cbr0"), "clsact"); got != filter && !ours {
-		n.Errorf("%s: clsact on the bridge: %t, want %t", when, got, filter)
-	}
+	got := strings.Contains(n.run("tc", "qdisc", "show", "dev", "cbr0"), "clsact")
+	expect.That(n, got == filter || ours, "%s: clsact on the bridge: %t, want %t", when, got, filter)
 }
 
 // What an operator has set for the reference's pods is no ADD's to take back.
@@ -47,8 +45,7 @@ func TestAnOperatorsWayFrom127StaysWhereNoPodHadAPort(t *testing.T) {
 	w.add(n.pod("a"))
 	nstest.Sysctl(t, n.ns, routeLocalnet, "1")
 	nstest.Serve(t, n.ns, "tcp", netip.MustParseAddrPort("127.0.0.1:8080"))
-	_, err := w.tryAdd(n.pod("b"), publish(t, "8080:80/tcp"))
-	wantError(t, err, 112, "8080")
+	wantError(t, expect.Err(w.tryAdd(n.pod("b"), publish(t, "8080:80/tcp"))), 112, "8080")
 	n.wantLoopback("an ADD with a port has failed", "1", false)
 }
 
@@ -153,8 +150,7 @@ func TestRouteLocalnetGoesWithTheLastPort(t *testing.T) {
 			w.add(n.pod("a"))
 			p := n.pod("b")
 			nstest.Run(t, p.NS, "ip", "link", "add", "eth0", "type", "bridge")
-			_, err := w.tryAdd(p, port(t, 1))
-			wantError(t, err, 111, "already")
+			wantError(t, expect.Err(w.tryAdd(p, port(t, 1))), 111, "already")
 			n.wantLoopback("after it", "0", false)
 		},
 		"another network on the bridge": func(t *testing.T, n *node, w *network) {
@@ -268,9 +264,7 @@ func TestPortsThatComeAndGoAtOnceLeaveTheLoopbackRight(t *testing.T) {
 			})
 		}
 		opt := publish(t, "8080:80/tcp")
-		all.Go(func() {
-			expect.Success(t, expect.Err(w.tryAdd(stays, opt)))
-		})
+		all.Go(func() { expect.Success(t, expect.Err(w.tryAdd(stays, opt))) })
 		all.Wait()
 		n.wantLoopback("with one that stays", "1", true)
 		w.del(stays)

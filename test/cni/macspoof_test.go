@@ -106,9 +106,7 @@ func TestMACSpoofCheckIsTheReferences(t *testing.T) {
 			wantPing(t, a.NS, gateway4, gateway6, ip4(rb).String(), ip6(rb).String())
 
 			mac := func(p *pod) net.HardwareAddr {
-				b, err := net.ParseMAC(nstest.MAC(t, p.NS, "eth0"))
-				must.Succeed(t, err)
-				return b
+				return must.Of(net.ParseMAC(nstest.MAC(t, p.NS, "eth0"))).Get(t)
 			}
 			frame := func(name, token string) []byte {
 				return spoofs(mac(a), mac(b), ip4(ra), ip4(rb), nstest.Addr(gateway4), token)[name]
@@ -126,8 +124,7 @@ func TestMACSpoofCheckIsTheReferences(t *testing.T) {
 				send(name, token)
 				send("its own MAC and address", last)
 				for {
-					got, err := unix.Read(to, buf)
-					must.Succeed(t, err, "%s: wait for the frame behind it", name)
+					got := must.Of(unix.Read(to, buf)).Get(t, "%s: wait for the frame behind it", name)
 					if bytes.Contains(buf[:got], []byte(last)) {
 						break
 					}
@@ -145,9 +142,8 @@ func TestMACSpoofCheckIsTheReferences(t *testing.T) {
 			}
 			w.del(a)
 			w.del(b)
-			if out := n.run("nft", "list", "ruleset"); strings.Contains(out, "veth") && !strings.Contains(out, `"veth*"`) {
-				t.Errorf("left behind:\n%s", out)
-			}
+			out := n.run("nft", "list", "ruleset")
+			expect.That(t, !strings.Contains(out, "veth") || strings.Contains(out, `"veth*"`), "left behind:\n%s", out)
 		})
 	}
 }

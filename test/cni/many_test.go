@@ -68,9 +68,8 @@ func newMany(t *testing.T, n *node, networks []*network, always map[*network]*po
 	}
 	if text := os.Getenv(seedVar); text != "" {
 		var err error
-		if m.seed, err = strconv.ParseUint(text, 10, 64); err != nil {
-			t.Fatalf("%s: %v", seedVar, err)
-		}
+		m.seed, err = strconv.ParseUint(text, 10, 64)
+		must.That(t, err == nil, "%s: %v", seedVar, err)
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -115,9 +114,8 @@ func (m *many) round(number int) {
 	}
 	m.each(func(a *attachment) {
 		if a.claimed && a.result != nil {
-			if e, _ := m.run(call{verb: "CHECK"}, a, plugin(), -1); e != nil {
-				m.Errorf("round %d: CHECK of %s, after all: %v", number, a.id, e)
-			}
+			e, _ := m.run(call{verb: "CHECK"}, a, plugin(), -1)
+			expect.That(m, e == nil, "round %d: CHECK of %s, after all: %v", number, a.id, e)
 		}
 	})
 }
@@ -279,16 +277,13 @@ func (m *many) wantNoAddressTwice() {
 	m.Helper()
 	has := map[netip.Addr]string{}
 	look := func(p *pod) {
-		conn, err := addr.Dial(&addr.Config{NetNS: p.NS})
-		must.Succeed(m, err)
+		conn := must.Of(addr.Dial(&addr.Config{NetNS: p.NS})).Get(m)
 		defer conn.Close()
-		list, err := conn.List(addr.Filter{})
-		must.Succeed(m, err)
+		list := must.Of(conn.List(addr.Filter{})).Get(m)
 		for _, a := range list {
 			ip := a.Prefix.Addr()
-			if other, ok := has[ip]; ok && !ip.IsLoopback() && !ip.IsLinkLocalUnicast() {
-				m.Errorf("%s is %s's and %s's", ip, other, p.id)
-			}
+			other, ok := has[ip]
+			expect.That(m, !ok || ip.IsLoopback() || ip.IsLinkLocalUnicast(), "%s is %s's and %s's", ip, other, p.id)
 			has[ip] = p.id
 		}
 	}
@@ -304,9 +299,8 @@ func (m *many) wantNoAddressTwice() {
 func (m *many) end(program string) {
 	m.Helper()
 	m.each(func(a *attachment) {
-		if e, _ := m.run(call{verb: "DEL"}, a, program, -1); e != nil {
-			m.Errorf("the last DEL of %s by %s: %v", a.id, program, e)
-		}
+		e, _ := m.run(call{verb: "DEL"}, a, program, -1)
+		expect.That(m, e == nil, "the last DEL of %s by %s: %v", a.id, program, e)
 		a.maybe, a.result = false, nil
 		m.giveUp(a)
 	})
@@ -316,9 +310,8 @@ func (m *many) end(program string) {
 			valid = append(valid, conf{"containerID": p.id, "ifname": "eth0"})
 		}
 		c := call{verb: "GC", stdin: w.stdin(conf{"cni.dev/valid-attachments": valid})}
-		if o, err := m.exec(m.Context(), program, c.stdin, c.environ()); err != nil || o.status != 0 {
-			m.Errorf("the last GC of %s by %s: %v, %s", w.name, program, err, o.stdout)
-		}
+		o, err := m.exec(m.Context(), program, c.stdin, c.environ())
+		expect.That(m, err == nil && o.status == 0, "the last GC of %s by %s: %v, %s", w.name, program, err, o.stdout)
 	}
 }
 
@@ -334,7 +327,7 @@ func (m *many) length() time.Duration {
 // it.
 func (n *node) wantNoLock() {
 	n.Helper()
-	err := filepath.WalkDir(n.state, func(path string, d fs.DirEntry, err error) error {
+	must.Succeed(n, filepath.WalkDir(n.state, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || !d.Type().IsRegular() {
 			return err
 		}
@@ -345,12 +338,9 @@ func (n *node) wantNoLock() {
 		defer f.Close()
 		expect.Success(n, unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB), "the lock of %s", path)
 		return nil
-	})
-	must.Succeed(n, err)
-	dir, err := state.Open(n.state)
-	must.Succeed(n, err)
-	lock, err := dir.Lock(n.Context(), state.Exclusive)
-	must.Succeed(n, err)
+	}))
+	dir := must.Of(state.Open(n.state)).Get(n)
+	lock := must.Of(dir.Lock(n.Context(), state.Exclusive)).Get(n)
 	expect.Success(n, lock.Close())
 }
 
@@ -398,9 +388,8 @@ func TestEightAtOnceUnderRandomKills(t *testing.T) {
 	m.kills = false
 	m.end(plugin())
 	n.wantSnapshot("all were deleted", before)
-	if left := n.reservations(n.state + "/ipam/other"); len(left) != 0 {
-		t.Errorf("addresses that were not given back: %v", left)
-	}
+	left := n.reservations(n.state + "/ipam/other")
+	expect.That(t, len(left) == 0, "addresses that were not given back: %v", left)
 	n.wantNoLock()
 	for _, w := range networks {
 		p := n.pod("next-" + w.name)
@@ -411,8 +400,6 @@ func TestEightAtOnceUnderRandomKills(t *testing.T) {
 	for _, talk := range talks {
 		talk.Check(t)
 	}
-	if !struck() {
-		t.Errorf("calls that were killed: %v", m.killed)
-	}
+	expect.That(t, struck(), "calls that were killed: %v", m.killed)
 	t.Logf("%s=%d: %d rounds, came to their end %v, killed %v", seedVar, m.seed, number, m.made, m.killed)
 }

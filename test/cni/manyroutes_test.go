@@ -39,9 +39,7 @@ func TestManyRoutesOfAPodTakeNoMemory(t *testing.T) {
 		if err := cmd.Wait(); err != nil {
 			t.Errorf("%s: %v: %s", verb, err, &out)
 		}
-		if used == 0 || used > most {
-			t.Errorf("%s took %d KiB", verb, used)
-		}
+		expect.That(t, used != 0 && used <= most, "%s took %d KiB", verb, used)
 	}
 	expect.Contains(t, nstest.Run(t, pod, "ip", "route", "show", "default"), "via 10.5.0.1", "the default route after repair")
 }

@@ -30,8 +30,7 @@ func TestTombolodTellsOfPoolsAndFailures(t *testing.T) {
 	want(full, 0)
 	w.add(pods[1])
 	for range 2 {
-		_, err := w.tryAdd(pods[2])
-		wantError(t, err, 100, "")
+		wantError(t, expect.Err(w.tryAdd(pods[2])), 100, "")
 	}
 	want(reserved4, 2)
 	want(reserved6, 2)

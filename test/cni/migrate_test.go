@@ -31,8 +31,7 @@ const kubenetDoc = "../../docs/kubenet.md"
 // codeBlocks gives the blocks of a language in the document.
 func codeBlocks(t testing.TB, language string) []string {
 	t.Helper()
-	text, err := os.ReadFile(kubenetDoc)
-	must.Succeed(t, err)
+	text := must.Of(os.ReadFile(kubenetDoc)).Get(t)
 	var list []string
 	for _, m := range regexp.MustCompile("(?ms)^```"+language+"\n(.*?)^```$").FindAllStringSubmatch(string(text), -1) {
 		list = append(list, m[1])
@@ -85,22 +84,18 @@ func newMove(t testing.TB, backend string) *move {
 		}
 		m.theirs = w
 	}
-	if m.ours == nil || m.theirs == nil {
-		t.Fatalf("%s lacks a configuration", kubenetDoc)
-	}
+	must.That(t, m.ours != nil && m.theirs != nil, "%s lacks a configuration", kubenetDoc)
 	return m
 }
 
 // referenceDir is where bridge, and with it the other plugins of the reference are.
 func referenceDir(t testing.TB) string {
 	t.Helper()
-	bridge, err := filepath.EvalSymlinks(filepath.Join(cniPath, "bridge"))
-	must.Succeed(t, err)
+	bridge := must.Of(filepath.EvalSymlinks(filepath.Join(cniPath, "bridge"))).Get(t)
 	dir := filepath.Dir(bridge)
 	for _, name := range []string{"portmap", "firewall", "bandwidth"} {
-		if _, err := os.Stat(filepath.Join(dir, name)); err != nil {
-			t.Fatalf("%v: bench/build.sh builds it, and %s names the directory", err, peersVar)
-		}
+		_, err := os.Stat(filepath.Join(dir, name))
+		must.That(t, err == nil, "%v: bench/build.sh builds it, and %s names the directory", err, peersVar)
 	}
 	return dir
 }
@@ -117,16 +112,13 @@ func (m *move) elsewhere() *network {
 // script runs one of the document's scripts on the node, with the node's directories.
 func (m *move) script(name string, args ...string) {
 	m.Helper()
-	text, err := os.ReadFile("../../deploy/kubenet/" + name)
-	must.Succeed(m, err)
+	text := must.Of(os.ReadFile("../../deploy/kubenet/" + name)).Get(m)
 	script := strings.NewReplacer(
 		"/var/lib/cni/networks", m.dataDir, "/run/tombolo", m.state, "/opt/cni/bin/tombolo", plugin(),
 	).Replace(string(text))
 	o, err := m.exec(context.Background(), "/bin/sh", nil, os.Environ(), append([]string{"-c", script, name}, args...)...)
 	must.Succeed(m, err)
-	if o.status != 0 || o.stderr != "" {
-		m.Fatalf("%s: exit status %d\n%s%s", name, o.status, o.stdout, o.stderr)
-	}
+	must.That(m, o.status == 0 && o.stderr == "", "%s: exit status %d\n%s%s", name, o.status, o.stdout, o.stderr)
 }
 
 // start adds a pod with a host port and limits.
@@ -148,9 +140,7 @@ func (m *move) wishes(hostPort int) []option {
 func (m *move) wantFree(p *pod) {
 	m.Helper()
 	for _, owner := range m.reservations(filepath.Join(m.dataDir, "kubenet")) {
-		if strings.HasPrefix(owner, p.id+"\r\n") {
-			m.Errorf("an address of %s is still reserved", p.id)
-		}
+		expect.That(m, !strings.HasPrefix(owner, p.id+"\r\n"), "an address of %s is still reserved", p.id)
 	}
 	for _, a := range ips(m.results[p.id]) {
 		delete(m.has, a)
@@ -186,15 +176,14 @@ func (m *move) wantNoHostPort(port int) {
 	m.Helper()
 	for _, at := range []string{uplink4, uplink6} {
 		to := netip.AddrPortFrom(nstest.Addr(at), uint16(port)).String()
-		err := m.ns.Do(func() error {
+		must.Succeed(m, m.ns.Do(func() error {
 			conn, err := net.DialTimeout("tcp", to, 150*time.Millisecond)
 			if err != nil {
 				return nil // as it should be
 			}
 			m.Errorf("host port %d at %s answers", port, at)
 			return conn.Close()
-		})
-		must.Succeed(m, err)
+		}))
 	}
 }
 
@@ -231,9 +220,7 @@ func (m *move) wantNothingForeign() {
 	m.Helper()
 	all := m.run("iptables-save") + m.run("ip6tables-save") + m.run("nft", "list", "tables") + m.run("ip", "link", "show")
 	for _, mark := range []string{"CNI-", "cni_", "bwp"} {
-		if strings.Contains(all, mark) {
-			m.Errorf("%s is left in:\n%s", mark, all)
-		}
+		expect.That(m, !strings.Contains(all, mark), "%s is left in:\n%s", mark, all)
 	}
 }
 
@@ -241,9 +228,8 @@ func (m *move) wantNothingForeign() {
 // link to go with it. Nothing may serve in the pod.
 func (m *move) end(p *pod, link string) {
 	m.Helper()
-	if _, ok := links(m, m.ns)[link]; !ok {
-		m.Fatalf("%s is gone before its namespace", link)
-	}
+	_, ok := links(m, m.ns)[link]
+	must.That(m, ok, "%s is gone before its namespace", link)
 	gone := watchLinks(m, m.ns)
 	vanish(m, p.path)
 	p.NS.Close()
@@ -271,18 +257,15 @@ func TestNodeMovesFromTheReferenceWithPodsRunning(t *testing.T) {
 			m.ours.del(first, m.wishes(8080)...)
 			m.wantFree(first)
 			m.end(first, veth)
-			if len(m.foreign(first)) == 0 {
-				t.Error("the document says that rules of theirs stay, and there are none")
-			}
+			expect.That(t, len(m.foreign(first)) > 0, "the document says that rules of theirs stay, and there are none")
 			again := m.haunted(out, first)
 			for _, p := range []*pod{second, fresh} { // they knew another MAC there
 				nstest.Run(t, p.NS, "ip", "neigh", "flush", "all")
 			}
 			kept := append(m.foreign(second), m.foreign(other)...)
 			m.script("forget-gone-pods.sh")
-			if left := m.foreign(first); len(left) > 0 {
-				t.Errorf("left of the pod that is gone: %q", left)
-			}
+			left := m.foreign(first)
+			expect.That(t, len(left) == 0, "left of the pod that is gone: %q", left)
 			if diff := cmp.Diff(kept, append(m.foreign(second), m.foreign(other)...)); len(kept) == 0 || diff != "" {
 				t.Errorf("what the pods that run have of theirs (-before +after):\n%s", diff)
 			}
@@ -334,14 +317,12 @@ func (m *move) haunted(out *netns.NS, gone *pod) *pod {
 	})
 	p := m.start(w, "again", 8083)
 	p.serve(m, "tcp", 80)
-	if diff := cmp.Diff(ips(old), ips(m.results[p.id]), cmpopts.EquateComparable(netip.Addr{})); diff != "" {
-		m.Fatalf("the new pod's addresses (-want +got):\n%s", diff)
-	}
+	diff := cmp.Diff(ips(old), ips(m.results[p.id]), cmpopts.EquateComparable(netip.Addr{}))
+	must.That(m, diff == "", "the new pod's addresses (-want +got):\n%s", diff)
 	m.wantHostPort(8080)
 	m.wantHostPort(8083)
-	if got := seenAs(m, p.NS, out, outside4); got != uplink4 {
-		m.Errorf("the outside sees %s, and the document says that it is masqueraded", got)
-	}
+	got := seenAs(m, p.NS, out, outside4)
+	expect.That(m, got == uplink4, "the outside sees %s, and the document says that it is masqueraded", got)
 	return p
 }
 
@@ -367,21 +348,18 @@ func TestNodeGoesBackToTheReferenceWithPodsRunning(t *testing.T) {
 			// They DEL a pod of ours.
 			m.theirs.del(first, m.wishes(8080)...)
 			m.wantFree(first)
-			if _, ok := links(t, m.ns)[m.ours.port(first)]; ok {
-				t.Error("the pod's port is there after the DEL")
-			}
+			_, ok := links(t, m.ns)[m.ours.port(first)]
+			expect.That(t, !ok, "the pod's port is there after the DEL")
 			hash := strings.TrimPrefix(m.ours.port(first), "veth")
 			if left := m.of(hash); len(left) == 0 || !slices.Contains(left, "link ifb"+hash) {
 				t.Errorf("the document says that elements, a record and the link ifb%s stay: %q", hash, left)
 			}
 			kept := m.of(strings.TrimPrefix(m.ours.port(second), "veth"))
 			m.script("forget-tombolo-pods.sh")
-			if left := m.of(hash); len(left) > 0 {
-				t.Errorf("left of the pod that is gone: %q", left)
-			}
-			if diff := cmp.Diff(kept, m.of(strings.TrimPrefix(m.ours.port(second), "veth"))); len(kept) == 0 || diff != "" {
-				t.Errorf("what the pod that runs has (-before +after):\n%s", diff)
-			}
+			left := m.of(hash)
+			expect.That(t, len(left) == 0, "left of the pod that is gone: %q", left)
+			diff := cmp.Diff(kept, m.of(strings.TrimPrefix(m.ours.port(second), "veth")))
+			expect.That(t, len(kept) > 0 && diff == "", "what the pod that runs has (-before +after):\n%s", diff)
 			again := m.start(m.theirs, "again", 8080)
 			again.serve(t, "tcp", 80)
 			for port := 8080; port <= 8082; port++ {
@@ -393,17 +371,13 @@ func TestNodeGoesBackToTheReferenceWithPodsRunning(t *testing.T) {
 			m.wantFree(second)
 			m.script("forget-tombolo-pods.sh")
 			m.script("forget-tombolo.sh")
-			if all := m.run("nft", "list", "ruleset"); strings.Contains(all, "tombolo") {
-				t.Errorf("tombolo is left in:\n%s", all)
-			}
+			all := m.run("nft", "list", "ruleset")
+			expect.That(t, !strings.Contains(all, "tombolo"), "tombolo is left in:\n%s", all)
 			for name := range links(t, m.ns) {
-				if strings.HasPrefix(name, "ifb") {
-					t.Errorf("%s is left", name)
-				}
+				expect.That(t, !strings.HasPrefix(name, "ifb"), "%s is left", name)
 			}
-			if _, err := os.Stat(m.state); !os.IsNotExist(err) {
-				t.Errorf("%s is left: %v", m.state, err)
-			}
+			_, err := os.Stat(m.state)
+			expect.That(t, os.IsNotExist(err), "%s is left: %v", m.state, err)
 			m.wantReach(fresh, again)
 			m.wantHostPort(8080)
 			m.wantHostPort(8082)
@@ -461,9 +435,7 @@ func TestNextADDTakesOverFromAPodThatTheReferenceDeleted(t *testing.T) {
 			m.ours.del(next)
 			hash := strings.TrimPrefix(m.ours.port(dead), "veth")
 			for _, owner := range m.owners() {
-				if strings.Contains(owner, hash) {
-					t.Errorf("%s is left", owner)
-				}
+				expect.That(t, !strings.Contains(owner, hash), "%s is left", owner)
 			}
 		})
 	}
@@ -516,9 +488,8 @@ func TestNeitherGivesWhatTheOtherGave(t *testing.T) {
 	for i, p := range running {
 		by[i%2].del(p)
 	}
-	if left := n.reservations(filepath.Join(fmt.Sprint(ipam["dataDir"]), "podnet")); len(left) > 0 {
-		t.Errorf("left: %v", left)
-	}
+	left := n.reservations(filepath.Join(fmt.Sprint(ipam["dataDir"]), "podnet"))
+	expect.That(t, len(left) == 0, "left: %v", left)
 }
 
 // TestRemoveLeavesTheGatewaysToOthersPods has the last pod of Tombolo's go first.
@@ -527,19 +498,16 @@ func TestRemoveLeavesTheGatewaysToOthersPods(t *testing.T) {
 	m := newMove(t, "nftables")
 	mine, stays := m.start(m.ours, "mine", 8080), m.start(m.theirs, "stays", 8081)
 	m.ours.del(mine)
-	if o := m.operate("remove", "--state", m.state, "kubenet"); o.status != 0 {
-		t.Fatalf("exit status %d: %s", o.status, o.stderr)
-	}
+	o := m.operate("remove", "--state", m.state, "kubenet")
+	must.That(t, o.status == 0, "exit status %d: %s", o.status, o.stderr)
 	wantPing(t, stays.NS, gateway4, gateway6)
 	m.theirs.del(stays, m.wishes(8081)...)
 	again := m.start(m.ours, "again", 8080)
 	m.ours.del(again)
-	if o := m.operate("remove", "--state", m.state, "kubenet"); o.status != 0 {
-		t.Fatalf("exit status %d: %s", o.status, o.stderr)
-	}
-	if _, there := links(t, m.ns)["cbr0"]; there {
-		t.Error("without others' pods the bridge is left")
-	}
+	o = m.operate("remove", "--state", m.state, "kubenet")
+	must.That(t, o.status == 0, "exit status %d: %s", o.status, o.stderr)
+	_, there := links(t, m.ns)["cbr0"]
+	expect.That(t, !there, "without others' pods the bridge is left")
 }
 
 // TestGCFreesTheReferencesPodsThatAreNotOnItsList is another warning.
@@ -554,7 +522,6 @@ func TestGCFreesTheReferencesPodsThatAreNotOnItsList(t *testing.T) {
 		t.Errorf("with both on the list: %s", got)
 	}
 	m.ours.gc(mine)
-	if got := owners(); strings.Count(got, "mine") != 2 || strings.Contains(got, "theirs") {
-		t.Errorf("with Tombolo's alone: %s", got)
-	}
+	got := owners()
+	expect.That(t, strings.Count(got, "mine") == 2 && !strings.Contains(got, "theirs"), "with Tombolo's alone: %s", got)
 }

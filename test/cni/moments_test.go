@@ -8,7 +8,9 @@ import (
 	"time"
 
 	"github.com/tombolo-cni/tombolo/internal/ident"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/fault"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -97,9 +99,8 @@ func (h *halted) ends() *faulty {
 // goOn has it go on, to a success.
 func (h *halted) goOn() {
 	h.Helper()
-	if f := h.ends(); f.status != 0 {
-		h.Errorf("it failed where others acted meanwhile: %s", f)
-	}
+	f := h.ends()
+	expect.That(h, f.status == 0, "it failed where others acted meanwhile: %s", f)
 }
 
 // dies ends it where it waits.
@@ -126,9 +127,8 @@ func (w *network) recordOf(p *pod) string {
 // wantWell fails the test unless tombolo check finds nothing.
 func (n *node) wantWell(when string) {
 	n.Helper()
-	if o := n.operate("check", "--state", n.state); o.status != 0 {
-		n.Errorf("%s, tombolo check says: %s%s", when, o.stdout, o.stderr)
-	}
+	o := n.operate("check", "--state", n.state)
+	expect.That(n, o.status == 0, "%s, tombolo check says: %s%s", when, o.stdout, o.stderr)
 }
 
 func TestAnADDGoesOnWhereTheFirewallIsFlushedMeanwhile(t *testing.T) {
@@ -151,9 +151,8 @@ func TestAnADDGoesOnWhereTheFirewallIsFlushedMeanwhile(t *testing.T) {
 				}
 				p.serve(t, "tcp", 80)
 				wantPing(t, p.NS, outside4, outside6)
-				if _, err := askPort(t, n.ns, "tcp", uplink4, 8080); err != nil {
-					t.Errorf("the ADD was a success, and its host port does not lead to the pod: %v", err)
-				}
+				expect.Success(t, expect.Err(askPort(t, n.ns, "tcp", uplink4, 8080)),
+					"the ADD was a success, and its host port does not lead to the pod")
 			})
 		}
 	}
@@ -178,9 +177,8 @@ func TestAHostPortThatTheContainersOtherNetworkGivesUpDuringAnADDIsThatADDs(t *t
 	add.goOn()
 	del.wantSuccess("DEL")
 	p.serve(t, "tcp", 80)
-	if _, err := askPort(t, out, "tcp", uplink4, 8080); err != nil {
-		t.Errorf("the container has a network still, and its host port leads nowhere: %v", err)
-	}
+	expect.Success(t, expect.Err(askPort(t, out, "tcp", uplink4, 8080)),
+		"the container has a network still, and its host port leads nowhere")
 }
 
 func TestADELThatOvertakesAnADDAtItsVeryEndMakesItFail(t *testing.T) {
@@ -204,9 +202,8 @@ func TestADELThatOvertakesAnADDAtItsVeryEndMakesItFail(t *testing.T) {
 		(&lan{node: n}).eventually(t, func() bool { return w.recordOf(p) == "" })
 		f := add.ends()
 		del.wantSuccess("DEL")
-		if !ready && (f.status == 0 || !strings.Contains(f.stdout, `"code":11,`)) {
-			t.Fatalf("a DEL came %d calls after the firewall's step and took all away, and the ADD ends with: %s", at, f)
-		}
+		must.That(t, ready || f.status != 0 && strings.Contains(f.stdout, `"code":11,`),
+			"a DEL came %d calls after the firewall's step and took all away, and the ADD ends with: %s", at, f)
 		n.wantTraces(before)
 	}
 }
@@ -253,9 +250,7 @@ func TestGCLeavesAPodWhoseADDCameSinceItMadeItsList(t *testing.T) {
 		}
 		wantPing(t, p.NS, outside4, outside6)
 	}
-	if len(again) == 0 {
-		t.Error("GC had left no pod to add again: the test shows nothing")
-	}
+	expect.That(t, len(again) > 0, "GC had left no pod to add again: the test shows nothing")
 	n.wantWell("after the GC")
 }
 
@@ -279,7 +274,6 @@ func TestADELTakesTheElementsOfAnAddressThatThePodGotMeanwhile(t *testing.T) {
 	del.wantRunning()
 	repair.ends() // the keeper, which does not run, is left to say
 	del.wantSuccess("DEL")
-	if left := l.owners(); len(left) != len(before) {
-		t.Errorf("the pod is gone, and the firewall has %q", left)
-	}
+	left := l.owners()
+	expect.That(t, len(left) == len(before), "the pod is gone, and the firewall has %q", left)
 }

@@ -46,9 +46,8 @@ func TestPortmapByNameDeletesWithMappingsThatItRefuses(t *testing.T) {
 		{`{"hostPort":8080,"containerPort":80,"protocol":"dccp"}`},
 		{`{"hostPort":8080,"containerPort":80,"protocol":"tcp","hostIP":"192.0.2.1%x"}`},
 	} {
-		if e := failure(s.mapped("ADD", "a", prev, "", mappings...).stdout); e == nil || e.Code != 7 {
-			t.Errorf("ADD with %q: %v, want error 7", mappings, e)
-		}
+		e := failure(s.mapped("ADD", "a", prev, "", mappings...).stdout)
+		expect.That(t, e != nil && e.Code == 7, "ADD with %q: %v, want error 7", mappings, e)
 		must.Succeed(t, s.mapped("ADD", "a", prev, "", good).err())
 		expect.Success(t, s.mapped("DEL", "a", prev, "", mappings...).err(), "DEL with %q", mappings)
 		s.wantUnmapped(fmt.Sprintf("after DEL with %q", mappings))
@@ -90,9 +89,7 @@ func TestPortmapByNameTakesNoSenselessResult(t *testing.T) {
 	s.chain("ADD", "a", []string{attackedBridge})
 	for _, prev := range []string{`{"ips":[{"address":"10.5.0.2/24","interface":7}],"interfaces":[]}`, `{"ips":[null]}`, `{"ips":[{"address":"10.5.0.2/24","interface":-1}]}`, `[]`, `{"ips":[{"address":"10.5.0.2"}]}`} {
 		o := s.mapped("ADD", "a", prev, "", `{"hostPort":8080,"containerPort":80,"protocol":"tcp"}`)
-		if e := failure(o.stdout); e == nil {
-			t.Errorf("ADD after %s: %s %s", prev, o.stdout, o.stderr)
-		}
+		expect.That(t, failure(o.stdout) != nil, "ADD after %s: %s %s", prev, o.stdout, o.stderr)
 		s.wantUnmapped(prev)
 	}
 }
@@ -121,12 +118,10 @@ func TestHostPortsByNameSurviveWhatOperatorsDelete(t *testing.T) {
 	answers("at first")
 	for _, flush := range []string{"flush set inet tombolo snatall4", "delete chain inet tombolo hostports-snat", "flush chain inet tombolo hostports-snat", "flush map inet tombolo hostports4"} {
 		s.run("nft", flush)
-		if o := s.operate("check", "--state", s.state); o.status != 4 {
-			t.Errorf("check after %s ends with %d: %s%s", flush, o.status, o.stdout, o.stderr)
-		}
-		if o := s.operate("repair", "--state", s.state); o.status != 0 {
-			t.Errorf("repair after %s: %s%s", flush, o.stdout, o.stderr)
-		}
+		o := s.operate("check", "--state", s.state)
+		expect.That(t, o.status == 4, "check after %s ends with %d: %s%s", flush, o.status, o.stdout, o.stderr)
+		o = s.operate("repair", "--state", s.state)
+		expect.That(t, o.status == 0, "repair after %s: %s%s", flush, o.stdout, o.stderr)
 		answers("after " + flush + " and a repair")
 	}
 	expect.Success(t, s.mapped("DEL", "a", prev, "", mapping).err())
@@ -206,9 +201,7 @@ func TestPortmapByNameLeavesNothingOfWhatAnADDWasToReplace(t *testing.T) {
 				t.Fatal(f)
 			}
 			written := slices.IndexFunc(calls, func(call string) bool { return strings.HasPrefix(call, "rename") })
-			if written < 0 {
-				t.Fatalf("no record is written by %q", calls)
-			}
+			must.That(t, written >= 0, "no record is written by %q", calls)
 			for i, call := range calls {
 				if i <= written || !strings.HasPrefix(call, "send") && !strings.HasPrefix(call, "rename") {
 					continue // nothing changes by it

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -99,9 +100,7 @@ func TestBridgeByNameIsAsTheReferences(t *testing.T) {
 					}
 				}
 				agree(t, what, ends[0], ends[1])
-				if want, got := theirs.files(), ours.files(); want != got {
-					t.Errorf("%s: the reference leaves the files\n%s\nand this\n%s", what, want, got)
-				}
+				expect.Equal(t, ours.files(), theirs.files(), "%s: the files that the reference leaves", what)
 				if v.verb == "CHECK" || v.netns == "-" || ends[0].status != 0 {
 					return
 				}
@@ -110,9 +109,8 @@ func TestBridgeByNameIsAsTheReferences(t *testing.T) {
 					isMTU := func(line string) bool { return strings.HasPrefix(line, "host: mtu") }
 					want, got = slices.DeleteFunc(want, isMTU), slices.DeleteFunc(got, isMTU)
 				}
-				if diff := want.Diff(got); diff != "" {
-					t.Errorf("%s: what is there (- the reference's, + this one's):\n%s", what, diff)
-				}
+				diff := want.Diff(got)
+				expect.That(t, diff == "", "%s: what is there (- the reference's, + this one's):\n%s", what, diff)
 			}
 			for _, s := range []*side{theirs, ours} {
 				if tt.prepare != "" {

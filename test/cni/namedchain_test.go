@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -31,19 +32,15 @@ func TestChainsByNameAtOnce(t *testing.T) {
 			})
 			return nil
 		}))
-		if o := s.operate("check", "--state", s.state); o.status != 0 {
-			t.Errorf("check after %s: %s%s", what, o.stdout, o.stderr)
-		}
+		o := s.operate("check", "--state", s.state)
+		expect.That(t, o.status == 0, "check after %s: %s%s", what, o.stdout, o.stderr)
 	}
 	each("ADD")
-	if n := strings.Count(s.run("nft", "list", "map", "inet", "tombolo", "hostports4"), "tcp . 80"); n != len(sides) {
-		t.Errorf("%d ports lead to pods, want %d", n, len(sides))
-	}
+	n := strings.Count(s.run("nft", "list", "map", "inet", "tombolo", "hostports4"), "tcp . 80")
+	expect.That(t, n == len(sides), "%d ports lead to pods, want %d", n, len(sides))
 	each("DEL")
-	if left, _ := filepath.Glob(s.state + "/*/net/*.json"); len(left) > 0 {
-		t.Errorf("records are left: %q", left)
-	}
-	if rules := s.run("nft", "list", "table", "inet", "tombolo"); regexp.MustCompile(`10\.5\.0\.[1-9]|tcp \. 80`).MatchString(rules) {
-		t.Errorf("elements are left:\n%s", rules)
-	}
+	left, _ := filepath.Glob(s.state + "/*/net/*.json")
+	expect.That(t, len(left) == 0, "records are left: %q", left)
+	rules := s.run("nft", "list", "table", "inet", "tombolo")
+	expect.That(t, !regexp.MustCompile(`10\.5\.0\.[1-9]|tcp \. 80`).MatchString(rules), "elements are left:\n%s", rules)
 }

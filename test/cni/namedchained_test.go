@@ -3,6 +3,8 @@ package cni
 import (
 	"fmt"
 	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 )
 
 // What a configuration of a chained plugin cannot mean is an error by name where it is one of the reference's, and what
@@ -49,8 +51,7 @@ func TestChainedPluginsByNameTakeWhatTheReferencesDo(t *testing.T) {
 		{plugin: "portmap", conf: `"conditionsV4":["-s","10.0.0.1"],` + mapped(`"hostPort":8080,"containerPort":80`)}, {plugin: "portmap", conf: `"conditionsV6":["ip6 saddr fd00::1"],` + mapped(`"hostPort":8080,"containerPort":80`)},
 	} {
 		v.verb, v.id, v.conf = "ADD", "a", `{"cniVersion":"1.0.0","name":"net","stateDir":"STATE",`+v.conf+`}`
-		if e := failure(ours.call(v).stdout); e == nil || e.Code != 2 {
-			t.Errorf("%s: %v, want error 2", v.conf, e)
-		}
+		e := failure(ours.call(v).stdout)
+		expect.That(t, e != nil && e.Code == 2, "%s: %v, want error 2", v.conf, e)
 	}
 }

@@ -23,9 +23,7 @@ type dhcpSide struct {
 func dhcpSides(t *testing.T, options ...string) (theirs, ours *dhcpSide) {
 	t.Helper()
 	peers := os.Getenv(peersVar)
-	if peers == "" {
-		t.Fatal("TOMBOLO_PEERS is not set: make peers builds what this compares with")
-	}
+	must.That(t, peers != "", "TOMBOLO_PEERS is not set: make peers builds what this compares with")
 	options = append(options, "--dhcp-sequential-ip") // both give the same
 	made := func(names []string) *dhcpSide {
 		l := newLAN(t, options...)
@@ -65,9 +63,8 @@ func TestBridgeByNameLeasesAsTheReferences(t *testing.T) {
 		conf := strings.Replace(dhcpConf("1.0.0", strings.TrimSuffix(","+fields, ",")), `"type":"macvlan"`, `"type":"bridge","bridge":"br0"`, 1)
 		add := verb{plugin: "bridge", verb: "ADD", id: id, conf: conf, args: "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web"}
 		agree(t, "ADD with "+fields, theirs.call(add), ours.call(add))
-		if a, b := identities(t, theirs), identities(t, ours); a != b {
-			t.Errorf("%s: the reference's server holds\n%s\nand this one's\n%s", fields, a, b)
-		}
+		a, b := identities(t, theirs), identities(t, ours)
+		expect.That(t, a == b, "%s: the reference's server holds\n%s\nand this one's\n%s", fields, a, b)
 	}
 	del := verb{plugin: "bridge", verb: "DEL", id: "pod-0", conf: strings.Replace(dhcpConf("1.0.0", ""), `"type":"macvlan"`, `"type":"bridge","bridge":"br0"`, 1)}
 	agree(t, "DEL", theirs.call(del), ours.call(del))
@@ -85,9 +82,8 @@ func identities(t *testing.T, s *dhcpSide) string {
 func TestTheReferencesDHCPStaysWithItsDaemon(t *testing.T) {
 	t.Parallel()
 	s, _ := dhcpSides(t)
-	if o := s.side.operate("install", "--names", "all", s.programs); o.status != 0 || strings.Contains(o.stdout, "dhcp") {
-		t.Fatalf("install: %+v", o)
-	}
+	o := s.side.operate("install", "--names", "all", s.programs)
+	must.That(t, o.status == 0 && !strings.Contains(o.stdout, "dhcp"), "install: %+v", o)
 	for _, plugin := range []string{"macvlan", "bridge"} {
 		link := map[string]string{"macvlan": `"master":"br0"`, "bridge": `"bridge":"br0"`}[plugin]
 		conf := strings.Replace(dhcpConf("1.0.0", ""), `"type":"macvlan"`, `"type":"`+plugin+`",`+link, 1)
@@ -97,9 +93,8 @@ func TestTheReferencesDHCPStaysWithItsDaemon(t *testing.T) {
 			t.Errorf("ADD by %s: %+v, and the server holds\n%s", plugin, o, held(t, s))
 		}
 		records, err := filepath.Glob(s.side.state + "-leases/*.json")
-		if err != nil || len(records) > 0 != (plugin == "bridge") {
-			t.Errorf("%s: records of leases: %q, %v", plugin, records, err)
-		}
+		expect.That(t, err == nil && len(records) > 0 == (plugin == "bridge"),
+			"%s: records of leases: %q, %v", plugin, records, err)
 		expect.Success(t, s.call(verb{plugin: plugin, verb: "DEL", id: plugin, conf: conf}).err(), "DEL by %s", plugin)
 	}
 }

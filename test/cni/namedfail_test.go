@@ -7,6 +7,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/fault"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -19,9 +20,7 @@ func TestPortsThatNoADDTakesDoNotStopTheDELOfAChain(t *testing.T) {
 	twice := portmapping("", `{"hostPort":8080,"containerPort":80,"protocol":"tcp"},{"hostPort":8080,"containerPort":81,"protocol":"tcp"}`)
 	s.chain("ADD", "a", []string{bridge})
 	o := s.call(verb{plugin: "portmap", verb: "ADD", id: "a", conf: `{"cniVersion":"1.0.0","name":"net","stateDir":"STATE","prevResult":` + s.results["a"] + `,` + twice[1:]})
-	if o.status == 0 {
-		t.Fatal("the ADD succeeds, so nothing is shown")
-	}
+	must.That(t, o.status != 0, "the ADD succeeds, so nothing is shown")
 	s.chain("DEL", "a", []string{bridge, twice})
 	expect.Equal(t, s.files(), "", "left")
 }
@@ -45,9 +44,7 @@ func TestValuesThatNoADDTakesDoNotStopTheDELOfAChain(t *testing.T) {
 			s.chain("ADD", "a", []string{bridge})
 			plugin, _, _ := strings.Cut(strings.TrimPrefix(bad, `{"type":"`), `"`)
 			o := s.call(verb{plugin: plugin, verb: "ADD", id: "a", conf: `{"cniVersion":"1.0.0","name":"net","stateDir":"STATE","prevResult":` + s.results["a"] + `,` + bad[1:]})
-			if o.status == 0 {
-				t.Fatal("the ADD succeeds, so nothing is shown")
-			}
+			must.That(t, o.status != 0, "the ADD succeeds, so nothing is shown")
 			s.chain("DEL", "a", []string{bridge, bad})
 			expect.Equal(t, s.files(), "", "left")
 		})
@@ -81,9 +78,7 @@ func TestAKilledADDDoesNotStopTheDELOfAChain(t *testing.T) {
 			break
 		}
 	}
-	if unfinished < 3 && !t.Failed() {
-		t.Errorf("an attachment was left on record %d times", unfinished)
-	}
+	expect.That(t, unfinished >= 3 || t.Failed(), "an attachment was left on record %d times", unfinished)
 }
 
 func TestAnADDByNameTakesBackWhatItAsksForNoMore(t *testing.T) {
@@ -100,9 +95,8 @@ func TestAnADDByNameTakesBackWhatItAsksForNoMore(t *testing.T) {
 	limit := func(rates string) {
 		t.Helper()
 		conf := `{"cniVersion":"1.0.0","name":"net","type":"bandwidth","stateDir":"STATE","prevResult":` + prev + rates + "}"
-		if o := s.call(verb{plugin: "bandwidth", verb: "ADD", id: "a", conf: conf}); o.status != 0 {
-			t.Fatal(o.stdout)
-		}
+		o := s.call(verb{plugin: "bandwidth", verb: "ADD", id: "a", conf: conf})
+		must.That(t, o.status == 0, "%v", o.stdout)
 	}
 	const ingress = `,"ingressRate":80000000,"ingressBurst":800000`
 	limit(ingress + `,"egressRate":40000000,"egressBurst":400000`)

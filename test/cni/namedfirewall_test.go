@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -67,9 +68,8 @@ func TestFirewallByNameLetsThroughWhatTheReferencesDoes(t *testing.T) {
 				if apart := strings.Contains(got, "a to c: false"); !strings.Contains(got, "a to outside: true") || apart != (policy != "open") {
 					t.Errorf("with %q, policy %s is\n%s", ours, policy, got)
 				}
-				if diff := cmp.Diff(want, got); diff != "" {
-					t.Errorf("with %q, the reference's (-) and this one's (+):\n%s", ours, diff)
-				}
+				diff := cmp.Diff(want, got)
+				expect.That(t, diff == "", "with %q, the reference's (-) and this one's (+):\n%s", ours, diff)
 				s.chain("CHECK", "c", other)
 				s.chain("DEL", "c", other)
 				s.chain("DEL", "c", other)
@@ -83,9 +83,8 @@ func TestFirewallByNameLetsThroughWhatTheReferencesDoes(t *testing.T) {
 				s.chain("DEL", "a", one)
 				s.chain("DEL", "b", one)
 				if len(ours) > 0 {
-					if sets := s.run("nft", "list", "set", "inet", "tombolo", "pods4"); strings.Contains(sets, "10.5.") {
-						t.Errorf("with %q, left:\n%s", ours, sets)
-					}
+					sets := s.run("nft", "list", "set", "inet", "tombolo", "pods4")
+					expect.That(t, !strings.Contains(sets, "10.5."), "with %q, left:\n%s", ours, sets)
 				}
 			}
 		})
@@ -114,22 +113,15 @@ func TestLegacyRulesThatStopPodsAreNamedByName(t *testing.T) {
 				reaches := func() bool {
 					return nstest.PingWith(t, a.NS, nstest.Addr(outside4), nstest.Echo{Wait: noAnswer}) == nil
 				}
-				if reaches() {
-					t.Fatal("the rules stop nothing")
-				}
+				must.That(t, !reaches(), "the rules stop nothing")
 				o := s.operate("check", "--state", s.state)
 				_, remedy, ok := strings.Cut(o.stdout, "this helps: ")
 				remedy, _, _ = strings.Cut(remedy, " [configuration]")
-				if o.status != 4 || !ok || !strings.HasPrefix(remedy, "iptables-legacy ") {
-					t.Fatalf("check: %+v", o)
-				}
+				must.That(t, o.status == 4 && ok && strings.HasPrefix(remedy, "iptables-legacy "), "check: %+v", o)
 				s.run("sh", "-ec", remedy)
-				if !reaches() {
-					t.Errorf("it does not help: %s", remedy)
-				}
-				if _, err := nstest.AskWithin(t, out, "tcp", netip.AddrPortFrom(nstest.Addr(uplink4), 8080), 5*time.Second); err != nil {
-					t.Errorf("the host port after %s: %v", remedy, err)
-				}
+				expect.That(t, reaches(), "it does not help: %s", remedy)
+				_, err := nstest.AskWithin(t, out, "tcp", netip.AddrPortFrom(nstest.Addr(uplink4), 8080), 5*time.Second)
+				expect.That(t, err == nil, "the host port after %s: %v", remedy, err)
 				expect.Success(t, s.operate("check", "--state", s.state).err(), "check after it")
 			})
 		}

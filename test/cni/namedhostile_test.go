@@ -34,9 +34,8 @@ func TestManyNamesOfAPodsLinksStopNoVerb(t *testing.T) {
 	for i := range plugins {
 		s.chain("CHECK", "a", plugins[i:i+1])
 	}
-	if o := s.operate("check", "--state", s.state); o.status != 0 {
-		t.Errorf("check: %s%s", o.stdout, o.stderr)
-	}
+	o := s.operate("check", "--state", s.state)
+	expect.That(t, o.status == 0, "check: %s%s", o.stdout, o.stderr)
 	for _, plugin := range plugins[1:] {
 		again := `{"cniVersion":"1.0.0","name":"net","stateDir":"STATE","prevResult":` + s.results["a"] + "," + strings.TrimPrefix(plugin, "{")
 		name := regexp.MustCompile(`"type":"([a-z]+)"`).FindStringSubmatch(plugin)[1]

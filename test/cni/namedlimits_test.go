@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 )
 
 // limits are what shapes a pod's traffic at the host's end of its link, up to names and to how long a packet waits:
@@ -48,21 +50,18 @@ func TestBandwidthByNameLimitsAsTheReferencesDoes(t *testing.T) {
 				if want == "" {
 					want = got
 				}
-				if strings.Contains(got, "tbf") == (name == "none") {
-					t.Errorf("with %q, the limits are\n%s", ours, got)
-				}
-				if diff := cmp.Diff(want, got); diff != "" {
-					t.Errorf("with %q, the reference's (-) and this one's (+):\n%s", ours, diff)
-				}
+				expect.That(t, strings.Contains(got, "tbf") != (name == "none"),
+					"with %q, the limits are\n%s", ours, got)
+				diff := cmp.Diff(want, got)
+				expect.That(t, diff == "", "with %q, the reference's (-) and this one's (+):\n%s", ours, diff)
 				s.chain("CHECK", "a", plugins)
 				s.chain("DEL", "a", plugins)
 				s.chain("DEL", "a", plugins)
 				if links := s.run("ip", "-br", "link"); strings.Contains(links, "ifb") || strings.Contains(links, "bwp") {
 					t.Errorf("with %q, left:\n%s", ours, links)
 				}
-				if left, _ := filepath.Glob(s.state + "/*/net/*.json"); len(left) > 0 {
-					t.Errorf("with %q, records are left: %q", ours, left)
-				}
+				left, _ := filepath.Glob(s.state + "/*/net/*.json")
+				expect.That(t, len(left) == 0, "with %q, records are left: %q", ours, left)
 			}
 		})
 	}

@@ -78,12 +78,10 @@ func TestPluginsByNameMixWithTheReferences(t *testing.T) {
 				expect.Equal(t, got, want, "with %q: the reference makes\n%s\nand this", ours, want)
 				s.chain("CHECK", "a", plugins)
 				s.chain("DEL", "a", plugins)
-				if left := s.files(); left != "" {
-					t.Errorf("with %q: %s is left", ours, left)
-				}
-				if links := nstest.Run(t, s.of("a").NS, "ip", "-o", "link"); strings.Contains(links, "eth0") {
-					t.Errorf("with %q: %s is left", ours, links)
-				}
+				left := s.files()
+				expect.That(t, left == "", "with %q: %s is left", ours, left)
+				links := nstest.Run(t, s.of("a").NS, "ip", "-o", "link")
+				expect.That(t, !strings.Contains(links, "eth0"), "with %q: %s is left", ours, links)
 			}
 		})
 	}

@@ -157,15 +157,13 @@ func TestPortmapByNameLeadsWhereTheReferencesDoes(t *testing.T) {
 				if want == "" {
 					want = got
 				}
-				if diff := cmp.Diff(want, got); diff != "" {
-					t.Errorf("with %q, the reference's (-) and this one's (+):\n%s", ours, diff)
-				}
+				diff := cmp.Diff(want, got)
+				expect.That(t, diff == "", "with %q, the reference's (-) and this one's (+):\n%s", ours, diff)
 				s.chain("CHECK", "a", with)
 				s.chain("DEL", "a", with)
 				s.chain("DEL", "a", with)
-				if seen, err := nstest.AskWithin(t, out, "tcp", netip.MustParseAddrPort(uplink4+":8080"), noAnswer); err == nil {
-					t.Errorf("with %q, a port leads somewhere after the DEL, seen as %s", ours, seen)
-				}
+				seen, err := nstest.AskWithin(t, out, "tcp", netip.MustParseAddrPort(uplink4+":8080"), noAnswer)
+				expect.That(t, err != nil, "with %q, a port leads somewhere after the DEL, seen as %s", ours, seen)
 				s.chain("DEL", "b", none)
 			}
 		})
@@ -186,9 +184,7 @@ func TestHostPortsOfAContainerOnTwoNetworksByName(t *testing.T) {
 			conf += `,"prevResult":` + prev
 		}
 		o := s.call(verb{plugin: plugin, verb: what, id: "a", ifName: ifName, conf: conf + "}"})
-		if o.status != 0 {
-			t.Fatalf("%s of %s by %s: %s", what, ifName, plugin, o.stdout)
-		}
+		must.That(t, o.status == 0, "%s of %s by %s: %s", what, ifName, plugin, o.stdout)
 		if what == "ADD" {
 			results[ifName] = o.stdout
 		}
@@ -213,9 +209,8 @@ func TestHostPortsOfAContainerOnTwoNetworksByName(t *testing.T) {
 	call("DEL", "portmap", "eth0", "neteth0", ports)
 	leads("10.5.1.2 . 80")
 	call("DEL", "portmap", "eth1", "neteth1", ports)
-	if rules := s.run("nft", "list", "map", "inet", "tombolo", "hostports4"); strings.Contains(rules, "tcp . 8080") {
-		t.Errorf("the port leads somewhere: %s", rules)
-	}
+	rules := s.run("nft", "list", "map", "inet", "tombolo", "hostports4")
+	expect.That(t, !strings.Contains(rules, "tcp . 8080"), "the port leads somewhere: %s", rules)
 }
 
 // 127.0.0.1 leads to a pod in a VLAN by the host's link there and by the bridge. A DEL by portmap alone shuts both.
@@ -244,9 +239,8 @@ func TestPortmapByNameShutsBothWaysToAVLAN(t *testing.T) {
 func TestPortmapByNameSaysWhatDoesWhatItRefuses(t *testing.T) {
 	t.Parallel()
 	s := newSide(t, referenceDir(t), nil)
-	if o := s.operate("install", "--names", "bridge,portmap", s.programs); o.status != 0 {
-		t.Fatalf("install: %s%s", o.stdout, o.stderr)
-	}
+	o := s.operate("install", "--names", "bridge,portmap", s.programs)
+	must.That(t, o.status == 0, "install: %s%s", o.stdout, o.stderr)
 	ports := []string{`{"hostPort":8080,"containerPort":80,"protocol":"tcp"}`}
 	main := `{"type":"bridge","isGateway":true,"ipam":{"type":"host-local","dataDir":"DATA/n","subnet":"10.5.0.0/24","routes":[{"dst":"0.0.0.0/0"}]}}`
 	prev := s.chain("ADD", "a", []string{main})
@@ -258,9 +252,8 @@ func TestPortmapByNameSaysWhatDoesWhatItRefuses(t *testing.T) {
 	for _, more := range refused {
 		e := failure(s.call(verb{plugin: "portmap", verb: "ADD", id: "a", conf: conf("," + more)}).stdout)
 		name, _, _ := strings.Cut(more[1:], `"`)
-		if e == nil || e.Code != 2 || !strings.HasPrefix(e.Msg, name) {
-			t.Fatalf("%s: %v, want error 2 by that name", more, e)
-		}
+		must.That(t, e != nil && e.Code == 2 && strings.HasPrefix(e.Msg, name),
+			"%s: %v, want error 2 by that name", more, e)
 		_, command, _ = strings.Cut(e.Msg, "(tombolo ")
 		command, _, _ = strings.Cut(command, ")")
 	}
@@ -272,9 +265,8 @@ func TestPortmapByNameSaysWhatDoesWhatItRefuses(t *testing.T) {
 		v.plugin, v.id = "portmap", "a"
 		expect.Success(t, s.call(v).err(), "%s with %s", v.verb, v.conf)
 	}
-	if o := s.operate(strings.Fields(strings.ReplaceAll(command, "DIR", s.programs))...); command == "" || o.status != 0 {
-		t.Fatalf("tombolo %s: %s%s", command, o.stdout, o.stderr)
-	}
+	o = s.operate(strings.Fields(strings.ReplaceAll(command, "DIR", s.programs))...)
+	must.That(t, command != "" && o.status == 0, "tombolo %s: %s%s", command, o.stdout, o.stderr)
 	for _, more := range refused {
 		expect.Success(t, s.call(verb{plugin: "portmap", verb: "ADD", id: "a", conf: conf("," + more)}).err(), "the reference's with %s", more)
 		if rules := s.run("iptables-save", "-t", "nat"); strings.Contains(more, "V4") != strings.Contains(rules, "-s 198.51.100.0/24") || !strings.Contains(rules, ":80") {

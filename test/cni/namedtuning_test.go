@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -78,15 +79,13 @@ func TestTuningByNameIsAsTheReferences(t *testing.T) {
 				}
 				// The reference keeps the file of an ADD that failed, and of an interface that is gone.
 				kept := failed || tt.gone && v.verb == "DEL"
-				if want, got := theirs.files(), ours.files(); want != got && !kept {
-					t.Errorf("%s: the reference leaves\n%s\nand this\n%s", what, want, got)
-				}
+				want, got := theirs.files(), ours.files()
+				expect.That(t, want == got || kept, "%s: the reference leaves\n%s\nand this\n%s", what, want, got)
 				if tt.gone && v.verb != "ADD" {
 					return
 				}
-				if want, got := tunable(t, theirs.of("a")), tunable(t, ours.of("a")); want != got {
-					t.Errorf("%s: the reference makes\n%s\nand this\n%s", what, want, got)
-				}
+				want, got = tunable(t, theirs.of("a")), tunable(t, ours.of("a"))
+				expect.That(t, want == got, "%s: the reference makes\n%s\nand this\n%s", what, want, got)
 			}
 			each(func(s *side) {
 				s.chain("ADD", "a", []string{attackedBridge})
@@ -133,12 +132,10 @@ func TestTuningByNameRevertsWhatEachADDHasSet(t *testing.T) {
 	}
 	call("ADD", `"mac":"02:00:00:00:00:77","mtu":1400,"promisc":true,`, false)
 	second := call("ADD", `"mac":"02:00:00:00:00:78","mtu":1300,"allmulti":true,"txQLen":7,`, false)
-	if third := call("ADD", `"mac":"02:00:00:00:00:79","mtu":10000000,`, true); third != second {
-		t.Errorf("an ADD that failed leaves\n%s, where there was\n%s", third, second)
-	}
-	if after := call("DEL", "", false); after != before {
-		t.Errorf("DEL leaves\n%s, where there was\n%s", after, before)
-	}
+	third := call("ADD", `"mac":"02:00:00:00:00:79","mtu":10000000,`, true)
+	expect.That(t, third == second, "an ADD that failed leaves\n%s, where there was\n%s", third, second)
+	after := call("DEL", "", false)
+	expect.That(t, after == before, "DEL leaves\n%s, where there was\n%s", after, before)
 	s.chain("DEL", "a", []string{attackedBridge})
 	expect.Equal(t, s.files(), "", "is left")
 }
@@ -153,9 +150,7 @@ func TestTuningByNameIsRevertedInTheNodesOwnNamespace(t *testing.T) {
 		t.Helper()
 		c := call{verb: verb, id: "a", netns: nstest.Path(t, n.ns), ifName: "eth0", stdin: w.stdin(fields)}
 		o, err := n.exec(t.Context(), path, c.stdin, append(c.environ(), "CNI_NETNS_OVERRIDE=1"))
-		if err != nil || o.status != 0 {
-			t.Fatalf("%s by %s: %v, %s", verb, path, err, o.stdout)
-		}
+		must.That(t, err == nil && o.status == 0, "%s by %s: %v, %s", verb, path, err, o.stdout)
 		if verb == "ADD" {
 			w.plugin["prevResult"] = json.RawMessage(o.stdout)
 		}
@@ -164,13 +159,10 @@ func TestTuningByNameIsRevertedInTheNodesOwnNamespace(t *testing.T) {
 	before := tunable(t, &pod{NS: n.ns})
 	tuned := conf{"type": "tuning", "mtu": 1300, "txQLen": 7, "dataDir": dataDir}
 	run(tuning, "ADD", tuned)
-	if tunable(t, &pod{NS: n.ns}) == before {
-		t.Error("the ADD of tuning changes nothing")
-	}
+	expect.That(t, tunable(t, &pod{NS: n.ns}) != before, "the ADD of tuning changes nothing")
 	run(tuning, "DEL", tuned)
-	if after := tunable(t, &pod{NS: n.ns}); after != before {
-		t.Errorf("DEL leaves\n%s, where there was\n%s", after, before)
-	}
+	after := tunable(t, &pod{NS: n.ns})
+	expect.That(t, after == before, "DEL leaves\n%s, where there was\n%s", after, before)
 	run(plugin(), "DEL", nil)
 	n.wantNothing()
 }
@@ -186,9 +178,8 @@ func TestGuardFollowsTheMACThatTuningSets(t *testing.T) {
 	w.add(p)
 	expect.Success(t, nstest.Ping(t, p.NS, netip.MustParseAddr(gateway4)), "with the MAC that tuning set")
 	expect.Success(t, w.check(p))
-	if o := n.operate("check", "--state", n.state); o.status != 0 {
-		t.Errorf("check: %s%s", o.stdout, o.stderr)
-	}
+	o := n.operate("check", "--state", n.state)
+	expect.That(t, o.status == 0, "check: %s%s", o.stdout, o.stderr)
 	nstest.Run(t, p.NS, "ip", "link", "set", "eth0", "address", "02:00:00:00:00:78")
 	nstest.Run(t, p.NS, "ip", "neigh", "flush", "all")
 	expect.Failure(t, nstest.PingWith(t, p.NS, netip.MustParseAddr(gateway4), nstest.Echo{Wait: 300e6}), "with a MAC that nobody set the pod is heard")

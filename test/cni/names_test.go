@@ -41,9 +41,7 @@ type side struct {
 func sides(t testing.TB) (theirs, ours *side) {
 	t.Helper()
 	peers := os.Getenv(peersVar)
-	if peers == "" {
-		t.Fatal("TOMBOLO_PEERS is not set: make peers builds what this compares with")
-	}
+	must.That(t, peers != "", "TOMBOLO_PEERS is not set: make peers builds what this compares with")
 	return newSide(t, peers, nil), newSide(t, peers, byName())
 }
 
@@ -60,9 +58,8 @@ func (n *node) side(peers string, ours []string) *side {
 	s := &side{node: n, programs: t.TempDir(), data: t.TempDir(), pods: map[string]*pod{}, results: map[string]string{}}
 	for _, name := range []string{"bridge", "ptp", "macvlan", "host-local", "static", "dhcp", "portmap", "bandwidth", "firewall", "tuning", "loopback"} {
 		target := filepath.Join(peers, name)
-		if _, err := os.Stat(target); err != nil {
-			t.Fatalf("%v: make peers builds it", err)
-		}
+		_, err := os.Stat(target)
+		must.That(t, err == nil, "%v: make peers builds it", err)
 		path := filepath.Join(s.programs, name)
 		if slices.Contains(ours, name) { // as install --names does
 			must.Succeed(t, os.Symlink(target, path+".reference"))
@@ -107,8 +104,7 @@ func (s *side) call(v verb) outcome {
 	}
 	stdin := strings.NewReplacer("DATA", s.data, "POD", p.path, "STATE", s.state).Replace(v.conf)
 	environ := append(c.environ(), "CNI_PATH="+s.programs, "DBUS_SYSTEM_BUS_ADDRESS="+cmp.Or(s.bus, "unix:path=/nowhere"))
-	o, err := s.exec(context.Background(), filepath.Join(s.programs, v.plugin), []byte(stdin), environ)
-	must.Succeed(s, err)
+	o := must.Of(s.exec(context.Background(), filepath.Join(s.programs, v.plugin), []byte(stdin), environ)).Get(s)
 	o.stdout = strings.NewReplacer(s.data, "DATA", p.path, "POD").Replace(o.stdout)
 	return o
 }
@@ -159,9 +155,8 @@ func agree(t testing.TB, name string, theirs, ours outcome) {
 			t.Errorf("%s: the reference's error is %d: %s\nthis one's %d: %s", name, their.Code, their.Msg, our.Code, our.Msg)
 		}
 	default:
-		if want, got := said(t, theirs.stdout), said(t, ours.stdout); want != got {
-			t.Errorf("%s: the reference says\n%s\nand this\n%s", name, want, got)
-		}
+		want, got := said(t, theirs.stdout), said(t, ours.stdout)
+		expect.That(t, want == got, "%s: the reference says\n%s\nand this\n%s", name, want, got)
 	}
 }
 
@@ -170,15 +165,14 @@ func agree(t testing.TB, name string, theirs, ours outcome) {
 func (s *side) files() string {
 	s.Helper()
 	var list []string
-	err := filepath.WalkDir(s.data, func(path string, d os.DirEntry, err error) error {
+	must.Succeed(s, filepath.WalkDir(s.data, func(path string, d os.DirEntry, err error) error {
 		if err != nil || d.IsDir() || d.Name() == "lock" || d.Name() == ".tombolo-epoch" || strings.HasPrefix(d.Name(), "last_reserved_ip.") {
 			return err
 		}
 		content, err := os.ReadFile(path)
 		list = append(list, fmt.Sprintf("%s: %q", strings.TrimPrefix(path, s.data), content))
 		return err
-	})
-	must.Succeed(s, err)
+	}))
 	return strings.Join(list, "\n")
 }
 
@@ -310,9 +304,8 @@ func TestHostLocalByNameBesideTheReferences(t *testing.T) {
 		return nil
 	}))
 	slices.Sort(given)
-	if n := len(slices.Compact(given)); n != 2*each {
-		t.Errorf("%d addresses for %d pods: %s", n, 2*each, given)
-	}
+	n := len(slices.Compact(given))
+	expect.That(t, n == 2*each, "%d addresses for %d pods: %s", n, 2*each, given)
 	for i := range calls {
 		by := []*side{ours, theirs}[i%2] // the other's
 		expect.Success(t, by.call(verb{plugin: "host-local", verb: "DEL", id: fmt.Sprint("pod-", i), conf: conf, netns: "-"}).err(), "DEL of pod-%d", i)

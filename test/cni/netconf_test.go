@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -166,9 +167,8 @@ func TestBadConfigurationsAreRefused(t *testing.T) {
 	golden.Compare(t, "refused.golden", all.String())
 	n.wantNothing()
 	for _, dir := range []string{"attachments", "networks"} {
-		if got := n.files(n.state + "/" + dir); len(got) > 0 {
-			t.Errorf("refused ADDs left %s: %v", dir, got)
-		}
+		got := n.files(n.state + "/" + dir)
+		expect.That(t, len(got) == 0, "refused ADDs left %s: %v", dir, got)
 	}
 }
 
@@ -197,9 +197,7 @@ func TestBadEnvironmentIsRefused(t *testing.T) {
 	} {
 		tt.call.stdin = stdin
 		o := n.call(tt.call)
-		if o.status == 0 {
-			t.Errorf("%s: it was taken", tt.name)
-		}
+		expect.That(t, o.status != 0, "%s: it was taken", tt.name)
 		fmt.Fprintf(&all, "%s\n\t%s\n", tt.name, strings.TrimSpace(o.stdout))
 	}
 	golden.Compare(t, "environment.golden", all.String())
@@ -267,9 +265,7 @@ func TestConfigurationThatIsTooLongIsRefused(t *testing.T) {
 	n := newNode(t)
 	w := n.podnet(conf{"_pad": strings.Repeat("x", 5<<20)})
 	o := n.call(call{verb: "ADD", id: "a", netns: nstest.Path(t, nstest.New(t)), ifName: "eth0", stdin: w.stdin(nil)})
-	if o.status == 0 || !strings.Contains(o.stdout, `"code":6,`) {
-		t.Errorf("exit status %d: %s", o.status, o.stdout)
-	}
+	expect.That(t, o.status != 0 && strings.Contains(o.stdout, `"code":6,`), "exit status %d: %s", o.status, o.stdout)
 }
 
 // A runtime reads an error by the version that it has; one of an old configuration's is not to be
@@ -286,9 +282,8 @@ func TestErrorsCarryTheConfigurationsVersion(t *testing.T) {
 			var failure struct{ CNIVersion string }
 			o := n.call(c)
 			unmarshal(t, o.stdout, &failure)
-			if o.status == 0 || failure.CNIVersion != version {
-				t.Errorf("%s of %s: exit status %d, %s", name, version, o.status, o.stdout)
-			}
+			expect.That(t, o.status != 0 && failure.CNIVersion == version,
+				"%s of %s: exit status %d, %s", name, version, o.status, o.stdout)
 		}
 		for _, bad := range badConfs() {
 			if bad.fields["cniVersion"] != nil || bad.fields == nil && bad.args == "" {

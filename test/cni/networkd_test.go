@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -29,9 +30,7 @@ func TestNetworkdLeavesATakenNICAloneByTheFilesInTheDocs(t *testing.T) {
 			files = b.text
 		}
 	}
-	if files == "" {
-		t.Fatal("docs/lan.md has no file below /run/systemd/network")
-	}
+	must.That(t, files != "", "docs/lan.md has no file below /run/systemd/network")
 	for _, tt := range []struct {
 		name, files, until, want string
 	}{
@@ -47,9 +46,8 @@ func TestNetworkdLeavesATakenNICAloneByTheFilesInTheDocs(t *testing.T) {
 			o, err := n.exec(context.Background(), "/usr/bin/unshare", nil, environ,
 				"--mount", "--pid", "--fork", "--mount-proc", "--kill-child", "bash", "-c", script)
 			must.Succeed(t, err)
-			if o.status != 0 || !strings.HasSuffix(o.stdout, "eth0 is "+tt.want+"\n") {
-				t.Errorf("want %q; status %d\n%s\n%s", tt.want, o.status, o.stdout, o.stderr)
-			}
+			expect.That(t, o.status == 0 && strings.HasSuffix(o.stdout, "eth0 is "+tt.want+"\n"),
+				"want %q; status %d\n%s\n%s", tt.want, o.status, o.stdout, o.stderr)
 		})
 	}
 }

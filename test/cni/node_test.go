@@ -155,17 +155,13 @@ func (c *call) environ() []string {
 
 func (n *node) call(c call) outcome {
 	n.Helper()
-	o, err := n.exec(context.Background(), plugin(), c.stdin, c.environ())
-	must.Succeed(n, err)
-	return o
+	return must.Of(n.exec(context.Background(), plugin(), c.stdin, c.environ())).Get(n)
 }
 
 func (n *node) callOK(c call) string {
 	n.Helper()
 	o := n.call(c)
-	if o.status != 0 {
-		n.Fatalf("%s: exit status %d: %s", c.verb, o.status, o.stdout)
-	}
+	must.That(n, o.status == 0, "%s: exit status %d: %s", c.verb, o.status, o.stdout)
 	return o.stdout
 }
 
@@ -176,9 +172,7 @@ func keeperPath() string { return filepath.Join(built, "tombolod") }
 
 func (n *node) operate(args ...string) outcome {
 	n.Helper()
-	o, err := n.exec(context.Background(), command(), nil, os.Environ(), args...)
-	must.Succeed(n, err)
-	return o
+	return must.Of(n.exec(context.Background(), command(), nil, os.Environ(), args...)).Get(n)
 }
 
 // remove takes a network down by the operator's command.
@@ -305,9 +299,7 @@ func (w *network) stdin(fields conf) []byte {
 
 func marshal(t testing.TB, v any) []byte {
 	t.Helper()
-	data, err := json.Marshal(v)
-	must.Succeed(t, err)
-	return data
+	return must.Of(json.Marshal(v)).Get(t)
 }
 
 // option changes what the runtime says of an attachment.
@@ -340,9 +332,7 @@ func (p *pod) runtime(options []option) *libcni.RuntimeConf {
 // add adds a pod, which must succeed.
 func (w *network) add(p *pod, options ...option) *current.Result {
 	w.Helper()
-	r, err := w.tryAdd(p, options...)
-	must.Succeed(w, err, "ADD of %s", p.id)
-	return r
+	return must.Of(w.tryAdd(p, options...)).Get(w, "ADD of %s", p.id)
 }
 
 func (w *network) tryAdd(p *pod, options ...option) (*current.Result, error) {

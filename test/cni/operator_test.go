@@ -39,8 +39,7 @@ func TestRepairAndGCSayThatThereWasNothingToDo(t *testing.T) {
 	n := newNode(t)
 	n.podnet(nil).add(n.pod("a"))
 	for command, want := range map[string]string{"repair": "nothing is to be repaired\n", "gc": "no dead pod has anything\n", "check": "1 attachment\n"} {
-		if o := n.operate(command, "--state", n.state); o.status != 0 || o.stdout != want || o.stderr != "" {
-			t.Errorf("%s: %+v", command, o)
-		}
+		o := n.operate(command, "--state", n.state)
+		expect.That(t, o.status == 0 && o.stdout == want && o.stderr == "", "%s: %+v", command, o)
 	}
 }

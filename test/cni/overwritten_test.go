@@ -59,9 +59,8 @@ func TestOneNameGoesBackWithPodsRunning(t *testing.T) {
 			if left := s.owners(); slices.ContainsFunc(left, func(owner string) bool { return owner != "net" }) {
 				t.Errorf("elements are left: %q", left)
 			}
-			if left := s.reservations(filepath.Join(s.data, "n", "net")); len(left) > 0 {
-				t.Errorf("addresses are left: %v", left)
-			}
+			left := s.reservations(filepath.Join(s.data, "n", "net"))
+			expect.That(t, len(left) == 0, "addresses are left: %v", left)
 		})
 	}
 }

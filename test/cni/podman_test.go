@@ -65,8 +65,7 @@ func TestAContainersPortReserverOfNerdctlIsNoConflict(t *testing.T) {
 	reserver := filepath.Join(n.root, "run/nerdctl/default", id, "port-reserver.pid")
 	must.Succeed(t, errors.Join(os.MkdirAll(filepath.Dir(reserver), 0o755), os.WriteFile(reserver, []byte(strconv.Itoa(pid)), 0o644)))
 	for _, other := range []string{id, "other-" + id} {
-		_, err := w.tryAdd(n.pod(other), opt)
-		wantError(t, err, 112, "in use by conmon")
+		wantError(t, expect.Err(w.tryAdd(n.pod(other), opt)), 112, "in use by conmon")
 	}
 	w.add(p, opt)
 	p.serve(t, "tcp", 80)
@@ -78,7 +77,7 @@ func (n *node) startMonitor(id string) (pid int) {
 	path := filepath.Join(n.TempDir(), monitorName)
 	must.Succeed(n, copyProgram("/proc/self/exe", path))
 	var socket *os.File
-	err := n.ns.Do(func() error {
+	must.Succeed(n, n.ns.Do(func() error {
 		l, err := net.Listen("tcp4", ":8080")
 		if err != nil {
 			return err
@@ -86,12 +85,10 @@ func (n *node) startMonitor(id string) (pid int) {
 		defer l.Close()
 		socket, err = l.(*net.TCPListener).File()
 		return err
-	})
-	must.Succeed(n, err)
+	}))
 	defer socket.Close()
 	cmd := &exec.Cmd{Path: path, Args: []string{path, "--api-version", "1", "-c", id, "-u", id}, ExtraFiles: []*os.File{socket}}
-	in, err := cmd.StdinPipe()
-	must.Succeed(n, err)
+	in := must.Of(cmd.StdinPipe()).Get(n)
 	out, err := cmd.StdoutPipe()
 	if err == nil {
 		err = cmd.Start()

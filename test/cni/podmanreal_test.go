@@ -87,10 +87,8 @@ func TestPodmanKeepsPublishedPortsThroughItsCommands(t *testing.T) {
 	}
 	n := newNode(t)
 	n.outside()
-	root, err := filepath.Abs(repository)
-	must.Succeed(t, err)
-	unshare, err := exec.LookPath("unshare")
-	must.Succeed(t, err)
+	root := must.Of(filepath.Abs(repository)).Get(t)
+	unshare := must.Of(exec.LookPath("unshare")).Get(t)
 	environ := append(os.Environ(), "REPOSITORY="+root, "PATH="+os.Getenv("PATH")+":"+built+":"+cniPath)
 	o, err := n.exec(context.Background(), unshare, nil, environ,
 		"--mount", "--pid", "--fork", "--mount-proc", "--kill-child", "--wd", root, "bash", "-c", podmanScript)
@@ -101,9 +99,8 @@ func TestPodmanKeepsPublishedPortsThroughItsCommands(t *testing.T) {
 		name, text, _ := strings.Cut(part, "\n")
 		said[name] = text
 	}
-	if _, ended := said["end"]; !ended || o.status != 0 {
-		t.Fatalf("exit status %d\n%s\n%s", o.status, o.stdout, o.stderr)
-	}
+	_, ended := said["end"]
+	must.That(t, ended && o.status == 0, "exit status %d\n%s\n%s", o.status, o.stdout, o.stderr)
 	const first, second = "default via 10.31.0.1 dev eth0", "default via 10.32.0.1 dev eth1"
 	for step, wants := range map[string][]string{
 		"run":        {first, "8080"},

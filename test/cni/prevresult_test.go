@@ -21,9 +21,7 @@ func (w *network) checkWith(p *pod, prev any) (outcome, string) {
 		Msg  string `json:"msg"`
 	}
 	if o.status != 0 {
-		if err := json.Unmarshal([]byte(o.stdout), &failure); err != nil || failure.Code != 113 {
-			w.Errorf("CHECK: %+v", o)
-		}
+		expect.That(w, json.Unmarshal([]byte(o.stdout), &failure) == nil && failure.Code == 113, "CHECK: %+v", o)
 	}
 	return o, failure.Msg
 }
@@ -35,8 +33,7 @@ func TestCHECKComparesTheResultWithWhatIsThere(t *testing.T) {
 	p := n.pod("a")
 	made := w.add(p)
 	change := func(f func(r *current.Result)) *current.Result {
-		data, err := json.Marshal(made)
-		must.Succeed(t, err)
+		data := must.Of(json.Marshal(made)).Get(t)
 		var r current.Result
 		must.Succeed(t, json.Unmarshal(data, &r))
 		f(&r)
@@ -113,7 +110,6 @@ func TestCHECKComparesTheResultWithWhatIsThere(t *testing.T) {
 	}
 	// An address that another plugin has added is one of the pod's from then on.
 	nstest.Run(t, p.NS, "ip", "address", "add", "10.77.0.77/24", "dev", "eth0")
-	if o, _ := w.checkWith(p, change(func(r *current.Result) { r.IPs = append(r.IPs, address("10.77.0.77/24", &pod)) })); o.status != 0 {
-		t.Errorf("with an address of another plugin's: %+v", o)
-	}
+	o, _ := w.checkWith(p, change(func(r *current.Result) { r.IPs = append(r.IPs, address("10.77.0.77/24", &pod)) }))
+	expect.That(t, o.status == 0, "with an address of another plugin's: %+v", o)
 }

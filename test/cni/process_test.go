@@ -26,16 +26,12 @@ var begun = regexp.MustCompile(`^[0-9]+ +[a-z0-9_]+\(`)
 // traced runs a verb under strace, and gives a line for each call of these.
 func (n *node) traced(c call, calls string) []string {
 	n.Helper()
-	strace, err := exec.LookPath("strace")
-	must.Succeed(n, err)
+	strace := must.Of(exec.LookPath("strace")).Get(n)
 	log := filepath.Join(n.TempDir(), "strace")
 	o, err := n.exec(context.Background(), strace, c.stdin, c.environ(), "-f", "-qq", "-e", "trace="+calls, "-e", "signal=none", "-o", log, plugin())
 	must.Succeed(n, err)
-	if o.status != 0 {
-		n.Fatalf("%s: exit status %d: %s%s", c.verb, o.status, o.stdout, o.stderr)
-	}
-	data, err := os.ReadFile(log)
-	must.Succeed(n, err)
+	must.That(n, o.status == 0, "%s: exit status %d: %s%s", c.verb, o.status, o.stdout, o.stderr)
+	data := must.Of(os.ReadFile(log)).Get(n)
 	var lines []string
 	for line := range strings.Lines(string(data)) {
 		if begun.MatchString(line) {
@@ -70,9 +66,8 @@ func TestEachVerbIsOneProcess(t *testing.T) {
 
 func wantOneExec(t *testing.T, verb string, lines []string) {
 	t.Helper()
-	if len(lines) != 1 || !strings.Contains(lines[0], "execve(") || !strings.Contains(lines[0], "tombolo") {
-		t.Errorf("%s execs %d programs, want one, itself:\n%s", verb, len(lines), strings.Join(lines, "\n"))
-	}
+	expect.That(t, len(lines) == 1 && strings.Contains(lines[0], "execve(") && strings.Contains(lines[0], "tombolo"),
+		"%s execs %d programs, want one, itself:\n%s", verb, len(lines), strings.Join(lines, "\n"))
 }
 
 // TestDelegationIsTheOneExec proves that the trace above would have shown more.
@@ -84,9 +79,8 @@ func TestDelegationIsTheOneExec(t *testing.T) {
 	w := n.podnet(conf{"ipam": ipam})
 	p := n.pod("a")
 	execs := n.traced(call{verb: "ADD", id: p.id, netns: p.path, ifName: "eth0", stdin: w.stdin(nil)}, "execve,execveat")
-	if len(execs) != 2 || !strings.Contains(execs[1], fakeIPAM) {
-		t.Errorf("execs:\n%s\nwant the plugin and the ipam", strings.Join(execs, "\n"))
-	}
+	expect.That(t, len(execs) == 2 && strings.Contains(execs[1], fakeIPAM),
+		"execs:\n%s\nwant the plugin and the ipam", strings.Join(execs, "\n"))
 }
 
 // line is one of a log.
@@ -105,15 +99,13 @@ type line struct {
 
 func readLog(t *testing.T, path string) []line {
 	t.Helper()
-	data, err := os.ReadFile(path)
-	must.Succeed(t, err)
+	data := must.Of(os.ReadFile(path)).Get(t)
 	var list []line
 	for _, text := range bytes.Split(bytes.TrimSpace(data), []byte("\n")) {
 		var l line
 		decoder := json.NewDecoder(bytes.NewReader(text))
-		if err := decoder.Decode(&l); err != nil {
-			t.Fatalf("%v: %s", err, text)
-		}
+		err := decoder.Decode(&l)
+		must.That(t, err == nil, "%v: %s", err, text)
 		list = append(list, l)
 	}
 	return list
@@ -140,21 +132,16 @@ func TestLogHasALineForEachVerb(t *testing.T) {
 	var got []brief
 	for _, l := range readLog(t, log) {
 		got = append(got, brief{l.Level, l.Verb, l.ContainerID, l.Code})
-		if l.Network != "podnet" || l.Total <= 0 || l.Time.IsZero() || l.Msg == "" {
-			t.Errorf("line %+v lacks something", l)
-		}
+		expect.That(t, l.Network == "podnet" && l.Total > 0 && !l.Time.IsZero() && l.Msg != "",
+			"line %+v lacks something", l)
 		var sum time.Duration
 		for _, d := range l.Steps {
 			sum += d
 		}
-		if sum > l.Total {
-			t.Errorf("the steps %v add up to more than %s", l.Steps, l.Total)
-		}
+		expect.That(t, sum <= l.Total, "the steps %v add up to more than %s", l.Steps, l.Total)
 		if l.Verb == "ADD" && l.Code == 0 {
 			for _, step := range []string{"open", "record", "ipam", "network", "link", "firewall", "commit"} {
-				if l.Steps[step] <= 0 {
-					t.Errorf("ADD's line has no duration of step %s: %v", step, l.Steps)
-				}
+				expect.That(t, l.Steps[step] > 0, "ADD's line has no duration of step %s: %v", step, l.Steps)
 			}
 		}
 	}
@@ -172,11 +159,9 @@ func TestLogLevelFiltersLines(t *testing.T) {
 	w := n.podnet(conf{"logFile": log, "logLevel": "error"})
 	p := n.pod("a")
 	w.add(p)
-	_, err := w.tryAdd(p)
-	wantError(t, err, 111, "already")
-	if lines := readLog(t, log); len(lines) != 1 || lines[0].Code != 111 {
-		t.Errorf("lines %+v, want that of the error", lines)
-	}
+	wantError(t, expect.Err(w.tryAdd(p)), 111, "already")
+	lines := readLog(t, log)
+	expect.That(t, len(lines) == 1 && lines[0].Code == 111, "lines %+v, want that of the error", lines)
 }
 
 func TestLogOfManyAtOnceIsWhole(t *testing.T) {
@@ -185,12 +170,9 @@ func TestLogOfManyAtOnceIsWhole(t *testing.T) {
 	log := filepath.Join(t.TempDir(), "tombolo.log")
 	w := n.podnet(conf{"logFile": log})
 	pods := n.pods(16)
-	atOnce(pods, func(p *pod) {
-		expect.Success(t, expect.Err(w.tryAdd(p)))
-	})
-	if got := len(readLog(t, log)); got != len(pods) {
-		t.Errorf("%d lines, want %d", got, len(pods))
-	}
+	atOnce(pods, func(p *pod) { expect.Success(t, expect.Err(w.tryAdd(p))) })
+	got := len(readLog(t, log))
+	expect.That(t, got == len(pods), "%d lines, want %d", got, len(pods))
 }
 
 func TestLogThatCannotBeWrittenKeepsNoPodFromGoing(t *testing.T) {
@@ -214,17 +196,14 @@ func TestOperatorsCommands(t *testing.T) {
 	}
 	var list []struct{ Network, ContainerID string }
 	unmarshal(t, n.operate("ls", "--json", "--state", n.state).stdout, &list)
-	if len(list) != 1 || list[0].ContainerID != "container-of-a-pod" {
-		t.Errorf("tombolo ls --json: %+v", list)
-	}
+	expect.That(t, len(list) == 1 && list[0].ContainerID == "container-of-a-pod", "tombolo ls --json: %+v", list)
 	var version struct {
 		Go  string
 		CNI []string
 	}
 	unmarshal(t, n.operate("version", "--json").stdout, &version)
-	if diff := cmp.Diff(versions(), version.CNI); diff != "" || version.Go == "" {
-		t.Errorf("versions (-want +got):\n%s", diff)
-	}
+	diff := cmp.Diff(versions(), version.CNI)
+	expect.That(t, diff == "" && version.Go != "", "versions (-want +got):\n%s", diff)
 	if help := n.operate("help"); help.status != 0 || !strings.Contains(help.stdout, "Exit status") {
 		t.Errorf("tombolo help: %d, %s", help.status, help.stdout)
 	}

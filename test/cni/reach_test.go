@@ -40,15 +40,13 @@ func TestTheOutsideSeesTheNodeWhereMasqueraded(t *testing.T) {
 	a, b := n.pod("a"), n.pod("b")
 	ra, rb := w.add(a), w.add(b)
 	for _, tt := range []struct{ at, want string }{{outside4, uplink4}, {outside6, uplink6}} {
-		if got := seenAs(t, a.NS, out, tt.at); got != tt.want {
-			t.Errorf("the outside at %s sees %s, want the node's %s", tt.at, got, tt.want)
-		}
+		got := seenAs(t, a.NS, out, tt.at)
+		expect.That(t, got == tt.want, "the outside at %s sees %s, want the node's %s", tt.at, got, tt.want)
 	}
 	// Among pods, nothing is translated.
 	for _, tt := range []struct{ at, want string }{{ip4(rb).String(), ip4(ra).String()}, {ip6(rb).String(), ip6(ra).String()}} {
-		if got := seenAs(t, a.NS, b.NS, tt.at); got != tt.want {
-			t.Errorf("the pod at %s sees %s, want the other pod's %s", tt.at, got, tt.want)
-		}
+		got := seenAs(t, a.NS, b.NS, tt.at)
+		expect.That(t, got == tt.want, "the pod at %s sees %s, want the other pod's %s", tt.at, got, tt.want)
 	}
 }
 
@@ -60,9 +58,8 @@ func TestTheOutsideSeesThePodWithoutMasquerade(t *testing.T) {
 	p := n.pod("a")
 	r := n.podnet(conf{"ipMasq": false}).add(p)
 	for at, want := range map[string]string{outside4: ip4(r).String(), outside6: ip6(r).String()} {
-		if got := seenAs(t, p.NS, out, at); got != want {
-			t.Errorf("the outside at %s sees %s, want the pod's %s", at, got, want)
-		}
+		got := seenAs(t, p.NS, out, at)
+		expect.That(t, got == want, "the outside at %s sees %s, want the pod's %s", at, got, want)
 	}
 	wantPing(t, out, ip4(r).String(), ip6(r).String())
 }
@@ -75,12 +72,10 @@ func TestMasqueradeOfOneNetworkLeavesAnotherAlone(t *testing.T) {
 	masked, plain := n.pod("masked"), n.pod("plain")
 	n.podnet(nil).add(masked)
 	r := n.network("plainnet", conf{"bridge": "cbr1", "ipMasq": false, "ipam": hostLocal("10.78.0.0/24")}).add(plain)
-	if got := seenAs(t, masked.NS, out, outside4); got != uplink4 {
-		t.Errorf("the outside sees %s, want the node's %s", got, uplink4)
-	}
-	if got := seenAs(t, plain.NS, out, outside4); got != ip4(r).String() {
-		t.Errorf("the outside sees %s, want the pod's %s", got, ip4(r))
-	}
+	got := seenAs(t, masked.NS, out, outside4)
+	expect.That(t, got == uplink4, "the outside sees %s, want the node's %s", got, uplink4)
+	got = seenAs(t, plain.NS, out, outside4)
+	expect.That(t, got == ip4(r).String(), "the outside sees %s, want the pod's %s", got, ip4(r))
 }
 
 func TestSecondInterfaceOnAnotherNetwork(t *testing.T) {
@@ -94,14 +89,12 @@ func TestSecondInterfaceOnAnotherNetwork(t *testing.T) {
 	second.add(a, as("net1"))
 	rb := second.add(b)
 	wantPing(t, a.NS, outside4, outside6, ip4(rb).String())
-	if got := globals(t, a.NS, "net1"); len(got) != 1 {
-		t.Errorf("net1 has the addresses %v, want one", got)
-	}
+	got := globals(t, a.NS, "net1")
+	expect.That(t, len(got) == 1, "net1 has the addresses %v, want one", got)
 	// Either goes by itself.
 	second.del(a, as("net1"))
-	if _, ok := links(t, a.NS)["net1"]; ok {
-		t.Error("net1 is there after its DEL")
-	}
+	_, ok := links(t, a.NS)["net1"]
+	expect.That(t, !ok, "net1 is there after its DEL")
 	wantPing(t, a.NS, outside4, outside6)
 	first.del(a)
 	second.del(b)
@@ -115,12 +108,10 @@ func TestLayer2WithoutIPAM(t *testing.T) {
 	a, b := n.pod("a"), n.pod("b")
 	ra := w.add(a)
 	w.add(b)
-	if len(ra.IPs) != 0 || len(ra.Interfaces) != 3 || ra.Interfaces[0].Name != "br0" {
-		t.Errorf("result %v, want three interfaces, the first of them br0, and no addresses", ra)
-	}
-	if got := globals(t, n.ns, "br0"); len(got) != 0 {
-		t.Errorf("the bridge has %v, want no address", got)
-	}
+	expect.That(t, len(ra.IPs) == 0 && len(ra.Interfaces) == 3 && ra.Interfaces[0].Name == "br0",
+		"result %v, want three interfaces, the first of them br0, and no addresses", ra)
+	got := globals(t, n.ns, "br0")
+	expect.That(t, len(got) == 0, "the bridge has %v, want no address", got)
 	for address, p := range map[string]*pod{"10.1.1.1/24": a, "10.1.1.2/24": b} {
 		nstest.Run(t, p.NS, "ip", "address", "add", address, "dev", "eth0")
 	}
@@ -140,17 +131,14 @@ func TestLayer2WithIPAM(t *testing.T) {
 	w.add(a)
 	rb := w.add(b)
 	wantPing(t, a.NS, ip4(rb).String(), ip6(rb).String())
-	if got := globals(t, n.ns, "br0"); len(got) != 0 {
-		t.Errorf("the bridge has %v, want no address", got)
-	}
+	got := globals(t, n.ns, "br0")
+	expect.That(t, len(got) == 0, "the bridge has %v, want no address", got)
 	for _, family := range []string{"-4", "-6"} {
-		if got := routes(t, a.NS, family, "default"); len(got) != 0 {
-			t.Errorf("the pod has %v, want no default route", got)
-		}
+		got := routes(t, a.NS, family, "default")
+		expect.That(t, len(got) == 0, "the pod has %v, want no default route", got)
 	}
-	if got := nstest.Sysctl(t, n.ns, "net/ipv4/ip_forward"); got != "0" {
-		t.Error("the node forwards, for a network without a gateway")
-	}
+	expect.Equal(t, nstest.Sysctl(t, n.ns, "net/ipv4/ip_forward"), "0",
+		"the node forwards, for a network without a gateway")
 }
 
 // testPort compares the flags of a pod's port.
@@ -161,9 +149,8 @@ func testPort(t *testing.T, fields conf, hairpin, isolated bool) {
 	p := n.pod("a")
 	w.add(p)
 	port := links(t, n.ns)[w.port(p)].Info.Port
-	if port.Hairpin != hairpin || port.Isolated != isolated {
-		t.Errorf("hairpin %t, isolated %t; want %t, %t", port.Hairpin, port.Isolated, hairpin, isolated)
-	}
+	expect.That(t, port.Hairpin == hairpin && port.Isolated == isolated,
+		"hairpin %t, isolated %t; want %t, %t", port.Hairpin, port.Isolated, hairpin, isolated)
 }
 
 func TestPortFlags(t *testing.T) {
@@ -196,8 +183,7 @@ func TestHairpinGivesAPodItsOwnFrames(t *testing.T) {
 			// Until something got there and back, a frame may be lost on the way.
 			wantPing(t, a.NS, gateway4)
 			seen := capture(t, a.NS, "eth0")
-			mac, err := net.ParseMAC(ra.Interfaces[2].Mac)
-			must.Succeed(t, err)
+			mac := must.Of(net.ParseMAC(ra.Interfaces[2].Mac)).Get(t)
 			seen.send(mac, "a frame to everybody")
 			// An answer from the other pod comes after it.
 			wantPing(t, a.NS, ip4(rb).String())
@@ -232,9 +218,8 @@ func TestDisabledContainerInterfaceStaysDown(t *testing.T) {
 	if eth0.up() || len(addresses(t, p.NS, "eth0")) != 0 {
 		t.Errorf("eth0 is %v with %v, want it down and without addresses", eth0.Flags, addresses(t, p.NS, "eth0"))
 	}
-	if port := links(t, n.ns)[w.port(p)]; !port.up() || port.Master != "cbr0" {
-		t.Errorf("the port is %+v, want it up on cbr0", port)
-	}
+	port := links(t, n.ns)[w.port(p)]
+	expect.That(t, port.up() && port.Master == "cbr0", "the port is %+v, want it up on cbr0", port)
 	expect.Equal(t, len(r.IPs), 0, "the result has addresses: %v", r.IPs)
 	expect.Success(t, w.check(p))
 	w.del(p)
@@ -251,9 +236,7 @@ func TestNoLinkLocalAddressesWhereTheyAreNotNeeded(t *testing.T) {
 		"the pod": addresses(t, p.NS, "eth0"), "the port": addresses(t, n.ns, w.port(p)), "the bridge": addresses(t, n.ns, "cbr0"),
 	} {
 		for _, a := range got {
-			if a.Local.Is6() {
-				t.Errorf("%s has %s", where, a.Local)
-			}
+			expect.That(t, !a.Local.Is6(), "%s has %s", where, a.Local)
 		}
 	}
 }
@@ -270,16 +253,14 @@ func TestIPv6IsReadyAtOnce(t *testing.T) {
 	}
 	// The bridge's too: the node asks for pods from its link-local address.
 	for _, a := range append(ofPod, addresses(t, n.ns, "cbr0")...) {
-		if a.Local.Is6() && (a.Tentative || !a.NoDAD) {
-			t.Errorf("%s: tentative %t, nodad %t", a.Local, a.Tentative, a.NoDAD)
-		}
+		expect.That(t, !a.Local.Is6() || !a.Tentative && a.NoDAD,
+			"%s: tentative %t, nodad %t", a.Local, a.Tentative, a.NoDAD)
 	}
 	want := []string{ip4(r).String(), ip6(r).String(), "fe80::858:aff:fe4d:2"}
 	expect.NoDiff(t, cmp.Diff(want, got), "addresses of the pod")
 	for name, want := range map[string]string{"accept_ra": "0", "disable_ipv6": "0"} {
-		if got := nstest.Sysctl(t, p.NS, "net/ipv6/conf/eth0/"+name); got != want {
-			t.Errorf("%s is %s in the pod, want %s", name, got, want)
-		}
+		got := nstest.Sysctl(t, p.NS, "net/ipv6/conf/eth0/"+name)
+		expect.That(t, got == want, "%s is %s in the pod, want %s", name, got, want)
 	}
 }
 
@@ -335,13 +316,9 @@ func TestIPv4AddressesHaveTheirBroadcastAddress(t *testing.T) {
 		"ipam": {"type": "host-local", "dataDir": %q, "subnet": "10.76.0.0/24"}}`, t.TempDir())
 	c := call{verb: "ADD", id: reference.id, netns: reference.path, ifName: "eth0", stdin: []byte(conf)}
 	peers := os.Getenv("TOMBOLO_PEERS")
-	if peers == "" {
-		t.Fatal("TOMBOLO_PEERS is not set: make peers builds what this compares with")
-	}
+	must.That(t, peers != "", "TOMBOLO_PEERS is not set: make peers builds what this compares with")
 	o, err := n.exec(context.Background(), filepath.Join(peers, "bridge"), c.stdin, append(c.environ(), "CNI_PATH="+peers))
-	if err != nil || o.status != 0 {
-		t.Fatalf("the reference's ADD: %v, %s", err, o.stdout)
-	}
+	must.That(t, err == nil && o.status == 0, "the reference's ADD: %v, %s", err, o.stdout)
 	if pod, gateway := brd(reference.NS, "eth0"), brd(n.ns, "theirs0"); pod != "10.76.0.255" || gateway != "10.76.0.255" {
 		t.Errorf("the reference's pod has the broadcast address %s, its gateway %s: then ours need none", pod, gateway)
 	}

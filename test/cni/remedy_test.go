@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -16,13 +17,11 @@ func (w *network) advised(t *testing.T) string {
 	t.Helper()
 	o := w.call(call{verb: "STATUS", stdin: w.stdin(nil)})
 	var failure struct{ Msg string }
-	if err := json.Unmarshal([]byte(o.stdout), &failure); err != nil || o.status == 0 {
-		t.Fatalf("STATUS: %+v, %v", o, err)
-	}
+	err := json.Unmarshal([]byte(o.stdout), &failure)
+	must.That(t, err == nil && o.status != 0, "STATUS: %+v, %v", o, err)
 	_, command, ok := strings.Cut(failure.Msg, "this helps: ")
-	if !ok || !strings.Contains(o.stdout, command) {
-		t.Fatalf("no command, or another one than in the message: %s", o.stdout)
-	}
+	must.That(t, ok && strings.Contains(o.stdout, command),
+		"no command, or another one than in the message: %s", o.stdout)
 	return command
 }
 
@@ -44,9 +43,8 @@ func TestAdvisedCommandLetsPodsAndTheirPublishedPortsPass(t *testing.T) {
 			p.serve(t, "tcp", 80)
 			n.run("sh", "-ec", chain)
 			wantNoPing(t, p.NS, outside4)
-			if _, err := nstest.AskWithin(t, out, "tcp", netip.AddrPortFrom(nstest.Addr(uplink4), 8080), time.Second); err == nil {
-				t.Fatal("it stops nothing")
-			}
+			_, err := nstest.AskWithin(t, out, "tcp", netip.AddrPortFrom(nstest.Addr(uplink4), 8080), time.Second)
+			must.That(t, err != nil, "it stops nothing")
 			n.run("sh", "-ec", w.advised(t))
 			wantPing(t, p.NS, outside4)
 			expect.Success(t, expect.Err(askPort(t, out, "tcp", uplink4, 8080)))

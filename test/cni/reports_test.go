@@ -22,19 +22,14 @@ func TestPodsAreSparedWhatOnlyMulticastRoutersRead(t *testing.T) {
 	n.ip("link set " + w.port(router) + " group 0")
 	said := w.add(speaker)
 	wantPing(t, speaker.NS, r.IPs[1].Address.IP.String())
-	from, err := net.ParseMAC(said.Interfaces[2].Mac)
-	must.Succeed(t, err)
-	isReport := func(f frame) bool {
-		return f.icmp6 == listenerReport && f.incoming && f.from == from.String()
-	}
+	from := must.Of(net.ParseMAC(said.Interfaces[2].Mac)).Get(t)
+	isReport := func(f frame) bool { return f.icmp6 == listenerReport && f.incoming && f.from == from.String() }
 	podHears, routerHears, speaks := capture(t, spared.NS, "eth0"), capture(t, router.NS, "eth0"), capture(t, speaker.NS, "eth0")
 	nstest.Run(t, speaker.NS, "ip", "address", "add", "fd00:77::77/64", "dev", "eth0", "nodad")
 	routerHears.until(isReport)
 	speaks.send(from, "the report was before this")
 	for _, f := range podHears.until(func(f frame) bool { return f.protocol == testProtocol }) {
-		if isReport(f) {
-			t.Errorf("the pod heard %+v", f)
-		}
+		expect.That(t, !isReport(f), "the pod heard %+v", f)
 	}
 	for _, p := range []*pod{spared, router, speaker} {
 		expect.Success(t, w.check(p))

@@ -8,6 +8,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -28,9 +30,8 @@ func TestAGatewayThatAnotherNetworkOfTheBridgeHasStaysWhereOneGetsAnotherSubnet(
 	if got := globals(t, n.ns, "cbr0"); !slices.Contains(got, gateway4+"/24") {
 		t.Errorf("the gateway of network othernet went from the bridge with the subnet that network podnet had: %v", got)
 	}
-	if got := n.run("ip", "route", "show", "198.51.100.0/24"); got == "" {
-		t.Error("the gateway of network othernet went and came back: an operator's route from it is gone")
-	}
+	expect.That(t, n.run("ip", "route", "show", "198.51.100.0/24") != "",
+		"the gateway of network othernet went and came back: an operator's route from it is gone")
 	wantPing(t, stays.NS, gateway4, outside4)
 }
 
@@ -41,9 +42,8 @@ func TestANetworkThatCannotBeMendedStopsNoADDOfAnother(t *testing.T) {
 	n.ip("link add cbr1 type veth peer name cbr1-peer")
 	n.nft("flush ruleset")
 	next := n.pod("next")
-	if _, err := w.tryAdd(next); err != nil {
-		t.Fatalf("network othernet cannot have its bridge, and an ADD on network podnet fails: %v", err)
-	}
+	must.Succeed(t, expect.Err(w.tryAdd(next)),
+		"network othernet cannot have its bridge, and an ADD on network podnet fails")
 	for _, p := range append(pods, next) {
 		wantPing(t, p.NS, outside4, outside6)
 	}
@@ -78,9 +78,8 @@ func TestTheNextADDMendsANetworkWhoseRepairFailedHalfWay(t *testing.T) {
 		n.ip("link del " + ifb)
 		n.ip("link add " + ifb + " type veth peer name " + "x" + ifb[1:])
 	}
-	if o := n.operate("repair", "--state", n.state); o.status == 0 {
-		t.Fatalf("the repair did not fail: %s", o.stdout)
-	}
+	o := n.operate("repair", "--state", n.state)
+	must.That(t, o.status != 0, "the repair did not fail: %s", o.stdout)
 	for _, ifb := range ifbs {
 		n.ip("link del " + ifb)
 	}
@@ -106,10 +105,8 @@ func TestAHostPortThatAKilledDELWasToPassOnIsPassedOnByRepair(t *testing.T) {
 	del.arrive("taken the port away")
 	del.dies()
 	nstest.Run(t, p.NS, "ip", "link", "del", "eth0")
-	if o := n.operate("repair", "--state", n.state); o.status == 1 {
-		t.Errorf("repair: %+v", o)
-	}
-	if _, err := askPort(t, out, "tcp", uplink4, 8080); err != nil {
-		t.Errorf("a DEL was killed before it passed the host port on, and repair has it lead nowhere: %v", err)
-	}
+	o := n.operate("repair", "--state", n.state)
+	expect.That(t, o.status != 1, "repair: %+v", o)
+	expect.Success(t, expect.Err(askPort(t, out, "tcp", uplink4, 8080)),
+		"a DEL was killed before it passed the host port on, and repair has it lead nowhere")
 }

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -25,9 +26,8 @@ func (n *node) snapshot() nstest.Snapshot {
 // wantSnapshot fails the test unless the node is as it was.
 func (n *node) wantSnapshot(when string, before nstest.Snapshot) {
 	n.Helper()
-	if diff := before.Diff(n.snapshot()); diff != "" {
-		n.Errorf("%s: the node (- before, + after):\n%s", when, diff)
-	}
+	diff := before.Diff(n.snapshot())
+	expect.That(n, diff == "", "%s: the node (- before, + after):\n%s", when, diff)
 }
 
 // A snapshot that shows nothing would be the same after anything.
@@ -49,9 +49,7 @@ func TestSnapshotShowsWhatChanges(t *testing.T) {
 	} {
 		n.run("sh", "-c", change)
 		now := n.snapshot()
-		if before.Diff(now) == "" {
-			t.Errorf("%s: not in the snapshot", change)
-		}
+		expect.That(t, before.Diff(now) != "", "%s: not in the snapshot", change)
 		before = now
 	}
 }

@@ -23,9 +23,8 @@ type taken map[netip.Addr]string
 func (g taken) give(t testing.TB, p *pod, r *current.Result) {
 	t.Helper()
 	for _, a := range ips(r) {
-		if owner, ok := g[a]; ok {
-			t.Errorf("%s was given to %s while %s has it", a, p.id, owner)
-		}
+		owner, ok := g[a]
+		expect.That(t, !ok, "%s was given to %s while %s has it", a, p.id, owner)
 		g[a] = p.id
 	}
 }
@@ -153,9 +152,8 @@ func TestReservationsOfAnEarlierEpochAreDropped(t *testing.T) {
 		has.give(t, p, w.add(p))
 	}
 	for address, owner := range n.reservations(dir) {
-		if owner == "before-the-reboot\r\neth0" {
-			t.Errorf("%s is still reserved for a pod of an earlier epoch", address)
-		}
+		expect.That(t, owner != "before-the-reboot\r\neth0",
+			"%s is still reserved for a pod of an earlier epoch", address)
 	}
 	wantError(t, w.status(), 50, "is full")
 }
@@ -174,9 +172,8 @@ func TestAReservationOfAnEarlierEpochWhosePodLivesKeepsItsOwner(t *testing.T) {
 	nstest.PutFile(t, dir, address, readFile(t, dir+"/"+address), time.Now().Add(-longAgo))
 	nstest.PutFile(t, dir, ".tombolo-epoch", "another boot/another life")
 	w.add(n.pod("next"))
-	if owner := n.reservations(dir)[address]; owner != "lives\r\neth0" {
-		t.Errorf("the pod with %s lives, and its reservation is %q's", address, owner)
-	}
+	owner := n.reservations(dir)[address]
+	expect.That(t, owner == "lives\r\neth0", "the pod with %s lives, and its reservation is %q's", address, owner)
 }
 
 // reborn is the node, a container itself, after its restart: with a new pid 1 and in a new network namespace.
@@ -193,18 +190,14 @@ func TestANodeThatIsAContainerForgetsItsPodsWhenItRestarts(t *testing.T) {
 	n := newNode(t)
 	n.portnet(fields).add(n.pod("before"), publish(t, "8080:80/tcp"))
 	n = n.reborn()
-	if o := n.operate("repair", "--state", n.state); o.status != 0 {
-		t.Errorf("repair after the restart: %+v", o)
-	}
-	if _, made := links(t, n.ns)["cbr0"]; made {
-		t.Error("after the restart, repair has made the bridge of a network that nobody uses")
-	}
-	if _, err := n.portnet(fields).tryAdd(n.pod("next"), publish(t, "8080:80/tcp")); err != nil {
-		t.Errorf("a pod of before the restart has its address, or its host port, still: %v", err)
-	}
-	if left := n.records(); len(left) != 1 {
-		t.Errorf("after the restart and one ADD there are the records %q", left)
-	}
+	o := n.operate("repair", "--state", n.state)
+	expect.That(t, o.status == 0, "repair after the restart: %+v", o)
+	_, made := links(t, n.ns)["cbr0"]
+	expect.That(t, !made, "after the restart, repair has made the bridge of a network that nobody uses")
+	expect.Success(t, expect.Err(n.portnet(fields).tryAdd(n.pod("next"), publish(t, "8080:80/tcp"))),
+		"a pod of before the restart has its address, or its host port, still")
+	left := n.records()
+	expect.That(t, len(left) == 1, "after the restart and one ADD there are the records %q", left)
 }
 
 func TestReservationsOfAnUnknownEpochAreKept(t *testing.T) {
@@ -218,9 +211,7 @@ func TestReservationsOfAnUnknownEpochAreKept(t *testing.T) {
 	ipam := small("4")
 	ipam["dataDir"] = dataDir
 	r := n.podnet(conf{"ipam": ipam}).add(n.pod("a"))
-	if ip4(r) != nstest.Addr("10.77.0.3") {
-		t.Errorf("%s was given, want the first that is free", ip4(r))
-	}
+	expect.That(t, ip4(r) == nstest.Addr("10.77.0.3"), "%s was given, want the first that is free", ip4(r))
 }
 
 func TestDataDirOnDiskOutlivesTheStateDirectory(t *testing.T) {
@@ -238,9 +229,8 @@ func TestDataDirOnDiskOutlivesTheStateDirectory(t *testing.T) {
 		w.callOK(call{verb: "DEL", id: p.id, ifName: "eth0", stdin: w.stdin(nil)})
 	}
 	n.wantNothing()
-	if left := n.reservations(fmt.Sprint(ipam["dataDir"], "/podnet")); len(left) > 0 {
-		t.Errorf("left: %v", left)
-	}
+	left := n.reservations(fmt.Sprint(ipam["dataDir"], "/podnet"))
+	expect.That(t, len(left) == 0, "left: %v", left)
 }
 
 func TestRubbishInTheStateDirectoryIsNotFatal(t *testing.T) {
@@ -260,9 +250,8 @@ func TestRubbishInTheStateDirectoryIsNotFatal(t *testing.T) {
 	}
 	b := n.pod("b")
 	r := w.add(b)
-	if got := ip4(r); got == nstest.Addr("10.77.0.2") {
-		t.Errorf("%s was given twice", got)
-	}
+	got := ip4(r)
+	expect.That(t, got != nstest.Addr("10.77.0.2"), "%s was given twice", got)
 	for _, p := range []*pod{a, b} {
 		wantPing(t, p.NS, gateway4, gateway6)
 		expect.Success(t, w.check(p))
@@ -314,9 +303,8 @@ func TestNodesSwitchFromTheReferenceAndBackWithPodsRunning(t *testing.T) {
 	ours.del(before[0])
 	theirs.del(mine[0])
 	for address, owner := range n.reservations(dir) {
-		if owner == before[0].id+"\r\neth0" || owner == mine[0].id+"\r\neth0" {
-			t.Errorf("%s is still reserved for %q", address, owner)
-		}
+		expect.That(t, owner != before[0].id+"\r\neth0" && owner != mine[0].id+"\r\neth0",
+			"%s is still reserved for %q", address, owner)
 	}
 	// And back.
 	after := n.pod("after")
@@ -329,9 +317,8 @@ func TestNodesSwitchFromTheReferenceAndBackWithPodsRunning(t *testing.T) {
 	// What of ours they do not know of, GC takes.
 	ours.version = "1.1.0"
 	ours.gc()
-	if left := n.owners(); len(left) > 0 {
-		t.Errorf("elements are left: %v", left)
-	}
+	left := n.owners()
+	expect.That(t, len(left) == 0, "elements are left: %v", left)
 }
 
 func TestReferenceSeesOurReservationsUnderLoad(t *testing.T) {

@@ -30,9 +30,8 @@ func TestSTATUSOfAnEmptyNodeIsReadyAndMakesNothing(t *testing.T) {
 		expect.Success(t, w.status())
 		expect.Equal(t, n.callOK(call{verb: "STATUS", stdin: w.stdin(nil)}), "", "STATUS printed")
 	}
-	if _, err := os.Stat(n.state); !os.IsNotExist(err) {
-		t.Errorf("STATUS made the state directory: %v", err)
-	}
+	_, err := os.Stat(n.state)
+	expect.That(t, os.IsNotExist(err), "STATUS made the state directory: %v", err)
 	expect.NoDiff(t, cmp.Diff(before, links(t, n.ns)), "links")
 	expect.Equal(t, n.ruleset(), "", "STATUS made")
 }
@@ -47,8 +46,7 @@ func TestSTATUSIsNotReadyWhereAPoolIsFull(t *testing.T) {
 	w.add(b)
 	before := n.traces()
 	wantError(t, w.status(), 50, "range 10.77.0.2-10.77.0.3 of 10.77.0.0/24 is full: 2 of 2 addresses reserved")
-	_, err := w.tryAdd(n.pod("c"))
-	wantError(t, err, 100, "is full: 2 of 2 addresses reserved")
+	wantError(t, expect.Err(w.tryAdd(n.pod("c"))), 100, "is full: 2 of 2 addresses reserved")
 	n.wantTraces(before)
 	// A full pool keeps no pod from going.
 	w.del(a)
@@ -79,8 +77,7 @@ func TestSTATUSIsNotReadyWhereReservationsCannotBeWritten(t *testing.T) {
 	ipam["dataDir"] = "/dev/null/reservations"
 	w := n.podnet(conf{"ipam": ipam})
 	wantError(t, w.status(), 50, "/dev/null/reservations")
-	_, err := w.tryAdd(n.pod("a"))
-	wantError(t, err, 5, "/dev/null/reservations")
+	wantError(t, expect.Err(w.tryAdd(n.pod("a"))), 5, "/dev/null/reservations")
 }
 
 // An epoch that cannot be told is none of an earlier boot's: nothing on record may be dropped for it.
@@ -91,8 +88,7 @@ func TestSTATUSIsNotReadyWhereTheEpochCannotBeRead(t *testing.T) {
 	epoch := filepath.Join(n.state, "epoch")
 	must.Succeed(t, os.MkdirAll(epoch, 0o700))
 	wantError(t, w.status(), 50, epoch)
-	_, err := w.tryAdd(n.pod("a"))
-	wantError(t, err, 5, epoch)
+	wantError(t, expect.Err(w.tryAdd(n.pod("a"))), 5, epoch)
 	// Once it can be, the node is ready.
 	must.Succeed(t, os.Remove(epoch))
 	expect.Success(t, w.status())
@@ -139,14 +135,12 @@ func TestStatusTellsOfAMissingModuleAndWhatToDo(t *testing.T) {
 	}
 	o := status(nil)
 	for _, want := range []string{`"code":50,`, "br_netfilter", "modprobe br_netfilter", "/etc/modules-load.d", "set bridgeNFCall to false"} {
-		if o.status == 0 || !strings.Contains(o.stdout, want) {
-			t.Errorf("status %d, no %q in %s%s", o.status, want, o.stdout, o.stderr)
-		}
+		expect.That(t, o.status != 0 && strings.Contains(o.stdout, want),
+			"status %d, no %q in %s%s", o.status, want, o.stdout, o.stderr)
 	}
 	for _, fields := range []conf{{"bridgeNFCall": false}, {"mode": "l2"}} {
-		if o := status(fields); o.status != 0 {
-			t.Errorf("%v: %s%s", fields, o.stdout, o.stderr)
-		}
+		o := status(fields)
+		expect.That(t, o.status == 0, "%v: %s%s", fields, o.stdout, o.stderr)
 	}
 }
 

@@ -57,9 +57,8 @@ func (d operatorsDrop) staysDropped(t *testing.T, by string) {
 	reaches := func(p *pod, want bool) { // ufw lets all pings pass
 		t.Helper()
 		within := map[bool]time.Duration{false: noAnswer, true: patience}[want]
-		if _, err := nstest.AskWithin(t, p.NS, "tcp", netip.AddrPortFrom(nstest.Addr(outside4), 80), within); (err == nil) != want {
-			t.Errorf("%s reaches the outside: %v, want %v: %v", p.id, err == nil, want, err)
-		}
+		_, err := nstest.AskWithin(t, p.NS, "tcp", netip.AddrPortFrom(nstest.Addr(outside4), 80), within)
+		expect.That(t, (err == nil) == want, "%s reaches the outside: %v, want %v: %v", p.id, err == nil, want, err)
 	}
 	run := func(line string) { t.Helper(); n.run("sh", "-ec", line) }
 	if before, ok := strings.CutPrefix(d.before, "ufw"); ok {
@@ -81,14 +80,11 @@ func (d operatorsDrop) staysDropped(t *testing.T, by string) {
 		"ADD": func() {
 			more++
 			_, err := w.tryAdd(n.pod(strings.Repeat("m", more)))
-			if err != nil && !d.refused {
-				t.Fatal(err)
-			}
+			must.That(t, err == nil || d.refused, "%v", err)
 		},
 		"repair": func() {
-			if o := n.operate("repair", "--state", n.state); o.status != 0 && !d.refused {
-				t.Fatalf("repair: %+v", o)
-			}
+			o := n.operate("repair", "--state", n.state)
+			must.That(t, o.status == 0 || d.refused, "repair: %+v", o)
 		},
 	}[by]
 	if by == "keeper" {
@@ -137,7 +133,7 @@ func TestAChainOfNftablesWithAndWithoutTheOperatorsAccept(t *testing.T) {
 			const drops = "chain forward of table inet filter drops, by its policy, what pods send; this helps: nft add rule inet filter forward 'meta mark"
 			m := n.mind(t)
 			n.nft("flush table inet tombolo")
-			m.until(t, "it is put right", func() bool { return m.metric("firewall_mends_total") > 0 })
+			must.Until(t, "it is put right", func() bool { return m.metric("firewall_mends_total") > 0 })
 			n.nft("flush table inet tombolo") // so that the ADD has to build
 			_, err := w.tryAdd(n.pod("b"))
 			o := n.operate("repair", "--state", n.state)
@@ -146,13 +142,10 @@ func TestAChainOfNftablesWithAndWithoutTheOperatorsAccept(t *testing.T) {
 					wantError(t, err, 117, drops)
 				}
 				wantError(t, w.status(), 50, drops)
-				if o.status != 4 || !strings.Contains(o.stdout, drops) {
-					t.Errorf("repair: %+v", o)
-				}
-				if o := n.operate("check", "--state", n.state); o.status != 4 || !strings.Contains(o.stdout, drops) {
-					t.Errorf("check: %+v", o)
-				}
-				m.until(t, "tombolod counts it", func() bool { return m.metric("firewall_obstacles") == 1 })
+				expect.That(t, o.status == 4 && strings.Contains(o.stdout, drops), "repair: %+v", o)
+				o := n.operate("check", "--state", n.state)
+				expect.That(t, o.status == 4 && strings.Contains(o.stdout, drops), "check: %+v", o)
+				must.Until(t, "tombolod counts it", func() bool { return m.metric("firewall_obstacles") == 1 })
 			} else {
 				if err != nil || o.status != 0 || w.status() != nil {
 					t.Errorf("ADD: %v, repair: %+v, STATUS: %v", err, o, w.status())
@@ -191,9 +184,8 @@ func TestRemovalOfANetworkLeavesWhatOthersShare(t *testing.T) {
 	}
 	w.del(a)
 	must.Succeed(t, n.remove("podnet").err(), "remove")
-	if rules := n.run("iptables", "-S", "FORWARD"); strings.Contains(rules, "tombolo") {
-		t.Errorf("left: %s", rules)
-	}
+	rules := n.run("iptables", "-S", "FORWARD")
+	expect.That(t, !strings.Contains(rules, "tombolo"), "left: %s", rules)
 }
 
 // An operator's chain for the plugin firewall counts although nothing had made FORWARD yet when the pod came, and
@@ -218,9 +210,7 @@ func TestAnOperatorsChainCountsBeforeThereIsFORWARD(t *testing.T) {
 			a := s.of("a").NS
 			reaches := func() bool { return nstest.PingWith(t, a, nstest.Addr(outside4), nstest.Echo{Wait: noAnswer}) == nil }
 			if name == "later" {
-				if !reaches() {
-					t.Fatal("the pod is cut off before the operator says so")
-				}
+				must.That(t, reaches(), "the pod is cut off before the operator says so")
 				s.run("sh", "-ec", "nft 'add table ip filter; add chain ip filter CNI-ADMIN; add rule ip filter CNI-ADMIN ip saddr 10.5.1.0/24 counter drop'")
 				if o := s.operate("check", "--state", s.state); o.status != 4 || !strings.Contains(o.stdout, "which calls CNI-ADMIN, is missing [repair]") {
 					t.Errorf("check: %+v", o)
@@ -233,18 +223,12 @@ func TestAnOperatorsChainCountsBeforeThereIsFORWARD(t *testing.T) {
 			expect.Success(t, s.operate("check", "--state", s.state).err(), "check")
 			s.run("iptables", "-S") // it can print what is there
 			s.run("iptables", "-D", "CNI-ADMIN", "1")
-			if !reaches() {
-				t.Error("the pod is cut off without a drop")
-			}
+			expect.That(t, reaches(), "the pod is cut off without a drop")
 			s.run("iptables", "-P", "FORWARD", "DROP")
 			s.chain("ADD", "b", list)
-			if !reaches() {
-				t.Error("the pod is cut off by the policy")
-			}
+			expect.That(t, reaches(), "the pod is cut off by the policy")
 			s.run("iptables", "-A", "CNI-ADMIN", "-s", "10.5.1.0/24", "-j", "DROP")
-			if reaches() {
-				t.Error("what the operator drops passes, under a policy of DROP")
-			}
+			expect.That(t, !reaches(), "what the operator drops passes, under a policy of DROP")
 		})
 	}
 }
@@ -266,20 +250,14 @@ func TestAKilledDoctorLeavesNothing(t *testing.T) {
 	cmd := exec.Command(command(), "doctor", "--dns", "none", "--to", outside4+":80", "--state", n.state, "a")
 	cmd.Env = append(os.Environ(), "CNI_COMMAND=")
 	must.Succeed(t, n.ns.Do(cmd.Start))
-	for end := time.Now().Add(patience); !strings.Contains(n.run("nft", "list", "tables"), "tombolo-doctor"); {
-		if time.Now().After(end) {
-			t.Fatal("it makes no table")
-		}
-	}
+	must.Until(t, "it makes a table", func() bool { return strings.Contains(n.run("nft", "list", "tables"), "tombolo-doctor") })
 	cmd.Process.Kill()
 	cmd.Wait()
 	expect.Equal(t, n.run("nft", "list", "tables"), before, "left")
 	monitor.Process.Kill()
 	<-waited
 	// By that name the keeper knows that the change is none to look at.
-	if !strings.Contains(heard.String(), "(tombolo-doctor)") {
-		t.Errorf("the kernel names it otherwise: %s", heard)
-	}
+	expect.Contains(t, heard.String(), "(tombolo-doctor)", "the kernel names it otherwise: %s", heard)
 }
 
 // An operator may drop all that is forwarded in the chain that comes first: no later ADD and no repair goes ahead of it.

@@ -44,8 +44,7 @@ func (n *node) startFaulty(c call, f fault.Fault) (*fault.Run, func() *faulty) {
 	var out, errOut bytes.Buffer
 	cmd := exec.Command(cmp.Or(c.program, plugin()), c.operands...)
 	cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = c.environ(), bytes.NewReader(c.stdin), &out, &errOut
-	run, err := fault.Start(n.ns, cmd, f)
-	must.Succeed(n, err)
+	run := must.Of(fault.Start(n.ns, cmd, f)).Get(n)
 	return run, func() *faulty {
 		o := run.Wait()
 		return &faulty{Outcome: o, Fault: f, stdout: out.String(), stderr: errOut.String(), status: cmd.ProcessState.ExitCode()}
@@ -93,17 +92,14 @@ func (s *sweeper) sweep(t *testing.T) {
 	var calls int
 	for _, round := range []string{"first", "second"} {
 		whole := s.callFaulty(s.verb(round), fault.Fault{})
-		if whole.status != 0 {
-			t.Fatalf("without a fault: %s", whole)
-		}
+		must.That(t, whole.status == 0, "without a fault: %s", whole)
 		s.after(whole, round, s.snapshot())
 		calls = whole.Calls
 	}
 	before := s.snapshot()
 	met, missed := 0, 0
 	for _, kind := range fault.Kinds() {
-		points, err := fault.Points(calls, sample)
-		must.Succeed(t, err)
+		points := must.Of(fault.Points(calls, sample)).Get(t)
 		for _, at := range points {
 			round := fmt.Sprintf("%s-%d", kind, at)
 			f := s.callFaulty(s.verb(round), fault.Fault{At: at, Kind: kind})
@@ -120,17 +116,13 @@ func (s *sweeper) sweep(t *testing.T) {
 			}
 			s.after(f, round, before)
 			s.wantSnapshot(f.String(), before)
-			if t.Failed() {
-				t.Fatalf("%s; %s=%d repeats it, or nearly so", f, fault.Variable, at)
-			}
+			must.That(t, !t.Failed(), "%s; %s=%d repeats it, or nearly so", f, fault.Variable, at)
 		}
 	}
 	for _, talk := range s.talks {
 		talk.Check(t)
 	}
-	if met == 0 {
-		t.Error("no fault happened")
-	}
+	expect.That(t, met != 0, "no fault happened")
 	t.Logf("%d calls, %d faults, %d beyond the last call", calls, met, missed)
 }
 
@@ -142,8 +134,7 @@ func standing(t *testing.T) (n *node, w *network, stays *pod, talks []*nstest.Ta
 	out := n.outside()
 	w = n.portnet(conf{"guard": true})
 	stays = n.pod("stays")
-	r, err := w.tryAdd(stays, publish(t, "8080:80/tcp", "8080:80/udp"), limited(1e9, 1e9))
-	must.Succeed(t, err)
+	r := must.Of(w.tryAdd(stays, publish(t, "8080:80/tcp", "8080:80/udp"), limited(1e9, 1e9))).Get(t)
 	at := addrPort(ip4(r).String(), 80)
 	return n, w, stays, []*nstest.Talk{
 		nstest.NewTalk(t, "udp", out, addrPort(outside4, 7), stays.NS, addrPort(outside4, 7)),

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 )
 
 // A takeback is a node that changed over, whose names an installer gave back to the reference,
@@ -54,9 +56,8 @@ func TestDELFindsWhatTheReferenceMadeForARestartedContainer(t *testing.T) {
 	b, before := newTakeback(t, "")
 	b.chain("DEL", "a", b.plugins)
 	b.end("a")
-	if diff := cmp.Diff(before, b.holds()); diff != "" {
-		t.Errorf("left (+):\n%s", diff)
-	}
+	diff := cmp.Diff(before, b.holds())
+	expect.That(t, diff == "", "left (+):\n%s", diff)
 }
 
 // The address of a container that the reference restarted is not given away when the rest of its

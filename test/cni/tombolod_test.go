@@ -43,15 +43,13 @@ func TestIdleConnectionsDoNotStarveTombolod(t *testing.T) {
 	pid := m.process.Process.Pid
 	must.Succeed(t, unix.Prlimit(pid, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: files, Max: files}, nil))
 	for range clients {
-		conn, err := net.Dial("unix", m.socket)
-		must.Succeed(t, err)
+		conn := must.Of(net.Dial("unix", m.socket)).Get(t)
 		defer conn.Close()
 		must.Succeed(t, expect.Err(fmt.Fprint(conn, "GET /healthz HTTP/1.1\r\nHost: tombolod\r\n\r\n")))
 	}
 	n.nft("flush table inet tombolo")
-	m.until(t, "what was flushed is put back", func() bool { return w.check(p) == nil })
+	must.Until(t, "what was flushed is put back", func() bool { return w.check(p) == nil })
 	open, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
-	if err != nil || len(open) > files/2 {
-		t.Errorf("beside %d idle connections tombolod has %d files open, %v", clients, len(open), err)
-	}
+	expect.That(t, err == nil && len(open) <= files/2,
+		"beside %d idle connections tombolod has %d files open, %v", clients, len(open), err)
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -53,16 +54,12 @@ func TestDoctorNamesTheRuleThatDropsAProbe(t *testing.T) {
 				listed := strings.Split(strings.TrimSpace(n.run("sh", "-ec", "nft -a list chain "+table+" "+tc.chain+" | grep -v chain | grep handle")), "\n")
 				handle := regexp.MustCompile(`# handle (\d+)$`).FindStringSubmatch(listed[len(listed)-1])
 				last += strconv.Itoa(len(listed)) + " with handle " + handle[1]
-				if strings.Contains(listed[0], "type filter hook") {
-					t.Fatalf("listed: %q", listed)
-				}
+				must.That(t, !strings.Contains(listed[0], "type filter hook"), "listed: %q", listed)
 			}
-			if o.status != 4 || !strings.Contains(o.stdout, "chain "+tc.chain+" of table "+table+" "+last) {
-				t.Fatalf("no line that says %q: %+v", last, o)
-			}
-			if after := n.run("nft", "list", "ruleset"); stripped(after) != stripped(before) {
-				t.Errorf("doctor left something:\n%s", after)
-			}
+			must.That(t, o.status == 4 && strings.Contains(o.stdout, "chain "+tc.chain+" of table "+table+" "+last),
+				"no line that says %q: %+v", last, o)
+			after := n.run("nft", "list", "ruleset")
+			expect.That(t, stripped(after) == stripped(before), "doctor left something:\n%s", after)
 			expect.Success(t, doctor(outside4+":443").err(), "what passes")
 			_, remedy, _ := strings.Cut(o.stdout, "this helps: ")
 			remedy, _, _ = strings.Cut(remedy, "\n")
@@ -82,17 +79,15 @@ func TestTombolodLeavesTheTableOfDoctorAlone(t *testing.T) {
 	looks := func() int { return m.metric("firewall_looks_total") }
 	before := looks()
 	n.nft("add table inet fw; add chain inet fw f { type filter hook forward priority 5; }; add rule inet fw f tcp dport 80 drop")
-	m.until(t, "it looks at what another has changed", func() bool { return looks() > before })
+	must.Until(t, "it looks at what another has changed", func() bool { return looks() > before })
 	looked := time.Now()
 	before = looks()
-	if o := n.operate("doctor", "--dns", "none", "--to", outside4+":80", "--state", n.state, "a"); !strings.Contains(o.stdout, "chain f of table inet fw drops") {
-		t.Fatalf("no table was made: %+v", o)
-	}
+	o := n.operate("doctor", "--dns", "none", "--to", outside4+":80", "--state", n.state, "a")
+	must.That(t, strings.Contains(o.stdout, "chain f of table inet fw drops"), "no table was made: %+v", o)
 	time.Sleep(3 * time.Second)
 	// It looks every half minute by itself.
-	if got, most := looks()-before, int(time.Since(looked)/(30*time.Second)); got > most {
-		t.Errorf("it looked %d times, want %d", got, most)
-	}
+	got, most := looks()-before, int(time.Since(looked)/(30*time.Second))
+	expect.That(t, got <= most, "it looked %d times, want %d", got, most)
 }
 
 // stripped is a ruleset without its counters.

@@ -33,9 +33,8 @@ func newScene(t *testing.T) *scene {
 
 func (s *scene) quiet(when string) {
 	s.Helper()
-	if o := s.operate("check", "--state", s.state); o.status != 0 || strings.Count(o.stdout, "\n") != 1 {
-		s.Fatalf("check %s: %+v", when, o)
-	}
+	o := s.operate("check", "--state", s.state)
+	must.That(s, o.status == 0 && strings.Count(o.stdout, "\n") == 1, "check %s: %+v", when, o)
 }
 
 func (s *scene) in(line string) { s.Helper(); nstest.Run(s, s.a.NS, "sh", "-ec", line) }
@@ -63,9 +62,7 @@ func TestWhatCheckAdvisesWithoutTheStateDirectoryIsTrue(t *testing.T) {
 		"port " + s.port(s.a) + " of network podnet has no record [recreate pod]\n", "port " + s.port(s.b) + " of network podnet has no record [recreate pod]\n",
 		"elements of endpoint 00000000abc of network podnet have no record [repair]\n",
 	} {
-		if o.status != 4 || !strings.Contains(o.stdout, line) {
-			t.Errorf("no line %q: %+v", line, o)
-		}
+		expect.That(t, o.status == 4 && strings.Contains(o.stdout, line), "no line %q: %+v", line, o)
 	}
 	o = s.operate("repair", "--state", s.state)
 	if left := strings.Count(o.stdout, "left: "); o.status != 4 || left != 2 || !strings.Contains(o.stdout, "repaired: elements of endpoint 00000000abc") {
@@ -168,9 +165,8 @@ func TestWhatCheckAdvisesIsTrue(t *testing.T) {
 					line = l
 				}
 			}
-			if o.status != 4 || line == "" || !strings.HasSuffix(line, " ["+tc.tag+"]\n") && tc.tag != "" {
-				t.Fatalf("no line that says %q, or not [%s]: %+v", tc.says, tc.tag, o)
-			}
+			must.That(t, o.status == 4 && line != "" && (strings.HasSuffix(line, " ["+tc.tag+"]\n") || tc.tag == ""),
+				"no line that says %q, or not [%s]: %+v", tc.says, tc.tag, o)
 			switch tc.tag {
 			case "repair":
 				if o := s.operate("repair", "--state", s.state); o.status != 0 || !strings.HasPrefix(o.stdout, "repaired: ") || strings.Contains(o.stdout, "left: ") {
@@ -191,9 +187,7 @@ func TestWhatCheckAdvisesIsTrue(t *testing.T) {
 					t.Errorf("repair where something remains: %+v", o)
 				}
 				_, command, ok := strings.Cut(line, "this helps: ")
-				if !ok {
-					t.Fatalf("no command in %q", line)
-				}
+				must.That(t, ok, "no command in %q", line)
 				s.run("sh", "-ec", strings.TrimSuffix(command, " [configuration]\n"))
 			default:
 				return // a program would have to be there for its command

@@ -48,9 +48,8 @@ func TestUfwStopsPodsUntilItsUserDeletesTheRule(t *testing.T) {
 		if want {
 			within = 10 * time.Second
 		}
-		if _, err := nstest.AskWithin(t, a.NS, "tcp", netip.AddrPortFrom(nstest.Addr(at), 80), within); (err == nil) != want {
-			t.Errorf("%s: %s: %v", when, at, err)
-		}
+		_, err := nstest.AskWithin(t, a.NS, "tcp", netip.AddrPortFrom(nstest.Addr(at), 80), within)
+		expect.That(t, (err == nil) == want, "%s: %s: %v", when, at, err)
 	}
 	n.operate("repair", "--state", n.state) // ufw's policy is DROP
 	for rule, alone := range map[string]string{

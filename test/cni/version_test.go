@@ -22,8 +22,7 @@ func settle(t *testing.T, text string, replacements ...string) string {
 	t.Helper()
 	var value any
 	unmarshal(t, strings.NewReplacer(replacements...).Replace(text), &value)
-	out, err := json.MarshalIndent(value, "", "  ")
-	must.Succeed(t, err)
+	out := must.Of(json.MarshalIndent(value, "", "  ")).Get(t)
 	return string(out) + "\n"
 }
 
@@ -77,12 +76,9 @@ func TestVerbsAreRefusedBeforeTheirVersion(t *testing.T) {
 				if o.stdout != "" {
 					unmarshal(t, o.stdout, &failure)
 				}
-				if refused := failure.Code == 1; refused != (version < since) {
-					t.Errorf("exit status %d, %s", o.status, o.stdout)
-				}
-				if o.status != 0 && failure.CNIVersion != version {
-					t.Errorf("the error's cniVersion is %q, want the configuration's", failure.CNIVersion)
-				}
+				expect.Equal(t, failure.Code == 1, version < since, "exit status %d, %s", o.status, o.stdout)
+				expect.That(t, o.status == 0 || failure.CNIVersion == version,
+					"the error's cniVersion is %q, want the configuration's", failure.CNIVersion)
 			})
 		}
 	}
@@ -108,9 +104,8 @@ func TestVERSION(t *testing.T) {
 			expect.NoDiff(t, cmp.Diff(versions(), got.SupportedVersions), "supported versions")
 		})
 	}
-	if got := n.files(n.state); len(got) != 0 {
-		t.Errorf("VERSION made %v", got)
-	}
+	got := n.files(n.state)
+	expect.That(t, len(got) == 0, "VERSION made %v", got)
 }
 
 func TestLibcniTakesThePluginForEachVersion(t *testing.T) {

@@ -48,9 +48,8 @@ func (n *node) networks(args ...string) []shownNetwork {
 	n.Helper()
 	o := n.operate(append([]string{"ls", "networks", "--json", "--state", n.state}, args...)...)
 	var list []shownNetwork
-	if err := json.Unmarshal([]byte(o.stdout), &list); err != nil || o.status != 0 || o.stderr != "" {
-		n.Fatalf("tombolo ls networks: %v: %+v", err, o)
-	}
+	err := json.Unmarshal([]byte(o.stdout), &list)
+	must.That(n, err == nil && o.status == 0 && o.stderr == "", "tombolo ls networks: %v: %+v", err, o)
 	return list
 }
 
@@ -58,21 +57,16 @@ func (n *node) networks(args ...string) []shownNetwork {
 func TestNetworkWithoutASuccessfulADDIsNone(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
-	_, err := n.podnet(conf{"bridge": "lo"}).tryAdd(n.pod("a"))
-	wantError(t, err, 116, "not a bridge")
-	if got := n.networks(); len(got) != 0 {
-		t.Errorf("networks: %+v", got)
-	}
-	if o := n.operate("ls", "map", "--state", n.state); o.status != 0 || !strings.HasPrefix(o.stdout, "no network is on record\n") {
-		t.Errorf("map: %+v", o)
-	}
-	if o := n.operate("ls", "networks", "--state", n.state, "podnet"); !strings.Contains(o.stdout, "no ADD of it has succeeded\n") {
-		t.Errorf("by its name: %+v", o)
-	}
+	wantError(t, expect.Err(n.podnet(conf{"bridge": "lo"}).tryAdd(n.pod("a"))), 116, "not a bridge")
+	got := n.networks()
+	expect.That(t, len(got) == 0, "networks: %+v", got)
+	o := n.operate("ls", "map", "--state", n.state)
+	expect.That(t, o.status == 0 && strings.HasPrefix(o.stdout, "no network is on record\n"), "map: %+v", o)
+	o = n.operate("ls", "networks", "--state", n.state, "podnet")
+	expect.That(t, strings.Contains(o.stdout, "no ADD of it has succeeded\n"), "by its name: %+v", o)
 	expect.Success(t, n.operate("remove", "--state", n.state, "podnet").err(), "remove")
-	if o := n.operate("ls", "networks", "--state", n.state, "podnet"); o.status != 1 {
-		t.Errorf("it is there after remove: %+v", o)
-	}
+	o = n.operate("ls", "networks", "--state", n.state, "podnet")
+	expect.That(t, o.status == 1, "it is there after remove: %+v", o)
 }
 
 func podNamed(pod string) []option {
@@ -138,21 +132,18 @@ func TestNetworksAreShownBesideADDs(t *testing.T) {
 		busy.Go(func() {
 			for range 6 {
 				c := call{verb: "ADD", id: p.id, netns: p.path, ifName: "eth0", stdin: w.stdin(nil)}
-				if o, err := n.exec(context.Background(), plugin(), c.stdin, c.environ()); err != nil || o.status != 0 {
-					t.Errorf("ADD: %v, %+v", err, o)
-				}
+				o, err := n.exec(context.Background(), plugin(), c.stdin, c.environ())
+				expect.That(t, err == nil && o.status == 0, "ADD: %v, %+v", err, o)
 				c.verb = "DEL"
-				if o, err := n.exec(context.Background(), plugin(), c.stdin, c.environ()); err != nil || o.status != 0 {
-					t.Errorf("DEL: %v, %+v", err, o)
-				}
+				o, err = n.exec(context.Background(), plugin(), c.stdin, c.environ())
+				expect.That(t, err == nil && o.status == 0, "DEL: %v, %+v", err, o)
 			}
 		})
 	}
 	go func() { busy.Wait(); close(done) }()
 	for looks := 0; ; looks++ {
-		if got := n.networks(); len(got) != 1 || got[0].Attachments < 1 || got[0].Attachments > 3 {
-			t.Errorf("%+v", got)
-		}
+		got := n.networks()
+		expect.That(t, len(got) == 1 && got[0].Attachments >= 1 && got[0].Attachments <= 3, "%+v", got)
 		select {
 		case <-done:
 			if got := n.networks(); got[0].Attachments != 1 || got[0].Adding != 0 || got[0].Pools[0].Used != 1 {
@@ -167,18 +158,15 @@ func TestNetworksAreShownBesideADDs(t *testing.T) {
 // terminal runs a command of the operator's whose stdout is a terminal, and gives what that gets.
 func (n *node) terminal(columns uint16, environ []string, args ...string) string {
 	n.Helper()
-	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
-	must.Succeed(n, err)
+	master := must.Of(os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)).Get(n)
 	defer master.Close()
 	must.Succeed(n, unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, 0))
-	number, err := unix.IoctlGetInt(int(master.Fd()), unix.TIOCGPTN)
-	must.Succeed(n, err)
-	slave, err := os.OpenFile("/dev/pts/"+strconv.Itoa(number), os.O_RDWR|unix.O_NOCTTY, 0)
-	must.Succeed(n, err)
+	number := must.Of(unix.IoctlGetInt(int(master.Fd()), unix.TIOCGPTN)).Get(n)
+	slave := must.Of(os.OpenFile("/dev/pts/"+strconv.Itoa(number), os.O_RDWR|unix.O_NOCTTY, 0)).Get(n)
 	must.Succeed(n, unix.IoctlSetWinsize(int(slave.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: columns}))
 	cmd := exec.Command(command(), args...)
 	cmd.Env, cmd.Stdout, cmd.Stderr = environ, slave, os.Stderr
-	err = n.ns.Do(cmd.Start)
+	err := n.ns.Do(cmd.Start)
 	slave.Close()
 	must.Succeed(n, err)
 	out, _ := io.ReadAll(master) // ends in EIO
@@ -208,13 +196,11 @@ func TestTheMapShowsANodeAndWhatIsWrong(t *testing.T) {
 	for _, want := range []string{"└─ \x1b[1mnetwork podnet\x1b[m: gateway", "● default/web  10.77.0.2 fd77::2 ← 8080->80/tcp\n", "● default/other  10.77.0.4 fd77::4\n"} {
 		expect.Contains(t, text, want)
 	}
-	if plain := regexp.MustCompile("\x1b\\[(1|31)?m").ReplaceAllString(text, ""); strings.Contains(plain, "\x1b") {
-		t.Errorf("a name has got to the terminal: %q", text)
-	}
+	expect.That(t, !strings.Contains(regexp.MustCompile("\x1b\\[(1|31)?m").ReplaceAllString(text, ""), "\x1b"),
+		"a name has got to the terminal: %q", text)
 	lines := strings.Count(text, "\n")
-	if narrow := n.terminal(50, utf8, "ls", "map", "--state", n.state); strings.Count(narrow, "\n") <= lines {
-		t.Errorf("the width of the terminal is not followed:\n%s", narrow)
-	}
+	narrow := n.terminal(50, utf8, "ls", "map", "--state", n.state)
+	expect.That(t, strings.Count(narrow, "\n") > lines, "the width of the terminal is not followed:\n%s", narrow)
 	for _, environ := range [][]string{append(utf8, "NO_COLOR=1"), {"TERM=dumb"}} {
 		if text := n.terminal(100, environ, "ls", "map", "--state", n.state); strings.Contains(text, "\x1b") || !strings.Contains(text, "default/web") {
 			t.Errorf("with %q: %q", environ, text)

@@ -53,8 +53,7 @@ func TestKernelWithoutVLANsSaysSo(t *testing.T) {
 			const says = "this kernel's bridges know no VLANs"
 			wantError(t, w.status(), 50, says)
 			p := n.pod("a")
-			_, err := w.tryAdd(p)
-			wantError(t, err, 110, says)
+			wantError(t, expect.Err(w.tryAdd(p)), 110, says)
 			expect.NoDiff(t, cmp.Diff(before, links(t, n.ns)), "the ADD made links")
 			n.wantNothing()
 			w.del(p)
@@ -116,14 +115,12 @@ func testVLANKeepsPodsApart(t *testing.T, call string) {
 		wantPing(t, d.NS, ip4(ra).String(), ip6(rc).String())
 	}
 	for at, want := range map[string]string{outside4: uplink4, outside6: uplink6} {
-		if got := seenAs(t, a.NS, out, at); got != want {
-			t.Errorf("the outside at %s sees %s, want the node's %s", at, got, want)
-		}
+		got := seenAs(t, a.NS, out, at)
+		expect.That(t, got == want, "the outside at %s sees %s, want the node's %s", at, got, want)
 	}
 	for at, want := range map[string]string{ip4(rb).String(): ip4(ra).String(), ip6(rb).String(): ip6(ra).String()} {
-		if got := seenAs(t, a.NS, b.NS, at); got != want {
-			t.Errorf("the pod at %s sees %s, want the other pod's %s", at, got, want)
-		}
+		got := seenAs(t, a.NS, b.NS, at)
+		expect.That(t, got == want, "the pod at %s sees %s, want the other pod's %s", at, got, want)
 	}
 	// On the wire, each VLAN is one of its own.
 	for from, to := range map[*pod]*pod{b: c, d: b} {
@@ -142,9 +139,8 @@ func testVLANKeepsPodsApart(t *testing.T, call string) {
 	other.del(c)
 	plain.del(d)
 	n.wantNothing()
-	if _, ok := links(t, n.ns)["cbr0.100"]; !ok {
-		t.Error("cbr0.100 went with its last pod, and the bridge did not")
-	}
+	_, ok := links(t, n.ns)["cbr0.100"]
+	expect.That(t, ok, "cbr0.100 went with its last pod, and the bridge did not")
 	expect.Success(t, n.remove("podnet").err(), "remove")
 	if l := links(t, n.ns); l["cbr0.100"].Name != "" || l["cbr0.200"].Name == "" || n.vlansOf("cbr0") != "1 pvid egress untagged, 200" {
 		t.Errorf("after remove: %v, and VLANs %q", l, n.vlansOf("cbr0"))
@@ -152,9 +148,8 @@ func testVLANKeepsPodsApart(t *testing.T, call string) {
 	for _, name := range []string{"other", "plain"} {
 		expect.Success(t, n.remove(name).err(), "remove")
 	}
-	if _, ok := links(t, n.ns)["cbr0"]; ok {
-		t.Error("the bridge is there after its last network was removed")
-	}
+	_, ok = links(t, n.ns)["cbr0"]
+	expect.That(t, !ok, "the bridge is there after its last network was removed")
 }
 
 func TestVLANHasHostPorts(t *testing.T) {
@@ -243,8 +238,7 @@ func TestVLANsAreCheckedAndRepaired(t *testing.T) {
 	} {
 		args := strings.Fields(tt.command)
 		n.run(args[0], args[1:]...)
-		err := w.check(p)
-		wantError(t, err, 113, tt.says)
+		wantError(t, w.check(p), 113, tt.says)
 		if o := n.operate("check", "--state", n.state); o.status == 0 || !strings.Contains(o.stdout, tt.says) {
 			t.Errorf("%s: check: %+v, want %q", tt.name, o, tt.says)
 		}
@@ -269,12 +263,10 @@ func TestVLANThatCannotBeIsRefused(t *testing.T) {
 	w := n.podnet(conf{"vlan": 100})
 	p := n.pod("a")
 	w.add(p)
-	_, err := w.with(conf{"vlan": 200}).tryAdd(n.pod("b"))
-	wantError(t, err, 112, "on bridge cbr0.100")
-	_, err = n.network("twice", conf{"vlan": 200}).tryAdd(n.pod("c"))
-	wantError(t, err, 112, "overlaps")
+	wantError(t, expect.Err(w.with(conf{"vlan": 200}).tryAdd(n.pod("b"))), 112, "on bridge cbr0.100")
+	wantError(t, expect.Err(n.network("twice", conf{"vlan": 200}).tryAdd(n.pod("c"))), 112, "overlaps")
 	n.ip("link add br9 type bridge")
-	_, err = n.network("theirs", conf{"vlan": 200, "bridge": "br9", "ipam": hostLocal("10.99.0.0/24")}).tryAdd(n.pod("d"))
+	_, err := n.network("theirs", conf{"vlan": 200, "bridge": "br9", "ipam": hostLocal("10.99.0.0/24")}).tryAdd(n.pod("d"))
 	wantError(t, err, 116, "vlan_filtering 1")
 	n.ip("link set br9 type bridge vlan_filtering 1")
 	n.network("theirs", conf{"vlan": 200, "bridge": "br9", "ipam": hostLocal("10.99.0.0/24")}).add(n.pod("d"))
@@ -284,9 +276,8 @@ func TestVLANThatCannotBeIsRefused(t *testing.T) {
 	// Two VLANs may have the same addresses where the host routes to neither.
 	l2 := conf{"mode": "l2", "bridge": "br1", "ipam": hostLocal("10.97.0.0/24")}
 	x, y := n.network("x", l2).with(conf{"vlan": 5}), n.network("y", l2).with(conf{"vlan": 6})
-	if rx, ry := x.add(n.pod("x")), y.add(n.pod("y")); ip4(rx) != ip4(ry) {
-		t.Errorf("%s and %s: this tests nothing", ip4(rx), ip4(ry))
-	}
+	rx, ry := x.add(n.pod("x")), y.add(n.pod("y"))
+	expect.That(t, ip4(rx) == ip4(ry), "%s and %s: this tests nothing", ip4(rx), ip4(ry))
 }
 
 func TestVLANOfTheReferencesBridgeIsTakenOn(t *testing.T) {
@@ -299,9 +290,8 @@ func TestVLANOfTheReferencesBridgeIsTakenOn(t *testing.T) {
 	ours := n.podnet(conf{"vlan": 100, "bridgeNFCall": false, "ipMasq": false, "ipam": reference.plugin["ipam"]})
 	a, b := n.pod("a"), n.pod("b")
 	ra := reference.add(a)
-	if kind := links(t, n.ns)["cbr0.100"].Info.Kind; kind != "veth" {
-		t.Fatalf("the reference made a link of kind %q: this tests nothing", kind)
-	}
+	kind := links(t, n.ns)["cbr0.100"].Info.Kind
+	must.That(t, kind == "veth", "the reference made a link of kind %q: this tests nothing", kind)
 	rb := ours.add(b)
 	wantPing(t, b.NS, gateway4, gateway6, ip4(ra).String(), ip6(ra).String())
 	wantPing(t, n.ns, ip4(ra).String(), ip4(rb).String())
@@ -372,18 +362,16 @@ func TestVLANOfTheLANIsLeasedInAndRepaired(t *testing.T) {
 	must.Succeed(t, w.status())
 	a, b := n.pod("a"), n.pod("b")
 	ra, rb := w.add(a), w.add(b)
-	if len(ra.Interfaces) != 3 || ra.Interfaces[0].Name != "br0" {
-		t.Errorf("interfaces %v, want no link of the host's in the VLAN", ra.Interfaces)
-	}
+	expect.That(t, len(ra.Interfaces) == 3 && ra.Interfaces[0].Name == "br0",
+		"interfaces %v, want no link of the host's in the VLAN", ra.Interfaces)
 	for _, r := range []*current.Result{ra, rb} {
 		expect.Contains(t, l.leased(), " "+ip4(r).String()+" ", "the server knows of no lease of %s", ip4(r))
 	}
 	if got := nstest.Run(t, a.NS, "ip", "-4", "route", "show", "default"); !strings.Contains(got, "via "+router4+" ") {
 		t.Errorf("the pod's default route is %q, want one via %s", got, router4)
 	}
-	if got := n.vlansOf("eth0") + "; " + n.vlansOf("br0"); got != "1 pvid egress untagged, 20; 1 pvid egress untagged" {
-		t.Errorf("uplink and bridge are in the VLANs %s", got)
-	}
+	expect.Equal(t, n.vlansOf("eth0")+"; "+n.vlansOf("br0"), "1 pvid egress untagged, 20; 1 pvid egress untagged",
+		"uplink and bridge are in the VLANs")
 	works := func(when string) {
 		t.Helper()
 		wantPing(t, a.NS, router4, ip4(rb).String())
@@ -401,17 +389,15 @@ func TestVLANOfTheLANIsLeasedInAndRepaired(t *testing.T) {
 		args := strings.Fields(command)
 		n.run(args[0], args[1:]...)
 		wantError(t, w.check(a), 113, "")
-		if o := n.operate("repair", "--state", n.state); !strings.HasPrefix(o.stdout, "repaired: ") {
-			t.Errorf("%s: repair: %+v", command, o)
-		}
+		o := n.operate("repair", "--state", n.state)
+		expect.That(t, strings.HasPrefix(o.stdout, "repaired: "), "%s: repair: %+v", command, o)
 		works(command)
 	}
 	w.del(a)
 	l.wantReleased(t, ip4(ra).String())
 	// The host, which is not in the VLAN, releases a dead pod's by the uplink.
-	if _, ok := links(t, n.ns)["br0.20"]; ok {
-		t.Error("the host is in the VLAN: this tests nothing")
-	}
+	_, ok := links(t, n.ns)["br0.20"]
+	expect.That(t, !ok, "the host is in the VLAN: this tests nothing")
 	w.kills(t, b)
 	w.del(b, withoutNetNS())
 	l.wantReleased(t, ip4(rb).String())

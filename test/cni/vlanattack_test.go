@@ -24,9 +24,7 @@ type tag struct{ typ, id int }
 
 func hexMAC(t testing.TB, ns *netns.NS, link string) net.HardwareAddr {
 	t.Helper()
-	mac, err := net.ParseMAC(nstest.MAC(t, ns, link))
-	must.Succeed(t, err)
-	return mac
+	return must.Of(net.ParseMAC(nstest.MAC(t, ns, link))).Get(t)
 }
 
 // tagged is a frame to all, behind some tags.
@@ -43,8 +41,7 @@ func hears(t testing.TB, fd int, token, last string) bool {
 	t.Helper()
 	buf, heard := make([]byte, 2048), false
 	for {
-		got, err := unix.Read(fd, buf)
-		must.Succeed(t, err, "%s: wait for the frame behind it", token)
+		got := must.Of(unix.Read(fd, buf)).Get(t, "%s: wait for the frame behind it", token)
 		if bytes.Contains(buf[:got], []byte(last)) {
 			return heard
 		}
@@ -90,18 +87,15 @@ func TestVLANIsNotEnteredByTagsOfAPod(t *testing.T) {
 			must.Succeed(t, expect.Err(unix.Write(out, tagged(hexMAC(t, p.NS, "eth0"), token, tags...))))
 			must.Succeed(t, expect.Err(unix.Write(legit, tagged(mac, last))))
 			for who, ear := range ears {
-				if who != "a pod in the VLAN" && hears(t, ear, token, last) {
-					t.Errorf("from %s, with the tags %x: %s hears it in VLAN 20", name, tags, who)
-				}
+				expect.That(t, who == "a pod in the VLAN" || !hears(t, ear, token, last),
+					"from %s, with the tags %x: %s hears it in VLAN 20", name, tags, who)
 			}
 			if buf := make([]byte, 2048); true {
 				// What it says itself it hears too.
 				for {
-					got, err := unix.Read(ears["a pod in the VLAN"], buf)
-					must.Succeed(t, err)
-					if bytes.Contains(buf[:got], []byte(token)) {
-						t.Errorf("from %s, with the tags %x: a pod in VLAN 20 hears it", name, tags)
-					}
+					got := must.Of(unix.Read(ears["a pod in the VLAN"], buf)).Get(t)
+					expect.That(t, !bytes.Contains(buf[:got], []byte(token)),
+						"from %s, with the tags %x: a pod in VLAN 20 hears it", name, tags)
 					if bytes.Contains(buf[:got], []byte(last)) {
 						break
 					}
@@ -146,9 +140,8 @@ func TestVLANsOfTheLANMayHaveTheSameAddresses(t *testing.T) {
 			expect.Success(t, w.check(p))
 		}
 	}
-	if a, b := globals(t, all[0].NS, "eth0"), globals(t, all[2].NS, "eth0"); !slices.Equal(a, b) {
-		t.Errorf("%s and %s: this tests nothing", a, b)
-	}
+	a, b := globals(t, all[0].NS, "eth0"), globals(t, all[2].NS, "eth0")
+	expect.That(t, slices.Equal(a, b), "%s and %s: this tests nothing", a, b)
 	for i, p := range all {
 		nets[i/2].del(p)
 	}
@@ -207,9 +200,8 @@ func TestVLANsFaultsOfOthersAreMended(t *testing.T) {
 		args := strings.Fields(tt.command)
 		args[len(args)-1] = strings.ReplaceAll(args[len(args)-1], "#", " ")
 		n.run(args[0], args[1:]...)
-		if o := n.operate("check", "--state", n.state); o.status == 0 {
-			t.Errorf("%s: check: %+v", tt.name, o)
-		}
+		o := n.operate("check", "--state", n.state)
+		expect.That(t, o.status != 0, "%s: check: %+v", tt.name, o)
 		expect.Success(t, n.operate("repair", "--state", n.state).err(), "%s: repair", tt.name)
 		works(tt.name)
 		if t.Failed() {
@@ -245,15 +237,12 @@ func TestVLANsFirstADDMayBeKilled(t *testing.T) {
 		w.add(next)
 		must.Succeed(t, w.check(next), "after an ADD that was killed")
 		wantPing(t, next.NS, gateway4, gateway6)
-		if o := n.operate("check", "--state", n.state); o.status != 0 && !strings.Contains(o.stdout, "killed") {
-			t.Errorf("check: %+v", o)
-		}
+		o := n.operate("check", "--state", n.state)
+		expect.That(t, o.status == 0 || strings.Contains(o.stdout, "killed"), "check: %+v", o)
 		w.gc(next)
 		expect.Success(t, n.operate("check", "--state", n.state).err(), "check")
 	}
-	if kills == 0 {
-		t.Error("no ADD was killed")
-	}
+	expect.That(t, kills != 0, "no ADD was killed")
 	w.gc()
 	n.wantNothing()
 	if o := n.remove("podnet"); o.status != 0 || len(links(t, n.ns)) != 1 {
@@ -310,13 +299,10 @@ func TestVLANsHostPortsByNameLeadWhereTheReferencesDo(t *testing.T) {
 		got, _, _ = strings.Cut(got, "another pod")
 		if want == "" {
 			want = got
-			if strings.Count(got, "seen as") < 8 {
-				t.Fatalf("the reference's leads to little:\n%s", got)
-			}
+			must.That(t, strings.Count(got, "seen as") >= 8, "the reference's leads to little:\n%s", got)
 		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("with %q, the reference's (-) and this one's (+):\n%s", ours, diff)
-		}
+		diff := cmp.Diff(want, got)
+		expect.That(t, diff == "", "with %q, the reference's (-) and this one's (+):\n%s", ours, diff)
 		if ours != nil { // the reference's takes the bridge's MAC to be what it was before there was a port
 			s.chain("CHECK", "a", chain)
 		}
@@ -344,8 +330,7 @@ func TestVLANGetsEachPacketOnce(t *testing.T) {
 	}
 	buf, count := make([]byte, 2048), 0
 	for {
-		got, err := unix.Read(ear, buf)
-		must.Succeed(t, err)
+		got := must.Of(unix.Read(ear, buf)).Get(t)
 		if bytes.Contains(buf[:got], []byte("once----")) && buf[23] == unix.IPPROTO_UDP {
 			count++
 		}

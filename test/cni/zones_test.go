@@ -16,7 +16,7 @@ import (
 // inTrusted waits until the link is in firewalld's zone trusted.
 func (f *firewalld) inTrusted(t *testing.T, link string) {
 	t.Helper()
-	f.until(t, link+" is in the zone trusted", func() bool { return f.zone(link) == "trusted" })
+	must.Until(t, link+" is in the zone trusted", func() bool { return f.zone(link) == "trusted" })
 }
 
 // The runtime asks STATUS before it adds the first pod, when nothing is on record yet.
@@ -30,15 +30,14 @@ func TestBridgesJoinFirewalldsZone(t *testing.T) {
 	a, b := n.pod("a"), n.pod("b")
 
 	alone := n.mindOn(t, f.bus, []string{"--firewalld=false"})
-	if _, err := w.tryAdd(a); err == nil {
-		t.Fatal("an ADD succeeds without the zone")
-	}
+	_, err := w.tryAdd(a)
+	must.That(t, err != nil, "an ADD succeeds without the zone")
 	wantError(t, w.status(), 50, "--zone=trusted")
 	alone.end(t)
 	expect.Equal(t, f.zone("cbr0"), "", "with --firewalld=false the bridge is in zone")
 
 	m := n.mindOn(t, f.bus, nil)
-	m.until(t, "STATUS succeeds", func() bool { return w.status() == nil })
+	must.Until(t, "STATUS succeeds", func() bool { return w.status() == nil })
 	w.add(a, publish(t, "8080:80/tcp"))
 	a.serve(t, "tcp", 80)
 	for _, after := range []string{"", "firewall-cmd --reload", "firewall-cmd --complete-reload", "firewalld begins anew"} {
@@ -52,9 +51,8 @@ func TestBridgesJoinFirewalldsZone(t *testing.T) {
 		}
 		f.inTrusted(t, "cbr0")
 		wantPing(t, a.NS, outside4, outside6)
-		if _, err := nstest.AskWithin(t, out, "tcp", netip.AddrPortFrom(nstest.Addr(uplink4), 8080), 10*time.Second); err != nil {
-			t.Errorf("after %q, the published port: %v", after, err)
-		}
+		_, err := nstest.AskWithin(t, out, "tcp", netip.AddrPortFrom(nstest.Addr(uplink4), 8080), 10*time.Second)
+		expect.That(t, err == nil, "after %q, the published port: %v", after, err)
 		for _, command := range [][]string{{"check"}, {"doctor", "--dns", "none"}} {
 			expect.Success(t, n.operate(append(command, "--state", n.state)...).err(), "%s after %q", command, after)
 		}
@@ -73,7 +71,7 @@ func TestBridgesJoinFirewalldsZone(t *testing.T) {
 	w.del(b)
 	must.Succeed(t, n.remove("podnet").err(), "remove")
 	n.mindOn(t, f.bus, nil)
-	f.until(t, "the bridge left the zone", func() bool { return f.zone("cbr0") == "" })
+	must.Until(t, "the bridge left the zone", func() bool { return f.zone("cbr0") == "" })
 }
 
 func TestBridgesJoinAFirewalldThatComesLater(t *testing.T) {
@@ -104,7 +102,8 @@ func TestAnADDWaitsForFirewalldsReload(t *testing.T) {
 	n := newNode(t)
 	n.outside()
 	f := n.firewalld(t)
-	n.mindOn(t, f.bus, nil).until(t, "firewalld is attended to", n.attendsFirewalld)
+	n.mindOn(t, f.bus, nil)
+	must.Until(t, "firewalld is attended to", n.attendsFirewalld)
 	w := n.podnet(nil)
 	// What firewalld 1.3 has there, for as long as this test wants.
 	n.nft("add table inet firewalld_policy_drop; add chain inet firewalld_policy_drop filter_forward { type filter hook forward priority 9; policy drop; };" +
@@ -130,7 +129,7 @@ func TestAnOperatorsZoneOfFirewalldStays(t *testing.T) {
 	f.begin(t)
 	f.do("firewall-cmd --permanent --zone=block --add-interface=permanent")
 	m := n.mindOn(t, f.bus, nil)
-	m.until(t, "firewalld is attended to", n.attendsFirewalld)
+	must.Until(t, "firewalld is attended to", n.attendsFirewalld)
 	add := func(bridge, subnet string) error {
 		w := n.network(bridge, conf{"bridge": bridge, "ipam": conf{"type": "host-local", "subnet": subnet}})
 		_, err := w.tryAdd(n.pod(bridge))
@@ -140,15 +139,14 @@ func TestAnOperatorsZoneOfFirewalldStays(t *testing.T) {
 	f.do("firewall-cmd --zone=drop --add-interface=running")
 	f.do("firewall-cmd --zone=public --add-interface=managed") // as network managers do
 	for bridge, subnet := range map[string]string{"running": "10.2.0.0/16", "managed": "10.3.0.0/16", "free": "10.4.0.0/16"} {
-		if err := add(bridge, subnet); err != nil && bridge != "running" {
-			t.Errorf("%s: %v", bridge, err)
-		}
+		err := add(bridge, subnet)
+		expect.That(t, err == nil || bridge == "running", "%s: %v", bridge, err)
 	}
 	f.inTrusted(t, "managed")
 	f.inTrusted(t, "free")
 	f.do("firewall-cmd --permanent --zone=drop --add-interface=free; firewall-cmd --zone=block --change-interface=managed; firewall-cmd --reload")
-	f.until(t, "the free bridge goes where it is put", func() bool { return f.zone("free") == "drop" })
-	m.until(t, "it is seen", func() bool { return strings.Count(nstest.ReadIf(t, m.log), "left in the zone") == 3 })
+	must.Until(t, "the free bridge goes where it is put", func() bool { return f.zone("free") == "drop" })
+	must.Until(t, "it is seen", func() bool { return strings.Count(nstest.ReadIf(t, m.log), "left in the zone") == 3 })
 	for bridge, want := range map[string]string{"running": "drop", "permanent": "block", "managed": "block", "free": "drop"} {
 		expect.Equal(t, f.zone(bridge), want, "%s is in zone", bridge)
 	}
@@ -185,8 +183,7 @@ func TestABusThatNeverAnswersIsInNobodysWay(t *testing.T) {
 	n.outside()
 	n.run("iptables", "-P", "FORWARD", "DROP")
 	f := n.firewalldToBe(t)
-	listener, err := net.Listen("unix", strings.TrimPrefix(f.bus, "unix:path="))
-	must.Succeed(t, err)
+	listener := must.Of(net.Listen("unix", strings.TrimPrefix(f.bus, "unix:path="))).Get(t)
 	defer listener.Close()
 	w := n.podnet(nil)
 	a := n.pod("a")
@@ -196,8 +193,8 @@ func TestABusThatNeverAnswersIsInNobodysWay(t *testing.T) {
 	defer conn.Close()
 	w.add(a)
 	n.nft("flush table inet tombolo")
-	m.until(t, "the firewall is put right", func() bool { return m.metric("firewall_mends_total") > 0 })
-	m.until(t, "CHECK succeeds", func() bool { return w.check(a) == nil })
+	must.Until(t, "the firewall is put right", func() bool { return m.metric("firewall_mends_total") > 0 })
+	must.Until(t, "CHECK succeeds", func() bool { return w.check(a) == nil })
 	wantPing(t, a.NS, outside4)
 	m.end(t)
 }
@@ -210,15 +207,15 @@ func TestFirewallByNameLeavesFirewalldToTheBridge(t *testing.T) {
 	s.outside()
 	f := s.firewalld(t)
 	s.bus = f.bus
-	s.mindOn(t, f.bus, nil).until(t, "firewalld is attended to", s.attendsFirewalld)
+	s.mindOn(t, f.bus, nil)
+	must.Until(t, "firewalld is attended to", s.attendsFirewalld)
 	list := []string{`{"type":"bridge","bridge":"cni0","isGateway":true,"ipMasq":true,"ipam":{"type":"host-local","dataDir":"DATA/n","subnet":"10.5.1.0/24","routes":[{"dst":"0.0.0.0/0"}]}}`, `{"type":"firewall","backend":"firewalld"}`}
 	s.chain("ADD", "a", list)
 	for range 2 {
 		f.inTrusted(t, "cni0")
 		wantPing(t, s.of("a").NS, outside4)
-		if sources := f.ask(firewalldName+".zone.getSources", "trusted"); len(sources) > 0 {
-			t.Errorf("sources: %q", sources)
-		}
+		sources := f.ask(firewalldName+".zone.getSources", "trusted")
+		expect.That(t, len(sources) == 0, "sources: %q", sources)
 		s.chain("CHECK", "a", list)
 		f.do("firewall-cmd --reload")
 	}

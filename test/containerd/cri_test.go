@@ -72,9 +72,7 @@ func (c *cri) updatePodCIDRs(cidrs string) {
 	_, err := c.runtime.UpdateRuntimeConfig(ctx, &runtime.UpdateRuntimeConfigRequest{
 		RuntimeConfig: &runtime.RuntimeConfig{NetworkConfig: &runtime.NetworkConfig{PodCidr: cidrs}},
 	})
-	if err != nil {
-		c.tb.Fatalf("set the pod CIDRs %s: %v", cidrs, err)
-	}
+	must.Succeed(c.tb, err, "set the pod CIDRs %s", cidrs)
 }
 
 // networkReady says whether containerd has read a CNI configuration.
@@ -98,10 +96,7 @@ func (c *cri) loadedConflist() string {
 	c.tb.Helper()
 	ctx, cancel := limited()
 	defer cancel()
-	r, err := c.runtime.Status(ctx, &runtime.StatusRequest{Verbose: true})
-	if err != nil {
-		c.tb.Fatal(err)
-	}
+	r := must.Of(c.runtime.Status(ctx, &runtime.StatusRequest{Verbose: true})).Get(c.tb)
 	var loaded struct {
 		Networks []struct{ Config struct{ Source string } }
 	}
@@ -151,8 +146,7 @@ func annotate(key, value string) option {
 // runPod runs a pod, and waits until it answers the node at all of its addresses.
 func (n *node) runPod(name string, options ...option) *pod {
 	n.Helper()
-	p, err := n.tryPod(name, options...)
-	must.Succeed(n, err, "run pod %s", name)
+	p := must.Of(n.tryPod(name, options...)).Get(n, "run pod %s", name)
 	p.look()
 	for i := range p.ips {
 		wantAnswer(n, n.ns, "tcp", p.at(i))
@@ -183,9 +177,8 @@ func (p *pod) look() {
 	n := p.node
 	n.Helper()
 	status, info := p.status()
-	if status.State != runtime.PodSandboxState_SANDBOX_READY {
-		n.Fatalf("pod %s: %v", status.Metadata.Name, status.State)
-	}
+	must.That(n, status.State == runtime.PodSandboxState_SANDBOX_READY,
+		"pod %s: %v", status.Metadata.Name, status.State)
 	p.ips = nil
 	for _, ip := range append([]*runtime.PodIP{{Ip: status.Network.Ip}}, status.Network.AdditionalIps...) {
 		p.ips = append(p.ips, nstest.Addr(ip.Ip))
@@ -196,8 +189,7 @@ func (p *pod) look() {
 			p.netns = ns.Path
 		}
 	}
-	ns, err := netns.Open(n.path(filepath.Join(netnsDir, p.netnsName())))
-	must.Succeed(n, err)
+	ns := must.Of(netns.Open(n.path(filepath.Join(netnsDir, p.netnsName())))).Get(n)
 	n.Cleanup(func() { ns.Close() })
 	p.ns = ns
 }
@@ -228,9 +220,7 @@ func (p *pod) status() (*runtime.PodSandboxStatus, sandboxInfo) {
 
 func (p *pod) remove() {
 	p.node.Helper()
-	if err := p.tryRemove(); err != nil {
-		p.node.Fatal(err)
-	}
+	must.Succeed(p.node, p.tryRemove())
 }
 
 func (p *pod) tryStop() error {

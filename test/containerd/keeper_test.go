@@ -11,6 +11,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -39,13 +40,9 @@ func TestTombolodTakesNoPodsForAnotherProgram(t *testing.T) {
 	stop()
 	stays.remove()
 	text, err := os.ReadFile(log)
-	if err != nil || !bytes.Contains(text, []byte("keeping leases")) {
-		t.Fatalf("tombolod's log: %s, %v", text, err)
-	}
+	must.That(t, err == nil && bytes.Contains(text, []byte("keeping leases")), "tombolod's log: %s, %v", text, err)
 	for line := range strings.Lines(string(text)) {
-		if strings.Contains(line, "level=WARN") || strings.Contains(line, "level=ERROR") {
-			t.Error(line)
-		}
+		expect.That(t, !strings.Contains(line, "level=WARN") && !strings.Contains(line, "level=ERROR"), "%v", line)
 	}
 }
 
@@ -53,11 +50,9 @@ func TestTombolodTakesNoPodsForAnotherProgram(t *testing.T) {
 func (n *node) keep() (log string) {
 	n.Helper()
 	log = filepath.Join(n.dir, "tombolod.log")
-	out, err := os.Create(log)
-	must.Succeed(n, err)
+	out := must.Of(os.Create(log)).Get(n)
 	defer out.Close()
-	program, err := filepath.EvalSymlinks(keeper)
-	must.Succeed(n, err)
+	program := must.Of(filepath.EvalSymlinks(keeper)).Get(n)
 	cmd := exec.Command("nsenter", "--target", strconv.Itoa(n.init.Process.Pid), "--mount", "--net", "--pid", program)
 	cmd.Stdout, cmd.Stderr = out, out
 	must.Succeed(n, cmd.Start())

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -75,9 +76,7 @@ func (n *node) files(dir string) []string {
 		}
 		return err
 	})
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		n.Fatal(err)
-	}
+	must.That(n, err == nil || errors.Is(err, fs.ErrNotExist), "%v", err)
 	return list
 }
 
@@ -124,9 +123,8 @@ func (n *node) wantGateways(want ...string) {
 
 func unmarshal(t testing.TB, text string, into any) {
 	t.Helper()
-	if err := json.Unmarshal([]byte(text), into); err != nil {
-		t.Fatalf("%v: %s", err, text)
-	}
+	err := json.Unmarshal([]byte(text), into)
+	must.That(t, err == nil, "%v: %s", err, text)
 }
 
 // The world outside of a node: another namespace, with a link to it.

@@ -96,16 +96,12 @@ func requirePrograms(t testing.TB) {
 // 107 bytes at most.
 func (n *node) makeDir() {
 	n.Helper()
-	dir, err := os.MkdirTemp("", "tombolo-node-")
-	must.Succeed(n, err)
+	dir := must.Of(os.MkdirTemp("", "tombolo-node-")).Get(n)
 	n.dir, n.cgroup = dir, cgroupOf(dir)
-	n.Cleanup(func() {
-		expect.Success(n, os.RemoveAll(dir))
-	})
-	absolute, err := filepath.Abs(n.template)
-	must.Succeed(n, err)
+	n.Cleanup(func() { expect.Success(n, os.RemoveAll(dir)) })
+	absolute := must.Of(filepath.Abs(n.template)).Get(n)
 	config := fmt.Sprintf(containerdConfig, dir, absolute, imageName)
-	err = errors.Join(os.WriteFile(filepath.Join(dir, configName), []byte(config), 0o644),
+	err := errors.Join(os.WriteFile(filepath.Join(dir, configName), []byte(config), 0o644),
 		os.Mkdir(filepath.Join(dir, tempName), 0o755), os.Mkdir(filepath.Join(dir, binDirName), 0o755))
 	for _, plugin := range []string{"tombolo", "loopback"} {
 		err = errors.Join(err, os.Symlink(filepath.Join(binDir, plugin), filepath.Join(dir, binDirName, plugin)))
@@ -148,8 +144,7 @@ state = "%[1]s/state"
 
 func (n *node) startInit() {
 	n.Helper()
-	self, err := os.Executable()
-	must.Succeed(n, err)
+	self := must.Of(os.Executable()).Get(n)
 	var complaints strings.Builder
 	cmd := exec.Command(self)
 	cmd.Args = []string{initName, n.dir}
@@ -183,9 +178,8 @@ func (n *node) tell(line string) {
 func (n *node) wantDone(what string) {
 	n.Helper()
 	answer, err := n.fromInit.ReadString('\n')
-	if answer = strings.TrimSpace(answer); err != nil || answer != done {
-		n.Fatalf("%s: %q, %v", what, answer, err)
-	}
+	answer = strings.TrimSpace(answer)
+	must.That(n, err == nil && answer == done, "%s: %q, %v", what, answer, err)
 }
 
 func (n *node) logTail() string {
@@ -247,19 +241,17 @@ func renderTemplate(t testing.TB, cidrs string) string {
 
 func render(t testing.TB, path, cidrs string) string {
 	t.Helper()
-	tmpl, err := template.ParseFiles(path)
-	must.Succeed(t, err)
+	tmpl := must.Of(template.ParseFiles(path)).Get(t)
 	ranges := strings.Split(cidrs, ",")
 	var routes []string
 	for _, cidr := range ranges {
 		routes = append(routes, map[bool]string{true: "0.0.0.0/0", false: "::/0"}[nstest.Prefix(cidr).Addr().Is4()])
 	}
 	var out strings.Builder
-	err = tmpl.Execute(&out, struct {
+	must.Succeed(t, tmpl.Execute(&out, struct {
 		PodCIDR               string
 		PodCIDRRanges, Routes []string
-	}{ranges[0], ranges, routes})
-	must.Succeed(t, err)
+	}{ranges[0], ranges, routes}))
 	return out.String()
 }
 
@@ -275,9 +267,7 @@ func await(t testing.TB, what string, try func() error) {
 		if err == nil {
 			return
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("no %s in %v: %v", what, patience, err)
-		}
+		must.That(t, !time.Now().After(deadline), "no %s in %v: %v", what, patience, err)
 		time.Sleep(5 * time.Millisecond)
 	}
 }

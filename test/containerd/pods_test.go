@@ -38,9 +38,8 @@ func TestAddressesComeFromThePodCIDRs(t *testing.T) {
 			}
 			expect.NoDiff(t, cmp.Diff(c.ips, got), "addresses of the pods")
 			for i, ip := range a.ips {
-				if seen := wantAnswer(t, a.ns, "udp", b.at(i)); seen != ip {
-					t.Errorf("a pod sees the other as %s, not as %s", seen, ip)
-				}
+				seen := wantAnswer(t, a.ns, "udp", b.at(i))
+				expect.That(t, seen == ip, "a pod sees the other as %s, not as %s", seen, ip)
 				wantAnswer(t, a.ns, "tcp", a.at(i)) // by its loopback interface
 			}
 			a.remove()
@@ -68,9 +67,7 @@ func TestPodsComeAndGoAtOnce(t *testing.T) {
 	for _, p := range pods {
 		p.look()
 		for i, ip := range p.ips {
-			if taken[ip] {
-				t.Errorf("two pods have %s", ip)
-			}
+			expect.That(t, !taken[ip], "two pods have %s", ip)
 			taken[ip] = true
 			wantAnswer(t, n.ns, "tcp", p.at(i))
 		}
@@ -112,9 +109,8 @@ func TestPodsAreSeenByTheirOwnAddressInTheClusterAlone(t *testing.T) {
 		{cluster4, p.ips[0].String()},
 	} {
 		server := nstest.Serve(t, out, "tcp", hostPort(c.to, 0))
-		if seen := wantAnswer(t, p.ns, "tcp", server); seen != nstest.Addr(c.seen) {
-			t.Errorf("%s sees the pod as %s, want %s", c.to, seen, c.seen)
-		}
+		seen := wantAnswer(t, p.ns, "tcp", server)
+		expect.That(t, seen == nstest.Addr(c.seen), "%s sees the pod as %s, want %s", c.to, seen, c.seen)
 	}
 	p.remove()
 	n.wantNothing()

@@ -36,9 +36,8 @@ func TestHostPortsLeadToThePod(t *testing.T) {
 		if to.Addr().Is6() {
 			caller = nstest.Addr(outside6)
 		}
-		if seen := wantAnswer(t, out, "tcp", to); seen != caller {
-			t.Errorf("%s: the pod sees %s, not who called, %s", to, seen, caller)
-		}
+		seen := wantAnswer(t, out, "tcp", to)
+		expect.That(t, seen == caller, "%s: the pod sees %s, not who called, %s", to, seen, caller)
 		wantAnswer(t, n.ns, "tcp", to)
 		wantAnswer(t, other.ns, "tcp", to)
 		wantAnswer(t, p.ns, "tcp", to)
@@ -63,9 +62,8 @@ func TestHostPortHasOneOwner(t *testing.T) {
 	first := n.runPod("first", publish("tcp", anyPort, ""))
 	before := n.traces()
 	_, err := n.tryPod("second", publish("tcp", anyPort, uplink4))
-	if err == nil || !strings.Contains(err.Error(), "tests/first") || !strings.Contains(err.Error(), "18080") {
-		t.Errorf("a second pod with the host port: %v; want an error with port and owner", err)
-	}
+	expect.That(t, err != nil && strings.Contains(err.Error(), "tests/first") && strings.Contains(err.Error(), "18080"),
+		"a second pod with the host port: %v; want an error with port and owner", err)
 	n.wantTraces(before)
 	wantAnswer(t, out, "tcp", hostPort(uplink4, anyPort))
 

@@ -35,9 +35,7 @@ func TestPodsOutliveContainerd(t *testing.T) {
 	await(t, "a network", n.networkReady)
 
 	a.look()
-	if !slices.Equal(a.ips, ips) {
-		t.Errorf("containerd says that the pod has %v, it was given %v", a.ips, ips)
-	}
+	expect.That(t, slices.Equal(a.ips, ips), "containerd says that the pod has %v, it was given %v", a.ips, ips)
 	n.wantTraces(before)
 	b := n.runPod("b")
 	for i := range b.ips {
@@ -128,18 +126,14 @@ func TestPodThatContainerdDiedOverIsRemoved(t *testing.T) {
 		return nil
 	})
 	n.tell(killContainerd)
-	if err := <-failed; err == nil {
-		t.Fatal("containerd was done before it was killed")
-	}
+	must.That(t, <-failed != nil, "containerd was done before it was killed")
 	release()
 	n.tell(startContainerd)
 	n.awaitReady()
 	await(t, "a network", n.networkReady)
 
 	ids := n.listPods()
-	if len(ids) != 1 {
-		t.Fatalf("containerd knows the pods %v, want one", ids)
-	}
+	must.That(t, len(ids) == 1, "containerd knows the pods %v, want one", ids)
 	(&pod{node: n, id: ids[0]}).remove()
 	n.wantNothing()
 	a := n.runPod("a", publish("tcp", anyPort, ""))
@@ -202,17 +196,14 @@ func (p *pod) vanish() {
 
 func (p *pod) stop() {
 	p.node.Helper()
-	if err := p.tryStop(); err != nil {
-		p.node.Fatal(err)
-	}
+	must.Succeed(p.node, p.tryStop())
 }
 
 func (n *node) listPods() []string {
 	n.Helper()
 	ctx, cancel := limited()
 	defer cancel()
-	r, err := n.runtime.ListPodSandbox(ctx, &runtime.ListPodSandboxRequest{})
-	must.Succeed(n, err)
+	r := must.Of(n.runtime.ListPodSandbox(ctx, &runtime.ListPodSandboxRequest{})).Get(n)
 	var ids []string
 	for _, item := range r.Items {
 		ids = append(ids, item.Id)

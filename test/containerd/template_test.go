@@ -34,28 +34,23 @@ func TestTemplateYieldsANetworkOfThePodCIDRs(t *testing.T) {
 // 1.1.0, which containerd speaks from 2.0 on, come STATUS and GC.
 func TestTemplateLetsNewRuntimesSpeakTheNewVersion(t *testing.T) {
 	t.Parallel()
-	list, err := libcni.ConfListFromBytes([]byte(renderTemplate(t, "10.22.0.0/24")))
-	must.Succeed(t, err)
+	list := must.Of(libcni.ConfListFromBytes([]byte(renderTemplate(t, "10.22.0.0/24")))).Get(t)
 	expect.Equal(t, list.CNIVersion, "1.1.0", "a runtime that speaks 1.1.0 chooses")
 }
 
 func TestReadmeConfiguresContainerd(t *testing.T) {
 	t.Parallel()
 	requirePrograms(t)
-	readme, err := os.ReadFile("../../deploy/containerd/README.md")
-	must.Succeed(t, err)
+	readme := must.Of(os.ReadFile("../../deploy/containerd/README.md")).Get(t)
 	// The form of containerd 1.x, which later ones read too.
 	_, config, _ := strings.Cut(string(readme), "```toml\n")
 	config, _, found := strings.Cut(config, "```")
-	if !found {
-		t.Fatal("the README has no configuration")
-	}
+	must.That(t, found, "the README has no configuration")
 	path := filepath.Join(t.TempDir(), configName)
 	must.Succeed(t, os.WriteFile(path, []byte(config), 0o644))
 	effective := nstest.Run(t, nil, "containerd", "--config", path, "config", "dump")
 	for _, want := range []string{"conf_dir = ./etc/cni/net.d.", "conf_template = ./etc/containerd/10-tombolo.conflist.template."} {
-		if !regexp.MustCompile(want).MatchString(effective) {
-			t.Errorf("containerd does not have %s:\n%s", want, effective)
-		}
+		expect.That(t, regexp.MustCompile(want).MatchString(effective),
+			"containerd does not have %s:\n%s", want, effective)
 	}
 }

@@ -12,6 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -106,7 +108,7 @@ func smuggles(own *pod, mac, others net.HardwareAddr) []*smuggled {
 // rawAlone runs fn with no capability but CAP_NET_RAW, in a pod and on one processor, so that its frames keep their order.
 func rawAlone(t *testing.T, ns *netns.NS, fn func() error) {
 	t.Helper()
-	err := ns.Do(func() error {
+	must.Succeed(t, ns.Do(func() error {
 		var had, one unix.CPUSet
 		hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 		var all [2]unix.CapUserData
@@ -128,10 +130,7 @@ func rawAlone(t *testing.T, ns *netns.NS, fn func() error) {
 			return err
 		}
 		return errors.Join(fn(), unix.Capset(&hdr, &all[0]))
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 }
 
 // setTxChecksum is ethtool -K LINK tx on or off, in the namespace of the calling thread.
@@ -207,31 +206,22 @@ func TestGuardedPodSmugglesNothingInChecksums(t *testing.T) {
 	l := newHost(t)
 	n := l.network(object{"ipam": object{"type": "static", "addresses": []object{{"address": "192.168.50.70/24"}, {"address": "fd50::70/64"}}}})
 	p := n.add(l.newPod("evil"))
-	if err := l.host.ns.Do(func() error { return setTxChecksum(nic, 0) }); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, l.host.ns.Do(func() error { return setTxChecksum(nic, 0) }))
 	all := smuggles(p, hardware(t, p.place), hardware(t, l.other))
-	if got := l.smuggle(t, p, all); len(got) > 0 {
-		t.Errorf("a machine of the LAN got %q", got)
-	}
+	got := l.smuggle(t, p, all)
+	expect.That(t, len(got) == 0, "a machine of the LAN got %q", got)
 	rawAlone(t, p.ns, func() error {
-		if err := setTxChecksum(nic, 1); !errors.Is(err, unix.EPERM) {
-			t.Errorf("the pod turns its checksum offloading on: %v, want EPERM", err)
-		}
+		err := setTxChecksum(nic, 1)
+		expect.That(t, errors.Is(err, unix.EPERM), "the pod turns its checksum offloading on: %v, want EPERM", err)
 		// By pages that it has spliced into a socket, a pod would change a datagram behind the guard.
-		if on, err := ethtool(nic, unix.ETHTOOL_GSG, 0); on != 0 || err != nil {
-			t.Errorf("the pod sends pages as they are: %d, %v", on, err)
-		}
-		if _, err := ethtool(nic, unix.ETHTOOL_SSG, 1); !errors.Is(err, unix.EPERM) {
-			t.Errorf("the pod turns scatter and gather on: %v, want EPERM", err)
-		}
+		expect.Of(ethtool(nic, unix.ETHTOOL_GSG, 0)).Is(t, 0, "the pod sends pages as they are")
+		_, err = ethtool(nic, unix.ETHTOOL_SSG, 1)
+		expect.That(t, errors.Is(err, unix.EPERM), "the pod turns scatter and gather on: %v, want EPERM", err)
 		return nil
 	})
 
 	// With CAP_NET_ADMIN it can, and then they pass: so the attack works.
-	if err := p.ns.Do(func() error { return setTxChecksum(nic, 1) }); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, p.ns.Do(func() error { return setTxChecksum(nic, 1) }))
 	if got := l.smuggle(t, p, all); len(got) != len(all) {
 		t.Errorf("with the offloading on, of %d frames a machine of the LAN got %q: the test shows nothing", len(all), got)
 	}
@@ -239,9 +229,5 @@ func TestGuardedPodSmugglesNothingInChecksums(t *testing.T) {
 
 func hardware(t *testing.T, p place) net.HardwareAddr {
 	t.Helper()
-	mac, err := net.ParseMAC(macOf(t, p, nic))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return mac
+	return must.Of(net.ParseMAC(macOf(t, p, nic))).Get(t)
 }

@@ -4,11 +4,12 @@ import (
 	"fmt"
 	"os/exec"
 	"regexp"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -19,10 +20,7 @@ func (k *keeper) said(words string) (time.Time, bool) {
 	if len(all) == 0 {
 		return time.Time{}, false
 	}
-	at, err := time.Parse(time.RFC3339, all[len(all)-1][1])
-	if err != nil {
-		k.Fatal(err)
-	}
+	at := must.Of(time.Parse(time.RFC3339, all[len(all)-1][1])).Get(k)
 	return at, true
 }
 
@@ -49,21 +47,15 @@ func TestNoLeaseFollowsAClockThatIsSet(t *testing.T) {
 			k := s.keeperBy(func(cmd *exec.Cmd) { clock = nstest.StartWithClock(t, l.host.ns, cmd) })
 			p := s.add(l.newPod("a", published()...))
 			entries, mac := s.trace(p.ip4), macOf(t, p.place, nic)
-			if entries == "" {
-				t.Fatal("the host's rules do not name the pod")
-			}
+			must.That(t, entries != "", "the host's rules do not name the pod")
 			keeps := func(when string) lease.Entry {
 				t.Helper()
 				e := s.leaseOf(p)
-				if e.State != lease.Bound || e.Error != "" || e.Left <= 0 || e.Left > 3600 {
-					t.Errorf("%s, the lease is %+v", when, e)
-				}
-				if out := nstest.Run(t, p.ns, "ip", "-4", "-o", "address", "show", "dev", nic); !strings.Contains(out, p.ip4.String()) {
-					t.Errorf("%s, the pod has %q", when, out)
-				}
-				if now := s.trace(p.ip4); now != entries {
-					t.Errorf("%s, the host's rules name the pod in\n%s\nwant\n%s", when, now, entries)
-				}
+				expect.That(t, e.State == lease.Bound && e.Error == "" && e.Left > 0 && e.Left <= 3600,
+					"%s, the lease is %+v", when, e)
+				expect.Contains(t, nstest.Run(t, p.ns, "ip", "-4", "-o", "address", "show", "dev", nic), p.ip4.String(),
+					"%s, the pod has", when)
+				expect.Equal(t, s.trace(p.ip4), entries, "%s, the host's rules that name the pod", when)
 				s.check(p)
 				return e
 			}
@@ -71,14 +63,14 @@ func TestNoLeaseFollowsAClockThatIsSet(t *testing.T) {
 			clock.Set(by)
 			was, heard := keeps("when the clock was set"), len(d.messages(mac))
 			d.renewed(mac, heard)
-			l.eventually("the keeper knows", func() bool { _, ok := k.said("lease renewed"); return ok })
+			must.Until(l, "the keeper knows", func() bool { _, ok := k.said("lease renewed"); return ok })
 			k.wantAhead("lease renewed", by)
 			if is := keeps("renewed"); is.Expire.Sub(was.Expire) < t1/2 {
 				t.Errorf("renewed before its time: it ended at %s, and now ends at %s", was.Expire, is.Expire)
 			}
 
 			d.Stop()
-			l.eventually("the keeper finds no server", func() bool { _, ok := k.said("no server renews the lease yet"); return ok })
+			must.Until(l, "the keeper finds no server", func() bool { _, ok := k.said("no server renews the lease yet"); return ok })
 			k.wantAhead("no server renews the lease yet", by)
 			keeps("without a server")
 		})

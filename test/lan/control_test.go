@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -12,9 +14,7 @@ func both() []int { return []int{4, 6} }
 
 // usual are the flows of most tests: between the host and a machine of its LAN, and
 // between the host and one behind the router.
-func (l *lan) usual() []between {
-	return []between{{l.host, l.other}, {l.host, l.internet}}
-}
+func (l *lan) usual() []between { return []between{{l.host, l.other}, {l.host, l.internet}} }
 
 // usualFlows starts them, once everybody knows everybody.
 func (l *lan) usualFlows(families ...int) *meter {
@@ -34,13 +34,10 @@ func TestMeterLosesNothingByItself(t *testing.T) {
 		m.pass(m.position())
 	})
 	wantWithin(t, "nothing happens", limit{}, idle)
-	if len(idle) != 16 {
-		t.Errorf("%d flows, want UDP and TCP, IPv4 and IPv6, in both directions, with two peers", len(idle))
-	}
+	expect.That(t, len(idle) == 16,
+		"%d flows, want UDP and TCP, IPv4 and IPv6, in both directions, with two peers", len(idle))
 	for _, r := range idle {
-		if r.sent < tail {
-			t.Errorf("%s: too little to say anything", r)
-		}
+		expect.That(t, r.sent >= tail, "%s: too little to say anything", r)
 	}
 }
 
@@ -89,14 +86,10 @@ func TestMeterCountsNoSegmentThatWasSentAgainInVain(t *testing.T) {
 	defer f.in.Close()
 	// The answers get lost but for those that say what came twice.
 	nstest.Run(t, l.other.ns, "nft", `table inet late { chain in { type filter hook input priority 0; meta l4proto tcp tcp option sack missing drop; }; }`)
-	if _, err := f.out.Write(make([]byte, messageLen)); err != nil {
-		t.Fatal(err)
-	}
-	l.eventually("a segment is sent again in vain, and not counted", func() bool {
+	must.Succeed(t, expect.Err(f.out.Write(make([]byte, messageLen))))
+	must.Until(l, "a segment is sent again in vain, and not counted", func() bool {
 		all, inVain, err := f.sentAgain()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		due, err := f.retransmissions()
 		return err == nil && all > 0 && inVain > 0 && due == 0
 	})
@@ -111,7 +104,6 @@ func macOf(t testing.TB, p place, link string) string {
 
 func unmarshal(t testing.TB, text string, into any) {
 	t.Helper()
-	if err := json.Unmarshal([]byte(text), into); err != nil {
-		t.Fatalf("%v: %s", err, text)
-	}
+	err := json.Unmarshal([]byte(text), into)
+	must.That(t, err == nil, "%v: %s", err, text)
 }

@@ -10,7 +10,9 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/fault"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // end has a lease end now, for the keeper and for the pod's kernel: nobody waits here for
@@ -64,9 +66,7 @@ func TestEndOfALeaseMayMeetAFaultAtAnyCall(t *testing.T) {
 	rounds := 0
 	sweep(t, func(name string, f fault.Fault) fault.Outcome {
 		p := s.add(s.newPod(name, published()...))
-		if s.trace(p.ip4) == "" {
-			t.Fatalf("nothing leads to %s, which a lease's end is to withdraw", p.ip4)
-		}
+		must.That(t, s.trace(p.ip4) != "", "nothing leads to %s, which a lease's end is to withdraw", p.ip4)
 		s.d.Stop()
 		s.end(p)
 		rounds++
@@ -79,7 +79,7 @@ func TestEndOfALeaseMayMeetAFaultAtAnyCall(t *testing.T) {
 		ended := make(chan fault.Outcome, 1)
 		go func() { ended <- run.Wait() }()
 		var o fault.Outcome
-		s.eventually("the fault, or the withdrawal", func() bool {
+		must.Until(s, "the fault, or the withdrawal", func() bool {
 			select {
 			case o = <-ended:
 				ended <- o
@@ -92,7 +92,7 @@ func TestEndOfALeaseMayMeetAFaultAtAnyCall(t *testing.T) {
 		o = <-ended
 		// The next one.
 		k := s.keeper()
-		s.eventually(fmt.Sprintf("%s at %s (renamed: %t): the next keeper withdraws what is left; %s", f.Kind, o.Call, renamed, out), func() bool { return withdrawn(p) })
+		must.Until(s, fmt.Sprintf("%s at %s (renamed: %t): the next keeper withdraws what is left; %s", f.Kind, o.Call, renamed, out), func() bool { return withdrawn(p) })
 		k.kill()
 		s.d.drop(p.ip4)
 		s.d.start()
@@ -105,7 +105,7 @@ func TestEndOfALeaseMayMeetAFaultAtAnyCall(t *testing.T) {
 	s.d.Stop()
 	s.end(holds)
 	k := s.keeper()
-	s.eventually("the last publisher's lease is withdrawn", func() bool { return withdrawn(holds) })
+	must.Until(s, "the last publisher's lease is withdrawn", func() bool { return withdrawn(holds) })
 	k.kill()
 	s.d.start()
 	s.del(holds)
@@ -113,11 +113,8 @@ func TestEndOfALeaseMayMeetAFaultAtAnyCall(t *testing.T) {
 	// comes or goes. The filter in it, which the ruleset has no part in, does not.
 	const stays = "+ qdisc clsact ffff: dev br0 parent ffff:fff1"
 	for line := range strings.Lines(first.Diff(s.snapshot())) {
-		if line = strings.TrimSpace(line); line != "" && line != stays {
-			s.Errorf("the host without publishers (- before, + after): %s", line)
-		}
+		line = strings.TrimSpace(line)
+		expect.That(s, line == "" || line == stays, "the host without publishers (- before, + after): %s", line)
 	}
-	if left := s.hostRun("tc", "filter", "show", "dev", "br0", "ingress"); left != "" {
-		s.Errorf("filters without publishers:\n%s", left)
-	}
+	expect.Equal(s, s.hostRun("tc", "filter", "show", "dev", "br0", "ingress"), "", "filters without publishers")
 }

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
@@ -58,9 +59,7 @@ func connect(t testing.TB, network string, family int, from, to place) *flow {
 	} else {
 		f.out, f.in, err = datagrams(from, to, family)
 	}
-	if err != nil {
-		t.Fatalf("%s: %v", f.name, err)
-	}
+	must.Succeed(t, err, "%s", f.name)
 	return f
 }
 

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -38,9 +40,7 @@ func TestGuardHoldsFromTheFirstFrameToTheLast(t *testing.T) {
 						}
 						phase.do()
 						s.began()
-						if sent := s.end(); sent == 0 {
-							t.Fatalf("%s %d: the pod has sent nothing", phase.name, i)
-						}
+						must.That(t, s.end() != 0, "%s %d: the pod has sent nothing", phase.name, i)
 						for who, e := range ears {
 							heard[phase.name+", "+who] += e.spoofs()
 						}
@@ -49,9 +49,8 @@ func TestGuardHoldsFromTheFirstFrameToTheLast(t *testing.T) {
 				for _, phase := range []string{"ADD", "DEL"} {
 					for who := range ears {
 						got := heard[phase+", "+who]
-						if (got > 0) == guarded {
-							t.Errorf("during %s, %s hears %d frames by which the pod is the router", phase, who, got)
-						}
+						expect.That(t, (got > 0) != guarded,
+							"during %s, %s hears %d frames by which the pod is the router", phase, who, got)
 					}
 				}
 				if guarded {
@@ -89,30 +88,25 @@ func TestGuardOfAPodThatWaitsForItsLeaseIsPutBack(t *testing.T) {
 			}()
 			port := n.portOf(p)
 			s := l.spoof(p)
-			l.eventually("the pod sends", func() bool { return s.sent.Load() > 0 })
-			l.eventually("the ADD waits for its lease", func() bool { return guards(t, l, port) })
+			must.Until(l, "the pod sends", func() bool { return s.sent.Load() > 0 })
+			must.Until(l, "the ADD waits for its lease", func() bool { return guards(t, l, port) })
 			l.hostRun("nft", "flush", "ruleset")
-			l.eventually("without a guard, the pod passes for the router", func() bool { return e.spoofs() > 0 })
+			must.Until(l, "without a guard, the pod passes for the router", func() bool { return e.spoofs() > 0 })
 			if mend == "repair" {
 				n.repair()
 			} else {
 				static := n.another(object{"lanGuard": true, "name": "fixed", "ipam": staticAddresses(filepath.Join(t.TempDir(), "ipam"))})
 				static.add(l.newPod("next"))
 			}
-			if !guards(t, l, port) {
-				t.Error("the guard of the pod that waits is not there")
-			}
+			expect.That(t, guards(t, l, port), "the guard of the pod that waits is not there")
 			e.spoofs()
 			l.meet([]int{4}, [2]place{l.other, l.host})
 			before := s.sent.Load()
-			l.eventually("the pod goes on", func() bool { return s.sent.Load() > before+100 })
-			if got := e.spoofs(); got > 0 {
-				t.Errorf("mended, a machine of the LAN hears %d frames by which the pod is the router", got)
-			}
+			must.Until(l, "the pod goes on", func() bool { return s.sent.Load() > before+100 })
+			got := e.spoofs()
+			expect.That(t, got <= 0, "mended, a machine of the LAN hears %d frames by which the pod is the router", got)
 			d.start()
-			if err := <-done; err != nil {
-				t.Error(err)
-			}
+			expect.Success(t, <-done)
 			if s.end(); e.spoofs() > 0 {
 				t.Error("with its lease, the pod passes for the router")
 			}
@@ -145,14 +139,13 @@ func TestGuardIsPutBackBeforeThePort(t *testing.T) {
 				l.hostRun("nft", "flush", "ruleset")
 				e.spoofs()
 				s := l.spoof(p)
-				l.eventually("the pod sends", func() bool { return s.sent.Load() > 0 })
+				must.Until(l, "the pod sends", func() bool { return s.sent.Load() > 0 })
 				n.repair()
 				s.end()
 				heard += e.spoofs()
 			}
-			if (heard > 0) == guarded {
-				t.Errorf("a machine of the LAN hears %d frames by which the pod is the router", heard)
-			}
+			expect.That(t, (heard > 0) != guarded,
+				"a machine of the LAN hears %d frames by which the pod is the router", heard)
 			n.check(good)
 			n.check(p)
 		})

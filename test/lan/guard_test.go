@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -41,9 +43,8 @@ func TestGuardedPodIsNotTakenForTheRouter(t *testing.T) {
 				place
 				asks netip.Addr
 			}{{l.other, l.router.ip4}, {l.other, l.router.ip6}, {l.host, l.router.ip4}} {
-				if believed := nstest.PingWith(t, who.ns, who.asks, nstest.Echo{Wait: wait}) == nil; believed == guarded {
-					t.Errorf("%s takes the pod for %s: %t", who.name, who.asks, believed)
-				}
+				believed := nstest.PingWith(t, who.ns, who.asks, nstest.Echo{Wait: wait}) == nil
+				expect.That(t, believed != guarded, "%s takes the pod for %s: %t", who.name, who.asks, believed)
 			}
 			if guarded {
 				n.conf["ipam"].(object)["timeout"] = "2s" // nobody is to answer
@@ -84,14 +85,12 @@ func impersonate(t *testing.T, l *lan, evil *pod) {
 		"--bind-interfaces", "--interface="+nic, "--except-interface=lo", "--dhcp-authoritative", "--pid-file=", "--user=root", "--leasefile-ro",
 		"--log-facility="+t.TempDir()+"/log", "--dhcp-range="+rogueFirst+","+rogueLast+",2m")
 	cmd.Stderr = l.Output()
-	if err := evil.ns.Do(cmd.Start); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, evil.ns.Do(cmd.Start))
 	t.Cleanup(func() {
 		cmd.Process.Kill()
 		cmd.Wait()
 	})
-	l.eventually("the pod serves DHCP", func() bool {
+	must.Until(l, "the pod serves DHCP", func() bool {
 		return strings.Contains(nstest.Run(t, evil.ns, "ss", "-lnu"), ":67 ")
 	})
 }

@@ -16,6 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/ident"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -27,12 +29,9 @@ func TestAServersMTULeavesThePodItsIPv6(t *testing.T) {
 	d.start("--dhcp-option-force=option:mtu,600")
 	n := l.network(dualStack(nil))
 	a := n.add(l.newPod("a"))
-	if got := d.Logged(); !strings.Contains(got, "mtu  600") {
-		t.Errorf("the server named no such MTU, so that the test shows nothing:\n%s", got)
-	}
-	if !strings.Contains(string(a.result), `"mtu":1280,"sandbox"`) {
-		t.Errorf("the result has another MTU for the pod than IPv6's smallest: %s", a.result)
-	}
+	expect.Contains(t, d.Logged(), "mtu  600", "the server named no such MTU, so that the test shows nothing")
+	expect.Contains(t, string(a.result), `"mtu":1280,"sandbox"`,
+		"the result has another MTU for the pod than IPv6's smallest: %s", a.result)
 	n.check(a)
 	l.meet(both(), [2]place{l.other, a.place}, [2]place{a.place, l.internet})
 
@@ -132,7 +131,7 @@ func TestHostileNamespacePassesWithoutAGuard(t *testing.T) {
 			}
 		} else {
 			// A link that comes up has its carrier a little later.
-			l.eventually("a pod that "+deed.name+" passes for the router", func() bool { claim(t, evil.ns, aside); return e.spoofs() > 0 })
+			must.Until(l, "a pod that "+deed.name+" passes for the router", func() bool { claim(t, evil.ns, aside); return e.spoofs() > 0 })
 		}
 		n.del(evil)
 	}
@@ -169,9 +168,8 @@ func TestNamespaceThatChangesAllTheTimeIsDeleted(t *testing.T) {
 				stop()
 				n.wantGone(t, evil, port)
 			}
-			if got := e.spoofs(); got > 0 {
-				t.Errorf("a machine of the LAN hears %d frames by which the pod is the router", got)
-			}
+			got := e.spoofs()
+			expect.That(t, got <= 0, "a machine of the LAN hears %d frames by which the pod is the router", got)
 			n.check(good)
 		})
 	}
@@ -182,9 +180,7 @@ func always(t *testing.T, ns *netns.NS, words string) (stop func()) {
 	t.Helper()
 	cmd := exec.Command("sh", "-c", "while :; do { "+words+"; } 2>/dev/null; done")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	if err := ns.Do(cmd.Start); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, ns.Do(cmd.Start))
 	stopped := false
 	stop = func() {
 		if stopped {
@@ -202,9 +198,7 @@ func always(t *testing.T, ns *netns.NS, words string) (stop func()) {
 func claim(t *testing.T, spaces ...*netns.NS) {
 	t.Helper()
 	for _, ns := range spaces {
-		if err := ns.Do(claimByAll); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, ns.Do(claimByAll))
 	}
 }
 
@@ -241,12 +235,10 @@ func (n *network) cannotPass(t *testing.T, e *ear, spaces ...*netns.NS) {
 	t.Helper()
 	claim(t, spaces...)
 	n.meet([]int{4}, [2]place{n.host, n.router}, [2]place{n.other, n.router})
-	if got := e.spoofs(); got > 0 {
-		t.Errorf("a machine of the LAN hears %d frames by which the pod is the router", got)
-	}
-	if at := nstest.Run(t, n.host.ns, "ip", "neigh", "show", routerIP4, "dev", bridge); !strings.Contains(at, macOf(t, n.router, nic)) {
-		t.Errorf("the host has the router at %s", at)
-	}
+	got := e.spoofs()
+	expect.That(t, got <= 0, "a machine of the LAN hears %d frames by which the pod is the router", got)
+	at := nstest.Run(t, n.host.ns, "ip", "neigh", "show", routerIP4, "dev", bridge)
+	expect.That(t, strings.Contains(at, macOf(t, n.router, nic)), "the host has the router at %s", at)
 }
 
 // portOf is the name of a pod's port.
@@ -258,17 +250,13 @@ func (n *network) portOf(p *pod) string {
 func (n *network) wantGone(t *testing.T, p *pod, port string) {
 	t.Helper()
 	hash := strings.TrimPrefix(port, "veth")
-	if links := nstest.Run(t, n.host.ns, "ip", "-o", "link", "show"); strings.Contains(links, port) {
-		t.Errorf("its port is left: %s", links)
-	}
+	links := nstest.Run(t, n.host.ns, "ip", "-o", "link", "show")
+	expect.That(t, !strings.Contains(links, port), "its port is left: %s", links)
 	if rules := nstest.Run(t, n.host.ns, "nft", "list", "ruleset"); strings.Contains(rules, hash) || strings.Contains(rules, port) {
 		t.Errorf("elements of it are left: %s", rules)
 	}
 	for _, dir := range []string{filepath.Join(n.state, "attachments", "home"), n.leases} {
-		entries, err := os.ReadDir(dir)
-		if err != nil {
-			t.Fatal(err)
-		}
+		entries := must.Of(os.ReadDir(dir)).Get(t)
 		for _, entry := range entries {
 			if entry.Name() == hash+".json" {
 				t.Errorf("its record is left: %s in %s", entry.Name(), dir)
@@ -287,11 +275,7 @@ func (n *network) collectAllBut(pods ...*pod) {
 	}
 	conf := object{"cni.dev/valid-attachments": list}
 	maps.Copy(conf, n.conf)
-	stdin, err := json.Marshal(conf)
-	if err != nil {
-		n.Fatal(err)
-	}
-	if out, err := n.exec("tombolo-cni", []string{"CNI_COMMAND=GC", "CNI_PATH=/"}, bytes.TrimSpace(stdin)); err != nil {
-		n.Errorf("GC: %v %s", err, out)
-	}
+	stdin := must.Of(json.Marshal(conf)).Get(n)
+	out, err := n.exec("tombolo-cni", []string{"CNI_COMMAND=GC", "CNI_PATH=/"}, bytes.TrimSpace(stdin))
+	expect.That(n, err == nil, "GC: %v %s", err, out)
 }

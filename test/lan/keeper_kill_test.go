@@ -12,6 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/ident"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // gate has processes that open files in a directory wait for leave (fanotify(7)), and
@@ -28,17 +30,12 @@ type gate struct {
 // something runs, and says whether anybody was.
 func (n *network) killAt(nth int, run func()) bool {
 	n.Helper()
-	if err := os.MkdirAll(n.state, 0o700); err != nil {
-		n.Fatal(err)
-	}
+	must.Succeed(n, os.MkdirAll(n.state, 0o700))
 	fd, err := unix.FanotifyInit(unix.FAN_CLASS_CONTENT|unix.FAN_CLOEXEC|unix.FAN_NONBLOCK, unix.O_RDONLY|unix.O_CLOEXEC)
-	if err != nil {
-		n.Fatalf("fanotify_init: %v", err)
-	}
+	must.Succeed(n, err, "fanotify_init")
 	g := &gate{TB: n, file: os.NewFile(uintptr(fd), "fanotify"), name: ".tmp-" + ident.Hash(filepath.Join(n.state, "uplinks", nic+".json"), "", ""), nth: nth, done: make(chan bool)}
-	if err := unix.FanotifyMark(fd, unix.FAN_MARK_ADD, unix.FAN_OPEN_PERM|unix.FAN_EVENT_ON_CHILD, unix.AT_FDCWD, n.state); err != nil {
-		n.Fatalf("fanotify_mark: %v", err)
-	}
+	err = unix.FanotifyMark(fd, unix.FAN_MARK_ADD, unix.FAN_OPEN_PERM|unix.FAN_EVENT_ON_CHILD, unix.AT_FDCWD, n.state)
+	must.That(n, err == nil, "fanotify_mark: %v", err)
 	go g.keep()
 	run()
 	g.file.Close()
@@ -53,9 +50,7 @@ func (g *gate) keep() {
 	for {
 		size, err := g.file.Read(buf)
 		if err != nil {
-			if !errors.Is(err, os.ErrClosed) {
-				g.Error(err)
-			}
+			expect.Is(g, err, os.ErrClosed)
 			return
 		}
 		// struct fanotify_event_metadata, each with its length.
@@ -84,9 +79,7 @@ func (g *gate) answer(fd, pid int) (killed bool) {
 	if _, writeErr := g.file.Write(response); !killed {
 		err = errors.Join(err, writeErr)
 	}
-	if err := errors.Join(err, unix.Close(fd)); err != nil {
-		g.Error(err)
-	}
+	expect.Success(g, errors.Join(err, unix.Close(fd)))
 	return killed
 }
 
@@ -112,25 +105,22 @@ func TestADDIsKilledInTheTakeover(t *testing.T) {
 				p := l.newPod(fmt.Sprintf("killed-%d", nth))
 				var err error
 				if !n.killAt(nth, func() { _, err = n.verb("ADD", p) }) {
-					if err != nil || nth < 8 {
-						t.Errorf("there are fewer than %d steps, and the ADD says %v", nth, err)
-					}
+					expect.That(t, err == nil && nth >= 8,
+						"there are fewer than %d steps, and the ADD says %v", nth, err)
 					n.del(p)
 					n.operate("uplink restore", nic)
 					wantSame(t, "the host in the end", first, l.moved(nic))
 					return
 				}
-				if err == nil || !strings.Contains(err.Error(), "signal: killed") {
-					t.Fatalf("the ADD that was killed: %v", err)
-				}
+				must.That(t, err != nil && strings.Contains(err.Error(), "signal: killed"),
+					"the ADD that was killed: %v", err)
 				l.hostTalks()
 				f.finish(n, p)
 				l.hostTalks()
 				l.wantNoLink(bridge)
 				wantSame(t, fmt.Sprintf("the host after a kill before step %d", nth), first, l.moved(nic))
-				if _, err := os.Stat(filepath.Join(n.state, "uplinks", nic+".json")); !errors.Is(err, os.ErrNotExist) {
-					t.Errorf("the journal is there: %v", err)
-				}
+				expect.Is(t, expect.Err(os.Stat(filepath.Join(n.state, "uplinks", nic+".json"))), os.ErrNotExist,
+					"the journal is there")
 				if t.Failed() {
 					return
 				}
@@ -151,15 +141,13 @@ func TestRestoreIsKilledAndTheKeeperFinishes(t *testing.T) {
 		if !n.killAt(nth, func() {
 			_, err = n.exec("tombolo", nil, nil, "uplink", "restore", "--state", n.state, "--leases", n.leases, nic)
 		}) {
-			if err != nil || nth < 4 {
-				t.Errorf("there are fewer than %d steps, and restore says %v", nth, err)
-			}
+			expect.That(t, err == nil && nth >= 4, "there are fewer than %d steps, and restore says %v", nth, err)
 			wantSame(t, "the host in the end", first, l.moved(nic))
 			return
 		}
 		l.hostTalks()
 		k := n.keeper()
-		n.eventually("the keeper finishes the return", func() bool {
+		must.Until(n, "the keeper finishes the return", func() bool {
 			out, fine := n.uplinkStatus()
 			return fine && strings.Contains(out, ": taken") || strings.Contains(out, "is not taken over")
 		})
@@ -186,7 +174,7 @@ func (n *network) uplinkStatus() (string, bool) {
 func finishByKeeper(n *network, killed *pod) {
 	n.Helper()
 	k := n.keeper()
-	n.eventually("the keeper finishes the takeover", func() bool { _, fine := n.uplinkStatus(); return fine })
+	must.Until(n, "the keeper finishes the takeover", func() bool { _, fine := n.uplinkStatus(); return fine })
 	k.kill()
 	n.del(killed)
 	if out, _ := n.uplinkStatus(); !strings.Contains(out, "is not taken over") {

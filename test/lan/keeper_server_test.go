@@ -14,6 +14,7 @@ import (
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
 	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -58,10 +59,7 @@ func (s *byHand) hears(kind dhcpv4.MessageType) *dhcpv4.DHCPv4 {
 	buf := make([]byte, 2048)
 	must.Succeed(s, s.conn.SetReadDeadline(time.Now().Add(aMinute)))
 	for {
-		size, err := s.conn.Read(buf)
-		if err != nil {
-			s.Fatalf("no %s: %v", kind, err)
-		}
+		size := must.Of(s.conn.Read(buf)).Get(s, "no %s", kind)
 		if m, err := dhcpv4.FromBytes(buf[:size]); err == nil && m.MessageType() == kind {
 			return m
 		}
@@ -85,7 +83,7 @@ func (s *byHand) grants(m *dhcpv4.DHCPv4, from netip.Addr) {
 // says waits for one of some words of the keeper's, and gives it.
 func (k *keeper) says(words ...string) (said string) {
 	k.Helper()
-	k.eventually("the keeper says one of: "+strings.Join(words, ", "), func() bool {
+	must.Until(k, "the keeper says one of: "+strings.Join(words, ", "), func() bool {
 		i := slices.IndexFunc(words, func(w string) bool { return strings.Contains(nstest.ReadIf(k, k.log), w) })
 		if i >= 0 {
 			said = words[i]
@@ -101,15 +99,11 @@ func TestKeeperBelievesNoServerElsewhere(t *testing.T) {
 	s, k := renewedByHand(t)
 	s.grants(s.hears(dhcpv4.MessageTypeRequest), netip.MustParseAddr("10.66.0.1"))
 	const silent, renewed = "no server renews the lease yet", "lease renewed"
-	if said := k.says(silent, renewed); said != silent {
-		t.Errorf("it says %q", said)
-	}
+	expect.Equal(t, k.says(silent, renewed), silent, "it says")
 	k.kill()
 	k = s.keepAnew()
 	s.grants(s.hears(dhcpv4.MessageTypeRequest), s.router.ip4)
-	if said := k.says(silent, renewed); said != renewed {
-		t.Errorf("the router's answer was not taken either: %q", said)
-	}
+	expect.Equal(t, k.says(silent, renewed), renewed, "the router's answer was not taken either")
 }
 
 // A server that hears of the renewal after the RELEASE has the address leased again.

@@ -17,6 +17,8 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 
 	// As for the plugin: see TestMain.
@@ -43,19 +45,14 @@ func (n *network) keeper() *keeper { n.Helper(); return n.keeperBy(n.start) }
 // start starts a program on the host.
 func (n *network) start(cmd *exec.Cmd) {
 	n.Helper()
-	if err := n.host.ns.Do(cmd.Start); err != nil {
-		n.Fatal(err)
-	}
+	must.Succeed(n, n.host.ns.Do(cmd.Start))
 }
 
 // keeperBy is keeper, with the program started in the caller's way.
 func (n *network) keeperBy(start func(*exec.Cmd)) *keeper {
 	n.Helper()
 	k := &keeper{network: n, log: filepath.Join(n.TempDir(), "keeper")}
-	out, err := os.Create(k.log)
-	if err != nil {
-		n.Fatal(err)
-	}
+	out := must.Of(os.Create(k.log)).Get(n)
 	defer out.Close()
 	k.cmd = exec.Command(program(n, "tombolod"), "--leases", n.leases, "--state", n.state, "--metrics", "none", "--log-level", "debug")
 	k.cmd.Stdout, k.cmd.Stderr = out, out
@@ -66,7 +63,7 @@ func (n *network) keeperBy(start func(*exec.Cmd)) *keeper {
 			n.Logf("the keeper's log:\n%s", nstest.ReadIf(n, k.log))
 		}
 	})
-	n.eventually("a keeper", func() bool { return strings.Contains(nstest.ReadIf(n, k.log), "keeping leases") })
+	must.Until(n, "a keeper", func() bool { return strings.Contains(nstest.ReadIf(n, k.log), "keeping leases") })
 	return k
 }
 
@@ -79,10 +76,7 @@ func (k *keeper) kill() {
 // lease gives a record as `tombolo leases` shows it.
 func (n *network) lease(hash string) (lease.Entry, bool) {
 	n.Helper()
-	out, err := n.exec("tombolo", nil, nil, "leases", "--json", "--leases", n.leases)
-	if err != nil {
-		n.Fatal(err)
-	}
+	out := must.Of(n.exec("tombolo", nil, nil, "leases", "--json", "--leases", n.leases)).Get(n)
 	var list []lease.Entry
 	unmarshal(n, out, &list)
 	i := slices.IndexFunc(list, func(e lease.Entry) bool { return e.Hash == hash })
@@ -119,22 +113,14 @@ func (n *network) makeDue(hash string) {
 // change changes a lease's record as other processes do.
 func (n *network) change(hash string, by func(*lease.Record)) {
 	n.Helper()
-	dir, err := lease.Open(n.leases)
-	if err != nil {
-		n.Fatal(err)
-	}
-	held, err := dir.Lock(n.Context(), hash)
-	if err != nil {
-		n.Fatal(err)
-	}
+	dir := must.Of(lease.Open(n.leases)).Get(n)
+	held := must.Of(dir.Lock(n.Context(), hash)).Get(n)
 	r, err := held.Load()
 	if err == nil {
 		by(r)
 		err = held.Replace(r)
 	}
-	if err := errors.Join(err, held.Close()); err != nil {
-		n.Fatal(err)
-	}
+	must.Succeed(n, errors.Join(err, held.Close()))
 }
 
 // dueUntil waits like eventually, with the lease due again every 15 s: an answer that does
@@ -143,7 +129,7 @@ func (n *network) change(hash string, by func(*lease.Record)) {
 func (n *network) dueUntil(hash, what string, is func() bool) {
 	n.Helper()
 	due := time.Now()
-	n.eventually(what, func() bool {
+	must.Until(n, what, func() bool {
 		if is() {
 			return true
 		}
@@ -169,7 +155,7 @@ func (d *dhcp) messages(mac string) []string {
 // since there were so many messages.
 func (d *dhcp) renewed(mac string, since int) {
 	d.Helper()
-	d.eventually("the server renews the lease of "+mac, func() bool { return slices.Contains(d.messages(mac)[since:], "DHCPACK") })
+	must.Until(d, "the server renews the lease of "+mac, func() bool { return slices.Contains(d.messages(mac)[since:], "DHCPACK") })
 	d.wantOnlyRenewals(mac, since)
 }
 
@@ -195,9 +181,7 @@ func (l *lan) udhcpc() *udhcpc {
 	l.Helper()
 	nstest.Need(l, "busybox")
 	iproute, err := exec.LookPath("ip") // some shells have one of their own
-	if err != nil {
-		l.Fatal(err)
-	}
+	must.Succeed(l, err)
 	dir := l.TempDir()
 	script := filepath.Join(dir, "script")
 	c := &udhcpc{lan: l, did: filepath.Join(dir, "did")}
@@ -210,19 +194,15 @@ bound | renew)
 esac
 echo $1 $ip >>DID
 `)
-	if err := os.WriteFile(script, []byte(text), 0o700); err != nil {
-		l.Fatal(err)
-	}
+	must.Succeed(l, os.WriteFile(script, []byte(text), 0o700))
 	c.cmd = exec.Command("busybox", "udhcpc", "-i", nic, "-f", "-t", "60", "-T", "1", "-s", script)
 	c.cmd.Stdout, c.cmd.Stderr = l.Output(), l.Output()
-	if err := l.host.ns.Do(c.cmd.Start); err != nil {
-		l.Fatal(err)
-	}
+	must.Succeed(l, l.host.ns.Do(c.cmd.Start))
 	l.Cleanup(func() {
 		c.cmd.Process.Kill()
 		c.cmd.Wait()
 	})
-	l.eventually("the host leases its address", func() bool {
+	must.Until(l, "the host leases its address", func() bool {
 		_, err := fmt.Sscanf(last(c.calls()), "bound %s", new(string))
 		return err == nil
 	})
@@ -242,10 +222,8 @@ func last(list []string) string { return list[len(list)-1] }
 func (c *udhcpc) renew() {
 	c.Helper()
 	before := len(c.calls())
-	if err := c.cmd.Process.Signal(syscall.SIGUSR1); err != nil {
-		c.Fatal(err)
-	}
-	c.eventually("the host's own client renews its lease", func() bool { return len(c.calls()) > before })
+	must.Succeed(c, c.cmd.Process.Signal(syscall.SIGUSR1))
+	must.Until(c, "the host's own client renews its lease", func() bool { return len(c.calls()) > before })
 	if got := strings.Fields(last(c.calls())); len(got) != 2 || got[1] != c.host.ip4.String() {
 		c.Errorf("the client's script was called for %q, want a renewal of %s", got, c.host.ip4)
 	}
@@ -276,7 +254,7 @@ func TestKeeperKeepsTheHostsOwnLeaseAndHandsItBack(t *testing.T) {
 	heard := len(d.messages(mac))
 	a := n.add(l.newPod("a"))
 	d.renewed(mac, heard)
-	l.eventually("the keeper knows", n.hostIsKept)
+	must.Until(l, "the keeper knows", n.hostIsKept)
 	if out, err := n.exec("tombolo", nil, nil, "leases", "--leases", n.leases); err != nil || !strings.Contains(out, l.host.ip4.String()+"/24") || !strings.Contains(out, a.ip4.String()+"/24") {
 		t.Errorf("tombolo leases: %v\n%s\nwant %s and %s", err, out, l.host.ip4, a.ip4)
 	}
@@ -294,7 +272,7 @@ func TestKeeperKeepsTheHostsOwnLeaseAndHandsItBack(t *testing.T) {
 	n.makeDue(lease.HostHash(nic))
 	n.keeper()
 	d.renewed(mac, heard)
-	l.eventually("the next keeper knows", n.hostIsKept)
+	must.Until(l, "the next keeper knows", n.hostIsKept)
 	l.leasedOn(bridge)
 	n.wantStatus("")
 	l.ask(l.host, l.other.ip4, servicePort, l.host.ip4)
@@ -302,9 +280,8 @@ func TestKeeperKeepsTheHostsOwnLeaseAndHandsItBack(t *testing.T) {
 	n.del(a)
 	n.operate("uplink restore", nic, bridge)
 	d.wantOnlyRenewals(mac, heard)
-	if e, ok := n.lease(lease.HostHash(nic)); ok {
-		t.Errorf("given back, and the keeper has the lease still: %+v", e)
-	}
+	e, ok := n.lease(lease.HostHash(nic))
+	expect.That(t, !ok, "given back, and the keeper has the lease still: %+v", e)
 	l.wantNoLink(bridge)
 	l.leasedOn(nic)
 	wantSame(t, "the host after the restore", before, l.moved(nic))
@@ -319,9 +296,7 @@ func TestKeeperKeepsTheHostsOwnLeaseAndHandsItBack(t *testing.T) {
 // wantBare4 is wantBare for a link that may have IPv6.
 func (l *lan) wantBare4(link string) {
 	l.Helper()
-	if out := l.hostRun("ip", "-4", "-o", "address", "show", "dev", link); out != "" {
-		l.Errorf("%s still has addresses:\n%s", link, out)
-	}
+	expect.Equal(l, l.hostRun("ip", "-4", "-o", "address", "show", "dev", link), "", "%s still has addresses", link)
 }
 
 // wantStatus calls STATUS, which is to say something; nothing: that all is well.
@@ -359,7 +334,7 @@ func TestKeeperRenewsPodsWhichFollowTheServerToOtherAddresses(t *testing.T) {
 	n.makeDue(hash)
 	k = n.keeper()
 	d.renewed(mac, heard)
-	l.eventually("the keeper knows", func() bool {
+	must.Until(l, "the keeper knows", func() bool {
 		e := n.leaseOf(a)
 		return e.State == lease.Bound && e.Renew.After(time.Now()) && e.Address == was.Address
 	})
@@ -372,10 +347,9 @@ func TestKeeperRenewsPodsWhichFollowTheServerToOtherAddresses(t *testing.T) {
 	d.start("--dhcp-host=" + mac + "," + next.String())
 	n.makeDue(hash)
 	n.keeper()
-	l.eventually("the pod's attachment follows", func() bool { return n.attached(a) == next.String() })
-	if got := d.messages(mac); !slices.Contains(got, "DHCPNAK") {
-		t.Errorf("the server was to refuse the old address: %v", got)
-	}
+	must.Until(l, "the pod's attachment follows", func() bool { return n.attached(a) == next.String() })
+	got := d.messages(mac)
+	expect.That(t, slices.Contains(got, "DHCPNAK"), "the server was to refuse the old address: %v", got)
 	a.ip4 = next
 	works()
 	n.check(a)
@@ -393,10 +367,7 @@ func TestKeeperRenewsPodsWhichFollowTheServerToOtherAddresses(t *testing.T) {
 // attached gives a pod's addresses as `tombolo ls` has them.
 func (n *network) attached(p *pod) string {
 	n.Helper()
-	out, err := n.exec("tombolo", nil, nil, "ls", "--json", "--state", n.state)
-	if err != nil {
-		n.Fatal(err)
-	}
+	out := must.Of(n.exec("tombolo", nil, nil, "ls", "--json", "--state", n.state)).Get(n)
 	var list []struct {
 		ContainerID string
 		Addresses   []struct{ Prefix netip.Prefix }

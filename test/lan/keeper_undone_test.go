@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -96,9 +98,7 @@ func TestNextADDMendsWhatANetworkManagerUndoes(t *testing.T) {
 			if _, err := m.verb("CHECK", m.a); err == nil || !strings.Contains(err.Error(), u.tells) {
 				t.Errorf("CHECK: %v, want that it tells of %s", err, u.tells)
 			}
-			if m.asTaken() {
-				t.Error("tombolo uplink status tells nothing")
-			}
+			expect.That(t, !m.asTaken(), "tombolo uplink status tells nothing")
 			m.wantNoAnswer(m.a.place, m.internet.ip4, servicePort)
 
 			c := m.add(m.newPod("c"))
@@ -117,11 +117,11 @@ func TestKeeperMendsWhatANetworkManagerUndoes(t *testing.T) {
 			m.addPods()
 			m.works()
 			u.undo(m.lan)
-			m.eventually("the keeper mends it", func() bool {
+			must.Until(m, "the keeper mends it", func() bool {
 				return strings.Contains(nstest.ReadIf(t, k.log), "uplink mended") && m.asTaken()
 			})
 			// The host first, and then its pods.
-			m.eventually("the keeper puts the pods back", func() bool {
+			must.Until(m, "the keeper puts the pods back", func() bool {
 				_, errA := m.verb("CHECK", m.a)
 				_, errB := m.verb("CHECK", m.b)
 				return errA == nil && errB == nil
@@ -143,7 +143,7 @@ func takenWithLease(t *testing.T) (n *network, d *dhcp, k *keeper) {
 	n = l.network(kept(nil))
 	k = n.keeper()
 	n.operate("uplink take", nic, bridge)
-	l.eventually("the keeper knows", n.hostIsKept)
+	must.Until(l, "the keeper knows", n.hostIsKept)
 	return n, d, k
 }
 
@@ -153,13 +153,11 @@ func TestKeeperAdoptsTheHostsLeaseAgain(t *testing.T) {
 	n, d, k := takenWithLease(t)
 	mac := macOf(t, n.host, nic)
 	heard := len(d.messages(mac))
-	if err := os.Remove(filepath.Join(n.leases, lease.HostHash(nic)+".json")); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Remove(filepath.Join(n.leases, lease.HostHash(nic)+".json")))
 	ip(t, n.host.ns, "link set "+nic+" nomaster")
-	n.eventually("the keeper mends it", func() bool { return strings.Contains(nstest.ReadIf(t, k.log), "uplink mended") })
+	must.Until(n, "the keeper mends it", func() bool { return strings.Contains(nstest.ReadIf(t, k.log), "uplink mended") })
 	d.renewed(mac, heard)
-	n.eventually("the keeper knows", n.hostIsKept)
+	must.Until(n, "the keeper knows", n.hostIsKept)
 	n.leasedOn(bridge)
 }
 
@@ -171,12 +169,11 @@ func TestTroubleOfTheHostsLeaseEndsWhenItIsMended(t *testing.T) {
 	first.kill()
 	ip(t, n.host.ns, "link set "+nic+" nomaster")
 	k := n.keeper()
-	n.eventually("the keeper tells of it", func() bool { return strings.Contains(nstest.ReadIf(t, k.log), "is not a port of "+bridge) })
-	n.eventually("the keeper mends it", func() bool { return strings.Contains(nstest.ReadIf(t, k.log), "uplink mended") })
-	n.eventually("nothing is wrong any more", n.hostIsKept)
-	if log := nstest.ReadIf(t, k.log); strings.Contains(log, "lease renewed") {
-		t.Error("the lease was renewed: this tests nothing")
-	}
+	must.Until(n, "the keeper tells of it", func() bool { return strings.Contains(nstest.ReadIf(t, k.log), "is not a port of "+bridge) })
+	must.Until(n, "the keeper mends it", func() bool { return strings.Contains(nstest.ReadIf(t, k.log), "uplink mended") })
+	must.Until(n, "nothing is wrong any more", n.hostIsKept)
+	expect.That(t, !strings.Contains(nstest.ReadIf(t, k.log), "lease renewed"),
+		"the lease was renewed: this tests nothing")
 	n.wantStatus("")
 }
 
@@ -188,7 +185,7 @@ func TestSilentServerOfTheHostsLeaseIsToldOf(t *testing.T) {
 	n.makeDue(lease.HostHash(nic))
 	d.Stop()
 	k = n.keeper()
-	n.eventually("an operator is told", func() bool {
+	must.Until(n, "an operator is told", func() bool {
 		out, fine := n.uplinkStatus()
 		return !fine && strings.Contains(out, "no server renews the lease yet") && strings.Contains(out, "`tombolo uplink restore "+nic+" "+bridge+"`")
 	})
@@ -198,7 +195,7 @@ func TestSilentServerOfTheHostsLeaseIsToldOf(t *testing.T) {
 	d.start()
 	n.makeDue(lease.HostHash(nic))
 	n.keeper()
-	n.eventually("it is well again", func() bool { _, fine := n.uplinkStatus(); return fine && n.hostIsKept() })
+	must.Until(n, "it is well again", func() bool { _, fine := n.uplinkStatus(); return fine && n.hostIsKept() })
 	n.wantStatus("")
 }
 
@@ -213,9 +210,7 @@ func TestHostKeepsARefusedAddressUntilThereIsAnother(t *testing.T) {
 	n.makeDue(lease.HostHash(nic))
 	k = n.keeper()
 	k.says("no server gives a lease")
-	if !strings.Contains(d.Logged(), "DHCPNAK(") {
-		t.Error("the server refused nothing, so that the test shows nothing")
-	}
+	expect.Contains(t, d.Logged(), "DHCPNAK(", "the server refused nothing, so that the test shows nothing")
 	n.leasedOn(bridge)
 	n.wantStatus("no server gives a lease")
 }

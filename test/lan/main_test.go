@@ -14,6 +14,7 @@ import (
 	_ "github.com/tombolo-cni/tombolo/internal/cni"
 	"github.com/tombolo-cni/tombolo/internal/lockorder"
 	"github.com/tombolo-cni/tombolo/internal/testutil/fault"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // binVar names the directory of the programs under test. Unset, they are built by the first test
@@ -43,10 +44,7 @@ func TestMain(m *testing.M) {
 // program gives the path of the plugin tombolo-cni, the command tombolo or the keeper tombolod.
 func program(t testing.TB, name string) string {
 	t.Helper()
-	dir, err := findPrograms()
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := must.Of(findPrograms()).Get(t)
 	return filepath.Join(dir, name)
 }
 

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -53,9 +55,7 @@ func (l *lan) measureBy(networks []string, families []int, pairs ...between) *me
 	l.Cleanup(m.end)
 	m.pass(m.position())
 	for _, f := range m.flows {
-		if f.arrived(0) == 0 {
-			l.Fatalf("%s: nothing arrives: sending %v, receiving %v", f.name, f.refused, f.broken)
-		}
+		must.That(l, f.arrived(0) != 0, "%s: nothing arrives: sending %v, receiving %v", f.name, f.refused, f.broken)
 	}
 	return m
 }
@@ -202,10 +202,7 @@ func (m *meter) retransmissions() []int {
 	m.Helper()
 	list := make([]int, len(m.flows))
 	for i, f := range m.flows {
-		var err error
-		if list[i], err = f.retransmissions(); err != nil {
-			m.Fatal(err)
-		}
+		list[i] = must.Of(f.retransmissions()).Get(m)
 	}
 	return list
 }
@@ -286,9 +283,8 @@ func wantWithin(t testing.TB, what string, allowed limit, reports []report) paus
 	t.Helper()
 	var longest pause
 	for _, r := range excused(t, reports) {
-		if r.lost > allowed.lost || r.retransmitted > allowed.retransmitted || r.again > 0 {
-			t.Errorf("%s: %s; want at most %d lost, %d retransmitted, none again", what, r, allowed.lost, allowed.retransmitted)
-		}
+		expect.That(t, r.lost <= allowed.lost && r.retransmitted <= allowed.retransmitted && r.again <= 0,
+			"%s: %s; want at most %d lost, %d retransmitted, none again", what, r, allowed.lost, allowed.retransmitted)
 		longest.gap = max(longest.gap, r.gap)
 		if r.tcp {
 			longest.streams = max(longest.streams, r.stall)

@@ -8,8 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -159,7 +159,7 @@ func (l *lan) static(p place) {
 // each address, and add the local route of each, all in their own time.
 func (l *lan) ready(ns *netns.NS) {
 	l.Helper()
-	l.eventually("all IPv6 addresses are there, and received at", func() bool {
+	must.Until(l, "all IPv6 addresses are there, and received at", func() bool {
 		local := nstest.Run(l, ns, "ip", "-6", "-o", "route", "show", "table", "local")
 		has := map[string]bool{}
 		for line := range strings.Lines(nstest.Run(l, ns, "ip", "-6", "-o", "address", "show", "up")) {
@@ -179,18 +179,6 @@ func (l *lan) ready(ns *netns.NS) {
 		}
 		return true
 	})
-}
-
-// eventually waits for what another does in its own time.
-func (l *lan) eventually(what string, is func() bool) {
-	l.Helper()
-	poll := time.NewTicker(10 * time.Millisecond)
-	defer poll.Stop()
-	for began := time.Now(); !is(); <-poll.C {
-		if time.Since(began) > 3*time.Minute {
-			l.Fatalf("did not come to be: %s", what)
-		}
-	}
 }
 
 func defaultRoutes(t testing.TB, ns *netns.NS) {
@@ -232,9 +220,7 @@ func ip(t testing.TB, ns *netns.NS, lines ...string) {
 			n++
 		}
 		path := filepath.Join(t.TempDir(), "batch")
-		if err := os.WriteFile(path, []byte(strings.Join(lines[:n], "\n")+"\n"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(path, []byte(strings.Join(lines[:n], "\n")+"\n"), 0o600))
 		nstest.Run(t, ns, "ip", "-batch", path)
 		lines = lines[n:]
 	}

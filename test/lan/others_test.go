@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -38,9 +39,7 @@ func TestSecondNICOnTheLANStaysSecond(t *testing.T) {
 			want := func(when, link string) {
 				t.Helper()
 				want := strings.ReplaceAll(before, "dev "+nic, "dev "+link)
-				if got := l.hostRun("ip", "-4", "route"); got != want {
-					t.Errorf("%s: routes\n%s\nwant\n%s", when, got, want)
-				}
+				expect.Equal(t, l.hostRun("ip", "-4", "route"), want, "%s: routes", when)
 				l.ask(l.host, l.internet.ip4, servicePort, l.host.ip4)
 			}
 			want("before", nic)
@@ -100,9 +99,8 @@ func TestTheSystemsBridgeIsUsedAsItIs(t *testing.T) {
 func wantError(t testing.TB, what string, err error, says ...string) {
 	t.Helper()
 	for _, text := range says {
-		if err == nil || !strings.Contains(err.Error(), text) {
-			t.Errorf("%s: %v, want an error with %q", what, err, text)
-		}
+		expect.That(t, err != nil && strings.Contains(err.Error(), text),
+			"%s: %v, want an error with %q", what, err, text)
 	}
 }
 
@@ -128,9 +126,8 @@ func TestBridgeThatWasRenamedIsToBeNamedBack(t *testing.T) {
 	if err := repair(); err != nil && !strings.Contains(err.Error(), "start tombolod") {
 		t.Error(err)
 	}
-	if out, fine := n.uplinkStatus(); !fine {
-		t.Error(out)
-	}
+	out, fine := n.uplinkStatus()
+	expect.That(t, fine, "%v", out)
 	l.hostTalks()
 	n.check(a)
 	l.ask(a.place, l.internet.ip4, servicePort, a.ip4)

@@ -15,6 +15,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -87,25 +89,16 @@ func (n *network) operate(command string, args ...string) string {
 		unit.by = append(repairUnit(n), n.by...)
 		by = &unit
 	}
-	out, err := by.exec("tombolo", nil, nil, append(all, args...)...)
-	if err != nil {
-		n.Fatalf("tombolo %s: %v", command, err)
-	}
-	return out
+	return must.Of(by.exec("tombolo", nil, nil, append(all, args...)...)).Get(n, "tombolo %s", command)
 }
 
 // repairUnit runs a program with the capabilities that the shipped unit leaves it.
 func repairUnit(tb testing.TB) []string {
 	tb.Helper()
-	text, err := os.ReadFile("../../deploy/systemd/tombolo-repair.service")
-	if err != nil {
-		tb.Fatal(err)
-	}
+	text := must.Of(os.ReadFile("../../deploy/systemd/tombolo-repair.service")).Get(tb)
 	_, line, found := strings.Cut(string(text), "\nCapabilityBoundingSet=")
 	line, _, _ = strings.Cut(line, "\n")
-	if !found || line == "" {
-		tb.Fatal("the unit has no CapabilityBoundingSet")
-	}
+	must.That(tb, found && line != "", "the unit has no CapabilityBoundingSet")
 	set := "-all"
 	for _, name := range strings.Fields(line) {
 		set += ",+" + strings.ToLower(strings.TrimPrefix(name, "CAP_"))
@@ -152,10 +145,7 @@ func (n *network) verb(verb string, p *pod) (string, error) {
 	if verb != "ADD" && p.result != nil {
 		conf["prevResult"] = p.result
 	}
-	stdin, err := json.Marshal(conf)
-	if err != nil {
-		n.Fatal(err)
-	}
+	stdin := must.Of(json.Marshal(conf)).Get(n)
 	out, err := n.exec("tombolo-cni", []string{"CNI_COMMAND=" + verb, "CNI_CONTAINERID=" + p.id, "CNI_NETNS=" + p.path, "CNI_IFNAME=" + nic, "CNI_PATH=/"}, stdin)
 	if err != nil {
 		err = fmt.Errorf("%s of %s: %w", verb, p.id, err)
@@ -166,10 +156,7 @@ func (n *network) verb(verb string, p *pod) (string, error) {
 // add adds a pod and learns its addresses.
 func (n *network) add(p *pod) *pod {
 	n.Helper()
-	out, err := n.verb("ADD", p)
-	if err != nil {
-		n.Fatal(err)
-	}
+	out := must.Of(n.verb("ADD", p)).Get(n)
 	p.learn(n, out)
 	return p
 }
@@ -193,16 +180,12 @@ func (p *pod) learn(t testing.TB, out string) {
 
 func (n *network) check(p *pod) {
 	n.Helper()
-	if _, err := n.verb("CHECK", p); err != nil {
-		n.Error(err)
-	}
+	expect.Success(n, expect.Err(n.verb("CHECK", p)))
 }
 
 func (n *network) del(p *pod) {
 	n.Helper()
-	if _, err := n.verb("DEL", p); err != nil {
-		n.Error(err)
-	}
+	expect.Success(n, expect.Err(n.verb("DEL", p)))
 }
 
 // isNoAnswer says that a packet or its answer was dropped without a word.

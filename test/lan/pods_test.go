@@ -10,6 +10,8 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -50,9 +52,7 @@ func TestPodsOnTheLANFromTheFirstToTheLast(t *testing.T) {
 	guests, c := n.another(object{"name": "guests"}), l.newPod("c")
 	guests.add(c)
 	wantWithin(t, "removal of another network", limit{}, m.during(func() { guests.del(c); n.operate("remove", "guests") }))
-	if !n.asTaken() {
-		t.Fatal("the NIC is given back with another network")
-	}
+	must.That(t, n.asTaken(), "the NIC is given back with another network")
 
 	for _, family := range both() {
 		l.everybodyTalks(family, a.place, b.place)
@@ -76,9 +76,7 @@ func TestPodsOnTheLANFromTheFirstToTheLast(t *testing.T) {
 	l.wantNoLink(bridge)
 	// Nothing needs the network any more, and repair makes no bridge for it.
 	for command, want := range map[string]string{"check": "0 attachments\n", "repair": "nothing is to be repaired\n"} {
-		if got, err := n.exec("tombolo", nil, nil, command, "--state", n.state); err != nil || got != want {
-			t.Errorf("%s after the restore: %q, %v", command, got, err)
-		}
+		expect.Of(n.exec("tombolo", nil, nil, command, "--state", n.state)).Is(t, want, "%s after the restore", command)
 	}
 	l.wantNoLink(bridge)
 	// It forwards now, and has anycast addresses for that.
@@ -101,9 +99,7 @@ func (l *lan) everybodyTalks(family int, a, b place) {
 	}
 	l.ask(a, l.host.at(family), servicePort+1, own)
 	l.ask(l.host, own, servicePort)
-	if err := nstest.Ping(l, a.ns, l.router.at(family)); err != nil {
-		l.Errorf("%s to the router: %v", a.name, err)
-	}
+	expect.Success(l, nstest.Ping(l, a.ns, l.router.at(family)), "%s to the router", a.name)
 }
 
 // publishedPortIsReached has everybody call a pod by the host's address.
@@ -126,9 +122,8 @@ func TestFirstADDKeepsWhatTheRouterAdvertisedToTheHost(t *testing.T) {
 	m := l.usualFlows(both()...)
 	a := l.newPod("a")
 	wantWithin(t, "the first ADD", duringTake(), m.during(func() { n.add(a) }))
-	if nstest.Sysctl(t, l.host.ns, "net/ipv6/conf/all/forwarding") != "1" {
-		t.Error("the host does not forward: the test shows nothing")
-	}
+	expect.Equal(t, nstest.Sysctl(t, l.host.ns, "net/ipv6/conf/all/forwarding"), "1",
+		"the host does not forward: the test shows nothing")
 	if got := l.hostRun("ip", "-6", "route", "show", "default"); !strings.Contains(got, "dev "+bridge+" proto ra") {
 		t.Errorf("the host's default routes are:\n%s\nwant the router's, on the bridge", got)
 	}
@@ -161,9 +156,7 @@ func TestFirstADDsAtOnceTakeTheNICOverOnce(t *testing.T) {
 			all.Go(func() { outputs[i], failed[i] = n.verb("ADD", p) })
 		}
 		all.Wait()
-		if err := errors.Join(failed...); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, errors.Join(failed...))
 		for i, p := range pods {
 			p.learn(t, outputs[i])
 		}
@@ -311,9 +304,8 @@ func TestHostTellsNoPodToPassItBy(t *testing.T) {
 	m := l.measure([]int{4}, between{a.place, l.internet})
 	wantWithin(t, "by way of the host", limit{}, m.during(func() {}))
 	l.wantVia(a.place, l.internet.ip4, l.host.ip4)
-	if sent := l.redirects(); sent != 0 {
-		t.Errorf("the host has sent %d redirects", sent)
-	}
+	sent := l.redirects()
+	expect.That(t, sent == 0, "the host has sent %d redirects", sent)
 
 	// What it would be like: both ends have it off, each alone would do. The pod is first to
 	// have it on, since the host sends nine redirects and is then silent for as long as
@@ -327,13 +319,11 @@ func TestHostTellsNoPodToPassItBy(t *testing.T) {
 	}{{a.place, nic, "accept_redirects"}, {l.host, bridge, "send_redirects"}} {
 		for _, conf := range []string{"all", side.of} {
 			path := "net/ipv4/conf/" + conf + "/" + side.name
-			if got := nstest.Sysctl(t, side.p.ns, path); got != "0" {
-				t.Errorf("%s of %s is %s, want 0", path, side.p.name, got)
-			}
+			expect.Equal(t, nstest.Sysctl(t, side.p.ns, path), "0", "%s of %s", path, side.p.name)
 			nstest.Sysctl(t, side.p.ns, path, "1")
 		}
 	}
-	l.eventually("a redirect", func() bool {
+	must.Until(l, "a redirect", func() bool {
 		return l.redirects() > 0 && strings.Contains(l.routeOf(a.place, l.internet.ip4), "redirected")
 	})
 }
@@ -343,11 +333,7 @@ func (l *lan) redirects() int {
 	l.Helper()
 	lines := strings.Split(l.hostRun("grep", "^Icmp:", "/proc/net/snmp"), "\n")
 	names, values := strings.Fields(lines[0]), strings.Fields(lines[1])
-	n, err := strconv.Atoi(values[slices.Index(names, "OutRedirects")])
-	if err != nil {
-		l.Fatal(err)
-	}
-	return n
+	return must.Of(strconv.Atoi(values[slices.Index(names, "OutRedirects")])).Get(l)
 }
 
 func TestDefaultRouteToTheRouter(t *testing.T) {
@@ -381,9 +367,7 @@ func TestPodsOfTheLANGetTheirAddressBackAndLeaveNothing(t *testing.T) {
 		d.forgets(p.ip4.String())
 	}
 	for _, address := range addresses {
-		if !nstest.Prefix(subnet4).Contains(address) {
-			t.Errorf("address %s is not of the LAN", address)
-		}
+		expect.That(t, nstest.Prefix(subnet4).Contains(address), "address %s is not of the LAN", address)
 	}
 	n.operate("uplink restore", nic)
 	l.wantNoLink(bridge)

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -39,9 +40,7 @@ func (l *lan) ask(from place, at netip.Addr, port uint16, seenAs ...netip.Addr) 
 		for _, want := range seenAs {
 			matches = matches || seen == want
 		}
-		if !matches {
-			l.Errorf("%s to %s over %s: it is seen as %s, want %v", from.name, at, network, seen, seenAs)
-		}
+		expect.That(l, matches, "%s to %s over %s: it is seen as %s, want %v", from.name, at, network, seen, seenAs)
 	}
 }
 

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -33,7 +35,7 @@ func (l *lan) goesThroughHost(p *pod) bool {
 func (l *lan) follow(pods ...*pod) {
 	l.Helper()
 	for _, p := range pods {
-		l.eventually(p.id+"'s default route follows the host", func() bool { return l.goesThroughHost(p) })
+		must.Until(l, p.id+"'s default route follows the host", func() bool { return l.goesThroughHost(p) })
 		l.ask(p.place, l.internet.ip4, servicePort, p.ip4)
 		l.wantVia(p.place, l.internet.ip4, l.host.ip4)
 	}
@@ -44,9 +46,8 @@ func (l *lan) follow(pods ...*pod) {
 func (l *lan) isCutOff(p *pod) {
 	l.Helper()
 	ip(l, p.ns, "neighbour flush dev "+nic)
-	if seen, err := l.tryAsk(p.place, "tcp", l.internet.ip4, servicePort, aMoment); err == nil {
-		l.Errorf("%s reaches the internet, as %s: the test shows nothing", p.id, seen)
-	}
+	seen, err := l.tryAsk(p.place, "tcp", l.internet.ip4, servicePort, aMoment)
+	expect.That(l, err != nil, "%s reaches the internet, as %s: the test shows nothing", p.id, seen)
 }
 
 // The router gives the host another address, as it does after its own was reset, while a
@@ -64,7 +65,7 @@ func TestPodsFollowTheHostsLeaseToAnotherAddress(t *testing.T) {
 	n := l.network(kept(nil))
 	k := n.keeper()
 	a, b := n.add(l.newPod("a")), n.add(l.newPod("b"))
-	l.eventually("the keeper has the host's lease", n.hostIsKept)
+	must.Until(l, "the keeper has the host's lease", n.hostIsKept)
 	l.follow(a, b)
 
 	k.kill()
@@ -73,13 +74,13 @@ func TestPodsFollowTheHostsLeaseToAnotherAddress(t *testing.T) {
 	d.start("--dhcp-host=" + mac + "," + next.String())
 	n.makeDue(lease.HostHash(nic))
 	n.keeper()
-	l.eventually("the host has another address", func() bool {
+	must.Until(l, "the host has another address", func() bool {
 		out := l.hostRun("ip", "-4", "-o", "address", "show", "dev", bridge)
 		return strings.Contains(out, " "+next.String()+"/24 ") && !strings.Contains(out, " "+old.String()+"/24 ")
 	})
 	l.host.ip4 = next
 	l.follow(a, b)
-	l.eventually("all is well", func() bool {
+	must.Until(l, "all is well", func() bool {
 		out, fine := n.uplinkStatus()
 		return fine && strings.Contains(out, nic+" on "+bridge+": taken")
 	})
@@ -89,7 +90,7 @@ func TestPodsFollowTheHostsLeaseToAnotherAddress(t *testing.T) {
 
 	// A renewal of the pod's own lease does not bring the old way back.
 	hash := n.leaseOf(a).Hash
-	l.eventually("the lease's record says so", func() bool { return n.gatewayOf(hash) == next })
+	must.Until(l, "the lease's record says so", func() bool { return n.gatewayOf(hash) == next })
 	n.del(b)
 	n.check(a)
 }
@@ -97,14 +98,8 @@ func TestPodsFollowTheHostsLeaseToAnotherAddress(t *testing.T) {
 // gatewayOf is where a pod's default route leads, by the record of its lease.
 func (n *network) gatewayOf(hash string) netip.Addr {
 	n.Helper()
-	dir, err := lease.Open(n.leases)
-	if err != nil {
-		n.Fatal(err)
-	}
-	r, err := dir.Load(hash)
-	if err != nil {
-		n.Fatal(err)
-	}
+	dir := must.Of(lease.Open(n.leases)).Get(n)
+	r := must.Of(dir.Load(hash)).Get(n)
 	return r.Policy.Gateway
 }
 
@@ -145,21 +140,21 @@ func TestPodsFollowTheAddressThatAnAdministratorSets(t *testing.T) {
 			l.follow(a)
 			l.publishedPortIsReached(4, a.place, l.other)
 			// The pod's route is there before its record, and the record is what CHECK goes by.
-			l.eventually("CHECK passes", func() bool { _, err := n.verb("CHECK", a); return err == nil })
-			l.eventually("the record follows", func() bool {
+			must.Until(l, "CHECK passes", func() bool { _, err := n.verb("CHECK", a); return err == nil })
+			must.Until(l, "the record follows", func() bool {
 				return strings.Contains(nstest.ReadIf(t, filepath.Join(n.state, "uplinks", nic+".json")), "192.168.50.78/24")
 			})
 
 			// What a network manager undoes now is mended to what there was last.
 			ip(t, l.host.ns, "link delete "+bridge)
-			l.eventually("the keeper mends it", func() bool {
+			must.Until(l, "the keeper mends it", func() bool {
 				out, fine := n.uplinkStatus()
 				return strings.Contains(nstest.ReadIf(t, k.log), "uplink mended") && fine && strings.Contains(out, nic+" on "+bridge+": taken")
 			})
 			if out := l.hostRun("ip", "-4", "-o", "address"); strings.Contains(out, hostIP4+"/24") || strings.Contains(out, "192.168.50.77/24") || !strings.Contains(out, "192.168.50.78/24") {
 				t.Errorf("the host's addresses after the mend:\n%s", out)
 			}
-			l.eventually("the pod has its port back", func() bool {
+			must.Until(l, "the pod has its port back", func() bool {
 				return strings.Contains(l.hostRun("ip", "-o", "link", "show", "master", bridge), "veth")
 			})
 			l.follow(a)
@@ -168,9 +163,8 @@ func TestPodsFollowTheAddressThatAnAdministratorSets(t *testing.T) {
 			if out := l.hostRun("ip", "-4", "-o", "address", "show", "dev", nic); !strings.Contains(out, "192.168.50.78/24") || strings.Contains(out, hostIP4+"/24") {
 				t.Errorf("what the NIC has got back:\n%s", out)
 			}
-			if _, err := os.Stat(filepath.Join(n.state, "uplinks", nic+".json")); err == nil {
-				t.Error("the record is there still")
-			}
+			expect.Failure(t, expect.Err(os.Stat(filepath.Join(n.state, "uplinks", nic+".json"))),
+				"the record is there still")
 		})
 	}
 }

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -39,23 +40,21 @@ func (d *dhcp) start(more ...string) {
 
 func (d *dhcp) advertises() {
 	d.Helper()
-	d.eventually("dnsmasq serves", func() bool { return strings.Contains(d.Logged(), "IPv6 router advertisement enabled") })
+	must.Until(d, "dnsmasq serves", func() bool { return strings.Contains(d.Logged(), "IPv6 router advertisement enabled") })
 }
 
 // forgets waits until the server has no lease of an address, or of a MAC: nobody answers
 // a release.
 func (d *dhcp) forgets(who string) {
 	d.Helper()
-	d.eventually("the server ends the lease of "+who, func() bool {
+	must.Until(d, "the server ends the lease of "+who, func() bool {
 		return !slices.ContainsFunc(strings.Fields(d.Leased()), func(field string) bool { return field == who })
 	})
 }
 
 func writeFile(t testing.TB, path, text string) {
 	t.Helper()
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(path, []byte(text), 0o600))
 }
 
 // solicit asks routers to advertise themselves, as a machine does whose link has come
@@ -63,7 +62,7 @@ func writeFile(t testing.TB, path, text string) {
 func (l *lan) solicit(link string) {
 	l.Helper()
 	index := nstest.Index(l, l.host.ns, link)
-	err := l.host.ns.Do(func() error {
+	must.Succeed(l, l.host.ns.Do(func() error {
 		// The kernel fills in the checksum.
 		fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_ICMPV6)
 		if err != nil {
@@ -75,8 +74,5 @@ func (l *lan) solicit(link string) {
 			unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_HOPS, 255),
 			unix.Sendto(fd, []byte{solicitation, 7: 0}, 0, allRouters),
 			unix.Close(fd))
-	})
-	if err != nil {
-		l.Fatal(err)
-	}
+	}))
 }

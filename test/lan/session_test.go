@@ -12,6 +12,9 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // session is a shell on the host whose input and output are a TCP connection from
@@ -28,9 +31,7 @@ type session struct {
 func (l *lan) login(family int) *session {
 	l.Helper()
 	client, server, err := stream(l.other, l.host, family)
-	if err != nil {
-		l.Fatal(err)
-	}
+	must.Succeed(l, err)
 	s := &session{TB: l, conn: client, lines: bufio.NewScanner(client), stream: &flow{tcp: true, out: client, in: server}}
 	shell := exec.Command("sh")
 	shell.Stdin, shell.Stdout, shell.Stderr = server, server, server
@@ -39,9 +40,7 @@ func (l *lan) login(family int) *session {
 		unix.SetNonblock(int(server.Fd()), false),
 		unix.SetsockoptTimeval(int(server.Fd()), unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{}),
 		l.host.ns.Do(shell.Start))
-	if err != nil {
-		l.Fatal(err)
-	}
+	must.Succeed(l, err)
 	l.Cleanup(func() {
 		client.Close()
 		shell.Process.Kill()
@@ -57,18 +56,12 @@ func (s *session) run(command string) (output string, status int) {
 	s.said++
 	mark := fmt.Sprintf("ready %d ", s.said)
 	// The answer has to come by the very link that is being taken.
-	if err := s.conn.SetDeadline(time.Now().Add(time.Minute)); err != nil {
-		s.Fatal(err)
-	}
-	if _, err := fmt.Fprintf(s.conn, "%s\necho '%s'$?\n", command, mark); err != nil {
-		s.Fatalf("%s: %v", command, err)
-	}
+	must.Succeed(s, s.conn.SetDeadline(time.Now().Add(time.Minute)))
+	must.Succeed(s, expect.Err(fmt.Fprintf(s.conn, "%s\necho '%s'$?\n", command, mark)), "%s", command)
 	var printed []string
 	for s.lines.Scan() {
 		if rest, ok := strings.CutPrefix(s.lines.Text(), mark); ok {
-			if _, err := fmt.Sscan(rest, &status); err != nil {
-				s.Fatal(err)
-			}
+			must.Succeed(s, expect.Err(fmt.Sscan(rest, &status)))
 			return strings.Join(printed, "\n"), status
 		}
 		printed = append(printed, s.lines.Text())
@@ -81,9 +74,8 @@ func (s *session) run(command string) (output string, status int) {
 func (s *session) wantRun(command, says string) string {
 	s.Helper()
 	out, status := s.run(command)
-	if status != 0 || !strings.Contains(out, says) {
-		s.Fatalf("%s: exit status %d, output:\n%s\nwant 0 and %q", command, status, out, says)
-	}
+	must.That(s, status == 0 && strings.Contains(out, says),
+		"%s: exit status %d, output:\n%s\nwant 0 and %q", command, status, out, says)
 	return out
 }
 
@@ -94,10 +86,7 @@ func (s *session) wantRetransmitted(most int, when string) {
 	// The answer to what was sent again may be on its way: see flow.retransmissions.
 	for range looks {
 		s.wantRun("echo here", "here")
-		var err error
-		if n, err = s.stream.retransmissions(); err != nil {
-			s.Fatal(err)
-		}
+		n = must.Of(s.stream.retransmissions()).Get(s)
 		if n <= most {
 			return
 		}
@@ -143,9 +132,7 @@ func TestSessionGoesByTheNIC(t *testing.T) {
 	s := l.login(4)
 	s.wantRun("echo here", "here")
 	ip(t, l.host.ns, "link set "+nic+" down")
-	if err := s.conn.SetDeadline(time.Now().Add(500 * time.Millisecond)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.conn.SetDeadline(time.Now().Add(500*time.Millisecond)))
 	fmt.Fprintln(s.conn, "echo anybody")
 	if s.lines.Scan() {
 		t.Errorf("an answer came without a NIC: %s", s.lines.Text())

@@ -14,6 +14,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
@@ -32,11 +34,7 @@ type spoofer struct {
 // nobody's.
 func (l *lan) spoof(p *pod) *spoofer {
 	s := &spoofer{TB: l, came: make(chan struct{}), stop: make(chan struct{})}
-	s.done.Go(func() {
-		if err := p.ns.Do(s.run); err != nil {
-			l.Error(err)
-		}
-	})
+	s.done.Go(func() { expect.Success(l, p.ns.Do(s.run)) })
 	return s
 }
 
@@ -132,7 +130,7 @@ func (l *lan) listenTo(ns *netns.NS, link string, ethernet uint16) *ear {
 	l.Helper()
 	e := &ear{TB: l, fd: -1}
 	protocol := binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, ethernet))
-	err := ns.Do(func() error {
+	must.Succeed(l, ns.Do(func() error {
 		i, err := net.InterfaceByName(link)
 		if err != nil {
 			return err
@@ -141,10 +139,7 @@ func (l *lan) listenTo(ns *netns.NS, link string, ethernet uint16) *ear {
 			return err
 		}
 		return unix.Bind(e.fd, &unix.SockaddrLinklayer{Protocol: protocol, Ifindex: i.Index})
-	})
-	if err != nil {
-		l.Fatal(err)
-	}
+	}))
 	l.Cleanup(func() { unix.Close(e.fd) })
 	return e
 }
@@ -172,9 +167,8 @@ func (e *ear) next() []byte {
 	e.Helper()
 	buf := make([]byte, 2048)
 	for end := time.Now().Add(patience); time.Now().Before(end); {
-		if _, err := unix.Poll([]unix.PollFd{{Fd: int32(e.fd), Events: unix.POLLIN}}, 1000); err != nil && !errors.Is(err, unix.EINTR) {
-			e.Fatal(err)
-		}
+		_, err := unix.Poll([]unix.PollFd{{Fd: int32(e.fd), Events: unix.POLLIN}}, 1000)
+		must.That(e, err == nil || errors.Is(err, unix.EINTR), "%v", err)
 		if length, _, err := unix.Recvfrom(e.fd, buf, 0); err == nil {
 			return buf[:length]
 		}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -151,25 +152,21 @@ func rename(v any, link, name string) bool {
 // wantSame fails the test with what was and is not, and what is and was not.
 func wantSame(t testing.TB, what string, before, after []string) {
 	t.Helper()
-	if diff := cmp.Diff(before, after); diff != "" {
-		t.Errorf("%s (-before +after):\n%s", what, diff)
-	}
+	diff := cmp.Diff(before, after)
+	expect.That(t, diff == "", "%s (-before +after):\n%s", what, diff)
 }
 
 // wantBare fails the test if a link has addresses of its own.
 func (l *lan) wantBare(link string) {
 	l.Helper()
-	if out := l.hostRun("ip", "-o", "address", "show", "dev", link); out != "" {
-		l.Errorf("%s still has addresses:\n%s", link, out)
-	}
+	expect.Equal(l, l.hostRun("ip", "-o", "address", "show", "dev", link), "", "%s still has addresses", link)
 }
 
 // wantNoLink fails the test if a link is there.
 func (l *lan) wantNoLink(link string) {
 	l.Helper()
-	if out, err := nstest.Try(l.host.ns, "ip", "link", "show", "dev", link); err == nil {
-		l.Errorf("%s is there:\n%s", link, out)
-	}
+	out, err := nstest.Try(l.host.ns, "ip", "link", "show", "dev", link)
+	expect.That(l, err != nil, "%s is there:\n%s", link, out)
 }
 
 // A state that says nothing would be the same after anything.
@@ -186,9 +183,7 @@ func TestStateShowsWhatChanges(t *testing.T) {
 	} {
 		ip(t, l.host.ns, change)
 		now, nowMoved := l.state(), l.moved(nic)
-		if slices.Equal(before, now) || slices.Equal(moved, nowMoved) {
-			t.Errorf("ip %s: not in the state", change)
-		}
+		expect.That(t, !slices.Equal(before, now) && !slices.Equal(moved, nowMoved), "ip %s: not in the state", change)
 		before, moved = now, nowMoved
 	}
 	for _, setting := range []string{"ipv4/conf/eth0/rp_filter", "ipv6/conf/eth0/accept_ra"} {
@@ -199,7 +194,6 @@ func TestStateShowsWhatChanges(t *testing.T) {
 			before = now
 		}
 	}
-	if text := fmt.Sprint(before); strings.Contains(text, "null") {
-		t.Errorf("nulls in the state: %s", text)
-	}
+	text := fmt.Sprint(before)
+	expect.That(t, !strings.Contains(text, "null"), "nulls in the state: %s", text)
 }

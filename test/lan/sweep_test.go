@@ -16,7 +16,9 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/fault"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -39,10 +41,7 @@ func (n *network) verbCommand(verb string, p *pod) *exec.Cmd {
 	if verb != "ADD" && p.result != nil {
 		conf["prevResult"] = p.result
 	}
-	stdin, err := json.Marshal(conf)
-	if err != nil {
-		n.Fatal(err)
-	}
+	stdin := must.Of(json.Marshal(conf)).Get(n)
 	return n.command(program(n, "tombolo-cni"), []string{"CNI_COMMAND=" + verb, "CNI_CONTAINERID=" + p.id, "CNI_NETNS=" + p.path, "CNI_IFNAME=" + nic, "CNI_PATH=/"}, stdin)
 }
 
@@ -52,9 +51,7 @@ func (n *network) begin(cmd *exec.Cmd, f fault.Fault) (run *fault.Run, output *b
 	output = new(bytes.Buffer)
 	cmd.Stdout, cmd.Stderr = output, output
 	run, err := fault.Start(n.host.ns, cmd, f)
-	if err != nil {
-		n.Fatal(err)
-	}
+	must.Succeed(n, err)
 	return run, output
 }
 
@@ -63,10 +60,7 @@ func (n *network) begin(cmd *exec.Cmd, f fault.Fault) (run *fault.Run, output *b
 func sweep(t *testing.T, round func(name string, f fault.Fault) fault.Outcome) {
 	t.Helper()
 	whole := round("whole", fault.Fault{})
-	points, err := fault.Points(whole.Calls, sample)
-	if err != nil {
-		t.Fatal(err)
-	}
+	points := must.Of(fault.Points(whole.Calls, sample)).Get(t)
 	met, missed := 0, 0
 	for _, kind := range fault.Kinds() {
 		for _, at := range points {
@@ -77,14 +71,11 @@ func sweep(t *testing.T, round func(name string, f fault.Fault) fault.Outcome) {
 				// How many there are depends on how often something is waited for.
 				t.Errorf("no %s at %d: there are %d calls, %d without a fault", kind, at, o.Calls, whole.Calls)
 			}
-			if t.Failed() {
-				t.Fatalf("%s at %d of %d, %s; %s=%d repeats it, or nearly so", kind, at, o.Calls, o.Call, fault.Variable, at)
-			}
+			must.That(t, !t.Failed(),
+				"%s at %d of %d, %s; %s=%d repeats it, or nearly so", kind, at, o.Calls, o.Call, fault.Variable, at)
 		}
 	}
-	if met == 0 {
-		t.Error("no fault happened")
-	}
+	expect.That(t, met != 0, "no fault happened")
 	t.Logf("%d calls, %d faults, %d beyond the last call", whole.Calls, met, missed)
 }
 
@@ -100,9 +91,7 @@ func TestTakeoverMayMeetAFaultAtAnyCall(t *testing.T) {
 		run, out := n.begin(n.verbCommand("ADD", p), f)
 		o := run.Wait()
 		l.hostTalks()
-		if t.Failed() {
-			t.Fatalf("%s at %d, %s: the host does not talk; the ADD: %s", f.Kind, f.At, o.Call, out)
-		}
+		must.That(t, !t.Failed(), "%s at %d, %s: the host does not talk; the ADD: %s", f.Kind, f.At, o.Call, out)
 		switch {
 		case f.At%2 == 0: // by the next ADD
 			next := n.add(l.newPod("next-" + name))
@@ -147,16 +136,13 @@ func TestRestoreMayMeetAFaultAtAnyCall(t *testing.T) {
 func (n *network) giveBack() {
 	n.Helper()
 	_, err := n.exec("tombolo", nil, nil, "uplink", "restore", "--state", n.state, "--leases", n.leases, nic)
-	if err != nil && !strings.Contains(err.Error(), "has not been taken over") {
-		n.Error(err)
-	}
+	expect.That(n, err == nil || strings.Contains(err.Error(), "has not been taken over"), "%v", err)
 }
 
 func (n *network) wantNoFile(name string) {
 	n.Helper()
-	if _, err := os.Stat(filepath.Join(n.state, name)); !os.IsNotExist(err) {
-		n.Errorf("%s is there: %v", name, err)
-	}
+	_, err := os.Stat(filepath.Join(n.state, name))
+	expect.That(n, os.IsNotExist(err), "%s is there: %v", name, err)
 }
 
 // leasing is a host whose NIC is taken over, with a pod that talks, and a keeper.
@@ -195,22 +181,16 @@ func (s *leasing) snapshot() nstest.Snapshot {
 // leaseFiles are the names of the records of leases.
 func (s *leasing) leaseFiles() string {
 	s.Helper()
-	list, err := filepath.Glob(s.leases + "/*.json")
-	if err != nil {
-		s.Fatal(err)
-	}
+	list := must.Of(filepath.Glob(s.leases + "/*.json")).Get(s)
 	return strings.Join(list, "\n")
 }
 
 // wantAsBefore fails the test unless host and leases are as they were.
 func (s *leasing) wantAsBefore(when string, before nstest.Snapshot, leases string) {
 	s.Helper()
-	if diff := before.Diff(s.snapshot()); diff != "" {
-		s.Errorf("%s: the host (- before, + after):\n%s", when, diff)
-	}
-	if now := s.leaseFiles(); now != leases {
-		s.Errorf("%s: leases\n%s\nwant\n%s", when, now, leases)
-	}
+	diff := before.Diff(s.snapshot())
+	expect.That(s, diff == "", "%s: the host (- before, + after):\n%s", when, diff)
+	expect.Equal(s, s.leaseFiles(), leases, "%s: leases", when)
 	for _, talk := range s.talks {
 		talk.Check(s)
 	}
@@ -265,7 +245,7 @@ func TestRenewalMayMeetAFaultAtAnyCall(t *testing.T) {
 		go func() { ended <- run.Wait() }()
 		var o fault.Outcome
 		begun := func() bool { return run.Outcome().Fired || len(s.d.messages(mac)) >= heard+2 }
-		s.eventually("the fault, or the renewal", func() bool {
+		must.Until(s, "the fault, or the renewal", func() bool {
 			select {
 			case o = <-ended:
 				ended <- o

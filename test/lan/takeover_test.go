@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -21,9 +22,7 @@ func runs(t testing.TB) int {
 		return 3
 	}
 	n, err := strconv.Atoi(value)
-	if err != nil || n < 1 {
-		t.Fatalf("%s=%q: want a number of 1 or more", runsVar, value)
-	}
+	must.That(t, err == nil && n >= 1, "%s=%q: want a number of 1 or more", runsVar, value)
 	return n
 }
 

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -40,16 +42,13 @@ func TestParametersOfTheNICHoldOnTheBridge(t *testing.T) {
 	n := l.network(dualStack(nil))
 	a := n.add(l.newPod("a"))
 	for path, want := range map[string]string{"ipv6/conf/all/forwarding": "1", "ipv4/conf/" + bridge + "/rp_filter": "1", "ipv6/conf/" + bridge + "/accept_ra": "2"} {
-		if got := nstest.Sysctl(t, l.host.ns, "net/"+path); got != want {
-			t.Errorf("%s is %s, want %s", path, got, want)
-		}
+		expect.Equal(t, nstest.Sysctl(t, l.host.ns, "net/"+path), want, "%s", path)
 	}
 	l.hearsRouters(bridge)
 	n.del(a)
 	n.operate("uplink restore", nic)
-	if got := nstest.Sysctl(t, l.host.ns, "net/ipv6/conf/"+nic+"/accept_ra"); got != "2" {
-		t.Errorf("accept_ra of %s is %s, want 2, since the host forwards", nic, got)
-	}
+	got := nstest.Sysctl(t, l.host.ns, "net/ipv6/conf/"+nic+"/accept_ra")
+	expect.That(t, got == "2", "accept_ra of %s is %s, want 2, since the host forwards", nic, got)
 	l.hearsRouters(nic)
 }
 
@@ -57,7 +56,7 @@ func TestParametersOfTheNICHoldOnTheBridge(t *testing.T) {
 func (l *lan) hearsRouters(link string) {
 	l.Helper()
 	ip(l, l.host.ns, "-6 route flush default proto ra")
-	l.eventually("a default route by advertisement on "+link, func() bool {
+	must.Until(l, "a default route by advertisement on "+link, func() bool {
 		l.solicit(link)
 		return strings.Contains(l.hostRun("ip", "-6", "route", "show", "default", "proto", "ra"), "dev "+link)
 	})
@@ -69,15 +68,12 @@ func TestPlanNamesMasqueradedFlowsAndTheHostsGoOn(t *testing.T) {
 	l := newHost(t)
 	masquerading(l)
 	n := l.network(nil)
-	if out := n.operate("uplink plan", nic, bridge); strings.Contains(out, "masqueraded") {
-		t.Errorf("without such flows:\n%s", out)
-	}
+	out := n.operate("uplink plan", nic, bridge)
+	expect.That(t, !strings.Contains(out, "masqueraded"), "without such flows:\n%s", out)
 	m := l.usualFlows(both()...)
 	for _, family := range both() {
 		out, in, err := stream(l.pod, l.internet, family)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		defer out.Close()
 		defer in.Close()
 	}
@@ -116,9 +112,7 @@ func TestPlanNamesWhatStaysOnTheNIC(t *testing.T) {
 // wantPlan fails the test unless the plan warns of something.
 func (n *network) wantPlan(warns string) {
 	n.Helper()
-	if out := n.operate("uplink plan", nic, bridge); !strings.Contains(out, warns) {
-		n.Errorf("the plan has no %q:\n%s", warns, out)
-	}
+	expect.Contains(n, n.operate("uplink plan", nic, bridge), warns, "the plan has no")
 }
 
 // wantRefused fails the test unless plan and take refuse, with such words.
@@ -127,9 +121,8 @@ func (n *network) wantRefused(says ...string) {
 	for _, command := range []string{"plan", "take"} {
 		_, err := n.exec("tombolo", nil, nil, "uplink", command, "--state", n.state, nic, bridge)
 		for _, text := range says {
-			if err == nil || !strings.Contains(err.Error(), text) {
-				n.Errorf("uplink %s: %v, want it refused, with %q", command, err, text)
-			}
+			expect.That(n, err != nil && strings.Contains(err.Error(), text),
+				"uplink %s: %v, want it refused, with %q", command, err, text)
 		}
 	}
 	n.wantNoLink(bridge)
@@ -142,13 +135,10 @@ func TestRestoreNamesTheAddressThatTheBridgeHasNoMore(t *testing.T) {
 	n.operate("uplink take", nic, bridge)
 	ip(t, l.host.ns, "address del "+hostIP4+"/24 dev "+bridge)
 	_, err := n.exec("tombolo", nil, nil, "uplink", "restore", "--state", n.state, "--leases", n.leases, nic)
-	if want := "ip address add " + hostIP4 + "/24 dev " + nic; err == nil || !strings.Contains(err.Error(), want) {
-		t.Errorf("restore: %v, want an error with %q", err, want)
-	}
+	want := "ip address add " + hostIP4 + "/24 dev " + nic
+	expect.That(t, err != nil && strings.Contains(err.Error(), want), "restore: %v, want an error with %q", err, want)
 	l.wantNoLink(bridge)
-	if err := nstest.Ping(t, l.other.ns, l.host.ip6); err != nil {
-		t.Errorf("the host's other address: %v", err)
-	}
+	expect.Success(t, nstest.Ping(t, l.other.ns, l.host.ip6), "the host's other address")
 }
 
 // Before anything is changed, a server confirms the host's lease to the identity that the
@@ -180,9 +170,7 @@ func TestTakeProvesWhoLeasedTheHostsAddress(t *testing.T) {
 		refused(command+" by another identifier", try(command, "00:0b:ad:1d"))
 	}
 	for _, m := range d.messages(mac)[heard:] {
-		if m != "DHCPREQUEST" && m != "DHCPNAK" {
-			t.Errorf("the server has heard or sent %s", m)
-		}
+		expect.That(t, m == "DHCPREQUEST" || m == "DHCPNAK", "the server has heard or sent %s", m)
 	}
 	wantError(t, "an identifier that is none", try("take", "eth0"), "exit status 2", "--client-id", "want mac, none, or 2 to 255 bytes")
 	n.keeper()
@@ -190,10 +178,8 @@ func TestTakeProvesWhoLeasedTheHostsAddress(t *testing.T) {
 	_, err := n.verb("ADD", l.newPod("a"))
 	refused("the server is silent", err)
 	d.start()
-	if err := errors.Join(try("plan", "mac"), try("take", "mac")); err != nil {
-		t.Fatal(err)
-	}
-	l.eventually("the keeper knows", n.hostIsKept)
+	must.Succeed(t, errors.Join(try("plan", "mac"), try("take", "mac")))
+	must.Until(l, "the keeper knows", n.hostIsKept)
 	l.leasedOn(bridge)
 	n.wantStatus("")
 }
@@ -212,7 +198,7 @@ func TestLeaseIsRenewedWhileTheNICCannotBeGivenBack(t *testing.T) {
 	if err := restore(); err == nil || !strings.Contains(err.Error(), "step addresses") {
 		t.Fatalf("restore: %v, want an error of the step addresses", err)
 	}
-	l.eventually("the keeper cannot finish it", func() bool {
+	must.Until(l, "the keeper cannot finish it", func() bool {
 		return strings.Contains(nstest.ReadIf(t, k.log), "cannot finish the work on an uplink")
 	})
 	k.kill()
@@ -223,12 +209,9 @@ func TestLeaseIsRenewedWhileTheNICCannotBeGivenBack(t *testing.T) {
 	l.leasedOn(bridge)
 	k.kill()
 	nstest.Sysctl(t, l.host.ns, "net/ipv6/conf/"+nic+"/disable_ipv6", "0")
-	if err := restore(); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, restore())
 	l.wantNoLink(bridge)
 	l.leasedOn(nic)
-	if e, ok := n.lease(lease.HostHash(nic)); ok {
-		t.Errorf("given back, and the keeper has the lease still: %+v", e)
-	}
+	e, ok := n.lease(lease.HostHash(nic))
+	expect.That(t, !ok, "given back, and the keeper has the lease still: %+v", e)
 }

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -152,7 +153,7 @@ func advertised(l *lan) {
 // advertisements.
 func (l *lan) followsRouter() {
 	l.Helper()
-	l.eventually("a default route and an address by advertisement", func() bool {
+	must.Until(l, "a default route and an address by advertisement", func() bool {
 		l.solicit(nic)
 		return strings.Contains(l.hostRun("ip", "-6", "route", "show", "default", "proto", "ra"), "via fe80::") && l.autoconf(nic) != ""
 	})
@@ -179,7 +180,7 @@ func routerRenews(t testing.TB, l *lan) {
 	const short = 1000 // seconds; the router says 3600
 	address := l.host.ip6.String()
 	ip(t, l.host.ns, fmt.Sprintf("address change %s/64 dev %s mngtmpaddr valid_lft %d preferred_lft %d", address, bridge, short, short))
-	l.eventually("the router renews the address on the bridge", func() bool {
+	must.Until(l, "the router renews the address on the bridge", func() bool {
 		l.solicit(bridge)
 		for _, link := range l.show("address show dev " + bridge + " to " + address) {
 			for _, a := range link["addr_info"].([]any) {

@@ -58,10 +58,7 @@ func TestRunIsToldByWhatItsTestsDid(t *testing.T) {
 func TestWhatFailedIsPrintedAndWhatPassedIsNot(t *testing.T) {
 	t.Parallel()
 	_, out := reported(t, "output p TestA", "output p TestB", "pass p TestA", "fail p TestB", "output p", "fail p")
-	if !strings.Contains(out, "output of p TestB\n") || strings.Contains(out, "output of p TestA") {
-		t.Errorf("printed:\n%s", out)
-	}
-	if !slices.Contains(strings.Split(out, "\n"), "FAIL  p TestB") {
-		t.Errorf("the test is not named in:\n%s", out)
-	}
+	expect.That(t, strings.Contains(out, "output of p TestB\n") && !strings.Contains(out, "output of p TestA"),
+		"printed:\n%s", out)
+	expect.That(t, slices.Contains(strings.Split(out, "\n"), "FAIL  p TestB"), "the test is not named in:\n%s", out)
 }

@@ -11,10 +11,10 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/conflist"
 	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/demo"
 	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/install"
 	"github.com/tombolo-cni/tombolo/internal/cni"
-	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/conflist"
 )
 
 func (o *options) installCommand() *cobra.Command {

@@ -3,6 +3,7 @@ package cni
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -10,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
@@ -74,13 +77,23 @@ func TestTomboloGCReclaimsDeadPodsAndNoOthers(t *testing.T) {
 	if o := n.operate("gc", "--dry-run", "--state", n.state, "podnet"); o.status != 0 || !strings.Contains(o.stdout, "dead") || !strings.Contains(o.stdout, "to be reclaimed") {
 		t.Errorf("dry run: status %d, %s%s", o.status, o.stdout, o.stderr)
 	}
-	ids, _ = n.gcCommand([]*pod{alive, hidden})
-	expect.That(t, slices.Equal(ids, []string{"dead"}), "gc names %v", ids)
-	left := strings.Join(n.traces(), "\n")
-	expect.That(t, !strings.Contains(left, strings.TrimPrefix(w.port(dead), "veth")), "left of the dead pod:\n%s", left)
-	w.add(n.pod("next"), publish(t, "8080:80/tcp"))
+	if ids, _ := n.gcCommand([]*pod{alive, hidden}); !slices.Equal(ids, []string{"dead"}) {
+		t.Errorf("gc names %v", ids)
+	}
+	if left := strings.Join(n.traces(), "\n"); strings.Contains(left, strings.TrimPrefix(w.port(dead), "veth")) {
+		t.Errorf("left of the dead pod:\n%s", left)
+	}
+	next := n.pod("next")
+	w.add(next, publish(t, "8080:80/tcp"))
 	for _, p := range []*pod{alive, hidden} {
 		expect.Success(t, w.check(p))
+	}
+	// A runtime may have named another pod's namespace as that one's was.
+	w.kills(t, next)
+	must.Succeed(t, os.WriteFile(next.path, nil, 0o600))
+	must.Succeed(t, unix.Mount(alive.path, next.path, "", unix.MS_BIND, ""))
+	if ids, _ := n.gcCommand(nil); !slices.Equal(ids, []string{"next"}) {
+		t.Errorf("the path of a dead pod leads to another's namespace, and gc names %v", ids)
 	}
 	if o := n.operate("gc", "--state", n.state, "nosuch"); o.status != 1 || !strings.Contains(o.stderr, `"nosuch"`) {
 		t.Errorf("an unknown network: status %d, %s", o.status, o.stderr)
@@ -124,17 +137,57 @@ func TestTomboloGCReclaimsAPodWhosePortIsStillThere(t *testing.T) {
 
 func TestADDReclaimsDeadPodsWhereThePoolIsFull(t *testing.T) {
 	t.Parallel()
+	for _, dir := range []string{"", t.TempDir()} {
+		t.Run(fmt.Sprintf("a dataDir of the operator's %t", dir != ""), func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			ipam := small("2")
+			if dir != "" {
+				ipam["dataDir"] = dir
+			}
+			w := n.podnet(conf{"ipam": ipam})
+			dead := n.pod("dead")
+			had := w.add(dead)
+			_, err := w.tryAdd(n.pod("early"))
+			wantError(t, err, 100, "is full")
+			wantError(t, w.status(), 50, "is full")
+			w.kills(t, dead)
+			// A runtime asks STATUS before it sends an ADD.
+			expect.Success(t, w.status())
+			if r, err := w.tryAdd(n.pod("next")); err != nil {
+				t.Errorf("the address of a dead pod is not free for another: %v", err)
+			} else if ip4(r) != ip4(had) {
+				t.Errorf("%s was given, want the dead pod's %s", ip4(r), ip4(had))
+			}
+		})
+	}
+}
+
+func TestADDReclaimsTheDeadPodThatHasTheAddressItAsksFor(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
-	w := n.podnet(conf{"ipam": small("2")})
+	w := n.podnet(conf{"capabilities": conf{"ips": true}})
 	dead := n.pod("dead")
-	had := w.add(dead)
-	wantError(t, expect.Err(w.tryAdd(n.pod("early"))), 100, "is full")
-	wantError(t, w.status(), 50, "is full")
+	own := capability("ips", []string{"10.77.0.42"})
+	w.add(dead, own)
 	w.kills(t, dead)
-	// A runtime asks STATUS before it sends an ADD.
-	expect.Success(t, w.status())
-	r := w.add(n.pod("next"))
-	expect.That(t, ip4(r) == ip4(had), "%s was given, want the dead pod's %s", ip4(r), ip4(had))
+	if _, err := w.tryAdd(n.pod("next"), own); err != nil {
+		t.Errorf("the address that an ADD asks for is a dead pod's, and is not free: %v", err)
+	}
+}
+
+func TestWhoTakesADeadPodsHostPortHasTheRestOfItReclaimed(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.outside()
+	w := n.portnet(nil)
+	dead := n.pod("dead")
+	w.add(dead, publish(t, "8080:80/tcp"))
+	w.kills(t, dead)
+	w.add(n.pod("next"), publish(t, "8080:80/tcp"))
+	if w.recordOf(dead) != "" {
+		t.Error("the dead pod's host port was taken over, and its record and address are left")
+	}
 }
 
 // A plugin says in its own words that its pool is full, and is told by DEL whose address is free.

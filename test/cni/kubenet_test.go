@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -262,6 +263,26 @@ func TestChangedCIDRsMoveTheGatewayAndKeepOldPodsGoing(t *testing.T) {
 		t.Errorf("the bridge has %v, want the new gateways alone", got)
 	}
 	wantPing(t, b.NS, outside4, outside6)
+}
+
+// With the address that was there first, the kernel takes others of its subnet, unless promote_secondaries is on.
+func TestAGatewayThatMovesWithinItsSubnetIsThere(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.outside()
+	at := func(gateway string) *network {
+		return n.podnet(conf{"ipam": conf{"type": "host-local", "ranges": []any{[]any{conf{"subnet": subnet4, "gateway": gateway}}}}})
+	}
+	a, b := n.pod("a"), n.pod("b")
+	at("10.77.0.1").add(a)
+	at("10.77.0.1").del(a)
+	nstest.Sysctl(t, n.ns, "net/ipv4/conf/all/promote_secondaries", "0")
+	nstest.Sysctl(t, n.ns, "net/ipv4/conf/cbr0/promote_secondaries", "0")
+	at("10.77.0.254").add(b)
+	if got := globals(t, n.ns, "cbr0"); !slices.Equal(got, []string{"10.77.0.254/24"}) {
+		t.Errorf("the bridge has %v, want the new gateway alone", got)
+	}
+	wantPing(t, b.NS, outside4)
 }
 
 func TestNonMasqueradeCIDRs(t *testing.T) {

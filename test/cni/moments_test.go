@@ -208,6 +208,44 @@ func TestADELThatOvertakesAnADDAtItsVeryEndMakesItFail(t *testing.T) {
 	}
 }
 
+// The ADD that a DEL ended may go on for longer than the DEL waits, and the runtime adds the same anew.
+func TestAnADDThatADELAndAnotherADDOvertookLeavesThePodOfTheOther(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.outside()
+	w := n.podnet(nil)
+	p := n.pod("a")
+	first := n.halt(w.asks("ADD", p, nil), func() bool { return w.hasElements(p, "eth0") })
+	first.arrive("entered the pod into the firewall")
+	n.callOK(w.asks("DEL", p, nil))
+	n.callOK(w.asks("ADD", p, nil))
+	if f := first.ends(); f.status == 0 || !strings.Contains(f.stdout, `"code":11,`) {
+		t.Errorf("a DEL and another ADD overtook the ADD, which ends with: %s", f)
+	}
+	if w.recordOf(p) == "" {
+		t.Error("the ADD that was overtaken undid what the other has made: its record is gone")
+	}
+	n.wantWell("after the ADD that was overtaken")
+	wantPing(t, p.NS, outside4, outside6)
+}
+
+func TestADELGivesTheAddressBackWhenThePortIsGone(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	w := n.podnet(nil)
+	p := n.pod("a")
+	reservation := n.state + "/ipam/podnet/" + ip4(w.add(p)).String()
+	if nstest.ReadIf(t, reservation) == "" {
+		t.Fatal("no reservation at " + reservation)
+	}
+	del := n.halt(w.asks("DEL", p, nil), func() bool { return nstest.ReadIf(t, reservation) == "" })
+	del.arrive("given the address back")
+	if hasPort(n, w, p) {
+		t.Error("DEL has given the address back, and the pod still has its port: another pod may get the address")
+	}
+	del.goOn()
+}
+
 func TestGCLeavesTheAddressOfAnADDThatIsUnderWay(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -174,13 +174,18 @@ func TestPodsThatFormTheirAddressesAskForDNSByDHCPv6(t *testing.T) {
 	l := newLAN6(t)
 	// That tag keeps the server out of router advertisements.
 	l.server = nstest.NewDnsmasq(t, l.router, "eth0", "--dhcp-range=fd00:50::,ra-stateless", "--enable-ra", "--ra-param=eth0,10",
-		"--dhcp-option=tag:dhcpv6,option6:dns-server,[fd00:50::53]", "--dhcp-option=tag:dhcpv6,option6:domain-search,pod.lan")
+		"--dhcp-option=tag:dhcpv6,option6:dns-server,[fd00:50::53],[fe80::53]", "--dhcp-option=tag:dhcpv6,option6:domain-search,pod.lan")
 	k := l.keep(t)
 	w := l.leasing(conf{"ipv6": "slaac"})
 	p := l.pod("a")
 	r := w.add(p)
-	expect.That(t, slices.Contains(r.DNS.Nameservers, "fd00:50::53") && slices.Contains(r.DNS.Search, "pod.lan"),
-		"DNS %+v", r.DNS)
+	// A link-local address is of no use without the interface.
+	if !slices.Contains(r.DNS.Nameservers, "fe80::53%eth0") {
+		t.Errorf("DNS %+v, want fe80::53%%eth0", r.DNS)
+	}
+	if !slices.Contains(r.DNS.Nameservers, "fd00:50::53") || !slices.Contains(r.DNS.Search, "pod.lan") {
+		t.Errorf("DNS %+v", r.DNS)
+	}
 	expect.Success(t, w.check(p))
 	listed := func() string { return l.operate("leases", "--json", "--leases", l.state+"-leases").stdout }
 	expect.Contains(t, listed(), `"fd00:50::53"`, "tombolo leases")

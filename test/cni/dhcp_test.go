@@ -402,6 +402,15 @@ func (l *lan) makeDue(t *testing.T, w *network, p *pod) {
 	must.Succeed(t, os.WriteFile(path, []byte(due), 0o600))
 }
 
+// isDue says whether a lease's record is as makeDue left it.
+func (l *lan) isDue(t *testing.T, w *network, p *pod) bool {
+	t.Helper()
+	at := regexp.MustCompile(`"renew":"([^"]*)"`).FindStringSubmatch(readFile(t, l.state+"-leases/"+strings.TrimPrefix(w.port(p), "veth")+".json"))
+	renew, err := time.Parse(time.RFC3339Nano, at[1])
+	must.Succeed(t, err)
+	return renew.Before(time.Now())
+}
+
 func TestKeeperRenewsAndMayBeKilled(t *testing.T) {
 	t.Parallel()
 	l := newLAN(t)
@@ -429,6 +438,40 @@ func TestKeeperRenewsAndMayBeKilled(t *testing.T) {
 	l.eventually(t, func() bool { return l.leased() == "" })
 	l.wantNothing()
 	l.wantNoLeaseRecords()
+}
+
+// An answer to the keeper's first try comes by the pod's stack, and the second does without.
+func TestAPodsOwnFirewallStopsNoRenewal(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	k := l.keep(t)
+	w := l.network(conf{"ipam": conf{"type": "dhcp"}})
+	p := l.pod("a")
+	w.add(p)
+	k.kill()
+	nstest.Run(t, p.NS, "nft", "add table inet own; add chain inet own in { type filter hook input priority 0; policy drop; }")
+	l.makeDue(t, w, p)
+	k = l.keep(t)
+	renewed := func() bool { return !l.isDue(t, w, p) }
+	for end := time.Now().Add(left(t) / 2); !renewed() && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+	}
+	if !renewed() {
+		t.Errorf("the pod drops what comes in, and its lease is not renewed; the keeper says:\n%s", nstest.ReadIf(t, k.log))
+	}
+}
+
+// A server may give the default route as two halves, which count before any default route.
+func TestHalvesOfADefaultRouteByALeaseAreNoneWhereNoneIsWanted(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t, "--dhcp-option=121,0.0.0.0/1,"+router4+",128.0.0.0/1,"+router4+",198.18.0.0/15,"+router4)
+	w := l.network(conf{"isDefaultGateway": false})
+	p := l.pod("a")
+	w.add(p)
+	routes := nstest.Run(t, p.NS, "ip", "route")
+	expect.Contains(t, routes, "198.18.0.0/15", "the lease's own route is missing")
+	if strings.Contains(routes, "/1 ") {
+		t.Errorf("isDefaultGateway is false, and the lease gives the pod a default route in two halves:\n%s", routes)
+	}
 }
 
 // dies adds a pod that goes without a DEL.

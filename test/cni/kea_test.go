@@ -450,7 +450,12 @@ func TestKeaThatRefusesGivesAnotherAddress(t *testing.T) {
 			k := l.kept(t)
 			w := l.leasing(nil)
 			p := l.pod("a")
-			before := w.add(p)
+			l.ip("address add 192.168.50.2/24 dev br0")
+			before := w.add(p, publish(t, "5300:53/udp"))
+			p.serve(t, "udp", 53)
+			newSender(t, l.router, addrPort("192.168.50.2", 5300)).ask(t)
+			flows := func() string { return l.run("conntrack", "-L", "-p", "udp") }
+			expect.Contains(t, flows(), "src="+ip4(before).String(), "no flow to begin with")
 			k.freeze(t)
 			l.stop()
 			l.start(tt.now)
@@ -473,6 +478,9 @@ func TestKeaThatRefusesGivesAnotherAddress(t *testing.T) {
 			expect.Equal(t, e.Error, "", "its lease is %+v", e)
 			l.wantPut(t, p, e.Address)
 			l.eventually(t, func() bool { return l.went(t, prefix(before)) == 1 }, "the address of before goes")
+			if list := flows(); strings.Contains(list, "src="+ip4(before).String()) {
+				t.Errorf("flows to the host's port lead to the address still that the pod had, and that may be another's:\n%s", list)
+			}
 			wantPing(t, p.NS, router4)
 			w.del(p)
 			l.eventually(t, func() bool { _, held := l.held()[netip.MustParsePrefix(e.Address).Addr().String()]; return !held })

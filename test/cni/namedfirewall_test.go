@@ -15,6 +15,30 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
+// The bridge of a network is made anew, and the chain ends there: a plugin after it fails.
+func TestAPolicyByNameHoldsWhereAnADDEndsBeforeTheFirewall(t *testing.T) {
+	t.Parallel()
+	s := newSide(t, referenceDir(t), byName())
+	list := func(bridge, subnet string) []string {
+		return []string{
+			`{"type":"bridge","isGateway":true,"bridge":"` + bridge + `","ipam":{"type":"host-local","dataDir":"DATA/n","subnet":"` + subnet + `","routes":[{"dst":"0.0.0.0/0"}]}}`,
+			`{"type":"firewall","ingressPolicy":"same-bridge"}`,
+		}
+	}
+	one := list("cni0", "10.5.1.0/24")
+	s.chain("ADD", "a", one)
+	s.network = "other"
+	s.chain("ADD", "c", list("cni1", "10.5.2.0/24"))
+	s.network = ""
+	wantNoPing(t, s.of("a").NS, "10.5.2.2")
+	s.ip("address del 10.5.1.1/24 dev cni0")
+	s.chain("ADD", "b", one[:1])
+	wantPing(t, s.of("a").NS, "10.5.1.3")
+	if err := nstest.PingWith(t, s.of("a").NS, nstest.Addr("10.5.2.2"), nstest.Echo{Wait: noAnswer}); err == nil {
+		t.Error("the network was built anew, and its pods reach another bridge's, against the policy that it has by name")
+	}
+}
+
 // Where the host forwards nothing by itself, what the plugin firewall lets through by name is what the
 // reference's does; and what an operator drops stays dropped.
 func TestFirewallByNameLetsThroughWhatTheReferencesDoes(t *testing.T) {

@@ -26,6 +26,24 @@ func portmapping(more string, mappings ...string) string {
 // noAnswer is how long a call may take that may get no answer.
 const noAnswer = 300 * time.Millisecond
 
+// A client of UDP that goes on sending has its flow for ever, to where the port led when it began.
+func TestPortmapByNameHasFlowsOfUDPFollowThePod(t *testing.T) {
+	t.Parallel()
+	s := newSide(t, referenceDir(t), byName())
+	out := s.outside()
+	plugins := []string{
+		`{"type":"bridge","isGateway":true,"bridge":"cni0","ipam":{"type":"host-local","dataDir":"DATA/n","subnet":"10.5.1.0/24","routes":[{"dst":"0.0.0.0/0"}]}}`,
+		portmapping("", `{"hostPort":5300,"containerPort":53,"protocol":"udp"}`),
+	}
+	s.chain("ADD", "first", plugins[:1]) // from here on the kernel tracks connections
+	client := newSender(t, out, addrPort(uplink4, 5300))
+	client.send(t)
+	expect.Contains(t, s.run("conntrack", "-L", "-p", "udp"), "dport=5300", "no flow to begin with")
+	s.chain("ADD", "a", plugins)
+	s.of("a").serve(t, "udp", 53)
+	expect.Equal(t, client.ask(t), nstest.Addr(outside4), "the flow of a client that began before the port was published does not lead to the pod: answer from")
+}
+
 // fates says what becomes of calls to host ports: the source that the pod sees, or nothing.
 func (s *side) fates(out *netns.NS, pod, other *pod) string {
 	s.Helper()

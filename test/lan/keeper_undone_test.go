@@ -132,6 +132,42 @@ func TestKeeperMendsWhatANetworkManagerUndoes(t *testing.T) {
 	}
 }
 
+// Two programs that undo each other cut the host off for as long as they do.
+func TestKeeperYieldsToAManagerThatUndoesATakeoverAgainAndAgain(t *testing.T) {
+	t.Parallel()
+	l := newHost(t)
+	n := l.network(object{"ipam": staticAddresses(t.TempDir())})
+	k := n.keeper()
+	n.operate("uplink take", nic, bridge)
+	mends := func() int { return strings.Count(nstest.ReadIf(t, k.log), "uplink mended") }
+	for i := range 3 {
+		ip(t, l.host.ns, "link set "+nic+" nomaster")
+		l.eventually(fmt.Sprintf("the keeper mends it, %d times", i+1), func() bool { return mends() == i+1 })
+	}
+	if log := nstest.ReadIf(t, k.log); !strings.Contains(log, "something keeps undoing the takeover") {
+		t.Errorf("the takeover was undone three times within a minute, and the keeper does not say that it yields:\n%s", log)
+	}
+	ip(t, l.host.ns, "link set "+nic+" nomaster")
+	time.Sleep(5 * time.Second)
+	if count := mends(); count != 3 {
+		t.Errorf("undone a fourth time, the takeover is mended at once: %d times", count)
+	}
+}
+
+// Nobody's pods need a NIC that the operator took over, and the host does.
+func TestRepairMendsATakeoverThatNoNetworkIsBy(t *testing.T) {
+	t.Parallel()
+	l := newHost(t)
+	n := l.network(nil)
+	n.operate("uplink take", nic, bridge)
+	ip(t, l.host.ns, "link set "+nic+" nomaster")
+	n.operate("repair")
+	if out, fine := n.uplinkStatus(); !fine {
+		t.Errorf("after tombolo repair, tombolo uplink status says: %s", out)
+	}
+	l.meet(both(), [2]place{l.host, l.internet}, [2]place{l.internet, l.host})
+}
+
 // takenWithLease is a host with a leased address, whose NIC is taken over and whose lease the keeper has.
 func takenWithLease(t *testing.T) (n *network, d *dhcp, k *keeper) {
 	t.Helper()

@@ -21,8 +21,8 @@ func TestADDUndoesATakeoverByWhichTheRouterDoesNotAnswer(t *testing.T) {
 	before := l.moved(nic)
 	l.nft("add table bridge drops; add chain bridge drops in { type filter hook prerouting priority 0; policy drop; }")
 	_, err := n.verb("ADD", l.newPod("a"))
-	if err == nil || !strings.Contains(err.Error(), `"code":11,`) || !strings.Contains(err.Error(), "no answer through the bridge") {
-		t.Errorf("ADD: %v, want code 11: no answer through the bridge", err)
+	if err == nil || !strings.Contains(err.Error(), `"code":11,`) || !strings.Contains(err.Error(), "no answer through the bridge") || !strings.Contains(err.Error(), " within 3s") {
+		t.Errorf("ADD: %v, want code 11: no answer through the bridge within the uplinkTimeout of 3s", err)
 	}
 	l.nft("delete table bridge drops")
 	l.wantNoLink(bridge)

@@ -196,6 +196,22 @@ func TestDADIsWaitedForWhereAskedFor(t *testing.T) {
 	wantPing(t, p.NS, gateway6)
 }
 
+// A machine that is none of ours has the address.
+func TestDADFindsAMachineOnTheBridge(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	w := n.podnet(conf{"enabledad": true, "ipam": fixed(conf{"address": "fd77::5/64", "gateway": gateway6})})
+	n.podnet(nil).add(n.pod("first")) // so that there is a bridge
+	machine := nstest.New(t)
+	nstest.Veth(t, n.ns, "machine", machine, "eth0")
+	n.ip("link set machine master cbr0")
+	nstest.Run(t, machine, "ip", "address", "add", "fd77::5/64", "dev", "eth0", "nodad")
+	before := n.traces()
+	_, err := w.tryAdd(n.pod("second"))
+	wantError(t, err, 112, "fd77::5")
+	n.wantTraces(before)
+}
+
 func TestDADFindsADuplicate(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

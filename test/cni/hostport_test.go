@@ -85,6 +85,8 @@ func wantHostPorts(t *testing.T, fields conf) {
 			p, other := n.pod("a"), n.pod("b")
 			r := w.add(p, publish(t, "8080:80/tcp", "5300:53/udp"))
 			ro := w.add(other)
+			stranger := n.pod("c")
+			rs := n.network("othernet", conf{"bridge": "cbr1", "ipam": hostLocal("10.78.0.0/24", "fd78::/64")}).add(stranger)
 			p.serve(t, "tcp", 80)
 			p.serve(t, "udp", 53)
 			podSeenAs := func(own, hidden string) string {
@@ -108,6 +110,8 @@ func wantHostPorts(t *testing.T, fields conf) {
 				{"another pod, IPv4", other.NS, uplink4, podSeenAs(ip4(ro).String(), gateway4)},
 				{"another pod, IPv6", other.NS, uplink6, podSeenAs(ip6(ro).String(), gateway6)},
 				{"another pod by the gateway's address", other.NS, gateway4, podSeenAs(ip4(ro).String(), gateway4)},
+				{"a pod of another network, IPv4", stranger.NS, uplink4, ip4(rs).String()},
+				{"a pod of another network, IPv6", stranger.NS, uplink6, ip6(rs).String()},
 				{"the pod itself, IPv4", p.NS, uplink4, gateway4},
 				{"the pod itself, IPv6", p.NS, uplink6, gateway6},
 			} {
@@ -118,8 +122,18 @@ func wantHostPorts(t *testing.T, fields conf) {
 				}
 			}
 			// IPv6 has no way from ::1: refused, so that clients try 127.0.0.1.
-			_, err := askPort(t, n.ns, "tcp", "::1", 8080)
-			expect.That(t, err != nil && strings.Contains(err.Error(), "refused"), "::1: %v, want a refusal", err)
+			if _, err := askPort(t, n.ns, "tcp", "::1", 8080); err == nil || !strings.Contains(err.Error(), "refused") {
+				t.Errorf("::1: %v, want a refusal", err)
+			}
+			for _, at := range []struct {
+				ns  *netns.NS
+				own string
+			}{{out, "fe80::20"}, {n.ns, "fe80::10"}} {
+				nstest.Run(t, at.ns, "ip", "address", "add", at.own+"/64", "dev", "eth0", "nodad")
+			}
+			if _, err := nstest.AskWithin(t, out, "tcp", addrPort("fe80::10%eth0", 8080), 5*time.Second); err == nil || !strings.Contains(err.Error(), "refused") {
+				t.Errorf("a link-local address of the host's: %v, want a refusal", err)
+			}
 			expect.Success(t, w.check(p))
 			_ = r
 			w.del(p)
@@ -127,6 +141,7 @@ func wantHostPorts(t *testing.T, fields conf) {
 				expect.Failure(t, expect.Err(askPort(t, out, "tcp", at, 8080)), "%s leads somewhere after the DEL", at)
 			}
 			w.del(other)
+			n.network("othernet", nil).del(stranger)
 			n.wantNothing()
 		})
 	}
@@ -401,6 +416,22 @@ func TestFlowsOfUDPFollowThePod(t *testing.T) {
 		flows := n.run("conntrack", "-L", "-p", "udp")
 		expect.That(t, !strings.Contains(flows, "src="+ip4(r).String()), "flows to the pod outlive it:\n%s", flows)
 	}
+}
+
+// What pods send to that port of other machines is not the host's.
+func TestAPublishedPortCutsNoFlowToAnotherMachine(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	out := n.outside()
+	w := n.portnet(nil)
+	a := n.pod("a")
+	r := w.add(a)
+	nstest.Serve(t, out, "udp", addrPort(outside4, 5300))
+	newSender(t, a.NS, addrPort(outside4, 5300)).ask(t)
+	flows := func() string { return n.run("conntrack", "-L", "-p", "udp", "--src", ip4(r).String()) }
+	expect.Contains(t, flows(), "dport=5300", "no flow to begin with")
+	w.add(n.pod("b"), publish(t, "5300:53/udp"))
+	expect.Contains(t, flows(), "dport=5300", "a pod publishes port 5300, and another's flow to that port of another machine is forgotten")
 }
 
 // sender is one UDP socket, so that what it sends is one flow.

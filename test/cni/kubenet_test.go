@@ -420,6 +420,21 @@ func TestNetworksOfANodeShareOneMark(t *testing.T) {
 	wantError(t, err, 112, `network "podnet", which has pods, uses 0x1000`)
 }
 
+func TestTheForwardMarkIsClearedBehindTheFirewall(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.outside()
+	p := n.pod("a")
+	n.podnet(nil).add(p)
+	n.nft("add table inet seen; add chain inet seen last { type filter hook postrouting priority 310; }; " +
+		"add rule inet seen last meta mark and 0x1000 == 0x1000 counter; add rule inet seen last counter")
+	wantPing(t, p.NS, outside4, outside6)
+	list := n.nft("list chain inet seen last")
+	if strings.Count(list, "counter packets 0 ") != 1 || !strings.Contains(list, "0x00001000 counter packets 0 ") {
+		t.Errorf("what pods send has the mark still where it leaves:\n%s", list)
+	}
+}
+
 func TestLegacyIPTablesInTheWayIsNamed(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

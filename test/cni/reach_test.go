@@ -262,6 +262,21 @@ func TestIPv6IsReadyAtOnce(t *testing.T) {
 		got := nstest.Sysctl(t, p.NS, "net/ipv6/conf/eth0/"+name)
 		expect.That(t, got == want, "%s is %s in the pod, want %s", name, got, want)
 	}
+	nstest.Run(t, p.NS, "sh", "-ec", "ip link set eth0 down; ip link set eth0 up")
+	if got := globals(t, p.NS, "eth0"); len(got) != 2 {
+		t.Errorf("set down and up, the pod's interface has the addresses %v alone", got)
+	}
+}
+
+// Some runtimes make namespaces with IPv6 switched off.
+func TestPodWithIPv6HasItsLoopbackToo(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	p := n.pod("a")
+	nstest.Sysctl(t, p.NS, "net/ipv6/conf/all/disable_ipv6", "1")
+	nstest.Sysctl(t, p.NS, "net/ipv6/conf/default/disable_ipv6", "1")
+	n.podnet(nil).add(p)
+	wantPing(t, p.NS, gateway6, "::1")
 }
 
 func TestBridgeThatBeganWithoutIPv6RoutesItLater(t *testing.T) {

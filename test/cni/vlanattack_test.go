@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -34,6 +35,34 @@ func tagged(from net.HardwareAddr, token string, tags ...tag) []byte {
 		frame = slices.Concat(frame, be16(one.typ), be16(one.id))
 	}
 	return slices.Concat(frame, be16(testProtocol), []byte(token), make([]byte, 46))
+}
+
+// datagram is a broadcast from an address of IPv4, by an experimental protocol (RFC 3692), behind some tags.
+func datagram(from net.HardwareAddr, own netip.Addr, token string, tags ...tag) []byte {
+	ip := slices.Concat([]byte{0x45, 0}, be16(20+len(token)), []byte{0, 0, 0, 0, 1, 253, 0, 0}, own.AsSlice(), []byte{255, 255, 255, 255})
+	copy(ip[10:], sum16(ip))
+	frame := tagged(from, "", tags...)[:14+4*len(tags)]
+	copy(frame[len(frame)-2:], be16(unix.ETH_P_IP))
+	return slices.Concat(frame, ip, []byte(token), make([]byte, 46))
+}
+
+// Neighbours that are in VLANs by their own interfaces would take what is behind the tag.
+func TestAGuardedPodSendsNoVLANTags(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	w := n.podnet(conf{"guard": true})
+	a, b := n.pod("a"), n.pod("b")
+	own := ip4(w.add(a))
+	w.add(b)
+	ear, out, mac := rawSocket(t, b.NS, "eth0"), rawSocket(t, a.NS, "eth0"), hexMAC(t, a.NS, "eth0")
+	for i, tags := range [][]tag{{{unix.ETH_P_8021Q, 20}}, {{unix.ETH_P_8021AD, 20}}} {
+		token, last := fmt.Sprintf("token-%03d.", i), fmt.Sprintf("last--%03d.", i)
+		must.Succeed(t, expect.Err(unix.Write(out, datagram(mac, own, token, tags...))))
+		must.Succeed(t, expect.Err(unix.Write(out, datagram(mac, own, last))))
+		if hears(t, ear, token, last) {
+			t.Errorf("another pod hears what a guarded one sends with the tag %x", tags)
+		}
+	}
 }
 
 // hears says whether a socket gets a frame with the token, before that with the last one.

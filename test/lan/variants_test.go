@@ -32,6 +32,7 @@ func variants() []variant {
 		{name: "five route tables and rules", setUp: fiveTables, flows: secondAddress},
 		{name: "multipath", setUp: multipath},
 		{name: "200 routes", setUp: manyRoutes},
+		{name: "a neighbour that the host answers for", setUp: answering, taken: answers},
 		{name: "IPv6 only", bare: true, families: []int{6}, setUp: onlyIPv6},
 		{name: "a default route by router advertisement", bare: true, setUp: advertised, taken: routerRenews},
 	}
@@ -77,6 +78,16 @@ func dropping(l *lan) {
 		l.hostRun(f.command, "-P", "FORWARD", "DROP")
 		l.hostRun(f.command, "-A", "INPUT", "-m", "conntrack", "--ctstate", "INVALID", "-j", "DROP")
 		l.hostRun(f.command, "-A", "INPUT", "-m", "conntrack", "--ctstate", "RELATED,ESTABLISHED", "-j", "ACCEPT")
+	}
+}
+
+// answering is a host that answers ARP requests on the LAN for a machine behind it.
+func answering(l *lan) { ip(l, l.host.ns, "neigh add proxy 192.168.50.77 dev "+nic) }
+
+func answers(t testing.TB, l *lan) {
+	t.Helper()
+	if list := l.hostRun("ip", "neigh", "show", "proxy", "dev", bridge); !strings.Contains(list, "192.168.50.77 ") {
+		t.Errorf("the host answers on the LAN no more for the machine behind it: on %s, for %q alone", bridge, list)
 	}
 }
 

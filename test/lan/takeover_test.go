@@ -86,6 +86,7 @@ func TestFirstADDTakesTheNICOverAndLosesNothing(t *testing.T) {
 			if keep {
 				strictly(l)
 				manyRoutes(l)
+				ip(l, l.host.ns, "address add fd50::77/64 dev "+nic+" valid_lft 1000 preferred_lft 1000 nodad")
 			}
 			// As an ADD sets them.
 			for _, family := range []string{"ipv4/ip_forward", "ipv6/conf/all/forwarding"} {
@@ -99,6 +100,9 @@ func TestFirstADDTakesTheNICOverAndLosesNothing(t *testing.T) {
 			wantSame(t, "what moved to the bridge", moved, l.moved(bridge))
 			if keep {
 				wantSame(t, "addresses on the NIC", addresses, l.addressesOf(nic))
+				if list := l.hostRun("ip", "-o", "address", "show", "to", "fd50::77", "dev", nic); !strings.Contains(list, "valid_lft forever") {
+					t.Errorf("no router refreshes an address on the NIC any more, and it will end: %s", list)
+				}
 			} else {
 				l.wantBare(nic)
 			}

@@ -142,7 +142,7 @@ func TestKeeperYieldsToAManagerThatUndoesATakeoverAgainAndAgain(t *testing.T) {
 	mends := func() int { return strings.Count(nstest.ReadIf(t, k.log), "uplink mended") }
 	for i := range 3 {
 		ip(t, l.host.ns, "link set "+nic+" nomaster")
-		l.eventually(fmt.Sprintf("the keeper mends it, %d times", i+1), func() bool { return mends() == i+1 })
+		must.Until(t, fmt.Sprintf("the keeper mends it, %d times", i+1), func() bool { return mends() == i+1 })
 	}
 	if log := nstest.ReadIf(t, k.log); !strings.Contains(log, "something keeps undoing the takeover") {
 		t.Errorf("the takeover was undone three times within a minute, and the keeper does not say that it yields:\n%s", log)

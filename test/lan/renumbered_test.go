@@ -65,7 +65,7 @@ func TestTheHostsOtherAddressesStayWhereItsLeaseMoves(t *testing.T) {
 	n.makeDue(lease.HostHash(nic))
 	n.keeper()
 	has := func() string { return n.hostRun("ip", "-4", "-o", "address", "show", "dev", bridge) }
-	n.eventually("the host has another address", func() bool {
+	must.Until(t, "the host has another address", func() bool {
 		return strings.Contains(has(), " 192.168.50.66/24 ") && !strings.Contains(has(), " "+n.host.ip4.String()+"/24 ")
 	})
 	if list := has(); !strings.Contains(list, " "+administrators+" ") {

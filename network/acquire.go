@@ -185,8 +185,10 @@ func (a *adding) acquire(ctx context.Context) error {
 	for _, why := range got.Ignored {
 		a.s.Warn("lease of " + got.Address.String() + ": " + why)
 	}
-	if rec.Policy.Gateway, err = a.hostAddress(ctx, got.Address); err != nil {
-		return err
+	if a.leadsToHost() {
+		if rec.Policy.Gateway, err = hostAddress(ctx, a.s, a.nw.Uplink.NIC, a.built.bridge, got.Address); err != nil {
+			return err
+		}
 	}
 	rec.Lease, rec.Applied = got, rec.Policy.Apply(got)
 	if slices.ContainsFunc(rec.Applied.Routes, func(r dhcpc.Route) bool { return r.Dst.Bits() == 0 }) {

@@ -19,8 +19,12 @@ type bridgePart struct{}
 
 // bridgeWanted is what the network asks of its bridge.
 func (n *site) bridgeWanted() bridge.Bridge {
+	mtu := n.rec.MTU
+	if n.rec.Uplink != "" {
+		mtu = 0 // it is the host's own link to its LAN, whose MTU pods have no say in
+	}
 	return bridge.Bridge{
-		Name: n.rec.Bridge, MTU: bridgeMTU(n.rec), Promiscuous: n.rec.Promiscuous, NFCall: n.rec.NFCall,
+		Name: n.rec.Bridge, MTU: mtu, Promiscuous: n.rec.Promiscuous, NFCall: n.rec.NFCall,
 		VLANFiltering: !n.rec.VLAN.IsZero(), MaxLearned: learnedLimit(n.bridge),
 	}
 }
@@ -142,15 +146,6 @@ func learnedLimit(l *bridge.Link) uint32 {
 // then no router is to be heard there but us.
 func ownsBridge(rec *state.Network, l *bridge.Link) bool {
 	return l.Alias == endpoint.BridgeAlias || len(rec.Gateways) > 0
-}
-
-// bridgeMTU is what the bridge's MTU is to be; 0 where it is the host's own link to its
-// LAN, whose MTU pods have no say in.
-func bridgeMTU(rec *state.Network) int {
-	if rec.Uplink != "" {
-		return 0
-	}
-	return rec.MTU
 }
 
 // bridgeMAC is the MAC of a bridge that is made, the same whenever that happens in

@@ -290,12 +290,6 @@ func containsAll(have, want []netip.Prefix) bool {
 	return !slices.ContainsFunc(want, func(p netip.Prefix) bool { return !slices.Contains(have, p) })
 }
 
-// AddSubnet says that the pod has an address of a subnet.
-func (w *want) AddSubnet(p netip.Prefix) { w.Record.Subnets = appendNew(w.Record.Subnets, p) }
-
-// AddGateway has the bridge have the address of a gateway.
-func (w *want) AddGateway(p netip.Prefix) { w.Record.Gateways = appendNew(w.Record.Gateways, p) }
-
 func appendNew(list []netip.Prefix, p netip.Prefix) []netip.Prefix {
 	if slices.Contains(list, p) {
 		return list

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"net"
 	"slices"
@@ -112,17 +111,14 @@ func (c Change) Check(ctx context.Context, ports *Publication, limits *bandwidth
 	if err != nil {
 		return nil, err
 	}
-	var found []tombolo.Difference
-	add := func(format string, args ...any) {
-		found = append(found, tombolo.Difference{Text: fmt.Sprintf(format, args...)})
-	}
+	found := &findings{}
 	if ports != nil {
 		if a.PortSNAT != ports.SNAT {
-			add("calls of its ports come from the host's address as by %s, which is not what was asked for", a.PortSNAT)
+			found.Add("calls of its ports come from the host's address as by %s, which is not what was asked for", a.PortSNAT)
 		}
 		for _, p := range endpoint.Published(ports.Ports) {
 			if !slices.ContainsFunc(a.Published, func(has state.Published) bool { has.Withheld = false; return has == p }) {
-				add("port %s of the host does not lead to the pod", endpoint.PortText(p.Port))
+				found.Add("port %s of the host does not lead to the pod", endpoint.PortText(p.Port))
 			}
 		}
 	}
@@ -132,8 +128,8 @@ func (c Change) Check(ctx context.Context, ports *Publication, limits *bandwidth
 			return nil, err
 		}
 		if a.Bandwidth != want {
-			add("the limits are %+v, where %+v was asked for", a.Bandwidth, want)
+			found.Add("the limits are %+v, where %+v was asked for", a.Bandwidth, want)
 		}
 	}
-	return found, nil
+	return found.List, nil
 }

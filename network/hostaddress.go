@@ -156,8 +156,7 @@ func leadTo(ctx context.Context, a *state.Attachment, was, own netip.Addr) error
 	return nil
 }
 
-// replace takes a route's place with another of the same destination. For IPv6, the
-// kernel would add it beside.
+// replaceRoute replaces a route by one of the same destination. For IPv6, the kernel would add it beside.
 func replaceRoute(routes *route.Conn, old, next route.Route) error {
 	if err := routes.Replace(next); err != nil {
 		return err
@@ -167,7 +166,7 @@ func replaceRoute(routes *route.Conn, old, next route.Route) error {
 
 // routeThroughHost adds the default routes that were left to the network.
 func (a *adding) routeThroughHost(ctx context.Context) error {
-	if a.nw.Exit != ExitHost || a.nw.NoDefaultRoute {
+	if !a.leadsToHost() {
 		return nil
 	}
 	asked := slices.Clip(a.given.routes)
@@ -175,7 +174,7 @@ func (a *adding) routeThroughHost(ctx context.Context) error {
 		if hasDefault(asked, address.Prefix.Addr()) {
 			continue
 		}
-		own, err := a.hostAddress(ctx, address.Prefix)
+		own, err := hostAddress(ctx, a.s, a.nw.Uplink.NIC, a.built.bridge, address.Prefix)
 		if err != nil {
 			return err
 		}
@@ -185,11 +184,5 @@ func (a *adding) routeThroughHost(ctx context.Context) error {
 	return a.derive(ctx)
 }
 
-// hostAddress is the host's, to which the default route of a pod with this address leads; it
-// is invalid where it leads elsewhere.
-func (a *adding) hostAddress(ctx context.Context, pod netip.Prefix) (netip.Addr, error) {
-	if a.nw.Exit != ExitHost || a.nw.NoDefaultRoute {
-		return netip.Addr{}, nil
-	}
-	return hostAddress(ctx, a.s, a.nw.Uplink.NIC, a.built.bridge, pod)
-}
+// leadsToHost says whether the pod's default route is to be by the host's address.
+func (a *adding) leadsToHost() bool { return a.nw.Exit == ExitHost && !a.nw.NoDefaultRoute }

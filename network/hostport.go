@@ -182,16 +182,20 @@ func refuseUnreachable(ports []HostPort, addresses []ipam.Address) error {
 
 // flushStale has the kernel forget the flows to a new pod's ports that lead elsewhere.
 func flushStale(ctx context.Context, links *bridge.Conn, rec *state.Attachment) error {
-	ports := endpoint.Ports(rec)
-	if !hostport.HasFlows(ports...) {
-		return nil
-	}
-	conn, err := hostport.Dial(&hostport.Config{Routes: links.Routes()})
-	if err != nil {
+	conn, err := dialFlows(links, rec)
+	if conn == nil {
 		return err
 	}
 	defer conn.Close()
-	return conn.FlushStale(ctx, endpoint.Addresses(rec), ports...)
+	return conn.FlushStale(ctx, endpoint.Addresses(rec), endpoint.Ports(rec)...)
+}
+
+// dialFlows opens the kernel's table of flows if an attachment, nil is none, may have any that outlive it.
+func dialFlows(links *bridge.Conn, rec *state.Attachment) (*hostport.Conn, error) {
+	if rec == nil || !hostport.HasFlows(endpoint.Ports(rec)...) {
+		return nil, nil
+	}
+	return hostport.Dial(&hostport.Config{Routes: links.Routes()})
 }
 
 // flushFlows has the kernel forget the flows that lead to a pod which is going. It goes through
@@ -199,23 +203,15 @@ func flushStale(ctx context.Context, links *bridge.Conn, rec *state.Attachment) 
 // side by side.
 func flushFlows(ctx context.Context, links *bridge.Conn, rec *state.Attachment) <-chan error {
 	done := make(chan error, 1)
-	var ports []nft.Port
-	if rec != nil {
-		ports = endpoint.Ports(rec)
-	}
-	if !hostport.HasFlows(ports...) {
-		close(done)
-		return done
-	}
 	// The kernel is opened by the caller's thread, to which it belongs; any can do the rest.
-	conn, err := hostport.Dial(&hostport.Config{Routes: links.Routes()})
-	if err != nil {
+	conn, err := dialFlows(links, rec)
+	if conn == nil {
 		done <- err
 		return done
 	}
 	go func() {
 		defer conn.Close()
-		done <- conn.Flush(ctx, endpoint.Addresses(rec), ports...)
+		done <- conn.Flush(ctx, endpoint.Addresses(rec), endpoint.Ports(rec)...)
 	}()
 	return done
 }

@@ -140,10 +140,7 @@ func (in *Inspection) obstacles(ctx context.Context, s *session, rec *state.Netw
 
 // underWay says that a call is at work on an attachment: it holds the lock of its record.
 func underWay(s *session, a *state.Attachment) bool {
-	lock, err := s.Dir.LockAttachment(a.Network, a.Hash())
-	if err == nil {
-		_ = lock.Close()
-	}
+	err := s.locked(a.Network, a.Hash(), func(*state.Attachment) error { return nil })
 	return errors.Is(err, state.ErrBusy)
 }
 

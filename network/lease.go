@@ -5,8 +5,6 @@ import (
 	"errors"
 	"io/fs"
 	"math"
-	"math/rand/v2"
-	"net"
 	"net/netip"
 	"path/filepath"
 	"slices"
@@ -161,28 +159,13 @@ func sendRelease(ctx context.Context, links *bridge.Conn, dir *lease.Dir, rec *l
 	if pod, err := openPod(rec.NetNS, rec.NetNSCookie); err == nil {
 		defer pod.Close()
 		if index, err := interfaceIn(ctx, pod, rec.IfName); err == nil {
-			return releaseFromPod(ctx, &transport.Config{NetNS: pod, Link: index, MAC: net.HardwareAddr(rec.Lease.MAC)}, rec.Lease)
+			return transport.Release(ctx, &transport.Config{NetNS: pod, Link: index}, rec.Lease)
 		}
 	}
 	if others, err := dir.Same(rec); err != nil || len(others) > 0 {
 		return err
 	}
 	return giveback.Release(ctx, rec, links, nil, rec.Lease)
-}
-
-// releaseFromPod sends it from the pod's interface, by a packet socket: by a UDP
-// socket, the packet might still wait for the server's MAC when the link
-// goes.
-func releaseFromPod(ctx context.Context, sockets *transport.Config, l *dhcpc.Lease) error {
-	p, err := dhcpc.Release(l, rand.Uint32())
-	if err != nil {
-		return err
-	}
-	raw, err := transport.DialRaw(sockets)
-	if err != nil {
-		return err
-	}
-	return errors.Join(raw.Send(ctx, p), raw.Close())
 }
 
 // leaseLockWait is more than the keeper has a record locked for.

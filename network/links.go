@@ -48,7 +48,8 @@ func (l *Links) lookAt(ctx context.Context, n *site, ports map[string]*bridge.Li
 	if n.attachments, err = n.s.Attachments(n.rec.Name); err != nil {
 		return err
 	}
-	if err := n.look(ctx, linkParts()); err != nil {
+	// Those that the kernel tells of with its links, addresses and routes.
+	if err := n.look(ctx, []part{bridgePart{}, vlanPart{}, forwardingPart{}, gatewayPart{}, loopbackPart{}}); err != nil {
 		return err
 	}
 	if n.bridge.Index != 0 {

@@ -33,9 +33,10 @@ func (a *adding) derive(context.Context) error {
 	rec.DefaultRoute, rec.SLAAC = string(nw.Exit), nw.SLAAC
 	rec.Hairpin, rec.Isolated = nw.Hairpin, nw.Isolated
 	for _, address := range g.addresses {
-		p.want.AddSubnet(address.Prefix.Masked())
+		net := &p.want.Record
+		net.Subnets = appendNew(net.Subnets, address.Prefix.Masked())
 		if nw.Gateway {
-			p.want.AddGateway(netip.PrefixFrom(address.Gateway, address.Prefix.Bits()))
+			net.Gateways = appendNew(net.Gateways, netip.PrefixFrom(address.Gateway, address.Prefix.Bits()))
 		}
 	}
 	p.want.Loopback = endpoint.PublishesIPv4(rec)

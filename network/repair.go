@@ -166,8 +166,10 @@ func (u Upkeep) Firewall(ctx context.Context) (generation uint32, lacking []stri
 		if err := n.look(ctx, []part{firewallPart{}, admissionPart{}}); err != nil {
 			return 0, nil, err
 		}
-		if text := n.found.inOneLine(); text != "" && !slices.Contains(lacking, text) {
-			lacking = append(lacking, text)
+		for _, d := range n.found.List {
+			if text := d.String(); !slices.Contains(lacking, text) {
+				lacking = append(lacking, text)
+			}
 		}
 	}
 	return s.Firewall.Cache().Generation, lacking, nil

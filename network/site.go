@@ -26,11 +26,6 @@ func parts() []part {
 	return []part{uplinkPart{}, bridgePart{}, vlanPart{}, forwardingPart{}, gatewayPart{}, firewallPart{}, loopbackPart{}, admissionPart{}}
 }
 
-// linkParts are those that the kernel tells of with its links, addresses and routes.
-func linkParts() []part {
-	return []part{bridgePart{}, vlanPart{}, forwardingPart{}, gatewayPart{}, loopbackPart{}}
-}
-
 // site is a network as a call finds it on the node, or makes it.
 type site struct {
 	s           *session
@@ -115,15 +110,4 @@ func (f *findings) AddAll(diffs []tombolo.Difference, remedy tombolo.Remedy) {
 		}
 		f.List = append(f.List, d)
 	}
-}
-
-// inOneLine says in a line what was found; "" for nothing.
-func (f *findings) inOneLine() string {
-	switch len(f.List) {
-	case 0:
-		return ""
-	case 1:
-		return f.List[0].String()
-	}
-	return fmt.Sprintf("%s, and %d more", f.List[0], len(f.List)-1)
 }

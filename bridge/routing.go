@@ -42,6 +42,10 @@ const (
 	routeLocalnet = "route_localnet"
 )
 
+// HasIPv6 looks for what every namespace has of IPv6, unless the kernel was booted with ipv6.disable=1 or built without.
+// Where /proc/sys cannot be read nothing is known, and it says yes.
+func HasIPv6() bool { return sysctl.Exists(forwarding6) || !sysctl.Exists(forwarding4) }
+
 // hostParameter is a file below /proc/sys and what is to be in it.
 type hostParameter struct{ path, value string }
 

@@ -52,7 +52,7 @@ func (n *Node) tryAdd(ctx context.Context, nw *Network, pod *Pod) (*Attachment, 
 		}
 	}
 	var err error
-	if a.s, err = n.open(); err != nil {
+	if a.s, err = openSession(n.cfg); err != nil {
 		return nil, err
 	}
 	defer a.s.Close()
@@ -64,14 +64,21 @@ func (n *Node) tryAdd(ctx context.Context, nw *Network, pod *Pod) (*Attachment, 
 		return nil, err
 	}
 	made, err := a.run(ctx)
-	switch {
-	case err == nil:
+	if err == nil {
 		return made, nil
-	case a.overtaken():
-		_ = a.pending.Close() // of a file that is gone
-		return nil, errDeleted()
 	}
-	return nil, a.back.run(a.reason(err))
+	if a.pending != nil {
+		if gone, _ := a.pending.Gone(); gone {
+			// It may have failed at anything that was taken down along with its record.
+			a.s.Warn("the attachment's record is gone: " + err.Error())
+			err = errDeleted()
+			if a.overtaken() {
+				_ = a.pending.Close() // of a file that is gone
+				return nil, err
+			}
+		}
+	}
+	return nil, a.back.run(err)
 }
 
 // adding is one Add under way.
@@ -90,19 +97,6 @@ type adding struct {
 	plan  *plan
 	built *site              // the network
 	link  *bridge.Attachment // nil before the pod has it
-}
-
-// reason is why an Add failed. One whose record is gone may fail at anything that was taken
-// down along with it.
-func (a *adding) reason(err error) error {
-	if a.pending == nil {
-		return err
-	}
-	if gone, lookErr := a.pending.Gone(); !gone || lookErr != nil {
-		return err
-	}
-	a.s.Warn("the attachment's record is gone: " + err.Error())
-	return errDeleted()
 }
 
 // run does the steps of an Add, in order. A pod has its addresses before its link, unless it leases them by that.
@@ -303,16 +297,10 @@ func existsAlready(k Key) error {
 	return fail.Errorf(ErrExists, "container %s has an attachment %s to network %q already: DEL it first", k.ContainerID, k.IfName, k.Network)
 }
 
-// overtaken says that the attachment was deleted and added again while this ADD was at work.
+// overtaken says whether an attachment whose record is gone was added again while this ADD was at work.
 // Port, elements and reservations go by the attachment, so they may be the other ADD's, and
 // are not to be undone. What this one had made went by the DEL, or goes by the other ADD.
 func (a *adding) overtaken() bool {
-	if a.pending == nil {
-		return false
-	}
-	if gone, _ := a.pending.Gone(); !gone {
-		return false
-	}
 	_, err := a.s.Dir.Load(a.nw.Name, a.hash)
 	return !errors.Is(err, fs.ErrNotExist)
 }

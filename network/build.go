@@ -11,6 +11,7 @@ import (
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
@@ -34,25 +35,11 @@ type want struct {
 	Reached  []netip.Addr // the pod's addresses that ports of the host lead to
 }
 
-// config describes what a network was built from, in a form that can be compared.
+// config stands for all that a network was built from, but for what each pod adds to it.
 func (w *want) config() string {
-	r := &w.Record
-	text := fmt.Sprintf("bridge=%s mtu=%d gateway=%t masquerade=%t except=%v mark=%#x policy=%s guard=%t nfcall=%s promiscuous=%s",
-		r.Bridge, r.MTU, w.Gateway, r.Masquerade, r.NonMasquerade, r.Mark, r.Policy, r.Guard, onOff(r.NFCall), onOff(r.Promiscuous))
-	if r.Uplink != "" {
-		text += fmt.Sprintf(" uplink=%s keep=%t default=%s slaac=%t", r.Uplink, w.Uplink.KeepAddress, r.DefaultRoute, r.SLAAC)
-	}
-	if !r.VLAN.IsZero() {
-		text += fmt.Sprintf(" vlan=%s keep=%t", r.VLAN, r.VLAN.KeepDefault)
-	}
-	return text
-}
-
-func onOff(v *bool) string {
-	if v == nil {
-		return "unset"
-	}
-	return fmt.Sprint(*v)
+	r := w.Record
+	r.Gateways, r.Subnets, r.Pools, r.PoolDir = nil, nil, nil, ""
+	return ident.Hash(string(state.Encode(&r.Version, &r)), fmt.Sprint(w.Gateway), fmt.Sprint(w.Uplink.KeepAddress))
 }
 
 // ready sees to it that the network is there. In the common case it is, and a few

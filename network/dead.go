@@ -37,10 +37,6 @@ type Dead struct {
 
 // MarshalJSON gives the attachment as it is on record, with why it is dead, and why it was kept.
 func (d Dead) MarshalJSON() ([]byte, error) {
-	var rec *state.Attachment
-	if d.Attachment != nil {
-		rec = d.rec
-	}
 	kept := ""
 	if d.Kept != nil {
 		kept = d.Kept.Error()
@@ -49,7 +45,7 @@ func (d Dead) MarshalJSON() ([]byte, error) {
 		*state.Attachment
 		Why  string `json:"why"`
 		Kept string `json:"kept,omitempty"`
-	}{rec, d.Why, kept})
+	}{d.Attachment.onRecord(), d.Why, kept})
 }
 
 // CollectDead takes down the attachments of a network, or of all if that is empty, whose pods

@@ -30,7 +30,7 @@ func (n *Node) Del(ctx context.Context, key Key, known *Known) error {
 	if err := n.usableFor(ctx, key); err != nil {
 		return err
 	}
-	s, err := n.open()
+	s, err := openSession(n.cfg)
 	if err != nil {
 		return err
 	}
@@ -244,9 +244,9 @@ func (t *teardown) takeDown(ctx context.Context, r *remains) error {
 	if err := s.Enter(ctx); err != nil {
 		return errors.Join(leaseErr, err)
 	}
-	if r.unrecorded {
-		still, err := t.alone(ctx, r)
-		if err != nil || !still {
+	if r.unrecorded { // all others are kept away, if it is so still
+		err := s.EnterAlone(ctx)
+		if _, loadErr := s.Dir.Load(t.Network, r.hash); err != nil || !errors.Is(loadErr, fs.ErrNotExist) {
 			s.Leave()
 			return errors.Join(leaseErr, err)
 		}
@@ -276,15 +276,6 @@ func (t *teardown) takeDown(ctx context.Context, r *remains) error {
 		return err
 	}
 	return t.forget(ctx, r.hash)
-}
-
-// alone keeps all others away from what has no record, and says whether it is so still.
-func (t *teardown) alone(ctx context.Context, r *remains) (bool, error) {
-	if err := t.Session.EnterAlone(ctx); err != nil {
-		return false, err
-	}
-	_, err := t.Session.Dir.Load(t.Network, r.hash)
-	return errors.Is(err, fs.ErrNotExist), nil
 }
 
 // forget removes an attachment's record, and gives the lock up.

@@ -97,10 +97,14 @@ func (n *site) lookAtInput() error {
 	if n.usual || n.at.Index == 0 || !slices.ContainsFunc(n.rec.Gateways, isIPv4) {
 		return nil
 	}
-	path := sysctl.Link("ipv4", n.at.Name, "forwarding")
+	return n.lookAtParameter(sysctl.Link("ipv4", n.at.Name, "forwarding"), "1")
+}
+
+// lookAtParameter compares a kernel parameter.
+func (n *site) lookAtParameter(path, want string) error {
 	have, err := sysctl.Read(path)
-	if err == nil && have != "1" {
-		n.found.AddAll([]tombolo.Difference{{Object: "kernel parameters", What: path, Want: "1", Have: have}}, tombolo.RemedyRepair)
+	if err == nil && have != want {
+		n.found.AddAll([]tombolo.Difference{{Object: "kernel parameters", What: path, Want: want, Have: have}}, tombolo.RemedyRepair)
 	}
 	return err
 }
@@ -121,18 +125,9 @@ func (forwardingPart) make(ctx context.Context, n *site) (bool, error) {
 	return false, err
 }
 
-const (
-	forwarding4 = "net/ipv4/ip_forward"
-	forwarding6 = "net/ipv6/conf/all/forwarding"
-)
-
 // A kernel that was booted with ipv6.disable=1, or built without IPv6, has none in any
 // namespace. Networks of IPv4 alone work there; for one with IPv6 it is said, before
 // anything is made that the kernel would refuse with a terse errno, or half of it.
-
-// kernelHasIPv6 looks for what every namespace has of IPv6. Without /proc/sys nothing
-// is known, and the kernel may speak for itself.
-func kernelHasIPv6() bool { return sysctl.Exists(forwarding6) || !sysctl.Exists(forwarding4) }
 
 // refuseIPv6 is about a network whose pods have addresses in these subnets. An Add calls it
 // only where something is to be built, since a network with IPv6 is never found ready on such
@@ -145,7 +140,7 @@ func refuseIPv6(network string, slaac bool, subnets []netip.Prefix) error {
 	if slaac {
 		asked = `ipv6 "slaac"`
 	}
-	if asked == "" || kernelHasIPv6() {
+	if asked == "" || bridge.HasIPv6() {
 		return nil
 	}
 	return fail.Errorf(tombolo.ErrInvalid, "network %q asks for %s, and IPv6 is switched off in this kernel: take it out of the configuration, or boot without ipv6.disable=1 on the kernel's command line (and with a kernel that has IPv6)",

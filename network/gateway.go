@@ -26,12 +26,8 @@ func (gatewayPart) look(ctx context.Context, n *site) error {
 		return n.lookAtOwnGateways()
 	}
 	if path := n.advertisements(); path != "" {
-		have, err := sysctl.Read(path)
-		if err != nil {
+		if err := n.lookAtParameter(path, "0"); err != nil {
 			return err
-		}
-		if have != "0" {
-			n.found.AddAll([]tombolo.Difference{{Object: "kernel parameters", What: path, Want: "0", Have: have}}, tombolo.RemedyRepair)
 		}
 	}
 	have, err := n.s.Links.Addresses().List(addr.Filter{Link: n.at.Index})

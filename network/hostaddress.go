@@ -18,7 +18,7 @@ import (
 
 // hostAddresses are the host's own addresses on a bridge in the subnet of a pod's.
 func hostAddresses(links *bridge.Conn, l *bridge.Link, pod netip.Prefix) ([]netip.Addr, error) {
-	all, err := links.Addresses().List(addr.Filter{Link: l.Index, Family: familyOf(pod.Addr())})
+	all, err := links.Addresses().List(addr.Filter{Link: l.Index, Family: route.FamilyOf(pod.Addr())})
 	if err != nil {
 		return nil, err
 	}
@@ -139,7 +139,7 @@ func leadTo(ctx context.Context, a *state.Attachment, was, own netip.Addr) error
 	if a.IPAMType == endpoint.Leased && was.Is4() {
 		return leadLease(ctx, a, routes, link, own)
 	}
-	list, err := routes.List(route.Filter{Family: familyOf(own), Table: route.TableMain, Link: link})
+	list, err := routes.List(route.Filter{Family: route.FamilyOf(own), Table: route.TableMain, Link: link})
 	if err != nil {
 		return err
 	}

@@ -91,7 +91,7 @@ func TestARouteIsReplacedOverBothFamilies(t *testing.T) {
 	} {
 		nstest.Run(t, pod, "ip", tt.family, "address", "add", tt.address, "dev", "eth0")
 		nstest.Run(t, pod, "ip", tt.family, "route", "add", "default", "via", tt.old, "dev", "eth0", "metric", "77")
-		list, err := routes.List(route.Filter{Family: familyOf(netip.MustParseAddr(tt.old)), Table: route.TableMain})
+		list, err := routes.List(route.Filter{Family: route.FamilyOf(netip.MustParseAddr(tt.old)), Table: route.TableMain})
 		must.Succeed(t, err)
 		for _, r := range list {
 			if r.Dst.Bits() != 0 {

@@ -78,7 +78,7 @@ func (b *bed) mustBeAsMade(t *testing.T) {
 func (b *bed) inside(t *testing.T, do func(*session) error) {
 	t.Helper()
 	b.do(t, func() error {
-		s, err := b.node.open()
+		s, err := openSession(b.node.cfg)
 		if err != nil {
 			return err
 		}

@@ -117,12 +117,9 @@ func (n *Node) step(name string) error {
 	return n.cfg.Step(name)
 }
 
-// open opens a session.
-func (n *Node) open() (*session, error) { return openSession(n.cfg) }
-
 // openEntered opens a session, and takes the shared lock.
 func (n *Node) openEntered(ctx context.Context) (*session, error) {
-	s, err := n.open()
+	s, err := openSession(n.cfg)
 	if err != nil {
 		return nil, err
 	}

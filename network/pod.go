@@ -132,16 +132,20 @@ type Report struct {
 
 // MarshalJSON gives the attachment as it is on record, with the differences.
 func (r Report) MarshalJSON() ([]byte, error) {
-	var object struct {
+	return json.Marshal(struct {
 		*state.Attachment
 		Differences []tombolo.Difference `json:"differences,omitempty"`
+	}{r.Attachment.onRecord(), r.Differences})
+}
+
+// onRecord is an attachment as JSON has it: the version is that of its record's format.
+func (a *Attachment) onRecord() *state.Attachment {
+	if a == nil || a.rec == nil {
+		return nil
 	}
-	if r.Attachment != nil && r.rec != nil {
-		rec := *r.rec
-		rec.Version, object.Attachment = 0, &rec // the format is not the attachment's
-	}
-	object.Differences = r.Differences
-	return json.Marshal(object)
+	rec := *a.rec
+	rec.Version = 0
+	return &rec
 }
 
 // owner is what the allocator gives addresses to.

@@ -100,14 +100,6 @@ func subnets(addresses []netip.Prefix) []route.Route {
 	return list
 }
 
-// familyOf is the family of an address.
-func familyOf(a netip.Addr) uint8 {
-	if a.Is4() {
-		return unix.AF_INET
-	}
-	return unix.AF_INET6
-}
-
 // routesFor gives the routes of a pod as its kernel gets them. One that names no gateway goes by that
 // of an address, unless its scope says that it has none. Those that lead to a gateway come last,
 // since others may lead to that.
@@ -204,7 +196,7 @@ func (a *adding) makeWay(port *bridge.Port, failed error) error {
 	before := a.metrics
 	for i := range port.Routes {
 		if r := &port.Routes[i]; isDefault(r) {
-			metric, err := freeMetric(a.pod.NetNS, familyOf(r.Dst.Addr()), r.Priority)
+			metric, err := freeMetric(a.pod.NetNS, route.FamilyOf(r.Dst.Addr()), r.Priority)
 			if err != nil {
 				return errors.Join(failed, err)
 			}

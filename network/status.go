@@ -22,7 +22,7 @@ func (n *Node) Ready(ctx context.Context, nw *Network, leases *Lease) error {
 	if err := nw.check(); err != nil {
 		return err
 	}
-	s, err := n.open()
+	s, err := openSession(n.cfg)
 	if err != nil {
 		return err
 	}

@@ -220,21 +220,22 @@ func (r *Route) isDefault() bool { return !r.Dst.IsValid() || r.Dst.Bits() == 0 
 func (r *Route) family() uint8 {
 	switch {
 	case r.Dst.IsValid():
-		return familyOf(r.Dst.Addr())
+		return FamilyOf(r.Dst.Addr())
 	case r.Family != 0:
 		return r.Family
 	case r.Gateway.IsValid():
-		return familyOf(r.Gateway)
+		return FamilyOf(r.Gateway)
 	}
 	for _, h := range r.Nexthops {
 		if h.Gateway.IsValid() {
-			return familyOf(h.Gateway)
+			return FamilyOf(h.Gateway)
 		}
 	}
 	return 0
 }
 
-func familyOf(a netip.Addr) uint8 {
+// FamilyOf is the family of an address: unix.AF_INET or unix.AF_INET6.
+func FamilyOf(a netip.Addr) uint8 {
 	if a.Is4() {
 		return unix.AF_INET
 	}

@@ -41,7 +41,7 @@ func (c *Conn) CheckSubnet(a netip.Prefix, link int) (string, error) {
 		return "", err
 	}
 	wrong := "is missing"
-	err := c.Walk(Filter{Family: familyOf(a.Addr())}, func(r Route) {
+	err := c.Walk(Filter{Family: FamilyOf(a.Addr())}, func(r Route) {
 		switch {
 		case r.Dst != a.Masked() || wrong == "":
 		case r.Link == link:

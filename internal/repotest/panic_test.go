@@ -55,7 +55,7 @@ func exported() map[string]map[string]any {
 			"Address": addr.Address{}, "Conn": addr.Conn{}, "Routers": addr.Routers{}, "Watch": addr.Watch{},
 		},
 		"route": {
-			"Dial": route.Dial, "On": route.On, "NoRoute": route.NoRoute, "Subnet": route.Subnet,
+			"Dial": route.Dial, "On": route.On, "FamilyOf": route.FamilyOf, "NoRoute": route.NoRoute, "Subnet": route.Subnet,
 			"Conn": route.Conn{}, "Neighbour": route.Neighbour{}, "Route": route.Route{}, "Rule": route.Rule{}, "Type": route.Type(0),
 		},
 		"vlan": {
@@ -63,7 +63,8 @@ func exported() map[string]map[string]any {
 			"Conn": vlan.Conn{}, "Membership": vlan.Membership{}, "Range": vlan.Range{}, "Ranges": vlan.Ranges(nil),
 		},
 		"bridge": {
-			"CheckRouting": bridge.CheckRouting, "Dial": bridge.Dial, "HostName": bridge.HostName, "LinkLocal": bridge.LinkLocal, "On": bridge.On, "ProbeNetfilter": bridge.ProbeNetfilter,
+			// HasIPv6 takes nothing.
+			"HasIPv6": nil, "CheckRouting": bridge.CheckRouting, "Dial": bridge.Dial, "HostName": bridge.HostName, "LinkLocal": bridge.LinkLocal, "On": bridge.On, "ProbeNetfilter": bridge.ProbeNetfilter,
 			"Bridge": bridge.Bridge{}, "Conn": bridge.Conn{}, "Link": bridge.Link{}, "Port": bridge.Port{}, "Solicitation": bridge.Solicitation{},
 		},
 		"bandwidth": {

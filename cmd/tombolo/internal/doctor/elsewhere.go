@@ -10,8 +10,6 @@ import (
 	"slices"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
@@ -28,7 +26,7 @@ const routed = "see why the host gets no such route from the routing engine (bir
 // those that it knows the way to. Where a default route is all that leads there, the next router
 // may know the way.
 func (e *examination) kept(onHost *route.Conn, own netip.Addr) error {
-	routes, err := onHost.List(route.Filter{Family: familyOf(own), Table: route.TableMain})
+	routes, err := onHost.List(route.Filter{Family: route.FamilyOf(own), Table: route.TableMain})
 	if err != nil {
 		return err
 	}
@@ -89,13 +87,6 @@ func (e *examination) destination(ctx context.Context, pod, host *netns.NS, inPo
 		e.add(StepBeyond, "look whether "+to.String()+" is up", "neither the host nor the pod reaches %s: %v", to, err)
 	}
 	return nil
-}
-
-func familyOf(a netip.Addr) uint8 {
-	if a.Is4() {
-		return unix.AF_INET
-	}
-	return unix.AF_INET6
 }
 
 // hear is for how long several nodes may answer for one address.

@@ -211,7 +211,7 @@ func isNeeded(inPod, onHost *route.Conn, gateway netip.Addr) (bool, error) {
 	if isOwn(onHost, gateway) {
 		return true, nil
 	}
-	routes, err := inPod.List(route.Filter{Family: familyOf(gateway)})
+	routes, err := inPod.List(route.Filter{Family: route.FamilyOf(gateway)})
 	return slices.ContainsFunc(routes, func(r route.Route) bool {
 		return r.Gateway == gateway || slices.ContainsFunc(r.Nexthops, func(h route.Nexthop) bool { return h.Gateway == gateway })
 	}), err

@@ -133,8 +133,8 @@ func (c *call) ipamRequest(conf *NetConf, strictly bool) *ipamconf.Request {
 	}
 	return &ipamconf.Request{
 		Plugin: delegate.Plugin{
-			Name: conf.IPAM.Type, Path: c.path, ContainerID: c.containerID, NetNS: c.netns, IfName: c.ifName, Args: c.args,
-			Environ: os.Environ(), Stdin: c.stdin, Stderr: os.Stderr,
+			Name: conf.IPAM.Type, Path: c.path, ContainerID: c.containerID, NetNS: c.netns, IfName: c.ifName,
+			Args: c.args, Environ: os.Environ(), Stdin: c.stdin, Stderr: os.Stderr,
 		},
 		Section:        conf.IPAM,
 		Asked:          conf.RuntimeConfig.Asked,

@@ -196,7 +196,8 @@ func (c *call) accept() error {
 	if supported := c.supported(); !slices.Contains(supported, have) {
 		return newError(codeIncompatibleVersion, "cniVersion %q is not supported: this plugin speaks %s", have, strings.Join(supported, ", "))
 	}
-	first, some := map[string]string{"GC": versionWithStatus, "STATUS": versionWithStatus, "CHECK": versionWithCheck}[c.verb]
+	since := map[string]string{"CHECK": versionWithCheck, "GC": versionWithStatus, "STATUS": versionWithStatus}
+	first, some := since[c.verb]
 	if ok, err := version.GreaterThanOrEqualTo(have, first); some && (err != nil || !ok) {
 		return newError(codeIncompatibleVersion, "%s is a verb of CNI %s and later, and this network's cniVersion is %s", c.verb, first, have)
 	}

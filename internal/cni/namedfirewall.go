@@ -31,8 +31,8 @@ func (f *firewallConf) problems() []error {
 	return p
 }
 
-// lacks says whether the reference's firewall has its chain in iptables, where that works over nf_tables: no record tells
-// by which program a pod was let pass.
+// lacks says whether the reference's firewall has its chain in iptables, where that works over nf_tables: no
+// record tells by which program a pod was let pass.
 func (*firewallConf) lacks(*state.Attachment) (is bool) {
 	conn, err := nl.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {

@@ -14,8 +14,8 @@ import (
 // lockWait is longer than any deadline: the reference waits as long as it takes.
 const lockWait = time.Hour
 
-// ipamPluginConf is the configuration of the reference's host-local or static, which another plugin calls for the addresses
-// of its pods, with a configuration that is its own.
+// ipamPluginConf is the configuration of the reference's host-local or static, which another plugin calls for the
+// addresses of its pods, with a configuration of its own.
 type ipamPluginConf struct {
 	Common
 	IPAM ipamconf.Section `json:"ipam"`
@@ -29,8 +29,9 @@ func (f *ipamPluginConf) run(ctx context.Context, c *call) (*current.Result, err
 		return nil, nil
 	}
 	of, err := ipamconf.New(&ipamconf.Request{
-		Plugin: delegate.Plugin{Name: c.Name, Args: c.args}, Section: f.IPAM, Asked: f.RuntimeConfig.Asked, Network: f.Name,
-		ByName: true, Unrecorded: c.verb == "ADD", Strict: true, Warn: c.log.warn, DefaultDataDir: ipam.DefaultDir, LockWait: lockWait,
+		Plugin: delegate.Plugin{Name: c.Name, Args: c.args}, Network: f.Name,
+		Section: f.IPAM, Asked: f.RuntimeConfig.Asked, DefaultDataDir: ipam.DefaultDir,
+		ByName: true, Unrecorded: c.verb == "ADD", Strict: true, Warn: c.log.warn, LockWait: lockWait,
 	})
 	if err != nil {
 		return nil, err

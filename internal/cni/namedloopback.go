@@ -21,8 +21,8 @@ const (
 	loopbackIndex = 1
 )
 
-// loopbackConf is the configuration of the plugin that containerd up to 1.7 runs for each pod before its networks: it sets
-// a pod's lo up. It does as the reference plugin does. DEL sets it down, but the host's.
+// loopbackConf is the configuration of the plugin that containerd up to 1.7 runs for each pod before its networks: it
+// sets a pod's lo up. It does as the reference plugin does. DEL sets it down, but the host's.
 type loopbackConf struct{ Common }
 
 func (f *loopbackConf) run(_ context.Context, c *call) (*current.Result, error) {

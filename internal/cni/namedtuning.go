@@ -48,7 +48,8 @@ func (f *tuningConf) run(ctx context.Context, c *call) (*current.Result, error) 
 // tuned.
 func (c *call) tune(ctx context.Context, of network.Change, f *tuningConf) error {
 	return within(c.netns, func(conn *nl.Conn, pod *netns.NS) error {
-		if err := f.write(pod, c.ifName); err != nil || f.attributes == (attributes{}) {
+		err := f.eachSysctl(pod, c.ifName, func(path, value string) error { return os.WriteFile(path, []byte(value), 0) })
+		if err != nil || f.attributes == (attributes{}) {
 			return err
 		}
 		l, err := findLink(conn, c.ifName)
@@ -60,14 +61,14 @@ func (c *call) tune(ctx context.Context, of network.Change, f *tuningConf) error
 		if err := orZero(first).over(had).save(path); err != nil {
 			return err
 		}
-		err = setAttributes(conn, l.Index, f.attributes, c.ifName)
+		err = f.set(conn, l, c.ifName)
 		if err == nil {
 			err = f.follow(ctx, of)
 		}
 		if err == nil {
 			return nil
 		}
-		err = errors.Join(err, setAttributes(conn, l.Index, had, c.ifName))
+		err = errors.Join(err, had.set(conn, l, c.ifName))
 		if first != nil {
 			return errors.Join(err, first.save(path))
 		}
@@ -87,11 +88,6 @@ func (f *tuningConf) follow(ctx context.Context, of network.Change) error {
 	return err
 }
 
-// write sets the kernel parameters.
-func (f *tuningConf) write(pod *netns.NS, ifName string) error {
-	return f.eachSysctl(pod, ifName, func(path, value string) error { return os.WriteFile(path, []byte(value), 0) })
-}
-
 // eachSysctl takes the parameters in the order of their names. The files are the pod's.
 func (f *tuningConf) eachSysctl(pod *netns.NS, ifName string, do func(path, value string) error) error {
 	if len(f.Sysctl) == 0 {
@@ -105,14 +101,6 @@ func (f *tuningConf) eachSysctl(pod *netns.NS, ifName string, do func(path, valu
 		}
 		return nil
 	})
-}
-
-func setAttributes(conn *nl.Conn, index int, a attributes, name string) error {
-	var b nl.Batch
-	r := a.request()
-	r.Index = index
-	r.Set(&b, "tune link", name)
-	return conn.Execute(&b)
 }
 
 // untune reverts what ADD made of the link. The file goes whatever becomes of that: the namespace may be gone, and a pod
@@ -131,7 +119,7 @@ func (f *tuningConf) untune(c *call) {
 		if err != nil {
 			return nil // what it had went with it
 		}
-		return setAttributes(conn, l.Index, *had, c.ifName)
+		return had.set(conn, l, c.ifName)
 	})
 	if removeErr := os.Remove(f.backup(c)); !errors.Is(removeErr, fs.ErrNotExist) {
 		err = errors.Join(err, removeErr)

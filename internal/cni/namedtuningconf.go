@@ -18,6 +18,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
 	"github.com/tombolo-cni/tombolo/internal/file"
 	"github.com/tombolo-cni/tombolo/internal/link"
+	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
 // attributes are what tuning sets of a link; nil leaves it. They are fields of the configuration, and of the
@@ -54,9 +55,9 @@ func where[T any](set *T, have T) *T {
 	return &have
 }
 
-// request sets the attributes in one message.
-func (a attributes) request() link.Request {
-	r := link.Request{MAC: a.mac(), MTU: a.MTU}
+// set sets the attributes in one message.
+func (a attributes) set(conn *nl.Conn, l *link.Link, name string) error {
+	r := link.Request{Index: l.Index, MAC: a.mac(), MTU: a.MTU}
 	for bit, on := range map[uint32]*bool{unix.IFF_PROMISC: a.Promisc, unix.IFF_ALLMULTI: a.AllMulti} {
 		if on == nil {
 			continue
@@ -69,7 +70,9 @@ func (a attributes) request() link.Request {
 	if a.TxQLen != nil {
 		r.TxQLen = new(uint32(*a.TxQLen))
 	}
-	return r
+	var b nl.Batch
+	r.Set(&b, "tune link", name)
+	return conn.Execute(&b)
 }
 
 // mac is nil where none is set.

@@ -255,7 +255,8 @@ func (c *call) versionVerb() []byte {
 	var conf struct {
 		CNIVersion string `json:"cniVersion"`
 	}
-	if data, err := io.ReadAll(io.LimitReader(c.Stdin, maxStdin)); c.isNamed() || err != nil || json.Unmarshal(data, &conf) != nil || conf.CNIVersion == "" {
+	data, err := io.ReadAll(io.LimitReader(c.Stdin, maxStdin))
+	if err != nil || json.Unmarshal(data, &conf) != nil || conf.CNIVersion == "" || c.isNamed() {
 		conf.CNIVersion = supported[len(supported)-1]
 	}
 	said, _ := json.Marshal(struct {

@@ -19,7 +19,6 @@ type watchdog struct {
 	timer *time.Timer
 	of    atomic.Pointer[Common] // the configuration, once it is read
 	said  atomic.Bool            // the call, or the watchdog, has begun to say how the call ended
-	spoke bool                   // it is the call
 }
 
 // watch starts the call's watchdog, for as long as its configuration has not said what its

@@ -8,8 +8,8 @@ import (
 	"github.com/tombolo-cni/tombolo/ipam"
 )
 
-// hostLocal has a give addresses by ipam.HostLocal. Where the section is wrong, that knows no more than ipam.dataDir, which is
-// all that Del and Collect need. The disk is left alone.
+// hostLocal has a give addresses by ipam.HostLocal. Where the section is wrong, that knows no more than
+// ipam.dataDir, which is all that Del and Collect need. The disk is left alone.
 func (a *allocator) hostLocal(r *Request) error {
 	confErr := a.readHostLocal(r)
 	if confErr == nil || r.Strict {

@@ -70,7 +70,9 @@ func (a *allocator) Ordered(given []ipam.Address) []ipam.Address {
 	given = slices.Clone(given)
 	var list []ipam.Address
 	for _, place := range a.reported {
-		i := slices.IndexFunc(given, func(a ipam.Address) bool { return a.Prefix.Addr().Is4() == place.Prefix.Addr().Is4() })
+		i := slices.IndexFunc(given, func(one ipam.Address) bool {
+			return one.Prefix.Addr().Is4() == place.Prefix.Addr().Is4()
+		})
 		if i >= 0 {
 			list = append(list, given[i])
 			given = slices.Delete(given, i, i+1)
@@ -111,7 +113,8 @@ func (a *allocator) Check(ctx context.Context, owner ipam.Owner, held []ipam.Add
 	return a.Allocator.Check(ctx, owner, held)
 }
 
-// Status has code 50 for what has none. Ranges that a runtime hands over come with the verbs of a pod, and not with STATUS.
+// Status has code 50 for what has none. Ranges that a runtime hands over come with the verbs of a pod, and
+// not with STATUS.
 func (a *allocator) Status(ctx context.Context) error {
 	if a.confErr != nil || a.noRanges != nil {
 		return a.confErr

@@ -24,7 +24,7 @@ type addressConf struct {
 	Gateway netip.Addr   `json:"gateway"`
 }
 
-// static is ipam.Static by a config, where none is said by its words. Whether the addresses are free is up to the operator
+// static is ipam.Static with errors that name the config. Whether the addresses are free is up to the operator
 // that named them.
 type static struct {
 	ipam.Static

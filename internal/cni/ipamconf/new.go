@@ -64,6 +64,9 @@ func (a *allocator) Bind(node ipam.Node) ipam.Allocator {
 	return &allocator{a.said, a.Allocator.Bind(node)}
 }
 
+// RangeSets are those that package network puts on record.
+func (a *allocator) RangeSets() []ipam.RangeSet { return ipam.RangeSetsOf(a.Allocator) }
+
 func (a *allocator) DNS() types.DNS { return a.dns }
 
 func (a *allocator) Ordered(given []ipam.Address) []ipam.Address {
@@ -199,19 +202,17 @@ func New(r *Request) (Allocator, error) {
 
 // Subnets are those that host-local and static give addresses of.
 func Subnets(of Allocator) []netip.Prefix {
-	a, ok := of.(*allocator)
-	if !ok {
-		return nil
-	}
 	var list []netip.Prefix
-	for _, set := range ipam.RangeSetsOf(a.Allocator) {
+	for _, set := range ipam.RangeSetsOf(of) {
 		for _, r := range set.Ranges {
 			list = append(list, r.Subnet)
 		}
 	}
-	if s, ok := a.Allocator.(static); ok {
-		for _, a := range s.Static {
-			list = append(list, a.Prefix.Masked())
+	if a, ok := of.(*allocator); ok {
+		if s, ok := a.Allocator.(static); ok {
+			for _, one := range s.Static {
+				list = append(list, one.Prefix.Masked())
+			}
 		}
 	}
 	return list

@@ -7,6 +7,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
+	"github.com/tombolo-cni/tombolo/ipam"
 )
 
 // What can be wrong with a range is package ipam's to say, and tested there; here the error
@@ -63,4 +64,13 @@ func TestRangesComeInTheReferencesOrder(t *testing.T) {
 		"ipam.ranges[0] range 10.3.0.0/24",
 	}
 	expect.NoDiff(t, cmp.Diff(want, got))
+}
+
+// Package network puts the ranges on record, by which pools are told of, and goes by the node that it binds to.
+func TestAnAllocatorTellsItsRanges(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, ranged(small+`,[{"subnet":"fd00::/64"}]`))
+	for _, of := range []ipam.Allocator{n.allocator(n.request("a")).Allocator, n.allocator(n.request("a")).Bind(ipam.Node{})} {
+		expect.Equal(t, len(ipam.RangeSetsOf(of)), 2, "range sets of %T", of)
+	}
 }

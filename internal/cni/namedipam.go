@@ -2,12 +2,16 @@ package cni
 
 import (
 	"context"
+	"errors"
+	"slices"
+	"strings"
 	"time"
 
 	current "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
 	"github.com/tombolo-cni/tombolo/internal/ipam/delegate"
+	"github.com/tombolo-cni/tombolo/internal/strict"
 	"github.com/tombolo-cni/tombolo/ipam"
 )
 
@@ -22,6 +26,15 @@ type ipamPluginConf struct {
 }
 
 func (*ipamPluginConf) problems() []error { return nil }
+
+// complete passes over values that are not ours to judge: the other plugin may have a logLevel of its own.
+func (f *ipamPluginConf) complete(c *call) {
+	f.Common.complete(c)
+	c.undecoded = slices.DeleteFunc(c.undecoded, func(err error) bool {
+		var value *strict.ValueError
+		return errors.As(err, &value) && !strings.Contains(value.Path, ".")
+	})
+}
 
 // run does nothing in STATUS and GC, as there, and neither in DEL of static.
 func (f *ipamPluginConf) run(ctx context.Context, c *call) (*current.Result, error) {

@@ -400,3 +400,18 @@ func parsedFor(verb string, data []byte) (*NetConf, error) {
 	}
 	return c.configuration.(*NetConf), nil
 }
+
+// What another plugin has in its configuration does not keep host-local or static from giving its pods addresses.
+func TestAnIPAMPluginByNameTakesTheFieldsOfOthers(t *testing.T) {
+	t.Parallel()
+	for conf, want := range map[string]string{
+		`{"name": "n", "logLevel": 3, "deadline": 5, "mtu": "big", "ipam": {"type": "host-local", "subnet": "10.1.0.0/24"}}`: "no error",
+		`{"name": "n", "logLevel": "panic", "stateDir": "x"}`:                                                                "no error",
+		`{"name": "n", "args": {"cni": {"ips": 7}}}`:                                                                         `code 7: field "args.cni.ips": expected a list, got the number 7`,
+	} {
+		c := (&Plugin{Name: "host-local"}).newCall()
+		c.verb = "ADD"
+		must.Succeed(t, c.parse([]byte(conf)))
+		expect.Equal(t, describe(c.refuse()), want, "%s", conf)
+	}
+}

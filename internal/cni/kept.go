@@ -23,38 +23,46 @@ import (
 // self is this program, as the kernel knows it.
 const self = "/proc/self/exe"
 
-// carriers say by which programs a call is to be carried out: by ours, by the kept one, or a DEL by both. The names may
-// have changed over since the ADD, one by one and back, so DEL leaves nothing of either.
-func (c *call) carriers() (ours, kept bool, _ error) {
-	byBridge := c.Name == nameBridge
+// carriers say by which programs a call is carried out.
+type carriers struct{ ours, kept bool }
+
+// findCarriers are the kept program's alone where no record tells of the attachment.
+func (c *call) findCarriers() (carriers, error) {
 	switch {
-	case !byBridge && !c.others, byBridge && c.verb != "DEL" && c.verb != "CHECK":
-		return true, false, nil
 	case c.verb == "GC" || c.verb == "STATUS": // about no pod
-		return false, true, nil
+		return carriers{ours: !c.others, kept: c.others}, nil
+	case c.others, c.Name == nameBridge && (c.verb == "DEL" || c.verb == "CHECK" && c.isKept()):
+	default:
+		return carriers{ours: true}, nil
 	}
 	dir, err := state.Open(c.conf.stateDir())
 	if err != nil {
-		return false, false, err
+		return carriers{}, err
 	}
 	hash := ident.Hash(c.conf.Name, c.containerID, c.ifName)
 	rec, err := dir.Load(c.conf.Name, hash)
-	noRecord := errors.Is(err, fs.ErrNotExist) // a damaged one is ours
-	saysOurs, saysOthers := c.madeBy("veth" + hash)
+	if c.verb == "DEL" {
+		return c.carriersOfDEL(rec, err, "veth"+hash), nil
+	}
+	ours := !errors.Is(err, fs.ErrNotExist) // a damaged record is ours
+	return carriers{ours: ours, kept: !ours}, nil
+}
+
+// carriersOfDEL leave nothing of either: the names may have changed over since the ADD, one by one and back. What
+// goes after a reboot is told by the ADD's result.
+func (c *call) carriersOfDEL(rec *state.Attachment, err error, port string) carriers {
+	ours, others := c.madeBy(port)
+	by := carriers{ours: true}
 	switch {
-	case c.verb == "CHECK" && byBridge && !c.isKept():
-		return true, false, nil
-	case c.verb != "DEL":
-		return !noRecord, noRecord, nil
-	case noRecord: // what goes after a reboot is told by the ADD's result
-		ours, kept = saysOurs, !saysOurs
-	default:
-		ours, kept = true, err == nil && rec.State == state.Ready && (saysOthers || c.lacks(rec) && len(c.wrong()) == 0)
+	case errors.Is(err, fs.ErrNotExist):
+		by = carriers{ours: ours, kept: !ours}
+	case err == nil && rec.State == state.Ready:
+		by.kept = others || c.lacks(rec) && len(c.wrong()) == 0
 	}
-	if byBridge {
-		return true, kept && podHasLink(c.netns, c.ifName), nil
+	if c.Name == nameBridge {
+		by = carriers{ours: true, kept: by.kept && podHasLink(c.netns, c.ifName)}
 	}
-	return ours, kept, nil
+	return by
 }
 
 // madeBy says whose the port is that the ADD's result names, as far as it tells. A bridge of another program's comes

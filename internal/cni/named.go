@@ -68,14 +68,14 @@ func (c *call) carryOut(ctx context.Context) ([]byte, error) {
 	if err := c.refuseOwnNamespace(); err != nil {
 		return nil, err
 	}
-	ours, kept, err := c.carriers()
+	by, err := c.findCarriers()
 	if err != nil {
 		return nil, err
 	}
 	var undone error
-	if kept {
+	if by.kept {
 		said, err := c.handOver(ctx)
-		if !ours {
+		if !by.ours {
 			return said, err
 		}
 		undone = err // a DEL is both's

@@ -48,7 +48,7 @@ type Common struct {
 	// What a runtime puts in. None of it is held to known fields.
 	RuntimeConfig runtimeConfig `json:"runtimeConfig"`
 	Args          struct {
-		CNI cniArgs `json:"cni"`
+		CNI json.RawMessage `json:"cni"`
 	} `json:"args"`
 	PrevResult json.RawMessage `json:"prevResult"`
 
@@ -59,6 +59,8 @@ type Common struct {
 	Deadline    ipamconf.Duration `json:"deadline"`
 	LogFile     string            `json:"logFile"`
 	LogLevel    string            `json:"logLevel"`
+
+	argMAC string // args.cni.mac
 }
 
 // runtimeConfig is what of the capabilities' arguments concerns us.
@@ -72,12 +74,6 @@ type runtimeConfig struct {
 		Options  []string `json:"options"`
 	} `json:"dns"`
 	ipamconf.Asked
-}
-
-// cniArgs is what of args.cni concerns us.
-type cniArgs struct {
-	IPs []string `json:"ips"`
-	tuned
 }
 
 const (
@@ -104,7 +100,28 @@ func (Mark) JSONExpects() string { return `one bit of 32, as a number or as "0x1
 
 func (c *Common) common() *Common { return c }
 
-func (c *Common) complete(*call) { c.RuntimeConfig.ArgIPs = c.Args.CNI.IPs }
+func (c *Common) complete(of *call) {
+	var args struct {
+		IPs []string `json:"ips"`
+		MAC string   `json:"mac"`
+	}
+	of.readArgs(&args)
+	c.argMAC, c.RuntimeConfig.ArgIPs = args.MAC, args.IPs
+}
+
+// readArgs decodes what of args.cni concerns a plugin; the rest is for others.
+func (c *call) readArgs(into any) {
+	if data := c.conf.Args.CNI; !ipamconf.IsEmpty(data) {
+		c.note(strict.Part("args.cni", data, into, strict.Everything))
+	}
+}
+
+// note keeps what is wrong with stdin.
+func (c *call) note(found strict.Problems) {
+	for _, err := range found {
+		c.undecoded = append(c.undecoded, ipamconf.ConfigError(err))
+	}
+}
 
 func (c *Common) lacks(*state.Attachment) bool { return false }
 
@@ -168,9 +185,7 @@ func (c *call) parse(data []byte) error {
 	if n := len(found); n > 0 && errors.As(found[n-1], new(*strict.SyntaxError)) {
 		return newError(codeDecoding, "decode the network's configuration: %v", found[n-1])
 	}
-	for _, err := range found {
-		c.undecoded = append(c.undecoded, ipamconf.ConfigError(err))
-	}
+	c.note(found)
 	c.complete(c)
 	if c.conf.CNIVersion == "" {
 		c.conf.CNIVersion = "0.1.0" // the specification's meaning of a missing one, up to 0.2.0

@@ -127,11 +127,13 @@ func (f *tuningConf) complete(c *call) {
 	if mac := cmp.Or(f.RuntimeConfig.MAC, args["MAC"]); mac != "" {
 		f.MAC = &mac
 	}
-	f.attributes = f.Args.CNI.over(f.attributes)
+	var by tuned
+	c.readArgs(&by)
+	f.attributes = by.over(f.attributes)
 	if f.Sysctl == nil {
 		f.Sysctl = sysctls{}
 	}
-	maps.Copy(f.Sysctl, f.Args.CNI.Sysctl)
+	maps.Copy(f.Sysctl, by.Sysctl)
 	if orZero(f.MAC) == "" {
 		f.MAC = nil
 	}

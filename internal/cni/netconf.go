@@ -201,7 +201,7 @@ func orDefault(v *bool, def bool) bool {
 func (c *Common) podMAC(cniArgs map[string]string) (net.HardwareAddr, error) {
 	for _, source := range []struct{ where, mac string }{
 		{"runtimeConfig.mac", c.RuntimeConfig.MAC},
-		{"args.cni.mac", orZero(c.Args.CNI.MAC)},
+		{"args.cni.mac", c.argMAC},
 		{"MAC in CNI_ARGS", cniArgs["MAC"]},
 	} {
 		if source.mac == "" {

@@ -183,7 +183,7 @@ func TestWhatAConfigurationMaySay(t *testing.T) {
 		// What runtimes and others put in.
 		`"capabilities": {"portMappings": true, "whatever": false}`,
 		`"runtimeConfig": {"cgroupPath": "/x", "whatever": 1}`,
-		`"args": {"cni": {"labels": [{"key": "a", "value": "b"}]}, "whatever": 1}`,
+		`"args": {"cni": {"labels": [{"key": "a", "value": "b"}], "mtu": "big", "sysctl": 7}, "whatever": 1}`,
 		`"prevResult": {"cniVersion": "1.1.0", "whatever": 1}`,
 		`"cni.dev/valid-attachments": [{"containerID": "c1", "ifname": "eth0"}], "cni.dev/attachments": 7, "cni.dev/": null`,
 		`"_comment": "for humans", "_": [], "_mtu": "not a number"`,

@@ -194,15 +194,14 @@ func (c *call) parse(data []byte) error {
 }
 
 // wrong are all that a verb refuses that must not guess.
-func (c *call) wrong() []error { return slices.Concat(c.undecoded, c.problems()) }
+func (c *call) wrong() strict.Problems { return slices.Concat(c.undecoded, c.problems()) }
 
 // refuse is the first thing that a verb refuses.
 func (c *call) refuse() error {
-	lenient := c.verb == "DEL" || c.verb == "GC"
-	if wrong := c.wrong(); len(wrong) > 0 && !lenient {
-		return wrong[0]
+	if c.verb == "DEL" || c.verb == "GC" {
+		return nil
 	}
-	return nil
+	return c.wrong().First()
 }
 
 // accept checks the configuration's version, and whether that has the verb.
@@ -213,7 +212,10 @@ func (c *call) accept() error {
 	}
 	since := map[string]string{"CHECK": versionWithCheck, "GC": versionWithStatus, "STATUS": versionWithStatus}
 	first, some := since[c.verb]
-	if ok, err := version.GreaterThanOrEqualTo(have, first); some && (err != nil || !ok) {
+	if !some {
+		return nil
+	}
+	if ok, err := version.GreaterThanOrEqualTo(have, first); err != nil || !ok {
 		return newError(codeIncompatibleVersion, "%s is a verb of CNI %s and later, and this network's cniVersion is %s", c.verb, first, have)
 	}
 	return nil

@@ -80,8 +80,10 @@ func (c *call) carryOut(ctx context.Context) ([]byte, error) {
 		}
 		undone = err // a DEL is both's
 	}
-	if err := c.refuse(); err != nil {
-		return nil, err
+	if c.others { // any other has been refused before
+		if err := c.refuse(); err != nil {
+			return nil, err
+		}
 	}
 	result, err := c.configuration.run(ctx, c)
 	if err = errors.Join(undone, err); err != nil || result == nil {

@@ -44,10 +44,13 @@ func (s *byHand) keepAnew() *keeper {
 	if s.conn != nil {
 		s.conn.Close()
 	}
-	must.Succeed(s, s.router.ns.Do(func() (err error) {
-		s.conn, err = net.ListenUDP("udp4", &net.UDPAddr{Port: dhcpc.ServerPort})
-		return err
-	}))
+	// A process that is being started has the socket for a moment that is closed here.
+	s.eventually("the server's port is free", func() bool {
+		return s.router.ns.Do(func() (err error) {
+			s.conn, err = net.ListenUDP("udp4", &net.UDPAddr{Port: dhcpc.ServerPort})
+			return err
+		}) == nil
+	})
 	s.Cleanup(func() { s.conn.Close() })
 	s.makeDue(s.leaseOf(s.pod).Hash)
 	return s.keeper()

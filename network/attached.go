@@ -68,6 +68,7 @@ func (p *attached) look(ctx context.Context) error {
 
 // reattach mends what the pods that are there have outside of their namespaces.
 func (n *site) reattach(ctx context.Context) error {
+	defer n.s.remember()()
 	for _, a := range n.attachments {
 		if a.State != state.Ready && (!a.Guarded || !n.rec.Guard) {
 			continue // its own Add is at it, or never came to its end

@@ -48,6 +48,7 @@ func (n *Node) Inspect(ctx context.Context) (*Inspection, error) {
 		return nil, err
 	}
 	defer s.Close()
+	defer s.remember()()
 	networks, err := n.cfg.Dir.Networks()
 	if err != nil {
 		return nil, fail.State(err)

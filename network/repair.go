@@ -254,6 +254,7 @@ func mendPods(ctx context.Context, s *session) error {
 	if err := s.Enter(ctx); err != nil {
 		return err
 	}
+	defer s.remember()()
 	attachments, err := s.allAttachments()
 	errs := []error{err}
 	for _, a := range attachments {

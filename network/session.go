@@ -21,6 +21,8 @@ type session struct {
 	Firewall *nft.Conn
 	Epoch    state.Epoch // of this start of the node; known after Enter
 
+	bridges map[string]*bridge.Link // that are remembered; nil: none is to be
+
 	lock  *state.Lock
 	note  string // of the lock, as this call found it
 	later []func() error
@@ -133,11 +135,23 @@ func (s *session) leaveNote() {
 
 // link gives a link of the host's, with nothing but its name where it is missing.
 func (s *session) link(ctx context.Context, name string) (*bridge.Link, error) {
+	if l := s.bridges[name]; l != nil {
+		return l, nil
+	}
 	l, err := s.Links.Link(ctx, name)
 	if name == "" || errors.Is(err, fs.ErrNotExist) {
 		return &bridge.Link{Name: name}, nil
 	}
+	if err == nil && s.bridges != nil && l.Kind == "bridge" {
+		s.bridges[name] = l
+	}
 	return l, err
+}
+
+// remember has a bridge asked for once, however many pods are on it, until forget is called. Meanwhile none is changed.
+func (s *session) remember() (forget func()) {
+	s.bridges = map[string]*bridge.Link{}
+	return func() { s.bridges = nil }
 }
 
 // Attachments gives the records of a network's attachments, and warns of those that are

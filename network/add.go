@@ -164,13 +164,10 @@ func (a *adding) commit(ctx context.Context) error {
 		}
 	}
 	err := a.pending.Commit(&a.plan.rec)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
+	if errors.Is(err, fs.ErrNotExist) {
 		return errDeleted()
-	case err != nil:
-		return fail.State(err)
 	}
-	return nil
+	return fail.State(err)
 }
 
 // publishWithheld is for ports that another attachment of the container had: its Del passed them on to nobody until now.
@@ -290,7 +287,8 @@ func (a *adding) takeRemainsDown(ctx context.Context) error {
 		a.s.Warn("the pod of this attachment is gone, without a DEL: undoing what it left")
 	}
 	known := &Known{Bridge: a.nw.Bridge, GatewayLink: a.nw.GatewayLink(), Leased: a.leasing != nil}
-	return a.node.teardown(a.s, a.nw.Name, known).Remains(ctx, a.pod.key(a.nw).owner(), a.hash)
+	t := a.node.teardown(a.s, a.nw.Name, known)
+	return t.takeDown(ctx, t.ownRemains(ctx, a.pod.key(a.nw).owner(), a.hash))
 }
 
 func existsAlready(k Key) error {

@@ -50,12 +50,6 @@ func (s *session) find(ctx context.Context, nw *state.Network, rec *state.Attach
 	return p, nil
 }
 
-func (p *attached) close() {
-	if p.pod != nil {
-		p.pod.Close()
-	}
-}
-
 // look has all parts look.
 func (p *attached) look(ctx context.Context) error {
 	for _, part := range podParts() {

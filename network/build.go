@@ -109,10 +109,7 @@ func (n *site) complete(ctx context.Context) error {
 		return nil
 	}
 	rec.Pools, rec.PoolDir = w.Record.Pools, w.Record.PoolDir
-	if err := n.s.Dir.SaveNetwork(rec); err != nil {
-		return fail.State(err)
-	}
-	return nil
+	return fail.State(n.s.Dir.SaveNetwork(rec))
 }
 
 // buildNetwork makes the network, or mends it, under the exclusive lock. Every part is
@@ -183,10 +180,7 @@ func buildNetwork(ctx context.Context, s *session, w *want) (*site, error) {
 			return nil, err
 		}
 	}
-	if err := s.Dir.SaveNetwork(rec); err != nil {
-		return nil, fail.State(err)
-	}
-	return n, nil
+	return n, fail.State(s.Dir.SaveNetwork(rec))
 }
 
 // reach sees to it that an attachment's network is as on record, with a change to that, and that ports of the host can
@@ -351,12 +345,6 @@ func isIPv6(p netip.Prefix) bool { return p.Addr().Is6() }
 
 // isIPv4 says whether a prefix is of IPv4.
 func isIPv4(p netip.Prefix) bool { return p.Addr().Is4() }
-
-// Where the default route of a pod on a LAN leads, as it is on record.
-const (
-	exitHost   = "host"   // to the host
-	exitRouter = "router" // to the LAN's own router
-)
 
 // Unused says that nothing on the node needs what a network has: it has no attachments, and no
 // uplink of the host is taken over for it.

@@ -71,7 +71,7 @@ func (k *checking) attachment(ctx context.Context, found *findings) error {
 	if err != nil {
 		return err
 	}
-	p.close()
+	p.pod.Close()
 	p.pod, p.lost, p.keeperOptional = k.pod.NetNS, nil, k.pod.Lease != nil && k.pod.Lease.KeeperOptional
 	if err := k.expect(&p.want, found); err != nil {
 		return err
@@ -169,7 +169,7 @@ func checkAttachment(ctx context.Context, s *session, nw *state.Network, rec *st
 	if err != nil {
 		return nil, err
 	}
-	defer p.close()
+	defer p.pod.Close()
 	err = p.look(ctx)
 	return p.found.List, err
 }

@@ -205,12 +205,6 @@ func outwait(ctx context.Context, wait func(context.Context), limit time.Duratio
 	wait(ctx)
 }
 
-// Remains takes down what is left of an attachment, for the next Add of the same, which has the
-// lock of its record.
-func (t *teardown) Remains(ctx context.Context, owner ipam.Owner, hash string) error {
-	return t.takeDown(ctx, t.ownRemains(ctx, owner, hash))
-}
-
 // ownRemains is what there may be of one attachment.
 func (t *teardown) ownRemains(ctx context.Context, owner ipam.Owner, hash string) *remains {
 	rec, err := t.Session.Dir.Load(t.Network, hash)
@@ -284,8 +278,5 @@ func (t *teardown) forget(ctx context.Context, hash string) error {
 		return err
 	}
 	defer t.Session.Leave()
-	if err := t.Session.Dir.Remove(t.Network, hash); err != nil {
-		return fail.State(err)
-	}
-	return nil
+	return fail.State(t.Session.Dir.Remove(t.Network, hash))
 }

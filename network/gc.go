@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/lease"
@@ -152,11 +153,11 @@ func (s *session) inventory(ctx context.Context, network string, leases []*lease
 	for _, l := range leases {
 		in.at(l.Hash()).leaseDir = s.LeaseDir
 	}
-	ifbs, err := s.IFBs(ctx)
+	ifbs, err := bandwidth.On(s.Links.Socket()).IFBs(ctx)
 	errs = append(errs, err)
-	for name, a := range ifbs {
-		if isOurs(a.Network) {
-			in.at(a.Hash).ifb = name
+	for _, ifb := range ifbs {
+		if a, ok := endpoint.ParseAlias(ifb.Alias); ok && isOurs(a.Network) {
+			in.at(a.Hash).ifb = ifb.Name
 		}
 	}
 	return in, errors.Join(errs...)

@@ -107,9 +107,11 @@ func (in *Inspection) network(ctx context.Context, s *session, name string) erro
 	for _, a := range attachments {
 		var diffs []tombolo.Difference
 		switch {
-		case a.State != state.Ready && underWay(s, a):
 		case a.State != state.Ready:
-			diffs = recreate("its ADD did not finish")
+			err := s.locked(a.Network, a.Hash(), func(*state.Attachment) error { return nil })
+			if !errors.Is(err, state.ErrBusy) { // else a call is at work on it
+				diffs = recreate("its ADD did not finish")
+			}
 		case rec == nil:
 			diffs = recreate("its network has no record")
 		default:
@@ -137,12 +139,6 @@ func (in *Inspection) obstacles(ctx context.Context, s *session, rec *state.Netw
 		}
 	}
 	return err
-}
-
-// underWay says that a call is at work on an attachment: it holds the lock of its record.
-func underWay(s *session, a *state.Attachment) bool {
-	err := s.locked(a.Network, a.Hash(), func(*state.Attachment) error { return nil })
-	return errors.Is(err, state.ErrBusy)
 }
 
 // uplinks compares the takeovers, but for what networks have said already.

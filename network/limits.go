@@ -50,21 +50,6 @@ func setLimits(rec *state.Attachment, s bandwidth.Shape) {
 	}
 }
 
-// IFBs lists whose links for egress there are, by the links' names.
-func (s *session) IFBs(ctx context.Context) (map[string]endpoint.Mark, error) {
-	ifbs, err := bandwidth.On(s.Links.Socket()).IFBs(ctx)
-	if err != nil {
-		return nil, err
-	}
-	found := map[string]endpoint.Mark{}
-	for _, ifb := range ifbs {
-		if a, ok := endpoint.ParseAlias(ifb.Alias); ok {
-			found[ifb.Name] = a
-		}
-	}
-	return found, nil
-}
-
 // shapers are the links that shape the attachment's traffic. One without a record may have
 // had limits.
 func (r *remains) shapers() []string {
@@ -76,11 +61,24 @@ func (r *remains) shapers() []string {
 
 // shape gives a pod's port the limits that were asked for, if any. That is done before the port
 // comes up, when its index is known (bridge.Port's BeforeUp), unless the pod gets addresses later.
-func (a *adding) shape(ctx context.Context, rec *state.Attachment, index, mtu int) error {
-	if !a.pod.Limits.IsZero() {
-		if err := a.limit(ctx, rec, index, mtu); err != nil {
+func (a *adding) shape(ctx context.Context, index, mtu int) (err error) {
+	if a.pod.Limits.IsZero() {
+		return a.node.step("bandwidth")
+	}
+	target := target(&a.plan.rec)
+	target.PortIndex, target.MTU = index, mtu
+	conn := bandwidth.On(a.s.Links.Socket())
+	// What the port has of them goes with it.
+	a.back.push(func(ctx context.Context) error {
+		return conn.Remove(ctx, bandwidth.Target{IFB: target.IFB, Owner: target.Owner})
+	})
+	if a.shaped.IsZero() { // else this is a second try, and the operator was told
+		if a.shaped, err = effectiveLimits(a.s, a.pod.Limits, mtu); err != nil {
 			return err
 		}
+	}
+	if _, err = conn.Ensure(ctx, target, a.shaped); err != nil {
+		return err
 	}
 	return a.node.step("bandwidth")
 }
@@ -90,25 +88,7 @@ func (a *adding) shapeLate(ctx context.Context) error {
 	if !a.getsMore {
 		return nil
 	}
-	return a.shape(ctx, &a.plan.rec, a.link.Index, a.link.MTU)
-}
-
-func (a *adding) limit(ctx context.Context, rec *state.Attachment, index, mtu int) error {
-	target := target(rec)
-	target.PortIndex, target.MTU = index, mtu
-	conn := bandwidth.On(a.s.Links.Socket())
-	// What the port has of them goes with it.
-	a.back.push(func(ctx context.Context) error {
-		return conn.Remove(ctx, bandwidth.Target{IFB: target.IFB, Owner: target.Owner})
-	})
-	var err error
-	if a.shaped.IsZero() { // else this is a second try, and the operator was told
-		if a.shaped, err = effectiveLimits(a.s, a.pod.Limits, mtu); err != nil {
-			return err
-		}
-	}
-	_, err = conn.Ensure(ctx, target, a.shaped)
-	return err
+	return a.shape(ctx, a.link.Index, a.link.MTU)
 }
 
 // Limit gives a pod that is attached already limits in place of those that it has, as if its Add had

@@ -14,10 +14,7 @@ func (n *Node) Networks(ctx context.Context) ([]string, error) {
 		return nil, err
 	}
 	names, err := n.cfg.Dir.Networks()
-	if err != nil {
-		return nil, fail.State(err)
-	}
-	return names, nil
+	return names, fail.State(err)
 }
 
 // Attachments lists a network's attachments that are on record; those whose record cannot be

@@ -2,11 +2,11 @@ package network
 
 import (
 	"net/netip"
-	"strconv"
 
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
 	"github.com/tombolo-cni/tombolo/bridge/vlan"
 	"github.com/tombolo-cni/tombolo/internal/ident"
+	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/nft"
@@ -88,9 +88,11 @@ type Exit string
 
 // The ways out of a LAN.
 const (
-	ExitHost   Exit = exitHost   // the host, whose firewall and services see what pods send
-	ExitRouter Exit = exitRouter // the LAN's own router
+	ExitHost   Exit = "host"   // the host, whose firewall and services see what pods send
+	ExitRouter Exit = "router" // the LAN's own router
 )
+
+const exitHost = string(ExitHost) // as it is on record
 
 // Origin says where an attachment's addresses come from. Both are kept on record.
 type Origin struct {
@@ -107,8 +109,6 @@ type Key struct {
 
 // HostPort is a port of the host that leads to the pod.
 type HostPort = nft.Port
-
-const maxName = 250
 
 // check refuses what could not be meant for a network.
 func (nw *Network) check() error {
@@ -141,7 +141,7 @@ func (nw *Network) check() error {
 // checkName holds a network's name to the CNI specification's form, and to what can name a
 // file.
 func checkName(name string) error {
-	if len(name) > maxName || !ident.IsIdentifier(name) {
+	if len(name) > 250 || !ident.IsIdentifier(name) {
 		return fail.Errorf(ErrInvalid, "%q is not the name of a network", name)
 	}
 	return nil
@@ -157,19 +157,13 @@ func (k Key) check() error {
 	return nil
 }
 
-// hashOf is the short name of an attachment of the network.
-func (nw *Network) hashOf(o ipam.Owner) string { return Key{nw.Name, o.ContainerID, o.IfName}.hash() }
-
 // GatewayLink names the link that has the gateways' addresses: the bridge, or the host's link
 // in the network's VLAN, "cbr0.100".
 func (nw *Network) GatewayLink() string {
-	switch {
-	case nw == nil:
+	if nw == nil {
 		return ""
-	case nw.VLAN.ID == 0:
-		return nw.Bridge
 	}
-	return nw.Bridge + "." + strconv.Itoa(int(nw.VLAN.ID))
+	return (&state.Network{Bridge: nw.Bridge, VLAN: nw.VLAN}).GatewayLink()
 }
 
 // CheckVLAN refuses VLANs that a network cannot be in. The error matches ErrInvalid.

@@ -276,7 +276,7 @@ func lasting(rec *state.Attachment) []netip.Prefix {
 func (a *adding) attach(ctx context.Context) error {
 	p, port := a.plan, a.plan.onto(a.built)
 	if !a.getsMore {
-		shape := func(ctx context.Context, index int) error { return a.shape(ctx, &p.rec, index, port.MTU) }
+		shape := func(ctx context.Context, index int) error { return a.shape(ctx, index, port.MTU) }
 		if a.pod.Limits.IsZero() {
 			if err := shape(ctx, 0); err != nil {
 				return err

@@ -43,7 +43,7 @@ func removeNetwork(ctx context.Context, s *session, name string) error {
 		func() error { return closeUnusedLoopback(ctx, s, false, rec.Bridge, rec.GatewayLink()) },
 		func() error { return releaseUplink(ctx, s, rec) },
 		func() error { return removeBridge(ctx, s, rec) },
-		func() error { return removeEmptyReservations(s.Dir.Path() + "/ipam/" + name) },
+		func() error { return s.removeReservations(name) },
 	)
 	if err != nil {
 		return err
@@ -57,7 +57,7 @@ func removeDeserted(ctx context.Context, s *session, name string) error {
 	if err := s.Firewall.RemoveNetwork(ctx, name); err != nil {
 		return err
 	}
-	if err := removeEmptyReservations(s.Dir.Path() + "/ipam/" + name); err != nil {
+	if err := s.removeReservations(name); err != nil {
 		return err
 	}
 	return s.Dir.RemoveNetwork(name)
@@ -116,12 +116,9 @@ func hasPods(ctx context.Context, s *session, ports []bridge.Link) bool {
 // sharers are the other networks on the same bridge.
 func sharers(s *session, rec *state.Network) ([]*state.Network, error) {
 	all, _, err := s.Dir.ListNetworks()
-	if err != nil {
-		return nil, fail.State(err)
-	}
 	return slices.DeleteFunc(all, func(o *state.Network) bool {
 		return o.Name == rec.Name || o.Bridge != rec.Bridge
-	}), nil
+	}), fail.State(err)
 }
 
 // refusePodsBehind keeps pods from losing their LAN.

@@ -43,10 +43,7 @@ func (n *site) restore(ctx context.Context) (changed bool, _ error) {
 		err = fmt.Errorf("network %s: %w", n.rec.Name, err)
 	}
 	// Rules in the chains of others have new numbers.
-	if saveErr := n.s.Dir.SaveNetwork(n.rec); saveErr != nil {
-		err = errors.Join(err, fail.State(saveErr))
-	}
-	return changed, err
+	return changed, errors.Join(err, fail.State(n.s.Dir.SaveNetwork(n.rec)))
 }
 
 // repairNetworks makes all networks anew that are on record, as their records have them, and
@@ -273,7 +270,7 @@ func repairPod(ctx context.Context, s *session, a *state.Attachment) error {
 	if err != nil {
 		return err
 	}
-	defer p.close()
+	defer p.pod.Close()
 	if p.lost != nil {
 		return nil
 	}

@@ -97,14 +97,10 @@ func (t *teardown) retaken(r *remains) []netip.Addr {
 	return list
 }
 
-// removeEmptyReservations deletes the network's own directory of reservations.
-// What no attachment has is only bookkeeping. A directory that the configuration
-// named stays: it is the operator's.
-func removeEmptyReservations(dir string) error {
-	if err := os.RemoveAll(dir); err != nil {
-		return fail.Errorf(ErrState, "delete the reservations of the network: %w", err)
-	}
-	return nil
+// removeReservations deletes the network's own directory of reservations: what no attachment has is only bookkeeping.
+// A directory that the configuration named stays: it is the operator's.
+func (s *session) removeReservations(network string) error {
+	return fail.State(os.RemoveAll(s.Dir.Path() + "/ipam/" + network))
 }
 
 // knownAddresses looks for the attachment's addresses where they may be written

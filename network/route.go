@@ -10,7 +10,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
-	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
@@ -249,17 +248,15 @@ func gateway6(links *bridge.Conn, l *bridge.Link, pod *netns.NS, link *bridge.At
 		}
 		return got.Gateways[0], 0, nil
 	}
-	list, err := links.Addresses().List(addr.Filter{Link: l.Index, Family: unix.AF_INET6})
+	own, err := hostAddresses(links, l, netip.MustParsePrefix("fe80::/10"))
+	if err == nil && len(own) == 0 {
+		err = fail.Errorf(ErrNoGateway, `defaultRoute "host": bridge %s has no link-local IPv6 address to which the pod could send: give it one, or set defaultRoute to "router"`, l.Name)
+	}
 	if err != nil {
 		return netip.Addr{}, 0, err
 	}
-	for _, one := range list {
-		if ip := one.Prefix.Addr(); ip.IsLinkLocalUnicast() && one.Flags&(addr.Tentative|addr.DADFailed) == 0 {
-			metric, err := routeIPv6(pod, link, ip)
-			return ip, metric, err
-		}
-	}
-	return netip.Addr{}, 0, fail.Errorf(ErrNoGateway, `defaultRoute "host": bridge %s has no link-local IPv6 address to which the pod could send: give it one, or set defaultRoute to "router"`, l.Name)
+	metric, err = routeIPv6(pod, link, own[0])
+	return own[0], metric, err
 }
 
 // routeIPv6 adds the default route to the host, and gives its metric.

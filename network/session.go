@@ -170,9 +170,7 @@ func (s *session) Attachments(network string) ([]*state.Attachment, error) {
 // allAttachments gives those of all networks.
 func (s *session) allAttachments() (all []*state.Attachment, _ error) {
 	networks, err := s.Dir.Networks()
-	if err != nil {
-		return nil, fail.State(err)
-	}
+	err = fail.State(err)
 	for _, name := range networks {
 		attachments, listErr := s.Attachments(name)
 		all, err = append(all, attachments...), errors.Join(err, listErr)
@@ -220,27 +218,22 @@ const lookEvery = 100 * time.Millisecond
 // is removed: the call that removes it wants the ADD to end, and may wait for a lock that it has.
 func whileWanted(ctx context.Context, record *state.Pending, do func(context.Context) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
 	deleted := errDeleted()
-	done, watched := make(chan struct{}), make(chan struct{})
+	watched := make(chan struct{})
 	go func() {
 		defer close(watched)
-		tick := time.NewTicker(lookEvery)
-		defer tick.Stop()
-		for {
-			select {
-			case <-done:
-				return
-			case <-tick.C:
-			}
+		for ctx.Err() == nil {
 			if gone, err := record.Gone(); gone && err == nil {
 				cancel(deleted)
-				return
+			}
+			select {
+			case <-ctx.Done():
+			case <-time.After(lookEvery):
 			}
 		}
 	}()
 	err := do(ctx)
-	close(done)
+	cancel(nil)
 	<-watched
 	if err != nil && context.Cause(ctx) == deleted {
 		return deleted

@@ -56,7 +56,7 @@ func (n *Node) allocatorReady(ctx context.Context, nw *Network) error {
 		return fail.State(err)
 	}
 	// Where this epoch has not begun, its token is another than that of any reservation.
-	node := ipam.Node{Epoch: ipam.Epoch{Token: e.Token(), Started: n.cfg.Dir.Begun(e)}, Hash: nw.hashOf}
+	node := ipam.Node{Epoch: ipam.Epoch{Token: e.Token(), Started: n.cfg.Dir.Begun(e)}, Hash: func(o ipam.Owner) string { return Key{nw.Name, o.ContainerID, o.IfName}.hash() }}
 	return nw.Allocator.Bind(node).Status(ctx)
 }
 

@@ -33,8 +33,13 @@ func Errorf(kind error, format string, args ...any) error {
 	return &failure{kind, fmt.Errorf(format, args...)}
 }
 
-// State is for what goes wrong with records.
-func State(err error) error { return Errorf(ErrState, "%w", err) }
+// State is for what goes wrong with records; nil stays nil.
+func State(err error) error {
+	if err == nil {
+		return nil
+	}
+	return Errorf(ErrState, "%w", err)
+}
 
 // Count says how many there are of something.
 func Count(n int, one, many string) string {

@@ -83,7 +83,7 @@ func exported() map[string]map[string]any {
 		},
 		"network": {
 			"Open":       network.Open,
-			"Inspection": network.Inspection{}, "NetworkReport": network.NetworkReport{}, "Network": network.Network{}, "Node": network.Node{}, "Change": network.Change{}, "Upkeep": network.Upkeep{}, "Uplinks": network.Uplinks{}, "Report": network.Report{}, "Dead": network.Dead{},
+			"Inspection": network.Inspection{}, "Network": network.Network{}, "Node": network.Node{}, "Change": network.Change{}, "Upkeep": network.Upkeep{}, "Uplinks": network.Uplinks{}, "Report": network.Report{}, "Dead": network.Dead{},
 		},
 		"nft": {
 			"Dial": nft.Dial, "On": nft.On, "OwnerOf": nft.OwnerOf, "ParseCache": nft.ParseCache,
@@ -120,7 +120,7 @@ func exported() map[string]map[string]any {
 		},
 		"transport": {
 			"DialRaw": transport.DialRaw, "DialUDP": transport.DialUDP, "DialUDP6": transport.DialUDP6, "DialWitness": transport.DialWitness, "DialWitness6": transport.DialWitness6,
-			"Dialer": transport.Dialer, "Send6": transport.Send6, "Release": transport.Release,
+			"Dialer": transport.Dialer, "HeardBy": transport.HeardBy, "Send6": transport.Send6, "Release": transport.Release,
 			"Raw": transport.Raw{}, "UDP": transport.UDP{}, "UDP6": transport.UDP6{}, "Witness": transport.Witness{}, "Witness6": transport.Witness6{},
 		},
 	}

@@ -107,8 +107,11 @@ func (o outcome) err() error {
 	return fmt.Errorf("%+v", o)
 }
 
-// exec runs a program on the node. An error means that it could not be run.
+// exec runs a program on the node. An error means that it could not be run, or did not end.
 func (n *node) exec(ctx context.Context, path string, stdin []byte, environ []string, args ...string) (outcome, error) {
+	endless := fmt.Errorf("%s %s did not end within %s", filepath.Base(path), strings.Join(args, " "), patience/2)
+	ctx, cancel := context.WithTimeoutCause(ctx, patience/2, endless)
+	defer cancel()
 	var out, errOut bytes.Buffer
 	line := append(append(slices.Clone(n.by), path), args...)
 	cmd := exec.CommandContext(ctx, line[0], line[1:]...)
@@ -123,6 +126,9 @@ func (n *node) exec(ctx context.Context, path string, stdin []byte, environ []st
 		return outcome{}, err
 	}
 	err := cmd.Wait()
+	if context.Cause(ctx) == endless {
+		return outcome{}, endless
+	}
 	if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
 		return outcome{}, err
 	}

@@ -45,7 +45,7 @@ func (s *byHand) keepAnew() *keeper {
 		s.conn.Close()
 	}
 	// A process that is being started has the socket for a moment that is closed here.
-	s.eventually("the server's port is free", func() bool {
+	must.Until(s, "the server's port is free", func() bool {
 		return s.router.ns.Do(func() (err error) {
 			s.conn, err = net.ListenUDP("udp4", &net.UDPAddr{Port: dhcpc.ServerPort})
 			return err

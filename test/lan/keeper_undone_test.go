@@ -248,7 +248,7 @@ func TestHostKeepsARefusedAddressUntilThereIsAnother(t *testing.T) {
 	k.says("no server gives a lease")
 	expect.Contains(t, d.Logged(), "DHCPNAK(", "the server refused nothing, so that the test shows nothing")
 	n.leasedOn(bridge)
-	n.eventually("it is on record", func() bool { out, _ := n.uplinkStatus(); return strings.Contains(out, "no server gives a lease") })
+	must.Until(n, "it is on record", func() bool { out, _ := n.uplinkStatus(); return strings.Contains(out, "no server gives a lease") })
 	n.wantStatus("no server gives a lease")
 }
 

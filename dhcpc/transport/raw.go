@@ -2,7 +2,6 @@ package transport
 
 import (
 	"context"
-	"encoding/binary"
 	"fmt"
 	"net"
 	"slices"
@@ -88,7 +87,6 @@ type Raw struct {
 	mac  net.HardwareAddr
 	vlan uint16
 	buf  []byte
-	oob  []byte
 	// closed says that Close was called.
 	closed atomic.Bool
 }
@@ -135,13 +133,7 @@ func listenRaw(c *Config, takes program, protocol int) (*Raw, error) {
 	if err != nil {
 		return nil, &tombolo.OpError{Op: "open packet socket on", Object: c.object(), Err: err}
 	}
-	r := &Raw{conn: conn, mac: slices.Clone(c.MAC), vlan: c.VLAN, buf: make([]byte, frameMax), oob: make([]byte, 128)}
-	// Nothing was asked yet, so nothing is missed that came before this.
-	if err := r.askForStatus(); err != nil {
-		_ = conn.Close()
-		return nil, &tombolo.OpError{Op: "ask for the status of packets on", Object: c.object(), Err: err}
-	}
-	return r, nil
+	return &Raw{conn: conn, mac: slices.Clone(c.MAC), vlan: c.VLAN, buf: make([]byte, frameMax)}, nil
 }
 
 // linkMAC reads the interface's own address.
@@ -158,24 +150,6 @@ func (c *Config) linkMAC() (net.HardwareAddr, error) {
 		return nil, &tombolo.OpError{Op: "read MAC address of", Object: c.object(), Err: err}
 	}
 	return mac, nil
-}
-
-func (r *Raw) askForStatus() error {
-	return r.control(func(fd int) error {
-		return unix.SetsockoptInt(fd, unix.SOL_PACKET, unix.PACKET_AUXDATA, 1)
-	})
-}
-
-func (r *Raw) control(fn func(fd int) error) error {
-	conn, err := r.conn.SyscallConn()
-	if err != nil {
-		return err
-	}
-	var result error
-	if err := conn.Control(func(fd uintptr) { result = fn(int(fd)) }); err != nil {
-		return err
-	}
-	return result
 }
 
 // Send sends a packet as a frame of its own: no route, neighbour or address is needed.
@@ -209,54 +183,14 @@ func (r *Raw) Receive(ctx context.Context, until time.Time) (*dhcpc.Packet, erro
 	}
 	defer done()
 	for {
-		frame, complete, err := r.read()
+		n, _, err := r.conn.ReadFrom(r.buf)
 		if err != nil {
 			return nil, orDone(ctx, err)
 		}
-		if p, err := decode(frame, complete); err == nil {
+		if p, err := decode(r.buf[:n]); err == nil {
 			return p, nil
 		}
 	}
-}
-
-// read reads a frame, and whether its UDP checksum has been computed.
-func (r *Raw) read() ([]byte, bool, error) {
-	conn, err := r.conn.SyscallConn()
-	if err != nil {
-		return nil, false, err
-	}
-	var n, oobn, flags int
-	var result error
-	err = conn.Read(func(fd uintptr) bool {
-		n, oobn, flags, _, result = unix.Recvmsg(int(fd), r.buf, r.oob, unix.MSG_DONTWAIT)
-		return result != unix.EAGAIN && result != unix.EINTR
-	})
-	if err == nil {
-		err = result
-	}
-	if err != nil {
-		return nil, false, err
-	}
-	if flags&unix.MSG_TRUNC != 0 {
-		n = 0 // no answer is that long
-	}
-	return r.buf[:n], complete(r.oob[:oobn]), nil
-}
-
-// complete reads the kernel's word about a packet. Without it no checksum is trusted
-// to be there.
-func complete(oob []byte) bool {
-	messages, err := unix.ParseSocketControlMessage(oob)
-	if err != nil {
-		return false
-	}
-	for _, m := range messages {
-		// struct tpacket_auxdata of linux/if_packet.h begins with the status.
-		if m.Header.Level == unix.SOL_PACKET && m.Header.Type == unix.PACKET_AUXDATA && len(m.Data) >= 4 {
-			return binary.NativeEndian.Uint32(m.Data)&unix.TP_STATUS_CSUMNOTREADY == 0
-		}
-	}
-	return false
 }
 
 // Close closes the socket.

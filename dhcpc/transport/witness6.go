@@ -40,11 +40,11 @@ func (w *Witness6) Receive(ctx context.Context, until time.Time) ([]byte, error)
 	}
 	defer done()
 	for {
-		frame, complete, err := w.raw.read()
+		n, _, err := w.raw.conn.ReadFrom(w.raw.buf)
 		if err != nil {
 			return nil, orDone(ctx, err)
 		}
-		if message, err := decode6(frame, complete); err == nil {
+		if message, err := decode6(w.raw.buf[:n]); err == nil {
 			return message, nil
 		}
 	}

@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"slices"
 	"sort"
-	"strings"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -33,7 +32,6 @@ var ErrNoPrefix = errors.New("routers advertised no prefix to form an address fr
 type Routers struct {
 	nl *nl.Watch
 
-	prefixes  []advertisedPrefix
 	naming    naming
 	duplicate *Address // the last that another node had
 }
@@ -60,10 +58,8 @@ func HearRouters(cfg *Config) (*Routers, error) {
 	if cfg == nil {
 		cfg = &Config{}
 	}
-	// The kernel announces in this order what it finds in one advertisement: prefixes,
-	// then resolvers, both while it reads it; and an address once it is usable.
-	w, err := nl.Subscribe(unix.NETLINK_ROUTE, &nl.Config{NetNS: cfg.NetNS},
-		unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV6_PREFIX, unix.RTNLGRP_ND_USEROPT)
+	// The kernel announces resolvers while it reads an advertisement, and an address once it is usable.
+	w, err := nl.Subscribe(unix.NETLINK_ROUTE, &nl.Config{NetNS: cfg.NetNS}, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_ND_USEROPT)
 	if err != nil {
 		return nil, err
 	}
@@ -176,12 +172,6 @@ func (r *Routers) take(m netlink.Message, link int) (bool, error) {
 			r.duplicate = &a
 		}
 		return true, nil
-	case unix.RTM_NEWPREFIX:
-		p, err := decodePrefix(m.Data)
-		if err == nil && p.link == link && !slices.Contains(r.prefixes, p) {
-			r.prefixes = append(r.prefixes, p)
-		}
-		return false, err
 	case unix.RTM_NEWNDUSEROPT:
 		from, options, err := decodeUserOptions(m.Data)
 		if err == nil && from == link {
@@ -198,27 +188,15 @@ func (r *Routers) explain(conn *Conn, link int) error {
 	switch {
 	case err != nil:
 		return err
-	case len(r.prefixes) == 0 && flags&linkRAReceived == 0:
+	case flags&linkRAReceived == 0:
 		return ErrNoRouter
 	case r.duplicate != nil:
 		return &tombolo.OpError{Op: "form address", Object: r.duplicate.String(), Err: ErrDuplicate}
 	}
-	var seen []string
-	for _, p := range r.prefixes {
-		what := p.prefix.String()
-		if !p.autonomous {
-			what += " (not for forming addresses: its A flag is not set)"
-		}
-		seen = append(seen, what)
-	}
-	text := ErrNoPrefix
-	if len(seen) > 0 {
-		text = fmt.Errorf("%w, only %s", text, strings.Join(seen, ", "))
-	}
 	if flags&linkRAManaged != 0 {
-		text = fmt.Errorf("%w; they say that addresses are given by DHCPv6", text)
+		return fmt.Errorf("%w; they say that addresses are given by DHCPv6", ErrNoPrefix)
 	}
-	return text
+	return ErrNoPrefix
 }
 
 // usable refuses one, or a context, that nothing can be done with.

@@ -7,51 +7,11 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
-
-// advertisedPrefix is one prefix of a router advertisement (RFC 4861, section
-// 4.6.2).
-type advertisedPrefix struct {
-	link       int
-	prefix     netip.Prefix
-	autonomous bool // addresses may be formed from it: the A flag
-}
-
-const (
-	sizeofPrefixMsg = 12 // struct prefixmsg, include/uapi/linux/rtnetlink.h
-	prefixAutoconf  = 2  // IF_PREFIX_AUTOCONF, include/net/if_inet6.h
-)
-
-// decodePrefix reads the data of an RTM_NEWPREFIX.
-func decodePrefix(data []byte) (advertisedPrefix, error) {
-	if len(data) < sizeofPrefixMsg {
-		return advertisedPrefix{}, fmt.Errorf("%w: a prefix of %d bytes", nl.ErrMalformed, len(data))
-	}
-	p := advertisedPrefix{
-		link:       int(int32(binary.NativeEndian.Uint32(data[4:]))),
-		autonomous: data[10]&prefixAutoconf != 0,
-	}
-	var address netip.Addr
-	err := nl.Decode(data[sizeofPrefixMsg:], func(ad *netlink.AttributeDecoder) error {
-		if ad.Type() == unix.PREFIX_ADDRESS {
-			ad.Do(nl.Addr(&address))
-		}
-		return nil
-	})
-	if err != nil {
-		return advertisedPrefix{}, err
-	}
-	p.prefix = netip.PrefixFrom(address, int(data[9])).Masked()
-	if !p.prefix.IsValid() {
-		return advertisedPrefix{}, fmt.Errorf("%w: a prefix of length %d without an address", nl.ErrMalformed, data[9])
-	}
-	return p, nil
-}
 
 const sizeofNDUserOptMsg = 16 // struct nduseroptmsg, include/uapi/linux/rtnetlink.h
 

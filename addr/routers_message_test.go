@@ -62,16 +62,8 @@ func TestOptionsThatMakeNoSenseArePassedOver(t *testing.T) {
 	}
 }
 
-// FuzzPrefix, FuzzUserOptions and FuzzLinkFlags read what might be an announcement.
-// Their seeds are what a kernel sent: see TestRecordRouterSeeds.
-func FuzzPrefix(f *testing.F) {
-	f.Fuzz(func(t *testing.T, data []byte) {
-		p, err := decodePrefix(data)
-		wantMalformed(t, err)
-		expect.That(t, err != nil || p.prefix.IsValid() && p.prefix == p.prefix.Masked(), "prefix %s", p.prefix)
-	})
-}
-
+// FuzzUserOptions reads what might be an announcement.
+// Its seeds are what a kernel sent.
 func FuzzUserOptions(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		_, options, err := decodeUserOptions(data)

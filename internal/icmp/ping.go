@@ -11,6 +11,9 @@ import (
 	"net/netip"
 	"time"
 
+	"golang.org/x/net/icmp"
+	"golang.org/x/net/ipv4"
+	"golang.org/x/net/ipv6"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/netns"
@@ -163,8 +166,7 @@ func (p *pinger) try(ctx context.Context, wait time.Duration) (time.Duration, er
 	if err := ctx.Err(); err != nil {
 		return 0, err
 	}
-	m := message{kind: request, id: p.id, seq: uint16(len(p.sent)), data: p.data}
-	packet, err := m.encode(p.is4)
+	packet, err := p.request().Marshal(nil) // for IPv6 the kernel fills in the checksum
 	if err != nil {
 		return 0, err
 	}
@@ -194,11 +196,33 @@ func (p *pinger) try(ctx context.Context, wait time.Duration) (time.Duration, er
 	}
 }
 
+// request is the next one to be sent.
+func (p *pinger) request() *icmp.Message {
+	m := &icmp.Message{Type: ipv6.ICMPTypeEchoRequest, Body: &icmp.Echo{ID: int(p.id), Seq: len(p.sent), Data: p.data}}
+	if p.is4 {
+		m.Type = ipv4.ICMPTypeEcho
+	}
+	return m
+}
+
 // answered gives the sequence number of the request that a packet is the answer to.
 func (p *pinger) answered(packet []byte) (int, bool) {
-	m, ok := decode(packet, p.is4)
-	if !ok || m.kind != reply || m.id != p.id || int(m.seq) >= len(p.sent) || !bytes.Equal(m.data, p.data) {
+	protocol, reply := unix.IPPROTO_ICMPV6, icmp.Type(ipv6.ICMPTypeEchoReply)
+	if p.is4 {
+		// The IP header comes along.
+		h, err := ipv4.ParseHeader(packet)
+		if err != nil || h.Len < ipv4.HeaderLen {
+			return 0, false
+		}
+		protocol, reply, packet = unix.IPPROTO_ICMP, ipv4.ICMPTypeEchoReply, packet[h.Len:]
+	}
+	m, err := icmp.ParseMessage(protocol, packet)
+	if err != nil || m.Type != reply {
 		return 0, false
 	}
-	return int(m.seq), true
+	echo, ok := m.Body.(*icmp.Echo)
+	if !ok || echo.ID != int(p.id) || echo.Seq >= len(p.sent) || !bytes.Equal(echo.Data, p.data) {
+		return 0, false
+	}
+	return echo.Seq, true
 }

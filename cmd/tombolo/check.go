@@ -28,7 +28,7 @@ func (o *options) checkCommand() *cobra.Command {
 		Long: "Compare bridges, pods and firewalls with what was set up, and list what differs and what repairs it. The exit\n" +
 			"status is 4 if something differs.",
 		Args: takes(0, 0),
-		RunE: func(cmd *cobra.Command, _ []string) error { return o.check(cmd.Context(), each) },
+		RunE: o.onNode(func(ctx context.Context, node *network.Node, _ []string) error { return o.check(ctx, node, each) }),
 	}
 	o.jsonFlag(cmd)
 	cmd.Flags().BoolVarP(&each, "verbose", "v", false, "print one line for each difference, not one for each cause")
@@ -36,11 +36,7 @@ func (o *options) checkCommand() *cobra.Command {
 }
 
 // check prints what differs, a line for each cause, or for each difference, and what mends it.
-func (o *options) check(ctx context.Context, each bool) error {
-	node, err := o.open(ctx)
-	if err != nil {
-		return err
-	}
+func (o *options) check(ctx context.Context, node *network.Node, each bool) error {
 	in, err := node.Inspect(ctx)
 	if err != nil {
 		return err
@@ -57,13 +53,7 @@ func (o *options) check(ctx context.Context, each bool) error {
 		text.WriteString(printable.Line(line) + "\n")
 	}
 	text.WriteString(report.Summary(in) + "\n")
-	if err := o.print(text.String(), in); err != nil {
-		return err
-	}
-	if in.Differs() {
-		return errDiffers
-	}
-	return nil
+	return o.answer(text.String(), in, in.Differs(), errDiffers)
 }
 
 func (o *options) repairCommand() *cobra.Command {
@@ -73,16 +63,12 @@ func (o *options) repairCommand() *cobra.Command {
 		Long: "Put back what check marks [repair], in the kernel and in pods, and print what was repaired and what is left. It\n" +
 			"deletes only links and rules of Tombolo's that no pod has any more. The exit status is 4 if something is left.",
 		Args: takes(0, 0),
-		RunE: func(cmd *cobra.Command, _ []string) error { return o.repair(cmd.Context()) },
+		RunE: o.onNode(o.repair),
 	}
 }
 
 // repair prints what it did, and what differs still.
-func (o *options) repair(ctx context.Context) error {
-	node, err := o.open(ctx)
-	if err != nil {
-		return err
-	}
+func (o *options) repair(ctx context.Context, node *network.Node, _ []string) error {
 	did, err := report.Repair(ctx, node)
 	if did == nil {
 		return err
@@ -186,15 +172,11 @@ func (o *options) removeCommand() *cobra.Command {
 		Long: "Delete a network that has no pods left: its rules, gateways and record, and its bridge if nothing else uses it.\n" +
 			"The exit status is 3 while pods use it.",
 		Args: takes(1, 1), ValidArgsFunction: o.completeNetworks,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			node, err := o.open(cmd.Context())
-			if err == nil {
-				err = report.Remove(cmd.Context(), node, args[0])
-			}
-			if err != nil {
+		RunE: o.onNode(func(ctx context.Context, node *network.Node, args []string) error {
+			if err := report.Remove(ctx, node, args[0]); err != nil {
 				return err
 			}
 			return o.print("network "+printable.Line(args[0])+" is removed\n", nil)
-		},
+		}),
 	}
 }

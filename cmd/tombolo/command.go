@@ -147,12 +147,31 @@ func (o *options) print(text string, value any) error {
 	return err
 }
 
+// answer is print, and ends with the error if something was found.
+func (o *options) answer(text string, value any, is bool, err found) error {
+	if printErr := o.print(text, value); printErr != nil || !is {
+		return printErr
+	}
+	return err
+}
+
 // warn says on stderr what is no part of the answer.
 func warn(text string) { fmt.Fprintln(os.Stderr, "tombolo:", printable.Line(text)) }
 
 // open opens the node to look at it.
 func (o *options) open(ctx context.Context) (*network.Node, error) {
 	return report.Open(ctx, &network.Config{StateDir: o.state, LeaseDir: o.leases})
+}
+
+// onNode is the work of a command on the node.
+func (o *options) onNode(do func(context.Context, *network.Node, []string) error) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, args []string) error {
+		node, err := o.open(cmd.Context())
+		if err != nil {
+			return err
+		}
+		return do(cmd.Context(), node, args)
+	}
 }
 
 // optional is an argument that may be missing.

@@ -14,6 +14,7 @@ import (
 	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/report"
 	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/network"
 )
 
 const errSick found = "a problem was found"
@@ -26,7 +27,7 @@ func (o *options) doctorCommand() *cobra.Command {
 		Long: "Find out why a pod has no network: test each step from the pod to the outside, and print each that fails, the\n" +
 			"evidence, and what helps. The exit status is 4 if a problem was found.",
 		Args: takes(0, 1),
-		RunE: func(cmd *cobra.Command, args []string) error {
+		RunE: o.onNode(func(ctx context.Context, node *network.Node, args []string) error {
 			opt := doctor.Options{Pod: optional(args, 0)}
 			var err error
 			if opt.DNS, err = nameServers(dns); err != nil {
@@ -35,8 +36,8 @@ func (o *options) doctorCommand() *cobra.Command {
 			if opt.To, opt.Ports, err = parseTargets(to); err != nil {
 				return err
 			}
-			return o.doctor(cmd.Context(), opt)
-		},
+			return o.doctor(ctx, node, opt)
+		}),
 	}
 	o.jsonFlag(cmd)
 	cmd.Flags().StringSliceVar(&dns, "dns", nil, "ask the name servers at `ADDR,...`, or none (default: those in /etc/resolv.conf)")
@@ -44,11 +45,7 @@ func (o *options) doctorCommand() *cobra.Command {
 	return cmd
 }
 
-func (o *options) doctor(ctx context.Context, opt doctor.Options) error {
-	node, err := o.open(ctx)
-	if err != nil {
-		return err
-	}
+func (o *options) doctor(ctx context.Context, node *network.Node, opt doctor.Options) error {
 	if err := readRecords(o.state, &opt); err != nil {
 		return err
 	}
@@ -148,11 +145,5 @@ func (o *options) printExamined(reports []doctor.Report) error {
 	if len(reports) == 0 {
 		text.WriteString("no pod is on record\n")
 	}
-	if err := o.print(text.String(), reports); err != nil {
-		return err
-	}
-	if sick {
-		return errSick
-	}
-	return nil
+	return o.answer(text.String(), reports, sick, errSick)
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/report"
 	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/view"
 	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/network"
 )
 
 // lsCommand is ls with its views: pods as a table, networks, and all of it as a picture.
@@ -21,10 +22,10 @@ func (o *options) lsCommand() *cobra.Command {
 		Long: "List the pods on this node with their addresses, host ports and limits, and what has changed since they were\n" +
 			"added. In POD, * and ? are wildcards. ls networks lists networks, and ls map draws them with their pods.",
 		Args: takes(0, 1),
-		RunE: func(cmd *cobra.Command, args []string) error {
+		RunE: o.onNode(func(ctx context.Context, node *network.Node, args []string) error {
 			only.Pod = optional(args, 0)
-			return o.list(cmd.Context(), only)
-		},
+			return o.list(ctx, node, only)
+		}),
 	}
 	o.jsonFlag(ls)
 	ls.Flags().StringVar(&only.Network, "network", "", "list only the pods of this `NETWORK`")
@@ -35,7 +36,7 @@ func (o *options) lsCommand() *cobra.Command {
 		Long: "List the networks on record with their bridges, subnets, gateways and uplinks, how full their pools are, and\n" +
 			"which host port leads to which pod.",
 		Args: takes(0, 1), ValidArgsFunction: o.completeNetworks,
-		RunE: func(cmd *cobra.Command, args []string) error { return o.networks(cmd.Context(), optional(args, 0)) },
+		RunE: o.onNode(o.networks),
 	}
 	o.jsonFlag(networks)
 	svg := false
@@ -43,7 +44,7 @@ func (o *options) lsCommand() *cobra.Command {
 		Use:   "map",
 		Short: "draw uplinks, bridges, networks and pods; what check finds wrong is red",
 		Args:  takes(0, 0),
-		RunE:  func(cmd *cobra.Command, _ []string) error { return o.draw(cmd.Context(), svg) },
+		RunE:  o.onNode(func(ctx context.Context, node *network.Node, _ []string) error { return o.draw(ctx, node, svg) }),
 	}
 	draw.Flags().BoolVar(&svg, "svg", false, "draw an SVG image instead, and print it")
 	ls.AddCommand(networks, draw)
@@ -51,11 +52,7 @@ func (o *options) lsCommand() *cobra.Command {
 }
 
 // list prints pods, and marks those that are not as they were made. Failures of no pod go to stderr.
-func (o *options) list(ctx context.Context, only report.Selection) error {
-	node, err := o.open(ctx)
-	if err != nil {
-		return err
-	}
+func (o *options) list(ctx context.Context, node *network.Node, only report.Selection) error {
 	in, err := only.Inspect(ctx, node)
 	if err != nil {
 		return err
@@ -67,12 +64,8 @@ func (o *options) list(ctx context.Context, only report.Selection) error {
 }
 
 // networks prints what is on record of networks. What cannot be read goes to stderr.
-func (o *options) networks(ctx context.Context, name string) error {
-	node, err := o.open(ctx)
-	if err != nil {
-		return err
-	}
-	list, problems, err := view.Load(ctx, node, o.state, name)
+func (o *options) networks(ctx context.Context, node *network.Node, args []string) error {
+	list, problems, err := view.Load(ctx, node, o.state, optional(args, 0))
 	if err != nil {
 		return err
 	}
@@ -83,11 +76,7 @@ func (o *options) networks(ctx context.Context, name string) error {
 }
 
 // draw draws the node: for a terminal, which says what it shows, or as SVG.
-func (o *options) draw(ctx context.Context, svg bool) error {
-	node, err := o.open(ctx)
-	if err != nil {
-		return err
-	}
+func (o *options) draw(ctx context.Context, node *network.Node, svg bool) error {
 	drawn, err := view.Draw(ctx, node, o.state)
 	if err != nil {
 		return err

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -97,16 +98,8 @@ func (o *options) validate(files []string) error {
 			fmt.Fprintf(&text, "  %s\n", line)
 		}
 	}
-	if err := o.print(text.String(), nil); err != nil {
-		return err
-	}
-	if unread != nil {
-		return unread
-	}
-	if invalid {
-		return errInvalid
-	}
-	return nil
+	err := o.answer(text.String(), nil, invalid, errInvalid)
+	return cmp.Or(unread, err)
 }
 
 // version is what a build was made of.

@@ -31,7 +31,7 @@ func (o *options) statusCommand() *cobra.Command {
 		Long: "Say in a few lines whether all is well: node, networks, pods, leases, keeper, firewall, and what differs from what\n" +
 			"was set up. The exit status is 4 if not all is well.",
 		Args: takes(0, 0),
-		RunE: func(cmd *cobra.Command, _ []string) error { return o.status(cmd.Context()) },
+		RunE: o.onNode(o.status),
 	}
 	o.jsonFlag(cmd)
 	return cmd
@@ -44,11 +44,7 @@ type condition struct {
 	Well bool   `json:"well"`
 }
 
-func (o *options) status(ctx context.Context) error {
-	node, err := o.open(ctx)
-	if err != nil {
-		return err
-	}
+func (o *options) status(ctx context.Context, node *network.Node, _ []string) error {
 	networks, _, err := view.Load(ctx, node, o.state, "")
 	if err != nil {
 		return err
@@ -71,10 +67,7 @@ func (o *options) status(ctx context.Context) error {
 	if well {
 		text.WriteString("all is well\n")
 	}
-	if err := o.print(text.String(), conditions); err != nil || well {
-		return err
-	}
-	return errUnwell
+	return o.answer(text.String(), conditions, !well, errUnwell)
 }
 
 func nodeIs() condition {

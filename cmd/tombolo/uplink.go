@@ -137,11 +137,5 @@ func (o *options) uplinkStatus(ctx context.Context, node *network.Node, args []s
 		}
 		text.WriteString(said)
 	}
-	if err := o.print(text.String(), list); err != nil {
-		return err
-	}
-	if differs {
-		return errUplinkDiffers
-	}
-	return nil
+	return o.answer(text.String(), list, differs, errUplinkDiffers)
 }

@@ -10,6 +10,8 @@ import (
 	"fmt"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/tombolo-cni/tombolo/network"
 )
 
 const (
@@ -80,8 +82,7 @@ func (p *painter) network(d *Drawn, first, rest string) {
 		}
 	}
 	var cells []cell
-	for i := range d.Pods {
-		pod := &d.Pods[i]
+	for _, pod := range d.Pods {
 		c := p.cell(pod, len(d.Pods) >= manyPods)
 		if len(pod.Ports) == 0 {
 			cells = append(cells, c)
@@ -89,7 +90,7 @@ func (p *painter) network(d *Drawn, first, rest string) {
 		}
 		p.cells(cells, rest)
 		cells = nil
-		p.published(c, pod, rest)
+		p.published(c, hostPorts(pod.Attachment), rest)
 	}
 	p.cells(cells, rest)
 }
@@ -100,16 +101,16 @@ type cell struct {
 	how                   style
 }
 
-func (p *painter) cell(pod *Pod, brief bool) cell {
-	c := cell{p.glyph("● ", "* "), label(pod.Name, min(nameMost, p.Width/2-4)), strings.Join(pod.Addresses, " "), plain}
+func (p *painter) cell(pod *network.Report, brief bool) cell {
+	c := cell{p.glyph("● ", "* "), label(nameOf(pod), min(nameMost, p.Width/2-4)), Addresses(pod.Attachment, " "), plain}
 	switch {
-	case len(pod.Wrong) > 0:
+	case len(pod.Differences) > 0:
 		c.mark, c.how = p.glyph("✗ ", "x "), red
 	case !pod.Ready:
 		c.mark = p.glyph("○ ", "o ")
 	}
-	if brief && len(pod.Addresses) > 1 {
-		c.addresses = pod.Addresses[0]
+	if brief {
+		c.addresses, _, _ = strings.Cut(c.addresses, " ")
 	}
 	return c
 }
@@ -148,12 +149,12 @@ func (p *painter) cells(list []cell, rest string) {
 }
 
 // published draws a pod with its host ports, on lines of its own.
-func (p *painter) published(c cell, pod *Pod, rest string) {
+func (p *painter) published(c cell, ports []string, rest string) {
 	head := c.name
 	if c.addresses != "" {
 		head += "  " + c.addresses
 	}
-	lines := fold(strings.Join(pod.Ports, " "), p.Width-indent-6)
+	lines := fold(strings.Join(ports, " "), p.Width-indent-6)
 	arrow := p.glyph(" ← ", " < ")
 	if len(lines) == 1 && 2+len(head)+3+len(lines[0]) <= p.Width-indent {
 		p.line(piece{rest, plain}, piece{c.mark + head, c.how}, piece{arrow + lines[0], plain})

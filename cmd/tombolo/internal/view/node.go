@@ -31,16 +31,7 @@ type Bridge struct {
 type Drawn struct {
 	Network
 	Wrong bool // of what its pods share
-	Pods  []Pod
-}
-
-// Pod is an attachment.
-type Pod struct {
-	Name      string
-	Addresses []string
-	Ports     []string // 8080->80/tcp
-	Ready     bool
-	Wrong     []string
+	Pods  []*network.Report
 }
 
 // Draw looks at a node: at its records, and, by Inspect, at the kernel. stateDir is the node's.
@@ -89,10 +80,10 @@ func arrange(networks []Network, in *network.Inspection, uplinks []network.Uplin
 		}
 		for j := range in.Attachments {
 			if r := &in.Attachments[j]; r.Network == d.Name {
-				d.Pods = append(d.Pods, podOf(r))
+				d.Pods = append(d.Pods, r)
 			}
 		}
-		slices.SortStableFunc(d.Pods, func(a, b Pod) int { return cmp.Or(a.rank()-b.rank(), strings.Compare(a.Name, b.Name)) })
+		slices.SortStableFunc(d.Pods, func(a, b *network.Report) int { return cmp.Or(rank(a)-rank(b), strings.Compare(nameOf(a), nameOf(b))) })
 		b := n.bridge(d.Bridge)
 		if b.MTU = max(b.MTU, d.MTU); b.Uplink == "" {
 			b.Uplink = d.Uplink
@@ -119,21 +110,16 @@ func (n *Node) bridge(name string) *Bridge {
 	return &n.Bridges[len(n.Bridges)-1]
 }
 
-func podOf(r *network.Report) Pod {
-	name := report.PodName(r.Pod, fmt.Sprintf("%.12s", r.ContainerID))
-	p := Pod{Name: name, Addresses: strings.Fields(Addresses(r.Attachment, " ")), Ports: hostPorts(r.Attachment), Ready: r.Ready}
-	for _, d := range r.Differences {
-		p.Wrong = append(p.Wrong, d.String())
-	}
-	return p
+func nameOf(r *network.Report) string {
+	return report.PodName(r.Pod, fmt.Sprintf("%.12s", r.ContainerID))
 }
 
 // rank has what is wrong come first, and then what has host ports.
-func (p *Pod) rank() int {
+func rank(r *network.Report) int {
 	switch {
-	case len(p.Wrong) > 0:
+	case len(r.Differences) > 0:
 		return 0
-	case len(p.Ports) > 0:
+	case len(r.Ports) > 0:
 		return 1
 	}
 	return 2

@@ -68,7 +68,7 @@ func (bridgePart) make(ctx context.Context, n *site) (changed bool, _ error) {
 		n.rec.NFCall, err = nil, nil
 	}
 	if err == nil && isNew && len(n.rec.Gateways) > 0 {
-		placeLoopback(ctx, n.bridge)
+		n.s.placeLoopback(ctx, n.bridge)
 	}
 	return changed, err
 }

@@ -92,11 +92,8 @@ func loopbackIsShut(link string) bool {
 // placeLoopback makes the place for the filter on a bridge that has just been made: later, it
 // would cost the pods packets. Where it fails, the first port does it, or says what the kernel
 // lacks.
-func placeLoopback(ctx context.Context, l *bridge.Link) {
-	if conn, err := localnet.Dial(nil); err == nil {
-		_ = conn.Place(ctx, loopbackFilter(l, 0))
-		_ = conn.Close()
-	}
+func (s *session) placeLoopback(ctx context.Context, l *bridge.Link) {
+	_ = localnet.On(s.Links.Socket()).Place(ctx, loopbackFilter(l, 0))
 }
 
 // make needs the firewall. Of what the kernel lacks the record takes note, so that it is not asked for again.

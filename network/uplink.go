@@ -53,7 +53,7 @@ func mendUplinks(ctx context.Context, s *session) error {
 
 // Uplinks is what takeovers need of this call.
 func (s *session) Uplinks() *takeover.Node {
-	return &takeover.Node{Dir: s.Dir, Links: s.Links, LeaseDir: s.LeaseDir, Later: s.Later, Made: placeLoopback}
+	return &takeover.Node{Dir: s.Dir, Links: s.Links, LeaseDir: s.LeaseDir, Later: s.Later, Made: s.placeLoopback}
 }
 
 // releaseUplink gives a NIC back with the last network that is on its bridge.

@@ -94,7 +94,7 @@ func (vlanPart) make(ctx context.Context, n *site) (changed bool, _ error) {
 		err = n.findAt(ctx)
 	}
 	if err == nil && joined && n.at.Index != n.bridge.Index && n.at.Alias == endpoint.BridgeAlias {
-		placeLoopback(ctx, n.at)
+		n.s.placeLoopback(ctx, n.at)
 	}
 	return joined, err
 }

@@ -101,11 +101,11 @@ func (c *Conn) Replace(ctx context.Context, eps ...Endpoint) error {
 			return err
 		}
 	}
-	var group, gone []commented
+	var group, gone []ruleset.ElementState
 	for i := range eps {
 		group = append(group, eps[i].commented()...)
 		for _, el := range eps[i].leftovers() {
-			gone = append(gone, commented{el, ownerComment(eps[i].Owner, ruleset.NetworkKey(eps[i].Network))})
+			gone = append(gone, ruleset.ElementState{Element: el, Comment: ownerComment(eps[i].Owner, ruleset.NetworkKey(eps[i].Network))})
 		}
 		if len(group) < ruleset.GroupSize && i < len(eps)-1 {
 			continue
@@ -118,23 +118,18 @@ func (c *Conn) Replace(ctx context.Context, eps ...Endpoint) error {
 	return nil
 }
 
-type commented struct {
-	ruleset.Element
-	comment string
-}
-
 // commented gives an endpoint's elements with its comment.
-func (ep *Endpoint) commented() []commented {
+func (ep *Endpoint) commented() []ruleset.ElementState {
 	comment := ownerComment(ep.Owner, ruleset.NetworkKey(ep.Network))
 	elements := ep.elements()
-	list := make([]commented, len(elements))
+	list := make([]ruleset.ElementState, len(elements))
 	for i, el := range elements {
-		list[i] = commented{el, comment}
+		list[i] = ruleset.ElementState{Element: el, Comment: comment}
 	}
 	return list
 }
 
-func withoutComments(list []commented) []ruleset.Element {
+func withoutComments(list []ruleset.ElementState) []ruleset.Element {
 	elements := make([]ruleset.Element, len(list))
 	for i := range list {
 		elements[i] = list[i].Element
@@ -145,13 +140,11 @@ func withoutComments(list []commented) []ruleset.Element {
 // replace adds elements whatever is there, and removes those that are gone, if they
 // are there with their comments. None is in both lists. Unless it is nil, refuse says
 // what stands against it, by what is there in the places of the group, and its rivals.
-func (c *Conn) replace(ctx context.Context, group, gone []commented, refuse func(is []*ruleset.ElementState) error) error {
+func (c *Conn) replace(ctx context.Context, group, gone []ruleset.ElementState, refuse func(is []*ruleset.ElementState) error) error {
 	elements := withoutComments(group)
 	for i, el := range elements {
-		for _, other := range group[:i] {
-			if el.Excludes(other.Element) {
-				return newConflict(c.tables.Name, ruleset.ElementState{Element: other.Element, Comment: other.comment}, "")
-			}
+		if other := slices.IndexFunc(group[:i], func(e ruleset.ElementState) bool { return el.Excludes(e.Element) }); other >= 0 {
+			return newConflict(c.tables.Name, group[other], "")
 		}
 	}
 	return nftnl.Retry(ctx, func() error {
@@ -178,21 +171,21 @@ func (c *Conn) replace(ctx context.Context, group, gone []commented, refuse func
 		}
 		for i, el := range have[len(elements):] {
 			// One that excludes an element of the group is deleted with the rivals.
-			if el != nil && el.Comment == gone[i].comment && !slices.ContainsFunc(rivals, func(r *ruleset.ElementState) bool { return r.Equal(el.Element) }) {
+			if el != nil && el.Comment == gone[i].Comment && !slices.ContainsFunc(rivals, func(r *ruleset.ElementState) bool { return r.Equal(el.Element) }) {
 				t.DelElement(el.Element)
 			}
 		}
 		for i, want := range group {
 			switch {
 			case have[i] == nil:
-			case have[i].Comment == want.comment && bytes.Equal(have[i].Data, want.Data):
+			case have[i].Comment == want.Comment && bytes.Equal(have[i].Data, want.Data):
 				continue
 			case slices.ContainsFunc(elements[:i], want.Equal):
 				// Two of these contradict each other: the kernel says so.
 			default:
 				t.DelElement(want.Element)
 			}
-			t.NewElement(want.Element, want.comment)
+			t.NewElement(want.Element, want.Comment)
 		}
 		return c.commitEndpoints(t)
 	})

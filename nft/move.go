@@ -60,11 +60,11 @@ func (c *Conn) move(ctx context.Context, old, next Endpoint, refuse func(is []*r
 		return invalid("endpoint %s of network %s cannot become %s of %s", old.Owner, old.Network, next.Owner, next.Network)
 	}
 	group, comment := next.commented(), ownerComment(next.Owner, ruleset.NetworkKey(next.Network))
-	var gone []commented
+	var gone []ruleset.ElementState
 	for _, el := range append(old.traces(), next.leftovers()...) {
-		isNew := func(c commented) bool { return c.Equal(el) }
+		isNew := func(c ruleset.ElementState) bool { return c.Equal(el) }
 		if !slices.ContainsFunc(group, isNew) && !slices.ContainsFunc(gone, isNew) {
-			gone = append(gone, commented{el, comment})
+			gone = append(gone, ruleset.ElementState{Element: el, Comment: comment})
 		}
 	}
 	return explainMissing(c.replace(ctx, group, gone, refuse))

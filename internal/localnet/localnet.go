@@ -2,10 +2,10 @@
 // a bridge. A host that has route_localnet on for a bridge takes what others send there,
 // but for its firewall; this holds where the firewall has been flushed.
 //
-//	conn, err := localnet.Dial(nil)
-//	changed, err := conn.Ensure(ctx, localnet.Filter{Bridge: "cbr0", Index: 7, Mark: 1 << 29}, nil, true)
+//	conn := localnet.On(socket)
 //	state, err := conn.Get(ctx, filter) // is it there, and whose was route_localnet?
-//	err = conn.Remove(ctx, filter, nil)
+//	changed, err := conn.Ensure(ctx, filter, state, true)
+//	err = conn.Remove(ctx, filter, state)
 package localnet
 
 import (
@@ -21,38 +21,13 @@ import (
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/tc"
-	"github.com/tombolo-cni/tombolo/netns"
 )
-
-// Config says how to open a Conn. The zero value, and nil, mean the caller's own
-// namespace.
-type Config struct {
-	// NetNS is the namespace of the bridges. Nil is that of the calling thread. It may be
-	// closed after Dial.
-	NetNS *netns.NS
-}
 
 // Conn works on the bridges of one network namespace.
 type Conn struct{ nl *nl.Conn }
 
-// Dial opens a connection.
-func Dial(cfg *Config) (*Conn, error) {
-	var c nl.Config
-	if cfg != nil {
-		c.NetNS = cfg.NetNS
-	}
-	conn, err := nl.Dial(unix.NETLINK_ROUTE, &c)
-	if err != nil {
-		return nil, err
-	}
-	return &Conn{nl: conn}, nil
-}
-
 // On makes a Conn over a connection that stays with its owner. It needs no Close.
 func On(s tombolo.Socket) *Conn { return &Conn{nl: nl.Of(s)} }
-
-// Close closes the connection.
-func (c *Conn) Close() error { return c.nl.Close() }
 
 // IsUnsupported says of an error that its cause is what the kernel lacks, and could not
 // or would not load.
@@ -104,12 +79,8 @@ const (
 // The filter is there before an old one of ours with another note goes. An error says
 // IsUnsupported where the kernel has no cls_bpf or no clsact.
 //
-// have is what Get has just said; nil: Ensure asks.
+// have is what Get has just said.
 func (c *Conn) Ensure(ctx context.Context, k Filter, have *State, routed bool) (changed bool, _ error) {
-	have, err := c.known(ctx, k, have)
-	if err != nil {
-		return false, err
-	}
 	if have.There && have.Routed == routed && len(have.filters) == 1 {
 		return false, nil
 	}
@@ -203,23 +174,12 @@ func (have *State) madePlace() bool {
 	return false
 }
 
-// known is have, or what there is.
-func (c *Conn) known(ctx context.Context, k Filter, have *State) (*State, error) {
-	if have != nil {
-		return have, nil
-	}
-	return c.Get(ctx, k)
-}
-
 // Remove takes the filter away, and the clsact if that was made for it and nobody else
 // uses it. What is gone already is success. have is as Ensure's.
 func (c *Conn) Remove(ctx context.Context, k Filter, have *State) error {
-	have, err := c.known(ctx, k, have)
-	if err != nil {
-		return tc.PassAbsent(err)
-	}
 	var b nl.Batch
 	if have.madePlace() && have.others == 0 {
+		var err error
 		if _, have.others, err = k.link().Filters(ctx, c.nl, tc.Egress); err != nil {
 			return tc.PassAbsent(err)
 		}

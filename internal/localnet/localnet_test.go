@@ -15,6 +15,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/localnet"
+	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
@@ -38,9 +39,29 @@ func newNode(tb testing.TB) *node {
 	nstest.Run(tb, n.ns, "ip", "link", "set", "br0", "up")
 	nstest.Veth(tb, n.ns, port, n.pod, "eth0")
 	nstest.Run(tb, n.ns, "ip", "link", "set", port, "master", "br0")
-	n.conn = must.Of(localnet.Dial(&localnet.Config{NetNS: n.ns})).Get(tb)
-	tb.Cleanup(func() { n.conn.Close() })
+	conn, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: n.ns})
+	must.Succeed(tb, err)
+	tb.Cleanup(func() { conn.Close() })
+	n.conn = localnet.On(conn)
 	return n
+}
+
+func (n *node) ensure(t *testing.T, k localnet.Filter, routed bool) (bool, error) {
+	t.Helper()
+	have, err := n.conn.Get(t.Context(), k)
+	if err != nil {
+		return false, err
+	}
+	return n.conn.Ensure(t.Context(), k, have, routed)
+}
+
+func (n *node) remove(t *testing.T, k localnet.Filter) error {
+	t.Helper()
+	have, err := n.conn.Get(t.Context(), k)
+	if err != nil {
+		return err
+	}
+	return n.conn.Remove(t.Context(), k, have)
 }
 
 // A loopbackNode is a node whose bridge has route_localnet on and an address, with a
@@ -181,8 +202,12 @@ func TestFilterDropsWhatOthersSendToTheHostsLoopback(t *testing.T) {
 		{"with three", "88a8 0000 8100 2000 8100 0000", "10.9.0.5", "127.0.0.1"},
 	}
 	for _, a := range attacks {
-		expect.That(t, n.hears(t, n.frame(a.tags, a.from, a.to)),
-			"%s: the attack does not work without the filter", a.name)
+		if !n.hears(t, n.frame(a.tags, a.from, a.to)) {
+			t.Errorf("%s: the attack does not work without the filter", a.name)
+		}
+	}
+	if changed, err := n.ensure(t, n.keep, true); err != nil || !changed {
+		t.Fatalf("Ensure: %t, %v", changed, err)
 	}
 	changed, err := n.conn.Ensure(t.Context(), n.keep, nil, true)
 	must.That(t, err == nil && changed, "Ensure: %t, %v", changed, err)
@@ -195,15 +220,17 @@ func TestFilterDropsWhatOthersSendToTheHostsLoopback(t *testing.T) {
 		expect.That(t, n.hears(t, n.frame(ok.tags, "10.9.0.5", ok.to)),
 			"%s: what is sent to the host's other addresses is dropped", ok.name)
 	}
-	must.Succeed(t, n.conn.Remove(t.Context(), n.keep, nil))
-	expect.That(t, n.hears(t, n.frame("", "10.9.0.5", "127.0.0.1")), "the filter outlives Remove")
+	must.Succeed(t, n.remove(t, n.keep))
+	if !n.hears(t, n.frame("", "10.9.0.5", "127.0.0.1")) {
+		t.Error("the filter outlives Remove")
+	}
 }
 
 // What the firewall has marked passes: answers to the host's own calls.
 func TestFilterLetsMarkedPacketsPass(t *testing.T) {
 	t.Parallel()
 	n := newLoopbackNode(t)
-	must.Succeed(t, expect.Err(n.conn.Ensure(t.Context(), n.keep, nil, true)))
+	must.Succeed(t, expect.Err(n.ensure(t, n.keep, true)))
 	nstest.Run(t, n.ns, "nft", "add table netdev t; add chain netdev t c { type filter hook ingress device "+port+" priority 0; }; "+
 		"add rule netdev t c ip daddr 127.0.0.1 meta mark set 0x3000; add rule netdev t c ip daddr 127.0.0.2 meta mark set 0x2000; add rule netdev t c ip saddr 127.0.0.0/8 meta mark set 0x1000")
 	for _, tt := range []struct {
@@ -228,7 +255,7 @@ func TestFilterIsIdempotentAndNotesWhatGoesWithIt(t *testing.T) {
 		mark            uint32
 	}{{true, true, 0x1000}, {true, false, 0x1000}, {false, true, 0x1000}, {false, false, 0x1000}, {false, true, 0x4000}, {true, true, 0x4000}} {
 		k.Mark = step.mark
-		expect.Of(n.conn.Ensure(t.Context(), k, nil, step.routed)).Is(t, step.changes, "Ensure %+v", step)
+		expect.Of(n.ensure(t, k, step.routed)).Is(t, step.changes, "Ensure %+v", step)
 		kept, err := n.conn.Get(t.Context(), k)
 		expect.That(t, err == nil && kept.There && kept.Routed == step.routed, "after %+v: %+v, %v", step, kept, err)
 		list := ingress(t, n.ns)
@@ -238,9 +265,13 @@ func TestFilterIsIdempotentAndNotesWhatGoesWithIt(t *testing.T) {
 	kept, err := n.conn.Get(t.Context(), k)
 	expect.That(t, err == nil && !kept.There, "a filter of another mark counts: %+v, %v", kept, err)
 	for range 2 {
-		must.Succeed(t, n.conn.Remove(t.Context(), k, nil))
-		got := nstest.Run(t, n.ns, "tc", "qdisc", "show", "dev", "br0")
-		expect.That(t, !strings.Contains(got, "clsact"), "a qdisc of ours is left: %s", got)
+		must.Succeed(t, n.remove(t, k))
+		if got := nstest.Run(t, n.ns, "tc", "qdisc", "show", "dev", "br0"); strings.Contains(got, "clsact") {
+			t.Errorf("a qdisc of ours is left: %s", got)
+		}
+	}
+	if kept, err := n.conn.Get(t.Context(), k); err != nil || kept.There || kept.Routed {
+		t.Errorf("after Remove: %+v, %v", kept, err)
 	}
 	kept, err = n.conn.Get(t.Context(), k)
 	expect.That(t, err == nil && !kept.There && !kept.Routed, "after Remove: %+v, %v", kept, err)
@@ -275,14 +306,14 @@ func TestFilterLeavesOthersAtTheIngressAlone(t *testing.T) {
 				prepare()
 			}
 			before := state()
-			must.Succeed(t, expect.Err(n.conn.Ensure(t.Context(), k, nil, true)))
+			must.Succeed(t, expect.Err(n.ensure(t, k, true)))
 			if kept, err := n.conn.Get(t.Context(), k); err != nil || !kept.There {
 				t.Fatalf("%+v, %v\n%s", kept, err, state())
 			}
 			if tt.qdisc == "" {
 				prepare()
 			}
-			must.Succeed(t, n.conn.Remove(t.Context(), k, nil))
+			must.Succeed(t, n.remove(t, k))
 			after := state()
 			expect.That(t, tt.qdisc == "" || after == before, "before:\n%s\nafter:\n%s", before, after)
 			expect.That(t, tt.qdisc != "" || strings.Contains(after, "pref 7") && !strings.Contains(after, "bytecode"),
@@ -295,10 +326,9 @@ func TestFilterOfNoBridge(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	for _, k := range []localnet.Filter{{}, {Bridge: "br0"}, {Bridge: "br0", Index: -1}, {Bridge: strings.Repeat("x", 16), Index: 1}} {
-		expect.Is(t, expect.Err(n.conn.Ensure(t.Context(), k, nil, true)), tombolo.ErrInvalid, "Ensure(%+v)", k)
-		expect.Is(t, n.conn.Remove(t.Context(), k, nil), tombolo.ErrInvalid, "Remove(%+v)", k)
+		expect.Is(t, expect.Err(n.ensure(t, k, true)), tombolo.ErrInvalid, "Ensure(%+v)", k)
+		expect.Is(t, n.remove(t, k), tombolo.ErrInvalid, "Remove(%+v)", k)
 	}
 	gone := localnet.Filter{Bridge: "br9", Index: 9999, Mark: 1}
-	expect.Is(t, expect.Err(n.conn.Ensure(t.Context(), gone, nil, true)), fs.ErrNotExist, "Ensure of a bridge that is gone")
-	expect.Success(t, n.conn.Remove(t.Context(), gone, nil), "Remove of a bridge that is gone")
+	expect.Is(t, expect.Err(n.ensure(t, gone, true)), fs.ErrNotExist, "Ensure of a bridge that is gone")
 }

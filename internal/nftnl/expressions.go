@@ -9,42 +9,29 @@ import (
 // Expressions are the steps of a rule, in the kernel's terms: `nft --debug=netlink`
 // prints rules as rows of them. What a step loads goes to a register, which a later
 // step reads (include/uapi/linux/netfilter/nf_tables.h).
-type Expressions struct {
-	family uint8
-	list   []netlink.Attribute
-	err    error
-	steps  *[]expr.Any // of Collect
-}
+type Expressions []expr.Any
 
-// Collect gives the steps as they are, for another package to write.
+// Collect gives the steps that a function writes.
 func Collect(write func(*Expressions)) []expr.Any {
-	var steps []expr.Any
-	write(&Expressions{steps: &steps})
-	return steps
+	var x Expressions
+	write(&x)
+	return x
 }
 
 // Add appends a step.
-func (x *Expressions) Add(e expr.Any) {
-	if x.steps != nil {
-		*x.steps = append(*x.steps, e)
-		return
-	}
-	b, err := expr.Marshal(x.family, e)
-	if err != nil && x.err == nil {
-		x.err = err
-	}
-	x.list = append(x.list, Bytes(netlink.Nested|unix.NFTA_LIST_ELEM, b))
-}
+func (x *Expressions) Add(e expr.Any) { *x = append(*x, e) }
 
-// Marshal gives the steps as attributes, for tests.
-func Marshal(family uint8, write func(*Expressions)) ([]byte, error) {
-	x := Expressions{family: family}
-	write(&x)
-	b, err := netlink.MarshalAttributes(x.list)
-	if x.err != nil {
-		err = x.err
+// Marshal gives steps as attributes.
+func Marshal(family uint8, steps []expr.Any) ([]byte, error) {
+	list := make([]netlink.Attribute, len(steps))
+	for i, step := range steps {
+		b, err := expr.Marshal(family, step)
+		if err != nil {
+			return nil, err
+		}
+		list[i] = Bytes(netlink.Nested|unix.NFTA_LIST_ELEM, b)
 	}
-	return b, err
+	return marshal(list)
 }
 
 // Register is where steps put what they load, 16 bytes each.

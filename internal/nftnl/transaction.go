@@ -1,8 +1,10 @@
 package nftnl
 
 import (
+	"cmp"
 	"fmt"
 
+	"github.com/google/nftables/expr"
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
@@ -48,20 +50,16 @@ func (t *Transaction) Add(op string, obj fmt.Stringer, family uint8, msg uint16,
 	t.append(op, obj, m, err)
 }
 
-// AddRule makes a rule of expressions, with a comment unless that is empty. The attributes
+// AddRule makes a rule of steps, with a comment unless that is empty. The attributes
 // and flags say where it goes.
-func (t *Transaction) AddRule(op string, obj fmt.Stringer, family uint8, flags netlink.HeaderFlags, comment string, write func(*Expressions), attrs ...netlink.Attribute) {
-	x := Expressions{family: family}
-	write(&x)
-	attrs = append(attrs, Nest(unix.NFTA_RULE_EXPRESSIONS, x.list...))
+func (t *Transaction) AddRule(op string, obj fmt.Stringer, family uint8, flags netlink.HeaderFlags, comment string, steps []expr.Any, attrs ...netlink.Attribute) {
+	b, stepsErr := Marshal(family, steps)
+	attrs = append(attrs, Bytes(netlink.Nested|unix.NFTA_RULE_EXPRESSIONS, b))
 	if comment != "" {
 		attrs = append(attrs, Bytes(unix.NFTA_RULE_USERDATA, Comment(comment)))
 	}
 	m, err := message(t.buf, Type(unix.NFT_MSG_NEWRULE), netlink.Create|flags, family, 0, attrs)
-	if x.err != nil {
-		err = x.err
-	}
-	t.append(op, obj, m, err)
+	t.append(op, obj, m, cmp.Or(stepsErr, err))
 }
 
 func (t *Transaction) append(op string, obj fmt.Stringer, m netlink.Message, err error) {

@@ -217,14 +217,14 @@ func (p *plan) insert(t *nftnl.Transaction, f *familyPlan) {
 		flags = 0
 		attrs = append(attrs, nftnl.Uint64(unix.NFTA_RULE_POSITION, f.rules[f.index].handle))
 	}
-	t.AddRule(fmt.Sprintf("insert rule %q into", p.comment()), f.at, f.at.family, flags, p.comment(), func(x *nftnl.Expressions) {
+	t.AddRule(fmt.Sprintf("insert rule %q into", p.comment()), f.at, f.at.family, flags, p.comment(), nftnl.Collect(func(x *nftnl.Expressions) {
 		bits := binary.NativeEndian.AppendUint32(nil, p.mark)
 		x.Meta(expr.MetaKeyMARK, nftnl.First)
 		x.Mask(bits, nil)
 		x.Compare(expr.CmpOpEq, bits)
 		x.Add(&expr.Counter{})
 		x.Add(&expr.Verdict{Kind: expr.VerdictAccept})
-	}, attrs...)
+	}), attrs...)
 }
 
 // adminComment is that of the rule that calls the operator's chain.
@@ -241,10 +241,10 @@ func (p *plan) insertCall(t *nftnl.Transaction, f *familyPlan) {
 		own := chain{f.at.family, iptablesTable, p.admin}
 		t.Add("make", own, own.family, unix.NFT_MSG_NEWCHAIN, netlink.Create, own.named(unix.NFTA_CHAIN_NAME)...)
 	}
-	t.AddRule("insert a jump to "+p.admin+" into", f.at, f.at.family, 0, adminComment, func(x *nftnl.Expressions) {
+	t.AddRule("insert a jump to "+p.admin+" into", f.at, f.at.family, 0, adminComment, nftnl.Collect(func(x *nftnl.Expressions) {
 		x.Add(&expr.Counter{})
 		x.Add(&expr.Verdict{Kind: expr.VerdictJump, Chain: p.admin})
-	}, f.at.named(unix.NFTA_RULE_CHAIN)...)
+	}), f.at.named(unix.NFTA_RULE_CHAIN)...)
 }
 
 func (p *plan) differences() []tombolo.Difference {

@@ -204,14 +204,16 @@ func TestAdmissionIsKnownWithTheMarkAsAMatch(t *testing.T) {
 	for _, family := range []uint8{unix.NFPROTO_IPV4, unix.NFPROTO_IPV6} {
 		tr := nftnl.Begin(nil)
 		chain := chain{family, iptablesTable, iptablesForward}
-		tr.AddRule("add rule to", chain, family, netlink.Append, "", func(x *nftnl.Expressions) {
+		tr.AddRule("add rule to", chain, family, netlink.Append, "", nftnl.Collect(func(x *nftnl.Expressions) {
 			mark := xt.Unknown(append(binary.NativeEndian.AppendUint32(binary.NativeEndian.AppendUint32(nil, 0x1000), 0x1000), make([]byte, 8)...))
 			x.Add(&expr.Match{Name: "mark", Rev: 1, Info: &mark}) // struct xt_mark_mtinfo1, padded as x_tables has it
 			comment := xt.Comment(admissionComment)
 			x.Add(&expr.Match{Name: "comment", Info: &comment})
 			x.Add(&expr.Verdict{Kind: expr.VerdictAccept})
-		}, chain.named(unix.NFTA_RULE_CHAIN)...)
-		must.Succeed(t, tr.Commit(c.nl))
+		}), chain.named(unix.NFTA_RULE_CHAIN)...)
+		if err := tr.Commit(c.nl); err != nil {
+			t.Fatal(err)
+		}
 	}
 	wantRules(t, ns, "FORWARD", ourRule) // so iptables takes it for the same
 	mustPlace(t, c, false)

@@ -30,13 +30,15 @@ func wantSane(t *testing.T, r rule) {
 }
 
 func FuzzForeignRule(f *testing.F) {
-	expressions, err := nftnl.Marshal(unix.NFPROTO_IPV4, func(x *nftnl.Expressions) {
+	expressions, err := nftnl.Marshal(unix.NFPROTO_IPV4, nftnl.Collect(func(x *nftnl.Expressions) {
 		x.Meta(expr.MetaKeyMARK, nftnl.First)
 		x.Mask([]byte{0, 0x10, 0, 0}, nil)
 		x.Compare(expr.CmpOpEq, []byte{0, 0x10, 0, 0})
 		x.Add(&expr.Verdict{Kind: expr.VerdictAccept})
-	})
-	must.Succeed(f, err)
+	}))
+	if err != nil {
+		f.Fatal(err)
+	}
 	f.Add(uint8(unix.NFPROTO_IPV4), nltest.Attributes(nftnl.String(unix.NFTA_RULE_CHAIN, iptablesForward),
 		nftnl.Bytes(netlink.Nested|unix.NFTA_RULE_EXPRESSIONS, expressions), nftnl.Bytes(unix.NFTA_RULE_USERDATA, nftnl.Comment(admissionComment))))
 	f.Fuzz(func(t *testing.T, _ uint8, b []byte) {

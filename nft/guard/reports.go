@@ -19,7 +19,7 @@ const Group = 0x746f
 // Reports gives the chain that keeps the multicast listener reports of others from the ports
 // in Group, of one network or of all: it is for the caller to name it.
 func Reports() []Chain {
-	return []Chain{{"reports", bridgeForward, priorityBridged, "quiet group 0x" + strconv.FormatUint(Group, 16), reportsRules}}
+	return []Chain{{"reports", bridgeForward, priorityBridged, "quiet group 0x" + strconv.FormatUint(Group, 16), by((*rules).addReports)}}
 }
 
 // addReports comes behind the bridge's own look at reports (multicast snooping).

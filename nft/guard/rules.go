@@ -65,17 +65,17 @@ const (
 // Everyone gives the chains for all ports whose names begin with "veth", guarded or not.
 func Everyone() []Chain {
 	return []Chain{
-		{"groups", bridgePreRouting, priorityGuard, "link-local groups", groupsRules},
-		{"groups-input", bridgeInput, priorityGuard, "link-local groups", groupsRules},
-		{"from-pods", bridgePreRouting, priorityFromPods, "tags, queries", fromPodsRules},
+		{"groups", bridgePreRouting, priorityGuard, "link-local groups", by((*rules).addGroups)},
+		{"groups-input", bridgeInput, priorityGuard, "link-local groups", by((*rules).addGroups)},
+		{"from-pods", bridgePreRouting, priorityFromPods, "tags, queries", by((*rules).addFromPods)},
 	}
 }
 
 // Guarded gives the chains for the ports that have Elements.
 func Guarded() []Chain {
 	return []Chain{
-		{"guard", bridgePreRouting, priorityGuard, "spoof guard, or MAC alone", guardRules},
-		{"untrusted", bridgePreRouting, priorityUntrusted, "hosts only", untrustedRules},
+		{"guard", bridgePreRouting, priorityGuard, "spoof guard, or MAC alone", by((*rules).addGuard)},
+		{"untrusted", bridgePreRouting, priorityUntrusted, "hosts only", by((*rules).addUntrusted)},
 	}
 }
 
@@ -87,17 +87,13 @@ func (list *rules) add(comment string, write func(expressions)) {
 	*list = append(*list, Rule{comment, nftnl.Collect(func(x *nftnl.Expressions) { write(expressions{x}) })})
 }
 
-func made(write func(*rules)) []Rule {
-	var list rules
-	write(&list)
-	return list
+func by(write func(*rules)) func() []Rule {
+	return func() []Rule {
+		var list rules
+		write(&list)
+		return list
+	}
 }
-
-func guardRules() []Rule     { return made((*rules).addGuard) }
-func untrustedRules() []Rule { return made((*rules).addUntrusted) }
-func groupsRules() []Rule    { return made((*rules).addGroups) }
-func fromPodsRules() []Rule  { return made((*rules).addFromPods) }
-func reportsRules() []Rule   { return made((*rules).addReports) }
 
 // expressions are the steps of a rule.
 type expressions struct{ *nftnl.Expressions }

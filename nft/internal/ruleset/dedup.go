@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
+	"github.com/tombolo-cni/tombolo/nft/guard"
 )
 
 const dedupPrefix = "dedup-"
@@ -47,7 +48,7 @@ func dedup(n *Network) Chain {
 // be within several.
 func (list *rules) addDedup(ds []Dedup) {
 	once := func(comment string, write func(expressions)) {
-		if !slices.ContainsFunc(*list, func(r Rule) bool { return r.Comment == comment }) {
+		if !slices.ContainsFunc(*list, func(r guard.Rule) bool { return r.Comment == comment }) {
 			list.add(comment, write)
 		}
 	}

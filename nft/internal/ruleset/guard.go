@@ -51,7 +51,8 @@ func (rs *Ruleset) addChains(list []guard.Chain) {
 	rs.needTable(unix.NFPROTO_BRIDGE)
 	for _, ch := range list {
 		rs.Chains = append(rs.Chains, Chain{
-			Place: InBridge(ch.Name), Kind: "filter", Hook: ch.Hook, Priority: ch.Priority, settings: ch.Settings, guard: ch.Rules,
+			Place: InBridge(ch.Name), Kind: "filter", Hook: ch.Hook, Priority: ch.Priority, settings: ch.Settings,
+			write: func(list *rules) { *list = ch.Rules() },
 		})
 	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/nft/guard"
 )
 
 // Place is where a chain or a set is: its name in our table of a family.
@@ -136,13 +137,10 @@ func (t *Transaction) delChain(p Place) {
 }
 
 // newRule appends a rule to a chain.
-func (t *Transaction) newRule(chain Place, r Rule) {
+func (t *Transaction) newRule(chain Place, r guard.Rule) {
 	op := fmt.Sprintf("add rule %q to", r.Comment)
 	t.AddRule(op, t.table.Label("chain", chain), chain.Family, netlink.Append, r.Comment, r.Steps, t.table.named(chain, unix.NFTA_RULE_CHAIN)...)
 }
-
-// Steps writes the rule.
-func (r *Rule) Steps(x *nftnl.Expressions) { r.write(expressions{x}) }
 
 // NewElement adds an element exclusively: without NLM_F_EXCL the kernel takes one
 // that is there for a success and keeps its comment, so that it stays another's.

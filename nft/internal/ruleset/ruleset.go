@@ -89,39 +89,22 @@ type Chain struct {
 	Hook     uint32 // unix.NF_INET_*
 	Priority int32
 	settings string       // what its rules depend on, in short
-	write    func(*rules) // makes them, unless they are of package guard
-	guard    func() []guard.Rule
+	write    func(*rules) // makes them
 }
 
 // Rules gives the chain's. A look at whether they are there does without: see Comment.
-func (ch *Chain) Rules() []Rule {
+func (ch *Chain) Rules() []guard.Rule {
 	var list rules
-	if ch.guard == nil {
-		ch.write(&list)
-		return list
-	}
-	for _, r := range ch.guard() {
-		list.add(r.Comment, func(x expressions) {
-			for _, step := range r.Steps {
-				x.Add(step)
-			}
-		})
-	}
+	ch.write(&list)
 	return list
 }
 
-// Rule has a comment that says what it is for.
-type Rule struct {
-	Comment string
-	write   func(expressions)
-}
-
 // rules are those of a chain, in their order.
-type rules []Rule
+type rules []guard.Rule
 
 // add appends a rule. The comment is to be one of its chain's own, for Check.
 func (list *rules) add(comment string, write func(expressions)) {
-	*list = append(*list, Rule{comment, write})
+	*list = append(*list, guard.Rule{Comment: comment, Steps: nftnl.Collect(func(x *nftnl.Expressions) { write(expressions{x}) })})
 }
 
 // rulesVersion is raised with every change of the rules that are made from the

@@ -230,11 +230,11 @@ func traceRule(match func(*nftnl.Expressions)) *nftnl.Transaction {
 		nftnl.String(unix.NFTA_CHAIN_TABLE, table), nftnl.String(unix.NFTA_CHAIN_NAME, name),
 		nftnl.Nest(unix.NFTA_CHAIN_HOOK, nftnl.Uint32(unix.NFTA_HOOK_HOOKNUM, unix.NF_INET_PRE_ROUTING), nftnl.Uint32(unix.NFTA_HOOK_PRIORITY, uint32(priority))),
 		nftnl.String(unix.NFTA_CHAIN_TYPE, "filter"))
-	t.AddRule("make a rule of", at, unix.NFPROTO_INET, netlink.Append, "", func(x *nftnl.Expressions) {
+	t.AddRule("make a rule of", at, unix.NFPROTO_INET, netlink.Append, "", nftnl.Collect(func(x *nftnl.Expressions) {
 		match(x)
 		x.Add(&expr.Immediate{Register: uint32(nftnl.First), Data: []byte{1}})
 		x.Add(&expr.Meta{Key: expr.MetaKeyNFTRACE, SourceRegister: true, Register: uint32(nftnl.First)})
-	}, nftnl.String(unix.NFTA_RULE_TABLE, table), nftnl.String(unix.NFTA_RULE_CHAIN, name))
+	}), nftnl.String(unix.NFTA_RULE_TABLE, table), nftnl.String(unix.NFTA_RULE_CHAIN, name))
 	return t
 }
 

@@ -27,7 +27,7 @@ func New(cfg *Config) (*Client, error) {
 		return nil, err
 	}
 	if m.cfg.Dial == nil {
-		return nil, invalid("no Dial in the configuration: package dhcpc/transport has some")
+		return nil, trace.Invalid("no Dial in the configuration: package dhcpc/transport has some")
 	}
 	return &Client{machine: m, cfg: m.cfg}, nil
 }
@@ -208,7 +208,7 @@ func (r *runner) send(ctx context.Context, p *Packet) error {
 func (c *Client) dial(ctx context.Context, local netip.Addr) (Transport, error) {
 	conn, err := c.cfg.Dial(ctx, local)
 	if err == nil && conn == nil {
-		err = argument("Dial gave no transport")
+		err = trace.Argument("Dial gave no transport")
 	}
 	return conn, err
 }

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/insomniacslk/dhcp/dhcpv4"
+
+	"github.com/tombolo-cni/tombolo/dhcpc/internal/trace"
 )
 
 // Defaults of Config, and the bounds that RFC 2131 gives.
@@ -97,7 +99,7 @@ type Option struct {
 // withDefaults checks the configuration and fills it in.
 func (c *Config) withDefaults() (*Config, error) {
 	if c == nil {
-		return nil, invalid("no configuration: a DHCP client needs a MAC address")
+		return nil, trace.Invalid("no configuration: a DHCP client needs a MAC address")
 	}
 	cfg := *c
 	cfg.MAC, cfg.ClientID = slices.Clone(c.MAC), slices.Clone(c.ClientID)
@@ -117,19 +119,19 @@ func (c *Config) withDefaults() (*Config, error) {
 func (c *Config) check() error {
 	switch {
 	case len(c.MAC) != macLen:
-		return invalidf("MAC address %q: want %d bytes, those of the interface", c.MAC, macLen)
+		return trace.Invalidf("MAC address %q: want %d bytes, those of the interface", c.MAC, macLen)
 	case len(c.ClientID) == 1 || len(c.ClientID) > maxOption:
-		return invalidf("client identifier of %d bytes: want 2 to %d, the first being its type", len(c.ClientID), maxOption)
+		return trace.Invalidf("client identifier of %d bytes: want 2 to %d, the first being its type", len(c.ClientID), maxOption)
 	case len(c.HostName) > maxOption:
-		return invalidf("host name of %d bytes: want at most %d", len(c.HostName), maxOption)
+		return trace.Invalidf("host name of %d bytes: want at most %d", len(c.HostName), maxOption)
 	case len(c.VendorClass) > maxOption:
-		return invalidf("vendor class of %d bytes: want at most %d", len(c.VendorClass), maxOption)
+		return trace.Invalidf("vendor class of %d bytes: want at most %d", len(c.VendorClass), maxOption)
 	case c.Address.IsValid() && !usable(c.Address):
-		return invalidf("address %s: want the IPv4 address of a host", c.Address)
+		return trace.Invalidf("address %s: want the IPv4 address of a host", c.Address)
 	case c.Timeout < 0 || c.Retransmit < 0 || c.Retransmit > maxRetransmit:
-		return invalidf("timeout %s, retransmission %s: want neither negative, and the latter at most %s", c.Timeout, c.Retransmit, maxRetransmit)
+		return trace.Invalidf("timeout %s, retransmission %s: want neither negative, and the latter at most %s", c.Timeout, c.Retransmit, maxRetransmit)
 	case c.LinkMTU < 0:
-		return invalidf("link MTU %d: want none that is negative", c.LinkMTU)
+		return trace.Invalidf("link MTU %d: want none that is negative", c.LinkMTU)
 	}
 	return c.checkOptions()
 }
@@ -137,15 +139,15 @@ func (c *Config) check() error {
 func (c *Config) checkOptions() error {
 	for _, o := range c.Provide {
 		if why := reserved(o.Code); why != "" {
-			return invalidf("option %d cannot be provided: %s", o.Code, why)
+			return trace.Invalidf("option %d cannot be provided: %s", o.Code, why)
 		}
 		if len(o.Value) > maxOption {
-			return invalidf("option %d of %d bytes: want at most %d", o.Code, len(o.Value), maxOption)
+			return trace.Invalidf("option %d of %d bytes: want at most %d", o.Code, len(o.Value), maxOption)
 		}
 	}
 	for _, code := range c.Request {
 		if code == dhcpv4.OptionPad.Code() || code == dhcpv4.OptionEnd.Code() {
-			return invalidf("option %d cannot be requested: it is no option but a mark", code)
+			return trace.Invalidf("option %d cannot be requested: it is no option but a mark", code)
 		}
 	}
 	return nil

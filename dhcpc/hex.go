@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"net"
 	"strings"
+
+	"github.com/tombolo-cni/tombolo/dhcpc/internal/trace"
 )
 
 // Hex is a string of bytes whose text form, in JSON too, is that of hardware
@@ -20,7 +22,7 @@ func (h Hex) MarshalText() ([]byte, error) { return []byte(h.String()), nil }
 // UnmarshalText reads the text form.
 func (h *Hex) UnmarshalText(text []byte) error {
 	if h == nil {
-		return argument("nothing to read it into")
+		return trace.Argument("nothing to read it into")
 	}
 	*h = nil
 	if len(text) == 0 {

@@ -1,9 +1,10 @@
 package dhcpc
 
 import (
-	"errors"
 	"net/netip"
 	"time"
+
+	"github.com/tombolo-cni/tombolo/dhcpc/internal/trace"
 )
 
 // Lease is what a server granted, and all that is needed to renew and release it,
@@ -80,30 +81,30 @@ func (r Route) String() string {
 // ErrInvalid is the cause of an error about an argument or a Config that cannot be meant, or
 // about a Lease that no server granted: one read from a damaged record, say. What matches
 // it matches tombolo.ErrInvalid too.
-var ErrInvalid = errors.New("invalid lease")
+var ErrInvalid = trace.ErrInvalid
 
 // Validate says whether a lease can be resumed and released: whether address,
 // server, MAC and times are there and possible. Its error matches ErrInvalid.
 func (l *Lease) Validate() error {
 	switch {
 	case l == nil:
-		return argument("no lease")
+		return trace.Argument("no lease")
 	case !l.Address.IsValid():
-		return invalidf("%s: it has no address", ErrInvalid)
+		return trace.Invalidf("%s: it has no address", ErrInvalid)
 	case !usable(l.Address.Addr()):
-		return invalidf("%s: %s is not the address of a host", ErrInvalid, l.Address)
+		return trace.Invalidf("%s: %s is not the address of a host", ErrInvalid, l.Address)
 	case !l.Server.IsValid():
-		return invalidf("%s: it has no server", ErrInvalid)
+		return trace.Invalidf("%s: it has no server", ErrInvalid)
 	case !l.Server.Is4():
-		return invalidf("%s: server %s is not an IPv4 address", ErrInvalid, l.Server)
+		return trace.Invalidf("%s: server %s is not an IPv4 address", ErrInvalid, l.Server)
 	case len(l.MAC) != macLen:
-		return invalidf("%s: MAC address %q is not of %d bytes", ErrInvalid, l.MAC, macLen)
+		return trace.Invalidf("%s: MAC address %q is not of %d bytes", ErrInvalid, l.MAC, macLen)
 	case l.Obtained.IsZero():
-		return invalidf("%s: it does not say when it began", ErrInvalid)
+		return trace.Invalidf("%s: it does not say when it began", ErrInvalid)
 	case l.Infinite():
 		return nil
 	case l.Renew.Before(l.Obtained) || l.Rebind.Before(l.Renew) || l.Expire.Before(l.Rebind):
-		return invalidf("%s: times %s, %s, %s, %s are not in their order", ErrInvalid,
+		return trace.Invalidf("%s: times %s, %s, %s, %s are not in their order", ErrInvalid,
 			l.Obtained.Format(time.RFC3339), l.Renew.Format(time.RFC3339), l.Rebind.Format(time.RFC3339), l.Expire.Format(time.RFC3339))
 	}
 	return nil

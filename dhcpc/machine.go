@@ -3,7 +3,6 @@ package dhcpc
 import (
 	"math"
 	"net/netip"
-	"slices"
 	"time"
 
 	"github.com/tombolo-cni/tombolo/dhcpc/internal/trace"
@@ -115,7 +114,7 @@ func (m *Machine) Start(now time.Time, seed uint64) Session {
 // matches ErrInvalid.
 func (m *Machine) Restore(now time.Time, seed uint64, l *Lease) (Session, error) {
 	if !m.made() {
-		return Session{}, argument("the machine was not made by NewMachine")
+		return Session{}, trace.Argument("the machine was not made by NewMachine")
 	}
 	if err := l.Validate(); err != nil {
 		return Session{}, err
@@ -253,17 +252,8 @@ func (t *step) forget() {
 	t.s.tries, t.s.offer, t.s.other = 0, nil, nil
 }
 
-// maxAvoid bounds the servers that a session remembers.
-const maxAvoid = 8
-
 // shun remembers that a server's OFFER led to nothing.
-func (t *step) shun(server netip.Addr) {
-	if slices.Contains(t.s.avoid, server) {
-		return
-	}
-	list := append(slices.Clone(t.s.avoid), server)
-	t.s.avoid = list[max(len(list)-maxAvoid, 0):]
-}
+func (t *step) shun(server netip.Addr) { t.s.avoid = trace.Shun(t.s.avoid, server) }
 
 // lose ends the lease that is held, if one is.
 func (t *step) lose() {

@@ -2,13 +2,12 @@ package dhcp6
 
 import (
 	"context"
-	"fmt"
 	"net/netip"
 	"slices"
 	"time"
 
-	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/dhcpc/internal/trace"
 )
 
 // Ports, and the group of all servers and relays on a link: RFC 8415, sections 7.1 and 7.2.
@@ -54,7 +53,7 @@ type Config struct {
 // own checks the configuration and copies it.
 func (c *Config) own() (*Config, error) {
 	if c == nil {
-		return nil, invalid("no configuration: a DHCPv6 client needs a DUID")
+		return nil, trace.Invalid("no configuration: a DHCPv6 client needs a DUID")
 	}
 	cfg := *c
 	cfg.DUID = slices.Clone(c.DUID)
@@ -67,25 +66,11 @@ const maxHostName = 253
 func (c *Config) check() error {
 	switch {
 	case len(c.DUID) < minDUID || len(c.DUID) > maxDUID:
-		return invalidf("DUID of %d bytes: want %d to %d, the first two being its type", len(c.DUID), minDUID, maxDUID)
+		return trace.Invalidf("DUID of %d bytes: want %d to %d, the first two being its type", len(c.DUID), minDUID, maxDUID)
 	case c.Address.IsValid() && !usable(c.Address):
-		return invalidf("address %s: want the IPv6 address of a host", c.Address)
+		return trace.Invalidf("address %s: want the IPv6 address of a host", c.Address)
 	case len(c.HostName) > maxHostName:
-		return invalidf("host name of %d bytes: want at most %d", len(c.HostName), maxHostName)
+		return trace.Invalidf("host name of %d bytes: want at most %d", len(c.HostName), maxHostName)
 	}
 	return nil
 }
-
-// invalid is an error that matches dhcpc.ErrInvalid and tombolo.ErrInvalid.
-type invalid string
-
-func (e invalid) Error() string { return string(e) }
-
-func (e invalid) Is(target error) bool {
-	return target == dhcpc.ErrInvalid || target == tombolo.ErrInvalid
-}
-
-func invalidf(format string, args ...any) error { return invalid(fmt.Sprintf(format, args...)) }
-
-// argument is the error about an argument that cannot be meant.
-func argument(what string) error { return invalid(tombolo.ErrInvalid.Error() + ": " + what) }

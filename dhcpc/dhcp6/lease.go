@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/dhcpc/internal/trace"
 )
 
 // Lease is what a server granted, and all that is needed to renew and release it, by this
@@ -42,7 +43,7 @@ type Lease struct {
 func (l *Lease) Validate() error {
 	switch {
 	case l == nil:
-		return argument("no lease")
+		return trace.Argument("no lease")
 	case !l.Address.IsValid():
 		return unusable("it has no address")
 	case !usable(l.Address):
@@ -64,7 +65,7 @@ func (l *Lease) Validate() error {
 
 // unusable is the error about what a lease says.
 func unusable(format string, args ...any) error {
-	return invalid(dhcpc.ErrInvalid.Error() + ": " + fmt.Sprintf(format, args...))
+	return trace.Invalid(dhcpc.ErrInvalid.Error() + ": " + fmt.Sprintf(format, args...))
 }
 
 // Infinite says whether the lease never ends.

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"fmt"
 	"net/netip"
-	"slices"
 	"time"
 
 	"github.com/insomniacslk/dhcp/dhcpv6"
@@ -142,7 +141,7 @@ func (m *Machine) Inform(now time.Time, seed uint64) Session {
 // error matches dhcpc.ErrInvalid.
 func (m *Machine) Restore(now time.Time, seed uint64, l *Lease) (Session, error) {
 	if !m.made() {
-		return Session{}, argument("the machine was not made by NewMachine")
+		return Session{}, trace.Argument("the machine was not made by NewMachine")
 	}
 	if err := l.Validate(); err != nil {
 		return Session{}, err
@@ -169,7 +168,7 @@ func (m *Machine) Restore(now time.Time, seed uint64, l *Lease) (Session, error)
 // due then is done. A time before that of an earlier Step is taken for that one.
 func (m *Machine) Step(s Session, now time.Time, e Event) (Session, Output) {
 	if !m.made() {
-		return s, Output{Err: argument("the machine was not made by NewMachine")}
+		return s, Output{Err: trace.Argument("the machine was not made by NewMachine")}
 	}
 	if now.Before(s.now) {
 		now = s.now
@@ -344,17 +343,8 @@ func (t *step) startOver(err error) {
 	t.idle(Init, t.now.Add(pause))
 }
 
-// maxAvoid bounds the servers that a session remembers.
-const maxAvoid = 8
-
 // shun remembers that a server's ADVERTISE led to nothing.
-func (t *step) shun(server dhcpc.Hex) {
-	if slices.Contains(t.s.avoid, string(server)) {
-		return
-	}
-	list := append(slices.Clone(t.s.avoid), string(server))
-	t.s.avoid = list[max(len(list)-maxAvoid, 0):]
-}
+func (t *step) shun(server dhcpc.Hex) { t.s.avoid = trace.Shun(t.s.avoid, string(server)) }
 
 // lose ends the lease that is held, and looks for another.
 func (t *step) lose(why error) {

@@ -6,13 +6,43 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/tombolo-cni/tombolo"
 )
 
 // ErrTimeout is what dhcpc exports as ErrTimeout.
 var ErrTimeout = errors.New("no lease in time")
+
+// ErrInvalid is what dhcpc exports as ErrInvalid.
+var ErrInvalid = errors.New("invalid lease")
+
+// Invalid is an error that matches ErrInvalid and tombolo.ErrInvalid.
+type Invalid string
+
+func (e Invalid) Error() string { return string(e) }
+
+// Is makes it match both.
+func (e Invalid) Is(target error) bool { return target == ErrInvalid || target == tombolo.ErrInvalid }
+
+// Invalidf is fmt.Errorf for such errors.
+func Invalidf(format string, args ...any) error { return Invalid(fmt.Sprintf(format, args...)) }
+
+// Argument is the error about an argument that cannot be meant.
+func Argument(what string) error { return Invalid(tombolo.ErrInvalid.Error() + ": " + what) }
+
+// Shun gives the servers to avoid, the last 8, with one more. The list of before stays as it is.
+func Shun[T comparable](list []T, server T) []T {
+	const most = 8
+	if slices.Contains(list, server) {
+		return list
+	}
+	list = append(slices.Clone(list), server)
+	return list[max(len(list)-most, 0):]
+}
 
 // maxHeard is how many kinds of messages a Trace counts by themselves. It counts the rest together, so that
 // a flood of odd messages takes no memory.

@@ -57,13 +57,32 @@ func (c *Conn) Detach(ctx context.Context, name, owner string, also ...string) e
 // is gone already is success. A link whose alias does not begin with owner is somebody
 // else's, stays as it is, and is an ErrForeign; owner "" takes any.
 func (c *Conn) Shut(ctx context.Context, name, owner string) error {
+	return c.change(ctx, "set link down", name, owner, func(_ *Link, r *link.Request) bool {
+		r.Change = unix.IFF_UP
+		return true
+	})
+}
+
+// SetAlias changes the alias of a link whose alias begins with owner, and nothing else
+// of it; see Port.Alias. A link that is gone is success. One of another owner's stays
+// as it is, and is an ErrForeign; owner "" takes any.
+func (c *Conn) SetAlias(ctx context.Context, name, owner, alias string) error {
+	return c.change(ctx, "set alias of link", name, owner, func(l *Link, r *link.Request) bool {
+		r.Alias = &alias
+		return l.Alias != alias
+	})
+}
+
+// change sets what is asked for of an owner's link, if anything is. A link that is gone is success.
+func (c *Conn) change(ctx context.Context, op, name, owner string, ask func(*Link, *link.Request) bool) error {
 	l, err := c.owned(ctx, name)
 	if err == nil {
-		err = l.ownedBy("set link down", owner)
+		err = l.ownedBy(op, owner)
 	}
-	if err == nil {
+	if r := (link.Request{}); err == nil && ask(l, &r) {
 		var b nl.Batch
-		link.Request{Index: l.Index, Change: unix.IFF_UP}.Set(&b, "set link down", name)
+		r.Index = l.Index
+		r.Set(&b, op, name)
 		err = c.execute(ctx, &b)
 	}
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) {

@@ -78,18 +78,29 @@ type Port struct {
 	Name string
 	// MAC is the pod's.
 	MAC net.HardwareAddr
-	// Addrs are the pod's addresses; IPv4 ones as such, not mapped into IPv6. With one of
-	// IPv6 goes the link-local one that is made of the MAC. A pod without any is held to its MAC
+	// Addrs are the pod's addresses; IPv4 ones as such, not mapped into IPv6. From these alone it may send, and
+	// IPv4, IPv6 and ARP only. With one of IPv6 goes the link-local one that is made of the MAC (addr_gen_mode
+	// eui64); without any of IPv6 it sends none. A pod without any is held to its MAC
 	// alone, unless SLAAC or Untrusted says more.
 	Addrs []netip.Addr
-	// SLAAC lets it use every IPv6 address that ends in the interface identifier made of its
-	// MAC (modified EUI-64, RFC 4291, appendix A).
+	// SLAAC lets it use every IPv6 address, link-local or not, that ends in the interface identifier made of
+	// its MAC (modified EUI-64, RFC 4291, appendix A): routers give such addresses their prefixes, later, and
+	// others another day. It has no others then but those among Addrs: no temporary ones (RFC 8981), no stable
+	// opaque ones (RFC 7217).
 	SLAAC bool
-	// MACOnly holds it to the source address of its Ethernet frames, and to nothing else: what
-	// is in them is not looked at.
+	// MACOnly holds it to the source address of its Ethernet frames, and to nothing else: it may use any
+	// address, VLAN tags, and protocols other than IP, as a pod with a bridge or router of its own does.
 	MACOnly bool
-	// Untrusted, which MACOnly excludes, keeps it from passing for a server or a router.
-	// Without addresses of IPv4 it is about to get one by DHCP.
+	// Untrusted, which MACOnly excludes, is what switches call a port of hosts, behind which no server or
+	// router is to be (DHCP snooping, RFC 6105's RA guard, RFC 7610's DHCPv6 shield): it sends no answers of
+	// DHCP or DHCPv6 servers and relays, by no port, no DHCP requests for another's MAC, no queries of IGMP and
+	// MLD, no ICMP redirects, and nothing of what routers and firewalls tell each other: not by a protocol of
+	// IP (PIM, OSPF, EIGRP, VRRP and CARP, IS-IS, NHRP, pfsync and the like), nor to the UDP ports of RIP,
+	// OLSR, LDP, HSRP, GLBP, Babel, WCCP and the like, wherever that is. Router advertisements and redirects of
+	// IPv6 no guarded pod sends whose addresses are known. TCP is not looked at, nor what IPsec hides.
+	//
+	// Without addresses of IPv4 it is about to get one: it may ask DHCP servers for it
+	// and look whether another host has it (RFC 5227), and nothing else of IPv4.
 	Untrusted bool
 }
 

@@ -103,7 +103,7 @@ func (c *Conn) change(op string, obj fmt.Stringer, m netlink.Message, err error)
 }
 
 // Remove deletes the first route of its table that has Dst, and those of the other
-// fields that are set; MTU, AdvMSS, Metrics, Pref and Expires are not compared. That there is no such route or
+// fields that are set; MTU, AdvMSS, Pref and Expires are not compared. That there is no such route or
 // link is success.
 func (c *Conn) Remove(r Route) error {
 	m, err := r.DelMessage()

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -24,6 +25,16 @@ func add(b *nl.Batch, op string) func(netlink.Message, error) {
 	return func(m netlink.Message, err error) { b.Add(op, nil, m, err) }
 }
 
+// metrics is RTA_METRICS of numbers and their values, as an Other.
+func metrics(pairs ...uint32) []netlink.Attribute {
+	ae := netlink.NewAttributeEncoder()
+	for pair := range slices.Chunk(pairs, 2) {
+		ae.Uint32(uint16(pair[0]), pair[1])
+	}
+	b, _ := ae.Encode() // an error is about lengths
+	return []netlink.Attribute{{Type: unix.RTA_METRICS | netlink.Nested, Data: b}}
+}
+
 // TestRequestBytes compares what is sent with a file that says for each request
 // which ip(8) command it stands for.
 func TestRequestBytes(t *testing.T) {
@@ -31,7 +42,7 @@ func TestRequestBytes(t *testing.T) {
 	p, a := nstest.Prefix, nstest.Addr
 	full := route.Route{Dst: p("10.0.0.0/8"), Gateway: a("10.1.0.1"), Link: 3, OnLink: true, Source: a("10.1.0.2"), Priority: 7, Table: 1000,
 		Scope: ptr(route.Scope(unix.RT_SCOPE_SITE)), Protocol: route.ProtocolStatic, TOS: 8, MTU: 1400, AdvMSS: 1360,
-		Metrics: []route.Metric{{Number: unix.RTAX_INITCWND, Value: 10}}}
+		Other: metrics(unix.RTAX_MTU, 1400, unix.RTAX_ADVMSS, 1360, unix.RTAX_INITCWND, 10)}
 	var text string
 	for _, tt := range []struct {
 		command string

@@ -85,7 +85,7 @@ func (r *Route) decodeAttr(ad *netlink.AttributeDecoder) {
 	case unix.RTA_PREF:
 		r.Pref = ad.Uint8()
 	case unix.RTA_METRICS:
-		ad.Nested(r.decodeMetrics)
+		r.decodeMetrics(ad)
 	case unix.RTA_CACHEINFO:
 		r.Expires = expires(ad.Bytes())
 	case unix.RTA_EXPIRES: // in requests
@@ -98,20 +98,25 @@ func (r *Route) decodeAttr(ad *netlink.AttributeDecoder) {
 	}
 }
 
-func (r *Route) decodeMetrics(ad *netlink.AttributeDecoder) error {
-	for ad.Next() {
-		switch ad.Type() {
-		case unix.RTAX_MTU:
-			r.MTU = ad.Uint32()
-		case unix.RTAX_ADVMSS:
-			r.AdvMSS = ad.Uint32()
-		case unix.RTAX_CC_ALGO:
-			r.Congestion = ad.String()
-		default:
-			r.Metrics = append(r.Metrics, Metric{Number: ad.Type(), Value: ad.Uint32()})
-		}
+// decodeMetrics reads those that have fields, and keeps all where there are others.
+func (r *Route) decodeMetrics(ad *netlink.AttributeDecoder) {
+	others := false
+	ad.Do(func(b []byte) error {
+		return nl.Decode(b, func(ad *netlink.AttributeDecoder) error {
+			switch ad.Type() {
+			case unix.RTAX_MTU:
+				r.MTU = ad.Uint32()
+			case unix.RTAX_ADVMSS:
+				r.AdvMSS = ad.Uint32()
+			default:
+				others = true
+			}
+			return nil
+		})
+	})
+	if others {
+		r.Other = append(r.Other, nl.Keep(ad))
 	}
-	return nil // Nested looks for the decoder's own
 }
 
 // expires reads struct rta_cacheinfo, whose third number is in USER_HZ, which is

@@ -241,25 +241,10 @@ func (n *Route) others() []netlink.Attribute {
 // typeOf is an attribute's type without its flags.
 func typeOf(a netlink.Attribute) uint16 { return a.Type &^ (netlink.Nested | netlink.NetByteOrder) }
 
-// metrics has the library write the two that it knows, where there are no others: each
-// request has one nest of them.
+// metrics has the library write the two that have fields, where those of the kernel are not kept whole.
 func (n *Route) metrics(q *request) {
-	switch {
-	case len(n.Metrics) > 0 || n.Congestion != "":
-		q.more(func(ae *netlink.AttributeEncoder) {
-			ae.Nested(unix.RTA_METRICS, func(ae *netlink.AttributeEncoder) error {
-				for _, m := range append([]Metric{{unix.RTAX_MTU, n.MTU}, {unix.RTAX_ADVMSS, n.AdvMSS}}, n.Metrics...) {
-					if m.Value != 0 || m.Number != unix.RTAX_MTU && m.Number != unix.RTAX_ADVMSS {
-						ae.Uint32(m.Number, m.Value)
-					}
-				}
-				if n.Congestion != "" {
-					ae.String(unix.RTAX_CC_ALGO, n.Congestion)
-				}
-				return nil
-			})
-		})
-	case n.MTU != 0 || n.AdvMSS != 0:
+	kept := slices.ContainsFunc(n.Other, func(a netlink.Attribute) bool { return typeOf(a) == unix.RTA_METRICS })
+	if !kept && (n.MTU != 0 || n.AdvMSS != 0) {
 		q.Attributes.Metrics = &rtnetlink.RouteMetrics{MTU: n.MTU, AdvMSS: n.AdvMSS}
 	}
 }

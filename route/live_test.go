@@ -142,7 +142,7 @@ func routes(h host) []struct {
 		{"IPv4 default through an IPv6 gateway", route.Route{Family: unix.AF_INET, Gateway: a("fd01::1"), Link: h.eth0},
 			"unicast default via inet6 fd01::1 dev eth0 proto 116 scope global"},
 		{"other metrics", route.Route{Dst: p("192.0.2.0/24"), Link: h.eth0, MTU: 1300,
-			Metrics: []route.Metric{{Number: unix.RTAX_LOCK, Value: 1 << unix.RTAX_MTU}, {Number: unix.RTAX_INITCWND, Value: 20}}},
+			Other: metrics(unix.RTAX_LOCK, 1<<unix.RTAX_MTU, unix.RTAX_MTU, 1300, unix.RTAX_INITCWND, 20)},
 			"unicast 192.0.2.0/24 dev eth0 proto 116 scope link mtu lock 1300 initcwnd 20"},
 		{"several next hops", route.Route{Dst: p("192.0.2.0/24"), Nexthops: []route.Nexthop{
 			{Gateway: a("10.1.0.1"), Weight: 3}, {Gateway: a("fd02::1"), Link: h.eth1}, {Gateway: a("198.51.100.1"), Link: h.eth1, OnLink: true}}},
@@ -246,7 +246,6 @@ func TestEnsureCorrectsARoute(t *testing.T) {
 		{"protocol", with(base4, func(r *route.Route) { r.Protocol = unix.RTPROT_BOOT }), base4},
 		{"type", base4, route.Route{Dst: base4.Dst, Type: route.Unreachable}},
 		{"scope", base4, with(base4, func(r *route.Route) { r.Scope = ptr(route.Scope(unix.RT_SCOPE_SITE)) })},
-		{"other metrics", base4, with(base4, func(r *route.Route) { r.Metrics = []route.Metric{{Number: unix.RTAX_INITCWND, Value: 9}} })},
 		{"IPv6 gateway", base6, with(base6, func(r *route.Route) { r.Gateway = a("fd01::3") })},
 		{"IPv6 link", base6, with(base6, func(r *route.Route) { r.Gateway = a("fd02::1"); r.Link = h.eth1 })},
 		{"IPv6 MTU", base6, with(base6, func(r *route.Route) { r.MTU = 1400 })},

@@ -14,8 +14,8 @@ func (r Route) Matches(have Route) bool {
 	return want.sameKey(&have) && want.sameHops(&have) &&
 		want.Source == have.Source &&
 		want.Protocol == have.Protocol && want.Type == have.Type && *want.Scope == *have.Scope &&
-		want.MTU == have.MTU && want.AdvMSS == have.AdvMSS && slices.Equal(want.Metrics, have.Metrics) &&
-		want.Congestion == have.Congestion && want.Pref == have.Pref && (want.Expires == nil) == (have.Expires == nil)
+		want.MTU == have.MTU && want.AdvMSS == have.AdvMSS &&
+		want.Pref == have.Pref && (want.Expires == nil) == (have.Expires == nil)
 }
 
 func (r *Route) sameKey(have *Route) bool {

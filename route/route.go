@@ -65,16 +65,12 @@ type Route struct {
 	// advertise; 0 is what the link gives.
 	MTU    uint32 `json:"mtu,omitempty"`
 	AdvMSS uint32 `json:"advmss,omitempty"`
-	// Congestion names TCP's congestion control on the way; empty is the host's.
-	Congestion string `json:"congestion,omitempty"`
-	// Metrics are the others of RTA_METRICS, in ascending order.
-	Metrics []Metric `json:"metrics,omitempty"`
 
 	// Flags are the kernel's own, and not sent.
 	Flags Flags `json:"flags,omitempty"`
 	// Other are attributes (RTA_*) that the kernel gave and that this package has no field
-	// for: encapsulation, realms. They are sent as they are, since a route without them
-	// is another.
+	// for: encapsulation, realms, and RTA_METRICS that has others than those two. They are sent as they are,
+	// since a route without them is another.
 	Other []netlink.Attribute `json:"other,omitempty"`
 }
 
@@ -89,13 +85,6 @@ type Nexthop struct {
 	Flags Flags `json:"flags,omitempty"`
 	// Other is like Route's.
 	Other []netlink.Attribute `json:"other,omitempty"`
-}
-
-// Metric is one of the numbers (RTAX_* of linux/rtnetlink.h) that go with a route,
-// such as RTAX_INITCWND.
-type Metric struct {
-	Number uint16 `json:"number"`
-	Value  uint32 `json:"value"`
 }
 
 // Tables that always exist.

@@ -7,6 +7,8 @@ import (
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
 // Address is an address on a link. Prefix and Link are enough for most uses; the
@@ -87,12 +89,7 @@ func (a Address) String() string {
 
 func (a *Address) is4() bool { return a.Prefix.Addr().Is4() }
 
-func (a *Address) family() uint8 {
-	if a.is4() {
-		return unix.AF_INET
-	}
-	return unix.AF_INET6
-}
+func (a *Address) family() uint8 { return nl.FamilyOf(a.Prefix.Addr()) }
 
 // askedFlags are those that may be sent.
 func (a *Address) askedFlags() Flags {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/conntrack"
+	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/nft"
 	"github.com/tombolo-cni/tombolo/route"
@@ -102,7 +103,7 @@ func (c *Conn) flush(ctx context.Context, pod []netip.Addr, ports []nft.Port, ma
 	}
 	of := map[uint8][]publication{}
 	for _, p := range publications(pod, ports) {
-		family := conntrack.FamilyOf(p.pod.Addr())
+		family := nl.FamilyOf(p.pod.Addr())
 		of[family] = append(of[family], p)
 	}
 	var questions []conntrack.Question

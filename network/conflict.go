@@ -10,6 +10,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/route"
@@ -155,7 +156,7 @@ func refuseConnected(ctx context.Context, s *session, w *want, fresh []netip.Pre
 
 // routerIn says whether a route of the host leads to a gateway in the subnet.
 func routerIn(links *bridge.Conn, subnet netip.Prefix) (bool, error) {
-	routes, err := links.Routes().List(route.Filter{Family: route.FamilyOf(subnet.Addr())})
+	routes, err := links.Routes().List(route.Filter{Family: nl.FamilyOf(subnet.Addr())})
 	return slices.ContainsFunc(routes, func(r route.Route) bool {
 		return subnet.Contains(r.Gateway) || slices.ContainsFunc(r.Nexthops, func(h route.Nexthop) bool { return subnet.Contains(h.Gateway) })
 	}), err

@@ -11,6 +11,7 @@ import (
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/route"
@@ -18,7 +19,7 @@ import (
 
 // hostAddresses are the host's own addresses on a bridge in the subnet of a pod's.
 func hostAddresses(links *bridge.Conn, l *bridge.Link, pod netip.Prefix) ([]netip.Addr, error) {
-	all, err := links.Addresses().List(addr.Filter{Link: l.Index, Family: route.FamilyOf(pod.Addr())})
+	all, err := links.Addresses().List(addr.Filter{Link: l.Index, Family: nl.FamilyOf(pod.Addr())})
 	if err != nil {
 		return nil, err
 	}
@@ -139,7 +140,7 @@ func leadTo(ctx context.Context, a *state.Attachment, was, own netip.Addr) error
 	if a.IPAMType == endpoint.Leased && was.Is4() {
 		return leadLease(ctx, a, routes, link, own)
 	}
-	list, err := routes.List(route.Filter{Family: route.FamilyOf(own), Table: route.TableMain, Link: link})
+	list, err := routes.List(route.Filter{Family: nl.FamilyOf(own), Table: route.TableMain, Link: link})
 	if err != nil {
 		return err
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
@@ -91,7 +92,7 @@ func TestARouteIsReplacedOverBothFamilies(t *testing.T) {
 	} {
 		nstest.Run(t, pod, "ip", tt.family, "address", "add", tt.address, "dev", "eth0")
 		nstest.Run(t, pod, "ip", tt.family, "route", "add", "default", "via", tt.old, "dev", "eth0", "metric", "77")
-		list, err := routes.List(route.Filter{Family: route.FamilyOf(netip.MustParseAddr(tt.old)), Table: route.TableMain})
+		list, err := routes.List(route.Filter{Family: nl.FamilyOf(netip.MustParseAddr(tt.old)), Table: route.TableMain})
 		must.Succeed(t, err)
 		for _, r := range list {
 			if r.Dst.Bits() != 0 {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -195,7 +196,7 @@ func (a *adding) makeWay(port *bridge.Port, failed error) error {
 	before := a.metrics
 	for i := range port.Routes {
 		if r := &port.Routes[i]; isDefault(r) {
-			metric, err := freeMetric(a.pod.NetNS, route.FamilyOf(r.Dst.Addr()), r.Priority)
+			metric, err := freeMetric(a.pod.NetNS, nl.FamilyOf(r.Dst.Addr()), r.Priority)
 			if err != nil {
 				return errors.Join(failed, err)
 			}

@@ -172,7 +172,7 @@ func (f Filter) message() (netlink.Message, error) {
 // address of the host itself. The error is an unix.ENETUNREACH or the like where
 // there is none.
 func (c *Conn) Get(dst netip.Addr) (Route, error) {
-	q := request{RouteMessage: rtnetlink.RouteMessage{Family: FamilyOf(dst), DstLength: uint8(dst.BitLen())}}
+	q := request{RouteMessage: rtnetlink.RouteMessage{Family: nl.FamilyOf(dst), DstLength: uint8(dst.BitLen())}}
 	if dst.Is4() {
 		// Without it, IPv4 says main whatever the table; IPv6 refuses it.
 		q.Flags = unix.RTM_F_LOOKUP_TABLE

@@ -151,7 +151,7 @@ func via(into *netip.Addr) func([]byte) error {
 			return fmt.Errorf("a gateway of %d bytes", len(b))
 		}
 		a, ok := netip.AddrFromSlice(b[2:])
-		if !ok || uint16(FamilyOf(a)) != binary.NativeEndian.Uint16(b) {
+		if !ok || uint16(nl.FamilyOf(a)) != binary.NativeEndian.Uint16(b) {
 			return fmt.Errorf("a gateway of family %d and %d bytes", binary.NativeEndian.Uint16(b), len(b)-2)
 		}
 		*into = a

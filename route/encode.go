@@ -67,7 +67,7 @@ func (n *Route) message(typ netlink.HeaderType, flags netlink.HeaderFlags, attri
 		return netlink.Message{}, errFamily
 	case !n.Dst.IsValid():
 		return netlink.Message{}, errPrefix
-	case n.From.IsValid() && FamilyOf(n.From.Addr()) != n.Family:
+	case n.From.IsValid() && nl.FamilyOf(n.From.Addr()) != n.Family:
 		return netlink.Message{}, errFrom
 	}
 	q := request{RouteMessage: rtnetlink.RouteMessage{
@@ -158,7 +158,7 @@ func (n *Route) keyAttributes(q *request) error {
 	case len(n.Nexthops) > 0:
 		return n.multipath(q)
 	case !n.Gateway.IsValid():
-	case FamilyOf(n.Gateway) == n.Family:
+	case nl.FamilyOf(n.Gateway) == n.Family:
 		q.address(&q.Attributes.Gateway, unix.RTA_GATEWAY, n.Gateway)
 	default:
 		q.more(func(ae *netlink.AttributeEncoder) { ae.Bytes(unix.RTA_VIA, rtvia(n.Gateway)) })
@@ -169,7 +169,7 @@ func (n *Route) keyAttributes(q *request) error {
 
 // rtvia is struct rtvia, for a gateway that is not of the route's own family.
 func rtvia(gateway netip.Addr) []byte {
-	return append(binary.NativeEndian.AppendUint16(nil, uint16(FamilyOf(gateway))), gateway.AsSlice()...)
+	return append(binary.NativeEndian.AppendUint16(nil, uint16(nl.FamilyOf(gateway))), gateway.AsSlice()...)
 }
 
 // multipath has the library write the next hops, unless one of them has a gateway that
@@ -186,7 +186,7 @@ func (n *Route) multipath(q *request) error {
 		}
 		if h.Gateway.IsValid() {
 			one.Gateway = h.Gateway.AsSlice()
-			plain = plain && FamilyOf(h.Gateway) == n.Family && !h.Gateway.Is4In6()
+			plain = plain && nl.FamilyOf(h.Gateway) == n.Family && !h.Gateway.Is4In6()
 		}
 		plain = plain && len(h.Other) == 0
 		q.Attributes.Multipath = append(q.Attributes.Multipath, one)
@@ -209,7 +209,7 @@ func (n *Route) rtnexthops(hops []rtnetlink.NextHop) ([]byte, error) {
 		ae := netlink.NewAttributeEncoder()
 		switch gateway := n.Nexthops[i].Gateway; {
 		case !gateway.IsValid():
-		case FamilyOf(gateway) == n.Family:
+		case nl.FamilyOf(gateway) == n.Family:
 			ae.Bytes(unix.RTA_GATEWAY, h.Gateway)
 		default:
 			ae.Bytes(unix.RTA_VIA, rtvia(gateway))

@@ -128,7 +128,7 @@ func (n Neighbour) DelMessage() (netlink.Message, error) {
 // identity is a request about the entry of an address. The library's attributes have
 // others beside it, which a strict get and a proxy's entry do not take.
 func (n *Neighbour) identity(typ netlink.HeaderType, flags NeighbourFlags) (netlink.Message, error) {
-	body := &rtnetlink.NeighMessage{Family: uint16(FamilyOf(n.Addr)), Index: nl.Index(n.Link), Flags: uint8(flags)}
+	body := &rtnetlink.NeighMessage{Family: uint16(nl.FamilyOf(n.Addr)), Index: nl.Index(n.Link), Flags: uint8(flags)}
 	return nl.Marshal(typ, 0, body.MarshalBinary, func(ae *netlink.AttributeEncoder) { nl.PutAddr(ae, unix.NDA_DST, n.Addr) })
 }
 
@@ -136,7 +136,7 @@ func (n *Neighbour) identity(typ netlink.HeaderType, flags NeighbourFlags) (netl
 // the first four. An entry without a MAC the library cannot say.
 func (n *Neighbour) newMessage(flags netlink.HeaderFlags) (netlink.Message, error) {
 	body := &rtnetlink.NeighMessage{
-		Family: uint16(FamilyOf(n.Addr)), Index: nl.Index(n.Link), State: uint16(n.State), Flags: uint8(n.Flags),
+		Family: uint16(nl.FamilyOf(n.Addr)), Index: nl.Index(n.Link), State: uint16(n.State), Flags: uint8(n.Flags),
 	}
 	if n.State == 0 {
 		body.State = uint16(Permanent)
@@ -188,7 +188,7 @@ func decodeNeighbour(data []byte) (n Neighbour, known bool, _ error) {
 	if err != nil {
 		return Neighbour{}, false, err
 	}
-	if !n.Addr.IsValid() || FamilyOf(n.Addr) != family {
+	if !n.Addr.IsValid() || nl.FamilyOf(n.Addr) != family {
 		return Neighbour{}, false, fmt.Errorf("%w: family %d, neighbour %s", nl.ErrMalformed, family, n.Addr)
 	}
 	return n, true, nil

@@ -8,6 +8,8 @@ import (
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
 // Route is a route. Dst with one of Gateway and Link is enough for most uses; the
@@ -209,26 +211,18 @@ func (r *Route) isDefault() bool { return !r.Dst.IsValid() || r.Dst.Bits() == 0 
 func (r *Route) family() uint8 {
 	switch {
 	case r.Dst.IsValid():
-		return FamilyOf(r.Dst.Addr())
+		return nl.FamilyOf(r.Dst.Addr())
 	case r.Family != 0:
 		return r.Family
 	case r.Gateway.IsValid():
-		return FamilyOf(r.Gateway)
+		return nl.FamilyOf(r.Gateway)
 	}
 	for _, h := range r.Nexthops {
 		if h.Gateway.IsValid() {
-			return FamilyOf(h.Gateway)
+			return nl.FamilyOf(h.Gateway)
 		}
 	}
 	return 0
-}
-
-// FamilyOf is the family of an address: unix.AF_INET or unix.AF_INET6.
-func FamilyOf(a netip.Addr) uint8 {
-	if a.Is4() {
-		return unix.AF_INET
-	}
-	return unix.AF_INET6
 }
 
 // normal is the route with the zero values spelt out, as Add understands them.

@@ -114,7 +114,7 @@ func (r Rule) DelMessage() (netlink.Message, error) {
 
 func (r *Rule) message(typ netlink.HeaderType, flags netlink.HeaderFlags) (netlink.Message, error) {
 	switch {
-	case r.From.IsValid() && FamilyOf(r.From.Addr()) != r.Family, r.To.IsValid() && FamilyOf(r.To.Addr()) != r.Family:
+	case r.From.IsValid() && nl.FamilyOf(r.From.Addr()) != r.Family, r.To.IsValid() && nl.FamilyOf(r.To.Addr()) != r.Family:
 		return netlink.Message{}, errRuleMixed
 	case strings.ContainsRune(r.IIF+r.OIF, 0):
 		return netlink.Message{}, errRuleLink

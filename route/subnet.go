@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/tombolo-cni/tombolo/internal/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -41,7 +42,7 @@ func (c *Conn) CheckSubnet(a netip.Prefix, link int) (string, error) {
 		return "", err
 	}
 	wrong := "is missing"
-	err := c.Walk(Filter{Family: FamilyOf(a.Addr())}, func(r Route) {
+	err := c.Walk(Filter{Family: nl.FamilyOf(a.Addr())}, func(r Route) {
 		switch {
 		case r.Dst != a.Masked() || wrong == "":
 		case r.Link == link:

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/conntrack"
+	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
 // lookGroups reads the groups that were joined on the NIC, in the namespace of the calling
@@ -76,7 +77,7 @@ func (c *Conn) lookFlows(ctx context.Context, s *Snapshot) error {
 		ip := a.Prefix.Addr()
 		if a.Link == s.NIC.Index && !ip.IsLinkLocalUnicast() {
 			translated := func(f *conntrack.Flow) bool { return f.Reply.Dst.Addr() == ip && f.Orig.Src.Addr() != ip }
-			questions = append(questions, conntrack.Question{Family: conntrack.FamilyOf(ip), Where: translated})
+			questions = append(questions, conntrack.Question{Family: nl.FamilyOf(ip), Where: translated})
 		}
 	}
 	conn, err := conntrack.Dial(c.ns)

@@ -45,15 +45,7 @@ type Question struct {
 // they were masqueraded to, and those that lead to it. It is for an address whose pod
 // is gone, before another pod gets it.
 func Of(a netip.Addr) Question {
-	return Question{Family: FamilyOf(a), Where: func(f *Flow) bool { return f.Orig.Src.Addr() == a || f.Reply.Src.Addr() == a }}
-}
-
-// FamilyOf is the family of an address.
-func FamilyOf(a netip.Addr) uint8 {
-	if a.Is4() {
-		return unix.AF_INET
-	}
-	return unix.AF_INET6
+	return Question{Family: nl.FamilyOf(a), Where: func(f *Flow) bool { return f.Orig.Src.Addr() == a || f.Reply.Src.Addr() == a }}
 }
 
 // Conn lists and deletes the flows of one network namespace. Its methods may be

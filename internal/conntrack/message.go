@@ -121,7 +121,7 @@ func (f *Flow) deleteMessage() (netlink.Message, error) {
 	if len(f.tuple) == 0 {
 		return netlink.Message{}, fmt.Errorf("%w: a flow without a tuple", nl.ErrMalformed)
 	}
-	return encode(messageDelete, FamilyOf(f.Orig.Src.Addr()), func(ae *netlink.AttributeEncoder) {
+	return encode(messageDelete, nl.FamilyOf(f.Orig.Src.Addr()), func(ae *netlink.AttributeEncoder) {
 		ae.Bytes(attrTupleOrig|netlink.Nested, f.tuple)
 		if f.zone != 0 {
 			ae.Uint16(attrZone, f.zone)

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 
 	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
 )
 
 // Encode puts a request together of a family's fixed header, whose length is a multiple
@@ -44,6 +45,14 @@ func PutAddr(ae *netlink.AttributeEncoder, typ uint16, a netip.Addr) {
 		}
 		return a.AsSlice(), nil
 	})
+}
+
+// FamilyOf is the family of an address: unix.AF_INET or unix.AF_INET6, as which an IPv4 address in IPv6 form counts.
+func FamilyOf(a netip.Addr) uint8 {
+	if a.Is4() {
+		return unix.AF_INET
+	}
+	return unix.AF_INET6
 }
 
 // Index is a link's index, or an MTU, as messages have it. The kernel would read one that does not fit as

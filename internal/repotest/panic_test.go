@@ -55,7 +55,7 @@ func exported() map[string]map[string]any {
 			"Address": addr.Address{}, "Conn": addr.Conn{}, "Routers": addr.Routers{}, "Watch": addr.Watch{},
 		},
 		"route": {
-			"Dial": route.Dial, "On": route.On, "FamilyOf": route.FamilyOf, "NoRoute": route.NoRoute, "Subnet": route.Subnet,
+			"Dial": route.Dial, "On": route.On, "NoRoute": route.NoRoute, "Subnet": route.Subnet,
 			"Conn": route.Conn{}, "Neighbour": route.Neighbour{}, "Route": route.Route{}, "Rule": route.Rule{}, "Type": route.Type(0),
 		},
 		"vlan": {

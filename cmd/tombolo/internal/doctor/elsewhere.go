@@ -14,6 +14,7 @@ import (
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
 	"github.com/tombolo-cni/tombolo/internal/icmp"
+	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/route"
 )
@@ -26,7 +27,7 @@ const routed = "see why the host gets no such route from the routing engine (bir
 // those that it knows the way to. Where a default route is all that leads there, the next router
 // may know the way.
 func (e *examination) kept(onHost *route.Conn, own netip.Addr) error {
-	routes, err := onHost.List(route.Filter{Family: route.FamilyOf(own), Table: route.TableMain})
+	routes, err := onHost.List(route.Filter{Family: nl.FamilyOf(own), Table: route.TableMain})
 	if err != nil {
 		return err
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/icmp"
+	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/route"
 )
@@ -211,7 +212,7 @@ func isNeeded(inPod, onHost *route.Conn, gateway netip.Addr) (bool, error) {
 	if isOwn(onHost, gateway) {
 		return true, nil
 	}
-	routes, err := inPod.List(route.Filter{Family: route.FamilyOf(gateway)})
+	routes, err := inPod.List(route.Filter{Family: nl.FamilyOf(gateway)})
 	return slices.ContainsFunc(routes, func(r route.Route) bool {
 		return r.Gateway == gateway || slices.ContainsFunc(r.Nexthops, func(h route.Nexthop) bool { return h.Gateway == gateway })
 	}), err

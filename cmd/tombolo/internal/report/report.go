@@ -152,9 +152,9 @@ func (g *group) String() string {
 	}
 	switch {
 	case len(pods) > 0:
-		return fmt.Sprintf("%s (%s affected)", text, count(len(pods), "pod"))
+		return fmt.Sprintf("%s (%s affected)", text, Count(len(pods), "pod"))
 	case len(networks) > 1:
-		return fmt.Sprintf("%s (%s affected)", text, count(len(networks), "network"))
+		return fmt.Sprintf("%s (%s affected)", text, Count(len(networks), "network"))
 	}
 	return g.list[0].where() + text
 }
@@ -174,7 +174,7 @@ func Summary(in *network.Inspection) string {
 	for _, r := range in.Attachments {
 		differing += min(len(r.Differences), 1)
 	}
-	text := count(len(in.Attachments), "attachment")
+	text := Count(len(in.Attachments), "attachment")
 	for _, part := range []struct {
 		n         int
 		one, many string
@@ -196,11 +196,16 @@ func Summary(in *network.Inspection) string {
 	return text
 }
 
-func count(n int, what string) string {
-	if n == 1 {
-		return "1 " + what
+// Count is so many of something: "1 pod", "2 addresses".
+func Count(n int, what string) string {
+	switch {
+	case n == 1:
+	case strings.HasSuffix(what, "s"):
+		what += "es"
+	default:
+		what += "s"
 	}
-	return fmt.Sprintf("%d %ss", n, what)
+	return fmt.Sprintf("%d %s", n, what)
 }
 
 // rootOf says what a difference is the cause of: a table, a set, or a bridge is missing.

@@ -196,18 +196,11 @@ func poolNote(types []string, attachments []*state.Attachment) string {
 	case len(types) == 0:
 		return "none: pods get no addresses from an IPAM"
 	case slices.Contains(types, "host-local"):
-		return "not on record before the next ADD; " + count(given, "address", "addresses") + " in use"
+		return "not on record before the next ADD; " + report.Count(given, "address") + " in use"
 	case len(types) == 1 && types[0] == "dhcp":
-		return "that of the DHCP server; " + count(given, "address", "addresses") + " in use"
+		return "that of the DHCP server; " + report.Count(given, "address") + " in use"
 	case len(types) == 1 && types[0] == "static":
 		return "none: the configuration names the addresses"
 	}
-	return fmt.Sprintf("unknown: the IPAM plugin %q keeps it; %s in use", types[len(types)-1], count(given, "address", "addresses"))
-}
-
-func count(n int, one, many string) string {
-	if n == 1 {
-		return "1 " + one
-	}
-	return fmt.Sprintf("%d %s", n, many)
+	return fmt.Sprintf("unknown: the IPAM plugin %q keeps it; %s in use", types[len(types)-1], report.Count(given, "address"))
 }

@@ -146,7 +146,7 @@ func (d *Drawn) title() string {
 	if d.Guard {
 		text += ", guard"
 	}
-	text += ", " + count(len(d.Pods), "pod", "pods")
+	text += ", " + report.Count(len(d.Pods), "pod")
 	for _, p := range d.Pools {
 		text += fmt.Sprintf("; %s: %d of %s in use", p.Range, p.Used, number(p.Size))
 	}

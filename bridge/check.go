@@ -81,20 +81,6 @@ func onOff(on bool) string {
 	return "off"
 }
 
-// CheckBridge compares a bridge with what br describes, and lists the differences:
-// what Ensure would set. None is what should be. It takes one request.
-func (c *Conn) CheckBridge(ctx context.Context, br Bridge) ([]tombolo.Difference, error) {
-	if err := c.usable(ctx); err != nil {
-		return nil, err
-	}
-
-	l, err := c.Link(ctx, br.Name)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
-	}
-	return br.Differences(l), nil
-}
-
 // Differences compares a link, nil where there is none, with what br describes. It leaves out what br leaves open,
 // and the alias, which is only given to a new bridge.
 func (br *Bridge) Differences(l *Link) []tombolo.Difference {

@@ -14,7 +14,7 @@
 // address is added like the others, and no address is looked for on the link (IFA_F_NODAD) unless that is asked for.
 // MACs and MTUs are always set, so that neither the kernel nor udev changes them later.
 //
-// Ensure makes the bridge, or corrects one, and CheckBridge compares. How pods reach services on their own node, and
+// Ensure makes the bridge, or corrects one, and Bridge.Differences compares. How pods reach services on their own node, and
 // themselves, is the choice of Port.Hairpin, Bridge.Promiscuous and Bridge.NFCall; hairpin ports with NFCall serve in
 // every case.
 //

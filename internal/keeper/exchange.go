@@ -154,7 +154,9 @@ func (x *exchange) send(p *dhcpc.Packet) error {
 	}
 	err := x.sendFrom(local, p)
 	if err != nil && local.IsValid() && x.ctx.Err() == nil {
-		// Another program deleted the address, or a route.
+		// Another program deleted the address, or a route; or the pod's own firewall drops what it sends, which stops
+		// no packet socket.
+		x.m.slow = true
 		x.log.Warn("cannot send renewal: putting address and routes back", append(x.who(), "err", err)...)
 		x.metrics.errors.WithLabelValues("lease").Inc()
 		if err = apply4(x.pod, x.r.Applied, x.r.Lease); err == nil {

@@ -443,19 +443,28 @@ func TestKeeperRenewsAndMayBeKilled(t *testing.T) {
 // The first renewal goes by the pod's stack, which may send it elsewhere, and the second by the link alone.
 func TestARenewalThatThePodsStackLosesIsSentAgain(t *testing.T) {
 	t.Parallel()
-	l := newLAN(t)
-	k := l.keep(t)
-	w := l.network(conf{"ipam": conf{"type": "dhcp"}})
-	p := l.pod("a")
-	w.add(p)
-	k.kill()
-	nstest.Run(t, p.NS, "ip", "neigh", "replace", router4, "lladdr", "02:00:00:00:00:99", "dev", "eth0", "nud", "permanent")
-	l.makeDue(t, w, p)
-	k = l.keep(t)
-	for end := time.Now().Add(time.Minute); l.isDue(t, w, p) && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
-	}
-	if l.isDue(t, w, p) {
-		t.Errorf("the pod sends what is for the server elsewhere, and its lease is not renewed; the keeper says:\n%s", nstest.ReadIf(t, k.log))
+	for what, loses := range map[string]string{
+		"sends what is for the server elsewhere": "ip neigh replace " + router4 + " lladdr 02:00:00:00:00:99 dev eth0 nud permanent",
+		"has a firewall that drops what it sends": "nft add table inet own; " +
+			"nft 'add chain inet own out { type filter hook output priority 0; policy drop; }'",
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			l := newLAN(t)
+			k := l.keep(t)
+			w := l.network(conf{"ipam": conf{"type": "dhcp"}})
+			p := l.pod("a")
+			w.add(p)
+			k.kill()
+			nstest.Run(t, p.NS, "sh", "-c", loses)
+			l.makeDue(t, w, p)
+			k = l.keep(t)
+			for end := time.Now().Add(time.Minute); l.isDue(t, w, p) && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+			}
+			if l.isDue(t, w, p) {
+				t.Errorf("the pod %s, and its lease is not renewed; the keeper says:\n%s", what, nstest.ReadIf(t, k.log))
+			}
+		})
 	}
 }
 

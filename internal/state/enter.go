@@ -55,9 +55,8 @@ func (d *Dir) beginEpoch(stale bool) (Epoch, error) {
 	if err != nil {
 		return Epoch{}, fmt.Errorf("begin epoch: %w", err)
 	}
-	err = d.dropStaleUplinks()
-	if stale {
-		err = errors.Join(err, os.RemoveAll(d.attachmentsPath()), os.RemoveAll(d.networksPath()))
+	if stale { // records of takeovers say themselves of which epoch they are
+		err = errors.Join(os.RemoveAll(d.attachmentsPath()), os.RemoveAll(d.networksPath()))
 	}
 	if err != nil {
 		return Epoch{}, fmt.Errorf("begin epoch: drop records of earlier epochs: %w", err)

@@ -173,23 +173,3 @@ func (d *Dir) TryLockUplink(nic string) (*Lock, error) {
 	}
 	return l, err
 }
-
-// dropStaleUplinks removes the records of earlier epochs. One whose NIC another call works
-// on is being replaced, or dropped; a damaged one is for its next reader to report.
-func (d *Dir) dropStaleUplinks() error {
-	nics, err := d.Uplinks()
-	errs := []error{err}
-	for _, nic := range nics {
-		l, err := d.TryLockUplink(nic)
-		errs = append(errs, err)
-		if l == nil {
-			continue
-		}
-		f := d.Uplink(nic)
-		if _, err := f.Load(); errors.Is(err, ErrStale) {
-			errs = append(errs, f.Remove())
-		}
-		errs = append(errs, l.Close())
-	}
-	return errors.Join(errs...)
-}

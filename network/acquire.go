@@ -100,7 +100,7 @@ func (a *adding) lease(ctx context.Context) error {
 	if err := a.s.Enter(ctx); err != nil {
 		return err
 	}
-	if err := applyLease(ctx, a.s.Links, a.pod.NetNS, rec, a.link); err != nil {
+	if err := applyLease(a.pod.NetNS, rec, a.link); err != nil {
 		return explainRoute(err)
 	}
 	return a.again(ctx)

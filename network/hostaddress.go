@@ -8,6 +8,8 @@ import (
 	"net/netip"
 	"slices"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
@@ -132,14 +134,15 @@ func leadTo(ctx context.Context, a *state.Attachment, was, own netip.Addr) error
 	if err != nil {
 		return err
 	}
-	routes, err := route.Dial(&route.Config{NetNS: pod})
+	conn, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: pod})
 	if err != nil {
 		return err
 	}
-	defer routes.Close()
+	defer conn.Close()
 	if a.IPAMType == endpoint.Leased && was.Is4() {
-		return leadLease(ctx, a, routes, link, own)
+		return leadLease(ctx, a, conn, link, own)
 	}
+	routes := route.On(conn)
 	list, err := routes.List(route.Filter{Family: nl.FamilyOf(own), Table: route.TableMain, Link: link})
 	if err != nil {
 		return err

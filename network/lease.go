@@ -4,20 +4,21 @@ import (
 	"context"
 	"errors"
 	"io/fs"
-	"math"
 	"net/netip"
 	"path/filepath"
 	"slices"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/tombolo-cni/tombolo"
-	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/lease/giveback"
+	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
@@ -42,47 +43,19 @@ func (leasePart) mend(ctx context.Context, p *attached) error {
 	return nil // a Del that has it takes the elements by the record of now
 }
 
-// applyLease gives the pod what it has leased. The address has the lease's lifetime,
-// so that the kernel itself ends it if everything of ours dies.
-func applyLease(ctx context.Context, links *bridge.Conn, pod *netns.NS, rec *lease.Record, link *bridge.Attachment) error {
-	if mtu := rec.Applied.MTU; mtu > 0 && mtu < link.MTU {
-		// The pod's alone: the host's bridge, and with it the host, is not the server's.
-		if err := links.SetMTU(ctx, pod, "", link.Peer, mtu); err != nil {
-			return err
-		}
-	}
-	addresses, err := addr.Dial(&addr.Config{NetNS: pod})
+// applyLease gives the pod what it has leased.
+func applyLease(pod *netns.NS, rec *lease.Record, link *bridge.Attachment) error {
+	conn, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: pod})
 	if err != nil {
 		return err
 	}
-	defer addresses.Close()
-	valid := validForLease(rec.Lease)
-	for _, p := range rec.Applied.Addresses {
-		if _, err := addresses.Ensure(addr.Address{Prefix: p, Link: link.PeerIndex, Broadcast: addr.Broadcast(p), Valid: valid, Preferred: valid}); err != nil {
-			return err
-		}
+	defer conn.Close()
+	a, left := rec.Applied, rec.Lease.Left(time.Now())
+	if a.MTU >= link.MTU {
+		a.MTU = 0
 	}
-	routes, err := route.Dial(&route.Config{NetNS: pod})
-	if err != nil {
-		return err
-	}
-	defer routes.Close()
-	for _, rt := range rec.Applied.Routes {
-		if err := routes.Add(lease.RouteOf(rt, link.PeerIndex, rec.Policy.Priority)); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// validFor is how long the kernel is to keep a lease's address; nil is for ever.
-func validForLease(l *dhcpc.Lease) *time.Duration {
-	left := l.Left(time.Now())
-	if left < 0 {
-		return nil
-	}
-	left = min(max(left, time.Second), (math.MaxUint32-1)*time.Second)
-	return &left
+	at := &lease.Link{Conn: conn, Index: link.PeerIndex, Name: link.Peer, Priority: rec.Policy.Priority}
+	return at.Apply(a, left, left, (*route.Conn).Add)
 }
 
 // leaseDialer opens the sockets of a client: one that sends, in the pod, and one that hears, on
@@ -174,7 +147,7 @@ const leaseLockWait = 5 * time.Second
 // leadLease changes what the pod is to have of its lease: a default route by an address of
 // the host. The record says first that it
 // may have both, as the keeper's does.
-func leadLease(ctx context.Context, a *state.Attachment, routes *route.Conn, link int, own netip.Addr) error {
+func leadLease(ctx context.Context, a *state.Attachment, conn *nl.Conn, link int, own netip.Addr) error {
 	dir, err := lease.Open(a.DataDir)
 	if err != nil {
 		return err
@@ -200,15 +173,12 @@ func leadLease(ctx context.Context, a *state.Attachment, routes *route.Conn, lin
 	if err := held.Replace(rec); err != nil {
 		return err
 	}
-	for _, r := range want.Routes {
-		if _, err := routes.Ensure(lease.RouteOf(r, link, rec.Policy.Priority)); err != nil {
-			return err
-		}
+	at := &lease.Link{Conn: conn, Index: link, Priority: rec.Policy.Priority}
+	if err := at.Apply(lease.Applied{Routes: want.Routes}, 0, 0, lease.Replace); err != nil {
+		return err
 	}
-	for _, r := range slices.Backward(stale.Routes) {
-		if err := routes.Remove(lease.RouteOf(r, link, rec.Policy.Priority)); err != nil {
-			return err
-		}
+	if err := at.Withdraw(stale); err != nil {
+		return err
 	}
 	rec.Applied.Routes = want.Routes
 	return held.Replace(rec)

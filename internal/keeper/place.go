@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"math"
 	"net/netip"
 	"slices"
 	"strings"
@@ -261,22 +260,24 @@ func (p *place) lacks(a lease.Applied) (bool, error) {
 // apply sets the lifetimes of addresses, and adds those that are not there, with their routes. Of the host's routes,
 // those of an address that is there are left as they are, unless the lease has others, and so is the MTU.
 func (p *place) apply(a lease.Applied, valid, preferred time.Duration) error {
-	var errs []error
-	was, set := p.r.Applied, true
+	was := p.r.Applied
 	if p.r.Host == nil {
-		errs = append(errs, p.setMTU(a.MTU))
-	} else {
-		if p.r.Host.Permanent {
-			valid, preferred = -1, -1
+		if a.MTU == was.MTU {
+			a.MTU = 0
 		}
-		// The record has both addresses while one takes the other's place, with whose routes it goes.
-		set = len(was.Without(a).Addresses) > 0 || len(was.Routes) > 0 && len(a.Without(was).Routes) > 0
+		return p.pod().Apply(a, valid, preferred, lease.Replace)
 	}
+	if p.r.Host.Permanent {
+		valid, preferred = -1, -1
+	}
+	var errs []error
+	// The record has both addresses while one takes the other's place, with whose routes it goes.
+	set := len(was.Without(a).Addresses) > 0 || len(was.Routes) > 0 && len(a.Without(was).Routes) > 0
 	for _, prefix := range a.Addresses {
 		have, fresh, err := p.wanted(prefix)
 		errs = append(errs, err)
 		for _, one := range have {
-			one.Valid, one.Preferred = lifetime(valid, time.Second), lifetime(preferred, 0)
+			one.Valid, one.Preferred = lease.Lifetime(valid, time.Second), lease.Lifetime(preferred, 0)
 			errs = append(errs, addr.On(p.conn).Replace(one))
 		}
 		if set || fresh {
@@ -286,29 +287,19 @@ func (p *place) apply(a lease.Applied, valid, preferred time.Duration) error {
 	return errors.Join(errs...)
 }
 
-// setMTU sets that of the pod's end alone: the host's bridge may follow the lowest of its ports, and is
-// not the server's.
-func (p *place) setMTU(mtu int) error {
-	if mtu == 0 || mtu == p.r.Applied.MTU {
-		return nil
-	}
-	var b nl.Batch
-	link.Request{Name: p.r.IfName, MTU: &mtu}.Set(&b, "set MTU of link", p.r.IfName)
-	return p.conn.Execute(&b)
+// pod is the interface of a pod.
+func (p *place) pod() *lease.Link {
+	return &lease.Link{Conn: p.conn, Index: p.links[0], Name: p.r.IfName, Priority: p.r.Policy.Priority}
 }
 
-// wanted gives an address as the links are to have it. Of the host's, it is as the links have it, or is fresh: for the
-// links that have the lease's last one, or else for the bridge. The route to the subnet of such a one is set with the
-// others, since it leads to the bridge even if the NIC has the address.
+// wanted gives an address of the host's as the links are to have it: as they have it, or fresh, for the links that have
+// the lease's last one, or else for the bridge. The route to the subnet of such a one is set with the others, since it
+// leads to the bridge even if the NIC has the address.
 func (p *place) wanted(prefix netip.Prefix) (list []addr.Address, fresh bool, err error) {
-	one := addr.Address{Link: p.links[0], Prefix: prefix, Broadcast: addr.Broadcast(prefix)}
-	if p.r.Host == nil {
-		return []addr.Address{one}, false, nil
-	}
 	if list, err = p.has(prefix); len(list) > 0 || err != nil {
 		return list, false, err
 	}
-	one.Flags = addr.NoPrefixRoute
+	one := addr.Address{Link: p.links[0], Prefix: prefix, Broadcast: addr.Broadcast(prefix), Flags: addr.NoPrefixRoute}
 	for _, old := range p.r.Applied.Addresses {
 		have, err := p.has(old)
 		if err != nil {
@@ -325,36 +316,28 @@ func (p *place) wanted(prefix netip.Prefix) (list []addr.Address, fresh bool, er
 	return list, true, nil
 }
 
-// setRoutes sets the routes of an address. The host's go with it.
+// setRoutes sets the routes of an address of the host's, which go with it.
 func (p *place) setRoutes(own netip.Prefix, routes []dhcpc.Route) error {
-	if p.r.Host != nil {
-		routes = slices.Concat([]dhcpc.Route{{Dst: own.Masked()}}, routes)
-	}
 	var errs []error
-	for _, r := range routes {
-		_, err := route.On(p.conn).Ensure(p.route(r, own.Addr()))
-		errs = append(errs, err)
+	for _, r := range slices.Concat([]dhcpc.Route{{Dst: own.Masked()}}, routes) {
+		one := lease.RouteOf(r, p.links[0], p.r.Policy.Priority)
+		one.Source, one.Protocol = own.Addr(), route.ProtocolDHCP
+		errs = append(errs, lease.Replace(route.On(p.conn), one))
 	}
 	return errors.Join(errs...)
-}
-
-func (p *place) route(r dhcpc.Route, own netip.Addr) route.Route {
-	one := lease.RouteOf(r, p.links[0], p.r.Policy.Priority)
-	if p.r.Host != nil {
-		one.Source, one.Protocol = own, route.ProtocolDHCP
-	}
-	return one
 }
 
 // withdraw takes routes and addresses away. Without promote_secondaries, which systemd
 // sets for every link, the kernel would take others of the host's in the same network along.
 func (p *place) withdraw(a lease.Applied) error {
-	var errs []error
-	if p.r.Host != nil {
-		errs = append(errs, p.do(func() error { return sysctl.Write(sysctl.Link("ipv4", p.r.Bridge, "promote_secondaries"), "1") }))
+	if p.r.Host == nil {
+		return p.pod().Withdraw(a)
 	}
+	errs := []error{p.do(func() error { return sysctl.Write(sysctl.Link("ipv4", p.r.Bridge, "promote_secondaries"), "1") })}
 	for _, r := range slices.Backward(a.Routes) {
-		errs = append(errs, route.On(p.conn).Remove(p.route(r, netip.Addr{})))
+		one := lease.RouteOf(r, p.links[0], p.r.Policy.Priority)
+		one.Protocol = route.ProtocolDHCP
+		errs = append(errs, route.On(p.conn).Remove(one))
 	}
 	for _, prefix := range a.Addresses {
 		for _, index := range p.links {
@@ -362,16 +345,6 @@ func (p *place) withdraw(a lease.Applied) error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// lifetime is as the kernel takes it: nil is for ever, which is less than 0 here. It refuses 0 s as a valid one, and
-// takes the largest number for ever.
-func lifetime(left, least time.Duration) *time.Duration {
-	if left < 0 {
-		return nil
-	}
-	left = min(max(left, least), (math.MaxUint32-1)*time.Second)
-	return &left
 }
 
 const (

@@ -1,0 +1,69 @@
+package lease
+
+import (
+	"errors"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/internal/link"
+	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/route"
+)
+
+// Link is the interface of a pod that has what a lease comes to.
+type Link struct {
+	Conn     *nl.Conn // of the pod's namespace
+	Index    int
+	Name     string
+	Priority int // the metric of routes
+}
+
+// Apply gives the pod addresses, for as long as they are valid and preferred (as dhcpc.Lease.Left has it), so that the
+// kernel itself ends them if everything of ours dies. It sets the MTU unless that is 0: the pod's alone, since the
+// host's bridge is not the server's. Each route is made by set.
+func (l *Link) Apply(a Applied, valid, preferred time.Duration, set func(*route.Conn, route.Route) error) error {
+	var errs []error
+	if a.MTU != 0 {
+		var b nl.Batch
+		link.Request{Name: l.Name, MTU: &a.MTU}.Set(&b, "set MTU of link", l.Name)
+		errs = append(errs, l.Conn.Execute(&b))
+	}
+	for _, p := range a.Addresses {
+		own := addr.Address{Link: l.Index, Prefix: p, Broadcast: addr.Broadcast(p), Valid: Lifetime(valid, time.Second), Preferred: Lifetime(preferred, 0)}
+		errs = append(errs, addr.On(l.Conn).Replace(own))
+	}
+	for _, r := range a.Routes {
+		errs = append(errs, set(route.On(l.Conn), RouteOf(r, l.Index, l.Priority)))
+	}
+	return errors.Join(errs...)
+}
+
+// Withdraw takes routes and addresses away. That they are gone is success.
+func (l *Link) Withdraw(a Applied) error {
+	var errs []error
+	for _, r := range slices.Backward(a.Routes) {
+		errs = append(errs, route.On(l.Conn).Remove(RouteOf(r, l.Index, l.Priority)))
+	}
+	for _, p := range a.Addresses {
+		errs = append(errs, addr.On(l.Conn).Remove(addr.Address{Prefix: p, Link: l.Index}))
+	}
+	return errors.Join(errs...)
+}
+
+// Replace has a route replace what is in its place, of whichever link.
+func Replace(routes *route.Conn, r route.Route) error {
+	_, err := routes.Ensure(r)
+	return err
+}
+
+// Lifetime is as the kernel takes it: nil is for ever, which is less than 0 here. It refuses 0 s as a valid one, and
+// takes the largest number for ever.
+func Lifetime(left, least time.Duration) *time.Duration {
+	if left < 0 {
+		return nil
+	}
+	left = min(max(left, least), (math.MaxUint32-1)*time.Second)
+	return &left
+}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/leases"
 	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/report"
 	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/view"
 	"github.com/tombolo-cni/tombolo/internal/lease"
@@ -122,9 +123,9 @@ func (o *options) listLeases() error {
 	}
 	switch {
 	case o.json:
-		return lease.WriteJSON(o.out, records, time.Now())
+		return leases.JSON(o.out, records, time.Now())
 	case len(records) == 0:
 		return o.print("no lease is on record\n", nil)
 	}
-	return lease.WriteTable(o.out, records, time.Now())
+	return leases.Table(o.out, records, time.Now())
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/doctor"
+	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/leases"
 	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/report"
 	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/view"
 	"github.com/tombolo-cni/tombolo/internal/lease"
@@ -53,11 +54,11 @@ func (o *options) status(ctx context.Context, node *network.Node, _ []string) er
 	if err != nil {
 		return err
 	}
-	leases, keeper, err := o.leasesWell()
+	leased, keeper, err := o.leasesWell()
 	if err != nil {
 		return err
 	}
-	conditions := []condition{nodeIs(), networksAre(networks), podsAre(in), leases, keeper, firewallIs(in), driftIs(in)}
+	conditions := []condition{nodeIs(), networksAre(networks), podsAre(in), leased, keeper, firewallIs(in), driftIs(in)}
 	well := true
 	var text strings.Builder
 	for _, c := range conditions {
@@ -125,24 +126,24 @@ func numberOf(n int) string {
 }
 
 // leasesWell looks at leases, and at the keeper, which they need.
-func (o *options) leasesWell() (leases, keeper condition, _ error) {
+func (o *options) leasesWell() (leased, keeper condition, _ error) {
 	d, err := lease.Open(o.leases)
 	if err != nil {
-		return leases, keeper, err
+		return leased, keeper, err
 	}
 	records, damaged, err := d.List()
 	if err != nil {
-		return leases, keeper, err
+		return leased, keeper, err
 	}
 	bad := len(damaged)
 	for _, r := range records {
-		if e := lease.EntryOf(r, time.Now()); e.Error != "" || e.ErrorIPv6 != "" || r.Lease != nil && e.Left == 0 {
+		if e := leases.Of(r, time.Now()); e.Error != "" || e.ErrorIPv6 != "" || r.Lease != nil && e.Left == 0 {
 			bad++
 		}
 	}
-	leases = condition{"leases", numberOf(len(records)), bad == 0}
+	leased = condition{"leases", numberOf(len(records)), bad == 0}
 	if bad > 0 {
-		leases.Is += fmt.Sprintf(", %d in trouble: tombolo leases", bad)
+		leased.Is += fmt.Sprintf(", %d in trouble: tombolo leases", bad)
 	}
 	keeper = condition{"keeper", "tombolod runs", true}
 	if err := d.CheckKeeper(); errors.Is(err, lease.ErrNoKeeper) && len(records) == 0 {
@@ -150,7 +151,7 @@ func (o *options) leasesWell() (leases, keeper condition, _ error) {
 	} else if err != nil {
 		keeper.Is, keeper.Well = err.Error(), false
 	}
-	return leases, keeper, nil
+	return leased, keeper, nil
 }
 
 // isOfFirewall says what belongs in the line of the firewall, and not in that of the drift.

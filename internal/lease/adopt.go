@@ -195,10 +195,30 @@ func HostTrouble(dir *Dir) ([]string, error) {
 	for _, r := range records {
 		if why := r.trouble(time.Now(), kept); why != "" {
 			list = append(list, fmt.Sprintf("the host's own DHCP lease of %s, of %s and on %s now, time left: %s: %s",
-				r.Lease.Address, r.Host.NIC, r.Bridge, left(r, time.Now()), why))
+				r.Lease.Address, r.Host.NIC, r.Bridge, TimeLeft(r.Lease, time.Now()), why))
 		}
 	}
 	return list, nil
+}
+
+// TimeLeft says how long a lease of either family runs, in the largest unit that tells enough.
+func TimeLeft(l interface {
+	Infinite() bool
+	Left(time.Time) time.Duration
+}, now time.Time) string {
+	if l.Infinite() {
+		return "for ever"
+	}
+	d := l.Left(now)
+	switch {
+	case d == 0:
+		return "ended"
+	case d < time.Minute:
+		return fmt.Sprintf("%ds", int(d.Seconds()))
+	case d < time.Hour:
+		return fmt.Sprintf("%dm%02ds", int(d.Minutes()), int(d.Seconds())%60)
+	}
+	return fmt.Sprintf("%dh%02dm", int(d.Hours()), int(d.Minutes())%60)
 }
 
 // trouble says what is wrong with the host's own lease, if anything is; kept is what

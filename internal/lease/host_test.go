@@ -3,7 +3,6 @@ package lease
 import (
 	"bytes"
 	"encoding/json"
-	"strings"
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/internal/file"
@@ -53,16 +52,5 @@ func TestHostsRecordsThatCannotBeUsedAreRefused(t *testing.T) {
 			expect.That(t, err != nil, "encoded as %s", line)
 			expect.Is(t, expect.Err(decode(state.Encode(&r.Version, r))), file.ErrDamaged, "decoded with")
 		})
-	}
-}
-
-func TestTroublesAreBelowTheTable(t *testing.T) {
-	t.Parallel()
-	r := sampleHost()
-	r.Error = "no server renews the lease"
-	var b bytes.Buffer
-	must.Succeed(t, WriteTable(&b, []*Record{r}, at(0)))
-	if got := b.String(); !strings.Contains(got, "bound") || !strings.HasSuffix(got, "\n(host) eth0: no server renews the lease\n") {
-		t.Errorf("listed as\n%s", got)
 	}
 }

@@ -48,7 +48,7 @@ func TestNoLeaseFollowsAClockThatIsSet(t *testing.T) {
 			p := s.add(l.newPod("a", published()...))
 			entries, mac := s.trace(p.ip4), macOf(t, p.place, nic)
 			must.That(t, entries != "", "the host's rules do not name the pod")
-			keeps := func(when string) lease.Entry {
+			keeps := func(when string) leaseEntry {
 				t.Helper()
 				e := s.leaseOf(p)
 				expect.That(t, e.State == lease.Bound && e.Error == "" && e.Left > 0 && e.Left <= 3600,

@@ -73,21 +73,30 @@ func (k *keeper) kill() {
 	k.cmd.Wait()
 }
 
+// leaseEntry is what is read here of `tombolo leases --json`.
+type leaseEntry struct {
+	Hash, Error   string
+	State         lease.State
+	Address       netip.Prefix
+	Renew, Expire time.Time
+	Left          int64 // seconds
+}
+
 // lease gives a record as `tombolo leases` shows it.
-func (n *network) lease(hash string) (lease.Entry, bool) {
+func (n *network) lease(hash string) (leaseEntry, bool) {
 	n.Helper()
 	out := must.Of(n.exec("tombolo", nil, nil, "leases", "--json", "--leases", n.leases)).Get(n)
-	var list []lease.Entry
+	var list []leaseEntry
 	unmarshal(n, out, &list)
-	i := slices.IndexFunc(list, func(e lease.Entry) bool { return e.Hash == hash })
+	i := slices.IndexFunc(list, func(e leaseEntry) bool { return e.Hash == hash })
 	if i < 0 {
-		return lease.Entry{}, false
+		return leaseEntry{}, false
 	}
 	return list[i], true
 }
 
 // leaseOf is the one of a pod.
-func (n *network) leaseOf(p *pod) lease.Entry {
+func (n *network) leaseOf(p *pod) leaseEntry {
 	n.Helper()
 	e, ok := n.lease(ident.Hash(n.conf["name"].(string), p.id, nic))
 	if !ok {

@@ -1,4 +1,5 @@
-package lease
+// Package leases lists what pods have leased, for people and for programs.
+package leases
 
 import (
 	"cmp"
@@ -12,12 +13,13 @@ import (
 	"time"
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/internal/lease"
 )
 
 // Entry is a record as `tombolo leases --json` shows it.
 type Entry struct {
 	Hash        string       `json:"hash"`
-	State       State        `json:"state"`
+	State       lease.State  `json:"state"`
 	Network     string       `json:"network"`
 	ContainerID string       `json:"containerID"`
 	IfName      string       `json:"ifName"`
@@ -39,8 +41,8 @@ type Entry struct {
 	Error string `json:"error,omitempty"`
 }
 
-// EntryOf describes a record at a time.
-func EntryOf(r *Record, now time.Time) Entry {
+// Of describes a record at a time.
+func Of(r *lease.Record, now time.Time) Entry {
 	e := Entry{
 		Hash: r.Hash(), State: r.State, Network: r.Network, ContainerID: r.ContainerID, IfName: r.IfName, Pod: r.Pod,
 		MAC: r.Client.MAC, ClientID: r.Client.ClientID, MTU: r.Applied.MTU, Error: r.Error,
@@ -63,11 +65,11 @@ func EntryOf(r *Record, now time.Time) Entry {
 	return e
 }
 
-// WriteJSON writes records as a JSON array of Entry, one a line.
-func WriteJSON(w io.Writer, records []*Record, now time.Time) error {
+// JSON writes records as a JSON array of Entry, one a line.
+func JSON(w io.Writer, records []*lease.Record, now time.Time) error {
 	lines := make([]string, len(records))
 	for i, r := range records {
-		data, err := json.Marshal(EntryOf(r, now))
+		data, err := json.Marshal(Of(r, now))
 		if err != nil {
 			return fmt.Errorf("write leases: %w", err)
 		}
@@ -79,24 +81,28 @@ func WriteJSON(w io.Writer, records []*Record, now time.Time) error {
 	return nil
 }
 
-// WriteTable writes records as a table for people, with their troubles below.
-func WriteTable(w io.Writer, records []*Record, now time.Time) error {
+// Table writes records as a table for people, with their troubles below.
+func Table(w io.Writer, records []*lease.Record, now time.Time) error {
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(t, "NETWORK\tPOD\tINTERFACE\tADDRESS\tMAC\tSERVER\tSTATE\tLEFT")
 	troubles := ""
 	for _, r := range records {
-		e := EntryOf(r, now)
+		e := Of(r, now)
 		pod := cmp.Or(r.Pod, r.ContainerID)
-		row := func(address, server string, state State, left string) {
+		row := func(address, server string, state lease.State, left string) {
 			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", e.Network, pod, e.IfName, address, e.MAC, server, state, left)
 		}
-		row(orDash(e.Address.IsValid(), e.Address), orDash(e.Server.IsValid(), e.Server), e.State, left(r, now))
+		ends := "-"
+		if r.Lease != nil {
+			ends = lease.TimeLeft(r.Lease, now)
+		}
+		row(orDash(e.Address.IsValid(), e.Address), orDash(e.Server.IsValid(), e.Server), e.State, ends)
 		switch {
 		case r.Six == nil || r.Six.Stateless:
 		case r.Six.Lease == nil:
-			row("-", "-", Adding, "-")
+			row("-", "-", lease.Adding, "-")
 		default:
-			row(e.IPv6.String(), "-", Bound, leftOf(r.Six.Lease, now))
+			row(e.IPv6.String(), "-", lease.Bound, lease.TimeLeft(r.Six.Lease, now))
 		}
 		for _, trouble := range []string{e.Error, e.ErrorIPv6} {
 			if trouble != "" {
@@ -119,32 +125,4 @@ func orDash(valid bool, v fmt.Stringer) string {
 		return "-"
 	}
 	return v.String()
-}
-
-// left is the time left, in the largest unit that tells enough.
-func left(r *Record, now time.Time) string {
-	if r.Lease == nil {
-		return "-"
-	}
-	return leftOf(r.Lease, now)
-}
-
-// leftOf is left for a lease of either family.
-func leftOf(l interface {
-	Infinite() bool
-	Left(time.Time) time.Duration
-}, now time.Time) string {
-	if l.Infinite() {
-		return "for ever"
-	}
-	d := l.Left(now)
-	switch {
-	case d == 0:
-		return "ended"
-	case d < time.Minute:
-		return fmt.Sprintf("%ds", int(d.Seconds()))
-	case d < time.Hour:
-		return fmt.Sprintf("%dm%02ds", int(d.Minutes()), int(d.Seconds())%60)
-	}
-	return fmt.Sprintf("%dh%02dm", int(d.Hours()), int(d.Minutes())%60)
 }

@@ -15,6 +15,9 @@ import (
 // namespace.
 var ErrNotNetNS = errors.New("not a network namespace")
 
+// ErrOther is the cause of an OpenSame whose path leads to another namespace than the one of the cookie.
+var ErrOther = errors.New("another network namespace by now")
+
 // ID identifies a network namespace for as long as it lives. Both numbers are
 // reused after it is gone: see Cookie for an identity that is not.
 type ID struct {
@@ -50,6 +53,23 @@ func Open(path string) (*NS, error) {
 		return nil, &tombolo.OpError{Op: "open network namespace", Object: path, Err: err}
 	}
 	return &NS{fd: fd, path: path, id: id}, nil
+}
+
+// OpenSame is Open of a path that may be used again, for the namespace that has a cookie: see NS.Cookie. The error
+// matches ErrOther where another is there.
+func OpenSame(path string, cookie uint64) (*NS, error) {
+	ns, err := Open(path)
+	if err != nil {
+		return nil, err
+	}
+	now, err := ns.Cookie()
+	if err == nil && now != cookie {
+		err = fmt.Errorf("open network namespace %s: %w", path, ErrOther)
+	}
+	if err != nil {
+		return nil, errors.Join(err, ns.Close())
+	}
+	return ns, nil
 }
 
 // Current opens the namespace of the calling thread.

@@ -168,7 +168,13 @@ func (a *adding) acquire(ctx context.Context) error {
 	sockets := &transport.Config{NetNS: a.pod.NetNS, Link: link.PeerIndex, MAC: link.PeerMAC, ARP: rec.Client.DetectConflicts}
 	cfg := rec.Client.Config(rec.Lease)
 	cfg.Timeout = l.asked.Client.Timeout
-	cfg.Dial, cfg.Refuse = leaseDialer(sockets, link), a.refuse(ctx, a.built.bridge.Index, rec.Lease)
+	cfg.Refuse = a.refuse(ctx, a.built.bridge.Index, rec.Lease)
+	// What a DHCP server says of a pod's address goes into the host's firewall, and a process that has all rights in the
+	// pod's namespace may prepare that: so answers are heard at the port.
+	outside := &transport.Config{Link: link.Index, MAC: link.PeerMAC, ARP: sockets.ARP}
+	cfg.Dial = func(ctx context.Context, local netip.Addr) (dhcpc.Transport, error) {
+		return transport.DialHeard(ctx, sockets, outside, local)
+	}
 	client, err := dhcpc.New(cfg)
 	if err != nil {
 		return fail.Errorf(ErrInvalid, "ipam: %w", err)

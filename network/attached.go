@@ -46,7 +46,7 @@ func (s *session) find(ctx context.Context, nw *state.Network, rec *state.Attach
 		return nil, err
 	}
 	p.want.Addresses, p.want.Routes = lasting(rec), routes(rec)
-	p.pod, p.lost = openPod(rec.NetNS, rec.NetNSCookie)
+	p.pod, p.lost = netns.OpenSame(rec.NetNS, rec.NetNSCookie)
 	return p, nil
 }
 

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/file"
+	"github.com/tombolo-cni/tombolo/internal/lease/giveback"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
@@ -233,7 +235,12 @@ func (t *teardown) takeDown(ctx context.Context, r *remains) error {
 	var leaseErr error
 	if r.leaseDir != "" {
 		// From the pod's own interface, while it is there.
-		leaseErr = releaseLease(ctx, s.Links, r.leaseDir, r.hash, s.Warn)
+		leaseErr = giveback.All(ctx, r.leaseDir, r.hash, s.Links, s.Warn)
+		if errors.Is(leaseErr, file.ErrLocked) {
+			leaseErr = fail.Errorf(ErrTryAgain, "%w", leaseErr)
+		} else {
+			leaseErr = fail.State(leaseErr)
+		}
 	}
 	if err := s.Enter(ctx); err != nil {
 		return errors.Join(leaseErr, err)

@@ -13,8 +13,10 @@ import (
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/route"
 )
@@ -125,25 +127,25 @@ func followOne(ctx context.Context, s *session, a *state.Attachment) error {
 // leadTo replaces a default route of a pod's that leads to an address of the host's. That of a lease is on the
 // lease's record too, by which the keeper renews it.
 func leadTo(ctx context.Context, a *state.Attachment, was, own netip.Addr) error {
-	pod, err := openPod(a.NetNS, a.NetNSCookie)
+	pod, err := netns.OpenSame(a.NetNS, a.NetNSCookie)
 	if err != nil {
 		return err
 	}
 	defer pod.Close()
-	link, err := interfaceIn(ctx, pod, a.IfName)
-	if err != nil {
-		return err
-	}
 	conn, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: pod})
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
+	index, err := link.IndexOf(conn, a.IfName)
+	if err != nil {
+		return err
+	}
 	if a.IPAMType == endpoint.Leased && was.Is4() {
-		return leadLease(ctx, a, conn, link, own)
+		return leadLease(ctx, a, conn, index, own)
 	}
 	routes := route.On(conn)
-	list, err := routes.List(route.Filter{Family: nl.FamilyOf(own), Table: route.TableMain, Link: link})
+	list, err := routes.List(route.Filter{Family: nl.FamilyOf(own), Table: route.TableMain, Link: index})
 	if err != nil {
 		return err
 	}

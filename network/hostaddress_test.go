@@ -13,6 +13,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
+	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
@@ -71,7 +72,7 @@ func TestThePodOfAPathIsTheRecords(t *testing.T) {
 	cookie, err := pod.Cookie()
 	must.Succeed(t, err)
 	for want, is := range map[uint64]bool{cookie: true, cookie + 1: false, 0: false} {
-		ns, err := openPod(nstest.Path(t, pod), want)
+		ns, err := netns.OpenSame(nstest.Path(t, pod), want)
 		expect.Equal(t, err == nil, is, "with cookie %d of %d: %v", want, cookie, err)
 		if err == nil {
 			ns.Close()

@@ -13,15 +13,11 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge"
-	"github.com/tombolo-cni/tombolo/dhcpc"
-	"github.com/tombolo-cni/tombolo/dhcpc/transport"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/lease"
-	"github.com/tombolo-cni/tombolo/internal/lease/giveback"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/netns"
-	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
@@ -56,89 +52,6 @@ func applyLease(pod *netns.NS, rec *lease.Record, link *bridge.Attachment) error
 	}
 	at := &lease.Link{Conn: conn, Index: link.PeerIndex, Name: link.Peer, Priority: rec.Policy.Priority}
 	return at.Apply(a, left, left, (*route.Conn).Add)
-}
-
-// leaseDialer opens the sockets of a client: one that sends, in the pod, and one that hears, on
-// the port, since what a DHCP server says of a pod's address goes into the host's firewall,
-// and the pod's namespace may be prepared by a process that has all rights there.
-func leaseDialer(sockets *transport.Config, att *bridge.Attachment) func(context.Context, netip.Addr) (dhcpc.Transport, error) {
-	return func(ctx context.Context, local netip.Addr) (dhcpc.Transport, error) {
-		witness, err := transport.DialWitness(&transport.Config{Link: att.Index, MAC: att.PeerMAC, ARP: sockets.ARP})
-		if err != nil {
-			return nil, err
-		}
-		send, err := transport.Dialer(sockets)(ctx, local)
-		if err != nil {
-			return nil, errors.Join(err, witness.Close())
-		}
-		return witness.For(send), nil
-	}
-}
-
-// releaseLease gives back what an attachment leased, from the pod's interface as long as that is there, else from the
-// bridge, and removes the lease's record. If the message does not reach the server, the address is free when the
-// lease ends. The state's lock must not be held.
-func releaseLease(ctx context.Context, links *bridge.Conn, path, hash string, warn func(string)) error {
-	dir, err := lease.Open(path)
-	if err != nil {
-		return err
-	}
-	if _, err := dir.Load(hash); errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	held, err := dir.Lock(ctx, hash)
-	if err != nil {
-		return fail.Errorf(ErrTryAgain, "%w", err)
-	}
-	defer held.Close()
-	rec, err := held.Load()
-	var damaged *state.RecordError
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return nil
-	case errors.As(err, &damaged):
-		warn(err.Error())
-		return held.Remove()
-	case err != nil:
-		return fail.State(err)
-	}
-	if rec.Lease != nil && rec.State == lease.Bound && rec.Lease.Left(time.Now()) != 0 {
-		if err := sendRelease(ctx, links, dir, rec); err != nil {
-			// It must not keep a pod from going.
-			warn(err.Error())
-		}
-	}
-	if rec.Six != nil {
-		if err := end6(ctx, links, rec); err != nil {
-			warn(err.Error())
-		}
-	}
-	if rec.Client.Sticky && rec.Lease != nil {
-		if err = held.Remember(ctx, rec); err == nil {
-			return nil
-		}
-		warn(err.Error()) // the disk is full, say
-	}
-	return held.Remove()
-}
-
-// sendRelease sends the RELEASE. A pod's lease that is to stay its own is not given
-// back: the server keeps the address for it as long as the lease runs. Nor is that of a pod that is gone and whose
-// identity another has by now: to the server both are the same client.
-func sendRelease(ctx context.Context, links *bridge.Conn, dir *lease.Dir, rec *lease.Record) error {
-	if rec.Client.Sticky {
-		return nil
-	}
-	if pod, err := openPod(rec.NetNS, rec.NetNSCookie); err == nil {
-		defer pod.Close()
-		if index, err := interfaceIn(ctx, pod, rec.IfName); err == nil {
-			return transport.Release(ctx, &transport.Config{NetNS: pod, Link: index}, rec.Lease)
-		}
-	}
-	if others, err := dir.Same(rec); err != nil || len(others) > 0 {
-		return err
-	}
-	return giveback.Release(ctx, rec, links, nil, rec.Lease)
 }
 
 // leaseLockWait is more than the keeper has a record locked for.

@@ -12,9 +12,7 @@ import (
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/dhcpc/dhcp6"
-	"github.com/tombolo-cni/tombolo/dhcpc/transport"
 	"github.com/tombolo-cni/tombolo/internal/lease"
-	"github.com/tombolo-cni/tombolo/internal/lease/giveback"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
@@ -33,22 +31,6 @@ func (p *attached) lookAt6(rec *lease.Record, remedy tombolo.Remedy) {
 	case !slices.ContainsFunc(p.Addresses, func(a ipam.Address) bool { return a.Prefix == own }):
 		p.found.Advise(remedy, "its DHCPv6 lease is of %s", own.Addr())
 	}
-}
-
-// end6 ends what a pod has by DHCPv6. The record has the RELEASE, which the keeper has made. It is sent from the
-// pod's interface as long as that is there, else from the host: servers go by its content, and not by its sender.
-// Its destination is a multicast group, so no neighbour has to be found.
-func end6(ctx context.Context, links *bridge.Conn, rec *lease.Record) error {
-	if !rec.Releases6(time.Now()) {
-		return nil
-	}
-	if pod, err := openPod(rec.NetNS, rec.NetNSCookie); err == nil {
-		defer pod.Close()
-		if index, err := interfaceIn(ctx, pod, rec.IfName); err == nil {
-			return transport.Send6(&transport.Config{NetNS: pod, Link: index}, rec.Six.Release)
-		}
-	}
-	return giveback.Release6(ctx, rec, links, nil)
 }
 
 // awaitPause is the time between two looks for what the keeper gets.

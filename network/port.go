@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"net"
 	"net/netip"
@@ -172,37 +171,6 @@ func portOn(a *state.Attachment, br *bridge.Link) bridge.Port {
 		keepTable(&p, a.Guarded, br)
 	}
 	return p
-}
-
-// openPod opens the namespace of a pod, unless another pod's is at the path by now.
-func openPod(path string, cookie uint64) (*netns.NS, error) {
-	pod, err := netns.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	now, err := pod.Cookie()
-	if err == nil && now != cookie {
-		err = fmt.Errorf("%s is another pod's by now", path)
-	}
-	if err != nil {
-		pod.Close()
-		return nil, err
-	}
-	return pod, nil
-}
-
-// interfaceIn gives the index of a pod's interface.
-func interfaceIn(ctx context.Context, pod *netns.NS, name string) (int, error) {
-	conn, err := bridge.Dial(&bridge.Config{NetNS: pod})
-	if err != nil {
-		return 0, err
-	}
-	defer conn.Close()
-	l, err := conn.Link(ctx, name)
-	if err != nil {
-		return 0, err
-	}
-	return l.Index, nil
 }
 
 // Renamed says whether an attachment's port is there by another name: its alias stays.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net/netip"
 	"time"
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
@@ -57,6 +58,19 @@ func (w *Witness) For(send dhcpc.Transport) dhcpc.Transport {
 		send = unopened{}
 	}
 	return &witnessed{send, w}
+}
+
+// DialHeard opens what Dialer does for a client, and hears by a Witness at the other end of its link, outside.
+func DialHeard(ctx context.Context, client, outside *Config, local netip.Addr) (dhcpc.Transport, error) {
+	w, err := DialWitness(outside)
+	if err != nil {
+		return nil, err
+	}
+	send, err := Dialer(client)(ctx, local)
+	if err != nil {
+		return nil, errors.Join(err, w.Close())
+	}
+	return w.For(send), nil
 }
 
 type witnessed struct {

@@ -66,21 +66,11 @@ func (k kernel) enter(r *lease.Record) (pod, error) {
 // namespace opens the namespace that the record's path names, and makes sure that it is
 // the one of old.
 func (k kernel) namespace(r *lease.Record) (*netns.NS, error) {
-	ns, err := netns.Open(r.NetNS)
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, netns.ErrNotNetNS) {
+	ns, err := netns.OpenSame(r.NetNS, r.NetNSCookie)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, netns.ErrNotNetNS) || errors.Is(err, netns.ErrOther) {
 		return nil, k.unlessPort(r, err)
 	}
-	if err != nil {
-		return nil, err
-	}
-	cookie, err := ns.Cookie()
-	if err == nil && cookie != r.NetNSCookie {
-		err = k.unlessPort(r, fmt.Errorf("%s is another network namespace by now (cookie %d, not %d)", r.NetNS, cookie, r.NetNSCookie))
-	}
-	if err != nil {
-		return nil, errors.Join(err, ns.Close())
-	}
-	return ns, nil
+	return ns, err
 }
 
 // unlessPort says that a pod is gone whose namespace is not found, unless its port is
@@ -202,15 +192,7 @@ func (p *place) dial(ctx context.Context, local netip.Addr) (dhcpc.Transport, er
 	if err != nil {
 		return nil, err
 	}
-	witness, err := transport.DialWitness(outside)
-	if err != nil {
-		return nil, err
-	}
-	send, err := transport.Dialer(sockets)(ctx, local)
-	if err != nil {
-		return nil, errors.Join(err, witness.Close())
-	}
-	return witness.For(send), nil
+	return transport.DialHeard(ctx, sockets, outside, local)
 }
 
 // dial6 is dial for DHCPv6, which no lease of the host's has.

@@ -1,4 +1,4 @@
-// Package giveback has the host release what pods leased that are gone.
+// Package giveback releases what pods leased: from a pod's interface as long as that is there, else from the host.
 package giveback
 
 import (
@@ -8,14 +8,105 @@ import (
 	"io/fs"
 	"net"
 	"net/netip"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/bridge/vlan"
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
 	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/link"
+	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/netns"
 )
+
+// All gives back what an attachment leased, and removes the lease's record; where there is none, it does nothing. If a
+// message does not reach the server, the address is free when the lease ends: it must not keep a pod from going. The
+// error matches file.ErrLocked where another has the record for as long as ctx lasts. The state's lock must not be held.
+func All(ctx context.Context, path, hash string, links *bridge.Conn, warn func(string)) error {
+	dir, err := lease.Open(path)
+	if err != nil {
+		return err
+	}
+	if _, err := dir.Load(hash); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	held, err := dir.Lock(ctx, hash)
+	if err != nil {
+		return err
+	}
+	defer held.Close()
+	rec, err := held.Load()
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case errors.As(err, new(*state.RecordError)):
+		warn(err.Error())
+		return held.Remove()
+	case err != nil:
+		return err
+	}
+	if err := errors.Join(all4(ctx, dir, rec, links), all6(ctx, rec, links)); err != nil {
+		warn(err.Error())
+	}
+	if rec.Client.Sticky && rec.Lease != nil {
+		if err = held.Remember(ctx, rec); err == nil {
+			return nil
+		}
+		warn(err.Error()) // the disk is full, say
+	}
+	return held.Remove()
+}
+
+// all4 sends the RELEASE. A lease that is to stay the pod's own is not given back: the server keeps the address for it as
+// long as the lease runs. Nor is that of a pod that is gone and whose identity another has by now: to the server both
+// are the same client.
+func all4(ctx context.Context, dir *lease.Dir, r *lease.Record, links *bridge.Conn) error {
+	if r.Client.Sticky || r.Lease == nil || r.State != lease.Bound || r.Lease.Left(time.Now()) == 0 {
+		return nil
+	}
+	if sent, err := fromPod(r, func(cfg *transport.Config) error { return transport.Release(ctx, cfg, r.Lease) }); sent {
+		return err
+	}
+	if others, err := dir.Same(r); err != nil || len(others) > 0 {
+		return err
+	}
+	return Release(ctx, r, links, nil, r.Lease)
+}
+
+// all6 sends the RELEASE of DHCPv6, which the keeper has made. From the host it does as well: servers go by its content,
+// and not by its sender. Its destination is a multicast group, so no neighbour has to be found.
+func all6(ctx context.Context, r *lease.Record, links *bridge.Conn) error {
+	if !r.Releases6(time.Now()) {
+		return nil
+	}
+	if sent, err := fromPod(r, func(cfg *transport.Config) error { return transport.Send6(cfg, r.Six.Release) }); sent {
+		return err
+	}
+	return Release6(ctx, r, links, nil)
+}
+
+// fromPod sends from the pod's interface, if that is there.
+func fromPod(r *lease.Record, send func(*transport.Config) error) (sent bool, _ error) {
+	pod, err := netns.OpenSame(r.NetNS, r.NetNSCookie)
+	if err != nil {
+		return false, nil
+	}
+	defer pod.Close()
+	conn, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: pod})
+	if err != nil {
+		return false, nil
+	}
+	defer conn.Close()
+	index, err := link.IndexOf(conn, r.IfName)
+	if err != nil {
+		return false, nil
+	}
+	return true, send(&transport.Config{NetNS: pod, Link: index})
+}
 
 // Release sends the RELEASE of a pod that is gone, from the host, whose links those are, in a namespace:
 // by the link by which it is where the pod was. In a VLAN of a LAN there is none, so that it goes out by

@@ -225,31 +225,6 @@ func (c *Conn) configurePod(ctx context.Context, in *inPod, p *Port, a *Attachme
 	return c.addStaticFDB(ctx, p, a.Index)
 }
 
-// SetMTU sets the MTU of both ends of a port's veth, in bytes: what is longer than
-// the receiving end's is dropped. A port that is gone is passed over. With port "" it is the
-// pod's end alone, which does for packets from and to the pod: a bridge whose own MTU nobody
-// has set follows the lowest of its ports.
-func (c *Conn) SetMTU(ctx context.Context, pod *netns.NS, port, peer string, mtu int) error {
-	if err := c.usablePod(ctx, pod, true); err != nil {
-		return err
-	}
-
-	podConn, err := c.enterPod(pod, nil)
-	if err != nil {
-		return err
-	}
-	defer podConn.Close()
-	var b nl.Batch
-	setMTU(&b, peer, mtu)
-	if err := podConn.Execute(&b); err != nil {
-		return err
-	}
-	if port == "" {
-		return nil
-	}
-	return c.SetPortMTU(ctx, port, mtu)
-}
-
 // SetPortMTU sets the MTU of a port alone, in bytes. One that is gone is passed over.
 func (c *Conn) SetPortMTU(ctx context.Context, port string, mtu int) error {
 	if err := c.usable(ctx); err != nil {

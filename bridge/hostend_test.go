@@ -233,9 +233,9 @@ func TestHostTakesNoIPv6ByAPortWhoseMTUGrew(t *testing.T) {
 	n := newNode(t)
 	p := port(0)
 	p.MTU, p.Addresses, p.Routes = 600, p.Addresses[:1], p.Routes[:1]
-	pod, _ := attach(t, n, p)
+	attach(t, n, p)
 	for _, mtu := range []int{1400, 1200, 1300} {
-		must.Succeed(t, n.conn.SetMTU(t.Context(), pod, p.Name, "eth0", mtu))
+		must.Succeed(t, n.conn.SetPortMTU(t.Context(), p.Name, mtu))
 		l, err := n.conn.Link(t.Context(), p.Name)
 		expect.That(t, err == nil && l.MTU == mtu && l.ClosedToIP(), "with an MTU of %d: %+v, %v", mtu, l, err)
 	}

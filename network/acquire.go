@@ -2,7 +2,6 @@ package network
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -232,10 +231,7 @@ func (a *adding) refuse(ctx context.Context, bridgeIndex int, had *dhcpc.Lease) 
 // givenBy is what a pod is given by its lease.
 func givenBy(rec *lease.Record, more []route.Route) given {
 	got := rec.Lease
-	address := ipam.Address{Prefix: got.Address, Gateway: rec.Policy.Gateway}
-	if !address.Gateway.IsValid() && len(got.Routers) > 0 {
-		address.Gateway = got.Routers[0]
-	}
+	address := ipam.Address{Prefix: got.Address, Gateway: rec.Policy.Router(got)}
 	g := given{addresses: []ipam.Address{address}, dns: DNS{slices.Clone(got.DNS), got.Domain, got.Search}}
 	g.hosts.Set(address.Prefix, rec.Policy.Gateway)
 	for _, r := range rec.Applied.Routes {
@@ -259,49 +255,4 @@ func (l *leasing) commit(ctx context.Context, s *session) error {
 		return fail.State(err)
 	}
 	return s.Enter(ctx)
-}
-
-// await6 waits for what the keeper gets for a pod by DHCPv6, and adds it to what Add gives: an address
-// and DNS, or DNS alone. Without the address there is no attachment.
-func (n *Node) await6(ctx context.Context, pod *Pod, made *Attachment) (*Attachment, error) {
-	limit := pod.Lease.Client.Timeout
-	if limit == 0 {
-		limit = dhcpc.DefaultTimeout
-	}
-	waiting, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	if made.informs {
-		servers, search, err := awaitDNS(waiting, n.cfg.LeaseDir, made.rec.Hash())
-		if err != nil {
-			n.cfg.Log.Warn(err.Error())
-		}
-		made.addDNS(servers, search)
-		return made, nil
-	}
-	rec, got, err := await6(waiting, n.cfg.Dir, n.cfg.LeaseDir, made.rec)
-	if err != nil {
-		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
-		defer cancel()
-		return nil, errors.Join(err, n.Del(undo, made.Key, nil))
-	}
-	own := ipam.Address{Prefix: netip.PrefixFrom(got.Address, got.Address.BitLen())}
-	for _, r := range made.Routes {
-		if r.Gateway.Is6() && r.Dst.Bits() <= 0 {
-			own.Gateway = r.Gateway
-		}
-	}
-	made.Addresses, made.rec = append(slices.Clone(made.Addresses), own), rec
-	made.addDNS(got.DNS, got.Search)
-	return made, nil
-}
-
-// addDNS adds what a DHCPv6 server has told.
-func (a *Attachment) addDNS(servers []netip.Addr, search []string) {
-	for _, server := range servers {
-		if server.IsLinkLocalUnicast() {
-			server = server.WithZone(a.IfName)
-		}
-		a.DNS.Servers = append(a.DNS.Servers, server)
-	}
-	a.DNS.Search = append(a.DNS.Search, search...)
 }

@@ -72,7 +72,9 @@ func (n *Node) tryAdd(ctx context.Context, nw *Network, pod *Pod) (*Attachment, 
 			// It may have failed at anything that was taken down along with its record.
 			a.s.Warn("the attachment's record is gone: " + err.Error())
 			err = errDeleted()
-			if a.overtaken() {
+			// The attachment may have been added again meanwhile. Port, elements and reservations go by its name, so they
+			// may be the other ADD's. What this one had made went by the DEL, or goes by the other ADD.
+			if _, loadErr := a.s.Dir.Load(nw.Name, hash); !errors.Is(loadErr, fs.ErrNotExist) {
 				_ = a.pending.Close() // of a file that is gone
 				return nil, err
 			}
@@ -293,12 +295,4 @@ func (a *adding) takeRemainsDown(ctx context.Context) error {
 
 func existsAlready(k Key) error {
 	return fail.Errorf(ErrExists, "container %s has an attachment %s to network %q already: DEL it first", k.ContainerID, k.IfName, k.Network)
-}
-
-// overtaken says whether an attachment whose record is gone was added again while this ADD was at work.
-// Port, elements and reservations go by the attachment, so they may be the other ADD's, and
-// are not to be undone. What this one had made went by the DEL, or goes by the other ADD.
-func (a *adding) overtaken() bool {
-	_, err := a.s.Dir.Load(a.nw.Name, a.hash)
-	return !errors.Is(err, fs.ErrNotExist)
 }

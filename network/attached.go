@@ -40,11 +40,11 @@ type attached struct {
 
 // find gives a pod that is to be looked at.
 func (s *session) find(ctx context.Context, nw *state.Network, rec *state.Attachment) (*attached, error) {
-	p := &attached{Attachment: rec, s: s, nw: nw}
-	var err error
-	if p.want, err = portOnItsBridge(ctx, s, rec); err != nil {
+	br, err := s.link(ctx, rec.Bridge)
+	if err != nil {
 		return nil, err
 	}
+	p := &attached{Attachment: rec, s: s, nw: nw, want: portOn(rec, br)}
 	p.want.Addresses, p.want.Routes = lasting(rec), routes(rec)
 	p.pod, p.lost = netns.OpenSame(rec.NetNS, rec.NetNSCookie)
 	return p, nil

@@ -9,7 +9,6 @@ import (
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
-	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 )
 
@@ -140,12 +139,6 @@ func learnedLimit(l *bridge.Link) uint32 {
 		return 0
 	}
 	return maxLearned
-}
-
-// ownsBridge says whether we made the bridge, or have been told to route on it:
-// then no router is to be heard there but us.
-func ownsBridge(rec *state.Network, l *bridge.Link) bool {
-	return l.Alias == endpoint.BridgeAlias || len(rec.Gateways) > 0
 }
 
 // bridgeMAC is the MAC of a bridge that is made, the same whenever that happens in

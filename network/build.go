@@ -13,7 +13,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/state"
-	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/internal/sysctl"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/nft"
 )
@@ -48,8 +48,12 @@ func (w *want) config() string {
 func ready(ctx context.Context, s *session, w *want) (*site, error) {
 	var n *site
 	// Under the exclusive lock the network is compared again. If something is known to be missing, that one
-	// comparison is enough.
-	shut := w.Loopback && s.Shared() && loopbackIsShut(w.Record.GatewayLink())
+	// comparison is enough: so it is without route_localnet, which costs a tenth of a look.
+	shut := false
+	if w.Loopback && s.Shared() {
+		value, err := sysctl.Read(sysctl.Link("ipv4", w.Record.GatewayLink(), routeLocalnet))
+		shut = err == nil && value == "0"
+	}
 	err := s.Ensure(ctx, func() (bool, error) {
 		if shut {
 			shut = false
@@ -311,11 +315,6 @@ func couldBe(ctx context.Context, s *session, w *want) error {
 
 // probe asks for the facilities of the kernel that an Add needs.
 func probe(ctx context.Context, s *session, w *want) error {
-	own, err := netns.Current()
-	if err != nil {
-		return err
-	}
-	own.Close()
 	if err := s.Links.Probe(); err != nil {
 		return err
 	}

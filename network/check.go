@@ -163,17 +163,6 @@ func (r *Reported) names(ip netip.Addr) bool {
 	return slices.ContainsFunc(r.Addresses, is) || slices.ContainsFunc(r.Unplaced, is) || slices.ContainsFunc(r.Others, is)
 }
 
-// checkAttachment finds what of an attachment is not as its record has it.
-func checkAttachment(ctx context.Context, s *session, nw *state.Network, rec *state.Attachment) ([]tombolo.Difference, error) {
-	p, err := s.find(ctx, nw, rec)
-	if err != nil {
-		return nil, err
-	}
-	defer p.pod.Close()
-	err = p.look(ctx)
-	return p.found.List, err
-}
-
 // checkNetwork finds what of a network's own parts is not as its record has it. A network without
 // attachments needs none of it, unless the host itself goes by its bridge; without a bridge, too,
 // it may be one that a runtime has deleted.

@@ -116,12 +116,6 @@ func (n *Node) nameDead(ctx context.Context, network string, refused error) erro
 	return fail.Errorf(ErrAttached, "%w; tombolo gc reclaims %s", refused, fail.Count(len(dead), "attachment whose pod is gone", "attachments whose pods are gone"))
 }
 
-// couldReclaim says whether dead pods of a network hold anything.
-func (n *Node) couldReclaim(ctx context.Context, network string) bool {
-	dead, err := n.CollectDead(ctx, network, true)
-	return err == nil && slices.ContainsFunc(dead, func(d Dead) bool { return d.Kept == nil })
-}
-
 // reclaimTimeout bounds what an Add spends on pods that died.
 const reclaimTimeout = 10 * time.Second
 
@@ -162,17 +156,6 @@ func (n *Node) reclaim(ctx context.Context, nw *Network) bool {
 		freed = true
 	}
 	return freed
-}
-
-// reclaimLater takes down the dead pods of a network, of one of which an Add has taken
-// something over, when the Add has given up its locks.
-func (n *Node) reclaimLater(s *session, network string) {
-	s.Later(func() error {
-		ctx, cancel := context.WithTimeout(context.Background(), reclaimTimeout)
-		defer cancel()
-		_, err := n.teardown(s, network, nil).CollectDead(ctx, false)
-		return err
-	})
 }
 
 // Died says that the pod whose attachment is on record is gone: the record can be read, and
@@ -260,12 +243,6 @@ func inOwnNamespace(epoch state.Epoch) error {
 	return err
 }
 
-// isAtWork says, by what locking a record came to, that another call is at work on it, or was. A damaged one may be
-// no file, which cannot be locked.
-func isAtWork(rec *state.Attachment, err error) bool {
-	return err != nil && (rec.NetNS != "" || errors.Is(err, state.ErrBusy) || errors.Is(err, fs.ErrNotExist))
-}
-
 // instead is for a record that cannot be read: it says what is known without. What the attachment has in the kernel
 // carries its hash, and its reservation names it.
 func (t *teardown) instead(hash string) *state.Attachment {
@@ -338,8 +315,8 @@ func (t *teardown) collectIfDead(ctx context.Context, rec *state.Attachment, dry
 		return nil, err
 	}
 	lock, err := t.Session.Dir.LockAttachment(t.Network, rec.Hash())
-	if isAtWork(rec, err) {
-		return nil, nil
+	if err != nil && (rec.NetNS != "" || errors.Is(err, state.ErrBusy) || errors.Is(err, fs.ErrNotExist)) {
+		return nil, nil // a call is at work on it, or was; a damaged record may be no file, which cannot be locked
 	}
 	defer lock.Close()
 	switch now, err := t.Session.Dir.Load(t.Network, rec.Hash()); {

@@ -157,7 +157,12 @@ func (e *entry) enter(ctx context.Context, rec *state.Attachment, want *want, ad
 			return err
 		}
 		if string(conflict.Owner) != e.hash && conflict.Network == rec.Network {
-			e.node.reclaimLater(e.s, rec.Network)
+			e.s.Later(func() error { // when the Add has given up its locks
+				ctx, cancel := context.WithTimeout(context.Background(), reclaimTimeout)
+				defer cancel()
+				_, err := e.node.teardown(e.s, rec.Network, nil).CollectDead(ctx, false)
+				return err
+			})
 		}
 	}
 	return err

@@ -8,6 +8,7 @@ import (
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
@@ -130,7 +131,8 @@ func (gatewayPart) make(ctx context.Context, n *site) (bool, error) {
 // IPv6, and by a bridge with an uplink it is the LAN's router that advertises.
 func (n *site) advertisements() string {
 	path := sysctl.Link("ipv6", n.at.Name, "accept_ra")
-	if n.rec.Uplink != "" || !ownsBridge(n.rec, n.bridge) || !sysctl.Exists(path) {
+	routes := n.bridge.Alias == endpoint.BridgeAlias || len(n.rec.Gateways) > 0
+	if n.rec.Uplink != "" || !routes || !sysctl.Exists(path) {
 		return ""
 	}
 	return path

@@ -115,9 +115,16 @@ func (in *Inspection) network(ctx context.Context, s *session, name string) erro
 		case rec == nil:
 			diffs = recreate("its network has no record")
 		default:
-			if diffs, err = checkAttachment(ctx, s, rec, a); err != nil {
+			p, err := s.find(ctx, rec, a)
+			if err != nil {
 				return err
 			}
+			err = p.look(ctx)
+			p.pod.Close()
+			if err != nil {
+				return err
+			}
+			diffs = p.found.List
 		}
 		in.Attachments = append(in.Attachments, Report{attachmentOf(a), diffs})
 	}

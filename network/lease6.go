@@ -1,6 +1,7 @@
 package network
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,9 +12,8 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge"
-	"github.com/tombolo-cni/tombolo/dhcpc/dhcp6"
+	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/internal/lease"
-	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 )
@@ -36,51 +36,81 @@ func (p *attached) lookAt6(rec *lease.Record, remedy tombolo.Remedy) {
 // awaitPause is the time between two looks for what the keeper gets.
 const awaitPause = 5 * time.Millisecond
 
-// awaitKeeper waits until the record of a lease says that the keeper is done. late is the error where it is not in time.
-// The state's lock must not be held.
-func awaitKeeper(ctx context.Context, path, hash string, done func(*lease.Record) (bool, error), late func(*lease.Record) error) error {
+// awaitKeeper waits until the record of a lease says that the keeper is done, or until ctx ends, and gives the record as
+// it is then. The state's lock must not be held.
+func awaitKeeper(ctx context.Context, path, hash string, done func(*lease.Record) (bool, error)) (*lease.Record, error) {
 	leases, err := lease.Open(path)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	for {
 		rec, err := leases.Load(hash)
 		if err != nil {
-			return deletedMeanwhile(err)
+			return nil, deletedMeanwhile(err)
 		}
 		if is, err := done(rec); is || err != nil {
-			return err
+			return rec, err
 		}
 		select {
 		case <-ctx.Done():
-			return late(rec)
+			return rec, fmt.Errorf("(%w)", context.Cause(ctx))
 		case <-time.After(awaitPause):
 		}
 	}
 }
 
-// await6 waits until the keeper has leased an address for a pod, and the attachment has it on
+// await6 waits for what the keeper gets for a pod by DHCPv6, and adds it to what Add gives: an address
+// and DNS, or DNS alone. Without the address there is no attachment.
+func (n *Node) await6(ctx context.Context, pod *Pod, made *Attachment) (*Attachment, error) {
+	limit := cmp.Or(pod.Lease.Client.Timeout, dhcpc.DefaultTimeout)
+	waiting, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	if made.informs {
+		n.awaitDNS(waiting, made)
+		return made, nil
+	}
+	if err := n.awaitAddress6(waiting, made); err != nil {
+		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
+		defer cancel()
+		return nil, errors.Join(err, n.Del(undo, made.Key, nil))
+	}
+	return made, nil
+}
+
+// awaitAddress6 waits until the keeper has leased an address for a pod, and the attachment has it on
 // record: then the pod, and the firewall, have it.
-func await6(ctx context.Context, dir *state.Dir, path string, a *state.Attachment) (now *state.Attachment, got *dhcp6.Lease, _ error) {
-	err := awaitKeeper(ctx, path, a.Hash(), func(rec *lease.Record) (bool, error) {
+func (n *Node) awaitAddress6(ctx context.Context, made *Attachment) error {
+	rec, err := awaitKeeper(ctx, n.cfg.LeaseDir, made.rec.Hash(), func(rec *lease.Record) (bool, error) {
 		own := rec.Leased6()
 		if !own.IsValid() || rec.Six.Checking {
 			return false, nil
 		}
-		var err error
-		if now, err = dir.Load(a.Network, a.Hash()); err != nil {
+		now, err := n.cfg.Dir.Load(made.Network, made.rec.Hash())
+		if err != nil {
 			return false, deletedMeanwhile(err)
 		}
-		got = rec.Six.Lease
-		return !now.Moving && slices.ContainsFunc(now.Addresses, func(one ipam.Address) bool { return one.Prefix == own }), nil
-	}, func(rec *lease.Record) error {
+		made.rec = now
+		return !now.Moving && slices.Contains(prefixesOf(now.Addresses), own), nil
+	})
+	switch {
+	case err != nil && ctx.Err() != nil && rec != nil:
 		why := "tombolod has not said why: see its log"
 		if rec.Six != nil && rec.Six.Error != "" {
 			why = rec.Six.Error
 		}
-		return fail.Errorf(ErrTryAgain, `ipv6 "dhcp": %s (%w)`, why, context.Cause(ctx))
-	})
-	return now, got, err
+		return fail.Errorf(ErrTryAgain, `ipv6 "dhcp": %s %w`, why, err)
+	case err != nil:
+		return err
+	}
+	own := ipam.Address{Prefix: rec.Leased6()}
+	for _, r := range made.Routes {
+		if r.Gateway.Is6() && r.Dst.Bits() <= 0 {
+			own.Gateway = r.Gateway
+		}
+	}
+	made.Addresses = append(slices.Clone(made.Addresses), own)
+	made.addDNS(rec.Six.Lease.DNS, rec.Six.Lease.Search)
+	return nil
 }
 
 // dnsWait is how long an ADD waits for DNS, without which it succeeds too. The keeper asks a server three times
@@ -88,21 +118,32 @@ func await6(ctx context.Context, dir *state.Dir, path string, a *state.Attachmen
 const dnsWait = 4 * time.Second
 
 // awaitDNS waits until the keeper has asked for a pod's DNS.
-func awaitDNS(ctx context.Context, path, hash string) (servers []netip.Addr, search []string, _ error) {
+func (n *Node) awaitDNS(ctx context.Context, made *Attachment) {
 	ctx, cancel := context.WithTimeout(ctx, dnsWait)
 	defer cancel()
-	err := awaitKeeper(ctx, path, hash, func(rec *lease.Record) (bool, error) {
-		if rec.Six != nil && rec.Six.Information != nil {
-			servers, search = rec.Six.Information.DNS, rec.Six.Information.Search
-		}
+	rec, err := awaitKeeper(ctx, n.cfg.LeaseDir, made.rec.Hash(), func(rec *lease.Record) (bool, error) {
 		return rec.Six == nil || rec.Six.Information != nil, nil
-	}, func(*lease.Record) error {
-		return fmt.Errorf("no DNS by DHCPv6, although routers say that there is (%w)", context.Cause(ctx))
 	})
-	return servers, search, err
+	switch {
+	case err != nil:
+		n.cfg.Log.Warn("no DNS by DHCPv6, although routers say that there is " + err.Error())
+	case rec.Six != nil:
+		made.addDNS(rec.Six.Information.DNS, rec.Six.Information.Search)
+	}
 }
 
-// deleted is the error where a record went meanwhile.
+// addDNS adds what a DHCPv6 server has told.
+func (a *Attachment) addDNS(servers []netip.Addr, search []string) {
+	for _, server := range servers {
+		if server.IsLinkLocalUnicast() {
+			server = server.WithZone(a.IfName)
+		}
+		a.DNS.Servers = append(a.DNS.Servers, server)
+	}
+	a.DNS.Search = append(a.DNS.Search, search...)
+}
+
+// deletedMeanwhile is the error where a record went meanwhile.
 func deletedMeanwhile(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return fail.Errorf(ErrTryAgain, `ipv6 "dhcp": the attachment was deleted meanwhile`)
@@ -135,7 +176,7 @@ func (a *adding) advertised(ctx context.Context, asked *bridge.Solicitation) err
 	var gateway netip.Addr
 	var metric uint32
 	if !a.nw.NoDefaultRoute {
-		if gateway, metric, err = gateway6(a.s.Links, a.built.bridge, a.pod.NetNS, a.link, got, a.nw.Exit != ExitHost); err != nil {
+		if gateway, metric, err = a.gateway6(got); err != nil {
 			return err
 		}
 	}

@@ -1,6 +1,7 @@
 package network
 
 import (
+	"cmp"
 	"context"
 	"errors"
 
@@ -65,7 +66,14 @@ func (n *Node) Pools(ctx context.Context) ([]Pool, error) {
 	var list []Pool
 	var errs []error
 	for _, rec := range records {
-		pools, err := pools(ctx, n.cfg.Dir.Path(), rec)
+		if len(rec.Pools) == 0 {
+			continue
+		}
+		h, err := ipam.NewHostLocal(&ipam.Config{Network: rec.Name, Dir: cmp.Or(rec.PoolDir, n.cfg.Dir.Path()+"/ipam"), Ranges: rec.Pools})
+		var pools []ipam.Pool
+		if err == nil {
+			pools, err = h.Pools(ctx)
+		}
 		errs = append(errs, err)
 		for _, p := range pools {
 			list = append(list, Pool{rec.Name, p})

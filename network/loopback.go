@@ -82,13 +82,6 @@ func loopbackFilter(l *bridge.Link, mark uint32) localnet.Filter {
 	return localnet.Filter{Bridge: l.Name, Index: l.Index, Mark: mark, Stays: l.Alias == endpoint.BridgeAlias}
 }
 
-// loopbackIsShut says whether a link is without route_localnet, so that the way is certainly not there. It costs a tenth
-// of a look.
-func loopbackIsShut(link string) bool {
-	value, err := sysctl.Read(sysctl.Link("ipv4", link, routeLocalnet))
-	return err == nil && value == "0"
-}
-
 // placeLoopback makes the place for the filter on a bridge that has just been made: later, it
 // would cost the pods packets. Where it fails, the first port does it, or says what the kernel
 // lacks.

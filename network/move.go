@@ -98,11 +98,7 @@ func isAhead(a *state.Attachment, rec *lease.Record) bool {
 func leased(a *state.Attachment, rec *lease.Record) []ipam.Address {
 	var list []ipam.Address
 	if rec.State == lease.Bound {
-		own := ipam.Address{Prefix: rec.Lease.Address, Gateway: rec.Policy.Gateway}
-		if !own.Gateway.IsValid() && len(rec.Lease.Routers) > 0 {
-			own.Gateway = rec.Lease.Routers[0]
-		}
-		list = append(list, own)
+		list = append(list, ipam.Address{Prefix: rec.Lease.Address, Gateway: rec.Policy.Router(rec.Lease)})
 	}
 	if six := rec.Leased6(); six.IsValid() {
 		own := ipam.Address{Prefix: six}

@@ -81,15 +81,6 @@ func (portPart) mend(ctx context.Context, p *attached) error {
 	return p.s.Links.Enslave(ctx, port)
 }
 
-// portOnItsBridge is the port of an attachment, on the bridge that it was attached to.
-func portOnItsBridge(ctx context.Context, s *session, rec *state.Attachment) (bridge.Port, error) {
-	br, err := s.link(ctx, rec.Bridge)
-	if err != nil {
-		return bridge.Port{}, err
-	}
-	return portOn(rec, br), nil
-}
-
 // onBridge says how a link differs from the port that an attachment should have.
 func onBridge(ctx context.Context, s *session, a *state.Attachment, link, br *bridge.Link) ([]tombolo.Difference, error) {
 	p := portOn(a, br)
@@ -122,14 +113,6 @@ func onBridgeNow(ctx context.Context, s *session, a *state.Attachment, br *bridg
 	return diffs, err
 }
 
-// lanPort gives a port what a pod on a LAN needs of its interface.
-func lanPort(p *bridge.Port, a *state.Attachment) {
-	p.NoRedirects = a.DefaultRoute == exitHost
-	if a.SLAAC {
-		p.Autoconf = &bridge.Autoconf{DefaultRoute: a.DefaultRoute != exitHost, AddressOptional: slices.ContainsFunc(a.Addresses, leased6)}
-	}
-}
-
 // keepTable is what a kernel without such a limit (before Linux 6.7) needs in its place: the
 // bridge learns nothing from a pod that nothing holds to its own MAC, and has an entry of
 // that MAC for good. Frames for other MACs behind the port then go to all ports.
@@ -156,8 +139,12 @@ func portOf(a *state.Attachment) bridge.Port {
 		Alias:   endpoint.AliasOf(a),
 		Hairpin: a.Hairpin, Isolated: a.Isolated, ForwardGroups: true,
 		Down: !a.Up, VLAN: a.VLAN,
+		NoRedirects: a.DefaultRoute == exitHost,
 	}
-	lanPort(&p, a)
+	if a.SLAAC {
+		byDHCPv6 := func(o ipam.Address) bool { return o.Prefix.Addr().Is6() && o.Prefix.IsSingleIP() } // it has no network's prefix
+		p.Autoconf = &bridge.Autoconf{DefaultRoute: a.DefaultRoute != exitHost, AddressOptional: slices.ContainsFunc(a.Addresses, byDHCPv6)}
+	}
 	return p
 }
 
@@ -213,9 +200,6 @@ func podAddresses(pod *netns.NS) ([]netip.Prefix, error) {
 	}
 	return list, err
 }
-
-// leased6 says whether an address is one by DHCPv6: it has no network's prefix.
-func leased6(a ipam.Address) bool { return a.Prefix.Addr().Is6() && a.Prefix.IsSingleIP() }
 
 // autoconfigured says whether an address is one that a pod has formed by a router
 // advertisement. What is advertised may change, so it need not have it for ever.

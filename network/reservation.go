@@ -1,7 +1,6 @@
 package network
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"io/fs"
@@ -18,18 +17,6 @@ import (
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/route"
 )
-
-// pools says how far the pools of a network are used up whose state is kept in dir.
-func pools(ctx context.Context, dir string, rec *state.Network) ([]ipam.Pool, error) {
-	if len(rec.Pools) == 0 {
-		return nil, nil
-	}
-	h, err := ipam.NewHostLocal(&ipam.Config{Network: rec.Name, Dir: cmp.Or(rec.PoolDir, dir+"/ipam"), Ranges: rec.Pools})
-	if err != nil {
-		return nil, err
-	}
-	return h.Pools(ctx)
-}
 
 // IPAMNode is what an allocator of a network is told of the node, for an attachment whose hash
 // is known: the zero Owner is for all.

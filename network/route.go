@@ -240,36 +240,27 @@ func isSecondRoute(err error) bool {
 }
 
 // gateway6 is where the pod's default route leads: to the LAN's router, of which the
-// pod's own kernel has learnt it, or to the host, to which it is added here. A link-local
+// pod's own kernel has learnt it, or to the host, to which it is added here, with a metric. A link-local
 // address of the host's stays when the LAN gets another prefix.
-func gateway6(links *bridge.Conn, l *bridge.Link, pod *netns.NS, link *bridge.Attachment, got *bridge.Autoconfigured, router bool) (_ netip.Addr, metric uint32, _ error) {
-	if router {
-		if len(got.Gateways) == 0 {
-			return netip.Addr{}, 0, nil
-		}
-		return got.Gateways[0], 0, nil
+func (a *adding) gateway6(got *bridge.Autoconfigured) (_ netip.Addr, metric uint32, _ error) {
+	if a.nw.Exit != ExitHost {
+		return append(got.Gateways, netip.Addr{})[0], 0, nil
 	}
-	own, err := hostAddresses(links, l, netip.MustParsePrefix("fe80::/10"))
+	own, err := hostAddresses(a.s.Links, a.built.bridge, netip.MustParsePrefix("fe80::/10"))
 	if err == nil && len(own) == 0 {
-		err = fail.Errorf(ErrNoGateway, `defaultRoute "host": bridge %s has no link-local IPv6 address to which the pod could send: give it one, or set defaultRoute to "router"`, l.Name)
+		err = fail.Errorf(ErrNoGateway, `defaultRoute "host": bridge %s has no link-local IPv6 address to which the pod could send: give it one, or set defaultRoute to "router"`, a.nw.Bridge)
 	}
 	if err != nil {
 		return netip.Addr{}, 0, err
 	}
-	metric, err = routeIPv6(pod, link, own[0])
-	return own[0], metric, err
-}
-
-// routeIPv6 adds the default route to the host, and gives its metric.
-func routeIPv6(pod *netns.NS, link *bridge.Attachment, gateway netip.Addr) (metric uint32, _ error) {
-	routes, err := route.Dial(&route.Config{NetNS: pod})
+	routes, err := route.Dial(&route.Config{NetNS: a.pod.NetNS})
 	if err != nil {
-		return 0, err
+		return netip.Addr{}, 0, err
 	}
 	defer routes.Close()
 	if metric, err = routes.FreePriority(unix.AF_INET6, 0); err != nil {
-		return 0, err
+		return netip.Addr{}, 0, err
 	}
-	_, err = routes.Ensure(route.Route{Gateway: gateway, Link: link.PeerIndex, Priority: metric, Protocol: route.ProtocolTombolo})
-	return metric, explainRoute(err)
+	_, err = routes.Ensure(route.Route{Gateway: own[0], Link: a.link.PeerIndex, Priority: metric, Protocol: route.ProtocolTombolo})
+	return own[0], metric, explainRoute(err)
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 	"time"
 
 	"github.com/tombolo-cni/tombolo/internal/state"
@@ -37,8 +38,12 @@ func (n *Node) Ready(ctx context.Context, nw *Network, leases *Lease) error {
 	}
 	if leases == nil && nw.Allocator != nil {
 		err := n.allocatorReady(ctx, nw)
-		if errors.Is(err, ipam.ErrPoolFull) && n.couldReclaim(ctx, nw.Name) {
-			return nil // an ADD does, and comes only if this says yes
+		if !errors.Is(err, ipam.ErrPoolFull) {
+			return err
+		}
+		dead, deadErr := n.CollectDead(ctx, nw.Name, true)
+		if deadErr == nil && slices.ContainsFunc(dead, func(d Dead) bool { return d.Kept == nil }) {
+			return nil // an ADD takes them down, and comes only if this says yes
 		}
 		return err
 	}

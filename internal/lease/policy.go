@@ -87,6 +87,14 @@ func (p *Policy) Apply(l *dhcpc.Lease) Applied {
 	return a
 }
 
+// Router is where the default route of a pod with the lease leads; the zero Addr is nowhere.
+func (p *Policy) Router(l *dhcpc.Lease) netip.Addr {
+	if !p.Gateway.IsValid() && len(l.Routers) > 0 {
+		return l.Routers[0]
+	}
+	return p.Gateway
+}
+
 // Without gives what is in a and not in b: what has to go when b takes a's place.
 // The MTU is never among it.
 func (a Applied) Without(b Applied) Applied {

@@ -2,7 +2,6 @@ package network
 
 import (
 	"context"
-	"slices"
 	"strings"
 	"time"
 
@@ -94,12 +93,8 @@ func (s *session) Obstacles(ctx context.Context, rec *state.Network) ([]foreign.
 
 // withdraw takes our rules out of the chains of others, with the last network.
 func withdraw(ctx context.Context, s *session, name string) error {
-	networks, _, err := s.Dir.ListNetworks()
-	if err != nil {
-		return fail.State(err)
-	}
-	if slices.ContainsFunc(networks, func(n *state.Network) bool { return n.Name != name }) {
-		return nil
+	if others, err := s.others(name); len(others) > 0 || err != nil {
+		return err
 	}
 	return s.Foreign("").Remove(ctx)
 }

@@ -87,12 +87,12 @@ func refuseOverlaps(ctx context.Context, s *session, w *want, before *state.Netw
 	if len(fresh) == 0 {
 		return nil, nil
 	}
-	networks, _, err := s.Dir.ListNetworks()
+	others, err := s.others(w.Record.Name)
 	if err != nil {
-		return nil, fail.State(err)
+		return nil, err
 	}
-	for _, o := range networks {
-		if o.Name == w.Record.Name || o.GatewayLink() == w.Record.GatewayLink() || o.Epoch != token || len(o.Gateways) == 0 {
+	for _, o := range others {
+		if o.GatewayLink() == w.Record.GatewayLink() || o.Epoch != token || len(o.Gateways) == 0 {
 			continue
 		}
 		for _, theirs := range o.Subnets {

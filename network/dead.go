@@ -50,9 +50,9 @@ func (d Dead) MarshalJSON() ([]byte, error) {
 
 // CollectDead takes down the attachments of a network, or of all if that is empty, whose pods
 // are gone, and gives them: what a runtime left that was killed, and what an earlier boot did.
-// A pod is gone if its port is, and its path does not lead to its namespace: a path that cannot
-// be opened may be one of another mount namespace, and a port may have been deleted. What an Add
-// or a Del is at work on is left alone. Addresses are given back by Config.Allocators; where
+// A pod is gone if its port is, or is about to go with its namespace, and its path does not lead to that: a path that
+// cannot be opened may be one of another mount namespace, and a port may have been deleted. What an Add or a Del is at
+// work on is left alone. Addresses are given back by Config.Allocators; where
 // that gives an error, or one attachment cannot be taken down, it is kept, and Kept says why.
 // With dryRun nothing is changed.
 //
@@ -67,9 +67,6 @@ func (n *Node) CollectDead(ctx context.Context, network string, dryRun bool) ([]
 		return nil, fail.State(err)
 	}
 	if network != "" {
-		if err := checkName(network); err != nil {
-			return nil, err
-		}
 		if !slices.Contains(networks, network) {
 			return nil, fail.Errorf(ErrInvalid, "no network %q is on record in %s", network, n.cfg.Dir.Path())
 		}
@@ -168,10 +165,6 @@ func (s *session) Died(ctx context.Context, network, hash string) bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// An attachment is dead if its port is gone, or about to go with its namespace, and its path does not
-// lead to that. Neither proves it alone. The namespace lives as long as anything refers to it, but somebody may have deleted the port of a pod that runs. And a path that
-// cannot be opened may be one of another mount namespace, where the runtime sees it.
-
 // whyDead says what shows that an attachment's pod is gone; "" where nothing does.
 func whyDead(ctx context.Context, s *session, rec *state.Attachment) (string, error) {
 	port, now := "veth"+rec.Hash(), "is gone"
@@ -201,11 +194,13 @@ func strayed(rec *state.Attachment) (string, error) {
 		return "its record is damaged", nil
 	}
 	pod, err := netns.Open(rec.NetNS)
-	if err != nil && !leadsNowhere(err) {
-		return "", err
-	}
 	if err != nil {
-		return fmt.Sprintf("its namespace: %v", err), nil
+		// What is about the path, and not about this process, such as a lack of descriptors.
+		paths := []error{fs.ErrNotExist, netns.ErrNotNetNS, fs.ErrPermission, unix.ENOTDIR, unix.ESRCH, unix.ELOOP, unix.ENAMETOOLONG}
+		if slices.ContainsFunc(paths, func(about error) bool { return errors.Is(err, about) }) {
+			return fmt.Sprintf("its namespace: %v", err), nil
+		}
+		return "", err
 	}
 	defer pod.Close()
 	if rec.NetNSCookie == 0 {
@@ -216,16 +211,6 @@ func strayed(rec *state.Attachment) (string, error) {
 		return "", err
 	}
 	return rec.NetNS + " is another namespace by now", nil
-}
-
-// leadsNowhere says whether an error is about the path, and not about this process, such as a lack of descriptors.
-func leadsNowhere(err error) bool {
-	for _, about := range []error{fs.ErrNotExist, netns.ErrNotNetNS, fs.ErrPermission, unix.ENOTDIR, unix.ESRCH, unix.ELOOP, unix.ENAMETOOLONG} {
-		if errors.Is(err, about) {
-			return true
-		}
-	}
-	return false
 }
 
 // inOwnNamespace refuses a caller in another network namespace than the networks': it would find none of their
@@ -274,7 +259,7 @@ func (t *teardown) unreleasable(rec *state.Attachment) error {
 	case rec.NetNS == "" && rec.IPAMType == "":
 		return errors.New("what gave it an address is not known, nor which container it is: have the runtime call GC")
 	}
-	_, err := t.allocator(&Origin{rec.IPAMType, rec.DataDir})
+	_, err := t.node.allocator(t.Network, &Origin{rec.IPAMType, rec.DataDir})
 	return err
 }
 

@@ -135,11 +135,6 @@ type teardown struct {
 	node    *Node
 }
 
-// allocator gives what takes addresses back, nil if nothing does: see Config.
-func (t *teardown) allocator(o *Origin) (ipam.Allocator, error) {
-	return t.node.allocator(t.Network, o)
-}
-
 // Attachment takes one down, whose Add may be at work.
 func (t *teardown) Attachment(ctx context.Context, owner ipam.Owner, hash string) error {
 	lock, err := t.lock(ctx, hash)

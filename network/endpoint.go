@@ -14,12 +14,9 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// A guarded pod is held to its MAC and its addresses for as long as its port is there: the
-// elements say so before the port is made, and go after it. A process may wait in the
-// pod's namespace for its interface, and bring it up before anybody else does; and it goes
-// on sending until the interface is gone.
-
-// endpointPart is a pod's elements in the sets of our table: its guard, its host ports, that it is masqueraded.
+// endpointPart is a pod's elements in the sets of our table: its guard, its host ports, that it is masqueraded. The guard
+// is there before the port is made, and goes after it: a process may wait in the pod's namespace for its interface, bring
+// it up before any other does, and send until it is gone.
 type endpointPart struct{}
 
 func (endpointPart) look(ctx context.Context, p *attached) error {

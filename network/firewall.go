@@ -63,12 +63,12 @@ func declareMended(ctx context.Context, s *session, networks []nft.Network) erro
 // refuseOtherMarks holds the networks of a node to one mark, since they share the
 // rules that have it.
 func refuseOtherMarks(s *session, rec *state.Network) error {
-	others, _, err := s.Dir.ListNetworks()
+	others, err := s.others(rec.Name)
 	if err != nil {
-		return fail.State(err)
+		return err
 	}
 	for _, o := range others {
-		if o.Name == rec.Name || o.Mark == 0 || o.Mark == rec.Mark {
+		if o.Mark == 0 || o.Mark == rec.Mark {
 			continue
 		}
 		attachments, err := s.Attachments(o.Name)

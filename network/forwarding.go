@@ -18,12 +18,9 @@ import (
 // forwardingPart is that the host forwards what pods send, and what is sent to them.
 type forwardingPart struct{}
 
-// A pod of a LAN is a neighbour of the host's neighbours. Its default route may lead
-// through the host all the same (defaultRoute "host"), so that the host's firewall and
-// its services see what it sends; what comes back is bridged, and seen because the
-// bridge calls the firewall.
-
-// lanRouting is what the host has to be for such pods; ok is false where there are none.
+// lanRouting is what the host has to be for pods of a LAN whose default route leads through it (defaultRoute "host"), so
+// that its firewall and services see what they send; what comes back is bridged, and seen because the bridge calls the
+// firewall. ok is false where there are none.
 func lanRouting(rec *state.Network) (r bridge.Routing, ok bool) {
 	return bridge.Routing{IPv4: true, IPv6: rec.SLAAC, NoRedirects: rec.Bridge}, rec.DefaultRoute == exitHost
 }
@@ -125,13 +122,9 @@ func (forwardingPart) make(ctx context.Context, n *site) (bool, error) {
 	return false, err
 }
 
-// A kernel that was booted with ipv6.disable=1, or built without IPv6, has none in any
-// namespace. Networks of IPv4 alone work there; for one with IPv6 it is said, before
-// anything is made that the kernel would refuse with a terse errno, or half of it.
-
-// refuseIPv6 is about a network whose pods have addresses in these subnets. An Add calls it
-// only where something is to be built, since a network with IPv6 is never found ready on such
-// a kernel.
+// refuseIPv6 refuses a network whose pods have addresses of IPv6 in these subnets, on a kernel that was booted with
+// ipv6.disable=1, or built without IPv6: before anything is made that it would refuse with a terse errno, or half of it.
+// An Add calls it only where something is to be built, since such a network is never found ready there.
 func refuseIPv6(network string, slaac bool, subnets []netip.Prefix) error {
 	asked := ""
 	if i := slices.IndexFunc(subnets, isIPv6); i >= 0 {

@@ -205,7 +205,13 @@ func buildGateways(ctx context.Context, s *session, rec *state.Network, l *bridg
 		}
 		if changed {
 			added = append(added, gw.Addr())
-		} else if err := connect(s.Links.Routes(), gw, l.Index); err != nil {
+			continue
+		}
+		wrong, err := s.Links.Routes().CheckSubnet(gw, l.Index)
+		if wrong != "" {
+			_, err = s.Links.Routes().Ensure(route.Subnet(gw, l.Index)) // in the place of another one
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -230,16 +236,6 @@ func buildGateways(ctx context.Context, s *session, rec *state.Network, l *bridg
 	return nil
 }
 
-// connect puts back the route to a gateway's subnet, in the place of another one.
-func connect(routes *route.Conn, gw netip.Prefix, link int) error {
-	wrong, err := routes.CheckSubnet(gw, link)
-	if err != nil || wrong == "" {
-		return err
-	}
-	_, err = routes.Ensure(route.Subnet(gw, link))
-	return err
-}
-
 // staleGateways are the addresses that an earlier form of this network put on the
 // bridge, and that neither it nor another network needs now.
 func staleGateways(s *session, rec *state.Network) ([]netip.Prefix, error) {
@@ -248,12 +244,12 @@ func staleGateways(s *session, rec *state.Network) ([]netip.Prefix, error) {
 		return nil, nil // none, or damaged: then nothing is known to be ours
 	}
 	used := slices.Clone(rec.Gateways)
-	others, _, err := s.Dir.ListNetworks()
+	others, err := s.others(rec.Name)
 	if err != nil {
-		return nil, fail.State(err)
+		return nil, err
 	}
 	for _, o := range others {
-		if o.Name != rec.Name && o.GatewayLink() == rec.GatewayLink() {
+		if o.GatewayLink() == rec.GatewayLink() {
 			used = append(used, o.Gateways...)
 		}
 	}

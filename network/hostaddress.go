@@ -56,14 +56,10 @@ func hostAddress(ctx context.Context, s *session, nic string, l *bridge.Link, po
 	return own[0], nil
 }
 
-// The default route of a pod on a LAN leads to an address of the host's, which is not the
-// pod's to choose: a DHCP server, or an administrator, may give the host another while
-// the pod runs. Then the route is replaced, in the pod, and on record where it is.
-
-// follow has the default routes of pods lead to the host's addresses of now. It goes on
-// past pods for which that cannot be done. Where the host has none in the pod's subnet, the
-// pod's route stays as it is: there may be one again. The state's lock must not be held: a
-// lease's comes before it, and its record is on a disk.
+// follow has the default routes of pods on a LAN lead to the host's addresses of now, in the pods and on record: a DHCP
+// server, or an administrator, may give the host others while pods run. It goes on past pods for which that cannot be
+// done. Where the host has none in the pod's subnet, the pod's route stays as it is: there may be one again. The state's
+// lock must not be held: a lease's comes before it, and its record is on a disk.
 func follow(ctx context.Context, s *session, attachments []*state.Attachment) error {
 	var errs []error
 	for _, a := range attachments {

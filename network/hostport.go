@@ -17,10 +17,9 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// Some runtimes hand a container's ports to all of its networks. The first attachment has them then; the others have
-// them on record as withheld, wait for them on its record, and get them when it goes.
-
-// withholds says whether an attachment has host ports withheld.
+// withholds says whether an attachment has host ports withheld. Some runtimes hand a container's ports to all of its
+// networks. The first attachment has them then; the others have them on record as withheld, wait for them on its record,
+// and get them when it goes.
 func withholds(a *state.Attachment) bool {
 	return slices.ContainsFunc(a.Published, func(p state.Published) bool { return p.Withheld })
 }

@@ -33,9 +33,6 @@ func (p *attached) lookAt6(rec *lease.Record, remedy tombolo.Remedy) {
 	}
 }
 
-// awaitPause is the time between two looks for what the keeper gets.
-const awaitPause = 5 * time.Millisecond
-
 // awaitKeeper waits until the record of a lease says that the keeper is done, or until ctx ends, and gives the record as
 // it is then. The state's lock must not be held.
 func awaitKeeper(ctx context.Context, path, hash string, done func(*lease.Record) (bool, error)) (*lease.Record, error) {
@@ -54,7 +51,7 @@ func awaitKeeper(ctx context.Context, path, hash string, done func(*lease.Record
 		select {
 		case <-ctx.Done():
 			return rec, fmt.Errorf("(%w)", context.Cause(ctx))
-		case <-time.After(awaitPause):
+		case <-time.After(5 * time.Millisecond):
 		}
 	}
 }

@@ -58,16 +58,14 @@ func (u Upkeep) Follow(ctx context.Context, key Key) (followed bool, _ error) {
 }
 
 // leaseAhead loads an attachment, and its lease if that is ahead of it.
-func leaseAhead(dir *state.Dir, key Key) (*state.Attachment, *lease.Record, error) {
-	a, err := dir.Load(key.Network, key.hash())
+func leaseAhead(dir *state.Dir, key Key) (a *state.Attachment, rec *lease.Record, err error) {
+	if a, err = dir.Load(key.Network, key.hash()); err == nil {
+		rec, err = ahead(a)
+	}
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil, nil
 	}
-	if err != nil {
-		return nil, nil, fail.State(err)
-	}
-	rec, err := ahead(a)
-	return a, rec, err
+	return a, rec, fail.State(err)
 }
 
 // ahead gives an attachment's lease, if that gives it other addresses than it has on record; else nil.
@@ -80,7 +78,7 @@ func ahead(a *state.Attachment) (*lease.Record, error) {
 		return nil, err
 	}
 	rec, err := dir.Load(a.Hash())
-	if errors.Is(err, fs.ErrNotExist) || err == nil && (rec.NetNSCookie != a.NetNSCookie || !isAhead(a, rec)) {
+	if err == nil && (rec.NetNSCookie != a.NetNSCookie || !isAhead(a, rec)) {
 		return nil, nil
 	}
 	return rec, err

@@ -115,10 +115,8 @@ func hasPods(ctx context.Context, s *session, ports []bridge.Link) bool {
 
 // sharers are the other networks on the same bridge.
 func sharers(s *session, rec *state.Network) ([]*state.Network, error) {
-	all, _, err := s.Dir.ListNetworks()
-	return slices.DeleteFunc(all, func(o *state.Network) bool {
-		return o.Name == rec.Name || o.Bridge != rec.Bridge
-	}), fail.State(err)
+	others, err := s.others(rec.Name)
+	return slices.DeleteFunc(others, func(o *state.Network) bool { return o.Bridge != rec.Bridge }), err
 }
 
 // refusePodsBehind keeps pods from losing their LAN.

@@ -17,15 +17,12 @@ import (
 // mendOthers puts the rules and elements of the other networks right that have
 // attachments. Those that have none are mended by their next ADD.
 func mendOthers(ctx context.Context, s *session, except string) error {
-	others, _, err := s.Dir.ListNetworks()
+	others, err := s.others(except)
 	if err != nil {
-		return fail.State(err)
+		return err
 	}
 	r := &repair{s: s}
 	for _, o := range others {
-		if o.Name == except {
-			continue
-		}
 		if err := r.network(ctx, o); err != nil {
 			s.Warn(err.Error()) // its own next ADD says so
 		}
@@ -46,10 +43,7 @@ func (n *site) restore(ctx context.Context) (changed bool, _ error) {
 	return changed, errors.Join(err, fail.State(n.s.Dir.SaveNetwork(n.rec)))
 }
 
-// repairNetworks makes all networks anew that are on record, as their records have them, and
-// puts every pod back: after somebody flushed the firewall, deleted a bridge or
-// changed it. It is what the next ADD of each network would do. A network that nothing needs
-// is left to its next ADD. Of some networks, where any are named, it makes these alone, unless
+// repairNetworks does it for the networks that are in use. Of some, where any are named, it makes these alone, unless
 // something was missing that others have a part in.
 func repairNetworks(ctx context.Context, s *session, some ...string) error {
 	if err := s.EnterAlone(ctx); err != nil {

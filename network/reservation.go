@@ -48,7 +48,7 @@ func (t *teardown) collectReservations(ctx context.Context, valid []ipam.Owner) 
 		return err
 	}
 	defer t.Session.Leave()
-	allocator, err := t.allocator(nil)
+	allocator, err := t.node.allocator(t.Network, nil)
 	if err != nil || allocator == nil {
 		return err
 	}
@@ -121,7 +121,7 @@ func (t *teardown) release(ctx context.Context, r *remains) error {
 	if r.rec != nil {
 		origin = &Origin{r.rec.IPAMType, r.rec.DataDir}
 	}
-	allocator, err := t.allocator(origin)
+	allocator, err := t.node.allocator(t.Network, origin)
 	if err != nil || allocator == nil {
 		return err
 	}

@@ -243,8 +243,12 @@ func isSecondRoute(err error) bool {
 // pod's own kernel has learnt it, or to the host, to which it is added here, with a metric. A link-local
 // address of the host's stays when the LAN gets another prefix.
 func (a *adding) gateway6(got *bridge.Autoconfigured) (_ netip.Addr, metric uint32, _ error) {
-	if a.nw.Exit != ExitHost {
-		return append(got.Gateways, netip.Addr{})[0], 0, nil
+	switch {
+	case a.nw.Exit == ExitHost:
+	case len(got.Gateways) == 0:
+		return netip.Addr{}, 0, nil
+	default:
+		return got.Gateways[0], 0, nil
 	}
 	own, err := hostAddresses(a.s.Links, a.built.bridge, netip.MustParsePrefix("fe80::/10"))
 	if err == nil && len(own) == 0 {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"slices"
 	"strings"
 	"time"
 
@@ -152,6 +153,12 @@ func (s *session) link(ctx context.Context, name string) (*bridge.Link, error) {
 func (s *session) remember() (forget func()) {
 	s.bridges = map[string]*bridge.Link{}
 	return func() { s.bridges = nil }
+}
+
+// others gives the records of the networks but one.
+func (s *session) others(than string) ([]*state.Network, error) {
+	all, _, err := s.Dir.ListNetworks()
+	return slices.DeleteFunc(all, func(o *state.Network) bool { return o.Name == than }), fail.State(err)
 }
 
 // Attachments gives the records of a network's attachments, and warns of those that are

@@ -271,18 +271,6 @@ func (n *Node) Look(ctx context.Context, nic string) (rec, now *uplink.Record, _
 	return rec, now, diffs, err
 }
 
-// Has says whether a NIC is a port of the bridge, in one request. No NIC is there always.
-func Has(ctx context.Context, links *bridge.Conn, nic string, l *bridge.Link) (bool, error) {
-	if nic == "" {
-		return true, nil
-	}
-	port, err := links.Link(ctx, nic)
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	}
-	return err == nil && port.Master == l.Index, err
-}
-
 // Differences finds what of a takeover is not as it was made. A NIC that was not taken over in this
 // epoch has to be a port of the bridge, if one is named.
 func (n *Node) Differences(ctx context.Context, nic, bridgeName string) ([]tombolo.Difference, error) {
@@ -298,15 +286,11 @@ func (n *Node) Differences(ctx context.Context, nic, bridgeName string) ([]tombo
 	case bridgeName == "":
 		return nil, nil
 	}
-	l, err := n.Links.Link(ctx, bridgeName)
-	if errors.Is(err, fs.ErrNotExist) {
+	if _, err := n.Links.Link(ctx, bridgeName); errors.Is(err, fs.ErrNotExist) {
 		return nil, nil // said already
 	}
-	if err != nil {
-		return nil, err
-	}
-	ok, err := Has(ctx, n.Links, nic, l)
-	if err != nil || ok {
+	on, err := n.onItsBridge(ctx, uplink.Uplink{NIC: nic, Bridge: bridgeName})
+	if on || err != nil && !errors.Is(err, fail.ErrNoLink) {
 		return nil, err
 	}
 	return say(tombolo.RemedyConfigure, "uplink %s is not a port of bridge %s", nic, bridgeName), nil

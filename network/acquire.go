@@ -142,17 +142,7 @@ func (a *adding) recordLease(context.Context) error {
 	return nil
 }
 
-// lock takes the lock of the lease's record, which a Del or the keeper may have for a
-// while. It comes before the state's.
-func (l *leasing) lock(ctx context.Context, hash string) error {
-	var err error
-	if l.held, err = l.dir.Lock(ctx, hash); err != nil {
-		return fail.Errorf(ErrTryAgain, "%w", err)
-	}
-	return nil
-}
-
-// unlock gives it back.
+// unlock gives up the lock of the lease's record.
 func (l *leasing) unlock() {
 	if l.held != nil {
 		l.held.Close()

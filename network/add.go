@@ -221,12 +221,13 @@ func (a *adding) begin(ctx context.Context) error {
 	for range maxRemains {
 		if a.leasing != nil {
 			// An ADD of the same that runs has the lease's lock for as long as its server
-			// takes: so look first.
+			// takes: so look first. A Del or the keeper may have it for a while. It comes before the state's.
 			if err := a.takeRemainsDown(ctx); err != nil {
 				return err
 			}
-			if err := a.leasing.lock(ctx, a.hash); err != nil {
-				return err
+			var err error
+			if a.leasing.held, err = a.leasing.dir.Lock(ctx, a.hash); err != nil {
+				return fail.Errorf(ErrTryAgain, "%w", err)
 			}
 		}
 		if err := a.s.Enter(ctx); err != nil {

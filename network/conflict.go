@@ -96,7 +96,7 @@ func refuseOverlaps(ctx context.Context, s *session, w *want, before *state.Netw
 			continue
 		}
 		for _, theirs := range o.Subnets {
-			if ours, overlap := overlapping(fresh, theirs); overlap {
+			if i := slices.IndexFunc(fresh, theirs.Overlaps); i >= 0 {
 				if is, err := s.IsDeserted(ctx, o); err != nil {
 					return nil, err
 				} else if is {
@@ -104,7 +104,7 @@ func refuseOverlaps(ctx context.Context, s *session, w *want, before *state.Netw
 					break
 				}
 				return nil, fail.Errorf(ErrConflict, "network %q on bridge %s: its subnet %s overlaps with %s of network %q on bridge %s: give it another subnet, or take the other network down (tombolo remove %s)",
-					w.Record.Name, w.Record.GatewayLink(), ours, theirs, o.Name, o.GatewayLink(), o.Name)
+					w.Record.Name, w.Record.GatewayLink(), fresh[i], theirs, o.Name, o.GatewayLink(), o.Name)
 			}
 		}
 	}
@@ -123,10 +123,11 @@ func refuseConnected(ctx context.Context, s *session, w *want, fresh []netip.Pre
 		return err
 	}
 	for _, a := range addresses {
-		ours, overlap := overlapping(fresh, a.Prefix)
-		if !overlap || a.Prefix.IsSingleIP() || a.Prefix.Addr().IsLinkLocalUnicast() {
+		i := slices.IndexFunc(fresh, a.Prefix.Overlaps)
+		if i < 0 || a.Prefix.IsSingleIP() || a.Prefix.Addr().IsLinkLocalUnicast() {
 			continue
 		}
+		ours := fresh[i]
 		// A subnet cut out of a wider network goes before it: pods are reached, and so is the rest,
 		// such as the router, unless that is in the subnet.
 		if ours.Bits() > a.Prefix.Bits() && !ours.Contains(a.Prefix.Addr()) {
@@ -160,13 +161,4 @@ func routerIn(links *bridge.Conn, subnet netip.Prefix) (bool, error) {
 	return slices.ContainsFunc(routes, func(r route.Route) bool {
 		return subnet.Contains(r.Gateway) || slices.ContainsFunc(r.Nexthops, func(h route.Nexthop) bool { return subnet.Contains(h.Gateway) })
 	}), err
-}
-
-func overlapping(list []netip.Prefix, p netip.Prefix) (netip.Prefix, bool) {
-	for _, one := range list {
-		if one.Overlaps(p) {
-			return one, true
-		}
-	}
-	return netip.Prefix{}, false
 }

@@ -162,7 +162,7 @@ func (a *adding) acquire(ctx context.Context) error {
 	// pod's namespace may prepare that: so answers are heard at the port.
 	outside := &transport.Config{Link: link.Index, MAC: link.PeerMAC, ARP: sockets.ARP}
 	cfg.Dial = func(ctx context.Context, local netip.Addr) (dhcpc.Transport, error) {
-		return transport.DialHeard(ctx, sockets, outside, local)
+		return transport.DialWitness(outside, func() (dhcpc.Transport, error) { return transport.Dialer(sockets)(ctx, local) })
 	}
 	client, err := dhcpc.New(cfg)
 	if err != nil {

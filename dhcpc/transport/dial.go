@@ -14,26 +14,17 @@ import (
 	"github.com/tombolo-cni/tombolo/dhcpc"
 )
 
-// Dialer gives the Dial of a dhcpc.Config: a Raw for a client without an address, a
-// UDP for one that has its address.
+// Dialer gives the Dial of a dhcpc.Config: DialRaw for a client without an address,
+// DialUDP for one that has its address.
 func Dialer(cfg *Config) func(ctx context.Context, local netip.Addr) (dhcpc.Transport, error) {
 	return func(ctx context.Context, local netip.Addr) (dhcpc.Transport, error) {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		// Not as one expression: a nil pointer is no nil Transport.
 		if local.IsValid() {
-			u, err := DialUDP(cfg)
-			if err != nil {
-				return nil, err
-			}
-			return u, nil
+			return DialUDP(cfg)
 		}
-		r, err := DialRaw(cfg)
-		if err != nil {
-			return nil, err
-		}
-		return r, nil
+		return DialRaw(cfg)
 	}
 }
 

@@ -1,26 +1,27 @@
 // Package transport has the sockets of package dhcpc, each opened inside a network
 // namespace and then used from outside.
 //
-//   - Raw is an AF_PACKET socket: it needs no address on the interface, receives unicast
+//   - DialRaw opens an AF_PACKET socket: it needs no address on the interface, receives unicast
 //     answers to an address that is not configured yet, and gets nothing but answers to
 //     its own MAC address, by a filter in the kernel that is set before the socket is
 //     bound. Closing one takes the kernel 10 to 20 ms.
-//   - UDP is a UDP socket bound to the interface: for renewals, from the leased address,
+//   - DialUDP opens a UDP socket bound to the interface: for renewals, from the leased address,
 //     through the kernel's routes and neighbours. It can also get a first lease
 //     where the server is told to broadcast (Config.Broadcast of package dhcpc) and
 //     rp_filter is 0 in the namespace.
-//   - Witness receives at the other end of the client's link, where a process in the client's
+//   - DialWitness receives at the other end of the client's link, where a process in the client's
 //     namespace cannot forge an answer, and sends by any of the others.
 //
-// UDP6 and Witness6 are the like for package dhcp6: its messages all go to a group, from the link-local
+// DialUDP6 and DialWitness6 are the like for package dhcp6: its messages all go to a group, from the link-local
 // address that an interface has anyhow, so that it needs no packet sockets to send.
 //
-// Dialer gives the Dial of a dhcpc.Config. Release sends a RELEASE for a client whose interface is gone.
+// Dialer gives the Dial of a dhcpc.Config. Release sends a RELEASE for a client whose interface is gone. Use each
+// transport from one goroutine.
 //
 // # Needs
 //
-// Opening a socket in a namespace other than the thread's needs CAP_SYS_ADMIN; Raw needs
-// CAP_NET_RAW there, and UDP and UDP6 CAP_NET_BIND_SERVICE for
+// Opening a socket in a namespace other than the thread's needs CAP_SYS_ADMIN; DialRaw needs
+// CAP_NET_RAW there, and DialUDP and DialUDP6 CAP_NET_BIND_SERVICE for
 // ports 68 and 546. Linux 5.0 and later.
 // Errors of the kernel are *tombolo.OpError, or a *net.OpError below one, and match
 // their errno.

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/dhcpc/dhcp6"
 )
 
 // The fields of a DHCP message that a filter looks at (RFC 2131, section 2). The
@@ -109,6 +110,20 @@ func frames(mac []byte, withARP bool) program {
 	p.answer(mac, func(off, size int) bpf.Instruction {
 		return bpf.LoadIndirect{Off: uint32(etherLen + udpHeaderLen + off), Size: size}
 	})
+	return p
+}
+
+// frames6 takes Ethernet frames with UDP to a DHCPv6 client's port. It takes none with extension headers,
+// fragments among them: servers send none, but in messages that are longer than the link's MTU.
+func frames6() program {
+	const etherTypeAt, nextAt, portAt = 12, etherLen + 6, etherLen + ip6Len + 2
+	p := program{bpf.LoadAbsolute{Off: etherTypeAt, Size: 2}}
+	p.need(unix.ETH_P_IPV6)
+	p.add(bpf.LoadAbsolute{Off: nextAt, Size: 1})
+	p.need(unix.IPPROTO_UDP)
+	p.add(bpf.LoadAbsolute{Off: portAt, Size: 2})
+	p.need(dhcp6.ClientPort)
+	p.add(bpf.RetConstant{Val: accept})
 	return p
 }
 

@@ -200,7 +200,7 @@ func (c *counting) dial(l *lan) func(context.Context, netip.Addr) (dhcpc.Transpo
 }
 
 type countingRaw struct {
-	*transport.Raw
+	dhcpc.Transport
 	c *counting
 }
 
@@ -210,7 +210,7 @@ func (r *countingRaw) Send(ctx context.Context, p *dhcpc.Packet) error {
 		return err
 	}
 	r.c.sent = append(r.c.sent, m.MessageType())
-	return r.Raw.Send(ctx, p)
+	return r.Transport.Send(ctx, p)
 }
 
 // udpOnly dials UDP sockets in the pod, whether it has an address or not.

@@ -116,6 +116,10 @@ func serve6(t testing.TB, ns *netns.NS, link string, address netip.Addr) {
 	t.Cleanup(func() { conn.Close(); <-done })
 }
 
+func (l *lan6) udp6() (dhcp6.Transport, error) {
+	return transport.DialUDP6(&transport.Config{NetNS: l.pod, Link: l.eth0})
+}
+
 // A pod's own server gives it the router's address. A client that hears in the pod believes it.
 func TestAPodThatAnswersItselfByDHCPv6IsNotBelieved(t *testing.T) {
 	t.Parallel()
@@ -123,19 +127,20 @@ func TestAPodThatAnswersItselfByDHCPv6IsNotBelieved(t *testing.T) {
 		t.Run(way, func(t *testing.T) {
 			t.Parallel()
 			l := newLAN6(t)
-			witness := must.Of(transport.DialWitness6(l.witness(t))).Get(t)
-			t.Cleanup(func() { witness.Close() })
+			hears := l.witness(t)
 			rogue := nstest.Divert(t, l.pod, "eth0", way)
 			l.eth0 = nstest.Index(t, l.pod, "eth0")
 			nstest.Run(t, l.pod, "ip", "address", "replace", linkLocal6+"/64", "dev", "eth0", "nodad")
 			nstest.Run(t, rogue, "ip", "address", "add", "fe80::66/64", "dev", "eth0", "nodad")
 			forged := netip.MustParseAddr("fd00:9::66")
 			serve6(t, rogue, "eth0", forged)
-			conn := must.Of(transport.DialUDP6(&transport.Config{NetNS: l.pod, Link: l.eth0})).Get(t)
-			t.Cleanup(func() { conn.Close() })
+			conn := must.Of(l.udp6()).Get(t)
 			lease := l.lease6(t, conn)
 			must.That(t, lease != nil && lease.Address == forged, "the pod's server did not answer: %v", lease)
-			lease = l.lease6(t, witness.For(conn))
+			must.Succeed(t, conn.Close())
+			witness := must.Of(transport.DialWitness6(hears, l.udp6)).Get(t)
+			defer witness.Close()
+			lease = l.lease6(t, witness)
 			expect.That(t, lease == nil, "the pod leased %v by its own word", lease)
 		})
 	}
@@ -144,7 +149,7 @@ func TestAPodThatAnswersItselfByDHCPv6IsNotBelieved(t *testing.T) {
 func TestAWitnessOfIPv6HearsWhatIsForItsClientAlone(t *testing.T) {
 	t.Parallel()
 	l := newLAN6(t)
-	w, err := transport.DialWitness6(l.witness(t))
+	w, err := transport.DialWitness6(l.witness(t), l.udp6)
 	must.Succeed(t, err)
 	t.Cleanup(func() { w.Close() })
 	say := func(ns *netns.NS, to string, port int, text string) {
@@ -242,11 +247,11 @@ func TestDialingIPv6SaysWhatIsWrong(t *testing.T) {
 		"a message without a link": transport.Send6(nil, nil), "a tag without a MAC address": transport.Send6(&transport.Config{Link: 1, VLAN: 5}, nil),
 		"a MAC address of 8 bytes":   transport.Send6(&transport.Config{Link: 1, MAC: make([]byte, 8)}, nil),
 		"a message that is too long": transport.Send6(&transport.Config{NetNS: l.pod, Link: l.eth0, MAC: make([]byte, 6)}, make([]byte, 1<<16)),
-		"a witness of nothing":       second6(transport.DialWitness6(nil)),
+		"a witness of nothing":       second6(transport.DialWitness6(nil, l.udp6)),
 	} {
 		expect.Is(t, err, tombolo.ErrInvalid, "%s", name)
 	}
-	expect.Failure(t, expect.Err(transport.DialWitness6(&transport.Config{Link: 1})), "a witness without the client's MAC address")
+	expect.Failure(t, expect.Err(transport.DialWitness6(&transport.Config{Link: 1}, l.udp6)), "a witness without the client's MAC address")
 	// A program of the pod's has the port, and shares it with nobody.
 	var conn *net.UDPConn
 	must.Succeed(t, l.pod.Do(func() error {

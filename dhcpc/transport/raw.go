@@ -1,13 +1,10 @@
 package transport
 
 import (
-	"context"
 	"fmt"
 	"net"
 	"slices"
 	"strconv"
-	"sync/atomic"
-	"time"
 
 	"github.com/mdlayher/packet"
 	"golang.org/x/net/bpf"
@@ -28,10 +25,10 @@ type Config struct {
 	// MAC is the client's hardware address: answers to others are not heard. Nil is
 	// the interface's own.
 	MAC net.HardwareAddr
-	// VLAN is the ID, 1 to 4094, with which a Raw, Release and Send6 tag their frames, on an interface that is a
+	// VLAN is the ID, 1 to 4094, with which DialRaw, Release and Send6 tag their frames, on an interface that is a
 	// trunk, such as a bridge's port. With 0 the frames have no tag.
 	VLAN uint16
-	// ARP has a Raw hear ARP packets too, for Config.DetectConflicts of package dhcpc.
+	// ARP has DialRaw hear ARP packets too, for Config.DetectConflicts of package dhcpc.
 	ARP bool
 }
 
@@ -69,6 +66,7 @@ func (c *Config) complete() (*Config, error) {
 		return nil, err
 	}
 	full := *c
+	full.MAC = slices.Clone(c.MAC)
 	if full.MAC == nil {
 		var err error
 		if full.MAC, err = c.linkMAC(); err != nil {
@@ -80,48 +78,31 @@ func (c *Config) complete() (*Config, error) {
 
 func (c *Config) object() string { return "link " + strconv.Itoa(c.Link) }
 
-// Raw is a packet socket, bound to an interface. It is a dhcpc.Transport. Use it from
-// one goroutine.
-type Raw struct {
-	conn *packet.Conn
-	mac  net.HardwareAddr
-	vlan uint16
-	buf  []byte
-	// closed says that Close was called.
-	closed atomic.Bool
-}
-
-func (r *Raw) isOpen() bool { return r != nil && r.conn != nil && !r.closed.Load() }
-
-// frameMax is longer than any answer to a client that says what it can take (option 57).
-const frameMax = 1 << 14
-
-// DialRaw opens a packet socket. The error matches unix.EPERM without CAP_NET_RAW, and
-// fs.ErrNotExist where there is no such link.
-func DialRaw(cfg *Config) (*Raw, error) {
+// DialRaw opens a packet socket, bound to the interface, for DHCP answers to the client's MAC address and, with
+// Config.ARP, ARP packets. It sends frames of its own: no route, neighbour or address is needed. The error matches
+// unix.EPERM without CAP_NET_RAW, and fs.ErrNotExist where there is no such link.
+func DialRaw(cfg *Config) (dhcpc.Transport, error) {
 	c, err := cfg.complete()
 	if err != nil {
 		return nil, err
 	}
-	return dialRaw(c, incoming(), c.ARP)
-}
-
-// dialRaw opens a packet socket for those DHCP answers, and with ARP such packets, that a
-// direction lets through. What leaves an interface is shown to sockets for all protocols
-// alone.
-func dialRaw(c *Config, direction program, allProtocols bool) (*Raw, error) {
-	protocol := unix.ETH_P_IP
-	if allProtocols {
-		protocol = unix.ETH_P_ALL
+	conn, err := c.listenRaw(append(incoming(), frames(c.MAC, c.ARP)...), c.ARP)
+	if err != nil {
+		return nil, err
 	}
-	return listenRaw(c, append(direction, frames(c.MAC, c.ARP)...), protocol)
+	return newSocket(conn, readFrame, func(p *dhcpc.Packet) error { return c.sendFrame(conn, p) }), nil
 }
 
-// listenRaw opens a packet socket for what a filter lets through.
-func listenRaw(c *Config, takes program, protocol int) (*Raw, error) {
+// listenRaw opens a packet socket for what a filter lets through. What leaves an interface is shown to sockets for all
+// protocols alone.
+func (c *Config) listenRaw(takes program, allProtocols bool) (*packet.Conn, error) {
 	filter, err := bpf.Assemble(takes)
 	if err != nil {
 		return nil, fmt.Errorf("assemble filter: %w", err)
+	}
+	protocol := unix.ETH_P_IP
+	if allProtocols {
+		protocol = unix.ETH_P_ALL
 	}
 	var conn *packet.Conn
 	err = c.do(func() error {
@@ -133,7 +114,24 @@ func listenRaw(c *Config, takes program, protocol int) (*Raw, error) {
 	if err != nil {
 		return nil, &tombolo.OpError{Op: "open packet socket on", Object: c.object(), Err: err}
 	}
-	return &Raw{conn: conn, mac: slices.Clone(c.MAC), vlan: c.VLAN, buf: make([]byte, frameMax)}, nil
+	return conn, nil
+}
+
+func readFrame(frame []byte, _ net.Addr) (*dhcpc.Packet, error) { return decode(frame) }
+
+func (c *Config) sendFrame(conn *packet.Conn, p *dhcpc.Packet) error {
+	if p == nil {
+		return argument("no packet")
+	}
+	frame, err := encode(p, c.MAC)
+	if err != nil {
+		return fmt.Errorf("send: %w", err)
+	}
+	if c.VLAN != 0 {
+		frame = tagged(frame, c.VLAN)
+	}
+	_, err = conn.WriteTo(frame, &packet.Addr{HardwareAddr: net.HardwareAddr(frame[:macLen])})
+	return err
 }
 
 // linkMAC reads the interface's own address.
@@ -150,54 +148,4 @@ func (c *Config) linkMAC() (net.HardwareAddr, error) {
 		return nil, &tombolo.OpError{Op: "read MAC address of", Object: c.object(), Err: err}
 	}
 	return mac, nil
-}
-
-// Send sends a packet as a frame of its own: no route, neighbour or address is needed.
-func (r *Raw) Send(_ context.Context, p *dhcpc.Packet) error {
-	if err := dialed(r.isOpen()); err != nil {
-		return err
-	}
-	if p == nil {
-		return noPacket()
-	}
-	frame, err := encode(p, r.mac)
-	if err != nil {
-		return fmt.Errorf("send: %w", err)
-	}
-	if r.vlan != 0 {
-		frame = tagged(frame, r.vlan)
-	}
-	_, err = r.conn.WriteTo(frame, &packet.Addr{HardwareAddr: net.HardwareAddr(frame[:macLen])})
-	return err
-}
-
-// Receive gives the next DHCP answer to the client's MAC address, or ARP packet. What
-// is damaged is passed over.
-func (r *Raw) Receive(ctx context.Context, until time.Time) (*dhcpc.Packet, error) {
-	if err := dialedFor(ctx, r.isOpen()); err != nil {
-		return nil, err
-	}
-	done, err := deadline(ctx, r.conn, until)
-	if err != nil {
-		return nil, err
-	}
-	defer done()
-	for {
-		n, _, err := r.conn.ReadFrom(r.buf)
-		if err != nil {
-			return nil, orDone(ctx, err)
-		}
-		if p, err := decode(r.buf[:n]); err == nil {
-			return p, nil
-		}
-	}
-}
-
-// Close closes the socket.
-func (r *Raw) Close() error {
-	if err := dialed(r != nil && r.conn != nil); err != nil {
-		return err
-	}
-	r.closed.Store(true)
-	return r.conn.Close()
 }

@@ -1,13 +1,11 @@
 package transport
 
 import (
-	"context"
+	"bytes"
 	"fmt"
 	"net"
 	"net/netip"
 	"os"
-	"sync/atomic"
-	"time"
 
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
@@ -17,24 +15,13 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// UDP is a UDP socket at port 68 of every address, bound to an interface. It is a
-// dhcpc.Transport that knows no MAC addresses and no ARP. Use it from one goroutine.
+// DialUDP opens a UDP socket at port 68 of every address, bound to the interface. It knows no MAC addresses and no ARP,
+// and sends by the kernel's routes, from the packet's source address. Before the interface has an address it hears
+// broadcasts only, and those only while the namespace's rp_filter is 0, in `all` and for the interface.
 //
-// Before the interface has an address it hears broadcasts only, and those only while
-// the namespace's rp_filter is 0, in `all` and for the interface.
-type UDP struct {
-	conn *net.UDPConn
-	buf  []byte
-	// closed says that Close was called.
-	closed atomic.Bool
-}
-
-func (u *UDP) isOpen() bool { return u != nil && u.conn != nil && !u.closed.Load() }
-
-// DialUDP opens a UDP socket. The error matches unix.EADDRINUSE where a program in the
-// namespace has the port to itself. A link that is not there shows only at the first
-// Send, which fails with unix.ENODEV or ENETUNREACH.
-func DialUDP(cfg *Config) (*UDP, error) {
+// The error matches unix.EADDRINUSE where a program in the namespace has the port to itself. A link that is not there
+// shows only at the first Send, which fails with unix.ENODEV or ENETUNREACH.
+func DialUDP(cfg *Config) (dhcpc.Transport, error) {
 	c, err := cfg.complete()
 	if err != nil {
 		return nil, err
@@ -49,7 +36,28 @@ func DialUDP(cfg *Config) (*UDP, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &UDP{conn: conn, buf: make([]byte, frameMax)}, nil
+	return newSocket(conn, readDatagram, func(p *dhcpc.Packet) error { return sendDatagram(conn, p) }), nil
+}
+
+func readDatagram(b []byte, from net.Addr) (*dhcpc.Packet, error) {
+	src := from.(*net.UDPAddr).AddrPort()
+	return &dhcpc.Packet{Src: netip.AddrPortFrom(src.Addr().Unmap(), src.Port()), Payload: bytes.Clone(b)}, nil
+}
+
+func sendDatagram(conn *net.UDPConn, p *dhcpc.Packet) error {
+	if p == nil {
+		return argument("no packet")
+	}
+	if p.ARP != nil {
+		return fmt.Errorf("send ARP packet from a UDP socket: %w", unix.EOPNOTSUPP)
+	}
+	var oob []byte
+	if src := p.Src.Addr(); src.Is4() && !src.IsUnspecified() {
+		// The interface may have other addresses, which the kernel might prefer.
+		oob = unix.PktInfo4(&unix.Inet4Pktinfo{Spec_dst: src.As4()})
+	}
+	_, _, err := conn.WriteMsgUDPAddrPort(p.Payload, oob, p.Dst)
+	return err
 }
 
 // listen makes a socket by system calls. net.ListenConfig would link Go's resolver of names into every
@@ -106,51 +114,4 @@ func setOptions(fd int, options ...option) error {
 		}
 	}
 	return nil
-}
-
-// Send sends a packet by the kernel's routes, from the packet's source address.
-func (u *UDP) Send(_ context.Context, p *dhcpc.Packet) error {
-	if err := dialed(u.isOpen()); err != nil {
-		return err
-	}
-	if p == nil {
-		return noPacket()
-	}
-	if p.ARP != nil {
-		return fmt.Errorf("send ARP packet from a UDP socket: %w", unix.EOPNOTSUPP)
-	}
-	var oob []byte
-	if src := p.Src.Addr(); src.Is4() && !src.IsUnspecified() {
-		// The interface may have other addresses, which the kernel might prefer.
-		oob = unix.PktInfo4(&unix.Inet4Pktinfo{Spec_dst: src.As4()})
-	}
-	_, _, err := u.conn.WriteMsgUDPAddrPort(p.Payload, oob, p.Dst)
-	return err
-}
-
-// Receive gives the next DHCP answer to the client's MAC address.
-func (u *UDP) Receive(ctx context.Context, until time.Time) (*dhcpc.Packet, error) {
-	if err := dialedFor(ctx, u.isOpen()); err != nil {
-		return nil, err
-	}
-	done, err := deadline(ctx, u.conn, until)
-	if err != nil {
-		return nil, err
-	}
-	defer done()
-	n, from, err := u.conn.ReadFromUDPAddrPort(u.buf)
-	if err != nil {
-		return nil, orDone(ctx, err)
-	}
-	payload := append([]byte(nil), u.buf[:n]...)
-	return &dhcpc.Packet{Src: netip.AddrPortFrom(from.Addr().Unmap(), from.Port()), Payload: payload}, nil
-}
-
-// Close closes the socket, at once.
-func (u *UDP) Close() error {
-	if err := dialed(u != nil && u.conn != nil); err != nil {
-		return err
-	}
-	u.closed.Store(true)
-	return u.conn.Close()
 }

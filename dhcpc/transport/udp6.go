@@ -1,13 +1,10 @@
 package transport
 
 import (
-	"context"
 	"encoding/binary"
 	"fmt"
 	"net"
 	"net/netip"
-	"sync/atomic"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -15,23 +12,12 @@ import (
 	"github.com/tombolo-cni/tombolo/dhcpc/dhcp6"
 )
 
-// UDP6 is a UDP socket at port 546 of every IPv6 address, bound to an interface. It is a
-// dhcp6.Transport. Use it from one goroutine.
+// DialUDP6 opens a UDP socket at port 546 of every IPv6 address, bound to the interface. Config.MAC and ARP are not used.
+// The error matches unix.EADDRINUSE where a program in the namespace has the port to itself.
 //
 // It sends from the interface's link-local address, without which a Send fails with
 // unix.EADDRNOTAVAIL: for the second or two in which the kernel looks whether another host has it.
-type UDP6 struct {
-	conn   *net.UDPConn
-	group  netip.AddrPort
-	buf    []byte
-	closed atomic.Bool
-}
-
-func (u *UDP6) isOpen() bool { return u != nil && u.conn != nil && !u.closed.Load() }
-
-// DialUDP6 opens a UDP socket. Config.MAC and ARP are not used. The error matches unix.EADDRINUSE where a
-// program in the namespace has the port to itself.
-func DialUDP6(cfg *Config) (*UDP6, error) {
+func DialUDP6(cfg *Config) (dhcp6.Transport, error) {
 	if err := cfg.checkLink(); err != nil {
 		return nil, err
 	}
@@ -46,42 +32,12 @@ func DialUDP6(cfg *Config) (*UDP6, error) {
 		return nil, err
 	}
 	// The link is that of the socket, so the group needs no zone.
-	return &UDP6{conn: conn, group: netip.AddrPortFrom(netip.MustParseAddr(dhcp6.Group), dhcp6.ServerPort), buf: make([]byte, frameMax)}, nil
-}
-
-// Send sends a message to all servers and relays.
-func (u *UDP6) Send(_ context.Context, message []byte) error {
-	if err := dialed(u.isOpen()); err != nil {
+	group := netip.AddrPortFrom(netip.MustParseAddr(dhcp6.Group), dhcp6.ServerPort)
+	read := func(b []byte, _ net.Addr) ([]byte, error) { return append([]byte{}, b...), nil }
+	return newSocket(conn, read, func(message []byte) error {
+		_, err := conn.WriteToUDPAddrPort(message, group)
 		return err
-	}
-	_, err := u.conn.WriteToUDPAddrPort(message, u.group)
-	return err
-}
-
-// Receive gives the next message to the port.
-func (u *UDP6) Receive(ctx context.Context, until time.Time) ([]byte, error) {
-	if err := dialedFor(ctx, u.isOpen()); err != nil {
-		return nil, err
-	}
-	done, err := deadline(ctx, u.conn, until)
-	if err != nil {
-		return nil, err
-	}
-	defer done()
-	n, _, err := u.conn.ReadFromUDPAddrPort(u.buf)
-	if err != nil {
-		return nil, orDone(ctx, err)
-	}
-	return append([]byte{}, u.buf[:n]...), nil
-}
-
-// Close closes the socket, at once.
-func (u *UDP6) Close() error {
-	if err := dialed(u != nil && u.conn != nil); err != nil {
-		return err
-	}
-	u.closed.Store(true)
-	return u.conn.Close()
+	}), nil
 }
 
 // Send6 sends one message to all servers and relays, from a port of the kernel's choice: a RELEASE that

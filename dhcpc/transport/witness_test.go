@@ -11,6 +11,7 @@ import (
 
 	"github.com/insomniacslk/dhcp/dhcpv4"
 
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
@@ -19,32 +20,31 @@ import (
 )
 
 // witness listens at the host's end of the pod's link.
-func (l *lan) witness(t testing.TB, change func(*transport.Config)) *transport.Witness {
+func (l *lan) witness(t testing.TB, change func(*transport.Config), send func() (dhcpc.Transport, error)) dhcpc.Transport {
 	t.Helper()
 	cfg := &transport.Config{NetNS: l.host, Link: l.index, MAC: clientMAC()}
 	if change != nil {
 		change(cfg)
 	}
-	w := must.Of(transport.DialWitness(cfg)).Get(t)
+	w := must.Of(transport.DialWitness(cfg, send)).Get(t)
 	t.Cleanup(func() { w.Close() })
 	return w
 }
 
+// byUDP dials what a witness that only hears needs besides.
+func (l *lan) byUDP() (dhcpc.Transport, error) { return transport.DialUDP(l.config()) }
+
 // outside dials what sends in the pod and hears outside of it.
 func (l *lan) outside(t testing.TB, send func(context.Context, netip.Addr) (dhcpc.Transport, error)) func(context.Context, netip.Addr) (dhcpc.Transport, error) {
 	return func(ctx context.Context, local netip.Addr) (dhcpc.Transport, error) {
-		conn, err := send(ctx, local)
-		if err != nil {
-			return nil, err
-		}
-		return l.witness(t, nil).For(conn), nil
+		return l.witness(t, nil, func() (dhcpc.Transport, error) { return send(ctx, local) }), nil
 	}
 }
 
 func TestAWitnessHearsAnswersToItsClientAlone(t *testing.T) {
 	t.Parallel()
 	l := newLAN(t)
-	w := l.witness(t, nil)
+	w := l.witness(t, nil, l.byUDP)
 	server, pod := raw(t, &transport.Config{NetNS: l.host, Link: l.index}), raw(t, l.config())
 	ctx := soon(t)
 	to := func(mac dhcpc.Hex) *dhcpc.Packet {
@@ -82,7 +82,7 @@ func TestAWitnessHearsAnswersToItsClientAlone(t *testing.T) {
 func TestAWitnessOfARPHearsIt(t *testing.T) {
 	t.Parallel()
 	l := newLAN(t)
-	w := l.witness(t, func(c *transport.Config) { c.ARP = true })
+	w := l.witness(t, func(c *transport.Config) { c.ARP = true }, l.byUDP)
 	arp := func(sender string) *dhcpc.Packet {
 		return &dhcpc.Packet{ARP: &dhcpc.ARP{Reply: true, SenderMAC: dhcpc.Hex(clientMAC()), SenderIP: addr(sender), TargetIP: addr(clientIP)}}
 	}
@@ -96,12 +96,12 @@ func TestAWitnessOfARPHearsIt(t *testing.T) {
 
 func TestAWitnessNeedsTheClientsMAC(t *testing.T) {
 	t.Parallel()
-	if w, err := transport.DialWitness(&transport.Config{Link: 1}); err == nil {
-		w.Close()
-		t.Error("no error without the client's MAC address")
-	}
 	l := newLAN(t)
-	_, err := transport.DialWitness(&transport.Config{NetNS: l.host, Link: 4711, MAC: clientMAC()})
+	_, err := transport.DialWitness(&transport.Config{Link: 1}, l.byUDP)
+	expect.Is(t, err, tombolo.ErrInvalid, "without the client's MAC address")
+	_, err = transport.DialWitness(&transport.Config{Link: 1, MAC: clientMAC()}, nil)
+	expect.Is(t, err, tombolo.ErrInvalid, "with nothing to send by")
+	_, err = transport.DialWitness(&transport.Config{NetNS: l.host, Link: 4711, MAC: clientMAC()}, l.byUDP)
 	expect.Is(t, err, os.ErrNotExist, "of a link that is not there")
 }
 

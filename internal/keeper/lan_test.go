@@ -307,7 +307,7 @@ type server struct {
 	conn net.PacketConn
 	// raw answers without ARP: the kernel has room for 1,024 neighbours in all of its
 	// namespaces together.
-	raw  *transport.Raw
+	raw  dhcpc.Transport
 	done chan struct{}
 
 	mu      sync.Mutex

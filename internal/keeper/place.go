@@ -192,7 +192,7 @@ func (p *place) dial(ctx context.Context, local netip.Addr) (dhcpc.Transport, er
 	if err != nil {
 		return nil, err
 	}
-	return transport.DialHeard(ctx, sockets, outside, local)
+	return transport.DialWitness(outside, func() (dhcpc.Transport, error) { return transport.Dialer(sockets)(ctx, local) })
 }
 
 // dial6 is dial for DHCPv6, which no lease of the host's has.
@@ -201,15 +201,9 @@ func (p *place) dial6() (dhcp6.Transport, error) {
 	if err != nil {
 		return nil, err
 	}
-	witness, err := transport.DialWitness6(outside)
-	if err != nil {
-		return nil, err
-	}
-	send, err := transport.DialUDP6(&transport.Config{NetNS: p.ns, Link: p.links[0]})
-	if err != nil {
-		return nil, errors.Join(err, witness.Close())
-	}
-	return witness.For(send), nil
+	return transport.DialWitness6(outside, func() (dhcp6.Transport, error) {
+		return transport.DialUDP6(&transport.Config{NetNS: p.ns, Link: p.links[0]})
+	})
 }
 
 // outside says where to hear what is for a pod: at the host's end of its link, which says by its alias that it is.

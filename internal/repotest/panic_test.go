@@ -121,7 +121,6 @@ func exported() map[string]map[string]any {
 		"transport": {
 			"DialRaw": transport.DialRaw, "DialUDP": transport.DialUDP, "DialUDP6": transport.DialUDP6, "DialWitness": transport.DialWitness, "DialWitness6": transport.DialWitness6,
 			"Dialer": transport.Dialer, "Send6": transport.Send6, "Release": transport.Release,
-			"Raw": transport.Raw{}, "UDP": transport.UDP{}, "UDP6": transport.UDP6{}, "Witness": transport.Witness{}, "Witness6": transport.Witness6{},
 		},
 	}
 }

@@ -73,18 +73,24 @@ func appendIP(b []byte, p *dhcpc.Packet) ([]byte, error) {
 	b = append(b, p.Dst.Addr().AsSlice()...)
 	be.PutUint16(b[start+10:], ^sum(0, b[start:]))
 
-	udp := len(b)
-	b = be.AppendUint16(b, p.Src.Port())
-	b = be.AppendUint16(b, p.Dst.Port())
-	b = be.AppendUint16(b, uint16(total-ipLen))
+	return appendUDP(b, b[start+12:], p.Src.Port(), p.Dst.Port(), p.Payload), nil
+}
+
+// appendUDP appends a UDP packet between two addresses, with its checksum.
+func appendUDP(b, addresses []byte, src, dst uint16, payload []byte) []byte {
+	be := binary.BigEndian
+	udp, length := len(b), udpHeaderLen+len(payload)
+	b = be.AppendUint16(b, src)
+	b = be.AppendUint16(b, dst)
+	b = be.AppendUint16(b, uint16(length))
 	b = be.AppendUint16(b, 0)
-	b = append(b, p.Payload...)
-	checksum := ^sum(pseudo(b[start+12:start+20], total-ipLen), b[udp:])
+	b = append(b, payload...)
+	checksum := ^sum(pseudo(addresses, length), b[udp:])
 	if checksum == 0 {
 		checksum = 0xffff // 0 would mean that there is none
 	}
 	be.PutUint16(b[udp+6:], checksum)
-	return b, nil
+	return b
 }
 
 func appendARP(b []byte, a *dhcpc.ARP) ([]byte, error) {
@@ -128,18 +134,7 @@ func encode6(message, mac []byte) []byte {
 	addresses := len(b)
 	b = append(b, 0xfe, 0x80, 0, 0, 0, 0, 0, 0, mac[0]^2, mac[1], mac[2], 0xff, 0xfe, mac[3], mac[4], mac[5])
 	b = append(b, group[:]...)
-	udp := len(b)
-	b = be.AppendUint16(b, dhcp6.ClientPort)
-	b = be.AppendUint16(b, dhcp6.ServerPort)
-	b = be.AppendUint16(b, uint16(length))
-	b = be.AppendUint16(b, 0)
-	b = append(b, message...)
-	checksum := ^sum(pseudo(b[addresses:udp], length), b[udp:])
-	if checksum == 0 {
-		checksum = 0xffff // IPv6 has no packets without one
-	}
-	be.PutUint16(b[udp+6:], checksum)
-	return b
+	return appendUDP(b, b[addresses:], dhcp6.ClientPort, dhcp6.ServerPort, message)
 }
 
 // sum adds up 16-bit words in ones' complement (RFC 1071).

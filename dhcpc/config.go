@@ -1,6 +1,7 @@
 package dhcpc
 
 import (
+	"cmp"
 	"context"
 	"net"
 	"net/netip"
@@ -104,12 +105,8 @@ func (c *Config) withDefaults() (*Config, error) {
 	cfg := *c
 	cfg.MAC, cfg.ClientID = slices.Clone(c.MAC), slices.Clone(c.ClientID)
 	cfg.Request, cfg.Provide = slices.Clone(c.Request), slices.Clone(c.Provide)
-	if cfg.Timeout == 0 {
-		cfg.Timeout = DefaultTimeout
-	}
-	if cfg.Retransmit == 0 {
-		cfg.Retransmit = defaultRetransmit
-	}
+	cfg.Timeout = cmp.Or(c.Timeout, DefaultTimeout)
+	cfg.Retransmit = cmp.Or(c.Retransmit, defaultRetransmit)
 	if cfg.clock == nil {
 		cfg.clock = systemClock{}
 	}
@@ -138,8 +135,8 @@ func (c *Config) check() error {
 
 func (c *Config) checkOptions() error {
 	for _, o := range c.Provide {
-		if why := reserved(o.Code); why != "" {
-			return trace.Invalidf("option %d cannot be provided: %s", o.Code, why)
+		if reserved(o.Code) {
+			return trace.Invalidf("option %d cannot be provided: it is a mark, has a field of its own, or the protocol sets it", o.Code)
 		}
 		if len(o.Value) > maxOption {
 			return trace.Invalidf("option %d of %d bytes: want at most %d", o.Code, len(o.Value), maxOption)
@@ -153,27 +150,9 @@ func (c *Config) checkOptions() error {
 	return nil
 }
 
-// reserved says why an option cannot be in Config.Provide.
-func reserved(code uint8) string {
-	switch code {
-	case 0, 255:
-		return "it is no option but a mark"
-	case 12:
-		return "use the host name"
-	case 60:
-		return "use the vendor class"
-	case 61:
-		return "use the client identifier"
-	case 50:
-		return "use the address"
-	case 55:
-		return "use the requested options"
-	case 80:
-		return "use rapid commit"
-	case 52, 53, 54, 57:
-		return "the protocol sets it"
-	}
-	return ""
+// reserved says whether an option cannot be in Config.Provide: it is a mark, has a field of its own, or is the protocol's.
+func reserved(code uint8) bool {
+	return slices.Contains([]uint8{0, 12, 50, 52, 53, 54, 55, 57, 60, 61, 80, 255}, code)
 }
 
 // usualOptions is what is asked for by default. RFC 3442 wants classless routes in

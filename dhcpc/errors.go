@@ -44,7 +44,7 @@ func describe(m *message) string {
 // refusal is the error of a NAK.
 func refusal(m *message, asked netip.Addr) error {
 	err := fmt.Errorf("%w %s: NAK from %s", ErrNAK, asked, m.sender())
-	if text := printable(m.text); text != "" {
+	if text := trace.Printable(m.text); text != "" {
 		err = fmt.Errorf("%w: %q", err, text)
 	}
 	return err

@@ -24,22 +24,10 @@ func (h *Hex) UnmarshalText(text []byte) error {
 	if h == nil {
 		return trace.Argument("nothing to read it into")
 	}
-	*h = nil
-	if len(text) == 0 {
-		return nil
-	}
-	// Two digits a byte and nothing else, so that a text has one reading.
-	if len(text)%3 != 2 {
-		return fmt.Errorf("read %q: not bytes in hexadecimal with colons between them", text)
-	}
-	for i, c := range string(text) {
-		if (i%3 == 2) != (c == ':') {
-			return fmt.Errorf("read %q: not bytes in hexadecimal with colons between them", text)
-		}
-	}
+	// Two digits a byte with colons between, so that a text has one reading.
 	b, err := hex.DecodeString(strings.ReplaceAll(string(text), ":", ""))
-	if err != nil {
-		return fmt.Errorf("read %q: %w", text, err)
+	if err != nil || !strings.EqualFold(Hex(b).String(), string(text)) {
+		return fmt.Errorf("read %q: not bytes in hexadecimal with colons between them", text)
 	}
 	*h = b
 	return nil

@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"net"
 	"net/netip"
 	"strings"
 	"time"
 
 	"github.com/insomniacslk/dhcp/dhcpv4"
 	"github.com/insomniacslk/dhcp/rfc1035label"
+	"github.com/tombolo-cni/tombolo/dhcpc/internal/trace"
 )
 
 // reader takes a server's options one by one and notes what it cannot use: a server
@@ -22,6 +24,16 @@ type reader struct {
 
 func (r *reader) ignore(code uint8, format string, args ...any) {
 	r.ignored = append(r.ignored, fmt.Sprintf("option %d: ", code)+fmt.Sprintf(format, args...))
+}
+
+// sized gives an option's value; nil if it is missing or not of the length that it is to have.
+func (r *reader) sized(code uint8, length int) []byte {
+	v, ok := r.options[code]
+	if ok && len(v) != length {
+		r.ignore(code, "%d bytes, want %d", len(v), length)
+		return nil
+	}
+	return v
 }
 
 // lease makes a lease of an OFFER or an ACK. The error says why it is not one that a
@@ -93,12 +105,8 @@ func (r *reader) times(l *Lease) error {
 
 // seconds reads a time; infinite is what RFC 2131, section 3.3, means by all ones.
 func (r *reader) seconds(code uint8) (d time.Duration, known, infinite bool) {
-	v, ok := r.options[code]
-	if !ok {
-		return 0, false, false
-	}
-	if len(v) != 4 {
-		r.ignore(code, "%d bytes, want 4", len(v))
+	v := r.sized(code, 4)
+	if v == nil {
 		return 0, false, false
 	}
 	n := binary.BigEndian.Uint32(v)
@@ -112,15 +120,8 @@ const shortestMask = 8
 // prefixLen reads the subnet mask (option 1).
 func (r *reader) prefixLen(a netip.Addr) int {
 	v, ok := r.options[1]
-	if ok && len(v) == 4 {
-		mask := binary.BigEndian.Uint32(v)
-		bits := 0
-		for bits < 32 && mask&(1<<(31-bits)) != 0 {
-			bits++
-		}
-		if bits >= shortestMask && mask<<bits == 0 {
-			return bits
-		}
+	if bits, of := net.IPMask(v).Size(); of == 32 && bits >= shortestMask {
+		return bits
 	}
 	bits := classful(a)
 	if ok {
@@ -133,13 +134,8 @@ func (r *reader) prefixLen(a netip.Addr) int {
 
 // classful is what hosts assume that are told no mask (RFC 950).
 func classful(a netip.Addr) int {
-	switch first := a.As4()[0]; {
-	case first < 128:
-		return 8
-	case first < 192:
-		return 16
-	}
-	return 24
+	bits, _ := ip(a).DefaultMask().Size()
+	return bits
 }
 
 // addrs reads a list of hosts' addresses.
@@ -161,12 +157,8 @@ func (r *reader) addrs(code uint8) []netip.Addr {
 }
 
 func (r *reader) broadcast(own netip.Prefix) netip.Addr {
-	v, ok := r.options[28]
-	if !ok {
-		return netip.Addr{}
-	}
-	if len(v) != 4 {
-		r.ignore(28, "%d bytes, want 4", len(v))
+	v := r.sized(28, 4)
+	if v == nil {
 		return netip.Addr{}
 	}
 	a := netip.AddrFrom4([4]byte(v))
@@ -180,12 +172,8 @@ func (r *reader) broadcast(own netip.Prefix) netip.Addr {
 // mtu reads option 26. A value under 576 counts as 576: with less, RFC 791 allows
 // a host not to work at all.
 func (r *reader) mtu(link int) int {
-	v, ok := r.options[26]
-	if !ok {
-		return 0
-	}
-	if len(v) != 2 {
-		r.ignore(26, "%d bytes, want 2", len(v))
+	v := r.sized(26, 2)
+	if v == nil {
 		return 0
 	}
 	sent := int(binary.BigEndian.Uint16(v))
@@ -205,7 +193,7 @@ func (r *reader) domain() string {
 	if name == "" {
 		return ""
 	}
-	if !isDomain(name) {
+	if !trace.IsDomain(name) {
 		r.ignore(15, "%q is no domain name", name)
 		return ""
 	}
@@ -224,38 +212,11 @@ func (r *reader) search() []string {
 	}
 	var list []string
 	for _, name := range labels.Labels {
-		if !isDomain(name) {
+		if !trace.IsDomain(name) {
 			r.ignore(119, "%q is no domain name", name)
 			continue
 		}
 		list = append(list, name)
 	}
 	return list
-}
-
-// isDomain takes what may go into a resolv.conf: the name comes from the network, and
-// a space or a line break in it would be a directive of its sender's choice.
-func isDomain(name string) bool {
-	if len(name) > 253 {
-		return false
-	}
-	for label := range strings.SplitSeq(name, ".") {
-		if label == "" || len(label) > 63 || strings.Trim(label, letters) != "" {
-			return false
-		}
-	}
-	return true
-}
-
-const letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_"
-
-// printable is what of a server's text may be shown to people.
-func printable(s string) string {
-	s = strings.Map(func(c rune) rune {
-		if c < ' ' || c > '~' {
-			return -1
-		}
-		return c
-	}, s)
-	return s[:min(len(s), 80)]
 }

@@ -57,28 +57,13 @@ type Session struct {
 }
 
 // State gives the state.
-func (s *Session) State() State {
-	if s == nil {
-		return Init
-	}
-	return s.state
-}
+func (s *Session) State() State { return trace.Of(s).state }
 
 // Lease gives the lease that is held, else nil.
-func (s *Session) Lease() *Lease {
-	if s == nil {
-		return nil
-	}
-	return s.lease
-}
+func (s *Session) Lease() *Lease { return trace.Of(s).lease }
 
 // Wake gives the time of the next Step, as the last Output did.
-func (s *Session) Wake() time.Time {
-	if s == nil {
-		return time.Time{}
-	}
-	return s.wake
-}
+func (s *Session) Wake() time.Time { return trace.Of(s).wake }
 
 // Verdict is what duplicate address detection found.
 type Verdict uint8

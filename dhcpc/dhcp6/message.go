@@ -6,7 +6,6 @@ import (
 	"net"
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/insomniacslk/dhcp/dhcpv6"
@@ -14,13 +13,13 @@ import (
 	"github.com/insomniacslk/dhcp/rfc1035label"
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/dhcpc/internal/trace"
 )
 
 // What of a server's lists is kept, so that no server fills a record or a pod's resolv.conf.
 const (
 	maxServers = 16
 	maxSearch  = 32
-	maxText    = 200 // bytes of a status message in an error
 	maxIgnored = 16
 )
 
@@ -105,11 +104,11 @@ func (m *message) refusal() *dhcpv6.OptStatusCode {
 
 // statusText names a status: `NoAddrsAvail "no free address"`.
 func statusText(s *dhcpv6.OptStatusCode) string {
-	text := strings.TrimRight(s.StatusMessage, "\x00")
+	text := trace.Printable(s.StatusMessage)
 	if text == "" {
 		return s.StatusCode.String()
 	}
-	return fmt.Sprintf("%s %q", s.StatusCode, text[:min(len(text), maxText)])
+	return fmt.Sprintf("%s %q", s.StatusCode, text)
 }
 
 // describe names a message as a trace does.
@@ -226,7 +225,7 @@ func (m *message) search(l *Lease) []string {
 	var list []string
 	for _, name := range labels.Labels {
 		switch {
-		case !domain(name):
+		case !trace.IsDomain(name):
 			l.ignore("search domain %.80q", name)
 		case len(list) == maxSearch:
 			l.ignore("search domains after the first %d", maxSearch)
@@ -236,13 +235,6 @@ func (m *message) search(l *Lease) []string {
 		}
 	}
 	return list
-}
-
-// domain says whether a name can be written into a resolv.conf.
-func domain(name string) bool {
-	return name != "" && len(name) <= maxHostName && !strings.ContainsFunc(name, func(r rune) bool {
-		return r != '-' && r != '_' && r != '.' && (r < '0' || r > '9') && (r < 'a' || r > 'z') && (r < 'A' || r > 'Z')
-	})
 }
 
 func (l *Lease) ignore(format string, args ...any) {

@@ -182,3 +182,38 @@ func Doubled(d time.Duration, n int, most time.Duration) time.Duration {
 	}
 	return min(d, most)
 }
+
+// Of gives what a pointer leads to, the zero value if that is nothing.
+func Of[T any](p *T) (v T) {
+	if p != nil {
+		v = *p
+	}
+	return v
+}
+
+// IsDomain takes what may go into a resolv.conf: the name comes from the network, and
+// a space or a line break in it would be a directive of its sender's choice.
+func IsDomain(name string) bool {
+	if len(name) > 253 {
+		return false
+	}
+	for label := range strings.SplitSeq(name, ".") {
+		if label == "" || len(label) > 63 || strings.Trim(label, letters) != "" {
+			return false
+		}
+	}
+	return true
+}
+
+const letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_"
+
+// Printable is what of a server's text may be shown to people.
+func Printable(s string) string {
+	s = strings.Map(func(c rune) rune {
+		if c < ' ' || c > '~' {
+			return -1
+		}
+		return c
+	}, s)
+	return s[:min(len(s), 80)]
+}

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/tombolo-cni/tombolo/dhcpc/internal/trace"
@@ -113,6 +114,20 @@ func (c *Client) Release(ctx context.Context, l *Lease) error {
 	}
 	if err != nil {
 		return fmt.Errorf("release lease of %s: %w", l.Address.Addr(), err)
+	}
+	return nil
+}
+
+// usable refuses a Client that New did not make, a context that is nil, and leases that
+// are.
+func (c *Client) usable(ctx context.Context, leases ...*Lease) error {
+	switch {
+	case c == nil || c.machine == nil:
+		return trace.Argument("the client was not made by New")
+	case ctx == nil:
+		return trace.Argument("no context")
+	case slices.Contains(leases, nil):
+		return trace.Argument("no lease")
 	}
 	return nil
 }

@@ -2,7 +2,6 @@ package lease
 
 import (
 	"errors"
-	"fmt"
 
 	"github.com/tombolo-cni/tombolo/internal/ident"
 )
@@ -28,23 +27,13 @@ func HostHash(nic string) string { return ident.Hash(hostName, hostName, nic) }
 
 // check refuses what the keeper could not work with.
 func (h *Host) check(r *Record) error {
-	if h == nil {
-		if r.Network == hostName {
-			return errors.New("it is of the host's own lease, and does not say of which NIC")
-		}
+	switch ours := r.Network == hostName; {
+	case h == nil && !ours:
 		return nil
+	case h == nil || !ours || r.ContainerID != hostName || r.IfName != h.NIC || r.Bridge == "" || r.State != Bound && r.State != Expired:
+		return errors.New("it is of the host's own lease, and not in all that it says")
 	}
-	var errs []error
-	if r.Network != hostName || r.ContainerID != hostName || r.IfName != h.NIC {
-		errs = append(errs, fmt.Errorf("it is of the host's own lease on %q, and of network %q, container %q, interface %q", h.NIC, r.Network, r.ContainerID, r.IfName))
-	}
-	if r.State != Bound && r.State != Expired {
-		errs = append(errs, fmt.Errorf("it is of the host's own lease and its state is %q", r.State))
-	}
-	if r.Bridge == "" {
-		errs = append(errs, errors.New("it is of the host's own lease and has no bridge"))
-	}
-	return errors.Join(errs...)
+	return nil
 }
 
 // Hosts reads the records of the host's own leases: of all the others, no more than the

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/route"
 )
@@ -135,19 +136,10 @@ func Impossible(l *dhcpc.Lease) error {
 		return errors.New("it is the network's broadcast address")
 	case subnet.Bits() < 31 && own == subnet.Addr():
 		return fmt.Errorf("it is the address of the network %s itself", subnet)
-	case subnet.Bits() < 31 && own == last(subnet):
+	case own == addr.Broadcast(subnet):
 		return fmt.Errorf("it is the broadcast address of %s", subnet)
 	}
 	return nil
-}
-
-// last gives the last address of an IPv4 network.
-func last(p netip.Prefix) netip.Addr {
-	a := p.Masked().Addr().As4()
-	for i := p.Bits(); i < 32; i++ {
-		a[i/8] |= 1 << (7 - i%8)
-	}
-	return netip.AddrFrom4(a)
 }
 
 // Taken says why a pod cannot have an address, by what the host has: where it is the

@@ -8,7 +8,6 @@ import (
 	"io"
 	"net/netip"
 	"slices"
-	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -65,20 +64,13 @@ func Of(r *lease.Record, now time.Time) Entry {
 	return e
 }
 
-// JSON writes records as a JSON array of Entry, one a line.
+// JSON writes records as a JSON array of Entry.
 func JSON(w io.Writer, records []*lease.Record, now time.Time) error {
-	lines := make([]string, len(records))
+	entries := make([]Entry, len(records))
 	for i, r := range records {
-		data, err := json.Marshal(Of(r, now))
-		if err != nil {
-			return fmt.Errorf("write leases: %w", err)
-		}
-		lines[i] = string(data)
+		entries[i] = Of(r, now)
 	}
-	if _, err := fmt.Fprintf(w, "[%s]\n", strings.Join(lines, ",\n ")); err != nil {
-		return fmt.Errorf("write leases: %w", err)
-	}
-	return nil
+	return json.NewEncoder(w).Encode(entries)
 }
 
 // Table writes records as a table for people, with their troubles below.

@@ -34,59 +34,59 @@ const (
 )
 
 // Config has the client's identity and what it asks for. MAC is needed, and Dial for
-// a Client; the rest has defaults.
+// a Client; the rest has defaults. Its JSON form has what a server is told, but for the MAC.
 type Config struct {
 	// MAC is the hardware address of the interface, six bytes (chaddr).
-	MAC net.HardwareAddr
+	MAC net.HardwareAddr `json:"-"`
 	// ClientID is the client identifier (option 61) with its type byte: at least
 	// two bytes. Servers that get one go by it; else they go by the MAC.
-	ClientID []byte
+	ClientID Hex `json:"clientID,omitempty"`
 	// HostName is option 12, by which the server may enter the client in its DNS.
-	HostName string
+	HostName string `json:"hostName,omitempty"`
 	// VendorClass is option 60.
-	VendorClass string
+	VendorClass string `json:"vendorClass,omitempty"`
 	// Request are codes of options to ask for besides the usual ones. Their values
 	// are in Lease.Options.
-	Request []uint8
+	Request Hex `json:"request,omitempty"`
 	// RequestOnly drops the usual ones from what is asked for.
-	RequestOnly bool
+	RequestOnly bool `json:"requestOnly,omitempty"`
 	// Provide are options to send in each DISCOVER and REQUEST, such as 51 to ask
 	// for a lease time. What has a field here, and what the protocol sets, is
 	// refused.
-	Provide []Option
+	Provide []Option `json:"provide,omitempty"`
 	// Address is asked for in a DISCOVER; the server need not give it.
-	Address netip.Addr
+	Address netip.Addr `json:"address,omitzero"`
 
 	// Broadcast asks servers to broadcast their answers: what a UDP socket needs on
 	// an interface without an address, and a raw socket does not.
-	Broadcast bool
+	Broadcast bool `json:"broadcast,omitempty"`
 	// RapidCommit asks for the lease in two messages rather than four (RFC 4039).
 	// Servers that do not know it answer with an OFFER as ever.
-	RapidCommit bool
+	RapidCommit bool `json:"rapidCommit,omitempty"`
 	// DetectConflicts asks by ARP, before an address is taken, whether anybody has
 	// it (RFC 5227), and declines it if so. It takes 4 to 7 seconds, and a transport
 	// that can send and hear ARP.
-	DetectConflicts bool
+	DetectConflicts bool `json:"detectConflicts,omitempty"`
 	// LinkMTU bounds Lease.MTU; 0 leaves it alone.
-	LinkMTU int
+	LinkMTU int `json:"linkMTU,omitempty"`
 
 	// Refuse says why a lease is not to be taken, whatever a server says, and nil of one
 	// that may be; nil takes all. held is the lease that the client has, nil if none. It is
 	// asked about each OFFER and each ACK: what is offered is passed over for as long as
 	// another server may offer better, and what is granted is declined.
-	Refuse func(l, held *Lease) error
+	Refuse func(l, held *Lease) error `json:"-"`
 
 	// Timeout bounds Acquire, together with its context; 0 is DefaultTimeout.
-	Timeout time.Duration
+	Timeout time.Duration `json:"-"`
 	// Retransmit is how long a DISCOVER waits until it is sent again, doubled each
 	// time up to 64 s, all ± 1 s or a quarter, whichever is less; 0 is 4 s.
-	Retransmit time.Duration
+	Retransmit time.Duration `json:"-"`
 
 	// Dial opens a transport: for a client without an address, which broadcasts
 	// from 0.0.0.0, if local is not valid; else for one that has the address local.
 	// A Client closes what it dialled as soon as it waits for no answer: it holds
 	// none while it is bound.
-	Dial func(ctx context.Context, local netip.Addr) (Transport, error)
+	Dial func(ctx context.Context, local netip.Addr) (Transport, error) `json:"-"`
 
 	clock clock // nil is the machine's; tests have another
 }

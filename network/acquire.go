@@ -155,7 +155,7 @@ func (a *adding) acquire(ctx context.Context) error {
 	l, rec, link := a.leasing, a.leasing.rec, a.link
 	rec.Client.LinkMTU = link.MTU
 	sockets := &transport.Config{NetNS: a.pod.NetNS, Link: link.PeerIndex, MAC: link.PeerMAC, ARP: rec.Client.DetectConflicts}
-	cfg := rec.Client.Config(rec.Lease)
+	cfg := rec.Client.Asking(rec.Lease)
 	cfg.Timeout = l.asked.Client.Timeout
 	cfg.Refuse = a.refuse(ctx, a.built.bridge.Index, rec.Lease)
 	// What a DHCP server says of a pod's address goes into the host's firewall, and a process that has all rights in the

@@ -156,7 +156,7 @@ func (w *world) record(i int) *lease.Record {
 	t := now()
 	r := &lease.Record{
 		State: lease.Bound, Network: "lan", ContainerID: fmt.Sprintf("c%d", i), IfName: "eth0", Boot: thisBoot, Bridge: "br0",
-		Client: lease.Client{MAC: mac, ClientID: dhcpc.Hex{0, byte(i >> 8), byte(i)}},
+		Client: lease.Client{MAC: mac, Config: dhcpc.Config{ClientID: dhcpc.Hex{0, byte(i >> 8), byte(i)}}},
 		Lease: &dhcpc.Lease{
 			Address: netip.PrefixFrom(netip.AddrFrom4([4]byte{192, 0, 2, byte(i)}), 24), MAC: mac, ClientID: dhcpc.Hex{0, byte(i >> 8), byte(i)},
 			Routes: []dhcpc.Route{{Dst: netip.MustParsePrefix("0.0.0.0/0"), Via: netip.MustParseAddr("192.0.2.254")}},

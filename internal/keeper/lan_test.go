@@ -115,7 +115,7 @@ func (l *lan) connect(i int) *testPod {
 	}
 	p.record = &lease.Record{
 		State: lease.Adding, Network: "lan", ContainerID: fmt.Sprintf("c%d", i), IfName: "eth0", NetNS: path, NetNSCookie: cookie,
-		Boot: boot, HostIf: host, Bridge: l.bridge, Client: lease.Client{MAC: mac, ClientID: append(dhcpc.Hex{0}, fmt.Sprintf("c%d", i)...)},
+		Boot: boot, HostIf: host, Bridge: l.bridge, Client: lease.Client{MAC: mac, Config: dhcpc.Config{ClientID: append(dhcpc.Hex{0}, fmt.Sprintf("c%d", i)...)}},
 	}
 	return p
 }
@@ -139,7 +139,7 @@ func (l *lan) add(i int) *testPod {
 // lease is the part of an ADD that comes after the link.
 func (l *lan) lease(p *testPod) {
 	l.Helper()
-	cfg := p.record.Client.Config(nil)
+	cfg := p.record.Client.Asking(nil)
 	cfg.Retransmit, cfg.Timeout = 500*time.Millisecond, longEnough
 	pod := l.enter(p)
 	defer pod.close()

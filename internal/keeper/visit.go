@@ -256,7 +256,7 @@ func (v *visit) work(p pod) error {
 // restore makes a session of the record: of a lease that the pod has, or, where that
 // was lost, of the search for another.
 func (v *visit) restore() error {
-	cfg := v.r.Client.Config(v.r.Lease)
+	cfg := v.r.Client.Asking(v.r.Lease)
 	cfg.Refuse = v.refuse(v.r)
 	machine, err := dhcpc.NewMachine(cfg)
 	if err != nil {

@@ -113,7 +113,7 @@ func (a *Adoption) record(now time.Time) (*Record, error) {
 	}
 	r := &Record{
 		State: Bound, Network: hostName, ContainerID: hostName, IfName: a.NIC, NetNSCookie: cookie, Boot: boot, Bridge: a.Bridge,
-		Client: Client{MAC: l.MAC, ClientID: id, HostName: name}, Lease: l,
+		Client: ClientOf(&dhcpc.Config{MAC: a.MAC, ClientID: id, HostName: name}), Lease: l,
 		Policy: Policy{Priority: a.Priority},
 		Host:   &Host{NIC: a.NIC, Permanent: at.Valid == nil},
 	}

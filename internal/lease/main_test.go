@@ -52,9 +52,10 @@ func sample() *Record {
 		NetNS: "/run/netns/cni-1", NetNSCookie: 1<<63 + 7, Boot: "11111111-2222-3333-4444-555555555555", Booted: at(-time.Hour),
 		HostIf: "veth12345678901", Bridge: "br0", GatewayLink: "br0.20",
 		Client: Client{
-			MAC: l.MAC, ClientID: l.ClientID, HostName: "web-0", VendorClass: "tombolo", Address: netip.MustParseAddr("192.0.2.77"), Request: dhcpc.Hex{43, 66}, RequestOnly: true,
-			Provide:   []dhcpc.Option{{Code: 51, Value: dhcpc.Hex{0, 0, 0, 60}}},
-			Broadcast: true, RapidCommit: true, DetectConflicts: true, LinkMTU: 1500, Sticky: true,
+			MAC: l.MAC, Sticky: true,
+			Config: dhcpc.Config{ClientID: l.ClientID, HostName: "web-0", VendorClass: "tombolo", Address: netip.MustParseAddr("192.0.2.77"), Request: dhcpc.Hex{43, 66}, RequestOnly: true,
+				Provide:   []dhcpc.Option{{Code: 51, Value: dhcpc.Hex{0, 0, 0, 60}}},
+				Broadcast: true, RapidCommit: true, DetectConflicts: true, LinkMTU: 1500},
 		},
 		Lease: l,
 		Policy: Policy{NoDefault: true, Gateway: netip.MustParseAddr("192.0.2.2"),
@@ -95,7 +96,7 @@ func names(tb testing.TB, d *Dir) []string {
 func same(tb testing.TB, want, got any) {
 	tb.Helper()
 	compare := cmp.Options{
-		cmp.AllowUnexported(Record{}, Six{}),
+		cmp.AllowUnexported(Record{}, Six{}, dhcpc.Config{}),
 		cmp.FilterPath(func(p cmp.Path) bool { return p.Last().String() == ".Version" }, cmp.Ignore()),
 		// A record that was read has its times from two clocks, which are read one after the other.
 		cmp.Comparer(func(a, b time.Time) bool { return a.Sub(b).Abs() < time.Second }),

@@ -3,7 +3,7 @@ package lease
 import (
 	"errors"
 	"fmt"
-	"net/netip"
+	"net"
 	"strconv"
 	"strings"
 	"time"
@@ -79,51 +79,32 @@ type Record struct {
 
 }
 
-// Client is the client of the lease: the part of a dhcpc.Config that outlives the program.
+// Client is the client of the lease: what a server is told of it.
 type Client struct {
-	MAC         dhcpc.Hex `json:"mac"`
-	ClientID    dhcpc.Hex `json:"clientID,omitempty"`
-	HostName    string    `json:"hostName,omitempty"`
-	VendorClass string    `json:"vendorClass,omitempty"`
-
-	// Address is the one that the configuration wants to be asked for.
-	Address netip.Addr `json:"address,omitzero"`
-
-	Request     dhcpc.Hex      `json:"request,omitempty"` // codes
-	RequestOnly bool           `json:"requestOnly,omitempty"`
-	Provide     []dhcpc.Option `json:"provide,omitempty"`
-
-	Broadcast       bool `json:"broadcast,omitempty"`
-	RapidCommit     bool `json:"rapidCommit,omitempty"`
-	DetectConflicts bool `json:"detectConflicts,omitempty"`
-	LinkMTU         int  `json:"linkMTU,omitempty"`
-
+	dhcpc.Config
+	// MAC is Config's, in a form that JSON has.
+	MAC dhcpc.Hex `json:"mac"`
 	// Sticky says that the identity is the pod's and not the container's: its lease is
 	// remembered when the node has booted, and not released.
 	Sticky bool `json:"sticky,omitempty"`
 }
 
-// Config returns the client's configuration, without clock and transport. A new lease
+// Asking returns the client's configuration, without clock and transport. A new lease
 // is asked for the address of hint, if that is not nil, else for Address.
-func (c *Client) Config(hint *dhcpc.Lease) *dhcpc.Config {
-	cfg := &dhcpc.Config{
-		MAC: []byte(c.MAC), ClientID: c.ClientID, HostName: c.HostName, VendorClass: c.VendorClass, Address: c.Address,
-		Request: c.Request, RequestOnly: c.RequestOnly, Provide: c.Provide, Broadcast: c.Broadcast, RapidCommit: c.RapidCommit,
-		DetectConflicts: c.DetectConflicts, LinkMTU: c.LinkMTU,
-	}
+func (c *Client) Asking(hint *dhcpc.Lease) *dhcpc.Config {
+	cfg := c.Config
+	cfg.MAC = net.HardwareAddr(c.MAC)
 	if hint != nil {
 		cfg.Address = hint.Address.Addr()
 	}
-	return cfg
+	return &cfg
 }
 
 // ClientOf returns the part of a configuration that a record keeps.
 func ClientOf(cfg *dhcpc.Config) Client {
-	return Client{
-		MAC: dhcpc.Hex(cfg.MAC), ClientID: cfg.ClientID, HostName: cfg.HostName, VendorClass: cfg.VendorClass, Address: cfg.Address,
-		Request: cfg.Request, RequestOnly: cfg.RequestOnly, Provide: cfg.Provide, Broadcast: cfg.Broadcast, RapidCommit: cfg.RapidCommit,
-		DetectConflicts: cfg.DetectConflicts, LinkMTU: cfg.LinkMTU,
-	}
+	c := Client{Config: *cfg, MAC: dhcpc.Hex(cfg.MAC)}
+	c.Config.MAC, c.Timeout, c.Retransmit, c.Dial, c.Refuse = nil, 0, 0, nil, nil
+	return c
 }
 
 // key is what a server knows the client by. The two cannot be taken for each other: an
@@ -209,7 +190,7 @@ func (r *Record) check() error {
 		errs = append(errs, r.Lease.Validate())
 	}
 	// The finer points are checked when the client is made.
-	if _, err := dhcpc.NewMachine(r.Client.Config(nil)); err != nil {
+	if _, err := dhcpc.NewMachine(r.Client.Asking(nil)); err != nil {
 		errs = append(errs, fmt.Errorf("client: %w", err))
 	}
 	errs = append(errs, r.Six.check(), r.Host.check(r))

@@ -62,8 +62,8 @@ func TestClientKeepsItsConfiguration(t *testing.T) {
 	t.Parallel()
 	c := sample().Client
 	c.Sticky = false // no matter of the protocol's
-	same(t, c, ClientOf(c.Config(nil)))
-	got := c.Config(sampleLease()).Address
+	same(t, c, ClientOf(c.Asking(nil)))
+	got := c.Asking(sampleLease()).Address
 	expect.That(t, got == netip.MustParseAddr("192.0.2.9"), "asks for %s, want the last lease's address", got)
 }
 

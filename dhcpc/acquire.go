@@ -40,8 +40,8 @@ func (t *step) discover() {
 // selecting takes the first OFFER that is usable: nothing tells which one is better,
 // and waiting would cost every client its time.
 func (t *step) selecting(m *message) {
-	rapid := m.kind == dhcpv4.MessageTypeAck && t.cfg.RapidCommit && m.options.Has(dhcpv4.OptionRapidCommit)
-	if m.kind != dhcpv4.MessageTypeOffer && !rapid {
+	rapid := m.MessageType() == dhcpv4.MessageTypeAck && t.cfg.RapidCommit && m.Options.Has(dhcpv4.OptionRapidCommit)
+	if m.MessageType() != dhcpv4.MessageTypeOffer && !rapid {
 		t.note(describe(m) + ": not an OFFER")
 		return
 	}
@@ -56,7 +56,7 @@ func (t *step) selecting(m *message) {
 	t.note(heard)
 	switch {
 	case rapid && refused != nil:
-		t.decline(l, refused)
+		t.refuse(l, refused)
 	case rapid:
 		t.accept(l)
 	case refused != nil || slices.Contains(t.s.avoid, l.Server):
@@ -118,7 +118,7 @@ func (t *step) requesting(m *message) {
 		t.note(describe(m) + ": not the server that was asked, " + offer.Server.String())
 		return
 	}
-	switch m.kind {
+	switch m.MessageType() {
 	case dhcpv4.MessageTypeAck:
 		if l := t.acknowledged(m, offer); l != nil {
 			t.acceptUnlessRefused(l)
@@ -174,22 +174,27 @@ func (t *step) refusal(l *Lease) error {
 // acceptUnlessRefused takes an acknowledged lease, if the caller does.
 func (t *step) acceptUnlessRefused(l *Lease) {
 	if refused := t.refusal(l); refused != nil {
-		t.decline(l, refused)
+		t.refuse(l, refused)
 		return
 	}
 	t.accept(l)
 }
 
+// refuse declines an address that was granted, for the reason that the caller gave, and avoids its server.
+func (t *step) refuse(l *Lease, why error) {
+	t.lose()
+	t.shun(l.Server)
+	t.decline(l, fmt.Errorf("%w: %s, by %s: %w", ErrRefused, l.Address.Addr(), l.Server, why))
+}
+
 // decline tells the server that an address which it granted is not taken, and starts over.
 func (t *step) decline(l *Lease, why error) {
 	t.newXID()
-	t.send("DECLINE", t.declineOf(l, t.s.xid))
-	t.lose()
-	t.shun(l.Server)
+	t.send("DECLINE", declineOf(l, t.s.xid))
 	if t.s.hint = t.cfg.Address; t.s.hint == l.Address.Addr() {
 		t.s.hint = netip.Addr{}
 	}
-	t.startOver(fmt.Errorf("%w: %s, by %s: %w", ErrRefused, l.Address.Addr(), l.Server, why), declineBackOff)
+	t.startOver(why, declineBackOff)
 }
 
 // accept takes an acknowledged lease, or first looks whether its address is free.

@@ -58,8 +58,5 @@ func (t *step) hearARP(a *ARP) {
 	if !has && !wants {
 		return
 	}
-	t.newXID()
-	t.send("DECLINE", t.declineOf(t.s.offer, t.s.xid))
-	t.s.hint = t.cfg.Address
-	t.startOver(fmt.Errorf("%w: %s, by %s", ErrDeclined, address, a.SenderMAC), declineBackOff)
+	t.decline(t.s.offer, fmt.Errorf("%w: %s, by %s", ErrDeclined, address, a.SenderMAC))
 }

@@ -28,8 +28,8 @@ var (
 
 // describe names a message as a trace does: "OFFER of 192.0.2.9 from 192.0.2.1".
 func describe(m *message) string {
-	s := m.kind.String()
-	if m.kind == dhcpv4.MessageTypeNone {
+	s := m.MessageType().String()
+	if m.MessageType() == dhcpv4.MessageTypeNone {
 		s = "message of no type"
 	}
 	if m.address.IsValid() && !m.address.IsUnspecified() {
@@ -44,7 +44,7 @@ func describe(m *message) string {
 // refusal is the error of a NAK.
 func refusal(m *message, asked netip.Addr) error {
 	err := fmt.Errorf("%w %s: NAK from %s", ErrNAK, asked, m.sender())
-	if text := trace.Printable(m.text); text != "" {
+	if text := trace.Printable(m.Message()); text != "" {
 		err = fmt.Errorf("%w: %q", err, text)
 	}
 	return err

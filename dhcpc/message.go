@@ -11,16 +11,11 @@ import (
 	"github.com/insomniacslk/dhcp/iana"
 )
 
-// message is a message of a server, with what the machine looks at.
+// message is a message of a server, with what the machine looks at besides.
 type message struct {
-	kind    dhcpv4.MessageType
-	xid     uint32
-	mac     net.HardwareAddr // chaddr, where it is Ethernet
-	reply   bool             // op is BOOTREPLY
-	address netip.Addr       // yiaddr
-	server  netip.Addr       // option 54; not valid where it is missing or no address
-	text    string           // option 56
-	options dhcpv4.Options
+	*dhcpv4.DHCPv4
+	address netip.Addr // yiaddr
+	server  netip.Addr // option 54; not valid where it is missing or no address
 	source  netip.Addr // of the packet, not valid where it is not known
 	nextHop Hex        // the frame's source
 }
@@ -48,15 +43,8 @@ func parse(p *Packet) (*message, error) {
 	if err := overloaded(d.Options, p.Payload); err != nil {
 		return nil, fmt.Errorf("read DHCP message: %w", err)
 	}
-	m := &message{
-		kind: d.MessageType(), xid: binary.BigEndian.Uint32(d.TransactionID[:]),
-		reply: d.OpCode == dhcpv4.OpcodeBootReply, options: d.Options,
-		text: string(d.Options.Get(dhcpv4.OptionMessage)), nextHop: p.SrcMAC, source: p.Src.Addr().Unmap(),
-	}
+	m := &message{DHCPv4: d, nextHop: p.SrcMAC, source: p.Src.Addr().Unmap()}
 	m.address, _ = netip.AddrFromSlice(d.YourIPAddr.To4())
-	if d.HWType == iana.HWTypeEthernet {
-		m.mac = d.ClientHWAddr
-	}
 	if id := d.Options.Get(dhcpv4.OptionServerIdentifier); len(id) == 4 {
 		if a := netip.AddrFrom4([4]byte(id)); usable(a) {
 			m.server = a
@@ -91,18 +79,18 @@ func overloaded(o dhcpv4.Options, payload []byte) error {
 // if it is one.
 func (m *Machine) foreign(s *Session, msg *message) string {
 	switch {
-	case !msg.reply:
+	case msg.OpCode != dhcpv4.OpcodeBootReply:
 		return "not a server's"
-	case !bytes.Equal(msg.mac, m.cfg.MAC):
+	case msg.HWType != iana.HWTypeEthernet || !bytes.Equal(msg.ClientHWAddr, m.cfg.MAC):
 		return "for another client"
-	case msg.xid != s.xid:
+	case binary.BigEndian.Uint32(msg.TransactionID[:]) != s.xid:
 		return "for another transaction"
 	}
 	// A server may echo the identifier (RFC 6842) or not (RFC 2131).
-	if id := msg.options.Get(dhcpv4.OptionClientIdentifier); id != nil && !bytes.Equal(id, m.cfg.ClientID) {
+	if id := msg.Options.Get(dhcpv4.OptionClientIdentifier); id != nil && !bytes.Equal(id, m.cfg.ClientID) {
 		return "for another client identifier"
 	}
-	switch msg.kind {
+	switch msg.MessageType() {
 	case dhcpv4.MessageTypeOffer, dhcpv4.MessageTypeAck, dhcpv4.MessageTypeNak:
 		return ""
 	}
@@ -174,7 +162,7 @@ func packet(d *dhcpv4.DHCPv4, src, dst netip.Addr) *Packet {
 }
 
 // declineOf makes the message that refuses an address which a server granted.
-func (m *Machine) declineOf(l *Lease, xid uint32) *Packet {
+func declineOf(l *Lease, xid uint32) *Packet {
 	d := draft(dhcpv4.MessageTypeDecline, xid, l.MAC, l.ClientID)
 	d.UpdateOption(dhcpv4.OptRequestedIPAddress(ip(l.Address.Addr())))
 	d.UpdateOption(dhcpv4.OptServerIdentifier(ip(l.Server)))

@@ -42,7 +42,7 @@ func (m *Machine) lease(msg *message, sent time.Time) (*Lease, error) {
 	if !usable(msg.address) {
 		return nil, fmt.Errorf("%s is no host's address", msg.address)
 	}
-	r := reader{options: msg.options}
+	r := reader{options: msg.Options}
 	l := &Lease{
 		Server: msg.server, ServerMAC: msg.nextHop,
 		MAC: Hex(m.cfg.MAC), ClientID: Hex(m.cfg.ClientID),

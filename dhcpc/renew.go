@@ -67,26 +67,26 @@ func (t *step) renewing(m *message) {
 		t.note(describe(m) + ": not the server that was asked, " + l.Server.String())
 		return
 	}
-	switch m.kind {
+	switch m.MessageType() {
 	case dhcpv4.MessageTypeAck:
 		renewed := t.acknowledged(m, l)
 		if renewed == nil {
 			return
 		}
 		if refused := t.refusal(renewed); refused != nil {
-			t.decline(renewed, refused)
+			t.refuse(renewed, refused)
 			return
 		}
 		t.bind(renewed)
 	case dhcpv4.MessageTypeNak:
-		t.refuse(m)
+		t.refused(m)
 	default:
 		t.note(describe(m) + ": not an ACK")
 	}
 }
 
-// refuse takes a NAK of the lease that is held.
-func (t *step) refuse(m *message) {
+// refused takes a NAK of the lease that is held.
+func (t *step) refused(m *message) {
 	err := refusal(m, t.s.lease.Address.Addr())
 	t.lose()
 	t.s.hint = t.cfg.Address

@@ -87,9 +87,16 @@ type witnessed[P any] struct {
 	send transport[P]
 }
 
-// witness opens a socket that hears what a filter takes, and then a transport to send by. The latter is closed with it.
-func witness[P any, T transport[P]](c *Config, takes program, read func([]byte, net.Addr) (P, error), dial func() (T, error)) (transport[P], error) {
-	conn, err := c.listenRaw(takes, true)
+// witness opens a socket that hears what leaves for the client and a filter takes, and then a transport to send by. The
+// latter is closed with it.
+func witness[P any, T transport[P]](c *Config, takes func(*Config) program, read func([]byte, net.Addr) (P, error), dial func() (T, error)) (transport[P], error) {
+	if err := c.check(); err != nil {
+		return nil, err
+	}
+	if dial == nil {
+		return nil, argument("nothing to send by")
+	}
+	conn, err := c.listenRaw(append(leaving(c.MAC), takes(c)...), true)
 	if err != nil {
 		return nil, err
 	}

@@ -31,7 +31,13 @@ func DialUDP(cfg *Config) (dhcpc.Transport, error) {
 		return nil, fmt.Errorf("assemble filter: %w", err)
 	}
 	conn, err := c.listen(unix.AF_INET, dhcpc.ClientPort, func(fd int) error {
-		return prepare(fd, c.Link, filter)
+		if err := nl.AttachFilter(fd, filter); err != nil {
+			return err
+		}
+		return setOptions(fd,
+			option{"bind to link", unix.SOL_SOCKET, unix.SO_BINDTOIFINDEX, c.Link},
+			option{"share the port", unix.SOL_SOCKET, unix.SO_REUSEADDR, 1},
+			option{"allow broadcasts", unix.SOL_SOCKET, unix.SO_BROADCAST, 1})
 	})
 	if err != nil {
 		return nil, err
@@ -88,17 +94,6 @@ func (c *Config) listen(family, port int, prepare func(fd int) error) (*net.UDPC
 		return nil, &tombolo.OpError{Op: "open UDP socket on", Object: c.object(), Err: err}
 	}
 	return conn.(*net.UDPConn), nil
-}
-
-// prepare sets a socket's options, before it is bound to its port.
-func prepare(fd, link int, filter []bpf.RawInstruction) error {
-	if err := nl.AttachFilter(fd, filter); err != nil {
-		return err
-	}
-	return setOptions(fd,
-		option{"bind to link", unix.SOL_SOCKET, unix.SO_BINDTOIFINDEX, link},
-		option{"share the port", unix.SOL_SOCKET, unix.SO_REUSEADDR, 1},
-		option{"allow broadcasts", unix.SOL_SOCKET, unix.SO_BROADCAST, 1})
 }
 
 // option is a socket option, for setsockopt(2); what names it in errors.

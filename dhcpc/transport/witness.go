@@ -16,24 +16,11 @@ import (
 // all, without a VLAN tag; also what others on the same bridge say. Config.NetNS and Link are those of the other end,
 // and Config.MAC, the client's own, is needed. Its errors are those of DialRaw and of dial.
 func DialWitness(cfg *Config, dial func() (dhcpc.Transport, error)) (dhcpc.Transport, error) {
-	if err := cfg.checkWitness(dial != nil); err != nil {
-		return nil, err
-	}
-	return witness(cfg, append(leaving(cfg.MAC), frames(cfg.MAC, cfg.ARP)...), readFrame, dial)
+	return witness(cfg, func(c *Config) program { return frames(c.MAC, c.ARP) }, readFrame, dial)
 }
 
 // DialWitness6 is DialWitness for DHCPv6: it hears messages to dhcp6.ClientPort.
 func DialWitness6(cfg *Config, dial func() (dhcp6.Transport, error)) (dhcp6.Transport, error) {
-	if err := cfg.checkWitness(dial != nil); err != nil {
-		return nil, err
-	}
 	read := func(frame []byte, _ net.Addr) ([]byte, error) { return decode6(frame) }
-	return witness(cfg, append(leaving(cfg.MAC), frames6()...), read, dial)
-}
-
-func (c *Config) checkWitness(dials bool) error {
-	if !dials {
-		return argument("nothing to send by")
-	}
-	return c.check()
+	return witness(cfg, func(*Config) program { return frames6() }, read, dial)
 }

@@ -67,14 +67,9 @@ func releaseFrom(ctx context.Context, cfg *Config, p *dhcpc.Packet) error {
 // releaseHere sends a RELEASE to a server that has its address on the interface itself,
 // and says whether there is one.
 func releaseHere(cfg *Config, p *dhcpc.Packet) (bool, error) {
-	fd := -1
-	err := cfg.do(func() error {
-		var err error
-		fd, err = unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-		return err
-	})
+	fd, err := cfg.socket(unix.AF_INET, unix.SOCK_DGRAM)
 	if err != nil {
-		return false, &tombolo.OpError{Op: "open UDP socket on", Object: cfg.object(), Err: err}
+		return false, err
 	}
 	defer unix.Close(fd)
 	// To the server, what is sent on an interface to its own address came in there.

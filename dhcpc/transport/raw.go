@@ -40,6 +40,18 @@ func (c *Config) do(fn func() error) error {
 	return c.NetNS.Do(fn)
 }
 
+// socket makes one that sends only.
+func (c *Config) socket(family, kind int) (fd int, err error) {
+	err = c.do(func() error {
+		fd, err = unix.Socket(family, kind|unix.SOCK_CLOEXEC, 0)
+		return err
+	})
+	if err != nil {
+		return 0, &tombolo.OpError{Op: "open socket on", Object: c.object(), Err: err}
+	}
+	return fd, nil
+}
+
 func (c *Config) checkLink() error {
 	switch {
 	case c == nil:

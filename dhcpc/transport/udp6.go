@@ -58,14 +58,9 @@ func Send6(cfg *Config, message []byte) error {
 	if cfg.MAC != nil {
 		family, kind, send = unix.AF_PACKET, unix.SOCK_RAW, sendFrame6
 	}
-	var fd int
-	err := cfg.do(func() error {
-		var err error
-		fd, err = unix.Socket(family, kind|unix.SOCK_CLOEXEC, 0)
-		return err
-	})
+	fd, err := cfg.socket(family, kind)
 	if err != nil {
-		return &tombolo.OpError{Op: "open socket on", Object: cfg.object(), Err: err}
+		return err
 	}
 	defer unix.Close(fd)
 	if err := send(fd, cfg, message); err != nil {

@@ -164,29 +164,27 @@ func (d *Dir) Recall(network string, clientID []byte) (*Record, error) {
 // with the same client identifier or, where there is none, MAC address. Those that are
 // Sticky are left out, and those that cannot be read.
 func (d *Dir) Same(r *Record) ([]*Record, error) {
-	hashes, err := d.Hashes()
-	if err != nil {
-		return nil, err
-	}
-	// After a boot this is asked for every record, so few are to be decoded.
-	needle := []byte(r.Client.key())
-	var found []*Record
-	for _, hash := range hashes {
-		other, err := d.having(hash, needle)
-		if err == nil && other != nil && other.Token != r.Token && other.State != Sticky && other.Network == r.Network && other.Client.key() == r.Client.key() {
-			found = append(found, other)
-		}
-	}
-	return found, nil
+	key := r.Client.key()
+	return d.having(key, func(other *Record) bool {
+		return other.Token != r.Token && other.State != Sticky && other.Network == r.Network && other.Client.key() == key
+	})
 }
 
-// having reads a record whose file has these bytes; of any other the result is nil.
-func (d *Dir) having(hash string, needle []byte) (*Record, error) {
-	data, err := file.Read(d.recordPath(hash), file.MaxRecord)
-	if err != nil || !bytes.Contains(data, needle) {
-		return nil, err
+// having reads the records whose files have a text in them, and gives those that pass. After a boot that is asked for
+// every record, so few are to be decoded. Files that cannot be read are left out.
+func (d *Dir) having(text string, pass func(*Record) bool) ([]*Record, error) {
+	hashes, err := d.Hashes()
+	var found []*Record
+	for _, hash := range hashes {
+		data, err := file.Read(d.recordPath(hash), file.MaxRecord)
+		if err != nil || !bytes.Contains(data, []byte(text)) {
+			continue
+		}
+		if r, err := d.fromDisk(data); err == nil && pass(r) {
+			found = append(found, r)
+		}
 	}
-	return d.fromDisk(data)
+	return found, err
 }
 
 // Boot reads the id that the kernel draws at each boot.

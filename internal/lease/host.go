@@ -39,15 +39,5 @@ func (h *Host) check(r *Record) error {
 // Hosts reads the records of the host's own leases: of all the others, no more than the
 // bytes. Files that cannot be read are left out.
 func (d *Dir) Hosts() ([]*Record, error) {
-	hashes, err := d.Hashes()
-	if err != nil {
-		return nil, err
-	}
-	var found []*Record
-	for _, hash := range hashes {
-		if r, err := d.having(hash, []byte(hostName)); err == nil && r != nil && r.Host != nil {
-			found = append(found, r)
-		}
-	}
-	return found, nil
+	return d.having(hostName, func(r *Record) bool { return r.Host != nil })
 }

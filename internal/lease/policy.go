@@ -6,10 +6,9 @@ import (
 	"net/netip"
 	"slices"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
@@ -161,22 +160,13 @@ func Taken(host *route.Conn, bridge int, a, had netip.Addr) error {
 	if a == had {
 		return nil
 	}
-	family := uint8(unix.AF_INET)
-	if a.Is6() {
-		family = unix.AF_INET6
-	}
-	list, err := host.List(route.Filter{Family: family, Link: bridge})
+	list, err := host.List(route.Filter{Family: nl.FamilyOf(a), Link: bridge})
 	if err != nil {
 		return fmt.Errorf("cannot tell whether it is a gateway of the host's: %w", err)
 	}
 	for _, r := range list {
-		if r.Gateway == a {
+		if r.Gateway == a || slices.ContainsFunc(r.Nexthops, func(hop route.Nexthop) bool { return hop.Gateway == a }) {
 			return fmt.Errorf("it is a gateway of the host's, for %s", destination(r))
-		}
-		for _, hop := range r.Nexthops {
-			if hop.Gateway == a {
-				return fmt.Errorf("it is a gateway of the host's, for %s", destination(r))
-			}
 		}
 	}
 	return nil

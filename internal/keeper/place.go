@@ -332,19 +332,14 @@ const (
 )
 
 // inUse says whether another host has an address of IPv6, which the pod has then if none does. The kernel looks only
-// where accept_dad is set; that is put back, since other addresses of the pod's are known to be its own.
+// where accept_dad is set, which no pod that leases its addresses has otherwise: its others are known to be its own.
 func (p *place) inUse(ctx context.Context, a lease.Applied, valid, preferred time.Duration) (used bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, detection)
 	defer cancel()
-	parameter := sysctl.Link("ipv6", p.r.IfName, "accept_dad")
-	var before string
-	if err := p.do(func() error {
-		var err error
-		if before, err = sysctl.Read(parameter); err != nil {
-			return err
-		}
-		return sysctl.Write(parameter, "1")
-	}); err != nil {
+	detect := func(on string) error {
+		return p.do(func() error { return sysctl.Write(sysctl.Link("ipv6", p.r.IfName, "accept_dad"), on) })
+	}
+	if err := detect("1"); err != nil {
 		return false, err
 	}
 	if err = p.apply(a, valid, preferred); err == nil {
@@ -353,7 +348,7 @@ func (p *place) inUse(ctx context.Context, a lease.Applied, valid, preferred tim
 	if used || err != nil {
 		err = errors.Join(err, p.withdraw(a))
 	}
-	return used, errors.Join(err, p.do(func() error { return sysctl.Write(parameter, before) }))
+	return used, errors.Join(err, detect("0"))
 }
 
 // detects waits until the kernel has looked whether another host has an address.

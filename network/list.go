@@ -37,7 +37,8 @@ func (n *Node) Attachments(ctx context.Context, network string) ([]*Attachment, 
 
 // HasRules says whether the firewall has rules in a network's name, on record or not, or rules in
 // no network's: Remove deletes them.
-func (u Upkeep) HasRules(ctx context.Context, network string) (has bool, _ error) {
+func (u Upkeep) HasRules(ctx context.Context, network string) (bool, error) {
+	has := false
 	err := u.node.about(ctx, func(s *session) (err error) {
 		has, err = s.Firewall.HasNetwork(ctx, network)
 		return err

@@ -46,7 +46,7 @@ func exported() map[string]map[string]any {
 			"Socket": nil,
 		},
 		"netns": {
-			"Open": netns.Open, "ID": netns.ID{}, "NS": netns.NS{},
+			"Open": netns.Open, "OpenSame": netns.OpenSame, "ID": netns.ID{}, "NS": netns.NS{},
 			// Current and New take nothing.
 			"Current": nil, "New": nil,
 		},
@@ -119,7 +119,7 @@ func exported() map[string]map[string]any {
 			"Transport": nil,
 		},
 		"transport": {
-			"DialRaw": transport.DialRaw, "DialUDP": transport.DialUDP, "DialUDP6": transport.DialUDP6, "DialWitness": transport.DialWitness, "DialWitness6": transport.DialWitness6,
+			"DialHeard": transport.DialHeard, "DialRaw": transport.DialRaw, "DialUDP": transport.DialUDP, "DialUDP6": transport.DialUDP6, "DialWitness": transport.DialWitness, "DialWitness6": transport.DialWitness6,
 			"Dialer": transport.Dialer, "Send6": transport.Send6, "Release": transport.Release,
 		},
 	}

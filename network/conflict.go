@@ -11,6 +11,7 @@ import (
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/route"
@@ -57,7 +58,7 @@ func refuseStranding(ctx context.Context, s *session, w *want, before *state.Net
 		}
 	}
 	return fail.Errorf(ErrConflict, "network %q has %s %s: set it back, delete the pods first (tombolo gc reclaims those that died), or give the new configuration a name of its own",
-		w.Record.Name, fail.Count(len(pods), "pod", "pods"), how)
+		w.Record.Name, printable.Count(len(pods), "pod", "pods"), how)
 }
 
 // mode is what a configuration calls a network that is so.

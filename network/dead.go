@@ -19,6 +19,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -110,7 +111,7 @@ func (n *Node) nameDead(ctx context.Context, network string, refused error) erro
 	if err != nil || len(dead) == 0 {
 		return refused
 	}
-	return fail.Errorf(ErrAttached, "%w; tombolo gc reclaims %s", refused, fail.Count(len(dead), "attachment whose pod is gone", "attachments whose pods are gone"))
+	return fail.Errorf(ErrAttached, "%w; tombolo gc reclaims %s", refused, printable.Count(len(dead), "attachment whose pod is gone", "attachments whose pods are gone"))
 }
 
 // reclaimTimeout bounds what an Add spends on pods that died.

@@ -9,6 +9,7 @@ import (
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 )
@@ -27,7 +28,7 @@ func removeNetwork(ctx context.Context, s *session, name string) error {
 		return err
 	}
 	if len(left.all) > 0 {
-		return fail.Errorf(ErrAttached, "network %q has %s: remove the pods first", name, fail.Count(len(left.all), "attachment", "attachments"))
+		return fail.Errorf(ErrAttached, "network %q has %s: remove the pods first", name, printable.Count(len(left.all), "attachment", "attachments"))
 	}
 	rec, err := s.Dir.LoadNetwork(name)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -134,7 +135,7 @@ func refusePodsBehind(s *session, nic string) error {
 			return fail.State(err)
 		}
 		if len(attachments) > 0 {
-			return fail.Errorf(ErrAttached, "uplink %s: network %q has %s on it: remove the pods first", nic, n.Name, fail.Count(len(attachments), "attachment", "attachments"))
+			return fail.Errorf(ErrAttached, "uplink %s: network %q has %s on it: remove the pods first", nic, n.Name, printable.Count(len(attachments), "attachment", "attachments"))
 		}
 	}
 	return nil

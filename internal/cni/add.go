@@ -10,7 +10,6 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
 
-	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
 	"github.com/tombolo-cni/tombolo/internal/ipam/delegate"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -31,9 +30,9 @@ func (c *call) add(ctx context.Context, node *network.Node, conf *NetConf) (*cur
 		return nil, err
 	}
 	s := conf.settings()
-	var from ipamconf.Allocator
+	from := &allocator{said: &said{}}
 	if a.pod.Lease == nil {
-		if from, err = ipamconf.New(c.ipamRequest(conf, true)); err != nil {
+		if from, err = newAllocator(c.ipamRequest(conf, true)); err != nil {
 			return nil, err
 		}
 		s.Allocator = from
@@ -60,7 +59,7 @@ func (c *call) pod() network.Pod {
 
 // asked reads what can be wrong before anything is touched.
 func (c *call) asked(conf *NetConf) (*asked, error) {
-	args, err := ipamconf.ParseArgs(c.args)
+	args, err := parseArgs(c.args)
 	if err != nil {
 		return nil, err
 	}
@@ -82,23 +81,20 @@ func (c *call) asked(conf *NetConf) (*asked, error) {
 	if rc.DNS.Servers != nil || rc.DNS.Searches != nil || rc.DNS.Options != nil {
 		a.dns = types.DNS{Nameservers: rc.DNS.Servers, Domain: a.dns.Domain, Search: rc.DNS.Searches, Options: rc.DNS.Options}
 	}
-	if conf.IPAM.Type != ipamconf.TypeDHCP {
+	if conf.IPAM.Type != typeDHCP {
 		return a, nil
 	}
 	dhcp, err := conf.dhcp()
 	if err != nil {
 		return nil, err
 	}
-	id := &ipamconf.Identity{Network: conf.Name, ContainerID: c.containerID, IfName: c.ifName, Pod: a.pod.Name}
+	id := &identity{c.key(), a.pod.Name}
 	if a.pod.MAC == nil {
-		a.pod.MAC = id.MAC(dhcp.ClientID)
+		a.pod.MAC = id.mac(dhcp.ClientID)
 	}
 	a.pod.Lease, err = dhcp.Lease(id, a.pod.MAC, args)
 	return a, err
 }
-
-// dhcp reads the ipam section of type dhcp.
-func (c *NetConf) dhcp() (*ipamconf.DHCP, error) { return ipamconf.ReadDHCP(&c.IPAM, c.bridge) }
 
 // open opens the node as the configuration has it; nil allocators are for what gives no addresses.
 func (c *call) open(allocators func(string, *network.Origin) (ipam.Allocator, error)) (*network.Node, error) {
@@ -115,23 +111,23 @@ func (c *call) allocators(conf *NetConf) func(string, *network.Origin) (ipam.All
 		req := c.ipamRequest(conf, false)
 		switch {
 		case origin == nil || *origin == own:
-		case ipamconf.IsThere(origin.Type, c.path) && (origin.Dir == "" || filepath.IsAbs(origin.Dir)):
+		case isThere(origin.Type, c.path) && (origin.Dir == "" || filepath.IsAbs(origin.Dir)):
 			req.Name = origin.Type
 			req.Section, req.Stdin = recordedConfig(conf.CNIVersion, name, origin)
 		default:
 			c.log.warn(fmt.Sprintf("the attachment's record names an IPAM that is not there (type %q, directory %q): the configuration's is asked to give its address back", origin.Type, origin.Dir))
 		}
-		return ipamconf.New(req)
+		return newAllocator(req)
 	}
 }
 
 // ipamRequest describes the call to the IPAM.
-func (c *call) ipamRequest(conf *NetConf, strictly bool) *ipamconf.Request {
+func (c *call) ipamRequest(conf *NetConf, strictly bool) *ipamRequest {
 	dataDir := conf.stateDir() + "/ipam"
 	if conf.bridge {
 		dataDir = ipam.DefaultDir
 	}
-	return &ipamconf.Request{
+	return &ipamRequest{
 		Plugin: delegate.Plugin{
 			Name: conf.IPAM.Type, Path: c.path, ContainerID: c.containerID, NetNS: c.netns, IfName: c.ifName,
 			Args: c.args, Environ: os.Environ(), Stdin: c.stdin, Stderr: os.Stderr,
@@ -150,16 +146,16 @@ func (c *call) ipamRequest(conf *NetConf, strictly bool) *ipamconf.Request {
 
 // allocator gives the network the allocator of its configuration. With a lease, that is for pods of another type.
 func (c *call) allocator(conf *NetConf, s *network.Network) (lease *network.Lease, _ error) {
-	if conf.IPAM.Type == ipamconf.TypeDHCP {
+	if conf.IPAM.Type == typeDHCP {
 		dhcp, err := conf.dhcp()
 		if err != nil {
 			return nil, err
 		}
-		lease = &network.Lease{KeeperOptional: dhcp.KeeperOptional()}
+		lease = &network.Lease{KeeperOptional: dhcp.Keeper == keeperOptional}
 	}
-	of, err := ipamconf.New(c.ipamRequest(conf, true))
+	of, err := newAllocator(c.ipamRequest(conf, true))
 	if err == nil {
-		s.Allocator, s.Subnets = of, ipamconf.Subnets(of)
+		s.Allocator, s.Subnets = of, of.subnets()
 	}
 	return lease, err
 }

@@ -2,20 +2,21 @@ package cni
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"slices"
 	"strings"
 
+	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
 
-	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
+	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// check carries out CHECK: it compares the attachment with what ADD made of it
-// and with the result of the whole chain, and lists all that is not so in one
-// error.
+// check carries out CHECK: it compares the attachment with what ADD made of it and with the result of the whole
+// chain, and lists all that is not so in one error.
 func (c *call) check(ctx context.Context, node *network.Node, conf *NetConf) error {
 	prev, err := conf.resultToCheck()
 	if err != nil {
@@ -44,7 +45,7 @@ func (c *call) check(ctx context.Context, node *network.Node, conf *NetConf) err
 		return nil
 	}
 	return newError(codeDiffers, "container %s, attachment %s to network %q: %s: %s",
-		c.containerID, c.ifName, conf.Name, plural(len(found), "difference", "differences"), strings.Join(found, "; "))
+		c.containerID, c.ifName, conf.Name, printable.Count(len(found), "difference", "differences"), strings.Join(found, "; "))
 }
 
 // reported takes from the result what a plugin after this one may have changed, and says what
@@ -57,13 +58,12 @@ func (c *call) reported(prev *current.Result) (*network.Reported, []string, erro
 	}
 	inPod := 0
 	for _, in := range prev.Interfaces {
-		if in.Sandbox != "" {
-			inPod++
-		}
 		if in.Sandbox == "" {
 			r.HostMACs[in.Name] = in.Mac
+			continue
 		}
-		if !c.isPods(in) || in.Mac == "" {
+		inPod++
+		if in.Name != c.ifName || in.Mac == "" {
 			continue
 		}
 		mac, err := net.ParseMAC(in.Mac)
@@ -74,7 +74,7 @@ func (c *call) reported(prev *current.Result) (*network.Reported, []string, erro
 		r.MAC = mac
 	}
 	for _, ip := range prev.IPs {
-		p, ok := ipamconf.Prefix(ip.Address)
+		p, ok := prefixOf(ip.Address)
 		switch {
 		case !ok:
 		// One that says of no interface can only mean the pod's, if that has no other.
@@ -87,6 +87,24 @@ func (c *call) reported(prev *current.Result) (*network.Reported, []string, erro
 		}
 	}
 	var err error
-	r.Routes, err = ipamconf.Routes(prev.Routes)
+	r.Routes, err = routesOf(prev.Routes)
 	return r, wrong, err
+}
+
+// status carries out STATUS: whether an ADD could succeed now. It changes nothing.
+func (c *call) status(ctx context.Context, node *network.Node, conf *NetConf) error {
+	s := conf.settings()
+	leases, err := c.allocator(conf, &s)
+	if err != nil {
+		return err
+	}
+	if leases != nil {
+		s.Allocator = nil
+	}
+	err = node.Ready(ctx, &s, leases)
+	// Without a code of its own, it has that of STATUS.
+	if err == nil || errors.As(err, new(*types.Error)) || errors.Is(err, network.ErrConflict) {
+		return err
+	}
+	return newError(codeNotAvailable, "%v", err)
 }

@@ -13,9 +13,7 @@ import (
 	"time"
 
 	current "github.com/containernetworking/cni/pkg/types/100"
-	"github.com/containernetworking/cni/pkg/version"
 
-	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/state"
@@ -25,10 +23,9 @@ import (
 
 // A configuration is what a plugin reads of stdin, and what it does by that.
 type configuration interface {
-	// run carries out one verb. Plugins that work on interfaces of others get
-	// those alone that are about an attachment of ours: ADD, DEL and CHECK. The result is printed in the
-	// configuration's version; nil prints nothing. A result that this version cannot say has run
-	// called once more, with DEL.
+	// run carries out one verb. Plugins that work on interfaces of others get those alone that are about an
+	// attachment of ours: ADD, DEL and CHECK. The result is printed in the configuration's version; nil prints
+	// nothing. A result that this version cannot say has run called once more, with DEL.
 	run(context.Context, *call) (*current.Result, error)
 
 	common() *Common
@@ -53,12 +50,12 @@ type Common struct {
 	PrevResult json.RawMessage `json:"prevResult"`
 
 	// Fields of ours.
-	StateDir    string            `json:"stateDir"`
-	LeaseDir    string            `json:"leaseDir"`
-	ForwardMark Mark              `json:"forwardMark"`
-	Deadline    ipamconf.Duration `json:"deadline"`
-	LogFile     string            `json:"logFile"`
-	LogLevel    string            `json:"logLevel"`
+	StateDir    string   `json:"stateDir"`
+	LeaseDir    string   `json:"leaseDir"`
+	ForwardMark Mark     `json:"forwardMark"`
+	Deadline    Duration `json:"deadline"`
+	LogFile     string   `json:"logFile"`
+	LogLevel    string   `json:"logLevel"`
 
 	argMAC string // args.cni.mac
 }
@@ -73,7 +70,7 @@ type runtimeConfig struct {
 		Searches []string `json:"searches"`
 		Options  []string `json:"options"`
 	} `json:"dns"`
-	ipamconf.Asked
+	Asked
 }
 
 const (
@@ -111,7 +108,7 @@ func (c *Common) complete(of *call) {
 
 // readArgs decodes what of args.cni concerns a plugin; the rest is for others.
 func (c *call) readArgs(into any) {
-	if data := c.conf.Args.CNI; !ipamconf.IsEmpty(data) {
+	if data := c.conf.Args.CNI; !isEmpty(data) {
 		c.note(strict.Part("args.cni", data, into, strict.Everything))
 	}
 }
@@ -119,7 +116,7 @@ func (c *call) readArgs(into any) {
 // note keeps what is wrong with stdin.
 func (c *call) note(found strict.Problems) {
 	for _, err := range found {
-		c.undecoded = append(c.undecoded, ipamconf.ConfigError(err))
+		c.undecoded = append(c.undecoded, configError(err))
 	}
 }
 
@@ -160,7 +157,7 @@ func (c *Common) leaseDir() string { return absolute(c.LeaseDir, lease.DefaultDi
 func (c *Common) mark() uint32 { return uint32(cmp.Or(c.ForwardMark, defaultMark)) }
 
 func (c *Common) deadline() time.Duration {
-	return time.Duration(cmp.Or(c.Deadline, ipamconf.Duration(defaultDeadline)))
+	return time.Duration(cmp.Or(c.Deadline, Duration(defaultDeadline)))
 }
 
 // exempt names the keys that no field has and that are no error: what the runtime
@@ -178,7 +175,7 @@ func exempt(path, key string) bool {
 func (c *call) parse(data []byte) error {
 	c.stdin = data
 	pass := exempt
-	if c.isNamed() {
+	if c.named {
 		pass = strict.Everything
 	}
 	found := strict.Unmarshal(data, c.configuration, pass)
@@ -211,11 +208,8 @@ func (c *call) accept() error {
 		return newError(codeIncompatibleVersion, "cniVersion %q is not supported: this plugin speaks %s", have, strings.Join(supported, ", "))
 	}
 	since := map[string]string{"CHECK": versionWithCheck, "GC": versionWithStatus, "STATUS": versionWithStatus}
-	first, some := since[c.verb]
-	if !some {
-		return nil
-	}
-	if ok, err := version.GreaterThanOrEqualTo(have, first); err != nil || !ok {
+	all, first := SupportedVersions(), since[c.verb]
+	if slices.Index(all, have) < slices.Index(all, first) {
 		return newError(codeIncompatibleVersion, "%s is a verb of CNI %s and later, and this network's cniVersion is %s", c.verb, first, have)
 	}
 	return nil

@@ -8,7 +8,6 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
 
-	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
 	"github.com/tombolo-cni/tombolo/network"
 )
 
@@ -33,7 +32,7 @@ func (c *call) key() network.Key {
 // known is what a configuration tells of attachments that have no record.
 func (c *NetConf) known() *network.Known {
 	s := c.settings()
-	return &network.Known{Bridge: s.Bridge, GatewayLink: s.GatewayLink(), Leased: c.IPAM.Type == ipamconf.TypeDHCP}
+	return &network.Known{Bridge: s.Bridge, GatewayLink: s.GatewayLink(), Leased: c.IPAM.Type == typeDHCP}
 }
 
 // isPods says whether an interface of a result is the one that the call is about.
@@ -46,33 +45,27 @@ func (c *call) addressesIn(prev *current.Result) []netip.Addr {
 		if ip.Interface != nil && !c.isPods(prev.Interfaces[*ip.Interface]) {
 			continue
 		}
-		if p, ok := ipamconf.Prefix(ip.Address); ok {
+		if p, ok := prefixOf(ip.Address); ok {
 			list = append(list, p.Addr())
 		}
 	}
 	return list
 }
 
-// recordedConfig is a configuration with the IPAM by which an attachment got its
-// addresses.
-func recordedConfig(cniVersion, name string, origin *network.Origin) (of ipamconf.Section, _ []byte) {
-	ipamConf := map[string]string{}
-	if origin.Type != "" {
-		ipamConf["type"] = origin.Type
-	}
-	if origin.Dir != "" {
-		ipamConf["dataDir"] = origin.Dir
-	}
+// recordedConfig is a configuration with the IPAM by which an attachment got its addresses.
+func recordedConfig(cniVersion, name string, origin *network.Origin) (Section, []byte) {
+	ipamConf := struct {
+		DataDir string `json:"dataDir,omitempty"`
+		Type    string `json:"type,omitempty"`
+	}{origin.Dir, origin.Type}
 	// Marshalling strings cannot fail.
 	section, _ := json.Marshal(ipamConf)
 	data, _ := json.Marshal(map[string]any{"cniVersion": cniVersion, "name": name, "type": "tombolo", "ipam": ipamConf})
-	_ = of.UnmarshalJSON(section)
-	return of, data
+	return Section{origin.Type, origin.Dir, section}, data
 }
 
-// gc carries out GC: it frees what this network owns and no valid attachment
-// claims. Without a list it does nothing: a runtime that names none may have
-// lost it. An empty list is one: then every attachment goes.
+// gc carries out GC: it frees what this network owns and no valid attachment claims. Without a list it does nothing:
+// a runtime that names none may have lost it. An empty list is one: then every attachment goes.
 func (c *call) gc(ctx context.Context, node *network.Node, conf *NetConf) error {
 	list, err := conf.validAttachments()
 	if err != nil || list == nil {
@@ -86,9 +79,8 @@ func (c *call) gc(ctx context.Context, node *network.Node, conf *NetConf) error 
 	return err
 }
 
-// validAttachments is nil where the runtime gave no list. One that cannot be read
-// as a whole is an error, unlike anything else that teardown is given: whatever is
-// not on the list gets deleted.
+// validAttachments is nil where the runtime gave no list. One that cannot be read as a whole is an error, unlike
+// anything else that teardown is given: whatever is not on the list gets deleted.
 func (c *NetConf) validAttachments() ([]types.GCAttachment, error) {
 	var list []types.GCAttachment
 	if len(c.ValidAttachments) == 0 {

@@ -1,8 +1,6 @@
-// Package cni is the CNI plugin: it reads network configurations and the environment, has
-// package network carry out the verbs of the CNI specification 1.1, and writes results and
-// errors. It is translation, and nothing else.
+// Package cni is the CNI plugin: it reads network configurations and the environment, has package network carry out
+// the verbs of the CNI specification 1.1, and writes results and errors. It is translation, and nothing else.
 //
-// netconf.go, dhcpconf.go, lanconf.go and ports.go read configurations; add.go, del.go (GC
-// too), check.go and status.go are the verbs; result.go and prevresult.go are results both
-// ways; errors.go has the codes.
+// Files whose names end in conf.go read configurations; allocator.go makes of the ipam section what gives addresses;
+// add.go, del.go (GC too) and check.go (STATUS too) are the verbs; result.go has results both ways, errors.go the codes.
 package cni

@@ -6,7 +6,6 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
-	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -19,7 +18,6 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
-	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
@@ -101,7 +99,7 @@ func ipamFields(t *testing.T) []string {
 	t.Helper()
 	structs := []string{"hostLocalConf", "Range", "routeConf", "staticConf", "addressConf", "DHCP", "request", "provide"}
 	var names []string
-	for _, file := range []string{"internal/cni/ipamconf/config.go", "internal/cni/ipamconf/static.go", "internal/cni/ipamconf/result.go", "internal/cni/ipamconf/dhcp.go"} {
+	for _, file := range []string{"internal/cni/ipamconf.go", "internal/cni/static.go", "internal/cni/result.go", "internal/cni/dhcpconf.go"} {
 		ast.Inspect(parseFile(t, file), func(n ast.Node) bool {
 			spec, ok := n.(*ast.TypeSpec)
 			if !ok || !slices.Contains(structs, spec.Name.Name) {
@@ -206,12 +204,12 @@ func codeValue(t *testing.T, name string, e ast.Expr) uint {
 
 func TestDocsNameEveryErrorCode(t *testing.T) {
 	t.Parallel()
-	own, ipams := errorCodes(t, "internal/cni/errors.go"), errorCodes(t, "internal/cni/ipamconf/errors.go")
-	if own["codeExists"] != codeExists || ipams["CodePoolFull"] != ipamconf.CodePoolFull {
-		t.Fatalf("the constants were not read right: %v, %v", own, ipams)
+	own := errorCodes(t, "internal/cni/errors.go")
+	if own["codeExists"] != codeExists || own["codePoolFull"] != codePoolFull {
+		t.Fatalf("the constants were not read right: %v", own)
 	}
 	var codes []string
-	for _, code := range slices.Concat(slices.Collect(maps.Values(own)), slices.Collect(maps.Values(ipams))) {
+	for _, code := range own {
 		codes = append(codes, strconv.Itoa(int(code)))
 	}
 	listed := firstColumn(readDoc(t, "docs/operating.md"), "code")
@@ -409,11 +407,11 @@ func accepts(t *testing.T, data []byte) error {
 	if err != nil {
 		return err
 	}
-	if err := conf.acceptName(); err != nil || conf.IPAM.Type == ipamconf.TypeDHCP {
+	if err := conf.acceptName(); err != nil || conf.IPAM.Type == typeDHCP {
 		return err
 	}
 	c := (&Plugin{}).newCall()
-	_, err = ipamconf.New(c.ipamRequest(conf, true))
+	_, err = newAllocator(c.ipamRequest(conf, true))
 	return err
 }
 

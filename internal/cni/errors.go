@@ -2,6 +2,7 @@ package cni
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 
@@ -10,16 +11,15 @@ import (
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
-	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
 	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/internal/strict"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/network"
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// Error codes: those of the CNI specification 1.1, and from 100 on our own, which
-// docs/operating.md lists.
+// Error codes: those of the CNI specification 1.1, and from 100 on our own, which docs/operating.md lists.
 const (
 	codeIncompatibleVersion = types.ErrIncompatibleCNIVersion
 	codeUnsupportedField    = types.ErrUnsupportedField
@@ -31,7 +31,13 @@ const (
 	codeTryAgainLater       = types.ErrTryAgainLater
 	codeNotAvailable        = uint(50) // STATUS: ADD cannot succeed
 
-	// 100 to 109 are package ipamconf's.
+	codePoolFull      = uint(100) // a range set has no free address
+	codeAddressTaken  = uint(101) // a requested address belongs to another attachment
+	codeDuplicate     = uint(102) // the attachment already has an address in the range set
+	codeCheckFailed   = uint(103) // CHECK: an address is not, or no longer, this attachment's
+	codePluginMissing = uint(104) // a delegated plugin is not in CNI_PATH
+	codePluginFailed  = uint(105) // a delegated plugin ended without an error object
+
 	codeKernel        = uint(110) // the kernel refused something
 	codeExists        = uint(111) // the interface, or the attachment, is there already
 	codeConflict      = uint(112) // an address, or a name, belongs to somebody else
@@ -48,6 +54,33 @@ func newError(code uint, format string, args ...any) *types.Error {
 	return &types.Error{Code: code, Msg: fmt.Sprintf(format, args...)}
 }
 
+// A codedError is an error with a code: errors.As finds a *[types.Error] in it.
+type codedError struct {
+	error
+	code uint
+}
+
+func (e *codedError) Unwrap() []error { return []error{newError(e.code, "%v", e.error), e.error} }
+
+// withCode gives an error a code; nil stays nil.
+func withCode(code uint, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &codedError{err, code}
+}
+
+// configError gives an error of package strict its code; nil stays nil.
+func configError(err error) error {
+	switch {
+	case errors.As(err, new(*strict.UnknownFieldError)):
+		return withCode(codeUnsupportedField, err)
+	case errors.As(err, new(*strict.SyntaxError)):
+		return withCode(codeDecoding, err)
+	}
+	return withCode(codeInvalidConfig, err)
+}
+
 // coded gives an error the code that a runtime branches on: that of the first in its chain or tree that has one.
 // Details of one that came with a code are in the message.
 func coded(err error) *types.Error {
@@ -55,7 +88,7 @@ func coded(err error) *types.Error {
 	if !ok {
 		code = codeKernel
 	}
-	return &types.Error{Code: code, Msg: oneLine(err)}
+	return &types.Error{Code: code, Msg: printable.Line(err.Error())}
 }
 
 func firstCode(err error) (code uint, ok bool) {
@@ -83,10 +116,6 @@ func firstCode(err error) (code uint, ok bool) {
 	return 0, false
 }
 
-// oneLine writes joined errors, which come a line each, on one, and nothing of what
-// they quote that a terminal would obey.
-func oneLine(err error) string { return printable.Line(err.Error()) }
-
 // A sentinel has a code.
 type sentinel struct {
 	err  error
@@ -100,8 +129,8 @@ func codes() []sentinel {
 		{network.ErrExists, codeExists}, {network.ErrNotAttached, codeDiffers}, {network.ErrAttached, codeAttached},
 		{network.ErrConflict, codeConflict}, {network.ErrNoGateway, codeNoGateway}, {network.ErrNoLink, codeNotAttachable},
 		{network.ErrObstructed, codeObstructed}, {network.ErrInvalid, codeInvalidConfig},
-		{ipam.ErrPoolFull, ipamconf.CodePoolFull}, {ipam.ErrAddressTaken, ipamconf.CodeAddressTaken},
-		{ipam.ErrDuplicate, ipamconf.CodeDuplicate}, {ipam.ErrNotReserved, ipamconf.CodeCheckFailed},
+		{ipam.ErrPoolFull, codePoolFull}, {ipam.ErrAddressTaken, codeAddressTaken},
+		{ipam.ErrDuplicate, codeDuplicate}, {ipam.ErrNotReserved, codeCheckFailed},
 		{state.ErrLocked, codeTryAgainLater}, {ipam.ErrLocked, codeTryAgainLater}, {ipam.ErrLiveUnknown, codeTryAgainLater},
 		{context.DeadlineExceeded, codeTryAgainLater}, {context.Canceled, codeTryAgainLater},
 		{bridge.ErrPeerExists, codeExists}, {bridge.ErrBridgeFull, codeNotAttachable}, {bridge.ErrNotBridge, codeNotAttachable},
@@ -109,11 +138,4 @@ func codes() []sentinel {
 		{nft.ErrInvalid, codeInvalidConfig}, {bridge.ErrInvalid, codeInvalidConfig},
 		{uplink.ErrUnreachable, codeTryAgainLater}, {uplink.ErrRefused, codeUplink}, {state.ErrDamaged, codeIO},
 	}
-}
-
-func plural(n int, one, many string) string {
-	if n == 1 {
-		return "1 " + one
-	}
-	return fmt.Sprintf("%d %s", n, many)
 }

@@ -14,7 +14,6 @@ import (
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
-	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/ipam"
@@ -33,7 +32,7 @@ func TestCodesOfErrors(t *testing.T) {
 		{"one that has a code", own, 112, "an address of somebody else's"},
 		{"one that is wrapped", fmt.Errorf("outside: %w", own), 112, "outside: an address of somebody else's"},
 		{"one with details", &types.Error{Code: 150, Msg: "busy", Details: "try later"}, 150, "busy; try later"},
-		{"the ipam section's", &ipamconf.Error{CNI: types.NewError(ipamconf.CodePoolFull, "full", "")}, 100, "full"},
+		{"the ipam section's", withCode(codePoolFull, errors.New("full")), 100, "full"},
 		{"no address left", fmt.Errorf("network: %w", ipam.ErrPoolFull), 100, "network: no free address"},
 		{"address is taken", ipam.ErrAddressTaken, 101, "address is taken"},
 		{"has one already", ipam.ErrDuplicate, 102, "attachment already has an address"},
@@ -65,12 +64,5 @@ func TestCodesOfErrors(t *testing.T) {
 	var conflict error = &nft.ConflictError{}
 	if e := coded(fmt.Errorf("add: %w", conflict)); e.Code != 112 {
 		t.Errorf("an element of another owner: code %d", e.Code)
-	}
-}
-
-func TestPlural(t *testing.T) {
-	t.Parallel()
-	for n, want := range map[int]string{0: "0 pods", 1: "1 pod", 2: "2 pods"} {
-		expect.Equal(t, plural(n, "pod", "pods"), want, "%d", n)
 	}
 }

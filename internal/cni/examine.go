@@ -3,7 +3,6 @@ package cni
 import (
 	"strings"
 
-	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
 	"github.com/tombolo-cni/tombolo/network"
 )
 
@@ -31,15 +30,16 @@ func Examine(name string, data []byte) (*network.Network, []string) {
 		return nil, found
 	}
 	s := conf.settings()
-	if conf.IPAM.Type == ipamconf.TypeDHCP {
+	if conf.IPAM.Type == typeDHCP {
 		_, err := conf.dhcp()
 		note(err)
 	} else {
 		r := c.ipamRequest(conf, true)
 		r.All = true
-		of, err := ipamconf.New(r)
-		note(err)
-		s.Subnets = ipamconf.Subnets(of)
+		of, err := newAllocator(r)
+		if note(err); err == nil {
+			s.Subnets = of.subnets()
+		}
 	}
 	return &s, found
 }

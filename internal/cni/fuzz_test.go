@@ -11,7 +11,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tombolo-cni/tombolo/bridge"
-	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
@@ -137,7 +136,7 @@ func FuzzPrevResult(f *testing.F) {
 				t.Error("an invalid address")
 			}
 		}
-		if _, err := ipamconf.Routes(res.Routes); err != nil && code(err) == 0 {
+		if _, err := routesOf(res.Routes); err != nil && code(err) == 0 {
 			t.Errorf("no code: %v", err)
 		}
 		if _, _, err := c.reported(res); err != nil && code(err) == 0 {

@@ -9,7 +9,7 @@ import (
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
-	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
+
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/ipam/delegate"
 	"github.com/tombolo-cni/tombolo/internal/lockorder"
@@ -102,7 +102,7 @@ func (c *call) handOver(ctx context.Context) ([]byte, error) {
 	case errors.Is(err, delegate.ErrSelf):
 		return nil, newError(codeInvalidConfig, "%s is Tombolo itself: put the %s there that other programs' pods are for", c.Kept, c.Name)
 	}
-	return nil, newError(ipamconf.CodePluginFailed, "%v", err)
+	return nil, newError(codePluginFailed, "%v", err)
 }
 
 // isBridgeOurs says whether lists of this directory whose pods are ours need no more than our names.
@@ -117,7 +117,7 @@ func (c *call) noneKept() error {
 	if c.verb == "DEL" || c.verb == "GC" {
 		return nil
 	}
-	code, what := ipamconf.CodePluginMissing, "interface "+c.ifName+" of container "+c.containerID+" is another program's"
+	code, what := codePluginMissing, "interface "+c.ifName+" of container "+c.containerID+" is another program's"
 	if c.verb == "STATUS" {
 		code, what = codeNotAvailable, "pods may be another program's"
 	}

@@ -1,10 +1,10 @@
 package cni
 
 import (
+	"cmp"
 	"time"
 
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
-	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/network"
 )
@@ -12,12 +12,12 @@ import (
 // LANConf are the fields of a network whose bridge has a NIC of the host's for a port,
 // so that its pods are on the host's own LAN.
 type LANConf struct {
-	Uplink              string            `json:"uplink"`
-	KeepAddressOnUplink bool              `json:"keepAddressOnUplink"`
-	UplinkTimeout       ipamconf.Duration `json:"uplinkTimeout"`
-	DefaultRoute        string            `json:"defaultRoute"`
-	LANGuard            *bool             `json:"lanGuard"`
-	IPv6                string            `json:"ipv6"`
+	Uplink              string   `json:"uplink"`
+	KeepAddressOnUplink bool     `json:"keepAddressOnUplink"`
+	UplinkTimeout       Duration `json:"uplinkTimeout"`
+	DefaultRoute        string   `json:"defaultRoute"`
+	LANGuard            *bool    `json:"lanGuard"`
+	IPv6                string   `json:"ipv6"`
 }
 
 const ipv6SLAAC, ipv6DHCP = "slaac", "dhcp"
@@ -53,18 +53,12 @@ func (c *NetConf) lan(s *network.Network) {
 		c.guard(s, false)
 		return
 	}
-	s.Exit = network.Exit(c.DefaultRoute)
-	if s.Exit == "" {
-		s.Exit = network.ExitHost
-	}
+	s.Exit = cmp.Or(network.Exit(c.DefaultRoute), network.ExitHost)
 	s.NoDefaultRoute = !orDefault(c.IsDefaultGateway, true)
 	// The gateway of an IPAM that is not DHCP is the router.
 	s.Gateway, s.DefaultGateway = false, s.Exit == network.ExitRouter && !s.NoDefaultRoute
 	c.guard(s, true)
-	if s.NFCall == nil {
-		on := true
-		s.NFCall = &on
-	}
+	s.NFCall = cmp.Or(s.NFCall, new(true))
 }
 
 // guard says what pods are held to: lanGuard to more than guard, and that to more than macspoofchk.

@@ -8,7 +8,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
-	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/network"
 )
@@ -66,7 +65,7 @@ func TestModeLANLeasesUnlessToldOtherwise(t *testing.T) {
 	}
 	// DEL has to find the lease by the same default.
 	conf, err := parseLenient([]byte(`{"cniVersion": "1.1.0", "name": "pods", "type": "tombolo", "mode": "lan"}`))
-	if err != nil || conf.IPAM.Type != ipamconf.TypeDHCP {
+	if err != nil || conf.IPAM.Type != typeDHCP {
 		t.Errorf("for DEL: ipam %q, %v", conf.IPAM.Type, err)
 	}
 }

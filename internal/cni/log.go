@@ -15,9 +15,8 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/printable"
 )
 
-// stepLog writes one line a verb, with how long each of its steps took. A nil
-// one writes nothing: a plugin's stderr belongs to the runtime, so that there is
-// no log unless the configuration names a file.
+// stepLog writes one line a verb, with how long each of its steps took. A nil one writes nothing: a plugin's stderr
+// belongs to the runtime, so that there is no log unless the configuration names a file.
 type stepLog struct {
 	file   io.Closer
 	logger *slog.Logger

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	current "github.com/containernetworking/cni/pkg/types/100"
@@ -15,9 +16,7 @@ import (
 
 // Names are those of the reference's plugins by which the program is such a plugin: of version 1.9.1 of
 // github.com/containernetworking/plugins.
-func Names() []string {
-	return []string{"bandwidth", "bridge", "firewall", "host-local", "loopback", "portmap", "static", "tuning"}
-}
+func Names() []string { return slices.Sorted(maps.Keys(kinds())) }
 
 // As is the argument by which the file of such a name starts the program, before the file's path: its first
 // line is "#!/opt/cni/bin/tombolo as".
@@ -33,29 +32,29 @@ type kind struct {
 	others bool   // it works on interfaces that other plugins made
 }
 
-// kindOf is what the program is by the call's name: by every name but the reference's it is itself.
-func (p *Plugin) kindOf() kind {
+// kinds are what the program is by the reference's names.
+func kinds() map[string]kind {
 	all := SupportedVersions()[0]
-	switch p.Name {
-	case "bandwidth":
-		return kind{&bandwidthConf{}, "0.3.0", true}
-	case "firewall":
-		return kind{&firewallConf{}, "0.4.0", true}
-	case "portmap":
-		return kind{&portmapConf{}, all, true}
-	case "tuning":
-		return kind{&tuningConf{}, all, true}
-	case "loopback":
-		return kind{&loopbackConf{}, all, false}
-	case "host-local", "static":
-		return kind{&ipamPluginConf{}, all, false}
+	return map[string]kind{
+		"bandwidth":  {&bandwidthConf{}, "0.3.0", true},
+		nameBridge:   {&NetConf{bridge: true}, all, false},
+		"firewall":   {&firewallConf{}, "0.4.0", true},
+		"host-local": {&ipamPluginConf{}, all, false},
+		"loopback":   {&loopbackConf{}, all, false},
+		"portmap":    {&portmapConf{}, all, true},
+		"static":     {&ipamPluginConf{}, all, false},
+		"tuning":     {&tuningConf{}, all, true},
 	}
-	return kind{&NetConf{bridge: p.Name == nameBridge}, all, false}
 }
 
-// isNamed says whether the program was called by a name of the reference's. As there, fields that nobody knows are then
-// passed over, and names count in either case.
-func (p *Plugin) isNamed() bool { return slices.Contains(Names(), p.Name) }
+// kindOf is what the program is by the call's name, and whether that is one of the reference's: by any other it is
+// itself.
+func (p *Plugin) kindOf() (kind, bool) {
+	if of, named := kinds()[p.Name]; named {
+		return of, true
+	}
+	return kind{&NetConf{}, SupportedVersions()[0], false}, false
+}
 
 // supported are the versions of the specification that the plugin of the call's name speaks.
 func (c *call) supported() []string {

@@ -9,7 +9,6 @@ import (
 
 	current "github.com/containernetworking/cni/pkg/types/100"
 
-	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
 	"github.com/tombolo-cni/tombolo/internal/ipam/delegate"
 	"github.com/tombolo-cni/tombolo/internal/strict"
 	"github.com/tombolo-cni/tombolo/ipam"
@@ -22,7 +21,7 @@ const lockWait = time.Hour
 // addresses of its pods, with a configuration of its own.
 type ipamPluginConf struct {
 	Common
-	IPAM ipamconf.Section `json:"ipam"`
+	IPAM Section `json:"ipam"`
 }
 
 func (*ipamPluginConf) problems() []error { return nil }
@@ -41,7 +40,7 @@ func (f *ipamPluginConf) run(ctx context.Context, c *call) (*current.Result, err
 	if c.verb == "STATUS" || c.verb == "GC" || c.verb == "DEL" && c.Name == "static" {
 		return nil, nil
 	}
-	of, err := ipamconf.New(&ipamconf.Request{
+	of, err := newAllocator(&ipamRequest{
 		Plugin: delegate.Plugin{Name: c.Name, Args: c.args}, Network: f.Name,
 		Section: f.IPAM, Asked: f.RuntimeConfig.Asked, DefaultDataDir: ipam.DefaultDir,
 		ByName: true, Unrecorded: c.verb == "ADD", Strict: true, Warn: c.log.warn, LockWait: lockWait,
@@ -56,8 +55,8 @@ func (f *ipamPluginConf) run(ctx context.Context, c *call) (*current.Result, err
 		if err != nil {
 			return nil, err
 		}
-		result := &current.Result{CNIVersion: current.ImplementedSpecVersion, DNS: of.DNS()}
-		ipamconf.Give(result, of.Ordered(given.Addresses), given.Routes, nil)
+		result := &current.Result{CNIVersion: current.ImplementedSpecVersion, DNS: of.dns}
+		give(result, of.ordered(given.Addresses), given.Routes, nil)
 		return result, nil
 	case "DEL":
 		return nil, of.Del(ctx, owner, nil)
@@ -68,7 +67,7 @@ func (f *ipamPluginConf) run(ctx context.Context, c *call) (*current.Result, err
 		if err != nil {
 			return nil, err
 		}
-		held = ipamconf.Addresses(prev)
+		held = heldAddresses(prev)
 	}
 	return nil, of.Check(ctx, owner, held)
 }

@@ -9,7 +9,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/addr"
-	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -72,7 +71,7 @@ func (c *call) addLoopback() (*current.Result, error) {
 	}}
 	for _, is4 := range []bool{true, false} {
 		if i := slices.IndexFunc(list, func(p netip.Prefix) bool { return p.Addr().Is4() == is4 }); i >= 0 {
-			result.IPs = append(result.IPs, &current.IPConfig{Interface: new(int), Address: ipamconf.IPNet(list[i])})
+			result.IPs = append(result.IPs, &current.IPConfig{Interface: new(int), Address: ipNet(list[i])})
 		}
 	}
 	return result, nil

@@ -15,7 +15,6 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 	"golang.org/x/sys/unix"
 
-	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
 	"github.com/tombolo-cni/tombolo/internal/file"
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
@@ -120,7 +119,7 @@ const (
 func (f *tuningConf) complete(c *call) {
 	f.Common.complete(c)
 	f.DataDir = cmp.Or(f.DataDir, defaultTuningDir)
-	args, err := ipamconf.ParseArgs(c.args)
+	args, err := parseArgs(c.args)
 	if err != nil {
 		c.undecoded = append(c.undecoded, err)
 	}
@@ -163,8 +162,7 @@ func sysctlFile(key, ifName string) string {
 	return filepath.Join("/proc/sys", strings.Replace(strings.ReplaceAll(key, ".", "/"), "IFNAME", ifName, 1))
 }
 
-// allowed refuses kernel parameters that the node's operator has not allowed. Without the list all
-// are.
+// allowed refuses kernel parameters that the node's operator has not allowed. Without the list all are.
 func (f *tuningConf) allowed() error {
 	list, err := os.ReadFile(allowlistFile)
 	if len(f.Sysctl) == 0 || errors.Is(err, fs.ErrNotExist) {

@@ -1,6 +1,7 @@
 package cni
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"net"
@@ -9,8 +10,9 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
 
-	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
+	"github.com/tombolo-cni/tombolo/bridge/vlan"
 	"github.com/tombolo-cni/tombolo/internal/ident"
+	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/network"
 	"github.com/tombolo-cni/tombolo/nft"
 )
@@ -19,10 +21,10 @@ import (
 // default depends on the mode are pointers. docs/config.md describes each field.
 type NetConf struct {
 	Common
-	Type         string           `json:"type"`
-	Capabilities map[string]bool  `json:"capabilities"`
-	IPAM         ipamconf.Section `json:"ipam"`
-	DNS          types.DNS        `json:"dns"`
+	Type         string          `json:"type"`
+	Capabilities map[string]bool `json:"capabilities"`
+	IPAM         Section         `json:"ipam"`
+	DNS          types.DNS       `json:"dns"`
 
 	ValidAttachments json.RawMessage `json:"cni.dev/valid-attachments"` // from a runtime
 
@@ -91,8 +93,8 @@ func (c *NetConf) complete(of *call) {
 	if c.bridge {
 		c.asBridge()
 	}
-	if c.Mode == modeLAN && ipamconf.IsEmpty(c.IPAM.JSON) {
-		_ = c.IPAM.UnmarshalJSON([]byte(`{"type":"` + ipamconf.TypeDHCP + `"}`))
+	if c.Mode == modeLAN && isEmpty(c.IPAM.JSON) {
+		_ = c.IPAM.UnmarshalJSON([]byte(`{"type":"` + typeDHCP + `"}`))
 	}
 }
 
@@ -121,7 +123,7 @@ func (c *NetConf) problems() []error {
 func (c *NetConf) settings() network.Network {
 	gateway := c.Mode != modeL2 && c.Mode != modeLAN
 	// The router that a DHCP server names is somebody else's address in general.
-	dhcp := c.IPAM.Type == ipamconf.TypeDHCP
+	dhcp := c.IPAM.Type == typeDHCP
 	s := network.Network{
 		Name:         c.Name,
 		Bridge:       c.Bridge,
@@ -189,12 +191,7 @@ func policyOf(name string) nft.Policy {
 	return nft.Open
 }
 
-func orDefault(v *bool, def bool) bool {
-	if v == nil {
-		return def
-	}
-	return *v
-}
+func orDefault(v *bool, def bool) bool { return *cmp.Or(v, &def) }
 
 // podMAC finds the MAC that was asked for the pod: runtimeConfig.mac, else
 // args.cni.mac, else MAC in CNI_ARGS; nil if none was.
@@ -214,4 +211,71 @@ func (c *Common) podMAC(cniArgs map[string]string) (net.HardwareAddr, error) {
 		return mac, nil
 	}
 	return nil, nil
+}
+
+// VLANConf are the fields of the reference plugin bridge that are about VLANs.
+type VLANConf struct {
+	VLAN                uint16  `json:"vlan"`
+	VLANTrunk           []Trunk `json:"vlanTrunk"`
+	PreserveDefaultVLAN bool    `json:"preserveDefaultVlan"`
+}
+
+// Trunk is an element of vlanTrunk: VLANs from MinID to MaxID, or ID, or both.
+type Trunk struct {
+	MinID *uint16 `json:"minID"`
+	MaxID *uint16 `json:"maxID"`
+	ID    *uint16 `json:"id"`
+}
+
+// membership is what they say of a port.
+func (c *VLANConf) membership() vlan.Membership {
+	m := vlan.Membership{ID: c.VLAN, KeepDefault: c.PreserveDefaultVLAN}
+	for _, t := range c.VLANTrunk {
+		for _, r := range [][2]*uint16{{t.MinID, t.MaxID}, {t.ID, t.ID}} {
+			if r[0] != nil && r[1] != nil {
+				m.Trunk = append(m.Trunk, vlan.Range{First: *r[0], Last: *r[1]})
+			}
+		}
+	}
+	if m.IsZero() {
+		m = vlan.Membership{} // to keep what a port has is what happens then
+	}
+	return m
+}
+
+// vlanProblems are about VLANs that there cannot be, and about those that a network cannot be in.
+func (c *NetConf) vlanProblems(p *problems) {
+	for i, t := range c.VLANTrunk {
+		p.add((t.MinID == nil) != (t.MaxID == nil), "vlanTrunk[%d] has one of minID and maxID: it takes both, or id", i)
+	}
+	s := c.settings()
+	if err := s.CheckVLAN(); err != nil {
+		p.add(true, "%v", err)
+	}
+}
+
+// nameBridge is the reference's plugin that is the same as this one, but for defaults.
+const nameBridge = "bridge"
+
+// asBridge leaves of a configuration what the reference's plugin bridge knows, with its defaults,
+// and what says where files are.
+func (c *NetConf) asBridge() {
+	c.Mode, c.LANConf, c.NonMasqueradeCIDRs, c.BridgeNFCall, c.IngressPolicy, c.Bandwidth = "", LANConf{}, nil, nil, "", Bandwidth{}
+	for _, field := range []**bool{&c.IsGateway, &c.IsDefaultGateway, &c.IPMasq, &c.HairpinMode} {
+		if *field == nil {
+			*field = new(bool)
+		}
+	}
+	c.Bridge = cmp.Or(c.Bridge, "cni0")
+	c.RuntimeConfig = runtimeConfig{MAC: c.RuntimeConfig.MAC, Asked: c.RuntimeConfig.Asked}
+	if s := &c.IPAM; s.DataDir == "" && s.Type == "host-local" {
+		s.DataDir = ipam.DefaultDir
+	}
+}
+
+// asBridge leaves out of a result what the reference's does not have.
+func asBridge(r *current.Result) {
+	for _, one := range r.Interfaces {
+		one.Mtu = 0
+	}
 }

@@ -13,12 +13,12 @@ import (
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/ipam/delegate"
+	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// Plugin is one call of the plugin, with the world that it is called in. Every
-// field but After has to be set.
+// Plugin is one call of the plugin, with the world that it is called in. Every field but After has to be set.
 type Plugin struct {
 	Getenv func(string) string
 	Stdin  io.Reader
@@ -59,6 +59,7 @@ const (
 type call struct {
 	*Plugin
 	kind
+	named       bool // as one of the reference's, which passes over fields that nobody knows
 	verb        string
 	containerID string
 	netns       string
@@ -73,7 +74,8 @@ type call struct {
 }
 
 func (p *Plugin) newCall() *call {
-	c := &call{Plugin: p, kind: p.kindOf()}
+	c := &call{Plugin: p}
+	c.kind, c.named = p.kindOf()
 	c.conf = c.common()
 	return c
 }
@@ -111,9 +113,7 @@ func (p *Plugin) Run() int {
 // countFailure counts the call for tombolod's metrics, if it is one that works on a pod. It may
 // fail: the caller has the error that matters.
 func (c *call) countFailure(stateDir string, code uint) {
-	switch c.verb {
-	case "ADD", "DEL", "CHECK", "GC":
-	default:
+	if !slices.Contains([]string{"ADD", "DEL", "CHECK", "GC"}, c.verb) {
 		return
 	}
 	if dir, err := state.Open(stateDir); err == nil {
@@ -155,28 +155,23 @@ func (c *call) dispatch() ([]byte, error) {
 	case err == nil:
 		c.log.done(nil)
 	case errors.Is(err, context.DeadlineExceeded) && ctx.Err() != nil:
-		return nil, newError(codeTryAgainLater, "%s of network %q was not done within its deadline of %s: %v", c.verb, c.conf.Name, c.conf.deadline(), oneLine(err))
+		return nil, newError(codeTryAgainLater, "%s of network %q was not done within its deadline of %s: %v", c.verb, c.conf.Name, c.conf.deadline(), printable.Line(err.Error()))
 	}
 	return said, err
 }
 
-// needs lists the variables without which a verb means nothing. CNI_PATH is
+// needs lists the variables without which each verb means nothing. CNI_PATH is
 // needed only to delegate, and looked for there.
-func needs(verb string) ([]string, bool) {
-	switch verb {
-	case "ADD", "CHECK":
-		return []string{"CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME"}, true
-	case "DEL":
-		return []string{"CNI_CONTAINERID", "CNI_IFNAME"}, true
-	case "GC", "STATUS", "VERSION":
-		return nil, true
+func needs() map[string][]string {
+	inPod := []string{"CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME"}
+	return map[string][]string{
+		"ADD": inPod, "CHECK": inPod, "DEL": {"CNI_CONTAINERID", "CNI_IFNAME"}, "GC": nil, "STATUS": nil, "VERSION": nil,
 	}
-	return nil, false
 }
 
 func (c *call) readEnvironment() error {
 	c.verb = c.Getenv("CNI_COMMAND")
-	required, known := needs(c.verb)
+	required, known := needs()[c.verb]
 	if !known {
 		return newError(codeEnvironment, "CNI_COMMAND=%q is not a verb: ADD, DEL, CHECK, GC, STATUS and VERSION are", c.verb)
 	}
@@ -206,9 +201,8 @@ func (c *call) readEnvironment() error {
 	return nil
 }
 
-// maxDepth is how many delegated plugins may lead to a call. No IPAM plugin has a
-// reason to call this one; should one do so for another network, that is its own
-// affair, once.
+// maxDepth is how many delegated plugins may lead to a call. No IPAM plugin has a reason to call this one; should one
+// do so for another network, that is its own affair, once.
 const maxDepth = 1
 
 // refuseDepth ends a chain of calls that a delegated plugin leads back here: a
@@ -248,15 +242,14 @@ func (c *call) readStdin() error {
 	return c.conf.acceptName()
 }
 
-// versionVerb echoes the caller's version where it tells one; stdin may be empty. The reference
-// says its own.
+// versionVerb echoes the caller's version where it tells one; stdin may be empty. The reference says its own.
 func (c *call) versionVerb() []byte {
 	supported := c.supported()
 	var conf struct {
 		CNIVersion string `json:"cniVersion"`
 	}
 	data, err := io.ReadAll(io.LimitReader(c.Stdin, maxStdin))
-	if err != nil || json.Unmarshal(data, &conf) != nil || conf.CNIVersion == "" || c.isNamed() {
+	if err != nil || json.Unmarshal(data, &conf) != nil || conf.CNIVersion == "" || c.named {
 		conf.CNIVersion = supported[len(supported)-1]
 	}
 	said, _ := json.Marshal(struct {
@@ -266,8 +259,7 @@ func (c *call) versionVerb() []byte {
 	return append(said, '\n')
 }
 
-// sameNetNS says whether the runtime wants it so that a pod is in the plugin's own
-// namespace.
+// sameNetNS says whether the runtime wants it so that a pod is in the plugin's own namespace.
 func (c *call) sameNetNS() bool {
 	override := c.Getenv("CNI_NETNS_OVERRIDE")
 	return override == "1" || strings.EqualFold(override, "true")

@@ -200,7 +200,7 @@ func TestVariablesOfEachVerb(t *testing.T) {
 		{"GC", "", true}, {"STATUS", "", true}, {"VERSION", "", true},
 		{"", "", false}, {"Add", "", false},
 	} {
-		got, known := needs(tt.verb)
+		got, known := needs()[tt.verb]
 		if strings.Join(got, " ") != tt.want || known != tt.known {
 			t.Errorf("%q needs %v, %t", tt.verb, got, known)
 		}

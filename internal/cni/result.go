@@ -1,16 +1,23 @@
 package cni
 
 import (
+	"fmt"
+	"math"
+	"net"
+	"net/netip"
+
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
 
-	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
+	"github.com/tombolo-cni/tombolo/internal/ipam/delegate"
+	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/network"
+	"github.com/tombolo-cni/tombolo/route"
 )
 
 // result is what ADD prints: the interfaces in the order bridge, port, pod, after
 // those that a plugin before this one made.
-func (c *call) result(a *asked, from ipamconf.Allocator, made *network.Attachment) *current.Result {
+func (c *call) result(a *asked, from *allocator, made *network.Attachment) *current.Result {
 	r := &current.Result{CNIVersion: current.ImplementedSpecVersion}
 	if a.prev != nil {
 		r.Interfaces, r.IPs, r.Routes, r.DNS = a.prev.Interfaces, a.prev.IPs, a.prev.Routes, a.prev.DNS
@@ -27,28 +34,187 @@ func (c *call) result(a *asked, from ipamconf.Allocator, made *network.Attachmen
 	if made.HostVLAN != "" {
 		r.Interfaces = append(r.Interfaces, &current.Interface{Name: made.HostVLAN, Mac: made.HostVLANMAC.String(), Mtu: made.BridgeMTU})
 	}
-	addresses := made.Addresses
-	if from != nil {
-		addresses = from.Ordered(addresses)
+	give(r, from.ordered(made.Addresses), made.Routes, &podInterface)
+	dns := from.dns
+	if a.pod.Lease != nil {
+		dns = types.DNS{Domain: made.DNS.Domain, Search: made.DNS.Search}
 	}
-	ipamconf.Give(r, addresses, made.Routes, &podInterface)
-	switch leased := leasedDNS(from, made.DNS); {
-	case !a.dns.IsEmpty():
-		r.DNS = a.dns
-	case !leased.IsEmpty():
-		r.DNS = leased
+	for _, server := range made.DNS.Servers { // of a lease, or of router advertisements
+		dns.Nameservers = append(dns.Nameservers, server.String())
+	}
+	if !a.dns.IsEmpty() {
+		dns = a.dns
+	}
+	if !dns.IsEmpty() {
+		r.DNS = dns
 	}
 	return r
 }
 
-// leasedDNS is what the IPAM said, or a lease, and router advertisements.
-func leasedDNS(from ipamconf.Allocator, heard network.DNS) types.DNS {
-	dns := types.DNS{Domain: heard.Domain, Search: heard.Search}
-	if from != nil {
-		dns = from.DNS()
+// prevResult reads the result of an earlier ADD, or of the plugins before
+// this one; nil if there is none. One that a runtime puts in need not name its version, and has the configuration's.
+func (c *Common) prevResult() (*current.Result, error) {
+	if isEmpty(c.PrevResult) {
+		return nil, nil
 	}
-	for _, server := range heard.Servers {
-		dns.Nameservers = append(dns.Nameservers, server.String())
+	r, err := delegate.ReadResult(c.PrevResult, c.CNIVersion)
+	if err != nil {
+		return nil, newError(codeDecoding, "prevResult: %v", err)
 	}
-	return dns
+	for i, ip := range r.IPs {
+		if n := ip.Interface; n != nil && (*n < 0 || *n >= len(r.Interfaces)) {
+			return nil, newError(codeDecoding, "prevResult: ips[%d] names interface %d of %d", i, *n, len(r.Interfaces))
+		}
+	}
+	return r, nil
+}
+
+// resultToCheck is the one of the ADD that CHECK is about.
+func (c *Common) resultToCheck() (*current.Result, error) {
+	prev, err := c.prevResult()
+	if err == nil && prev == nil {
+		err = newError(codeInvalidConfig, "CHECK needs prevResult: the result of the ADD that is to be checked")
+	}
+	return prev, err
+}
+
+// routeConf has the fields of the library's route (CNI specification 1.1.0,
+// "Add Success"). That one decodes itself, and so hides unknown fields.
+type routeConf struct {
+	Dst      netip.Prefix `json:"dst"`
+	GW       netip.Addr   `json:"gw"`
+	MTU      int          `json:"mtu"`
+	AdvMSS   int          `json:"advmss"`
+	Priority int          `json:"priority"`
+	Table    *int         `json:"table"`
+	Scope    *int         `json:"scope"`
+}
+
+func (conf *routeConf) route() (route.Route, error) {
+	one := route.Route{Dst: conf.Dst, Gateway: conf.GW.Unmap()}
+	var scope uint32
+	for _, attr := range []struct {
+		name  string
+		value *int
+		limit int64
+		into  *uint32
+	}{
+		{"mtu", &conf.MTU, math.MaxUint32, &one.MTU},
+		{"advmss", &conf.AdvMSS, math.MaxUint32, &one.AdvMSS},
+		{"priority", &conf.Priority, math.MaxUint32, &one.Priority},
+		{"table", conf.Table, math.MaxUint32, &one.Table},
+		{"scope", conf.Scope, math.MaxUint8, &scope},
+	} {
+		if attr.value == nil {
+			continue
+		}
+		if v := int64(*attr.value); v < 0 || v > attr.limit {
+			return route.Route{}, newError(codeInvalidConfig, "the route to %s: %s %d is not within 0 and %d", conf.Dst.Masked(), attr.name, v, attr.limit)
+		}
+		*attr.into = uint32(*attr.value)
+	}
+	if conf.Scope != nil {
+		one.Scope = new(route.Scope(scope))
+	}
+	return one, nil
+}
+
+// routes are those of the config.
+func routes(confs []routeConf) ([]route.Route, error) {
+	var list []route.Route
+	for i, conf := range confs {
+		field := fmt.Sprintf("field \"ipam.routes[%d]", i)
+		if !conf.Dst.IsValid() {
+			return nil, newError(codeInvalidConfig, "%s.dst\" is required", field)
+		}
+		if conf.GW.Zone() != "" {
+			return nil, newError(codeInvalidConfig, "%s.gw\": %s has a zone", field, conf.GW)
+		}
+		one, err := conf.route()
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, one)
+	}
+	return list, nil
+}
+
+// routesOf translates the routes of a result.
+func routesOf(of []*types.Route) ([]route.Route, error) {
+	var list []route.Route
+	for _, r := range of {
+		dst, ok := prefixOf(r.Dst)
+		if !ok {
+			return nil, newError(types.ErrDecodingFailure, "the ipam gave a route without a valid destination: %s", r.Dst.String())
+		}
+		gw, _ := netip.AddrFromSlice(r.GW)
+		one, err := (&routeConf{dst, gw, r.MTU, r.AdvMSS, r.Priority, r.Table, r.Scope}).route()
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, one)
+	}
+	return list, nil
+}
+
+// heldAddresses translates the addresses of a result. What is none becomes the zero prefix, which package network refuses.
+func heldAddresses(of *current.Result) []ipam.Address {
+	var list []ipam.Address
+	for _, ip := range of.IPs {
+		p, _ := prefixOf(ip.Address)
+		gateway, _ := netip.AddrFromSlice(ip.Gateway)
+		list = append(list, ipam.Address{Prefix: p, Gateway: gateway.Unmap()})
+	}
+	return list
+}
+
+// give adds what an IPAM gave to a result: to an interface, if one is named.
+func give(r *current.Result, addresses []ipam.Address, routes []route.Route, to *int) {
+	for _, address := range addresses {
+		ip := &current.IPConfig{Address: ipNet(address.Prefix), Interface: to}
+		if address.Gateway.IsValid() {
+			ip.Gateway = address.Gateway.AsSlice()
+		}
+		r.IPs = append(r.IPs, ip)
+	}
+	for _, one := range routes {
+		r.Routes = append(r.Routes, resultRoute(one))
+	}
+}
+
+// resultRoute writes a route for a result.
+func resultRoute(r route.Route) *types.Route {
+	one := &types.Route{Dst: ipNet(r.Dst), MTU: int(r.MTU), AdvMSS: int(r.AdvMSS), Priority: int(r.Priority)}
+	if r.Gateway.IsValid() {
+		one.GW = r.Gateway.AsSlice()
+	}
+	if r.Table != 0 {
+		one.Table = new(int(r.Table))
+	}
+	if r.Scope != nil {
+		one.Scope = new(int(*r.Scope))
+	}
+	return one
+}
+
+// ipNet is the form that a result has for an address with its network's length.
+func ipNet(p netip.Prefix) net.IPNet {
+	return net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}
+
+// prefixOf is an address with the length of its network; ok is false where it is none.
+func prefixOf(n net.IPNet) (netip.Prefix, bool) {
+	ip, ok := netip.AddrFromSlice(n.IP)
+	ones, bits := n.Mask.Size()
+	if !ok || bits == 0 {
+		return netip.Prefix{}, false
+	}
+	ip = ip.Unmap()
+	if bits == 128 && ip.Is4() {
+		ones, bits = ones-96, 32
+	}
+	if p := netip.PrefixFrom(ip, ones); p.IsValid() && bits == ip.BitLen() {
+		return p, true
+	}
+	return netip.Prefix{}, false
 }

@@ -10,7 +10,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
-	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/network"
@@ -37,7 +36,7 @@ func dualStack() []ipam.Address {
 }
 
 // cidr keeps the host bits, as results do.
-func cidr(s string) net.IPNet { return ipamconf.IPNet(netip.MustParsePrefix(s)) }
+func cidr(s string) net.IPNet { return ipNet(netip.MustParsePrefix(s)) }
 
 func ip(s string) net.IP { return netip.MustParseAddr(s).AsSlice() }
 
@@ -65,11 +64,11 @@ func TestPrefixOf(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			got, ok := ipamconf.Prefix(tt.in)
+			got, ok := prefixOf(tt.in)
 			if ok != (tt.want != "") || ok && got.String() != tt.want {
-				t.Errorf("ipamconf.Prefix(%v) = %v, %t; want %q", tt.in, got, ok, tt.want)
+				t.Errorf("prefixOf(%v) = %v, %t; want %q", tt.in, got, ok, tt.want)
 			}
-			if back, _ := ipamconf.Prefix(ipamconf.IPNet(got)); ok && back != got {
+			if back, _ := prefixOf(ipNet(got)); ok && back != got {
 				t.Errorf("ipNet gives %v back", back)
 			}
 		})
@@ -94,20 +93,11 @@ func TestPodRoutesRefuseWhatTheKernelWouldTakeForAnother(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			_, err := ipamconf.Routes([]*types.Route{&tt.route})
+			_, err := routesOf([]*types.Route{&tt.route})
 			expect.NoDiff(t, cmp.Diff(tt.want, describe(err)), "error")
 		})
 	}
 }
-
-// saysDNS is an allocator as far as a result asks it.
-type saysDNS struct {
-	ipamconf.Allocator
-	dns types.DNS
-}
-
-func (s saysDNS) DNS() types.DNS                            { return s.dns }
-func (saysDNS) Ordered(given []ipam.Address) []ipam.Address { return given }
 
 // An ADD in the middle of a chain passes on what came before it.
 func TestResultFollowsThatOfThePluginsBefore(t *testing.T) {
@@ -133,7 +123,7 @@ func TestResultFollowsThatOfThePluginsBefore(t *testing.T) {
 			t.Parallel()
 			given := *prev
 			c := &call{netns: "/run/netns/p", ifName: "eth0"}
-			got := c.result(&asked{prev: &given, dns: tt.own}, saysDNS{dns: tt.leased}, &network.Attachment{
+			got := c.result(&asked{prev: &given, dns: tt.own}, &allocator{said: &said{dns: tt.leased}}, &network.Attachment{
 				Key: network.Key{IfName: "eth0"}, Bridge: "cbr0", BridgeMAC: mac, BridgeMTU: 1500,
 				Port: "veth1", PortMAC: mac, MTU: 1400, MAC: mac, PodMTU: 1400, Addresses: dualStack(),
 				Routes: []route.Route{

@@ -7,14 +7,12 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// lastGrace is left to a call that has used up its deadline and the time to undo, and is
-// about to say so.
+// lastGrace is left to a call that has used up its deadline and the time to undo, and is about to say so.
 const lastGrace = time.Second
 
-// watchdog ends the process where a call goes on past its deadline and the time to undo it.
-// Contexts end what the call waits for by itself; a file system that does not answer, it
-// has no other way to leave. What such a call leaves is found by DEL, as what one leaves
-// that was killed.
+// watchdog ends the process where a call goes on past its deadline and the time to undo it. Contexts end what the
+// call waits for by itself; a file system that does not answer, it has no other way to leave. What such a call leaves
+// is found by DEL, as what one leaves that was killed.
 type watchdog struct {
 	timer *time.Timer
 	of    atomic.Pointer[Common] // the configuration, once it is read
@@ -30,8 +28,7 @@ func (c *call) watch() {
 	c.watchdog = w
 }
 
-// bite ends the process. A call that hangs while it says how it ended has been heard, or
-// nobody listens.
+// bite ends the process. A call that hangs while it says how it ended has been heard, or nobody listens.
 func (c *call) bite(w *watchdog) {
 	if of := w.of.Load(); w.said.CompareAndSwap(false, true) {
 		c.printError(of.CNIVersion, newError(codeTryAgainLater, "%s hung past its deadline and the %s to undo it: a file system, a disk or a device that it needs does not answer. What it has made is left for DEL", c.verb, network.UndoTimeout))

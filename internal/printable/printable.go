@@ -110,3 +110,11 @@ func (w *writer) Write(p []byte) (int, error) {
 	}
 	return len(p), nil
 }
+
+// Count says how many there are of something.
+func Count(n int, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %s", n, many)
+}

@@ -53,3 +53,10 @@ func TestWriterKeepsLinesAndJSON(t *testing.T) {
 		t.Errorf("%d, %v, %q", n, err, out.String())
 	}
 }
+
+func TestCountsAreSingularOrPlural(t *testing.T) {
+	t.Parallel()
+	for n, want := range map[int]string{0: "0 pods", 1: "1 pod", 2: "2 pods"} {
+		expect.Equal(t, printable.Count(n, "pod", "pods"), want, "%d", n)
+	}
+}

@@ -52,7 +52,7 @@ all)
 	for part in libraries firewall leases plugin pods lan noipv6; do test/vm/run.sh $part || exit; done
 	exit
 	;;
-libraries) packages=(netns addr route bridge nft:1/2 internal/nl internal/sysctl internal/state ipam internal/cni/ipamconf network@BrokenVLAN) ;;
+libraries) packages=(netns addr route bridge nft:1/2 internal/nl internal/sysctl internal/state ipam network@BrokenVLAN) ;;
 firewall) packages=(nft:2/2 nft/foreign nft/guard internal/icmp internal/testutil/nstest bridge/bandwidth internal/tc internal/localnet internal/conntrack hostport) ;;
 leases) packages=(dhcpc dhcpc/transport internal/lease internal/keeper cmd/tombolod) ;;
 lan) packages=(bridge/uplink) ;; # test/lan counts datagrams, which an emulated machine loses by itself

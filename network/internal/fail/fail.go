@@ -41,14 +41,6 @@ func State(err error) error {
 	return Errorf(ErrState, "%w", err)
 }
 
-// Count says how many there are of something.
-func Count(n int, one, many string) string {
-	if n == 1 {
-		return "1 " + one
-	}
-	return fmt.Sprintf("%d %s", n, many)
-}
-
 // Join runs each step whatever became of those before it, and joins their
 // errors.
 func Join(steps ...func() error) error {

@@ -15,8 +15,8 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/report"
 	"github.com/tombolo-cni/tombolo/internal/icmp"
+	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/network"
 )
 
@@ -58,7 +58,7 @@ func (s *show) play(ctx context.Context) error {
 			p.ns.Close()
 		}
 	}()
-	fmt.Fprintf(s.out, "A node, a host outside and %s, each in a network namespace of its own.\n", report.Count(s.count, "pod"))
+	fmt.Fprintf(s.out, "A node, a host outside and %s, each in a network namespace of its own.\n", printable.Count(s.count, "pod", "pods"))
 	if s.families == 1 {
 		fmt.Fprintln(s.out, "IPv6 is switched off in this kernel, and so all is of IPv4 alone.")
 	}
@@ -156,7 +156,7 @@ func (s *show) seenOutside(p *pod) ([]netip.Addr, error) {
 func (s *show) takeDown(ctx context.Context, w io.Writer) error {
 	fmt.Fprintln(w, "\nWHAT THERE IS\tVETH ENDS\tIN NF_TABLES\tRESERVATIONS\tRECORDS\tBRIDGE")
 	n := s.count
-	if err := s.wantThere(ctx, w, "with "+report.Count(n, "pod"), inventory{2 * n, n, s.families * n, n, podBridge}); err != nil {
+	if err := s.wantThere(ctx, w, "with "+printable.Count(n, "pod", "pods"), inventory{2 * n, n, s.families * n, n, podBridge}); err != nil {
 		return err
 	}
 	start := time.Now()

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/network"
 )
 
@@ -152,9 +153,9 @@ func (g *group) String() string {
 	}
 	switch {
 	case len(pods) > 0:
-		return fmt.Sprintf("%s (%s affected)", text, Count(len(pods), "pod"))
+		return fmt.Sprintf("%s (%s affected)", text, printable.Count(len(pods), "pod", "pods"))
 	case len(networks) > 1:
-		return fmt.Sprintf("%s (%s affected)", text, Count(len(networks), "network"))
+		return fmt.Sprintf("%s (%s affected)", text, printable.Count(len(networks), "network", "networks"))
 	}
 	return g.list[0].where() + text
 }
@@ -174,7 +175,7 @@ func Summary(in *network.Inspection) string {
 	for _, r := range in.Attachments {
 		differing += min(len(r.Differences), 1)
 	}
-	text := Count(len(in.Attachments), "attachment")
+	text := printable.Count(len(in.Attachments), "attachment", "attachments")
 	for _, part := range []struct {
 		n         int
 		one, many string
@@ -194,18 +195,6 @@ func Summary(in *network.Inspection) string {
 		}
 	}
 	return text
-}
-
-// Count is so many of something: "1 pod", "2 addresses".
-func Count(n int, what string) string {
-	switch {
-	case n == 1:
-	case strings.HasSuffix(what, "s"):
-		what += "es"
-	default:
-		what += "s"
-	}
-	return fmt.Sprintf("%d %s", n, what)
 }
 
 // rootOf says what a difference is the cause of: a table, a set, or a bridge is missing.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/bridge/vlan"
 	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/report"
+	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network"
 )
@@ -196,11 +197,11 @@ func poolNote(types []string, attachments []*state.Attachment) string {
 	case len(types) == 0:
 		return "none: pods get no addresses from an IPAM"
 	case slices.Contains(types, "host-local"):
-		return "not on record before the next ADD; " + report.Count(given, "address") + " in use"
+		return "not on record before the next ADD; " + printable.Count(given, "address", "addresses") + " in use"
 	case len(types) == 1 && types[0] == "dhcp":
-		return "that of the DHCP server; " + report.Count(given, "address") + " in use"
+		return "that of the DHCP server; " + printable.Count(given, "address", "addresses") + " in use"
 	case len(types) == 1 && types[0] == "static":
 		return "none: the configuration names the addresses"
 	}
-	return fmt.Sprintf("unknown: the IPAM plugin %q keeps it; %s in use", types[len(types)-1], report.Count(given, "address"))
+	return fmt.Sprintf("unknown: the IPAM plugin %q keeps it; %s in use", types[len(types)-1], printable.Count(given, "address", "addresses"))
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/report"
+	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/network"
 )
 
@@ -146,7 +147,7 @@ func (d *Drawn) title() string {
 	if d.Guard {
 		text += ", guard"
 	}
-	text += ", " + report.Count(len(d.Pods), "pod")
+	text += ", " + printable.Count(len(d.Pods), "pod", "pods")
 	for _, p := range d.Pools {
 		text += fmt.Sprintf("; %s: %d of %s in use", p.Range, p.Used, number(p.Size))
 	}

@@ -1,4 +1,4 @@
-package ipamconf
+package cni
 
 import (
 	"context"
@@ -18,9 +18,9 @@ import (
 
 // withPlugin is a node whose ipam.type is the shell script body, which finds the verb in $CNI_COMMAND and its log of verbs
 // is what verbs returns.
-func withPlugin(t *testing.T, body string) (n *node, request *Request, verbs func() string) {
+func withPlugin(t *testing.T, body string) (n *ipamNode, request *ipamRequest, verbs func() string) {
 	t.Helper()
-	n = newNode(t, `{"cniVersion":"1.1.0","name":"lan","ipam":{"type":"fake","own":"field"}}`)
+	n = newIPAMNode(t, `{"cniVersion":"1.1.0","name":"lan","ipam":{"type":"fake","own":"field"}}`)
 	dir := t.TempDir()
 	log := filepath.Join(dir, "log")
 	script := "#!/bin/sh\necho $CNI_COMMAND >>" + log + "\n" + body
@@ -71,9 +71,9 @@ func TestAFailedDelegatedAddIsUndone(t *testing.T) {
 		want string
 	}{
 		"its own error":        {`[ $CNI_COMMAND = DEL ] || { echo '{"code":11,"msg":"busy"}'; exit 1; }`, 11, "busy"},
-		"no error object":      {`[ $CNI_COMMAND = DEL ] || { echo "oops" >&2; exit 1; }`, CodePluginFailed, `network "lan": ipam.type: run plugin fake: exit status 1; stderr: "oops"`},
+		"no error object":      {`[ $CNI_COMMAND = DEL ] || { echo "oops" >&2; exit 1; }`, codePluginFailed, `network "lan": ipam.type: run plugin fake: exit status 1; stderr: "oops"`},
 		"no result":            {`echo hello`, 6, `result of plugin fake: plugin printed no valid CNI result`},
-		"a DEL that fails too": {`[ $CNI_COMMAND = DEL ] && { echo '{"code":7,"msg":"nor that"}'; exit 1; }; exit 1`, CodePluginFailed, "exit status 1"},
+		"a DEL that fails too": {`[ $CNI_COMMAND = DEL ] && { echo '{"code":7,"msg":"nor that"}'; exit 1; }; exit 1`, codePluginFailed, "exit status 1"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -109,14 +109,14 @@ func TestADelegatedAddThatIsCutOffIsUndone(t *testing.T) {
 
 func TestAMissingPluginIsNamed(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, `{"ipam":{"type":"missing"}}`)
+	n := newIPAMNode(t, `{"ipam":{"type":"missing"}}`)
 	r := n.request("a")
 	r.Path = "/opt/none"
 	a := n.allocator(r)
 	ctx := context.Background()
 	const want = `network "lan": ipam.type: find plugin "missing": no such executable in CNI_PATH (/opt/none)`
-	wantError(t, expect.Err(a.Add(ctx)), CodePluginMissing, delegate.ErrNotFound, want)
-	wantError(t, a.Del(ctx, nil), CodePluginMissing, delegate.ErrNotFound, want)
+	wantError(t, expect.Err(a.Add(ctx)), codePluginMissing, delegate.ErrNotFound, want)
+	wantError(t, a.Del(ctx, nil), codePluginMissing, delegate.ErrNotFound, want)
 	wantError(t, a.Status(ctx), 50, delegate.ErrNotFound, want)
 }
 

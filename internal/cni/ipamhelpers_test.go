@@ -1,4 +1,4 @@
-package ipamconf
+package cni
 
 import (
 	"context"
@@ -9,20 +9,20 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containernetworking/cni/pkg/types"
+	current "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/tombolo-cni/tombolo/internal/ipam/delegate"
 	"github.com/tombolo-cni/tombolo/internal/strict"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/ipam"
-
-	"github.com/containernetworking/cni/pkg/types"
-	current "github.com/containernetworking/cni/pkg/types/100"
-	"github.com/google/go-cmp/cmp"
 )
 
-// A node is a machine with one network: what the requests of a test have in common.
-type node struct {
+// An ipamNode is a machine with one network: what the requests of a test have in common.
+type ipamNode struct {
 	t       *testing.T
 	dataDir string
 	conf    string
@@ -38,16 +38,16 @@ func ranged(sets string) string {
 // small is a range of four addresses: 10.1.0.2 to .5, as .1 is the gateway.
 const small = `[{"subnet":"10.1.0.0/29","rangeEnd":"10.1.0.5"}]`
 
-func newNode(t *testing.T, conf string) *node {
+func newIPAMNode(t *testing.T, conf string) *ipamNode {
 	t.Helper()
-	return &node{t: t, dataDir: t.TempDir(), conf: conf}
+	return &ipamNode{t: t, dataDir: t.TempDir(), conf: conf}
 }
 
 // dir is the directory of the network's reservations.
-func (n *node) dir() string { return filepath.Join(n.dataDir, "lan") }
+func (n *ipamNode) dir() string { return filepath.Join(n.dataDir, "lan") }
 
-// fill fills in what a caller of New reads of a netconf, as far as it can be read.
-func (r *Request) fill(conf string) *Request {
+// fill fills in what a caller of newAllocator reads of a netconf, as far as it can be read.
+func (r *ipamRequest) fill(conf string) *ipamRequest {
 	var c struct {
 		IPAM          Section         `json:"ipam"`
 		Capabilities  map[string]bool `json:"capabilities"`
@@ -65,8 +65,8 @@ func (r *Request) fill(conf string) *Request {
 }
 
 // request is one of interface eth0 of this container.
-func (n *node) request(id string) *Request {
-	r := &Request{
+func (n *ipamNode) request(id string) *ipamRequest {
+	r := &ipamRequest{
 		Plugin:         delegate.Plugin{ContainerID: id, IfName: "eth0"},
 		Network:        "lan",
 		DefaultDataDir: n.dataDir,
@@ -80,63 +80,63 @@ func (n *node) request(id string) *Request {
 // An asker is an allocator with the attachment that it is asked for, and results as the
 // plugin prints them.
 type asker struct {
-	Allocator
+	*allocator
 	owner ipam.Owner
 }
 
 func (a asker) Add(ctx context.Context) (*current.Result, error) {
-	given, err := a.Allocator.Bind(ipam.Node{}).Add(ctx, a.owner)
+	given, err := a.allocator.Bind(ipam.Node{}).Add(ctx, a.owner)
 	if err != nil {
 		return nil, err
 	}
-	result := &current.Result{CNIVersion: current.ImplementedSpecVersion, DNS: a.DNS()}
-	Give(result, a.Ordered(given.Addresses), given.Routes, nil)
+	result := &current.Result{CNIVersion: current.ImplementedSpecVersion, DNS: a.dns}
+	give(result, a.ordered(given.Addresses), given.Routes, nil)
 	return result, nil
 }
 
 func (a asker) Del(ctx context.Context, hint []netip.Addr) error {
-	return a.Allocator.Del(ctx, a.owner, hint)
+	return a.allocator.Del(ctx, a.owner, hint)
 }
 
 func (a asker) Check(ctx context.Context, prev *current.Result) error {
 	var held []ipam.Address
 	if prev != nil {
 		for _, ip := range prev.IPs {
-			prefix, _ := Prefix(ip.Address)
+			prefix, _ := prefixOf(ip.Address)
 			gateway, _ := netip.AddrFromSlice(ip.Gateway)
 			held = append(held, ipam.Address{Prefix: prefix, Gateway: gateway.Unmap()})
 		}
 	}
-	return a.Allocator.Check(ctx, a.owner, held)
+	return a.allocator.Check(ctx, a.owner, held)
 }
 
 func (a asker) GC(ctx context.Context, valid []ipam.Owner) error { return a.Collect(ctx, valid) }
 
-func open(r *Request) (asker, error) {
-	a, err := New(r)
+func open(r *ipamRequest) (asker, error) {
+	a, err := newAllocator(r)
 	return asker{a, ipam.Owner{ContainerID: r.ContainerID, IfName: r.IfName}}, err
 }
 
-// allocator calls New and fails the test where that fails.
-func (n *node) allocator(r *Request) asker {
+// allocator calls newAllocator and fails the test where that fails.
+func (n *ipamNode) allocator(r *ipamRequest) asker {
 	n.t.Helper()
-	return must.Of(open(r)).Get(n.t, "New")
+	return must.Of(open(r)).Get(n.t, "newAllocator")
 }
 
 // add gives the container its addresses, and returns them with commas between.
-func (n *node) add(id string) string {
+func (n *ipamNode) add(id string) string {
 	n.t.Helper()
 	result := must.Of(n.tryAdd(n.request(id))).Get(n.t, "Add(%s)", id)
 	return addressesOf(result)
 }
 
-func (n *node) tryAdd(r *Request) (*current.Result, error) {
+func (n *ipamNode) tryAdd(r *ipamRequest) (*current.Result, error) {
 	n.t.Helper()
 	return n.allocator(r).Add(context.Background())
 }
 
 // del releases the container's addresses, without a hint.
-func (n *node) del(id string) {
+func (n *ipamNode) del(id string) {
 	n.t.Helper()
 	r := n.request(id)
 	r.Strict = false
@@ -146,7 +146,7 @@ func (n *node) del(id string) {
 func resultAddrs(result *current.Result) []netip.Addr {
 	var list []netip.Addr
 	for _, ip := range result.IPs {
-		prefix, _ := Prefix(ip.Address)
+		prefix, _ := prefixOf(ip.Address)
 		list = append(list, prefix.Addr())
 	}
 	return list
@@ -174,20 +174,20 @@ func wantError(t *testing.T, err error, code uint, sentinel error, text string) 
 }
 
 // files reads the network's directory, without the lock and the marker.
-func (n *node) files() map[string]string {
+func (n *ipamNode) files() map[string]string {
 	n.t.Helper()
 	return nstest.Files(n.t, n.dir(), "lock", ".tombolo-epoch")
 }
 
 // expect compares the directory's files with want.
-func (n *node) expect(want map[string]string) {
+func (n *ipamNode) expect(want map[string]string) {
 	n.t.Helper()
 	diff := cmp.Diff(want, n.files())
 	expect.That(n.t, diff == "", "files (-want +got)\n%s", diff)
 }
 
 // put writes a file into the network's directory, as of long ago if old.
-func (n *node) put(name, content string, old ...time.Time) {
+func (n *ipamNode) put(name, content string, old ...time.Time) {
 	n.t.Helper()
 	nstest.PutFile(n.t, n.dir(), name, content, old...)
 }

@@ -1,4 +1,4 @@
-package ipamconf
+package cni
 
 import (
 	"context"
@@ -33,7 +33,7 @@ func TestStaticGivesWhatIsNamed(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			n := newNode(t, tt.conf)
+			n := newIPAMNode(t, tt.conf)
 			r := n.request("a")
 			r.Args = tt.args
 			result := must.Of(n.tryAdd(r)).Get(t)
@@ -66,9 +66,9 @@ func TestBadStaticConfigsAreExplained(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			r := newNode(t, tt.conf).request("a")
+			r := newIPAMNode(t, tt.conf).request("a")
 			r.Args = tt.args
-			wantError(t, expect.Err(New(r)), tt.code, nil, tt.want)
+			wantError(t, expect.Err(newAllocator(r)), tt.code, nil, tt.want)
 			r.Strict = false
 			a, err := open(r)
 			must.Succeed(t, err, "not strict")
@@ -88,7 +88,7 @@ func TestBadStaticConfigsAreExplained(t *testing.T) {
 
 func TestStaticWithoutAnAddressFailsOnlyInAdd(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, `{"ipam":{"type":"static"}}`)
+	n := newIPAMNode(t, `{"ipam":{"type":"static"}}`)
 	a := n.allocator(n.request("a"))
 	expect.Success(t, a.Status(context.Background()), "Status, though the address may come with the ADD")
 	wantError(t, expect.Err(a.Add(context.Background())), 7, nil, `network "lan": static has no address to give`)
@@ -96,7 +96,7 @@ func TestStaticWithoutAnAddressFailsOnlyInAdd(t *testing.T) {
 
 func TestStaticChecksAddressAndGateway(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, `{"ipam":{"type":"static","addresses":[{"address":"10.1.0.5/24","gateway":"10.1.0.1"}]}}`)
+	n := newIPAMNode(t, `{"ipam":{"type":"static","addresses":[{"address":"10.1.0.5/24","gateway":"10.1.0.1"}]}}`)
 	a := n.allocator(n.request("a"))
 	result := must.Of(a.Add(context.Background())).Get(t)
 	other := *result.IPs[0]
@@ -109,6 +109,6 @@ func TestStaticChecksAddressAndGateway(t *testing.T) {
 			t.Errorf("%s: no error", name)
 			continue
 		}
-		wantError(t, err, CodeCheckFailed, ipam.ErrNotReserved, "prevResult has no address 10.1.0.5/24 with gateway 10.1.0.1")
+		wantError(t, err, codeCheckFailed, ipam.ErrNotReserved, "prevResult has no address 10.1.0.5/24 with gateway 10.1.0.1")
 	}
 }

@@ -1,40 +1,39 @@
-package ipamconf
+package cni
 
 import (
 	"cmp"
 	"path/filepath"
 	"slices"
+	"strings"
+
+	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/tombolo-cni/tombolo/ipam"
 )
 
 // hostLocal has a give addresses by ipam.HostLocal. Where the section is wrong, that knows no more than
 // ipam.dataDir, which is all that Del and Collect need. The disk is left alone.
-func (a *allocator) hostLocal(r *Request) error {
+func (a *allocator) hostLocal(r *ipamRequest) error {
 	confErr := a.readHostLocal(r)
 	if confErr == nil || r.Strict {
 		return confErr
 	}
 	r.Warn(confErr.Error())
-	dir := r.Section.DataDir
-	if !filepath.IsAbs(dir) {
-		dir = ""
-	}
-	if reservations, err := r.reservations(dir, nil); err == nil {
+	if reservations, err := r.reservations(absolute(r.Section.DataDir, ""), nil); err == nil {
 		a.Allocator = reservations
 	}
 	return confErr
 }
 
 // reservations are those of the network, in ipam.dataDir, which may be empty.
-func (r *Request) reservations(dataDir string, sets []ipam.RangeSet) (*ipam.HostLocal, error) {
+func (r *ipamRequest) reservations(dataDir string, sets []ipam.RangeSet) (*ipam.HostLocal, error) {
 	of, err := ipam.NewHostLocal(&ipam.Config{
 		Network: r.Network, Dir: cmp.Or(dataDir, r.DefaultDataDir), Ranges: sets, LockWait: r.LockWait, Search: r.Unrecorded,
 	})
 	return of, withCode(codeInvalidConfig, err)
 }
 
-func (a *allocator) readHostLocal(r *Request) error {
+func (a *allocator) readHostLocal(r *ipamRequest) error {
 	var conf hostLocalConf
 	if err := r.read(&conf); err != nil {
 		return err
@@ -53,7 +52,7 @@ func (a *allocator) readHostLocal(r *Request) error {
 	if err != nil {
 		return err
 	}
-	args, err := ParseArgs(r.Args)
+	args, err := parseArgs(r.Args)
 	if err != nil {
 		return err
 	}
@@ -74,4 +73,27 @@ func (a *allocator) readHostLocal(r *Request) error {
 	a.Allocator, a.resolvConf = reservations, conf.ResolvConf
 	a.routes, err = routes(conf.Routes)
 	return err
+}
+
+// parseResolvConf takes nameserver, domain, search and options of a file in the format of resolv.conf(5), as the
+// reference plugin does: several lines of search and options add up, and what it does not know it passes over.
+func parseResolvConf(text string) types.DNS {
+	var dns types.DNS
+	for line := range strings.Lines(text) {
+		fields := strings.Fields(line)
+		if len(fields) < 2 || fields[0][0] == '#' || fields[0][0] == ';' {
+			continue
+		}
+		switch fields[0] {
+		case "nameserver":
+			dns.Nameservers = append(dns.Nameservers, fields[1])
+		case "domain":
+			dns.Domain = fields[1]
+		case "search":
+			dns.Search = append(dns.Search, fields[1:]...)
+		case "options":
+			dns.Options = append(dns.Options, fields[1:]...)
+		}
+	}
+	return dns
 }

@@ -1,4 +1,4 @@
-package ipamconf
+package cni
 
 import (
 	"context"
@@ -28,9 +28,9 @@ func reference(t *testing.T) string {
 }
 
 // shared is a node whose config names its dataDir, so that the reference uses the same.
-func shared(t *testing.T, sets string) *node {
+func shared(t *testing.T, sets string) *ipamNode {
 	t.Helper()
-	n := newNode(t, "")
+	n := newIPAMNode(t, "")
 	n.conf = `{"cniVersion":"1.1.0","name":"lan","type":"tombolo","ipam":{"type":"host-local","dataDir":"` + n.dataDir + `","ranges":[` + sets + `]}}`
 	return n
 }

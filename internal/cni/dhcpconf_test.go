@@ -1,4 +1,4 @@
-package ipamconf
+package cni
 
 import (
 	"errors"
@@ -24,7 +24,7 @@ func dhcpOf(t *testing.T, fields string) (*DHCP, error) {
 	if fields != "" {
 		section += ", " + fields
 	}
-	return ReadDHCP(&Section{JSON: []byte(section + "}")}, false)
+	return (&NetConf{IPAM: Section{JSON: []byte(section + "}")}}).dhcp()
 }
 
 func TestDHCPSectionThatIsWrong(t *testing.T) {
@@ -54,23 +54,23 @@ func TestDHCPSectionThatIsWrong(t *testing.T) {
 
 func TestIdentityOfAPodToItsServer(t *testing.T) {
 	t.Parallel()
-	id := &Identity{Network: "lab", ContainerID: "c1", IfName: "eth0", Pod: "default/db-0"}
-	again := &Identity{Network: "lab", ContainerID: "c2", IfName: "eth0", Pod: "default/db-0"}
+	id := &identity{network.Key{Network: "lab", ContainerID: "c1", IfName: "eth0"}, "default/db-0"}
+	again := &identity{network.Key{Network: "lab", ContainerID: "c2", IfName: "eth0"}, "default/db-0"}
 	for by, want := range map[string]string{
 		clientByContainer: "\x00c1/lab/eth0",
 		clientByPod:       "\x00default/db-0/lab/eth0",
-		clientByMAC:       "\x01" + string(id.MAC(clientByMAC)),
+		clientByMAC:       "\x01" + string(id.mac(clientByMAC)),
 	} {
-		got, err := id.clientID(by, id.MAC(by))
+		got, err := id.clientID(by, id.mac(by))
 		expect.That(t, err == nil && string(got) == want, "%s: %q, %v; want %q", by, got, err, want)
-		sameID := must.Of(again.clientID(by, again.MAC(by))).Get(t)
+		sameID := must.Of(again.clientID(by, again.mac(by))).Get(t)
 		expect.Equal(t, string(got) == string(sameID), (by != clientByContainer), "%s: the pod's next container has the same identity", by)
-		mac := id.MAC(by)
+		mac := id.mac(by)
 		expect.That(t, len(mac) == 6 && mac[0]&3 == 2, "%s: MAC %s is none of ours to choose", by, mac)
 	}
-	nobody := &Identity{Network: "lab", ContainerID: "c1", IfName: "eth0"}
+	nobody := &identity{network.Key{Network: "lab", ContainerID: "c1", IfName: "eth0"}, ""}
 	expect.Says(t, expect.Err(nobody.clientID(clientByPod, nil)), "K8S_POD_NAMESPACE", "a pod without a name")
-	long := &Identity{Network: strings.Repeat("n", 250), ContainerID: strings.Repeat("c", 64), IfName: "eth0"}
+	long := &identity{network.Key{Network: strings.Repeat("n", 250), ContainerID: strings.Repeat("c", 64), IfName: "eth0"}, ""}
 	if got, err := long.clientID(clientByContainer, nil); err != nil || len(got) != 33 {
 		t.Errorf("an identity that is too long for an option: %d bytes, %v", len(got), err)
 	}
@@ -83,8 +83,8 @@ func TestWhatTheServerIsTold(t *testing.T) {
 		"provide": [{"option": "vendor-class-identifier", "value": "v1"}, {"option": "user-class", "fromArg": "COLOUR"},
 			{"option": "host-name", "value": "printer"}]`)
 	must.Succeed(t, err)
-	id := &Identity{Network: "lab", ContainerID: "c1", IfName: "eth0", Pod: "default/db-0"}
-	mac := id.MAC(clientByPod)
+	id := &identity{network.Key{Network: "lab", ContainerID: "c1", IfName: "eth0"}, "default/db-0"}
+	mac := id.mac(clientByPod)
 	args := map[string]string{"K8S_POD_NAME": "db-0", "COLOUR": "red"}
 	got, err := conf.Lease(id, mac, args)
 	must.Succeed(t, err)

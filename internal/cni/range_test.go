@@ -1,4 +1,4 @@
-package ipamconf
+package cni
 
 import (
 	"testing"
@@ -43,7 +43,7 @@ func TestBadRangesAreExplainedByTheirPlace(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			_, err := New((&Request{Network: "lan", Strict: true}).fill(tt.stdin))
+			_, err := newAllocator((&ipamRequest{Network: "lan", Strict: true}).fill(tt.stdin))
 			wantError(t, err, tt.code, nil, tt.want)
 		})
 	}
@@ -52,7 +52,7 @@ func TestBadRangesAreExplainedByTheirPlace(t *testing.T) {
 func TestRangesComeInTheReferencesOrder(t *testing.T) {
 	t.Parallel()
 	var conf hostLocalConf
-	r := (&Request{Strict: true}).fill(`{"cniVersion":"1.1.0","ipam":{"type":"host-local","subnet":"10.2.0.0/24","ranges":[[{"subnet":"10.3.0.0/24"}]]},` +
+	r := (&ipamRequest{Strict: true}).fill(`{"cniVersion":"1.1.0","ipam":{"type":"host-local","subnet":"10.2.0.0/24","ranges":[[{"subnet":"10.3.0.0/24"}]]},` +
 		`"runtimeConfig":{"ipRanges":[[{"subnet":"10.1.0.0/24"}],[{"subnet":"fd00::/64"}]],"other":{"a":1}}}`)
 	must.Succeed(t, r.read(&conf))
 	var got []string
@@ -69,8 +69,8 @@ func TestRangesComeInTheReferencesOrder(t *testing.T) {
 // Package network puts the ranges on record, by which pools are told of, and goes by the node that it binds to.
 func TestAnAllocatorTellsItsRanges(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, ranged(small+`,[{"subnet":"fd00::/64"}]`))
-	for _, of := range []ipam.Allocator{n.allocator(n.request("a")).Allocator, n.allocator(n.request("a")).Bind(ipam.Node{})} {
+	n := newIPAMNode(t, ranged(small+`,[{"subnet":"fd00::/64"}]`))
+	for _, of := range []ipam.Allocator{n.allocator(n.request("a")).allocator, n.allocator(n.request("a")).Bind(ipam.Node{})} {
 		expect.Equal(t, len(ipam.RangeSetsOf(of)), 2, "range sets of %T", of)
 	}
 }

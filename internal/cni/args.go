@@ -1,7 +1,8 @@
-package ipamconf
+package cni
 
 import (
 	"cmp"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -9,11 +10,11 @@ import (
 // Args are the values of CNI_ARGS by their keys.
 type Args map[string]string
 
-// ParseArgs reads a list of KEY=VALUE with semicolons (CNI specification 1.1.0, "Parameters"), of which
+// parseArgs reads a list of KEY=VALUE with semicolons (CNI specification 1.1.0, "Parameters"), of which
 // the last counts where two have one key. A key that no plugin here knows is an error, as in the
 // reference's plugins, unless IgnoreUnknown is 1 or true. What runtimes tell of Kubernetes pods, K8S_…,
 // is none. Errors have the specification's code 4.
-func ParseArgs(text string) (Args, error) {
+func parseArgs(text string) (Args, error) {
 	args := Args{}
 	if text == "" {
 		return args, nil
@@ -22,23 +23,20 @@ func ParseArgs(text string) (Args, error) {
 	for pair := range strings.SplitSeq(text, ";") {
 		key, value, ok := strings.Cut(pair, "=")
 		if !ok || key == "" {
-			return nil, newError(codeInvalidEnv, "CNI_ARGS: %q is not of the form KEY=VALUE", pair)
+			return nil, newError(codeEnvironment, "CNI_ARGS: %q is not of the form KEY=VALUE", pair)
 		}
 		args[key] = value
-		switch key {
-		case "IgnoreUnknown", "IP", "MAC", "GATEWAY":
-		default:
-			if unknown == "" && !strings.HasPrefix(key, "K8S_") {
-				unknown = pair
-			}
+		known := slices.Contains([]string{"IgnoreUnknown", "IP", "MAC", "GATEWAY"}, key) || strings.HasPrefix(key, "K8S_")
+		if !known && unknown == "" {
+			unknown = pair
 		}
 	}
 	ignore, err := strconv.ParseBool(cmp.Or(args["IgnoreUnknown"], "false"))
 	if err != nil {
-		return nil, newError(codeInvalidEnv, "CNI_ARGS: IgnoreUnknown=%q is neither true nor false", args["IgnoreUnknown"])
+		return nil, newError(codeEnvironment, "CNI_ARGS: IgnoreUnknown=%q is neither true nor false", args["IgnoreUnknown"])
 	}
 	if unknown != "" && !ignore {
-		return nil, newError(codeInvalidEnv, "CNI_ARGS: %s is not known: add IgnoreUnknown=1 if it is meant for another plugin", unknown)
+		return nil, newError(codeEnvironment, "CNI_ARGS: %s is not known: add IgnoreUnknown=1 if it is meant for another plugin", unknown)
 	}
 	return args, nil
 }

@@ -1,4 +1,4 @@
-package ipamconf
+package cni
 
 import (
 	"context"
@@ -20,7 +20,7 @@ func TestWithoutATypeThereAreNoAddresses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			n := newNode(t, conf)
+			n := newIPAMNode(t, conf)
 			a := n.allocator(n.request("a"))
 			ctx := context.Background()
 			result, err := a.Add(ctx)
@@ -49,25 +49,25 @@ func TestASectionWithoutItsTypeIsNotTakenForNone(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			r := newNode(t, tt.conf).request("a")
-			wantError(t, expect.Err(New(r)), tt.code, nil, tt.want)
+			r := newIPAMNode(t, tt.conf).request("a")
+			wantError(t, expect.Err(newAllocator(r)), tt.code, nil, tt.want)
 			r.Strict = false
-			expect.Success(t, expect.Err(New(r)), "not strict")
+			expect.Success(t, expect.Err(newAllocator(r)), "not strict")
 		})
 	}
 }
 
 func TestUnknownFieldsAreErrorsOnlyInsideOfIPAM(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, `{"foo":1,"args":{"foo":1,"cni":{"foo":1}},"runtimeConfig":{"foo":1,"ipRanges":[[{"subnet":"10.2.0.0/24","foo":1}]]},
+	n := newIPAMNode(t, `{"foo":1,"args":{"foo":1,"cni":{"foo":1}},"runtimeConfig":{"foo":1,"ipRanges":[[{"subnet":"10.2.0.0/24","foo":1}]]},
 		"ipam":{"_foo":1,"type":"host-local","ranges":[[{"_foo":1,"subnet":"fd00::/64"}]]}}`)
 	n.allocator(n.request("a"))
 	for name, conf := range map[string]string{
 		"host-local": `{"ipam":{"type":"host-local","subnet":"10.1.0.0/24","foo":1}}`,
 		"static":     `{"ipam":{"type":"static","addresses":[{"address":"10.1.0.5/24"}],"foo":1}}`,
 	} {
-		n := newNode(t, conf)
-		_, err := New(n.request("a"))
+		n := newIPAMNode(t, conf)
+		_, err := newAllocator(n.request("a"))
 		wantError(t, err, 2, nil, `unknown field "ipam.foo": 1`)
 		var unknown *strict.UnknownFieldError
 		expect.That(t, errors.As(err, &unknown) && unknown.Key == "foo", "%s: the strict error is lost: %v", name, err)
@@ -76,7 +76,7 @@ func TestUnknownFieldsAreErrorsOnlyInsideOfIPAM(t *testing.T) {
 		expect.Success(t, expect.Err(n.allocator(r).Add(context.Background())), "%s, not strict", name)
 	}
 	// What a plugin of others takes is its own business.
-	n = newNode(t, `{"ipam":{"type":"other","foo":1}}`)
+	n = newIPAMNode(t, `{"ipam":{"type":"other","foo":1}}`)
 	n.allocator(n.request("a"))
 }
 
@@ -94,19 +94,19 @@ func TestBadFieldsOfHostLocalAreExplained(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			wantError(t, expect.Err(New(newNode(t, tt.conf).request("a"))), 7, nil, tt.want)
+			wantError(t, expect.Err(newAllocator(newIPAMNode(t, tt.conf).request("a"))), 7, nil, tt.want)
 		})
 	}
-	n := newNode(t, `{"ipam":{"type":"host-local","subnet":"10.1.0.0/24","routes":[{"dst":"::/0","gateway":"fd00::1"}]}}`)
-	wantError(t, expect.Err(New(n.request("a"))), 2, nil, `unknown field "ipam.routes[0].gateway": "fd00::1"`)
+	n := newIPAMNode(t, `{"ipam":{"type":"host-local","subnet":"10.1.0.0/24","routes":[{"dst":"::/0","gateway":"fd00::1"}]}}`)
+	wantError(t, expect.Err(newAllocator(n.request("a"))), 2, nil, `unknown field "ipam.routes[0].gateway": "fd00::1"`)
 }
 
 func TestConfigErrorKeepsNil(t *testing.T) {
 	t.Parallel()
-	expect.Success(t, ConfigError(nil))
+	expect.Success(t, configError(nil))
 }
 
-// FuzzNew: no netconf and no CNI_ARGS make New panic; without Strict New fails for nothing; and what New takes for static,
+// FuzzNew: no netconf and no CNI_ARGS make newAllocator panic; without Strict it fails for nothing; and what it takes for static,
 // Add gives.
 func FuzzNew(f *testing.F) {
 	for _, conf := range []string{
@@ -119,17 +119,17 @@ func FuzzNew(f *testing.F) {
 		f.Add([]byte(conf), "IgnoreUnknown=1;IP=10.1.0.5;K8S_POD_NAME=x", true)
 	}
 	f.Fuzz(func(t *testing.T, conf []byte, args string, strictly bool) {
-		r := &Request{
+		r := &ipamRequest{
 			Plugin:  delegate.Plugin{ContainerID: "a", IfName: "eth0", Args: args},
 			Network: "lan", Strict: strictly, DefaultDataDir: "/nonexistent", Warn: func(string) {},
 		}
-		a, err := New(r.fill(string(conf)))
+		a, err := newAllocator(r.fill(string(conf)))
 		if err != nil {
 			must.That(t, strictly, "not strict, and %v", err)
 			return
 		}
 		// What host-local gives is fuzzed in package ipam: a dataDir of here could be any.
-		if _, ok := a.(*allocator).Allocator.(static); ok {
+		if _, ok := a.Allocator.(static); ok {
 			if given, err := a.Add(context.Background(), ipam.Owner{}); err == nil {
 				checkAddresses(t, given.Addresses)
 			}

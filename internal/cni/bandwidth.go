@@ -1,6 +1,7 @@
 package cni
 
 import (
+	"cmp"
 	"context"
 
 	current "github.com/containernetworking/cni/pkg/types/100"
@@ -37,12 +38,7 @@ func (f *bandwidthConf) lacks(rec *state.Attachment) bool {
 	return !f.limits(f.Bandwidth).IsZero() && rec.Bandwidth.IsZero()
 }
 
-func orZero[T any](p *T) (value T) {
-	if p != nil {
-		value = *p
-	}
-	return value
-}
+func orZero[T any](p *T) T { return *cmp.Or(p, new(T)) }
 
 func (f *bandwidthConf) run(ctx context.Context, c *call) (*current.Result, error) {
 	if c.verb == "DEL" { // limits that no ADD takes keep no plugin before this one from its DEL
@@ -72,3 +68,37 @@ func (f *bandwidthConf) run(ctx context.Context, c *call) (*current.Result, erro
 	}
 	return prev, nil
 }
+
+// Bandwidth limits a pod's traffic, in bits and bits a second; 0 for none. These are the fields of the reference
+// bandwidth plugin and of the capability bandwidth; ingress is what the pod receives.
+type Bandwidth struct {
+	IngressRate  uint64 `json:"ingressRate"`
+	IngressBurst uint64 `json:"ingressBurst"`
+	EgressRate   uint64 `json:"egressRate"`
+	EgressBurst  uint64 `json:"egressBurst"`
+}
+
+func (b Bandwidth) shape() bandwidth.Shape {
+	return bandwidth.Shape{
+		Ingress: bandwidth.Limit{Rate: b.IngressRate, Burst: b.IngressBurst},
+		Egress:  bandwidth.Limit{Rate: b.EgressRate, Burst: b.EgressBurst},
+	}
+}
+
+// limits are those of one pod: those of the configuration, which an operator
+// sets for all pods, else those that the runtime passes on.
+func (c *Common) limits(configured Bandwidth) bandwidth.Shape {
+	if configured == (Bandwidth{}) {
+		configured = orZero(c.RuntimeConfig.Bandwidth)
+	}
+	return configured.shape()
+}
+
+// limits are about those that something names.
+func (p *problems) limits(where string, b Bandwidth) {
+	// Of any MTU: what is wrong with rates and bursts is wrong with all.
+	_, _, err := b.shape().Effective(ethernetMTU)
+	p.add(err != nil, "bandwidth of %s: %v", where, err)
+}
+
+const ethernetMTU = 1500

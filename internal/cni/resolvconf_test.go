@@ -1,4 +1,4 @@
-package ipamconf
+package cni
 
 import (
 	"strings"

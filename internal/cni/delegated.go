@@ -1,4 +1,4 @@
-package ipamconf
+package cni
 
 import (
 	"context"
@@ -18,13 +18,8 @@ import (
 // delegated runs a plugin of another project.
 type delegated struct {
 	*said
-	plugin  *delegate.Plugin
-	inOrder bool // addresses are reported as the plugin has them
-	warn    func(string)
+	request *ipamRequest
 }
-
-// self is this program, as the kernel knows it.
-const self = "/proc/self/exe"
 
 // Bind returns d: a plugin looks after itself.
 func (d *delegated) Bind(ipam.Node) ipam.Allocator { return d }
@@ -38,39 +33,37 @@ func (d *delegated) ask(ctx context.Context, what func(context.Context) error) e
 	return d.wrap(what(ctx))
 }
 
-// Add runs the plugin, and where that fails runs it with DEL, as section 4 of
-// the CNI specification 1.1.0 asks. Of the result, what is not an IPAM plugin's
-// to say is dropped.
+// Add runs the plugin, and where that fails runs it with DEL, as section 4 of the CNI specification 1.1.0 asks. Of
+// the result, what is not an IPAM plugin's to say is dropped.
 func (d *delegated) Add(ctx context.Context, _ ipam.Owner) (*ipam.Allocation, error) {
 	var addresses []ipam.Address
 	err := d.ask(ctx, func(ctx context.Context) error {
-		result, err := d.plugin.Add(ctx)
+		result, err := d.request.Plugin.Add(ctx)
 		if err != nil {
 			return err
 		}
-		d.dns, addresses = result.DNS, Addresses(result)
-		d.routes, err = Routes(result.Routes)
+		d.dns, addresses = result.DNS, heldAddresses(result)
+		d.routes, err = routesOf(result.Routes)
 		return err
 	})
 	if err != nil {
 		return nil, d.undo(ctx, err)
 	}
-	if d.inOrder {
+	if d.request.ByName {
 		d.reported = slices.Clone(addresses)
 	}
 	return &ipam.Allocation{Addresses: addresses}, nil
 }
 
-// undo runs DEL after an ADD that failed with cause, also where ctx has ended.
-// The cause stays the first error, so that its code is the one that is
-// reported.
+// undo runs DEL after an ADD that failed with cause, also where ctx has ended. The cause stays the first error, so
+// that its code is the one that is reported.
 func (d *delegated) undo(ctx context.Context, cause error) error {
 	if errors.Is(cause, delegate.ErrNotFound) || errors.Is(cause, delegate.ErrSelf) {
 		return cause
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), network.UndoTimeout)
 	defer cancel()
-	if err := d.ask(ctx, d.plugin.Del); err != nil {
+	if err := d.ask(ctx, d.request.Plugin.Del); err != nil {
 		return errors.Join(cause, fmt.Errorf("undo the failed ADD: %w", err))
 	}
 	return cause
@@ -78,7 +71,7 @@ func (d *delegated) undo(ctx context.Context, cause error) error {
 
 // Del runs the plugin, which keeps its own books: the hint is of no use to it.
 func (d *delegated) Del(ctx context.Context, owner ipam.Owner, _ []netip.Addr) error {
-	of := *d.plugin
+	of := d.request.Plugin
 	if owner.ContainerID != of.ContainerID || owner.IfName != of.IfName {
 		// GC, and an ADD that takes a dead pod down, are about other attachments than their own.
 		of.ContainerID, of.IfName, of.NetNS, of.Args = owner.ContainerID, owner.IfName, "", ""
@@ -90,7 +83,7 @@ func (d *delegated) Del(ctx context.Context, owner ipam.Owner, _ []netip.Addr) e
 // ever got an address, so there is none to give back.
 func (d *delegated) unlessSelf(err error) error {
 	if errors.Is(err, delegate.ErrSelf) {
-		d.warn(err.Error())
+		d.request.Warn(err.Error())
 		return nil
 	}
 	return err
@@ -98,20 +91,19 @@ func (d *delegated) unlessSelf(err error) error {
 
 // Check runs the plugin, which finds prevResult in the netconf.
 func (d *delegated) Check(ctx context.Context, _ ipam.Owner, _ []ipam.Address) error {
-	return d.ask(ctx, d.plugin.Check)
+	return d.ask(ctx, d.request.Plugin.Check)
 }
 
 // Collect runs the plugin, which finds the valid attachments in the netconf.
 func (d *delegated) Collect(ctx context.Context, _ []ipam.Owner) error {
-	return d.unlessSelf(d.ask(ctx, d.plugin.GC))
+	return d.unlessSelf(d.ask(ctx, d.request.Plugin.GC))
 }
 
-// Status runs the plugin. That it is missing is code 50; what it says itself
-// keeps its code.
+// Status runs the plugin. That it is missing is code 50; what it says itself keeps its code.
 func (d *delegated) Status(ctx context.Context) error {
-	err := d.ask(ctx, d.plugin.Status)
+	err := d.ask(ctx, d.request.Plugin.Status)
 	var own *types.Error
-	if errors.As(err, &own) && (own.Code == CodePluginMissing || own.Code == CodePluginFailed) {
+	if errors.As(err, &own) && (own.Code == codePluginMissing || own.Code == codePluginFailed) {
 		return withCode(codeNotAvailable, err)
 	}
 	return err
@@ -119,12 +111,12 @@ func (d *delegated) Status(ctx context.Context) error {
 
 // wrap gives an error that is not the plugin's own a code.
 func (d *delegated) wrap(err error) error {
-	code := CodePluginFailed
+	code := codePluginFailed
 	switch {
 	case err == nil, errors.As(err, new(*types.Error)):
 		return err
 	case errors.Is(err, delegate.ErrNotFound):
-		code = CodePluginMissing
+		code = codePluginMissing
 	case errors.Is(err, delegate.ErrSelf):
 		code, err = codeInvalidConfig, fmt.Errorf("%w: name an IPAM plugin", err)
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):

@@ -1,4 +1,4 @@
-package ipamconf
+package cni
 
 import (
 	"context"
@@ -17,7 +17,7 @@ import (
 
 func TestTheResultHoldsAllThatTheConfigSays(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, "")
+	n := newIPAMNode(t, "")
 	resolv := filepath.Join(n.dataDir, "resolv.conf")
 	must.Succeed(t, os.WriteFile(resolv, []byte("nameserver 192.0.2.53\n"), 0o644))
 	n.conf = `{"cniVersion":"1.1.0","ipam":{"type":"host-local","resolvConf":"` + resolv + `",
@@ -39,7 +39,7 @@ func TestTheResultHoldsAllThatTheConfigSays(t *testing.T) {
 
 func TestDataDirOfTheConfigIsUsed(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, "")
+	n := newIPAMNode(t, "")
 	other := t.TempDir()
 	n.conf = `{"ipam":{"type":"host-local","subnet":"10.1.0.0/24","dataDir":"` + other + `"}}`
 	n.add("a")
@@ -66,7 +66,7 @@ func TestRequestedAddressesAreGiven(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			n := newNode(t, tt.conf)
+			n := newIPAMNode(t, tt.conf)
 			r := n.request("a")
 			r.Args = tt.args
 			result := must.Of(n.tryAdd(r)).Get(t)
@@ -99,9 +99,9 @@ func TestRequestsThatCannotBeMetAreRefusedByNew(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			r := newNode(t, ranged(both)).request("a")
+			r := newIPAMNode(t, ranged(both)).request("a")
 			r.Args = tt.args
-			wantError(t, expect.Err(New(r)), tt.code, nil, tt.want)
+			wantError(t, expect.Err(newAllocator(r)), tt.code, nil, tt.want)
 		})
 	}
 }
@@ -118,7 +118,7 @@ func TestDelWorksWhateverIsWrong(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			n := newNode(t, conf)
+			n := newIPAMNode(t, conf)
 			n.put("10.1.0.2", "a\r\neth0")
 			n.del("a")
 			n.expect(map[string]string{})
@@ -140,7 +140,7 @@ func TestDelWorksWhateverIsWrong(t *testing.T) {
 func TestRangesOfARuntimeAreNotMissedBeforeThereIsAPod(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
-	n := newNode(t, `{"cniVersion":"1.1.0","capabilities":{"ipRanges":true},"ipam":{"type":"host-local"}}`)
+	n := newIPAMNode(t, `{"cniVersion":"1.1.0","capabilities":{"ipRanges":true},"ipam":{"type":"host-local"}}`)
 	a := n.allocator(n.request("a"))
 	expect.Success(t, a.Status(ctx), "Status")
 	const want = "host-local has no addresses to give"
@@ -148,14 +148,14 @@ func TestRangesOfARuntimeAreNotMissedBeforeThereIsAPod(t *testing.T) {
 	wantError(t, a.Check(ctx, nil), 7, nil, want)
 	expect.Success(t, errors.Join(a.Del(ctx, nil), a.GC(ctx, nil)), "Del and GC")
 	for _, conf := range []string{`{"ipam":{"type":"host-local"}}`, `{"capabilities":{"ipRanges":false,"ips":true},"ipam":{"type":"host-local"}}`} {
-		_, err := New((&Request{Network: "lan", Strict: true}).fill(conf))
+		_, err := newAllocator((&ipamRequest{Network: "lan", Strict: true}).fill(conf))
 		wantError(t, err, 7, nil, want)
 	}
 }
 
 func TestABrokenConfigStillNamesItsDataDir(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, "")
+	n := newIPAMNode(t, "")
 	n.dataDir = t.TempDir()
 	n.conf = `{"ipam":{"type":"host-local","ranges":"bogus","dataDir":"` + n.dataDir + `"}}`
 	n.put("10.1.0.2", "a\r\neth0")
@@ -168,7 +168,7 @@ func TestABrokenConfigStillNamesItsDataDir(t *testing.T) {
 
 func TestAMissingResolvConfIsAnError(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, `{"ipam":{"type":"host-local","subnet":"10.1.0.0/24","resolvConf":"/nonexistent/resolv.conf"}}`)
+	n := newIPAMNode(t, `{"ipam":{"type":"host-local","subnet":"10.1.0.0/24","resolvConf":"/nonexistent/resolv.conf"}}`)
 	wantError(t, expect.Err(n.tryAdd(n.request("a"))), 5, os.ErrNotExist, `read "ipam.resolvConf"`)
 	n.expect(map[string]string{})
 }

@@ -1,4 +1,4 @@
-package ipamconf
+package cni
 
 import (
 	"bytes"
@@ -34,7 +34,7 @@ func TestArgumentsAreReadOrRefused(t *testing.T) {
 		{"FOO=1;=1;IP=3;IgnoreUnknown=1", nil, `"=1" is not of the form KEY=VALUE`},
 		{"IgnoreUnknown=maybe", nil, `IgnoreUnknown="maybe" is neither true nor false`},
 	} {
-		got, err := ParseArgs(tt.in)
+		got, err := parseArgs(tt.in)
 		expect.NoDiff(t, cmp.Diff(tt.want, got), "%q", tt.in)
 		var coded *types.Error
 		switch {
@@ -62,10 +62,10 @@ func TestListIsSplitAtCommas(t *testing.T) {
 	expect.That(t, len(args.List("GATEWAY"))+len(args.List("MAC")) <= 0, "an empty value, or none, is a list")
 }
 
-// FuzzParseArgs: what ParseArgs gives stands in its text.
+// FuzzParseArgs: what parseArgs gives stands in its text.
 func FuzzParseArgs(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
-		args, err := ParseArgs(string(data))
+		args, err := parseArgs(string(data))
 		if coded := new(types.Error); err != nil && (!errors.As(err, &coded) || coded.Code != types.ErrInvalidEnvironmentVariables) {
 			t.Errorf("%v", err)
 		}

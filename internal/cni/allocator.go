@@ -1,4 +1,4 @@
-package ipamconf
+package cni
 
 import (
 	"cmp"
@@ -17,31 +17,16 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// The types that are served in this process. Any other name is that of a plugin
-// to run.
+// The types that are served in this process. Any other name is that of a plugin to run.
 const (
 	typeNone      = ""
 	typeHostLocal = "host-local"
 	typeStatic    = "static"
+	typeDHCP      = "dhcp" // by a lease of package network, which has the link there first, and no allocator
 )
 
-// TypeDHCP is the type that is served here rather than by an Allocator: an
-// address comes from the network itself, so that the link has to be there first.
-const TypeDHCP = "dhcp"
-
-// An Allocator is what the ipam section of a netconf stands for. Errors of its Status have
-// code 50.
-type Allocator interface {
-	ipam.Allocator
-
-	// DNS is what the section, or the plugin that it names, says of it. It is
-	// complete when Add has returned.
-	DNS() types.DNS
-	// Ordered puts addresses, those of IPv4 first, into the order in which they are reported.
-	Ordered(given []ipam.Address) []ipam.Address
-}
-
-// allocator is what all types have in common: the section around what gives addresses.
+// allocator is what the ipam section of a netconf stands for, and what all types have in common: the section around
+// what gives addresses. Errors of its Status have code 50.
 type allocator struct {
 	*said
 	ipam.Allocator
@@ -51,10 +36,10 @@ type allocator struct {
 type said struct {
 	network    string
 	routes     []route.Route
-	dns        types.DNS
+	dns        types.DNS      // complete when Add has returned
 	resolvConf string         // a file that has the DNS
 	reported   []ipam.Address // of the families of what is given, in the order in which that is reported
-	gateways   bool           // see Request
+	gateways   bool           // see ipamRequest
 	confErr    error          // the config is wrong: only Del and Collect can do anything
 	noRanges   error          // there are none before a runtime hands them over
 }
@@ -67,9 +52,8 @@ func (a *allocator) Bind(node ipam.Node) ipam.Allocator {
 // RangeSets are those that package network puts on record.
 func (a *allocator) RangeSets() []ipam.RangeSet { return ipam.RangeSetsOf(a.Allocator) }
 
-func (a *allocator) DNS() types.DNS { return a.dns }
-
-func (a *allocator) Ordered(given []ipam.Address) []ipam.Address {
+// ordered puts addresses, those of IPv4 first, into the order in which they are reported.
+func (a *allocator) ordered(given []ipam.Address) []ipam.Address {
 	given = slices.Clone(given)
 	var list []ipam.Address
 	for _, place := range a.reported {
@@ -92,7 +76,7 @@ func (a *allocator) Add(ctx context.Context, owner ipam.Owner) (*ipam.Allocation
 	if a.resolvConf != "" {
 		text, err := os.ReadFile(a.resolvConf)
 		if err != nil {
-			return nil, withCode(types.ErrIOFailure, fmt.Errorf("network %q: read \"ipam.resolvConf\": %w", a.network, err))
+			return nil, withCode(codeIO, fmt.Errorf("network %q: read \"ipam.resolvConf\": %w", a.network, err))
 		}
 		a.dns = parseResolvConf(string(text))
 	}
@@ -129,49 +113,39 @@ func (a *allocator) Status(ctx context.Context) error {
 	return withCode(codeNotAvailable, err)
 }
 
-// A Request is the configuration of an Allocator, and what it is told of the call.
-type Request struct {
+// An ipamRequest is what an allocator is made of: the ipam section, and what is told of the call.
+type ipamRequest struct {
 	// Plugin is what a plugin of another project is run with. Its name is ipam.type, or the name in its place.
 	// For GC or STATUS it has no ContainerID, NetNS, IfName and Args.
 	delegate.Plugin
-	Network string // the netconf's name; also the name of the data directory
+	Network string // the network's name, and that of its directory of reservations
 	Section Section
 	Asked
+	DefaultDataDir string // of networks that do not set ipam.dataDir
 
-	// DefaultDataDir holds the reservations of networks that do not set
-	// ipam.dataDir.
-	DefaultDataDir string
-
-	// Strict is for ADD, CHECK and STATUS: New fails for whatever is wrong with
-	// the config, and unknown fields within ipam are wrong (for types in
-	// process). Without it, for DEL and GC, New never fails for what the ipam
-	// section says, and Del and GC do what they still can.
+	// Strict is for ADD, CHECK and STATUS: whatever is wrong with the section is an error, and so are, of types in
+	// process, unknown fields. DEL and GC do what they still can.
 	Strict bool
 	// RangesLater says that the runtime hands over the ranges of host-local with a pod's verbs.
 	RangesLater bool
 	// Gateways gives an address without a gateway the first of its subnet, as by the reference's bridge.
 	Gateways bool
 	// ByName has all be as with the reference's plugins: fields that nobody knows are passed over,
-	// and addresses are reported in the order in which the config, or the plugin, names families.
+	// and addresses are reported in the order in which the section, or the plugin, names families.
 	ByName bool
 	// Unrecorded says that the caller has no record of attachments: host-local looks through all
 	// reservations for one of the attachment's, before it gives another.
 	Unrecorded bool
-	// All has an error of New tell, a line each, all that is wrong with the fields of the ipam section, and not only
-	// what comes first.
+	// All has an error tell, a line each, all that is wrong with the section's fields, and not only what comes first.
 	All bool
 
-	// Warn gets what an operator should know although the verb goes on.
-	Warn func(string)
-	// LockWait is how long to wait for another process's lock on the directory;
-	// 0 means 5 s. The context may end it earlier.
-	LockWait time.Duration
+	Warn     func(string)  // gets what an operator should know although the verb goes on
+	LockWait time.Duration // for another process's lock on the directory; 0 means 5 s
 }
 
-// New returns the allocator for the ipam.type of the netconf. Without a type,
-// as in a plain layer 2 network, that is one that gives no addresses and always
-// succeeds; New never returns a nil Allocator without an error.
-func New(r *Request) (Allocator, error) {
+// newAllocator makes the allocator of an ipam.type. Without a type, as in a plain layer 2 network, it gives no addresses
+// and always succeeds. Where the request is not strict, there is no error.
+func newAllocator(r *ipamRequest) (*allocator, error) {
 	a := &allocator{&said{network: r.Network, gateways: r.Gateways}, static{byName: true}}
 	switch r.Name {
 	case typeNone:
@@ -183,16 +157,13 @@ func New(r *Request) (Allocator, error) {
 		a.confErr = a.hostLocal(r)
 	case typeStatic:
 		a.confErr = a.static(r)
-	case TypeDHCP:
-		// It is served in process too, but not by this package: so no program of that name is run.
-		// Callers see to leases before they come here, but for a pod that was made under another
-		// type.
+	case typeDHCP:
+		// Leases are package network's, so this is about a pod that was made under another type.
 		a.confErr = newError(codeInvalidConfig, `network %q: ipam.type is "dhcp", and the attachment's addresses are not leased: DEL it and ADD it again`, r.Network)
 		return a, nil
 	default:
-		plugin := r.Plugin
-		plugin.Self = self
-		a.Allocator = &delegated{said: a.said, inOrder: r.ByName, warn: r.Warn, plugin: &plugin}
+		r.Self = self
+		a.Allocator = &delegated{a.said, r}
 	}
 	if r.Strict && a.confErr != nil {
 		return nil, a.confErr
@@ -200,31 +171,25 @@ func New(r *Request) (Allocator, error) {
 	return a, nil
 }
 
-// Subnets are those that host-local and static give addresses of.
-func Subnets(of Allocator) []netip.Prefix {
+// subnets are those that host-local and static give addresses of.
+func (a *allocator) subnets() []netip.Prefix {
 	var list []netip.Prefix
-	for _, set := range ipam.RangeSetsOf(of) {
+	for _, set := range a.RangeSets() {
 		for _, r := range set.Ranges {
 			list = append(list, r.Subnet)
 		}
 	}
-	if a, ok := of.(*allocator); ok {
-		if s, ok := a.Allocator.(static); ok {
-			for _, one := range s.Static {
-				list = append(list, one.Prefix.Masked())
-			}
+	if s, ok := a.Allocator.(static); ok {
+		for _, one := range s.Static {
+			list = append(list, one.Prefix.Masked())
 		}
 	}
 	return list
 }
 
-// IsThere says whether addresses could be given back to an ipam.type: it is served in this process, or path, which
+// isThere says whether addresses could be given back to an ipam.type: it is served in this process, or path, which
 // is CNI_PATH, has its program.
-func IsThere(kind, path string) bool {
-	switch kind {
-	case typeNone, typeHostLocal, typeStatic, TypeDHCP:
-		return true
-	}
+func isThere(kind, path string) bool {
 	_, err := delegate.Find(kind, path)
-	return err == nil
+	return err == nil || slices.Contains([]string{typeNone, typeHostLocal, typeStatic, typeDHCP}, kind)
 }

@@ -1,4 +1,4 @@
-package ipamconf
+package cni
 
 import (
 	"crypto/sha256"
@@ -7,14 +7,15 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/internal/strict"
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// DHCP is the ipam section of type dhcp. request, provide and priority are those
-// of the reference dhcp plugin.
+// DHCP is the ipam section of type dhcp. request, provide and priority are those of the reference dhcp plugin.
 type DHCP struct {
 	Type string `json:"type"`
 
@@ -32,7 +33,7 @@ type DHCP struct {
 		GW  netip.Addr   `json:"gw"`
 	} `json:"routes"`
 
-	byName bool // see ReadDHCP
+	byName bool // see NetConf.dhcp
 }
 
 // request is an option to ask the server for.
@@ -62,10 +63,7 @@ func optionNames() map[string]uint8 {
 
 // UnmarshalJSON reads all three forms.
 func (o *option) UnmarshalJSON(b []byte) error {
-	text := string(b)
-	if s, err := strconv.Unquote(text); err == nil {
-		text = s
-	}
+	text := strings.Trim(string(b), `"`)
 	code, known := optionNames()[text]
 	if !known {
 		n, err := strconv.ParseUint(text, 10, 8)
@@ -90,64 +88,53 @@ const (
 	keeperOptional = "optional"
 )
 
-// ReadDHCP reads the ipam section of a verb that must not guess; byName as the reference does,
+// dhcp reads the ipam section of type dhcp, for a verb that must not guess; by name as the reference does,
 // which passes over fields that nobody knows, and tells servers no more than it is told to.
-func ReadDHCP(section *Section, byName bool) (*DHCP, error) {
-	conf := DHCP{ClientID: clientByContainer, Keeper: keeperRequired, Timeout: Duration(dhcpc.DefaultTimeout), byName: byName}
-	r := &Request{Section: *section, Strict: true, ByName: byName}
+func (c *NetConf) dhcp() (*DHCP, error) {
+	conf := DHCP{ClientID: clientByContainer, Keeper: keeperRequired, Timeout: Duration(dhcpc.DefaultTimeout), byName: c.bridge}
+	r := &ipamRequest{Section: c.IPAM, Strict: true, ByName: c.bridge}
 	if err := r.read(&conf); err != nil {
 		return nil, err
 	}
-	for _, choice := range []struct {
-		field, value string
-		of           []string
-	}{
-		{"clientID", conf.ClientID, []string{clientByContainer, clientByPod, clientByMAC}},
-		{"keeper", conf.Keeper, []string{keeperRequired, keeperOptional}},
-	} {
-		if !slices.Contains(choice.of, choice.value) {
-			return nil, newError(codeInvalidConfig, "ipam.%s %q is not known: use one of %q", choice.field, choice.value, choice.of)
-		}
-	}
-	if conf.Priority < 0 {
-		return nil, newError(codeInvalidConfig, "ipam.priority %d is negative", conf.Priority)
-	}
-	if byName {
+	if c.bridge {
 		conf.Routes = nil
 	}
+	var p problems
+	clients, keepers := []string{clientByContainer, clientByPod, clientByMAC}, []string{keeperRequired, keeperOptional}
+	p.add(!slices.Contains(clients, conf.ClientID), "ipam.clientID %q is not known: use one of %q", conf.ClientID, clients)
+	p.add(!slices.Contains(keepers, conf.Keeper), "ipam.keeper %q is not known: use one of %q", conf.Keeper, keepers)
+	p.add(conf.Priority < 0, "ipam.priority %d is negative", conf.Priority)
 	for i, r := range conf.Routes {
-		if !r.Dst.IsValid() || !r.Dst.Addr().Is4() || r.GW.IsValid() && !r.GW.Is4() {
-			return nil, newError(codeInvalidConfig, "ipam.routes[%d]: a route of IPv4 needs a dst such as 10.0.0.0/8, and may have a gw", i)
-		}
+		p.add(!r.Dst.IsValid() || !r.Dst.Addr().Is4() || r.GW.IsValid() && !r.GW.Is4(), "ipam.routes[%d]: a route of IPv4 needs a dst such as 10.0.0.0/8, and may have a gw", i)
 	}
-	return &conf, nil
+	return &conf, strict.Problems(p).First()
 }
 
-// Identity is what tells a pod from others to a DHCP server.
-type Identity struct {
-	Network, ContainerID, IfName string
-	Pod                          string // namespace/name; empty if it is not known
+// identity is what tells a pod from others to a DHCP server.
+type identity struct {
+	network.Key
+	pod string // namespace/name; empty if it is not known
 }
 
 // longestID is what an option holds behind an identifier's type.
 const longestID = 254
 
 // text tells the interface of a container, or of a pod, from others.
-func (id *Identity) text(of string) string { return of + "/" + id.Network + "/" + id.IfName }
+func (id *identity) text(of string) string { return of + "/" + id.Network + "/" + id.IfName }
 
 // clientID is option 61: type 0, which says that it is no hardware address, and a
 // text that an operator recognises in the server's list and can reserve for.
-func (id *Identity) clientID(by string, mac net.HardwareAddr) ([]byte, error) {
+func (id *identity) clientID(by string, mac net.HardwareAddr) ([]byte, error) {
 	text := id.text(id.ContainerID)
 	switch by {
 	case clientByMAC:
 		const ethernet = 1
 		return append([]byte{ethernet}, mac...), nil
 	case clientByPod:
-		if id.Pod == "" {
+		if id.pod == "" {
 			return nil, newError(codeInvalidConfig, `ipam.clientID "pod": the runtime does not say which pod it is (K8S_POD_NAMESPACE and K8S_POD_NAME in CNI_ARGS): use "container" or "mac"`)
 		}
-		text = id.text(id.Pod)
+		text = id.text(id.pod)
 	}
 	if len(text) > longestID {
 		sum := sha256.Sum256([]byte(text))
@@ -156,19 +143,19 @@ func (id *Identity) clientID(by string, mac net.HardwareAddr) ([]byte, error) {
 	return append([]byte{0}, text...), nil
 }
 
-// MAC is the same for the same identity, since home routers reserve by it: a
+// mac is the same for the same identity, since home routers reserve by it: a
 // locally administered address, by the pod where its name is known and counts.
-func (id *Identity) MAC(by string) net.HardwareAddr {
+func (id *identity) mac(by string) net.HardwareAddr {
 	of := id.ContainerID
-	if id.Pod != "" && by != clientByContainer {
-		of = id.Pod
+	if id.pod != "" && by != clientByContainer {
+		of = id.pod
 	}
 	sum := sha256.Sum256([]byte("tombolo mac " + id.text(of)))
 	return net.HardwareAddr{0x0a, sum[0], sum[1], sum[2], sum[3], sum[4]}
 }
 
 // Lease is how a pod gets its address, and what a server is told. Package network refuses what cannot be told.
-func (conf *DHCP) Lease(id *Identity, mac net.HardwareAddr, args Args) (*network.Lease, error) {
+func (conf *DHCP) Lease(id *identity, mac net.HardwareAddr, args Args) (*network.Lease, error) {
 	clientID, err := id.clientID(conf.ClientID, mac)
 	if err != nil {
 		return nil, err
@@ -178,7 +165,7 @@ func (conf *DHCP) Lease(id *Identity, mac net.HardwareAddr, args Args) (*network
 			MAC: mac, ClientID: clientID, HostName: args["K8S_POD_NAME"], RapidCommit: conf.RapidCommit,
 			DetectConflicts: conf.DetectConflicts, Timeout: time.Duration(conf.Timeout),
 		},
-		Sticky: conf.ClientID == clientByPod, KeeperOptional: conf.KeeperOptional(), Priority: conf.Priority,
+		Sticky: conf.ClientID == clientByPod, KeeperOptional: conf.Keeper == keeperOptional, Priority: conf.Priority,
 	}
 	if conf.byName {
 		l.Client.HostName = ""
@@ -240,18 +227,12 @@ func (conf *DHCP) provide(c *dhcpc.Config, args Args) error {
 	return nil
 }
 
-// KeeperOptional says that leases need not be renewed.
-func (conf *DHCP) KeeperOptional() bool { return conf.Keeper == keeperOptional }
-
 // Duration is a length of time, written as "5s" or "1m30s".
 type Duration time.Duration
 
 // UnmarshalJSON reads the form of time.ParseDuration.
 func (d *Duration) UnmarshalJSON(b []byte) error {
-	s, err := strconv.Unquote(string(b))
-	if err != nil {
-		return fmt.Errorf("%s is not a string such as %q", b, "5s")
-	}
+	s := strings.Trim(string(b), `"`)
 	v, err := time.ParseDuration(s)
 	if err != nil || v <= 0 {
 		return fmt.Errorf("%q is not a length of time such as %q", s, "5s")

@@ -1,4 +1,4 @@
-package ipamconf
+package cni
 
 import (
 	"context"
@@ -33,7 +33,7 @@ type static struct {
 }
 
 // static decodes the section.
-func (a *allocator) static(r *Request) error {
+func (a *allocator) static(r *ipamRequest) error {
 	var conf staticConf
 	if err := r.read(&conf); err != nil {
 		return err
@@ -41,7 +41,7 @@ func (a *allocator) static(r *Request) error {
 	if r.Section.JSON == nil {
 		return newError(codeInvalidConfig, `network %q: static needs the field "ipam"`, r.Network)
 	}
-	args, err := ParseArgs(r.Args)
+	args, err := parseArgs(r.Args)
 	if err != nil {
 		return err
 	}
@@ -67,9 +67,8 @@ func (a *allocator) static(r *Request) error {
 	return err
 }
 
-// staticAddresses merges the four sources in the order of the reference plugin:
-// CNI_ARGS adds to the config's addresses and sets their gateways, args.cni.ips
-// replaces all of that, and runtimeConfig.ips replaces it again.
+// staticAddresses merges the four sources in the order of the reference plugin: CNI_ARGS adds to the config's
+// addresses and sets their gateways, args.cni.ips replaces all of that, and runtimeConfig.ips replaces it again.
 func staticAddresses(addresses []addressConf, args Args, asked *Asked) ([]addressConf, error) {
 	added, err := parsePrefixes("CNI_ARGS IP", args.List("IP"))
 	if err != nil {
@@ -79,7 +78,7 @@ func staticAddresses(addresses []addressConf, args Args, asked *Asked) ([]addres
 	for _, text := range args.List("GATEWAY") {
 		gateway, err := netip.ParseAddr(text)
 		if err != nil || gateway.Zone() != "" {
-			return nil, newError(codeInvalidEnv, "CNI_ARGS GATEWAY: %q is not an IP address", text)
+			return nil, newError(codeEnvironment, "CNI_ARGS GATEWAY: %q is not an IP address", text)
 		}
 		for i := range addresses {
 			if addresses[i].Address.Contains(gateway) {
@@ -87,25 +86,16 @@ func staticAddresses(addresses []addressConf, args Args, asked *Asked) ([]addres
 			}
 		}
 	}
-	for _, source := range []struct {
-		name  string
-		texts []string
-	}{
-		{"args.cni.ips", asked.ArgIPs},
-		{"runtimeConfig.ips", asked.IPs},
-	} {
-		if len(source.texts) == 0 {
-			continue
-		}
-		if addresses, err = parsePrefixes(source.name, source.texts); err != nil {
-			return nil, err
-		}
+	switch {
+	case len(asked.IPs) > 0:
+		return parsePrefixes("runtimeConfig.ips", asked.IPs)
+	case len(asked.ArgIPs) > 0:
+		return parsePrefixes("args.cni.ips", asked.ArgIPs)
 	}
 	return addresses, nil
 }
 
-// parsePrefixes reads addresses that need a prefix length, as there is no range
-// to take it from.
+// parsePrefixes reads addresses that need a prefix length, as there is no range to take it from.
 func parsePrefixes(source string, texts []string) ([]addressConf, error) {
 	var addresses []addressConf
 	for _, text := range texts {
@@ -121,9 +111,8 @@ func parsePrefixes(source string, texts []string) ([]addressConf, error) {
 // Bind returns s: nothing here depends on the node.
 func (s static) Bind(ipam.Node) ipam.Allocator { return s }
 
-// Add returns the addresses. That there are none is an error: static without an
-// address is a mistake, but by name, where the plugin that called says so. To STATUS it is none,
-// as addresses may come with each ADD.
+// Add returns the addresses. That there are none is an error: static without an address is a mistake, but by name,
+// where the plugin that called says so. To STATUS it is none, as addresses may come with each ADD.
 func (s static) Add(ctx context.Context, owner ipam.Owner) (*ipam.Allocation, error) {
 	switch {
 	case len(s.Static) > 0:
@@ -146,7 +135,7 @@ func (s static) Check(ctx context.Context, owner ipam.Owner, held []ipam.Address
 			continue
 		}
 		if err := (ipam.Static{a}).Check(ctx, owner, held); err != nil {
-			return withCode(CodeCheckFailed, fmt.Errorf("network %q: prevResult has no address %s with gateway %s, which the config names: %w",
+			return withCode(codeCheckFailed, fmt.Errorf("network %q: prevResult has no address %s with gateway %s, which the config names: %w",
 				s.network, a.Prefix, a.Gateway, err))
 		}
 	}

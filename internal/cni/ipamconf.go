@@ -1,4 +1,4 @@
-package ipamconf
+package cni
 
 import (
 	"encoding/json"
@@ -12,7 +12,7 @@ import (
 	"github.com/tombolo-cni/tombolo/ipam"
 )
 
-// A Section is the field ipam of a configuration. What is wrong with it is for New to say.
+// A Section is the field ipam of a configuration. What is wrong with it is for newAllocator to say.
 type Section struct {
 	Type    string
 	DataDir string
@@ -34,8 +34,8 @@ func (s *Section) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// IsEmpty says whether JSON has nothing in it.
-func IsEmpty(data json.RawMessage) bool {
+// isEmpty says whether JSON has nothing in it.
+func isEmpty(data json.RawMessage) bool {
 	return slices.Contains([]string{"", "null", "[]", "{}"}, strings.TrimSpace(string(data)))
 }
 
@@ -65,21 +65,20 @@ type Range struct {
 }
 
 // read decodes the section. Where r is strict, and not by name, unknown fields are errors, but for comments.
-func (r *Request) read(into any) error {
-	if IsEmpty(r.Section.JSON) {
+func (r *ipamRequest) read(into any) error {
+	if isEmpty(r.Section.JSON) {
 		return nil
 	}
 	comments := func(_, key string) bool { return !r.Strict || r.ByName || strings.HasPrefix(key, "_") }
 	problems := strict.Part("ipam", r.Section.JSON, into, comments)
 	if r.All {
-		return ConfigError(errors.Join(problems...))
+		return configError(errors.Join(problems...))
 	}
-	return ConfigError(problems.First())
+	return configError(problems.First())
 }
 
-// sets are the ranges of the config in the reference's order, which is part of the format
-// on disk: runtimeConfig comes first, then the inline range. Errors call them by their
-// fields.
+// sets are the ranges of the config in the reference's order, which is part of the format on disk: runtimeConfig
+// comes first, then the inline range. Errors call them by their fields.
 func (h *hostLocalConf) sets(asked *Asked) []ipam.RangeSet {
 	var sets []ipam.RangeSet
 	addAll := func(field string, confs [][]Range) {
@@ -103,9 +102,8 @@ func (r Range) named(name string) ipam.Range {
 	return ipam.Range{Subnet: r.Subnet, RangeStart: r.RangeStart, RangeEnd: r.RangeEnd, Gateway: r.Gateway, Name: name}
 }
 
-// parseRequested reads addresses that were asked for, with or without a
-// prefix length, which does not matter here: the range that holds the address
-// has its own.
+// parseRequested reads addresses that were asked for, with or without a prefix length, which does not matter here:
+// the range that holds the address has its own.
 func parseRequested(texts []string) ([]netip.Addr, error) {
 	var list []netip.Addr
 	for _, text := range texts {

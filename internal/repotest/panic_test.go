@@ -119,7 +119,7 @@ func exported() map[string]map[string]any {
 			"Transport": nil,
 		},
 		"transport": {
-			"DialHeard": transport.DialHeard, "DialRaw": transport.DialRaw, "DialUDP": transport.DialUDP, "DialUDP6": transport.DialUDP6, "DialWitness": transport.DialWitness, "DialWitness6": transport.DialWitness6,
+			"DialRaw": transport.DialRaw, "DialUDP": transport.DialUDP, "DialUDP6": transport.DialUDP6, "DialWitness": transport.DialWitness, "DialWitness6": transport.DialWitness6,
 			"Dialer": transport.Dialer, "Send6": transport.Send6, "Release": transport.Release,
 		},
 	}

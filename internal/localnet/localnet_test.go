@@ -209,8 +209,6 @@ func TestFilterDropsWhatOthersSendToTheHostsLoopback(t *testing.T) {
 	if changed, err := n.ensure(t, n.keep, true); err != nil || !changed {
 		t.Fatalf("Ensure: %t, %v", changed, err)
 	}
-	changed, err := n.conn.Ensure(t.Context(), n.keep, nil, true)
-	must.That(t, err == nil && changed, "Ensure: %t, %v", changed, err)
 	for _, a := range attacks {
 		expect.That(t, !n.hears(t, n.frame(a.tags, a.from, a.to)), "%s: the host hears it", a.name)
 	}
@@ -273,8 +271,6 @@ func TestFilterIsIdempotentAndNotesWhatGoesWithIt(t *testing.T) {
 	if kept, err := n.conn.Get(t.Context(), k); err != nil || kept.There || kept.Routed {
 		t.Errorf("after Remove: %+v, %v", kept, err)
 	}
-	kept, err = n.conn.Get(t.Context(), k)
-	expect.That(t, err == nil && !kept.There && !kept.Routed, "after Remove: %+v, %v", kept, err)
 }
 
 func TestFilterLeavesOthersAtTheIngressAlone(t *testing.T) {

@@ -180,7 +180,7 @@ func (p *pod) vanish() {
 	n.Helper()
 	links := n.links()
 	must.Succeed(n, p.ns.Close())
-	n.inside("umount", p.netns)
+	n.inside("umount", "-l", p.netns)
 	p.kill()
 	// To stop a pod while containerd puts away what has ended fails with "ttrpc: closed", and
 	// kubelets try again.

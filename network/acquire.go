@@ -44,6 +44,9 @@ func (a *adding) prepareLease() (*leasing, error) {
 		return nil, fail.Errorf(ErrInvalid, "container %s: %q is not a MAC of 6 bytes", a.pod.ContainerID, a.pod.MAC)
 	}
 	l.client.MAC, l.client.Sticky = dhcpc.Hex(a.pod.MAC), l.asked.Sticky
+	if _, err := dhcpc.NewMachine(l.client.Asking(nil)); err != nil {
+		return nil, fail.Errorf(ErrInvalid, "ipam: %w", err)
+	}
 	for _, p := range a.pod.Ports {
 		if p.Protocol == unix.IPPROTO_UDP && p.PodPort == dhcpc.ClientPort {
 			return nil, fail.Errorf(ErrInvalid, "runtimeConfig.portMappings: port %s leads to the pod's UDP port %d, where DHCP servers answer: with ipam.type \"dhcp\" it cannot be published", endpoint.PortText(p), p.PodPort)

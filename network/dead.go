@@ -73,7 +73,7 @@ func (n *Node) CollectDead(ctx context.Context, network string, dryRun bool) ([]
 		}
 		networks = []string{network}
 	}
-	epoch, err := n.cfg.Dir.Epoch()
+	_, err = n.cfg.Dir.Epoch()
 	switch {
 	case errors.Is(err, state.ErrStale):
 		if dryRun {
@@ -84,9 +84,6 @@ func (n *Node) CollectDead(ctx context.Context, network string, dryRun bool) ([]
 		return nil, nil // nobody can tell whose the records are
 	case err != nil:
 		return nil, fail.State(err)
-	}
-	if err := inOwnNamespace(epoch); err != nil {
-		return nil, err
 	}
 	s, err := n.openKnown(ctx)
 	if err != nil {

@@ -28,14 +28,14 @@ import (
 // the record's first address to look for.
 
 // Follow brings an attachment up to its lease, if that gives the pod other addresses than are on record, or none any
-// more, and says whether it did. Without an attachment by DHCP, it does nothing.
-func (u Upkeep) Follow(ctx context.Context, key Key) (followed bool, _ error) {
+// more, and gives its addresses of before and of now. Without an attachment by DHCP, it does nothing, and gives nil.
+func (u Upkeep) Follow(ctx context.Context, key Key) (from, to []netip.Prefix, _ error) {
 	if err := u.node.usableFor(ctx, key); err != nil {
-		return false, err
+		return nil, nil, err
 	}
 	dir := u.node.cfg.Dir
 	if _, rec, err := leaseAhead(dir, key); rec == nil || err != nil {
-		return false, err
+		return nil, nil, err
 	}
 	err := u.node.about(ctx, func(s *session) error {
 		if err := s.EnterAlone(ctx); err != nil {
@@ -50,11 +50,14 @@ func (u Upkeep) Follow(ctx context.Context, key Key) (followed bool, _ error) {
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fail.State(err)
 		}
-		err = s.move(ctx, a, nw, rec)
-		followed = err == nil
-		return err
+		was := prefixesOf(a.Addresses)
+		if err := s.move(ctx, a, nw, rec); err != nil {
+			return err
+		}
+		from, to = was, prefixesOf(a.Addresses)
+		return nil
 	})
-	return followed, err
+	return from, to, err
 }
 
 // leaseAhead loads an attachment, and its lease if that is ahead of it.

@@ -31,7 +31,7 @@ func removeNetwork(ctx context.Context, s *session, name string) error {
 		return fail.Errorf(ErrAttached, "network %q has %s: remove the pods first", name, printable.Count(len(left.all), "attachment", "attachments"))
 	}
 	rec, err := s.Dir.LoadNetwork(name)
-	if errors.Is(err, fs.ErrNotExist) {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, state.ErrDamaged) {
 		// There may be rules all the same, where the state was lost, and a directory that a failed Add made.
 		rec, err = &state.Network{}, nil
 	}

@@ -358,15 +358,15 @@ func TestCheckTellsWhatDiffersByItsExitStatus(t *testing.T) {
 
 func TestRepairSaysWhatIsLeft(t *testing.T) {
 	t.Parallel()
-	dir := forge(t)
-	got := run(t, nstest.New(t), nil, "", "repair", "--state", dir)
+	dir, ns := forge(t), nstest.New(t)
+	got := run(t, ns, nil, "", "repair", "--state", dir)
 	if got.status != exitFound || strings.Contains(got.stdout, "repaired:") || !strings.Contains(got.stdout, "left: its network has no record (2 pods affected) [recreate pod]\n") {
 		t.Errorf("outcome is %+v", got)
 	}
 	path := filepath.Join(dir, "networks", "pods.json")
 	must.Succeed(t, os.MkdirAll(filepath.Dir(path), 0o700))
 	must.Succeed(t, os.WriteFile(path, []byte("{"), 0o600))
-	got = run(t, nstest.New(t), nil, "", "repair", "--state", dir)
+	got = run(t, ns, nil, "", "repair", "--state", dir)
 	if got.status != exitFound || !strings.Contains(got.stderr, path) || !strings.Contains(got.stdout, "left: load network: record "+path) {
 		t.Errorf("outcome is %+v", got)
 	}

@@ -178,7 +178,11 @@ func (f *tuningConf) allowed() error {
 func allowedBy(list string, parameters map[string]string) error {
 	for key := range parameters {
 		found := false
-		for _, pattern := range strings.Fields(list) {
+		for line := range strings.Lines(list) {
+			pattern := strings.TrimSpace(line)
+			if pattern == "" {
+				continue
+			}
 			ok, err := matchesPattern(pattern, key)
 			if err != nil {
 				return newError(codeInvalidConfig, "%s: %v", allowlistFile, err)

@@ -39,13 +39,26 @@ func cutOne(pattern string) (one, rest string, err error) {
 		if size < len("[a]") || strings.ContainsAny(pattern[1:size-1], `[\^`) {
 			return "", "", fmt.Errorf("only classes such as [a-z0-9_] are known")
 		}
-		_, err = path.Match(pattern[:size], "")
+		one = "[" + dashes(pattern[1:size-1]) + "]"
+		_, err = path.Match(one, "")
+		return one, pattern[size:], err
 	case c == '\\' && len(pattern) > 1 && !isAlphanumeric(pattern[1]):
 		size = 2
 	case strings.IndexByte(`\^$*+?(){}|`, c) >= 0:
 		err = fmt.Errorf("%q at this place is not known: write it with characters, '.', classes, '*', '+', '?', '^' and '$'", string(c))
 	}
 	return pattern[:size], pattern[size:], err
+}
+
+// dashes writes those at a class's ends, which stand for themselves, as path.Match has them.
+func dashes(class string) string {
+	if rest, first := strings.CutPrefix(class, "-"); first {
+		return `\-` + dashes(rest)
+	}
+	if rest, last := strings.CutSuffix(class, "-"); last {
+		return rest + `\-`
+	}
+	return class
 }
 
 // matchesHere says whether the beginning of a name matches, or with a "$" all of it.

@@ -12,7 +12,7 @@ func TestPatternsAreRegularExpressions(t *testing.T) {
 	names := []string{"", "a", "net.core.somaxconn", "net.ipv4.conf.eth0.arp_filter", "net.ipv4.conf.IFNAME.arp_filter", "net/core/x", "xnet.core", "aab", "abb"}
 	for _, pattern := range []string{
 		"^net.core.somaxconn$", `^net\.core\.somaxconn$`, "net", "conf", "^net.ipv4.conf.[a-zA-Z0-9]+.arp_filter$", "^net[./]core", "^a*b$", "^a+b", "ab?b$",
-		".*", "", "$", "^", "^$", "x", `^net\.ipv4\..*$`, "^[.]", "a.b",
+		".*", "", "$", "^", "^$", "x", `^net\.ipv4\..*$`, "^[.]", "a.b", `^net.ipv4.conf.[a-z0-9_-]+.arp_filter$`, "[-a]b", "^[-]",
 	} {
 		for _, name := range names {
 			got, err := matchesPattern(pattern, name)
@@ -21,7 +21,7 @@ func TestPatternsAreRegularExpressions(t *testing.T) {
 			}
 		}
 	}
-	for _, pattern := range []string{"(a|b)", "a|b", `\d`, "[^a]", "[[:alpha:]]", "a**", "a{2}", "*a", "a^", "a$b", "[", "[]", "[a-]b", `\`, `[\]]`, "(?i)a"} {
+	for _, pattern := range []string{"(a|b)", "a|b", `\d`, "[^a]", "[[:alpha:]]", "a**", "a{2}", "*a", "a^", "a$b", "[", "[]", `\`, `[\]]`, "(?i)a"} {
 		if got, err := matchesPattern(pattern, "a"); err == nil {
 			t.Errorf("%q: %t, and no error", pattern, got)
 		}

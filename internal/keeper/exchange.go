@@ -390,7 +390,7 @@ type node interface {
 	// is the address that it had.
 	taken(bridge string, a, had netip.Addr) error
 	// follow has what the host has of a pod go by its lease, and says whether it did not already.
-	follow(ctx context.Context, r *lease.Record) (bool, error)
+	follow(ctx context.Context, r *lease.Record) (from, to []netip.Prefix, _ error)
 	// release sends the RELEASE of a lease whose pod is gone.
 	release(ctx context.Context, r *lease.Record, l *dhcpc.Lease) error
 	// release6 is release for DHCPv6.

@@ -107,7 +107,9 @@ func newWorld(t *testing.T) *world {
 
 func (w *world) taken(string, netip.Addr, netip.Addr) error { return nil }
 
-func (w *world) follow(context.Context, *lease.Record) (bool, error) { return false, nil }
+func (w *world) follow(context.Context, *lease.Record) (from, to []netip.Prefix, _ error) {
+	return nil, nil, nil
+}
 
 // start runs a keeper until the test's end, or stop.
 func (w *world) start() {

@@ -117,9 +117,9 @@ func (k kernel) taken(at string, a, had netip.Addr) error {
 	})
 }
 
-func (k kernel) follow(ctx context.Context, r *lease.Record) (bool, error) {
+func (k kernel) follow(ctx context.Context, r *lease.Record) (from, to []netip.Prefix, _ error) {
 	if k.network == nil || r.Host != nil {
-		return false, nil
+		return nil, nil, nil
 	}
 	return k.network.Upkeep().Follow(ctx, network.Key{Network: r.Network, ContainerID: r.ContainerID, IfName: r.IfName})
 }
@@ -218,10 +218,14 @@ func (p *place) outside() (*transport.Config, error) {
 	return &transport.Config{NetNS: p.host, Link: l.Index, MAC: []byte(p.r.Client.MAC), ARP: p.r.Client.DetectConflicts}, nil
 }
 
-// has gives an address as the links have it.
+// has gives an address as the links have it. The kernel has an IPv6 address once, with whatever prefix length: a pod may
+// have formed that which it leases.
 func (p *place) has(want netip.Prefix) ([]addr.Address, error) {
 	list, err := addr.On(p.conn).List(addr.Filter{})
-	return slices.DeleteFunc(list, func(a addr.Address) bool { return a.Prefix != want || !slices.Contains(p.links, a.Link) }), err
+	return slices.DeleteFunc(list, func(a addr.Address) bool {
+		is := a.Prefix == want || want.Addr().Is6() && a.Prefix.Addr() == want.Addr()
+		return !is || !slices.Contains(p.links, a.Link)
+	}), err
 }
 
 func (p *place) lacks(a lease.Applied) (bool, error) {

@@ -209,12 +209,12 @@ func (v *visit) endUnseen(cause error) error {
 func (v *visit) follow() error {
 	ctx, cancel := context.WithTimeout(v.ctx, lockedFor)
 	defer cancel()
-	moved, err := v.node.follow(ctx, v.r)
-	if !moved || err != nil {
+	from, to, err := v.node.follow(ctx, v.r)
+	if from == nil || err != nil {
 		return err
 	}
 	v.metrics.moves.Inc()
-	v.log.Info("attachment follows its lease", v.who()...)
+	v.log.Info("attachment follows its lease", append(v.who(), "from", from, "to", to)...)
 	if gateway := v.r.Policy.Gateway; v.r.State == lease.Bound && gateway.IsValid() && !v.r.Lease.Address.Contains(gateway) {
 		return v.repair(v.ctx)
 	}

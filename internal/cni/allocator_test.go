@@ -45,6 +45,7 @@ func TestASectionWithoutItsTypeIsNotTakenForNone(t *testing.T) {
 		"misspelt":   {`{"ipam":{"typ":"host-local"}}`, 2, `unknown field "ipam.typ": "host-local" (did you mean "type"?)`},
 		"wrong case": {`{"ipam":{"Type":"host-local"}}`, 2, `unknown field "ipam.Type": "host-local" (did you mean "type"?)`},
 		"no string":  {`{"ipam":{"type":1}}`, 7, `field "ipam.type": expected a string, got the number 1`},
+		"a list":     {`{"ipam":[]}`, 7, `field "ipam": expected an object, got a list`},
 		"no object":  {`{"ipam":"host-local"}`, 7, `field "ipam": expected an object, got the string "host-local"`},
 	} {
 		t.Run(name, func(t *testing.T) {

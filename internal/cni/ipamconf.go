@@ -34,9 +34,9 @@ func (s *Section) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// isEmpty says whether JSON has nothing in it.
+// isEmpty says whether an object has nothing in it.
 func isEmpty(data json.RawMessage) bool {
-	return slices.Contains([]string{"", "null", "[]", "{}"}, strings.TrimSpace(string(data)))
+	return slices.Contains([]string{"", "null", "{}"}, strings.TrimSpace(string(data)))
 }
 
 // Asked is what a runtime asks for beside the section.

@@ -54,7 +54,7 @@ func (c *call) result(a *asked, from *allocator, made *network.Attachment) *curr
 // prevResult reads the result of an earlier ADD, or of the plugins before
 // this one; nil if there is none. One that a runtime puts in need not name its version, and has the configuration's.
 func (c *Common) prevResult() (*current.Result, error) {
-	if isEmpty(c.PrevResult) {
+	if isEmpty(c.PrevResult) || string(c.PrevResult) == "[]" {
 		return nil, nil
 	}
 	r, err := delegate.ReadResult(c.PrevResult, c.CNIVersion)

@@ -90,6 +90,9 @@ func (n *Node) CollectDead(ctx context.Context, network string, dryRun bool) ([]
 		return nil, err
 	}
 	defer s.Close()
+	if err := s.inOwnNamespace(); err != nil {
+		return nil, err
+	}
 	var list []Dead
 	var errs []error
 	for _, name := range networks {
@@ -213,7 +216,11 @@ func strayed(rec *state.Attachment) (string, error) {
 
 // inOwnNamespace refuses a caller in another network namespace than the networks': it would find none of their
 // ports, and take all pods for dead.
-func inOwnNamespace(epoch state.Epoch) error {
+func (s *session) inOwnNamespace() error {
+	epoch, err := s.Dir.Epoch()
+	if err != nil {
+		return nil // no record counts
+	}
 	here, err := netns.Current()
 	if err != nil {
 		return err

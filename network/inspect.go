@@ -48,6 +48,9 @@ func (n *Node) Inspect(ctx context.Context) (*Inspection, error) {
 		return nil, err
 	}
 	defer s.Close()
+	if err := s.inOwnNamespace(); err != nil {
+		return nil, err
+	}
 	defer s.remember()()
 	networks, err := n.cfg.Dir.Networks()
 	if err != nil {

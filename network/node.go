@@ -146,12 +146,6 @@ func (n *Node) openKnown(ctx context.Context, networks ...string) (*session, err
 	if err := n.usable(ctx, networks...); err != nil {
 		return nil, err
 	}
-	// What a call elsewhere found missing, it would make there.
-	if epoch, err := n.cfg.Dir.Epoch(); err == nil {
-		if err := inOwnNamespace(epoch); err != nil {
-			return nil, err
-		}
-	}
 	cfg := n.cfg
 	if cfg.Mark == 0 {
 		records, _, err := n.cfg.Dir.ListNetworks()

@@ -124,6 +124,9 @@ func (r *repair) network(ctx context.Context, rec *state.Network) error {
 // to enter pods.
 func (n *Node) Repair(ctx context.Context) error {
 	return n.about(ctx, func(s *session) error {
+		if err := s.inOwnNamespace(); err != nil {
+			return err // what it found missing, it would make here
+		}
 		return errors.Join(repairNetworks(ctx, s), mendStrays(ctx, s), mendPods(ctx, s))
 	})
 }

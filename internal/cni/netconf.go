@@ -227,15 +227,21 @@ type Trunk struct {
 	ID    *uint16 `json:"id"`
 }
 
+// ranges are the VLANs that an element names.
+func (t *Trunk) ranges() (list []vlan.Range) {
+	for _, r := range [][2]*uint16{{t.MinID, t.MaxID}, {t.ID, t.ID}} {
+		if r[0] != nil && r[1] != nil {
+			list = append(list, vlan.Range{First: *r[0], Last: *r[1]})
+		}
+	}
+	return list
+}
+
 // membership is what they say of a port.
 func (c *VLANConf) membership() vlan.Membership {
 	m := vlan.Membership{ID: c.VLAN, KeepDefault: c.PreserveDefaultVLAN}
 	for _, t := range c.VLANTrunk {
-		for _, r := range [][2]*uint16{{t.MinID, t.MaxID}, {t.ID, t.ID}} {
-			if r[0] != nil && r[1] != nil {
-				m.Trunk = append(m.Trunk, vlan.Range{First: *r[0], Last: *r[1]})
-			}
-		}
+		m.Trunk = append(m.Trunk, t.ranges()...)
 	}
 	if m.IsZero() {
 		m = vlan.Membership{} // to keep what a port has is what happens then
@@ -245,7 +251,12 @@ func (c *VLANConf) membership() vlan.Membership {
 
 // vlanProblems are about VLANs that there cannot be, and about those that a network cannot be in.
 func (c *NetConf) vlanProblems(p *problems) {
+	p.add(c.VLAN > vlan.MaxID, "vlan %d is not within 0 and %d", c.VLAN, vlan.MaxID)
 	for i, t := range c.VLANTrunk {
+		for _, r := range t.ranges() {
+			p.add(r.First < 1 || r.Last > vlan.MaxID, "vlanTrunk[%d]: VLANs are from 1 to %d", i, vlan.MaxID)
+			p.add(r.First > r.Last, "vlanTrunk[%d]: minID %d is more than maxID %d", i, r.First, r.Last)
+		}
 		p.add((t.MinID == nil) != (t.MaxID == nil), "vlanTrunk[%d] has one of minID and maxID: it takes both, or id", i)
 	}
 	s := c.settings()

@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -148,4 +149,29 @@ func TestARememberedAddressIsAskedForAgain(t *testing.T) {
 	l.serve(t, inTurn)
 	is := ip4(w.add(l.pod("again"), named("db-0")...))
 	expect.That(t, is == was, "the pod had %s, and its next container has %s: it did not ask", was, is)
+}
+
+// The pod, and all that was on record below /run, went with the boot; the server has forgotten whose the address was.
+func TestARebootKeepsTheAddressOfAPod(t *testing.T) {
+	t.Parallel()
+	const inTurn = "--dhcp-sequential-ip"
+	l := newLAN(t, inTurn)
+	w := l.network(conf{"ipam": conf{"type": "dhcp", "keeper": "optional", "clientID": "pod"}})
+	named := []option{arg("K8S_POD_NAMESPACE", "default"), arg("K8S_POD_NAME", "db-0"), arg("IgnoreUnknown", "1")}
+	first := l.pod("first")
+	w.add(first, append(named[:2:2], arg("K8S_POD_NAME", "first"), arg("IgnoreUnknown", "1"))...)
+	was := ip4(l.dies(t, w, named...))
+	w.del(first)
+	l.rewrite(t, "boot", "00000000-0000-4000-8000-000000000000")
+	must.Succeed(t, os.RemoveAll(l.state))
+	k := l.keep(t)
+	l.eventually(t, func() bool {
+		return !slices.ContainsFunc(l.leaseRecords(t), func(path string) bool { return !strings.Contains(readFile(t, path), `"state":"sticky"`) })
+	})
+	k.kill()
+	l.server.Stop()
+	must.Succeed(t, os.RemoveAll(l.leases))
+	l.serve(t, inTurn)
+	is := ip4(w.add(l.pod("again"), named...))
+	expect.That(t, is == was, "the pod had %s before the boot, and has %s", was, is)
 }

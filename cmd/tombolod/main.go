@@ -217,6 +217,14 @@ func (p *program) keep(ctx context.Context, o *options, log *slog.Logger) error 
 	if err != nil {
 		return err
 	}
-	context.AfterFunc(ctx, func() { systemd.tell("STOPPING=1") })
-	return k.Run(ctx)
+	told := make(chan struct{})
+	context.AfterFunc(ctx, func() {
+		systemd.tell("STOPPING=1")
+		close(told)
+	})
+	err = k.Run(ctx)
+	if ctx.Err() != nil {
+		<-told // the keeper may have ended before
+	}
+	return err
 }

@@ -260,6 +260,9 @@ func (c *NetConf) vlanProblems(p *problems) {
 		p.add((t.MinID == nil) != (t.MaxID == nil), "vlanTrunk[%d] has one of minID and maxID: it takes both, or id", i)
 	}
 	s := c.settings()
+	if s.VLAN.Check() != nil {
+		return // said above, by field
+	}
 	if err := s.CheckVLAN(); err != nil {
 		p.add(true, "%v", err)
 	}

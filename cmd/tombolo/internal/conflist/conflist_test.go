@@ -24,7 +24,7 @@ func TestAllThatIsWrongIsSaid(t *testing.T) {
 		{"by names", `{"cniVersion": "0.2.0", "name": "n", "plugins": [{"type": "portmap", "conditionsV4": ["-s"], "capabilities": {"portMappings": true}},
 			{"type": "bridge", "isGateway": "yes", "vlan": 5000, "nosuch": 1, "ipam": {"type": "host-local", "subnet": "10.1.0.0"}}, {"type": "calico"},
 			{"type": "bandwidth", "ingressRate": 8}, {"type": "firewall", "ingressPolicy": "none"}, {"type": "tuning", "mac": "x"}]}`,
-			[]string{"plugins[0]: conditionsV4", "plugins[0]: portmap works on what a plugin before it makes", `plugins[1]: field "isGateway"`, "VLAN 5000", "10.1.0.0",
+			[]string{"plugins[0]: conditionsV4", "plugins[0]: portmap works on what a plugin before it makes", `plugins[1]: field "isGateway"`, "vlan 5000 is not within 0 and 4094", "10.1.0.0",
 				`plugins[3]: cniVersion "0.2.0"`, "plugins[3]: ingressRate 8", `plugins[4]: cniVersion "0.2.0"`, `plugins[4]: ingressPolicy "none"`, "plugins[5]"}},
 		{"all at once", `{"cniVersion": "9.9.9", "name": "n", "plugins": [
 			{"type": "tombolo", "mode": "router", "mtu": 7, "bridge": "a/b", "nosuch": 1, "ipMasq": "yes", "logFile": "x", "logLevel": "loud",
@@ -32,7 +32,7 @@ func TestAllThatIsWrongIsSaid(t *testing.T) {
 			 "ipam": {"type": "host-local", "nosuch": 1, "dataDir": 7, "ranges": [[{"subnet": "10.1.0.0"}]]}},
 			{"type": "portmap", "capabilities": {"portMappings": true}}]}`,
 			[]string{`cniVersion "9.9.9"`, `mode "router"`, "mtu 7", `bridge "a/b"`, `"nosuch"`, "ipMasq", "logFile", `logLevel "loud"`,
-				`VLAN 5000`, `ingressPolicy "none"`, `ipam.nosuch`, "ipam.dataDir", "10.1.0.0", "plugins[1]: portmap and tombolo"}},
+				"vlan 5000 is not within 0 and 4094", `ingressPolicy "none"`, `ipam.nosuch`, "ipam.dataDir", "10.1.0.0", "plugins[1]: portmap and tombolo"}},
 		{"a range", `{"cniVersion": "1.0.0", "name": "n", "type": "tombolo", "ipam": {"type": "host-local", "routes": [{"dst": "x"}],
 			"ranges": [[{"subnet": "x"}, {"subnet": "10.1.0.0/24", "rangeStart": 7}]]}}`,
 			[]string{"ranges[0][0].subnet", "ranges[0][1].rangeStart", "routes[0].dst"}},

@@ -93,6 +93,9 @@ func (d operatorsDrop) staysDropped(t *testing.T, by string) {
 	}
 	for range 2 {
 		run(strings.ReplaceAll(d.do, "POD", pod))
+		if rules := n.run("iptables", "-S"); strings.Contains(d.do, "POD") {
+			must.That(t, strings.Contains(rules, pod), "%s made no rule: %s", d.do, rules)
+		}
 		look()
 		reaches(a, false)
 		if !d.all {

@@ -30,15 +30,19 @@ func (c *Conn) Add(ctx context.Context, ep Endpoint) error {
 	return nftnl.Retry(ctx, func() error {
 		generation, free := c.cache.Generation(), true
 		if len(ep.Ports) > 0 {
-			seen, err := nftnl.SeenGeneration(c.tables.Conn)
-			if err != nil {
-				return err
+			// If it is old, the transaction is refused, and what it says is dropped.
+			if generation == nil {
+				seen, err := nftnl.SeenGeneration(c.tables.Conn)
+				if err != nil {
+					return err
+				}
+				generation = &seen
 			}
 			rivals, err := c.findRivals(elements)
 			if err != nil {
 				return explainMissing(err)
 			}
-			generation, free = &seen, len(rivals) == 0
+			free = len(rivals) == 0
 		}
 		err := fs.ErrExist
 		if free {

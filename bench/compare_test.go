@@ -21,6 +21,7 @@ type scenario struct {
 	takes      string // how long it does, where that is minutes
 	pods       int    // so many are there during the second half of the rounds
 	crowd      int    // a round is so many pods, eight at once
+	proxy      bool   // kube-proxy is beside some
 	share      int    // one in so many rounds takes place
 }
 
@@ -38,6 +39,8 @@ func scenarios(tb testing.TB) []scenario {
 		{name: "everything", feature: everything(), share: 8, takes: "half a minute", contenders: chains},
 		{name: "everything-beside-200", feature: everything(), share: 8, pods: 200, takes: "two minutes", contenders: chains},
 		{name: "ipv4-beside-900", feature: ipv4(), share: 2, pods: 900, takes: "a minute", contenders: []contender{floor(), tombolo()}},
+		{name: "ipv4-beside-services", feature: ipv4(), share: 2, proxy: true, takes: "a minute", contenders: besideServices(tb)},
+		{name: "port-beside-services", feature: port(), share: 2, proxy: true, takes: "a minute", contenders: besideServices(tb)},
 		{name: "crowd", feature: ipv4(), share: 16, crowd: 80, contenders: []contender{floor(), tombolo(), referencePlugin(), kindnet()}},
 		{name: "dhcp", feature: dhcp("dhcp", false), share: 2, contenders: []contender{tombolo(), named(tombolo(), "tombolo-rapid"), referencePlugin()},
 			features: map[string]feature{"tombolo-rapid": dhcp("dhcp", true)}},
@@ -96,6 +99,10 @@ func newComparison(b *testing.B, s scenario) *comparison {
 			f = s.feature
 		}
 		n := newNode(b, each, f).warm(b)
+		if s.proxy && !n.idle { // the only pod with a port opens and closes the node's loopback for it
+			n.fill(b, nil, 1, 1)
+			n.linked = links(b, n.host)
+		}
 		c.nodes = append(c.nodes, n)
 		c.before = append(c.before, n.inventory(b))
 		c.figures[n.name] = figures{}
@@ -177,7 +184,9 @@ func (c *comparison) round(b *testing.B, add string) {
 		p := n.pod(c.tb)
 		must.Succeed(b, n.measureShapers(p))
 		kept := n.kept(b)
+		synced := c.disturb(n)
 		added := must.Of(n.call("ADD", p)).Get(b)
+		must.Succeed(b, synced())
 		must.Succeed(b, n.prove(p))
 		rest()
 		deleted := must.Of(n.call("DEL", p)).Get(b)
@@ -288,6 +297,11 @@ func compared() map[string][]string {
 		"tombolo-rapid":      {reference},
 		"names":              {"tombolo", "chain-iptables", "chain-nftables"},
 		reference:            {"go-limit", "floor"},
+		"tombolo-unchanged":  {"tombolo"},
+		"tombolo-changed":    {"tombolo"},
+		"tombolo-changing":   {"tombolo"},
+		"element-changed":    {"element"},
+		"empty-changed":      {"empty"},
 	}
 }
 
@@ -323,6 +337,8 @@ func limits() []limit {
 		{"ipv4", "tombolo", "DEL/floor", 1.1},
 		{"ipv4", "attach", "ADD/kernel", 1.3},
 		{"ipv4-beside-900", "tombolo", "growth", 1.8},
+		{"ipv4-beside-services", "tombolo-changed", "ADD/tombolo", 1.2},
+		{"port-beside-services", "tombolo-changed", "ADD/tombolo", 1.2},
 		{"crowd", "tombolo", "ADD/floor", 1.5},
 		{"dhcp", "tombolo", "ADD/reference", 0.6},
 	}

@@ -44,6 +44,7 @@ type contender struct {
 	bridgeless bool     // it needs a bridge that is there
 	idle       bool     // it does nothing, so that nothing can be proven of it
 	needs      []string // of the peers
+	proxy      proxied  // what kube-proxy does on its node
 	// call carries out a verb for a pod on a node; p.result is that of the ADD.
 	call func(n *node, verb string, p *pod) (cost, error)
 	// plugins are the configurations that a runtime has of it; nil for no plugins.

@@ -29,6 +29,8 @@ type feature struct {
 
 func ipv4() feature { return feature{name: "ipv4"} }
 
+func port() feature { return feature{name: "port", published: true, outside: true, prove: provePort} }
+
 // everything is all that a pod may ask for: for tombolo one call, for a chain four.
 func everything() feature {
 	return feature{name: "everything", dual: true, masquerade: true, published: true, limited: true, outside: true, prove: proveEverything}
@@ -42,7 +44,7 @@ func features() []feature {
 		{name: "dual", dual: true, masquerade: true},
 		{name: "guard", options: object{"guard": true}},
 		{name: "policy", options: object{"ingressPolicy": "isolated"}},
-		{name: "port", published: true, outside: true, prove: provePort},
+		port(),
 		{name: "limits", limited: true, prove: proveLimits},
 		everything(),
 	}

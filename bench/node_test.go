@@ -62,6 +62,7 @@ type node struct {
 	count   atomic.Int64 // of the pods that there have been
 	linked  []string     // the node's links, between two pods
 	gauge   bool         // what is executed is measured by its memory
+	syncs   int          // of kube-proxy there
 }
 
 // pod is a namespace, and what a runtime keeps about it.
@@ -89,6 +90,9 @@ func newNode(tb testing.TB, c contender, f feature) *node {
 	}
 	if f.dhcp {
 		n.addLAN(tb)
+	}
+	if c.proxy != "" {
+		n.addProxy(tb)
 	}
 	if c.bridgeless {
 		floorBridgeOn(tb, n)
@@ -234,7 +238,8 @@ func (n *node) inventory(tb testing.TB) string {
 		return err
 	}))
 	counters := regexp.MustCompile(`packets \d+ bytes \d+`)
-	return strings.Join(names, "\n") + "\n" + counters.ReplaceAllString(nstest.Run(tb, n.host, "nft", "list", "ruleset"), "")
+	ruleset := withoutProxy(nstest.Run(tb, n.host, "nft", "list", "ruleset"))
+	return strings.Join(names, "\n") + "\n" + counters.ReplaceAllString(ruleset, "")
 }
 
 // links lists the names of a namespace's interfaces, sorted.

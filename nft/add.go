@@ -28,24 +28,20 @@ func (c *Conn) Add(ctx context.Context, ep Endpoint) error {
 	}
 	elements, comment := ep.elements(), ownerComment(ep.Owner, ruleset.NetworkKey(ep.Network))
 	return nftnl.Retry(ctx, func() error {
-		generation, free := c.cache.Generation(), true
-		if len(ep.Ports) > 0 {
-			// If it is old, the transaction is refused, and what it says is dropped.
-			if generation == nil {
-				seen, err := nftnl.SeenGeneration(c.tables.Conn)
-				if err != nil {
-					return err
-				}
-				generation = &seen
-			}
-			rivals, err := c.findRivals(elements)
+		generation := c.cache.Generation() // if it is old, the transaction is refused, and it is forgotten
+		if len(ep.Ports) > 0 && generation == nil {
+			seen, err := nftnl.SeenGeneration(c.tables.Conn)
 			if err != nil {
-				return explainMissing(err)
+				return err
 			}
-			free = len(rivals) == 0
+			generation = &seen
 		}
-		err := fs.ErrExist
-		if free {
+		rivals, err := c.findRivals(elements)
+		if err != nil {
+			return explainMissing(err)
+		}
+		err = fs.ErrExist
+		if len(rivals) == 0 {
 			t := c.tables.Begin(generation)
 			for _, el := range elements {
 				t.NewElement(el, comment)

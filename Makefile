@@ -19,8 +19,9 @@ UNITS    := tombolod.service tombolo-repair.service tombolo-repair.timer
 VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo v0.0.0)
 ARCHES   ?= amd64 arm64
 
-# Static and reproducible; the go command stamps version and commit from git.
-BUILD := CGO_ENABLED=0 $(GO) build -buildvcs=auto -trimpath -ldflags "-s -w"
+# Static and reproducible; the go command stamps version and commit from git. The garbage collector of Go 1.26 keeps
+# marks within each span, whose page a call touches for nothing: without it an ADD is 2 % shorter (docs/dev/limits.md).
+BUILD := CGO_ENABLED=0 GOEXPERIMENT=nogreenteagc $(GO) build -buildvcs=auto -trimpath -ldflags "-s -w"
 
 .PHONY: help build build-arm64 demo test test-long lint bench bench-report profile install uninstall deb release deps peers clean
 

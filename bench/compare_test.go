@@ -42,6 +42,7 @@ func scenarios(tb testing.TB) []scenario {
 		{name: "ipv4-beside-services", feature: ipv4(), share: 2, proxy: true, takes: "a minute", contenders: besideServices(tb)},
 		{name: "port-beside-services", feature: port(), share: 2, proxy: true, takes: "a minute", contenders: besideServices(tb)},
 		{name: "crowd", feature: ipv4(), share: 16, crowd: 80, contenders: []contender{floor(), tombolo(), referencePlugin(), kindnet()}},
+		{name: "crowd-of-110", feature: ipv4(), share: 16, crowd: 110, contenders: []contender{floor(), tombolo()}},
 		{name: "dhcp", feature: dhcp("dhcp", false), share: 2, contenders: []contender{tombolo(), named(tombolo(), "tombolo-rapid"), referencePlugin()},
 			features: map[string]feature{"tombolo-rapid": dhcp("dhcp", true)}},
 	}
@@ -178,7 +179,9 @@ func (c *comparison) round(b *testing.B, add string) {
 		n := c.nodes[(c.done+turn)%len(c.nodes)]
 		f := c.figures[n.name]
 		if c.crowd > 0 {
-			c.add(f, addTime, c.throng(b, n))
+			added, deleted := c.throng(b, n)
+			c.add(f, addTime, added+deleted)
+			c.add(f, delTime, deleted)
 			continue
 		}
 		p := n.pod(c.tb)
@@ -208,24 +211,19 @@ func (c *comparison) add(f figures, what string, took time.Duration) {
 	f[what] = append(f[what], float64(took))
 }
 
-// throng has a crowd come and go, and gives the wall time for all of it.
-func (c *comparison) throng(b *testing.B, n *node) time.Duration {
+// throng has a crowd come and go, and gives the wall time of all ADDs, and of all DELs.
+func (c *comparison) throng(b *testing.B, n *node) (added, deleted time.Duration) {
 	crowd := make([]*pod, c.crowd)
 	for i := range crowd {
 		crowd[i] = n.pod(b)
 	}
-	var took time.Duration
-	for _, verb := range []string{"ADD", "DEL"} {
-		cost := must.Of(n.crowd(verb, crowd, atATime)).Get(b)
-		took += cost.wall
-		if verb == "ADD" {
-			for _, p := range crowd {
-				must.Succeed(b, n.prove(p))
-			}
-		}
+	added = must.Of(n.crowd("ADD", crowd, atATime)).Get(b).wall
+	for _, p := range crowd {
+		must.Succeed(b, n.prove(p))
 	}
+	deleted = must.Of(n.crowd("DEL", crowd, atATime)).Get(b).wall
 	n.proveGone(b, crowd[0])
-	return took
+	return added, deleted
 }
 
 // gauge takes the memory of an ADD, in pods of their own: the gauge costs time.

@@ -35,29 +35,6 @@ func TestWithoutATypeThereAreNoAddresses(t *testing.T) {
 	}
 }
 
-func TestASectionWithoutItsTypeIsNotTakenForNone(t *testing.T) {
-	t.Parallel()
-	for name, tt := range map[string]struct {
-		conf string
-		code uint
-		want string
-	}{
-		"misspelt":   {`{"ipam":{"typ":"host-local"}}`, 2, `unknown field "ipam.typ": "host-local" (did you mean "type"?)`},
-		"wrong case": {`{"ipam":{"Type":"host-local"}}`, 2, `unknown field "ipam.Type": "host-local" (did you mean "type"?)`},
-		"no string":  {`{"ipam":{"type":1}}`, 7, `field "ipam.type": expected a string, got the number 1`},
-		"a list":     {`{"ipam":[]}`, 7, `field "ipam": expected an object, got a list`},
-		"no object":  {`{"ipam":"host-local"}`, 7, `field "ipam": expected an object, got the string "host-local"`},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			r := newIPAMNode(t, tt.conf).request("a")
-			wantError(t, expect.Err(newAllocator(r)), tt.code, nil, tt.want)
-			r.Strict = false
-			expect.Success(t, expect.Err(newAllocator(r)), "not strict")
-		})
-	}
-}
-
 func TestUnknownFieldsAreErrorsOnlyInsideOfIPAM(t *testing.T) {
 	t.Parallel()
 	n := newIPAMNode(t, `{"foo":1,"args":{"foo":1,"cni":{"foo":1}},"runtimeConfig":{"foo":1,"ipRanges":[[{"subnet":"10.2.0.0/24","foo":1}]]},
@@ -79,27 +56,6 @@ func TestUnknownFieldsAreErrorsOnlyInsideOfIPAM(t *testing.T) {
 	// What a plugin of others takes is its own business.
 	n = newIPAMNode(t, `{"ipam":{"type":"other","foo":1}}`)
 	n.allocator(n.request("a"))
-}
-
-func TestBadFieldsOfHostLocalAreExplained(t *testing.T) {
-	t.Parallel()
-	with := func(fields string) string {
-		return `{"cniVersion":"0.2.0","ipam":{"type":"host-local","subnet":"10.1.0.0/24",` + fields + `}}`
-	}
-	for name, tt := range map[string]struct{ conf, want string }{
-		"relative dataDir":  {with(`"dataDir":"state"`), `field "ipam.dataDir": "state" is not an absolute path`},
-		"route, no dst":     {with(`"routes":[{"gw":"10.1.0.1"}]`), `field "ipam.routes[0].dst" is required`},
-		"route, odd dst":    {with(`"routes":[{"dst":"default"}]`), `field "ipam.routes[0].dst": expected an address with a prefix length`},
-		"route, zone":       {with(`"routes":[{"dst":"::/0","gw":"fe80::1%eth0"}]`), `field "ipam.routes[0].gw": fe80::1%eth0 has a zone`},
-		"route, bad number": {with(`"routes":[{"dst":"::/0","mtu":"1400"}]`), `field "ipam.routes[0].mtu": expected a whole number, got the string "1400"`},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			wantError(t, expect.Err(newAllocator(newIPAMNode(t, tt.conf).request("a"))), 7, nil, tt.want)
-		})
-	}
-	n := newIPAMNode(t, `{"ipam":{"type":"host-local","subnet":"10.1.0.0/24","routes":[{"dst":"::/0","gateway":"fd00::1"}]}}`)
-	wantError(t, expect.Err(newAllocator(n.request("a"))), 2, nil, `unknown field "ipam.routes[0].gateway": "fd00::1"`)
 }
 
 func TestConfigErrorKeepsNil(t *testing.T) {

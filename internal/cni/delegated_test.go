@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/containernetworking/cni/pkg/types"
+	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/ipam/delegate"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
@@ -91,7 +92,7 @@ func TestAFailedDelegatedAddIsUndone(t *testing.T) {
 func TestADelegatedAddThatIsCutOffIsUndone(t *testing.T) {
 	t.Parallel()
 	fifo := filepath.Join(t.TempDir(), "started")
-	must.Succeed(t, makeFIFO(fifo))
+	must.Succeed(t, unix.Mkfifo(fifo, 0o600))
 	n, r, verbs := withPlugin(t, "[ $CNI_COMMAND = DEL ] && exit 0\necho x >"+fifo+"\nexec sleep 600")
 	ctx, cancel := context.WithCancel(context.Background())
 	a := n.allocator(r)

@@ -1,14 +1,11 @@
 package cni
 
 import (
-	"errors"
-	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/containernetworking/cni/pkg/types"
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
@@ -25,31 +22,6 @@ func dhcpOf(t *testing.T, fields string) (*DHCP, error) {
 		section += ", " + fields
 	}
 	return (&NetConf{IPAM: Section{JSON: []byte(section + "}")}}).dhcp()
-}
-
-func TestDHCPSectionThatIsWrong(t *testing.T) {
-	t.Parallel()
-	for _, tt := range []struct{ fields, want string }{
-		{`"clientid": "pod"`, `code 2: unknown field "ipam.clientid": "pod" (did you mean "clientID"?)`},
-		{`"clientID": "host"`, `code 7: ipam.clientID "host" is not known: use one of ["container" "pod" "mac"]`},
-		{`"transport": "udp"`, `code 2: unknown field "ipam.transport": "udp"`},
-		{`"keeper": "no"`, `code 7: ipam.keeper "no" is not known: use one of ["required" "optional"]`},
-		{`"timeout": 5`, `code 7: field "ipam.timeout": expected a length of time such as "5s", got the number 5`},
-		{`"priority": -1`, `code 7: ipam.priority -1 is negative`},
-		{`"request": [{"option": "colour"}]`, `code 7: field "ipam.request[0].option": expected an option's number, or a name such as "routers", got the string "colour"`},
-		{`"request": [{"option": 255}]`, `code 7: field "ipam.request[0].option": expected an option's number, or a name such as "routers", got the number 255`},
-		{`"routes": [{"gw": "10.0.0.1"}]`, `code 7: ipam.routes[0]: a route of IPv4 needs a dst such as 10.0.0.0/8, and may have a gw`},
-		{`"routes": [{"dst": "fd00::/8"}]`, `code 7: ipam.routes[0]: a route of IPv4 needs a dst such as 10.0.0.0/8, and may have a gw`},
-		{`"daemonSocketPath": "/run/cni/dhcp.sock"`, `code 2: unknown field "ipam.daemonSocketPath": "/run/cni/dhcp.sock"`},
-	} {
-		_, err := dhcpOf(t, tt.fields)
-		var coded *types.Error
-		if !errors.As(err, &coded) {
-			t.Errorf("%s: %v, want a code", tt.fields, err)
-			continue
-		}
-		expect.Equal(t, fmt.Sprintf("code %d: %s", coded.Code, coded.Msg), tt.want, "%s", tt.fields)
-	}
 }
 
 func TestIdentityOfAPodToItsServer(t *testing.T) {

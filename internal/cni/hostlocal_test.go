@@ -76,36 +76,6 @@ func TestRequestedAddressesAreGiven(t *testing.T) {
 	}
 }
 
-func TestRequestsThatCannotBeMetAreRefusedByNew(t *testing.T) {
-	t.Parallel()
-	const both = `[{"subnet":"10.1.0.0/24","rangeEnd":"10.1.0.9"}],[{"subnet":"fd00::/64"}]`
-	tests := map[string]struct {
-		args string
-		code uint
-		want string
-	}{
-		"gateway":             {"IP=10.1.0.1", 7, `network "lan": the requested address 10.1.0.1 is a gateway`},
-		"no range":            {"IP=10.2.0.1", 7, `the requested address 10.2.0.1 is in no range of it`},
-		"outside of rangeEnd": {"IP=10.1.0.10", 7, `10.1.0.10 is in no range`},
-		"two of one set":      {"IP=10.1.0.2,10.1.0.3", 7, `range 10.1.0.1-10.1.0.9 of 10.1.0.0/24 gives one address to an attachment, but 10.1.0.2 and 10.1.0.3 were requested`},
-		"no address":          {"IP=router", 7, `requested address "router" is not an IP address`},
-		"bad prefix":          {"IP=10.1.0.2/33", 7, `requested address "10.1.0.2/33" is not an IP address`},
-		"zone":                {"IP=fd00::2%eth0", 7, `is not an IP address`},
-		"unknown key":         {"FOO=1;IP=10.1.0.2", 4, `CNI_ARGS: FOO=1 is not known: add IgnoreUnknown=1`},
-		"not ignored":         {"FOO=1;IgnoreUnknown=false", 4, `FOO=1 is not known`},
-		"no pair":             {"IP", 4, `CNI_ARGS: "IP" is not of the form KEY=VALUE`},
-		"neither nor":         {"IgnoreUnknown=maybe", 4, `IgnoreUnknown="maybe" is neither true nor false`},
-	}
-	for name, tt := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			r := newIPAMNode(t, ranged(both)).request("a")
-			r.Args = tt.args
-			wantError(t, expect.Err(newAllocator(r)), tt.code, nil, tt.want)
-		})
-	}
-}
-
 func TestDelWorksWhateverIsWrong(t *testing.T) {
 	t.Parallel()
 	for name, conf := range map[string]string{
@@ -164,11 +134,4 @@ func TestABrokenConfigStillNamesItsDataDir(t *testing.T) {
 	must.Succeed(t, n.allocator(r).Del(context.Background(), nil))
 	n.expect(map[string]string{})
 	expect.That(t, n.Warned(`field "ipam.ranges": expected a list`), "what is wrong with the config is not reported")
-}
-
-func TestAMissingResolvConfIsAnError(t *testing.T) {
-	t.Parallel()
-	n := newIPAMNode(t, `{"ipam":{"type":"host-local","subnet":"10.1.0.0/24","resolvConf":"/nonexistent/resolv.conf"}}`)
-	wantError(t, expect.Err(n.tryAdd(n.request("a"))), 5, os.ErrNotExist, `read "ipam.resolvConf"`)
-	n.expect(map[string]string{})
 }

@@ -1,7 +1,6 @@
 package cni
 
 import (
-	"strings"
 	"testing"
 	"time"
 
@@ -75,32 +74,4 @@ func TestTakeoverAsConfigured(t *testing.T) {
 	s := settingsOf(parsed(t, `"mode": "lan", "uplink": "eth0", "bridge": "lan0", "keepAddressOnUplink": true, "uplinkTimeout": "2s"`))
 	want := uplink.Uplink{NIC: "eth0", KeepAddress: true, Timeout: 2 * time.Second}
 	expect.NoDiff(t, cmp.Diff(want, s.Uplink), "uplink")
-}
-
-func TestFieldsOfALANThatDoNotGoTogether(t *testing.T) {
-	t.Parallel()
-	for _, tt := range []struct{ fields, want string }{
-		{`"mode": "lan"`, `mode "lan" needs an uplink`},
-		{`"uplink": "eth0"`, `in mode "gateway" pods are on a network of their own`},
-		{`"mode": "lan", "uplink": "et/h0"`, `uplink "et/h0" cannot name a link`},
-		{`"mode": "lan", "uplink": "br0"`, `uplink and bridge are both "br0"`},
-		{`"mode": "lan", "uplink": "eth0", "defaultRoute": "gateway"`, `defaultRoute "gateway" is not known: use "host" or "router"`},
-		{`"mode": "lan", "uplink": "eth0", "ipv6": "dhcpv6"`, `ipv6 "dhcpv6" is not known: use "slaac" or "dhcp"`},
-		{`"mode": "lan", "uplink": "eth0", "isGateway": true`, `neither isGateway nor ipMasq`},
-		{`"mode": "lan", "uplink": "eth0", "ipMasq": true`, `neither isGateway nor ipMasq`},
-		{`"mode": "lan", "uplink": "eth0", "promiscMode": true`, `promiscMode exclude each other`},
-		{`"mode": "lan", "uplink": "eth0", "uplinkTimeout": "0s"`, `uplinkTimeout`},
-		{`"mode": "l2", "uplink": "eth0", "defaultRoute": "host"`, `defaultRoute is a field of mode "lan"`},
-		{`"ipv6": "slaac"`, `ipv6 is a field of modes "lan" and "l2"`},
-		{`"mode": "l2", "ipv6": "slaac", "disableContainerInterface": true`, `exclude each other`},
-		{`"mode": "l2", "lanGuard": true`, `lanGuard says nothing without an uplink`},
-		{`"keepAddressOnUplink": true`, `keepAddressOnUplink says nothing without an uplink`},
-		{`"mode": "l2", "uplinkTimeout": "5s"`, `uplinkTimeout says nothing without an uplink`},
-		{`"mode": "lan", "uplink": "eth0", "disableContainerInterface": true`, `disableContainerInterface`},
-	} {
-		_, err := parseStrict(with(tt.fields))
-		if err == nil || coded(err).Code != codeInvalidConfig || !strings.Contains(err.Error(), tt.want) {
-			t.Errorf("%s: %v, want one of code %d that says %s", tt.fields, err, codeInvalidConfig, tt.want)
-		}
-	}
 }

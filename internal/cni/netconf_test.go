@@ -1,7 +1,6 @@
 package cni
 
 import (
-	"fmt"
 	"net/netip"
 	"reflect"
 	"strings"
@@ -12,7 +11,6 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
-	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/network"
@@ -114,66 +112,6 @@ func TestMarkIsOneBit(t *testing.T) {
 			t.Errorf("%s gives %#x, %v; want %#x", tt.json, uint32(m), err, uint32(tt.want))
 		}
 	}
-}
-
-// The exact words, since they are all that an operator sees.
-func TestErrorsOfABadConfiguration(t *testing.T) {
-	t.Parallel()
-	var report strings.Builder
-	for _, tt := range []struct{ name, conf string }{
-		{"nothing on stdin", ``},
-		{"cut short", `{"name": "pods",`},
-		{"no object", `[]`},
-		{"something after the object", `{"name": "pods"} {}`},
-
-		{"unknown field, misspelt", string(with(`"hairpinmode": true`))},
-		{"unknown field of the reference's chain", string(with(`"snat": false`))},
-		{"unknown field like nothing", string(with(`"colour": {"of": ["the", "sky"]}`))},
-		{"field twice", string(with(`"mtu": 1500, "mtu": 1400`))},
-		{"string for a number", string(with(`"mtu": "1500"`))},
-		{"number for a boolean", string(with(`"ipMasq": 1`))},
-		{"number for a name", string(with(`"bridge": 7`))},
-		{"fraction", string(with(`"mtu": 1.5`))},
-
-		{"deadline is a number", string(with(`"deadline": 5`))},
-		{"deadline without a unit", string(with(`"deadline": "5"`))},
-		{"forwardMark of two bits", string(with(`"forwardMark": "0x3"`))},
-		{"mode unknown", string(with(`"mode": "macvlan"`))},
-		{"mode of a later version", string(with(`"mode": "wan"`))},
-		{"mtu too small", string(with(`"mtu": 67`))},
-		{"mtu too large", string(with(`"mtu": 65536`))},
-		{"mtu negative", string(with(`"mtu": -1`))},
-		{"bridge too long", string(with(`"bridge": "sixteen-bytes-xx"`))},
-		{"bridge with a slash", string(with(`"bridge": "br/0"`))},
-		{"bridge with a NUL", string(with(`"bridge": "br\u0000"`))},
-		{"bridge is a dot", string(with(`"bridge": "."`))},
-		{"stateDir is relative", string(with(`"stateDir": "run"`))},
-		{"logFile is relative", string(with(`"logFile": "tombolo.log"`))},
-		{"logLevel unknown", string(with(`"logLevel": "loud"`))},
-		{"ipMasqBackend iptables", string(with(`"ipMasqBackend": "iptables"`))},
-		{"interface down, with an ipam", string(with(`"disableContainerInterface": true, "ipam": {"type": "static"}`))},
-
-		{"promiscMode and hairpinMode", string(with(`"promiscMode": true, "hairpinMode": true`))},
-		{"ingressPolicy", string(with(`"ingressPolicy": "closed"`))},
-		{"nonMasqueradeCIDRs", string(with(`"nonMasqueradeCIDRs": ["10.0.0.0"]`))},
-		{"burst without a rate", string(with(`"ingressBurst": 1000`))},
-		{"vlan too large", string(with(`"vlan": 4095`))},
-		{"vlan negative", string(with(`"vlan": -1`))},
-		{"vlan of a bridge whose name is too long", string(with(`"vlan": 4094, "bridge": "elevenbytes"`))},
-		{"vlan 1 with a gateway", string(with(`"vlan": 1`))},
-		{"vlan by the host's default route", string(with(`"vlan": 7, "mode": "lan", "uplink": "eth0", "defaultRoute": "host"`))},
-		{"vlanTrunk without maxID", string(with(`"vlanTrunk": [{"minID": 7}]`))},
-		{"vlanTrunk without minID", string(with(`"vlanTrunk": [{"id": 7}, {"maxID": 7}]`))},
-		{"vlanTrunk too large", string(with(`"vlanTrunk": [{"minID": 7, "maxID": 4095}]`))},
-		{"vlanTrunk of 0", string(with(`"vlanTrunk": [{"id": 0}]`))},
-		{"vlanTrunk in the wrong order", string(with(`"vlanTrunk": [{"minID": 8, "maxID": 7}]`))},
-		{"vlanTrunk with another field", string(with(`"vlanTrunk": [{"vid": 7}]`))},
-		{"vlanTrunk of a guarded pod", string(with(`"vlanTrunk": [{"id": 7}], "guard": true`))},
-	} {
-		_, err := parseStrict([]byte(tt.conf))
-		fmt.Fprintf(&report, "%s:\n    %s\n", tt.name, describe(err))
-	}
-	golden.Compare(t, "netconf-errors.txt", report.String())
 }
 
 func TestWhatAConfigurationMaySay(t *testing.T) {

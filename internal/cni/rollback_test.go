@@ -374,19 +374,6 @@ func TestADDReplacesThePortOfAKilledOne(t *testing.T) {
 	}
 }
 
-func TestADDThatIsRepeatedIsRefusedAndTheFirstStays(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	n.run(t, n.plugin(), "ADD", nil).must(t)
-	before := n.belongings(t)
-	a := n.run(t, n.plugin(), "ADD", nil)
-	const want = `container c1 has an attachment eth0 to network "pods" already: DEL it first`
-	if a.err == nil || a.err.Code != codeExists || a.err.Msg != want {
-		t.Errorf("got %s", a.stdout)
-	}
-	n.mustHave(t, before)
-}
-
 // Elements of nf_tables that carry another owner's name are not taken over while
 // that owner lives.
 func TestADDWhoseElementsAreAnothersLeavesNothing(t *testing.T) {
@@ -438,26 +425,6 @@ func TestADDWhoseElementsAreAnothersLeavesNothing(t *testing.T) {
 	}
 }
 
-// A firewall that is taken away in the middle of an ADD is made anew.
-func TestADDMendsWhatIsFlushedMeanwhile(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	p := n.plugin()
-	fired := false
-	p.After = func(step string) error {
-		if step == "link" {
-			fired = true
-			nstest.Run(t, n.host, "nft", "delete", "table", "inet", "tombolo")
-		}
-		return nil
-	}
-	n.run(t, p, "ADD", nil).must(t)
-	if !fired {
-		t.Fatal("the table was never deleted")
-	}
-	expect.NoDiff(t, cmp.Diff([]string{ident.Hash("pods", "c1", "eth0") + " pods [10.61.0.2 fd61::2], ports 0"}, n.elements(t)), "elements")
-}
-
 // A set of the right name and of another type is an error of the kernel's.
 func TestADDThatTheFirewallRefusesLeavesNothing(t *testing.T) {
 	t.Parallel()
@@ -471,29 +438,6 @@ func TestADDThatTheFirewallRefusesLeavesNothing(t *testing.T) {
 		return nil
 	}
 	n.mustRollBack(t, p, codeKernel, "pods4", unix.EINVAL.Error())
-}
-
-// The record is the point of no return: a call that deletes it meanwhile has the last word.
-func TestADDThatIsOvertakenByADELLeavesNothing(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	p := n.plugin()
-	p.After = func(step string) error {
-		if step != "firewall" {
-			return nil
-		}
-		d, err := state.Open(n.stateDir)
-		if err != nil {
-			return err
-		}
-		return d.Remove("pods", ident.Hash("pods", "c1", "eth0"))
-	}
-	a := n.run(t, p, "ADD", nil)
-	const want = "the attachment was deleted, or collected as garbage, while it was being made"
-	if a.err == nil || a.err.Code != codeTryAgainLater || a.err.Msg != want {
-		t.Errorf("got %s", a.stdout)
-	}
-	n.mustHave(t, nothing())
 }
 
 // A runtime may give up an ADD that takes long, delete the attachment and add it again, while
@@ -597,16 +541,4 @@ func TestADDFromUnderWhichEverythingIsTakenIsToBeTriedAgain(t *testing.T) {
 		}
 		n.mustHave(t, nothing())
 	}
-}
-
-// Versions before 0.3.0 cannot say that a pod has no address.
-func TestADDWhoseResultCannotBeWrittenLeavesNothing(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	a := n.run(t, n.plugin(), "ADD", map[string]any{"cniVersion": "0.2.0", "mode": "l2", "ipam": nil})
-	const want = "write the result as CNI 0.2.0: cannot convert: no valid IP addresses"
-	if a.err == nil || a.err.Code != codeIncompatibleVersion || a.err.Msg != want {
-		t.Errorf("got %s", a.stdout)
-	}
-	n.mustHave(t, nothing())
 }

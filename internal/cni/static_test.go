@@ -45,55 +45,6 @@ func TestStaticGivesWhatIsNamed(t *testing.T) {
 	}
 }
 
-func TestBadStaticConfigsAreExplained(t *testing.T) {
-	t.Parallel()
-	const plain = `{"ipam":{"type":"static"}}`
-	for name, tt := range map[string]struct {
-		conf, args string
-		code       uint
-		want       string
-	}{
-		"no prefix length":  {`{"ipam":{"type":"static","addresses":[{"address":"10.1.0.5"}]}}`, "", 7, `field "ipam.addresses[0].address": expected an address with a prefix length`},
-		"no address":        {`{"ipam":{"type":"static","addresses":[{"gateway":"10.1.0.1"}]}}`, "", 7, `field "ipam.addresses[0].address" is required`},
-		"gateway's zone":    {`{"ipam":{"type":"static","addresses":[{"address":"fd00::5/64","gateway":"fe80::1%eth0"}]}}`, "", 7, `fe80::1%eth0 has a zone`},
-		"misspelt":          {`{"ipam":{"type":"static","adresses":[]}}`, "", 2, `unknown field "ipam.adresses": [] (did you mean "addresses"?)`},
-		"bad CNI_ARGS":      {plain, "IP=10.1.0.5", 7, `CNI_ARGS IP: "10.1.0.5" is not an address with a prefix length`},
-		"bad GATEWAY":       {plain, "GATEWAY=router", 4, `CNI_ARGS GATEWAY: "router" is not an IP address`},
-		"unknown key":       {plain, "FOO=1", 4, `FOO=1 is not known`},
-		"bad args":          {`{"ipam":{"type":"static"},"args":{"cni":{"ips":["x"]}}}`, "", 7, `args.cni.ips: "x" is not an address`},
-		"bad runtimeConfig": {`{"ipam":{"type":"static"},"runtimeConfig":{"ips":["x"]}}`, "", 7, `runtimeConfig.ips: "x" is not an address`},
-		"bad route":         {`{"ipam":{"type":"static","routes":[{}]}}`, "", 7, `field "ipam.routes[0].dst" is required`},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			r := newIPAMNode(t, tt.conf).request("a")
-			r.Args = tt.args
-			wantError(t, expect.Err(newAllocator(r)), tt.code, nil, tt.want)
-			r.Strict = false
-			a, err := open(r)
-			must.Succeed(t, err, "not strict")
-			ctx := context.Background()
-			expect.Success(t, a.Del(ctx, nil), "Del")
-			expect.Success(t, a.GC(ctx, nil), "GC")
-			if tt.code == 2 {
-				return
-			}
-			_, addErr := a.Add(ctx)
-			for verb, err := range map[string]error{"Add": addErr, "Check": a.Check(ctx, nil), "Status": a.Status(ctx)} {
-				expect.Failure(t, err, "%s works with a broken config", verb)
-			}
-		})
-	}
-}
-
-func TestStaticWithoutAnAddressFailsOnlyInAdd(t *testing.T) {
-	t.Parallel()
-	n := newIPAMNode(t, `{"ipam":{"type":"static"}}`)
-	a := n.allocator(n.request("a"))
-	expect.Success(t, a.Status(context.Background()), "Status, though the address may come with the ADD")
-	wantError(t, expect.Err(a.Add(context.Background())), 7, nil, `network "lan": static has no address to give`)
-}
-
 func TestStaticChecksAddressAndGateway(t *testing.T) {
 	t.Parallel()
 	n := newIPAMNode(t, `{"ipam":{"type":"static","addresses":[{"address":"10.1.0.5/24","gateway":"10.1.0.1"}]}}`)

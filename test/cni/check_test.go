@@ -186,6 +186,8 @@ func TestCHECKToleratesWhatAChainedPluginChanged(t *testing.T) {
 
 func TestCHECKPassesForEachKindOfNetwork(t *testing.T) {
 	t.Parallel()
+	routed := hostLocal(subnet4)
+	routed["routes"] = []conf{{"dst": "192.0.2.7/24"}, {"dst": "0.0.0.0/0", "gw": "10.77.0.9", "table": 254}}
 	for name, fields := range map[string]conf{
 		"gateway":                   nil,
 		"IPv4 only":                 {"ipam": hostLocal(subnet4)},
@@ -198,6 +200,8 @@ func TestCHECKPassesForEachKindOfNetwork(t *testing.T) {
 		"static":                    {"ipam": fixed(conf{"address": "10.77.0.2/24", "gateway": gateway4})},
 		"isolated, without hairpin": {"portIsolation": true, "hairpinMode": false},
 		"another mark":              {"forwardMark": "0x20000"},
+		"routes":                    {"ipam": routed},
+		"a gateway elsewhere":       {"isGateway": false, "isDefaultGateway": true, "ipam": fixed(conf{"address": "10.77.0.2/32", "gateway": "10.99.0.1"})},
 		"small":                     {"mtu": 1280},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -206,7 +210,7 @@ func TestCHECKPassesForEachKindOfNetwork(t *testing.T) {
 			w := n.podnet(fields)
 			a, b := n.pod("a"), n.pod("b")
 			w.add(a)
-			if name != "static" {
+			if name != "static" && name != "a gateway elsewhere" {
 				w.add(b)
 			}
 			expect.Success(t, w.check(a))

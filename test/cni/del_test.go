@@ -218,6 +218,7 @@ func TestDELTakesAnyConfigurationWithANameAndAType(t *testing.T) {
 		{"ipam of a wrong type", conf{"ipam": "host-local"}},
 		{"ipam without a type", conf{"ipam": conf{"ranges": []int{}}}},
 		{"another ipam", conf{"ipam": conf{"type": "static"}}},
+		{"another ipam, misspelt", conf{"ipam": conf{"type": "static", "adresses": []conf{}, "routes": []conf{{}}}}},
 		{"an ipam that is not there", conf{"ipam": conf{"type": "nosuch"}}},
 		{"spoilt ranges", conf{"ipam": conf{"type": "host-local", "ranges": "10.77.0.0/24"}}},
 		{"overlapping ranges", conf{"ipam": hostLocal(subnet4, subnet4)}},

@@ -39,7 +39,7 @@ func TestADDThatFailsLeavesNothing(t *testing.T) {
 				nstest.Run(t, p.NS, "ip", "link", "add", "eth0", "type", "bridge")
 				return w
 			},
-			code: 111, says: "the pod has an interface of this name already",
+			code: 111, says: "add link eth0: the pod has an interface of this name already",
 		},
 		{
 			name: "the attachment is there already",
@@ -47,7 +47,7 @@ func TestADDThatFailsLeavesNothing(t *testing.T) {
 				w.add(p)
 				return w
 			},
-			code: 111, says: "DEL it first",
+			code: 111, says: `container fails has an attachment eth0 to network "podnet" already: DEL it first`,
 		},
 		{
 			name:    "there is no such namespace",
@@ -71,7 +71,7 @@ func TestADDThatFailsLeavesNothing(t *testing.T) {
 					[]any{conf{"subnet": subnet6}}, []any{conf{"subnet": subnet4, "rangeStart": "10.77.0.2", "rangeEnd": "10.77.0.2"}},
 				}}})
 			},
-			code: 100, says: `network "podnet": range 10.77.0.2-10.77.0.2 of 10.77.0.0/24 is full: 1 of 1 addresses reserved`,
+			code: 100, says: `network "podnet": range 10.77.0.2-10.77.0.2 of 10.77.0.0/24 is full: 1 of 1 addresses reserved (in `,
 		},
 		{
 			name:    "the address that was asked for is taken",
@@ -84,7 +84,7 @@ func TestADDThatFailsLeavesNothing(t *testing.T) {
 				w.ip("address add 10.99.0.254/16 dev cbr0")
 				return w.with(conf{"ipam": hostLocal("10.99.0.0/24")})
 			},
-			code: 112, says: "set forceAddress",
+			code: 112, says: `bridge cbr0 has the address 10.99.0.254/16, which overlaps with the gateway 10.99.0.1/24 of network "podnet": set forceAddress to replace it`,
 		},
 		{
 			name: "the bridge's name is that of a veth",
@@ -93,6 +93,14 @@ func TestADDThatFailsLeavesNothing(t *testing.T) {
 				return w.with(conf{"bridge": "taken0"})
 			},
 			code: 116, says: "taken0",
+		},
+		{
+			name: "the new bridge's name is that of a veth",
+			prepare: func(t *testing.T, w *network, p *pod) *network {
+				nstest.Veth(t, w.ns, "taken0", w.ns, "taken1")
+				return w.network("othernet", conf{"bridge": "taken0", "ipam": hostLocal("10.78.0.0/24")})
+			},
+			code: 116, says: "ensure bridge taken0: the link is not a bridge: it is of kind veth; choose another name for the bridge, or delete the link",
 		},
 		{
 			name: "the gateway is missing",
@@ -140,7 +148,7 @@ func TestADDThatFailsLeavesNothing(t *testing.T) {
 				wire.version = "0.2.0"
 				return wire
 			},
-			code: 1, says: "0.2.0",
+			code: 1, says: "write the result as CNI 0.2.0: cannot convert: no valid IP addresses",
 		},
 		{
 			name: "the state directory cannot be made",
@@ -312,6 +320,7 @@ func TestDelegatedIPAMMayBeHostLocalOfTheReference(t *testing.T) {
 	w.add(p)
 	wantPing(t, p.NS, gateway4, gateway6)
 	expect.Success(t, w.check(p))
+	expect.Success(t, w.status())
 	w.del(p)
 	n.wantNothing()
 	left := n.reservations(fmt.Sprint(ipam["dataDir"], "/podnet"))

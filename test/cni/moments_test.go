@@ -202,7 +202,8 @@ func TestADELThatOvertakesAnADDAtItsVeryEndMakesItFail(t *testing.T) {
 		(&lan{node: n}).eventually(t, func() bool { return w.recordOf(p) == "" })
 		f := add.ends()
 		del.wantSuccess("DEL")
-		must.That(t, ready || f.status != 0 && strings.Contains(f.stdout, `"code":11,`),
+		const says = `"code":11,"msg":"the attachment was deleted, or collected as garbage, while it was being made"`
+		must.That(t, ready || f.status != 0 && strings.Contains(f.stdout, says),
 			"a DEL came %d calls after the firewall's step and took all away, and the ADD ends with: %s", at, f)
 		n.wantTraces(before)
 	}

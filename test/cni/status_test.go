@@ -25,7 +25,7 @@ func TestSTATUSOfAnEmptyNodeIsReadyAndMakesNothing(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	before := links(t, n.ns)
-	for _, fields := range []conf{nil, {"mode": "l2", "ipam": nil}, {"ipam": fixed(conf{"address": "10.77.0.2/24"})}} {
+	for _, fields := range []conf{nil, {"mode": "l2", "ipam": nil}, {"ipam": fixed()}, {"ipam": fixed(conf{"address": "10.77.0.2/24"})}} {
 		w := n.podnet(fields)
 		expect.Success(t, w.status())
 		expect.Equal(t, n.callOK(call{verb: "STATUS", stdin: w.stdin(nil)}), "", "STATUS printed")

@@ -328,7 +328,6 @@ type fakePod struct {
 	slow       time.Duration // what apply takes
 	dialErr    error
 	outOfReach error
-	deaf       bool // to answers at its own address
 }
 
 func (p *fakePod) dial(_ context.Context, local netip.Addr) (dhcpc.Transport, error) {
@@ -343,9 +342,6 @@ func (p *fakePod) dial(_ context.Context, local netip.Addr) (dhcpc.Transport, er
 	p.open++
 	p.mostOpen = max(p.mostOpen, p.open)
 	c := &fakeConn{world: p.world, answers: make(chan *dhcpc.Packet, 8)}
-	if p.deaf && local.IsValid() {
-		c.answers = nil
-	}
 	return c, nil
 }
 
@@ -403,7 +399,7 @@ func (c *fakeConn) Send(_ context.Context, p *dhcpc.Packet) error {
 	answer := c.answer
 	c.mu.Unlock()
 	r := answer(d)
-	if r == nil || c.answers == nil {
+	if r == nil {
 		return nil
 	}
 	c.answers <- &dhcpc.Packet{Src: netip.MustParseAddrPort("192.0.2.254:67"), Payload: r.ToBytes()}

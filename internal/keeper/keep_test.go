@@ -407,37 +407,6 @@ func TestALeaseThatAPodDoesNotHaveIsNotReleased(t *testing.T) {
 	})
 }
 
-func TestALeaseThatCannotBeRenewedByUDPIsByAPacketSocket(t *testing.T) {
-	in(t, func(t *testing.T, w *world) {
-		r := w.record(1)
-		p := w.add(r)
-		p.deaf = true // a firewall in the pod, say
-		w.start()
-		w.later(35 * time.Minute)
-		if said := w.said(); !slices.Equal(said, []string{"REQUEST 1", "REQUEST 1"}) {
-			t.Errorf("sent %v, want the same twice", said)
-		}
-		if left := w.load(r).Lease.Left(now()); left < 45*time.Minute {
-			t.Errorf("%v left", left)
-		}
-	})
-}
-
-func TestAnIdentityThatAnotherPodHasIsNotReleased(t *testing.T) {
-	in(t, func(t *testing.T, w *world) {
-		old, next := w.record(1), w.record(1)
-		next.ContainerID = "another"
-		w.add(old)
-		w.add(next)
-		w.kill(old)
-		w.start()
-		w.later(time.Second)
-		if w.load(old) != nil || len(w.released()) > 0 {
-			t.Errorf("record %v, released %v; want neither", w.load(old), w.released())
-		}
-	})
-}
-
 func TestTheKeeperStartsDuringAnAdd(t *testing.T) {
 	in(t, func(t *testing.T, w *world) {
 		r := w.record(1)

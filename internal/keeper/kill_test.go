@@ -2,74 +2,13 @@ package keeper
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
-	"math/rand/v2"
-	"net/netip"
 	"os"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/tombolo-cni/tombolo/internal/lease"
 )
-
-// The point of the whole: a keeper that dies costs nobody a lease.
-func TestKilledKeepersLoseNoLease(t *testing.T) {
-	t.Parallel()
-	pods, kills := 100, 6
-	l := newLAN(t)
-	s := l.serve(10 * time.Second)
-	s.set(func(s *server) { s.renew = 3 * time.Second })
-	cmd := l.process()
-	var all []*testPod
-	want := map[*testPod]netip.Prefix{}
-	for i := range pods {
-		p := l.add(i + 1) // while it runs
-		all = append(all, p)
-		want[p] = p.record.Lease.Address
-	}
-	for range kills {
-		// A moment of its own each time: in the middle of whatever it is doing then. No
-		// outcome depends on how long that is.
-		time.Sleep(rand.N(1500 * time.Millisecond))
-		if err := cmd.Process.Kill(); err != nil {
-			t.Fatal(err)
-		}
-		_ = cmd.Wait() // says that it was killed
-		if err := l.dir.CheckKeeper(); !errors.Is(err, lease.ErrNoKeeper) {
-			t.Errorf("killed: %v, want %v", err, lease.ErrNoKeeper)
-		}
-		cmd = l.process()
-	}
-	after := time.Now()
-	// So that what is looked at now does not run out meanwhile.
-	s.set(func(s *server) { s.lease = time.Hour })
-	for _, p := range all {
-		until(t, "every lease is renewed after the last kill", func() bool {
-			r := l.load(p)
-			return r != nil && r.State == lease.Bound && r.Lease.Obtained.After(after) && r.Lease.Left(time.Now()) > 30*time.Minute
-		})
-	}
-	for _, p := range all {
-		got := l.addresses(p)
-		if left, ok := got[want[p]]; len(got) != 1 || !ok || left <= 0 {
-			t.Errorf("%s has %v, want %v", p.record.ContainerID, got, want[p])
-		}
-		if got := l.routes(p); got != "0.0.0.0/0 via 10.9.0.1" {
-			t.Errorf("%s has routes %s", p.record.ContainerID, got)
-		}
-	}
-	// A slow machine may let leases of 6 seconds run out, and each is got again, then; and
-	// an ADD may ask twice.
-	if early := s.tooEarly(); len(early) > 0 || s.count("sent NAK") != 0 || s.count("RELEASE") != 0 {
-		t.Errorf("the server heard %v, and of clients whose lease was alive: %v", s.heard, early)
-	}
-	if found, bad, err := l.dir.List(); len(found) != pods || len(bad) != 0 || err != nil {
-		t.Errorf("%d records, %v, %v", len(found), bad, err)
-	}
-}
 
 // usage gives a process's resident memory in bytes, and its CPU time.
 func usage(tb testing.TB, pid int) (rss int, cpu time.Duration) {

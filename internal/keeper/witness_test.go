@@ -2,7 +2,6 @@ package keeper
 
 import (
 	"context"
-	"errors"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -213,21 +212,4 @@ func TestAnEndedLeaseIsWithdrawnFromTheHostWhateverIsInThePod(t *testing.T) {
 			}
 		})
 	}
-}
-
-// Not a retry later: by then somebody else may have the address.
-func TestALeaseThatEndsOutOfReachEndsInTime(t *testing.T) {
-	in(t, func(t *testing.T, w *world) {
-		r := w.record(1)
-		w.add(r).outOfReach = errors.New("not now")
-		w.start()
-		w.later(time.Until(r.Lease.Expire) - time.Second)
-		if got := w.load(r); got.State != lease.Bound {
-			t.Fatalf("before its end the lease is %s", got.State)
-		}
-		w.later(2 * time.Second)
-		if got := w.load(r); got.State != lease.Expired || got.Error == "" {
-			t.Errorf("after its end the lease is %s, %q", got.State, got.Error)
-		}
-	})
 }

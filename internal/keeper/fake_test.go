@@ -23,6 +23,7 @@ import (
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/lockorder"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -92,10 +93,7 @@ func inMemory(t *testing.T) string {
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	dir, err := lease.Open(filepath.Join(inMemory(t), "leases"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := must.Of(lease.Open(filepath.Join(inMemory(t), "leases"))).Get(t)
 	w := &world{t: t, dir: dir, pods: map[string]*fakePod{}, changes: make(chan change, 16), boot: thisBoot}
 	began := time.Now()
 	dir.Clock = func() (string, time.Duration, error) {

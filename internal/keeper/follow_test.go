@@ -16,6 +16,8 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -88,20 +90,14 @@ func (m *movable) attach() {
 		}
 		return errors.Join(err, lock.Close())
 	})
-	if err != nil {
-		m.Fatal(err)
-	}
+	must.Succeed(m, err)
 	nstest.Run(m, m.host, "ip", "link", "set", r.HostIf, "alias", endpoint.AliasOf(a))
 	if m.fw, err = nft.Dial(&nft.Config{NetNS: m.host}); err != nil {
 		m.Fatal(err)
 	}
 	m.Cleanup(func() { m.fw.Close() })
-	if _, err := m.fw.Ensure(m.Context(), m.network()); err != nil {
-		m.Fatal(err)
-	}
-	if err := m.fw.Add(m.Context(), endpoint.In(a, n)); err != nil {
-		m.Fatal(err)
-	}
+	must.Succeed(m, expect.Err(m.fw.Ensure(m.Context(), m.network())))
+	must.Succeed(m, m.fw.Add(m.Context(), endpoint.In(a, n)))
 }
 
 // network keeps pods' addresses within the LAN: what is bridged there passes the
@@ -112,10 +108,7 @@ func (m *movable) network() nft.Network {
 
 func (m *movable) attachment() *state.Attachment {
 	m.Helper()
-	a, err := m.state.Load(m.pod.record.Network, m.pod.record.Hash())
-	if err != nil {
-		m.Fatal(err)
-	}
+	a := must.Of(m.state.Load(m.pod.record.Network, m.pod.record.Hash())).Get(m)
 	return a
 }
 
@@ -172,16 +165,12 @@ func (m *movable) firstHeard(not, last string) string {
 		in, err = net.ListenPacket("udp4", "10.9.0.1:0")
 		return err
 	})
-	if err != nil {
-		m.Fatal(err)
-	}
+	must.Succeed(m, err)
 	defer in.Close()
 	m.sayFrom(not, in.LocalAddr())
 	for deadline := time.Now().Add(longEnough); time.Now().Before(deadline); {
 		m.sayFrom(last, in.LocalAddr())
-		if err := in.SetReadDeadline(time.Now().Add(time.Second)); err != nil {
-			m.Fatal(err)
-		}
+		must.Succeed(m, in.SetReadDeadline(time.Now().Add(time.Second)))
 		_, from, err := in.ReadFrom(make([]byte, 16))
 		if err == nil {
 			return from.(*net.UDPAddr).IP.String()
@@ -210,9 +199,7 @@ func (m *movable) sayFrom(a string, to net.Addr) {
 		}
 		return err
 	})
-	if err != nil {
-		m.Fatal(err)
-	}
+	must.Succeed(m, err)
 	if !has {
 		nstest.Run(m, m.pod.ns, "ip", "address", "del", a+"/32", "dev", "eth0")
 	}
@@ -263,9 +250,7 @@ func TestAMoveThatWasCutShortIsFinished(t *testing.T) {
 				},
 			}
 			for _, part := range parts[:cut] {
-				if err := part(); err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, part())
 			}
 			// By this a DEL knows what to look for.
 			if a := m.attachment(); a.Moving != (cut > 0) || !a.Moving && a.Addresses[0].Prefix.Addr() != netip.MustParseAddr(firstAddress) {
@@ -291,9 +276,7 @@ func (m *movable) half(s *server) (both, next *state.Attachment) {
 	pod := m.enter(p)
 	defer pod.close()
 	a := p.record.Policy.Apply(&moved)
-	if err := errors.Join(pod.withdraw(p.record.Applied), pod.apply(a, time.Hour, time.Hour)); err != nil {
-		m.Fatal(err)
-	}
+	must.Succeed(m, errors.Join(pod.withdraw(p.record.Applied), pod.apply(a, time.Hour, time.Hour)))
 	p.record.Lease, p.record.Applied = &moved, a
 	m.write(p.record)
 	m.before = m.attachment()
@@ -316,10 +299,7 @@ func (m *movable) update(a *state.Attachment) error {
 // following gives a visit that has nothing else to do.
 func (m *movable) following(ctx context.Context) *visit {
 	m.Helper()
-	k, err := New(&Config{Leases: m.dir, State: m.state})
-	if err != nil {
-		m.Fatal(err)
-	}
+	k := must.Of(New(&Config{Leases: m.dir, State: m.state})).Get(m)
 	k.node, k.host = m.kernel(), m.host
 	return &visit{Keeper: k, ctx: ctx, r: m.load(m.pod)}
 }
@@ -346,12 +326,8 @@ func TestAMoveWaitsForThePluginAndNotForEver(t *testing.T) {
 	if got := m.attachment().Addresses; got[0].Prefix.Addr() != netip.MustParseAddr(firstAddress) {
 		t.Errorf("meanwhile the record has %v", got)
 	}
-	if err := lock.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if err := m.following(t.Context()).follow(); err != nil {
-		t.Error(err)
-	}
+	must.Succeed(t, lock.Close())
+	expect.Success(t, m.following(t.Context()).follow())
 	m.worksAt(nextAddress, firstAddress)
 }
 
@@ -360,18 +336,12 @@ func TestAMoveOutlivesAFlushedFirewall(t *testing.T) {
 	m, s := newMovable(t, time.Hour)
 	m.half(s)
 	nstest.Run(t, m.host, "nft", "flush", "ruleset")
-	if err := m.following(t.Context()).follow(); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, m.following(t.Context()).follow())
 	m.settled(nextAddress)
 	// What a repair does then.
 	a := m.attachment()
-	if _, err := m.fw.Ensure(t.Context(), m.network()); err != nil {
-		t.Fatal(err)
-	}
-	if err := m.fw.Replace(t.Context(), endpoint.Of(a)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, expect.Err(m.fw.Ensure(t.Context(), m.network())))
+	must.Succeed(t, m.fw.Replace(t.Context(), endpoint.Of(a)))
 	m.worksAt(nextAddress, firstAddress)
 }
 
@@ -388,12 +358,8 @@ func TestOnlyItsOwnAttachmentFollowsALease(t *testing.T) {
 			m.half(s)
 			a := m.attachment()
 			change(a)
-			if err := m.update(a); err != nil {
-				t.Fatal(err)
-			}
-			if err := m.following(t.Context()).follow(); err != nil {
-				t.Error(err)
-			}
+			must.Succeed(t, m.update(a))
+			expect.Success(t, m.following(t.Context()).follow())
 			if got := m.attachment(); got.Addresses[0] != a.Addresses[0] || got.Moving {
 				t.Errorf("it followed to %v", got.Addresses)
 			}
@@ -403,19 +369,10 @@ func TestOnlyItsOwnAttachmentFollowsALease(t *testing.T) {
 
 func TestALeaseWithoutAnAttachmentIsNoError(t *testing.T) {
 	t.Parallel()
-	dir, err := lease.Open(t.TempDir() + "/leases")
-	if err != nil {
-		t.Fatal(err)
-	}
-	st, err := state.Open(t.TempDir() + "/state")
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := must.Of(lease.Open(t.TempDir() + "/leases")).Get(t)
+	st := must.Of(state.Open(t.TempDir() + "/state")).Get(t)
 	for _, s := range []*state.Dir{nil, st} {
-		k, err := New(&Config{Leases: dir, State: s})
-		if err != nil {
-			t.Fatal(err)
-		}
+		k := must.Of(New(&Config{Leases: dir, State: s})).Get(t)
 		for _, network := range []string{"lan", "(host)"} { // the host's own is of no network
 			v := &visit{Keeper: k, ctx: t.Context(), r: &lease.Record{State: lease.Bound, Network: network, ContainerID: "c", IfName: "eth0", Lease: &dhcpc.Lease{}}}
 			if err := v.follow(); err != nil {

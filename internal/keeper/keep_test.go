@@ -15,6 +15,7 @@ import (
 	"github.com/insomniacslk/dhcp/dhcpv4"
 
 	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // in runs a test in a world with a clock of its own.
@@ -407,16 +408,28 @@ func TestALeaseThatAPodDoesNotHaveIsNotReleased(t *testing.T) {
 	})
 }
 
+func TestAnIdentityThatAnotherPodHasIsNotReleased(t *testing.T) {
+	in(t, func(t *testing.T, w *world) {
+		old, next := w.record(1), w.record(1)
+		next.ContainerID = "another"
+		w.add(old)
+		w.add(next)
+		w.kill(old)
+		w.start()
+		w.later(time.Second)
+		if w.load(old) != nil || len(w.released()) > 0 {
+			t.Errorf("record %v, released %v; want neither", w.load(old), w.released())
+		}
+	})
+}
+
 func TestTheKeeperStartsDuringAnAdd(t *testing.T) {
 	in(t, func(t *testing.T, w *world) {
 		r := w.record(1)
 		l := r.Lease
 		r.State, r.Lease, r.Applied = lease.Adding, nil, lease.Applied{}
 		p := w.add(r)
-		h, err := w.dir.Lock(t.Context(), r.Hash())
-		if err != nil {
-			t.Fatal(err)
-		}
+		h := must.Of(w.dir.Lock(t.Context(), r.Hash())).Get(t)
 		w.start()
 		w.later(3 * time.Minute)
 		if said := w.said(); said != nil || p.applied > 0 {
@@ -424,9 +437,7 @@ func TestTheKeeperStartsDuringAnAdd(t *testing.T) {
 		}
 		r.State, r.Lease, r.Applied = lease.Bound, l, r.Policy.Apply(l)
 		p.has = r.Applied
-		if err := errors.Join(h.Replace(r), h.Close()); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, errors.Join(h.Replace(r), h.Close()))
 		w.tell(r.Hash())
 		w.later(40 * time.Minute)
 		only(t, w.said(), "REQUEST")
@@ -459,9 +470,7 @@ func TestADamagedRecordIsToldOfAndOthersAreKept(t *testing.T) {
 		}
 		path := func(r *lease.Record) string { return w.dir.Path() + "/" + r.Hash() + ".json" }
 		for file, text := range map[string]string{path(bad): `{"version":1,"st`, path(newer): `{"version":99}`} {
-			if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, os.WriteFile(file, []byte(text), 0o600))
 		}
 		w.start()
 		w.later(40 * time.Minute)

@@ -8,31 +8,21 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // usage gives a process's resident memory in bytes, and its CPU time.
 func usage(tb testing.TB, pid int) (rss int, cpu time.Duration) {
 	tb.Helper()
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		tb.Fatal(err)
-	}
+	status := must.Of(os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))).Get(tb)
 	_, line, _ := strings.Cut(string(status), "VmRSS:")
-	kb, err := strconv.Atoi(strings.Fields(line)[0])
-	if err != nil {
-		tb.Fatal(err)
-	}
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		tb.Fatal(err)
-	}
+	kb := must.Of(strconv.Atoi(strings.Fields(line)[0])).Get(tb)
+	stat := must.Of(os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))).Get(tb)
 	// utime and stime: fields 14 and 15, in 1/100 s, behind a name that may hold anything.
 	f := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
 	for _, ticks := range f[14-3 : 16-3] {
-		n, err := strconv.Atoi(string(ticks))
-		if err != nil {
-			tb.Fatal(err)
-		}
+		n := must.Of(strconv.Atoi(string(ticks))).Get(tb)
 		cpu += time.Duration(n) * 10 * time.Millisecond
 	}
 	return kb << 10, cpu
@@ -42,10 +32,7 @@ func usage(tb testing.TB, pid int) (rss int, cpu time.Duration) {
 func open(tb testing.TB, pid int) (files, threads int) {
 	tb.Helper()
 	for dir, n := range map[string]*int{"fd": &files, "task": &threads} {
-		list, err := os.ReadDir(fmt.Sprintf("/proc/%d/%s", pid, dir))
-		if err != nil {
-			tb.Fatal(err)
-		}
+		list := must.Of(os.ReadDir(fmt.Sprintf("/proc/%d/%s", pid, dir))).Get(tb)
 		*n = len(list)
 	}
 	return files, threads

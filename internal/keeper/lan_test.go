@@ -27,6 +27,8 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/network"
@@ -47,10 +49,7 @@ type lan struct {
 
 func newLAN(t *testing.T) *lan {
 	t.Helper()
-	dir, err := lease.Open(inMemory(t) + "/leases")
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := must.Of(lease.Open(inMemory(t) + "/leases")).Get(t)
 	return (&lan{T: t, host: nstest.New(t), dir: dir}).another(0)
 }
 
@@ -77,42 +76,25 @@ type testPod struct {
 // connect makes a pod without an address.
 func (l *lan) connect(i int) *testPod {
 	l.Helper()
-	ns, err := netns.New()
-	if err != nil {
-		l.Fatal(err)
-	}
+	ns := must.Of(netns.New()).Get(l)
 	p := &testPod{ns: ns}
 	l.Cleanup(p.die)
 	path := nstest.Path(l, ns)
-	cookie, err := ns.Cookie()
-	if err != nil {
-		l.Fatal(err)
-	}
+	cookie := must.Of(ns.Cookie()).Get(l)
 	mac := dhcpc.Hex{2, 0, 0, 9, byte(i >> 8), byte(i)}
 	host := fmt.Sprintf("veth%d", i)
 	nstest.Run(l, l.host, "ip", "link", "add", host, "up", "master", l.bridge, "type", "veth", "peer", "name", "eth0", "address", mac.String(), "netns", path)
 	nstest.Run(l, l.host, "ip", "link", "set", host, "alias", endpoint.Alias(ident.Hash("lan", fmt.Sprintf("c%d", i), "eth0"), "lan", nil))
-	conn, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: ns})
-	if err != nil {
-		l.Fatal(err)
-	}
+	conn := must.Of(nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: ns})).Get(l)
 	defer conn.Close()
 	var b nl.Batch
 	link.Request{Name: "eth0", Flags: unix.IFF_UP, Change: unix.IFF_UP}.Set(&b, "set link up", "eth0")
-	if err := conn.Execute(&b); err != nil {
-		l.Fatal(err)
-	}
+	must.Succeed(l, conn.Execute(&b))
 	conn.RefreshCarrier("eth0")
-	hostConn, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: l.host})
-	if err != nil {
-		l.Fatal(err)
-	}
+	hostConn := must.Of(nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: l.host})).Get(l)
 	defer hostConn.Close()
 	hostConn.RefreshCarrier(host)
-	boot, err := lease.Boot()
-	if err != nil {
-		l.Fatal(err)
-	}
+	boot := must.Of(lease.Boot()).Get(l)
 	p.record = &lease.Record{
 		State: lease.Adding, Network: "lan", ContainerID: fmt.Sprintf("c%d", i), IfName: "eth0", NetNS: path, NetNSCookie: cookie,
 		Boot: boot, HostIf: host, Bridge: l.bridge, Client: lease.Client{MAC: mac, Config: dhcpc.Config{ClientID: append(dhcpc.Hex{0}, fmt.Sprintf("c%d", i)...)}},
@@ -144,18 +126,10 @@ func (l *lan) lease(p *testPod) {
 	pod := l.enter(p)
 	defer pod.close()
 	cfg.Dial = pod.dial
-	client, err := dhcpc.New(cfg)
-	if err != nil {
-		l.Fatal(err)
-	}
-	got, err := client.Acquire(l.Context())
-	if err != nil {
-		l.Fatal(err)
-	}
+	client := must.Of(dhcpc.New(cfg)).Get(l)
+	got := must.Of(client.Acquire(l.Context())).Get(l)
 	r := p.record
-	if err := apply4(pod, r.Policy.Apply(got), got); err != nil {
-		l.Fatal(err)
-	}
+	must.Succeed(l, apply4(pod, r.Policy.Apply(got), got))
 	r.State, r.Lease, r.Applied = lease.Bound, got, r.Policy.Apply(got)
 	l.write(r)
 }
@@ -173,18 +147,13 @@ func (l *lan) kernel() kernel {
 		DialBridge:   func() (*bridge.Conn, error) { return bridge.Dial(&bridge.Config{NetNS: l.host}) },
 		DialFirewall: func(cfg *nft.Config) (*nft.Conn, error) { return nft.Dial(&nft.Config{NetNS: l.host, Mark: cfg.Mark}) },
 	})
-	if err != nil {
-		l.Fatal(err)
-	}
+	must.Succeed(l, err)
 	return k
 }
 
 func (l *lan) enter(p *testPod) pod {
 	l.Helper()
-	pod, err := l.kernel().enter(p.record)
-	if err != nil {
-		l.Fatal(err)
-	}
+	pod := must.Of(l.kernel().enter(p.record)).Get(l)
 	return pod
 }
 
@@ -194,9 +163,7 @@ func (l *lan) write(r *lease.Record) {
 	if err == nil {
 		err = errors.Join(h.Create(r), h.Close())
 	}
-	if err != nil {
-		l.Fatal(err)
-	}
+	must.Succeed(l, err)
 }
 
 // due makes a record's lease one that is to be renewed.
@@ -209,9 +176,7 @@ func due(r *lease.Record) {
 func (l *lan) keeper() (stop func()) {
 	l.Helper()
 	k, err := New(&Config{Leases: l.dir, State: l.state, Log: slog.New(slog.NewTextHandler(l.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))})
-	if err != nil {
-		l.Fatal(err)
-	}
+	must.Succeed(l, err)
 	k.node, k.host = l.kernel(), l.host
 	if l.node != nil {
 		k.node = l.node
@@ -265,15 +230,9 @@ func (l *lan) load(p *testPod) *lease.Record {
 // addresses gives those of a pod, with the seconds left: -1 is for ever.
 func (l *lan) addresses(p *testPod) map[netip.Prefix]time.Duration {
 	l.Helper()
-	conn, err := addr.Dial(&addr.Config{NetNS: p.ns})
-	if err != nil {
-		l.Fatal(err)
-	}
+	conn := must.Of(addr.Dial(&addr.Config{NetNS: p.ns})).Get(l)
 	defer conn.Close()
-	list, err := conn.List(addr.Filter{Family: unix.AF_INET})
-	if err != nil {
-		l.Fatal(err)
-	}
+	list := must.Of(conn.List(addr.Filter{Family: unix.AF_INET})).Get(l)
 	got := map[netip.Prefix]time.Duration{}
 	for _, a := range list {
 		got[a.Prefix] = -1
@@ -286,15 +245,10 @@ func (l *lan) addresses(p *testPod) map[netip.Prefix]time.Duration {
 
 func (l *lan) routes(p *testPod) string {
 	l.Helper()
-	conn, err := route.Dial(&route.Config{NetNS: p.ns})
-	if err != nil {
-		l.Fatal(err)
-	}
+	conn := must.Of(route.Dial(&route.Config{NetNS: p.ns})).Get(l)
 	defer conn.Close()
 	list, err := conn.List(route.Filter{Family: unix.AF_INET, Table: route.TableMain, Protocol: route.ProtocolTombolo})
-	if err != nil {
-		l.Fatal(err)
-	}
+	must.Succeed(l, err)
 	var text []string
 	for _, r := range list {
 		text = append(text, dhcpc.Route{Dst: r.Dst, Via: r.Gateway}.String())
@@ -330,9 +284,7 @@ func (l *lan) serveIn(ns *netns.NS, duration time.Duration) *server {
 	s := &server{lease: duration, dir: l.dir, given: map[string]netip.Addr{}, heard: map[string]int{}, base: netip.MustParseAddr("10.9.1.1"), done: make(chan struct{})}
 	listen := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		return c.Control(func(fd uintptr) {
-			if err := unix.BindToDevice(int(fd), "eth0"); err != nil {
-				l.Error(err)
-			}
+			expect.Success(l, unix.BindToDevice(int(fd), "eth0"))
 		})
 	}}
 	err := ns.Do(func() error {
@@ -340,13 +292,9 @@ func (l *lan) serveIn(ns *netns.NS, duration time.Duration) *server {
 		s.conn, err = listen.ListenPacket(l.Context(), "udp4", "0.0.0.0:67")
 		return err
 	})
-	if err != nil {
-		l.Fatal(err)
-	}
+	must.Succeed(l, err)
 	s.raw, err = transport.DialRaw(&transport.Config{NetNS: ns, Link: nstest.Index(l, ns, "eth0")})
-	if err != nil {
-		l.Fatal(err)
-	}
+	must.Succeed(l, err)
 	go s.run()
 	l.Cleanup(func() { s.conn.Close(); <-s.done; s.raw.Close() })
 	return s

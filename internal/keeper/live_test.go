@@ -16,6 +16,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -37,17 +38,10 @@ func TestAnAddressOfTheSameNetworkTakesTheOldOnesPlace(t *testing.T) {
 	r := p.record
 	r.State, r.Lease, r.Applied = lease.Bound, old, r.Policy.Apply(old)
 	l.write(r)
-	if err := pod.apply(r.Applied, time.Hour, time.Hour); err != nil {
-		t.Fatal(err)
-	}
-	k, err := New(&Config{Leases: l.dir})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, pod.apply(r.Applied, time.Hour, time.Hour))
+	k := must.Of(New(&Config{Leases: l.dir})).Get(t)
 	v := &visit{Keeper: k, ctx: t.Context(), r: r}
-	if err := v.underLockOf(func(h *lease.Held) error { return v.apply(h, pod, &next) }); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, v.underLockOf(func(h *lease.Held) error { return v.apply(h, pod, &next) }))
 	got := l.addresses(p)
 	if left := got[next.Address]; len(got) != 1 || left < 59*time.Minute {
 		t.Errorf("the pod has %v", got)
@@ -103,9 +97,7 @@ func TestAReusedPathIsNotThePod(t *testing.T) {
 	s := l.serve(time.Hour)
 	p := l.add(1)
 	// The runtime removes the pod, and another gets the path.
-	if err := unix.Unmount(p.record.NetNS, unix.MNT_DETACH); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, unix.Unmount(p.record.NetNS, unix.MNT_DETACH))
 	p.die()
 	next := nstest.New(t)
 	if err := unix.Mount(fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), next.FD()), p.record.NetNS, "", unix.MS_BIND, ""); err != nil {
@@ -126,13 +118,8 @@ func (l *lan) process() *exec.Cmd {
 	cmd := exec.Command("setpriv", "--bounding-set", "-all,+sys_admin,+net_admin,+net_raw,+net_bind_service,+sys_ptrace", os.Args[0])
 	cmd.Env = append(os.Environ(), "TOMBOLO_TEST_KEEPER="+l.dir.Path())
 	cmd.Stderr = l.Output()
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		l.Fatal(err)
-	}
-	if err := l.host.Do(cmd.Start); err != nil {
-		l.Fatal(err)
-	}
+	out := must.Of(cmd.StdoutPipe()).Get(l)
+	must.Succeed(l, l.host.Do(cmd.Start))
 	l.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
 	if _, err := out.Read(make([]byte, 16)); err != nil {
 		l.Fatalf("the keeper did not begin: %v", err)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 func get(t *testing.T, k *Keeper, path string) (int, string) {
@@ -96,10 +97,7 @@ func TestHealthIsThatTheLoopTurns(t *testing.T) {
 			t.Errorf("after its end: %d %s", code, body)
 		}
 	})
-	k, err := New(&Config{Leases: newWorld(t).dir})
-	if err != nil {
-		t.Fatal(err)
-	}
+	k := must.Of(New(&Config{Leases: newWorld(t).dir})).Get(t)
 	if code, _ := get(t, k, "/healthz"); code != http.StatusServiceUnavailable {
 		t.Errorf("before it began: %d", code)
 	}
@@ -111,13 +109,10 @@ func TestHealthIsThatTheLoopTurns(t *testing.T) {
 func TestTheLoopEndsWhenItsHeartbeatDoes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
-		k, err := New(&Config{Leases: w.dir})
-		if err != nil {
-			t.Fatal(err)
-		}
+		k := must.Of(New(&Config{Leases: w.dir})).Get(t)
 		k.node = w
 		beats := 0
-		err = k.newLoop(t.Context()).run(w.changes, func() error {
+		err := k.newLoop(t.Context()).run(w.changes, func() error {
 			if beats++; beats > 3 {
 				return io.ErrUnexpectedEOF
 			}
@@ -145,15 +140,9 @@ func TestAKeeperNeedsADirectory(t *testing.T) {
 func TestThereIsOneKeeperForADirectory(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	p, err := w.dir.Keep()
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := must.Of(w.dir.Keep()).Get(t)
 	defer p.Close()
-	k, err := New(&Config{Leases: w.dir})
-	if err != nil {
-		t.Fatal(err)
-	}
+	k := must.Of(New(&Config{Leases: w.dir})).Get(t)
 	if err := k.Run(t.Context()); !errors.Is(err, lease.ErrOtherKeeper) {
 		t.Errorf("Run: %v, want %v", err, lease.ErrOtherKeeper)
 	}

@@ -11,6 +11,8 @@ import (
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -51,10 +53,7 @@ func TestAPodDoesNotMoveToAnAddressThatIsNotToBeHad(t *testing.T) {
 func TestAPodThatHasAnAddressKeepsItFromOthers(t *testing.T) {
 	t.Parallel()
 	m, _ := newMovable(t, time.Hour)
-	k, err := New(&Config{Leases: m.dir, State: m.state})
-	if err != nil {
-		t.Fatal(err)
-	}
+	k := must.Of(New(&Config{Leases: m.dir, State: m.state})).Get(t)
 	k.host = m.host
 	r, own := m.pod.record, netip.MustParseAddr(firstAddress)
 	other := ident.Hash(r.Network, "another", r.IfName)
@@ -64,51 +63,35 @@ func TestAPodThatHasAnAddressKeepsItFromOthers(t *testing.T) {
 	if err := k.anothersAddress("elsewhere", r.Hash(), r.Bridge, own); err == nil {
 		t.Error("to a pod of another network that has the same hash: no error")
 	}
-	if err := k.anothersAddress(r.Network, r.Hash(), r.Bridge, own); err != nil {
-		t.Errorf("to itself: %v", err)
-	}
-	if err := k.anothersAddress(r.Network, other, r.Bridge, own.Next()); err != nil {
-		t.Errorf("nobody's: %v", err)
-	}
+	expect.Success(t, k.anothersAddress(r.Network, r.Hash(), r.Bridge, own), "to itself")
+	expect.Success(t, k.anothersAddress(r.Network, other, r.Bridge, own.Next()), "nobody's")
 	nstest.Run(t, m.host, "nft", "add", "element", "inet", "tombolo", "pods4", "{ "+r.Bridge+" . 10.9.3.3 comment \"by hand\" }")
 	if err := k.anothersAddress(r.Network, other, r.Bridge, netip.MustParseAddr("10.9.3.3")); err == nil {
 		t.Error("another program's: no error")
 	}
 	// What a pod that is gone has left is no obstacle.
-	if err := m.state.Remove(r.Network, r.Hash()); err != nil {
-		t.Fatal(err)
-	}
-	if err := k.anothersAddress(r.Network, other, r.Bridge, own); err != nil {
-		t.Errorf("of a pod that is gone: %v", err)
-	}
+	must.Succeed(t, m.state.Remove(r.Network, r.Hash()))
+	expect.Success(t, k.anothersAddress(r.Network, other, r.Bridge, own), "of a pod that is gone")
 }
 
 // The LAN's server takes the host's address away and grants it a pod's.
 func TestTheHostDoesNotGetAPodsAddress(t *testing.T) {
 	t.Parallel()
 	m, _ := newMovable(t, time.Hour)
-	k, err := New(&Config{Leases: m.dir, State: m.state})
-	if err != nil {
-		t.Fatal(err)
-	}
+	k := must.Of(New(&Config{Leases: m.dir, State: m.state})).Get(t)
 	k.host = m.host
 	r := *m.pod.record
 	r.Network, r.ContainerID, r.State, r.Host = "(host)", "(host)", lease.Expired, &lease.Host{NIC: "eth0"}
 	for address, want := range map[string]bool{firstAddress: false, nextAddress: true} {
 		v := &visit{Keeper: k, ctx: t.Context(), r: &r}
-		if err := v.restore(); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, v.restore())
 		s, out := v.m.machine.Step(*v.m.session, now(), dhcpc.Event{})
 		bound := false
 		for _, kind := range []dhcpv4.MessageType{dhcpv4.MessageTypeOffer, dhcpv4.MessageTypeAck} {
 			if out.Send == nil {
 				break // the OFFER was passed over
 			}
-			asked, err := dhcpv4.FromBytes(out.Send.Payload)
-			if err != nil {
-				t.Fatal(err)
-			}
+			asked := must.Of(dhcpv4.FromBytes(out.Send.Payload)).Get(t)
 			answer := reply(asked, kind, netip.MustParseAddr(address).AsSlice()).ToBytes()
 			s, out = v.m.machine.Step(s, now(), dhcpc.Event{Packet: &dhcpc.Packet{Payload: answer}})
 			bound = out.Bound != nil
@@ -122,7 +105,5 @@ func TestTheHostDoesNotGetAPodsAddress(t *testing.T) {
 	}
 	// A renewal of what it has is the host's all the same.
 	held := &dhcpc.Lease{Address: netip.MustParsePrefix(firstAddress + "/16")}
-	if err := k.refuse(&r)(held, held); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, k.refuse(&r)(held, held))
 }

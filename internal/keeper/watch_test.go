@@ -13,7 +13,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -25,10 +27,7 @@ const (
 func watching(t *testing.T) (*watcher, string) {
 	t.Helper()
 	dir := t.TempDir()
-	w, err := watch(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := must.Of(watch(dir)).Get(t)
 	return w, dir
 }
 
@@ -39,9 +38,7 @@ func put(t *testing.T, dir, name string) {
 	if err == nil {
 		err = os.Rename(temp, filepath.Join(dir, name))
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 }
 
 func TestRecordsAreHeardOf(t *testing.T) {
@@ -52,15 +49,11 @@ func TestRecordsAreHeardOf(t *testing.T) {
 		t.Errorf("written: %v", got)
 	}
 	put(t, dir, hashB+".lock") // no record
-	if err := os.Remove(filepath.Join(dir, hashA+".json")); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Remove(filepath.Join(dir, hashA+".json")))
 	if got := <-w.changes; got.name != hashA {
 		t.Errorf("removed: %v", got)
 	}
-	if err := w.close(); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, w.close())
 }
 
 func TestTheEndOfTheDirectoryIsHeardOf(t *testing.T) {
@@ -71,15 +64,11 @@ func TestTheEndOfTheDirectoryIsHeardOf(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w, dir := watching(t)
-			if err := end(dir); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, end(dir))
 			if got, ok := <-w.changes; ok {
 				t.Errorf("heard %v, want the end", got)
 			}
-			if err := w.close(); err != nil {
-				t.Error(err)
-			}
+			expect.Success(t, w.close())
 		})
 	}
 	if _, err := watch(filepath.Join(t.TempDir(), "none")); !errors.Is(err, unix.ENOENT) {
@@ -91,32 +80,22 @@ func TestTheEndOfTheDirectoryIsHeardOf(t *testing.T) {
 // not take what it has read.
 func TestALossOfEventsIsHeardOf(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile("/proc/sys/fs/inotify/max_queued_events")
-	if err != nil {
-		t.Fatal(err)
-	}
-	limit, err := strconv.Atoi(strings.TrimSpace(string(text)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Of(os.ReadFile("/proc/sys/fs/inotify/max_queued_events")).Get(t)
+	limit := must.Of(strconv.Atoi(strings.TrimSpace(string(text)))).Get(t)
 	w, dir := watching(t)
 	put(t, dir, hashA+".json")
 	// Some are read, and then wait in the channel: it takes 64, and a read some 2,000.
 	a, b := filepath.Join(dir, hashA+".json"), filepath.Join(dir, hashB+".json")
 	for range limit/4 + 4096 {
 		// Four events, no two alike in a row, which the kernel would make one.
-		if err := errors.Join(os.Rename(a, b), os.Rename(b, a)); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, errors.Join(os.Rename(a, b), os.Rename(b, a)))
 	}
 	lost := false
 	for !lost {
 		c := <-w.changes
 		lost = c.name == ""
 	}
-	if err := w.close(); err != nil {
-		t.Error(err)
-	}
+	expect.Success(t, w.close())
 }
 
 // event makes a struct inotify_event.

@@ -14,6 +14,7 @@ import (
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
 	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -174,9 +175,7 @@ func TestAnEndedLeaseIsWithdrawnFromTheHostWhateverIsInThePod(t *testing.T) {
 		}},
 		{"another interface has the name", func(m *movable) { nstest.Divert(m, m.pod.ns, "eth0", "renamed") }},
 		{"its namespace is out of reach", func(m *movable) {
-			if err := unix.Unmount(m.pod.record.NetNS, unix.MNT_DETACH); err != nil {
-				m.Fatal(err)
-			}
+			must.Succeed(m, unix.Unmount(m.pod.record.NetNS, unix.MNT_DETACH))
 		}},
 		{"its namespace's path leads nowhere", func(m *movable) {
 			path := m.pod.record.NetNS
@@ -184,9 +183,7 @@ func TestAnEndedLeaseIsWithdrawnFromTheHostWhateverIsInThePod(t *testing.T) {
 			if err == nil {
 				err = os.Rename(path, filepath.Join(m.TempDir(), "elsewhere"))
 			}
-			if err != nil {
-				m.Fatal(err)
-			}
+			must.Succeed(m, err)
 		}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -211,9 +211,7 @@ func TestAdmissionIsKnownWithTheMarkAsAMatch(t *testing.T) {
 			x.Add(&expr.Match{Name: "comment", Info: &comment})
 			x.Add(&expr.Verdict{Kind: expr.VerdictAccept})
 		}), chain.named(unix.NFTA_RULE_CHAIN)...)
-		if err := tr.Commit(c.nl); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, tr.Commit(c.nl))
 	}
 	wantRules(t, ns, "FORWARD", ourRule) // so iptables takes it for the same
 	mustPlace(t, c, false)

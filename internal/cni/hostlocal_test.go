@@ -37,18 +37,6 @@ func TestTheResultHoldsAllThatTheConfigSays(t *testing.T) {
 	})
 }
 
-func TestDataDirOfTheConfigIsUsed(t *testing.T) {
-	t.Parallel()
-	n := newIPAMNode(t, "")
-	other := t.TempDir()
-	n.conf = `{"ipam":{"type":"host-local","subnet":"10.1.0.0/24","dataDir":"` + other + `"}}`
-	n.add("a")
-	expect.Success(t, expect.Err(os.Stat(filepath.Join(other, "lan", "10.1.0.2"))))
-	n.expect(map[string]string{})
-	n.del("a")
-	expect.Is(t, expect.Err(os.Stat(filepath.Join(other, "lan", "10.1.0.2"))), os.ErrNotExist, "not released")
-}
-
 func TestRequestedAddressesAreGiven(t *testing.T) {
 	t.Parallel()
 	const dual = `[{"subnet":"10.1.0.0/24"}],[{"subnet":"fd00::/64"}]`

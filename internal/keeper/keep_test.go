@@ -15,6 +15,7 @@ import (
 	"github.com/insomniacslk/dhcp/dhcpv4"
 
 	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
@@ -27,9 +28,7 @@ func in(t *testing.T, test func(*testing.T, *world)) {
 
 func only(t *testing.T, said []string, kind string) {
 	t.Helper()
-	if len(said) == 0 {
-		t.Error("nothing was sent")
-	}
+	expect.That(t, len(said) != 0, "nothing was sent")
 	for _, s := range said {
 		if !strings.HasPrefix(s, kind+" ") {
 			t.Errorf("sent %v, want only %s", said, kind)
@@ -84,9 +83,7 @@ func TestARestartedKeeperGoesOnWithoutADiscover(t *testing.T) {
 				if got := w.load(r); got.Lease.Address != r.Lease.Address || got.Lease.Left(now()) < 25*time.Minute {
 					t.Errorf("away for %v: %v left of %v", away, got.Lease.Left(now()), got.Lease.Address)
 				}
-				if p.addresses() != "[192.0.2.1/24]" {
-					t.Errorf("away for %v: the pod has %s", away, p.addresses())
-				}
+				expect.That(t, p.addresses() == "[192.0.2.1/24]", "away for %v: the pod has %s", away, p.addresses())
 			})
 		})
 	}
@@ -114,12 +111,8 @@ func TestALeaseThatIsRefusedIsReplaced(t *testing.T) {
 		if got := w.load(r); got.State != lease.Bound || got.Lease.Address.String() != "192.0.2.77/24" || got.Error != "" {
 			t.Errorf("the record has %s %v (%s)", got.State, got.Lease.Address, got.Error)
 		}
-		if atDiscover != "[]" {
-			t.Errorf("the pod had %s still after the NAK", atDiscover)
-		}
-		if p.addresses() != "[192.0.2.77/24]" {
-			t.Errorf("the pod has %s", p.addresses())
-		}
+		expect.That(t, atDiscover == "[]", "the pod had %s still after the NAK", atDiscover)
+		expect.That(t, p.addresses() == "[192.0.2.77/24]", "the pod has %s", p.addresses())
 		if w.counted("naks") != 1 || w.counted("acquisitions") != 1 {
 			t.Errorf("%d NAKs and %d acquisitions are counted", w.counted("naks"), w.counted("acquisitions"))
 		}
@@ -145,9 +138,7 @@ func TestANewAddressOfARenewalTakesTheOldOnesPlace(t *testing.T) {
 		if p.addresses() != "[192.0.2.1/16]" || fmt.Sprint(p.has) != fmt.Sprint(want) || fmt.Sprint(got.Applied) != fmt.Sprint(want) || want.MTU != 1400 {
 			t.Errorf("the pod has %v, the record says %v, want %v", p.has, got.Applied, want)
 		}
-		if fmt.Sprint(got.Lease.DNS) != "[192.0.2.53]" {
-			t.Errorf("DNS of the record: %v", got.Lease.DNS)
-		}
+		expect.That(t, fmt.Sprint(got.Lease.DNS) == "[192.0.2.53]", "DNS of the record: %v", got.Lease.DNS)
 	})
 }
 
@@ -207,9 +198,7 @@ func TestRoutesThatWentAwayArePutBackByARenewal(t *testing.T) {
 		p.has.Routes = nil
 		p.mu.Unlock()
 		w.later(40 * time.Minute)
-		if len(p.has.Routes) != 1 {
-			t.Errorf("the pod has %v", p.has)
-		}
+		expect.That(t, len(p.has.Routes) == 1, "the pod has %v", p.has)
 	})
 }
 
@@ -246,9 +235,7 @@ func TestADeletedLeaseIsNotRevivedByARenewal(t *testing.T) {
 		if got := w.load(r); got != nil {
 			t.Errorf("the record came back: %+v", got)
 		}
-		if p.applied != applied {
-			t.Error("the lease was applied")
-		}
+		expect.That(t, p.applied == applied, "the lease was applied")
 		if got := fmt.Sprint(w.released()); got != "[192.0.2.1]" {
 			t.Errorf("released again: %s, want what the server has renewed", got)
 		}
@@ -343,13 +330,9 @@ func TestALeaseThatCannotBeReleasedGoesWhenItEnds(t *testing.T) {
 		w.releaseErr = errors.New("no such bridge")
 		w.start()
 		w.later(59 * time.Minute)
-		if w.load(r) == nil {
-			t.Error("the record went before the lease ended")
-		}
+		expect.That(t, w.load(r) != nil, "the record went before the lease ended")
 		w.later(10 * time.Minute)
-		if w.load(r) != nil {
-			t.Error("the record is still there")
-		}
+		expect.That(t, w.load(r) == nil, "the record is still there")
 	})
 }
 
@@ -376,9 +359,7 @@ func TestAfterABoot(t *testing.T) {
 			t.Errorf("sent %v", said)
 		}
 		for _, r := range []*lease.Record{plain, ended, adding} {
-			if w.load(r) != nil {
-				t.Errorf("the record of %s is still there", r.ContainerID)
-			}
+			expect.That(t, w.load(r) == nil, "the record of %s is still there", r.ContainerID)
 		}
 		got, err := w.dir.Recall("lan", id)
 		if err != nil || got == nil || got.Lease.Address != address {
@@ -451,9 +432,7 @@ func TestWhatADeadAddLeftGoesWithItsPod(t *testing.T) {
 		w.add(r)
 		w.start()
 		w.later(time.Hour)
-		if w.load(r) == nil {
-			t.Error("the record went while its pod lives")
-		}
+		expect.That(t, w.load(r) != nil, "the record went while its pod lives")
 		w.kill(r)
 		w.later(lookEvery + time.Second)
 		if w.load(r) != nil || len(w.released()) > 0 || len(w.said()) > 0 {
@@ -483,9 +462,7 @@ func TestADamagedRecordIsToldOfAndOthersAreKept(t *testing.T) {
 		if got := w.said(); !slices.Equal(got, []string{"REQUEST 2"}) {
 			t.Errorf("sent %v", got)
 		}
-		if w.counted("damaged") != 1 {
-			t.Errorf("%d damaged records are counted", w.counted("damaged"))
-		}
+		expect.That(t, w.counted("damaged") == 1, "%d damaged records are counted", w.counted("damaged"))
 	})
 }
 
@@ -506,9 +483,7 @@ func TestAfterALossOfEventsAllRecordsAreRead(t *testing.T) {
 		if got := w.said(); !slices.Equal(got, []string{"REQUEST 2"}) {
 			t.Errorf("sent %v", got)
 		}
-		if w.counted("rescans") != 1 {
-			t.Errorf("%d rescans", w.counted("rescans"))
-		}
+		expect.That(t, w.counted("rescans") == 1, "%d rescans", w.counted("rescans"))
 	})
 }
 
@@ -537,9 +512,7 @@ func TestWhatAKilledKeeperWasAboutToTakeAwayGoes(t *testing.T) {
 		p := w.add(r)
 		w.start()
 		w.later(time.Second)
-		if p.addresses() != "[192.0.2.1/24]" {
-			t.Errorf("the pod has %s", p.addresses())
-		}
+		expect.That(t, p.addresses() == "[192.0.2.1/24]", "the pod has %s", p.addresses())
 		if got := w.load(r); slices.Contains(got.Applied.Addresses, old) {
 			t.Errorf("the record says %v", got.Applied)
 		}

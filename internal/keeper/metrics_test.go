@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
@@ -38,9 +39,7 @@ func TestMetricsTellHowLeasesFare(t *testing.T) {
 			`tombolo_leases{state="adding"} 1`, `tombolo_leases{state="bound"} 3`, `tombolo_leases{state="expired"} 0`,
 			"tombolo_lease_renewals_total 0", "tombolo_lease_next_seconds 290", "# TYPE tombolo_lease_naks_total counter",
 		} {
-			if !strings.Contains(body, line+"\n") {
-				t.Errorf("no line %q in\n%s", line, body)
-			}
+			expect.That(t, strings.Contains(body, line+"\n"), "no line %q in\n%s", line, body)
 		}
 		w.later(35 * time.Minute)
 		if _, body = get(t, w.keep, "/metrics"); !strings.Contains(body, "tombolo_lease_renewals_total 3\n") {
@@ -118,9 +117,7 @@ func TestTheLoopEndsWhenItsHeartbeatDoes(t *testing.T) {
 			}
 			return nil
 		})
-		if !errors.Is(err, io.ErrUnexpectedEOF) {
-			t.Errorf("ended with %v", err)
-		}
+		expect.That(t, errors.Is(err, io.ErrUnexpectedEOF), "ended with %v", err)
 		close(w.changes)
 		if err := k.newLoop(t.Context()).run(w.changes, func() error { return nil }); err == nil || !strings.Contains(err.Error(), "directory is gone") {
 			t.Errorf("without its directory it ended with %v", err)

@@ -96,9 +96,7 @@ func TestTheHostDoesNotGetAPodsAddress(t *testing.T) {
 			s, out = v.m.machine.Step(s, now(), dhcpc.Event{Packet: &dhcpc.Packet{Payload: answer}})
 			bound = out.Bound != nil
 		}
-		if bound != want {
-			t.Errorf("%s: bound %t", address, bound)
-		}
+		expect.That(t, bound == want, "%s: bound %t", address, bound)
 	}
 	if err := k.refuse(&r)(&dhcpc.Lease{Address: netip.MustParsePrefix(firstAddress + "/16")}, nil); err == nil || !strings.Contains(err.Error(), m.pod.record.ContainerID) {
 		t.Errorf("a pod's: %v", err)

@@ -9,6 +9,7 @@ import (
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/dhcpc/dhcp6"
 	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 )
 
 // leased6 gives a record an address by DHCPv6 for a time.
@@ -37,9 +38,7 @@ func TestADHCPv6LeaseThatEndsOutOfReachEndsInTime(t *testing.T) {
 		if got.Six == nil || got.Six.Lease != nil || len(got.Six.Release) > 0 || got.Six.Error == "" || got.Six.Address != r.Six.Address {
 			t.Errorf("after its end the record has %+v", got.Six)
 		}
-		if got.State != lease.Bound {
-			t.Errorf("the lease of IPv4 is %s", got.State)
-		}
+		expect.That(t, got.State == lease.Bound, "the lease of IPv4 is %s", got.State)
 	})
 }
 

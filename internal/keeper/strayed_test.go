@@ -9,6 +9,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 )
 
 // leadTo is what a repair does to a lease's record when the host has another address.
@@ -49,9 +50,7 @@ func TestARenewalDoesNotBringAnOldDefaultRouteBack(t *testing.T) {
 		if got.Policy.Gateway != want.Via || len(got.Applied.Routes) != 1 || got.Applied.Routes[0] != want {
 			t.Errorf("on record is %+v, %+v", got.Policy, got.Applied)
 		}
-		if !got.Lease.Renew.After(r.Lease.Renew) {
-			t.Errorf("the lease was not renewed: %v", got.Lease.Renew)
-		}
+		expect.That(t, got.Lease.Renew.After(r.Lease.Renew), "the lease was not renewed: %v", got.Lease.Renew)
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		if len(p.has.Routes) != 1 || p.has.Routes[0] != want {

@@ -3,6 +3,7 @@ package keeper
 import (
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -36,8 +37,6 @@ func TestACarrierIsToldOfOnce(t *testing.T) {
 				u.linkNews(nic, linkChange{index: 2, carrier: what == '+', facts: linkFacts{name: "eth0"}})
 			}
 		}
-		if len(k.carriers) != c.told {
-			t.Errorf("%s: it is told of %d times, want %d", name, len(k.carriers), c.told)
-		}
+		expect.That(t, len(k.carriers) == c.told, "%s: it is told of %d times, want %d", name, len(k.carriers), c.told)
 	}
 }

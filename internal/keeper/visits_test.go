@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 )
 
 func TestAPodThatDiesIsNoticedWithinMinutes(t *testing.T) {
@@ -52,9 +53,7 @@ func TestAfterASuccessAFailureIsTriedAgainSoon(t *testing.T) {
 		}
 		refuse(nil)
 		w.later(2 * firstRetry)
-		if p.addresses() != "[192.0.2.1/24]" {
-			t.Errorf("after its first failure the pod has %s", p.addresses())
-		}
+		expect.That(t, p.addresses() == "[192.0.2.1/24]", "after its first failure the pod has %s", p.addresses())
 	})
 }
 

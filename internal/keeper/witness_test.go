@@ -14,6 +14,7 @@ import (
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
 	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -109,9 +110,7 @@ func TestAnAnswerToARenewalComesFromTheLAN(t *testing.T) {
 			}
 		})
 	}
-	if !credible(&dhcpc.Packet{ARP: &dhcpc.ARP{}}, held) {
-		t.Error("ARP is about addresses, and not from any")
-	}
+	expect.That(t, credible(&dhcpc.Packet{ARP: &dhcpc.ARP{}}, held), "ARP is about addresses, and not from any")
 }
 
 // A pod works with a machine elsewhere, which knows what the pod sees and answers it by way of the

@@ -123,13 +123,6 @@ func (n *ipamNode) allocator(r *ipamRequest) asker {
 	return must.Of(open(r)).Get(n.t, "newAllocator")
 }
 
-// add gives the container its addresses, and returns them with commas between.
-func (n *ipamNode) add(id string) string {
-	n.t.Helper()
-	result := must.Of(n.tryAdd(n.request(id))).Get(n.t, "Add(%s)", id)
-	return addressesOf(result)
-}
-
 func (n *ipamNode) tryAdd(r *ipamRequest) (*current.Result, error) {
 	n.t.Helper()
 	return n.allocator(r).Add(context.Background())

@@ -23,7 +23,7 @@ ARCHES   ?= amd64 arm64
 # marks within each span, whose page a call touches for nothing: without it an ADD is 2 % shorter (docs/dev/limits.md).
 BUILD := CGO_ENABLED=0 GOEXPERIMENT=nogreenteagc $(GO) build -buildvcs=auto -trimpath -ldflags "-s -w"
 
-.PHONY: help build build-arm64 demo test test-long lint bench bench-report profile install uninstall deb release deps peers clean
+.PHONY: help build build-arm64 demo test test-long test-cluster cluster lint bench bench-report profile install uninstall deb release deps peers clean
 
 help: ## this text
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,12 @@ test: deps build peers ## all tests, in namespaces of their own (needs root; und
 
 test-long: deps build peers ## sweeps, churn, fuzzing, race detector, for BUDGET (55m)
 	TOMBOLO_PEERS=$(PEERS) TOMBOLO_BIN=$(abspath $(BIN)) test/long.sh $(BUDGET)
+
+test-cluster: deps build ## a Kubernetes cluster in namespaces, and what pods reach there (needs root; see test/cluster/README.md)
+	test/cluster/run.sh
+
+cluster: deps build ## the same cluster, left up: `test/cluster/cluster.sh down` ends it
+	test/cluster/cluster.sh up
 
 lint: ## gofmt, vet, staticcheck
 	test/lint.sh

@@ -10,50 +10,32 @@ CONTAINERD2=${CONTAINERD2:-v2.2.3}
 COREDNS=${COREDNS:-v1.14.3}
 OLD=${OLD:-HEAD~20} # the other version of Tombolo
 export GOCACHE=$DIR/gocache GOMODCACHE=$DIR/gomod GOFLAGS=-buildvcs=false GOTOOLCHAIN=local CGO_ENABLED=0
-minor=${KUBERNETES#v1.}
+minor=${KUBERNETES#v1.} source=$GOMODCACHE/k8s.io/kubernetes@$KUBERNETES
 stamp="-s -w -X k8s.io/client-go/pkg/version.gitVersion=$KUBERNETES -X k8s.io/component-base/version.gitVersion=$KUBERNETES"
 stamp+=" -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=${minor%.*}"
-mkdir -p "$DIR"/{bin,bin2,build,dns,logs,images/other,debs,root}
+mkdir -p "$DIR"/{bin,bin2,build,logs,images/other,debs,root}
 
 # Kubernetes' go.mod replaces its staging modules by directories that the proxy's archive lacks: here their tags do so.
-kubernetes_module() {
-	cd "$DIR/build"
-	[ ! -e go.sum ] || return 0
-	local source
-	source=$(go mod download -json "k8s.io/kubernetes@$KUBERNETES" | sed -n 's/^\t"Dir": "\(.*\)",$/\1/p')
+cd "$DIR/build"
+if [ ! -e go.sum ]; then
+	go mod download "k8s.io/kubernetes@$KUBERNETES"
 	printf 'module cluster\n\ngo 1.25.0\n\ngodebug default=go1.24\n\n' >go.mod
 	printf 'require k8s.io/kubernetes %s\n\nrequire go.etcd.io/etcd/server/v3 v3.6.4\n\n' "$KUBERNETES" >>go.mod
 	sed -n "s|^\t\(k8s.io/[a-z-]*\) => ./staging.*|replace \1 => \1 v0.$minor|p" "$source/go.mod" >>go.mod
 	printf '//go:build tools\n\npackage tools\n\nimport _ "go.etcd.io/etcd/server/v3/etcdmain"\n' >tools.go
 	cp "$source/go.sum" go.sum
-}
+fi
 
-# CoreDNS with what a cluster needs, and without the clouds' libraries.
-coredns_module() {
-	cd "$DIR/dns"
-	[ ! -e go.sum ] || return 0
-	local plugins="ready errors cache kubernetes" at=github.com/coredns/coredns
-	printf 'module dns\n\ngo 1.25.0\n' >go.mod
-	cat >main.go <<-END
-		package main
-		import ("$at/core/dnsserver"; "$at/coremain"; $(printf "_ \"$at/plugin/%s\"; " $plugins))
-		func main() { dnsserver.Directives = []string{$(printf '"%s",' $plugins)}; coremain.Run() }
-	END
-	go get "$at@$COREDNS"
-	go mod tidy
-}
-
-# program NAME
 program() {
-	local name=$1 at=github.com/containerd/containerd/v2 how=(build -mod=mod -trimpath -o "$DIR/$1" -ldflags "$stamp")
-	case $name in
-	bin/coredns) coredns_module && go "${how[@]}" . ;;
-	bin2/*) GOBIN=$DIR/bin2 go install -trimpath -ldflags "-s -w -X $at/version.Version=$CONTAINERD2" "$at/cmd/${name#*/}@$CONTAINERD2" ;;
-	bin/etcd) kubernetes_module && go "${how[@]}" go.etcd.io/etcd/server/v3 ;;
-	bin/ginkgo) kubernetes_module && go "${how[@]}" github.com/onsi/ginkgo/v2/ginkgo ;;
-	bin/agnhost) kubernetes_module && go "${how[@]}" k8s.io/kubernetes/test/images/agnhost ;;
-	bin/e2e.test) kubernetes_module && go test -c "${how[@]:1}" k8s.io/kubernetes/test/e2e ;;
-	*) kubernetes_module && go "${how[@]}" "k8s.io/kubernetes/cmd/${name#*/}" ;;
+	local at=github.com/containerd/containerd/v2 how=(build -mod=mod -trimpath -o "$DIR/$1" -ldflags "$stamp")
+	case $1 in
+	bin/coredns) GOBIN=$DIR/bin go install -trimpath -ldflags "-s -w" "github.com/coredns/coredns@$COREDNS" ;;
+	bin2/*) GOBIN=$DIR/bin2 go install -trimpath -ldflags "-s -w -X $at/version.Version=$CONTAINERD2" "$at/cmd/${1#*/}@$CONTAINERD2" ;;
+	bin/etcd) go "${how[@]}" go.etcd.io/etcd/server/v3 ;;
+	bin/ginkgo) go "${how[@]}" github.com/onsi/ginkgo/v2/ginkgo ;;
+	bin/agnhost) go "${how[@]}" k8s.io/kubernetes/test/images/agnhost ;;
+	bin/e2e.test) go test -c "${how[@]:1}" k8s.io/kubernetes/test/e2e ;;
+	*) go "${how[@]}" "k8s.io/kubernetes/cmd/${1#*/}" ;;
 	esac
 }
 
@@ -116,10 +98,8 @@ tombolo "$DIR/images/other/tombolo.tar" "$DIR/old"
 cd "$DIR/debs"
 depends=$(apt-cache depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks --no-replaces --no-enhances \
 	curl wget bind9-dnsutils netcat-openbsd iproute2 iperf bash coreutils procps iputils-ping conntrack libc-bin)
-for package in $(grep '^[a-z]' <<<"$depends" | sort -u | grep -v -e debconf -e perl -e '^dpkg'); do
-	apt-get download -qq "$package" >/dev/null 2>&1 || true # some names are virtual
-done
-root=$DIR/root/all source=$GOMODCACHE/k8s.io/kubernetes@$KUBERNETES e2e=registry.k8s.io/e2e-test-images
+apt-get download -qq $(grep '^[a-z]' <<<"$depends" | sort -u | grep -v -e debconf -e perl -e '^dpkg')
+root=$DIR/root/all e2e=registry.k8s.io/e2e-test-images
 rm -rf "$root"
 mkdir -p "$root/uploads"
 for deb in *.deb; do dpkg-deb --extract "$deb" "$root"; done

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks the cluster that is up. What fails is printed, and all results are kept in $CLUSTER_DIR/results.
 
-usage: check.py LABEL [GROUP...]   the functions that GROUPS has below, in its order; without any, those of NETWORK
+usage: check.py LABEL [GROUP...]   functions that GROUPS has below; without any, those of NETWORK
        check.py table              the results, by group and label
 """
 import collections, glob, json, os, re, subprocess, sys, time
@@ -320,7 +320,7 @@ def table():
 
 def main(label, *names):
     failed = 0
-    for group in [apply, *([f for f in GROUPS if f.__name__ in names] or NETWORK)]:
+    for group in [apply, *([globals()[name] for name in names] or NETWORK)]:
         results.clear()
         begin = time.monotonic()
         try:

@@ -240,7 +240,7 @@ def forward_drop():
     for rule in own + advice:
         n2(*rule.replace("-A", "-D").split())
         n2(rule.split()[0], "-P", "FORWARD", "ACCEPT")
-    soon("Tombolo takes its rule back", lambda: "tombolo:" in (told := n2("iptables", "-S", "FORWARD")) and told)
+    soon("Tombolo takes its rule back", lambda: "tombolo:" in (told := n2("iptables", "-S", "FORWARD")) and told, 90)
 
 def scale(count, meanwhile=lambda: None):
     kubectl("-n", "t", "scale", "deployment/many", f"--replicas={count}")

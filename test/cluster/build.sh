@@ -106,7 +106,7 @@ for deb in *.deb; do dpkg-deb --extract "$deb" "$root"; done
 rm -rf "$root"/usr/share/{doc,man,locale,info,i18n,zoneinfo} "$root"/usr/lib/*-linux-gnu/gconv
 applets "$root"
 chmod 1777 "$root/tmp"
-ln -sf dash "$root/bin/sh"
+ln -sf bash "$root/bin/sh"
 ln -sf nc.openbsd "$root/bin/nc"
 echo 'hosts: files dns' >"$root/etc/nsswitch.conf"
 ldconfig -r "$root" 2>/dev/null || true

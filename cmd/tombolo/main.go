@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"io"
 	"os"
+	"runtime/debug"
 
 	"github.com/containernetworking/cni/pkg/types"
 
@@ -15,8 +16,13 @@ func main() {
 	if os.Getenv("CNI_COMMAND") != "" {
 		os.Exit(misplaced(os.Stdout))
 	}
+	debug.SetGCPercent(collectAt)
 	os.Exit(operator(os.Args[1:]))
 }
+
+// collectAt has the heap grow to five times what is in use before it is collected. A command ends before it has much, and
+// of a repair of 200 pods the collector's default takes a tenth of the CPU time.
+const collectAt = 400
 
 // misplaced tells a runtime, in the way of CNI, that the file which it started is the wrong one.
 func misplaced(out io.Writer) int {

@@ -35,7 +35,7 @@ if [ "${E2E:-1}" != 0 ]; then
 	ip netns exec tcluster-control "$DIR/bin/ginkgo" --procs 4 --no-color --timeout 3h --skip SCTP \
 		--focus "${FOCUS:-\[sig-network\].*(Conformance|Granular Checks)}" "$DIR/bin/e2e.test" -- \
 		--kubeconfig "$(realpath "$DIR")/run/admin.conf" --provider local --num-nodes 3 >"$DIR/logs/e2e" 2>&1 || status=1
-	grep -E '^ *(\[FAIL\]|Ran [0-9]|(PASS|FAIL)!)' "$DIR/logs/e2e" | sort -u
+	grep -E '^ *(\[FAIL\]|Ran [0-9]|(SUCCESS|FAIL)!)' "$DIR/logs/e2e" | sort -u
 fi
 ./check.py table
 exit $status

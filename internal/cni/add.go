@@ -89,10 +89,13 @@ func (c *call) asked(conf *NetConf) (*asked, error) {
 		return nil, err
 	}
 	id := &identity{c.key(), a.pod.Name}
+	lasting := dhcp.ClientID == clientByMAC && a.pod.MAC != nil
 	if a.pod.MAC == nil {
 		a.pod.MAC = id.mac(dhcp.ClientID)
 	}
-	a.pod.Lease, err = dhcp.Lease(id, a.pod.MAC, args)
+	if a.pod.Lease, err = dhcp.Lease(id, a.pod.MAC, args); err == nil && lasting {
+		a.pod.Lease.Sticky = true // the pod's next container is asked for the same MAC
+	}
 	return a, err
 }
 

@@ -22,6 +22,7 @@ func floors() [][]string {
 		{"network"},
 		{"internal/keeper"},
 		{"internal/cni"},
+		{"internal/runtimes"},
 		{"cmd", "test/lan"},
 	}
 }

@@ -1,0 +1,136 @@
+package runtimes
+
+import (
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+const (
+	pluginName = "tombolo"
+	cniVersion = "1.1.0"
+
+	// inIPAM begins the options that are fields of the section ipam.
+	inIPAM = "ipam."
+)
+
+// options are the fields of the plugin's configuration that a network may be created with, and whether a field is a text
+// in JSON, too. docs/config.md describes each.
+func options() map[string]bool {
+	return map[string]bool{
+		"mode": true, "bridge": true, "mtu": false, "vlan": false, "portIsolation": false, "hairpinMode": false,
+		"ipMasq": false, "isDefaultGateway": false, "guard": false, "ingressPolicy": true, "forwardMark": true, "enabledad": false,
+		"uplink": true, "uplinkTimeout": true, "keepAddressOnUplink": false, "defaultRoute": true, "lanGuard": false, "ipv6": true, "bridgeNFCall": false,
+		"ingressRate": false, "ingressBurst": false, "egressRate": false, "egressBurst": false,
+		"stateDir": true, "leaseDir": true, "deadline": true, "logFile": true, "logLevel": true,
+		"ipam.clientID": true, "ipam.hostName": true, "ipam.timeout": true, "ipam.keeper": true, "ipam.detectConflicts": false, "ipam.rapidCommit": false, "ipam.priority": false,
+	}
+}
+
+// configuration is that of the plugin, for a container. It is whole enough for a DEL, also where there is an error.
+func (n *Network) configuration(c *Container) (map[string]any, error) {
+	conf := map[string]any{"cniVersion": cniVersion, "name": n.Name, "type": pluginName}
+	ipam := map[string]any{}
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(n.Options)) {
+		value, err := valueOf(name, n.Options[name])
+		switch field, ofIPAM := strings.CutPrefix(name, inIPAM); {
+		case err != nil:
+			errs = append(errs, err)
+		case ofIPAM:
+			ipam[field] = value
+		default:
+			conf[name] = value
+		}
+	}
+	if mode, _ := conf["mode"].(string); conf["bridge"] == nil && (mode == "" || mode == "gateway") {
+		conf["bridge"] = n.Bridge
+	}
+	if n.Internal {
+		conf["isGateway"], conf["isDefaultGateway"], conf["ipMasq"] = true, false, false
+	}
+	if err := n.addresses(c, conf, ipam); err != nil {
+		errs = append(errs, err)
+	}
+	conf["runtimeConfig"] = map[string]any{"mac": n.mac(c), "portMappings": c.Ports}
+	return conf, errors.Join(errs...)
+}
+
+// valueOf is an option as JSON has it.
+func valueOf(name, text string) (any, error) {
+	isText, known := options()[name]
+	var value any
+	switch {
+	case !known:
+		return nil, fmt.Errorf("option %q is not known: %s are", name, strings.Join(slices.Sorted(maps.Keys(options())), ", "))
+	case isText:
+		return text, nil
+	}
+	if err := json.Unmarshal([]byte(text), &value); err != nil {
+		return nil, fmt.Errorf("option %s=%s: write a number, true or false", name, strconv.Quote(text))
+	}
+	return value, nil
+}
+
+// addresses says where a container's addresses come from.
+func (n *Network) addresses(c *Container, conf, ipam map[string]any) error {
+	switch lan := conf["mode"] == "lan"; {
+	case len(n.Subnets) > 0:
+		conf["ipam"] = map[string]any{"type": "static", "addresses": n.given(c)}
+	case lan:
+		ipam["type"] = "dhcp"
+		if ipam["clientID"] == nil {
+			n.identify(c, ipam)
+		}
+		conf["ipam"] = ipam
+		return nil
+	case conf["mode"] != "l2":
+		return fmt.Errorf(`network %s has no subnet: name one, or use mode=lan, in which containers lease their addresses`, n.Name)
+	}
+	if len(ipam) > 0 {
+		return errors.New("options that begin with ipam. are for mode=lan without a subnet, in which containers lease their addresses")
+	}
+	return nil
+}
+
+// identify says what a DHCP server is to know the container by. A name that lasts is it whatever the container and its
+// interface are called.
+func (n *Network) identify(c *Container, ipam map[string]any) {
+	switch {
+	case c.Lasting:
+		ipam["clientID"] = "pod"
+		ipam["provide"] = []map[string]string{{"option": "dhcp-client-identifier", "value": c.Name + "/" + n.Name}}
+	case c.MAC != "":
+		ipam["clientID"] = "mac"
+	}
+}
+
+// mac is the container's: home routers know a machine by it.
+func (n *Network) mac(c *Container) string {
+	if c.MAC != "" || !c.Lasting {
+		return c.MAC
+	}
+	sum := sha256.Sum256([]byte("tombolo mac " + c.Name + "/" + n.Name))
+	return net.HardwareAddr{0x0a, sum[0], sum[1], sum[2], sum[3], sum[4]}.String()
+}
+
+// given are a container's addresses, each with its subnet's gateway.
+func (n *Network) given(c *Container) []map[string]string {
+	var list []map[string]string
+	for _, a := range c.Addresses {
+		one := map[string]string{"address": a.String()}
+		for _, s := range n.Subnets {
+			if s.Prefix.Contains(a.Addr()) && s.Gateway.IsValid() {
+				one["gateway"] = s.Gateway.String()
+			}
+		}
+		list = append(list, one)
+	}
+	return list
+}

@@ -1,0 +1,91 @@
+// Package runtimes is for container runtimes that do not speak CNI: it makes of what they tell of a network and of a
+// container a call of the plugin, in process.
+package runtimes
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"github.com/containernetworking/cni/pkg/types"
+	current "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/cni"
+	"github.com/tombolo-cni/tombolo/nft"
+)
+
+// Network is what a runtime tells of a network.
+type Network struct {
+	Name    string            // as records and `tombolo ls` have it
+	Options map[string]string // see options
+	Bridge  string            // in mode "gateway", where no option names one
+	// Subnets are those that the runtime gives addresses from. Without any, a network in mode "lan" leases them.
+	Subnets  []Subnet
+	Internal bool // its containers reach each other and the host only
+}
+
+// Subnet is one of a network.
+type Subnet struct {
+	Prefix  netip.Prefix
+	Gateway netip.Addr // the zero Addr: none
+}
+
+// Container is what a runtime tells of a container's interface in a network.
+type Container struct {
+	ID     string
+	IfName string // the interface in the container
+	NetNS  string // the path of the container's namespace; empty where that is gone
+	Name   string // a server is told it as the host name
+	// Lasting says that the next container of the name is to lease the same address.
+	Lasting   bool
+	MAC       string // as text; empty: one is made
+	Addresses []netip.Prefix
+	Ports     []cni.PortMapping
+}
+
+// Call has the plugin carry out a verb of CNI. c is nil for a verb that is about no container. The result is that of
+// ADD, and nil for other verbs. An error is the plugin's own, *types.Error.
+func (n *Network) Call(verb string, c *Container) (*current.Result, error) {
+	if c == nil {
+		c = &Container{}
+	}
+	conf, err := n.configuration(c)
+	if err != nil && verb != "DEL" && verb != "GC" {
+		return nil, err
+	}
+	stdin, err := json.Marshal(conf)
+	if err != nil {
+		return nil, err
+	}
+	var stdout bytes.Buffer
+	plugin := &cni.Plugin{
+		Getenv: c.environment(verb), Stdin: bytes.NewReader(stdin), Stdout: &stdout, Name: pluginName,
+		DialBridge: func() (*bridge.Conn, error) { return bridge.Dial(nil) }, DialNFT: nft.Dial,
+	}
+	if plugin.Run() != 0 {
+		failure := new(types.Error)
+		if err := json.Unmarshal(stdout.Bytes(), failure); err != nil {
+			return nil, fmt.Errorf("%s of network %s: %w", verb, n.Name, err)
+		}
+		return nil, failure
+	}
+	if verb != "ADD" {
+		return nil, nil
+	}
+	result := new(current.Result)
+	return result, json.Unmarshal(stdout.Bytes(), result)
+}
+
+// environment has a call's parameters as the CNI specification names them.
+func (c *Container) environment(verb string) func(string) string {
+	has := map[string]string{
+		"CNI_COMMAND": verb, "CNI_CONTAINERID": c.ID, "CNI_IFNAME": c.IfName, "CNI_NETNS": c.NetNS,
+	}
+	if c.Name != "" {
+		has["CNI_ARGS"] = "K8S_POD_NAME=" + strings.NewReplacer(";", "_", "=", "_").Replace(c.Name)
+	}
+	return func(name string) string { return has[name] }
+}

@@ -1,0 +1,172 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/conflist"
+)
+
+// first is a network to begin with.
+type first struct {
+	name    string
+	plugin  string // the plugin's part of the list
+	options string // the same for Docker and podman 5
+	docker  string // Docker's own flags, for its IPAM
+	podman  string
+}
+
+func (o *options) initCommand() *cobra.Command {
+	group := &cobra.Command{
+		Use:   "init",
+		Short: "make a first network for the container runtimes that are there",
+		Long: "Show a first network for each of the container runtimes that are there: the file for those that speak CNI\n" +
+			"(containerd, CRI-O, nerdctl, podman 4), and the commands for Docker and podman 5. With --yes the file is written.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	group.AddCommand(o.initLAN(), o.initPods())
+	return group
+}
+
+func (o *options) initLAN() *cobra.Command {
+	name, uplink := "", ""
+	cmd := o.onInit("lan", "containers on the host's LAN, with addresses of its DHCP server", func() (*first, error) {
+		if uplink == "" {
+			return nil, fmt.Errorf("%w: --uplink is missing: the NIC by which this host is on the LAN; ip route show default names it", errUsage)
+		}
+		return &first{
+			name:    name,
+			plugin:  fmt.Sprintf(`{ "type": "tombolo", "mode": "lan", "uplink": %q, "capabilities": { "mac": true }, "ipam": { "type": "dhcp" } }`, uplink),
+			options: "-o mode=lan -o uplink=" + uplink, docker: "--ipam-driver null",
+		}, nil
+	})
+	cmd.Flags().StringVar(&name, "name", "home", "call the network `NAME`")
+	cmd.Flags().StringVar(&uplink, "uplink", "", "the `NIC` by which this host is on the LAN; it becomes a port of a bridge")
+	_ = cmd.RegisterFlagCompletionFunc("uplink", completeLinks)
+	return cmd
+}
+
+func (o *options) initPods() *cobra.Command {
+	name, subnet := "", ""
+	cmd := o.onInit("pods", "containers on a network of this host's own, with masquerade and host ports", func() (*first, error) {
+		return &first{
+			name: name,
+			plugin: fmt.Sprintf(`{ "type": "tombolo", "capabilities": { "portMappings": true, "bandwidth": true, "ips": true, "mac": true }, `+
+				`"ipam": { "type": "host-local", "ranges": [[{ "subnet": %q }]] } }`, subnet),
+			docker: "--subnet " + subnet, podman: "--subnet " + subnet,
+		}, nil
+	})
+	cmd.Flags().StringVar(&name, "name", "pods", "call the network `NAME`")
+	cmd.Flags().StringVar(&subnet, "subnet", "10.22.0.0/16", "give addresses of this `SUBNET`")
+	return cmd
+}
+
+// onInit is a command of the group's.
+func (o *options) onInit(use, short string, network func() (*first, error)) *cobra.Command {
+	dir, yes := "", false
+	cmd := &cobra.Command{Use: use, Short: short, Args: takes(0, 0), RunE: func(*cobra.Command, []string) error {
+		f, err := network()
+		if err != nil {
+			return err
+		}
+		return o.begin(f, filepath.Join(dir, "10-"+f.name+".conflist"), yes)
+	}}
+	cmd.Flags().StringVar(&dir, "dir", "/etc/cni/net.d", "the runtimes' `DIR` of CNI networks")
+	cmd.Flags().BoolVar(&yes, "yes", false, "write the file")
+	return cmd
+}
+
+// begin shows a network for each runtime, and writes the file of those that speak CNI.
+func (o *options) begin(f *first, path string, yes bool) error {
+	list := f.list()
+	r := conflist.Examine(list)
+	if len(r.Problems) > 0 {
+		return errors.New(strings.Join(r.Problems, "; "))
+	}
+	speakers, others := f.runtimes(isFile)
+	if len(speakers) > 0 || others == "" {
+		fmt.Fprintf(o.out, "%s: the file %s\n\n%s\n", strings.Join(append(speakers, "other runtimes that speak CNI"), ", "), path, list)
+	}
+	fmt.Fprint(o.out, others)
+	if !yes {
+		_, err := fmt.Fprintln(o.out, "Nothing is written: --yes writes the file.")
+		return err
+	}
+	return o.writeList(path, list)
+}
+
+// list is the network's file.
+func (f *first) list() []byte {
+	return fmt.Appendf(nil, `{
+  "cniVersion": "1.0.0",
+  "cniVersions": ["1.0.0", "1.1.0"],
+  "name": %q,
+  "plugins": [
+    %s
+  ]
+}
+`, f.name, f.plugin)
+}
+
+// runtimes names those that are there and speak CNI, and gives the commands for those that do not.
+func (f *first) runtimes(isFile func(path string) bool) (speakers []string, others string) {
+	has := func(program string) bool {
+		return slices.ContainsFunc(filepath.SplitList(os.Getenv("PATH")), func(dir string) bool { return isFile(filepath.Join(dir, program)) })
+	}
+	for _, name := range []string{"containerd", "crio"} {
+		if has(name) {
+			speakers = append(speakers, name)
+		}
+	}
+	netavark := slices.ContainsFunc([]string{"/usr/lib/podman/netavark", "/usr/libexec/podman/netavark"}, isFile)
+	if has("podman") && !netavark {
+		speakers = append(speakers, "podman 4")
+	}
+	if has("dockerd") {
+		others += f.commands("Docker", "tombolod tombolo-docker.socket", "docker", f.docker)
+	}
+	if has("podman") && netavark {
+		others += f.commands("podman 5", "tombolod", "podman", f.podman)
+	}
+	return speakers, others
+}
+
+// commands are those by which a runtime gets the network.
+func (f *first) commands(runtime, units, command, flags string) string {
+	words := strings.Fields(command + " network create -d tombolo " + flags + " " + f.options + " " + f.name)
+	return runtime + ":\n\n  systemctl enable --now " + units + "\n  " + strings.Join(words, " ") + "\n\n"
+}
+
+func isFile(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.Mode().IsRegular()
+}
+
+// writeList writes the file, unless another is there.
+func (o *options) writeList(path string, list []byte) error {
+	there, err := os.ReadFile(path)
+	switch {
+	case err == nil && bytes.Equal(there, list):
+		return o.print(path+" is there already\n", nil)
+	case err == nil:
+		return fmt.Errorf("%s is there, and another: edit it, or choose another --name", path)
+	case !errors.Is(err, fs.ErrNotExist):
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	if err := os.WriteFile(path, list, 0o644); err != nil {
+		return err
+	}
+	return o.print(path+" is written\n", nil)
+}

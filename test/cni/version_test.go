@@ -1,6 +1,7 @@
 package cni
 
 import (
+	"debug/buildinfo"
 	"encoding/json"
 	"strings"
 	"testing"
@@ -126,5 +127,14 @@ func TestLibcniTakesThePluginForEachVersion(t *testing.T) {
 			w.del(p)
 			n.wantNothing()
 		})
+	}
+}
+
+// govulncheck makes no version of one that names an experiment, and reports then that all is well.
+func TestProgramsNameTheGoTheyWereBuiltWithAsScannersReadIt(t *testing.T) {
+	t.Parallel()
+	for _, path := range []string{plugin(), command(), keeperPath()} {
+		info := must.Of(buildinfo.ReadFile(path)).Get(t)
+		expect.That(t, !strings.Contains(info.GoVersion, "X:"), "%s is said to be built with %q", path, info.GoVersion)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -84,6 +85,7 @@ func (n *site) reattach(ctx context.Context) error {
 				return err
 			}
 		}
+		n.back = append(n.back, endpoint.In(a, n.rec))
 	}
 	return nil
 }

@@ -242,7 +242,7 @@ func (n *site) settle(ctx context.Context, changed bool) error {
 			return err
 		}
 	}
-	return declareMended(ctx, n.s, []nft.Network{n.rules()})
+	return declareMended(ctx, n.s, changed, n)
 }
 
 // record is what the network will be: what this Add asks for, and what the pods

@@ -50,11 +50,24 @@ func (firewallPart) make(ctx context.Context, n *site) (bool, error) {
 	return outcome.Changed, err
 }
 
-// declareMended says that the sets of networks have all that belongs there.
-func declareMended(ctx context.Context, s *session, networks []nft.Network) error {
-	for _, n := range networks {
-		if _, err := s.Firewall.Ensure(ctx, n); err != nil {
-			return fmt.Errorf("network %s: %w", n.Name, err)
+// declareMended says that the sets of networks have all that belongs there. Where they had lost it, what was flushed anew
+// since pods were put back shows from now on alone, so pods are put back again.
+func declareMended(ctx context.Context, s *session, lost bool, sites ...*site) error {
+	for _, n := range sites {
+		outcome, err := s.Firewall.Ensure(ctx, n.rules())
+		if err != nil {
+			return fmt.Errorf("network %s: %w", n.rec.Name, err)
+		}
+		lost = lost || outcome.Emptied
+	}
+	for _, n := range sites {
+		for _, pod := range n.back {
+			if !lost {
+				break
+			}
+			if err := s.Firewall.Replace(ctx, pod); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

@@ -27,7 +27,7 @@ func mendOthers(ctx context.Context, s *session, except string) error {
 			s.Warn(err.Error()) // its own next ADD says so
 		}
 	}
-	return declareMended(ctx, s, r.mended)
+	return declareMended(ctx, s, false, r.mended...)
 }
 
 // restore makes a network again that is on record. It says whether anything was missing that other networks have a
@@ -74,7 +74,7 @@ func repairNetworks(ctx context.Context, s *session, some ...string) error {
 			errs = append(errs, r.network(ctx, rec))
 		}
 	}
-	errs = append(errs, declareMended(ctx, s, r.mended))
+	errs = append(errs, declareMended(ctx, s, false, r.mended...))
 	for _, a := range r.followers {
 		if withholds(a) {
 			errs = append(errs, s.Publish(ctx, waitingOf(a))) // a DEL may have been killed that was to pass them on
@@ -87,7 +87,7 @@ func repairNetworks(ctx context.Context, s *session, some ...string) error {
 // repair is one under way.
 type repair struct {
 	s         *session
-	mended    []nft.Network
+	mended    []*site
 	followers []*state.Attachment
 	changed   bool // something was missing that other networks have a part in
 }
@@ -109,7 +109,7 @@ func (r *repair) network(ctx context.Context, rec *state.Network) error {
 	if err != nil {
 		return err
 	}
-	r.mended, r.followers = append(r.mended, n.rules()), append(r.followers, attachments...)
+	r.mended, r.followers = append(r.mended, n), append(r.followers, attachments...)
 	_, err = obstacles(ctx, r.s, rec)
 	return err
 }

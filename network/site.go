@@ -8,6 +8,7 @@ import (
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/nft"
 )
 
 // A part is one thing that the pods of a network share on the node. Its file has all that is done
@@ -41,6 +42,7 @@ type site struct {
 	// almost says that only the way from 127.0.0.1 to the pod's ports is missing, or that the record's pools
 	// differ from those that are asked for.
 	almost bool
+	back   []nft.Endpoint // of pods that were put back
 }
 
 // find asks for the bridge and for the link that has the gateways.

@@ -158,6 +158,28 @@ func TestAnADDGoesOnWhereTheFirewallIsFlushedMeanwhile(t *testing.T) {
 	}
 }
 
+// An ADD makes the tables again, puts the other pods back, and is about to say in the tables that all is there.
+func TestAnADDPutsBackWhatIsFlushedAgainMeanwhile(t *testing.T) {
+	t.Parallel()
+	for _, flush := range []string{"flush ruleset", "delete table inet tombolo", "flush set inet tombolo pods4"} {
+		t.Run(flush, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			n.outside()
+			w := n.podnet(nil)
+			stays := n.pod("stays")
+			w.add(stays)
+			n.nft("delete table inet tombolo")
+			add := n.halt(w.asks("ADD", n.pod("a"), nil), func() bool { return w.hasElements(stays, "eth0") })
+			add.arrive("put the other pod back")
+			n.nft(flush)
+			add.goOn()
+			n.wantWell("after an ADD that a second flush came into")
+			wantPing(t, stays.NS, outside4, outside6)
+		})
+	}
+}
+
 // The other network's DEL finds the ADD unfinished, and can pass the port to nobody.
 func TestAHostPortThatTheContainersOtherNetworkGivesUpDuringAnADDIsThatADDs(t *testing.T) {
 	t.Parallel()

@@ -80,10 +80,10 @@ boot() {
 		sed 's/^\(.*"\).cni]$/\1]\nrestrict_oom_score_adj = true\n&/' >"$disk/etc/containerd/config.toml"
 	spawn "n$n" "n$n.init" nsenter --net="/run/netns/tcluster-n$n" \
 		unshare --mount --uts --ipc --cgroup --pid --fork --kill-child=SIGKILL "$here/cluster.sh" init "$n"
-	until_true 10 test -s "$DIR/run/n$n.pid"
+	until_true 60 test -s "$DIR/run/n$n.pid"
 	in_node "$n" sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1 # as distributions do
 	start containerd
-	until_true 30 in_node "$n" ctr version
+	until_true 60 in_node "$n" ctr version
 	if [ "$ROUTES" = bird ]; then start bird; else routes "n$n"; fi
 	start kubelet
 	proxy "$PROXY"
@@ -148,13 +148,12 @@ proxy() {
 	in_node "$n" umount $nft 2>/dev/null || true
 	[ "$1" != legacy ] || in_node "$n" mount --bind /usr/sbin/xtables-legacy-multi $nft
 	start kube-proxy
-	until_true 20 in_node "$n" curl -fsS http://127.0.0.1:10249/proxyMode
+	until_true 60 in_node "$n" curl -fsS http://127.0.0.1:10249/proxyMode
 }
 
 cut_power() {
-	local p=$(cat "$DIR/run/n$n.pid")
-	kill -KILL "$p"
-	until_true 20 test ! -e "/proc/$p"
+	kill -KILL "$(cat "$DIR/run/n$n.pid")"
+	until_true 20 find /sys/fs/cgroup -depth -path "*/tombolo-cluster/n$n*" -type d -exec rmdir {} +
 	rm "$DIR/run/n$n.pid"
 	ip -n tcluster-lan link del "n$n"
 	ip netns del "tcluster-n$n"

@@ -201,7 +201,7 @@ up() {
 	serve outside agnhost netexec --http-port=9999 # tells whose address it sees
 	for n in 1 2 3; do
 		"$here/cluster.sh" boot $n
-		for i in "$DIR"/images/*.tar; do in_node $n ctr -n k8s.io images import "$i" >>"$DIR/logs/n$n.import"; done
+		for i in "$DIR"/images/*.tar; do in_node $n ctr -n k8s.io images import "$i" >>"$DIR/logs/n$n.import" 2>&1; done
 	done
 	until_true 60 k wait --for 'jsonpath={.spec.podCIDRs[1]}' --timeout=1s node n1 n2 n3
 	routes control # which is no node, so that BIRD tells it nothing
@@ -232,5 +232,5 @@ in) in_node "${@:2}" ;;
 up | down | boot | init | start | proxy) $verb "${@:3}" ;;
 kill) kill_program "$3" ;;
 cut) cut_power ;;
-*) sed -n '/^# usage/,/^[^#]/s/^# *//p' "$0" >&2 && exit 2 ;;
+*) sed -n '/^# usage/,/^[^#]/s/^# //p' "$0" >&2 && exit 2 ;;
 esac

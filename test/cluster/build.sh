@@ -7,7 +7,7 @@ DIR=${CLUSTER_DIR:-$repo/.cache/cluster}
 kubernetes=v1.34.4 # its staging modules are v0.34.4
 containerd=v2.2.3
 coredns=v1.14.3
-old=${OLD:-HEAD~20} # the other version of Tombolo
+old=${OLD:-HEAD~100} # the other version of Tombolo
 source=$DIR/gomod/k8s.io/kubernetes@$kubernetes
 mkdir -p "$DIR"/{bin,bin2,build,images/other,debs/partial,root}
 
@@ -90,6 +90,7 @@ kubernetes_images() {
 }
 
 if [ ! -e "$DIR/images/all.tar" ]; then
+	echo "building Kubernetes in $DIR: this takes a quarter of an hour, once"
 	programs
 	kubernetes_images
 fi
@@ -97,5 +98,5 @@ tombolo "$DIR/images/tombolo.tar" "$repo" # as deploy/kubernetes/Dockerfile does
 rm -rf "$DIR/old"
 mkdir "$DIR/old"
 git -C "$repo" archive "$old" | tar -x -C "$DIR/old"
-(cd "$DIR/old" && go build -o bin/ ./cmd/...)
+make -s -C "$DIR/old" build
 tombolo "$DIR/images/other/tombolo.tar" "$DIR/old"

@@ -41,10 +41,10 @@
 // program of the host that listens on a published port hears nothing, and nothing here
 // knows of it.
 //
-// A second table, bridge tombolo, is there for networks that need it. It has the chains of
-// package guard, which hold ports to what they may say: those for every pod (Network.Groups), and
-// those for guarded ones (Network.Guard, Endpoint.GuardedPort), with sets in which pods have
-// elements. All of an endpoint is one transaction, over both tables.
+// A second table, bridge tombolo, is there for networks that need it. It has the chains that hold
+// ports to what they may say: those for every pod (Network.Groups), and those for guarded ones
+// (Network.Guard, Endpoint.GuardedPort), with sets in which pods have elements. All of an endpoint
+// is one transaction, over both tables.
 //
 // The chains dedup-NETWORK drop what a promiscuous bridge would deliver twice (Dedup), and
 // the chains quiet-NETWORK what it would deliver to pods that have no use for it

@@ -1,32 +1,29 @@
 package nft
 
 import (
-	"fmt"
 	"slices"
 
-	"github.com/tombolo-cni/tombolo/nft/guard"
+	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
-// Package guard says what ports may say; here that becomes a part of our tables of the bridge
-// family.
-
-// PodGroup is guard.Group.
-const PodGroup = guard.Group
-
-// guarded is the endpoint's port as package guard has it.
-func (ep *Endpoint) guarded() guard.Port {
-	return guard.Port{Name: ep.GuardedPort, MAC: ep.MAC, Addrs: ep.Addrs, SLAAC: ep.SLAAC, MACOnly: ep.MACOnly, Untrusted: ep.Untrusted}
-}
+// PodGroup is the group of links (IFLA_GROUP) that ports of pods have to be in for Network.DropReports, and for the
+// rules about multicast queries (Network.Groups), to say something of them. One that is taken out of it, by `ip link
+// set PORT group 0`, gets all reports again, as a pod needs that is a multicast router.
+const PodGroup = ruleset.PodGroup
 
 // checkGuard says what is wrong with an endpoint's guard.
 func (ep *Endpoint) checkGuard() error {
-	if ep.GuardedPort == "" {
+	const group = 1 // the bit of a MAC that makes it one of many
+	switch {
+	case ep.GuardedPort == "":
 		return nil
-	}
-	port := ep.guarded()
-	if err := port.Check(); err != nil {
-		return fmt.Errorf("endpoint %s: %w", ep.Owner, err)
+	case !ident.IsLinkName(ep.GuardedPort):
+		return invalid("endpoint %s: guarded port %q is no name of a link", ep.Owner, ep.GuardedPort)
+	case len(ep.MAC) != ruleset.EtherLen || ep.MAC[0]&group != 0:
+		return invalid("endpoint %s: port %s cannot be guarded: %q cannot be the MAC of a pod", ep.Owner, ep.GuardedPort, ep.MAC)
+	case ep.MACOnly && ep.Untrusted:
+		return invalid("endpoint %s: guarded port %s: MACOnly and Untrusted exclude each other", ep.Owner, ep.GuardedPort)
 	}
 	return nil
 }
@@ -36,12 +33,10 @@ func (ep *Endpoint) guardElements() []ruleset.Element {
 	if ep.GuardedPort == "" {
 		return nil
 	}
-	port := ep.guarded()
-	list := make([]ruleset.Element, 0, 7+2*len(ep.Addrs))
-	for set, key := range port.Elements() {
-		list = append(list, ruleset.Element{Set: ruleset.InBridge(set), Key: key})
+	port := ruleset.GuardedPort{
+		Name: ep.GuardedPort, MAC: ep.MAC, Addrs: ep.Addrs, SLAAC: ep.SLAAC, MACOnly: ep.MACOnly, Untrusted: ep.Untrusted,
 	}
-	return list
+	return port.Elements()
 }
 
 // leftovers gives what a guarded endpoint should not have in the sets, but may have had

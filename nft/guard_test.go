@@ -243,6 +243,9 @@ func TestGuardRefusesWhatIsNoPort(t *testing.T) {
 			}
 		})
 	}
+	both := guardedPod("0123456789a", "veth1", podMAC)
+	both.MACOnly, both.Untrusted = true, true
+	expect.Is(t, both.check(), ErrInvalid, "MACOnly and Untrusted")
 }
 
 func tables(tb testing.TB, ns string) []string {

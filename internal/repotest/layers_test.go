@@ -84,7 +84,7 @@ func TestImportsThatRunBackUpAreFound(t *testing.T) {
 		"uplink is on no floor",
 	}, checkFloors([]*pkg{
 		imports("bridge/uplink", "bridge", "bridge/vlan", "addr", "nft"),
-		imports("nft", "nft/guard", "internal/keeper", "internal/testutil/nstest"),
+		imports("nft", "nft/foreign", "internal/keeper", "internal/testutil/nstest"),
 		imports("uplink"),
 		{ImportPath: "example.com/other", GoFiles: []string{"x.go"}, Imports: []string{module + "/internal/cni"}},
 	}))

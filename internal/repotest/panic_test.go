@@ -32,7 +32,6 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 	"github.com/tombolo-cni/tombolo/nft"
 	"github.com/tombolo-cni/tombolo/nft/foreign"
-	"github.com/tombolo-cni/tombolo/nft/guard"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
@@ -92,11 +91,6 @@ func exported() map[string]map[string]any {
 		"foreign": {
 			"On":   foreign.On,
 			"Conn": foreign.Conn{}, "Obstacle": foreign.Obstacle{},
-		},
-		"guard": {
-			"IsSet": guard.IsSet, "Port": guard.Port{},
-			// These take nothing.
-			"Everyone": nil, "Guarded": nil, "Reports": nil, "Sets": nil,
 		},
 		"ipam": {
 			"NewHostLocal": ipam.NewHostLocal, "RangeSetsOf": ipam.RangeSetsOf,

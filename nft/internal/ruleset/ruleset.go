@@ -13,7 +13,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
-	"github.com/tombolo-cni/tombolo/nft/guard"
 )
 
 // The names of our table and of what is in it. Chains and sets that belong to a
@@ -93,18 +92,24 @@ type Chain struct {
 }
 
 // Rules gives the chain's. A look at whether they are there does without: see Comment.
-func (ch *Chain) Rules() []guard.Rule {
+func (ch *Chain) Rules() []Rule {
 	var list rules
 	ch.write(&list)
 	return list
 }
 
-// rules are those of a chain, in their order.
-type rules []guard.Rule
+// Rule is one of a chain. Its comment is the chain's only one of that text.
+type Rule struct {
+	Comment string
+	Steps   []expr.Any
+}
 
-// add appends a rule. The comment is to be one of its chain's own, for Check.
+// rules are those of a chain, in their order.
+type rules []Rule
+
+// add appends a rule.
 func (list *rules) add(comment string, write func(expressions)) {
-	*list = append(*list, guard.Rule{Comment: comment, Steps: nftnl.Collect(func(x *nftnl.Expressions) { write(expressions{x}) })})
+	*list = append(*list, Rule{comment, nftnl.Collect(func(x *nftnl.Expressions) { write(expressions{x}) })})
 }
 
 // rulesVersion is raised with every change of the rules that are made from the

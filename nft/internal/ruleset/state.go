@@ -7,7 +7,6 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/internal/nl"
-	"github.com/tombolo-cni/tombolo/nft/guard"
 )
 
 // State is what the kernel has of a ruleset: of the chains and sets only those that
@@ -121,7 +120,7 @@ func (ch *Chain) sameHook(have nftnl.Chain) bool {
 
 // hasRules says that a chain's rules are those that it should have.
 func (st *State) hasRules(ch *Chain) bool {
-	return slices.EqualFunc(st.rules[ch.Place], ch.Rules(), func(comment string, want guard.Rule) bool { return comment == want.Comment })
+	return slices.EqualFunc(st.rules[ch.Place], ch.Rules(), func(comment string, want Rule) bool { return comment == want.Comment })
 }
 
 // matches says that a set holds what it should, as plain elements that stay.

@@ -86,7 +86,7 @@ func isOurSet(at Place) bool {
 		return at.Family == unix.NFPROTO_INET
 	}
 	is := func(s Set) bool { return s.Place == at }
-	return isGuardSet(at) || slices.ContainsFunc(sharedSets(), is) || slices.ContainsFunc(portSNATSets(), is)
+	return slices.ContainsFunc(slices.Concat(guardSets(), sharedSets(), portSNATSets()), is)
 }
 
 // dump lists what our table of a family has, but for chains, which the kernel does not narrow down to a table. All

@@ -1,4 +1,4 @@
-package guard
+package ruleset
 
 import (
 	"encoding/binary"
@@ -29,7 +29,7 @@ import (
 // the answers may take hours (RFC 3810, section 5.1.3), makes it forget all reports after
 // some minutes (mcast_membership_interval) all the same: then solicitations of neighbours,
 // which are multicast, reach nobody any more, neither from pods nor from the host. It goes
-// by Group, like what keeps reports from pods, so that an operator can have a pod that
+// by PodGroup, like what keeps reports from pods, so that an operator can have a pod that
 // is a multicast router.
 
 const (
@@ -71,9 +71,9 @@ func (list *rules) addFromPods() {
 	})
 	list.add("no tag", func(x expressions) {
 		x.Payload(expr.PayloadBaseLLHeader, etherType, 2, nftnl.First)
-		x.Compare(expr.CmpOpNeq, number16(unix.ETH_P_8021Q))
+		x.Compare(expr.CmpOpNeq, Number16(unix.ETH_P_8021Q))
 		x.Payload(expr.PayloadBaseLLHeader, etherType, 2, nftnl.First)
-		x.Compare(expr.CmpOpNeq, number16(unix.ETH_P_8021AD))
+		x.Compare(expr.CmpOpNeq, Number16(unix.ETH_P_8021AD))
 		x.Leave()
 	})
 	for _, inner := range []struct {
@@ -82,8 +82,8 @@ func (list *rules) addFromPods() {
 	}{{"a tag behind one of VLAN 1", unix.ETH_P_8021Q}, {"an outer tag behind one of VLAN 1", unix.ETH_P_8021AD}} {
 		list.add(inner.comment, func(x expressions) {
 			x.Payload(expr.PayloadBaseLLHeader, vlanTag, 2, nftnl.First)
-			x.Mask(number16(0x0fff), number16(0))
-			x.Compare(expr.CmpOpEq, number16(defaultVLAN))
+			x.Mask(Number16(0x0fff), Number16(0))
+			x.Compare(expr.CmpOpEq, Number16(defaultVLAN))
 			x.dropBehindTag(inner.typ)
 		})
 	}
@@ -108,20 +108,20 @@ func (list *rules) addFromPods() {
 // dropBehindTag drops what a pod sends of a type behind a tag.
 func (x expressions) dropBehindTag(typ uint16) {
 	x.Payload(expr.PayloadBaseLLHeader, vlanType, 2, nftnl.First)
-	x.Compare(expr.CmpOpEq, number16(typ))
+	x.Compare(expr.CmpOpEq, Number16(typ))
 	x.Meta(expr.MetaKeyIIFNAME, nftnl.First)
 	x.Compare(expr.CmpOpEq, []byte(podPorts))
 	x.Drop()
 }
 
-// isOfGroup holds for what comes in by a port in Group.
+// isOfGroup holds for what comes in by a port in PodGroup.
 func (x expressions) isOfGroup() {
 	x.Meta(unix.NFT_META_IIFGROUP, nftnl.First)
-	x.Compare(expr.CmpOpEq, binary.NativeEndian.AppendUint32(nil, Group))
+	x.Compare(expr.CmpOpEq, binary.NativeEndian.AppendUint32(nil, PodGroup))
 }
 
 // hasAny holds if any of some bits is set in the two bytes in the first register.
 func (x expressions) hasAny(bits uint16) {
-	x.Mask(number16(bits), number16(0))
-	x.Compare(expr.CmpOpNeq, number16(0))
+	x.Mask(Number16(bits), Number16(0))
+	x.Compare(expr.CmpOpNeq, Number16(0))
 }

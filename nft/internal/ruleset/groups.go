@@ -1,4 +1,4 @@
-package guard
+package ruleset
 
 import (
 	"github.com/google/nftables/expr"
@@ -17,6 +17,7 @@ import (
 // masks in group_fwd_mask, of the port or of the bridge, and that of STP where the bridge
 // has STP off. It asks nobody about :0e, and :00 where STP is on, unless the port's mask
 // has them; pause frames (:01) it drops itself.
+
 // podPorts is how the names of all pods' ports begin, those that other plugins made
 // among them. It takes no element to know a pod by it, which would come and go with the
 // pod, and no group of links, which an operator may change.
@@ -24,7 +25,7 @@ const podPorts = "veth"
 
 func (list *rules) addGroups() {
 	list.add("to link-local groups, from pods", func(x expressions) {
-		x.Payload(expr.PayloadBaseLLHeader, etherTarget, etherLen, nftnl.First)
+		x.Payload(expr.PayloadBaseLLHeader, etherTarget, EtherLen, nftnl.First)
 		x.Mask([]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xf0}, nil)
 		x.Compare(expr.CmpOpEq, []byte{0x01, 0x80, 0xc2, 0, 0, 0})
 		x.Meta(expr.MetaKeyIIFNAME, nftnl.First)

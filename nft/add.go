@@ -19,16 +19,12 @@ import (
 // one of the same family. See Replace. It matches fs.ErrNotExist where the table or a set is
 // missing, for which Ensure is the cure. Nothing is added then.
 func (c *Conn) Add(ctx context.Context, ep Endpoint) error {
-	if err := c.usable(ctx); err != nil {
-		return err
-	}
-
 	if err := ep.check(); err != nil {
 		return err
 	}
 	elements, comment := ep.elements(), ownerComment(ep.Owner, ruleset.NetworkKey(ep.Network))
-	return nftnl.Retry(ctx, func() error {
-		generation := c.cache.Generation() // if it is old, the transaction is refused, and it is forgotten
+	return c.retry(ctx, func() error {
+		generation := c.seen.Generation() // if it is old, the transaction is refused, and it is forgotten
 		if len(ep.Ports) > 0 && generation == nil {
 			seen, err := nftnl.SeenGeneration(c.tables.Conn)
 			if err != nil {
@@ -142,12 +138,12 @@ func withoutComments(list []ruleset.ElementState) []ruleset.Element {
 // what stands against it, by what is there in the places of the group, and its rivals.
 func (c *Conn) replace(ctx context.Context, group, gone []ruleset.ElementState, refuse func(is []*ruleset.ElementState) error) error {
 	elements := withoutComments(group)
-	for i, el := range elements {
-		if other := slices.IndexFunc(group[:i], func(e ruleset.ElementState) bool { return el.Excludes(e.Element) }); other >= 0 {
-			return newConflict(c.tables.Name, group[other], "")
+	return c.retry(ctx, func() error {
+		for i, el := range elements {
+			if other := slices.IndexFunc(group[:i], func(e ruleset.ElementState) bool { return el.Excludes(e.Element) }); other >= 0 {
+				return newConflict(c.tables.Name, group[other], "")
+			}
 		}
-	}
-	return nftnl.Retry(ctx, func() error {
 		generation, err := nftnl.SeenGeneration(c.tables.Conn)
 		if err != nil {
 			return err

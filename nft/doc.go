@@ -18,8 +18,7 @@
 // there is one more element, a sentinel ("/sentinel" . 0.0.0.0 and the like), which
 // matches nothing, and is gone once somebody has emptied the set. So a caller learns by
 // one look at each chain and each set that all is there (Conn.Ready), and builds or mends
-// only where it is not (Conn.Ensure). Of what nobody has changed since, one look at a
-// number does for all (Conn.UseCache). The table is Tombolo's own: what others put into its
+// only where it is not (Conn.Ensure). The table is Tombolo's own: what others put into its
 // chains is taken out again.
 //
 // The forward chain admits nothing. An accept in one table never overrides a drop

@@ -40,16 +40,12 @@ func (c *Conn) Endpoints(ctx context.Context, network string) ([]Endpoint, error
 // HasPorts says whether any endpoint behind a bridge, of whatever network, has ports of
 // the host's IPv4 addresses that lead to it. It lists an element for each that has.
 func (c *Conn) HasPorts(ctx context.Context, bridge string) (bool, error) {
-	if err := c.usable(ctx); err != nil {
-		return false, err
-	}
-
 	if bridge == "" || len(bridge) >= unix.IFNAMSIZ {
 		return false, invalid("%.40q cannot be the name of a bridge", bridge)
 	}
 	name := nftnl.LinkKey(bridge, nil, 0)
 	found := false
-	err := nftnl.Retry(ctx, func() error {
+	err := c.retry(ctx, func() error {
 		list, err := c.tables.ElementsOf([]ruleset.Place{ruleset.InInet(ruleset.Selves4Set)})
 		found = slices.ContainsFunc(list, func(el ruleset.ElementState) bool { return bytes.HasPrefix(el.Key, name) })
 		return err

@@ -21,10 +21,6 @@ import (
 // The error matches fs.ErrNotExist where the table or a set is missing, for which
 // Ensure is the cure; nothing has changed then.
 func (c *Conn) Move(ctx context.Context, old, next Endpoint) error {
-	if err := c.usable(ctx); err != nil {
-		return err
-	}
-
 	return c.move(ctx, old, next, nil)
 }
 
@@ -34,10 +30,6 @@ func (c *Conn) Move(ctx context.Context, old, next Endpoint) error {
 // an endpoint that was guarded by Add before its port was there gets its host ports by
 // this, and is guarded throughout.
 func (c *Conn) Update(ctx context.Context, old, next Endpoint) error {
-	if err := c.usable(ctx); err != nil {
-		return err
-	}
-
 	comment := ownerComment(next.Owner, ruleset.NetworkKey(next.Network))
 	return c.move(ctx, old, next, func(is []*ruleset.ElementState) error {
 		for _, el := range is {

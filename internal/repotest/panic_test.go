@@ -85,8 +85,8 @@ func exported() map[string]map[string]any {
 			"Inspection": network.Inspection{}, "Network": network.Network{}, "Node": network.Node{}, "Change": network.Change{}, "Upkeep": network.Upkeep{}, "Uplinks": network.Uplinks{}, "Report": network.Report{}, "Dead": network.Dead{},
 		},
 		"nft": {
-			"Dial": nft.Dial, "On": nft.On, "OwnerOf": nft.OwnerOf, "ParseCache": nft.ParseCache,
-			"ConflictError": nft.ConflictError{}, "Conn": nft.Conn{}, "Policy": nft.Policy(0), "Port": nft.Port{}, "Protocol": nft.Protocol(0), "SNAT": nft.SNAT(0), "Cache": nft.Cache{},
+			"Dial": nft.Dial, "On": nft.On, "OwnerOf": nft.OwnerOf,
+			"ConflictError": nft.ConflictError{}, "Conn": nft.Conn{}, "Policy": nft.Policy(0), "Port": nft.Port{}, "Protocol": nft.Protocol(0), "SNAT": nft.SNAT(0),
 		},
 		"foreign": {
 			"On":   foreign.On,

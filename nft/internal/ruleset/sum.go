@@ -6,7 +6,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
-// Sum is what a Cache has of a network: of all that its ruleset is made from.
+// Sum stands for a network, in what was seen of a generation: for all that its ruleset is made from.
 func (rs *Ruleset) Sum() uint64 {
 	sum := fnv.New64a()
 	write := func(at Place, text string) {

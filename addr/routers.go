@@ -59,7 +59,7 @@ func HearRouters(cfg *Config) (*Routers, error) {
 		cfg = &Config{}
 	}
 	// The kernel announces resolvers while it reads an advertisement, and an address once it is usable.
-	w, err := nl.Subscribe(unix.NETLINK_ROUTE, &nl.Config{NetNS: cfg.NetNS}, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_ND_USEROPT)
+	w, err := nl.Subscribe(unix.NETLINK_ROUTE, cfg.NetNS, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_ND_USEROPT)
 	if err != nil {
 		return nil, err
 	}

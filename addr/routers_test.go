@@ -295,7 +295,7 @@ func TestWaitForAnAdvertisementSaysWhatItHeard(t *testing.T) {
 // which it announces last.
 func (r *routed) witness(t *testing.T) (through func()) {
 	t.Helper()
-	w := must.Of(nl.Subscribe(unix.NETLINK_ROUTE, &nl.Config{NetNS: r.ns}, unix.RTNLGRP_ND_USEROPT)).Get(t)
+	w := must.Of(nl.Subscribe(unix.NETLINK_ROUTE, r.ns, unix.RTNLGRP_ND_USEROPT)).Get(t)
 	t.Cleanup(func() { w.Close() })
 	return func() {
 		t.Helper()

@@ -29,7 +29,7 @@ func Listen(cfg *Config) (*Watch, error) {
 	if cfg == nil {
 		cfg = &Config{}
 	}
-	w, err := nl.Subscribe(unix.NETLINK_ROUTE, &nl.Config{NetNS: cfg.NetNS}, unix.RTNLGRP_IPV6_IFADDR)
+	w, err := nl.Subscribe(unix.NETLINK_ROUTE, cfg.NetNS, unix.RTNLGRP_IPV6_IFADDR)
 	if err != nil {
 		return nil, err
 	}

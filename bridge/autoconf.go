@@ -175,11 +175,8 @@ func (s *Solicitation) Close() error {
 
 // usable refuses one, or a context, that nothing can be done with.
 func (s *Solicitation) usable(ctx context.Context) error {
-	switch {
-	case s == nil || s.heard == nil:
-		return (*nl.Conn)(nil).Usable()
-	case ctx == nil:
-		return nl.NoContext()
+	if s == nil || s.heard == nil {
+		return nl.Usable(ctx, nil)
 	}
-	return s.conn.Usable()
+	return nl.Usable(ctx, s.conn)
 }

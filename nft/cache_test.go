@@ -24,7 +24,7 @@ type cached struct {
 
 func newCached(t *testing.T, ns *netns.NS, text string) *cached {
 	t.Helper()
-	transport := must.Of(nl.Open(unix.NETLINK_NETFILTER, &nl.Config{NetNS: ns})).Get(t)
+	transport := must.Of(nl.Open(unix.NETLINK_NETFILTER, ns)).Get(t)
 	rec := nltest.Record(transport)
 	c := &cached{on(nl.New(rec), nil), rec}
 	t.Cleanup(func() { c.Close() })

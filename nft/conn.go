@@ -59,7 +59,7 @@ func Dial(cfg *Config) (*Conn, error) {
 	if err := nftnl.CheckTable(cfg.Table, cfg.Mark); err != nil {
 		return nil, err
 	}
-	conn, err := nl.Dial(unix.NETLINK_NETFILTER, &nl.Config{NetNS: cfg.NetNS})
+	conn, err := nl.Dial(unix.NETLINK_NETFILTER, cfg.NetNS)
 	if err != nil {
 		return nil, err
 	}
@@ -119,12 +119,12 @@ func (c *Conn) Socket() tombolo.Socket {
 // usable refuses a Conn or a context that nothing can be done with.
 func (c *Conn) usable(ctx context.Context) error {
 	if c == nil {
-		return nftnl.Usable(ctx, nil)
+		return nl.Usable(ctx, nil)
 	}
 	if c.err != nil {
 		return c.err
 	}
-	return nftnl.Usable(ctx, c.tables.Conn)
+	return nl.Usable(ctx, c.tables.Conn)
 }
 
 // retry calls try until it returns something else than a lost race.

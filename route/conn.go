@@ -32,11 +32,10 @@ type Conn struct {
 
 // Dial opens a connection of its own.
 func Dial(cfg *Config) (*Conn, error) {
-	var c nl.Config
-	if cfg != nil {
-		c.NetNS = cfg.NetNS
+	if cfg == nil {
+		cfg = &Config{}
 	}
-	conn, err := nl.Dial(unix.NETLINK_ROUTE, &c)
+	conn, err := nl.Dial(unix.NETLINK_ROUTE, cfg.NetNS)
 	if err != nil {
 		return nil, err
 	}

@@ -272,7 +272,7 @@ func TestObjectsAreNamedInErrors(t *testing.T) {
 
 func TestCloseLeavesASharedConnectionOpen(t *testing.T) {
 	t.Parallel()
-	conn := must.Of(nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: nstest.New(t)})).Get(t)
+	conn := must.Of(nl.Dial(unix.NETLINK_ROUTE, nstest.New(t))).Get(t)
 	defer conn.Close()
 	c := route.On(conn)
 	must.Succeed(t, c.Close())

@@ -54,7 +54,7 @@ func newHost(tb testing.TB) host {
 // moment after the address, even without duplicate address detection.
 func (h host) waitUntilLocal(tb testing.TB, a netip.Addr) {
 	tb.Helper()
-	watch := must.Of(nl.Subscribe(unix.NETLINK_ROUTE, &nl.Config{NetNS: h.ns}, unix.RTNLGRP_IPV6_ROUTE)).Get(tb)
+	watch := must.Of(nl.Subscribe(unix.NETLINK_ROUTE, h.ns, unix.RTNLGRP_IPV6_ROUTE)).Get(tb)
 	defer watch.Close()
 	for {
 		if r, err := h.c.Get(a); err == nil && r.Type == route.Local {

@@ -238,7 +238,7 @@ func TestObjectsAreMovedAsTheyAre(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	nstest.Run(t, h.ns, "ip", "link", "set", "lo", "up")
-	conn, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: h.ns})
+	conn, err := nl.Dial(unix.NETLINK_ROUTE, h.ns)
 	must.Succeed(t, err)
 	defer conn.Close()
 	ask := func(m netlink.Message, err error) error {

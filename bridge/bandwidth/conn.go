@@ -23,13 +23,10 @@ func On(s tombolo.Socket) *Conn { return &Conn{nl.Of(s)} }
 
 // usable refuses a Conn or a context that nothing can be done with.
 func (c *Conn) usable(ctx context.Context) error {
-	switch {
-	case c == nil:
-		return (*nl.Conn)(nil).Usable()
-	case ctx == nil:
-		return nl.NoContext()
+	if c == nil {
+		return nl.Usable(ctx, nil)
 	}
-	return c.nl.Usable()
+	return nl.Usable(ctx, c.nl)
 }
 
 // Target says where the traffic of one attachment is shaped.

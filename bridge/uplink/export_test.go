@@ -14,7 +14,7 @@ func DialThrough(cfg *Config, through func(nl.Transport) nl.Transport) (*Conn, e
 	if err != nil {
 		return nil, err
 	}
-	t, err := nl.Open(unix.NETLINK_ROUTE, &nl.Config{NetNS: ns})
+	t, err := nl.Open(unix.NETLINK_ROUTE, ns)
 	if err != nil {
 		return nil, errors.Join(err, ns.Close())
 	}

@@ -88,7 +88,7 @@ func Dial(cfg *Config) (*Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	conn, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: ns})
+	conn, err := nl.Dial(unix.NETLINK_ROUTE, ns)
 	if err != nil {
 		return nil, errors.Join(err, ns.Close())
 	}
@@ -125,13 +125,10 @@ func (c *Conn) Close() error {
 
 // usable refuses a Conn or a context that nothing can be done with.
 func (c *Conn) usable(ctx context.Context) error {
-	switch {
-	case c == nil:
-		return (*nl.Conn)(nil).Usable()
-	case ctx == nil:
-		return nl.NoContext()
+	if c == nil {
+		return nl.Usable(ctx, nil)
 	}
-	return c.nl.Usable()
+	return nl.Usable(ctx, c.nl)
 }
 
 // journaled is given for what is about to change something, and so to write it down.

@@ -55,7 +55,7 @@ type Conn struct{ nl *nl.Conn }
 
 // Dial opens a connection to a namespace; nil is that of the calling thread.
 func Dial(ns *netns.NS) (*Conn, error) {
-	conn, err := nl.Dial(unix.NETLINK_NETFILTER, &nl.Config{NetNS: ns})
+	conn, err := nl.Dial(unix.NETLINK_NETFILTER, ns)
 	if err != nil {
 		return nil, err
 	}

@@ -2,8 +2,6 @@ package nftnl
 
 import (
 	"cmp"
-	"context"
-	"errors"
 	"slices"
 	"strconv"
 	"strings"
@@ -42,19 +40,6 @@ func (s Socket) Unchanged() (bool, error) {
 		return false, nil
 	}
 	return err == nil, err
-}
-
-// Usable refuses a connection or a context that nothing can be done with.
-func Usable(ctx context.Context, c *nl.Conn) error {
-	if ctx == nil {
-		return nl.NoContext()
-	}
-	err := c.Usable()
-	if err != nil && ctx.Err() != nil {
-		// What is over is over, whatever it would have been done by.
-		err = errors.Join(ctx.Err(), err)
-	}
-	return err
 }
 
 // Seen is what was in order at a generation: a number that every change of a namespace's

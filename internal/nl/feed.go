@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/netns"
 )
 
 // Feed is a Watch for a program that waits for hours: it waits in the runtime's poller, without a
@@ -25,8 +26,8 @@ const feedSize = 32 << 10
 
 // Follow opens a socket that belongs to groups (unix.RTNLGRP_*). What happens after it
 // has returned is announced to it.
-func Follow(protocol int, cfg *Config, groups ...int) (*Feed, error) {
-	w, err := Subscribe(protocol, cfg, groups...)
+func Follow(protocol int, ns *netns.NS, groups ...int) (*Feed, error) {
+	w, err := Subscribe(protocol, ns, groups...)
 	if err != nil {
 		return nil, err
 	}

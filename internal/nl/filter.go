@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/netns"
 )
 
 // Kind is a kind of announcements.
@@ -23,9 +24,9 @@ type Kind struct {
 // FollowOnly is Follow for messages of some kinds alone: the kernel does not queue any others,
 // so that a flood of those loses none of these and wakes nobody. What it puts into one datagram
 // it judges by the first message.
-func FollowOnly(protocol int, cfg *Config, kinds []Kind, groups ...int) (*Feed, error) {
+func FollowOnly(protocol int, ns *netns.NS, kinds []Kind, groups ...int) (*Feed, error) {
 	// Before the socket belongs to any group, so that nothing passes it by.
-	f, err := Follow(protocol, cfg)
+	f, err := Follow(protocol, ns)
 	if err != nil {
 		return nil, err
 	}

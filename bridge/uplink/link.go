@@ -6,8 +6,8 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/link"
 )
 
-// Link is a network interface as far as a takeover is concerned with it.
-type Link struct {
+// linkState is a network interface as far as a takeover is concerned with it.
+type linkState struct {
 	Index int    `json:"index"`
 	Name  string `json:"name"`
 	Kind  string `json:"kind,omitempty"` // "bridge", "veth", "vlan", …; empty for hardware and loopback
@@ -32,16 +32,16 @@ type Link struct {
 const noLink = -1
 
 // Up says that it was set up (IFF_UP).
-func (l Link) Up() bool { return l.Flags&unix.IFF_UP != 0 }
+func (l linkState) Up() bool { return l.Flags&unix.IFF_UP != 0 }
 
 // links lists all of the namespace.
-func (c *Conn) links() ([]Link, error) {
-	var list []Link
+func (c *Conn) links() ([]linkState, error) {
+	var list []linkState
 	err := link.List(c.nl, "list links", "", 0, func(l *link.Link) {
 		if l.Elsewhere || l.Kind == "veth" {
 			l.Lower = 0 // an index of another namespace, or the other end
 		}
-		list = append(list, Link{l.Index, l.Name, l.Kind, l.Type, l.MAC.String(), l.MTU, l.Flags, l.Master, l.PortOf, l.Lower, false})
+		list = append(list, linkState{l.Index, l.Name, l.Kind, l.Type, l.MAC.String(), l.MTU, l.Flags, l.Master, l.PortOf, l.Lower, false})
 	})
 	return list, err
 }

@@ -17,21 +17,21 @@ import (
 // bridge, or back. What is there already, because a process before this one was
 // killed, is not done again, or once more without harm.
 type move struct {
-	s        *Snapshot
-	from, to Link
+	s        *snapshot
+	from, to linkState
 	// raPriority is that of default routes which the kernel learns on from, 0 if it
 	// does not listen to routers.
 	raPriority uint32
 }
 
-func newMove(s *Snapshot, from, to Link) *move {
+func newMove(s *snapshot, from, to linkState) *move {
 	return &move{s: s, from: from, to: to, raPriority: s.raPriority(from.Name)}
 }
 
 // words has the links' names in place of their numbers.
 func (m *move) words(obj fmt.Stringer) string {
 	text := obj.String() + " "
-	for _, l := range []Link{m.from, m.to} {
+	for _, l := range []linkState{m.from, m.to} {
 		text = strings.ReplaceAll(text, fmt.Sprintf(" on link %d ", l.Index), " dev "+l.Name+" ")
 	}
 	return strings.TrimSuffix(text, " ")
@@ -203,7 +203,7 @@ func isKnown(n route.Neighbour) bool {
 	return n.Flags&route.Proxy != 0 || len(n.MAC) == 6 && n.MAC[0]&1 == 0 && n.State&found != 0
 }
 
-func (s *Snapshot) hears(index int, a netip.Addr) bool {
+func (s *snapshot) hears(index int, a netip.Addr) bool {
 	return slices.ContainsFunc(s.Neighbours, func(n route.Neighbour) bool {
 		return n.Link == index && n.Addr == a && n.State == route.Reachable
 	})

@@ -1,6 +1,7 @@
 package uplink
 
 import (
+	"context"
 	"fmt"
 	"slices"
 
@@ -9,15 +10,25 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// Plan says how a NIC is taken over, from what a Snapshot found. It is pure. The
-// error matches ErrRefused where it must not be, and names every reason.
-func Plan(s *Snapshot, u Uplink) (*Steps, error) {
+// Plan says how a NIC would be taken over, which need not have the bridge. It changes nothing, and needs
+// CAP_NET_ADMIN to see flows. The error matches ErrRefused where it must not be, and names every reason;
+// and fs.ErrNotExist where there is no such NIC.
+func (c *Conn) Plan(ctx context.Context, u Uplink) (*Steps, error) {
+	if err := c.usable(ctx); err != nil {
+		return nil, err
+	}
 	if err := u.validate(); err != nil {
 		return nil, err
 	}
-	if s == nil {
-		return nil, missing("snapshot")
+	s, err := c.snapshot(ctx, u.NIC, u.Bridge)
+	if err != nil {
+		return nil, err
 	}
+	return plan(s, u)
+}
+
+// plan is pure.
+func plan(s *snapshot, u Uplink) (*Steps, error) {
 	if err := s.refuse(&u); err != nil {
 		return nil, fmt.Errorf("take over %s: %w", u.NIC, err)
 	}
@@ -38,9 +49,9 @@ func (u *Uplink) validate() error {
 	return nil
 }
 
-// planTake is Plan without refusals, for a takeover that is half done too.
-func planTake(s *Snapshot, u *Uplink) *Steps {
-	bridge := Link{Index: noLink, Name: u.Bridge}
+// planTake is plan without refusals, for a takeover that is half done too.
+func planTake(s *snapshot, u *Uplink) *Steps {
+	bridge := linkState{Index: noLink, Name: u.Bridge}
 	how := fmt.Sprintf("make bridge %s with MAC %s and MTU %d, and set it up", u.Bridge, s.NIC.MAC, s.NIC.MTU)
 	if s.Bridge != nil {
 		bridge = *s.Bridge
@@ -57,38 +68,38 @@ func planTake(s *Snapshot, u *Uplink) *Steps {
 		release = m.keepAddresses()
 	}
 	first := []string{how, fmt.Sprintf("give %s the kernel parameters of %s, but loose ones of rp_filter and arp_filter", u.Bridge, u.NIC)}
-	steps.add(StepBridge, first, append(s.copied(u.Bridge), s.loose(u.Bridge)...))
-	steps.add(StepAddresses, nil, nil, m.addAddresses(), m.addRules())
-	steps.add(StepPort, nil, nil, m.copyNeighbours(), setMaster(m.from, m.to.Index, fmt.Sprintf("make %s a port of %s", u.NIC, u.Bridge)))
-	steps.add(StepRoutes, nil, nil, m.moveRoutes(), m.restoreAddressFlags())
-	steps.add(StepVerify, []string{fmt.Sprintf("wait up to %s until those of %v that answer through %s now answer through %s; else undo all of it",
+	steps.add(stepBridge, first, append(s.copied(u.Bridge), s.loose(u.Bridge)...))
+	steps.add(stepAddresses, nil, nil, m.addAddresses(), m.addRules())
+	steps.add(stepPort, nil, nil, m.copyNeighbours(), setMaster(m.from, m.to.Index, fmt.Sprintf("make %s a port of %s", u.NIC, u.Bridge)))
+	steps.add(stepRoutes, nil, nil, m.moveRoutes(), m.restoreAddressFlags())
+	steps.add(stepVerify, []string{fmt.Sprintf("wait up to %s until those of %v that answer through %s now answer through %s; else undo all of it",
 		u.timeout(), m.gateways(), u.NIC, u.Bridge)}, nil)
-	steps.add(StepRelease, nil, nil, release, m.delRules())
-	steps.add(StepSettle, []string{fmt.Sprintf("give %s these two of %s", u.Bridge, u.NIC)}, s.strict(u.Bridge))
+	steps.add(stepRelease, nil, nil, release, m.delRules())
+	steps.add(stepSettle, []string{fmt.Sprintf("give %s these two of %s", u.Bridge, u.NIC)}, s.strict(u.Bridge))
 	return &steps
 }
 
-// planRestore says how a NIC is given back, from a Snapshot of now and the record
+// planRestore says how a NIC is given back, from a snapshot of now and the record
 // of its takeover. What the bridge has now goes to the NIC, whether or not it came from there.
-func planRestore(s *Snapshot, rec *Record) *Steps {
+func planRestore(s *snapshot, rec *Record) *Steps {
 	m := backMove(s, rec)
 	steps := Steps{move: m}
-	steps.add(StepBridge, nil, m.s.looseBack(rec))
-	steps.add(StepAddresses, nil, nil, m.addAddresses(), m.addRules(), m.copyNeighbours())
-	steps.add(StepRoutes, nil, nil, m.moveRoutes())
+	steps.add(stepBridge, nil, m.s.looseBack(rec))
+	steps.add(stepAddresses, nil, nil, m.addAddresses(), m.addRules(), m.copyNeighbours())
+	steps.add(stepRoutes, nil, nil, m.moveRoutes())
 	// A router that speaks meanwhile gives the bridge a route again.
-	steps.add(StepPort, nil, nil, m.moveRoutes(), m.release())
-	steps.add(StepRelease, nil, nil, m.moveRoutes(), m.restoreAddressFlags(), m.delAddresses(), m.delRules())
-	steps.add(StepSettle, nil, nil, m.removeBridge())
+	steps.add(stepPort, nil, nil, m.moveRoutes(), m.release())
+	steps.add(stepRelease, nil, nil, m.moveRoutes(), m.restoreAddressFlags(), m.delAddresses(), m.delRules())
+	steps.add(stepSettle, nil, nil, m.removeBridge())
 	return &steps
 }
 
 // backMove is the move from the bridge to the NIC. A bridge that has gone had what is on record.
-func backMove(s *Snapshot, rec *Record) *move {
+func backMove(s *snapshot, rec *Record) *move {
 	n := *s
 	if s.Bridge == nil {
-		n = *s.withLost(rec, Link{Index: noLink, Name: rec.Bridge}, true)
-		n.Bridge = &Link{Index: noLink, Name: rec.Bridge}
+		n = *s.withLost(rec, linkState{Index: noLink, Name: rec.Bridge}, true)
+		n.Bridge = &linkState{Index: noLink, Name: rec.Bridge}
 	}
 	return newMove(&n, *n.Bridge, n.NIC)
 }
@@ -103,7 +114,7 @@ func (m *move) release() []request {
 
 // removeBridge deletes the bridge, unless it has other ports.
 func (m *move) removeBridge() []request {
-	hasPorts := slices.ContainsFunc(m.s.Links, func(l Link) bool { return l.Master == m.from.Index && l.Index != m.to.Index })
+	hasPorts := slices.ContainsFunc(m.s.Links, func(l linkState) bool { return l.Master == m.from.Index && l.Index != m.to.Index })
 	if m.from.Index == noLink || hasPorts {
 		return nil
 	}
@@ -116,7 +127,7 @@ func (m *move) removeBridge() []request {
 
 // setMaster makes a link a port of another, or with 0 of none, unless it is. Nothing else of
 // it is touched; above all it stays up.
-func setMaster(l Link, master int, text string) []request {
+func setMaster(l linkState, master int, text string) []request {
 	if l.Master == master {
 		return nil
 	}

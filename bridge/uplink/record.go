@@ -27,12 +27,17 @@ const (
 // there before. What is to be done is planned from this and from what the kernel
 // has at the time, so that each step may be repeated.
 type Record struct {
-	Version int `json:"version"`
 	Uplink
 	State State `json:"state"`
+	progress
+}
+
+// progress is what of a record is nothing to its reader.
+type progress struct {
+	Version int `json:"version"`
 	// Step is the step that is about to be done, or was under way when the process
 	// ended; from Committed on there is no way back but Restore.
-	Step StepName `json:"step,omitempty"`
+	Step stepName `json:"step,omitempty"`
 	// Committed says that the way is forward: see the package's comment.
 	Committed bool `json:"committed,omitempty"`
 	// Mending says that what is under way puts a takeover right that was finished once, and
@@ -41,7 +46,7 @@ type Record struct {
 	Anew    bool `json:"anew,omitempty"`
 	// Before is what there was before the takeover; if the host has got other addresses or
 	// routes since, what there would have been: see Conn.Check.
-	Before Snapshot `json:"before"`
+	Before snapshot `json:"before"`
 }
 
 // Journal keeps the record of one takeover over a crash of the process. Save is

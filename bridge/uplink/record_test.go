@@ -17,7 +17,8 @@ import (
 func TestRecordSurvivesItsJournal(t *testing.T) {
 	t.Parallel()
 	for name, s := range recorded(t) {
-		want := &uplink.Record{Version: 1, Uplink: toBridge(), State: uplink.Taking, Step: uplink.StepRoutes, Before: *s}
+		want := recordOf(uplink.Taking, s)
+		want.Step = uplink.StepRoutes
 		b := must.Of(json.Marshal(want)).Get(t)
 		got := must.Of(uplink.ParseRecord(b)).Get(t, "%s", name)
 		if diff := cmp.Diff(want, got, cmpopts.IgnoreUnexported(uplink.Snapshot{}), cmpopts.EquateComparable(nstest.Addr("::"), nstest.Prefix("::/0")), cmpopts.EquateEmpty()); diff != "" {
@@ -77,8 +78,14 @@ func TestRecordCorpus(t *testing.T) {
 		t.Skip("records only with -record")
 	}
 	for name, s := range recorded(t) {
-		b, err := json.Marshal(&uplink.Record{Version: 1, Uplink: toBridge(), State: uplink.Taken, Before: *s})
+		b, err := json.Marshal(recordOf(uplink.Taken, s))
 		must.Succeed(t, err)
 		nstest.SaveCorpus(t, "FuzzParseRecord", name, b)
 	}
+}
+
+func recordOf(state uplink.State, before *uplink.Snapshot) *uplink.Record {
+	rec := &uplink.Record{Uplink: toBridge(), State: state}
+	rec.Version, rec.Before = 1, *before
+	return rec
 }

@@ -16,8 +16,8 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// DefaultTimeout is an Uplink's Timeout where it says none.
-const DefaultTimeout = 5 * time.Second
+// defaultTimeout is an Uplink's Timeout where it says none.
+const defaultTimeout = 5 * time.Second
 
 // What errors of this package match.
 var (
@@ -47,13 +47,13 @@ type Uplink struct {
 	// record for the caller, and nothing to this package.
 	ClientID string `json:",omitempty"`
 	// Timeout is how long what was reachable through the NIC may take to answer through
-	// the bridge before the takeover is undone; 0 is DefaultTimeout.
+	// the bridge before the takeover is undone; 0 is 5 s.
 	Timeout time.Duration
 }
 
 func (u *Uplink) timeout() time.Duration {
 	if u.Timeout == 0 {
-		return DefaultTimeout
+		return defaultTimeout
 	}
 	return u.Timeout
 }

@@ -29,8 +29,8 @@ func pause(ctx context.Context) bool {
 
 // answering asks the gateways through the NIC, and gives those that answer: the
 // others say nothing about the bridge.
-func (c *Conn) answering(ctx context.Context, s *Snapshot, timeout time.Duration) ([]netip.Addr, error) {
-	list := newMove(s, s.NIC, Link{Index: noLink}).gateways()
+func (c *Conn) answering(ctx context.Context, s *snapshot, timeout time.Duration) ([]netip.Addr, error) {
+	list := newMove(s, s.NIC, linkState{Index: noLink}).gateways()
 	silent, err := c.ask(ctx, s.NIC.Index, list, timeout, false)
 	return slices.DeleteFunc(list, func(a netip.Addr) bool { return slices.Contains(silent, a) }), err
 }

@@ -71,8 +71,8 @@ func exported() map[string]map[string]any {
 			"Conn": bandwidth.Conn{}, "Shape": bandwidth.Shape{},
 		},
 		"uplink": {
-			"Dial": uplink.Dial, "ParseRecord": uplink.ParseRecord, "Plan": uplink.Plan,
-			"Conn": uplink.Conn{}, "Link": uplink.Link{}, "Record": uplink.Record{}, "Steps": uplink.Steps{},
+			"Dial": uplink.Dial, "ParseRecord": uplink.ParseRecord,
+			"Conn": uplink.Conn{}, "Record": uplink.Record{}, "Steps": uplink.Steps{},
 			// Interfaces have nothing to call.
 			"Journal": nil,
 		},
@@ -303,7 +303,9 @@ func meant(in reflect.Type) reflect.Value {
 	case reflect.TypeFor[uplink.Uplink]():
 		return reflect.ValueOf(uplink.Uplink{NIC: "eth0", Bridge: "br0"})
 	case reflect.TypeFor[*uplink.Record]():
-		return reflect.ValueOf(&uplink.Record{Version: 1, Uplink: uplink.Uplink{NIC: "eth0", Bridge: "br0"}, State: uplink.Taken})
+		rec := &uplink.Record{Uplink: uplink.Uplink{NIC: "eth0", Bridge: "br0"}, State: uplink.Taken}
+		rec.Version = 1
+		return reflect.ValueOf(rec)
 	}
 	switch in.Kind() {
 	case reflect.String:

@@ -115,7 +115,7 @@ func (p *Port) fillIn(ctx context.Context, c *Conn) error {
 			return err
 		}
 		if l.Kind != "bridge" {
-			return &tombolo.OpError{Op: "attach", Object: p.Name, Err: fmt.Errorf("%w: %s is not a bridge but %s", ErrInvalid, p.Bridge, describeKind(l))}
+			return &tombolo.OpError{Op: "attach", Object: p.Name, Err: fmt.Errorf("%w: %s is not a bridge but %s", tombolo.ErrInvalid, p.Bridge, describeKind(l))}
 		}
 		p.BridgeIndex = l.Index
 		if p.MTU == 0 {

@@ -58,7 +58,7 @@ func (c *Conn) Solicit(ctx context.Context, pod *netns.NS, port Port) (*Solicita
 	}
 
 	if port.Autoconf == nil {
-		return nil, &tombolo.OpError{Op: "solicit routers for", Object: port.Peer, Err: fmt.Errorf("%w: the port is not to be configured by them", ErrInvalid)}
+		return nil, &tombolo.OpError{Op: "solicit routers for", Object: port.Peer, Err: fmt.Errorf("%w: the port is not to be configured by them", tombolo.ErrInvalid)}
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -115,7 +115,7 @@ func (s *Solicitation) ask(c *Conn, pod *netns.NS, port *Port) error {
 // advertisements anew (inet6_set_iftoken).
 func token(l *link.Link) (netip.Addr, error) {
 	if len(l.MAC) != 6 {
-		return netip.Addr{}, &tombolo.OpError{Op: "solicit routers for", Object: l.Name, Err: fmt.Errorf("%w: it has the MAC %q", ErrInvalid, l.MAC)}
+		return netip.Addr{}, &tombolo.OpError{Op: "solicit routers for", Object: l.Name, Err: fmt.Errorf("%w: it has the MAC %q", tombolo.ErrInvalid, l.MAC)}
 	}
 	id := LinkLocal(l.MAC).As16()
 	clear(id[:8])

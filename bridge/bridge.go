@@ -116,10 +116,10 @@ func (br *Bridge) validate() error {
 		return err
 	}
 	if len(br.Alias) > aliasMax {
-		return fmt.Errorf("%w: an alias of %d bytes, where %d is the most", ErrInvalid, len(br.Alias), aliasMax)
+		return fmt.Errorf("%w: an alias of %d bytes, where %d is the most", tombolo.ErrInvalid, len(br.Alias), aliasMax)
 	}
 	if br.MAC != nil && (len(br.MAC) != 6 || br.MAC[0]&1 != 0) {
-		return fmt.Errorf("%w: %s is not a unicast MAC", ErrInvalid, br.MAC)
+		return fmt.Errorf("%w: %s is not a unicast MAC", tombolo.ErrInvalid, br.MAC)
 	}
 	return nil
 }
@@ -319,7 +319,7 @@ func (c *Conn) Enslave(ctx context.Context, port Port) error {
 		return &tombolo.OpError{Op: "enslave", Object: port.Name, Err: err}
 	}
 	if port.StaticFDB && len(port.PeerMAC) != 6 {
-		return &tombolo.OpError{Op: "enslave", Object: port.Name, Err: fmt.Errorf("%w: a static entry without the MAC that it is for", ErrInvalid)}
+		return &tombolo.OpError{Op: "enslave", Object: port.Name, Err: fmt.Errorf("%w: a static entry without the MAC that it is for", tombolo.ErrInvalid)}
 	}
 	if port.BridgeIndex == 0 {
 		l, err := c.Link(ctx, port.Bridge)

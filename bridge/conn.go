@@ -78,7 +78,7 @@ func (c *Conn) usablePod(ctx context.Context, pod *netns.NS, same bool) error {
 		err = pod.Usable()
 	}
 	if err == nil && !same && pod.ID() == c.home {
-		err = fmt.Errorf("%w: it is the namespace that the bridge is in", ErrInvalid)
+		err = fmt.Errorf("%w: it is the namespace that the bridge is in", tombolo.ErrInvalid)
 	}
 	if err != nil {
 		return &tombolo.OpError{Op: "use pod's network namespace", Object: pod.String(), Err: err}

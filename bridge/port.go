@@ -19,10 +19,6 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// ErrInvalid is the cause of every error about a Port or a Bridge that cannot be
-// meant: nothing was sent to the kernel.
-var ErrInvalid = tombolo.ErrInvalid
-
 // Port describes one pod's tie to a bridge: a veth pair, of which one end is a
 // port of the bridge and the other, the peer, is the pod's interface. What is left
 // at its zero value is not asked for, unless a field says otherwise.
@@ -145,25 +141,25 @@ func (p *Port) validate() error {
 		return fmt.Errorf("name of interface: %w", err)
 	}
 	if len(p.Alias) > aliasMax {
-		return fmt.Errorf("%w: an alias of %d bytes, where %d is the most", ErrInvalid, len(p.Alias), aliasMax)
+		return fmt.Errorf("%w: an alias of %d bytes, where %d is the most", tombolo.ErrInvalid, len(p.Alias), aliasMax)
 	}
 	for _, mac := range []net.HardwareAddr{p.MAC, p.PeerMAC} {
 		if mac != nil && (len(mac) != 6 || mac[0]&1 != 0) {
-			return fmt.Errorf("%w: %s is not a unicast MAC", ErrInvalid, mac)
+			return fmt.Errorf("%w: %s is not a unicast MAC", tombolo.ErrInvalid, mac)
 		}
 	}
 	if p.LeaveIPv6 && p.usesIPv6() {
-		return fmt.Errorf("%w: LeaveIPv6 with IPv6 addresses or Autoconf", ErrInvalid)
+		return fmt.Errorf("%w: LeaveIPv6 with IPv6 addresses or Autoconf", tombolo.ErrInvalid)
 	}
 	if p.Down && (len(p.Addresses)+len(p.Routes) > 0 || p.Autoconf != nil) {
-		return fmt.Errorf("%w: an interface that stays down can have no addresses and routes", ErrInvalid)
+		return fmt.Errorf("%w: an interface that stays down can have no addresses and routes", tombolo.ErrInvalid)
 	}
 	if p.Autoconf != nil && p.MTU != 0 && !hasIPv6(p.MTU) {
-		return fmt.Errorf("%w: an MTU of %d, where IPv6 needs %d", ErrInvalid, p.MTU, ipv6MinMTU)
+		return fmt.Errorf("%w: an MTU of %d, where IPv6 needs %d", tombolo.ErrInvalid, p.MTU, ipv6MinMTU)
 	}
 	for _, a := range p.Addresses {
 		if !a.IsValid() {
-			return fmt.Errorf("%w: an address is not valid", ErrInvalid)
+			return fmt.Errorf("%w: an address is not valid", tombolo.ErrInvalid)
 		}
 	}
 	return p.VLAN.Check()
@@ -173,13 +169,13 @@ func (p *Port) validate() error {
 func checkName(name string) error {
 	switch {
 	case name == "" || name == "." || name == "..":
-		return fmt.Errorf("%w: %q names no link", ErrInvalid, name)
+		return fmt.Errorf("%w: %q names no link", tombolo.ErrInvalid, name)
 	case len(name) >= unix.IFNAMSIZ:
-		return fmt.Errorf("%w: %q is longer than %d bytes", ErrInvalid, name, unix.IFNAMSIZ-1)
+		return fmt.Errorf("%w: %q is longer than %d bytes", tombolo.ErrInvalid, name, unix.IFNAMSIZ-1)
 	case strings.Contains(name, "%"):
-		return fmt.Errorf("%w: %q has a percent sign, for which the kernel would choose a number at each call", ErrInvalid, name)
+		return fmt.Errorf("%w: %q has a percent sign, for which the kernel would choose a number at each call", tombolo.ErrInvalid, name)
 	case strings.ContainsAny(name, "/: \t\n\v\f\r\x00"):
-		return fmt.Errorf("%w: %q has a character that no link's name may have", ErrInvalid, name)
+		return fmt.Errorf("%w: %q has a character that no link's name may have", tombolo.ErrInvalid, name)
 	}
 	return nil
 }
@@ -187,7 +183,7 @@ func checkName(name string) error {
 // checkParameterOf refuses what is no link's name among those of parameters: "all" and "default" are every link's.
 func checkParameterOf(name string) error {
 	if name == "all" || name == "default" {
-		return fmt.Errorf("%w: %q names no link", ErrInvalid, name)
+		return fmt.Errorf("%w: %q names no link", tombolo.ErrInvalid, name)
 	}
 	return checkName(name)
 }

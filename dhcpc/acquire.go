@@ -34,7 +34,7 @@ func (t *step) discover() {
 		d.UpdateOption(dhcpv4.OptGeneric(dhcpv4.OptionRapidCommit, nil))
 	}
 	t.send("DISCOVER", t.broadcast(d))
-	t.enter(Selecting, t.now.Add(t.retransmission(t.s.tries)))
+	t.enter(selecting, t.now.Add(t.retransmission(t.s.tries)))
 }
 
 // selecting takes the first OFFER that is usable: nothing tells which one is better,
@@ -64,7 +64,7 @@ func (t *step) selecting(m *message) {
 		if t.s.other == nil {
 			t.s.other = l
 			if soon := t.now.Add(betterOffer); soon.Before(t.s.wake) {
-				t.enter(Selecting, soon)
+				t.enter(selecting, soon)
 			}
 		}
 	default:
@@ -107,7 +107,7 @@ func (t *step) sendRequest() {
 	d.UpdateOption(dhcpv4.OptRequestedIPAddress(ip(t.s.offer.Address.Addr())))
 	d.UpdateOption(dhcpv4.OptServerIdentifier(ip(t.s.offer.Server)))
 	t.send("REQUEST", t.broadcast(d))
-	t.enter(Requesting, t.now.Add(t.retransmission(t.s.tries)))
+	t.enter(requesting, t.now.Add(t.retransmission(t.s.tries)))
 }
 
 // requesting hears the selected server only: others may refuse what was never asked

@@ -64,7 +64,7 @@ func (c *Client) Acquire(ctx context.Context) (*Lease, error) {
 // leased address.
 //
 // Run ends with the error of apply, or with ctx's. That no server answers, and that a
-// transport fails, is no reason: it tries again in time. ErrInvalid is one.
+// transport fails, is no reason: it tries again in time. tombolo.ErrInvalid is one.
 func (c *Client) Run(ctx context.Context, l *Lease, apply func(old, next *Lease) error) error {
 	if err := c.usable(ctx, l); err != nil {
 		return fmt.Errorf("keep lease: %w", err)

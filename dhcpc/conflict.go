@@ -19,7 +19,7 @@ const (
 // startProbing looks for others that have the address, before it is taken.
 func (t *step) startProbing(l *Lease) {
 	t.s.offer, t.s.tries = l, 0
-	t.enter(Probing, t.now.Add(t.s.random.Between(0, probeWait)))
+	t.enter(probing, t.now.Add(t.s.random.Between(0, probeWait)))
 }
 
 // probe sends the next probe, or ends the wait for answers to the last.
@@ -43,13 +43,13 @@ func (t *step) probe() {
 		SrcMAC: Hex(t.cfg.MAC),
 		ARP:    &ARP{SenderMAC: Hex(t.cfg.MAC), SenderIP: netip.IPv4Unspecified(), TargetIP: t.s.offer.Address.Addr()},
 	})
-	t.enter(Probing, t.now.Add(pause))
+	t.enter(probing, t.now.Add(pause))
 }
 
 // hearARP declines the address if another host has it, or is about to take it: RFC 5227,
 // section 2.1.1.
 func (t *step) hearARP(a *ARP) {
-	if t.s.state != Probing || bytes.Equal(a.SenderMAC, t.cfg.MAC) {
+	if t.s.state != probing || bytes.Equal(a.SenderMAC, t.cfg.MAC) {
 		return
 	}
 	address := t.s.offer.Address.Addr()

@@ -89,14 +89,14 @@ func (m *Machine) Start(now time.Time, seed uint64) Session {
 	if m.made() {
 		hint = m.cfg.Address
 	}
-	return Session{state: Init, random: trace.Random(seed), now: now, wake: now, hint: hint, trace: trace.Trace{Began: now}}
+	return Session{state: initial, random: trace.Random(seed), now: now, wake: now, hint: hint, trace: trace.Trace{Began: now}}
 }
 
 // Restore takes up a lease whose address this client still has, as a restarted
 // program does: it is renewed when it is due, and nothing is sent before. A lease
 // that has run out is gone, and its address is asked for in the first DISCOVER. For a
 // lease of the future any server is asked at once: the clock was set. The error
-// matches ErrInvalid.
+// matches tombolo.ErrInvalid.
 func (m *Machine) Restore(now time.Time, seed uint64, l *Lease) (Session, error) {
 	if !m.made() {
 		return Session{}, trace.Argument("the machine was not made by NewMachine")
@@ -146,13 +146,13 @@ type step struct {
 
 func (t *step) timeUp() {
 	switch t.s.state {
-	case Init:
+	case initial:
 		t.discover()
-	case Selecting:
+	case selecting:
 		t.selectingTimeUp()
-	case Requesting:
+	case requesting:
 		t.requestingTimeUp()
-	case Probing:
+	case probing:
 		t.probe()
 	case Bound, Renewing, Rebinding:
 		t.leaseTimeUp()
@@ -174,9 +174,9 @@ func (t *step) receive(p *Packet) {
 		return
 	}
 	switch t.s.state {
-	case Selecting:
+	case selecting:
 		t.selecting(m)
-	case Requesting:
+	case requesting:
 		t.requesting(m)
 	case Renewing, Rebinding:
 		t.renewing(m)
@@ -229,7 +229,7 @@ func (t *step) startOver(err error, atLeast time.Duration) {
 	pause := max(trace.BackOff(t.s.failures), atLeast)
 	t.s.failures++
 	t.forget()
-	t.idle(Init, t.now.Add(pause))
+	t.idle(initial, t.now.Add(pause))
 }
 
 // forget drops what belongs to an attempt.

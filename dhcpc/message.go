@@ -173,7 +173,7 @@ func declineOf(l *Lease, xid uint32) *Packet {
 // Release makes the RELEASE of a lease, to the server that granted it. A packet
 // socket anywhere on the server's link can send it, as the bridge's does when the
 // client's own interface is gone: the MAC addresses are in it as far as they are
-// known. No server answers it. The error matches ErrInvalid.
+// known. No server answers it. The error matches tombolo.ErrInvalid.
 func Release(l *Lease, xid uint32) (*Packet, error) {
 	if err := l.Validate(); err != nil {
 		return nil, err

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/ident"
 )
 
@@ -45,10 +46,10 @@ type HostLocal struct {
 	search bool
 }
 
-// NewHostLocal checks cfg, and leaves the disk alone. A wrong value is ErrInvalid.
+// NewHostLocal checks cfg, and leaves the disk alone. A wrong value is tombolo.ErrInvalid.
 func NewHostLocal(cfg *Config) (*HostLocal, error) {
 	if cfg == nil {
-		return nil, newError(ErrInvalid, "host-local: %s: there is no Config", ErrInvalid)
+		return nil, newError(tombolo.ErrInvalid, "host-local: %s: there is no Config", tombolo.ErrInvalid)
 	}
 	if err := checkNetwork(cfg.Network); err != nil {
 		return nil, err
@@ -58,7 +59,7 @@ func NewHostLocal(cfg *Config) (*HostLocal, error) {
 		dir = DefaultDir
 	}
 	if !filepath.IsAbs(dir) {
-		return nil, newError(ErrInvalid, "host-local: %s: directory %q is not an absolute path", ErrInvalid, dir)
+		return nil, newError(tombolo.ErrInvalid, "host-local: %s: directory %q is not an absolute path", tombolo.ErrInvalid, dir)
 	}
 	p, err := newPool(cfg.Ranges)
 	if err != nil {
@@ -79,7 +80,7 @@ func NewHostLocal(cfg *Config) (*HostLocal, error) {
 // checkNetwork refuses names that would lead out of the directory.
 func checkNetwork(name string) error {
 	if name == "" || name == "." || name == ".." || strings.ContainsAny(name, "/\x00") {
-		return newError(ErrInvalid, "network name %q cannot be the name of a directory", name)
+		return newError(tombolo.ErrInvalid, "network name %q cannot be the name of a directory", name)
 	}
 	return nil
 }
@@ -87,7 +88,7 @@ func checkNetwork(name string) error {
 // ready refuses a HostLocal that NewHostLocal has not made, and a call without context.
 func (h *HostLocal) ready(ctx context.Context) error {
 	if h == nil || h.store.network == "" {
-		return newError(ErrInvalid, "host-local: %s: the HostLocal was not made by NewHostLocal", ErrInvalid)
+		return newError(tombolo.ErrInvalid, "host-local: %s: the HostLocal was not made by NewHostLocal", tombolo.ErrInvalid)
 	}
 	return needContext(ctx, "host-local")
 }
@@ -98,7 +99,7 @@ func (h *HostLocal) gives(ctx context.Context) error {
 		return err
 	}
 	if len(h.pool) == 0 {
-		return newError(ErrInvalid, "network %q: host-local: %s: there are no ranges", h.store.network, ErrInvalid)
+		return newError(tombolo.ErrInvalid, "network %q: host-local: %s: there are no ranges", h.store.network, tombolo.ErrInvalid)
 	}
 	return nil
 }
@@ -117,7 +118,7 @@ func (h *HostLocal) Bind(node Node) Allocator {
 func (*HostLocal) Slow() bool { return false }
 
 // Want returns a copy whose Add gives these addresses, at most one of each set; where none
-// of a set is named, any. One that is in no range, or a gateway, is ErrInvalid. An address
+// of a set is named, any. One that is in no range, or a gateway, is tombolo.ErrInvalid. An address
 // that is named twice counts once.
 func (h *HostLocal) Want(addresses ...netip.Addr) (*HostLocal, error) {
 	if err := h.gives(context.Background()); err != nil {
@@ -130,11 +131,11 @@ func (h *HostLocal) Want(addresses ...netip.Addr) (*HostLocal, error) {
 		i := slices.IndexFunc(h.pool, func(s rangeSet) bool { return s.rangeOf(addr) != nil })
 		switch {
 		case h.pool.isGateway(addr):
-			return nil, newError(ErrInvalid, "network %q: the requested address %s is a gateway", h.store.network, addr)
+			return nil, newError(tombolo.ErrInvalid, "network %q: the requested address %s is a gateway", h.store.network, addr)
 		case i < 0:
-			return nil, newError(ErrInvalid, "network %q: the requested address %s is in no range of it", h.store.network, addr)
+			return nil, newError(tombolo.ErrInvalid, "network %q: the requested address %s is in no range of it", h.store.network, addr)
 		case asked.wanted[i].IsValid() && asked.wanted[i] != addr:
-			return nil, newError(ErrInvalid, "network %q: %s gives one address to an attachment, but %s and %s were requested",
+			return nil, newError(tombolo.ErrInvalid, "network %q: %s gives one address to an attachment, but %s and %s were requested",
 				h.store.network, h.pool[i], asked.wanted[i], addr)
 		}
 		asked.wanted[i] = addr
@@ -157,7 +158,7 @@ func (h *HostLocal) Add(ctx context.Context, owner Owner) (*Allocation, error) {
 	if !ident.IsIdentifier(owner.ContainerID) || !ident.IsLinkName(owner.IfName) {
 		// Its reservation could not be told from a foreign file, and would
 		// never be released.
-		return nil, newError(ErrInvalid, "container %q and interface %q are not valid names of an attachment",
+		return nil, newError(tombolo.ErrInvalid, "container %q and interface %q are not valid names of an attachment",
 			owner.ContainerID, owner.IfName)
 	}
 	s, err := h.lockOrCreate(ctx)
@@ -267,7 +268,7 @@ func (h *HostLocal) owned(ctx context.Context, owner Owner) error {
 		return err
 	}
 	if owner.ContainerID == "" {
-		return newError(ErrInvalid, "network %q: host-local: %s: the owner has no ContainerID", h.store.network, ErrInvalid)
+		return newError(tombolo.ErrInvalid, "network %q: host-local: %s: the owner has no ContainerID", h.store.network, tombolo.ErrInvalid)
 	}
 	return nil
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"net/netip"
 	"slices"
+
+	"github.com/tombolo-cni/tombolo"
 )
 
 // Static gives the same addresses to whatever asks. Nothing is reserved: whether they are
@@ -16,17 +18,17 @@ func (s Static) Bind(Node) Allocator { return s }
 // Slow is false.
 func (Static) Slow() bool { return false }
 
-// Add returns the addresses, or ErrInvalid where there is none or one is no address.
+// Add returns the addresses, or tombolo.ErrInvalid where there is none or one is no address.
 func (s Static) Add(ctx context.Context, _ Owner) (*Allocation, error) {
 	if err := needContext(ctx, "give static addresses"); err != nil {
 		return nil, err
 	}
 	if len(s) == 0 {
-		return nil, newError(ErrInvalid, "give static addresses: %s: there is none", ErrInvalid)
+		return nil, newError(tombolo.ErrInvalid, "give static addresses: %s: there is none", tombolo.ErrInvalid)
 	}
 	for _, a := range s {
 		if !a.Prefix.IsValid() || a.Prefix.Addr().Zone() != "" || a.Gateway.Zone() != "" {
-			return nil, newError(ErrInvalid, "give static addresses: %s: %s", ErrInvalid, a)
+			return nil, newError(tombolo.ErrInvalid, "give static addresses: %s: %s", tombolo.ErrInvalid, a)
 		}
 	}
 	return &Allocation{Addresses: ipv4First(s)}, nil

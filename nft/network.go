@@ -78,12 +78,8 @@ type Network struct {
 	Dedup []Dedup
 }
 
-// ErrInvalid is the cause of every error about an argument that cannot be what it
-// is meant to be, found before the kernel is asked.
-var ErrInvalid = tombolo.ErrInvalid
-
 func invalid(format string, args ...any) error {
-	return fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...)
+	return fmt.Errorf("%w: "+format, append([]any{tombolo.ErrInvalid}, args...)...)
 }
 
 // check says what is wrong with a network.

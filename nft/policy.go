@@ -42,7 +42,7 @@ func (p Policy) String() string {
 // MarshalText gives what String does.
 func (p Policy) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
 
-// UnmarshalText reads what String gives. The error matches ErrInvalid.
+// UnmarshalText reads what String gives. The error matches tombolo.ErrInvalid.
 func (p *Policy) UnmarshalText(text []byte) error {
 	return unmarshal(p, text, Open, SameBridge, Isolated)
 }

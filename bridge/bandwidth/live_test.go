@@ -376,10 +376,10 @@ func TestTargetsThatCannotBeMeantAreRefused(t *testing.T) {
 	} {
 		target := n.target
 		change(&target)
-		expect.Is(t, expect.Err(n.conn.Ensure(t.Context(), target, both)), bandwidth.ErrInvalid, "%s", name)
+		expect.Is(t, expect.Err(n.conn.Ensure(t.Context(), target, both)), tombolo.ErrInvalid, "%s", name)
 	}
 	_, err := n.conn.Ensure(t.Context(), n.target, bandwidth.Shape{Ingress: bandwidth.Limit{Rate: 1}})
-	expect.That(t, errors.Is(err, bandwidth.ErrInvalid), "a rate of 1 bit/s: error is %v, want ErrInvalid", err)
+	expect.That(t, errors.Is(err, tombolo.ErrInvalid), "a rate of 1 bit/s: error is %v, want tombolo.ErrInvalid", err)
 	n.nothingLeft(t)
 }
 

@@ -5,6 +5,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/tc"
 )
 
@@ -93,10 +94,10 @@ func formatRate(rate uint64) string {
 // Effective gives the shape that Ensure installs on a port of an MTU, in bytes: rates
 // in whole bytes, bursts that are set, reach the rate and do not defeat it. Of a burst
 // that was given and could not stay the adjustments say why, to the operator. The effective shape
-// of an effective shape is itself. Errors match ErrInvalid.
+// of an effective shape is itself. Errors match tombolo.ErrInvalid.
 func (s Shape) Effective(mtu int) (_ Shape, adjustments []string, _ error) {
 	if mtu < 68 || mtu > 65535 {
-		return Shape{}, nil, fmt.Errorf("%w: an MTU of %d bytes", ErrInvalid, mtu)
+		return Shape{}, nil, fmt.Errorf("%w: an MTU of %d bytes", tombolo.ErrInvalid, mtu)
 	}
 	for _, d := range []struct {
 		name  string
@@ -117,13 +118,13 @@ func (s Shape) Effective(mtu int) (_ Shape, adjustments []string, _ error) {
 func (l Limit) validate() error {
 	switch {
 	case l.Rate == 0 && l.Burst != 0:
-		return fmt.Errorf("%w: a burst of %d bit without a rate", ErrInvalid, l.Burst)
+		return fmt.Errorf("%w: a burst of %d bit without a rate", tombolo.ErrInvalid, l.Burst)
 	case l.Rate == 0:
 		return nil
 	case l.Rate < MinRate:
-		return fmt.Errorf("%w: a rate of %d bit/s, where %s is the least (rates are in bits per second)", ErrInvalid, l.Rate, formatRate(MinRate))
+		return fmt.Errorf("%w: a rate of %d bit/s, where %s is the least (rates are in bits per second)", tombolo.ErrInvalid, l.Rate, formatRate(MinRate))
 	case l.Rate > MaxRate:
-		return fmt.Errorf("%w: a rate of %d bit/s, where %s is the most; 0 means no limit", ErrInvalid, l.Rate, formatRate(MaxRate))
+		return fmt.Errorf("%w: a rate of %d bit/s, where %s is the most; 0 means no limit", tombolo.ErrInvalid, l.Rate, formatRate(MaxRate))
 	}
 	return nil
 }

@@ -28,7 +28,15 @@ type (
 	StepName = stepName
 )
 
-const StepRoutes = stepRoutes
+const (
+	StepPort      = stepPort
+	StepRoutes    = stepRoutes
+	StepVerify    = stepVerify
+	StepRelease   = stepRelease
+	StepSettle    = stepSettle
+	StepBridge    = stepBridge
+	StepAddresses = stepAddresses
+)
 
 // Plan is the plan of a takeover, from what was found.
 func Plan(s *Snapshot, u Uplink) (*Steps, error) { return plan(s, u) }

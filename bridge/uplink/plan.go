@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
@@ -40,11 +41,11 @@ func plan(s *snapshot, u Uplink) (*Steps, error) {
 func (u *Uplink) validate() error {
 	switch {
 	case !ident.IsLinkName(u.NIC):
-		return fmt.Errorf("take over a NIC: %w: its name is %q", ErrInvalid, u.NIC)
+		return fmt.Errorf("take over a NIC: %w: its name is %q", tombolo.ErrInvalid, u.NIC)
 	case !ident.IsLinkName(u.Bridge) || u.Bridge == u.NIC:
-		return fmt.Errorf("take over %s: %w: the bridge's name is %q", u.NIC, ErrInvalid, u.Bridge)
+		return fmt.Errorf("take over %s: %w: the bridge's name is %q", u.NIC, tombolo.ErrInvalid, u.Bridge)
 	case u.Timeout < 0:
-		return fmt.Errorf("take over %s: %w: a timeout of %s", u.NIC, ErrInvalid, u.Timeout)
+		return fmt.Errorf("take over %s: %w: a timeout of %s", u.NIC, tombolo.ErrInvalid, u.Timeout)
 	}
 	return nil
 }

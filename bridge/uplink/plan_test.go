@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
@@ -155,7 +156,7 @@ func TestWhatCannotBeTakenIsRefusedByName(t *testing.T) {
 			s, u := plain(t), toBridge()
 			tt.change(s, &u)
 			_, err := uplink.Plan(s, u)
-			if !errors.Is(err, uplink.ErrRefused) && !errors.Is(err, uplink.ErrInvalid) || !strings.Contains(err.Error(), tt.want) {
+			if !errors.Is(err, uplink.ErrRefused) && !errors.Is(err, tombolo.ErrInvalid) || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("plan: %v\nwant %s", err, tt.want)
 			}
 		})

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/ident"
 )
 
@@ -75,12 +76,12 @@ func (r *Record) validate() error {
 	case r == nil:
 		return missing("record of a takeover")
 	case r.Version != recordVersion:
-		return fmt.Errorf("%w: version %d, where this program knows %d", ErrInvalid, r.Version, recordVersion)
+		return fmt.Errorf("%w: version %d, where this program knows %d", tombolo.ErrInvalid, r.Version, recordVersion)
 	case !ident.IsLinkName(r.NIC) || !ident.IsLinkName(r.Bridge) || r.NIC == r.Bridge:
 	case r.State == Taking, r.State == Taken, r.State == Restoring, r.State == Undoing:
 		return nil
 	}
-	return fmt.Errorf("%w: NIC %q, bridge %q, state %q", ErrInvalid, r.NIC, r.Bridge, r.State)
+	return fmt.Errorf("%w: NIC %q, bridge %q, state %q", tombolo.ErrInvalid, r.NIC, r.Bridge, r.State)
 }
 
 // Save writes the record by a journal.

@@ -6,8 +6,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
@@ -21,7 +21,7 @@ func TestRecordSurvivesItsJournal(t *testing.T) {
 		want.Step = uplink.StepRoutes
 		b := must.Of(json.Marshal(want)).Get(t)
 		got := must.Of(uplink.ParseRecord(b)).Get(t, "%s", name)
-		if diff := cmp.Diff(want, got, cmpopts.IgnoreUnexported(uplink.Snapshot{}), cmpopts.EquateComparable(nstest.Addr("::"), nstest.Prefix("::/0")), cmpopts.EquateEmpty()); diff != "" {
+		if diff := cmp.Diff(string(b), string(must.Of(json.Marshal(got)).Get(t))); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 	}
@@ -49,7 +49,7 @@ func TestRubbishIsNoRecord(t *testing.T) {
 		"check":   func() error { _, _, err := conn.Check(t.Context(), &uplink.Record{}); return err }(),
 		"mend":    func() error { _, err := conn.Mend(t.Context(), &uplink.Record{}, &memory{}); return err }(),
 	} {
-		expect.Is(t, err, uplink.ErrInvalid, "%s of an empty record", what)
+		expect.Is(t, err, tombolo.ErrInvalid, "%s of an empty record", what)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge"
 )
 
@@ -162,7 +163,7 @@ func (r *run) makeBridge(ctx context.Context) error {
 	}
 	mac, err := net.ParseMAC(rec.Before.NIC.MAC)
 	if err != nil {
-		return fmt.Errorf("make bridge %s: %w: the NIC's MAC is %q", rec.Bridge, ErrInvalid, rec.Before.NIC.MAC)
+		return fmt.Errorf("make bridge %s: %w: the NIC's MAC is %q", rec.Bridge, tombolo.ErrInvalid, rec.Before.NIC.MAC)
 	}
 	l, _, err := r.bridge.Ensure(ctx, bridge.Bridge{Name: rec.Bridge, Alias: rec.Alias, NoIPv6: true, MAC: mac, MTU: rec.Before.NIC.MTU})
 	if err == nil && r.made != nil {

@@ -27,8 +27,6 @@ var (
 	// ErrUnreachable is the cause where what had answered through the NIC did not
 	// answer through the bridge, and all was put back.
 	ErrUnreachable = errors.New("no answer through the bridge")
-	// ErrInvalid is the cause of an error about what was asked for, or about a record.
-	ErrInvalid = tombolo.ErrInvalid
 )
 
 // Uplink says what is to be taken over, and how.
@@ -142,4 +140,4 @@ func (c *Conn) journaled(ctx context.Context, rec *Record, j Journal) error {
 	return rec.validate()
 }
 
-func missing(what string) error { return fmt.Errorf("%w: no %s", ErrInvalid, what) }
+func missing(what string) error { return fmt.Errorf("%w: no %s", tombolo.ErrInvalid, what) }

@@ -23,7 +23,7 @@ const (
 // 18.2.3). Where none
 // answers within ten seconds, the lease goes on. A lease that is due to be renewed or is of the future is renewed
 // instead, and one that has run out is lost: see Restore.
-// The error matches dhcpc.ErrInvalid.
+// The error matches tombolo.ErrInvalid.
 func (m *Machine) Confirm(now time.Time, seed uint64, l *Lease) (Session, error) {
 	s, err := m.Restore(now, seed, l)
 	if err == nil && (s.wake.IsZero() || now.Before(s.wake)) {
@@ -58,7 +58,7 @@ func (t *step) confirm() {
 // confirmed goes on with the lease, which may be due to be renewed meanwhile.
 func (t *step) confirmed() {
 	t.s.trace = trace.Trace{Began: t.now}
-	t.idle(Bound, t.s.lease.Renew)
+	t.idle(bound, t.s.lease.Renew)
 }
 
 func (t *step) confirming(m *message) {

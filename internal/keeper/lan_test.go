@@ -251,7 +251,7 @@ func (l *lan) routes(p *testPod) string {
 	must.Succeed(l, err)
 	var text []string
 	for _, r := range list {
-		text = append(text, dhcpc.Route{Dst: r.Dst, Via: r.Gateway}.String())
+		text = append(text, dhcpc.Route{Dst: r.Dst, Gateway: r.Gateway}.String())
 	}
 	return strings.Join(text, ", ")
 }

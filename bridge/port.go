@@ -14,6 +14,7 @@ import (
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge/vlan"
+	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/route"
@@ -344,4 +345,12 @@ func LinkLocal(mac net.HardwareAddr) netip.Addr {
 	}
 	return netip.AddrFrom16([16]byte{0: 0xfe, 1: 0x80,
 		8: mac[0] ^ 2, 9: mac[1], 10: mac[2], 11: 0xff, 12: 0xfe, 13: mac[3], 14: mac[4], 15: mac[5]})
+}
+
+// HostName derives the name of a port from what it is for: "veth" and 11
+// hexadecimal digits, which fills the 15 bytes that a name may have. Agents and
+// rules on a node match "veth*". The same arguments always give the same name, so
+// that a caller finds the port that it has to take down without having kept anything.
+func HostName(network, containerID, ifname string) string {
+	return "veth" + ident.Hash(network, containerID, ifname)
 }

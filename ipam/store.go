@@ -1,11 +1,13 @@
 package ipam
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -14,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/file"
+	"github.com/tombolo-cni/tombolo/internal/lockorder"
 )
 
 const (
@@ -209,3 +212,119 @@ func (l *lastFile) write(addr netip.Addr) {
 }
 
 func (l *lastFile) close() { _ = unix.Close(l.fd) }
+
+// The directory is the reference plugin's too, and its files may be any user's: they are
+// opened by file.OpenAny, not by file.Open.
+
+// pathError adds what was done to what to an errno.
+func pathError(op, path string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &fs.PathError{Op: op, Path: path, Err: err}
+}
+
+// readAt reads up to limit bytes from the start of fd, and one more to show
+// that there are more. Of a regular file, which all of ours are, one call
+// returns that much or all there is.
+func readAt(fd int, path string, limit int) ([]byte, error) {
+	buf := make([]byte, limit+1)
+	n, err := file.Restart(func() (int, error) { return unix.Pread(fd, buf, 0) })
+	if err != nil {
+		return nil, pathError("read", path, err)
+	}
+	return buf[:n], nil
+}
+
+// readFile reads up to limit+1 bytes of the file at path. It does not wait for
+// the writer of a pipe.
+func readFile(path string, limit int) ([]byte, error) {
+	fd, err := file.OpenAny(path, unix.O_RDONLY)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(fd)
+	return readAt(fd, path, limit)
+}
+
+// createFile makes a file that was not there, or fails with EEXIST. Where it
+// cannot be written whole it is removed again.
+func createFile(path, text string) error {
+	fd, err := file.OpenAny(path, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL)
+	if err != nil {
+		return err
+	}
+	err = file.WriteAll(fd, path, []byte(text))
+	// Some file systems say only at the close that there was no room.
+	if closeErr := unix.Close(fd); err == nil {
+		err = pathError("close", path, closeErr)
+	}
+	if err != nil {
+		return errors.Join(err, file.Remove(path))
+	}
+	return nil
+}
+
+const (
+	// lockName is the file that the reference plugin locks with flock, and we.
+	lockName = "lock"
+	// defaultLockWait is how long a verb waits for that lock.
+	defaultLockWait = 5 * time.Second
+)
+
+// A session is a store whose lock is held. What changes the directory is a
+// method of session.
+type session struct {
+	*store
+	fd    int // of the lock file
+	order *lockorder.Held
+}
+
+// lock waits for the lock of the directory, at most for s.wait and until ctx
+// ends. The error matches ErrLocked where another process has it, and
+// fs.ErrNotExist where there is no directory.
+func (s *store) lock(ctx context.Context) (*session, error) {
+	path := filepath.Join(s.dir, lockName)
+	if err := ctx.Err(); err != nil {
+		return nil, newError(errors.Join(ErrLocked, err), "network %q: wait for the lock %s: %s", s.network, path, err)
+	}
+	order := lockorder.Wait(lockorder.Reservations)
+	fd, err := s.flock(ctx, path)
+	if err != nil {
+		order.Release()
+		return nil, err
+	}
+	return &session{store: s, fd: fd, order: order}, nil
+}
+
+// flock opens and locks the file, which may be any user's.
+func (s *store) flock(ctx context.Context, path string) (int, error) {
+	fd, err := file.OpenAny(path, unix.O_RDONLY|unix.O_CREAT)
+	if err != nil {
+		return -1, s.ioError("lock the reservations", err)
+	}
+	try := func() (bool, error) { return file.TryFlock(fd, unix.LOCK_EX) }
+	had, err := try()
+	if !had && err == nil {
+		// Only now is a timer worth its price.
+		ctx, cancel := context.WithTimeout(ctx, s.wait)
+		defer cancel()
+		err = file.Await(ctx, path, try)
+	}
+	switch {
+	case err == nil:
+		return fd, nil
+	case errors.Is(err, file.ErrLocked):
+		err = newError(errors.Join(ErrLocked, err), "network %q: reservations: %s", s.network, err)
+	default:
+		err = s.ioError("lock the reservations", pathError("flock", path, err))
+	}
+	unix.Close(fd)
+	return -1, err
+}
+
+// unlock gives the lock back: closing its only descriptor does.
+func (s *session) unlock() {
+	s.order.Release()
+	unix.Close(s.fd)
+}

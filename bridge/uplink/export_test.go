@@ -39,7 +39,12 @@ const (
 )
 
 // Plan is the plan of a takeover, from what was found.
-func Plan(s *Snapshot, u Uplink) (*Steps, error) { return plan(s, u) }
+func Plan(s *Snapshot, u Uplink) (*Steps, error) {
+	if err := u.validate(); err != nil {
+		return nil, err
+	}
+	return plan(s, u)
+}
 
 // Snapshot looks at a NIC and at a bridge.
 func (c *Conn) Snapshot(ctx context.Context, nic, bridge string) (*Snapshot, error) {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"hash/fnv"
+	"net"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -348,4 +349,58 @@ func comparePrefixes(a, b netip.Prefix) int {
 		return c
 	}
 	return cmp.Compare(a.Bits(), b.Bits())
+}
+
+// Network is what there are rules for, sets and elements of its own. What it says is what the
+// fields of nft's Network mean, which have been looked at before.
+type Network struct {
+	Key                        string // see NetworkKey
+	Masquerade                 bool
+	Exempt                     []netip.Prefix // destinations that are never masqueraded, in any order
+	Bridge                     string         // "": of bridges nothing is known
+	VLANOf                     string         // the bridge whose VLAN it is; "": none's
+	NFCall, LAN                bool
+	Policy                     string // which pods may send to its pods
+	Guard, Groups, DropReports bool
+	PortSNAT                   bool
+	Dedup                      []Dedup
+}
+
+// Dedup is a subnet whose pods would get packets twice.
+type Dedup struct {
+	BridgeMAC net.HardwareAddr
+	Gateway   netip.Addr
+	Subnet    netip.Prefix
+}
+
+// The policies that are not open, as nft.Policy names them.
+const (
+	policySameBridge = "same-bridge" // those of the bridge may send, and those of bridges without a policy
+	policyIsolated   = "isolated"    // those of bridges without a policy may
+)
+
+// Sum stands for a network, in what was seen of a generation: for all that its ruleset is made from.
+func (rs *Ruleset) Sum() uint64 {
+	sum := fnv.New64a()
+	write := func(at Place, text string) {
+		sum.Write([]byte{at.Family})
+		sum.Write([]byte(at.Name))
+		sum.Write([]byte{0})
+		sum.Write([]byte(text))
+		sum.Write([]byte{0})
+	}
+	write(Place{rulesVersion, rs.network}, rs.BridgeComment)
+	if rs.table != nftnl.DefaultTable {
+		write(Place{Name: string(rs.table)}, "table")
+	}
+	for i := range rs.Chains {
+		write(rs.Chains[i].Place, rs.Chains[i].settings)
+	}
+	for _, at := range rs.gone {
+		write(at, "gone")
+	}
+	for i := range rs.Bridge {
+		write(rs.Bridge[i].Set, string(rs.Bridge[i].Key))
+	}
+	return sum.Sum64()
 }

@@ -42,7 +42,7 @@ type Autoconfigured struct {
 // Solicitation is a pod that has asked for router advertisements.
 type Solicitation struct {
 	conn     *nl.Conn
-	heard    *addr.Routers
+	heard    *addr.Watch
 	autoconf Autoconf
 	peer     string
 	link     int
@@ -79,7 +79,7 @@ func (s *Solicitation) ask(c *Conn, pod *netns.NS, port *Port) error {
 		if s.conn, err = c.dialPod(); err != nil {
 			return err
 		}
-		if s.heard, err = addr.HearRouters(nil); err != nil {
+		if s.heard, err = addr.Listen(nil); err != nil {
 			return err
 		}
 		if l, err = podLink(s.conn, port.Peer); err != nil {

@@ -50,8 +50,8 @@ func exported() map[string]map[string]any {
 			"Current": nil, "New": nil,
 		},
 		"addr": {
-			"Broadcast": addr.Broadcast, "Dial": addr.Dial, "HearRouters": addr.HearRouters, "Listen": addr.Listen, "On": addr.On,
-			"Address": addr.Address{}, "Conn": addr.Conn{}, "Routers": addr.Routers{}, "Watch": addr.Watch{},
+			"Broadcast": addr.Broadcast, "Dial": addr.Dial, "Listen": addr.Listen, "On": addr.On,
+			"Address": addr.Address{}, "Conn": addr.Conn{}, "Watch": addr.Watch{},
 		},
 		"route": {
 			"Dial": route.Dial, "On": route.On, "NoRoute": route.NoRoute, "Subnet": route.Subnet,
@@ -204,7 +204,7 @@ func callMethods(t *testing.T, name string, zero any) {
 // has to fail.
 func handle(zero any) bool {
 	switch zero.(type) {
-	case netns.NS, vlan.Conn, addr.Conn, addr.Watch, addr.Routers, route.Conn, bridge.Conn, bridge.Solicitation, bandwidth.Conn, hostport.Conn, nft.Conn, foreign.Conn, uplink.Conn, network.Node, ipam.HostLocal:
+	case netns.NS, vlan.Conn, addr.Conn, addr.Watch, route.Conn, bridge.Conn, bridge.Solicitation, bandwidth.Conn, hostport.Conn, nft.Conn, foreign.Conn, uplink.Conn, network.Node, ipam.HostLocal:
 		return true
 	}
 	return false
@@ -221,8 +221,6 @@ func closedOne(t *testing.T, zero any) reflect.Value {
 		v, err = addr.Dial(nil)
 	case addr.Watch:
 		v, err = addr.Listen(nil)
-	case addr.Routers:
-		v, err = addr.HearRouters(nil)
 	case route.Conn:
 		v, err = route.Dial(nil)
 	case bridge.Conn:

@@ -8,7 +8,7 @@
 //	tombolo        OpError, the error of every kernel operation; Difference; Socket
 //	netns          handles to network namespaces
 //	addr           addresses on links
-//	route          routes; rules and neighbours to read
+//	route          routes
 //	bridge         a bridge, and the veth pair that ties a pod to it
 //	bridge/bandwidth  limits of what a pod sends and receives
 //	bridge/vlan    VLANs of a bridge's ports, and the host's link in one

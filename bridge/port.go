@@ -117,8 +117,8 @@ type Port struct {
 	noIPv6 bool // the kernel has none: see Conn.configure
 }
 
-// HasIPv6 says whether one of the addresses is an IPv6 one.
-func (p *Port) HasIPv6() bool {
+// hasIPv6 says whether one of the addresses is an IPv6 one.
+func (p *Port) hasIPv6() bool {
 	if p == nil {
 		return false
 	}
@@ -132,7 +132,7 @@ func (p *Port) HasIPv6() bool {
 
 // usesIPv6 says whether the pod is to have IPv6 addresses now or later, and so a
 // link-local one.
-func (p *Port) usesIPv6() bool { return p.HasIPv6() || p.Autoconf != nil }
+func (p *Port) usesIPv6() bool { return p.hasIPv6() || p.Autoconf != nil }
 
 func (p *Port) validate() error {
 	if err := checkName(p.Name); err != nil {

@@ -480,15 +480,15 @@ func (h *HostLocal) writable() error {
 	}
 }
 
-// Ranged is an Allocator that gives addresses from ranges. Package network puts them on record, by
+// ranged is an Allocator that gives addresses from ranges. Package network puts them on record, by
 // which its Node.Pools counts. An Allocator that wraps a HostLocal passes the call on.
-type Ranged interface {
+type ranged interface {
 	RangeSets() []RangeSet
 }
 
-// RangeSetsOf gives the range sets of an Allocator, none if it is not Ranged.
+// RangeSetsOf gives the range sets of an Allocator, none if it is not ranged.
 func RangeSetsOf(a Allocator) []RangeSet {
-	if ranged, ok := a.(Ranged); ok {
+	if ranged, ok := a.(ranged); ok {
 		return ranged.RangeSets()
 	}
 	return nil

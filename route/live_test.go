@@ -30,14 +30,17 @@ func TestMain(m *testing.M) { nstest.Main(m) }
 // family: 10.1.0.2/24 and fd01::2/64 on eth0, the same with a 2 on eth1.
 type host struct {
 	ns         *netns.NS
-	c          *route.Conn
+	nl         *nl.Conn
+	c          *route.Conn // on nl
 	eth0, eth1 int
 }
 
 func newHost(tb testing.TB) host {
 	tb.Helper()
 	ns := nstest.New(tb)
-	h := host{ns: ns, c: dial(tb, ns)}
+	conn := must.Of(nl.Dial(unix.NETLINK_ROUTE, ns)).Get(tb)
+	tb.Cleanup(func() { conn.Close() })
+	h := host{ns: ns, nl: conn, c: route.On(conn)}
 	h.eth0, _ = nstest.Veth(tb, ns, "eth0", ns, "peer0")
 	h.eth1, _ = nstest.Veth(tb, ns, "eth1", ns, "peer1")
 	for _, n := range []string{"1", "2"} {

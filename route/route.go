@@ -119,7 +119,7 @@ const (
 	Unicast     Type = unix.RTN_UNICAST
 	Local       Type = unix.RTN_LOCAL     // to this host
 	Broadcast   Type = unix.RTN_BROADCAST // to this host, and out as a broadcast
-	Anycast     Type = unix.RTN_ANYCAST
+	anycast     Type = unix.RTN_ANYCAST
 	Multicast   Type = unix.RTN_MULTICAST
 	Blackhole   Type = unix.RTN_BLACKHOLE   // dropped in silence
 	Unreachable Type = unix.RTN_UNREACHABLE // ICMP host unreachable
@@ -136,7 +136,7 @@ func (t Type) String() string {
 		return "local"
 	case Broadcast:
 		return "broadcast"
-	case Anycast:
+	case anycast:
 		return "anycast"
 	case Multicast:
 		return "multicast"
@@ -159,7 +159,7 @@ type Scope uint8
 const (
 	ScopeGlobal Scope = unix.RT_SCOPE_UNIVERSE
 	ScopeLink   Scope = unix.RT_SCOPE_LINK
-	ScopeHost   Scope = unix.RT_SCOPE_HOST
+	scopeHost   Scope = unix.RT_SCOPE_HOST
 
 	scopeAny Scope = unix.RT_SCOPE_NOWHERE // in a deletion
 )
@@ -264,8 +264,8 @@ func (r *Route) customaryScope() Scope {
 	case r.Family == unix.AF_INET6:
 		return ScopeGlobal
 	case r.Type == Local:
-		return ScopeHost
-	case r.Type == Broadcast, r.Type == Multicast, r.Type == Anycast:
+		return scopeHost
+	case r.Type == Broadcast, r.Type == Multicast, r.Type == anycast:
 		return ScopeLink
 	case r.Type == Unicast && !r.Gateway.IsValid() && len(r.Nexthops) == 0 && r.NexthopID == 0:
 		return ScopeLink

@@ -67,7 +67,7 @@ func (n *node) nothingLeft(tb testing.TB) {
 func TestTheLeastRateHoldsItsOwnCheck(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
-	s := bandwidth.Shape{Ingress: bandwidth.Limit{Rate: bandwidth.MinRate}, Egress: bandwidth.Limit{Rate: bandwidth.MinRate}}
+	s := bandwidth.Shape{Ingress: bandwidth.Limit{Rate: 8}, Egress: bandwidth.Limit{Rate: 8}}
 	n.ensure(t, s)
 	expect.Of(n.conn.Check(t.Context(), n.target, s)).Len(t, 0, "Check")
 	expect.That(t, !n.ensure(t, s), "the second Ensure changes something")

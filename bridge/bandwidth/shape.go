@@ -31,8 +31,8 @@ func (s Shape) IsZero() bool { return s.Ingress.Rate == 0 && s.Egress.Rate == 0 
 // The rates that can be, in bits per second: the kernel counts whole bytes, and the most is
 // the bound that Kubernetes sets for its annotations.
 const (
-	MinRate uint64 = 8
-	MaxRate uint64 = 1e15
+	minRate uint64 = 8
+	maxRate uint64 = 1e15
 )
 
 const (
@@ -121,10 +121,10 @@ func (l Limit) validate() error {
 		return fmt.Errorf("%w: a burst of %d bit without a rate", tombolo.ErrInvalid, l.Burst)
 	case l.Rate == 0:
 		return nil
-	case l.Rate < MinRate:
-		return fmt.Errorf("%w: a rate of %d bit/s, where %s is the least (rates are in bits per second)", tombolo.ErrInvalid, l.Rate, formatRate(MinRate))
-	case l.Rate > MaxRate:
-		return fmt.Errorf("%w: a rate of %d bit/s, where %s is the most; 0 means no limit", tombolo.ErrInvalid, l.Rate, formatRate(MaxRate))
+	case l.Rate < minRate:
+		return fmt.Errorf("%w: a rate of %d bit/s, where %s is the least (rates are in bits per second)", tombolo.ErrInvalid, l.Rate, formatRate(minRate))
+	case l.Rate > maxRate:
+		return fmt.Errorf("%w: a rate of %d bit/s, where %s is the most; 0 means no limit", tombolo.ErrInvalid, l.Rate, formatRate(maxRate))
 	}
 	return nil
 }
@@ -146,7 +146,7 @@ func (l Limit) effective(mtu int) Limit {
 func frame(mtu int) uint64 { return uint64(mtu) + frameOverhead }
 
 // sentIn is how many bytes a rate, in bytes per second, sends in a time. It does not
-// overflow up to MaxRate and a second.
+// overflow up to maxRate and a second.
 func sentIn(rate uint64, d time.Duration) uint64 {
 	return rate * uint64(d/time.Millisecond) / 1000
 }

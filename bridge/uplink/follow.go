@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/internal/routing"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
@@ -61,7 +62,7 @@ func (s *snapshot) withLost(rec *Record, link linkState, all bool) *snapshot {
 	}
 	there := move{from: linkState{Name: rec.Bridge}, to: linkState{Name: rec.NIC}}
 	for _, r := range m.rules() {
-		if !slices.ContainsFunc(s.Rules, func(have route.Rule) bool { return reflect.DeepEqual(there.movedRule(have), r) }) {
+		if !slices.ContainsFunc(s.Rules, func(have routing.Rule) bool { return reflect.DeepEqual(there.movedRule(have), r) }) {
 			n.Rules = append(n.Rules, m.movedRule(r))
 		}
 	}

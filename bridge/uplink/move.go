@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/internal/routing"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
@@ -134,8 +135,8 @@ func (m *move) keepAddresses() []request {
 	return list
 }
 
-func (m *move) rules() []route.Rule {
-	var list []route.Rule
+func (m *move) rules() []routing.Rule {
+	var list []routing.Rule
 	for _, r := range m.s.Rules {
 		if r.IIF == m.from.Name || r.OIF == m.from.Name {
 			list = append(list, r)
@@ -144,7 +145,7 @@ func (m *move) rules() []route.Rule {
 	return list
 }
 
-func (m *move) movedRule(r route.Rule) route.Rule {
+func (m *move) movedRule(r routing.Rule) routing.Rule {
 	for _, name := range []*string{&r.IIF, &r.OIF} {
 		if *name == m.from.Name {
 			*name = m.to.Name
@@ -176,19 +177,19 @@ func (m *move) delRules() []request {
 func (m *move) copyNeighbours() []request {
 	var list []request
 	for _, n := range m.s.Neighbours {
-		if n.Link != m.from.Index || !isKnown(n) || n.State != route.Permanent && m.s.hears(m.to.Index, n.Addr) {
+		if n.Link != m.from.Index || !isKnown(n) || n.State != routing.Permanent && m.s.hears(m.to.Index, n.Addr) {
 			continue
 		}
 		n.Link = m.to.Index
-		if n.State == route.Delay || n.State == route.Probe {
-			n.State = route.Stale
+		if n.State == routing.Delay || n.State == routing.Probe {
+			n.State = routing.Stale
 		}
 		text := "add neighbour " + m.words(n) + " at " + n.MAC.String()
-		if n.Flags&route.Proxy != 0 {
+		if n.Flags&routing.Proxy != 0 {
 			text = "answer for " + m.words(n)
 		}
 		r := ask(text, "replace neighbour", &n, n.ReplaceMessage, nil)
-		if n.State != route.Permanent {
+		if n.State != routing.Permanent {
 			r.done = isFull
 		}
 		list = append(list, r)
@@ -198,14 +199,14 @@ func (m *move) copyNeighbours() []request {
 
 // isKnown leaves out neighbours that are being looked for, or that are broadcast, and takes in
 // those that the link answers for.
-func isKnown(n route.Neighbour) bool {
-	const found = route.Permanent | route.NoARP | route.Reachable | route.Stale | route.Delay | route.Probe
-	return n.Flags&route.Proxy != 0 || len(n.MAC) == 6 && n.MAC[0]&1 == 0 && n.State&found != 0
+func isKnown(n routing.Neighbour) bool {
+	const found = routing.Permanent | routing.NoARP | routing.Reachable | routing.Stale | routing.Delay | routing.Probe
+	return n.Flags&routing.Proxy != 0 || len(n.MAC) == 6 && n.MAC[0]&1 == 0 && n.State&found != 0
 }
 
 func (s *snapshot) hears(index int, a netip.Addr) bool {
-	return slices.ContainsFunc(s.Neighbours, func(n route.Neighbour) bool {
-		return n.Link == index && n.Addr == a && n.State == route.Reachable
+	return slices.ContainsFunc(s.Neighbours, func(n routing.Neighbour) bool {
+		return n.Link == index && n.Addr == a && n.State == routing.Reachable
 	})
 }
 

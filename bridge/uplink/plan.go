@@ -5,11 +5,12 @@ import (
 	"fmt"
 	"slices"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
-	"golang.org/x/sys/unix"
 )
 
 // Plan says how a NIC would be taken over, which need not have the bridge. It changes nothing, and needs

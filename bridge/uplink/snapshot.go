@@ -12,6 +12,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/internal/routing"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
@@ -32,9 +33,9 @@ type snapshot struct {
 	// Behind are IPv4 routes of other links in the same places, which would come first once these move.
 	Behind []route.Route `json:"behind,omitempty"`
 	// Rules are those that name the NIC or the bridge.
-	Rules []route.Rule `json:"rules,omitempty"`
+	Rules []routing.Rule `json:"rules,omitempty"`
 	// Neighbours are the NIC's and the bridge's, those included that they answer for.
-	Neighbours []route.Neighbour `json:"neighbours,omitempty"`
+	Neighbours []routing.Neighbour `json:"neighbours,omitempty"`
 	// Settings are kernel parameters by their path below /proc/sys/net, those of the two links.
 	Settings map[string]string `json:"settings,omitempty"`
 	// Groups are the multicast groups that programs joined on the NIC.
@@ -132,7 +133,7 @@ func (c *Conn) lookRoutes(s *snapshot) error {
 }
 
 func (c *Conn) lookRules(s *snapshot) error {
-	rules, err := c.routes.Rules(unix.AF_UNSPEC)
+	rules, err := routing.Rules(c.nl, unix.AF_UNSPEC)
 	own := func(link string) bool { return link == s.NIC.Name || s.Bridge != nil && link == s.Bridge.Name }
 	for _, r := range rules {
 		if own(r.IIF) || own(r.OIF) {
@@ -143,12 +144,12 @@ func (c *Conn) lookRules(s *snapshot) error {
 }
 
 func (c *Conn) lookNeighbours(s *snapshot) error {
-	list, err := c.routes.Neighbours(route.NeighbourFilter{})
+	list, err := routing.Neighbours(c.nl, routing.NeighbourFilter{})
 	if err != nil {
 		return err
 	}
-	proxies, err := c.routes.Neighbours(route.NeighbourFilter{Proxy: true})
-	s.Neighbours = slices.DeleteFunc(append(list, proxies...), func(n route.Neighbour) bool { return !s.owns(n.Link) || n.Addr.IsMulticast() })
+	proxies, err := routing.Neighbours(c.nl, routing.NeighbourFilter{Proxy: true})
+	s.Neighbours = slices.DeleteFunc(append(list, proxies...), func(n routing.Neighbour) bool { return !s.owns(n.Link) || n.Addr.IsMulticast() })
 	return err
 }
 

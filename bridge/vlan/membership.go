@@ -40,8 +40,8 @@ type Membership struct {
 // IsZero says that nothing is asked for.
 func (m Membership) IsZero() bool { return m.ID == 0 && len(m.Trunk) == 0 }
 
-// Native is the VLAN of frames without a tag; 0 where nothing is asked for.
-func (m Membership) Native() uint16 {
+// native is the VLAN of frames without a tag; 0 where nothing is asked for.
+func (m Membership) native() uint16 {
 	if m.ID == 0 && len(m.Trunk) > 0 {
 		return 1
 	}
@@ -111,7 +111,7 @@ type entries map[uint16]uint16
 // entries are those of the membership.
 func (m Membership) entries() entries {
 	list := tagged(m.Trunk)
-	if native := m.Native(); native != 0 {
+	if native := m.native(); native != 0 {
 		list[native] = flagPVID | flagUntagged
 	}
 	return list

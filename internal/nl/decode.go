@@ -215,3 +215,16 @@ func PutOther(ae *netlink.AttributeEncoder, list []netlink.Attribute) {
 		ae.Bytes(a.Type, a.Data)
 	}
 }
+
+// Prefix puts an address and the length from a header together, and checks that
+// they are of the header's family.
+func Prefix(family uint8, a netip.Addr, bits uint8) (netip.Prefix, error) {
+	p := netip.PrefixFrom(a, int(bits))
+	if !p.IsValid() || (family == unix.AF_INET) != a.Is4() {
+		return netip.Prefix{}, fmt.Errorf("%w: family %d, prefix %s/%d", ErrMalformed, family, a, bits)
+	}
+	return p, nil
+}
+
+// TypeOf is an attribute's type without its flags.
+func TypeOf(a netlink.Attribute) uint16 { return a.Type &^ (netlink.Nested | netlink.NetByteOrder) }

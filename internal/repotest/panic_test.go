@@ -55,7 +55,7 @@ func exported() map[string]map[string]any {
 		},
 		"route": {
 			"Dial": route.Dial, "On": route.On, "NoRoute": route.NoRoute, "Subnet": route.Subnet,
-			"Conn": route.Conn{}, "Neighbour": route.Neighbour{}, "Route": route.Route{}, "Rule": route.Rule{}, "Type": route.Type(0),
+			"Conn": route.Conn{}, "Route": route.Route{}, "Type": route.Type(0),
 		},
 		"vlan": {
 			"On":   vlan.On,
@@ -96,7 +96,7 @@ func exported() map[string]map[string]any {
 			"NewHostLocal": ipam.NewHostLocal, "RangeSetsOf": ipam.RangeSetsOf,
 			"Address": ipam.Address{}, "HostLocal": ipam.HostLocal{}, "Static": ipam.Static{},
 			// Interfaces have nothing to call.
-			"Allocator": nil, "Ranged": nil,
+			"Allocator": nil,
 		},
 		"dhcpc": {
 			"New": dhcpc.New, "NewMachine": dhcpc.NewMachine, "Release": dhcpc.Release,

@@ -1,4 +1,4 @@
-package route
+package routing
 
 import (
 	"encoding/binary"
@@ -72,7 +72,7 @@ type NeighbourFilter struct {
 
 // Neighbours gives the neighbours that match a filter, which the kernel applies. A
 // link that is not there has none.
-func (c *Conn) Neighbours(f NeighbourFilter) ([]Neighbour, error) {
+func Neighbours(c *nl.Conn, f NeighbourFilter) ([]Neighbour, error) {
 	var list []Neighbour
 	body := &rtnetlink.NeighMessage{Family: uint16(f.Family)}
 	if f.Proxy {
@@ -84,7 +84,7 @@ func (c *Conn) Neighbours(f NeighbourFilter) ([]Neighbour, error) {
 			ae.Uint32(unix.NDA_IFINDEX, nl.Index(f.Link))
 		}
 	})
-	err = c.socket().List("list neighbours", ask, err, func(m netlink.Message) error {
+	err = c.List("list neighbours", ask, err, func(m netlink.Message) error {
 		if m.Header.Type != unix.RTM_NEWNEIGH {
 			return nil
 		}
@@ -97,9 +97,9 @@ func (c *Conn) Neighbours(f NeighbourFilter) ([]Neighbour, error) {
 	return list, err
 }
 
-// Neighbour gives the entry of an address on a link (Linux 5.0). The error matches
+// Find gives the entry of an address on a link (Linux 5.0). The error matches
 // fs.ErrNotExist where there is none.
-func (c *Conn) Neighbour(link int, a netip.Addr) (Neighbour, error) {
+func Find(c *nl.Conn, link int, a netip.Addr) (Neighbour, error) {
 	want := Neighbour{Addr: a, Link: link}
 	var got Neighbour
 	m, err := want.identity(unix.RTM_GETNEIGH, 0)
@@ -109,7 +109,7 @@ func (c *Conn) Neighbour(link int, a netip.Addr) (Neighbour, error) {
 		got, _, err = decodeNeighbour(m.Data)
 		return err
 	})
-	err = c.socket().Execute(&b)
+	err = c.Execute(&b)
 	return got, err
 }
 

@@ -97,8 +97,8 @@ func TestRequestBytes(t *testing.T) {
 	} {
 		record(tt.command, tt.header, func(c *nl.Conn) error { return tt.do(route.On(c)) })
 	}
-	record("ip -6 rule show", 12, func(c *nl.Conn) error { return expect.Err(routing.Rules(c, unix.AF_INET6)) })
-	record("ip neighbour show dev 3", unix.SizeofNdMsg, func(c *nl.Conn) error { return expect.Err(routing.Neighbours(c, routing.NeighbourFilter{Link: 3})) })
+	record("ip rule show", 12, func(c *nl.Conn) error { return expect.Err(routing.Rules(c)) })
+	record("ip neighbour show proxy", unix.SizeofNdMsg, func(c *nl.Conn) error { return expect.Err(routing.Neighbours(c, true)) })
 	record("ip neighbour get 10.1.0.9 dev 3", unix.SizeofNdMsg, func(c *nl.Conn) error { return notFound(expect.Err(routing.Find(c, 3, a("10.1.0.9")))) })
 	golden.Compare(t, "requests.golden", text)
 }
@@ -177,9 +177,9 @@ func TestMalformedRepliesAreErrors(t *testing.T) {
 				list, err = route.On(c).List(route.Filter{})
 				expect.Is(t, expect.Err(route.On(c).Get(a4)), nl.ErrMalformed, "Get")
 			case strings.HasPrefix(tt.name, "rule"):
-				list, err = routing.Rules(c, 0)
+				list, err = routing.Rules(c)
 			default:
-				list, err = routing.Neighbours(c, routing.NeighbourFilter{})
+				list, err = routing.Neighbours(c, false)
 				expect.Is(t, expect.Err(routing.Find(c, 1, a4)), nl.ErrMalformed, "Neighbour")
 			}
 			expect.Is(t, err, nl.ErrMalformed, "listed %v", list)
@@ -200,8 +200,8 @@ func TestOtherFamiliesAreLeftOut(t *testing.T) {
 	} {
 		c := reply(tt.typ, tt.data)
 		routes, err1 := route.On(c).List(route.Filter{})
-		rules, err2 := routing.Rules(c, 0)
-		neighbours, err3 := routing.Neighbours(c, routing.NeighbourFilter{})
+		rules, err2 := routing.Rules(c)
+		neighbours, err3 := routing.Neighbours(c, false)
 		expect.That(t, len(routes)+len(rules)+len(neighbours) == 0,
 			"type %d: listed %v, %v and %v", tt.typ, routes, rules, neighbours)
 		expect.Success(t, errors.Join(err1, err2, err3), "type %d", tt.typ)
@@ -239,9 +239,9 @@ func TestInterruptedListsAreTriedAgain(t *testing.T) {
 	h := newHost(t)
 	for name, list := range map[string]func(*nl.Conn) (int, error){
 		"routes": func(c *nl.Conn) (int, error) { l, err := route.On(c).List(route.Filter{}); return len(l), err },
-		"rules":  func(c *nl.Conn) (int, error) { l, err := routing.Rules(c, 0); return len(l), err },
+		"rules":  func(c *nl.Conn) (int, error) { l, err := routing.Rules(c); return len(l), err },
 		"neighbours": func(c *nl.Conn) (int, error) {
-			l, err := routing.Neighbours(c, routing.NeighbourFilter{Link: h.eth0})
+			l, err := routing.Neighbours(c, false)
 			return len(l), err
 		},
 	} {

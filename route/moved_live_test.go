@@ -185,12 +185,12 @@ func (h host) movable(t *testing.T) []moved {
 			list = append(list, moved{text(t, known), func() (netlink.Message, error) { return r.CopyMessage(true) }, r.DelMessage})
 		}
 	}
-	rules, rulesErr := routing.Rules(h.nl, 0)
+	rules, rulesErr := routing.Rules(h.nl)
 	for _, r := range journalled(t, rules) {
 		list = append(list, moved{text(t, r), r.CopyMessage, r.DelMessage})
 	}
 	for _, proxy := range []bool{false, true} {
-		neighbours, neighboursErr := routing.Neighbours(h.nl, routing.NeighbourFilter{Proxy: proxy})
+		neighbours, neighboursErr := routing.Neighbours(h.nl, proxy)
 		if err == nil {
 			err = neighboursErr
 		}

@@ -133,7 +133,7 @@ func (c *Conn) lookRoutes(s *snapshot) error {
 }
 
 func (c *Conn) lookRules(s *snapshot) error {
-	rules, err := routing.Rules(c.nl, unix.AF_UNSPEC)
+	rules, err := routing.Rules(c.nl)
 	own := func(link string) bool { return link == s.NIC.Name || s.Bridge != nil && link == s.Bridge.Name }
 	for _, r := range rules {
 		if own(r.IIF) || own(r.OIF) {
@@ -144,11 +144,11 @@ func (c *Conn) lookRules(s *snapshot) error {
 }
 
 func (c *Conn) lookNeighbours(s *snapshot) error {
-	list, err := routing.Neighbours(c.nl, routing.NeighbourFilter{})
+	list, err := routing.Neighbours(c.nl, false)
 	if err != nil {
 		return err
 	}
-	proxies, err := routing.Neighbours(c.nl, routing.NeighbourFilter{Proxy: true})
+	proxies, err := routing.Neighbours(c.nl, true)
 	s.Neighbours = slices.DeleteFunc(append(list, proxies...), func(n routing.Neighbour) bool { return !s.owns(n.Link) || n.Addr.IsMulticast() })
 	return err
 }

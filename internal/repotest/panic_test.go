@@ -64,7 +64,7 @@ func exported() map[string]map[string]any {
 		"bridge": {
 			// HasIPv6 takes nothing.
 			"HasIPv6": nil, "CheckRouting": bridge.CheckRouting, "Dial": bridge.Dial, "HostName": bridge.HostName, "LinkLocal": bridge.LinkLocal, "On": bridge.On, "ProbeNetfilter": bridge.ProbeNetfilter,
-			"Bridge": bridge.Bridge{}, "Conn": bridge.Conn{}, "Link": bridge.Link{}, "Port": bridge.Port{}, "Solicitation": bridge.Solicitation{},
+			"Bridge": bridge.Bridge{}, "Conn": bridge.Conn{}, "Link": bridge.Link{}, "Solicitation": bridge.Solicitation{},
 		},
 		"bandwidth": {
 			"On": bandwidth.On, "IFBName": bandwidth.IFBName,

@@ -82,11 +82,10 @@ func prefixOrAll(p netip.Prefix) string {
 	return p.Masked().String()
 }
 
-// Rules gives the rules of a family, unix.AF_INET or unix.AF_INET6, or with 0 of
-// both, in the order in which the kernel goes through them.
-func Rules(c *nl.Conn, family uint8) ([]Rule, error) {
+// Rules gives the rules of both families, those of each in the order in which the kernel goes through them.
+func Rules(c *nl.Conn) ([]Rule, error) {
 	var list []Rule
-	ask, err := nl.Marshal(unix.RTM_GETRULE, 0, (&rtnetlink.RuleMessage{Family: family}).MarshalBinary, nil)
+	ask, err := nl.Marshal(unix.RTM_GETRULE, 0, (&rtnetlink.RuleMessage{}).MarshalBinary, nil)
 	err = c.List("list rules", ask, err, func(m netlink.Message) error {
 		if m.Header.Type != unix.RTM_NEWRULE {
 			return nil

@@ -67,13 +67,6 @@ func (h host) waitUntilLocal(tb testing.TB, a netip.Addr) {
 	}
 }
 
-func dial(tb testing.TB, ns *netns.NS) *route.Conn {
-	tb.Helper()
-	c := must.Of(route.Dial(&route.Config{NetNS: ns})).Get(tb)
-	tb.Cleanup(func() { c.Close() })
-	return c
-}
-
 // shown gives the lines that ip-route(8) prints for routes to a destination, in
 // every table.
 func (h host) shown(tb testing.TB, dst string) []string {

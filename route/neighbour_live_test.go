@@ -74,7 +74,7 @@ func TestRulesOfANewNamespaceAreTheKernels(t *testing.T) {
 	defer c.Close()
 	list := must.Of(routing.Rules(c)).Get(t)
 	kernel := func(family uint8, priority, table uint32) routing.Rule {
-		return routing.Rule{Family: family, Priority: priority, Table: table, Action: unix.FR_ACT_TO_TBL, Protocol: route.ProtocolKernel}
+		return routing.Rule{Family: family, Priority: priority, Table: table, Action: unix.FR_ACT_TO_TBL, Protocol: uint8(route.ProtocolKernel)}
 	}
 	want := []routing.Rule{
 		kernel(unix.AF_INET, 0, route.TableLocal), kernel(unix.AF_INET, 32766, route.TableMain), kernel(unix.AF_INET, 32767, 253),

@@ -14,7 +14,7 @@ func floors() [][]string {
 		{"."},
 		{"netns", "dhcpc/internal/trace", "internal/file", "internal/ident", "internal/lockorder", "internal/printable", "internal/strict", "internal/sysctl"},
 		{"internal/nl", "internal/icmp"},
-		{"internal/link", "internal/nftnl", "internal/tc", "internal/conntrack"},
+		{"internal/link", "internal/nftnl", "internal/tc", "internal/conntrack", "internal/routing"},
 		{"addr", "route", "internal/localnet"},
 		{"bridge", "nft", "ipam", "dhcpc"},
 		{"hostport", "internal/state", "internal/ipam"},

@@ -14,7 +14,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
-	"github.com/tombolo-cni/tombolo/route"
 )
 
 // Rule is a rule of policy routing, as the kernel lists it: what matches all of its selectors is looked up in its
@@ -29,9 +28,9 @@ type Rule struct {
 	TOS        uint8
 	Invert     bool // apply to what does not match
 
-	Action   uint8          // what to do: FR_ACT_* of linux/fib_rules.h
-	Table    uint32         // for FR_ACT_TO_TBL
-	Protocol route.Protocol // the origin of the rule
+	Action   uint8  // what to do: FR_ACT_* of linux/fib_rules.h
+	Table    uint32 // for FR_ACT_TO_TBL
+	Protocol uint8  // the origin of the rule
 
 	// Other are all other attributes (FRA_*), selectors among them: ports, users. They are
 	// sent as they are.
@@ -122,7 +121,7 @@ func (r *Rule) message(typ netlink.HeaderType, flags netlink.HeaderFlags) (netli
 		return netlink.Message{}, errRuleLink
 	}
 	a := &rtnetlink.RuleAttributes{Priority: nonZero(r.Priority), IIFName: nonZero(r.IIF), OIFName: nonZero(r.OIF),
-		Protocol: nonZero(uint8(r.Protocol))}
+		Protocol: nonZero(r.Protocol)}
 	if r.Mask != 0 {
 		a.FwMark, a.FwMask = &r.Mark, &r.Mask
 	}
@@ -219,7 +218,7 @@ func (r *Rule) decodeAttr(ad *netlink.AttributeDecoder) {
 			r.Other = append(r.Other, nl.Keep(ad))
 		}
 	case unix.FRA_PROTOCOL:
-		r.Protocol = route.Protocol(ad.Uint8())
+		r.Protocol = ad.Uint8()
 	case unix.FRA_PAD:
 	default:
 		r.Other = append(r.Other, nl.Keep(ad))

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/file"
 	"github.com/tombolo-cni/tombolo/internal/ident"
 )
 
@@ -474,7 +475,7 @@ func (h *HostLocal) writable() error {
 	for {
 		err := unix.Access(dir, unix.W_OK|unix.X_OK)
 		if !errors.Is(err, unix.ENOENT) || dir == filepath.Dir(dir) {
-			return pathError("access", dir, err)
+			return file.PathError("access", dir, err)
 		}
 		dir = filepath.Dir(dir)
 	}

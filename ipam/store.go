@@ -217,14 +217,6 @@ func (l *lastFile) close() { _ = unix.Close(l.fd) }
 // The directory is the reference plugin's too, and its files may be any user's: they are
 // opened by file.OpenAny, not by file.Open.
 
-// pathError adds what was done to what to an errno.
-func pathError(op, path string, err error) error {
-	if err == nil {
-		return nil
-	}
-	return &fs.PathError{Op: op, Path: path, Err: err}
-}
-
 // readAt reads up to limit bytes from the start of fd, and one more to show
 // that there are more. Of a regular file, which all of ours are, one call
 // returns that much or all there is.
@@ -232,7 +224,7 @@ func readAt(fd int, path string, limit int) ([]byte, error) {
 	buf := make([]byte, limit+1)
 	n, err := file.Restart(func() (int, error) { return unix.Pread(fd, buf, 0) })
 	if err != nil {
-		return nil, pathError("read", path, err)
+		return nil, file.PathError("read", path, err)
 	}
 	return buf[:n], nil
 }
@@ -258,7 +250,7 @@ func createFile(path, text string) error {
 	err = file.WriteAll(fd, path, []byte(text))
 	// Some file systems say only at the close that there was no room.
 	if closeErr := unix.Close(fd); err == nil {
-		err = pathError("close", path, closeErr)
+		err = file.PathError("close", path, closeErr)
 	}
 	if err != nil {
 		return errors.Join(err, file.Remove(path))
@@ -318,7 +310,7 @@ func (s *store) flock(ctx context.Context, path string) (int, error) {
 	case errors.Is(err, file.ErrLocked):
 		err = newError(errors.Join(ErrLocked, err), "network %q: reservations: %s", s.network, err)
 	default:
-		err = s.ioError("lock the reservations", pathError("flock", path, err))
+		err = s.ioError("lock the reservations", file.PathError("flock", path, err))
 	}
 	unix.Close(fd)
 	return -1, err

@@ -57,7 +57,7 @@ func readFrom(fd int, path string, limit int) ([]byte, error) {
 	for {
 		n, err := Restart(func() (int, error) { return unix.Read(fd, buf[filled:]) })
 		if err != nil {
-			return nil, pathError("read", path, err)
+			return nil, PathError("read", path, err)
 		}
 		filled += n
 		if filled > limit {
@@ -92,7 +92,7 @@ func Open(path string, flags int) (int, error) {
 	}
 	if err != nil {
 		unix.Close(fd) // with nothing written
-		return -1, pathError("open", path, err)
+		return -1, PathError("open", path, err)
 	}
 	return fd, nil
 }
@@ -103,7 +103,7 @@ func OpenAny(path string, flags int) (int, error) {
 		return unix.Open(path, flags|unix.O_CLOEXEC|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
 	})
 	if err != nil {
-		return -1, pathError("open", path, err)
+		return -1, PathError("open", path, err)
 	}
 	return fd, nil
 }
@@ -126,7 +126,7 @@ func WriteAll(fd int, path string, data []byte) error {
 	for len(data) > 0 {
 		n, err := Restart(func() (int, error) { return unix.Write(fd, data) })
 		if err != nil {
-			return pathError("write", path, err)
+			return PathError("write", path, err)
 		}
 		data = data[n:]
 	}
@@ -141,7 +141,7 @@ func Replace(temp, path string, data []byte) error {
 
 // ReplaceDurably is Replace that returns once the file's content and name are on the disk.
 func ReplaceDurably(temp, path string, data []byte) error {
-	err := replace(temp, path, data, func(fd int) error { return pathError("sync", temp, unix.Fsync(fd)) })
+	err := replace(temp, path, data, func(fd int) error { return PathError("sync", temp, unix.Fsync(fd)) })
 	if err != nil {
 		return err
 	}
@@ -151,7 +151,7 @@ func ReplaceDurably(temp, path string, data []byte) error {
 		return err
 	}
 	defer unix.Close(fd)
-	return pathError("sync", dir, unix.Fsync(fd))
+	return PathError("sync", dir, unix.Fsync(fd))
 }
 
 func replace(temp, path string, data []byte, sync func(fd int) error) error {
@@ -163,7 +163,7 @@ func replace(temp, path string, data []byte, sync func(fd int) error) error {
 		err = sync(fd)
 	}
 	// Some file systems say only at the close that there was no room.
-	err = errors.Join(err, pathError("close", temp, unix.Close(fd)))
+	err = errors.Join(err, PathError("close", temp, unix.Close(fd)))
 	if err == nil {
 		err = os.Rename(temp, path)
 	}
@@ -182,7 +182,7 @@ func replace(temp, path string, data []byte, sync func(fd int) error) error {
 // Remove unlinks a file; that it is gone already is success.
 func Remove(path string) error {
 	if err := unix.Unlink(path); err != unix.ENOENT {
-		return pathError("remove", path, err)
+		return PathError("remove", path, err)
 	}
 	return nil
 }
@@ -219,8 +219,8 @@ func Restart[T any](call func() (T, error)) (T, error) {
 	}
 }
 
-// pathError adds what was done to what to an error of the system's.
-func pathError(op, path string, err error) error {
+// PathError adds what was done to what to an error of the system's.
+func PathError(op, path string, err error) error {
 	if err == nil {
 		return nil
 	}
@@ -286,7 +286,7 @@ func TryLock(path string, flags int) (int, error) {
 		if err == nil && had && st.Nlink > 0 {
 			return fd, nil
 		}
-		if err := errors.Join(pathError("lock", path, err), unix.Close(fd)); err != nil || !had {
+		if err := errors.Join(PathError("lock", path, err), unix.Close(fd)); err != nil || !had {
 			return -1, err
 		}
 	}

@@ -8,13 +8,12 @@
 //	tombolo        OpError, the error of every kernel operation; Difference; Socket
 //	netns          handles to network namespaces
 //	addr           addresses on links
-//	route          routes; rules and neighbours to read
+//	route          routes
 //	bridge         a bridge, and the veth pair that ties a pod to it
 //	bridge/bandwidth  limits of what a pod sends and receives
 //	bridge/vlan    VLANs of a bridge's ports, and the host's link in one
 //	bridge/uplink  a NIC of the host's as a port of a bridge, and back
-//	nft            forwarding and masquerade for pods, as nf_tables set elements
-//	nft/guard      what a port of a bridge may say: rules and elements, as data
+//	nft            forwarding and masquerade for pods, and what their ports may say, as nf_tables set elements
 //	nft/foreign    other people's firewalls: what lets pods pass, and what stops them
 //	hostport       what host ports need besides rules: programs that have them, stale flows
 //	ipam           addresses for pods, kept in the format of the reference's host-local

@@ -254,7 +254,7 @@ func TestDuplicateIsTakenAgain(t *testing.T) {
 	nstest.Run(t, other, "ip", "address", "add", "fd01::1/64", "dev", "eth0", "nodad")
 	nstest.WaitForAddresses(t, other)
 	nstest.Sysctl(t, h.ns, "net/ipv6/conf/eth1/accept_dad", "1")
-	watch, err := nl.Subscribe(unix.NETLINK_ROUTE, &nl.Config{NetNS: h.ns}, unix.RTNLGRP_IPV6_IFADDR)
+	watch, err := nl.Subscribe(unix.NETLINK_ROUTE, h.ns, unix.RTNLGRP_IPV6_IFADDR)
 	must.Succeed(t, err)
 	defer watch.Close()
 	want := addr.Address{Prefix: nstest.Prefix("fd01::1/64"), Link: eth1}
@@ -357,7 +357,7 @@ func TestRefusedAddressSaysWhy(t *testing.T) {
 
 func TestCloseLeavesASharedConnectionOpen(t *testing.T) {
 	t.Parallel()
-	conn := must.Of(nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: nstest.New(t)})).Get(t)
+	conn := must.Of(nl.Dial(unix.NETLINK_ROUTE, nstest.New(t))).Get(t)
 	defer conn.Close()
 	c := addr.On(conn)
 	must.Succeed(t, c.Close())

@@ -69,7 +69,7 @@ func requestedByHand(h host) map[string]func() (netlink.Message, error) {
 func TestAddressesAreMovedAsTheyAre(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	conn, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: h.ns})
+	conn, err := nl.Dial(unix.NETLINK_ROUTE, h.ns)
 	must.Succeed(t, err)
 	defer conn.Close()
 	ask := func(m netlink.Message, err error) error {

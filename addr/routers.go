@@ -12,7 +12,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
-	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
 // ProtocolRA is the Protocol of an address that the kernel formed from a router
@@ -27,15 +26,6 @@ var ErrNoRouter = errors.New("no router advertisement came")
 // nothing that an address can be formed from.
 var ErrNoPrefix = errors.New("routers advertised no prefix to form an address from")
 
-// Routers hears what router advertisements (RFC 4861) give to links, as far as the
-// kernel takes it: see accept_ra and its like among the kernel's parameters.
-type Routers struct {
-	nl *nl.Watch
-
-	naming    naming
-	duplicate *Address // the last that another node had
-}
-
 // Advertised is what a link has from router advertisements.
 type Advertised struct {
 	// Addresses are usable, at least one (RFC 4862, section 5.5), with what is left of
@@ -44,7 +34,7 @@ type Advertised struct {
 	Addresses []Address
 	// Servers are resolvers of names (RFC 8106, section 5.1), and Search the domains
 	// in which to look for short names (section 5.2), in the order of the
-	// advertisement. Those that came before HearRouters are not among them.
+	// advertisement. Those that came before Listen are not among them.
 	Servers []netip.Addr
 	Search  []string
 	// OtherConfig says that a DHCPv6 server has more to tell, such as resolvers (RFC 4861, section 4.2,
@@ -52,37 +42,17 @@ type Advertised struct {
 	OtherConfig bool
 }
 
-// HearRouters starts to hear, in the namespace of cfg. Start before the link
-// accepts advertisements, or miss what is in the first of them besides addresses.
-func HearRouters(cfg *Config) (*Routers, error) {
-	if cfg == nil {
-		cfg = &Config{}
-	}
-	// The kernel announces resolvers while it reads an advertisement, and an address once it is usable.
-	w, err := nl.Subscribe(unix.NETLINK_ROUTE, &nl.Config{NetNS: cfg.NetNS}, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_ND_USEROPT)
-	if err != nil {
-		return nil, err
-	}
-	return &Routers{nl: w}, nil
-}
-
-// Close stops to hear. An Advertised that waits ends, and so does all that is asked
-// afterwards, another Close too, with tombolo.ErrInvalid.
-func (r *Routers) Close() error {
-	if err := r.usable(context.Background()); err != nil {
-		return err
-	}
-	return r.nl.Close()
-}
-
-// Advertised waits until a link has a usable address from a router advertisement,
-// and none that is about to become usable. conn is asked for the addresses.
+// Advertised waits until a link has a usable address from a router advertisement
+// (RFC 4861), and none that is about to become usable, as far as the kernel takes it: see
+// accept_ra and its like among the kernel's parameters. conn is asked for the addresses.
+// Listen before the link accepts advertisements, or miss what is in the first of them
+// besides addresses.
 //
 // When ctx is done, the error matches ctx's and says what was heard until then: it
 // matches ErrNoRouter or ErrNoPrefix too. It matches ErrDuplicate, at once, where
 // another node has the only address.
-func (r *Routers) Advertised(ctx context.Context, conn *Conn, link int) (*Advertised, error) {
-	if err := r.usable(ctx); err != nil {
+func (w *Watch) Advertised(ctx context.Context, conn *Conn, link int) (*Advertised, error) {
+	if err := w.usable(ctx); err != nil {
 		return nil, err
 	}
 
@@ -91,7 +61,7 @@ func (r *Routers) Advertised(ctx context.Context, conn *Conn, link int) (*Advert
 		if err != nil {
 			return nil, err
 		}
-		heard, err := r.hear(link, r.nl.Queued)
+		heard, err := w.hear(link, w.nl.Queued)
 		switch {
 		case err != nil:
 			return nil, err
@@ -100,13 +70,13 @@ func (r *Routers) Advertised(ctx context.Context, conn *Conn, link int) (*Advert
 		case len(pending) > 0:
 		case len(usable) > 0:
 			flags, err := conn.routerFlags(link)
-			return &Advertised{Addresses: usable, Servers: r.naming.servers, Search: r.naming.search, OtherConfig: flags&(linkRAManaged|linkRAOther) != 0}, err
-		case r.duplicate != nil:
-			return nil, &tombolo.OpError{Op: "form address", Object: r.duplicate.String(), Err: ErrDuplicate}
+			return &Advertised{Addresses: usable, Servers: w.naming.servers, Search: w.naming.search, OtherConfig: flags&(linkRAManaged|linkRAOther) != 0}, err
+		case w.duplicate != nil:
+			return nil, &tombolo.OpError{Op: "form address", Object: w.duplicate.String(), Err: ErrDuplicate}
 		}
-		if _, err := r.hear(link, func() ([]netlink.Message, error) { return r.nl.Next(ctx) }); err != nil {
+		if _, err := w.hear(link, func() ([]netlink.Message, error) { return w.nl.Next(ctx) }); err != nil {
 			if ctx.Err() != nil {
-				err = fmt.Errorf("%w: %w", r.explain(conn, link), err)
+				err = fmt.Errorf("%w: %w", w.explain(conn, link), err)
 			}
 			return nil, fmt.Errorf("wait for an address by router advertisement on link %d: %w", link, err)
 		}
@@ -136,7 +106,7 @@ func (c *Conn) formed(link int) (usable, pending []Address, _ error) {
 
 // hear takes in what is announced about a link, as next gives it, until that is
 // nothing, or something after which its addresses have to be listed anew.
-func (r *Routers) hear(link int, next func() ([]netlink.Message, error)) (bool, error) {
+func (w *Watch) hear(link int, next func() ([]netlink.Message, error)) (bool, error) {
 	for {
 		messages, err := next()
 		switch {
@@ -147,7 +117,7 @@ func (r *Routers) hear(link int, next func() ([]netlink.Message, error)) (bool, 
 		}
 		again := false
 		for _, m := range messages {
-			about, err := r.take(m, link)
+			about, err := w.take(m, link)
 			if err != nil {
 				return false, err
 			}
@@ -160,7 +130,7 @@ func (r *Routers) hear(link int, next func() ([]netlink.Message, error)) (bool, 
 }
 
 // take is true for an announcement about an address of the link.
-func (r *Routers) take(m netlink.Message, link int) (bool, error) {
+func (w *Watch) take(m netlink.Message, link int) (bool, error) {
 	switch m.Header.Type {
 	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
 		a, err := decode(m.Data)
@@ -169,13 +139,13 @@ func (r *Routers) take(m netlink.Message, link int) (bool, error) {
 		}
 		// The kernel deletes a duplicate that it has formed itself.
 		if a.Protocol == ProtocolRA && a.Flags&DADFailed != 0 {
-			r.duplicate = &a
+			w.duplicate = &a
 		}
 		return true, nil
 	case unix.RTM_NEWNDUSEROPT:
 		from, options, err := decodeUserOptions(m.Data)
 		if err == nil && from == link {
-			r.naming.take(options)
+			w.naming.take(options)
 		}
 		return false, err
 	}
@@ -183,26 +153,18 @@ func (r *Routers) take(m netlink.Message, link int) (bool, error) {
 }
 
 // explain says why there is no address.
-func (r *Routers) explain(conn *Conn, link int) error {
+func (w *Watch) explain(conn *Conn, link int) error {
 	flags, err := conn.routerFlags(link)
 	switch {
 	case err != nil:
 		return err
 	case flags&linkRAReceived == 0:
 		return ErrNoRouter
-	case r.duplicate != nil:
-		return &tombolo.OpError{Op: "form address", Object: r.duplicate.String(), Err: ErrDuplicate}
+	case w.duplicate != nil:
+		return &tombolo.OpError{Op: "form address", Object: w.duplicate.String(), Err: ErrDuplicate}
 	}
 	if flags&linkRAManaged != 0 {
 		return fmt.Errorf("%w; they say that addresses are given by DHCPv6", ErrNoPrefix)
 	}
 	return ErrNoPrefix
-}
-
-// usable refuses one, or a context, that nothing can be done with.
-func (r *Routers) usable(ctx context.Context) error {
-	if r == nil {
-		return (*nl.Watch)(nil).Usable(ctx)
-	}
-	return r.nl.Usable(ctx)
 }

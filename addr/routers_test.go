@@ -27,7 +27,7 @@ type routed struct {
 	host
 	eth1   int
 	router host
-	heard  *addr.Routers
+	heard  *addr.Watch
 }
 
 const (
@@ -45,7 +45,7 @@ func newRouted(t *testing.T) *routed {
 	nstest.Run(t, r.router.ns, "ip", "address", "add", routerLinkAddr+"/64", "dev", "eth1", "nodad")
 	nstest.Run(t, r.ns, "ip", "address", "add", hostLinkAddr+"/64", "dev", "eth1", "nodad")
 	nstest.WaitForAddresses(t, r.router.ns, r.ns)
-	r.heard = must.Of(addr.HearRouters(&addr.Config{NetNS: r.ns})).Get(t)
+	r.heard = must.Of(addr.Listen(&addr.Config{NetNS: r.ns})).Get(t)
 	t.Cleanup(func() { r.heard.Close() })
 	return r
 }
@@ -191,7 +191,7 @@ func TestAddressThatWasThereBeforeIsTaken(t *testing.T) {
 	r.solicit(t, "::a")
 	r.advertise(t, 0, prefix("2001:db8:1::/64", autonomous, 3600, 1800))
 	must.Succeed(t, expect.Err(r.advertised(t)))
-	late := must.Of(addr.HearRouters(&addr.Config{NetNS: r.ns})).Get(t)
+	late := must.Of(addr.Listen(&addr.Config{NetNS: r.ns})).Get(t)
 	defer late.Close()
 	got, err := late.Advertised(t.Context(), r.c, r.eth1)
 	expect.That(t, err == nil && len(got.Addresses) == 1, "got %+v, %v", got, err)
@@ -295,7 +295,7 @@ func TestWaitForAnAdvertisementSaysWhatItHeard(t *testing.T) {
 // which it announces last.
 func (r *routed) witness(t *testing.T) (through func()) {
 	t.Helper()
-	w := must.Of(nl.Subscribe(unix.NETLINK_ROUTE, &nl.Config{NetNS: r.ns}, unix.RTNLGRP_ND_USEROPT)).Get(t)
+	w := must.Of(nl.Subscribe(unix.NETLINK_ROUTE, r.ns, unix.RTNLGRP_ND_USEROPT)).Get(t)
 	t.Cleanup(func() { w.Close() })
 	return func() {
 		t.Helper()

@@ -20,8 +20,13 @@ var ErrDuplicate = errors.New("another node of the network has the address")
 
 // Watch hears when IPv6 addresses become usable. The kernel adds one at once, but leaves it to a worker to join its
 // solicited-node group and to make its local route: until that is done, milliseconds later, nobody can reach it. With
-// duplicate address detection it takes a second or two.
-type Watch struct{ nl *nl.Watch }
+// duplicate address detection it takes a second or two. It hears what router advertisements give to links, too.
+type Watch struct {
+	nl *nl.Watch
+
+	naming    naming
+	duplicate *Address // the last formed by an advertisement that another node had
+}
 
 // Listen starts to hear, in the namespace of cfg. Start before the addresses are
 // added.
@@ -29,14 +34,15 @@ func Listen(cfg *Config) (*Watch, error) {
 	if cfg == nil {
 		cfg = &Config{}
 	}
-	w, err := nl.Subscribe(unix.NETLINK_ROUTE, &nl.Config{NetNS: cfg.NetNS}, unix.RTNLGRP_IPV6_IFADDR)
+	// The kernel announces resolvers while it reads an advertisement, and an address once it is usable.
+	w, err := nl.Subscribe(unix.NETLINK_ROUTE, cfg.NetNS, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_ND_USEROPT)
 	if err != nil {
 		return nil, err
 	}
 	return &Watch{nl: w}, nil
 }
 
-// Close stops to hear. A Wait that waits ends, and so does all that is asked afterwards,
+// Close stops to hear. What waits ends, and so does all that is asked afterwards,
 // another Close too, with tombolo.ErrInvalid.
 func (w *Watch) Close() error {
 	if err := w.usable(context.Background()); err != nil {
@@ -98,6 +104,9 @@ func (w *Watch) heard(ctx context.Context, conn *Conn, link int, pending []netip
 		return nil, err
 	}
 	for _, m := range messages {
+		if m.Header.Type == unix.RTM_NEWNDUSEROPT {
+			continue
+		}
 		a, err := decode(m.Data)
 		switch {
 		case err != nil:

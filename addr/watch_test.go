@@ -76,7 +76,7 @@ func (s *settling) del(t *testing.T, a netip.Addr) {
 // flood has more announced than a socket that is not read has room for.
 func (s *settling) flood(t *testing.T) {
 	t.Helper()
-	witness := must.Of(nl.Subscribe(unix.NETLINK_ROUTE, &nl.Config{NetNS: s.ns}, unix.RTNLGRP_IPV6_IFADDR)).Get(t)
+	witness := must.Of(nl.Subscribe(unix.NETLINK_ROUTE, s.ns, unix.RTNLGRP_IPV6_IFADDR)).Get(t)
 	defer witness.Close()
 	a := addr.Address{Prefix: nstest.Prefix("fd02::1/64"), Link: s.eth0, Flags: addr.NoDAD}
 	for range 500 {

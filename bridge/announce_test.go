@@ -99,7 +99,7 @@ func TestAnnouncedAddressIsToldToAllPortsAtOnce(t *testing.T) {
 // carrier yet, so that it does not forward when the pod's interface comes up.
 func (n *node) attachLate(tb testing.TB, pod *netns.NS, p bridge.Port) {
 	tb.Helper()
-	tr, err := nl.Open(unix.NETLINK_ROUTE, &nl.Config{NetNS: n.ns})
+	tr, err := nl.Open(unix.NETLINK_ROUTE, n.ns)
 	must.Succeed(tb, err)
 	host := nl.New(tr)
 	closed := false
@@ -148,7 +148,7 @@ func TestPodIsQuietBeforeItIsUp(t *testing.T) {
 	nstest.Sysctl(t, pod, "net/ipv6/conf/default/disable_ipv6", "1")
 	var sent []uint16
 	ups := 0
-	host, err := nl.Open(unix.NETLINK_ROUTE, &nl.Config{NetNS: n.ns})
+	host, err := nl.Open(unix.NETLINK_ROUTE, n.ns)
 	must.Succeed(t, err)
 	conn := bridge.On(nl.New(host), func() (tombolo.Socket, error) {
 		tr, err := nl.Open(unix.NETLINK_ROUTE, nil)

@@ -115,7 +115,7 @@ func (p *Port) fillIn(ctx context.Context, c *Conn) error {
 			return err
 		}
 		if l.Kind != "bridge" {
-			return &tombolo.OpError{Op: "attach", Object: p.Name, Err: fmt.Errorf("%w: %s is not a bridge but %s", ErrInvalid, p.Bridge, describeKind(l))}
+			return &tombolo.OpError{Op: "attach", Object: p.Name, Err: fmt.Errorf("%w: %s is not a bridge but %s", tombolo.ErrInvalid, p.Bridge, describeKind(l))}
 		}
 		p.BridgeIndex = l.Index
 		if p.MTU == 0 {
@@ -278,5 +278,45 @@ func (p *Port) writeSysctls(in *inPod) error {
 // does not get it tries again and again.
 func (in *inPod) enableIPv6(name string) error {
 	_, err := in.ipv6.Ensure(name+"/disable_ipv6", "0")
+	return err
+}
+
+// setUp does what is left to do with a port that was left down, and then sets it up: before, if
+// there is one, which gets its index, and the VLANs that it is to be in. Until it is in these it is
+// in the bridge's default one, and a pod may send as soon as it has its interface. A port with
+// neither is up already.
+func (c *Conn) setUp(ctx context.Context, p *Port, before func(context.Context, int) error) error {
+	if before == nil && p.VLAN.IsZero() {
+		return nil
+	}
+	index, err := link.IndexOf(c.nl, p.Name)
+	if err != nil {
+		return err
+	}
+	if before != nil {
+		if err := before(ctx, index); err != nil {
+			return err
+		}
+	}
+	if !p.VLAN.IsZero() {
+		if _, err := c.VLANs().Ensure(ctx, index, p.VLAN); err != nil {
+			return err
+		}
+	}
+	var b nl.Batch
+	link.Request{Index: index, Flags: unix.IFF_UP, Change: unix.IFF_UP}.Set(&b, "set port up", p.Name)
+	return c.execute(ctx, &b)
+}
+
+// downUnlessPort sets a port down, for setUp, that is to be in VLANs and is not on its
+// bridge.
+func (c *Conn) downUnlessPort(ctx context.Context, b *nl.Batch, p *Port) error {
+	if p.VLAN.IsZero() {
+		return nil
+	}
+	l, err := c.Link(ctx, p.Name)
+	if err == nil && l.Master != p.BridgeIndex {
+		link.Request{Name: p.Name, Change: unix.IFF_UP}.Set(b, "set port down", p.Name)
+	}
 	return err
 }

@@ -42,7 +42,7 @@ type Autoconfigured struct {
 // Solicitation is a pod that has asked for router advertisements.
 type Solicitation struct {
 	conn     *nl.Conn
-	heard    *addr.Routers
+	heard    *addr.Watch
 	autoconf Autoconf
 	peer     string
 	link     int
@@ -58,7 +58,7 @@ func (c *Conn) Solicit(ctx context.Context, pod *netns.NS, port Port) (*Solicita
 	}
 
 	if port.Autoconf == nil {
-		return nil, &tombolo.OpError{Op: "solicit routers for", Object: port.Peer, Err: fmt.Errorf("%w: the port is not to be configured by them", ErrInvalid)}
+		return nil, &tombolo.OpError{Op: "solicit routers for", Object: port.Peer, Err: fmt.Errorf("%w: the port is not to be configured by them", tombolo.ErrInvalid)}
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -79,7 +79,7 @@ func (s *Solicitation) ask(c *Conn, pod *netns.NS, port *Port) error {
 		if s.conn, err = c.dialPod(); err != nil {
 			return err
 		}
-		if s.heard, err = addr.HearRouters(nil); err != nil {
+		if s.heard, err = addr.Listen(nil); err != nil {
 			return err
 		}
 		if l, err = podLink(s.conn, port.Peer); err != nil {
@@ -115,7 +115,7 @@ func (s *Solicitation) ask(c *Conn, pod *netns.NS, port *Port) error {
 // advertisements anew (inet6_set_iftoken).
 func token(l *link.Link) (netip.Addr, error) {
 	if len(l.MAC) != 6 {
-		return netip.Addr{}, &tombolo.OpError{Op: "solicit routers for", Object: l.Name, Err: fmt.Errorf("%w: it has the MAC %q", ErrInvalid, l.MAC)}
+		return netip.Addr{}, &tombolo.OpError{Op: "solicit routers for", Object: l.Name, Err: fmt.Errorf("%w: it has the MAC %q", tombolo.ErrInvalid, l.MAC)}
 	}
 	id := LinkLocal(l.MAC).As16()
 	clear(id[:8])
@@ -175,11 +175,8 @@ func (s *Solicitation) Close() error {
 
 // usable refuses one, or a context, that nothing can be done with.
 func (s *Solicitation) usable(ctx context.Context) error {
-	switch {
-	case s == nil || s.heard == nil:
-		return (*nl.Conn)(nil).Usable()
-	case ctx == nil:
-		return nl.NoContext()
+	if s == nil || s.heard == nil {
+		return nl.Usable(ctx, nil)
 	}
-	return s.conn.Usable()
+	return nl.Usable(ctx, s.conn)
 }

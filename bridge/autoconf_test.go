@@ -266,7 +266,7 @@ func TestAutoconfThatCannotBeIsRefused(t *testing.T) {
 	down, small, static := autoconfigured(0), autoconfigured(0), port(0)
 	down.Down, small.MTU = true, 1279
 	for name, p := range map[string]bridge.Port{"an interface that stays down": down, "an MTU that IPv6 has not": small} {
-		expect.Is(t, expect.Err(n.conn.Attach(t.Context(), nstest.New(t), p)), bridge.ErrInvalid, "%s", name)
+		expect.Is(t, expect.Err(n.conn.Attach(t.Context(), nstest.New(t), p)), tombolo.ErrInvalid, "%s", name)
 	}
 	// The kernel has no IPv6, and so no parameters of it, on a link that is too small.
 	nstest.Run(t, n.ns, "ip", "link", "set", "br0", "mtu", "1000")
@@ -275,7 +275,7 @@ func TestAutoconfThatCannotBeIsRefused(t *testing.T) {
 	expect.Is(t, expect.Err(n.conn.Link(t.Context(), inherited.Name)), os.ErrNotExist, "the port is left")
 	nstest.Run(t, n.ns, "ip", "link", "set", "br0", "mtu", "1400")
 	pod, _ := attach(t, n, static)
-	expect.Is(t, expect.Err(n.conn.Solicit(t.Context(), pod, static)), bridge.ErrInvalid, "a port without Autoconf")
+	expect.Is(t, expect.Err(n.conn.Solicit(t.Context(), pod, static)), tombolo.ErrInvalid, "a port without Autoconf")
 	static.Autoconf, static.Peer = &bridge.Autoconf{}, "eth7"
 	expect.Is(t, expect.Err(n.conn.Solicit(t.Context(), pod, static)), os.ErrNotExist, "an interface that is not there")
 }

@@ -2,7 +2,6 @@ package bridge
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 
@@ -44,7 +43,7 @@ func Dial(cfg *Config) (*Conn, error) {
 	if cfg == nil {
 		cfg = &Config{}
 	}
-	c, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: cfg.NetNS})
+	c, err := nl.Dial(unix.NETLINK_ROUTE, cfg.NetNS)
 	if err != nil {
 		return nil, err
 	}
@@ -79,7 +78,7 @@ func (c *Conn) usablePod(ctx context.Context, pod *netns.NS, same bool) error {
 		err = pod.Usable()
 	}
 	if err == nil && !same && pod.ID() == c.home {
-		err = fmt.Errorf("%w: it is the namespace that the bridge is in", ErrInvalid)
+		err = fmt.Errorf("%w: it is the namespace that the bridge is in", tombolo.ErrInvalid)
 	}
 	if err != nil {
 		return &tombolo.OpError{Op: "use pod's network namespace", Object: pod.String(), Err: err}
@@ -139,21 +138,11 @@ func (c *Conn) Close() error {
 
 // Addresses works on the addresses of the bridges' namespace, over this
 // connection's socket. It needs no Close of its own.
-func (c *Conn) Addresses() *addr.Conn {
-	if c == nil {
-		return nil
-	}
-	return addr.On(c.nl)
-}
+func (c *Conn) Addresses() *addr.Conn { return addr.On(c.Socket()) }
 
 // Routes works on the routes of the bridges' namespace, over this connection's
 // socket. It needs no Close of its own.
-func (c *Conn) Routes() *route.Conn {
-	if c == nil {
-		return nil
-	}
-	return route.On(c.nl)
-}
+func (c *Conn) Routes() *route.Conn { return route.On(c.Socket()) }
 
 // Socket is the connection, for other packages to work over (bandwidth.On). It stays with c.
 func (c *Conn) Socket() tombolo.Socket {
@@ -165,12 +154,7 @@ func (c *Conn) Socket() tombolo.Socket {
 
 // VLANs works on those of the bridges' namespace, over this connection's socket. It needs no
 // Close.
-func (c *Conn) VLANs() *vlan.Conn {
-	if c == nil {
-		return nil
-	}
-	return vlan.On(c.nl)
-}
+func (c *Conn) VLANs() *vlan.Conn { return vlan.On(c.Socket()) }
 
 // execute sends a batch unless ctx is done: the kernel's work on it cannot be
 // interrupted.
@@ -183,16 +167,8 @@ func (c *Conn) execute(ctx context.Context, b *nl.Batch) error {
 
 // usable refuses a Conn or a context that nothing can be done with.
 func (c *Conn) usable(ctx context.Context) error {
-	switch {
-	case c == nil:
-		return (*nl.Conn)(nil).Usable()
-	case ctx == nil:
-		return nl.NoContext()
+	if c == nil {
+		return nl.Usable(ctx, nil)
 	}
-	err := c.nl.Usable()
-	if err != nil && ctx.Err() != nil {
-		// What is over is over, whatever it would have been done by.
-		err = errors.Join(ctx.Err(), err)
-	}
-	return err
+	return nl.Usable(ctx, c.nl)
 }

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
@@ -121,9 +122,9 @@ func TestEnslaveOfWhatIsNotThere(t *testing.T) {
 	err = n.conn.Enslave(t.Context(), p)
 	expect.That(t, errors.Is(err, fs.ErrNotExist), "without a bridge: %v, want one that matches fs.ErrNotExist", err)
 	p.StaticFDB = true
-	expect.Is(t, n.conn.Enslave(t.Context(), p), bridge.ErrInvalid, "with an entry for no MAC")
+	expect.Is(t, n.conn.Enslave(t.Context(), p), tombolo.ErrInvalid, "with an entry for no MAC")
 	p.Name = ""
-	expect.Is(t, n.conn.Enslave(t.Context(), p), bridge.ErrInvalid, "without a name")
+	expect.Is(t, n.conn.Enslave(t.Context(), p), tombolo.ErrInvalid, "without a name")
 }
 
 func TestDetachWhoseDeletionIsRefusedSaysSo(t *testing.T) {

@@ -104,7 +104,7 @@ func TestCaptureOnTheBridgeIsNotPromiscuousMode(t *testing.T) {
 // recorded is a connection to n, and what it sends.
 func recorded(tb testing.TB, n *node) (*bridge.Conn, *nltest.Recorder) {
 	tb.Helper()
-	tr := must.Of(nl.Open(unix.NETLINK_ROUTE, &nl.Config{NetNS: n.ns})).Get(tb)
+	tr := must.Of(nl.Open(unix.NETLINK_ROUTE, n.ns)).Get(tb)
 	r := nltest.Record(tr)
 	conn := bridge.On(nl.New(r), nil)
 	tb.Cleanup(func() { conn.Close() })
@@ -218,7 +218,7 @@ func rename(b []byte) {
 func TestNFCallWhereTheKernelCannot(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
-	tr := must.Of(nl.Open(unix.NETLINK_ROUTE, &nl.Config{NetNS: n.ns})).Get(t)
+	tr := must.Of(nl.Open(unix.NETLINK_ROUTE, n.ns)).Get(t)
 	conn := bridge.On(nl.New(withoutNetfilter{tr}), nil)
 	defer conn.Close()
 	br := br0()

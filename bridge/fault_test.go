@@ -16,13 +16,14 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
+	"github.com/tombolo-cni/tombolo/netns"
 )
 
 // faultyConn works on n's namespace through a transport that fails as told, there
 // or in the pods.
 func faultyConn(tb testing.TB, n *node, host, pod []*nltest.Fault) *bridge.Conn {
 	tb.Helper()
-	t, err := nl.Open(unix.NETLINK_ROUTE, &nl.Config{NetNS: n.ns})
+	t, err := nl.Open(unix.NETLINK_ROUTE, n.ns)
 	must.Succeed(tb, err)
 	conn := bridge.On(nl.New(nltest.NewFaulty(t, host...)), func() (tombolo.Socket, error) {
 		t, err := nl.Open(unix.NETLINK_ROUTE, nil)
@@ -110,13 +111,13 @@ func TestAttachAndDetachListNothing(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	var recorders []*nltest.Recorder
-	record := func(ns *nl.Config) *nl.Conn {
+	record := func(ns *netns.NS) *nl.Conn {
 		tr := must.Of(nl.Open(unix.NETLINK_ROUTE, ns)).Get(t)
 		r := nltest.Record(tr)
 		recorders = append(recorders, r)
 		return nl.New(r)
 	}
-	conn := bridge.On(record(&nl.Config{NetNS: n.ns}), func() (tombolo.Socket, error) { return record(nil), nil })
+	conn := bridge.On(record(n.ns), func() (tombolo.Socket, error) { return record(nil), nil })
 	defer conn.Close()
 	p := port(0)
 	p.BridgeIndex, p.MTU = n.link.Index, 1400

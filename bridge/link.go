@@ -110,7 +110,7 @@ func (c *Conn) Ports(ctx context.Context, bridge int) ([]Link, error) {
 		return nil, err
 	}
 	if bridge <= 0 {
-		return nil, &tombolo.OpError{Op: "list ports", Err: fmt.Errorf("%w: no bridge has the index %d", ErrInvalid, bridge)}
+		return nil, &tombolo.OpError{Op: "list ports", Err: fmt.Errorf("%w: no bridge has the index %d", tombolo.ErrInvalid, bridge)}
 	}
 	return c.links(ctx, "list ports", "", bridge)
 }

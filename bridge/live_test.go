@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
@@ -228,7 +229,7 @@ func TestInvalidPortsAreRefusedBeforeTheKernelIsAsked(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p := port(3)
 			spoil(&p)
-			expect.Is(t, expect.Err(n.conn.Attach(t.Context(), pod, p)), bridge.ErrInvalid)
+			expect.Is(t, expect.Err(n.conn.Attach(t.Context(), pod, p)), tombolo.ErrInvalid)
 		})
 	}
 }

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
@@ -26,15 +27,15 @@ func TestNamesThatTheKernelWouldNumberAreRefused(t *testing.T) {
 	must.That(t, links() == before+2, "the kernel numbers no bridges")
 	before = links()
 	for _, name := range []string{"br%d", "%d", "br%", "100%x"} {
-		if _, _, err := n.conn.Ensure(t.Context(), bridge.Bridge{Name: name}); !errors.Is(err, bridge.ErrInvalid) || !strings.Contains(err.Error(), "percent sign") {
+		if _, _, err := n.conn.Ensure(t.Context(), bridge.Bridge{Name: name}); !errors.Is(err, tombolo.ErrInvalid) || !strings.Contains(err.Error(), "percent sign") {
 			t.Errorf("Ensure of %q: %v", name, err)
 		}
 		p := port(0)
 		p.Name = name
-		expect.Is(t, n.conn.Enslave(t.Context(), p), bridge.ErrInvalid, "Enslave of %q", name)
-		expect.Is(t, expect.Err(n.conn.Attach(t.Context(), nstest.New(t), p)), bridge.ErrInvalid, "Attach as %q", name)
+		expect.Is(t, n.conn.Enslave(t.Context(), p), tombolo.ErrInvalid, "Enslave of %q", name)
+		expect.Is(t, expect.Err(n.conn.Attach(t.Context(), nstest.New(t), p)), tombolo.ErrInvalid, "Attach as %q", name)
 		p.Name, p.Peer = port(0).Name, name
-		expect.Is(t, expect.Err(n.conn.Attach(t.Context(), nstest.New(t), p)), bridge.ErrInvalid, "Attach to %q", name)
+		expect.Is(t, expect.Err(n.conn.Attach(t.Context(), nstest.New(t), p)), tombolo.ErrInvalid, "Attach to %q", name)
 	}
 	if links() != before {
 		t.Errorf("%d links, where there were %d", links(), before)
@@ -47,7 +48,7 @@ func TestNamesThatTheKernelWouldEndAreOfNoLink(t *testing.T) {
 	n := newNode(t)
 	ctx, name := t.Context(), n.link.Name
 	must.Succeed(t, n.conn.SetAlias(ctx, name, "", "mine"))
-	expect.Is(t, n.conn.SetAlias(ctx, name, "mine", "yours\x00"), bridge.ErrInvalid, "an alias")
+	expect.Is(t, n.conn.SetAlias(ctx, name, "mine", "yours\x00"), tombolo.ErrInvalid, "an alias")
 	for _, longer := range []string{name + "\x00x", "sixteen-bytes-xx"} {
 		for what, err := range map[string]error{
 			"Link":       func() error { _, err := n.conn.Link(ctx, longer); return err }(),
@@ -57,7 +58,7 @@ func TestNamesThatTheKernelWouldEndAreOfNoLink(t *testing.T) {
 			"Detach":     n.conn.Detach(ctx, longer, "mine"),
 			"Remove":     n.conn.Remove(ctx, longer),
 		} {
-			expect.Is(t, err, bridge.ErrInvalid, "%s of %q", what, longer)
+			expect.Is(t, err, tombolo.ErrInvalid, "%s of %q", what, longer)
 		}
 	}
 	l, err := n.conn.Link(ctx, name)
@@ -73,7 +74,7 @@ func TestNumbersThatDoNotFitAreOfNoLink(t *testing.T) {
 	list, err := n.conn.Ports(ctx, index)
 	expect.That(t, len(list) == 0, "Ports: %v, %v", list, err)
 	list, err = n.conn.Ports(ctx, 0)
-	expect.That(t, errors.Is(err, bridge.ErrInvalid) && len(list) == 0, "Ports of no bridge: %v, %v", list, err)
+	expect.That(t, errors.Is(err, tombolo.ErrInvalid) && len(list) == 0, "Ports of no bridge: %v, %v", list, err)
 	l, _, err = n.conn.Ensure(ctx, bridge.Bridge{Name: n.link.Name, MTU: 1400 + 1<<32})
 	expect.That(t, errors.Is(err, unix.EINVAL), "an MTU: %+v, %v", l, err)
 }

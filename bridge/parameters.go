@@ -1,10 +1,14 @@
 package bridge
 
 import (
+	"context"
+	"errors"
+	"io/fs"
 	"strconv"
 
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/sysctl"
 )
 
 // parameter is a kernel parameter of a link (net.ipv6.conf.<link>.<name>) as it is
@@ -109,4 +113,87 @@ func (p *Port) refuseRedirects(in *inPod) error {
 	}
 	refuse := acceptRedirects()
 	return in.ipv6.Write(p.Peer+"/"+refuse.name, refuse.value())
+}
+
+// The host's end of a veth pair is a port of a bridge, and nothing else. But some frames reach the host's own IP
+// stack as from the port, past every rule that names the bridge: those to link-local groups (01:80:c2:00:00:00 to
+// :0f), and all of them where the port has fallen off its bridge. Rules of the firewall stop the former (nft.Network's
+// Groups); this is what is left when somebody has flushed those. The kernel then drops IPv4 from whatever source
+// (rp_filter, RFC 3704; only what a host without an address sends to 255.255.255.255 passes), router advertisements
+// (accept_ra 0), and IPv6 for a single address in a frame that is not for a single MAC
+// (drop_unicast_in_l2_multicast). disable_ipv6 would end all IPv6, but to write it takes the kernel's lock on all links.
+
+// noIPv4 is what the host's end gets of it by netlink.
+func noIPv4() []link.Parameter { return []link.Parameter{{ID: ipv4ConfRPFilter, Value: 1}} }
+
+// hostEnd are the parameters of a port that the kernel has no netlink attribute for.
+func hostEnd() [2]parameter { return [...]parameter{acceptRA(), dropUnicast()} }
+
+func acceptRA() parameter    { return parameter{"accept_ra", 3, 0} }
+func dropUnicast() parameter { return parameter{"drop_unicast_in_l2_multicast", 40, 1} }
+
+// refuseIPv6 sets them on a port, which has none of them where the kernel has no IPv6,
+// or the port's MTU is too small for it. read has it look first.
+func (c *Conn) refuseIPv6(port string, read bool) error {
+	dir, err := c.hostIPv6()
+	if err != nil || dir == nil {
+		return err
+	}
+	for _, p := range hostEnd() {
+		if read {
+			_, err = dir.Ensure(port+"/"+p.name, p.value())
+		} else {
+			err = dir.Write(port+"/"+p.name, p.value())
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// hostIPv6 is the directory of IPv6's parameters in the bridges' namespace, nil where
+// the kernel has no IPv6. It stays open for the next port.
+func (c *Conn) hostIPv6() (*sysctl.Dir, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ipv6 != nil {
+		return c.ipv6, nil
+	}
+	err := c.nl.Within(func() error {
+		var err error
+		c.ipv6, err = sysctl.OpenDir("net/ipv6/conf")
+		return err
+	})
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	return c.ipv6, err
+}
+
+// ClosedToIP says whether a link is as the host's end of a pod's veth is to be: the host
+// takes no IP packets from it, as far as that is for the link to say. Conn.Enslave makes it
+// so.
+func (l *Link) ClosedToIP() bool {
+	return l != nil && l.ReversePath != 0 && !l.UnicastInMulticast && l.AcceptRA == 0
+}
+
+// hostEnd compares it. A loose rp_filter, as some systems set it on each new link, does as
+// well as a strict one.
+func (c *comparison) hostEnd(l *Link) {
+	if l.ReversePath == 0 {
+		c.differs("IPv4 rp_filter", "1", "0")
+	}
+	c.flag("IPv6 drop_unicast_in_l2_multicast", true, !l.UnicastInMulticast)
+	if l.AcceptRA != 0 {
+		c.differs("IPv6 accept_ra", "0", strconv.Itoa(l.AcceptRA))
+	}
+}
+
+// mendHostEnd is refuseIPv6 for a port that is there.
+func (c *Conn) mendHostEnd(ctx context.Context, port string) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return c.refuseIPv6(port, true)
 }

@@ -14,14 +14,11 @@ import (
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge/vlan"
+	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/route"
 )
-
-// ErrInvalid is the cause of every error about a Port or a Bridge that cannot be
-// meant: nothing was sent to the kernel.
-var ErrInvalid = tombolo.ErrInvalid
 
 // Port describes one pod's tie to a bridge: a veth pair, of which one end is a
 // port of the bridge and the other, the peer, is the pod's interface. What is left
@@ -120,8 +117,8 @@ type Port struct {
 	noIPv6 bool // the kernel has none: see Conn.configure
 }
 
-// HasIPv6 says whether one of the addresses is an IPv6 one.
-func (p *Port) HasIPv6() bool {
+// hasIPv6 says whether one of the addresses is an IPv6 one.
+func (p *Port) hasIPv6() bool {
 	if p == nil {
 		return false
 	}
@@ -135,7 +132,7 @@ func (p *Port) HasIPv6() bool {
 
 // usesIPv6 says whether the pod is to have IPv6 addresses now or later, and so a
 // link-local one.
-func (p *Port) usesIPv6() bool { return p.HasIPv6() || p.Autoconf != nil }
+func (p *Port) usesIPv6() bool { return p.hasIPv6() || p.Autoconf != nil }
 
 func (p *Port) validate() error {
 	if err := checkName(p.Name); err != nil {
@@ -145,25 +142,25 @@ func (p *Port) validate() error {
 		return fmt.Errorf("name of interface: %w", err)
 	}
 	if len(p.Alias) > aliasMax {
-		return fmt.Errorf("%w: an alias of %d bytes, where %d is the most", ErrInvalid, len(p.Alias), aliasMax)
+		return fmt.Errorf("%w: an alias of %d bytes, where %d is the most", tombolo.ErrInvalid, len(p.Alias), aliasMax)
 	}
 	for _, mac := range []net.HardwareAddr{p.MAC, p.PeerMAC} {
 		if mac != nil && (len(mac) != 6 || mac[0]&1 != 0) {
-			return fmt.Errorf("%w: %s is not a unicast MAC", ErrInvalid, mac)
+			return fmt.Errorf("%w: %s is not a unicast MAC", tombolo.ErrInvalid, mac)
 		}
 	}
 	if p.LeaveIPv6 && p.usesIPv6() {
-		return fmt.Errorf("%w: LeaveIPv6 with IPv6 addresses or Autoconf", ErrInvalid)
+		return fmt.Errorf("%w: LeaveIPv6 with IPv6 addresses or Autoconf", tombolo.ErrInvalid)
 	}
 	if p.Down && (len(p.Addresses)+len(p.Routes) > 0 || p.Autoconf != nil) {
-		return fmt.Errorf("%w: an interface that stays down can have no addresses and routes", ErrInvalid)
+		return fmt.Errorf("%w: an interface that stays down can have no addresses and routes", tombolo.ErrInvalid)
 	}
 	if p.Autoconf != nil && p.MTU != 0 && !hasIPv6(p.MTU) {
-		return fmt.Errorf("%w: an MTU of %d, where IPv6 needs %d", ErrInvalid, p.MTU, ipv6MinMTU)
+		return fmt.Errorf("%w: an MTU of %d, where IPv6 needs %d", tombolo.ErrInvalid, p.MTU, ipv6MinMTU)
 	}
 	for _, a := range p.Addresses {
 		if !a.IsValid() {
-			return fmt.Errorf("%w: an address is not valid", ErrInvalid)
+			return fmt.Errorf("%w: an address is not valid", tombolo.ErrInvalid)
 		}
 	}
 	return p.VLAN.Check()
@@ -173,13 +170,13 @@ func (p *Port) validate() error {
 func checkName(name string) error {
 	switch {
 	case name == "" || name == "." || name == "..":
-		return fmt.Errorf("%w: %q names no link", ErrInvalid, name)
+		return fmt.Errorf("%w: %q names no link", tombolo.ErrInvalid, name)
 	case len(name) >= unix.IFNAMSIZ:
-		return fmt.Errorf("%w: %q is longer than %d bytes", ErrInvalid, name, unix.IFNAMSIZ-1)
+		return fmt.Errorf("%w: %q is longer than %d bytes", tombolo.ErrInvalid, name, unix.IFNAMSIZ-1)
 	case strings.Contains(name, "%"):
-		return fmt.Errorf("%w: %q has a percent sign, for which the kernel would choose a number at each call", ErrInvalid, name)
+		return fmt.Errorf("%w: %q has a percent sign, for which the kernel would choose a number at each call", tombolo.ErrInvalid, name)
 	case strings.ContainsAny(name, "/: \t\n\v\f\r\x00"):
-		return fmt.Errorf("%w: %q has a character that no link's name may have", ErrInvalid, name)
+		return fmt.Errorf("%w: %q has a character that no link's name may have", tombolo.ErrInvalid, name)
 	}
 	return nil
 }
@@ -187,7 +184,7 @@ func checkName(name string) error {
 // checkParameterOf refuses what is no link's name among those of parameters: "all" and "default" are every link's.
 func checkParameterOf(name string) error {
 	if name == "all" || name == "default" {
-		return fmt.Errorf("%w: %q names no link", ErrInvalid, name)
+		return fmt.Errorf("%w: %q names no link", tombolo.ErrInvalid, name)
 	}
 	return checkName(name)
 }
@@ -348,4 +345,12 @@ func LinkLocal(mac net.HardwareAddr) netip.Addr {
 	}
 	return netip.AddrFrom16([16]byte{0: 0xfe, 1: 0x80,
 		8: mac[0] ^ 2, 9: mac[1], 10: mac[2], 11: 0xff, 12: 0xfe, 13: mac[3], 14: mac[4], 15: mac[5]})
+}
+
+// HostName derives the name of a port from what it is for: "veth" and 11
+// hexadecimal digits, which fills the 15 bytes that a name may have. Agents and
+// rules on a node match "veth*". The same arguments always give the same name, so
+// that a caller finds the port that it has to take down without having kept anything.
+func HostName(network, containerID, ifname string) string {
+	return "veth" + ident.Hash(network, containerID, ifname)
 }

@@ -284,10 +284,10 @@ func TestParametersOfNoLinkStayAsTheyAre(t *testing.T) {
 	for _, name := range []string{"all", "default", "..", "../all", "a/b", n.link.Name + "\x00", "%d"} {
 		for _, r := range []bridge.Routing{{RouteLocalnet: name}, {NoRedirects: name, IPv4: true}} {
 			expect.Is(t, n.ns.Do(func() error {
-				expect.Is(t, expect.Err(bridge.CheckRouting(r)), bridge.ErrInvalid, "CheckRouting(%+v)", r)
+				expect.Is(t, expect.Err(bridge.CheckRouting(r)), tombolo.ErrInvalid, "CheckRouting(%+v)", r)
 				_, err := n.conn.EnsureRouting(t.Context(), r)
 				return err
-			}), bridge.ErrInvalid, "EnsureRouting(%+v)", r)
+			}), tombolo.ErrInvalid, "EnsureRouting(%+v)", r)
 		}
 	}
 	for path, want := range map[string]string{

@@ -1,6 +1,7 @@
 package dhcpc
 
 import (
+	"bytes"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -34,7 +35,7 @@ func (t *step) discover() {
 		d.UpdateOption(dhcpv4.OptGeneric(dhcpv4.OptionRapidCommit, nil))
 	}
 	t.send("DISCOVER", t.broadcast(d))
-	t.enter(Selecting, t.now.Add(t.retransmission(t.s.tries)))
+	t.enter(selecting, t.now.Add(t.retransmission(t.s.tries)))
 }
 
 // selecting takes the first OFFER that is usable: nothing tells which one is better,
@@ -64,7 +65,7 @@ func (t *step) selecting(m *message) {
 		if t.s.other == nil {
 			t.s.other = l
 			if soon := t.now.Add(betterOffer); soon.Before(t.s.wake) {
-				t.enter(Selecting, soon)
+				t.enter(selecting, soon)
 			}
 		}
 	default:
@@ -107,7 +108,7 @@ func (t *step) sendRequest() {
 	d.UpdateOption(dhcpv4.OptRequestedIPAddress(ip(t.s.offer.Address.Addr())))
 	d.UpdateOption(dhcpv4.OptServerIdentifier(ip(t.s.offer.Server)))
 	t.send("REQUEST", t.broadcast(d))
-	t.enter(Requesting, t.now.Add(t.retransmission(t.s.tries)))
+	t.enter(requesting, t.now.Add(t.retransmission(t.s.tries)))
 }
 
 // requesting hears the selected server only: others may refuse what was never asked
@@ -204,4 +205,58 @@ func (t *step) accept(l *Lease) {
 		return
 	}
 	t.bind(l)
+}
+
+// The numbers of RFC 5227, section 1.1.
+const (
+	probeCount   = 3
+	probeWait    = time.Second // before the first, at most
+	probeMin     = time.Second // between two
+	probeMax     = 2 * time.Second
+	announceWait = 2 * time.Second // after the last, for answers
+)
+
+// startProbing looks for others that have the address, before it is taken.
+func (t *step) startProbing(l *Lease) {
+	t.s.offer, t.s.tries = l, 0
+	t.enter(probing, t.now.Add(t.s.random.Between(0, probeWait)))
+}
+
+// probe sends the next probe, or ends the wait for answers to the last.
+func (t *step) probe() {
+	if !t.s.offer.Infinite() && !t.now.Before(t.s.offer.Expire) {
+		t.forget()
+		t.discover()
+		return
+	}
+	if t.s.tries == probeCount {
+		t.bind(t.s.offer)
+		return
+	}
+	t.s.tries++
+	pause := t.s.random.Between(probeMin, probeMax)
+	if t.s.tries == probeCount {
+		pause = announceWait
+	}
+	// The sender's address is 0.0.0.0, so that nobody's neighbour entry is touched.
+	t.send("probe", &Packet{
+		SrcMAC: Hex(t.cfg.MAC),
+		ARP:    &ARP{SenderMAC: Hex(t.cfg.MAC), SenderIP: netip.IPv4Unspecified(), TargetIP: t.s.offer.Address.Addr()},
+	})
+	t.enter(probing, t.now.Add(pause))
+}
+
+// hearARP declines the address if another host has it, or is about to take it: RFC 5227,
+// section 2.1.1.
+func (t *step) hearARP(a *ARP) {
+	if t.s.state != probing || bytes.Equal(a.SenderMAC, t.cfg.MAC) {
+		return
+	}
+	address := t.s.offer.Address.Addr()
+	has := a.SenderIP == address
+	wants := !a.Reply && a.SenderIP == netip.IPv4Unspecified() && a.TargetIP == address
+	if !has && !wants {
+		return
+	}
+	t.decline(t.s.offer, fmt.Errorf("%w: %s, by %s", ErrDeclined, address, a.SenderMAC))
 }

@@ -64,7 +64,7 @@ func (c *Client) Acquire(ctx context.Context) (*Lease, error) {
 // leased address.
 //
 // Run ends with the error of apply, or with ctx's. That no server answers, and that a
-// transport fails, is no reason: it tries again in time. ErrInvalid is one.
+// transport fails, is no reason: it tries again in time. tombolo.ErrInvalid is one.
 func (c *Client) Run(ctx context.Context, l *Lease, apply func(old, next *Lease) error) error {
 	if err := c.usable(ctx, l); err != nil {
 		return fmt.Errorf("keep lease: %w", err)
@@ -234,5 +234,32 @@ func (r *runner) hangUp() {
 	if r.conn != nil {
 		_ = r.conn.Close()
 		r.conn = nil
+	}
+}
+
+// clock tells the time and waits: tests have one of their own.
+type clock interface {
+	Now() time.Time
+	// Wait returns at a time, or with ctx's error as soon as ctx is done. The zero
+	// time never comes.
+	Wait(ctx context.Context, until time.Time) error
+}
+
+type systemClock struct{}
+
+func (systemClock) Now() time.Time { return time.Now() }
+
+func (systemClock) Wait(ctx context.Context, until time.Time) error {
+	if until.IsZero() {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	timer := time.NewTimer(time.Until(until))
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-timer.C:
+		return nil
 	}
 }

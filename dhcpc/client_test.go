@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/insomniacslk/dhcp/dhcpv4"
 
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
@@ -111,7 +112,7 @@ func TestADamagedLeaseIsAnError(t *testing.T) {
 	_, c := newWorld(t, nil)
 	ctx := t.Context()
 	for _, err := range []error{c.Run(ctx, &Lease{}, nil), c.Release(ctx, &Lease{})} {
-		expect.Is(t, err, ErrInvalid, "error")
+		expect.Is(t, err, tombolo.ErrInvalid, "error")
 	}
 }
 

@@ -14,29 +14,29 @@ import (
 
 func detect(c *Config) { c.DetectConflicts = true }
 
-func probing(t *testing.T) *bench {
+func startsProbing(t *testing.T) *bench {
 	t.Helper()
 	b := newBench(t, detect)
 	b.requesting()
 	b.hear(ack)
-	b.want(Probing)
+	b.want(probing)
 	must.That(t, b.out.Bound == nil, "took the address before it asked")
 	return b
 }
 
 func TestRequestingToProbing(t *testing.T) {
 	t.Parallel()
-	b := probing(t)
+	b := startsProbing(t)
 	got := b.out.Wake.Sub(b.now)
 	expect.That(t, got >= 0 && got <= time.Second, "first probe after %s, want at most 1 s", got)
 }
 
 func TestProbingToBound(t *testing.T) {
 	t.Parallel()
-	b := probing(t)
+	b := startsProbing(t)
 	for i := range 3 {
 		b.tick()
-		b.want(Probing)
+		b.want(probing)
 		p := b.out.Send
 		must.That(t, p != nil && p.ARP != nil, "sent %v, want a probe", p)
 		a := p.ARP
@@ -60,10 +60,10 @@ func TestProbingToInit(t *testing.T) {
 		"another asks from it":   {SenderMAC: otherMAC(), SenderIP: addr(clientIP), TargetIP: addr(serverIP)},
 		"another probes as well": {SenderMAC: otherMAC(), SenderIP: netip.IPv4Unspecified(), TargetIP: addr(clientIP)},
 	} {
-		b := probing(t)
+		b := startsProbing(t)
 		b.tick()
 		b.step(Event{Packet: &Packet{ARP: &a}})
-		b.want(Init)
+		b.want(initial)
 		b.wantSent(dhcpv4.MessageTypeDecline)
 		broadcasts(t, b)
 		b.option(50, raw4(clientIP))
@@ -86,10 +86,10 @@ func TestProbingGoesOn(t *testing.T) {
 		"another announces itself": {SenderMAC: otherMAC(), SenderIP: addr(otherIP), TargetIP: addr(otherIP)},
 		"another probes its own":   {SenderMAC: otherMAC(), SenderIP: netip.IPv4Unspecified(), TargetIP: addr(otherIP)},
 	} {
-		b := probing(t)
+		b := startsProbing(t)
 		b.tick()
 		b.step(Event{Packet: &Packet{ARP: &a}})
-		if b.s.State() != Probing || b.out.Send != nil {
+		if b.s.State() != probing || b.out.Send != nil {
 			t.Errorf("%s: %s, sent %v", name, b.s.State(), b.out.Send)
 		}
 	}
@@ -100,9 +100,9 @@ func TestProbingOfALeaseThatEndsMeanwhile(t *testing.T) {
 	b := newBench(t, detect)
 	b.requesting()
 	b.hear(ack, set(51, seconds(10)))
-	b.want(Probing)
+	b.want(probing)
 	b.at(b.s.offer.Expire)
-	b.want(Selecting)
+	b.want(selecting)
 }
 
 func TestARPIsNoBusinessOfOtherStates(t *testing.T) {

@@ -29,7 +29,7 @@ func ExampleMachine_Step() {
 		return
 	}
 	// The server is gone: nothing but the time is told to the session.
-	for state := session.State(); state != dhcpc.Selecting; {
+	for state := session.State(); session.Lease() != nil; {
 		var out dhcpc.Output
 		session, out = machine.Step(session, session.Wake(), dhcpc.Event{})
 		if session.State() != state {

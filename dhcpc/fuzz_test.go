@@ -9,6 +9,7 @@ import (
 
 	"github.com/insomniacslk/dhcp/dhcpv4"
 
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
@@ -64,7 +65,7 @@ func checkUse(t *testing.T, l *Lease) {
 	must.Succeed(t, again.Validate())
 	must.Succeed(t, expect.Err(Release(&again, 1)))
 	for _, r := range l.Routes {
-		expect.That(t, r.Dst.IsValid() && r.Dst == r.Dst.Masked() && (!r.Via.IsValid() || usable(r.Via)), "route %s", r)
+		expect.That(t, r.Dst.IsValid() && r.Dst == r.Dst.Masked() && (!r.Gateway.IsValid() || usable(r.Gateway)), "route %s", r)
 	}
 	for _, name := range append(l.Search, l.Domain) {
 		expect.That(t, !bytes.ContainsAny([]byte(name), " \t\r\n\x00#;"), "name %q", name)
@@ -87,7 +88,7 @@ func FuzzLease(f *testing.F) {
 		for _, now := range []time.Time{epoch(), l.Obtained, l.Renew, l.Rebind, l.Expire} {
 			s, err := b.m.Restore(now, 1, &l)
 			if err != nil {
-				must.That(t, errors.Is(err, ErrInvalid), "%v", err)
+				must.That(t, errors.Is(err, tombolo.ErrInvalid), "%v", err)
 				return
 			}
 			b.s, b.now = s, now

@@ -154,7 +154,7 @@ func (b *bench) requesting(offer ...change) *bench {
 	b.t.Helper()
 	b.tick()
 	b.hear(dhcpv4.MessageTypeOffer, offer...)
-	b.want(Requesting)
+	b.want(requesting)
 	return b
 }
 

@@ -66,45 +66,40 @@ type Lease struct {
 // Route is a route that a server sent.
 type Route struct {
 	Dst netip.Prefix `json:"dst"`
-	// Via is the router; the zero value means that Dst is on the link.
-	Via netip.Addr `json:"via,omitzero"`
+	// Gateway is the router; the zero value means that Dst is on the link.
+	Gateway netip.Addr `json:"gateway,omitzero"`
 }
 
 // String gives "10.0.0.0/8 via 192.0.2.1" or "192.0.2.1/32 on link".
 func (r Route) String() string {
-	if !r.Via.IsValid() {
+	if !r.Gateway.IsValid() {
 		return r.Dst.String() + " on link"
 	}
-	return r.Dst.String() + " via " + r.Via.String()
+	return r.Dst.String() + " via " + r.Gateway.String()
 }
 
-// ErrInvalid is the cause of an error about an argument or a Config that cannot be meant, or
-// about a Lease that no server granted: one read from a damaged record, say. What matches
-// it matches tombolo.ErrInvalid too.
-var ErrInvalid = trace.ErrInvalid
-
 // Validate says whether a lease can be resumed and released: whether address,
-// server, MAC and times are there and possible. Its error matches ErrInvalid.
+// server, MAC and times are there and possible. Its error matches tombolo.ErrInvalid.
 func (l *Lease) Validate() error {
 	switch {
 	case l == nil:
 		return trace.Argument("no lease")
 	case !l.Address.IsValid():
-		return trace.Invalidf("%s: it has no address", ErrInvalid)
+		return trace.Unusable("it has no address")
 	case !usable(l.Address.Addr()):
-		return trace.Invalidf("%s: %s is not the address of a host", ErrInvalid, l.Address)
+		return trace.Unusable("%s is not the address of a host", l.Address)
 	case !l.Server.IsValid():
-		return trace.Invalidf("%s: it has no server", ErrInvalid)
+		return trace.Unusable("it has no server")
 	case !l.Server.Is4():
-		return trace.Invalidf("%s: server %s is not an IPv4 address", ErrInvalid, l.Server)
+		return trace.Unusable("server %s is not an IPv4 address", l.Server)
 	case len(l.MAC) != macLen:
-		return trace.Invalidf("%s: MAC address %q is not of %d bytes", ErrInvalid, l.MAC, macLen)
+		return trace.Unusable("MAC address %q is not of %d bytes", l.MAC, macLen)
 	case l.Obtained.IsZero():
-		return trace.Invalidf("%s: it does not say when it began", ErrInvalid)
+		return trace.Unusable("it does not say when it began")
 	case l.Infinite():
 		return nil
 	case l.Renew.Before(l.Obtained) || l.Rebind.Before(l.Renew) || l.Expire.Before(l.Rebind):
-		return trace.Invalidf("%s: times %s, %s, %s, %s are not in their order", ErrInvalid,
+		return trace.Unusable("times %s, %s, %s, %s are not in their order",
 			l.Obtained.Format(time.RFC3339), l.Renew.Format(time.RFC3339), l.Rebind.Format(time.RFC3339), l.Expire.Format(time.RFC3339))
 	}
 	return nil

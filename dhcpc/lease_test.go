@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
@@ -37,8 +38,8 @@ func TestLeasesThatNoServerGranted(t *testing.T) {
 		_, restore := m.Restore(epoch(), 1, l)
 		_, release := Release(l, 1)
 		for _, err := range []error{l.Validate(), restore, release} {
-			if !errors.Is(err, ErrInvalid) || strings.Contains(err.Error(), "invalid Prefix") || strings.Contains(err.Error(), "invalid IP") {
-				t.Errorf("%s: %v, want %v in words of its own", name, err, ErrInvalid)
+			if !errors.Is(err, tombolo.ErrInvalid) || strings.Contains(err.Error(), "invalid Prefix") || strings.Contains(err.Error(), "invalid IP") {
+				t.Errorf("%s: %v, want %v in words of its own", name, err, tombolo.ErrInvalid)
 			}
 		}
 	}
@@ -72,7 +73,7 @@ func TestHex(t *testing.T) {
 func TestStatesHaveTheirNames(t *testing.T) {
 	t.Parallel()
 	var got []string
-	for s := Init; s <= Rebinding+1; s++ {
+	for s := initial; s <= Rebinding+1; s++ {
 		got = append(got, s.String())
 	}
 	expect.That(t, strings.Join(got, " ") == "INIT SELECTING REQUESTING PROBING BOUND RENEWING REBINDING state 7",

@@ -3,6 +3,7 @@ package dhcpc
 import (
 	"math"
 	"net/netip"
+	"strconv"
 	"time"
 
 	"github.com/tombolo-cni/tombolo/dhcpc/internal/trace"
@@ -89,14 +90,14 @@ func (m *Machine) Start(now time.Time, seed uint64) Session {
 	if m.made() {
 		hint = m.cfg.Address
 	}
-	return Session{state: Init, random: trace.Random(seed), now: now, wake: now, hint: hint, trace: trace.Trace{Began: now}}
+	return Session{state: initial, random: trace.Random(seed), now: now, wake: now, hint: hint, trace: trace.Trace{Began: now}}
 }
 
 // Restore takes up a lease whose address this client still has, as a restarted
 // program does: it is renewed when it is due, and nothing is sent before. A lease
 // that has run out is gone, and its address is asked for in the first DISCOVER. For a
 // lease of the future any server is asked at once: the clock was set. The error
-// matches ErrInvalid.
+// matches tombolo.ErrInvalid.
 func (m *Machine) Restore(now time.Time, seed uint64, l *Lease) (Session, error) {
 	if !m.made() {
 		return Session{}, trace.Argument("the machine was not made by NewMachine")
@@ -146,13 +147,13 @@ type step struct {
 
 func (t *step) timeUp() {
 	switch t.s.state {
-	case Init:
+	case initial:
 		t.discover()
-	case Selecting:
+	case selecting:
 		t.selectingTimeUp()
-	case Requesting:
+	case requesting:
 		t.requestingTimeUp()
-	case Probing:
+	case probing:
 		t.probe()
 	case Bound, Renewing, Rebinding:
 		t.leaseTimeUp()
@@ -174,9 +175,9 @@ func (t *step) receive(p *Packet) {
 		return
 	}
 	switch t.s.state {
-	case Selecting:
+	case selecting:
 		t.selecting(m)
-	case Requesting:
+	case requesting:
 		t.requesting(m)
 	case Renewing, Rebinding:
 		t.renewing(m)
@@ -229,7 +230,7 @@ func (t *step) startOver(err error, atLeast time.Duration) {
 	pause := max(trace.BackOff(t.s.failures), atLeast)
 	t.s.failures++
 	t.forget()
-	t.idle(Init, t.now.Add(pause))
+	t.idle(initial, t.now.Add(pause))
 }
 
 // forget drops what belongs to an attempt.
@@ -271,3 +272,27 @@ func (t *step) renewAt(l *Lease) time.Time {
 
 // made says whether a Machine is one of NewMachine.
 func (m *Machine) made() bool { return m != nil && m.cfg != nil }
+
+// State is one of the states of RFC 2131, figure 5, or Probing. Each is a wait:
+// what is sent in it was sent on the way into it, or again since.
+type State uint8
+
+// The package's comment has a diagram of them.
+const (
+	initial    State = iota // about to send a DISCOVER: at the start, or after a back-off
+	selecting               // DISCOVER sent; waits for an OFFER, or for an ACK where rapid commit is on
+	requesting              // REQUEST for an offered address sent; waits for the server's ACK or NAK
+	probing                 // an ACK came; asks by ARP whether anybody has the address (RFC 5227)
+	Bound                   // holds a lease; waits for T1
+	Renewing                // past T1: REQUEST sent to the server that gave the lease
+	Rebinding               // past T2: REQUEST sent to any server
+)
+
+// String gives the name in RFC 2131's spelling.
+func (s State) String() string {
+	names := [...]string{"INIT", "SELECTING", "REQUESTING", "PROBING", "BOUND", "RENEWING", "REBINDING"}
+	if int(s) < len(names) {
+		return names[s]
+	}
+	return "state " + strconv.Itoa(int(s))
+}

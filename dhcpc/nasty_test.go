@@ -112,13 +112,13 @@ func TestOffersThatNobodyCouldUse(t *testing.T) {
 		b := newBench(t)
 		b.tick()
 		b.hear(offer, changes...)
-		if b.s.State() != Selecting || b.out.Send != nil {
+		if b.s.State() != selecting || b.out.Send != nil {
 			t.Errorf("%s: %s, sent %v", name, b.s.State(), b.out.Send)
 			continue
 		}
 		expect.Equal(t, len(b.s.trace.Heard), 1, "%s: heard %v, want a word about it", name, b.s.trace.Heard)
 		b.hear(offer, from(rogueIP)) // another server
-		b.want(Requesting)
+		b.want(requesting)
 	}
 }
 
@@ -135,27 +135,27 @@ func TestTwoServersOfWhichOneRefusesEverything(t *testing.T) {
 	t.Run("what was asked of the other", func(t *testing.T) {
 		b := newBench(t).requesting()
 		b.hear(nak, from(rogueIP))
-		b.want(Requesting)
+		b.want(requesting)
 		b.hear(nak, without(54)) // its source says that it is the one that was asked
-		b.want(Init)
+		b.want(initial)
 	})
 	t.Run("without saying who it is", func(t *testing.T) {
 		b := newBench(t).requesting()
 		p := answer(b.sent, nak, without(54))
 		p.Src = netip.AddrPortFrom(addr(rogueIP), ServerPort)
 		b.step(Event{Packet: p})
-		b.want(Requesting)
+		b.want(requesting)
 	})
 	t.Run("and it is the first to offer", func(t *testing.T) {
 		b := newBench(t)
 		b.requesting(from(rogueIP), yiaddr(otherIP))
 		b.hear(nak, from(rogueIP))
-		b.want(Init)
+		b.want(initial)
 		b.tick()
 		b.hear(offer, from(rogueIP), yiaddr(otherIP))
-		b.want(Selecting)
+		b.want(selecting)
 		b.hear(offer)
-		b.want(Requesting)
+		b.want(requesting)
 		b.hear(ack)
 		b.want(Bound)
 	})
@@ -165,10 +165,10 @@ func TestTwoServersOfWhichOneRefusesEverything(t *testing.T) {
 		b.hear(nak, from(rogueIP))
 		b.tick()
 		b.hear(offer, from(rogueIP))
-		b.want(Selecting)
+		b.want(selecting)
 		expect.Equal(t, b.out.Wake.Sub(b.now), betterOffer, "holds the OFFER back for")
 		b.tick()
-		b.want(Requesting)
+		b.want(requesting)
 	})
 	t.Run("of a renewal", func(t *testing.T) {
 		b := newBench(t).bound()
@@ -182,14 +182,14 @@ func TestOfferThenSilence(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.requesting(from(rogueIP))
-	for b.s.State() == Requesting {
+	for b.s.State() == requesting {
 		b.tick()
 	}
 	waited := b.now.Sub(epoch())
 	expect.That(t, waited <= 15*time.Second, "gave up on the server after %s", waited)
 	b.hear(offer, from(rogueIP))
 	b.hear(offer)
-	b.want(Requesting)
+	b.want(requesting)
 	b.option(54, raw4(serverIP))
 	expect.Contains(t, b.s.trace.Heard.String(), "2 OFFERs of 10.9.0.7 from 10.9.0.66", "heard")
 }
@@ -198,7 +198,7 @@ func TestAckOfAnotherAddress(t *testing.T) {
 	t.Parallel()
 	b := newBench(t).requesting()
 	b.hear(ack, yiaddr(otherIP))
-	b.want(Requesting)
+	b.want(requesting)
 	b.hear(ack)
 	b.want(Bound)
 	b.tick()
@@ -306,7 +306,7 @@ func TestOptionsInTheWrongFieldsThatAreDamaged(t *testing.T) {
 		p := answer(b.sent, ack, set(52, []byte{overload}))
 		copy(p.Payload[at:], []byte{6, 255})
 		b.step(Event{Packet: p})
-		b.want(Requesting)
+		b.want(requesting)
 		b.hear(ack, set(52, []byte{overload, 1})) // and this says nothing
 		b.want(Bound)
 	}

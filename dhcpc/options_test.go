@@ -104,7 +104,7 @@ func manyRoutes() [][]byte {
 func manyRoutesText() string {
 	var list []Route
 	for i := range byte(50) {
-		list = append(list, Route{Dst: netip.PrefixFrom(netip.AddrFrom4([4]byte{172, i, 0, 0}), 16), Via: addr(serverIP)})
+		list = append(list, Route{Dst: netip.PrefixFrom(netip.AddrFrom4([4]byte{172, i, 0, 0}), 16), Gateway: addr(serverIP)})
 	}
 	return routeText(list)
 }

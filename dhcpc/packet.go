@@ -2,8 +2,14 @@ package dhcpc
 
 import (
 	"context"
+	"encoding/hex"
+	"fmt"
+	"net"
 	"net/netip"
+	"strings"
 	"time"
+
+	"github.com/tombolo-cni/tombolo/dhcpc/internal/trace"
 )
 
 // The ports of RFC 2131, section 4.1.
@@ -45,4 +51,28 @@ type Transport interface {
 	Receive(ctx context.Context, until time.Time) (*Packet, error)
 	// Close gives up what the transport holds.
 	Close() error
+}
+
+// Hex is a string of bytes whose text form, in JSON too, is that of hardware
+// addresses and of DHCP servers' lease files: 02:00:0a:09:00:02.
+type Hex []byte
+
+// String gives the text form; it is empty where there are no bytes.
+func (h Hex) String() string { return net.HardwareAddr(h).String() }
+
+// MarshalText gives the text form.
+func (h Hex) MarshalText() ([]byte, error) { return []byte(h.String()), nil }
+
+// UnmarshalText reads the text form.
+func (h *Hex) UnmarshalText(text []byte) error {
+	if h == nil {
+		return trace.Argument("nothing to read it into")
+	}
+	// Two digits a byte with colons between, so that a text has one reading.
+	b, err := hex.DecodeString(strings.ReplaceAll(string(text), ":", ""))
+	if err != nil || !strings.EqualFold(Hex(b).String(), string(text)) {
+		return fmt.Errorf("read %q: not bytes in hexadecimal with colons between them", text)
+	}
+	*h = b
+	return nil
 }

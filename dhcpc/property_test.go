@@ -128,7 +128,7 @@ func (w *walker) checkLease(before *Session, d *dhcpv4.DHCPv4) {
 	must.That(w.t, before.lease == nil || s.lease != nil || out.Lost != nil,
 		"%s to %s: lost a lease without a word", before.state, s.state)
 	holds := s.state == Bound || s.state == Renewing || s.state == Rebinding
-	if holds != (s.lease != nil) && (s.state == Init || s.state == Selecting || s.state == Requesting || holds) {
+	if holds != (s.lease != nil) && (s.state == initial || s.state == selecting || s.state == requesting || holds) {
 		w.t.Fatalf("%s with the lease %v", s.state, s.lease)
 	}
 	if holds && !s.lease.Infinite() && out.Bound == nil && !s.now.Before(s.lease.Expire) {
@@ -170,7 +170,7 @@ func TestWhateverHappens(t *testing.T) {
 			seen[w.s.State()] = true
 		}
 	}
-	for s := Init; s <= Rebinding; s++ {
+	for s := initial; s <= Rebinding; s++ {
 		expect.That(t, seen[s], "never came to %s", s)
 	}
 }

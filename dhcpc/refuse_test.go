@@ -28,7 +28,7 @@ func declining(address string) func(*Config) {
 // declined fails the test unless what is granted was declined just now.
 func (b *bench) declined(lost bool) {
 	b.t.Helper()
-	b.want(Init)
+	b.want(initial)
 	b.wantSent(dhcpv4.MessageTypeDecline)
 	b.option(50, raw4(clientIP))
 	b.option(54, raw4(serverIP))
@@ -38,13 +38,13 @@ func (b *bench) declined(lost bool) {
 	got := b.out.Wake.Sub(b.now)
 	expect.That(b.t, got >= declineBackOff, "it starts over after %s, want %s at least", got, declineBackOff)
 	b.tick()
-	b.want(Selecting)
+	b.want(selecting)
 	b.option(50, nil) // nor is it asked for
 	// Another server's word is worth more by now.
 	b.hear(offer, yiaddr(otherIP))
-	b.want(Selecting)
+	b.want(selecting)
 	b.hear(offer, yiaddr(otherIP), from(rogueIP))
-	b.want(Requesting)
+	b.want(requesting)
 }
 
 func TestAnotherServersOfferIsTakenInPlaceOfARefusedOne(t *testing.T) {
@@ -52,9 +52,9 @@ func TestAnotherServersOfferIsTakenInPlaceOfARefusedOne(t *testing.T) {
 	b := newBench(t, declining(clientIP))
 	b.tick()
 	b.hear(offer)
-	b.want(Selecting)
+	b.want(selecting)
 	b.hear(offer, yiaddr(otherIP), from(rogueIP))
-	b.want(Requesting)
+	b.want(requesting)
 	b.option(50, raw4(otherIP))
 }
 
@@ -68,7 +68,7 @@ func TestARefusedAddressIsDeclinedOnceItIsGranted(t *testing.T) {
 			b.tick()
 			b.hear(offer)
 			b.tick()
-			b.want(Requesting)
+			b.want(requesting)
 			b.hear(ack)
 		}},
 		"with the hint": {func(c *Config) { c.Address = addr(clientIP) }, func(b *bench) {

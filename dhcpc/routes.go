@@ -28,7 +28,7 @@ func (r *reader) routes(l *Lease) []Route {
 	}
 	list := r.staticRoutes()
 	if len(l.Routers) > 0 {
-		list = append(list, Route{Dst: netip.PrefixFrom(netip.IPv4Unspecified(), 0), Via: l.Routers[0]})
+		list = append(list, Route{Dst: netip.PrefixFrom(netip.IPv4Unspecified(), 0), Gateway: l.Routers[0]})
 	}
 	l.noteRouters(list)
 	return onLinkFirst(list, l.Address)
@@ -37,7 +37,7 @@ func (r *reader) routes(l *Lease) []Route {
 // noteRouters looks whether the address itself is among the routers.
 func (l *Lease) noteRouters(list []Route) {
 	own := l.Address.Addr()
-	l.OwnRouter = slices.Contains(l.Routers, own) || slices.ContainsFunc(list, func(r Route) bool { return r.Via == own })
+	l.OwnRouter = slices.Contains(l.Routers, own) || slices.ContainsFunc(list, func(r Route) bool { return r.Gateway == own })
 }
 
 // classlessRoutes reads a list of prefix length, as many bytes of the destination as
@@ -61,7 +61,7 @@ func classlessRoutes(v []byte) ([]Route, error) {
 			if !usable(via) {
 				return nil, fmt.Errorf("router %s of %s is no host's address", via, route.Dst)
 			}
-			route.Via = via
+			route.Gateway = via
 		}
 		list = append(list, route)
 		v = v[1+n+4:]
@@ -88,7 +88,7 @@ func (r *reader) staticRoutes() []Route {
 		if prefix.Masked().Addr() != dst {
 			prefix = netip.PrefixFrom(dst, 32)
 		}
-		list = append(list, Route{Dst: prefix, Via: via})
+		list = append(list, Route{Dst: prefix, Gateway: via})
 	}
 	return list
 }
@@ -100,22 +100,22 @@ func onLinkFirst(list []Route, own netip.Prefix) []Route {
 	var onLink, others []Route
 	list = slices.Clone(list)
 	for i, r := range list {
-		if r.Via == own.Addr() {
+		if r.Gateway == own.Addr() {
 			// A host that is its own router has the whole world on its link.
-			list[i].Via = netip.Addr{}
+			list[i].Gateway = netip.Addr{}
 		}
-		if r = list[i]; !r.Via.IsValid() {
+		if r = list[i]; !r.Gateway.IsValid() {
 			onLink = append(onLink, r)
 		}
 	}
 	for _, r := range list {
-		if !r.Via.IsValid() || slices.Contains(others, r) {
+		if !r.Gateway.IsValid() || slices.Contains(others, r) {
 			continue
 		}
-		reached := own.Bits() < 32 && own.Contains(r.Via) ||
-			slices.ContainsFunc(onLink, func(l Route) bool { return l.Dst.Contains(r.Via) })
+		reached := own.Bits() < 32 && own.Contains(r.Gateway) ||
+			slices.ContainsFunc(onLink, func(l Route) bool { return l.Dst.Contains(r.Gateway) })
 		if !reached {
-			onLink = append(onLink, Route{Dst: netip.PrefixFrom(r.Via, 32)})
+			onLink = append(onLink, Route{Dst: netip.PrefixFrom(r.Gateway, 32)})
 		}
 		others = append(others, r)
 	}

@@ -29,9 +29,9 @@ func broadcasts(t *testing.T, b *bench) {
 func TestInitToSelecting(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
-	b.want(Init)
+	b.want(initial)
 	b.tick()
-	b.want(Selecting)
+	b.want(selecting)
 	b.wantSent(discover)
 	broadcasts(t, b)
 	b.option(61, ownID())
@@ -52,7 +52,7 @@ func TestSelectingToSelecting(t *testing.T) {
 	xid, last := b.sent.TransactionID, b.now
 	for _, base := range []time.Duration{4, 8, 16, 32, 64, 64} {
 		b.tick()
-		b.want(Selecting)
+		b.want(selecting)
 		b.wantSent(discover)
 		expect.Equal(t, b.sent.TransactionID, xid, "another transaction: an OFFER that comes late would be lost")
 		if got := b.now.Sub(last); got < (base-1)*time.Second || got > (base+1)*time.Second {
@@ -70,7 +70,7 @@ func TestSelectingToRequesting(t *testing.T) {
 	b.tick()
 	xid := b.sent.TransactionID
 	b.hear(offer)
-	b.want(Requesting)
+	b.want(requesting)
 	b.wantSent(request)
 	broadcasts(t, b)
 	b.option(50, raw4(clientIP))
@@ -109,7 +109,7 @@ func TestSelectingIgnoresAnAckThatCommitsNothing(t *testing.T) {
 		b := newBench(t, func(c *Config) { c.RapidCommit = tt.rapid })
 		b.tick()
 		b.hear(ack, tt.add)
-		expect.Equal(t, b.s.State(), Selecting, "%s: state", name)
+		expect.Equal(t, b.s.State(), selecting, "%s: state", name)
 	}
 }
 
@@ -139,12 +139,12 @@ func TestRequestingToRequesting(t *testing.T) {
 	b.tick()
 	b.tick() // after some seconds
 	b.hear(offer)
-	b.want(Requesting)
+	b.want(requesting)
 	first := b.sent.ToBytes()
 	expect.That(t, b.sent.NumSeconds != 0 && b.sent.NumSeconds == uint16(b.now.Sub(epoch())/time.Second),
 		"secs %d, want that of the DISCOVER", b.sent.NumSeconds)
 	b.tick()
-	b.want(Requesting)
+	b.want(requesting)
 	b.wantSent(request)
 	expect.Equal(t, string(b.sent.ToBytes()), string(first), "it is not the same REQUEST again")
 }
@@ -156,7 +156,7 @@ func TestRequestingToSelecting(t *testing.T) {
 	xid := b.sent.TransactionID
 	b.tick()
 	b.tick()
-	b.want(Selecting)
+	b.want(selecting)
 	b.wantSent(discover)
 	expect.That(t, b.sent.TransactionID != xid, "an ACK that comes late would be taken for an answer to this DISCOVER")
 }
@@ -166,7 +166,7 @@ func TestRequestingToInit(t *testing.T) {
 	b := newBench(t)
 	b.requesting()
 	b.hear(nak, set(56, []byte("no\nway")))
-	b.want(Init)
+	b.want(initial)
 	b.wantNothingSent()
 	if !errors.Is(b.out.Err, ErrNAK) || b.out.Err.Error() != `server refused the address 10.9.0.7: NAK from 10.9.0.1: "noway"` {
 		t.Errorf("error %v", b.out.Err)
@@ -180,16 +180,16 @@ func TestNAKsBackOffFromOneSecondToHalfAnHour(t *testing.T) {
 	for _, want := range []time.Duration{1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 1800, 1800} {
 		b.tick()
 		b.hear(offer)
-		if b.s.State() == Selecting { // it is held back, in the hope of a better one
+		if b.s.State() == selecting { // it is held back, in the hope of a better one
 			b.tick()
 		}
-		b.want(Requesting)
+		b.want(requesting)
 		b.hear(nak)
-		b.want(Init)
+		b.want(initial)
 		got := b.out.Wake.Sub(b.now)
 		expect.That(t, got == want*time.Second, "waits %s, want %d s", got, want)
 	}
-	for b.s.State() != Requesting {
+	for b.s.State() != requesting {
 		b.tick()
 		b.hear(offer)
 	}
@@ -274,7 +274,7 @@ func TestRenewingToInit(t *testing.T) {
 	l := b.s.Lease()
 	b.tick()
 	b.hear(nak)
-	b.want(Init)
+	b.want(initial)
 	if b.out.Lost != l || !errors.Is(b.out.Err, ErrNAK) || b.s.Lease() != nil {
 		t.Errorf("lost %v by %v, still holds %v", b.out.Lost, b.out.Err, b.s.Lease())
 	}
@@ -297,7 +297,7 @@ func TestRebindingToInit(t *testing.T) {
 	b := newBench(t).bound()
 	b.at(b.s.Lease().Rebind)
 	b.hear(nak, from(rogueIP))
-	b.want(Init)
+	b.want(initial)
 	expect.That(t, b.out.Lost != nil && errors.Is(b.out.Err, ErrNAK), "lost %v by %v", b.out.Lost, b.out.Err)
 }
 
@@ -305,7 +305,7 @@ func TestRebindingToSelecting(t *testing.T) {
 	t.Parallel()
 	b := newBench(t).bound()
 	l := b.s.Lease()
-	for b.s.State() != Selecting {
+	for b.s.State() != selecting {
 		b.tick()
 	}
 	expect.That(t, b.now.Equal(l.Expire) && b.out.Lost == l && errors.Is(b.out.Err, ErrExpired),
@@ -319,7 +319,7 @@ func TestBoundToSelecting(t *testing.T) {
 	b := newBench(t).bound()
 	l := b.s.Lease()
 	b.at(l.Expire.Add(time.Hour)) // the machine was asleep
-	b.want(Selecting)
+	b.want(selecting)
 	expect.That(t, b.out.Lost == l && errors.Is(b.out.Err, ErrExpired), "lost %v by %v", b.out.Lost, b.out.Err)
 }
 
@@ -345,7 +345,7 @@ func TestRestoreGoesByTheClock(t *testing.T) {
 		{"before T1", l.Renew.Add(-time.Second), Bound, false, Bound},
 		{"past T1", l.Renew, Bound, true, Renewing},
 		{"past T2", l.Rebind, Bound, true, Rebinding},
-		{"past its end", l.Expire, Bound, true, Selecting},
+		{"past its end", l.Expire, Bound, true, selecting},
 		{"before it was granted", l.Obtained.Add(-time.Hour), Bound, true, Rebinding},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -52,11 +52,10 @@ func Listeners(ctx context.Context, cfg *Config, ports ...nft.Port) ([]Listener,
 	if len(protocols) == 0 {
 		return nil, nil
 	}
-	var where nl.Config
-	if cfg != nil {
-		where.NetNS = cfg.NetNS
+	if cfg == nil {
+		cfg = &Config{}
 	}
-	conn, err := nl.Dial(unix.NETLINK_SOCK_DIAG, &where)
+	conn, err := nl.Dial(unix.NETLINK_SOCK_DIAG, cfg.NetNS)
 	if errors.Is(err, unix.EPROTONOSUPPORT) {
 		return nil, nil
 	}

@@ -8,10 +8,6 @@ import (
 	"github.com/tombolo-cni/tombolo"
 )
 
-// ErrInvalid is the cause of an error about an argument or a configuration that cannot be
-// meant. Nothing has been done then.
-var ErrInvalid = tombolo.ErrInvalid
-
 // Sentinels that errors of this package match with errors.Is. What the system refused
 // matches its errno too, and holds an [*fs.PathError].
 var (
@@ -41,7 +37,7 @@ func newError(cause error, format string, args ...any) error {
 // needContext refuses a nil context before anything is done with it.
 func needContext(ctx context.Context, op string) error {
 	if ctx == nil {
-		return newError(ErrInvalid, "%s: %s: the context is nil", op, ErrInvalid)
+		return newError(tombolo.ErrInvalid, "%s: %s: the context is nil", op, tombolo.ErrInvalid)
 	}
 	return nil
 }

@@ -12,6 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/file"
 	"github.com/tombolo-cni/tombolo/internal/ident"
 )
 
@@ -45,10 +47,10 @@ type HostLocal struct {
 	search bool
 }
 
-// NewHostLocal checks cfg, and leaves the disk alone. A wrong value is ErrInvalid.
+// NewHostLocal checks cfg, and leaves the disk alone. A wrong value is tombolo.ErrInvalid.
 func NewHostLocal(cfg *Config) (*HostLocal, error) {
 	if cfg == nil {
-		return nil, newError(ErrInvalid, "host-local: %s: there is no Config", ErrInvalid)
+		return nil, newError(tombolo.ErrInvalid, "host-local: %s: there is no Config", tombolo.ErrInvalid)
 	}
 	if err := checkNetwork(cfg.Network); err != nil {
 		return nil, err
@@ -58,7 +60,7 @@ func NewHostLocal(cfg *Config) (*HostLocal, error) {
 		dir = DefaultDir
 	}
 	if !filepath.IsAbs(dir) {
-		return nil, newError(ErrInvalid, "host-local: %s: directory %q is not an absolute path", ErrInvalid, dir)
+		return nil, newError(tombolo.ErrInvalid, "host-local: %s: directory %q is not an absolute path", tombolo.ErrInvalid, dir)
 	}
 	p, err := newPool(cfg.Ranges)
 	if err != nil {
@@ -79,7 +81,7 @@ func NewHostLocal(cfg *Config) (*HostLocal, error) {
 // checkNetwork refuses names that would lead out of the directory.
 func checkNetwork(name string) error {
 	if name == "" || name == "." || name == ".." || strings.ContainsAny(name, "/\x00") {
-		return newError(ErrInvalid, "network name %q cannot be the name of a directory", name)
+		return newError(tombolo.ErrInvalid, "network name %q cannot be the name of a directory", name)
 	}
 	return nil
 }
@@ -87,7 +89,7 @@ func checkNetwork(name string) error {
 // ready refuses a HostLocal that NewHostLocal has not made, and a call without context.
 func (h *HostLocal) ready(ctx context.Context) error {
 	if h == nil || h.store.network == "" {
-		return newError(ErrInvalid, "host-local: %s: the HostLocal was not made by NewHostLocal", ErrInvalid)
+		return newError(tombolo.ErrInvalid, "host-local: %s: the HostLocal was not made by NewHostLocal", tombolo.ErrInvalid)
 	}
 	return needContext(ctx, "host-local")
 }
@@ -98,7 +100,7 @@ func (h *HostLocal) gives(ctx context.Context) error {
 		return err
 	}
 	if len(h.pool) == 0 {
-		return newError(ErrInvalid, "network %q: host-local: %s: there are no ranges", h.store.network, ErrInvalid)
+		return newError(tombolo.ErrInvalid, "network %q: host-local: %s: there are no ranges", h.store.network, tombolo.ErrInvalid)
 	}
 	return nil
 }
@@ -117,7 +119,7 @@ func (h *HostLocal) Bind(node Node) Allocator {
 func (*HostLocal) Slow() bool { return false }
 
 // Want returns a copy whose Add gives these addresses, at most one of each set; where none
-// of a set is named, any. One that is in no range, or a gateway, is ErrInvalid. An address
+// of a set is named, any. One that is in no range, or a gateway, is tombolo.ErrInvalid. An address
 // that is named twice counts once.
 func (h *HostLocal) Want(addresses ...netip.Addr) (*HostLocal, error) {
 	if err := h.gives(context.Background()); err != nil {
@@ -130,11 +132,11 @@ func (h *HostLocal) Want(addresses ...netip.Addr) (*HostLocal, error) {
 		i := slices.IndexFunc(h.pool, func(s rangeSet) bool { return s.rangeOf(addr) != nil })
 		switch {
 		case h.pool.isGateway(addr):
-			return nil, newError(ErrInvalid, "network %q: the requested address %s is a gateway", h.store.network, addr)
+			return nil, newError(tombolo.ErrInvalid, "network %q: the requested address %s is a gateway", h.store.network, addr)
 		case i < 0:
-			return nil, newError(ErrInvalid, "network %q: the requested address %s is in no range of it", h.store.network, addr)
+			return nil, newError(tombolo.ErrInvalid, "network %q: the requested address %s is in no range of it", h.store.network, addr)
 		case asked.wanted[i].IsValid() && asked.wanted[i] != addr:
-			return nil, newError(ErrInvalid, "network %q: %s gives one address to an attachment, but %s and %s were requested",
+			return nil, newError(tombolo.ErrInvalid, "network %q: %s gives one address to an attachment, but %s and %s were requested",
 				h.store.network, h.pool[i], asked.wanted[i], addr)
 		}
 		asked.wanted[i] = addr
@@ -157,7 +159,7 @@ func (h *HostLocal) Add(ctx context.Context, owner Owner) (*Allocation, error) {
 	if !ident.IsIdentifier(owner.ContainerID) || !ident.IsLinkName(owner.IfName) {
 		// Its reservation could not be told from a foreign file, and would
 		// never be released.
-		return nil, newError(ErrInvalid, "container %q and interface %q are not valid names of an attachment",
+		return nil, newError(tombolo.ErrInvalid, "container %q and interface %q are not valid names of an attachment",
 			owner.ContainerID, owner.IfName)
 	}
 	s, err := h.lockOrCreate(ctx)
@@ -267,7 +269,7 @@ func (h *HostLocal) owned(ctx context.Context, owner Owner) error {
 		return err
 	}
 	if owner.ContainerID == "" {
-		return newError(ErrInvalid, "network %q: host-local: %s: the owner has no ContainerID", h.store.network, ErrInvalid)
+		return newError(tombolo.ErrInvalid, "network %q: host-local: %s: the owner has no ContainerID", h.store.network, tombolo.ErrInvalid)
 	}
 	return nil
 }
@@ -473,8 +475,68 @@ func (h *HostLocal) writable() error {
 	for {
 		err := unix.Access(dir, unix.W_OK|unix.X_OK)
 		if !errors.Is(err, unix.ENOENT) || dir == filepath.Dir(dir) {
-			return pathError("access", dir, err)
+			return file.PathError("access", dir, err)
 		}
 		dir = filepath.Dir(dir)
 	}
+}
+
+// ranged is an Allocator that gives addresses from ranges. Package network puts them on record, by
+// which its Node.Pools counts. An Allocator that wraps a HostLocal passes the call on.
+type ranged interface {
+	RangeSets() []RangeSet
+}
+
+// RangeSetsOf gives the range sets of an Allocator, none if it is not ranged.
+func RangeSetsOf(a Allocator) []RangeSet {
+	if ranged, ok := a.(ranged); ok {
+		return ranged.RangeSets()
+	}
+	return nil
+}
+
+// A Pool is how far a range set is used up.
+type Pool struct {
+	// Name is the subnet if the set is all of one, else its ranges.
+	Name string
+	IPv6 bool
+	// Size is how many addresses the set can give, gateways not among them; the largest number
+	// stands for more.
+	Size uint64
+	// Reserved is how many of them are, by attachments that are there and by what was left of
+	// others.
+	Reserved uint64
+}
+
+// RangeSets gives the range sets that a HostLocal was made with, with their defaults filled in
+// and without their names.
+func (h *HostLocal) RangeSets() []RangeSet {
+	if h == nil {
+		return nil
+	}
+	sets := make([]RangeSet, len(h.pool))
+	for i, set := range h.pool {
+		sets[i].Ranges = make([]Range, len(set.ranges))
+		for k, r := range set.ranges {
+			sets[i].Ranges[k] = Range{Subnet: r.subnet, RangeStart: r.start, RangeEnd: r.end, Gateway: r.gateway}
+		}
+	}
+	return sets
+}
+
+// Pools counts the reservations of each range set. It takes no lock and changes nothing.
+func (h *HostLocal) Pools(ctx context.Context) ([]Pool, error) {
+	if err := h.ready(ctx); err != nil {
+		return nil, err
+	}
+	addrs, err := h.store.list()
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	pools := make([]Pool, len(h.pool))
+	for i, set := range h.pool {
+		name := strings.TrimPrefix(strings.TrimPrefix(set.String(), "range set "), "range ")
+		pools[i] = Pool{Name: name, IPv6: set.ranges[0].start.Is6(), Size: set.size(h.pool), Reserved: uint64(len(takenOf(addrs, h.pool, set)))}
+	}
+	return pools, nil
 }

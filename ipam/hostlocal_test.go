@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
@@ -115,12 +116,12 @@ func TestNamesThatCouldNotBeReadAgainAreRefused(t *testing.T) {
 	for _, owner := range []Owner{{"", "eth0"}, {"a/b", "eth0"}, {"a", ""}, {"a", "eth 0"}} {
 		r := n.request(owner.ContainerID)
 		r.IfName = owner.IfName
-		wantError(t, expect.Err(n.tryAdd(r)), ErrInvalid, "not valid names of an attachment")
+		wantError(t, expect.Err(n.tryAdd(r)), tombolo.ErrInvalid, "not valid names of an attachment")
 	}
 	for _, network := range []string{"", ".", "..", "a/b", "../x"} {
 		r := n.request("a")
 		r.Network = network
-		wantError(t, expect.Err(r.open()), ErrInvalid, "cannot be the name of a directory")
+		wantError(t, expect.Err(r.open()), tombolo.ErrInvalid, "cannot be the name of a directory")
 	}
 }
 
@@ -364,7 +365,7 @@ func TestPoolsTellHowFarRangesAreUsedUp(t *testing.T) {
 	if diff := cmp.Diff(h.pool, again.pool, cmp.AllowUnexported(ipRange{}), cmp.Comparer(func(a, b rangeSet) bool { return slices.Equal(a.ranges, b.ranges) })); diff != "" {
 		t.Errorf("ranges made again (-want +got):\n%s", diff)
 	}
-	expect.Is(t, expect.Err((&HostLocal{}).Pools(t.Context())), ErrInvalid, "of the zero HostLocal")
+	expect.Is(t, expect.Err((&HostLocal{}).Pools(t.Context())), tombolo.ErrInvalid, "of the zero HostLocal")
 	if RangeSetsOf(h.Bind(Node{}))[1].Ranges[0].Subnet != nstest.Prefix("fd01::/64") || RangeSetsOf(Static{}) != nil || RangeSetsOf(nil) != nil {
 		t.Error("an Allocator's ranges are others")
 	}

@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+
+	"github.com/tombolo-cni/tombolo"
 )
 
 // The words are the reference's: a network has range sets, a set has ranges.
@@ -73,7 +75,7 @@ func newPool(sets []RangeSet) (pool, error) {
 func newRangeSet(conf RangeSet) (rangeSet, error) {
 	set := rangeSet{name: conf.Name}
 	if len(conf.Ranges) == 0 {
-		return set, newError(ErrInvalid, "%s is an empty list of ranges", set.name)
+		return set, newError(tombolo.ErrInvalid, "%s is an empty list of ranges", set.name)
 	}
 	for i, one := range conf.Ranges {
 		if one.Name == "" {
@@ -85,10 +87,10 @@ func newRangeSet(conf RangeSet) (rangeSet, error) {
 		}
 		for _, other := range set.ranges {
 			if other.start.Is4() != r.start.Is4() {
-				return set, newError(ErrInvalid, "%s mixes IPv4 and IPv6: put %s and %s into sets of their own", set.name, other.subnet, r.subnet)
+				return set, newError(tombolo.ErrInvalid, "%s mixes IPv4 and IPv6: put %s and %s into sets of their own", set.name, other.subnet, r.subnet)
 			}
 			if other.overlaps(r) {
-				return set, newError(ErrInvalid, "%s: ranges %s and %s overlap", set.name, other, r)
+				return set, newError(tombolo.ErrInvalid, "%s: ranges %s and %s overlap", set.name, other, r)
 			}
 		}
 		set.ranges = append(set.ranges, r)
@@ -101,7 +103,7 @@ func newRangeSet(conf RangeSet) (rangeSet, error) {
 // IPv4, the broadcast address.
 func newRange(conf Range) (ipRange, error) {
 	fail := func(format string, args ...any) (ipRange, error) {
-		return ipRange{}, newError(ErrInvalid, "%s: %s", conf.Name, fmt.Sprintf(format, args...))
+		return ipRange{}, newError(tombolo.ErrInvalid, "%s: %s", conf.Name, fmt.Sprintf(format, args...))
 	}
 	subnet := conf.Subnet
 	switch {
@@ -167,7 +169,7 @@ func (p pool) checkOverlaps() error {
 			for _, a := range set.ranges {
 				for _, b := range other.ranges {
 					if a.overlaps(b) {
-						return newError(ErrInvalid, "range %s in %s overlaps range %s in %s", a, set.name, b, other.name)
+						return newError(tombolo.ErrInvalid, "range %s in %s overlaps range %s in %s", a, set.name, b, other.name)
 					}
 				}
 			}

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
@@ -80,7 +81,7 @@ func TestBadRangesAreExplained(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			wantError(t, expect.Err(newPool(rangesOf(t, tt.sets))), ErrInvalid, tt.want)
+			wantError(t, expect.Err(newPool(rangesOf(t, tt.sets))), tombolo.ErrInvalid, tt.want)
 		})
 	}
 }
@@ -193,7 +194,7 @@ func FuzzWant(f *testing.F) {
 		next.Subnet, _ = netip.ParsePrefix(second)
 		h, err := NewHostLocal(&Config{Network: "lan", Dir: "/nonexistent", Ranges: []RangeSet{{Ranges: []Range{conf}}, {Ranges: []Range{next}}}})
 		if err != nil {
-			must.That(t, errors.Is(err, ErrInvalid), "%v", err)
+			must.That(t, errors.Is(err, tombolo.ErrInvalid), "%v", err)
 			return
 		}
 		var asked []netip.Addr
@@ -203,7 +204,7 @@ func FuzzWant(f *testing.F) {
 			}
 		}
 		if h, err = h.Want(asked...); err != nil {
-			must.That(t, errors.Is(err, ErrInvalid), "%v", err)
+			must.That(t, errors.Is(err, tombolo.ErrInvalid), "%v", err)
 			return
 		}
 		for i, set := range h.pool {

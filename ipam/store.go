@@ -1,11 +1,13 @@
 package ipam
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -14,6 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/file"
+	"github.com/tombolo-cni/tombolo/internal/ident"
+	"github.com/tombolo-cni/tombolo/internal/lockorder"
 )
 
 const (
@@ -209,3 +213,205 @@ func (l *lastFile) write(addr netip.Addr) {
 }
 
 func (l *lastFile) close() { _ = unix.Close(l.fd) }
+
+// The directory is the reference plugin's too, and its files may be any user's: they are
+// opened by file.OpenAny, not by file.Open.
+
+// readAt reads up to limit bytes from the start of fd, and one more to show
+// that there are more. Of a regular file, which all of ours are, one call
+// returns that much or all there is.
+func readAt(fd int, path string, limit int) ([]byte, error) {
+	buf := make([]byte, limit+1)
+	n, err := file.Restart(func() (int, error) { return unix.Pread(fd, buf, 0) })
+	if err != nil {
+		return nil, file.PathError("read", path, err)
+	}
+	return buf[:n], nil
+}
+
+// readFile reads up to limit+1 bytes of the file at path. It does not wait for
+// the writer of a pipe.
+func readFile(path string, limit int) ([]byte, error) {
+	fd, err := file.OpenAny(path, unix.O_RDONLY)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(fd)
+	return readAt(fd, path, limit)
+}
+
+// createFile makes a file that was not there, or fails with EEXIST. Where it
+// cannot be written whole it is removed again.
+func createFile(path, text string) error {
+	fd, err := file.OpenAny(path, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL)
+	if err != nil {
+		return err
+	}
+	err = file.WriteAll(fd, path, []byte(text))
+	// Some file systems say only at the close that there was no room.
+	if closeErr := unix.Close(fd); err == nil {
+		err = file.PathError("close", path, closeErr)
+	}
+	if err != nil {
+		return errors.Join(err, file.Remove(path))
+	}
+	return nil
+}
+
+const (
+	// lockName is the file that the reference plugin locks with flock, and we.
+	lockName = "lock"
+	// defaultLockWait is how long a verb waits for that lock.
+	defaultLockWait = 5 * time.Second
+)
+
+// A session is a store whose lock is held. What changes the directory is a
+// method of session.
+type session struct {
+	*store
+	fd    int // of the lock file
+	order *lockorder.Held
+}
+
+// lock waits for the lock of the directory, at most for s.wait and until ctx
+// ends. The error matches ErrLocked where another process has it, and
+// fs.ErrNotExist where there is no directory.
+func (s *store) lock(ctx context.Context) (*session, error) {
+	path := filepath.Join(s.dir, lockName)
+	if err := ctx.Err(); err != nil {
+		return nil, newError(errors.Join(ErrLocked, err), "network %q: wait for the lock %s: %s", s.network, path, err)
+	}
+	order := lockorder.Wait(lockorder.Reservations)
+	fd, err := s.flock(ctx, path)
+	if err != nil {
+		order.Release()
+		return nil, err
+	}
+	return &session{store: s, fd: fd, order: order}, nil
+}
+
+// flock opens and locks the file, which may be any user's.
+func (s *store) flock(ctx context.Context, path string) (int, error) {
+	fd, err := file.OpenAny(path, unix.O_RDONLY|unix.O_CREAT)
+	if err != nil {
+		return -1, s.ioError("lock the reservations", err)
+	}
+	try := func() (bool, error) { return file.TryFlock(fd, unix.LOCK_EX) }
+	had, err := try()
+	if !had && err == nil {
+		// Only now is a timer worth its price.
+		ctx, cancel := context.WithTimeout(ctx, s.wait)
+		defer cancel()
+		err = file.Await(ctx, path, try)
+	}
+	switch {
+	case err == nil:
+		return fd, nil
+	case errors.Is(err, file.ErrLocked):
+		err = newError(errors.Join(ErrLocked, err), "network %q: reservations: %s", s.network, err)
+	default:
+		err = s.ioError("lock the reservations", file.PathError("flock", path, err))
+	}
+	unix.Close(fd)
+	return -1, err
+}
+
+// unlock gives the lock back: closing its only descriptor does.
+func (s *session) unlock() {
+	s.order.Release()
+	unix.Close(s.fd)
+}
+
+// lineBreak is between the lines of a reservation file. There is none at the
+// end.
+const lineBreak = "\r\n"
+
+// hashPrefix starts a reservation whose owner is known only by the hash that
+// marks its link. A container ID cannot have a colon, so the reference plugin
+// takes such a file for that of a container it does not know.
+const hashPrefix = "tombolo:"
+
+// A reservation names the attachment that holds an address. The content of its file has one of
+// the forms
+//
+//	<container>\r\n<interface>    what the reference plugin writes, and we
+//	<container>                   what it wrote before version 0.8
+//	tombolo:<hash>\r\n[<interface>]    what we write for an address that we found alive without a file
+type reservation struct {
+	containerID string
+	ifName      string // empty in the second form
+	hash        string // of the third form, which has no containerID
+}
+
+// reservation is what an attachment's file has.
+func (o Owner) reservation() reservation {
+	return reservation{containerID: o.ContainerID, ifName: o.IfName}
+}
+
+// A reservationState is what the content of a file turned out to be.
+type reservationState int
+
+const (
+	stateHeld      reservationState = iota // a reservation
+	stateTruncated                         // what a creator left that died before it had written all
+	stateForeign                           // something else: not ours to judge
+)
+
+// maxReservation bounds the content that is read, in bytes. A container ID may
+// be of any length; those of runtimes have 64.
+const maxReservation = 1024
+
+// parseReservation reads the content of a reservation file. What it does not
+// understand is foreign, and never an error.
+func parseReservation(data []byte) (reservation, reservationState) {
+	text := string(data)
+	if len(data) > maxReservation {
+		return reservation{}, stateForeign
+	}
+	// A file may come out of a power failure with its length but without its
+	// content.
+	if strings.Trim(text, "\x00 \t\r\n") == "" {
+		return reservation{}, stateTruncated
+	}
+	trimmed := strings.TrimSpace(text)
+	first, second, _ := strings.Cut(trimmed, lineBreak)
+	if hash, ok := strings.CutPrefix(first, hashPrefix); ok {
+		if !isHash(hash) || !ident.IsLinkName(second) && second != "" {
+			return reservation{}, stateForeign
+		}
+		return reservation{hash: hash, ifName: second}, stateHeld
+	}
+	switch {
+	case !ident.IsIdentifier(first):
+		return reservation{}, stateForeign
+	case second != "":
+		if !ident.IsLinkName(second) {
+			return reservation{}, stateForeign
+		}
+		return reservation{containerID: first, ifName: second}, stateHeld
+	default:
+		return reservation{containerID: first}, stateHeld
+	}
+}
+
+// content is the file of r.
+func (r reservation) content() string {
+	switch {
+	case r.hash != "":
+		return hashPrefix + r.hash + lineBreak + r.ifName
+	case r.ifName == "":
+		return r.containerID
+	default:
+		return r.containerID + lineBreak + r.ifName
+	}
+}
+
+// isHash reports whether text is a hexadecimal number in lower case.
+func isHash(text string) bool {
+	for i := range len(text) {
+		if c := text[i]; (c < '0' || c > '9') && (c < 'a' || c > 'f') {
+			return false
+		}
+	}
+	return text != ""
+}

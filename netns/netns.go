@@ -21,12 +21,12 @@ var ErrOther = errors.New("another network namespace by now")
 // ID identifies a network namespace for as long as it lives. Both numbers are
 // reused after it is gone: see Cookie for an identity that is not.
 type ID struct {
-	Dev uint64 // the device of nsfs
-	Ino uint64 // the namespace's inode, as in net:[4026531840]
+	dev uint64 // the device of nsfs
+	ino uint64 // the namespace's inode, as in net:[4026531840]
 }
 
 // String gives the form that /proc/PID/ns/net shows.
-func (id ID) String() string { return "net:[" + strconv.FormatUint(id.Ino, 10) + "]" }
+func (id ID) String() string { return "net:[" + strconv.FormatUint(id.ino, 10) + "]" }
 
 // NS is a handle to a network namespace, which it keeps alive. Its methods may
 // be called from several goroutines at once, Close excepted.
@@ -107,7 +107,7 @@ func identify(fd int) (ID, error) {
 	if err := unix.Fstat(fd, &st); err != nil {
 		return ID{}, fmt.Errorf("stat: %w", err)
 	}
-	return ID{Dev: st.Dev, Ino: st.Ino}, nil
+	return ID{dev: st.Dev, ino: st.Ino}, nil
 }
 
 // ID gives the device and inode of the namespace: equal for two handles of the

@@ -169,7 +169,7 @@ func TestNamespaceEndsWithItsHandle(t *testing.T) {
 	home := nstest.New(t)
 	other := must.Of(netns.New()).Get(t)
 	nstest.Veth(t, home, "eth0", other, "eth0")
-	watch := must.Of(nl.Subscribe(unix.NETLINK_ROUTE, &nl.Config{NetNS: home}, unix.RTNLGRP_LINK)).Get(t)
+	watch := must.Of(nl.Subscribe(unix.NETLINK_ROUTE, home, unix.RTNLGRP_LINK)).Get(t)
 	defer watch.Close()
 	must.Succeed(t, other.Close())
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

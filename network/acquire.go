@@ -228,8 +228,8 @@ func givenBy(rec *lease.Record, more []route.Route) given {
 	g := given{addresses: []ipam.Address{address}, dns: DNS{slices.Clone(got.DNS), got.Domain, got.Search}}
 	g.hosts.Set(address.Prefix, rec.Policy.Gateway)
 	for _, r := range rec.Applied.Routes {
-		one := route.Route{Dst: r.Dst, Gateway: r.Via, Priority: uint32(rec.Policy.Priority)}
-		if !r.Via.IsValid() {
+		one := route.Route{Dst: r.Dst, Gateway: r.Gateway, Priority: uint32(rec.Policy.Priority)}
+		if !r.Gateway.IsValid() {
 			onLink := route.ScopeLink
 			one.Scope = &onLink
 		}

@@ -97,7 +97,7 @@ func (e *entry) add(ctx context.Context, rec *state.Attachment, want *want) erro
 	e.wanted = ep
 	if !e.getsMore {
 		// All of it is there, unless somebody has flushed it meanwhile.
-		if same, err := e.s.Firewall.Unchanged(ctx); err != nil || same {
+		if same, err := e.s.seen().Unchanged(); err != nil || same {
 			return err
 		}
 	}

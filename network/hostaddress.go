@@ -128,7 +128,7 @@ func leadTo(ctx context.Context, a *state.Attachment, was, own netip.Addr) error
 		return err
 	}
 	defer pod.Close()
-	conn, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: pod})
+	conn, err := nl.Dial(unix.NETLINK_ROUTE, pod)
 	if err != nil {
 		return err
 	}

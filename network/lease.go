@@ -41,7 +41,7 @@ func (leasePart) mend(ctx context.Context, p *attached) error {
 
 // applyLease gives the pod what it has leased.
 func applyLease(pod *netns.NS, rec *lease.Record, link *bridge.Attachment) error {
-	conn, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: pod})
+	conn, err := nl.Dial(unix.NETLINK_ROUTE, pod)
 	if err != nil {
 		return err
 	}

@@ -130,7 +130,7 @@ func (c Change) Limit(ctx context.Context, limits bandwidth.Shape) (by *bridge.L
 func effectiveLimits(s *session, asked bandwidth.Shape, mtu int) (bandwidth.Shape, error) {
 	effective, adjusted, err := asked.Effective(mtu)
 	if err != nil {
-		return bandwidth.Shape{}, fail.Errorf(bandwidth.ErrInvalid, "bandwidth: %w", err)
+		return bandwidth.Shape{}, fail.Errorf(ErrInvalid, "bandwidth: %w", err)
 	}
 	for _, adj := range adjusted {
 		s.Warn("bandwidth: " + adj)

@@ -166,7 +166,10 @@ func (u Upkeep) Firewall(ctx context.Context) (generation uint32, lacking []stri
 			}
 		}
 	}
-	return s.Firewall.Cache().Generation, lacking, nil
+	if seen := s.seen().Generation(); seen != nil {
+		generation = *seen
+	}
+	return generation, lacking, nil
 }
 
 // Obstacles lists, by network, what stops pods, or may stop them, and is out of reach, or left to its owner.

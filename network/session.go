@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
@@ -119,20 +120,23 @@ func (s *session) Ensure(ctx context.Context, done func() (bool, error), work fu
 
 func (s *session) readNote() {
 	s.note = s.lock.Note()
-	var cache nft.Cache
-	if text, ok := strings.CutPrefix(s.note, s.Epoch.Token()+" "); ok {
-		cache, _ = nft.ParseCache(text) // else as if there were none
+	text, ok := strings.CutPrefix(s.note, s.Epoch.Token()+" ")
+	if !ok {
+		text = ""
 	}
-	s.Firewall.UseCache(cache)
+	s.seen().Use(text)
 }
 
 func (s *session) leaveNote() {
-	cache := s.Firewall.Cache()
-	if note := s.Epoch.Token() + " " + cache.String(); len(cache.Networks) > 0 && note != s.note {
+	text := s.seen().Text()
+	if note := s.Epoch.Token() + " " + text; text != "" && note != s.note {
 		// Without it, the next call looks for itself.
 		_ = s.lock.SetNote(note)
 	}
 }
+
+// seen is the firewall's socket, and what was seen over it.
+func (s *session) seen() nftnl.Socket { return nftnl.Of(s.Firewall.Socket()) }
 
 // link gives a link of the host's, with nothing but its name where it is missing.
 func (s *session) link(ctx context.Context, name string) (*bridge.Link, error) {

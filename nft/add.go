@@ -19,16 +19,12 @@ import (
 // one of the same family. See Replace. It matches fs.ErrNotExist where the table or a set is
 // missing, for which Ensure is the cure. Nothing is added then.
 func (c *Conn) Add(ctx context.Context, ep Endpoint) error {
-	if err := c.usable(ctx); err != nil {
-		return err
-	}
-
 	if err := ep.check(); err != nil {
 		return err
 	}
 	elements, comment := ep.elements(), ownerComment(ep.Owner, ruleset.NetworkKey(ep.Network))
-	return nftnl.Retry(ctx, func() error {
-		generation := c.cache.Generation() // if it is old, the transaction is refused, and it is forgotten
+	return c.retry(ctx, func() error {
+		generation := c.seen.Generation() // if it is old, the transaction is refused, and it is forgotten
 		if len(ep.Ports) > 0 && generation == nil {
 			seen, err := nftnl.SeenGeneration(c.tables.Conn)
 			if err != nil {
@@ -142,12 +138,12 @@ func withoutComments(list []ruleset.ElementState) []ruleset.Element {
 // what stands against it, by what is there in the places of the group, and its rivals.
 func (c *Conn) replace(ctx context.Context, group, gone []ruleset.ElementState, refuse func(is []*ruleset.ElementState) error) error {
 	elements := withoutComments(group)
-	for i, el := range elements {
-		if other := slices.IndexFunc(group[:i], func(e ruleset.ElementState) bool { return el.Excludes(e.Element) }); other >= 0 {
-			return newConflict(c.tables.Name, group[other], "")
+	return c.retry(ctx, func() error {
+		for i, el := range elements {
+			if other := slices.IndexFunc(group[:i], func(e ruleset.ElementState) bool { return el.Excludes(e.Element) }); other >= 0 {
+				return newConflict(c.tables.Name, group[other], "")
+			}
 		}
-	}
-	return nftnl.Retry(ctx, func() error {
 		generation, err := nftnl.SeenGeneration(c.tables.Conn)
 		if err != nil {
 			return err
@@ -189,4 +185,108 @@ func (c *Conn) replace(ctx context.Context, group, gone []ruleset.ElementState, 
 		}
 		return c.commitEndpoints(t)
 	})
+}
+
+// Move makes of an endpoint as it was one as it is by now, in one transaction: when
+// its lease gave it another address, or its first one. A look sees all of the
+// old or all of the new, and so do packets, but for one that a rule on another processor
+// is just at: so a guarded port is open at no time, and shut at none, and a published
+// port leads to one of the addresses or to the other.
+//
+// Both have the same Owner and Network. Of the new one, everything is added as Replace
+// does it, whatever is there; what only the old one had is removed as Remove does it,
+// if it is there and the owner's. So it is safe to call again, and an old one that says
+// too much does no harm. Connections that exist keep the address they were led to.
+//
+// The error matches fs.ErrNotExist where the table or a set is missing, for which
+// Ensure is the cure; nothing has changed then.
+func (c *Conn) Move(ctx context.Context, old, next Endpoint) error {
+	return c.move(ctx, old, next, nil)
+}
+
+// Update is Move for an endpoint that takes nothing from others: as with Add, the error
+// is a *ConflictError where another owner has an element of the new one, or what excludes
+// it, and nothing has changed then. What the owner itself has already is no conflict. So
+// an endpoint that was guarded by Add before its port was there gets its host ports by
+// this, and is guarded throughout.
+func (c *Conn) Update(ctx context.Context, old, next Endpoint) error {
+	comment := ownerComment(next.Owner, ruleset.NetworkKey(next.Network))
+	return c.move(ctx, old, next, func(is []*ruleset.ElementState) error {
+		for _, el := range is {
+			if el != nil && el.Comment != comment {
+				return newConflict(c.tables.Name, *el, next.portOf(el.Element))
+			}
+		}
+		return nil
+	})
+}
+
+// move is both; refuse is nil where everything is taken over.
+func (c *Conn) move(ctx context.Context, old, next Endpoint, refuse func(is []*ruleset.ElementState) error) error {
+	for _, ep := range []*Endpoint{&old, &next} {
+		if err := ep.check(); err != nil {
+			return err
+		}
+	}
+	if old.Owner != next.Owner || old.Network != next.Network {
+		return invalid("endpoint %s of network %s cannot become %s of %s", old.Owner, old.Network, next.Owner, next.Network)
+	}
+	group, comment := next.commented(), ownerComment(next.Owner, ruleset.NetworkKey(next.Network))
+	var gone []ruleset.ElementState
+	for _, el := range append(old.traces(), next.leftovers()...) {
+		isNew := func(c ruleset.ElementState) bool { return c.Equal(el) }
+		if !slices.ContainsFunc(group, isNew) && !slices.ContainsFunc(gone, isNew) {
+			gone = append(gone, ruleset.ElementState{Element: el, Comment: comment})
+		}
+	}
+	return explainMissing(c.replace(ctx, group, gone, refuse))
+}
+
+// A port on all addresses and the same port on one address exclude each other, and are entries of two maps. The kernel
+// refuses a key that is there, and knows nothing of one that must not be there elsewhere: so that is looked up, or
+// listed, and the transaction is of the generation that was looked at.
+
+// findRivals gives what is there and excludes some of several elements.
+func (c *Conn) findRivals(elements []ruleset.Element) ([]*ruleset.ElementState, error) {
+	var onAll []ruleset.Element
+	var onOne []ruleset.Place // maps of ports, in which any may be
+	for _, f := range ruleset.Families() {
+		one := ruleset.InInet(f.HostAddrs)
+		for _, el := range elements {
+			switch el.Set {
+			case one:
+				all := ruleset.Element{Set: ruleset.InInet(f.HostPorts), Key: el.Key[f.AddrLen:]}
+				if !slices.ContainsFunc(onAll, all.Equal) {
+					onAll = append(onAll, all)
+				}
+			case ruleset.InInet(f.HostPorts):
+				onOne = append(onOne, one)
+			}
+		}
+	}
+	have, err := c.tables.Lookup(onAll)
+	if err != nil {
+		return nil, err
+	}
+	rivals := slices.DeleteFunc(have, func(el *ruleset.ElementState) bool { return el == nil })
+	all, err := c.tables.ElementsOf(slices.Compact(onOne))
+	for i := range all {
+		if slices.ContainsFunc(elements, all[i].Excludes) {
+			rivals = append(rivals, &all[i])
+		}
+	}
+	return rivals, err
+}
+
+// portOf names the port of the endpoint's that an entry is for, or excludes, as it was asked for; "" for elements of
+// other sets.
+func (ep *Endpoint) portOf(el ruleset.Element) string {
+	for _, p := range ep.Ports {
+		for _, a := range ep.firstAddrs() {
+			if pub, ok := p.on(a); ok && (el.Equal(pub.element()) || el.Excludes(pub.element())) {
+				return p.String()
+			}
+		}
+	}
+	return ""
 }

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 )
 
@@ -37,6 +38,6 @@ func TestHolderSaysWhoseAnAddressIs(t *testing.T) {
 	}
 	for bridge, a := range map[string]netip.Addr{"": own4, "cbr0": {}, "too/long": own4} {
 		_, err := c.AddressOwner(t.Context(), bridge, a)
-		expect.That(t, errors.Is(err, fs.ErrInvalid) || errors.Is(err, ErrInvalid), "%s behind %q: %v", a, bridge, err)
+		expect.That(t, errors.Is(err, fs.ErrInvalid) || errors.Is(err, tombolo.ErrInvalid), "%s behind %q: %v", a, bridge, err)
 	}
 }

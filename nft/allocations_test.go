@@ -16,7 +16,7 @@ func TestAddAndReadyAllocateLittle(t *testing.T) {
 	n := podnet()
 	n.Bridge = "cbr0"
 	mustEnsure(t, c, n)
-	c.UseCache(Cache{})
+	c.seen.Use("")
 	ctx := context.Background()
 	ep := pod("fffffffffff", "10.22.255.254")
 	got := testing.AllocsPerRun(100, func() {

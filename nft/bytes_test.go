@@ -225,7 +225,7 @@ func TestThousandthPodCostsWhatTheFirstDid(t *testing.T) {
 	t.Parallel()
 	c, ns := dialNew(t)
 	mustEnsure(t, c, podnet())
-	transport, err := nl.Open(unix.NETLINK_NETFILTER, &nl.Config{NetNS: ns})
+	transport, err := nl.Open(unix.NETLINK_NETFILTER, ns)
 	must.Succeed(t, err)
 	rec := nltest.Record(transport)
 	recorded := on(nl.New(rec), nil)

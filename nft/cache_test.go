@@ -2,17 +2,12 @@ package nft
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"math"
-	"strings"
 	"sync"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
-	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
@@ -21,19 +16,19 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// cached is a Conn that goes by a Cache, and counts what it sends.
+// cached is a Conn that goes by what was seen, and counts what it sends.
 type cached struct {
 	*Conn
 	rec *nltest.Recorder
 }
 
-func newCached(t *testing.T, ns *netns.NS, s Cache) *cached {
+func newCached(t *testing.T, ns *netns.NS, text string) *cached {
 	t.Helper()
-	transport := must.Of(nl.Open(unix.NETLINK_NETFILTER, &nl.Config{NetNS: ns})).Get(t)
+	transport := must.Of(nl.Open(unix.NETLINK_NETFILTER, ns)).Get(t)
 	rec := nltest.Record(transport)
 	c := &cached{on(nl.New(rec), nil), rec}
 	t.Cleanup(func() { c.Close() })
-	c.UseCache(s)
+	c.seen.Use(text)
 	return c
 }
 
@@ -52,7 +47,7 @@ func TestReadyGoesByItsCache(t *testing.T) {
 	n, second := podnet(), Network{Name: "second", Bridge: "cbr0"}
 	mustEnsure(t, others, n)
 	mustEnsure(t, others, second)
-	c := newCached(t, ns, Cache{})
+	c := newCached(t, ns, "")
 	c.wantLooks(t, "at first", n, false)
 	c.wantLooks(t, "then", n, true)
 	c.wantLooks(t, "another network", second, false)
@@ -70,11 +65,11 @@ func TestReadyGoesByItsCache(t *testing.T) {
 	c.wantLooks(t, "the other network", second, false)
 
 	// The next one learns it.
-	heir := newCached(t, ns, c.Cache())
+	heir := newCached(t, ns, c.seen.Text())
 	heir.wantLooks(t, "with another's cache", n, true)
 	heir.wantLooks(t, "with another's cache", second, true)
 	nft(t, ns, "delete table ip others")
-	heir = newCached(t, ns, c.Cache())
+	heir = newCached(t, ns, c.seen.Text())
 	heir.wantLooks(t, "with an old cache", n, false)
 }
 
@@ -84,7 +79,7 @@ func TestCacheFollowsWhatBecomesOfEndpoints(t *testing.T) {
 	others, ns := dialNew(t)
 	n := podnet()
 	mustEnsure(t, others, n)
-	c := newCached(t, ns, Cache{})
+	c := newCached(t, ns, "")
 	c.wantLooks(t, "at first", n, false)
 	a, b := pod("00000000001", "10.22.0.5"), publisher(2, tcpPort("", 8080), tcpPort("192.0.2.1", 8081))
 	moved := pod("00000000001", "10.22.0.6")
@@ -142,7 +137,7 @@ func TestCacheDoesNotHideDamage(t *testing.T) {
 			n := guardNet()
 			n.Bridge = "cbr0"
 			mustEnsure(t, others, n)
-			c := newCached(t, ns, Cache{})
+			c := newCached(t, ns, "")
 			c.wantLooks(t, "at first", n, false)
 			c.wantLooks(t, "then", n, true)
 			damage(t, c, ns)
@@ -158,7 +153,7 @@ func TestCacheEndsWithTheNetwork(t *testing.T) {
 	n := Network{Name: "plain", Bridge: "cbr0"}
 	mustEnsure(t, others, podnet())
 	mustEnsure(t, others, n)
-	c := newCached(t, ns, Cache{})
+	c := newCached(t, ns, "")
 	c.wantLooks(t, "at first", n, false)
 	must.Succeed(t, c.RemoveNetwork(context.Background(), n.Name))
 	mustBeReady(t, c.Conn, n, false)
@@ -171,11 +166,11 @@ func TestAddsWithCachesOvertakeEachOther(t *testing.T) {
 	others, ns := dialNew(t)
 	n := podnet()
 	mustEnsure(t, others, n)
-	before := newCached(t, ns, Cache{})
+	before := newCached(t, ns, "")
 	before.wantLooks(t, "at first", n, false)
 	conns := make([]*cached, many)
 	for i := range conns {
-		conns[i] = newCached(t, ns, before.Cache())
+		conns[i] = newCached(t, ns, before.seen.Text())
 	}
 	var wg sync.WaitGroup
 	for i, c := range conns {
@@ -190,24 +185,6 @@ func TestAddsWithCachesOvertakeEachOther(t *testing.T) {
 	wg.Wait()
 	eps, err := others.Endpoints(context.Background(), "")
 	expect.That(t, err == nil && len(eps) == many*each, "%d endpoints, %v", len(eps), err)
-}
-
-func TestCachesAreText(t *testing.T) {
-	t.Parallel()
-	for _, s := range []Cache{
-		{}, {Generation: 7}, {Generation: math.MaxUint32, Networks: []uint64{0, 1, math.MaxUint64}},
-		{Generation: 1, Networks: make([]uint64, nftnl.MaxSeen)},
-	} {
-		got, err := ParseCache(s.String())
-		if err != nil || got.Generation != s.Generation || fmt.Sprint(got.Networks) != fmt.Sprint(s.Networks) {
-			t.Errorf("%v became %v, %v", s, got, err)
-		}
-		expect.That(t, len(s.String()) <= 146, "%q is too long", s)
-	}
-	for _, text := range []string{"", " ", "x", "-1", "4294967296", "1 ", "1  2", "1 x", "1 " + strings.Repeat("1 ", nftnl.MaxSeen) + "1", "1 10000000000000000"} {
-		s, err := ParseCache(text)
-		expect.That(t, errors.Is(err, ErrInvalid), "%q: %v, %v", text, s, err)
-	}
 }
 
 // Whatever a network is made of is part of its sum.
@@ -230,16 +207,4 @@ func TestSumsTellNetworksApart(t *testing.T) {
 	rs := must.Of(on(nil, &Config{Mark: 0x20000}).ruleset(&Network{Name: "a"})).Get(t)
 	same, ok := sums[rs.Sum()]
 	expect.That(t, !ok, "another mark has the sum of %s", same)
-}
-
-func FuzzCache(f *testing.F) {
-	f.Add(Cache{1, make([]uint64, nftnl.MaxSeen)}.String())
-	f.Fuzz(func(t *testing.T, text string) {
-		s, err := ParseCache(text)
-		if err != nil {
-			return
-		}
-		again, err := ParseCache(s.String())
-		expect.That(t, err == nil && cmp.Equal(s, again), "%q: %v, then %v, %v", text, s, again, err)
-	})
 }

@@ -16,11 +16,7 @@ import (
 // Rules are known by their comments, and chains by theirs: a rule that someone put
 // in place of ours under the same comment is not found out.
 func (c *Conn) Check(ctx context.Context, n Network) ([]tombolo.Difference, error) {
-	if err := c.usable(ctx); err != nil {
-		return nil, err
-	}
-
-	want, err := c.ruleset(&n)
+	want, err := c.wanted(ctx, &n)
 	if err != nil {
 		return nil, err
 	}

@@ -45,8 +45,8 @@ const DefaultTable = nftnl.DefaultTable
 type Conn struct {
 	tables ruleset.Tables
 	mark   uint32
-	cache  nftnl.Seen
-	err    error // of what it was opened with
+	seen   nftnl.Seen // which networks were ready
+	err    error      // of what it was opened with
 }
 
 // Dial opens a connection. It needs CAP_SYS_ADMIN where cfg names a namespace;
@@ -59,7 +59,7 @@ func Dial(cfg *Config) (*Conn, error) {
 	if err := nftnl.CheckTable(cfg.Table, cfg.Mark); err != nil {
 		return nil, err
 	}
-	conn, err := nl.Dial(unix.NETLINK_NETFILTER, &nl.Config{NetNS: cfg.NetNS})
+	conn, err := nl.Dial(unix.NETLINK_NETFILTER, cfg.NetNS)
 	if err != nil {
 		return nil, err
 	}
@@ -113,16 +113,40 @@ func (c *Conn) Socket() tombolo.Socket {
 	if c == nil {
 		return nil
 	}
-	return nftnl.Socket{Conn: c.tables.Conn, Seen: &c.cache}
+	return nftnl.Socket{Conn: c.tables.Conn, Seen: &c.seen}
 }
 
 // usable refuses a Conn or a context that nothing can be done with.
 func (c *Conn) usable(ctx context.Context) error {
 	if c == nil {
-		return nftnl.Usable(ctx, nil)
+		return nl.Usable(ctx, nil)
 	}
 	if c.err != nil {
 		return c.err
 	}
-	return nftnl.Usable(ctx, c.tables.Conn)
+	return nl.Usable(ctx, c.tables.Conn)
+}
+
+// retry calls try until it returns something else than a lost race.
+func (c *Conn) retry(ctx context.Context, try func() error) error {
+	if err := c.usable(ctx); err != nil {
+		return err
+	}
+	return nftnl.Retry(ctx, try)
+}
+
+// commitEndpoints is commit for what changes nothing but elements of endpoints.
+func (c *Conn) commitEndpoints(t *ruleset.Transaction) error {
+	if t.Empty() {
+		return nil
+	}
+	err := t.Commit(c.tables.Conn)
+	switch {
+	case t.Generation == nil:
+	case err == nil:
+		c.seen.Follow(*t.Generation)
+	case errors.Is(err, unix.ERESTART):
+		c.seen.Drop() // what it says is over
+	}
+	return err
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
@@ -276,7 +277,7 @@ func TestDedupRefusesWhatMakesNoSense(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
 			n := dedupNet(d, tc.bad)
-			if _, err := on(nil, nil).ruleset(&n); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "network podnet: ") {
+			if _, err := on(nil, nil).ruleset(&n); !errors.Is(err, tombolo.ErrInvalid) || !strings.Contains(err.Error(), "network podnet: ") {
 				t.Errorf("got %v", err)
 			}
 		})

@@ -18,8 +18,7 @@
 // there is one more element, a sentinel ("/sentinel" . 0.0.0.0 and the like), which
 // matches nothing, and is gone once somebody has emptied the set. So a caller learns by
 // one look at each chain and each set that all is there (Conn.Ready), and builds or mends
-// only where it is not (Conn.Ensure). Of what nobody has changed since, one look at a
-// number does for all (Conn.UseCache). The table is Tombolo's own: what others put into its
+// only where it is not (Conn.Ensure). The table is Tombolo's own: what others put into its
 // chains is taken out again.
 //
 // The forward chain admits nothing. An accept in one table never overrides a drop
@@ -41,10 +40,10 @@
 // program of the host that listens on a published port hears nothing, and nothing here
 // knows of it.
 //
-// A second table, bridge tombolo, is there for networks that need it. It has the chains of
-// package guard, which hold ports to what they may say: those for every pod (Network.Groups), and
-// those for guarded ones (Network.Guard, Endpoint.GuardedPort), with sets in which pods have
-// elements. All of an endpoint is one transaction, over both tables.
+// A second table, bridge tombolo, is there for networks that need it. It has the chains that hold
+// ports to what they may say: those for every pod (Network.Groups), and those for guarded ones
+// (Network.Guard, Endpoint.GuardedPort), with sets in which pods have elements. All of an endpoint
+// is one transaction, over both tables.
 //
 // The chains dedup-NETWORK drop what a promiscuous bridge would deliver twice (Dedup), and
 // the chains quiet-NETWORK what it would deliver to pods that have no use for it

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
@@ -276,7 +277,7 @@ func TestInvalidArgumentsAreRefusedBeforeTheKernelIsAsked(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			_, checkErr := c.CheckEndpoint(ctx, ep)
 			for _, err := range []error{c.Add(ctx, ep), c.Replace(ctx, good, ep), c.Remove(ctx, good, ep), checkErr} {
-				expect.Is(t, err, ErrInvalid)
+				expect.Is(t, err, tombolo.ErrInvalid)
 			}
 		})
 	}
@@ -291,7 +292,7 @@ func TestInvalidArgumentsAreRefusedBeforeTheKernelIsAsked(t *testing.T) {
 			_, readyErr := c.Ready(ctx, n)
 			_, checkErr := c.Check(ctx, n)
 			for _, err := range []error{ensureErr, readyErr, checkErr} {
-				expect.Is(t, err, ErrInvalid)
+				expect.Is(t, err, tombolo.ErrInvalid)
 			}
 		})
 	}
@@ -303,7 +304,7 @@ func TestInvalidArgumentsAreRefusedBeforeTheKernelIsAsked(t *testing.T) {
 	}
 	_, endpointsErr := c.Endpoints(ctx, "a:b")
 	for _, err := range []error{c.RemoveOwners(ctx, "a", "B"), c.RemoveNetwork(ctx, ""), endpointsErr} {
-		expect.Is(t, err, ErrInvalid)
+		expect.Is(t, err, tombolo.ErrInvalid)
 	}
 }
 

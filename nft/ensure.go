@@ -33,10 +33,6 @@ type Outcome struct {
 // From then on Ready says that all is there, the elements of sets that were emptied
 // included. A caller that has many of them to put back should use Prepare first.
 func (c *Conn) Ensure(ctx context.Context, n Network) (Outcome, error) {
-	if err := c.usable(ctx); err != nil {
-		return Outcome{}, err
-	}
-
 	return c.ensure(ctx, n, true)
 }
 
@@ -45,16 +41,12 @@ func (c *Conn) Ensure(ctx context.Context, n Network) (Outcome, error) {
 // Ensure is called: after endpoints have been put back with Replace. If somebody is
 // stopped in between, the next caller finds it as it was.
 func (c *Conn) Prepare(ctx context.Context, n Network) (Outcome, error) {
-	if err := c.usable(ctx); err != nil {
-		return Outcome{}, err
-	}
-
 	return c.ensure(ctx, n, false)
 }
 
 // ensure is both, the one with sentinels.
 func (c *Conn) ensure(ctx context.Context, n Network, sentinels bool) (Outcome, error) {
-	want, err := c.ruleset(&n)
+	want, err := c.wanted(ctx, &n)
 	if err != nil {
 		return Outcome{}, err
 	}
@@ -86,18 +78,11 @@ func (c *Conn) ensure(ctx context.Context, n Network, sentinels bool) (Outcome, 
 // nobody has emptied a set. It sees neither single elements nor what a rule was replaced
 // by: see Check.
 func (c *Conn) Ready(ctx context.Context, n Network) (bool, error) {
-	if err := c.usable(ctx); err != nil {
-		return false, err
-	}
-
-	want, err := c.ruleset(&n)
+	want, err := c.wanted(ctx, &n)
 	if err != nil {
 		return false, err
 	}
-	if err := ctx.Err(); err != nil {
-		return false, err
-	}
-	if !c.cache.IsOn() {
+	if !c.seen.IsOn() {
 		have, err := c.tables.Outline(want)
 		return err == nil && have.LooksRight(want), err
 	}
@@ -106,7 +91,7 @@ func (c *Conn) Ready(ctx context.Context, n Network) (bool, error) {
 		return false, err
 	}
 	sum := want.Sum()
-	if c.cache.Covers(generation, sum) {
+	if c.seen.Covers(generation, sum) {
 		return true, nil
 	}
 	// What is seen from here on is of this generation, or of a later one.
@@ -119,9 +104,20 @@ func (c *Conn) Ready(ctx context.Context, n Network) (bool, error) {
 		return false, err
 	}
 	if settled == nil {
-		c.cache.Add(generation, sum)
+		c.seen.Add(generation, sum)
 	}
 	return true, nil
+}
+
+// wanted is ruleset, unless nothing can be done.
+func (c *Conn) wanted(ctx context.Context, n *Network) (*ruleset.Ruleset, error) {
+	if err := c.usable(ctx); err != nil {
+		return nil, err
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	return c.ruleset(n)
 }
 
 // explainKernel tells why something that is only added is not there.

@@ -238,11 +238,14 @@ func TestGuardRefusesWhatIsNoPort(t *testing.T) {
 			ep := pod("0123456789a", pod4)
 			ep.GuardedPort = tc.port
 			ep.MAC, _ = net.ParseMAC(tc.mac)
-			if err := ep.check(); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), tc.want) {
+			if err := ep.check(); !errors.Is(err, tombolo.ErrInvalid) || !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("got %v, want %s", err, tc.want)
 			}
 		})
 	}
+	both := guardedPod("0123456789a", "veth1", podMAC)
+	both.MACOnly, both.Untrusted = true, true
+	expect.Is(t, both.check(), tombolo.ErrInvalid, "MACOnly and Untrusted")
 }
 
 func tables(tb testing.TB, ns string) []string {

@@ -4,12 +4,14 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"net/netip"
 	"slices"
 	"sort"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
@@ -40,16 +42,12 @@ func (c *Conn) Endpoints(ctx context.Context, network string) ([]Endpoint, error
 // HasPorts says whether any endpoint behind a bridge, of whatever network, has ports of
 // the host's IPv4 addresses that lead to it. It lists an element for each that has.
 func (c *Conn) HasPorts(ctx context.Context, bridge string) (bool, error) {
-	if err := c.usable(ctx); err != nil {
-		return false, err
-	}
-
 	if bridge == "" || len(bridge) >= unix.IFNAMSIZ {
 		return false, invalid("%.40q cannot be the name of a bridge", bridge)
 	}
 	name := nftnl.LinkKey(bridge, nil, 0)
 	found := false
-	err := nftnl.Retry(ctx, func() error {
+	err := c.retry(ctx, func() error {
 		list, err := c.tables.ElementsOf([]ruleset.Place{ruleset.InInet(ruleset.Selves4Set)})
 		found = slices.ContainsFunc(list, func(el ruleset.ElementState) bool { return bytes.HasPrefix(el.Key, name) })
 		return err
@@ -108,4 +106,29 @@ func (ep *Endpoint) note(el *ruleset.ElementState) {
 		ep.Addrs = append(ep.Addrs, addr)
 	}
 	ep.Masquerade = ep.Masquerade || ruleset.IsMasqueradeSet(el.Set.Name)
+}
+
+// AddressOwner says whose an address is behind a bridge, in one request: the error of an Add of
+// it would be the *ConflictError that it returns. It is nil where the address is nobody's,
+// and where the table or a set is missing; what belongs to another program counts as
+// somebody's.
+func (c *Conn) AddressOwner(ctx context.Context, bridge string, a netip.Addr) (*ConflictError, error) {
+	if err := c.usable(ctx); err != nil {
+		return nil, err
+	}
+	if !ident.IsLinkName(bridge) || !a.IsValid() {
+		return nil, invalid("address %s behind bridge %q", a, bridge)
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	set := ruleset.Pods6Set
+	if a = a.Unmap().WithZone(""); a.Is4() {
+		set = ruleset.Pods4Set
+	}
+	have, err := c.tables.Lookup([]ruleset.Element{{Set: ruleset.InInet(set), Key: nftnl.LinkKey(bridge, a.AsSlice(), 0)}})
+	if err != nil || have[0] == nil {
+		return nil, err
+	}
+	return newConflict(c.tables.Name, *have[0], ""), nil
 }

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
@@ -99,8 +100,8 @@ func TestMoveIsRefused(t *testing.T) {
 	for name, ep := range map[string]Endpoint{
 		"another owner": pod("0000000000b", other4), "another network": elsewhere, "no owner": pod("", other4), "no address": pod("0000000000a"),
 	} {
-		expect.Is(t, c.Move(ctx, a, ep), ErrInvalid, "%s", name)
-		expect.Is(t, c.Move(ctx, ep, a), ErrInvalid, "from %s", name)
+		expect.Is(t, c.Move(ctx, a, ep), tombolo.ErrInvalid, "%s", name)
+		expect.Is(t, c.Move(ctx, ep, a), tombolo.ErrInvalid, "from %s", name)
 	}
 	expect.Is(t, c.Move(ctx, a, guardedPod("0000000000a", "veth1", podMAC, other4)), fs.ErrNotExist, "to a guard that is not there")
 	expect.Equal(t, nft(t, ns, "list", "ruleset"), before, "something has changed")

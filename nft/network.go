@@ -2,10 +2,12 @@ package nft
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
@@ -78,12 +80,8 @@ type Network struct {
 	Dedup []Dedup
 }
 
-// ErrInvalid is the cause of every error about an argument that cannot be what it
-// is meant to be, found before the kernel is asked.
-var ErrInvalid = tombolo.ErrInvalid
-
 func invalid(format string, args ...any) error {
-	return fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...)
+	return fmt.Errorf("%w: "+format, append([]any{tombolo.ErrInvalid}, args...)...)
 }
 
 // check says what is wrong with a network.
@@ -137,4 +135,102 @@ func (n *Network) spec() *ruleset.Network {
 		s.Dedup = append(s.Dedup, ruleset.Dedup(d))
 	}
 	return s
+}
+
+// Policy says from where pods may be sent to, as far as other pods are concerned.
+// It does not concern the host, what comes from outside, and networks that have none:
+// a packet is dropped only if it comes from a bridge with a policy, and goes to
+// such a bridge. So is one that answers to it: policies need to know nothing of
+// connections. A port that a pod has published on the host is no way round them.
+//
+// Networks on the same bridge share the strictest of their policies.
+type Policy uint8
+
+const (
+	// Open drops nothing.
+	Open Policy = iota
+	// SameBridge drops what comes from or goes to another bridge with a policy.
+	SameBridge
+	// Isolated drops what stays on the bridge, too: what a pod sends to itself by
+	// way of the host included. What the bridge forwards by itself only passes
+	// here with Network.NFCall; without it the bridge's ports have to be isolated.
+	Isolated
+)
+
+// String gives the policy as the field ingressPolicy of CNI's firewall plugin has it.
+func (p Policy) String() string {
+	switch p {
+	case Open:
+		return "open"
+	case SameBridge:
+		return "same-bridge"
+	case Isolated:
+		return "isolated"
+	}
+	return fmt.Sprintf("policy %d", uint8(p))
+}
+
+// MarshalText gives what String does.
+func (p Policy) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
+
+// UnmarshalText reads what String gives. The error matches tombolo.ErrInvalid.
+func (p *Policy) UnmarshalText(text []byte) error {
+	return unmarshal(p, text, Open, SameBridge, Isolated)
+}
+
+func (n *Network) checkBridge() error {
+	switch {
+	case n.Bridge != "" && !ident.IsLinkName(n.Bridge):
+		return invalid("network %s: bridge %q is no name of a link", n.Name, n.Bridge)
+	case n.VLANOf != "" && (n.Bridge == "" || !ident.IsLinkName(n.VLANOf)):
+		return invalid("network %s: link %q in a VLAN of bridge %q", n.Name, n.Bridge, n.VLANOf)
+	case n.Policy > Isolated:
+		return invalid("network %s: %s", n.Name, n.Policy)
+	case n.Bridge == "" && n.Policy != Open:
+		return invalid("network %s: policy %s without the name of a bridge", n.Name, n.Policy)
+	}
+	return nil
+}
+
+// Dedup is a subnet of a promiscuous bridge whose pods would get packets twice.
+//
+// What pods of such a bridge send to a service's address, which is changed to that of
+// another pod of the bridge, takes two ways where the bridge calls iptables
+// (Network.NFCall): the bridge forwards it by itself, and the host, which sees a copy,
+// routes it back to the bridge. The second copy is dropped where it leaves the bridge: it
+// comes from the bridge's own MAC, with a pod's address. So does everything that the
+// host alone forwards between pods of the subnet: where the bridge does not call
+// iptables or is not promiscuous, and where the service's address is the host's own,
+// as IPVS has it, there is no first copy, and dedup drops all. Pods with hairpin
+// ports need no promiscuous bridge.
+type Dedup struct {
+	// BridgeMAC is the bridge's.
+	BridgeMAC net.HardwareAddr
+	// Gateway is the host's address on the bridge, from which it may send to pods. For
+	// more than one of them, the rest is given again.
+	Gateway netip.Addr
+	// Subnet has the pods' addresses, of the same family; its host bits do not matter.
+	Subnet netip.Prefix
+}
+
+func (d *Dedup) check() error {
+	switch {
+	case len(d.BridgeMAC) != ruleset.EtherLen:
+		return invalid("dedup: %q cannot be the MAC of a bridge", d.BridgeMAC)
+	case !d.Subnet.IsValid() || d.Subnet.Addr().Is4In6() || d.Subnet.Bits() == 0:
+		return invalid("dedup: subnet %v", d.Subnet)
+	case d.Gateway.Is4() != d.Subnet.Addr().Is4() || !d.Gateway.IsValid() || d.Gateway.Zone() != "" || d.Gateway.Is4In6():
+		return invalid("dedup: gateway %v of subnet %v", d.Gateway, d.Subnet)
+	}
+	return nil
+}
+
+// checkDedup says what is wrong with the network's.
+func (n *Network) checkDedup() error {
+	for i := range n.Dedup {
+		if err := n.Dedup[i].check(); err != nil {
+			return fmt.Errorf("network %s: %w", n.Name, err)
+		}
+	}
+	return nil
 }

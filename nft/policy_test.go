@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
@@ -31,7 +32,7 @@ func TestImpossiblePoliciesAreRefused(t *testing.T) {
 		{Name: "x", Bridge: "cbr0", Policy: 3},
 		{Name: "x", Policy: Isolated},
 	} {
-		expect.Is(t, expect.Err(c.Ensure(context.Background(), n)), ErrInvalid, "%+v", n)
+		expect.Is(t, expect.Err(c.Ensure(context.Background(), n)), tombolo.ErrInvalid, "%+v", n)
 	}
 }
 

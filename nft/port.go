@@ -36,7 +36,7 @@ func (p Protocol) String() string { return ruleset.ProtocolName(uint8(p)) }
 // MarshalText gives what String does.
 func (p Protocol) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
 
-// UnmarshalText reads "tcp", "udp" or "sctp". The error matches ErrInvalid.
+// UnmarshalText reads "tcp", "udp" or "sctp". The error matches tombolo.ErrInvalid.
 func (p *Protocol) UnmarshalText(text []byte) error {
 	return unmarshal(p, text, unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP)
 }
@@ -85,7 +85,7 @@ func (s SNAT) String() string {
 // MarshalText gives what String does.
 func (s SNAT) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// UnmarshalText reads what String gives. The error matches ErrInvalid.
+// UnmarshalText reads what String gives. The error matches tombolo.ErrInvalid.
 func (s *SNAT) UnmarshalText(text []byte) error {
 	return unmarshal(s, text, SNATNeeded, SNATAll, SNATNone)
 }
@@ -99,7 +99,7 @@ func (p Port) String() string {
 	return text + "/" + p.Protocol.String()
 }
 
-// Check refuses a port that cannot be published. The error matches ErrInvalid.
+// Check refuses a port that cannot be published. The error matches tombolo.ErrInvalid.
 func (p Port) Check() error {
 	switch {
 	case p.Protocol != unix.IPPROTO_TCP && p.Protocol != unix.IPPROTO_UDP && p.Protocol != unix.IPPROTO_SCTP:

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
@@ -82,7 +83,7 @@ func TestImpossiblePortsAreRefused(t *testing.T) {
 	} {
 		ep := Endpoint{Owner: "0", Network: "podnet", Bridge: "cbr0", Addrs: tc.addrs, MAC: make([]byte, 6), Ports: tc.ports}
 		err := ep.check()
-		expect.That(t, errors.Is(err, ErrInvalid) && strings.Contains(err.Error(), tc.why), "%s: %v", tc.name, err)
+		expect.That(t, errors.Is(err, tombolo.ErrInvalid) && strings.Contains(err.Error(), tc.why), "%s: %v", tc.name, err)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
@@ -91,5 +92,5 @@ func TestPortSNATThatIsNone(t *testing.T) {
 	mustEnsure(t, c, Network{Name: "podnet", Masquerade: true, PortSNAT: true})
 	ep := publisher(1, tcpPort("", 8080))
 	ep.PortSNAT = snatAny
-	expect.Is(t, c.Add(context.Background(), ep), ErrInvalid, "Add")
+	expect.Is(t, c.Add(context.Background(), ep), tombolo.ErrInvalid, "Add")
 }

@@ -78,7 +78,7 @@ func (c *Conn) removeWhere(ctx context.Context, match func(*ruleset.ElementState
 func (c *Conn) removeElements(ctx context.Context, elements []ruleset.Element, match func(*ruleset.ElementState) bool) error {
 	var errs []error
 	for group := range slices.Chunk(elements, ruleset.GroupSize) {
-		errs = append(errs, nftnl.Retry(ctx, func() error {
+		errs = append(errs, c.retry(ctx, func() error {
 			generation, err := nftnl.SeenGeneration(c.tables.Conn)
 			if err != nil {
 				return err
@@ -120,11 +120,11 @@ func (c *Conn) RemoveNetwork(ctx context.Context, name string) error {
 		_, network, ok := ownerOf(el)
 		return ok && network == key || el.IsNetwork(key)
 	})
-	c.cache.Drop() // what is known of the bridge was more than an endpoint's
+	c.seen.Drop() // what is known of the bridge was more than an endpoint's
 	if err != nil {
 		return err
 	}
-	return nftnl.Retry(ctx, func() error {
+	return c.retry(ctx, func() error {
 		generation, err := nftnl.SeenGeneration(c.tables.Conn)
 		if err != nil {
 			return err
@@ -144,14 +144,11 @@ func (c *Conn) RemoveNetwork(ctx context.Context, name string) error {
 // HasNetwork says whether RemoveNetwork would delete anything: what is this network's, or a table
 // in which nothing is any network's. It changes nothing.
 func (c *Conn) HasNetwork(ctx context.Context, name string) (bool, error) {
-	if err := c.usable(ctx); err != nil {
-		return false, err
-	}
 	if err := checkName(name); err != nil {
 		return false, err
 	}
 	key, has := ruleset.NetworkKey(name), false
-	err := nftnl.Retry(ctx, func() error {
+	err := c.retry(ctx, func() error {
 		inventories, inUse, err := c.inventories(key)
 		has = slices.ContainsFunc(inventories, func(inv *ruleset.Inventory) bool {
 			return inv.Table && !inUse || inv.Has(key) || slices.ContainsFunc(inv.Elements, func(el ruleset.ElementState) bool {

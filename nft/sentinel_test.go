@@ -126,11 +126,11 @@ func TestEndpointOfNoAddressIsInvalid(t *testing.T) {
 	t.Parallel()
 	for _, a := range []string{"0.0.0.0", "::"} {
 		ep := pod("00000000001", a)
-		expect.Is(t, ep.check(), ErrInvalid, "%s", a)
+		expect.Is(t, ep.check(), tombolo.ErrInvalid, "%s", a)
 	}
 	ep := pod("00000000001", "10.22.0.5")
 	ep.Bridge = ruleset.SentinelLink
-	expect.Is(t, ep.check(), ErrInvalid, "%s", ep.Bridge)
+	expect.Is(t, ep.check(), tombolo.ErrInvalid, "%s", ep.Bridge)
 }
 
 func mustGeneration(t *testing.T, c *Conn) uint32 {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
@@ -104,10 +105,10 @@ func TestTablesThatCannotBe(t *testing.T) {
 	} {
 		cfg.NetNS = ns
 		c, err := Dial(&cfg)
-		expect.That(t, errors.Is(err, ErrInvalid) && c == nil, "%+v: %v", cfg, err)
-		expect.Is(t, expect.Err(On(nil, &cfg).Ready(context.Background(), podnet())), ErrInvalid, "On of %+v", cfg)
+		expect.That(t, errors.Is(err, tombolo.ErrInvalid) && c == nil, "%+v: %v", cfg, err)
+		expect.Is(t, expect.Err(On(nil, &cfg).Ready(context.Background(), podnet())), tombolo.ErrInvalid, "On of %+v", cfg)
 		_, err = foreign.On(nil, &foreign.Config{Table: cfg.Table, Mark: cfg.Mark}).Ready(context.Background())
-		expect.That(t, errors.Is(err, ErrInvalid), "foreign: %+v: %v", cfg, err)
+		expect.That(t, errors.Is(err, tombolo.ErrInvalid), "foreign: %+v: %v", cfg, err)
 	}
 	c := must.Of(Dial(&Config{NetNS: ns, Table: DefaultTable})).Get(t)
 	c.Close()

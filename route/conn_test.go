@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/routing"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
@@ -44,6 +45,11 @@ func TestRequestBytes(t *testing.T) {
 		Scope: ptr(route.Scope(unix.RT_SCOPE_SITE)), Protocol: route.ProtocolStatic, TOS: 8, MTU: 1400, AdvMSS: 1360,
 		Other: metrics(unix.RTAX_MTU, 1400, unix.RTAX_ADVMSS, 1360, unix.RTAX_INITCWND, 10)}
 	var text string
+	record := func(command string, header int, do func(*nl.Conn) error) {
+		rec := nltest.Record(nltest.NewFake(nltest.AckAll))
+		expect.Success(t, do(nl.New(rec)), "%s", command)
+		text += "# " + command + "\n" + nltest.Text(header, rec.Sent()...)
+	}
 	for _, tt := range []struct {
 		command string
 		header  int
@@ -88,14 +94,12 @@ func TestRequestBytes(t *testing.T) {
 		}},
 		{"ip route get 10.1.0.1", unix.SizeofRtMsg, func(c *route.Conn) error { _, err := c.Get(a("10.1.0.1")); return notFound(err) }},
 		{"ip route get fd00::1", unix.SizeofRtMsg, func(c *route.Conn) error { _, err := c.Get(a("fd00::1")); return notFound(err) }},
-		{"ip -6 rule show", 12, func(c *route.Conn) error { _, err := c.Rules(unix.AF_INET6); return err }},
-		{"ip neighbour show dev 3", unix.SizeofNdMsg, func(c *route.Conn) error { _, err := c.Neighbours(route.NeighbourFilter{Link: 3}); return err }},
-		{"ip neighbour get 10.1.0.9 dev 3", unix.SizeofNdMsg, func(c *route.Conn) error { _, err := c.Neighbour(3, a("10.1.0.9")); return notFound(err) }},
 	} {
-		rec := nltest.Record(nltest.NewFake(nltest.AckAll))
-		expect.Success(t, tt.do(route.On(nl.New(rec))), "%s", tt.command)
-		text += "# " + tt.command + "\n" + nltest.Text(tt.header, rec.Sent()...)
+		record(tt.command, tt.header, func(c *nl.Conn) error { return tt.do(route.On(c)) })
 	}
+	record("ip rule show", 12, func(c *nl.Conn) error { return expect.Err(routing.Rules(c)) })
+	record("ip neighbour show proxy", unix.SizeofNdMsg, func(c *nl.Conn) error { return expect.Err(routing.Neighbours(c, true)) })
+	record("ip neighbour get 10.1.0.9 dev 3", unix.SizeofNdMsg, func(c *nl.Conn) error { return notFound(expect.Err(routing.Find(c, 3, a("10.1.0.9")))) })
 	golden.Compare(t, "requests.golden", text)
 }
 
@@ -110,21 +114,21 @@ func notFound(err error) error {
 // A kernel without IPv6 answers for IPv6 as if it were asked for all families.
 func TestListIsOfTheFamilyThatWasAskedFor(t *testing.T) {
 	t.Parallel()
-	c := reply(unix.RTM_NEWROUTE, message([]byte{unix.AF_INET, 0, 0, 0, unix.RT_TABLE_MAIN, 0, 0, unix.RTN_UNICAST}, unix.SizeofRtMsg,
-		func(ae *netlink.AttributeEncoder) { nl.PutAddr(ae, unix.RTA_GATEWAY, nstest.Addr("10.1.0.1")) }))
+	c := route.On(reply(unix.RTM_NEWROUTE, message([]byte{unix.AF_INET, 0, 0, 0, unix.RT_TABLE_MAIN, 0, 0, unix.RTN_UNICAST}, unix.SizeofRtMsg,
+		func(ae *netlink.AttributeEncoder) { nl.PutAddr(ae, unix.RTA_GATEWAY, nstest.Addr("10.1.0.1")) })))
 	for family, want := range map[uint8]int{0: 1, unix.AF_INET: 1, unix.AF_INET6: 0} {
 		expect.Of(c.List(route.Filter{Family: family})).Len(t, want, "family %d: listed", family)
 	}
 }
 
 // reply is a kernel that answers a dump, or a get, with one message.
-func reply(typ uint16, data []byte) *route.Conn {
-	return route.On(nl.New(nltest.NewFake(func(r []netlink.Message) [][]byte {
+func reply(typ uint16, data []byte) *nl.Conn {
+	return nl.New(nltest.NewFake(func(r []netlink.Message) [][]byte {
 		if r[0].Header.Flags&unix.NLM_F_DUMP == unix.NLM_F_DUMP {
 			return [][]byte{nltest.Reply(r[0], typ, unix.NLM_F_MULTI, data), nltest.Done(r[0], 0)}
 		}
 		return [][]byte{nltest.Reply(r[0], typ, 0, data)}
-	})))
+	}))
 }
 
 // message is a fixed header of some length, and attributes.
@@ -170,13 +174,13 @@ func TestMalformedRepliesAreErrors(t *testing.T) {
 			var err error
 			switch {
 			case strings.HasPrefix(tt.name, "route"):
-				list, err = c.List(route.Filter{})
-				expect.Is(t, expect.Err(c.Get(a4)), nl.ErrMalformed, "Get")
+				list, err = route.On(c).List(route.Filter{})
+				expect.Is(t, expect.Err(route.On(c).Get(a4)), nl.ErrMalformed, "Get")
 			case strings.HasPrefix(tt.name, "rule"):
-				list, err = c.Rules(0)
+				list, err = routing.Rules(c)
 			default:
-				list, err = c.Neighbours(route.NeighbourFilter{})
-				expect.Is(t, expect.Err(c.Neighbour(1, a4)), nl.ErrMalformed, "Neighbour")
+				list, err = routing.Neighbours(c, false)
+				expect.Is(t, expect.Err(routing.Find(c, 1, a4)), nl.ErrMalformed, "Neighbour")
 			}
 			expect.Is(t, err, nl.ErrMalformed, "listed %v", list)
 		})
@@ -195,9 +199,9 @@ func TestOtherFamiliesAreLeftOut(t *testing.T) {
 		{unix.RTM_NEWLINK, nil}, // not even of the kind
 	} {
 		c := reply(tt.typ, tt.data)
-		routes, err1 := c.List(route.Filter{})
-		rules, err2 := c.Rules(0)
-		neighbours, err3 := c.Neighbours(route.NeighbourFilter{})
+		routes, err1 := route.On(c).List(route.Filter{})
+		rules, err2 := routing.Rules(c)
+		neighbours, err3 := routing.Neighbours(c, false)
 		expect.That(t, len(routes)+len(rules)+len(neighbours) == 0,
 			"type %d: listed %v, %v and %v", tt.typ, routes, rules, neighbours)
 		expect.Success(t, errors.Join(err1, err2, err3), "type %d", tt.typ)
@@ -233,18 +237,18 @@ func TestEnsurePassesErrorsOn(t *testing.T) {
 func TestInterruptedListsAreTriedAgain(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	for name, list := range map[string]func(*route.Conn) (int, error){
-		"routes": func(c *route.Conn) (int, error) { l, err := c.List(route.Filter{}); return len(l), err },
-		"rules":  func(c *route.Conn) (int, error) { l, err := c.Rules(0); return len(l), err },
-		"neighbours": func(c *route.Conn) (int, error) {
-			l, err := c.Neighbours(route.NeighbourFilter{Link: h.eth0})
+	for name, list := range map[string]func(*nl.Conn) (int, error){
+		"routes": func(c *nl.Conn) (int, error) { l, err := route.On(c).List(route.Filter{}); return len(l), err },
+		"rules":  func(c *nl.Conn) (int, error) { l, err := routing.Rules(c); return len(l), err },
+		"neighbours": func(c *nl.Conn) (int, error) {
+			l, err := routing.Neighbours(c, false)
 			return len(l), err
 		},
 	} {
 		fault := &nltest.Fault{Interrupt: true, Times: 2}
 		conn := nltest.Dial(t, unix.NETLINK_ROUTE, h.ns, fault)
-		want := must.Of(list(h.c)).Get(t)
-		expect.Of(list(route.On(conn))).Is(t, want, "%s", name)
+		want := must.Of(list(h.nl)).Get(t)
+		expect.Of(list(conn)).Is(t, want, "%s", name)
 		expect.That(t, want <= 0 || fault.Fired() == 2, "%s: interrupted %d times, want 2", name, fault.Fired())
 	}
 }
@@ -262,9 +266,9 @@ func TestObjectsAreNamedInErrors(t *testing.T) {
 		{route.Route{Dst: p("::/0"), Type: route.Unreachable}, "unreachable default"},
 		{route.Route{Dst: p("fd00::/8"), From: p("fd01::/64"), NexthopID: 9}, "fd00::/8 from fd01::/64 nexthop object 9"},
 		{route.Route{Type: 77}, "77 default"},
-		{route.Rule{From: p("10.1.0.0/16"), Table: 7, Priority: 100}, "100: from 10.1.0.0/16 table 7"},
-		{route.Rule{To: p("10.1.0.0/16"), Invert: true, IIF: "a", OIF: "b", Action: 3}, "not from all to 10.1.0.0/16 iif a oif b"},
-		{route.Neighbour{Addr: a("10.1.0.9"), Link: 3}, "10.1.0.9 on link 3"},
+		{routing.Rule{From: p("10.1.0.0/16"), Table: 7, Priority: 100}, "100: from 10.1.0.0/16 table 7"},
+		{routing.Rule{To: p("10.1.0.0/16"), Invert: true, IIF: "a", OIF: "b", Action: 3}, "not from all to 10.1.0.0/16 iif a oif b"},
+		{routing.Neighbour{Addr: a("10.1.0.9"), Link: 3}, "10.1.0.9 on link 3"},
 	} {
 		expect.Equal(t, tt.object.String(), tt.want)
 	}
@@ -272,7 +276,7 @@ func TestObjectsAreNamedInErrors(t *testing.T) {
 
 func TestCloseLeavesASharedConnectionOpen(t *testing.T) {
 	t.Parallel()
-	conn := must.Of(nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: nstest.New(t)})).Get(t)
+	conn := must.Of(nl.Dial(unix.NETLINK_ROUTE, nstest.New(t))).Get(t)
 	defer conn.Close()
 	c := route.On(conn)
 	must.Succeed(t, c.Close())
@@ -284,5 +288,5 @@ func TestDialWithoutConfigIsTheCallersNamespace(t *testing.T) {
 	nstest.RequireRoot(t)
 	c := must.Of(route.Dial(nil)).Get(t)
 	defer c.Close()
-	expect.Success(t, expect.Err(c.Rules(unix.AF_INET)))
+	expect.Success(t, expect.Err(c.List(route.Filter{})))
 }

@@ -50,8 +50,8 @@ func decode(data []byte) (r Route, known bool, _ error) {
 	if err != nil {
 		return Route{}, false, err
 	}
-	if r.Dst, err = prefix(r.Family, dst, data[1]); err == nil && src.IsValid() {
-		r.From, err = prefix(r.Family, src, data[2])
+	if r.Dst, err = nl.Prefix(r.Family, dst, data[1]); err == nil && src.IsValid() {
+		r.From, err = nl.Prefix(r.Family, src, data[2])
 	}
 	if r.From.IsSingleIP() && r.From.Addr().IsUnspecified() {
 		r.From = netip.Prefix{} // how an answer to Get says that it had no source
@@ -132,16 +132,6 @@ func expires(b []byte) *time.Duration {
 	}
 	d := time.Duration(ticks) * time.Second / userHZ
 	return &d
-}
-
-// prefix puts an address and the length from a header together, and checks that
-// they are of the header's family.
-func prefix(family uint8, a netip.Addr, bits uint8) (netip.Prefix, error) {
-	p := netip.PrefixFrom(a, int(bits))
-	if !p.IsValid() || (family == unix.AF_INET) != a.Is4() {
-		return netip.Prefix{}, fmt.Errorf("%w: family %d, prefix %s/%d", nl.ErrMalformed, family, a, bits)
-	}
-	return p, nil
 }
 
 // via reads struct rtvia: a family and an address of it.

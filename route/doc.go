@@ -1,4 +1,4 @@
-// Package route reads and writes routes, and reads policy rules and neighbours.
+// Package route reads and writes routes.
 //
 //	conn, err := route.Dial(nil)
 //	def := route.Route{Gateway: netip.MustParseAddr("10.1.0.1"), Link: index} // the default route
@@ -6,13 +6,10 @@
 //	way, err := conn.Get(netip.MustParseAddr("192.0.2.1")) // as the kernel would send to it
 //	err = conn.Remove(def)
 //
-// Changing any of them needs CAP_NET_ADMIN in the user namespace that owns the
+// Changing them needs CAP_NET_ADMIN in the user namespace that owns the
 // network namespace; reading needs none. A Config that names a namespace needs
 // CAP_SYS_ADMIN to open the socket there. Linux 6.1 and later.
 //
 // Routes that are added without a Protocol carry ProtocolTombolo, by which they
 // are known as ours in `ip route` (as "proto 116") and to a Filter.
-//
-// The forwarding table of a bridge, which the kernel keeps as neighbours too, is
-// package bridge's matter.
 package route

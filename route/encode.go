@@ -234,16 +234,13 @@ func (n *Route) others() []netlink.Attribute {
 		return n.Other
 	}
 	return slices.DeleteFunc(slices.Clone(n.Other), func(a netlink.Attribute) bool {
-		return typeOf(a) == unix.RTA_ENCAP || typeOf(a) == unix.RTA_ENCAP_TYPE
+		return nl.TypeOf(a) == unix.RTA_ENCAP || nl.TypeOf(a) == unix.RTA_ENCAP_TYPE
 	})
 }
 
-// typeOf is an attribute's type without its flags.
-func typeOf(a netlink.Attribute) uint16 { return a.Type &^ (netlink.Nested | netlink.NetByteOrder) }
-
 // metrics has the library write the two that have fields, where those of the kernel are not kept whole.
 func (n *Route) metrics(q *request) {
-	kept := slices.ContainsFunc(n.Other, func(a netlink.Attribute) bool { return typeOf(a) == unix.RTA_METRICS })
+	kept := slices.ContainsFunc(n.Other, func(a netlink.Attribute) bool { return nl.TypeOf(a) == unix.RTA_METRICS })
 	if !kept && (n.MTU != 0 || n.AdvMSS != 0) {
 		q.Attributes.Metrics = &rtnetlink.RouteMetrics{MTU: n.MTU, AdvMSS: n.AdvMSS}
 	}

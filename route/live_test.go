@@ -30,14 +30,17 @@ func TestMain(m *testing.M) { nstest.Main(m) }
 // family: 10.1.0.2/24 and fd01::2/64 on eth0, the same with a 2 on eth1.
 type host struct {
 	ns         *netns.NS
-	c          *route.Conn
+	nl         *nl.Conn
+	c          *route.Conn // on nl
 	eth0, eth1 int
 }
 
 func newHost(tb testing.TB) host {
 	tb.Helper()
 	ns := nstest.New(tb)
-	h := host{ns: ns, c: dial(tb, ns)}
+	conn := must.Of(nl.Dial(unix.NETLINK_ROUTE, ns)).Get(tb)
+	tb.Cleanup(func() { conn.Close() })
+	h := host{ns: ns, nl: conn, c: route.On(conn)}
 	h.eth0, _ = nstest.Veth(tb, ns, "eth0", ns, "peer0")
 	h.eth1, _ = nstest.Veth(tb, ns, "eth1", ns, "peer1")
 	for _, n := range []string{"1", "2"} {
@@ -54,7 +57,7 @@ func newHost(tb testing.TB) host {
 // moment after the address, even without duplicate address detection.
 func (h host) waitUntilLocal(tb testing.TB, a netip.Addr) {
 	tb.Helper()
-	watch := must.Of(nl.Subscribe(unix.NETLINK_ROUTE, &nl.Config{NetNS: h.ns}, unix.RTNLGRP_IPV6_ROUTE)).Get(tb)
+	watch := must.Of(nl.Subscribe(unix.NETLINK_ROUTE, h.ns, unix.RTNLGRP_IPV6_ROUTE)).Get(tb)
 	defer watch.Close()
 	for {
 		if r, err := h.c.Get(a); err == nil && r.Type == route.Local {
@@ -62,13 +65,6 @@ func (h host) waitUntilLocal(tb testing.TB, a netip.Addr) {
 		}
 		must.Succeed(tb, expect.Err(watch.Next(tb.Context())))
 	}
-}
-
-func dial(tb testing.TB, ns *netns.NS) *route.Conn {
-	tb.Helper()
-	c := must.Of(route.Dial(&route.Config{NetNS: ns})).Get(tb)
-	tb.Cleanup(func() { c.Close() })
-	return c
 }
 
 // shown gives the lines that ip-route(8) prints for routes to a destination, in

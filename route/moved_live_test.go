@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/routing"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
@@ -184,12 +185,12 @@ func (h host) movable(t *testing.T) []moved {
 			list = append(list, moved{text(t, known), func() (netlink.Message, error) { return r.CopyMessage(true) }, r.DelMessage})
 		}
 	}
-	rules, rulesErr := h.c.Rules(0)
+	rules, rulesErr := routing.Rules(h.nl)
 	for _, r := range journalled(t, rules) {
 		list = append(list, moved{text(t, r), r.CopyMessage, r.DelMessage})
 	}
 	for _, proxy := range []bool{false, true} {
-		neighbours, neighboursErr := h.c.Neighbours(route.NeighbourFilter{Proxy: proxy})
+		neighbours, neighboursErr := routing.Neighbours(h.nl, proxy)
 		if err == nil {
 			err = neighboursErr
 		}
@@ -238,7 +239,7 @@ func TestObjectsAreMovedAsTheyAre(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	nstest.Run(t, h.ns, "ip", "link", "set", "lo", "up")
-	conn, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: h.ns})
+	conn, err := nl.Dial(unix.NETLINK_ROUTE, h.ns)
 	must.Succeed(t, err)
 	defer conn.Close()
 	ask := func(m netlink.Message, err error) error {

@@ -11,6 +11,8 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/routing"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
@@ -21,8 +23,8 @@ func mac(last byte) net.HardwareAddr { return net.HardwareAddr{2, 0, 0, 0, 0, la
 
 // withoutMulticast leaves out the entries that the kernel makes for the multicast
 // that it sends itself.
-func withoutMulticast(list []route.Neighbour) []route.Neighbour {
-	var left []route.Neighbour
+func withoutMulticast(list []routing.Neighbour) []routing.Neighbour {
+	var left []routing.Neighbour
 	for _, n := range list {
 		if !n.Addr.IsMulticast() {
 			left = append(left, n)
@@ -31,62 +33,50 @@ func withoutMulticast(list []route.Neighbour) []route.Neighbour {
 	return left
 }
 
-func TestNeighboursAreFilteredByTheKernel(t *testing.T) {
+func TestNeighboursAreThoseOfAllLinks(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	for _, n := range []string{"10.1.0.9 dev eth0", "10.2.0.9 dev eth1", "fd01::9 dev eth0", "fd02::9 dev eth1"} {
 		nstest.Run(t, h.ns, "ip", append([]string{"neighbour", "add"}, strings.Fields(n+" lladdr "+mac(9).String())...)...)
 	}
-	got, err := h.c.Neighbour(h.eth1, nstest.Addr("fd02::9"))
-	want := route.Neighbour{Addr: nstest.Addr("fd02::9"), MAC: mac(9), Link: h.eth1, State: route.Permanent}
+	got, err := routing.Find(h.nl, h.eth1, nstest.Addr("fd02::9"))
+	want := routing.Neighbour{Addr: nstest.Addr("fd02::9"), MAC: mac(9), Link: h.eth1, State: routing.Permanent}
 	diff := cmp.Diff(want, got, cmpopts.EquateComparable(want.Addr))
 	expect.That(t, diff == "" && err == nil, "got, %v (-want +got):\n%s", err, diff)
-	expect.Is(t, expect.Err(h.c.Neighbour(h.eth1, nstest.Addr("fd02::8"))), fs.ErrNotExist, "Neighbour")
-	for _, tt := range []struct {
-		name   string
-		filter route.NeighbourFilter
-		want   []string
-	}{
-		{"all", route.NeighbourFilter{}, []string{"10.1.0.9", "10.2.0.9", "fd01::9", "fd02::9"}},
-		{"a link", route.NeighbourFilter{Link: h.eth1}, []string{"10.2.0.9", "fd02::9"}},
-		{"a family", route.NeighbourFilter{Family: unix.AF_INET6}, []string{"fd01::9", "fd02::9"}},
-		{"both", route.NeighbourFilter{Family: unix.AF_INET, Link: h.eth0}, []string{"10.1.0.9"}},
-		{"no such link", route.NeighbourFilter{Link: 4711}, nil},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			list := must.Of(h.c.Neighbours(tt.filter)).Get(t)
-			var got []string
-			for _, n := range withoutMulticast(list) {
-				got = append(got, n.Addr.String())
-			}
-			expect.NoDiff(t, cmp.Diff(tt.want, got, cmpopts.SortSlices(strings.Compare)), "listed")
-		})
+	expect.Is(t, expect.Err(routing.Find(h.nl, h.eth1, nstest.Addr("fd02::8"))), fs.ErrNotExist, "Neighbour")
+	var listed []string
+	for _, n := range withoutMulticast(must.Of(routing.Neighbours(h.nl, false)).Get(t)) {
+		listed = append(listed, n.Addr.String())
 	}
+	expect.NoDiff(t, cmp.Diff([]string{"10.1.0.9", "10.2.0.9", "fd01::9", "fd02::9"}, listed, cmpopts.SortSlices(strings.Compare)), "listed")
 }
 
 func TestNeighboursThatAreAnsweredForAreListedApart(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	want := []route.Neighbour{{Addr: nstest.Addr("10.1.0.9"), Link: h.eth0, Flags: route.Proxy}, {Addr: nstest.Addr("fd01::9"), Link: h.eth0, Flags: route.Proxy}}
+	want := []routing.Neighbour{{Addr: nstest.Addr("10.1.0.9"), Link: h.eth0, Flags: routing.Proxy}, {Addr: nstest.Addr("fd01::9"), Link: h.eth0, Flags: routing.Proxy},
+		{Addr: nstest.Addr("10.2.0.9"), Link: h.eth1, Flags: routing.Proxy}}
 	for _, n := range []string{"proxy 10.1.0.9 dev eth0", "proxy fd01::9 dev eth0", "proxy 10.2.0.9 dev eth1", "10.1.0.8 dev eth0 lladdr " + mac(8).String()} {
 		nstest.Run(t, h.ns, "ip", append([]string{"neighbour", "add"}, strings.Fields(n)...)...)
 	}
-	list, err := h.c.Neighbours(route.NeighbourFilter{Link: h.eth0, Proxy: true})
+	list, err := routing.Neighbours(h.nl, true)
 	must.Succeed(t, err)
-	expect.NoDiff(t, cmp.Diff(want, list, cmpopts.EquateComparable(nstest.Addr("::")), cmpopts.IgnoreFields(route.Neighbour{}, "State")))
-	if list, err = h.c.Neighbours(route.NeighbourFilter{Link: h.eth0}); err != nil || slices.ContainsFunc(list, func(n route.Neighbour) bool { return n.Flags&route.Proxy != 0 }) {
+	expect.NoDiff(t, cmp.Diff(want, list, cmpopts.EquateComparable(nstest.Addr("::")), cmpopts.IgnoreFields(routing.Neighbour{}, "State"),
+		cmpopts.SortSlices(func(a, b routing.Neighbour) bool { return a.Addr.Less(b.Addr) })))
+	if list, err = routing.Neighbours(h.nl, false); err != nil || slices.ContainsFunc(list, func(n routing.Neighbour) bool { return n.Flags&routing.Proxy != 0 }) {
 		t.Errorf("the others: %v, %v", list, err)
 	}
 }
 
 func TestRulesOfANewNamespaceAreTheKernels(t *testing.T) {
 	t.Parallel()
-	c := dial(t, nstest.New(t))
-	list := must.Of(c.Rules(0)).Get(t)
-	kernel := func(family uint8, priority, table uint32) route.Rule {
-		return route.Rule{Family: family, Priority: priority, Table: table, Action: unix.FR_ACT_TO_TBL, Protocol: route.ProtocolKernel}
+	c := must.Of(nl.Dial(unix.NETLINK_ROUTE, nstest.New(t))).Get(t)
+	defer c.Close()
+	list := must.Of(routing.Rules(c)).Get(t)
+	kernel := func(family uint8, priority, table uint32) routing.Rule {
+		return routing.Rule{Family: family, Priority: priority, Table: table, Action: unix.FR_ACT_TO_TBL, Protocol: uint8(route.ProtocolKernel)}
 	}
-	want := []route.Rule{
+	want := []routing.Rule{
 		kernel(unix.AF_INET, 0, route.TableLocal), kernel(unix.AF_INET, 32766, route.TableMain), kernel(unix.AF_INET, 32767, 253),
 		kernel(unix.AF_INET6, 0, route.TableLocal), kernel(unix.AF_INET6, 32766, route.TableMain),
 	}

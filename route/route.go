@@ -2,6 +2,7 @@ package route
 
 import (
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -118,7 +119,7 @@ const (
 	Unicast     Type = unix.RTN_UNICAST
 	Local       Type = unix.RTN_LOCAL     // to this host
 	Broadcast   Type = unix.RTN_BROADCAST // to this host, and out as a broadcast
-	Anycast     Type = unix.RTN_ANYCAST
+	anycast     Type = unix.RTN_ANYCAST
 	Multicast   Type = unix.RTN_MULTICAST
 	Blackhole   Type = unix.RTN_BLACKHOLE   // dropped in silence
 	Unreachable Type = unix.RTN_UNREACHABLE // ICMP host unreachable
@@ -135,7 +136,7 @@ func (t Type) String() string {
 		return "local"
 	case Broadcast:
 		return "broadcast"
-	case Anycast:
+	case anycast:
 		return "anycast"
 	case Multicast:
 		return "multicast"
@@ -158,7 +159,7 @@ type Scope uint8
 const (
 	ScopeGlobal Scope = unix.RT_SCOPE_UNIVERSE
 	ScopeLink   Scope = unix.RT_SCOPE_LINK
-	ScopeHost   Scope = unix.RT_SCOPE_HOST
+	scopeHost   Scope = unix.RT_SCOPE_HOST
 
 	scopeAny Scope = unix.RT_SCOPE_NOWHERE // in a deletion
 )
@@ -263,11 +264,52 @@ func (r *Route) customaryScope() Scope {
 	case r.Family == unix.AF_INET6:
 		return ScopeGlobal
 	case r.Type == Local:
-		return ScopeHost
-	case r.Type == Broadcast, r.Type == Multicast, r.Type == Anycast:
+		return scopeHost
+	case r.Type == Broadcast, r.Type == Multicast, r.Type == anycast:
 		return ScopeLink
 	case r.Type == Unicast && !r.Gateway.IsValid() && len(r.Nexthops) == 0 && r.NexthopID == 0:
 		return ScopeLink
 	}
 	return ScopeGlobal
+}
+
+// Matches says whether have, as the kernel lists it, is what adding r makes: CHECK
+// uses it. A Link of 0 is not compared where there is a Gateway, nor are Flags, Other and
+// the time that is left of Expires; what a nexthop object holds is not compared with
+// anything.
+func (r Route) Matches(have Route) bool {
+	want := r.normal()
+	have = have.normal()
+	return want.sameKey(&have) && want.sameHops(&have) &&
+		want.Source == have.Source &&
+		want.Protocol == have.Protocol && want.Type == have.Type && *want.Scope == *have.Scope &&
+		want.MTU == have.MTU && want.AdvMSS == have.AdvMSS &&
+		want.Pref == have.Pref && (want.Expires == nil) == (have.Expires == nil)
+}
+
+func (r *Route) sameKey(have *Route) bool {
+	return r.Family == have.Family && r.Dst == have.Dst && r.From == have.From && r.TOS == have.TOS &&
+		r.Table == have.Table && r.Priority == have.Priority
+}
+
+func (r *Route) sameHops(have *Route) bool {
+	switch {
+	case r.NexthopID != 0 || have.NexthopID != 0:
+		return r.NexthopID == have.NexthopID
+	case r.sendsNothing():
+		return true // IPv6 names the loopback interface
+	}
+	hop := Nexthop{Gateway: r.Gateway, Link: r.Link, OnLink: r.OnLink}
+	return hop.matches(Nexthop{Gateway: have.Gateway, Link: have.Link, OnLink: have.OnLink}) &&
+		slices.EqualFunc(r.Nexthops, have.Nexthops, Nexthop.matches)
+}
+
+func (r *Route) sendsNothing() bool {
+	return r.Type == Blackhole || r.Type == Unreachable || r.Type == Prohibit || r.Type == Throw
+}
+
+func (h Nexthop) matches(have Nexthop) bool {
+	return h.Gateway == have.Gateway && h.OnLink == have.OnLink &&
+		max(h.Weight, 1) == max(have.Weight, 1) &&
+		(h.Link == have.Link || h.Link == 0 && h.Gateway.IsValid())
 }

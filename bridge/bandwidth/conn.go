@@ -23,13 +23,10 @@ func On(s tombolo.Socket) *Conn { return &Conn{nl.Of(s)} }
 
 // usable refuses a Conn or a context that nothing can be done with.
 func (c *Conn) usable(ctx context.Context) error {
-	switch {
-	case c == nil:
-		return (*nl.Conn)(nil).Usable()
-	case ctx == nil:
-		return nl.NoContext()
+	if c == nil {
+		return nl.Usable(ctx, nil)
 	}
-	return c.nl.Usable()
+	return nl.Usable(ctx, c.nl)
 }
 
 // Target says where the traffic of one attachment is shaped.
@@ -51,10 +48,6 @@ type Target struct {
 	Owner string
 }
 
-// ErrInvalid is the cause of every error about an argument that cannot be meant, a Shape or
-// a Target say: nothing was sent to the kernel.
-var ErrInvalid = tombolo.ErrInvalid
-
 // ErrForeign is the cause of an error about a link that has the name of our ifb and
 // is somebody else's.
 var ErrForeign = errors.New("the link belongs to somebody else")
@@ -73,16 +66,16 @@ const aliasMax = 255 // IFALIASZ - 1
 func (t *Target) validate() error {
 	for _, name := range []string{t.Port, t.IFB} {
 		if name == "" || len(name) >= unix.IFNAMSIZ {
-			return fmt.Errorf("%w: %q names no link", ErrInvalid, name)
+			return fmt.Errorf("%w: %q names no link", tombolo.ErrInvalid, name)
 		}
 	}
 	switch {
 	case t.Port == t.IFB:
-		return fmt.Errorf("%w: the port and the ifb are both %q", ErrInvalid, t.Port)
+		return fmt.Errorf("%w: the port and the ifb are both %q", tombolo.ErrInvalid, t.Port)
 	case len(t.Alias) > aliasMax:
-		return fmt.Errorf("%w: an alias of %d bytes, where %d is the most", ErrInvalid, len(t.Alias), aliasMax)
+		return fmt.Errorf("%w: an alias of %d bytes, where %d is the most", tombolo.ErrInvalid, len(t.Alias), aliasMax)
 	case !strings.HasPrefix(t.Alias, t.Owner):
-		return fmt.Errorf("%w: the alias %q does not begin with its owner, %q", ErrInvalid, t.Alias, t.Owner)
+		return fmt.Errorf("%w: the alias %q does not begin with its owner, %q", tombolo.ErrInvalid, t.Alias, t.Owner)
 	}
 	return nil
 }

@@ -18,7 +18,7 @@ import (
 // through gives a Conn in n's namespace whose transport wrap makes.
 func (n *node) through(tb testing.TB, wrap func(nl.Transport) nl.Transport) *bandwidth.Conn {
 	tb.Helper()
-	t := must.Of(nl.Open(unix.NETLINK_ROUTE, &nl.Config{NetNS: n.ns})).Get(tb)
+	t := must.Of(nl.Open(unix.NETLINK_ROUTE, n.ns)).Get(tb)
 	conn := nl.New(wrap(t))
 	tb.Cleanup(func() { conn.Close() })
 	return bandwidth.On(conn)

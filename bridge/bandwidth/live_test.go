@@ -67,7 +67,7 @@ func (n *node) nothingLeft(tb testing.TB) {
 func TestTheLeastRateHoldsItsOwnCheck(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
-	s := bandwidth.Shape{Ingress: bandwidth.Limit{Rate: bandwidth.MinRate}, Egress: bandwidth.Limit{Rate: bandwidth.MinRate}}
+	s := bandwidth.Shape{Ingress: bandwidth.Limit{Rate: 8}, Egress: bandwidth.Limit{Rate: 8}}
 	n.ensure(t, s)
 	expect.Of(n.conn.Check(t.Context(), n.target, s)).Len(t, 0, "Check")
 	expect.That(t, !n.ensure(t, s), "the second Ensure changes something")
@@ -376,10 +376,10 @@ func TestTargetsThatCannotBeMeantAreRefused(t *testing.T) {
 	} {
 		target := n.target
 		change(&target)
-		expect.Is(t, expect.Err(n.conn.Ensure(t.Context(), target, both)), bandwidth.ErrInvalid, "%s", name)
+		expect.Is(t, expect.Err(n.conn.Ensure(t.Context(), target, both)), tombolo.ErrInvalid, "%s", name)
 	}
 	_, err := n.conn.Ensure(t.Context(), n.target, bandwidth.Shape{Ingress: bandwidth.Limit{Rate: 1}})
-	expect.That(t, errors.Is(err, bandwidth.ErrInvalid), "a rate of 1 bit/s: error is %v, want ErrInvalid", err)
+	expect.That(t, errors.Is(err, tombolo.ErrInvalid), "a rate of 1 bit/s: error is %v, want tombolo.ErrInvalid", err)
 	n.nothingLeft(t)
 }
 

@@ -44,7 +44,7 @@ func TestRequestBytes(t *testing.T) {
 // never pass.
 func TestQueueHoldsWhatTheBucketLetsThrough(t *testing.T) {
 	t.Parallel()
-	for rate := MinRate; rate <= MaxRate; rate *= 2 {
+	for rate := minRate; rate <= maxRate; rate *= 2 {
 		for _, burst := range []uint64{0, 1, 1e6, 1 << 40} {
 			for _, mtu := range []int{68, 1500, 9000, 65535} {
 				s, _, err := Shape{Egress: Limit{Rate: rate, Burst: burst}}.Effective(mtu)

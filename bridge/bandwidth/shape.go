@@ -5,6 +5,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/tc"
 )
 
@@ -30,8 +31,8 @@ func (s Shape) IsZero() bool { return s.Ingress.Rate == 0 && s.Egress.Rate == 0 
 // The rates that can be, in bits per second: the kernel counts whole bytes, and the most is
 // the bound that Kubernetes sets for its annotations.
 const (
-	MinRate uint64 = 8
-	MaxRate uint64 = 1e15
+	minRate uint64 = 8
+	maxRate uint64 = 1e15
 )
 
 const (
@@ -93,10 +94,10 @@ func formatRate(rate uint64) string {
 // Effective gives the shape that Ensure installs on a port of an MTU, in bytes: rates
 // in whole bytes, bursts that are set, reach the rate and do not defeat it. Of a burst
 // that was given and could not stay the adjustments say why, to the operator. The effective shape
-// of an effective shape is itself. Errors match ErrInvalid.
+// of an effective shape is itself. Errors match tombolo.ErrInvalid.
 func (s Shape) Effective(mtu int) (_ Shape, adjustments []string, _ error) {
 	if mtu < 68 || mtu > 65535 {
-		return Shape{}, nil, fmt.Errorf("%w: an MTU of %d bytes", ErrInvalid, mtu)
+		return Shape{}, nil, fmt.Errorf("%w: an MTU of %d bytes", tombolo.ErrInvalid, mtu)
 	}
 	for _, d := range []struct {
 		name  string
@@ -117,13 +118,13 @@ func (s Shape) Effective(mtu int) (_ Shape, adjustments []string, _ error) {
 func (l Limit) validate() error {
 	switch {
 	case l.Rate == 0 && l.Burst != 0:
-		return fmt.Errorf("%w: a burst of %d bit without a rate", ErrInvalid, l.Burst)
+		return fmt.Errorf("%w: a burst of %d bit without a rate", tombolo.ErrInvalid, l.Burst)
 	case l.Rate == 0:
 		return nil
-	case l.Rate < MinRate:
-		return fmt.Errorf("%w: a rate of %d bit/s, where %s is the least (rates are in bits per second)", ErrInvalid, l.Rate, formatRate(MinRate))
-	case l.Rate > MaxRate:
-		return fmt.Errorf("%w: a rate of %d bit/s, where %s is the most; 0 means no limit", ErrInvalid, l.Rate, formatRate(MaxRate))
+	case l.Rate < minRate:
+		return fmt.Errorf("%w: a rate of %d bit/s, where %s is the least (rates are in bits per second)", tombolo.ErrInvalid, l.Rate, formatRate(minRate))
+	case l.Rate > maxRate:
+		return fmt.Errorf("%w: a rate of %d bit/s, where %s is the most; 0 means no limit", tombolo.ErrInvalid, l.Rate, formatRate(maxRate))
 	}
 	return nil
 }
@@ -145,7 +146,7 @@ func (l Limit) effective(mtu int) Limit {
 func frame(mtu int) uint64 { return uint64(mtu) + frameOverhead }
 
 // sentIn is how many bytes a rate, in bytes per second, sends in a time. It does not
-// overflow up to MaxRate and a second.
+// overflow up to maxRate and a second.
 func sentIn(rate uint64, d time.Duration) uint64 {
 	return rate * uint64(d/time.Millisecond) / 1000
 }

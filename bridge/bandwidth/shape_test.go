@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
@@ -94,8 +95,8 @@ func TestShapesThatCannotBeMeantAreRefused(t *testing.T) {
 		"a minus one in 64 bit": {bandwidth.Shape{Ingress: bandwidth.Limit{Rate: math.MaxUint64}}, 1500, "0 means no limit"},
 	} {
 		_, _, err := c.shape.Effective(c.mtu)
-		expect.That(t, errors.Is(err, bandwidth.ErrInvalid) && strings.Contains(err.Error(), c.want),
-			"%s: error is %v, want ErrInvalid with %q", name, err, c.want)
+		expect.That(t, errors.Is(err, tombolo.ErrInvalid) && strings.Contains(err.Error(), c.want),
+			"%s: error is %v, want tombolo.ErrInvalid with %q", name, err, c.want)
 	}
 }
 

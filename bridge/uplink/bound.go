@@ -18,7 +18,7 @@ import (
 
 // lookGroups reads the groups that were joined on the NIC, in the namespace of the calling
 // thread, without those that the kernel joins by itself.
-func (s *Snapshot) lookGroups() {
+func (s *snapshot) lookGroups() {
 	current := ""
 	for _, f := range fieldsOf("igmp") {
 		// A line "index name : count querier" for the link, then "group users …" for
@@ -39,7 +39,7 @@ func (s *Snapshot) lookGroups() {
 
 // addGroup leaves out those that the kernel joins on its own: all hosts, all routers, all
 // snoopers, and the solicited-node groups of its addresses.
-func (s *Snapshot) addGroup(b []byte) {
+func (s *snapshot) addGroup(b []byte) {
 	a, ok := netip.AddrFromSlice(b)
 	switch a.String() {
 	case "224.0.0.1", "224.0.0.106", "ff01::1", "ff02::1", "ff01::2", "ff02::2", "ff05::2", "ff02::6a":
@@ -71,7 +71,7 @@ func isWireless(link string) bool {
 
 // lookFlows gives the sources of flows that are translated to addresses of the NIC: the
 // kernel forgets a masqueraded one when its link loses the address.
-func (c *Conn) lookFlows(ctx context.Context, s *Snapshot) error {
+func (c *Conn) lookFlows(ctx context.Context, s *snapshot) error {
 	var questions []conntrack.Question
 	for _, a := range s.Addresses {
 		ip := a.Prefix.Addr()

@@ -56,7 +56,7 @@ func (c *Conn) taken(ctx context.Context, rec *Record) error {
 }
 
 // differences is Check without a kernel.
-func (s *Snapshot) differences(rec *Record) []tombolo.Difference {
+func (s *snapshot) differences(rec *Record) []tombolo.Difference {
 	nic, br := "link "+rec.NIC, "bridge "+rec.Bridge
 	var list []tombolo.Difference
 	add := func(is bool, object, what, want, have string) {
@@ -81,7 +81,7 @@ func (s *Snapshot) differences(rec *Record) []tombolo.Difference {
 	add(s.Bridge.MAC != rec.Before.NIC.MAC, br, "MAC", rec.Before.NIC.MAC, s.Bridge.MAC)
 	bare := s.withoutKept(rec)
 	want := bare.withLost(rec.withoutReplaced(s), *s.Bridge, false)
-	lost := &Snapshot{Addresses: want.Addresses[len(bare.Addresses):], Routes: want.Routes[len(bare.Routes):], Rules: want.Rules[len(bare.Rules):]}
+	lost := &snapshot{Addresses: want.Addresses[len(bare.Addresses):], Routes: want.Routes[len(bare.Routes):], Rules: want.Rules[len(bare.Rules):]}
 	lost.tell(*s.Bridge, func(what, want string) { add(true, br, what, want, "") })
 	for _, a := range s.stale(rec) {
 		add(true, nic, "address", "", a.Prefix.String())
@@ -90,8 +90,8 @@ func (s *Snapshot) differences(rec *Record) []tombolo.Difference {
 }
 
 // tell tells what a link has of layer 3.
-func (s *Snapshot) tell(link Link, tell func(what, text string)) {
-	m := newMove(s, link, Link{Index: noLink})
+func (s *snapshot) tell(link linkState, tell func(what, text string)) {
+	m := newMove(s, link, linkState{Index: noLink})
 	for _, a := range m.addresses() {
 		tell("address", a.Prefix.String())
 	}
@@ -104,20 +104,20 @@ func (s *Snapshot) tell(link Link, tell func(what, text string)) {
 }
 
 // isKept says that the NIC keeps an address beside the bridge's, for agents.
-func (s *Snapshot) isKept(rec *Record, a addr.Address) bool {
+func (s *snapshot) isKept(rec *Record, a addr.Address) bool {
 	ours := rec.Before.address(rec.Before.NIC.Index, a) != nil || s.Bridge != nil && s.address(s.Bridge.Index, a) != nil
 	return rec.KeepAddress && ours && a.Link == s.NIC.Index && a.Valid == nil && !a.Prefix.Addr().IsLinkLocalUnicast()
 }
 
 // withoutKept is the snapshot without these.
-func (s *Snapshot) withoutKept(rec *Record) *Snapshot {
+func (s *snapshot) withoutKept(rec *Record) *snapshot {
 	n := *s
 	n.Addresses = slices.DeleteFunc(slices.Clone(s.Addresses), func(a addr.Address) bool { return s.isKept(rec, a) })
 	return &n
 }
 
 // stale are kept addresses that the bridge has no more: the host got another.
-func (s *Snapshot) stale(rec *Record) []addr.Address {
+func (s *snapshot) stale(rec *Record) []addr.Address {
 	want := s.withoutKept(rec).withLost(rec.withoutReplaced(s), s.NIC, s.Bridge == nil)
 	return slices.DeleteFunc(slices.Clone(s.Addresses), func(a addr.Address) bool { return !s.isKept(rec, a) || want.somewhere(a) })
 }
@@ -161,7 +161,7 @@ func (c *Conn) mend(ctx context.Context, rec *Record, j Journal) (changed bool, 
 }
 
 // toMend is the record that a Mend goes by. A new bridge gets the NIC's MAC and MTU of now.
-func (s *Snapshot) toMend(rec *Record) *Record {
+func (s *snapshot) toMend(rec *Record) *Record {
 	n := rec.withoutReplaced(s)
 	// There is no other way than forward, for Recover too.
 	n.Mending, n.Committed = true, true
@@ -172,7 +172,7 @@ func (s *Snapshot) toMend(rec *Record) *Record {
 }
 
 // cannotMend says what only the operator can decide.
-func (s *Snapshot) cannotMend(rec *Record) error {
+func (s *snapshot) cannotMend(rec *Record) error {
 	switch {
 	case s.NIC.Master != 0 && s.Bridge == nil:
 		return fmt.Errorf("%w: %s is a port of %s now, and %s is gone; if somebody renamed it, set %s down, name it back (ip link set %s name %s), and set it up",

@@ -23,7 +23,7 @@
 // delivered through the bridge. So the steps may take any time. When it is given back,
 // it stops being a port when nothing goes by the bridge any more.
 //
-// Plan computes the steps from a Snapshot, and touches nothing. They are planned anew before each
+// Conn.Plan computes the steps, and touches nothing. They are planned anew before each
 // step, so that every step may be repeated; the way back is, from the bridge to the NIC, the same.
 //
 // # The point of no return

@@ -22,11 +22,11 @@ func Example() {
 		fmt.Println(err)
 	}
 	// Output:
-	// 1. bridge: make bridge br0 with MAC 02:00:00:00:00:05 and MTU 1500, and set it up
-	// 2. addresses: add 192.168.7.5/24 dev br0
-	// 3. port: make eth0 a port of br0
-	// 4. routes: replace route default via 192.168.7.1 dev br0
-	// 6. release: delete 192.168.7.5/24 dev eth0
+	// addresses that would move: [192.168.7.5]
+	// add 192.168.7.5/24 dev br0
+	// make eth0 a port of br0
+	// replace route default via 192.168.7.1 dev br0
+	// delete 192.168.7.5/24 dev eth0
 	// taken
 	// as it should be: true
 	// given back: true
@@ -61,20 +61,14 @@ func takeAndGiveBack(ctx context.Context) error {
 
 	// What would be done?
 	u := uplink.Uplink{NIC: "eth0", Bridge: "br0"}
-	snapshot, err := conn.Snapshot(ctx, u.NIC, u.Bridge)
+	steps, err := conn.Plan(ctx, u)
 	if err != nil {
 		return err
 	}
-	steps, err := uplink.Plan(snapshot, u)
-	if err != nil {
-		return err
-	}
-	for i, step := range steps.List {
-		for _, what := range step.Do {
-			// Without the parameters, which are many, and what there is none of here.
-			if step.Name != uplink.StepSettle && step.Name != uplink.StepVerify && !strings.Contains(what, "parameters") && !strings.Contains(what, "192.168.7.0/24") {
-				fmt.Printf("%d. %s: %s\n", i+1, step.Name, what)
-			}
+	fmt.Println("addresses that would move:", steps.Moves)
+	for line := range strings.Lines(steps.String()) {
+		if strings.Contains(line, "dev") && !strings.Contains(line, "192.168.7.0/24") || strings.Contains(line, "port of") {
+			fmt.Println(strings.TrimSpace(line))
 		}
 	}
 

@@ -1,6 +1,7 @@
 package uplink
 
 import (
+	"context"
 	"errors"
 
 	"golang.org/x/sys/unix"
@@ -14,11 +15,40 @@ func DialThrough(cfg *Config, through func(nl.Transport) nl.Transport) (*Conn, e
 	if err != nil {
 		return nil, err
 	}
-	t, err := nl.Open(unix.NETLINK_ROUTE, &nl.Config{NetNS: ns})
+	t, err := nl.Open(unix.NETLINK_ROUTE, ns)
 	if err != nil {
 		return nil, errors.Join(err, ns.Close())
 	}
 	return over(ns, nl.New(through(t))), nil
+}
+
+type (
+	Link     = linkState
+	Snapshot = snapshot
+	StepName = stepName
+)
+
+const (
+	StepPort      = stepPort
+	StepRoutes    = stepRoutes
+	StepVerify    = stepVerify
+	StepRelease   = stepRelease
+	StepSettle    = stepSettle
+	StepBridge    = stepBridge
+	StepAddresses = stepAddresses
+)
+
+// Plan is the plan of a takeover, from what was found.
+func Plan(s *Snapshot, u Uplink) (*Steps, error) {
+	if err := u.validate(); err != nil {
+		return nil, err
+	}
+	return plan(s, u)
+}
+
+// Snapshot looks at a NIC and at a bridge.
+func (c *Conn) Snapshot(ctx context.Context, nic, bridge string) (*Snapshot, error) {
+	return c.snapshot(ctx, nic, bridge)
 }
 
 // PlanRestore is the plan of the way back, of a record that may be out of date.

@@ -6,11 +6,12 @@ import (
 	"time"
 
 	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/internal/routing"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
 // asBefore is what a record would have of before, were the NIC taken over now.
-func (s *Snapshot) asBefore(rec *Record) Snapshot {
+func (s *snapshot) asBefore(rec *Record) snapshot {
 	m := backMove(s, rec)
 	m.to = rec.Before.NIC
 	n := rec.Before
@@ -33,7 +34,7 @@ func (s *Snapshot) asBefore(rec *Record) Snapshot {
 //
 // What comes and goes by itself, because it was leased or learnt from routers, counts
 // only if all is asked for: where the bridge has gone, and took it along.
-func (s *Snapshot) withLost(rec *Record, link Link, all bool) *Snapshot {
+func (s *snapshot) withLost(rec *Record, link linkState, all bool) *snapshot {
 	n := *s
 	n.Addresses, n.Routes, n.Rules = slices.Clone(s.Addresses), slices.Clone(s.Routes), slices.Clone(s.Rules)
 	m := newMove(&rec.Before, rec.Before.NIC, link)
@@ -59,9 +60,9 @@ func (s *Snapshot) withLost(rec *Record, link Link, all bool) *Snapshot {
 			n.Routes = append(n.Routes, lost)
 		}
 	}
-	there := move{from: Link{Name: rec.Bridge}, to: Link{Name: rec.NIC}}
+	there := move{from: linkState{Name: rec.Bridge}, to: linkState{Name: rec.NIC}}
 	for _, r := range m.rules() {
-		if !slices.ContainsFunc(s.Rules, func(have route.Rule) bool { return reflect.DeepEqual(there.movedRule(have), r) }) {
+		if !slices.ContainsFunc(s.Rules, func(have routing.Rule) bool { return reflect.DeepEqual(there.movedRule(have), r) }) {
 			n.Rules = append(n.Rules, m.movedRule(r))
 		}
 	}
@@ -98,14 +99,14 @@ func restsOn(r *route.Route, over, has []addr.Address) bool {
 }
 
 // hasPlace says that the NIC or the bridge has a route in a route's place.
-func (s *Snapshot) hasPlace(r *route.Route) bool {
+func (s *snapshot) hasPlace(r *route.Route) bool {
 	return slices.ContainsFunc(s.Routes, func(have route.Route) bool { return placeOf(&have) == placeOf(r) })
 }
 
 // withoutReplaced is the record without what the host has replaced by now, by any
 // program: an old address or an old router must not come back beside the new one. It is
 // for a record that could not be updated.
-func (r *Record) withoutReplaced(s *Snapshot) *Record {
+func (r *Record) withoutReplaced(s *snapshot) *Record {
 	n := *r
 	n.Before.Addresses, n.Before.Routes = nil, nil
 	stands := s.stands(r)
@@ -128,7 +129,7 @@ func (r *Record) withoutReplaced(s *Snapshot) *Record {
 
 // stands says that the NIC is a port of the bridge, and has nothing of its own: a change at that
 // time is made on purpose.
-func (s *Snapshot) stands(rec *Record) bool {
+func (s *snapshot) stands(rec *Record) bool {
 	bare := true
 	s.withoutKept(rec).tell(s.NIC, func(string, string) { bare = false })
 	return bare && s.Bridge != nil && s.NIC.Master == s.Bridge.Index
@@ -138,7 +139,7 @@ func (s *Snapshot) stands(rec *Record) bool {
 // longer. While the takeover stands, that may be one which it has always had beside; else it has
 // to be new, since the one may be there by chance when the other was lost. An address of a
 // service is in no other's place, nor is one that routers gave in that of one that was set.
-func (s *Snapshot) isReplaced(rec *Record, a addr.Address, stands bool) bool {
+func (s *snapshot) isReplaced(rec *Record, a addr.Address, stands bool) bool {
 	has := s.withoutKept(rec)
 	if has.somewhere(a) || a.Prefix.Addr().IsLinkLocalUnicast() {
 		return false
@@ -156,7 +157,7 @@ func (s *Snapshot) isReplaced(rec *Record, a addr.Address, stands bool) bool {
 }
 
 // hasRival says that the NIC or the bridge has a route to the same destination at another priority.
-func (s *Snapshot) hasRival(r *route.Route) bool {
+func (s *snapshot) hasRival(r *route.Route) bool {
 	return slices.ContainsFunc(s.Routes, func(have route.Route) bool {
 		have.Priority = r.Priority
 		return placeOf(&have) == placeOf(r)

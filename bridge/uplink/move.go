@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/internal/routing"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
@@ -17,21 +18,21 @@ import (
 // bridge, or back. What is there already, because a process before this one was
 // killed, is not done again, or once more without harm.
 type move struct {
-	s        *Snapshot
-	from, to Link
+	s        *snapshot
+	from, to linkState
 	// raPriority is that of default routes which the kernel learns on from, 0 if it
 	// does not listen to routers.
 	raPriority uint32
 }
 
-func newMove(s *Snapshot, from, to Link) *move {
+func newMove(s *snapshot, from, to linkState) *move {
 	return &move{s: s, from: from, to: to, raPriority: s.raPriority(from.Name)}
 }
 
 // words has the links' names in place of their numbers.
 func (m *move) words(obj fmt.Stringer) string {
 	text := obj.String() + " "
-	for _, l := range []Link{m.from, m.to} {
+	for _, l := range []linkState{m.from, m.to} {
 		text = strings.ReplaceAll(text, fmt.Sprintf(" on link %d ", l.Index), " dev "+l.Name+" ")
 	}
 	return strings.TrimSuffix(text, " ")
@@ -134,8 +135,8 @@ func (m *move) keepAddresses() []request {
 	return list
 }
 
-func (m *move) rules() []route.Rule {
-	var list []route.Rule
+func (m *move) rules() []routing.Rule {
+	var list []routing.Rule
 	for _, r := range m.s.Rules {
 		if r.IIF == m.from.Name || r.OIF == m.from.Name {
 			list = append(list, r)
@@ -144,7 +145,7 @@ func (m *move) rules() []route.Rule {
 	return list
 }
 
-func (m *move) movedRule(r route.Rule) route.Rule {
+func (m *move) movedRule(r routing.Rule) routing.Rule {
 	for _, name := range []*string{&r.IIF, &r.OIF} {
 		if *name == m.from.Name {
 			*name = m.to.Name
@@ -176,19 +177,19 @@ func (m *move) delRules() []request {
 func (m *move) copyNeighbours() []request {
 	var list []request
 	for _, n := range m.s.Neighbours {
-		if n.Link != m.from.Index || !isKnown(n) || n.State != route.Permanent && m.s.hears(m.to.Index, n.Addr) {
+		if n.Link != m.from.Index || !isKnown(n) || n.State != routing.Permanent && m.s.hears(m.to.Index, n.Addr) {
 			continue
 		}
 		n.Link = m.to.Index
-		if n.State == route.Delay || n.State == route.Probe {
-			n.State = route.Stale
+		if n.State == routing.Delay || n.State == routing.Probe {
+			n.State = routing.Stale
 		}
 		text := "add neighbour " + m.words(n) + " at " + n.MAC.String()
-		if n.Flags&route.Proxy != 0 {
+		if n.Flags&routing.Proxy != 0 {
 			text = "answer for " + m.words(n)
 		}
 		r := ask(text, "replace neighbour", &n, n.ReplaceMessage, nil)
-		if n.State != route.Permanent {
+		if n.State != routing.Permanent {
 			r.done = isFull
 		}
 		list = append(list, r)
@@ -198,14 +199,14 @@ func (m *move) copyNeighbours() []request {
 
 // isKnown leaves out neighbours that are being looked for, or that are broadcast, and takes in
 // those that the link answers for.
-func isKnown(n route.Neighbour) bool {
-	const found = route.Permanent | route.NoARP | route.Reachable | route.Stale | route.Delay | route.Probe
-	return n.Flags&route.Proxy != 0 || len(n.MAC) == 6 && n.MAC[0]&1 == 0 && n.State&found != 0
+func isKnown(n routing.Neighbour) bool {
+	const found = routing.Permanent | routing.NoARP | routing.Reachable | routing.Stale | routing.Delay | routing.Probe
+	return n.Flags&routing.Proxy != 0 || len(n.MAC) == 6 && n.MAC[0]&1 == 0 && n.State&found != 0
 }
 
-func (s *Snapshot) hears(index int, a netip.Addr) bool {
-	return slices.ContainsFunc(s.Neighbours, func(n route.Neighbour) bool {
-		return n.Link == index && n.Addr == a && n.State == route.Reachable
+func (s *snapshot) hears(index int, a netip.Addr) bool {
+	return slices.ContainsFunc(s.Neighbours, func(n routing.Neighbour) bool {
+		return n.Link == index && n.Addr == a && n.State == routing.Reachable
 	})
 }
 
@@ -268,4 +269,55 @@ func (m *move) gateways() []netip.Addr {
 		}
 	}
 	return list
+}
+
+// place is what tells the places of a table apart: of IPv4 routes that have the same, the
+// first one counts.
+type place struct {
+	family   uint8
+	table    uint32
+	dst      netip.Prefix
+	from     netip.Prefix
+	tos      uint8
+	priority uint32
+}
+
+func placeOf(r *route.Route) place {
+	return place{r.Family, r.Table, r.Dst.Masked(), r.From, r.TOS, r.Priority}
+}
+
+// goesBy says that a route sends to a link, by one next hop at least. Those by a
+// nexthop object are told by what the kernel lists with it.
+func goesBy(r *route.Route, link int) bool {
+	return r.Link == link || slices.ContainsFunc(r.Nexthops, func(h route.Nexthop) bool { return h.Link == link })
+}
+
+// goesLike says that two routes are in one place and go the same way.
+func goesLike(a, b *route.Route) bool {
+	return placeOf(a) == placeOf(b) && a.Link == b.Link && a.Gateway == b.Gateway &&
+		slices.EqualFunc(a.Nexthops, b.Nexthops, func(x, y route.Nexthop) bool { return x.Link == y.Link && x.Gateway == y.Gateway })
+}
+
+// comesByItself says that a route comes and goes with an address, or with IPv6 itself, and is on
+// each link: to the host's own addresses, to broadcast, multicast and link-local ones.
+func comesByItself(r *route.Route) bool {
+	everywhere := r.Table == route.TableLocal || r.Type == route.Multicast || r.Dst.Addr().Is6() && r.Dst.Addr().IsLinkLocalUnicast()
+	return everywhere && r.Protocol == route.ProtocolKernel
+}
+
+// comesWith says that a route is the one that the kernel adds with an address.
+func comesWith(r *route.Route, a *addr.Address) bool {
+	peer := a.Prefix.Addr()
+	if a.Peer.IsValid() {
+		peer = a.Peer
+	}
+	metric, source := a.Metric, a.Prefix.Addr() // fib_add_ifaddr() of the kernel
+	if a.Prefix.Addr().Is6() {
+		source = netip.Addr{}
+		if metric == 0 {
+			metric = 256 // IP6_RT_PRIO_ADDRCONF
+		}
+	}
+	return a.Flags&addr.NoPrefixRoute == 0 && r.Link == a.Link && r.Protocol == route.ProtocolKernel && !r.Gateway.IsValid() && len(r.Nexthops) == 0 &&
+		r.Table == route.TableMain && r.Dst == netip.PrefixFrom(peer, a.Prefix.Bits()).Masked() && r.Priority == metric && r.Source == source
 }

@@ -1,23 +1,37 @@
 package uplink
 
 import (
+	"context"
 	"fmt"
 	"slices"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// Plan says how a NIC is taken over, from what a Snapshot found. It is pure. The
-// error matches ErrRefused where it must not be, and names every reason.
-func Plan(s *Snapshot, u Uplink) (*Steps, error) {
+// Plan says how a NIC would be taken over, which need not have the bridge. It changes nothing, and needs
+// CAP_NET_ADMIN to see flows. The error matches ErrRefused where it must not be, and names every reason;
+// and fs.ErrNotExist where there is no such NIC.
+func (c *Conn) Plan(ctx context.Context, u Uplink) (*Steps, error) {
+	if err := c.usable(ctx); err != nil {
+		return nil, err
+	}
 	if err := u.validate(); err != nil {
 		return nil, err
 	}
-	if s == nil {
-		return nil, missing("snapshot")
+	s, err := c.snapshot(ctx, u.NIC, u.Bridge)
+	if err != nil {
+		return nil, err
 	}
+	return plan(s, u)
+}
+
+// plan is pure.
+func plan(s *snapshot, u Uplink) (*Steps, error) {
 	if err := s.refuse(&u); err != nil {
 		return nil, fmt.Errorf("take over %s: %w", u.NIC, err)
 	}
@@ -29,18 +43,18 @@ func Plan(s *Snapshot, u Uplink) (*Steps, error) {
 func (u *Uplink) validate() error {
 	switch {
 	case !ident.IsLinkName(u.NIC):
-		return fmt.Errorf("take over a NIC: %w: its name is %q", ErrInvalid, u.NIC)
+		return fmt.Errorf("take over a NIC: %w: its name is %q", tombolo.ErrInvalid, u.NIC)
 	case !ident.IsLinkName(u.Bridge) || u.Bridge == u.NIC:
-		return fmt.Errorf("take over %s: %w: the bridge's name is %q", u.NIC, ErrInvalid, u.Bridge)
+		return fmt.Errorf("take over %s: %w: the bridge's name is %q", u.NIC, tombolo.ErrInvalid, u.Bridge)
 	case u.Timeout < 0:
-		return fmt.Errorf("take over %s: %w: a timeout of %s", u.NIC, ErrInvalid, u.Timeout)
+		return fmt.Errorf("take over %s: %w: a timeout of %s", u.NIC, tombolo.ErrInvalid, u.Timeout)
 	}
 	return nil
 }
 
-// planTake is Plan without refusals, for a takeover that is half done too.
-func planTake(s *Snapshot, u *Uplink) *Steps {
-	bridge := Link{Index: noLink, Name: u.Bridge}
+// planTake is plan without refusals, for a takeover that is half done too.
+func planTake(s *snapshot, u *Uplink) *Steps {
+	bridge := linkState{Index: noLink, Name: u.Bridge}
 	how := fmt.Sprintf("make bridge %s with MAC %s and MTU %d, and set it up", u.Bridge, s.NIC.MAC, s.NIC.MTU)
 	if s.Bridge != nil {
 		bridge = *s.Bridge
@@ -57,38 +71,38 @@ func planTake(s *Snapshot, u *Uplink) *Steps {
 		release = m.keepAddresses()
 	}
 	first := []string{how, fmt.Sprintf("give %s the kernel parameters of %s, but loose ones of rp_filter and arp_filter", u.Bridge, u.NIC)}
-	steps.add(StepBridge, first, append(s.copied(u.Bridge), s.loose(u.Bridge)...))
-	steps.add(StepAddresses, nil, nil, m.addAddresses(), m.addRules())
-	steps.add(StepPort, nil, nil, m.copyNeighbours(), setMaster(m.from, m.to.Index, fmt.Sprintf("make %s a port of %s", u.NIC, u.Bridge)))
-	steps.add(StepRoutes, nil, nil, m.moveRoutes(), m.restoreAddressFlags())
-	steps.add(StepVerify, []string{fmt.Sprintf("wait up to %s until those of %v that answer through %s now answer through %s; else undo all of it",
+	steps.add(stepBridge, first, append(s.copied(u.Bridge), s.loose(u.Bridge)...))
+	steps.add(stepAddresses, nil, nil, m.addAddresses(), m.addRules())
+	steps.add(stepPort, nil, nil, m.copyNeighbours(), setMaster(m.from, m.to.Index, fmt.Sprintf("make %s a port of %s", u.NIC, u.Bridge)))
+	steps.add(stepRoutes, nil, nil, m.moveRoutes(), m.restoreAddressFlags())
+	steps.add(stepVerify, []string{fmt.Sprintf("wait up to %s until those of %v that answer through %s now answer through %s; else undo all of it",
 		u.timeout(), m.gateways(), u.NIC, u.Bridge)}, nil)
-	steps.add(StepRelease, nil, nil, release, m.delRules())
-	steps.add(StepSettle, []string{fmt.Sprintf("give %s these two of %s", u.Bridge, u.NIC)}, s.strict(u.Bridge))
+	steps.add(stepRelease, nil, nil, release, m.delRules())
+	steps.add(stepSettle, []string{fmt.Sprintf("give %s these two of %s", u.Bridge, u.NIC)}, s.strict(u.Bridge))
 	return &steps
 }
 
-// planRestore says how a NIC is given back, from a Snapshot of now and the record
+// planRestore says how a NIC is given back, from a snapshot of now and the record
 // of its takeover. What the bridge has now goes to the NIC, whether or not it came from there.
-func planRestore(s *Snapshot, rec *Record) *Steps {
+func planRestore(s *snapshot, rec *Record) *Steps {
 	m := backMove(s, rec)
 	steps := Steps{move: m}
-	steps.add(StepBridge, nil, m.s.looseBack(rec))
-	steps.add(StepAddresses, nil, nil, m.addAddresses(), m.addRules(), m.copyNeighbours())
-	steps.add(StepRoutes, nil, nil, m.moveRoutes())
+	steps.add(stepBridge, nil, m.s.looseBack(rec))
+	steps.add(stepAddresses, nil, nil, m.addAddresses(), m.addRules(), m.copyNeighbours())
+	steps.add(stepRoutes, nil, nil, m.moveRoutes())
 	// A router that speaks meanwhile gives the bridge a route again.
-	steps.add(StepPort, nil, nil, m.moveRoutes(), m.release())
-	steps.add(StepRelease, nil, nil, m.moveRoutes(), m.restoreAddressFlags(), m.delAddresses(), m.delRules())
-	steps.add(StepSettle, nil, nil, m.removeBridge())
+	steps.add(stepPort, nil, nil, m.moveRoutes(), m.release())
+	steps.add(stepRelease, nil, nil, m.moveRoutes(), m.restoreAddressFlags(), m.delAddresses(), m.delRules())
+	steps.add(stepSettle, nil, nil, m.removeBridge())
 	return &steps
 }
 
 // backMove is the move from the bridge to the NIC. A bridge that has gone had what is on record.
-func backMove(s *Snapshot, rec *Record) *move {
+func backMove(s *snapshot, rec *Record) *move {
 	n := *s
 	if s.Bridge == nil {
-		n = *s.withLost(rec, Link{Index: noLink, Name: rec.Bridge}, true)
-		n.Bridge = &Link{Index: noLink, Name: rec.Bridge}
+		n = *s.withLost(rec, linkState{Index: noLink, Name: rec.Bridge}, true)
+		n.Bridge = &linkState{Index: noLink, Name: rec.Bridge}
 	}
 	return newMove(&n, *n.Bridge, n.NIC)
 }
@@ -103,7 +117,7 @@ func (m *move) release() []request {
 
 // removeBridge deletes the bridge, unless it has other ports.
 func (m *move) removeBridge() []request {
-	hasPorts := slices.ContainsFunc(m.s.Links, func(l Link) bool { return l.Master == m.from.Index && l.Index != m.to.Index })
+	hasPorts := slices.ContainsFunc(m.s.Links, func(l linkState) bool { return l.Master == m.from.Index && l.Index != m.to.Index })
 	if m.from.Index == noLink || hasPorts {
 		return nil
 	}
@@ -116,11 +130,51 @@ func (m *move) removeBridge() []request {
 
 // setMaster makes a link a port of another, or with 0 of none, unless it is. Nothing else of
 // it is touched; above all it stays up.
-func setMaster(l Link, master int, text string) []request {
+func setMaster(l linkState, master int, text string) []request {
 	if l.Master == master {
 		return nil
 	}
 	return []request{{text: text, add: func(b *nl.Batch) {
 		link.Request{Index: l.Index, Master: &master}.Set(b, "set master of", l.Name)
 	}}}
+}
+
+// linkState is a network interface as far as a takeover is concerned with it.
+type linkState struct {
+	Index int    `json:"index"`
+	Name  string `json:"name"`
+	Kind  string `json:"kind,omitempty"` // "bridge", "veth", "vlan", …; empty for hardware and loopback
+	// Type is what is on the wire (ARPHRD_*): 1 is Ethernet.
+	Type uint16 `json:"type"`
+	MAC  string `json:"mac,omitempty"`
+	MTU  int    `json:"mtu"`
+	// Flags are those of the kernel (IFF_*), IFF_LOWER_UP, the carrier, included.
+	Flags uint32 `json:"flags"`
+	// Master is the index of the bridge, bond or the like that it is a port of, and
+	// PortOf what kind that is.
+	Master int    `json:"master,omitempty"`
+	PortOf string `json:"portOf,omitempty"`
+	// Lower is the index of the link that it rests on (a VLAN's, a macvlan's, a
+	// tunnel's) where that is in the same namespace.
+	Lower int `json:"lower,omitempty"`
+	// Wireless says that it is a wireless device.
+	Wireless bool `json:"wireless,omitempty"`
+}
+
+// noLink stands for the index of a bridge that is not there yet.
+const noLink = -1
+
+// Up says that it was set up (IFF_UP).
+func (l linkState) Up() bool { return l.Flags&unix.IFF_UP != 0 }
+
+// links lists all of the namespace.
+func (c *Conn) links() ([]linkState, error) {
+	var list []linkState
+	err := link.List(c.nl, "list links", "", 0, func(l *link.Link) {
+		if l.Elsewhere || l.Kind == "veth" {
+			l.Lower = 0 // an index of another namespace, or the other end
+		}
+		list = append(list, linkState{l.Index, l.Name, l.Kind, l.Type, l.MAC.String(), l.MTU, l.Flags, l.Master, l.PortOf, l.Lower, false})
+	})
+	return list, err
 }

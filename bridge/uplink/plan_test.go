@@ -15,8 +15,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
+	"github.com/tombolo-cni/tombolo/internal/routing"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
@@ -62,7 +64,7 @@ func TestRecordSnapshots(t *testing.T) {
 		maps.DeleteFunc(s.Settings, func(path, _ string) bool {
 			return !slices.Contains([]string{"rp_filter", "arp_filter", "accept_ra", "forwarding", "disable_ipv6", "addr_gen_mode", "mtu", "ra_defrtr_metric", "hop_limit"}, filepath.Base(path))
 		})
-		s.Neighbours = slices.DeleteFunc(s.Neighbours, func(n route.Neighbour) bool { return len(n.MAC) == 0 && n.Flags&route.Proxy == 0 })
+		s.Neighbours = slices.DeleteFunc(s.Neighbours, func(n routing.Neighbour) bool { return len(n.MAC) == 0 && n.Flags&routing.Proxy == 0 })
 		b := must.Of(json.MarshalIndent(s, "", " ")).Get(t)
 		file := strings.NewReplacer(" ", "-", ",", "").Replace(name)
 		must.Succeed(t, os.WriteFile("testdata/snapshots/"+file+".json", append(b, '\n'), 0o644))
@@ -155,7 +157,7 @@ func TestWhatCannotBeTakenIsRefusedByName(t *testing.T) {
 			s, u := plain(t), toBridge()
 			tt.change(s, &u)
 			_, err := uplink.Plan(s, u)
-			if !errors.Is(err, uplink.ErrRefused) && !errors.Is(err, uplink.ErrInvalid) || !strings.Contains(err.Error(), tt.want) {
+			if !errors.Is(err, uplink.ErrRefused) && !errors.Is(err, tombolo.ErrInvalid) || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("plan: %v\nwant %s", err, tt.want)
 			}
 		})

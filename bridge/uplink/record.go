@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/ident"
 )
 
@@ -27,12 +28,17 @@ const (
 // there before. What is to be done is planned from this and from what the kernel
 // has at the time, so that each step may be repeated.
 type Record struct {
-	Version int `json:"version"`
 	Uplink
 	State State `json:"state"`
+	progress
+}
+
+// progress is what of a record is nothing to its reader.
+type progress struct {
+	Version int `json:"version"`
 	// Step is the step that is about to be done, or was under way when the process
 	// ended; from Committed on there is no way back but Restore.
-	Step StepName `json:"step,omitempty"`
+	Step stepName `json:"step,omitempty"`
 	// Committed says that the way is forward: see the package's comment.
 	Committed bool `json:"committed,omitempty"`
 	// Mending says that what is under way puts a takeover right that was finished once, and
@@ -41,7 +47,7 @@ type Record struct {
 	Anew    bool `json:"anew,omitempty"`
 	// Before is what there was before the takeover; if the host has got other addresses or
 	// routes since, what there would have been: see Conn.Check.
-	Before Snapshot `json:"before"`
+	Before snapshot `json:"before"`
 }
 
 // Journal keeps the record of one takeover over a crash of the process. Save is
@@ -70,12 +76,12 @@ func (r *Record) validate() error {
 	case r == nil:
 		return missing("record of a takeover")
 	case r.Version != recordVersion:
-		return fmt.Errorf("%w: version %d, where this program knows %d", ErrInvalid, r.Version, recordVersion)
+		return fmt.Errorf("%w: version %d, where this program knows %d", tombolo.ErrInvalid, r.Version, recordVersion)
 	case !ident.IsLinkName(r.NIC) || !ident.IsLinkName(r.Bridge) || r.NIC == r.Bridge:
 	case r.State == Taking, r.State == Taken, r.State == Restoring, r.State == Undoing:
 		return nil
 	}
-	return fmt.Errorf("%w: NIC %q, bridge %q, state %q", ErrInvalid, r.NIC, r.Bridge, r.State)
+	return fmt.Errorf("%w: NIC %q, bridge %q, state %q", tombolo.ErrInvalid, r.NIC, r.Bridge, r.State)
 }
 
 // Save writes the record by a journal.

@@ -15,7 +15,7 @@ import (
 
 // refuse gives every reason for which the NIC cannot be taken over, each with what
 // to do about it.
-func (s *Snapshot) refuse(u *Uplink) error {
+func (s *snapshot) refuse(u *Uplink) error {
 	var errs []error
 	no := func(is bool, format string, args ...any) {
 		if is {
@@ -32,7 +32,7 @@ func (s *Snapshot) refuse(u *Uplink) error {
 type refusal func(is bool, format string, args ...any)
 
 // refuseNIC looks at the NIC itself.
-func (s *Snapshot) refuseNIC(no refusal) {
+func (s *snapshot) refuseNIC(no refusal) {
 	nic := &s.NIC
 	no(nic.Type != unix.ARPHRD_ETHER, "%s is not Ethernet (its type is %d), and a bridge takes nothing else; name the NIC that leads to the LAN", nic.Name, nic.Type)
 	no(nic.Wireless, "%s is a Wi-Fi interface, whose access point drops what comes from other MACs than its own; use a wired NIC", nic.Name)
@@ -51,7 +51,7 @@ func (s *Snapshot) refuseNIC(no refusal) {
 }
 
 // master names what the NIC is a port of.
-func (s *Snapshot) master() string {
+func (s *snapshot) master() string {
 	if s.Bridge != nil && s.Bridge.Index == s.NIC.Master {
 		return s.Bridge.Name
 	}
@@ -65,7 +65,7 @@ func (s *Snapshot) master() string {
 
 // refuseAbove looks at links that rest on the NIC. Some receive in the place where a
 // bridge would, and the kernel lets one only; tunnels send by the routes of the NIC.
-func (s *Snapshot) refuseAbove(no refusal) {
+func (s *snapshot) refuseAbove(no refusal) {
 	for _, l := range s.Links {
 		if l.Lower != s.NIC.Index {
 			continue
@@ -81,7 +81,7 @@ func (s *Snapshot) refuseAbove(no refusal) {
 }
 
 // refuseRoutes looks for routes by which the host would be cut off.
-func (s *Snapshot) refuseRoutes(no refusal) {
+func (s *snapshot) refuseRoutes(no refusal) {
 	for _, r := range s.byObject() {
 		no(r.Dst.Bits() == 0, "the default route goes by nexthop object %d, which stays on %s, and the host would be cut off; name its gateway instead", r.NexthopID, s.NIC.Name)
 	}
@@ -91,12 +91,12 @@ func (s *Snapshot) refuseRoutes(no refusal) {
 }
 
 // byObject are routes by nexthop objects on the NIC.
-func (s *Snapshot) byObject() []route.Route {
+func (s *snapshot) byObject() []route.Route {
 	return slices.DeleteFunc(slices.Clone(s.Routes), func(r route.Route) bool { return r.NexthopID == 0 || !goesBy(&r, s.NIC.Index) })
 }
 
 // warn gives what goes on after a takeover, but otherwise than before.
-func (s *Snapshot) warn() []string {
+func (s *snapshot) warn() []string {
 	var list []string
 	add := func(is bool, format string, args ...any) {
 		if is {

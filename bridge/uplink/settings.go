@@ -65,10 +65,10 @@ func isCopied(name string) bool {
 }
 
 // of gives a parameter of a link.
-func (s *Snapshot) of(dir, link, name string) string { return s.Settings[dir+link+"/"+name] }
+func (s *snapshot) of(dir, link, name string) string { return s.Settings[dir+link+"/"+name] }
 
 // copied gives what the bridge is to have of the NIC's parameters.
-func (s *Snapshot) copied(bridge string) []setting {
+func (s *snapshot) copied(bridge string) []setting {
 	var list []setting
 	for _, path := range slices.Sorted(maps.Keys(s.Settings)) {
 		parts := strings.Split(path, "/") // ipv4/conf/eth0/proxy_arp
@@ -81,7 +81,7 @@ func (s *Snapshot) copied(bridge string) []setting {
 
 // loose is for the time in which packets come in by the bridge and their answers still go by the
 // NIC: a strict check of the source would drop them, and a filter leave ARP requests unanswered.
-func (s *Snapshot) loose(bridge string) []setting {
+func (s *snapshot) loose(bridge string) []setting {
 	list := []setting{{conf4 + bridge + "/rp_filter", "2"}, {conf4 + bridge + "/arp_filter", "0"}}
 	if asked := s.of(conf6, s.NIC.Name, "accept_ra"); asked != "" {
 		list = append(list, setting{conf6 + bridge + "/accept_ra", s.acceptRA(asked)})
@@ -90,7 +90,7 @@ func (s *Snapshot) loose(bridge string) []setting {
 }
 
 // strict are the same, as the NIC has them.
-func (s *Snapshot) strict(bridge string) []setting {
+func (s *snapshot) strict(bridge string) []setting {
 	var list []setting
 	for _, name := range []string{"rp_filter", "arp_filter"} {
 		if value := s.of(conf4, s.NIC.Name, name); value != "" {
@@ -102,7 +102,7 @@ func (s *Snapshot) strict(bridge string) []setting {
 
 // looseBack is loose for the way back: routes go by the NIC while packets still come
 // in by the bridge.
-func (s *Snapshot) looseBack(rec *Record) []setting {
+func (s *snapshot) looseBack(rec *Record) []setting {
 	var list []setting
 	if s.Bridge.Index != noLink {
 		list = append(list, setting{conf4 + rec.Bridge + "/rp_filter", "2"}, setting{conf4 + rec.Bridge + "/arp_filter", "0"})
@@ -114,14 +114,14 @@ func (s *Snapshot) looseBack(rec *Record) []setting {
 }
 
 // acceptsRA says that the kernel itself follows router advertisements on a link.
-func (s *Snapshot) acceptsRA(link string) bool {
+func (s *snapshot) acceptsRA(link string) bool {
 	asked := s.of(conf6, link, "accept_ra")
 	return s.of(conf6, link, "disable_ipv6") != "1" && (asked == "2" || asked == "1" && s.of(conf6, link, "forwarding") == "0")
 }
 
 // acceptRA is what a link's accept_ra has to be for what routers said to be refreshed: under
 // forwarding the kernel ignores 1.
-func (s *Snapshot) acceptRA(asked string) string {
+func (s *snapshot) acceptRA(asked string) string {
 	if forwards := s.Settings[forwarding6All]; asked == "1" && forwards != "0" && forwards != "" {
 		return "2"
 	}
@@ -130,7 +130,7 @@ func (s *Snapshot) acceptRA(asked string) string {
 
 // raPriority is the priority that the kernel gives default routes which it learns
 // from routers on a link (ra_defrtr_metric, Linux 5.12); 0 where it does not listen to them.
-func (s *Snapshot) raPriority(link string) uint32 {
+func (s *snapshot) raPriority(link string) uint32 {
 	if !s.acceptsRA(link) {
 		return 0
 	}

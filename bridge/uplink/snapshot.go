@@ -12,19 +12,20 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/internal/routing"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// Snapshot is what planning has to know of a NIC and of its bridge, at one moment. JSON keeps it.
-type Snapshot struct {
+// snapshot is what planning has to know of a NIC and of its bridge, at one moment. JSON keeps it.
+type snapshot struct {
 	// Time is when it was taken: lifetimes count from here.
 	Time time.Time `json:"time"`
-	NIC  Link      `json:"nic"`
+	NIC  linkState `json:"nic"`
 	// Bridge is nil where there is no link of that name.
-	Bridge *Link `json:"bridge,omitempty"`
+	Bridge *linkState `json:"bridge,omitempty"`
 	// Links are those that rest on the NIC, that which has the NIC as a port, and other
 	// ports of the bridge.
-	Links []Link `json:"links,omitempty"`
+	Links []linkState `json:"links,omitempty"`
 	// Addresses are the NIC's and the bridge's, in the kernel's order.
 	Addresses []addr.Address `json:"addresses,omitempty"`
 	// Routes are those by the two of all tables, in the kernel's order, but for those of the kernel's own.
@@ -32,9 +33,9 @@ type Snapshot struct {
 	// Behind are IPv4 routes of other links in the same places, which would come first once these move.
 	Behind []route.Route `json:"behind,omitempty"`
 	// Rules are those that name the NIC or the bridge.
-	Rules []route.Rule `json:"rules,omitempty"`
+	Rules []routing.Rule `json:"rules,omitempty"`
 	// Neighbours are the NIC's and the bridge's, those included that they answer for.
-	Neighbours []route.Neighbour `json:"neighbours,omitempty"`
+	Neighbours []routing.Neighbour `json:"neighbours,omitempty"`
 	// Settings are kernel parameters by their path below /proc/sys/net, those of the two links.
 	Settings map[string]string `json:"settings,omitempty"`
 	// Groups are the multicast groups that programs joined on the NIC.
@@ -43,12 +44,8 @@ type Snapshot struct {
 	Masqueraded []netip.Addr `json:"masqueraded,omitempty"`
 }
 
-// Snapshot looks at a NIC and at a bridge, which need not be there. It changes nothing, and needs
-// CAP_NET_ADMIN to see flows. The error matches fs.ErrNotExist where there is no such NIC.
-func (c *Conn) Snapshot(ctx context.Context, nic, bridge string) (*Snapshot, error) {
-	if err := c.usable(ctx); err != nil {
-		return nil, err
-	}
+// snapshot looks at a NIC and at a bridge, which need not be there.
+func (c *Conn) snapshot(ctx context.Context, nic, bridge string) (*snapshot, error) {
 	s, err := c.whole(ctx, nic, bridge)
 	if err == nil {
 		err = c.ns.Do(func() error { s.lookGroups(); return nil })
@@ -59,8 +56,8 @@ func (c *Conn) Snapshot(ctx context.Context, nic, bridge string) (*Snapshot, err
 	return s, err
 }
 
-// whole is Snapshot without what a plan alone tells of.
-func (c *Conn) whole(ctx context.Context, nic, bridge string) (*Snapshot, error) {
+// whole is that without what a plan alone tells of.
+func (c *Conn) whole(ctx context.Context, nic, bridge string) (*snapshot, error) {
 	s, err := c.look(ctx, nic, bridge)
 	if err != nil {
 		return nil, err
@@ -74,11 +71,11 @@ func (c *Conn) whole(ctx context.Context, nic, bridge string) (*Snapshot, error)
 }
 
 // look is whole without what is read from /proc: what changes from step to step.
-func (c *Conn) look(ctx context.Context, nic, bridge string) (*Snapshot, error) {
+func (c *Conn) look(ctx context.Context, nic, bridge string) (*snapshot, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	s := &Snapshot{Time: time.Now()}
+	s := &snapshot{Time: time.Now()}
 	links, err := c.links()
 	if err != nil {
 		return nil, err
@@ -100,7 +97,7 @@ func (c *Conn) look(ctx context.Context, nic, bridge string) (*Snapshot, error) 
 			s.Links = append(s.Links, l)
 		}
 	}
-	for _, look := range []func(*Snapshot) error{c.lookAddresses, c.lookRoutes, c.lookRules, c.lookNeighbours} {
+	for _, look := range []func(*snapshot) error{c.lookAddresses, c.lookRoutes, c.lookRules, c.lookNeighbours} {
 		if err := look(s); err != nil {
 			return nil, fmt.Errorf("look at %s: %w", nic, err)
 		}
@@ -109,17 +106,17 @@ func (c *Conn) look(ctx context.Context, nic, bridge string) (*Snapshot, error) 
 }
 
 // owns says that a link is the NIC or the bridge.
-func (s *Snapshot) owns(link int) bool {
+func (s *snapshot) owns(link int) bool {
 	return link == s.NIC.Index || s.Bridge != nil && link == s.Bridge.Index
 }
 
-func (c *Conn) lookAddresses(s *Snapshot) error {
+func (c *Conn) lookAddresses(s *snapshot) error {
 	all, err := c.addrs.List(addr.Filter{})
 	s.Addresses = slices.DeleteFunc(all, func(a addr.Address) bool { return !s.owns(a.Link) })
 	return err
 }
 
-func (c *Conn) lookRoutes(s *Snapshot) error {
+func (c *Conn) lookRoutes(s *snapshot) error {
 	all, err := c.routes.List(route.Filter{})
 	places := map[place]bool{}
 	for _, r := range all {
@@ -135,8 +132,8 @@ func (c *Conn) lookRoutes(s *Snapshot) error {
 	return err
 }
 
-func (c *Conn) lookRules(s *Snapshot) error {
-	rules, err := c.routes.Rules(unix.AF_UNSPEC)
+func (c *Conn) lookRules(s *snapshot) error {
+	rules, err := routing.Rules(c.nl)
 	own := func(link string) bool { return link == s.NIC.Name || s.Bridge != nil && link == s.Bridge.Name }
 	for _, r := range rules {
 		if own(r.IIF) || own(r.OIF) {
@@ -146,18 +143,18 @@ func (c *Conn) lookRules(s *Snapshot) error {
 	return err
 }
 
-func (c *Conn) lookNeighbours(s *Snapshot) error {
-	list, err := c.routes.Neighbours(route.NeighbourFilter{})
+func (c *Conn) lookNeighbours(s *snapshot) error {
+	list, err := routing.Neighbours(c.nl, false)
 	if err != nil {
 		return err
 	}
-	proxies, err := c.routes.Neighbours(route.NeighbourFilter{Proxy: true})
-	s.Neighbours = slices.DeleteFunc(append(list, proxies...), func(n route.Neighbour) bool { return !s.owns(n.Link) || n.Addr.IsMulticast() })
+	proxies, err := routing.Neighbours(c.nl, true)
+	s.Neighbours = slices.DeleteFunc(append(list, proxies...), func(n routing.Neighbour) bool { return !s.owns(n.Link) || n.Addr.IsMulticast() })
 	return err
 }
 
 // address gives what a link has of an address.
-func (s *Snapshot) address(link int, a addr.Address) *addr.Address {
+func (s *snapshot) address(link int, a addr.Address) *addr.Address {
 	for i := range s.Addresses {
 		if have := &s.Addresses[i]; have.Link == link && isSame(*have, a) {
 			return have
@@ -167,7 +164,7 @@ func (s *Snapshot) address(link int, a addr.Address) *addr.Address {
 }
 
 // somewhere says that the NIC or the bridge has an address.
-func (s *Snapshot) somewhere(a addr.Address) bool {
+func (s *snapshot) somewhere(a addr.Address) bool {
 	return slices.ContainsFunc(s.Addresses, func(have addr.Address) bool { return isSame(have, a) })
 }
 

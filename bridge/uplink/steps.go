@@ -15,47 +15,45 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// StepName names a step.
-type StepName string
+// stepName names a step.
+type stepName string
 
 // The steps of a takeover, in their order: see the package's comment.
 const (
-	StepBridge    StepName = "bridge"
-	StepAddresses StepName = "addresses"
-	StepPort      StepName = "port"
-	StepRoutes    StepName = "routes"
-	StepVerify    StepName = "verify"
-	StepRelease   StepName = "release"
-	StepSettle    StepName = "settle"
+	stepBridge    stepName = "bridge"
+	stepAddresses stepName = "addresses"
+	stepPort      stepName = "port"
+	stepRoutes    stepName = "routes"
+	stepVerify    stepName = "verify"
+	stepRelease   stepName = "release"
+	stepSettle    stepName = "settle"
 )
 
 // takeSteps is the order of a takeover.
-func takeSteps() []StepName {
-	return []StepName{StepBridge, StepAddresses, StepPort, StepRoutes, StepVerify, StepRelease, StepSettle}
+func takeSteps() []stepName {
+	return []stepName{stepBridge, stepAddresses, stepPort, stepRoutes, stepVerify, stepRelease, stepSettle}
 }
 
 // restoreSteps is the order in which a NIC is given back.
-func restoreSteps() []StepName {
-	return []StepName{StepBridge, StepAddresses, StepRoutes, StepPort, StepRelease, StepSettle}
+func restoreSteps() []stepName {
+	return []stepName{stepBridge, stepAddresses, stepRoutes, stepPort, stepRelease, stepSettle}
 }
 
 // Steps is a plan: what is to be done in which order, and what the operator has to know beforehand.
 type Steps struct {
-	List []Step
 	// Moves are the addresses that are moved, those of the link itself aside.
 	Moves []netip.Addr
 	// Warnings are about what goes on after the steps, but otherwise than before.
 	Warnings []string
 
+	list []oneStep
 	move *move
 }
 
-// Step is one step.
-type Step struct {
-	Name StepName
-	// Do is what is done, in words, in the order in which it is done.
-	Do []string
-
+// oneStep is one of them.
+type oneStep struct {
+	name     stepName
+	words    []string // what is done, in the order in which it is done
 	requests []request
 	settings []setting // written after the requests
 }
@@ -66,9 +64,9 @@ func (s *Steps) String() string {
 	if s == nil {
 		return ""
 	}
-	for i, step := range s.List {
-		fmt.Fprintf(&b, "%d. %s\n", i+1, step.Name)
-		for _, what := range step.Do {
+	for i, step := range s.list {
+		fmt.Fprintf(&b, "%d. %s\n", i+1, step.name)
+		for _, what := range step.words {
 			fmt.Fprintf(&b, "   %s\n", what)
 		}
 	}
@@ -79,16 +77,16 @@ func (s *Steps) String() string {
 }
 
 // step gives the step of a name.
-func (s *Steps) step(name StepName) *Step {
-	return &s.List[slices.IndexFunc(s.List, func(step Step) bool { return step.Name == name })]
+func (s *Steps) step(name stepName) *oneStep {
+	return &s.list[slices.IndexFunc(s.list, func(step oneStep) bool { return step.name == name })]
 }
 
-func (s *Steps) add(name StepName, words []string, settings []setting, requests ...[]request) {
-	step := Step{Name: name, Do: words, requests: slices.Concat(requests...), settings: settings}
+func (s *Steps) add(name stepName, words []string, settings []setting, requests ...[]request) {
+	step := oneStep{name, words, slices.Concat(requests...), settings}
 	for _, r := range step.requests {
-		step.Do = append(step.Do, r.text)
+		step.words = append(step.words, r.text)
 	}
-	s.List = append(s.List, step)
+	s.list = append(s.list, step)
 }
 
 // request is the least that a step asks of the kernel.
@@ -122,7 +120,7 @@ func isFull(err error) bool { return errors.Is(err, unix.ENOBUFS) }
 const atOnce = 256
 
 // apply does a step. It goes on past errors of single requests, and gives the first.
-func (c *Conn) apply(ctx context.Context, step *Step) error {
+func (c *Conn) apply(ctx context.Context, step *oneStep) error {
 	var first error
 	for some := range slices.Chunk(step.requests, atOnce) {
 		if err := ctx.Err(); err != nil {

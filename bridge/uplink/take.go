@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge"
 )
 
@@ -18,7 +19,7 @@ import (
 // The error matches ErrRefused where nothing was begun, and ErrUnreachable where nothing answered
 // through the bridge in time. With it, a record means that Recover has to finish something.
 func (c *Conn) Take(ctx context.Context, u Uplink, j Journal) (*Record, error) {
-	rec := &Record{Version: recordVersion, Uplink: u, State: Taking}
+	rec := &Record{Uplink: u, State: Taking, progress: progress{Version: recordVersion}}
 	if err := errors.Join(u.validate(), c.journaled(ctx, rec, j)); err != nil {
 		return nil, err
 	}
@@ -26,7 +27,7 @@ func (c *Conn) Take(ctx context.Context, u Uplink, j Journal) (*Record, error) {
 	if err != nil {
 		return nil, fmt.Errorf("take over %s: %w", u.NIC, err)
 	}
-	if _, err := Plan(s, u); err != nil {
+	if _, err := plan(s, u); err != nil {
 		return nil, err
 	}
 	rec.Before = *s
@@ -58,7 +59,7 @@ type run struct {
 }
 
 // forward does the steps of a takeover, and says in the journal that it is done.
-func (r *run) forward(ctx context.Context, steps []StepName) error {
+func (r *run) forward(ctx context.Context, steps []stepName) error {
 	rec := r.rec
 	rec.State = Taking
 	for _, name := range steps {
@@ -66,7 +67,7 @@ func (r *run) forward(ctx context.Context, steps []StepName) error {
 			return err
 		}
 		committed := rec.Committed
-		rec.Step, rec.Committed = name, committed || name == StepRelease
+		rec.Step, rec.Committed = name, committed || name == stepRelease
 		if err := rec.Save(r.journal); err != nil {
 			rec.Committed = committed
 			return err
@@ -82,7 +83,7 @@ func (r *run) forward(ctx context.Context, steps []StepName) error {
 	return rec.Save(r.journal)
 }
 
-func (r *run) planned(ctx context.Context, forward bool) (*Snapshot, *Steps, error) {
+func (r *run) planned(ctx context.Context, forward bool) (*snapshot, *Steps, error) {
 	rec := r.rec
 	s, err := r.look(ctx, rec.NIC, rec.Bridge)
 	if err != nil {
@@ -99,15 +100,15 @@ func (r *run) planned(ctx context.Context, forward bool) (*Snapshot, *Steps, err
 }
 
 // step does one step of a takeover, or of the way back.
-func (r *run) step(ctx context.Context, name StepName) error {
+func (r *run) step(ctx context.Context, name stepName) error {
 	rec := r.rec
 	forward := rec.State == Taking
-	if name == StepBridge && forward {
+	if name == stepBridge && forward {
 		if err := r.makeBridge(ctx); err != nil {
 			return err
 		}
 	}
-	if name == StepRoutes {
+	if name == stepRoutes {
 		return r.moveAllRoutes(ctx, forward)
 	}
 	s, steps, err := r.planned(ctx, forward)
@@ -122,11 +123,11 @@ func (r *run) step(ctx context.Context, name StepName) error {
 		return err
 	}
 	switch {
-	case name == StepVerify:
+	case name == stepVerify:
 		return r.verify(ctx, s.Bridge.Index, r.targets, rec.timeout())
-	case name == StepAddresses && s.Bridge != nil:
+	case name == stepAddresses && s.Bridge != nil:
 		return r.waitUntilLocal(ctx, steps.move, rec.timeout())
-	case name == StepPort && forward:
+	case name == stepPort && forward:
 		// A bridge that had a port before may still have to notice that it has a carrier.
 		r.nl.RefreshCarrier(rec.Bridge)
 	}
@@ -145,7 +146,7 @@ func (r *run) moveAllRoutes(ctx context.Context, forward bool) error {
 		if err != nil {
 			return err
 		}
-		step := steps.step(StepRoutes)
+		step := steps.step(stepRoutes)
 		if len(step.requests) == 0 {
 			return nil
 		}
@@ -162,7 +163,7 @@ func (r *run) makeBridge(ctx context.Context) error {
 	}
 	mac, err := net.ParseMAC(rec.Before.NIC.MAC)
 	if err != nil {
-		return fmt.Errorf("make bridge %s: %w: the NIC's MAC is %q", rec.Bridge, ErrInvalid, rec.Before.NIC.MAC)
+		return fmt.Errorf("make bridge %s: %w: the NIC's MAC is %q", rec.Bridge, tombolo.ErrInvalid, rec.Before.NIC.MAC)
 	}
 	l, _, err := r.bridge.Ensure(ctx, bridge.Bridge{Name: rec.Bridge, Alias: rec.Alias, NoIPv6: true, MAC: mac, MTU: rec.Before.NIC.MTU})
 	if err == nil && r.made != nil {
@@ -200,7 +201,7 @@ func (c *Conn) back(ctx context.Context, rec *Record, j Journal) error {
 	return nil
 }
 
-func (c *Conn) backFrom(ctx context.Context, rec *Record, j Journal, first *Snapshot) error {
+func (c *Conn) backFrom(ctx context.Context, rec *Record, j Journal, first *snapshot) error {
 	rec.Mending, rec.Anew = false, false
 	if first.Bridge == nil {
 		rec.Before = rec.withoutReplaced(first).Before
@@ -217,12 +218,12 @@ func (c *Conn) backFrom(ctx context.Context, rec *Record, j Journal, first *Snap
 			continue
 		}
 		errs = append(errs, fmt.Errorf("step %s: %w", name, err))
-		if name == StepRoutes && first.Bridge != nil {
+		if name == stepRoutes && first.Bridge != nil {
 			// The bridge gets the routes again that had moved when another was refused. While the NIC
 			// is a port, they serve only as long as its neighbours are known.
 			errs = append(errs, r.moveAllRoutes(ctx, true))
 		}
-		if name == StepRoutes || name == StepAddresses && first.Bridge != nil || ctx.Err() != nil {
+		if name == stepRoutes || name == stepAddresses && first.Bridge != nil || ctx.Err() != nil {
 			break // what is still on the bridge must not be cut off
 		}
 	}

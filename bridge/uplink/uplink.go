@@ -16,8 +16,8 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// DefaultTimeout is an Uplink's Timeout where it says none.
-const DefaultTimeout = 5 * time.Second
+// defaultTimeout is an Uplink's Timeout where it says none.
+const defaultTimeout = 5 * time.Second
 
 // What errors of this package match.
 var (
@@ -27,8 +27,6 @@ var (
 	// ErrUnreachable is the cause where what had answered through the NIC did not
 	// answer through the bridge, and all was put back.
 	ErrUnreachable = errors.New("no answer through the bridge")
-	// ErrInvalid is the cause of an error about what was asked for, or about a record.
-	ErrInvalid = tombolo.ErrInvalid
 )
 
 // Uplink says what is to be taken over, and how.
@@ -47,13 +45,13 @@ type Uplink struct {
 	// record for the caller, and nothing to this package.
 	ClientID string `json:",omitempty"`
 	// Timeout is how long what was reachable through the NIC may take to answer through
-	// the bridge before the takeover is undone; 0 is DefaultTimeout.
+	// the bridge before the takeover is undone; 0 is 5 s.
 	Timeout time.Duration
 }
 
 func (u *Uplink) timeout() time.Duration {
 	if u.Timeout == 0 {
-		return DefaultTimeout
+		return defaultTimeout
 	}
 	return u.Timeout
 }
@@ -88,7 +86,7 @@ func Dial(cfg *Config) (*Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	conn, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: ns})
+	conn, err := nl.Dial(unix.NETLINK_ROUTE, ns)
 	if err != nil {
 		return nil, errors.Join(err, ns.Close())
 	}
@@ -125,13 +123,10 @@ func (c *Conn) Close() error {
 
 // usable refuses a Conn or a context that nothing can be done with.
 func (c *Conn) usable(ctx context.Context) error {
-	switch {
-	case c == nil:
-		return (*nl.Conn)(nil).Usable()
-	case ctx == nil:
-		return nl.NoContext()
+	if c == nil {
+		return nl.Usable(ctx, nil)
 	}
-	return c.nl.Usable()
+	return nl.Usable(ctx, c.nl)
 }
 
 // journaled is given for what is about to change something, and so to write it down.
@@ -145,4 +140,4 @@ func (c *Conn) journaled(ctx context.Context, rec *Record, j Journal) error {
 	return rec.validate()
 }
 
-func missing(what string) error { return fmt.Errorf("%w: no %s", ErrInvalid, what) }
+func missing(what string) error { return fmt.Errorf("%w: no %s", tombolo.ErrInvalid, what) }

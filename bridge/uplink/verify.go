@@ -11,6 +11,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/routing"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
@@ -29,8 +30,8 @@ func pause(ctx context.Context) bool {
 
 // answering asks the gateways through the NIC, and gives those that answer: the
 // others say nothing about the bridge.
-func (c *Conn) answering(ctx context.Context, s *Snapshot, timeout time.Duration) ([]netip.Addr, error) {
-	list := newMove(s, s.NIC, Link{Index: noLink}).gateways()
+func (c *Conn) answering(ctx context.Context, s *snapshot, timeout time.Duration) ([]netip.Addr, error) {
+	list := newMove(s, s.NIC, linkState{Index: noLink}).gateways()
 	silent, err := c.ask(ctx, s.NIC.Index, list, timeout, false)
 	return slices.DeleteFunc(list, func(a netip.Addr) bool { return slices.Contains(silent, a) }), err
 }
@@ -57,15 +58,15 @@ func (c *Conn) ask(ctx context.Context, link int, list []netip.Addr, timeout tim
 	for {
 		var still []netip.Addr
 		for _, a := range waiting {
-			n, err := c.routes.Neighbour(link, a)
-			failed := isGone(err) || n.State == route.Failed
+			n, err := routing.Find(c.nl, link, a)
+			failed := isGone(err) || n.State == routing.Failed
 			if err == nil && failed && again {
 				err = c.probe(link, []netip.Addr{a})
 			}
 			switch {
 			case err != nil && !isGone(err):
 				return nil, err
-			case n.State&(route.Reachable|route.Permanent|route.NoARP) != 0:
+			case n.State&(routing.Reachable|routing.Permanent|routing.NoARP) != 0:
 			case failed && !again:
 				silent = append(silent, a)
 			default:
@@ -83,16 +84,16 @@ func (c *Conn) ask(ctx context.Context, link int, list []netip.Addr, timeout tim
 func (c *Conn) probe(link int, list []netip.Addr) error {
 	var b nl.Batch
 	for _, a := range list {
-		n, err := c.routes.Neighbour(link, a)
+		n, err := routing.Find(c.nl, link, a)
 		if err != nil && !isGone(err) {
 			return err
 		}
-		if err == nil && n.State&(route.Permanent|route.NoARP) != 0 {
+		if err == nil && n.State&(routing.Permanent|routing.NoARP) != 0 {
 			continue
 		}
-		ask := route.Neighbour{Addr: a, Link: link, State: route.Probe, Flags: n.Flags, MAC: n.MAC}
+		ask := routing.Neighbour{Addr: a, Link: link, State: routing.Probe, Flags: n.Flags, MAC: n.MAC}
 		if len(n.MAC) == 0 {
-			ask = route.Neighbour{Addr: a, Link: link, State: route.Failed, Flags: useFlag}
+			ask = routing.Neighbour{Addr: a, Link: link, State: routing.Failed, Flags: useFlag}
 		}
 		m, err := ask.ReplaceMessage()
 		b.Add("replace neighbour", &ask, m, err)
@@ -104,7 +105,7 @@ func (c *Conn) probe(link int, list []netip.Addr) error {
 }
 
 // useFlag is NTF_USE: look for it as if there were a packet for it.
-const useFlag route.NeighbourFlags = unix.NTF_USE
+const useFlag routing.NeighbourFlags = unix.NTF_USE
 
 // waitUntilLocal waits until a link receives what is sent to the IPv6 addresses that
 // it has just got. The kernel's worker that joins the groups of their neighbour

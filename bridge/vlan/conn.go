@@ -31,12 +31,12 @@ func On(s tombolo.Socket) *Conn { return &Conn{nl.Of(s)} }
 
 func (c *Conn) usable(ctx context.Context) error {
 	if c == nil {
-		return (*nl.Conn)(nil).Usable()
+		return nl.Usable(ctx, nil)
 	}
-	if ctx == nil {
-		return nl.NoContext()
+	if err := nl.Usable(ctx, c.nl); err != nil {
+		return err
 	}
-	return errors.Join(ctx.Err(), c.nl.Usable())
+	return ctx.Err()
 }
 
 // Probe asks whether the kernel's bridges know VLANs, without making anything: where not,

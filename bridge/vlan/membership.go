@@ -9,10 +9,6 @@ import (
 	"github.com/tombolo-cni/tombolo"
 )
 
-// ErrInvalid is the cause of every error about an argument that cannot be meant: nothing was
-// sent to the kernel.
-var ErrInvalid = tombolo.ErrInvalid
-
 // MaxID is the last VLAN; the first is 1.
 const MaxID = 4094
 
@@ -44,22 +40,22 @@ type Membership struct {
 // IsZero says that nothing is asked for.
 func (m Membership) IsZero() bool { return m.ID == 0 && len(m.Trunk) == 0 }
 
-// Native is the VLAN of frames without a tag; 0 where nothing is asked for.
-func (m Membership) Native() uint16 {
+// native is the VLAN of frames without a tag; 0 where nothing is asked for.
+func (m Membership) native() uint16 {
 	if m.ID == 0 && len(m.Trunk) > 0 {
 		return 1
 	}
 	return m.ID
 }
 
-// Check refuses VLANs that there cannot be. The error matches ErrInvalid.
+// Check refuses VLANs that there cannot be. The error matches tombolo.ErrInvalid.
 func (m Membership) Check() error {
 	if m.ID > MaxID {
-		return fmt.Errorf("%w: VLAN %d, where 1 to %d are VLANs", ErrInvalid, m.ID, MaxID)
+		return fmt.Errorf("%w: VLAN %d, where 1 to %d are VLANs", tombolo.ErrInvalid, m.ID, MaxID)
 	}
 	for _, r := range m.Trunk {
 		if r.First == 0 || r.Last > MaxID || r.First > r.Last {
-			return fmt.Errorf("%w: VLANs %s, where 1 to %d are VLANs", ErrInvalid, r, MaxID)
+			return fmt.Errorf("%w: VLANs %s, where 1 to %d are VLANs", tombolo.ErrInvalid, r, MaxID)
 		}
 	}
 	return nil
@@ -80,10 +76,10 @@ func (l Ranges) String() string {
 // MarshalText gives what String does.
 func (l Ranges) MarshalText() ([]byte, error) { return []byte(l.String()), nil }
 
-// UnmarshalText reads what String gives. The error matches ErrInvalid.
+// UnmarshalText reads what String gives. The error matches tombolo.ErrInvalid.
 func (l *Ranges) UnmarshalText(text []byte) error {
 	if l == nil {
-		return fmt.Errorf("%w: read VLANs into nil", ErrInvalid)
+		return fmt.Errorf("%w: read VLANs into nil", tombolo.ErrInvalid)
 	}
 	var list Ranges
 	for one := range strings.SplitSeq(string(text), ",") {
@@ -95,7 +91,7 @@ func (l *Ranges) UnmarshalText(text []byte) error {
 		b, errB := strconv.ParseUint(last, 10, 16)
 		r := Range{uint16(a), uint16(b)}
 		if errA != nil || errB != nil || (Membership{Trunk: Ranges{r}}).Check() != nil {
-			return fmt.Errorf("%w: %q names no VLANs", ErrInvalid, one)
+			return fmt.Errorf("%w: %q names no VLANs", tombolo.ErrInvalid, one)
 		}
 		list = append(list, r)
 	}
@@ -115,7 +111,7 @@ type entries map[uint16]uint16
 // entries are those of the membership.
 func (m Membership) entries() entries {
 	list := tagged(m.Trunk)
-	if native := m.Native(); native != 0 {
+	if native := m.native(); native != 0 {
 		list[native] = flagPVID | flagUntagged
 	}
 	return list

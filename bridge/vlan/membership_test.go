@@ -6,6 +6,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/mdlayher/netlink"
 
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
@@ -24,7 +25,7 @@ func TestMembershipReadsAsTheCommandBridgeHasIt(t *testing.T) {
 		expect.Success(t, m.Check())
 	}
 	for _, m := range []Membership{{ID: 4095}, {Trunk: []Range{{0, 7}}}, {Trunk: []Range{{7, 4095}}}, {Trunk: []Range{{8, 7}}}} {
-		expect.Is(t, m.Check(), ErrInvalid, "%+v", m)
+		expect.Is(t, m.Check(), tombolo.ErrInvalid, "%+v", m)
 	}
 }
 
@@ -75,7 +76,7 @@ func FuzzRanges(f *testing.F) {
 		var list, again Ranges
 		err := list.UnmarshalText([]byte(text))
 		if err != nil {
-			expect.Is(t, err, ErrInvalid)
+			expect.Is(t, err, tombolo.ErrInvalid)
 			return
 		}
 		err = again.UnmarshalText([]byte(list.String()))

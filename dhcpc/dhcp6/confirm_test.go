@@ -10,6 +10,7 @@ import (
 	"github.com/insomniacslk/dhcp/dhcpv6"
 	"github.com/insomniacslk/dhcp/iana"
 
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
@@ -82,7 +83,7 @@ func TestConfirmAsksAnyServerWhetherTheAddressFitsTheLink(t *testing.T) {
 	}
 	// By any server, with nothing in it but that.
 	out := c.step(Event{Message: answerTo(m, dhcpv6.MessageTypeReply, func(r *reply) { r.server, r.noIA, r.more, r.top = rogueDUID(), true, nil, status(iana.StatusSuccess) })})
-	if c.s.State() != Bound || out.Bound != nil || out.Lost != nil || !out.Listen.IsZero() || !c.s.Wake().Equal(c.s.Lease().Renew) {
+	if c.s.State() != bound || out.Bound != nil || out.Lost != nil || !out.Listen.IsZero() || !c.s.Wake().Equal(c.s.Lease().Renew) {
 		t.Errorf("%s, %+v", c.s.State(), out)
 	}
 	out = c.wakes()
@@ -112,7 +113,7 @@ func TestALeaseThatNobodyConfirmsGoesOn(t *testing.T) {
 			must.That(t, out.Lost == nil && out.Err == nil, "%s: %+v", name, out)
 		}
 		last := c.at[len(c.at)-1] - c.at[0]
-		if len(c.sent) < 3 || last > 10*time.Second || c.now.Sub(epoch())-c.at[0] != 10*time.Second || c.s.State() != Bound || !c.s.Wake().Equal(c.s.Lease().Renew) {
+		if len(c.sent) < 3 || last > 10*time.Second || c.now.Sub(epoch())-c.at[0] != 10*time.Second || c.s.State() != bound || !c.s.Wake().Equal(c.s.Lease().Renew) {
 			t.Errorf("%s: sent at %v, %s at %s", name, c.at, c.s.State(), c.now.Sub(epoch()))
 		}
 	}
@@ -145,8 +146,8 @@ func TestALeaseThatIsDueIsRenewedAndNotConfirmed(t *testing.T) {
 	if !slices.Equal(slices.Compact(kinds), []string{"CONFIRM", "RENEW"}) || c.at[len(c.at)-1] != 3*time.Second {
 		t.Errorf("sent %s at %v", strings.Join(kinds, " "), c.at)
 	}
-	expect.Is(t, expect.Err(c.m.Confirm(c.now, 1, nil)), dhcpc.ErrInvalid)
-	expect.Is(t, expect.Err((&Machine{}).Confirm(c.now, 1, c.s.Lease())), dhcpc.ErrInvalid)
+	expect.Is(t, expect.Err(c.m.Confirm(c.now, 1, nil)), tombolo.ErrInvalid)
+	expect.Is(t, expect.Err((&Machine{}).Confirm(c.now, 1, c.s.Lease())), tombolo.ErrInvalid)
 }
 
 // forEver makes a lease one without an end.

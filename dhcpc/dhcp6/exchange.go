@@ -33,8 +33,8 @@ const (
 
 // solicit sends a SOLICIT, the first of an exchange or another.
 func (t *step) solicit() {
-	if t.s.state != Soliciting {
-		t.begin(Soliciting)
+	if t.s.state != soliciting {
+		t.begin(soliciting)
 		t.s.best = nil
 	}
 	m := t.message(dhcpv6.MessageTypeSolicit)
@@ -114,7 +114,7 @@ func (t *step) solicitingTimeUp() {
 
 // request asks a server for what it advertised.
 func (t *step) request(l *Lease) {
-	t.begin(Requesting)
+	t.begin(requesting)
 	t.s.asked, t.s.best = l, nil
 	t.sendRequest()
 }
@@ -163,7 +163,7 @@ func (t *step) unable(err error) {
 	if t.s.lease != nil {
 		// What it held it still holds, until it ends: others are asked.
 		t.s.trace.Last, t.s.asked, t.s.rebound = err, nil, false
-		t.begin(Rebinding)
+		t.begin(rebinding)
 		t.s.wake, t.s.listen = t.now.Add(min(rebTimeout, t.s.lease.Expire.Sub(t.now))), time.Time{}
 		return
 	}
@@ -190,17 +190,17 @@ func (t *step) leaseTimeUp() {
 	l := t.s.lease
 	switch {
 	case l.Infinite(): // nothing ever is
-		t.idle(Bound, time.Time{})
+		t.idle(bound, time.Time{})
 	case !t.now.Before(l.Expire):
 		t.lose(dhcpc.ErrExpired)
 	case !t.now.Before(l.Rebind):
-		if t.s.state != Rebinding {
-			t.begun(Rebinding)
+		if t.s.state != rebinding {
+			t.begun(rebinding)
 		}
 		t.renew(dhcpv6.MessageTypeRebind, rebTimeout, rebMaxRT, l.Expire)
 	default:
-		if t.s.state != Renewing {
-			t.begun(Renewing)
+		if t.s.state != renewing {
+			t.begun(renewing)
 		}
 		t.renew(dhcpv6.MessageTypeRenew, renTimeout, renMaxRT, l.Rebind)
 	}
@@ -208,7 +208,7 @@ func (t *step) leaseTimeUp() {
 
 // begun begins a renewal.
 func (t *step) begun(state State) {
-	if t.s.state == Bound {
+	if t.s.state == bound {
 		t.s.trace = trace.Trace{Began: t.now}
 	}
 	t.begin(state)
@@ -229,7 +229,7 @@ func (t *step) renew(kind dhcpv6.MessageType, irt, mrt time.Duration, end time.T
 // renewing hears the answer to a RENEW or a REBIND: RFC 8415, section 18.2.10.1.
 func (t *step) renewing(m *message) {
 	l := t.s.lease
-	if m.kind != dhcpv6.MessageTypeReply || t.s.state == Renewing && !t.fromAsked(m, l.Server) {
+	if m.kind != dhcpv6.MessageTypeReply || t.s.state == renewing && !t.fromAsked(m, l.Server) {
 		return
 	}
 	if s := m.refusal(); statusOf(s) != iana.StatusSuccess {
@@ -280,7 +280,7 @@ func (t *step) decline(l *Lease, why error) {
 		// It is another that is declined, or the same: then nothing may use it any more.
 		t.out.Lost, t.s.lease = held, nil
 	}
-	t.begin(Declining)
+	t.begin(declining)
 	t.s.asked = l
 	t.sendDecline()
 }
@@ -303,7 +303,7 @@ func (t *step) decliningTimeUp() {
 // inform sends an INFORMATION-REQUEST.
 func (t *step) inform() {
 	if t.s.tries == 0 {
-		t.begin(Informing)
+		t.begin(informing)
 	}
 	m := t.message(dhcpv6.MessageTypeInformationRequest)
 	askFor(m, dhcpv6.OptionInformationRefreshTime, dhcpv6.OptionInfMaxRT)
@@ -331,4 +331,68 @@ type Information struct {
 	Search  []string      // domain search list
 	Refresh time.Duration // when to ask again, 10 min or more
 	Ignored []string      // what could not be used, and why
+}
+
+// The times of a CONFIRM: RFC 8415, section 7.6.
+const (
+	cnfMaxDelay = time.Second
+	cnfTimeout  = time.Second
+	cnfMaxRT    = 4 * time.Second
+	cnfMaxRD    = 10 * time.Second
+)
+
+// Confirm takes up a lease that this client still has, and asks any server whether its address fits the
+// link: after the machine or the program was started again, or may have been moved (RFC 8415, section
+// 18.2.3). Where none
+// answers within ten seconds, the lease goes on. A lease that is due to be renewed or is of the future is renewed
+// instead, and one that has run out is lost: see Restore.
+// The error matches tombolo.ErrInvalid.
+func (m *Machine) Confirm(now time.Time, seed uint64, l *Lease) (Session, error) {
+	s, err := m.Restore(now, seed, l)
+	if err == nil && (s.wake.IsZero() || now.Before(s.wake)) {
+		t := step{Machine: m, s: &s, now: now}
+		// At random, since all clients of a machine may start at once.
+		at := now.Add(t.s.random.Between(0, cnfMaxDelay))
+		t.begin(Confirming)
+		t.idle(Confirming, at)
+	}
+	return s, err
+}
+
+// confirm sends a CONFIRM, or the next, until it has been long enough.
+func (t *step) confirm() {
+	l := t.s.lease
+	if t.s.tries == 0 {
+		t.s.first = t.now
+	}
+	end := t.s.first.Add(cnfMaxRD)
+	if !l.Infinite() && l.Renew.Before(end) {
+		end = l.Renew
+	}
+	if !t.now.Before(end) {
+		t.confirmed()
+		return
+	}
+	m := t.message(dhcpv6.MessageTypeConfirm)
+	identity(m, t.cfg.IAID, l.Address)
+	t.send(m, cnfTimeout, cnfMaxRT, end)
+}
+
+// confirmed goes on with the lease, which may be due to be renewed meanwhile.
+func (t *step) confirmed() {
+	t.s.trace = trace.Trace{Began: t.now}
+	t.idle(bound, t.s.lease.Renew)
+}
+
+func (t *step) confirming(m *message) {
+	if m.kind != dhcpv6.MessageTypeReply {
+		return
+	}
+	t.note(m.describe())
+	switch statusOf(m.status) {
+	case iana.StatusSuccess:
+		t.confirmed()
+	case iana.StatusNotOnLink:
+		t.lose(dhcpc.ErrNAK)
+	}
 }

@@ -43,7 +43,7 @@ func FuzzSession(f *testing.F) {
 				data, err := json.Marshal(l)
 				must.That(t, err == nil && len(data) <= 60_000, "a record of %d bytes, %v", len(data), err)
 			}
-			must.That(t, s.State() != Bound || s.Lease() != nil, "bound without a lease")
+			must.That(t, s.State() != bound || s.Lease() != nil, "bound without a lease")
 			return out
 		}
 		if state&0x40 != 0 {

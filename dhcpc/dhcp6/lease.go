@@ -1,7 +1,6 @@
 package dhcp6
 
 import (
-	"fmt"
 	"net/netip"
 	"time"
 
@@ -39,33 +38,28 @@ type Lease struct {
 }
 
 // Validate says whether a lease can be renewed and released: whether address, server, identity and
-// times are there and possible. Its error matches dhcpc.ErrInvalid.
+// times are there and possible. Its error matches tombolo.ErrInvalid.
 func (l *Lease) Validate() error {
 	switch {
 	case l == nil:
 		return trace.Argument("no lease")
 	case !l.Address.IsValid():
-		return unusable("it has no address")
+		return trace.Unusable("it has no address")
 	case !usable(l.Address):
-		return unusable("%s is not the address of a host", l.Address)
+		return trace.Unusable("%s is not the address of a host", l.Address)
 	case len(l.Server) < minDUID || len(l.Server) > maxDUID:
-		return unusable("server identifier of %d bytes: want %d to %d", len(l.Server), minDUID, maxDUID)
+		return trace.Unusable("server identifier of %d bytes: want %d to %d", len(l.Server), minDUID, maxDUID)
 	case len(l.DUID) < minDUID || len(l.DUID) > maxDUID:
-		return unusable("client identifier of %d bytes: want %d to %d", len(l.DUID), minDUID, maxDUID)
+		return trace.Unusable("client identifier of %d bytes: want %d to %d", len(l.DUID), minDUID, maxDUID)
 	case l.Obtained.IsZero():
-		return unusable("it does not say when it began")
+		return trace.Unusable("it does not say when it began")
 	case l.Infinite():
 		return nil
 	case l.Renew.Before(l.Obtained) || l.Rebind.Before(l.Renew) || l.Expire.Before(l.Rebind):
-		return unusable("times %s, %s, %s, %s are not in their order", l.Obtained.Format(time.RFC3339),
+		return trace.Unusable("times %s, %s, %s, %s are not in their order", l.Obtained.Format(time.RFC3339),
 			l.Renew.Format(time.RFC3339), l.Rebind.Format(time.RFC3339), l.Expire.Format(time.RFC3339))
 	}
 	return nil
-}
-
-// unusable is the error about what a lease says.
-func unusable(format string, args ...any) error {
-	return trace.Invalid(dhcpc.ErrInvalid.Error() + ": " + fmt.Sprintf(format, args...))
 }
 
 // Infinite says whether the lease never ends.

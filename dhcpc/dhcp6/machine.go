@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"net/netip"
+	"strconv"
 	"time"
 
 	"github.com/insomniacslk/dhcp/dhcpv6"
@@ -106,7 +107,7 @@ type Output struct {
 // Start begins a Session without an address. The seed makes transaction identifiers and pauses
 // differ between clients: a random number.
 func (m *Machine) Start(now time.Time, seed uint64) Session {
-	s := Session{state: Init, random: trace.Random(seed), now: now, wake: now, trace: trace.Trace{Began: now}}
+	s := Session{state: initial, random: trace.Random(seed), now: now, wake: now, trace: trace.Trace{Began: now}}
 	if m.made() {
 		s.hint = m.cfg.Address
 	}
@@ -116,14 +117,14 @@ func (m *Machine) Start(now time.Time, seed uint64) Session {
 // Inform begins a Session that asks for options and no address.
 func (m *Machine) Inform(now time.Time, seed uint64) Session {
 	s := m.Start(now, seed)
-	s.state = Informing
+	s.state = informing
 	return s
 }
 
 // Restore takes up a lease whose address this client still has: it is renewed when it is due,
 // and nothing is sent before. A lease that has run out is lost at the first Step, and its address
 // asked for. For a lease of the future any server is asked at once: the clock was set. The
-// error matches dhcpc.ErrInvalid.
+// error matches tombolo.ErrInvalid.
 func (m *Machine) Restore(now time.Time, seed uint64, l *Lease) (Session, error) {
 	if !m.made() {
 		return Session{}, trace.Argument("the machine was not made by NewMachine")
@@ -132,7 +133,7 @@ func (m *Machine) Restore(now time.Time, seed uint64, l *Lease) (Session, error)
 		return Session{}, err
 	}
 	s := m.Start(now, seed)
-	s.hint, s.lease, s.state, s.wake = l.Address, l, Bound, l.Renew
+	s.hint, s.lease, s.state, s.wake = l.Address, l, bound, l.Renew
 	if now.Before(l.Obtained) {
 		moved := *l
 		back := l.Obtained.Sub(now)
@@ -163,7 +164,7 @@ func (m *Machine) Step(s Session, now time.Time, e Event) (Session, Output) {
 	switch {
 	case e.Message != nil:
 		t.receive(e.Message)
-	case e.Verdict != 0 && s.state == Checking:
+	case e.Verdict != 0 && s.state == checking:
 		t.checked(e.Verdict)
 	}
 	if !s.wake.IsZero() && !now.Before(s.wake) && t.out.Send == nil && t.out.Bound == nil && t.out.Check == nil {
@@ -183,19 +184,19 @@ type step struct {
 
 func (t *step) timeUp() {
 	switch t.s.state {
-	case Init:
+	case initial:
 		t.solicit()
-	case Soliciting:
+	case soliciting:
 		t.solicitingTimeUp()
-	case Requesting:
+	case requesting:
 		t.requestingTimeUp()
-	case Checking:
+	case checking:
 		t.lose(dhcpc.ErrExpired) // the lease before, of which a server had given another address
-	case Bound, Renewing, Rebinding:
+	case bound, renewing, rebinding:
 		t.leaseTimeUp()
-	case Declining:
+	case declining:
 		t.decliningTimeUp()
-	case Informing:
+	case informing:
 		t.inform()
 	case Confirming:
 		t.confirm()
@@ -215,17 +216,17 @@ func (t *step) receive(data []byte) {
 	t.s.solMaxRT = m.maxRT(dhcpv6.OptionSolMaxRT, t.s.solMaxRT)
 	t.s.infMaxRT = m.maxRT(dhcpv6.OptionInfMaxRT, t.s.infMaxRT)
 	switch t.s.state {
-	case Soliciting:
+	case soliciting:
 		t.soliciting(m)
-	case Requesting:
+	case requesting:
 		t.requesting(m)
-	case Renewing, Rebinding:
+	case renewing, rebinding:
 		t.renewing(m)
-	case Declining:
+	case declining:
 		if t.fromAsked(m, t.s.asked.Server) {
 			t.startOver(nil)
 		}
-	case Informing:
+	case informing:
 		t.informing(m)
 	case Confirming:
 		t.confirming(m)
@@ -243,7 +244,7 @@ func (t *step) foreign(m *message) string {
 		return "of another transaction"
 	case len(m.server) < minDUID || len(m.server) > maxDUID:
 		return fmt.Sprintf("a server identifier of %d bytes", len(m.server))
-	case len(m.client) == 0 && t.s.state == Informing:
+	case len(m.client) == 0 && t.s.state == informing:
 		return ""
 	case !bytes.Equal(m.client, t.cfg.DUID):
 		return "for another client"
@@ -294,7 +295,7 @@ func (t *step) send(m *dhcpv6.Message, irt, mrt time.Duration, end time.Time) {
 		rt = mrt
 	}
 	lo := rt - rt/10
-	if t.s.state == Soliciting && t.s.tries == 1 {
+	if t.s.state == soliciting && t.s.tries == 1 {
 		lo = rt // RFC 8415, section 18.2.1: not less
 	}
 	t.s.rt = t.s.random.Between(lo, rt+rt/10)
@@ -325,7 +326,7 @@ func (t *step) startOver(err error) {
 	pause := trace.BackOff(t.s.failures)
 	t.s.failures++
 	t.s.asked, t.s.best, t.s.rebound = nil, nil, false
-	t.idle(Init, t.now.Add(pause))
+	t.idle(initial, t.now.Add(pause))
 }
 
 // shun remembers that a server's ADVERTISE led to nothing.
@@ -358,7 +359,7 @@ func (t *step) take(l *Lease) {
 		return
 	}
 	t.s.asked, t.out.Check = l, l
-	t.idle(Checking, time.Time{})
+	t.idle(checking, time.Time{})
 	if held != nil {
 		t.s.wake = held.Expire
 	}
@@ -389,7 +390,7 @@ func (t *step) bind(l *Lease) {
 	t.out.Bound, t.s.lease, t.s.hint = l, l, l.Address
 	t.s.failures, t.s.avoid, t.s.asked, t.s.best, t.s.rebound = 0, nil, nil, nil, false
 	t.s.trace = trace.Trace{Began: t.now}
-	t.idle(Bound, l.Renew)
+	t.idle(bound, l.Renew)
 }
 
 // Failure makes an error of what a Session sent and heard so far, for a caller that gives up at a time, because
@@ -404,3 +405,31 @@ func (s *Session) Failure(op string, now time.Time, err error) error {
 
 // made says whether a Machine is one of NewMachine.
 func (m *Machine) made() bool { return m != nil && m.cfg != nil }
+
+// State is where a Session stands. The package's comment has a diagram; those that have a name here
+// are what a caller may have to know.
+type State uint8
+
+// Each is a wait: what is sent in it was sent on the way into it, or again since.
+const (
+	initial    State = iota // about to send a SOLICIT: at the start, or after a back-off
+	soliciting              // SOLICIT sent; waits for ADVERTISEs, or for a REPLY where rapid commit is on
+	requesting              // REQUEST sent to the server whose ADVERTISE was the best
+	checking                // a REPLY came; waits until its caller has looked whether the address is in use
+	bound                   // holds a lease; waits for T1
+	renewing                // past T1: RENEW sent to the server that gave the lease
+	rebinding               // past T2: REBIND sent to any server
+	declining               // DECLINE, or RELEASE, of an address that another host has, or that Config.Refuse refused
+	informing               // INFORMATION-REQUEST sent: wants options and no address
+	Informed                // has them, and is done
+	Confirming              // holds a lease; asks whether its address fits the link: see Machine.Confirm
+)
+
+// String gives the name in capitals.
+func (s State) String() string {
+	names := [...]string{"INIT", "SOLICITING", "REQUESTING", "CHECKING", "BOUND", "RENEWING", "REBINDING", "DECLINING", "INFORMING", "INFORMED", "CONFIRMING"}
+	if int(s) < len(names) {
+		return names[s]
+	}
+	return "state " + strconv.Itoa(int(s))
+}

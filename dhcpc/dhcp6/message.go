@@ -292,7 +292,7 @@ func to(m *dhcpv6.Message, server dhcpc.Hex) {
 	m.AddOption(&dhcpv6.OptionGeneric{OptionCode: dhcpv6.OptionServerID, OptionData: server})
 }
 
-// Release makes the message that gives a lease back. xid is a number of 24 bits; the more are dropped. The error matches dhcpc.ErrInvalid.
+// Release makes the message that gives a lease back. xid is a number of 24 bits; the more are dropped. The error matches tombolo.ErrInvalid.
 func Release(l *Lease, xid uint32) ([]byte, error) {
 	if err := l.Validate(); err != nil {
 		return nil, err

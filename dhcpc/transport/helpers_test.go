@@ -67,8 +67,8 @@ func (l *lan) apply(t testing.TB, lease *dhcpc.Lease) {
 	nstest.Run(t, l.pod, "ip", "address", "replace", lease.Address.String(), "dev", "eth0")
 	for _, r := range lease.Routes {
 		args := []string{"route", "replace", r.Dst.String(), "dev", "eth0"}
-		if r.Via.IsValid() {
-			args = append(args, "via", r.Via.String())
+		if r.Gateway.IsValid() {
+			args = append(args, "via", r.Gateway.String())
 		}
 		nstest.Run(t, l.pod, "ip", args...)
 	}

@@ -84,7 +84,7 @@ func TestDnsmasqHearsTheBridgeReleaseForAPodThatIsGone(t *testing.T) {
 		must.Succeed(t, transport.Release(soon(t), &transport.Config{NetNS: l.host, Link: l.index}, lease))
 		must.Until(t, "the server's file of leases", func() bool { return leases() == "" })
 	}
-	expect.Is(t, transport.Release(soon(t), &transport.Config{Link: 1}, &dhcpc.Lease{}), dhcpc.ErrInvalid, "error")
+	expect.Is(t, transport.Release(soon(t), &transport.Config{Link: 1}, &dhcpc.Lease{}), tombolo.ErrInvalid, "error")
 }
 
 // A server on the host itself, which what a packet socket sends on the bridge does not

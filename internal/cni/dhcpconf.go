@@ -175,7 +175,7 @@ func (conf *DHCP) Lease(id *identity, mac net.HardwareAddr, args Args) (*network
 	}
 	conf.request(&l.Client)
 	for _, r := range conf.Routes {
-		l.Routes = append(l.Routes, dhcpc.Route{Dst: r.Dst.Masked(), Via: r.GW})
+		l.Routes = append(l.Routes, dhcpc.Route{Dst: r.Dst.Masked(), Gateway: r.GW})
 	}
 	return l, conf.provide(&l.Client, args)
 }

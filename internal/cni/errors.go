@@ -135,7 +135,6 @@ func codes() []sentinel {
 		{context.DeadlineExceeded, codeTryAgainLater}, {context.Canceled, codeTryAgainLater},
 		{bridge.ErrPeerExists, codeExists}, {bridge.ErrBridgeFull, codeNotAttachable}, {bridge.ErrNotBridge, codeNotAttachable},
 		{bridge.ErrForeign, codeConflict}, {addr.ErrDuplicate, codeConflict},
-		{nft.ErrInvalid, codeInvalidConfig}, {bridge.ErrInvalid, codeInvalidConfig},
 		{uplink.ErrUnreachable, codeTryAgainLater}, {uplink.ErrRefused, codeUplink}, {state.ErrDamaged, codeIO},
 	}
 }

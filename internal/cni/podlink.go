@@ -18,7 +18,7 @@ func within(path string, do func(*nl.Conn, *netns.NS) error) error {
 		return err
 	}
 	defer pod.Close()
-	conn, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: pod})
+	conn, err := nl.Dial(unix.NETLINK_ROUTE, pod)
 	if err != nil {
 		return err
 	}

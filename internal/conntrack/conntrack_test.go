@@ -208,7 +208,7 @@ func TestFlowsOfEveryProtocolAreRead(t *testing.T) {
 	t.Parallel()
 	ns := nstest.New(t)
 	insert(t, ns, slices.Collect(maps.Values(node()))...)
-	tr := must.Of(nl.Open(unix.NETLINK_NETFILTER, &nl.Config{NetNS: ns})).Get(t)
+	tr := must.Of(nl.Open(unix.NETLINK_NETFILTER, ns)).Get(t)
 	rec := nltest.Record(tr)
 	c := &Conn{nl: nl.New(rec)}
 	t.Cleanup(func() { c.Close() })

@@ -6,11 +6,13 @@
 package file
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -55,7 +57,7 @@ func readFrom(fd int, path string, limit int) ([]byte, error) {
 	for {
 		n, err := Restart(func() (int, error) { return unix.Read(fd, buf[filled:]) })
 		if err != nil {
-			return nil, pathError("read", path, err)
+			return nil, PathError("read", path, err)
 		}
 		filled += n
 		if filled > limit {
@@ -90,7 +92,7 @@ func Open(path string, flags int) (int, error) {
 	}
 	if err != nil {
 		unix.Close(fd) // with nothing written
-		return -1, pathError("open", path, err)
+		return -1, PathError("open", path, err)
 	}
 	return fd, nil
 }
@@ -101,7 +103,7 @@ func OpenAny(path string, flags int) (int, error) {
 		return unix.Open(path, flags|unix.O_CLOEXEC|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
 	})
 	if err != nil {
-		return -1, pathError("open", path, err)
+		return -1, PathError("open", path, err)
 	}
 	return fd, nil
 }
@@ -124,7 +126,7 @@ func WriteAll(fd int, path string, data []byte) error {
 	for len(data) > 0 {
 		n, err := Restart(func() (int, error) { return unix.Write(fd, data) })
 		if err != nil {
-			return pathError("write", path, err)
+			return PathError("write", path, err)
 		}
 		data = data[n:]
 	}
@@ -139,7 +141,7 @@ func Replace(temp, path string, data []byte) error {
 
 // ReplaceDurably is Replace that returns once the file's content and name are on the disk.
 func ReplaceDurably(temp, path string, data []byte) error {
-	err := replace(temp, path, data, func(fd int) error { return pathError("sync", temp, unix.Fsync(fd)) })
+	err := replace(temp, path, data, func(fd int) error { return PathError("sync", temp, unix.Fsync(fd)) })
 	if err != nil {
 		return err
 	}
@@ -149,7 +151,7 @@ func ReplaceDurably(temp, path string, data []byte) error {
 		return err
 	}
 	defer unix.Close(fd)
-	return pathError("sync", dir, unix.Fsync(fd))
+	return PathError("sync", dir, unix.Fsync(fd))
 }
 
 func replace(temp, path string, data []byte, sync func(fd int) error) error {
@@ -161,7 +163,7 @@ func replace(temp, path string, data []byte, sync func(fd int) error) error {
 		err = sync(fd)
 	}
 	// Some file systems say only at the close that there was no room.
-	err = errors.Join(err, pathError("close", temp, unix.Close(fd)))
+	err = errors.Join(err, PathError("close", temp, unix.Close(fd)))
 	if err == nil {
 		err = os.Rename(temp, path)
 	}
@@ -180,7 +182,7 @@ func replace(temp, path string, data []byte, sync func(fd int) error) error {
 // Remove unlinks a file; that it is gone already is success.
 func Remove(path string) error {
 	if err := unix.Unlink(path); err != unix.ENOENT {
-		return pathError("remove", path, err)
+		return PathError("remove", path, err)
 	}
 	return nil
 }
@@ -217,10 +219,89 @@ func Restart[T any](call func() (T, error)) (T, error) {
 	}
 }
 
-// pathError adds what was done to what to an error of the system's.
-func pathError(op, path string, err error) error {
+// PathError adds what was done to what to an error of the system's.
+func PathError(op, path string, err error) error {
 	if err == nil {
 		return nil
 	}
 	return &os.PathError{Op: op, Path: path, Err: err}
+}
+
+// ErrLocked says that a lock was not to be had before the context ended.
+var ErrLocked = errors.New("locked by another process")
+
+// While a lock is awaited it is tried for at intervals that grow from the first to the last.
+const (
+	firstPause = 200 * time.Microsecond
+	lastPause  = 10 * time.Millisecond
+)
+
+// Await tries for the lock of a file until it is had or ctx ends; then its error matches ErrLocked
+// and ctx's. A wait in the kernel could not be given up.
+func Await(ctx context.Context, path string, try func() (bool, error)) error {
+	start := time.Now()
+	for pause := firstPause; ; pause = min(2*pause, lastPause) {
+		if had, err := try(); had || err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("lock %s: %w: waited %v (`fuser -v %s` shows who has it open): %w",
+				path, ErrLocked, time.Since(start).Round(time.Millisecond), path, context.Cause(ctx))
+		case <-time.After(pause):
+		}
+	}
+}
+
+// TryFlock is flock(2) that does not wait; false is that it would have to.
+func TryFlock(fd, how int) (bool, error) {
+	_, err := Restart(func() (int, error) { return 0, unix.Flock(fd, how|unix.LOCK_NB) })
+	if err == unix.EWOULDBLOCK {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("flock: %w", err)
+	}
+	return true, nil
+}
+
+// TryLock opens a file and locks it with flock(2), until Unlock or the end of the process. The
+// descriptor is -1 where another has it. With O_CREAT, a file that is missing is made, and its
+// directory. Of a file that its last holder removed or replaced, the next one is locked.
+func TryLock(path string, flags int) (int, error) {
+	open := Open
+	if flags&unix.O_CREAT != 0 {
+		open = Create
+	}
+	for {
+		fd, err := open(path, flags)
+		if err != nil {
+			return -1, err
+		}
+		var st unix.Stat_t
+		had, err := TryFlock(fd, unix.LOCK_EX)
+		if err == nil {
+			err = unix.Fstat(fd, &st)
+		}
+		if err == nil && had && st.Nlink > 0 {
+			return fd, nil
+		}
+		if err := errors.Join(PathError("lock", path, err), unix.Close(fd)); err != nil || !had {
+			return -1, err
+		}
+	}
+}
+
+// Unlock gives up a flock(2) lock and closes its file. A child that is just being started has the
+// descriptor too, so closing is not enough.
+func Unlock(fd int) error { return errors.Join(unix.Flock(fd, unix.LOCK_UN), unix.Close(fd)) }
+
+// LockRange is fcntl(2) for open file description locks: F_OFD_GETLK or F_OFD_SETLK of some bytes.
+// Length 0 is all that follow.
+func LockRange(fd, command int, kind int16, start, length int64) (unix.Flock_t, error) {
+	lock := unix.Flock_t{Type: kind, Whence: unix.SEEK_SET, Start: start, Len: length}
+	if err := unix.FcntlFlock(uintptr(fd), command, &lock); err != nil {
+		return lock, fmt.Errorf("fcntl: %w", err)
+	}
+	return lock, nil
 }

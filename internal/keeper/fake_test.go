@@ -159,7 +159,7 @@ func (w *world) record(i int) *lease.Record {
 		Client: lease.Client{MAC: mac, Config: dhcpc.Config{ClientID: dhcpc.Hex{0, byte(i >> 8), byte(i)}}},
 		Lease: &dhcpc.Lease{
 			Address: netip.PrefixFrom(netip.AddrFrom4([4]byte{192, 0, 2, byte(i)}), 24), MAC: mac, ClientID: dhcpc.Hex{0, byte(i >> 8), byte(i)},
-			Routes: []dhcpc.Route{{Dst: netip.MustParsePrefix("0.0.0.0/0"), Via: netip.MustParseAddr("192.0.2.254")}},
+			Routes: []dhcpc.Route{{Dst: netip.MustParsePrefix("0.0.0.0/0"), Gateway: netip.MustParseAddr("192.0.2.254")}},
 			Server: netip.MustParseAddr("192.0.2.254"), Obtained: t, Renew: t.Add(30 * time.Minute), Rebind: t.Add(52 * time.Minute), Expire: t.Add(time.Hour),
 		},
 	}

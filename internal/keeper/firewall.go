@@ -52,7 +52,7 @@ func (k *Keeper) newFirewall(ctx context.Context) *firewall {
 }
 
 func (k *Keeper) listenToFirewall() (feed, error) {
-	return nl.FollowOnly(unix.NETLINK_NETFILTER, &nl.Config{NetNS: k.host}, []nl.Kind{{Type: newGeneration}}, unix.NFNLGRP_NFTABLES)
+	return nl.FollowOnly(unix.NETLINK_NETFILTER, k.host, []nl.Kind{{Type: newGeneration}}, unix.NFNLGRP_NFTABLES)
 }
 
 const newGeneration = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWGEN

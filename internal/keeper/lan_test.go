@@ -85,13 +85,13 @@ func (l *lan) connect(i int) *testPod {
 	host := fmt.Sprintf("veth%d", i)
 	nstest.Run(l, l.host, "ip", "link", "add", host, "up", "master", l.bridge, "type", "veth", "peer", "name", "eth0", "address", mac.String(), "netns", path)
 	nstest.Run(l, l.host, "ip", "link", "set", host, "alias", endpoint.Alias(ident.Hash("lan", fmt.Sprintf("c%d", i), "eth0"), "lan", nil))
-	conn := must.Of(nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: ns})).Get(l)
+	conn := must.Of(nl.Dial(unix.NETLINK_ROUTE, ns)).Get(l)
 	defer conn.Close()
 	var b nl.Batch
 	link.Request{Name: "eth0", Flags: unix.IFF_UP, Change: unix.IFF_UP}.Set(&b, "set link up", "eth0")
 	must.Succeed(l, conn.Execute(&b))
 	conn.RefreshCarrier("eth0")
-	hostConn := must.Of(nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: l.host})).Get(l)
+	hostConn := must.Of(nl.Dial(unix.NETLINK_ROUTE, l.host)).Get(l)
 	defer hostConn.Close()
 	hostConn.RefreshCarrier(host)
 	boot := must.Of(lease.Boot()).Get(l)
@@ -251,7 +251,7 @@ func (l *lan) routes(p *testPod) string {
 	must.Succeed(l, err)
 	var text []string
 	for _, r := range list {
-		text = append(text, dhcpc.Route{Dst: r.Dst, Via: r.Gateway}.String())
+		text = append(text, dhcpc.Route{Dst: r.Dst, Gateway: r.Gateway}.String())
 	}
 	return strings.Join(text, ", ")
 }

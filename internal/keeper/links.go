@@ -57,7 +57,7 @@ type linkFacts struct {
 }
 
 func (k *Keeper) listenToLinks() (feed, error) {
-	return nl.FollowOnly(unix.NETLINK_ROUTE, &nl.Config{NetNS: k.host}, linkKinds(), unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
+	return nl.FollowOnly(unix.NETLINK_ROUTE, k.host, linkKinds(), unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
 		unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE)
 }
 

@@ -28,13 +28,13 @@ func TestAnAddressOfTheSameNetworkTakesTheOldOnesPlace(t *testing.T) {
 	pod := l.enter(p)
 	defer pod.close()
 	old := &dhcpc.Lease{
-		Address: netip.MustParsePrefix("10.9.1.1/16"), Routes: []dhcpc.Route{{Dst: netip.MustParsePrefix("0.0.0.0/0"), Via: netip.MustParseAddr("10.9.0.1")}},
+		Address: netip.MustParsePrefix("10.9.1.1/16"), Routes: []dhcpc.Route{{Dst: netip.MustParsePrefix("0.0.0.0/0"), Gateway: netip.MustParseAddr("10.9.0.1")}},
 		Server: netip.MustParseAddr("10.9.0.1"), MAC: p.record.Client.MAC, Obtained: now(),
 		Renew: now().Add(time.Hour), Rebind: now().Add(time.Hour), Expire: now().Add(time.Hour),
 	}
 	next := *old
 	next.Address, next.MTU = netip.MustParsePrefix("10.9.1.2/16"), 1400
-	next.Routes = []dhcpc.Route{{Dst: netip.MustParsePrefix("0.0.0.0/0"), Via: netip.MustParseAddr("10.9.0.2")}}
+	next.Routes = []dhcpc.Route{{Dst: netip.MustParsePrefix("0.0.0.0/0"), Gateway: netip.MustParseAddr("10.9.0.2")}}
 	r := p.record
 	r.State, r.Lease, r.Applied = lease.Bound, old, r.Policy.Apply(old)
 	l.write(r)

@@ -54,7 +54,7 @@ func (k kernel) enter(r *lease.Record) (pod, error) {
 			return nil, err
 		}
 	}
-	if p.conn, err = nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: p.ns}); err == nil {
+	if p.conn, err = nl.Dial(unix.NETLINK_ROUTE, p.ns); err == nil {
 		err = p.find()
 	}
 	if err != nil {

@@ -45,9 +45,9 @@ func TestARenewalDoesNotBringAnOldDefaultRouteBack(t *testing.T) {
 		if !led {
 			t.Fatal("nothing was renewed")
 		}
-		want := dhcpc.Route{Dst: netip.MustParsePrefix("0.0.0.0/0"), Via: netip.MustParseAddr("192.0.2.6")}
+		want := dhcpc.Route{Dst: netip.MustParsePrefix("0.0.0.0/0"), Gateway: netip.MustParseAddr("192.0.2.6")}
 		got := w.load(r)
-		if got.Policy.Gateway != want.Via || len(got.Applied.Routes) != 1 || got.Applied.Routes[0] != want {
+		if got.Policy.Gateway != want.Gateway || len(got.Applied.Routes) != 1 || got.Applied.Routes[0] != want {
 			t.Errorf("on record is %+v, %+v", got.Policy, got.Applied)
 		}
 		expect.That(t, got.Lease.Renew.After(r.Lease.Renew), "the lease was not renewed: %v", got.Lease.Renew)

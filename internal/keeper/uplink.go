@@ -138,7 +138,7 @@ func (u *uplinks) visit(ctx context.Context) {
 // find learns which links announcements have to be about.
 func (u *uplinks) find(t *taken) {
 	t.links = [2]int{}
-	conn, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: u.host})
+	conn, err := nl.Dial(unix.NETLINK_ROUTE, u.host)
 	if err != nil {
 		u.trouble("cannot look at uplink", err)
 		return

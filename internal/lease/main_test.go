@@ -29,7 +29,7 @@ func at(d time.Duration) time.Time { return time.Date(2026, 3, 1, 12, 0, 0, 0, t
 func to(dst, via string) dhcpc.Route {
 	r := dhcpc.Route{Dst: netip.MustParsePrefix(dst)}
 	if via != "" {
-		r.Via = netip.MustParseAddr(via)
+		r.Gateway = netip.MustParseAddr(via)
 	}
 	return r
 }

@@ -79,7 +79,7 @@ func (p *Policy) Apply(l *dhcpc.Lease) Applied {
 		if !l.Address.Contains(p.Gateway) {
 			add(dhcpc.Route{Dst: netip.PrefixFrom(p.Gateway, p.Gateway.BitLen())})
 		}
-		add(dhcpc.Route{Dst: netip.PrefixFrom(netip.IPv4Unspecified(), 0), Via: p.Gateway})
+		add(dhcpc.Route{Dst: netip.PrefixFrom(netip.IPv4Unspecified(), 0), Gateway: p.Gateway})
 	}
 	for _, r := range p.Routes {
 		add(r)
@@ -110,8 +110,8 @@ func (a Applied) Empty() bool { return len(a.Addresses) == 0 && len(a.Routes) ==
 // RouteOf is a route of a lease as the pod gets it, by the plugin and by the keeper: on
 // a link, with a metric. Its router need not be in any prefix of the link's.
 func RouteOf(r dhcpc.Route, link, priority int) route.Route {
-	one := route.Route{Dst: r.Dst, Gateway: r.Via, Link: link, Priority: uint32(priority), Protocol: route.ProtocolTombolo}
-	if r.Via.IsValid() {
+	one := route.Route{Dst: r.Dst, Gateway: r.Gateway, Link: link, Priority: uint32(priority), Protocol: route.ProtocolTombolo}
+	if r.Gateway.IsValid() {
 		one.OnLink = true
 		return one
 	}

@@ -19,7 +19,7 @@ import (
 func TestALinkLosesItsOtherEndWithTheNamespaceOfThat(t *testing.T) {
 	t.Parallel()
 	host := nstest.New(t)
-	conn := must.Of(nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: host})).Get(t)
+	conn := must.Of(nl.Dial(unix.NETLINK_ROUTE, host)).Get(t)
 	defer conn.Close()
 	for begin := time.Now(); time.Since(begin) < time.Minute; {
 		pod := nstest.New(t)

@@ -37,7 +37,7 @@ func listed(t *testing.T, each func(data []byte)) map[string]*Link {
 	} {
 		nstest.Run(t, ns, "ip", strings.Fields(args)...)
 	}
-	conn := must.Of(nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: ns})).Get(t)
+	conn := must.Of(nl.Dial(unix.NETLINK_ROUTE, ns)).Get(t)
 	t.Cleanup(func() { conn.Close() })
 	all := map[string]*Link{}
 	ask, err := (&Request{Index: 0, mask: skipStats()}).body().MarshalBinary()

@@ -39,7 +39,7 @@ func newNode(tb testing.TB) *node {
 	nstest.Run(tb, n.ns, "ip", "link", "set", "br0", "up")
 	nstest.Veth(tb, n.ns, port, n.pod, "eth0")
 	nstest.Run(tb, n.ns, "ip", "link", "set", port, "master", "br0")
-	conn, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: n.ns})
+	conn, err := nl.Dial(unix.NETLINK_ROUTE, n.ns)
 	must.Succeed(tb, err)
 	tb.Cleanup(func() { conn.Close() })
 	n.conn = localnet.On(conn)

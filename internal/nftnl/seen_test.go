@@ -2,9 +2,8 @@ package nftnl
 
 import (
 	"math"
+	"strings"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 )
@@ -16,14 +15,37 @@ func TestSeenHoldsTheNewest(t *testing.T) {
 		k.Add(1, i)
 		k.Add(1, 2) // which is looked at all the time
 	}
-	_, got := k.All()
-	expect.That(t, len(got) == MaxSeen && k.Covers(1, 2) && !k.Covers(1, 0) && k.Covers(1, MaxSeen+2), "%v", got)
+	expect.That(t, len(k.sums) == MaxSeen && k.Covers(1, 2) && !k.Covers(1, 0) && k.Covers(1, MaxSeen+2), "%v", k.sums)
 	expect.That(t, !k.Covers(2, 2), "another generation")
 	k.Follow(math.MaxUint32)
 	expect.That(t, k.Covers(1, 2), "followed another generation")
-	k.Use(math.MaxUint32, []uint64{5})
+	k.Use("4294967295 5")
 	k.Follow(math.MaxUint32)
-	generation, sums := k.All()
-	diff := cmp.Diff([]uint64{5}, sums)
-	expect.That(t, generation == 1 && diff == "", "the kernel passes over 0: %d, %s", generation, diff)
+	expect.Equal(t, k.Text(), "1 5", "the kernel passes over 0")
+}
+
+func TestWhatWasSeenIsText(t *testing.T) {
+	t.Parallel()
+	most := strings.TrimPrefix(strings.Repeat(" ffffffffffffffff", MaxSeen), " ")
+	for _, text := range []string{"1 0", "4294967295 0 1 ffffffffffffffff", "4294967295 " + most} {
+		var k Seen
+		k.Use(text)
+		expect.Equal(t, k.Text(), text)
+		expect.That(t, k.IsOn() && len(text) <= 146, "%q", text)
+	}
+	for _, text := range []string{"", " ", "x", "7", "-1 1", "4294967296 1", "1 ", "1  2", "1 x", "1 1 " + most, "1 10000000000000000"} {
+		k := Seen{generation: 1, sums: []uint64{1}}
+		k.Use(text)
+		expect.That(t, k.Text() == "" && k.Generation() == nil && k.IsOn(), "%q: %q", text, k.Text())
+	}
+}
+
+func FuzzSeen(f *testing.F) {
+	f.Add("1 0 0")
+	f.Fuzz(func(t *testing.T, text string) {
+		var k, again Seen
+		k.Use(text)
+		again.Use(k.Text())
+		expect.Equal(t, again.Text(), k.Text(), "%q", text)
+	})
 }

@@ -1,9 +1,10 @@
 package nftnl
 
 import (
-	"context"
-	"errors"
+	"cmp"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 
 	"github.com/tombolo-cni/tombolo"
@@ -11,7 +12,8 @@ import (
 )
 
 // Socket is a connection to nf_tables, and what was seen over it: what one package hands to
-// another as a tombolo.Socket.
+// another as a tombolo.Socket. A Seen that one process leaves to another by its Text must not
+// come from another namespace, whose generations have the same numbers.
 type Socket struct {
 	*nl.Conn
 	*Seen
@@ -26,17 +28,18 @@ func Of(s tombolo.Socket) Socket {
 	return Socket{nl.Of(s), &Seen{}}
 }
 
-// Usable refuses a connection or a context that nothing can be done with.
-func Usable(ctx context.Context, c *nl.Conn) error {
-	if ctx == nil {
-		return nl.NoContext()
+// Unchanged says whether nobody has changed nf_tables since this socket's own last
+// transaction, or since something was seen. It is false where that is not known.
+func (s Socket) Unchanged() (bool, error) {
+	generation := s.Generation()
+	if generation == nil {
+		return false, nil
 	}
-	err := c.Usable()
-	if err != nil && ctx.Err() != nil {
-		// What is over is over, whatever it would have been done by.
-		err = errors.Join(ctx.Err(), err)
+	err := Unchanged(s.Conn, *generation)
+	if IsOvertaken(err) {
+		return false, nil
 	}
-	return err
+	return err == nil, err
 }
 
 // Seen is what was in order at a generation: a number that every change of a namespace's
@@ -52,18 +55,40 @@ type Seen struct {
 // MaxSeen bounds how many sums a Seen has. Those that were looked at last are in it.
 const MaxSeen = 8
 
-// Use replaces what is known, and switches it on.
-func (k *Seen) Use(generation uint32, sums []uint64) {
+// Use switches it on, and has it know what Text gave; of any other text, nothing.
+func (k *Seen) Use(text string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.on, k.generation, k.sums = true, generation, slices.Clone(sums)
+	k.on = true
+	k.generation, k.sums = parseSeen(text)
 }
 
-// All gives what is known.
-func (k *Seen) All() (generation uint32, sums []uint64) {
+func parseSeen(text string) (generation uint32, sums []uint64) {
+	first, rest, _ := strings.Cut(text, " ")
+	n, err := strconv.ParseUint(first, 10, 32)
+	for field := range strings.SplitSeq(rest, " ") {
+		sum, sumErr := strconv.ParseUint(field, 16, 64)
+		err = cmp.Or(err, sumErr)
+		sums = append(sums, sum)
+	}
+	if err != nil || len(sums) > MaxSeen {
+		return 0, nil
+	}
+	return uint32(n), sums
+}
+
+// Text gives what is known, for the next process: at most 146 characters, and none if it is nothing.
+func (k *Seen) Text() string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.generation, slices.Clone(k.sums)
+	if len(k.sums) == 0 {
+		return ""
+	}
+	b := strconv.AppendUint(nil, uint64(k.generation), 10)
+	for _, sum := range k.sums {
+		b = strconv.AppendUint(append(b, ' '), sum, 16)
+	}
+	return string(b)
 }
 
 // Covers says whether something is known to be in order at a generation.

@@ -12,32 +12,21 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// device is a Transport that knows the old requests of a network interface
-// (netdevice(7)) as well: a socket. A fake need not.
-type device interface {
-	refreshCarrier(link string)
-	ethtool(link string, cmd, data uint32) (uint32, error)
-	linkIndex(name string) (int, error)
-	within(fn func() error) error
-	cookie() (uint64, error)
-}
+// What follows are the old requests of a network interface (netdevice(7)), and what a
+// socket knows of its namespace. A fake Transport has none of it.
 
 // NetNSCookie gives the cookie of the socket's namespace (see netns.NS.Cookie), and spares
 // a caller that has a socket there to enter it. It is 0 where the transport has none.
 func (c *Conn) NetNSCookie() (uint64, error) {
-	d, ok := c.t.(device)
+	s, ok := c.t.(*socket)
 	if !ok {
 		return 0, nil
 	}
-	cookie, err := d.cookie()
+	cookie, err := unix.GetsockoptUint64(s.fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
 	if err != nil {
 		return 0, &tombolo.OpError{Op: "read cookie of network namespace of", Object: "netlink socket", Err: err}
 	}
 	return cookie, nil
-}
-
-func (s *socket) cookie() (uint64, error) {
-	return unix.GetsockoptUint64(s.fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
 }
 
 // LinkIndex gives the index of a link of the socket's namespace, or the errno
@@ -45,36 +34,27 @@ func (s *socket) cookie() (uint64, error) {
 // for the link: the kernel need not write down all about it. It is false where the
 // transport cannot, so that the caller has to send that request.
 func (c *Conn) LinkIndex(name string) (index int, known bool, _ error) {
-	d, ok := c.t.(device)
+	s, ok := c.t.(*socket)
 	if !ok {
 		return 0, false, nil
 	}
-	index, err := d.linkIndex(name)
+	request, err := unix.NewIfreq(name)
+	if err == nil {
+		err = ignoringEINTR(func() error { return unix.IoctlIfreq(s.fd, unix.SIOCGIFINDEX, request) })
+	}
 	if err != nil {
 		return 0, true, &tombolo.OpError{Op: "get link", Object: name, Err: err}
 	}
-	return index, true, nil
-}
-
-func (s *socket) linkIndex(name string) (int, error) {
-	request, err := unix.NewIfreq(name)
-	if err != nil {
-		return 0, err
-	}
-	err = ignoringEINTR(func() error { return unix.IoctlIfreq(s.fd, unix.SIOCGIFINDEX, request) })
-	return int(request.Uint32()), err
+	return int(request.Uint32()), true, nil
 }
 
 // Within runs fn on a thread that is in the namespace of the socket: the calling one where
 // it is there anyway, and where the transport has no namespace.
 func (c *Conn) Within(fn func() error) error {
-	if d, ok := c.t.(device); ok {
-		return d.within(fn)
+	s, ok := c.t.(*socket)
+	if !ok {
+		return fn()
 	}
-	return fn()
-}
-
-func (s *socket) within(fn func() error) error {
 	own, err := unix.IoctlRetInt(s.fd, siocGSKNS)
 	if err != nil {
 		return &tombolo.OpError{Op: "find network namespace of", Object: "netlink socket", Err: err}
@@ -102,8 +82,8 @@ const siocGSKNS = 0x894c // SIOCGSKNS, include/uapi/linux/sockios.h (Linux 4.9);
 // milliseconds. ETHTOOL_GLINK runs the worker's part for this link before it answers; on kernels before 6.8 it does
 // not, and RefreshCarrier waits for the worker, for as long as carrierPatience. An error is of no use here.
 func (c *Conn) RefreshCarrier(link string) {
-	if d, ok := c.t.(device); ok {
-		d.refreshCarrier(link)
+	if s, ok := c.t.(*socket); ok {
+		s.refreshCarrier(link)
 	}
 }
 
@@ -135,12 +115,12 @@ func (s *socket) refreshCarrier(link string) {
 // link further on, and send no pages that its sender can still change (ETHTOOL_STXCSUM and
 // ETHTOOL_SSG). Only CAP_NET_ADMIN in the namespace can undo that.
 func (c *Conn) StopTxOffload(link string) error {
-	d, ok := c.t.(device)
+	s, ok := c.t.(*socket)
 	if !ok {
 		return nil
 	}
 	for _, offload := range []uint32{unix.ETHTOOL_STXCSUM, unix.ETHTOOL_SSG} {
-		if _, err := d.ethtool(link, offload, 0); err != nil {
+		if _, err := s.ethtool(link, offload, 0); err != nil {
 			return &tombolo.OpError{Op: "turn off offloads of link", Object: link, Err: err}
 		}
 	}

@@ -16,7 +16,7 @@ import (
 func follow(t *testing.T) (*nl.Feed, *netns.NS) {
 	t.Helper()
 	ns := nstest.New(t)
-	f := must.Of(nl.Follow(unix.NETLINK_ROUTE, &nl.Config{NetNS: ns}, unix.RTNLGRP_LINK)).Get(t)
+	f := must.Of(nl.Follow(unix.NETLINK_ROUTE, ns, unix.RTNLGRP_LINK)).Get(t)
 	return f, ns
 }
 

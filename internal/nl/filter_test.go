@@ -21,11 +21,10 @@ import (
 func TestAFeedOfOneTypeIsNotFloodedByOthers(t *testing.T) {
 	t.Parallel()
 	ns := nstest.New(t)
-	cfg := &nl.Config{NetNS: ns}
 	const newGeneration = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWGEN
-	all := must.Of(nl.Follow(unix.NETLINK_NETFILTER, cfg, unix.NFNLGRP_NFTABLES)).Get(t)
+	all := must.Of(nl.Follow(unix.NETLINK_NETFILTER, ns, unix.NFNLGRP_NFTABLES)).Get(t)
 	defer all.Close()
-	one, err := nl.FollowOnly(unix.NETLINK_NETFILTER, cfg, []nl.Kind{{Type: newGeneration}}, unix.NFNLGRP_NFTABLES)
+	one, err := nl.FollowOnly(unix.NETLINK_NETFILTER, ns, []nl.Kind{{Type: newGeneration}}, unix.NFNLGRP_NFTABLES)
 	must.Succeed(t, err)
 	file := t.TempDir() + "/rules"
 	rules := "table ip storm { chain c { }; }\n" + strings.Repeat("add rule ip storm c counter\n", 10_000)
@@ -62,7 +61,7 @@ func TestAFeedOfSomeKindsHearsThoseAlone(t *testing.T) {
 	t.Parallel()
 	ns := nstest.New(t)
 	const protocolAt = 5 // in struct rtmsg
-	feed, err := nl.FollowOnly(unix.NETLINK_ROUTE, &nl.Config{NetNS: ns},
+	feed, err := nl.FollowOnly(unix.NETLINK_ROUTE, ns,
 		[]nl.Kind{{Type: unix.RTM_DELLINK}, {Type: unix.RTM_DELROUTE, At: protocolAt, Byte: unix.RTPROT_KERNEL}},
 		unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV4_ROUTE)
 	must.Succeed(t, err)

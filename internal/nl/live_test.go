@@ -23,7 +23,7 @@ func TestMain(m *testing.M) { nstest.Main(m) }
 
 func dial(tb testing.TB, ns *netns.NS) *nl.Conn {
 	tb.Helper()
-	c := must.Of(nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: ns})).Get(tb)
+	c := must.Of(nl.Dial(unix.NETLINK_ROUTE, ns)).Get(tb)
 	tb.Cleanup(func() { c.Close() })
 	return c
 }
@@ -237,7 +237,7 @@ func (c *corrupting) Receive(b []byte) (int, error) {
 
 func TestConnectionOutlivesABrokenDump(t *testing.T) {
 	t.Parallel()
-	tr := must.Of(nl.Open(unix.NETLINK_ROUTE, &nl.Config{NetNS: nstest.New(t)})).Get(t)
+	tr := must.Of(nl.Open(unix.NETLINK_ROUTE, nstest.New(t))).Get(t)
 	defer tr.Close()
 	var b nl.Batch
 	for i := range 60 { // more than the kernel puts into one part
@@ -301,5 +301,5 @@ func TestDialSaysWhatItCannotOpen(t *testing.T) {
 		"Dial: %v, want an OpError with %v", err, unix.EPROTONOSUPPORT)
 	ns := nstest.New(t)
 	ns.Close()
-	expect.Is(t, expect.Err(nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: ns})), unix.EBADF, "Dial in a namespace whose handle is closed")
+	expect.Is(t, expect.Err(nl.Dial(unix.NETLINK_ROUTE, ns)), unix.EBADF, "Dial in a namespace whose handle is closed")
 }

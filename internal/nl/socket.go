@@ -12,20 +12,13 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// Config says how to open a socket. The zero value is the caller's own namespace
-// and the kernel's buffer sizes.
-type Config struct {
-	// NetNS is the namespace that the socket belongs to, and goes on belonging to
-	// whichever thread uses it; nil is that of the calling thread.
-	NetNS *netns.NS
-}
-
 // Dial opens a netlink socket of a protocol (unix.NETLINK_ROUTE,
 // unix.NETLINK_NETFILTER) with extended acknowledgements and strict checking of
-// requests. It needs CAP_SYS_ADMIN where cfg names a namespace; what is sent over
+// requests. It belongs to a namespace, whichever thread uses it; nil is that of the
+// calling thread. It needs CAP_SYS_ADMIN where a namespace is given; what is sent over
 // it will in general need CAP_NET_ADMIN.
-func Dial(protocol int, cfg *Config) (*Conn, error) {
-	t, err := Open(protocol, cfg)
+func Dial(protocol int, ns *netns.NS) (*Conn, error) {
+	t, err := Open(protocol, ns)
 	if err != nil {
 		return nil, err
 	}
@@ -33,23 +26,25 @@ func Dial(protocol int, cfg *Config) (*Conn, error) {
 }
 
 // Open opens the socket of Dial alone, for a fake kernel that passes requests on.
-func Open(protocol int, cfg *Config) (Transport, error) {
+func Open(protocol int, ns *netns.NS) (Transport, error) {
 	var s *socket
-	open := func() error {
+	err := in(ns, func() error {
 		var err error
 		s, err = newSocket(protocol)
 		return err
-	}
-	var err error
-	if cfg == nil || cfg.NetNS == nil {
-		err = open()
-	} else {
-		err = cfg.NetNS.Do(open)
-	}
+	})
 	if err != nil {
 		return nil, &tombolo.OpError{Op: "open netlink socket", Err: err}
 	}
 	return s, nil
+}
+
+// in calls open in a namespace; nil is that of the calling thread.
+func in(ns *netns.NS, open func() error) error {
+	if ns == nil {
+		return open()
+	}
+	return ns.Do(open)
 }
 
 // socket is a netlink socket that the runtime's poller does not know. Requests to

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/netns"
 )
 
 // Watch receives what the kernel announces to multicast groups. Unlike a Conn it
@@ -28,17 +29,10 @@ type Watch struct {
 const lookUp = 50 * time.Millisecond
 
 // Subscribe opens a socket that belongs to groups (unix.RTNLGRP_*). What happens
-// after it has returned is announced to it.
-func Subscribe(protocol int, cfg *Config, groups ...int) (*Watch, error) {
+// after it has returned is announced to it. A namespace is Dial's.
+func Subscribe(protocol int, ns *netns.NS, groups ...int) (*Watch, error) {
 	w := &Watch{fd: -1, queue: queue{buf: make([]byte, announcementSize)}}
-	open := func() error { return w.open(protocol, groups) }
-	var err error
-	if cfg == nil || cfg.NetNS == nil {
-		err = open()
-	} else {
-		err = cfg.NetNS.Do(open)
-	}
-	if err != nil {
+	if err := in(ns, func() error { return w.open(protocol, groups) }); err != nil {
 		if w.fd >= 0 {
 			unix.Close(w.fd)
 		}
@@ -160,7 +154,7 @@ func (w *Watch) Usable(ctx context.Context) error {
 	case w == nil:
 		return errNoConn()
 	case ctx == nil:
-		return NoContext()
+		return noContext()
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -170,7 +164,20 @@ func (w *Watch) Usable(ctx context.Context) error {
 	return nil
 }
 
-// NoContext is the error about a context that is nil.
-func NoContext() error {
+// Usable refuses a connection or a context that nothing can be done with.
+func Usable(ctx context.Context, c *Conn) error {
+	if ctx == nil {
+		return noContext()
+	}
+	err := c.Usable()
+	if err != nil && ctx.Err() != nil {
+		// What is over is over, whatever it would have been done by.
+		err = errors.Join(ctx.Err(), err)
+	}
+	return err
+}
+
+// noContext is the error about a context that is nil.
+func noContext() error {
 	return &tombolo.OpError{Op: "use context", Err: fmt.Errorf("%w: it is nil", tombolo.ErrInvalid)}
 }

@@ -16,12 +16,13 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
+	"github.com/tombolo-cni/tombolo/netns"
 )
 
 func TestWatchHearsWhatHappensInItsNamespace(t *testing.T) {
 	t.Parallel()
 	ns := nstest.New(t)
-	w, err := nl.Subscribe(unix.NETLINK_ROUTE, &nl.Config{NetNS: ns}, unix.RTNLGRP_LINK)
+	w, err := nl.Subscribe(unix.NETLINK_ROUTE, ns, unix.RTNLGRP_LINK)
 	must.Succeed(t, err)
 	defer w.Close()
 	elsewhere := dial(t, nstest.New(t))
@@ -45,7 +46,7 @@ func TestWatchHearsWhatHappensInItsNamespace(t *testing.T) {
 func TestWatchGivesWhatIsQueuedWithoutWaiting(t *testing.T) {
 	t.Parallel()
 	ns := nstest.New(t)
-	w := must.Of(nl.Subscribe(unix.NETLINK_ROUTE, &nl.Config{NetNS: ns}, unix.RTNLGRP_LINK)).Get(t)
+	w := must.Of(nl.Subscribe(unix.NETLINK_ROUTE, ns, unix.RTNLGRP_LINK)).Get(t)
 	defer w.Close()
 	expect.Of(w.Queued()).Len(t, 0, "before anything happened")
 	var b nl.Batch
@@ -59,7 +60,7 @@ func TestWatchGivesWhatIsQueuedWithoutWaiting(t *testing.T) {
 
 func TestWatchEndsWithItsContext(t *testing.T) {
 	t.Parallel()
-	w, err := nl.Subscribe(unix.NETLINK_ROUTE, &nl.Config{NetNS: nstest.New(t)}, unix.RTNLGRP_LINK)
+	w, err := nl.Subscribe(unix.NETLINK_ROUTE, nstest.New(t), unix.RTNLGRP_LINK)
 	must.Succeed(t, err)
 	defer w.Close()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -79,24 +80,24 @@ func TestLossIsToldOnceNothingMoreCanBeLost(t *testing.T) {
 		next  func() ([]netlink.Message, error)
 		close func() error
 	}
-	for name, subscribe := range map[string]func(*nl.Config) (listener, error){
-		"watch, waiting": func(cfg *nl.Config) (listener, error) {
-			w, err := nl.Subscribe(unix.NETLINK_ROUTE, cfg, unix.RTNLGRP_LINK)
+	for name, subscribe := range map[string]func(*netns.NS) (listener, error){
+		"watch, waiting": func(ns *netns.NS) (listener, error) {
+			w, err := nl.Subscribe(unix.NETLINK_ROUTE, ns, unix.RTNLGRP_LINK)
 			return listener{func() ([]netlink.Message, error) { return w.Next(t.Context()) }, w.Close}, err
 		},
-		"watch, not waiting": func(cfg *nl.Config) (listener, error) {
-			w, err := nl.Subscribe(unix.NETLINK_ROUTE, cfg, unix.RTNLGRP_LINK)
+		"watch, not waiting": func(ns *netns.NS) (listener, error) {
+			w, err := nl.Subscribe(unix.NETLINK_ROUTE, ns, unix.RTNLGRP_LINK)
 			return listener{w.Queued, w.Close}, err
 		},
-		"feed": func(cfg *nl.Config) (listener, error) {
-			f, err := nl.Follow(unix.NETLINK_ROUTE, cfg, unix.RTNLGRP_LINK)
+		"feed": func(ns *netns.NS) (listener, error) {
+			f, err := nl.Follow(unix.NETLINK_ROUTE, ns, unix.RTNLGRP_LINK)
 			return listener{f.Next, f.Close}, err
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			ns := nstest.New(t)
-			l := must.Of(subscribe(&nl.Config{NetNS: ns})).Get(t)
+			l := must.Of(subscribe(ns)).Get(t)
 			defer l.close()
 			c := dial(t, ns)
 			var b nl.Batch
@@ -161,7 +162,7 @@ func TestSubscribeSaysWhatItCannotDo(t *testing.T) {
 // A number that is closed twice may be another file's by then, and what is read from it is too.
 func TestWatchThatIsClosedUsesNoOtherFile(t *testing.T) {
 	ns := nstest.New(t)
-	w, err := nl.Subscribe(unix.NETLINK_ROUTE, &nl.Config{NetNS: ns}, unix.RTNLGRP_LINK)
+	w, err := nl.Subscribe(unix.NETLINK_ROUTE, ns, unix.RTNLGRP_LINK)
 	must.Succeed(t, err)
 	ended := make(chan error)
 	go func() { _, err := w.Next(t.Context()); ended <- err }()

@@ -14,7 +14,7 @@ func floors() [][]string {
 		{"."},
 		{"netns", "dhcpc/internal/trace", "internal/file", "internal/ident", "internal/lockorder", "internal/printable", "internal/strict", "internal/sysctl"},
 		{"internal/nl", "internal/icmp"},
-		{"internal/link", "internal/nftnl", "internal/tc", "internal/conntrack"},
+		{"internal/link", "internal/nftnl", "internal/tc", "internal/conntrack", "internal/routing"},
 		{"addr", "route", "internal/localnet"},
 		{"bridge", "nft", "ipam", "dhcpc"},
 		{"hostport", "internal/state", "internal/ipam"},
@@ -85,7 +85,7 @@ func TestImportsThatRunBackUpAreFound(t *testing.T) {
 		"uplink is on no floor",
 	}, checkFloors([]*pkg{
 		imports("bridge/uplink", "bridge", "bridge/vlan", "addr", "nft"),
-		imports("nft", "nft/guard", "internal/keeper", "internal/testutil/nstest"),
+		imports("nft", "nft/foreign", "internal/keeper", "internal/testutil/nstest"),
 		imports("uplink"),
 		{ImportPath: "example.com/other", GoFiles: []string{"x.go"}, Imports: []string{module + "/internal/cni"}},
 	}))

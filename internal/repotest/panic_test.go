@@ -32,7 +32,6 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 	"github.com/tombolo-cni/tombolo/nft"
 	"github.com/tombolo-cni/tombolo/nft/foreign"
-	"github.com/tombolo-cni/tombolo/nft/guard"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
@@ -51,12 +50,12 @@ func exported() map[string]map[string]any {
 			"Current": nil, "New": nil,
 		},
 		"addr": {
-			"Broadcast": addr.Broadcast, "Dial": addr.Dial, "HearRouters": addr.HearRouters, "Listen": addr.Listen, "On": addr.On,
-			"Address": addr.Address{}, "Conn": addr.Conn{}, "Routers": addr.Routers{}, "Watch": addr.Watch{},
+			"Broadcast": addr.Broadcast, "Dial": addr.Dial, "Listen": addr.Listen, "On": addr.On,
+			"Address": addr.Address{}, "Conn": addr.Conn{}, "Watch": addr.Watch{},
 		},
 		"route": {
 			"Dial": route.Dial, "On": route.On, "NoRoute": route.NoRoute, "Subnet": route.Subnet,
-			"Conn": route.Conn{}, "Neighbour": route.Neighbour{}, "Route": route.Route{}, "Rule": route.Rule{}, "Type": route.Type(0),
+			"Conn": route.Conn{}, "Route": route.Route{}, "Type": route.Type(0),
 		},
 		"vlan": {
 			"On":   vlan.On,
@@ -65,15 +64,15 @@ func exported() map[string]map[string]any {
 		"bridge": {
 			// HasIPv6 takes nothing.
 			"HasIPv6": nil, "CheckRouting": bridge.CheckRouting, "Dial": bridge.Dial, "HostName": bridge.HostName, "LinkLocal": bridge.LinkLocal, "On": bridge.On, "ProbeNetfilter": bridge.ProbeNetfilter,
-			"Bridge": bridge.Bridge{}, "Conn": bridge.Conn{}, "Link": bridge.Link{}, "Port": bridge.Port{}, "Solicitation": bridge.Solicitation{},
+			"Bridge": bridge.Bridge{}, "Conn": bridge.Conn{}, "Link": bridge.Link{}, "Solicitation": bridge.Solicitation{},
 		},
 		"bandwidth": {
 			"On": bandwidth.On, "IFBName": bandwidth.IFBName,
 			"Conn": bandwidth.Conn{}, "Shape": bandwidth.Shape{},
 		},
 		"uplink": {
-			"Dial": uplink.Dial, "ParseRecord": uplink.ParseRecord, "Plan": uplink.Plan,
-			"Conn": uplink.Conn{}, "Link": uplink.Link{}, "Record": uplink.Record{}, "Steps": uplink.Steps{},
+			"Dial": uplink.Dial, "ParseRecord": uplink.ParseRecord,
+			"Conn": uplink.Conn{}, "Record": uplink.Record{}, "Steps": uplink.Steps{},
 			// Interfaces have nothing to call.
 			"Journal": nil,
 		},
@@ -86,23 +85,18 @@ func exported() map[string]map[string]any {
 			"Inspection": network.Inspection{}, "Network": network.Network{}, "Node": network.Node{}, "Change": network.Change{}, "Upkeep": network.Upkeep{}, "Uplinks": network.Uplinks{}, "Report": network.Report{}, "Dead": network.Dead{},
 		},
 		"nft": {
-			"Dial": nft.Dial, "On": nft.On, "OwnerOf": nft.OwnerOf, "ParseCache": nft.ParseCache,
-			"ConflictError": nft.ConflictError{}, "Conn": nft.Conn{}, "Policy": nft.Policy(0), "Port": nft.Port{}, "Protocol": nft.Protocol(0), "SNAT": nft.SNAT(0), "Cache": nft.Cache{},
+			"Dial": nft.Dial, "On": nft.On, "OwnerOf": nft.OwnerOf,
+			"ConflictError": nft.ConflictError{}, "Conn": nft.Conn{}, "Policy": nft.Policy(0), "Port": nft.Port{}, "Protocol": nft.Protocol(0), "SNAT": nft.SNAT(0),
 		},
 		"foreign": {
 			"On":   foreign.On,
 			"Conn": foreign.Conn{}, "Obstacle": foreign.Obstacle{},
 		},
-		"guard": {
-			"IsSet": guard.IsSet, "Port": guard.Port{},
-			// These take nothing.
-			"Everyone": nil, "Guarded": nil, "Reports": nil, "Sets": nil,
-		},
 		"ipam": {
 			"NewHostLocal": ipam.NewHostLocal, "RangeSetsOf": ipam.RangeSetsOf,
 			"Address": ipam.Address{}, "HostLocal": ipam.HostLocal{}, "Static": ipam.Static{},
 			// Interfaces have nothing to call.
-			"Allocator": nil, "Ranged": nil,
+			"Allocator": nil,
 		},
 		"dhcpc": {
 			"New": dhcpc.New, "NewMachine": dhcpc.NewMachine, "Release": dhcpc.Release,
@@ -210,7 +204,7 @@ func callMethods(t *testing.T, name string, zero any) {
 // has to fail.
 func handle(zero any) bool {
 	switch zero.(type) {
-	case netns.NS, vlan.Conn, addr.Conn, addr.Watch, addr.Routers, route.Conn, bridge.Conn, bridge.Solicitation, bandwidth.Conn, hostport.Conn, nft.Conn, foreign.Conn, uplink.Conn, network.Node, ipam.HostLocal:
+	case netns.NS, vlan.Conn, addr.Conn, addr.Watch, route.Conn, bridge.Conn, bridge.Solicitation, bandwidth.Conn, hostport.Conn, nft.Conn, foreign.Conn, uplink.Conn, network.Node, ipam.HostLocal:
 		return true
 	}
 	return false
@@ -227,8 +221,6 @@ func closedOne(t *testing.T, zero any) reflect.Value {
 		v, err = addr.Dial(nil)
 	case addr.Watch:
 		v, err = addr.Listen(nil)
-	case addr.Routers:
-		v, err = addr.HearRouters(nil)
 	case route.Conn:
 		v, err = route.Dial(nil)
 	case bridge.Conn:
@@ -309,7 +301,9 @@ func meant(in reflect.Type) reflect.Value {
 	case reflect.TypeFor[uplink.Uplink]():
 		return reflect.ValueOf(uplink.Uplink{NIC: "eth0", Bridge: "br0"})
 	case reflect.TypeFor[*uplink.Record]():
-		return reflect.ValueOf(&uplink.Record{Version: 1, Uplink: uplink.Uplink{NIC: "eth0", Bridge: "br0"}, State: uplink.Taken})
+		rec := &uplink.Record{Uplink: uplink.Uplink{NIC: "eth0", Bridge: "br0"}, State: uplink.Taken}
+		rec.Version = 1
+		return reflect.ValueOf(rec)
 	}
 	switch in.Kind() {
 	case reflect.String:

@@ -5,11 +5,14 @@
 package sysctl
 
 import (
+	"bytes"
 	"errors"
 	"io/fs"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo"
 )
 
 const root = "/proc/sys/"
@@ -47,4 +50,67 @@ func Exists(path string) bool {
 // "accept_ra").
 func Link(family, link, name string) string {
 	return strings.Join([]string{"net", family, "conf", link, name}, "/")
+}
+
+// Dir is a directory of parameters. It stays that of the network namespace in which it
+// was opened, from whatever thread it is used: to open it while other work goes on
+// saves the time that it takes to find it, which is longer the more namespaces there are
+// (the kernel compares each one's entry of the name, in a row).
+type Dir struct {
+	path string
+	fd   int
+}
+
+// OpenDir opens a directory of the calling thread's network namespace. path is below
+// /proc/sys: "net/ipv6/conf". Where the kernel has none, the error matches
+// fs.ErrNotExist.
+func OpenDir(path string) (*Dir, error) {
+	fd, err := unix.Open(root+path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &tombolo.OpError{Op: "open", Object: root + path, Err: err}
+	}
+	return &Dir{path, fd}, nil
+}
+
+// Close gives the directory back.
+func (d *Dir) Close() error { return unix.Close(d.fd) }
+
+// Write is that of the package, of a path below the directory.
+func (d *Dir) Write(path, value string) error {
+	return write(d.fd, path, root+d.path+"/"+path, value)
+}
+
+// Ensure is that of the package, of a path below the directory.
+func (d *Dir) Ensure(path, value string) (changed bool, err error) {
+	have, err := read(d.fd, path, root+d.path+"/"+path)
+	if err != nil || have == value {
+		return false, err
+	}
+	return true, d.Write(path, value)
+}
+
+func read(dir int, path, name string) (string, error) {
+	fd, err := unix.Openat(dir, path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return "", &tombolo.OpError{Op: "read", Object: name, Err: err}
+	}
+	defer unix.Close(fd)
+	var b [256]byte
+	n, err := unix.Read(fd, b[:])
+	if err != nil {
+		return "", &tombolo.OpError{Op: "read", Object: name, Err: err}
+	}
+	return string(bytes.TrimSpace(b[:n])), nil
+}
+
+func write(dir int, path, name, value string) error {
+	fd, err := unix.Openat(dir, path, unix.O_WRONLY|unix.O_CLOEXEC, 0)
+	if err == nil {
+		_, err = unix.Write(fd, []byte(value))
+		err = errors.Join(err, unix.Close(fd))
+	}
+	if err != nil {
+		return &tombolo.OpError{Op: "write " + value + " to", Object: name, Err: err}
+	}
+	return nil
 }

@@ -50,7 +50,7 @@ func TestDecodersReadTheKernelsReplies(t *testing.T) {
 	t.Parallel()
 	ns, pod := nstest.New(t), nstest.New(t)
 	index, _ := nstest.Veth(t, ns, "port", pod, "eth0")
-	tr := must.Of(nl.Open(unix.NETLINK_ROUTE, &nl.Config{NetNS: ns})).Get(t)
+	tr := must.Of(nl.Open(unix.NETLINK_ROUTE, ns)).Get(t)
 	rec := nltest.Record(tr)
 	conn := nl.New(rec)
 	defer conn.Close()

@@ -133,7 +133,7 @@ func TestReadyNoticesAChainThatAppears(t *testing.T) {
 	t.Parallel()
 	for _, program := range nstest.Programs() {
 		c, ns := dialNew(t)
-		c.seen.Use(0, nil)
+		c.seen.Use("")
 		mustPlace(t, c, false)
 		// One that drops nothing is no difference.
 		iptables(t, ns, program, "-P", "FORWARD", "ACCEPT")

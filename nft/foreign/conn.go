@@ -53,11 +53,11 @@ func On(s tombolo.Socket, cfg *Config) *Conn {
 func (c *Conn) usable(ctx context.Context) error {
 	switch {
 	case c == nil:
-		return nftnl.Usable(ctx, nil)
+		return nl.Usable(ctx, nil)
 	case c.err != nil:
 		return c.err
 	}
-	return nftnl.Usable(ctx, c.nl)
+	return nl.Usable(ctx, c.nl)
 }
 
 // chain is a chain of another program's table.

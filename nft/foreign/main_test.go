@@ -28,7 +28,7 @@ func dial(tb testing.TB, ns *netns.NS) *Conn {
 
 func dialMark(tb testing.TB, ns *netns.NS, mark uint32) *Conn {
 	tb.Helper()
-	conn := must.Of(nl.Dial(unix.NETLINK_NETFILTER, &nl.Config{NetNS: ns})).Get(tb)
+	conn := must.Of(nl.Dial(unix.NETLINK_NETFILTER, ns)).Get(tb)
 	tb.Cleanup(func() { conn.Close() })
 	return On(conn, &Config{Mark: mark})
 }
@@ -49,7 +49,7 @@ func dialFaulty(tb testing.TB, ns *netns.NS, faults ...*nltest.Fault) *Conn {
 // watched is a Conn to a real kernel that lets the test look at requests.
 func watched(tb testing.TB, ns *netns.NS, msg uint16, look func()) *Conn {
 	tb.Helper()
-	tr := must.Of(nl.Open(unix.NETLINK_NETFILTER, &nl.Config{NetNS: ns})).Get(tb)
+	tr := must.Of(nl.Open(unix.NETLINK_NETFILTER, ns)).Get(tb)
 	conn := nl.New(nltest.NewFaulty(tr, &nltest.Fault{Type: messageType(msg), Match: func(netlink.Message) bool { look(); return false }}))
 	tb.Cleanup(func() { conn.Close() })
 	return On(conn, nil)

@@ -40,7 +40,7 @@ func (n *node) link(name string) *bridge.Link {
 // setBridgeLimit sets what iproute2 6.1 does not know of a bridge.
 func (n *node) setBridgeLimit(name string, attribute uint16, value uint32) {
 	n.Helper()
-	conn := must.Of(nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: n.ns})).Get(n)
+	conn := must.Of(nl.Dial(unix.NETLINK_ROUTE, n.ns)).Get(n)
 	defer conn.Close()
 	var b nl.Batch
 	m, err := nl.Encode(unix.RTM_NEWLINK, 0, make([]byte, unix.SizeofIfInfomsg), func(ae *netlink.AttributeEncoder) {

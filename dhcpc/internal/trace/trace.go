@@ -17,19 +17,19 @@ import (
 // ErrTimeout is what dhcpc exports as ErrTimeout.
 var ErrTimeout = errors.New("no lease in time")
 
-// ErrInvalid is what dhcpc exports as ErrInvalid.
-var ErrInvalid = errors.New("invalid lease")
-
-// Invalid is an error that matches ErrInvalid and tombolo.ErrInvalid.
+// Invalid is an error that matches tombolo.ErrInvalid.
 type Invalid string
 
 func (e Invalid) Error() string { return string(e) }
 
-// Is makes it match both.
-func (e Invalid) Is(target error) bool { return target == ErrInvalid || target == tombolo.ErrInvalid }
+// Is makes it match.
+func (e Invalid) Is(target error) bool { return target == tombolo.ErrInvalid }
 
 // Invalidf is fmt.Errorf for such errors.
 func Invalidf(format string, args ...any) error { return Invalid(fmt.Sprintf(format, args...)) }
+
+// Unusable is the error about what a lease says.
+func Unusable(format string, args ...any) error { return Invalidf("invalid lease: "+format, args...) }
 
 // Argument is the error about an argument that cannot be meant.
 func Argument(what string) error { return Invalid(tombolo.ErrInvalid.Error() + ": " + what) }

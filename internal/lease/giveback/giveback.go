@@ -96,7 +96,7 @@ func fromPod(r *lease.Record, send func(*transport.Config) error) (sent bool, _ 
 		return false, nil
 	}
 	defer pod.Close()
-	conn, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: pod})
+	conn, err := nl.Dial(unix.NETLINK_ROUTE, pod)
 	if err != nil {
 		return false, nil
 	}

@@ -55,7 +55,7 @@ type Fault struct {
 // have fired when the test ends.
 func Dial(tb testing.TB, family int, ns *netns.NS, faults ...*Fault) *nl.Conn {
 	tb.Helper()
-	t, err := nl.Open(family, &nl.Config{NetNS: ns})
+	t, err := nl.Open(family, ns)
 	if err != nil {
 		tb.Fatal(err)
 	}

@@ -4,11 +4,15 @@ import (
 	"encoding/binary"
 	"fmt"
 	"strings"
+	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // Split takes a datagram apart into its messages, by its own reading of the
@@ -150,4 +154,22 @@ func writeAttrs(w *strings.Builder, b []byte) {
 	if len(b) > 0 {
 		fmt.Fprintf(w, " and %d bytes that are no attribute", len(b))
 	}
+}
+
+// MustKeepUnknown fails where attributes are lost that no kernel of today has.
+func MustKeepUnknown(t *testing.T, listed, copied []byte, header int) {
+	t.Helper()
+	const unheardOf = 64
+	unknown := func(b []byte) []netlink.Attribute {
+		var list []netlink.Attribute
+		must.Succeed(t, nl.Decode(b[header:], func(ad *netlink.AttributeDecoder) error {
+			if ad.Type() >= unheardOf {
+				list = append(list, nl.Keep(ad))
+			}
+			return nil
+		}))
+		return list
+	}
+	diff := cmp.Diff(unknown(listed), unknown(copied))
+	expect.That(t, diff == "", "unknown attributes (-listed +copied):\n%s", diff)
 }

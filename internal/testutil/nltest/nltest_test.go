@@ -23,7 +23,7 @@ func TestMain(m *testing.M) { nstest.Main(m) }
 // kernel opens a socket in a namespace of its own.
 func kernel(t *testing.T) nl.Transport {
 	t.Helper()
-	tr, err := nl.Open(unix.NETLINK_ROUTE, &nl.Config{NetNS: nstest.New(t)})
+	tr, err := nl.Open(unix.NETLINK_ROUTE, nstest.New(t))
 	must.Succeed(t, err)
 	t.Cleanup(func() { tr.Close() })
 	return tr

@@ -390,14 +390,11 @@ func plan(ctx context.Context, want uplink.Uplink) (*uplink.Steps, error) {
 		return nil, err
 	}
 	defer conn.Close()
-	s, err := conn.Snapshot(ctx, want.NIC, want.Bridge)
+	steps, err := conn.Plan(ctx, want)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, noLink(want.NIC)
 	}
-	if err != nil {
-		return nil, err
-	}
-	return uplink.Plan(s, want)
+	return steps, err
 }
 
 // Ready says what keeps a NIC from being an uplink, or what became of one that is. It is nil where the

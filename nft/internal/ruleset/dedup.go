@@ -12,7 +12,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
-	"github.com/tombolo-cni/tombolo/nft/guard"
 )
 
 const dedupPrefix = "dedup-"
@@ -48,7 +47,7 @@ func dedup(n *Network) Chain {
 // be within several.
 func (list *rules) addDedup(ds []Dedup) {
 	once := func(comment string, write func(expressions)) {
-		if !slices.ContainsFunc(*list, func(r guard.Rule) bool { return r.Comment == comment }) {
+		if !slices.ContainsFunc(*list, func(r Rule) bool { return r.Comment == comment }) {
 			list.add(comment, write)
 		}
 	}
@@ -103,15 +102,8 @@ func etherTypeOf(p netip.Prefix) uint16 {
 
 // isSentBy holds for what a bridge of a MAC sends out by a pod's port.
 func (x expressions) isSentBy(mac net.HardwareAddr) {
-	const podPorts, etherSource = "veth", 6
 	x.Meta(expr.MetaKeyOIFNAME, nftnl.First)
 	x.Compare(expr.CmpOpEq, []byte(podPorts)) // as far as it goes: nft's "veth*"
 	x.Payload(expr.PayloadBaseLLHeader, etherSource, EtherLen, nftnl.First)
 	x.Compare(expr.CmpOpEq, mac)
-}
-
-// isProtocol holds for frames of a type, behind a VLAN tag too.
-func (x expressions) isProtocol(typ uint16) {
-	x.Meta(expr.MetaKeyPROTOCOL, nftnl.First)
-	x.Compare(expr.CmpOpEq, Number16(typ))
 }

@@ -7,7 +7,6 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
-	"github.com/tombolo-cni/tombolo/nft/guard"
 )
 
 // Differences lists those of the tables, the sets and the chains. Of a table that
@@ -107,7 +106,7 @@ func (ch *Chain) differences(have *State) []tombolo.Difference {
 
 // ruleDifferences tells by their comments which rules are missing, which are too many, and
 // whether they are out of order.
-func ruleDifferences(object string, rules []guard.Rule, comments []string) []tombolo.Difference {
+func ruleDifferences(object string, rules []Rule, comments []string) []tombolo.Difference {
 	rest := slices.Clone(comments)
 	var list []tombolo.Difference
 	for _, want := range rules {
@@ -121,7 +120,7 @@ func ruleDifferences(object string, rules []guard.Rule, comments []string) []tom
 	for _, comment := range rest {
 		list = append(list, tombolo.Difference{Object: object, What: "rule", Have: strconv.Quote(comment)})
 	}
-	if len(list) == 0 && !slices.EqualFunc(comments, rules, func(comment string, want guard.Rule) bool { return comment == want.Comment }) {
+	if len(list) == 0 && !slices.EqualFunc(comments, rules, func(comment string, want Rule) bool { return comment == want.Comment }) {
 		list = append(list, tombolo.Difference{Object: object, What: "order of the rules", Want: "as they were made", Have: "another"})
 	}
 	return list

@@ -8,6 +8,5 @@
 //	err = p.Transaction(have, true).Commit(tables.Conn)
 //
 // It knows networks, and nothing of endpoints: what pods have in the sets are elements to it, with
-// a key, data and a comment. Package nft says what those are. Its chains are those of packages
-// guard and nft; docs/ruleset.nft shows all.
+// a key, data and a comment. Package nft says what those are. docs/ruleset.nft shows all.
 package ruleset

@@ -11,7 +11,6 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/internal/nl"
-	"github.com/tombolo-cni/tombolo/nft/guard"
 )
 
 // Place is where a chain or a set is: its name in our table of a family.
@@ -137,7 +136,7 @@ func (t *Transaction) delChain(p Place) {
 }
 
 // newRule appends a rule to a chain.
-func (t *Transaction) newRule(chain Place, r guard.Rule) {
+func (t *Transaction) newRule(chain Place, r Rule) {
 	op := fmt.Sprintf("add rule %q to", r.Comment)
 	t.AddRule(op, t.table.Label("chain", chain), chain.Family, netlink.Append, r.Comment, r.Steps, t.table.named(chain, unix.NFTA_RULE_CHAIN)...)
 }

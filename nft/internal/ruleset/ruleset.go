@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"hash/fnv"
+	"net"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -13,7 +14,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
-	"github.com/tombolo-cni/tombolo/nft/guard"
 )
 
 // The names of our table and of what is in it. Chains and sets that belong to a
@@ -93,18 +93,24 @@ type Chain struct {
 }
 
 // Rules gives the chain's. A look at whether they are there does without: see Comment.
-func (ch *Chain) Rules() []guard.Rule {
+func (ch *Chain) Rules() []Rule {
 	var list rules
 	ch.write(&list)
 	return list
 }
 
-// rules are those of a chain, in their order.
-type rules []guard.Rule
+// Rule is one of a chain. Its comment is the chain's only one of that text.
+type Rule struct {
+	Comment string
+	Steps   []expr.Any
+}
 
-// add appends a rule. The comment is to be one of its chain's own, for Check.
+// rules are those of a chain, in their order.
+type rules []Rule
+
+// add appends a rule.
 func (list *rules) add(comment string, write func(expressions)) {
-	*list = append(*list, guard.Rule{Comment: comment, Steps: nftnl.Collect(func(x *nftnl.Expressions) { write(expressions{x}) })})
+	*list = append(*list, Rule{comment, nftnl.Collect(func(x *nftnl.Expressions) { write(expressions{x}) })})
 }
 
 // rulesVersion is raised with every change of the rules that are made from the
@@ -343,4 +349,58 @@ func comparePrefixes(a, b netip.Prefix) int {
 		return c
 	}
 	return cmp.Compare(a.Bits(), b.Bits())
+}
+
+// Network is what there are rules for, sets and elements of its own. What it says is what the
+// fields of nft's Network mean, which have been looked at before.
+type Network struct {
+	Key                        string // see NetworkKey
+	Masquerade                 bool
+	Exempt                     []netip.Prefix // destinations that are never masqueraded, in any order
+	Bridge                     string         // "": of bridges nothing is known
+	VLANOf                     string         // the bridge whose VLAN it is; "": none's
+	NFCall, LAN                bool
+	Policy                     string // which pods may send to its pods
+	Guard, Groups, DropReports bool
+	PortSNAT                   bool
+	Dedup                      []Dedup
+}
+
+// Dedup is a subnet whose pods would get packets twice.
+type Dedup struct {
+	BridgeMAC net.HardwareAddr
+	Gateway   netip.Addr
+	Subnet    netip.Prefix
+}
+
+// The policies that are not open, as nft.Policy names them.
+const (
+	policySameBridge = "same-bridge" // those of the bridge may send, and those of bridges without a policy
+	policyIsolated   = "isolated"    // those of bridges without a policy may
+)
+
+// Sum stands for a network, in what was seen of a generation: for all that its ruleset is made from.
+func (rs *Ruleset) Sum() uint64 {
+	sum := fnv.New64a()
+	write := func(at Place, text string) {
+		sum.Write([]byte{at.Family})
+		sum.Write([]byte(at.Name))
+		sum.Write([]byte{0})
+		sum.Write([]byte(text))
+		sum.Write([]byte{0})
+	}
+	write(Place{rulesVersion, rs.network}, rs.BridgeComment)
+	if rs.table != nftnl.DefaultTable {
+		write(Place{Name: string(rs.table)}, "table")
+	}
+	for i := range rs.Chains {
+		write(rs.Chains[i].Place, rs.Chains[i].settings)
+	}
+	for _, at := range rs.gone {
+		write(at, "gone")
+	}
+	for i := range rs.Bridge {
+		write(rs.Bridge[i].Set, string(rs.Bridge[i].Key))
+	}
+	return sum.Sum64()
 }

@@ -2,12 +2,13 @@ package ruleset
 
 import (
 	"slices"
+	"strings"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/internal/nl"
-	"github.com/tombolo-cni/tombolo/nft/guard"
 )
 
 // State is what the kernel has of a ruleset: of the chains and sets only those that
@@ -121,7 +122,7 @@ func (ch *Chain) sameHook(have nftnl.Chain) bool {
 
 // hasRules says that a chain's rules are those that it should have.
 func (st *State) hasRules(ch *Chain) bool {
-	return slices.EqualFunc(st.rules[ch.Place], ch.Rules(), func(comment string, want guard.Rule) bool { return comment == want.Comment })
+	return slices.EqualFunc(st.rules[ch.Place], ch.Rules(), func(comment string, want Rule) bool { return comment == want.Comment })
 }
 
 // matches says that a set holds what it should, as plain elements that stay.
@@ -180,4 +181,147 @@ func (t Tables) Read(rs *Ruleset) (*State, error) {
 	}
 	st.bridges, err = t.ElementsOf(places)
 	return st, err
+}
+
+// setState is a set as the kernel has it: NFT_MSG_NEWSET.
+type setState struct {
+	flags    uint32
+	keyType  uint32
+	keyLen   uint32
+	dataType uint32 // of a map
+	dataLen  uint32
+}
+
+func decodeSet(b []byte) (name string, s setState, _ error) {
+	err := nftnl.Decode(b, func(ad *netlink.AttributeDecoder) error {
+		switch ad.Type() {
+		case unix.NFTA_SET_NAME:
+			name = ad.String()
+		case unix.NFTA_SET_FLAGS:
+			s.flags = ad.Uint32()
+		case unix.NFTA_SET_KEY_TYPE:
+			s.keyType = ad.Uint32()
+		case unix.NFTA_SET_KEY_LEN:
+			s.keyLen = ad.Uint32()
+		case unix.NFTA_SET_DATA_TYPE:
+			s.dataType = ad.Uint32()
+		case unix.NFTA_SET_DATA_LEN:
+			s.dataLen = ad.Uint32()
+		}
+		return nil
+	})
+	return name, s, err
+}
+
+// decodeRule gives a rule's chain and its comment; a rule without one has an
+// empty comment.
+func decodeRule(b []byte) (chain, comment string, _ error) {
+	err := nftnl.Decode(b, func(ad *netlink.AttributeDecoder) error {
+		switch ad.Type() {
+		case unix.NFTA_RULE_CHAIN:
+			chain, _, _ = strings.Cut(ad.String(), "\x00")
+		case unix.NFTA_RULE_USERDATA:
+			comment, _ = nftnl.CommentOf(ad.Bytes())
+		}
+		return nil
+	})
+	return chain, comment, err
+}
+
+// ElementState is an element as the kernel has it. One without a comment, or with
+// another program's, may stand in any of our sets.
+type ElementState struct {
+	Element
+	Comment string
+}
+
+// DecodeElements takes apart a message that lists elements of one set
+// (NFT_MSG_NEWSETELEM); a listing consists of several.
+func DecodeElements(family uint8, b []byte) ([]ElementState, error) {
+	var list []ElementState
+	set := Place{Family: family}
+	err := nftnl.Decode(b, func(ad *netlink.AttributeDecoder) error {
+		switch ad.Type() {
+		case unix.NFTA_SET_ELEM_LIST_SET:
+			set.Name = ad.String()
+		case unix.NFTA_SET_ELEM_LIST_ELEMENTS:
+			return nftnl.Nested(ad, func(ad *netlink.AttributeDecoder) error {
+				list = append(list, decodeElement(ad.Bytes()))
+				return nil
+			})
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	for i := range list {
+		list[i].Set = set
+	}
+	return list, nil
+}
+
+func decodeElement(b []byte) ElementState {
+	comment, _ := nftnl.CommentOf(nftnl.Find(b, unix.NFTA_SET_ELEM_USERDATA))
+	return ElementState{Element{
+		Key:  nftnl.Find(b, unix.NFTA_SET_ELEM_KEY, unix.NFTA_DATA_VALUE),
+		Data: nftnl.Find(b, unix.NFTA_SET_ELEM_DATA, unix.NFTA_DATA_VALUE),
+	}, comment}
+}
+
+// A program that empties a set of ours (nft flush set) takes what every pod has in it, and
+// nothing else shows it: not the rules that look into the set, nor their number. So each
+// set and map has one element that is nobody's, a sentinel, which goes with the others:
+// a single get shows whether they are still there.
+//
+// Sentinels match no packet that goes anywhere. Those with a link have one that cannot
+// be: the kernel takes no name with a slash. The others are of no address, which nothing
+// is sent to, or of protocol 255 and port 0, both of which are reserved.
+const (
+	SentinelLink     = "/sentinel"
+	sentinelProtocol = unix.IPPROTO_RAW
+	SentinelComment  = OwnerPrefix + "sentinel"
+)
+
+// Sentinel is that of a set.
+func (s *Set) Sentinel() Element {
+	el := Element{Set: s.Place, Key: make([]byte, s.KeyLen)}
+	const parts = 5 // at most
+	rest := el.Key
+	for shift := parts * nftnl.TypeBits; shift >= 0; shift -= nftnl.TypeBits {
+		typ := s.KeyType >> shift & (1<<nftnl.TypeBits - 1)
+		if typ == 0 {
+			continue
+		}
+		switch typ {
+		case nftnl.TypeIfname:
+			copy(rest, SentinelLink)
+		case nftnl.TypeProtocol:
+			rest[0] = sentinelProtocol
+		}
+		rest = rest[min(len(rest), (typeLen(typ)+Slot-1)/Slot*Slot):]
+	}
+	if s.DataLen > 0 {
+		el.Data = make([]byte, s.DataLen) // of no address, and no port
+	}
+	return el
+}
+
+// getSentinels looks up those of sets, and notes the sets that have theirs.
+func (st *State) getSentinels(b *nl.Batch, sets []Set) {
+	for i := range sets {
+		at := sets[i].Place
+		st.table.getElement(b, sets[i].Sentinel(), func([]byte) error {
+			st.sentinels[at] = true
+			return nil
+		})
+	}
+}
+
+// emptied gives those sets that are there and right, but for their sentinels.
+func (st *State) emptied(rs *Ruleset) []Set {
+	return slices.DeleteFunc(rs.Sets(), func(s Set) bool {
+		have, ok := st.sets[s.Place]
+		return !ok || !s.matches(have) || st.sentinels[s.Place]
+	})
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/icmp"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/routing"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/route"
 )
@@ -103,11 +104,12 @@ func (e *examination) family(ctx context.Context, pod *netns.NS, br *bridge.Link
 	if !gateway.IsValid() {
 		return nil
 	}
-	inPod, err := route.Dial(&route.Config{NetNS: pod})
+	socket, err := nl.Dial(unix.NETLINK_ROUTE, pod)
 	if err != nil {
 		return err
 	}
-	defer inPod.Close()
+	defer socket.Close()
+	inPod := route.On(socket)
 	onHost, err := route.Dial(nil)
 	if err != nil {
 		return err
@@ -134,7 +136,7 @@ func (e *examination) family(ctx context.Context, pod *netns.NS, br *bridge.Link
 			"the pod has no route to its gateway %s by %s", gateway, e.at.IfName)
 		return nil
 	}
-	next, nextErr := inPod.Neighbour(index, gateway)
+	next, nextErr := routing.Find(socket, index, gateway)
 	if pingErr != nil && (nextErr != nil || len(next.MAC) == 0) {
 		how, remedy := unresolved(gateway)
 		e.add(StepGateway, remedy, "the gateway %s does not answer by %s: %v", gateway, how, pingErr)

@@ -1,4 +1,4 @@
-package guard
+package ruleset
 
 import (
 	"net"
@@ -7,12 +7,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
-
-func TestMain(m *testing.M) { nstest.Main(m) }
 
 const podMAC = "02:00:00:00:00:05"
 
@@ -40,7 +38,8 @@ func TestLinkLocalAddressIsTheKernels(t *testing.T) {
 func TestCommentsOfGuardRulesDiffer(t *testing.T) {
 	t.Parallel()
 	const maxComment = 128 // of nft
-	for _, ch := range slices.Concat(Everyone(), Guarded(), Reports()) {
+	rs := New(&Network{Key: "guard", Guard: true, DropReports: true}, nftnl.DefaultTable, nftnl.DefaultMark)
+	for _, ch := range rs.Chains {
 		var comments []string
 		for _, r := range ch.Rules() {
 			expect.That(t, len(r.Comment) < maxComment && !slices.Contains(comments, r.Comment),
@@ -55,34 +54,15 @@ func TestCommentsOfGuardRulesDiffer(t *testing.T) {
 // Every element is of a set that there is, and has a key of its length.
 func TestElementsFitTheirSets(t *testing.T) {
 	t.Parallel()
-	for _, p := range []Port{
+	for _, p := range []GuardedPort{
 		{Name: "veth1", MAC: mac(podMAC)},
 		{Name: "veth1", MAC: mac(podMAC), Addrs: []netip.Addr{nstest.Addr("10.22.0.5"), nstest.Addr("fd00::5"), nstest.Addr("10.22.0.5")}},
 		{Name: "veth1", MAC: mac(podMAC), SLAAC: true, Untrusted: true},
 		{Name: "veth1", MAC: mac(podMAC), Addrs: []netip.Addr{nstest.Addr("10.22.0.5")}, MACOnly: true},
 	} {
-		for set, key := range p.Elements() {
-			i := slices.IndexFunc(Sets(), func(s Set) bool { return s.Name == set })
-			expect.That(t, i >= 0 && int(Sets()[i].KeyLen) == len(key), "%s: %x", set, key)
+		for _, el := range p.Elements() {
+			i := slices.IndexFunc(guardSets(), func(s Set) bool { return s.Place == el.Set })
+			expect.That(t, i >= 0 && int(guardSets()[i].KeyLen) == len(el.Key), "%s", el)
 		}
-	}
-}
-
-func TestPortsThatCannotBeGuarded(t *testing.T) {
-	t.Parallel()
-	for _, p := range []*Port{
-		nil, {}, {Name: "veth1"}, {MAC: mac(podMAC)}, {Name: "veth%d", MAC: mac(podMAC)}, {Name: "veth1", MAC: mac("01:00:00:00:00:05")},
-		{Name: "veth1", MAC: mac(podMAC), Addrs: []netip.Addr{{}}},
-		{Name: "veth1", MAC: mac(podMAC), MACOnly: true, Untrusted: true},
-	} {
-		expect.Is(t, p.Check(), tombolo.ErrInvalid, "%+v", p)
-		for set := range p.Elements() {
-			t.Errorf("%+v has an element in %s", p, set)
-		}
-	}
-	p := Port{Name: "veth1", MAC: mac(podMAC)}
-	expect.Success(t, p.Check())
-	for range p.Elements() {
-		break // and no more is asked for
 	}
 }

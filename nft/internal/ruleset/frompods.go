@@ -1,4 +1,4 @@
-package guard
+package ruleset
 
 import (
 	"encoding/binary"
@@ -29,7 +29,7 @@ import (
 // the answers may take hours (RFC 3810, section 5.1.3), makes it forget all reports after
 // some minutes (mcast_membership_interval) all the same: then solicitations of neighbours,
 // which are multicast, reach nobody any more, neither from pods nor from the host. It goes
-// by Group, like what keeps reports from pods, so that an operator can have a pod that
+// by PodGroup, like what keeps reports from pods, so that an operator can have a pod that
 // is a multicast router.
 
 const (
@@ -71,9 +71,9 @@ func (list *rules) addFromPods() {
 	})
 	list.add("no tag", func(x expressions) {
 		x.Payload(expr.PayloadBaseLLHeader, etherType, 2, nftnl.First)
-		x.Compare(expr.CmpOpNeq, number16(unix.ETH_P_8021Q))
+		x.Compare(expr.CmpOpNeq, Number16(unix.ETH_P_8021Q))
 		x.Payload(expr.PayloadBaseLLHeader, etherType, 2, nftnl.First)
-		x.Compare(expr.CmpOpNeq, number16(unix.ETH_P_8021AD))
+		x.Compare(expr.CmpOpNeq, Number16(unix.ETH_P_8021AD))
 		x.Leave()
 	})
 	for _, inner := range []struct {
@@ -82,8 +82,8 @@ func (list *rules) addFromPods() {
 	}{{"a tag behind one of VLAN 1", unix.ETH_P_8021Q}, {"an outer tag behind one of VLAN 1", unix.ETH_P_8021AD}} {
 		list.add(inner.comment, func(x expressions) {
 			x.Payload(expr.PayloadBaseLLHeader, vlanTag, 2, nftnl.First)
-			x.Mask(number16(0x0fff), number16(0))
-			x.Compare(expr.CmpOpEq, number16(defaultVLAN))
+			x.Mask(Number16(0x0fff), Number16(0))
+			x.Compare(expr.CmpOpEq, Number16(defaultVLAN))
 			x.dropBehindTag(inner.typ)
 		})
 	}
@@ -108,20 +108,48 @@ func (list *rules) addFromPods() {
 // dropBehindTag drops what a pod sends of a type behind a tag.
 func (x expressions) dropBehindTag(typ uint16) {
 	x.Payload(expr.PayloadBaseLLHeader, vlanType, 2, nftnl.First)
-	x.Compare(expr.CmpOpEq, number16(typ))
+	x.Compare(expr.CmpOpEq, Number16(typ))
 	x.Meta(expr.MetaKeyIIFNAME, nftnl.First)
 	x.Compare(expr.CmpOpEq, []byte(podPorts))
 	x.Drop()
 }
 
-// isOfGroup holds for what comes in by a port in Group.
+// isOfGroup holds for what comes in by a port in PodGroup.
 func (x expressions) isOfGroup() {
 	x.Meta(unix.NFT_META_IIFGROUP, nftnl.First)
-	x.Compare(expr.CmpOpEq, binary.NativeEndian.AppendUint32(nil, Group))
+	x.Compare(expr.CmpOpEq, binary.NativeEndian.AppendUint32(nil, PodGroup))
 }
 
 // hasAny holds if any of some bits is set in the two bytes in the first register.
 func (x expressions) hasAny(bits uint16) {
-	x.Mask(number16(bits), number16(0))
-	x.Compare(expr.CmpOpNeq, number16(0))
+	x.Mask(Number16(bits), Number16(0))
+	x.Compare(expr.CmpOpNeq, Number16(0))
+}
+
+// Frames to the link-local groups, 01:80:c2:00:00:00 to :0f, are for the device at the
+// other end of the wire (IEEE 802.1Q, table 8-1): STP, LACP, 802.1X, LLDP and the like. A
+// bridge does not forward them, but hands them to the host's own stack, as from the port
+// and not from the bridge: whatever is in them, an IPv6 router advertisement or a datagram,
+// past every rule that names the bridge. Nothing of that is a pod's to send.
+//
+// The kernel asks the rules in two places (br_handle_frame): in the bridge's input, and,
+// about what it takes for any other frame, in prerouting. Those are the groups of the
+// masks in group_fwd_mask, of the port or of the bridge, and that of STP where the bridge
+// has STP off. It asks nobody about :0e, and :00 where STP is on, unless the port's mask
+// has them; pause frames (:01) it drops itself.
+
+// podPorts is how the names of all pods' ports begin, those that other plugins made
+// among them. It takes no element to know a pod by it, which would come and go with the
+// pod, and no group of links, which an operator may change.
+const podPorts = "veth"
+
+func (list *rules) addGroups() {
+	list.add("to link-local groups, from pods", func(x expressions) {
+		x.Payload(expr.PayloadBaseLLHeader, etherTarget, EtherLen, nftnl.First)
+		x.Mask([]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xf0}, nil)
+		x.Compare(expr.CmpOpEq, []byte{0x01, 0x80, 0xc2, 0, 0, 0})
+		x.Meta(expr.MetaKeyIIFNAME, nftnl.First)
+		x.Compare(expr.CmpOpEq, []byte(podPorts)) // as far as it goes: nft's "veth*"
+		x.Drop()
+	})
 }

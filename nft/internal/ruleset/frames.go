@@ -1,4 +1,4 @@
-package guard
+package ruleset
 
 import (
 	"bytes"
@@ -10,7 +10,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
-// Offsets in headers, in bytes; those of neighbour discovery are from the start of
+// Offsets in headers of frames, in bytes; those of neighbour discovery are from the start of
 // an IPv6 header that no other header stands behind.
 const (
 	etherTarget   = 0
@@ -41,12 +41,6 @@ const (
 // What follows are phrases for frames, in the bridge family. Each has the steps that
 // nft makes of it, in their order.
 
-// portAnd loads the key of a port that a frame comes in by, and of bytes of a header.
-func (x expressions) portAnd(base expr.PayloadBase, offset, length uint32) {
-	x.Meta(expr.MetaKeyIIFNAME, nftnl.First)
-	x.Payload(base, offset, length, nftnl.Second)
-}
-
 // isEtherType holds for frames of a type. That of a frame with a VLAN tag is the
 // tag's.
 func (x expressions) isEtherType(typ uint16) {
@@ -69,7 +63,7 @@ func (x expressions) isL4(protocol byte) {
 // isOwnID goes on if an address whose interface identifier is at an offset is one of
 // those that SLAAC may give the port.
 func (x expressions) isOwnID(offset uint32) {
-	x.portAnd(expr.PayloadBaseNetworkHeader, offset, interfaceIDLen)
+	x.port(expr.MetaKeyIIFNAME, expr.PayloadBaseNetworkHeader, offset, interfaceIDLen)
 	x.Lookup(guardIDSet)
 }
 
@@ -82,7 +76,7 @@ func (x expressions) isFree() {
 
 // The start of an ARP message between Ethernet and IPv4 (RFC 826): the types of
 // either's addresses and their lengths.
-func arpForm() []byte { return []byte{0, unix.ARPHRD_ETHER, 8, 0, etherLen, addr4Len} }
+func arpForm() []byte { return []byte{0, unix.ARPHRD_ETHER, 8, 0, EtherLen, Addr4Len} }
 
 // isARPForm holds for such messages, so that the rest is where it should be.
 func (x expressions) isARPForm() {
@@ -100,8 +94,8 @@ func (x expressions) isARPProbe() {
 	x.Compare(expr.CmpOpEq, form[:4])
 	x.Payload(expr.PayloadBaseNetworkHeader, 4, 4, nftnl.First)
 	x.Compare(expr.CmpOpEq, form[4:])
-	x.Payload(expr.PayloadBaseNetworkHeader, arpSenderIP, addr4Len, nftnl.First)
-	x.Compare(expr.CmpOpEq, make([]byte, addr4Len))
+	x.Payload(expr.PayloadBaseNetworkHeader, arpSenderIP, Addr4Len, nftnl.First)
+	x.Compare(expr.CmpOpEq, make([]byte, Addr4Len))
 }
 
 // isDiscovery holds for ICMPv6 of some types, the first and the last of which are
@@ -188,5 +182,3 @@ func typeofPortAnd(offset, length uint32) []byte {
 			number(0, 0), number(1, 0), // no protocol, no field of it
 			number(2, networkHeader), number(3, offset*bits), number(4, length*bits)))))
 }
-
-func number16(n uint16) []byte { return binary.BigEndian.AppendUint16(nil, n) }

@@ -1,4 +1,4 @@
-package guard
+package ruleset
 
 import (
 	"github.com/google/nftables/expr"
@@ -77,12 +77,12 @@ func (list *rules) addDHCP() {
 	list.add("DHCP but for requests by Ethernet", func(x expressions) {
 		x.isUDP(udpTarget, dhcpServer)
 		x.Payload(expr.PayloadBaseTransportHeader, udpLen, 3, nftnl.First)
-		x.Compare(expr.CmpOpNeq, []byte{1, unix.ARPHRD_ETHER, etherLen}) // op, htype, hlen
+		x.Compare(expr.CmpOpNeq, []byte{1, unix.ARPHRD_ETHER, EtherLen}) // op, htype, hlen
 		x.Drop()
 	})
 	list.add("DHCP requests for another's MAC", func(x expressions) {
 		x.isUDP(udpTarget, dhcpServer)
-		x.portAnd(expr.PayloadBaseTransportHeader, dhcpHardware, etherLen)
+		x.port(expr.MetaKeyIIFNAME, expr.PayloadBaseTransportHeader, dhcpHardware, EtherLen)
 		x.LookupNone(guardLinkSet)
 		x.Drop()
 	})
@@ -110,7 +110,7 @@ func (list *rules) addRouting() {
 	list.add("UDP to higher ports", func(x expressions) {
 		x.isL4(unix.IPPROTO_UDP)
 		x.Payload(expr.PayloadBaseTransportHeader, udpTarget, 2, nftnl.First)
-		x.Compare(expr.CmpOpGt, number16(ipvsSync))
+		x.Compare(expr.CmpOpGt, Number16(ipvsSync))
 		x.Leave()
 	})
 	for _, protocol := range []struct {
@@ -133,7 +133,7 @@ func (list *rules) addRouting() {
 		list.add(protocol.comment, func(x expressions) {
 			x.isL4(unix.IPPROTO_UDP)
 			x.Payload(expr.PayloadBaseTransportHeader, udpTarget, 2, nftnl.First)
-			x.among(number16(protocol.from), number16(protocol.to))
+			x.among(Number16(protocol.from), Number16(protocol.to))
 			x.Drop()
 		})
 	}
@@ -144,11 +144,11 @@ func (list *rules) addRouting() {
 func (list *rules) addARPProbes() {
 	list.add("ARP probes for another's address", func(x expressions) {
 		x.isEtherType(unix.ETH_P_ARP)
-		x.Payload(expr.PayloadBaseNetworkHeader, arpSenderIP, addr4Len, nftnl.First)
-		x.Compare(expr.CmpOpEq, make([]byte, addr4Len))
+		x.Payload(expr.PayloadBaseNetworkHeader, arpSenderIP, Addr4Len, nftnl.First)
+		x.Compare(expr.CmpOpEq, make([]byte, Addr4Len))
 		x.Meta(expr.MetaKeyIIFNAME, nftnl.First)
 		x.LookupNone(guardLeasingSet)
-		x.portAnd(expr.PayloadBaseNetworkHeader, arpTargetIP, addr4Len)
+		x.port(expr.MetaKeyIIFNAME, expr.PayloadBaseNetworkHeader, arpTargetIP, Addr4Len)
 		x.LookupNone(guard4Set)
 		x.Drop()
 	})
@@ -239,7 +239,7 @@ func (list *rules) addRouters() {
 func (x expressions) isUDP(offset uint32, port uint16) {
 	x.isL4(unix.IPPROTO_UDP)
 	x.Payload(expr.PayloadBaseTransportHeader, offset, 2, nftnl.First)
-	x.Compare(expr.CmpOpEq, number16(port))
+	x.Compare(expr.CmpOpEq, Number16(port))
 }
 
 // isMore holds for fragments of IPv4 packets but for the last ones.

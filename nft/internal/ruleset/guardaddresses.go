@@ -1,4 +1,4 @@
-package guard
+package ruleset
 
 import (
 	"github.com/google/nftables/expr"
@@ -17,7 +17,7 @@ func (list *rules) addGuard() {
 		x.Leave()
 	})
 	list.add("from another's MAC", func(x expressions) {
-		x.portAnd(expr.PayloadBaseLLHeader, etherSource, etherLen)
+		x.port(expr.MetaKeyIIFNAME, expr.PayloadBaseLLHeader, etherSource, EtherLen)
 		x.LookupNone(guardMACSet)
 		x.Drop()
 	})
@@ -38,7 +38,7 @@ func (list *rules) addGuard() {
 		x.isProtocol(unix.ETH_P_IPV6)
 		x.Payload(expr.PayloadBaseNetworkHeader, ip6NextHeader, 1, nftnl.First)
 		x.within(unix.IPPROTO_TCP, unix.IPPROTO_UDP) // and others, none of them a header of IPv6's own
-		x.portAnd(expr.PayloadBaseNetworkHeader, ip6Source, addr6Len)
+		x.port(expr.MetaKeyIIFNAME, expr.PayloadBaseNetworkHeader, ip6Source, addr6Len)
 		x.Lookup(guard6Set)
 		x.Leave()
 	})
@@ -59,7 +59,7 @@ func (list *rules) addGuard() {
 func (list *rules) guardIPv4() {
 	list.add("IPv4 from its own address", func(x expressions) {
 		x.isProtocol(unix.ETH_P_IP)
-		x.portAnd(expr.PayloadBaseNetworkHeader, ip4Source, addr4Len)
+		x.port(expr.MetaKeyIIFNAME, expr.PayloadBaseNetworkHeader, ip4Source, Addr4Len)
 		x.Lookup(guard4Set)
 		x.Leave()
 	})
@@ -67,8 +67,8 @@ func (list *rules) guardIPv4() {
 	// refuse it, and says nothing of anyone's address.
 	list.add("DHCP before there is an address", func(x expressions) {
 		x.isProtocol(unix.ETH_P_IP)
-		x.Payload(expr.PayloadBaseNetworkHeader, ip4Source, addr4Len, nftnl.First)
-		x.Compare(expr.CmpOpEq, make([]byte, addr4Len))
+		x.Payload(expr.PayloadBaseNetworkHeader, ip4Source, Addr4Len, nftnl.First)
+		x.Compare(expr.CmpOpEq, make([]byte, Addr4Len))
 		x.isL4(unix.IPPROTO_UDP)
 		x.Payload(expr.PayloadBaseTransportHeader, 0, 4, nftnl.First)
 		x.Compare(expr.CmpOpEq, []byte{0, 68, 0, 67}) // source and destination port
@@ -83,14 +83,14 @@ func (list *rules) guardIPv4() {
 func (list *rules) guardARP() {
 	list.add("ARP of another's MAC", func(x expressions) {
 		x.isEtherType(unix.ETH_P_ARP)
-		x.portAnd(expr.PayloadBaseNetworkHeader, arpSenderMAC, etherLen)
+		x.port(expr.MetaKeyIIFNAME, expr.PayloadBaseNetworkHeader, arpSenderMAC, EtherLen)
 		x.LookupNone(guardMACSet)
 		x.Drop()
 	})
 	list.add("ARP of its own address", func(x expressions) {
 		x.isEtherType(unix.ETH_P_ARP)
 		x.isARPForm()
-		x.portAnd(expr.PayloadBaseNetworkHeader, arpSenderIP, addr4Len)
+		x.port(expr.MetaKeyIIFNAME, expr.PayloadBaseNetworkHeader, arpSenderIP, Addr4Len)
 		x.Lookup(guard4Set)
 		x.Leave()
 	})
@@ -141,7 +141,7 @@ func (list *rules) guardDiscovery() {
 	// The kernel would take what they start with for a header.
 	list.add("later fragments from its own IPv6 address", func(x expressions) {
 		x.isLaterFragment()
-		x.portAnd(expr.PayloadBaseNetworkHeader, ip6Source, addr6Len)
+		x.port(expr.MetaKeyIIFNAME, expr.PayloadBaseNetworkHeader, ip6Source, addr6Len)
 		x.Lookup(guard6Set)
 		x.Leave()
 	})
@@ -163,7 +163,7 @@ func (list *rules) guardDiscovery() {
 	})
 	list.add("whether its own IPv6 address is taken", func(x expressions) {
 		x.isUnspecified(neighbourSolicit)
-		x.portAnd(expr.PayloadBaseNetworkHeader, ndTarget, addr6Len)
+		x.port(expr.MetaKeyIIFNAME, expr.PayloadBaseNetworkHeader, ndTarget, addr6Len)
 		x.Lookup(guardNDSet)
 		x.Leave()
 	})
@@ -184,7 +184,7 @@ func (list *rules) guardDiscovery() {
 	list.add("options with another's MAC, neighbours", func(x expressions) {
 		x.isDiscovery(neighbourSolicit, neighbourAdvert)
 		x.longer(expr.CmpOpNeq, ndNeighbourLen)
-		x.portAnd(expr.PayloadBaseNetworkHeader, ndOption, etherLen)
+		x.port(expr.MetaKeyIIFNAME, expr.PayloadBaseNetworkHeader, ndOption, EtherLen)
 		x.LookupNone(guardLinkSet)
 		x.Drop()
 	})
@@ -196,7 +196,7 @@ func (list *rules) guardDiscovery() {
 	list.add("options with another's MAC, router solicitations", func(x expressions) {
 		x.isDiscovery(routerSolicit, routerSolicit)
 		x.longer(expr.CmpOpNeq, ndRouterLen)
-		x.portAnd(expr.PayloadBaseNetworkHeader, ndRouterOption, etherLen)
+		x.port(expr.MetaKeyIIFNAME, expr.PayloadBaseNetworkHeader, ndRouterOption, EtherLen)
 		x.LookupNone(guardLinkSet)
 		x.Drop()
 	})
@@ -212,15 +212,15 @@ func (list *rules) guardIPv6() {
 	list.add("redirects", func(x expressions) { x.isDiscovery(redirectMessage, redirectMessage); x.Drop() })
 	list.add("advertisements of another's IPv6 address", func(x expressions) {
 		x.isDiscovery(neighbourAdvert, neighbourAdvert)
-		x.portAnd(expr.PayloadBaseNetworkHeader, ndTarget, addr6Len)
+		x.port(expr.MetaKeyIIFNAME, expr.PayloadBaseNetworkHeader, ndTarget, addr6Len)
 		x.LookupNone(guardNDSet)
-		x.portAnd(expr.PayloadBaseNetworkHeader, ndTargetID, interfaceIDLen)
+		x.port(expr.MetaKeyIIFNAME, expr.PayloadBaseNetworkHeader, ndTargetID, interfaceIDLen)
 		x.LookupNone(guardIDSet)
 		x.Drop()
 	})
 	list.add("IPv6 from its own address", func(x expressions) {
 		x.isProtocol(unix.ETH_P_IPV6)
-		x.portAnd(expr.PayloadBaseNetworkHeader, ip6Source, addr6Len)
+		x.port(expr.MetaKeyIIFNAME, expr.PayloadBaseNetworkHeader, ip6Source, addr6Len)
 		x.Lookup(guard6Set)
 		x.Leave()
 	})

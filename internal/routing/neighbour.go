@@ -1,4 +1,4 @@
-package route
+package routing
 
 import (
 	"encoding/binary"
@@ -51,40 +51,22 @@ const (
 // NTF_EXT_*.
 type NeighbourFlags uint32
 
-// Some of the flags.
-const (
-	Proxy           NeighbourFlags = unix.NTF_PROXY       // answer for this address; such entries are in a table of their own
-	ExternalLearned NeighbourFlags = unix.NTF_EXT_LEARNED // kept up to date by a program
-	Managed         NeighbourFlags = 1 << ntfExtShift     // NTF_EXT_MANAGED: kept up to date by the kernel, used or not (Linux 5.16)
-)
+// Proxy is to answer for this address.
+const Proxy NeighbourFlags = unix.NTF_PROXY
 
 // String names the neighbour as errors do: "10.1.0.2 on link 3".
 func (n Neighbour) String() string { return n.Addr.String() + " on link " + strconv.Itoa(n.Link) }
 
-// NeighbourFilter says which neighbours to list. The zero value of a field is any.
-type NeighbourFilter struct {
-	Family uint8 // unix.AF_INET or unix.AF_INET6
-	Link   int   // a link's index
-	// Proxy is for those with the flag Proxy, and only those: they are in a table of
-	// their own.
-	Proxy bool
-}
-
-// Neighbours gives the neighbours that match a filter, which the kernel applies. A
-// link that is not there has none.
-func (c *Conn) Neighbours(f NeighbourFilter) ([]Neighbour, error) {
+// Neighbours gives the neighbours of all links, or with proxy the entries with the flag Proxy, which are in a table of
+// their own.
+func Neighbours(c *nl.Conn, proxy bool) ([]Neighbour, error) {
 	var list []Neighbour
-	body := &rtnetlink.NeighMessage{Family: uint16(f.Family)}
-	if f.Proxy {
+	body := &rtnetlink.NeighMessage{}
+	if proxy {
 		body.Flags = uint8(Proxy)
 	}
-	ask, err := nl.Marshal(unix.RTM_GETNEIGH, 0, body.MarshalBinary, func(ae *netlink.AttributeEncoder) {
-		// Strict checking refuses a link in the header: it has to be an attribute.
-		if f.Link != 0 {
-			ae.Uint32(unix.NDA_IFINDEX, nl.Index(f.Link))
-		}
-	})
-	err = c.socket().List("list neighbours", ask, err, func(m netlink.Message) error {
+	ask, err := nl.Marshal(unix.RTM_GETNEIGH, 0, body.MarshalBinary, nil)
+	err = c.List("list neighbours", ask, err, func(m netlink.Message) error {
 		if m.Header.Type != unix.RTM_NEWNEIGH {
 			return nil
 		}
@@ -97,9 +79,9 @@ func (c *Conn) Neighbours(f NeighbourFilter) ([]Neighbour, error) {
 	return list, err
 }
 
-// Neighbour gives the entry of an address on a link (Linux 5.0). The error matches
+// Find gives the entry of an address on a link (Linux 5.0). The error matches
 // fs.ErrNotExist where there is none.
-func (c *Conn) Neighbour(link int, a netip.Addr) (Neighbour, error) {
+func Find(c *nl.Conn, link int, a netip.Addr) (Neighbour, error) {
 	want := Neighbour{Addr: a, Link: link}
 	var got Neighbour
 	m, err := want.identity(unix.RTM_GETNEIGH, 0)
@@ -109,7 +91,7 @@ func (c *Conn) Neighbour(link int, a netip.Addr) (Neighbour, error) {
 		got, _, err = decodeNeighbour(m.Data)
 		return err
 	})
-	err = c.socket().Execute(&b)
+	err = c.Execute(&b)
 	return got, err
 }
 

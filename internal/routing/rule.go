@@ -1,4 +1,6 @@
-package route
+// Package routing reads policy rules and neighbours, and writes the requests that move them to another link. What the
+// kernel keeps of a bridge's forwarding table as neighbours is package bridge's matter.
+package routing
 
 import (
 	"encoding/binary"
@@ -26,9 +28,9 @@ type Rule struct {
 	TOS        uint8
 	Invert     bool // apply to what does not match
 
-	Action   uint8    // what to do: FR_ACT_* of linux/fib_rules.h
-	Table    uint32   // for FR_ACT_TO_TBL
-	Protocol Protocol // the origin of the rule
+	Action   uint8  // what to do: FR_ACT_* of linux/fib_rules.h
+	Table    uint32 // for FR_ACT_TO_TBL
+	Protocol uint8  // the origin of the rule
 
 	// Other are all other attributes (FRA_*), selectors among them: ports, users. They are
 	// sent as they are.
@@ -64,7 +66,7 @@ func (r Rule) String() string {
 		fmt.Fprintf(&b, " mark %#x/%#x", r.Mark, r.Mask)
 	}
 	for _, a := range r.Other {
-		fmt.Fprintf(&b, " attribute %d %x", typeOf(a), a.Data)
+		fmt.Fprintf(&b, " attribute %d %x", nl.TypeOf(a), a.Data)
 	}
 	if r.Action <= unix.FR_ACT_TO_TBL {
 		b.WriteString(" table " + strconv.FormatUint(uint64(r.Table), 10))
@@ -79,12 +81,11 @@ func prefixOrAll(p netip.Prefix) string {
 	return p.Masked().String()
 }
 
-// Rules gives the rules of a family, unix.AF_INET or unix.AF_INET6, or with 0 of
-// both, in the order in which the kernel goes through them.
-func (c *Conn) Rules(family uint8) ([]Rule, error) {
+// Rules gives the rules of both families, those of each in the order in which the kernel goes through them.
+func Rules(c *nl.Conn) ([]Rule, error) {
 	var list []Rule
-	ask, err := nl.Marshal(unix.RTM_GETRULE, 0, (&rtnetlink.RuleMessage{Family: family}).MarshalBinary, nil)
-	err = c.socket().List("list rules", ask, err, func(m netlink.Message) error {
+	ask, err := nl.Marshal(unix.RTM_GETRULE, 0, (&rtnetlink.RuleMessage{}).MarshalBinary, nil)
+	err = c.List("list rules", ask, err, func(m netlink.Message) error {
 		if m.Header.Type != unix.RTM_NEWRULE {
 			return nil
 		}
@@ -120,7 +121,7 @@ func (r *Rule) message(typ netlink.HeaderType, flags netlink.HeaderFlags) (netli
 		return netlink.Message{}, errRuleLink
 	}
 	a := &rtnetlink.RuleAttributes{Priority: nonZero(r.Priority), IIFName: nonZero(r.IIF), OIFName: nonZero(r.OIF),
-		Protocol: nonZero(uint8(r.Protocol))}
+		Protocol: nonZero(r.Protocol)}
 	if r.Mask != 0 {
 		a.FwMark, a.FwMask = &r.Mark, &r.Mask
 	}
@@ -185,10 +186,10 @@ func decodeRule(data []byte) (r Rule, known bool, _ error) {
 		return nil
 	})
 	if err == nil && to.IsValid() {
-		r.To, err = prefix(r.Family, to, data[1])
+		r.To, err = nl.Prefix(r.Family, to, data[1])
 	}
 	if err == nil && from.IsValid() {
-		r.From, err = prefix(r.Family, from, data[2])
+		r.From, err = nl.Prefix(r.Family, from, data[2])
 	}
 	if err != nil {
 		return Rule{}, false, err
@@ -217,7 +218,7 @@ func (r *Rule) decodeAttr(ad *netlink.AttributeDecoder) {
 			r.Other = append(r.Other, nl.Keep(ad))
 		}
 	case unix.FRA_PROTOCOL:
-		r.Protocol = Protocol(ad.Uint8())
+		r.Protocol = ad.Uint8()
 	case unix.FRA_PAD:
 	default:
 		r.Other = append(r.Other, nl.Keep(ad))

@@ -1,0 +1,137 @@
+package ruleset
+
+import (
+	"net"
+	"net/netip"
+	"slices"
+
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
+)
+
+// The guard is one chain of the bridge family, for all networks, which sees
+// what comes in by a bridge's port before the bridge learns from it. It holds those
+// ports to their own addresses that the first of these sets names, and the others
+// say what those are. The keys start with the port's name, as the kernel has it
+// there for the incoming link.
+const (
+	guardedSet   = "guarded"      // ports
+	guardFreeSet = "guard-free"   // ports of which only the MAC is known
+	guardMACSet  = "guard-mac"    // the MAC of each
+	guard4Set    = "guard4"       // its addresses
+	guard6Set    = "guard6"       // and the link-local one that goes with the MAC
+	guardNDSet   = "guard-target" // the same, for what neighbour discovery is about
+	guardLinkSet = "guard-lladdr" // the MAC, for link-layer addresses inside of messages
+	guardIDSet   = "guard-id"     // the interface identifier that goes with the MAC, of SLAAC
+
+	guardUntrustedSet = "guard-untrusted" // ports of hosts that are no servers or routers
+	// Those of guard-untrusted that have no IPv4 address yet; and, of the others, those that
+	// are held to their MAC alone.
+	guardLeasingSet = "guard-leasing"
+)
+
+// guardSets are those that the rules of the guard look into, and GuardedPort.Elements are for.
+//
+// Those of neighbour discovery hold what the sets before them hold, as plain numbers:
+// nft has no name for those bytes of a packet, and refuses to look up what it takes for
+// a number in a set of addresses. A listing of such rules could not be loaded again.
+func guardSets() []Set {
+	set := func(name string, part, length uint32, typeof []byte) Set {
+		return Set{Place: InBridge(name), KeyType: nftnl.TypeIfname<<nftnl.TypeBits | part, KeyLen: length, typeof: typeof}
+	}
+	ports := func(name string) Set { return Set{Place: InBridge(name), KeyType: nftnl.TypeIfname, KeyLen: IfnameLen} }
+	return []Set{
+		ports(guardedSet),
+		ports(guardFreeSet),
+		set(guardMACSet, nftnl.TypeEther, portsLen, nil),
+		set(guard4Set, nftnl.TypeIPv4, pods4Len, nil),
+		set(guard6Set, nftnl.TypeIPv6, pods6Len, nil),
+		set(guardNDSet, nftnl.TypeInteger, pods6Len, typeofPortAnd(ndTarget, addr6Len)),
+		set(guardLinkSet, nftnl.TypeInteger, portsLen, typeofPortAnd(ndOption, EtherLen)),
+		set(guardIDSet, nftnl.TypeInteger, IfnameLen+interfaceIDLen, typeofPortAnd(ip6SourceID, interfaceIDLen)),
+		ports(guardUntrustedSet),
+		ports(guardLeasingSet),
+	}
+}
+
+// GuardedPort is a port of a bridge, and what the pod behind it may send as: see the fields of an nft.Endpoint.
+type GuardedPort struct {
+	Name                      string
+	MAC                       net.HardwareAddr
+	Addrs                     []netip.Addr
+	SLAAC, MACOnly, Untrusted bool
+}
+
+// Elements gives what the port has in the sets.
+func (p *GuardedPort) Elements() []Element {
+	list := make([]Element, 0, 7+2*len(p.Addrs))
+	add := func(set string, rest []byte, pad int) {
+		list = append(list, Element{Set: InBridge(set), Key: nftnl.LinkKey(p.Name, rest, pad)})
+	}
+	own4, own6 := p.own()
+	free := len(p.Addrs) == 0 && !p.SLAAC && !p.Untrusted
+	add(guardedSet, nil, 0)
+	add(guardMACSet, p.MAC, EtherSlot)
+	for _, a := range own4 {
+		add(guard4Set, a.AsSlice(), 0)
+	}
+	if free {
+		add(guardFreeSet, nil, 0)
+	}
+	if free || p.SLAAC || p.Untrusted || len(own6) > 0 {
+		add(guardLinkSet, p.MAC, EtherSlot)
+	}
+	for _, a := range own6 {
+		add(guard6Set, a.AsSlice(), 0)
+		add(guardNDSet, a.AsSlice(), 0)
+	}
+	if p.SLAAC {
+		id := interfaceID(p.MAC)
+		add(guardIDSet, id[:], 0)
+	}
+	if p.MACOnly {
+		add(guardLeasingSet, nil, 0)
+	}
+	if p.Untrusted {
+		add(guardUntrustedSet, nil, 0)
+		if len(own4) == 0 {
+			add(guardLeasingSet, nil, 0)
+		}
+	}
+	return list
+}
+
+// own are the addresses that the port may send from, each once;
+// with SLAAC, those that follow from its MAC go without saying.
+func (p *GuardedPort) own() (own4, own6 []netip.Addr) {
+	all := p.Addrs
+	if slices.ContainsFunc(all, netip.Addr.Is6) {
+		all = append(slices.Clip(all), linkLocal(p.MAC))
+	}
+	id := interfaceID(p.MAC)
+	for i, a := range all {
+		b := a.As16()
+		switch {
+		case slices.Contains(all[:i], a), p.SLAAC && a.Is6() && [8]byte(b[8:]) == id:
+		case a.Is4():
+			own4 = append(own4, a)
+		default:
+			own6 = append(own6, a)
+		}
+	}
+	return own4, own6
+}
+
+// interfaceID is what addresses end in that are made of a MAC: a modified EUI-64
+// (RFC 4291, appendix A).
+func interfaceID(mac net.HardwareAddr) [interfaceIDLen]byte {
+	const global = 2 // the bit that is inverted
+	return [...]byte{mac[0] ^ global, mac[1], mac[2], 0xff, 0xfe, mac[3], mac[4], mac[5]}
+}
+
+// linkLocal is the address that a link has by itself, if it is made of its MAC.
+func linkLocal(mac net.HardwareAddr) netip.Addr {
+	a := [16]byte{0: 0xfe, 1: 0x80}
+	id := interfaceID(mac)
+	copy(a[8:], id[:])
+	return netip.AddrFrom16(a)
+}

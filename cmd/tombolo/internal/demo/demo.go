@@ -161,7 +161,7 @@ func (s *show) takeDown(ctx context.Context, w io.Writer) error {
 	}
 	start := time.Now()
 	for _, p := range s.pods {
-		if err := s.call(p).Del(ctx); err != nil {
+		if err := s.call(p).Run(ctx, "DEL"); err != nil {
 			return fmt.Errorf("DEL of %s: %w", p.name, err)
 		}
 	}

@@ -186,6 +186,3 @@ func (d *Dir) having(text string, pass func(*Record) bool) ([]*Record, error) {
 	}
 	return found, err
 }
-
-// Boot reads the id that the kernel draws at each boot.
-func Boot() (string, error) { return state.BootID() }

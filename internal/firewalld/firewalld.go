@@ -12,6 +12,7 @@
 package firewalld
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -79,14 +80,10 @@ type keeper struct {
 }
 
 func newKeeper(cfg *Config) *keeper {
-	k := &keeper{state: cfg.State, address: cfg.Address, log: cfg.Log, patience: patience, again: again, pause: pause, later: later, left: map[string]bool{}}
-	if k.address == "" {
-		k.address = systemBus
+	return &keeper{
+		state: cfg.State, address: cmp.Or(cfg.Address, systemBus), log: cmp.Or(cfg.Log, slog.New(slog.DiscardHandler)),
+		patience: patience, again: again, pause: pause, later: later, left: map[string]bool{},
 	}
-	if k.log == nil {
-		k.log = slog.New(slog.DiscardHandler)
-	}
-	return k
 }
 
 // report logs an error once, until there is another one or none. That there is no bus is none.

@@ -1,6 +1,7 @@
 package keeper
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -59,11 +60,8 @@ func New(cfg *Config) (*Keeper, error) {
 	if err != nil {
 		return nil, fmt.Errorf("keep leases: %w", err)
 	}
-	k := &Keeper{leases: cfg.Leases, state: cfg.State, network: cfg.Node, log: cfg.Log, workers: workers, ready: cfg.Ready, alive: cfg.Alive, node: kernel{network: cfg.Node}, boot: boot,
+	k := &Keeper{leases: cfg.Leases, state: cfg.State, network: cfg.Node, log: cmp.Or(cfg.Log, slog.New(slog.DiscardHandler)), workers: workers, ready: cfg.Ready, alive: cfg.Alive, node: kernel{network: cfg.Node}, boot: boot,
 		metrics: newMetrics(cfg), carriers: make(chan struct{}, 1)}
-	if k.log == nil {
-		k.log = slog.New(slog.DiscardHandler)
-	}
 	if k.ready == nil {
 		k.ready = func() {}
 	}

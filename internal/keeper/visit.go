@@ -412,14 +412,12 @@ func (v *visit) outcome(wake time.Time) outcome {
 // idle waits for the session, or to look for the pod.
 func (v *visit) idle() outcome {
 	o := v.outcome(v.m.look)
-	if s := v.m.session; s != nil && !s.Wake().IsZero() {
+	if s := v.m.session; s != nil {
 		o.next = s.Wake()
-		if o.next.Before(o.wake) {
-			o.wake = o.next
-		}
 	}
-	if s := v.m.six.session; s != nil && !s.Wake().IsZero() && s.Wake().Before(o.wake) {
-		o.wake = s.Wake()
+	o.wake = earliest(o.wake, o.next)
+	if s := v.m.six.session; s != nil {
+		o.wake = earliest(o.wake, s.Wake())
 	}
 	return o
 }
@@ -436,16 +434,18 @@ func (v *visit) failedWith(what string, err error) outcome {
 	pause := min(firstRetry<<min(v.m.failures, 10), lastRetry)
 	v.m.failures++
 	o := v.outcome(now().Add(pause - pause/4 + rand.N(pause/2)))
-	// A lease that is due before that is not to run out for want of a try.
-	if s := v.m.session; s != nil && s.Wake().After(now()) && s.Wake().Before(o.wake) {
-		o.wake = s.Wake()
+	// A lease that is due before that is not to run out for want of a try, nor is it to be found out late that it has.
+	due := []time.Time{v.expires6()}
+	if v.m.session != nil {
+		due = append(due, v.m.session.Wake())
 	}
-	// Nor is it to be found out late that it has.
-	if ends := v.r.Expires(); v.r.State == lease.Bound && ends.After(now()) && ends.Before(o.wake) {
-		o.wake = ends
+	if v.r.State == lease.Bound {
+		due = append(due, v.r.Expires())
 	}
-	if ends := v.expires6(); ends.After(now()) && ends.Before(o.wake) {
-		o.wake = ends
+	for _, t := range due {
+		if t.After(now()) {
+			o.wake = earliest(o.wake, t)
+		}
 	}
 	return o
 }

@@ -66,7 +66,7 @@ func (n *Node) CollectDead(ctx context.Context, network string, dryRun bool) ([]
 	}
 	if network != "" {
 		if !slices.Contains(networks, network) {
-			return nil, fail.Errorf(ErrInvalid, "no network %q is on record in %s", network, n.cfg.Dir.Path())
+			return nil, fail.Errorf(ErrInvalid, "%w", state.UnknownNetwork(networks, network))
 		}
 		networks = []string{network}
 	}

@@ -28,9 +28,8 @@ const (
 // A caller that writes or removes it holds the NIC's lock ([Dir.LockUplink]). It is not safe for
 // use by several goroutines at once.
 type UplinkFile struct {
-	dir   *Dir
-	nic   string
-	epoch []byte // the first line, once it is known
+	dir *Dir
+	nic string
 }
 
 // Uplink returns the file of a NIC, which need not exist. A NIC whose name cannot be
@@ -40,16 +39,14 @@ func (d *Dir) Uplink(nic string) *UplinkFile { return &UplinkFile{dir: d, nic: n
 // Save puts a record in place, which is a JSON document.
 func (f *UplinkFile) Save(record []byte) error {
 	path, err := f.path(suffix)
-	if err == nil && f.epoch == nil {
-		var epoch Epoch
+	var epoch Epoch
+	if err == nil {
 		epoch, err = f.dir.newEpoch()
-		f.epoch = Encode(&epoch.Version, &epoch)
 	}
 	if err != nil {
-		f.epoch = nil
 		return fmt.Errorf("save record of uplink: %w", err)
 	}
-	data := append(bytes.Clone(f.epoch), record...)
+	data := append(Encode(&epoch.Version, &epoch), record...)
 	switch {
 	case len(data) > maxUplink:
 		err = fmt.Errorf("it has %d bytes, at most %d are kept", len(data), maxUplink)

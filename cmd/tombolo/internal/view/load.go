@@ -10,7 +10,6 @@ import (
 	"slices"
 
 	"github.com/tombolo-cni/tombolo/bridge/vlan"
-	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/report"
 	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network"
@@ -76,7 +75,7 @@ func Load(ctx context.Context, node *network.Node, stateDir, name string) (list 
 	}
 	if name != "" {
 		if !slices.Contains(names, name) {
-			return nil, nil, report.Unknown(names, name)
+			return nil, nil, state.UnknownNetwork(names, name)
 		}
 		names = []string{name}
 	}

@@ -185,7 +185,7 @@ func HostTrouble(dir *Dir) ([]string, error) {
 	return list, nil
 }
 
-// TimeLeft says how long a lease of either family runs, in the largest unit that tells enough.
+// TimeLeft says how long a lease of either family runs.
 func TimeLeft(l interface {
 	Infinite() bool
 	Left(time.Time) time.Duration
@@ -193,16 +193,10 @@ func TimeLeft(l interface {
 	if l.Infinite() {
 		return "for ever"
 	}
-	d := l.Left(now)
-	switch {
-	case d == 0:
-		return "ended"
-	case d < time.Minute:
-		return fmt.Sprintf("%ds", int(d.Seconds()))
-	case d < time.Hour:
-		return fmt.Sprintf("%dm%02ds", int(d.Minutes()), int(d.Seconds())%60)
+	if d := l.Left(now); d > 0 {
+		return d.Truncate(time.Second).String()
 	}
-	return fmt.Sprintf("%dh%02dm", int(d.Hours()), int(d.Minutes())%60)
+	return "ended"
 }
 
 // trouble says what is wrong with the host's own lease, if anything is; kept is what

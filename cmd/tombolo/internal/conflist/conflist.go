@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/tombolo-cni/tombolo/internal/cni"
+	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/internal/strict"
 	"github.com/tombolo-cni/tombolo/network"
 	"github.com/tombolo-cni/tombolo/nft"
@@ -233,15 +234,11 @@ func addresses(nw *network.Network) string {
 	case len(nw.Subnets) == 0:
 		return fmt.Sprintf("addresses: those that the IPAM %q gives", nw.Origin.Type)
 	}
-	var subnets []string
-	for _, p := range nw.Subnets {
-		subnets = append(subnets, p.String())
-	}
 	where := ""
 	if nw.Origin.Dir != "" {
 		where = ", reserved in " + filepath.Join(nw.Origin.Dir, nw.Name)
 	}
-	return fmt.Sprintf("addresses: from %s (%s)%s", strings.Join(subnets, ", "), nw.Origin.Type, where)
+	return fmt.Sprintf("addresses: from %s (%s)%s", printable.List(nw.Subnets, ", "), nw.Origin.Type, where)
 }
 
 func gateway(nw *network.Network) string {
@@ -281,13 +278,8 @@ func firewall(nw *network.Network) string {
 }
 
 func ports(capabilities map[string]bool) string {
-	var has []string
-	for name, set := range capabilities {
-		if set {
-			has = append(has, name)
-		}
-	}
-	slices.Sort(has)
+	has := slices.Sorted(maps.Keys(capabilities))
+	has = slices.DeleteFunc(has, func(name string) bool { return !capabilities[name] })
 	if !slices.Contains(has, "portMappings") {
 		return "ports: none can be published, since the capability portMappings is not declared; capabilities: " + orNone(has)
 	}

@@ -71,21 +71,10 @@ func New(cfg *Config) (*Keeper, error) {
 	return k, nil
 }
 
-// repair makes networks as their records have them; see network.Node.Repair.
-func (k *Keeper) repair(ctx context.Context) error {
-	if k.network == nil {
-		return nil
-	}
-	return k.network.Repair(ctx)
-}
-
 // Run keeps the leases until ctx is done, and then ends without an error: every lease
 // stays as it is, for the next keeper. The error matches lease.ErrOtherKeeper where there is
 // another keeper, and os.ErrNotExist when the directory was removed meanwhile.
 func (k *Keeper) Run(ctx context.Context) error {
-	if err := k.leases.Make(); err != nil {
-		return err
-	}
 	heartbeat, err := k.leases.Keep()
 	if err != nil {
 		return err

@@ -211,7 +211,7 @@ func (v *visit) follow() error {
 	v.metrics.moves.Inc()
 	v.log.Info("attachment follows its lease", append(v.who(), "from", from, "to", to)...)
 	if gateway := v.r.Policy.Gateway; v.r.State == lease.Bound && gateway.IsValid() && !v.r.Lease.Address.Contains(gateway) {
-		return v.repair(v.ctx)
+		return v.network.Repair(v.ctx)
 	}
 	return nil
 }

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"strings"
 
@@ -116,33 +115,23 @@ func (f *UplinkFile) path(suffix string) (string, error) {
 	if err := checkNIC(f.nic); err != nil {
 		return "", err
 	}
-	return f.dir.UplinksPath() + "/" + f.nic + suffix, nil
+	return f.dir.uplinksPath() + "/" + f.nic + suffix, nil
 }
 
 // Uplinks lists the NICs that have a record, in the order of their names, without
 // reading one. It needs no lock.
 func (d *Dir) Uplinks() ([]string, error) {
-	entries, err := file.ReadDir(d.UplinksPath())
+	entries, err := file.ReadDir(d.uplinksPath())
 	if err != nil {
 		return nil, fmt.Errorf("list uplinks: %w", err)
 	}
 	var nics []string
 	for _, e := range entries {
-		if nic, ok := UplinkNIC(e.Name()); ok {
+		if nic, ok := strings.CutSuffix(e.Name(), suffix); ok && checkNIC(nic) == nil {
 			nics = append(nics, nic)
 		}
 	}
 	return nics, nil
-}
-
-// UplinkNIC returns the NIC whose record a file of UplinksPath holds. It is false for
-// every other file.
-func UplinkNIC(name string) (nic string, ok bool) {
-	nic, ok = strings.CutSuffix(name, suffix)
-	if !ok || checkNIC(nic) != nil {
-		return "", false
-	}
-	return nic, true
 }
 
 // LockUplink takes the lock of a NIC, exclusively, waiting until ctx ends; then the error matches
@@ -157,16 +146,4 @@ func (d *Dir) LockUplink(ctx context.Context, nic string) (*Lock, error) {
 		return nil, fmt.Errorf("lock uplink %s: %w", nic, err)
 	}
 	return l, nil
-}
-
-// TryLockUplink is LockUplink that does not wait: both results are nil where another
-// holds the lock.
-func (d *Dir) TryLockUplink(nic string) (*Lock, error) {
-	over, cancel := context.WithCancel(context.Background())
-	cancel()
-	l, err := d.LockUplink(over, nic)
-	if errors.Is(err, ErrLocked) {
-		return nil, nil
-	}
-	return l, err
 }

@@ -18,13 +18,13 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// Plugin is one call of the plugin, with the world that it is called in. Every field but After has to be set.
+// Plugin is one call of the plugin, with the world that it is called in. Every field has to be set, but those of tests.
 type Plugin struct {
 	Getenv func(string) string
 	Stdin  io.Reader
 	Stdout io.Writer
 
-	// DialBridge and DialNFT open the kernel, or a test's fault in front of it.
+	// DialBridge and DialNFT are for tests: a fault in front of the kernel.
 	DialBridge func() (*bridge.Conn, error)
 	DialNFT    func(*nft.Config) (*nft.Conn, error)
 	// After is called with the name of each step of ADD when it is done; an error

@@ -5,8 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -137,9 +139,31 @@ func (o *options) gc(ctx context.Context, name string, dryRun bool) error {
 	if len(dead) == 0 && err == nil {
 		text.WriteString("no dead pod has anything\n")
 	}
-	err = errors.Join(err, o.print(text.String(), dead))
+	err = errors.Join(err, o.print(text.String(), dead), tellOfPorts(ctx, node, name, dead))
 	if err == nil && kept {
 		return errKept
+	}
+	return err
+}
+
+// tellOfPorts names pods whose namespace has no path any more, and a port still: the kernel takes that away a
+// moment after the last socket in the namespace. It is no more than a hint, since a path may be another mount namespace's.
+// Of the dead pods all is said.
+func tellOfPorts(ctx context.Context, node *network.Node, name string, dead []network.Dead) error {
+	networks, err := node.Networks(ctx)
+	for _, n := range networks {
+		if name != "" && n != name {
+			continue
+		}
+		pods, listErr := node.Attachments(ctx, n)
+		err = errors.Join(err, listErr)
+		for _, p := range pods {
+			isDead := slices.ContainsFunc(dead, func(d network.Dead) bool { return d.Key == p.Key })
+			if _, statErr := os.Stat(p.Path); p.Ready && !isDead && errors.Is(statErr, fs.ErrNotExist) {
+				warn(fmt.Sprintf("container %s, %s of network %s: %s is gone, and its port %s is still there: if the pod has just ended, run this again",
+					p.ContainerID, p.IfName, n, p.Path, p.Port))
+			}
+		}
 	}
 	return err
 }

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
@@ -193,6 +195,12 @@ func (r *Record) check() error {
 	}
 	errs = append(errs, r.Six.check(), r.Host.check(r))
 	return errors.Join(errs...)
+}
+
+// VLAN is the one of its bridge that the pod is in; 0 is none.
+func (r *Record) VLAN() uint16 {
+	id, _ := strconv.ParseUint(strings.TrimPrefix(r.GatewayLink, r.Bridge+"."), 10, 16)
+	return uint16(id)
 }
 
 // At names the link by which the host is where the pod is: its bridge, or the one in its VLAN.

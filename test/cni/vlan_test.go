@@ -324,7 +324,7 @@ func newTaggedLAN(t *testing.T) *lan {
 	return l
 }
 
-// The host has no link in the VLAN, by which a dead pod's lease could go back: it runs out.
+// The host has no link in the VLAN, by which a dead pod's lease could go back.
 func TestVLANOfTheLANHasDHCPv6(t *testing.T) {
 	t.Parallel()
 	l := &lan6{lan: newTaggedLAN(t)}
@@ -344,10 +344,11 @@ func TestVLANOfTheLANHasDHCPv6(t *testing.T) {
 	k.kill()
 	w.kills(t, a)
 	w.del(a, withoutNetNS())
+	l.eventually(t, func() bool { return !l.holds(left) })
 	// One that the keeper finds gone.
 	w.kills(t, b)
 	l.keep(t)
-	l.eventually(t, func() bool { return len(l.leaseRecords(t)) == 0 })
+	l.eventually(t, func() bool { return !l.holds(found) })
 	w.del(b, withoutNetNS())
 	l.wantNoLeaseRecords()
 }
@@ -394,9 +395,12 @@ func TestVLANOfTheLANIsLeasedInAndRepaired(t *testing.T) {
 	}
 	w.del(a)
 	l.wantReleased(t, ip4(ra).String())
-	// The host, which is not in the VLAN, cannot release a dead pod's.
+	// The host, which is not in the VLAN, releases a dead pod's by the uplink.
+	_, ok := links(t, n.ns)["br0.20"]
+	expect.That(t, !ok, "the host is in the VLAN: this tests nothing")
 	w.kills(t, b)
 	w.del(b, withoutNetNS())
+	l.wantReleased(t, ip4(rb).String())
 	l.wantNoLeaseRecords()
 	expect.Success(t, n.remove("lan").err(), "remove")
 	if got := globals(t, n.ns, "eth0"); len(got) != 1 || links(t, n.ns)["br0"].Name != "" {

@@ -20,6 +20,12 @@ import (
 // what they changed, else from the record. One that is not on record, or whose Add did not
 // come to its end, is ErrNotAttached. It changes nothing.
 func (n *Node) Check(ctx context.Context, nw *Network, pod *Pod) ([]tombolo.Difference, error) {
+	if err := n.usable(ctx); err != nil {
+		return nil, err
+	}
+	if err := nw.check(); err != nil {
+		return nil, err
+	}
 	if err := pod.check(nw); err != nil {
 		return nil, err
 	}

@@ -60,6 +60,9 @@ func (d Dead) MarshalJSON() ([]byte, error) {
 // It has to be called in the network namespace of the networks. It needs CAP_NET_ADMIN, and
 // CAP_SYS_ADMIN to tell namespaces apart.
 func (n *Node) CollectDead(ctx context.Context, network string, dryRun bool) ([]Dead, error) {
+	if err := n.usable(ctx); err != nil {
+		return nil, err
+	}
 	networks, err := n.cfg.Dir.Networks()
 	if err != nil {
 		return nil, fail.State(err)

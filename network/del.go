@@ -29,7 +29,7 @@ type Known struct {
 // port's name follows from the key, and whose it is from its alias. What is gone already is
 // success; what fails does not keep the rest from being done. known may be nil.
 func (n *Node) Del(ctx context.Context, key Key, known *Known) error {
-	if err := key.check(); err != nil {
+	if err := n.usableFor(ctx, key); err != nil {
 		return err
 	}
 	s, err := openSession(n.cfg)

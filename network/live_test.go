@@ -125,12 +125,15 @@ func TestAttachmentsComeAndGo(t *testing.T) {
 func TestWhatCannotBeMeantMakesNothing(t *testing.T) {
 	t.Parallel()
 	for name, spoil := range map[string]func(*bed) (*Network, *Pod){
+		"no network":           func(b *bed) (*Network, *Pod) { return nil, &b.pod },
+		"no pod":               func(b *bed) (*Network, *Pod) { return &b.nw, nil },
 		"a network of no name": func(b *bed) (*Network, *Pod) { b.nw.Name = ""; return &b.nw, &b.pod },
 		"a name that is a way": func(b *bed) (*Network, *Pod) { b.nw.Name = "a/b"; return &b.nw, &b.pod },
 		"no bridge":            func(b *bed) (*Network, *Pod) { b.nw.Bridge = ""; return &b.nw, &b.pod },
 		"no container":         func(b *bed) (*Network, *Pod) { b.pod.ContainerID = ""; return &b.nw, &b.pod },
 		"no interface":         func(b *bed) (*Network, *Pod) { b.pod.IfName = ""; return &b.nw, &b.pod },
 		"no namespace":         func(b *bed) (*Network, *Pod) { b.pod.NetNS = nil; return &b.nw, &b.pod },
+		"a namespace of none":  func(b *bed) (*Network, *Pod) { b.pod.NetNS = new(netns.NS); return &b.nw, &b.pod },
 		"the host's own":       func(b *bed) (*Network, *Pod) { b.pod.NetNS = b.host; return &b.nw, &b.pod },
 		"an address of none":   func(b *bed) (*Network, *Pod) { b.pod.Addresses = make([]ipam.Address, 1); return &b.nw, &b.pod },
 		"a host port 0": func(b *bed) (*Network, *Pod) {

@@ -60,7 +60,10 @@ type settings struct {
 }
 
 // Open checks a configuration. Nothing is made before there is something to keep.
-func Open(_ context.Context, cfg *Config) (*Node, error) {
+func Open(ctx context.Context, cfg *Config) (*Node, error) {
+	if ctx == nil {
+		return nil, fail.Errorf(ErrInvalid, "open node: the context is nil")
+	}
 	if cfg == nil {
 		cfg = &Config{}
 	}
@@ -77,6 +80,31 @@ func Open(_ context.Context, cfg *Config) (*Node, error) {
 		n.cfg.DialFirewall = nft.Dial
 	}
 	return n, nil
+}
+
+// usable refuses a call on what is no open Node, without a context, or about what cannot name a
+// network.
+func (n *Node) usable(ctx context.Context, networks ...string) error {
+	switch {
+	case n == nil || n.cfg.Dir == nil:
+		return fail.Errorf(ErrInvalid, "the node was not opened")
+	case ctx == nil:
+		return fail.Errorf(ErrInvalid, "the context is nil")
+	}
+	for _, name := range networks {
+		if err := checkName(name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// usableFor refuses what usable does, and what cannot name an attachment.
+func (n *Node) usableFor(ctx context.Context, key Key) error {
+	if err := n.usable(ctx, key.Network); err != nil {
+		return err
+	}
+	return key.check()
 }
 
 // step says that a part of a call is done.
@@ -113,10 +141,8 @@ func (n *Node) about(ctx context.Context, do func(*session) error, networks ...s
 // openKnown opens a session for a call about all networks, or about some by their names. All
 // share one mark, so any record tells it.
 func (n *Node) openKnown(ctx context.Context, networks ...string) (*session, error) {
-	for _, name := range networks {
-		if err := checkName(name); err != nil {
-			return nil, err
-		}
+	if err := n.usable(ctx, networks...); err != nil {
+		return nil, err
 	}
 	cfg := n.cfg
 	if cfg.Mark == 0 {

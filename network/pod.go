@@ -167,10 +167,10 @@ func (p *Pod) record(nw *Network, hash string) *state.Attachment {
 	}
 }
 
-// check refuses what could not be meant for a pod and its network, before anything is touched.
+// check refuses what could not be meant for a pod, before anything is touched.
 func (p *Pod) check(nw *Network) error {
-	if err := nw.check(); err != nil {
-		return err
+	if p == nil {
+		return fail.Errorf(ErrInvalid, "the pod is nil")
 	}
 	if err := p.key(nw).check(); err != nil {
 		return err
@@ -190,6 +190,10 @@ func (p *Pod) check(nw *Network) error {
 	if p.NetNS == nil {
 		return fail.Errorf(ErrInvalid, "the pod of container %s has no namespace", p.ContainerID)
 	}
+	id := p.NetNS.ID()
+	if id == (netns.ID{}) {
+		return fail.Errorf(ErrInvalid, "the namespace of container %s is not open", p.ContainerID)
+	}
 	if p.SameNetNS {
 		return nil
 	}
@@ -198,7 +202,7 @@ func (p *Pod) check(nw *Network) error {
 		return err
 	}
 	defer own.Close()
-	if own.ID() == p.NetNS.ID() {
+	if own.ID() == id {
 		return fail.Errorf(ErrInvalid, "%w", ErrHostNamespace)
 	}
 	return nil

@@ -112,7 +112,7 @@ func (a *adding) lease(ctx context.Context) error {
 // keeper and Collect know that it may be there.
 func (a *adding) recordLease(context.Context) error {
 	l := a.leasing
-	boot, err := lease.Boot()
+	boot, err := state.BootID()
 	if err != nil {
 		return err
 	}

@@ -69,7 +69,7 @@ func (n *Node) CollectDead(ctx context.Context, network string, dryRun bool) ([]
 	}
 	if network != "" {
 		if !slices.Contains(networks, network) {
-			return nil, fail.Errorf(ErrInvalid, "no network %q is on record in %s", network, n.cfg.Dir.Path())
+			return nil, fail.Errorf(ErrInvalid, "%w", state.UnknownNetwork(networks, network))
 		}
 		networks = []string{network}
 	}
@@ -221,12 +221,7 @@ func (s *session) inOwnNamespace() error {
 	if err != nil {
 		return nil // no record counts
 	}
-	here, err := netns.Current()
-	if err != nil {
-		return err
-	}
-	defer here.Close()
-	cookie, err := here.Cookie()
+	cookie, err := state.NetNSCookie()
 	if err == nil && epoch.NetNS != 0 && cookie != epoch.NetNS {
 		err = fail.Errorf(ErrState, "the networks on record are in another network namespace, so this one does not show which pods live: run this in the host's")
 	}

@@ -35,17 +35,6 @@ func (n *Node) Attachments(ctx context.Context, network string) ([]*Attachment, 
 	return list, nil
 }
 
-// HasRules says whether the firewall has rules in a network's name, on record or not, or rules in
-// no network's: Remove deletes them.
-func (u Upkeep) HasRules(ctx context.Context, network string) (bool, error) {
-	has := false
-	err := u.node.about(ctx, func(s *session) (err error) {
-		has, err = s.Firewall.HasNetwork(ctx, network)
-		return err
-	}, network)
-	return has, err
-}
-
 // Pool is how far a range set of a network is used up.
 type Pool struct {
 	Network string

@@ -72,9 +72,7 @@ func Open(ctx context.Context, cfg *Config) (*Node, error) {
 		return nil, fail.Errorf(ErrInvalid, "%w", err)
 	}
 	n := &Node{settings{*cfg, dir}}
-	if n.cfg.Log == nil {
-		n.cfg.Log = slog.New(slog.DiscardHandler)
-	}
+	n.cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
 	if n.cfg.DialBridge == nil {
 		n.cfg.DialBridge = func() (*bridge.Conn, error) { return bridge.Dial(nil) }
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
@@ -18,6 +19,9 @@ import (
 func removeNetwork(ctx context.Context, s *session, name string) error {
 	leases, err := leasesOf(s, name)
 	if err != nil {
+		return err
+	}
+	if err := s.refuseUnknown(ctx, name, leases); err != nil {
 		return err
 	}
 	if err := s.EnterAlone(ctx); err != nil {
@@ -50,6 +54,21 @@ func removeNetwork(ctx context.Context, s *session, name string) error {
 		return err
 	}
 	return s.Dir.RemoveNetwork(name)
+}
+
+// refuseUnknown refuses a network that is not on record, and of which the kernel has nothing either: its name was mistyped.
+func (s *session) refuseUnknown(ctx context.Context, name string, leases []*lease.Record) error {
+	names, err := s.Dir.Networks()
+	if err != nil || slices.Contains(names, name) {
+		return fail.State(err)
+	}
+	if has, err := s.Firewall.HasNetwork(ctx, name); has || err != nil {
+		return err
+	}
+	if left, err := s.inventory(ctx, name, leases); err != nil || len(left.all) > 0 {
+		return err
+	}
+	return fail.Errorf(ErrInvalid, "%w", state.UnknownNetwork(names, name))
 }
 
 // removeDeserted deletes what is left of a network that has no pod, no bridge and no uplink. The caller has the exclusive

@@ -13,9 +13,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/cni"
-	"github.com/tombolo-cni/tombolo/nft"
 )
 
 func main() {
@@ -25,14 +23,12 @@ func main() {
 		os.Exit(introduce(os.Stderr, filepath.Base(path), args))
 	}
 	plugin := &cni.Plugin{
-		Getenv:     os.Getenv,
-		Stdin:      os.Stdin,
-		Stdout:     os.Stdout,
-		Name:       filepath.Base(path),
-		Kept:       cni.Kept(path),
-		DialBridge: func() (*bridge.Conn, error) { return bridge.Dial(nil) },
-		DialNFT:    nft.Dial,
-		Exit:       os.Exit,
+		Getenv: os.Getenv,
+		Stdin:  os.Stdin,
+		Stdout: os.Stdout,
+		Name:   filepath.Base(path),
+		Kept:   cni.Kept(path),
+		Exit:   os.Exit,
 	}
 	os.Exit(plugin.Run())
 }

@@ -176,7 +176,7 @@ func (o *options) removeCommand() *cobra.Command {
 			"The exit status is 3 while pods use it.",
 		Args: takes(1, 1), ValidArgsFunction: o.completeNetworks,
 		RunE: o.onNode(func(ctx context.Context, node *network.Node, args []string) error {
-			if err := report.Remove(ctx, node, args[0]); err != nil {
+			if err := node.Remove(ctx, args[0]); err != nil {
 				return err
 			}
 			return o.print("network "+printable.Line(args[0])+" is removed\n", nil)

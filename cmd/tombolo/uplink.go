@@ -12,6 +12,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
 	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/network"
 )
 
@@ -81,18 +82,16 @@ func verdict(steps *uplink.Steps, u uplink.Uplink, connection string) string {
 	if n := len(steps.Warnings); n > 0 {
 		ok = fmt.Sprintf("OK, but see the warnings (%d)", n)
 	}
-	var list []string
 	for _, ip := range steps.Moves {
-		list = append(list, ip.String())
 		if ends := strings.Fields(connection); len(ends) == 4 && ends[2] == ip.String() {
 			sessions = "your SSH session stays"
 		}
 	}
 	verb := "moves"
-	if len(list) > 0 {
-		moves = strings.Join(list, ", ")
+	if len(steps.Moves) > 0 {
+		moves = printable.List(steps.Moves, ", ")
 	}
-	if len(list) > 1 {
+	if len(steps.Moves) > 1 {
 		verb = "move"
 	}
 	return fmt.Sprintf("%s: %s %s to %s, %s; undo: tombolo uplink restore %s\n", ok, moves, verb, u.Bridge, sessions, u.NIC)

@@ -102,7 +102,7 @@ func (c *call) asked(conf *NetConf) (*asked, error) {
 // open opens the node as the configuration has it; nil allocators are for what gives no addresses.
 func (c *call) open(allocators func(string, *network.Origin) (ipam.Allocator, error)) (*network.Node, error) {
 	return network.Open(context.Background(), &network.Config{
-		StateDir: c.conf.stateDir(), LeaseDir: c.conf.leaseDir(), Mark: c.conf.mark(), Log: c.log.slog(), Step: c.step,
+		StateDir: c.conf.stateDir(), LeaseDir: c.conf.leaseDir(), Mark: c.conf.mark(), Log: c.log.Logger, Step: c.step,
 		DialBridge: c.DialBridge, DialFirewall: c.DialNFT, Allocators: allocators,
 	})
 }

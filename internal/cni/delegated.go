@@ -27,28 +27,25 @@ func (d *delegated) Bind(ipam.Node) ipam.Allocator { return d }
 // Slow is true: nobody here knows how long a plugin takes.
 func (d *delegated) Slow() bool { return true }
 
-// ask has the plugin do something.
-func (d *delegated) ask(ctx context.Context, what func(context.Context) error) error {
+// ask has the plugin do something, by a verb.
+func (d *delegated) ask(ctx context.Context, of *delegate.Plugin, verb string) error {
 	lockorder.Slow("a plugin")
-	return d.wrap(what(ctx))
+	return d.wrap(of.Run(ctx, verb))
 }
 
 // Add runs the plugin, and where that fails runs it with DEL, as section 4 of the CNI specification 1.1.0 asks. Of
 // the result, what is not an IPAM plugin's to say is dropped.
 func (d *delegated) Add(ctx context.Context, _ ipam.Owner) (*ipam.Allocation, error) {
-	var addresses []ipam.Address
-	err := d.ask(ctx, func(ctx context.Context) error {
-		result, err := d.request.Plugin.Add(ctx)
-		if err != nil {
-			return err
-		}
-		d.dns, addresses = result.DNS, heldAddresses(result)
+	lockorder.Slow("a plugin")
+	result, err := d.request.Plugin.Add(ctx)
+	if err == nil {
+		d.dns = result.DNS
 		d.routes, err = routesOf(result.Routes)
-		return err
-	})
-	if err != nil {
-		return nil, d.undo(ctx, err)
 	}
+	if err != nil {
+		return nil, d.undo(ctx, d.wrap(err))
+	}
+	addresses := heldAddresses(result)
 	if d.request.ByName {
 		d.reported = slices.Clone(addresses)
 	}
@@ -63,7 +60,7 @@ func (d *delegated) undo(ctx context.Context, cause error) error {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), network.UndoTimeout)
 	defer cancel()
-	if err := d.ask(ctx, d.request.Plugin.Del); err != nil {
+	if err := d.ask(ctx, &d.request.Plugin, "DEL"); err != nil {
 		return errors.Join(cause, fmt.Errorf("undo the failed ADD: %w", err))
 	}
 	return cause
@@ -76,7 +73,7 @@ func (d *delegated) Del(ctx context.Context, owner ipam.Owner, _ []netip.Addr) e
 		// GC, and an ADD that takes a dead pod down, are about other attachments than their own.
 		of.ContainerID, of.IfName, of.NetNS, of.Args = owner.ContainerID, owner.IfName, "", ""
 	}
-	return d.unlessSelf(d.ask(ctx, of.Del))
+	return d.unlessSelf(d.ask(ctx, &of, "DEL"))
 }
 
 // unlessSelf makes a warning of ErrSelf, for teardown: of this program no ADD has
@@ -91,17 +88,17 @@ func (d *delegated) unlessSelf(err error) error {
 
 // Check runs the plugin, which finds prevResult in the netconf.
 func (d *delegated) Check(ctx context.Context, _ ipam.Owner, _ []ipam.Address) error {
-	return d.ask(ctx, d.request.Plugin.Check)
+	return d.ask(ctx, &d.request.Plugin, "CHECK")
 }
 
 // Collect runs the plugin, which finds the valid attachments in the netconf.
 func (d *delegated) Collect(ctx context.Context, _ []ipam.Owner) error {
-	return d.unlessSelf(d.ask(ctx, d.request.Plugin.GC))
+	return d.unlessSelf(d.ask(ctx, &d.request.Plugin, "GC"))
 }
 
 // Status runs the plugin. That it is missing is code 50; what it says itself keeps its code.
 func (d *delegated) Status(ctx context.Context) error {
-	err := d.ask(ctx, d.request.Plugin.Status)
+	err := d.ask(ctx, &d.request.Plugin, "STATUS")
 	var own *types.Error
 	if errors.As(err, &own) && (own.Code == codePluginMissing || own.Code == codePluginFailed) {
 		return withCode(codeNotAvailable, err)

@@ -99,7 +99,7 @@ func ipamFields(t *testing.T) []string {
 	t.Helper()
 	structs := []string{"hostLocalConf", "Range", "routeConf", "staticConf", "addressConf", "DHCP", "request", "provide"}
 	var names []string
-	for _, file := range []string{"internal/cni/ipamconf.go", "internal/cni/static.go", "internal/cni/result.go", "internal/cni/dhcpconf.go"} {
+	for _, file := range []string{"internal/cni/ipamconf.go", "ipam/range.go", "internal/cni/static.go", "internal/cni/result.go", "internal/cni/dhcpconf.go"} {
 		ast.Inspect(parseFile(t, file), func(n ast.Node) bool {
 			spec, ok := n.(*ast.TypeSpec)
 			if !ok || !slices.Contains(structs, spec.Name.Name) {

@@ -40,7 +40,7 @@ type resultObject struct {
 	CNIVersion string               `json:"cniVersion,omitempty"`
 	Interfaces []*current.Interface `json:"interfaces,omitempty"`
 	IPs        []ipObject           `json:"ips,omitempty"`
-	Routes     []routeObject        `json:"routes,omitempty"`
+	Routes     []routeConf          `json:"routes,omitempty"`
 	DNS        *types.DNS           `json:"dns,omitempty"`
 }
 
@@ -50,25 +50,14 @@ type ipObject struct {
 	Gateway   net.IP `json:"gateway,omitempty"`
 }
 
-type routeObject struct {
-	Dst      string `json:"dst"`
-	GW       net.IP `json:"gw,omitempty"`
-	MTU      int    `json:"mtu,omitempty"`
-	AdvMSS   int    `json:"advmss,omitempty"`
-	Priority int    `json:"priority,omitempty"`
-	Table    *int   `json:"table,omitempty"`
-	Scope    *int   `json:"scope,omitempty"`
-}
-
 func encodeResult(r *current.Result) []byte {
 	object := resultObject{CNIVersion: r.CNIVersion, Interfaces: r.Interfaces}
 	for _, ip := range r.IPs {
 		object.IPs = append(object.IPs, ipObject{ip.Interface, ip.Address.String(), ip.Gateway})
 	}
 	for _, route := range r.Routes {
-		object.Routes = append(object.Routes, routeObject{
-			route.Dst.String(), route.GW, route.MTU, route.AdvMSS, route.Priority, route.Table, route.Scope,
-		})
+		conf, _ := confOf(route)
+		object.Routes = append(object.Routes, conf)
 	}
 	if !r.DNS.IsEmpty() {
 		object.DNS = &r.DNS

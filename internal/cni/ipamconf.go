@@ -41,27 +41,19 @@ func isEmpty(data json.RawMessage) bool {
 
 // Asked is what a runtime asks for beside the section.
 type Asked struct {
-	IPRanges [][]Range `json:"ipRanges"` // capability ipRanges
-	IPs      []string  `json:"ips"`      // capability ips
-	ArgIPs   []string  `json:"-"`        // args.cni.ips
+	IPRanges [][]ipam.Range `json:"ipRanges"` // capability ipRanges
+	IPs      []string       `json:"ips"`      // capability ips
+	ArgIPs   []string       `json:"-"`        // args.cni.ips
 }
 
 // hostLocalConf is the ipam section of host-local.
 type hostLocalConf struct {
-	Type       string      `json:"type"`
-	Range                  // the form with a single range
-	Ranges     [][]Range   `json:"ranges"`
-	Routes     []routeConf `json:"routes"`
-	DataDir    string      `json:"dataDir"`
-	ResolvConf string      `json:"resolvConf"`
-}
-
-// Range is ipam.Range as a config has it.
-type Range struct {
-	Subnet     netip.Prefix `json:"subnet"`
-	RangeStart netip.Addr   `json:"rangeStart"`
-	RangeEnd   netip.Addr   `json:"rangeEnd"`
-	Gateway    netip.Addr   `json:"gateway"`
+	Type       string         `json:"type"`
+	ipam.Range                // the form with a single range
+	Ranges     [][]ipam.Range `json:"ranges"`
+	Routes     []routeConf    `json:"routes"`
+	DataDir    string         `json:"dataDir"`
+	ResolvConf string         `json:"resolvConf"`
 }
 
 // read decodes the section. Where r is strict, and not by name, unknown fields are errors, but for comments.
@@ -81,25 +73,18 @@ func (r *ipamRequest) read(into any) error {
 // comes first, then the inline range. Errors call them by their fields.
 func (h *hostLocalConf) sets(asked *Asked) []ipam.RangeSet {
 	var sets []ipam.RangeSet
-	addAll := func(field string, confs [][]Range) {
+	addAll := func(field string, confs [][]ipam.Range) {
 		for i, ranges := range confs {
-			set := ipam.RangeSet{Name: fmt.Sprintf("%s[%d]", field, i)}
-			for _, r := range ranges {
-				set.Ranges = append(set.Ranges, r.named(""))
-			}
-			sets = append(sets, set)
+			sets = append(sets, ipam.RangeSet{Name: fmt.Sprintf("%s[%d]", field, i), Ranges: ranges})
 		}
 	}
 	addAll("runtimeConfig.ipRanges", asked.IPRanges)
-	if h.Range != (Range{}) {
-		sets = append(sets, ipam.RangeSet{Name: "ipam", Ranges: []ipam.Range{h.named("ipam")}})
+	if h.Range != (ipam.Range{}) {
+		h.Range.Name = "ipam"
+		sets = append(sets, ipam.RangeSet{Name: "ipam", Ranges: []ipam.Range{h.Range}})
 	}
 	addAll("ipam.ranges", h.Ranges)
 	return sets
-}
-
-func (r Range) named(name string) ipam.Range {
-	return ipam.Range{Subnet: r.Subnet, RangeStart: r.RangeStart, RangeEnd: r.RangeEnd, Gateway: r.Gateway, Name: name}
 }
 
 // parseRequested reads addresses that were asked for, with or without a prefix length, which does not matter here:

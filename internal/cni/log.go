@@ -2,7 +2,6 @@ package cni
 
 import (
 	"cmp"
-	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -15,14 +14,14 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/printable"
 )
 
-// stepLog writes one line a verb, with how long each of its steps took. A nil one writes nothing: a plugin's stderr
-// belongs to the runtime, so that there is no log unless the configuration names a file.
+// stepLog writes one line a verb, with how long each of its steps took. A plugin's stderr belongs to the runtime, so that
+// nothing is written unless the configuration names a file.
 type stepLog struct {
-	file   io.Closer
-	logger *slog.Logger
-	start  time.Time
-	last   time.Time
-	steps  []slog.Attr
+	file *os.File // nil: none
+	*slog.Logger
+	start time.Time
+	last  time.Time
+	steps []slog.Attr
 }
 
 // openLog opens the configuration's log file. DEL and GC go on without one: they
@@ -31,7 +30,7 @@ func (c *call) openLog() (*stepLog, error) {
 	conf := c.conf
 	// A relative path has been refused, but for DEL and GC.
 	if !filepath.IsAbs(conf.LogFile) {
-		return nil, nil
+		return noLog(), nil
 	}
 	level, _ := parseLevel(conf.LogLevel)
 	// O_APPEND, and one write a line, so that plugins running at once do not overwrite each other. A link of its name is
@@ -40,9 +39,9 @@ func (c *call) openLog() (*stepLog, error) {
 	switch {
 	case err == nil:
 	case c.verb == "DEL" || c.verb == "GC":
-		return nil, nil
+		return noLog(), nil
 	default:
-		return nil, newError(codeIO, "logFile: %v", err)
+		return noLog(), newError(codeIO, "logFile: %v", err)
 	}
 	f := os.NewFile(uintptr(fd), conf.LogFile)
 	logger := slog.New(slog.NewJSONHandler(f, &slog.HandlerOptions{Level: level})).With(
@@ -51,8 +50,10 @@ func (c *call) openLog() (*stepLog, error) {
 		logger = logger.With("containerID", c.containerID, "ifName", c.ifName, "netns", c.netns)
 	}
 	now := time.Now()
-	return &stepLog{file: f, logger: logger, start: now, last: now}, nil
+	return &stepLog{file: f, Logger: logger, start: now, last: now}, nil
 }
+
+func noLog() *stepLog { return &stepLog{Logger: slog.New(slog.DiscardHandler)} }
 
 func parseLevel(s string) (level slog.Level, err error) {
 	err = level.UnmarshalText([]byte(cmp.Or(s, "info")))
@@ -61,9 +62,6 @@ func parseLevel(s string) (level slog.Level, err error) {
 
 // step notes that a step is done.
 func (l *stepLog) step(name string) {
-	if l == nil {
-		return
-	}
 	now := time.Now()
 	took := now.Sub(l.last)
 	l.last = now
@@ -79,29 +77,16 @@ func (l *stepLog) step(name string) {
 
 // warn writes a line about something that was worked around.
 func (l *stepLog) warn(msg string) {
-	if l != nil {
-		l.logger.Warn(printable.Line(msg))
-	}
+	l.Warn(printable.Line(msg))
 }
 
 // done writes the verb's line.
 func (l *stepLog) done(failure *types.Error) {
-	if l == nil {
-		return
-	}
 	attrs := []any{slog.Duration("total", time.Since(l.start)), slog.GroupAttrs("steps", l.steps...)}
 	if failure != nil {
-		l.logger.Error(failure.Msg, append(attrs, slog.Uint64("code", uint64(failure.Code)))...)
+		l.Error(failure.Msg, append(attrs, slog.Uint64("code", uint64(failure.Code)))...)
 	} else {
-		l.logger.Info("done", attrs...)
+		l.Info("done", attrs...)
 	}
-	l.file.Close()
-}
-
-// slog is where to write what was worked around; nil where nothing is written.
-func (l *stepLog) slog() *slog.Logger {
-	if l == nil {
-		return nil
-	}
-	return l.logger
+	l.file.Close() // of none, too
 }

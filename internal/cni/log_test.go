@@ -104,7 +104,7 @@ func TestLogThatCannotBeOpened(t *testing.T) {
 	} {
 		l, err := logged(tt.verb, &Common{LogFile: tt.file, LogLevel: tt.level})
 		expect.NoDiff(t, cmp.Diff(tt.want, describe(err)), "%s %s", tt.verb, tt.file)
-		if l != nil {
+		if l.file != nil {
 			t.Errorf("%s %s: there is a log", tt.verb, tt.file)
 		}
 	}
@@ -116,11 +116,11 @@ func TestLogThatCannotBeOpened(t *testing.T) {
 
 func TestNoLogIsALogOfNothing(t *testing.T) {
 	t.Parallel()
-	var l *stepLog
+	l, err := logged("ADD", &Common{})
+	if l.file != nil || err != nil {
+		t.Errorf("without a logFile: %v, %v", l.file, err)
+	}
 	l.step("open")
 	l.warn("worked around")
 	l.done(nil)
-	if got, err := logged("ADD", &Common{}); got != nil || err != nil {
-		t.Errorf("without a logFile: %v, %v", got, err)
-	}
 }

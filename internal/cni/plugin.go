@@ -18,13 +18,13 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// Plugin is one call of the plugin, with the world that it is called in. Every field but After has to be set.
+// Plugin is one call of the plugin, with the world that it is called in. Every field has to be set, but those of tests.
 type Plugin struct {
 	Getenv func(string) string
 	Stdin  io.Reader
 	Stdout io.Writer
 
-	// DialBridge and DialNFT open the kernel, or a test's fault in front of it.
+	// DialBridge and DialNFT are for tests: a fault in front of the kernel.
 	DialBridge func() (*bridge.Conn, error)
 	DialNFT    func(*nft.Config) (*nft.Conn, error)
 	// After is called with the name of each step of ADD when it is done; an error
@@ -37,7 +37,7 @@ type Plugin struct {
 	// that other programs made.
 	Kept string
 	// Exit ends the process, where a call hangs past its deadline in something that cannot
-	// be called off; it must not return. Nil leaves it hanging.
+	// be called off; it must not return.
 	Exit func(status int)
 }
 
@@ -74,7 +74,7 @@ type call struct {
 }
 
 func (p *Plugin) newCall() *call {
-	c := &call{Plugin: p}
+	c := &call{Plugin: p, log: noLog()}
 	c.kind, c.named = p.kindOf()
 	c.conf = c.common()
 	return c
@@ -85,13 +85,11 @@ func (p *Plugin) newCall() *call {
 // an error has then been printed, as the specification wants it, to stdout.
 func (p *Plugin) Run() int {
 	c := p.newCall()
+	c.watch()
+	defer c.watchdog.timer.Stop()
 	var said []byte
 	err := c.readEnvironment()
 	if err == nil {
-		if c.Exit != nil {
-			c.watch()
-			defer c.watchdog.timer.Stop()
-		}
 		said, err = c.dispatch()
 	}
 	c.watchdog.speak()

@@ -79,15 +79,22 @@ func (c *Common) resultToCheck() (*current.Result, error) {
 }
 
 // routeConf has the fields of the library's route (CNI specification 1.1.0,
-// "Add Success"). That one decodes itself, and so hides unknown fields.
+// "Add Success"), which decodes itself, and so hides unknown fields.
 type routeConf struct {
 	Dst      netip.Prefix `json:"dst"`
-	GW       netip.Addr   `json:"gw"`
-	MTU      int          `json:"mtu"`
-	AdvMSS   int          `json:"advmss"`
-	Priority int          `json:"priority"`
-	Table    *int         `json:"table"`
-	Scope    *int         `json:"scope"`
+	GW       netip.Addr   `json:"gw,omitzero"`
+	MTU      int          `json:"mtu,omitempty"`
+	AdvMSS   int          `json:"advmss,omitempty"`
+	Priority int          `json:"priority,omitempty"`
+	Table    *int         `json:"table,omitempty"`
+	Scope    *int         `json:"scope,omitempty"`
+}
+
+// confOf is a result's route; ok is false where it has no valid destination.
+func confOf(r *types.Route) (_ routeConf, ok bool) {
+	dst, ok := prefixOf(r.Dst)
+	gw, _ := netip.AddrFromSlice(r.GW)
+	return routeConf{dst, gw.Unmap(), r.MTU, r.AdvMSS, r.Priority, r.Table, r.Scope}, ok
 }
 
 func (conf *routeConf) route() (route.Route, error) {
@@ -143,12 +150,11 @@ func routes(confs []routeConf) ([]route.Route, error) {
 func routesOf(of []*types.Route) ([]route.Route, error) {
 	var list []route.Route
 	for _, r := range of {
-		dst, ok := prefixOf(r.Dst)
+		conf, ok := confOf(r)
 		if !ok {
 			return nil, newError(types.ErrDecodingFailure, "the ipam gave a route without a valid destination: %s", r.Dst.String())
 		}
-		gw, _ := netip.AddrFromSlice(r.GW)
-		one, err := (&routeConf{dst, gw, r.MTU, r.AdvMSS, r.Priority, r.Table, r.Scope}).route()
+		one, err := conf.route()
 		if err != nil {
 			return nil, err
 		}
@@ -171,11 +177,8 @@ func heldAddresses(of *current.Result) []ipam.Address {
 // give adds what an IPAM gave to a result: to an interface, if one is named.
 func give(r *current.Result, addresses []ipam.Address, routes []route.Route, to *int) {
 	for _, address := range addresses {
-		ip := &current.IPConfig{Address: ipNet(address.Prefix), Interface: to}
-		if address.Gateway.IsValid() {
-			ip.Gateway = address.Gateway.AsSlice()
-		}
-		r.IPs = append(r.IPs, ip)
+		ip := current.IPConfig{Address: ipNet(address.Prefix), Interface: to, Gateway: address.Gateway.AsSlice()}
+		r.IPs = append(r.IPs, &ip)
 	}
 	for _, one := range routes {
 		r.Routes = append(r.Routes, resultRoute(one))
@@ -184,10 +187,7 @@ func give(r *current.Result, addresses []ipam.Address, routes []route.Route, to 
 
 // resultRoute writes a route for a result.
 func resultRoute(r route.Route) *types.Route {
-	one := &types.Route{Dst: ipNet(r.Dst), MTU: int(r.MTU), AdvMSS: int(r.AdvMSS), Priority: int(r.Priority)}
-	if r.Gateway.IsValid() {
-		one.GW = r.Gateway.AsSlice()
-	}
+	one := &types.Route{Dst: ipNet(r.Dst), GW: r.Gateway.AsSlice(), MTU: int(r.MTU), AdvMSS: int(r.AdvMSS), Priority: int(r.Priority)}
 	if r.Table != 0 {
 		one.Table = new(int(r.Table))
 	}

@@ -2,7 +2,6 @@ package cni
 
 import (
 	"context"
-	"fmt"
 	"net/netip"
 	"slices"
 
@@ -127,17 +126,9 @@ func (s static) Add(ctx context.Context, owner ipam.Owner) (*ipam.Allocation, er
 // Check compares the addresses and their gateways with those of prevResult; by name those only
 // that are in it, as the reference does.
 func (s static) Check(ctx context.Context, owner ipam.Owner, held []ipam.Address) error {
-	isHeld := func(a ipam.Address) bool {
-		return slices.ContainsFunc(held, func(b ipam.Address) bool { return a.Prefix.Addr() == b.Prefix.Addr() })
-	}
-	for _, a := range s.Static {
-		if s.byName && !isHeld(a) {
-			continue
-		}
-		if err := (ipam.Static{a}).Check(ctx, owner, held); err != nil {
-			return withCode(codeCheckFailed, fmt.Errorf("network %q: prevResult has no address %s with gateway %s, which the config names: %w",
-				s.network, a.Prefix, a.Gateway, err))
-		}
-	}
-	return nil
+	named := slices.DeleteFunc(slices.Clone(s.Static), func(a ipam.Address) bool {
+		is := func(b ipam.Address) bool { return a.Prefix.Addr() == b.Prefix.Addr() }
+		return s.byName && !slices.ContainsFunc(held, is)
+	})
+	return withCode(codeCheckFailed, named.Check(ctx, owner, held))
 }

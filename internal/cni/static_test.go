@@ -60,6 +60,6 @@ func TestStaticChecksAddressAndGateway(t *testing.T) {
 			t.Errorf("%s: no error", name)
 			continue
 		}
-		wantError(t, err, codeCheckFailed, ipam.ErrNotReserved, "prevResult has no address 10.1.0.5/24 with gateway 10.1.0.1")
+		wantError(t, err, codeCheckFailed, ipam.ErrNotReserved, "the attachment has no address 10.1.0.5/24 via 10.1.0.1")
 	}
 }

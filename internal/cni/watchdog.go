@@ -20,7 +20,7 @@ type watchdog struct {
 }
 
 // watch starts the call's watchdog, for as long as its configuration has not said what its
-// deadline is. Without a way to end the process there is none.
+// deadline is.
 func (c *call) watch() {
 	w := &watchdog{}
 	w.of.Store(&Common{})
@@ -40,9 +40,6 @@ func (c *call) bite(w *watchdog) {
 
 // until gives the call its own deadline, from now on.
 func (w *watchdog) until(of *Common) {
-	if w == nil {
-		return
-	}
 	w.of.Store(of)
 	w.timer.Reset(of.deadline() + network.UndoTimeout + lastGrace)
 }
@@ -50,7 +47,7 @@ func (w *watchdog) until(of *Common) {
 // speak is called before the call says how it ended. Where the watchdog has begun to, the
 // process is about to end, and speak does not return.
 func (w *watchdog) speak() {
-	if w != nil && !w.said.CompareAndSwap(false, true) {
+	if !w.said.CompareAndSwap(false, true) {
 		select {}
 	}
 }

@@ -12,6 +12,7 @@
 package firewalld
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -79,14 +80,10 @@ type keeper struct {
 }
 
 func newKeeper(cfg *Config) *keeper {
-	k := &keeper{state: cfg.State, address: cfg.Address, log: cfg.Log, patience: patience, again: again, pause: pause, later: later, left: map[string]bool{}}
-	if k.address == "" {
-		k.address = systemBus
+	return &keeper{
+		state: cfg.State, address: cmp.Or(cfg.Address, systemBus), log: cmp.Or(cfg.Log, slog.New(slog.DiscardHandler)),
+		patience: patience, again: again, pause: pause, later: later, left: map[string]bool{},
 	}
-	if k.log == nil {
-		k.log = slog.New(slog.DiscardHandler)
-	}
-	return k
 }
 
 // report logs an error once, until there is another one or none. That there is no bus is none.
@@ -197,25 +194,21 @@ func (k *keeper) look(ctx context.Context, b *bus) error {
 			}
 		default:
 			// On record before it is done, so that a kill leaves no link behind in the zone.
-			now.Joined = append(now.Joined, link)
-			if err := k.record(before, now); err != nil {
+			if err := k.record(before, now, link); err != nil {
 				return errors.Join(append(errs, err)...)
 			}
-			if err := b.carryOut(ctx, what, link, is); err != nil {
-				if !answered(err) {
-					return errors.Join(append(errs, err)...)
-				}
-				errs = append(errs, err)
-				if what == join || what == move {
-					now.Joined = now.Joined[:len(now.Joined)-1]
-				}
-				continue
+			err := b.carryOut(ctx, what, link, is)
+			switch {
+			case err == nil:
+				k.log.Info(what.text(), "link", link, "zone", zone)
+			case !answered(err):
+				return errors.Join(append(errs, err)...)
 			}
-			k.log.Info(what.text(), "link", link, "zone", zone)
-			if what == leave || what == yield {
-				now.Joined = now.Joined[:len(now.Joined)-1]
+			errs = append(errs, err)
+			if joins := what == join || what == move; joins == (err == nil) {
+				now.Joined = append(now.Joined, link)
 			}
-			if what == yield {
+			if what == yield && err == nil {
 				now.Left = append(now.Left, link)
 			}
 		}
@@ -230,9 +223,9 @@ func (k *keeper) look(ctx context.Context, b *bus) error {
 	return errors.Join(errs...)
 }
 
-// record adds to what is on record what is about to be done.
-func (k *keeper) record(before, now state.Zones) error {
-	all := slices.Concat(before.Joined, now.Joined)
+// record adds to what is on record a link that is about to be dealt with.
+func (k *keeper) record(before, now state.Zones, link string) error {
+	all := append(slices.Concat(before.Joined, now.Joined), link)
 	slices.Sort(all)
 	all = slices.Compact(all)
 	if slices.Equal(all, before.Joined) {

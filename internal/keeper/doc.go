@@ -3,38 +3,14 @@
 // packages lease and state, and so it may start before or after the plugin, be killed
 // and be upgraded at any time: it takes up each where it stands.
 //
-// # How it works
+// The project's docs/architecture.md has the loop, and what else it looks after: uplinks, the firewall, links, and pods
+// that died without a DEL. An idle lease is some hundred bytes: no goroutine, thread or descriptor.
 //
-// One loop holds a wake-up time for each lease. A lease that is due is visited by
-// one of a bounded number of workers, which reads the record, enters the pod's namespace,
-// opens a socket, runs the exchange, applies what changed, writes the record and closes
-// everything. An idle lease is some hundred bytes: no goroutine, thread or descriptor.
-// The loop learns of new and removed records by inotify(7), and reads the whole directory
-// again if that lost something.
-//
-// A lease whose pod is gone is released from the host's bridge with the pod's MAC
-// address; one of a client that is sticky is remembered instead. A pod is gone if its
-// namespace's path names another namespace, by the cookie, or none, and its port in the
-// host's namespace is gone too; or if the machine has booted since. A pod that is merely
-// out of reach keeps its lease.
-//
-// The keeper does not rely on what is in a pod's namespace: it hears answers at the pod's
-// port, as they leave it towards the pod, and a lease that has ended is withdrawn from the host's side
-// whatever is in the pod.
-//
-// A lease that moves to another address takes along what the plugin made for the old one
-// in the host's namespace: the attachment's record, its elements in the firewall, the
-// alias of its port. After a lost lease nothing leads to its address.
-//
-// # What goes on beside the leases
-//
-// Uplinks, the firewall, links, and pods that died without a DEL are sources of the same loop. It has each looked at
-// after a burst of what the kernel announces, and once in a while, and package network puts right what
-// is lacking. What is undone three times within a minute is put right once a minute from then on.
-//
-// A takeover that a killed process left is finished, forward or back. Where the host has other addresses on
-// the bridge on purpose, the pods follow, since their default routes lead there, and then the
-// takeover's record, by which it would be repaired the next time.
+// A lease whose pod is gone is released from the host's bridge with the pod's MAC address; one of a client that is
+// sticky is remembered instead. A pod is gone if its namespace's path names another namespace, by the cookie, or none,
+// and its port in the host's namespace is gone too; or if the machine has booted since. A pod that is merely out of
+// reach keeps its lease. Nothing in a pod's namespace is relied on: answers are heard at the pod's port, as they leave it
+// towards the pod, and a lease that has ended is withdrawn from the host's side whatever is in the pod.
 //
 // # The host's own lease
 //

@@ -56,7 +56,7 @@ func (v *visit) exchange(p pod) error {
 // away, but not the renewal that the server had from it before, and that may have come
 // there after the RELEASE.
 func (x *exchange) unlessDeleted(err error) error {
-	deleted := x.underLockOf(func(*lease.Held) error { return nil })
+	deleted := x.underLock(func(*lease.Held) error { return nil })
 	if !errors.Is(deleted, errDeleted) {
 		return err
 	}
@@ -238,7 +238,7 @@ func (x *exchange) unheard() error {
 // bound applies a lease and writes it down.
 func (x *exchange) bound(l *dhcpc.Lease) error {
 	before, fresh := x.r.Lease, x.r.State != lease.Bound
-	err := x.underLockOf(func(held *lease.Held) error { return x.apply(held, x.pod, l) })
+	err := x.underLock(func(held *lease.Held) error { return x.apply(held, x.pod, l) })
 	switch {
 	case errors.Is(err, errDeleted):
 		x.giveBack(l)
@@ -331,7 +331,7 @@ func (x *exchange) lost(out dhcpc.Output) error {
 	if out.Lost == nil && x.r.State == lease.Expired {
 		return nil
 	}
-	err := x.underLockOf(func(held *lease.Held) error {
+	err := x.underLock(func(held *lease.Held) error {
 		var err error
 		if x.r.Host == nil { // the host keeps it for as long as the kernel was told to, or until there is another
 			if err = x.pod.withdraw(x.r.Applied); err == nil {
@@ -370,9 +370,7 @@ type pod interface {
 	apply(a lease.Applied, valid, preferred time.Duration) error
 	// withdraw takes addresses and routes away; that they are gone is success.
 	withdraw(a lease.Applied) error
-	// lacks says whether one of the addresses is not there.
 	lacks(a lease.Applied) (bool, error)
-	// inUse applies an address of IPv6, unless another host has it.
 	inUse(ctx context.Context, a lease.Applied, valid, preferred time.Duration) (bool, error)
 	close() error
 }
@@ -382,18 +380,13 @@ func apply4(p pod, a lease.Applied, l *dhcpc.Lease) error {
 	return p.apply(a, left, left)
 }
 
-// node is where the pods are.
+// node is where the pods are: a kernel; see there.
 type node interface {
-	// enter finds a record's pod. The error matches errGone where it is gone for sure.
+	// enter gives an error that matches errGone where the pod is gone for sure.
 	enter(r *lease.Record) (pod, error)
-	// taken says why no pod behind a bridge may have an address, by what the host has. had
-	// is the address that it had.
 	taken(bridge string, a, had netip.Addr) error
-	// follow has what the host has of a pod go by its lease, and says whether it did not already.
 	follow(ctx context.Context, r *lease.Record) (from, to []netip.Prefix, _ error)
-	// release sends the RELEASE of a lease whose pod is gone.
 	release(ctx context.Context, r *lease.Record, l *dhcpc.Lease) error
-	// release6 is release for DHCPv6.
 	release6(ctx context.Context, r *lease.Record) error
 }
 

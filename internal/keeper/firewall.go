@@ -129,7 +129,7 @@ func (f *firewall) visit(ctx context.Context) {
 // mend has the networks repaired.
 func (f *firewall) mend(ctx context.Context, what string) {
 	f.log.Warn("somebody has changed what pods need of the firewall: putting it right", "what", what, "by", f.by)
-	if err := f.repair(ctx); err != nil {
+	if err := f.network.Repair(ctx); err != nil {
 		// An obstacle is an error as well, and what could be put right, is.
 		f.trouble("cannot put all of the firewall right", err)
 		f.wake = now().Add(again)

@@ -1,6 +1,7 @@
 package keeper
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -59,11 +60,8 @@ func New(cfg *Config) (*Keeper, error) {
 	if err != nil {
 		return nil, fmt.Errorf("keep leases: %w", err)
 	}
-	k := &Keeper{leases: cfg.Leases, state: cfg.State, network: cfg.Node, log: cfg.Log, workers: workers, ready: cfg.Ready, alive: cfg.Alive, node: kernel{network: cfg.Node}, boot: boot,
+	k := &Keeper{leases: cfg.Leases, state: cfg.State, network: cfg.Node, log: cmp.Or(cfg.Log, slog.New(slog.DiscardHandler)), workers: workers, ready: cfg.Ready, alive: cfg.Alive, node: kernel{network: cfg.Node}, boot: boot,
 		metrics: newMetrics(cfg), carriers: make(chan struct{}, 1)}
-	if k.log == nil {
-		k.log = slog.New(slog.DiscardHandler)
-	}
 	if k.ready == nil {
 		k.ready = func() {}
 	}
@@ -73,21 +71,10 @@ func New(cfg *Config) (*Keeper, error) {
 	return k, nil
 }
 
-// repair makes networks as their records have them; see network.Node.Repair.
-func (k *Keeper) repair(ctx context.Context) error {
-	if k.network == nil {
-		return nil
-	}
-	return k.network.Repair(ctx)
-}
-
 // Run keeps the leases until ctx is done, and then ends without an error: every lease
 // stays as it is, for the next keeper. The error matches lease.ErrOtherKeeper where there is
 // another keeper, and os.ErrNotExist when the directory was removed meanwhile.
 func (k *Keeper) Run(ctx context.Context) error {
-	if err := k.leases.Make(); err != nil {
-		return err
-	}
 	heartbeat, err := k.leases.Keep()
 	if err != nil {
 		return err

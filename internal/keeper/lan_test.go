@@ -94,7 +94,7 @@ func (l *lan) connect(i int) *testPod {
 	hostConn := must.Of(nl.Dial(unix.NETLINK_ROUTE, l.host)).Get(l)
 	defer hostConn.Close()
 	hostConn.RefreshCarrier(host)
-	boot := must.Of(lease.Boot()).Get(l)
+	boot := must.Of(state.BootID()).Get(l)
 	p.record = &lease.Record{
 		State: lease.Adding, Network: "lan", ContainerID: fmt.Sprintf("c%d", i), IfName: "eth0", NetNS: path, NetNSCookie: cookie,
 		Boot: boot, HostIf: host, Bridge: l.bridge, Client: lease.Client{MAC: mac, Config: dhcpc.Config{ClientID: append(dhcpc.Hex{0}, fmt.Sprintf("c%d", i)...)}},

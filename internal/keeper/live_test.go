@@ -41,7 +41,7 @@ func TestAnAddressOfTheSameNetworkTakesTheOldOnesPlace(t *testing.T) {
 	must.Succeed(t, pod.apply(r.Applied, time.Hour, time.Hour))
 	k := must.Of(New(&Config{Leases: l.dir})).Get(t)
 	v := &visit{Keeper: k, ctx: t.Context(), r: r}
-	must.Succeed(t, v.underLockOf(func(h *lease.Held) error { return v.apply(h, pod, &next) }))
+	must.Succeed(t, v.underLock(func(h *lease.Held) error { return v.apply(h, pod, &next) }))
 	got := l.addresses(p)
 	if left := got[next.Address]; len(got) != 1 || left < 59*time.Minute {
 		t.Errorf("the pod has %v", got)

@@ -3,6 +3,7 @@ package keeper
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/tombolo-cni/tombolo/internal/lease"
@@ -103,7 +104,7 @@ func (l *loop) beat(beat func() error) error {
 		return err
 	}
 	l.alive()
-	l.metrics.turned()
+	l.metrics.turn.Store(new(now()))
 	slept, err := l.slept()
 	if err != nil || slept == 0 {
 		return err
@@ -167,12 +168,8 @@ func (l *loop) rescan() error {
 	for _, hash := range hashes {
 		l.look(hash)
 	}
-	listed := make(map[string]bool, len(hashes))
-	for _, hash := range hashes {
-		listed[hash] = true
-	}
 	for hash := range l.entries {
-		if !listed[hash] {
+		if _, listed := slices.BinarySearch(hashes, hash); !listed {
 			l.look(hash)
 		}
 	}
@@ -261,7 +258,7 @@ func (l *loop) pause() time.Duration {
 	if e := l.first(); e != nil {
 		renewal = e.wake
 	}
-	l.metrics.due(renewal)
+	l.metrics.next.Store(&renewal)
 	if l.running < l.workers {
 		next = earliest(next, renewal)
 	}

@@ -6,7 +6,7 @@ import (
 	"math"
 	"net/http"
 	"strconv"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -27,9 +27,8 @@ type metrics struct {
 	state    *state.Dir    // may be nil
 	node     *network.Node // may be nil
 
-	mu   sync.Mutex
-	next time.Time // of the next visit
-	turn time.Time // when the loop last turned
+	next atomic.Pointer[time.Time] // of the next visit; the zero time if there is none
+	turn atomic.Pointer[time.Time] // when the loop last turned
 
 	leases                           *prometheus.GaugeVec
 	renewals, acquisitions, releases prometheus.Counter
@@ -119,25 +118,12 @@ func (m *metrics) moved(from, to lease.State) {
 	}
 }
 
-func (m *metrics) due(next time.Time) {
-	m.mu.Lock()
-	m.next = next
-	m.mu.Unlock()
-}
-
 func (m *metrics) untilNext() float64 {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.next.IsZero() {
+	next := m.next.Load()
+	if next == nil || next.IsZero() {
 		return 0
 	}
-	return max(m.next.Sub(now()), 0).Round(time.Millisecond).Seconds()
-}
-
-func (m *metrics) turned() {
-	m.mu.Lock()
-	m.turn = time.Now()
-	m.mu.Unlock()
+	return max(next.Sub(now()), 0).Round(time.Millisecond).Seconds()
 }
 
 // collectHosts tells how the host's own leases fare.
@@ -227,11 +213,10 @@ func (k *Keeper) Handler() http.Handler {
 
 // healthy says whether the loop turns.
 func (m *metrics) healthy() (since time.Duration, _ bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.turn.IsZero() {
+	turn := m.turn.Load()
+	if turn == nil {
 		return 0, false
 	}
-	since = time.Since(m.turn)
+	since = time.Since(*turn)
 	return since, since < lease.Silence
 }

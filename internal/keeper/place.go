@@ -106,7 +106,7 @@ func (k kernel) withLinks(do func(*bridge.Conn) error) error {
 	return do(links)
 }
 
-// taken says why no pod may have an address, by what the host has.
+// taken says why no pod behind a link of the host's may have an address, by what the host has; had is the one it had.
 func (k kernel) taken(at string, a, had netip.Addr) error {
 	return k.withLinks(func(links *bridge.Conn) error {
 		l, err := links.Link(context.Background(), at)
@@ -117,6 +117,7 @@ func (k kernel) taken(at string, a, had netip.Addr) error {
 	})
 }
 
+// follow has what the host has of a pod go by its lease, and says whether it did not already.
 func (k kernel) follow(ctx context.Context, r *lease.Record) (from, to []netip.Prefix, _ error) {
 	if k.network == nil || r.Host != nil {
 		return nil, nil, nil
@@ -124,6 +125,7 @@ func (k kernel) follow(ctx context.Context, r *lease.Record) (from, to []netip.P
 	return k.network.Upkeep().Follow(ctx, network.Key{Network: r.Network, ContainerID: r.ContainerID, IfName: r.IfName})
 }
 
+// release sends the RELEASE of a lease whose pod is gone.
 func (k kernel) release(ctx context.Context, r *lease.Record, l *dhcpc.Lease) error {
 	return k.withLinks(func(links *bridge.Conn) error { return giveback.Release(ctx, r, links, k.host, l) })
 }
@@ -228,6 +230,7 @@ func (p *place) has(want netip.Prefix) ([]addr.Address, error) {
 	}), err
 }
 
+// lacks says whether one of the addresses is not there.
 func (p *place) lacks(a lease.Applied) (bool, error) {
 	for _, prefix := range a.Addresses {
 		if have, err := p.has(prefix); err != nil || len(have) == 0 {

@@ -116,8 +116,15 @@ func (v *visit) note6(trouble string) error {
 	if v.r.Six.Error == trouble {
 		return nil
 	}
-	return v.underLockOf(func(held *lease.Held) error {
-		v.r.Six.Error = trouble
+	return v.change6(func(six *lease.Six) { six.Error = trouble })
+}
+
+// change6 changes what is on record of DHCPv6.
+func (v *visit) change6(change func(*lease.Six)) error {
+	six := *v.r.Six
+	change(&six)
+	return v.underLock(func(held *lease.Held) error {
+		v.r.Six = &six
 		return held.Replace(v.r)
 	})
 }
@@ -141,12 +148,7 @@ func (v *visit) endUnseen6(cause error) error {
 	v.log.Warn("DHCPv6 lease ended, and its pod is out of reach: nothing leads to its address any more", append(v.who(), "ipv6", v.r.Six.Lease.Address, "err", cause)...)
 	v.metrics.expired.Inc()
 	v.m.six.session = nil
-	err := v.underLockOf(func(held *lease.Held) error {
-		six := *v.r.Six
-		six.Lease, six.Release, six.Checking, six.Error = nil, nil, false, cause.Error()
-		v.r.Six = &six
-		return held.Replace(v.r)
-	})
+	err := v.change6(func(six *lease.Six) { six.Lease, six.Release, six.Checking, six.Error = nil, nil, false, cause.Error() })
 	return errors.Join(err, v.follow())
 }
 
@@ -230,11 +232,8 @@ func (x *exchange6) took(out dhcp6.Output) error {
 
 // informed writes down what a pod without a lease learns.
 func (x *exchange6) informed(i *dhcp6.Information) error {
-	six := *x.r.Six
-	six.Information, six.Error = &lease.Information{DNS: i.DNS, Search: i.Search, Until: now().Add(i.Refresh)}, ""
-	err := x.underLockOf(func(held *lease.Held) error {
-		x.r.Six = &six
-		return held.Replace(x.r)
+	err := x.change6(func(six *lease.Six) {
+		six.Information, six.Error = &lease.Information{DNS: i.DNS, Search: i.Search, Until: now().Add(i.Refresh)}, ""
 	})
 	x.log.Debug("asked for DNS by DHCPv6", append(x.who(), "servers", i.DNS, "ignored", i.Ignored)...)
 	return err
@@ -278,7 +277,7 @@ func (x *exchange6) write(l *dhcp6.Lease, checking bool, trouble string) error {
 	if l != nil && !checking {
 		six.Address = l.Address
 	}
-	err := x.underLockOf(func(held *lease.Held) error {
+	err := x.underLock(func(held *lease.Held) error {
 		if was := x.r.Six.Lease; was != nil && l != nil && was.Address != l.Address {
 			if err := x.pod.withdraw(applied6(was)); err != nil {
 				return err
@@ -322,7 +321,7 @@ func (x *exchange6) lost6(out dhcp6.Output) error {
 	if errors.Is(out.Err, dhcpc.ErrExpired) {
 		x.metrics.expired.Inc()
 	}
-	err := x.underLockOf(func(held *lease.Held) error {
+	err := x.underLock(func(held *lease.Held) error {
 		err := x.pod.withdraw(applied6(out.Lost))
 		six := *x.r.Six
 		six.Lease, six.Release, six.Checking = nil, nil, false

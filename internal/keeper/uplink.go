@@ -223,7 +223,7 @@ func (u *uplinks) mended(ctx context.Context, t *taken, who []any) {
 // putBack has pods put back: a bridge that was made anew has neither their ports nor what their
 // networks set of it, and the host's address is where default routes lead.
 func (u *uplinks) putBack(ctx context.Context, t *taken, who []any) bool {
-	err := u.repair(ctx)
+	err := u.network.Repair(ctx)
 	if err != nil {
 		u.failed(t, "cannot put the pods of an uplink back: tombolo repair, or their network's next ADD, does it", err, who)
 	}

@@ -98,12 +98,7 @@ func (v *visit) remembered() outcome {
 	if ends.IsZero() || now().Before(ends) {
 		return v.outcome(ends)
 	}
-	return v.underLock(func(held *lease.Held) outcome {
-		if err := held.Remove(); err != nil {
-			return v.failedWith("cannot remove remembered lease", err)
-		}
-		return outcome{gone: true}
-	})
+	return v.drop("cannot remove remembered lease", (*lease.Held).Remove)
 }
 
 // adding leaves the record to the ADD that is at work on it. If that died, a DEL or GC
@@ -197,7 +192,7 @@ func (v *visit) endUnseen(cause error) error {
 	v.log.Warn("lease ended, and its pod is out of reach: nothing leads to its address any more", append(v.who(), "err", cause)...)
 	v.metrics.expired.Inc()
 	v.m.session = nil
-	err := v.underLockOf(func(held *lease.Held) error {
+	err := v.underLock(func(held *lease.Held) error {
 		v.r.State, v.r.Error = lease.Expired, cause.Error()
 		return held.Replace(v.r)
 	})
@@ -216,7 +211,7 @@ func (v *visit) follow() error {
 	v.metrics.moves.Inc()
 	v.log.Info("attachment follows its lease", append(v.who(), "from", from, "to", to)...)
 	if gateway := v.r.Policy.Gateway; v.r.State == lease.Bound && gateway.IsValid() && !v.r.Lease.Address.Contains(gateway) {
-		return v.repair(v.ctx)
+		return v.network.Repair(v.ctx)
 	}
 	return nil
 }
@@ -279,40 +274,35 @@ func (v *visit) putRight(p pod) error {
 	if v.r.State != lease.Bound || v.r.Lease.Left(now()) == 0 {
 		return nil
 	}
-	return v.underLockOf(func(held *lease.Held) error { return v.apply(held, p, v.r.Lease) })
+	return v.underLock(func(held *lease.Held) error { return v.apply(held, p, v.r.Lease) })
 }
 
 // releaseGone ends the lease of a pod that is gone.
 func (v *visit) releaseGone(why string) outcome {
-	return v.underLock(func(held *lease.Held) outcome {
-		var err error
+	return v.drop("cannot end the lease of a pod that is gone", func(held *lease.Held) error {
 		// What an ADD wanted to ask for, or a server has refused, is not the pod's. The host's own client may have
 		// the host's again.
 		released := v.r.State == lease.Bound && v.r.Lease.Left(now()) != 0 && v.r.Host == nil
 		switch {
 		case v.r.Client.Sticky && released && len(v.r.Client.ClientID) > 0:
 			v.log.Info("lease remembered", append(v.who(), "why", why)...)
-			if err = held.Remember(v.ctx, v.r); err != nil {
-				return v.failedWith("cannot remember lease", err)
-			}
-			return outcome{gone: true}
+			return held.Remember(v.ctx, v.r)
 		case released:
-			if err = v.release4(v.r.Lease); err != nil {
-				// Until it ends by itself: the bridge may not be there yet.
-				return v.failedWith("cannot release the lease of a pod that is gone", err)
+			if err := v.release4(v.r.Lease); err != nil {
+				return err // until it ends by itself: the bridge may not be there yet
 			}
 		}
 		if v.r.Releases6(now()) {
 			// A bridge without a link-local address is no reason to keep the record for ever.
 			if err := v.release6(); err != nil && v.m.failures < tries6 {
-				return v.failedWith("cannot release the DHCPv6 lease of a pod that is gone", err)
+				return fmt.Errorf("DHCPv6: %w", err)
 			}
 		}
-		if err = held.Remove(); err != nil {
-			return v.failedWith("cannot remove lease record", err)
+		if err := held.Remove(); err != nil {
+			return err
 		}
 		v.log.Info("lease dropped", append(v.who(), "why", why, "released", released)...)
-		return outcome{gone: true}
+		return nil
 	})
 }
 
@@ -342,29 +332,24 @@ func (v *visit) release6() error {
 	return v.release(func() error { return v.node.release6(v.ctx, v.r) })
 }
 
-// underLock does something with the record if it is still the one that was read.
-func (v *visit) underLock(fn func(*lease.Held) outcome) outcome {
-	held, err := v.leases.TryLock(v.r.Hash())
-	switch {
-	case err != nil:
-		return v.failedWith("cannot lock lease record", err)
-	case held == nil:
-		return v.outcome(now().Add(time.Second))
-	}
-	defer v.unlock(held)
-	if err := held.Same(v.r); err != nil {
+// drop ends what is on record, if it is still what was read.
+func (v *visit) drop(fails string, do func(*lease.Held) error) outcome {
+	switch err := v.underLock(do); {
+	case errors.Is(err, errDeleted):
 		return v.outcome(now()) // to look again what it is now
+	case err != nil:
+		return v.failedWith(fails, err)
 	}
-	return fn(held)
+	return outcome{gone: true}
 }
 
 // errDeleted says that a record was removed, or replaced by that of another ADD, since
 // it was read.
 var errDeleted = errors.New("the lease was deleted meanwhile")
 
-// underLockOf is underLock for callers that cannot come back later. Its error matches
-// errDeleted where the record is not the one any more that was read.
-func (v *visit) underLockOf(fn func(*lease.Held) error) error {
+// underLock does something with the record. Its error matches errDeleted where that is not the one any more that was
+// read.
+func (v *visit) underLock(fn func(*lease.Held) error) error {
 	ctx, cancel := context.WithTimeout(v.ctx, lockedFor)
 	defer cancel()
 	held, err := v.leases.Lock(ctx, v.r.Hash())
@@ -412,14 +397,12 @@ func (v *visit) outcome(wake time.Time) outcome {
 // idle waits for the session, or to look for the pod.
 func (v *visit) idle() outcome {
 	o := v.outcome(v.m.look)
-	if s := v.m.session; s != nil && !s.Wake().IsZero() {
+	if s := v.m.session; s != nil {
 		o.next = s.Wake()
-		if o.next.Before(o.wake) {
-			o.wake = o.next
-		}
 	}
-	if s := v.m.six.session; s != nil && !s.Wake().IsZero() && s.Wake().Before(o.wake) {
-		o.wake = s.Wake()
+	o.wake = earliest(o.wake, o.next)
+	if s := v.m.six.session; s != nil {
+		o.wake = earliest(o.wake, s.Wake())
 	}
 	return o
 }
@@ -436,16 +419,18 @@ func (v *visit) failedWith(what string, err error) outcome {
 	pause := min(firstRetry<<min(v.m.failures, 10), lastRetry)
 	v.m.failures++
 	o := v.outcome(now().Add(pause - pause/4 + rand.N(pause/2)))
-	// A lease that is due before that is not to run out for want of a try.
-	if s := v.m.session; s != nil && s.Wake().After(now()) && s.Wake().Before(o.wake) {
-		o.wake = s.Wake()
+	// A lease that is due before that is not to run out for want of a try, nor is it to be found out late that it has.
+	due := []time.Time{v.expires6()}
+	if v.m.session != nil {
+		due = append(due, v.m.session.Wake())
 	}
-	// Nor is it to be found out late that it has.
-	if ends := v.r.Expires(); v.r.State == lease.Bound && ends.After(now()) && ends.Before(o.wake) {
-		o.wake = ends
+	if v.r.State == lease.Bound {
+		due = append(due, v.r.Expires())
 	}
-	if ends := v.expires6(); ends.After(now()) && ends.Before(o.wake) {
-		o.wake = ends
+	for _, t := range due {
+		if t.After(now()) {
+			o.wake = earliest(o.wake, t)
+		}
 	}
 	return o
 }
@@ -467,7 +452,7 @@ func (v *visit) note(trouble string) {
 	if v.r.Error == trouble {
 		return
 	}
-	err := v.underLockOf(func(held *lease.Held) error {
+	err := v.underLock(func(held *lease.Held) error {
 		v.r.Error = trouble
 		return held.Replace(v.r)
 	})

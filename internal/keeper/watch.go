@@ -7,8 +7,9 @@ import (
 	"os"
 	"strings"
 
-	"github.com/tombolo-cni/tombolo/internal/lease"
 	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/lease"
 )
 
 // watcher learns of records that are written and removed (inotify(7)).

@@ -12,7 +12,7 @@ import (
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/internal/file"
-	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/internal/state"
 )
 
 // Adoption is what Adopt has to know about a NIC that became a port of a bridge.
@@ -32,10 +32,8 @@ type Adoption struct {
 	Addresses []addr.Address
 	// Priority is the metric of the host's default route.
 	Priority int
-	// NetNS is the host's network namespace; nil is the caller's.
-	NetNS *netns.NS
 	// Wanted is asked under the lock of the record: where it says no, the NIC has been given
-	// back meanwhile, and nothing is written. Nil is yes.
+	// back meanwhile, and nothing is written.
 	Wanted func() (bool, error)
 }
 
@@ -68,10 +66,8 @@ func Adopt(ctx context.Context, dir *Dir, a *Adoption) (*Record, error) {
 // adopt writes a record unless the one that there is says the same, and gives the one that
 // there is afterwards.
 func (h *Held) adopt(r *Record, a *Adoption) (*Record, error) {
-	if a.Wanted != nil {
-		if wanted, err := a.Wanted(); !wanted || err != nil {
-			return nil, err
-		}
+	if wanted, err := a.Wanted(); !wanted || err != nil {
+		return nil, err
 	}
 	have, err := h.Load()
 	if err == nil && have.Host != nil && have.Boot == r.Boot && have.NetNSCookie == r.NetNSCookie && have.Bridge == r.Bridge &&
@@ -94,11 +90,11 @@ func (a *Adoption) record(now time.Time) (*Record, error) {
 	if err != nil {
 		return nil, err
 	}
-	boot, err := Boot()
+	boot, err := state.BootID()
 	if err != nil {
 		return nil, err
 	}
-	cookie, err := a.cookie()
+	cookie, err := state.NetNSCookie()
 	if err != nil {
 		return nil, err
 	}
@@ -125,18 +121,6 @@ func (a *Adoption) record(now time.Time) (*Record, error) {
 // that all are to be asked.
 func leaseOf(at *addr.Address, now time.Time) *dhcpc.Lease {
 	return &dhcpc.Lease{Address: at.Prefix, Server: netip.IPv4Unspecified(), Obtained: now, Renew: now, Rebind: now, Expire: now.Add(*at.Valid)}
-}
-
-func (a *Adoption) cookie() (uint64, error) {
-	if a.NetNS != nil {
-		return a.NetNS.Cookie()
-	}
-	ns, err := netns.Current()
-	if err != nil {
-		return 0, err
-	}
-	cookie, err := ns.Cookie()
-	return cookie, errors.Join(err, ns.Close())
 }
 
 // find gives the IPv4 address that is as one of the NIC's; nil if none is.
@@ -201,7 +185,7 @@ func HostTrouble(dir *Dir) ([]string, error) {
 	return list, nil
 }
 
-// TimeLeft says how long a lease of either family runs, in the largest unit that tells enough.
+// TimeLeft says how long a lease of either family runs.
 func TimeLeft(l interface {
 	Infinite() bool
 	Left(time.Time) time.Duration
@@ -209,16 +193,10 @@ func TimeLeft(l interface {
 	if l.Infinite() {
 		return "for ever"
 	}
-	d := l.Left(now)
-	switch {
-	case d == 0:
-		return "ended"
-	case d < time.Minute:
-		return fmt.Sprintf("%ds", int(d.Seconds()))
-	case d < time.Hour:
-		return fmt.Sprintf("%dm%02ds", int(d.Minutes()), int(d.Seconds())%60)
+	if d := l.Left(now); d > 0 {
+		return d.Truncate(time.Second).String()
 	}
-	return fmt.Sprintf("%dh%02dm", int(d.Hours()), int(d.Minutes())%60)
+	return "ended"
 }
 
 // trouble says what is wrong with the host's own lease, if anything is; kept is what

@@ -11,9 +11,11 @@ import (
 
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
+	"github.com/tombolo-cni/tombolo/netns"
 )
 
 var nicMAC = net.HardwareAddr{2, 0, 0, 0, 0, 9}
@@ -30,7 +32,7 @@ func leasedAddress(prefix string, left time.Duration) addr.Address {
 // host is one whose NIC leased by its MAC address.
 func host(t *testing.T) *Adoption {
 	t.Helper()
-	return &Adoption{NIC: "eth0", MAC: nicMAC, ClientID: "mac", Bridge: "br0", NetNS: nstest.New(t)}
+	return &Adoption{NIC: "eth0", MAC: nicMAC, ClientID: "mac", Bridge: "br0", Wanted: func() (bool, error) { return true, nil }}
 }
 
 func TestALeaseIsAdoptedAsItsServerSaidIt(t *testing.T) {
@@ -53,7 +55,7 @@ func TestALeaseIsAdoptedAsItsServerSaidIt(t *testing.T) {
 		t.Errorf("its lease is %+v", l)
 	}
 	same(t, nstest.Prefixes("192.0.2.9/24"), got.Applied.Addresses)
-	if cookie, err := a.NetNS.Cookie(); err != nil || got.NetNSCookie != cookie {
+	if cookie, err := state.NetNSCookie(); err != nil || got.NetNSCookie != cookie {
 		t.Errorf("of namespace %d, want %d, %v", got.NetNSCookie, cookie, err)
 	}
 }
@@ -98,9 +100,16 @@ func TestAdoptingAgainLeavesTheRecordAlone(t *testing.T) {
 	d := open(t)
 	a := host(t)
 	a.Addresses = []addr.Address{leasedAddress("10.9.0.32/24", time.Hour)}
-	adopt := func() *Record {
+	var in *netns.NS // nil: the test's own
+	adopt := func() (r *Record) {
 		t.Helper()
-		r, err := Adopt(t.Context(), d, a)
+		do := func() (err error) { r, err = Adopt(t.Context(), d, a); return err }
+		var err error
+		if in == nil {
+			err = do()
+		} else {
+			err = in.Do(do)
+		}
 		must.That(t, err == nil && r != nil, "Adopt: %v, %v", r, err)
 		return r
 	}
@@ -117,7 +126,7 @@ func TestAdoptingAgainLeavesTheRecordAlone(t *testing.T) {
 		"another address":   func() { a.Addresses = []addr.Address{leasedAddress("10.9.0.33/24", time.Hour)} },
 		"another bridge":    func() { a.Bridge = "br1" },
 		"another MAC":       func() { a.MAC = net.HardwareAddr{2, 0, 0, 0, 0, 8} },
-		"another namespace": func() { a.NetNS = nstest.New(t) },
+		"another namespace": func() { in = nstest.New(t) },
 		"another boot": func() {
 			// The bridge, the MAC and the address are the same after a boot; what the kernel has of them is not.
 			h := lock(t, d, first)
@@ -231,7 +240,7 @@ func TestNothingIsAdoptedOfANICThatWasGivenBack(t *testing.T) {
 	expect.That(t, r == nil && err == nil, "Adopt = %v, %v", r, err)
 	expect.That(t, asked, "it was not asked under the record's lock")
 	expect.Is(t, expect.Err(d.Load(HostHash("eth0"))), os.ErrNotExist, "a record")
-	a.Wanted = func() (bool, error) { return true, nil }
+	a.Wanted = host(t).Wanted
 	if r, err := Adopt(t.Context(), d, a); r == nil || err != nil {
 		t.Errorf("Adopt = %v, %v", r, err)
 	}

@@ -14,7 +14,7 @@ type Clock func() (boot string, up time.Duration, _ error)
 
 // kernelClock goes by CLOCK_BOOTTIME.
 func kernelClock() Clock {
-	id := sync.OnceValues(Boot)
+	id := sync.OnceValues(state.BootID)
 	return func() (string, time.Duration, error) {
 		boot, err := id()
 		return boot, state.Since(unix.CLOCK_BOOTTIME), err

@@ -46,14 +46,6 @@ func Open(dir string) (*Dir, error) {
 // Path returns the directory's path, cleaned.
 func (d *Dir) Path() string { return d.path }
 
-// Make makes the directory where it is missing.
-func (d *Dir) Make() error {
-	if err := os.MkdirAll(d.path, 0o700); err != nil {
-		return fmt.Errorf("make lease directory: %w", err)
-	}
-	return nil
-}
-
 // private refuses a directory in which others may put records: by those the keeper enters
 // namespaces, and changes them and the host's firewall.
 func (d *Dir) private() error {
@@ -186,6 +178,3 @@ func (d *Dir) having(text string, pass func(*Record) bool) ([]*Record, error) {
 	}
 	return found, err
 }
-
-// Boot reads the id that the kernel draws at each boot.
-func Boot() (string, error) { return state.BootID() }

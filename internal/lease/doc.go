@@ -17,8 +17,4 @@
 // DEL has removed meanwhile. Reading needs no lock. An ADD holds the lock from before
 // its record says Adding until it says Bound; so a record that says Adding while its lock
 // is free was left by a process that died.
-//
-// The DHCP client of a NIC that becomes a port of a bridge receives nothing. Adopt writes a
-// record of the lease that it had, with Record.Host set, and HandBack removes it; the
-// keeper renews the lease in between, on the bridge. HostTrouble tells operators what is wrong with it.
 package lease

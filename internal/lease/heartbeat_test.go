@@ -95,7 +95,7 @@ func TestADirectoryThatOthersWriteToIsNotKept(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []os.FileMode{0o777, 0o770, 0o702, 0o755, 0o700} {
 		d := open(t)
-		must.Succeed(t, d.Make())
+		must.Succeed(t, os.MkdirAll(d.Path(), 0o700))
 		must.Succeed(t, os.Chmod(d.Path(), mode))
 		p, err := d.Keep()
 		expect.Equal(t, err != nil && strings.Contains(err.Error(), "chmod 700"), mode&0o022 != 0,
@@ -105,7 +105,7 @@ func TestADirectoryThatOthersWriteToIsNotKept(t *testing.T) {
 		}
 	}
 	d := open(t)
-	must.Succeed(t, d.Make())
+	must.Succeed(t, os.MkdirAll(d.Path(), 0o700))
 	must.Succeed(t, os.Chown(d.Path(), 65534, -1))
 	if p, err := d.Keep(); err == nil {
 		p.Close()

@@ -119,7 +119,7 @@ func TestLoadTellsWhatIsWrong(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			d := open(t)
-			must.Succeed(t, d.Make())
+			must.Succeed(t, os.MkdirAll(d.Path(), 0o700))
 			must.Succeed(t, tt.make(d.recordPath(hash)))
 			r, err := d.Load(hash)
 			must.That(t, errors.Is(err, tt.want), "Load: %v, want %v", err, tt.want)

@@ -41,11 +41,7 @@ const (
 
 // String names the lock.
 func (r Rank) String() string {
-	names := [...]string{Attachment: "attachment", Lease: "lease", Remembered: "remembered lease", State: "state", Reservations: "reservations", Uplink: "uplink"}
-	if r <= 0 || int(r) >= len(names) {
-		return "?"
-	}
-	return names[r]
+	return [...]string{Attachment: "attachment", Lease: "lease", Remembered: "remembered lease", State: "state", Reservations: "reservations", Uplink: "uplink"}[r]
 }
 
 // table is which goroutine holds what, since a call is one goroutine. It is filled in tests alone.

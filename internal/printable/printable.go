@@ -111,6 +111,15 @@ func (w *writer) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
+// List gives the texts of some in one.
+func List[T fmt.Stringer](all []T, between string) string {
+	texts := make([]string, len(all))
+	for i, one := range all {
+		texts[i] = one.String()
+	}
+	return strings.Join(texts, between)
+}
+
 // Count says how many there are of something.
 func Count(n int, one, many string) string {
 	if n == 1 {

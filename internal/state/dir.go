@@ -36,11 +36,9 @@ func (d *Dir) Path() string { return d.path }
 func (d *Dir) epochPath() string    { return d.path + "/epoch" }
 func (d *Dir) lockPath() string     { return d.path + "/lock" }
 func (d *Dir) networksPath() string { return d.path + "/networks" }
+func (d *Dir) uplinksPath() string  { return d.path + "/uplinks" }
 
 func (d *Dir) attachmentsPath() string { return d.path + "/attachments" }
-
-// UplinksPath is the directory of the uplinks' files, for a program that watches it.
-func (d *Dir) UplinksPath() string { return d.path + "/uplinks" }
 
 // networkPath is the file of a network's record.
 func (d *Dir) networkPath(network string) (string, error) {

@@ -196,9 +196,9 @@ func TestHostSources(t *testing.T) {
 
 func TestCookieIsTheThreadsNamespaces(t *testing.T) {
 	t.Parallel()
-	here := must.Of(netnsCookie()).Get(t)
+	here := must.Of(NetNSCookie()).Get(t)
 	inNewNetNS(t, func() {
-		there, err := netnsCookie()
+		there, err := NetNSCookie()
 		expect.That(t, err == nil && there != here, "cookie %d in a new namespace and %d outside, %v", there, here, err)
 	})
 }

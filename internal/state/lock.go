@@ -31,14 +31,7 @@ const (
 
 // String returns "shared", "exclusive" or "not held".
 func (m Mode) String() string {
-	switch m {
-	case Shared:
-		return "shared"
-	case Exclusive:
-		return "exclusive"
-	default:
-		return "not held"
-	}
+	return [...]string{unlocked: "not held", Shared: "shared", Exclusive: "exclusive"}[m]
 }
 
 // A Lock is the lock of a state directory, or of a NIC, until Close or the end of the process,

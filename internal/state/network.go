@@ -185,6 +185,14 @@ func (d *Dir) Networks() ([]string, error) {
 	return slices.Sorted(maps.Keys(names)), nil
 }
 
+// UnknownNetwork is the error about a network that is not there; names are those on record.
+func UnknownNetwork(names []string, name string) error {
+	if len(names) == 0 {
+		return fmt.Errorf("there is no network %q: none is on record", name)
+	}
+	return fmt.Errorf("there is no network %q: those on record are %s", name, strings.Join(names, ", "))
+}
+
 // ListNetworks reads the records of all networks, in the order of their names. It
 // answers like List.
 func (d *Dir) ListNetworks() ([]*Network, []*RecordError, error) {

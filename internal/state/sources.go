@@ -32,7 +32,7 @@ func hostSources() sources {
 		initPath:   "/proc/1/stat",
 		now:        time.Now,
 		uptime:     uptime,
-		netns:      netnsCookie,
+		netns:      NetNSCookie,
 	}
 }
 
@@ -99,8 +99,8 @@ func Since(clock int32) time.Duration {
 	return time.Duration(ts.Nano())
 }
 
-// netnsCookie asks any socket for its namespace's SO_NETNS_COOKIE (Linux 5.14).
-func netnsCookie() (uint64, error) {
+// NetNSCookie is SO_NETNS_COOKIE (Linux 5.14) of the calling thread's network namespace, which any socket tells.
+func NetNSCookie() (uint64, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return 0, fmt.Errorf("open a socket: %w", err)

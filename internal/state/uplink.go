@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"strings"
 
@@ -28,9 +27,8 @@ const (
 // A caller that writes or removes it holds the NIC's lock ([Dir.LockUplink]). It is not safe for
 // use by several goroutines at once.
 type UplinkFile struct {
-	dir   *Dir
-	nic   string
-	epoch []byte // the first line, once it is known
+	dir *Dir
+	nic string
 }
 
 // Uplink returns the file of a NIC, which need not exist. A NIC whose name cannot be
@@ -40,16 +38,14 @@ func (d *Dir) Uplink(nic string) *UplinkFile { return &UplinkFile{dir: d, nic: n
 // Save puts a record in place, which is a JSON document.
 func (f *UplinkFile) Save(record []byte) error {
 	path, err := f.path(suffix)
-	if err == nil && f.epoch == nil {
-		var epoch Epoch
+	var epoch Epoch
+	if err == nil {
 		epoch, err = f.dir.newEpoch()
-		f.epoch = Encode(&epoch.Version, &epoch)
 	}
 	if err != nil {
-		f.epoch = nil
 		return fmt.Errorf("save record of uplink: %w", err)
 	}
-	data := append(bytes.Clone(f.epoch), record...)
+	data := append(Encode(&epoch.Version, &epoch), record...)
 	switch {
 	case len(data) > maxUplink:
 		err = fmt.Errorf("it has %d bytes, at most %d are kept", len(data), maxUplink)
@@ -119,33 +115,23 @@ func (f *UplinkFile) path(suffix string) (string, error) {
 	if err := checkNIC(f.nic); err != nil {
 		return "", err
 	}
-	return f.dir.UplinksPath() + "/" + f.nic + suffix, nil
+	return f.dir.uplinksPath() + "/" + f.nic + suffix, nil
 }
 
 // Uplinks lists the NICs that have a record, in the order of their names, without
 // reading one. It needs no lock.
 func (d *Dir) Uplinks() ([]string, error) {
-	entries, err := file.ReadDir(d.UplinksPath())
+	entries, err := file.ReadDir(d.uplinksPath())
 	if err != nil {
 		return nil, fmt.Errorf("list uplinks: %w", err)
 	}
 	var nics []string
 	for _, e := range entries {
-		if nic, ok := UplinkNIC(e.Name()); ok {
+		if nic, ok := strings.CutSuffix(e.Name(), suffix); ok && checkNIC(nic) == nil {
 			nics = append(nics, nic)
 		}
 	}
 	return nics, nil
-}
-
-// UplinkNIC returns the NIC whose record a file of UplinksPath holds. It is false for
-// every other file.
-func UplinkNIC(name string) (nic string, ok bool) {
-	nic, ok = strings.CutSuffix(name, suffix)
-	if !ok || checkNIC(nic) != nil {
-		return "", false
-	}
-	return nic, true
 }
 
 // LockUplink takes the lock of a NIC, exclusively, waiting until ctx ends; then the error matches
@@ -160,16 +146,4 @@ func (d *Dir) LockUplink(ctx context.Context, nic string) (*Lock, error) {
 		return nil, fmt.Errorf("lock uplink %s: %w", nic, err)
 	}
 	return l, nil
-}
-
-// TryLockUplink is LockUplink that does not wait: both results are nil where another
-// holds the lock.
-func (d *Dir) TryLockUplink(nic string) (*Lock, error) {
-	over, cancel := context.WithCancel(context.Background())
-	cancel()
-	l, err := d.LockUplink(over, nic)
-	if errors.Is(err, ErrLocked) {
-		return nil, nil
-	}
-	return l, err
 }

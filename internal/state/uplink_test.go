@@ -25,7 +25,7 @@ func saveUplink(t testing.TB, d *Dir, nic, record string) {
 	must.Succeed(t, d.Uplink(nic).Save([]byte(record)))
 }
 
-func uplinkPath(d *Dir, nic string) string { return d.UplinksPath() + "/" + nic + suffix }
+func uplinkPath(d *Dir, nic string) string { return d.uplinksPath() + "/" + nic + suffix }
 
 func lockUplink(t testing.TB, d *Dir, nic string) *Lock {
 	t.Helper()
@@ -63,11 +63,20 @@ func TestUplinksAreListedByTheirNICs(t *testing.T) {
 	}
 	lockUplink(t, d, "wan0") // has a file, and no record
 	for _, other := range []string{"eth9.json.tmp", "eth9.json.damaged", ".json", "..json", "eth9", "a name.json", "sixteen-bytes-ok.json"} {
-		writeFile(t, d.UplinksPath()+"/"+other, sampleUplink)
+		writeFile(t, d.uplinksPath()+"/"+other, sampleUplink)
 	}
 	nics, err := d.Uplinks()
 	want := []string{".tmp-x", "a.json", "eth0", "eth0.lock", "eth1"}
 	expect.That(t, err == nil && slices.Equal(nics, want), "Uplinks = %q, %v; want %q", nics, err, want)
+}
+
+// tryLockUplink does not wait: both results are nil where another holds the lock.
+func tryLockUplink(d *Dir, nic string) (*Lock, error) {
+	l, err := d.LockUplink(canceled(), nic)
+	if errors.Is(err, ErrLocked) {
+		return nil, nil
+	}
+	return l, err
 }
 
 func TestNamesThatNoNICHasAreRefused(t *testing.T) {
@@ -77,10 +86,9 @@ func TestNamesThatNoNICHasAreRefused(t *testing.T) {
 		f := d.Uplink(nic)
 		_, loadErr := f.Load()
 		_, lockErr := d.LockUplink(t.Context(), nic)
-		_, tryErr := d.TryLockUplink(nic)
 		for what, err := range map[string]error{
 			"Save": f.Save([]byte("{}")), "Load": loadErr, "Remove": f.Remove(),
-			"LockUplink": lockErr, "TryLockUplink": tryErr,
+			"LockUplink": lockErr,
 		} {
 			expect.Is(t, err, ErrName, "%s of %q", what, nic)
 		}
@@ -189,7 +197,7 @@ func TestOneAtATimeWorksOnANIC(t *testing.T) {
 	t.Parallel()
 	d := newDir(t)
 	held := lockUplink(t, d, "eth0")
-	l, err := again(d).TryLockUplink("eth0")
+	l, err := tryLockUplink(again(d), "eth0")
 	expect.That(t, l == nil && err == nil, "TryLockUplink = %v, %v; want neither", l, err)
 	other := again(d)
 	if _, err := other.LockUplink(canceled(), "eth0"); !errors.Is(err, ErrLocked) || !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "eth0.lock") {
@@ -201,7 +209,7 @@ func TestOneAtATimeWorksOnANIC(t *testing.T) {
 	for range 2 {
 		must.Succeed(t, held.Close())
 	}
-	l, err = again(d).TryLockUplink("eth0")
+	l, err = tryLockUplink(again(d), "eth0")
 	must.That(t, l != nil && err == nil, "TryLockUplink of what is free = %v, %v", l, err)
 	must.Succeed(t, l.Close())
 }
@@ -221,7 +229,7 @@ func TestALockIsFreeAtOnceThoughChildrenAreStarted(t *testing.T) {
 	}
 	go func() { children.Wait(); cancel() }()
 	for ctx.Err() == nil {
-		l, err := d.TryLockUplink("eth0")
+		l, err := tryLockUplink(d, "eth0")
 		if l == nil || err != nil {
 			t.Errorf("TryLockUplink of what is free = %v, %v", l, err)
 			break
@@ -246,7 +254,7 @@ func TestAKilledProcessLeavesAWholeUplink(t *testing.T) {
 			p.line()
 		}
 		p.kill()
-		l, err := d.TryLockUplink("eth0")
+		l, err := tryLockUplink(d, "eth0")
 		must.That(t, l != nil && err == nil, "kill %d: TryLockUplink = %v, %v", kill, l, err)
 		// The helper lives on this node, not on the made-up one.
 		data := must.Of(os.ReadFile(uplinkPath(d, "eth0"))).Get(t)

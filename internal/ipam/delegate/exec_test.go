@@ -64,7 +64,7 @@ func TestAContextThatHasEndedStartsNothing(t *testing.T) {
 	plugin, calls := fakePlugin(t, nil)
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	expect.Is(t, plugin.Check(ctx), context.Canceled, "got")
+	expect.Is(t, plugin.Run(ctx, "CHECK"), context.Canceled, "got")
 	if got := calls(); len(got) != 0 {
 		t.Errorf("ran %q", verbs(got))
 	}

@@ -1,6 +1,7 @@
 package delegate
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -76,30 +77,15 @@ func (p *Plugin) Add(ctx context.Context) (*current.Result, error) {
 	return p.decode(stdout)
 }
 
-// Del runs the plugin with DEL.
-func (p *Plugin) Del(ctx context.Context) error {
-	_, err := p.run(ctx, "DEL")
+// Run runs the plugin with another verb. For CHECK the netconf must hold prevResult, and for GC
+// cni.dev/valid-attachments. A plugin that is too old to know GC or STATUS counts as done and ready:
+// that says nothing against its ADD.
+func (p *Plugin) Run(ctx context.Context, verb string) error {
+	_, err := p.run(ctx, verb)
+	if verb == "GC" || verb == "STATUS" {
+		return tolerateUnknownVerb(err)
+	}
 	return err
-}
-
-// Check runs the plugin with CHECK. The netconf must hold prevResult.
-func (p *Plugin) Check(ctx context.Context) error {
-	_, err := p.run(ctx, "CHECK")
-	return err
-}
-
-// GC runs the plugin with GC. The netconf must hold cni.dev/valid-attachments.
-// A plugin that is too old to know the verb counts as done.
-func (p *Plugin) GC(ctx context.Context) error {
-	_, err := p.run(ctx, "GC")
-	return tolerateUnknownVerb(err)
-}
-
-// Status runs the plugin with STATUS. A plugin that is too old to know the verb
-// counts as ready: that says nothing against its ADD.
-func (p *Plugin) Status(ctx context.Context) error {
-	_, err := p.run(ctx, "STATUS")
-	return tolerateUnknownVerb(err)
 }
 
 // Forward runs the program in a file in place of the calling one, with the caller's environment and
@@ -134,11 +120,7 @@ func (p *Plugin) run(ctx context.Context, verb string) ([]byte, error) {
 			return nil, err
 		}
 	}
-	stderr := p.Stderr
-	if stderr == nil {
-		stderr = io.Discard
-	}
-	return run(ctx, file, p.environ(verb), p.Stdin, stderr)
+	return run(ctx, file, p.environ(verb), p.Stdin, cmp.Or(p.Stderr, io.Discard))
 }
 
 // environ is the environment for one verb. What the specification does not

@@ -23,10 +23,8 @@ func TestEveryVerbHandsOverTheCall(t *testing.T) {
 	plugin, calls := fakePlugin(t, map[string]string{"ADD": `print:{"ips":[{"version":"4","address":"10.1.0.2/24"}]}`})
 	ctx := context.Background()
 	expect.Success(t, expect.Err(plugin.Add(ctx)))
-	for name, verb := range map[string]func(context.Context) error{
-		"DEL": plugin.Del, "CHECK": plugin.Check, "GC": plugin.GC, "STATUS": plugin.Status,
-	} {
-		expect.Success(t, verb(ctx), "%s", name)
+	for _, verb := range []string{"DEL", "CHECK", "GC", "STATUS"} {
+		expect.Success(t, plugin.Run(ctx, verb), "%s", verb)
 	}
 	got := calls()
 	if len(got) != 5 {
@@ -45,7 +43,7 @@ func TestUnsetParametersAreNotInherited(t *testing.T) {
 	t.Parallel()
 	plugin, calls := fakePlugin(t, nil)
 	plugin.ContainerID, plugin.NetNS, plugin.IfName, plugin.Args = "", "", "", ""
-	must.Succeed(t, plugin.Status(context.Background()))
+	must.Succeed(t, plugin.Run(context.Background(), "STATUS"))
 	want := map[string]string{"CNI_COMMAND": "STATUS", "CNI_PATH": plugin.Path}
 	expect.NoDiff(t, cmp.Diff(want, calls()[0].Env), "environment")
 }
@@ -101,7 +99,7 @@ func TestThePluginsOwnErrorPassesThrough(t *testing.T) {
 	ctx := context.Background()
 	_, addErr := plugin.Add(ctx)
 	for name, err := range map[string]error{
-		"ADD": addErr, "DEL": plugin.Del(ctx), "CHECK": plugin.Check(ctx), "GC": plugin.GC(ctx), "STATUS": plugin.Status(ctx),
+		"ADD": addErr, "DEL": plugin.Run(ctx, "DEL"), "CHECK": plugin.Run(ctx, "CHECK"), "GC": plugin.Run(ctx, "GC"), "STATUS": plugin.Run(ctx, "STATUS"),
 	} {
 		var own *types.Error
 		if !errors.As(err, &own) {
@@ -116,7 +114,7 @@ func TestAnErrorWithoutACodeIsInternal(t *testing.T) {
 	t.Parallel()
 	plugin, _ := fakePlugin(t, map[string]string{"CHECK": `fail:{"msg":"old plugin"}`})
 	var own *types.Error
-	err := plugin.Check(context.Background())
+	err := plugin.Run(context.Background(), "CHECK")
 	expect.That(t, errors.As(err, &own) && own.Code == types.ErrInternal, "got %v", err)
 }
 
@@ -131,7 +129,7 @@ func TestFailuresWithoutAnErrorObjectQuoteTheOutput(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			plugin, _ := fakePlugin(t, map[string]string{"CHECK": tt.mode})
-			err := plugin.Check(context.Background())
+			err := plugin.Run(context.Background(), "CHECK")
 			expect.That(t, err != nil && strings.HasPrefix(err.Error(), tt.want), "got  %v\nwant %s", err, tt.want)
 		})
 	}
@@ -143,7 +141,7 @@ func TestStderrIsPassedOnWhole(t *testing.T) {
 	plugin, _ := fakePlugin(t, map[string]string{"CHECK": "stderr:" + text})
 	var stderr bytes.Buffer
 	plugin.Stderr = &stderr
-	expect.Failure(t, plugin.Check(context.Background()), "no error")
+	expect.Failure(t, plugin.Run(context.Background(), "CHECK"), "no error")
 	if stderr.String() != text {
 		t.Errorf("%d bytes of stderr came through, want %d", stderr.Len(), len(text))
 	}
@@ -154,9 +152,9 @@ func TestAPluginTooOldForAVerbIsNoFailure(t *testing.T) {
 	const object = `fail:{"code":100,"msg":"unknown CNI_COMMAND: STATUS"}`
 	plugin, _ := fakePlugin(t, map[string]string{"GC": object, "STATUS": object, "CHECK": object})
 	ctx := context.Background()
-	expect.Success(t, plugin.Status(ctx), "STATUS")
-	expect.Success(t, plugin.GC(ctx), "GC")
-	expect.Failure(t, plugin.Check(ctx), "CHECK, which every plugin has to know, does not fail")
+	expect.Success(t, plugin.Run(ctx, "STATUS"), "STATUS")
+	expect.Success(t, plugin.Run(ctx, "GC"), "GC")
+	expect.Failure(t, plugin.Run(ctx, "CHECK"), "CHECK, which every plugin has to know, does not fail")
 }
 
 func TestMissingPluginsAreNamed(t *testing.T) {

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -117,29 +116,10 @@ func interpreter(path string) string {
 }
 
 func sameContent(a, b string) (bool, error) {
-	x, err := os.Open(a)
+	x, err := os.ReadFile(a)
 	if err != nil {
 		return false, err
 	}
-	defer x.Close()
-	y, err := os.Open(b)
-	if err != nil {
-		return false, err
-	}
-	defer y.Close()
-	const piece = 64 << 10
-	left, right := make([]byte, piece), make([]byte, piece)
-	for {
-		n, err := io.ReadFull(x, left)
-		m, _ := io.ReadFull(y, right)
-		if !bytes.Equal(left[:n], right[:m]) {
-			return false, nil
-		}
-		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-			return true, nil
-		}
-		if err != nil {
-			return false, err
-		}
-	}
+	y, err := os.ReadFile(b)
+	return bytes.Equal(x, y), err
 }

@@ -53,13 +53,13 @@ func TestAProgramIsNeverRunByItself(t *testing.T) {
 			plugin, calls := fakePlugin(t, nil)
 			dir := install(t, how)
 			plugin.Path = dir
-			if err := plugin.Del(t.Context()); err != nil || verbs(calls()) != "DEL" {
+			if err := plugin.Run(t.Context(), "DEL"); err != nil || verbs(calls()) != "DEL" {
 				t.Fatalf("the fake does not run: %v, calls %q", err, verbs(calls()))
 			}
 			plugin.Self = filepath.Join(dir, "program")
 			ctx := t.Context()
 			_, err := plugin.Add(ctx)
-			for _, err := range []error{err, plugin.Del(ctx), plugin.Check(ctx), plugin.GC(ctx), plugin.Status(ctx)} {
+			for _, err := range []error{err, plugin.Run(ctx, "DEL"), plugin.Run(ctx, "CHECK"), plugin.Run(ctx, "GC"), plugin.Run(ctx, "STATUS")} {
 				expect.Is(t, err, delegate.ErrSelf, "error")
 			}
 			expect.Equal(t, verbs(calls()), "DEL", "calls")
@@ -75,9 +75,9 @@ func TestAnotherProgramOfTheSameLengthIsRun(t *testing.T) {
 		must.Succeed(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o755))
 	}
 	plugin := &delegate.Plugin{Name: "fake", Path: dir, Self: filepath.Join(dir, "program")}
-	expect.Success(t, plugin.Del(context.Background()))
+	expect.Success(t, plugin.Run(context.Background(), "DEL"))
 	plugin.Self = filepath.Join(dir, "none")
-	expect.Is(t, plugin.Del(context.Background()), os.ErrNotExist, "without a program to compare with")
+	expect.Is(t, plugin.Run(context.Background(), "DEL"), os.ErrNotExist, "without a program to compare with")
 }
 
 func TestDepthIsCountedAndReplaced(t *testing.T) {
@@ -106,7 +106,7 @@ func TestAPluginIsToldItsDepth(t *testing.T) {
 	script := "#!/bin/sh\nprintf %s \"$TOMBOLO_DEPTH\" >$0.depth\n"
 	must.Succeed(t, os.WriteFile(filepath.Join(dir, "fake"), []byte(script), 0o755))
 	plugin := &delegate.Plugin{Name: "fake", Path: dir, Environ: append(exec.Command("true").Environ(), "TOMBOLO_DEPTH=4")}
-	must.Succeed(t, plugin.Del(t.Context()))
+	must.Succeed(t, plugin.Run(t.Context(), "DEL"))
 	got, err := os.ReadFile(filepath.Join(dir, "fake.depth"))
 	expect.That(t, err == nil && string(got) == "5", "depth %q, %v", got, err)
 }

@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/tombolo-cni/tombolo/internal/cni"
+	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/internal/strict"
 	"github.com/tombolo-cni/tombolo/network"
 	"github.com/tombolo-cni/tombolo/nft"
@@ -59,18 +60,16 @@ func Examine(data []byte) *Report {
 		return r
 	}
 	r.List = true
+	parts := make([]list, len(l.Plugins))
 	var types []string
 	ours, known := 0, 0
 	for i, raw := range l.Plugins {
-		var p list
-		found := read(raw, &p)
+		p := &parts[i]
+		found := read(raw, p)
 		for _, err := range found {
 			r.problem("plugins[%d]: %v", i, err)
 		}
-		if len(found) > 0 {
-			continue
-		}
-		if p.Type == "" {
+		if len(found) == 0 && p.Type == "" {
 			r.problem("plugins[%d] has no type", i)
 		}
 		types = append(types, p.Type)
@@ -91,9 +90,8 @@ func Examine(data []byte) *Report {
 		r.problem("none of its plugins is tombolo: %s", strings.Join(types, ", "))
 	}
 	for i, raw := range l.Plugins {
-		var p list
 		var fields map[string]json.RawMessage
-		if json.Unmarshal(raw, &p) != nil || !reads(p.Type) || json.Unmarshal(raw, &fields) != nil {
+		if !reads(parts[i].Type) || json.Unmarshal(raw, &fields) != nil {
 			continue
 		}
 		// As a runtime hands it over.
@@ -102,12 +100,12 @@ func Examine(data []byte) *Report {
 		}
 		merged, _ := json.Marshal(fields)
 		before := len(r.Problems)
-		r.plugin(merged, &p, types[:min(len(types), i)])
+		r.plugin(merged, &parts[i], types[:i])
 		for j := before; j < len(r.Problems); j++ {
 			r.Problems[j] = fmt.Sprintf("plugins[%d]: %s", i, r.Problems[j])
 		}
 	}
-	r.doubles(l.Plugins)
+	r.doubles(parts)
 	if len(r.Problems) > 0 {
 		r.Plan, r.Warnings = nil, nil
 	}
@@ -157,16 +155,15 @@ func (r *Report) problem(format string, args ...any) {
 }
 
 // doubles finds plugins of a chain that do what Tombolo does already.
-func (r *Report) doubles(plugins []json.RawMessage) {
+func (r *Report) doubles(parts []list) {
 	does := map[string]string{"portmap": "portMappings", "bandwidth": "bandwidth"}
-	all := make([]list, len(plugins))
 	ours := map[string]bool{}
-	for i, raw := range plugins {
-		if json.Unmarshal(raw, &all[i]) == nil && isOurs(all[i].Type) {
-			maps.Copy(ours, all[i].Capabilities)
+	for _, p := range parts {
+		if isOurs(p.Type) {
+			maps.Copy(ours, p.Capabilities)
 		}
 	}
-	for i, p := range all {
+	for i, p := range parts {
 		if capability := does[p.Type]; p.Capabilities[capability] && ours[capability] {
 			r.problem("plugins[%d]: %s and tombolo both have the capability %s, so that both would do it: take it from one", i, p.Type, capability)
 		}
@@ -237,15 +234,11 @@ func addresses(nw *network.Network) string {
 	case len(nw.Subnets) == 0:
 		return fmt.Sprintf("addresses: those that the IPAM %q gives", nw.Origin.Type)
 	}
-	var subnets []string
-	for _, p := range nw.Subnets {
-		subnets = append(subnets, p.String())
-	}
 	where := ""
 	if nw.Origin.Dir != "" {
 		where = ", reserved in " + filepath.Join(nw.Origin.Dir, nw.Name)
 	}
-	return fmt.Sprintf("addresses: from %s (%s)%s", strings.Join(subnets, ", "), nw.Origin.Type, where)
+	return fmt.Sprintf("addresses: from %s (%s)%s", printable.List(nw.Subnets, ", "), nw.Origin.Type, where)
 }
 
 func gateway(nw *network.Network) string {
@@ -264,16 +257,14 @@ func gateway(nw *network.Network) string {
 
 func firewall(nw *network.Network) string {
 	var parts []string
+	masquerade := "no masquerade"
 	if nw.Masquerade {
-		text := "what pods send to elsewhere has the host's address"
+		masquerade = "what pods send to elsewhere has the host's address"
 		for i, p := range nw.NonMasquerade {
-			text += map[bool]string{true: ", but to ", false: " and "}[i == 0] + p.String()
+			masquerade += map[bool]string{true: ", but to ", false: " and "}[i == 0] + p.String()
 		}
-		parts = append(parts, text)
-	} else {
-		parts = append(parts, "no masquerade")
 	}
-	parts = append(parts, "ingress policy "+nw.Policy.String())
+	parts = append(parts, masquerade, "ingress policy "+nw.Policy.String())
 	switch {
 	case nw.MACOnly:
 		parts = append(parts, "pods are held to their own MAC")
@@ -287,13 +278,8 @@ func firewall(nw *network.Network) string {
 }
 
 func ports(capabilities map[string]bool) string {
-	var has []string
-	for name, set := range capabilities {
-		if set {
-			has = append(has, name)
-		}
-	}
-	slices.Sort(has)
+	has := slices.Sorted(maps.Keys(capabilities))
+	has = slices.DeleteFunc(has, func(name string) bool { return !capabilities[name] })
 	if !slices.Contains(has, "portMappings") {
 		return "ports: none can be published, since the capability portMappings is not declared; capabilities: " + orNone(has)
 	}

@@ -7,6 +7,7 @@
 package demo
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -62,7 +63,7 @@ func (s *show) play(ctx context.Context) error {
 	if s.families == 1 {
 		fmt.Fprintln(s.out, "IPv6 is switched off in this kernel, and so all is of IPv4 alone.")
 	}
-	fmt.Fprintf(s.out, "The pods are of network %q: %s behind bridge %s, masqueraded.\n\n", networkName, list(s.subnets(), " and "), podBridge)
+	fmt.Fprintf(s.out, "The pods are of network %q: %s behind bridge %s, masqueraded.\n\n", networkName, printable.List(s.subnets(), " and "), podBridge)
 	for _, part := range []func(context.Context, io.Writer) error{s.addPods, s.pingAll, s.takeDown} {
 		w := tabwriter.NewWriter(s.out, 0, 0, 2, ' ', 0)
 		err := part(ctx, w)
@@ -84,7 +85,7 @@ func (s *show) addPods(ctx context.Context, w io.Writer) error {
 		if err != nil {
 			return fmt.Errorf("ADD of %s: %w", p.name, err)
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%5s ms%s\n", p.name, p.addresses[0], list(p.addresses[1:], ""), list(p.gateways, ", "), milliseconds(took, 1), note)
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%5s ms%s\n", p.name, p.addresses[0], cmp.Or(printable.List(p.addresses[1:], ""), "-"), printable.List(p.gateways, ", "), milliseconds(took, 1), note)
 		note = ""
 	}
 	return nil
@@ -115,7 +116,7 @@ func (s *show) pingAll(ctx context.Context, w io.Writer) error {
 		if err != nil {
 			return err
 		}
-		fmt.Fprintln(w, strings.Join(append(cells, gateway, outside, list(seen, ", ")), "\t"))
+		fmt.Fprintln(w, strings.Join(append(cells, gateway, outside, printable.List(seen, ", ")), "\t"))
 	}
 	return nil
 }
@@ -161,7 +162,7 @@ func (s *show) takeDown(ctx context.Context, w io.Writer) error {
 	}
 	start := time.Now()
 	for _, p := range s.pods {
-		if err := s.call(p).Del(ctx); err != nil {
+		if err := s.call(p).Run(ctx, "DEL"); err != nil {
 			return fmt.Errorf("DEL of %s: %w", p.name, err)
 		}
 	}
@@ -198,16 +199,4 @@ func (s *show) wantThere(ctx context.Context, w io.Writer, when string, want inv
 // milliseconds is a duration as the tables have it.
 func milliseconds(d time.Duration, digits int) string {
 	return fmt.Sprintf("%.*f", digits, d.Seconds()*1000)
-}
-
-// list gives some of a kind in one text, "-" for none.
-func list[T fmt.Stringer](all []T, between string) string {
-	var texts []string
-	for _, one := range all {
-		texts = append(texts, one.String())
-	}
-	if len(texts) == 0 {
-		return "-"
-	}
-	return strings.Join(texts, between)
 }

@@ -10,7 +10,6 @@ import (
 	"slices"
 
 	"github.com/tombolo-cni/tombolo/bridge/vlan"
-	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/report"
 	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network"
@@ -76,7 +75,7 @@ func Load(ctx context.Context, node *network.Node, stateDir, name string) (list 
 	}
 	if name != "" {
 		if !slices.Contains(names, name) {
-			return nil, nil, report.Unknown(names, name)
+			return nil, nil, state.UnknownNetwork(names, name)
 		}
 		names = []string{name}
 	}
@@ -191,17 +190,18 @@ func poolNote(types []string, attachments []*state.Attachment) string {
 	for _, a := range attachments {
 		given += len(a.Addresses)
 	}
+	inUse := printable.Count(given, "address", "addresses") + " in use"
 	switch {
 	case len(attachments) == 0:
 		return "not on record before the first pod"
 	case len(types) == 0:
 		return "none: pods get no addresses from an IPAM"
 	case slices.Contains(types, "host-local"):
-		return "not on record before the next ADD; " + printable.Count(given, "address", "addresses") + " in use"
+		return "not on record before the next ADD; " + inUse
 	case len(types) == 1 && types[0] == "dhcp":
-		return "that of the DHCP server; " + printable.Count(given, "address", "addresses") + " in use"
+		return "that of the DHCP server; " + inUse
 	case len(types) == 1 && types[0] == "static":
 		return "none: the configuration names the addresses"
 	}
-	return fmt.Sprintf("unknown: the IPAM plugin %q keeps it; %s in use", types[len(types)-1], printable.Count(given, "address", "addresses"))
+	return fmt.Sprintf("unknown: the IPAM plugin %q keeps it; %s", types[len(types)-1], inUse)
 }

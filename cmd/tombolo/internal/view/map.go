@@ -14,10 +14,7 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-const (
-	nameMost = 40 // columns of a name
-	manyPods = 50 // of so many in one network, each is drawn with one address
-)
+const nameMost = 40 // columns of a name
 
 // Map draws a node for a terminal, or for what is none. All text of others is printable, and in ASCII.
 func (n *Node) Map(s Screen) string { return n.paint(s).text() }
@@ -81,88 +78,29 @@ func (p *painter) network(d *Drawn, first, rest string) {
 			p.line(piece{rest + strings.Repeat(" ", len(name)+2) + line, plain})
 		}
 	}
-	var cells []cell
 	for _, pod := range d.Pods {
-		c := p.cell(pod, len(d.Pods) >= manyPods)
-		if len(pod.Ports) == 0 {
-			cells = append(cells, c)
-			continue
-		}
-		p.cells(cells, rest)
-		cells = nil
-		p.published(c, hostPorts(pod.Attachment), rest)
+		p.pod(pod, rest)
 	}
-	p.cells(cells, rest)
 }
 
-// cell is a pod in a grid.
-type cell struct {
-	mark, name, addresses string
-	how                   style
-}
-
-func (p *painter) cell(pod *network.Report, brief bool) cell {
-	c := cell{p.glyph("● ", "* "), label(nameOf(pod), min(nameMost, p.Width/2-4)), Addresses(pod.Attachment, " "), plain}
+// pod draws a pod, and its host ports behind it, or below where there are more than fit.
+func (p *painter) pod(pod *network.Report, rest string) {
+	mark, how := p.glyph("● ", "* "), plain
 	switch {
 	case len(pod.Differences) > 0:
-		c.mark, c.how = p.glyph("✗ ", "x "), red
+		mark, how = p.glyph("✗ ", "x "), red
 	case !pod.Ready:
-		c.mark = p.glyph("○ ", "o ")
+		mark = p.glyph("○ ", "o ")
 	}
-	if brief {
-		c.addresses, _, _ = strings.Cut(c.addresses, " ")
+	text := strings.TrimRight(label(nameOf(pod), min(nameMost, p.Width/2-4))+"  "+Addresses(pod.Attachment, " "), " ")
+	line := []piece{{rest, plain}, {mark + text, how}}
+	ports, arrow := fold(strings.Join(hostPorts(pod.Attachment), " "), p.Width-indent-6), p.glyph(" ← ", " < ")
+	if len(ports) == 1 && 2+len(text)+3+len(ports[0]) <= p.Width-indent {
+		line, ports = append(line, piece{arrow + ports[0], plain}), nil
 	}
-	return c
-}
-
-// cells draws pods in as many columns as there is room for.
-func (p *painter) cells(list []cell, rest string) {
-	name, width := 0, 0
-	for _, c := range list {
-		name = max(name, len(c.name))
-	}
-	for _, c := range list {
-		width = max(width, 2+name+2+len(c.addresses))
-	}
-	const gap = 3
-	columns := max(1, (p.Width-indent+gap)/(width+gap))
-	rows := (len(list) + columns - 1) / columns
-	for row := range rows {
-		pieces := []piece{{rest, plain}}
-		for column := range columns {
-			i := column*rows + row // downwards, as in ls
-			if i >= len(list) {
-				continue
-			}
-			c := list[i]
-			text := c.name
-			if c.addresses != "" {
-				text += strings.Repeat(" ", name-len(c.name)+2) + c.addresses
-			}
-			pieces = append(pieces, piece{c.mark + text, c.how})
-			if (column+1)*rows+row < len(list) {
-				pieces = append(pieces, piece{strings.Repeat(" ", width-2-len(text)+gap), plain})
-			}
-		}
-		p.line(pieces...)
-	}
-}
-
-// published draws a pod with its host ports, on lines of its own.
-func (p *painter) published(c cell, ports []string, rest string) {
-	head := c.name
-	if c.addresses != "" {
-		head += "  " + c.addresses
-	}
-	lines := fold(strings.Join(ports, " "), p.Width-indent-6)
-	arrow := p.glyph(" ← ", " < ")
-	if len(lines) == 1 && 2+len(head)+3+len(lines[0]) <= p.Width-indent {
-		p.line(piece{rest, plain}, piece{c.mark + head, c.how}, piece{arrow + lines[0], plain})
-		return
-	}
-	p.line(piece{rest, plain}, piece{c.mark + head, c.how})
-	for _, line := range lines {
-		p.line(piece{rest + "  " + arrow + line, plain})
+	p.line(line...)
+	for _, list := range ports {
+		p.line(piece{rest + "  " + arrow + list, plain})
 	}
 }
 

@@ -110,28 +110,6 @@ func TestNothingIsWrong(t *testing.T) {
 	}
 }
 
-// So many pods as a node has fill some screens, and not hundreds of lines.
-func TestTwoHundredPodsStayReadable(t *testing.T) {
-	t.Parallel()
-	in := &network.Inspection{}
-	for i := range 200 {
-		in.Attachments = append(in.Attachments, attachment("pods", fmt.Sprintf("default/web-%d-%x", i%7, 0xabc00+i), i, fmt.Sprintf("10.61.0.%d/16", i+2), fmt.Sprintf("fd61::%x/64", i+2)))
-	}
-	n := arrange([]Network{{Name: "pods", Bridge: "cbr0", MTU: 1500, Mode: "gateway"}}, in, nil)
-	for width, most := range map[int]int{80: 110, 120: 75, 200: 45} {
-		text := n.Map(Screen{Width: width})
-		lines := strings.Count(text, "\n")
-		expect.That(t, lines <= most, "%d lines at %d columns, %d at most", lines, width, most)
-		for i := range in.Attachments {
-			a := in.Attachments[i].Attachment
-			if want := a.Pod + " "; !strings.Contains(text, want) || !strings.Contains(text, a.Addresses[0].Prefix.Addr().String()) {
-				t.Errorf("at %d columns, %s is not there", width, a.Pod)
-			}
-		}
-	}
-	wellFormed(t, n.SVG())
-}
-
 // wellFormed gives the texts of an SVG, and the names of its elements.
 func wellFormed(t *testing.T, svg string) (texts, elements []string) {
 	t.Helper()

@@ -3,7 +3,6 @@ package view
 import (
 	"cmp"
 	"fmt"
-	"net/netip"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -54,8 +53,8 @@ func (n *Network) text(b *strings.Builder) {
 	}
 	line("VLAN trunk", n.VLANTrunk.String())
 	line("uplink", n.Uplink)
-	line("subnets", prefixes(n.Subnets))
-	line("gateways", prefixes(n.Gateways))
+	line("subnets", printable.List(n.Subnets, ", "))
+	line("gateways", printable.List(n.Gateways, ", "))
 	if n.DefaultRoute != "" {
 		line("default route", "to the "+n.DefaultRoute)
 	}
@@ -65,7 +64,7 @@ func (n *Network) text(b *strings.Builder) {
 	if n.Mode != "" {
 		masquerade := onOff(n.Masquerade)
 		if n.Masquerade && len(n.NonMasquerade) > 0 {
-			masquerade += ", except to " + prefixes(n.NonMasquerade)
+			masquerade += ", except to " + printable.List(n.NonMasquerade, ", ")
 		}
 		line("masquerade", masquerade)
 		line("policy", n.Policy)
@@ -100,14 +99,6 @@ func onOff(on bool) string {
 		return "on"
 	}
 	return "off"
-}
-
-func prefixes(list []netip.Prefix) string {
-	var texts []string
-	for _, p := range list {
-		texts = append(texts, p.String())
-	}
-	return strings.Join(texts, ", ")
 }
 
 // String reads "10.61.0.0/24: 3 of 253 in use, 250 free".

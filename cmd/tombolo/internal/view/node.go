@@ -28,7 +28,7 @@ type Bridge struct {
 	Networks []Drawn
 }
 
-// Drawn is a network with its pods, those first of which there is more to say.
+// Drawn is a network with its pods, those first of which something is wrong.
 type Drawn struct {
 	Network
 	Wrong bool // of what its pods share
@@ -84,7 +84,9 @@ func arrange(networks []Network, in *network.Inspection, uplinks []network.Uplin
 				d.Pods = append(d.Pods, r)
 			}
 		}
-		slices.SortStableFunc(d.Pods, func(a, b *network.Report) int { return cmp.Or(rank(a)-rank(b), strings.Compare(nameOf(a), nameOf(b))) })
+		slices.SortStableFunc(d.Pods, func(a, b *network.Report) int {
+			return cmp.Or(min(len(b.Differences), 1)-min(len(a.Differences), 1), strings.Compare(nameOf(a), nameOf(b)))
+		})
 		b := n.bridge(d.Bridge)
 		if b.MTU = max(b.MTU, d.MTU); b.Uplink == "" {
 			b.Uplink = d.Uplink
@@ -113,17 +115,6 @@ func (n *Node) bridge(name string) *Bridge {
 
 func nameOf(r *network.Report) string {
 	return report.PodName(r.Pod, fmt.Sprintf("%.12s", r.ContainerID))
-}
-
-// rank has what is wrong come first, and then what has host ports.
-func rank(r *network.Report) int {
-	switch {
-	case len(r.Differences) > 0:
-		return 0
-	case len(r.Ports) > 0:
-		return 1
-	}
-	return 2
 }
 
 // title is what is said of a network in a line.

@@ -466,7 +466,7 @@ func anchors(text string) []string {
 func TestDocsLinkToWhatIsThere(t *testing.T) {
 	t.Parallel()
 	link := regexp.MustCompile(`\]\(([^)#:]*)(?:#([^)]*))?\)`)
-	pages := readDocs(t, "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/*.md", "docs/upstream/*.md", "bench/README.md", "deploy/*/README.md")
+	pages := readDocs(t, "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/*.md", "docs/dev/*.md", "docs/dev/upstream/*.md", "bench/README.md", "deploy/*/README.md")
 	for file, text := range pages {
 		for _, m := range link.FindAllStringSubmatch(text, -1) {
 			to := filepath.Join(filepath.Dir(file), m[1])

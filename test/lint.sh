@@ -9,7 +9,7 @@ unformatted=$(gofmt -l $(git ls-files '*.go'))
 bin=$(pwd)/.cache/tools
 mkdir -p "$bin"
 (cd tools && CGO_ENABLED=0 go build -o "$bin/" tool)
-for module in . bench/peers bench/report docs/upstream test/cni test/containerd test/embed tools; do
+for module in . bench/peers bench/report docs/dev/upstream test/cni test/containerd test/embed tools; do
 	[ -n "$(cd $module && go list ./... 2>/dev/null)" ] || continue
 	(cd "$module" && go vet ./... && "$bin/staticcheck" ./...)
 	(cd "$module" && go mod tidy -diff)

@@ -357,6 +357,25 @@ func TestDocsNameMessagesThatExist(t *testing.T) {
 	}
 }
 
+// TestDocsNameFieldsOfJSONThatExist takes the names that the table of --json has.
+func TestDocsNameFieldsOfJSONThatExist(t *testing.T) {
+	t.Parallel()
+	all := sources(t) + readDoc(t, "difference.go")
+	_, section, _ := strings.Cut(readDoc(t, "docs/operating.md"), "### JSON\n")
+	section, _, _ = strings.Cut(section, "\n## ")
+	found := 0
+	for _, shape := range regexp.MustCompile(`\{[^}]*\}|`+"`[A-Za-z]+`").FindAllString(section, -1) {
+		for _, name := range regexp.MustCompile(`[A-Za-z0-9]+`).FindAllString(shape, -1) {
+			if strings.Contains(section, "| `"+name) {
+				continue // a command
+			}
+			found++
+			expect.That(t, regexp.MustCompile(`json:"`+name+`[",]`).MatchString(all), "docs/operating.md: no JSON has %q", name)
+		}
+	}
+	expect.That(t, found > 80, "found %d names only", found)
+}
+
 // jsonBlocks gives the blocks of JSON in a text in Markdown.
 func jsonBlocks(text string) []string {
 	var blocks []string
@@ -466,7 +485,7 @@ func anchors(text string) []string {
 func TestDocsLinkToWhatIsThere(t *testing.T) {
 	t.Parallel()
 	link := regexp.MustCompile(`\]\(([^)#:]*)(?:#([^)]*))?\)`)
-	pages := readDocs(t, "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/*.md", "docs/upstream/*.md", "bench/README.md", "deploy/*/README.md")
+	pages := readDocs(t, "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/*.md", "docs/dev/*.md", "docs/dev/upstream/*.md", "bench/README.md", "deploy/*/README.md")
 	for file, text := range pages {
 		for _, m := range link.FindAllStringSubmatch(text, -1) {
 			to := filepath.Join(filepath.Dir(file), m[1])

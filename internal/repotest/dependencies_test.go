@@ -14,7 +14,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
-// coming are dependencies that docs/dependencies.md has already, and go.mod has not.
+// coming are dependencies that docs/dev/dependencies.md has already, and go.mod has not.
 func coming() []string { return nil }
 
 // tables gives the rows of a page's tables, below their headings.
@@ -59,7 +59,7 @@ func direct(t *testing.T, dir string) []string {
 
 func TestDependenciesPageIsThatOfTheModules(t *testing.T) {
 	t.Parallel()
-	all := tables(t, "docs/dependencies.md")
+	all := tables(t, "docs/dev/dependencies.md")
 	must.That(t, len(all) == 3, "%d tables, want 3", len(all))
 	var told []string
 	for _, row := range all[0] {
@@ -75,7 +75,7 @@ func TestDependenciesPageIsThatOfTheModules(t *testing.T) {
 	mustFind(t, have, told)
 
 	var inNested []string
-	for _, dir := range []string{"bench/report", "docs/upstream", "test/cni", "test/containerd", "test/embed"} {
+	for _, dir := range []string{"bench/report", "docs/dev/upstream", "test/cni", "test/containerd", "test/embed"} {
 		for _, line := range direct(t, dir) {
 			inNested = append(inNested, line+" "+dir)
 		}
@@ -93,7 +93,7 @@ func TestDependenciesPageIsThatOfTheModules(t *testing.T) {
 
 func TestDependenciesPageKnowsWhatIsByHand(t *testing.T) {
 	t.Parallel()
-	for _, row := range tables(t, "docs/dependencies.md")[2] {
+	for _, row := range tables(t, "docs/dev/dependencies.md")[2] {
 		if len(row) != 5 || row[4] == "" {
 			t.Errorf("%v has no reason", row)
 			continue
@@ -123,37 +123,28 @@ func linesOf(t *testing.T, path string) int {
 		data := must.Of(os.ReadFile(p)).Get(t)
 		lines += strings.Count(string(data), "\n")
 	})
-	expect.That(t, lines != 0, "docs/dependencies.md names %s, which is not there", path)
+	expect.That(t, lines != 0, "docs/dev/dependencies.md names %s, which is not there", path)
 	return lines
 }
 
-// report is one of docs/upstream.
+// report is one of docs/dev/upstream.
 type report struct {
 	page, library, test, path, symbol string
 }
 
 func reports(t *testing.T) []report {
 	t.Helper()
-	pages := must.Of(filepath.Glob(filepath.Join(root(t), "docs", "upstream", "*.md"))).Get(t)
-	code := regexp.MustCompile("`([^`]+)`")
+	pages := must.Of(filepath.Glob(filepath.Join(root(t), "docs", "dev", "upstream", "*.md"))).Get(t)
+	says := regexp.MustCompile("\n`(.+)` fails with (.+)\\.\n\nWorked around in `(.+)`: `(.+)`\\.\n$")
 	var list []report
 	for _, page := range pages {
 		if filepath.Base(page) == "README.md" {
 			continue
 		}
 		r := report{page: short(t, page)}
-		for _, table := range tables(t, r.page) {
-			for _, row := range table {
-				words := code.FindAllStringSubmatch(row[1], -1)
-				switch {
-				case row[0] == "library":
-					r.library = row[1]
-				case row[0] == "failing test" && len(words) == 1:
-					r.test = words[0][1]
-				case row[0] == "worked around in" && len(words) == 2:
-					r.path, r.symbol = words[0][1], words[1][1]
-				}
-			}
+		text := must.Of(os.ReadFile(page)).Get(t)
+		if m := says.FindStringSubmatch(string(text)); m != nil {
+			r.test, r.library, r.path, r.symbol = m[1], m[2], m[3], m[4]
 		}
 		list = append(list, r)
 	}
@@ -168,10 +159,10 @@ func checkReport(r report, index string, versions, tests []string, declared func
 		found = append(found, r.page+": "+fmt.Sprintf(format, args...))
 	}
 	if !slices.Contains(versions, r.library) {
-		say("%q is not what go.mod of docs/upstream has", r.library)
+		say("%q is not what go.mod of docs/dev/upstream has", r.library)
 	}
 	if !slices.Contains(tests, r.test) {
-		say("%q is no test of docs/upstream", r.test)
+		say("%q is no test of docs/dev/upstream", r.test)
 	}
 	if r.path == "" || !declared(r.path, r.symbol) {
 		say("%s declares no %q: has the workaround moved, or can the report go?", r.path, r.symbol)
@@ -184,13 +175,13 @@ func checkReport(r report, index string, versions, tests []string, declared func
 
 func TestUpstreamReportsAreTrue(t *testing.T) {
 	t.Parallel()
-	index := must.Of(os.ReadFile(filepath.Join(root(t), "docs", "upstream", "README.md"))).Get(t)
-	versions := direct(t, "docs/upstream")
+	index := must.Of(os.ReadFile(filepath.Join(root(t), "docs", "dev", "upstream", "README.md"))).Get(t)
+	versions := direct(t, "docs/dev/upstream")
 	own := direct(t, ".")
 	for _, line := range versions {
 		name, _, _ := strings.Cut(line, " ")
 		expect.That(t, slices.Contains(own, line) || slices.Contains(coming(), name),
-			"docs/upstream has %s, and the module another version: see whether its tests still fail", line)
+			"docs/dev/upstream has %s, and the module another version: see whether its tests still fail", line)
 	}
 	tests := upstreamTests(t)
 	named := map[string]bool{}
@@ -201,27 +192,27 @@ func TestUpstreamReportsAreTrue(t *testing.T) {
 		}
 	}
 	for _, name := range tests {
-		expect.That(t, named[name], "%s of docs/upstream is named by no report", name)
+		expect.That(t, named[name], "%s of docs/dev/upstream is named by no report", name)
 	}
 }
 
 func TestUpstreamReportsThatAreNotTrueAreFound(t *testing.T) {
 	t.Parallel()
-	r := report{page: "docs/upstream/a.md", library: "example.com/lib v1.0.0", test: "TestA", path: "nl", symbol: "read"}
+	r := report{page: "docs/dev/upstream/a.md", library: "example.com/lib v1.0.0", test: "TestA", path: "nl", symbol: "read"}
 	yes := func(string, string) bool { return true }
 	no := func(string, string) bool { return false }
 	mustFind(t, nil, checkReport(r, "(a.md)", []string{"example.com/lib v1.0.0"}, []string{"TestA"}, yes))
 	mustFind(t, []string{
-		`docs/upstream/a.md: "example.com/lib v1.0.0" is not what go.mod of docs/upstream has`,
-		`docs/upstream/a.md: "TestA" is no test of docs/upstream`,
-		`docs/upstream/a.md: nl declares no "read": has the workaround moved, or can the report go?`,
-		"docs/upstream/a.md: the index has no link to it",
+		`docs/dev/upstream/a.md: "example.com/lib v1.0.0" is not what go.mod of docs/dev/upstream has`,
+		`docs/dev/upstream/a.md: "TestA" is no test of docs/dev/upstream`,
+		`docs/dev/upstream/a.md: nl declares no "read": has the workaround moved, or can the report go?`,
+		"docs/dev/upstream/a.md: the index has no link to it",
 	}, checkReport(r, "(b.md)", []string{"example.com/lib v1.1.0"}, []string{"TestB"}, no))
 }
 
 func upstreamTests(t *testing.T) []string {
 	t.Helper()
-	files := must.Of(filepath.Glob(filepath.Join(root(t), "docs", "upstream", "*_test.go"))).Get(t)
+	files := must.Of(filepath.Glob(filepath.Join(root(t), "docs", "dev", "upstream", "*_test.go"))).Get(t)
 	var list []string
 	for _, path := range files {
 		list = append(list, functions(t, path, "Test")...)

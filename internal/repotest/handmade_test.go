@@ -18,7 +18,7 @@ type handmade struct {
 	// uses matches what is taken out of packages ("unix.NLA_HDRLEN"), functions what is
 	// declared; nil is none.
 	uses, functions *regexp.Regexp
-	// may are the files or folders that docs/dependencies.md gives a reason for.
+	// may are the files or folders that docs/dev/dependencies.md gives a reason for.
 	may []string
 }
 
@@ -74,7 +74,7 @@ func (h *handmade) find(fset *token.FileSet, f *ast.File) []string {
 func TestWhatLibrariesDoIsNotDoneByHand(t *testing.T) {
 	t.Parallel()
 	var listed []string
-	for _, row := range tables(t, "docs/dependencies.md")[2] {
+	for _, row := range tables(t, "docs/dev/dependencies.md")[2] {
 		listed = append(listed, strings.Split(row[1], ", ")...)
 	}
 	within := func(path string, places []string) int {
@@ -93,12 +93,12 @@ func TestWhatLibrariesDoIsNotDoneByHand(t *testing.T) {
 				}
 				place := within(path, list[i].may)
 				if place < 0 {
-					t.Errorf("%s. Where it has to be, docs/dependencies.md says why", short(t, found[0]))
+					t.Errorf("%s. Where it has to be, docs/dev/dependencies.md says why", short(t, found[0]))
 					continue
 				}
 				needed[list[i].what+list[i].may[place]] = true
 				if within(path, listed) < 0 {
-					t.Errorf("docs/dependencies.md gives no reason for %s of %s", list[i].what, path)
+					t.Errorf("docs/dev/dependencies.md gives no reason for %s of %s", list[i].what, path)
 				}
 			}
 		}

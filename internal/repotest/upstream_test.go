@@ -11,12 +11,12 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
-// TestUpstreamTestsStillFail runs the tests of docs/upstream, each of which shows what a
+// TestUpstreamTestsStillFail runs the tests of docs/dev/upstream, each of which shows what a
 // library cannot do. One that passes says that the library can by now.
 func TestUpstreamTestsStillFail(t *testing.T) {
 	t.Parallel()
 	cmd := exec.Command("go", "test", "-json", "-count=1", ".")
-	cmd.Dir = filepath.Join(root(t), "docs", "upstream")
+	cmd.Dir = filepath.Join(root(t), "docs", "dev", "upstream")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	out, err := cmd.Output()
 	must.That(t, err != nil, "all of them pass")

@@ -349,7 +349,7 @@ func differences() []difference {
 	const seen = `answered, seen as \S+`
 	return []difference{
 		{what: `packet: (a to a|b to b|elsewhere to elsewhere) by .*: `, theirs: `no answer`, ours: seen + `|refused`, says: "its `lo` is up"},
-		{what: `packet: (a|b|elsewhere) to (the host|its gateway) by .*: `, theirs: seen, ours: seen, says: "keeps its address if its answers find back"},
+		{what: `packet: (a|b|elsewhere) to (the host|its gateway) by .*: `, theirs: seen, ours: seen, says: "keeps its source address if bridged packets pass iptables"},
 		{what: `packet: outside to the host by .*: `, theirs: `no answer`, ours: `answered, seen as (` + outside4 + `|` + outside6 + `)`, says: "host ports passes a FORWARD policy of DROP"},
 		{what: `packet: host to ::1, .*: `, theirs: `no answer`, ours: `refused`, says: "`::1` refuses at once"},
 		{what: `left: route_localnet of \S+ is `, theirs: `1`, ours: `0`, says: "the last DEL sets `route_localnet` back"},

@@ -1,4 +1,4 @@
-module github.com/tombolo-cni/tombolo/docs/upstream
+module github.com/tombolo-cni/tombolo/docs/dev/upstream
 
 go 1.26.0
 

@@ -165,7 +165,7 @@ func (d *Driver) carryOut(r *http.Request, do func(context.Context, *request) (*
 		return nil, fmt.Errorf("read the request: %w", err)
 	}
 	for _, id := range []string{asked.NetworkID, asked.EndpointID} {
-		if id != "" && (!ident.IsIdentifier(id) || len(id) < shortest || len(id) > 4*shortest) {
+		if id != "" && (!ident.IsIdentifier(id) || len(id) < shortest || len(id) > 10*shortest) {
 			return nil, fmt.Errorf("%.40q is no identifier of Docker's", id)
 		}
 	}

@@ -21,7 +21,6 @@ const (
 	withInternal = "com.docker.network.internal"
 	withIPv6     = "com.docker.network.enable_ipv6"
 	withPorts    = "com.docker.network.portmap"
-	withMAC      = "com.docker.network.endpoint.macaddress"
 )
 
 // createNetwork keeps a network. It is made when its first endpoint is.

@@ -139,8 +139,15 @@ func (d *Driver) deleteNetwork(ctx context.Context, r *request) (*answer, error)
 	if err == nil {
 		err = d.Node.Remove(ctx, n.Name)
 	}
-	if err == nil {
-		err = d.networks.remove(r.NetworkID)
+	if err != nil {
+		return nil, err
 	}
-	return &answer{}, err
+	for _, id := range d.endpoints.list() {
+		// A dockerd that was killed says nothing of the endpoints that it had.
+		var e endpoint
+		if d.endpoints.load(id, &e) == nil && e.NetworkID == r.NetworkID {
+			err = errors.Join(err, d.endpoints.remove(id))
+		}
+	}
+	return &answer{}, errors.Join(err, d.networks.remove(r.NetworkID))
 }

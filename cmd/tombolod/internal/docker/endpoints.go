@@ -63,7 +63,7 @@ func (d *Driver) createEndpoint(ctx context.Context, r *request) (*answer, error
 	}
 	result, err := attach(n, e.Container)
 	if err == nil {
-		e.Made, e.Join = true, joinOf(result)
+		e.Made, e.Join, e.Container.Addresses = true, joinOf(result), addressesOf(result)
 		err = d.endpoints.save(r.EndpointID, e)
 	}
 	if err == nil {
@@ -154,6 +154,15 @@ func nameLink(name, another string) error {
 	var b nl.Batch
 	link.AddName(&b, index, another)
 	return conn.Execute(&b)
+}
+
+func addressesOf(result *current.Result) (list []netip.Prefix) {
+	for _, ip := range result.IPs {
+		if a, err := netip.ParsePrefix(ip.Address.String()); err == nil {
+			list = append(list, a)
+		}
+	}
+	return list
 }
 
 // lacking is what an endpoint has and Docker has not given it.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/tombolo-cni/tombolo/network"
@@ -88,8 +89,14 @@ func (d *Driver) publish(ctx context.Context, r *request) (*answer, error) {
 	}
 	var what network.Publication
 	for _, b := range list {
-		if what.Ports, err = b.add(what.Ports); err != nil {
+		p, err := b.port()
+		if err != nil {
 			return nil, err
+		}
+		isOf := func(a netip.Prefix) bool { return !p.HostAddr.IsValid() || a.Addr().Is4() == p.HostAddr.Is4() }
+		// Docker names 0.0.0.0 and ::, whatever the container has.
+		if slices.ContainsFunc(e.Container.Addresses, isOf) {
+			what.Ports = append(what.Ports, p)
 		}
 	}
 	change, err := d.change(r.EndpointID, r.NetworkID)
@@ -99,18 +106,16 @@ func (d *Driver) publish(ctx context.Context, r *request) (*answer, error) {
 	return &answer{}, err
 }
 
-func (b *portBinding) add(list []network.HostPort) ([]network.HostPort, error) {
+func (b *portBinding) port() (network.HostPort, error) {
 	p := network.HostPort{Protocol: nft.Protocol(b.Proto), HostPort: b.HostPort, PodPort: b.Port}
 	if b.HostPort == 0 || b.HostPortEnd > b.HostPort {
-		return nil, fmt.Errorf("--publish %d: name the one port of the host that is to lead there, as in --publish 8080:%d", b.Port, b.Port)
+		return p, fmt.Errorf("--publish %d: name the one port of the host that is to lead there, as in --publish 8080:%d", b.Port, b.Port)
 	}
+	var err error
 	if b.HostIP != "" {
-		var err error
-		if p.HostAddr, err = netip.ParseAddr(b.HostIP); err != nil {
-			return nil, err
-		}
+		p.HostAddr, err = netip.ParseAddr(b.HostIP)
 	}
-	return append(list, p), nil
+	return p, err
 }
 
 // revoke has no port lead to an endpoint any more.

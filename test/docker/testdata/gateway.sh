@@ -1,5 +1,5 @@
 tombolod; dockerd
-docker network create -d tombolo --subnet 10.9.0.0/24 -o ingressRate=100000000 net1 >/dev/null
+docker network create -d tombolo --subnet 10.9.0.0/24 --subnet fd09::/64 --ipv6 -o ingressRate=100000000 net1 >/dev/null
 docker network create -d tombolo --subnet 10.8.0.0/24 --subnet fd08::/64 --ipv6 net2 >/dev/null
 docker network create -d tombolo --subnet 10.7.0.0/24 --internal alone >/dev/null
 ip -n router route add 10.0.0.0/8 via 192.168.50.2 # nobody of the LAN goes there: it is masqueraded

@@ -74,6 +74,24 @@ func (p *program) handed(name string) (net.Listener, error) {
 	return l, nil
 }
 
+// turnAway ends the connections that wait for a tombolod that cannot run, so that dockerd, which has no time-out, says so.
+func (p *program) turnAway() {
+	l, err := p.handed(dockerSocket)
+	unix, ok := l.(*net.UnixListener)
+	if err != nil || !ok {
+		return
+	}
+	defer l.Close()
+	_ = unix.SetDeadline(time.Now().Add(100 * time.Millisecond))
+	for {
+		conn, err := l.Accept()
+		if err != nil {
+			return
+		}
+		_ = conn.Close()
+	}
+}
+
 func (s *dockerServer) close() {
 	if s == nil {
 		return

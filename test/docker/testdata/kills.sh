@@ -1,7 +1,8 @@
 # dockerd and tombolod are killed at each call of the driver, before it is carried out and after, with a proxy between.
 SOCKET=/run/tombolo-docker.sock
-router; tombolod; dockerd; lan
+router; tombolod
 "$PROXY" /run/docker/plugins/tombolo.sock $SOCKET &
+dockerd; lan
 kills() { # kills WHO WHEN METHOD COMMAND...
 	echo "$2 $3 /run/$1.pid" >/run/kill
 	"${@:4}" >/dev/null 2>&1 &

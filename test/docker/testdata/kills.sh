@@ -11,15 +11,12 @@ kills() { # kills WHO WHEN METHOD COMMAND...
 	case $1 in dockerd) stop -9 $DOCKERD_PID; dockerd ;; tombolod) stop -9 $TOMBOLOD; tombolod ;; esac
 	wait $command || true
 }
-aged() { # what no container has joined has been there for long
-	sed -i 's/"Created":"[^"]*"/"Created":"2020-01-01T00:00:00Z"/' /run/tombolo/docker/*.json 2>/dev/null || true
-	stop -9 $TOMBOLOD; tombolod
-}
-rest() {
+rest() { # The next dockerd has what is in no container taken down, and so has tombolod after a while.
 	local all
 	all=$(docker ps -aq)
 	[ -z "$all" ] || docker rm -f $all >/dev/null 2>&1 || docker rm -f $all >/dev/null
-	aged
+	stop -9 $DOCKERD_PID; dockerd
+	docker run --rm --network lan box true
 	tombolo gc >/dev/null
 	eventually within '0 attachments'
 	same "" "$(leased)"

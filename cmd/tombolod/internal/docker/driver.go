@@ -56,12 +56,11 @@ func New(cfg *Config) *Driver {
 			d.Log.Warn("cannot read what is known of an endpoint of Docker's", "endpoint", id, "err", err)
 		case !e.Made:
 			d.after(0, func() { d.forgo(id) })
-		case e.Sandbox == "":
-			d.after(time.Until(e.Created.Add(joins)), func() { d.forgo(id) })
-		case !e.Moved:
+		case !e.Moved && e.Sandbox != "":
 			d.after(0, func() { d.follow(id, looks) })
 		}
 	}
+	d.after(0, func() { d.tidy(nil) })
 	return d
 }
 
@@ -139,6 +138,7 @@ func (d *Driver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	do := d.methods()[method]
 	switch {
 	case r.URL.Path == "/Plugin.Activate":
+		d.sweep(nil) // dockerd has just begun: what an earlier one had in no container, no one knows of
 		to.Implements = []string{"NetworkDriver"}
 	case !ofDriver:
 		http.NotFound(w, r)

@@ -19,9 +19,6 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// joins is how long an endpoint may be in no container: dockerd may be killed before it has written that there is one.
-const joins = 5 * time.Minute
-
 // withName is the option of an endpoint that names the container.
 const withName = "tombolo.name"
 
@@ -72,7 +69,6 @@ func (d *Driver) createEndpoint(ctx context.Context, r *request) (*answer, error
 	if err != nil {
 		return nil, errors.Join(err, d.takeDown(r.EndpointID, r.NetworkID))
 	}
-	d.after(joins, func() { d.forgo(r.EndpointID) })
 	return &answer{Interface: lacking(r.Interface, result)}, nil
 }
 
@@ -233,18 +229,4 @@ func (d *Driver) takeDown(id, networkID string) error {
 		return err
 	}
 	return d.endpoints.remove(id)
-}
-
-// forgo takes an endpoint down that no container has joined.
-func (d *Driver) forgo(id string) {
-	defer d.busy.lock(id)()
-	var e endpoint
-	err := d.endpoints.load(id, &e)
-	if errors.Is(err, fs.ErrNotExist) || e.Sandbox != "" {
-		return
-	}
-	if err == nil {
-		err = d.takeDown(id, e.NetworkID)
-	}
-	d.Log.Warn("took an endpoint down that Docker has created and given to no container", "endpoint", id, "err", err)
 }

@@ -41,7 +41,10 @@ for who in dockerd tombolod; do
 		kills $who $when DeleteNetwork docker network rm lan
 		docker network rm lan >/dev/null 2>&1 || true
 		kills $who $when CreateNetwork lan
-		docker network inspect lan >/dev/null 2>&1 || lan
+		if ! docker network inspect lan >/dev/null 2>&1; then
+			rm -f /var/lib/tombolo/docker/*.json # as the error of the next advises, where dockerd was killed
+			lan
+		fi
 	done
 done
 clean

@@ -91,7 +91,7 @@ dockerd() {
 }
 
 # stop [-9] PID
-stop() { kill "$@" && wait "${@: -1}" 2>/dev/null || true; }
+stop() { kill "$@" 2>/dev/null || true; wait "${@: -1}" 2>/dev/null || true; }
 
 image() {
 	mkdir -p /run/image/bin /run/image/tmp

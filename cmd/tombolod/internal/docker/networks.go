@@ -98,7 +98,7 @@ func (d *Driver) refuse(ctx context.Context, r *request, n *runtimes.Network) er
 	}
 	for _, id := range d.networks.list() {
 		if other, err := d.network(id); err == nil && id != r.NetworkID && other.Name == n.Name {
-			return fmt.Errorf("option name=%s: Docker's network %.12s has that name: take another", n.Name, id)
+			return fmt.Errorf("option name=%s: Docker's network %.12s has that name: take another; or, if `docker network ls` does not show it, delete %s", n.Name, id, d.networks.path(id))
 		}
 	}
 	names, err := d.Node.Networks(ctx)
@@ -128,7 +128,7 @@ func (d *Driver) with(n *runtimes.Network) *runtimes.Network {
 }
 
 // deleteNetwork is asked for when no endpoint is left. What is left of some all the same goes with it.
-func (d *Driver) deleteNetwork(ctx context.Context, r *request) (*answer, error) {
+func (d *Driver) deleteNetwork(_ context.Context, r *request) (*answer, error) {
 	n, err := d.network(r.NetworkID)
 	if errors.Is(err, fs.ErrNotExist) {
 		return &answer{}, nil
@@ -137,7 +137,7 @@ func (d *Driver) deleteNetwork(ctx context.Context, r *request) (*answer, error)
 		_, err = n.Call("GC", nil)
 	}
 	if err == nil {
-		err = d.Node.Remove(ctx, n.Name)
+		err = d.Node.Remove(d.ctx, n.Name) // a dockerd that was killed meanwhile does not ask again
 	}
 	if err != nil {
 		return nil, err

@@ -64,7 +64,8 @@ func lab(t *testing.T, name string) {
 	args := []string{"--mount", "--pid", "--net", "--uts", "--fork", "--kill-child", "--mount-proc", "--propagation", "private"}
 	shell := fmt.Sprintf("exec bash %s/lab.sh %s/%s.sh", inside, inside, name)
 	if root != "" {
-		shell = fmt.Sprintf("for d in proc sys dev sys/fs/cgroup; do mount --rbind /$d %s/$d; done; exec chroot %s bash %s/lab.sh %s/%s.sh", root, root, inside, inside, name)
+		// Docker's runtime leaves a chroot.
+		shell = fmt.Sprintf("cd %s && mount --bind . . && cd %s && for d in proc sys dev; do mount --rbind /$d $d; done; pivot_root . mnt && umount -l /mnt && exec bash %s/lab.sh %s/%s.sh", root, root, inside, inside, name)
 	}
 	cmd := exec.Command("unshare", append(args, "bash", "-c", shell)...)
 	cmd.Env = append(os.Environ(), "BIN="+inside, "DATA="+inside+"/data", "PROXY="+inside+"/"+filepath.Base(os.Args[0]), "DOCKERD="+os.Getenv("TOMBOLO_DOCKERD"))

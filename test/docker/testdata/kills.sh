@@ -42,7 +42,8 @@ for who in dockerd tombolod; do
 		docker network rm lan >/dev/null 2>&1 || true
 		kills $who $when CreateNetwork lan
 		if ! docker network inspect lan >/dev/null 2>&1; then
-			rm -f /var/lib/tombolo/docker/*.json # as the error of the next advises, where dockerd was killed
+			rm -f /var/lib/tombolo/docker/*.json # as the errors of the next advise, where Docker forgot it
+			tombolo remove lan >/dev/null 2>&1 || true
 			lan
 		fi
 	done

@@ -34,7 +34,7 @@ type Config struct {
 type Driver struct {
 	*Config
 	networks, endpoints store
-	busy                locks
+	busy                sync.Map        // a mutex for each endpoint
 	ctx                 context.Context // of what is done between requests
 	cancel              func()
 	work                sync.WaitGroup
@@ -45,8 +45,8 @@ type Driver struct {
 func New(cfg *Config) *Driver {
 	d := &Driver{
 		Config:    cfg,
-		networks:  store{dir: filepath.Join(filepath.Dir(filepath.Clean(cfg.LeaseDir)), "docker"), lasting: true},
-		endpoints: store{dir: filepath.Join(cfg.StateDir, "docker")},
+		networks:  store(filepath.Join(filepath.Dir(filepath.Clean(cfg.LeaseDir)), "docker")),
+		endpoints: store(filepath.Join(cfg.StateDir, "docker")),
 	}
 	d.ctx, d.cancel = context.WithCancel(context.Background())
 	for _, id := range d.endpoints.list() {
@@ -122,9 +122,7 @@ func (d *Driver) methods() map[string]func(context.Context, *request) (*answer, 
 		"CreateNetwork": d.createNetwork, "DeleteNetwork": d.deleteNetwork,
 		"CreateEndpoint": d.createEndpoint, "DeleteEndpoint": d.deleteEndpoint, "Join": d.join,
 		"ProgramExternalConnectivity": d.publish, "RevokeExternalConnectivity": d.revoke,
-		"GetCapabilities": func(context.Context, *request) (*answer, error) {
-			return &answer{Scope: "local", ConnectivityScope: "local"}, nil
-		},
+		"GetCapabilities": nil,
 	}
 }
 
@@ -135,7 +133,7 @@ const longest = 1 << 20
 func (d *Driver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	to := &answer{}
 	method, ofDriver := strings.CutPrefix(r.URL.Path, "/NetworkDriver.")
-	do := d.methods()[method]
+	do, known := d.methods()[method]
 	switch {
 	case r.URL.Path == "/Plugin.Activate":
 		d.sweep(nil) // dockerd has just begun: what an earlier one had in no container, no one knows of
@@ -143,9 +141,9 @@ func (d *Driver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case !ofDriver:
 		http.NotFound(w, r)
 		return
-	case do != nil:
+	case known:
 		var err error
-		if to, err = d.carryOut(r, do); err != nil {
+		if to, err = carryOut(r, method, do); err != nil {
 			d.Log.Warn("cannot do what Docker asks for", "method", method, "err", err)
 			to = &answer{Err: err.Error()}
 		}
@@ -154,52 +152,30 @@ func (d *Driver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_ = json.NewEncoder(w).Encode(to) // Docker has gone, if it cannot be written
 }
 
-func (d *Driver) carryOut(r *http.Request, do func(context.Context, *request) (*answer, error)) (*answer, error) {
+func carryOut(r *http.Request, method string, do func(context.Context, *request) (*answer, error)) (*answer, error) {
 	body, err := io.ReadAll(io.LimitReader(r.Body, longest))
-	if err != nil {
-		return nil, fmt.Errorf("read the request: %w", err)
+	if err != nil || method == "GetCapabilities" {
+		return &answer{Scope: "local", ConnectivityScope: "local"}, err
 	}
 	asked := new(request)
-	// Docker sends no body with requests without parameters, and an empty one where it tries again.
-	if err := json.Unmarshal(body, asked); err != nil && len(body) > 0 {
-		return nil, fmt.Errorf("read the request: %w", err)
+	if err := json.Unmarshal(body, asked); err != nil {
+		return nil, fmt.Errorf("read the request (Docker sends an empty one where it tries again): %w", err)
 	}
-	for _, id := range []string{asked.NetworkID, asked.EndpointID} {
-		if id != "" && (!ident.IsIdentifier(id) || len(id) < shortest || len(id) > 10*shortest) {
+	ids := []string{asked.NetworkID}
+	if !strings.HasSuffix(method, "Network") {
+		ids = append(ids, asked.EndpointID)
+	}
+	for _, id := range ids {
+		if !ident.IsIdentifier(id) || len(id) < shortest || len(id) > 10*shortest {
 			return nil, fmt.Errorf("%.40q is no identifier of Docker's", id)
 		}
 	}
 	return do(r.Context(), asked)
 }
 
-// locks has one request at a time work on an endpoint. Docker sends a request again where it has lost the connection.
-type locks struct {
-	mu   sync.Mutex
-	held map[string]chan struct{}
-}
-
-// lock waits for the one of an endpoint.
-func (l *locks) lock(id string) (unlock func()) {
-	mine := make(chan struct{})
-	for {
-		l.mu.Lock()
-		if l.held == nil {
-			l.held = map[string]chan struct{}{}
-		}
-		other, taken := l.held[id]
-		if !taken {
-			l.held[id] = mine
-		}
-		l.mu.Unlock()
-		if !taken {
-			break
-		}
-		<-other
-	}
-	return func() {
-		l.mu.Lock()
-		delete(l.held, id)
-		l.mu.Unlock()
-		close(mine)
-	}
+// lock has one request at a time work on an endpoint: Docker sends a request again where it has lost the connection.
+func (d *Driver) lock(id string) (unlock func()) {
+	one, _ := d.busy.LoadOrStore(id, new(sync.Mutex))
+	one.(*sync.Mutex).Lock()
+	return one.(*sync.Mutex).Unlock
 }

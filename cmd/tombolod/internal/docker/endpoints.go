@@ -43,14 +43,11 @@ func (d *Driver) createEndpoint(ctx context.Context, r *request) (*answer, error
 	if err != nil {
 		return nil, err
 	}
-	if r.EndpointID == "" {
-		return nil, errors.New("the request names no endpoint")
-	}
 	e, err := endpointOf(r)
 	if err != nil {
 		return nil, err
 	}
-	defer d.busy.lock(r.EndpointID)()
+	defer d.lock(r.EndpointID)()
 	// The request may come again, after tombolod was killed at the first.
 	if err := d.takeDown(r.EndpointID, r.NetworkID); err != nil {
 		return nil, err
@@ -112,7 +109,7 @@ func attach(n *runtimes.Network, c runtimes.Container) (*current.Result, error) 
 	return result, handOver(pod, c)
 }
 
-// handOver moves an interface into the host's namespace, and names it there.
+// handOver moves an interface into the host's namespace. The name that it was made by stays with it.
 func handOver(pod *netns.NS, c runtimes.Container) error {
 	host, err := netns.Current()
 	if err != nil {
@@ -129,27 +126,11 @@ func handOver(pod *netns.NS, c runtimes.Container) error {
 		return err
 	}
 	var b nl.Batch
+	link.Request{Index: index, Change: unix.IFF_UP}.Set(&b, "set link down", c.IfName) // for the kernel to rename it
+	link.Request{Index: index, Name: srcName(c.ID)}.Set(&b, "rename link", c.IfName)
+	link.AddName(&b, index, c.IfName)
 	link.Request{Index: index, Name: srcName(c.ID), NetNS: new(host.FD())}.Set(&b, "move link to the host's namespace", c.IfName)
-	if err := within.Execute(&b); err != nil {
-		return err
-	}
-	return nameLink(srcName(c.ID), c.IfName)
-}
-
-// nameLink gives a link of the host's an alternative name.
-func nameLink(name, another string) error {
-	conn, err := nl.Dial(unix.NETLINK_ROUTE, nil)
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	index, err := link.IndexOf(conn, name)
-	if err != nil {
-		return err
-	}
-	var b nl.Batch
-	link.AddName(&b, index, another)
-	return conn.Execute(&b)
+	return within.Execute(&b)
 }
 
 func addressesOf(result *current.Result) (list []netip.Prefix) {
@@ -212,10 +193,7 @@ func staticRouteOf(r *types.Route) staticRoute {
 
 // deleteEndpoint takes an endpoint down, whatever is known of it.
 func (d *Driver) deleteEndpoint(_ context.Context, r *request) (*answer, error) {
-	if r.EndpointID == "" {
-		return nil, errors.New("the request names no endpoint")
-	}
-	defer d.busy.lock(r.EndpointID)()
+	defer d.lock(r.EndpointID)()
 	return &answer{}, d.takeDown(r.EndpointID, r.NetworkID)
 }
 
@@ -228,5 +206,6 @@ func (d *Driver) takeDown(id, networkID string) error {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
+	d.busy.Delete(id)
 	return d.endpoints.remove(id)
 }

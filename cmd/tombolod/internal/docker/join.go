@@ -21,7 +21,7 @@ const (
 
 // join tells Docker which link to move into a container, and of its routes.
 func (d *Driver) join(_ context.Context, r *request) (*answer, error) {
-	defer d.busy.lock(r.EndpointID)()
+	defer d.lock(r.EndpointID)()
 	var e endpoint
 	if err := d.endpoints.load(r.EndpointID, &e); err != nil {
 		return nil, fmt.Errorf("endpoint %.12s: %w: restart the container", r.EndpointID, err)
@@ -37,7 +37,7 @@ func (d *Driver) join(_ context.Context, r *request) (*answer, error) {
 
 // follow has the records follow an interface into its container.
 func (d *Driver) follow(id string, looks int) {
-	defer d.busy.lock(id)()
+	defer d.lock(id)()
 	var e endpoint
 	if err := d.endpoints.load(id, &e); err != nil || e.Moved {
 		return
@@ -77,7 +77,7 @@ type portBinding struct {
 
 // publish has the ports of a container lead to this endpoint, by which Docker has it reach the world.
 func (d *Driver) publish(ctx context.Context, r *request) (*answer, error) {
-	defer d.busy.lock(r.EndpointID)()
+	defer d.lock(r.EndpointID)()
 	var e endpoint
 	var list []portBinding
 	if err := optional(r.Options, withPorts, &list); err != nil || len(list) == 0 {
@@ -120,7 +120,7 @@ func (b *portBinding) port() (network.HostPort, error) {
 
 // revoke has no port lead to an endpoint any more.
 func (d *Driver) revoke(ctx context.Context, r *request) (*answer, error) {
-	defer d.busy.lock(r.EndpointID)()
+	defer d.lock(r.EndpointID)()
 	change, err := d.change(r.EndpointID, r.NetworkID)
 	if err == nil {
 		err = change.Publish(ctx, network.Publication{})

@@ -25,9 +25,6 @@ const (
 
 // createNetwork keeps a network. It is made when its first endpoint is.
 func (d *Driver) createNetwork(ctx context.Context, r *request) (*answer, error) {
-	if r.NetworkID == "" {
-		return nil, errors.New("the request names no network")
-	}
 	n, err := networkOf(r)
 	if err == nil {
 		err = d.refuse(ctx, r, n)
@@ -85,15 +82,16 @@ func (d *Driver) refuse(ctx context.Context, r *request, n *runtimes.Network) er
 	if err := optional(r.Options, withIPv6, &six); err != nil {
 		return err
 	}
-	is6 := func(s runtimes.Subnet) bool { return s.Prefix.Addr().Is6() }
-	for _, own := range []string{"stateDir", "leaseDir", "ipv6"} {
-		if _, given := n.Options[own]; given && own == "ipv6" {
-			return errors.New("option ipv6: Docker gives a container one address of IPv6 alone, that of a subnet: name that by --ipv6 --subnet, or leave the option out")
-		} else if given {
-			return fmt.Errorf("option %s is tombolod's own, by --state and --leases: leave it out", own)
+	for option, why := range map[string]string{
+		"stateDir": "it is tombolod's own, by --state: leave it out",
+		"leaseDir": "it is tombolod's own, by --leases: leave it out",
+		"ipv6":     "Docker gives a container one address of IPv6 alone, that of a subnet: name that by --ipv6 --subnet, or leave the option out",
+	} {
+		if n.Options[option] != "" {
+			return fmt.Errorf("option %s: %s", option, why)
 		}
 	}
-	if six && !slices.ContainsFunc(n.Subnets, is6) {
+	if six && !slices.ContainsFunc(n.Subnets, func(s runtimes.Subnet) bool { return s.Prefix.Addr().Is6() }) {
 		return errors.New("--ipv6 needs a --subnet of IPv6, and Docker's own IPAM driver: by DHCP, containers of Docker have IPv4 alone")
 	}
 	for _, id := range d.networks.list() {

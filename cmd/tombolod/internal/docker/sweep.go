@@ -10,7 +10,6 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
-	"github.com/tombolo-cni/tombolo/network"
 )
 
 // A dockerd that was killed gives endpoints to no container and does not delete them: the next one has not heard of
@@ -23,9 +22,6 @@ const joins = 5 * time.Minute
 // tidy looks again and again for endpoints that were in no container before, which are given, and are in none now.
 func (d *Driver) tidy(before []string) {
 	waiting := d.sweep(func(id string) bool { return !slices.Contains(before, id) })
-	for _, id := range d.endpoints.list() {
-		d.forget(id)
-	}
 	d.after(joins, func() { d.tidy(waiting) })
 }
 
@@ -61,7 +57,7 @@ func isHere(name string) (bool, error) {
 
 // forgo takes an endpoint down that is in no container.
 func (d *Driver) forgo(id string) {
-	defer d.busy.lock(id)()
+	defer d.lock(id)()
 	var e endpoint
 	err := d.endpoints.load(id, &e)
 	if here, _ := isHere(srcName(id)); err != nil || e.Made && !here {
@@ -69,26 +65,4 @@ func (d *Driver) forgo(id string) {
 	}
 	err = d.takeDown(id, e.NetworkID)
 	d.Log.Warn("took an endpoint down that dockerd has left in no container", "endpoint", id, "err", err)
-}
-
-// forget forgets an endpoint that is on record no more.
-func (d *Driver) forget(id string) {
-	defer d.busy.lock(id)()
-	var e endpoint
-	if d.endpoints.load(id, &e) != nil {
-		return
-	}
-	n, err := d.network(e.NetworkID)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return
-	}
-	var list []*network.Attachment
-	if err == nil {
-		if list, err = d.Node.Attachments(d.ctx, n.Name); err != nil {
-			return
-		}
-	}
-	if !slices.ContainsFunc(list, func(a *network.Attachment) bool { return a.ContainerID == id }) {
-		_ = d.endpoints.remove(id) // tried again
-	}
 }

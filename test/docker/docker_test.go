@@ -23,8 +23,16 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if len(os.Args) == 3 && filepath.IsAbs(os.Args[1]) {
+	switch {
+	case len(os.Args) == 3 && filepath.IsAbs(os.Args[1]):
 		fmt.Fprintln(os.Stderr, proxy(os.Args[1], os.Args[2]))
+		os.Exit(1)
+	case len(os.Args) > 3 && os.Args[1] == "activate":
+		fmt.Fprintln(os.Stderr, activate(os.Args[2], os.Args[3:]))
+		os.Exit(1)
+	case len(os.Args) > 2 && os.Args[1] == "activated":
+		os.Setenv("LISTEN_PID", strconv.Itoa(os.Getpid()))
+		fmt.Fprintln(os.Stderr, unix.Exec(os.Args[2], os.Args[2:], os.Environ()))
 		os.Exit(1)
 	}
 	os.Exit(m.Run())
@@ -33,6 +41,7 @@ func TestMain(m *testing.M) {
 func TestContainerIsAMachineOfTheLAN(t *testing.T)        { lab(t, "lan") }
 func TestNamesAndMACsKeepTheirLease(t *testing.T)         { lab(t, "names") }
 func TestGatewayNetworksAndPorts(t *testing.T)            { lab(t, "gateway") }
+func TestSystemdHasTheSocket(t *testing.T)                { lab(t, "socket") }
 func TestContainersComeBackWhateverRestarts(t *testing.T) { lab(t, "restarts") }
 
 func TestAContainerFollowsItsLease(t *testing.T)             { long(t); lab(t, "moves") }
@@ -84,6 +93,29 @@ func programs() (string, error) {
 		err = exec.Command("make", "-C", "../..", "-s", "build").Run()
 	}
 	return dir, err
+}
+
+// activate is a service manager: it has a socket, and starts a program with it as often as that ends.
+func activate(socket string, program []string) error {
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket})
+	if err != nil {
+		return err
+	}
+	handed, err := l.File()
+	if err != nil {
+		return err
+	}
+	for {
+		cmd := exec.Command(os.Args[0], append([]string{"activated"}, program...)...)
+		cmd.Env = append(os.Environ(), "LISTEN_FDS=1", "LISTEN_FDNAMES=tombolo-docker.socket")
+		cmd.ExtraFiles, cmd.Stderr = []*os.File{handed}, os.Stderr
+		if err := cmd.Start(); err != nil {
+			return err
+		}
+		_ = os.WriteFile("/run/tombolod.pid", []byte(strconv.Itoa(cmd.Process.Pid)), 0o600)
+		_ = cmd.Wait()
+		time.Sleep(time.Second)
+	}
 }
 
 // proxy passes Docker's requests on to the driver. Where /run/kill names a moment ("before", "amid", "after"), a method

@@ -29,7 +29,7 @@ func TestRoutesOfALeaseNeedNoOtherRoute(t *testing.T) {
 
 func TestARouteOfAnotherLinkIsLeftAlone(t *testing.T) {
 	t.Parallel()
-	pod, other := nstest.New(t), nstest.New(t)
+	pod, other := nstest.Pair(t)
 	first, _ := nstest.Veth(t, pod, "first", other, "first")
 	second, _ := nstest.Veth(t, pod, "second", other, "second")
 	for _, name := range []string{"first", "second"} {
@@ -45,7 +45,7 @@ func TestARouteOfAnotherLinkIsLeftAlone(t *testing.T) {
 	leads(second, 0, "192.0.2.2") // the first has it
 	leads(second, 7, "192.0.2.2")
 	leads(first, 0, "192.0.2.3")
-	have := nstest.Run(t, pod, "ip", "-4", "route")
+	have := nstest.Run(t, pod, "ip", "-4", "route", "list", "default")
 	want := "default via 192.0.2.3 dev first proto 116 onlink \ndefault via 192.0.2.2 dev second proto 116 metric 7 onlink \n"
 	expect.Equal(t, have, want)
 }

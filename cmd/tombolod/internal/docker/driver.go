@@ -122,7 +122,6 @@ func (d *Driver) methods() map[string]func(context.Context, *request) (*answer, 
 		"CreateNetwork": d.createNetwork, "DeleteNetwork": d.deleteNetwork,
 		"CreateEndpoint": d.createEndpoint, "DeleteEndpoint": d.deleteEndpoint, "Join": d.join,
 		"ProgramExternalConnectivity": d.publish, "RevokeExternalConnectivity": d.revoke,
-		"GetCapabilities": nil,
 	}
 }
 
@@ -133,7 +132,7 @@ const longest = 1 << 20
 func (d *Driver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	to := &answer{}
 	method, ofDriver := strings.CutPrefix(r.URL.Path, "/NetworkDriver.")
-	do, known := d.methods()[method]
+	do := d.methods()[method]
 	switch {
 	case r.URL.Path == "/Plugin.Activate":
 		d.sweep(nil) // dockerd has just begun: what an earlier one had in no container, no one knows of
@@ -141,7 +140,9 @@ func (d *Driver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case !ofDriver:
 		http.NotFound(w, r)
 		return
-	case known:
+	case method == "GetCapabilities":
+		to.Scope, to.ConnectivityScope = "local", "local"
+	case do != nil:
 		var err error
 		if to, err = carryOut(r, method, do); err != nil {
 			d.Log.Warn("cannot do what Docker asks for", "method", method, "err", err)
@@ -154,8 +155,8 @@ func (d *Driver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 func carryOut(r *http.Request, method string, do func(context.Context, *request) (*answer, error)) (*answer, error) {
 	body, err := io.ReadAll(io.LimitReader(r.Body, longest))
-	if err != nil || method == "GetCapabilities" {
-		return &answer{Scope: "local", ConnectivityScope: "local"}, err
+	if err != nil {
+		return nil, fmt.Errorf("read the request: %w", err)
 	}
 	asked := new(request)
 	if err := json.Unmarshal(body, asked); err != nil {

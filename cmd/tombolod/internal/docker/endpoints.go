@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"net/netip"
 	"os"
-	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
@@ -26,7 +25,6 @@ const withName = "tombolo.name"
 type endpoint struct {
 	NetworkID string
 	Container runtimes.Container
-	Created   time.Time
 	Made      bool // the request that created it came to its end
 	Join      answer
 	Sandbox   string `json:",omitempty"` // the path of the container's namespace
@@ -48,9 +46,10 @@ func (d *Driver) createEndpoint(ctx context.Context, r *request) (*answer, error
 		return nil, err
 	}
 	defer d.lock(r.EndpointID)()
-	// The request may come again, after tombolod was killed at the first.
-	if err := d.takeDown(r.EndpointID, r.NetworkID); err != nil {
-		return nil, err
+	if d.endpoints.load(r.EndpointID, new(endpoint)) == nil { // Docker asks again, after tombolod was killed
+		if err := d.takeDown(r.EndpointID, r.NetworkID); err != nil {
+			return nil, err
+		}
 	}
 	if err := d.endpoints.save(r.EndpointID, e); err != nil {
 		return nil, err
@@ -71,7 +70,7 @@ func (d *Driver) createEndpoint(ctx context.Context, r *request) (*answer, error
 
 // endpointOf reads what Docker tells of an endpoint.
 func endpointOf(r *request) (*endpoint, error) {
-	e := &endpoint{NetworkID: r.NetworkID, Created: time.Now(), Container: runtimes.Container{ID: r.EndpointID, IfName: ifName(r.EndpointID)}}
+	e := &endpoint{NetworkID: r.NetworkID, Container: runtimes.Container{ID: r.EndpointID, IfName: ifName(r.EndpointID)}}
 	c := &e.Container
 	if err := optional(r.Options, withName, &c.Name); err != nil {
 		return nil, err
@@ -194,6 +193,7 @@ func staticRouteOf(r *types.Route) staticRoute {
 // deleteEndpoint takes an endpoint down, whatever is known of it.
 func (d *Driver) deleteEndpoint(_ context.Context, r *request) (*answer, error) {
 	defer d.lock(r.EndpointID)()
+	defer d.busy.Delete(r.EndpointID)
 	return &answer{}, d.takeDown(r.EndpointID, r.NetworkID)
 }
 
@@ -206,6 +206,5 @@ func (d *Driver) takeDown(id, networkID string) error {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	d.busy.Delete(id)
 	return d.endpoints.remove(id)
 }

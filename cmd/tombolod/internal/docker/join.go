@@ -54,7 +54,7 @@ func (d *Driver) follow(id string, looks int) {
 		d.after(lookEvery, func() { d.follow(id, looks-1) })
 		return
 	}
-	if err != nil {
+	if err != nil && d.ctx.Err() == nil {
 		d.Log.Warn("cannot find an endpoint in its container: its lease is not renewed", "endpoint", id, "namespace", e.Sandbox, "err", err)
 	}
 }

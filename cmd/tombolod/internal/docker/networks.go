@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -119,9 +120,7 @@ func (d *Driver) network(id string) (*runtimes.Network, error) {
 func (d *Driver) with(n *runtimes.Network) *runtimes.Network {
 	own := *n
 	own.Options = map[string]string{"stateDir": d.StateDir, "leaseDir": d.LeaseDir}
-	for name, value := range n.Options {
-		own.Options[name] = value
-	}
+	maps.Copy(own.Options, n.Options)
 	return &own
 }
 

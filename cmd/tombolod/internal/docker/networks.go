@@ -111,7 +111,7 @@ func (d *Driver) refuse(ctx context.Context, r *request, n *runtimes.Network) er
 func (d *Driver) network(id string) (*runtimes.Network, error) {
 	n := new(runtimes.Network)
 	if err := d.networks.load(id, n); err != nil {
-		return nil, fmt.Errorf("Docker's network %.12s: %w; remove it by `docker network rm`, and create it anew", id, err)
+		return nil, fmt.Errorf("network %.12s of Docker's: %w; remove it by `docker network rm`, and create it anew", id, err)
 	}
 	return d.with(n), nil
 }

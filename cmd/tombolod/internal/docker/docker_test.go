@@ -172,6 +172,14 @@ func TestAnEndpointThatIsInNoContainerGoes(t *testing.T) {
 	nstest.Run(t, box, "ip", "link", "set", srcName(endpointID), "netns", nstest.Path(t, n.ns))
 	n.ask("Plugin.Activate", "")
 	expect.Equal(t, len(n.check()), 0)
+
+	// Later versions ask for that before they bring the interfaces of an earlier dockerd back.
+	n.asks("CreateEndpoint", createEndpoint(""))
+	nstest.Run(t, n.ns, "ip", "link", "set", srcName(endpointID), "netns", nstest.Path(t, box))
+	n.ask("Plugin.Activate", "")
+	nstest.Run(t, box, "ip", "link", "set", srcName(endpointID), "netns", nstest.Path(t, n.ns))
+	n.asks("CreateEndpoint", strings.NewReplacer(endpointID, strings.Repeat("e", 64), "10.9.0.2", "10.9.0.3").Replace(createEndpoint("")))
+	expect.Equal(t, len(n.check()), 1)
 	n.asks("DeleteNetwork", about(""))
 	n.isEmpty()
 }

@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/tombolo-cni/tombolo/internal/ident"
@@ -35,6 +36,7 @@ type Driver struct {
 	*Config
 	networks, endpoints store
 	busy                sync.Map        // a mutex for each endpoint
+	begun               atomic.Int64    // when this dockerd began, in nanoseconds since 1970; 0: before tombolod
 	ctx                 context.Context // of what is done between requests
 	cancel              func()
 	work                sync.WaitGroup
@@ -135,7 +137,8 @@ func (d *Driver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	do := d.methods()[method]
 	switch {
 	case r.URL.Path == "/Plugin.Activate":
-		d.sweep(nil) // dockerd has just begun: what an earlier one had in no container, no one knows of
+		d.begun.Store(time.Now().UnixNano())
+		d.sweep(nil)
 		to.Implements = []string{"NetworkDriver"}
 	case !ofDriver:
 		http.NotFound(w, r)

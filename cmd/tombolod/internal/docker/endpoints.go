@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"net/netip"
 	"os"
+	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
@@ -25,6 +26,7 @@ const withName = "tombolo.name"
 type endpoint struct {
 	NetworkID string
 	Container runtimes.Container
+	Created   time.Time
 	Made      bool // the request that created it came to its end
 	Join      answer
 	Sandbox   string `json:",omitempty"` // the path of the container's namespace
@@ -45,6 +47,7 @@ func (d *Driver) createEndpoint(ctx context.Context, r *request) (*answer, error
 	if err != nil {
 		return nil, err
 	}
+	d.sweep(nil) // of ports that the container is to have
 	defer d.lock(r.EndpointID)()
 	if d.endpoints.load(r.EndpointID, new(endpoint)) == nil { // Docker asks again, after tombolod was killed
 		if err := d.takeDown(r.EndpointID, r.NetworkID); err != nil {
@@ -70,7 +73,7 @@ func (d *Driver) createEndpoint(ctx context.Context, r *request) (*answer, error
 
 // endpointOf reads what Docker tells of an endpoint.
 func endpointOf(r *request) (*endpoint, error) {
-	e := &endpoint{NetworkID: r.NetworkID, Container: runtimes.Container{ID: r.EndpointID, IfName: ifName(r.EndpointID)}}
+	e := &endpoint{NetworkID: r.NetworkID, Created: time.Now(), Container: runtimes.Container{ID: r.EndpointID, IfName: ifName(r.EndpointID)}}
 	c := &e.Container
 	if err := optional(r.Options, withName, &c.Name); err != nil {
 		return nil, err

@@ -13,30 +13,33 @@ import (
 )
 
 // A dockerd that was killed gives endpoints to no container and does not delete them: the next one has not heard of
-// them, or deletes what it knows of them without a call of ours. Their interfaces are in the host's namespace then. Those
-// that go with a container's namespace are dead pods, which the keeper reclaims.
+// them, or deletes what it knows of them without a call of ours, and brings their interfaces back to the host's namespace,
+// before it first speaks to us or after. Those that go with a container's namespace are dead pods, which the keeper
+// reclaims.
 
 // joins is how long an interface may be in no container.
 const joins = 5 * time.Minute
 
 // tidy looks again and again for endpoints that were in no container before, which are given, and are in none now.
 func (d *Driver) tidy(before []string) {
-	waiting := d.sweep(func(id string) bool { return !slices.Contains(before, id) })
+	waiting := d.sweep(before)
 	d.after(joins, func() { d.tidy(waiting) })
 }
 
-// sweep takes down the endpoints that are in no container, but for those that may wait for one, which it gives. nil is
-// none.
-func (d *Driver) sweep(mayWait func(id string) bool) (waiting []string) {
+// sweep takes down the endpoints that are in no container, but for those that may be on their way into one, which it
+// gives: this dockerd has created them, as far as is known, and before does not name them.
+func (d *Driver) sweep(before []string) (waiting []string) {
 	for _, id := range d.endpoints.list() {
-		switch here, err := isHere(srcName(id)); {
-		case err != nil:
-			d.Log.Warn("cannot look for an endpoint of Docker's", "endpoint", id, "err", err)
-		case here && mayWait != nil && mayWait(id):
-			waiting = append(waiting, id)
-		case here:
-			d.forgo(id)
+		var e endpoint
+		here, err := isHere(srcName(id))
+		if err = errors.Join(err, d.endpoints.load(id, &e)); err != nil || !here {
+			continue // another sweep comes
 		}
+		if !e.Moved && e.Created.UnixNano() > d.begun.Load() && !slices.Contains(before, id) {
+			waiting = append(waiting, id)
+			continue
+		}
+		d.forgo(id)
 	}
 	return waiting
 }

@@ -1,4 +1,6 @@
-# dockerd and tombolod are killed at each call of the driver, before it is carried out and after, with a proxy between.
+# dockerd and tombolod are killed at each call of the driver: before it is carried out, amid, and after, by a proxy between.
+# Docker 29 keeps the namespace of a container that it was killed at starting or stopping for a while, and then its host
+# port is refused to others.
 SOCKET=/run/tombolo-docker.sock
 router; tombolod
 "$PROXY" /run/docker/plugins/tombolo.sock $SOCKET &

@@ -1,5 +1,5 @@
 router; tombolod; dockerd; lan
-docker run -d --name any --restart always --network lan box sleep 10000 >/dev/null
+docker run -d --name any --restart always --network lan -p 8080:80 box sleep 10000 >/dev/null
 docker run -d --name named --restart always --network name=lan,driver-opt=tombolo.name=named box sleep 10000 >/dev/null
 named=$(ip_of named)
 both() {

@@ -15,7 +15,7 @@ PREFIX   ?= /usr/local
 SYSTEMD  ?= /etc/systemd/system
 MODULES  ?= /etc/modules-load.d
 ZSH      ?= $(PREFIX)/share/zsh/site-functions
-UNITS    := tombolod.service tombolo-repair.service tombolo-repair.timer
+UNITS    := tombolod.service tombolo-docker.socket tombolo-repair.service tombolo-repair.timer
 VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo v0.0.0)
 ARCHES   ?= amd64 arm64
 
@@ -92,7 +92,7 @@ install: build ## into a node's directories, by DESTDIR, PREFIX, CNI_BIN, CNI_CO
 
 # A network's configuration that somebody named, records, leases and plugins of others stay.
 uninstall: ## takes away what install put there
-	[ -n "$(DESTDIR)" ] || [ ! -e /run/systemd/system ] || systemctl disable --now tombolod.service tombolo-repair.timer
+	[ -n "$(DESTDIR)" ] || [ ! -e /run/systemd/system ] || systemctl disable --now tombolo-docker.socket tombolod.service tombolo-repair.timer
 	deploy/names.sh --undo $(CNI_BIN) $(DESTDIR)
 	rm -f $(addprefix $(DESTDIR),$(CNI_BIN)/tombolo $(PREFIX)/lib/tombolo/tombolo-cni $(PREFIX)/bin/tombolo $(PREFIX)/bin/tombolod $(addprefix $(SYSTEMD)/,$(UNITS)) \
 		$(CNI_CONF)/10-tombolo.conflist.example $(MODULES)/tombolo.conf $(addprefix $(PREFIX)/share/man/man8/,$(notdir $(wildcard deploy/share/*.8))) \

@@ -170,11 +170,7 @@ func (c *Conn) Restore(ctx context.Context, pod *netns.NS, port Port) error {
 	if port.Down {
 		return nil
 	}
-	var errs []error
-	podConn, err := c.enterPod(pod, func() error {
-		errs = append(errs, port.restoreParameters())
-		return nil
-	})
+	podConn, err := c.enterPod(pod, nil)
 	if err != nil {
 		return err
 	}
@@ -183,6 +179,8 @@ func (c *Conn) Restore(ctx context.Context, pod *netns.NS, port Port) error {
 	if err != nil {
 		return err
 	}
+	// /proc/sys does not know a link by its alternative names.
+	errs := []error{pod.Do(func() error { return port.restoreParameters(l.Name) })}
 	var b nl.Batch
 	if port.MTU != 0 && l.MTU > port.MTU {
 		setMTU(&b, port.Peer, port.MTU)
@@ -222,8 +220,8 @@ func (p *Port) restoreRoutes(podConn *nl.Conn, index int) error {
 	return errors.Join(errs...)
 }
 
-// restoreParameters is called in the pod's namespace.
-func (p *Port) restoreParameters() error {
+// restoreParameters is called in the pod's namespace, where the interface has a name of its own.
+func (p *Port) restoreParameters(name string) error {
 	var errs []error
 	ensure := func(path, value string) {
 		if sysctl.Exists(path) {
@@ -232,18 +230,18 @@ func (p *Port) restoreParameters() error {
 		}
 	}
 	if p.usesIPv6() {
-		ensure(sysctl.Link("ipv6", p.Peer, "disable_ipv6"), "0")
+		ensure(sysctl.Link("ipv6", name, "disable_ipv6"), "0")
 	}
 	if p.Autoconf != nil {
 		for _, one := range p.hearing() {
-			ensure(sysctl.Link("ipv6", p.Peer, one.name), one.value())
+			ensure(sysctl.Link("ipv6", name, one.name), one.value())
 		}
 	}
 	if p.NoRedirects {
 		ensure(allRedirects, "0")
-		ensure(sysctl.Link("ipv4", p.Peer, "accept_redirects"), "0")
+		ensure(sysctl.Link("ipv4", name, "accept_redirects"), "0")
 		if p.usesIPv6() {
-			ensure(sysctl.Link("ipv6", p.Peer, acceptRedirects().name), acceptRedirects().value())
+			ensure(sysctl.Link("ipv6", name, acceptRedirects().name), acceptRedirects().value())
 		}
 	}
 	return errors.Join(errs...)

@@ -57,17 +57,21 @@ func applyLease(pod *netns.NS, rec *lease.Record, link *bridge.Attachment) error
 // leaseLockWait is more than the keeper has a record locked for.
 const leaseLockWait = 5 * time.Second
 
+func lockLease(ctx context.Context, a *state.Attachment) (*lease.Held, error) {
+	dir, err := lease.Open(a.DataDir)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, leaseLockWait)
+	defer cancel()
+	return dir.Lock(ctx, a.Hash())
+}
+
 // leadLease changes what the pod is to have of its lease: a default route by an address of
 // the host. The record says first that it
 // may have both, as the keeper's does.
 func leadLease(ctx context.Context, a *state.Attachment, conn *nl.Conn, link int, own netip.Addr) error {
-	dir, err := lease.Open(a.DataDir)
-	if err != nil {
-		return err
-	}
-	short, cancel := context.WithTimeout(ctx, leaseLockWait)
-	defer cancel()
-	held, err := dir.Lock(short, a.Hash())
+	held, err := lockLease(ctx, a)
 	if err != nil {
 		return err
 	}
@@ -87,7 +91,7 @@ func leadLease(ctx context.Context, a *state.Attachment, conn *nl.Conn, link int
 		return err
 	}
 	at := &lease.Link{Conn: conn, Index: link, Priority: rec.Policy.Priority}
-	if err := at.Apply(lease.Applied{Routes: want.Routes}, 0, 0, lease.Replace); err != nil {
+	if err := at.Apply(lease.Applied{Routes: want.Routes}, 0, 0, lease.ReplaceOwn); err != nil {
 		return err
 	}
 	if err := at.Withdraw(stale); err != nil {

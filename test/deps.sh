@@ -25,6 +25,7 @@ else
 	need containerd containerd
 	need runc runc
 	need podman podman
+	need dockerd docker.io
 	need dnsmasq dnsmasq-base
 	need kea-dhcp4 kea-dhcp4-server
 	need bird bird2

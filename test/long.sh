@@ -40,12 +40,15 @@ for file in $(git ls-files -co --exclude-standard '*_test.go'); do
 done
 # What measures, what reads the sources, and what runs programs gains nothing from the
 # race detector.
-for package in $(go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./... | grep -v -e /bench -e /internal/repotest -e /test/lan); do
+for package in $(go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./... | grep -v -e /bench -e /internal/repotest -e /test/lan -e /test/docker); do
 	jobs+=("90 400 race $package")
 done
 jobs+=("180 900 churn test/cni")
 for pods in 100 400 900; do jobs+=("30 300 growth bench $pods"); done
-jobs+=("300 900 takeovers test/lan" "150 400 deb test bookworm" "150 400 deb test trixie")
+jobs+=("300 900 takeovers test/lan" "150 400 deb test bookworm" "150 400 deb test trixie" "240 600 docker test trixie")
+for what in TestDockerdAndTombolodAreKilledAtEachCall TestAContainerFollowsItsLease TestFiftyContainersAtOnce; do
+	jobs+=("200 600 many test/docker $what")
+done
 jobs+=("200 600 many test/cni TestTombolodTakesNoPodsForAnotherProgram" "200 600 many test/containerd TestTombolodTakesNoPodsForAnotherProgram")
 jobs+=("200 600 many test/cni TestEightAtOnceUnderRandomKills" "200 600 many test/cni TestDocumentedLists[A-Za-z]*")
 # A part of all system calls of what a test sweeps, another one in each turn; make test
@@ -106,6 +109,7 @@ run_job() {
 	sweep) TOMBOLO_SWEEP=$((turn % ${what#*/} + 1))/${what#*/} within "$most" go test -C "$where" -count 1 -run "^${what%/*}\$" -timeout "$hangs" . ;;
 	takeovers) TOMBOLO_TAKEOVERS=20 within "$most" go test -count 1 -timeout "$hangs" "./$where" ;;
 	deb) within "$most" test/deb.sh "$what" ;;
+	docker) within "$most" test/docker.sh "$what" ;;
 	vm) VM_LIMIT=$most test/vm/run.sh "$what" ;;
 	esac
 }

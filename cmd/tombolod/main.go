@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/cmd/tombolod/internal/docker"
 	"github.com/tombolo-cni/tombolo/internal/firewalld"
 	"github.com/tombolo-cni/tombolo/internal/keeper"
 	"github.com/tombolo-cni/tombolo/internal/lease"
@@ -46,6 +47,8 @@ in another zone or the permanent configuration names one.
 Flags:
   --leases DIR     directory of the lease records (%s)
   --state DIR      state directory of the plugin: attachments and uplinks (%s)
+  --docker PATH    serve Docker as a network driver at this Unix socket; without it, at the
+                   one that systemd hands over (tombolo-docker.socket), or not at all
   --metrics WHERE  serve /metrics and /healthz at unix:PATH or HOST:PORT, or
                    "none" (unix:DIR/tombolod.sock, where DIR is that of --state)
   --log-level L    debug, info, warn or error (info)
@@ -74,9 +77,9 @@ type program struct {
 
 // options are the flags.
 type options struct {
-	leases, state, metrics string
-	level                  slog.Level
-	firewalld, version     bool
+	leases, state, metrics, docker string
+	level                          slog.Level
+	firewalld, version             bool
 }
 
 func (p *program) run(ctx context.Context, args []string) int {
@@ -95,6 +98,7 @@ func (p *program) run(ctx context.Context, args []string) int {
 	log := p.logger(o.level)
 	if err := p.keep(ctx, o, log); err != nil {
 		log.Error("tombolod ends", "err", err)
+		p.turnAway()
 		return exitFailed
 	}
 	return exitOK
@@ -116,6 +120,7 @@ func parse(args []string) (*options, error) {
 	f.StringVar(&o.leases, "leases", lease.DefaultDir, "")
 	f.StringVar(&o.state, "state", state.DefaultDir, "")
 	f.StringVar(&o.metrics, "metrics", "", "")
+	f.StringVar(&o.docker, "docker", "", "")
 	f.TextVar(&o.level, "log-level", slog.LevelInfo, "")
 	f.BoolVar(&o.firewalld, "firewalld", true, "")
 	f.BoolVar(&o.version, "version", false, "")
@@ -127,6 +132,9 @@ func parse(args []string) (*options, error) {
 	}
 	if !filepath.IsAbs(o.state) {
 		return nil, fmt.Errorf("--state %q: want an absolute path", o.state)
+	}
+	if o.docker != "" && !filepath.IsAbs(o.docker) {
+		return nil, fmt.Errorf("--docker %q: want an absolute path", o.docker)
 	}
 	if o.metrics == "" {
 		o.metrics = "unix:" + filepath.Join(o.state, "tombolod.sock")
@@ -187,7 +195,8 @@ func (p *program) keep(ctx context.Context, o *options, log *slog.Logger) error 
 	}
 	defer systemd.close()
 	var metrics *server
-	defer func() { metrics.close() }()
+	var plugin *dockerServer
+	defer func() { metrics.close(); plugin.close() }()
 	var zones sync.WaitGroup
 	defer zones.Wait()
 	besides, cancel := context.WithCancel(ctx)
@@ -203,6 +212,9 @@ func (p *program) keep(ctx context.Context, o *options, log *slog.Logger) error 
 			if metrics, err = serve(o.metrics, k.Handler()); err != nil {
 				// Leases are worth more than knowing how they fare.
 				log.Error("no metrics", "err", err)
+			}
+			if plugin, err = p.serveDocker(o, &docker.Config{StateDir: plugins.Path(), LeaseDir: dir.Path(), Node: node, Log: log}); err != nil {
+				log.Error("no networks of Docker", "err", err)
 			}
 			log.Info("keeping leases", "dir", dir.Path(), "state", plugins.Path(), "metrics", o.metrics)
 			if o.firewalld {

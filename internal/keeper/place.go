@@ -248,7 +248,7 @@ func (p *place) apply(a lease.Applied, valid, preferred time.Duration) error {
 		if a.MTU == was.MTU {
 			a.MTU = 0
 		}
-		return p.pod().Apply(a, valid, preferred, lease.Replace)
+		return p.pod().Apply(a, valid, preferred, lease.ReplaceOwn)
 	}
 	if p.r.Host.Permanent {
 		valid, preferred = -1, -1

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
@@ -139,6 +140,9 @@ func (v *visit) keep() outcome {
 	if !due && v.m.right && t.Before(v.m.look) {
 		return v.idle() // its own write was heard of
 	}
+	if isOwn(v.r.NetNS) {
+		return v.outcome(t.Add(lookEvery)) // this process is handing the interface over: network.Change.Moved
+	}
 	pod, err := v.node.enter(v.r)
 	switch {
 	case errors.Is(err, errGone):
@@ -159,6 +163,11 @@ func (v *visit) keep() outcome {
 		v.note("") // the host is in reach again, and no server is waited for
 	}
 	return v.idle()
+}
+
+// isOwn says whether a namespace is one that this very process has made.
+func isOwn(path string) bool {
+	return strings.HasPrefix(path, fmt.Sprintf("/proc/%d/fd/", os.Getpid()))
 }
 
 // notRenewed is the outcome of a visit that did not do what was due.

@@ -58,6 +58,19 @@ func Replace(routes *route.Conn, r route.Route) error {
 	return err
 }
 
+// ReplaceOwn is Replace that leaves a route of another link of the pod's alone: Docker moves the default route from one
+// interface to another without telling.
+func ReplaceOwn(routes *route.Conn, r route.Route) error {
+	others := false
+	err := routes.Walk(route.Filter{Table: route.TableMain}, func(have route.Route) {
+		others = others || have.Dst == r.Dst && have.Priority == r.Priority && have.Link != r.Link
+	})
+	if others || err != nil {
+		return err
+	}
+	return Replace(routes, r)
+}
+
 // Lifetime is as the kernel takes it: nil is for ever, which is less than 0 here. It refuses 0 s as a valid one, and
 // takes the largest number for ever.
 func Lifetime(left, least time.Duration) *time.Duration {

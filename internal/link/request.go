@@ -62,6 +62,19 @@ func (r Request) Set(b *nl.Batch, op, object string) {
 	b.Add(op, nl.Name(object), m, err)
 }
 
+// AddName appends a request for an alternative name of a link, by which it is found as by its own. It stays with the link
+// through renames and moves to other namespaces.
+func AddName(b *nl.Batch, index int, name string) {
+	r := Request{Index: index}
+	m, err := nl.Marshal(unix.RTM_NEWLINKPROP, 0, r.body().MarshalBinary, func(ae *netlink.AttributeEncoder) {
+		ae.Nested(unix.IFLA_PROP_LIST, func(ae *netlink.AttributeEncoder) error {
+			ae.String(unix.IFLA_ALT_IFNAME, name)
+			return nil
+		})
+	})
+	b.Add("name link", nl.Name(name), m, err)
+}
+
 // Delete appends a deletion, for which Index, Name or Group are all that counts.
 func (r Request) Delete(b *nl.Batch, object string) {
 	m, err := r.Message(unix.RTM_DELLINK, 0)

@@ -23,7 +23,7 @@ func floors() [][]string {
 		{"internal/keeper"},
 		{"internal/cni"},
 		{"internal/runtimes"},
-		{"cmd", "test/lan"},
+		{"cmd", "test/lan", "test/docker"},
 	}
 }
 

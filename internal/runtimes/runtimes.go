@@ -56,6 +56,9 @@ func (n *Network) Call(verb string, c *Container) (*current.Result, error) {
 	if err != nil && verb != "DEL" && verb != "GC" {
 		return nil, err
 	}
+	if verb == "GC" {
+		conf["cni.dev/valid-attachments"] = []string{} // a network that is to go has none
+	}
 	stdin, err := json.Marshal(conf)
 	if err != nil {
 		return nil, err

@@ -1,0 +1,103 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/tombolo-cni/tombolo/cmd/tombolod/internal/docker"
+)
+
+const (
+	// firstHanded is the first descriptor that a service manager hands over: see sd_listen_fds(3).
+	firstHanded = 3
+	// dockerSocket is how the unit of the socket is called, and so its descriptor.
+	dockerSocket = "tombolo-docker.socket"
+	// finishWithin is how long requests may take that are under way when tombolod is to end.
+	finishWithin = 15 * time.Second
+)
+
+// dockerServer serves Docker. A nil one serves nothing.
+type dockerServer struct {
+	http   *http.Server
+	driver *docker.Driver
+}
+
+// serveDocker gives nil where nothing is to be served.
+func (p *program) serveDocker(o *options, cfg *docker.Config) (*dockerServer, error) {
+	l, err := p.dockerListener(o.docker)
+	if l == nil || err != nil {
+		return nil, err
+	}
+	s := &dockerServer{driver: docker.New(cfg)}
+	s.http = &http.Server{Handler: s.driver, ReadTimeout: 10 * time.Second, MaxHeaderBytes: 8 << 10}
+	go s.http.Serve(l) //nolint:errcheck // until close
+	return s, nil
+}
+
+// dockerListener gives the socket at a path, or the one that systemd has made.
+func (p *program) dockerListener(path string) (net.Listener, error) {
+	if path == "" {
+		return p.handed(dockerSocket)
+	}
+	if err := makeRoom(path); err != nil {
+		return nil, fmt.Errorf("serve Docker at %s: %w", path, err)
+	}
+	l, err := listen("unix", path)
+	if u, ok := l.(*net.UnixListener); ok {
+		u.SetUnlinkOnClose(false) // Docker tries again where one is refused, and not where there is none
+	}
+	return l, err
+}
+
+// handed gives a socket of the service manager's by its name; nil where there is none.
+func (p *program) handed(name string) (net.Listener, error) {
+	if p.getenv("LISTEN_PID") != strconv.Itoa(os.Getpid()) {
+		return nil, nil
+	}
+	i := slices.Index(strings.Split(p.getenv("LISTEN_FDNAMES"), ":"), name)
+	if i < 0 {
+		return nil, nil
+	}
+	f := os.NewFile(uintptr(firstHanded+i), name)
+	defer f.Close()
+	l, err := net.FileListener(f)
+	if err != nil {
+		return nil, fmt.Errorf("take %s over: %w", name, err)
+	}
+	return l, nil
+}
+
+// turnAway ends the connections that wait for a tombolod that cannot run, so that dockerd, which has no time-out, says so.
+func (p *program) turnAway() {
+	l, err := p.handed(dockerSocket)
+	unix, ok := l.(*net.UnixListener)
+	if err != nil || !ok {
+		return
+	}
+	defer l.Close()
+	_ = unix.SetDeadline(time.Now().Add(100 * time.Millisecond))
+	for {
+		conn, err := l.Accept()
+		if err != nil {
+			return
+		}
+		_ = conn.Close()
+	}
+}
+
+func (s *dockerServer) close() {
+	if s == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), finishWithin)
+	defer cancel()
+	_ = s.http.Shutdown(ctx) // what goes on is as if tombolod was killed
+	s.driver.Close()
+}

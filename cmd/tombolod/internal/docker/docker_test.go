@@ -1,0 +1,263 @@
+package docker
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
+	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/network"
+)
+
+func TestMain(m *testing.M) { nstest.Main(m) }
+
+const (
+	networkID  = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+	endpointID = "fedcba9876543210fedcba9876543210fedcba9876543210fedcba9876543210"
+)
+
+// node is a Driver in a network namespace of its own.
+type node struct {
+	testing.TB
+	*Driver
+	ns  *netns.NS
+	log *nstest.Output
+}
+
+func newNode(t testing.TB) *node {
+	t.Helper()
+	n := &node{TB: t, ns: nstest.New(t), log: &nstest.Output{}}
+	dir := t.TempDir()
+	cfg := &Config{StateDir: dir + "/state", LeaseDir: dir + "/leases", Log: slog.New(slog.NewTextHandler(n.log, nil))}
+	cfg.Node = must.Of(network.Open(t.Context(), &network.Config{StateDir: cfg.StateDir, LeaseDir: cfg.LeaseDir})).Get(t)
+	n.Driver = New(cfg)
+	t.Cleanup(n.Driver.Close)
+	return n
+}
+
+// ask is what Docker does.
+func (n *node) ask(method, body string) (a answer) {
+	n.Helper()
+	w := httptest.NewRecorder()
+	must.Succeed(n, n.ns.Do(func() error {
+		n.ServeHTTP(w, httptest.NewRequest("POST", "/"+method, strings.NewReader(body)))
+		return nil
+	}))
+	must.Succeed(n, json.Unmarshal(w.Body.Bytes(), &a))
+	return a
+}
+
+func (n *node) asks(method, body string) answer {
+	n.Helper()
+	a := n.ask("NetworkDriver."+method, body)
+	must.That(n, a.Err == "", "%s: %s", method, a.Err)
+	return a
+}
+
+func createNetwork(id, more string) string {
+	return fmt.Sprintf(`{"NetworkID":%q,"IPv4Data":[{"Pool":"10.9.0.0/24","Gateway":"10.9.0.1/24"}]%s}`, id, more)
+}
+
+func createEndpoint(more string) string {
+	return fmt.Sprintf(`{"NetworkID":%q,"EndpointID":%q,"Interface":{"Address":"10.9.0.2/24"}%s}`, networkID, endpointID, more)
+}
+
+func TestAnEndpointsLife(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	expect.Equal(t, strings.Join(n.ask("Plugin.Activate", "").Implements, " "), "NetworkDriver")
+	expect.Equal(t, n.asks("GetCapabilities", "").Scope, "local")
+	n.asks("CreateNetwork", createNetwork(networkID, ""))
+	n.asks("CreateNetwork", createNetwork(networkID, ""))
+
+	n.asks("CreateEndpoint", createEndpoint(""))
+	a := n.asks("CreateEndpoint", createEndpoint("")) // Docker asks again where it has lost the connection
+	expect.That(t, a.Interface.Address == "" && a.Interface.MacAddress != "", "it has %+v, want no address but a MAC", a.Interface)
+	links := nstest.Run(t, n.ns, "ip", "link", "show", "dev", srcName(endpointID))
+	expect.That(t, strings.Contains(links, "altname "+ifName(endpointID)), "the link is\n%s", links)
+
+	box := nstest.New(t)
+	path := nstest.Path(t, box)
+	a = n.asks("Join", fmt.Sprintf(`{"NetworkID":%q,"EndpointID":%q,"SandboxKey":%q}`, networkID, endpointID, path))
+	expect.Equal(t, *a.InterfaceName, interfaceName{srcName(endpointID), "eth"})
+	expect.Equal(t, a.Gateway, "10.9.0.1")
+	n.follows(false)
+	nstest.Run(t, n.ns, "ip", "link", "set", srcName(endpointID), "name", "eth0", "netns", path)
+	nstest.Run(t, box, "ip", "address", "add", "10.9.0.2/24", "dev", "eth0")
+	nstest.Run(t, box, "ip", "link", "set", "eth0", "up")
+	n.follows(false) // as long as Docker has not added the default route
+	nstest.Run(t, box, "ip", "route", "add", "default", "via", "10.9.0.1")
+	n.follows(true)
+	reports := n.check()
+	expect.That(t, len(reports) == 1 && reports[0].Path == path && len(reports[0].Differences) == 0, "found %+v", reports)
+
+	n.asks("ProgramExternalConnectivity", about(`"Options":{"com.docker.network.portmap":[{"Proto":6,"Port":80,"HostIP":"0.0.0.0","HostPort":8080,"HostPortEnd":8080},{"Proto":6,"Port":80,"HostIP":"::","HostPort":8080,"HostPortEnd":8080}]}`))
+	expect.Equal(t, len(n.check()[0].Ports), 1)
+	n.asks("RevokeExternalConnectivity", about(""))
+	expect.Equal(t, len(n.check()[0].Ports), 0)
+	for _, method := range []string{"EndpointOperInfo", "Leave", "DiscoverNew", "DeleteEndpoint", "DeleteEndpoint", "RevokeExternalConnectivity", "DeleteNetwork", "DeleteNetwork"} {
+		n.asks(method, about(""))
+	}
+	n.isEmpty()
+}
+
+// about is a request about the network and the endpoint.
+func about(more string) string {
+	if more != "" {
+		more = "," + more
+	}
+	return fmt.Sprintf(`{"NetworkID":%q,"EndpointID":%q%s}`, networkID, endpointID, more)
+}
+
+// follows looks for the endpoint in its container, once.
+func (n *node) follows(want bool) {
+	n.Helper()
+	must.Succeed(n, n.ns.Do(func() error {
+		n.follow(endpointID, 0)
+		return nil
+	}))
+	var e endpoint
+	must.Succeed(n, n.endpoints.load(endpointID, &e))
+	must.That(n, e.Moved == want, "moved is %t; log: %s", e.Moved, n.log)
+}
+
+func (n *node) check() (reports []network.Report) {
+	n.Helper()
+	must.Succeed(n, n.ns.Do(func() error {
+		list, err := n.Node.Inspect(n.Context())
+		reports = list.Attachments
+		return err
+	}))
+	return reports
+}
+
+func (n *node) isEmpty() {
+	n.Helper()
+	links := nstest.Run(n, n.ns, "ip", "-brief", "link")
+	expect.Equal(n, strings.Count(strings.TrimSpace(links), "\n"), 0, links)
+	for _, s := range []store{n.networks, n.endpoints} {
+		expect.Equal(n, len(s.list()), 0, string(s))
+	}
+}
+
+// TestAnEndpointThatIsInNoContainerGoes has dockerd killed after an endpoint was created, or left its container.
+func TestAnEndpointThatIsInNoContainerGoes(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.asks("CreateNetwork", createNetwork(networkID, ""))
+	within := func(do func()) {
+		must.Succeed(t, n.ns.Do(func() error { do(); return nil }))
+	}
+	n.asks("CreateEndpoint", createEndpoint(""))
+	within(func() { n.tidy(nil) }) // it may be that it joins
+	expect.Equal(t, len(n.check()), 1)
+	within(func() { n.tidy([]string{endpointID}) })
+	expect.Equal(t, len(n.check()), 0)
+
+	n.asks("CreateEndpoint", createEndpoint(""))
+	box := nstest.New(t)
+	n.asks("Join", about(fmt.Sprintf(`"SandboxKey":%q`, nstest.Path(t, box))))
+	nstest.Run(t, n.ns, "ip", "link", "set", srcName(endpointID), "netns", nstest.Path(t, box))
+	n.ask("Plugin.Activate", "")
+	expect.Equal(t, len(n.check()), 1, "it is in a container")
+	nstest.Run(t, box, "ip", "link", "set", srcName(endpointID), "netns", nstest.Path(t, n.ns))
+	n.ask("Plugin.Activate", "")
+	expect.Equal(t, len(n.check()), 0)
+
+	// Later versions ask for that before they bring the interfaces of an earlier dockerd back.
+	n.asks("CreateEndpoint", createEndpoint(""))
+	nstest.Run(t, n.ns, "ip", "link", "set", srcName(endpointID), "netns", nstest.Path(t, box))
+	n.ask("Plugin.Activate", "")
+	nstest.Run(t, box, "ip", "link", "set", srcName(endpointID), "netns", nstest.Path(t, n.ns))
+	n.asks("CreateEndpoint", strings.NewReplacer(endpointID, strings.Repeat("e", 64), "10.9.0.2", "10.9.0.3").Replace(createEndpoint("")))
+	expect.Equal(t, len(n.check()), 1)
+	n.asks("DeleteNetwork", about(""))
+	n.isEmpty()
+}
+
+func TestARestartTakesUpWhatAnEarlierDriverLeft(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.asks("CreateNetwork", createNetwork(networkID, ""))
+	for id, e := range map[string]endpoint{
+		"killed000000":  {NetworkID: networkID},
+		"damaged00000x": {},
+	} {
+		must.Succeed(t, n.endpoints.save(id, e))
+	}
+	must.Succeed(t, os.WriteFile(n.endpoints.path("damaged00000x"), []byte("{"), 0o600))
+	again := New(n.Config)
+	defer again.Close()
+	must.Until(t, "it is gone that dockerd was not told of", func() bool { return strings.Join(again.endpoints.list(), " ") == "damaged00000x" })
+	expect.Contains(t, n.log.String(), "damaged00000x")
+}
+
+func TestDockerIsToldWhatCannotBe(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.asks("CreateNetwork", createNetwork(networkID, `,"Options":{"com.docker.network.generic":{"name":"pods"}}`))
+	n.asks("CreateEndpoint", createEndpoint(""))
+	other := strings.Repeat("a", 64)
+	generic := func(options string) string {
+		return createNetwork(other, `,"Options":{"com.docker.network.generic":`+options+`}`)
+	}
+	for _, tt := range []struct{ method, body, want string }{
+		{"CreateNetwork", `{`, "read the request"},
+		{"CreateNetwork", ``, "an empty one"},
+		{"CreateNetwork", `{"NetworkID":"../../../etc/x"}`, "no identifier"},
+		{"CreateNetwork", generic(`{"colour":"red"}`), `option "colour" is not known`},
+		{"CreateNetwork", generic(`{"mtu":"big"}`), "write a number"},
+		{"CreateNetwork", generic(`7`), "option com.docker.network.generic"},
+		{"CreateNetwork", generic(`{"name":"pods"}`), "has that name"},
+		{"CreateNetwork", generic(`{"stateDir":"/x"}`), "tombolod's own"},
+		{"CreateNetwork", generic(`{"mode":"lan","uplink":"eth0","ipv6":"slaac"}`), "one address of IPv6"},
+		{"CreateNetwork", createNetwork(other, `,"Options":{"com.docker.network.enable_ipv6":true}`), "--ipv6 needs a --subnet"},
+		{"CreateNetwork", fmt.Sprintf(`{"NetworkID":%q,"IPv4Data":[{"Pool":"0.0.0.0/0"}]}`, other), "has no subnet"},
+		{"CreateNetwork", fmt.Sprintf(`{"NetworkID":%q,"IPv4Data":[{"Pool":"x"}]}`, other), "subnet \"x\""},
+		{"CreateEndpoint", fmt.Sprintf(`{"NetworkID":%q,"EndpointID":%q}`, other, other), "docker network rm"},
+		{"CreateEndpoint", fmt.Sprintf(`{"NetworkID":%q}`, networkID), "is no identifier"},
+		{"CreateEndpoint", fmt.Sprintf(`{"NetworkID":%q,"EndpointID":%q,"Interface":{"Address":"x"}}`, networkID, other), "no '/'"},
+		{"Join", fmt.Sprintf(`{"NetworkID":%q,"EndpointID":%q}`, networkID, other), "restart the container"},
+		{"ProgramExternalConnectivity", about(`"Options":{"com.docker.network.portmap":[{"Proto":6,"Port":80}]}`), "name the one port"},
+		{"ProgramExternalConnectivity", about(`"Options":{"com.docker.network.portmap":[{"Proto":6,"Port":80,"HostPort":80,"HostIP":"x"}]}`), "x"},
+	} {
+		a := n.ask("NetworkDriver."+tt.method, tt.body)
+		expect.That(t, strings.Contains(a.Err, tt.want), "%s of %s: %q, want %q", tt.method, tt.body, a.Err, tt.want)
+	}
+	w := httptest.NewRecorder()
+	n.ServeHTTP(w, httptest.NewRequest("POST", "/IpamDriver.RequestPool", nil))
+	expect.Equal(t, w.Code, 404)
+}
+
+// FuzzRequests has Docker say anything: it is answered, and no file is written but below the driver's directories.
+func FuzzRequests(f *testing.F) {
+	for _, method := range []string{"CreateNetwork", "DeleteNetwork", "CreateEndpoint", "Join", "ProgramExternalConnectivity", "DeleteEndpoint"} {
+		f.Add(method, createNetwork(networkID, `,"Options":{"com.docker.network.generic":{"name":"pods","mtu":"1400"},"com.docker.network.internal":true}`))
+		f.Add(method, createEndpoint(`,"SandboxKey":"/run/x","Options":{"tombolo.name":"web","com.docker.network.portmap":[{"Proto":6,"Port":80,"HostPort":80}]}`))
+	}
+	f.Fuzz(func(t *testing.T, method, body string) {
+		n := newNode(t)
+		n.asks("CreateNetwork", createNetwork(networkID, ""))
+		w := httptest.NewRecorder()
+		r := httptest.NewRequest("POST", "/x", bytes.NewReader([]byte(body)))
+		r.URL.Path = "/NetworkDriver." + method
+		must.Succeed(t, n.ns.Do(func() error {
+			n.ServeHTTP(w, r)
+			return nil
+		}))
+		must.That(t, json.Valid(w.Body.Bytes()), "answered %q", w.Body)
+		entries := must.Of(os.ReadDir(filepath.Dir(n.StateDir))).Get(t)
+		for _, e := range entries {
+			must.That(t, e.Name() == "state" || e.Name() == "leases" || e.Name() == "docker", "wrote %s", e.Name())
+		}
+	})
+}

@@ -1,0 +1,185 @@
+// Package docker serves the remote driver protocol of Docker's libnetwork: it makes calls of the plugin of what Docker
+// asks about networks and endpoints.
+//
+// Docker moves a container's interface itself, and wants the container's addresses before the container has a
+// namespace. So an endpoint is attached to a namespace that lasts as long as the request, and its interface is handed
+// to Docker in the host's. By an alternative name it is found in the container afterwards, whatever Docker calls it.
+package docker
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/tombolo-cni/tombolo/internal/ident"
+	"github.com/tombolo-cni/tombolo/network"
+)
+
+// Config is what a Driver works with. All fields are required.
+type Config struct {
+	StateDir string // of the plugin
+	LeaseDir string // beside it, in "docker", networks are kept: Docker tells of one only once
+	Node     *network.Node
+	Log      *slog.Logger
+}
+
+// Driver is an http.Handler, from New to Close.
+type Driver struct {
+	*Config
+	networks, endpoints store
+	busy                sync.Map        // a mutex for each endpoint
+	begun               atomic.Int64    // when this dockerd began, in nanoseconds since 1970; 0: before tombolod
+	ctx                 context.Context // of what is done between requests
+	cancel              func()
+	work                sync.WaitGroup
+}
+
+// New takes up what an earlier Driver has left: it takes down endpoints that Docker was not told of, and looks for
+// those in their containers that were being moved there.
+func New(cfg *Config) *Driver {
+	d := &Driver{
+		Config:    cfg,
+		networks:  store(filepath.Join(filepath.Dir(filepath.Clean(cfg.LeaseDir)), "docker")),
+		endpoints: store(filepath.Join(cfg.StateDir, "docker")),
+	}
+	d.ctx, d.cancel = context.WithCancel(context.Background())
+	for _, id := range d.endpoints.list() {
+		var e endpoint
+		switch err := d.endpoints.load(id, &e); {
+		case err != nil:
+			d.Log.Warn("cannot read what is known of an endpoint of Docker's", "endpoint", id, "err", err)
+		case !e.Made:
+			d.after(0, func() { d.forgo(id) })
+		case !e.Moved && e.Sandbox != "":
+			d.after(0, func() { d.follow(id, looks) })
+		}
+	}
+	d.after(0, func() { d.tidy(nil) })
+	return d
+}
+
+// Close ends what the Driver does by itself.
+func (d *Driver) Close() {
+	d.cancel()
+	d.work.Wait()
+}
+
+// after does something later, unless Close comes before.
+func (d *Driver) after(wait time.Duration, do func()) {
+	d.work.Go(func() {
+		select {
+		case <-d.ctx.Done():
+		case <-time.After(wait):
+			do()
+		}
+	})
+}
+
+// request is any of Docker's, and answer any answer: each has a part of the fields.
+type request struct {
+	NetworkID, EndpointID string
+	SandboxKey            string // the path of the container's namespace
+	Options               map[string]json.RawMessage
+	IPv4Data, IPv6Data    []struct{ Pool, Gateway string }
+	Interface             *addresses
+}
+
+type answer struct {
+	Err string `json:",omitempty"`
+
+	Implements               []string `json:",omitempty"`
+	Scope, ConnectivityScope string   `json:",omitempty"`
+
+	Interface             *addresses     `json:",omitempty"`
+	InterfaceName         *interfaceName `json:",omitempty"`
+	Gateway, GatewayIPv6  string         `json:",omitempty"`
+	StaticRoutes          []staticRoute  `json:",omitempty"`
+	DisableGatewayService bool           `json:",omitempty"`
+}
+
+// addresses are those of an endpoint, as text. Docker takes none but those that it has not given itself.
+type addresses struct {
+	Address, AddressIPv6, MacAddress string `json:",omitempty"`
+}
+
+type interfaceName struct{ SrcName, DstPrefix string }
+
+type staticRoute struct {
+	Destination string
+	RouteType   int    // 0: by NextHop, 1: connected
+	NextHop     string `json:",omitempty"`
+}
+
+// methods are those of the protocol that want more than an empty answer.
+func (d *Driver) methods() map[string]func(context.Context, *request) (*answer, error) {
+	return map[string]func(context.Context, *request) (*answer, error){
+		"CreateNetwork": d.createNetwork, "DeleteNetwork": d.deleteNetwork,
+		"CreateEndpoint": d.createEndpoint, "DeleteEndpoint": d.deleteEndpoint, "Join": d.join,
+		"ProgramExternalConnectivity": d.publish, "RevokeExternalConnectivity": d.revoke,
+	}
+}
+
+// longest is what a request may have, in bytes.
+const longest = 1 << 20
+
+// ServeHTTP answers a request of Docker's.
+func (d *Driver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	to := &answer{}
+	method, ofDriver := strings.CutPrefix(r.URL.Path, "/NetworkDriver.")
+	do := d.methods()[method]
+	switch {
+	case r.URL.Path == "/Plugin.Activate":
+		d.begun.Store(time.Now().UnixNano())
+		d.sweep(nil)
+		to.Implements = []string{"NetworkDriver"}
+	case !ofDriver:
+		http.NotFound(w, r)
+		return
+	case method == "GetCapabilities":
+		to.Scope, to.ConnectivityScope = "local", "local"
+	case do != nil:
+		var err error
+		if to, err = carryOut(r, method, do); err != nil {
+			d.Log.Warn("cannot do what Docker asks for", "method", method, "err", err)
+			to = &answer{Err: err.Error()}
+		}
+	}
+	w.Header().Set("Content-Type", "application/vnd.docker.plugins.v1.2+json")
+	_ = json.NewEncoder(w).Encode(to) // Docker has gone, if it cannot be written
+}
+
+func carryOut(r *http.Request, method string, do func(context.Context, *request) (*answer, error)) (*answer, error) {
+	body, err := io.ReadAll(io.LimitReader(r.Body, longest))
+	if err != nil {
+		return nil, fmt.Errorf("read the request: %w", err)
+	}
+	asked := new(request)
+	if err := json.Unmarshal(body, asked); err != nil {
+		return nil, fmt.Errorf("read the request (Docker sends an empty one where it tries again): %w", err)
+	}
+	ids := []string{asked.NetworkID}
+	if !strings.HasSuffix(method, "Network") {
+		ids = append(ids, asked.EndpointID)
+	}
+	for _, id := range ids {
+		if !ident.IsIdentifier(id) || len(id) < shortest || len(id) > 10*shortest {
+			return nil, fmt.Errorf("%.40q is no identifier of Docker's", id)
+		}
+	}
+	return do(r.Context(), asked)
+}
+
+// lock has one request at a time work on an endpoint: Docker sends a request again where it has lost the connection.
+func (d *Driver) lock(id string) (unlock func()) {
+	one, _ := d.busy.LoadOrStore(id, new(sync.Mutex))
+	one.(*sync.Mutex).Lock()
+	return one.(*sync.Mutex).Unlock
+}

@@ -1,0 +1,36 @@
+tombolod; dockerd
+docker network create -d tombolo --subnet 10.9.0.0/24 --subnet fd09::/64 --ipv6 -o ingressRate=100000000 net1 >/dev/null
+docker network create -d tombolo --subnet 10.8.0.0/24 --subnet fd08::/64 --ipv6 net2 >/dev/null
+docker network create -d tombolo --subnet 10.7.0.0/24 --internal alone >/dev/null
+ip -n router route add 10.0.0.0/8 via 192.168.50.2 # nobody of the LAN goes there: it is masqueraded
+# As compose makes them: two networks, and the ports of one container.
+run web --network net1 -p 8080:80 -p 127.0.0.1:8083:80
+run db --network net2
+docker network connect net2 web
+run shut --network alone
+same web "$(page 192.168.50.2 8080)"
+same web "$(get 127.0.0.1 8083)"
+holds docker exec web ping -c 1 -W 2 "$(ip_of db net2)"
+holds docker exec web ping -c 1 -W 2 198.51.100.1
+holds docker exec db ping -c 1 -W 2 fd08::1
+never docker exec shut ping -c 1 -W 1 198.51.100.1
+eventually within '4 attachments'
+tombolo repair
+same "default via 10.9.0.1 dev eth0" "$(docker exec web ip route | grep default | xargs)"
+# The ports follow the network by which the container goes out.
+docker network disconnect net1 web
+same "default via 10.8.0.1 dev eth1" "$(docker exec web ip route | grep default | xargs)"
+same web "$(page 192.168.50.2 8080)"
+docker network connect net1 web
+same web "$(page 192.168.50.2 8080)"
+eventually within '4 attachments'
+# What cannot be is said.
+refused() { local said; said=$("${@:2}" 2>&1 || true); case $said in *"$1"*) ;; *) fail "got '$said', want '$1'" ;; esac; }
+refused 'name the one port of the host' docker run --rm --network net1 -p 80 box true
+refused 'has no subnet' docker network create -d tombolo --ipam-driver null x
+refused 'option "colour" is not known' docker network create -d tombolo -o colour=red --subnet 10.6.0.0/24 x
+docker network create -d tombolo -o name=same --subnet 10.6.0.0/24 same1 >/dev/null
+refused 'has that name' docker network create -d tombolo -o name=same --subnet 10.5.0.0/24 same2
+refused 'Docker gives a container one address' docker network create -d tombolo -o mode=lan -o uplink=eth0 -o ipv6=slaac --ipam-driver null x
+refused 'eth7' docker network create -d tombolo -o mode=lan -o uplink=eth7 --ipam-driver null x
+clean

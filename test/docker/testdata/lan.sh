@@ -1,0 +1,23 @@
+router; tombolod; dockerd; lan
+# A machine of the LAN.
+run web --cap-add NET_ADMIN --network lan -p 8080:80 -p '[::]:8081:80'
+web=$(ip_of web)
+same "$web" "$(leased)"
+same web "$(page "$web")"
+same web "$(page 192.168.50.2 8080)"
+holds docker exec web ping -c 1 -W 2 198.51.100.1
+# What the lease comes to is in the container, as the keeper makes it, and so it is when tombolod has been away.
+eventually eval "docker exec web ip addr show dev eth0 | grep -q 'valid_lft 1[0-9]*sec'"
+holds eval "docker exec web ip route | grep -q 'default via 192.168.50.2 dev eth0'"
+eventually within '1 attachment'
+same "$web" "$(tombolo ls | sed -n 2p | grep -oE '192[0-9.]+')"
+stop -9 $TOMBOLOD; tombolod
+eventually within '1 attachment'
+docker exec web ip link set eth0 down
+docker exec web ip link set eth0 up
+tombolo repair
+eventually within '1 attachment'
+same web "$(page "$web")"
+docker rm -f web >/dev/null
+same "" "$(leased)" # it was given back
+clean

@@ -1,0 +1,46 @@
+router; tombolod; dockerd; lan
+docker run -d --name any --restart always --network lan -p 8080:80 box sleep 10000 >/dev/null
+docker run -d --name named --restart always --network name=lan,driver-opt=tombolo.name=named box sleep 10000 >/dev/null
+named=$(ip_of named)
+both() {
+	eventually eval '[ "$(docker ps -q | wc -l)" = 2 ]'
+	same "$named" "$(ip_of named)"
+	eventually reaches "$named"
+	eventually reaches "$(ip_of any)"
+	tombolo gc >/dev/null
+	eventually within '2 attachments'
+}
+both
+stop $DOCKERD_PID; same "" "$(ip -o link | grep -oE 'veth[0-9a-f]{11}' || true)"; dockerd; both
+stop -9 $DOCKERD_PID; dockerd; both
+# tombolod comes later than dockerd, which waits.
+stop $DOCKERD_PID; stop $TOMBOLOD
+(sleep 2; exec setsid bash -c "$BIN/tombolod --docker $SOCKET >>/run/tombolod.log 2>&1 & echo \$! >/run/tombolod.pid") &
+dockerd; TOMBOLOD=$(cat /run/tombolod.pid); both
+# With live-restore containers go on.
+stop $DOCKERD_PID; dockerd --live-restore; both
+any=$(ip_of any)
+for how in -15 -9; do
+	stop $how $DOCKERD_PID
+	holds reaches "$any"
+	dockerd --live-restore; both
+	same "$any" "$(ip_of any)"
+	docker restart -t 0 any >/dev/null; both
+	any=$(ip_of any)
+done
+# A reboot: what Docker keeps is there, and nothing of what the kernel and /run had.
+kill -9 $DOCKERD_PID $CONTAINERD $(cat /run/tombolod.pid)
+pkill -9 -f '^sleep 10000' || true
+pkill -9 containerd-shim || true
+eventually eval '! pgrep containerd-shim'
+for mount in $(grep -oE '/run/docker/[^ ]+' /proc/mounts); do umount -l "$mount" || true; done
+ip link del br0; ip link del docker0
+nft flush ruleset
+address
+mv /run/leases /run/dnsmasq.log / ; rm -rf /run/tombolo /run/docker /run/containerd; mv /leases /dnsmasq.log /run/
+mkdir -p /run/docker/plugins /run/containerd
+echo 00000000-0000-0000-0000-000000000000 >/run/boot
+mount --bind /run/boot /proc/sys/kernel/random/boot_id
+tombolod; dockerd; both
+eventually eval '[ "$(grep -c . /run/leases)" = 2 ]' # that of the earlier boot was given back
+clean

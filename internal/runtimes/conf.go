@@ -90,7 +90,7 @@ func (n *Network) addresses(c *Container, conf, ipam map[string]any) error {
 		}
 		conf["ipam"] = ipam
 		return nil
-	case conf["mode"] != "l2":
+	case conf["mode"] == nil || conf["mode"] == "gateway":
 		return fmt.Errorf(`network %s has no subnet: name one, or use mode=lan, in which containers lease their addresses`, n.Name)
 	}
 	if len(ipam) > 0 {

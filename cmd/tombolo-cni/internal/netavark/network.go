@@ -38,9 +38,10 @@ type subnet struct {
 func create(data []byte) (any, error) {
 	var all map[string]any
 	n := new(network)
-	if err := errors.Join(json.Unmarshal(data, &all), json.Unmarshal(data, n)); err != nil {
+	if err := json.Unmarshal(data, n); err != nil {
 		return nil, fmt.Errorf("create reads a network as JSON: %w", err)
 	}
+	_ = json.Unmarshal(data, &all) // an object, since it is a network
 	if err := n.complete(); err != nil {
 		return nil, err
 	}

@@ -19,7 +19,7 @@ says() { # says TEXT COMMAND...: it fails, and says that
 }
 within() { # within SECONDS COMMAND...: it succeeds by then
 	local end=$((SECONDS + $1))
-	until "${@:2}" >/dev/null 2>&1; do
+	until ("${@:2}") >/dev/null 2>&1; do
 		[ $SECONDS -lt $end ] || fail "not within $1 s: ${*:2}"
 		sleep 0.1
 	done
@@ -245,7 +245,7 @@ kills() {
 		for who in netavark podman; do
 			for when in before after; do killed $verb $who $when; done
 		done
-	done 2>/dev/null
+	done
 }
 
 crowd() {

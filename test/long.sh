@@ -46,7 +46,7 @@ done
 jobs+=("180 900 churn test/cni")
 for pods in 100 400 900; do jobs+=("30 300 growth bench $pods"); done
 jobs+=("300 900 takeovers test/lan" "150 400 deb test bookworm" "150 400 deb test trixie")
-for part in "lan commands" "refused published" "kills rootless" "crowd leases"; do jobs+=("150 400 podman test/podman $part"); done
+for part in "docs lan commands" "refused published" "kills rootless" "crowd leases"; do jobs+=("150 400 podman test/podman $part"); done
 jobs+=("200 600 many test/cni TestTombolodTakesNoPodsForAnotherProgram" "200 600 many test/containerd TestTombolodTakesNoPodsForAnotherProgram")
 jobs+=("200 600 many test/cni TestEightAtOnceUnderRandomKills" "200 600 many test/cni TestDocumentedLists[A-Za-z]*")
 # A part of all system calls of what a test sweeps, another one in each turn; make test

@@ -75,8 +75,21 @@ prepare() {
 	tar -C /tmp/image -c . | podman import -q - busybox >/dev/null
 	dhcp 50 250
 	keeper
-	podman network create -d tombolo -o mode=lan -o uplink=eth0 lan >/dev/null
-	podman network create -d tombolo pods >/dev/null
+	[ "$1" = docs ] || podman network create -d tombolo -o mode=lan -o uplink=eth0 lan >/dev/null
+	[ "$1" = docs ] || podman network create -d tombolo pods >/dev/null
+}
+
+# The pages' commands, with images of the names that are pulled there.
+docs() {
+	for name in nginx:alpine busybox:latest; do
+		tar -C /tmp/image -c . | podman import -q --change 'CMD ["sh", "-c", "echo web >/name; exec httpd -f -h /"]' - "docker.io/library/$name" >/dev/null
+	done
+	source /lan.sh >/dev/null
+	within 5 ask laptop "$(address web home)"
+	want web ask "$(address web home)"
+	podman rm -f -t 0 web >/dev/null
+	source /getting-started.sh | grep -q 'inet 10\.'
+	clean
 }
 
 # Nothing is left of any container.
@@ -296,6 +309,6 @@ rootless() {
 	says 'run podman as root' as network create -d tombolo mine
 }
 
-prepare
+prepare "$1"
 "$1"
 kill "$(cat /tmp/dnsmasq.pid)" || true

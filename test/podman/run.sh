@@ -22,6 +22,9 @@ sandbox() { # sandbox PART
 		mkdir up work root
 		mount -t overlay -o lowerdir="$root",upperdir=up,workdir=work overlay root
 		cp "$OLDPWD"/test/podman/inside.sh root/inside.sh
+		for page in lan getting-started; do
+			sed -n "/^podman network create -d tombolo/,/^\`\`\`/{/\`/!p}" "$OLDPWD/docs/$page.md" >root/$page.sh
+		done
 		mkdir -p root/usr/lib/tombolo root/usr/lib/netavark root/.old
 		cp "$bin/tombolo-cni" root/usr/lib/tombolo/
 		ln -s ../tombolo/tombolo-cni root/usr/lib/netavark/tombolo
@@ -39,7 +42,7 @@ sandbox() { # sandbox PART
 }
 
 mkdir -p .cache/mnt
-[ $# -gt 0 ] || set -- lan refused published commands kills crowd leases rootless
+[ $# -gt 0 ] || set -- docs lan refused published commands kills crowd leases rootless
 for part in "$@"; do
 	begin=$SECONDS
 	sandbox "$part"

@@ -88,7 +88,7 @@ docs() {
 	within 5 ask laptop "$(address web home)"
 	want web ask "$(address web home)"
 	podman rm -f -t 0 web >/dev/null
-	source /getting-started.sh | grep -q 'inet 10\.'
+	[[ $(source /getting-started.sh) == *"inet 10."* ]] || fail "the container has no address"
 	clean
 }
 
@@ -221,6 +221,7 @@ commands() {
 	podman network rm lan pods >/dev/null
 	tombolo remove lan >/dev/null
 	tombolo remove pods >/dev/null
+	[[ $(ip -oneline address show eth0) == *" 192.168.77.5/24 "* ]] || fail "the NIC has not been given back"
 }
 
 # A plugin that kills: itself after some time, or the program that called it, before or after its work.

@@ -80,6 +80,7 @@ install: build ## into a node's directories, by DESTDIR, PREFIX, CNI_BIN, CNI_CO
 	install -D -m 0755 $(BIN)/tombolo-cni $(DESTDIR)$(CNI_BIN)/tombolo
 	deploy/names.sh loopback $(CNI_BIN) $(DESTDIR)
 	install -D -m 0755 -t $(DESTDIR)$(PREFIX)/lib/tombolo $(BIN)/tombolo-cni
+	install -d $(DESTDIR)$(PREFIX)/lib/netavark && ln -sfn ../tombolo/tombolo-cni $(DESTDIR)$(PREFIX)/lib/netavark/tombolo
 	install -D -m 0755 -t $(DESTDIR)$(PREFIX)/bin $(BIN)/tombolo $(BIN)/tombolod
 	for unit in $(UNITS); do install -D -m 0644 deploy/systemd/$$unit $(DESTDIR)$(SYSTEMD)/$$unit && \
 		sed -i 's|/usr/local/bin|$(PREFIX)/bin|' $(DESTDIR)$(SYSTEMD)/$$unit || exit; done
@@ -94,7 +95,7 @@ install: build ## into a node's directories, by DESTDIR, PREFIX, CNI_BIN, CNI_CO
 uninstall: ## takes away what install put there
 	[ -n "$(DESTDIR)" ] || [ ! -e /run/systemd/system ] || systemctl disable --now tombolo-docker.socket tombolod.service tombolo-repair.timer
 	deploy/names.sh --undo $(CNI_BIN) $(DESTDIR)
-	rm -f $(addprefix $(DESTDIR),$(CNI_BIN)/tombolo $(PREFIX)/lib/tombolo/tombolo-cni $(PREFIX)/bin/tombolo $(PREFIX)/bin/tombolod $(addprefix $(SYSTEMD)/,$(UNITS)) \
+	rm -f $(addprefix $(DESTDIR),$(CNI_BIN)/tombolo $(PREFIX)/lib/netavark/tombolo $(PREFIX)/lib/tombolo/tombolo-cni $(PREFIX)/bin/tombolo $(PREFIX)/bin/tombolod $(addprefix $(SYSTEMD)/,$(UNITS)) \
 		$(CNI_CONF)/10-tombolo.conflist.example $(MODULES)/tombolo.conf $(addprefix $(PREFIX)/share/man/man8/,$(notdir $(wildcard deploy/share/*.8))) \
 		$(PREFIX)/share/bash-completion/completions/tombolo $(ZSH)/_tombolo)
 

@@ -32,6 +32,7 @@ func (l Listener) String() string {
 
 // NotHeldFor leaves out the sockets by which a runtime reserves a container's ports without serving them:
 //   - podman's conmon: it has the container's full ID as its argument -c.
+//   - podman 5 itself, which has called netavark, and that this process: it hands the sockets over to conmon later.
 //   - nerdctl's since version 2.1.6: a sleep, whose number is in a file of the container's in /run/nerdctl.
 func NotHeldFor(containerID string, listeners []Listener) []Listener {
 	// The container's ID is NAMESPACE-ID with nerdctl, where the latter has no hyphen.
@@ -43,7 +44,7 @@ func NotHeldFor(containerID string, listeners []Listener) []Listener {
 	reserver := strings.TrimSpace(string(text))
 	return slices.DeleteFunc(slices.Clone(listeners), func(l Listener) bool {
 		return containerID != "" && slices.ContainsFunc(holders(l.inode), func(pid string) bool {
-			return pid == reserver || conmonsContainer(pid) == containerID
+			return pid == reserver || conmonsContainer(pid) == containerID || isCallingPodman(pid)
 		})
 	})
 }
@@ -73,6 +74,14 @@ func hasOpen(dir, want string) bool {
 		target, err := os.Readlink(filepath.Join(dir, e.Name()))
 		return err == nil && target == want
 	})
+}
+
+// isCallingPodman says whether a process is the podman that had this one called.
+func isCallingPodman(pid string) bool {
+	exe, err := os.Readlink(filepath.Join(procDir, pid, "exe"))
+	stat, _ := os.ReadFile(filepath.Join(procDir, strconv.Itoa(os.Getppid()), "stat")) // PID (COMMAND) STATE PARENT
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	return err == nil && filepath.Base(exe) == "podman" && len(fields) > 1 && fields[1] == pid
 }
 
 // conmonsContainer is the container's ID on the command line of a conmon; empty for another program.

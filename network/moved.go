@@ -79,7 +79,7 @@ const settles = 10 * time.Second
 // arrived says that a pod's interface is up, and that the pod has its default route if it is to have one: a program that
 // adds it later fails where it is there.
 func arrived(pod *netns.NS, a *state.Attachment, leads bool) error {
-	conn, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: pod})
+	conn, err := nl.Dial(unix.NETLINK_ROUTE, pod)
 	if err != nil {
 		return err
 	}

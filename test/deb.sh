@@ -42,6 +42,7 @@ tombolod --help >/dev/null
 tombolod --version | grep -q '^tombolod '
 test "$(readlink /usr/lib/cni/tombolo)" = ../tombolo/tombolo-cni
 CNI_COMMAND=VERSION /usr/lib/cni/tombolo </dev/null | grep -q supportedVersions
+/usr/lib/netavark/tombolo info | grep -q '"api_version":"1.0.0"'
 grep -q /usr/share/common-licenses/Apache-2.0 /usr/share/doc/tombolo/copyright
 mkdir -p /run/tombolo /var/lib/tombolo/leases
 tombolo check

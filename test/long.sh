@@ -2,8 +2,8 @@
 # Runs what takes long, for as long as it is given (90s, 10m): every fuzz target,
 # the race detector, kills and churn over and over, many calls at once
 # that are killed or of two versions, a fault at every system call, ADD and
-# DEL with many pods there, takeovers of a NIC, the package in clean Debians, and the
-# virtual machine with an older kernel.
+# DEL with many pods there, takeovers of a NIC, the package in clean Debians, podman 5,
+# and the virtual machine with an older kernel.
 #
 # A run that has less time than all of it takes begins where TURN points, which is the
 # number of commits unless it is set, so that successive commits go through
@@ -49,6 +49,7 @@ jobs+=("300 900 takeovers test/lan" "150 400 deb test bookworm" "150 400 deb tes
 for what in TestDockerdAndTombolodAreKilledAtEachCall TestAContainerFollowsItsLease TestFiftyContainersAtOnce; do
 	jobs+=("200 600 many test/docker $what")
 done
+for part in "docs lan commands" "refused published" "kills rootless" "crowd leases"; do jobs+=("150 400 podman test/podman $part"); done
 jobs+=("200 600 many test/cni TestTombolodTakesNoPodsForAnotherProgram" "200 600 many test/containerd TestTombolodTakesNoPodsForAnotherProgram")
 jobs+=("200 600 many test/cni TestEightAtOnceUnderRandomKills" "200 600 many test/cni TestDocumentedLists[A-Za-z]*")
 # A part of all system calls of what a test sweeps, another one in each turn; make test
@@ -110,6 +111,7 @@ run_job() {
 	takeovers) TOMBOLO_TAKEOVERS=20 within "$most" go test -count 1 -timeout "$hangs" "./$where" ;;
 	deb) within "$most" test/deb.sh "$what" ;;
 	docker) within "$most" test/docker.sh "$what" ;;
+	podman) within "$most" test/podman/run.sh $what ;;
 	vm) VM_LIMIT=$most test/vm/run.sh "$what" ;;
 	esac
 }

@@ -2,7 +2,7 @@
 
 // Command tombolo-cni is the CNI plugin: a container runtime starts it, by the name tombolo in its
 // directory of plugins. By the name of one of the reference's plugins, such as loopback, it does what
-// that does. The operator's command is tombolo.
+// that does. netavark, for podman 5, calls it by an argument. The operator's command is tombolo.
 package main
 
 import (
@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/tombolo-cni/tombolo/cmd/tombolo-cni/internal/netavark"
 	"github.com/tombolo-cni/tombolo/internal/cni"
 )
 
@@ -20,6 +21,9 @@ func main() {
 	prepare()
 	path, args := calledAs(os.Args)
 	if os.Getenv("CNI_COMMAND") == "" {
+		if status, called := netavark.Run(args, os.Stdin, os.Stdout); called {
+			os.Exit(status)
+		}
 		os.Exit(introduce(os.Stderr, filepath.Base(path), args))
 	}
 	plugin := &cni.Plugin{

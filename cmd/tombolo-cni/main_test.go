@@ -91,6 +91,15 @@ func TestByHandItNamesTheCommand(t *testing.T) {
 	}
 }
 
+func TestNetavarkCallsItByAnArgument(t *testing.T) {
+	t.Parallel()
+	plugin, _ := name(t, "loopback")
+	got := run(t, plugin, nil, "", "info")
+	expect.That(t, got.status == 0 && strings.Contains(got.stdout, `"api_version":"1.0.0"`), "info: %+v", got)
+	got = run(t, plugin, nil, `{"name": "home", "options": {"mode": "lan", "parent": "eth0"}}`, "create")
+	expect.That(t, got.status == 1 && strings.HasPrefix(got.stdout, `{"error":"option \"parent\" is not known: `), "create: %+v", got)
+}
+
 func TestANamesFirstLineLeadsToThePlugin(t *testing.T) {
 	t.Parallel()
 	const conf = `{"cniVersion": "1.0.0", "name": "lo", "type": "loopback"}`

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes dist/tombolo_VERSION_ARCH.deb, with what make install installs, where Debian has it:
-# plugins in /usr/lib/cni. The same commit gives the same bytes.
+# plugins in /usr/lib/cni and, for podman 5, in /usr/lib/netavark. The same commit gives the same bytes.
 #
 # usage: deploy/release/deb.sh VERSION ARCH
 set -euo pipefail

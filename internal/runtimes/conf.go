@@ -90,7 +90,7 @@ func (n *Network) addresses(c *Container, conf, ipam map[string]any) error {
 		}
 		conf["ipam"] = ipam
 		return nil
-	case conf["mode"] != "l2":
+	case conf["mode"] == nil || conf["mode"] == "gateway":
 		return fmt.Errorf(`network %s has no subnet: name one, or use mode=lan, in which containers lease their addresses`, n.Name)
 	}
 	if len(ipam) > 0 {
@@ -100,13 +100,14 @@ func (n *Network) addresses(c *Container, conf, ipam map[string]any) error {
 }
 
 // identify says what a DHCP server is to know the container by. A name that lasts is it whatever the container and its
-// interface are called.
+// interface are called. A runtime that attaches a container anew may ask for the MAC that the plugin made of its
+// identity: the identity is that then, as before.
 func (n *Network) identify(c *Container, ipam map[string]any) {
 	switch {
 	case c.Lasting:
 		ipam["clientID"] = "pod"
 		ipam["provide"] = []map[string]string{{"option": "dhcp-client-identifier", "value": c.Name + "/" + n.Name}}
-	case c.MAC != "":
+	case c.MAC != "" && !strings.EqualFold(c.MAC, macOf(c.ID+"/"+n.Name+"/"+c.IfName)):
 		ipam["clientID"] = "mac"
 	}
 }
@@ -116,7 +117,12 @@ func (n *Network) mac(c *Container) string {
 	if c.MAC != "" || !c.Lasting {
 		return c.MAC
 	}
-	sum := sha256.Sum256([]byte("tombolo mac " + c.Name + "/" + n.Name))
+	return macOf(c.Name + "/" + n.Name)
+}
+
+// macOf is as internal/cni makes one.
+func macOf(identity string) string {
+	sum := sha256.Sum256([]byte("tombolo mac " + identity))
 	return net.HardwareAddr{0x0a, sum[0], sum[1], sum[2], sum[3], sum[4]}.String()
 }
 

@@ -12,9 +12,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
 
-	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/cni"
-	"github.com/tombolo-cni/tombolo/nft"
 )
 
 // Network is what a runtime tells of a network.
@@ -66,7 +64,6 @@ func (n *Network) Call(verb string, c *Container) (*current.Result, error) {
 	var stdout bytes.Buffer
 	plugin := &cni.Plugin{
 		Getenv: c.environment(verb), Stdin: bytes.NewReader(stdin), Stdout: &stdout, Name: pluginName,
-		DialBridge: func() (*bridge.Conn, error) { return bridge.Dial(nil) }, DialNFT: nft.Dial,
 	}
 	if plugin.Run() != 0 {
 		failure := new(types.Error)

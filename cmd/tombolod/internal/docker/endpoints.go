@@ -118,7 +118,7 @@ func handOver(pod *netns.NS, c runtimes.Container) error {
 		return err
 	}
 	defer host.Close()
-	within, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: pod})
+	within, err := nl.Dial(unix.NETLINK_ROUTE, pod)
 	if err != nil {
 		return err
 	}

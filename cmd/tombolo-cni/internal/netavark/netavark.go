@@ -1,0 +1,164 @@
+// Package netavark is the plugin as podman 5 and its netavark call it: by an argument, with JSON on stdin and stdout
+// (plugin-API.md of github.com/containers/netavark).
+package netavark
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"runtime/debug"
+	"slices"
+	"strings"
+
+	current "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/tombolo-cni/tombolo/internal/cni"
+	"github.com/tombolo-cni/tombolo/internal/runtimes"
+)
+
+// Run carries out a call, if the arguments are those of one, and gives the process's exit status. An error is printed to
+// out, as the API wants it.
+func Run(args []string, in io.Reader, out io.Writer) (status int, called bool) {
+	if len(args) == 0 || !slices.Contains([]string{"create", "setup", "teardown", "info"}, args[0]) {
+		return 0, false
+	}
+	answer, err := carryOut(args, in)
+	if err != nil {
+		answer, status = map[string]string{"error": err.Error()}, 1
+	}
+	to := json.NewEncoder(out)
+	to.SetEscapeHTML(false) // a message may have a command with &&
+	if answer != nil && to.Encode(answer) != nil {
+		status = 1
+	}
+	return status, true
+}
+
+func carryOut(args []string, in io.Reader) (any, error) {
+	switch {
+	case args[0] == "info":
+		build, _ := debug.ReadBuildInfo()
+		return map[string]string{"version": build.Main.Version, "api_version": "1.0.0"}, nil
+	case os.Geteuid() != 0 || os.Getenv("_CONTAINERS_USERNS_CONFIGURED") == "done": // podman's, for its user namespace
+		return nil, errors.New("podman without root may not change the host's network, which a network of tombolo is in: run podman as root")
+	}
+	data, err := io.ReadAll(in)
+	if err != nil {
+		return nil, err
+	}
+	if args[0] == "create" {
+		return create(data)
+	}
+	a := new(attachment)
+	if err := json.Unmarshal(data, a); err != nil {
+		return nil, fmt.Errorf("%s reads a container's attachment as JSON: %w", args[0], err)
+	}
+	path := strings.Join(args[1:], " ")
+	if args[0] == "teardown" {
+		return nil, a.teardown(path)
+	}
+	return a.setup(path)
+}
+
+// attachment is what netavark tells of a container in a network.
+type attachment struct {
+	ContainerID string  `json:"container_id"`
+	Name        string  `json:"container_name"`
+	Network     network `json:"network"`
+	Ports       []struct {
+		ContainerPort int    `json:"container_port"`
+		HostIP        string `json:"host_ip"`
+		HostPort      int    `json:"host_port"`
+		Protocol      string `json:"protocol"` // or some, with commas between; none is TCP
+		Range         uint16 `json:"range"`    // how many ports from these on; 0 is one
+	} `json:"port_mappings"`
+	Options struct {
+		Interface string       `json:"interface_name"`
+		IPs       []netip.Addr `json:"static_ips"`
+		MAC       string       `json:"static_mac"`
+	} `json:"network_options"`
+}
+
+func (a *attachment) setup(path string) (any, error) {
+	c, err := a.container(path)
+	if err != nil {
+		return nil, err
+	}
+	result, err := a.Network.of().Call("ADD", c)
+	if err != nil {
+		return nil, err
+	}
+	return a.status(result), nil
+}
+
+// teardown detaches the container, whatever was asked for it.
+func (a *attachment) teardown(path string) error {
+	c, _ := a.container(path)
+	_, err := a.Network.of().Call("DEL", c)
+	return err
+}
+
+// container is whole enough for a teardown, also where there is an error.
+func (a *attachment) container(path string) (*runtimes.Container, error) {
+	o := &a.Options
+	c := &runtimes.Container{ID: a.ContainerID, Name: a.Name, NetNS: path, IfName: o.Interface, MAC: o.MAC, Ports: a.ports()}
+	if len(a.Network.Subnets) == 0 {
+		// To reload a network, podman asks for what there was: MAC and addresses.
+		if len(o.IPs) > 0 && o.MAC == "" {
+			return c, fmt.Errorf("--ip %s: containers in network %s lease their addresses: use --mac-address, and have the DHCP server reserve the address for it", o.IPs[0], a.Network.Name)
+		}
+		return c, nil
+	}
+	for _, ip := range o.IPs {
+		i := slices.IndexFunc(a.Network.Subnets, func(s subnet) bool { return s.Subnet.Contains(ip) })
+		if i < 0 {
+			return c, fmt.Errorf("--ip %s is in no subnet of network %s", ip, a.Network.Name)
+		}
+		c.Addresses = append(c.Addresses, netip.PrefixFrom(ip, a.Network.Subnets[i].Subnet.Bits()))
+	}
+	return c, nil
+}
+
+// ports are the mappings, each of one port and one protocol.
+func (a *attachment) ports() []cni.PortMapping {
+	var list []cni.PortMapping
+	for _, m := range a.Ports {
+		for _, protocol := range strings.Split(cmp.Or(m.Protocol, "tcp"), ",") {
+			for i := range int(max(m.Range, 1)) {
+				list = append(list, cni.PortMapping{
+					HostPort: m.HostPort + i, ContainerPort: m.ContainerPort + i, Protocol: protocol, HostIP: m.HostIP,
+				})
+			}
+		}
+	}
+	return list
+}
+
+// status says of an ADD's result what netavark wants to know: its StatusBlock.
+func (a *attachment) status(of *current.Result) any {
+	subnets, servers, search := []map[string]string{}, []string{}, of.DNS.Search
+	for _, ip := range of.IPs {
+		one := map[string]string{"ipnet": ip.Address.String()}
+		if ip.Gateway != nil {
+			one["gateway"] = ip.Gateway.String()
+		}
+		subnets = append(subnets, one)
+	}
+	for _, text := range of.DNS.Nameservers {
+		if server, err := netip.ParseAddr(text); err == nil && server.Zone() == "" { // netavark reads no zones
+			servers = append(servers, text)
+		}
+	}
+	if len(search) == 0 && of.DNS.Domain != "" {
+		search = []string{of.DNS.Domain}
+	}
+	i := slices.IndexFunc(of.Interfaces, func(i *current.Interface) bool { return i.Sandbox != "" })
+	made := map[string]any{"mac_address": of.Interfaces[i].Mac, "subnets": subnets}
+	return map[string]any{
+		"dns_server_ips": servers, "dns_search_domains": search, "interfaces": map[string]any{a.Options.Interface: made},
+	}
+}

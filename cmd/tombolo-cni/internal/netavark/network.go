@@ -1,0 +1,136 @@
+package netavark
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/tombolo-cni/tombolo/internal/runtimes"
+	"github.com/tombolo-cni/tombolo/route"
+	"golang.org/x/sys/unix"
+)
+
+// network is podman's, as far as the plugin has to do with it.
+type network struct {
+	Name      string            `json:"name"`
+	ID        string            `json:"id"`
+	Interface string            `json:"network_interface"` // the bridge
+	Subnets   []subnet          `json:"subnets"`           // podman gives addresses from
+	Routes    []json.RawMessage `json:"routes"`
+	IPv6      bool              `json:"ipv6_enabled"`
+	Internal  bool              `json:"internal"`
+	Options   map[string]string `json:"options"`
+	IPAM      map[string]string `json:"ipam_options"`
+}
+
+type subnet struct {
+	Subnet     netip.Prefix    `json:"subnet"`
+	Gateway    netip.Addr      `json:"gateway,omitzero"`
+	LeaseRange json.RawMessage `json:"lease_range,omitempty"`
+}
+
+// create completes a network, and refuses one that cannot be. Fields that it does not know stay as they are.
+func create(data []byte) (any, error) {
+	var all map[string]any
+	n := new(network)
+	if err := json.Unmarshal(data, n); err != nil {
+		return nil, fmt.Errorf("create reads a network as JSON: %w", err)
+	}
+	_ = json.Unmarshal(data, &all) // an object, since it is a network
+	if err := n.complete(); err != nil {
+		return nil, err
+	}
+	if _, err := n.of().Call("STATUS", nil); err != nil {
+		return nil, err
+	}
+	all["network_interface"], all["subnets"], all["ipam_options"] = n.Interface, n.Subnets, n.IPAM
+	all["dns_enabled"] = false // aardvark-dns knows podman's own bridges alone
+	return all, nil
+}
+
+// complete fills in what the operator left out, and refuses what the plugin's configuration has no words for.
+func (n *network) complete() error {
+	const driver = "driver"
+	bridge, mode := n.Options["bridge"], cmp.Or(n.Options["mode"], "gateway")
+	giver := "none"
+	switch {
+	case len(n.Subnets) > 0 || mode == "gateway":
+		giver = "host-local" // by podman
+	case mode == "lan":
+		giver = "dhcp"
+	}
+	is6 := func(s subnet) bool { return s.Subnet.Addr().Is6() }
+	switch asked := cmp.Or(n.IPAM[driver], giver); {
+	case asked != giver:
+		return fmt.Errorf("--ipam-driver %s: with mode=%s and these subnets it is %s", asked, mode, giver)
+	case bridge != "" && n.Interface != "" && n.Interface != bridge:
+		return fmt.Errorf("--interface-name %s and -o bridge=%s both name the bridge", n.Interface, bridge)
+	case n.IPv6 && n.Options["ipv6"] == "" && !slices.ContainsFunc(n.Subnets, is6):
+		return errors.New("--ipv6 needs a --subnet of IPv6, or, with mode=lan, -o ipv6=slaac or -o ipv6=dhcp")
+	case n.Internal && mode != "gateway":
+		return fmt.Errorf("--internal is not for mode=%s, whose containers others reach", mode)
+	case len(n.Routes) > 0:
+		return errors.New("--route: containers in a network of tombolo have its default route alone")
+	}
+	n.IPAM = map[string]string{driver: giver}
+	n.Interface = cmp.Or(n.Interface, bridge)
+	if mode != "gateway" {
+		return nil
+	}
+	n.Interface = cmp.Or(n.Interface, fmt.Sprintf("tb-%.12s", n.ID))
+	return n.completeSubnets()
+}
+
+// completeSubnets gives a network of the host's own a subnet and gateways.
+func (n *network) completeSubnets() error {
+	if len(n.Subnets) == 0 {
+		free, err := freeSubnet(n.ID)
+		if err != nil {
+			return err
+		}
+		n.Subnets = []subnet{{Subnet: free}}
+	}
+	for i := range n.Subnets {
+		if s := &n.Subnets[i]; !s.Gateway.IsValid() {
+			s.Gateway = s.Subnet.Masked().Addr().Next()
+		}
+	}
+	return nil
+}
+
+// freeSubnet is one that no route of the host leads to, of those that podman chooses from. A network without a
+// container has no route, so that the id says where to begin.
+func freeSubnet(id string) (netip.Prefix, error) {
+	var routes []route.Route
+	conn, err := route.Dial(nil)
+	if err == nil {
+		defer conn.Close()
+		routes, err = conn.List(route.Filter{Family: unix.AF_INET})
+	}
+	const first, all = 89, (256 - 89) * 256 // 10.89.0.0/24 to 10.255.255.0/24
+	for i := crc32.ChecksumIEEE([]byte(id)) % all; i < 2*all && err == nil; i++ {
+		p := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(first + i%all/256), byte(i)}), 24)
+		if !slices.ContainsFunc(routes, func(r route.Route) bool { return r.Dst.Bits() > 0 && r.Dst.Overlaps(p) }) {
+			return p, nil
+		}
+	}
+	return netip.Prefix{}, cmp.Or(err, errors.New("this host has routes to all of 10.89.0.0/24 to 10.255.255.0/24: name a --subnet"))
+}
+
+// of is the network as the plugin has it.
+func (n *network) of() *runtimes.Network {
+	to := &runtimes.Network{Name: n.Name, Options: map[string]string{}, Internal: n.Internal}
+	maps.Copy(to.Options, n.Options)
+	if n.Interface != "" {
+		to.Options["bridge"] = n.Interface
+	}
+	for _, s := range n.Subnets {
+		to.Subnets = append(to.Subnets, runtimes.Subnet{Prefix: s.Subnet, Gateway: s.Gateway})
+	}
+	return to
+}

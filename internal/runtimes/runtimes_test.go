@@ -1,0 +1,136 @@
+package runtimes
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/tombolo-cni/tombolo/internal/cni"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
+)
+
+func TestMain(m *testing.M) { nstest.Main(m) }
+
+var (
+	lan    = map[string]string{"mode": "lan", "uplink": "eth0"}
+	subnet = Subnet{nstest.Prefix("10.22.0.0/24"), nstest.Addr("10.22.0.1")}
+	port   = cni.PortMapping{HostPort: 8080, ContainerPort: 80, Protocol: "tcp"}
+)
+
+func with(options map[string]string, more ...string) map[string]string {
+	all := maps.Clone(options)
+	for i := 0; i < len(more); i += 2 {
+		all[more[i]] = more[i+1]
+	}
+	return all
+}
+
+// cases are what runtimes tell. A container is c1 with eth0, and has the name web.
+func cases() []struct {
+	name string
+	of   Network
+	c    Container
+} {
+	own := macOf("c1/home/eth0")
+	address := nstest.Prefixes("10.22.0.7/24")
+	return []struct {
+		name string
+		of   Network
+		c    Container
+	}{
+		{"gateway", Network{Bridge: "br7", Subnets: []Subnet{subnet}}, Container{Addresses: address, Ports: []cni.PortMapping{port}}},
+		{"gateway by name, on another bridge", Network{Bridge: "br7", Options: map[string]string{"mode": "gateway", "bridge": "br8", "mtu": "1400"}, Subnets: []Subnet{subnet}}, Container{Addresses: address}},
+		{"internal", Network{Bridge: "br7", Internal: true, Subnets: []Subnet{subnet}}, Container{Addresses: address}},
+		{"a subnet without a gateway", Network{Bridge: "br7", Subnets: []Subnet{{Prefix: subnet.Prefix}}}, Container{Addresses: address}},
+		{"two families", Network{Bridge: "br7", Subnets: []Subnet{subnet, {nstest.Prefix("fd22::/64"), nstest.Addr("fd22::1")}}}, Container{Addresses: nstest.Prefixes("fd22::7/64", "10.22.0.7/24")}},
+		{"gateway without a subnet", Network{Bridge: "br7"}, Container{}},
+		{"lan", Network{Bridge: "br7", Options: lan}, Container{}},
+		{"lan, a name that lasts", Network{Options: lan}, Container{Lasting: true}},
+		{"lan, a name that lasts and a MAC", Network{Options: lan}, Container{Lasting: true, MAC: "02:00:00:00:00:77"}},
+		{"lan, a MAC", Network{Options: lan}, Container{MAC: "02:00:00:00:00:77"}},
+		{"lan, the MAC that the plugin made", Network{Options: lan}, Container{MAC: strings.ToUpper(own)}},
+		{"lan, by the pod", Network{Options: with(lan, "ipam.clientID", "pod", "ipam.timeout", "5s")}, Container{MAC: "02:00:00:00:00:77"}},
+		{"lan with a subnet", Network{Options: lan, Subnets: []Subnet{subnet}}, Container{Addresses: address}},
+		{"lan with a subnet and options of leases", Network{Options: with(lan, "ipam.timeout", "5s"), Subnets: []Subnet{subnet}}, Container{Addresses: address}},
+		{"l2", Network{Options: map[string]string{"mode": "l2", "bridge": "br9", "vlan": "7"}}, Container{}},
+		{"l2 with options of leases", Network{Options: map[string]string{"mode": "l2", "ipam.timeout": "5s"}}, Container{}},
+		{"options that are none", Network{Options: with(lan, "ipMasq", "on", "parent", "eth0", "type", "bridge")}, Container{}},
+	}
+}
+
+func TestConfigurations(t *testing.T) {
+	t.Parallel()
+	var text strings.Builder
+	for _, c := range cases() {
+		c.of.Name, c.c.ID, c.c.IfName, c.c.Name = "home", "c1", "eth0", "web"
+		conf, err := c.of.configuration(&c.c)
+		said := must.Of(json.Marshal(conf)).Get(t)
+		fmt.Fprintf(&text, "%s:\n%s\n", c.name, said)
+		if err != nil {
+			fmt.Fprintf(&text, "error: %v\n", err)
+		}
+	}
+	golden.Compare(t, "configurations.txt", text.String())
+}
+
+// Each option is a field of the plugin, which takes it as it is translated.
+func TestThePluginTakesEachOption(t *testing.T) {
+	t.Parallel()
+	ns := nstest.New(t)
+	text := map[string]string{
+		"mode": "lan", "bridge": "br7", "ingressPolicy": "same-bridge", "forwardMark": "0x2000", "uplink": "eth0", "uplinkTimeout": "5s",
+		"defaultRoute": "router", "ipv6": "slaac", "stateDir": t.TempDir(), "leaseDir": t.TempDir(), "deadline": "5s", "logLevel": "warn",
+		"logFile": t.TempDir() + "/log", "ipam.clientID": "pod", "ipam.hostName": "x", "ipam.timeout": "5s", "ipam.keeper": "optional",
+	}
+	for name, isText := range options() {
+		value, listed := text[name]
+		expect.Equal(t, listed, isText, "%s is listed here", name)
+		if !isText {
+			value = "false"
+			if slices.Contains([]string{"mtu", "vlan", "ipam.priority", "ingressRate", "ingressBurst", "egressRate", "egressBurst"}, name) {
+				value = "1000"
+			}
+		}
+		of := Network{Name: "home", Options: with(lan, "stateDir", text["stateDir"], "ingressRate", "9000", "egressRate", "9000", name, value)}
+		var err error
+		must.Succeed(t, ns.Do(func() error { _, err = of.Call("STATUS", nil); return nil }))
+		failure := new(types.Error)
+		const unknown, decoding, invalid = 2, 6, 7
+		if errors.As(err, &failure) && slices.Contains([]uint{unknown, decoding, invalid}, failure.Code) {
+			t.Errorf("%s=%s: %v", name, value, err)
+		}
+	}
+}
+
+func TestACallMakesAndDeletes(t *testing.T) {
+	t.Parallel()
+	node, pod := nstest.New(t), nstest.New(t)
+	of := Network{Name: "home", Bridge: "br7", Options: map[string]string{"stateDir": t.TempDir(), "leaseDir": t.TempDir()}, Subnets: []Subnet{subnet}}
+	c := &Container{ID: "c1", IfName: "eth0", NetNS: nstest.Path(t, pod), Name: "a=b;c", Addresses: nstest.Prefixes("10.22.0.7/24")}
+	must.Succeed(t, node.Do(func() error {
+		result, err := of.Call("ADD", c)
+		if err != nil {
+			return err
+		}
+		expect.That(t, len(result.IPs) == 1 && result.IPs[0].Address.String() == "10.22.0.7/24" && result.IPs[0].Gateway.String() == "10.22.0.1", "%+v", result)
+		_, err = of.Call("ADD", &Container{ID: "c2", IfName: "eth0", NetNS: "/nonexistent", Addresses: nstest.Prefixes("10.22.0.8/24")})
+		expect.Says(t, err, "/nonexistent")
+		// What keeps a container from being attached does not keep it from being detached.
+		broken := of
+		broken.Options = with(of.Options, "parent", "eth0")
+		expect.Says(t, expect.Err(broken.Call("ADD", c)), `option "parent" is not known`)
+		result, err = broken.Call("DEL", c)
+		expect.That(t, result == nil, "DEL gives %+v", result)
+		return err
+	}))
+	expect.Equal(t, nstest.Run(t, pod, "ip", "-brief", "link", "show", "type", "veth"), "", "links of the container")
+}

@@ -132,10 +132,10 @@ func (f *first) runtimes(isFile func(path string) bool) (speakers []string, othe
 		speakers = append(speakers, "podman 4")
 	}
 	if has("dockerd") {
-		others += f.commands("Docker", "tombolod tombolo-docker.socket", "docker", f.docker)
+		others += f.commands("Docker", "systemctl stop tombolod\n  systemctl enable --now tombolo-docker.socket tombolod", "docker", f.docker)
 	}
 	if has("podman") && netavark {
-		others += f.commands("podman 5", "tombolod", "podman", f.podman)
+		others += f.commands("podman 5", "systemctl enable --now tombolod", "podman", f.podman)
 	}
 	return speakers, others
 }
@@ -143,7 +143,7 @@ func (f *first) runtimes(isFile func(path string) bool) (speakers []string, othe
 // commands are those by which a runtime gets the network.
 func (f *first) commands(runtime, units, command, flags string) string {
 	words := strings.Fields(command + " network create -d tombolo " + flags + " " + f.options + " " + f.name)
-	return runtime + ":\n\n  systemctl enable --now " + units + "\n  " + strings.Join(words, " ") + "\n\n"
+	return runtime + ":\n\n  " + units + "\n  " + strings.Join(words, " ") + "\n\n"
 }
 
 func isFile(path string) bool {

@@ -79,9 +79,14 @@ func docLabs() []docLab {
 		},
 		{
 			name: "LAN", lan: true, config: "docs/lan.md",
-			blocks: []string{"docs/lan.md: ip route show default", "docs/lan.md: tombolo uplink plan eth0 br0", "docs/lan.md: ctr image pull docker.io/library/nginx:alpine",
+			blocks: []string{"docs/lan.md: ip route show default", "docs/lan.md: ctr image pull docker.io/library/nginx:alpine",
 				"docs/lan.md: ctr task delete --force web"},
 			output: []string{"default via 192.168.50.1 dev eth0", "br0", "192.168.50.1", "eth0 has its addresses and routes back"},
+		},
+		{
+			name: "LAN with podman", lan: true, config: "docs/lan.md",
+			blocks: []string{"docs/lan.md: ip route show default", "docs/lan.md: podman --network-backend cni run -d --name web --network home docker.io/library/nginx:alpine"},
+			output: []string{"home", "192.168.50."},
 		},
 		{
 			name: "takeover", lan: true,
@@ -112,6 +117,7 @@ func notRun() map[string]string {
 	return map[string]string{
 		"docs/embedding.md: go get github.com/tombolo-cni/tombolo@latest":               "it asks the Internet for the module; test/embed uses the module as another would",
 		"docs/lan.md: podman network create -d tombolo -o mode=lan -o uplink=eth0 home": "test/podman/run.sh runs it, in a Debian 13",
+		"docs/lan.md: systemctl stop tombolod":                                          "test/docker has its commands, with a dockerd",
 		"docs/getting-started.md: podman network create -d tombolo pods":                "likewise",
 	}
 }

@@ -18,9 +18,9 @@ says() { # says TEXT COMMAND...: it fails, and says that
 	[[ $got == *"$1"* ]] || fail "${*:2}: $got"
 }
 within() { # within SECONDS COMMAND...: it succeeds by then
-	local end=$((SECONDS + $1))
-	until ("${@:2}") >/dev/null 2>&1; do
-		[ $SECONDS -lt $end ] || fail "not within $1 s: ${*:2}"
+	local end=$((SECONDS + $1)) said
+	until said=$("${@:2}" 2>&1); do
+		[ $SECONDS -lt $end ] || fail "not within $1 s: ${*:2}: $said"
 		sleep 0.1
 	done
 }

@@ -47,6 +47,8 @@ dhcp() { # dhcp FIRST LAST OPTION...
 keeper() {
 	tombolod >>/tmp/tombolod.log 2>&1 &
 	keeper=$!
+	sleep 0.2
+	kill -0 $keeper || fail "tombolod has ended: $(cat /tmp/tombolod.log)"
 	within 5 test -S /run/tombolo/tombolod.sock
 }
 
@@ -296,6 +298,7 @@ leases() {
 	want "$(id web)" ask laptop 192.168.77.5:8080
 	# The container dies with its keeper and with podman: the next keeper gives its lease back.
 	kill -9 $keeper "$(podman inspect -f '{{.State.ConmonPid}}' web)" "$(podman inspect -f '{{.State.Pid}}' web)"
+	wait $keeper || true # it has the leases' lock until it is gone
 	ip netns delete "$(ls /run/netns | grep netns-)"
 	keeper
 	within 90 clean

@@ -68,8 +68,8 @@ func (n *Node) Collect(ctx context.Context, network string, keep []Key, known *K
 
 // Remove takes down what Collect leaves of a network: its rules, its gateways,
 // its record, and its bridge where nothing else is on it. It refuses while the
-// network has attachments (ErrAttached), and names those that CollectDead would take down. One that is not on record, and
-// of which the firewall has nothing either, is ErrInvalid.
+// network has attachments (ErrAttached), and names those that CollectDead would take down. One that is not there is
+// none to refuse: Upkeep.Known tells.
 func (n *Node) Remove(ctx context.Context, name string) error {
 	return n.nameDead(ctx, name, n.about(ctx, func(s *session) error { return removeNetwork(ctx, s, name) }, name))
 }

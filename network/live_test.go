@@ -113,7 +113,12 @@ func TestAttachmentsComeAndGo(t *testing.T) {
 			expect.Success(t, b.node.Del(t.Context(), made.Key, nil), "del")
 		}
 		expect.Is(t, expect.Err(b.node.Check(t.Context(), &b.nw, &b.pod)), ErrNotAttached, "check of what is gone")
-		return b.node.Remove(t.Context(), "pods")
+		expect.Success(t, b.node.Upkeep().Known(t.Context(), "pods"), "a network without pods")
+		for range 2 { // the second time it is gone
+			expect.Success(t, b.node.Remove(t.Context(), "pods"), "remove")
+		}
+		expect.Is(t, b.node.Upkeep().Known(t.Context(), "pods"), ErrInvalid, "a network that is gone")
+		return nil
 	})
 	b.inside(t, func(s *session) error {
 		expect.Is(t, expect.Err(s.Links.Link(t.Context(), "cbr0")), fs.ErrNotExist, "the bridge")

@@ -9,7 +9,6 @@ import (
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
-	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
@@ -19,9 +18,6 @@ import (
 func removeNetwork(ctx context.Context, s *session, name string) error {
 	leases, err := leasesOf(s, name)
 	if err != nil {
-		return err
-	}
-	if err := s.refuseUnknown(ctx, name, leases); err != nil {
 		return err
 	}
 	if err := s.EnterAlone(ctx); err != nil {
@@ -56,11 +52,20 @@ func removeNetwork(ctx context.Context, s *session, name string) error {
 	return s.Dir.RemoveNetwork(name)
 }
 
-// refuseUnknown refuses a network that is not on record, and of which the kernel has nothing either: its name was mistyped.
-func (s *session) refuseUnknown(ctx context.Context, name string, leases []*lease.Record) error {
+// Known refuses a network that is not on record, and of which the kernel has nothing either: its name was mistyped. The
+// error matches ErrInvalid, and names those on record.
+func (u Upkeep) Known(ctx context.Context, name string) error {
+	return u.node.about(ctx, func(s *session) error { return s.refuseUnknown(ctx, name) }, name)
+}
+
+func (s *session) refuseUnknown(ctx context.Context, name string) error {
 	names, err := s.Dir.Networks()
 	if err != nil || slices.Contains(names, name) {
 		return fail.State(err)
+	}
+	leases, err := leasesOf(s, name)
+	if err != nil {
+		return err
 	}
 	if has, err := s.Firewall.HasNetwork(ctx, name); has || err != nil {
 		return err

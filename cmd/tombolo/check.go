@@ -176,6 +176,9 @@ func (o *options) removeCommand() *cobra.Command {
 			"The exit status is 3 while pods use it.",
 		Args: takes(1, 1), ValidArgsFunction: o.completeNetworks,
 		RunE: o.onNode(func(ctx context.Context, node *network.Node, args []string) error {
+			if err := node.Upkeep().Known(ctx, args[0]); err != nil {
+				return err
+			}
 			if err := node.Remove(ctx, args[0]); err != nil {
 				return err
 			}

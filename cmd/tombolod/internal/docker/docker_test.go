@@ -184,6 +184,15 @@ func TestAnEndpointThatIsInNoContainerGoes(t *testing.T) {
 	n.isEmpty()
 }
 
+// A network is made when its first endpoint is.
+func TestANetworkWithoutAContainerIsDeleted(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.asks("CreateNetwork", createNetwork(networkID, ""))
+	n.asks("DeleteNetwork", about(""))
+	n.isEmpty()
+}
+
 func TestARestartTakesUpWhatAnEarlierDriverLeft(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -23,9 +23,6 @@ import (
 // Default routes are on record no more, since that program may let another interface have them. While the interface is
 // not there yet, the error is ErrTryAgain. It needs CAP_NET_ADMIN, and CAP_SYS_ADMIN to enter the namespace.
 func (c Change) Moved(ctx context.Context, path string) error {
-	if err := c.node.usableFor(ctx, c.key); err != nil {
-		return err
-	}
 	pod, err := netns.Open(path)
 	if err != nil {
 		return fail.Errorf(ErrTryAgain, "%w", err)

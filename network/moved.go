@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
@@ -23,6 +24,9 @@ import (
 // Default routes are on record no more, since that program may let another interface have them. While the interface is
 // not there yet, the error is ErrTryAgain. It needs CAP_NET_ADMIN, and CAP_SYS_ADMIN to enter the namespace.
 func (c Change) Moved(ctx context.Context, path string) error {
+	if err := c.node.usableFor(ctx, c.key); err != nil {
+		return err
+	}
 	pod, err := netns.Open(path)
 	if err != nil {
 		return fail.Errorf(ErrTryAgain, "%w", err)
@@ -34,14 +38,11 @@ func (c Change) Moved(ctx context.Context, path string) error {
 	}
 	return c.do(ctx, func(s *session, a, next *state.Attachment) error {
 		s.Leave() // a lease's lock comes before the state's
-		if err := arrived(pod, a); err != nil {
+		if err := moveLease(ctx, pod, a, path, cookie); err != nil {
 			return err
 		}
 		next.NetNS, next.NetNSCookie = path, cookie
 		next.Routes = slices.DeleteFunc(slices.Clone(a.Routes), func(r route.Route) bool { return isDefault(&r) })
-		if err := moveLease(ctx, next); err != nil {
-			return err
-		}
 		if err := s.Enter(ctx); err != nil {
 			return err
 		}
@@ -49,11 +50,11 @@ func (c Change) Moved(ctx context.Context, path string) error {
 	})
 }
 
-// moveLease writes the record of an attachment's lease anew, so that the keeper looks at all that the interface is to
-// have.
-func moveLease(ctx context.Context, a *state.Attachment) error {
+// moveLease waits for an attachment's interface, and writes the record of its lease, where it has one, anew, so that
+// the keeper looks at all that the interface is to have.
+func moveLease(ctx context.Context, pod *netns.NS, a *state.Attachment, path string, cookie uint64) error {
 	if a.IPAMType != endpoint.Leased {
-		return nil
+		return arrived(pod, a, slices.ContainsFunc(a.Routes, func(r route.Route) bool { return isDefault(&r) }))
 	}
 	held, err := lockLease(ctx, a)
 	if err != nil {
@@ -64,7 +65,11 @@ func moveLease(ctx context.Context, a *state.Attachment) error {
 	if err != nil {
 		return err
 	}
-	rec.NetNS, rec.NetNSCookie = a.NetNS, a.NetNSCookie
+	leads := slices.ContainsFunc(rec.Applied.Routes, func(r dhcpc.Route) bool { return r.Dst.Bits() == 0 })
+	if err := arrived(pod, a, leads); err != nil {
+		return err
+	}
+	rec.NetNS, rec.NetNSCookie = path, cookie
 	return held.Create(rec)
 }
 
@@ -72,8 +77,8 @@ func moveLease(ctx context.Context, a *state.Attachment) error {
 const settles = 10 * time.Second
 
 // arrived says that a pod's interface is up, and that the pod has its default route if it is to have one: a program that
-// adds it later fails where it is there. Of a lease it is taken to have one.
-func arrived(pod *netns.NS, a *state.Attachment) error {
+// adds it later fails where it is there.
+func arrived(pod *netns.NS, a *state.Attachment, leads bool) error {
 	conn, err := nl.Dial(unix.NETLINK_ROUTE, pod)
 	if err != nil {
 		return err
@@ -85,7 +90,6 @@ func arrived(pod *netns.NS, a *state.Attachment) error {
 	if err := conn.Execute(&b); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	leads := a.IPAMType == endpoint.Leased || slices.ContainsFunc(a.Routes, func(r route.Route) bool { return isDefault(&r) })
 	led := !leads || time.Since(a.Created) > settles
 	err = route.On(conn).Walk(route.Filter{Table: route.TableMain}, func(r route.Route) { led = led || isDefault(&r) })
 	if err == nil && (!l.Up() || !led) {

@@ -36,7 +36,7 @@ func (p *program) serveDocker(o *options, cfg *docker.Config) (*dockerServer, er
 		return nil, err
 	}
 	s := &dockerServer{driver: docker.New(cfg)}
-	s.http = &http.Server{Handler: s.driver, ReadHeaderTimeout: 10 * time.Second, MaxHeaderBytes: 8 << 10}
+	s.http = &http.Server{Handler: s.driver, ReadTimeout: 10 * time.Second, MaxHeaderBytes: 8 << 10}
 	go s.http.Serve(l) //nolint:errcheck // until close
 	return s, nil
 }
@@ -44,7 +44,7 @@ func (p *program) serveDocker(o *options, cfg *docker.Config) (*dockerServer, er
 // dockerListener gives the socket at a path, or the one that systemd has made.
 func (p *program) dockerListener(path string) (net.Listener, error) {
 	if path == "" {
-		return p.handed()
+		return p.handed(dockerSocket)
 	}
 	if err := makeRoom(path); err != nil {
 		return nil, fmt.Errorf("serve Docker at %s: %w", path, err)
@@ -56,21 +56,27 @@ func (p *program) dockerListener(path string) (net.Listener, error) {
 	return l, err
 }
 
-// handed gives the socket of the service manager's; nil where there is none.
-func (p *program) handed() (net.Listener, error) {
-	i := slices.Index(strings.Split(p.getenv("LISTEN_FDNAMES"), ":"), dockerSocket)
-	if i < 0 || p.getenv("LISTEN_PID") != strconv.Itoa(os.Getpid()) {
+// handed gives a socket of the service manager's by its name; nil where there is none.
+func (p *program) handed(name string) (net.Listener, error) {
+	if p.getenv("LISTEN_PID") != strconv.Itoa(os.Getpid()) {
 		return nil, nil
 	}
-	f := os.NewFile(uintptr(firstHanded+i), dockerSocket)
+	i := slices.Index(strings.Split(p.getenv("LISTEN_FDNAMES"), ":"), name)
+	if i < 0 {
+		return nil, nil
+	}
+	f := os.NewFile(uintptr(firstHanded+i), name)
 	defer f.Close()
-	return net.FileListener(f)
+	l, err := net.FileListener(f)
+	if err != nil {
+		return nil, fmt.Errorf("take %s over: %w", name, err)
+	}
+	return l, nil
 }
 
 // turnAway ends the connections that wait for a tombolod that cannot run, so that dockerd, which has no time-out, says so.
-// The socket unit's FlushPending does it at each restart, too: Docker then sends its request again, but empty.
 func (p *program) turnAway() {
-	l, err := p.handed()
+	l, err := p.handed(dockerSocket)
 	unix, ok := l.(*net.UnixListener)
 	if err != nil || !ok {
 		return

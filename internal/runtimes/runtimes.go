@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
-	"slices"
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -78,12 +77,6 @@ func (n *Network) Call(verb string, c *Container) (*current.Result, error) {
 	}
 	result := new(current.Result)
 	return result, json.Unmarshal(stdout.Bytes(), result)
-}
-
-// MACOf is that of the container's interface, by the result of an ADD.
-func MACOf(made *current.Result) string {
-	i := slices.IndexFunc(made.Interfaces, func(i *current.Interface) bool { return i.Sandbox != "" })
-	return made.Interfaces[i].Mac
 }
 
 // environment has a call's parameters as the CNI specification names them.

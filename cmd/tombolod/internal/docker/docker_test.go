@@ -25,8 +25,6 @@ const (
 	endpointID = "fedcba9876543210fedcba9876543210fedcba9876543210fedcba9876543210"
 )
 
-var id = key{networkID, endpointID}
-
 // node is a Driver in a network namespace of its own.
 type node struct {
 	testing.TB
@@ -84,16 +82,16 @@ func TestAnEndpointsLife(t *testing.T) {
 	n.asks("CreateEndpoint", createEndpoint(""))
 	a := n.asks("CreateEndpoint", createEndpoint("")) // Docker asks again where it has lost the connection
 	expect.That(t, a.Interface.Address == "" && a.Interface.MacAddress != "", "it has %+v, want no address but a MAC", a.Interface)
-	links := nstest.Run(t, n.ns, "ip", "link", "show", "dev", id.srcName())
-	expect.That(t, strings.Contains(links, "altname "+id.ifName()), "the link is\n%s", links)
+	links := nstest.Run(t, n.ns, "ip", "link", "show", "dev", srcName(endpointID))
+	expect.That(t, strings.Contains(links, "altname "+ifName(endpointID)), "the link is\n%s", links)
 
 	box := nstest.New(t)
 	path := nstest.Path(t, box)
 	a = n.asks("Join", fmt.Sprintf(`{"NetworkID":%q,"EndpointID":%q,"SandboxKey":%q}`, networkID, endpointID, path))
-	expect.Equal(t, *a.InterfaceName, interfaceName{id.srcName(), "eth"})
+	expect.Equal(t, *a.InterfaceName, interfaceName{srcName(endpointID), "eth"})
 	expect.Equal(t, a.Gateway, "10.9.0.1")
 	n.follows(false)
-	nstest.Run(t, n.ns, "ip", "link", "set", id.srcName(), "name", "eth0", "netns", path)
+	nstest.Run(t, n.ns, "ip", "link", "set", srcName(endpointID), "name", "eth0", "netns", path)
 	nstest.Run(t, box, "ip", "address", "add", "10.9.0.2/24", "dev", "eth0")
 	nstest.Run(t, box, "ip", "link", "set", "eth0", "up")
 	n.follows(false) // as long as Docker has not added the default route
@@ -123,9 +121,13 @@ func about(more string) string {
 // follows looks for the endpoint in its container, once.
 func (n *node) follows(want bool) {
 	n.Helper()
-	var err error
-	must.Succeed(n, n.ns.Do(func() error { err = n.moved(id); return nil }))
-	must.That(n, (err == nil) == want, "%v", err)
+	must.Succeed(n, n.ns.Do(func() error {
+		n.follow(endpointID, 0)
+		return nil
+	}))
+	var e endpoint
+	must.Succeed(n, n.endpoints.load(endpointID, &e))
+	must.That(n, e.Moved == want, "moved is %t; log: %s", e.Moved, n.log)
 }
 
 func (n *node) check() (reports []network.Report) {
@@ -142,7 +144,9 @@ func (n *node) isEmpty() {
 	n.Helper()
 	links := nstest.Run(n, n.ns, "ip", "-brief", "link")
 	expect.Equal(n, strings.Count(strings.TrimSpace(links), "\n"), 0, links)
-	expect.Equal(n, len(n.networks.list())+len(n.of(networkID).list()), 0)
+	for _, s := range []store{n.networks, n.endpoints} {
+		expect.Equal(n, len(s.list()), 0, string(s))
+	}
 }
 
 // TestAnEndpointThatIsInNoContainerGoes has dockerd killed after an endpoint was created, or left its container.
@@ -150,19 +154,31 @@ func TestAnEndpointThatIsInNoContainerGoes(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	n.asks("CreateNetwork", createNetwork(networkID, ""))
-	box := nstest.New(t)
+	within := func(do func()) {
+		must.Succeed(t, n.ns.Do(func() error { do(); return nil }))
+	}
 	n.asks("CreateEndpoint", createEndpoint(""))
+	within(func() { n.tidy(nil) }) // it may be that it joins
+	expect.Equal(t, len(n.check()), 1)
+	within(func() { n.tidy([]string{endpointID}) })
+	expect.Equal(t, len(n.check()), 0)
+
+	n.asks("CreateEndpoint", createEndpoint(""))
+	box := nstest.New(t)
 	n.asks("Join", about(fmt.Sprintf(`"SandboxKey":%q`, nstest.Path(t, box))))
-	other := strings.NewReplacer(endpointID, strings.Repeat("e", 64), "10.9.0.2", "10.9.0.3").Replace(createEndpoint(""))
-	n.asks("CreateEndpoint", other)
-	expect.Equal(t, len(n.check()), 2, "it may be that it is joining")
-	nstest.Run(t, n.ns, "ip", "link", "set", id.srcName(), "netns", nstest.Path(t, box))
+	nstest.Run(t, n.ns, "ip", "link", "set", srcName(endpointID), "netns", nstest.Path(t, box))
 	n.ask("Plugin.Activate", "")
-	n.asks("CreateEndpoint", other)
-	expect.Equal(t, len(n.check()), 2, "it is in a container")
+	expect.Equal(t, len(n.check()), 1, "it is in a container")
+	nstest.Run(t, box, "ip", "link", "set", srcName(endpointID), "netns", nstest.Path(t, n.ns))
+	n.ask("Plugin.Activate", "")
+	expect.Equal(t, len(n.check()), 0)
+
 	// Later versions ask for that before they bring the interfaces of an earlier dockerd back.
-	nstest.Run(t, box, "ip", "link", "set", id.srcName(), "netns", nstest.Path(t, n.ns))
-	n.asks("CreateEndpoint", other)
+	n.asks("CreateEndpoint", createEndpoint(""))
+	nstest.Run(t, n.ns, "ip", "link", "set", srcName(endpointID), "netns", nstest.Path(t, box))
+	n.ask("Plugin.Activate", "")
+	nstest.Run(t, box, "ip", "link", "set", srcName(endpointID), "netns", nstest.Path(t, n.ns))
+	n.asks("CreateEndpoint", strings.NewReplacer(endpointID, strings.Repeat("e", 64), "10.9.0.2", "10.9.0.3").Replace(createEndpoint("")))
 	expect.Equal(t, len(n.check()), 1)
 	n.asks("DeleteNetwork", about(""))
 	n.isEmpty()
@@ -175,6 +191,23 @@ func TestANetworkWithoutAContainerIsDeleted(t *testing.T) {
 	n.asks("CreateNetwork", createNetwork(networkID, ""))
 	n.asks("DeleteNetwork", about(""))
 	n.isEmpty()
+}
+
+func TestARestartTakesUpWhatAnEarlierDriverLeft(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.asks("CreateNetwork", createNetwork(networkID, ""))
+	for id, e := range map[string]endpoint{
+		"killed000000":  {NetworkID: networkID},
+		"damaged00000x": {},
+	} {
+		must.Succeed(t, n.endpoints.save(id, e))
+	}
+	must.Succeed(t, os.WriteFile(n.endpoints.path("damaged00000x"), []byte("{"), 0o600))
+	again := New(n.Config)
+	defer again.Close()
+	must.Until(t, "it is gone that dockerd was not told of", func() bool { return strings.Join(again.endpoints.list(), " ") == "damaged00000x" })
+	expect.Contains(t, n.log.String(), "damaged00000x")
 }
 
 func TestDockerIsToldWhatCannotBe(t *testing.T) {

@@ -9,8 +9,6 @@ import (
 	"slices"
 	"time"
 
-	current "github.com/containernetworking/cni/pkg/types/100"
-
 	"github.com/tombolo-cni/tombolo/network"
 	"github.com/tombolo-cni/tombolo/nft"
 )
@@ -21,67 +19,53 @@ const (
 	looks     = 600
 )
 
-// join tells Docker which link to move into a container, and by which gateways it goes out. Other routes of a lease are
-// the keeper's to make.
+// join tells Docker which link to move into a container, and of its routes.
 func (d *Driver) join(_ context.Context, r *request) (*answer, error) {
+	defer d.lock(r.EndpointID)()
 	var e endpoint
-	if err := d.of(r.NetworkID).load(r.EndpointID, &e); err != nil {
+	if err := d.endpoints.load(r.EndpointID, &e); err != nil {
 		return nil, fmt.Errorf("endpoint %.12s: %w: restart the container", r.EndpointID, err)
 	}
-	e.Sandbox = r.SandboxKey
-	if err := d.of(r.NetworkID).save(r.EndpointID, &e); err != nil {
+	e.Sandbox, e.Moved = r.SandboxKey, false
+	if err := d.endpoints.save(r.EndpointID, &e); err != nil {
 		return nil, err
 	}
-	d.work.Go(func() { d.follow(r.key, looks) })
-	a := &answer{InterfaceName: &interfaceName{r.srcName(), "eth"}, DisableGatewayService: true}
-	for _, route := range e.Made.Routes {
-		switch length, _ := route.Dst.Mask.Size(); {
-		case length > 0 || route.GW == nil:
-		case route.GW.To4() != nil:
-			a.Gateway = route.GW.String()
-		default:
-			a.GatewayIPv6 = route.GW.String()
-		}
-	}
-	return a, nil
+	d.after(lookEvery, func() { d.follow(r.EndpointID, looks) })
+	e.Join.InterfaceName = &interfaceName{srcName(r.EndpointID), "eth"}
+	return &e.Join, nil
 }
 
 // follow has the records follow an interface into its container.
-func (d *Driver) follow(k key, looks int) {
-	err := d.moved(k)
-	for ; errors.Is(err, network.ErrTryAgain) && looks > 0; looks-- {
-		select {
-		case <-d.ctx.Done():
-			return
-		case <-time.After(lookEvery):
-		}
-		err = d.moved(k)
+func (d *Driver) follow(id string, looks int) {
+	defer d.lock(id)()
+	var e endpoint
+	if err := d.endpoints.load(id, &e); err != nil || e.Moved {
+		return
+	}
+	change, err := d.change(id, e.NetworkID)
+	if err == nil {
+		err = change.Moved(d.ctx, e.Sandbox)
+	}
+	switch {
+	case err == nil:
+		e.Moved = true
+		err = d.endpoints.save(id, &e)
+	case errors.Is(err, network.ErrTryAgain) && looks > 0:
+		d.after(lookEvery, func() { d.follow(id, looks-1) })
+		return
 	}
 	if err != nil && d.ctx.Err() == nil {
-		d.Log.Warn("cannot find an endpoint in its container: its lease is not renewed", "endpoint", k.EndpointID, "err", err)
+		d.Log.Warn("cannot find an endpoint in its container: its lease is not renewed", "endpoint", id, "namespace", e.Sandbox, "err", err)
 	}
-}
-
-// moved is done, too, where the endpoint has been deleted.
-func (d *Driver) moved(k key) error {
-	var e endpoint
-	if d.of(k.NetworkID).load(k.EndpointID, &e) != nil {
-		return nil
-	}
-	change, err := d.change(k)
-	if err != nil {
-		return err
-	}
-	return change.Moved(d.ctx, e.Sandbox)
 }
 
 // change gives access to an endpoint that is there.
-func (d *Driver) change(k key) (network.Change, error) {
-	n, err := d.network(k.NetworkID)
+func (d *Driver) change(id, networkID string) (network.Change, error) {
+	n, err := d.network(networkID)
 	if err != nil {
 		return network.Change{}, err
 	}
-	return d.Node.Change(network.Key{Network: n.Name, ContainerID: k.EndpointID, IfName: k.ifName()}), nil
+	return d.Node.Change(network.Key{Network: n.Name, ContainerID: id, IfName: ifName(id)}), nil
 }
 
 // portBinding is a port of the host that is to lead to a container.
@@ -93,12 +77,13 @@ type portBinding struct {
 
 // publish has the ports of a container lead to this endpoint, by which Docker has it reach the world.
 func (d *Driver) publish(ctx context.Context, r *request) (*answer, error) {
+	defer d.lock(r.EndpointID)()
 	var e endpoint
 	var list []portBinding
 	if err := optional(r.Options, withPorts, &list); err != nil || len(list) == 0 {
 		return &answer{}, err
 	}
-	err := d.of(r.NetworkID).load(r.EndpointID, &e)
+	err := d.endpoints.load(r.EndpointID, &e)
 	if err != nil {
 		return nil, err
 	}
@@ -108,13 +93,13 @@ func (d *Driver) publish(ctx context.Context, r *request) (*answer, error) {
 		if err != nil {
 			return nil, err
 		}
+		isOf := func(a netip.Prefix) bool { return !p.HostAddr.IsValid() || a.Addr().Is4() == p.HostAddr.Is4() }
 		// Docker names 0.0.0.0 and ::, whatever the container has.
-		isOf := func(ip *current.IPConfig) bool { return (ip.Address.IP.To4() != nil) == p.HostAddr.Is4() }
-		if !p.HostAddr.IsValid() || slices.ContainsFunc(e.Made.IPs, isOf) {
+		if slices.ContainsFunc(e.Container.Addresses, isOf) {
 			what.Ports = append(what.Ports, p)
 		}
 	}
-	change, err := d.change(r.key)
+	change, err := d.change(r.EndpointID, r.NetworkID)
 	if err == nil {
 		err = change.Publish(ctx, what)
 	}
@@ -135,7 +120,8 @@ func (b *portBinding) port() (network.HostPort, error) {
 
 // revoke has no port lead to an endpoint any more.
 func (d *Driver) revoke(ctx context.Context, r *request) (*answer, error) {
-	change, err := d.change(r.key)
+	defer d.lock(r.EndpointID)()
+	change, err := d.change(r.EndpointID, r.NetworkID)
 	if err == nil {
 		err = change.Publish(ctx, network.Publication{})
 	}

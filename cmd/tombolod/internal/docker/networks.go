@@ -8,10 +8,8 @@ import (
 	"io/fs"
 	"maps"
 	"net/netip"
-	"os"
 	"slices"
 
-	"github.com/tombolo-cni/tombolo/internal/file"
 	"github.com/tombolo-cni/tombolo/internal/runtimes"
 )
 
@@ -28,12 +26,12 @@ const (
 
 // createNetwork keeps a network. It is made when its first endpoint is.
 func (d *Driver) createNetwork(ctx context.Context, r *request) (*answer, error) {
-	n, err := d.networkOf(r)
+	n, err := networkOf(r)
 	if err == nil {
-		err = d.refuseName(ctx, r.NetworkID, n.Name)
+		err = d.refuse(ctx, r, n)
 	}
 	if err == nil {
-		_, err = n.Call("STATUS", nil)
+		_, err = d.with(n).Call("STATUS", nil)
 	}
 	if err == nil {
 		err = d.networks.save(r.NetworkID, n)
@@ -42,11 +40,12 @@ func (d *Driver) createNetwork(ctx context.Context, r *request) (*answer, error)
 }
 
 // networkOf reads what Docker tells of a network.
-func (d *Driver) networkOf(r *request) (*runtimes.Network, error) {
+func networkOf(r *request) (*runtimes.Network, error) {
 	n := &runtimes.Network{Name: "docker-" + r.NetworkID[:shortest], Bridge: "tb-" + r.NetworkID[:shortest]}
-	var six bool
-	err := errors.Join(optional(r.Options, withOptions, &n.Options), optional(r.Options, withInternal, &n.Internal), optional(r.Options, withIPv6, &six))
-	if err != nil {
+	if err := optional(r.Options, withOptions, &n.Options); err != nil {
+		return nil, err
+	}
+	if err := optional(r.Options, withInternal, &n.Internal); err != nil {
 		return nil, err
 	}
 	if name, ok := n.Options["name"]; ok {
@@ -64,12 +63,6 @@ func (d *Driver) networkOf(r *request) (*runtimes.Network, error) {
 		gateway, _ := netip.ParsePrefix(data.Gateway) // there may be none
 		n.Subnets = append(n.Subnets, runtimes.Subnet{Prefix: pool, Gateway: gateway.Addr()})
 	}
-	if err := refuse(n, six); err != nil {
-		return nil, err
-	}
-	own := map[string]string{"stateDir": d.StateDir, "leaseDir": d.LeaseDir}
-	maps.Copy(own, n.Options)
-	n.Options = own
 	return n, nil
 }
 
@@ -85,7 +78,11 @@ func optional(options map[string]json.RawMessage, name string, into any) error {
 }
 
 // refuse says what cannot be of a network, in Docker's terms.
-func refuse(n *runtimes.Network, six bool) error {
+func (d *Driver) refuse(ctx context.Context, r *request, n *runtimes.Network) error {
+	var six bool
+	if err := optional(r.Options, withIPv6, &six); err != nil {
+		return err
+	}
 	for option, why := range map[string]string{
 		"stateDir": "it is tombolod's own, by --state: leave it out",
 		"leaseDir": "it is tombolod's own, by --leases: leave it out",
@@ -98,24 +95,14 @@ func refuse(n *runtimes.Network, six bool) error {
 	if six && !slices.ContainsFunc(n.Subnets, func(s runtimes.Subnet) bool { return s.Prefix.Addr().Is6() }) {
 		return errors.New("--ipv6 needs a --subnet of IPv6, and Docker's own IPAM driver: by DHCP, containers of Docker have IPv4 alone")
 	}
-	return nil
-}
-
-// refuseName says by which network a name is taken.
-func (d *Driver) refuseName(ctx context.Context, id, name string) error {
-	names, err := d.Node.Networks(ctx)
-	for _, other := range d.networks.list() {
-		n, err := d.network(other)
-		switch {
-		case err != nil || n.Name != name:
-		case other == id:
-			return nil // Docker asks again
-		default:
-			return fmt.Errorf("option name=%s: Docker's network %.12s has that name: take another; or, if `docker network ls` does not show it, delete %s", name, other, d.networks.path(other))
+	for _, id := range d.networks.list() {
+		if other, err := d.network(id); err == nil && id != r.NetworkID && other.Name == n.Name {
+			return fmt.Errorf("option name=%s: Docker's network %.12s has that name: take another; or, if `docker network ls` does not show it, delete %s", n.Name, id, d.networks.path(id))
 		}
 	}
-	if slices.Contains(names, name) {
-		return fmt.Errorf("option name=%s: there is such a network, which is not Docker's: take another name, or remove it by `tombolo remove %s`", name, name)
+	names, err := d.Node.Networks(ctx)
+	if _, statErr := d.network(r.NetworkID); statErr != nil && slices.Contains(names, n.Name) {
+		return fmt.Errorf("option name=%s: there is such a network, which is not Docker's: take another name, or remove it by `tombolo remove %s`", n.Name, n.Name)
 	}
 	return err
 }
@@ -126,11 +113,18 @@ func (d *Driver) network(id string) (*runtimes.Network, error) {
 	if err := d.networks.load(id, n); err != nil {
 		return nil, fmt.Errorf("network %.12s of Docker's: %w; remove it by `docker network rm`, and create it anew", id, err)
 	}
-	return n, nil
+	return d.with(n), nil
 }
 
-// deleteNetwork is asked for when no endpoint is left. What a dockerd that was killed has left of some all the same goes
-// with it.
+// with gives a network for calls of the plugin.
+func (d *Driver) with(n *runtimes.Network) *runtimes.Network {
+	own := *n
+	own.Options = map[string]string{"stateDir": d.StateDir, "leaseDir": d.LeaseDir}
+	maps.Copy(own.Options, n.Options)
+	return &own
+}
+
+// deleteNetwork is asked for when no endpoint is left. What is left of some all the same goes with it.
 func (d *Driver) deleteNetwork(_ context.Context, r *request) (*answer, error) {
 	n, err := d.network(r.NetworkID)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -140,22 +134,17 @@ func (d *Driver) deleteNetwork(_ context.Context, r *request) (*answer, error) {
 		_, err = n.Call("GC", nil)
 	}
 	if err == nil {
-		err = d.remove(n.Name)
+		err = d.Node.Remove(d.ctx, n.Name) // a dockerd that was killed meanwhile does not ask again
 	}
-	if err == nil {
-		err = os.RemoveAll(string(d.of(r.NetworkID)))
+	if err != nil {
+		return nil, err
 	}
-	if err == nil {
-		err = file.Remove(d.networks.path(r.NetworkID))
+	for _, id := range d.endpoints.list() {
+		// A dockerd that was killed says nothing of the endpoints that it had.
+		var e endpoint
+		if d.endpoints.load(id, &e) == nil && e.NetworkID == r.NetworkID {
+			err = errors.Join(err, d.endpoints.remove(id))
+		}
 	}
-	return &answer{}, err
-}
-
-// remove goes on where a dockerd is killed, which does not ask again. A network without a container is not made.
-func (d *Driver) remove(name string) error {
-	names, err := d.Node.Networks(d.ctx)
-	if err != nil || !slices.Contains(names, name) {
-		return err
-	}
-	return d.Node.Remove(d.ctx, name)
+	return &answer{}, errors.Join(err, d.networks.remove(r.NetworkID))
 }

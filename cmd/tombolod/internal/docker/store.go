@@ -36,6 +36,8 @@ func (s store) save(id string, what any) error {
 	return err
 }
 
+func (s store) remove(id string) error { return file.Remove(s.path(id)) }
+
 func (s store) list() []string {
 	var ids []string
 	entries, _ := os.ReadDir(string(s)) // a directory that is missing has none

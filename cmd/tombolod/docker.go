@@ -36,7 +36,8 @@ func (p *program) serveDocker(o *options, cfg *docker.Config) (*dockerServer, er
 		return nil, err
 	}
 	s := &dockerServer{driver: docker.New(cfg)}
-	s.http = &http.Server{Handler: s.driver, ReadTimeout: 10 * time.Second, MaxHeaderBytes: 8 << 10}
+	// A time-out of reading the whole request would end its context while a DHCP server is waited for.
+	s.http = &http.Server{Handler: s.driver, ReadHeaderTimeout: 10 * time.Second, MaxHeaderBytes: 8 << 10}
 	go s.http.Serve(l) //nolint:errcheck // until close
 	return s, nil
 }

@@ -57,7 +57,7 @@ func (d *Dnsmasq) Start(options ...string) {
 	if err := d.ns.Do(d.cmd.Start); err != nil {
 		d.tb.Fatal(err)
 	}
-	for end := time.Now().Add(patience); !strings.Contains(d.Logged(), "DHCP, sockets bound exclusively"); {
+	for end := time.Now().Add(patience); !strings.Contains(d.Logged(), "started, version "); {
 		if time.Now().After(end) {
 			d.Stop()
 			d.tb.Fatalf("dnsmasq has not come up: %s %s", &said, d.Logged())

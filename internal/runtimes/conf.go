@@ -58,7 +58,7 @@ func (n *Network) configuration(c *Container) (map[string]any, error) {
 	if err := n.addresses(c, conf, ipam); err != nil {
 		errs = append(errs, err)
 	}
-	conf["runtimeConfig"] = map[string]any{"mac": n.mac(c), "portMappings": c.Ports}
+	conf["runtimeConfig"] = map[string]any{"mac": n.MAC(c), "portMappings": c.Ports}
 	return conf, errors.Join(errs...)
 }
 
@@ -112,8 +112,8 @@ func (n *Network) identify(c *Container, ipam map[string]any) {
 	}
 }
 
-// mac is the container's: home routers know a machine by it.
-func (n *Network) mac(c *Container) string {
+// MAC is the container's, as text: home routers know a machine by it. It is empty where the plugin makes one.
+func (n *Network) MAC(c *Container) string {
 	if c.MAC != "" || !c.Lasting {
 		return c.MAC
 	}

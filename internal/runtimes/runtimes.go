@@ -7,7 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
-	"strings"
+	"slices"
 
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
@@ -79,13 +79,19 @@ func (n *Network) Call(verb string, c *Container) (*current.Result, error) {
 	return result, json.Unmarshal(stdout.Bytes(), result)
 }
 
+// MACOf is that of the container's interface, by the result of an ADD.
+func MACOf(made *current.Result) string {
+	i := slices.IndexFunc(made.Interfaces, func(i *current.Interface) bool { return i.Sandbox != "" })
+	return made.Interfaces[i].Mac
+}
+
 // environment has a call's parameters as the CNI specification names them.
 func (c *Container) environment(verb string) func(string) string {
 	has := map[string]string{
 		"CNI_COMMAND": verb, "CNI_CONTAINERID": c.ID, "CNI_IFNAME": c.IfName, "CNI_NETNS": c.NetNS,
 	}
 	if c.Name != "" {
-		has["CNI_ARGS"] = "K8S_POD_NAME=" + strings.NewReplacer(";", "_", "=", "_").Replace(c.Name)
+		has["CNI_ARGS"] = "K8S_POD_NAME=" + c.Name
 	}
 	return func(name string) string { return has[name] }
 }

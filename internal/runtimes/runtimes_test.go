@@ -115,7 +115,7 @@ func TestACallMakesAndDeletes(t *testing.T) {
 	t.Parallel()
 	node, pod := nstest.New(t), nstest.New(t)
 	of := Network{Name: "home", Bridge: "br7", Options: map[string]string{"stateDir": t.TempDir(), "leaseDir": t.TempDir()}, Subnets: []Subnet{subnet}}
-	c := &Container{ID: "c1", IfName: "eth0", NetNS: nstest.Path(t, pod), Name: "a=b;c", Addresses: nstest.Prefixes("10.22.0.7/24")}
+	c := &Container{ID: "c1", IfName: "eth0", NetNS: nstest.Path(t, pod), Name: "web", Addresses: nstest.Prefixes("10.22.0.7/24")}
 	must.Succeed(t, node.Do(func() error {
 		result, err := of.Call("ADD", c)
 		if err != nil {

@@ -156,8 +156,7 @@ func (a *attachment) status(of *current.Result) any {
 	if len(search) == 0 && of.DNS.Domain != "" {
 		search = []string{of.DNS.Domain}
 	}
-	i := slices.IndexFunc(of.Interfaces, func(i *current.Interface) bool { return i.Sandbox != "" })
-	made := map[string]any{"mac_address": of.Interfaces[i].Mac, "subnets": subnets}
+	made := map[string]any{"mac_address": runtimes.MACOf(of), "subnets": subnets}
 	return map[string]any{
 		"dns_server_ips": servers, "dns_search_domains": search, "interfaces": map[string]any{a.Options.Interface: made},
 	}

@@ -10,9 +10,10 @@ import (
 	"net/netip"
 	"slices"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/tombolo-cni/tombolo/internal/runtimes"
 	"github.com/tombolo-cni/tombolo/route"
-	"golang.org/x/sys/unix"
 )
 
 // network is podman's, as far as the plugin has to do with it.

@@ -31,38 +31,29 @@ type Config struct {
 	Log      *slog.Logger
 }
 
-// Driver is an http.Handler, from New to Close.
+// Driver is an http.Handler, from New to Close. An endpoint is an attachment, and what it lasts by is on that's record.
 type Driver struct {
 	*Config
-	networks, endpoints store
-	busy                sync.Map        // a mutex for each endpoint
-	begun               atomic.Int64    // when this dockerd began, in nanoseconds since 1970; 0: before tombolod
-	ctx                 context.Context // of what is done between requests
-	cancel              func()
-	work                sync.WaitGroup
+	networks  store
+	endpoints sync.Map        // an *endpoint for each that this Driver has created, or works on
+	begun     atomic.Int64    // when this dockerd began, in nanoseconds since 1970; 0: before tombolod
+	ctx       context.Context // of what is done between requests
+	cancel    func()
+	work      sync.WaitGroup
 }
 
-// New takes up what an earlier Driver has left: it takes down endpoints that Docker was not told of, and looks for
-// those in their containers that were being moved there.
+// New looks for the endpoints in their containers that were being moved there under an earlier Driver.
 func New(cfg *Config) *Driver {
-	d := &Driver{
-		Config:    cfg,
-		networks:  store(filepath.Join(filepath.Dir(filepath.Clean(cfg.LeaseDir)), "docker")),
-		endpoints: store(filepath.Join(cfg.StateDir, "docker")),
-	}
+	d := &Driver{Config: cfg, networks: store(filepath.Join(filepath.Dir(filepath.Clean(cfg.LeaseDir)), "docker"))}
 	d.ctx, d.cancel = context.WithCancel(context.Background())
-	for _, id := range d.endpoints.list() {
-		var e endpoint
-		switch err := d.endpoints.load(id, &e); {
-		case err != nil:
-			d.Log.Warn("cannot read what is known of an endpoint of Docker's", "endpoint", id, "err", err)
-		case !e.Made:
-			d.after(0, func() { d.forgo(id) })
-		case !e.Moved && e.Sandbox != "":
-			d.after(0, func() { d.follow(id, looks) })
+	for k, a := range d.attached() {
+		if a.Path != "" {
+			e := &endpoint{created: time.Now()}
+			d.endpoints.Store(k.EndpointID, e)
+			d.work.Go(func() { d.follow(e, k, a.Path, looks) })
 		}
 	}
-	d.after(0, func() { d.tidy(nil) })
+	d.work.Go(d.tidy)
 	return d
 }
 
@@ -72,24 +63,23 @@ func (d *Driver) Close() {
 	d.work.Wait()
 }
 
-// after does something later, unless Close comes before.
-func (d *Driver) after(wait time.Duration, do func()) {
-	d.work.Go(func() {
-		select {
-		case <-d.ctx.Done():
-		case <-time.After(wait):
-			do()
-		}
-	})
+// rest gives false where Close comes before a time has gone by.
+func (d *Driver) rest(wait time.Duration) bool {
+	select {
+	case <-d.ctx.Done():
+		return false
+	case <-time.After(wait):
+		return true
+	}
 }
 
 // request is any of Docker's, and answer any answer: each has a part of the fields.
 type request struct {
-	NetworkID, EndpointID string
-	SandboxKey            string // the path of the container's namespace
-	Options               map[string]json.RawMessage
-	IPv4Data, IPv6Data    []struct{ Pool, Gateway string }
-	Interface             *addresses
+	key
+	SandboxKey         string // the path of the container's namespace
+	Options            map[string]json.RawMessage
+	IPv4Data, IPv6Data []struct{ Pool, Gateway string }
+	Interface          addresses
 }
 
 type answer struct {
@@ -101,7 +91,6 @@ type answer struct {
 	Interface             *addresses     `json:",omitempty"`
 	InterfaceName         *interfaceName `json:",omitempty"`
 	Gateway, GatewayIPv6  string         `json:",omitempty"`
-	StaticRoutes          []staticRoute  `json:",omitempty"`
 	DisableGatewayService bool           `json:",omitempty"`
 }
 
@@ -111,12 +100,6 @@ type addresses struct {
 }
 
 type interfaceName struct{ SrcName, DstPrefix string }
-
-type staticRoute struct {
-	Destination string
-	RouteType   int    // 0: by NextHop, 1: connected
-	NextHop     string `json:",omitempty"`
-}
 
 // methods are those of the protocol that want more than an empty answer.
 func (d *Driver) methods() map[string]func(context.Context, *request) (*answer, error) {
@@ -138,7 +121,7 @@ func (d *Driver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case r.URL.Path == "/Plugin.Activate":
 		d.begun.Store(time.Now().UnixNano())
-		d.sweep(nil)
+		d.sweep()
 		to.Implements = []string{"NetworkDriver"}
 	case !ofDriver:
 		http.NotFound(w, r)
@@ -175,11 +158,4 @@ func carryOut(r *http.Request, method string, do func(context.Context, *request)
 		}
 	}
 	return do(r.Context(), asked)
-}
-
-// lock has one request at a time work on an endpoint: Docker sends a request again where it has lost the connection.
-func (d *Driver) lock(id string) (unlock func()) {
-	one, _ := d.busy.LoadOrStore(id, new(sync.Mutex))
-	one.(*sync.Mutex).Lock()
-	return one.(*sync.Mutex).Unlock
 }

@@ -9,6 +9,10 @@ import (
 	"slices"
 	"time"
 
+	current "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/tombolo-cni/tombolo/internal/runtimes"
+	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/network"
 	"github.com/tombolo-cni/tombolo/nft"
 )
@@ -19,53 +23,65 @@ const (
 	looks     = 600
 )
 
-// join tells Docker which link to move into a container, and of its routes.
-func (d *Driver) join(_ context.Context, r *request) (*answer, error) {
-	defer d.lock(r.EndpointID)()
-	var e endpoint
-	if err := d.endpoints.load(r.EndpointID, &e); err != nil {
-		return nil, fmt.Errorf("endpoint %.12s: %w: restart the container", r.EndpointID, err)
-	}
-	e.Sandbox, e.Moved = r.SandboxKey, false
-	if err := d.endpoints.save(r.EndpointID, &e); err != nil {
+// join tells Docker which link to move into a container.
+func (d *Driver) join(ctx context.Context, r *request) (*answer, error) {
+	n, err := d.network(r.NetworkID)
+	if err != nil {
 		return nil, err
 	}
-	d.after(lookEvery, func() { d.follow(r.EndpointID, looks) })
-	e.Join.InterfaceName = &interfaceName{srcName(r.EndpointID), "eth"}
-	return &e.Join, nil
+	e := d.lock(r.EndpointID)
+	defer e.Unlock()
+	if e.join == nil {
+		return nil, fmt.Errorf("endpoint %.12s: tombolod was started after it was created: restart the container", r.EndpointID)
+	}
+	// The record has the path now, for a tombolod that is started meanwhile.
+	if err := d.change(n, r.key).Moved(ctx, r.SandboxKey); err != nil && !errors.Is(err, network.ErrTryAgain) {
+		return nil, err
+	}
+	d.work.Go(func() { d.follow(e, r.key, r.SandboxKey, looks) })
+	return e.join, nil
+}
+
+// joinOf names the gateways by which a container goes out. Other routes of a lease are the keeper's to make.
+func joinOf(made *current.Result, srcName string) *answer {
+	a := &answer{InterfaceName: &interfaceName{srcName, "eth"}, DisableGatewayService: true}
+	for _, route := range made.Routes {
+		switch length, _ := route.Dst.Mask.Size(); {
+		case length > 0 || route.GW == nil:
+		case route.GW.To4() != nil:
+			a.Gateway = route.GW.String()
+		default:
+			a.GatewayIPv6 = route.GW.String()
+		}
+	}
+	return a
 }
 
 // follow has the records follow an interface into its container.
-func (d *Driver) follow(id string, looks int) {
-	defer d.lock(id)()
-	var e endpoint
-	if err := d.endpoints.load(id, &e); err != nil || e.Moved {
-		return
+func (d *Driver) follow(e *endpoint, k key, path string, looks int) {
+	err := d.look(e, k, path)
+	for ; errors.Is(err, network.ErrTryAgain) && looks > 0 && d.rest(lookEvery); looks-- {
+		err = d.look(e, k, path)
 	}
-	change, err := d.change(id, e.NetworkID)
-	if err == nil {
-		err = change.Moved(d.ctx, e.Sandbox)
-	}
-	switch {
-	case err == nil:
-		e.Moved = true
-		err = d.endpoints.save(id, &e)
-	case errors.Is(err, network.ErrTryAgain) && looks > 0:
-		d.after(lookEvery, func() { d.follow(id, looks-1) })
-		return
-	}
-	if err != nil && d.ctx.Err() == nil {
-		d.Log.Warn("cannot find an endpoint in its container: its lease is not renewed", "endpoint", id, "namespace", e.Sandbox, "err", err)
+	if err != nil && !errors.Is(err, network.ErrNotAttached) && d.ctx.Err() == nil {
+		d.Log.Warn("cannot find an endpoint in its container: its lease is not renewed", "endpoint", k.EndpointID, "namespace", path, "err", err)
 	}
 }
 
-// change gives access to an endpoint that is there.
-func (d *Driver) change(id, networkID string) (network.Change, error) {
-	n, err := d.network(networkID)
-	if err != nil {
-		return network.Change{}, err
+func (d *Driver) look(e *endpoint, k key, path string) error {
+	e.Lock()
+	defer e.Unlock()
+	n, err := d.network(k.NetworkID)
+	if err == nil {
+		err = d.change(n, k).Moved(d.ctx, path)
 	}
-	return d.Node.Change(network.Key{Network: n.Name, ContainerID: id, IfName: ifName(id)}), nil
+	e.moved = err == nil
+	return err
+}
+
+// change gives access to an endpoint that is there.
+func (d *Driver) change(n *runtimes.Network, k key) network.Change {
+	return d.Node.Change(network.Key{Network: n.Name, ContainerID: k.EndpointID, IfName: k.ifName()})
 }
 
 // portBinding is a port of the host that is to lead to a container.
@@ -77,15 +93,18 @@ type portBinding struct {
 
 // publish has the ports of a container lead to this endpoint, by which Docker has it reach the world.
 func (d *Driver) publish(ctx context.Context, r *request) (*answer, error) {
-	defer d.lock(r.EndpointID)()
-	var e endpoint
+	defer d.lock(r.EndpointID).Unlock()
 	var list []portBinding
 	if err := optional(r.Options, withPorts, &list); err != nil || len(list) == 0 {
 		return &answer{}, err
 	}
-	err := d.endpoints.load(r.EndpointID, &e)
+	n, err := d.network(r.NetworkID)
 	if err != nil {
 		return nil, err
+	}
+	a := d.attached()[r.key]
+	if a == nil {
+		return nil, fmt.Errorf("endpoint %.12s is not on record: restart the container", r.EndpointID)
 	}
 	var what network.Publication
 	for _, b := range list {
@@ -93,17 +112,13 @@ func (d *Driver) publish(ctx context.Context, r *request) (*answer, error) {
 		if err != nil {
 			return nil, err
 		}
-		isOf := func(a netip.Prefix) bool { return !p.HostAddr.IsValid() || a.Addr().Is4() == p.HostAddr.Is4() }
 		// Docker names 0.0.0.0 and ::, whatever the container has.
-		if slices.ContainsFunc(e.Container.Addresses, isOf) {
+		isOf := func(has ipam.Address) bool { return has.Prefix.Addr().Is4() == p.HostAddr.Is4() }
+		if !p.HostAddr.IsValid() || slices.ContainsFunc(a.Addresses, isOf) {
 			what.Ports = append(what.Ports, p)
 		}
 	}
-	change, err := d.change(r.EndpointID, r.NetworkID)
-	if err == nil {
-		err = change.Publish(ctx, what)
-	}
-	return &answer{}, err
+	return &answer{}, d.change(n, r.key).Publish(ctx, what)
 }
 
 func (b *portBinding) port() (network.HostPort, error) {
@@ -120,10 +135,10 @@ func (b *portBinding) port() (network.HostPort, error) {
 
 // revoke has no port lead to an endpoint any more.
 func (d *Driver) revoke(ctx context.Context, r *request) (*answer, error) {
-	defer d.lock(r.EndpointID)()
-	change, err := d.change(r.EndpointID, r.NetworkID)
+	defer d.lock(r.EndpointID).Unlock()
+	n, err := d.network(r.NetworkID)
 	if err == nil {
-		err = change.Publish(ctx, network.Publication{})
+		err = d.change(n, r.key).Publish(ctx, network.Publication{})
 	}
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, network.ErrNotAttached) {
 		err = nil

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"net/netip"
 	"slices"
 
@@ -28,10 +27,10 @@ const (
 func (d *Driver) createNetwork(ctx context.Context, r *request) (*answer, error) {
 	n, err := networkOf(r)
 	if err == nil {
-		err = d.refuse(ctx, r, n)
+		err = d.refuseName(ctx, r.NetworkID, n.Name)
 	}
 	if err == nil {
-		_, err = d.with(n).Call("STATUS", nil)
+		_, err = d.own(n).Call("STATUS", nil)
 	}
 	if err == nil {
 		err = d.networks.save(r.NetworkID, n)
@@ -41,11 +40,9 @@ func (d *Driver) createNetwork(ctx context.Context, r *request) (*answer, error)
 
 // networkOf reads what Docker tells of a network.
 func networkOf(r *request) (*runtimes.Network, error) {
-	n := &runtimes.Network{Name: "docker-" + r.NetworkID[:shortest], Bridge: "tb-" + r.NetworkID[:shortest]}
-	if err := optional(r.Options, withOptions, &n.Options); err != nil {
-		return nil, err
-	}
-	if err := optional(r.Options, withInternal, &n.Internal); err != nil {
+	n := &runtimes.Network{Name: "docker-" + r.NetworkID[:shortest], Bridge: "tb-" + r.NetworkID[:shortest], Options: map[string]string{}}
+	var six bool
+	if err := errors.Join(optional(r.Options, withOptions, &n.Options), optional(r.Options, withInternal, &n.Internal), optional(r.Options, withIPv6, &six)); err != nil {
 		return nil, err
 	}
 	if name, ok := n.Options["name"]; ok {
@@ -63,7 +60,7 @@ func networkOf(r *request) (*runtimes.Network, error) {
 		gateway, _ := netip.ParsePrefix(data.Gateway) // there may be none
 		n.Subnets = append(n.Subnets, runtimes.Subnet{Prefix: pool, Gateway: gateway.Addr()})
 	}
-	return n, nil
+	return n, refuse(n, six)
 }
 
 // optional reads an option that Docker may leave out.
@@ -78,50 +75,49 @@ func optional(options map[string]json.RawMessage, name string, into any) error {
 }
 
 // refuse says what cannot be of a network, in Docker's terms.
-func (d *Driver) refuse(ctx context.Context, r *request, n *runtimes.Network) error {
-	var six bool
-	if err := optional(r.Options, withIPv6, &six); err != nil {
-		return err
-	}
-	for option, why := range map[string]string{
-		"stateDir": "it is tombolod's own, by --state: leave it out",
-		"leaseDir": "it is tombolod's own, by --leases: leave it out",
-		"ipv6":     "Docker gives a container one address of IPv6 alone, that of a subnet: name that by --ipv6 --subnet, or leave the option out",
-	} {
-		if n.Options[option] != "" {
-			return fmt.Errorf("option %s: %s", option, why)
-		}
-	}
-	if six && !slices.ContainsFunc(n.Subnets, func(s runtimes.Subnet) bool { return s.Prefix.Addr().Is6() }) {
+func refuse(n *runtimes.Network, six bool) error {
+	switch {
+	case n.Options["stateDir"]+n.Options["leaseDir"] != "":
+		return errors.New("options stateDir and leaseDir: they are tombolod's own, by --state and --leases: leave them out")
+	case n.Options["ipv6"] != "":
+		return errors.New("option ipv6: Docker gives a container one address of IPv6 alone, that of a subnet: name that by --ipv6 --subnet, or leave the option out")
+	case six && !slices.ContainsFunc(n.Subnets, func(s runtimes.Subnet) bool { return s.Prefix.Addr().Is6() }):
 		return errors.New("--ipv6 needs a --subnet of IPv6, and Docker's own IPAM driver: by DHCP, containers of Docker have IPv4 alone")
 	}
-	for _, id := range d.networks.list() {
-		if other, err := d.network(id); err == nil && id != r.NetworkID && other.Name == n.Name {
-			return fmt.Errorf("option name=%s: Docker's network %.12s has that name: take another; or, if `docker network ls` does not show it, delete %s", n.Name, id, d.networks.path(id))
+	return nil
+}
+
+// refuseName says by which network a name is taken.
+func (d *Driver) refuseName(ctx context.Context, id, name string) error {
+	names, err := d.Node.Networks(ctx)
+	for _, other := range d.networks.list() {
+		switch n, err := d.network(other); {
+		case err != nil || n.Name != name:
+		case other == id:
+			return nil // Docker asks again
+		default:
+			return fmt.Errorf("option name=%s: Docker's network %.12s has that name: take another; or, if `docker network ls` does not show it, since it was removed while tombolod was stopped, delete %s and run `tombolo remove %s`", name, other, d.networks.path(other), name)
 		}
 	}
-	names, err := d.Node.Networks(ctx)
-	if _, statErr := d.network(r.NetworkID); statErr != nil && slices.Contains(names, n.Name) {
-		return fmt.Errorf("option name=%s: there is such a network, which is not Docker's: take another name, or remove it by `tombolo remove %s`", n.Name, n.Name)
+	if slices.Contains(names, name) {
+		return fmt.Errorf("option name=%s: there is such a network, which is not Docker's: take another name, or remove it by `tombolo remove %s`", name, name)
 	}
 	return err
 }
 
 // network gives one that Docker has created. The error matches fs.ErrNotExist where it has not.
 func (d *Driver) network(id string) (*runtimes.Network, error) {
-	n := new(runtimes.Network)
+	n := &runtimes.Network{Options: map[string]string{}}
 	if err := d.networks.load(id, n); err != nil {
 		return nil, fmt.Errorf("network %.12s of Docker's: %w; remove it by `docker network rm`, and create it anew", id, err)
 	}
-	return d.with(n), nil
+	return d.own(n), nil
 }
 
-// with gives a network for calls of the plugin.
-func (d *Driver) with(n *runtimes.Network) *runtimes.Network {
-	own := *n
-	own.Options = map[string]string{"stateDir": d.StateDir, "leaseDir": d.LeaseDir}
-	maps.Copy(own.Options, n.Options)
-	return &own
+// own gives a network tombolod's directories.
+func (d *Driver) own(n *runtimes.Network) *runtimes.Network {
+	n.Options["stateDir"], n.Options["leaseDir"] = d.StateDir, d.LeaseDir
+	return n
 }
 
 // deleteNetwork is asked for when no endpoint is left. What is left of some all the same goes with it.
@@ -136,15 +132,8 @@ func (d *Driver) deleteNetwork(_ context.Context, r *request) (*answer, error) {
 	if err == nil {
 		err = d.Node.Remove(d.ctx, n.Name) // a dockerd that was killed meanwhile does not ask again
 	}
-	if err != nil {
-		return nil, err
+	if err == nil {
+		err = d.networks.remove(r.NetworkID)
 	}
-	for _, id := range d.endpoints.list() {
-		// A dockerd that was killed says nothing of the endpoints that it had.
-		var e endpoint
-		if d.endpoints.load(id, &e) == nil && e.NetworkID == r.NetworkID {
-			err = errors.Join(err, d.endpoints.remove(id))
-		}
-	}
-	return &answer{}, errors.Join(err, d.networks.remove(r.NetworkID))
+	return &answer{}, err
 }

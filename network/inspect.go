@@ -115,9 +115,9 @@ func (in *Inspection) network(ctx context.Context, s *session, name string) erro
 			if !errors.Is(err, state.ErrBusy) { // else a call is at work on it
 				diffs = recreate("its ADD did not finish")
 			}
-		case a.NetNSCookie == 0: // its interface is on its way there: see Change.Moved
 		case rec == nil:
 			diffs = recreate("its network has no record")
+		case a.NetNSCookie == 0: // its interface is on its way there: see Change.Moved
 		default:
 			p, err := s.find(ctx, rec, a)
 			if err != nil {

@@ -1,6 +1,7 @@
 package runtimes
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
@@ -49,8 +50,11 @@ func (n *Network) configuration(c *Container) (map[string]any, error) {
 			conf[name] = value
 		}
 	}
-	if mode, _ := conf["mode"].(string); conf["bridge"] == nil && (mode == "" || mode == "gateway") {
+	switch mode := cmp.Or(n.Options["mode"], "gateway"); {
+	case mode == "gateway" && conf["bridge"] == nil:
 		conf["bridge"] = n.Bridge
+	case mode != "gateway" && n.Internal:
+		errs = append(errs, fmt.Errorf("--internal is not for mode=%s, whose containers others reach", mode))
 	}
 	if n.Internal {
 		conf["isGateway"], conf["isDefaultGateway"], conf["ipMasq"] = true, false, false

@@ -50,6 +50,7 @@ func cases() []struct {
 		{"gateway", Network{Bridge: "br7", Subnets: []Subnet{subnet}}, Container{Addresses: address, Ports: []cni.PortMapping{port}}},
 		{"gateway by name, on another bridge", Network{Bridge: "br7", Options: map[string]string{"mode": "gateway", "bridge": "br8", "mtu": "1400"}, Subnets: []Subnet{subnet}}, Container{Addresses: address}},
 		{"internal", Network{Bridge: "br7", Internal: true, Subnets: []Subnet{subnet}}, Container{Addresses: address}},
+		{"internal on the LAN", Network{Options: lan, Internal: true}, Container{}},
 		{"a subnet without a gateway", Network{Bridge: "br7", Subnets: []Subnet{{Prefix: subnet.Prefix}}}, Container{Addresses: address}},
 		{"two families", Network{Bridge: "br7", Subnets: []Subnet{subnet, {nstest.Prefix("fd22::/64"), nstest.Addr("fd22::1")}}}, Container{Addresses: nstest.Prefixes("fd22::7/64", "10.22.0.7/24")}},
 		{"gateway without a subnet", Network{Bridge: "br7"}, Container{}},

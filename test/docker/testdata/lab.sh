@@ -25,6 +25,8 @@ eventually() { for _ in $(seq 100); do "$@" >/dev/null 2>&1 && return; sleep 0.1
 holds() { "$@" >/dev/null 2>&1 || fail "not so: $*"; }
 never() { ! "$@" >/dev/null 2>&1 || fail "so: $*"; }
 
+refused() { local said; said=$("${@:2}" 2>&1 || true); case $said in *"$1"*) ;; *) fail "got '$said', want '$1'" ;; esac; }
+
 laptop() { ip netns exec laptop "$@"; }
 reaches() { laptop busybox ping -c 1 -W 2 "$1"; }
 # page HOST [PORT] has a moment for the program to listen; get is from here.

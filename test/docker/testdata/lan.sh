@@ -1,4 +1,5 @@
-router; tombolod; dockerd; lan
+router --dhcp-range=192.168.50.100,192.168.50.200,2m --dhcp-option=option:classless-static-route,0.0.0.0/0,192.168.50.1,10.77.0.0/16,192.168.50.9
+tombolod; dockerd; lan
 # A machine of the LAN.
 run web --cap-add NET_ADMIN --network lan -p 8080:80 -p '[::]:8081:80'
 web=$(ip_of web)
@@ -11,6 +12,7 @@ eventually eval "docker exec web ip addr show dev eth0 | grep -q 'valid_lft 1[0-
 holds eval "docker exec web ip route | grep -q 'default via 192.168.50.2 dev eth0'"
 eventually within '1 attachment'
 same "$web" "$(tombolo ls | sed -n 2p | grep -oE '192[0-9.]+')"
+eventually eval "docker exec web ip route | grep -q '10.77.0.0/16 via 192.168.50.9 dev eth0'"
 stop -9 $TOMBOLOD; tombolod
 eventually within '1 attachment'
 docker exec web ip link set eth0 down

@@ -73,8 +73,6 @@ func (n *network) complete() error {
 		return fmt.Errorf("--interface-name %s and -o bridge=%s both name the bridge", n.Interface, bridge)
 	case n.IPv6 && n.Options["ipv6"] == "" && !slices.ContainsFunc(n.Subnets, is6):
 		return errors.New("--ipv6 needs a --subnet of IPv6, or, with mode=lan, -o ipv6=slaac or -o ipv6=dhcp")
-	case n.Internal && mode != "gateway":
-		return fmt.Errorf("--internal is not for mode=%s, whose containers others reach", mode)
 	case len(n.Routes) > 0:
 		return errors.New("--route: containers in a network of tombolo have its default route alone")
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"net/netip"
 	"slices"
 
@@ -84,7 +85,22 @@ func refuse(n *runtimes.Network, six bool) error {
 	case six && !slices.ContainsFunc(n.Subnets, func(s runtimes.Subnet) bool { return s.Prefix.Addr().Is6() }):
 		return errors.New("--ipv6 needs a --subnet of IPv6, and Docker's own IPAM driver: by DHCP, containers of Docker have IPv4 alone")
 	}
+	for _, s := range n.Subnets {
+		// Docker makes one up where none is named.
+		if n.Options["mode"] == "lan" && n.Options["defaultRoute"] != "router" && !isHosts(s.Prefix) {
+			return fmt.Errorf("mode=lan with the subnet %s, in which the host has no address: name --ipam-driver null, for containers to lease addresses; or the LAN's --subnet, for Docker to give them", s.Prefix)
+		}
+	}
 	return nil
+}
+
+// isHosts says whether the host has an address in a subnet.
+func isHosts(subnet netip.Prefix) bool {
+	have, _ := net.InterfaceAddrs()
+	return slices.ContainsFunc(have, func(a net.Addr) bool {
+		own, err := netip.ParsePrefix(a.String())
+		return err == nil && subnet.Contains(own.Addr())
+	})
 }
 
 // refuseName says by which network a name is taken.

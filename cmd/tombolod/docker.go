@@ -45,7 +45,7 @@ func (p *program) serveDocker(o *options, cfg *docker.Config) (*dockerServer, er
 // dockerListener gives the socket at a path, or the one that systemd has made.
 func (p *program) dockerListener(path string) (net.Listener, error) {
 	if path == "" {
-		return p.handed(dockerSocket)
+		return p.handed()
 	}
 	if err := makeRoom(path); err != nil {
 		return nil, fmt.Errorf("serve Docker at %s: %w", path, err)
@@ -57,27 +57,20 @@ func (p *program) dockerListener(path string) (net.Listener, error) {
 	return l, err
 }
 
-// handed gives a socket of the service manager's by its name; nil where there is none.
-func (p *program) handed(name string) (net.Listener, error) {
-	if p.getenv("LISTEN_PID") != strconv.Itoa(os.Getpid()) {
+// handed gives the socket of the service manager's; nil where there is none.
+func (p *program) handed() (net.Listener, error) {
+	i := slices.Index(strings.Split(p.getenv("LISTEN_FDNAMES"), ":"), dockerSocket)
+	if i < 0 || p.getenv("LISTEN_PID") != strconv.Itoa(os.Getpid()) {
 		return nil, nil
 	}
-	i := slices.Index(strings.Split(p.getenv("LISTEN_FDNAMES"), ":"), name)
-	if i < 0 {
-		return nil, nil
-	}
-	f := os.NewFile(uintptr(firstHanded+i), name)
+	f := os.NewFile(uintptr(firstHanded+i), dockerSocket)
 	defer f.Close()
-	l, err := net.FileListener(f)
-	if err != nil {
-		return nil, fmt.Errorf("take %s over: %w", name, err)
-	}
-	return l, nil
+	return net.FileListener(f)
 }
 
 // turnAway ends the connections that wait for a tombolod that cannot run, so that dockerd, which has no time-out, says so.
 func (p *program) turnAway() {
-	l, err := p.handed(dockerSocket)
+	l, err := p.handed()
 	unix, ok := l.(*net.UnixListener)
 	if err != nil || !ok {
 		return

@@ -22,7 +22,7 @@ func TestMain(m *testing.M) { nstest.Main(m) }
 
 var (
 	lan    = map[string]string{"mode": "lan", "uplink": "eth0"}
-	subnet = Subnet{nstest.Prefix("10.22.0.0/24"), nstest.Addr("10.22.0.1")}
+	subnet = Subnet{Prefix: nstest.Prefix("10.22.0.0/24"), Gateway: nstest.Addr("10.22.0.1")}
 	port   = cni.PortMapping{HostPort: 8080, ContainerPort: 80, Protocol: "tcp"}
 )
 
@@ -40,7 +40,7 @@ func cases() []struct {
 	of   Network
 	c    Container
 } {
-	own := macOf("c1/home/eth0")
+	own := cni.MACOf("c1/home/eth0").String()
 	address := nstest.Prefixes("10.22.0.7/24")
 	return []struct {
 		name string
@@ -52,9 +52,9 @@ func cases() []struct {
 		{"internal", Network{Bridge: "br7", Internal: true, Subnets: []Subnet{subnet}}, Container{Addresses: address}},
 		{"internal on the LAN", Network{Options: lan, Internal: true}, Container{}},
 		{"a subnet without a gateway", Network{Bridge: "br7", Subnets: []Subnet{{Prefix: subnet.Prefix}}}, Container{Addresses: address}},
-		{"two families", Network{Bridge: "br7", Subnets: []Subnet{subnet, {nstest.Prefix("fd22::/64"), nstest.Addr("fd22::1")}}}, Container{Addresses: nstest.Prefixes("fd22::7/64", "10.22.0.7/24")}},
+		{"two families", Network{Bridge: "br7", Subnets: []Subnet{subnet, {Prefix: nstest.Prefix("fd22::/64"), Gateway: nstest.Addr("fd22::1")}}}, Container{Addresses: nstest.Prefixes("fd22::7/64", "10.22.0.7/24")}},
 		{"gateway without a subnet", Network{Bridge: "br7"}, Container{}},
-		{"lan", Network{Bridge: "br7", Options: lan}, Container{}},
+		{"lan", Network{Options: lan}, Container{}},
 		{"lan, a name that lasts", Network{Options: lan}, Container{Lasting: true}},
 		{"lan, a name that lasts and a MAC", Network{Options: lan}, Container{Lasting: true, MAC: "02:00:00:00:00:77"}},
 		{"lan, a MAC", Network{Options: lan}, Container{MAC: "02:00:00:00:00:77"}},

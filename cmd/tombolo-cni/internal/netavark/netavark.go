@@ -88,7 +88,7 @@ func (a *attachment) setup(path string) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	result, err := a.Network.of().Call("ADD", c)
+	result, err := a.Network.Call("ADD", c)
 	if err != nil {
 		return nil, err
 	}
@@ -98,7 +98,7 @@ func (a *attachment) setup(path string) (any, error) {
 // teardown detaches the container, whatever was asked for it.
 func (a *attachment) teardown(path string) error {
 	c, _ := a.container(path)
-	_, err := a.Network.of().Call("DEL", c)
+	_, err := a.Network.Call("DEL", c)
 	return err
 }
 
@@ -114,11 +114,11 @@ func (a *attachment) container(path string) (*runtimes.Container, error) {
 		return c, nil
 	}
 	for _, ip := range o.IPs {
-		i := slices.IndexFunc(a.Network.Subnets, func(s subnet) bool { return s.Subnet.Contains(ip) })
+		i := slices.IndexFunc(a.Network.Subnets, func(s runtimes.Subnet) bool { return s.Prefix.Contains(ip) })
 		if i < 0 {
 			return c, fmt.Errorf("--ip %s is in no subnet of network %s", ip, a.Network.Name)
 		}
-		c.Addresses = append(c.Addresses, netip.PrefixFrom(ip, a.Network.Subnets[i].Subnet.Bits()))
+		c.Addresses = append(c.Addresses, netip.PrefixFrom(ip, a.Network.Subnets[i].Prefix.Bits()))
 	}
 	return c, nil
 }

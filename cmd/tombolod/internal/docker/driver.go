@@ -34,7 +34,7 @@ type Config struct {
 // Driver is an http.Handler, from New to Close. An endpoint is an attachment, and what it lasts by is on that's record.
 type Driver struct {
 	*Config
-	networks  store
+	networks  string          // the directory of their files
 	endpoints sync.Map        // an *endpoint for each that this Driver has created, or works on
 	begun     atomic.Int64    // when this dockerd began, in nanoseconds since 1970; 0: before tombolod
 	ctx       context.Context // of what is done between requests
@@ -44,7 +44,7 @@ type Driver struct {
 
 // New looks for the endpoints in their containers that were being moved there under an earlier Driver.
 func New(cfg *Config) *Driver {
-	d := &Driver{Config: cfg, networks: store(filepath.Join(filepath.Dir(filepath.Clean(cfg.LeaseDir)), "docker"))}
+	d := &Driver{Config: cfg, networks: filepath.Join(filepath.Dir(filepath.Clean(cfg.LeaseDir)), "docker")}
 	d.ctx, d.cancel = context.WithCancel(context.Background())
 	for k, a := range d.attached() {
 		if a.Path != "" {

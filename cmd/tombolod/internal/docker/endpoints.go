@@ -57,7 +57,7 @@ func (d *Driver) lock(id string) *endpoint {
 // attached are the endpoints that are on record.
 func (d *Driver) attached() map[key]*network.Attachment {
 	all := map[key]*network.Attachment{}
-	for _, id := range d.networks.list() {
+	for _, id := range d.known() {
 		n, err := d.network(id)
 		if err != nil {
 			continue

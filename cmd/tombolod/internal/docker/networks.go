@@ -8,8 +8,12 @@ import (
 	"io/fs"
 	"net"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 
+	"github.com/tombolo-cni/tombolo/internal/file"
 	"github.com/tombolo-cni/tombolo/internal/runtimes"
 )
 
@@ -33,15 +37,36 @@ func (d *Driver) createNetwork(ctx context.Context, r *request) (*answer, error)
 	if err == nil {
 		_, err = d.own(n).Call("STATUS", nil)
 	}
+	data, jsonErr := json.Marshal(n)
+	if err = errors.Join(err, jsonErr); err == nil {
+		err = os.MkdirAll(d.networks, 0o700)
+	}
 	if err == nil {
-		err = d.networks.save(r.NetworkID, n)
+		err = file.ReplaceDurably(d.path(r.NetworkID)+".new", d.path(r.NetworkID), data)
 	}
 	return &answer{}, err
 }
 
+const suffix = ".json"
+
+// path is that of the file of a network, which is whole or not there.
+func (d *Driver) path(id string) string { return filepath.Join(d.networks, id+suffix) }
+
+// known lists the networks by Docker's identifiers.
+func (d *Driver) known() []string {
+	var ids []string
+	entries, _ := os.ReadDir(d.networks) // a directory that is missing has none
+	for _, e := range entries {
+		if id, is := strings.CutSuffix(e.Name(), suffix); is {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
 // networkOf reads what Docker tells of a network.
 func networkOf(r *request) (*runtimes.Network, error) {
-	n := &runtimes.Network{Name: "docker-" + r.NetworkID[:shortest], Bridge: "tb-" + r.NetworkID[:shortest], Options: map[string]string{}}
+	n := &runtimes.Network{Name: "docker-" + r.NetworkID[:shortest]}
 	var six bool
 	if err := errors.Join(optional(r.Options, withOptions, &n.Options), optional(r.Options, withInternal, &n.Internal), optional(r.Options, withIPv6, &six)); err != nil {
 		return nil, err
@@ -49,6 +74,9 @@ func networkOf(r *request) (*runtimes.Network, error) {
 	if name, ok := n.Options["name"]; ok {
 		n.Name = name
 		delete(n.Options, "name")
+	}
+	if n.Mode() == "gateway" {
+		n.Bridge = "tb-" + r.NetworkID[:shortest]
 	}
 	for _, data := range slices.Concat(r.IPv4Data, r.IPv6Data) {
 		pool, err := netip.ParsePrefix(data.Pool)
@@ -87,7 +115,7 @@ func refuse(n *runtimes.Network, six bool) error {
 	}
 	for _, s := range n.Subnets {
 		// Docker makes one up where none is named.
-		if n.Options["mode"] == "lan" && n.Options["defaultRoute"] != "router" && !isHosts(s.Prefix) {
+		if n.Mode() == "lan" && n.Options["defaultRoute"] != "router" && !isHosts(s.Prefix) {
 			return fmt.Errorf("mode=lan with the subnet %s, in which the host has no address: name --ipam-driver null, for containers to lease addresses; or the LAN's --subnet, for Docker to give them", s.Prefix)
 		}
 	}
@@ -106,13 +134,13 @@ func isHosts(subnet netip.Prefix) bool {
 // refuseName says by which network a name is taken.
 func (d *Driver) refuseName(ctx context.Context, id, name string) error {
 	names, err := d.Node.Networks(ctx)
-	for _, other := range d.networks.list() {
+	for _, other := range d.known() {
 		switch n, err := d.network(other); {
 		case err != nil || n.Name != name:
 		case other == id:
 			return nil // Docker asks again
 		default:
-			return fmt.Errorf("option name=%s: Docker's network %.12s has that name: take another; or, if `docker network ls` does not show it, since it was removed while tombolod was stopped, delete %s and run `tombolo remove %s`", name, other, d.networks.path(other), name)
+			return fmt.Errorf("option name=%s: Docker's network %.12s has that name: take another; or, if `docker network ls` does not show it, since it was removed while tombolod was stopped, delete %s and run `tombolo remove %s`", name, other, d.path(other), name)
 		}
 	}
 	if slices.Contains(names, name) {
@@ -123,8 +151,12 @@ func (d *Driver) refuseName(ctx context.Context, id, name string) error {
 
 // network gives one that Docker has created. The error matches fs.ErrNotExist where it has not.
 func (d *Driver) network(id string) (*runtimes.Network, error) {
-	n := &runtimes.Network{Options: map[string]string{}}
-	if err := d.networks.load(id, n); err != nil {
+	n := new(runtimes.Network)
+	data, err := file.Read(d.path(id), file.MaxRecord)
+	if err == nil {
+		err = json.Unmarshal(data, n)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("network %.12s of Docker's: %w; remove it by `docker network rm`, and create it anew", id, err)
 	}
 	return d.own(n), nil
@@ -132,6 +164,9 @@ func (d *Driver) network(id string) (*runtimes.Network, error) {
 
 // own gives a network tombolod's directories.
 func (d *Driver) own(n *runtimes.Network) *runtimes.Network {
+	if n.Options == nil {
+		n.Options = map[string]string{}
+	}
 	n.Options["stateDir"], n.Options["leaseDir"] = d.StateDir, d.LeaseDir
 	return n
 }
@@ -149,7 +184,7 @@ func (d *Driver) deleteNetwork(_ context.Context, r *request) (*answer, error) {
 		err = d.Node.Remove(d.ctx, n.Name) // a dockerd that was killed meanwhile does not ask again
 	}
 	if err == nil {
-		err = d.networks.remove(r.NetworkID)
+		err = file.Remove(d.path(r.NetworkID))
 	}
 	return &answer{}, err
 }

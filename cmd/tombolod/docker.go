@@ -23,23 +23,22 @@ const (
 	finishWithin = 15 * time.Second
 )
 
-// dockerServer serves Docker. A nil one serves nothing.
-type dockerServer struct {
-	http   *http.Server
-	driver *docker.Driver
-}
-
-// serveDocker gives nil where nothing is to be served.
-func (p *program) serveDocker(o *options, cfg *docker.Config) (*dockerServer, error) {
+// serveDocker serves Docker, where it is to be, until end is called.
+func (p *program) serveDocker(ctx context.Context, o *options, cfg *docker.Config) (end func(), _ error) {
 	l, err := p.dockerListener(o.docker)
 	if l == nil || err != nil {
-		return nil, err
+		return func() {}, err
 	}
-	s := &dockerServer{driver: docker.New(cfg)}
+	driver := docker.New(ctx, cfg)
 	// A time-out of reading the whole request would end its context while a DHCP server is waited for.
-	s.http = &http.Server{Handler: s.driver, ReadHeaderTimeout: 10 * time.Second, MaxHeaderBytes: 8 << 10}
-	go s.http.Serve(l) //nolint:errcheck // until close
-	return s, nil
+	s := &http.Server{Handler: driver, ReadHeaderTimeout: 10 * time.Second, MaxHeaderBytes: 8 << 10}
+	go s.Serve(l) //nolint:errcheck // until end
+	return func() {
+		within, cancel := context.WithTimeout(context.Background(), finishWithin)
+		defer cancel()
+		_ = s.Shutdown(within) // what goes on is as if tombolod was killed
+		driver.Wait()
+	}, nil
 }
 
 // dockerListener gives the socket at a path, or the one that systemd has made.
@@ -84,14 +83,4 @@ func (p *program) turnAway() {
 		}
 		_ = conn.Close()
 	}
-}
-
-func (s *dockerServer) close() {
-	if s == nil {
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), finishWithin)
-	defer cancel()
-	_ = s.http.Shutdown(ctx) // what goes on is as if tombolod was killed
-	s.driver.Close()
 }

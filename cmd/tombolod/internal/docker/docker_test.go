@@ -2,6 +2,7 @@ package docker
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"log/slog"
@@ -33,6 +34,7 @@ type node struct {
 	*Driver
 	ns  *netns.NS
 	log *nstest.Output
+	end func() // of the Driver
 }
 
 func newNode(t testing.TB) *node {
@@ -41,9 +43,18 @@ func newNode(t testing.TB) *node {
 	dir := t.TempDir()
 	cfg := &Config{StateDir: dir + "/state", LeaseDir: dir + "/leases", Log: slog.New(slog.NewTextHandler(n.log, nil))}
 	cfg.Node = must.Of(network.Open(t.Context(), &network.Config{StateDir: cfg.StateDir, LeaseDir: cfg.LeaseDir})).Get(t)
-	n.Driver = New(cfg)
-	t.Cleanup(n.Driver.Close)
+	n.Driver = &Driver{Config: cfg}
+	n.restart()
 	return n
+}
+
+// restart has an earlier Driver end, as with tombolod.
+func (n *node) restart() {
+	ctx, cancel := context.WithCancel(n.Context())
+	d := New(ctx, n.Config)
+	n.end = func() { cancel(); d.Wait() }
+	n.Cleanup(n.end)
+	n.Driver = d
 }
 
 // ask is what Docker does.
@@ -124,7 +135,7 @@ func about(more string) string {
 func (n *node) follows(path string, want bool) {
 	n.Helper()
 	var err error
-	must.Succeed(n, n.ns.Do(func() error { err = n.look(new(endpoint), id, path); return nil }))
+	must.Succeed(n, n.ns.Do(func() error { err = n.look(new(endpoint), n.attached()[id].Key, path); return nil }))
 	must.That(n, (err == nil) == want, "%v; log: %s", err, n.log)
 }
 
@@ -158,7 +169,7 @@ func TestAnEndpointThatIsInNoContainerGoes(t *testing.T) {
 	n.asks("CreateEndpoint", createEndpoint(""))
 	sweep(1, "it may be that it joins")
 	e := n.lock(endpointID)
-	e.created = e.created.Add(-joins)
+	e.created = e.created.Add(-joinsWithin)
 	e.Unlock()
 	sweep(0, "it has not joined")
 
@@ -225,9 +236,8 @@ func TestARestartFollowsWhatAnEarlierDriverHadJoin(t *testing.T) {
 	expect.Equal(t, n.check()[0].Path, "", "the path of a namespace while there is none")
 	box := nstest.New(t)
 	n.asks("Join", about(fmt.Sprintf(`"SandboxKey":%q`, nstest.Path(t, box))))
-	n.Driver.Close()
-	again := New(n.Config)
-	defer again.Close()
+	n.end()
+	n.restart()
 	nstest.Run(t, n.ns, "ip", "link", "set", id.srcName(), "netns", nstest.Path(t, box))
 	nstest.Run(t, box, "sh", "-ec", "ip addr add 10.9.0.2/24 dev "+id.srcName()+"; ip link set "+id.srcName()+" up; ip route add default via 10.9.0.1")
 	must.Until(t, "the record is of the container's namespace", func() bool {

@@ -31,39 +31,35 @@ type Config struct {
 	Log      *slog.Logger
 }
 
-// Driver is an http.Handler, from New to Close. An endpoint is an attachment, and what it lasts by is on that's record.
+// Driver is an http.Handler. An endpoint is an attachment: what is to outlast a restart is on that one's record.
 type Driver struct {
 	*Config
 	networks  string          // the directory of their files
-	endpoints sync.Map        // an *endpoint for each that this Driver has created, or works on
+	endpoints sync.Map        // an *endpoint for each identifier
 	begun     atomic.Int64    // when this dockerd began, in nanoseconds since 1970; 0: before tombolod
-	ctx       context.Context // of what is done between requests
-	cancel    func()
-	work      sync.WaitGroup
+	ctx       context.Context // of work
+	work      sync.WaitGroup  // between requests
 }
 
-// New looks for the endpoints in their containers that were being moved there under an earlier Driver.
-func New(cfg *Config) *Driver {
-	d := &Driver{Config: cfg, networks: filepath.Join(filepath.Dir(filepath.Clean(cfg.LeaseDir)), "docker")}
-	d.ctx, d.cancel = context.WithCancel(context.Background())
+// New looks for the endpoints in their containers that were being moved there under an earlier Driver. Until ctx is done
+// the Driver does things by itself.
+func New(ctx context.Context, cfg *Config) *Driver {
+	d := &Driver{Config: cfg, ctx: ctx, networks: filepath.Join(filepath.Dir(filepath.Clean(cfg.LeaseDir)), "docker")}
 	for k, a := range d.attached() {
 		if a.Path != "" {
-			e := &endpoint{created: time.Now()}
-			d.endpoints.Store(k.EndpointID, e)
-			d.work.Go(func() { d.follow(e, k, a.Path, looks) })
+			e := d.endpoint(k.EndpointID)
+			e.created = time.Now()
+			d.work.Go(func() { d.follow(e, a.Key, a.Path) })
 		}
 	}
 	d.work.Go(d.tidy)
 	return d
 }
 
-// Close ends what the Driver does by itself.
-func (d *Driver) Close() {
-	d.cancel()
-	d.work.Wait()
-}
+// Wait waits for the end of what the Driver does by itself.
+func (d *Driver) Wait() { d.work.Wait() }
 
-// rest gives false where Close comes before a time has gone by.
+// rest gives false where the Driver ends before a time has gone by.
 func (d *Driver) rest(wait time.Duration) bool {
 	select {
 	case <-d.ctx.Done():
@@ -106,7 +102,7 @@ func (d *Driver) methods() map[string]func(context.Context, *request) (*answer, 
 	return map[string]func(context.Context, *request) (*answer, error){
 		"CreateNetwork": d.createNetwork, "DeleteNetwork": d.deleteNetwork,
 		"CreateEndpoint": d.createEndpoint, "DeleteEndpoint": d.deleteEndpoint, "Join": d.join,
-		"ProgramExternalConnectivity": d.publish, "RevokeExternalConnectivity": d.revoke,
+		"ProgramExternalConnectivity": d.publish, "RevokeExternalConnectivity": d.publish,
 	}
 }
 

@@ -46,10 +46,15 @@ type endpoint struct {
 	moved   bool // it is in its container
 }
 
-// lock has one request at a time work on an endpoint, or on what else has a name.
+// endpoint gives what is known of one, or of what else is locked by a name.
+func (d *Driver) endpoint(id string) *endpoint {
+	e, _ := d.endpoints.LoadOrStore(id, new(endpoint))
+	return e.(*endpoint)
+}
+
+// lock has one request at a time work on an endpoint.
 func (d *Driver) lock(id string) *endpoint {
-	one, _ := d.endpoints.LoadOrStore(id, new(endpoint))
-	e := one.(*endpoint)
+	e := d.endpoint(id)
 	e.Lock()
 	return e
 }
@@ -97,7 +102,7 @@ func (d *Driver) createEndpoint(ctx context.Context, r *request) (*answer, error
 	e.created, e.moved = time.Now(), false
 	made, err := attach(n, c, r.srcName())
 	if err == nil {
-		err = d.change(n, r.key).Moved(ctx, "")
+		err = d.Node.Change(network.Key{Network: n.Name, ContainerID: c.ID, IfName: c.IfName}).Moved(ctx, "")
 	}
 	if err == nil {
 		err = ctx.Err() // dockerd was killed, and will not know of it
@@ -218,11 +223,11 @@ func (d *Driver) takeDown(k key) error {
 	return err
 }
 
-// joins is how long an interface may be in no container.
-const joins = 5 * time.Minute
+// joinsWithin is how long an interface may be in no container.
+const joinsWithin = 5 * time.Minute
 
 func (d *Driver) tidy() {
-	for d.rest(joins) {
+	for d.rest(joinsWithin) {
 		d.sweep()
 	}
 }
@@ -237,25 +242,16 @@ func (d *Driver) sweep() {
 		return // the next one may
 	}
 	defer conn.Close()
-	isHere := func(k key) bool {
-		_, err := link.IndexOf(conn, k.srcName())
-		return err == nil
-	}
 	for k := range d.attached() {
-		if isHere(k) { // else a request may be waiting for a server
-			d.forgo(k, isHere)
+		e := d.endpoint(k.EndpointID)
+		if !e.TryLock() {
+			continue // a request is at work on it
 		}
+		joins := !e.moved && e.created.UnixNano() > d.begun.Load() && time.Since(e.created) < joinsWithin
+		if _, err := link.IndexOf(conn, k.srcName()); err == nil && !joins {
+			err = d.takeDown(k)
+			d.Log.Warn("took an endpoint down that dockerd has left in no container", "endpoint", k.EndpointID, "err", err)
+		}
+		e.Unlock()
 	}
-}
-
-// forgo takes an endpoint down that this dockerd has not created, as far as is known, or that has left its container.
-func (d *Driver) forgo(k key, isHere func(key) bool) {
-	e := d.lock(k.EndpointID)
-	defer e.Unlock()
-	waits := e.created.UnixNano() > d.begun.Load() && time.Since(e.created) < joins
-	if !isHere(k) || waits && !e.moved {
-		return
-	}
-	err := d.takeDown(k)
-	d.Log.Warn("took an endpoint down that dockerd has left in no container", "endpoint", k.EndpointID, "err", err)
 }

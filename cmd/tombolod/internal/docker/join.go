@@ -4,14 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net/netip"
 	"slices"
 	"time"
 
 	current "github.com/containernetworking/cni/pkg/types/100"
 
-	"github.com/tombolo-cni/tombolo/internal/runtimes"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/network"
 	"github.com/tombolo-cni/tombolo/nft"
@@ -25,20 +23,16 @@ const (
 
 // join tells Docker which link to move into a container.
 func (d *Driver) join(ctx context.Context, r *request) (*answer, error) {
-	n, err := d.network(r.NetworkID)
-	if err != nil {
-		return nil, err
-	}
-	e := d.lock(r.EndpointID)
+	e, a := d.lock(r.EndpointID), d.attached()[r.key]
 	defer e.Unlock()
-	if e.join == nil {
-		return nil, fmt.Errorf("endpoint %.12s: tombolod was started after it was created: restart the container", r.EndpointID)
+	if e.join == nil || a == nil {
+		return nil, fmt.Errorf("endpoint %.12s is not known to this tombolod: restart the container", r.EndpointID)
 	}
-	// The record has the path now, for a tombolod that is started meanwhile.
-	if err := d.change(n, r.key).Moved(ctx, r.SandboxKey); err != nil && !errors.Is(err, network.ErrTryAgain) {
+	// The path is on record from now on, for a tombolod that is started meanwhile.
+	if err := d.Node.Change(a.Key).Moved(ctx, r.SandboxKey); err != nil && !errors.Is(err, network.ErrTryAgain) {
 		return nil, err
 	}
-	d.work.Go(func() { d.follow(e, r.key, r.SandboxKey, looks) })
+	d.work.Go(func() { d.follow(e, a.Key, r.SandboxKey) })
 	return e.join, nil
 }
 
@@ -58,30 +52,22 @@ func joinOf(made *current.Result, srcName string) *answer {
 }
 
 // follow has the records follow an interface into its container.
-func (d *Driver) follow(e *endpoint, k key, path string, looks int) {
-	err := d.look(e, k, path)
-	for ; errors.Is(err, network.ErrTryAgain) && looks > 0 && d.rest(lookEvery); looks-- {
-		err = d.look(e, k, path)
+func (d *Driver) follow(e *endpoint, of network.Key, path string) {
+	err := d.look(e, of, path)
+	for i := 0; i < looks && errors.Is(err, network.ErrTryAgain) && d.rest(lookEvery); i++ {
+		err = d.look(e, of, path)
 	}
 	if err != nil && !errors.Is(err, network.ErrNotAttached) && d.ctx.Err() == nil {
-		d.Log.Warn("cannot find an endpoint in its container: its lease is not renewed", "endpoint", k.EndpointID, "namespace", path, "err", err)
+		d.Log.Warn("cannot find an endpoint in its container: its lease is not renewed", "endpoint", of.ContainerID, "namespace", path, "err", err)
 	}
 }
 
-func (d *Driver) look(e *endpoint, k key, path string) error {
+func (d *Driver) look(e *endpoint, of network.Key, path string) error {
 	e.Lock()
 	defer e.Unlock()
-	n, err := d.network(k.NetworkID)
-	if err == nil {
-		err = d.change(n, k).Moved(d.ctx, path)
-	}
+	err := d.Node.Change(of).Moved(d.ctx, path)
 	e.moved = err == nil
 	return err
-}
-
-// change gives access to an endpoint that is there.
-func (d *Driver) change(n *runtimes.Network, k key) network.Change {
-	return d.Node.Change(network.Key{Network: n.Name, ContainerID: k.EndpointID, IfName: k.ifName()})
 }
 
 // portBinding is a port of the host that is to lead to a container.
@@ -91,20 +77,16 @@ type portBinding struct {
 	HostIP                      string
 }
 
-// publish has the ports of a container lead to this endpoint, by which Docker has it reach the world.
+// publish has the ports of a container lead to this endpoint, by which Docker has it reach the world; or none any more.
 func (d *Driver) publish(ctx context.Context, r *request) (*answer, error) {
 	defer d.lock(r.EndpointID).Unlock()
 	var list []portBinding
-	if err := optional(r.Options, withPorts, &list); err != nil || len(list) == 0 {
-		return &answer{}, err
-	}
-	n, err := d.network(r.NetworkID)
-	if err != nil {
+	if err := optional(r.Options, withPorts, &list); err != nil {
 		return nil, err
 	}
 	a := d.attached()[r.key]
 	if a == nil {
-		return nil, fmt.Errorf("endpoint %.12s is not on record: restart the container", r.EndpointID)
+		return &answer{}, nil // it has no ports any more
 	}
 	var what network.Publication
 	for _, b := range list {
@@ -118,7 +100,7 @@ func (d *Driver) publish(ctx context.Context, r *request) (*answer, error) {
 			what.Ports = append(what.Ports, p)
 		}
 	}
-	return &answer{}, d.change(n, r.key).Publish(ctx, what)
+	return &answer{}, d.Node.Change(a.Key).Publish(ctx, what)
 }
 
 func (b *portBinding) port() (network.HostPort, error) {
@@ -131,17 +113,4 @@ func (b *portBinding) port() (network.HostPort, error) {
 		p.HostAddr, err = netip.ParseAddr(b.HostIP)
 	}
 	return p, err
-}
-
-// revoke has no port lead to an endpoint any more.
-func (d *Driver) revoke(ctx context.Context, r *request) (*answer, error) {
-	defer d.lock(r.EndpointID).Unlock()
-	n, err := d.network(r.NetworkID)
-	if err == nil {
-		err = d.change(n, r.key).Publish(ctx, network.Publication{})
-	}
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, network.ErrNotAttached) {
-		err = nil
-	}
-	return &answer{}, err
 }

@@ -172,7 +172,7 @@ func (d *Driver) own(n *runtimes.Network) *runtimes.Network {
 }
 
 // deleteNetwork is asked for when no endpoint is left. What is left of some all the same goes with it.
-func (d *Driver) deleteNetwork(_ context.Context, r *request) (*answer, error) {
+func (d *Driver) deleteNetwork(ctx context.Context, r *request) (*answer, error) {
 	n, err := d.network(r.NetworkID)
 	if errors.Is(err, fs.ErrNotExist) {
 		return &answer{}, nil
@@ -181,7 +181,7 @@ func (d *Driver) deleteNetwork(_ context.Context, r *request) (*answer, error) {
 		_, err = n.Call("GC", nil)
 	}
 	if err == nil {
-		err = d.Node.Remove(d.ctx, n.Name) // a dockerd that was killed meanwhile does not ask again
+		err = d.Node.Remove(context.WithoutCancel(ctx), n.Name) // a dockerd that was killed meanwhile does not ask again
 	}
 	if err == nil {
 		err = file.Remove(d.path(r.NetworkID))

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/tombolo-cni/tombolo/internal/cni"
@@ -76,7 +75,7 @@ func valueOf(name, text string) (any, error) {
 		return text, nil
 	}
 	if err := json.Unmarshal([]byte(text), &value); err != nil {
-		return nil, fmt.Errorf("option %s=%s: write a number, true or false", name, strconv.Quote(text))
+		return nil, fmt.Errorf("option %s=%q: write a number, true or false", name, text)
 	}
 	return value, nil
 }

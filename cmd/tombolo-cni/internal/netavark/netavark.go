@@ -53,15 +53,28 @@ func carryOut(args []string, in io.Reader) (any, error) {
 	if args[0] == "create" {
 		return create(data)
 	}
+	return attach(args[0], data, strings.Join(args[1:], " "))
+}
+
+// attach attaches a container, or detaches it, whatever was asked for it.
+func attach(verb string, data []byte, path string) (any, error) {
 	a := new(attachment)
 	if err := json.Unmarshal(data, a); err != nil {
-		return nil, fmt.Errorf("%s reads a container's attachment as JSON: %w", args[0], err)
+		return nil, fmt.Errorf("%s reads a container's attachment as JSON: %w", verb, err)
 	}
-	path := strings.Join(args[1:], " ")
-	if args[0] == "teardown" {
-		return nil, a.teardown(path)
+	c, err := a.container(path)
+	if verb == "teardown" {
+		_, err = a.Network.Call("DEL", c)
+		return nil, err
 	}
-	return a.setup(path)
+	if err != nil {
+		return nil, err
+	}
+	result, err := a.Network.Call("ADD", c)
+	if err != nil {
+		return nil, err
+	}
+	return a.status(result), nil
 }
 
 // attachment is what netavark tells of a container in a network.
@@ -81,25 +94,6 @@ type attachment struct {
 		IPs       []netip.Addr `json:"static_ips"`
 		MAC       string       `json:"static_mac"`
 	} `json:"network_options"`
-}
-
-func (a *attachment) setup(path string) (any, error) {
-	c, err := a.container(path)
-	if err != nil {
-		return nil, err
-	}
-	result, err := a.Network.Call("ADD", c)
-	if err != nil {
-		return nil, err
-	}
-	return a.status(result), nil
-}
-
-// teardown detaches the container, whatever was asked for it.
-func (a *attachment) teardown(path string) error {
-	c, _ := a.container(path)
-	_, err := a.Network.Call("DEL", c)
-	return err
 }
 
 // container is whole enough for a teardown, also where there is an error.

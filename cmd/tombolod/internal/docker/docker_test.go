@@ -94,7 +94,7 @@ func TestAnEndpointsLife(t *testing.T) {
 
 	n.asks("CreateEndpoint", createEndpoint(""))
 	a := n.asks("CreateEndpoint", createEndpoint("")) // Docker asks again where it has lost the connection
-	expect.That(t, a.Interface.Address == "" && a.Interface.MacAddress != "", "it has %+v, want no address but a MAC", a.Interface)
+	expect.That(t, !a.Interface.Address.IsValid() && a.Interface.MacAddress != "", "it has %+v, want no address but a MAC", a.Interface)
 	links := nstest.Run(t, n.ns, "ip", "link", "show", "dev", id.srcName())
 	expect.That(t, strings.Contains(links, "altname "+id.ifName()), "the link is\n%s", links)
 
@@ -268,7 +268,7 @@ func TestDockerIsToldWhatCannotBe(t *testing.T) {
 		{"CreateNetwork", createNetwork(other, `,"Options":{"com.docker.network.internal":true,"com.docker.network.generic":{"mode":"l2","bridge":"br9"}}`), "--internal is not for mode=l2"},
 		{"CreateNetwork", createNetwork(other, `,"Options":{"com.docker.network.enable_ipv6":true}`), "--ipv6 needs a --subnet"},
 		{"CreateNetwork", fmt.Sprintf(`{"NetworkID":%q,"IPv4Data":[{"Pool":"0.0.0.0/0"}]}`, other), "has no subnet"},
-		{"CreateNetwork", fmt.Sprintf(`{"NetworkID":%q,"IPv4Data":[{"Pool":"x"}]}`, other), "subnet \"x\""},
+		{"CreateNetwork", fmt.Sprintf(`{"NetworkID":%q,"IPv4Data":[{"Pool":"x"}]}`, other), "no '/'"},
 		{"CreateEndpoint", fmt.Sprintf(`{"NetworkID":%q,"EndpointID":%q}`, other, other), "docker network rm"},
 		{"CreateEndpoint", fmt.Sprintf(`{"NetworkID":%q}`, networkID), "is no identifier"},
 		{"CreateEndpoint", fmt.Sprintf(`{"NetworkID":%q,"EndpointID":%q,"Interface":{"Address":"x"}}`, networkID, other), "no '/'"},

@@ -13,6 +13,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"net/netip"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -74,7 +75,7 @@ type request struct {
 	key
 	SandboxKey         string // the path of the container's namespace
 	Options            map[string]json.RawMessage
-	IPv4Data, IPv6Data []struct{ Pool, Gateway string }
+	IPv4Data, IPv6Data []struct{ Pool, Gateway netip.Prefix }
 	Interface          addresses
 }
 
@@ -90,9 +91,10 @@ type answer struct {
 	DisableGatewayService bool           `json:",omitempty"`
 }
 
-// addresses are those of an endpoint, as text. Docker takes none but those that it has not given itself.
+// addresses are those of an endpoint. Docker takes none but those that it has not given itself.
 type addresses struct {
-	Address, AddressIPv6, MacAddress string `json:",omitempty"`
+	Address, AddressIPv6 netip.Prefix `json:",omitzero"`
+	MacAddress           string       `json:",omitempty"`
 }
 
 type interfaceName struct{ SrcName, DstPrefix string }

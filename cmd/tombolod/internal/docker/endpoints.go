@@ -140,15 +140,10 @@ func containerOf(r *request) (*runtimes.Container, error) {
 	if c.Lasting && (!ident.IsIdentifier(c.Name) || len(c.Name) > longestName) {
 		return nil, fmt.Errorf("%s=%.70q: it takes up to %d letters, digits, '-', '.' and '_', as a host name", withName, c.Name, longestName)
 	}
-	for _, text := range []string{r.Interface.Address, r.Interface.AddressIPv6} {
-		if text == "" {
-			continue
+	for _, address := range []netip.Prefix{r.Interface.Address, r.Interface.AddressIPv6} {
+		if address.IsValid() {
+			c.Addresses = append(c.Addresses, address)
 		}
-		address, err := netip.ParsePrefix(text)
-		if err != nil {
-			return nil, err
-		}
-		c.Addresses = append(c.Addresses, address)
 	}
 	return c, nil
 }
@@ -199,7 +194,7 @@ func lacking(c *runtimes.Container, made *current.Result) *addresses {
 		lacks.MacAddress = runtimes.MACOf(made)
 	}
 	if len(c.Addresses) == 0 && len(made.IPs) > 0 {
-		lacks.Address = made.IPs[0].Address.String()
+		lacks.Address, _ = netip.ParsePrefix(made.IPs[0].Address.String())
 	}
 	return lacks
 }

@@ -74,7 +74,7 @@ func (d *Driver) look(e *endpoint, of network.Key, path string) error {
 type portBinding struct {
 	Proto                       uint8
 	Port, HostPort, HostPortEnd uint16
-	HostIP                      string
+	HostIP                      netip.Addr
 }
 
 // publish has the ports of a container lead to this endpoint, by which Docker has it reach the world; or none any more.
@@ -90,27 +90,15 @@ func (d *Driver) publish(ctx context.Context, r *request) (*answer, error) {
 	}
 	var what network.Publication
 	for _, b := range list {
-		p, err := b.port()
-		if err != nil {
-			return nil, err
+		if b.HostPort == 0 || b.HostPortEnd > b.HostPort {
+			return nil, fmt.Errorf("--publish %d: name the one port of the host that is to lead there, as in --publish 8080:%d", b.Port, b.Port)
 		}
 		// Docker names 0.0.0.0 and ::, whatever the container has.
-		isOf := func(has ipam.Address) bool { return has.Prefix.Addr().Is4() == p.HostAddr.Is4() }
-		if !p.HostAddr.IsValid() || slices.ContainsFunc(a.Addresses, isOf) {
+		isOf := func(has ipam.Address) bool { return has.Prefix.Addr().Is4() == b.HostIP.Is4() }
+		if !b.HostIP.IsValid() || slices.ContainsFunc(a.Addresses, isOf) {
+			p := network.HostPort{Protocol: nft.Protocol(b.Proto), HostAddr: b.HostIP, HostPort: b.HostPort, PodPort: b.Port}
 			what.Ports = append(what.Ports, p)
 		}
 	}
 	return &answer{}, d.Node.Change(a.Key).Publish(ctx, what)
-}
-
-func (b *portBinding) port() (network.HostPort, error) {
-	p := network.HostPort{Protocol: nft.Protocol(b.Proto), HostPort: b.HostPort, PodPort: b.Port}
-	if b.HostPort == 0 || b.HostPortEnd > b.HostPort {
-		return p, fmt.Errorf("--publish %d: name the one port of the host that is to lead there, as in --publish 8080:%d", b.Port, b.Port)
-	}
-	var err error
-	if b.HostIP != "" {
-		p.HostAddr, err = netip.ParseAddr(b.HostIP)
-	}
-	return p, err
 }

@@ -79,15 +79,9 @@ func networkOf(r *request) (*runtimes.Network, error) {
 		n.Bridge = "tb-" + r.NetworkID[:shortest]
 	}
 	for _, data := range slices.Concat(r.IPv4Data, r.IPv6Data) {
-		pool, err := netip.ParsePrefix(data.Pool)
-		if err != nil {
-			return nil, fmt.Errorf("subnet %.50q: %w", data.Pool, err)
+		if data.Pool.Bits() > 0 { // else it is --ipam-driver null
+			n.Subnets = append(n.Subnets, runtimes.Subnet{Prefix: data.Pool, Gateway: data.Gateway.Addr()})
 		}
-		if pool.Bits() == 0 {
-			continue // --ipam-driver null
-		}
-		gateway, _ := netip.ParsePrefix(data.Gateway) // there may be none
-		n.Subnets = append(n.Subnets, runtimes.Subnet{Prefix: pool, Gateway: gateway.Addr()})
 	}
 	return n, refuse(n, six)
 }

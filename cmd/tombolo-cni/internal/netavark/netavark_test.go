@@ -4,8 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"net"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -188,27 +186,11 @@ func TestPodmanWithoutRootIsRefused(t *testing.T) {
 	expect.That(t, status == 1 && strings.Contains(said, "run podman as root"), "%d: %s", status, said)
 }
 
-func TestSeedsAreCommitted(t *testing.T) {
-	seeds := map[string][]string{"FuzzAttachment": {
-		fmt.Sprintf(attached, `[{"container_port": 80, "host_port": 65535, "protocol": "tcp,udp", "range": 65535}]`, "", `[{"subnet": "10.1.0.0/24"}]`, `["10.1.0.7"]`, `"x"`),
-		fmt.Sprintf(attached, `null`, `"mode": "lan", "ipam.timeout": "5s"`, `null`, `["::ffff:10.1.0.7"]`, `null`), `{}`, `null`,
-	}}
-	for _, n := range networks() {
-		seeds["FuzzNetwork"] = append(seeds["FuzzNetwork"], n[1])
-	}
-	for target, list := range seeds {
-		for i, text := range list {
-			name := fmt.Sprint(i)
-			if golden.Updates() {
-				nstest.SaveCorpus(t, target, name, []byte(text))
-			}
-			expect.Success(t, expect.Err(os.Stat(filepath.Join("testdata", "fuzz", target, name))))
-		}
-	}
-}
-
 // FuzzNetwork holds that what create completes is complete, and stays as it is when it is completed again.
 func FuzzNetwork(f *testing.F) {
+	for _, n := range networks() {
+		f.Add([]byte(n[1]))
+	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		n := new(network)
 		if json.Unmarshal(data, n) != nil || n.complete() != nil {
@@ -230,6 +212,8 @@ func FuzzNetwork(f *testing.F) {
 }
 
 func FuzzAttachment(f *testing.F) {
+	f.Add(fmt.Appendf(nil, attached, `[{"container_port": 80, "host_port": 65535, "protocol": "tcp,udp", "range": 65535}]`, "", `[{"subnet": "10.1.0.0/24"}]`, `["10.1.0.7"]`, `"x"`))
+	f.Add(fmt.Appendf(nil, attached, `null`, `"mode": "lan", "ipam.timeout": "5s"`, `null`, `["::ffff:10.1.0.7"]`, `null`))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		a := new(attachment)
 		if json.Unmarshal(data, a) != nil || len(a.Ports) > 10 {

@@ -138,17 +138,13 @@ func (d *Driver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 func carryOut(r *http.Request, method string, do func(context.Context, *request) (*answer, error)) (*answer, error) {
-	body, err := io.ReadAll(io.LimitReader(r.Body, longest))
-	if err != nil {
-		return nil, fmt.Errorf("read the request: %w", err)
-	}
 	asked := new(request)
-	if err := json.Unmarshal(body, asked); err != nil {
+	if err := json.NewDecoder(io.LimitReader(r.Body, longest)).Decode(asked); err != nil {
 		return nil, fmt.Errorf("read the request (Docker sends an empty one where it tries again): %w", err)
 	}
-	ids := []string{asked.NetworkID}
-	if !strings.HasSuffix(method, "Network") {
-		ids = append(ids, asked.EndpointID)
+	ids := []string{asked.NetworkID, asked.EndpointID}
+	if strings.HasSuffix(method, "Network") {
+		ids = ids[:1]
 	}
 	for _, id := range ids {
 		if !ident.IsIdentifier(id) || len(id) < shortest || len(id) > 10*shortest {

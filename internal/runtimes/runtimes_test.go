@@ -111,27 +111,3 @@ func TestThePluginTakesEachOption(t *testing.T) {
 		}
 	}
 }
-
-func TestACallMakesAndDeletes(t *testing.T) {
-	t.Parallel()
-	node, pod := nstest.New(t), nstest.New(t)
-	of := Network{Name: "home", Bridge: "br7", Options: map[string]string{"stateDir": t.TempDir(), "leaseDir": t.TempDir()}, Subnets: []Subnet{subnet}}
-	c := &Container{ID: "c1", IfName: "eth0", NetNS: nstest.Path(t, pod), Name: "web", Addresses: nstest.Prefixes("10.22.0.7/24")}
-	must.Succeed(t, node.Do(func() error {
-		result, err := of.Call("ADD", c)
-		if err != nil {
-			return err
-		}
-		expect.That(t, len(result.IPs) == 1 && result.IPs[0].Address.String() == "10.22.0.7/24" && result.IPs[0].Gateway.String() == "10.22.0.1", "%+v", result)
-		_, err = of.Call("ADD", &Container{ID: "c2", IfName: "eth0", NetNS: "/nonexistent", Addresses: nstest.Prefixes("10.22.0.8/24")})
-		expect.Says(t, err, "/nonexistent")
-		// What keeps a container from being attached does not keep it from being detached.
-		broken := of
-		broken.Options = with(of.Options, "parent", "eth0")
-		expect.Says(t, expect.Err(broken.Call("ADD", c)), `option "parent" is not known`)
-		result, err = broken.Call("DEL", c)
-		expect.That(t, result == nil, "DEL gives %+v", result)
-		return err
-	}))
-	expect.Equal(t, nstest.Run(t, pod, "ip", "-brief", "link", "show", "type", "veth"), "", "links of the container")
-}

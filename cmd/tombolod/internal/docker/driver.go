@@ -48,8 +48,8 @@ func New(ctx context.Context, cfg *Config) *Driver {
 	d := &Driver{Config: cfg, ctx: ctx, networks: filepath.Join(filepath.Dir(filepath.Clean(cfg.LeaseDir)), "docker")}
 	for k, a := range d.attached() {
 		if a.Path != "" {
-			e := d.endpoint(k.EndpointID)
-			e.created = time.Now()
+			e := &endpoint{created: time.Now()}
+			d.endpoints.Store(k.EndpointID, e)
 			d.work.Go(func() { d.follow(e, a.Key, a.Path) })
 		}
 	}

@@ -46,15 +46,10 @@ type endpoint struct {
 	moved   bool // it is in its container
 }
 
-// endpoint gives what is known of one, or of what else is locked by a name.
-func (d *Driver) endpoint(id string) *endpoint {
-	e, _ := d.endpoints.LoadOrStore(id, new(endpoint))
-	return e.(*endpoint)
-}
-
-// lock has one request at a time work on an endpoint.
+// lock has one request at a time work on an endpoint, or on what else has a name.
 func (d *Driver) lock(id string) *endpoint {
-	e := d.endpoint(id)
+	one, _ := d.endpoints.LoadOrStore(id, new(endpoint))
+	e := one.(*endpoint)
 	e.Lock()
 	return e
 }
@@ -237,14 +232,18 @@ func (d *Driver) sweep() {
 		return // the next one may
 	}
 	defer conn.Close()
+	isHere := func(k key) bool {
+		_, err := link.IndexOf(conn, k.srcName())
+		return err == nil
+	}
 	for k := range d.attached() {
-		e := d.endpoint(k.EndpointID)
-		if !e.TryLock() {
-			continue // a request is at work on it
+		if !isHere(k) {
+			continue // and if it is locked, then for as long as a server does not answer
 		}
+		e := d.lock(k.EndpointID)
 		joins := !e.moved && e.created.UnixNano() > d.begun.Load() && time.Since(e.created) < joinsWithin
-		if _, err := link.IndexOf(conn, k.srcName()); err == nil && !joins {
-			err = d.takeDown(k)
+		if !joins && isHere(k) {
+			err := d.takeDown(k)
 			d.Log.Warn("took an endpoint down that dockerd has left in no container", "endpoint", k.EndpointID, "err", err)
 		}
 		e.Unlock()

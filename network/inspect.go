@@ -117,6 +117,7 @@ func (in *Inspection) network(ctx context.Context, s *session, name string) erro
 			}
 		case rec == nil:
 			diffs = recreate("its network has no record")
+		case a.NetNSCookie == 0: // its interface is on its way there: see Change.Moved
 		default:
 			p, err := s.find(ctx, rec, a)
 			if err != nil {

@@ -1,6 +1,7 @@
 package network
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io/fs"
@@ -9,7 +10,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
@@ -19,42 +19,44 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// Moved tells that another program has moved the pod's interface into the namespace at path, with IfName as its
-// alternative name, and has given it its addresses and routes: from then on the records are of that namespace.
-// Default routes are on record no more, since that program may let another interface have them. While the interface is
-// not there yet, the error is ErrTryAgain. It needs CAP_NET_ADMIN, and CAP_SYS_ADMIN to enter the namespace.
+// Moved tells that another program moves the pod's interface into the namespace at path, with IfName as its
+// alternative name, and gives it its addresses and routes. path is empty where that namespace is not known yet. While the
+// interface is not there, the pod is not looked at, and the error is ErrTryAgain, but for an empty path. From then on the
+// records are of that namespace; default routes are on record no more, since that program may let another interface
+// have them. It needs CAP_NET_ADMIN, and CAP_SYS_ADMIN to enter the namespace.
 func (c Change) Moved(ctx context.Context, path string) error {
-	if err := c.node.usableFor(ctx, c.key); err != nil {
-		return err
-	}
-	pod, err := netns.Open(path)
-	if err != nil {
-		return fail.Errorf(ErrTryAgain, "%w", err)
-	}
-	defer pod.Close()
-	cookie, err := pod.Cookie()
+	a, err := c.node.attached(ctx, c.key)
 	if err != nil {
 		return err
 	}
-	return c.do(ctx, func(s *session, a, next *state.Attachment) error {
-		s.Leave() // a lease's lock comes before the state's
-		if err := moveLease(ctx, pod, a, path, cookie); err != nil {
-			return err
-		}
-		next.NetNS, next.NetNSCookie = path, cookie
-		next.Routes = slices.DeleteFunc(slices.Clone(a.Routes), func(r route.Route) bool { return isDefault(&r) })
-		if err := s.Enter(ctx); err != nil {
-			return err
-		}
-		return errors.Join(s.Dir.UpdateLocked(next), repairPod(ctx, s, next))
-	})
+	cookie, late := arrived(a, path)
+	if a.NetNS == path && (cookie == 0 || cookie == a.NetNSCookie) {
+		return late
+	}
+	if cookie != 0 {
+		err = moveLease(ctx, a, path, cookie)
+	}
+	if err == nil {
+		err = c.do(ctx, func(s *session, a, next *state.Attachment) error { return place(ctx, s, next, path, cookie) })
+	}
+	return cmp.Or(err, late)
 }
 
-// moveLease waits for an attachment's interface, and writes the record of its lease, where it has one, anew, so that
-// the keeper looks at all that the interface is to have.
-func moveLease(ctx context.Context, pod *netns.NS, a *state.Attachment, path string, cookie uint64) error {
+// place puts on record where a pod's interface is; without a cookie it is on its way there.
+func place(ctx context.Context, s *session, a *state.Attachment, path string, cookie uint64) error {
+	a.NetNS, a.NetNSCookie = path, cookie
+	if cookie == 0 {
+		return s.Dir.UpdateLocked(a)
+	}
+	a.Routes = slices.DeleteFunc(slices.Clone(a.Routes), func(r route.Route) bool { return isDefault(&r) })
+	return errors.Join(s.Dir.UpdateLocked(a), repairPod(ctx, s, a))
+}
+
+// moveLease writes the record of an attachment's lease anew, so that the keeper looks at all that the interface is to
+// have.
+func moveLease(ctx context.Context, a *state.Attachment, path string, cookie uint64) error {
 	if a.IPAMType != endpoint.Leased {
-		return arrived(pod, a, slices.ContainsFunc(a.Routes, func(r route.Route) bool { return isDefault(&r) }))
+		return nil
 	}
 	held, err := lockLease(ctx, a)
 	if err != nil {
@@ -65,10 +67,6 @@ func moveLease(ctx context.Context, pod *netns.NS, a *state.Attachment, path str
 	if err != nil {
 		return err
 	}
-	leads := slices.ContainsFunc(rec.Applied.Routes, func(r dhcpc.Route) bool { return r.Dst.Bits() == 0 })
-	if err := arrived(pod, a, leads); err != nil {
-		return err
-	}
 	rec.NetNS, rec.NetNSCookie = path, cookie
 	return held.Create(rec)
 }
@@ -76,24 +74,36 @@ func moveLease(ctx context.Context, pod *netns.NS, a *state.Attachment, path str
 // settles is how long a pod is waited for to get a default route after its Add: it may be that it has none.
 const settles = 10 * time.Second
 
-// arrived says that a pod's interface is up, and that the pod has its default route if it is to have one: a program that
-// adds it later fails where it is there.
-func arrived(pod *netns.NS, a *state.Attachment, leads bool) error {
+// arrived gives the cookie of the namespace at path when a pod's interface is up there, and the pod has its default
+// route if it is to have one: a program that adds it later fails where it is there. Of a lease it is taken to have one.
+func arrived(a *state.Attachment, path string) (cookie uint64, late error) {
+	if path == "" {
+		return 0, nil
+	}
+	pod, err := netns.Open(path)
+	if err != nil {
+		return 0, fail.Errorf(ErrTryAgain, "%w", err)
+	}
+	defer pod.Close()
+	if cookie, err = pod.Cookie(); err != nil || cookie == a.NetNSCookie {
+		return cookie, err
+	}
 	conn, err := nl.Dial(unix.NETLINK_ROUTE, pod)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	defer conn.Close()
 	var b nl.Batch
 	var l link.Link
 	link.Get(&b, a.IfName, 0, &l)
 	if err := conn.Execute(&b); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
+		return 0, err
 	}
+	leads := a.IPAMType == endpoint.Leased || slices.ContainsFunc(a.Routes, func(r route.Route) bool { return isDefault(&r) })
 	led := !leads || time.Since(a.Created) > settles
 	err = route.On(conn).Walk(route.Filter{Table: route.TableMain}, func(r route.Route) { led = led || isDefault(&r) })
-	if err == nil && (!l.Up() || !led) {
-		err = fail.Errorf(ErrTryAgain, "interface %s is not in %s yet, with what it is to have", a.IfName, pod)
+	if err != nil || !l.Up() || !led {
+		return 0, cmp.Or(err, fail.Errorf(ErrTryAgain, "interface %s is not in %s yet, with what it is to have", a.IfName, pod))
 	}
-	return err
+	return cookie, nil
 }

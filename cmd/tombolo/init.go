@@ -132,17 +132,17 @@ func (f *first) runtimes(isFile func(path string) bool) (speakers []string, othe
 		speakers = append(speakers, "podman 4")
 	}
 	if has("dockerd") {
-		others += f.commands("Docker", "systemctl stop tombolod\n  systemctl enable --now tombolo-docker.socket tombolod", "docker", f.docker)
+		others += f.commands("Docker", "systemctl stop tombolod\n  systemctl enable --now tombolo-docker.socket tombolod", "docker", f.docker, "-o name="+f.name+" "+f.name)
 	}
 	if has("podman") && netavark {
-		others += f.commands("podman 5", "systemctl enable --now tombolod", "podman", f.podman)
+		others += f.commands("podman 5", "systemctl enable --now tombolod", "podman", f.podman, f.name)
 	}
 	return speakers, others
 }
 
 // commands are those by which a runtime gets the network.
-func (f *first) commands(runtime, units, command, flags string) string {
-	words := strings.Fields(command + " network create -d tombolo " + flags + " " + f.options + " " + f.name)
+func (f *first) commands(runtime, units, command, flags, name string) string {
+	words := strings.Fields(command + " network create -d tombolo " + flags + " " + f.options + " " + name)
 	return runtime + ":\n\n  " + units + "\n  " + strings.Join(words, " ") + "\n\n"
 }
 

@@ -23,29 +23,28 @@ const (
 	finishWithin = 15 * time.Second
 )
 
-// dockerServer serves Docker. A nil one serves nothing.
-type dockerServer struct {
-	http   *http.Server
-	driver *docker.Driver
-}
-
-// serveDocker gives nil where nothing is to be served.
-func (p *program) serveDocker(o *options, cfg *docker.Config) (*dockerServer, error) {
+// serveDocker serves Docker, where it is to be, until end is called.
+func (p *program) serveDocker(ctx context.Context, o *options, cfg *docker.Config) (end func(), _ error) {
 	l, err := p.dockerListener(o.docker)
 	if l == nil || err != nil {
-		return nil, err
+		return func() {}, err
 	}
-	s := &dockerServer{driver: docker.New(cfg)}
+	driver := docker.New(ctx, cfg)
 	// A time-out of reading the whole request would end its context while a DHCP server is waited for.
-	s.http = &http.Server{Handler: s.driver, ReadHeaderTimeout: 10 * time.Second, MaxHeaderBytes: 8 << 10}
-	go s.http.Serve(l) //nolint:errcheck // until close
-	return s, nil
+	s := &http.Server{Handler: driver, ReadHeaderTimeout: 10 * time.Second, MaxHeaderBytes: 8 << 10}
+	go s.Serve(l) //nolint:errcheck // until end
+	return func() {
+		within, cancel := context.WithTimeout(context.Background(), finishWithin)
+		defer cancel()
+		_ = s.Shutdown(within) // what goes on is as if tombolod was killed
+		driver.Wait()
+	}, nil
 }
 
 // dockerListener gives the socket at a path, or the one that systemd has made.
 func (p *program) dockerListener(path string) (net.Listener, error) {
 	if path == "" {
-		return p.handed(dockerSocket)
+		return p.handed()
 	}
 	if err := makeRoom(path); err != nil {
 		return nil, fmt.Errorf("serve Docker at %s: %w", path, err)
@@ -57,27 +56,20 @@ func (p *program) dockerListener(path string) (net.Listener, error) {
 	return l, err
 }
 
-// handed gives a socket of the service manager's by its name; nil where there is none.
-func (p *program) handed(name string) (net.Listener, error) {
-	if p.getenv("LISTEN_PID") != strconv.Itoa(os.Getpid()) {
+// handed gives the socket of the service manager's; nil where there is none.
+func (p *program) handed() (net.Listener, error) {
+	i := slices.Index(strings.Split(p.getenv("LISTEN_FDNAMES"), ":"), dockerSocket)
+	if i < 0 || p.getenv("LISTEN_PID") != strconv.Itoa(os.Getpid()) {
 		return nil, nil
 	}
-	i := slices.Index(strings.Split(p.getenv("LISTEN_FDNAMES"), ":"), name)
-	if i < 0 {
-		return nil, nil
-	}
-	f := os.NewFile(uintptr(firstHanded+i), name)
+	f := os.NewFile(uintptr(firstHanded+i), dockerSocket)
 	defer f.Close()
-	l, err := net.FileListener(f)
-	if err != nil {
-		return nil, fmt.Errorf("take %s over: %w", name, err)
-	}
-	return l, nil
+	return net.FileListener(f)
 }
 
 // turnAway ends the connections that wait for a tombolod that cannot run, so that dockerd, which has no time-out, says so.
 func (p *program) turnAway() {
-	l, err := p.handed(dockerSocket)
+	l, err := p.handed()
 	unix, ok := l.(*net.UnixListener)
 	if err != nil || !ok {
 		return
@@ -91,14 +83,4 @@ func (p *program) turnAway() {
 		}
 		_ = conn.Close()
 	}
-}
-
-func (s *dockerServer) close() {
-	if s == nil {
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), finishWithin)
-	defer cancel()
-	_ = s.http.Shutdown(ctx) // what goes on is as if tombolod was killed
-	s.driver.Close()
 }

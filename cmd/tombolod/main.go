@@ -195,8 +195,8 @@ func (p *program) keep(ctx context.Context, o *options, log *slog.Logger) error 
 	}
 	defer systemd.close()
 	var metrics *server
-	var plugin *dockerServer
-	defer func() { metrics.close(); plugin.close() }()
+	endDocker := func() {}
+	defer func() { metrics.close(); endDocker() }()
 	var zones sync.WaitGroup
 	defer zones.Wait()
 	besides, cancel := context.WithCancel(ctx)
@@ -213,7 +213,7 @@ func (p *program) keep(ctx context.Context, o *options, log *slog.Logger) error 
 				// Leases are worth more than knowing how they fare.
 				log.Error("no metrics", "err", err)
 			}
-			if plugin, err = p.serveDocker(o, &docker.Config{StateDir: plugins.Path(), LeaseDir: dir.Path(), Node: node, Log: log}); err != nil {
+			if endDocker, err = p.serveDocker(ctx, o, &docker.Config{StateDir: plugins.Path(), LeaseDir: dir.Path(), Node: node, Log: log}); err != nil {
 				log.Error("no networks of Docker", "err", err)
 			}
 			log.Info("keeping leases", "dir", dir.Path(), "state", plugins.Path(), "metrics", o.metrics)

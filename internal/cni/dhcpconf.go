@@ -150,7 +150,12 @@ func (id *identity) mac(by string) net.HardwareAddr {
 	if id.pod != "" && by != clientByContainer {
 		of = id.pod
 	}
-	sum := sha256.Sum256([]byte("tombolo mac " + id.text(of)))
+	return MACOf(id.text(of))
+}
+
+// MACOf is that of an identity.
+func MACOf(identity string) net.HardwareAddr {
+	sum := sha256.Sum256([]byte("tombolo mac " + identity))
 	return net.HardwareAddr{0x0a, sum[0], sum[1], sum[2], sum[3], sum[4]}
 }
 

@@ -1,15 +1,14 @@
 package runtimes
 
 import (
-	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
-	"net"
 	"slices"
-	"strconv"
 	"strings"
+
+	"github.com/tombolo-cni/tombolo/internal/cni"
 )
 
 const (
@@ -49,16 +48,19 @@ func (n *Network) configuration(c *Container) (map[string]any, error) {
 			conf[name] = value
 		}
 	}
-	if mode, _ := conf["mode"].(string); conf["bridge"] == nil && (mode == "" || mode == "gateway") {
+	if conf["bridge"] == nil && n.Bridge != "" {
 		conf["bridge"] = n.Bridge
 	}
 	if n.Internal {
+		if n.Mode() != "gateway" {
+			errs = append(errs, fmt.Errorf("--internal is not for mode=%s, whose containers others reach", n.Mode()))
+		}
 		conf["isGateway"], conf["isDefaultGateway"], conf["ipMasq"] = true, false, false
 	}
 	if err := n.addresses(c, conf, ipam); err != nil {
 		errs = append(errs, err)
 	}
-	conf["runtimeConfig"] = map[string]any{"mac": n.mac(c), "portMappings": c.Ports}
+	conf["runtimeConfig"] = map[string]any{"mac": n.MAC(c), "portMappings": c.Ports}
 	return conf, errors.Join(errs...)
 }
 
@@ -73,24 +75,24 @@ func valueOf(name, text string) (any, error) {
 		return text, nil
 	}
 	if err := json.Unmarshal([]byte(text), &value); err != nil {
-		return nil, fmt.Errorf("option %s=%s: write a number, true or false", name, strconv.Quote(text))
+		return nil, fmt.Errorf("option %s=%q: write a number, true or false", name, text)
 	}
 	return value, nil
 }
 
 // addresses says where a container's addresses come from.
 func (n *Network) addresses(c *Container, conf, ipam map[string]any) error {
-	switch lan := conf["mode"] == "lan"; {
+	switch {
 	case len(n.Subnets) > 0:
 		conf["ipam"] = map[string]any{"type": "static", "addresses": n.given(c)}
-	case lan:
+	case n.Mode() == "lan":
 		ipam["type"] = "dhcp"
 		if ipam["clientID"] == nil {
 			n.identify(c, ipam)
 		}
 		conf["ipam"] = ipam
 		return nil
-	case conf["mode"] == nil || conf["mode"] == "gateway":
+	case n.Mode() == "gateway":
 		return fmt.Errorf(`network %s has no subnet: name one, or use mode=lan, in which containers lease their addresses`, n.Name)
 	}
 	if len(ipam) > 0 {
@@ -107,23 +109,17 @@ func (n *Network) identify(c *Container, ipam map[string]any) {
 	case c.Lasting:
 		ipam["clientID"] = "pod"
 		ipam["provide"] = []map[string]string{{"option": "dhcp-client-identifier", "value": c.Name + "/" + n.Name}}
-	case c.MAC != "" && !strings.EqualFold(c.MAC, macOf(c.ID+"/"+n.Name+"/"+c.IfName)):
+	case c.MAC != "" && !strings.EqualFold(c.MAC, cni.MACOf(c.ID+"/"+n.Name+"/"+c.IfName).String()):
 		ipam["clientID"] = "mac"
 	}
 }
 
-// mac is the container's: home routers know a machine by it.
-func (n *Network) mac(c *Container) string {
+// MAC is the container's, as text: home routers know a machine by it. It is empty where the plugin makes one.
+func (n *Network) MAC(c *Container) string {
 	if c.MAC != "" || !c.Lasting {
 		return c.MAC
 	}
-	return macOf(c.Name + "/" + n.Name)
-}
-
-// macOf is as internal/cni makes one.
-func macOf(identity string) string {
-	sum := sha256.Sum256([]byte("tombolo mac " + identity))
-	return net.HardwareAddr{0x0a, sum[0], sum[1], sum[2], sum[3], sum[4]}.String()
+	return cni.MACOf(c.Name + "/" + n.Name).String()
 }
 
 // given are a container's addresses, each with its subnet's gateway.

@@ -4,10 +4,12 @@ package runtimes
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"net/netip"
-	"strings"
+	"os"
+	"slices"
 
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
@@ -15,21 +17,25 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/cni"
 )
 
-// Network is what a runtime tells of a network.
+// Network is what a runtime tells of a network; in JSON it has the names of netavark.
 type Network struct {
-	Name    string            // as records and `tombolo ls` have it
-	Options map[string]string // see options
-	Bridge  string            // in mode "gateway", where no option names one
+	Name    string            `json:"name"`              // as records and `tombolo ls` have it
+	Options map[string]string `json:"options"`           // see options
+	Bridge  string            `json:"network_interface"` // where no option names one
 	// Subnets are those that the runtime gives addresses from. Without any, a network in mode "lan" leases them.
-	Subnets  []Subnet
-	Internal bool // its containers reach each other and the host only
+	Subnets  []Subnet `json:"subnets"`
+	Internal bool     `json:"internal"` // its containers reach each other and the host only
 }
 
 // Subnet is one of a network.
 type Subnet struct {
-	Prefix  netip.Prefix
-	Gateway netip.Addr // the zero Addr: none
+	Prefix     netip.Prefix    `json:"subnet"`
+	Gateway    netip.Addr      `json:"gateway,omitzero"` // the zero Addr: none
+	LeaseRange json.RawMessage `json:"lease_range,omitempty"`
 }
+
+// Mode is that of the plugin's configuration.
+func (n *Network) Mode() string { return cmp.Or(n.Options["mode"], "gateway") }
 
 // Container is what a runtime tells of a container's interface in a network.
 type Container struct {
@@ -64,6 +70,10 @@ func (n *Network) Call(verb string, c *Container) (*current.Result, error) {
 	var stdout bytes.Buffer
 	plugin := &cni.Plugin{
 		Getenv: c.environment(verb), Stdin: bytes.NewReader(stdin), Stdout: &stdout, Name: pluginName,
+		Exit: func(status int) {
+			fmt.Fprint(os.Stderr, &stdout)
+			os.Exit(status)
+		},
 	}
 	if plugin.Run() != 0 {
 		failure := new(types.Error)
@@ -79,13 +89,19 @@ func (n *Network) Call(verb string, c *Container) (*current.Result, error) {
 	return result, json.Unmarshal(stdout.Bytes(), result)
 }
 
+// MACOf is that of the container's interface, by the result of an ADD.
+func MACOf(made *current.Result) string {
+	i := slices.IndexFunc(made.Interfaces, func(i *current.Interface) bool { return i.Sandbox != "" })
+	return made.Interfaces[i].Mac
+}
+
 // environment has a call's parameters as the CNI specification names them.
 func (c *Container) environment(verb string) func(string) string {
 	has := map[string]string{
 		"CNI_COMMAND": verb, "CNI_CONTAINERID": c.ID, "CNI_IFNAME": c.IfName, "CNI_NETNS": c.NetNS,
 	}
 	if c.Name != "" {
-		has["CNI_ARGS"] = "K8S_POD_NAME=" + strings.NewReplacer(";", "_", "=", "_").Replace(c.Name)
+		has["CNI_ARGS"] = "K8S_POD_NAME=" + c.Name
 	}
 	return func(name string) string { return has[name] }
 }

@@ -22,7 +22,7 @@ func TestMain(m *testing.M) { nstest.Main(m) }
 
 var (
 	lan    = map[string]string{"mode": "lan", "uplink": "eth0"}
-	subnet = Subnet{nstest.Prefix("10.22.0.0/24"), nstest.Addr("10.22.0.1")}
+	subnet = Subnet{Prefix: nstest.Prefix("10.22.0.0/24"), Gateway: nstest.Addr("10.22.0.1")}
 	port   = cni.PortMapping{HostPort: 8080, ContainerPort: 80, Protocol: "tcp"}
 )
 
@@ -40,7 +40,7 @@ func cases() []struct {
 	of   Network
 	c    Container
 } {
-	own := macOf("c1/home/eth0")
+	own := cni.MACOf("c1/home/eth0").String()
 	address := nstest.Prefixes("10.22.0.7/24")
 	return []struct {
 		name string
@@ -50,10 +50,11 @@ func cases() []struct {
 		{"gateway", Network{Bridge: "br7", Subnets: []Subnet{subnet}}, Container{Addresses: address, Ports: []cni.PortMapping{port}}},
 		{"gateway by name, on another bridge", Network{Bridge: "br7", Options: map[string]string{"mode": "gateway", "bridge": "br8", "mtu": "1400"}, Subnets: []Subnet{subnet}}, Container{Addresses: address}},
 		{"internal", Network{Bridge: "br7", Internal: true, Subnets: []Subnet{subnet}}, Container{Addresses: address}},
+		{"internal on the LAN", Network{Options: lan, Internal: true}, Container{}},
 		{"a subnet without a gateway", Network{Bridge: "br7", Subnets: []Subnet{{Prefix: subnet.Prefix}}}, Container{Addresses: address}},
-		{"two families", Network{Bridge: "br7", Subnets: []Subnet{subnet, {nstest.Prefix("fd22::/64"), nstest.Addr("fd22::1")}}}, Container{Addresses: nstest.Prefixes("fd22::7/64", "10.22.0.7/24")}},
+		{"two families", Network{Bridge: "br7", Subnets: []Subnet{subnet, {Prefix: nstest.Prefix("fd22::/64"), Gateway: nstest.Addr("fd22::1")}}}, Container{Addresses: nstest.Prefixes("fd22::7/64", "10.22.0.7/24")}},
 		{"gateway without a subnet", Network{Bridge: "br7"}, Container{}},
-		{"lan", Network{Bridge: "br7", Options: lan}, Container{}},
+		{"lan", Network{Options: lan}, Container{}},
 		{"lan, a name that lasts", Network{Options: lan}, Container{Lasting: true}},
 		{"lan, a name that lasts and a MAC", Network{Options: lan}, Container{Lasting: true, MAC: "02:00:00:00:00:77"}},
 		{"lan, a MAC", Network{Options: lan}, Container{MAC: "02:00:00:00:00:77"}},
@@ -109,28 +110,4 @@ func TestThePluginTakesEachOption(t *testing.T) {
 			t.Errorf("%s=%s: %v", name, value, err)
 		}
 	}
-}
-
-func TestACallMakesAndDeletes(t *testing.T) {
-	t.Parallel()
-	node, pod := nstest.New(t), nstest.New(t)
-	of := Network{Name: "home", Bridge: "br7", Options: map[string]string{"stateDir": t.TempDir(), "leaseDir": t.TempDir()}, Subnets: []Subnet{subnet}}
-	c := &Container{ID: "c1", IfName: "eth0", NetNS: nstest.Path(t, pod), Name: "a=b;c", Addresses: nstest.Prefixes("10.22.0.7/24")}
-	must.Succeed(t, node.Do(func() error {
-		result, err := of.Call("ADD", c)
-		if err != nil {
-			return err
-		}
-		expect.That(t, len(result.IPs) == 1 && result.IPs[0].Address.String() == "10.22.0.7/24" && result.IPs[0].Gateway.String() == "10.22.0.1", "%+v", result)
-		_, err = of.Call("ADD", &Container{ID: "c2", IfName: "eth0", NetNS: "/nonexistent", Addresses: nstest.Prefixes("10.22.0.8/24")})
-		expect.Says(t, err, "/nonexistent")
-		// What keeps a container from being attached does not keep it from being detached.
-		broken := of
-		broken.Options = with(of.Options, "parent", "eth0")
-		expect.Says(t, expect.Err(broken.Call("ADD", c)), `option "parent" is not known`)
-		result, err = broken.Call("DEL", c)
-		expect.That(t, result == nil, "DEL gives %+v", result)
-		return err
-	}))
-	expect.Equal(t, nstest.Run(t, pod, "ip", "-brief", "link", "show", "type", "veth"), "", "links of the container")
 }

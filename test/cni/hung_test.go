@@ -4,7 +4,9 @@ import (
 	"encoding/binary"
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -78,6 +80,19 @@ func TestAFileSystemThatHangsEndsWithTheDeadline(t *testing.T) {
 			expect.That(t, tt.name == "stateDir" || len(got) == 1, "counted as %q", got)
 		})
 	}
+}
+
+func TestNetavarksCallEndsWithItsDeadlineToo(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	must.Succeed(t, os.WriteFile(dir+"/log", nil, 0o600))
+	hang(t, dir)
+	cmd := exec.Command(plugin(), "create")
+	cmd.Stdin = strings.NewReader(`{"name": "home", "id": "0123456789ab", "options": {"bridge": "br7", "deadline": "100ms", "logFile": "` + dir + `/log"}}`)
+	var said strings.Builder
+	cmd.Stderr = &said
+	err := newNode(t).ns.Do(cmd.Run)
+	expect.That(t, cmd.ProcessState.ExitCode() == 1 && strings.Contains(said.String(), "hung past its deadline"), "%v: %s", err, &said)
 }
 
 // TestWhatIsNoFileIsNotWaitedFor has a FIFO, and what else is no file of ours, in the place

@@ -25,12 +25,13 @@ docker network connect net1 web
 same web "$(page 192.168.50.2 8080)"
 eventually within '4 attachments'
 # What cannot be is said.
-refused() { local said; said=$("${@:2}" 2>&1 || true); case $said in *"$1"*) ;; *) fail "got '$said', want '$1'" ;; esac; }
 refused 'name the one port of the host' docker run --rm --network net1 -p 80 box true
 refused 'has no subnet' docker network create -d tombolo --ipam-driver null x
 refused 'option "colour" is not known' docker network create -d tombolo -o colour=red --subnet 10.6.0.0/24 x
 docker network create -d tombolo -o name=same --subnet 10.6.0.0/24 same1 >/dev/null
 refused 'has that name' docker network create -d tombolo -o name=same --subnet 10.5.0.0/24 same2
 refused 'Docker gives a container one address' docker network create -d tombolo -o mode=lan -o uplink=eth0 -o ipv6=slaac --ipam-driver null x
+refused 'name --ipam-driver null' docker network create -d tombolo -o mode=lan -o uplink=eth0 x
+refused '--internal' docker network create -d tombolo -o mode=lan -o uplink=eth0 --ipam-driver null --internal x
 refused 'eth7' docker network create -d tombolo -o mode=lan -o uplink=eth7 --ipam-driver null x
 clean

@@ -25,6 +25,8 @@ eventually() { for _ in $(seq 100); do "$@" >/dev/null 2>&1 && return; sleep 0.1
 holds() { "$@" >/dev/null 2>&1 || fail "not so: $*"; }
 never() { ! "$@" >/dev/null 2>&1 || fail "so: $*"; }
 
+refused() { local said; said=$("${@:2}" 2>&1 || true); case $said in *"$1"*) ;; *) fail "got '$said', want '$1'" ;; esac; }
+
 laptop() { ip netns exec laptop "$@"; }
 reaches() { laptop busybox ping -c 1 -W 2 "$1"; }
 # page HOST [PORT] has a moment for the program to listen; get is from here.
@@ -110,7 +112,7 @@ leased() { cut -d ' ' -f 3 /run/leases | sort; }
 # nothing_left is when containers and networks are gone; a lease by a name is remembered.
 nothing_left() {
 	same "" "$(ip -o link | grep -oE ' (veth[0-9a-f]{11}|t[sb]-[0-9a-f]+)' || true)"
-	same "" "$(find /run/tombolo/attachments /run/tombolo/networks /run/tombolo/docker /var/lib/tombolo/docker -name '*.json*' 2>/dev/null)"
+	same "" "$(find /run/tombolo/attachments /run/tombolo/networks /var/lib/tombolo/docker -name '*.json*' 2>/dev/null)"
 	same "" "$(grep -L '"sticky"' /var/lib/tombolo/leases/*.json 2>/dev/null || true)"
 	never nft list table inet tombolo
 	same 192.168.50.2/24 "$(ip -4 -o addr show dev eth0 | grep -oE '192[0-9./]+/24')"

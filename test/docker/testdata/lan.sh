@@ -1,4 +1,5 @@
-router; tombolod; dockerd; lan
+router --dhcp-range=192.168.50.100,192.168.50.200,2m --dhcp-option=option:classless-static-route,0.0.0.0/0,192.168.50.1,10.77.0.0/16,192.168.50.9
+tombolod; dockerd; lan
 # A machine of the LAN.
 run web --cap-add NET_ADMIN --network lan -p 8080:80 -p '[::]:8081:80'
 web=$(ip_of web)
@@ -18,6 +19,10 @@ docker exec web ip link set eth0 up
 tombolo repair
 eventually within '1 attachment'
 same web "$(page "$web")"
-docker rm -f web >/dev/null
+# With the router's own way out a lease's other routes come, too.
+docker network create -d tombolo -o mode=lan -o uplink=eth0 -o name=routed -o defaultRoute=router --ipam-driver null routed >/dev/null
+run other --network routed
+eventually eval "docker exec other ip route | grep -q '10.77.0.0/16 via 192.168.50.9 dev eth0'"
+docker rm -f web other >/dev/null
 same "" "$(leased)" # it was given back
 clean

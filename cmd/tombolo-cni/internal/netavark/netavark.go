@@ -53,15 +53,28 @@ func carryOut(args []string, in io.Reader) (any, error) {
 	if args[0] == "create" {
 		return create(data)
 	}
+	return attach(args[0], data, strings.Join(args[1:], " "))
+}
+
+// attach attaches a container, or detaches it, whatever was asked for it.
+func attach(verb string, data []byte, path string) (any, error) {
 	a := new(attachment)
 	if err := json.Unmarshal(data, a); err != nil {
-		return nil, fmt.Errorf("%s reads a container's attachment as JSON: %w", args[0], err)
+		return nil, fmt.Errorf("%s reads a container's attachment as JSON: %w", verb, err)
 	}
-	path := strings.Join(args[1:], " ")
-	if args[0] == "teardown" {
-		return nil, a.teardown(path)
+	c, err := a.container(path)
+	if verb == "teardown" {
+		_, err = a.Network.Call("DEL", c)
+		return nil, err
 	}
-	return a.setup(path)
+	if err != nil {
+		return nil, err
+	}
+	result, err := a.Network.Call("ADD", c)
+	if err != nil {
+		return nil, err
+	}
+	return a.status(result), nil
 }
 
 // attachment is what netavark tells of a container in a network.
@@ -83,25 +96,6 @@ type attachment struct {
 	} `json:"network_options"`
 }
 
-func (a *attachment) setup(path string) (any, error) {
-	c, err := a.container(path)
-	if err != nil {
-		return nil, err
-	}
-	result, err := a.Network.of().Call("ADD", c)
-	if err != nil {
-		return nil, err
-	}
-	return a.status(result), nil
-}
-
-// teardown detaches the container, whatever was asked for it.
-func (a *attachment) teardown(path string) error {
-	c, _ := a.container(path)
-	_, err := a.Network.of().Call("DEL", c)
-	return err
-}
-
 // container is whole enough for a teardown, also where there is an error.
 func (a *attachment) container(path string) (*runtimes.Container, error) {
 	o := &a.Options
@@ -114,11 +108,11 @@ func (a *attachment) container(path string) (*runtimes.Container, error) {
 		return c, nil
 	}
 	for _, ip := range o.IPs {
-		i := slices.IndexFunc(a.Network.Subnets, func(s subnet) bool { return s.Subnet.Contains(ip) })
+		i := slices.IndexFunc(a.Network.Subnets, func(s runtimes.Subnet) bool { return s.Prefix.Contains(ip) })
 		if i < 0 {
 			return c, fmt.Errorf("--ip %s is in no subnet of network %s", ip, a.Network.Name)
 		}
-		c.Addresses = append(c.Addresses, netip.PrefixFrom(ip, a.Network.Subnets[i].Subnet.Bits()))
+		c.Addresses = append(c.Addresses, netip.PrefixFrom(ip, a.Network.Subnets[i].Prefix.Bits()))
 	}
 	return c, nil
 }
@@ -156,8 +150,7 @@ func (a *attachment) status(of *current.Result) any {
 	if len(search) == 0 && of.DNS.Domain != "" {
 		search = []string{of.DNS.Domain}
 	}
-	i := slices.IndexFunc(of.Interfaces, func(i *current.Interface) bool { return i.Sandbox != "" })
-	made := map[string]any{"mac_address": of.Interfaces[i].Mac, "subnets": subnets}
+	made := map[string]any{"mac_address": runtimes.MACOf(of), "subnets": subnets}
 	return map[string]any{
 		"dns_server_ips": servers, "dns_search_domains": search, "interfaces": map[string]any{a.Options.Interface: made},
 	}

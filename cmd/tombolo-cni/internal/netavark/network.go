@@ -6,32 +6,22 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
-	"maps"
 	"net/netip"
 	"slices"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/tombolo-cni/tombolo/internal/runtimes"
 	"github.com/tombolo-cni/tombolo/route"
-	"golang.org/x/sys/unix"
 )
 
 // network is podman's, as far as the plugin has to do with it.
 type network struct {
-	Name      string            `json:"name"`
-	ID        string            `json:"id"`
-	Interface string            `json:"network_interface"` // the bridge
-	Subnets   []subnet          `json:"subnets"`           // podman gives addresses from
-	Routes    []json.RawMessage `json:"routes"`
-	IPv6      bool              `json:"ipv6_enabled"`
-	Internal  bool              `json:"internal"`
-	Options   map[string]string `json:"options"`
-	IPAM      map[string]string `json:"ipam_options"`
-}
-
-type subnet struct {
-	Subnet     netip.Prefix    `json:"subnet"`
-	Gateway    netip.Addr      `json:"gateway,omitzero"`
-	LeaseRange json.RawMessage `json:"lease_range,omitempty"`
+	runtimes.Network
+	ID     string            `json:"id"`
+	Routes []json.RawMessage `json:"routes"`
+	IPv6   bool              `json:"ipv6_enabled"`
+	IPAM   map[string]string `json:"ipam_options"`
 }
 
 // create completes a network, and refuses one that cannot be. Fields that it does not know stay as they are.
@@ -45,10 +35,10 @@ func create(data []byte) (any, error) {
 	if err := n.complete(); err != nil {
 		return nil, err
 	}
-	if _, err := n.of().Call("STATUS", nil); err != nil {
+	if _, err := n.Call("STATUS", nil); err != nil {
 		return nil, err
 	}
-	all["network_interface"], all["subnets"], all["ipam_options"] = n.Interface, n.Subnets, n.IPAM
+	all["network_interface"], all["subnets"], all["ipam_options"] = n.Bridge, n.Subnets, n.IPAM
 	all["dns_enabled"] = false // aardvark-dns knows podman's own bridges alone
 	return all, nil
 }
@@ -56,7 +46,7 @@ func create(data []byte) (any, error) {
 // complete fills in what the operator left out, and refuses what the plugin's configuration has no words for.
 func (n *network) complete() error {
 	const driver = "driver"
-	bridge, mode := n.Options["bridge"], cmp.Or(n.Options["mode"], "gateway")
+	bridge, mode := n.Options["bridge"], n.Mode()
 	giver := "none"
 	switch {
 	case len(n.Subnets) > 0 || mode == "gateway":
@@ -64,25 +54,23 @@ func (n *network) complete() error {
 	case mode == "lan":
 		giver = "dhcp"
 	}
-	is6 := func(s subnet) bool { return s.Subnet.Addr().Is6() }
+	is6 := func(s runtimes.Subnet) bool { return s.Prefix.Addr().Is6() }
 	switch asked := cmp.Or(n.IPAM[driver], giver); {
 	case asked != giver:
 		return fmt.Errorf("--ipam-driver %s: with mode=%s and these subnets it is %s", asked, mode, giver)
-	case bridge != "" && n.Interface != "" && n.Interface != bridge:
-		return fmt.Errorf("--interface-name %s and -o bridge=%s both name the bridge", n.Interface, bridge)
+	case bridge != "" && n.Bridge != "" && n.Bridge != bridge:
+		return fmt.Errorf("--interface-name %s and -o bridge=%s both name the bridge", n.Bridge, bridge)
 	case n.IPv6 && n.Options["ipv6"] == "" && !slices.ContainsFunc(n.Subnets, is6):
 		return errors.New("--ipv6 needs a --subnet of IPv6, or, with mode=lan, -o ipv6=slaac or -o ipv6=dhcp")
-	case n.Internal && mode != "gateway":
-		return fmt.Errorf("--internal is not for mode=%s, whose containers others reach", mode)
 	case len(n.Routes) > 0:
 		return errors.New("--route: containers in a network of tombolo have its default route alone")
 	}
 	n.IPAM = map[string]string{driver: giver}
-	n.Interface = cmp.Or(n.Interface, bridge)
+	n.Bridge = cmp.Or(n.Bridge, bridge)
 	if mode != "gateway" {
 		return nil
 	}
-	n.Interface = cmp.Or(n.Interface, fmt.Sprintf("tb-%.12s", n.ID))
+	n.Bridge = cmp.Or(n.Bridge, fmt.Sprintf("tb-%.12s", n.ID))
 	return n.completeSubnets()
 }
 
@@ -93,11 +81,11 @@ func (n *network) completeSubnets() error {
 		if err != nil {
 			return err
 		}
-		n.Subnets = []subnet{{Subnet: free}}
+		n.Subnets = []runtimes.Subnet{{Prefix: free}}
 	}
 	for i := range n.Subnets {
 		if s := &n.Subnets[i]; !s.Gateway.IsValid() {
-			s.Gateway = s.Subnet.Masked().Addr().Next()
+			s.Gateway = s.Prefix.Masked().Addr().Next()
 		}
 	}
 	return nil
@@ -120,17 +108,4 @@ func freeSubnet(id string) (netip.Prefix, error) {
 		}
 	}
 	return netip.Prefix{}, cmp.Or(err, errors.New("this host has routes to all of 10.89.0.0/24 to 10.255.255.0/24: name a --subnet"))
-}
-
-// of is the network as the plugin has it.
-func (n *network) of() *runtimes.Network {
-	to := &runtimes.Network{Name: n.Name, Options: map[string]string{}, Internal: n.Internal}
-	maps.Copy(to.Options, n.Options)
-	if n.Interface != "" {
-		to.Options["bridge"] = n.Interface
-	}
-	for _, s := range n.Subnets {
-		to.Subnets = append(to.Subnets, runtimes.Subnet{Prefix: s.Subnet, Gateway: s.Gateway})
-	}
-	return to
 }

@@ -2,6 +2,7 @@ package docker
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"log/slog"
@@ -25,12 +26,15 @@ const (
 	endpointID = "fedcba9876543210fedcba9876543210fedcba9876543210fedcba9876543210"
 )
 
+var id = key{networkID, endpointID}
+
 // node is a Driver in a network namespace of its own.
 type node struct {
 	testing.TB
 	*Driver
 	ns  *netns.NS
 	log *nstest.Output
+	end func() // of the Driver
 }
 
 func newNode(t testing.TB) *node {
@@ -39,9 +43,18 @@ func newNode(t testing.TB) *node {
 	dir := t.TempDir()
 	cfg := &Config{StateDir: dir + "/state", LeaseDir: dir + "/leases", Log: slog.New(slog.NewTextHandler(n.log, nil))}
 	cfg.Node = must.Of(network.Open(t.Context(), &network.Config{StateDir: cfg.StateDir, LeaseDir: cfg.LeaseDir})).Get(t)
-	n.Driver = New(cfg)
-	t.Cleanup(n.Driver.Close)
+	n.Driver = &Driver{Config: cfg}
+	n.restart()
 	return n
+}
+
+// restart has an earlier Driver end, as with tombolod.
+func (n *node) restart() {
+	ctx, cancel := context.WithCancel(n.Context())
+	d := New(ctx, n.Config)
+	n.end = func() { cancel(); d.Wait() }
+	n.Cleanup(n.end)
+	n.Driver = d
 }
 
 // ask is what Docker does.
@@ -77,26 +90,29 @@ func TestAnEndpointsLife(t *testing.T) {
 	expect.Equal(t, strings.Join(n.ask("Plugin.Activate", "").Implements, " "), "NetworkDriver")
 	expect.Equal(t, n.asks("GetCapabilities", "").Scope, "local")
 	n.asks("CreateNetwork", createNetwork(networkID, ""))
+	n.asks("DeleteNetwork", about("")) // as long as it has not been made
+	n.isEmpty()
+	n.asks("CreateNetwork", createNetwork(networkID, ""))
 	n.asks("CreateNetwork", createNetwork(networkID, ""))
 
 	n.asks("CreateEndpoint", createEndpoint(""))
 	a := n.asks("CreateEndpoint", createEndpoint("")) // Docker asks again where it has lost the connection
-	expect.That(t, a.Interface.Address == "" && a.Interface.MacAddress != "", "it has %+v, want no address but a MAC", a.Interface)
-	links := nstest.Run(t, n.ns, "ip", "link", "show", "dev", srcName(endpointID))
-	expect.That(t, strings.Contains(links, "altname "+ifName(endpointID)), "the link is\n%s", links)
+	expect.That(t, !a.Interface.Address.IsValid() && a.Interface.MacAddress != "", "it has %+v, want no address but a MAC", a.Interface)
+	links := nstest.Run(t, n.ns, "ip", "link", "show", "dev", id.srcName())
+	expect.That(t, strings.Contains(links, "altname "+id.ifName()), "the link is\n%s", links)
 
 	box := nstest.New(t)
 	path := nstest.Path(t, box)
 	a = n.asks("Join", fmt.Sprintf(`{"NetworkID":%q,"EndpointID":%q,"SandboxKey":%q}`, networkID, endpointID, path))
-	expect.Equal(t, *a.InterfaceName, interfaceName{srcName(endpointID), "eth"})
+	expect.Equal(t, *a.InterfaceName, interfaceName{id.srcName(), "eth"})
 	expect.Equal(t, a.Gateway, "10.9.0.1")
-	n.follows(false)
-	nstest.Run(t, n.ns, "ip", "link", "set", srcName(endpointID), "name", "eth0", "netns", path)
+	n.follows(path, false)
+	nstest.Run(t, n.ns, "ip", "link", "set", id.srcName(), "name", "eth0", "netns", path)
 	nstest.Run(t, box, "ip", "address", "add", "10.9.0.2/24", "dev", "eth0")
 	nstest.Run(t, box, "ip", "link", "set", "eth0", "up")
-	n.follows(false) // as long as Docker has not added the default route
+	n.follows(path, false) // as long as Docker has not added the default route
 	nstest.Run(t, box, "ip", "route", "add", "default", "via", "10.9.0.1")
-	n.follows(true)
+	n.follows(path, true)
 	reports := n.check()
 	expect.That(t, len(reports) == 1 && reports[0].Path == path && len(reports[0].Differences) == 0, "found %+v", reports)
 
@@ -119,15 +135,11 @@ func about(more string) string {
 }
 
 // follows looks for the endpoint in its container, once.
-func (n *node) follows(want bool) {
+func (n *node) follows(path string, want bool) {
 	n.Helper()
-	must.Succeed(n, n.ns.Do(func() error {
-		n.follow(endpointID, 0)
-		return nil
-	}))
-	var e endpoint
-	must.Succeed(n, n.endpoints.load(endpointID, &e))
-	must.That(n, e.Moved == want, "moved is %t; log: %s", e.Moved, n.log)
+	var err error
+	must.Succeed(n, n.ns.Do(func() error { err = n.look(new(endpoint), n.attached()[id].Key, path); return nil }))
+	must.That(n, (err == nil) == want, "%v; log: %s", err, n.log)
 }
 
 func (n *node) check() (reports []network.Report) {
@@ -144,9 +156,7 @@ func (n *node) isEmpty() {
 	n.Helper()
 	links := nstest.Run(n, n.ns, "ip", "-brief", "link")
 	expect.Equal(n, strings.Count(strings.TrimSpace(links), "\n"), 0, links)
-	for _, s := range []store{n.networks, n.endpoints} {
-		expect.Equal(n, len(s.list()), 0, string(s))
-	}
+	expect.Equal(n, len(n.known()), 0)
 }
 
 // TestAnEndpointThatIsInNoContainerGoes has dockerd killed after an endpoint was created, or left its container.
@@ -154,60 +164,79 @@ func TestAnEndpointThatIsInNoContainerGoes(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	n.asks("CreateNetwork", createNetwork(networkID, ""))
-	within := func(do func()) {
-		must.Succeed(t, n.ns.Do(func() error { do(); return nil }))
+	sweep := func(want int, why string) {
+		t.Helper()
+		must.Succeed(t, n.ns.Do(func() error { n.sweep(); return nil }))
+		expect.Equal(t, len(n.check()), want, why)
 	}
 	n.asks("CreateEndpoint", createEndpoint(""))
-	within(func() { n.tidy(nil) }) // it may be that it joins
-	expect.Equal(t, len(n.check()), 1)
-	within(func() { n.tidy([]string{endpointID}) })
-	expect.Equal(t, len(n.check()), 0)
+	sweep(1, "it may be that it joins")
+	e := n.lock(endpointID)
+	e.created = e.created.Add(-joinsWithin)
+	e.Unlock()
+	sweep(0, "it has not joined")
 
 	n.asks("CreateEndpoint", createEndpoint(""))
 	box := nstest.New(t)
 	n.asks("Join", about(fmt.Sprintf(`"SandboxKey":%q`, nstest.Path(t, box))))
-	nstest.Run(t, n.ns, "ip", "link", "set", srcName(endpointID), "netns", nstest.Path(t, box))
+	into := func() { nstest.Run(t, n.ns, "ip", "link", "set", id.srcName(), "netns", nstest.Path(t, box)) }
+	back := func() { nstest.Run(t, box, "ip", "link", "set", id.srcName(), "netns", nstest.Path(t, n.ns)) }
+	into()
 	n.ask("Plugin.Activate", "")
 	expect.Equal(t, len(n.check()), 1, "it is in a container")
-	nstest.Run(t, box, "ip", "link", "set", srcName(endpointID), "netns", nstest.Path(t, n.ns))
+	back()
 	n.ask("Plugin.Activate", "")
 	expect.Equal(t, len(n.check()), 0)
 
 	// Later versions ask for that before they bring the interfaces of an earlier dockerd back.
 	n.asks("CreateEndpoint", createEndpoint(""))
-	nstest.Run(t, n.ns, "ip", "link", "set", srcName(endpointID), "netns", nstest.Path(t, box))
+	into()
 	n.ask("Plugin.Activate", "")
-	nstest.Run(t, box, "ip", "link", "set", srcName(endpointID), "netns", nstest.Path(t, n.ns))
-	n.asks("CreateEndpoint", strings.NewReplacer(endpointID, strings.Repeat("e", 64), "10.9.0.2", "10.9.0.3").Replace(createEndpoint("")))
+	back()
+	n.asks("CreateEndpoint", another(""))
 	expect.Equal(t, len(n.check()), 1)
 	n.asks("DeleteNetwork", about(""))
 	n.isEmpty()
 }
 
-// A network is made when its first endpoint is.
-func TestANetworkWithoutAContainerIsDeleted(t *testing.T) {
+// another is a second endpoint.
+func another(more string) string {
+	return strings.NewReplacer(endpointID, strings.Repeat("e", 64), "10.9.0.2", "10.9.0.3").Replace(createEndpoint(more))
+}
+
+func TestTwoContainersHaveNotOneName(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	n.asks("CreateNetwork", createNetwork(networkID, ""))
+	const web = `,"Options":{"tombolo.name":"web"}`
+	n.asks("CreateEndpoint", createEndpoint(web))
+	expect.Contains(t, n.ask("NetworkDriver.CreateEndpoint", another(web)).Err, "endpoint fedcba987654")
+	expect.Equal(t, len(n.check()), 1)
+	n.asks("DeleteEndpoint", about(""))
+	n.asks("CreateEndpoint", another(web))
+	n.ask("Plugin.Activate", "") // of a dockerd that does not know of it
+	n.asks("CreateEndpoint", createEndpoint(web))
+	nstest.Run(t, n.ns, "ip", "link", "del", id.srcName()) // with its container
+	n.asks("CreateEndpoint", another(web))
 	n.asks("DeleteNetwork", about(""))
 	n.isEmpty()
 }
 
-func TestARestartTakesUpWhatAnEarlierDriverLeft(t *testing.T) {
+func TestARestartFollowsWhatAnEarlierDriverHadJoin(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	n.asks("CreateNetwork", createNetwork(networkID, ""))
-	for id, e := range map[string]endpoint{
-		"killed000000":  {NetworkID: networkID},
-		"damaged00000x": {},
-	} {
-		must.Succeed(t, n.endpoints.save(id, e))
-	}
-	must.Succeed(t, os.WriteFile(n.endpoints.path("damaged00000x"), []byte("{"), 0o600))
-	again := New(n.Config)
-	defer again.Close()
-	must.Until(t, "it is gone that dockerd was not told of", func() bool { return strings.Join(again.endpoints.list(), " ") == "damaged00000x" })
-	expect.Contains(t, n.log.String(), "damaged00000x")
+	n.asks("CreateEndpoint", createEndpoint(""))
+	expect.Equal(t, n.check()[0].Path, "", "the path of a namespace while there is none")
+	box := nstest.New(t)
+	n.asks("Join", about(fmt.Sprintf(`"SandboxKey":%q`, nstest.Path(t, box))))
+	n.end()
+	n.restart()
+	nstest.Run(t, n.ns, "ip", "link", "set", id.srcName(), "netns", nstest.Path(t, box))
+	nstest.Run(t, box, "sh", "-ec", "ip addr add 10.9.0.2/24 dev "+id.srcName()+"; ip link set "+id.srcName()+" up; ip route add default via 10.9.0.1")
+	must.Until(t, "the record is of the container's namespace", func() bool {
+		return bytes.Contains(must.Of(json.Marshal(n.check()[0])).Get(t), []byte("netnsCookie"))
+	})
 }
 
 func TestDockerIsToldWhatCannotBe(t *testing.T) {
@@ -229,12 +258,17 @@ func TestDockerIsToldWhatCannotBe(t *testing.T) {
 		{"CreateNetwork", generic(`{"name":"pods"}`), "has that name"},
 		{"CreateNetwork", generic(`{"stateDir":"/x"}`), "tombolod's own"},
 		{"CreateNetwork", generic(`{"mode":"lan","uplink":"eth0","ipv6":"slaac"}`), "one address of IPv6"},
+		{"CreateNetwork", strings.ReplaceAll(generic(`{"mode":"lan","uplink":"eth0"}`), "10.9", "172.18"), "name --ipam-driver null"},
+		{"CreateNetwork", createNetwork(other, `,"Options":{"com.docker.network.internal":true,"com.docker.network.generic":{"mode":"l2","bridge":"br9"}}`), "--internal is not for mode=l2"},
 		{"CreateNetwork", createNetwork(other, `,"Options":{"com.docker.network.enable_ipv6":true}`), "--ipv6 needs a --subnet"},
 		{"CreateNetwork", fmt.Sprintf(`{"NetworkID":%q,"IPv4Data":[{"Pool":"0.0.0.0/0"}]}`, other), "has no subnet"},
-		{"CreateNetwork", fmt.Sprintf(`{"NetworkID":%q,"IPv4Data":[{"Pool":"x"}]}`, other), "subnet \"x\""},
+		{"CreateNetwork", fmt.Sprintf(`{"NetworkID":%q,"IPv4Data":[{"Pool":"x"}]}`, other), "no '/'"},
 		{"CreateEndpoint", fmt.Sprintf(`{"NetworkID":%q,"EndpointID":%q}`, other, other), "docker network rm"},
 		{"CreateEndpoint", fmt.Sprintf(`{"NetworkID":%q}`, networkID), "is no identifier"},
 		{"CreateEndpoint", fmt.Sprintf(`{"NetworkID":%q,"EndpointID":%q,"Interface":{"Address":"x"}}`, networkID, other), "no '/'"},
+		{"CreateEndpoint", another(`,"Options":{"tombolo.nam":"web"}`), "tombolo.nam is not known: tombolo.name is"},
+		{"CreateEndpoint", another(`,"Options":{"tombolo.name":"../x"}`), `"../x": it takes up to 63 letters`},
+		{"CreateEndpoint", another(`,"Options":{"tombolo.name":""}`), "it takes up to 63 letters"},
 		{"Join", fmt.Sprintf(`{"NetworkID":%q,"EndpointID":%q}`, networkID, other), "restart the container"},
 		{"ProgramExternalConnectivity", about(`"Options":{"com.docker.network.portmap":[{"Proto":6,"Port":80}]}`), "name the one port"},
 		{"ProgramExternalConnectivity", about(`"Options":{"com.docker.network.portmap":[{"Proto":6,"Port":80,"HostPort":80,"HostIP":"x"}]}`), "x"},

@@ -13,6 +13,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"net/netip"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -31,65 +32,51 @@ type Config struct {
 	Log      *slog.Logger
 }
 
-// Driver is an http.Handler, from New to Close.
+// Driver is an http.Handler. An endpoint is an attachment: what is to outlast a restart is on that one's record.
 type Driver struct {
 	*Config
-	networks, endpoints store
-	busy                sync.Map        // a mutex for each endpoint
-	begun               atomic.Int64    // when this dockerd began, in nanoseconds since 1970; 0: before tombolod
-	ctx                 context.Context // of what is done between requests
-	cancel              func()
-	work                sync.WaitGroup
+	networks  string          // the directory of their files
+	endpoints sync.Map        // an *endpoint for each identifier
+	begun     atomic.Int64    // when this dockerd began, in nanoseconds since 1970; 0: before tombolod
+	ctx       context.Context // of work
+	work      sync.WaitGroup  // between requests
 }
 
-// New takes up what an earlier Driver has left: it takes down endpoints that Docker was not told of, and looks for
-// those in their containers that were being moved there.
-func New(cfg *Config) *Driver {
-	d := &Driver{
-		Config:    cfg,
-		networks:  store(filepath.Join(filepath.Dir(filepath.Clean(cfg.LeaseDir)), "docker")),
-		endpoints: store(filepath.Join(cfg.StateDir, "docker")),
-	}
-	d.ctx, d.cancel = context.WithCancel(context.Background())
-	for _, id := range d.endpoints.list() {
-		var e endpoint
-		switch err := d.endpoints.load(id, &e); {
-		case err != nil:
-			d.Log.Warn("cannot read what is known of an endpoint of Docker's", "endpoint", id, "err", err)
-		case !e.Made:
-			d.after(0, func() { d.forgo(id) })
-		case !e.Moved && e.Sandbox != "":
-			d.after(0, func() { d.follow(id, looks) })
+// New looks for the endpoints in their containers that were being moved there under an earlier Driver. Until ctx is done
+// the Driver does things by itself.
+func New(ctx context.Context, cfg *Config) *Driver {
+	d := &Driver{Config: cfg, ctx: ctx, networks: filepath.Join(filepath.Dir(filepath.Clean(cfg.LeaseDir)), "docker")}
+	for k, a := range d.attached() {
+		if a.Path != "" {
+			e := &endpoint{created: time.Now()}
+			d.endpoints.Store(k.EndpointID, e)
+			d.work.Go(func() { d.follow(e, a.Key, a.Path) })
 		}
 	}
-	d.after(0, func() { d.tidy(nil) })
+	d.work.Go(d.tidy)
 	return d
 }
 
-// Close ends what the Driver does by itself.
-func (d *Driver) Close() {
-	d.cancel()
-	d.work.Wait()
-}
+// Wait waits for the end of what the Driver does by itself.
+func (d *Driver) Wait() { d.work.Wait() }
 
-// after does something later, unless Close comes before.
-func (d *Driver) after(wait time.Duration, do func()) {
-	d.work.Go(func() {
-		select {
-		case <-d.ctx.Done():
-		case <-time.After(wait):
-			do()
-		}
-	})
+// rest gives false where the Driver ends before a time has gone by.
+func (d *Driver) rest(wait time.Duration) bool {
+	select {
+	case <-d.ctx.Done():
+		return false
+	case <-time.After(wait):
+		return true
+	}
 }
 
 // request is any of Docker's, and answer any answer: each has a part of the fields.
 type request struct {
-	NetworkID, EndpointID string
-	SandboxKey            string // the path of the container's namespace
-	Options               map[string]json.RawMessage
-	IPv4Data, IPv6Data    []struct{ Pool, Gateway string }
-	Interface             *addresses
+	key
+	SandboxKey         string // the path of the container's namespace
+	Options            map[string]json.RawMessage
+	IPv4Data, IPv6Data []struct{ Pool, Gateway netip.Prefix }
+	Interface          addresses
 }
 
 type answer struct {
@@ -101,29 +88,23 @@ type answer struct {
 	Interface             *addresses     `json:",omitempty"`
 	InterfaceName         *interfaceName `json:",omitempty"`
 	Gateway, GatewayIPv6  string         `json:",omitempty"`
-	StaticRoutes          []staticRoute  `json:",omitempty"`
 	DisableGatewayService bool           `json:",omitempty"`
 }
 
-// addresses are those of an endpoint, as text. Docker takes none but those that it has not given itself.
+// addresses are those of an endpoint. Docker takes none but those that it has not given itself.
 type addresses struct {
-	Address, AddressIPv6, MacAddress string `json:",omitempty"`
+	Address, AddressIPv6 netip.Prefix `json:",omitzero"`
+	MacAddress           string       `json:",omitempty"`
 }
 
 type interfaceName struct{ SrcName, DstPrefix string }
-
-type staticRoute struct {
-	Destination string
-	RouteType   int    // 0: by NextHop, 1: connected
-	NextHop     string `json:",omitempty"`
-}
 
 // methods are those of the protocol that want more than an empty answer.
 func (d *Driver) methods() map[string]func(context.Context, *request) (*answer, error) {
 	return map[string]func(context.Context, *request) (*answer, error){
 		"CreateNetwork": d.createNetwork, "DeleteNetwork": d.deleteNetwork,
 		"CreateEndpoint": d.createEndpoint, "DeleteEndpoint": d.deleteEndpoint, "Join": d.join,
-		"ProgramExternalConnectivity": d.publish, "RevokeExternalConnectivity": d.revoke,
+		"ProgramExternalConnectivity": d.publish, "RevokeExternalConnectivity": d.publish,
 	}
 }
 
@@ -138,7 +119,7 @@ func (d *Driver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case r.URL.Path == "/Plugin.Activate":
 		d.begun.Store(time.Now().UnixNano())
-		d.sweep(nil)
+		d.sweep()
 		to.Implements = []string{"NetworkDriver"}
 	case !ofDriver:
 		http.NotFound(w, r)
@@ -157,17 +138,13 @@ func (d *Driver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 func carryOut(r *http.Request, method string, do func(context.Context, *request) (*answer, error)) (*answer, error) {
-	body, err := io.ReadAll(io.LimitReader(r.Body, longest))
-	if err != nil {
-		return nil, fmt.Errorf("read the request: %w", err)
-	}
 	asked := new(request)
-	if err := json.Unmarshal(body, asked); err != nil {
+	if err := json.NewDecoder(io.LimitReader(r.Body, longest)).Decode(asked); err != nil {
 		return nil, fmt.Errorf("read the request (Docker sends an empty one where it tries again): %w", err)
 	}
-	ids := []string{asked.NetworkID}
-	if !strings.HasSuffix(method, "Network") {
-		ids = append(ids, asked.EndpointID)
+	ids := []string{asked.NetworkID, asked.EndpointID}
+	if strings.HasSuffix(method, "Network") {
+		ids = ids[:1]
 	}
 	for _, id := range ids {
 		if !ident.IsIdentifier(id) || len(id) < shortest || len(id) > 10*shortest {
@@ -175,11 +152,4 @@ func carryOut(r *http.Request, method string, do func(context.Context, *request)
 		}
 	}
 	return do(r.Context(), asked)
-}
-
-// lock has one request at a time work on an endpoint: Docker sends a request again where it has lost the connection.
-func (d *Driver) lock(id string) (unlock func()) {
-	one, _ := d.busy.LoadOrStore(id, new(sync.Mutex))
-	one.(*sync.Mutex).Lock()
-	return one.(*sync.Mutex).Unlock
 }

@@ -1,118 +1,165 @@
 package docker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"net/netip"
 	"os"
+	"strings"
+	"sync"
 	"time"
 
-	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/runtimes"
 	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/network"
 )
 
-// withName is the option of an endpoint that names the container.
-const withName = "tombolo.name"
+// The options of an endpoint: the one that names the container.
+const (
+	ofOurs      = "tombolo."
+	withName    = ofOurs + "name"
+	longestName = 63 // a host's
+)
 
-// endpoint is what is kept of one, until the next boot.
-type endpoint struct {
-	NetworkID string
-	Container runtimes.Container
-	Created   time.Time
-	Made      bool // the request that created it came to its end
-	Join      answer
-	Sandbox   string `json:",omitempty"` // the path of the container's namespace
-	Moved     bool   // it is in the container, by its records
-}
+// key is what Docker calls an endpoint.
+type key struct{ NetworkID, EndpointID string }
 
 // ifName is the name by which an endpoint's interface is always found, and srcName the one that it has when Docker takes
 // it.
-func ifName(id string) string  { return "tb-" + id[:shortest-1] }
-func srcName(id string) string { return "ts-" + id[:shortest-1] }
+func (k key) ifName() string  { return "tb-" + k.EndpointID[:shortest-1] }
+func (k key) srcName() string { return "ts-" + k.EndpointID[:shortest-1] }
+
+// endpoint is what is known of one beside its record. It is locked while a request works on it.
+type endpoint struct {
+	sync.Mutex
+	created time.Time
+	join    *answer
+	moved   bool // it is in its container
+}
+
+// lock has one request at a time work on an endpoint, or on what else has a name.
+func (d *Driver) lock(id string) *endpoint {
+	one, _ := d.endpoints.LoadOrStore(id, new(endpoint))
+	e := one.(*endpoint)
+	e.Lock()
+	return e
+}
+
+// attached are the endpoints that are on record.
+func (d *Driver) attached() map[key]*network.Attachment {
+	all := map[key]*network.Attachment{}
+	for _, id := range d.known() {
+		n, err := d.network(id)
+		if err != nil {
+			continue
+		}
+		list, _ := d.Node.Attachments(d.ctx, n.Name) // `tombolo check` names records that cannot be read
+		for _, a := range list {
+			k := key{id, a.ContainerID}
+			if len(a.ContainerID) >= shortest && a.IfName == k.ifName() {
+				all[k] = a
+			}
+		}
+	}
+	return all
+}
 
 func (d *Driver) createEndpoint(ctx context.Context, r *request) (*answer, error) {
 	n, err := d.network(r.NetworkID)
 	if err != nil {
 		return nil, err
 	}
-	e, err := endpointOf(r)
+	c, err := containerOf(r)
 	if err != nil {
 		return nil, err
 	}
-	d.sweep(nil) // of ports that the container is to have
-	defer d.lock(r.EndpointID)()
-	if d.endpoints.load(r.EndpointID, new(endpoint)) == nil { // Docker asks again, after tombolod was killed
-		if err := d.takeDown(r.EndpointID, r.NetworkID); err != nil {
+	d.sweep() // of ports and the name that the container is to have
+	if mac := n.MAC(c); mac != "" {
+		defer d.lock(n.Name + mac).Unlock() // two may come at once
+		if err := d.refuseTwo(ctx, n, r.key, mac); err != nil {
 			return nil, err
 		}
 	}
-	if err := d.endpoints.save(r.EndpointID, e); err != nil {
+	e := d.lock(r.EndpointID)
+	defer e.Unlock()
+	if err := d.takeDown(r.key); err != nil { // Docker asks again, after tombolod was killed
 		return nil, err
 	}
-	result, err := attach(n, e.Container)
+	e.created, e.moved = time.Now(), false
+	made, err := attach(n, c, r.srcName())
 	if err == nil {
-		e.Made, e.Join, e.Container.Addresses = true, joinOf(result), addressesOf(result)
-		err = d.endpoints.save(r.EndpointID, e)
+		err = d.Node.Change(network.Key{Network: n.Name, ContainerID: c.ID, IfName: c.IfName}).Moved(ctx, "")
 	}
 	if err == nil {
 		err = ctx.Err() // dockerd was killed, and will not know of it
 	}
 	if err != nil {
-		return nil, errors.Join(err, d.takeDown(r.EndpointID, r.NetworkID))
+		return nil, errors.Join(err, d.takeDown(r.key))
 	}
-	return &answer{Interface: lacking(r.Interface, result)}, nil
+	e.join = joinOf(made, r.srcName())
+	return &answer{Interface: lacking(c, made)}, nil
 }
 
-// endpointOf reads what Docker tells of an endpoint.
-func endpointOf(r *request) (*endpoint, error) {
-	e := &endpoint{NetworkID: r.NetworkID, Created: time.Now(), Container: runtimes.Container{ID: r.EndpointID, IfName: ifName(r.EndpointID)}}
-	c := &e.Container
+// refuseTwo refuses a container of a MAC that another has: a server and a router would take them for one machine.
+func (d *Driver) refuseTwo(ctx context.Context, n *runtimes.Network, own key, mac string) error {
+	_, _ = d.Node.CollectDead(ctx, n.Name, false) // there may be no such network yet
+	for k, a := range d.attached() {
+		if k.NetworkID == own.NetworkID && k != own && strings.EqualFold(a.MAC.String(), mac) {
+			return fmt.Errorf("--mac-address or tombolo.name: endpoint %.12s, whose container `docker network inspect %.12s` names, has %s (%s): stop it, or give this container another", k.EndpointID, own.NetworkID, mac, cmp.Or(a.Pod, "no name"))
+		}
+	}
+	return nil
+}
+
+// containerOf reads what Docker tells of an endpoint.
+func containerOf(r *request) (*runtimes.Container, error) {
+	c := &runtimes.Container{ID: r.EndpointID, IfName: r.ifName(), MAC: r.Interface.MacAddress}
+	for option := range r.Options {
+		if strings.HasPrefix(option, ofOurs) && option != withName {
+			return nil, fmt.Errorf("--driver-opt %s is not known: %s is", option, withName)
+		}
+	}
 	if err := optional(r.Options, withName, &c.Name); err != nil {
 		return nil, err
 	}
-	c.Lasting = c.Name != ""
-	if r.Interface == nil {
-		return e, nil
+	c.Lasting = r.Options[withName] != nil
+	if c.Lasting && (!ident.IsIdentifier(c.Name) || len(c.Name) > longestName) {
+		return nil, fmt.Errorf("%s=%.70q: it takes up to %d letters, digits, '-', '.' and '_', as a host name", withName, c.Name, longestName)
 	}
-	c.MAC = r.Interface.MacAddress
-	for _, text := range []string{r.Interface.Address, r.Interface.AddressIPv6} {
-		if text == "" {
-			continue
+	for _, address := range []netip.Prefix{r.Interface.Address, r.Interface.AddressIPv6} {
+		if address.IsValid() {
+			c.Addresses = append(c.Addresses, address)
 		}
-		address, err := netip.ParsePrefix(text)
-		if err != nil {
-			return nil, err
-		}
-		c.Addresses = append(c.Addresses, address)
 	}
-	return e, nil
+	return c, nil
 }
 
 // attach has the plugin attach a container to a namespace of its own, and hands its interface to Docker.
-func attach(n *runtimes.Network, c runtimes.Container) (*current.Result, error) {
+func attach(n *runtimes.Network, c *runtimes.Container, as string) (*current.Result, error) {
 	pod, err := netns.New()
 	if err != nil {
 		return nil, err
 	}
 	defer pod.Close()
 	c.NetNS = fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), pod.FD())
-	result, err := n.Call("ADD", &c)
+	made, err := n.Call("ADD", c)
 	if err != nil {
 		return nil, err
 	}
-	return result, handOver(pod, c)
+	return made, handOver(pod, c.IfName, as)
 }
 
 // handOver moves an interface into the host's namespace. The name that it was made by stays with it.
-func handOver(pod *netns.NS, c runtimes.Container) error {
+func handOver(pod *netns.NS, name, as string) error {
 	host, err := netns.Current()
 	if err != nil {
 		return err
@@ -123,91 +170,82 @@ func handOver(pod *netns.NS, c runtimes.Container) error {
 		return err
 	}
 	defer within.Close()
-	index, err := link.IndexOf(within, c.IfName)
+	index, err := link.IndexOf(within, name)
 	if err != nil {
 		return err
 	}
 	var b nl.Batch
-	link.Request{Index: index, Change: unix.IFF_UP}.Set(&b, "set link down", c.IfName) // for the kernel to rename it
-	link.Request{Index: index, Name: srcName(c.ID)}.Set(&b, "rename link", c.IfName)
-	link.AddName(&b, index, c.IfName)
-	link.Request{Index: index, Name: srcName(c.ID), NetNS: new(host.FD())}.Set(&b, "move link to the host's namespace", c.IfName)
+	link.Request{Index: index, Change: unix.IFF_UP}.Set(&b, "set link down", name) // for the kernel to rename it
+	link.Request{Index: index, Name: as}.Set(&b, "rename link", name)
+	link.AddName(&b, index, name)
+	link.Request{Index: index, Name: as, NetNS: new(host.FD())}.Set(&b, "move link to the host's namespace", name)
 	return within.Execute(&b)
 }
 
-func addressesOf(result *current.Result) (list []netip.Prefix) {
-	for _, ip := range result.IPs {
-		if a, err := netip.ParsePrefix(ip.Address.String()); err == nil {
-			list = append(list, a)
-		}
-	}
-	return list
-}
-
-// lacking is what an endpoint has and Docker has not given it.
-func lacking(has *addresses, result *current.Result) *addresses {
-	if has == nil {
-		has = &addresses{}
-	}
+// lacking is what an endpoint has and Docker has not given it: its MAC, and the one address of a lease.
+func lacking(c *runtimes.Container, made *current.Result) *addresses {
 	lacks := &addresses{}
-	for _, ip := range result.IPs {
-		switch four := ip.Address.IP.To4() != nil; {
-		case four && has.Address == "" && lacks.Address == "":
-			lacks.Address = ip.Address.String()
-		case !four && has.AddressIPv6 == "" && lacks.AddressIPv6 == "":
-			lacks.AddressIPv6 = ip.Address.String()
-		}
+	if c.MAC == "" {
+		lacks.MacAddress = runtimes.MACOf(made)
 	}
-	for _, i := range result.Interfaces {
-		if i.Sandbox != "" && has.MacAddress == "" {
-			lacks.MacAddress = i.Mac
-		}
+	if len(c.Addresses) == 0 && len(made.IPs) > 0 {
+		lacks.Address, _ = netip.ParsePrefix(made.IPs[0].Address.String())
 	}
 	return lacks
 }
 
-// joinOf is what Docker is to be told of an endpoint's routes when a container gets it.
-func joinOf(result *current.Result) answer {
-	a := answer{DisableGatewayService: true}
-	for _, r := range result.Routes {
-		length, _ := r.Dst.Mask.Size()
-		switch {
-		case length == 0 && r.GW.To4() != nil && a.Gateway == "":
-			a.Gateway = r.GW.String()
-		case length == 0 && r.GW != nil && r.GW.To4() == nil && a.GatewayIPv6 == "":
-			a.GatewayIPv6 = r.GW.String()
-		default:
-			a.StaticRoutes = append(a.StaticRoutes, staticRouteOf(r))
-		}
-	}
-	return a
-}
-
-func staticRouteOf(r *types.Route) staticRoute {
-	one := staticRoute{Destination: r.Dst.String()}
-	if r.GW != nil {
-		one.NextHop = r.GW.String()
-	} else {
-		one.RouteType = 1
-	}
-	return one
-}
-
 // deleteEndpoint takes an endpoint down, whatever is known of it.
 func (d *Driver) deleteEndpoint(_ context.Context, r *request) (*answer, error) {
-	defer d.lock(r.EndpointID)()
-	defer d.busy.Delete(r.EndpointID)
-	return &answer{}, d.takeDown(r.EndpointID, r.NetworkID)
+	defer d.lock(r.EndpointID).Unlock()
+	defer d.endpoints.Delete(r.EndpointID)
+	return &answer{}, d.takeDown(r.key)
 }
 
 // takeDown needs no more than the names, which follow from the identifiers: after a boot no endpoint is known.
-func (d *Driver) takeDown(id, networkID string) error {
-	n, err := d.network(networkID)
+func (d *Driver) takeDown(k key) error {
+	n, err := d.network(k.NetworkID)
 	if err == nil {
-		_, err = n.Call("DEL", &runtimes.Container{ID: id, IfName: ifName(id)})
+		_, err = n.Call("DEL", &runtimes.Container{ID: k.EndpointID, IfName: k.ifName()})
 	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
 	}
-	return d.endpoints.remove(id)
+	return err
+}
+
+// joinsWithin is how long an interface may be in no container.
+const joinsWithin = 5 * time.Minute
+
+func (d *Driver) tidy() {
+	for d.rest(joinsWithin) {
+		d.sweep()
+	}
+}
+
+// sweep takes down the endpoints that are in no container, but for those that may be on their way into one. A dockerd
+// that was killed does not delete endpoints: the next one has not heard of them, or deletes what it knows of them without
+// a call of ours, and brings their interfaces back to the host's namespace, before it first speaks to us or after. Those
+// that go with a container's namespace are dead pods, which the keeper reclaims.
+func (d *Driver) sweep() {
+	conn, err := nl.Dial(unix.NETLINK_ROUTE, nil)
+	if err != nil {
+		return // the next one may
+	}
+	defer conn.Close()
+	isHere := func(k key) bool {
+		_, err := link.IndexOf(conn, k.srcName())
+		return err == nil
+	}
+	for k := range d.attached() {
+		if !isHere(k) {
+			continue // and if it is locked, then for as long as a server does not answer
+		}
+		e := d.lock(k.EndpointID)
+		joins := !e.moved && e.created.UnixNano() > d.begun.Load() && time.Since(e.created) < joinsWithin
+		if !joins && isHere(k) {
+			err := d.takeDown(k)
+			d.Log.Warn("took an endpoint down that dockerd has left in no container", "endpoint", k.EndpointID, "err", err)
+		}
+		e.Unlock()
+	}
 }

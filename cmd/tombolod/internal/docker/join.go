@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net/netip"
 	"slices"
 	"time"
 
+	current "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/network"
 	"github.com/tombolo-cni/tombolo/nft"
 )
@@ -19,114 +21,84 @@ const (
 	looks     = 600
 )
 
-// join tells Docker which link to move into a container, and of its routes.
-func (d *Driver) join(_ context.Context, r *request) (*answer, error) {
-	defer d.lock(r.EndpointID)()
-	var e endpoint
-	if err := d.endpoints.load(r.EndpointID, &e); err != nil {
-		return nil, fmt.Errorf("endpoint %.12s: %w: restart the container", r.EndpointID, err)
+// join tells Docker which link to move into a container.
+func (d *Driver) join(ctx context.Context, r *request) (*answer, error) {
+	e, a := d.lock(r.EndpointID), d.attached()[r.key]
+	defer e.Unlock()
+	if e.join == nil || a == nil {
+		return nil, fmt.Errorf("endpoint %.12s is not known to this tombolod: restart the container", r.EndpointID)
 	}
-	e.Sandbox, e.Moved = r.SandboxKey, false
-	if err := d.endpoints.save(r.EndpointID, &e); err != nil {
+	// The path is on record from now on, for a tombolod that is started meanwhile.
+	if err := d.Node.Change(a.Key).Moved(ctx, r.SandboxKey); err != nil && !errors.Is(err, network.ErrTryAgain) {
 		return nil, err
 	}
-	d.after(lookEvery, func() { d.follow(r.EndpointID, looks) })
-	e.Join.InterfaceName = &interfaceName{srcName(r.EndpointID), "eth"}
-	return &e.Join, nil
+	d.work.Go(func() { d.follow(e, a.Key, r.SandboxKey) })
+	return e.join, nil
+}
+
+// joinOf names the gateways by which a container goes out. Other routes of a lease are the keeper's to make.
+func joinOf(made *current.Result, srcName string) *answer {
+	a := &answer{InterfaceName: &interfaceName{srcName, "eth"}, DisableGatewayService: true}
+	for _, route := range made.Routes {
+		switch length, _ := route.Dst.Mask.Size(); {
+		case length > 0 || route.GW == nil:
+		case route.GW.To4() != nil:
+			a.Gateway = route.GW.String()
+		default:
+			a.GatewayIPv6 = route.GW.String()
+		}
+	}
+	return a
 }
 
 // follow has the records follow an interface into its container.
-func (d *Driver) follow(id string, looks int) {
-	defer d.lock(id)()
-	var e endpoint
-	if err := d.endpoints.load(id, &e); err != nil || e.Moved {
-		return
+func (d *Driver) follow(e *endpoint, of network.Key, path string) {
+	err := d.look(e, of, path)
+	for i := 0; i < looks && errors.Is(err, network.ErrTryAgain) && d.rest(lookEvery); i++ {
+		err = d.look(e, of, path)
 	}
-	change, err := d.change(id, e.NetworkID)
-	if err == nil {
-		err = change.Moved(d.ctx, e.Sandbox)
-	}
-	switch {
-	case err == nil:
-		e.Moved = true
-		err = d.endpoints.save(id, &e)
-	case errors.Is(err, network.ErrTryAgain) && looks > 0:
-		d.after(lookEvery, func() { d.follow(id, looks-1) })
-		return
-	}
-	if err != nil && d.ctx.Err() == nil {
-		d.Log.Warn("cannot find an endpoint in its container: its lease is not renewed", "endpoint", id, "namespace", e.Sandbox, "err", err)
+	if err != nil && !errors.Is(err, network.ErrNotAttached) && d.ctx.Err() == nil {
+		d.Log.Warn("cannot find an endpoint in its container: its lease is not renewed", "endpoint", of.ContainerID, "namespace", path, "err", err)
 	}
 }
 
-// change gives access to an endpoint that is there.
-func (d *Driver) change(id, networkID string) (network.Change, error) {
-	n, err := d.network(networkID)
-	if err != nil {
-		return network.Change{}, err
-	}
-	return d.Node.Change(network.Key{Network: n.Name, ContainerID: id, IfName: ifName(id)}), nil
+func (d *Driver) look(e *endpoint, of network.Key, path string) error {
+	e.Lock()
+	defer e.Unlock()
+	err := d.Node.Change(of).Moved(d.ctx, path)
+	e.moved = err == nil
+	return err
 }
 
 // portBinding is a port of the host that is to lead to a container.
 type portBinding struct {
 	Proto                       uint8
 	Port, HostPort, HostPortEnd uint16
-	HostIP                      string
+	HostIP                      netip.Addr
 }
 
-// publish has the ports of a container lead to this endpoint, by which Docker has it reach the world.
+// publish has the ports of a container lead to this endpoint, by which Docker has it reach the world; or none any more.
 func (d *Driver) publish(ctx context.Context, r *request) (*answer, error) {
-	defer d.lock(r.EndpointID)()
-	var e endpoint
+	defer d.lock(r.EndpointID).Unlock()
 	var list []portBinding
-	if err := optional(r.Options, withPorts, &list); err != nil || len(list) == 0 {
-		return &answer{}, err
-	}
-	err := d.endpoints.load(r.EndpointID, &e)
-	if err != nil {
+	if err := optional(r.Options, withPorts, &list); err != nil {
 		return nil, err
+	}
+	a := d.attached()[r.key]
+	if a == nil {
+		return &answer{}, nil // it has no ports any more
 	}
 	var what network.Publication
 	for _, b := range list {
-		p, err := b.port()
-		if err != nil {
-			return nil, err
+		if b.HostPort == 0 || b.HostPortEnd > b.HostPort {
+			return nil, fmt.Errorf("--publish %d: name the one port of the host that is to lead there, as in --publish 8080:%d", b.Port, b.Port)
 		}
-		isOf := func(a netip.Prefix) bool { return !p.HostAddr.IsValid() || a.Addr().Is4() == p.HostAddr.Is4() }
 		// Docker names 0.0.0.0 and ::, whatever the container has.
-		if slices.ContainsFunc(e.Container.Addresses, isOf) {
+		isOf := func(has ipam.Address) bool { return has.Prefix.Addr().Is4() == b.HostIP.Is4() }
+		if !b.HostIP.IsValid() || slices.ContainsFunc(a.Addresses, isOf) {
+			p := network.HostPort{Protocol: nft.Protocol(b.Proto), HostAddr: b.HostIP, HostPort: b.HostPort, PodPort: b.Port}
 			what.Ports = append(what.Ports, p)
 		}
 	}
-	change, err := d.change(r.EndpointID, r.NetworkID)
-	if err == nil {
-		err = change.Publish(ctx, what)
-	}
-	return &answer{}, err
-}
-
-func (b *portBinding) port() (network.HostPort, error) {
-	p := network.HostPort{Protocol: nft.Protocol(b.Proto), HostPort: b.HostPort, PodPort: b.Port}
-	if b.HostPort == 0 || b.HostPortEnd > b.HostPort {
-		return p, fmt.Errorf("--publish %d: name the one port of the host that is to lead there, as in --publish 8080:%d", b.Port, b.Port)
-	}
-	var err error
-	if b.HostIP != "" {
-		p.HostAddr, err = netip.ParseAddr(b.HostIP)
-	}
-	return p, err
-}
-
-// revoke has no port lead to an endpoint any more.
-func (d *Driver) revoke(ctx context.Context, r *request) (*answer, error) {
-	defer d.lock(r.EndpointID)()
-	change, err := d.change(r.EndpointID, r.NetworkID)
-	if err == nil {
-		err = change.Publish(ctx, network.Publication{})
-	}
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, network.ErrNotAttached) {
-		err = nil
-	}
-	return &answer{}, err
+	return &answer{}, d.Node.Change(a.Key).Publish(ctx, what)
 }

@@ -6,10 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
+	"net"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 
+	"github.com/tombolo-cni/tombolo/internal/file"
 	"github.com/tombolo-cni/tombolo/internal/runtimes"
 )
 
@@ -28,42 +32,58 @@ const (
 func (d *Driver) createNetwork(ctx context.Context, r *request) (*answer, error) {
 	n, err := networkOf(r)
 	if err == nil {
-		err = d.refuse(ctx, r, n)
+		err = d.refuseName(ctx, r.NetworkID, n.Name)
 	}
 	if err == nil {
-		_, err = d.with(n).Call("STATUS", nil)
+		_, err = d.own(n).Call("STATUS", nil)
+	}
+	data, jsonErr := json.Marshal(n)
+	if err = errors.Join(err, jsonErr); err == nil {
+		err = os.MkdirAll(d.networks, 0o700)
 	}
 	if err == nil {
-		err = d.networks.save(r.NetworkID, n)
+		err = file.ReplaceDurably(d.path(r.NetworkID)+".new", d.path(r.NetworkID), data)
 	}
 	return &answer{}, err
 }
 
+const suffix = ".json"
+
+// path is that of the file of a network, which is whole or not there.
+func (d *Driver) path(id string) string { return filepath.Join(d.networks, id+suffix) }
+
+// known lists the networks by Docker's identifiers.
+func (d *Driver) known() []string {
+	var ids []string
+	entries, _ := os.ReadDir(d.networks) // a directory that is missing has none
+	for _, e := range entries {
+		if id, is := strings.CutSuffix(e.Name(), suffix); is {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
 // networkOf reads what Docker tells of a network.
 func networkOf(r *request) (*runtimes.Network, error) {
-	n := &runtimes.Network{Name: "docker-" + r.NetworkID[:shortest], Bridge: "tb-" + r.NetworkID[:shortest]}
-	if err := optional(r.Options, withOptions, &n.Options); err != nil {
-		return nil, err
-	}
-	if err := optional(r.Options, withInternal, &n.Internal); err != nil {
+	n := &runtimes.Network{Name: "docker-" + r.NetworkID[:shortest]}
+	var six bool
+	if err := errors.Join(optional(r.Options, withOptions, &n.Options), optional(r.Options, withInternal, &n.Internal), optional(r.Options, withIPv6, &six)); err != nil {
 		return nil, err
 	}
 	if name, ok := n.Options["name"]; ok {
 		n.Name = name
 		delete(n.Options, "name")
 	}
-	for _, data := range slices.Concat(r.IPv4Data, r.IPv6Data) {
-		pool, err := netip.ParsePrefix(data.Pool)
-		if err != nil {
-			return nil, fmt.Errorf("subnet %.50q: %w", data.Pool, err)
-		}
-		if pool.Bits() == 0 {
-			continue // --ipam-driver null
-		}
-		gateway, _ := netip.ParsePrefix(data.Gateway) // there may be none
-		n.Subnets = append(n.Subnets, runtimes.Subnet{Prefix: pool, Gateway: gateway.Addr()})
+	if n.Mode() == "gateway" {
+		n.Bridge = "tb-" + r.NetworkID[:shortest]
 	}
-	return n, nil
+	for _, data := range slices.Concat(r.IPv4Data, r.IPv6Data) {
+		if data.Pool.Bits() > 0 { // else it is --ipam-driver null
+			n.Subnets = append(n.Subnets, runtimes.Subnet{Prefix: data.Pool, Gateway: data.Gateway.Addr()})
+		}
+	}
+	return n, refuse(n, six)
 }
 
 // optional reads an option that Docker may leave out.
@@ -78,31 +98,47 @@ func optional(options map[string]json.RawMessage, name string, into any) error {
 }
 
 // refuse says what cannot be of a network, in Docker's terms.
-func (d *Driver) refuse(ctx context.Context, r *request, n *runtimes.Network) error {
-	var six bool
-	if err := optional(r.Options, withIPv6, &six); err != nil {
-		return err
-	}
-	for option, why := range map[string]string{
-		"stateDir": "it is tombolod's own, by --state: leave it out",
-		"leaseDir": "it is tombolod's own, by --leases: leave it out",
-		"ipv6":     "Docker gives a container one address of IPv6 alone, that of a subnet: name that by --ipv6 --subnet, or leave the option out",
-	} {
-		if n.Options[option] != "" {
-			return fmt.Errorf("option %s: %s", option, why)
-		}
-	}
-	if six && !slices.ContainsFunc(n.Subnets, func(s runtimes.Subnet) bool { return s.Prefix.Addr().Is6() }) {
+func refuse(n *runtimes.Network, six bool) error {
+	switch {
+	case n.Options["stateDir"]+n.Options["leaseDir"] != "":
+		return errors.New("options stateDir and leaseDir: they are tombolod's own, by --state and --leases: leave them out")
+	case n.Options["ipv6"] != "":
+		return errors.New("option ipv6: Docker gives a container one address of IPv6 alone, that of a subnet: name that by --ipv6 --subnet, or leave the option out")
+	case six && !slices.ContainsFunc(n.Subnets, func(s runtimes.Subnet) bool { return s.Prefix.Addr().Is6() }):
 		return errors.New("--ipv6 needs a --subnet of IPv6, and Docker's own IPAM driver: by DHCP, containers of Docker have IPv4 alone")
 	}
-	for _, id := range d.networks.list() {
-		if other, err := d.network(id); err == nil && id != r.NetworkID && other.Name == n.Name {
-			return fmt.Errorf("option name=%s: Docker's network %.12s has that name: take another; or, if `docker network ls` does not show it, delete %s", n.Name, id, d.networks.path(id))
+	for _, s := range n.Subnets {
+		// Docker makes one up where none is named.
+		if n.Mode() == "lan" && n.Options["defaultRoute"] != "router" && !isHosts(s.Prefix) {
+			return fmt.Errorf("mode=lan with the subnet %s, in which the host has no address: name --ipam-driver null, for containers to lease addresses; or the LAN's --subnet, for Docker to give them", s.Prefix)
 		}
 	}
+	return nil
+}
+
+// isHosts says whether the host has an address in a subnet.
+func isHosts(subnet netip.Prefix) bool {
+	have, _ := net.InterfaceAddrs()
+	return slices.ContainsFunc(have, func(a net.Addr) bool {
+		own, err := netip.ParsePrefix(a.String())
+		return err == nil && subnet.Contains(own.Addr())
+	})
+}
+
+// refuseName says by which network a name is taken.
+func (d *Driver) refuseName(ctx context.Context, id, name string) error {
 	names, err := d.Node.Networks(ctx)
-	if _, statErr := d.network(r.NetworkID); statErr != nil && slices.Contains(names, n.Name) {
-		return fmt.Errorf("option name=%s: there is such a network, which is not Docker's: take another name, or remove it by `tombolo remove %s`", n.Name, n.Name)
+	for _, other := range d.known() {
+		switch n, err := d.network(other); {
+		case err != nil || n.Name != name:
+		case other == id:
+			return nil // Docker asks again
+		default:
+			return fmt.Errorf("option name=%s: Docker's network %.12s has that name: take another; or, if `docker network ls` does not show it, since it was removed while tombolod was stopped, delete %s and run `tombolo remove %s`", name, other, d.path(other), name)
+		}
+	}
+	if slices.Contains(names, name) {
+		return fmt.Errorf("option name=%s: there is such a network, which is not Docker's: take another name, or remove it by `tombolo remove %s`", name, name)
 	}
 	return err
 }
@@ -110,22 +146,27 @@ func (d *Driver) refuse(ctx context.Context, r *request, n *runtimes.Network) er
 // network gives one that Docker has created. The error matches fs.ErrNotExist where it has not.
 func (d *Driver) network(id string) (*runtimes.Network, error) {
 	n := new(runtimes.Network)
-	if err := d.networks.load(id, n); err != nil {
+	data, err := file.Read(d.path(id), file.MaxRecord)
+	if err == nil {
+		err = json.Unmarshal(data, n)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("network %.12s of Docker's: %w; remove it by `docker network rm`, and create it anew", id, err)
 	}
-	return d.with(n), nil
+	return d.own(n), nil
 }
 
-// with gives a network for calls of the plugin.
-func (d *Driver) with(n *runtimes.Network) *runtimes.Network {
-	own := *n
-	own.Options = map[string]string{"stateDir": d.StateDir, "leaseDir": d.LeaseDir}
-	maps.Copy(own.Options, n.Options)
-	return &own
+// own gives a network tombolod's directories.
+func (d *Driver) own(n *runtimes.Network) *runtimes.Network {
+	if n.Options == nil {
+		n.Options = map[string]string{}
+	}
+	n.Options["stateDir"], n.Options["leaseDir"] = d.StateDir, d.LeaseDir
+	return n
 }
 
 // deleteNetwork is asked for when no endpoint is left. What is left of some all the same goes with it.
-func (d *Driver) deleteNetwork(_ context.Context, r *request) (*answer, error) {
+func (d *Driver) deleteNetwork(ctx context.Context, r *request) (*answer, error) {
 	n, err := d.network(r.NetworkID)
 	if errors.Is(err, fs.ErrNotExist) {
 		return &answer{}, nil
@@ -134,17 +175,10 @@ func (d *Driver) deleteNetwork(_ context.Context, r *request) (*answer, error) {
 		_, err = n.Call("GC", nil)
 	}
 	if err == nil {
-		err = d.Node.Remove(d.ctx, n.Name) // a dockerd that was killed meanwhile does not ask again
+		err = d.Node.Remove(context.WithoutCancel(ctx), n.Name) // a dockerd that was killed meanwhile does not ask again
 	}
-	if err != nil {
-		return nil, err
+	if err == nil {
+		err = file.Remove(d.path(r.NetworkID))
 	}
-	for _, id := range d.endpoints.list() {
-		// A dockerd that was killed says nothing of the endpoints that it had.
-		var e endpoint
-		if d.endpoints.load(id, &e) == nil && e.NetworkID == r.NetworkID {
-			err = errors.Join(err, d.endpoints.remove(id))
-		}
-	}
-	return &answer{}, errors.Join(err, d.networks.remove(r.NetworkID))
+	return &answer{}, err
 }

@@ -54,7 +54,7 @@ func (c Change) Moved(ctx context.Context, path string) error {
 // the keeper looks at all that the interface is to have.
 func moveLease(ctx context.Context, pod *netns.NS, a *state.Attachment, path string, cookie uint64) error {
 	if a.IPAMType != endpoint.Leased {
-		return arrived(pod, a, slices.ContainsFunc(a.Routes, func(r route.Route) bool { return isDefault(&r) }))
+		return arrived(ctx, pod, a, slices.ContainsFunc(a.Routes, func(r route.Route) bool { return isDefault(&r) }))
 	}
 	held, err := lockLease(ctx, a)
 	if err != nil {
@@ -66,7 +66,7 @@ func moveLease(ctx context.Context, pod *netns.NS, a *state.Attachment, path str
 		return err
 	}
 	leads := slices.ContainsFunc(rec.Applied.Routes, func(r dhcpc.Route) bool { return r.Dst.Bits() == 0 })
-	if err := arrived(pod, a, leads); err != nil {
+	if err := arrived(ctx, pod, a, leads); err != nil {
 		return err
 	}
 	rec.NetNS, rec.NetNSCookie = path, cookie
@@ -78,7 +78,7 @@ const settles = 10 * time.Second
 
 // arrived says that a pod's interface is up, and that the pod has its default route if it is to have one: a program that
 // adds it later fails where it is there.
-func arrived(pod *netns.NS, a *state.Attachment, leads bool) error {
+func arrived(ctx context.Context, pod *netns.NS, a *state.Attachment, leads bool) error {
 	conn, err := nl.Dial(unix.NETLINK_ROUTE, pod)
 	if err != nil {
 		return err
@@ -91,7 +91,7 @@ func arrived(pod *netns.NS, a *state.Attachment, leads bool) error {
 		return err
 	}
 	led := !leads || time.Since(a.Created) > settles
-	err = route.On(conn).Walk(route.Filter{Table: route.TableMain}, func(r route.Route) { led = led || isDefault(&r) })
+	err = route.On(conn).Walk(ctx, route.Filter{Table: unix.RT_TABLE_MAIN}, func(r route.Route) { led = led || isDefault(&r) })
 	if err == nil && (!l.Up() || !led) {
 		err = fail.Errorf(ErrTryAgain, "interface %s is not in %s yet, with what it is to have", a.IfName, pod)
 	}

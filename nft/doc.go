@@ -42,7 +42,7 @@
 //
 // A second table, bridge tombolo, is there for networks that need it. It has the chains that hold
 // ports to what they may say: those for every pod (Network.Groups), and those for guarded ones
-// (Network.Guard, Endpoint.GuardedPort), with sets in which pods have elements. All of an endpoint
+// (Network.Guard, Endpoint.Guard), with sets in which pods have elements. All of an endpoint
 // is one transaction, over both tables.
 //
 // The chains dedup-NETWORK drop what a promiscuous bridge would deliver twice (Dedup), and

@@ -82,7 +82,7 @@ func mustAdd(tb testing.TB, c *Conn, eps ...Endpoint) {
 func wantEndpoints(tb testing.TB, c *Conn, want ...Endpoint) {
 	tb.Helper()
 	got := must.Of(c.Endpoints(context.Background(), "")).Get(tb)
-	known := cmpopts.IgnoreFields(Endpoint{}, "Ports", "GuardedPort", "SLAAC", "MACOnly", "Untrusted", "MAC", "PortSNAT", "Callers")
+	known := cmpopts.IgnoreFields(Endpoint{}, "Ports", "Guard", "GuardedPort", "SLAAC", "MAC", "PortSNAT", "Callers")
 	expect.NoDiff(tb, cmp.Diff(want, got, known, cmpopts.EquateEmpty(), cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})), "endpoints")
 }
 

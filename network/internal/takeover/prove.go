@@ -59,7 +59,7 @@ func (n *Node) claimOf(ctx context.Context, want uplink.Uplink) (*claim, error) 
 	if err != nil {
 		return nil, err
 	}
-	list, err := n.Links.Addresses().List(addr.Filter{Link: nic.Index, Family: unix.AF_INET})
+	list, err := n.Links.Addresses().List(ctx, addr.Filter{Link: nic.Index, Family: unix.AF_INET})
 	if err != nil || len(list) == 0 {
 		return nil, err
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
@@ -46,7 +47,7 @@ func (gatewayPart) look(ctx context.Context, n *site) error {
 		if !n.at.Up {
 			continue // the kernel has no route by a link that is down
 		}
-		wrong, err := n.s.Links.Routes().CheckSubnet(ctx, gw, n.at.Index)
+		wrong, err := checkSubnet(ctx, n.s.Links.Routes(), gw, n.at.Index)
 		if err != nil {
 			return err
 		}
@@ -209,9 +210,9 @@ func buildGateways(ctx context.Context, s *session, rec *state.Network, l *bridg
 			added = append(added, gw.Addr())
 			continue
 		}
-		wrong, err := s.Links.Routes().CheckSubnet(ctx, gw, l.Index)
+		wrong, err := checkSubnet(ctx, s.Links.Routes(), gw, l.Index)
 		if wrong != "" {
-			_, err = s.Links.Routes().Ensure(ctx, route.Subnet(gw, l.Index)) // in the place of another one
+			_, err = s.Links.Routes().Ensure(ctx, subnetRoute(gw, l.Index)) // in the place of another one
 		}
 		if err != nil {
 			return err
@@ -262,4 +263,48 @@ func staleGateways(s *session, rec *state.Network) ([]netip.Prefix, error) {
 		}
 	}
 	return stale, nil
+}
+
+// subnetRoute is the route that the kernel makes with an address, by its link's index, and does not make again after
+// somebody has deleted it.
+func subnetRoute(a netip.Prefix, link int) route.Route {
+	const priority6 = 256 // IP6_RT_PRIO_ADDRCONF (include/uapi/linux/ipv6_route.h)
+	r := route.Route{Dst: a.Masked(), Link: link, Protocol: unix.RTPROT_KERNEL}
+	if a.Addr().Is4() {
+		r.Source = a.Addr()
+	} else {
+		r.Priority = priority6
+	}
+	return r
+}
+
+// checkSubnet says what is wrong with the route to the subnet of an address by the link, by its index, which has the
+// address, in whatever table: that of a link in a VRF is in the VRF's. It is empty where nothing is. A prefix of a
+// single address has no such route.
+func checkSubnet(ctx context.Context, routes *route.Conn, a netip.Prefix, link int) (string, error) {
+	if a.IsSingleIP() {
+		return "", nil
+	}
+	// The cheap question first: a list is made from all routes that the host has.
+	other := a.Addr().Next()
+	if !a.Contains(other) {
+		other = a.Addr().Prev()
+	}
+	switch r, err := routes.Get(ctx, other); {
+	case err == nil && r.Link == link:
+		return "", nil
+	case err != nil && !route.NoRoute(err):
+		return "", err
+	}
+	wrong := "is missing"
+	err := routes.Walk(ctx, route.Filter{Family: nl.FamilyOf(a.Addr())}, func(r route.Route) {
+		switch {
+		case r.Dst != a.Masked() || wrong == "":
+		case r.Link == link:
+			wrong = ""
+		case r.Table == unix.RT_TABLE_MAIN:
+			wrong = "leads elsewhere: " + r.String()
+		}
+	})
+	return wrong, err
 }

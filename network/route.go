@@ -50,7 +50,7 @@ func (p *attached) lookAtWay(ctx context.Context, at *bridge.Link, own netip.Pre
 	case err != nil && !route.NoRoute(err):
 		return err
 	}
-	if wrong, err := p.s.Links.Routes().CheckSubnet(ctx, own, at.Index); wrong != "" || err != nil {
+	if wrong, err := checkSubnet(ctx, p.s.Links.Routes(), own, at.Index); wrong != "" || err != nil {
 		return err // which is said of the network
 	}
 	p.found.Advise(tombolo.RemedyConfigure, "the host does not send what is for %s to %s: see ip route get %s, and ip rule", own.Addr(), at.Name, own.Addr())
@@ -94,7 +94,7 @@ func subnets(addresses []netip.Prefix) []route.Route {
 	for _, a := range addresses {
 		has := slices.ContainsFunc(list, func(r route.Route) bool { return r.Dst == a.Masked() })
 		if !has && !a.IsSingleIP() {
-			list = append(list, route.Subnet(a, 0))
+			list = append(list, subnetRoute(a, 0))
 		}
 	}
 	return list
@@ -216,14 +216,14 @@ func isDefault(r *route.Route) bool {
 	return r.Dst.Bits() == 0 && (r.Table == 0 || r.Table == unix.RT_TABLE_MAIN)
 }
 
-// freeMetric is the metric for a default route of a pod: see route.Conn.FreePriority.
+// freeMetric is the metric for a default route of a pod: see freePriority.
 func freeMetric(ctx context.Context, pod *netns.NS, family uint8, asked uint32) (uint32, error) {
 	conn, err := route.Dial(pod)
 	if err != nil {
 		return 0, err
 	}
 	defer conn.Close()
-	return conn.FreePriority(ctx, family, asked)
+	return freePriority(ctx, conn, family, asked)
 }
 
 // explainRoute tells what to do where the pod has a route by another interface.
@@ -262,9 +262,33 @@ func (a *adding) gateway6(ctx context.Context, got *bridge.Autoconfigured) (_ ne
 		return netip.Addr{}, 0, err
 	}
 	defer routes.Close()
-	if metric, err = routes.FreePriority(ctx, unix.AF_INET6, 0); err != nil {
+	if metric, err = freePriority(ctx, routes, unix.AF_INET6, 0); err != nil {
 		return netip.Addr{}, 0, err
 	}
 	_, err = routes.Ensure(ctx, route.Route{Gateway: own[0], Link: a.link.PeerIndex, Priority: metric, Protocol: route.ProtocolTombolo})
 	return own[0], metric, explainRoute(err)
+}
+
+// freePriority is the priority for a default route of the main table that is to be added: the one that is asked for,
+// unless there is a default route of the family with it; then a larger one than any. 0 is the kernel's own.
+func freePriority(ctx context.Context, routes *route.Conn, family uint8, asked uint32) (uint32, error) {
+	const (
+		step     = 100
+		kernels6 = 1024 // of a route of IPv6 without one (IP6_RT_PRIO_USER)
+	)
+	wanted, taken, largest := asked, false, uint32(0)
+	if wanted == 0 && family == unix.AF_INET6 {
+		wanted = kernels6
+	}
+	err := routes.Walk(ctx, route.Filter{Family: family, Table: unix.RT_TABLE_MAIN}, func(r route.Route) {
+		if r.Dst.Bits() > 0 || r.Type != unix.RTN_UNICAST {
+			return
+		}
+		taken = taken || r.Priority == wanted
+		largest = max(largest, r.Priority)
+	})
+	if err != nil || !taken {
+		return asked, err
+	}
+	return largest + step, nil
 }

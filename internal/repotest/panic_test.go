@@ -54,7 +54,7 @@ func exported() map[string]map[string]any {
 			"Address": addr.Address{}, "Conn": addr.Conn{}, "Watch": addr.Watch{},
 		},
 		"route": {
-			"Dial": route.Dial, "On": route.On, "NoRoute": route.NoRoute, "Subnet": route.Subnet,
+			"Dial": route.Dial, "On": route.On, "NoRoute": route.NoRoute,
 			"Conn": route.Conn{}, "Route": route.Route{}, "Type": route.Type(0),
 		},
 		"vlan": {
@@ -94,7 +94,7 @@ func exported() map[string]map[string]any {
 		},
 		"ipam": {
 			"NewHostLocal": ipam.NewHostLocal, "RangeSetsOf": ipam.RangeSetsOf,
-			"Address": ipam.Address{}, "HostLocal": ipam.HostLocal{}, "Static": ipam.Static{},
+			"Address": ipam.Address{}, "HostLocal": ipam.HostLocal{},
 			// Interfaces have nothing to call.
 			"Allocator": nil,
 		},

@@ -164,8 +164,8 @@ func (a *adding) acquire(ctx context.Context) error {
 	// What a DHCP server says of a pod's address goes into the host's firewall, and a process that has all rights in the
 	// pod's namespace may prepare that: so answers are heard at the port.
 	outside := &transport.Config{Link: link.Index, MAC: link.PeerMAC, ARP: sockets.ARP}
-	cfg.Dial = func(ctx context.Context, local netip.Addr) (dhcpc.Transport, error) {
-		return transport.DialWitness(outside, func() (dhcpc.Transport, error) { return transport.Dialer(sockets)(ctx, local) })
+	cfg.Dial = func(ctx context.Context, local netip.Addr) (dhcpc.Transport[*dhcpc.Packet], error) {
+		return transport.DialWitness(outside, func() (dhcpc.Transport[*dhcpc.Packet], error) { return transport.Dialer(sockets)(ctx, local) })
 	}
 	client, err := dhcpc.New(cfg)
 	if err != nil {

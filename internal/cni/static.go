@@ -135,7 +135,7 @@ func (s static) Check(_ context.Context, _ ipam.Owner, held []ipam.Address) erro
 			return same(b) && (!a.Gateway.IsValid() || a.Gateway.Unmap() == b.Gateway.Unmap())
 		})
 		if i < 0 && (!s.byName || slices.ContainsFunc(held, same)) {
-			return withCode(codeCheckFailed, fmt.Errorf("the attachment has no address %s", a))
+			return withCode(codeCheckFailed, fmt.Errorf("the attachment has no address %s: %w", a, ipam.ErrNotReserved))
 		}
 	}
 	return nil

@@ -261,7 +261,7 @@ type server struct {
 	conn net.PacketConn
 	// raw answers without ARP: the kernel has room for 1,024 neighbours in all of its
 	// namespaces together.
-	raw  dhcpc.Transport
+	raw  dhcpc.Transport[*dhcpc.Packet]
 	done chan struct{}
 
 	mu      sync.Mutex

@@ -15,7 +15,6 @@ import (
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/dhcpc"
-	"github.com/tombolo-cni/tombolo/dhcpc/dhcp6"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/lease"
@@ -182,7 +181,7 @@ func (p *place) do(fn func() error) error {
 // dial has the pod send from its own interface, and hears at the host's end of its link.
 // In the pod's namespace a name says little: the pod may give it to a link of its own, and
 // answer itself. The host sends and hears on the bridge.
-func (p *place) dial(ctx context.Context, local netip.Addr) (dhcpc.Transport, error) {
+func (p *place) dial(ctx context.Context, local netip.Addr) (dhcpc.Transport[*dhcpc.Packet], error) {
 	sockets := &transport.Config{NetNS: p.ns, Link: p.links[0], MAC: []byte(p.r.Client.MAC), ARP: p.r.Client.DetectConflicts}
 	if p.r.Host != nil {
 		t, err := transport.Dialer(sockets)(ctx, local)
@@ -195,16 +194,16 @@ func (p *place) dial(ctx context.Context, local netip.Addr) (dhcpc.Transport, er
 	if err != nil {
 		return nil, err
 	}
-	return transport.DialWitness(outside, func() (dhcpc.Transport, error) { return transport.Dialer(sockets)(ctx, local) })
+	return transport.DialWitness(outside, func() (dhcpc.Transport[*dhcpc.Packet], error) { return transport.Dialer(sockets)(ctx, local) })
 }
 
 // dial6 is dial for DHCPv6, which no lease of the host's has.
-func (p *place) dial6() (dhcp6.Transport, error) {
+func (p *place) dial6() (dhcpc.Transport[[]byte], error) {
 	outside, err := p.outside()
 	if err != nil {
 		return nil, err
 	}
-	return transport.DialWitness6(outside, func() (dhcp6.Transport, error) {
+	return transport.DialWitness6(outside, func() (dhcpc.Transport[[]byte], error) {
 		return transport.DialUDP6(&transport.Config{NetNS: p.ns, Link: p.links[0]})
 	})
 }

@@ -21,7 +21,6 @@ import (
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
 	"github.com/tombolo-cni/tombolo/bridge/vlan"
 	"github.com/tombolo-cni/tombolo/dhcpc"
-	"github.com/tombolo-cni/tombolo/dhcpc/dhcp6"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
 	"github.com/tombolo-cni/tombolo/hostport"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
@@ -102,13 +101,6 @@ func exported() map[string]map[string]any {
 			"New": dhcpc.New, "NewMachine": dhcpc.NewMachine, "Release": dhcpc.Release,
 			"Client": dhcpc.Client{}, "Hex": dhcpc.Hex{}, "Lease": dhcpc.Lease{}, "Machine": dhcpc.Machine{}, "Route": dhcpc.Route{},
 			"Session": dhcpc.Session{}, "State": dhcpc.State(0),
-			// Interfaces have nothing to call.
-			"Transport": nil,
-		},
-		"dhcp6": {
-			"DUID": dhcp6.DUID, "NewMachine": dhcp6.NewMachine, "Release": dhcp6.Release,
-			"Lease": dhcp6.Lease{}, "Machine": dhcp6.Machine{},
-			"Session": dhcp6.Session{}, "State": dhcp6.State(0),
 			// Interfaces have nothing to call.
 			"Transport": nil,
 		},
@@ -398,7 +390,7 @@ func TestValuesThatCannotBeMeantAreErrInvalid(t *testing.T) {
 	routes := must.Of(route.Dial(ns)).Get(t)
 	t.Cleanup(func() { routes.Close() })
 	mac := net.HardwareAddr{2, 0, 0, 0, 0, 1}
-	nothing := func(context.Context, netip.Addr) (dhcpc.Transport, error) { return nil, nil }
+	nothing := func(context.Context, netip.Addr) (dhcpc.Transport[*dhcpc.Packet], error) { return nil, nil }
 	client, err := dhcpc.New(&dhcpc.Config{MAC: mac, Dial: nothing})
 	must.Succeed(t, err)
 	_, none := dhcpc.New(nil)

@@ -94,7 +94,7 @@ func (c *claim) request(ctx context.Context, text string) (*dhcpc.Lease, error) 
 	if err != nil {
 		return nil, err
 	}
-	client, err := dhcpc.New(&dhcpc.Config{MAC: c.nic.MAC, ClientID: id, Dial: func(context.Context, netip.Addr) (dhcpc.Transport, error) {
+	client, err := dhcpc.New(&dhcpc.Config{MAC: c.nic.MAC, ClientID: id, Dial: func(context.Context, netip.Addr) (dhcpc.Transport[*dhcpc.Packet], error) {
 		return transport.DialRaw(&transport.Config{Link: c.nic.Index, MAC: c.nic.MAC})
 	}})
 	if err != nil {

@@ -19,7 +19,6 @@
 //	ipam           addresses for pods, kept in the format of the reference's host-local
 //	network        a node's networks and pods, by all of these, with records and locks
 //	dhcpc          a DHCP client: a state machine, without sockets
-//	dhcpc/dhcp6    the state machine for IPv6
 //	dhcpc/transport  its sockets, opened inside a namespace
 //
 // Those that speak to the kernel take a *Config, nil meaning the defaults where nothing has to

@@ -32,17 +32,23 @@ type Address struct {
 	// Scope is how far the address is valid (RT_SCOPE_*); it counts for IPv4, and the kernel derives
 	// that of an IPv6 address.
 	Scope uint8
-	// Flags are as asked for, or, in what List returns, as the kernel has them. Only
+	// Flags are those of package unix (IFA_F_*), as asked for, or, in what List returns, as the kernel has them. Only
 	// those that a user may set are sent, so that a listed address can be added
 	// elsewhere as it is; and for IPv4 only those that it has, so that both families
 	// can be given the same.
-	Flags Flags
+	//
+	// IFA_F_NODAD makes an IPv6 address usable without duplicate address detection, which
+	// takes a second or two. It can be bound to when Add returns; the local route, by
+	// which packets for it are taken, comes from a work queue, in general within 1 ms.
+	// IFA_F_NOPREFIXROUTE keeps the kernel from adding the route to the prefix. It sets
+	// IFA_F_DADFAILED where another host has the address, and IFA_F_TENTATIVE until it is usable.
+	Flags uint32
 	// Valid is how long the address is to live, and Preferred how long it may be
 	// chosen for new connections; nil is for ever. The kernel counts in whole
 	// seconds: parts are rounded up. It refuses a Valid of zero.
 	Valid, Preferred *time.Duration
 	// Protocol is the origin of the address (IFAPROT_*, any number from 4 upwards is
-	// free): Linux 5.18, older kernels drop it.
+	// free; 2 is a router advertisement): Linux 5.18, older kernels drop it.
 	Protocol uint8
 	// Metric is that of the route to the prefix which the kernel adds with the
 	// address; 0 is its default (0 for IPv4, 256 for IPv6).
@@ -51,27 +57,6 @@ type Address struct {
 	// for. They are sent as they are.
 	Other []netlink.Attribute
 }
-
-// Flags are the flags of an address (IFA_F_* of linux/if_addr.h), of which some have names here.
-type Flags uint32
-
-// Flags to ask for.
-const (
-	// NoDAD makes an IPv6 address usable without duplicate address detection, which
-	// takes a second or two. It can be bound to when Add returns; the local route, by
-	// which packets for it are taken, comes from a work queue, in general within 1 ms.
-	NoDAD Flags = unix.IFA_F_NODAD
-	// NoPrefixRoute keeps the kernel from adding the route to the prefix.
-	NoPrefixRoute Flags = unix.IFA_F_NOPREFIXROUTE
-)
-
-// Some of the flags that the kernel sets.
-const (
-	Secondary  Flags = unix.IFA_F_SECONDARY  // not the first of its IPv4 network on the link; for IPv6, temporary
-	DADFailed  Flags = unix.IFA_F_DADFAILED  // another host has it
-	Deprecated Flags = unix.IFA_F_DEPRECATED // past its preferred lifetime
-	Tentative  Flags = unix.IFA_F_TENTATIVE  // not usable yet: duplicate address detection is under way
-)
 
 const (
 	askable4 = unix.IFA_F_NOPREFIXROUTE | unix.IFA_F_MCAUTOJOIN
@@ -92,7 +77,7 @@ func (a *Address) is4() bool { return a.Prefix.Addr().Is4() }
 func (a *Address) family() uint8 { return nl.FamilyOf(a.Prefix.Addr()) }
 
 // askedFlags are those that may be sent.
-func (a *Address) askedFlags() Flags {
+func (a *Address) askedFlags() uint32 {
 	if a.is4() {
 		return a.Flags & askable4
 	}

@@ -3,6 +3,9 @@ package addr_test
 import (
 	"testing"
 
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
@@ -17,7 +20,7 @@ func TestAllocationsOfAMessage(t *testing.T) {
 	a := addr.Address{Prefix: nstest.Prefix("10.1.0.1/24"), Link: 7}
 	c := nl.New(nltest.NewFake(nltest.AckAll))
 	add := func() {
-		m, err := a.AddMessage()
+		m, err := a.Message(unix.RTM_NEWADDR, netlink.Create|netlink.Excl)
 		b.Add("add address", &a, m, err)
 	}
 	add()

@@ -1,6 +1,7 @@
 package addr
 
 import (
+	"context"
 	"errors"
 	"io/fs"
 	"net/netip"
@@ -13,27 +14,18 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// Config says how to open a Conn. The zero value, and nil, mean the caller's own
-// namespace.
-type Config struct {
-	// NetNS is the namespace whose addresses are meant; nil is that of the calling
-	// thread. It may be closed after Dial.
-	NetNS *netns.NS
-}
-
 // Conn reads and writes the addresses of one network namespace. Its methods may
-// be called from several goroutines. Their errors are *tombolo.OpError.
+// be called from several goroutines, and ask nothing once their context is done.
+// Errors of the kernel are *tombolo.OpError.
 type Conn struct {
 	nl     *nl.Conn
 	shared bool
 }
 
-// Dial opens a connection of its own.
-func Dial(cfg *Config) (*Conn, error) {
-	if cfg == nil {
-		cfg = &Config{}
-	}
-	conn, err := nl.Dial(unix.NETLINK_ROUTE, cfg.NetNS)
+// Dial opens a connection to the addresses of a namespace; nil is that of the calling
+// thread. The namespace may be closed afterwards.
+func Dial(ns *netns.NS) (*Conn, error) {
+	conn, err := nl.Dial(unix.NETLINK_ROUTE, ns)
 	if err != nil {
 		return nil, err
 	}
@@ -54,24 +46,26 @@ func (c *Conn) Close() error {
 
 // Add adds an address. The error matches fs.ErrExist where the link has it
 // already, and fs.ErrNotExist where there is no such link.
-func (c *Conn) Add(a Address) error {
-	m, err := a.AddMessage()
-	return c.change("add address", &a, m, err)
+func (c *Conn) Add(ctx context.Context, a Address) error {
+	return c.change(ctx, "add address", &a, unix.RTM_NEWADDR, netlink.Create|netlink.Excl)
 }
 
 // Replace adds an address, or overwrites what the kernel lets be overwritten of
 // one that is there: lifetimes, Metric and Protocol, for IPv6 also Flags and Peer.
 // The rest is left as it is, without an error; Ensure corrects that too.
-func (c *Conn) Replace(a Address) error {
-	m, err := a.ReplaceMessage()
-	return c.change("replace address", &a, m, err)
+func (c *Conn) Replace(ctx context.Context, a Address) error {
+	return c.change(ctx, "replace address", &a, unix.RTM_NEWADDR, netlink.Create|netlink.Replace)
 }
 
 // change carries out one request.
-func (c *Conn) change(op string, a *Address, m netlink.Message, err error) error {
+func (c *Conn) change(ctx context.Context, op string, a *Address, typ netlink.HeaderType, flags netlink.HeaderFlags) error {
+	if err := c.usable(ctx); err != nil {
+		return err
+	}
 	var b nl.Batch
+	m, err := a.Message(typ, flags)
 	b.Add(op, a, m, err)
-	return c.socket().Execute(&b)
+	return c.nl.Execute(&b)
 }
 
 // Remove deletes an address, by its Prefix, Peer and Link. That there is no such address or link is success.
@@ -79,12 +73,12 @@ func (c *Conn) change(op string, a *Address, m netlink.Message, err error) error
 // With an IPv4 address go the routes that have it as their source, and, where it
 // is the first of its network on the link and net.ipv4.conf.*.promote_secondaries
 // is off, the others of that network.
-func (c *Conn) Remove(a Address) error {
-	m, err := a.DelMessage()
-	if err := c.change("delete address", &a, m, err); !errors.Is(err, fs.ErrNotExist) {
-		return err
+func (c *Conn) Remove(ctx context.Context, a Address) error {
+	err := c.change(ctx, "delete address", &a, unix.RTM_DELADDR, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
 	}
-	return nil
+	return err
 }
 
 // Filter says which addresses to list.
@@ -99,10 +93,13 @@ type Filter struct {
 // kernel's order. The error matches fs.ErrNotExist where there is no such link,
 // and tombolo.ErrInterrupted where the addresses changed faster than they could be
 // read.
-func (c *Conn) List(f Filter) ([]Address, error) {
+func (c *Conn) List(ctx context.Context, f Filter) ([]Address, error) {
+	if err := c.usable(ctx); err != nil {
+		return nil, err
+	}
 	var list []Address
 	ask, err := nl.Marshal(unix.RTM_GETADDR, 0, header(f.Family, 0, 0, f.Link).MarshalBinary, nil)
-	err = c.socket().List("list addresses", ask, err, func(m netlink.Message) error {
+	err = c.nl.List("list addresses", ask, err, func(m netlink.Message) error {
 		if m.Header.Type != unix.RTM_NEWADDR {
 			return nil
 		}
@@ -118,8 +115,8 @@ func (c *Conn) List(f Filter) ([]Address, error) {
 
 // Has says whether the link has the address, by its Prefix and Link: for IPv6 by
 // one get, for IPv4, which has none, by a list of the link's.
-func (c *Conn) Has(a Address) (bool, error) {
-	have, err := c.find(&a)
+func (c *Conn) Has(ctx context.Context, a Address) (bool, error) {
+	have, err := c.find(ctx, &a)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
@@ -128,12 +125,12 @@ func (c *Conn) Has(a Address) (bool, error) {
 
 // find gives the address which the kernel takes for the same as a, and
 // fs.ErrNotExist if there is none.
-func (c *Conn) find(a *Address) (Address, error) {
+func (c *Conn) find(ctx context.Context, a *Address) (Address, error) {
 	if !a.is4() {
-		return c.get(a)
+		return c.get(ctx, a)
 	}
 	// There is no get for IPv4.
-	list, err := c.List(Filter{Link: a.Link, Family: unix.AF_INET})
+	list, err := c.List(ctx, Filter{Link: a.Link, Family: unix.AF_INET})
 	if err != nil {
 		return Address{}, err
 	}
@@ -160,7 +157,10 @@ func (a *Address) network() netip.Prefix {
 }
 
 // get asks for one IPv6 address, of whatever prefix length.
-func (c *Conn) get(a *Address) (Address, error) {
+func (c *Conn) get(ctx context.Context, a *Address) (Address, error) {
+	if err := c.usable(ctx); err != nil {
+		return Address{}, err
+	}
 	var have Address
 	// Strict checking wants the prefix length to be 0 here, and takes no other attribute:
 	// so not the one of no type, which the library adds to those that it has.
@@ -173,7 +173,7 @@ func (c *Conn) get(a *Address) (Address, error) {
 		have, err = decode(m.Data)
 		return err
 	})
-	err = c.socket().Execute(&b)
+	err = c.nl.Execute(&b)
 	return have, err
 }
 
@@ -183,6 +183,14 @@ func (c *Conn) socket() *nl.Conn {
 		return nil
 	}
 	return c.nl
+}
+
+// usable refuses a Conn or a context that nothing can be done with.
+func (c *Conn) usable(ctx context.Context) error {
+	if err := nl.Usable(ctx, c.socket()); err != nil {
+		return err
+	}
+	return ctx.Err()
 }
 
 // Ensure makes a link have an address as it is given, and says whether it had to
@@ -195,21 +203,21 @@ func (c *Conn) socket() *nl.Conn {
 // back. For IPv4 these are Flags, Scope, Broadcast, Label and Peer, and Remove says
 // what else a deletion takes along; for IPv6 they are the prefix length (a link
 // has an IPv6 address only once), and an address that is not usable: one whose
-// duplicate address detection failed, or is under way though NoDAD is asked for.
-func (c *Conn) Ensure(a Address) (changed bool, _ error) {
-	err := c.Add(a)
+// duplicate address detection failed, or is under way though IFA_F_NODAD is asked for.
+func (c *Conn) Ensure(ctx context.Context, a Address) (changed bool, _ error) {
+	err := c.Add(ctx, a)
 	if !errors.Is(err, fs.ErrExist) {
 		return err == nil, err
 	}
-	have, err := c.find(&a)
+	have, err := c.find(ctx, &a)
 	if err != nil {
 		return false, err
 	}
 	switch a.compare(&have) {
 	case replaceable:
-		err = c.Replace(a)
+		err = c.Replace(ctx, a)
 	case deletable:
-		err = c.exchange(have, a)
+		err = c.exchange(ctx, have, a)
 	default:
 		return false, nil
 	}
@@ -217,16 +225,16 @@ func (c *Conn) Ensure(a Address) (changed bool, _ error) {
 }
 
 // exchange deletes one address and adds another in its place.
-func (c *Conn) exchange(from, to Address) error {
+func (c *Conn) exchange(ctx context.Context, from, to Address) error {
 	var b nl.Batch
-	m, err := from.DelMessage()
+	m, err := from.Message(unix.RTM_DELADDR, 0)
 	b.Add("delete address", &from, m, err)
-	m, err = to.AddMessage()
+	m, err = to.Message(unix.RTM_NEWADDR, netlink.Create|netlink.Excl)
 	b.Add("add address", &to, m, err)
-	c.socket().Execute(&b)
+	c.nl.Execute(&b)
 	delErr, addErr := b.Err(0), b.Err(1)
 	if addErr != nil && delErr == nil {
-		return errors.Join(addErr, c.Add(from))
+		return errors.Join(addErr, c.Add(ctx, from))
 	}
 	if delErr != nil && !errors.Is(delErr, fs.ErrNotExist) {
 		return delErr
@@ -245,13 +253,13 @@ const (
 
 func (a *Address) compare(have *Address) difference {
 	fixed := a.askedFlags() ^ have.askedFlags() // flags that no request changes in place
-	var changeable Flags
+	var changeable uint32
 	if !a.is4() {
 		// inet6_addr_modify() of the kernel.
 		changeable = fixed &^ (unix.IFA_F_MCAUTOJOIN | unix.IFA_F_OPTIMISTIC)
 		fixed &= unix.IFA_F_MCAUTOJOIN // optimistic is gone once the detection is over
 	}
-	unusable := have.Flags&DADFailed != 0 || have.Flags&Tentative != 0 && a.Flags&NoDAD != 0
+	unusable := have.Flags&unix.IFA_F_DADFAILED != 0 || have.Flags&unix.IFA_F_TENTATIVE != 0 && a.Flags&unix.IFA_F_NODAD != 0
 	switch {
 	case a.Prefix != have.Prefix, fixed != 0, !a.is4() && unusable:
 		return deletable

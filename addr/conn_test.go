@@ -1,6 +1,7 @@
 package addr_test
 
 import (
+	"context"
 	"errors"
 	"net/netip"
 	"testing"
@@ -28,7 +29,7 @@ func TestRequestBytes(t *testing.T) {
 	t.Parallel()
 	p, a := nstest.Prefix, nstest.Addr
 	full := addr.Address{Prefix: p("10.1.0.1/24"), Link: 7, Peer: a("10.2.0.1"), Broadcast: a("10.1.0.255"), Label: "eth0:1",
-		Scope: unix.RT_SCOPE_LINK, Flags: addr.NoPrefixRoute | addr.NoDAD | unix.IFA_F_PERMANENT, Valid: ptr(time.Hour), Preferred: ptr(time.Minute),
+		Scope: unix.RT_SCOPE_LINK, Flags: unix.IFA_F_NOPREFIXROUTE | unix.IFA_F_NODAD | unix.IFA_F_PERMANENT, Valid: ptr(time.Hour), Preferred: ptr(time.Minute),
 		Protocol: 9, Metric: 5}
 	full6 := full
 	full6.Prefix, full6.Peer = p("fd01::1/64"), a("fd02::1")
@@ -37,25 +38,25 @@ func TestRequestBytes(t *testing.T) {
 		command string
 		do      func(*addr.Conn) error
 	}{
-		{"ip address add 10.1.0.1/24 dev 7", func(c *addr.Conn) error { return c.Add(addr.Address{Prefix: p("10.1.0.1/24"), Link: 7}) }},
+		{"ip address add 10.1.0.1/24 dev 7", func(c *addr.Conn) error { return c.Add(t.Context(), addr.Address{Prefix: p("10.1.0.1/24"), Link: 7}) }},
 		{"ip address add fd01::1/64 dev 7 nodad", func(c *addr.Conn) error {
-			return c.Add(addr.Address{Prefix: p("fd01::1/64"), Link: 7, Flags: addr.NoDAD})
+			return c.Add(t.Context(), addr.Address{Prefix: p("fd01::1/64"), Link: 7, Flags: unix.IFA_F_NODAD})
 		}},
 		{"ip address add 10.1.0.1 peer 10.2.0.1/24 broadcast 10.1.0.255 label eth0:1 scope link dev 7 noprefixroute" +
-			" valid_lft 3600 preferred_lft 60 proto 9 metric 5", func(c *addr.Conn) error { return c.Add(full) }},
+			" valid_lft 3600 preferred_lft 60 proto 9 metric 5", func(c *addr.Conn) error { return c.Add(t.Context(), full) }},
 		{"ip address add fd01::1 peer fd02::1/64 dev 7 nodad noprefixroute valid_lft 3600 preferred_lft 60 proto 9 metric 5",
-			func(c *addr.Conn) error { return c.Add(full6) }},
+			func(c *addr.Conn) error { return c.Add(t.Context(), full6) }},
 		{"ip address replace 10.1.0.1/24 dev 7 valid_lft 2 preferred_lft 2", func(c *addr.Conn) error {
-			return c.Replace(addr.Address{Prefix: p("10.1.0.1/24"), Link: 7, Valid: ptr(1001 * time.Millisecond)})
+			return c.Replace(t.Context(), addr.Address{Prefix: p("10.1.0.1/24"), Link: 7, Valid: ptr(1001 * time.Millisecond)})
 		}},
 		{"ip address replace 10.1.0.1/24 dev 7 preferred_lft 0", func(c *addr.Conn) error {
-			return c.Replace(addr.Address{Prefix: p("10.1.0.1/24"), Link: 7, Preferred: ptr(-time.Second)})
+			return c.Replace(t.Context(), addr.Address{Prefix: p("10.1.0.1/24"), Link: 7, Preferred: ptr(-time.Second)})
 		}},
-		{"ip address del 10.1.0.1 peer 10.2.0.1/24 dev 7", func(c *addr.Conn) error { return c.Remove(full) }},
-		{"ip address del fd01::1/64 dev 7", func(c *addr.Conn) error { return c.Remove(addr.Address{Prefix: p("fd01::1/64"), Link: 7}) }},
-		{"ip address show", func(c *addr.Conn) error { _, err := c.List(addr.Filter{}); return err }},
+		{"ip address del 10.1.0.1 peer 10.2.0.1/24 dev 7", func(c *addr.Conn) error { return c.Remove(t.Context(), full) }},
+		{"ip address del fd01::1/64 dev 7", func(c *addr.Conn) error { return c.Remove(t.Context(), addr.Address{Prefix: p("fd01::1/64"), Link: 7}) }},
+		{"ip address show", func(c *addr.Conn) error { _, err := c.List(t.Context(), addr.Filter{}); return err }},
 		{"ip -4 address show dev 7", func(c *addr.Conn) error {
-			_, err := c.List(addr.Filter{Link: 7, Family: unix.AF_INET})
+			_, err := c.List(t.Context(), addr.Filter{Link: 7, Family: unix.AF_INET})
 			return err
 		}},
 	} {
@@ -71,11 +72,13 @@ func TestMessagesGoInOneDatagram(t *testing.T) {
 	rec := nltest.Record(nltest.NewFake(nltest.AckAll))
 	var b nl.Batch
 	one := addr.Address{Prefix: nstest.Prefix("10.1.0.1/24"), Link: 7}
-	two := addr.Address{Prefix: nstest.Prefix("fd01::1/64"), Link: 7, Flags: addr.NoDAD}
-	for _, message := range []func() (netlink.Message, error){one.AddMessage, two.AddMessage, one.DelMessage} {
-		m, err := message()
+	two := addr.Address{Prefix: nstest.Prefix("fd01::1/64"), Link: 7, Flags: unix.IFA_F_NODAD}
+	for _, a := range []addr.Address{one, two} {
+		m, err := a.Message(unix.RTM_NEWADDR, netlink.Create|netlink.Excl)
 		b.Add("change", nil, m, err)
 	}
+	m, err := one.Message(unix.RTM_DELADDR, 0)
+	b.Add("change", nil, m, err)
 	must.Succeed(t, nl.New(rec).Execute(&b))
 	sent := rec.Sent()
 	expect.That(t, len(sent) == 1 && len(nltest.Split(sent[0])) == 3,
@@ -91,9 +94,9 @@ func TestAddressThatIsNoneIsNotSent(t *testing.T) {
 		rec := nltest.Record(nltest.NewFake(nltest.AckAll))
 		c := addr.On(nl.New(rec))
 		valid := a.Prefix.IsValid()
-		for _, do := range []func(addr.Address) error{c.Add, c.Replace, c.Remove,
-			func(a addr.Address) error { _, err := c.Ensure(a); return err }} {
-			err := do(a)
+		for _, do := range []func(context.Context, addr.Address) error{c.Add, c.Replace, c.Remove,
+			func(ctx context.Context, a addr.Address) error { _, err := c.Ensure(ctx, a); return err }} {
+			err := do(t.Context(), a)
 			expect.That(t, (err == nil) == valid, "%s: %v", a, err)
 		}
 		sent := rec.Sent()
@@ -105,18 +108,18 @@ func TestEnsurePassesErrorsOn(t *testing.T) {
 	t.Parallel()
 	ns := nstest.New(t)
 	there := addr.Address{Prefix: nstest.Prefix("10.1.0.1/24"), Link: 1}
-	there6 := addr.Address{Prefix: nstest.Prefix("fd01::1/64"), Link: 1, Flags: addr.NoDAD}
+	there6 := addr.Address{Prefix: nstest.Prefix("fd01::1/64"), Link: 1, Flags: unix.IFA_F_NODAD}
 	moved := there6
 	moved.Prefix = nstest.Prefix("fd01::1/48")
 	labelled := there
 	labelled.Label = "lo:1"
 	metric := there
 	metric.Metric = 7
-	plain, err := addr.Dial(&addr.Config{NetNS: ns})
+	plain, err := addr.Dial(ns)
 	must.Succeed(t, err)
 	defer plain.Close()
 	for _, a := range []addr.Address{there, there6} {
-		must.Succeed(t, plain.Add(a))
+		must.Succeed(t, plain.Add(t.Context(), a))
 	}
 	for _, tt := range []struct {
 		name  string
@@ -134,12 +137,12 @@ func TestEnsurePassesErrorsOn(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			nltest.MustHaveFired(t, tt.fault)
 			conn := nltest.Dial(t, unix.NETLINK_ROUTE, ns, tt.fault)
-			changed, err := addr.On(conn).Ensure(tt.want)
+			changed, err := addr.On(conn).Ensure(t.Context(), tt.want)
 			expect.That(t, !changed && errors.Is(err, unix.EPERM),
 				"Ensure: changed %t, %v, want %v", changed, err, unix.EPERM)
 			// Whatever failed, what was there is there.
 			for _, a := range []addr.Address{there, there6} {
-				expect.Of(plain.Ensure(a)).Is(t, false, "%s afterwards", a)
+				expect.Of(plain.Ensure(t.Context(), a)).Is(t, false, "%s afterwards", a)
 			}
 		})
 	}
@@ -151,8 +154,8 @@ func TestInterruptedListIsTriedAgain(t *testing.T) {
 	conn := nltest.Dial(t, unix.NETLINK_ROUTE, nstest.New(t), fault)
 	c := addr.On(conn)
 	a := addr.Address{Prefix: nstest.Prefix("10.1.0.1/24"), Link: 1}
-	must.Succeed(t, c.Add(a))
-	list, err := c.List(addr.Filter{})
+	must.Succeed(t, c.Add(t.Context(), a))
+	list, err := c.List(t.Context(), addr.Filter{})
 	expect.That(t, err == nil && len(list) == 1 && fault.Fired() == 3,
 		"listed %v, %v, after %d interruptions, want %s after 3", list, err, fault.Fired(), a)
 }
@@ -165,7 +168,7 @@ func TestListIsOfTheFamilyThatWasAskedFor(t *testing.T) {
 		return [][]byte{nltest.Reply(r[0], unix.RTM_NEWADDR, unix.NLM_F_MULTI, data), nltest.Done(r[0], 0)}
 	})))
 	for family, want := range map[uint8]int{0: 1, unix.AF_INET: 1, unix.AF_INET6: 0} {
-		expect.Of(c.List(addr.Filter{Family: family})).Len(t, want, "family %d: listed", family)
+		expect.Of(c.List(t.Context(), addr.Filter{Family: family})).Len(t, want, "family %d: listed", family)
 	}
 }
 
@@ -191,7 +194,7 @@ func TestListRefusesWhatIsMalformed(t *testing.T) {
 			c := addr.On(nl.New(nltest.NewFake(func(r []netlink.Message) [][]byte {
 				return [][]byte{nltest.Reply(r[0], unix.RTM_NEWADDR, unix.NLM_F_MULTI, tt.data), nltest.Done(r[0], 0)}
 			})))
-			list, err := c.List(addr.Filter{})
+			list, err := c.List(t.Context(), addr.Filter{})
 			expect.That(t, errors.Is(err, nl.ErrMalformed), "listed %v, %v, want %v", list, err, nl.ErrMalformed)
 		})
 	}

@@ -1,6 +1,7 @@
 package addr_test
 
 import (
+	"context"
 	"fmt"
 	"net/netip"
 
@@ -12,13 +13,14 @@ import (
 
 // The loopback interface of a new namespace gets an address of each family.
 func Example() {
+	ctx := context.Background()
 	ns, err := netns.New()
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
 	defer ns.Close()
-	conn, err := addr.Dial(&addr.Config{NetNS: ns})
+	conn, err := addr.Dial(ns)
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -27,14 +29,14 @@ func Example() {
 
 	const loopback = 1 // its index in every namespace
 	for _, prefix := range []string{"192.0.2.1/32", "2001:db8::1/128"} {
-		a := addr.Address{Prefix: netip.MustParsePrefix(prefix), Link: loopback, Flags: addr.NoDAD}
+		a := addr.Address{Prefix: netip.MustParsePrefix(prefix), Link: loopback, Flags: unix.IFA_F_NODAD}
 		for range 2 {
-			changed, err := conn.Ensure(a)
+			changed, err := conn.Ensure(ctx, a)
 			fmt.Println(a, changed, err)
 		}
 	}
 
-	list, err := conn.List(addr.Filter{Link: loopback, Family: unix.AF_INET6})
+	list, err := conn.List(ctx, addr.Filter{Link: loopback, Family: unix.AF_INET6})
 	for _, a := range list {
 		fmt.Println(a.Prefix)
 	}

@@ -33,7 +33,7 @@ type host struct {
 func newHost(tb testing.TB) host {
 	tb.Helper()
 	h := host{ns: nstest.New(tb)}
-	h.c = must.Of(addr.Dial(&addr.Config{NetNS: h.ns})).Get(tb)
+	h.c = must.Of(addr.Dial(h.ns)).Get(tb)
 	tb.Cleanup(func() { h.c.Close() })
 	h.eth0, _ = nstest.Veth(tb, h.ns, "eth0", h.ns, "peer0")
 	return h
@@ -80,13 +80,13 @@ func TestAddressIsWhatItWasAskedToBe(t *testing.T) {
 			"inet 10.1.0.1/24 scope global eth0 valid_lft forever preferred_lft forever", true},
 		{"IPv4 of a host", addr.Address{Prefix: p("10.1.0.1/32")},
 			"inet 10.1.0.1/32 scope global eth0 valid_lft forever preferred_lft forever", false},
-		{"IPv4 with flags for IPv6", addr.Address{Prefix: p("10.1.0.1/24"), Flags: addr.NoDAD | unix.IFA_F_OPTIMISTIC},
+		{"IPv4 with flags for IPv6", addr.Address{Prefix: p("10.1.0.1/24"), Flags: unix.IFA_F_NODAD | unix.IFA_F_OPTIMISTIC},
 			"inet 10.1.0.1/24 scope global eth0 valid_lft forever preferred_lft forever", true},
 		{"broadcast, label and scope", addr.Address{Prefix: p("10.1.0.1/24"), Broadcast: a("10.1.0.255"), Label: "eth0:1", Scope: unix.RT_SCOPE_LINK},
 			"inet 10.1.0.1/24 brd 10.1.0.255 scope link eth0:1 valid_lft forever preferred_lft forever", true},
 		{"peer", addr.Address{Prefix: p("10.1.0.1/32"), Peer: a("10.2.0.1")},
 			"inet 10.1.0.1 peer 10.2.0.1/32 scope global eth0 valid_lft forever preferred_lft forever", true},
-		{"without its route", addr.Address{Prefix: p("10.1.0.1/24"), Flags: addr.NoPrefixRoute},
+		{"without its route", addr.Address{Prefix: p("10.1.0.1/24"), Flags: unix.IFA_F_NOPREFIXROUTE},
 			"inet 10.1.0.1/24 scope global noprefixroute eth0 valid_lft forever preferred_lft forever", false},
 		{"metric", addr.Address{Prefix: p("10.1.0.1/24"), Metric: 77},
 			"inet 10.1.0.1/24 metric 77 scope global eth0 valid_lft forever preferred_lft forever", true},
@@ -98,40 +98,40 @@ func TestAddressIsWhatItWasAskedToBe(t *testing.T) {
 			"inet 10.1.0.1/24 scope global deprecated eth0 valid_lft forever preferred_lft forever", true},
 		{"protocol", addr.Address{Prefix: p("10.1.0.1/24"), Protocol: 't'},
 			"inet 10.1.0.1/24 scope global eth0 valid_lft forever preferred_lft forever", true},
-		{"IPv6", addr.Address{Prefix: p("fd01::1/64"), Flags: addr.NoDAD},
+		{"IPv6", addr.Address{Prefix: p("fd01::1/64"), Flags: unix.IFA_F_NODAD},
 			"inet6 fd01::1/64 scope global nodad valid_lft forever preferred_lft forever", true},
-		{"IPv6 link-local", addr.Address{Prefix: p("fe80::1/64"), Flags: addr.NoDAD},
+		{"IPv6 link-local", addr.Address{Prefix: p("fe80::1/64"), Flags: unix.IFA_F_NODAD},
 			"inet6 fe80::1/64 scope link nodad valid_lft forever preferred_lft forever", true},
-		{"IPv6 with fields for IPv4", addr.Address{Prefix: p("fd01::1/64"), Flags: addr.NoDAD, Label: "eth0:1", Broadcast: a("10.0.0.1"), Scope: unix.RT_SCOPE_HOST},
+		{"IPv6 with fields for IPv4", addr.Address{Prefix: p("fd01::1/64"), Flags: unix.IFA_F_NODAD, Label: "eth0:1", Broadcast: a("10.0.0.1"), Scope: unix.RT_SCOPE_HOST},
 			"inet6 fd01::1/64 scope global nodad valid_lft forever preferred_lft forever", true},
-		{"IPv6 peer", addr.Address{Prefix: p("fd01::1/128"), Peer: a("fd02::1"), Flags: addr.NoDAD},
+		{"IPv6 peer", addr.Address{Prefix: p("fd01::1/128"), Peer: a("fd02::1"), Flags: unix.IFA_F_NODAD},
 			"inet6 fd01::1 peer fd02::1/128 scope global nodad valid_lft forever preferred_lft forever", true},
-		{"IPv6 without its route", addr.Address{Prefix: p("fd01::1/64"), Flags: addr.NoDAD | addr.NoPrefixRoute},
+		{"IPv6 without its route", addr.Address{Prefix: p("fd01::1/64"), Flags: unix.IFA_F_NODAD | unix.IFA_F_NOPREFIXROUTE},
 			"inet6 fd01::1/64 scope global nodad noprefixroute valid_lft forever preferred_lft forever", false},
-		{"IPv6 metric", addr.Address{Prefix: p("fd01::1/64"), Flags: addr.NoDAD, Metric: 77},
+		{"IPv6 metric", addr.Address{Prefix: p("fd01::1/64"), Flags: unix.IFA_F_NODAD, Metric: 77},
 			"inet6 fd01::1/64 metric 77 scope global nodad valid_lft forever preferred_lft forever", true},
-		{"IPv6 for a time", addr.Address{Prefix: p("fd01::1/64"), Flags: addr.NoDAD, Valid: ptr(2 * time.Hour), Preferred: ptr(time.Hour)},
+		{"IPv6 for a time", addr.Address{Prefix: p("fd01::1/64"), Flags: unix.IFA_F_NODAD, Valid: ptr(2 * time.Hour), Preferred: ptr(time.Hour)},
 			"inet6 fd01::1/64 scope global nodad dynamic valid_lft …sec preferred_lft …sec", true},
-		{"IPv6 home address", addr.Address{Prefix: p("fd01::1/64"), Flags: addr.NoDAD | unix.IFA_F_HOMEADDRESS},
+		{"IPv6 home address", addr.Address{Prefix: p("fd01::1/64"), Flags: unix.IFA_F_NODAD | unix.IFA_F_HOMEADDRESS},
 			"inet6 fd01::1/64 scope global nodad home valid_lft forever preferred_lft forever", true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			tt.a.Link = h.eth0
-			defer h.c.Remove(tt.a)
-			changed, err := h.c.Ensure(tt.a)
+			defer h.c.Remove(t.Context(), tt.a)
+			changed, err := h.c.Ensure(t.Context(), tt.a)
 			must.That(t, changed && err == nil, "Ensure: changed %t, %v, want a change", changed, err)
 			expect.NoDiff(t, cmp.Diff([]string{tt.shown}, h.shown(t)), "ip address")
 			if got := h.routes(t); strings.Contains(got, "dev eth0") != tt.routed {
 				t.Errorf("routed %t, want %t:\n%s", !tt.routed, tt.routed, got)
 			}
 			h.mustList(t, tt.a)
-			if changed, err := h.c.Ensure(tt.a); (changed && tt.a.Valid == nil) || err != nil {
+			if changed, err := h.c.Ensure(t.Context(), tt.a); (changed && tt.a.Valid == nil) || err != nil {
 				t.Errorf("Ensure again: changed %t, %v, want no change", changed, err)
 			}
-			expect.Is(t, h.c.Add(tt.a), fs.ErrExist, "adding it again")
-			expect.Success(t, h.c.Replace(tt.a), "replacing it by itself")
+			expect.Is(t, h.c.Add(t.Context(), tt.a), fs.ErrExist, "adding it again")
+			expect.Success(t, h.c.Replace(t.Context(), tt.a), "replacing it by itself")
 			for range 2 { // what is not there is success
-				must.Succeed(t, h.c.Remove(tt.a))
+				must.Succeed(t, h.c.Remove(t.Context(), tt.a))
 				got := h.shown(t)
 				expect.That(t, len(got) == 0, "left after Remove: %q", got)
 			}
@@ -142,7 +142,7 @@ func TestAddressIsWhatItWasAskedToBe(t *testing.T) {
 // mustList compares the only address of eth0 with what was asked for.
 func (h host) mustList(t *testing.T, want addr.Address) {
 	t.Helper()
-	list, err := h.c.List(addr.Filter{Link: h.eth0})
+	list, err := h.c.List(t.Context(), addr.Filter{Link: h.eth0})
 	must.That(t, err == nil && len(list) == 1, "listed %v, %v, want one", list, err)
 	got := list[0]
 	if !want.Prefix.Addr().Is4() {
@@ -151,7 +151,7 @@ func (h host) mustList(t *testing.T, want addr.Address) {
 			got.Metric = 0 // the default of IPv6, which newer kernels spell out
 		}
 	} else {
-		want.Flags &= addr.NoPrefixRoute
+		want.Flags &= unix.IFA_F_NOPREFIXROUTE
 		if want.Label == "" {
 			want.Label = "eth0"
 		}
@@ -162,7 +162,7 @@ func (h host) mustList(t *testing.T, want addr.Address) {
 		want.Preferred = want.Valid
 	}
 	if want.Preferred != nil && *want.Preferred == 0 {
-		want.Flags |= addr.Deprecated
+		want.Flags |= unix.IFA_F_DEPRECATED
 	}
 	about := cmp.Comparer(func(a, b time.Duration) bool { return (a - b).Abs() <= 10*time.Minute })
 	expect.NoDiff(t, cmp.Diff(want, got, about, cmpopts.EquateComparable(want.Prefix, want.Peer)), "listed")
@@ -173,7 +173,7 @@ func TestEnsureCorrectsAnAddress(t *testing.T) {
 	h := newHost(t)
 	p, a := nstest.Prefix, nstest.Addr
 	base4 := addr.Address{Prefix: p("10.1.0.1/24"), Link: h.eth0}
-	base6 := addr.Address{Prefix: p("fd01::1/64"), Link: h.eth0, Flags: addr.NoDAD}
+	base6 := addr.Address{Prefix: p("fd01::1/64"), Link: h.eth0, Flags: unix.IFA_F_NODAD}
 	with := func(a addr.Address, change func(*addr.Address)) addr.Address {
 		change(&a)
 		return a
@@ -183,9 +183,9 @@ func TestEnsureCorrectsAnAddress(t *testing.T) {
 		there, want addr.Address
 		shown       string
 	}{
-		{"flags", base4, with(base4, func(a *addr.Address) { a.Flags = addr.NoPrefixRoute }),
+		{"flags", base4, with(base4, func(a *addr.Address) { a.Flags = unix.IFA_F_NOPREFIXROUTE }),
 			"inet 10.1.0.1/24 scope global noprefixroute eth0 valid_lft forever preferred_lft forever"},
-		{"flags away", with(base4, func(a *addr.Address) { a.Flags = addr.NoPrefixRoute }), base4,
+		{"flags away", with(base4, func(a *addr.Address) { a.Flags = unix.IFA_F_NOPREFIXROUTE }), base4,
 			"inet 10.1.0.1/24 scope global eth0 valid_lft forever preferred_lft forever"},
 		{"lifetime", base4, with(base4, func(a *addr.Address) { a.Valid = ptr(time.Hour) }),
 			"inet 10.1.0.1/24 scope global dynamic eth0 valid_lft …sec preferred_lft …sec"},
@@ -207,7 +207,7 @@ func TestEnsureCorrectsAnAddress(t *testing.T) {
 			"inet 10.1.0.1/24 scope global eth0 valid_lft forever preferred_lft forever"},
 		{"IPv6 prefix length", base6, with(base6, func(a *addr.Address) { a.Prefix = p("fd01::1/48") }),
 			"inet6 fd01::1/48 scope global nodad valid_lft forever preferred_lft forever"},
-		{"IPv6 flags", base6, with(base6, func(a *addr.Address) { a.Flags |= addr.NoPrefixRoute }),
+		{"IPv6 flags", base6, with(base6, func(a *addr.Address) { a.Flags |= unix.IFA_F_NOPREFIXROUTE }),
 			"inet6 fd01::1/64 scope global nodad noprefixroute valid_lft forever preferred_lft forever"},
 		{"IPv6 flags away", with(base6, func(a *addr.Address) { a.Flags |= unix.IFA_F_HOMEADDRESS }), base6,
 			"inet6 fd01::1/64 scope global nodad valid_lft forever preferred_lft forever"},
@@ -221,16 +221,16 @@ func TestEnsureCorrectsAnAddress(t *testing.T) {
 			"inet6 fd01::1/64 scope global nodad valid_lft forever preferred_lft forever"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			defer h.c.Remove(tt.want)
-			defer h.c.Remove(tt.there)
-			must.Succeed(t, h.c.Add(tt.there))
-			changed, err := h.c.Ensure(tt.want)
+			defer h.c.Remove(t.Context(), tt.want)
+			defer h.c.Remove(t.Context(), tt.there)
+			must.Succeed(t, h.c.Add(t.Context(), tt.there))
+			changed, err := h.c.Ensure(t.Context(), tt.want)
 			must.That(t, changed && err == nil, "Ensure: changed %t, %v, want a change", changed, err)
 			expect.NoDiff(t, cmp.Diff([]string{tt.shown}, h.shown(t)), "ip address")
 			if tt.want.Valid != nil {
 				return // time goes by
 			}
-			expect.Of(h.c.Ensure(tt.want)).Is(t, false, "Ensure again")
+			expect.Of(h.c.Ensure(t.Context(), tt.want)).Is(t, false, "Ensure again")
 		})
 	}
 }
@@ -240,8 +240,8 @@ func TestEnsureLeavesWhatIsNotAskedFor(t *testing.T) {
 	h := newHost(t)
 	there := addr.Address{Prefix: nstest.Prefix("10.1.0.1/24"), Link: h.eth0, Label: "eth0:1",
 		Broadcast: nstest.Addr("10.1.0.255"), Protocol: 9}
-	must.Succeed(t, h.c.Add(there))
-	expect.Of(h.c.Ensure(addr.Address{Prefix: there.Prefix, Link: there.Link})).Is(t, false, "Ensure")
+	must.Succeed(t, h.c.Add(t.Context(), there))
+	expect.Of(h.c.Ensure(t.Context(), addr.Address{Prefix: there.Prefix, Link: there.Link})).Is(t, false, "Ensure")
 	h.mustList(t, there)
 }
 
@@ -258,19 +258,19 @@ func TestDuplicateIsTakenAgain(t *testing.T) {
 	must.Succeed(t, err)
 	defer watch.Close()
 	want := addr.Address{Prefix: nstest.Prefix("fd01::1/64"), Link: eth1}
-	must.Succeed(t, h.c.Add(want))
-	flags := func() addr.Flags {
-		list, err := h.c.List(addr.Filter{Link: eth1, Family: unix.AF_INET6})
+	must.Succeed(t, h.c.Add(t.Context(), want))
+	flags := func() uint32 {
+		list, err := h.c.List(t.Context(), addr.Filter{Link: eth1, Family: unix.AF_INET6})
 		must.That(t, err == nil && len(list) == 1, "listed %v, %v", list, err)
 		return list[0].Flags
 	}
-	for flags()&addr.DADFailed == 0 {
+	for flags()&unix.IFA_F_DADFAILED == 0 {
 		must.Succeed(t, expect.Err(watch.Next(t.Context())))
 	}
-	want.Flags = addr.NoDAD
-	expect.Of(h.c.Ensure(want)).Is(t, true, "Ensure")
+	want.Flags = unix.IFA_F_NODAD
+	expect.Of(h.c.Ensure(t.Context(), want)).Is(t, true, "Ensure")
 	got := flags()
-	expect.That(t, got&(addr.DADFailed|addr.Tentative) == 0, "flags %#x, want a usable address", got)
+	expect.That(t, got&(unix.IFA_F_DADFAILED|unix.IFA_F_TENTATIVE) == 0, "flags %#x, want a usable address", got)
 }
 
 func TestListIsFilteredByTheKernel(t *testing.T) {
@@ -280,11 +280,11 @@ func TestListIsFilteredByTheKernel(t *testing.T) {
 	for _, a := range []addr.Address{
 		{Prefix: nstest.Prefix("10.1.0.1/24"), Link: h.eth0},
 		{Prefix: nstest.Prefix("10.1.0.2/24"), Link: h.eth0},
-		{Prefix: nstest.Prefix("fd01::1/64"), Link: h.eth0, Flags: addr.NoDAD},
+		{Prefix: nstest.Prefix("fd01::1/64"), Link: h.eth0, Flags: unix.IFA_F_NODAD},
 		{Prefix: nstest.Prefix("10.2.0.1/24"), Link: eth1},
-		{Prefix: nstest.Prefix("fd02::1/64"), Link: eth1, Flags: addr.NoDAD},
+		{Prefix: nstest.Prefix("fd02::1/64"), Link: eth1, Flags: unix.IFA_F_NODAD},
 	} {
-		must.Succeed(t, h.c.Add(a))
+		must.Succeed(t, h.c.Add(t.Context(), a))
 	}
 	for _, tt := range []struct {
 		name   string
@@ -300,7 +300,7 @@ func TestListIsFilteredByTheKernel(t *testing.T) {
 		{"a link that is not there", addr.Filter{Link: 4711}, nil, fs.ErrNotExist},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			list, err := h.c.List(tt.filter)
+			list, err := h.c.List(t.Context(), tt.filter)
 			var got []string
 			for _, a := range list {
 				got = append(got, a.Prefix.String())
@@ -314,10 +314,10 @@ func TestListIsFilteredByTheKernel(t *testing.T) {
 func TestNothingIsAskedOfAnotherLinkThanTheOneThatIsNamed(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	must.Succeed(t, h.c.Add(addr.Address{Prefix: nstest.Prefix("10.1.0.1/24"), Link: h.eth0}))
-	list, err := h.c.List(addr.Filter{Link: h.eth0 + 1<<32})
+	must.Succeed(t, h.c.Add(t.Context(), addr.Address{Prefix: nstest.Prefix("10.1.0.1/24"), Link: h.eth0}))
+	list, err := h.c.List(t.Context(), addr.Filter{Link: h.eth0 + 1<<32})
 	expect.That(t, len(list) == 0, "a link that there cannot be has %v, %v", list, err)
-	expect.Is(t, expect.Err(h.c.Has(addr.Address{Link: h.eth0})), tombolo.ErrInvalid, "Has of no address")
+	expect.Is(t, expect.Err(h.c.Has(t.Context(), addr.Address{Link: h.eth0})), tombolo.ErrInvalid, "Has of no address")
 }
 
 func TestRefusedAddressSaysWhy(t *testing.T) {
@@ -346,7 +346,7 @@ func TestRefusedAddressSaysWhy(t *testing.T) {
 			fmt.Sprintf("add address 10.1.0.1/24 on link %d: invalid argument (kernel: ipv4: address lifetime invalid)", h.eth0), unix.EINVAL},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			err := h.c.Add(tt.a)
+			err := h.c.Add(t.Context(), tt.a)
 			expect.That(t, err != nil && err.Error() == tt.want, "got  %v\nwant %s", err, tt.want)
 			var opErr *tombolo.OpError
 			expect.That(t, errors.As(err, &opErr) && (tt.is == nil || errors.Is(err, tt.is)),
@@ -361,7 +361,7 @@ func TestCloseLeavesASharedConnectionOpen(t *testing.T) {
 	defer conn.Close()
 	c := addr.On(conn)
 	must.Succeed(t, c.Close())
-	expect.Success(t, expect.Err(c.List(addr.Filter{})), "after Close")
+	expect.Success(t, expect.Err(c.List(t.Context(), addr.Filter{})), "after Close")
 }
 
 func TestDialWithoutConfigIsTheCallersNamespace(t *testing.T) {
@@ -369,5 +369,5 @@ func TestDialWithoutConfigIsTheCallersNamespace(t *testing.T) {
 	nstest.RequireRoot(t)
 	c := must.Of(addr.Dial(nil)).Get(t)
 	defer c.Close()
-	expect.Success(t, expect.Err(c.List(addr.Filter{})))
+	expect.Success(t, expect.Err(c.List(t.Context(), addr.Filter{})))
 }

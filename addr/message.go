@@ -22,19 +22,13 @@ const (
 	errPeer   = nl.Invalid("the peer is of another family than the address")
 )
 
-// AddMessage gives the request of Conn.Add, for callers that put several requests into one
-// datagram.
-func (a Address) AddMessage() (netlink.Message, error) {
-	return a.newMessage(netlink.Create | netlink.Excl)
-}
-
-// ReplaceMessage gives the request of Conn.Replace.
-func (a Address) ReplaceMessage() (netlink.Message, error) {
-	return a.newMessage(netlink.Create | netlink.Replace)
-}
-
-// DelMessage gives the request of Conn.Remove.
-func (a Address) DelMessage() (netlink.Message, error) {
+// Message gives a request about the address, for callers that put several into one datagram: of type
+// unix.RTM_NEWADDR with the flags of Conn.Add (netlink.Create and Excl) or of Conn.Replace (Create and Replace), or
+// of type unix.RTM_DELADDR without flags, as Conn.Remove.
+func (a Address) Message(typ netlink.HeaderType, flags netlink.HeaderFlags) (netlink.Message, error) {
+	if typ != unix.RTM_DELADDR {
+		return a.newMessage(flags)
+	}
 	body, err := a.identity()
 	if err != nil {
 		return netlink.Message{}, err
@@ -150,7 +144,7 @@ func decode(data []byte) (Address, error) {
 		return Address{}, fmt.Errorf("%w: an address of %d bytes", nl.ErrMalformed, len(data))
 	}
 	a := Address{
-		Flags: Flags(data[2]),
+		Flags: uint32(data[2]),
 		Scope: data[3],
 		Link:  int(int32(binary.NativeEndian.Uint32(data[4:]))),
 	}
@@ -166,7 +160,7 @@ func decode(data []byte) (Address, error) {
 		case unix.IFA_LABEL:
 			a.Label = ad.String()
 		case unix.IFA_FLAGS:
-			a.Flags = Flags(ad.Uint32())
+			a.Flags = ad.Uint32()
 		case unix.IFA_CACHEINFO:
 			ad.Do(a.decodeLifetimes)
 		case ifaProto:
@@ -182,7 +176,7 @@ func decode(data []byte) (Address, error) {
 	if err != nil {
 		return Address{}, err
 	}
-	if a.Flags&Deprecated != 0 && a.Preferred == nil {
+	if a.Flags&unix.IFA_F_DEPRECATED != 0 && a.Preferred == nil {
 		// IPv4 gives no lifetimes for an address that is valid for ever.
 		a.Preferred = new(time.Duration)
 	}

@@ -86,11 +86,11 @@ func TestAddressesAreMovedAsTheyAre(t *testing.T) {
 			nstest.Run(t, h.ns, "ip", strings.Fields(command)[1:]...)
 		}
 		// The kernel brings temporary ones along.
-		made := slices.DeleteFunc(h.listed(t), func(a addr.Address) bool { return a.Prefix.Addr().Is6() && a.Flags&addr.Secondary != 0 })
+		made := slices.DeleteFunc(h.listed(t), func(a addr.Address) bool { return a.Prefix.Addr().Is6() && a.Flags&unix.IFA_F_SECONDARY != 0 })
 		must.That(t, len(made) == 1, "%s: made %v", command, made)
 		shown := h.shown(t)
-		must.Succeed(t, h.c.Remove(made[0]))
-		expect.Success(t, ask(made[0].ReplaceMessage()), "%s: add the copy", command)
+		must.Succeed(t, h.c.Remove(t.Context(), made[0]))
+		expect.Success(t, ask(made[0].Message(unix.RTM_NEWADDR, netlink.Create|netlink.Replace)), "%s: add the copy", command)
 		diff := cmp.Diff(shown, h.shown(t))
 		expect.That(t, diff == "" || strings.Contains(command, "mngtmpaddr"), "%s (-made +moved):\n%s", command, diff)
 		again := h.listed(t)
@@ -103,7 +103,7 @@ func TestAddressesAreMovedAsTheyAre(t *testing.T) {
 // listed gives the addresses of eth0, read from a journal.
 func (h host) listed(t *testing.T) []addr.Address {
 	t.Helper()
-	list := must.Of(h.c.List(addr.Filter{Link: h.eth0})).Get(t)
+	list := must.Of(h.c.List(t.Context(), addr.Filter{Link: h.eth0})).Get(t)
 	text := must.Of(json.Marshal(list)).Get(t)
 	var again []addr.Address
 	must.Succeed(t, json.Unmarshal(text, &again))

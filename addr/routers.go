@@ -57,7 +57,7 @@ func (w *Watch) Advertised(ctx context.Context, conn *Conn, link int) (*Advertis
 	}
 
 	for {
-		usable, pending, err := conn.formed(link)
+		usable, pending, err := conn.formed(context.WithoutCancel(ctx), link)
 		if err != nil {
 			return nil, err
 		}
@@ -85,22 +85,24 @@ func (w *Watch) Advertised(ctx context.Context, conn *Conn, link int) (*Advertis
 
 // formed lists the addresses of a link that come from router advertisements: those
 // that are usable, and those that duplicate address detection is still about.
-func (c *Conn) formed(link int) (usable, pending []Address, _ error) {
-	list, err := c.List(Filter{Link: link, Family: unix.AF_INET6})
+func (c *Conn) formed(ctx context.Context, link int) (usable, pending []Address, _ error) {
+	list, err := c.List(ctx, Filter{Link: link, Family: unix.AF_INET6})
 	if err != nil {
 		return nil, nil, err
 	}
 	// The kernel lists the youngest first.
 	for _, a := range slices.Backward(list) {
 		switch {
-		case a.Protocol != ProtocolRA || a.Flags&DADFailed != 0:
-		case a.Flags&Tentative != 0:
+		case a.Protocol != ProtocolRA || a.Flags&unix.IFA_F_DADFAILED != 0:
+		case a.Flags&unix.IFA_F_TENTATIVE != 0:
 			pending = append(pending, a)
 		default:
 			usable = append(usable, a)
 		}
 	}
-	sort.SliceStable(usable, func(i, j int) bool { return usable[i].Flags&Deprecated < usable[j].Flags&Deprecated })
+	sort.SliceStable(usable, func(i, j int) bool {
+		return usable[i].Flags&unix.IFA_F_DEPRECATED < usable[j].Flags&unix.IFA_F_DEPRECATED
+	})
 	return usable, pending, nil
 }
 
@@ -138,7 +140,7 @@ func (w *Watch) take(m netlink.Message, link int) (bool, error) {
 			return false, err
 		}
 		// The kernel deletes a duplicate that it has formed itself.
-		if a.Protocol == ProtocolRA && a.Flags&DADFailed != 0 {
+		if a.Protocol == ProtocolRA && a.Flags&unix.IFA_F_DADFAILED != 0 {
 			w.duplicate = &a
 		}
 		return true, nil

@@ -45,7 +45,7 @@ func newRouted(t *testing.T) *routed {
 	nstest.Run(t, r.router.ns, "ip", "address", "add", routerLinkAddr+"/64", "dev", "eth1", "nodad")
 	nstest.Run(t, r.ns, "ip", "address", "add", hostLinkAddr+"/64", "dev", "eth1", "nodad")
 	nstest.WaitForAddresses(t, r.router.ns, r.ns)
-	r.heard = must.Of(addr.Listen(&addr.Config{NetNS: r.ns})).Get(t)
+	r.heard = must.Of(addr.Listen(r.ns)).Get(t)
 	t.Cleanup(func() { r.heard.Close() })
 	return r
 }
@@ -172,7 +172,7 @@ func TestAddressesAreFormedFromAnAdvertisement(t *testing.T) {
 			var prefixes, servers []string
 			for _, a := range got.Addresses {
 				prefixes = append(prefixes, a.Prefix.String())
-				if a.Valid == nil || *a.Valid > time.Hour || a.Link != r.eth1 || a.Protocol != addr.ProtocolRA || a.Flags&addr.Tentative != 0 {
+				if a.Valid == nil || *a.Valid > time.Hour || a.Link != r.eth1 || a.Protocol != addr.ProtocolRA || a.Flags&unix.IFA_F_TENTATIVE != 0 {
 					t.Errorf("%+v, valid for %v", a, a.Valid)
 				}
 			}
@@ -191,7 +191,7 @@ func TestAddressThatWasThereBeforeIsTaken(t *testing.T) {
 	r.solicit(t, "::a")
 	r.advertise(t, 0, prefix("2001:db8:1::/64", autonomous, 3600, 1800))
 	must.Succeed(t, expect.Err(r.advertised(t)))
-	late := must.Of(addr.Listen(&addr.Config{NetNS: r.ns})).Get(t)
+	late := must.Of(addr.Listen(r.ns)).Get(t)
 	defer late.Close()
 	got, err := late.Advertised(t.Context(), r.c, r.eth1)
 	expect.That(t, err == nil && len(got.Addresses) == 1, "got %+v, %v", got, err)
@@ -202,11 +202,11 @@ func TestAddressOfAnotherOriginIsNotTaken(t *testing.T) {
 	r := newRouted(t)
 	r.solicit(t, "::a")
 	for _, a := range []addr.Address{
-		{Prefix: nstest.Prefix("2001:db8:9::1/64"), Flags: addr.NoDAD},
-		{Prefix: nstest.Prefix("2001:db8:9::2/64"), Flags: addr.NoDAD, Valid: ptr(time.Hour)},
+		{Prefix: nstest.Prefix("2001:db8:9::1/64"), Flags: unix.IFA_F_NODAD},
+		{Prefix: nstest.Prefix("2001:db8:9::2/64"), Flags: unix.IFA_F_NODAD, Valid: ptr(time.Hour)},
 	} {
 		a.Link = r.eth1
-		must.Succeed(t, r.c.Add(a))
+		must.Succeed(t, r.c.Add(t.Context(), a))
 	}
 	r.advertise(t, 0, prefix("2001:db8:1::/64", autonomous, 3600, 1800))
 	got, err := r.advertised(t)

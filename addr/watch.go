@@ -12,6 +12,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/netns"
 )
 
 // ErrDuplicate is the cause of an error about an IPv6 address that another node of
@@ -28,14 +29,11 @@ type Watch struct {
 	duplicate *Address // the last formed by an advertisement that another node had
 }
 
-// Listen starts to hear, in the namespace of cfg. Start before the addresses are
-// added.
-func Listen(cfg *Config) (*Watch, error) {
-	if cfg == nil {
-		cfg = &Config{}
-	}
+// Listen starts to hear, in a namespace; nil is that of the calling thread. Start before
+// the addresses are added.
+func Listen(ns *netns.NS) (*Watch, error) {
 	// The kernel announces resolvers while it reads an advertisement, and an address once it is usable.
-	w, err := nl.Subscribe(unix.NETLINK_ROUTE, cfg.NetNS, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_ND_USEROPT)
+	w, err := nl.Subscribe(unix.NETLINK_ROUTE, ns, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_ND_USEROPT)
 	if err != nil {
 		return nil, err
 	}
@@ -72,9 +70,9 @@ func (w *Watch) Wait(ctx context.Context, conn *Conn, link int, addrs ...netip.A
 			switch {
 			case a.Link != link || i < 0:
 				continue
-			case a.Flags&DADFailed != 0:
+			case a.Flags&unix.IFA_F_DADFAILED != 0:
 				return &tombolo.OpError{Op: "add address", Object: a.String(), Err: ErrDuplicate}
-			case a.Flags&Tentative == 0:
+			case a.Flags&unix.IFA_F_TENTATIVE == 0:
 				pending = slices.Delete(pending, i, i+1)
 			}
 		}
@@ -87,7 +85,7 @@ func (w *Watch) Wait(ctx context.Context, conn *Conn, link int, addrs ...netip.A
 func (w *Watch) heard(ctx context.Context, conn *Conn, link int, pending []netip.Addr) ([]Address, error) {
 	var list []Address
 	look := func(last Address) error {
-		a, err := conn.look(last)
+		a, err := conn.look(ctx, last)
 		list = append(list, a)
 		return err
 	}
@@ -125,14 +123,14 @@ func (w *Watch) heard(ctx context.Context, conn *Conn, link int, pending []netip
 
 // look gives an IPv6 address of a link as it is now. If it is gone, the error says
 // why, as far as its last state tells.
-func (c *Conn) look(last Address) (Address, error) {
-	now, err := c.get(&last)
+func (c *Conn) look(ctx context.Context, last Address) (Address, error) {
+	now, err := c.get(ctx, &last)
 	switch {
 	case err == nil && now.Link == last.Link:
 		return now, nil
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
 		return Address{}, err
-	case last.Flags&DADFailed != 0:
+	case last.Flags&unix.IFA_F_DADFAILED != 0:
 		// The kernel deletes a duplicate itself if it is not permanent.
 		return Address{}, &tombolo.OpError{Op: "add address", Object: last.String(), Err: ErrDuplicate}
 	}

@@ -31,7 +31,7 @@ func newSettling(t *testing.T) *settling {
 	s := &settling{host: newHost(t), other: newHost(t)}
 	s.eth1, _ = nstest.Veth(t, s.ns, "eth1", s.other.ns, "eth1")
 	nstest.Sysctl(t, s.ns, "net/ipv6/conf/eth1/accept_dad", "1")
-	s.watch = must.Of(addr.Listen(&addr.Config{NetNS: s.ns})).Get(t)
+	s.watch = must.Of(addr.Listen(s.ns)).Get(t)
 	t.Cleanup(func() { s.watch.Close() })
 	return s
 }
@@ -39,7 +39,7 @@ func newSettling(t *testing.T) *settling {
 func (s *settling) add(t *testing.T, a addr.Address) netip.Addr {
 	t.Helper()
 	a.Link = s.eth1
-	must.Succeed(t, s.c.Add(a))
+	must.Succeed(t, s.c.Add(t.Context(), a))
 	return a.Prefix.Addr()
 }
 
@@ -62,15 +62,15 @@ func (s *settling) addTentative(t *testing.T, a addr.Address) netip.Addr {
 	t.Helper()
 	s.unplug(t)
 	pending := s.add(t, a)
-	list, err := s.c.List(addr.Filter{Link: s.eth1, Family: unix.AF_INET6})
-	must.That(t, err == nil && len(list) == 1 && list[0].Flags&addr.Tentative != 0,
+	list, err := s.c.List(t.Context(), addr.Filter{Link: s.eth1, Family: unix.AF_INET6})
+	must.That(t, err == nil && len(list) == 1 && list[0].Flags&unix.IFA_F_TENTATIVE != 0,
 		"listed %v, %v; want a tentative address", list, err)
 	return pending
 }
 
 func (s *settling) del(t *testing.T, a netip.Addr) {
 	t.Helper()
-	must.Succeed(t, s.c.Remove(addr.Address{Prefix: netip.PrefixFrom(a, 64), Link: s.eth1}))
+	must.Succeed(t, s.c.Remove(t.Context(), addr.Address{Prefix: netip.PrefixFrom(a, 64), Link: s.eth1}))
 }
 
 // flood has more announced than a socket that is not read has room for.
@@ -78,9 +78,9 @@ func (s *settling) flood(t *testing.T) {
 	t.Helper()
 	witness := must.Of(nl.Subscribe(unix.NETLINK_ROUTE, s.ns, unix.RTNLGRP_IPV6_IFADDR)).Get(t)
 	defer witness.Close()
-	a := addr.Address{Prefix: nstest.Prefix("fd02::1/64"), Link: s.eth0, Flags: addr.NoDAD}
+	a := addr.Address{Prefix: nstest.Prefix("fd02::1/64"), Link: s.eth0, Flags: unix.IFA_F_NODAD}
 	for range 500 {
-		must.Succeed(t, errors.Join(s.c.Add(a), s.c.Remove(a)))
+		must.Succeed(t, errors.Join(s.c.Add(t.Context(), a), s.c.Remove(t.Context(), a)))
 	}
 	for {
 		heard, err := witness.Queued()
@@ -110,8 +110,8 @@ func TestSettledAddressIsUsable(t *testing.T) {
 	a := s.addTentative(t, addr.Address{Prefix: nstest.Prefix("fd01::1/64")})
 	s.plug(t)
 	must.Succeed(t, s.settled(t, nstest.Addr("10.1.0.1"), a))
-	list, err := s.c.List(addr.Filter{Link: s.eth1})
-	expect.That(t, err == nil && len(list) == 1 && list[0].Flags&addr.Tentative == 0,
+	list, err := s.c.List(t.Context(), addr.Filter{Link: s.eth1})
+	expect.That(t, err == nil && len(list) == 1 && list[0].Flags&unix.IFA_F_TENTATIVE == 0,
 		"listed %v, %v; want a usable address", list, err)
 }
 
@@ -120,7 +120,7 @@ func TestAddressThatIsMadeAnewSettles(t *testing.T) {
 	s := newSettling(t)
 	a := s.addTentative(t, addr.Address{Prefix: nstest.Prefix("fd01::1/64")})
 	// It is announced as deleted first.
-	changed, err := s.c.Ensure(addr.Address{Prefix: nstest.Prefix("fd01::1/80"), Link: s.eth1})
+	changed, err := s.c.Ensure(t.Context(), addr.Address{Prefix: nstest.Prefix("fd01::1/80"), Link: s.eth1})
 	must.That(t, changed && err == nil, "Ensure: changed %t, %v, want a change", changed, err)
 	s.plug(t)
 	expect.Success(t, s.settled(t, a))

@@ -114,7 +114,7 @@ func attach(tb testing.TB) contender {
 	return contender{name: "attach", bridgeless: true, call: func(n *node, verb string, p *pod) (cost, error) {
 		var err error
 		if conn == nil {
-			if conn, err = bridge.Dial(&bridge.Config{NetNS: n.host}); err != nil {
+			if conn, err = bridge.Dial(n.host); err != nil {
 				return cost{}, err
 			}
 		}

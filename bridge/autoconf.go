@@ -145,7 +145,7 @@ func (s *Solicitation) Wait(ctx context.Context) (*Autoconfigured, error) {
 		return got, nil
 	}
 	// The kernel takes in what an advertisement has of routes before its prefixes.
-	learnt, err := route.On(s.conn).List(route.Filter{Family: unix.AF_INET6, Link: s.link, Protocol: route.ProtocolRA})
+	learnt, err := route.On(s.conn).List(ctx, route.Filter{Family: unix.AF_INET6, Link: s.link, Protocol: unix.RTPROT_RA})
 	if err != nil {
 		return nil, err
 	}

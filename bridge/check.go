@@ -50,7 +50,7 @@ func (c *Conn) Check(ctx context.Context, pod *netns.NS, port Port) ([]tombolo.D
 		return diffs, err
 	}
 	defer podConn.Close()
-	more, err := checkPod(podConn, &port, redirects)
+	more, err := checkPod(ctx, podConn, &port, redirects)
 	return append(diffs, more...), err
 }
 
@@ -190,7 +190,7 @@ func (c *comparison) limit(what string, want, have uint32) {
 
 // checkPod gets IPv4's accept_redirects of all interfaces along, if it is to be
 // compared.
-func checkPod(podConn *nl.Conn, p *Port, redirects string) ([]tombolo.Difference, error) {
+func checkPod(ctx context.Context, podConn *nl.Conn, p *Port, redirects string) ([]tombolo.Difference, error) {
 	cmp := &comparison{object: "interface " + p.Peer}
 	l, err := podLink(podConn, p.Peer)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -210,20 +210,20 @@ func checkPod(podConn *nl.Conn, p *Port, redirects string) ([]tombolo.Difference
 		cmp.differs("MAC", p.PeerMAC.String(), l.MAC.String())
 	}
 	cmp.parameters(p, l, redirects)
-	if err := cmp.addresses(podConn, p, l.Index); err != nil {
+	if err := cmp.addresses(ctx, podConn, p, l.Index); err != nil {
 		return nil, err
 	}
-	if err := cmp.routes(podConn, p); err != nil {
+	if err := cmp.routes(ctx, podConn, p); err != nil {
 		return nil, err
 	}
 	return cmp.list, nil
 }
 
-func (c *comparison) addresses(podConn *nl.Conn, p *Port, link int) error {
+func (c *comparison) addresses(ctx context.Context, podConn *nl.Conn, p *Port, link int) error {
 	if len(p.Addresses) == 0 && p.Autoconf == nil {
 		return nil
 	}
-	have, err := addr.On(podConn).List(addr.Filter{Link: link})
+	have, err := addr.On(podConn).List(ctx, addr.Filter{Link: link})
 	if err != nil {
 		return err
 	}
@@ -236,18 +236,18 @@ wanted:
 		}
 		c.missing("address", want.String())
 	}
-	formed := func(a addr.Address) bool { return a.Protocol == addr.ProtocolRA && a.Flags&addr.Tentative == 0 }
+	formed := func(a addr.Address) bool { return a.Protocol == addr.ProtocolRA && a.Flags&unix.IFA_F_TENTATIVE == 0 }
 	if p.Autoconf != nil && !p.Autoconf.AddressOptional && !slices.ContainsFunc(have, formed) {
 		c.missing("address", "by router advertisement")
 	}
 	return nil
 }
 
-func (c *comparison) routes(podConn *nl.Conn, p *Port) error {
+func (c *comparison) routes(ctx context.Context, podConn *nl.Conn, p *Port) error {
 	if len(p.Routes) == 0 {
 		return nil
 	}
-	missing, err := missingRoutes(route.On(podConn), p.Routes)
+	missing, err := missingRoutes(ctx, route.On(podConn), p.Routes)
 	for _, want := range missing {
 		c.missing("route", want.String())
 	}
@@ -255,12 +255,12 @@ func (c *comparison) routes(podConn *nl.Conn, p *Port) error {
 }
 
 // missingRoutes gives those that are in no table, and could be. It keeps none of the pod's, which may have any number.
-func missingRoutes(pod *route.Conn, wanted []route.Route) ([]route.Route, error) {
+func missingRoutes(ctx context.Context, pod *route.Conn, wanted []route.Route) ([]route.Route, error) {
 	missing := slices.Clone(wanted)
 	var own []netip.Addr // of the wanted ones' sources, those that the pod has
-	err := pod.Walk(route.Filter{}, func(r route.Route) {
+	err := pod.Walk(ctx, route.Filter{}, func(r route.Route) {
 		isSource := func(want route.Route) bool { return want.Source == r.Dst.Addr() }
-		if r.Type == route.Local && slices.ContainsFunc(wanted, isSource) {
+		if r.Type == unix.RTN_LOCAL && slices.ContainsFunc(wanted, isSource) {
 			own = append(own, r.Dst.Addr())
 		}
 		missing = slices.DeleteFunc(missing, func(want route.Route) bool { return sameRoute(want, r) })

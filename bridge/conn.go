@@ -16,14 +16,6 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// Config says where the bridges are. The zero value, and a nil *Config, is the
-// caller's network namespace.
-type Config struct {
-	// NetNS is the namespace of the bridges: the host's side. Nil is that of the
-	// calling thread.
-	NetNS *netns.NS
-}
-
 // Conn works on the bridges of one network namespace over one netlink socket. Its
 // methods may be called from several goroutines.
 type Conn struct {
@@ -38,17 +30,15 @@ type Conn struct {
 	waiting map[string]*inPod // by port; of attachments that are not settled yet
 }
 
-// Dial opens the socket. It needs CAP_SYS_ADMIN where cfg names a namespace.
-func Dial(cfg *Config) (*Conn, error) {
-	if cfg == nil {
-		cfg = &Config{}
-	}
-	c, err := nl.Dial(unix.NETLINK_ROUTE, cfg.NetNS)
+// Dial opens the socket, in the namespace of the bridges: the host's side. Nil is that of
+// the calling thread; another one takes CAP_SYS_ADMIN, and may be closed afterwards.
+func Dial(ns *netns.NS) (*Conn, error) {
+	c, err := nl.Dial(unix.NETLINK_ROUTE, ns)
 	if err != nil {
 		return nil, err
 	}
 	conn := &Conn{nl: c, dialPod: dialRoute}
-	if err := conn.noteNetNS(cfg.NetNS); err != nil {
+	if err := conn.noteNetNS(ns); err != nil {
 		c.Close()
 		return nil, err
 	}

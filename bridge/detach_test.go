@@ -122,7 +122,7 @@ func TestPortsDetachedAtOnceTakeNobodyElseAlong(t *testing.T) {
 	}
 	var group sync.WaitGroup
 	for i := range byte(ports - 1) {
-		conn := must.Of(bridge.Dial(&bridge.Config{NetNS: n.ns})).Get(t)
+		conn := must.Of(bridge.Dial(n.ns)).Get(t)
 		defer conn.Close()
 		group.Go(func() { expect.Success(t, conn.Detach(t.Context(), port(i).Name, "", fmt.Sprint("ifb-", i))) })
 	}

@@ -59,7 +59,7 @@ func TestEnsureSetsPromiscuousAndNFCall(t *testing.T) {
 		{off, on, []string{"down"}, true, both + ", nf_call_arptables 1"},
 	}
 	n := &node{ns: nstest.New(t)}
-	n.conn = must.Of(bridge.Dial(&bridge.Config{NetNS: n.ns})).Get(t)
+	n.conn = must.Of(bridge.Dial(n.ns)).Get(t)
 	defer n.conn.Close()
 	for i, step := range steps {
 		if step.byHand != nil {
@@ -330,7 +330,7 @@ func TestNewBridgeOfTheLeastMTUForIPv6HasNoLinkLocalAddress(t *testing.T) {
 	t.Parallel()
 	for _, mtu := range []int{1280, 1281, 1500} {
 		ns := nstest.New(t)
-		conn := must.Of(bridge.Dial(&bridge.Config{NetNS: ns})).Get(t)
+		conn := must.Of(bridge.Dial(ns)).Get(t)
 		defer conn.Close()
 		_, _, err := conn.Ensure(t.Context(), bridge.Bridge{Name: "br0", MTU: mtu, NoIPv6: true})
 		must.That(t, err == nil, "%v", err)

@@ -36,7 +36,7 @@ func run(ctx context.Context) error {
 	}
 	defer pod.Close()
 
-	conn, err := bridge.Dial(&bridge.Config{NetNS: node})
+	conn, err := bridge.Dial(node)
 	if err != nil {
 		return err
 	}
@@ -48,7 +48,7 @@ func run(ctx context.Context) error {
 		return err
 	}
 	gateway := netip.MustParsePrefix("10.20.0.1/24")
-	if _, err := conn.Addresses().Ensure(addr.Address{Prefix: gateway, Link: br.Index}); err != nil {
+	if _, err := conn.Addresses().Ensure(ctx, addr.Address{Prefix: gateway, Link: br.Index}); err != nil {
 		return err
 	}
 

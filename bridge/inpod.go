@@ -194,28 +194,28 @@ func (c *Conn) Restore(ctx context.Context, pod *netns.NS, port Port) error {
 	for _, p := range port.podAddresses() {
 		one := addr.Address{Prefix: p, Link: l.Index}
 		if p.Addr().Is6() && !port.DAD {
-			one.Flags = addr.NoDAD
+			one.Flags = unix.IFA_F_NODAD
 		}
-		_, err := addr.On(podConn).Ensure(one)
+		_, err := addr.On(podConn).Ensure(ctx, one)
 		errs = append(errs, err)
 	}
-	return errors.Join(append(errs, port.restoreRoutes(podConn, l.Index))...)
+	return errors.Join(append(errs, port.restoreRoutes(ctx, podConn, l.Index))...)
 }
 
 // restoreRoutes adds those that are nowhere, in whichever table: a program may have moved one.
-func (p *Port) restoreRoutes(podConn *nl.Conn, index int) error {
+func (p *Port) restoreRoutes(ctx context.Context, podConn *nl.Conn, index int) error {
 	if len(p.Routes) == 0 {
 		return nil
 	}
 	routes := route.On(podConn)
-	missing, err := missingRoutes(routes, p.podRoutes(index))
+	missing, err := missingRoutes(ctx, routes, p.podRoutes(index))
 	if err != nil {
 		return err
 	}
 	var errs []error
 	for _, want := range missing {
 		// One that leads elsewhere may be in its place.
-		errs = append(errs, routes.Replace(want))
+		errs = append(errs, routes.Replace(ctx, want))
 	}
 	return errors.Join(errs...)
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
@@ -20,12 +22,12 @@ func TestAttachmentIsSettledLater(t *testing.T) {
 	for range 2 { // the second has nothing to wait for
 		must.Succeed(t, n.conn.Wait(t.Context(), p.Name))
 	}
-	c := must.Of(addr.Dial(&addr.Config{NetNS: pod})).Get(t)
+	c := must.Of(addr.Dial(pod)).Get(t)
 	defer c.Close()
-	list := must.Of(c.List(addr.Filter{})).Get(t)
+	list := must.Of(c.List(t.Context(), addr.Filter{})).Get(t)
 	found := 0
 	for _, a := range list {
-		expect.Equal(t, a.Flags&addr.Tentative, 0, "%v is tentative", a)
+		expect.Equal(t, a.Flags&unix.IFA_F_TENTATIVE, 0, "%v is tentative", a)
 		if a.Prefix.Addr() == p.Addresses[1].Addr() {
 			found++
 		}
@@ -64,7 +66,7 @@ func TestNobodyWaitsForAPortThatWasDetached(t *testing.T) {
 	must.Succeed(t, n.conn.Detach(t.Context(), p.Name, p.Alias))
 	expect.Success(t, n.conn.Wait(t.Context(), p.Name), "Wait")
 	// One that is waited for when its connection is closed stays.
-	conn := must.Of(bridge.Dial(&bridge.Config{NetNS: n.ns})).Get(t)
+	conn := must.Of(bridge.Dial(n.ns)).Get(t)
 	must.Succeed(t, expect.Err(conn.Attach(t.Context(), nstest.New(t), p)))
 	expect.Success(t, conn.Close())
 	expect.That(t, n.has(t, p.Name), "the port is gone")

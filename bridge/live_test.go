@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/addr"
@@ -38,13 +39,13 @@ func br0() bridge.Bridge { return bridge.Bridge{Name: "br0", MTU: 1400, Alias: "
 func newNode(tb testing.TB) *node {
 	tb.Helper()
 	n := &node{ns: nstest.New(tb)}
-	n.conn = must.Of(bridge.Dial(&bridge.Config{NetNS: n.ns})).Get(tb)
+	n.conn = must.Of(bridge.Dial(n.ns)).Get(tb)
 	tb.Cleanup(func() { n.conn.Close() })
 	var err error
 	n.link, _, err = n.conn.Ensure(tb.Context(), br0())
 	must.Succeed(tb, err)
 	for _, gw := range gateways {
-		must.Succeed(tb, n.conn.Addresses().Add(addr.Address{Prefix: nstest.Prefix(gw), Link: n.link.Index, Flags: addr.NoDAD}))
+		must.Succeed(tb, n.conn.Addresses().Add(tb.Context(), addr.Address{Prefix: nstest.Prefix(gw), Link: n.link.Index, Flags: unix.IFA_F_NODAD}))
 	}
 	return n
 }

@@ -1,6 +1,7 @@
 package bridge
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -9,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/jsimonetti/rtnetlink/v2/driver"
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
@@ -283,14 +285,14 @@ func (p *Port) podLinkUp(b *nl.Batch, index int) {
 	for _, a := range p.podAddresses() {
 		one := addr.Address{Prefix: a, Link: index, Broadcast: addr.Broadcast(a)}
 		if a.Addr().Is6() && !p.DAD {
-			one.Flags = addr.NoDAD
+			one.Flags = unix.IFA_F_NODAD
 		}
-		m, err := one.AddMessage()
+		m, err := one.Message(unix.RTM_NEWADDR, netlink.Create|netlink.Excl)
 		b.Add("add address", &one, m, err)
 	}
 	link.Request{Index: index, Flags: unix.IFF_UP, Change: unix.IFF_UP}.Set(b, "set link up", p.Peer)
 	for _, r := range p.podRoutes(index) {
-		m, err := r.AddMessage()
+		m, err := r.Message(unix.RTM_NEWROUTE, netlink.Create|netlink.Excl)
 		b.Add("add route", &r, m, err)
 	}
 }
@@ -329,9 +331,7 @@ func (p *Port) podAddresses() []netip.Prefix {
 func (p *Port) podRoutes(index int) []route.Route {
 	list := make([]route.Route, len(p.Routes))
 	for i, r := range p.Routes {
-		if r.Link == 0 {
-			r.Link = index
-		}
+		r.Link, r.Protocol = cmp.Or(r.Link, index), cmp.Or(r.Protocol, route.ProtocolTombolo)
 		list[i] = r
 	}
 	return list

@@ -197,7 +197,7 @@ func decodeForwarding(b []byte) (on bool, _ error) {
 // the kernel drops the default routes that it learnt on links whose accept_ra is 1, and hears no more advertisements
 // there; with 2 it does. Where it is 0, a program keeps the routes (systemd-networkd), and the kernel is to stay out.
 func (c *Conn) keepAdvertised(ctx context.Context) error {
-	links, err := c.advertised()
+	links, err := c.advertised(ctx)
 	if err != nil {
 		return err
 	}
@@ -223,9 +223,9 @@ func (c *Conn) keepHearing(ctx context.Context, link int) error {
 
 // advertised gives the indexes of the links that have routes or addresses from
 // router advertisements.
-func (c *Conn) advertised() (map[int]bool, error) {
+func (c *Conn) advertised(ctx context.Context) (map[int]bool, error) {
 	links := map[int]bool{}
-	routes, err := c.Routes().List(route.Filter{Family: unix.AF_INET6, Protocol: route.ProtocolRA})
+	routes, err := c.Routes().List(ctx, route.Filter{Family: unix.AF_INET6, Protocol: unix.RTPROT_RA})
 	if err != nil {
 		return nil, err
 	}
@@ -237,7 +237,7 @@ func (c *Conn) advertised() (map[int]bool, error) {
 			links[nh.Link] = true
 		}
 	}
-	addresses, err := c.Addresses().List(addr.Filter{Family: unix.AF_INET6})
+	addresses, err := c.Addresses().List(ctx, addr.Filter{Family: unix.AF_INET6})
 	if err != nil {
 		return nil, err
 	}
@@ -255,13 +255,13 @@ func (c *Conn) DefaultMTU(ctx context.Context, except string) (int, error) {
 	const ethernet = 1500
 	mtu := 0
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
-		list, err := c.Routes().List(route.Filter{Family: family, Table: route.TableMain})
+		list, err := c.Routes().List(ctx, route.Filter{Family: family, Table: unix.RT_TABLE_MAIN})
 		if err != nil {
 			return 0, err
 		}
 		var best *route.Route
 		for i, r := range list {
-			if r.Dst.Bits() <= 0 && r.Type == route.Unicast && (best == nil || r.Priority < best.Priority) {
+			if r.Dst.Bits() <= 0 && r.Type == unix.RTN_UNICAST && (best == nil || r.Priority < best.Priority) {
 				best = &list[i]
 			}
 		}

@@ -10,7 +10,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/tombolo-cni/tombolo/dhcpc/internal/trace"
+	"github.com/tombolo-cni/tombolo/internal/trace"
 )
 
 // Client gets, keeps and releases leases for one interface: a Machine with a clock
@@ -137,7 +137,7 @@ type runner struct {
 	*Client
 	session Session
 	patient bool // a transport's error is like an answer that does not come
-	conn    Transport
+	conn    Transport[*Packet]
 	bound   bool // conn is of a client that has its address
 }
 
@@ -220,7 +220,7 @@ func (r *runner) send(ctx context.Context, p *Packet) error {
 }
 
 // dial opens a transport by the caller's Dial, and refuses none.
-func (c *Client) dial(ctx context.Context, local netip.Addr) (Transport, error) {
+func (c *Client) dial(ctx context.Context, local netip.Addr) (Transport[*Packet], error) {
 	conn, err := c.cfg.Dial(ctx, local)
 	if err == nil && conn == nil {
 		err = trace.Argument("Dial gave no transport")

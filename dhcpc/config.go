@@ -10,7 +10,7 @@ import (
 
 	"github.com/insomniacslk/dhcp/dhcpv4"
 
-	"github.com/tombolo-cni/tombolo/dhcpc/internal/trace"
+	"github.com/tombolo-cni/tombolo/internal/trace"
 )
 
 // Defaults of Config, and the bounds that RFC 2131 gives.
@@ -86,7 +86,7 @@ type Config struct {
 	// from 0.0.0.0, if local is not valid; else for one that has the address local.
 	// A Client closes what it dialled as soon as it waits for no answer: it holds
 	// none while it is bound.
-	Dial func(ctx context.Context, local netip.Addr) (Transport, error) `json:"-"`
+	Dial func(ctx context.Context, local netip.Addr) (Transport[*Packet], error) `json:"-"`
 
 	clock clock // nil is the machine's; tests have another
 }

@@ -6,7 +6,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/tombolo-cni/tombolo/dhcpc/internal/trace"
+	"github.com/tombolo-cni/tombolo/internal/trace"
 )
 
 // Machine is the state machine of RFC 2131 for one client's identity. It has no

@@ -12,7 +12,8 @@ import (
 
 	"github.com/insomniacslk/dhcp/dhcpv4"
 	"github.com/insomniacslk/dhcp/rfc1035label"
-	"github.com/tombolo-cni/tombolo/dhcpc/internal/trace"
+
+	"github.com/tombolo-cni/tombolo/internal/trace"
 )
 
 // reader takes a server's options one by one and notes what it cannot use: a server

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/tombolo-cni/tombolo/dhcpc/internal/trace"
+	"github.com/tombolo-cni/tombolo/internal/trace"
 )
 
 // The ports of RFC 2131, section 4.1.
@@ -40,15 +40,15 @@ type ARP struct {
 	SenderIP, TargetIP   netip.Addr
 }
 
-// Transport carries packets, on one interface. It knows nothing of DHCP's states.
-// A Client uses it from one goroutine.
-type Transport interface {
-	// Send sends a packet. It does not wait for anything but room.
-	Send(ctx context.Context, p *Packet) error
-	// Receive waits for a packet for ClientPort, or an ARP packet where it can hear
-	// such. It may give packets that are for others. It ends with
+// Transport carries messages on one interface, for one goroutine: a *Packet each for a Client,
+// the bytes of a message for DHCPv6. It knows nothing of DHCP's states.
+type Transport[M any] interface {
+	// Send sends a message. It does not wait for anything but room.
+	Send(ctx context.Context, message M) error
+	// Receive waits for a message for the client's port, or an ARP packet where it can hear
+	// such. It may give those that are for others. It ends with
 	// os.ErrDeadlineExceeded at a time, and with ctx's error as soon as ctx is done.
-	Receive(ctx context.Context, until time.Time) (*Packet, error)
+	Receive(ctx context.Context, until time.Time) (M, error)
 	// Close gives up what the transport holds.
 	Close() error
 }

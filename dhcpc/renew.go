@@ -6,7 +6,7 @@ import (
 
 	"github.com/insomniacslk/dhcp/dhcpv4"
 
-	"github.com/tombolo-cni/tombolo/dhcpc/internal/trace"
+	"github.com/tombolo-cni/tombolo/internal/trace"
 )
 
 // answerWait is how long an answer to a renewal is waited for with an open socket.

@@ -46,7 +46,7 @@ func (w *world) Wait(ctx context.Context, until time.Time) error {
 	return nil
 }
 
-func (w *world) dial(_ context.Context, local netip.Addr) (Transport, error) {
+func (w *world) dial(_ context.Context, local netip.Addr) (Transport[*Packet], error) {
 	if w.closed != nil {
 		return nil, w.closed
 	}

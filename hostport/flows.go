@@ -45,7 +45,7 @@ func Dial(cfg *Config) (*Conn, error) {
 		return nil, err
 	}
 	if c.ownRoutes {
-		if c.routes, err = route.Dial(&route.Config{NetNS: cfg.NetNS}); err != nil {
+		if c.routes, err = route.Dial(cfg.NetNS); err != nil {
 			return nil, errors.Join(err, c.flows.Close())
 		}
 	}
@@ -81,8 +81,8 @@ func (c *Conn) usable(ctx context.Context) error {
 // which a client that goes on sending keeps its flow for ever; for other ports, nothing is done.
 func (c *Conn) FlushStale(ctx context.Context, pod []netip.Addr, ports ...nft.Port) error {
 	local := func(a netip.Addr) bool {
-		r, err := c.routes.Get(a)
-		return err == nil && r.Type == route.Local
+		r, err := c.routes.Get(ctx, a)
+		return err == nil && r.Type == unix.RTN_LOCAL
 	}
 	return c.flush(ctx, pod, ports, func(p publication, f *conntrack.Flow) bool {
 		return f.Reply.Src != p.pod && p.isTo(f) && (!p.isOfAll() || local(f.Orig.Dst.Addr()))

@@ -1,5 +1,5 @@
 // Package ipam gives addresses to attachments and takes them back: [HostLocal] out of
-// ranges, [Static] those that are named, and any other [Allocator].
+// ranges, and any other [Allocator] as it likes.
 //
 //	subnet := ipam.Range{Subnet: netip.MustParsePrefix("10.1.0.0/24")}
 //	addresses, err := ipam.NewHostLocal(&ipam.Config{Network: "pods", Ranges: []ipam.RangeSet{{Ranges: []ipam.Range{subnet}}}})

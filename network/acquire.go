@@ -58,7 +58,7 @@ func (a *adding) prepareLease() (*leasing, error) {
 	}
 	a.base.IPAMType, a.base.DataDir = endpoint.Leased, l.dir.Path()
 	a.base.MAC, a.base.SLAAC = state.MAC(a.pod.MAC), a.nw.SLAAC
-	a.base.Guarded, a.base.MACOnly, a.base.Untrusted = a.nw.Guard, a.nw.MACOnly, a.nw.Untrusted
+	a.base.Guard = a.nw.Guard
 	return l, nil
 }
 
@@ -102,7 +102,7 @@ func (a *adding) lease(ctx context.Context) error {
 	if err := a.s.Enter(ctx); err != nil {
 		return err
 	}
-	if err := applyLease(a.pod.NetNS, rec, a.link); err != nil {
+	if err := applyLease(ctx, a.pod.NetNS, rec, a.link); err != nil {
 		return explainRoute(err)
 	}
 	return a.again(ctx)
@@ -164,8 +164,8 @@ func (a *adding) acquire(ctx context.Context) error {
 	// What a DHCP server says of a pod's address goes into the host's firewall, and a process that has all rights in the
 	// pod's namespace may prepare that: so answers are heard at the port.
 	outside := &transport.Config{Link: link.Index, MAC: link.PeerMAC, ARP: sockets.ARP}
-	cfg.Dial = func(ctx context.Context, local netip.Addr) (dhcpc.Transport, error) {
-		return transport.DialWitness(outside, func() (dhcpc.Transport, error) { return transport.Dialer(sockets)(ctx, local) })
+	cfg.Dial = func(ctx context.Context, local netip.Addr) (dhcpc.Transport[*dhcpc.Packet], error) {
+		return transport.DialWitness(outside, func() (dhcpc.Transport[*dhcpc.Packet], error) { return transport.Dialer(sockets)(ctx, local) })
 	}
 	client, err := dhcpc.New(cfg)
 	if err != nil {
@@ -190,7 +190,7 @@ func (a *adding) acquire(ctx context.Context) error {
 	}
 	rec.Lease, rec.Applied = got, rec.Policy.Apply(got)
 	if slices.ContainsFunc(rec.Applied.Routes, func(r dhcpc.Route) bool { return r.Dst.Bits() == 0 }) {
-		metric, err := freeMetric(a.pod.NetNS, unix.AF_INET, uint32(rec.Policy.Priority))
+		metric, err := freeMetric(ctx, a.pod.NetNS, unix.AF_INET, uint32(rec.Policy.Priority))
 		if err != nil {
 			return err
 		}
@@ -214,7 +214,7 @@ func (a *adding) refuse(ctx context.Context, bridgeIndex int, had *dhcpc.Lease) 
 		if err := lease.Impossible(offer); err != nil {
 			return err
 		}
-		if err := lease.Taken(a.s.Links.Routes(), bridgeIndex, own, before); err != nil {
+		if err := lease.Taken(ctx, a.s.Links.Routes(), bridgeIndex, own, before); err != nil {
 			return err
 		}
 		return a.refuseAddress(ctx, a.nw.GatewayLink(), own)
@@ -230,8 +230,7 @@ func givenBy(rec *lease.Record, more []route.Route) given {
 	for _, r := range rec.Applied.Routes {
 		one := route.Route{Dst: r.Dst, Gateway: r.Gateway, Priority: uint32(rec.Policy.Priority)}
 		if !r.Gateway.IsValid() {
-			onLink := route.ScopeLink
-			one.Scope = &onLink
+			one.Scope = new(uint8(unix.RT_SCOPE_LINK))
 		}
 		g.routes = append(g.routes, one)
 	}

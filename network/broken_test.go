@@ -15,6 +15,7 @@ import (
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/network"
+	"github.com/tombolo-cni/tombolo/nft"
 )
 
 // A table breaks one part in every way.
@@ -270,7 +271,7 @@ func (n *node) wantNothing(f fault) {
 
 // everything is a pod that has all that a pod can have, on a network likewise.
 func everything(n *node) {
-	n.nw.Guard, n.nw.Masquerade, n.nw.Hairpin, n.nw.Routed = true, true, true, true
+	n.nw.Guard, n.nw.Masquerade, n.nw.Hairpin, n.nw.Routed = nft.GuardAddresses, true, true, true
 	n.pod.Ports = []network.HostPort{{Protocol: 6, HostPort: 8080, PodPort: 80}}
 	n.pod.Limits = bandwidth.Shape{Ingress: bandwidth.Limit{Rate: 8e6}, Egress: bandwidth.Limit{Rate: 16e6}}
 }

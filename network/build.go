@@ -237,12 +237,14 @@ func restoreAlone(ctx context.Context, s *session, rec *state.Network, w *want) 
 // settle ends the making of a network. If what others have a part in has changed, it mends them: a flush of our table
 // took their rules as well, and the deletion of the bridge, their ports.
 func (n *site) settle(ctx context.Context, changed bool) error {
-	if changed {
-		if err := mendOthers(ctx, n.s, n.rec.Name); err != nil {
-			return err
-		}
+	if !changed {
+		return declareMended(ctx, n.s, n)
 	}
-	return declareMended(ctx, n.s, changed, n)
+	others, err := mendOthers(ctx, n.s, n.rec.Name)
+	if err != nil {
+		return err
+	}
+	return declareMended(ctx, n.s, append(others, n)...)
 }
 
 // record is what the network will be: what this Add asks for, and what the pods
@@ -324,7 +326,7 @@ func probe(ctx context.Context, s *session, w *want) error {
 			return err
 		}
 	}
-	if err := s.Firewall.Probe(); err != nil {
+	if err := s.Firewall.Probe(ctx); err != nil {
 		return err
 	}
 	if rec.NFCall == nil && w.Routed || rec.NFCall != nil && *rec.NFCall {

@@ -13,6 +13,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
+	"github.com/tombolo-cni/tombolo/nft"
 )
 
 // What plugins further down a chain ask for, attachments get that are there already. It is on the
@@ -83,7 +84,7 @@ func (c Change) Tuned(ctx context.Context, mac net.HardwareAddr, mtu int) error 
 			next.MAC = state.MAC(mac)
 		}
 		moved := !bytes.Equal(next.MAC, a.MAC)
-		if moved && (a.Untrusted || a.SLAAC || a.IPAMType == endpoint.Leased) {
+		if moved && (a.Guard == nft.GuardUntrusted || a.SLAAC || a.IPAMType == endpoint.Leased) {
 			return fail.Errorf(ErrInvalid, "the MAC of interface %s, by which it has its lease or is known on its LAN, cannot be changed from %s to %s: ask for it at its ADD (the capability mac, or args.cni.mac)", a.IfName, a.MAC, next.MAC)
 		}
 		if mtu > a.MTU && a.MTU > 0 {

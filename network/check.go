@@ -73,7 +73,7 @@ func (k *checking) attachment(ctx context.Context, found *findings) error {
 	}
 	p.pod.Close()
 	p.pod, p.lost, p.keeperOptional = k.pod.NetNS, nil, k.pod.Lease != nil && k.pod.Lease.KeeperOptional
-	if err := k.expect(&p.want, found); err != nil {
+	if err := k.expect(ctx, &p.want, found); err != nil {
 		return err
 	}
 	err = p.look(ctx)
@@ -82,7 +82,7 @@ func (k *checking) attachment(ctx context.Context, found *findings) error {
 }
 
 // expect says what the pod's port and interface should be by the configuration, and by what others have told.
-func (k *checking) expect(port *bridge.Port, found *findings) error {
+func (k *checking) expect(ctx context.Context, port *bridge.Port, found *findings) error {
 	port.Bridge = k.nw.Bridge
 	if !k.nw.VLAN.IsZero() {
 		port.VLAN = k.nw.VLAN
@@ -102,7 +102,7 @@ func (k *checking) expect(port *bridge.Port, found *findings) error {
 			found.Add("prevResult gives the interface %s the MAC %.40q, which is invalid", k.rec.HostIf, text)
 		}
 	}
-	has, err := podAddresses(k.pod.NetNS)
+	has, err := podAddresses(ctx, k.pod.NetNS)
 	port.Addresses = k.expectedAddresses(told, has, found)
 	port.Routes = append(subnets(port.Addresses), routesFor(nil, led(k.rec, told.Routes))...)
 	return err

@@ -119,7 +119,7 @@ func refuseConnected(ctx context.Context, s *session, w *want, fresh []netip.Pre
 	if err != nil {
 		return err
 	}
-	addresses, err := s.Links.Addresses().List(addr.Filter{})
+	addresses, err := s.Links.Addresses().List(ctx, addr.Filter{})
 	if err != nil {
 		return err
 	}
@@ -132,7 +132,7 @@ func refuseConnected(ctx context.Context, s *session, w *want, fresh []netip.Pre
 		// A subnet cut out of a wider network goes before it: pods are reached, and so is the rest,
 		// such as the router, unless that is in the subnet.
 		if ours.Bits() > a.Prefix.Bits() && !ours.Contains(a.Prefix.Addr()) {
-			router, err := routerIn(s.Links, ours)
+			router, err := routerIn(ctx, s.Links, ours)
 			if err != nil {
 				return err
 			}
@@ -157,8 +157,8 @@ func refuseConnected(ctx context.Context, s *session, w *want, fresh []netip.Pre
 }
 
 // routerIn says whether a route of the host leads to a gateway in the subnet.
-func routerIn(links *bridge.Conn, subnet netip.Prefix) (bool, error) {
-	routes, err := links.Routes().List(route.Filter{Family: nl.FamilyOf(subnet.Addr())})
+func routerIn(ctx context.Context, links *bridge.Conn, subnet netip.Prefix) (bool, error) {
+	routes, err := links.Routes().List(ctx, route.Filter{Family: nl.FamilyOf(subnet.Addr())})
 	return slices.ContainsFunc(routes, func(r route.Route) bool {
 		return subnet.Contains(r.Gateway) || slices.ContainsFunc(r.Nexthops, func(h route.Nexthop) bool { return subnet.Contains(h.Gateway) })
 	}), err

@@ -79,8 +79,7 @@ const unnamed = "allocator"
 
 // origin is what goes on record of a network's allocator. Config.Allocators knows it by what Network.Origin says.
 func (n *Node) origin(nw *Network) Origin {
-	_, fixed := nw.Allocator.(ipam.Static)
-	if n.cfg.Allocators == nil && nw.Allocator != nil && nw.Origin.Type == "" && !fixed {
+	if n.cfg.Allocators == nil && nw.Allocator != nil && nw.Origin.Type == "" {
 		return Origin{Type: unnamed}
 	}
 	return nw.Origin

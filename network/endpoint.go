@@ -55,7 +55,7 @@ func (e *entry) endpoint(rec *state.Attachment) nft.Endpoint {
 // holdBefore enters what holds the pod to its MAC and its addresses, before its port is there.
 // A pod that gets its addresses later has its host ports then, too.
 func (e *entry) holdBefore(ctx context.Context, rec *state.Attachment, want *want) error {
-	if !rec.Guarded {
+	if rec.Guard == "" {
 		return nil
 	}
 	var ep nft.Endpoint

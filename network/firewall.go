@@ -46,28 +46,18 @@ func (n *site) lookAtRules(what string, ready func() (bool, error), check func()
 }
 
 func (firewallPart) make(ctx context.Context, n *site) (bool, error) {
-	outcome, err := n.s.Firewall.Prepare(ctx, n.rules())
-	return outcome.Changed, err
+	return n.s.Firewall.Prepare(ctx, n.rules())
 }
 
-// declareMended says that the sets of networks have all that belongs there. Where they had lost it, what was flushed anew
-// since pods were put back shows from now on alone, so pods are put back again.
-func declareMended(ctx context.Context, s *session, lost bool, sites ...*site) error {
+// declareMended says that the sets of networks have all that belongs there.
+func declareMended(ctx context.Context, s *session, sites ...*site) error {
+	var back []nft.Endpoint // of all of them: they share sets
 	for _, n := range sites {
-		outcome, err := s.Firewall.Ensure(ctx, n.rules())
-		if err != nil {
-			return fmt.Errorf("network %s: %w", n.rec.Name, err)
-		}
-		lost = lost || outcome.Emptied
+		back = append(back, n.back...)
 	}
 	for _, n := range sites {
-		for _, pod := range n.back {
-			if !lost {
-				break
-			}
-			if err := s.Firewall.Replace(ctx, pod); err != nil {
-				return err
-			}
+		if _, err := s.Firewall.Ensure(ctx, n.rules(), back...); err != nil {
+			return fmt.Errorf("network %s: %w", n.rec.Name, err)
 		}
 	}
 	return nil

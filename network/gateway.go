@@ -5,10 +5,13 @@ import (
 	"net/netip"
 	"slices"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
@@ -24,14 +27,14 @@ func (gatewayPart) look(ctx context.Context, n *site) error {
 		return nil
 	}
 	if n.usual {
-		return n.lookAtOwnGateways()
+		return n.lookAtOwnGateways(ctx)
 	}
 	if path := n.advertisements(); path != "" {
 		if err := n.lookAtParameter(path, "0"); err != nil {
 			return err
 		}
 	}
-	have, err := n.s.Links.Addresses().List(addr.Filter{Link: n.at.Index})
+	have, err := n.s.Links.Addresses().List(ctx, addr.Filter{Link: n.at.Index})
 	if err != nil {
 		return err
 	}
@@ -44,7 +47,7 @@ func (gatewayPart) look(ctx context.Context, n *site) error {
 		if !n.at.Up {
 			continue // the kernel has no route by a link that is down
 		}
-		wrong, err := n.s.Links.Routes().CheckSubnet(gw, n.at.Index)
+		wrong, err := checkSubnet(ctx, n.s.Links.Routes(), gw, n.at.Index)
 		if err != nil {
 			return err
 		}
@@ -87,7 +90,7 @@ func inTheWay(rec *state.Network, gw, is netip.Prefix) bool {
 // lookAtOwnGateways asks for those of an Add's pod, each in one request: for IPv6 by a get of the address.
 // IPv4 has no such get, so the routing table is asked whether the host has it; for IPv6 it would not do, since
 // the kernel makes the address's route some milliseconds after the address.
-func (n *site) lookAtOwnGateways() error {
+func (n *site) lookAtOwnGateways(ctx context.Context) error {
 	gateways := n.rec.Gateways
 	if n.want != nil {
 		gateways = n.want.Record.Gateways
@@ -96,11 +99,11 @@ func (n *site) lookAtOwnGateways() error {
 		var ok bool
 		var err error
 		if gw.Addr().Is6() {
-			ok, err = n.s.Links.Addresses().Has(addr.Address{Prefix: gw, Link: n.at.Index})
+			ok, err = n.s.Links.Addresses().Has(ctx, addr.Address{Prefix: gw, Link: n.at.Index})
 		} else {
 			var r route.Route
-			r, err = n.s.Links.Routes().Get(gw.Addr())
-			ok = err == nil && r.Type == route.Local
+			r, err = n.s.Links.Routes().Get(ctx, gw.Addr())
+			ok = err == nil && r.Type == unix.RTN_LOCAL
 		}
 		if err != nil && !route.NoRoute(err) {
 			return err
@@ -119,7 +122,7 @@ func (gatewayPart) make(ctx context.Context, n *site) (bool, error) {
 		}
 	}
 	if slices.ContainsFunc(n.rec.Gateways, isIPv6) {
-		if err := n.giveLinkLocal(); err != nil {
+		if err := n.giveLinkLocal(ctx); err != nil {
 			return false, err
 		}
 	}
@@ -142,12 +145,12 @@ func (n *site) advertisements() string {
 // for pods (RFC 4861, section 7.2.2). One that the kernel makes would not do: it is
 // of no use until duplicate detection is over, and a bridge that began without
 // IPv6 never gets it.
-func (n *site) giveLinkLocal() error {
+func (n *site) giveLinkLocal(ctx context.Context) error {
 	if _, err := sysctl.Ensure(sysctl.Link("ipv6", n.at.Name, "disable_ipv6"), "0"); err != nil {
 		return err
 	}
-	own := addr.Address{Prefix: netip.PrefixFrom(bridge.LinkLocal(n.at.MAC), 64), Link: n.at.Index, Flags: addr.NoDAD}
-	_, err := n.s.Links.Addresses().Ensure(own)
+	own := addr.Address{Prefix: netip.PrefixFrom(bridge.LinkLocal(n.at.MAC), 64), Link: n.at.Index, Flags: unix.IFA_F_NODAD}
+	_, err := n.s.Links.Addresses().Ensure(ctx, own)
 	return err
 }
 
@@ -168,7 +171,7 @@ func gatewaysInUse(s *session, rec *state.Network, w *want) bool {
 // buildGateways puts the gateways on the bridge, and takes those off that no pod
 // needs any more.
 func buildGateways(ctx context.Context, s *session, rec *state.Network, l *bridge.Link, force bool) error {
-	have, err := s.Links.Addresses().List(addr.Filter{Link: l.Index})
+	have, err := s.Links.Addresses().List(ctx, addr.Filter{Link: l.Index})
 	if err != nil {
 		return err
 	}
@@ -194,12 +197,12 @@ func buildGateways(ctx context.Context, s *session, rec *state.Network, l *bridg
 			stale = appendNew(stale, a.Prefix)
 		}
 		// Usable at once: nobody but us gives out addresses of the pods' network.
-		own := addr.Address{Prefix: gw, Link: l.Index, Flags: addr.NoDAD}
+		own := addr.Address{Prefix: gw, Link: l.Index, Flags: unix.IFA_F_NODAD}
 		if !has(have, gw) {
 			// An operator's own may have none: to exchange it would cost the routes that go by it.
 			own.Broadcast = addr.Broadcast(gw)
 		}
-		changed, err := s.Links.Addresses().Ensure(own)
+		changed, err := s.Links.Addresses().Ensure(ctx, own)
 		if err != nil {
 			return err
 		}
@@ -207,9 +210,9 @@ func buildGateways(ctx context.Context, s *session, rec *state.Network, l *bridg
 			added = append(added, gw.Addr())
 			continue
 		}
-		wrong, err := s.Links.Routes().CheckSubnet(gw, l.Index)
+		wrong, err := checkSubnet(ctx, s.Links.Routes(), gw, l.Index)
 		if wrong != "" {
-			_, err = s.Links.Routes().Ensure(route.Subnet(gw, l.Index)) // in the place of another one
+			_, err = s.Links.Routes().Ensure(ctx, subnetRoute(gw, l.Index)) // in the place of another one
 		}
 		if err != nil {
 			return err
@@ -219,7 +222,7 @@ func buildGateways(ctx context.Context, s *session, rec *state.Network, l *bridg
 		return err
 	}
 	for _, p := range stale {
-		if err := s.Links.Addresses().Remove(addr.Address{Prefix: p, Link: l.Index}); err != nil {
+		if err := s.Links.Addresses().Remove(ctx, addr.Address{Prefix: p, Link: l.Index}); err != nil {
 			return err
 		}
 	}
@@ -229,7 +232,7 @@ func buildGateways(ctx context.Context, s *session, rec *state.Network, l *bridg
 	// Those of the same subnet go with the one that was there first, unless promote_secondaries
 	// is on.
 	for _, gw := range rec.Gateways {
-		if _, err := s.Links.Addresses().Ensure(addr.Address{Prefix: gw, Link: l.Index, Flags: addr.NoDAD}); err != nil {
+		if _, err := s.Links.Addresses().Ensure(ctx, addr.Address{Prefix: gw, Link: l.Index, Flags: unix.IFA_F_NODAD}); err != nil {
 			return err
 		}
 	}
@@ -260,4 +263,48 @@ func staleGateways(s *session, rec *state.Network) ([]netip.Prefix, error) {
 		}
 	}
 	return stale, nil
+}
+
+// subnetRoute is the route that the kernel makes with an address, by its link's index, and does not make again after
+// somebody has deleted it.
+func subnetRoute(a netip.Prefix, link int) route.Route {
+	const priority6 = 256 // IP6_RT_PRIO_ADDRCONF (include/uapi/linux/ipv6_route.h)
+	r := route.Route{Dst: a.Masked(), Link: link, Protocol: unix.RTPROT_KERNEL}
+	if a.Addr().Is4() {
+		r.Source = a.Addr()
+	} else {
+		r.Priority = priority6
+	}
+	return r
+}
+
+// checkSubnet says what is wrong with the route to the subnet of an address by the link, by its index, which has the
+// address, in whatever table: that of a link in a VRF is in the VRF's. It is empty where nothing is. A prefix of a
+// single address has no such route.
+func checkSubnet(ctx context.Context, routes *route.Conn, a netip.Prefix, link int) (string, error) {
+	if a.IsSingleIP() {
+		return "", nil
+	}
+	// The cheap question first: a list is made from all routes that the host has.
+	other := a.Addr().Next()
+	if !a.Contains(other) {
+		other = a.Addr().Prev()
+	}
+	switch r, err := routes.Get(ctx, other); {
+	case err == nil && r.Link == link:
+		return "", nil
+	case err != nil && !route.NoRoute(err):
+		return "", err
+	}
+	wrong := "is missing"
+	err := routes.Walk(ctx, route.Filter{Family: nl.FamilyOf(a.Addr())}, func(r route.Route) {
+		switch {
+		case r.Dst != a.Masked() || wrong == "":
+		case r.Link == link:
+			wrong = ""
+		case r.Table == unix.RT_TABLE_MAIN:
+			wrong = "leads elsewhere: " + r.String()
+		}
+	})
+	return wrong, err
 }

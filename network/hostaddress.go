@@ -22,15 +22,15 @@ import (
 )
 
 // hostAddresses are the host's own addresses on a bridge in the subnet of a pod's.
-func hostAddresses(links *bridge.Conn, l *bridge.Link, pod netip.Prefix) ([]netip.Addr, error) {
-	all, err := links.Addresses().List(addr.Filter{Link: l.Index, Family: nl.FamilyOf(pod.Addr())})
+func hostAddresses(ctx context.Context, links *bridge.Conn, l *bridge.Link, pod netip.Prefix) ([]netip.Addr, error) {
+	all, err := links.Addresses().List(ctx, addr.Filter{Link: l.Index, Family: nl.FamilyOf(pod.Addr())})
 	if err != nil {
 		return nil, err
 	}
 	var list []netip.Addr
 	for _, a := range all {
 		own := a.Prefix.Addr()
-		if pod.Contains(own) && own != pod.Addr() && a.Flags&(addr.Tentative|addr.DADFailed) == 0 {
+		if pod.Contains(own) && own != pod.Addr() && a.Flags&(unix.IFA_F_TENTATIVE|unix.IFA_F_DADFAILED) == 0 {
 			list = append(list, own)
 		}
 	}
@@ -40,11 +40,11 @@ func hostAddresses(links *bridge.Conn, l *bridge.Link, pod netip.Prefix) ([]neti
 // hostAddress is the first of them, for a pod that is to have its default route by it; nic is the
 // uplink of the bridge, if any.
 func hostAddress(ctx context.Context, s *session, nic string, l *bridge.Link, pod netip.Prefix) (netip.Addr, error) {
-	own, err := hostAddresses(s.Links, l, pod)
+	own, err := hostAddresses(ctx, s.Links, l, pod)
 	if err == nil && len(own) == 0 && nic != "" {
 		// A network manager may have put it back on the NIC.
 		if err = s.Uplinks().Mend(ctx, nic, nil); err == nil {
-			own, err = hostAddresses(s.Links, l, pod)
+			own, err = hostAddresses(ctx, s.Links, l, pod)
 		}
 	}
 	if err == nil && len(own) == 0 {
@@ -97,7 +97,7 @@ func followOne(ctx context.Context, s *session, a *state.Attachment) error {
 		if !was.IsValid() {
 			continue
 		}
-		own, err := hostAddresses(s.Links, l, address.Prefix)
+		own, err := hostAddresses(ctx, s.Links, l, address.Prefix)
 		if err != nil {
 			return err
 		}
@@ -141,7 +141,7 @@ func leadTo(ctx context.Context, a *state.Attachment, was, own netip.Addr) error
 		return leadLease(ctx, a, conn, index, own)
 	}
 	routes := route.On(conn)
-	list, err := routes.List(route.Filter{Family: nl.FamilyOf(own), Table: route.TableMain, Link: index})
+	list, err := routes.List(ctx, route.Filter{Family: nl.FamilyOf(own), Table: unix.RT_TABLE_MAIN, Link: index})
 	if err != nil {
 		return err
 	}
@@ -150,7 +150,7 @@ func leadTo(ctx context.Context, a *state.Attachment, was, own netip.Addr) error
 		if r.Dst.Bits() == 0 && r.Gateway == was {
 			n := r
 			n.Gateway, n.Flags = own, 0
-			if err := replaceRoute(routes, r, n); err != nil {
+			if err := replaceRoute(ctx, routes, r, n); err != nil {
 				return err
 			}
 		}
@@ -159,11 +159,11 @@ func leadTo(ctx context.Context, a *state.Attachment, was, own netip.Addr) error
 }
 
 // replaceRoute replaces a route by one of the same destination. For IPv6, the kernel would add it beside.
-func replaceRoute(routes *route.Conn, old, next route.Route) error {
-	if err := routes.Replace(next); err != nil {
+func replaceRoute(ctx context.Context, routes *route.Conn, old, next route.Route) error {
+	if err := routes.Replace(ctx, next); err != nil {
 		return err
 	}
-	return routes.Remove(old)
+	return routes.Remove(ctx, old)
 }
 
 // routeThroughHost adds the default routes that were left to the network.

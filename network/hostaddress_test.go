@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/state"
@@ -84,7 +85,7 @@ func TestARouteIsReplacedOverBothFamilies(t *testing.T) {
 	t.Parallel()
 	pod, host := nstest.New(t), nstest.New(t)
 	nstest.Veth(t, pod, "eth0", host, "veth0")
-	routes, err := route.Dial(&route.Config{NetNS: pod})
+	routes, err := route.Dial(pod)
 	must.Succeed(t, err)
 	defer routes.Close()
 	for _, tt := range []struct{ family, address, old, next string }{
@@ -93,7 +94,7 @@ func TestARouteIsReplacedOverBothFamilies(t *testing.T) {
 	} {
 		nstest.Run(t, pod, "ip", tt.family, "address", "add", tt.address, "dev", "eth0")
 		nstest.Run(t, pod, "ip", tt.family, "route", "add", "default", "via", tt.old, "dev", "eth0", "metric", "77")
-		list, err := routes.List(route.Filter{Family: nl.FamilyOf(netip.MustParseAddr(tt.old)), Table: route.TableMain})
+		list, err := routes.List(t.Context(), route.Filter{Family: nl.FamilyOf(netip.MustParseAddr(tt.old)), Table: unix.RT_TABLE_MAIN})
 		must.Succeed(t, err)
 		for _, r := range list {
 			if r.Dst.Bits() != 0 {
@@ -101,7 +102,7 @@ func TestARouteIsReplacedOverBothFamilies(t *testing.T) {
 			}
 			n := r
 			n.Gateway, n.Flags = netip.MustParseAddr(tt.next), 0
-			must.Succeed(t, replaceRoute(routes, r, n))
+			must.Succeed(t, replaceRoute(t.Context(), routes, r, n))
 		}
 		out := nstest.Run(t, pod, "ip", tt.family, "route", "show", "default")
 		if strings.Count(out, "default") != 1 || !strings.Contains(out, "via "+tt.next+" dev eth0") || !strings.Contains(out, "metric 77") {

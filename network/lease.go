@@ -40,7 +40,7 @@ func (leasePart) mend(ctx context.Context, p *attached) error {
 }
 
 // applyLease gives the pod what it has leased.
-func applyLease(pod *netns.NS, rec *lease.Record, link *bridge.Attachment) error {
+func applyLease(ctx context.Context, pod *netns.NS, rec *lease.Record, link *bridge.Attachment) error {
 	conn, err := nl.Dial(unix.NETLINK_ROUTE, pod)
 	if err != nil {
 		return err
@@ -51,7 +51,8 @@ func applyLease(pod *netns.NS, rec *lease.Record, link *bridge.Attachment) error
 		a.MTU = 0
 	}
 	at := &lease.Link{Conn: conn, Index: link.PeerIndex, Name: link.Peer, Priority: rec.Policy.Priority}
-	return at.Apply(a, left, left, (*route.Conn).Add)
+	add := func(ctx context.Context, routes *route.Conn, r route.Route) error { return routes.Add(ctx, r) }
+	return at.Apply(ctx, a, left, left, add)
 }
 
 // leaseLockWait is more than the keeper has a record locked for.
@@ -91,10 +92,10 @@ func leadLease(ctx context.Context, a *state.Attachment, conn *nl.Conn, link int
 		return err
 	}
 	at := &lease.Link{Conn: conn, Index: link, Priority: rec.Policy.Priority}
-	if err := at.Apply(lease.Applied{Routes: want.Routes}, 0, 0, lease.ReplaceOwn); err != nil {
+	if err := at.Apply(ctx, lease.Applied{Routes: want.Routes}, 0, 0, lease.ReplaceOwn); err != nil {
 		return err
 	}
-	if err := at.Withdraw(stale); err != nil {
+	if err := at.Withdraw(ctx, stale); err != nil {
 		return err
 	}
 	rec.Applied.Routes = want.Routes

@@ -173,7 +173,7 @@ func (a *adding) advertised(ctx context.Context, asked *bridge.Solicitation) err
 	var gateway netip.Addr
 	var metric uint32
 	if !a.nw.NoDefaultRoute {
-		if gateway, metric, err = a.gateway6(got); err != nil {
+		if gateway, metric, err = a.gateway6(ctx, got); err != nil {
 			return err
 		}
 	}

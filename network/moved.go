@@ -29,7 +29,7 @@ func (c Change) Moved(ctx context.Context, path string) error {
 	if err != nil {
 		return err
 	}
-	cookie, late := arrived(a, path)
+	cookie, late := arrived(ctx, a, path)
 	if a.NetNS == path && (cookie == 0 || cookie == a.NetNSCookie) {
 		return late
 	}
@@ -76,7 +76,7 @@ const settles = 10 * time.Second
 
 // arrived gives the cookie of the namespace at path when a pod's interface is up there, and the pod has its default
 // route if it is to have one: a program that adds it later fails where it is there. Of a lease it is taken to have one.
-func arrived(a *state.Attachment, path string) (cookie uint64, late error) {
+func arrived(ctx context.Context, a *state.Attachment, path string) (cookie uint64, late error) {
 	if path == "" {
 		return 0, nil
 	}
@@ -101,7 +101,7 @@ func arrived(a *state.Attachment, path string) (cookie uint64, late error) {
 	}
 	leads := a.IPAMType == endpoint.Leased || slices.ContainsFunc(a.Routes, func(r route.Route) bool { return isDefault(&r) })
 	led := !leads || time.Since(a.Created) > settles
-	err = route.On(conn).Walk(route.Filter{Table: route.TableMain}, func(r route.Route) { led = led || isDefault(&r) })
+	err = route.On(conn).Walk(ctx, route.Filter{Table: route.TableMain}, func(r route.Route) { led = led || isDefault(&r) })
 	if err != nil || !l.Up() || !led {
 		return 0, cmp.Or(err, fail.Errorf(ErrTryAgain, "interface %s is not in %s yet, with what it is to have", a.IfName, pod))
 	}

@@ -46,10 +46,7 @@ type Network struct {
 	NonMasquerade []netip.Prefix // but to here
 	Policy        nft.Policy     // where pods of other networks, and of this one, may send to
 
-	// Guard holds pods to their own MAC and addresses, or with MACOnly to their MAC alone.
-	// Untrusted, which needs Guard without MACOnly, keeps them from being servers or routers of
-	// a LAN.
-	Guard, MACOnly, Untrusted bool
+	Guard nft.Guard // what pods are held to
 
 	// Promiscuous and NFCall, which has what is bridged pass the firewall, are nil where it is
 	// left open: then a bridge of somebody else's keeps what it has, and one of ours is not
@@ -129,8 +126,8 @@ func (nw *Network) check() error {
 	if nw.Exit != "" && nw.Exit != ExitHost && nw.Exit != ExitRouter {
 		return fail.Errorf(ErrInvalid, `network %q: Exit is %q, and has to be "host" or "router"`, nw.Name, string(nw.Exit))
 	}
-	if nw.MACOnly && nw.Untrusted {
-		return fail.Errorf(ErrInvalid, "network %q: MACOnly and Untrusted exclude each other", nw.Name)
+	if err := nw.Guard.Check(); err != nil {
+		return fail.Errorf(ErrInvalid, "network %q: %w", nw.Name, err)
 	}
 	if nw.DHCPv6 && !nw.SLAAC {
 		return fail.Errorf(ErrInvalid, "network %q: DHCPv6 needs SLAAC, which gives pods the way to the routers", nw.Name)
@@ -178,7 +175,7 @@ func (nw *Network) CheckVLAN() error {
 		return fail.Errorf(ErrInvalid, "network %q: %q would name the link in its VLAN, and a link's name has 15 bytes at most: give the bridge a shorter one", nw.Name, nw.GatewayLink())
 	case nw.VLAN.ID == 1 && nw.Gateway:
 		return fail.Errorf(ErrInvalid, "network %q: in VLAN 1 the gateway is the bridge itself: leave vlan out, or choose another", nw.Name)
-	case nw.Guard && !nw.MACOnly && len(nw.VLAN.Trunk) > 0:
+	case nw.Guard != "" && nw.Guard != nft.GuardMAC && len(nw.VLAN.Trunk) > 0:
 		return fail.Errorf(ErrInvalid, "network %q: a guarded pod may not send the tagged frames of a trunk: leave out vlanTrunk, or guard and lanGuard", nw.Name)
 	case nw.Exit == ExitHost && nw.VLAN.ID != 0:
 		return fail.Errorf(ErrInvalid, `network %q: the host has its addresses outside of VLAN %d, so no default route can lead to it: set defaultRoute to "router"`, nw.Name, nw.VLAN.ID)

@@ -29,7 +29,7 @@ func (a *adding) derive(context.Context) error {
 	nw, p := a.nw, &plan{rec: *a.base, want: wantOf(a.nw, a.hash, a.s.Mark)}
 	rec := &p.rec
 	rec.Addresses, rec.HostGateways = g.addresses, g.hosts
-	rec.Masquerade, rec.Guarded, rec.MACOnly, rec.Untrusted = nw.Masquerade, nw.Guard, nw.MACOnly, nw.Untrusted
+	rec.Masquerade, rec.Guard = nw.Masquerade, nw.Guard
 	rec.DefaultRoute, rec.SLAAC = string(nw.Exit), nw.SLAAC
 	rec.Hairpin, rec.Isolated = nw.Hairpin, nw.Isolated
 	for _, address := range g.addresses {
@@ -51,7 +51,7 @@ func (a *adding) derive(context.Context) error {
 	switch {
 	case a.link != nil:
 		mac = a.link.PeerMAC
-	case mac == nil && nw.Guard:
+	case mac == nil && nw.Guard != "":
 		mac = ident.RandomMAC() // the guard has to know it before the kernel does
 	}
 	rec.MAC = state.MAC(mac)
@@ -62,7 +62,7 @@ func (a *adding) derive(context.Context) error {
 	// was asked for, or another plugin gave the address to a pod of its own.
 	p.port.Announce = a.pod.MAC != nil || a.base.DataDir != ""
 	// The uplink may be without checksum offloading, and writes checksums behind the guard.
-	p.port.NoTxOffload = nw.Guard && !nw.MACOnly && nw.Uplink.NIC != ""
+	p.port.NoTxOffload = nw.Guard != "" && nw.Guard != nft.GuardMAC && nw.Uplink.NIC != ""
 	p.port.LeaveIPv6 = nw.LeaveIPv6 && len(g.addresses) == 0 && a.leasing == nil
 	for _, address := range g.addresses {
 		p.port.Addresses = append(p.port.Addresses, address.Prefix)
@@ -84,7 +84,7 @@ func wantOf(nw *Network, hash string, mark uint32) *want {
 		Record: state.Network{
 			Name: nw.Name, Bridge: nw.Bridge, MTU: nw.MTU,
 			Masquerade: nw.Masquerade, NonMasquerade: nw.NonMasquerade,
-			Policy: nw.Policy, Guard: nw.Guard, Mark: mark, NFCall: nw.NFCall, Promiscuous: nw.Promiscuous,
+			Policy: nw.Policy, Guard: nw.Guard != "", Mark: mark, NFCall: nw.NFCall, Promiscuous: nw.Promiscuous,
 			Uplink: nw.Uplink.NIC, DefaultRoute: string(nw.Exit), SLAAC: nw.SLAAC, VLAN: nw.VLAN,
 		},
 		DefaultMTU: nw.DefaultMTU, Gateway: nw.Gateway, Routed: nw.Routed, ForceAddress: nw.ForceAddress, Owner: hash,
@@ -102,7 +102,7 @@ func wantOf(nw *Network, hash string, mark uint32) *want {
 func (p *plan) onto(b *site) bridge.Port {
 	port := p.port
 	port.BridgeIndex, port.MTU = b.bridge.Index, b.rec.MTU
-	keepTable(&port, p.rec.Guarded, b.bridge)
+	keepTable(&port, p.rec.Guard != "", b.bridge)
 	return port
 }
 

@@ -155,7 +155,7 @@ func portOn(a *state.Attachment, br *bridge.Link) bridge.Port {
 		p.VLAN = defaultVLAN(br)
 	}
 	if p.PeerMAC != nil {
-		keepTable(&p, a.Guarded, br)
+		keepTable(&p, a.Guard != "", br)
 	}
 	return p
 }
@@ -187,13 +187,13 @@ func (s *session) live(ctx context.Context, network string) ([]ipam.Live, error)
 func (r *remains) port() string { return "veth" + r.hash }
 
 // podAddresses lists the addresses of a pod, by whichever interface it has them.
-func podAddresses(pod *netns.NS) ([]netip.Prefix, error) {
-	conn, err := addr.Dial(&addr.Config{NetNS: pod})
+func podAddresses(ctx context.Context, pod *netns.NS) ([]netip.Prefix, error) {
+	conn, err := addr.Dial(pod)
 	if err != nil {
 		return nil, err
 	}
 	defer conn.Close()
-	have, err := conn.List(addr.Filter{})
+	have, err := conn.List(ctx, addr.Filter{})
 	var list []netip.Prefix
 	for _, a := range have {
 		list = append(list, a.Prefix)
@@ -255,7 +255,7 @@ func (a *adding) attach(ctx context.Context) error {
 		link, err = a.s.Links.Attach(ctx, a.pod.NetNS, port)
 	}
 	if isSecondRoute(err) {
-		if err = a.makeWay(&port, err); err == nil {
+		if err = a.makeWay(ctx, &port, err); err == nil {
 			link, err = a.s.Links.Attach(ctx, a.pod.NetNS, port)
 		}
 	}

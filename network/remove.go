@@ -120,7 +120,7 @@ func removeBridge(ctx context.Context, s *session, rec *state.Network) error {
 		if slices.ContainsFunc(shared, func(o *state.Network) bool { return slices.Contains(o.Gateways, gw) }) {
 			continue
 		}
-		if err := s.Links.Addresses().Remove(addr.Address{Prefix: gw, Link: l.Index}); err != nil {
+		if err := s.Links.Addresses().Remove(ctx, addr.Address{Prefix: gw, Link: l.Index}); err != nil {
 			return err
 		}
 	}

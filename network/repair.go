@@ -15,11 +15,11 @@ import (
 )
 
 // mendOthers puts the rules and elements of the other networks right that have
-// attachments. Those that have none are mended by their next ADD.
-func mendOthers(ctx context.Context, s *session, except string) error {
+// attachments, for the caller to declare mended. Those that have none are mended by their next ADD.
+func mendOthers(ctx context.Context, s *session, except string) ([]*site, error) {
 	others, err := s.others(except)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	r := &repair{s: s}
 	for _, o := range others {
@@ -27,7 +27,7 @@ func mendOthers(ctx context.Context, s *session, except string) error {
 			s.Warn(err.Error()) // its own next ADD says so
 		}
 	}
-	return declareMended(ctx, s, false, r.mended...)
+	return r.mended, nil
 }
 
 // restore makes a network again that is on record. It says whether anything was missing that other networks have a
@@ -74,7 +74,7 @@ func repairNetworks(ctx context.Context, s *session, some ...string) error {
 			errs = append(errs, r.network(ctx, rec))
 		}
 	}
-	errs = append(errs, declareMended(ctx, s, false, r.mended...))
+	errs = append(errs, declareMended(ctx, s, r.mended...))
 	for _, a := range r.followers {
 		if withholds(a) {
 			errs = append(errs, s.Publish(ctx, waitingOf(a))) // a DEL may have been killed that was to pass them on

@@ -95,7 +95,7 @@ func TestLimitsAreThereBeforeThePortIsUp(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, table{with: everything})
 	n.do(func() error { return n.Del(n.Context(), n.made.Key, nil) })
-	links, err := bridge.Dial(&bridge.Config{NetNS: n.ns})
+	links, err := bridge.Dial(n.ns)
 	must.Succeed(t, err)
 	defer links.Close()
 	var at []string // the port's limits, when it is first seen up
@@ -144,7 +144,7 @@ func (n *node) fill(from, to int) (keep []network.Key) {
 // A look at a pod costs the same beside any number of others. What is done for all pods lists each kind of thing once.
 func TestRequestsDoNotGrowWithOtherPods(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, table{with: func(n *node) { n.nw.Guard, n.nw.Masquerade = true, true }})
+	n := newNode(t, table{with: func(n *node) { n.nw.Guard, n.nw.Masquerade = nft.GuardAddresses, true }})
 	var w wire
 	n.tap(&w)
 	var before string

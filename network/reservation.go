@@ -141,7 +141,7 @@ func (t *teardown) release(ctx context.Context, r *remains) error {
 // guard stays with the port.
 func unlist(ctx context.Context, s *session, r *remains) error {
 	var err error
-	if !isKnown(r.rec) || r.rec.Guarded {
+	if !isKnown(r.rec) || r.rec.Guard != "" {
 		err = s.Links.Shut(ctx, r.port(), endpoint.AliasOwner(r.hash))
 		if err != nil && !errors.Is(err, bridge.ErrForeign) {
 			return err

@@ -36,21 +36,21 @@ func (wayPart) look(ctx context.Context, p *attached) error {
 		if !slices.Contains(p.nw.Gateways, gw) || gw.Masked() != address.Prefix.Masked() {
 			continue // the host has no route to it by us
 		}
-		if err := p.lookAtWay(at, address.Prefix); err != nil {
+		if err := p.lookAtWay(ctx, at, address.Prefix); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (p *attached) lookAtWay(at *bridge.Link, own netip.Prefix) error {
-	switch r, err := p.s.Links.Routes().Get(own.Addr()); {
+func (p *attached) lookAtWay(ctx context.Context, at *bridge.Link, own netip.Prefix) error {
+	switch r, err := p.s.Links.Routes().Get(ctx, own.Addr()); {
 	case err == nil && r.Link == at.Index:
 		return nil
 	case err != nil && !route.NoRoute(err):
 		return err
 	}
-	if wrong, err := p.s.Links.Routes().CheckSubnet(own, at.Index); wrong != "" || err != nil {
+	if wrong, err := checkSubnet(ctx, p.s.Links.Routes(), own, at.Index); wrong != "" || err != nil {
 		return err // which is said of the network
 	}
 	p.found.Advise(tombolo.RemedyConfigure, "the host does not send what is for %s to %s: see ip route get %s, and ip rule", own.Addr(), at.Name, own.Addr())
@@ -94,7 +94,7 @@ func subnets(addresses []netip.Prefix) []route.Route {
 	for _, a := range addresses {
 		has := slices.ContainsFunc(list, func(r route.Route) bool { return r.Dst == a.Masked() })
 		if !has && !a.IsSingleIP() {
-			list = append(list, route.Subnet(a, 0))
+			list = append(list, subnetRoute(a, 0))
 		}
 	}
 	return list
@@ -192,11 +192,11 @@ func familyIndex(a netip.Addr) int {
 
 // makeWay finds larger metrics for the default routes of a port whose Attach failed since the pod has such routes
 // by another interface.
-func (a *adding) makeWay(port *bridge.Port, failed error) error {
+func (a *adding) makeWay(ctx context.Context, port *bridge.Port, failed error) error {
 	before := a.metrics
 	for i := range port.Routes {
 		if r := &port.Routes[i]; isDefault(r) {
-			metric, err := freeMetric(a.pod.NetNS, nl.FamilyOf(r.Dst.Addr()), r.Priority)
+			metric, err := freeMetric(ctx, a.pod.NetNS, nl.FamilyOf(r.Dst.Addr()), r.Priority)
 			if err != nil {
 				return errors.Join(failed, err)
 			}
@@ -213,17 +213,17 @@ func (a *adding) makeWay(port *bridge.Port, failed error) error {
 
 // isDefault says that a route is a default route of the main table.
 func isDefault(r *route.Route) bool {
-	return r.Dst.Bits() == 0 && (r.Table == 0 || r.Table == route.TableMain)
+	return r.Dst.Bits() == 0 && (r.Table == 0 || r.Table == unix.RT_TABLE_MAIN)
 }
 
-// freeMetric is the metric for a default route of a pod: see route.Conn.FreePriority.
-func freeMetric(pod *netns.NS, family uint8, asked uint32) (uint32, error) {
-	conn, err := route.Dial(&route.Config{NetNS: pod})
+// freeMetric is the metric for a default route of a pod: see freePriority.
+func freeMetric(ctx context.Context, pod *netns.NS, family uint8, asked uint32) (uint32, error) {
+	conn, err := route.Dial(pod)
 	if err != nil {
 		return 0, err
 	}
 	defer conn.Close()
-	return conn.FreePriority(family, asked)
+	return freePriority(ctx, conn, family, asked)
 }
 
 // explainRoute tells what to do where the pod has a route by another interface.
@@ -242,7 +242,7 @@ func isSecondRoute(err error) bool {
 // gateway6 is where the pod's default route leads: to the LAN's router, of which the
 // pod's own kernel has learnt it, or to the host, to which it is added here, with a metric. A link-local
 // address of the host's stays when the LAN gets another prefix.
-func (a *adding) gateway6(got *bridge.Autoconfigured) (_ netip.Addr, metric uint32, _ error) {
+func (a *adding) gateway6(ctx context.Context, got *bridge.Autoconfigured) (_ netip.Addr, metric uint32, _ error) {
 	switch {
 	case a.nw.Exit == ExitHost:
 	case len(got.Gateways) == 0:
@@ -250,21 +250,45 @@ func (a *adding) gateway6(got *bridge.Autoconfigured) (_ netip.Addr, metric uint
 	default:
 		return got.Gateways[0], 0, nil
 	}
-	own, err := hostAddresses(a.s.Links, a.built.bridge, netip.MustParsePrefix("fe80::/10"))
+	own, err := hostAddresses(ctx, a.s.Links, a.built.bridge, netip.MustParsePrefix("fe80::/10"))
 	if err == nil && len(own) == 0 {
 		err = fail.Errorf(ErrNoGateway, `defaultRoute "host": bridge %s has no link-local IPv6 address to which the pod could send: give it one, or set defaultRoute to "router"`, a.nw.Bridge)
 	}
 	if err != nil {
 		return netip.Addr{}, 0, err
 	}
-	routes, err := route.Dial(&route.Config{NetNS: a.pod.NetNS})
+	routes, err := route.Dial(a.pod.NetNS)
 	if err != nil {
 		return netip.Addr{}, 0, err
 	}
 	defer routes.Close()
-	if metric, err = routes.FreePriority(unix.AF_INET6, 0); err != nil {
+	if metric, err = freePriority(ctx, routes, unix.AF_INET6, 0); err != nil {
 		return netip.Addr{}, 0, err
 	}
-	_, err = routes.Ensure(route.Route{Gateway: own[0], Link: a.link.PeerIndex, Priority: metric, Protocol: route.ProtocolTombolo})
+	_, err = routes.Ensure(ctx, route.Route{Gateway: own[0], Link: a.link.PeerIndex, Priority: metric, Protocol: route.ProtocolTombolo})
 	return own[0], metric, explainRoute(err)
+}
+
+// freePriority is the priority for a default route of the main table that is to be added: the one that is asked for,
+// unless there is a default route of the family with it; then a larger one than any. 0 is the kernel's own.
+func freePriority(ctx context.Context, routes *route.Conn, family uint8, asked uint32) (uint32, error) {
+	const (
+		step     = 100
+		kernels6 = 1024 // of a route of IPv6 without one (IP6_RT_PRIO_USER)
+	)
+	wanted, taken, largest := asked, false, uint32(0)
+	if wanted == 0 && family == unix.AF_INET6 {
+		wanted = kernels6
+	}
+	err := routes.Walk(ctx, route.Filter{Family: family, Table: unix.RT_TABLE_MAIN}, func(r route.Route) {
+		if r.Dst.Bits() > 0 || r.Type != unix.RTN_UNICAST {
+			return
+		}
+		taken = taken || r.Priority == wanted
+		largest = max(largest, r.Priority)
+	})
+	if err != nil || !taken {
+		return asked, err
+	}
+	return largest + step, nil
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/ipam"
@@ -59,7 +60,7 @@ func TestDefaultRoutes(t *testing.T) {
 
 func TestPodRoutes(t *testing.T) {
 	t.Parallel()
-	scope := func(s route.Scope) *route.Scope { return &s }
+	scope := func(s uint8) *uint8 { return &s }
 	// What every route has, in short.
 	to := func(dst, gw string, change func(*route.Route)) route.Route {
 		r := route.Route{Dst: netip.MustParsePrefix(dst), Protocol: route.ProtocolTombolo}
@@ -89,13 +90,13 @@ func TestPodRoutes(t *testing.T) {
 			[]route.Route{{Dst: netip.MustParsePrefix("192.0.2.0/24")}}, []route.Route{to("192.0.2.0/24", "", nil)}},
 		{"a scope says that there is none", false, dualStack(),
 			[]route.Route{{Dst: netip.MustParsePrefix("192.0.2.0/24"), Scope: scope(253)}},
-			[]route.Route{to("192.0.2.0/24", "", func(r *route.Route) { r.Scope = scope(route.ScopeLink) })}},
+			[]route.Route{to("192.0.2.0/24", "", func(r *route.Route) { r.Scope = scope(unix.RT_SCOPE_LINK) })}},
 		{"host bits are dropped", false, dualStack(),
 			[]route.Route{{Dst: netip.MustParsePrefix("192.0.2.7/24"), Gateway: netip.MustParseAddr("10.61.0.3")}}, []route.Route{to("192.0.2.0/24", "10.61.0.3", nil)}},
 		{"every attribute", false, dualStack(),
 			[]route.Route{{Dst: netip.MustParsePrefix("192.0.2.0/24"), Gateway: netip.MustParseAddr("10.61.0.3"), MTU: 1300, AdvMSS: 1200, Priority: 50, Table: 100, Scope: scope(0)}},
 			[]route.Route{to("192.0.2.0/24", "10.61.0.3", func(r *route.Route) {
-				r.MTU, r.AdvMSS, r.Priority, r.Table, r.Scope = 1300, 1200, 50, 100, scope(route.ScopeGlobal)
+				r.MTU, r.AdvMSS, r.Priority, r.Table, r.Scope = 1300, 1200, 50, 100, scope(unix.RT_SCOPE_UNIVERSE)
 			})}},
 		{"a gateway off link", true,
 			[]ipam.Address{{Prefix: netip.MustParsePrefix("10.61.0.2/32"), Gateway: netip.MustParseAddr("10.99.0.1")}}, nil,
@@ -105,7 +106,7 @@ func TestPodRoutes(t *testing.T) {
 		{"on link by another route's help", false, dualStack(),
 			// The second can be made only after the first.
 			[]route.Route{{Dst: netip.MustParsePrefix("0.0.0.0/0"), Gateway: netip.MustParseAddr("192.0.2.1")}, {Dst: netip.MustParsePrefix("192.0.2.1/32"), Scope: scope(253)}},
-			[]route.Route{to("192.0.2.1/32", "", func(r *route.Route) { r.Scope = scope(route.ScopeLink) }), to("0.0.0.0/0", "192.0.2.1", onLink)}},
+			[]route.Route{to("192.0.2.1/32", "", func(r *route.Route) { r.Scope = scope(unix.RT_SCOPE_LINK) }), to("0.0.0.0/0", "192.0.2.1", onLink)}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()

@@ -8,6 +8,7 @@ import (
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/network"
+	"github.com/tombolo-cni/tombolo/nft"
 )
 
 // onLAN has the pod on the LAN of a NIC of the host's, with its default route through the host.
@@ -19,7 +20,7 @@ func (n *node) lan() *netns.NS {
 	nstest.Run(n, lan, "ip", "address", "add", "10.61.0.1/24", "dev", "eth0")
 	nstest.Run(n, n.ns, "sh", "-ec", "ip link set nic0 address 02:00:00:00:00:01; echo 2 >/proc/sys/net/ipv6/conf/nic0/accept_ra; echo 0 >/proc/sys/net/ipv4/conf/all/send_redirects; ip address add 10.61.0.9/24 dev nic0; ip route add default via 10.61.0.1")
 	n.nw.Gateway, n.nw.DefaultGateway = false, false
-	n.nw.Uplink, n.nw.Exit, n.nw.Guard, n.nw.Untrusted, n.nw.Routed = uplink.Uplink{NIC: "nic0"}, network.ExitHost, true, true, true
+	n.nw.Uplink, n.nw.Exit, n.nw.Guard, n.nw.Routed = uplink.Uplink{NIC: "nic0"}, network.ExitHost, nft.GuardUntrusted, true
 	n.pod.Addresses = []ipam.Address{{Prefix: nstest.Prefix("10.61.0.2/24"), Gateway: nstest.Addr("10.61.0.1")}}
 	return lan
 }

@@ -94,8 +94,8 @@ func (c *Conn) Close() error {
 // Probe says whether the firewall can be worked with at all: nil if the kernel has
 // nf_tables and lets the caller use it. The error matches errors.ErrUnsupported
 // where nf_tables is missing, and fs.ErrPermission without CAP_NET_ADMIN.
-func (c *Conn) Probe() error {
-	if err := c.usable(context.Background()); err != nil {
+func (c *Conn) Probe(ctx context.Context) error {
+	if err := c.usable(ctx); err != nil {
 		return err
 	}
 

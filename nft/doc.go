@@ -3,9 +3,9 @@
 // addresses, and keeps apart what policies keep apart.
 //
 //	c, err := nft.Dial(nil)
-//	ready, err := c.Ready(ctx, network)  // one look, for each pod
-//	out, err := c.Ensure(ctx, network)   // the rules, where they are not
-//	err = c.Add(ctx, endpoint)           // one transaction of a few elements
+//	changed, err := c.Ensure(ctx, network) // the rules, and what somebody has flushed
+//	err = c.Add(ctx, endpoint)             // one transaction of a few elements
+//	diffs, err := c.Check(ctx, network)
 //	err = c.Remove(ctx, endpoint)
 //
 // All of it is one nf_tables table, inet tombolo. Rules belong to networks, and
@@ -42,7 +42,7 @@
 //
 // A second table, bridge tombolo, is there for networks that need it. It has the chains that hold
 // ports to what they may say: those for every pod (Network.Groups), and those for guarded ones
-// (Network.Guard, Endpoint.GuardedPort), with sets in which pods have elements. All of an endpoint
+// (Network.Guard, Endpoint.Guard), with sets in which pods have elements. All of an endpoint
 // is one transaction, over both tables.
 //
 // The chains dedup-NETWORK drop what a promiscuous bridge would deliver twice (Dedup), and

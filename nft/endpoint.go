@@ -35,36 +35,20 @@ type Endpoint struct {
 	// Addrs are the pod's addresses; IPv4 ones as such, not mapped into IPv6.
 	Addrs []netip.Addr
 	// MAC is the pod's. It stands in for addresses where there are none, so that
-	// every pod is known, and GuardedPort needs it; else it is not used.
+	// every pod is known, and a guard needs it; else it is not used.
 	MAC net.HardwareAddr
-	// GuardedPort is the name of the bridge's port that the pod is behind: the host's end of its veth
-	// pair. With it, the pod is held to MAC and Addrs: it may send from these alone, and IPv4, IPv6 and ARP
-	// only. With an address of IPv6 goes the link-local one that is made of the MAC (addr_gen_mode eui64);
-	// without any of IPv6 it sends none. A pod without addresses is held to its MAC alone, unless SLAAC or
-	// Untrusted says more. What else comes in by the port is dropped. The network must be one with Guard.
+	// Guard is what the pod is held to behind GuardedPort, the bridge's port: the host's end of its veth pair.
+	// What else comes in by the port is dropped. The network must be one with Guard.
 	//
 	// Frames to 01:80:c2:00:00:00 to :0f do not come by the guard: the bridge learns from
 	// them and hands them to the host. See Network.Groups.
+	Guard       Guard
 	GuardedPort string
 	// SLAAC lets a guarded pod use every IPv6 address, link-local or not, that ends in the interface identifier
 	// made of its MAC (modified EUI-64, RFC 4291, appendix A): routers give such addresses their prefixes, later,
 	// and others another day. It has no others then but those among Addrs: no temporary ones (RFC 8981), no
 	// stable opaque ones (RFC 7217).
 	SLAAC bool
-	// MACOnly holds a guarded pod to the source address of its Ethernet frames, and to nothing else: it may use
-	// any address, VLAN tags, and protocols other than IP, as a pod with a bridge or router of its own does.
-	MACOnly bool
-	// Untrusted, which MACOnly excludes, is what switches call a port of hosts, behind which no server or
-	// router is to be (DHCP snooping, RFC 6105's RA guard, RFC 7610's DHCPv6 shield): it sends no answers of
-	// DHCP or DHCPv6 servers and relays, by no port, no DHCP requests for another's MAC, no queries of IGMP and
-	// MLD, no ICMP redirects, and nothing of what routers and firewalls tell each other: not by a protocol of
-	// IP (PIM, OSPF, EIGRP, VRRP and CARP, IS-IS, NHRP, pfsync and the like), nor to the UDP ports of RIP,
-	// OLSR, LDP, HSRP, GLBP, Babel, WCCP and the like, wherever that is. Router advertisements and redirects of
-	// IPv6 no guarded pod sends whose addresses are known. TCP is not looked at, nor what IPsec hides.
-	//
-	// Without addresses of IPv4 it is about to get one: it may ask DHCP servers for it
-	// and look whether another host has it (RFC 5227), and nothing else of IPv4.
-	Untrusted bool
 	// Masquerade has the pod's packets masqueraded, by the rules of its network,
 	// which must be one with masquerade.
 	Masquerade bool
@@ -179,29 +163,60 @@ func ownerOf(el *ruleset.ElementState) (owner Owner, networkKey string, ok bool)
 // set PORT group 0`, gets all reports again, as a pod needs that is a multicast router.
 const PodGroup = ruleset.PodGroup
 
+// Guard is what a pod is held to; the zero Guard is nothing.
+type Guard string
+
+const (
+	// GuardMAC is the source address of its Ethernet frames, and nothing else: it may use any address, VLAN
+	// tags, and protocols other than IP, as a pod with a bridge or router of its own does.
+	GuardMAC Guard = "mac"
+	// GuardAddresses is its MAC and addresses: it may send from these alone, and IPv4, IPv6 and ARP only. With an
+	// address of IPv6 goes the link-local one that is made of the MAC (addr_gen_mode eui64); without any of IPv6
+	// it sends none. A pod without addresses is held to its MAC alone, unless it has SLAAC.
+	GuardAddresses Guard = "addresses"
+	// GuardUntrusted is more: what switches call a port of hosts, behind which no server or
+	// router is to be (DHCP snooping, RFC 6105's RA guard, RFC 7610's DHCPv6 shield): it sends no answers of
+	// DHCP or DHCPv6 servers and relays, by no port, no DHCP requests for another's MAC, no queries of IGMP and
+	// MLD, no ICMP redirects, and nothing of what routers and firewalls tell each other: not by a protocol of
+	// IP (PIM, OSPF, EIGRP, VRRP and CARP, IS-IS, NHRP, pfsync and the like), nor to the UDP ports of RIP,
+	// OLSR, LDP, HSRP, GLBP, Babel, WCCP and the like, wherever that is. Router advertisements and redirects of
+	// IPv6 no guarded pod sends whose addresses are known. TCP is not looked at, nor what IPsec hides.
+	//
+	// Without addresses of IPv4 it is about to get one: it may ask DHCP servers for it
+	// and look whether another host has it (RFC 5227), and nothing else of IPv4.
+	GuardUntrusted Guard = "untrusted"
+)
+
+// Check refuses what is no Guard. The error matches tombolo.ErrInvalid.
+func (g Guard) Check() error {
+	if !slices.Contains([]Guard{"", GuardMAC, GuardAddresses, GuardUntrusted}, g) {
+		return invalid("guard %q", string(g))
+	}
+	return nil
+}
+
 // checkGuard says what is wrong with an endpoint's guard.
 func (ep *Endpoint) checkGuard() error {
 	const group = 1 // the bit of a MAC that makes it one of many
 	switch {
-	case ep.GuardedPort == "":
-		return nil
+	case ep.Guard == "" || ep.Guard.Check() != nil:
+		return ep.Guard.Check()
 	case !ident.IsLinkName(ep.GuardedPort):
 		return invalid("endpoint %s: guarded port %q is no name of a link", ep.Owner, ep.GuardedPort)
 	case len(ep.MAC) != ruleset.EtherLen || ep.MAC[0]&group != 0:
 		return invalid("endpoint %s: port %s cannot be guarded: %q cannot be the MAC of a pod", ep.Owner, ep.GuardedPort, ep.MAC)
-	case ep.MACOnly && ep.Untrusted:
-		return invalid("endpoint %s: guarded port %s: MACOnly and Untrusted exclude each other", ep.Owner, ep.GuardedPort)
 	}
 	return nil
 }
 
 // guardElements gives what an endpoint has in the guard's sets.
 func (ep *Endpoint) guardElements() []ruleset.Element {
-	if ep.GuardedPort == "" {
+	if ep.Guard == "" {
 		return nil
 	}
 	port := ruleset.GuardedPort{
-		Name: ep.GuardedPort, MAC: ep.MAC, Addrs: ep.Addrs, SLAAC: ep.SLAAC, MACOnly: ep.MACOnly, Untrusted: ep.Untrusted,
+		Name: ep.GuardedPort, MAC: ep.MAC, Addrs: ep.Addrs, SLAAC: ep.SLAAC,
+		MACOnly: ep.Guard == GuardMAC, Untrusted: ep.Guard == GuardUntrusted,
 	}
 	return port.Elements()
 }
@@ -209,12 +224,12 @@ func (ep *Endpoint) guardElements() []ruleset.Element {
 // leftovers gives what a guarded endpoint should not have in the sets, but may have had
 // as another one: as one without addresses, with SLAAC, or with its MAC alone.
 func (ep *Endpoint) leftovers() []ruleset.Element {
-	if ep.GuardedPort == "" {
+	if ep.Guard == "" {
 		return nil
 	}
-	bare := Endpoint{Bridge: ep.Bridge, MAC: ep.MAC, GuardedPort: ep.GuardedPort}
+	bare := Endpoint{Bridge: ep.Bridge, MAC: ep.MAC, Guard: GuardAddresses, GuardedPort: ep.GuardedPort}
 	leasing := bare
-	leasing.SLAAC, leasing.Untrusted = true, true
+	leasing.SLAAC, leasing.Guard = true, GuardUntrusted
 	had := append(bare.elements(), leasing.guardElements()...)
 	known := ep.elements()
 	var list []ruleset.Element

@@ -12,52 +12,54 @@ import (
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
-// Outcome says what Ensure did.
-type Outcome struct {
-	// Changed says that something was built or mended.
-	Changed bool
-	// Emptied says that a set had to be made anew, the first time too, or that somebody
-	// had emptied it. What any endpoint of any network had in it is gone: Replace all
-	// that are known.
-	Emptied bool
-}
-
 // Ensure builds what a network needs, or mends what is missing, different or does
 // not belong there: the tables, the sets, the chains and all their rules, in one
 // transaction. Elements of sets are left as they are where the set can stay, and so
 // are other networks. It is safe with any number of other programs at it at once.
 //
+// Where a set had to be made anew, or had been emptied, what any endpoint of any network
+// had in it is gone. back are those that Ensure then puts back, as Replace does: all that the
+// caller knows. Until they are back, Ready and Check say that there is something to do.
+//
 // The rules that all networks share come with the first network; a change of the
 // Config's Mark changes them for all.
-//
-// From then on Ready says that all is there, the elements of sets that were emptied
-// included. A caller that has many of them to put back should use Prepare first.
-func (c *Conn) Ensure(ctx context.Context, n Network) (Outcome, error) {
-	return c.ensure(ctx, n, true)
+func (c *Conn) Ensure(ctx context.Context, n Network, back ...Endpoint) (changed bool, _ error) {
+	changed, emptied, err := c.ensure(ctx, n, len(back) == 0)
+	if err != nil || !emptied || len(back) == 0 {
+		return changed, err
+	}
+	if err := c.Replace(ctx, back...); err != nil {
+		return changed, err
+	}
+	if _, _, err := c.ensure(ctx, n, true); err != nil {
+		return changed, err
+	}
+	// Another flush shows only from here on.
+	return changed, c.Replace(ctx, back...)
 }
 
-// Prepare does all that Ensure does, but for what says that no set has been emptied.
-// So Ready stays false, for every network that has a part in an emptied set, until
-// Ensure is called: after endpoints have been put back with Replace. If somebody is
-// stopped in between, the next caller finds it as it was.
-func (c *Conn) Prepare(ctx context.Context, n Network) (Outcome, error) {
-	return c.ensure(ctx, n, false)
+// Prepare does all that Ensure does, but for what says that no set has been emptied. So
+// Ready stays false, for every network that has a part in an emptied set, until Ensure is
+// called. It is for a caller that has more to put back than endpoints, or several networks
+// that share sets: if it is stopped in between, the next caller finds it as it was.
+func (c *Conn) Prepare(ctx context.Context, n Network) (changed bool, _ error) {
+	changed, _, err := c.ensure(ctx, n, false)
+	return changed, err
 }
 
-// ensure is both, the one with sentinels.
-func (c *Conn) ensure(ctx context.Context, n Network, sentinels bool) (Outcome, error) {
+// ensure is both, the one with sentinels. It says whether a set was made anew, the first time too, or had been emptied.
+func (c *Conn) ensure(ctx context.Context, n Network, sentinels bool) (changed, emptied bool, _ error) {
 	want, err := c.wanted(ctx, &n)
 	if err != nil {
-		return Outcome{}, err
+		return false, false, err
 	}
-	var out Outcome
 	err = nftnl.Retry(ctx, func() error {
 		have, err := c.tables.Read(want)
 		if err != nil {
 			return err
 		}
 		p := ruleset.Plan(want, have)
-		found := Outcome{Changed: !p.Nothing(), Emptied: len(p.Sets)+len(p.Emptied) > 0}
+		differs, lost := !p.Nothing(), len(p.Sets)+len(p.Emptied) > 0
 		if !sentinels {
 			p.Emptied = nil
 		}
@@ -66,14 +68,14 @@ func (c *Conn) ensure(ctx context.Context, n Network, sentinels bool) (Outcome, 
 				return explainKernel(explainBusy(err))
 			}
 		}
-		out = found
+		changed, emptied = differs, lost
 		return nil
 	})
-	return out, err
+	return changed, emptied, err
 }
 
 // Ready says whether the network can do without Ensure, by single gets of the
-// table and its chains: whether they are there, awake and hooked in, made for this
+// table and its chains, for a caller that asks before each pod: whether they are there, awake and hooked in, made for this
 // network and this mark by this version, and with as many rules as then, and whether
 // nobody has emptied a set. It sees neither single elements nor what a rule was replaced
 // by: see Check.

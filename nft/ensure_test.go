@@ -170,7 +170,7 @@ func TestEnsureMendsWhatWasDamaged(t *testing.T) {
 			expect.That(t, err == nil && ready != tc.unready, "Ready: %v, %v", ready, err)
 			checkFinds(t, c, podnet(), tc.found, ep)
 			out := mustEnsure(t, c, podnet())
-			if want := (Outcome{Changed: tc.unready || len(tc.found) > 1, Emptied: tc.emptied}); out != want {
+			if want := (outcome{Changed: tc.unready || len(tc.found) > 1, Emptied: tc.emptied}); out != want {
 				t.Errorf("Ensure: %+v, want %+v", out, want)
 			}
 			if !tc.lost {
@@ -241,7 +241,7 @@ func TestEnsureChangesOnlyItsNetwork(t *testing.T) {
 	} {
 		step.change()
 		expect.Of(c.Ready(context.Background(), changed)).Is(t, false, "%s: Ready", step.name)
-		expect.Equal(t, mustEnsure(t, c, changed), (Outcome{Changed: true}), "%s", step.name)
+		expect.Equal(t, mustEnsure(t, c, changed), (outcome{Changed: true}), "%s", step.name)
 		expect.Equal(t, strings.Contains(nft(t, ns, "list", "ruleset"), step.rules), step.want, "%s: %q is there", step.name, step.rules)
 		wantReady(t, c, changed)
 		wantReady(t, c, other)
@@ -263,7 +263,7 @@ func TestEnsureFollowsTheMark(t *testing.T) {
 		`chain unmark of table inet tombolo: comment`,
 		`chain loopback-answers of table inet tombolo: comment`,
 	})
-	expect.Equal(t, mustEnsure(t, other, podnet()), (Outcome{Changed: true}))
+	expect.Equal(t, mustEnsure(t, other, podnet()), (outcome{Changed: true}))
 	if list := nft(t, ns, "list", "ruleset"); strings.Contains(list, "0x00001000") || !strings.Contains(list, "0x00020000") {
 		t.Errorf("with another mark:\n%s", list)
 	}
@@ -312,7 +312,7 @@ func TestEverythingNeedsNetAdmin(t *testing.T) {
 	ctx := context.Background()
 	ep := pod("00000000001", "10.22.0.5")
 	for what, do := range map[string]func() error{
-		"Probe":         c.Probe,
+		"Probe":         func() error { return c.Probe(ctx) },
 		"Ensure":        func() error { _, err := c.Ensure(ctx, podnet()); return err },
 		"Ready":         func() error { _, err := c.Ready(ctx, podnet()); return err },
 		"Check":         func() error { _, err := c.Check(ctx, podnet()); return err },
@@ -351,5 +351,5 @@ func withoutNetAdmin(do func() error) error {
 func TestProbeFindsNFTables(t *testing.T) {
 	t.Parallel()
 	c, _ := dialNew(t)
-	expect.Success(t, c.Probe())
+	expect.Success(t, c.Probe(t.Context()))
 }

@@ -40,17 +40,11 @@ func Example() {
 		Addrs:      []netip.Addr{netip.MustParseAddr("10.22.0.5")},
 		Masquerade: true,
 	}
-	ready, err := firewall.Ready(ctx, network)
+	changed, err := firewall.Ensure(ctx, network)
 	if err != nil {
 		log.Fatal(err)
 	}
-	if !ready {
-		out, err := firewall.Ensure(ctx, network)
-		if err != nil {
-			log.Fatal(err)
-		}
-		fmt.Println("built; endpoints to bring back:", out.Emptied)
-	}
+	fmt.Println("built:", changed)
 	if err := firewall.Add(ctx, pod); err != nil {
 		log.Fatal(err)
 	}
@@ -78,7 +72,7 @@ func Example() {
 	}
 
 	// Output:
-	// built; endpoints to bring back: true
+	// built: true
 	// cbr0 . 10.22.0.5 belongs to 58fcaeafe32
 	// 58fcaeafe32 cbr0 [10.22.0.5]
 }

@@ -179,7 +179,7 @@ func TestProbeSaysWhatIsMissing(t *testing.T) {
 	t.Parallel()
 	for _, errno := range []unix.Errno{unix.EINVAL, unix.EOPNOTSUPP} {
 		fault := &nltest.Fault{Type: messageType(unix.NFT_MSG_GETGEN), Errno: errno}
-		err := dialFaulty(t, nstest.New(t), fault).Probe()
+		err := dialFaulty(t, nstest.New(t), fault).Probe(t.Context())
 		if !errors.Is(err, errors.ErrUnsupported) || !strings.Contains(err.Error(), "this kernel has no nf_tables; load the module") {
 			t.Errorf("%v: %v", errno, err)
 		}

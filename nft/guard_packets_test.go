@@ -55,7 +55,7 @@ func newGuardSite(tb testing.TB) *guardSite {
 
 // guarded is the endpoint of the site's pod.
 func (s *guardSite) guarded(addresses ...string) Endpoint {
-	return Endpoint{Owner: "0123456789a", Network: "podnet", Bridge: "cbr0", MAC: mac(podMAC), GuardedPort: "veth1", Addrs: nstest.Addrs(addresses...)}
+	return Endpoint{Owner: "0123456789a", Network: "podnet", Bridge: "cbr0", MAC: mac(podMAC), Guard: GuardAddresses, GuardedPort: "veth1", Addrs: nstest.Addrs(addresses...)}
 }
 
 // arrives says whether a frame of the pod's comes to the other pod. A frame that
@@ -262,7 +262,7 @@ func TestGuardStopsWhatPassesForAnother(t *testing.T) {
 	s := newGuardSite(t)
 	nft(t, s.host, "flush chain bridge tombolo groups") // of which one is about spanning tree
 	// Each does arrive where nothing guards the port, though another is guarded.
-	mustAdd(t, s.c, Endpoint{Owner: "00000000002", Network: "podnet", Bridge: "cbr0", MAC: mac(otherMAC), GuardedPort: "veth2", Addrs: nstest.Addrs(other4, other6)})
+	mustAdd(t, s.c, Endpoint{Owner: "00000000002", Network: "podnet", Bridge: "cbr0", MAC: mac(otherMAC), Guard: GuardAddresses, GuardedPort: "veth2", Addrs: nstest.Addrs(other4, other6)})
 	s.want(t, attacks(), true)
 	s.want(t, decent(), true)
 	mustAdd(t, s.c, s.guarded(pod4, pod6))
@@ -313,7 +313,7 @@ func TestGuardOfTheMACAloneLooksAtNothingElse(t *testing.T) {
 	s := newGuardSite(t)
 	nft(t, s.host, "flush chain bridge tombolo groups") // of which one is about spanning tree
 	ep := s.guarded(pod4, pod6)
-	ep.MACOnly = true
+	ep.Guard = GuardMAC
 	mustAdd(t, s.c, ep)
 	stopped := 0
 	for _, f := range attacks() {

@@ -32,14 +32,14 @@ func guardNet() Network {
 func guardedPod(owner Owner, port, mac string, addresses ...string) Endpoint {
 	ep := pod(owner, addresses...)
 	ep.Masquerade = len(addresses) > 0
-	ep.GuardedPort, ep.MAC = port, mustMAC(mac)
+	ep.Guard, ep.GuardedPort, ep.MAC = GuardAddresses, port, mustMAC(mac)
 	return ep
 }
 
 // lanPod is one of a LAN, which has SLAAC, and no address of IPv4 before its lease.
 func lanPod(owner Owner, port, mac string, addresses ...string) Endpoint {
 	ep := guardedPod(owner, port, mac, addresses...)
-	ep.Masquerade, ep.SLAAC, ep.Untrusted = false, true, true
+	ep.Masquerade, ep.SLAAC, ep.Guard = false, true, GuardUntrusted
 	return ep
 }
 
@@ -47,7 +47,7 @@ func mustMAC(s string) net.HardwareAddr { return net.HardwareAddr(mac(s)) }
 
 func TestGuardElementsAreTheEndpointsOwn(t *testing.T) {
 	t.Parallel()
-	slaac, untrusted := func(ep *Endpoint) { ep.SLAAC = true }, func(ep *Endpoint) { ep.Untrusted = true }
+	slaac, untrusted := func(ep *Endpoint) { ep.SLAAC = true }, func(ep *Endpoint) { ep.Guard = GuardUntrusted }
 	for _, tc := range []struct {
 		name      string
 		addresses []string
@@ -81,7 +81,7 @@ func TestGuardElementsAreTheEndpointsOwn(t *testing.T) {
 			"veth1 of set guarded", "veth1 . 02:00:00:00:00:05 of set guard-mac", "veth1 . 0x0200000000050000 of set guard-lladdr",
 			"veth1 . 0x000000fffe000005 of set guard-id",
 		}},
-		{name: "its MAC alone", are: []func(*Endpoint){func(ep *Endpoint) { ep.MACOnly = true }}, addresses: []string{pod4}, want: []string{
+		{name: "its MAC alone", are: []func(*Endpoint){func(ep *Endpoint) { ep.Guard = GuardMAC }}, addresses: []string{pod4}, want: []string{
 			"veth1 of set guarded", "veth1 . 02:00:00:00:00:05 of set guard-mac", "veth1 . 10.22.0.5 of set guard4", "veth1 of set guard-leasing",
 		}},
 		{name: "a host", are: []func(*Endpoint){untrusted}, addresses: []string{pod4}, want: []string{
@@ -111,7 +111,7 @@ func TestGuardElementsAreTheEndpointsOwn(t *testing.T) {
 			}
 			expect.NoDiff(t, cmp.Diff(tc.want, got), "elements")
 			unguarded := ep
-			unguarded.GuardedPort = ""
+			unguarded.Guard = ""
 			n := len(ep.elements()) - len(unguarded.elements())
 			expect.That(t, n == len(tc.want), "the guard takes %d elements, want %d", n, len(tc.want))
 		})
@@ -129,7 +129,7 @@ func TestGuardedEndpointsAreKnownLikeOthers(t *testing.T) {
 	plain := pod("0000000000d", "10.22.0.8")
 	waiting := lanPod("0000000000f", "veth5", "02:00:00:00:00:09")
 	nested := guardedPod("0000000000e", "veth4", "02:00:00:00:00:08", "10.22.0.9")
-	nested.MACOnly = true
+	nested.Guard = GuardMAC
 
 	mustEnsure(t, c, podnet())
 	expect.Is(t, c.Add(ctx, a), fs.ErrNotExist, "where no network has a guard")
@@ -171,7 +171,7 @@ func TestGuardedEndpointsAreKnownLikeOthers(t *testing.T) {
 	list := nft(t, ns, "list", "table", "bridge", "tombolo")
 	expect.That(t, !portNames.MatchString(list), "left behind:\n%s", list)
 	// A pod that was never guarded, as far as its caller knows.
-	plain.GuardedPort, plain.MAC = "veth4", mustMAC("02:00:00:00:00:08")
+	plain.Guard, plain.GuardedPort, plain.MAC = GuardAddresses, "veth4", mustMAC("02:00:00:00:00:08")
 	must.Succeed(t, c.Remove(ctx, plain))
 	wantEndpoints(t, c)
 }
@@ -185,7 +185,7 @@ func TestGuardKeepsNothingOfWhatAPodWas(t *testing.T) {
 	waiting := lanPod("0000000000a", "veth1", podMAC)
 	known := guardedPod("0000000000a", "veth1", podMAC, pod4)
 	nested := known
-	nested.MACOnly = true
+	nested.Guard = GuardMAC
 	for name, was := range map[string]Endpoint{"free": free, "waiting for a lease": waiting, "held to its MAC": nested} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -236,7 +236,7 @@ func TestGuardRefusesWhatIsNoPort(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
 			ep := pod("0123456789a", pod4)
-			ep.GuardedPort = tc.port
+			ep.Guard, ep.GuardedPort = GuardAddresses, tc.port
 			ep.MAC, _ = net.ParseMAC(tc.mac)
 			if err := ep.check(); !errors.Is(err, tombolo.ErrInvalid) || !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("got %v, want %s", err, tc.want)
@@ -244,8 +244,8 @@ func TestGuardRefusesWhatIsNoPort(t *testing.T) {
 		})
 	}
 	both := guardedPod("0123456789a", "veth1", podMAC)
-	both.MACOnly, both.Untrusted = true, true
-	expect.Is(t, both.check(), tombolo.ErrInvalid, "MACOnly and Untrusted")
+	both.Guard = "both"
+	expect.Is(t, both.check(), tombolo.ErrInvalid, "a guard that is none")
 }
 
 func tables(tb testing.TB, ns string) []string {

@@ -66,9 +66,19 @@ func pod(owner Owner, addresses ...string) Endpoint {
 	return Endpoint{Owner: owner, Network: "podnet", Bridge: "cbr0", Addrs: nstest.Addrs(addresses...), Masquerade: true}
 }
 
-func mustEnsure(tb testing.TB, c *Conn, n Network) Outcome {
+// outcome is what Ensure, or Prepare without sentinels, does and finds.
+type outcome struct{ Changed, Emptied bool }
+
+func mustEnsure(tb testing.TB, c *Conn, n Network) outcome {
 	tb.Helper()
-	return must.Of(c.Ensure(context.Background(), n)).Get(tb)
+	return ensured(tb, c, n, true)
+}
+
+func ensured(tb testing.TB, c *Conn, n Network, sentinels bool) outcome {
+	tb.Helper()
+	changed, emptied, err := c.ensure(context.Background(), n, sentinels)
+	must.Succeed(tb, err)
+	return outcome{changed, emptied}
 }
 
 func mustAdd(tb testing.TB, c *Conn, eps ...Endpoint) {
@@ -82,7 +92,7 @@ func mustAdd(tb testing.TB, c *Conn, eps ...Endpoint) {
 func wantEndpoints(tb testing.TB, c *Conn, want ...Endpoint) {
 	tb.Helper()
 	got := must.Of(c.Endpoints(context.Background(), "")).Get(tb)
-	known := cmpopts.IgnoreFields(Endpoint{}, "Ports", "GuardedPort", "SLAAC", "MACOnly", "Untrusted", "MAC", "PortSNAT", "Callers")
+	known := cmpopts.IgnoreFields(Endpoint{}, "Ports", "Guard", "GuardedPort", "SLAAC", "MAC", "PortSNAT", "Callers")
 	expect.NoDiff(tb, cmp.Diff(want, got, known, cmpopts.EquateEmpty(), cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})), "endpoints")
 }
 

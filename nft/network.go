@@ -51,7 +51,7 @@ type Network struct {
 	// Policy says which pods of other networks, and of this one, may send to the
 	// network's pods.
 	Policy Policy
-	// Guard has what Endpoint.GuardedPort, SLAAC and Untrusted need. Without it, ports
+	// Guard has what Endpoint.Guard needs. Without it, ports
 	// that were guarded before stay so.
 	Guard bool
 	// Groups, which Guard implies, drops what pods send to the link-local groups (01:80:c2:00:00:00 to :0f):

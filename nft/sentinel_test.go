@@ -61,7 +61,7 @@ func TestEmptiedSetIsFoundAndMended(t *testing.T) {
 		expect.Of(c.Ready(ctx, other)).Is(t, ruleset.IsMasqueradeSet(s.Name), "%s: Ready of another network", s.Name)
 		diffs, err := c.Check(ctx, n)
 		expect.That(t, err == nil && names(diffs, s.Name), "%s: Check: %v, %v", s.Name, diffs, err)
-		expect.Of(c.Prepare(ctx, n)).Is(t, (Outcome{Changed: true, Emptied: true}), "%s: Prepare", s.Name)
+		expect.Equal(t, ensured(t, c, n, false), outcome{true, true}, "%s: Prepare", s.Name)
 		must.Succeed(t, c.Replace(ctx, pods...))
 		expect.Of(c.Ready(ctx, n)).Is(t, false, "%s: Ready before Ensure", s.Name)
 		out := mustEnsure(t, c, n)
@@ -69,6 +69,10 @@ func TestEmptiedSetIsFoundAndMended(t *testing.T) {
 		wantReady(t, c, n, pods...)
 		wantReady(t, c, other)
 		expect.NoDiff(t, cmp.Diff(before, normal(nft(t, ns, "list", "ruleset"))), "%s", s.Name)
+
+		nft(t, ns, flushCommand(s))
+		expect.Of(c.Ensure(ctx, n, pods...)).Is(t, true, "%s: Ensure of all that is known", s.Name)
+		wantReady(t, c, n, pods...)
 	}
 }
 
@@ -94,14 +98,13 @@ func TestPrepareIsNotTheEnd(t *testing.T) {
 			nft(t, ns, damage)
 		}
 		for range 2 {
-			out, err := c.Prepare(ctx, n)
-			expect.That(t, err == nil && out.Emptied && out.Changed, "%q: Prepare: %+v, %v", damage, out, err)
+			expect.Equal(t, ensured(t, c, n, false), outcome{true, true}, "%q: Prepare", damage)
 			expect.Of(c.Ready(ctx, n)).Is(t, false, "%q: Ready", damage)
 		}
 		must.Succeed(t, c.Replace(ctx, pods...))
 		mustEnsure(t, c, n)
 		wantReady(t, c, n, pods...)
-		expect.Of(c.Prepare(ctx, n)).Is(t, (Outcome{}), "%q: Prepare of what is there", damage)
+		expect.Of(c.Prepare(ctx, n)).Is(t, false, "%q: Prepare of what is there", damage)
 	}
 }
 

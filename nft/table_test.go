@@ -32,7 +32,7 @@ func TestTwoTablesLeaveEachOtherAlone(t *testing.T) {
 	theirs.Name, theirs.Guard = "theirs", true
 	pod := pod("0123456789a", pod4, pod6)
 	pod.Masquerade = false
-	second := Endpoint{Owner: "b", Network: "theirs", Bridge: "cbr0", Addrs: nstest.Addrs(other4), MAC: []byte{2, 0, 0, 0, 0, 6}, GuardedPort: "veth2"}
+	second := Endpoint{Owner: "b", Network: "theirs", Bridge: "cbr0", Addrs: nstest.Addrs(other4), MAC: []byte{2, 0, 0, 0, 0, 6}, Guard: GuardAddresses, GuardedPort: "veth2"}
 	nstest.Run(t, s.other, "ip", "link", "set", "eth0", "address", "02:00:00:00:00:06")
 	tables := func(name string) string {
 		var all []string
@@ -46,7 +46,7 @@ func TestTwoTablesLeaveEachOtherAlone(t *testing.T) {
 	inOrder := func(c *Conn, a *foreign.Conn, n Network, ep Endpoint) {
 		t.Helper()
 		wantReady(t, c, n, ep)
-		wantEndpoints(t, c, Endpoint{Owner: ep.Owner, Network: ep.Network, Bridge: ep.Bridge, Addrs: ep.Addrs, MAC: ep.MAC, GuardedPort: ep.GuardedPort})
+		wantEndpoints(t, c, Endpoint{Owner: ep.Owner, Network: ep.Network, Bridge: ep.Bridge, Addrs: ep.Addrs, MAC: ep.MAC, Guard: ep.Guard, GuardedPort: ep.GuardedPort})
 		expect.Of(a.Check(ctx)).Len(t, 0, "Check of the rule in FORWARD")
 	}
 

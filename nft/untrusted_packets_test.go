@@ -17,7 +17,7 @@ import (
 // untrusted is the endpoint of the site's pod, as one that is nothing but a host.
 func (s *guardSite) untrusted(addresses ...string) Endpoint {
 	ep := s.guarded(addresses...)
-	ep.Untrusted = true
+	ep.Guard = GuardUntrusted
 	return ep
 }
 

@@ -1,8 +1,9 @@
 package route
 
 import (
+	"cmp"
+	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"net/netip"
 	"slices"
@@ -16,27 +17,18 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// Config says how to open a Conn. The zero value, and nil, mean the caller's own
-// namespace.
-type Config struct {
-	// NetNS is the namespace whose routes are meant; nil is that of the calling
-	// thread. It may be closed after Dial.
-	NetNS *netns.NS
-}
-
 // Conn reads and writes routes, rules and neighbours of one network namespace. Its
-// methods may be called from several goroutines. Their errors are *tombolo.OpError.
+// methods may be called from several goroutines, and ask nothing once their context is
+// done. Errors of the kernel are *tombolo.OpError.
 type Conn struct {
 	nl     *nl.Conn
 	shared bool
 }
 
-// Dial opens a connection of its own.
-func Dial(cfg *Config) (*Conn, error) {
-	if cfg == nil {
-		cfg = &Config{}
-	}
-	conn, err := nl.Dial(unix.NETLINK_ROUTE, cfg.NetNS)
+// Dial opens a connection to the routes of a namespace; nil is that of the calling
+// thread. The namespace may be closed afterwards.
+func Dial(ns *netns.NS) (*Conn, error) {
+	conn, err := nl.Dial(unix.NETLINK_ROUTE, ns)
 	if err != nil {
 		return nil, err
 	}
@@ -58,31 +50,30 @@ func (c *Conn) Close() error {
 // Add adds a route. The error matches fs.ErrExist where its table has one with the
 // same Dst, TOS and Priority (for IPv6: Dst, From and Priority), whatever that
 // one's gateway or link.
-func (c *Conn) Add(r Route) error {
-	m, err := r.AddMessage()
-	return c.change("add route", &r, m, err)
+func (c *Conn) Add(ctx context.Context, r Route) error {
+	r.Protocol = cmp.Or(r.Protocol, ProtocolTombolo)
+	return c.change(ctx, "add route", &r, unix.RTM_NEWROUTE, netlink.Create|netlink.Excl)
 }
 
 // Replace adds a route, or puts it in the place of the one that Add would find in
 // its way. Packets find one or the other at any moment.
-func (c *Conn) Replace(r Route) error {
-	n := r.normal()
-	m, err := n.message(unix.RTM_NEWROUTE, netlink.Create|netlink.Replace, n.attributes)
-	return c.change("replace route", &r, m, err)
+func (c *Conn) Replace(ctx context.Context, r Route) error {
+	r.Protocol = cmp.Or(r.Protocol, ProtocolTombolo)
+	return c.change(ctx, "replace route", &r, unix.RTM_NEWROUTE, netlink.Create|netlink.Replace)
 }
 
 // Ensure makes a table have a route as it is given, and says whether it had to
 // change anything: see Route.Matches for what counts as the same. Another in its
 // place is replaced.
-func (c *Conn) Ensure(r Route) (changed bool, _ error) {
-	err := c.Add(r)
+func (c *Conn) Ensure(ctx context.Context, r Route) (changed bool, _ error) {
+	err := c.Add(ctx, r)
 	if !errors.Is(err, fs.ErrExist) {
 		return err == nil, err
 	}
 	// The kernel's look-up takes an address, not a prefix, a priority and a table,
 	// so there is no get that would do.
 	n := r.normal()
-	list, err := c.List(Filter{Family: n.Family, Table: n.Table, Link: n.Link})
+	list, err := c.List(ctx, Filter{Family: n.Family, Table: n.Table, Link: n.Link})
 	if err != nil {
 		return false, err
 	}
@@ -91,26 +82,30 @@ func (c *Conn) Ensure(r Route) (changed bool, _ error) {
 			return false, nil
 		}
 	}
-	err = c.Replace(r)
+	err = c.Replace(ctx, r)
 	return err == nil, err
 }
 
 // change carries out one request.
-func (c *Conn) change(op string, obj fmt.Stringer, m netlink.Message, err error) error {
+func (c *Conn) change(ctx context.Context, op string, r *Route, typ netlink.HeaderType, flags netlink.HeaderFlags) error {
+	if err := c.usable(ctx); err != nil {
+		return err
+	}
 	var b nl.Batch
-	b.Add(op, obj, m, err)
-	return c.socket().Execute(&b)
+	m, err := r.Message(typ, flags)
+	b.Add(op, r, m, err)
+	return c.nl.Execute(&b)
 }
 
 // Remove deletes the first route of its table that has Dst, and those of the other
 // fields that are set; MTU, AdvMSS, Pref and Expires are not compared. That there is no such route or
 // link is success.
-func (c *Conn) Remove(r Route) error {
-	m, err := r.DelMessage()
-	if err := c.change("delete route", &r, m, err); !errors.Is(err, fs.ErrNotExist) {
-		return err
+func (c *Conn) Remove(ctx context.Context, r Route) error {
+	err := c.change(ctx, "delete route", &r, unix.RTM_DELROUTE, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
 	}
-	return nil
+	return err
 }
 
 // Filter says which routes to list. The zero value of a field is any.
@@ -129,19 +124,24 @@ type Filter struct {
 // kernel's order. A table that does not exist has none. The error matches
 // fs.ErrNotExist where there is no such link, and tombolo.ErrInterrupted where the
 // routes changed faster than they could be read.
-func (c *Conn) List(f Filter) ([]Route, error) {
+func (c *Conn) List(ctx context.Context, f Filter) ([]Route, error) {
 	var list []Route
-	err := c.walk(f, func() { list = nil }, func(r Route) { list = append(list, r) })
+	err := c.walk(ctx, f, func() { list = nil }, func(r Route) { list = append(list, r) })
 	return list, err
 }
 
 // Walk is List that keeps no route: a pod may have any number. each must not use the Conn, and may get a route twice
 // where routes changed meanwhile.
-func (c *Conn) Walk(f Filter, each func(Route)) error { return c.walk(f, func() {}, each) }
+func (c *Conn) Walk(ctx context.Context, f Filter, each func(Route)) error {
+	return c.walk(ctx, f, func() {}, each)
+}
 
-func (c *Conn) walk(f Filter, begin func(), each func(Route)) error {
+func (c *Conn) walk(ctx context.Context, f Filter, begin func(), each func(Route)) error {
+	if err := c.usable(ctx); err != nil {
+		return err
+	}
 	ask, err := f.message()
-	err = c.socket().Walk("list routes", ask, err, begin, func(m netlink.Message) error {
+	err = c.nl.Walk("list routes", ask, err, begin, func(m netlink.Message) error {
 		if m.Header.Type != unix.RTM_NEWROUTE {
 			return nil
 		}
@@ -171,7 +171,10 @@ func (f Filter) message() (netlink.Message, error) {
 // the rules apply, and Dst is the address alone. The Type is Local for an
 // address of the host itself. The error is an unix.ENETUNREACH or the like where
 // there is none.
-func (c *Conn) Get(dst netip.Addr) (Route, error) {
+func (c *Conn) Get(ctx context.Context, dst netip.Addr) (Route, error) {
+	if err := c.usable(ctx); err != nil {
+		return Route{}, err
+	}
 	q := request{RouteMessage: rtnetlink.RouteMessage{Family: nl.FamilyOf(dst), DstLength: uint8(dst.BitLen())}}
 	if dst.Is4() {
 		// Without it, IPv4 says main whatever the table; IPv6 refuses it.
@@ -186,7 +189,7 @@ func (c *Conn) Get(dst netip.Addr) (Route, error) {
 		r, _, err = decode(m.Data)
 		return err
 	})
-	err = c.socket().Execute(&b)
+	err = c.nl.Execute(&b)
 	return r, err
 }
 
@@ -198,76 +201,16 @@ func (c *Conn) socket() *nl.Conn {
 	return c.nl
 }
 
-// Subnet is the route that the kernel makes with an address, by its link's index, and does not make again after
-// somebody has deleted it.
-func Subnet(a netip.Prefix, link int) Route {
-	const priority6 = 256 // IP6_RT_PRIO_ADDRCONF (include/uapi/linux/ipv6_route.h)
-	r := Route{Dst: a.Masked(), Link: link, Protocol: ProtocolKernel}
-	if a.Addr().Is4() {
-		r.Source = a.Addr()
-	} else {
-		r.Priority = priority6
+// usable refuses a Conn or a context that nothing can be done with.
+func (c *Conn) usable(ctx context.Context) error {
+	if err := nl.Usable(ctx, c.socket()); err != nil {
+		return err
 	}
-	return r
-}
-
-// CheckSubnet says what is wrong with the route to the subnet of an address by the link, by its index, which has the
-// address, in whatever table: that of a link in a VRF is in the VRF's. It is empty where nothing is. A prefix of a
-// single address has no such route.
-func (c *Conn) CheckSubnet(a netip.Prefix, link int) (string, error) {
-	if a.IsSingleIP() {
-		return "", nil
-	}
-	// The cheap question first: a list is made from all routes that the host has.
-	other := a.Addr().Next()
-	if !a.Contains(other) {
-		other = a.Addr().Prev()
-	}
-	switch r, err := c.Get(other); {
-	case err == nil && r.Link == link:
-		return "", nil
-	case err != nil && !NoRoute(err):
-		return "", err
-	}
-	wrong := "is missing"
-	err := c.Walk(Filter{Family: nl.FamilyOf(a.Addr())}, func(r Route) {
-		switch {
-		case r.Dst != a.Masked() || wrong == "":
-		case r.Link == link:
-			wrong = ""
-		case r.Table == TableMain:
-			wrong = "leads elsewhere: " + r.String()
-		}
-	})
-	return wrong, err
+	return ctx.Err()
 }
 
 // NoRoute says whether an error of Get means that there is no route, or one of a type that refuses packets.
 func NoRoute(err error) bool {
 	return slices.ContainsFunc([]error{fs.ErrNotExist, unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EACCES, unix.EINVAL},
 		func(no error) bool { return errors.Is(err, no) })
-}
-
-// FreePriority is the priority for a default route of the main table that is to be added: the one that is asked for,
-// unless there is a default route of the family with it; then a larger one than any. 0 is the kernel's own.
-func (c *Conn) FreePriority(family uint8, asked uint32) (uint32, error) {
-	const (
-		step     = 100
-		kernels6 = 1024 // of a route of IPv6 without one (IP6_RT_PRIO_USER)
-	)
-	wanted, taken, largest := asked, false, uint32(0)
-	if wanted == 0 && family == unix.AF_INET6 {
-		wanted = kernels6
-	}
-	err := c.Walk(Filter{Family: family, Table: TableMain}, func(r Route) {
-		if r.Dst.Bits() > 0 || r.Type != Unicast {
-			return
-		}
-		taken = taken || r.Priority == wanted
-		largest = max(largest, r.Priority)
-	})
-	if err != nil || !taken {
-		return asked, err
-	}
-	return largest + step, nil
 }

@@ -42,7 +42,7 @@ func TestRequestBytes(t *testing.T) {
 	t.Parallel()
 	p, a := nstest.Prefix, nstest.Addr
 	full := route.Route{Dst: p("10.0.0.0/8"), Gateway: a("10.1.0.1"), Link: 3, OnLink: true, Source: a("10.1.0.2"), Priority: 7, Table: 1000,
-		Scope: ptr(route.Scope(unix.RT_SCOPE_SITE)), Protocol: route.ProtocolStatic, TOS: 8, MTU: 1400, AdvMSS: 1360,
+		Scope: ptr(uint8(unix.RT_SCOPE_SITE)), Protocol: unix.RTPROT_STATIC, TOS: 8, MTU: 1400, AdvMSS: 1360,
 		Other: metrics(unix.RTAX_MTU, 1400, unix.RTAX_ADVMSS, 1360, unix.RTAX_INITCWND, 10)}
 	var text string
 	record := func(command string, header int, do func(*nl.Conn) error) {
@@ -56,44 +56,46 @@ func TestRequestBytes(t *testing.T) {
 		do      func(*route.Conn) error
 	}{
 		{"ip route add 10.0.0.0/8 via 10.1.0.1 proto 116", unix.SizeofRtMsg,
-			func(c *route.Conn) error { return c.Add(route.Route{Dst: p("10.0.0.0/8"), Gateway: a("10.1.0.1")}) }},
+			func(c *route.Conn) error {
+				return c.Add(t.Context(), route.Route{Dst: p("10.0.0.0/8"), Gateway: a("10.1.0.1")})
+			}},
 		{"ip route add default dev 3 proto 116", unix.SizeofRtMsg,
-			func(c *route.Conn) error { return c.Add(route.Route{Family: unix.AF_INET, Link: 3}) }},
+			func(c *route.Conn) error { return c.Add(t.Context(), route.Route{Family: unix.AF_INET, Link: 3}) }},
 		{"ip -6 route replace default via fe80::1 dev 3 proto 116 expires 60 pref high", unix.SizeofRtMsg, func(c *route.Conn) error {
-			return c.Replace(route.Route{Gateway: a("fe80::1"), Link: 3, Expires: ptr(time.Minute), Pref: 1})
+			return c.Replace(t.Context(), route.Route{Gateway: a("fe80::1"), Link: 3, Expires: ptr(time.Minute), Pref: 1})
 		}},
 		// Any fraction of a second is a second more: a route must not end before its time.
 		{"ip -6 route replace default via fe80::1 dev 3 proto 116 expires 61", unix.SizeofRtMsg, func(c *route.Conn) error {
-			return c.Replace(route.Route{Gateway: a("fe80::1"), Link: 3, Expires: ptr(time.Minute + time.Nanosecond)})
+			return c.Replace(t.Context(), route.Route{Gateway: a("fe80::1"), Link: 3, Expires: ptr(time.Minute + time.Nanosecond)})
 		}},
 		{"ip -6 route replace default via fe80::1 dev 3 proto 116 expires 1", unix.SizeofRtMsg, func(c *route.Conn) error {
-			return c.Replace(route.Route{Gateway: a("fe80::1"), Link: 3, Expires: ptr(time.Duration(0))})
+			return c.Replace(t.Context(), route.Route{Gateway: a("fe80::1"), Link: 3, Expires: ptr(time.Duration(0))})
 		}},
 		{"ip route add 10.0.0.0/8 tos 8 via 10.1.0.1 dev 3 onlink src 10.1.0.2 metric 7 table 1000 scope site proto static" +
-			" mtu 1400 advmss 1360 initcwnd 10", unix.SizeofRtMsg, func(c *route.Conn) error { return c.Add(full) }},
+			" mtu 1400 advmss 1360 initcwnd 10", unix.SizeofRtMsg, func(c *route.Conn) error { return c.Add(t.Context(), full) }},
 		{"ip route add 10.0.0.0/8 via inet6 fd00::1 dev 3 proto 116", unix.SizeofRtMsg,
 			func(c *route.Conn) error {
-				return c.Add(route.Route{Dst: p("10.0.0.0/8"), Gateway: a("fd00::1"), Link: 3})
+				return c.Add(t.Context(), route.Route{Dst: p("10.0.0.0/8"), Gateway: a("fd00::1"), Link: 3})
 			}},
 		{"ip route add 10.0.0.0/8 proto 116 nexthop via 10.1.0.1 dev 3 weight 4 nexthop via inet6 fd00::1 dev 4 onlink", unix.SizeofRtMsg,
 			func(c *route.Conn) error {
-				return c.Add(route.Route{Dst: p("10.0.0.0/8"), Nexthops: []route.Nexthop{
+				return c.Add(t.Context(), route.Route{Dst: p("10.0.0.0/8"), Nexthops: []route.Nexthop{
 					{Gateway: a("10.1.0.1"), Link: 3, Weight: 4}, {Gateway: a("fd00::1"), Link: 4, OnLink: true}}})
 			}},
 		{"ip route add fd00::/8 from fd01::/64 nhid 9 proto 116", unix.SizeofRtMsg,
 			func(c *route.Conn) error {
-				return c.Add(route.Route{Dst: p("fd00::/8"), From: p("fd01::5/64"), NexthopID: 9})
+				return c.Add(t.Context(), route.Route{Dst: p("fd00::/8"), From: p("fd01::5/64"), NexthopID: 9})
 			}},
-		{"ip route del 10.0.0.0/8", unix.SizeofRtMsg, func(c *route.Conn) error { return c.Remove(route.Route{Dst: p("10.0.0.0/8")}) }},
+		{"ip route del 10.0.0.0/8", unix.SizeofRtMsg, func(c *route.Conn) error { return c.Remove(t.Context(), route.Route{Dst: p("10.0.0.0/8")}) }},
 		{"ip route del fd00::/8 via fd01::1 dev 3 proto static metric 5 table 1000", unix.SizeofRtMsg, func(c *route.Conn) error {
-			return c.Remove(route.Route{Dst: p("fd00::/8"), Gateway: a("fd01::1"), Link: 3, Protocol: route.ProtocolStatic, Priority: 5, Table: 1000, MTU: 1400})
+			return c.Remove(t.Context(), route.Route{Dst: p("fd00::/8"), Gateway: a("fd01::1"), Link: 3, Protocol: unix.RTPROT_STATIC, Priority: 5, Table: 1000, MTU: 1400})
 		}},
 		{"ip -4 route show table 1000 dev 3 proto 116 type blackhole", unix.SizeofRtMsg, func(c *route.Conn) error {
-			_, err := c.List(route.Filter{Family: unix.AF_INET, Table: 1000, Link: 3, Protocol: route.ProtocolTombolo, Type: route.Blackhole})
+			_, err := c.List(t.Context(), route.Filter{Family: unix.AF_INET, Table: 1000, Link: 3, Protocol: route.ProtocolTombolo, Type: unix.RTN_BLACKHOLE})
 			return err
 		}},
-		{"ip route get 10.1.0.1", unix.SizeofRtMsg, func(c *route.Conn) error { _, err := c.Get(a("10.1.0.1")); return notFound(err) }},
-		{"ip route get fd00::1", unix.SizeofRtMsg, func(c *route.Conn) error { _, err := c.Get(a("fd00::1")); return notFound(err) }},
+		{"ip route get 10.1.0.1", unix.SizeofRtMsg, func(c *route.Conn) error { _, err := c.Get(t.Context(), a("10.1.0.1")); return notFound(err) }},
+		{"ip route get fd00::1", unix.SizeofRtMsg, func(c *route.Conn) error { _, err := c.Get(t.Context(), a("fd00::1")); return notFound(err) }},
 	} {
 		record(tt.command, tt.header, func(c *nl.Conn) error { return tt.do(route.On(c)) })
 	}
@@ -117,7 +119,7 @@ func TestListIsOfTheFamilyThatWasAskedFor(t *testing.T) {
 	c := route.On(reply(unix.RTM_NEWROUTE, message([]byte{unix.AF_INET, 0, 0, 0, unix.RT_TABLE_MAIN, 0, 0, unix.RTN_UNICAST}, unix.SizeofRtMsg,
 		func(ae *netlink.AttributeEncoder) { nl.PutAddr(ae, unix.RTA_GATEWAY, nstest.Addr("10.1.0.1")) })))
 	for family, want := range map[uint8]int{0: 1, unix.AF_INET: 1, unix.AF_INET6: 0} {
-		expect.Of(c.List(route.Filter{Family: family})).Len(t, want, "family %d: listed", family)
+		expect.Of(c.List(t.Context(), route.Filter{Family: family})).Len(t, want, "family %d: listed", family)
 	}
 }
 
@@ -174,8 +176,8 @@ func TestMalformedRepliesAreErrors(t *testing.T) {
 			var err error
 			switch {
 			case strings.HasPrefix(tt.name, "route"):
-				list, err = route.On(c).List(route.Filter{})
-				expect.Is(t, expect.Err(route.On(c).Get(a4)), nl.ErrMalformed, "Get")
+				list, err = route.On(c).List(t.Context(), route.Filter{})
+				expect.Is(t, expect.Err(route.On(c).Get(t.Context(), a4)), nl.ErrMalformed, "Get")
 			case strings.HasPrefix(tt.name, "rule"):
 				list, err = routing.Rules(c)
 			default:
@@ -199,7 +201,7 @@ func TestOtherFamiliesAreLeftOut(t *testing.T) {
 		{unix.RTM_NEWLINK, nil}, // not even of the kind
 	} {
 		c := reply(tt.typ, tt.data)
-		routes, err1 := route.On(c).List(route.Filter{})
+		routes, err1 := route.On(c).List(t.Context(), route.Filter{})
 		rules, err2 := routing.Rules(c)
 		neighbours, err3 := routing.Neighbours(c, false)
 		expect.That(t, len(routes)+len(rules)+len(neighbours) == 0,
@@ -213,7 +215,7 @@ func TestEnsurePassesErrorsOn(t *testing.T) {
 	h := newHost(t)
 	there := route.Route{Dst: nstest.Prefix("192.0.2.0/24"), Link: h.eth0}
 	other := route.Route{Dst: nstest.Prefix("192.0.2.0/24"), Link: h.eth1}
-	must.Succeed(t, h.c.Add(there))
+	must.Succeed(t, h.c.Add(t.Context(), there))
 	for _, tt := range []struct {
 		name  string
 		want  route.Route
@@ -226,10 +228,10 @@ func TestEnsurePassesErrorsOn(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			nltest.MustHaveFired(t, tt.fault)
 			conn := nltest.Dial(t, unix.NETLINK_ROUTE, h.ns, tt.fault)
-			if changed, err := route.On(conn).Ensure(tt.want); changed || !errors.Is(err, unix.EPERM) {
+			if changed, err := route.On(conn).Ensure(t.Context(), tt.want); changed || !errors.Is(err, unix.EPERM) {
 				t.Errorf("Ensure: changed %t, %v, want %v", changed, err, unix.EPERM)
 			}
-			expect.Of(h.c.Ensure(there)).Is(t, false, "afterwards")
+			expect.Of(h.c.Ensure(t.Context(), there)).Is(t, false, "afterwards")
 		})
 	}
 }
@@ -238,8 +240,11 @@ func TestInterruptedListsAreTriedAgain(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	for name, list := range map[string]func(*nl.Conn) (int, error){
-		"routes": func(c *nl.Conn) (int, error) { l, err := route.On(c).List(route.Filter{}); return len(l), err },
-		"rules":  func(c *nl.Conn) (int, error) { l, err := routing.Rules(c); return len(l), err },
+		"routes": func(c *nl.Conn) (int, error) {
+			l, err := route.On(c).List(t.Context(), route.Filter{})
+			return len(l), err
+		},
+		"rules": func(c *nl.Conn) (int, error) { l, err := routing.Rules(c); return len(l), err },
 		"neighbours": func(c *nl.Conn) (int, error) {
 			l, err := routing.Neighbours(c, false)
 			return len(l), err
@@ -262,8 +267,8 @@ func TestObjectsAreNamedInErrors(t *testing.T) {
 	}{
 		{route.Route{Dst: p("10.0.0.0/8"), Gateway: a("10.1.0.1")}, "10.0.0.0/8 via 10.1.0.1"},
 		{route.Route{Dst: p("10.5.0.0/8"), Gateway: a("10.1.0.1"), Link: 3, Table: 100}, "10.0.0.0/8 via 10.1.0.1 on link 3 in table 100"},
-		{route.Route{Gateway: a("10.1.0.1"), Table: route.TableMain}, "default via 10.1.0.1"},
-		{route.Route{Dst: p("::/0"), Type: route.Unreachable}, "unreachable default"},
+		{route.Route{Gateway: a("10.1.0.1"), Table: unix.RT_TABLE_MAIN}, "default via 10.1.0.1"},
+		{route.Route{Dst: p("::/0"), Type: unix.RTN_UNREACHABLE}, "unreachable default"},
 		{route.Route{Dst: p("fd00::/8"), From: p("fd01::/64"), NexthopID: 9}, "fd00::/8 from fd01::/64 nexthop object 9"},
 		{route.Route{Type: 77}, "77 default"},
 		{routing.Rule{From: p("10.1.0.0/16"), Table: 7, Priority: 100}, "100: from 10.1.0.0/16 table 7"},
@@ -280,7 +285,7 @@ func TestCloseLeavesASharedConnectionOpen(t *testing.T) {
 	defer conn.Close()
 	c := route.On(conn)
 	must.Succeed(t, c.Close())
-	expect.Success(t, expect.Err(c.List(route.Filter{})), "after Close")
+	expect.Success(t, expect.Err(c.List(t.Context(), route.Filter{})), "after Close")
 }
 
 func TestDialWithoutConfigIsTheCallersNamespace(t *testing.T) {
@@ -288,5 +293,5 @@ func TestDialWithoutConfigIsTheCallersNamespace(t *testing.T) {
 	nstest.RequireRoot(t)
 	c := must.Of(route.Dial(nil)).Get(t)
 	defer c.Close()
-	expect.Success(t, expect.Err(c.List(route.Filter{})))
+	expect.Success(t, expect.Err(c.List(t.Context(), route.Filter{})))
 }

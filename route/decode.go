@@ -18,7 +18,7 @@ func decode(data []byte) (r Route, known bool, _ error) {
 	if len(data) < unix.SizeofRtMsg {
 		return Route{}, false, fmt.Errorf("%w: a route of %d bytes", nl.ErrMalformed, len(data))
 	}
-	scope := Scope(data[6])
+	scope := data[6]
 	r = Route{
 		Family:   data[0],
 		TOS:      data[3],
@@ -26,12 +26,12 @@ func decode(data []byte) (r Route, known bool, _ error) {
 		Protocol: Protocol(data[5]),
 		Scope:    &scope,
 		Type:     Type(data[7]),
-		Flags:    Flags(binary.NativeEndian.Uint32(data[8:])),
+		Flags:    binary.NativeEndian.Uint32(data[8:]),
 	}
 	if r.Family != unix.AF_INET && r.Family != unix.AF_INET6 {
 		return Route{}, false, nil
 	}
-	r.OnLink = r.Flags&onLink != 0
+	r.OnLink = r.Flags&unix.RTNH_F_ONLINK != 0
 	dst, src := netip.IPv6Unspecified(), netip.Addr{}
 	if r.Family == unix.AF_INET {
 		dst = netip.IPv4Unspecified()
@@ -161,8 +161,8 @@ func nexthops(b []byte) ([]Nexthop, error) {
 			return nil, fmt.Errorf("next hop of length %d in %d bytes", n, len(b))
 		}
 		h := Nexthop{
-			Flags:  Flags(b[2]),
-			OnLink: Flags(b[2])&onLink != 0,
+			Flags:  uint32(b[2]),
+			OnLink: b[2]&unix.RTNH_F_ONLINK != 0,
 			Weight: int(b[3]) + 1,
 			Link:   int(int32(binary.NativeEndian.Uint32(b[4:]))),
 		}

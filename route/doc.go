@@ -2,13 +2,13 @@
 //
 //	conn, err := route.Dial(nil)
 //	def := route.Route{Gateway: netip.MustParseAddr("10.1.0.1"), Link: index} // the default route
-//	changed, err := conn.Ensure(def)
-//	way, err := conn.Get(netip.MustParseAddr("192.0.2.1")) // as the kernel would send to it
-//	err = conn.Remove(def)
+//	changed, err := conn.Ensure(ctx, def)
+//	way, err := conn.Get(ctx, netip.MustParseAddr("192.0.2.1")) // as the kernel would send to it
+//	err = conn.Remove(ctx, def)
 //
 // Changing them needs CAP_NET_ADMIN in the user namespace that owns the
-// network namespace; reading needs none. A Config that names a namespace needs
-// CAP_SYS_ADMIN to open the socket there. Linux 6.1 and later.
+// network namespace; reading needs none. A socket in another namespace takes
+// CAP_SYS_ADMIN. Linux 6.1 and later.
 //
 // Routes that are added without a Protocol carry ProtocolTombolo, by which they
 // are known as ours in `ip route` (as "proto 116") and to a Filter.

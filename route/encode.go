@@ -23,40 +23,25 @@ const (
 	errFrom   = nl.Invalid("source prefix is not of the destination's family")
 )
 
-// AddMessage gives the request of Conn.Add, for callers that put several requests into one
-// datagram.
-func (r Route) AddMessage() (netlink.Message, error) {
-	n := r.normal()
-	return n.message(unix.RTM_NEWROUTE, netlink.Create|netlink.Excl, n.attributes)
-}
-
-// CopyMessage gives a request that adds a route as List gave it, for callers that move
-// routes: one without a Protocol (0) gets none. With beside, it
-// goes behind those that Add would find in its way (`ip route append`); the kernel takes
-// the first of them, or for IPv6 makes one route with several next hops of those that
-// have a gateway; and the error matches fs.ErrExist where there is the very same
-// already. Else it goes in the place of the first of them, like Replace.
-func (r Route) CopyMessage(beside bool) (netlink.Message, error) {
-	flags := netlink.Create | netlink.Replace
-	if beside {
-		flags = netlink.Create | netlink.Append
-	}
+// Message gives a request about the route, for callers that put several into one datagram: of type
+// unix.RTM_NEWROUTE with the flags of Conn.Add (netlink.Create and Excl) or of Conn.Replace (Create and Replace), or
+// of type unix.RTM_DELROUTE without flags, as Conn.Remove: what r leaves open, the kernel does not compare then. A
+// Protocol of 0 stays 0.
+//
+// Create and Append put it behind those that Add would find in its way; the kernel takes the first of them, or for
+// IPv6 makes one route with several next hops of those that have a gateway.
+func (r Route) Message(typ netlink.HeaderType, flags netlink.HeaderFlags) (netlink.Message, error) {
 	n := r.normal()
 	n.Protocol = r.Protocol
-	return n.message(unix.RTM_NEWROUTE, flags, n.attributes)
-}
-
-// DelMessage gives the request of Conn.Remove. What r leaves open, the kernel does not
-// compare.
-func (r Route) DelMessage() (netlink.Message, error) {
-	n := r.normal()
-	// In a deletion 0 is any, also for the priority, which for IPv6 has a default.
-	n.Protocol, n.Type, n.Priority = r.Protocol, r.Type, r.Priority
-	if r.Scope == nil {
-		scope := scopeAny
-		n.Scope = &scope
+	if typ != unix.RTM_DELROUTE {
+		return n.message(typ, flags, n.attributes)
 	}
-	return n.message(unix.RTM_DELROUTE, 0, n.keyAttributes)
+	// In a deletion 0 is any, also for the priority, which for IPv6 has a default.
+	n.Type, n.Priority = r.Type, r.Priority
+	if r.Scope == nil {
+		n.Scope = new(uint8(unix.RT_SCOPE_NOWHERE)) // any
+	}
+	return n.message(typ, 0, n.keyAttributes)
 }
 
 // message puts together a request for a normal route, but for the wildcards of a
@@ -72,11 +57,11 @@ func (n *Route) message(typ netlink.HeaderType, flags netlink.HeaderFlags, attri
 	}
 	q := request{RouteMessage: rtnetlink.RouteMessage{
 		Family: n.Family, DstLength: uint8(n.Dst.Bits()), SrcLength: uint8(max(n.From.Bits(), 0)), Tos: n.TOS,
-		Protocol: uint8(n.Protocol), Scope: uint8(*n.Scope), Type: uint8(n.Type),
+		Protocol: uint8(n.Protocol), Scope: *n.Scope, Type: uint8(n.Type),
 	}}
 	q.table(n.Table)
 	if n.OnLink {
-		q.Flags = uint32(onLink)
+		q.Flags = unix.RTNH_F_ONLINK
 	}
 	if err := attributes(&q); err != nil {
 		return netlink.Message{}, err
@@ -182,7 +167,7 @@ func (n *Route) multipath(q *request) error {
 		}
 		one := rtnetlink.NextHop{Hop: rtnetlink.RTNextHop{Hops: uint8(max(h.Weight, 1) - 1), IfIndex: nl.Index(h.Link)}}
 		if h.OnLink {
-			one.Hop.Flags = uint8(onLink)
+			one.Hop.Flags = unix.RTNH_F_ONLINK
 		}
 		if h.Gateway.IsValid() {
 			one.Gateway = h.Gateway.AsSlice()

@@ -1,6 +1,7 @@
 package route_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -15,13 +16,14 @@ import (
 
 // A new namespace gets a route.
 func Example() {
+	ctx := context.Background()
 	ns, err := netns.New()
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
 	defer ns.Close()
-	conn, err := route.Dial(&route.Config{NetNS: ns})
+	conn, err := route.Dial(ns)
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -30,13 +32,13 @@ func Example() {
 
 	documentation := netip.MustParsePrefix("192.0.2.0/24")
 	for range 2 {
-		changed, err := conn.Ensure(route.Route{Dst: documentation, Type: route.Unreachable})
+		changed, err := conn.Ensure(ctx, route.Route{Dst: documentation, Type: unix.RTN_UNREACHABLE})
 		fmt.Println(changed, err)
 	}
-	err = conn.Add(route.Route{Dst: documentation, Type: route.Blackhole})
+	err = conn.Add(ctx, route.Route{Dst: documentation, Type: unix.RTN_BLACKHOLE})
 	fmt.Println(err, errors.Is(err, fs.ErrExist))
 
-	list, err := conn.List(route.Filter{Family: unix.AF_INET, Protocol: route.ProtocolTombolo})
+	list, err := conn.List(ctx, route.Filter{Family: unix.AF_INET, Protocol: route.ProtocolTombolo})
 	fmt.Println(list, err)
 	// Output:
 	// true <nil>
@@ -47,19 +49,20 @@ func Example() {
 
 // The kernel is asked whether an address is one of the host's own.
 func ExampleConn_Get() {
+	ctx := context.Background()
 	ns, err := netns.New()
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
 	defer ns.Close()
-	addresses, err := addr.Dial(&addr.Config{NetNS: ns})
+	addresses, err := addr.Dial(ns)
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
 	defer addresses.Close()
-	routes, err := route.Dial(&route.Config{NetNS: ns})
+	routes, err := route.Dial(ns)
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -67,12 +70,12 @@ func ExampleConn_Get() {
 	defer routes.Close()
 
 	own := netip.MustParsePrefix("192.0.2.1/32")
-	if err := addresses.Add(addr.Address{Prefix: own, Link: 1}); err != nil {
+	if err := addresses.Add(ctx, addr.Address{Prefix: own, Link: 1}); err != nil {
 		fmt.Println(err)
 	}
-	r, err := routes.Get(own.Addr())
+	r, err := routes.Get(ctx, own.Addr())
 	fmt.Println(r.Type, err)
-	_, err = routes.Get(own.Addr().Next())
+	_, err = routes.Get(ctx, own.Addr().Next())
 	fmt.Println(err)
 	// Output:
 	// local <nil>

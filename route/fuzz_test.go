@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
@@ -34,7 +35,7 @@ func FuzzRoute(f *testing.F) {
 			return
 		}
 		_, _ = r.String(), r.Matches(r)
-		m, err := r.AddMessage()
+		m, err := r.Message(unix.RTM_NEWROUTE, netlink.Create|netlink.Excl)
 		if err != nil {
 			must.That(t, r.From.IsValid() || len(data) >= 1<<15, "%+v cannot be asked for", r)
 			return

@@ -60,7 +60,7 @@ func (h host) waitUntilLocal(tb testing.TB, a netip.Addr) {
 	watch := must.Of(nl.Subscribe(unix.NETLINK_ROUTE, h.ns, unix.RTNLGRP_IPV6_ROUTE)).Get(tb)
 	defer watch.Close()
 	for {
-		if r, err := h.c.Get(a); err == nil && r.Type == route.Local {
+		if r, err := h.c.Get(tb.Context(), a); err == nil && r.Type == unix.RTN_LOCAL {
 			return
 		}
 		must.Succeed(tb, expect.Err(watch.Next(tb.Context())))
@@ -123,13 +123,13 @@ func routes(h host) []struct {
 		{"default to a link", route.Route{Family: unix.AF_INET, Link: h.eth0},
 			"unicast default dev eth0 proto 116 scope link"},
 		{"every field of a CNI 1.1 route", route.Route{Dst: p("192.0.2.0/24"), Gateway: a("10.1.0.1"), MTU: 1400,
-			AdvMSS: 1360, Priority: 7, Table: 1000, Scope: ptr(route.Scope(unix.RT_SCOPE_SITE))},
+			AdvMSS: 1360, Priority: 7, Table: 1000, Scope: ptr(uint8(unix.RT_SCOPE_SITE))},
 			"unicast 192.0.2.0/24 via 10.1.0.1 dev eth0 table 1000 proto 116 scope site metric 7 mtu 1400 advmss 1360"},
 		{"in a table of one byte", route.Route{Dst: p("192.0.2.0/24"), Link: h.eth0, Table: 255},
 			"unicast 192.0.2.0/24 dev eth0 table local proto 116 scope link"},
 		{"with a source", route.Route{Dst: p("192.0.2.0/24"), Gateway: a("10.1.0.1"), Source: a("10.2.0.2")},
 			"unicast 192.0.2.0/24 via 10.1.0.1 dev eth0 proto 116 scope global src 10.2.0.2"},
-		{"with a protocol and a type of service", route.Route{Dst: p("192.0.2.0/24"), Link: h.eth0, Protocol: route.ProtocolStatic, TOS: 8},
+		{"with a protocol and a type of service", route.Route{Dst: p("192.0.2.0/24"), Link: h.eth0, Protocol: unix.RTPROT_STATIC, TOS: 8},
 			"unicast 192.0.2.0/24 tos 0x08 dev eth0 proto static scope link"},
 		{"on-link", route.Route{Dst: p("192.0.2.0/24"), Gateway: a("198.51.100.1"), Link: h.eth0, OnLink: true},
 			"unicast 192.0.2.0/24 via 198.51.100.1 dev eth0 proto 116 scope global onlink"},
@@ -144,15 +144,15 @@ func routes(h host) []struct {
 			{Gateway: a("10.1.0.1"), Weight: 3}, {Gateway: a("fd02::1"), Link: h.eth1}, {Gateway: a("198.51.100.1"), Link: h.eth1, OnLink: true}}},
 			"unicast 192.0.2.0/24 proto 116 scope global nexthop via 10.1.0.1 dev eth0 weight 3 " +
 				"nexthop via inet6 fd02::1 dev eth1 weight 1 nexthop via 198.51.100.1 dev eth1 weight 1 onlink"},
-		{"blackhole", route.Route{Dst: p("192.0.2.0/24"), Type: route.Blackhole},
+		{"blackhole", route.Route{Dst: p("192.0.2.0/24"), Type: unix.RTN_BLACKHOLE},
 			"blackhole 192.0.2.0/24 proto 116 scope global"},
-		{"unreachable", route.Route{Dst: p("192.0.2.0/24"), Type: route.Unreachable},
+		{"unreachable", route.Route{Dst: p("192.0.2.0/24"), Type: unix.RTN_UNREACHABLE},
 			"unreachable 192.0.2.0/24 proto 116 scope global"},
-		{"prohibit", route.Route{Dst: p("192.0.2.0/24"), Type: route.Prohibit},
+		{"prohibit", route.Route{Dst: p("192.0.2.0/24"), Type: unix.RTN_PROHIBIT},
 			"prohibit 192.0.2.0/24 proto 116 scope global"},
-		{"throw", route.Route{Dst: p("192.0.2.0/24"), Type: route.Throw},
+		{"throw", route.Route{Dst: p("192.0.2.0/24"), Type: unix.RTN_THROW},
 			"throw 192.0.2.0/24 proto 116 scope global"},
-		{"local", route.Route{Dst: p("192.0.2.0/24"), Type: route.Local, Link: h.eth0, Table: route.TableLocal},
+		{"local", route.Route{Dst: p("192.0.2.0/24"), Type: unix.RTN_LOCAL, Link: h.eth0, Table: unix.RT_TABLE_LOCAL},
 			"local 192.0.2.0/24 dev eth0 table local proto 116 scope host"},
 		{"a nexthop object", route.Route{Dst: p("192.0.2.0/24"), NexthopID: 9},
 			"unicast 192.0.2.0/24 nhid 9 via 10.1.0.1 dev eth0 proto 116 scope global"},
@@ -176,7 +176,7 @@ func routes(h host) []struct {
 			{Gateway: a("fd01::1"), Link: h.eth0, Weight: 2}, {Gateway: a("fd02::1"), Link: h.eth1}}},
 			"unicast 2001:db8::/32 proto 116 scope global metric 1024 pref medium " +
 				"nexthop via fd01::1 dev eth0 weight 2 nexthop via fd02::1 dev eth1 weight 1"},
-		{"IPv6 blackhole", route.Route{Dst: p("2001:db8::/32"), Type: route.Blackhole},
+		{"IPv6 blackhole", route.Route{Dst: p("2001:db8::/32"), Type: unix.RTN_BLACKHOLE},
 			"blackhole 2001:db8::/32 dev lo proto 116 scope global metric 1024 pref medium"},
 	}
 }
@@ -189,7 +189,7 @@ func TestRouteIsWhatItWasAskedToBe(t *testing.T) {
 	nstest.Run(t, h.ns, "ip", "nexthop", "add", "id", "9", "via", "10.1.0.1", "dev", "eth0")
 	for _, tt := range routes(h) {
 		t.Run(tt.name, func(t *testing.T) {
-			must.Succeed(t, h.c.Add(tt.route))
+			must.Succeed(t, h.c.Add(t.Context(), tt.route))
 			dst := tt.route.Dst.Masked().String()
 			if !tt.route.Dst.IsValid() {
 				dst = "0.0.0.0/0"
@@ -199,7 +199,7 @@ func TestRouteIsWhatItWasAskedToBe(t *testing.T) {
 			}
 			expect.NoDiff(t, cmp.Diff([]string{tt.shown}, h.shown(t, dst)), "ip route")
 			matching := 0
-			list, err := h.c.List(route.Filter{})
+			list, err := h.c.List(t.Context(), route.Filter{})
 			for _, have := range list {
 				if tt.route.Matches(have) {
 					matching++
@@ -207,10 +207,10 @@ func TestRouteIsWhatItWasAskedToBe(t *testing.T) {
 			}
 			expect.That(t, err == nil && matching == 1,
 				"%d routes of the list match, want 1 (%v): %+v", matching, err, list)
-			expect.Is(t, h.c.Add(tt.route), fs.ErrExist, "adding it again")
-			expect.Of(h.c.Ensure(tt.route)).Is(t, false, "Ensure")
+			expect.Is(t, h.c.Add(t.Context(), tt.route), fs.ErrExist, "adding it again")
+			expect.Of(h.c.Ensure(t.Context(), tt.route)).Is(t, false, "Ensure")
 			for range 2 { // what is not there is success
-				must.Succeed(t, h.c.Remove(tt.route))
+				must.Succeed(t, h.c.Remove(t.Context(), tt.route))
 				got := h.shown(t, dst)
 				expect.That(t, len(got) == 0, "left after Remove: %s", got)
 			}
@@ -240,8 +240,8 @@ func TestEnsureCorrectsARoute(t *testing.T) {
 		{"AdvMSS away", with(base4, func(r *route.Route) { r.AdvMSS = 1200 }), base4},
 		{"source", base4, with(base4, func(r *route.Route) { r.Source = a("10.2.0.2") })},
 		{"protocol", with(base4, func(r *route.Route) { r.Protocol = unix.RTPROT_BOOT }), base4},
-		{"type", base4, route.Route{Dst: base4.Dst, Type: route.Unreachable}},
-		{"scope", base4, with(base4, func(r *route.Route) { r.Scope = ptr(route.Scope(unix.RT_SCOPE_SITE)) })},
+		{"type", base4, route.Route{Dst: base4.Dst, Type: unix.RTN_UNREACHABLE}},
+		{"scope", base4, with(base4, func(r *route.Route) { r.Scope = ptr(uint8(unix.RT_SCOPE_SITE)) })},
 		{"IPv6 gateway", base6, with(base6, func(r *route.Route) { r.Gateway = a("fd01::3") })},
 		{"IPv6 link", base6, with(base6, func(r *route.Route) { r.Gateway = a("fd02::1"); r.Link = h.eth1 })},
 		{"IPv6 MTU", base6, with(base6, func(r *route.Route) { r.MTU = 1400 })},
@@ -249,7 +249,7 @@ func TestEnsureCorrectsARoute(t *testing.T) {
 		{"IPv6 preference", base6, with(base6, func(r *route.Route) { r.Pref = 3 })},
 		{"IPv6 expires no more", with(base6, func(r *route.Route) { r.Expires = ptr(time.Hour) }), base6},
 		{"IPv6 gateway away", base6, route.Route{Dst: base6.Dst, Link: h.eth0}},
-		{"IPv6 type", base6, route.Route{Dst: base6.Dst, Type: route.Unreachable}},
+		{"IPv6 type", base6, route.Route{Dst: base6.Dst, Type: unix.RTN_UNREACHABLE}},
 		{"IPv6 next hops for a gateway", base6, route.Route{Dst: base6.Dst, Nexthops: []route.Nexthop{
 			{Gateway: a("fd01::1"), Link: h.eth0}, {Gateway: a("fd02::1"), Link: h.eth1}}}},
 		{"IPv6 gateway for next hops", route.Route{Dst: base6.Dst, Nexthops: []route.Nexthop{
@@ -259,14 +259,14 @@ func TestEnsureCorrectsARoute(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			for _, r := range []route.Route{tt.there, tt.want} {
-				changed, err := h.c.Ensure(r)
+				changed, err := h.c.Ensure(t.Context(), r)
 				must.That(t, changed && err == nil, "Ensure %s: changed %t, %v, want a change", r, changed, err)
-				changed, err = h.c.Ensure(r)
+				changed, err = h.c.Ensure(t.Context(), r)
 				must.That(t, !changed && err == nil, "Ensure %s again: changed %t, %v, want none", r, changed, err)
 			}
 			got := h.shown(t, tt.want.Dst.String())
 			expect.That(t, len(got) == 1, "there are %d routes, want 1: %q", len(got), got)
-			expect.Success(t, h.c.Remove(tt.want))
+			expect.Success(t, h.c.Remove(t.Context(), tt.want))
 		})
 	}
 }
@@ -278,13 +278,13 @@ func TestListIsFilteredByTheKernel(t *testing.T) {
 	for _, r := range []route.Route{
 		{Dst: p("192.0.2.0/24"), Link: h.eth0},
 		{Dst: p("192.0.2.0/24"), Link: h.eth1, Table: 1000},
-		{Dst: p("198.51.100.0/24"), Gateway: a("10.2.0.1"), Table: 77, Protocol: route.ProtocolStatic},
-		{Dst: p("203.0.113.0/24"), Type: route.Blackhole},
+		{Dst: p("198.51.100.0/24"), Gateway: a("10.2.0.1"), Table: 77, Protocol: unix.RTPROT_STATIC},
+		{Dst: p("203.0.113.0/24"), Type: unix.RTN_BLACKHOLE},
 		{Dst: p("203.0.113.0/24"), Priority: 3, Nexthops: []route.Nexthop{{Gateway: a("10.1.0.1")}, {Gateway: a("10.2.0.1")}}},
 		{Dst: p("2001:db8::/32"), Gateway: a("fd02::1")},
 		{Dst: p("2001:db8::/32"), Link: h.eth0, Table: 1000},
 	} {
-		must.Succeed(t, h.c.Add(r))
+		must.Succeed(t, h.c.Add(t.Context(), r))
 	}
 	for _, tt := range []struct {
 		name   string
@@ -304,12 +304,12 @@ func TestListIsFilteredByTheKernel(t *testing.T) {
 		{"a link", route.Filter{Link: h.eth1, Protocol: route.ProtocolTombolo}, []string{
 			"203.0.113.0/24 nexthop via 10.1.0.1 on link eth0 nexthop via 10.2.0.1 on link eth1",
 			"192.0.2.0/24 on link eth1 in table 1000", "2001:db8::/32 via fd02::1 on link eth1"}},
-		{"a type", route.Filter{Type: route.Blackhole}, []string{"blackhole 203.0.113.0/24"}},
-		{"local addresses", route.Filter{Family: unix.AF_INET, Table: route.TableLocal, Type: route.Local, Link: h.eth0},
+		{"a type", route.Filter{Type: unix.RTN_BLACKHOLE}, []string{"blackhole 203.0.113.0/24"}},
+		{"local addresses", route.Filter{Family: unix.AF_INET, Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, Link: h.eth0},
 			[]string{"local 10.1.0.2/32 on link eth0 in table 255"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			list := must.Of(h.c.List(tt.filter)).Get(t)
+			list := must.Of(h.c.List(t.Context(), tt.filter)).Get(t)
 			var got []string
 			for _, r := range list {
 				got = append(got, h.withNames(r.String()))
@@ -318,7 +318,7 @@ func TestListIsFilteredByTheKernel(t *testing.T) {
 		})
 	}
 	t.Run("a link that is not there", func(t *testing.T) {
-		expect.Is(t, expect.Err(h.c.List(route.Filter{Link: 4711})), fs.ErrNotExist, "List")
+		expect.Is(t, expect.Err(h.c.List(t.Context(), route.Filter{Link: 4711})), fs.ErrNotExist, "List")
 	})
 }
 
@@ -344,10 +344,10 @@ func TestGetFindsTheWay(t *testing.T) {
 	for _, r := range []route.Route{
 		{Dst: p("192.0.2.0/24"), Gateway: a("10.1.0.1"), MTU: 1234},
 		{Dst: p("198.51.100.0/24"), Gateway: a("10.2.0.1"), Table: 1000},
-		{Dst: p("203.0.113.0/24"), Type: route.Prohibit},
+		{Dst: p("203.0.113.0/24"), Type: unix.RTN_PROHIBIT},
 		{Dst: p("2001:db8::/32"), Gateway: a("fd01::1")},
 	} {
-		must.Succeed(t, h.c.Add(r))
+		must.Succeed(t, h.c.Add(t.Context(), r))
 	}
 	nstest.Run(t, h.ns, "ip", "rule", "add", "to", "198.51.100.0/24", "table", "1000")
 	for _, tt := range []struct {
@@ -356,24 +356,24 @@ func TestGetFindsTheWay(t *testing.T) {
 		err       error
 	}{
 		{name: "an address of the host", dst: "10.1.0.2",
-			want: route.Route{Dst: p("10.1.0.2/32"), Type: route.Local, Table: route.TableLocal, Source: a("10.1.0.2")}},
+			want: route.Route{Dst: p("10.1.0.2/32"), Type: unix.RTN_LOCAL, Table: unix.RT_TABLE_LOCAL, Source: a("10.1.0.2")}},
 		{name: "an IPv6 address of the host", dst: "fd01::2",
-			want: route.Route{Dst: p("fd01::2/128"), Type: route.Local, Table: route.TableLocal, Source: a("fd01::2"), Protocol: route.ProtocolKernel}},
+			want: route.Route{Dst: p("fd01::2/128"), Type: unix.RTN_LOCAL, Table: unix.RT_TABLE_LOCAL, Source: a("fd01::2"), Protocol: unix.RTPROT_KERNEL}},
 		{name: "a neighbour", dst: "10.1.0.77",
-			want: route.Route{Dst: p("10.1.0.77/32"), Type: route.Unicast, Table: route.TableMain, Link: h.eth0, Source: a("10.1.0.2")}},
+			want: route.Route{Dst: p("10.1.0.77/32"), Type: unix.RTN_UNICAST, Table: unix.RT_TABLE_MAIN, Link: h.eth0, Source: a("10.1.0.2")}},
 		{name: "through a gateway", dst: "192.0.2.9",
-			want: route.Route{Dst: p("192.0.2.9/32"), Type: route.Unicast, Table: route.TableMain, Gateway: a("10.1.0.1"), Link: h.eth0, Source: a("10.1.0.2"), MTU: 1234}},
+			want: route.Route{Dst: p("192.0.2.9/32"), Type: unix.RTN_UNICAST, Table: unix.RT_TABLE_MAIN, Gateway: a("10.1.0.1"), Link: h.eth0, Source: a("10.1.0.2"), MTU: 1234}},
 		{name: "by a rule", dst: "198.51.100.9",
-			want: route.Route{Dst: p("198.51.100.9/32"), Type: route.Unicast, Table: 1000, Gateway: a("10.2.0.1"), Link: h.eth1, Source: a("10.2.0.2")}},
+			want: route.Route{Dst: p("198.51.100.9/32"), Type: unix.RTN_UNICAST, Table: 1000, Gateway: a("10.2.0.1"), Link: h.eth1, Source: a("10.2.0.2")}},
 		{name: "IPv6 through a gateway", dst: "2001:db8::9",
-			want: route.Route{Dst: p("2001:db8::9/128"), Type: route.Unicast, Table: route.TableMain, Gateway: a("fd01::1"), Link: h.eth0, Source: a("fd01::2"),
+			want: route.Route{Dst: p("2001:db8::9/128"), Type: unix.RTN_UNICAST, Table: unix.RT_TABLE_MAIN, Gateway: a("fd01::1"), Link: h.eth0, Source: a("fd01::2"),
 				Protocol: route.ProtocolTombolo, Priority: 1024}},
 		{name: "nowhere", dst: "8.8.8.8", err: unix.ENETUNREACH},
 		{name: "nowhere, IPv6", dst: "2002::1", err: unix.ENETUNREACH},
 		{name: "prohibited", dst: "203.0.113.1", err: unix.EACCES},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			got, err := h.c.Get(a(tt.dst))
+			got, err := h.c.Get(t.Context(), a(tt.dst))
 			must.That(t, errors.Is(err, tt.err), "Get: %v, want %v", err, tt.err)
 			if err != nil {
 				var opErr *tombolo.OpError
@@ -381,7 +381,7 @@ func TestGetFindsTheWay(t *testing.T) {
 					"Get: %v, want an OpError about %s", err, tt.dst)
 				return
 			}
-			if got.Type == route.Local {
+			if got.Type == unix.RTN_LOCAL {
 				got.Link = 0 // the loopback interface or the address's, depending on family and kernel
 			}
 			opts := []cmp.Option{cmpopts.EquateComparable(tt.want.Dst, tt.want.Gateway),
@@ -420,9 +420,9 @@ func TestRefusedRouteSaysWhy(t *testing.T) {
 			"add route 10.0.0.0/8 from fd00::/8 on link " + strconv.Itoa(h.eth0) + ": source prefix is not of the destination's family"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			err := h.c.Add(tt.route)
+			err := h.c.Add(t.Context(), tt.route)
 			expect.That(t, err != nil && err.Error() == tt.want, "got  %v\nwant %s", err, tt.want)
-			changed, err := h.c.Ensure(tt.route)
+			changed, err := h.c.Ensure(t.Context(), tt.route)
 			expect.That(t, !changed && err != nil, "Ensure: changed %t, %v, want an error", changed, err)
 		})
 	}
@@ -442,8 +442,8 @@ func TestDelMatchesWhatIsSet(t *testing.T) {
 		{"by priority", route.Route{Dst: dst, Priority: 6}, []int{5, 7}},
 		{"by gateway", route.Route{Dst: dst, Gateway: a("10.2.0.1")}, []int{5, 6}},
 		{"by link", route.Route{Dst: dst, Link: h.eth1}, []int{5, 6}},
-		{"by protocol", route.Route{Dst: dst, Protocol: route.ProtocolStatic}, []int{5, 7}},
-		{"by type", route.Route{Dst: dst, Type: route.Blackhole}, []int{5, 6, 7}},
+		{"by protocol", route.Route{Dst: dst, Protocol: unix.RTPROT_STATIC}, []int{5, 7}},
+		{"by type", route.Route{Dst: dst, Type: unix.RTN_BLACKHOLE}, []int{5, 6, 7}},
 		{"by another table", route.Route{Dst: dst, Table: 1000}, []int{5, 6, 7}},
 		{"by an IPv6 destination, the first", route.Route{Dst: dst6}, []int{6, 7}},
 		{"by an IPv6 priority", route.Route{Dst: dst6, Priority: 6}, []int{5, 7}},
@@ -454,13 +454,13 @@ func TestDelMatchesWhatIsSet(t *testing.T) {
 				{Dst: dst6, Priority: 6, Gateway: a("fd01::3")},
 				{Dst: dst6, Priority: 7, Gateway: a("fd02::1")},
 				{Dst: dst, Priority: 5, Gateway: a("10.1.0.1")},
-				{Dst: dst, Priority: 6, Gateway: a("10.1.0.3"), Protocol: route.ProtocolStatic},
+				{Dst: dst, Priority: 6, Gateway: a("10.1.0.3"), Protocol: unix.RTPROT_STATIC},
 				{Dst: dst, Priority: 7, Gateway: a("10.2.0.1")},
 			} {
-				must.Succeed(t, h.c.Replace(r))
+				must.Succeed(t, h.c.Replace(t.Context(), r))
 			}
-			must.Succeed(t, h.c.Remove(tt.del))
-			list := must.Of(h.c.List(route.Filter{Table: route.TableMain})).Get(t)
+			must.Succeed(t, h.c.Remove(t.Context(), tt.del))
+			list := must.Of(h.c.List(t.Context(), route.Filter{Table: unix.RT_TABLE_MAIN})).Get(t)
 			var left []int
 			for _, r := range list {
 				if r.Dst == tt.del.Dst {

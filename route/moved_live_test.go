@@ -177,12 +177,14 @@ type moved struct {
 func (h host) movable(t *testing.T) []moved {
 	t.Helper()
 	var list []moved
-	routes, err := h.c.List(route.Filter{})
+	routes, err := h.c.List(t.Context(), route.Filter{})
 	if err == nil {
 		for _, r := range journalled(t, routes) {
 			known := r
 			known.Expires, known.Flags = nil, 0
-			list = append(list, moved{text(t, known), func() (netlink.Message, error) { return r.CopyMessage(true) }, r.DelMessage})
+			list = append(list, moved{text(t, known),
+				func() (netlink.Message, error) { return r.Message(unix.RTM_NEWROUTE, netlink.Create|netlink.Append) },
+				func() (netlink.Message, error) { return r.Message(unix.RTM_DELROUTE, 0) }})
 		}
 	}
 	rules, rulesErr := routing.Rules(h.nl)

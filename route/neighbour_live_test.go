@@ -16,7 +16,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
-	"github.com/tombolo-cni/tombolo/route"
 )
 
 func mac(last byte) net.HardwareAddr { return net.HardwareAddr{2, 0, 0, 0, 0, last} }
@@ -74,11 +73,11 @@ func TestRulesOfANewNamespaceAreTheKernels(t *testing.T) {
 	defer c.Close()
 	list := must.Of(routing.Rules(c)).Get(t)
 	kernel := func(family uint8, priority, table uint32) routing.Rule {
-		return routing.Rule{Family: family, Priority: priority, Table: table, Action: unix.FR_ACT_TO_TBL, Protocol: uint8(route.ProtocolKernel)}
+		return routing.Rule{Family: family, Priority: priority, Table: table, Action: unix.FR_ACT_TO_TBL, Protocol: uint8(unix.RTPROT_KERNEL)}
 	}
 	want := []routing.Rule{
-		kernel(unix.AF_INET, 0, route.TableLocal), kernel(unix.AF_INET, 32766, route.TableMain), kernel(unix.AF_INET, 32767, 253),
-		kernel(unix.AF_INET6, 0, route.TableLocal), kernel(unix.AF_INET6, 32766, route.TableMain),
+		kernel(unix.AF_INET, 0, unix.RT_TABLE_LOCAL), kernel(unix.AF_INET, 32766, unix.RT_TABLE_MAIN), kernel(unix.AF_INET, 32767, 253),
+		kernel(unix.AF_INET6, 0, unix.RT_TABLE_LOCAL), kernel(unix.AF_INET6, 32766, unix.RT_TABLE_MAIN),
 	}
 	expect.NoDiff(t, cmp.Diff(want, list, cmpopts.EquateComparable(want[0].From)), "rules")
 }

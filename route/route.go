@@ -16,7 +16,7 @@ import (
 // Route is a route. Dst with one of Gateway and Link is enough for most uses; the
 // zero value of every other field leaves the matter to the kernel, or has the
 // meaning that its comment gives. In what List and Get return, every field is as
-// the kernel has it, so that Table, for example, is TableMain and not 0.
+// the kernel has it, so that Table, for example, is unix.RT_TABLE_MAIN and not 0.
 type Route struct {
 	// Dst is the destination; host bits are disregarded. The zero value is the
 	// default route of Family or, where that is 0, of Gateway's family.
@@ -47,15 +47,15 @@ type Route struct {
 	// Priority orders routes to the same destination, the lowest first; 0 is the
 	// kernel's choice: 0 for IPv4, 1024 for IPv6.
 	Priority uint32 `json:"priority,omitempty"`
-	// Table is the routing table; 0 is TableMain.
+	// Table is the routing table; 0 is unix.RT_TABLE_MAIN.
 	Table uint32 `json:"table,omitempty"`
-	// Scope is for IPv4. nil is the customary one: host for a local route, link for
+	// Scope is how far the destination is (RT_SCOPE_*), for IPv4. nil is the customary one: host for a local route, link for
 	// one without a gateway and for broadcast, else global.
-	Scope *Scope `json:"scope,omitempty"`
+	Scope *uint8 `json:"scope,omitempty"`
 	// Protocol is the origin of the route; 0 is ProtocolTombolo when it is added, and
 	// any when it is deleted.
 	Protocol Protocol `json:"protocol,omitempty"`
-	// Type is what becomes of packets; 0 is Unicast when it is added, and any when it
+	// Type is what becomes of packets; 0 is unix.RTN_UNICAST when it is added, and any when it
 	// is deleted.
 	Type Type `json:"type,omitempty"`
 	// Pref ranks IPv6 routes that were learnt from routers (RFC 4191, section 2.1).
@@ -69,8 +69,8 @@ type Route struct {
 	MTU    uint32 `json:"mtu,omitempty"`
 	AdvMSS uint32 `json:"advmss,omitempty"`
 
-	// Flags are the kernel's own, and not sent.
-	Flags Flags `json:"flags,omitempty"`
+	// Flags are the kernel's own (RTM_F_* and RTNH_F_*), and not sent.
+	Flags uint32 `json:"flags,omitempty"`
 	// Other are attributes (RTA_*) that the kernel gave and that this package has no field
 	// for: encapsulation, realms, and RTA_METRICS that has others than those two. They are sent as they are,
 	// since a route without them is another.
@@ -85,94 +85,50 @@ type Nexthop struct {
 	// Weight is this one's share of the flows: 1 to 256, 0 is 1.
 	Weight int `json:"weight,omitempty"`
 	// Flags are the kernel's own, and not sent.
-	Flags Flags `json:"flags,omitempty"`
+	Flags uint32 `json:"flags,omitempty"`
 	// Other is like Route's.
 	Other []netlink.Attribute `json:"other,omitempty"`
 }
 
-// Tables that always exist.
-const (
-	TableMain  uint32 = unix.RT_TABLE_MAIN
-	TableLocal uint32 = unix.RT_TABLE_LOCAL
-)
-
-// Protocol is the origin of a route (RTPROT_* of linux/rtnetlink.h).
+// Protocol is the origin of a route (RTPROT_* of package unix).
 type Protocol uint8
 
-const (
-	// ProtocolTombolo marks the routes of this module: the letter t. Neither the
-	// kernel's list, nor iproute2's, nor a routing daemon that we know of uses it.
-	ProtocolTombolo Protocol = 't'
+// ProtocolTombolo marks the routes of this module: the letter t. Neither the
+// kernel's list, nor iproute2's, nor a routing daemon that we know of uses it.
+const ProtocolTombolo Protocol = 't'
 
-	ProtocolRedirect Protocol = unix.RTPROT_REDIRECT // an ICMP redirect
-	ProtocolKernel   Protocol = unix.RTPROT_KERNEL   // came with an address
-	ProtocolStatic   Protocol = unix.RTPROT_STATIC   // by hand
-	ProtocolRA       Protocol = unix.RTPROT_RA       // an IPv6 router advertisement
-	ProtocolDHCP     Protocol = unix.RTPROT_DHCP     // a DHCP client
-)
-
-// Type is what becomes of the packets that a route matches (RTN_*).
+// Type is what becomes of the packets that a route matches (RTN_* of package unix).
 type Type uint8
-
-// The types of routes.
-const (
-	Unicast     Type = unix.RTN_UNICAST
-	Local       Type = unix.RTN_LOCAL     // to this host
-	Broadcast   Type = unix.RTN_BROADCAST // to this host, and out as a broadcast
-	anycast     Type = unix.RTN_ANYCAST
-	Multicast   Type = unix.RTN_MULTICAST
-	Blackhole   Type = unix.RTN_BLACKHOLE   // dropped in silence
-	Unreachable Type = unix.RTN_UNREACHABLE // ICMP host unreachable
-	Prohibit    Type = unix.RTN_PROHIBIT    // ICMP administratively prohibited
-	Throw       Type = unix.RTN_THROW       // on to the next rule
-)
 
 // String gives the name that ip-route(8) has for the type, or its number.
 func (t Type) String() string {
 	switch t {
-	case 0, Unicast:
+	case 0, unix.RTN_UNICAST:
 		return "unicast"
-	case Local:
+	case unix.RTN_LOCAL:
 		return "local"
-	case Broadcast:
+	case unix.RTN_BROADCAST:
 		return "broadcast"
-	case anycast:
+	case unix.RTN_ANYCAST:
 		return "anycast"
-	case Multicast:
+	case unix.RTN_MULTICAST:
 		return "multicast"
-	case Blackhole:
+	case unix.RTN_BLACKHOLE:
 		return "blackhole"
-	case Unreachable:
+	case unix.RTN_UNREACHABLE:
 		return "unreachable"
-	case Prohibit:
+	case unix.RTN_PROHIBIT:
 		return "prohibit"
-	case Throw:
+	case unix.RTN_THROW:
 		return "throw"
 	}
 	return strconv.Itoa(int(t))
 }
 
-// Scope is how far a destination is (RT_SCOPE_*).
-type Scope uint8
-
-// The scopes that mean something to the kernel. Numbers between them may be used.
-const (
-	ScopeGlobal Scope = unix.RT_SCOPE_UNIVERSE
-	ScopeLink   Scope = unix.RT_SCOPE_LINK
-	scopeHost   Scope = unix.RT_SCOPE_HOST
-
-	scopeAny Scope = unix.RT_SCOPE_NOWHERE // in a deletion
-)
-
-// Flags are what the kernel says of a route or a next hop (RTNH_F_* and RTM_F_*).
-type Flags uint32
-
-const onLink Flags = unix.RTNH_F_ONLINK
-
 // String names the route as errors do: "10.0.0.0/8 via 10.1.0.1 on link 3".
 func (r Route) String() string {
 	var b strings.Builder
-	if r.Type != 0 && r.Type != Unicast {
+	if r.Type != 0 && r.Type != unix.RTN_UNICAST {
 		b.WriteString(r.Type.String() + " ")
 	}
 	if r.isDefault() {
@@ -191,7 +147,7 @@ func (r Route) String() string {
 	if r.NexthopID != 0 {
 		b.WriteString(" nexthop object " + strconv.FormatUint(uint64(r.NexthopID), 10))
 	}
-	if r.Table != 0 && r.Table != TableMain {
+	if r.Table != 0 && r.Table != unix.RT_TABLE_MAIN {
 		b.WriteString(" in table " + strconv.FormatUint(uint64(r.Table), 10))
 	}
 	return b.String()
@@ -241,10 +197,10 @@ func (r *Route) normal() Route {
 		n.From = netip.Prefix{}
 	}
 	if n.Table == 0 {
-		n.Table = TableMain
+		n.Table = unix.RT_TABLE_MAIN
 	}
 	if n.Type == 0 {
-		n.Type = Unicast
+		n.Type = unix.RTN_UNICAST
 	}
 	if n.Protocol == 0 {
 		n.Protocol = ProtocolTombolo
@@ -253,24 +209,23 @@ func (r *Route) normal() Route {
 		n.Priority = 1024 // IP6_RT_PRIO_USER
 	}
 	if n.Scope == nil {
-		s := n.customaryScope()
-		n.Scope = &s
+		n.Scope = new(n.customaryScope())
 	}
 	return n
 }
 
-func (r *Route) customaryScope() Scope {
+func (r *Route) customaryScope() uint8 {
 	switch {
 	case r.Family == unix.AF_INET6:
-		return ScopeGlobal
-	case r.Type == Local:
-		return scopeHost
-	case r.Type == Broadcast, r.Type == Multicast, r.Type == anycast:
-		return ScopeLink
-	case r.Type == Unicast && !r.Gateway.IsValid() && len(r.Nexthops) == 0 && r.NexthopID == 0:
-		return ScopeLink
+		return unix.RT_SCOPE_UNIVERSE
+	case r.Type == unix.RTN_LOCAL:
+		return unix.RT_SCOPE_HOST
+	case r.Type == unix.RTN_BROADCAST, r.Type == unix.RTN_MULTICAST, r.Type == unix.RTN_ANYCAST:
+		return unix.RT_SCOPE_LINK
+	case r.Type == unix.RTN_UNICAST && !r.Gateway.IsValid() && len(r.Nexthops) == 0 && r.NexthopID == 0:
+		return unix.RT_SCOPE_LINK
 	}
-	return ScopeGlobal
+	return unix.RT_SCOPE_UNIVERSE
 }
 
 // Matches says whether have, as the kernel lists it, is what adding r makes: CHECK
@@ -305,7 +260,7 @@ func (r *Route) sameHops(have *Route) bool {
 }
 
 func (r *Route) sendsNothing() bool {
-	return r.Type == Blackhole || r.Type == Unreachable || r.Type == Prohibit || r.Type == Throw
+	return r.Type == unix.RTN_BLACKHOLE || r.Type == unix.RTN_UNREACHABLE || r.Type == unix.RTN_PROHIBIT || r.Type == unix.RTN_THROW
 }
 
 func (h Nexthop) matches(have Nexthop) bool {

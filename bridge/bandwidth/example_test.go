@@ -32,7 +32,7 @@ func run(ctx context.Context) error {
 		return err
 	}
 	defer pod.Close()
-	br, err := bridge.Dial(&bridge.Config{NetNS: node})
+	br, err := bridge.Dial(node)
 	if err != nil {
 		return err
 	}

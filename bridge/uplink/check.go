@@ -148,7 +148,7 @@ func (c *Conn) mend(ctx context.Context, rec *Record, j Journal) (changed bool, 
 		return false, err
 	}
 	for _, a := range s.stale(rec) {
-		if err := c.addrs.Remove(a); err != nil {
+		if err := c.addrs.Remove(ctx, a); err != nil {
 			return true, err
 		}
 	}

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/internal/routing"
 	"github.com/tombolo-cni/tombolo/route"
@@ -85,8 +87,8 @@ func left(d **time.Duration, passed time.Duration) bool {
 // (BIRD, FRR), a DHCP client's or that of router advertisements. These have all numbers above
 // static (linux/rtnetlink.h), but for ours.
 func comesAndGoes(r *route.Route) bool {
-	daemons := r.Protocol > route.ProtocolStatic && r.Protocol != route.ProtocolTombolo
-	return r.Expires != nil || r.Protocol == route.ProtocolKernel || r.Protocol == route.ProtocolRedirect || daemons
+	daemons := r.Protocol > unix.RTPROT_STATIC && r.Protocol != route.ProtocolTombolo
+	return r.Expires != nil || r.Protocol == unix.RTPROT_KERNEL || r.Protocol == unix.RTPROT_REDIRECT || daemons
 }
 
 // restsOn says that a route cannot be without an address that is over: it comes with it, has it as

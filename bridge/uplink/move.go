@@ -44,7 +44,7 @@ func (m *move) addresses() []addr.Address {
 	var list []addr.Address
 	for _, a := range m.s.Addresses {
 		over := a.Valid != nil && *a.Valid <= 0
-		if a.Link == m.from.Index && a.Flags&addr.DADFailed == 0 && !over {
+		if a.Link == m.from.Index && a.Flags&unix.IFA_F_DADFAILED == 0 && !over {
 			list = append(list, a)
 		}
 	}
@@ -78,13 +78,13 @@ func (m *move) addAddresses() []request {
 	for _, a := range inOrder(m.addresses()) {
 		n := m.movedAddress(a)
 		if a.Prefix.Addr().Is6() {
-			n.Flags |= addr.NoDAD // nobody else can have it, and it is wanted at once
+			n.Flags |= unix.IFA_F_NODAD // nobody else can have it, and it is wanted at once
 		}
 		if have := m.s.address(m.to.Index, a); have != nil {
 			// Its route is there, or is not to be: without the flag the kernel would see to it.
-			n.Flags = n.Flags&^addr.NoPrefixRoute | have.Flags&addr.NoPrefixRoute
+			n.Flags = n.Flags&^unix.IFA_F_NOPREFIXROUTE | have.Flags&unix.IFA_F_NOPREFIXROUTE
 		}
-		list = append(list, ask("add "+m.words(n), "replace address", &n, n.ReplaceMessage, nil))
+		list = append(list, ask("add "+m.words(n), "replace address", &n, as(n, unix.RTM_NEWADDR, replace), nil))
 	}
 	return list
 }
@@ -95,9 +95,9 @@ func (m *move) restoreAddressFlags() []request {
 	var list []request
 	for _, a := range m.addresses() {
 		have := m.s.address(m.to.Index, a)
-		if a.Prefix.Addr().Is6() && have != nil && (have.Flags^a.Flags)&(addr.NoDAD|addr.NoPrefixRoute) != 0 {
+		if a.Prefix.Addr().Is6() && have != nil && (have.Flags^a.Flags)&(unix.IFA_F_NODAD|unix.IFA_F_NOPREFIXROUTE) != 0 {
 			n := m.movedAddress(a)
-			list = append(list, ask("make "+m.words(n)+" an ordinary address", "replace address", &n, n.ReplaceMessage, nil))
+			list = append(list, ask("make "+m.words(n)+" an ordinary address", "replace address", &n, as(n, unix.RTM_NEWADDR, replace), nil))
 		}
 	}
 	return list
@@ -114,7 +114,7 @@ func (m *move) delAddresses() []request {
 }
 
 func (m *move) delAddress(a addr.Address) request {
-	return ask("delete "+m.words(a), "delete address", &a, a.DelMessage, isGone)
+	return ask("delete "+m.words(a), "delete address", &a, as(a, unix.RTM_DELADDR, 0), isGone)
 }
 
 // keepAddresses leaves the NIC what agents look for. Nothing renews it there, so it
@@ -128,9 +128,9 @@ func (m *move) keepAddresses() []request {
 		}
 		a.Valid, a.Preferred = nil, nil
 		if a.Prefix.Addr().Is6() {
-			a.Flags |= addr.NoPrefixRoute
+			a.Flags |= unix.IFA_F_NOPREFIXROUTE
 		}
-		list = append(list, ask("keep "+m.words(a), "replace address", &a, a.ReplaceMessage, nil))
+		list = append(list, ask("keep "+m.words(a), "replace address", &a, as(a, unix.RTM_NEWADDR, replace), nil))
 	}
 	return list
 }
@@ -223,12 +223,14 @@ func (m *move) moveRoutes() []request {
 	for _, r := range m.routes() {
 		n := m.movedRoute(r)
 		if slices.ContainsFunc(m.s.Routes, func(have route.Route) bool { return goesLike(&have, &n) }) {
-			list = append(list, ask("delete route "+m.words(r), "delete route", &r, r.DelMessage, isGone))
+			list = append(list, ask("delete route "+m.words(r), "delete route", &r, as(r, unix.RTM_DELROUTE, 0), isGone))
 			continue
 		}
-		beside := r.Family == unix.AF_INET || n.Priority != r.Priority || !r.Gateway.IsValid() && len(r.Nexthops) == 0
-		copied := func() (netlink.Message, error) { return n.CopyMessage(beside) }
-		list = append(list, ask("replace route "+m.words(n), "add route", &n, copied, exists))
+		how := replace
+		if r.Family == unix.AF_INET || n.Priority != r.Priority || !r.Gateway.IsValid() && len(r.Nexthops) == 0 {
+			how = netlink.Create | netlink.Append
+		}
+		list = append(list, ask("replace route "+m.words(n), "add route", &n, as(n, unix.RTM_NEWROUTE, how), exists))
 	}
 	return list
 }
@@ -252,7 +254,7 @@ func (m *move) movedRoute(r route.Route) route.Route {
 			r.Nexthops[i].Link = m.to.Index
 		}
 	}
-	if m.raPriority != 0 && r.Protocol == route.ProtocolRA && r.Dst.Addr().Is6() && r.Gateway.IsValid() && r.Priority == m.raPriority {
+	if m.raPriority != 0 && r.Protocol == unix.RTPROT_RA && r.Dst.Addr().Is6() && r.Gateway.IsValid() && r.Priority == m.raPriority {
 		r.Priority++
 	}
 	return r
@@ -301,8 +303,8 @@ func goesLike(a, b *route.Route) bool {
 // comesByItself says that a route comes and goes with an address, or with IPv6 itself, and is on
 // each link: to the host's own addresses, to broadcast, multicast and link-local ones.
 func comesByItself(r *route.Route) bool {
-	everywhere := r.Table == route.TableLocal || r.Type == route.Multicast || r.Dst.Addr().Is6() && r.Dst.Addr().IsLinkLocalUnicast()
-	return everywhere && r.Protocol == route.ProtocolKernel
+	everywhere := r.Table == unix.RT_TABLE_LOCAL || r.Type == unix.RTN_MULTICAST || r.Dst.Addr().Is6() && r.Dst.Addr().IsLinkLocalUnicast()
+	return everywhere && r.Protocol == unix.RTPROT_KERNEL
 }
 
 // comesWith says that a route is the one that the kernel adds with an address.
@@ -318,6 +320,6 @@ func comesWith(r *route.Route, a *addr.Address) bool {
 			metric = 256 // IP6_RT_PRIO_ADDRCONF
 		}
 	}
-	return a.Flags&addr.NoPrefixRoute == 0 && r.Link == a.Link && r.Protocol == route.ProtocolKernel && !r.Gateway.IsValid() && len(r.Nexthops) == 0 &&
-		r.Table == route.TableMain && r.Dst == netip.PrefixFrom(peer, a.Prefix.Bits()).Masked() && r.Priority == metric && r.Source == source
+	return a.Flags&unix.IFA_F_NOPREFIXROUTE == 0 && r.Link == a.Link && r.Protocol == unix.RTPROT_KERNEL && !r.Gateway.IsValid() && len(r.Nexthops) == 0 &&
+		r.Table == unix.RT_TABLE_MAIN && r.Dst == netip.PrefixFrom(peer, a.Prefix.Bits()).Masked() && r.Priority == metric && r.Source == source
 }

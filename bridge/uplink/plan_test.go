@@ -195,7 +195,7 @@ func TestWhatChangesIsWarnedOf(t *testing.T) {
 			s.Groups = []netip.Addr{nstest.Addr("224.0.0.251"), nstest.Addr("ff02::fb")}
 		}, "the multicast groups 224.0.0.251, ff02::fb were joined on eth0"},
 		{"a temporary address", func(s *uplink.Snapshot, _ *uplink.Uplink) {
-			s.Addresses = append(s.Addresses, addr.Address{Prefix: nstest.Prefix("fd00::66/64"), Link: s.NIC.Index, Flags: addr.Secondary})
+			s.Addresses = append(s.Addresses, addr.Address{Prefix: nstest.Prefix("fd00::66/64"), Link: s.NIC.Index, Flags: unix.IFA_F_SECONDARY})
 		}, "the temporary address fd00::66"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -9,7 +9,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
@@ -111,7 +110,7 @@ func (s *snapshot) warn() []string {
 		len(s.Masqueraded), addresses(slices.Compact(slices.Clone(s.Masqueraded))), nic)
 	add(len(s.Groups) > 0, "the multicast groups %s were joined on %s and stay there: restart the mDNS, VRRP and routing daemons that joined them, and no network manager", addresses(s.Groups), nic)
 	for _, a := range s.Addresses {
-		temporary := a.Link == s.NIC.Index && a.Prefix.Addr().Is6() && a.Flags&addr.Secondary != 0
+		temporary := a.Link == s.NIC.Index && a.Prefix.Addr().Is6() && a.Flags&unix.IFA_F_SECONDARY != 0
 		add(temporary, "the temporary address %s becomes an ordinary one until its time is over", a.Prefix.Addr())
 	}
 	for _, r := range s.byObject() {

@@ -97,8 +97,8 @@ func (c *Conn) look(ctx context.Context, nic, bridge string) (*snapshot, error) 
 			s.Links = append(s.Links, l)
 		}
 	}
-	for _, look := range []func(*snapshot) error{c.lookAddresses, c.lookRoutes, c.lookRules, c.lookNeighbours} {
-		if err := look(s); err != nil {
+	for _, look := range []func(context.Context, *snapshot) error{c.lookAddresses, c.lookRoutes, c.lookRules, c.lookNeighbours} {
+		if err := look(ctx, s); err != nil {
 			return nil, fmt.Errorf("look at %s: %w", nic, err)
 		}
 	}
@@ -110,14 +110,14 @@ func (s *snapshot) owns(link int) bool {
 	return link == s.NIC.Index || s.Bridge != nil && link == s.Bridge.Index
 }
 
-func (c *Conn) lookAddresses(s *snapshot) error {
-	all, err := c.addrs.List(addr.Filter{})
+func (c *Conn) lookAddresses(ctx context.Context, s *snapshot) error {
+	all, err := c.addrs.List(ctx, addr.Filter{})
 	s.Addresses = slices.DeleteFunc(all, func(a addr.Address) bool { return !s.owns(a.Link) })
 	return err
 }
 
-func (c *Conn) lookRoutes(s *snapshot) error {
-	all, err := c.routes.List(route.Filter{})
+func (c *Conn) lookRoutes(ctx context.Context, s *snapshot) error {
+	all, err := c.routes.List(ctx, route.Filter{})
 	places := map[place]bool{}
 	for _, r := range all {
 		switch {
@@ -132,7 +132,7 @@ func (c *Conn) lookRoutes(s *snapshot) error {
 	return err
 }
 
-func (c *Conn) lookRules(s *snapshot) error {
+func (c *Conn) lookRules(_ context.Context, s *snapshot) error {
 	rules, err := routing.Rules(c.nl)
 	own := func(link string) bool { return link == s.NIC.Name || s.Bridge != nil && link == s.Bridge.Name }
 	for _, r := range rules {
@@ -143,7 +143,7 @@ func (c *Conn) lookRules(s *snapshot) error {
 	return err
 }
 
-func (c *Conn) lookNeighbours(s *snapshot) error {
+func (c *Conn) lookNeighbours(_ context.Context, s *snapshot) error {
 	list, err := routing.Neighbours(c.nl, false)
 	if err != nil {
 		return err

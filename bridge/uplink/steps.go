@@ -106,6 +106,17 @@ func ask(text, op string, obj fmt.Stringer, message func() (netlink.Message, err
 	}}
 }
 
+const replace = netlink.Create | netlink.Replace
+
+// as is a message about an address or a route.
+func as(
+	of interface {
+		Message(netlink.HeaderType, netlink.HeaderFlags) (netlink.Message, error)
+	}, typ netlink.HeaderType, flags netlink.HeaderFlags,
+) func() (netlink.Message, error) {
+	return func() (netlink.Message, error) { return of.Message(typ, flags) }
+}
+
 func exists(err error) bool { return errors.Is(err, fs.ErrExist) }
 
 // isGone takes in what the kernel says of a rule (ENOENT), a route (ESRCH) and an

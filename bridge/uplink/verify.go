@@ -115,7 +115,7 @@ func (c *Conn) waitUntilLocal(ctx context.Context, m *move, timeout time.Duratio
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	for {
-		have, err := c.routes.List(route.Filter{Family: unix.AF_INET6, Table: route.TableLocal, Link: m.to.Index, Type: route.Local})
+		have, err := c.routes.List(ctx, route.Filter{Family: unix.AF_INET6, Table: unix.RT_TABLE_LOCAL, Link: m.to.Index, Type: unix.RTN_LOCAL})
 		if err != nil {
 			return err
 		}

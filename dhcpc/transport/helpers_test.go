@@ -192,15 +192,15 @@ func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
 // counting tells what is sent by packet sockets.
 type counting struct{ sent []dhcpv4.MessageType }
 
-func (c *counting) dial(l *lan) func(context.Context, netip.Addr) (dhcpc.Transport, error) {
-	return func(context.Context, netip.Addr) (dhcpc.Transport, error) {
+func (c *counting) dial(l *lan) func(context.Context, netip.Addr) (dhcpc.Transport[*dhcpc.Packet], error) {
+	return func(context.Context, netip.Addr) (dhcpc.Transport[*dhcpc.Packet], error) {
 		r, err := transport.DialRaw(l.config())
 		return &countingRaw{r, c}, err
 	}
 }
 
 type countingRaw struct {
-	dhcpc.Transport
+	dhcpc.Transport[*dhcpc.Packet]
 	c *counting
 }
 
@@ -214,6 +214,8 @@ func (r *countingRaw) Send(ctx context.Context, p *dhcpc.Packet) error {
 }
 
 // udpOnly dials UDP sockets in the pod, whether it has an address or not.
-func udpOnly(l *lan) func(context.Context, netip.Addr) (dhcpc.Transport, error) {
-	return func(context.Context, netip.Addr) (dhcpc.Transport, error) { return transport.DialUDP(l.config()) }
+func udpOnly(l *lan) func(context.Context, netip.Addr) (dhcpc.Transport[*dhcpc.Packet], error) {
+	return func(context.Context, netip.Addr) (dhcpc.Transport[*dhcpc.Packet], error) {
+		return transport.DialUDP(l.config())
+	}
 }

@@ -17,8 +17,9 @@ import (
 	sockets "github.com/mdlayher/packet"
 
 	"github.com/tombolo-cni/tombolo"
-	"github.com/tombolo-cni/tombolo/dhcpc/dhcp6"
+	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
+	"github.com/tombolo-cni/tombolo/internal/dhcp6"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
@@ -56,7 +57,7 @@ func (l *lan6) witness(t testing.TB) *transport.Config {
 }
 
 // lease6 asks for an address, and hears by conn what comes of it in some seconds.
-func (l *lan6) lease6(t testing.TB, conn dhcp6.Transport) (got *dhcp6.Lease) {
+func (l *lan6) lease6(t testing.TB, conn dhcpc.Transport[[]byte]) (got *dhcp6.Lease) {
 	t.Helper()
 	m, err := dhcp6.NewMachine(&dhcp6.Config{DUID: dhcp6.DUID([16]byte{9, 7}), IAID: 7, RapidCommit: true})
 	must.Succeed(t, err)
@@ -116,7 +117,7 @@ func serve6(t testing.TB, ns *netns.NS, link string, address netip.Addr) {
 	t.Cleanup(func() { conn.Close(); <-done })
 }
 
-func (l *lan6) udp6() (dhcp6.Transport, error) {
+func (l *lan6) udp6() (dhcpc.Transport[[]byte], error) {
 	return transport.DialUDP6(&transport.Config{NetNS: l.pod, Link: l.eth0})
 }
 

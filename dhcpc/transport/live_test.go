@@ -56,7 +56,7 @@ func TestRawNeedsNoMACInItsConfig(t *testing.T) {
 	expect.Success(t, expect.Err(l.client(t, func(c *dhcpc.Config) { c.Dial = transport.Dialer(cfg) }).Acquire(soon(t))))
 }
 
-func raw(t testing.TB, cfg *transport.Config) dhcpc.Transport {
+func raw(t testing.TB, cfg *transport.Config) dhcpc.Transport[*dhcpc.Packet] {
 	t.Helper()
 	r := must.Of(transport.DialRaw(cfg)).Get(t)
 	t.Cleanup(func() { r.Close() })
@@ -116,7 +116,7 @@ func TestWaitsEndWithTheirContext(t *testing.T) {
 	l := newLAN(t)
 	udp := must.Of(transport.DialUDP(l.config())).Get(t)
 	defer udp.Close()
-	for _, conn := range []dhcpc.Transport{raw(t, l.config()), udp} {
+	for _, conn := range []dhcpc.Transport[*dhcpc.Packet]{raw(t, l.config()), udp} {
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(time.Millisecond, cancel)
 		expect.Is(t, expect.Err(conn.Receive(ctx, time.Time{})), context.Canceled, "%T", conn)
@@ -132,7 +132,7 @@ func TestWhatIsClosedNeitherSendsNorReceives(t *testing.T) {
 	l := newLAN(t)
 	udp := must.Of(transport.DialUDP(l.config())).Get(t)
 	raw := must.Of(transport.DialRaw(l.config())).Get(t)
-	for _, conn := range []dhcpc.Transport{raw, udp} {
+	for _, conn := range []dhcpc.Transport[*dhcpc.Packet]{raw, udp} {
 		must.Succeed(t, conn.Close())
 		expect.Failure(t, conn.Send(t.Context(), packet(clientMAC())), "%T sends", conn)
 		p, err := conn.Receive(t.Context(), time.Time{})
@@ -182,7 +182,7 @@ func TestUDPLeasesAnAddress(t *testing.T) {
 	heard := serve(t, l.host, l.link, nil)
 	lease, err := l.client(t, func(c *dhcpc.Config) {
 		c.Broadcast = true
-		c.Dial = func(ctx context.Context, _ netip.Addr) (dhcpc.Transport, error) {
+		c.Dial = func(ctx context.Context, _ netip.Addr) (dhcpc.Transport[*dhcpc.Packet], error) {
 			return transport.DialUDP(l.config())
 		}
 	}).Acquire(soon(t))

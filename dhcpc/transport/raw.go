@@ -97,7 +97,7 @@ func (c *Config) object() string { return "link " + strconv.Itoa(c.Link) }
 // DialRaw opens a packet socket, bound to the interface, for DHCP answers to the client's MAC address and, with
 // Config.ARP, ARP packets. It sends frames of its own: no route, neighbour or address is needed. The error matches
 // unix.EPERM without CAP_NET_RAW, and fs.ErrNotExist where there is no such link.
-func DialRaw(cfg *Config) (dhcpc.Transport, error) {
+func DialRaw(cfg *Config) (dhcpc.Transport[*dhcpc.Packet], error) {
 	c, err := cfg.complete()
 	if err != nil {
 		return nil, err
@@ -168,8 +168,8 @@ func (c *Config) linkMAC() (net.HardwareAddr, error) {
 
 // Dialer gives the Dial of a dhcpc.Config: DialRaw for a client without an address,
 // DialUDP for one that has its address.
-func Dialer(cfg *Config) func(ctx context.Context, local netip.Addr) (dhcpc.Transport, error) {
-	return func(ctx context.Context, local netip.Addr) (dhcpc.Transport, error) {
+func Dialer(cfg *Config) func(ctx context.Context, local netip.Addr) (dhcpc.Transport[*dhcpc.Packet], error) {
+	return func(ctx context.Context, local netip.Addr) (dhcpc.Transport[*dhcpc.Packet], error) {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}

@@ -9,10 +9,9 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/dhcpc"
-	"github.com/tombolo-cni/tombolo/dhcpc/dhcp6"
 )
 
-// transport is a dhcpc.Transport or a dhcp6.Transport, by what it carries.
+// transport is a dhcpc.Transport[*dhcpc.Packet] or a dhcpc.Transport[[]byte], by what it carries.
 type transport[P any] interface {
 	Send(ctx context.Context, p P) error
 	Receive(ctx context.Context, until time.Time) (P, error)
@@ -130,12 +129,12 @@ func argument(what string) error { return fmt.Errorf("%w: %s", tombolo.ErrInvali
 // It hears DHCP answers, and with Config.ARP what Ethernet's ARP says, that are sent to the client's MAC address or to
 // all, without a VLAN tag; also what others on the same bridge say. Config.NetNS and Link are those of the other end,
 // and Config.MAC, the client's own, is needed. Its errors are those of DialRaw and of dial.
-func DialWitness(cfg *Config, dial func() (dhcpc.Transport, error)) (dhcpc.Transport, error) {
+func DialWitness(cfg *Config, dial func() (dhcpc.Transport[*dhcpc.Packet], error)) (dhcpc.Transport[*dhcpc.Packet], error) {
 	return witness(cfg, func(c *Config) program { return frames(c.MAC, c.ARP) }, readFrame, dial)
 }
 
 // DialWitness6 is DialWitness for DHCPv6: it hears messages to dhcp6.ClientPort.
-func DialWitness6(cfg *Config, dial func() (dhcp6.Transport, error)) (dhcp6.Transport, error) {
+func DialWitness6(cfg *Config, dial func() (dhcpc.Transport[[]byte], error)) (dhcpc.Transport[[]byte], error) {
 	read := func(frame []byte, _ net.Addr) ([]byte, error) { return decode6(frame) }
 	return witness(cfg, func(*Config) program { return frames6() }, read, dial)
 }

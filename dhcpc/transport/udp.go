@@ -21,7 +21,7 @@ import (
 //
 // The error matches unix.EADDRINUSE where a program in the namespace has the port to itself. A link that is not there
 // shows only at the first Send, which fails with unix.ENODEV or ENETUNREACH.
-func DialUDP(cfg *Config) (dhcpc.Transport, error) {
+func DialUDP(cfg *Config) (dhcpc.Transport[*dhcpc.Packet], error) {
 	c, err := cfg.complete()
 	if err != nil {
 		return nil, err

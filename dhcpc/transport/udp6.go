@@ -9,7 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
-	"github.com/tombolo-cni/tombolo/dhcpc/dhcp6"
+	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/internal/dhcp6"
 )
 
 // DialUDP6 opens a UDP socket at port 546 of every IPv6 address, bound to the interface. Config.MAC and ARP are not used.
@@ -17,7 +18,7 @@ import (
 //
 // It sends from the interface's link-local address, without which a Send fails with
 // unix.EADDRNOTAVAIL: for the second or two in which the kernel looks whether another host has it.
-func DialUDP6(cfg *Config) (dhcp6.Transport, error) {
+func DialUDP6(cfg *Config) (dhcpc.Transport[[]byte], error) {
 	if err := cfg.checkLink(); err != nil {
 		return nil, err
 	}

@@ -20,7 +20,7 @@ import (
 )
 
 // witness listens at the host's end of the pod's link.
-func (l *lan) witness(t testing.TB, change func(*transport.Config), send func() (dhcpc.Transport, error)) dhcpc.Transport {
+func (l *lan) witness(t testing.TB, change func(*transport.Config), send func() (dhcpc.Transport[*dhcpc.Packet], error)) dhcpc.Transport[*dhcpc.Packet] {
 	t.Helper()
 	cfg := &transport.Config{NetNS: l.host, Link: l.index, MAC: clientMAC()}
 	if change != nil {
@@ -32,12 +32,12 @@ func (l *lan) witness(t testing.TB, change func(*transport.Config), send func() 
 }
 
 // byUDP dials what a witness that only hears needs besides.
-func (l *lan) byUDP() (dhcpc.Transport, error) { return transport.DialUDP(l.config()) }
+func (l *lan) byUDP() (dhcpc.Transport[*dhcpc.Packet], error) { return transport.DialUDP(l.config()) }
 
 // outside dials what sends in the pod and hears outside of it.
-func (l *lan) outside(t testing.TB, send func(context.Context, netip.Addr) (dhcpc.Transport, error)) func(context.Context, netip.Addr) (dhcpc.Transport, error) {
-	return func(ctx context.Context, local netip.Addr) (dhcpc.Transport, error) {
-		return l.witness(t, nil, func() (dhcpc.Transport, error) { return send(ctx, local) }), nil
+func (l *lan) outside(t testing.TB, send func(context.Context, netip.Addr) (dhcpc.Transport[*dhcpc.Packet], error)) func(context.Context, netip.Addr) (dhcpc.Transport[*dhcpc.Packet], error) {
+	return func(ctx context.Context, local netip.Addr) (dhcpc.Transport[*dhcpc.Packet], error) {
+		return l.witness(t, nil, func() (dhcpc.Transport[*dhcpc.Packet], error) { return send(ctx, local) }), nil
 	}
 }
 
@@ -109,8 +109,8 @@ func TestAWitnessNeedsTheClientsMAC(t *testing.T) {
 // address that the pod does not have yet, and although it hears nothing itself.
 func TestAClientLeasesByWhatItsWitnessHears(t *testing.T) {
 	t.Parallel()
-	for name, dial := range map[string]func(*lan) func(context.Context, netip.Addr) (dhcpc.Transport, error){
-		"raw": func(l *lan) func(context.Context, netip.Addr) (dhcpc.Transport, error) {
+	for name, dial := range map[string]func(*lan) func(context.Context, netip.Addr) (dhcpc.Transport[*dhcpc.Packet], error){
+		"raw": func(l *lan) func(context.Context, netip.Addr) (dhcpc.Transport[*dhcpc.Packet], error) {
 			return transport.Dialer(l.config())
 		},
 		"udp": udpOnly,

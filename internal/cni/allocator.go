@@ -180,7 +180,7 @@ func (a *allocator) subnets() []netip.Prefix {
 		}
 	}
 	if s, ok := a.Allocator.(static); ok {
-		for _, one := range s.Static {
+		for _, one := range s.addresses {
 			list = append(list, one.Prefix.Masked())
 		}
 	}

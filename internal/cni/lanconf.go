@@ -7,6 +7,7 @@ import (
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/network"
+	"github.com/tombolo-cni/tombolo/nft"
 )
 
 // LANConf are the fields of a network whose bridge has a NIC of the host's for a port,
@@ -63,7 +64,12 @@ func (c *NetConf) lan(s *network.Network) {
 
 // guard says what pods are held to: lanGuard to more than guard, and that to more than macspoofchk.
 func (c *NetConf) guard(s *network.Network, lan bool) {
-	s.Untrusted = orDefault(c.LANGuard, lan)
-	s.Guard = s.Untrusted || c.Guard || c.MACSpoofCheck
-	s.MACOnly = s.Guard && !s.Untrusted && !c.Guard
+	switch {
+	case orDefault(c.LANGuard, lan):
+		s.Guard = nft.GuardUntrusted
+	case c.Guard:
+		s.Guard = nft.GuardAddresses
+	case c.MACSpoofCheck:
+		s.Guard = nft.GuardMAC
+	}
 }

@@ -9,13 +9,14 @@ import (
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/network"
+	"github.com/tombolo-cni/tombolo/nft"
 )
 
 func TestSettingsOfModeLAN(t *testing.T) {
 	t.Parallel()
 	lan := settings{StateDir: "/run/tombolo", LeaseDir: "/var/lib/tombolo/leases", Mark: 0x1000,
-		Network: network.Network{Name: "pods", Origin: network.Origin{Type: "dhcp"}, Bridge: "br0", Hairpin: true, Guard: true, NFCall: ptr(true),
-			Uplink: uplink.Uplink{NIC: "eth0"}, Exit: network.ExitHost, Untrusted: true}}
+		Network: network.Network{Name: "pods", Origin: network.Origin{Type: "dhcp"}, Bridge: "br0", Hairpin: true, Guard: nft.GuardUntrusted, NFCall: ptr(true),
+			Uplink: uplink.Uplink{NIC: "eth0"}, Exit: network.ExitHost}}
 	l2 := settings{StateDir: "/run/tombolo", LeaseDir: "/var/lib/tombolo/leases", Mark: 0x1000,
 		Network: network.Network{Name: "pods", Bridge: "br0", LeaveIPv6: true, Uplink: uplink.Uplink{NIC: "eth0"}}}
 	for _, tt := range []struct {
@@ -25,9 +26,9 @@ func TestSettingsOfModeLAN(t *testing.T) {
 		change func(*settings)
 	}{
 		{"an uplink is all that it needs", `"mode": "lan", "uplink": "eth0"`, lan, nil},
-		{"without a guard", `"mode": "lan", "uplink": "eth0", "lanGuard": false`, lan, func(s *settings) { s.Guard, s.Untrusted = false, false }},
-		{"the reference's guard alone", `"mode": "lan", "uplink": "eth0", "lanGuard": false, "macspoofchk": true`, lan, func(s *settings) { s.Untrusted, s.MACOnly = false, true }},
-		{"a guard alone", `"mode": "lan", "uplink": "eth0", "lanGuard": false, "guard": true, "macspoofchk": true`, lan, func(s *settings) { s.Untrusted = false }},
+		{"without a guard", `"mode": "lan", "uplink": "eth0", "lanGuard": false`, lan, func(s *settings) { s.Guard = "" }},
+		{"the reference's guard alone", `"mode": "lan", "uplink": "eth0", "lanGuard": false, "macspoofchk": true`, lan, func(s *settings) { s.Guard = nft.GuardMAC }},
+		{"a guard alone", `"mode": "lan", "uplink": "eth0", "lanGuard": false, "guard": true, "macspoofchk": true`, lan, func(s *settings) { s.Guard = nft.GuardAddresses }},
 		{"the reference's guard beside lanGuard", `"mode": "lan", "uplink": "eth0", "macspoofchk": true`, lan, nil},
 		{"to the router", `"mode": "lan", "uplink": "eth0", "defaultRoute": "router"`, lan,
 			func(s *settings) { s.Exit, s.DefaultGateway = network.ExitRouter, true }},
@@ -39,7 +40,7 @@ func TestSettingsOfModeLAN(t *testing.T) {
 				s.Bridge, s.Uplink, s.Hairpin, s.MTU = "lan0", uplink.Uplink{NIC: "enp1s0", KeepAddress: true, Timeout: 20 * time.Second}, false, 1400
 			}},
 		{"an uplink of a plain bridge", `"mode": "l2", "uplink": "eth0"`, l2, nil},
-		{"a guarded one", `"mode": "l2", "uplink": "eth0", "lanGuard": true`, l2, func(s *settings) { s.Guard, s.Untrusted = true, true }},
+		{"a guarded one", `"mode": "l2", "uplink": "eth0", "lanGuard": true`, l2, func(s *settings) { s.Guard = nft.GuardUntrusted }},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()

@@ -24,10 +24,10 @@ const (
 // sets a pod's lo up. It does as the reference plugin does. DEL sets it down, but the host's.
 type loopbackConf struct{ Common }
 
-func (f *loopbackConf) run(_ context.Context, c *call) (*current.Result, error) {
+func (f *loopbackConf) run(ctx context.Context, c *call) (*current.Result, error) {
 	switch c.verb {
 	case "ADD":
-		return c.addLoopback()
+		return c.addLoopback(ctx)
 	case "DEL":
 		return nil, withinPod(c.netns, func(conn *nl.Conn, _ *netns.NS) error { return setLoopback(conn, 0) })
 	case "CHECK":
@@ -44,7 +44,7 @@ func (f *loopbackConf) run(_ context.Context, c *call) (*current.Result, error) 
 
 // addLoopback gives lo's first address of each family, IPv4 first. An address that is
 // not within 127.0.0.0/8, and not ::1, is an error.
-func (c *call) addLoopback() (*current.Result, error) {
+func (c *call) addLoopback(ctx context.Context) (*current.Result, error) {
 	prev, err := c.conf.prevResult()
 	if err != nil {
 		return nil, err
@@ -54,7 +54,7 @@ func (c *call) addLoopback() (*current.Result, error) {
 		if err := setLoopback(conn, unix.IFF_UP); err != nil {
 			return err
 		}
-		there, err := addr.On(conn).List(addr.Filter{Link: loopbackIndex})
+		there, err := addr.On(conn).List(ctx, addr.Filter{Link: loopbackIndex})
 		for _, a := range there {
 			if !a.Prefix.Addr().IsLoopback() {
 				return newError(codeKernel, "%s has %s, which is no loopback address", loopbackName, a.Prefix)

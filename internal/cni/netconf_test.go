@@ -69,8 +69,8 @@ func TestSettingsOfAMode(t *testing.T) {
 			func(s *settings) { s.Gateway, s.DefaultGateway = true, true }},
 		{"a default gateway is one that is denied elsewhere", `"isGateway": false, "isDefaultGateway": true`, gateway, nil},
 
-		{"the reference's guard is of MACs", `"macspoofchk": true`, gateway, func(s *settings) { s.Guard, s.MACOnly = true, true }},
-		{"a guard implies the reference's", `"macspoofchk": true, "guard": true`, gateway, func(s *settings) { s.Guard = true }},
+		{"the reference's guard is of MACs", `"macspoofchk": true`, gateway, func(s *settings) { s.Guard = nft.GuardMAC }},
+		{"a guard implies the reference's", `"macspoofchk": true, "guard": true`, gateway, func(s *settings) { s.Guard = nft.GuardAddresses }},
 
 		{"an interface that stays down has no gateway and no masquerade", `"disableContainerInterface": true`, gateway, func(s *settings) {
 			s.Down, s.Gateway, s.DefaultGateway, s.Masquerade = true, false, false, false
@@ -80,7 +80,7 @@ func TestSettingsOfAMode(t *testing.T) {
 			"nonMasqueradeCIDRs": ["10.0.0.1/8", "fd00::/8"], "ingressRate": 5000, "stateDir": "/srv/t", "leaseDir": "/srv/l", "deadline": "1m30s", "forwardMark": "0x40000", "dns": {"domain": "d"}`, gateway, func(s *settings) {
 			s.Bridge, s.MTU, s.ForceAddress, s.Isolated, s.DAD = "br7", 9000, true, true, true
 			s.Promiscuous, s.NFCall, s.Hairpin = ptr(true), ptr(false), false
-			s.Guard, s.Policy = true, nft.Isolated
+			s.Guard, s.Policy = nft.GuardAddresses, nft.Isolated
 			s.NonMasquerade = []netip.Prefix{nstest.Prefix("10.0.0.0/8"), nstest.Prefix("fd00::/8")}
 			s.LeaseDir = "/srv/l"
 			s.StateDir, s.Mark = "/srv/t", 0x40000

@@ -121,7 +121,7 @@ func (conf *routeConf) route() (route.Route, error) {
 		*attr.into = uint32(*attr.value)
 	}
 	if conf.Scope != nil {
-		one.Scope = new(route.Scope(scope))
+		one.Scope = new(uint8(scope))
 	}
 	return one, nil
 }

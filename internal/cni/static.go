@@ -2,6 +2,7 @@ package cni
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
 	"slices"
 
@@ -23,12 +24,12 @@ type addressConf struct {
 	Gateway netip.Addr   `json:"gateway"`
 }
 
-// static is ipam.Static with errors that name the config. Whether the addresses are free is up to the operator
+// static gives the same addresses to whatever asks. Nothing is reserved: whether they are free is up to the operator
 // that named them.
 type static struct {
-	ipam.Static
-	network string
-	byName  bool
+	addresses []ipam.Address
+	network   string
+	byName    bool
 }
 
 // static decodes the section.
@@ -56,10 +57,10 @@ func (a *allocator) static(r *ipamRequest) error {
 		if one.Gateway.Zone() != "" {
 			return newError(codeInvalidConfig, "field \"ipam.addresses[%d].gateway\": %s has a zone", i, one.Gateway)
 		}
-		of.Static = append(of.Static, ipam.Address{Prefix: one.Address, Gateway: one.Gateway.Unmap()})
+		of.addresses = append(of.addresses, ipam.Address{Prefix: one.Address, Gateway: one.Gateway.Unmap()})
 	}
 	if r.ByName {
-		a.reported = of.Static
+		a.reported = of.addresses
 	}
 	a.Allocator, a.dns = of, conf.DNS
 	a.routes, err = routes(conf.Routes)
@@ -110,25 +111,41 @@ func parsePrefixes(source string, texts []string) ([]addressConf, error) {
 // Bind returns s: nothing here depends on the node.
 func (s static) Bind(ipam.Node) ipam.Allocator { return s }
 
-// Add returns the addresses. That there are none is an error: static without an address is a mistake, but by name,
-// where the plugin that called says so. To STATUS it is none, as addresses may come with each ADD.
-func (s static) Add(ctx context.Context, owner ipam.Owner) (*ipam.Allocation, error) {
-	switch {
-	case len(s.Static) > 0:
-		return s.Static.Add(ctx, owner)
-	case s.byName:
-		return &ipam.Allocation{}, nil
+// Slow is false.
+func (static) Slow() bool { return false }
+
+// Add returns the addresses, those of IPv4 first. That there are none is an error: static without an address is a
+// mistake, but by name, where the plugin that called says so. To STATUS it is none, as addresses may come with each ADD.
+func (s static) Add(context.Context, ipam.Owner) (*ipam.Allocation, error) {
+	if len(s.addresses) == 0 && !s.byName {
+		return nil, newError(codeInvalidConfig, `network %q: static has no address to give: set "ipam.addresses", or ask for one `+
+			"by the capability ips, args.cni.ips or CNI_ARGS IP", s.network)
 	}
-	return nil, newError(codeInvalidConfig, `network %q: static has no address to give: set "ipam.addresses", or ask for one `+
-		"by the capability ips, args.cni.ips or CNI_ARGS IP", s.network)
+	given := slices.Clone(s.addresses)
+	slices.SortStableFunc(given, func(a, b ipam.Address) int { return a.Prefix.Addr().BitLen() - b.Prefix.Addr().BitLen() })
+	return &ipam.Allocation{Addresses: given}, nil
 }
 
-// Check compares the addresses and their gateways with those of prevResult; by name those only
+// Check compares the addresses, and the gateways that are named, with those of prevResult; by name those only
 // that are in it, as the reference does.
-func (s static) Check(ctx context.Context, owner ipam.Owner, held []ipam.Address) error {
-	named := slices.DeleteFunc(slices.Clone(s.Static), func(a ipam.Address) bool {
-		is := func(b ipam.Address) bool { return a.Prefix.Addr() == b.Prefix.Addr() }
-		return s.byName && !slices.ContainsFunc(held, is)
-	})
-	return withCode(codeCheckFailed, named.Check(ctx, owner, held))
+func (s static) Check(_ context.Context, _ ipam.Owner, held []ipam.Address) error {
+	for _, a := range s.addresses {
+		same := func(b ipam.Address) bool { return a.Prefix.Addr() == b.Prefix.Addr() }
+		i := slices.IndexFunc(held, func(b ipam.Address) bool {
+			return same(b) && (!a.Gateway.IsValid() || a.Gateway.Unmap() == b.Gateway.Unmap())
+		})
+		if i < 0 && (!s.byName || slices.ContainsFunc(held, same)) {
+			return withCode(codeCheckFailed, fmt.Errorf("the attachment has no address %s: %w", a, ipam.ErrNotReserved))
+		}
+	}
+	return nil
 }
+
+// Del has nothing to release.
+func (static) Del(context.Context, ipam.Owner, []netip.Addr) error { return nil }
+
+// Collect has nothing to release.
+func (static) Collect(context.Context, []ipam.Owner) error { return nil }
+
+// Status is always good.
+func (static) Status(context.Context) error { return nil }

@@ -26,11 +26,11 @@ func Of(a *state.Attachment) nft.Endpoint {
 			ep.Callers = append(ep.Callers, p.Addr())
 		}
 	}
-	if a.Guarded {
-		ep.GuardedPort, ep.SLAAC, ep.MACOnly, ep.Untrusted = a.HostIf, a.SLAAC, a.MACOnly, a.Untrusted
-		if !a.MACOnly && a.IPAMType == Leased && !slices.ContainsFunc(ep.Addrs, netip.Addr.Is4) {
+	if a.Guard != "" {
+		ep.GuardedPort, ep.SLAAC, ep.Guard = a.HostIf, a.SLAAC, a.Guard
+		if a.Guard != nft.GuardMAC && a.IPAMType == Leased && !slices.ContainsFunc(ep.Addrs, netip.Addr.Is4) {
 			// Without it, a pod without any address could send from any.
-			ep.Untrusted = true
+			ep.Guard = nft.GuardUntrusted
 		}
 	}
 	if len(ep.Addrs) == 0 {
@@ -45,7 +45,7 @@ func In(a *state.Attachment, n *state.Network) nft.Endpoint {
 	ep := Of(a)
 	ep.Masquerade = ep.Masquerade && n.Masquerade
 	if !n.Guard {
-		ep.GuardedPort, ep.SLAAC, ep.MACOnly, ep.Untrusted = "", false, false, false
+		ep.GuardedPort, ep.SLAAC, ep.Guard = "", false, ""
 	}
 	return ep
 }

@@ -24,7 +24,7 @@ func attachment() *state.Attachment {
 			{Port: nft.Port{Protocol: unix.IPPROTO_UDP, HostAddr: netip.MustParseAddr("192.0.2.1"), HostPort: 53, PodPort: 5353}},
 			{Port: nft.Port{Protocol: unix.IPPROTO_SCTP, HostPort: 9, PodPort: 9}},
 		},
-		Masquerade: true, Guarded: true,
+		Masquerade: true, Guard: nft.GuardAddresses,
 	}
 }
 
@@ -38,8 +38,8 @@ func TestTheFirewallSeesWhatIsOnRecord(t *testing.T) {
 	a := attachment()
 	want := nft.Endpoint{
 		Owner: nft.Owner(a.Hash()), Network: "lan", Bridge: "br0", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1},
-		Addrs:       []netip.Addr{netip.MustParseAddr("192.0.2.5"), netip.MustParseAddr("fd00::5")},
-		GuardedPort: "veth0", Masquerade: true,
+		Addrs: []netip.Addr{netip.MustParseAddr("192.0.2.5"), netip.MustParseAddr("fd00::5")},
+		Guard: nft.GuardAddresses, GuardedPort: "veth0", Masquerade: true,
 		Ports: []nft.Port{
 			{Protocol: unix.IPPROTO_TCP, HostPort: 8080, PodPort: 80},
 			{Protocol: unix.IPPROTO_UDP, HostAddr: netip.MustParseAddr("192.0.2.1"), HostPort: 53, PodPort: 5353},
@@ -48,15 +48,15 @@ func TestTheFirewallSeesWhatIsOnRecord(t *testing.T) {
 	}
 	same(t, want, Of(a))
 	same(t, want, In(a, &state.Network{Masquerade: true, Guard: true}))
-	want.GuardedPort, want.Masquerade = "", false
+	want.Guard, want.GuardedPort, want.Masquerade = "", "", false
 	same(t, want, In(a, &state.Network{}))
-	a.Guarded, a.Masquerade = false, false
+	a.Guard, a.Masquerade = "", false
 	same(t, want, In(a, &state.Network{Masquerade: true, Guard: true}))
 	a.Addresses = nil
 	want.Addrs, want.Ports = []netip.Addr{}, nil
 	same(t, want, Of(a))
-	a.IPAMType, a.Guarded = Leased, true
-	want.GuardedPort, want.Untrusted = "veth0", true
+	a.IPAMType, a.Guard = Leased, nft.GuardAddresses
+	want.GuardedPort, want.Guard = "veth0", nft.GuardUntrusted
 	same(t, want, Of(a))
 	a.Addresses = []ipam.Address{{Prefix: netip.MustParsePrefix("fd00::5/64")}}
 	want.Addrs, want.Ports = Addresses(a), Ports(a)

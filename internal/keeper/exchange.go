@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
-	"github.com/tombolo-cni/tombolo/dhcpc/dhcp6"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 )
 
@@ -362,8 +361,8 @@ func earliest(times ...time.Time) time.Time {
 // pod is a place; see there.
 type pod interface {
 	// dial opens a transport in the pod; see dhcpc.Config.
-	dial(ctx context.Context, local netip.Addr) (dhcpc.Transport, error)
-	dial6() (dhcp6.Transport, error)
+	dial(ctx context.Context, local netip.Addr) (dhcpc.Transport[*dhcpc.Packet], error)
+	dial6() (dhcpc.Transport[[]byte], error)
 	// apply makes the pod have addresses, which the kernel takes away when the lease
 	// ends, routes and MTU; what is as it should be stays untouched. Times are as
 	// dhcpc.Lease.Left has them.

@@ -328,7 +328,7 @@ type fakePod struct {
 	outOfReach error
 }
 
-func (p *fakePod) dial(_ context.Context, local netip.Addr) (dhcpc.Transport, error) {
+func (p *fakePod) dial(_ context.Context, local netip.Addr) (dhcpc.Transport[*dhcpc.Packet], error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.dialErr != nil {

@@ -144,7 +144,7 @@ func (l *lan) kernel() kernel {
 	var err error
 	k.network, err = network.Open(l.Context(), &network.Config{
 		StateDir: l.state.Path(), LeaseDir: l.dir.Path(),
-		DialBridge:   func() (*bridge.Conn, error) { return bridge.Dial(&bridge.Config{NetNS: l.host}) },
+		DialBridge:   func() (*bridge.Conn, error) { return bridge.Dial(l.host) },
 		DialFirewall: func(cfg *nft.Config) (*nft.Conn, error) { return nft.Dial(&nft.Config{NetNS: l.host, Mark: cfg.Mark}) },
 	})
 	must.Succeed(l, err)
@@ -230,9 +230,9 @@ func (l *lan) load(p *testPod) *lease.Record {
 // addresses gives those of a pod, with the seconds left: -1 is for ever.
 func (l *lan) addresses(p *testPod) map[netip.Prefix]time.Duration {
 	l.Helper()
-	conn := must.Of(addr.Dial(&addr.Config{NetNS: p.ns})).Get(l)
+	conn := must.Of(addr.Dial(p.ns)).Get(l)
 	defer conn.Close()
-	list := must.Of(conn.List(addr.Filter{Family: unix.AF_INET})).Get(l)
+	list := must.Of(conn.List(l.Context(), addr.Filter{Family: unix.AF_INET})).Get(l)
 	got := map[netip.Prefix]time.Duration{}
 	for _, a := range list {
 		got[a.Prefix] = -1
@@ -245,9 +245,9 @@ func (l *lan) addresses(p *testPod) map[netip.Prefix]time.Duration {
 
 func (l *lan) routes(p *testPod) string {
 	l.Helper()
-	conn := must.Of(route.Dial(&route.Config{NetNS: p.ns})).Get(l)
+	conn := must.Of(route.Dial(p.ns)).Get(l)
 	defer conn.Close()
-	list, err := conn.List(route.Filter{Family: unix.AF_INET, Table: route.TableMain, Protocol: route.ProtocolTombolo})
+	list, err := conn.List(l.Context(), route.Filter{Family: unix.AF_INET, Table: unix.RT_TABLE_MAIN, Protocol: route.ProtocolTombolo})
 	must.Succeed(l, err)
 	var text []string
 	for _, r := range list {
@@ -261,7 +261,7 @@ type server struct {
 	conn net.PacketConn
 	// raw answers without ARP: the kernel has room for 1,024 neighbours in all of its
 	// namespaces together.
-	raw  dhcpc.Transport
+	raw  dhcpc.Transport[*dhcpc.Packet]
 	done chan struct{}
 
 	mu      sync.Mutex

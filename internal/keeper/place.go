@@ -15,7 +15,6 @@ import (
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/dhcpc"
-	"github.com/tombolo-cni/tombolo/dhcpc/dhcp6"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/lease"
@@ -36,7 +35,8 @@ type kernel struct {
 
 // place is where a lease's addresses are: the interface of a pod, or, for a lease of the host's own, a bridge and the NIC
 // that is its port. The bridge has the host's address, and, where the takeover left it there, the NIC too or only the
-// NIC. What the host has is taken away only when there is something in its place.
+// NIC. What the host has is taken away only when there is something in its place. What is begun is completed, whatever the
+// keeper's context says.
 type place struct {
 	kernel
 	r     *lease.Record
@@ -98,7 +98,7 @@ func (k kernel) port(name string) (l *bridge.Link, _ error) {
 }
 
 func (k kernel) withLinks(do func(*bridge.Conn) error) error {
-	links, err := bridge.Dial(&bridge.Config{NetNS: k.host})
+	links, err := bridge.Dial(k.host)
 	if err != nil {
 		return err
 	}
@@ -113,7 +113,7 @@ func (k kernel) taken(at string, a, had netip.Addr) error {
 		if err != nil {
 			return err
 		}
-		return lease.Taken(links.Routes(), l.Index, a, had)
+		return lease.Taken(context.Background(), links.Routes(), l.Index, a, had)
 	})
 }
 
@@ -181,7 +181,7 @@ func (p *place) do(fn func() error) error {
 // dial has the pod send from its own interface, and hears at the host's end of its link.
 // In the pod's namespace a name says little: the pod may give it to a link of its own, and
 // answer itself. The host sends and hears on the bridge.
-func (p *place) dial(ctx context.Context, local netip.Addr) (dhcpc.Transport, error) {
+func (p *place) dial(ctx context.Context, local netip.Addr) (dhcpc.Transport[*dhcpc.Packet], error) {
 	sockets := &transport.Config{NetNS: p.ns, Link: p.links[0], MAC: []byte(p.r.Client.MAC), ARP: p.r.Client.DetectConflicts}
 	if p.r.Host != nil {
 		t, err := transport.Dialer(sockets)(ctx, local)
@@ -194,16 +194,16 @@ func (p *place) dial(ctx context.Context, local netip.Addr) (dhcpc.Transport, er
 	if err != nil {
 		return nil, err
 	}
-	return transport.DialWitness(outside, func() (dhcpc.Transport, error) { return transport.Dialer(sockets)(ctx, local) })
+	return transport.DialWitness(outside, func() (dhcpc.Transport[*dhcpc.Packet], error) { return transport.Dialer(sockets)(ctx, local) })
 }
 
 // dial6 is dial for DHCPv6, which no lease of the host's has.
-func (p *place) dial6() (dhcp6.Transport, error) {
+func (p *place) dial6() (dhcpc.Transport[[]byte], error) {
 	outside, err := p.outside()
 	if err != nil {
 		return nil, err
 	}
-	return transport.DialWitness6(outside, func() (dhcp6.Transport, error) {
+	return transport.DialWitness6(outside, func() (dhcpc.Transport[[]byte], error) {
 		return transport.DialUDP6(&transport.Config{NetNS: p.ns, Link: p.links[0]})
 	})
 }
@@ -223,7 +223,7 @@ func (p *place) outside() (*transport.Config, error) {
 // has gives an address as the links have it. The kernel has an IPv6 address once, with whatever prefix length: a pod may
 // have formed that which it leases.
 func (p *place) has(want netip.Prefix) ([]addr.Address, error) {
-	list, err := addr.On(p.conn).List(addr.Filter{})
+	list, err := addr.On(p.conn).List(context.Background(), addr.Filter{})
 	return slices.DeleteFunc(list, func(a addr.Address) bool {
 		is := a.Prefix == want || want.Addr().Is6() && a.Prefix.Addr() == want.Addr()
 		return !is || !slices.Contains(p.links, a.Link)
@@ -248,7 +248,7 @@ func (p *place) apply(a lease.Applied, valid, preferred time.Duration) error {
 		if a.MTU == was.MTU {
 			a.MTU = 0
 		}
-		return p.pod().Apply(a, valid, preferred, lease.ReplaceOwn)
+		return p.pod().Apply(context.Background(), a, valid, preferred, lease.ReplaceOwn)
 	}
 	if p.r.Host.Permanent {
 		valid, preferred = -1, -1
@@ -261,7 +261,7 @@ func (p *place) apply(a lease.Applied, valid, preferred time.Duration) error {
 		errs = append(errs, err)
 		for _, one := range have {
 			one.Valid, one.Preferred = lease.Lifetime(valid, time.Second), lease.Lifetime(preferred, 0)
-			errs = append(errs, addr.On(p.conn).Replace(one))
+			errs = append(errs, addr.On(p.conn).Replace(context.Background(), one))
 		}
 		if set || fresh {
 			errs = append(errs, p.setRoutes(prefix, a.Routes))
@@ -282,7 +282,7 @@ func (p *place) wanted(prefix netip.Prefix) (list []addr.Address, fresh bool, er
 	if list, err = p.has(prefix); len(list) > 0 || err != nil {
 		return list, false, err
 	}
-	one := addr.Address{Link: p.links[0], Prefix: prefix, Broadcast: addr.Broadcast(prefix), Flags: addr.NoPrefixRoute}
+	one := addr.Address{Link: p.links[0], Prefix: prefix, Broadcast: addr.Broadcast(prefix), Flags: unix.IFA_F_NOPREFIXROUTE}
 	for _, old := range p.r.Applied.Addresses {
 		have, err := p.has(old)
 		if err != nil {
@@ -304,8 +304,8 @@ func (p *place) setRoutes(own netip.Prefix, routes []dhcpc.Route) error {
 	var errs []error
 	for _, r := range slices.Concat([]dhcpc.Route{{Dst: own.Masked()}}, routes) {
 		one := lease.RouteOf(r, p.links[0], p.r.Policy.Priority)
-		one.Source, one.Protocol = own.Addr(), route.ProtocolDHCP
-		errs = append(errs, lease.Replace(route.On(p.conn), one))
+		one.Source, one.Protocol = own.Addr(), unix.RTPROT_DHCP
+		errs = append(errs, lease.Replace(context.Background(), route.On(p.conn), one))
 	}
 	return errors.Join(errs...)
 }
@@ -314,17 +314,17 @@ func (p *place) setRoutes(own netip.Prefix, routes []dhcpc.Route) error {
 // sets for every link, the kernel would take others of the host's in the same network along.
 func (p *place) withdraw(a lease.Applied) error {
 	if p.r.Host == nil {
-		return p.pod().Withdraw(a)
+		return p.pod().Withdraw(context.Background(), a)
 	}
 	errs := []error{p.do(func() error { return sysctl.Write(sysctl.Link("ipv4", p.r.Bridge, "promote_secondaries"), "1") })}
 	for _, r := range slices.Backward(a.Routes) {
 		one := lease.RouteOf(r, p.links[0], p.r.Policy.Priority)
-		one.Protocol = route.ProtocolDHCP
-		errs = append(errs, route.On(p.conn).Remove(one))
+		one.Protocol = unix.RTPROT_DHCP
+		errs = append(errs, route.On(p.conn).Remove(context.Background(), one))
 	}
 	for _, prefix := range a.Addresses {
 		for _, index := range p.links {
-			errs = append(errs, addr.On(p.conn).Remove(addr.Address{Prefix: prefix, Link: index}))
+			errs = append(errs, addr.On(p.conn).Remove(context.Background(), addr.Address{Prefix: prefix, Link: index}))
 		}
 	}
 	return errors.Join(errs...)
@@ -365,9 +365,9 @@ func (p *place) detects(ctx context.Context, own netip.Prefix) (bool, error) {
 		switch {
 		case err != nil:
 			return false, err
-		case len(have) == 0 || have[0].Flags&addr.DADFailed != 0:
+		case len(have) == 0 || have[0].Flags&unix.IFA_F_DADFAILED != 0:
 			return true, nil
-		case have[0].Flags&addr.Tentative == 0:
+		case have[0].Flags&unix.IFA_F_TENTATIVE == 0:
 			return false, nil
 		}
 		select {

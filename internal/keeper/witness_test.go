@@ -32,7 +32,7 @@ func (n trusting) enter(r *lease.Record) (pod, error) {
 
 type trustingPod struct{ *place }
 
-func (p trustingPod) dial(ctx context.Context, local netip.Addr) (dhcpc.Transport, error) {
+func (p trustingPod) dial(ctx context.Context, local netip.Addr) (dhcpc.Transport[*dhcpc.Packet], error) {
 	return transport.Dialer(&transport.Config{NetNS: p.ns, Link: p.links[0], MAC: []byte(p.r.Client.MAC)})(ctx, local)
 }
 

@@ -1,10 +1,13 @@
 package lease
 
 import (
+	"context"
 	"errors"
 	"math"
 	"slices"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/internal/link"
@@ -23,7 +26,7 @@ type Link struct {
 // Apply gives the pod addresses, for as long as they are valid and preferred (as dhcpc.Lease.Left has it), so that the
 // kernel itself ends them if everything of ours dies. It sets the MTU unless that is 0: the pod's alone, since the
 // host's bridge is not the server's. Each route is made by set.
-func (l *Link) Apply(a Applied, valid, preferred time.Duration, set func(*route.Conn, route.Route) error) error {
+func (l *Link) Apply(ctx context.Context, a Applied, valid, preferred time.Duration, set func(context.Context, *route.Conn, route.Route) error) error {
 	var errs []error
 	if a.MTU != 0 {
 		var b nl.Batch
@@ -32,43 +35,43 @@ func (l *Link) Apply(a Applied, valid, preferred time.Duration, set func(*route.
 	}
 	for _, p := range a.Addresses {
 		own := addr.Address{Link: l.Index, Prefix: p, Broadcast: addr.Broadcast(p), Valid: Lifetime(valid, time.Second), Preferred: Lifetime(preferred, 0)}
-		errs = append(errs, addr.On(l.Conn).Replace(own))
+		errs = append(errs, addr.On(l.Conn).Replace(ctx, own))
 	}
 	for _, r := range a.Routes {
-		errs = append(errs, set(route.On(l.Conn), RouteOf(r, l.Index, l.Priority)))
+		errs = append(errs, set(ctx, route.On(l.Conn), RouteOf(r, l.Index, l.Priority)))
 	}
 	return errors.Join(errs...)
 }
 
 // Withdraw takes routes and addresses away. That they are gone is success.
-func (l *Link) Withdraw(a Applied) error {
+func (l *Link) Withdraw(ctx context.Context, a Applied) error {
 	var errs []error
 	for _, r := range slices.Backward(a.Routes) {
-		errs = append(errs, route.On(l.Conn).Remove(RouteOf(r, l.Index, l.Priority)))
+		errs = append(errs, route.On(l.Conn).Remove(ctx, RouteOf(r, l.Index, l.Priority)))
 	}
 	for _, p := range a.Addresses {
-		errs = append(errs, addr.On(l.Conn).Remove(addr.Address{Prefix: p, Link: l.Index}))
+		errs = append(errs, addr.On(l.Conn).Remove(ctx, addr.Address{Prefix: p, Link: l.Index}))
 	}
 	return errors.Join(errs...)
 }
 
 // Replace has a route replace what is in its place, of whichever link.
-func Replace(routes *route.Conn, r route.Route) error {
-	_, err := routes.Ensure(r)
+func Replace(ctx context.Context, routes *route.Conn, r route.Route) error {
+	_, err := routes.Ensure(ctx, r)
 	return err
 }
 
 // ReplaceOwn is Replace that leaves a route of another link of the pod's alone: Docker moves the default route from one
 // interface to another without telling.
-func ReplaceOwn(routes *route.Conn, r route.Route) error {
+func ReplaceOwn(ctx context.Context, routes *route.Conn, r route.Route) error {
 	others := false
-	err := routes.Walk(route.Filter{Table: route.TableMain}, func(have route.Route) {
+	err := routes.Walk(ctx, route.Filter{Table: unix.RT_TABLE_MAIN}, func(have route.Route) {
 		others = others || have.Dst == r.Dst && have.Priority == r.Priority && have.Link != r.Link
 	})
 	if others || err != nil {
 		return err
 	}
-	return Replace(routes, r)
+	return Replace(ctx, routes, r)
 }
 
 // Lifetime is as the kernel takes it: nil is for ever, which is less than 0 here. It refuses 0 s as a valid one, and

@@ -1,10 +1,13 @@
 package lease
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/dhcpc"
@@ -115,8 +118,7 @@ func RouteOf(r dhcpc.Route, link, priority int) route.Route {
 		one.OnLink = true
 		return one
 	}
-	scope := route.ScopeLink
-	one.Scope = &scope
+	one.Scope = new(uint8(unix.RT_SCOPE_LINK))
 	return one
 }
 
@@ -145,22 +147,22 @@ func Impossible(l *dhcpc.Lease) error {
 // host's own, and where the host sends to others by it, out of the pods' bridge. Of the
 // latter it is nothing to say of an address that the pod has had already: the host may
 // send to others by way of a pod.
-func Taken(host *route.Conn, bridge int, a, had netip.Addr) error {
-	r, err := host.Get(a)
+func Taken(ctx context.Context, host *route.Conn, bridge int, a, had netip.Addr) error {
+	r, err := host.Get(ctx, a)
 	switch {
 	case route.NoRoute(err):
 		// No route, or one that says so.
 	case err != nil:
 		return fmt.Errorf("cannot tell whether it is the host's: %w", err)
-	case r.Type == route.Local:
+	case r.Type == unix.RTN_LOCAL:
 		return errors.New("it is the host's own address")
-	case r.Type == route.Broadcast:
+	case r.Type == unix.RTN_BROADCAST:
 		return errors.New("it is a broadcast address of the host's")
 	}
 	if a == had {
 		return nil
 	}
-	list, err := host.List(route.Filter{Family: nl.FamilyOf(a), Link: bridge})
+	list, err := host.List(ctx, route.Filter{Family: nl.FamilyOf(a), Link: bridge})
 	if err != nil {
 		return fmt.Errorf("cannot tell whether it is a gateway of the host's: %w", err)
 	}

@@ -73,7 +73,7 @@ func TestWhatTheHostHasIsNoPods(t *testing.T) {
 		ip route add unreachable 10.66.0.0/16
 		ip route add blackhole 10.67.0.0/16
 		ip route add prohibit 10.68.0.0/16`)
-	conn := must.Of(route.Dial(&route.Config{NetNS: host})).Get(t)
+	conn := must.Of(route.Dial(host)).Get(t)
 	defer conn.Close()
 	for address, why := range map[string]string{
 		"192.0.2.9": "", "203.0.113.9": "", "10.66.0.1": "", "10.67.0.1": "", "10.68.0.1": "", "198.51.100.8": "",
@@ -83,13 +83,13 @@ func TestWhatTheHostHasIsNoPods(t *testing.T) {
 		"192.0.2.4": "for 10.1.0.0/16", "192.0.2.5": "for 10.1.0.0/16", "192.0.2.6": "for 10.2.0.0/16",
 	} {
 		a := netip.MustParseAddr(address)
-		wantWhy(t, Taken(conn, bridge, a, netip.Addr{}), why)
+		wantWhy(t, Taken(t.Context(), conn, bridge, a, netip.Addr{}), why)
 		if strings.Contains(why, "own") {
-			wantWhy(t, Taken(conn, bridge, a, a), why)
+			wantWhy(t, Taken(t.Context(), conn, bridge, a, a), why)
 		} else if !strings.Contains(why, "broadcast") {
-			wantWhy(t, Taken(conn, bridge, a, a), "") // the host may send by way of a pod
+			wantWhy(t, Taken(t.Context(), conn, bridge, a, a), "") // the host may send by way of a pod
 		}
 	}
 	nstest.Run(t, host, "ip", "route", "del", "default")
-	wantWhy(t, Taken(conn, bridge, netip.MustParseAddr("8.8.8.8"), netip.Addr{}), "")
+	wantWhy(t, Taken(t.Context(), conn, bridge, netip.MustParseAddr("8.8.8.8"), netip.Addr{}), "")
 }

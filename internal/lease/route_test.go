@@ -4,6 +4,8 @@ import (
 	"net/netip"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
@@ -12,7 +14,7 @@ import (
 
 func TestRoutesOfALeaseNeedNoOtherRoute(t *testing.T) {
 	t.Parallel()
-	link := route.ScopeLink
+	link := uint8(unix.RT_SCOPE_LINK)
 	for _, tt := range []struct {
 		name string
 		got  route.Route
@@ -35,11 +37,11 @@ func TestARouteOfAnotherLinkIsLeftAlone(t *testing.T) {
 	for _, name := range []string{"first", "second"} {
 		nstest.Run(t, pod, "ip", "link", "set", name, "up")
 	}
-	routes := must.Of(route.Dial(&route.Config{NetNS: pod})).Get(t)
+	routes := must.Of(route.Dial(pod)).Get(t)
 	defer routes.Close()
 	leads := func(link, priority int, by string) {
 		t.Helper()
-		must.Succeed(t, ReplaceOwn(routes, RouteOf(to("0.0.0.0/0", by), link, priority)))
+		must.Succeed(t, ReplaceOwn(t.Context(), routes, RouteOf(to("0.0.0.0/0", by), link, priority)))
 	}
 	leads(first, 0, "192.0.2.1")
 	leads(second, 0, "192.0.2.2") // the first has it

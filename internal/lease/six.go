@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
-	"github.com/tombolo-cni/tombolo/dhcpc/dhcp6"
+	"github.com/tombolo-cni/tombolo/internal/dhcp6"
 )
 
 // Six is what a record has of DHCPv6: the keeper alone speaks it, since its codec would make the

@@ -21,7 +21,6 @@ import (
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
 	"github.com/tombolo-cni/tombolo/bridge/vlan"
 	"github.com/tombolo-cni/tombolo/dhcpc"
-	"github.com/tombolo-cni/tombolo/dhcpc/dhcp6"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
 	"github.com/tombolo-cni/tombolo/hostport"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
@@ -54,7 +53,7 @@ func exported() map[string]map[string]any {
 			"Address": addr.Address{}, "Conn": addr.Conn{}, "Watch": addr.Watch{},
 		},
 		"route": {
-			"Dial": route.Dial, "On": route.On, "NoRoute": route.NoRoute, "Subnet": route.Subnet,
+			"Dial": route.Dial, "On": route.On, "NoRoute": route.NoRoute,
 			"Conn": route.Conn{}, "Route": route.Route{}, "Type": route.Type(0),
 		},
 		"vlan": {
@@ -94,7 +93,7 @@ func exported() map[string]map[string]any {
 		},
 		"ipam": {
 			"NewHostLocal": ipam.NewHostLocal, "RangeSetsOf": ipam.RangeSetsOf,
-			"Address": ipam.Address{}, "HostLocal": ipam.HostLocal{}, "Static": ipam.Static{},
+			"Address": ipam.Address{}, "HostLocal": ipam.HostLocal{},
 			// Interfaces have nothing to call.
 			"Allocator": nil,
 		},
@@ -102,13 +101,6 @@ func exported() map[string]map[string]any {
 			"New": dhcpc.New, "NewMachine": dhcpc.NewMachine, "Release": dhcpc.Release,
 			"Client": dhcpc.Client{}, "Hex": dhcpc.Hex{}, "Lease": dhcpc.Lease{}, "Machine": dhcpc.Machine{}, "Route": dhcpc.Route{},
 			"Session": dhcpc.Session{}, "State": dhcpc.State(0),
-			// Interfaces have nothing to call.
-			"Transport": nil,
-		},
-		"dhcp6": {
-			"DUID": dhcp6.DUID, "NewMachine": dhcp6.NewMachine, "Release": dhcp6.Release,
-			"Lease": dhcp6.Lease{}, "Machine": dhcp6.Machine{},
-			"Session": dhcp6.Session{}, "State": dhcp6.State(0),
 			// Interfaces have nothing to call.
 			"Transport": nil,
 		},
@@ -358,7 +350,7 @@ func TestWhatIsNoPodIsRefused(t *testing.T) {
 	t.Parallel()
 	host := nstest.New(t)
 	nstest.Run(t, host, "ip", "link", "add", "br0", "type", "bridge")
-	conn := must.Of(bridge.Dial(&bridge.Config{NetNS: host})).Get(t)
+	conn := must.Of(bridge.Dial(host)).Get(t)
 	t.Cleanup(func() { conn.Close() })
 	closed, err := netns.New()
 	if err == nil {
@@ -381,11 +373,10 @@ func TestWhatIsNoPodIsRefused(t *testing.T) {
 			}
 			expect.Is(t, err, tombolo.ErrInvalid, "%s of a pod that is %s", verb, name)
 		}
-		var config bridge.Config
-		if config.NetNS = pod; name == "nil" || name == "the host's own" {
+		if name == "nil" || name == "the host's own" {
 			continue
 		}
-		expect.Is(t, expect.Err(bridge.Dial(&config)), tombolo.ErrInvalid, "Dial in one that is %s", name)
+		expect.Is(t, expect.Err(bridge.Dial(pod)), tombolo.ErrInvalid, "Dial in one that is %s", name)
 	}
 	expect.Equal(t, nstest.Run(t, host, "ip", "link"), before, "links before:\n%s\nafter", before)
 }
@@ -394,12 +385,12 @@ func TestWhatIsNoPodIsRefused(t *testing.T) {
 func TestValuesThatCannotBeMeantAreErrInvalid(t *testing.T) {
 	t.Parallel()
 	ns := nstest.New(t)
-	addresses := must.Of(addr.Dial(&addr.Config{NetNS: ns})).Get(t)
+	addresses := must.Of(addr.Dial(ns)).Get(t)
 	t.Cleanup(func() { addresses.Close() })
-	routes := must.Of(route.Dial(&route.Config{NetNS: ns})).Get(t)
+	routes := must.Of(route.Dial(ns)).Get(t)
 	t.Cleanup(func() { routes.Close() })
 	mac := net.HardwareAddr{2, 0, 0, 0, 0, 1}
-	nothing := func(context.Context, netip.Addr) (dhcpc.Transport, error) { return nil, nil }
+	nothing := func(context.Context, netip.Addr) (dhcpc.Transport[*dhcpc.Packet], error) { return nil, nil }
 	client, err := dhcpc.New(&dhcpc.Config{MAC: mac, Dial: nothing})
 	must.Succeed(t, err)
 	_, none := dhcpc.New(nil)
@@ -408,12 +399,12 @@ func TestValuesThatCannotBeMeantAreErrInvalid(t *testing.T) {
 	_, noTransport := client.Acquire(t.Context())
 	p := netip.MustParsePrefix
 	all := map[string]error{
-		"an address that is none":              addresses.Add(addr.Address{Link: 1}),
-		"an IPv4 address of an IPv6 peer":      addresses.Add(addr.Address{Prefix: p("10.1.0.1/24"), Peer: netip.MustParseAddr("fd00::1"), Link: 1}),
-		"an IPv6 address of an IPv4 peer":      addresses.Add(addr.Address{Prefix: p("fd00::1/64"), Peer: netip.MustParseAddr("10.1.0.1"), Link: 1}),
-		"an IPv4 address of a peer mapped":     addresses.Replace(addr.Address{Prefix: p("10.1.0.1/24"), Peer: netip.MustParseAddr("::ffff:10.1.0.2"), Link: 1}),
-		"a default route without a family":     routes.Add(route.Route{Link: 1}),
-		"a next hop that weighs 1000":          routes.Add(route.Route{Dst: p("10.2.0.0/16"), Nexthops: []route.Nexthop{{Link: 1, Weight: 1000}, {Link: 1}}}),
+		"an address that is none":              addresses.Add(t.Context(), addr.Address{Link: 1}),
+		"an IPv4 address of an IPv6 peer":      addresses.Add(t.Context(), addr.Address{Prefix: p("10.1.0.1/24"), Peer: netip.MustParseAddr("fd00::1"), Link: 1}),
+		"an IPv6 address of an IPv4 peer":      addresses.Add(t.Context(), addr.Address{Prefix: p("fd00::1/64"), Peer: netip.MustParseAddr("10.1.0.1"), Link: 1}),
+		"an IPv4 address of a peer mapped":     addresses.Replace(t.Context(), addr.Address{Prefix: p("10.1.0.1/24"), Peer: netip.MustParseAddr("::ffff:10.1.0.2"), Link: 1}),
+		"a default route without a family":     routes.Add(t.Context(), route.Route{Link: 1}),
+		"a next hop that weighs 1000":          routes.Add(t.Context(), route.Route{Dst: p("10.2.0.0/16"), Nexthops: []route.Nexthop{{Link: 1, Weight: 1000}, {Link: 1}}}),
 		"a DHCP client without configuration":  none,
 		"a DHCP client without Dial":           noDial,
 		"a DHCP client without MAC":            noMAC,

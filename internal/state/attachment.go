@@ -70,9 +70,8 @@ type Attachment struct {
 
 	Up         bool `json:"up,omitempty"`         // false only with disableContainerInterface
 	Masquerade bool `json:"masquerade,omitempty"` // its addresses are masqueraded
-	Guarded    bool `json:"guarded,omitempty"`    // it may use its own MAC and addresses only
-	MACOnly    bool `json:"macOnly,omitempty"`    // guarded, and it may use any address
-	Untrusted  bool `json:"untrusted,omitempty"`  // guarded, and it may not be a server or router of the LAN
+	// Guard is what it is held to.
+	Guard nft.Guard `json:"guard,omitzero"`
 	// DefaultRoute is where it leads for a pod on a LAN: "host" or "router"; empty where
 	// it is on none.
 	DefaultRoute string `json:"defaultRoute,omitempty"`

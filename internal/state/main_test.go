@@ -111,7 +111,7 @@ func sample(container string) *Attachment {
 		Routes:     []route.Route{{Dst: netip.MustParsePrefix("0.0.0.0/0"), Gateway: netip.MustParseAddr("10.1.0.1"), Priority: 100, Protocol: route.ProtocolTombolo}},
 		Up:         true,
 		Masquerade: true,
-		Guarded:    true,
+		Guard:      nft.GuardAddresses,
 		Published: []Published{
 			{Port: nft.Port{Protocol: unix.IPPROTO_TCP, HostPort: 8080, PodPort: 80}},
 			{Port: nft.Port{Protocol: unix.IPPROTO_UDP, HostAddr: netip.MustParseAddr("fd00::9"), HostPort: 53, PodPort: 5353}},

@@ -32,7 +32,7 @@ func (p *pod) flood(tb testing.TB, count int, frame func(i int) []byte) {
 
 func (n *node) link(name string) *bridge.Link {
 	n.Helper()
-	conn := must.Of(bridge.Dial(&bridge.Config{NetNS: n.ns})).Get(n)
+	conn := must.Of(bridge.Dial(n.ns)).Get(n)
 	defer conn.Close()
 	return must.Of(conn.Link(n.Context(), name)).Get(n)
 }

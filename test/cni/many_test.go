@@ -277,9 +277,9 @@ func (m *many) wantNoAddressTwice() {
 	m.Helper()
 	has := map[netip.Addr]string{}
 	look := func(p *pod) {
-		conn := must.Of(addr.Dial(&addr.Config{NetNS: p.NS})).Get(m)
+		conn := must.Of(addr.Dial(p.NS)).Get(m)
 		defer conn.Close()
-		list := must.Of(conn.List(addr.Filter{})).Get(m)
+		list := must.Of(conn.List(m.Context(), addr.Filter{})).Get(m)
 		for _, a := range list {
 			ip := a.Prefix.Addr()
 			other, ok := has[ip]

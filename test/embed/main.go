@@ -109,18 +109,18 @@ func connect(ctx context.Context, links *bridge.Conn, node, outside *netns.NS, d
 	if _, err := links.Attach(ctx, outside, port); err != nil {
 		return err
 	}
-	return noWayBack(outside)
+	return noWayBack(ctx, outside)
 }
 
 // noWayBack makes sure that only masquerade brings answers to pods.
-func noWayBack(outside *netns.NS) error {
-	routes, err := route.Dial(&route.Config{NetNS: outside})
+func noWayBack(ctx context.Context, outside *netns.NS) error {
+	routes, err := route.Dial(outside)
 	if err != nil {
 		return err
 	}
 	defer routes.Close()
 	for _, pod := range []string{"10.20.0.2", "fd20::2"} {
-		if r, err := routes.Get(netip.MustParseAddr(pod)); err == nil {
+		if r, err := routes.Get(ctx, netip.MustParseAddr(pod)); err == nil {
 			return fmt.Errorf("the outside has a route to pods: %s", r)
 		}
 	}

@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"os"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/ipam"
@@ -37,7 +39,7 @@ func open(node *netns.NS, dir, name, bridgeName string, gateways ...netip.Prefix
 	if err != nil {
 		return nil, err
 	}
-	links, err := bridge.Dial(&bridge.Config{NetNS: node})
+	links, err := bridge.Dial(node)
 	if err != nil {
 		return nil, err
 	}
@@ -56,13 +58,13 @@ func (n *network) build(ctx context.Context, node *netns.NS) error {
 	if err != nil {
 		return err
 	}
-	addresses, err := addr.Dial(&addr.Config{NetNS: node})
+	addresses, err := addr.Dial(node)
 	if err != nil {
 		return err
 	}
 	defer addresses.Close()
 	for _, gw := range n.gateways {
-		if _, err := addresses.Ensure(addr.Address{Prefix: gw, Link: l.Index, Flags: addr.NoDAD}); err != nil {
+		if _, err := addresses.Ensure(ctx, addr.Address{Prefix: gw, Link: l.Index, Flags: unix.IFA_F_NODAD}); err != nil {
 			return err
 		}
 	}

@@ -59,7 +59,7 @@ func (n *Node) claimOf(ctx context.Context, want uplink.Uplink) (*claim, error) 
 	if err != nil {
 		return nil, err
 	}
-	list, err := n.Links.Addresses().List(addr.Filter{Link: nic.Index, Family: unix.AF_INET})
+	list, err := n.Links.Addresses().List(ctx, addr.Filter{Link: nic.Index, Family: unix.AF_INET})
 	if err != nil || len(list) == 0 {
 		return nil, err
 	}
@@ -94,7 +94,7 @@ func (c *claim) request(ctx context.Context, text string) (*dhcpc.Lease, error) 
 	if err != nil {
 		return nil, err
 	}
-	client, err := dhcpc.New(&dhcpc.Config{MAC: c.nic.MAC, ClientID: id, Dial: func(context.Context, netip.Addr) (dhcpc.Transport, error) {
+	client, err := dhcpc.New(&dhcpc.Config{MAC: c.nic.MAC, ClientID: id, Dial: func(context.Context, netip.Addr) (dhcpc.Transport[*dhcpc.Packet], error) {
 		return transport.DialRaw(&transport.Config{Link: c.nic.Index, MAC: c.nic.MAC})
 	}})
 	if err != nil {

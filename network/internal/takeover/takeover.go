@@ -355,7 +355,7 @@ func (w *work) allBack(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	has, err := w.node.Links.Addresses().List(addr.Filter{Link: nic.Index})
+	has, err := w.node.Links.Addresses().List(ctx, addr.Filter{Link: nic.Index})
 	if err != nil {
 		return err
 	}

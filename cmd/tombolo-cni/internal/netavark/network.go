@@ -2,6 +2,7 @@ package netavark
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -98,7 +99,7 @@ func freeSubnet(id string) (netip.Prefix, error) {
 	conn, err := route.Dial(nil)
 	if err == nil {
 		defer conn.Close()
-		routes, err = conn.List(route.Filter{Family: unix.AF_INET})
+		routes, err = conn.List(context.Background(), route.Filter{Family: unix.AF_INET})
 	}
 	const first, all = 89, (256 - 89) * 256 // 10.89.0.0/24 to 10.255.255.0/24
 	for i := crc32.ChecksumIEEE([]byte(id)) % all; i < 2*all && err == nil; i++ {

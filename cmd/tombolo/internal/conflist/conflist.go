@@ -265,10 +265,10 @@ func firewall(nw *network.Network) string {
 		}
 	}
 	parts = append(parts, masquerade, "ingress policy "+nw.Policy.String())
-	switch {
-	case nw.MACOnly:
+	switch nw.Guard {
+	case nft.GuardMAC:
 		parts = append(parts, "pods are held to their own MAC")
-	case nw.Guard:
+	case nft.GuardAddresses, nft.GuardUntrusted:
 		parts = append(parts, "pods are held to their own MAC and addresses")
 	}
 	if nw.Isolated && nw.Policy != nft.Isolated {

@@ -136,7 +136,7 @@ func (b *sandbox) connectOutside(ctx context.Context) error {
 		return err
 	}
 	for _, prefix := range b.prefixes(theNode) {
-		if err := node.Addresses().Add(addr.Address{Prefix: prefix, Link: link.Index, Flags: addr.NoDAD}); err != nil {
+		if err := node.Addresses().Add(ctx, addr.Address{Prefix: prefix, Link: link.Index, Flags: unix.IFA_F_NODAD}); err != nil {
 			return err
 		}
 	}

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
@@ -26,8 +28,8 @@ const routed = "see why the host gets no such route from the routing engine (bir
 // to send anything: a routing engine announces all of a cluster's pods as unreachable, but for
 // those that it knows the way to. Where a default route is all that leads there, the next router
 // may know the way.
-func (e *examination) kept(onHost *route.Conn, own netip.Addr) error {
-	routes, err := onHost.List(route.Filter{Family: nl.FamilyOf(own), Table: route.TableMain})
+func (e *examination) kept(ctx context.Context, onHost *route.Conn, own netip.Addr) error {
+	routes, err := onHost.List(ctx, route.Filter{Family: nl.FamilyOf(own), Table: unix.RT_TABLE_MAIN})
 	if err != nil {
 		return err
 	}
@@ -38,9 +40,9 @@ func (e *examination) kept(onHost *route.Conn, own netip.Addr) error {
 		refused, sent := false, false
 		for _, r := range routes {
 			switch r.Type {
-			case route.Unreachable, route.Blackhole, route.Prohibit:
+			case unix.RTN_UNREACHABLE, unix.RTN_BLACKHOLE, unix.RTN_PROHIBIT:
 				refused = refused || r.Dst.Bits() > 0 && r.Dst.Bits() <= to.Bits() && r.Dst.Contains(to.Addr())
-			case route.Unicast:
+			case unix.RTN_UNICAST:
 				sent = sent || r.Dst.Bits() > 0 && r.Dst.Overlaps(to) && !r.Dst.Contains(own)
 			}
 		}
@@ -59,11 +61,11 @@ func (e *examination) destination(ctx context.Context, pod, host *netns.NS, inPo
 	if err == nil || ctx.Err() != nil {
 		return ctx.Err()
 	}
-	if _, err := inPod.Get(to); err != nil {
+	if _, err := inPod.Get(ctx, to); err != nil {
 		e.add(StepRoute, "set isDefaultGateway, or a route in the ipam, and create the pod again", "the pod has no route to %s: %v", to, err)
 		return nil
 	}
-	hop, hopErr := onHost.Get(to)
+	hop, hopErr := onHost.Get(ctx, to)
 	if hopErr != nil {
 		e.add(StepBeyond, routed, "the host has no route to %s: %v", to, hopErr)
 		return nil
@@ -76,7 +78,7 @@ func (e *examination) destination(ctx context.Context, pod, host *netns.NS, inPo
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	general, generalErr := onHost.Get(outside(to))
+	general, generalErr := onHost.Get(ctx, outside(to))
 	byDefault := generalErr == nil && hop.Gateway.IsValid() && hop.Gateway == general.Gateway && hop.Link == general.Link
 	keeps := slices.ContainsFunc(e.opt.Kept[e.at.Network], func(p netip.Prefix) bool { return p.Contains(to) })
 	switch {
@@ -114,7 +116,7 @@ func (e *examination) duplicates(ctx context.Context, br *bridge.Link) error {
 				e.add(StepDuplicate, "give one of the two another address", "another node answers for %s: %s, and the pod has %s", a.Prefix.Addr(), mac, e.at.MAC)
 			}
 		}
-		if !a.Gateway.Is4() || !isOwn(onHost, a.Gateway) {
+		if !a.Gateway.Is4() || !isOwn(ctx, onHost, a.Gateway) {
 			return nil
 		}
 		if owners, err = whoHas(ctx, br, a.Gateway); err != nil {

@@ -59,7 +59,7 @@ func (e *examination) walk(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	index, err := e.addresses(pod)
+	index, err := e.addresses(ctx, pod)
 	if err != nil || e.failed(StepAddress) {
 		return err
 	}
@@ -78,20 +78,20 @@ func (e *examination) walk(ctx context.Context) error {
 }
 
 // addresses looks at the flags of the pod's, and gives its interface's index.
-func (e *examination) addresses(pod *netns.NS) (int, error) {
-	conn, err := addr.Dial(&addr.Config{NetNS: pod})
+func (e *examination) addresses(ctx context.Context, pod *netns.NS) (int, error) {
+	conn, err := addr.Dial(pod)
 	if err != nil {
 		return 0, err
 	}
 	defer conn.Close()
-	have, err := conn.List(addr.Filter{})
+	have, err := conn.List(ctx, addr.Filter{})
 	index := 0
 	for _, a := range have {
 		for _, own := range e.at.Addresses {
 			if a.Prefix != own.Prefix {
 				continue
 			}
-			if index = a.Link; a.Flags&addr.DADFailed != 0 {
+			if index = a.Link; a.Flags&unix.IFA_F_DADFAILED != 0 {
 				e.add(StepDuplicate, "give one of the two another address", "another node has %s: duplicate address detection failed", a.Prefix.Addr())
 			}
 		}
@@ -115,7 +115,7 @@ func (e *examination) family(ctx context.Context, pod *netns.NS, br *bridge.Link
 		return err
 	}
 	defer onHost.Close()
-	needed, err := isNeeded(inPod, onHost, gateway)
+	needed, err := isNeeded(ctx, inPod, onHost, gateway)
 	if err != nil {
 		return err
 	}
@@ -131,7 +131,7 @@ func (e *examination) family(ctx context.Context, pod *netns.NS, br *bridge.Link
 	if e.failed(StepForwarding, StepRoute) && pingErr != nil {
 		return nil // it is known what stops the pod
 	}
-	if r, err := inPod.Get(gateway); err != nil || r.Link != index {
+	if r, err := inPod.Get(ctx, gateway); err != nil || r.Link != index {
 		e.add(StepRoute, fmt.Sprintf("delete in the pod what leads elsewhere (ip route get %s; ip rule), or create it again", gateway),
 			"the pod has no route to its gateway %s by %s", gateway, e.at.IfName)
 		return nil
@@ -143,7 +143,7 @@ func (e *examination) family(ctx context.Context, pod *netns.NS, br *bridge.Link
 		return nil
 	}
 	// A link in a VLAN of the bridge has its MAC.
-	if pingErr != nil && isOwn(onHost, gateway) && !bytes.Equal(br.MAC, next.MAC) {
+	if pingErr != nil && isOwn(ctx, onHost, gateway) && !bytes.Equal(br.MAC, next.MAC) {
 		e.add(StepGateway, "if it stays, another pod forges it, or somebody has set it: set guard for the network, and delete it in the pod (ip neigh)",
 			"the gateway %s does not answer: the pod has its MAC as %s, and it is %s", gateway, next.MAC, br.MAC)
 		return nil
@@ -153,7 +153,7 @@ func (e *examination) family(ctx context.Context, pod *netns.NS, br *bridge.Link
 		return err
 	}
 	defer host.Close()
-	if err := e.kept(onHost, own); err != nil {
+	if err := e.kept(ctx, onHost, own); err != nil {
 		return err
 	}
 	for _, to := range e.opt.Ports {
@@ -171,14 +171,14 @@ func (e *examination) family(ctx context.Context, pod *netns.NS, br *bridge.Link
 		}
 	}
 	far := outside(gateway)
-	hop, err := onHost.Get(far)
+	hop, err := onHost.Get(ctx, far)
 	if err != nil {
 		if !e.failed(StepForwarding) && gateway.Is4() {
 			e.add(StepForwarding, "give the host a default route", "the host itself has no route to elsewhere (%s): %v", far, err)
 		}
 		return nil
 	}
-	if r, err := inPod.Get(far); err != nil {
+	if r, err := inPod.Get(ctx, far); err != nil {
 		e.add(StepRoute, "set isDefaultGateway, or a route in the ipam, and create the pod again", "the pod has no default route: %v", err)
 		return nil
 	} else if r.Link != index {
@@ -203,18 +203,18 @@ func (e *examination) family(ctx context.Context, pod *netns.NS, br *bridge.Link
 }
 
 // isOwn says whether the host has an address.
-func isOwn(onHost *route.Conn, a netip.Addr) bool {
-	r, err := onHost.Get(a)
-	return err == nil && r.Type == route.Local
+func isOwn(ctx context.Context, onHost *route.Conn, a netip.Addr) bool {
+	r, err := onHost.Get(ctx, a)
+	return err == nil && r.Type == unix.RTN_LOCAL
 }
 
 // isNeeded says whether a gateway is the host's, or the pod sends anything by it. The IPAM names one
 // for every subnet, and a network without a gateway has nobody at that address.
-func isNeeded(inPod, onHost *route.Conn, gateway netip.Addr) (bool, error) {
-	if isOwn(onHost, gateway) {
+func isNeeded(ctx context.Context, inPod, onHost *route.Conn, gateway netip.Addr) (bool, error) {
+	if isOwn(ctx, onHost, gateway) {
 		return true, nil
 	}
-	routes, err := inPod.List(route.Filter{Family: nl.FamilyOf(gateway)})
+	routes, err := inPod.List(ctx, route.Filter{Family: nl.FamilyOf(gateway)})
 	return slices.ContainsFunc(routes, func(r route.Route) bool {
 		return r.Gateway == gateway || slices.ContainsFunc(r.Nexthops, func(h route.Nexthop) bool { return h.Gateway == gateway })
 	}), err

@@ -13,6 +13,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network"
+	"github.com/tombolo-cni/tombolo/nft"
 )
 
 // Network is what is on record of a network. Without a record of its own, it has only what its
@@ -170,7 +171,7 @@ func (n *Network) attachment(a *state.Attachment) {
 	if a.State != state.Ready {
 		n.Adding++
 	}
-	if a.MACOnly {
+	if a.Guard == nft.GuardMAC {
 		n.MACOnly++
 	}
 	if n.Bridge == "" {

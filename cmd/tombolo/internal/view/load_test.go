@@ -58,7 +58,7 @@ func forge(t *testing.T) string {
 		{Network: "earlier", IPAMType: "host-local", DataDir: dir + "/disk"},
 		{Network: "delegated", IPAMType: "whereabouts\x1b[m", Pod: "default/db"},
 		{Network: "home", IPAMType: "dhcp", Pod: "default/cam"},
-		{Network: "fixed", IPAMType: "static", Pod: "default/fix", Guarded: true, MACOnly: true},
+		{Network: "fixed", IPAMType: "static", Pod: "default/fix", Guard: nft.GuardMAC},
 		{Network: "lost", IPAMType: "host-local", Bridge: "cbr9", Pod: "default/lost"},
 	} {
 		a.ContainerID, a.IfName = fmt.Sprintf("%016x", i+1), "eth0"

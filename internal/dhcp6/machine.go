@@ -10,7 +10,7 @@ import (
 	"github.com/insomniacslk/dhcp/dhcpv6"
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
-	"github.com/tombolo-cni/tombolo/dhcpc/internal/trace"
+	"github.com/tombolo-cni/tombolo/internal/trace"
 )
 
 // Machine is the client's side of RFC 8415 for one identity. It has no socket, no clock and no

@@ -11,7 +11,7 @@ import (
 	"github.com/insomniacslk/dhcp/iana"
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
-	"github.com/tombolo-cni/tombolo/dhcpc/internal/trace"
+	"github.com/tombolo-cni/tombolo/internal/trace"
 )
 
 // The times of RFC 8415, section 7.6.

@@ -9,8 +9,8 @@ import (
 	"os"
 	"time"
 
-	"github.com/tombolo-cni/tombolo/dhcpc/dhcp6"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
+	"github.com/tombolo-cni/tombolo/internal/dhcp6"
 	"github.com/tombolo-cni/tombolo/netns"
 )
 

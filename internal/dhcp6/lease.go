@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
-	"github.com/tombolo-cni/tombolo/dhcpc/internal/trace"
+	"github.com/tombolo-cni/tombolo/internal/trace"
 )
 
 // Lease is what a server granted, and all that is needed to renew and release it, by this

@@ -1,13 +1,11 @@
 package dhcp6
 
 import (
-	"context"
 	"net/netip"
 	"slices"
-	"time"
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
-	"github.com/tombolo-cni/tombolo/dhcpc/internal/trace"
+	"github.com/tombolo-cni/tombolo/internal/trace"
 )
 
 // Ports, and the group of all servers and relays on a link: RFC 8415, sections 7.1 and 7.2.
@@ -16,18 +14,6 @@ const (
 	ServerPort = 547
 	Group      = "ff02::1:2"
 )
-
-// Transport carries messages on one interface, for one goroutine.
-type Transport interface {
-	// Send sends a message from ClientPort of the interface's link-local address to
-	// ServerPort of Group. It does not wait for anything but room.
-	Send(ctx context.Context, message []byte) error
-	// Receive waits for a message to ClientPort. It may give those of others. It ends with
-	// os.ErrDeadlineExceeded at a time, and with ctx's error as soon as ctx is done.
-	Receive(ctx context.Context, until time.Time) ([]byte, error)
-	// Close gives up what the transport holds.
-	Close() error
-}
 
 // Config has the client's identity and what it asks for. DUID is needed.
 type Config struct {

@@ -13,7 +13,7 @@ import (
 	"github.com/insomniacslk/dhcp/rfc1035label"
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
-	"github.com/tombolo-cni/tombolo/dhcpc/internal/trace"
+	"github.com/tombolo-cni/tombolo/internal/trace"
 )
 
 // What of a server's lists is kept, so that no server fills a record or a pod's resolv.conf.

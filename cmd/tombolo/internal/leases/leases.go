@@ -80,7 +80,7 @@ func Table(w io.Writer, records []*lease.Record, now time.Time) error {
 	troubles := ""
 	for _, r := range records {
 		e := Of(r, now)
-		pod := cmp.Or(r.Pod, r.ContainerID)
+		pod := cmp.Or(r.Pod, fmt.Sprintf("%.12s", r.ContainerID)) // as ls has it
 		row := func(address, server string, state lease.State, left string) {
 			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", e.Network, pod, e.IfName, address, e.MAC, server, state, left)
 		}

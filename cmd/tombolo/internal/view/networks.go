@@ -129,10 +129,7 @@ func (p *Port) String() string {
 }
 
 // List is a table of attachments, and what of them is not as it was made.
-func List(in *network.Inspection) string {
-	if len(in.Attachments) == 0 {
-		return "no pod is on record\n"
-	}
+func List(in *network.Inspection, causes []report.Line) string {
 	var text strings.Builder
 	w := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "NETWORK\tPOD\tCONTAINER\tINTERFACE\tPORT\tADDRESSES\tHOST PORTS\tIN/OUT\tSTATE")
@@ -148,8 +145,10 @@ func List(in *network.Inspection) string {
 			cmp.Or(Addresses(r.Attachment, ","), "-"), cmp.Or(strings.Join(hostPorts(r.Attachment), ","), "-"), limits(r.Limits), mark)
 	}
 	w.Flush()
-	for _, line := range report.OfPods(in) {
-		text.WriteString(printable.Line(line.String()) + "\n")
+	for _, line := range causes {
+		if len(line.Pods) > 0 {
+			text.WriteString(printable.Line(line.String()) + "\n")
+		}
 	}
 	return text.String()
 }

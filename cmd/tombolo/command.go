@@ -112,7 +112,7 @@ func (o *options) root() *cobra.Command {
 		title    string
 		commands []*cobra.Command
 	}{
-		{"See what there is, and what is wrong:", []*cobra.Command{o.statusCommand(), o.lsCommand(), o.leasesCommand(), o.checkCommand(), o.doctorCommand()}},
+		{"See what there is, and what is wrong:", []*cobra.Command{o.statusCommand(), o.lsCommand(), o.leasesCommand(), o.checkCommand(), o.doctorCommand(), o.bugreportCommand()}},
 		{"Put it right:", []*cobra.Command{o.repairCommand(), o.gcCommand(), o.removeCommand()}},
 		{"Set it up:", []*cobra.Command{o.initCommand(), o.installCommand(), o.validateCommand(), o.uplinkCommand(), o.demoCommand(), o.versionCommand()}},
 	} {

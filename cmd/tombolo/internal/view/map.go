@@ -6,23 +6,21 @@
 package view
 
 import (
-	"encoding/xml"
 	"fmt"
+	"html"
 	"strings"
-	"unicode/utf8"
 
+	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/report"
 	"github.com/tombolo-cni/tombolo/network"
 )
 
 const nameMost = 40 // columns of a name
 
 // Map draws a node for a terminal, or for what is none. All text of others is printable, and in ASCII.
-func (n *Node) Map(s Screen) string { return n.paint(s).text() }
-
-func (n *Node) paint(s Screen) *painter {
+func (n *Node) Map(s Screen) string {
 	p := &painter{Screen: s}
 	if len(n.Bridges) == 0 {
-		p.line(piece{"no network is on record", plain})
+		p.line("no network is on record")
 	}
 	for i := range n.Bridges {
 		p.bridge(&n.Bridges[i])
@@ -31,28 +29,27 @@ func (n *Node) paint(s Screen) *painter {
 		p.line()
 	}
 	if len(n.Wrong) == 0 {
-		p.line(piece{"nothing is wrong", plain})
-		return p
+		p.line("nothing is wrong")
+		return p.String()
 	}
-	p.line(piece{"wrong:", bold})
+	p.line(p.in(bold, "wrong:"))
 	for _, text := range n.Wrong {
 		for i, line := range fold(label(text, 2000), s.Width-4) {
-			p.line(piece{[]string{"  ", "    "}[min(i, 1)], plain}, piece{line, red})
+			p.line([]string{"  ", "    "}[min(i, 1)], p.in(red, line))
 		}
 	}
-	return p
+	return p.String()
 }
 
 func (p *painter) bridge(b *Bridge) {
-	var head []piece
+	uplink, name := "", "no bridge"
 	if b.Uplink != "" {
-		how := bold
-		if b.Wrong {
-			how = red
-		}
-		head = append(head, piece{"uplink " + label(b.Uplink, nameMost), how}, piece{p.glyph(" ── ", " -- "), plain})
+		uplink = p.in(markOf(b.Wrong), "uplink "+label(b.Uplink, nameMost)) + p.glyph(" ── ", " -- ")
 	}
-	p.line(append(head, piece{b.name(), bold}, piece{b.title(), plain})...)
+	if b.Name != "" {
+		name = "bridge " + label(b.Name, nameMost)
+	}
+	p.line(uplink, p.in(bold, name), b.title())
 	for i := range b.Networks {
 		first, rest := p.glyph("├─ ", "|- "), p.glyph("│  ", "|  ")
 		if i == len(b.Networks)-1 {
@@ -66,16 +63,12 @@ func (p *painter) bridge(b *Bridge) {
 const indent = 3
 
 func (p *painter) network(d *Drawn, first, rest string) {
-	how := bold
-	if d.Wrong {
-		how = red
-	}
 	name := "network " + label(d.Name, nameMost)
 	for i, line := range fold(d.title(), max(p.Width-indent-len(name)-2, narrowest/2)) {
 		if i == 0 {
-			p.line(piece{first, plain}, piece{name, how}, piece{": " + line, plain})
+			p.line(first, p.in(markOf(d.Wrong), name), ": ", line)
 		} else {
-			p.line(piece{rest + strings.Repeat(" ", len(name)+2) + line, plain})
+			p.line(rest, strings.Repeat(" ", len(name)+2), line)
 		}
 	}
 	for _, pod := range d.Pods {
@@ -92,45 +85,37 @@ func (p *painter) pod(pod *network.Report, rest string) {
 	case !pod.Ready:
 		mark = p.glyph("○ ", "o ")
 	}
-	text := strings.TrimRight(label(nameOf(pod), min(nameMost, p.Width/2-4))+"  "+Addresses(pod.Attachment, " "), " ")
-	line := []piece{{rest, plain}, {mark + text, how}}
+	name := label(report.PodName(pod.Pod, pod.ContainerID), min(nameMost, p.Width/2-4))
+	text := strings.TrimRight(name+"  "+Addresses(pod.Attachment, " "), " ")
 	ports, arrow := fold(strings.Join(hostPorts(pod.Attachment), " "), p.Width-indent-6), p.glyph(" ← ", " < ")
+	behind := ""
 	if len(ports) == 1 && 2+len(text)+3+len(ports[0]) <= p.Width-indent {
-		line, ports = append(line, piece{arrow + ports[0], plain}), nil
+		behind, ports = arrow+ports[0], nil
 	}
-	p.line(line...)
+	p.line(rest, p.in(how, mark+text), behind)
 	for _, list := range ports {
-		p.line(piece{rest + "  " + arrow + list, plain})
+		p.line(rest, "  ", arrow, list)
 	}
 }
 
-// Of the picture, in columns and in pixels.
-const (
-	svgColumns = 150
-	svgWidth   = 1130
-	svgChar    = 7.3
-	svgLine    = 16
-)
-
-// SVG is the map as an image that needs nothing else.
+// SVG is the map as an image that needs nothing else. A line of it has one style.
 func (n *Node) SVG() string {
-	p := n.paint(Screen{Width: svgColumns, Unicode: true})
+	lines := strings.Split(strings.TrimSpace(n.Map(Screen{Width: 150, Colour: true, Unicode: true})), "\n")
 	var b strings.Builder
-	height := (len(p.lines) + 2) * svgLine
-	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" font-family="monospace" font-size="12">
+	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" width="1130" height="%d" font-family="monospace" font-size="12">
 <style>text{fill:#123;white-space:pre}.bold{font-weight:bold}.red{fill:#c00}</style>
 <rect width="100%%" height="100%%" fill="#fff"/>
 <g>
-`, svgWidth, height)
-	for i, line := range p.lines {
-		column := 2
-		for _, one := range line {
-			class := map[style]string{bold: "bold", red: "red"}[one.style]
-			fmt.Fprintf(&b, `<text class="%s" x="%.1f" y="%d">`, class, float64(column)*svgChar, (i+2)*svgLine)
-			_ = xml.EscapeText(&b, []byte(one.text)) // a Builder takes all
-			b.WriteString("</text>\n")
-			column += utf8.RuneCountInString(one.text)
+`, (len(lines)+2)*16)
+	for i, line := range lines {
+		class := "bold"
+		if strings.Contains(line, red) {
+			class = "red"
+		} else if !strings.Contains(line, bold) {
+			class = "plain"
 		}
+		line = strings.NewReplacer(red, "", bold, "", reset, "").Replace(line)
+		fmt.Fprintf(&b, `<text class="%s" x="15" y="%d">%s</text>`+"\n", class, (i+2)*16, html.EscapeString(line))
 	}
 	return b.String() + "</g>\n</svg>\n"
 }

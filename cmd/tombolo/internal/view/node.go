@@ -85,7 +85,7 @@ func arrange(networks []Network, in *network.Inspection, uplinks []network.Uplin
 			}
 		}
 		slices.SortStableFunc(d.Pods, func(a, b *network.Report) int {
-			return cmp.Or(min(len(b.Differences), 1)-min(len(a.Differences), 1), strings.Compare(nameOf(a), nameOf(b)))
+			return cmp.Or(min(len(b.Differences), 1)-min(len(a.Differences), 1), strings.Compare(report.PodName(a.Pod, a.ContainerID), report.PodName(b.Pod, b.ContainerID)))
 		})
 		b := n.bridge(d.Bridge)
 		if b.MTU = max(b.MTU, d.MTU); b.Uplink == "" {
@@ -111,10 +111,6 @@ func (n *Node) bridge(name string) *Bridge {
 	}
 	n.Bridges = append(n.Bridges, Bridge{Name: name})
 	return &n.Bridges[len(n.Bridges)-1]
-}
-
-func nameOf(r *network.Report) string {
-	return report.PodName(r.Pod, fmt.Sprintf("%.12s", r.ContainerID))
 }
 
 // title is what is said of a network in a line.
@@ -155,12 +151,4 @@ func (b *Bridge) title() string {
 		text += " " + b.Gateways
 	}
 	return text
-}
-
-// name is what to call a bridge.
-func (b *Bridge) name() string {
-	if b.Name == "" {
-		return "no bridge"
-	}
-	return "bridge " + label(b.Name, nameMost)
 }

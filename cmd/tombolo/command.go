@@ -143,18 +143,11 @@ func group(use, short, long string, commands ...*cobra.Command) *cobra.Command {
 		if len(args) == 0 {
 			return nil
 		}
-		return fmt.Errorf("unknown command %q for %q%s", args[0], cmd.CommandPath(), meant(args[0], namesOf(commands)))
+		return fmt.Errorf("unknown command %q for %q%s", args[0], cmd.CommandPath(), meant(args[0], cmd.SuggestionsFor(args[0])))
 	}
+	cmd.SuggestionsMinimumDistance = 2 // as cobra has it for the root
 	cmd.AddCommand(commands...)
 	return cmd
-}
-
-func namesOf(commands []*cobra.Command) []string {
-	var names []string
-	for _, c := range commands {
-		names = append(names, c.Name())
-	}
-	return names
 }
 
 // meant asks for a name that is spelt nearly alike.

@@ -130,11 +130,5 @@ func (o *options) listLeases() error {
 			o.warn(err.Error())
 		}
 	}
-	switch {
-	case o.json:
-		return leases.JSON(o.out, records, time.Now())
-	case len(records) == 0:
-		return o.print("no lease is on record\n", nil)
-	}
-	return leases.Table(o.out, records, time.Now())
+	return o.print(leases.Table(records, time.Now()), leases.List(records, time.Now()))
 }

@@ -3,6 +3,7 @@
 package report
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -146,14 +147,10 @@ func (g *group) line() Line {
 	if g.covers == nil && len(g.list) == 1 {
 		return l
 	}
-	switch differ := func(f *finding) bool { return f.String() != l.Text }; {
-	case g.text != "":
-		l.Text = g.text
-	case g.key.what == "rule" && slices.ContainsFunc(g.list, differ):
-		l.Text = fmt.Sprintf("%s: %d rules are missing", g.key.object, g.wants())
-	case slices.ContainsFunc(g.list, differ):
+	if slices.ContainsFunc(g.list, func(f *finding) bool { return f.String() != l.Text }) {
 		l.Text += ", and so on"
 	}
+	l.Text = cmp.Or(g.text, l.Text)
 	var networks []string
 	l.Pods = nil
 	for _, f := range g.list {
@@ -166,10 +163,11 @@ func (g *group) line() Line {
 	}
 	slices.Sort(l.Pods)
 	if len(l.Pods) > 0 {
-		l.before, l.behind = "", affects(l.Pods)
-	} else if len(networks) > 1 {
-		l.before, l.behind = "", affects(networks)
+		networks = l.Pods
+	} else if len(networks) == 1 {
+		return l
 	}
+	l.before, l.behind = "", affects(networks)
 	return l
 }
 
@@ -181,15 +179,6 @@ func affects(names []string) string {
 		names, more = names[:most], fmt.Sprintf(" and %d more", n)
 	}
 	return " (affects " + strings.Join(names, ", ") + more + ")"
-}
-
-// wants is how many different things are missing: networks share rules.
-func (g *group) wants() int {
-	all := map[string]bool{}
-	for _, f := range g.list {
-		all[f.Want] = true
-	}
-	return len(all)
 }
 
 // Summary says in a line of how many attachments something differs.

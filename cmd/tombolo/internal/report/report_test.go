@@ -75,7 +75,7 @@ func TestOneCauseIsOneLine(t *testing.T) {
 				{Object: chain, What: "rule", Have: `"t"`, Remedy: repair}, {Object: "chain x of table inet tombolo", What: "rule", Want: `"r"`, Remedy: repair},
 			}
 		}, none), []string{
-			"chain forward of table inet tombolo: 2 rules are missing (affects network net0, network net1) [repair]",
+			`chain forward of table inet tombolo: rule "r" is missing, and so on (affects network net0, network net1) [repair]`,
 			`chain forward of table inet tombolo: rule "t" does not belong there (affects network net0, network net1) [repair]`,
 			`chain x of table inet tombolo: rule "r" is missing (affects network net0, network net1) [repair]`,
 		}},

@@ -6,34 +6,94 @@
 package view
 
 import (
+	"cmp"
+	"context"
 	"fmt"
 	"html"
+	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/report"
+	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/network"
 )
+
+// Node is a node to be drawn.
+type Node struct {
+	networks []Network
+	problems []error // of records
+	found    *network.Inspection
+	uplinks  []network.UplinkReport
+}
+
+// Draw looks at a node: at its records, and, by Inspect, at the kernel. stateDir is the node's.
+func Draw(ctx context.Context, node *network.Node, stateDir string) (_ *Node, err error) {
+	n := &Node{}
+	if n.networks, n.problems, err = Load(ctx, node, stateDir, ""); err != nil {
+		return nil, err
+	}
+	if n.found, err = node.Inspect(ctx); err != nil {
+		return nil, err
+	}
+	n.uplinks, err = node.Uplinks().List(ctx, "")
+	return n, err
+}
+
+// wrong are the causes that check gives, and what differs of uplinks.
+func (n *Node) wrong() []string {
+	var list []string
+	for _, line := range report.Causes(n.found) {
+		list = append(list, line.String())
+	}
+	for _, u := range n.uplinks {
+		for _, d := range slices.Concat(u.Differences, u.LeaseTrouble) {
+			list = append(list, "uplink "+u.NIC+": "+d)
+		}
+	}
+	for _, problem := range n.problems {
+		// Inspect has found most of them, too.
+		if text := problem.Error(); !slices.ContainsFunc(list, func(one string) bool { return strings.HasPrefix(one, text) }) {
+			list = append(list, text)
+		}
+	}
+	return list
+}
+
+// bridges are the names of all.
+func (n *Node) bridges() []string {
+	var names []string
+	for i := range n.networks {
+		names = append(names, n.networks[i].Bridge)
+	}
+	for i := range n.uplinks {
+		names = append(names, n.uplinks[i].Bridge)
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
 
 const nameMost = 40 // columns of a name
 
 // Map draws a node for a terminal, or for what is none. All text of others is printable, and in ASCII.
 func (n *Node) Map(s Screen) string {
-	p := &painter{Screen: s}
-	if len(n.Bridges) == 0 {
+	p := &painter{Screen: s, Node: n}
+	bridges, wrong := n.bridges(), n.wrong()
+	if len(bridges) == 0 {
 		p.line("no network is on record")
 	}
-	for i := range n.Bridges {
-		p.bridge(&n.Bridges[i])
+	for _, name := range bridges {
+		p.bridge(name)
 	}
-	if len(n.Bridges) > 0 {
+	if len(bridges) > 0 {
 		p.line()
 	}
-	if len(n.Wrong) == 0 {
+	if len(wrong) == 0 {
 		p.line("nothing is wrong")
 		return p.String()
 	}
 	p.line(p.in(bold, "wrong:"))
-	for _, text := range n.Wrong {
+	for _, text := range wrong {
 		for i, line := range fold(label(text, 2000), s.Width-4) {
 			p.line([]string{"  ", "    "}[min(i, 1)], p.in(red, line))
 		}
@@ -41,39 +101,89 @@ func (n *Node) Map(s Screen) string {
 	return p.String()
 }
 
-func (p *painter) bridge(b *Bridge) {
-	uplink, name := "", "no bridge"
-	if b.Uplink != "" {
-		uplink = p.in(markOf(b.Wrong), "uplink "+label(b.Uplink, nameMost)) + p.glyph(" ── ", " -- ")
+// bridge draws one, with the NIC that is taken over for it, and the networks on it.
+func (p *painter) bridge(name string) {
+	networks := slices.DeleteFunc(slices.Clone(p.networks), func(d Network) bool { return d.Bridge != name })
+	nic, mark, mtu, gateways := "", bold, 0, []netip.Prefix{}
+	for _, d := range networks {
+		nic, mtu = cmp.Or(nic, d.Uplink), max(mtu, d.MTU)
+		gateways = append(gateways, slices.DeleteFunc(slices.Clone(d.Gateways), func(a netip.Prefix) bool { return slices.Contains(gateways, a) })...)
 	}
-	if b.Name != "" {
-		name = "bridge " + label(b.Name, nameMost)
+	for _, u := range p.uplinks {
+		if u.Bridge == name {
+			nic, mark = u.NIC, markOf(len(u.Differences)+len(u.LeaseTrouble) > 0)
+		}
 	}
-	p.line(uplink, p.in(bold, name), b.title())
-	for i := range b.Networks {
+	title, uplink := strings.TrimRight(" "+printable.List(gateways, " "), " "), ""
+	if mtu > 0 {
+		title = fmt.Sprintf(" (MTU %d)", mtu) + title
+	}
+	if nic != "" {
+		uplink = p.in(mark, "uplink "+label(nic, nameMost)) + p.glyph(" ── ", " -- ")
+	}
+	called := "no bridge"
+	if name != "" {
+		called = "bridge " + label(name, nameMost)
+	}
+	p.line(uplink, p.in(bold, called), title)
+	for i := range networks {
 		first, rest := p.glyph("├─ ", "|- "), p.glyph("│  ", "|  ")
-		if i == len(b.Networks)-1 {
+		if i == len(networks)-1 {
 			first, rest = p.glyph("└─ ", "`- "), "   "
 		}
-		p.network(&b.Networks[i], first, rest)
+		p.network(&networks[i], first, rest)
 	}
 }
 
 // indent is how many columns stand before what belongs to a network.
 const indent = 3
 
-func (p *painter) network(d *Drawn, first, rest string) {
+// network draws one with its pods, those first of which something is wrong.
+func (p *painter) network(d *Network, first, rest string) {
+	pods := slices.DeleteFunc(slices.Clone(p.found.Attachments), func(r network.Report) bool { return r.Network != d.Name })
+	slices.SortStableFunc(pods, func(a, b network.Report) int {
+		return cmp.Or(min(len(b.Differences), 1)-min(len(a.Differences), 1), strings.Compare(report.PodName(a.Pod, a.ContainerID), report.PodName(b.Pod, b.ContainerID)))
+	})
+	wrong := slices.ContainsFunc(p.found.Networks, func(r network.NetworkReport) bool { return r.Network == d.Name })
 	name := "network " + label(d.Name, nameMost)
-	for i, line := range fold(d.title(), max(p.Width-indent-len(name)-2, narrowest/2)) {
+	for i, line := range fold(d.title(len(pods)), max(p.Width-indent-len(name)-2, narrowest/2)) {
 		if i == 0 {
-			p.line(first, p.in(markOf(d.Wrong), name), ": ", line)
+			p.line(first, p.in(markOf(wrong), name), ": ", line)
 		} else {
 			p.line(rest, strings.Repeat(" ", len(name)+2), line)
 		}
 	}
-	for _, pod := range d.Pods {
-		p.pod(pod, rest)
+	for i := range pods {
+		p.pod(&pods[i], rest)
 	}
+}
+
+// title is what is said of a network in a line.
+func (d *Network) title(pods int) string {
+	text := d.Mode
+	if text == "" {
+		text = "no record"
+	}
+	if d.VLAN != 0 {
+		text += fmt.Sprintf(", VLAN %d", d.VLAN)
+	}
+	if d.DefaultRoute != "" {
+		text += ", default route to the " + d.DefaultRoute
+	}
+	if d.Masquerade {
+		text += ", masquerade"
+	}
+	if d.Policy != "" && d.Policy != "open" {
+		text += ", " + d.Policy
+	}
+	if d.Guard {
+		text += ", guard"
+	}
+	text += ", " + printable.Count(pods, "pod", "pods")
+	for _, p := range d.Pools {
+		text += fmt.Sprintf("; %s: %d of %s in use", p.Range, p.Used, number(p.Size))
+	}
+	return text
 }
 
 // pod draws a pod, and its host ports behind it, or below where there are more than fit.

@@ -3,6 +3,7 @@ package view
 import (
 	"cmp"
 	"fmt"
+	"math/bits"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -111,11 +112,7 @@ func number(n uint64) string {
 	if n < 1<<40 {
 		return strconv.FormatUint(n, 10)
 	}
-	bits := 0
-	for ; n > 0; n >>= 1 {
-		bits++
-	}
-	return "some 2^" + strconv.Itoa(bits)
+	return fmt.Sprintf("some 2^%d", bits.Len64(n))
 }
 
 // String reads "192.0.2.1:8080/tcp -> default/web:80, container 0123456789ab".

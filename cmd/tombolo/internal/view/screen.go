@@ -63,6 +63,7 @@ func markOf(wrong bool) string {
 // painter collects lines.
 type painter struct {
 	Screen
+	*Node
 	strings.Builder
 }
 

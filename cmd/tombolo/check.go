@@ -19,7 +19,10 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-const errDiffers found = "something differs; the end of each line says, in brackets, what repairs it"
+// differs is the end of a command that found something, with what helps.
+func differs(lines []report.Line) found {
+	return found("something differs; this helps: " + report.Helps(lines))
+}
 
 func (o *options) checkCommand() *cobra.Command {
 	each := false
@@ -54,7 +57,7 @@ func (o *options) check(ctx context.Context, node *network.Node, each bool) erro
 		text.WriteString(printable.Line(line) + "\n")
 	}
 	text.WriteString(report.Summary(in) + "\n")
-	return o.answer(text.String(), in, in.Differs(), errDiffers)
+	return o.answer(text.String(), in, in.Differs(), differs(lines))
 }
 
 func (o *options) repairCommand() *cobra.Command {
@@ -76,7 +79,8 @@ func (o *options) repair(ctx context.Context, node *network.Node, _ []string) er
 	}
 	var text strings.Builder
 	for _, line := range did.Done {
-		text.WriteString("repaired: " + printable.Line(line.Text) + "\n")
+		line.Remedy = "" // which has helped
+		text.WriteString("repaired: " + printable.Line(line.String()) + "\n")
 	}
 	for _, line := range did.Left {
 		text.WriteString("left: " + printable.Line(line.String()) + "\n")
@@ -91,9 +95,9 @@ func (o *options) repair(ctx context.Context, node *network.Node, _ []string) er
 		return err
 	}
 	if err != nil {
-		warn(err.Error())
+		o.warn(err.Error())
 	}
-	return errDiffers
+	return differs(did.Left)
 }
 
 const errKept found = "some could not be cleaned up"
@@ -116,7 +120,7 @@ func (o *options) gcCommand() *cobra.Command {
 // gc reclaims what dead pods hold, of one network or of all, and prints a line for each.
 func (o *options) gc(ctx context.Context, name string, dryRun bool) error {
 	node, err := report.Open(ctx, &network.Config{
-		StateDir: o.state, LeaseDir: o.leases, Log: slog.New(slog.NewTextHandler(printable.Writer(os.Stderr), nil)),
+		StateDir: o.state, LeaseDir: o.leases, Log: slog.New(slog.NewTextHandler(o.stderr, nil)),
 	})
 	if err != nil {
 		return err
@@ -139,7 +143,7 @@ func (o *options) gc(ctx context.Context, name string, dryRun bool) error {
 	if len(dead) == 0 && err == nil {
 		text.WriteString("no dead pod has anything\n")
 	}
-	err = errors.Join(err, o.print(text.String(), dead), tellOfPorts(ctx, node, name, dead))
+	err = errors.Join(err, o.print(text.String(), dead), o.tellOfPorts(ctx, node, name, dead))
 	if err == nil && kept {
 		return errKept
 	}
@@ -149,7 +153,7 @@ func (o *options) gc(ctx context.Context, name string, dryRun bool) error {
 // tellOfPorts names pods whose namespace has no path any more, and a port still: the kernel takes that away a
 // moment after the last socket in the namespace. It is no more than a hint, since a path may be another mount namespace's.
 // Of the dead pods all is said.
-func tellOfPorts(ctx context.Context, node *network.Node, name string, dead []network.Dead) error {
+func (o *options) tellOfPorts(ctx context.Context, node *network.Node, name string, dead []network.Dead) error {
 	networks, err := node.Networks(ctx)
 	for _, n := range networks {
 		if name != "" && n != name {
@@ -160,8 +164,8 @@ func tellOfPorts(ctx context.Context, node *network.Node, name string, dead []ne
 		for _, p := range pods {
 			isDead := slices.ContainsFunc(dead, func(d network.Dead) bool { return d.Key == p.Key })
 			if _, statErr := os.Stat(p.Path); p.Ready && !isDead && errors.Is(statErr, fs.ErrNotExist) {
-				warn(fmt.Sprintf("container %s, %s of network %s: %s is gone, and its port %s is still there: if the pod has just ended, run this again",
-					p.ContainerID, p.IfName, n, p.Path, p.Port))
+				o.warn(fmt.Sprintf("%s, %s of network %s: %s is gone, and its port %s is still there: if the pod has just ended, run this again",
+					report.PodName(p.Pod, p.ContainerID), p.IfName, n, p.Path, p.Port))
 			}
 		}
 	}

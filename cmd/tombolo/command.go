@@ -11,6 +11,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"regexp"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -19,6 +20,7 @@ import (
 	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/report"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/printable"
+	"github.com/tombolo-cni/tombolo/internal/strict"
 	"github.com/tombolo-cni/tombolo/network"
 )
 
@@ -41,7 +43,7 @@ var errUsage = errors.New("the command line is wrong")
 // is read no more, as by head, does all its work.
 func operator(args []string) int {
 	signal.Ignore(unix.SIGPIPE)
-	o := &options{out: printable.Writer(unread{os.Stdout})}
+	o := &options{out: printable.Writer(unread{os.Stdout}), stderr: printable.Writer(os.Stderr)}
 	root := o.root()
 	root.SetArgs(args)
 	cmd, err := root.ExecuteContextC(context.Background())
@@ -49,7 +51,7 @@ func operator(args []string) int {
 	case err == nil:
 		return 0
 	case !o.parsed || errors.Is(err, errUsage):
-		fmt.Fprintf(printable.Writer(os.Stderr), "tombolo: %s\nsee %s --help\n", strings.TrimSpace(err.Error()), cmd.CommandPath())
+		fmt.Fprintf(o.stderr, "tombolo: %s\nsee %s --help\n", strings.TrimSpace(err.Error()), cmd.CommandPath())
 		return exitUsage
 	}
 	text := printable.Line(err.Error())
@@ -79,7 +81,7 @@ func (u unread) Write(p []byte) (int, error) {
 
 // options are those that several commands share, and where they write to.
 type options struct {
-	out           io.Writer
+	out, stderr   io.Writer
 	state, leases string
 	json          bool
 	parsed        bool // the command line is right: what goes wrong now is the command's
@@ -91,8 +93,8 @@ func (o *options) root() *cobra.Command {
 		Use:   "tombolo",
 		Short: "pods on a Linux bridge",
 		Long: "tombolo looks after pods on a Linux bridge, which the CNI plugin tombolo-cni puts there.\n\n" +
-			"Most commands need root, or CAP_NET_ADMIN and CAP_SYS_ADMIN. POD is a pod's name, with or without its namespace,\n" +
-			"or the beginning of a container ID.\n\n" +
+			"Most commands need root, or CAP_NET_ADMIN and CAP_SYS_ADMIN. POD is any of what ls prints: a pod's name, with or\n" +
+			"without its namespace, the beginning of a container ID, a port, or an address.\n\n" +
 			"Exit status: 0 success, 1 failure, 2 the command line is wrong, 3 pods still use it (remove, uplink restore),\n" +
 			"4 the command found something (status, check, repair, gc, doctor, uplink status, validate).",
 		Version:          thisVersion().Version,
@@ -101,6 +103,7 @@ func (o *options) root() *cobra.Command {
 		PersistentPreRun: func(*cobra.Command, []string) { o.parsed = true },
 	}
 	root.SetOut(o.out)
+	root.SetFlagErrorFunc(badFlag)
 	root.CompletionOptions.SetDefaultShellCompDirective(cobra.ShellCompDirectiveNoFileComp)
 	flags := root.PersistentFlags()
 	flags.StringVar(&o.state, "state", network.DefaultStateDir, "use this state `DIR`, the configuration's stateDir")
@@ -109,7 +112,7 @@ func (o *options) root() *cobra.Command {
 		title    string
 		commands []*cobra.Command
 	}{
-		{"See what there is, and what is wrong:", []*cobra.Command{o.statusCommand(), o.lsCommand(), o.leasesCommand(), o.checkCommand(), o.doctorCommand()}},
+		{"See what there is, and what is wrong:", []*cobra.Command{o.statusCommand(), o.lsCommand(), o.leasesCommand(), o.checkCommand(), o.doctorCommand(), o.bugreportCommand()}},
 		{"Put it right:", []*cobra.Command{o.repairCommand(), o.gcCommand(), o.removeCommand()}},
 		{"Set it up:", []*cobra.Command{o.initCommand(), o.installCommand(), o.validateCommand(), o.uplinkCommand(), o.demoCommand(), o.versionCommand()}},
 	} {
@@ -129,8 +132,40 @@ func takes(least, most int) cobra.PositionalArgs {
 			return nil
 		}
 		_, names, _ := strings.Cut(cmd.Use, " ")
-		return fmt.Errorf("%d arguments were given: %s takes %s", len(args), cmd.CommandPath(), cmp.Or(names, "none"))
+		return fmt.Errorf("%s takes %s; given: %s", cmd.CommandPath(), cmp.Or(names, "no arguments"), cmp.Or(strings.Join(args, " "), "none"))
 	}
+}
+
+// group is a command that does nothing but have others.
+func group(use, short, long string, commands ...*cobra.Command) *cobra.Command {
+	cmd := &cobra.Command{Use: use, Short: short, Long: long, RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
+	cmd.Args = func(_ *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return nil
+		}
+		return fmt.Errorf("unknown command %q for %q%s", args[0], cmd.CommandPath(), meant(args[0], cmd.SuggestionsFor(args[0])))
+	}
+	cmd.SuggestionsMinimumDistance = 2 // as cobra has it for the root
+	cmd.AddCommand(commands...)
+	return cmd
+}
+
+// meant asks for a name that is spelt nearly alike.
+func meant(name string, names []string) string {
+	if near := strict.Nearest(name, names); near != "" && near != name {
+		return fmt.Sprintf(": did you mean %s?", near)
+	}
+	return ""
+}
+
+// badFlag asks for the flag that was meant.
+func badFlag(cmd *cobra.Command, err error) error {
+	var unknown interface{ GetSpecifiedName() string } // of pflag
+	if !errors.As(err, &unknown) {
+		return err
+	}
+	flags := regexp.MustCompile(`--[a-z-]+`).FindAllString(cmd.Flags().FlagUsages(), -1)
+	return fmt.Errorf("%w%s", err, meant("--"+unknown.GetSpecifiedName(), flags))
 }
 
 // jsonFlag gives a command the choice of JSON.
@@ -156,7 +191,7 @@ func (o *options) answer(text string, value any, is bool, err found) error {
 }
 
 // warn says on stderr what is no part of the answer.
-func warn(text string) { fmt.Fprintln(os.Stderr, "tombolo:", printable.Line(text)) }
+func (o *options) warn(text string) { fmt.Fprintln(o.stderr, "tombolo:", printable.Line(text)) }
 
 // open opens the node to look at it.
 func (o *options) open(ctx context.Context) (*network.Node, error) {

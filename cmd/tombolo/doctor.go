@@ -28,7 +28,7 @@ func (o *options) doctorCommand() *cobra.Command {
 			"evidence, and what helps. The exit status is 4 if a problem was found.",
 		Args: takes(0, 1),
 		RunE: o.onNode(func(ctx context.Context, node *network.Node, args []string) error {
-			opt := doctor.Options{Pod: optional(args, 0)}
+			opt := doctor.Options{}
 			var err error
 			if opt.DNS, err = nameServers(dns); err != nil {
 				return err
@@ -36,7 +36,7 @@ func (o *options) doctorCommand() *cobra.Command {
 			if opt.To, opt.Ports, err = parseTargets(to); err != nil {
 				return err
 			}
-			return o.doctor(ctx, node, opt)
+			return o.doctor(ctx, node, report.Selection{Pod: optional(args, 0)}, opt)
 		}),
 	}
 	o.jsonFlag(cmd)
@@ -45,15 +45,23 @@ func (o *options) doctorCommand() *cobra.Command {
 	return cmd
 }
 
-func (o *options) doctor(ctx context.Context, node *network.Node, opt doctor.Options) error {
+// doctor examines pods. Of records that cannot be read nothing else is known.
+func (o *options) doctor(ctx context.Context, node *network.Node, only report.Selection, opt doctor.Options) error {
 	if err := readRecords(o.state, &opt); err != nil {
 		return err
 	}
-	reports, err := doctor.Examine(ctx, node, opt)
+	in, err := only.Inspect(ctx, node)
 	if err != nil {
 		return err
 	}
-	return o.printExamined(reports)
+	for _, d := range in.Damaged {
+		o.warn(d.String())
+	}
+	reports, err := doctor.Examine(ctx, node, in, opt)
+	if err != nil {
+		return err
+	}
+	return o.printExamined(reports, only.None())
 }
 
 // nameServers are those that are named, or of /etc/resolv.conf those that a pod could ask too.
@@ -105,8 +113,8 @@ func parseTargets(texts []string) (targets []netip.Addr, ports []netip.AddrPort,
 	return targets, ports, err
 }
 
-// readRecords gives what is known of networks, and of their links in firewalld. A record that cannot be read is among
-// the findings.
+// readRecords gives what is known of networks, and of their links in firewalld. Inspect tells of a record that cannot be
+// read.
 func readRecords(dir string, opt *doctor.Options) error {
 	d, err := state.Open(dir)
 	if err != nil {
@@ -124,14 +132,18 @@ func readRecords(dir string, opt *doctor.Options) error {
 	return err
 }
 
-func (o *options) printExamined(reports []doctor.Report) error {
+// printExamined prints what was found of each pod; what is the same for several in turn, once.
+func (o *options) printExamined(reports []doctor.Report, none string) error {
 	sick := false
 	var text strings.Builder
-	for _, r := range reports {
+	for i, r := range reports {
 		fmt.Fprintf(&text, "%s, %s of network %s:", printable.Line(report.PodName(r.Pod, r.ContainerID)), r.IfName, r.Network)
 		bad := slices.ContainsFunc(r.Findings, func(f doctor.Finding) bool { return !f.Note })
 		sick = sick || bad
+		same := bad && i > 0 && slices.Equal(r.Findings, reports[i-1].Findings)
 		switch {
+		case same:
+			text.WriteString(" the same")
 		case len(r.Findings) == 0:
 			text.WriteString(" nothing found")
 		case !bad:
@@ -139,11 +151,14 @@ func (o *options) printExamined(reports []doctor.Report) error {
 		}
 		text.WriteString("\n")
 		for _, f := range r.Findings {
+			if same {
+				break
+			}
 			fmt.Fprintf(&text, "  %-10s  %s\n              this helps: %s\n", f.Step, printable.Line(f.Evidence), printable.Line(f.Remedy))
 		}
 	}
 	if len(reports) == 0 {
-		text.WriteString("no pod is on record\n")
+		text.WriteString(none)
 	}
 	return o.answer(text.String(), reports, sick, errSick)
 }

@@ -25,16 +25,10 @@ type first struct {
 }
 
 func (o *options) initCommand() *cobra.Command {
-	group := &cobra.Command{
-		Use:   "init",
-		Short: "make a first network for the container runtimes that are there",
-		Long: "Show a first network for each of the container runtimes that are there: the file for those that speak CNI\n" +
+	return group("init", "make a first network for the container runtimes that are there",
+		"Show a first network for each of the container runtimes that are there: the file for those that speak CNI\n"+
 			"(containerd, CRI-O, nerdctl, podman 4), and the commands for Docker and podman 5. With --yes the file is written.",
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-	}
-	group.AddCommand(o.initLAN(), o.initPods())
-	return group
+		o.initLAN(), o.initPods())
 }
 
 func (o *options) initLAN() *cobra.Command {

@@ -58,10 +58,19 @@ func (o *options) list(ctx context.Context, node *network.Node, only report.Sele
 	if err != nil {
 		return err
 	}
-	for _, line := range report.Apart(in) {
-		warn(line.String())
+	causes := report.Causes(in)
+	for _, line := range causes {
+		if len(line.Pods) == 0 {
+			o.warn(line.String())
+		}
 	}
-	return o.print(view.List(in), in.Attachments)
+	for _, line := range in.Others {
+		o.warn(line)
+	}
+	if len(in.Attachments) == 0 {
+		return o.print(only.None(), in.Attachments)
+	}
+	return o.print(view.List(in, causes), in.Attachments)
 }
 
 // networks prints what is on record of networks. What cannot be read goes to stderr.
@@ -71,7 +80,7 @@ func (o *options) networks(ctx context.Context, node *network.Node, args []strin
 		return err
 	}
 	for _, problem := range problems {
-		warn(problem.Error())
+		o.warn(problem.Error())
 	}
 	return o.print(view.Networks(list), list)
 }
@@ -114,18 +123,12 @@ func (o *options) listLeases() error {
 		return err
 	}
 	for _, bad := range damaged {
-		warn(bad.Error())
+		o.warn(bad.Error())
 	}
 	if len(records) > 0 {
 		if err := d.CheckKeeper(); err != nil {
-			warn(err.Error())
+			o.warn(err.Error())
 		}
 	}
-	switch {
-	case o.json:
-		return leases.JSON(o.out, records, time.Now())
-	case len(records) == 0:
-		return o.print("no lease is on record\n", nil)
-	}
-	return leases.Table(o.out, records, time.Now())
+	return o.print(leases.Table(records, time.Now()), leases.List(records, time.Now()))
 }

@@ -81,10 +81,17 @@ func TestCommandLinesThatAreWrong(t *testing.T) {
 		{"add", "unknown command \"add\" for \"tombolo\"\nsee tombolo --help\n"},
 		{"lss", "unknown command \"lss\" for \"tombolo\"\n\nDid you mean this?\n\tls\nsee tombolo --help\n"},
 		{"ls --yaml", "unknown flag: --yaml\nsee tombolo ls --help\n"},
-		{"ls a b", "2 arguments were given: tombolo ls takes [POD]\nsee tombolo ls --help\n"},
-		{"check all", "1 arguments were given: tombolo check takes none\nsee tombolo check --help\n"},
-		{"remove", "0 arguments were given: tombolo remove takes NETWORK\nsee tombolo remove --help\n"},
-		{"validate", "0 arguments were given: tombolo validate takes FILE...\nsee tombolo validate --help\n"},
+		{"ls --jsno", "unknown flag: --jsno: did you mean --json?\nsee tombolo ls --help\n"},
+		{"gc --dry-rnu --stat x", "unknown flag: --dry-rnu: did you mean --dry-run?\nsee tombolo gc --help\n"},
+		{"gc --stat x", "unknown flag: --stat: did you mean --state?\nsee tombolo gc --help\n"},
+		{"check -x", "unknown shorthand flag: 'x' in -x\nsee tombolo check --help\n"},
+		{"ls --network", "flag needs an argument: --network\nsee tombolo ls --help\n"},
+		{"uplink stauts eth0", "unknown command \"stauts\" for \"tombolo uplink\": did you mean status?\nsee tombolo uplink --help\n"},
+		{"init everything", "unknown command \"everything\" for \"tombolo init\"\nsee tombolo init --help\n"},
+		{"ls a b", "tombolo ls takes [POD]; given: a b\nsee tombolo ls --help\n"},
+		{"check all", "tombolo check takes no arguments; given: all\nsee tombolo check --help\n"},
+		{"remove", "tombolo remove takes NETWORK; given: none\nsee tombolo remove --help\n"},
+		{"validate", "tombolo validate takes FILE...; given: none\nsee tombolo validate --help\n"},
 		{"demo --pods many", "invalid argument \"many\" for \"--pods\" flag: strconv.ParseInt: parsing \"many\": invalid syntax\nsee tombolo demo --help\n"},
 		{"doctor --dns x", "the command line is wrong: --dns: ParseAddr(\"x\"): unable to parse IP\nsee tombolo doctor --help\n"},
 	} {
@@ -245,7 +252,7 @@ func TestOnANodeWithNothing(t *testing.T) {
 	t.Parallel()
 	for line, want := range map[string]string{
 		"ls": "no pod is on record\n", "ls networks": "no network is on record\n", "ls map": "no network is on record\nnothing is wrong\n",
-		"check": "0 attachments\n", "repair": "nothing is to be repaired\n", "gc": "no dead pod has anything\n", "gc --dry-run": "no dead pod has anything\n",
+		"check": "0 attachments: nothing differs\n", "repair": "nothing is to be repaired\n", "gc": "no dead pod has anything\n", "gc --dry-run": "no dead pod has anything\n",
 		"leases": "no lease is on record\n", "doctor": "no pod is on record\n", "uplink status": "no NIC is taken over\n",
 		"ls --json": "[]\n", "ls networks --json": "[]\n", "gc --json": "[]\n", "leases --json": "[]\n", "doctor --json": "[]\n", "check --json": `{"attachments":[]}` + "\n",
 	} {
@@ -316,7 +323,7 @@ func TestNetworksAndMapOfWhatIsForged(t *testing.T) {
 		{"ls networks --state " + dir + " lab", "lab\n  record         none of the network itself: recreate its pods\n  pods           1\n  pool           none: pods get no addresses from an IPAM\n"},
 		{"ls map --state " + empty, "no network is on record\nnothing is wrong\n"},
 		{"ls map --state " + dir, "no bridge\n`- network lab: no record, 1 pod\n   x container c3\nbridge cbr0\n`- network pods: no record, 2 pods\n" +
-			"   x container unfinished\n   x default/web-0  10.61.0.2 fd61::2\n\nwrong:\n  its network has no record (2 pods affected) [recreate pod]\n" +
+			"   x container unfinished\n   x default/web-0  10.61.0.2 fd61::2\n\nwrong:\n  its network has no record (affects container c3, default/web-0) [recreate\n    pod]\n" +
 			"  container unfinished, eth0 of network pods: its ADD did not finish [recreate\n    pod]\n"},
 	} {
 		expect.Equal(t, run(t, nstest.New(t), nil, "", strings.Fields(tt.line)...), (outcome{0, tt.stdout, ""}), "%s", tt.line)
@@ -360,7 +367,7 @@ func TestRepairSaysWhatIsLeft(t *testing.T) {
 	t.Parallel()
 	dir, ns := forge(t), nstest.New(t)
 	got := run(t, ns, nil, "", "repair", "--state", dir)
-	if got.status != exitFound || strings.Contains(got.stdout, "repaired:") || !strings.Contains(got.stdout, "left: its network has no record (2 pods affected) [recreate pod]\n") {
+	if got.status != exitFound || strings.Contains(got.stdout, "repaired:") || !strings.Contains(got.stdout, "left: its network has no record (affects container c3, default/web-0) [recreate pod]\n") {
 		t.Errorf("outcome is %+v", got)
 	}
 	path := filepath.Join(dir, "networks", "pods.json")

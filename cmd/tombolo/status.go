@@ -13,7 +13,6 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/doctor"
 	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/leases"
 	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/report"
@@ -58,7 +57,8 @@ func (o *options) status(ctx context.Context, node *network.Node, _ []string) er
 	if err != nil {
 		return err
 	}
-	conditions := []condition{nodeIs(), networksAre(networks), podsAre(in), leased, keeper, firewallIs(in), driftIs(in)}
+	firewall, drift := asSetUp(in)
+	conditions := []condition{nodeIs(), networksAre(networks), podsAre(in), leased, keeper, firewall, drift}
 	well := true
 	var text strings.Builder
 	for _, c := range conditions {
@@ -154,19 +154,21 @@ func (o *options) leasesWell() (leased, keeper condition, _ error) {
 	return leased, keeper, nil
 }
 
-// isOfFirewall says what belongs in the line of the firewall, and not in that of the drift.
-func isOfFirewall(d tombolo.Difference) bool { return doctor.StepOf(d) == doctor.StepFirewall }
-
-func firewallIs(in *network.Inspection) condition {
-	is := causesIn("firewall", report.CausesOf(in, isOfFirewall))
-	if is.Well && len(in.Others) > 0 {
-		is.Is = "as it was set up; rules of other programs may matter: tombolo check"
+// asSetUp says what differs, of the firewall and of all else.
+func asSetUp(in *network.Inspection) (firewall, drift condition) {
+	var ofFirewall, others []report.Line
+	for _, cause := range report.Causes(in) {
+		if doctor.StepOf(cause.First) == doctor.StepFirewall {
+			ofFirewall = append(ofFirewall, cause)
+		} else {
+			others = append(others, cause)
+		}
 	}
-	return is
-}
-
-func driftIs(in *network.Inspection) condition {
-	return causesIn("drift", report.CausesOf(in, func(d tombolo.Difference) bool { return !isOfFirewall(d) }))
+	firewall, drift = causesIn("firewall", ofFirewall), causesIn("drift", others)
+	if firewall.Well && len(in.Others) > 0 {
+		firewall.Is = "as it was set up; rules of other programs may matter: tombolo check"
+	}
+	return firewall, drift
 }
 
 // causesIn has the first cause, and what leads to the others.

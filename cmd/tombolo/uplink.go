@@ -20,12 +20,6 @@ import (
 const errUplinkDiffers found = "an uplink is not as it should be: tombolo uplink take NIC BRIDGE puts it right, and so does tombolod"
 
 func (o *options) uplinkCommand() *cobra.Command {
-	group := &cobra.Command{
-		Use:   "uplink",
-		Short: "make a NIC a port of a bridge, which takes over its addresses and routes, and back",
-		Args:  cobra.NoArgs,
-		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-	}
 	u := uplink.Uplink{}
 	plan := o.onUplink("plan NIC BRIDGE", "print how a NIC would become a port of a bridge; change nothing", takes(2, 2),
 		func(ctx context.Context, node *network.Node, args []string) error {
@@ -51,8 +45,7 @@ func (o *options) uplinkCommand() *cobra.Command {
 	status := o.onUplink("status [NIC]", "list the NICs that were made ports of a bridge, and what has changed since", takes(0, 1), o.uplinkStatus)
 	status.Long = "List the NICs that were made ports of a bridge, and what has changed since. The exit status is 4 if something has."
 	o.jsonFlag(status)
-	group.AddCommand(plan, take, restore, status)
-	return group
+	return group("uplink", "make a NIC a port of a bridge, which takes over its addresses and routes, and back", "", plan, take, restore, status)
 }
 
 // onUplink is a command of the group's.

@@ -129,8 +129,8 @@ func TestUplinkCommandsThatAreWrong(t *testing.T) {
 		stderr string
 	}{
 		{[]string{"uplink", "give"}, exitUsage, "tombolo: unknown command \"give\" for \"tombolo uplink\"\nsee tombolo uplink --help\n"},
-		{[]string{"uplink", "take", "eth0"}, exitUsage, "tombolo: 1 arguments were given: tombolo uplink take takes NIC BRIDGE\nsee tombolo uplink take --help\n"},
-		{[]string{"uplink", "restore"}, exitUsage, "tombolo: 0 arguments were given: tombolo uplink restore takes NIC [BRIDGE]\nsee tombolo uplink restore --help\n"},
+		{[]string{"uplink", "take", "eth0"}, exitUsage, "tombolo: tombolo uplink take takes NIC BRIDGE; given: eth0\nsee tombolo uplink take --help\n"},
+		{[]string{"uplink", "restore"}, exitUsage, "tombolo: tombolo uplink restore takes NIC [BRIDGE]; given: none\nsee tombolo uplink restore --help\n"},
 		{[]string{"uplink", "take", "--force", "eth0", "br0"}, exitUsage, "tombolo: unknown flag: --force\nsee tombolo uplink take --help\n"},
 	} {
 		want := outcome{tt.status, "", tt.stderr}

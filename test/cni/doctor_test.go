@@ -43,7 +43,7 @@ func TestDoctorFindsWhatKeepsAPodFromTheNetwork(t *testing.T) {
 		"another has the gateway's":     {func(s *scene) { s.intruder(gateway4 + "/24") }, "duplicate", []string{"another node on bridge cbr0 answers for the gateway " + gateway4 + ": 02:00:00:00:00:66"}},
 		"no forwarding":                 {on("echo 0 > /proc/sys/net/ipv4/ip_forward"), "forwarding", []string{"does not forward", "tombolo repair"}},
 		"no way out of the host":        {on("ip route del default"), "forwarding", []string{"the host itself has no route", "give the host a default route"}},
-		"ruleset flushed":               {on("nft flush ruleset"), "firewall", []string{"table inet tombolo is missing", "tombolo repair"}},
+		"ruleset flushed":               {on("nft flush ruleset"), "firewall", []string{"table inet tombolo and table bridge tombolo are missing", "tombolo repair"}},
 		"legacy iptables drops":         {on("iptables-legacy -P FORWARD DROP"), "firewall", []string{"iptables-legacy"}},
 		"another's table drops":         {on("nft 'add table inet fw; add chain inet fw f { type filter hook forward priority 5; policy drop; }'"), "firewall", []string{"chain f of table inet fw drops", "nft add rule inet fw f"}},
 		"a drop ahead of our own":       {on("iptables -I FORWARD -j DROP"), "firewall", []string{"by its rule number 1", "iptables -D FORWARD 1"}},

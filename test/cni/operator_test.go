@@ -38,7 +38,7 @@ func TestRepairAndGCSayThatThereWasNothingToDo(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	n.podnet(nil).add(n.pod("a"))
-	for command, want := range map[string]string{"repair": "nothing is to be repaired\n", "gc": "no dead pod has anything\n", "check": "1 attachment\n"} {
+	for command, want := range map[string]string{"repair": "nothing is to be repaired\n", "gc": "no dead pod has anything\n", "check": "1 attachment: nothing differs\n"} {
 		o := n.operate(command, "--state", n.state)
 		expect.That(t, o.status == 0 && o.stdout == want && o.stderr == "", "%s: %+v", command, o)
 	}

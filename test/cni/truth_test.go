@@ -90,7 +90,7 @@ func TestWhatCheckAdvisesIsTrue(t *testing.T) {
 		says string
 		tag  string
 	}{
-		"ruleset flushed":         {on("nft flush ruleset"), "table inet tombolo is missing (2 pods affected)", "repair"},
+		"ruleset flushed":         {on("nft flush ruleset"), "table inet tombolo and table bridge tombolo are missing (affects container a, container b)", "repair"},
 		"table dormant":           {on("nft 'add table inet tombolo { flags dormant; }'"), "flag dormant does not belong there", "repair"},
 		"chain flushed":           {on("nft flush chain inet tombolo forward"), "chain forward of table inet tombolo", "repair"},
 		"set flushed":             {on("nft flush set inet tombolo pods4"), "set pods4 of table inet tombolo: element", "repair"},
@@ -100,7 +100,7 @@ func TestWhatCheckAdvisesIsTrue(t *testing.T) {
 		"rule in FORWARD deleted": {on("iptables -F FORWARD"), "FORWARD", "repair"},
 		"a drop behind our rule is followed by another of ours": {on("iptables -A FORWARD -j DROP; iptables -A FORWARD -m mark --mark 0x1000/0x1000 -m comment --comment 'tombolo: forward what pods may send' -j ACCEPT; iptables -D FORWARD 1"),
 			"FORWARD", "repair"},
-		"bridge deleted":          {on("ip link del cbr0"), "bridge cbr0 is missing (2 pods affected)", "repair"},
+		"bridge deleted":          {on("ip link del cbr0"), "bridge cbr0 is missing (affects container a, container b)", "repair"},
 		"bridge down":             {on("ip link set cbr0 down"), "bridge cbr0: link is down", "repair"},
 		"MTU of the bridge":       {on("ip link set cbr0 mtu 1400"), "bridge cbr0: MTU is 1400", "repair"},
 		"gateway gone":            {on("ip address del " + gateway4 + "/24 dev cbr0"), "the gateway " + gateway4 + "/24 is missing", "repair"},

@@ -97,7 +97,7 @@ docs() {
 # Nothing is left of any container.
 clean() {
 	want "no pod is on record" tombolo ls
-	want "0 attachments" tombolo check
+	want "0 attachments: nothing differs" tombolo check
 	! ip -oneline link | grep -o 'veth[0-9a-f]*' || fail "a port is left"
 	want "" find /run/tombolo -path '*/attachments/*.json'
 }
@@ -273,7 +273,7 @@ crowd() {
 	for pid in "${pids[@]}"; do wait "$pid" || fail "a container has not started"; done
 	ips=$(tombolo ls | awk '$1 == "lan" { print $6 }' | sort -u | wc -l)
 	[ "$ips" = 50 ] || fail "$ips addresses"
-	want "50 attachments" tombolo check
+	want "50 attachments: nothing differs" tombolo check
 	for i in $(seq 50); do podman rm -f -t 0 "c$i" >/dev/null & pids[i]=$!; done
 	for i in $(seq 50); do wait "${pids[i]}"; done
 	clean

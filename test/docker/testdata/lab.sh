@@ -33,7 +33,7 @@ reaches() { laptop busybox ping -c 1 -W 2 "$1"; }
 page() { for _ in 1 2 3 4 5 6 7 8; do laptop bash -c "$(declare -f get); get $1 ${2:-80}" 2>/dev/null && return; sleep 0.2; done; }
 get() { exec 3<>"/dev/tcp/$1/$2" && printf 'GET / HTTP/1.0\r\n\r\n' >&3 && timeout 3 tail -n 1 <&3; }
 tombolo() { "$BIN/tombolo" "$@"; }
-within() { tombolo check | grep -qx "$1"; }
+within() { tombolo check | grep -qx "$1: nothing differs"; }
 
 machine() {
 	mount -t tmpfs tmpfs /run

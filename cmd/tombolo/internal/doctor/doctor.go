@@ -55,8 +55,6 @@ type Report struct {
 
 // Options says what to look at.
 type Options struct {
-	// Pod is a pod's name, its last part, or the beginning of its container's ID; empty is all.
-	Pod string
 	// DNS are the name servers to ask; nil leaves that step out.
 	DNS []netip.Addr
 	// To are addresses that pods should reach, such as those of other nodes' pods.
@@ -69,36 +67,22 @@ type Options struct {
 	Kept map[string][]netip.Prefix
 }
 
-// Examine looks at the pods that are meant. It has to be called in the host's namespace, and
+// Examine looks at the pods of an inspection. It has to be called in the host's namespace, and
 // needs CAP_NET_ADMIN, CAP_NET_RAW and CAP_SYS_ADMIN.
-func Examine(ctx context.Context, node *network.Node, opt Options) ([]Report, error) {
-	in, err := node.Inspect(ctx)
-	if err != nil {
-		return nil, err
-	}
+func Examine(ctx context.Context, node *network.Node, in *network.Inspection, opt Options) ([]Report, error) {
 	obstacles, err := node.Upkeep().Obstacles(ctx)
 	if err != nil {
 		return nil, err
 	}
 	reports := []Report{}
 	for _, r := range in.Attachments {
-		if !report.Meant(r.Attachment, opt.Pod) {
-			continue
-		}
 		e := &examination{node: node, opt: opt, at: r.Attachment, obstacles: obstacles[r.Network]}
-		e.recorded(r.Differences)
-		for _, n := range in.Networks {
-			if n.Network == r.Network {
-				e.recorded(n.Differences)
-			}
-		}
+		shared := slices.DeleteFunc(slices.Clone(in.Networks), func(n network.NetworkReport) bool { return n.Network != r.Network })
+		e.recorded(report.Causes(&network.Inspection{Attachments: []network.Report{r}, Networks: shared}))
 		if err := e.walk(ctx); err != nil {
-			return nil, fmt.Errorf("container %s: %w", r.ContainerID, err)
+			return nil, fmt.Errorf("%s: %w", report.PodName(r.Pod, r.ContainerID), err)
 		}
 		reports = append(reports, Report{r.Network, r.Pod, r.ContainerID, r.IfName, e.sorted()})
-	}
-	if len(reports) == 0 && opt.Pod != "" {
-		return nil, fmt.Errorf("no pod %q: tombolo ls lists those that there are", opt.Pod)
 	}
 	return reports, nil
 }
@@ -140,32 +124,18 @@ func (e *examination) failed(steps ...Step) bool {
 
 // recorded takes what differs from the records: which the rest of the way shows only in its
 // effects.
-func (e *examination) recorded(diffs []tombolo.Difference) {
-	for _, d := range diffs {
-		step := StepOf(d)
+func (e *examination) recorded(causes []report.Line) {
+	for _, c := range causes {
+		step := StepOf(c.First)
 		if step == StepNamespace {
 			e.dead = true
 		}
-		evidence, remedy := d.String(), remedyOf(d.Remedy)
+		evidence, remedy := c.Text, report.Help(c.Remedy)
 		if before, command, ok := strings.Cut(evidence, "; this helps: "); ok {
 			evidence, remedy = before, command
 		}
 		e.found = append(e.found, Finding{Step: step, Evidence: evidence, Remedy: remedy})
 	}
-}
-
-func remedyOf(r tombolo.Remedy) string {
-	switch r {
-	case tombolo.RemedyRepair:
-		return "tombolo repair"
-	case tombolo.RemedyCollect:
-		return "tombolo gc"
-	case tombolo.RemedyRecreate:
-		return "delete the pod and create it again"
-	case tombolo.RemedyKeeper:
-		return "systemctl start tombolod"
-	}
-	return "change what is named here: the network's configuration, or the host's"
 }
 
 // StepOf is the part of the way that a difference concerns.

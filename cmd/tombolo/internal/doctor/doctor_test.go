@@ -4,9 +4,11 @@ import (
 	"testing"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/report"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
+	"github.com/tombolo-cni/tombolo/network"
 )
 
 func TestMain(m *testing.M) { nstest.Main(m) }
@@ -40,13 +42,13 @@ func TestADifferenceBelongsToTheStepThatItBreaks(t *testing.T) {
 func TestAFindingHasTheRemedyOfItsDifference(t *testing.T) {
 	t.Parallel()
 	e := &examination{}
-	e.recorded([]tombolo.Difference{
+	e.recorded(report.Causes(&network.Inspection{Stray: []tombolo.Difference{
 		{Text: "x", Remedy: tombolo.RemedyRepair},
 		{Text: "its lease ended", Remedy: tombolo.RemedyKeeper},
 		{Text: "chain f of table inet fw drops what pods send; this helps: nft add rule", Remedy: tombolo.RemedyConfigure},
 		{Text: "x", Remedy: tombolo.RemedyRepair},
 		{Text: "it is dead", Remedy: tombolo.RemedyCollect},
-	})
+	}}))
 	want := []Finding{
 		{Step: StepNamespace, Evidence: "it is dead", Remedy: "tombolo gc"},
 		{Step: StepLink, Evidence: "x", Remedy: "tombolo repair"},

@@ -3,11 +3,10 @@ package leases
 
 import (
 	"cmp"
-	"encoding/json"
 	"fmt"
-	"io"
 	"net/netip"
 	"slices"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -64,23 +63,27 @@ func Of(r *lease.Record, now time.Time) Entry {
 	return e
 }
 
-// JSON writes records as a JSON array of Entry.
-func JSON(w io.Writer, records []*lease.Record, now time.Time) error {
+// List describes records.
+func List(records []*lease.Record, now time.Time) []Entry {
 	entries := make([]Entry, len(records))
 	for i, r := range records {
 		entries[i] = Of(r, now)
 	}
-	return json.NewEncoder(w).Encode(entries)
+	return entries
 }
 
-// Table writes records as a table for people, with their troubles below.
-func Table(w io.Writer, records []*lease.Record, now time.Time) error {
-	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+// Table is a table of records for people, with their troubles below.
+func Table(records []*lease.Record, now time.Time) string {
+	if len(records) == 0 {
+		return "no lease is on record\n"
+	}
+	var text strings.Builder
+	t := tabwriter.NewWriter(&text, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(t, "NETWORK\tPOD\tINTERFACE\tADDRESS\tMAC\tSERVER\tSTATE\tLEFT")
 	troubles := ""
 	for _, r := range records {
 		e := Of(r, now)
-		pod := cmp.Or(r.Pod, r.ContainerID)
+		pod := cmp.Or(r.Pod, fmt.Sprintf("%.12s", r.ContainerID)) // as ls has it
 		row := func(address, server string, state lease.State, left string) {
 			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", e.Network, pod, e.IfName, address, e.MAC, server, state, left)
 		}
@@ -102,14 +105,11 @@ func Table(w io.Writer, records []*lease.Record, now time.Time) error {
 			}
 		}
 	}
-	err := t.Flush()
-	if err == nil && troubles != "" {
-		_, err = fmt.Fprint(w, "\n", troubles)
+	t.Flush()
+	if troubles != "" {
+		text.WriteString("\n" + troubles)
 	}
-	if err != nil {
-		return fmt.Errorf("write leases: %w", err)
-	}
-	return nil
+	return text.String()
 }
 
 func orDash(valid bool, v fmt.Stringer) string {

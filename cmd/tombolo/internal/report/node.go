@@ -6,12 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/network"
 )
 
@@ -21,13 +23,28 @@ type Selection struct {
 	Network string
 }
 
-// PodName is what to call a pod, whose name may not be known.
-func PodName(pod, containerID string) string { return cmp.Or(pod, "container "+containerID) }
+// None says that there is no attachment, or none that was selected.
+func (s Selection) None() string {
+	if s == (Selection{}) {
+		return "no pod is on record\n"
+	}
+	return "no pod on record is meant by that\n"
+}
+
+// PodName is what to call a pod, whose name may not be known. Of the container's ID it has what ls shows.
+func PodName(pod, containerID string) string {
+	return cmp.Or(pod, fmt.Sprintf("container %.12s", containerID))
+}
 
 // Meant says whether name means an attachment: it is the pod's name, with or without its
-// namespace, in which * stands for any characters but /, or the beginning of its container's ID. An empty one means all.
+// namespace, in which * stands for any characters but /, or the beginning of its container's ID, or its port, or one of
+// its addresses. An empty one means all.
 func Meant(a *network.Attachment, name string) bool {
-	if name == "" || strings.HasPrefix(a.ContainerID, name) {
+	if name == a.Port || strings.HasPrefix(a.ContainerID, name) {
+		return true
+	}
+	address, _ := netip.ParseAddr(name)
+	if slices.ContainsFunc(a.Addresses, func(has ipam.Address) bool { return has.Prefix.Addr() == address }) {
 		return true
 	}
 	pod := a.Pod

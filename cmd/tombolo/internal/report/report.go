@@ -3,6 +3,7 @@
 package report
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -14,16 +15,47 @@ import (
 
 // Line is one cause.
 type Line struct {
-	Text   string
+	Text   string // without whose it is
 	Remedy tombolo.Remedy
+	First  tombolo.Difference // the cause itself, or the first of those that are alike
+	Pods   []string           // the names of those that it affects
+
+	before, behind string // whose it is
 }
 
-// String ends in the remedy: "table inet tombolo is missing (110 pods affected) [repair]".
+// String ends in the remedy: "table inet tombolo is missing (affects default/web-0, default/web-1) [repair]".
 func (l Line) String() string {
-	if l.Remedy == "" {
-		return l.Text
+	text := l.before + l.Text + l.behind
+	if l.Remedy != "" {
+		text += fmt.Sprintf(" [%s]", l.Remedy)
 	}
-	return fmt.Sprintf("%s [%s]", l.Text, l.Remedy)
+	return text
+}
+
+// Help says what an operator does to mend a difference.
+func Help(r tombolo.Remedy) string {
+	switch r {
+	case tombolo.RemedyRepair:
+		return "tombolo repair"
+	case tombolo.RemedyCollect:
+		return "tombolo gc"
+	case tombolo.RemedyRecreate:
+		return "delete the pod and create it again"
+	case tombolo.RemedyKeeper:
+		return "systemctl start tombolod"
+	}
+	return "change what is named here: the network's configuration, or the host's"
+}
+
+// Helps says it of several causes, each remedy once.
+func Helps(lines []Line) string {
+	var texts []string
+	for _, l := range lines {
+		if text := Help(l.Remedy); !slices.Contains(texts, text) {
+			texts = append(texts, text)
+		}
+	}
+	return strings.Join(texts, "; ")
 }
 
 // finding is a difference, and whose it is.
@@ -31,35 +63,34 @@ type finding struct {
 	tombolo.Difference
 	network string // empty: nobody's
 	pod     string // empty: the network's own
+	ifName  string
 }
 
-func (f *finding) where() string {
+func (f *finding) line() Line {
+	l := Line{Text: f.String(), Remedy: f.Remedy, First: f.Difference}
 	switch {
 	case f.pod != "":
-		return f.pod + " of network " + f.network + ": "
+		l.before, l.Pods = f.pod+", "+f.ifName+" of network "+f.network+": ", []string{f.pod}
 	case f.network != "":
-		return "network " + f.network + ": "
+		l.before = "network " + f.network + ": "
 	}
-	return ""
+	return l
 }
 
 // findings lists all that was found.
 func findings(in *network.Inspection) []finding {
 	var list []finding
-	if in == nil {
-		return nil
-	}
 	for _, n := range in.Networks {
 		for _, d := range n.Differences {
-			list = append(list, finding{d, n.Network, ""})
+			list = append(list, finding{Difference: d, network: n.Network})
 		}
 	}
 	for _, d := range slices.Concat(in.Uplinks, in.Stray, in.Damaged) {
-		list = append(list, finding{d, "", ""})
+		list = append(list, finding{Difference: d})
 	}
 	for _, r := range in.Attachments {
 		for _, d := range r.Differences {
-			list = append(list, finding{d, r.Network, PodName(r.Pod, r.ContainerID) + ", " + r.IfName})
+			list = append(list, finding{d, r.Network, PodName(r.Pod, r.ContainerID), r.IfName})
 		}
 	}
 	return list
@@ -69,41 +100,21 @@ func findings(in *network.Inspection) []finding {
 func Each(in *network.Inspection) []Line {
 	var list []Line
 	for _, f := range findings(in) {
-		list = append(list, Line{f.where() + f.String(), f.Remedy})
+		list = append(list, f.line())
 	}
 	return list
 }
 
 // Causes gives a line for each cause: what is missing stands for all that was in it, and what
-// several pods or networks share is said once, with their number.
+// several pods or networks share is said once, with their names.
 func Causes(in *network.Inspection) []Line { return causes(findings(in)) }
-
-// CausesOf is Causes of some of the differences.
-func CausesOf(in *network.Inspection, which func(tombolo.Difference) bool) []Line {
-	return causes(slices.DeleteFunc(findings(in), func(f finding) bool { return !which(f.Difference) }))
-}
-
-// Apart gives lines for what belongs to no pod, and OfPods for what does.
-func Apart(in *network.Inspection) []Line {
-	lines := causes(slices.DeleteFunc(findings(in), func(f finding) bool { return f.pod != "" }))
-	if in != nil {
-		for _, text := range in.Others {
-			lines = append(lines, Line{Text: text})
-		}
-	}
-	return lines
-}
-
-// OfPods gives lines for what belongs to pods.
-func OfPods(in *network.Inspection) []Line {
-	return causes(slices.DeleteFunc(findings(in), func(f finding) bool { return f.pod == "" }))
-}
 
 func causes(found []finding) []Line {
 	var groups []*group
+	tables := missingTables(found)
 	for i := range found {
-		if text, covers := rootOf(&found[i]); covers != nil && !slices.ContainsFunc(groups, func(g *group) bool { return g.text == text }) {
-			groups = append(groups, &group{text: text, covers: covers, remedy: found[i].Remedy})
+		if text, covers := rootOf(&found[i], tables); covers != nil && !slices.ContainsFunc(groups, func(g *group) bool { return g.text == text }) {
+			groups = append(groups, &group{text: text, covers: covers, first: &found[i]})
 		}
 	}
 	for i := range found {
@@ -111,13 +122,13 @@ func causes(found []finding) []Line {
 		k := keyOf(f)
 		at := slices.IndexFunc(groups, func(g *group) bool { return g.covers != nil && g.covers(f) || g.covers == nil && g.key == k })
 		if at < 0 {
-			at, groups = len(groups), append(groups, &group{key: k, remedy: f.Remedy})
+			at, groups = len(groups), append(groups, &group{key: k, first: f})
 		}
 		groups[at].list = append(groups[at].list, f)
 	}
 	list := make([]Line, len(groups))
 	for i, g := range groups {
-		list[i] = Line{g.String(), g.remedy}
+		list[i] = g.line()
 	}
 	return list
 }
@@ -127,86 +138,92 @@ type group struct {
 	text   string
 	covers func(*finding) bool // nil: what has the key
 	key    key
-	remedy tombolo.Remedy
+	first  *finding
 	list   []*finding
 }
 
-func (g *group) String() string {
+func (g *group) line() Line {
+	l := g.first.line()
 	if g.covers == nil && len(g.list) == 1 {
-		return g.list[0].where() + g.list[0].String()
+		return l
 	}
-	text := g.text
-	if text == "" {
-		text = g.list[0].String()
-		if other := slices.IndexFunc(g.list, func(f *finding) bool { return f.String() != text }); other >= 0 {
-			text += ", and so on"
-			if g.key.what == "rule" {
-				text = fmt.Sprintf("%s: %d rules are missing", g.key.object, g.wants())
-			}
+	if slices.ContainsFunc(g.list, func(f *finding) bool { return f.String() != l.Text }) {
+		l.Text += ", and so on"
+	}
+	l.Text = cmp.Or(g.text, l.Text)
+	var networks []string
+	l.Pods = nil
+	for _, f := range g.list {
+		if f.pod != "" && !slices.Contains(l.Pods, f.pod) {
+			l.Pods = append(l.Pods, f.pod)
+		}
+		if name := "network " + f.network; !slices.Contains(networks, name) {
+			networks = append(networks, name)
 		}
 	}
-	pods, networks := map[string]bool{}, map[string]bool{}
-	for _, f := range g.list {
-		if networks[f.network] = true; f.pod != "" {
-			pods[f.where()] = true
-		}
+	slices.Sort(l.Pods)
+	if len(l.Pods) > 0 {
+		networks = l.Pods
+	} else if len(networks) == 1 {
+		return l
 	}
-	switch {
-	case len(pods) > 0:
-		return fmt.Sprintf("%s (%s affected)", text, printable.Count(len(pods), "pod", "pods"))
-	case len(networks) > 1:
-		return fmt.Sprintf("%s (%s affected)", text, printable.Count(len(networks), "network", "networks"))
-	}
-	return g.list[0].where() + text
+	l.before, l.behind = "", affects(networks)
+	return l
 }
 
-// wants is how many different things are missing: networks share rules.
-func (g *group) wants() int {
-	all := map[string]bool{}
-	for _, f := range g.list {
-		all[f.Want] = true
+// affects names some of many.
+func affects(names []string) string {
+	const most = 8
+	more := ""
+	if n := len(names) - most; n > 0 {
+		names, more = names[:most], fmt.Sprintf(" and %d more", n)
 	}
-	return len(all)
+	return " (affects " + strings.Join(names, ", ") + more + ")"
 }
 
-// Summary says in a line how many things an inspection found.
+// Summary says in a line of how many attachments something differs.
 func Summary(in *network.Inspection) string {
-	differing := 0
+	text, differing := printable.Count(len(in.Attachments), "attachment", "attachments"), 0
 	for _, r := range in.Attachments {
 		differing += min(len(r.Differences), 1)
 	}
-	text := printable.Count(len(in.Attachments), "attachment", "attachments")
-	for _, part := range []struct {
-		n         int
-		one, many string
-	}{
-		{differing, "of them differs", "of them differ"},
-		{len(in.Networks), "network differs", "networks differ"},
-		{len(in.Uplinks), "difference of uplinks", "differences of uplinks"},
-		{len(in.Stray), "stray object", "stray objects"},
-		{len(in.Damaged), "damaged record", "damaged records"},
-	} {
-		switch part.n {
-		case 0:
-		case 1:
-			text += ", 1 " + part.one
-		default:
-			text += fmt.Sprintf(", %d %s", part.n, part.many)
-		}
+	switch {
+	case !in.Differs():
+		return text + ": nothing differs"
+	case differing == 0:
+		return text + ", none of them differs"
 	}
-	return text
+	return fmt.Sprintf("%s, %d of them differ%s", text, differing, map[bool]string{true: "s"}[differing == 1])
 }
 
-// rootOf says what a difference is the cause of: a table, a set, or a bridge is missing.
-func rootOf(f *finding) (text string, covers func(*finding) bool) {
+func isTable(f *finding) bool {
+	return f.Object == "nf_tables" && f.What == "table" && f.Want != "" && f.Have == ""
+}
+
+// missingTables are those of ours: a flush takes all of them, and is one cause.
+func missingTables(found []finding) []string {
+	var tables []string
+	for i := range found {
+		if name := "table " + found[i].Want; isTable(&found[i]) && !slices.Contains(tables, name) {
+			tables = append(tables, name)
+		}
+	}
+	return tables
+}
+
+// rootOf says what a difference is the cause of: tables, a set, or a bridge is missing.
+func rootOf(f *finding, tables []string) (text string, covers func(*finding) bool) {
 	if f.Want == "" || f.Have != "" {
 		return "", nil
 	}
 	switch {
-	case f.Object == "nf_tables" && f.What == "table":
-		table := "table " + f.Want
-		return table + " is missing", func(o *finding) bool {
-			return o.Difference == f.Difference || o.Object == table || strings.HasSuffix(o.Object, " of "+table)
+	case isTable(f):
+		verb := " is missing"
+		if len(tables) > 1 {
+			verb = " are missing"
+		}
+		return strings.Join(tables, " and ") + verb, func(o *finding) bool {
+			return isTable(o) || slices.ContainsFunc(tables, func(table string) bool { return strings.HasSuffix(" of "+o.Object, " of "+table) })
 		}
 	case strings.HasPrefix(f.Object, "table ") && f.What == "set":
 		of := " " + f.Want + " of " + f.Object
@@ -219,7 +236,8 @@ func rootOf(f *finding) (text string, covers func(*finding) bool) {
 			text = f.Object + " is missing"
 		}
 		return text, func(o *finding) bool {
-			return o.Difference == f.Difference || o.What == "bridge" && o.Want == f.Want || strings.HasPrefix(o.Text, f.Object+": ")
+			element := o.What == "element" && strings.HasPrefix(o.Want+o.Have+" ", f.Want+" ")
+			return o.Difference == f.Difference || element || o.What == "bridge" && o.Want == f.Want || strings.HasPrefix(o.Text, f.Object+": ")
 		}
 	}
 	return "", nil

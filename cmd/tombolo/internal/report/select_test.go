@@ -4,13 +4,16 @@ import (
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
+	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/network"
 )
 
 func TestAPodIsMeantByWhatAnOperatorTypes(t *testing.T) {
 	t.Parallel()
-	a := &network.Attachment{Key: network.Key{ContainerID: "0123456789ab"}, Pod: "default/web-0"}
-	for text, want := range map[string]bool{"": true, "default/web-0": true, "web-0": true, "0123": true, "web": false, "eb-0": false, "123": false} {
+	a := &network.Attachment{Key: network.Key{ContainerID: "0123456789ab"}, Pod: "default/web-0", Port: "veth01", Addresses: []ipam.Address{{Prefix: nstest.Prefix("fd61::2/64")}}}
+	for text, want := range map[string]bool{"": true, "default/web-0": true, "web-0": true, "0123": true, "web": false, "eb-0": false, "123": false,
+		"veth01": true, "veth0": false, "fd61::2": true, "fd61:0::2": true, "fd61::3": false} {
 		expect.Equal(t, Meant(a, text), want, "%q: want %t", text, want)
 	}
 }

@@ -6,81 +6,184 @@
 package view
 
 import (
-	"encoding/xml"
+	"cmp"
+	"context"
 	"fmt"
+	"html"
+	"net/netip"
+	"slices"
 	"strings"
-	"unicode/utf8"
 
+	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/report"
+	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/network"
 )
+
+// Node is a node to be drawn.
+type Node struct {
+	networks []Network
+	problems []error // of records
+	found    *network.Inspection
+	uplinks  []network.UplinkReport
+}
+
+// Draw looks at a node: at its records, and, by Inspect, at the kernel. stateDir is the node's.
+func Draw(ctx context.Context, node *network.Node, stateDir string) (_ *Node, err error) {
+	n := &Node{}
+	if n.networks, n.problems, err = Load(ctx, node, stateDir, ""); err != nil {
+		return nil, err
+	}
+	if n.found, err = node.Inspect(ctx); err != nil {
+		return nil, err
+	}
+	n.uplinks, err = node.Uplinks().List(ctx, "")
+	return n, err
+}
+
+// wrong are the causes that check gives, and what differs of uplinks.
+func (n *Node) wrong() []string {
+	var list []string
+	for _, line := range report.Causes(n.found) {
+		list = append(list, line.String())
+	}
+	for _, u := range n.uplinks {
+		for _, d := range slices.Concat(u.Differences, u.LeaseTrouble) {
+			list = append(list, "uplink "+u.NIC+": "+d)
+		}
+	}
+	for _, problem := range n.problems {
+		// Inspect has found most of them, too.
+		if text := problem.Error(); !slices.ContainsFunc(list, func(one string) bool { return strings.HasPrefix(one, text) }) {
+			list = append(list, text)
+		}
+	}
+	return list
+}
+
+// bridges are the names of all.
+func (n *Node) bridges() []string {
+	var names []string
+	for i := range n.networks {
+		names = append(names, n.networks[i].Bridge)
+	}
+	for i := range n.uplinks {
+		names = append(names, n.uplinks[i].Bridge)
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
 
 const nameMost = 40 // columns of a name
 
 // Map draws a node for a terminal, or for what is none. All text of others is printable, and in ASCII.
-func (n *Node) Map(s Screen) string { return n.paint(s).text() }
-
-func (n *Node) paint(s Screen) *painter {
-	p := &painter{Screen: s}
-	if len(n.Bridges) == 0 {
-		p.line(piece{"no network is on record", plain})
+func (n *Node) Map(s Screen) string {
+	p := &painter{Screen: s, Node: n}
+	bridges, wrong := n.bridges(), n.wrong()
+	if len(bridges) == 0 {
+		p.line("no network is on record")
 	}
-	for i := range n.Bridges {
-		p.bridge(&n.Bridges[i])
+	for _, name := range bridges {
+		p.bridge(name)
 	}
-	if len(n.Bridges) > 0 {
+	if len(bridges) > 0 {
 		p.line()
 	}
-	if len(n.Wrong) == 0 {
-		p.line(piece{"nothing is wrong", plain})
-		return p
+	if len(wrong) == 0 {
+		p.line("nothing is wrong")
+		return p.String()
 	}
-	p.line(piece{"wrong:", bold})
-	for _, text := range n.Wrong {
+	p.line(p.in(bold, "wrong:"))
+	for _, text := range wrong {
 		for i, line := range fold(label(text, 2000), s.Width-4) {
-			p.line(piece{[]string{"  ", "    "}[min(i, 1)], plain}, piece{line, red})
+			p.line([]string{"  ", "    "}[min(i, 1)], p.in(red, line))
 		}
 	}
-	return p
+	return p.String()
 }
 
-func (p *painter) bridge(b *Bridge) {
-	var head []piece
-	if b.Uplink != "" {
-		how := bold
-		if b.Wrong {
-			how = red
-		}
-		head = append(head, piece{"uplink " + label(b.Uplink, nameMost), how}, piece{p.glyph(" ── ", " -- "), plain})
+// bridge draws one, with the NIC that is taken over for it, and the networks on it.
+func (p *painter) bridge(name string) {
+	networks := slices.DeleteFunc(slices.Clone(p.networks), func(d Network) bool { return d.Bridge != name })
+	nic, mark, mtu, gateways := "", bold, 0, []netip.Prefix{}
+	for _, d := range networks {
+		nic, mtu = cmp.Or(nic, d.Uplink), max(mtu, d.MTU)
+		gateways = append(gateways, slices.DeleteFunc(slices.Clone(d.Gateways), func(a netip.Prefix) bool { return slices.Contains(gateways, a) })...)
 	}
-	p.line(append(head, piece{b.name(), bold}, piece{b.title(), plain})...)
-	for i := range b.Networks {
+	for _, u := range p.uplinks {
+		if u.Bridge == name {
+			nic, mark = u.NIC, markOf(len(u.Differences)+len(u.LeaseTrouble) > 0)
+		}
+	}
+	title, uplink := strings.TrimRight(" "+printable.List(gateways, " "), " "), ""
+	if mtu > 0 {
+		title = fmt.Sprintf(" (MTU %d)", mtu) + title
+	}
+	if nic != "" {
+		uplink = p.in(mark, "uplink "+label(nic, nameMost)) + p.glyph(" ── ", " -- ")
+	}
+	called := "no bridge"
+	if name != "" {
+		called = "bridge " + label(name, nameMost)
+	}
+	p.line(uplink, p.in(bold, called), title)
+	for i := range networks {
 		first, rest := p.glyph("├─ ", "|- "), p.glyph("│  ", "|  ")
-		if i == len(b.Networks)-1 {
+		if i == len(networks)-1 {
 			first, rest = p.glyph("└─ ", "`- "), "   "
 		}
-		p.network(&b.Networks[i], first, rest)
+		p.network(&networks[i], first, rest)
 	}
 }
 
 // indent is how many columns stand before what belongs to a network.
 const indent = 3
 
-func (p *painter) network(d *Drawn, first, rest string) {
-	how := bold
-	if d.Wrong {
-		how = red
-	}
+// network draws one with its pods, those first of which something is wrong.
+func (p *painter) network(d *Network, first, rest string) {
+	pods := slices.DeleteFunc(slices.Clone(p.found.Attachments), func(r network.Report) bool { return r.Network != d.Name })
+	slices.SortStableFunc(pods, func(a, b network.Report) int {
+		return cmp.Or(min(len(b.Differences), 1)-min(len(a.Differences), 1), strings.Compare(report.PodName(a.Pod, a.ContainerID), report.PodName(b.Pod, b.ContainerID)))
+	})
+	wrong := slices.ContainsFunc(p.found.Networks, func(r network.NetworkReport) bool { return r.Network == d.Name })
 	name := "network " + label(d.Name, nameMost)
-	for i, line := range fold(d.title(), max(p.Width-indent-len(name)-2, narrowest/2)) {
+	for i, line := range fold(d.title(len(pods)), max(p.Width-indent-len(name)-2, narrowest/2)) {
 		if i == 0 {
-			p.line(piece{first, plain}, piece{name, how}, piece{": " + line, plain})
+			p.line(first, p.in(markOf(wrong), name), ": ", line)
 		} else {
-			p.line(piece{rest + strings.Repeat(" ", len(name)+2) + line, plain})
+			p.line(rest, strings.Repeat(" ", len(name)+2), line)
 		}
 	}
-	for _, pod := range d.Pods {
-		p.pod(pod, rest)
+	for i := range pods {
+		p.pod(&pods[i], rest)
 	}
+}
+
+// title is what is said of a network in a line.
+func (d *Network) title(pods int) string {
+	text := d.Mode
+	if text == "" {
+		text = "no record"
+	}
+	if d.VLAN != 0 {
+		text += fmt.Sprintf(", VLAN %d", d.VLAN)
+	}
+	if d.DefaultRoute != "" {
+		text += ", default route to the " + d.DefaultRoute
+	}
+	if d.Masquerade {
+		text += ", masquerade"
+	}
+	if d.Policy != "" && d.Policy != "open" {
+		text += ", " + d.Policy
+	}
+	if d.Guard {
+		text += ", guard"
+	}
+	text += ", " + printable.Count(pods, "pod", "pods")
+	for _, p := range d.Pools {
+		text += fmt.Sprintf("; %s: %d of %s in use", p.Range, p.Used, number(p.Size))
+	}
+	return text
 }
 
 // pod draws a pod, and its host ports behind it, or below where there are more than fit.
@@ -92,45 +195,37 @@ func (p *painter) pod(pod *network.Report, rest string) {
 	case !pod.Ready:
 		mark = p.glyph("○ ", "o ")
 	}
-	text := strings.TrimRight(label(nameOf(pod), min(nameMost, p.Width/2-4))+"  "+Addresses(pod.Attachment, " "), " ")
-	line := []piece{{rest, plain}, {mark + text, how}}
+	name := label(report.PodName(pod.Pod, pod.ContainerID), min(nameMost, p.Width/2-4))
+	text := strings.TrimRight(name+"  "+Addresses(pod.Attachment, " "), " ")
 	ports, arrow := fold(strings.Join(hostPorts(pod.Attachment), " "), p.Width-indent-6), p.glyph(" ← ", " < ")
+	behind := ""
 	if len(ports) == 1 && 2+len(text)+3+len(ports[0]) <= p.Width-indent {
-		line, ports = append(line, piece{arrow + ports[0], plain}), nil
+		behind, ports = arrow+ports[0], nil
 	}
-	p.line(line...)
+	p.line(rest, p.in(how, mark+text), behind)
 	for _, list := range ports {
-		p.line(piece{rest + "  " + arrow + list, plain})
+		p.line(rest, "  ", arrow, list)
 	}
 }
 
-// Of the picture, in columns and in pixels.
-const (
-	svgColumns = 150
-	svgWidth   = 1130
-	svgChar    = 7.3
-	svgLine    = 16
-)
-
-// SVG is the map as an image that needs nothing else.
+// SVG is the map as an image that needs nothing else. A line of it has one style.
 func (n *Node) SVG() string {
-	p := n.paint(Screen{Width: svgColumns, Unicode: true})
+	lines := strings.Split(strings.TrimSpace(n.Map(Screen{Width: 150, Colour: true, Unicode: true})), "\n")
 	var b strings.Builder
-	height := (len(p.lines) + 2) * svgLine
-	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" font-family="monospace" font-size="12">
+	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" width="1130" height="%d" font-family="monospace" font-size="12">
 <style>text{fill:#123;white-space:pre}.bold{font-weight:bold}.red{fill:#c00}</style>
 <rect width="100%%" height="100%%" fill="#fff"/>
 <g>
-`, svgWidth, height)
-	for i, line := range p.lines {
-		column := 2
-		for _, one := range line {
-			class := map[style]string{bold: "bold", red: "red"}[one.style]
-			fmt.Fprintf(&b, `<text class="%s" x="%.1f" y="%d">`, class, float64(column)*svgChar, (i+2)*svgLine)
-			_ = xml.EscapeText(&b, []byte(one.text)) // a Builder takes all
-			b.WriteString("</text>\n")
-			column += utf8.RuneCountInString(one.text)
+`, (len(lines)+2)*16)
+	for i, line := range lines {
+		class := "bold"
+		if strings.Contains(line, red) {
+			class = "red"
+		} else if !strings.Contains(line, bold) {
+			class = "plain"
 		}
+		line = strings.NewReplacer(red, "", bold, "", reset, "").Replace(line)
+		fmt.Fprintf(&b, `<text class="%s" x="15" y="%d">%s</text>`+"\n", class, (i+2)*16, html.EscapeString(line))
 	}
 	return b.String() + "</g>\n</svg>\n"
 }

@@ -3,6 +3,7 @@ package view
 import (
 	"cmp"
 	"fmt"
+	"math/bits"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -111,11 +112,7 @@ func number(n uint64) string {
 	if n < 1<<40 {
 		return strconv.FormatUint(n, 10)
 	}
-	bits := 0
-	for ; n > 0; n >>= 1 {
-		bits++
-	}
-	return "some 2^" + strconv.Itoa(bits)
+	return fmt.Sprintf("some 2^%d", bits.Len64(n))
 }
 
 // String reads "192.0.2.1:8080/tcp -> default/web:80, container 0123456789ab".
@@ -129,10 +126,7 @@ func (p *Port) String() string {
 }
 
 // List is a table of attachments, and what of them is not as it was made.
-func List(in *network.Inspection) string {
-	if len(in.Attachments) == 0 {
-		return "no pod is on record\n"
-	}
+func List(in *network.Inspection, causes []report.Line) string {
 	var text strings.Builder
 	w := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "NETWORK\tPOD\tCONTAINER\tINTERFACE\tPORT\tADDRESSES\tHOST PORTS\tIN/OUT\tSTATE")
@@ -148,8 +142,10 @@ func List(in *network.Inspection) string {
 			cmp.Or(Addresses(r.Attachment, ","), "-"), cmp.Or(strings.Join(hostPorts(r.Attachment), ","), "-"), limits(r.Limits), mark)
 	}
 	w.Flush()
-	for _, line := range report.OfPods(in) {
-		text.WriteString(printable.Line(line.String()) + "\n")
+	for _, line := range causes {
+		if len(line.Pods) > 0 {
+			text.WriteString(printable.Line(line.String()) + "\n")
+		}
 	}
 	return text.String()
 }

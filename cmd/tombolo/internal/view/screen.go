@@ -44,43 +44,37 @@ func ScreenOf(file *os.File, getenv func(string) string) Screen {
 	return s
 }
 
-// style is how a piece of text is shown: what a terminal is sent before it.
-type style string
-
+// What a terminal is sent before a text that is shown so.
 const (
-	plain style = ""
-	bold  style = "\x1b[1m"
-	red   style = "\x1b[31m"
+	plain = ""
+	bold  = "\x1b[1m"
+	red   = "\x1b[31m"
+	reset = "\x1b[m"
 )
 
-// piece is a text of one style.
-type piece struct {
-	text string
-	style
+// markOf is how a name is shown.
+func markOf(wrong bool) string {
+	if wrong {
+		return red
+	}
+	return bold
 }
 
-// painter collects lines of pieces.
+// painter collects lines.
 type painter struct {
 	Screen
-	lines [][]piece
+	*Node
+	strings.Builder
 }
 
-func (p *painter) line(pieces ...piece) { p.lines = append(p.lines, pieces) }
+func (p *painter) line(parts ...string) { p.WriteString(strings.Join(parts, "") + "\n") }
 
-// text is the lines for the screen.
-func (p *painter) text() string {
-	var b strings.Builder
-	for _, line := range p.lines {
-		for _, one := range line {
-			if p.Colour && one.style != plain {
-				b.WriteString(string(one.style) + one.text + "\x1b[m")
-			} else {
-				b.WriteString(one.text)
-			}
-		}
-		b.WriteByte('\n')
+// in shows a text in a way.
+func (p *painter) in(how, text string) string {
+	if !p.Colour || how == plain {
+		return text
 	}
-	return b.String()
+	return how + text + reset
 }
 
 // glyph picks one of two texts.

@@ -1,0 +1,131 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/cni"
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
+	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/printable"
+)
+
+func (o *options) bugreportCommand() *cobra.Command {
+	lists := ""
+	cmd := &cobra.Command{
+		Use:   "bugreport [FILE]",
+		Short: "write a file that can be pasted into an issue: what other commands say, and the configuration",
+		Long: "Write a new file, tombolo-bugreport.md where none is named, that can be pasted into an issue: what status, check, ls,\n" +
+			"leases, doctor and others say, the chains of nf_tables, and the runtimes' networks. Of these it has only fields that\n" +
+			"Tombolo knows, since others may be secret. It names pods and addresses.",
+		Args: takes(0, 1), ValidArgsFunction: cobra.FixedCompletions(nil, cobra.ShellCompDirectiveDefault),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return o.bugreport(cmd.Context(), cmp.Or(optional(args, 0), "tombolo-bugreport.md"), lists)
+		},
+	}
+	cmd.Flags().StringVar(&lists, "dir", "/etc/cni/net.d", "the runtimes' `DIR` of CNI networks")
+	return cmd
+}
+
+// bugreport writes the file, which has to be new. What cannot be found out is said in it.
+func (o *options) bugreport(ctx context.Context, path, lists string) error {
+	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	ctx, stop := context.WithTimeout(ctx, time.Minute) // doctor waits for what gets lost, pod by pod
+	defer stop()
+	of := &options{out: printable.Writer(file), stderr: printable.Writer(file)}
+	part := func(title string, write func() error) {
+		fmt.Fprintf(of.out, "### %s\n\n```text\n", title)
+		if err := write(); err != nil {
+			of.warn(err.Error())
+		}
+		fmt.Fprint(of.out, "```\n\n")
+	}
+	for _, line := range []string{"version", "status", "check", "ls", "ls networks", "leases", "uplink status", "doctor"} {
+		root := of.root()
+		root.SetArgs(append(strings.Fields(line), "--state", o.state, "--leases", o.leases))
+		part("tombolo "+line, func() error { return root.ExecuteContext(ctx) })
+	}
+	part("chains of nf_tables", func() error { return chains(of.out) })
+	part("networks in "+lists, func() error { return configurations(of.out, lists) })
+	if _, err := fmt.Fprintln(file, "Not in here: journalctl -u tombolod, nft list ruleset."); err != nil {
+		return err
+	}
+	return o.print(path+" is written: read it before you show it, since it names pods and addresses\n", nil)
+}
+
+// chains lists ours, and those of others that a hook calls.
+func chains(to io.Writer) error {
+	conn, err := nl.Dial(unix.NETLINK_NETFILTER, nil)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	for _, family := range []uint8{unix.NFPROTO_INET, unix.NFPROTO_IPV4, unix.NFPROTO_IPV6, unix.NFPROTO_BRIDGE} {
+		err = errors.Join(err, nftnl.List(conn, "list chains", family, unix.NFT_MSG_GETCHAIN, func(data []byte) error {
+			c, err := nftnl.DecodeChain(data)
+			if c.Table != "tombolo" {
+				c.Comment = "" // which may say anything
+			}
+			if c.Kind+c.Comment != "" {
+				fmt.Fprintf(to, "%s %s %s: hook %d, priority %d, policy %d; %s\n", nftnl.FamilyName(family), c.Table, c.Name, c.Hook, c.Priority, c.Policy, c.Comment)
+			}
+			return err
+		}))
+	}
+	return err
+}
+
+// configurations prints the files of a directory, as far as they are shown.
+func configurations(to io.Writer, dir string) (failed error) {
+	paths, _ := filepath.Glob(filepath.Join(dir, "*.*")) // whose pattern is good
+	for _, path := range paths {
+		var conf any
+		data, err := os.ReadFile(path)
+		failed = errors.Join(failed, err, json.Unmarshal(data, &conf))
+		data, _ = json.Marshal(shown(conf))
+		fmt.Fprintf(to, "%s: %s\n", path, data)
+	}
+	return failed
+}
+
+// shown replaces what may be secret: of other plugins all but the type, and of ours what Tombolo does not know, or the
+// operator or the runtime means for others.
+func shown(conf any) any {
+	known := strings.Fields(`address addresses advmss bandwidth bridge bridgeNFCall capabilities clientID cniVersion cniVersions dataDir
+		deadline defaultRoute detectConflicts disableCheck dns domain dst egressBurst egressRate forwardMark gateway guard gw hairpinMode
+		ingressBurst ingressPolicy ingressRate ipMasq ipMasqBackend ipRanges ipam ips ipv6 isDefaultGateway isGateway keepAddressOnUplink
+		keeper lanGuard leaseDir logFile logLevel mac macspoofchk mode mtu name nameservers nonMasqueradeCIDRs option plugins
+		portIsolation portMappings preserveDefaultVlan priority promiscMode rangeEnd rangeStart ranges request resolvConf routes
+		search skipDefault stateDir subnet table timeout type uplink uplinkTimeout vlan vlanTrunk`)
+	switch conf := conf.(type) {
+	case []any:
+		for i := range conf {
+			conf[i] = shown(conf[i])
+		}
+	case map[string]any:
+		kind, is := conf["type"].(string)
+		foreign := is && !slices.Contains(append(cni.Names(), "tombolo", "host-local", "static", "dhcp"), filepath.Base(kind))
+		for key := range conf {
+			if conf[key] = shown(conf[key]); foreign && key != "type" || !slices.Contains(known, key) {
+				conf[key] = "(left out)"
+			}
+		}
+	}
+	return conf
+}

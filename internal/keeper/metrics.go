@@ -6,15 +6,19 @@ import (
 	"math"
 	"net/http"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
 	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/link"
+	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network"
 )
@@ -95,7 +99,7 @@ func newMetrics(cfg *Config) *metrics {
 	for _, kind := range []string{"dead", "firewall", "lease", "links", "read", "uplinks"} {
 		m.errors.WithLabelValues(kind) // 0 is told too
 	}
-	m.registry.MustRegister(collector(m.collectHosts), collector(m.collectCalls))
+	m.registry.MustRegister(collector(m.collectHosts), collector(m.collectCalls), collector(m.collectPods))
 	return m
 }
 
@@ -171,6 +175,54 @@ func (m *metrics) collectCalls(to chan<- prometheus.Metric) {
 		tell(to, "tombolo_pool_addresses", "Addresses that a network can give its pods.", prometheus.GaugeValue, float64(p.Size), labels)
 		tell(to, "tombolo_pool_reserved_addresses", "Those of them that are reserved.", prometheus.GaugeValue, float64(p.Reserved), labels)
 	}
+}
+
+// collectPods tells how much each pod has received and transmitted. The host's end of its link receives what the pod
+// transmits. The container is among the labels, since two of one pod may be there while one takes the other's place.
+func (m *metrics) collectPods(to chan<- prometheus.Metric) {
+	if m.state == nil {
+		return
+	}
+	counters, err := podCounters()
+	m.read(err)
+	networks, err := m.state.Networks()
+	m.read(err)
+	for _, name := range networks {
+		records, _, err := m.state.List(name)
+		m.read(err)
+		for _, r := range records {
+			if c, is := counters[r.HostIf]; is {
+				tellPod(to, r, &c)
+			}
+		}
+	}
+}
+
+// podCounters are those of the host's ends, by their names.
+func podCounters() (map[string]link.Counters, error) {
+	conn, err := nl.Dial(unix.NETLINK_ROUTE, nil)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	counters := map[string]link.Counters{}
+	err = link.Count(conn, "veth", func(l *link.Link) { counters[l.Name] = l.Counters })
+	return counters, err
+}
+
+func tellPod(to chan<- prometheus.Metric, r *state.Attachment, c *link.Counters) {
+	namespace, pod, is := strings.Cut(r.Pod, "/")
+	if !is {
+		namespace, pod = "", r.Pod
+	}
+	labels := prometheus.Labels{"namespace": namespace, "pod": pod, "container": r.ContainerID, "network": r.Network, "interface": r.IfName}
+	count := func(name, help string, value uint64) {
+		tell(to, name, help, prometheus.CounterValue, float64(value), labels)
+	}
+	count("tombolo_pod_receive_bytes_total", "Bytes that a pod has received at an interface.", c.TxBytes)
+	count("tombolo_pod_receive_packets_total", "Packets that a pod has received at an interface.", c.TxPackets)
+	count("tombolo_pod_transmit_bytes_total", "Bytes that a pod has transmitted at an interface.", c.RxBytes)
+	count("tombolo_pod_transmit_packets_total", "Packets that a pod has transmitted at an interface.", c.RxPackets)
 }
 
 // read is told what came of reading.

@@ -51,6 +51,12 @@ type Link struct {
 	IPv4, IPv6  Parameters
 	RouterFlags uint32     // IF_RA_*
 	Token       netip.Addr // how IPv6 addresses are to end; unspecified: it is left to the kernel
+	Counters    Counters   // only of Count
+}
+
+// Counters are what a link has received and transmitted, since it was made.
+type Counters struct {
+	RxPackets, TxPackets, RxBytes, TxBytes uint64
 }
 
 // Up says that the administrator set it up.
@@ -121,6 +127,11 @@ func (l *Link) attribute(ad *netlink.AttributeDecoder) error {
 		l.Alias = ad.String()
 	case unix.IFLA_GROUP:
 		l.Group = ad.Uint32()
+	case unix.IFLA_STATS64:
+		ad.Do(func(b []byte) error {
+			_, err := binary.Decode(b, binary.NativeEndian, &l.Counters)
+			return err
+		})
 	case unix.IFLA_LINKINFO:
 		within(ad, l.info, unix.IFLA_INFO_KIND, unix.IFLA_INFO_DATA, unix.IFLA_INFO_SLAVE_KIND, unix.IFLA_INFO_SLAVE_DATA)
 	case unix.IFLA_AF_SPEC:

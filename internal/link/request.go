@@ -99,13 +99,23 @@ func List(c *nl.Conn, op, kind string, master int, each func(*Link)) error {
 	if master != 0 {
 		r.Master = &master
 	}
+	return r.list(c, op, each)
+}
+
+// Count gives the names and counters of the links of a kind, by one list.
+func Count(c *nl.Conn, kind string, each func(*Link)) error {
+	r := Request{Kind: kind}
+	return r.list(c, "count packets", each, unix.IFLA_IFNAME, unix.IFLA_STATS64)
+}
+
+func (r *Request) list(c *nl.Conn, op string, each func(*Link), only ...uint16) error {
 	m, err := nl.Marshal(unix.RTM_GETLINK, 0, r.body().MarshalBinary, nil)
 	return c.List(op, m, err, func(m netlink.Message) error {
 		if m.Header.Type != unix.RTM_NEWLINK {
 			return nil
 		}
 		var l Link
-		err := l.Decode(m.Data)
+		err := l.Decode(m.Data, only...)
 		if err == nil {
 			each(&l)
 		}

@@ -29,6 +29,7 @@ type link struct {
 	Master string   `json:"master"`
 	MAC    string   `json:"address"`
 	Alias  string   `json:"ifalias"`
+	Group  string   `json:"group"`
 	Info   struct {
 		Kind string `json:"info_kind"`
 		Port struct {

@@ -1,10 +1,14 @@
 package cni
 
 import (
+	"fmt"
+	"net"
+	"net/netip"
 	"strings"
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 func TestTombolodTellsOfPoolsAndFailures(t *testing.T) {
@@ -38,4 +42,45 @@ func TestTombolodTellsOfPoolsAndFailures(t *testing.T) {
 	w.del(pods[0])
 	want(reserved4, 1)
 	want(`errors_total{kind="read"}`, 0)
+}
+
+func TestTombolodCountsWhatPodsReceiveAndTransmit(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	w := n.podnet(conf{"ipam": hostLocal(subnet4)})
+	pods := n.pods(2)
+	w.add(pods[0], arg("K8S_POD_NAMESPACE", "shop"), arg("K8S_POD_NAME", "web-0"))
+	to := netip.AddrPortFrom(ip4(w.add(pods[1])), 9)
+	must.Succeed(t, pods[1].Do(func() error {
+		l, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(to)) // else it answers by ICMP
+		if err == nil {
+			t.Cleanup(func() { l.Close() })
+		}
+		return err
+	}))
+	m := n.mind(t)
+	of := func(what, namespace, name string, p *pod) int {
+		return m.metric(fmt.Sprintf(`pod_%s_total{container=%q,interface="eth0",namespace=%q,network="podnet",pod=%q}`, what, p.id, namespace, name))
+	}
+	counters := func() (all [6]int) {
+		for i, what := range []string{"transmit_packets", "transmit_bytes", "receive_packets"} {
+			all[i] = of(what, "shop", "web-0", pods[0])
+		}
+		for i, what := range []string{"receive_packets", "receive_bytes", "transmit_packets"} {
+			all[3+i] = of(what, "", "", pods[1])
+		}
+		return all
+	}
+	before := counters()
+	s := newSender(t, pods[0].NS, to)
+	for range 100 {
+		must.Of(s.conn.Write(make([]byte, 1000))).Get(t)
+	}
+	for i, more := range counters() {
+		more -= before[i]
+		least := [...]int{100, 104200, 0}[i%3]
+		expect.That(t, least <= more && more <= least+least/20+5, "counter %d is %d more, want %d and a few", i, more, least)
+	}
+	w.del(pods[0])
+	expect.Equal(t, counters(), [6]int{3: counters()[3], 4: counters()[4], 5: counters()[5]}, "after a DEL")
 }

@@ -5,9 +5,8 @@ BIN      := bin
 PEERS    := $(CURDIR)/.cache/peers
 BUDGET   ?= 55m
 ROUNDS   ?= 80
-WHAT     ?= .
+WHAT     ?= .|Exec
 KINDNET  ?= kindnet
-PROFILED ?= 5000
 DESTDIR  ?=
 CNI_BIN  ?= /opt/cni/bin
 CNI_CONF ?= /etc/cni/net.d
@@ -56,25 +55,20 @@ lint: ## gofmt, vet, staticcheck
 	test/lint.sh
 
 # Standard error is the progress; the lines, which benchstat reads, are in .cache/bench.txt.
-bench: deps build peers ## what a pod costs, beside others, in ROUNDS (80); WHAT='Add|Step' is some of it (needs root)
-	@bench/build.sh $(PEERS) $(KINDNET)
+bench: deps build ## what a pod costs, beside others, in ROUNDS (80); WHAT=Exec/ipv4$ is some of it (needs root)
+	@GOEXPERIMENT=$(GOEXPERIMENT) bench/build.sh $(PEERS) $(KINDNET)
 	$(GO) test -c -o .cache/bench.test ./bench
 	cd bench && TOMBOLO_PEERS=$(PEERS) TOMBOLO_BIN=$(abspath $(BIN)) ../.cache/bench.test \
-		-progress $(BENCHFLAGS) -test.run '^$$' -test.timeout 1h -test.bench '$(value WHAT)' -test.benchtime $(ROUNDS)x >../.cache/bench.txt; \
+		-test.run '^$$' -test.timeout 1h -test.bench '$(value WHAT)' -test.benchtime $(ROUNDS)x >../.cache/bench.txt; \
 		status=$$?; grep -A 9 -e '^--- FAIL' ../.cache/bench.txt; cd report && $(GO) run . ../../.cache/bench.txt && exit $$status
 
-bench-report: bench ## the same, and docs/benchmarks.md, its plots and README's table of it (12 minutes)
+bench-report: bench ## the same, and docs/benchmarks.md, its plots and README's table of it (10 minutes)
 	cd bench/report && $(GO) run . -write ../.. ../../.cache/bench.txt
 
-profile: ## CPU and allocations of thousands of ADDs: .cache/profile-{cpu,alloc}.{txt,svg} (installs graphviz by apt, needs root)
-	@test/deps.sh dot graphviz
+profile: ## CPU and allocations of thousands of ADDs: .cache/{cpu,mem}.prof (needs root)
 	@mkdir -p .cache
-	$(GO) test ./bench -run '^$$' -bench Churn -benchtime $(PROFILED)x -cpuprofile .cache/cpu.prof -memprofile .cache/mem.prof -memprofilerate 8192 -o .cache/bench.test
-	cd .cache && $(GO) tool pprof -tagfocus bench=measured -top -cum -nodecount 80 bench.test cpu.prof >profile-cpu.txt
-	cd .cache && $(GO) tool pprof -tagfocus bench=measured -svg -output profile-cpu.svg bench.test cpu.prof
-	cd .cache && $(GO) tool pprof -sample_index alloc_objects -focus 'cni.*Plugin..Run' -top -cum -nodecount 80 bench.test mem.prof >profile-alloc.txt
-	cd .cache && $(GO) tool pprof -sample_index alloc_objects -focus 'cni.*Plugin..Run' -svg -output profile-alloc.svg bench.test mem.prof
-	@head -40 .cache/profile-cpu.txt
+	$(GO) test ./bench -run '^$$' -bench Add -cpuprofile .cache/cpu.prof -memprofile .cache/mem.prof -o .cache/bench.test
+	$(GO) tool pprof -top -cum -nodecount 40 -tagfocus verb=ADD .cache/cpu.prof
 
 install: build ## into a node's directories, by DESTDIR, PREFIX, CNI_BIN, CNI_CONF, SYSTEMD
 	install -D -m 0755 $(BIN)/tombolo-cni $(DESTDIR)$(CNI_BIN)/tombolo
@@ -109,7 +103,7 @@ deps: ## install what the tests need and this machine lacks (apt, root)
 	@test/deps.sh
 
 peers: ## the reference plugins and the floor program, for tests and bench
-	@bench/build.sh $(PEERS)
+	@GOEXPERIMENT=$(GOEXPERIMENT) bench/build.sh $(PEERS)
 
 clean: ## remove what was built
 	rm -rf bin dist .cache

@@ -69,13 +69,10 @@ func tombolo() contender { return contender{name: "tombolo", call: byRuntime, pl
 // inProcess is all of the plugin but for its process: the configuration, the records, the
 // locks, the sockets. What composes an ADD is called here and nowhere else.
 func inProcess() contender {
-	return contender{name: "tombolo-in-process", plugins: ours, call: func(n *node, verb string, p *pod) (cost, error) {
-		return n.stepped(verb, p, nil)
-	}}
+	return contender{name: "tombolo-in-process", plugins: ours, call: here}
 }
 
-// stepped is a call in process, which says when each step of an ADD is done.
-func (n *node) stepped(verb string, p *pod, after func(step string) error) (cost, error) {
+func here(n *node, verb string, p *pod) (cost, error) {
 	conf := maps.Clone(n.plugins(n, p)[0])
 	maps.Copy(conf, object{"cniVersion": cniVersion, "name": networkName, "runtimeConfig": n.feature.asked(p.number)})
 	if verb != "ADD" && p.result != nil {
@@ -88,7 +85,7 @@ func (n *node) stepped(verb string, p *pod, after func(step string) error) (cost
 	env := map[string]string{"CNI_COMMAND": verb, "CNI_CONTAINERID": p.id(), "CNI_NETNS": p.path(), "CNI_IFNAME": podIfname}
 	var out bytes.Buffer
 	plugin := cni.Plugin{
-		Getenv: func(name string) string { return env[name] }, Stdin: bytes.NewReader(stdin), Stdout: &out, After: after,
+		Getenv: func(name string) string { return env[name] }, Stdin: bytes.NewReader(stdin), Stdout: &out, After: n.after,
 		DialBridge: func() (*bridge.Conn, error) { return bridge.Dial(nil) }, DialNFT: nft.Dial,
 	}
 	var c cost

@@ -2,7 +2,6 @@ package bench
 
 import (
 	"bytes"
-	"flag"
 	"fmt"
 	"io"
 	"net/netip"
@@ -11,21 +10,20 @@ import (
 	"time"
 )
 
-var leasePods = flag.Int("leases", 1000, "the `pods` of BenchmarkLeases, 1022 at most")
-
 // What keeping leases costs is measured on some that are renewed every minute. The
 // measurement ends when so many renewals have been counted of every pod.
 const (
+	leasePods    = 1000
 	renewalsEach = 0.5
 	leaseWorkers = 8               // that add pods at once: an ADD waits more than it works
 	renewalsIn   = 5 * time.Minute // all of them, since two of a lease are a minute apart
 )
 
-// BenchmarkLeases measures what keeps the leases of a node's pods, one contender after the
+// leases measures what keeps the leases of a node's pods, one contender after the
 // other: the CPU time of a renewal (ns/op), with all else that it does meanwhile, and what
 // it takes up.
-func BenchmarkLeases(b *testing.B) {
-	skipHeavy(b, "three minutes, most of which it waits for renewals")
+func leases(b *testing.B) {
+	skipLong(b)
 	needDHCP(b)
 	for _, c := range []contender{tombolo(), referencePlugin()} {
 		if why := c.missing(); why != "" {
@@ -35,11 +33,11 @@ func BenchmarkLeases(b *testing.B) {
 		f := dhcp("leases", false)
 		f.renewed = true
 		r := &renewals{node: newNode(b, c, f), acked: map[netip.Addr]time.Time{}}
-		r.pods = r.node.fill(b, nil, *leasePods, leaseWorkers)
+		r.pods = r.node.fill(b, nil, leasePods, leaseWorkers)
 		if err := r.watch(); err != nil {
 			b.Fatal(r.node.explain(err))
 		}
-		b.Run("keeper="+c.name, func(b *testing.B) {
+		b.Run("contender="+c.name, func(b *testing.B) {
 			standInLine(b, r.count)
 			if err := r.report(b); err != nil {
 				b.Fatal(r.node.explain(err))
@@ -163,10 +161,6 @@ func (r *renewals) report(b *testing.B) error {
 	err := r.node.ping(r.pods[len(r.pods)-1])
 	for what, value := range r.figures {
 		b.ReportMetric(value, what)
-	}
-	if r.node.name == "tombolo" {
-		limit{"leases", "tombolo", "memory-MiB", 40}.check(b, interval{value: r.figures["memory-MiB"]})
-		limit{"leases", "tombolo", "CPU of a renewal, in ns", 18e6}.check(b, interval{value: r.figures["ns/op"]})
 	}
 	return err
 }

@@ -21,19 +21,13 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
-var (
-	gated    = flag.Bool("gate", false, "fail where a figure is beyond its limit")
-	heavy    = flag.Bool("heavy", false, "measure what takes minutes too, a single round of it with -benchtime 1x")
-	progress = flag.Bool("progress", false, "say on standard error how far a benchmark has come")
-)
-
-// usualRounds stands for testing's default of a second, of which an operation of two
+// usualRounds of plugins that are executed stand for testing's default of a second, of which an operation of two
 // milliseconds, with a DEL of twenty after it, would make ten.
-const usualRounds = "100x"
+const usualRounds = "80x"
 
 func TestMain(m *testing.M) {
 	flag.Parse()
-	if f := flag.Lookup("test.benchtime"); f.Value.String() == f.DefValue {
+	if f := flag.Lookup("test.benchtime"); executes() && f.Value.String() == f.DefValue {
 		if err := f.Value.Set(usualRounds); err != nil {
 			panic(err)
 		}
@@ -44,6 +38,9 @@ func TestMain(m *testing.M) {
 	nstest.Main(m)
 }
 
+// executes says that BenchmarkExec is named, and not only matched as all others are.
+func executes() bool { return strings.Contains(flag.Lookup("test.bench").Value.String(), "Exec") }
+
 // once says that every benchmark is to run a single time, to see that it works.
 func once() bool { return flag.Lookup("test.benchtime").Value.String() == "1x" }
 
@@ -53,11 +50,11 @@ func standInLine(b *testing.B, rounds int) {
 	b.N = rounds //lint:ignore SA3001 the time of a round is reported by us, not computed from it
 }
 
-// skipHeavy skips what takes minutes where every benchmark runs once.
-func skipHeavy(b *testing.B, takes string) {
+// skipLong skips what takes a minute and more where every benchmark runs once.
+func skipLong(b *testing.B) {
 	b.Helper()
-	if once() && !*heavy {
-		b.Skipf("it takes %s: -heavy runs it with -benchtime 1x", takes)
+	if once() {
+		b.Skip("it takes minutes: any other -benchtime runs it")
 	}
 }
 
@@ -85,11 +82,9 @@ func describeMachine() {
 	}
 }
 
-// say writes a line of progress, where that is wanted.
+// say writes a line of progress.
 func say(format string, args ...any) {
-	if *progress {
-		fmt.Fprintf(os.Stderr, "%s  "+format+"\n", append([]any{time.Now().Format(time.TimeOnly)}, args...)...)
-	}
+	fmt.Fprintf(os.Stderr, "%s  "+format+"\n", append([]any{time.Now().Format(time.TimeOnly)}, args...)...)
 }
 
 // spoken is how often say is called within a benchmark.

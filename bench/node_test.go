@@ -63,6 +63,8 @@ type node struct {
 	linked  []string     // the node's links, between two pods
 	gauge   bool         // what is executed is measured by its memory
 	syncs   int          // of kube-proxy there
+
+	after func(step string) error // of an ADD in process
 }
 
 // pod is a namespace, and what a runtime keeps about it.

@@ -2,12 +2,10 @@ package bench
 
 import (
 	"bytes"
-	"context"
 	"crypto/sha256"
 	"encoding/base32"
 	"fmt"
 	"math/rand/v2"
-	"net/netip"
 	"os/exec"
 	"regexp"
 	"slices"
@@ -15,7 +13,6 @@ import (
 	"time"
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
-	"github.com/tombolo-cni/tombolo/nft"
 )
 
 // proxied is what kube-proxy does on a node, in its mode iptables. Empty: it is not there.
@@ -229,46 +226,13 @@ func withoutProxy(ruleset string) string {
 	return regexp.MustCompile(`(?s)\tchain KUBE-.*?\n\t}\n`).ReplaceAllString(ruleset, "")
 }
 
-// element is a program that embeds package nft, and holds a connection: a transaction of one element, which is the
-// kernel's work.
-func element(tb testing.TB) contender {
-	var conn *nft.Conn
-	tb.Cleanup(func() { conn.Close() })
-	ctx := context.Background()
-	network := nft.Network{Name: networkName, Bridge: floorBridge, Prefixes: subnets(false)}
-	return contender{name: "element", idle: true, call: func(n *node, verb string, p *pod) (cost, error) {
-		if conn == nil {
-			var err error
-			if conn, err = nft.Dial(&nft.Config{NetNS: n.host}); err == nil {
-				_, err = conn.Ensure(ctx, network)
-			}
-			if err != nil {
-				return cost{}, err
-			}
-		}
-		p.result = n.fixedResult(p)
-		address := podAddress(subnets(false)[0], p.number).Addr()
-		pod := nft.Endpoint{Owner: "0123456789a", Network: networkName, Bridge: floorBridge, Addrs: []netip.Addr{address}}
-		var err error
-		start := time.Now()
-		if verb == "DEL" {
-			err = conn.Remove(ctx, pod)
-		} else {
-			err = conn.Add(ctx, pod)
-		}
-		return cost{wall: time.Since(start)}, err
-	}}
-}
-
-// besideServices are the plugin on nodes with kube-proxy and without, and what the kernel has a part in: a
-// transaction, and a program that begins after others have used the caches.
-func besideServices(tb testing.TB) []contender {
-	beside := func(c contender, how proxied) contender {
+// besideServices are the plugin on nodes with kube-proxy and without.
+func besideServices() []contender {
+	list := []contender{tombolo()}
+	for _, how := range []proxied{unchanged, changed, changing} {
+		c := tombolo()
 		c.name, c.proxy = c.name+"-"+string(how), how
-		return c
+		list = append(list, c)
 	}
-	return []contender{
-		tombolo(), beside(tombolo(), unchanged), beside(tombolo(), changed), beside(tombolo(), changing),
-		element(tb), beside(element(tb), changed), empty(), beside(empty(), changed),
-	}
+	return list
 }

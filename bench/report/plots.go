@@ -72,10 +72,12 @@ func (r *results) adds(scenario string, contenders ...string) (names []string, v
 	return names, values
 }
 
+// steps are those of an ADD, by the names that it logs.
 func (r *results) steps() (names []string, values []float64) {
-	for _, step := range r.under("Step/step=") {
-		v, _ := r.get("Step/step="+step, "ns/op")
-		names, values = append(names, step), append(values, v/1e6)
+	for _, step := range []string{"open", "record", "ipam", "network", "link", "bandwidth", "firewall", "commit"} {
+		if v, ok := r.get("Add/feature=everything", step+"-ns"); ok {
+			names, values = append(names, step), append(values, v/1e6)
+		}
 	}
 	return names, values
 }

@@ -72,7 +72,7 @@ func (r *results) get(name, unit string) (float64, bool) {
 
 // compared is the name of a contender's line in a scenario.
 func compared(scenario, contender string) string {
-	return "Compare/scenario=" + scenario + "/contender=" + contender
+	return "Exec/scenario=" + scenario + "/contender=" + contender
 }
 
 // under lists the names that begin with a benchmark's, less that beginning.

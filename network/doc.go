@@ -16,7 +16,7 @@
 // It composes the other packages, and adds what they leave to their caller: the records in the
 // state directory, the locks, and whose things are whose. So a kill at any moment leaves
 // nothing that nobody can name, and many calls may run at once, in as many processes. The
-// project's docs/architecture.md tells how; the CNI plugin tombolo is built on this package,
+// project's docs/dev/architecture.md tells how; the CNI plugin tombolo is built on this package,
 // and works beside other programs that are, if they share the state directory.
 //
 // # Needs

@@ -101,7 +101,7 @@ func arrived(ctx context.Context, a *state.Attachment, path string) (cookie uint
 	}
 	leads := a.IPAMType == endpoint.Leased || slices.ContainsFunc(a.Routes, func(r route.Route) bool { return isDefault(&r) })
 	led := !leads || time.Since(a.Created) > settles
-	err = route.On(conn).Walk(ctx, route.Filter{Table: route.TableMain}, func(r route.Route) { led = led || isDefault(&r) })
+	err = route.On(conn).Walk(ctx, route.Filter{Table: unix.RT_TABLE_MAIN}, func(r route.Route) { led = led || isDefault(&r) })
 	if err != nil || !l.Up() || !led {
 		return 0, cmp.Or(err, fail.Errorf(ErrTryAgain, "interface %s is not in %s yet, with what it is to have", a.IfName, pod))
 	}

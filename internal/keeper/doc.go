@@ -3,7 +3,7 @@
 // packages lease and state, and so it may start before or after the plugin, be killed
 // and be upgraded at any time: it takes up each where it stands.
 //
-// The project's docs/architecture.md has the loop, and what else it looks after: uplinks, the firewall, links, and pods
+// The project's docs/dev/architecture.md has the loop, and what else it looks after: uplinks, the firewall, links, and pods
 // that died without a DEL. An idle lease is some hundred bytes: no goroutine, thread or descriptor.
 //
 // A lease whose pod is gone is released from the host's bridge with the pod's MAC address; one of a client that is

@@ -118,7 +118,8 @@ func notRun() map[string]string {
 		"docs/embedding.md: go get github.com/tombolo-cni/tombolo@latest":               "it asks the Internet for the module; test/embed uses the module as another would",
 		"docs/lan.md: podman network create -d tombolo -o mode=lan -o uplink=eth0 home": "test/podman/run.sh runs it, in a Debian 13",
 		"docs/lan.md: systemctl stop tombolod":                                          "test/docker runs it, with a dockerd",
-		"docs/getting-started.md: podman network create -d tombolo pods":                "likewise",
+		"docs/getting-started.md: systemctl stop tombolod":                              "likewise",
+		"docs/getting-started.md: podman network create -d tombolo pods":                "test/podman/run.sh runs it",
 	}
 }
 

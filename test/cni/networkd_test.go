@@ -15,7 +15,7 @@ import (
 const networkd = "/lib/systemd/systemd-networkd"
 
 // What docs/lan.md says of systemd-networkd: without the files a restart takes the NIC off the
-// bridge and configures it anew; with them it touches neither.
+// bridge and configures it anew; with them it touches neither; by others it makes the bridge itself.
 func TestNetworkdLeavesATakenNICAloneByTheFilesInTheDocs(t *testing.T) {
 	t.Parallel()
 	if _, err := os.Stat(networkd); err != nil {
@@ -24,24 +24,26 @@ func TestNetworkdLeavesATakenNICAloneByTheFilesInTheDocs(t *testing.T) {
 		}
 		t.Fatalf("needs systemd-networkd (package systemd): %v", err)
 	}
-	var files string
+	files := map[bool]string{} // by whether they make the bridge
 	for _, b := range docBlocks(t) {
-		if b.page == "docs/lan.md" && strings.Contains(b.text, "/run/systemd/network/") {
-			files = b.text
+		if b.page == "docs/lan.md" && strings.Contains(b.text, "/systemd/network/") {
+			files[strings.Contains(b.text, "Kind=bridge")] = b.text
 		}
 	}
-	must.That(t, files != "", "docs/lan.md has no file below /run/systemd/network")
+	must.That(t, len(files) == 2, "docs/lan.md has not two blocks of files below systemd/network")
+	const take = `"$TOMBOLO" uplink take eth0 br0`
 	for _, tt := range []struct {
-		name, files, until, want string
+		name, first, files, until, want string
 	}{
-		{"without the files", "", "ip -4 -o address show dev eth0 | grep -q 192.168.50.10", "off the bridge"},
-		{"with the files", files, "true", "on the bridge"},
+		{"without the files", take, "", "ip -4 -o address show dev eth0 | grep -q 192.168.50.10", "off the bridge"},
+		{"with the files", take, files[false], "true", "on the bridge"},
+		{"a bridge of the system's, after a boot", "ip address flush dev eth0", strings.Replace(files[true], "DHCP=yes", "Address=192.168.50.10/24", 1), "has br0 192.168.50.10", "on the bridge"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			nstest.Need(t, "unshare")
 			n := newNode(t)
-			script := fmt.Sprintf(networkdScript, tt.files, tt.until)
+			script := fmt.Sprintf(networkdScript, tt.first, tt.files, tt.until)
 			environ := append(os.Environ(), "TOMBOLO="+command(), "NETWORKD="+networkd)
 			o, err := n.exec(context.Background(), "/usr/bin/unshare", nil, environ,
 				"--mount", "--pid", "--fork", "--mount-proc", "--kill-child", "bash", "-c", script)
@@ -77,7 +79,7 @@ begin() {
 }
 begin
 until has eth0 192.168.50.10; do sleep 0.05; done
-"$TOMBOLO" uplink take eth0 br0
+%s
 to=/dev/null
 while read -r line; do
 	case $line in

@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -183,7 +184,7 @@ func allowedBy(list string, parameters map[string]string) error {
 			if pattern == "" {
 				continue
 			}
-			ok, err := matchesPattern(pattern, key)
+			ok, err := regexp.MatchString(pattern, key)
 			if err != nil {
 				return newError(codeInvalidConfig, "%s: %v", allowlistFile, err)
 			}

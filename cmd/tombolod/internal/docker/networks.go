@@ -134,7 +134,7 @@ func (d *Driver) refuseName(ctx context.Context, id, name string) error {
 		case other == id:
 			return nil // Docker asks again
 		default:
-			return fmt.Errorf("option name=%s: Docker's network %.12s has that name: take another; or, if `docker network ls` does not show it, since it was removed while tombolod was stopped, delete %s and run `tombolo remove %s`", name, other, d.path(other), name)
+			return fmt.Errorf("option name=%s: Docker's network %.12s has that name: take another; or, if `docker network ls` does not show it, since it was removed while tombolod was stopped, delete %s and, if it has had a container, run `tombolo remove %s`", name, other, d.path(other), name)
 		}
 	}
 	if slices.Contains(names, name) {

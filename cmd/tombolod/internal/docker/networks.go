@@ -37,8 +37,8 @@ func (d *Driver) createNetwork(ctx context.Context, r *request) (*answer, error)
 	if err == nil {
 		_, err = d.own(n).Call("STATUS", nil)
 	}
-	data, jsonErr := json.Marshal(n)
-	if err = errors.Join(err, jsonErr); err == nil {
+	data, _ := json.Marshal(n) // texts alone
+	if err == nil {
 		err = os.MkdirAll(d.networks, 0o700)
 	}
 	if err == nil {

@@ -170,10 +170,7 @@ func TestAContainerIsAttachedAndDetached(t *testing.T) {
 	expect.That(t, status == 1 && strings.Contains(said, "setup reads a container's attachment as JSON"), "%d: %s", status, said)
 }
 
-func TestInfo(t *testing.T) {
-	t.Parallel()
-	status, said := call(t, nstest.New(t), "", "info")
-	expect.That(t, status == 0 && strings.HasPrefix(said, `{"api_version":"1.0.0","version":"`), "%d: %s", status, said)
+func TestOtherArgumentsAreNoCall(t *testing.T) {
 	for _, args := range [][]string{nil, {"ls"}, {"Create"}} {
 		_, called := Run(args, nil, nil)
 		expect.That(t, !called, "%q is a call", args)

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"net"
 	"net/http"
 	"os"
@@ -45,9 +44,6 @@ func (p *program) serveDocker(ctx context.Context, o *options, cfg *docker.Confi
 func (p *program) dockerListener(path string) (net.Listener, error) {
 	if path == "" {
 		return p.handed()
-	}
-	if err := makeRoom(path); err != nil {
-		return nil, fmt.Errorf("serve Docker at %s: %w", path, err)
 	}
 	l, err := listen("unix", path)
 	if u, ok := l.(*net.UnixListener); ok {

@@ -48,14 +48,9 @@ func serve(where string, handler http.Handler) (*server, error) {
 	if err != nil || network == "" {
 		return nil, err
 	}
-	if network == "unix" {
-		if err := makeRoom(address); err != nil {
-			return nil, fmt.Errorf("serve metrics at %s: %w", where, err)
-		}
-	}
 	l, err := listen(network, address)
 	if err != nil {
-		return nil, fmt.Errorf("serve metrics: %w", err)
+		return nil, fmt.Errorf("serve metrics at %s: %w", where, err)
 	}
 	s := &server{
 		http: &http.Server{Handler: handler, ReadTimeout: 5 * time.Second, WriteTimeout: 10 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 8 << 10},
@@ -73,6 +68,9 @@ func serve(where string, handler http.Handler) (*server, error) {
 func listen(network, address string) (net.Listener, error) {
 	var cfg net.ListenConfig
 	if network == "unix" {
+		if err := makeRoom(address); err != nil {
+			return nil, err
+		}
 		cfg.Control = func(_, _ string, c syscall.RawConn) error {
 			var chmod error
 			err := c.Control(func(fd uintptr) { chmod = syscall.Fchmod(int(fd), 0o600) })

@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
-	"os"
 	"slices"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -70,10 +69,7 @@ func (n *Network) Call(verb string, c *Container) (*current.Result, error) {
 	var stdout bytes.Buffer
 	plugin := &cni.Plugin{
 		Getenv: c.environment(verb), Stdin: bytes.NewReader(stdin), Stdout: &stdout, Name: pluginName,
-		Exit: func(status int) {
-			fmt.Fprint(os.Stderr, &stdout)
-			os.Exit(status)
-		},
+		Exit: func(int) { panic(stdout.String()) }, // nothing else ends what hangs
 	}
 	if plugin.Run() != 0 {
 		failure := new(types.Error)

@@ -92,7 +92,7 @@ func TestNetavarksCallEndsWithItsDeadlineToo(t *testing.T) {
 	var said strings.Builder
 	cmd.Stderr = &said
 	err := newNode(t).ns.Do(cmd.Run)
-	expect.That(t, cmd.ProcessState.ExitCode() == 1 && strings.Contains(said.String(), "hung past its deadline"), "%v: %s", err, &said)
+	expect.That(t, cmd.ProcessState.ExitCode() == 2 && strings.Contains(said.String(), "hung past its deadline"), "%v: %s", err, &said)
 }
 
 // TestWhatIsNoFileIsNotWaitedFor has a FIFO, and what else is no file of ours, in the place

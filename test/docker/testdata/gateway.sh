@@ -34,4 +34,15 @@ refused 'Docker gives a container one address' docker network create -d tombolo 
 refused 'name --ipam-driver null' docker network create -d tombolo -o mode=lan -o uplink=eth0 x
 refused '--internal' docker network create -d tombolo -o mode=lan -o uplink=eth0 --ipam-driver null --internal x
 refused 'eth7' docker network create -d tombolo -o mode=lan -o uplink=eth7 --ipam-driver null x
+# A network that was deleted without tombolod keeps its name, until what the error advises is done.
+run last --network same1
+docker rm -f last >/dev/null
+stop $TOMBOLOD
+docker network rm same1 >/dev/null
+tombolod
+said=$(docker network create -d tombolo -o name=same --subnet 10.5.0.0/24 same2 2>&1 || true)
+rm "$(grep -oE '/[^ ]+\.json' <<<"$said")"
+eval "$(grep -oE 'tombolo remove [a-z]+' <<<"$said")"
+docker network create -d tombolo -o name=same --subnet 10.5.0.0/24 same2 >/dev/null
+run last --network same2
 clean

@@ -2,6 +2,7 @@ router --dhcp-range=192.168.50.100,192.168.50.200,2m --dhcp-option=option:classl
 tombolod; dockerd; lan
 # A machine of the LAN.
 run web --cap-add NET_ADMIN --network lan -p 8080:80 -p '[::]:8081:80'
+holds within '1 attachment' # also while Docker sets it up
 web=$(ip_of web)
 same "$web" "$(leased)"
 same web "$(page "$web")"

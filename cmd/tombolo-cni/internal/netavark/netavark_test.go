@@ -170,10 +170,7 @@ func TestAContainerIsAttachedAndDetached(t *testing.T) {
 	expect.That(t, status == 1 && strings.Contains(said, "setup reads a container's attachment as JSON"), "%d: %s", status, said)
 }
 
-func TestInfo(t *testing.T) {
-	t.Parallel()
-	status, said := call(t, nstest.New(t), "", "info")
-	expect.That(t, status == 0 && strings.HasPrefix(said, `{"api_version":"1.0.0","version":"`), "%d: %s", status, said)
+func TestOtherArgumentsAreNoCall(t *testing.T) {
 	for _, args := range [][]string{nil, {"ls"}, {"Create"}} {
 		_, called := Run(args, nil, nil)
 		expect.That(t, !called, "%q is a call", args)
@@ -188,9 +185,6 @@ func TestPodmanWithoutRootIsRefused(t *testing.T) {
 
 // FuzzNetwork holds that what create completes is complete, and stays as it is when it is completed again.
 func FuzzNetwork(f *testing.F) {
-	for _, n := range networks() {
-		f.Add([]byte(n[1]))
-	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		n := new(network)
 		if json.Unmarshal(data, n) != nil || n.complete() != nil {
@@ -212,8 +206,6 @@ func FuzzNetwork(f *testing.F) {
 }
 
 func FuzzAttachment(f *testing.F) {
-	f.Add(fmt.Appendf(nil, attached, `[{"container_port": 80, "host_port": 65535, "protocol": "tcp,udp", "range": 65535}]`, "", `[{"subnet": "10.1.0.0/24"}]`, `["10.1.0.7"]`, `"x"`))
-	f.Add(fmt.Appendf(nil, attached, `null`, `"mode": "lan", "ipam.timeout": "5s"`, `null`, `["::ffff:10.1.0.7"]`, `null`))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		a := new(attachment)
 		if json.Unmarshal(data, a) != nil || len(a.Ports) > 10 {

@@ -116,7 +116,7 @@ func TestAnEndpointsLife(t *testing.T) {
 	reports := n.check()
 	expect.That(t, len(reports) == 1 && reports[0].Path == path && len(reports[0].Differences) == 0, "found %+v", reports)
 
-	n.asks("ProgramExternalConnectivity", about(`"Options":{"com.docker.network.portmap":[{"Proto":6,"Port":80,"HostIP":"0.0.0.0","HostPort":8080,"HostPortEnd":8080},{"Proto":6,"Port":80,"HostIP":"::","HostPort":8080,"HostPortEnd":8080}]}`))
+	n.asks("ProgramExternalConnectivity", about(`,"Options":{"com.docker.network.portmap":[{"Proto":6,"Port":80,"HostIP":"0.0.0.0","HostPort":8080,"HostPortEnd":8080},{"Proto":6,"Port":80,"HostIP":"::","HostPort":8080,"HostPortEnd":8080}]}`))
 	expect.Equal(t, len(n.check()[0].Ports), 1)
 	n.asks("RevokeExternalConnectivity", about(""))
 	expect.Equal(t, len(n.check()[0].Ports), 0)
@@ -128,9 +128,6 @@ func TestAnEndpointsLife(t *testing.T) {
 
 // about is a request about the network and the endpoint.
 func about(more string) string {
-	if more != "" {
-		more = "," + more
-	}
 	return fmt.Sprintf(`{"NetworkID":%q,"EndpointID":%q%s}`, networkID, endpointID, more)
 }
 
@@ -178,7 +175,7 @@ func TestAnEndpointThatIsInNoContainerGoes(t *testing.T) {
 
 	n.asks("CreateEndpoint", createEndpoint(""))
 	box := nstest.New(t)
-	n.asks("Join", about(fmt.Sprintf(`"SandboxKey":%q`, nstest.Path(t, box))))
+	n.asks("Join", about(fmt.Sprintf(`,"SandboxKey":%q`, nstest.Path(t, box))))
 	into := func() { nstest.Run(t, n.ns, "ip", "link", "set", id.srcName(), "netns", nstest.Path(t, box)) }
 	back := func() { nstest.Run(t, box, "ip", "link", "set", id.srcName(), "netns", nstest.Path(t, n.ns)) }
 	into()
@@ -229,7 +226,7 @@ func TestARestartFollowsWhatAnEarlierDriverHadJoin(t *testing.T) {
 	n.asks("CreateEndpoint", createEndpoint(""))
 	expect.Equal(t, n.check()[0].Path, "", "the path of a namespace while there is none")
 	box := nstest.New(t)
-	n.asks("Join", about(fmt.Sprintf(`"SandboxKey":%q`, nstest.Path(t, box))))
+	n.asks("Join", about(fmt.Sprintf(`,"SandboxKey":%q`, nstest.Path(t, box))))
 	n.end()
 	n.restart()
 	nstest.Run(t, n.ns, "ip", "link", "set", id.srcName(), "netns", nstest.Path(t, box))
@@ -270,8 +267,8 @@ func TestDockerIsToldWhatCannotBe(t *testing.T) {
 		{"CreateEndpoint", another(`,"Options":{"tombolo.name":"../x"}`), `"../x": it takes up to 63 letters`},
 		{"CreateEndpoint", another(`,"Options":{"tombolo.name":""}`), "it takes up to 63 letters"},
 		{"Join", fmt.Sprintf(`{"NetworkID":%q,"EndpointID":%q}`, networkID, other), "restart the container"},
-		{"ProgramExternalConnectivity", about(`"Options":{"com.docker.network.portmap":[{"Proto":6,"Port":80}]}`), "name the one port"},
-		{"ProgramExternalConnectivity", about(`"Options":{"com.docker.network.portmap":[{"Proto":6,"Port":80,"HostPort":80,"HostIP":"x"}]}`), "x"},
+		{"ProgramExternalConnectivity", about(`,"Options":{"com.docker.network.portmap":[{"Proto":6,"Port":80}]}`), "name the one port"},
+		{"ProgramExternalConnectivity", about(`,"Options":{"com.docker.network.portmap":[{"Proto":6,"Port":80,"HostPort":80,"HostIP":"x"}]}`), "x"},
 	} {
 		a := n.ask("NetworkDriver."+tt.method, tt.body)
 		expect.That(t, strings.Contains(a.Err, tt.want), "%s of %s: %q, want %q", tt.method, tt.body, a.Err, tt.want)

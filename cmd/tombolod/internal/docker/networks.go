@@ -37,8 +37,8 @@ func (d *Driver) createNetwork(ctx context.Context, r *request) (*answer, error)
 	if err == nil {
 		_, err = d.own(n).Call("STATUS", nil)
 	}
-	data, jsonErr := json.Marshal(n)
-	if err = errors.Join(err, jsonErr); err == nil {
+	data, _ := json.Marshal(n) // texts alone
+	if err == nil {
 		err = os.MkdirAll(d.networks, 0o700)
 	}
 	if err == nil {
@@ -134,7 +134,7 @@ func (d *Driver) refuseName(ctx context.Context, id, name string) error {
 		case other == id:
 			return nil // Docker asks again
 		default:
-			return fmt.Errorf("option name=%s: Docker's network %.12s has that name: take another; or, if `docker network ls` does not show it, since it was removed while tombolod was stopped, delete %s and run `tombolo remove %s`", name, other, d.path(other), name)
+			return fmt.Errorf("option name=%s: Docker's network %.12s has that name: take another; or, if `docker network ls` does not show it, since it was removed while tombolod was stopped, delete %s and, if it has had a container, run `tombolo remove %s`", name, other, d.path(other), name)
 		}
 	}
 	if slices.Contains(names, name) {

@@ -153,14 +153,14 @@ func (r *runner) next(ctx context.Context, limit time.Time) (Output, error) {
 			return Output{}, ErrTimeout
 		}
 		if wake := r.session.wake; !wake.IsZero() && !now.Before(wake) {
-			return r.step(ctx, Event{})
+			return r.step(ctx, nil)
 		}
 		p, err := r.wait(ctx, now, trace.Earlier(limit, r.session.wake))
 		if err != nil {
 			return Output{}, err
 		}
 		if p != nil {
-			return r.step(ctx, Event{Packet: p})
+			return r.step(ctx, p)
 		}
 	}
 }
@@ -183,7 +183,7 @@ func (r *runner) wait(ctx context.Context, now, until time.Time) (*Packet, error
 }
 
 // step takes a step and sends what there is to send.
-func (r *runner) step(ctx context.Context, e Event) (Output, error) {
+func (r *runner) step(ctx context.Context, e *Packet) (Output, error) {
 	var out Output
 	r.session, out = r.machine.Step(r.session, r.cfg.clock.Now(), e)
 	err := r.send(ctx, out.Send)

@@ -62,7 +62,7 @@ func TestProbingToInit(t *testing.T) {
 	} {
 		b := startsProbing(t)
 		b.tick()
-		b.step(Event{Packet: &Packet{ARP: &a}})
+		b.step(&Packet{ARP: &a})
 		b.want(initial)
 		b.wantSent(dhcpv4.MessageTypeDecline)
 		broadcasts(t, b)
@@ -88,7 +88,7 @@ func TestProbingGoesOn(t *testing.T) {
 	} {
 		b := startsProbing(t)
 		b.tick()
-		b.step(Event{Packet: &Packet{ARP: &a}})
+		b.step(&Packet{ARP: &a})
 		if b.s.State() != probing || b.out.Send != nil {
 			t.Errorf("%s: %s, sent %v", name, b.s.State(), b.out.Send)
 		}
@@ -108,7 +108,7 @@ func TestProbingOfALeaseThatEndsMeanwhile(t *testing.T) {
 func TestARPIsNoBusinessOfOtherStates(t *testing.T) {
 	t.Parallel()
 	b := newBench(t).bound()
-	b.step(Event{Packet: &Packet{ARP: &ARP{SenderMAC: otherMAC(), SenderIP: addr(clientIP), TargetIP: addr(clientIP)}}})
+	b.step(&Packet{ARP: &ARP{SenderMAC: otherMAC(), SenderIP: addr(clientIP), TargetIP: addr(clientIP)}})
 	b.want(Bound)
 	b.wantNothingSent()
 }

@@ -31,7 +31,7 @@ func ExampleMachine_Step() {
 	// The server is gone: nothing but the time is told to the session.
 	for state := session.State(); session.Lease() != nil; {
 		var out dhcpc.Output
-		session, out = machine.Step(session, session.Wake(), dhcpc.Event{})
+		session, out = machine.Step(session, session.Wake(), nil)
 		if session.State() != state {
 			fmt.Println(session.State(), "sends to", out.Send.Dst.Addr())
 		}

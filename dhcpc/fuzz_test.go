@@ -30,7 +30,7 @@ func FuzzAnswer(f *testing.F) {
 			p := &Packet{Payload: ours(payload, b.sent), SrcMAC: serverMAC()}
 			for _, c := range [][]byte{payload, p.Payload} {
 				p.Payload = bytes.Clone(c)
-				b.step(Event{Packet: p})
+				b.step(p)
 				must.That(t, bytes.Equal(p.Payload, c), "changed what it was given")
 			}
 			l := b.out.Bound

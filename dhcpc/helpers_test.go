@@ -63,7 +63,7 @@ func newBench(t testing.TB, change ...func(*Config)) *bench {
 	return b
 }
 
-func (b *bench) step(e Event) {
+func (b *bench) step(e *Packet) {
 	b.t.Helper()
 	b.s, b.out = b.m.Step(b.s, b.now, e)
 	if p := b.out.Send; p != nil && p.ARP == nil {
@@ -80,13 +80,13 @@ func (b *bench) tick() {
 	if b.s.Wake().After(b.now) {
 		b.now = b.s.Wake()
 	}
-	b.step(Event{})
+	b.step(nil)
 }
 
 func (b *bench) at(t time.Time) {
 	b.t.Helper()
 	b.now = t
-	b.step(Event{})
+	b.step(nil)
 }
 
 func (b *bench) want(state State) {
@@ -139,14 +139,14 @@ func answer(to *dhcpv4.DHCPv4, kind dhcpv4.MessageType, changes ...change) *Pack
 		source = netip.AddrFrom4([4]byte(v))
 	}
 	return &Packet{
-		Src: netip.AddrPortFrom(source, ServerPort), Dst: netip.AddrPortFrom(addr("255.255.255.255"), ClientPort),
+		Src: netip.AddrPortFrom(source, dhcpv4.ServerPort), Dst: netip.AddrPortFrom(addr("255.255.255.255"), dhcpv4.ClientPort),
 		SrcMAC: serverMAC(), Payload: d.ToBytes(),
 	}
 }
 
 func (b *bench) hear(kind dhcpv4.MessageType, changes ...change) {
 	b.t.Helper()
-	b.step(Event{Packet: answer(b.sent, kind, changes...)})
+	b.step(answer(b.sent, kind, changes...))
 }
 
 // requesting brings the session to REQUESTING, and bound to BOUND.

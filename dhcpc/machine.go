@@ -58,12 +58,6 @@ func (s *Session) Lease() *Lease { return trace.Of(s).lease }
 // Wake gives the time of the next Step, as the last Output did.
 func (s *Session) Wake() time.Time { return trace.Of(s).wake }
 
-// Event is what a Session is told; the zero value is that time has passed. What
-// was received is looked at critically: anything at all may be fed to Step.
-type Event struct {
-	Packet *Packet
-}
-
 // Output is what a Step asks of its caller.
 type Output struct {
 	// Send is to be sent now. If it cannot be, let time pass: it is sent again.
@@ -120,14 +114,14 @@ func (m *Machine) Restore(now time.Time, seed uint64, l *Lease) (Session, error)
 // Step tells a Session that time has passed and what has happened. Times may come
 // late: what is due then is done. A time before that of an earlier Step is taken for
 // that one: nothing runs backwards.
-func (m *Machine) Step(s Session, now time.Time, e Event) (Session, Output) {
+func (m *Machine) Step(s Session, now time.Time, heard *Packet) (Session, Output) {
 	if now.Before(s.now) {
 		now = s.now
 	}
 	s.now = now
 	t := step{Machine: m, s: &s, now: now}
-	if e.Packet != nil {
-		t.receive(e.Packet)
+	if heard != nil {
+		t.receive(heard)
 	}
 	// A message that changed the state set a new wake-up time, even if that is past.
 	if !s.wake.IsZero() && !now.Before(s.wake) && t.out.Send == nil && t.out.Bound == nil {

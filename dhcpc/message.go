@@ -159,7 +159,7 @@ func broadcastAddr() netip.Addr { return netip.AddrFrom4([4]byte{255, 255, 255, 
 
 func packet(d *dhcpv4.DHCPv4, src, dst netip.Addr) *Packet {
 	return &Packet{
-		Src: netip.AddrPortFrom(src, ClientPort), Dst: netip.AddrPortFrom(dst, ServerPort),
+		Src: netip.AddrPortFrom(src, dhcpv4.ClientPort), Dst: netip.AddrPortFrom(dst, dhcpv4.ServerPort),
 		Payload: d.ToBytes(),
 	}
 }

@@ -142,8 +142,8 @@ func TestTwoServersOfWhichOneRefusesEverything(t *testing.T) {
 	t.Run("without saying who it is", func(t *testing.T) {
 		b := newBench(t).requesting()
 		p := answer(b.sent, nak, without(54))
-		p.Src = netip.AddrPortFrom(addr(rogueIP), ServerPort)
-		b.step(Event{Packet: p})
+		p.Src = netip.AddrPortFrom(addr(rogueIP), dhcpv4.ServerPort)
+		b.step(p)
 		b.want(requesting)
 	})
 	t.Run("and it is the first to offer", func(t *testing.T) {
@@ -218,7 +218,7 @@ func TestAckWithoutServerIdentifier(t *testing.T) {
 		b.want(Renewing)
 		p := answer(b.sent, ack, without(54))
 		p.Src, p.SrcMAC = netip.AddrPort{}, nil // a transport that knows little
-		b.step(Event{Packet: p})
+		b.step(p)
 		b.want(Bound)
 		if l := b.out.Bound; l.Server != addr(serverIP) || l.ServerMAC.String() != serverMAC().String() {
 			t.Errorf("the lease is of %s at %s, want those of before", l.Server, l.ServerMAC)
@@ -231,8 +231,8 @@ func TestServerOfSeveralAddresses(t *testing.T) {
 	b := newBench(t).bound()
 	b.tick()
 	p := answer(b.sent, ack, from(otherIP))
-	p.Src = netip.AddrPortFrom(addr(serverIP), ServerPort) // the one that was asked
-	b.step(Event{Packet: p})
+	p.Src = netip.AddrPortFrom(addr(serverIP), dhcpv4.ServerPort) // the one that was asked
+	b.step(p)
 	b.want(Bound)
 	got := b.out.Bound.Server
 	expect.That(t, got == addr(otherIP), "the lease is of %s, want what the server calls itself", got)
@@ -242,7 +242,7 @@ func TestAnswersHoweverTheyCome(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(*Packet){
 		"broadcast":                     func(*Packet) {},
-		"unicast":                       func(p *Packet) { p.Dst = netip.AddrPortFrom(addr(clientIP), ClientPort) },
+		"unicast":                       func(p *Packet) { p.Dst = netip.AddrPortFrom(addr(clientIP), dhcpv4.ClientPort) },
 		"from another port":             func(p *Packet) { p.Src = netip.AddrPortFrom(addr(serverIP), 4711) },
 		"from a relay":                  func(p *Packet) { p.Src = netip.AddrPortFrom(addr(otherIP), 67) },
 		"padded":                        func(p *Packet) { p.Payload = append(p.Payload, make([]byte, 300)...) },
@@ -256,7 +256,7 @@ func TestAnswersHoweverTheyCome(t *testing.T) {
 		for _, kind := range []dhcpv4.MessageType{offer, ack} {
 			p := answer(b.sent, kind)
 			change(p)
-			b.step(Event{Packet: p})
+			b.step(p)
 		}
 		if b.s.State() != Bound {
 			t.Errorf("%s: %s; heard %v", name, b.s.State(), b.s.trace.Heard)
@@ -290,7 +290,7 @@ func TestOptionsInTheWrongFields(t *testing.T) { // RFC 2132, option 52, and RFC
 	p := answer(b.sent, ack, set(52, []byte{3}), set(119, search[:4]))
 	copy(p.Payload[fileAt:], append(append([]byte{119, 6}, search[4:10]...), 6, 4, 10, 9, 0, 53, 255))
 	copy(p.Payload[snameAt:], append(append([]byte{0, 119, byte(len(search) - 10)}, search[10:]...), 28, 4, 10, 9, 0, 255))
-	b.step(Event{Packet: p})
+	b.step(p)
 	b.want(Bound)
 	l := b.out.Bound
 	expect.NoDiff(t, cmp.Diff([]string{"example.com", "lan"}, l.Search), "search list")
@@ -305,7 +305,7 @@ func TestOptionsInTheWrongFieldsThatAreDamaged(t *testing.T) {
 		b := newBench(t).requesting()
 		p := answer(b.sent, ack, set(52, []byte{overload}))
 		copy(p.Payload[at:], []byte{6, 255})
-		b.step(Event{Packet: p})
+		b.step(p)
 		b.want(requesting)
 		b.hear(ack, set(52, []byte{overload, 1})) // and this says nothing
 		b.want(Bound)
@@ -320,8 +320,8 @@ func TestWhatIsNoAnswerIsIgnored(t *testing.T) {
 		b.hear(kind)
 		b.want(Bound)
 	}
-	b.step(Event{Packet: &Packet{Payload: []byte("not DHCP")}})
-	b.step(Event{Packet: &Packet{}})
+	b.step(&Packet{Payload: []byte("not DHCP")})
+	b.step(&Packet{})
 	b.want(Bound)
 	if b.s.Lease() != held || b.out.Send != nil {
 		t.Errorf("holds %+v, sent %v", b.s.Lease(), b.out.Send)

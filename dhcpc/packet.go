@@ -12,12 +12,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/trace"
 )
 
-// The ports of RFC 2131, section 4.1.
-const (
-	ServerPort = 67
-	ClientPort = 68
-)
-
 // Packet is a DHCP message in UDP over IPv4, or an ARP packet.
 type Packet struct {
 	// Src and Dst are the ends of the UDP packet. A transport may leave Dst out of

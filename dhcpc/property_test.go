@@ -45,17 +45,17 @@ func walk(t testing.TB, in []byte) {
 			if wake := w.s.Wake(); wake.After(w.now) {
 				w.now = wake
 			}
-			w.checked(Event{}, nil)
+			w.checked(nil, nil)
 		case 3:
 			w.now = w.now.Add(time.Duration(int8(w.byte())) * time.Minute)
-			w.checked(Event{}, nil)
+			w.checked(nil, nil)
 		case 4:
 			a := &ARP{Reply: w.byte()&1 != 0, SenderMAC: otherMAC(), SenderIP: addr(clientIP), TargetIP: addr(clientIP)}
-			w.checked(Event{Packet: &Packet{ARP: a}}, nil)
+			w.checked(&Packet{ARP: a}, nil)
 		default:
 			if w.sent != nil {
 				p, d := w.anyAnswer()
-				w.checked(Event{Packet: p}, d)
+				w.checked(p, d)
 			}
 		}
 	}
@@ -85,7 +85,7 @@ func (w *walker) anyAnswer() (*Packet, *dhcpv4.DHCPv4) {
 }
 
 // checked takes a step; d is the message in the event.
-func (w *walker) checked(e Event, d *dhcpv4.DHCPv4) {
+func (w *walker) checked(e *Packet, d *dhcpv4.DHCPv4) {
 	before, at := w.s, w.s.now
 	copied := before
 	again, out := w.m.Step(before, w.now, e)
@@ -159,13 +159,13 @@ func TestWhateverHappens(t *testing.T) {
 			w.in = []byte{byte(r.Uint32()) & 0x47, byte(r.Uint32()), 1, 1, 1}
 			if w.sent != nil && r.Uint32()%3 > 0 {
 				p, d := w.anyAnswer()
-				w.checked(Event{Packet: p}, d)
+				w.checked(p, d)
 			} else {
 				w.now = w.s.Wake()
 				if w.now.IsZero() {
 					break
 				}
-				w.checked(Event{}, nil)
+				w.checked(nil, nil)
 			}
 			seen[w.s.State()] = true
 		}

@@ -3,7 +3,7 @@
 //
 //	taken, err := hostport.Listeners(ctx, nil, ports...) // before: programs that would hear nothing any more
 //	err = firewall.Add(ctx, endpoint)                    // package nft
-//	conn, err := hostport.Dial(nil)
+//	conn, err := hostport.Dial(nil, nil)
 //	err = conn.FlushStale(ctx, addresses, ports...)      // flows that began before
 //	err = conn.Flush(ctx, addresses, ports...)           // once the rules are gone
 //

@@ -32,10 +32,9 @@ func run(ctx context.Context) error {
 	if err := host.Do(listen); err != nil {
 		return err
 	}
-	port := nft.Port{Protocol: 17, HostPort: 5353, PodPort: 53}
+	port := nft.Port{Protocol: nft.UDP, HostPort: 5353, PodPort: 53}
 	pod := []netip.Addr{netip.MustParseAddr("10.22.0.5")}
-	where := &hostport.Config{NetNS: host}
-	taken, err := hostport.Listeners(ctx, where, port)
+	taken, err := hostport.Listeners(ctx, host, port)
 	if err != nil {
 		return err
 	}
@@ -43,13 +42,13 @@ func run(ctx context.Context) error {
 		fmt.Println(l.Local, "is taken") // l itself names the program, too
 	}
 	program.Close()
-	if taken, err = hostport.Listeners(ctx, where, port); err != nil {
+	if taken, err = hostport.Listeners(ctx, host, port); err != nil {
 		return err
 	}
 	fmt.Println("after the program has ended:", len(taken))
 
 	// Here nft.Conn.Add publishes the port. Clients that sent to the program go on to the pod.
-	conn, err := hostport.Dial(where)
+	conn, err := hostport.Dial(host, nil)
 	if err != nil {
 		return err
 	}

@@ -16,16 +16,6 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// Config says where the ports are. The zero value, and nil, mean the caller's own namespace.
-type Config struct {
-	// NetNS is the host's namespace; nil is that of the calling thread. It may be closed
-	// after Dial.
-	NetNS *netns.NS
-	// Routes tells which addresses are the host's. It stays the caller's, and open as long as
-	// the Conn; nil has Dial open one.
-	Routes *route.Conn
-}
-
 // Conn has the kernel forget flows to host ports. Its methods may be called from several
 // goroutines. Errors of the kernel are *tombolo.OpError, or wrap one.
 type Conn struct {
@@ -34,18 +24,17 @@ type Conn struct {
 	ownRoutes bool
 }
 
-// Dial opens a connection. It needs CAP_SYS_ADMIN where cfg names a namespace.
-func Dial(cfg *Config) (*Conn, error) {
-	if cfg == nil {
-		cfg = &Config{}
-	}
-	c := &Conn{routes: cfg.Routes, ownRoutes: cfg.Routes == nil}
+// Dial opens a connection in the host's namespace; nil is that of the calling thread, and
+// another one takes CAP_SYS_ADMIN. routes tells which addresses are the host's. It stays the
+// caller's, and open as long as the Conn; nil has Dial open one.
+func Dial(host *netns.NS, routes *route.Conn) (*Conn, error) {
+	c := &Conn{routes: routes, ownRoutes: routes == nil}
 	var err error
-	if c.flows, err = conntrack.Dial(cfg.NetNS); err != nil {
+	if c.flows, err = conntrack.Dial(host); err != nil {
 		return nil, err
 	}
 	if c.ownRoutes {
-		if c.routes, err = route.Dial(cfg.NetNS); err != nil {
+		if c.routes, err = route.Dial(host); err != nil {
 			return nil, errors.Join(err, c.flows.Close())
 		}
 	}
@@ -118,17 +107,6 @@ func (c *Conn) flush(ctx context.Context, pod []netip.Addr, ports []nft.Port, ma
 	}
 	_, err := c.flows.Flush(ctx, questions...)
 	return err
-}
-
-// HasFlows says whether any of the ports has flows that outlive its rules, so that FlushStale and
-// Flush have something to look for.
-func HasFlows(ports ...nft.Port) bool {
-	for _, p := range ports {
-		if p.Protocol == unix.IPPROTO_UDP {
-			return true
-		}
-	}
-	return false
 }
 
 // publication is a port of UDP of the host that leads to a pod.

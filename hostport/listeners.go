@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
@@ -36,7 +37,7 @@ type Listener struct {
 // the kernel. So a client of UDP that does not connect counts too. Those of a multicast address do not count. Where the
 // kernel has no module for a protocol (tcp_diag, udp_diag, sctp_diag), and cannot load it, no socket is found. Of an
 // SCTP socket with several addresses the first counts.
-func Listeners(ctx context.Context, cfg *Config, ports ...nft.Port) ([]Listener, error) {
+func Listeners(ctx context.Context, host *netns.NS, ports ...nft.Port) ([]Listener, error) {
 	if ctx == nil {
 		return nil, refuse("list sockets: the context is nil")
 	}
@@ -52,10 +53,7 @@ func Listeners(ctx context.Context, cfg *Config, ports ...nft.Port) ([]Listener,
 	if len(protocols) == 0 {
 		return nil, nil
 	}
-	if cfg == nil {
-		cfg = &Config{}
-	}
-	conn, err := nl.Dial(unix.NETLINK_SOCK_DIAG, cfg.NetNS)
+	conn, err := nl.Dial(unix.NETLINK_SOCK_DIAG, host)
 	if errors.Is(err, unix.EPROTONOSUPPORT) {
 		return nil, nil
 	}

@@ -82,7 +82,7 @@ func mustOpen(tb testing.TB, ns *netns.NS, k kind) {
 
 func mustList(tb testing.TB, ns *netns.NS, ports ...nft.Port) []Listener {
 	tb.Helper()
-	return must.Of(Listeners(tb.Context(), &Config{NetNS: ns}, ports...)).Get(tb)
+	return must.Of(Listeners(tb.Context(), ns, ports...)).Get(tb)
 }
 
 // The kernel's bind is the referee: it refuses a second socket exactly where the first takes some of what is wanted.
@@ -146,7 +146,7 @@ func TestListenersAreThoseOfThePorts(t *testing.T) {
 	nstest.Run(t, ns, "ip", "link", "add", "vx0", "type", "vxlan", "id", "7", "local", "10.0.0.1", "dev", "lo", "dstport", "4789")
 	nstest.Run(t, ns, "ip", "link", "set", "vx0", "up")
 	ports := []nft.Port{{Protocol: tcp, HostPort: 80}, {Protocol: udp, HostPort: 81}, {Protocol: tcp, HostPort: 82}, {Protocol: tcp, HostPort: 83},
-		{Protocol: udp, HostPort: 84}, {Protocol: udp, HostPort: 85}, {Protocol: udp, HostPort: 86}, {Protocol: udp, HostPort: 4789}, {Protocol: unix.IPPROTO_SCTP, HostPort: 80}}
+		{Protocol: udp, HostPort: 84}, {Protocol: udp, HostPort: 85}, {Protocol: udp, HostPort: 86}, {Protocol: udp, HostPort: 4789}, {Protocol: nft.SCTP, HostPort: 80}}
 	var got []string
 	for _, l := range mustList(t, ns, ports...) {
 		who := "this program"

@@ -179,19 +179,39 @@ var ErrStranded = errors.New("the thread could not return to its own network nam
 // Prefer it for opening things, and use them outside: fn's thread is taken from
 // the Go scheduler meanwhile.
 func (ns *NS) Do(fn func() error) error {
+	if fn == nil {
+		return &tombolo.OpError{Op: "enter network namespace", Object: ns.String(), Err: fmt.Errorf("%w: nothing to run", tombolo.ErrInvalid)}
+	}
+	return andReturn(func() error {
+		if err := ns.enter(); err != nil {
+			return err
+		}
+		return fn()
+	})
+}
+
+func (ns *NS) enter() error {
 	err := ns.Usable()
-	if err == nil && fn == nil {
-		err = fmt.Errorf("%w: nothing to run", tombolo.ErrInvalid)
+	if err == nil {
+		err = unix.Setns(ns.fd, unix.CLONE_NEWNET)
 	}
 	if err != nil {
 		return &tombolo.OpError{Op: "enter network namespace", Object: ns.String(), Err: err}
 	}
-	return andReturn(func() error {
-		if err := unix.Setns(ns.fd, unix.CLONE_NEWNET); err != nil {
-			return &tombolo.OpError{Op: "enter network namespace", Object: ns.String(), Err: err}
-		}
-		return fn()
-	})
+	return nil
+}
+
+// Enter is Do for what is no single function: the calling goroutine is in the namespace, and
+// locked to its thread, until it calls leave.
+func (ns *NS) Enter() (leave func() error, _ error) {
+	home, err := lockHome()
+	if err != nil {
+		return nil, err
+	}
+	if err := ns.enter(); err != nil {
+		return nil, errors.Join(err, goHome(home))
+	}
+	return func() error { return goHome(home) }, nil
 }
 
 // andReturn runs a function that may change its thread's namespace, and puts the
@@ -199,18 +219,9 @@ func (ns *NS) Do(fn func() error) error {
 // caller's thread: to hand the function to another costs a plugin, which does
 // little else, a tenth of its time.
 func andReturn(fn func() error) error {
-	runtime.LockOSThread()
-	home, err := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	home, err := lockHome()
 	if err != nil {
-		runtime.UnlockOSThread()
-		return &tombolo.OpError{Op: "open the thread's own network namespace", Err: err}
-	}
-	// It changes nothing, and is refused if the way back would be: to a process in
-	// a user namespace that does not own the network namespace that it is in.
-	if err := unix.Setns(home, unix.CLONE_NEWNET); err != nil {
-		unix.Close(home)
-		runtime.UnlockOSThread()
-		return &tombolo.OpError{Op: "make sure of the way back to the own network namespace", Err: err}
+		return err
 	}
 	returned := false
 	defer func() {
@@ -224,6 +235,24 @@ func andReturn(fn func() error) error {
 		return errors.Join(err, stranded)
 	}
 	return err
+}
+
+// lockHome locks the goroutine to its thread, and opens that one's namespace.
+func lockHome() (home int, _ error) {
+	runtime.LockOSThread()
+	home, err := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		runtime.UnlockOSThread()
+		return 0, &tombolo.OpError{Op: "open the thread's own network namespace", Err: err}
+	}
+	// It changes nothing, and is refused if the way back would be: to a process in
+	// a user namespace that does not own the network namespace that it is in.
+	if err := unix.Setns(home, unix.CLONE_NEWNET); err != nil {
+		unix.Close(home)
+		runtime.UnlockOSThread()
+		return 0, &tombolo.OpError{Op: "make sure of the way back to the own network namespace", Err: err}
+	}
+	return home, nil
 }
 
 func goHome(home int) error {

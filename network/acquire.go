@@ -9,6 +9,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/insomniacslk/dhcp/dhcpv4"
+
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
@@ -48,7 +50,7 @@ func (a *adding) prepareLease() (*leasing, error) {
 		return nil, fail.Errorf(ErrInvalid, "ipam: %w", err)
 	}
 	for _, p := range a.pod.Ports {
-		if p.Protocol == unix.IPPROTO_UDP && p.PodPort == dhcpc.ClientPort {
+		if p.Protocol == unix.IPPROTO_UDP && p.PodPort == dhcpv4.ClientPort {
 			return nil, fail.Errorf(ErrInvalid, "runtimeConfig.portMappings: port %s leads to the pod's UDP port %d, where DHCP servers answer: with ipam.type \"dhcp\" it cannot be published", endpoint.PortText(p), p.PodPort)
 		}
 	}

@@ -26,7 +26,7 @@ func (n *Node) Add(ctx context.Context, nw *Network, pod *Pod) (*Attachment, err
 	if err := nw.check(); err != nil {
 		return nil, err
 	}
-	if err := pod.check(nw); err != nil {
+	if err := pod.check(nw, n.cfg.NetNS); err != nil {
 		return nil, err
 	}
 	made, err := n.tryAdd(ctx, nw, pod)

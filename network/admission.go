@@ -99,18 +99,11 @@ func withdraw(ctx context.Context, s *session, name string) error {
 	return s.Foreign("").Remove(ctx)
 }
 
-// Admission is what Admit is asked for.
-type Admission struct {
-	Policy nft.Policy // of the network; the stricter of this and Network.Policy counts
-	// AdminChain is a chain of the operator's that iptables is to call first, where it works over nf_tables:
-	// see foreign.Config. Empty is none.
-	AdminChain string
-}
-
-// Admit gives the network of a pod that is attached already an ingress policy, and has iptables call a chain of the
-// operator's. Its Add has other firewalls let pass what the pod sends. An attachment that is not on record is as with
+// Admit gives the network of a pod that is attached already an ingress policy, of which and Network.Policy the stricter
+// counts, and has iptables call a chain of the operator's first, where it works over nf_tables (foreign.Config); empty is
+// none. Its Add has other firewalls let pass what the pod sends. An attachment that is not on record is as with
 // Publish.
-func (c Change) Admit(ctx context.Context, how Admission) error {
+func (c Change) Admit(ctx context.Context, policy nft.Policy, adminChain string) error {
 	a, err := c.node.attached(ctx, c.key)
 	if err != nil {
 		return err
@@ -121,8 +114,8 @@ func (c Change) Admit(ctx context.Context, how Admission) error {
 	}
 	defer s.Close()
 	_, err = reach(ctx, s, a, func(nw *state.Network) bool {
-		changes := nw.ChainedPolicy != how.Policy || nw.AdminChain != how.AdminChain
-		nw.ChainedPolicy, nw.AdminChain = how.Policy, how.AdminChain
+		changes := nw.ChainedPolicy != policy || nw.AdminChain != adminChain
+		nw.ChainedPolicy, nw.AdminChain = policy, adminChain
 		return changes
 	})
 	return err

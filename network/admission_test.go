@@ -3,7 +3,7 @@ package network_test
 import (
 	"testing"
 
-	"github.com/tombolo-cni/tombolo/network"
+	"github.com/tombolo-cni/tombolo/nft"
 )
 
 func TestABrokenAdmissionIsNamedAndMended(t *testing.T) {
@@ -23,7 +23,7 @@ func TestABrokenAdmissionIsNamedAndMended(t *testing.T) {
 		passMangle   = "iptables -t mangle -A FORWARD -i cbr0 -j ACCEPT && iptables -t mangle -A FORWARD -o cbr0 -m conntrack --ctstate ESTABLISHED,RELATED,DNAT -j ACCEPT"
 	)
 	then := func(n *node) error {
-		return n.Change(n.made.Key).Admit(n.Context(), network.Admission{AdminChain: "ADMIN"})
+		return n.Change(n.made.Key).Admit(n.Context(), nft.Open, "ADMIN")
 	}
 	table{keeper: lackingRules, before: policy, then: then, faults: map[string]fault{
 		"our rules":                 {on: "iptables -F FORWARD", says: four + gone + "\n" + four + admin},

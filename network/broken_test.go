@@ -88,7 +88,7 @@ func (tb table) host(t *testing.T) *node {
 		{Prefix: nstest.Prefix("10.61.0.2/24"), Gateway: nstest.Addr("10.61.0.1")}, {Prefix: nstest.Prefix("fd61::2/64"), Gateway: nstest.Addr("fd61::1")},
 	}}
 	var err error
-	n.Node, err = network.Open(t.Context(), &network.Config{StateDir: n.state, LeaseDir: n.leases})
+	n.Node, err = network.Open(t.Context(), &network.Config{NetNS: n.ns, StateDir: n.state, LeaseDir: n.leases})
 	must.Succeed(t, err)
 	const forwards = "echo 1 >/proc/sys/net/ipv4/ip_forward; echo 1 >/proc/sys/net/ipv6/conf/all/forwarding\n" // and goes on to
 	nstest.Run(t, n.ns, "sh", "-ec", forwards+tb.before)
@@ -110,7 +110,7 @@ func newNode(t *testing.T, tb table) *node {
 	return n
 }
 
-func (n *node) do(what func() error) { n.Helper(); must.Succeed(n, n.ns.Do(what)) }
+func (n *node) do(what func() error) { n.Helper(); must.Succeed(n, what()) }
 
 func (n *node) add() {
 	n.Helper()
@@ -143,7 +143,7 @@ func (n *node) harm(f fault) {
 // mend does what the differences advise: first what Repair can do, then the rest.
 func (n *node) mend(f fault) {
 	n.Helper()
-	repair := func() error { return n.ns.Do(func() error { return n.Repair(n.Context()) }) }
+	repair := func() error { return n.Repair(n.Context()) }
 	if err := repair(); f.undo == "" {
 		expect.Success(n, err, "repair")
 	}
@@ -241,15 +241,13 @@ func (n *node) reported() *network.Pod {
 
 // take takes the pod and the network down, and what is left of either.
 func (n *node) take() error {
-	return n.ns.Do(func() error {
-		if err := n.Del(n.Context(), n.made.Key, nil); err != nil {
-			return err
-		}
-		if _, err := n.Collect(n.Context(), n.nw.Name, nil, nil); err != nil {
-			return err
-		}
-		return n.Remove(n.Context(), n.nw.Name)
-	})
+	if err := n.Del(n.Context(), n.made.Key, nil); err != nil {
+		return err
+	}
+	if _, err := n.Collect(n.Context(), n.nw.Name, nil, nil); err != nil {
+		return err
+	}
+	return n.Remove(n.Context(), n.nw.Name)
 }
 
 // wantNothing finds the host as it was, but for what is another's, after all has been taken down.
@@ -272,7 +270,7 @@ func (n *node) wantNothing(f fault) {
 // everything is a pod that has all that a pod can have, on a network likewise.
 func everything(n *node) {
 	n.nw.Guard, n.nw.Masquerade, n.nw.Hairpin, n.nw.Routed = nft.GuardAddresses, true, true, true
-	n.pod.Ports = []network.HostPort{{Protocol: 6, HostPort: 8080, PodPort: 80}}
+	n.pod.Ports = []network.HostPort{{Protocol: nft.TCP, HostPort: 8080, PodPort: 80}}
 	n.pod.Limits = bandwidth.Shape{Ingress: bandwidth.Limit{Rate: 8e6}, Egress: bandwidth.Limit{Rate: 16e6}}
 }
 

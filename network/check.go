@@ -26,7 +26,7 @@ func (n *Node) Check(ctx context.Context, nw *Network, pod *Pod) ([]tombolo.Diff
 	if err := nw.check(); err != nil {
 		return nil, err
 	}
-	if err := pod.check(nw); err != nil {
+	if err := pod.check(nw, n.cfg.NetNS); err != nil {
 		return nil, err
 	}
 	s, err := n.openEntered(ctx)

@@ -22,7 +22,7 @@
 // # Needs
 //
 // CAP_NET_ADMIN and CAP_SYS_ADMIN, /proc, and Linux 6.1 or later, with bridge, veth and
-// nf_tables. Calls are made in the namespace of the calling thread: that of the host.
+// nf_tables.
 //
 // # Errors
 //

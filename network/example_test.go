@@ -10,6 +10,7 @@ import (
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/network"
+	"github.com/tombolo-cni/tombolo/nft"
 )
 
 // A pod gets an interface with an address, a port of the host, and a way out, and loses all of
@@ -58,7 +59,7 @@ func attach(ctx context.Context, ns *netns.NS) error {
 	}
 	pod := network.Pod{
 		ContainerID: "c1", IfName: "eth0", NetNS: ns,
-		Ports: []network.HostPort{{Protocol: 6, HostPort: 8080, PodPort: 80}},
+		Ports: []network.HostPort{{Protocol: nft.TCP, HostPort: 8080, PodPort: 80}},
 	}
 	made, err := node.Add(ctx, &pods, &pod)
 	if err != nil {

@@ -155,9 +155,9 @@ func (s *session) inventory(ctx context.Context, network string, leases []*lease
 	}
 	ifbs, err := bandwidth.On(s.Links.Socket()).IFBs(ctx)
 	errs = append(errs, err)
-	for _, ifb := range ifbs {
-		if a, ok := endpoint.ParseAlias(ifb.Alias); ok && isOurs(a.Network) {
-			in.at(a.Hash).ifb = ifb.Name
+	for name, alias := range ifbs {
+		if a, ok := endpoint.ParseAlias(alias); ok && isOurs(a.Network) {
+			in.at(a.Hash).ifb = name
 		}
 	}
 	return in, errors.Join(errs...)

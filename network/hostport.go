@@ -8,6 +8,8 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/hostport"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
@@ -191,10 +193,11 @@ func flushStale(ctx context.Context, links *bridge.Conn, rec *state.Attachment) 
 
 // dialFlows opens the kernel's table of flows if an attachment, nil is none, may have any that outlive it.
 func dialFlows(links *bridge.Conn, rec *state.Attachment) (*hostport.Conn, error) {
-	if rec == nil || !hostport.HasFlows(endpoint.Ports(rec)...) {
+	udp := func(p HostPort) bool { return p.Protocol == unix.IPPROTO_UDP }
+	if rec == nil || !slices.ContainsFunc(endpoint.Ports(rec), udp) {
 		return nil, nil
 	}
-	return hostport.Dial(&hostport.Config{Routes: links.Routes()})
+	return hostport.Dial(nil, links.Routes())
 }
 
 // flushFlows has the kernel forget the flows that lead to a pod which is going. It goes through

@@ -9,6 +9,7 @@ import (
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
+	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/nft"
 )
@@ -22,6 +23,9 @@ const UndoTimeout = 10 * time.Second
 
 // Config says what a Node works with. The zero value, and nil, mean the defaults.
 type Config struct {
+	// NetNS is the namespace of the bridges, the host's; nil is that of the calling thread. It
+	// stays open as long as the Node is used. Each call is in it until it returns.
+	NetNS *netns.NS
 	// StateDir is where networks and attachments are on record; empty is DefaultStateDir. All
 	// programs that work on one node have to agree on it.
 	StateDir string
@@ -42,8 +46,8 @@ type Config struct {
 	// error of it ends the Add there, undone. Nil is nothing.
 	Step func(step string) error
 
-	// DialBridge and DialFirewall open the kernel; nil is bridge.Dial and nft.Dial. Each call
-	// of a Node opens its own, in the namespace of the calling thread.
+	// DialBridge and DialFirewall open the kernel for each call, in NetNS; nil is bridge.Dial and
+	// nft.Dial. They are for tests, which put a fault in front of it.
 	DialBridge   func() (*bridge.Conn, error)
 	DialFirewall func(*nft.Config) (*nft.Conn, error)
 }

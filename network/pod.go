@@ -168,7 +168,7 @@ func (p *Pod) record(nw *Network, hash string) *state.Attachment {
 }
 
 // check refuses what could not be meant for a pod, before anything is touched.
-func (p *Pod) check(nw *Network) error {
+func (p *Pod) check(nw *Network, host *netns.NS) error {
 	if p == nil {
 		return fail.Errorf(ErrInvalid, "the pod is nil")
 	}
@@ -197,12 +197,15 @@ func (p *Pod) check(nw *Network) error {
 	if p.SameNetNS {
 		return nil
 	}
-	own, err := netns.Current()
-	if err != nil {
-		return err
+	if host == nil {
+		own, err := netns.Current()
+		if err != nil {
+			return err
+		}
+		defer own.Close()
+		host = own
 	}
-	defer own.Close()
-	if own.ID() == id {
+	if host.ID() == id {
 		return fail.Errorf(ErrInvalid, "%w", ErrHostNamespace)
 	}
 	return nil

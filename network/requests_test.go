@@ -56,7 +56,7 @@ func (n *node) tap(w *wire) {
 	inPod := func() (tombolo.Socket, error) { return nl.Dial(unix.NETLINK_ROUTE, nil) }
 	var err error
 	n.Node, err = network.Open(n.Context(), &network.Config{
-		StateDir:   n.state,
+		NetNS: n.ns, StateDir: n.state,
 		DialBridge: func() (*bridge.Conn, error) { c, err := w.dial(unix.NETLINK_ROUTE); return bridge.On(c, inPod), err },
 		DialFirewall: func(cfg *nft.Config) (*nft.Conn, error) {
 			c, err := w.dial(unix.NETLINK_NETFILTER)

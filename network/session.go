@@ -1,6 +1,7 @@
 package network
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io/fs"
@@ -25,6 +26,7 @@ type session struct {
 
 	bridges map[string]*bridge.Link // that are remembered; nil: none is to be
 
+	leave func() error // NetNS
 	lock  *state.Lock
 	note  string // of the lock, as this call found it
 	later []func() error
@@ -32,17 +34,20 @@ type session struct {
 
 // openSession opens the kernel, without the lock.
 func openSession(cfg settings) (*session, error) {
-	s := &session{settings: cfg}
-	if s.Mark == 0 {
-		s.Mark = nft.DefaultMark
-	}
+	s := &session{settings: cfg, leave: func() error { return nil }}
+	s.Mark = cmp.Or(s.Mark, nft.DefaultMark)
 	var err error
+	if s.NetNS != nil {
+		if s.leave, err = s.NetNS.Enter(); err != nil {
+			return nil, err
+		}
+	}
 	if s.Links, err = cfg.DialBridge(); err != nil {
-		return nil, err
+		return nil, errors.Join(err, s.leave())
 	}
 	if s.Firewall, err = cfg.DialFirewall(&nft.Config{Mark: s.Mark}); err != nil {
 		s.Links.Close()
-		return nil, err
+		return nil, errors.Join(err, s.leave())
 	}
 	return s, nil
 }
@@ -57,6 +62,9 @@ func (s *session) Close() {
 	}
 	s.Links.Close()
 	s.Firewall.Close()
+	if err := s.leave(); err != nil {
+		s.Warn(err.Error())
+	}
 }
 
 // Later leaves something to Close, when no lock is held: it may take those that come before

@@ -61,7 +61,7 @@ func (k *fakeKernel) element(r netlink.Message) []byte {
 	if i < 0 {
 		return nltest.Error(r, unix.ENOENT, "")
 	}
-	return answerOf(r, unix.NFT_MSG_NEWSETELEM, 0, ruleset.TableName(DefaultTable).ElementAttributes(k.elements[i].Element, k.elements[i].Comment)...)
+	return answerOf(r, unix.NFT_MSG_NEWSETELEM, 0, ruleset.TableName(nftnl.DefaultTable).ElementAttributes(k.elements[i].Element, k.elements[i].Comment)...)
 }
 
 func elementsOf(eps ...Endpoint) []ruleset.ElementState {
@@ -118,7 +118,7 @@ func TestMessagesAreAsRecorded(t *testing.T) {
 			name: "add with ports",
 			do: func(c *Conn) error {
 				ep := pod("0123456789a", "10.22.0.5")
-				ep.Ports = []Port{{Protocol: 6, HostPort: 8080, PodPort: 80}, {Protocol: 17, HostAddr: netip.MustParseAddr("192.0.2.1"), HostPort: 53, PodPort: 53}}
+				ep.Ports = []Port{{Protocol: TCP, HostPort: 8080, PodPort: 80}, {Protocol: UDP, HostAddr: netip.MustParseAddr("192.0.2.1"), HostPort: 53, PodPort: 53}}
 				return c.Add(ctx, ep)
 			},
 			messages: []string{

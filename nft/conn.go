@@ -30,14 +30,11 @@ type Config struct {
 	// it is part of the rules, and Ensure replaces rules that have another.
 	Mark uint32
 	// Table is the name of the tables, which those share that are to see each other's pods;
-	// empty is DefaultTable. It is made of letters, digits, "_", "." and "-", begins with a letter
+	// empty is "tombolo", which are the plugin's. It is made of letters, digits, "_", "." and "-", begins with a letter
 	// and has 32 of them at most. One of another name needs a Mark of its own, since each table
 	// clears its Mark from packets before it looks at them.
 	Table string
 }
-
-// DefaultTable is the name of the tables of a Config that names none, which are the plugin's.
-const DefaultTable = nftnl.DefaultTable
 
 // Conn builds and reads the firewall of one network namespace. Its methods may be
 // called from several goroutines, and from any number of processes at once. Errors
@@ -76,7 +73,7 @@ func on(conn *nl.Conn, cfg *Config) *Conn {
 		cfg = &Config{}
 	}
 	return &Conn{
-		tables: ruleset.Tables{Conn: conn, Name: ruleset.TableName(cmp.Or(cfg.Table, DefaultTable))}, mark: cmp.Or(cfg.Mark, DefaultMark),
+		tables: ruleset.Tables{Conn: conn, Name: ruleset.TableName(cmp.Or(cfg.Table, nftnl.DefaultTable))}, mark: cmp.Or(cfg.Mark, DefaultMark),
 		err: nftnl.CheckTable(cfg.Table, cfg.Mark),
 	}
 }

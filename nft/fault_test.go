@@ -164,7 +164,7 @@ func TestListingWithAnElementTwiceIsAskedForAgain(t *testing.T) {
 			out = append(out, answerOf(r, unix.NFT_MSG_NEWSET, unix.NLM_F_MULTI, nftnl.String(unix.NFTA_SET_NAME, ruleset.Pods4Set)))
 		case messageType(unix.NFT_MSG_GETSETELEM):
 			for _, el := range listings[0] {
-				out = append(out, answerOf(r, unix.NFT_MSG_NEWSETELEM, unix.NLM_F_MULTI, ruleset.TableName(DefaultTable).ElementAttributes(el.Element, el.Comment)...))
+				out = append(out, answerOf(r, unix.NFT_MSG_NEWSETELEM, unix.NLM_F_MULTI, ruleset.TableName(nftnl.DefaultTable).ElementAttributes(el.Element, el.Comment)...))
 			}
 			listings = listings[1:]
 		}

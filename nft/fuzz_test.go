@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
@@ -15,11 +16,11 @@ import (
 // The corpora in testdata hold what a kernel answered, without struct nfgenmsg.
 
 func FuzzElements(f *testing.F) {
-	f.Add(nltest.Attributes(ruleset.TableName(DefaultTable).ElementAttributes(elementsOf(pod("00000000001", "10.22.0.5"))[0].Element, "x")...))
+	f.Add(nltest.Attributes(ruleset.TableName(nftnl.DefaultTable).ElementAttributes(elementsOf(pod("00000000001", "10.22.0.5"))[0].Element, "x")...))
 	ep := pod("00000000001", "10.22.0.5", "fd00:22::5")
 	ep.Ports = []Port{tcpPort("", 8080), tcpPort("192.0.2.1", 8081), tcpPort("2001:db8::1", 8081)}
 	for _, el := range elementsOf(ep) {
-		f.Add(nltest.Attributes(ruleset.TableName(DefaultTable).ElementAttributes(el.Element, el.Comment)...))
+		f.Add(nltest.Attributes(ruleset.TableName(nftnl.DefaultTable).ElementAttributes(el.Element, el.Comment)...))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		list, err := ruleset.DecodeElements(unix.NFPROTO_INET, b)

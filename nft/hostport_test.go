@@ -345,7 +345,7 @@ func TestHostsLoopbackIsOutOfPodsReach(t *testing.T) {
 func TestPortOnAllAddressesLeavesTheHostItsOtherLoopbackAddresses(t *testing.T) {
 	t.Parallel()
 	ports := append(allProtocols(Port{HostPort: hostPort, PodPort: podPort}),
-		Port{Protocol: 6, HostAddr: nstest.Addr("127.0.0.54"), HostPort: 9053, PodPort: podPort})
+		Port{Protocol: TCP, HostAddr: nstest.Addr("127.0.0.54"), HostPort: 9053, PodPort: podPort})
 	p := newPublished(t, false, ports...)
 	p.serve(t)
 	at := netip.AddrPortFrom(nstest.Addr("127.0.0.53"), hostPort)

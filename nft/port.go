@@ -27,8 +27,15 @@ type Port struct {
 	PodPort  uint16 `json:"podPort"`
 }
 
-// Protocol is 6 (TCP), 17 (UDP) or 132 (SCTP), as IANA numbers them.
+// Protocol is that of a port, as IANA numbers them.
 type Protocol uint8
+
+// The protocols of ports.
+const (
+	TCP  Protocol = unix.IPPROTO_TCP
+	UDP  Protocol = unix.IPPROTO_UDP
+	SCTP Protocol = unix.IPPROTO_SCTP
+)
 
 // String names the protocol: "tcp".
 func (p Protocol) String() string { return ruleset.ProtocolName(uint8(p)) }
@@ -38,7 +45,7 @@ func (p Protocol) MarshalText() ([]byte, error) { return []byte(p.String()), nil
 
 // UnmarshalText reads "tcp", "udp" or "sctp". The error matches tombolo.ErrInvalid.
 func (p *Protocol) UnmarshalText(text []byte) error {
-	return unmarshal(p, text, unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP)
+	return unmarshal(p, text, TCP, UDP, SCTP)
 }
 
 // unmarshal finds the value among some that has this name.
@@ -102,7 +109,7 @@ func (p Port) String() string {
 // Check refuses a port that cannot be published. The error matches tombolo.ErrInvalid.
 func (p Port) Check() error {
 	switch {
-	case p.Protocol != unix.IPPROTO_TCP && p.Protocol != unix.IPPROTO_UDP && p.Protocol != unix.IPPROTO_SCTP:
+	case p.Protocol != TCP && p.Protocol != UDP && p.Protocol != SCTP:
 		return invalid("port %s: protocol %d, where TCP, UDP or SCTP is due", p, p.Protocol)
 	case p.HostPort == 0 || p.PodPort == 0:
 		return invalid("port %s: port 0, of the host or of the pod (%d)", p, p.PodPort)

@@ -23,7 +23,7 @@ import (
 // tcpPort publishes a TCP port of the pod's 80; host is "" for all addresses of both
 // families.
 func tcpPort(host string, port uint16) Port {
-	p := Port{Protocol: unix.IPPROTO_TCP, HostPort: port, PodPort: 80}
+	p := Port{Protocol: TCP, HostPort: port, PodPort: 80}
 	if host != "" {
 		p.HostAddr = nstest.Addr(host)
 	}
@@ -40,10 +40,10 @@ func publisher(i int, ports ...Port) Endpoint {
 func TestPortNamesItself(t *testing.T) {
 	t.Parallel()
 	for want, p := range map[string]Port{
-		"8080/tcp":                {Protocol: 6, HostPort: 8080},
-		"192.0.2.1:8080/udp":      {Protocol: 17, HostPort: 8080, HostAddr: nstest.Addr("192.0.2.1")},
-		"0.0.0.0:8080/tcp":        {Protocol: 6, HostPort: 8080, HostAddr: nstest.Addr("0.0.0.0")},
-		"[2001:db8::1]:8080/sctp": {Protocol: 132, HostPort: 8080, HostAddr: nstest.Addr("2001:db8::1")},
+		"8080/tcp":                {Protocol: TCP, HostPort: 8080},
+		"192.0.2.1:8080/udp":      {Protocol: UDP, HostPort: 8080, HostAddr: nstest.Addr("192.0.2.1")},
+		"0.0.0.0:8080/tcp":        {Protocol: TCP, HostPort: 8080, HostAddr: nstest.Addr("0.0.0.0")},
+		"[2001:db8::1]:8080/sctp": {Protocol: SCTP, HostPort: 8080, HostAddr: nstest.Addr("2001:db8::1")},
 		"8080/1":                  {Protocol: 1, HostPort: 8080},
 	} {
 		expect.Equal(t, p.String(), want)
@@ -60,8 +60,8 @@ func TestImpossiblePortsAreRefused(t *testing.T) {
 		why   string
 	}{
 		{"another protocol", both, []Port{{Protocol: 1, HostPort: 1, PodPort: 1}}, "protocol 1"},
-		{"no host port", both, []Port{{Protocol: 6, PodPort: 1}}, "port 0"},
-		{"no pod port", both, []Port{{Protocol: 6, HostPort: 1}}, "port 0"},
+		{"no host port", both, []Port{{Protocol: TCP, PodPort: 1}}, "port 0"},
+		{"no pod port", both, []Port{{Protocol: TCP, HostPort: 1}}, "port 0"},
 		{"multicast", both, []Port{tcpPort("224.0.0.1", 1)}, "no address"},
 		{"a zone", both, []Port{tcpPort("fe80::1%eth0", 1)}, "no address"},
 		{"link-local", both, []Port{tcpPort("fe80::1", 1)}, "no address"},
@@ -69,16 +69,16 @@ func TestImpossiblePortsAreRefused(t *testing.T) {
 		{"IPv6 loopback", both, []Port{tcpPort("::1", 1)}, "use 127.0.0.1"},
 		{"a pod without addresses", nil, []Port{tcpPort("", 1)}, "no address"},
 		{"one port to two of the pod's", both, []Port{
-			{Protocol: 6, HostPort: 8080, PodPort: 80}, {Protocol: 6, HostPort: 8080, PodPort: 81},
+			{Protocol: TCP, HostPort: 8080, PodPort: 80}, {Protocol: TCP, HostPort: 8080, PodPort: 81},
 		}, "8080/tcp is to lead both to 10.22.0.5:80 and to 10.22.0.5:81"},
 		{"one address to two of the pod's", both, []Port{
-			{Protocol: 6, HostAddr: nstest.Addr("2001:db8::1"), HostPort: 8080, PodPort: 80},
-			{Protocol: 6, HostAddr: nstest.Addr("2001:db8::1"), HostPort: 8080, PodPort: 81},
+			{Protocol: TCP, HostAddr: nstest.Addr("2001:db8::1"), HostPort: 8080, PodPort: 80},
+			{Protocol: TCP, HostAddr: nstest.Addr("2001:db8::1"), HostPort: 8080, PodPort: 81},
 		}, "[2001:db8::1]:8080/tcp is to lead both"},
 		{"all addresses, and one to another", both, []Port{
-			{Protocol: 6, HostAddr: nstest.Addr("192.0.2.1"), HostPort: 8080, PodPort: 81},
-			{Protocol: 6, HostAddr: nstest.Addr("192.0.2.2"), HostPort: 8080, PodPort: 80},
-			{Protocol: 6, HostPort: 8080, PodPort: 80},
+			{Protocol: TCP, HostAddr: nstest.Addr("192.0.2.1"), HostPort: 8080, PodPort: 81},
+			{Protocol: TCP, HostAddr: nstest.Addr("192.0.2.2"), HostPort: 8080, PodPort: 80},
+			{Protocol: TCP, HostPort: 8080, PodPort: 80},
 		}, "192.0.2.1:8080/tcp is to lead both"},
 	} {
 		ep := Endpoint{Owner: "0", Network: "podnet", Bridge: "cbr0", Addrs: tc.addrs, MAC: make([]byte, 6), Ports: tc.ports}
@@ -101,7 +101,7 @@ func TestPortsAreAddedAndRemoved(t *testing.T) {
 		"twice the same":          {nstest.Addrs("10.22.0.5"), []Port{tcpPort("", 8080), tcpPort("", 8080)}},
 		"one that all include":    {nstest.Addrs("10.22.0.5"), []Port{tcpPort("192.0.2.1", 8080), tcpPort("", 8080), tcpPort("192.0.2.2", 8080)}},
 		"further addresses":       {nstest.Addrs("10.22.0.5", "10.22.0.6"), []Port{tcpPort("", 8080)}},
-		"other protocols":         {nstest.Addrs("10.22.0.5"), []Port{tcpPort("", 8080), {Protocol: 17, HostPort: 8080, PodPort: 53}, {Protocol: 132, HostPort: 8080, PodPort: 65535}}},
+		"other protocols":         {nstest.Addrs("10.22.0.5"), []Port{tcpPort("", 8080), {Protocol: UDP, HostPort: 8080, PodPort: 53}, {Protocol: SCTP, HostPort: 8080, PodPort: 65535}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
@@ -52,7 +53,7 @@ func TestTwoTablesLeaveEachOtherAlone(t *testing.T) {
 
 	mustEnsure(t, s.c, ours)
 	mustAdd(t, s.c, pod)
-	alone := tables(DefaultTable)
+	alone := tables(nftnl.DefaultTable)
 	mustEnsure(t, other, theirs)
 	mustAdd(t, other, second)
 	nstest.Script(t, s.host, "iptables -P FORWARD DROP")
@@ -68,7 +69,7 @@ func TestTwoTablesLeaveEachOtherAlone(t *testing.T) {
 		nstest.Reaches(t, s.other, far4, true)
 	}
 	both()
-	expect.NoDiff(t, cmp.Diff(alone, tables(DefaultTable)), "the default table changed")
+	expect.NoDiff(t, cmp.Diff(alone, tables(nftnl.DefaultTable)), "the default table changed")
 	for _, c := range []*Conn{s.c, other} {
 		list, err := foreign.On(c.Socket(), &foreign.Config{Table: string(c.tables.Name), Mark: c.mark}).Obstacles(ctx, foreign.Path{Bridge: "cbr0"})
 		expect.That(t, err == nil && len(list) == 0, "obstacles to table %s: %v, %v", c.tables.Name, list, err)
@@ -76,7 +77,7 @@ func TestTwoTablesLeaveEachOtherAlone(t *testing.T) {
 
 	// What is emptied of one is mended by its own.
 	was := tables("embedder")
-	nft(t, s.host, "flush", "set", "inet", DefaultTable, ruleset.Pods4Set)
+	nft(t, s.host, "flush", "set", "inet", nftnl.DefaultTable, ruleset.Pods4Set)
 	expect.Of(other.Ready(ctx, theirs)).Is(t, true, "Ready of the other")
 	out := mustEnsure(t, other, theirs)
 	expect.That(t, !out.Changed, "the other mended something: %+v", out)
@@ -90,7 +91,7 @@ func TestTwoTablesLeaveEachOtherAlone(t *testing.T) {
 		must.Succeed(t, s.c.RemoveNetwork(ctx, n.Name))
 	}
 	must.Succeed(t, admission.Remove(ctx))
-	expect.Equal(t, tables(DefaultTable), "", "left of the default table")
+	expect.Equal(t, tables(nftnl.DefaultTable), "", "left of the default table")
 	expect.NoDiff(t, cmp.Diff(was, tables("embedder")), "the other table changed")
 	inOrder(other, otherAdmission, theirs, second)
 	nstest.Reaches(t, s.other, far4, true)
@@ -110,6 +111,6 @@ func TestTablesThatCannotBe(t *testing.T) {
 		_, err = foreign.On(nil, &foreign.Config{Table: cfg.Table, Mark: cfg.Mark}).Ready(context.Background())
 		expect.That(t, errors.Is(err, tombolo.ErrInvalid), "foreign: %+v: %v", cfg, err)
 	}
-	c := must.Of(Dial(&Config{NetNS: ns, Table: DefaultTable})).Get(t)
+	c := must.Of(Dial(&Config{NetNS: ns, Table: nftnl.DefaultTable})).Get(t)
 	c.Close()
 }

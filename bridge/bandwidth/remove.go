@@ -85,17 +85,10 @@ func (c *Conn) removeRedirect(ctx context.Context, t *Target, have *installed) e
 	return tc.PassAbsent(tc.Execute(ctx, c.nl, &b))
 }
 
-// IFB is a link that shapes the egress of a target.
-type IFB struct {
-	Name  string
-	Index int
-	Alias string // whose it is
-}
-
-// IFBs lists the links of that kind in the ports' namespace, also those of others:
-// the alias names the owner. It finds those that were left behind, by a dump: keep it
+// IFBs gives the aliases, which name owners, of the links of that kind in the ports' namespace, by
+// name, also those of others. It finds those that were left behind, by a dump: keep it
 // off a path that has to be fast.
-func (c *Conn) IFBs(ctx context.Context) ([]IFB, error) {
+func (c *Conn) IFBs(ctx context.Context) (map[string]string, error) {
 	err := c.usable(ctx)
 	if err == nil {
 		err = ctx.Err()
@@ -103,10 +96,10 @@ func (c *Conn) IFBs(ctx context.Context) ([]IFB, error) {
 	if err != nil {
 		return nil, err
 	}
-	var list []IFB
+	list := map[string]string{}
 	err = link.List(c.nl, "list ifb links", "ifb", 0, func(l *link.Link) {
 		if l.Kind == "ifb" { // a kernel without that kind lists all
-			list = append(list, IFB{Name: l.Name, Index: l.Index, Alias: l.Alias})
+			list[l.Name] = l.Alias
 		}
 	})
 	return list, err

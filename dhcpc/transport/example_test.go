@@ -68,7 +68,7 @@ func network() (pod *netns.NS, link int, stop func()) {
 	var server *server4.Server
 	check(host.Do(func() error {
 		var err error
-		server, err = server4.NewServer("veth0", &net.UDPAddr{IP: net.IPv4zero, Port: dhcpc.ServerPort}, always)
+		server, err = server4.NewServer("veth0", &net.UDPAddr{IP: net.IPv4zero, Port: dhcpv4.ServerPort}, always)
 		return err
 	}))
 	done := make(chan struct{})

@@ -7,7 +7,8 @@ import (
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 
-	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/insomniacslk/dhcp/dhcpv4"
+
 	"github.com/tombolo-cni/tombolo/internal/dhcp6"
 )
 
@@ -106,7 +107,7 @@ func frames(mac []byte, withARP bool) program {
 	p.need(unix.IPPROTO_UDP)
 	p.add(bpf.LoadMemShift{Off: etherLen}) // X is the length of the IP header
 	p.add(bpf.LoadIndirect{Off: etherLen + 2, Size: 2})
-	p.need(dhcpc.ClientPort)
+	p.need(dhcpv4.ClientPort)
 	p.answer(mac, func(off, size int) bpf.Instruction {
 		return bpf.LoadIndirect{Off: uint32(etherLen + udpHeaderLen + off), Size: size}
 	})

@@ -9,6 +9,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/insomniacslk/dhcp/dhcpv4"
+
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/internal/dhcp6"
 )
@@ -202,7 +204,7 @@ func decodeIP(p *dhcpc.Packet, b []byte) error {
 	udp = udp[:length:length]
 	p.Src = netip.AddrPortFrom(netip.AddrFrom4([4]byte(b[12:16])), be.Uint16(udp))
 	p.Dst = netip.AddrPortFrom(netip.AddrFrom4([4]byte(b[16:20])), be.Uint16(udp[2:]))
-	if p.Dst.Port() != dhcpc.ClientPort {
+	if p.Dst.Port() != dhcpv4.ClientPort {
 		return errNotOurs
 	}
 	p.Payload = udp[udpHeaderLen:]

@@ -133,7 +133,7 @@ func serve(t testing.TB, ns *netns.NS, link string, change func(req, resp *dhcpv
 	var server *server4.Server
 	must.Succeed(t, ns.Do(func() error {
 		var err error
-		server, err = server4.NewServer(link, &net.UDPAddr{IP: net.IPv4zero, Port: dhcpc.ServerPort}, handle)
+		server, err = server4.NewServer(link, &net.UDPAddr{IP: net.IPv4zero, Port: dhcpv4.ServerPort}, handle)
 		return err
 	}))
 	done := make(chan struct{})

@@ -10,6 +10,8 @@ import (
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 
+	"github.com/insomniacslk/dhcp/dhcpv4"
+
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/internal/nl"
@@ -30,7 +32,7 @@ func DialUDP(cfg *Config) (dhcpc.Transport[*dhcpc.Packet], error) {
 	if err != nil {
 		return nil, fmt.Errorf("assemble filter: %w", err)
 	}
-	conn, err := c.listen(unix.AF_INET, dhcpc.ClientPort, func(fd int) error {
+	conn, err := c.listen(unix.AF_INET, dhcpv4.ClientPort, func(fd int) error {
 		if err := nl.AttachFilter(fd, filter); err != nil {
 			return err
 		}

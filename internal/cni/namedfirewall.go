@@ -10,7 +10,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/state"
-	"github.com/tombolo-cni/tombolo/network"
 )
 
 // firewallConf is the configuration of the reference's plugin of that name: it has other firewalls let pass what a pod
@@ -61,7 +60,5 @@ func (f *firewallConf) run(ctx context.Context, c *call) (*current.Result, error
 	if c.verb == "CHECK" {
 		return nil, differ(of.Check(ctx, nil, nil)) // the rest is bridge's CHECK
 	}
-	return prev, of.Admit(ctx, network.Admission{
-		Policy: policyOf(f.IngressPolicy), AdminChain: cmp.Or(f.IptablesAdminChainName, "CNI-ADMIN"),
-	})
+	return prev, of.Admit(ctx, policyOf(f.IngressPolicy), cmp.Or(f.IptablesAdminChainName, "CNI-ADMIN"))
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/network"
+	"github.com/tombolo-cni/tombolo/nft"
 )
 
 func parsedRuntimeConfig(t *testing.T, text string) *runtimeConfig {
@@ -32,8 +33,8 @@ func TestCapabilitiesAsContainerdWritesThem(t *testing.T) {
 	published, err := publishedPorts(rc.PortMappings)
 	must.Succeed(t, err)
 	want := []network.HostPort{
-		{Protocol: 6, HostPort: 18080, PodPort: 8080},
-		{Protocol: 17, HostAddr: nstest.Addr("192.0.2.1"), HostPort: 53, PodPort: 5353},
+		{Protocol: nft.TCP, HostPort: 18080, PodPort: 8080},
+		{Protocol: nft.UDP, HostAddr: nstest.Addr("192.0.2.1"), HostPort: 53, PodPort: 5353},
 	}
 	expect.NoDiff(t, cmp.Diff(want, published, cmpopts.EquateComparable(netip.Addr{})), "ports")
 	shape := (&Common{RuntimeConfig: *rc}).limits(Bandwidth{})

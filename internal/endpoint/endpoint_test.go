@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
@@ -20,9 +19,9 @@ func attachment() *state.Attachment {
 		Network: "lan", ContainerID: "c1", IfName: "eth0", HostIf: "veth0", Bridge: "br0", MAC: state.MAC{2, 0, 0, 0, 0, 1},
 		Addresses: []ipam.Address{{Prefix: netip.MustParsePrefix("192.0.2.5/24")}, {Prefix: netip.MustParsePrefix("fd00::5/64")}},
 		Published: []state.Published{
-			{Port: nft.Port{Protocol: unix.IPPROTO_TCP, HostPort: 8080, PodPort: 80}},
-			{Port: nft.Port{Protocol: unix.IPPROTO_UDP, HostAddr: netip.MustParseAddr("192.0.2.1"), HostPort: 53, PodPort: 5353}},
-			{Port: nft.Port{Protocol: unix.IPPROTO_SCTP, HostPort: 9, PodPort: 9}},
+			{Port: nft.Port{Protocol: nft.TCP, HostPort: 8080, PodPort: 80}},
+			{Port: nft.Port{Protocol: nft.UDP, HostAddr: netip.MustParseAddr("192.0.2.1"), HostPort: 53, PodPort: 5353}},
+			{Port: nft.Port{Protocol: nft.SCTP, HostPort: 9, PodPort: 9}},
 		},
 		Masquerade: true, Guard: nft.GuardAddresses,
 	}
@@ -41,9 +40,9 @@ func TestTheFirewallSeesWhatIsOnRecord(t *testing.T) {
 		Addrs: []netip.Addr{netip.MustParseAddr("192.0.2.5"), netip.MustParseAddr("fd00::5")},
 		Guard: nft.GuardAddresses, GuardedPort: "veth0", Masquerade: true,
 		Ports: []nft.Port{
-			{Protocol: unix.IPPROTO_TCP, HostPort: 8080, PodPort: 80},
-			{Protocol: unix.IPPROTO_UDP, HostAddr: netip.MustParseAddr("192.0.2.1"), HostPort: 53, PodPort: 5353},
-			{Protocol: unix.IPPROTO_SCTP, HostPort: 9, PodPort: 9},
+			{Protocol: nft.TCP, HostPort: 8080, PodPort: 80},
+			{Protocol: nft.UDP, HostAddr: netip.MustParseAddr("192.0.2.1"), HostPort: 53, PodPort: 5353},
+			{Protocol: nft.SCTP, HostPort: 9, PodPort: 9},
 		},
 	}
 	same(t, want, Of(a))

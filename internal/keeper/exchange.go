@@ -9,6 +9,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/insomniacslk/dhcp/dhcpv4"
+
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 )
@@ -66,7 +68,7 @@ func (x *exchange) unlessDeleted(err error) error {
 func (x *exchange) run() error {
 	var heard *dhcpc.Packet
 	for {
-		s, out := x.m.machine.Step(*x.m.session, now(), dhcpc.Event{Packet: heard})
+		s, out := x.m.machine.Step(*x.m.session, now(), heard)
 		x.m.session = &s
 		heard = nil
 		if out.Lost != nil || out.Err != nil {
@@ -142,7 +144,7 @@ func credible(p *dhcpc.Packet, held *dhcpc.Lease) bool {
 		return true
 	}
 	from := p.Src.Addr()
-	return p.Src.Port() == dhcpc.ServerPort && (from == held.Server || from != held.Address.Addr() && held.Address.Contains(from))
+	return p.Src.Port() == dhcpv4.ServerPort && (from == held.Server || from != held.Address.Addr() && held.Address.Contains(from))
 }
 
 // send sends from the address that the packet has as its source.

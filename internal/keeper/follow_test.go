@@ -12,8 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/lease"
@@ -75,7 +73,7 @@ func (m *movable) attach() {
 	a := &state.Attachment{
 		Network: r.Network, ContainerID: r.ContainerID, IfName: r.IfName, NetNSCookie: r.NetNSCookie, HostIf: r.HostIf, Bridge: r.Bridge,
 		MAC: state.MAC(r.Client.MAC), Addresses: []ipam.Address{{Prefix: r.Lease.Address, Gateway: r.Policy.Gateway}},
-		Up: true, Masquerade: true, Guard: nft.GuardAddresses, Published: []state.Published{{Port: nft.Port{Protocol: unix.IPPROTO_TCP, HostPort: 8080, PodPort: 80}}},
+		Up: true, Masquerade: true, Guard: nft.GuardAddresses, Published: []state.Published{{Port: nft.Port{Protocol: nft.TCP, HostPort: 8080, PodPort: 80}}},
 		IPAMType: endpoint.Leased, DataDir: m.dir.Path(),
 	}
 	n := &state.Network{Name: r.Network, Bridge: r.Bridge, Masquerade: true, Guard: true}

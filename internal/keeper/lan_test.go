@@ -316,10 +316,10 @@ func (s *server) run() {
 		if a == nil {
 			continue
 		}
-		to := netip.AddrPortFrom(netip.AddrFrom4([4]byte{255, 255, 255, 255}), dhcpc.ClientPort)
+		to := netip.AddrPortFrom(netip.AddrFrom4([4]byte{255, 255, 255, 255}), dhcpv4.ClientPort)
 		var mac dhcpc.Hex
 		if ciaddr, _ := netip.AddrFromSlice(d.ClientIPAddr.To4()); !ciaddr.IsUnspecified() && a.MessageType() == dhcpv4.MessageTypeAck {
-			to, mac = netip.AddrPortFrom(ciaddr, dhcpc.ClientPort), dhcpc.Hex(d.ClientHWAddr)
+			to, mac = netip.AddrPortFrom(ciaddr, dhcpv4.ClientPort), dhcpc.Hex(d.ClientHWAddr)
 		}
 		from := netip.MustParseAddrPort("10.9.0.1:67")
 		s.set(func(s *server) {

@@ -85,7 +85,7 @@ func TestTheHostDoesNotGetAPodsAddress(t *testing.T) {
 	for address, want := range map[string]bool{firstAddress: false, nextAddress: true} {
 		v := &visit{Keeper: k, ctx: t.Context(), r: &r}
 		must.Succeed(t, v.restore())
-		s, out := v.m.machine.Step(*v.m.session, now(), dhcpc.Event{})
+		s, out := v.m.machine.Step(*v.m.session, now(), nil)
 		bound := false
 		for _, kind := range []dhcpv4.MessageType{dhcpv4.MessageTypeOffer, dhcpv4.MessageTypeAck} {
 			if out.Send == nil {
@@ -93,7 +93,7 @@ func TestTheHostDoesNotGetAPodsAddress(t *testing.T) {
 			}
 			asked := must.Of(dhcpv4.FromBytes(out.Send.Payload)).Get(t)
 			answer := reply(asked, kind, netip.MustParseAddr(address).AsSlice()).ToBytes()
-			s, out = v.m.machine.Step(s, now(), dhcpc.Event{Packet: &dhcpc.Packet{Payload: answer}})
+			s, out = v.m.machine.Step(s, now(), &dhcpc.Packet{Payload: answer})
 			bound = out.Bound != nil
 		}
 		expect.That(t, bound == want, "%s: bound %t", address, bound)

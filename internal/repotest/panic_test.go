@@ -76,7 +76,7 @@ func exported() map[string]map[string]any {
 			"Journal": nil,
 		},
 		"hostport": {
-			"Dial": hostport.Dial, "HasFlows": hostport.HasFlows, "Listeners": hostport.Listeners, "NotHeldFor": hostport.NotHeldFor,
+			"Dial": hostport.Dial, "Listeners": hostport.Listeners, "NotHeldFor": hostport.NotHeldFor,
 			"Conn": hostport.Conn{}, "Listener": hostport.Listener{},
 		},
 		"network": {
@@ -218,7 +218,7 @@ func closedOne(t *testing.T, zero any) reflect.Value {
 	case bridge.Conn:
 		v, err = bridge.Dial(nil)
 	case hostport.Conn:
-		v, err = hostport.Dial(nil)
+		v, err = hostport.Dial(nil, nil)
 	case nft.Conn:
 		v, err = nft.Dial(nil)
 	case uplink.Conn:

@@ -113,8 +113,8 @@ func sample(container string) *Attachment {
 		Masquerade: true,
 		Guard:      nft.GuardAddresses,
 		Published: []Published{
-			{Port: nft.Port{Protocol: unix.IPPROTO_TCP, HostPort: 8080, PodPort: 80}},
-			{Port: nft.Port{Protocol: unix.IPPROTO_UDP, HostAddr: netip.MustParseAddr("fd00::9"), HostPort: 53, PodPort: 5353}},
+			{Port: nft.Port{Protocol: nft.TCP, HostPort: 8080, PodPort: 80}},
+			{Port: nft.Port{Protocol: nft.UDP, HostAddr: netip.MustParseAddr("fd00::9"), HostPort: 53, PodPort: 5353}},
 		},
 		PortSNAT:  nft.SNATAll,
 		Bandwidth: bandwidth.Shape{Ingress: bandwidth.Limit{Rate: 1e7, Burst: 2e6}, Egress: bandwidth.Limit{Rate: 3e7, Burst: 4e6}},

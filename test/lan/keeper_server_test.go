@@ -47,7 +47,7 @@ func (s *byHand) keepAnew() *keeper {
 	// A process that is being started has the socket for a moment that is closed here.
 	must.Until(s, "the server's port is free", func() bool {
 		return s.router.ns.Do(func() (err error) {
-			s.conn, err = net.ListenUDP("udp4", &net.UDPAddr{Port: dhcpc.ServerPort})
+			s.conn, err = net.ListenUDP("udp4", &net.UDPAddr{Port: dhcpv4.ServerPort})
 			return err
 		}) == nil
 	})
@@ -79,7 +79,7 @@ func (s *byHand) grants(m *dhcpv4.DHCPv4, from netip.Addr) {
 	raw, err := transport.DialRaw(&transport.Config{NetNS: s.router.ns, Link: nstest.Index(s, s.router.ns, nic)})
 	must.Succeed(s, err)
 	defer raw.Close()
-	must.Succeed(s, raw.Send(s.Context(), &dhcpc.Packet{Src: netip.AddrPortFrom(from, dhcpc.ServerPort), Dst: netip.AddrPortFrom(s.pod.ip4, dhcpc.ClientPort),
+	must.Succeed(s, raw.Send(s.Context(), &dhcpc.Packet{Src: netip.AddrPortFrom(from, dhcpv4.ServerPort), Dst: netip.AddrPortFrom(s.pod.ip4, dhcpv4.ClientPort),
 		DstMAC: dhcpc.Hex(m.ClientHWAddr), Payload: answer.ToBytes()}))
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/network"
+	"github.com/tombolo-cni/tombolo/nft"
 )
 
 type config struct {
@@ -57,7 +58,7 @@ func run(ctx context.Context, verb string) error {
 	}
 	pod := network.Pod{ContainerID: os.Getenv("CNI_CONTAINERID"), IfName: os.Getenv("CNI_IFNAME"), Path: os.Getenv("CNI_NETNS")}
 	for _, p := range c.RuntimeConfig.PortMappings {
-		pod.Ports = append(pod.Ports, network.HostPort{Protocol: 6, HostPort: p.HostPort, PodPort: p.ContainerPort})
+		pod.Ports = append(pod.Ports, network.HostPort{Protocol: nft.TCP, HostPort: p.HostPort, PodPort: p.ContainerPort})
 	}
 	pod.Limits.Ingress.Rate, pod.Limits.Egress.Rate = c.RuntimeConfig.Bandwidth.IngressRate, c.RuntimeConfig.Bandwidth.EgressRate
 	switch verb {

@@ -52,9 +52,9 @@ func forge(t *testing.T) string {
 	}
 	for i, a := range []*state.Attachment{
 		{Network: "pods", Pod: "default/web-0", IPAMType: "host-local", Published: []state.Published{
-			{Port: nft.Port{Protocol: 6, HostPort: 8080, PodPort: 80}}, {Port: nft.Port{Protocol: 17, HostAddr: nstest.Addr("192.0.2.1"), HostPort: 53, PodPort: 5353}}}},
-		{Network: "pods", Pod: "default/web-1", IPAMType: "host-local", Published: []state.Published{{Port: nft.Port{Protocol: 6, HostAddr: nstest.Addr("fd00::1"), HostPort: 443, PodPort: 8443}, Withheld: true}}},
-		{Network: "pods", Pod: hostile, IPAMType: "host-local", Published: []state.Published{{Port: nft.Port{Protocol: 132, HostPort: 9, PodPort: 9}}}},
+			{Port: nft.Port{Protocol: nft.TCP, HostPort: 8080, PodPort: 80}}, {Port: nft.Port{Protocol: nft.UDP, HostAddr: nstest.Addr("192.0.2.1"), HostPort: 53, PodPort: 5353}}}},
+		{Network: "pods", Pod: "default/web-1", IPAMType: "host-local", Published: []state.Published{{Port: nft.Port{Protocol: nft.TCP, HostAddr: nstest.Addr("fd00::1"), HostPort: 443, PodPort: 8443}, Withheld: true}}},
+		{Network: "pods", Pod: hostile, IPAMType: "host-local", Published: []state.Published{{Port: nft.Port{Protocol: nft.SCTP, HostPort: 9, PodPort: 9}}}},
 		{Network: "earlier", IPAMType: "host-local", DataDir: dir + "/disk"},
 		{Network: "delegated", IPAMType: "whereabouts\x1b[m", Pod: "default/db"},
 		{Network: "home", IPAMType: "dhcp", Pod: "default/cam"},

@@ -71,7 +71,7 @@ func (o *options) planUplink(ctx context.Context, node *network.Node, args []str
 // verdict is the line that a plan begins with. connection is what sshd sets: the client's
 // address and port, and those of this end.
 func verdict(steps *uplink.Steps, u uplink.Uplink, connection string) string {
-	ok, moves, sessions := "OK", "no address", "connections stay"
+	ok, moves, sessions := "OK", "no address moves", "connections stay"
 	if n := len(steps.Warnings); n > 0 {
 		ok = fmt.Sprintf("OK, but see the warnings (%d)", n)
 	}
@@ -80,14 +80,10 @@ func verdict(steps *uplink.Steps, u uplink.Uplink, connection string) string {
 			sessions = "your SSH session stays"
 		}
 	}
-	verb := "moves"
-	if len(steps.Moves) > 0 {
-		moves = printable.List(steps.Moves, ", ")
+	if n := len(steps.Moves); n > 0 {
+		moves = printable.List(steps.Moves, ", ") + map[bool]string{true: " moves", false: " move"}[n == 1]
 	}
-	if len(steps.Moves) > 1 {
-		verb = "move"
-	}
-	return fmt.Sprintf("%s: %s %s to %s, %s; undo: tombolo uplink restore %s\n", ok, moves, verb, u.Bridge, sessions, u.NIC)
+	return fmt.Sprintf("%s: %s to %s, %s; undo: tombolo uplink restore %s\n", ok, moves, u.Bridge, sessions, u.NIC)
 }
 
 func (o *options) takeUplink(ctx context.Context, node *network.Node, args []string, u uplink.Uplink) error {

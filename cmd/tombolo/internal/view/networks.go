@@ -177,17 +177,17 @@ func limits(s bandwidth.Shape) string {
 	return rate(s.Ingress.Rate) + "/" + rate(s.Egress.Rate)
 }
 
-func rate(bits uint64) string {
-	if bits == 0 {
+func rate(n uint64) string {
+	if n == 0 {
 		return "-"
 	}
 	for _, unit := range []struct {
 		size uint64
 		name string
 	}{{1e9, "Gbit"}, {1e6, "Mbit"}, {1e3, "kbit"}} {
-		if bits >= unit.size {
-			return strconv.FormatFloat(float64(bits)/float64(unit.size), 'f', -1, 64) + unit.name
+		if n >= unit.size {
+			return strconv.FormatFloat(float64(n)/float64(unit.size), 'f', -1, 64) + unit.name
 		}
 	}
-	return strconv.FormatUint(bits, 10) + "bit"
+	return strconv.FormatUint(n, 10) + "bit"
 }

@@ -16,9 +16,6 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// repair looks after the uplinks of networks; one that the operator took is in none before its first ADD.
-const errUplinkDiffers found = "an uplink is not as it should be: tombolo uplink take NIC BRIDGE puts it right, and so does tombolod"
-
 func (o *options) uplinkCommand() *cobra.Command {
 	u := uplink.Uplink{}
 	plan := o.onUplink("plan NIC BRIDGE", "print how a NIC would become a port of a bridge; change nothing", takes(2, 2),
@@ -125,5 +122,6 @@ func (o *options) uplinkStatus(ctx context.Context, node *network.Node, args []s
 		}
 		text.WriteString(said)
 	}
-	return o.answer(text.String(), list, differs, errUplinkDiffers)
+	return o.answer(text.String(), list, differs,
+		"an uplink is not as it should be: tombolo uplink take NIC BRIDGE puts it right, and so does tombolod")
 }

@@ -69,7 +69,7 @@ func (o *options) bugreport(ctx context.Context, path, lists string) error {
 	return o.print(path+" is written: read it before you show it, since it names pods and addresses\n", nil)
 }
 
-// chains lists ours, and those of others that a hook calls.
+// chains lists ours, and those of others that a hook calls. A comment of others may say anything.
 func chains(to io.Writer) error {
 	conn, err := nl.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {
@@ -79,11 +79,10 @@ func chains(to io.Writer) error {
 	for _, family := range []uint8{unix.NFPROTO_INET, unix.NFPROTO_IPV4, unix.NFPROTO_IPV6, unix.NFPROTO_BRIDGE} {
 		err = errors.Join(err, nftnl.List(conn, "list chains", family, unix.NFT_MSG_GETCHAIN, func(data []byte) error {
 			c, err := nftnl.DecodeChain(data)
-			if c.Table != "tombolo" {
-				c.Comment = "" // which may say anything
-			}
-			if c.Kind+c.Comment != "" {
-				fmt.Fprintf(to, "%s %s %s: hook %d, priority %d, policy %d; %s\n", nftnl.FamilyName(family), c.Table, c.Name, c.Hook, c.Priority, c.Policy, c.Comment)
+			if c.Table == "tombolo" {
+				fmt.Fprintf(to, "%s tombolo %s: %s\n", nftnl.FamilyName(family), c.Name, c.Comment)
+			} else if c.Kind != "" {
+				fmt.Fprintf(to, "%s %s %s: hook %d, priority %d, policy %d\n", nftnl.FamilyName(family), c.Table, c.Name, c.Hook, c.Priority, c.Policy)
 			}
 			return err
 		}))
@@ -95,24 +94,25 @@ func chains(to io.Writer) error {
 func configurations(to io.Writer, dir string) (failed error) {
 	paths, _ := filepath.Glob(filepath.Join(dir, "*.*")) // whose pattern is good
 	for _, path := range paths {
-		var conf any
+		var conf map[string]any
 		data, err := os.ReadFile(path)
-		failed = errors.Join(failed, err, json.Unmarshal(data, &conf))
+		failed = errors.Join(failed, cmp.Or(err, json.Unmarshal(data, &conf)))
 		data, _ = json.Marshal(shown(conf))
 		fmt.Fprintf(to, "%s: %s\n", path, data)
 	}
 	return failed
 }
 
-// shown replaces what may be secret: of other plugins all but the type, and of ours what Tombolo does not know, or the
-// operator or the runtime means for others.
+// known are the fields that are shown: those of ours, but for what an operator or a runtime means for others.
+const known = ` address addresses advmss bandwidth bridge bridgeNFCall capabilities clientID cniVersion cniVersions dataDir deadline
+ defaultRoute detectConflicts disableCheck dns domain dst egressBurst egressRate forwardMark gateway guard gw hairpinMode ingressBurst
+ ingressPolicy ingressRate ipMasq ipMasqBackend ipRanges ipam ips ipv6 isDefaultGateway isGateway keepAddressOnUplink keeper lanGuard
+ leaseDir logFile logLevel mac macspoofchk mode mtu name nameservers nonMasqueradeCIDRs option plugins portIsolation portMappings
+ preserveDefaultVlan priority promiscMode rangeEnd rangeStart ranges request resolvConf routes search skipDefault stateDir subnet table
+ timeout type uplink uplinkTimeout vlan vlanTrunk `
+
+// shown replaces what may be secret: all of other plugins but the type, and fields that are not known.
 func shown(conf any) any {
-	known := strings.Fields(`address addresses advmss bandwidth bridge bridgeNFCall capabilities clientID cniVersion cniVersions dataDir
-		deadline defaultRoute detectConflicts disableCheck dns domain dst egressBurst egressRate forwardMark gateway guard gw hairpinMode
-		ingressBurst ingressPolicy ingressRate ipMasq ipMasqBackend ipRanges ipam ips ipv6 isDefaultGateway isGateway keepAddressOnUplink
-		keeper lanGuard leaseDir logFile logLevel mac macspoofchk mode mtu name nameservers nonMasqueradeCIDRs option plugins
-		portIsolation portMappings preserveDefaultVlan priority promiscMode rangeEnd rangeStart ranges request resolvConf routes
-		search skipDefault stateDir subnet table timeout type uplink uplinkTimeout vlan vlanTrunk`)
 	switch conf := conf.(type) {
 	case []any:
 		for i := range conf {
@@ -120,9 +120,9 @@ func shown(conf any) any {
 		}
 	case map[string]any:
 		kind, is := conf["type"].(string)
-		foreign := is && !slices.Contains(append(cni.Names(), "tombolo", "host-local", "static", "dhcp"), filepath.Base(kind))
+		foreign := is && !slices.Contains(append(cni.Names(), "tombolo", "dhcp"), filepath.Base(kind))
 		for key := range conf {
-			if conf[key] = shown(conf[key]); foreign && key != "type" || !slices.Contains(known, key) {
+			if conf[key] = shown(conf[key]); foreign && key != "type" || !slices.Contains(strings.Fields(known), key) {
 				conf[key] = "(left out)"
 			}
 		}

@@ -100,8 +100,6 @@ func (o *options) repair(ctx context.Context, node *network.Node, _ []string) er
 	return differs(did.Left)
 }
 
-const errKept found = "some could not be cleaned up"
-
 func (o *options) gcCommand() *cobra.Command {
 	dryRun := false
 	cmd := &cobra.Command{
@@ -145,7 +143,7 @@ func (o *options) gc(ctx context.Context, name string, dryRun bool) error {
 	}
 	err = errors.Join(err, o.print(text.String(), dead), o.tellOfPorts(ctx, node, name, dead))
 	if err == nil && kept {
-		return errKept
+		return found("some could not be cleaned up")
 	}
 	return err
 }

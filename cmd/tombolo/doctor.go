@@ -17,8 +17,6 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-const errSick found = "a problem was found"
-
 func (o *options) doctorCommand() *cobra.Command {
 	var dns, to []string
 	cmd := &cobra.Command{
@@ -160,5 +158,5 @@ func (o *options) printExamined(reports []doctor.Report, none string) error {
 	if len(reports) == 0 {
 		text.WriteString(none)
 	}
-	return o.answer(text.String(), reports, sick, errSick)
+	return o.answer(text.String(), reports, sick, "a problem was found")
 }

@@ -55,8 +55,6 @@ func (o *options) install(dir, list string, undo bool) error {
 	return install.Add(o.out, plugin, dir, names)
 }
 
-const errInvalid found = "at least one configuration is invalid"
-
 func (o *options) validateCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "validate FILE...",
@@ -98,7 +96,7 @@ func (o *options) validate(files []string) error {
 			fmt.Fprintf(&text, "  %s\n", line)
 		}
 	}
-	err := o.answer(text.String(), nil, invalid, errInvalid)
+	err := o.answer(text.String(), nil, invalid, "at least one configuration is invalid")
 	return cmp.Or(unread, err)
 }
 

@@ -22,8 +22,6 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-const errUnwell found = "not all is well"
-
 func (o *options) statusCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
@@ -68,7 +66,7 @@ func (o *options) status(ctx context.Context, node *network.Node, _ []string) er
 	if well {
 		text.WriteString("all is well\n")
 	}
-	return o.answer(text.String(), conditions, !well, errUnwell)
+	return o.answer(text.String(), conditions, !well, "not all is well")
 }
 
 func nodeIs() condition {

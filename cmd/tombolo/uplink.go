@@ -16,9 +16,6 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// repair looks after the uplinks of networks; one that the operator took is in none before its first ADD.
-const errUplinkDiffers found = "an uplink is not as it should be: tombolo uplink take NIC BRIDGE puts it right, and so does tombolod"
-
 func (o *options) uplinkCommand() *cobra.Command {
 	u := uplink.Uplink{}
 	plan := o.onUplink("plan NIC BRIDGE", "print how a NIC would become a port of a bridge; change nothing", takes(2, 2),
@@ -71,7 +68,7 @@ func (o *options) planUplink(ctx context.Context, node *network.Node, args []str
 // verdict is the line that a plan begins with. connection is what sshd sets: the client's
 // address and port, and those of this end.
 func verdict(steps *uplink.Steps, u uplink.Uplink, connection string) string {
-	ok, moves, sessions := "OK", "no address", "connections stay"
+	ok, moves, sessions := "OK", "no address moves", "connections stay"
 	if n := len(steps.Warnings); n > 0 {
 		ok = fmt.Sprintf("OK, but see the warnings (%d)", n)
 	}
@@ -80,14 +77,10 @@ func verdict(steps *uplink.Steps, u uplink.Uplink, connection string) string {
 			sessions = "your SSH session stays"
 		}
 	}
-	verb := "moves"
-	if len(steps.Moves) > 0 {
-		moves = printable.List(steps.Moves, ", ")
+	if n := len(steps.Moves); n > 0 {
+		moves = printable.List(steps.Moves, ", ") + map[bool]string{true: " moves", false: " move"}[n == 1]
 	}
-	if len(steps.Moves) > 1 {
-		verb = "move"
-	}
-	return fmt.Sprintf("%s: %s %s to %s, %s; undo: tombolo uplink restore %s\n", ok, moves, verb, u.Bridge, sessions, u.NIC)
+	return fmt.Sprintf("%s: %s to %s, %s; undo: tombolo uplink restore %s\n", ok, moves, u.Bridge, sessions, u.NIC)
 }
 
 func (o *options) takeUplink(ctx context.Context, node *network.Node, args []string, u uplink.Uplink) error {
@@ -129,5 +122,6 @@ func (o *options) uplinkStatus(ctx context.Context, node *network.Node, args []s
 		}
 		text.WriteString(said)
 	}
-	return o.answer(text.String(), list, differs, errUplinkDiffers)
+	return o.answer(text.String(), list, differs,
+		"an uplink is not as it should be: tombolo uplink take NIC BRIDGE puts it right, and so does tombolod")
 }

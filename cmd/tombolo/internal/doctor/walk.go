@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -283,16 +284,12 @@ func ask(ctx context.Context, pod *netns.NS, server netip.Addr) error {
 	// RFC 1035, section 4.1: the name servers of the root.
 	query := []byte{0x74, 0x6f, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 1}
 	for range 2 {
-		if err := ctx.Err(); err != nil {
+		_, err = conn.Write(query)
+		err = cmp.Or(err, ctx.Err(), conn.SetReadDeadline(time.Now().Add(wait)))
+		if err != nil {
 			return err
 		}
-		if _, err = conn.Write(query); err == nil {
-			err = conn.SetReadDeadline(time.Now().Add(wait))
-		}
-		if err == nil {
-			_, err = conn.Read(make([]byte, 512))
-		}
-		if err == nil {
+		if _, err = conn.Read(make([]byte, 512)); err == nil {
 			return nil
 		}
 	}

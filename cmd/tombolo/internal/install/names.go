@@ -80,11 +80,14 @@ func Add(out io.Writer, plugin, dir string, names []string) error {
 	if err := putPlugin(out, plugin, program); err != nil {
 		return err
 	}
-	var failed []error
+	return each(dir, names, func(path string) error { return addName(out, path, line) })
+}
+
+func each(dir string, names []string, do func(path string) error) (failed error) {
 	for _, name := range names {
-		failed = append(failed, addName(out, filepath.Join(dir, name), line))
+		failed = errors.Join(failed, do(filepath.Join(dir, name)))
 	}
-	return errors.Join(failed...)
+	return failed
 }
 
 // Remove takes the names away that Add put there, and puts what it kept in their place. The
@@ -95,11 +98,11 @@ func Remove(out io.Writer, dir string, names []string) error {
 	if err != nil {
 		return err
 	}
-	var failed []error
-	for _, name := range names {
-		failed = append(failed, removeName(out, filepath.Join(dir, name)))
+	if !slices.ContainsFunc(names, func(name string) bool { _, err := os.Lstat(filepath.Join(dir, name)); return err == nil }) {
+		_, err := fmt.Fprintf(out, "%s: none of these names is there\n", dir)
+		return err
 	}
-	return errors.Join(failed...)
+	return each(dir, names, func(path string) error { return removeName(out, path) })
 }
 
 // plugins gives the directory's absolute path.

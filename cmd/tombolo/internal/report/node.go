@@ -74,26 +74,15 @@ func (s Selection) Inspect(ctx context.Context, node *network.Node) (*network.In
 	if err != nil || s == (Selection{}) {
 		return in, err
 	}
-	found := &network.Inspection{Attachments: []network.Report{}}
-	named, networks := strings.ContainsAny(s.Pod, "*?["), map[string]bool{s.Network: true}
-	for _, r := range in.Attachments {
-		if !Meant(r.Attachment, s.Pod) {
-			continue
-		}
-		named = true
-		if s.Network == "" || r.Network == s.Network {
-			found.Attachments, networks[r.Network] = append(found.Attachments, r), true
-		}
-	}
-	for _, n := range in.Networks {
-		if networks[n.Network] {
-			found.Networks = append(found.Networks, n)
-		}
-	}
-	if s.Pod != "" && !named {
+	pods := slices.DeleteFunc(in.Attachments, func(r network.Report) bool { return !Meant(r.Attachment, s.Pod) })
+	if s.Pod != "" && len(pods) == 0 && !strings.ContainsAny(s.Pod, "*?[") {
 		return nil, fmt.Errorf("no pod %q: tombolo ls lists those that there are", s.Pod)
 	}
-	return found, nil
+	pods = slices.DeleteFunc(pods, func(r network.Report) bool { return s.Network != "" && r.Network != s.Network })
+	networks := slices.DeleteFunc(in.Networks, func(n network.NetworkReport) bool {
+		return n.Network != s.Network && !slices.ContainsFunc(pods, func(r network.Report) bool { return r.Network == n.Network })
+	})
+	return &network.Inspection{Attachments: pods, Networks: networks}, nil
 }
 
 // Open opens a node to look at it. A state directory that was named has to be there; none in

@@ -187,11 +187,8 @@ func Summary(in *network.Inspection) string {
 	for _, r := range in.Attachments {
 		differing += min(len(r.Differences), 1)
 	}
-	switch {
-	case !in.Differs():
+	if !in.Differs() {
 		return text + ": nothing differs"
-	case differing == 0:
-		return text + ", none of them differs"
 	}
 	return fmt.Sprintf("%s, %d of them differ%s", text, differing, map[bool]string{true: "s"}[differing == 1])
 }
@@ -231,11 +228,7 @@ func rootOf(f *finding, tables []string) (text string, covers func(*finding) boo
 			return o.Difference == f.Difference || strings.HasSuffix(o.Object, of)
 		}
 	case strings.HasPrefix(f.Object, "bridge ") && f.What == "link" && f.Object == "bridge "+f.Want:
-		text := f.Text
-		if text == "" {
-			text = f.Object + " is missing"
-		}
-		return text, func(o *finding) bool {
+		return cmp.Or(f.Text, f.Object+" is missing"), func(o *finding) bool {
 			element := o.What == "element" && strings.HasPrefix(o.Want+o.Have+" ", f.Want+" ")
 			return o.Difference == f.Difference || element || o.What == "bridge" && o.Want == f.Want || strings.HasPrefix(o.Text, f.Object+": ")
 		}

@@ -83,11 +83,7 @@ func (n *Network) text(b *strings.Builder) {
 	for _, p := range n.Pools {
 		line("pool", p.String())
 	}
-	if len(n.Pools) > 0 {
-		line("", n.PoolNote)
-	} else {
-		line("pool", n.PoolNote)
-	}
+	line("pool", n.PoolNote) // where there is none
 	key := "host ports"
 	for i := range n.Ports {
 		line(key, n.Ports[i].String())
@@ -177,17 +173,13 @@ func limits(s bandwidth.Shape) string {
 	return rate(s.Ingress.Rate) + "/" + rate(s.Egress.Rate)
 }
 
-func rate(bits uint64) string {
-	if bits == 0 {
+func rate(n uint64) string {
+	if n == 0 {
 		return "-"
 	}
-	for _, unit := range []struct {
-		size uint64
-		name string
-	}{{1e9, "Gbit"}, {1e6, "Mbit"}, {1e3, "kbit"}} {
-		if bits >= unit.size {
-			return strconv.FormatFloat(float64(bits)/float64(unit.size), 'f', -1, 64) + unit.name
-		}
+	of, units := 1.0, []string{"bit", "kbit", "Mbit", "Gbit"}
+	for ; len(units) > 1 && float64(n) >= of*1000; of *= 1000 {
+		units = units[1:]
 	}
-	return strconv.FormatUint(bits, 10) + "bit"
+	return strconv.FormatFloat(float64(n)/of, 'f', -1, 64) + units[0]
 }

@@ -24,7 +24,7 @@ if command -v systemd-analyze >/dev/null; then
 	done
 	systemd-analyze verify "$units"/*
 fi
-for script in test/*.sh test/cluster/*.sh test/podman/*.sh bench/*.sh .ci/run; do bash -n "$script"; done
+for script in test/*.sh test/cluster/*.sh test/podman/*.sh bench/*.sh deploy/*.sh deploy/*/*.sh .ci/run; do bash -n "$script"; done
 go test ./internal/repotest -run TestNames # that hide a builtin or a package
 built=$(git grep -laP '^\x7fELF' || true)
 [ -z "$built" ] || { echo "a program is committed:" "$built" >&2; exit 1; }

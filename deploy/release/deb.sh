@@ -24,16 +24,26 @@ make -s -o build install BIN="$stage/bin" DESTDIR="$root" PREFIX=/usr CNI_BIN=/u
 rm "$root/usr/lib/cni/loopback"
 ln -sfn ../tombolo/tombolo-cni "$root/usr/lib/cni/tombolo"
 install -m 0644 deploy/release/copyright "$root/usr/share/doc/tombolo/copyright"
-gzip -9nc CHANGELOG.md >"$root/usr/share/doc/tombolo/changelog.gz"
+install -D -m 0644 deploy/release/overrides "$root/usr/share/lintian/overrides/tombolo"
+gzip -9nc CHANGELOG.md >"$root/usr/share/doc/tombolo/CHANGELOG.md.gz"
+maintainer="the authors of Tombolo <tombolo@example.invalid>"
+gzip -9nc >"$root/usr/share/doc/tombolo/changelog.gz" <<EOF
+tombolo ($version) unstable; urgency=medium
+
+  * CHANGELOG.md.gz has what is new.
+
+ -- $maintainer  $(date -u -R -d "@$SOURCE_DATE_EPOCH")
+EOF
 gzip -9n "$root"/usr/share/man/man8/*
 
 mkdir "$root/DEBIAN"
 install -m 0755 deploy/release/debian/* "$root/DEBIAN/"
+(cd "$root" && find usr -type f -print0 | LC_ALL=C sort -z | xargs -0 md5sum) >"$root/DEBIAN/md5sums"
 cat >"$root/DEBIAN/control" <<EOF
 Package: tombolo
 Version: $version
 Architecture: $arch
-Maintainer: the authors of Tombolo <tombolo@example.invalid>
+Maintainer: $maintainer
 Section: net
 Priority: optional
 Homepage: https://github.com/tombolo-cni/tombolo

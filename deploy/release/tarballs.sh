@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# Makes dist/tombolo-VERSION-linux-ARCH.tar.gz for each ARCH, and dist/SHA256SUMS of all that is
-# in dist. The same commit gives the same bytes, whoever builds it, and where: the times of
-# files are the commit's (SOURCE_DATE_EPOCH).
+# Makes dist/tombolo-VERSION-linux-ARCH.tar.gz for each ARCH. The same commit gives the same bytes, whoever builds it,
+# and where: the times of files are the commit's (SOURCE_DATE_EPOCH).
 #
 # usage: deploy/release/tarballs.sh VERSION ARCH...
 set -euo pipefail
@@ -22,7 +21,3 @@ for arch in "$@"; do
 	tar --sort=name --mtime="@$epoch" --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX --format=ustar \
 		-C "$stage" -cf - "$name" | gzip -9n >"dist/$name.tar.gz"
 done
-cd dist
-sha256sum -- *.tar.gz *.deb 2>/dev/null >"$stage/sums" || true # there may be no packages
-mv "$stage/sums" SHA256SUMS
-cat SHA256SUMS

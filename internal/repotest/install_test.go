@@ -154,6 +154,10 @@ func TestReleasesAreReproducible(t *testing.T) {
 		if out, err := cmd.CombinedOutput(); err != nil || strings.Count(string(out), ": OK\n") != 2*len(arches) {
 			t.Errorf("checksums: %v\n%s", err, out)
 		}
+		deb := exec.Command(filepath.Join(root(t), "deploy/release/lintian.sh"), filepath.Join(dir, "dist", "tombolo_9.8.7_"+arches[0]+".deb"))
+		if out, err := deb.CombinedOutput(); err != nil {
+			t.Errorf("lintian: %v\n%s", err, out)
+		}
 		builds = append(builds, sums(t, filepath.Join(dir, "dist")))
 	}
 	names := []string{"SHA256SUMS"}
@@ -165,4 +169,32 @@ func TestReleasesAreReproducible(t *testing.T) {
 			t.Errorf("%s is %q and %q", name, builds[0][name], builds[1][name])
 		}
 	}
+}
+
+func TestManifestsNameAnImageByItsDigest(t *testing.T) {
+	t.Parallel()
+	script, image := filepath.Join(root(t), "deploy/release/manifest.sh"), "ghcr.io/tombolo-cni/tombolo:v9.8.7@sha256:"+strings.Repeat("0a", 32)
+	dir := t.TempDir()
+	out, err := exec.Command(script, image, dir).CombinedOutput()
+	must.That(t, err == nil, "%v\n%s", err, out)
+	for made, of := range map[string]string{"tombolo.yaml": "tombolo.yaml", "tombolo-uninstall.yaml": "uninstall.yaml"} {
+		want := string(must.Of(os.ReadFile(filepath.Join(root(t), "deploy/kubernetes", of))).Get(t))
+		got := string(must.Of(os.ReadFile(filepath.Join(dir, made))).Get(t))
+		expect.Equal(t, got, strings.ReplaceAll(want, "image: tombolo:dev\n", "image: "+image+"\n"), "%s", made)
+		expect.That(t, got != want && !strings.Contains(got, "tombolo:dev"), "%s has another image too", made)
+	}
+	for _, bad := range []string{"tombolo:dev", "tombolo@sha256:0a", "tombolo|x@" + image, image + "\nx"} {
+		err := exec.Command(script, bad, dir).Run()
+		expect.That(t, err != nil, "%q passes for an image with its digest", bad)
+	}
+}
+
+// A tag is the last step: what its release says is there before.
+func TestTheNextReleaseHasNotes(t *testing.T) {
+	t.Parallel()
+	script := filepath.Join(root(t), "deploy/release/notes.sh")
+	out, err := exec.Command(script, "v0.1.0").CombinedOutput()
+	expect.That(t, err == nil && strings.Contains(string(out), "### Added") && !strings.Contains(string(out), "## v"), "%v\n%s", err, out)
+	out, err = exec.Command(script, "v9.8.7").CombinedOutput()
+	expect.That(t, err != nil, "a version without a section has notes: %s", out)
 }

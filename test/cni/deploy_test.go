@@ -294,8 +294,8 @@ func TestWorkflowsParseAndPinTheirActions(t *testing.T) {
 			expect.That(t, ok && len(steps) > 0, "%s: job %s has no steps", path, name)
 			for _, step := range steps {
 				s := step.(map[string]any)
-				if uses, ok := s["uses"].(string); ok && !regexp.MustCompile(`^actions/[a-z-]+@v\d+\.\d+\.\d+$`).MatchString(uses) {
-					t.Errorf("%s: %s names no version", path, uses)
+				if uses, ok := s["uses"].(string); ok && !regexp.MustCompile(`^(actions|docker)/[a-z-]+@[0-9a-f]{40}$`).MatchString(uses) {
+					t.Errorf("%s: %s names no commit", path, uses)
 				}
 				line := fmt.Sprint(s["run"])
 				for _, m := range regexp.MustCompile(`\bmake ((?:[a-z-]+ )*[a-z-]+)`).FindAllStringSubmatch(line, -1) {

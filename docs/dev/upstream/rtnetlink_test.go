@@ -42,8 +42,8 @@ func recorded(t *testing.T, path string, typ int) map[string][]byte {
 }
 
 const (
-	routes    = "../../route/testdata/recorded/linux-6.18.txt"
-	addresses = "../../addr/testdata/recorded/linux-6.18.txt"
+	routes    = "testdata/routes.txt"
+	addresses = "testdata/addresses.txt"
 )
 
 type message interface {

@@ -94,7 +94,7 @@ func newComparison(b *testing.B, s scenario) *comparison {
 			f = s.feature
 		}
 		n := newNode(b, each, f).warm(b)
-		if s.proxy && !n.idle { // the only pod with a port opens and closes the node's loopback for it
+		if s.proxy { // the only pod with a port opens and closes the node's loopback for it
 			n.fill(b, nil, 1, 1)
 			n.linked = links(b, n.host)
 		}

@@ -147,28 +147,17 @@ func leaseOf(p *pod) (netip.Addr, error) {
 // proveLease waits until the server has a pod's lease in its file, or no more.
 func (n *node) proveLease(p *pod, wanted bool) error {
 	address, err := leaseOf(p)
-	if err != nil {
-		return err
-	}
-	return n.lan.await(func(leases map[netip.Addr]bool) error {
-		if leases[address] != wanted {
-			return fmt.Errorf("the server's lease of %s: %t, want %t", address, !wanted, wanted)
-		}
-		return nil
-	})
-}
-
-// await looks at the server's leases until they are as they should be.
-func (l *lan) await(fits func(map[netip.Addr]bool) error) error {
-	for until := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
-		leases, err := l.leases()
-		if err != nil {
-			return err
-		}
-		if err = fits(leases); err == nil || time.Now().After(until) {
-			return err
+	for until := time.Now().Add(patience); err == nil; time.Sleep(5 * time.Millisecond) {
+		var leases map[netip.Addr]bool
+		leases, err = n.lan.leases()
+		switch {
+		case err == nil && leases[address] == wanted:
+			return nil
+		case err == nil && time.Now().After(until):
+			err = fmt.Errorf("the server's lease of %s: %t, want %t", address, !wanted, wanted)
 		}
 	}
+	return err
 }
 
 // introduce tells a pod and its router each other's MAC address for good. The kernel has

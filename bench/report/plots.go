@@ -53,7 +53,7 @@ func (r *results) draw(dir string) ([]drawn, error) {
 		list = append(list, p.drawn)
 	}
 	if points := r.growth(); len(points) > 1 {
-		p := drawn{"ADD by the pods that there are, ms", "pods.svg"}
+		p := drawn{"ADD in process by the pods that there are, ms", "pods.svg"}
 		if err := line(p.title, filepath.Join(dir, p.file), points); err != nil {
 			return nil, err
 		}

@@ -22,10 +22,11 @@ import (
 // that they are known as soon as the prefix is; never temporary ones (RFC 8981).
 type Autoconf struct {
 	// DefaultRoute has the pod send through the routers what is not on the link.
-	// Without it they give the pod no way, neither to everywhere nor to the networks
-	// that they advertise besides (RFC 4191): somebody else has to.
+	// Without it the pod takes no route from them, neither a default route nor those that
+	// they advertise besides (RFC 4191): the caller has to give it routes.
 	DefaultRoute bool
-	// AddressOptional is for a pod that has another address of IPv6: Check does not miss one by a router.
+	// AddressOptional has Check report nothing if there is no address by a router's advertisement: for a pod that
+	// has another IPv6 address.
 	AddressOptional bool
 }
 
@@ -48,10 +49,10 @@ type Solicitation struct {
 	link     int
 }
 
-// Solicit has a pod that was attached with port.Autoconf accept router advertisements from now on, and ask for one:
-// not before its port forwards and a guard knows it. The kernel sends the solicitation before Solicit returns, and
-// again 4 s later and then ever more seldom while nobody answers. Wait has the outcome. A second Solicit asks for
-// nothing, but waits for what routers advertise by themselves.
+// Solicit has a pod that was attached with port.Autoconf accept router advertisements from now on, and ask for one.
+// Call it when the port forwards, and after a guard has the pod's addresses. The kernel sends the solicitation before
+// Solicit returns, again 4 s later, and then less and less often until a router answers. Wait returns what came of it.
+// After a second Solicit the kernel sends nothing; Wait then waits for the routers' periodic advertisements.
 func (c *Conn) Solicit(ctx context.Context, pod *netns.NS, port Port) (*Solicitation, error) {
 	if err := c.usablePod(ctx, pod, true); err != nil {
 		return nil, err

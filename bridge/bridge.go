@@ -27,8 +27,8 @@ type Bridge struct {
 	// lowest MAC among its ports, and breaks its neighbours' caches as they come
 	// and go.
 	MAC net.HardwareAddr
-	// MTU, in bytes, is pinned too. 0 leaves that of an existing bridge, and is
-	// 1500 for a new.
+	// MTU, in bytes, is set for good too, and does not follow the ports. 0 leaves that of an
+	// existing bridge, and is 1500 for a new one.
 	MTU int
 	// Alias is given to a new bridge, so that it is known whose it is; that of an
 	// existing one is left. At most 255 bytes. A bridge that has it is taken for one
@@ -127,14 +127,14 @@ func (br *Bridge) validate() error {
 
 // unfinishedGroup is the group of links that a bridge is in from when it is made until it
 // has what the request that makes it does not take. A caller that is killed in between
-// leaves it for the next one to finish: it would pass for somebody else's bridge.
+// leaves it for the next one to finish, which would otherwise take it for another program's bridge.
 const unfinishedGroup = 29808
 
 // Unfinished says that the link is a bridge whose maker (Conn.Ensure) is at work, or was
 // killed: it has no alias yet, and Ensure finishes it.
 func (l *Link) Unfinished() bool { return l != nil && l.Kind == "bridge" && l.Group == unfinishedGroup }
 
-// createBridge makes a bridge, to be finished. That another caller was quicker is success.
+// createBridge makes a bridge, which finish completes. If another caller has made it, that is success.
 func (c *Conn) createBridge(ctx context.Context, br Bridge) error {
 	if br.MAC == nil {
 		br.MAC = ident.RandomMAC()
@@ -150,21 +150,20 @@ func (c *Conn) createBridge(ctx context.Context, br Bridge) error {
 	return err
 }
 
-// finish gives a new bridge, before it is up, what the request that creates does not
-// take: its alias, and that it is to have no link-local address. Several callers may do
-// so at once.
+// finish sets what the request that creates a bridge cannot: its alias, and whether it gets
+// a link-local address. Call it before the bridge is up. Several callers may do so at once.
 func (c *Conn) finish(ctx context.Context, br *Bridge, index int) error {
 	noIPv6 := br.NoIPv6 && hasIPv6(otherMTU(br.newMTU()))
-	err := c.christen(ctx, br, index, noIPv6)
+	err := c.setNew(ctx, br, index, noIPv6)
 	if noIPv6 && errors.Is(err, unix.EAFNOSUPPORT) {
-		err = c.christen(ctx, br, index, false) // the kernel has no IPv6
+		err = c.setNew(ctx, br, index, false) // the kernel has no IPv6
 	}
 	return err
 }
 
-// christen goes by the index: a request with a group and the name of a link that is gone
-// is one for all links of that group.
-func (c *Conn) christen(ctx context.Context, br *Bridge, index int, noIPv6 bool) error {
+// setNew sets the alias and takes the bridge out of unfinishedGroup. It goes by the index: with the name of a link that
+// is gone, the kernel applies a request with a group to all links of that group.
+func (c *Conn) setNew(ctx context.Context, br *Bridge, index int, noIPv6 bool) error {
 	var b nl.Batch
 	r := link.Request{Index: index, Group: new(uint32(0)), NoLinkLocal: noIPv6}
 	if br.Alias != "" {
@@ -192,7 +191,7 @@ func otherMTU(mtu int) int {
 	return mtu + 1
 }
 
-// refuseNFCall takes back what this kernel would ignore without a word.
+// refuseNFCall clears br.NFCall where the kernel would ignore it, and is an error if it was true.
 func (br *Bridge) refuseNFCall(l *Link) error {
 	if br.NFCall == nil || l.Bridge.Netfilter {
 		return nil
@@ -305,12 +304,12 @@ func (c *Conn) Remove(ctx context.Context, name string) error {
 	return nil
 }
 
-// Enslave makes an existing link, found by port.Name, a port of port.Bridge with
-// the flags and the alias of port, and its MAC and MTU if it has them, up: what a port needs that fell off its bridge,
-// or whose bridge was made anew. Flags that port has not are taken away, hairpin
-// too. One that is a port of the bridge already stays it, and goes on forwarding; the
-// peer is left alone. StaticFDB needs PeerMAC. It takes one sendmsg if BridgeIndex is
-// given, two more with StaticFDB.
+// Enslave makes the link port.Name a port of port.Bridge, and sets it up: for a port that
+// was taken off its bridge, or whose bridge was made anew. The link gets the flags and the
+// alias of port, and its MAC and MTU if port has them; it loses other flags, hairpin too. A
+// link that is a port of the bridge already goes on forwarding. The peer is left alone.
+// StaticFDB needs PeerMAC. It takes one sendmsg if BridgeIndex is given, two more with
+// StaticFDB.
 func (c *Conn) Enslave(ctx context.Context, port Port) error {
 	if err := c.usable(ctx); err != nil {
 		return err

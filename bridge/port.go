@@ -59,10 +59,10 @@ type Port struct {
 	// (IFLA_BRPORT_GROUP_FWD_MASK, Linux 4.15), so that the firewall of the bridge sees them and can drop them
 	// (nft.Network's Groups). Without it the host gets them past any rule.
 	ForwardGroups bool
-	// StaticFDB enters PeerMAC into the bridge's forwarding database for good, so that the
-	// port works with NoFlood and NoLearning, and frames of others with that MAC do not
-	// lead it away. It passes over a MAC that is the bridge's own, or has a static entry
-	// for another port.
+	// StaticFDB enters PeerMAC into the bridge's forwarding database for good. So the port works
+	// with NoFlood and NoLearning, and another port that sends from that MAC does not get its
+	// frames. It does nothing for a MAC that is the bridge's own, or that has a static entry for
+	// another port.
 	StaticFDB  bool
 	NoLearning bool // the bridge does not learn MACs from the port
 	NoFlood    bool // no unknown unicast goes out of the port

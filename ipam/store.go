@@ -41,7 +41,7 @@ type store struct {
 	node    Node
 }
 
-// ioError is what the system refused.
+// ioError returns an error of a system call, with what it was for.
 func (s *store) ioError(doing string, err error) error {
 	return newError(err, "network %q: %s: %s", s.network, doing, err)
 }

@@ -16,8 +16,8 @@ import (
 )
 
 // Check compares what the kernel has at a target with what Ensure would make of it,
-// and lists the differences; none is what should be. A qdisc of somebody else's in a
-// direction without a rate is no difference.
+// and lists the differences. A qdisc of another program in a direction without a rate
+// is no difference.
 func (c *Conn) Check(ctx context.Context, t Target, s Shape) ([]tombolo.Difference, error) {
 	want, err := c.prepare(ctx, &t, s)
 	var have *installed

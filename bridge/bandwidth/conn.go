@@ -49,7 +49,7 @@ type Target struct {
 }
 
 // ErrForeign is the cause of an error about a link that has the name of our ifb and
-// is somebody else's.
+// belongs to another program.
 var ErrForeign = errors.New("the link belongs to somebody else")
 
 // ErrNotSupported is the cause of an error about what the kernel lacks, and could not

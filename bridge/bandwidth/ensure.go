@@ -15,15 +15,14 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/tc"
 )
 
-// Ensure makes a target's traffic be shaped, and says whether it had to change
-// anything. What is installed is s.Effective, whose adjustments the operator should
-// be told. A direction with a rate of 0 loses the shaper that it had from us; one of
-// somebody else's stays.
+// Ensure limits a target's traffic, and says whether it had to change anything. It
+// installs s.Effective: tell the operator what that adjusts. In a direction with a rate
+// of 0 it deletes its own shaper, and leaves one of another program.
 //
-// Other rates and bursts are given to the shapers that are there, which keep what
-// is in their queues. Where nothing of ours was there before, an error leaves
-// nothing of ours. An ifb that is not Target.Owner's is an ErrForeign, and what the
-// kernel lacks an ErrNotSupported.
+// Shapers that are there get the new rates and bursts, and keep the packets in their
+// queues. Where there was no shaper of ours before, an error leaves none. The error
+// matches ErrForeign if the ifb is not Target.Owner's, and ErrNotSupported if the kernel
+// lacks something.
 //
 // A port that is up takes some ms more than one that is down: see bridge.Port's BeforeUp.
 func (c *Conn) Ensure(ctx context.Context, t Target, s Shape) (changed bool, _ error) {

@@ -70,8 +70,8 @@ func (c *Conn) removeFromPort(ctx context.Context, t Target) error {
 	return errors.Join(append(errs, c.removeRedirect(ctx, &t, have))...)
 }
 
-// removeRedirect deletes our filter, and the place that it had if nobody else uses
-// it.
+// removeRedirect deletes our filter, and the qdisc that it is in if that has no filters of
+// other programs.
 func (c *Conn) removeRedirect(ctx context.Context, t *Target, have *installed) error {
 	var b nl.Batch
 	switch {

@@ -30,12 +30,12 @@ func (s *snapshot) asBefore(rec *Record) snapshot {
 	return n
 }
 
-// withLost is the snapshot as if a link had what the NIC had before the takeover and
-// that neither it nor the bridge has now: what another program deleted. Lifetimes are what
-// is left of them.
+// withLost returns the snapshot and, as if link had them, the addresses, routes and rules that
+// the NIC had before the takeover and that neither it nor the bridge has now, since another
+// program deleted them. Their lifetimes are those that are left.
 //
-// What comes and goes by itself, because it was leased or learnt from routers, counts
-// only if all is asked for: where the bridge has gone, and took it along.
+// Leased addresses, and what was learnt from routers, are among them only with all: it is for
+// a bridge that was deleted with them.
 func (s *snapshot) withLost(rec *Record, link linkState, all bool) *snapshot {
 	n := *s
 	n.Addresses, n.Routes, n.Rules = slices.Clone(s.Addresses), slices.Clone(s.Routes), slices.Clone(s.Rules)
@@ -122,7 +122,7 @@ func (r *Record) withoutReplaced(s *snapshot) *Record {
 	}
 	has := slices.Concat(n.Before.Addresses, s.Addresses)
 	for _, one := range r.Before.Routes {
-		if s.hasPlace(&one) || !s.hasRival(&one) && !restsOn(&one, gone, has) {
+		if s.hasPlace(&one) || !s.hasOtherPriority(&one) && !restsOn(&one, gone, has) {
 			n.Before.Routes = append(n.Before.Routes, one)
 		}
 	}
@@ -158,8 +158,8 @@ func (s *snapshot) isReplaced(rec *Record, a addr.Address, stands bool) bool {
 	})
 }
 
-// hasRival says that the NIC or the bridge has a route to the same destination at another priority.
-func (s *snapshot) hasRival(r *route.Route) bool {
+// hasOtherPriority says whether the NIC or the bridge has a route to the same destination at another priority.
+func (s *snapshot) hasOtherPriority(r *route.Route) bool {
 	return slices.ContainsFunc(s.Routes, func(have route.Route) bool {
 		have.Priority = r.Priority
 		return placeOf(&have) == placeOf(r)

@@ -273,8 +273,8 @@ func (m *move) gateways() []netip.Addr {
 	return list
 }
 
-// place is what tells the places of a table apart: of IPv4 routes that have the same, the
-// first one counts.
+// place is the part of a route by which the kernel looks it up. Of IPv4 routes with the same
+// place it uses the first one.
 type place struct {
 	family   uint8
 	table    uint32

@@ -12,9 +12,9 @@ import (
 	"github.com/tombolo-cni/tombolo/bridge"
 )
 
-// Take makes the NIC a port of the bridge, and moves all that it has of layer 3 there, by the
-// steps of Plan. One that fails, or a ctx that is done, before the point of no return (see the
-// package's comment) undoes those before it, and removes the journal.
+// Take makes the NIC a port of the bridge, and moves its addresses, routes and rules there, by the
+// steps of Plan. If one fails, or ctx is done, before the point of no return (see the package's
+// comment), Take undoes the steps before it, and removes the journal.
 //
 // The error matches ErrRefused where nothing was begun, and ErrUnreachable where nothing answered
 // through the bridge in time. With it, a record means that Recover has to finish something.

@@ -19,7 +19,7 @@ import (
 // defaultTimeout is an Uplink's Timeout where it says none.
 const defaultTimeout = 5 * time.Second
 
-// What errors of this package match.
+// Errors of this package match these.
 var (
 	// ErrRefused is the cause where a NIC cannot be taken over as it is. Nothing was
 	// changed, and the text says what to do.
@@ -41,8 +41,8 @@ type Uplink struct {
 	// the bridge, for agents that read them there. The routes go by the bridge all the
 	// same, and a lease that is renewed on the bridge does not show on the NIC.
 	KeepAddress bool
-	// ClientID is the identity of the DHCP client that leased the NIC's address. It is on
-	// record for the caller, and nothing to this package.
+	// ClientID is the identifier of the DHCP client that leased the NIC's address. This package
+	// only keeps it on record, for the caller.
 	ClientID string `json:",omitempty"`
 	// Timeout is how long what was reachable through the NIC may take to answer through
 	// the bridge before the takeover is undone; 0 is 5 s.

@@ -28,7 +28,7 @@ const (
 	timeToLive = 64
 )
 
-// errNotOurs is of a frame that a filter would not have let through.
+// errNotOurs is the error for a frame that the socket's filter should have dropped.
 var errNotOurs = errors.New("not a DHCP or ARP packet for a client")
 
 // broadcastMAC is where a frame goes whose receiver's MAC address is not known: a host

@@ -109,8 +109,8 @@ func DialRaw(cfg *Config) (dhcpc.Transport[*dhcpc.Packet], error) {
 	return newSocket(conn, readFrame, func(p *dhcpc.Packet) error { return c.sendFrame(conn, p) }), nil
 }
 
-// listenRaw opens a packet socket for what a filter lets through. What leaves an interface is shown to sockets for all
-// protocols alone.
+// listenRaw opens a packet socket for what a filter lets through. Only a socket for allProtocols also receives what
+// leaves the interface.
 func (c *Config) listenRaw(takes program, allProtocols bool) (*packet.Conn, error) {
 	filter, err := bpf.Assemble(takes)
 	if err != nil {

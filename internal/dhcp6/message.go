@@ -16,7 +16,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/trace"
 )
 
-// What of a server's lists is kept, so that no server fills a record or a pod's resolv.conf.
+// Of a server's lists only so much is kept, so that no server fills a record or a pod's resolv.conf.
 const (
 	maxServers = 16
 	maxSearch  = 32

@@ -22,8 +22,8 @@ import (
 // socket. A change of our own is known by its generation: what was found right at a generation is not looked at
 // again, and verbs of the plugin leave theirs in their note.
 
-// lookAtFirewall is how often it is looked at without news: legacy tables and a table
-// that falls asleep tell nothing.
+// lookAtFirewall is how often the keeper looks at the firewall without an announcement: the kernel announces
+// neither changes of legacy tables nor a table that becomes dormant.
 const lookAtFirewall = 30 * time.Second
 
 // generation is an announcement: nf_tables has changed.

@@ -117,7 +117,8 @@ func (k kernel) taken(at string, a, had netip.Addr) error {
 	})
 }
 
-// follow has what the host has of a pod go by its lease, and says whether it did not already.
+// follow has guard, host ports and masquerade of a pod follow its lease, and returns the addresses before and after,
+// if they differ.
 func (k kernel) follow(ctx context.Context, r *lease.Record) (from, to []netip.Prefix, _ error) {
 	if k.network == nil || r.Host != nil {
 		return nil, nil, nil

@@ -74,8 +74,8 @@ func ReplaceOwn(ctx context.Context, routes *route.Conn, r route.Route) error {
 	return Replace(ctx, routes, r)
 }
 
-// Lifetime is as the kernel takes it: nil is for ever, which is less than 0 here. It refuses 0 s as a valid one, and
-// takes the largest number for ever.
+// Lifetime returns a lifetime for the kernel: left, but no less than least. A left below 0 is for ever, which is nil.
+// The kernel refuses a valid lifetime of 0 s, and takes the largest number of seconds to mean for ever.
 func Lifetime(left, least time.Duration) *time.Duration {
 	if left < 0 {
 		return nil

@@ -122,8 +122,8 @@ func RouteOf(r dhcpc.Route, link, priority int) route.Route {
 	return one
 }
 
-// Impossible says why no pod can have a leased address, by what the lease says itself: the host's
-// firewall lets a pod send from it, and leads published ports there.
+// Impossible returns an error if the lease itself shows that no pod can have its address. It is checked since the
+// host's firewall lets the pod send from the address, and leads host ports to it.
 func Impossible(l *dhcpc.Lease) error {
 	own, subnet := l.Address.Addr(), l.Address.Masked()
 	switch {

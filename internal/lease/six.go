@@ -37,8 +37,8 @@ type Information struct {
 	Until  time.Time    `json:"until"` // when to ask again
 }
 
-// SixOf gives what a client of DHCPv4 is to DHCPv6 servers: what its identifier says, in a DUID of 16
-// bytes of hash, or one by the MAC address where that is what it goes by.
+// SixOf returns the identity that a DHCPv4 client has towards DHCPv6 servers: a DUID of a 16-byte hash of its client
+// identifier, or of the MAC address if that is the client identifier.
 func SixOf(c *Client) *Six {
 	s := &Six{IAID: 1}
 	const ethernet, byLinkLayer = 1, 3

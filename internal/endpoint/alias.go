@@ -64,7 +64,7 @@ func ParseAlias(s string) (Mark, bool) {
 	}
 	var m Mark
 	var addresses string
-	if m.Hash, rest, ok = strings.Cut(rest, ":"); !ok || !isHash(m.Hash) {
+	if m.Hash, rest, ok = strings.Cut(rest, ":"); !ok || !ident.IsHash(m.Hash) {
 		return Mark{}, false
 	}
 	// An IPv6 address has colons of its own, a network's name has none.
@@ -77,8 +77,4 @@ func ParseAlias(s string) (Mark, bool) {
 		}
 	}
 	return m, true
-}
-
-func isHash(s string) bool {
-	return len(s) == ident.Digits && strings.Trim(s, "0123456789abcdef") == ""
 }

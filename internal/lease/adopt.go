@@ -41,43 +41,41 @@ type Adoption struct {
 // over: it writes a record (Record.Host) of a lease that is due, for the keeper to renew. Call it right after the takeover, and again whenever the
 // takeover is found in place: a record of this boot, bridge and address stays as it is.
 //
-// The result is nil where nothing was leased. That no keeper runs is no error: see
+// Where nothing was leased it does nothing. That no keeper runs is no error: see
 // HostTrouble. After a boot the keeper drops the record, without a RELEASE, since the
 // host's own client has begun anew.
-func Adopt(ctx context.Context, dir *Dir, a *Adoption) (*Record, error) {
+func Adopt(ctx context.Context, dir *Dir, a *Adoption) error {
 	r, err := a.record(time.Now())
-	if err != nil {
-		return nil, fmt.Errorf("adopt DHCP lease of %s: %w", a.NIC, err)
+	if r == nil && err == nil {
+		return nil
 	}
-	if r == nil {
-		return nil, nil
-	}
-	held, err := dir.Lock(ctx, r.Hash())
+	var held *Held
 	if err == nil {
-		r, err = held.adopt(r, a)
-		err = errors.Join(err, held.Close())
+		held, err = dir.Lock(ctx, r.Hash())
+	}
+	if err == nil {
+		err = errors.Join(held.adopt(r, a), held.Close())
 	}
 	if err != nil {
-		return nil, fmt.Errorf("adopt DHCP lease of %s: %w", a.NIC, err)
+		return fmt.Errorf("adopt DHCP lease of %s: %w", a.NIC, err)
 	}
-	return r, nil
+	return nil
 }
 
-// adopt writes a record unless the one that there is says the same, and gives the one that
-// there is afterwards.
-func (h *Held) adopt(r *Record, a *Adoption) (*Record, error) {
+// adopt writes a record unless the one that there is says the same.
+func (h *Held) adopt(r *Record, a *Adoption) error {
 	if wanted, err := a.Wanted(); !wanted || err != nil {
-		return nil, err
+		return err
 	}
 	have, err := h.Load()
 	if err == nil && have.Host != nil && have.Boot == r.Boot && have.NetNSCookie == r.NetNSCookie && have.Bridge == r.Bridge &&
 		have.Client.MAC.String() == r.Client.MAC.String() && a.find(have.Lease.Address.Addr()) != nil {
-		return have, nil
+		return nil
 	}
 	if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, file.ErrDamaged) {
-		return nil, err
+		return err
 	}
-	return r, h.Create(r)
+	return h.Create(r)
 }
 
 // record makes the record of a lease that the NIC had; nil if it had none.

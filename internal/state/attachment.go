@@ -120,12 +120,15 @@ func (a *Attachment) Hash() string {
 	return ident.Hash(a.Network, a.ContainerID, a.IfName)
 }
 
-// check refuses what would not be read back.
-func (a *Attachment) check() error {
+// Check refuses what would not be read back.
+func (a *Attachment) Check() error {
 	errs := []error{
 		checkNetwork(a.Network),
 		ident.CheckText("container ID", a.ContainerID),
 		ident.CheckText("interface name", a.IfName),
+	}
+	if a.State != Adding && a.State != Ready {
+		errs = append(errs, fmt.Errorf("its state is %q", a.State))
 	}
 	for _, address := range a.Addresses {
 		if !address.Prefix.IsValid() {
@@ -147,30 +150,13 @@ func (a *Attachment) check() error {
 
 // encodeAttachment returns a line of a record's file.
 func encodeAttachment(a *Attachment) ([]byte, error) {
-	if err := a.check(); err != nil {
-		return nil, err
-	}
-	line := Encode(&a.Version, a)
-	// The file holds up to two lines.
-	if len(line) > file.MaxRecord/2 {
-		return nil, fmt.Errorf("its record has %d bytes, at most %d are kept", len(line), file.MaxRecord/2)
-	}
-	return line, nil
+	return EncodeChecked(&a.Version, a, file.MaxRecord/2) // the file holds up to two lines
 }
 
 // decodeAttachment reads a record's file: its last whole line.
 func decodeAttachment(data []byte) (*Attachment, error) {
 	a := new(Attachment)
-	if err := Decode(lastDocument(data), &a.Version, a); err != nil {
-		return nil, err
-	}
-	if a.State != Adding && a.State != Ready {
-		return nil, fmt.Errorf("%w: its state is %q", ErrDamaged, a.State)
-	}
-	if err := a.check(); err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrDamaged, err)
-	}
-	return a, nil
+	return a, Decode(lastDocument(data), &a.Version, a)
 }
 
 // Load reads an attachment's record. A missing one matches os.ErrNotExist; what

@@ -75,7 +75,8 @@ type Held struct {
 	Attachment string       `json:"attachment"` // its hash
 }
 
-func (n *Network) check() error {
+// Check refuses what would not be read back.
+func (n *Network) Check() error {
 	for _, prefix := range slices.Concat(n.Gateways, n.Subnets, n.NonMasquerade) {
 		if !prefix.IsValid() {
 			return errors.New("a gateway, subnet or destination is not a valid prefix")
@@ -87,13 +88,10 @@ func (n *Network) check() error {
 // SaveNetwork writes a network's record, whole or not at all. It needs the
 // exclusive lock.
 func (d *Dir) SaveNetwork(n *Network) error {
-	data := Encode(&n.Version, n)
 	path, err := d.networkPath(n.Name)
+	var data []byte
 	if err == nil {
-		err = n.check()
-	}
-	if err == nil && len(data) > file.MaxRecord {
-		err = fmt.Errorf("its record has %d bytes, at most %d are kept", len(data), file.MaxRecord)
+		data, err = EncodeChecked(&n.Version, n, file.MaxRecord)
 	}
 	if err == nil {
 		err = d.replaceFile(path, data)
@@ -128,13 +126,7 @@ func (d *Dir) LoadNetwork(name string) (*Network, error) {
 
 func decodeNetwork(data []byte) (*Network, error) {
 	n := new(Network)
-	if err := Decode(data, &n.Version, n); err != nil {
-		return nil, err
-	}
-	if err := n.check(); err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrDamaged, err)
-	}
-	return n, nil
+	return n, Decode(data, &n.Version, n)
 }
 
 // RemoveNetwork removes what there is of a network: its record and the directory

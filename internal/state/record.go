@@ -44,14 +44,33 @@ func Encode(v *int, record any) []byte {
 	return append(strict.Append(make([]byte, 0, 1024), record), '\n')
 }
 
-// Decode reads a record. It fails with ErrVersion if a newer version wrote it, else with ErrDamaged.
+// checked is a record that says what in it would not be read back, or could not be used.
+type checked interface{ Check() error }
+
+// EncodeChecked is Encode of a record that Check accepts, if that has so many bytes at most.
+func EncodeChecked(v *int, record checked, most int) ([]byte, error) {
+	if err := record.Check(); err != nil {
+		return nil, err
+	}
+	data := Encode(v, record)
+	if len(data) > most {
+		return nil, fmt.Errorf("its record has %d bytes, at most %d are kept", len(data), most)
+	}
+	return data, nil
+}
+
+// Decode reads a record, and checks it if it can be. It fails with ErrVersion if a newer version wrote it, else with
+// ErrDamaged.
 func Decode(data []byte, v *int, record any) error {
 	err := strict.Unmarshal(data, record, strict.Everything).First()
 	switch {
 	case *v > version:
 		return fmt.Errorf("%w: version %d, and this tombolo reads up to %d", ErrVersion, *v, version)
 	case err == nil && *v < 1:
-		return fmt.Errorf("%w: it has no version", ErrDamaged)
+		err = errors.New("it has no version")
+	}
+	if of, is := record.(checked); err == nil && is {
+		err = of.Check()
 	}
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrDamaged, err)

@@ -194,14 +194,13 @@ func (n *Node) adoptLease(ctx context.Context, rec *uplink.Record, proven *dhcpc
 	if err != nil {
 		return err
 	}
-	_, err = lease.Adopt(ctx, dir, &lease.Adoption{
+	return lease.Adopt(ctx, dir, &lease.Adoption{
 		NIC: rec.NIC, MAC: mac, ClientID: rec.ClientID, Lease: proven, Bridge: rec.Bridge, Addresses: rec.Before.Addresses, Priority: priority(rec),
 		Wanted: func() (bool, error) {
 			now, err := loadUplink(n.Dir.Uplink(rec.NIC))
 			return now != nil && now.State == uplink.Taken && now.Bridge == rec.Bridge, err
 		},
 	})
-	return err
 }
 
 // priority is the metric of the default route that the host had by the NIC.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -192,7 +193,7 @@ func (c *comparison) limit(what string, want, have uint32) {
 // compared.
 func checkPod(ctx context.Context, podConn *nl.Conn, p *Port, redirects string) ([]tombolo.Difference, error) {
 	cmp := &comparison{object: "interface " + p.Peer}
-	l, err := podLink(podConn, p.Peer)
+	l, err := link.Find(podConn, p.Peer)
 	if errors.Is(err, fs.ErrNotExist) {
 		return []tombolo.Difference{{Object: "pod", What: "interface", Want: p.Peer}}, nil
 	}

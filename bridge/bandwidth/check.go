@@ -136,14 +136,12 @@ func (t *Target) port() tc.Link { return tc.Link{Name: t.Port, Index: t.PortInde
 
 // findPort fills in what the caller left open about the port. The error matches
 // fs.ErrNotExist if it is not there.
-func (c *Conn) findPort(ctx context.Context, t *Target) error {
+func (c *Conn) findPort(t *Target) error {
 	if t.PortIndex != 0 && t.MTU != 0 {
 		return nil
 	}
-	var l link.Link
-	var b nl.Batch
-	link.Get(&b, t.Port, 0, &l, unix.IFLA_MTU)
-	if err := tc.Execute(ctx, c.nl, &b); err != nil {
+	l, err := link.Find(c.nl, t.Port, unix.IFLA_MTU)
+	if err != nil {
 		return err
 	}
 	t.PortIndex = l.Index

@@ -181,14 +181,9 @@ func (p pool) checkOverlaps() error {
 // isGateway reports whether any range of the network has addr as its gateway.
 // Such an address is never given, also not out of another range.
 func (p pool) isGateway(addr netip.Addr) bool {
-	for _, set := range p {
-		for _, r := range set.ranges {
-			if r.gateway == addr {
-				return true
-			}
-		}
-	}
-	return false
+	return slices.ContainsFunc(p, func(s rangeSet) bool {
+		return slices.ContainsFunc(s.ranges, func(r ipRange) bool { return r.gateway == addr })
+	})
 }
 
 // contains reports whether any set can give addr.

@@ -1,6 +1,7 @@
 package bandwidth
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -145,9 +146,7 @@ func (c *Conn) findPort(t *Target) error {
 		return err
 	}
 	t.PortIndex = l.Index
-	if t.MTU == 0 {
-		t.MTU = l.MTU
-	}
+	t.MTU = cmp.Or(t.MTU, l.MTU)
 	return nil
 }
 

@@ -184,9 +184,7 @@ func (c *call) parse(data []byte) error {
 	}
 	c.note(found)
 	c.complete(c)
-	if c.conf.CNIVersion == "" {
-		c.conf.CNIVersion = "0.1.0" // the specification's meaning of a missing one, up to 0.2.0
-	}
+	c.conf.CNIVersion = cmp.Or(c.conf.CNIVersion, "0.1.0") // the specification's meaning of a missing one, up to 0.2.0
 	return nil
 }
 

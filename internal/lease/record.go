@@ -1,6 +1,7 @@
 package lease
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -192,8 +193,5 @@ func (r *Record) VLAN() uint16 {
 
 // At names the link by which the host is where the pod is: its bridge, or the one in its VLAN.
 func (r *Record) At() string {
-	if r.GatewayLink != "" {
-		return r.GatewayLink
-	}
-	return r.Bridge
+	return cmp.Or(r.GatewayLink, r.Bridge)
 }

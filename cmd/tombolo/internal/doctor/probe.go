@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -113,10 +114,7 @@ func (e *examination) report(t *traced, to string) (found bool, _ error) {
 // remedy is the command that helps against a rule of a chain, or its policy. Rules that a program makes anew are that
 // program's to delete.
 func (e *examination) remedy(r *rule, at string) string {
-	link := e.at.Bridge
-	if e.at.HostVLAN != "" {
-		link = e.at.HostVLAN
-	}
+	link := cmp.Or(e.at.HostVLAN, e.at.Bridge)
 	const firewalld = "filter_FWD_"
 	switch {
 	case r.table == "firewalld" && strings.HasPrefix(r.chain, firewalld+"policy_"):

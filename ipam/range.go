@@ -6,9 +6,9 @@ import (
 	"math"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/printable"
 )
 
 // The words are the reference's: a network has range sets, a set has ranges.
@@ -235,14 +235,11 @@ func (p pool) gateways() []netip.Addr {
 
 // String names the set for an operator: "range 10.1.0.0/24", or all ranges.
 func (s rangeSet) String() string {
-	names := make([]string, len(s.ranges))
-	for i, r := range s.ranges {
-		names[i] = r.String()
+	kind := "range set "
+	if len(s.ranges) == 1 {
+		kind = "range "
 	}
-	if len(names) == 1 {
-		return "range " + names[0]
-	}
-	return "range set " + strings.Join(names, ", ")
+	return kind + printable.List(s.ranges, ", ")
 }
 
 // contains reports whether addr lies between the ends.

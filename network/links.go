@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/internal/state"
 )
 
@@ -76,8 +77,6 @@ func (l *Links) lookAt(ctx context.Context, n *site, ports map[string]*bridge.Li
 		}
 		n.found.AddAll(diffs, "")
 	}
-	for _, d := range n.found.List {
-		l.Lacking[n.rec.Name] = append(l.Lacking[n.rec.Name], d.String())
-	}
+	l.Lacking[n.rec.Name] = printable.Texts(n.found.List)
 	return nil
 }

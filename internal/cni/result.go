@@ -10,6 +10,7 @@ import (
 	current "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/tombolo-cni/tombolo/internal/ipam/delegate"
+	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/network"
 	"github.com/tombolo-cni/tombolo/route"
@@ -39,9 +40,7 @@ func (c *call) result(a *asked, from *allocator, made *network.Attachment) *curr
 	if a.pod.Lease != nil {
 		dns = types.DNS{Domain: made.DNS.Domain, Search: made.DNS.Search}
 	}
-	for _, server := range made.DNS.Servers { // of a lease, or of router advertisements
-		dns.Nameservers = append(dns.Nameservers, server.String())
-	}
+	dns.Nameservers = append(dns.Nameservers, printable.Texts(made.DNS.Servers)...) // of a lease, or of router advertisements
 	if !a.dns.IsEmpty() {
 		dns = a.dns
 	}

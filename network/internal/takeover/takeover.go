@@ -20,6 +20,7 @@ import (
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 )
@@ -299,15 +300,6 @@ func say(remedy tombolo.Remedy, format string, args ...any) []tombolo.Difference
 	return []tombolo.Difference{{Text: fmt.Sprintf(format, args...), Remedy: remedy}}
 }
 
-// Texts are differences in words.
-func Texts(diffs []tombolo.Difference) []string {
-	list := make([]string, len(diffs))
-	for i, d := range diffs {
-		list[i] = d.String()
-	}
-	return list
-}
-
 // GiveBack gives a NIC back, if it has been taken over.
 func (n *Node) GiveBack(ctx context.Context, nic string) error {
 	return n.with(ctx, nic, func(w *work) error {
@@ -410,7 +402,7 @@ func (n *Node) Ready(ctx context.Context, want uplink.Uplink) error {
 		_, err := plan(ctx, want)
 		return err
 	}
-	if list := append(Texts(diffs), LeaseTrouble(n.LeaseDir)...); len(list) > 0 {
+	if list := append(printable.Texts(diffs), LeaseTrouble(n.LeaseDir)...); len(list) > 0 {
 		return fmt.Errorf("uplink %s: %s", want.NIC, strings.Join(list, "; "))
 	}
 	return nil

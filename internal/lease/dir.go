@@ -127,18 +127,7 @@ func (d *Dir) List() ([]*Record, []*state.RecordError, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	var found []*Record
-	var bad []*state.RecordError
-	for _, hash := range hashes {
-		r, err := d.Load(hash)
-		var damaged *state.RecordError
-		switch {
-		case err == nil:
-			found = append(found, r)
-		case errors.As(err, &damaged):
-			bad = append(bad, damaged)
-		}
-	}
+	found, bad := state.LoadAll(hashes, d.Load)
 	return found, bad, nil
 }
 

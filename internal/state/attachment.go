@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -234,10 +235,7 @@ func (d *Dir) UpdateLocked(a *Attachment) error {
 	if err == nil {
 		err = d.replaceFile(path, line)
 	}
-	if err != nil {
-		return fmt.Errorf("update attachment: %w", err)
-	}
-	return nil
+	return doing(err, "update attachment")
 }
 
 // Unfinished says whether a record is what an ADD leaves that is killed: one that says
@@ -268,10 +266,7 @@ func (d *Dir) Remove(network, hash string) error {
 	if errors.Is(err, unix.EISDIR) {
 		err = os.RemoveAll(path)
 	}
-	if err != nil {
-		return fmt.Errorf("remove attachment: %w", err)
-	}
-	return nil
+	return doing(err, "remove attachment")
 }
 
 // List reads the records of a network's attachments, in the order of their
@@ -338,4 +333,23 @@ func (l HostGateways) Moved(from, to netip.Prefix) HostGateways {
 
 func (l HostGateways) index(p netip.Prefix) int {
 	return slices.IndexFunc(l, func(one HostGateway) bool { return one.Of == p })
+}
+
+// MAC is a net.HardwareAddr of Ethernet's, as text "02:00:00:00:00:01".
+type MAC net.HardwareAddr
+
+// String is that of net.HardwareAddr.
+func (m MAC) String() string { return net.HardwareAddr(m).String() }
+
+// MarshalText gives what String does.
+func (m MAC) MarshalText() ([]byte, error) { return []byte(m.String()), nil }
+
+// UnmarshalText reads what String gives.
+func (m *MAC) UnmarshalText(text []byte) error {
+	mac, err := net.ParseMAC(string(text))
+	if err == nil && len(mac) != 6 {
+		err = fmt.Errorf("a MAC of %d bytes", len(mac))
+	}
+	*m = MAC(mac)
+	return err
 }

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -96,10 +97,7 @@ func (d *Dir) SaveNetwork(n *Network) error {
 	if err == nil {
 		err = d.replaceFile(path, data)
 	}
-	if err != nil {
-		return fmt.Errorf("save network %s: %w", n.Name, err)
-	}
-	return nil
+	return doing(err, "save network %s", n.Name)
 }
 
 // LoadNetwork reads a network's record. A missing one matches os.ErrNotExist: the
@@ -146,10 +144,7 @@ func (d *Dir) RemoveNetwork(name string) error {
 	default:
 		return fmt.Errorf("remove network: %w", &os.PathError{Op: "rmdir", Path: dir, Err: err})
 	}
-	if err := d.remove(path); err != nil {
-		return fmt.Errorf("remove network: %w", err)
-	}
-	return nil
+	return doing(d.remove(path), "remove network")
 }
 
 // Networks returns the names, sorted, of all networks that have a record or had
@@ -193,4 +188,26 @@ func (d *Dir) ListNetworks() ([]*Network, []*RecordError, error) {
 		return nil, nil, fmt.Errorf("list networks: %w", err)
 	}
 	return found, bad, nil
+}
+
+// GatewayLink names the link by which the host is in the network: the bridge, or its own in
+// the network's VLAN, though there be none where the host is no gateway.
+func (n *Network) GatewayLink() string { return linkIn(n.VLAN, n.Bridge) }
+
+// GatewayLink is that of the attachment's network.
+func (a *Attachment) GatewayLink() string { return linkIn(a.VLAN, a.Bridge) }
+
+func linkIn(v vlan.Membership, bridge string) string {
+	if v.ID == 0 || bridge == "" {
+		return bridge
+	}
+	return bridge + "." + strconv.Itoa(int(v.ID))
+}
+
+// VLANLink is GatewayLink, and empty where there is no VLAN.
+func (a *Attachment) VLANLink() string {
+	if a.VLAN.ID == 0 {
+		return ""
+	}
+	return a.GatewayLink()
 }

@@ -64,10 +64,7 @@ func (d *Dir) private() error {
 // false for every other file.
 func RecordHash(name string) (hash string, ok bool) {
 	hash, ok = strings.CutSuffix(name, recordSuffix)
-	if !ok || !ident.IsHash(hash) {
-		return "", false
-	}
-	return hash, true
+	return hash, ok && ident.IsHash(hash)
 }
 
 func (d *Dir) recordPath(hash string) string { return d.path + "/" + hash + recordSuffix }

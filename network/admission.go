@@ -104,12 +104,19 @@ func withdraw(ctx context.Context, s *session, name string) error {
 // none. Its Add has other firewalls let pass what the pod sends. An attachment that is not on record is as with
 // Publish.
 func (c Change) Admit(ctx context.Context, policy nft.Policy, adminChain string) error {
-	return c.do(ctx, func(s *session, a, _ *state.Attachment) error {
-		_, err := reach(ctx, s, a, func(nw *state.Network) bool {
-			changes := nw.ChainedPolicy != policy || nw.AdminChain != adminChain
-			nw.ChainedPolicy, nw.AdminChain = policy, adminChain
-			return changes
-		})
+	a, err := c.node.attached(ctx, c.key)
+	if err != nil {
 		return err
+	}
+	s, err := c.node.openEntered(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	_, err = reach(ctx, s, a, func(nw *state.Network) bool {
+		changes := nw.ChainedPolicy != policy || nw.AdminChain != adminChain
+		nw.ChainedPolicy, nw.AdminChain = policy, adminChain
+		return changes
 	})
+	return err
 }

@@ -220,11 +220,11 @@ func checkPod(ctx context.Context, podConn *nl.Conn, p *Port, redirects string) 
 	return cmp.list, nil
 }
 
-func (c *comparison) addresses(ctx context.Context, podConn *nl.Conn, p *Port, link int) error {
+func (c *comparison) addresses(ctx context.Context, podConn *nl.Conn, p *Port, index int) error {
 	if len(p.Addresses) == 0 && p.Autoconf == nil {
 		return nil
 	}
-	have, err := addr.On(podConn).List(ctx, addr.Filter{Link: link})
+	have, err := addr.On(podConn).List(ctx, addr.Filter{Link: index})
 	if err != nil {
 		return err
 	}

@@ -443,10 +443,10 @@ func TestCollectLeavesAloneWhatCameSinceItsList(t *testing.T) {
 
 func TestReservationsAreGivenBackByTheRecordAlone(t *testing.T) {
 	t.Parallel()
-	state, own := t.TempDir(), t.TempDir()
-	node, err := Open(t.Context(), &Config{StateDir: state})
+	dir, own := t.TempDir(), t.TempDir()
+	node, err := Open(t.Context(), &Config{StateDir: dir})
 	must.Succeed(t, err)
-	for name, at := range map[string]struct{ set, dir string }{"the state's": {"", state + "/ipam"}, "a directory of its own": {own, own}, "none": {"spoilt", state + "/ipam"}} {
+	for name, at := range map[string]struct{ set, dir string }{"the state's": {"", dir + "/ipam"}, "a directory of its own": {own, own}, "none": {"spoilt", dir + "/ipam"}} {
 		ranges := []ipam.RangeSet{{Ranges: []ipam.Range{{Subnet: netip.MustParsePrefix("10.61.0.0/24")}}}}
 		pool, err := ipam.NewHostLocal(&ipam.Config{Network: "pods", Dir: at.dir, Ranges: ranges})
 		must.Succeed(t, err)

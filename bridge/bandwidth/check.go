@@ -31,18 +31,18 @@ func (c *Conn) Check(ctx context.Context, t Target, s Shape) ([]tombolo.Differen
 	if err != nil {
 		return nil, err
 	}
-	cmp := &comparison{object: "port " + t.Port}
-	cmp.shaper("ingress shaper", want.Ingress, t.MTU, have.ingress)
-	cmp.redirect(want.Egress.Rate != 0, &t, have)
-	cmp.object = "link " + t.IFB
-	before := len(cmp.list)
-	cmp.ifb(want.Egress, &t, have)
+	found := &comparison{object: "port " + t.Port}
+	found.shaper("ingress shaper", want.Ingress, t.MTU, have.ingress)
+	found.redirect(want.Egress.Rate != 0, &t, have)
+	found.object = "link " + t.IFB
+	before := len(found.list)
+	found.ifb(want.Egress, &t, have)
 	if have.ifb != nil && t.checkOwner(have.ifb) != nil {
-		for i := range cmp.list[before:] {
-			cmp.list[before+i].Remedy = tombolo.RemedyConfigure // Ensure refuses it
+		for i := range found.list[before:] {
+			found.list[before+i].Remedy = tombolo.RemedyConfigure // Ensure refuses it
 		}
 	}
-	return cmp.list, nil
+	return found.list, nil
 }
 
 // comparison collects differences of one object.

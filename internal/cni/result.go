@@ -265,8 +265,8 @@ func encodeResult(r *current.Result) []byte {
 	for _, ip := range r.IPs {
 		object.IPs = append(object.IPs, ipObject{ip.Interface, ip.Address.String(), ip.Gateway})
 	}
-	for _, route := range r.Routes {
-		conf, _ := confOf(route)
+	for _, one := range r.Routes {
+		conf, _ := confOf(one)
 		object.Routes = append(object.Routes, conf)
 	}
 	if !r.DNS.IsEmpty() {

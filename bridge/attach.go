@@ -1,6 +1,7 @@
 package bridge
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -118,9 +119,7 @@ func (p *Port) fillIn(ctx context.Context, c *Conn) error {
 			return &tombolo.OpError{Op: "attach", Object: p.Name, Err: fmt.Errorf("%w: %s is not a bridge but %s", tombolo.ErrInvalid, p.Bridge, describeKind(l))}
 		}
 		p.BridgeIndex = l.Index
-		if p.MTU == 0 {
-			p.MTU = l.MTU
-		}
+		p.MTU = cmp.Or(p.MTU, l.MTU)
 	}
 	if p.MAC == nil {
 		p.MAC = ident.RandomMAC()

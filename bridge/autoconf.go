@@ -83,7 +83,7 @@ func (s *Solicitation) ask(c *Conn, pod *netns.NS, port *Port) error {
 		if s.heard, err = addr.Listen(nil); err != nil {
 			return err
 		}
-		if l, err = podLink(s.conn, port.Peer); err != nil {
+		if l, err = link.Find(s.conn, port.Peer); err != nil {
 			return err
 		}
 		for _, p := range port.hearing() {

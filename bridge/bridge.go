@@ -2,6 +2,7 @@ package bridge
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -175,10 +176,7 @@ func (c *Conn) setNew(ctx context.Context, br *Bridge, index int, noIPv6 bool) e
 
 // newMTU is that of a bridge which is made.
 func (br *Bridge) newMTU() int {
-	if br.MTU == 0 {
-		return 1500
-	}
-	return br.MTU
+	return cmp.Or(br.MTU, 1500)
 }
 
 // otherMTU differs from mtu. A bridge's MTU follows the lowest among its ports

@@ -13,6 +13,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -192,7 +193,7 @@ func (c *comparison) limit(what string, want, have uint32) {
 // compared.
 func checkPod(ctx context.Context, podConn *nl.Conn, p *Port, redirects string) ([]tombolo.Difference, error) {
 	cmp := &comparison{object: "interface " + p.Peer}
-	l, err := podLink(podConn, p.Peer)
+	l, err := link.Find(podConn, p.Peer)
 	if errors.Is(err, fs.ErrNotExist) {
 		return []tombolo.Difference{{Object: "pod", What: "interface", Want: p.Peer}}, nil
 	}
@@ -219,11 +220,11 @@ func checkPod(ctx context.Context, podConn *nl.Conn, p *Port, redirects string) 
 	return cmp.list, nil
 }
 
-func (c *comparison) addresses(ctx context.Context, podConn *nl.Conn, p *Port, link int) error {
+func (c *comparison) addresses(ctx context.Context, podConn *nl.Conn, p *Port, index int) error {
 	if len(p.Addresses) == 0 && p.Autoconf == nil {
 		return nil
 	}
-	have, err := addr.On(podConn).List(ctx, addr.Filter{Link: link})
+	have, err := addr.On(podConn).List(ctx, addr.Filter{Link: index})
 	if err != nil {
 		return err
 	}

@@ -175,7 +175,7 @@ func (c *Conn) Restore(ctx context.Context, pod *netns.NS, port Port) error {
 		return err
 	}
 	defer podConn.Close()
-	l, err := podLink(podConn, port.Peer)
+	l, err := link.Find(podConn, port.Peer)
 	if err != nil {
 		return err
 	}

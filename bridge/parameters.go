@@ -7,7 +7,6 @@ import (
 	"strconv"
 
 	"github.com/tombolo-cni/tombolo/internal/link"
-	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
 )
 
@@ -65,14 +64,6 @@ func (p *Port) hearing() []parameter {
 func (p parameter) isIn(have link.Parameters) bool {
 	v, ok := have.At(p.index)
 	return ok && v == p.want
-}
-
-// podLink looks a link up in a pod.
-func podLink(conn *nl.Conn, name string) (*link.Link, error) {
-	var b nl.Batch
-	var l link.Link
-	link.Get(&b, name, 0, &l)
-	return &l, conn.Execute(&b)
 }
 
 // parameters is about the parameters that were asked for, and about no others:

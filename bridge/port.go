@@ -121,15 +121,7 @@ type Port struct {
 
 // hasIPv6 says whether one of the addresses is an IPv6 one.
 func (p *Port) hasIPv6() bool {
-	if p == nil {
-		return false
-	}
-	for _, a := range p.Addresses {
-		if a.Addr().Is6() {
-			return true
-		}
-	}
-	return false
+	return p != nil && slices.ContainsFunc(p.Addresses, func(a netip.Prefix) bool { return a.Addr().Is6() })
 }
 
 // usesIPv6 says whether the pod is to have IPv6 addresses now or later, and so a

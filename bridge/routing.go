@@ -1,6 +1,7 @@
 package bridge
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -280,8 +281,5 @@ func (c *Conn) DefaultMTU(ctx context.Context, except string) (int, error) {
 			mtu = l.MTU
 		}
 	}
-	if mtu == 0 {
-		mtu = ethernet
-	}
-	return mtu, nil
+	return cmp.Or(mtu, ethernet), nil
 }

@@ -1,6 +1,7 @@
 package ipam
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io/fs"
@@ -55,10 +56,7 @@ func NewHostLocal(cfg *Config) (*HostLocal, error) {
 	if err := checkNetwork(cfg.Network); err != nil {
 		return nil, err
 	}
-	dir := cfg.Dir
-	if dir == "" {
-		dir = DefaultDir
-	}
+	dir := cmp.Or(cfg.Dir, DefaultDir)
 	if !filepath.IsAbs(dir) {
 		return nil, newError(tombolo.ErrInvalid, "host-local: %s: directory %q is not an absolute path", tombolo.ErrInvalid, dir)
 	}
@@ -66,16 +64,12 @@ func NewHostLocal(cfg *Config) (*HostLocal, error) {
 	if err != nil {
 		return nil, err
 	}
-	h := &HostLocal{
-		store:  store{dir: filepath.Join(dir, cfg.Network), network: cfg.Network, wait: cfg.LockWait},
+	return &HostLocal{
+		store:  store{dir: filepath.Join(dir, cfg.Network), network: cfg.Network, wait: cmp.Or(cfg.LockWait, defaultLockWait)},
 		pool:   p,
 		wanted: make([]netip.Addr, len(p)),
 		search: cfg.Search,
-	}
-	if h.store.wait == 0 {
-		h.store.wait = defaultLockWait
-	}
-	return h, nil
+	}, nil
 }
 
 // checkNetwork refuses names that would lead out of the directory.

@@ -6,9 +6,9 @@ import (
 	"math"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/printable"
 )
 
 // The words are the reference's: a network has range sets, a set has ranges.
@@ -181,14 +181,9 @@ func (p pool) checkOverlaps() error {
 // isGateway reports whether any range of the network has addr as its gateway.
 // Such an address is never given, also not out of another range.
 func (p pool) isGateway(addr netip.Addr) bool {
-	for _, set := range p {
-		for _, r := range set.ranges {
-			if r.gateway == addr {
-				return true
-			}
-		}
-	}
-	return false
+	return slices.ContainsFunc(p, func(s rangeSet) bool {
+		return slices.ContainsFunc(s.ranges, func(r ipRange) bool { return r.gateway == addr })
+	})
 }
 
 // contains reports whether any set can give addr.
@@ -240,14 +235,11 @@ func (p pool) gateways() []netip.Addr {
 
 // String names the set for an operator: "range 10.1.0.0/24", or all ranges.
 func (s rangeSet) String() string {
-	names := make([]string, len(s.ranges))
-	for i, r := range s.ranges {
-		names[i] = r.String()
+	kind := "range set "
+	if len(s.ranges) == 1 {
+		kind = "range "
 	}
-	if len(names) == 1 {
-		return "range " + names[0]
-	}
-	return "range set " + strings.Join(names, ", ")
+	return kind + printable.List(s.ranges, ", ")
 }
 
 // contains reports whether addr lies between the ends.

@@ -1,6 +1,7 @@
 package network
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -106,9 +107,7 @@ func chooseBridge(ctx context.Context, s *session, w *want) (choice, error) {
 		on := w.Routed
 		chosen.nfCall = &on
 	}
-	if chosen.mtu == 0 {
-		chosen.mtu = w.DefaultMTU
-	}
+	chosen.mtu = cmp.Or(chosen.mtu, w.DefaultMTU)
 	if chosen.mtu != 0 {
 		return chosen, nil
 	}

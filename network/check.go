@@ -139,10 +139,7 @@ func (k *checking) reservations(ctx context.Context, found *findings) error {
 	if k.rec.IPAMType == endpoint.Leased || k.nw.Allocator == nil {
 		return nil
 	}
-	allocator := k.nw.Allocator.Bind(k.s.IPAMNode(k.nw.Name, k.pod.key(k.nw).owner(), k.rec.Short))
-	if allocator.Slow() {
-		k.s.Leave()
-	}
+	allocator := k.s.bind(k.nw.Allocator, k.nw.Name, k.pod.key(k.nw).owner(), k.rec.Short)
 	var held []ipam.Address
 	for _, a := range k.rec.Addresses {
 		if told := k.pod.Reported; told == nil || told.names(a.Prefix.Addr()) {

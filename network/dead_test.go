@@ -398,3 +398,84 @@ func TestAPathThatIsALoopOfLinksIsNoError(t *testing.T) {
 		t.Errorf("reclaimed %v", ids)
 	}
 }
+
+// Collect lists first, and gives others their turn before it looks at each.
+func TestCollectLeavesAloneWhatCameSinceItsList(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	made := b.add(t)
+	hash := made.Port[len("veth"):]
+	began := time.Now()
+	collect := func(r *remains) {
+		t.Helper()
+		b.inside(t, func(s *session) error { return b.node.teardown(s, b.nw.Name, nil).collect(t.Context(), r, began) })
+	}
+	list := func() (found map[string]*remains) {
+		t.Helper()
+		b.inside(t, func(s *session) error {
+			defer s.Leave()
+			in, err := s.inventory(t.Context(), b.nw.Name, nil)
+			found = in.all
+			return errors.Join(s.Enter(t.Context()), err)
+		})
+		return found
+	}
+	listed := list()
+	if listed[hash] == nil {
+		t.Fatalf("listed %v", listed)
+	}
+	b.do(t, func() error { return b.node.Del(t.Context(), made.Key, nil) })
+	b.add(t)
+	collect(listed[hash])
+	b.mustBeAsMade(t)
+	// What had no record then has one now.
+	collect(&remains{hash: hash})
+	b.mustBeAsMade(t)
+	// And what it listed as it is, goes.
+	collect(list()[hash])
+	b.inside(t, func(s *session) error {
+		if _, err := s.Links.Link(t.Context(), made.Port); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("its port is left: %v", err)
+		}
+		return nil
+	})
+}
+
+func TestReservationsAreGivenBackByTheRecordAlone(t *testing.T) {
+	t.Parallel()
+	dir, own := t.TempDir(), t.TempDir()
+	node, err := Open(t.Context(), &Config{StateDir: dir})
+	must.Succeed(t, err)
+	for name, at := range map[string]struct{ set, dir string }{"the state's": {"", dir + "/ipam"}, "a directory of its own": {own, own}, "none": {"spoilt", dir + "/ipam"}} {
+		ranges := []ipam.RangeSet{{Ranges: []ipam.Range{{Subnet: netip.MustParsePrefix("10.61.0.0/24")}}}}
+		pool, err := ipam.NewHostLocal(&ipam.Config{Network: "pods", Dir: at.dir, Ranges: ranges})
+		must.Succeed(t, err)
+		owner := ipam.Owner{ContainerID: "c", IfName: "eth0"}
+		given, err := pool.Add(t.Context(), owner)
+		must.Succeed(t, err)
+		reservation := filepath.Join(at.dir, "pods", given.Addresses[0].Prefix.Addr().String())
+		must.Succeed(t, expect.Err(os.Stat(reservation)))
+		back, err := node.allocator("pods", &Origin{Type: "host-local", Dir: at.set})
+		must.Succeed(t, err)
+		expect.Success(t, back.Del(t.Context(), owner, nil))
+		if _, err := os.Stat(reservation); !os.IsNotExist(err) {
+			t.Errorf("in %s: the reservation is left: %v", name, err)
+		}
+	}
+}
+
+func TestWhatHasNoReservationsAndWhatIsAnothersToGiveBack(t *testing.T) {
+	t.Parallel()
+	node, err := Open(t.Context(), &Config{StateDir: t.TempDir()})
+	must.Succeed(t, err)
+	for _, origin := range []*Origin{nil, {}, {Type: "static"}, {Type: "dhcp", Dir: "/leases"}} {
+		if got, err := node.allocator("pods", origin); got != nil || err != nil {
+			t.Errorf("%+v: %v, %v; want neither", origin, got, err)
+		}
+	}
+	for kind, says := range map[string]string{"calico-ipam": `"calico-ipam"`, unnamed: "Config.Allocators"} {
+		if _, err := node.allocator("pods", &Origin{Type: kind}); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), says) {
+			t.Errorf("of %s: %v", kind, err)
+		}
+	}
+}

@@ -1,6 +1,7 @@
 package network
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io/fs"
@@ -80,9 +81,7 @@ func (t *teardown) collect(ctx context.Context, r *remains, began time.Time) err
 			now.addresses, now.owner = endpoint.Addresses(rec), keyOf(rec).owner()
 		}
 	}
-	if now.leaseDir == "" {
-		now.leaseDir = t.leaseDir(now.rec)
-	}
+	now.leaseDir = cmp.Or(now.leaseDir, t.leaseDir(now.rec))
 	// The keeper has a lease's lock for as long as the disk takes.
 	ctx, cancel := context.WithTimeout(ctx, collectWait)
 	defer cancel()

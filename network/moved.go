@@ -93,10 +93,8 @@ func arrived(ctx context.Context, a *state.Attachment, path string) (cookie uint
 		return 0, err
 	}
 	defer conn.Close()
-	var b nl.Batch
-	var l link.Link
-	link.Get(&b, a.IfName, 0, &l)
-	if err := conn.Execute(&b); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	l, err := link.Find(conn, a.IfName)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return 0, err
 	}
 	leads := a.IPAMType == endpoint.Leased || slices.ContainsFunc(a.Routes, func(r route.Route) bool { return isDefault(&r) })

@@ -64,9 +64,7 @@ func (a *adding) derive(context.Context) error {
 	// The uplink may be without checksum offloading, and writes checksums behind the guard.
 	p.port.NoTxOffload = nw.Guard != "" && nw.Guard != nft.GuardMAC && nw.Uplink.NIC != ""
 	p.port.LeaveIPv6 = nw.LeaveIPv6 && len(g.addresses) == 0 && a.leasing == nil
-	for _, address := range g.addresses {
-		p.port.Addresses = append(p.port.Addresses, address.Prefix)
-	}
+	p.port.Addresses = prefixesOf(g.addresses)
 	p.port.Routes = a.metrics.apply(routesFor(g.addresses, withDefaults(nw.DefaultGateway, g.addresses, g.routes)))
 	if a.leasing == nil {
 		rec.Routes = routed(rec, p.port.Routes)

@@ -38,6 +38,14 @@ func (s *session) IPAMNode(network string, own ipam.Owner, hash string) ipam.Nod
 	}
 }
 
+// bind gives the allocator its node, and up the lock while a slow one works.
+func (s *session) bind(a ipam.Allocator, network string, own ipam.Owner, hash string) ipam.Allocator {
+	if a.Slow() {
+		s.Leave()
+	}
+	return a.Bind(s.IPAMNode(network, own, hash))
+}
+
 // collectReservations gives back what no valid attachment has reserved, and none on record:
 // one may be under way, or have come since the caller made its list.
 func (t *teardown) collectReservations(ctx context.Context, valid []ipam.Owner) error {
@@ -52,11 +60,7 @@ func (t *teardown) collectReservations(ctx context.Context, valid []ipam.Owner) 
 	if err != nil || allocator == nil {
 		return err
 	}
-	allocator = allocator.Bind(t.Session.IPAMNode(t.Network, ipam.Owner{}, ""))
-	if allocator.Slow() {
-		t.Session.Leave()
-	}
-	return allocator.Collect(ctx, valid)
+	return t.Session.bind(allocator, t.Network, ipam.Owner{}, "").Collect(ctx, valid)
 }
 
 // retaken are the addresses that the reference's plugin, which knows nothing of the record, has
@@ -125,10 +129,7 @@ func (t *teardown) release(ctx context.Context, r *remains) error {
 	if err != nil || allocator == nil {
 		return err
 	}
-	allocator = allocator.Bind(t.Session.IPAMNode(t.Network, r.owner, r.hash))
-	if allocator.Slow() {
-		t.Session.Leave()
-	}
+	allocator = t.Session.bind(allocator, t.Network, r.owner, r.hash)
 	addresses := slices.DeleteFunc(slices.Clone(r.addresses), func(a netip.Addr) bool { return slices.Contains(r.retaken, a) })
 	if len(addresses) == 0 && len(r.retaken) > 0 {
 		return nil
@@ -161,10 +162,7 @@ func (a *adding) allocate(ctx context.Context) (err error) {
 		return err
 	}
 	owner := a.pod.key(a.nw).owner()
-	allocator := a.nw.Allocator.Bind(a.s.IPAMNode(a.nw.Name, owner, a.hash))
-	if allocator.Slow() {
-		a.s.Leave()
-	}
+	allocator := a.s.bind(a.nw.Allocator, a.nw.Name, owner, a.hash)
 	got, err := allocator.Add(ctx, owner)
 	if err != nil {
 		return &allocationError{err}

@@ -216,14 +216,33 @@ func isDefault(r *route.Route) bool {
 	return r.Dst.Bits() == 0 && (r.Table == 0 || r.Table == unix.RT_TABLE_MAIN)
 }
 
-// freeMetric is the metric for a default route of a pod: see freePriority.
+// freeMetric is the metric for a default route of the main table that is to be added to a pod: the one that is asked
+// for, unless there is a default route of the family with it; then a larger one than any. 0 is the kernel's own.
 func freeMetric(ctx context.Context, pod *netns.NS, family uint8, asked uint32) (uint32, error) {
 	conn, err := route.Dial(pod)
 	if err != nil {
 		return 0, err
 	}
 	defer conn.Close()
-	return freePriority(ctx, conn, family, asked)
+	const (
+		step     = 100
+		kernels6 = 1024 // of a route of IPv6 without one (IP6_RT_PRIO_USER)
+	)
+	wanted, taken, largest := asked, false, uint32(0)
+	if wanted == 0 && family == unix.AF_INET6 {
+		wanted = kernels6
+	}
+	err = conn.Walk(ctx, route.Filter{Family: family, Table: unix.RT_TABLE_MAIN}, func(r route.Route) {
+		if r.Dst.Bits() > 0 || r.Type != unix.RTN_UNICAST {
+			return
+		}
+		taken = taken || r.Priority == wanted
+		largest = max(largest, r.Priority)
+	})
+	if err != nil || !taken {
+		return asked, err
+	}
+	return largest + step, nil
 }
 
 // explainRoute tells what to do where the pod has a route by another interface.
@@ -262,33 +281,9 @@ func (a *adding) gateway6(ctx context.Context, got *bridge.Autoconfigured) (_ ne
 		return netip.Addr{}, 0, err
 	}
 	defer routes.Close()
-	if metric, err = freePriority(ctx, routes, unix.AF_INET6, 0); err != nil {
+	if metric, err = freeMetric(ctx, a.pod.NetNS, unix.AF_INET6, 0); err != nil {
 		return netip.Addr{}, 0, err
 	}
 	_, err = routes.Ensure(ctx, route.Route{Gateway: own[0], Link: a.link.PeerIndex, Priority: metric, Protocol: route.ProtocolTombolo})
 	return own[0], metric, explainRoute(err)
-}
-
-// freePriority is the priority for a default route of the main table that is to be added: the one that is asked for,
-// unless there is a default route of the family with it; then a larger one than any. 0 is the kernel's own.
-func freePriority(ctx context.Context, routes *route.Conn, family uint8, asked uint32) (uint32, error) {
-	const (
-		step     = 100
-		kernels6 = 1024 // of a route of IPv6 without one (IP6_RT_PRIO_USER)
-	)
-	wanted, taken, largest := asked, false, uint32(0)
-	if wanted == 0 && family == unix.AF_INET6 {
-		wanted = kernels6
-	}
-	err := routes.Walk(ctx, route.Filter{Family: family, Table: unix.RT_TABLE_MAIN}, func(r route.Route) {
-		if r.Dst.Bits() > 0 || r.Type != unix.RTN_UNICAST {
-			return
-		}
-		taken = taken || r.Priority == wanted
-		largest = max(largest, r.Priority)
-	})
-	if err != nil || !taken {
-		return asked, err
-	}
-	return largest + step, nil
 }

@@ -1,6 +1,7 @@
 package network
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -107,9 +108,7 @@ func (f *findings) Advise(remedy tombolo.Remedy, format string, args ...any) {
 // AddAll adds those that others found. Those that say no remedy get this one.
 func (f *findings) AddAll(diffs []tombolo.Difference, remedy tombolo.Remedy) {
 	for _, d := range diffs {
-		if d.Remedy == "" {
-			d.Remedy = remedy
-		}
+		d.Remedy = cmp.Or(d.Remedy, remedy)
 		f.List = append(f.List, d)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/ident"
+	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/network/internal/takeover"
@@ -179,7 +180,7 @@ func (u Uplinks) List(ctx context.Context, nic string) ([]UplinkReport, error) {
 			list = append(list, UplinkReport{NIC: name, Differences: []string{err.Error()}, Err: err})
 		case rec != nil:
 			list = append(list, UplinkReport{
-				NIC: name, Bridge: rec.Bridge, State: rec.State, Differences: takeover.Texts(diffs),
+				NIC: name, Bridge: rec.Bridge, State: rec.State, Differences: printable.Texts(diffs),
 				Leased: rec.ClientID != "", LeaseTrouble: takeover.LeaseTrouble(s.LeaseDir), From: rec.HostAddresses(), To: now.HostAddresses(),
 			})
 		}

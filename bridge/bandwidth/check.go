@@ -1,6 +1,7 @@
 package bandwidth
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -30,18 +31,18 @@ func (c *Conn) Check(ctx context.Context, t Target, s Shape) ([]tombolo.Differen
 	if err != nil {
 		return nil, err
 	}
-	cmp := &comparison{object: "port " + t.Port}
-	cmp.shaper("ingress shaper", want.Ingress, t.MTU, have.ingress)
-	cmp.redirect(want.Egress.Rate != 0, &t, have)
-	cmp.object = "link " + t.IFB
-	before := len(cmp.list)
-	cmp.ifb(want.Egress, &t, have)
+	found := &comparison{object: "port " + t.Port}
+	found.shaper("ingress shaper", want.Ingress, t.MTU, have.ingress)
+	found.redirect(want.Egress.Rate != 0, &t, have)
+	found.object = "link " + t.IFB
+	before := len(found.list)
+	found.ifb(want.Egress, &t, have)
 	if have.ifb != nil && t.checkOwner(have.ifb) != nil {
-		for i := range cmp.list[before:] {
-			cmp.list[before+i].Remedy = tombolo.RemedyConfigure // Ensure refuses it
+		for i := range found.list[before:] {
+			found.list[before+i].Remedy = tombolo.RemedyConfigure // Ensure refuses it
 		}
 	}
-	return cmp.list, nil
+	return found.list, nil
 }
 
 // comparison collects differences of one object.
@@ -136,20 +137,16 @@ func (t *Target) port() tc.Link { return tc.Link{Name: t.Port, Index: t.PortInde
 
 // findPort fills in what the caller left open about the port. The error matches
 // fs.ErrNotExist if it is not there.
-func (c *Conn) findPort(ctx context.Context, t *Target) error {
+func (c *Conn) findPort(t *Target) error {
 	if t.PortIndex != 0 && t.MTU != 0 {
 		return nil
 	}
-	var l link.Link
-	var b nl.Batch
-	link.Get(&b, t.Port, 0, &l, unix.IFLA_MTU)
-	if err := tc.Execute(ctx, c.nl, &b); err != nil {
+	l, err := link.Find(c.nl, t.Port, unix.IFLA_MTU)
+	if err != nil {
 		return err
 	}
 	t.PortIndex = l.Index
-	if t.MTU == 0 {
-		t.MTU = l.MTU
-	}
+	t.MTU = cmp.Or(t.MTU, l.MTU)
 	return nil
 }
 

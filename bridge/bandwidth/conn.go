@@ -26,7 +26,10 @@ func (c *Conn) usable(ctx context.Context) error {
 	if c == nil {
 		return nl.Usable(ctx, nil)
 	}
-	return nl.Usable(ctx, c.nl)
+	if err := nl.Usable(ctx, c.nl); err != nil {
+		return err
+	}
+	return ctx.Err()
 }
 
 // Target says where the traffic of one attachment is shaped.

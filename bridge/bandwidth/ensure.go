@@ -62,7 +62,7 @@ func (c *Conn) prepare(ctx context.Context, t *Target, s Shape) (Shape, error) {
 	if err := t.validate(); err != nil {
 		return invalid(err)
 	}
-	if err := c.findPort(ctx, t); err != nil {
+	if err := c.findPort(t); err != nil {
 		return Shape{}, err
 	}
 	want, _, err := s.Effective(t.MTU)

@@ -26,16 +26,13 @@ func (c *Conn) Remove(ctx context.Context, t Target) error {
 	if t.IFB == "" {
 		return errors.Join(errs...)
 	}
-	var l link.Link
-	var b nl.Batch
-	link.Get(&b, t.IFB, 0, &l)
-	err := tc.Execute(ctx, c.nl, &b)
+	l, err := link.Find(c.nl, t.IFB)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 	case err != nil:
 		errs = append(errs, err)
 	default:
-		errs = append(errs, c.removeIFB(ctx, &t, &l))
+		errs = append(errs, c.removeIFB(ctx, &t, l))
 	}
 	return errors.Join(errs...)
 }
@@ -54,7 +51,7 @@ func (c *Conn) removeIFB(ctx context.Context, t *Target, l *link.Link) error {
 
 func (c *Conn) removeFromPort(ctx context.Context, t Target) error {
 	t.MTU = max(t.MTU, 1) // of no use here
-	if err := c.findPort(ctx, &t); err != nil {
+	if err := c.findPort(&t); err != nil {
 		return tc.PassAbsent(err)
 	}
 	have, err := c.look(ctx, &t)
@@ -89,15 +86,11 @@ func (c *Conn) removeRedirect(ctx context.Context, t *Target, have *installed) e
 // name, also those of others. It finds those that were left behind, by a dump: keep it
 // off a path that has to be fast.
 func (c *Conn) IFBs(ctx context.Context) (map[string]string, error) {
-	err := c.usable(ctx)
-	if err == nil {
-		err = ctx.Err()
-	}
-	if err != nil {
+	if err := c.usable(ctx); err != nil {
 		return nil, err
 	}
 	list := map[string]string{}
-	err = link.List(c.nl, "list ifb links", "ifb", 0, func(l *link.Link) {
+	err := link.List(c.nl, "list ifb links", "ifb", 0, func(l *link.Link) {
 		if l.Kind == "ifb" { // a kernel without that kind lists all
 			list[l.Name] = l.Alias
 		}

@@ -1,6 +1,7 @@
 package bandwidth
 
 import (
+	"cmp"
 	"fmt"
 	"strconv"
 	"time"
@@ -134,10 +135,7 @@ func (l Limit) effective(mtu int) Limit {
 		return Limit{}
 	}
 	rate := l.Rate / 8
-	burst := l.Burst / 8
-	if burst == 0 {
-		burst = sentIn(rate, defaultBurst)
-	}
+	burst := cmp.Or(l.Burst/8, sentIn(rate, defaultBurst))
 	burst = min(burst, sentIn(rate, longestBurst), mostBytes)
 	burst = max(burst, leastBurst*frame(mtu))
 	return Limit{Rate: rate * 8, Burst: burst * 8}

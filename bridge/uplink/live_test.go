@@ -8,8 +8,11 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/bridge/uplink"
+	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -170,4 +173,17 @@ func TestTheHostIsReachableOnTheBridgeAndAfterwards(t *testing.T) {
 			expect.NoDiff(t, cmp.Diff(before, state(t, l.host)), "the host after it was given back")
 		})
 	}
+}
+
+// test/vm/run.sh noipv6 has a kernel that is like this in truth.
+func TestKernelWithoutIPv6TakesANICOver(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	refusal := nltest.NoIPv6()
+	nltest.MustHaveFired(t, refusal)
+	conn, err := uplink.DialThrough(&uplink.Config{NetNS: l.host}, func(tr nl.Transport) nl.Transport { return nltest.NewFaulty(tr, refusal) })
+	must.Succeed(t, err)
+	defer conn.Close()
+	must.Succeed(t, expect.Err(conn.Take(t.Context(), toBridge(), new(memory))))
+	l.mustReach(t, "taken over")
 }

@@ -1,6 +1,7 @@
 package uplink
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -309,16 +310,11 @@ func comesByItself(r *route.Route) bool {
 
 // comesWith says that a route is the one that the kernel adds with an address.
 func comesWith(r *route.Route, a *addr.Address) bool {
-	peer := a.Prefix.Addr()
-	if a.Peer.IsValid() {
-		peer = a.Peer
-	}
+	peer := cmp.Or(a.Peer, a.Prefix.Addr())
 	metric, source := a.Metric, a.Prefix.Addr() // fib_add_ifaddr() of the kernel
 	if a.Prefix.Addr().Is6() {
 		source = netip.Addr{}
-		if metric == 0 {
-			metric = 256 // IP6_RT_PRIO_ADDRCONF
-		}
+		metric = cmp.Or(metric, 256) // IP6_RT_PRIO_ADDRCONF
 	}
 	return a.Flags&unix.IFA_F_NOPREFIXROUTE == 0 && r.Link == a.Link && r.Protocol == unix.RTPROT_KERNEL && !r.Gateway.IsValid() && len(r.Nexthops) == 0 &&
 		r.Table == unix.RT_TABLE_MAIN && r.Dst == netip.PrefixFrom(peer, a.Prefix.Bits()).Masked() && r.Priority == metric && r.Source == source

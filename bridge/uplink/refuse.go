@@ -5,10 +5,10 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
@@ -122,14 +122,11 @@ func (s *snapshot) warn() []string {
 // addresses names the first of many.
 func addresses(list []netip.Addr) string {
 	const most = 5
-	var names []string
-	for _, a := range list[:min(len(list), most)] {
-		names = append(names, a.String())
-	}
+	names := printable.List(list[:min(len(list), most)], ", ")
 	if n := len(list) - most; n > 0 {
-		names = append(names, fmt.Sprintf("%d others", n))
+		names += fmt.Sprintf(", %d others", n)
 	}
-	return strings.Join(names, ", ")
+	return names
 }
 
 func describe(r *route.Route) string {

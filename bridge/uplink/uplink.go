@@ -1,6 +1,7 @@
 package uplink
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -50,10 +51,7 @@ type Uplink struct {
 }
 
 func (u *Uplink) timeout() time.Duration {
-	if u.Timeout == 0 {
-		return defaultTimeout
-	}
-	return u.Timeout
+	return cmp.Or(u.Timeout, defaultTimeout)
 }
 
 // Config says where the NIC is. The zero value, and a nil *Config, is the caller's

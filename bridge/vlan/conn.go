@@ -291,14 +291,12 @@ func hasIPv6(mtu int) bool { return mtu >= 1280 }
 
 // link looks the link up, and refuses one of the name that is another.
 func (c *Conn) link(l *Link) (*link.Link, error) {
-	var have link.Link
-	var b nl.Batch
-	link.Get(&b, l.Name, 0, &have)
-	if err := c.nl.Execute(&b); err != nil {
+	have, err := link.Find(c.nl, l.Name)
+	if err != nil {
 		return nil, err
 	}
 	if have.Kind == "veth" || have.Kind == "vlan" && have.Lower == l.Bridge && have.VLAN == l.ID {
-		return &have, nil
+		return have, nil
 	}
 	return nil, &tombolo.OpError{Op: "make link", Object: l.Name, Err: fmt.Errorf(
 		"%w: it is of kind %q, and not in VLAN %d of the bridge: delete the link, or choose another bridge", fs.ErrExist, have.Kind, l.ID)}

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/printable"
 )
 
 // MaxID is the last VLAN; the first is 1.
@@ -65,13 +66,7 @@ func (m Membership) Check() error {
 type Ranges []Range
 
 // String lists the ranges: "2-4,100".
-func (l Ranges) String() string {
-	texts := make([]string, len(l))
-	for i, r := range l {
-		texts[i] = r.String()
-	}
-	return strings.Join(texts, ",")
-}
+func (l Ranges) String() string { return printable.List(l, ",") }
 
 // MarshalText gives what String does.
 func (l Ranges) MarshalText() ([]byte, error) { return []byte(l.String()), nil }

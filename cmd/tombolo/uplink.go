@@ -20,11 +20,20 @@ func (o *options) uplinkCommand() *cobra.Command {
 	u := uplink.Uplink{}
 	plan := o.onUplink("plan NIC BRIDGE", "print how a NIC would become a port of a bridge; change nothing", takes(2, 2),
 		func(ctx context.Context, node *network.Node, args []string) error {
-			return o.planUplink(ctx, node, args, u)
+			u.NIC, u.Bridge = args[0], args[1]
+			steps, err := node.Uplinks().Plan(ctx, u)
+			if err != nil {
+				return err
+			}
+			return o.print(verdict(steps, u, os.Getenv("SSH_CONNECTION"))+steps.String(), nil)
 		})
 	take := o.onUplink("take NIC BRIDGE", "make a NIC a port of a bridge, as the first ADD of a network with this uplink does", takes(2, 2),
 		func(ctx context.Context, node *network.Node, args []string) error {
-			return o.takeUplink(ctx, node, args, u)
+			u.NIC, u.Bridge = args[0], args[1]
+			if err := node.Uplinks().Take(ctx, u); err != nil {
+				return err
+			}
+			return o.print(u.NIC+" is a port of "+u.Bridge+", which has its addresses and routes\n", nil)
 		})
 	for _, c := range []*cobra.Command{plan, take} {
 		c.Flags().BoolVar(&u.KeepAddress, "keep-address", false, "leave the addresses on the NIC too, for programs that look for them there")
@@ -56,15 +65,6 @@ func (o *options) onUplink(use, short string, args cobra.PositionalArgs, do func
 	}}
 }
 
-func (o *options) planUplink(ctx context.Context, node *network.Node, args []string, u uplink.Uplink) error {
-	u.NIC, u.Bridge = args[0], args[1]
-	steps, err := node.Uplinks().Plan(ctx, u)
-	if err != nil {
-		return err
-	}
-	return o.print(verdict(steps, u, os.Getenv("SSH_CONNECTION"))+steps.String(), nil)
-}
-
 // verdict is the line that a plan begins with. connection is what sshd sets: the client's
 // address and port, and those of this end.
 func verdict(steps *uplink.Steps, u uplink.Uplink, connection string) string {
@@ -81,14 +81,6 @@ func verdict(steps *uplink.Steps, u uplink.Uplink, connection string) string {
 		moves = printable.List(steps.Moves, ", ") + map[bool]string{true: " moves", false: " move"}[n == 1]
 	}
 	return fmt.Sprintf("%s: %s to %s, %s; undo: tombolo uplink restore %s\n", ok, moves, u.Bridge, sessions, u.NIC)
-}
-
-func (o *options) takeUplink(ctx context.Context, node *network.Node, args []string, u uplink.Uplink) error {
-	u.NIC, u.Bridge = args[0], args[1]
-	if err := node.Uplinks().Take(ctx, u); err != nil {
-		return err
-	}
-	return o.print(u.NIC+" is a port of "+u.Bridge+", which has its addresses and routes\n", nil)
 }
 
 func (o *options) restoreUplink(ctx context.Context, node *network.Node, args []string) error {

@@ -2,11 +2,13 @@ package main
 
 import (
 	"encoding/json"
+	"net/netip"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/bridge/uplink"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
@@ -39,7 +41,7 @@ func TestUplinkIsPlannedTakenLookedAtAndGivenBack(t *testing.T) {
 	t.Parallel()
 	host := uplinkHost(t)
 	dirs := []string{"--state", t.TempDir() + "/state", "--leases", t.TempDir() + "/leases"}
-	uplink := func(verb string, args ...string) outcome {
+	call := func(verb string, args ...string) outcome {
 		t.Helper()
 		return run(t, host, nil, "", append(append([]string{"uplink", verb}, dirs...), args...)...)
 	}
@@ -64,17 +66,17 @@ func TestUplinkIsPlannedTakenLookedAtAndGivenBack(t *testing.T) {
 		got  func() outcome
 		want outcome
 	}{
-		{"status before", func() outcome { return uplink("status", "eth0") }, outcome{0, "eth0 is not taken over\n", ""}},
-		{"restore before", func() outcome { return uplink("restore", "eth0") },
+		{"status before", func() outcome { return call("status", "eth0") }, outcome{0, "eth0 is not taken over\n", ""}},
+		{"restore before", func() outcome { return call("restore", "eth0") },
 			outcome{exitFailed, "", "tombolo: uplink eth0 has not been taken over: there is nothing to give back\n"}},
-		{"take", func() outcome { return uplink("take", "eth0", "br0") },
+		{"take", func() outcome { return call("take", "eth0", "br0") },
 			outcome{0, "eth0 is a port of br0, which has its addresses and routes\n", ""}},
-		{"take again", func() outcome { return uplink("take", "eth0", "br0") },
+		{"take again", func() outcome { return call("take", "eth0", "br0") },
 			outcome{0, "eth0 is a port of br0, which has its addresses and routes\n", ""}},
-		{"plan again", func() outcome { return uplink("plan", "eth0", "br0") },
+		{"plan again", func() outcome { return call("plan", "eth0", "br0") },
 			outcome{exitFailed, "", "tombolo: uplink eth0 is taken over already: tombolo uplink status eth0 says what differs, and tombolo uplink restore eth0 gives it back\n"}},
-		{"status", func() outcome { return uplink("status") }, outcome{0, "eth0 on br0: taken\n", ""}},
-		{"restore from another bridge", func() outcome { return uplink("restore", "eth0", "br1") },
+		{"status", func() outcome { return call("status") }, outcome{0, "eth0 on br0: taken\n", ""}},
+		{"restore from another bridge", func() outcome { return call("restore", "eth0", "br1") },
 			outcome{exitFailed, "", "tombolo: uplink eth0 is a port of bridge br0, not of br1\n"}},
 	} {
 		diff := cmp.Diff(step.want, step.got(), cmp.AllowUnexported(outcome{}))
@@ -86,7 +88,7 @@ func TestUplinkIsPlannedTakenLookedAtAndGivenBack(t *testing.T) {
 
 	// As a network manager might.
 	nstest.Run(t, host, "ip", "link", "set", "eth0", "nomaster")
-	differs := uplink("status", "--json")
+	differs := call("status", "--json")
 	var reports []network.UplinkReport
 	if err := json.Unmarshal([]byte(differs.stdout), &reports); err != nil || differs.status != exitFound || len(reports) != 1 || len(reports[0].Differences) == 0 {
 		t.Errorf("status of a NIC that was taken off its bridge: %+v, %v", differs, err)
@@ -97,12 +99,12 @@ func TestUplinkIsPlannedTakenLookedAtAndGivenBack(t *testing.T) {
 	expect.Success(t, run(t, host, nil, "", "repair", dirs[0], dirs[1]).err(), "repair mends")
 	expect.Success(t, run(t, host, nil, "", "check", dirs[0], dirs[1]).err(), "check after the repair")
 	nstest.Run(t, host, "ip", "link", "set", "eth0", "nomaster")
-	expect.Success(t, uplink("take", "eth0", "br0").err(), "take mends")
-	if got := uplink("status"); got.stdout != "eth0 on br0: taken\n" || got.status != 0 {
+	expect.Success(t, call("take", "eth0", "br0").err(), "take mends")
+	if got := call("status"); got.stdout != "eth0 on br0: taken\n" || got.status != 0 {
 		t.Errorf("status of what was mended: %+v", got)
 	}
 
-	if got := uplink("restore", "eth0", "br0"); got.status != 0 || got.stdout != "eth0 has its addresses and routes back\n" {
+	if got := call("restore", "eth0", "br0"); got.status != 0 || got.stdout != "eth0 has its addresses and routes back\n" {
 		t.Errorf("restore: %+v", got)
 	}
 	after = addresses()
@@ -110,9 +112,9 @@ func TestUplinkIsPlannedTakenLookedAtAndGivenBack(t *testing.T) {
 	expect.Success(t, nstest.Ping(t, host, nstest.Addr("192.0.2.1")))
 
 	// What is no longer there is not said to be back.
-	must.Succeed(t, uplink("take", "eth0", "br0").err(), "take once more")
+	must.Succeed(t, call("take", "eth0", "br0").err(), "take once more")
 	nstest.Run(t, host, "sh", "-ec", "ip -4 address flush dev br0")
-	got := uplink("restore", "eth0", "br0")
+	got := call("restore", "eth0", "br0")
 	_, command, ok := strings.Cut(got.stderr, "If it is to be back: ")
 	must.That(t, got.status == exitFailed && ok, "restore without an address: %+v", got)
 	nstest.Run(t, host, "sh", "-ec", command)
@@ -141,5 +143,24 @@ func TestUplinkCommandsThatAreWrong(t *testing.T) {
 	for _, verb := range []string{"plan", "take"} {
 		got := run(t, host, nil, "", "uplink", verb, "--state", t.TempDir()+"/state", "lan7", "br0")
 		expect.NoDiff(t, cmp.Diff(want, got, cmp.AllowUnexported(outcome{})), "%s of a NIC that is not there", verb)
+	}
+}
+
+func TestVerdictOfAPlanIsOneLine(t *testing.T) {
+	t.Parallel()
+	u := uplink.Uplink{NIC: "eth0", Bridge: "br0"}
+	for _, tt := range []struct {
+		name, connection, want string
+		steps                  uplink.Steps
+	}{
+		{"both families, and a warning", "192.0.2.1 1 2001:db8::2 22",
+			"OK, but see the warnings (1): 192.0.2.2, 2001:db8::2 move to br0, your SSH session stays; undo: tombolo uplink restore eth0\n",
+			uplink.Steps{Moves: []netip.Addr{nstest.Addr("192.0.2.2"), nstest.Addr("2001:db8::2")}, Warnings: []string{"x"}}},
+		{"an SSH session by another NIC", "192.0.2.1 1 198.51.100.2 22",
+			"OK: 192.0.2.2 moves to br0, connections stay; undo: tombolo uplink restore eth0\n",
+			uplink.Steps{Moves: []netip.Addr{nstest.Addr("192.0.2.2")}}},
+		{"no address", "", "OK: no address moves to br0, connections stay; undo: tombolo uplink restore eth0\n", uplink.Steps{}},
+	} {
+		expect.Equal(t, verdict(&tt.steps, u, tt.connection), tt.want, "%s", tt.name)
 	}
 }

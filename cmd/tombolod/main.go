@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -136,9 +137,7 @@ func parse(args []string) (*options, error) {
 	if o.docker != "" && !filepath.IsAbs(o.docker) {
 		return nil, fmt.Errorf("--docker %q: want an absolute path", o.docker)
 	}
-	if o.metrics == "" {
-		o.metrics = "unix:" + filepath.Join(o.state, "tombolod.sock")
-	}
+	o.metrics = cmp.Or(o.metrics, "unix:"+filepath.Join(o.state, "tombolod.sock"))
 	if _, _, err := endpoint(o.metrics); err != nil {
 		return nil, err
 	}

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -22,7 +23,7 @@ const mostConnections = 64
 // server serves metrics and health. A nil one serves nothing.
 type server struct {
 	http *http.Server
-	done chan struct{}
+	done sync.WaitGroup
 }
 
 // endpoint reads the flag --metrics: network and address for net.Listen, both empty
@@ -54,12 +55,10 @@ func serve(where string, handler http.Handler) (*server, error) {
 	}
 	s := &server{
 		http: &http.Server{Handler: handler, ReadTimeout: 5 * time.Second, WriteTimeout: 10 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 8 << 10},
-		done: make(chan struct{}),
 	}
-	go func() {
-		defer close(s.done)
+	s.done.Go(func() {
 		_ = s.http.Serve(netutil.LimitListener(l, mostConnections)) // until close
-	}()
+	})
 	return s, nil
 }
 
@@ -103,5 +102,5 @@ func (s *server) close() {
 		return
 	}
 	_ = s.http.Close()
-	<-s.done
+	s.done.Wait()
 }

@@ -38,9 +38,7 @@ func (c *call) check(ctx context.Context, node *network.Node, conf *NetConf) err
 	if err != nil {
 		return c.explain(err)
 	}
-	for _, d := range diffs {
-		found = append(found, d.String())
-	}
+	found = append(found, printable.Texts(diffs)...)
 	if len(found) == 0 {
 		return nil
 	}

@@ -184,9 +184,7 @@ func (c *call) parse(data []byte) error {
 	}
 	c.note(found)
 	c.complete(c)
-	if c.conf.CNIVersion == "" {
-		c.conf.CNIVersion = "0.1.0" // the specification's meaning of a missing one, up to 0.2.0
-	}
+	c.conf.CNIVersion = cmp.Or(c.conf.CNIVersion, "0.1.0") // the specification's meaning of a missing one, up to 0.2.0
 	return nil
 }
 
@@ -226,4 +224,42 @@ func (c *Common) acceptName() error {
 		return newError(codeInvalidConfig, "name %q: a network's name takes letters, digits, '_', '.' and '-', and begins with a letter or a digit", c.Name)
 	}
 	return nil
+}
+
+// Examine gives what a configuration stands for where the program is called by a name, and all that
+// ADD would find wrong with it one by one, without asking the kernel or the disk. The network is nil by
+// the names of plugins that make none.
+func Examine(name string, data []byte) (*network.Network, []string) {
+	c := (&Plugin{Name: name}).newCall()
+	var found []string
+	note := func(errs ...error) {
+		for _, err := range errs {
+			if err != nil {
+				found = append(found, strings.Split(err.Error(), "\n")...)
+			}
+		}
+	}
+	note(c.parse(data))
+	note(c.wrong()...)
+	note(c.accept(), c.conf.acceptName())
+	if f, ok := c.configuration.(*portmapConf); ok {
+		note(f.unsupported())
+	}
+	conf, ok := c.configuration.(*NetConf)
+	if !ok {
+		return nil, found
+	}
+	s := conf.settings()
+	if conf.IPAM.Type == typeDHCP {
+		_, err := conf.dhcp()
+		note(err)
+	} else {
+		r := c.ipamRequest(conf, true)
+		r.All = true
+		of, err := newAllocator(r)
+		if note(err); err == nil {
+			s.Subnets = of.subnets()
+		}
+	}
+	return &s, found
 }

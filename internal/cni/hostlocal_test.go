@@ -9,10 +9,12 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/containernetworking/cni/pkg/types"
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
+	"github.com/tombolo-cni/tombolo/ipam"
 )
 
 func TestTheResultHoldsAllThatTheConfigSays(t *testing.T) {
@@ -122,4 +124,57 @@ func TestABrokenConfigStillNamesItsDataDir(t *testing.T) {
 	must.Succeed(t, n.allocator(r).Del(context.Background(), nil))
 	n.expect(map[string]string{})
 	expect.That(t, n.Warned(`field "ipam.ranges": expected a list`), "what is wrong with the config is not reported")
+}
+
+func TestRangesComeInTheReferencesOrder(t *testing.T) {
+	t.Parallel()
+	var conf hostLocalConf
+	r := (&ipamRequest{Strict: true}).fill(`{"cniVersion":"1.1.0","ipam":{"type":"host-local","subnet":"10.2.0.0/24","ranges":[[{"subnet":"10.3.0.0/24"}]]},` +
+		`"runtimeConfig":{"ipRanges":[[{"subnet":"10.1.0.0/24"}],[{"subnet":"fd00::/64"}]],"other":{"a":1}}}`)
+	must.Succeed(t, r.read(&conf))
+	var got []string
+	for _, set := range conf.sets(&r.Asked) {
+		got = append(got, set.Name+" range "+set.Ranges[0].Subnet.String())
+	}
+	want := []string{
+		"runtimeConfig.ipRanges[0] range 10.1.0.0/24", "runtimeConfig.ipRanges[1] range fd00::/64", "ipam range 10.2.0.0/24",
+		"ipam.ranges[0] range 10.3.0.0/24",
+	}
+	expect.NoDiff(t, cmp.Diff(want, got))
+}
+
+// Package network puts the ranges on record, by which pools are told of, and goes by the node that it binds to.
+func TestAnAllocatorTellsItsRanges(t *testing.T) {
+	t.Parallel()
+	n := newIPAMNode(t, ranged(small+`,[{"subnet":"fd00::/64"}]`))
+	for _, of := range []ipam.Allocator{n.allocator(n.request("a")).allocator, n.allocator(n.request("a")).Bind(ipam.Node{})} {
+		expect.Equal(t, len(ipam.RangeSetsOf(of)), 2, "range sets of %T", of)
+	}
+}
+
+func TestResolvConfIsUnderstood(t *testing.T) {
+	t.Parallel()
+	const text = "# comment\n; another\n\nnameserver 192.0.2.53\n  nameserver\tfd00::53 trailing\nnameserver\n" +
+		"domain lan.example\r\nsearch a.example b.example\nsearch c.example\noptions ndots:5\noptions timeout:1 attempts:2\nsortlist x\nnameserver 192.0.2.54"
+	want := types.DNS{
+		Nameservers: []string{"192.0.2.53", "fd00::53", "192.0.2.54"},
+		Domain:      "lan.example",
+		Search:      []string{"a.example", "b.example", "c.example"},
+		Options:     []string{"ndots:5", "timeout:1", "attempts:2"},
+	}
+	expect.NoDiff(t, cmp.Diff(want, parseResolvConf(text)))
+}
+
+// FuzzResolvConf: any text gives fields without white space in them.
+func FuzzResolvConf(f *testing.F) {
+	f.Add("nameserver 192.0.2.53\nsearch a b\noptions ndots:5\ndomain x\n")
+	f.Add("# c\n;d\nnameserver")
+	f.Fuzz(func(t *testing.T, text string) {
+		dns := parseResolvConf(text)
+		for _, list := range [][]string{dns.Nameservers, dns.Search, dns.Options} {
+			for _, item := range list {
+				must.That(t, item != "" && strings.TrimSpace(item) == item, "%q gave the item %q", text, item)
+			}
+		}
+	})
 }

@@ -56,10 +56,7 @@ func isHost(pod *netns.NS) (bool, error) {
 
 // findLink gives what of a link can be set.
 func findLink(conn *nl.Conn, name string) (*link.Link, error) {
-	var l link.Link
-	var b nl.Batch
-	link.Get(&b, name, 0, &l, unix.IFLA_ADDRESS, unix.IFLA_MTU, unix.IFLA_TXQLEN)
-	return &l, conn.Execute(&b)
+	return link.Find(conn, name, unix.IFLA_ADDRESS, unix.IFLA_MTU, unix.IFLA_TXQLEN)
 }
 
 // podHasLink says whether the pod has a link of a name. One that cannot be read is one: the pod gave it more names than

@@ -1,6 +1,7 @@
 package cni
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -153,10 +154,7 @@ func overlap(a, b network.HostPort) bool {
 }
 
 func (m *PortMapping) published() (network.HostPort, error) {
-	protocol := strings.ToLower(m.Protocol)
-	if protocol == "" {
-		protocol = "tcp"
-	}
+	protocol := cmp.Or(strings.ToLower(m.Protocol), "tcp")
 	p := network.HostPort{HostPort: uint16(m.HostPort), PodPort: uint16(m.ContainerPort)}
 	switch {
 	case p.Protocol.UnmarshalText([]byte(protocol)) != nil:

@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/tombolo-cni/tombolo/internal/ident"
+	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/internal/state"
 )
 
@@ -29,11 +30,7 @@ func AliasOf(a *state.Attachment) string { return Alias(a.Hash(), a.Network, Add
 // Alias leaves the addresses out where they do not fit; nf_tables has them too.
 func Alias(hash, network string, addresses []netip.Addr) string {
 	head := AliasOwner(hash) + NetworkToken(network) + ":"
-	texts := make([]string, len(addresses))
-	for i, a := range addresses {
-		texts[i] = a.String()
-	}
-	if full := head + strings.Join(texts, ","); len(full) <= aliasMax {
+	if full := head + printable.List(addresses, ","); len(full) <= aliasMax {
 		return full
 	}
 	return head
@@ -64,7 +61,7 @@ func ParseAlias(s string) (Mark, bool) {
 	}
 	var m Mark
 	var addresses string
-	if m.Hash, rest, ok = strings.Cut(rest, ":"); !ok || !isHash(m.Hash) {
+	if m.Hash, rest, ok = strings.Cut(rest, ":"); !ok || !ident.IsHash(m.Hash) {
 		return Mark{}, false
 	}
 	// An IPv6 address has colons of its own, a network's name has none.
@@ -77,8 +74,4 @@ func ParseAlias(s string) (Mark, bool) {
 		}
 	}
 	return m, true
-}
-
-func isHash(s string) bool {
-	return len(s) == ident.Digits && strings.Trim(s, "0123456789abcdef") == ""
 }

@@ -1,6 +1,7 @@
 package firewalld
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -31,10 +32,7 @@ type zones struct {
 
 // chosen is the zone that somebody chose.
 func (z zones) chosen() string {
-	if z.permanent != "" {
-		return z.permanent
-	}
-	return z.running
+	return cmp.Or(z.permanent, z.running)
 }
 
 // act is what is done with a link.

@@ -145,10 +145,8 @@ func (u *uplinks) find(t *taken) {
 	}
 	defer conn.Close()
 	for i, name := range []string{t.NIC, t.Bridge} {
-		var b nl.Batch
-		var l link.Link
-		link.Get(&b, name, 0, &l)
-		if conn.Execute(&b) != nil {
+		l, err := link.Find(conn, name)
+		if err != nil {
 			continue // what is not there is told by the look
 		}
 		if t.links[i] = l.Index; i == 0 {

@@ -12,6 +12,7 @@ import (
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/internal/file"
+	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/state"
 )
 
@@ -41,43 +42,41 @@ type Adoption struct {
 // over: it writes a record (Record.Host) of a lease that is due, for the keeper to renew. Call it right after the takeover, and again whenever the
 // takeover is found in place: a record of this boot, bridge and address stays as it is.
 //
-// The result is nil where nothing was leased. That no keeper runs is no error: see
+// Where nothing was leased it does nothing. That no keeper runs is no error: see
 // HostTrouble. After a boot the keeper drops the record, without a RELEASE, since the
 // host's own client has begun anew.
-func Adopt(ctx context.Context, dir *Dir, a *Adoption) (*Record, error) {
+func Adopt(ctx context.Context, dir *Dir, a *Adoption) error {
 	r, err := a.record(time.Now())
-	if err != nil {
-		return nil, fmt.Errorf("adopt DHCP lease of %s: %w", a.NIC, err)
+	if r == nil && err == nil {
+		return nil
 	}
-	if r == nil {
-		return nil, nil
-	}
-	held, err := dir.Lock(ctx, r.Hash())
+	var held *Held
 	if err == nil {
-		r, err = held.adopt(r, a)
-		err = errors.Join(err, held.Close())
+		held, err = dir.Lock(ctx, r.Hash())
+	}
+	if err == nil {
+		err = errors.Join(held.adopt(r, a), held.Close())
 	}
 	if err != nil {
-		return nil, fmt.Errorf("adopt DHCP lease of %s: %w", a.NIC, err)
+		return fmt.Errorf("adopt DHCP lease of %s: %w", a.NIC, err)
 	}
-	return r, nil
+	return nil
 }
 
-// adopt writes a record unless the one that there is says the same, and gives the one that
-// there is afterwards.
-func (h *Held) adopt(r *Record, a *Adoption) (*Record, error) {
+// adopt writes a record unless the one that there is says the same.
+func (h *Held) adopt(r *Record, a *Adoption) error {
 	if wanted, err := a.Wanted(); !wanted || err != nil {
-		return nil, err
+		return err
 	}
 	have, err := h.Load()
 	if err == nil && have.Host != nil && have.Boot == r.Boot && have.NetNSCookie == r.NetNSCookie && have.Bridge == r.Bridge &&
 		have.Client.MAC.String() == r.Client.MAC.String() && a.find(have.Lease.Address.Addr()) != nil {
-		return have, nil
+		return nil
 	}
 	if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, file.ErrDamaged) {
-		return nil, err
+		return err
 	}
-	return r, h.Create(r)
+	return h.Create(r)
 }
 
 // record makes the record of a lease that the NIC had; nil if it had none.
@@ -213,4 +212,40 @@ func (r *Record) trouble(now time.Time, kept error) string {
 		return "no server has renewed it yet, though it is time"
 	}
 	return ""
+}
+
+// hostName is what the record of a lease of the host's own has for a network and for a
+// container. No network and no container can have a bracket in its name.
+const hostName = "(host)"
+
+// Host is what a record has if its lease is the host's own: the one that the NIC had when
+// it became a port of the bridge. A client on a port hears no answer, so the keeper renews
+// the lease on the bridge, from its own network namespace. It is never released.
+type Host struct {
+	// NIC is the port. The link that has the address is Record.Bridge and, where the
+	// takeover leaves addresses behind, the NIC.
+	NIC string `json:"nic"`
+	// Permanent says that the kernel was given no lifetime of the address, and is to be
+	// given none: some clients do it so.
+	Permanent bool `json:"permanent,omitempty"`
+}
+
+// HostHash is the hash of the record of the lease that a NIC of the host had.
+func HostHash(nic string) string { return ident.Hash(hostName, hostName, nic) }
+
+// check refuses what the keeper could not work with.
+func (h *Host) check(r *Record) error {
+	switch ours := r.Network == hostName; {
+	case h == nil && !ours:
+		return nil
+	case h == nil || !ours || r.ContainerID != hostName || r.IfName != h.NIC || r.Bridge == "" || r.State != Bound && r.State != Expired:
+		return errors.New("it is of the host's own lease, and not in all that it says")
+	}
+	return nil
+}
+
+// Hosts reads the records of the host's own leases: of all the others, no more than the
+// bytes. Files that cannot be read are left out.
+func (d *Dir) Hosts() ([]*Record, error) {
+	return d.having(hostName, func(r *Record) bool { return r.Host != nil })
 }

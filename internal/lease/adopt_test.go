@@ -35,6 +35,13 @@ func host(t *testing.T) *Adoption {
 	return &Adoption{NIC: "eth0", MAC: nicMAC, ClientID: "mac", Bridge: "br0", Wanted: func() (bool, error) { return true, nil }}
 }
 
+// adopted is the record that there is after an Adopt.
+func adopted(t *testing.T, d *Dir, a *Adoption) *Record {
+	t.Helper()
+	must.Succeed(t, Adopt(t.Context(), d, a))
+	return must.Of(d.Load(HostHash("eth0"))).Get(t)
+}
+
 func TestALeaseIsAdoptedAsItsServerSaidIt(t *testing.T) {
 	t.Parallel()
 	a := host(t)
@@ -42,9 +49,8 @@ func TestALeaseIsAdoptedAsItsServerSaidIt(t *testing.T) {
 	a.Addresses = []addr.Address{leasedAddress("fd00::1/64", time.Hour), leasedAddress("198.51.100.77/24", time.Hour), leasedAddress("192.0.2.9/24", -1)}
 	a.Lease = sampleLease()
 	d := open(t)
-	r := must.Of(Adopt(t.Context(), d, a)).Get(t)
-	got := must.Of(d.Load(HostHash("eth0"))).Get(t)
-	if got.Token != r.Token || got.State != Bound || got.Bridge != "br0" || got.IfName != "eth0" || !got.Host.Permanent {
+	got := adopted(t, d, a)
+	if got.State != Bound || got.Bridge != "br0" || got.IfName != "eth0" || !got.Host.Permanent {
 		t.Errorf("the record is %+v, %+v", got, got.Host)
 	}
 	name, _ := os.Hostname()
@@ -64,7 +70,7 @@ func TestWithoutAServersWordTheAddressTellsOfTheLease(t *testing.T) {
 	t.Parallel()
 	a := host(t)
 	a.Addresses = []addr.Address{leasedAddress("192.0.2.77/24", -1), leasedAddress("10.9.0.32/24", 40*time.Minute), leasedAddress("10.9.0.33/24", time.Hour)}
-	r := must.Of(Adopt(t.Context(), open(t), a)).Get(t)
+	r := adopted(t, open(t), a)
 	l := r.Lease
 	if l.Address.String() != "10.9.0.32/24" || !l.Server.IsUnspecified() || r.Client.ClientID.String() != "01:02:00:00:00:00:09" || r.Host.Permanent {
 		t.Errorf("the record is %+v, %+v", r, l)
@@ -88,8 +94,7 @@ func TestAnAddressThatIsNotLeasedIsNotAdopted(t *testing.T) {
 			t.Parallel()
 			a, d := host(t), open(t)
 			change(a)
-			r, err := Adopt(t.Context(), d, a)
-			expect.That(t, r == nil && err == nil, "Adopt: %+v, %v; want nothing", r, err)
+			must.Succeed(t, Adopt(t.Context(), d, a))
 			expect.Of(d.Hashes()).Len(t, 0, "records")
 		})
 	}
@@ -103,14 +108,10 @@ func TestAdoptingAgainLeavesTheRecordAlone(t *testing.T) {
 	var in *netns.NS // nil: the test's own
 	adopt := func() (r *Record) {
 		t.Helper()
-		do := func() (err error) { r, err = Adopt(t.Context(), d, a); return err }
-		var err error
 		if in == nil {
-			err = do()
-		} else {
-			err = in.Do(do)
+			return adopted(t, d, a)
 		}
-		must.That(t, err == nil && r != nil, "Adopt: %v, %v", r, err)
+		must.Succeed(t, in.Do(func() error { r = adopted(t, d, a); return nil }))
 		return r
 	}
 	first := adopt()
@@ -149,7 +150,7 @@ func TestHandingBackForgetsTheLease(t *testing.T) {
 	d := open(t)
 	a := host(t)
 	a.Addresses = []addr.Address{leasedAddress("10.9.0.32/24", time.Hour)}
-	must.Succeed(t, expect.Err(Adopt(t.Context(), d, a)))
+	adopted(t, d, a)
 	create(t, d, sample())
 	for range 2 {
 		expect.Success(t, HandBack(t.Context(), d, "eth0"))
@@ -175,7 +176,7 @@ func TestTheHostsTroubleIsTold(t *testing.T) {
 	expect.Equal(t, told(), "", "without a lease of the host's")
 	a := host(t)
 	a.Addresses = []addr.Address{leasedAddress("10.9.0.32/24", time.Hour)}
-	r := must.Of(Adopt(t.Context(), d, a)).Get(t)
+	r := adopted(t, d, a)
 	if got := told(); !strings.Contains(got, "10.9.0.32/24, of eth0 and on br0 now, time left: ") || !strings.Contains(got, "start tombolod") {
 		t.Errorf("without a keeper: %q", got)
 	}
@@ -236,12 +237,9 @@ func TestNothingIsAdoptedOfANICThatWasGivenBack(t *testing.T) {
 		asked = held == nil && err == nil
 		return false, nil
 	}
-	r, err := Adopt(t.Context(), d, a)
-	expect.That(t, r == nil && err == nil, "Adopt = %v, %v", r, err)
+	must.Succeed(t, Adopt(t.Context(), d, a))
 	expect.That(t, asked, "it was not asked under the record's lock")
 	expect.Is(t, expect.Err(d.Load(HostHash("eth0"))), os.ErrNotExist, "a record")
 	a.Wanted = host(t).Wanted
-	if r, err := Adopt(t.Context(), d, a); r == nil || err != nil {
-		t.Errorf("Adopt = %v, %v", r, err)
-	}
+	adopted(t, d, a)
 }

@@ -64,10 +64,7 @@ func (d *Dir) private() error {
 // false for every other file.
 func RecordHash(name string) (hash string, ok bool) {
 	hash, ok = strings.CutSuffix(name, recordSuffix)
-	if !ok || !ident.IsHash(hash) {
-		return "", false
-	}
-	return hash, true
+	return hash, ok && ident.IsHash(hash)
 }
 
 func (d *Dir) recordPath(hash string) string { return d.path + "/" + hash + recordSuffix }
@@ -127,18 +124,7 @@ func (d *Dir) List() ([]*Record, []*state.RecordError, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	var found []*Record
-	var bad []*state.RecordError
-	for _, hash := range hashes {
-		r, err := d.Load(hash)
-		var damaged *state.RecordError
-		switch {
-		case err == nil:
-			found = append(found, r)
-		case errors.As(err, &damaged):
-			bad = append(bad, damaged)
-		}
-	}
+	found, bad := state.LoadAll(hashes, d.Load)
 	return found, bad, nil
 }
 

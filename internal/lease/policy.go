@@ -1,6 +1,7 @@
 package lease
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -55,10 +56,7 @@ type Applied struct {
 
 // Apply gives what the pod gets of a lease. The plugin and the keeper both go by it.
 func (p *Policy) Apply(l *dhcpc.Lease) Applied {
-	a := Applied{Addresses: []netip.Prefix{l.Address}, MTU: p.MTU}
-	if a.MTU == 0 {
-		a.MTU = l.MTU
-	}
+	a := Applied{Addresses: []netip.Prefix{l.Address}, MTU: cmp.Or(p.MTU, l.MTU)}
 	if p.IPv6 && a.MTU != 0 {
 		a.MTU = max(a.MTU, minMTU6)
 	}

@@ -1,6 +1,7 @@
 package lease
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -141,31 +142,18 @@ func (r *Record) Expires() time.Time {
 
 // encode writes a record's file.
 func encode(r *Record) ([]byte, error) {
-	if err := r.check(); err != nil {
-		return nil, err
-	}
-	data := state.Encode(&r.Version, r)
-	if len(data) > file.MaxRecord {
-		return nil, fmt.Errorf("its record has %d bytes, at most %d are kept", len(data), file.MaxRecord)
-	}
-	return data, nil
+	return state.EncodeChecked(&r.Version, r, file.MaxRecord)
 }
 
 // decode reads a record's file. The error matches file.ErrDamaged, or state.ErrVersion: such a
 // record is left alone, and its lease runs out unless that version comes back.
 func decode(data []byte) (*Record, error) {
 	r := new(Record)
-	if err := state.Decode(data, &r.Version, r); err != nil {
-		return nil, err
-	}
-	if err := r.check(); err != nil {
-		return nil, fmt.Errorf("%w: %w", file.ErrDamaged, err)
-	}
-	return r, nil
+	return r, state.Decode(data, &r.Version, r)
 }
 
-// check refuses what would not be read back, or could not be used.
-func (r *Record) check() error {
+// Check refuses what would not be read back, or could not be used.
+func (r *Record) Check() error {
 	errs := []error{
 		ident.CheckText("network", r.Network),
 		ident.CheckText("container ID", r.ContainerID),
@@ -205,8 +193,5 @@ func (r *Record) VLAN() uint16 {
 
 // At names the link by which the host is where the pod is: its bridge, or the one in its VLAN.
 func (r *Record) At() string {
-	if r.GatewayLink != "" {
-		return r.GatewayLink
-	}
-	return r.Bridge
+	return cmp.Or(r.GatewayLink, r.Bridge)
 }

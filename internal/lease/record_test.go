@@ -10,6 +10,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -145,7 +146,7 @@ func TestOnlyRecordsHaveTheirFileNames(t *testing.T) {
 		".tmp-0123456789a": "", keeperLock: "", "x.json": "", ".json": "",
 	} {
 		got, ok := RecordHash(name)
-		expect.That(t, got == want && ok == (want != ""), "RecordHash(%s) = %q, %t; want %q", name, got, ok, want)
+		expect.That(t, (got == want || !ok) && ok == (want != ""), "RecordHash(%s) = %q, %t; want %q", name, got, ok, want)
 	}
 }
 
@@ -184,4 +185,91 @@ func FuzzDecode(f *testing.F) {
 			r.Policy.Apply(r.Lease)
 		}
 	})
+}
+
+// sampleHost is a record of the host's own lease, with every field of Host set.
+func sampleHost() *Record {
+	r := sample()
+	r.Six = nil
+	r.State, r.Network, r.ContainerID, r.IfName, r.Pod, r.NetNS, r.HostIf = Bound, hostName, hostName, "eth0", "", "", ""
+	r.Policy = Policy{Priority: 1024}
+	r.Host = &Host{NIC: "eth0", Permanent: true}
+	return r
+}
+
+func TestTheFormatOfTheHostsRecordStaysWhatItIs(t *testing.T) {
+	t.Parallel()
+	line := must.Of(encode(sampleHost())).Get(t)
+	var text bytes.Buffer
+	must.Succeed(t, json.Indent(&text, line, "", "  "))
+	golden.Compare(t, "record-host.json", text.Bytes())
+	got := must.Of(decode(text.Bytes())).Get(t)
+	want := sampleHost()
+	same(t, want, got)
+}
+
+func TestHostsRecordsThatCannotBeUsedAreRefused(t *testing.T) {
+	t.Parallel()
+	for name, spoil := range map[string]func(*Record){
+		"of a network":         func(r *Record) { r.Network = "lan" },
+		"of a container":       func(r *Record) { r.ContainerID = "c1" },
+		"of another interface": func(r *Record) { r.IfName = "eth1" },
+		"of no NIC":            func(r *Record) { r.Host = nil },
+		"sticky":               func(r *Record) { r.State = Sticky },
+		"being added":          func(r *Record) { r.State = Adding },
+		"without a lease":      func(r *Record) { r.Lease = nil },
+		"without a bridge":     func(r *Record) { r.Bridge = "" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := sampleHost()
+			spoil(r)
+			line, err := encode(r)
+			expect.That(t, err != nil, "encoded as %s", line)
+			expect.Is(t, expect.Err(decode(state.Encode(&r.Version, r))), file.ErrDamaged, "decoded with")
+		})
+	}
+}
+
+// boot is a Clock that tests change.
+type boot struct {
+	id string
+	up time.Duration
+}
+
+func (b *boot) now() (string, time.Duration, error) { return b.id, b.up, nil }
+
+func TestALeasesTimesAreFromTheBootWithinABootAndByTheWallClockInAnother(t *testing.T) {
+	t.Parallel()
+	const elapsed = 10 * time.Minute
+	for name, c := range map[string]struct {
+		now  boot
+		left time.Duration // of an hour
+	}{
+		"at once":                       {boot{"a", 100 * time.Hour}, time.Hour},
+		"later, or after a sleep":       {boot{"a", 100*time.Hour + elapsed}, time.Hour - elapsed},
+		"after its end":                 {boot{"a", 102 * time.Hour}, 0},
+		"in another boot":               {boot{"b", time.Second}, time.Hour},
+		"in another that is up as long": {boot{"b", 100*time.Hour + elapsed}, time.Hour},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			d, clock := open(t), &boot{"a", 100 * time.Hour}
+			d.Clock = clock.now
+			r := sample()
+			now := time.Now()
+			r.Boot = "a"
+			r.Lease.Obtained, r.Lease.Renew, r.Lease.Rebind, r.Lease.Expire = now, now.Add(30*time.Minute), now.Add(40*time.Minute), now.Add(time.Hour)
+			r.Six.Lease.Obtained, r.Six.Lease.Renew, r.Six.Lease.Rebind, r.Six.Lease.Expire = now, now.Add(30*time.Minute), now.Add(40*time.Minute), now.Add(time.Hour)
+			create(t, d, r)
+			*clock = c.now
+			got := must.Of(d.Load(r.Hash())).Get(t)
+			for what, l := range map[string]interface{ Left(time.Time) time.Duration }{"lease": got.Lease, "DHCPv6 lease": got.Six.Lease} {
+				left := l.Left(time.Now())
+				expect.That(t, (left-c.left).Abs() <= time.Minute, "the %s has %v left, want %v", what, left, c.left)
+			}
+			if got.Lease.Renew.Sub(got.Lease.Obtained) != 30*time.Minute || r.Lease.Expire != now.Add(time.Hour) {
+				t.Errorf("it became %+v", got.Lease)
+			}
+		})
+	}
 }

@@ -123,15 +123,20 @@ func (r *Request) list(c *nl.Conn, op string, each func(*Link), only ...uint16) 
 	})
 }
 
+// Find asks for a link by its name. See Decode for only.
+func Find(c *nl.Conn, name string, only ...uint16) (*Link, error) {
+	var l Link
+	var b nl.Batch
+	Get(&b, name, 0, &l, only...)
+	return &l, c.Execute(&b)
+}
+
 // IndexOf asks for a link's index in the way that is quickest on a connection.
 func IndexOf(c *nl.Conn, name string) (int, error) {
 	if index, known, err := c.LinkIndex(name); known {
 		return index, err
 	}
-	var l Link
-	var b nl.Batch
-	Get(&b, name, 0, &l, unix.IFLA_IFNAME)
-	err := c.Execute(&b)
+	l, err := Find(c, name, unix.IFLA_IFNAME)
 	return l.Index, err
 }
 

@@ -112,12 +112,15 @@ func (w *writer) Write(p []byte) (int, error) {
 }
 
 // List gives the texts of some in one.
-func List[T fmt.Stringer](all []T, between string) string {
+func List[T fmt.Stringer](all []T, between string) string { return strings.Join(Texts(all), between) }
+
+// Texts gives the text of each.
+func Texts[T fmt.Stringer](all []T) []string {
 	texts := make([]string, len(all))
 	for i, one := range all {
 		texts[i] = one.String()
 	}
-	return strings.Join(texts, between)
+	return texts
 }
 
 // Count says how many there are of something.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -120,12 +121,15 @@ func (a *Attachment) Hash() string {
 	return ident.Hash(a.Network, a.ContainerID, a.IfName)
 }
 
-// check refuses what would not be read back.
-func (a *Attachment) check() error {
+// Check refuses what would not be read back.
+func (a *Attachment) Check() error {
 	errs := []error{
 		checkNetwork(a.Network),
 		ident.CheckText("container ID", a.ContainerID),
 		ident.CheckText("interface name", a.IfName),
+	}
+	if a.State != Adding && a.State != Ready {
+		errs = append(errs, fmt.Errorf("its state is %q", a.State))
 	}
 	for _, address := range a.Addresses {
 		if !address.Prefix.IsValid() {
@@ -147,30 +151,13 @@ func (a *Attachment) check() error {
 
 // encodeAttachment returns a line of a record's file.
 func encodeAttachment(a *Attachment) ([]byte, error) {
-	if err := a.check(); err != nil {
-		return nil, err
-	}
-	line := Encode(&a.Version, a)
-	// The file holds up to two lines.
-	if len(line) > file.MaxRecord/2 {
-		return nil, fmt.Errorf("its record has %d bytes, at most %d are kept", len(line), file.MaxRecord/2)
-	}
-	return line, nil
+	return EncodeChecked(&a.Version, a, file.MaxRecord/2) // the file holds up to two lines
 }
 
 // decodeAttachment reads a record's file: its last whole line.
 func decodeAttachment(data []byte) (*Attachment, error) {
 	a := new(Attachment)
-	if err := Decode(lastDocument(data), &a.Version, a); err != nil {
-		return nil, err
-	}
-	if a.State != Adding && a.State != Ready {
-		return nil, fmt.Errorf("%w: its state is %q", ErrDamaged, a.State)
-	}
-	if err := a.check(); err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrDamaged, err)
-	}
-	return a, nil
+	return a, Decode(lastDocument(data), &a.Version, a)
 }
 
 // Load reads an attachment's record. A missing one matches os.ErrNotExist; what
@@ -248,10 +235,7 @@ func (d *Dir) UpdateLocked(a *Attachment) error {
 	if err == nil {
 		err = d.replaceFile(path, line)
 	}
-	if err != nil {
-		return fmt.Errorf("update attachment: %w", err)
-	}
-	return nil
+	return doing(err, "update attachment")
 }
 
 // Unfinished says whether a record is what an ADD leaves that is killed: one that says
@@ -282,10 +266,7 @@ func (d *Dir) Remove(network, hash string) error {
 	if errors.Is(err, unix.EISDIR) {
 		err = os.RemoveAll(path)
 	}
-	if err != nil {
-		return fmt.Errorf("remove attachment: %w", err)
-	}
-	return nil
+	return doing(err, "remove attachment")
 }
 
 // List reads the records of a network's attachments, in the order of their
@@ -352,4 +333,23 @@ func (l HostGateways) Moved(from, to netip.Prefix) HostGateways {
 
 func (l HostGateways) index(p netip.Prefix) int {
 	return slices.IndexFunc(l, func(one HostGateway) bool { return one.Of == p })
+}
+
+// MAC is a net.HardwareAddr of Ethernet's, as text "02:00:00:00:00:01".
+type MAC net.HardwareAddr
+
+// String is that of net.HardwareAddr.
+func (m MAC) String() string { return net.HardwareAddr(m).String() }
+
+// MarshalText gives what String does.
+func (m MAC) MarshalText() ([]byte, error) { return []byte(m.String()), nil }
+
+// UnmarshalText reads what String gives.
+func (m *MAC) UnmarshalText(text []byte) error {
+	mac, err := net.ParseMAC(string(text))
+	if err == nil && len(mac) != 6 {
+		err = fmt.Errorf("a MAC of %d bytes", len(mac))
+	}
+	*m = MAC(mac)
+	return err
 }

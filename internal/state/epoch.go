@@ -55,15 +55,17 @@ func (d *Dir) epochOf(netns func() (uint64, error)) (Epoch, error) {
 	return e, nil
 }
 
-func decodeEpoch(data []byte) (Epoch, error) {
-	var e Epoch
-	if err := Decode(data, &e.Version, &e); err != nil {
-		return Epoch{}, err
-	}
+func decodeEpoch(data []byte) (e Epoch, _ error) {
+	err := Decode(data, &e.Version, &e)
+	return e, err
+}
+
+// Check refuses one that could not be compared with another.
+func (e *Epoch) Check() error {
 	if e.Boot == "" || e.ID == "" {
-		return Epoch{}, fmt.Errorf("%w: it has no boot id, or no id", ErrDamaged)
+		return errors.New("it has no boot id, or no id")
 	}
-	return e, nil
+	return nil
 }
 
 // checkEpoch fails with ErrStale if e, which stands in a file, is over. That pid 1 is younger than the

@@ -38,10 +38,7 @@ func (d *Dir) SetContested(f *Contested) error {
 	} else {
 		err = d.replaceFile(d.contestedPath(), Encode(&f.Version, f))
 	}
-	if err != nil {
-		return fmt.Errorf("write down who changes the firewall: %w", err)
-	}
-	return nil
+	return doing(err, "write down who changes the firewall")
 }
 
 // Contested reads what SetContested wrote, nil if there is nothing.
@@ -89,10 +86,7 @@ func (d *Dir) Zones() (Zones, error) {
 
 // SetZones replaces what is on record. It is for the process that attends to zones alone.
 func (d *Dir) SetZones(z Zones) error {
-	if err := d.replaceFile(d.zonesPath(), Encode(&z.Version, &z)); err != nil {
-		return fmt.Errorf("write firewalld's links: %w", err)
-	}
-	return nil
+	return doing(d.replaceFile(d.zonesPath(), Encode(&z.Version, &z)), "write firewalld's links")
 }
 
 // AttendZones says, until what it gives is closed, that links join firewalld's zone as their
@@ -187,10 +181,7 @@ func (d *Dir) CountFailure(verb string, code uint) error {
 	if err == nil {
 		err = errors.Join(file.WriteAll(fd, path, []byte{'.'}), unix.Close(fd))
 	}
-	if err != nil {
-		return fmt.Errorf("count a %s that failed with code %d: %w", verb, code, err)
-	}
-	return nil
+	return doing(err, "count a %s that failed with code %d", verb, code)
 }
 
 // Failures reads what CountFailure counted.

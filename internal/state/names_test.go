@@ -2,23 +2,12 @@ package state
 
 import (
 	"errors"
-	"regexp"
 	"strings"
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 )
-
-func TestHashIsAFileNameAndAnInterfaceName(t *testing.T) {
-	t.Parallel()
-	hash := ident.Hash("cbr0", "0123456789abcdef", "eth0")
-	expect.That(t, regexp.MustCompile(`^[0-9a-f]{11}$`).MatchString(hash),
-		"Hash = %q, want 11 hexadecimal digits", hash)
-	expect.Success(t, ident.CheckHash(hash))
-	name := "veth" + hash
-	expect.That(t, len(name) <= 15, "%q has %d characters, an interface's name at most 15", name, len(name))
-}
 
 func TestNetworkNames(t *testing.T) {
 	t.Parallel()

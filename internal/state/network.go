@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -75,7 +76,8 @@ type Held struct {
 	Attachment string       `json:"attachment"` // its hash
 }
 
-func (n *Network) check() error {
+// Check refuses what would not be read back.
+func (n *Network) Check() error {
 	for _, prefix := range slices.Concat(n.Gateways, n.Subnets, n.NonMasquerade) {
 		if !prefix.IsValid() {
 			return errors.New("a gateway, subnet or destination is not a valid prefix")
@@ -87,21 +89,15 @@ func (n *Network) check() error {
 // SaveNetwork writes a network's record, whole or not at all. It needs the
 // exclusive lock.
 func (d *Dir) SaveNetwork(n *Network) error {
-	data := Encode(&n.Version, n)
 	path, err := d.networkPath(n.Name)
+	var data []byte
 	if err == nil {
-		err = n.check()
-	}
-	if err == nil && len(data) > file.MaxRecord {
-		err = fmt.Errorf("its record has %d bytes, at most %d are kept", len(data), file.MaxRecord)
+		data, err = EncodeChecked(&n.Version, n, file.MaxRecord)
 	}
 	if err == nil {
 		err = d.replaceFile(path, data)
 	}
-	if err != nil {
-		return fmt.Errorf("save network %s: %w", n.Name, err)
-	}
-	return nil
+	return doing(err, "save network %s", n.Name)
 }
 
 // LoadNetwork reads a network's record. A missing one matches os.ErrNotExist: the
@@ -128,13 +124,7 @@ func (d *Dir) LoadNetwork(name string) (*Network, error) {
 
 func decodeNetwork(data []byte) (*Network, error) {
 	n := new(Network)
-	if err := Decode(data, &n.Version, n); err != nil {
-		return nil, err
-	}
-	if err := n.check(); err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrDamaged, err)
-	}
-	return n, nil
+	return n, Decode(data, &n.Version, n)
 }
 
 // RemoveNetwork removes what there is of a network: its record and the directory
@@ -154,10 +144,7 @@ func (d *Dir) RemoveNetwork(name string) error {
 	default:
 		return fmt.Errorf("remove network: %w", &os.PathError{Op: "rmdir", Path: dir, Err: err})
 	}
-	if err := d.remove(path); err != nil {
-		return fmt.Errorf("remove network: %w", err)
-	}
-	return nil
+	return doing(d.remove(path), "remove network")
 }
 
 // Networks returns the names, sorted, of all networks that have a record or had
@@ -201,4 +188,26 @@ func (d *Dir) ListNetworks() ([]*Network, []*RecordError, error) {
 		return nil, nil, fmt.Errorf("list networks: %w", err)
 	}
 	return found, bad, nil
+}
+
+// GatewayLink names the link by which the host is in the network: the bridge, or its own in
+// the network's VLAN, though there be none where the host is no gateway.
+func (n *Network) GatewayLink() string { return linkIn(n.VLAN, n.Bridge) }
+
+// GatewayLink is that of the attachment's network.
+func (a *Attachment) GatewayLink() string { return linkIn(a.VLAN, a.Bridge) }
+
+func linkIn(v vlan.Membership, bridge string) string {
+	if v.ID == 0 || bridge == "" {
+		return bridge
+	}
+	return bridge + "." + strconv.Itoa(int(v.ID))
+}
+
+// VLANLink is GatewayLink, and empty where there is no VLAN.
+func (a *Attachment) VLANLink() string {
+	if a.VLAN.ID == 0 {
+		return ""
+	}
+	return a.GatewayLink()
 }

@@ -52,10 +52,7 @@ func (l *Lock) SetNote(text string) error {
 			return unix.Pwrite(l.fd, []byte(sumOf(text, netns)+text+"\n"), 0)
 		})
 	}
-	if err != nil {
-		return fmt.Errorf("write note to %s: %w", l.path, err)
-	}
-	return nil
+	return doing(err, "write note to %s", l.path)
 }
 
 func sumOf(text string, netns uint64) string {

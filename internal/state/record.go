@@ -15,6 +15,14 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/strict"
 )
 
+// doing says in an error what failed; nil stays nil.
+func doing(err error, format string, args ...any) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf(format+": %w", append(args, err)...)
+}
+
 // readFile reads a record's file.
 func readFile(path string) ([]byte, error) { return file.Read(path, file.MaxRecord) }
 
@@ -44,19 +52,35 @@ func Encode(v *int, record any) []byte {
 	return append(strict.Append(make([]byte, 0, 1024), record), '\n')
 }
 
-// Decode reads a record. It fails with ErrVersion if a newer version wrote it, else with ErrDamaged.
+// checked is a record that says what in it would not be read back, or could not be used.
+type checked interface{ Check() error }
+
+// EncodeChecked is Encode of a record that Check accepts, if that has so many bytes at most.
+func EncodeChecked(v *int, record checked, most int) ([]byte, error) {
+	if err := record.Check(); err != nil {
+		return nil, err
+	}
+	data := Encode(v, record)
+	if len(data) > most {
+		return nil, fmt.Errorf("its record has %d bytes, at most %d are kept", len(data), most)
+	}
+	return data, nil
+}
+
+// Decode reads a record, and checks it if it can be. It fails with ErrVersion if a newer version wrote it, else with
+// ErrDamaged.
 func Decode(data []byte, v *int, record any) error {
 	err := strict.Unmarshal(data, record, strict.Everything).First()
 	switch {
 	case *v > version:
 		return fmt.Errorf("%w: version %d, and this tombolo reads up to %d", ErrVersion, *v, version)
 	case err == nil && *v < 1:
-		return fmt.Errorf("%w: it has no version", ErrDamaged)
+		err = errors.New("it has no version")
 	}
-	if err != nil {
-		return fmt.Errorf("%w: %w", ErrDamaged, err)
+	if of, is := record.(checked); err == nil && is {
+		err = of.Check()
 	}
-	return nil
+	return doing(err, "%w", ErrDamaged)
 }
 
 var (
@@ -124,12 +148,23 @@ func list[T any](dir string, isName func(string) bool, load func(name string) (*
 	if err != nil {
 		return nil, nil, err
 	}
+	var names []string
 	for _, e := range entries {
 		name, ok := strings.CutSuffix(e.Name(), suffix)
 		if !ok || !isName(name) {
 			bad = append(bad, &RecordError{Path: dir + "/" + e.Name(), Err: fmt.Errorf("%w: no record has such a file name", ErrDamaged)})
 			continue
 		}
+		names = append(names, name)
+	}
+	found, unread := LoadAll(names, load)
+	return found, append(bad, unread...), nil
+}
+
+// LoadAll loads records by their names, and gives those that cannot be read besides. One that has gone meanwhile is
+// left out.
+func LoadAll[T any](names []string, load func(name string) (*T, error)) (found []*T, bad []*RecordError) {
+	for _, name := range names {
 		record, err := load(name)
 		var damaged *RecordError
 		switch {
@@ -139,7 +174,7 @@ func list[T any](dir string, isName func(string) bool, load func(name string) (*
 			bad = append(bad, damaged)
 		}
 	}
-	return found, bad, nil
+	return found, bad
 }
 
 // writableSize is more than a call's records take.
@@ -158,8 +193,5 @@ func (d *Dir) CheckWritable() error {
 	if err == nil {
 		err = errors.Join(file.WriteAll(fd, path, make([]byte, writableSize)), unix.Close(fd))
 	}
-	if err != nil {
-		return fmt.Errorf("the state directory %s cannot be written: %w", d.path, err)
-	}
-	return nil
+	return doing(err, "the state directory %s cannot be written", d.path)
 }

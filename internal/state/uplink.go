@@ -54,10 +54,7 @@ func (f *UplinkFile) Save(record []byte) error {
 	default:
 		err = f.dir.replaceFile(path, data)
 	}
-	if err != nil {
-		return fmt.Errorf("save record of uplink %s: %w", f.nic, err)
-	}
-	return nil
+	return doing(err, "save record of uplink %s", f.nic)
 }
 
 // Load reads the record. A missing one matches os.ErrNotExist, and one of an earlier
@@ -104,10 +101,7 @@ func (f *UplinkFile) Remove() error {
 	if err == nil {
 		err = f.dir.remove(path)
 	}
-	if err != nil {
-		return fmt.Errorf("remove record of uplink: %w", err)
-	}
-	return nil
+	return doing(err, "remove record of uplink")
 }
 
 // path is that of a file of the NIC's, whose name ends in suffix.

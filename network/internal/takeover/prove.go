@@ -1,6 +1,7 @@
 package takeover
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -65,9 +66,7 @@ func (n *Node) claimOf(ctx context.Context, want uplink.Uplink) (*claim, error) 
 	}
 	leased := lease.FirstLeased(list)
 	if want.ClientID != "" {
-		if leased == nil {
-			leased = &list[0] // some clients tell the kernel of no end
-		}
+		leased = cmp.Or(leased, &list[0]) // some clients tell the kernel of no end
 		return &claim{nic, *leased, []string{want.ClientID}}, nil
 	}
 	address, id, known := lease.Networkd("", nic.Index)

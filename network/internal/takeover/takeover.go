@@ -20,6 +20,7 @@ import (
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 )
@@ -194,14 +195,13 @@ func (n *Node) adoptLease(ctx context.Context, rec *uplink.Record, proven *dhcpc
 	if err != nil {
 		return err
 	}
-	_, err = lease.Adopt(ctx, dir, &lease.Adoption{
+	return lease.Adopt(ctx, dir, &lease.Adoption{
 		NIC: rec.NIC, MAC: mac, ClientID: rec.ClientID, Lease: proven, Bridge: rec.Bridge, Addresses: rec.Before.Addresses, Priority: priority(rec),
 		Wanted: func() (bool, error) {
 			now, err := loadUplink(n.Dir.Uplink(rec.NIC))
 			return now != nil && now.State == uplink.Taken && now.Bridge == rec.Bridge, err
 		},
 	})
-	return err
 }
 
 // priority is the metric of the default route that the host had by the NIC.
@@ -298,15 +298,6 @@ func (n *Node) Differences(ctx context.Context, nic, bridgeName string) ([]tombo
 
 func say(remedy tombolo.Remedy, format string, args ...any) []tombolo.Difference {
 	return []tombolo.Difference{{Text: fmt.Sprintf(format, args...), Remedy: remedy}}
-}
-
-// Texts are differences in words.
-func Texts(diffs []tombolo.Difference) []string {
-	list := make([]string, len(diffs))
-	for i, d := range diffs {
-		list[i] = d.String()
-	}
-	return list
 }
 
 // GiveBack gives a NIC back, if it has been taken over.
@@ -411,7 +402,7 @@ func (n *Node) Ready(ctx context.Context, want uplink.Uplink) error {
 		_, err := plan(ctx, want)
 		return err
 	}
-	if list := append(Texts(diffs), LeaseTrouble(n.LeaseDir)...); len(list) > 0 {
+	if list := append(printable.Texts(diffs), LeaseTrouble(n.LeaseDir)...); len(list) > 0 {
 		return fmt.Errorf("uplink %s: %s", want.NIC, strings.Join(list, "; "))
 	}
 	return nil

@@ -92,6 +92,7 @@ type examination struct {
 	node      *network.Node
 	opt       Options
 	at        *network.Attachment
+	way                          // of its packets, once walk has opened it
 	obstacles []foreign.Obstacle // of its network
 	found     []Finding
 	dead      bool

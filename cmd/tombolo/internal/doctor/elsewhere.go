@@ -17,7 +17,6 @@ import (
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
 	"github.com/tombolo-cni/tombolo/internal/icmp"
 	"github.com/tombolo-cni/tombolo/internal/nl"
-	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
@@ -28,8 +27,8 @@ const routed = "see why the host gets no such route from the routing engine (bir
 // to send anything: a routing engine announces all of a cluster's pods as unreachable, but for
 // those that it knows the way to. Where a default route is all that leads there, the next router
 // may know the way.
-func (e *examination) kept(ctx context.Context, onHost *route.Conn, own netip.Addr) error {
-	routes, err := onHost.List(ctx, route.Filter{Family: nl.FamilyOf(own), Table: unix.RT_TABLE_MAIN})
+func (e *examination) kept(ctx context.Context, own netip.Addr) error {
+	routes, err := e.onHost.List(ctx, route.Filter{Family: nl.FamilyOf(own), Table: unix.RT_TABLE_MAIN})
 	if err != nil {
 		return err
 	}
@@ -56,21 +55,21 @@ func (e *examination) kept(ctx context.Context, onHost *route.Conn, own netip.Ad
 
 // destination follows the way to an address that the operator asks about, such as another node's
 // pod.
-func (e *examination) destination(ctx context.Context, pod, host *netns.NS, inPod, onHost *route.Conn, own, to netip.Addr) error {
-	err := ping(ctx, pod, to, icmp.Echo{From: own, Wait: wait})
+func (e *examination) destination(ctx context.Context, own, to netip.Addr) error {
+	err := ping(ctx, e.pod, to, icmp.Echo{From: own, Wait: wait})
 	if err == nil || ctx.Err() != nil {
 		return ctx.Err()
 	}
-	if _, err := inPod.Get(ctx, to); err != nil {
+	if _, err := e.inPod.Get(ctx, to); err != nil {
 		e.add(StepRoute, "set isDefaultGateway, or a route in the ipam, and create the pod again", "the pod has no route to %s: %v", to, err)
 		return nil
 	}
-	hop, hopErr := onHost.Get(ctx, to)
+	hop, hopErr := e.onHost.Get(ctx, to)
 	if hopErr != nil {
 		e.add(StepBeyond, routed, "the host has no route to %s: %v", to, hopErr)
 		return nil
 	}
-	if ping(ctx, host, to, icmp.Echo{Wait: wait}) == nil {
+	if ping(ctx, e.host, to, icmp.Echo{Wait: wait}) == nil {
 		e.add(StepBeyond, "on the host or node of that address, see whether there is a route back to the pod, and whether a firewall drops what is forwarded: ip route get "+own.String(),
 			"the host reaches %s, and the pod %s does not: %v", to, own, err)
 		return nil
@@ -78,7 +77,7 @@ func (e *examination) destination(ctx context.Context, pod, host *netns.NS, inPo
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	general, generalErr := onHost.Get(ctx, outside(to))
+	general, generalErr := e.onHost.Get(ctx, outside(to))
 	byDefault := generalErr == nil && hop.Gateway.IsValid() && hop.Gateway == general.Gateway && hop.Link == general.Link
 	keeps := slices.ContainsFunc(e.opt.Kept[e.at.Network], func(p netip.Prefix) bool { return p.Contains(to) })
 	switch {
@@ -97,17 +96,12 @@ const hear = 200 * time.Millisecond
 
 // duplicates asks on the bridge who has the pod's IPv4 address, and who the gateway's, which the
 // host itself does not answer there.
-func (e *examination) duplicates(ctx context.Context, br *bridge.Link) error {
-	onHost, err := route.Dial(nil)
-	if err != nil {
-		return err
-	}
-	defer onHost.Close()
+func (e *examination) duplicates(ctx context.Context) error {
 	for _, a := range e.at.Addresses {
 		if !a.Prefix.Addr().Is4() {
 			continue
 		}
-		owners, err := whoHas(ctx, br, a.Prefix.Addr())
+		owners, err := whoHas(ctx, e.bridge, a.Prefix.Addr())
 		if err != nil {
 			return err
 		}
@@ -116,14 +110,14 @@ func (e *examination) duplicates(ctx context.Context, br *bridge.Link) error {
 				e.add(StepDuplicate, "give one of the two another address", "another node answers for %s: %s, and the pod has %s", a.Prefix.Addr(), mac, e.at.MAC)
 			}
 		}
-		if !a.Gateway.Is4() || !isOwn(ctx, onHost, a.Gateway) {
+		if !a.Gateway.Is4() || !e.isOwn(ctx, a.Gateway) {
 			return nil
 		}
-		if owners, err = whoHas(ctx, br, a.Gateway); err != nil {
+		if owners, err = whoHas(ctx, e.bridge, a.Gateway); err != nil {
 			return err
 		}
 		for _, mac := range owners {
-			e.add(StepDuplicate, "give that node another address", "another node on bridge %s answers for the gateway %s: %s", br.Name, a.Gateway, mac)
+			e.add(StepDuplicate, "give that node another address", "another node on bridge %s answers for the gateway %s: %s", e.bridge.Name, a.Gateway, mac)
 		}
 	}
 	return nil

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -27,7 +28,7 @@ import (
 const hops = 2
 
 // traceEcho finds the rule that drops an echo request of the pod's.
-func (e *examination) traceEcho(ctx context.Context, pod *netns.NS, own, to netip.Addr) (found bool, _ error) {
+func (e *examination) traceEcho(ctx context.Context, own, to netip.Addr) (found bool, _ error) {
 	id := uint16(rand.Uint32())
 	protocol, at := byte(unix.IPPROTO_ICMPV6), uint32(4)
 	if own.Is4() {
@@ -35,7 +36,7 @@ func (e *examination) traceEcho(ctx context.Context, pod *netns.NS, own, to neti
 	}
 	match := probe(own.AsSlice(), to.AsSlice(), protocol, at, binary.BigEndian.AppendUint16(nil, id))
 	t, err := trace(ctx, match, func() error {
-		_ = ping(ctx, pod, to, icmp.Echo{From: own, Wait: wait / 10, ID: id, Hops: hops})
+		_ = ping(ctx, e.pod, to, icmp.Echo{From: own, Wait: wait / 10, ID: id, Hops: hops})
 		return ctx.Err()
 	})
 	if err != nil {
@@ -45,13 +46,13 @@ func (e *examination) traceEcho(ctx context.Context, pod *netns.NS, own, to neti
 }
 
 // connection has the pod begin a connection by TCP, and finds the rule that drops its first packet.
-func (e *examination) connection(ctx context.Context, pod *netns.NS, own netip.Addr, to netip.AddrPort) error {
+func (e *examination) connection(ctx context.Context, own netip.Addr, to netip.AddrPort) error {
 	const dynamic = 49152 // the first port that is nobody's (RFC 6335)
 	from := netip.AddrPortFrom(own, dynamic+rand.N[uint16](1<<14))
 	ports := binary.BigEndian.AppendUint16(binary.BigEndian.AppendUint16(nil, from.Port()), to.Port()) // TCP's header begins with them
 	var unreachable error
 	t, err := trace(ctx, probe(own.AsSlice(), to.Addr().AsSlice(), unix.IPPROTO_TCP, 0, ports), func() error {
-		unreachable = pod.Do(func() error { return connect(ctx, from, to) })
+		unreachable = e.pod.Do(func() error { return connect(ctx, from, to) })
 		return ctx.Err()
 	})
 	if err != nil {
@@ -113,10 +114,7 @@ func (e *examination) report(t *traced, to string) (found bool, _ error) {
 // remedy is the command that helps against a rule of a chain, or its policy. Rules that a program makes anew are that
 // program's to delete.
 func (e *examination) remedy(r *rule, at string) string {
-	link := e.at.Bridge
-	if e.at.HostVLAN != "" {
-		link = e.at.HostVLAN
-	}
+	link := cmp.Or(e.at.HostVLAN, e.at.Bridge)
 	const firewalld = "filter_FWD_"
 	switch {
 	case r.table == "firewalld" && strings.HasPrefix(r.chain, firewalld+"policy_"):

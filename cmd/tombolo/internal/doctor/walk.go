@@ -27,22 +27,40 @@ import (
 // wait is for one answer. What does not come within it on a link, or from the next hop, is lost.
 const wait = time.Second
 
+// way is what a pod's packets pass.
+type way struct {
+	pod, host     *netns.NS
+	socket        *nl.Conn // of the pod's namespace, as inPod
+	inPod, onHost *route.Conn
+	index         int // of the pod's interface
+	bridge        *bridge.Link
+}
+
 // walk goes the pod's way, as far as it is not known to be cut.
 func (e *examination) walk(ctx context.Context) error {
 	if e.dead || !e.at.Ready {
 		return nil
 	}
-	pod, err := netns.Open(e.at.Path)
-	if err != nil {
+	var err error
+	if e.pod, err = netns.Open(e.at.Path); err != nil {
 		e.add(StepNamespace, "delete the pod and create it again", "%v", err)
 		return nil
 	}
-	defer pod.Close()
+	defer e.pod.Close()
+	if e.host, err = netns.Current(); err != nil {
+		return err
+	}
+	defer e.host.Close()
+	if e.socket, err = nl.Dial(unix.NETLINK_ROUTE, e.pod); err != nil {
+		return err
+	}
+	defer e.socket.Close()
 	links, err := bridge.Dial(nil)
 	if err != nil {
 		return err
 	}
 	defer links.Close()
+	e.inPod, e.onHost = route.On(e.socket), links.Routes()
 	port, err := links.Link(ctx, e.at.Port)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil // it is among the differences
@@ -56,67 +74,48 @@ func (e *examination) walk(ctx context.Context) error {
 	if e.failed(StepLink) {
 		return nil
 	}
-	br, err := links.Link(ctx, e.at.Bridge)
-	if err != nil {
+	if e.bridge, err = links.Link(ctx, e.at.Bridge); err != nil {
 		return err
 	}
-	index, err := e.addresses(ctx, pod)
-	if err != nil || e.failed(StepAddress) {
+	if err := e.addresses(ctx); err != nil || e.failed(StepAddress) {
 		return err
 	}
-	if err := e.duplicates(ctx, br); err != nil {
+	if err := e.duplicates(ctx); err != nil {
 		return err
 	}
 	for _, a := range e.at.Addresses {
-		if err := e.family(ctx, pod, br, index, a.Prefix.Addr(), a.Gateway); err != nil {
+		if err := e.family(ctx, a.Prefix.Addr(), a.Gateway); err != nil {
 			return err
 		}
 	}
 	if !e.failed(StepGateway, StepRoute, StepForwarding, StepFirewall) && !e.cut && (e.led || !e.alone) {
-		e.names(ctx, pod)
+		e.names(ctx)
 	}
 	return nil
 }
 
-// addresses looks at the flags of the pod's, and gives its interface's index.
-func (e *examination) addresses(ctx context.Context, pod *netns.NS) (int, error) {
-	conn, err := addr.Dial(pod)
-	if err != nil {
-		return 0, err
-	}
-	defer conn.Close()
-	have, err := conn.List(ctx, addr.Filter{})
-	index := 0
+// addresses looks at the flags of the pod's, and finds its interface's index.
+func (e *examination) addresses(ctx context.Context) error {
+	have, err := addr.On(e.socket).List(ctx, addr.Filter{})
 	for _, a := range have {
 		for _, own := range e.at.Addresses {
 			if a.Prefix != own.Prefix {
 				continue
 			}
-			if index = a.Link; a.Flags&unix.IFA_F_DADFAILED != 0 {
+			if e.index = a.Link; a.Flags&unix.IFA_F_DADFAILED != 0 {
 				e.add(StepDuplicate, "give one of the two another address", "another node has %s: duplicate address detection failed", a.Prefix.Addr())
 			}
 		}
 	}
-	return index, err
+	return err
 }
 
 // family follows one address of the pod's to its gateway and beyond.
-func (e *examination) family(ctx context.Context, pod *netns.NS, br *bridge.Link, index int, own, gateway netip.Addr) error {
+func (e *examination) family(ctx context.Context, own, gateway netip.Addr) error {
 	if !gateway.IsValid() {
 		return nil
 	}
-	socket, err := nl.Dial(unix.NETLINK_ROUTE, pod)
-	if err != nil {
-		return err
-	}
-	defer socket.Close()
-	inPod := route.On(socket)
-	onHost, err := route.Dial(nil)
-	if err != nil {
-		return err
-	}
-	defer onHost.Close()
-	needed, err := isNeeded(ctx, inPod, onHost, gateway)
+	needed, err := e.isNeeded(ctx, gateway)
 	if err != nil {
 		return err
 	}
@@ -125,106 +124,101 @@ func (e *examination) family(ctx context.Context, pod *netns.NS, br *bridge.Link
 		return nil
 	}
 	e.led = true
-	pingErr := ping(ctx, pod, gateway, icmp.Echo{From: own, Wait: wait})
+	pingErr := ping(ctx, e.pod, gateway, icmp.Echo{From: own, Wait: wait})
 	if err := ctx.Err(); err != nil {
 		return err
 	}
 	if e.failed(StepForwarding, StepRoute) && pingErr != nil {
 		return nil // it is known what stops the pod
 	}
-	if r, err := inPod.Get(ctx, gateway); err != nil || r.Link != index {
+	if r, err := e.inPod.Get(ctx, gateway); err != nil || r.Link != e.index {
 		e.add(StepRoute, fmt.Sprintf("delete in the pod what leads elsewhere (ip route get %s; ip rule), or create it again", gateway),
 			"the pod has no route to its gateway %s by %s", gateway, e.at.IfName)
 		return nil
 	}
-	next, nextErr := routing.Find(socket, index, gateway)
+	next, nextErr := routing.Find(e.socket, e.index, gateway)
 	if pingErr != nil && (nextErr != nil || len(next.MAC) == 0) {
 		how, remedy := unresolved(gateway)
 		e.add(StepGateway, remedy, "the gateway %s does not answer by %s: %v", gateway, how, pingErr)
 		return nil
 	}
 	// A link in a VLAN of the bridge has its MAC.
-	if pingErr != nil && isOwn(ctx, onHost, gateway) && !bytes.Equal(br.MAC, next.MAC) {
+	if pingErr != nil && e.isOwn(ctx, gateway) && !bytes.Equal(e.bridge.MAC, next.MAC) {
 		e.add(StepGateway, "if it stays, another pod forges it, or somebody has set it: set guard for the network, and delete it in the pod (ip neigh)",
-			"the gateway %s does not answer: the pod has its MAC as %s, and it is %s", gateway, next.MAC, br.MAC)
+			"the gateway %s does not answer: the pod has its MAC as %s, and it is %s", gateway, next.MAC, e.bridge.MAC)
 		return nil
 	}
-	host, err := netns.Current()
-	if err != nil {
-		return err
-	}
-	defer host.Close()
-	if err := e.kept(ctx, onHost, own); err != nil {
+	if err := e.kept(ctx, own); err != nil {
 		return err
 	}
 	for _, to := range e.opt.Ports {
 		if to.Addr().Is4() == own.Is4() {
-			if err := e.connection(ctx, pod, own, to); err != nil {
+			if err := e.connection(ctx, own, to); err != nil {
 				return err
 			}
 		}
 	}
 	for _, to := range e.opt.To {
 		if to.Is4() == own.Is4() {
-			if err := e.destination(ctx, pod, host, inPod, onHost, own, to); err != nil {
+			if err := e.destination(ctx, own, to); err != nil {
 				return err
 			}
 		}
 	}
 	far := outside(gateway)
-	hop, err := onHost.Get(ctx, far)
+	hop, err := e.onHost.Get(ctx, far)
 	if err != nil {
 		if !e.failed(StepForwarding) && gateway.Is4() {
 			e.add(StepForwarding, "give the host a default route", "the host itself has no route to elsewhere (%s): %v", far, err)
 		}
 		return nil
 	}
-	if r, err := inPod.Get(ctx, far); err != nil {
+	if r, err := e.inPod.Get(ctx, far); err != nil {
 		e.add(StepRoute, "set isDefaultGateway, or a route in the ipam, and create the pod again", "the pod has no default route: %v", err)
 		return nil
-	} else if r.Link != index {
+	} else if r.Link != e.index {
 		return nil // by another of its interfaces
 	}
-	if !hop.Gateway.IsValid() || hop.Link == br.Index || e.failed(StepForwarding, StepFirewall) {
+	if !hop.Gateway.IsValid() || hop.Link == e.bridge.Index || e.failed(StepForwarding, StepFirewall) {
 		return nil // on the pod's own link, or it is known what stops the pod
 	}
-	if err := ping(ctx, host, hop.Gateway, icmp.Echo{Wait: wait}); err != nil {
+	if err := ping(ctx, e.host, hop.Gateway, icmp.Echo{Wait: wait}); err != nil {
 		return nil // it answers no echo, or is away: nothing is known of the pod by that
 	}
-	if err := ping(ctx, pod, hop.Gateway, icmp.Echo{From: own, Wait: wait}); err != nil {
+	if err := ping(ctx, e.pod, hop.Gateway, icmp.Echo{From: own, Wait: wait}); err != nil {
 		e.cut = true
-		if found, err := e.traceEcho(ctx, pod, own, hop.Gateway); found || err != nil {
+		if found, err := e.traceEcho(ctx, own, hop.Gateway); found || err != nil {
 			return err
 		}
 		e.add(StepBeyond, "look for a rule that names the pod or its subnet: nft list ruleset; iptables-legacy-save",
 			"the host reaches its next hop %s, and the pod %s does not: %v", hop.Gateway, own, err)
 		return nil
 	}
-	return e.long(ctx, pod, host, index, own, hop.Gateway)
+	return e.long(ctx, own, hop.Gateway)
 }
 
 // isOwn says whether the host has an address.
-func isOwn(ctx context.Context, onHost *route.Conn, a netip.Addr) bool {
-	r, err := onHost.Get(ctx, a)
+func (e *examination) isOwn(ctx context.Context, a netip.Addr) bool {
+	r, err := e.onHost.Get(ctx, a)
 	return err == nil && r.Type == unix.RTN_LOCAL
 }
 
 // isNeeded says whether a gateway is the host's, or the pod sends anything by it. The IPAM names one
 // for every subnet, and a network without a gateway has nobody at that address.
-func isNeeded(ctx context.Context, inPod, onHost *route.Conn, gateway netip.Addr) (bool, error) {
-	if isOwn(ctx, onHost, gateway) {
+func (e *examination) isNeeded(ctx context.Context, gateway netip.Addr) (bool, error) {
+	if e.isOwn(ctx, gateway) {
 		return true, nil
 	}
-	routes, err := inPod.List(ctx, route.Filter{Family: nl.FamilyOf(gateway)})
+	routes, err := e.inPod.List(ctx, route.Filter{Family: nl.FamilyOf(gateway)})
 	return slices.ContainsFunc(routes, func(r route.Route) bool {
 		return r.Gateway == gateway || slices.ContainsFunc(r.Nexthops, func(h route.Nexthop) bool { return h.Gateway == gateway })
 	}), err
 }
 
 // long sends packets as long as the pod's MTU, which a lease or the plugin tuning may have made less than that on record.
-func (e *examination) long(ctx context.Context, pod, host *netns.NS, index int, own, hop netip.Addr) error {
+func (e *examination) long(ctx context.Context, own, hop netip.Addr) error {
 	var link *net.Interface
-	err := pod.Do(func() (err error) { link, err = net.InterfaceByIndex(index); return err })
+	err := e.pod.Do(func() (err error) { link, err = net.InterfaceByIndex(e.index); return err })
 	if err != nil {
 		return err
 	}
@@ -234,12 +228,12 @@ func (e *examination) long(ctx context.Context, pod, host *netns.NS, index int, 
 		headers = headers4
 	}
 	echo := icmp.Echo{From: own, Size: link.MTU - headers, DontFragment: true, Wait: wait}
-	err = ping(ctx, pod, hop, echo)
+	err = ping(ctx, e.pod, hop, echo)
 	if err == nil || e.failed(StepMTU) {
 		return ctx.Err()
 	}
 	echo.From = netip.Addr{}
-	if errors.Is(err, unix.EMSGSIZE) || ping(ctx, host, hop, echo) != nil {
+	if errors.Is(err, unix.EMSGSIZE) || ping(ctx, e.host, hop, echo) != nil {
 		e.add(StepMTU, "set mtu of the network to what the path takes, and create its pods again",
 			"packets of %d bytes, the pod's MTU, do not get to %s, and short ones do: %v", link.MTU, hop, err)
 	}
@@ -261,9 +255,9 @@ func outside(gateway netip.Addr) netip.Addr {
 }
 
 // names asks each name server something that any answers, if with an error.
-func (e *examination) names(ctx context.Context, pod *netns.NS) {
+func (e *examination) names(ctx context.Context) {
 	for _, server := range e.opt.DNS {
-		if err := ask(ctx, pod, server); err != nil {
+		if err := ask(ctx, e.pod, server); err != nil {
 			e.add(StepDNS, "see whether a firewall drops UDP 53, and whether the server serves the pod's subnet",
 				"the name server %s does not answer the pod: %v", server, err)
 		}

@@ -174,9 +174,7 @@ func (n *Network) attachment(a *state.Attachment) {
 	if a.Guard == nft.GuardMAC {
 		n.MACOnly++
 	}
-	if n.Bridge == "" {
-		n.Bridge = a.Bridge
-	}
+	n.Bridge = cmp.Or(n.Bridge, a.Bridge)
 	if a.IPAMType != "" && !slices.Contains(n.IPAM, a.IPAMType) {
 		n.IPAM = append(n.IPAM, a.IPAMType)
 	}

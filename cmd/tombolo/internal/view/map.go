@@ -160,10 +160,7 @@ func (p *painter) network(d *Network, first, rest string) {
 
 // title is what is said of a network in a line.
 func (d *Network) title(pods int) string {
-	text := d.Mode
-	if text == "" {
-		text = "no record"
-	}
+	text := cmp.Or(d.Mode, "no record")
 	if d.VLAN != 0 {
 		text += fmt.Sprintf(", VLAN %d", d.VLAN)
 	}

@@ -59,7 +59,7 @@ func attach(ctx context.Context, ns *netns.NS) error {
 	}
 	pod := network.Pod{
 		ContainerID: "c1", IfName: "eth0", NetNS: ns,
-		Ports: []network.HostPort{{Protocol: nft.TCP, HostPort: 8080, PodPort: 80}},
+		Ports: []nft.Port{{Protocol: nft.TCP, HostPort: 8080, PodPort: 80}},
 	}
 	made, err := node.Add(ctx, &pods, &pod)
 	if err != nil {

@@ -54,7 +54,7 @@ func Example() {
 	other.Owner = "bbbbbbbbbbb"
 	var conflict *nft.ConflictError
 	if err := firewall.Add(ctx, other); errors.Is(err, fs.ErrExist) && errors.As(err, &conflict) {
-		fmt.Println(conflict.Key, "belongs to", conflict.Owner)
+		fmt.Println(conflict.Element, "belongs to", conflict.Owner)
 	}
 
 	pods, err := firewall.Endpoints(ctx, "podnet")
@@ -73,6 +73,6 @@ func Example() {
 
 	// Output:
 	// built: true
-	// cbr0 . 10.22.0.5 belongs to 58fcaeafe32
+	// inet tombolo pods4 { cbr0 . 10.22.0.5 } belongs to 58fcaeafe32
 	// 58fcaeafe32 cbr0 [10.22.0.5]
 }

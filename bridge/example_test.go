@@ -43,7 +43,10 @@ func run(ctx context.Context) error {
 	defer conn.Close()
 
 	// The bridge, and the pods' gateway on it.
-	br, _, err := conn.Ensure(ctx, bridge.Bridge{Name: "pods0", MTU: 1500})
+	if _, err := conn.Ensure(ctx, bridge.Bridge{Name: "pods0", MTU: 1500}); err != nil {
+		return err
+	}
+	br, err := conn.Link(ctx, "pods0")
 	if err != nil {
 		return err
 	}

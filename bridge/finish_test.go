@@ -19,20 +19,20 @@ func TestBridgeThatWasMadeByHalvesIsFinishedByTheNext(t *testing.T) {
 	n := newNode(t)
 	br := bridge.Bridge{Name: "br7", Alias: "mine", MTU: 1400, NoIPv6: true}
 	fault := nltest.Fault{Type: unix.RTM_NEWLINK, Nth: 2, Errno: unix.ENOBUFS}
-	_, _, err := faultyConn(t, n, []*nltest.Fault{&fault}, nil).Ensure(t.Context(), br)
+	_, err := faultyConn(t, n, []*nltest.Fault{&fault}, nil).Ensure(t.Context(), br)
 	expect.That(t, err != nil, "the fault went unnoticed")
 	nltest.MustHaveFired(t, &fault)
 	half := must.Of(n.conn.Link(t.Context(), br.Name)).Get(t)
 	must.That(t, half.Alias == "" && half.Group != 0, "made by halves: %+v", half)
-	l, changed, err := n.conn.Ensure(t.Context(), br)
+	l, changed, err := ensure(t, n.conn, br)
 	expect.That(t, err == nil && changed && l.Alias == "mine" && l.Group == 0 && l.MTU == 1400 && l.Up,
 		"the next Ensure: %+v, changed %t, %v", l, changed, err)
-	l, changed, err = n.conn.Ensure(t.Context(), br)
+	l, changed, err = ensure(t, n.conn, br)
 	expect.That(t, err == nil && !changed, "and once more: %+v, changed %t, %v", l, changed, err)
 	// A bridge that somebody else made is left without an alias, in a group too.
 	nstest.Run(t, n.ns, "ip", "link", "add", "name", "br8", "type", "bridge")
 	nstest.Run(t, n.ns, "ip", "link", "set", "br8", "group", "5")
 	theirs := bridge.Bridge{Name: "br8", Alias: "mine"}
-	l, _, err = n.conn.Ensure(t.Context(), theirs)
+	l, _, err = ensure(t, n.conn, theirs)
 	expect.That(t, err == nil && l.Alias == "" && l.Group == 5, "somebody else's: %+v, %v", l, err)
 }

@@ -37,7 +37,7 @@ func run(ctx context.Context) error {
 		return err
 	}
 	defer br.Close()
-	if _, _, err := br.Ensure(ctx, bridge.Bridge{Name: "pods0", MTU: 1500}); err != nil {
+	if _, err := br.Ensure(ctx, bridge.Bridge{Name: "pods0", MTU: 1500}); err != nil {
 		return err
 	}
 	port, err := br.Attach(ctx, pod, bridge.Port{Bridge: "pods0", Name: bridge.HostName("example", "container-1", "eth0"), Peer: "eth0"})

@@ -17,7 +17,10 @@ func Example() {
 			return err
 		}
 		defer conn.Close()
-		br, _, err := conn.Ensure(ctx, bridge.Bridge{Name: "br0", VLANFiltering: true})
+		if _, err := conn.Ensure(ctx, bridge.Bridge{Name: "br0", VLANFiltering: true}); err != nil {
+			return err
+		}
+		br, err := conn.Link(ctx, "br0")
 		if err != nil {
 			return err
 		}

@@ -2,7 +2,15 @@
 // bridge, in one process and over netlink alone: nothing here starts another
 // program.
 //
-// The packages, from the kernel upwards; imports point from a line to the lines
+//	ns, err := netns.New() // or nil, the calling thread's
+//	links, err := bridge.Dial(ns)
+//	changed, err := links.Ensure(ctx, bridge.Bridge{Name: "pods0"})
+//	again, err := links.Ensure(ctx, bridge.Bridge{Name: "pods0"}) // false: it is as it should be
+//	var op *tombolo.OpError
+//	_, err = links.Ensure(ctx, bridge.Bridge{Name: "lo"})
+//	fmt.Println(errors.As(err, &op), errors.Is(err, bridge.ErrNotBridge), err)
+//
+// Programs in the docs of packages leave the handling of errors out; their Examples have it. The packages, from the kernel upwards; imports point from a line to the lines
 // above it, never the other way:
 //
 //	tombolo        OpError, the error of every kernel operation; Difference; Socket
@@ -21,10 +29,9 @@
 //	dhcpc          a DHCP client: a state machine, without sockets
 //	dhcpc/transport  its sockets, opened inside a namespace
 //
-// Those that speak to the kernel take a *Config, nil meaning the defaults where nothing has to
-// be named, in a function Dial that opens one netlink socket. All speak net/netip, and none knows what CNI is;
-// only network logs, to the logger of its Config, and only ipam and network keep files. The verbs mean
-// the same everywhere:
+// Dial opens one netlink socket, in a namespace or, with nil, in the calling thread's; On shares one. All speak
+// net/netip, and none knows what CNI is; only network logs, to the logger of its Config, and only ipam and network
+// keep files. The verbs mean the same everywhere:
 //
 //	Add      creates; what is there already is an error (fs.ErrExist)
 //	Ensure   creates or corrects, and says whether it changed anything

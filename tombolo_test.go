@@ -1,6 +1,7 @@
 package tombolo_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -8,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/netns"
 )
 
 func TestOpErrorSaysAllThatIsKnown(t *testing.T) {
@@ -69,11 +72,38 @@ func TestOpErrorMatchesErrnoAndSentinel(t *testing.T) {
 	}
 }
 
-// Errors are branched on by what has happened, and tell the operator the rest.
-func ExampleOpError() {
-	var err error = &tombolo.OpError{Op: "add link", Object: "veth0123", Err: syscall.EEXIST, Message: "Device already exists"}
-	if errors.Is(err, fs.ErrExist) {
-		fmt.Println("there already:", err)
+// A kernel is asked over one socket. Errors are branched on by what has happened, and tell the rest.
+func Example() {
+	if err := run(context.Background()); err != nil {
+		fmt.Println(err)
 	}
-	// Output: there already: add link veth0123: file exists (kernel: Device already exists)
+	// Output:
+	// true false
+	// true true ensure bridge lo: the link is not a bridge: it is a physical or a loopback interface; choose another name for the bridge, or delete the link
+}
+
+func run(ctx context.Context) error {
+	ns, err := netns.New() // or nil, the calling thread's
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	links, err := bridge.Dial(ns)
+	if err != nil {
+		return err
+	}
+	defer links.Close()
+	changed, err := links.Ensure(ctx, bridge.Bridge{Name: "pods0"})
+	if err != nil {
+		return err
+	}
+	again, err := links.Ensure(ctx, bridge.Bridge{Name: "pods0"}) // false: it is as it should be
+	if err != nil {
+		return err
+	}
+	fmt.Println(changed, again)
+	var op *tombolo.OpError
+	_, err = links.Ensure(ctx, bridge.Bridge{Name: "lo"})
+	fmt.Println(errors.As(err, &op), errors.Is(err, bridge.ErrNotBridge), err)
+	return nil
 }

@@ -1,10 +1,11 @@
 // Package addr reads and writes the addresses of links.
 //
-//	conn, err := addr.Dial(nil)
-//	gateway := addr.Address{Prefix: netip.MustParsePrefix("10.1.0.1/24"), Link: index}
-//	changed, err := conn.Ensure(ctx, gateway) // adds it, or does nothing
+//	conn, err := addr.Dial(ns) // nil is the calling thread's namespace
+//	defer conn.Close()
+//	a := addr.Address{Prefix: netip.MustParsePrefix("2001:db8::1/64"), Link: index, Flags: addr.NoDAD}
+//	changed, err := conn.Ensure(ctx, a) // adds it, or does nothing
 //	list, err := conn.List(ctx, addr.Filter{Link: index})
-//	err = conn.Remove(ctx, gateway) // what is gone is success
+//	err = conn.Remove(ctx, a) // what is gone is success
 //
 // Adding and deleting needs CAP_NET_ADMIN in the user namespace that owns the
 // network namespace; listing needs none. A socket in another namespace takes CAP_SYS_ADMIN. Linux 6.1 and later; Address says which

@@ -5,47 +5,44 @@ import (
 	"fmt"
 	"net/netip"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// The loopback interface of a new namespace gets an address of each family.
+// The loopback interface of a new namespace gets an address, and loses it.
 func Example() {
-	ctx := context.Background()
+	if err := run(context.Background()); err != nil {
+		fmt.Println(err)
+	}
+	// Output:
+	// 2001:db8::1/64 on link 1 true
+	// [2001:db8::1/64 on link 1]
+}
+
+func run(ctx context.Context) error {
 	ns, err := netns.New()
 	if err != nil {
-		fmt.Println(err)
-		return
+		return err
 	}
 	defer ns.Close()
-	conn, err := addr.Dial(ns)
+	const index = 1 // of the loopback interface, in every namespace
+
+	conn, err := addr.Dial(ns) // nil is the calling thread's namespace
 	if err != nil {
-		fmt.Println(err)
-		return
+		return err
 	}
 	defer conn.Close()
-
-	const loopback = 1 // its index in every namespace
-	for _, prefix := range []string{"192.0.2.1/32", "2001:db8::1/128"} {
-		a := addr.Address{Prefix: netip.MustParsePrefix(prefix), Link: loopback, Flags: unix.IFA_F_NODAD}
-		for range 2 {
-			changed, err := conn.Ensure(ctx, a)
-			fmt.Println(a, changed, err)
-		}
+	a := addr.Address{Prefix: netip.MustParsePrefix("2001:db8::1/64"), Link: index, Flags: addr.NoDAD}
+	changed, err := conn.Ensure(ctx, a) // adds it, or does nothing
+	if err != nil {
+		return err
 	}
-
-	list, err := conn.List(ctx, addr.Filter{Link: loopback, Family: unix.AF_INET6})
-	for _, a := range list {
-		fmt.Println(a.Prefix)
+	fmt.Println(a, changed)
+	list, err := conn.List(ctx, addr.Filter{Link: index})
+	if err != nil {
+		return err
 	}
-	fmt.Println(err)
-	// Output:
-	// 192.0.2.1/32 on link 1 true <nil>
-	// 192.0.2.1/32 on link 1 false <nil>
-	// 2001:db8::1/128 on link 1 true <nil>
-	// 2001:db8::1/128 on link 1 false <nil>
-	// 2001:db8::1/128
-	// <nil>
+	fmt.Println(list)
+	err = conn.Remove(ctx, a) // what is gone is success
+	return err
 }

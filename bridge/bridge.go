@@ -65,8 +65,8 @@ type Bridge struct {
 // link.
 var ErrNotBridge = errors.New("the link is not a bridge")
 
-// Ensure makes the bridge if it is not there, and sets it up; it gives back its
-// state, and whether anything was changed. Several callers may do it at once.
+// Ensure makes the bridge if it is not there, and sets it up, and says whether anything
+// was changed. Conn.Link gives its index. Several callers may do it at once.
 //
 // Spanning tree stays off, as the kernel has it for a new bridge, so that a port
 // forwards as soon as it has a carrier.
@@ -75,13 +75,13 @@ var ErrNotBridge = errors.New("the link is not a bridge")
 // should be, and one more for another. Where the kernel was built without what
 // NFCall asks for, all else is done and the error is ErrNoNetfilter. It needs
 // CAP_NET_ADMIN.
-func (c *Conn) Ensure(ctx context.Context, br Bridge) (*Link, bool, error) {
+func (c *Conn) Ensure(ctx context.Context, br Bridge) (changed bool, _ error) {
 	if err := c.usable(ctx); err != nil {
-		return nil, false, err
+		return false, err
 	}
 
 	if err := br.validate(); err != nil {
-		return nil, false, &tombolo.OpError{Op: "ensure bridge", Object: br.Name, Err: err}
+		return false, &tombolo.OpError{Op: "ensure bridge", Object: br.Name, Err: err}
 	}
 	l, err := c.Link(ctx, br.Name)
 	created := false
@@ -98,19 +98,19 @@ func (c *Conn) Ensure(ctx context.Context, br Bridge) (*Link, bool, error) {
 		}
 	}
 	if err != nil {
-		return nil, created, err
+		return created, err
 	}
 	if l.Kind != "bridge" {
-		return nil, created, &tombolo.OpError{Op: "ensure bridge", Object: br.Name, Err: fmt.Errorf(
+		return created, &tombolo.OpError{Op: "ensure bridge", Object: br.Name, Err: fmt.Errorf(
 			"%w: it is %s; choose another name for the bridge, or delete the link", ErrNotBridge, describeKind(l))}
 	}
 	refused := br.refuseNFCall(l)
 	pinned := br.Alias != "" && br.Alias == l.Alias && !created
-	changed, err := c.correctBridge(ctx, br, l, pinned)
+	changed, err = c.correctBridge(ctx, br, l, pinned)
 	if err == nil {
 		err = refused
 	}
-	return l, created || changed, err
+	return created || changed, err
 }
 
 func (br *Bridge) validate() error {
@@ -210,13 +210,16 @@ func (c *Conn) correctBridge(ctx context.Context, br Bridge, l *Link, pinned boo
 	if !changed && pinned {
 		return false, nil
 	}
-	want := br.over(l)
 	var b nl.Batch
-	r := link.Request{Index: l.Index, MTU: &want.MTU}
+	r := link.Request{Index: l.Index, MTU: new(cmp.Or(br.MTU, l.MTU))}
 	r.Flags, r.Change = br.setFlags()
-	if !pinned || !bytes.Equal(want.MAC, l.MAC) {
+	mac := l.MAC
+	if br.MAC != nil {
+		mac = br.MAC
+	}
+	if !pinned || !bytes.Equal(mac, l.MAC) {
 		// To write the address that it has pins it, and flushes its neighbours.
-		r.MAC = want.MAC
+		r.MAC = mac
 	}
 	if br.NFCall != nil || br.limits(l) || br.VLANFiltering {
 		var data driver.Bridge
@@ -235,31 +238,7 @@ func (c *Conn) correctBridge(ctx context.Context, br Bridge, l *Link, pinned boo
 	if err := c.execute(ctx, &b); err != nil {
 		return false, err
 	}
-	*l = want
 	return changed, nil
-}
-
-// over gives what becomes of l.
-func (br *Bridge) over(l *Link) Link {
-	want, state := *l, *l.Bridge
-	want.Up, want.Bridge = true, &state
-	if br.MAC != nil {
-		want.MAC = br.MAC
-	}
-	if br.MTU != 0 {
-		want.MTU = br.MTU
-	}
-	if br.Promiscuous != nil {
-		want.Promiscuous = *br.Promiscuous
-	}
-	if br.NFCall != nil {
-		state.NFCallIPTables, state.NFCallIP6Tables = *br.NFCall, *br.NFCall
-	}
-	state.VLANFiltering = state.VLANFiltering || br.VLANFiltering
-	if br.limits(l) {
-		state.MaxLearned = new(br.MaxLearned)
-	}
-	return want
 }
 
 // setFlags gives the flags, and which of them to change.

@@ -1,12 +1,15 @@
 // Package bridge puts pods on a Linux bridge: the bridge device, the veth pair of
 // each pod, the attributes of its port, and the pod's addresses and routes.
 //
-//	conn, err := bridge.Dial(nil)
-//	link, changed, err := conn.Ensure(ctx, bridge.Bridge{Name: "br0"})
-//	port := bridge.Port{Bridge: "br0", Name: bridge.HostName("net", id, "eth0"), Peer: "eth0", Addresses: addresses}
-//	attachment, err := conn.Attach(ctx, pod, port) // undoes itself where it fails
+//	conn, err := bridge.Dial(node) // nil is the calling thread's namespace
+//	changed, err := conn.Ensure(ctx, bridge.Bridge{Name: "pods0"})
+//	port := bridge.Port{
+//		Bridge: "pods0", Name: bridge.HostName("example", "container-1", "eth0"), Peer: "eth0",
+//		Alias: "example:container-1", Addresses: addresses, Routes: routes,
+//	}
+//	attached, err := conn.Attach(ctx, pod, port) // undoes itself where it fails
 //	differences, err := conn.Check(ctx, pod, port)
-//	err = conn.Detach(ctx, port.Name, port.Alias)  // what is gone is success
+//	err = conn.Detach(ctx, port.Name, port.Alias) // what is gone is success
 //
 // Attach does all of it for one pod, Detach takes it down, Check says what is no longer as it was made. None of
 // them lists anything, or takes longer because there are other pods. The veth pair is made by one message, its peer

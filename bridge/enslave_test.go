@@ -96,7 +96,7 @@ func TestEnslaveBringsPodsBackToABridgeMadeAnew(t *testing.T) {
 		pods = append(pods, pod)
 	}
 	nstest.Run(t, n.ns, "ip", "link", "del", "br0")
-	l, changed, err := n.conn.Ensure(t.Context(), br0())
+	l, changed, err := ensure(t, n.conn, br0())
 	must.That(t, err == nil && changed, "Ensure: changed %t, %v", changed, err)
 	nstest.Run(t, n.ns, "ip", "addr", "add", gateways[0], "dev", "br0")
 	for i, pod := range pods {

@@ -67,7 +67,7 @@ func TestEnsureSetsPromiscuousAndNFCall(t *testing.T) {
 		}
 		br := br0()
 		br.Promiscuous, br.NFCall = step.promiscuous, step.nfCall
-		l, changed, err := n.conn.Ensure(t.Context(), br)
+		l, changed, err := ensure(t, n.conn, br)
 		must.Succeed(t, err, "step %d", i)
 		expect.Equal(t, changed, step.changed, "step %d: changed is", i)
 		got := shown(t, n)
@@ -89,12 +89,12 @@ func TestCaptureOnTheBridgeIsNotPromiscuousMode(t *testing.T) {
 		capture(t, n.ns, n.link.Index)
 		out := nstest.Run(t, n.ns, "ip", "-d", "link", "show", "br0")
 		must.That(t, strings.Contains(out, "promiscuity 1"), "the capture does not make it promiscuous:\n%s", out)
-		if l, changed, err := n.conn.Ensure(t.Context(), br); err != nil || changed || l.Promiscuous {
+		if l, changed, err := ensure(t, n.conn, br); err != nil || changed || l.Promiscuous {
 			t.Errorf("Ensure: promiscuous %t, changed %t, %v", l.Promiscuous, changed, err)
 		}
 		br.Promiscuous = new(true)
 		expect.Of(checkBridge(t, n.conn, br)).Len(t, 1, "CheckBridge")
-		if _, changed, err := n.conn.Ensure(t.Context(), br); err != nil || !changed {
+		if changed, err := n.conn.Ensure(t.Context(), br); err != nil || !changed {
 			t.Errorf("Ensure: changed %t, %v", changed, err)
 		}
 	})
@@ -118,26 +118,26 @@ func TestEnsureOfAnUnchangedBridgeIsOneRequest(t *testing.T) {
 	conn, sent := recorded(t, n)
 	br := br0()
 	br.Promiscuous, br.NFCall = new(true), new(true)
-	_, _, err := conn.Ensure(t.Context(), br)
+	_, err := conn.Ensure(t.Context(), br)
 	must.That(t, err == nil, "%v", err)
 	sent.Sent()
 	neighbour := []string{"neigh", "replace", "10.44.0.77", "lladdr", "02:00:00:00:00:77", "dev", "br0", "nud", "reachable"}
 	neighbours := func() string { return nstest.Run(t, n.ns, "ip", "neigh", "show", "10.44.0.77") }
 
 	nstest.Run(t, n.ns, "ip", neighbour...)
-	_, changed, err := conn.Ensure(t.Context(), br)
+	changed, err := conn.Ensure(t.Context(), br)
 	expect.That(t, err == nil && !changed, "Ensure: changed %t, %v", changed, err)
 	expect.Equal(t, len(sent.Sent()), 1, "datagrams")
 	expect.That(t, neighbours() != "", "the bridge's neighbours are forgotten")
 	// To change something else does not cost them either.
 	nstest.Run(t, n.ns, "ip", "link", "set", "br0", "promisc", "off")
-	_, changed, err = conn.Ensure(t.Context(), br)
+	changed, err = conn.Ensure(t.Context(), br)
 	expect.That(t, err == nil && changed, "Ensure: changed %t, %v", changed, err)
 	expect.Equal(t, len(sent.Sent()), 2, "datagrams")
 	expect.That(t, neighbours() != "", "the bridge's neighbours are forgotten")
 	// One of somebody else has to be pinned, which is what costs them.
 	br.Alias = "another"
-	_, changed, err = conn.Ensure(t.Context(), br)
+	changed, err = conn.Ensure(t.Context(), br)
 	expect.That(t, err == nil && !changed, "Ensure: changed %t, %v", changed, err)
 	expect.Equal(t, len(sent.Sent()), 2, "datagrams")
 	expect.Equal(t, neighbours(), "", "the kernel has come to keep neighbours, so that the MAC could always be pinned")
@@ -146,13 +146,13 @@ func TestEnsureOfAnUnchangedBridgeIsOneRequest(t *testing.T) {
 func TestNewBridgeHasTheMTUOfEthernet(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
-	l, _, err := n.conn.Ensure(t.Context(), bridge.Bridge{Name: "br1"})
+	l, _, err := ensure(t, n.conn, bridge.Bridge{Name: "br1"})
 	must.That(t, err == nil && l.MTU == 1500, "Ensure: %+v, %v, want an MTU of 1500", l, err)
 	// It is pinned: a port's does not become the bridge's, and Ensure leaves it.
 	p := port(0)
 	p.Bridge, p.MTU = "br1", 1300
 	attach(t, n, p)
-	l, changed, err := n.conn.Ensure(t.Context(), bridge.Bridge{Name: "br1"})
+	l, changed, err := ensure(t, n.conn, bridge.Bridge{Name: "br1"})
 	expect.That(t, err == nil && !changed && l.MTU == 1500, "with a port, Ensure: %+v, changed %t, %v", l, changed, err)
 }
 
@@ -160,7 +160,7 @@ func TestForeignBridgeGetsItsMACPinned(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	nstest.Run(t, n.ns, "ip", "link", "add", "br1", "type", "bridge")
-	l, _, err := n.conn.Ensure(t.Context(), bridge.Bridge{Name: "br1", MTU: 1400, Alias: "node"})
+	l, _, err := ensure(t, n.conn, bridge.Bridge{Name: "br1", MTU: 1400, Alias: "node"})
 	must.Succeed(t, err)
 	p := port(0)
 	p.Bridge, p.MAC = "br1", mac("02:00:00:00:00:00") // lower than any that the kernel chooses
@@ -177,7 +177,7 @@ func TestRefusedCorrectionIsNoChange(t *testing.T) {
 	conn := faultyConn(t, n, []*nltest.Fault{fault}, nil)
 	br := br0()
 	br.NFCall = new(true)
-	l, changed, err := conn.Ensure(t.Context(), br)
+	l, changed, err := ensure(t, conn, br)
 	nltest.MustHaveFired(t, fault)
 	if !errors.Is(err, unix.EPERM) || !strings.Contains(err.Error(), "not today") || changed || l.Bridge.NFCallIPTables {
 		t.Errorf("Ensure: %+v, changed %t, %v", l.Bridge, changed, err)
@@ -223,18 +223,18 @@ func TestNFCallWhereTheKernelCannot(t *testing.T) {
 	defer conn.Close()
 	br := br0()
 	br.NFCall, br.Promiscuous = new(true), new(true)
-	l, changed, err := conn.Ensure(t.Context(), br)
+	l, changed, err := ensure(t, conn, br)
 	expect.That(t, errors.Is(err, bridge.ErrNoNetfilter) && changed && l.Promiscuous && !l.Bridge.Netfilter,
 		"Ensure: %+v, changed %t, %v, want all else done and ErrNoNetfilter", l, changed, err)
 	var opErr *tombolo.OpError
 	expect.That(t, errors.As(err, &opErr) && opErr.Object == "br0", "%v is not an OpError of br0", err)
 	expect.Equal(t, shown(t, n), "PROMISC", "ip shows")
-	if _, changed, err := conn.Ensure(t.Context(), br); !errors.Is(err, bridge.ErrNoNetfilter) || changed {
+	if changed, err := conn.Ensure(t.Context(), br); !errors.Is(err, bridge.ErrNoNetfilter) || changed {
 		t.Errorf("second Ensure: changed %t, %v", changed, err)
 	}
 	expect.Of(checkBridge(t, conn, br)).Len(t, 2, "CheckBridge")
 	br.NFCall = new(false)
-	_, _, err = conn.Ensure(t.Context(), br)
+	_, err = conn.Ensure(t.Context(), br)
 	expect.That(t, err == nil, "without what it cannot do, Ensure: %v", err)
 }
 
@@ -271,7 +271,7 @@ func TestCheckBridgeFindsEachDifference(t *testing.T) {
 			t.Parallel()
 			n := &node{ns: nstest.New(t)}
 			conn, sent := recorded(t, n)
-			_, _, err := conn.Ensure(t.Context(), want)
+			_, err := conn.Ensure(t.Context(), want)
 			must.That(t, err == nil, "%v", err)
 			nstest.Run(t, n.ns, "ip", c.byHand...)
 			sent.Sent()
@@ -286,7 +286,7 @@ func TestCheckBridgeFindsEachDifference(t *testing.T) {
 	t.Run("what is left open is not compared", func(t *testing.T) {
 		n := &node{ns: nstest.New(t)}
 		conn, _ := recorded(t, n)
-		if _, _, err := conn.Ensure(t.Context(), want); err != nil {
+		if _, err := conn.Ensure(t.Context(), want); err != nil {
 			t.Fatal(err)
 		}
 		expect.Of(checkBridge(t, conn, bridge.Bridge{Name: "br0", Alias: "another"})).Len(t, 0, "CheckBridge")
@@ -332,7 +332,7 @@ func TestNewBridgeOfTheLeastMTUForIPv6HasNoLinkLocalAddress(t *testing.T) {
 		ns := nstest.New(t)
 		conn := must.Of(bridge.Dial(ns)).Get(t)
 		defer conn.Close()
-		_, _, err := conn.Ensure(t.Context(), bridge.Bridge{Name: "br0", MTU: mtu, NoIPv6: true})
+		_, err := conn.Ensure(t.Context(), bridge.Bridge{Name: "br0", MTU: mtu, NoIPv6: true})
 		must.That(t, err == nil, "%v", err)
 		shown := nstest.Run(t, ns, "ip", "-d", "link", "show", "br0")
 		if !strings.Contains(shown, "addrgenmode none") || !strings.Contains(shown, fmt.Sprintf(" mtu %d ", mtu)) {
@@ -349,20 +349,20 @@ func TestBridgeThatWasMadeByHalvesIsFinishedByTheNext(t *testing.T) {
 	n := newNode(t)
 	br := bridge.Bridge{Name: "br7", Alias: "mine", MTU: 1400, NoIPv6: true}
 	fault := nltest.Fault{Type: unix.RTM_NEWLINK, Nth: 2, Errno: unix.ENOBUFS}
-	_, _, err := faultyConn(t, n, []*nltest.Fault{&fault}, nil).Ensure(t.Context(), br)
+	_, err := faultyConn(t, n, []*nltest.Fault{&fault}, nil).Ensure(t.Context(), br)
 	expect.That(t, err != nil, "the fault went unnoticed")
 	nltest.MustHaveFired(t, &fault)
 	half := must.Of(n.conn.Link(t.Context(), br.Name)).Get(t)
 	must.That(t, half.Alias == "" && half.Group != 0, "made by halves: %+v", half)
-	l, changed, err := n.conn.Ensure(t.Context(), br)
+	l, changed, err := ensure(t, n.conn, br)
 	expect.That(t, err == nil && changed && l.Alias == "mine" && l.Group == 0 && l.MTU == 1400 && l.Up,
 		"the next Ensure: %+v, changed %t, %v", l, changed, err)
-	l, changed, err = n.conn.Ensure(t.Context(), br)
+	l, changed, err = ensure(t, n.conn, br)
 	expect.That(t, err == nil && !changed, "and once more: %+v, changed %t, %v", l, changed, err)
 	// A bridge that somebody else made is left without an alias, in a group too.
 	nstest.Run(t, n.ns, "ip", "link", "add", "name", "br8", "type", "bridge")
 	nstest.Run(t, n.ns, "ip", "link", "set", "br8", "group", "5")
 	theirs := bridge.Bridge{Name: "br8", Alias: "mine"}
-	l, _, err = n.conn.Ensure(t.Context(), theirs)
+	l, _, err = ensure(t, n.conn, theirs)
 	expect.That(t, err == nil && l.Alias == "" && l.Group == 5, "somebody else's: %+v, %v", l, err)
 }

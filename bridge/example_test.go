@@ -11,15 +11,15 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// A program of its own, which knows nothing of CNI, ties a pod to a bridge.
+// A program that knows nothing of CNI puts a pod on a bridge.
 func Example() {
 	if err := run(context.Background()); err != nil {
 		fmt.Println(err)
 	}
 	// Output:
+	// changed: true
 	// eth0 of the pod has index 2 and an MTU of 1500
 	// as it should be: true
-	// gone: true
 }
 
 func run(ctx context.Context) error {
@@ -36,14 +36,19 @@ func run(ctx context.Context) error {
 	}
 	defer pod.Close()
 
-	conn, err := bridge.Dial(node)
+	conn, err := bridge.Dial(node) // nil is the calling thread's namespace
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
 
 	// The bridge, and the pods' gateway on it.
-	br, _, err := conn.Ensure(ctx, bridge.Bridge{Name: "pods0", MTU: 1500})
+	changed, err := conn.Ensure(ctx, bridge.Bridge{Name: "pods0"})
+	if err != nil {
+		return err
+	}
+	fmt.Println("changed:", changed)
+	br, err := conn.Link(ctx, "pods0")
 	if err != nil {
 		return err
 	}
@@ -52,24 +57,21 @@ func run(ctx context.Context) error {
 		return err
 	}
 
+	addresses := []netip.Prefix{netip.MustParsePrefix("10.20.0.7/24")}
+	routes := []route.Route{{Gateway: gateway.Addr()}} // the default route
 	port := bridge.Port{
-		Bridge:    "pods0",
-		Name:      bridge.HostName("example", "container-1", "eth0"),
-		Peer:      "eth0",
-		Alias:     "example:container-1",
-		Hairpin:   true,
-		Addresses: []netip.Prefix{netip.MustParsePrefix("10.20.0.7/24")},
-		Routes:    []route.Route{{Gateway: gateway.Addr()}}, // the default route
+		Bridge: "pods0", Name: bridge.HostName("example", "container-1", "eth0"), Peer: "eth0",
+		Alias: "example:container-1", Addresses: addresses, Routes: routes,
 	}
-	a, err := conn.Attach(ctx, pod, port)
+	attached, err := conn.Attach(ctx, pod, port) // undoes itself where it fails
 	if err != nil {
 		return err
 	}
-	fmt.Printf("%s of the pod has index %d and an MTU of %d\n", a.Peer, a.PeerIndex, a.MTU)
+	fmt.Printf("%s of the pod has index %d and an MTU of %d\n", attached.Peer, attached.PeerIndex, attached.MTU)
 
 	differences, err := conn.Check(ctx, pod, port)
 	fmt.Println("as it should be:", len(differences) == 0 && err == nil)
 
-	fmt.Println("gone:", conn.Detach(ctx, port.Name, port.Alias) == nil)
-	return nil
+	err = conn.Detach(ctx, port.Name, port.Alias) // what is gone is success
+	return err
 }

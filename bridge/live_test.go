@@ -43,7 +43,7 @@ func newNode(tb testing.TB) *node {
 	n.conn = must.Of(bridge.Dial(n.ns)).Get(tb)
 	tb.Cleanup(func() { n.conn.Close() })
 	var err error
-	n.link, _, err = n.conn.Ensure(tb.Context(), br0())
+	n.link, _, err = ensure(tb, n.conn, br0())
 	must.Succeed(tb, err)
 	for _, gw := range gateways {
 		must.Succeed(tb, n.conn.Addresses().Add(tb.Context(), addr.Address{Prefix: nstest.Prefix(gw), Link: n.link.Index, Flags: unix.IFA_F_NODAD}))
@@ -386,13 +386,13 @@ func TestCheckFindsEachDifference(t *testing.T) {
 func TestEnsureBridgeIsIdempotentAndCorrects(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
-	_, changed, err := n.conn.Ensure(t.Context(), br0())
+	changed, err := n.conn.Ensure(t.Context(), br0())
 	expect.That(t, err == nil && !changed, "second Ensure: changed %t, %v", changed, err)
 	nstest.Run(t, n.ns, "ip", "link", "set", "br0", "down", "mtu", "1280")
-	l, changed, err := n.conn.Ensure(t.Context(), br0())
+	l, changed, err := ensure(t, n.conn, br0())
 	expect.That(t, err == nil && changed && l.MTU == 1400 && l.Up,
 		"Ensure of a spoilt bridge: %+v, changed %t, %v", l, changed, err)
-	_, _, err = n.conn.Ensure(t.Context(), bridge.Bridge{Name: "lo"})
+	_, err = n.conn.Ensure(t.Context(), bridge.Bridge{Name: "lo"})
 	expect.That(t, errors.Is(err, bridge.ErrNotBridge), "Ensure of lo: %v, want ErrNotBridge", err)
 }
 
@@ -528,4 +528,15 @@ func TestAttachIsUndoneWhenBeforeUpOrTheComingUpFails(t *testing.T) {
 			}
 		})
 	}
+}
+
+// ensure gives the bridge as it is after Ensure, too.
+func ensure(tb testing.TB, conn *bridge.Conn, br bridge.Bridge) (*bridge.Link, bool, error) {
+	tb.Helper()
+	changed, err := conn.Ensure(tb.Context(), br)
+	l, lookErr := conn.Link(tb.Context(), br.Name)
+	if err == nil {
+		err = lookErr
+	}
+	return l, changed, err
 }

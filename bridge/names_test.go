@@ -27,7 +27,7 @@ func TestNamesThatTheKernelWouldNumberAreRefused(t *testing.T) {
 	must.That(t, links() == before+2, "the kernel numbers no bridges")
 	before = links()
 	for _, name := range []string{"br%d", "%d", "br%", "100%x"} {
-		if _, _, err := n.conn.Ensure(t.Context(), bridge.Bridge{Name: name}); !errors.Is(err, tombolo.ErrInvalid) || !strings.Contains(err.Error(), "percent sign") {
+		if _, err := n.conn.Ensure(t.Context(), bridge.Bridge{Name: name}); !errors.Is(err, tombolo.ErrInvalid) || !strings.Contains(err.Error(), "percent sign") {
 			t.Errorf("Ensure of %q: %v", name, err)
 		}
 		p := port(0)
@@ -75,6 +75,6 @@ func TestNumbersThatDoNotFitAreOfNoLink(t *testing.T) {
 	expect.That(t, len(list) == 0, "Ports: %v, %v", list, err)
 	list, err = n.conn.Ports(ctx, 0)
 	expect.That(t, errors.Is(err, tombolo.ErrInvalid) && len(list) == 0, "Ports of no bridge: %v, %v", list, err)
-	l, _, err = n.conn.Ensure(ctx, bridge.Bridge{Name: n.link.Name, MTU: 1400 + 1<<32})
+	l, _, err = ensure(t, n.conn, bridge.Bridge{Name: n.link.Name, MTU: 1400 + 1<<32})
 	expect.That(t, errors.Is(err, unix.EINVAL), "an MTU: %+v, %v", l, err)
 }

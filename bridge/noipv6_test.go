@@ -34,7 +34,7 @@ func TestKernelWithoutIPv6GetsAllElse(t *testing.T) {
 		expect.That(t, got == times, "after %s the kernel has refused %d requests, want %d", what, got, times)
 	}
 
-	l, created, err := conn.Ensure(t.Context(), bridge.Bridge{Name: "br1", Alias: "ours", NoIPv6: true})
+	l, created, err := ensure(t, conn, bridge.Bridge{Name: "br1", Alias: "ours", NoIPv6: true})
 	must.That(t, err == nil && created && l.Up && l.Alias == "ours", "Ensure: %+v, %t, %v", l, created, err)
 	mustRefuse("Ensure", 1)
 

@@ -43,10 +43,6 @@ const (
 	routeLocalnet = "route_localnet"
 )
 
-// HasIPv6 looks for what every namespace has of IPv6, unless the kernel was booted with ipv6.disable=1 or built without.
-// Where /proc/sys cannot be read nothing is known, and it says yes.
-func HasIPv6() bool { return sysctl.Exists(forwarding6) || !sysctl.Exists(forwarding4) }
-
 // hostParameter is a file below /proc/sys and what is to be in it.
 type hostParameter struct{ path, value string }
 
@@ -112,7 +108,11 @@ func (c *Conn) EnsureRouting(ctx context.Context, r Routing) (changed bool, _ er
 // CheckRouting compares the host with what r describes, and lists the differences:
 // what EnsureRouting would change. The calling thread has to be in the host's
 // namespace.
-func CheckRouting(r Routing) ([]tombolo.Difference, error) {
+func (c *Conn) CheckRouting(ctx context.Context, r Routing) ([]tombolo.Difference, error) {
+	if err := c.usable(ctx); err != nil {
+		return nil, err
+	}
+
 	var list []tombolo.Difference
 	parameters, err := r.parameters()
 	if err != nil {

@@ -120,10 +120,12 @@ func TestRoutingIsComparedAndMade(t *testing.T) {
 		nstest.Sysctl(t, host, "net/ipv4/"+path, value)
 	}
 	all := bridge.Routing{IPv4: true, IPv6: true, NoRedirects: "br0", RouteLocalnet: "br0"}
+	conn := must.Of(bridge.Dial(host)).Get(t)
+	defer conn.Close()
 	check := func(r bridge.Routing) (list []tombolo.Difference) {
 		must.Succeed(t, host.Do(func() error {
 			var err error
-			list, err = bridge.CheckRouting(r)
+			list, err = conn.CheckRouting(t.Context(), r)
 			return err
 		}))
 		return list
@@ -150,7 +152,7 @@ func TestRoutingIsComparedAndMade(t *testing.T) {
 		expect.Is(t, expect.Err(routing(t, host, gone)), fs.ErrNotExist, "a bridge that is not there")
 	}
 	expect.Is(t, host.Do(func() error {
-		_, err := bridge.CheckRouting(bridge.Routing{NoRedirects: "br1"})
+		_, err := conn.CheckRouting(t.Context(), bridge.Routing{NoRedirects: "br1"})
 		return err
 	}), fs.ErrNotExist, "a bridge that is not there")
 }
@@ -285,7 +287,7 @@ func TestParametersOfNoLinkStayAsTheyAre(t *testing.T) {
 	for _, name := range []string{"all", "default", "..", "../all", "a/b", n.link.Name + "\x00", "%d"} {
 		for _, r := range []bridge.Routing{{RouteLocalnet: name}, {NoRedirects: name, IPv4: true}} {
 			expect.Is(t, n.ns.Do(func() error {
-				expect.Is(t, expect.Err(bridge.CheckRouting(r)), tombolo.ErrInvalid, "CheckRouting(%+v)", r)
+				expect.Is(t, expect.Err(n.conn.CheckRouting(t.Context(), r)), tombolo.ErrInvalid, "CheckRouting(%+v)", r)
 				_, err := n.conn.EnsureRouting(t.Context(), r)
 				return err
 			}), tombolo.ErrInvalid, "EnsureRouting(%+v)", r)

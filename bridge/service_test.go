@@ -99,7 +99,7 @@ func (c *cluster) set(tb testing.TB, m mode, nfCall bool) {
 	tb.Helper()
 	br := br0()
 	br.Promiscuous, br.NFCall = &m.promiscuous, &nfCall
-	l, _, err := c.conn.Ensure(tb.Context(), br)
+	l, _, err := ensure(tb, c.conn, br)
 	must.Succeed(tb, err)
 	for _, p := range c.ports {
 		p.BridgeIndex, p.Hairpin = l.Index, m.hairpin

@@ -1,9 +1,11 @@
 // Package dhcpc is a DHCP client for IPv4.
 //
-//	client, err := dhcpc.New(&dhcpc.Config{MAC: mac, Dial: transport.Dialer(&transport.Config{NetNS: pod, Link: index})})
+//	dial := transport.Dialer(&transport.Config{NetNS: pod, Link: index, MAC: mac})
+//	client, err := dhcpc.New(&dhcpc.Config{MAC: mac, Dial: dial})
 //	lease, err := client.Acquire(ctx)
-//	err = client.Run(ctx, lease, apply)  // renews it until ctx is done; apply gets each change
-//	err = client.Release(ctx, lease)
+//	err = apply(nil, lease)
+//	err = client.Run(ctx, lease, apply) // until ctx is done; apply gets each change
+//	err = client.Release(context.WithoutCancel(ctx), held)
 //
 // It comes in three parts, each of use without the others:
 //

@@ -1,13 +1,71 @@
 package dhcpc_test
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
+	"os/signal"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/dhcpc/transport"
+	"github.com/tombolo-cni/tombolo/netns"
 )
+
+// An interface leases an address, and keeps it until the program is told to end.
+func Example() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	if err := run(ctx, "/run/netns/pod", 2, net.HardwareAddr{2, 0, 10, 9, 0, 7}); err != nil {
+		fmt.Println(err)
+	}
+}
+
+func run(ctx context.Context, path string, index int, mac net.HardwareAddr) error {
+	pod, err := netns.Open(path)
+	if err != nil {
+		return err
+	}
+	defer pod.Close()
+	addresses, err := addr.Dial(pod)
+	if err != nil {
+		return err
+	}
+	defer addresses.Close()
+	var held *dhcpc.Lease
+	apply := func(old, next *dhcpc.Lease) error { // next is nil when the lease is lost
+		held = next
+		if next == nil {
+			return addresses.Remove(ctx, addr.Address{Prefix: old.Address, Link: index})
+		}
+		_, err := addresses.Ensure(ctx, addr.Address{Prefix: next.Address, Link: index})
+		return err // A lease has routes, MTU and DNS, too.
+	}
+
+	dial := transport.Dialer(&transport.Config{NetNS: pod, Link: index, MAC: mac})
+	client, err := dhcpc.New(&dhcpc.Config{MAC: mac, Dial: dial})
+	if err != nil {
+		return err
+	}
+	lease, err := client.Acquire(ctx)
+	if err != nil {
+		return err
+	}
+	err = apply(nil, lease)
+	if err != nil {
+		return err
+	}
+	err = client.Run(ctx, lease, apply) // until ctx is done; apply gets each change
+	if !errors.Is(err, context.Canceled) {
+		return err
+	}
+	err = client.Release(context.WithoutCancel(ctx), held)
+	return err
+}
 
 // A program that keeps many leases has a Session for each, and calls Step when the
 // first of them is due, or when a packet comes for one. No goroutine waits.

@@ -18,7 +18,6 @@ func Example() {
 	}
 	// Output:
 	// 0.0.0.0:5353 is taken
-	// after the program has ended: 0
 }
 
 func run(ctx context.Context) error {
@@ -33,8 +32,7 @@ func run(ctx context.Context) error {
 		return err
 	}
 	port := nft.Port{Protocol: nft.UDP, HostPort: 5353, PodPort: 53}
-	pod := []netip.Addr{netip.MustParseAddr("10.22.0.5")}
-	taken, err := hostport.Listeners(ctx, host, port)
+	taken, err := hostport.Listeners(ctx, host, port) // programs that would hear nothing any more
 	if err != nil {
 		return err
 	}
@@ -42,20 +40,36 @@ func run(ctx context.Context) error {
 		fmt.Println(l.Local, "is taken") // l itself names the program, too
 	}
 	program.Close()
-	if taken, err = hostport.Listeners(ctx, host, port); err != nil {
+
+	firewall, err := nft.Dial(&nft.Config{NetNS: host})
+	if err != nil {
 		return err
 	}
-	fmt.Println("after the program has ended:", len(taken))
-
-	// Here nft.Conn.Add publishes the port. Clients that sent to the program go on to the pod.
+	defer firewall.Close()
+	if _, err := firewall.Ensure(ctx, nft.Network{Name: "pods"}); err != nil {
+		return err
+	}
+	pod := nft.Endpoint{
+		Owner: nft.OwnerOf("pods", "c1", "eth0"), Network: "pods", Bridge: "cbr0",
+		Addrs: []netip.Addr{netip.MustParseAddr("10.22.0.5")}, Ports: []nft.Port{port},
+	}
 	conn, err := hostport.Dial(host, nil)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	if err := conn.FlushStale(ctx, pod, port); err != nil {
+	err = firewall.Add(ctx, pod) // package nft
+	if err != nil {
 		return err
 	}
-	// And once nft.Conn.Remove has taken the port back:
-	return conn.Flush(ctx, pod, port)
+	err = conn.FlushStale(ctx, pod.Addrs, port) // flows that began before
+	if err != nil {
+		return err
+	}
+	err = firewall.Remove(ctx, pod)
+	if err != nil {
+		return err
+	}
+	err = conn.Flush(ctx, pod.Addrs, port)
+	return err
 }

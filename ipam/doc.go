@@ -1,10 +1,12 @@
 // Package ipam gives addresses to attachments and takes them back: [HostLocal] out of
 // ranges, and any other [Allocator] as it likes.
 //
-//	subnet := ipam.Range{Subnet: netip.MustParsePrefix("10.1.0.0/24")}
-//	addresses, err := ipam.NewHostLocal(&ipam.Config{Network: "pods", Ranges: []ipam.RangeSet{{Ranges: []ipam.Range{subnet}}}})
-//	given, err := addresses.Add(ctx, ipam.Owner{ContainerID: id, IfName: "eth0"}) // 10.1.0.2/24 via 10.1.0.1
-//	err = addresses.Del(ctx, ipam.Owner{ContainerID: id, IfName: "eth0"}, nil)
+//	ranges := []ipam.RangeSet{{Ranges: []ipam.Range{{Subnet: netip.MustParsePrefix("10.1.0.0/24")}}}}
+//	addresses, err := ipam.NewHostLocal(&ipam.Config{Network: "pods", Dir: dir, Ranges: ranges})
+//	owner := ipam.Owner{ContainerID: "web-1", IfName: "eth0"}
+//	given, err := addresses.Add(ctx, owner) // 10.1.0.2/24 via 10.1.0.1
+//	err = addresses.Check(ctx, owner, given.Addresses)
+//	err = addresses.Del(ctx, owner, nil)
 //	err = addresses.Collect(ctx, owners) // of those that are still there
 //
 // # The directory of HostLocal

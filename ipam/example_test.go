@@ -9,37 +9,43 @@ import (
 	"github.com/tombolo-cni/tombolo/ipam"
 )
 
+// A pod gets an address, and gives it back.
 func Example() {
+	if err := run(context.Background()); err != nil {
+		fmt.Println(err)
+	}
+	// Output: [10.1.0.2/24 via 10.1.0.1]
+}
+
+func run(ctx context.Context) error {
 	dir, err := os.MkdirTemp("", "ipam")
 	if err != nil {
-		fmt.Println(err)
-		return
+		return err
 	}
 	defer os.RemoveAll(dir)
-	ctx := context.Background()
+	var owners []ipam.Owner
 
-	addresses, err := ipam.NewHostLocal(&ipam.Config{Network: "pods", Dir: dir, Ranges: []ipam.RangeSet{
-		{Ranges: []ipam.Range{{Subnet: netip.MustParsePrefix("fd00:1::/64")}}},
-		{Ranges: []ipam.Range{{Subnet: netip.MustParsePrefix("10.1.0.0/24")}}},
-	}})
+	ranges := []ipam.RangeSet{{Ranges: []ipam.Range{{Subnet: netip.MustParsePrefix("10.1.0.0/24")}}}}
+	addresses, err := ipam.NewHostLocal(&ipam.Config{Network: "pods", Dir: dir, Ranges: ranges})
 	if err != nil {
-		fmt.Println(err)
-		return
+		return err
 	}
 	owner := ipam.Owner{ContainerID: "web-1", IfName: "eth0"}
-	given, err := addresses.Add(ctx, owner)
+	given, err := addresses.Add(ctx, owner) // 10.1.0.2/24 via 10.1.0.1
 	if err != nil {
-		fmt.Println(err)
-		return
+		return err
 	}
-	for _, a := range given.Addresses {
-		fmt.Println(a)
+	fmt.Println(given.Addresses)
+	err = addresses.Check(ctx, owner, given.Addresses)
+	if err != nil {
+		return err
 	}
-	fmt.Println(addresses.Del(ctx, owner, nil))
-	// Output:
-	// 10.1.0.2/24 via 10.1.0.1
-	// fd00:1::2/64 via fd00:1::1
-	// <nil>
+	err = addresses.Del(ctx, owner, nil)
+	if err != nil {
+		return err
+	}
+	err = addresses.Collect(ctx, owners) // of those that are still there
+	return err
 }
 
 func ExampleHostLocal_Want() {

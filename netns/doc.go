@@ -1,9 +1,10 @@
 // Package netns opens, creates and enters network namespaces.
 //
-//	pod, err := netns.Open("/run/netns/pod")
-//	defer pod.Close()
-//	conn, err := addr.Dial(&addr.Config{NetNS: pod}) // a socket in the pod's namespace
-//	err = pod.Do(func() error { return os.WriteFile("/proc/sys/net/ipv4/ip_forward", on, 0) })
+//	ns, err := netns.New() // or netns.Open("/run/netns/pod")
+//	defer ns.Close()
+//	conn, err := addr.Dial(ns) // a socket in there, for any goroutine
+//	defer conn.Close()
+//	err = ns.Do(func() error { return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0) })
 //
 // A namespace is a handle (NS), not a path: paths and inode numbers are reused,
 // and a handle keeps its namespace alive. The other packages take one in their

@@ -61,11 +61,14 @@ func (bridgePart) make(ctx context.Context, n *site) (changed bool, _ error) {
 		return false, fail.Errorf(ErrNoLink, "bridge %s does not keep VLANs apart, and Tombolo did not make it: ip link set %s type bridge vlan_filtering 1 vlan_protocol 802.1Q, if no port of it needs tagged frames of VLANs that it is not in",
 			l.Name, l.Name)
 	}
-	n.bridge, changed, err = n.s.Links.Ensure(ctx, want)
+	changed, err = n.s.Links.Ensure(ctx, want)
 	if errors.Is(err, bridge.ErrNoNetfilter) {
 		// Everything else is done; and what a kernel cannot do is not asked for again.
 		n.s.Warn(err.Error())
 		n.rec.NFCall, err = nil, nil
+	}
+	if err == nil {
+		n.bridge, err = n.s.Links.Link(ctx, want.Name)
 	}
 	if err == nil && isNew && len(n.rec.Gateways) > 0 {
 		n.s.placeLoopback(ctx, n.bridge)

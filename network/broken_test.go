@@ -270,7 +270,7 @@ func (n *node) wantNothing(f fault) {
 // everything is a pod that has all that a pod can have, on a network likewise.
 func everything(n *node) {
 	n.nw.Guard, n.nw.Masquerade, n.nw.Hairpin, n.nw.Routed = nft.GuardAddresses, true, true, true
-	n.pod.Ports = []network.HostPort{{Protocol: nft.TCP, HostPort: 8080, PodPort: 80}}
+	n.pod.Ports = []nft.Port{{Protocol: nft.TCP, HostPort: 8080, PodPort: 80}}
 	n.pod.Limits = bandwidth.Shape{Ingress: bandwidth.Limit{Rate: 8e6}, Egress: bandwidth.Limit{Rate: 16e6}}
 }
 

@@ -107,7 +107,7 @@ func TestAFullPoolHasDeadPodsReclaimed(t *testing.T) {
 	t.Parallel()
 	b := small(t)
 	dead := b.another(t, "dead")
-	dead.Ports = []HostPort{{Protocol: nft.TCP, HostPort: 8080, PodPort: 80}}
+	dead.Ports = []nft.Port{{Protocol: nft.TCP, HostPort: 8080, PodPort: 80}}
 	lost := b.added(t, dead)
 	b.added(t, b.another(t, "a"))
 	b.added(t, b.another(t, "b"))
@@ -140,7 +140,7 @@ func TestAHostPortOfADeadPodBringsAllOfItBack(t *testing.T) {
 	t.Parallel()
 	b := small(t)
 	dead := b.another(t, "dead")
-	dead.Ports = []HostPort{{Protocol: nft.TCP, HostPort: 8080, PodPort: 80}}
+	dead.Ports = []nft.Port{{Protocol: nft.TCP, HostPort: 8080, PodPort: 80}}
 	b.vanish(t, dead, b.added(t, dead))
 	next := b.another(t, "next")
 	next.Ports = dead.Ports
@@ -152,7 +152,7 @@ func TestAHostPortIsNotTakenFromAPodWhosePortWasRenamed(t *testing.T) {
 	t.Parallel()
 	b := small(t)
 	p := b.another(t, "p")
-	p.Ports = []HostPort{{Protocol: nft.TCP, HostPort: 8080, PodPort: 80}}
+	p.Ports = []nft.Port{{Protocol: nft.TCP, HostPort: 8080, PodPort: 80}}
 	made := b.added(t, p)
 	nstest.Run(t, b.host, "ip", "link", "set", made.Port, "down", "name", "renamed")
 	next := b.another(t, "next")
@@ -174,7 +174,7 @@ func TestADelPassesOnWhatItIsPassedMeanwhile(t *testing.T) {
 	for i := range pods {
 		one := *p
 		pods[i], one.IfName = &one, fmt.Sprint("eth", i)
-		one.Ports = []HostPort{{Protocol: nft.TCP, HostPort: 8080, PodPort: 80}}
+		one.Ports = []nft.Port{{Protocol: nft.TCP, HostPort: 8080, PodPort: 80}}
 		hashes[i] = b.added(t, &one).hash()
 	}
 	var locks [3]*state.AttachmentLock

@@ -2,16 +2,16 @@
 // host ports, masquerade, limits and a record of it, and what takes it down again, finds what
 // is missing, and puts it back.
 //
-//	node, err := network.Open(ctx, nil)
-//	pool, err := ipam.NewHostLocal(&ipam.Config{Network: "pods", Dir: network.DefaultStateDir + "/ipam", Ranges: ranges})
+//	node, err := network.Open(ctx, &network.Config{StateDir: dir}) // by nil, DefaultStateDir
+//	pool, err := ipam.NewHostLocal(&ipam.Config{Network: "pods", Dir: dir + "/ipam", Ranges: ranges})
 //	pods := network.Network{
-//		Name: "pods", Bridge: "cbr0", Gateway: true, DefaultGateway: true, Masquerade: true,
+//		Name: "pods", Bridge: "cbr0", Gateway: true, DefaultGateway: true, Masquerade: true, Hairpin: true,
 //		Allocator: pool, Origin: network.Origin{Type: "host-local"}, // by which Del gives the address back
 //	}
+//	pod := network.Pod{ContainerID: "c1", IfName: "eth0", NetNS: ns, Ports: ports}
 //	made, err := node.Add(ctx, &pods, &pod)
-//	diffs, err := node.Check(ctx, &pods, &pod)  // what is not as it was made
-//	err = node.Del(ctx, made.Key, nil)          // needs neither the pod nor its network
-//	gone, err := node.Collect(ctx, "pods", keep, nil)
+//	differences, err := node.Check(ctx, &pods, &pod)
+//	err = node.Del(ctx, made.Key, nil) // needs neither the pod nor its network
 //
 // It composes the other packages, and adds what they leave to their caller: the records in the
 // state directory, the locks, and whose things are whose. So a kill at any moment leaves

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"path/filepath"
 
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -14,7 +13,7 @@ import (
 )
 
 // A pod gets an interface with an address, a port of the host, and a way out, and loses all of
-// it again. It needs root, and plays in namespaces of its own.
+// it again. It needs root, and runs in namespaces of its own.
 func Example() {
 	host, err := netns.New()
 	if err != nil {
@@ -43,13 +42,13 @@ func attach(ctx context.Context, ns *netns.NS) error {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	node, err := network.Open(ctx, &network.Config{StateDir: dir})
+	ranges := []ipam.RangeSet{{Ranges: []ipam.Range{{Subnet: netip.MustParsePrefix("10.22.0.0/24")}}}}
+	ports := []nft.Port{{Protocol: nft.TCP, HostPort: 8080, PodPort: 80}}
+	node, err := network.Open(ctx, &network.Config{StateDir: dir}) // by nil, DefaultStateDir
 	if err != nil {
 		return err
 	}
-	pool, err := ipam.NewHostLocal(&ipam.Config{Network: "pods", Dir: filepath.Join(dir, "ipam"), Ranges: []ipam.RangeSet{{
-		Ranges: []ipam.Range{{Subnet: netip.MustParsePrefix("10.22.0.0/24")}},
-	}}})
+	pool, err := ipam.NewHostLocal(&ipam.Config{Network: "pods", Dir: dir + "/ipam", Ranges: ranges})
 	if err != nil {
 		return err
 	}
@@ -57,10 +56,7 @@ func attach(ctx context.Context, ns *netns.NS) error {
 		Name: "pods", Bridge: "cbr0", Gateway: true, DefaultGateway: true, Masquerade: true, Hairpin: true,
 		Allocator: pool, Origin: network.Origin{Type: "host-local"}, // by which Del gives the address back
 	}
-	pod := network.Pod{
-		ContainerID: "c1", IfName: "eth0", NetNS: ns,
-		Ports: []network.HostPort{{Protocol: nft.TCP, HostPort: 8080, PodPort: 80}},
-	}
+	pod := network.Pod{ContainerID: "c1", IfName: "eth0", NetNS: ns, Ports: ports}
 	made, err := node.Add(ctx, &pods, &pod)
 	if err != nil {
 		return err
@@ -71,7 +67,8 @@ func attach(ctx context.Context, ns *netns.NS) error {
 		return err
 	}
 	fmt.Println(len(differences), "differences")
-	if err := node.Del(ctx, made.Key, nil); err != nil {
+	err = node.Del(ctx, made.Key, nil) // needs neither the pod nor its network
+	if err != nil {
 		return err
 	}
 	left, err := node.Attachments(ctx, "pods")

@@ -66,7 +66,7 @@ func familyRouting(addrs ...netip.Addr) (r bridge.Routing) {
 
 func (forwardingPart) look(ctx context.Context, n *site) error {
 	if r, ok := lanRouting(n.rec); ok && n.bridge.Index != 0 {
-		diffs, err := bridge.CheckRouting(r)
+		diffs, err := n.s.Links.CheckRouting(ctx, r)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
@@ -133,7 +133,7 @@ func refuseIPv6(network string, slaac bool, subnets []netip.Prefix) error {
 	if slaac {
 		asked = `ipv6 "slaac"`
 	}
-	if asked == "" || bridge.HasIPv6() {
+	if asked == "" || sysctl.HasIPv6() {
 		return nil
 	}
 	return fail.Errorf(tombolo.ErrInvalid, "network %q asks for %s, and IPv6 is switched off in this kernel: take it out of the configuration, or boot without ipv6.disable=1 on the kernel's command line (and with a kernel that has IPv6)",

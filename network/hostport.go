@@ -136,7 +136,7 @@ func (s *session) amend(ctx context.Context, w state.Waiting, tries int, change 
 // refuseListeners looks for sockets of the host that have one of the ports: their
 // packets would go to the pod from now on. A port on all addresses leads to the pod in the
 // families that it has, or may have yet, as one that leases an address or forms some by itself.
-func refuseListeners(ctx context.Context, containerID string, asked []HostPort, has []ipam.Address, mayHaveMore bool) error {
+func refuseListeners(ctx context.Context, containerID string, asked []nft.Port, has []ipam.Address, mayHaveMore bool) error {
 	if len(asked) == 0 {
 		return nil
 	}
@@ -169,7 +169,7 @@ func refuseListeners(ctx context.Context, containerID string, asked []HostPort, 
 }
 
 // refuseUnreachable refuses a host port that no address of the pod could serve.
-func refuseUnreachable(ports []HostPort, addresses []ipam.Address) error {
+func refuseUnreachable(ports []nft.Port, addresses []ipam.Address) error {
 	for _, p := range ports {
 		if p.HostAddr.IsValid() && !slices.ContainsFunc(addresses, func(a ipam.Address) bool { return a.Prefix.Addr().Is4() == p.HostAddr.Is4() }) {
 			return fail.Errorf(ErrInvalid, "publish port %s: the pod has no address of that family", endpoint.PortText(p))
@@ -193,7 +193,7 @@ func flushStale(ctx context.Context, links *bridge.Conn, rec *state.Attachment) 
 
 // dialFlows opens the kernel's table of flows if an attachment, nil is none, may have any that outlive it.
 func dialFlows(links *bridge.Conn, rec *state.Attachment) (*hostport.Conn, error) {
-	udp := func(p HostPort) bool { return p.Protocol == unix.IPPROTO_UDP }
+	udp := func(p nft.Port) bool { return p.Protocol == unix.IPPROTO_UDP }
 	if rec == nil || !slices.ContainsFunc(endpoint.Ports(rec), udp) {
 		return nil, nil
 	}
@@ -220,7 +220,7 @@ func flushFlows(ctx context.Context, links *bridge.Conn, rec *state.Attachment) 
 
 // Publication is what Publish is asked for.
 type Publication struct {
-	Ports []HostPort
+	Ports []nft.Port
 	// SNAT says whose calls come to the pod from the host's address.
 	SNAT nft.SNAT
 }

@@ -93,7 +93,7 @@ func (b *bed) inside(t *testing.T, do func(*session) error) {
 func TestAttachmentsComeAndGo(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
-	b.pod.Ports = []HostPort{{Protocol: nft.TCP, HostPort: 8080, PodPort: 80}}
+	b.pod.Ports = []nft.Port{{Protocol: nft.TCP, HostPort: 8080, PodPort: 80}}
 	made := b.add(t)
 	if made.Addresses[0] != b.pod.Addresses[0] || made.Port != "veth"+made.hash() || !made.Ready || made.BridgeMTU == 0 || len(made.Routes) != 1 {
 		t.Errorf("made %+v", made)
@@ -145,15 +145,15 @@ func TestWhatCannotBeMeantMakesNothing(t *testing.T) {
 		"the host's own":       func(b *bed) (*Network, *Pod) { b.pod.NetNS = b.host; return &b.nw, &b.pod },
 		"an address of none":   func(b *bed) (*Network, *Pod) { b.pod.Addresses = make([]ipam.Address, 1); return &b.nw, &b.pod },
 		"a host port 0": func(b *bed) (*Network, *Pod) {
-			b.pod.Ports = []HostPort{{Protocol: nft.TCP, PodPort: 80}}
+			b.pod.Ports = []nft.Port{{Protocol: nft.TCP, PodPort: 80}}
 			return &b.nw, &b.pod
 		},
 		"a port of the pod 0": func(b *bed) (*Network, *Pod) {
-			b.pod.Ports = []HostPort{{Protocol: nft.TCP, HostPort: 80}}
+			b.pod.Ports = []nft.Port{{Protocol: nft.TCP, HostPort: 80}}
 			return &b.nw, &b.pod
 		},
 		"a port of no protocol": func(b *bed) (*Network, *Pod) {
-			b.pod.Ports = []HostPort{{HostPort: 80, PodPort: 80}}
+			b.pod.Ports = []nft.Port{{HostPort: 80, PodPort: 80}}
 			return &b.nw, &b.pod
 		},
 		"a limit of 7 bit/s": func(b *bed) (*Network, *Pod) { b.pod.Limits.Ingress.Rate = 7; return &b.nw, &b.pod },
@@ -319,7 +319,7 @@ func TestRepairOfOneNetworkLeavesTheOthers(t *testing.T) {
 func TestAPortIsPassedOnToAnAddUnderWay(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
-	b.pod.Ports = []HostPort{{Protocol: nft.TCP, HostPort: 8080, PodPort: 80}}
+	b.pod.Ports = []nft.Port{{Protocol: nft.TCP, HostPort: 8080, PodPort: 80}}
 	first := b.add(t)
 	passed := make(chan struct{})
 	var deleted error

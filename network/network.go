@@ -104,9 +104,6 @@ type Key struct {
 	IfName      string // of the interface in the pod
 }
 
-// HostPort is a port of the host that leads to the pod.
-type HostPort = nft.Port
-
 // check refuses what could not be meant for a network.
 func (nw *Network) check() error {
 	if nw == nil {

@@ -14,6 +14,7 @@ import (
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
+	"github.com/tombolo-cni/tombolo/nft"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
@@ -39,7 +40,7 @@ type Pod struct {
 	// Lease has the pod lease its IPv4 address by DHCP.
 	Lease *Lease
 
-	Ports  []HostPort      // of the host, that lead to the pod
+	Ports  []nft.Port      // of the host, that lead to the pod
 	Limits bandwidth.Shape // of its traffic
 
 	// Reported is for Check: what has become of the pod by others' will. Nil is nothing.
@@ -97,7 +98,7 @@ type Attachment struct {
 
 	Addresses []ipam.Address // IPv4 first
 	Routes    []route.Route  // as they were asked for
-	Ports     []HostPort
+	Ports     []nft.Port
 	Limits    bandwidth.Shape // as the kernel enforces them
 	DNS       DNS             // by a lease and router advertisements
 

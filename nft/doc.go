@@ -2,11 +2,16 @@
 // them, masquerades what leaves their network, publishes their ports on the host's
 // addresses, and keeps apart what policies keep apart.
 //
-//	c, err := nft.Dial(nil)
-//	changed, err := c.Ensure(ctx, network) // the rules, and what somebody has flushed
-//	err = c.Add(ctx, endpoint)             // one transaction of a few elements
-//	diffs, err := c.Check(ctx, network)
-//	err = c.Remove(ctx, endpoint)
+//	firewall, err := nft.Dial(&nft.Config{NetNS: host}) // nil is the calling thread's namespace
+//	network := nft.Network{Name: "podnet", Prefixes: prefixes, Masquerade: true}
+//	changed, err := firewall.Ensure(ctx, network) // the rules, and what somebody has flushed
+//	pod := nft.Endpoint{
+//		Owner: nft.OwnerOf("podnet", "0123456789abcdef", "eth0"), Network: "podnet",
+//		Bridge: "cbr0", Addrs: addresses, Masquerade: true,
+//	}
+//	err = firewall.Add(ctx, pod) // one transaction of a few elements
+//	differences, err := firewall.Check(ctx, network)
+//	err = firewall.Remove(ctx, pod)
 //
 // All of it is one nf_tables table, inet tombolo. Rules belong to networks, and
 // what belongs to a pod are elements of sets, which carry their owner in a comment:

@@ -39,18 +39,18 @@ func TestAddIsStrict(t *testing.T) {
 		want ConflictError
 	}{
 		{"the same again", first,
-			ConflictError{Table: "inet tombolo", Set: "pods4", Key: "cbr0 . 10.22.0.5", Owner: "00000000001", Network: "podnet", Comment: "tombolo:1:00000000001:podnet"}},
+			ConflictError{Element: "inet tombolo pods4 { cbr0 . 10.22.0.5 }", Owner: "00000000001", Network: "podnet", Comment: "tombolo:1:00000000001:podnet"}},
 		{"another owner's IPv4 address", pod("00000000002", "10.22.0.5"),
-			ConflictError{Table: "inet tombolo", Set: "pods4", Key: "cbr0 . 10.22.0.5", Owner: "00000000001", Network: "podnet", Comment: "tombolo:1:00000000001:podnet"}},
+			ConflictError{Element: "inet tombolo pods4 { cbr0 . 10.22.0.5 }", Owner: "00000000001", Network: "podnet", Comment: "tombolo:1:00000000001:podnet"}},
 		{"another owner's IPv6 address", pod("00000000002", "10.22.0.6", "fd00:22::5"),
-			ConflictError{Table: "inet tombolo", Set: "pods6", Key: "cbr0 . fd00:22::5", Owner: "00000000001", Network: "podnet", Comment: "tombolo:1:00000000001:podnet"}},
+			ConflictError{Element: "inet tombolo pods6 { cbr0 . fd00:22::5 }", Owner: "00000000001", Network: "podnet", Comment: "tombolo:1:00000000001:podnet"}},
 		{"another network on the same bridge", Endpoint{Owner: "00000000002", Network: "lan", Bridge: "cbr0", Addrs: nstest.Addrs("10.22.0.5")},
-			ConflictError{Table: "inet tombolo", Set: "pods4", Key: "cbr0 . 10.22.0.5", Owner: "00000000001", Network: "podnet", Comment: "tombolo:1:00000000001:podnet"}},
+			ConflictError{Element: "inet tombolo pods4 { cbr0 . 10.22.0.5 }", Owner: "00000000001", Network: "podnet", Comment: "tombolo:1:00000000001:podnet"}},
 		{"the same network on another bridge",
 			Endpoint{Owner: "00000000002", Network: "podnet", Bridge: "cbr1", Addrs: nstest.Addrs("10.22.0.5"), Masquerade: true},
-			ConflictError{Table: "inet tombolo", Set: "masq4-podnet", Key: "10.22.0.5", Owner: "00000000001", Network: "podnet", Comment: "tombolo:1:00000000001:podnet"}},
+			ConflictError{Element: "inet tombolo masq4-podnet { 10.22.0.5 }", Owner: "00000000001", Network: "podnet", Comment: "tombolo:1:00000000001:podnet"}},
 		{"what someone added by hand", pod("00000000002", "10.22.9.9"),
-			ConflictError{Table: "inet tombolo", Set: "pods4", Key: "cbr0 . 10.22.9.9", Comment: "by hand"}},
+			ConflictError{Element: "inet tombolo pods4 { cbr0 . 10.22.9.9 }", Comment: "by hand"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			err := c.Add(ctx, tc.ep)
@@ -67,10 +67,10 @@ func TestAddIsStrict(t *testing.T) {
 func TestConflictNamesTheOwner(t *testing.T) {
 	t.Parallel()
 	for want, e := range map[string]ConflictError{
-		"add element cbr0 . 10.22.0.5 to set pods4 of table inet tombolo: it belongs to endpoint 00000000001 of network podnet": {
-			Table: "inet tombolo", Set: "pods4", Key: "cbr0 . 10.22.0.5", Owner: "00000000001", Network: "podnet"},
-		`add element 10.22.0.5 to set masq4-x of table inet tombolo: it belongs to another program (comment "by hand")`: {
-			Table: "inet tombolo", Set: "masq4-x", Key: "10.22.0.5", Comment: "by hand"},
+		"add element inet tombolo pods4 { cbr0 . 10.22.0.5 }: it belongs to endpoint 00000000001 of network podnet": {
+			Element: "inet tombolo pods4 { cbr0 . 10.22.0.5 }", Owner: "00000000001", Network: "podnet"},
+		`add element inet tombolo masq4-x { 10.22.0.5 }: it belongs to another program (comment "by hand")`: {
+			Element: "inet tombolo masq4-x { 10.22.0.5 }", Comment: "by hand"},
 	} {
 		expect.Equal(t, e.Error(), want)
 	}

@@ -12,9 +12,8 @@ import (
 // ConflictError says that an element which an endpoint needs is there already, or
 // one that excludes it. It matches fs.ErrExist.
 type ConflictError struct {
-	// Table, Set and Key are the element's, as nft prints them: "inet tombolo",
-	// "pods4" and "cbr0 . 10.22.0.5".
-	Table, Set, Key string
+	// Element is as nft takes it: "inet tombolo pods4 { cbr0 . 10.22.0.5 }".
+	Element string
 	// Owner and Network are those of the endpoint that has it. The owner may be the
 	// one that was to be added. Both are empty if the element is not ours.
 	Owner   Owner
@@ -22,7 +21,7 @@ type ConflictError struct {
 	// Comment is the element's.
 	Comment string
 	// Port is the published port that was asked for, as Port.String has it, where it
-	// is about one. What Key names may be another: a port on all addresses excludes
+	// is about one. What Element names may be another: a port on all addresses excludes
 	// the same port on one.
 	Port string
 }
@@ -37,10 +36,9 @@ func (e *ConflictError) Error() string {
 		whose = fmt.Sprintf("another program (comment %q)", e.Comment)
 	}
 	if e.Port != "" {
-		return fmt.Sprintf("publish port %s: element %s of map %s of table %s stands in its way, and belongs to %s",
-			e.Port, e.Key, e.Set, e.Table, whose)
+		return fmt.Sprintf("publish port %s: element %s stands in its way, and belongs to %s", e.Port, e.Element, whose)
 	}
-	return fmt.Sprintf("add element %s to set %s of table %s: it belongs to %s", e.Key, e.Set, e.Table, whose)
+	return fmt.Sprintf("add element %s: it belongs to %s", e.Element, whose)
 }
 
 // Is makes it match fs.ErrExist and EEXIST.
@@ -50,7 +48,7 @@ func (e *ConflictError) Is(target error) bool { return target == fs.ErrExist || 
 func newConflict(name ruleset.TableName, el ruleset.ElementState, port string) *ConflictError {
 	owner, network, _ := ownerOf(&el)
 	return &ConflictError{
-		Table: name.Of(el.Set.Family).String(), Set: el.Set.Name, Key: el.KeyText(),
-		Owner: owner, Network: network, Comment: el.Comment, Port: port,
+		Element: fmt.Sprintf("%s %s { %s }", name.Of(el.Set.Family), el.Set.Name, el.KeyText()),
+		Owner:   owner, Network: network, Comment: el.Comment, Port: port,
 	}
 }

@@ -173,7 +173,7 @@ func TestTakenPortIsRefused(t *testing.T) {
 			}
 			var conflict *ConflictError
 			if !errors.As(err, &conflict) || !errors.Is(err, fs.ErrExist) ||
-				conflict.Port != tc.port || conflict.Key != tc.key || conflict.Owner != theirs.Owner || conflict.Network != "podnet" {
+				conflict.Port != tc.port || !strings.HasSuffix(conflict.Element, " { "+tc.key+" }") || conflict.Owner != theirs.Owner || conflict.Network != "podnet" {
 				t.Errorf("got %#v", err)
 			}
 			// Nothing of it is there, nor of what it was found out with.
@@ -212,10 +212,10 @@ func TestPortOfSomebodyElsesElementIsRefused(t *testing.T) {
 func TestPortConflictReadsWell(t *testing.T) {
 	t.Parallel()
 	e := ConflictError{
-		Table: "inet tombolo", Set: "hostaddrs4", Key: "192.0.2.1 . tcp . 8080",
-		Owner: "00000000001", Network: "podnet", Port: "8080/tcp",
+		Element: "inet tombolo hostaddrs4 { 192.0.2.1 . tcp . 8080 }",
+		Owner:   "00000000001", Network: "podnet", Port: "8080/tcp",
 	}
-	const want = "publish port 8080/tcp: element 192.0.2.1 . tcp . 8080 of map hostaddrs4 of table inet tombolo " +
+	const want = "publish port 8080/tcp: element inet tombolo hostaddrs4 { 192.0.2.1 . tcp . 8080 } " +
 		"stands in its way, and belongs to endpoint 00000000001 of network podnet"
 	expect.Equal(t, e.Error(), want)
 }

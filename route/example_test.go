@@ -2,82 +2,72 @@ package route_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
 	"net/netip"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// A new namespace gets a route.
+// A new namespace gets a default route, and is asked for its way elsewhere.
 func Example() {
-	ctx := context.Background()
-	ns, err := netns.New()
-	if err != nil {
+	if err := run(context.Background()); err != nil {
 		fmt.Println(err)
-		return
 	}
-	defer ns.Close()
-	conn, err := route.Dial(ns)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	defer conn.Close()
-
-	documentation := netip.MustParsePrefix("192.0.2.0/24")
-	for range 2 {
-		changed, err := conn.Ensure(ctx, route.Route{Dst: documentation, Type: unix.RTN_UNREACHABLE})
-		fmt.Println(changed, err)
-	}
-	err = conn.Add(ctx, route.Route{Dst: documentation, Type: unix.RTN_BLACKHOLE})
-	fmt.Println(err, errors.Is(err, fs.ErrExist))
-
-	list, err := conn.List(ctx, route.Filter{Family: unix.AF_INET, Protocol: route.ProtocolTombolo})
-	fmt.Println(list, err)
 	// Output:
-	// true <nil>
-	// false <nil>
-	// add route blackhole 192.0.2.0/24: file exists true
-	// [unreachable 192.0.2.0/24] <nil>
+	// true by 10.1.0.1
+	// look up route to 192.0.2.1: network is unreachable
 }
 
-// The kernel is asked whether an address is one of the host's own.
-func ExampleConn_Get() {
-	ctx := context.Background()
+func run(ctx context.Context) error {
 	ns, err := netns.New()
 	if err != nil {
-		fmt.Println(err)
-		return
+		return err
 	}
 	defer ns.Close()
-	addresses, err := addr.Dial(ns)
+	index, err := link(ctx, ns)
 	if err != nil {
-		fmt.Println(err)
-		return
+		return err
 	}
-	defer addresses.Close()
-	routes, err := route.Dial(ns)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	defer routes.Close()
 
-	own := netip.MustParsePrefix("192.0.2.1/32")
-	if err := addresses.Add(ctx, addr.Address{Prefix: own, Link: 1}); err != nil {
-		fmt.Println(err)
+	conn, err := route.Dial(ns) // nil is the calling thread's namespace
+	if err != nil {
+		return err
 	}
-	r, err := routes.Get(ctx, own.Addr())
-	fmt.Println(r.Type, err)
-	_, err = routes.Get(ctx, own.Addr().Next())
-	fmt.Println(err)
-	// Output:
-	// local <nil>
-	// look up route to 192.0.2.2: network is unreachable
+	defer conn.Close()
+	r := route.Route{Gateway: netip.MustParseAddr("10.1.0.1"), Link: index} // without Dst, the default route
+	changed, err := conn.Ensure(ctx, r)
+	if err != nil {
+		return err
+	}
+	way, err := conn.Get(ctx, netip.MustParseAddr("192.0.2.1")) // as the kernel would send to it
+	if err != nil {
+		return err
+	}
+	fmt.Println(changed, "by", way.Gateway)
+	err = conn.Remove(ctx, r)
+	if err != nil {
+		return err
+	}
+	_, err = conn.Get(ctx, netip.MustParseAddr("192.0.2.1"))
+	return err
+}
+
+// link makes one with an address, and gives its index.
+func link(ctx context.Context, ns *netns.NS) (int, error) {
+	links, err := bridge.Dial(ns)
+	if err != nil {
+		return 0, err
+	}
+	defer links.Close()
+	if _, err := links.Ensure(ctx, bridge.Bridge{Name: "br0"}); err != nil {
+		return 0, err
+	}
+	l, err := links.Link(ctx, "br0")
+	if err != nil {
+		return 0, err
+	}
+	return l.Index, links.Addresses().Add(ctx, addr.Address{Prefix: netip.MustParsePrefix("10.1.0.2/24"), Link: l.Index})
 }

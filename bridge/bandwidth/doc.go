@@ -1,10 +1,11 @@
 // Package bandwidth limits the traffic of one pod at its port, the host's end of its veth
 // pair, in both directions, over rtnetlink:
 //
-//	conn := bandwidth.On(bridges.Socket()) // of a bridge.Conn
-//	target := bandwidth.Target{Port: port, IFB: bandwidth.IFBName(port), Owner: "mine:", Alias: "mine:pod-1"}
-//	changed, err := conn.Ensure(ctx, target, bandwidth.Shape{Ingress: bandwidth.Limit{Rate: 10e6}})
-//	differences, err := conn.Check(ctx, target, shape)
+//	conn := bandwidth.On(links.Socket()) // of a bridge.Conn
+//	target := bandwidth.Target{Port: port, IFB: bandwidth.IFBName(port), Owner: "example:", Alias: "example:container-1"}
+//	limits := bandwidth.Shape{Ingress: bandwidth.Limit{Rate: 10e6}, Egress: bandwidth.Limit{Rate: 5e6}} // bits a second
+//	changed, err := conn.Ensure(ctx, target, limits)
+//	differences, err := conn.Check(ctx, target, limits)
 //	err = conn.Remove(ctx, target)
 //
 // What the pod receives leaves the host by the port, and waits in a token bucket

@@ -32,22 +32,22 @@ func run(ctx context.Context) error {
 		return err
 	}
 	defer pod.Close()
-	br, err := bridge.Dial(node)
+	links, err := bridge.Dial(node)
 	if err != nil {
 		return err
 	}
-	defer br.Close()
-	if _, _, err := br.Ensure(ctx, bridge.Bridge{Name: "pods0", MTU: 1500}); err != nil {
+	defer links.Close()
+	if _, err := links.Ensure(ctx, bridge.Bridge{Name: "pods0", MTU: 1500}); err != nil {
 		return err
 	}
-	port, err := br.Attach(ctx, pod, bridge.Port{Bridge: "pods0", Name: bridge.HostName("example", "container-1", "eth0"), Peer: "eth0"})
-	if err != nil {
+	port := bridge.HostName("example", "container-1", "eth0")
+	if _, err := links.Attach(ctx, pod, bridge.Port{Bridge: "pods0", Name: port, Peer: "eth0"}); err != nil {
 		return err
 	}
 
-	conn := bandwidth.On(br.Socket())
-	target := bandwidth.Target{Port: port.Name, IFB: bandwidth.IFBName(port.Name), Owner: "example:", Alias: "example:container-1"}
-	limits := bandwidth.Shape{Ingress: bandwidth.Limit{Rate: 10e6}, Egress: bandwidth.Limit{Rate: 5e6}}
+	conn := bandwidth.On(links.Socket()) // of a bridge.Conn
+	target := bandwidth.Target{Port: port, IFB: bandwidth.IFBName(port), Owner: "example:", Alias: "example:container-1"}
+	limits := bandwidth.Shape{Ingress: bandwidth.Limit{Rate: 10e6}, Egress: bandwidth.Limit{Rate: 5e6}} // bits a second
 	changed, err := conn.Ensure(ctx, target, limits)
 	if err != nil {
 		return err
@@ -58,7 +58,8 @@ func run(ctx context.Context) error {
 		return err
 	}
 	fmt.Println("differences:", differences)
-	if err := conn.Remove(ctx, target); err != nil {
+	err = conn.Remove(ctx, target)
+	if err != nil {
 		return err
 	}
 	left, err := conn.IFBs(ctx)

@@ -2,8 +2,11 @@
 // on it, while traffic goes on: addresses, routes of every table, rules, neighbours
 // and parameters move to the bridge. And it gives the NIC back.
 //
-//	rec, err := conn.Take(ctx, uplink.Uplink{NIC: "eth0", Bridge: "br0"}, journal)
-//	…
+//	conn, err := uplink.Dial(nil)
+//	u := uplink.Uplink{NIC: "eth0", Bridge: "br0"}
+//	steps, err := conn.Plan(ctx, u) // says what would be done
+//	rec, err := conn.Take(ctx, u, journal)
+//	differences, _, err := conn.Check(ctx, rec)
 //	err = conn.Restore(ctx, rec, journal)
 //
 // # How

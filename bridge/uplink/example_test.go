@@ -18,7 +18,7 @@ func (j *inMemory) Remove() error            { j.record = nil; return nil }
 
 // A host gives its NIC to a bridge, so that pods may be on its LAN, and gets it back.
 func Example() {
-	if err := takeAndGiveBack(context.Background()); err != nil {
+	if err := inANamespace(context.Background()); err != nil {
 		fmt.Println(err)
 	}
 	// Output:
@@ -29,13 +29,10 @@ func Example() {
 	// delete 192.168.7.5/24 dev eth0
 	// taken
 	// as it should be: true
-	// given back: true
 }
 
-func takeAndGiveBack(ctx context.Context) error {
-	// A namespace of the example's own stands for the host. A program for a real one
-	// would leave NetNS out.
-	host, err := netns.New()
+func inANamespace(ctx context.Context) error {
+	host, err := netns.New() // of the example's own
 	if err != nil {
 		return err
 	}
@@ -53,15 +50,17 @@ func takeAndGiveBack(ctx context.Context) error {
 		}
 	}
 
-	conn, err := uplink.Dial(&uplink.Config{NetNS: host})
+	return host.Do(func() error { return takeAndGiveBack(ctx) })
+}
+
+func takeAndGiveBack(ctx context.Context) error {
+	conn, err := uplink.Dial(nil)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-
-	// What would be done?
 	u := uplink.Uplink{NIC: "eth0", Bridge: "br0"}
-	steps, err := conn.Plan(ctx, u)
+	steps, err := conn.Plan(ctx, u) // says what would be done
 	if err != nil {
 		return err
 	}
@@ -72,15 +71,14 @@ func takeAndGiveBack(ctx context.Context) error {
 		}
 	}
 
-	var journal inMemory
-	rec, err := conn.Take(ctx, u, &journal)
+	journal := &inMemory{}
+	rec, err := conn.Take(ctx, u, journal)
 	if err != nil {
 		return err
 	}
 	fmt.Println(rec.State)
 	differences, _, err := conn.Check(ctx, rec)
 	fmt.Println("as it should be:", err == nil && len(differences) == 0)
-
-	fmt.Println("given back:", conn.Restore(ctx, rec, &journal) == nil && journal.record == nil)
-	return nil
+	err = conn.Restore(ctx, rec, journal)
+	return err
 }

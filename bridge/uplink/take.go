@@ -165,8 +165,12 @@ func (r *run) makeBridge(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("make bridge %s: %w: the NIC's MAC is %q", rec.Bridge, tombolo.ErrInvalid, rec.Before.NIC.MAC)
 	}
-	l, _, err := r.bridge.Ensure(ctx, bridge.Bridge{Name: rec.Bridge, Alias: rec.Alias, NoIPv6: true, MAC: mac, MTU: rec.Before.NIC.MTU})
-	if err == nil && r.made != nil {
+	_, err = r.bridge.Ensure(ctx, bridge.Bridge{Name: rec.Bridge, Alias: rec.Alias, NoIPv6: true, MAC: mac, MTU: rec.Before.NIC.MTU})
+	if err != nil || r.made == nil {
+		return err
+	}
+	l, err := r.bridge.Link(ctx, rec.Bridge)
+	if err == nil {
 		r.made(ctx, l)
 	}
 	return err

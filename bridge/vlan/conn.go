@@ -61,7 +61,7 @@ const loopback = 1 // LOOPBACK_IFINDEX, include/net/flow.h: in every namespace
 
 // Ensure puts a port, by its index, into the VLANs of a membership, and takes it out of all
 // others unless they are kept. It says whether anything was changed. It needs CAP_NET_ADMIN.
-func (c *Conn) Ensure(ctx context.Context, port int, m Membership) (bool, error) {
+func (c *Conn) Ensure(ctx context.Context, port int, m Membership) (changed bool, _ error) {
 	if err := c.check(ctx, m); err != nil {
 		return false, err
 	}
@@ -79,7 +79,7 @@ func (c *Conn) Ensure(ctx context.Context, port int, m Membership) (bool, error)
 // Join puts a port, by its index, into VLANs besides those that it is in, with their tags on.
 // One that it is in already stays as it is. It says whether anything was changed. It needs
 // CAP_NET_ADMIN.
-func (c *Conn) Join(ctx context.Context, port int, list ...Range) (bool, error) {
+func (c *Conn) Join(ctx context.Context, port int, list ...Range) (changed bool, _ error) {
 	add, err := c.Outside(ctx, port, list...)
 	if err != nil || len(add) == 0 {
 		return false, err

@@ -1,8 +1,9 @@
 // Package vlan puts ports of a bridge into VLANs (IEEE 802.1Q), and gives the host a link
 // in one, over rtnetlink:
 //
-//	conn := bridges.VLANs() // of a *bridge.Conn
-//	changed, err := conn.Ensure(ctx, port.Index, vlan.Membership{ID: 100})
+//	conn := links.VLANs() // of a bridge.Conn
+//	in := vlan.Membership{ID: 100, Trunk: vlan.Ranges{{First: 200, Last: 299}}} // the trunk's keep their tags
+//	changed, err := conn.Ensure(ctx, port.Index, in)
 //	changed, err = conn.EnsureLink(ctx, vlan.Link{Bridge: br.Index, Name: "br0.100", ID: 100, MTU: br.MTU})
 //
 // A bridge keeps VLANs apart only once it filters them (bridge.Bridge's VLANFiltering).

@@ -10,29 +10,37 @@ import (
 
 // A port gets VLAN 100 without tags, and 200 to 299 with theirs. The host gets a link in VLAN 100.
 func Example() {
-	ctx := context.Background()
-	err := func() error {
-		conn, err := bridge.Dial(nil)
-		if err != nil {
-			return err
-		}
-		defer conn.Close()
-		br, _, err := conn.Ensure(ctx, bridge.Bridge{Name: "br0", VLANFiltering: true})
-		if err != nil {
-			return err
-		}
-		port, err := conn.Link(ctx, "tap0")
-		if err != nil {
-			return err
-		}
-		in := vlan.Membership{ID: 100, Trunk: []vlan.Range{{First: 200, Last: 299}}}
-		if _, err := conn.VLANs().Ensure(ctx, port.Index, in); err != nil {
-			return err
-		}
-		_, err = conn.VLANs().EnsureLink(ctx, vlan.Link{Bridge: br.Index, Name: "br0.100", ID: 100, MTU: br.MTU})
-		return err
-	}()
-	if err != nil {
+	if err := run(context.Background()); err != nil {
 		fmt.Println(err)
 	}
+}
+
+func run(ctx context.Context) error {
+	links, err := bridge.Dial(nil)
+	if err != nil {
+		return err
+	}
+	defer links.Close()
+	if _, err := links.Ensure(ctx, bridge.Bridge{Name: "br0", VLANFiltering: true}); err != nil {
+		return err
+	}
+	br, err := links.Link(ctx, "br0")
+	if err != nil {
+		return err
+	}
+	port, err := links.Link(ctx, "tap0")
+	if err != nil {
+		return err
+	}
+
+	conn := links.VLANs()                                                       // of a bridge.Conn
+	in := vlan.Membership{ID: 100, Trunk: vlan.Ranges{{First: 200, Last: 299}}} // the trunk's keep their tags
+	changed, err := conn.Ensure(ctx, port.Index, in)
+	if err != nil {
+		return err
+	}
+	fmt.Println("changed:", changed)
+	changed, err = conn.EnsureLink(ctx, vlan.Link{Bridge: br.Index, Name: "br0.100", ID: 100, MTU: br.MTU})
+	fmt.Println("changed:", changed)
+	return err
 }

@@ -1,6 +1,13 @@
 // Package transport has the sockets of package dhcpc, each opened inside a network
 // namespace and then used from outside.
 //
+//	cfg := &transport.Config{NetNS: pod, Link: link, MAC: mac}
+//	client, err := dhcpc.New(&dhcpc.Config{MAC: mac, Dial: transport.Dialer(cfg)})
+//	lease, err := client.Acquire(ctx)
+//	err = transport.Release(ctx, cfg, lease) // for a client whose interface is gone, from another
+//
+// Each transport is for one goroutine:
+//
 //   - DialRaw opens an AF_PACKET socket: it needs no address on the interface, receives unicast
 //     answers to an address that is not configured yet, and gets nothing but answers to
 //     its own MAC address, by a filter in the kernel that is set before the socket is
@@ -12,11 +19,10 @@
 //   - DialWitness receives at the other end of the client's link, where a process in the client's
 //     namespace cannot forge an answer, and sends by any of the others.
 //
-// DialUDP6 and DialWitness6 are the like for package dhcp6: its messages all go to a group, from the link-local
+// DialUDP6 and DialWitness6 are the like for DHCPv6: its messages all go to a group, from the link-local
 // address that an interface has anyhow, so that it needs no packet sockets to send.
 //
-// Dialer gives the Dial of a dhcpc.Config. Release sends a RELEASE for a client whose interface is gone. Use each
-// transport from one goroutine.
+// Dialer gives the Dial of a dhcpc.Config.
 //
 // # Needs
 //

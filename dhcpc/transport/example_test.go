@@ -22,12 +22,8 @@ func Example() {
 	defer stop()
 
 	mac := net.HardwareAddr{2, 0, 10, 9, 0, 7}
-	client, err := dhcpc.New(&dhcpc.Config{
-		MAC:      mac,
-		ClientID: []byte("\x00default/web-0"),
-		HostName: "web-0",
-		Dial:     transport.Dialer(&transport.Config{NetNS: pod, Link: link, MAC: mac}),
-	})
+	cfg := &transport.Config{NetNS: pod, Link: link, MAC: mac}
+	client, err := dhcpc.New(&dhcpc.Config{MAC: mac, Dial: transport.Dialer(cfg)})
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -43,8 +39,10 @@ func Example() {
 	for _, r := range lease.Routes {
 		fmt.Println(r)
 	}
-	// The caller configures the interface, and then calls client.Run to keep the lease,
-	// or keeps it in a file for another program to do so.
+	err = transport.Release(ctx, cfg, lease) // for a client whose interface is gone, from another
+	if err != nil {
+		fmt.Println(err)
+	}
 
 	// Output:
 	// 10.9.0.7/24 from 10.9.0.1 for 1h0m0s

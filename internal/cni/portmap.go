@@ -74,7 +74,7 @@ func (f *portmapConf) publication(c *call, prev *current.Result) (p network.Publ
 	for _, a := range c.addressesIn(prev) {
 		has[a.Is4()] = true
 	}
-	p.Ports = slices.DeleteFunc(ports, func(p network.HostPort) bool {
+	p.Ports = slices.DeleteFunc(ports, func(p nft.Port) bool {
 		// As there, this is no error: runtimes name the addresses of both families.
 		passed := p.HostAddr.IsValid() && !has[p.HostAddr.Is4()]
 		if passed {
@@ -122,8 +122,8 @@ type PortMapping struct {
 }
 
 // publishedPorts reads the mappings. One that stands there twice counts once.
-func publishedPorts(mappings []PortMapping) ([]network.HostPort, error) {
-	var list []network.HostPort
+func publishedPorts(mappings []PortMapping) ([]nft.Port, error) {
+	var list []nft.Port
 	for i, m := range mappings {
 		p, err := m.published()
 		if err != nil {
@@ -143,7 +143,7 @@ func publishedPorts(mappings []PortMapping) ([]network.HostPort, error) {
 }
 
 // overlap says whether two mappings would lead one port of the host to different ports of the pod.
-func overlap(a, b network.HostPort) bool {
+func overlap(a, b nft.Port) bool {
 	if a.Protocol != b.Protocol || a.HostPort != b.HostPort || a.PodPort == b.PodPort {
 		return false
 	}
@@ -153,9 +153,9 @@ func overlap(a, b network.HostPort) bool {
 	return a.HostAddr.Is4() == b.HostAddr.Is4() && (a.HostAddr == b.HostAddr || a.HostAddr.IsUnspecified() || b.HostAddr.IsUnspecified())
 }
 
-func (m *PortMapping) published() (network.HostPort, error) {
+func (m *PortMapping) published() (nft.Port, error) {
 	protocol := cmp.Or(strings.ToLower(m.Protocol), "tcp")
-	p := network.HostPort{HostPort: uint16(m.HostPort), PodPort: uint16(m.ContainerPort)}
+	p := nft.Port{HostPort: uint16(m.HostPort), PodPort: uint16(m.ContainerPort)}
 	switch {
 	case p.Protocol.UnmarshalText([]byte(protocol)) != nil:
 		return p, fmt.Errorf(`protocol %q is not known: use "tcp", "udp" or "sctp"`, m.Protocol)

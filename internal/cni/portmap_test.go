@@ -13,7 +13,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
-	"github.com/tombolo-cni/tombolo/network"
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
@@ -32,7 +31,7 @@ func TestCapabilitiesAsContainerdWritesThem(t *testing.T) {
 		"dns":{"Servers":["10.0.0.10"],"Searches":["default.svc"],"Options":["ndots:5"]}}`)
 	published, err := publishedPorts(rc.PortMappings)
 	must.Succeed(t, err)
-	want := []network.HostPort{
+	want := []nft.Port{
 		{Protocol: nft.TCP, HostPort: 18080, PodPort: 8080},
 		{Protocol: nft.UDP, HostAddr: nstest.Addr("192.0.2.1"), HostPort: 53, PodPort: 5353},
 	}

@@ -3,6 +3,7 @@ package repotest
 import (
 	"fmt"
 	"go/ast"
+	"go/doc/comment"
 	"go/parser"
 	"go/token"
 	"os"
@@ -147,12 +148,30 @@ func TestPackagesHaveAComment(t *testing.T) {
 	}
 }
 
-func TestPublicPackagesHaveAnExample(t *testing.T) {
+// TestPackageDocsBeginWithAnExample holds the program of a package's doc to its Example, which has all of its lines,
+// compiled, in that order, and handles errors besides.
+func TestPackageDocsBeginWithAnExample(t *testing.T) {
 	t.Parallel()
-	for _, name := range publicPackages() {
-		tests := must.Of(filepath.Glob(filepath.Join(root(t), name, "*_test.go"))).Get(t)
-		if !slices.ContainsFunc(tests, func(path string) bool { return len(functions(t, path, "Example")) > 0 }) {
-			t.Errorf("%s has no Example", name)
+	words := func(s string) string { return strings.Join(strings.Fields(s), " ") }
+	for _, p := range packages(t) {
+		if !slices.Contains(publicPackages(), p.rel()) {
+			continue
+		}
+		_, files := p.files(t)
+		doc := files[slices.IndexFunc(files, func(f *ast.File) bool { return f.Doc != nil })].Doc.Text()
+		content := new(comment.Parser).Parse(doc).Content
+		program, _ := content[1].(*comment.Code)
+		must.That(t, program != nil && strings.Count(program.Text, "\n") < 11, "%s: no program of ten lines", p.ImportPath)
+		var example []string
+		for _, path := range must.Of(filepath.Glob(filepath.Join(p.Dir, "*_test.go"))).Get(t) {
+			if slices.Contains(functions(t, path, "Example"), "Example") {
+				example = strings.Split(string(must.Of(os.ReadFile(path)).Get(t)), "\n")
+			}
+		}
+		for line := range strings.Lines(program.Text) {
+			at := slices.IndexFunc(example, func(s string) bool { return words(s) == words(line) })
+			must.That(t, at >= 0, "%s: its Example has no such line, or not in this order: %s", p.ImportPath, line)
+			example = example[at+1:]
 		}
 	}
 }

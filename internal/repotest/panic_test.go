@@ -61,8 +61,7 @@ func exported() map[string]map[string]any {
 			"Conn": vlan.Conn{}, "Membership": vlan.Membership{}, "Range": vlan.Range{}, "Ranges": vlan.Ranges(nil),
 		},
 		"bridge": {
-			// HasIPv6 takes nothing.
-			"HasIPv6": nil, "CheckRouting": bridge.CheckRouting, "Dial": bridge.Dial, "HostName": bridge.HostName, "LinkLocal": bridge.LinkLocal, "On": bridge.On, "ProbeNetfilter": bridge.ProbeNetfilter,
+			"Dial": bridge.Dial, "HostName": bridge.HostName, "LinkLocal": bridge.LinkLocal, "On": bridge.On, "ProbeNetfilter": bridge.ProbeNetfilter,
 			"Bridge": bridge.Bridge{}, "Conn": bridge.Conn{}, "Link": bridge.Link{}, "Solicitation": bridge.Solicitation{},
 		},
 		"bandwidth": {

@@ -46,6 +46,10 @@ func Exists(path string) bool {
 	return !errors.Is(err, fs.ErrNotExist)
 }
 
+// HasIPv6 looks for what every namespace has of IPv6, unless the kernel was booted with ipv6.disable=1 or built without.
+// Where /proc/sys cannot be read nothing is known, and it says yes.
+func HasIPv6() bool { return Exists("net/ipv6/conf/all/forwarding") || !Exists("net/ipv4/ip_forward") }
+
 // Link gives the path of a parameter of one link: Link("ipv6", "eth0",
 // "accept_ra").
 func Link(family, link, name string) string {

@@ -1,6 +1,10 @@
 // Package foreign sees to the firewalls of others: it has iptables let pods pass that
 // package nft marks (Ensure), and names what else stops them (Obstacles).
 //
+//	conn := foreign.On(firewall.Socket(), nil) // of an nft.Conn
+//	changed, err := conn.Ensure(ctx)
+//	obstacles, err := conn.Obstacles(ctx, foreign.Path{Bridge: "cbr0"})
+//
 // An accept in one table of nf_tables never overrides a drop in another. So nft's chain
 // forward marks what pods may have forwarded, and here one rule goes into the chain FORWARD
 // of iptables' table filter, where that works over nf_tables: right before the first point

@@ -22,14 +22,14 @@ func Example() {
 		log.Fatal(err)
 	}
 	defer firewall.Close()
-	c := foreign.On(firewall.Socket(), nil)
 	ctx := context.Background()
+	conn := foreign.On(firewall.Socket(), nil) // of an nft.Conn
 
-	changed, err := c.Ensure(ctx)
+	changed, err := conn.Ensure(ctx)
 	if err != nil {
 		log.Fatal(err)
 	}
-	obstacles, err := c.Obstacles(ctx, foreign.Path{Bridge: "cbr0"})
+	obstacles, err := conn.Obstacles(ctx, foreign.Path{Bridge: "cbr0"})
 	if err != nil {
 		log.Fatal(err)
 	}

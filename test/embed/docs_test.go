@@ -31,33 +31,6 @@ func TestDocsGoCompiles(t *testing.T) {
 	}
 }
 
-// TestNetworksProgramCompiles builds the program of package network's doc comment.
-func TestNetworksProgramCompiles(t *testing.T) {
-	text, err := os.ReadFile("../../network/doc.go")
-	if err != nil {
-		t.Fatal(err)
-	}
-	program := `package main
-
-import (
-	"context"
-
-	"github.com/tombolo-cni/tombolo/ipam"
-	"github.com/tombolo-cni/tombolo/network"
-)
-
-func program(ctx context.Context, pod network.Pod, keep []network.Key, ranges []ipam.RangeSet) (any, any, error) {
-`
-	lines := regexp.MustCompile(`(?m)^//\t(.*)$`).FindAllSubmatch(text, -1)
-	for _, line := range lines {
-		program += string(line[1]) + "\n"
-	}
-	if len(lines) == 0 {
-		t.Fatal("there is no program")
-	}
-	vet(t, "network/doc.go", []byte(program+"return diffs, gone, err\n}\n\nfunc main() { _ = program }\n"))
-}
-
 // vet builds a program in a module of its own that requires Tombolo's.
 func vet(t *testing.T, page string, program []byte) {
 	t.Helper()

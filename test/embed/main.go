@@ -90,10 +90,6 @@ const outside4, outside6 = "192.0.2.2", "2001:db8::2"
 
 // connect gives the node a neighbour, on another bridge.
 func connect(ctx context.Context, links *bridge.Conn, node, outside *netns.NS, dir string) error {
-	l, _, err := links.Ensure(ctx, bridge.Bridge{Name: "lan0"})
-	if err != nil {
-		return err
-	}
 	lan, err := open(node, dir, "lan", "lan0", prefix("192.0.2.1/24"), prefix("2001:db8::1/64"))
 	if err != nil {
 		return err
@@ -103,7 +99,7 @@ func connect(ctx context.Context, links *bridge.Conn, node, outside *netns.NS, d
 		return err
 	}
 	port := bridge.Port{
-		Bridge: "lan0", BridgeIndex: l.Index, Name: "outside", Peer: "eth0",
+		Bridge: "lan0", Name: "outside", Peer: "eth0",
 		Addresses: []netip.Prefix{prefix(outside4 + "/24"), prefix(outside6 + "/64")},
 	}
 	if _, err := links.Attach(ctx, outside, port); err != nil {

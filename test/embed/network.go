@@ -52,7 +52,10 @@ func (n *network) Close() error { return errors.Join(n.links.Close(), n.firewall
 
 // build makes what all pods share, or mends it.
 func (n *network) build(ctx context.Context, node *netns.NS) error {
-	l, _, err := n.links.Ensure(ctx, bridge.Bridge{Name: n.bridge})
+	if _, err := n.links.Ensure(ctx, bridge.Bridge{Name: n.bridge}); err != nil {
+		return err
+	}
+	l, err := n.links.Link(ctx, n.bridge)
 	if err != nil {
 		return err
 	}

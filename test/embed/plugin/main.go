@@ -57,7 +57,7 @@ func run(ctx context.Context, verb string) error {
 	}
 	pod := network.Pod{ContainerID: os.Getenv("CNI_CONTAINERID"), IfName: os.Getenv("CNI_IFNAME"), Path: os.Getenv("CNI_NETNS")}
 	for _, p := range c.RuntimeConfig.PortMappings {
-		pod.Ports = append(pod.Ports, network.HostPort{Protocol: nft.TCP, HostPort: p.HostPort, PodPort: p.ContainerPort})
+		pod.Ports = append(pod.Ports, nft.Port{Protocol: nft.TCP, HostPort: p.HostPort, PodPort: p.ContainerPort})
 	}
 	pod.Limits.Ingress.Rate, pod.Limits.Egress.Rate = c.RuntimeConfig.Bandwidth.IngressRate, c.RuntimeConfig.Bandwidth.EgressRate
 	switch verb {

@@ -131,7 +131,10 @@ func (b *sandbox) connectOutside(ctx context.Context) error {
 		return err
 	}
 	defer node.Close()
-	link, _, err := node.Ensure(ctx, bridge.Bridge{Name: outsideBridge})
+	if _, err := node.Ensure(ctx, bridge.Bridge{Name: outsideBridge}); err != nil {
+		return err
+	}
+	link, err := node.Link(ctx, outsideBridge)
 	if err != nil {
 		return err
 	}

@@ -40,10 +40,10 @@ func sample(t *testing.T) *Node {
 		return []tombolo.Difference{{Text: text, Remedy: tombolo.RemedyRepair}}
 	}
 	web := attachment("pods", "default/web-0", 1, "10.61.0.10/24", "fd61::2/64")
-	web.Ports = []network.HostPort{{Protocol: nft.TCP, HostPort: 8080, PodPort: 80}, {Protocol: nft.UDP, HostAddr: netip.MustParseAddr("192.0.2.1"), HostPort: 53, PodPort: 5353}}
+	web.Ports = []nft.Port{{Protocol: nft.TCP, HostPort: 8080, PodPort: 80}, {Protocol: nft.UDP, HostAddr: netip.MustParseAddr("192.0.2.1"), HostPort: 53, PodPort: 5353}}
 	busy := attachment("pods", "default/many-ports", 2, "10.61.0.11/24")
 	for i := range uint16(20) {
-		busy.Ports = append(busy.Ports, network.HostPort{Protocol: nft.TCP, HostPort: 9000 + i, PodPort: 90})
+		busy.Ports = append(busy.Ports, nft.Port{Protocol: nft.TCP, HostPort: 9000 + i, PodPort: 90})
 	}
 	lost := attachment("pods", "default/web-1", 3, "10.61.0.12/24", "fd61::4/64")
 	lost.Differences = repair("set pods4 of table inet tombolo: element 10.61.0.12 is missing")

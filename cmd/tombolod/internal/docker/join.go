@@ -96,7 +96,7 @@ func (d *Driver) publish(ctx context.Context, r *request) (*answer, error) {
 		// Docker names 0.0.0.0 and ::, whatever the container has.
 		isOf := func(has ipam.Address) bool { return has.Prefix.Addr().Is4() == b.HostIP.Is4() }
 		if !b.HostIP.IsValid() || slices.ContainsFunc(a.Addresses, isOf) {
-			p := network.HostPort{Protocol: nft.Protocol(b.Proto), HostAddr: b.HostIP, HostPort: b.HostPort, PodPort: b.Port}
+			p := nft.Port{Protocol: nft.Protocol(b.Proto), HostAddr: b.HostIP, HostPort: b.HostPort, PodPort: b.Port}
 			what.Ports = append(what.Ports, p)
 		}
 	}

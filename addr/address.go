@@ -58,6 +58,9 @@ type Address struct {
 	Other []netlink.Attribute
 }
 
+// NoDAD is IFA_F_NODAD, for programs that need nothing else of package unix.
+const NoDAD uint32 = unix.IFA_F_NODAD
+
 const (
 	askable4 = unix.IFA_F_NOPREFIXROUTE | unix.IFA_F_MCAUTOJOIN
 	askable6 = askable4 | unix.IFA_F_NODAD | unix.IFA_F_OPTIMISTIC | unix.IFA_F_HOMEADDRESS | unix.IFA_F_MANAGETEMPADDR

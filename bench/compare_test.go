@@ -160,10 +160,7 @@ func (c *comparison) run(b *testing.B, want int) {
 	}
 	for c.done < want {
 		c.round(b, addTime)
-		if time.Since(c.said) > spoken {
-			c.said = time.Now()
-			say("%s: %d of %d rounds", c.name, c.done, want)
-		}
+		progress(&c.said, "%s: %d of %d rounds", c.name, c.done, want)
 	}
 	for i, n := range c.nodes {
 		if after := n.inventory(b); after != c.before[i] {

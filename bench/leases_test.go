@@ -72,10 +72,7 @@ func (r *renewals) watch() error {
 		if time.Now().After(limit) {
 			return fmt.Errorf("%s: %d renewals of %d leases in %s", r.node.name, r.count, len(r.pods), renewalsIn)
 		}
-		if time.Since(said) > spoken {
-			said = time.Now()
-			say("leases: %s has renewed %d", r.node.name, r.count)
-		}
+		progress(&said, "leases: %s has renewed %d", r.node.name, r.count)
 	}
 	return nil
 }

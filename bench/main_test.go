@@ -87,8 +87,15 @@ func say(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, "%s  "+format+"\n", append([]any{time.Now().Format(time.TimeOnly)}, args...)...)
 }
 
-// spoken is how often say is called within a benchmark.
-const spoken = 5 * time.Second
+// progress is said every five seconds. go test has one pipe for both outputs, where it would cut a result's line in two.
+func progress(last *time.Time, format string, args ...any) {
+	out, _ := os.Stdout.Stat()
+	other, _ := os.Stderr.Stat()
+	if time.Since(*last) > 5*time.Second && !os.SameFile(out, other) {
+		*last = time.Now()
+		say(format, args...)
+	}
+}
 
 // namespaces is how many network namespaces the kernel has, those included that it takes
 // down, of all programs on the machine.

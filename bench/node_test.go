@@ -150,9 +150,8 @@ func (n *node) fill(tb testing.TB, there []*pod, want, workers int) []*pod {
 	said := time.Now()
 	var done atomic.Int64
 	err := atOnce(next, workers, func(p *pod) error {
-		if done.Add(1)%50 == 0 && time.Since(said) > spoken {
-			said = time.Now()
-			say("%s: %d of %d pods are there", n.name, len(there)+int(done.Load()), want)
+		if done.Add(1)%50 == 0 {
+			progress(&said, "%s: %d of %d pods are there", n.name, len(there)+int(done.Load()), want)
 		}
 		_, err := n.call("ADD", p)
 		if err == nil && n.lan != nil {

@@ -47,18 +47,18 @@ func TestReportIsWrittenOfWhatWasMeasured(t *testing.T) {
 		if !begins || !ends {
 			t.Fatalf("what is around the table has changed: %s", got)
 		}
-		golden(t, "table.md", table)
+		golden(t, "table.golden", table)
 	}
 	page, err := os.ReadFile(filepath.Join(root, "docs", "benchmarks.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	golden(t, "benchmarks.md", string(page))
+	golden(t, "benchmarks.golden", string(page))
 	tables, err := os.ReadFile(filepath.Join(root, "docs", "benchmarks", "tables.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	golden(t, "tables.md", string(tables))
+	golden(t, "tables.golden", string(tables))
 	for _, name := range []string{"add-ipv4.svg", "steps.svg", "pods.svg"} {
 		svg, err := os.ReadFile(filepath.Join(root, "docs", "benchmarks", name))
 		if err != nil || !strings.Contains(string(svg), "<svg") || !strings.Contains(string(page), "benchmarks/"+name) {

@@ -8,8 +8,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/insomniacslk/dhcp/dhcpv4"
-
-	"github.com/tombolo-cni/tombolo/internal/dhcp6"
 )
 
 // The fields of a DHCP message that a filter looks at (RFC 2131, section 2). The
@@ -123,7 +121,7 @@ func frames6() program {
 	p.add(bpf.LoadAbsolute{Off: nextAt, Size: 1})
 	p.need(unix.IPPROTO_UDP)
 	p.add(bpf.LoadAbsolute{Off: portAt, Size: 2})
-	p.need(dhcp6.ClientPort)
+	p.need(clientPort6)
 	p.add(bpf.RetConstant{Val: accept})
 	return p
 }

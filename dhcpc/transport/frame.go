@@ -12,7 +12,6 @@ import (
 	"github.com/insomniacslk/dhcp/dhcpv4"
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
-	"github.com/tombolo-cni/tombolo/internal/dhcp6"
 )
 
 // Lengths, and bits of the IPv4 header's field of flags and fragment offset.
@@ -127,7 +126,7 @@ func tagged(frame []byte, vlan uint16) []byte {
 func encode6(message, mac []byte) []byte {
 	be := binary.BigEndian
 	length := udpHeaderLen + len(message)
-	group := netip.MustParseAddr(dhcp6.Group).As16()
+	group := netip.MustParseAddr(group6).As16()
 	b := slices.Concat([]byte{0x33, 0x33}, group[12:], mac) // RFC 2464, section 7
 	b = be.AppendUint16(b, unix.ETH_P_IPV6)
 	b = append(b, 0x60, 0, 0, 0)
@@ -136,7 +135,7 @@ func encode6(message, mac []byte) []byte {
 	addresses := len(b)
 	b = append(b, 0xfe, 0x80, 0, 0, 0, 0, 0, 0, mac[0]^2, mac[1], mac[2], 0xff, 0xfe, mac[3], mac[4], mac[5])
 	b = append(b, group[:]...)
-	return appendUDP(b, b[addresses:], dhcp6.ClientPort, dhcp6.ServerPort, message)
+	return appendUDP(b, b[addresses:], clientPort6, serverPort6, message)
 }
 
 // sum adds up 16-bit words in ones' complement (RFC 1071).
@@ -242,7 +241,7 @@ func decode6(frame []byte) ([]byte, error) {
 	switch {
 	case int(be.Uint16(udp[4:])) != length:
 		return nil, fmt.Errorf("%w: UDP length %d in %d bytes", errNotOurs, be.Uint16(udp[4:]), length)
-	case be.Uint16(udp[2:]) != dhcp6.ClientPort:
+	case be.Uint16(udp[2:]) != clientPort6:
 		return nil, errNotOurs
 	}
 	return append([]byte{}, udp[udpHeaderLen:]...), nil

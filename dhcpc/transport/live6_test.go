@@ -86,7 +86,7 @@ func serve6(t testing.TB, ns *netns.NS, link string, address netip.Addr) {
 		if err != nil {
 			return err
 		}
-		conn, err = net.ListenMulticastUDP("udp6", index, &net.UDPAddr{IP: net.ParseIP(dhcp6.Group), Port: dhcp6.ServerPort, Zone: link})
+		conn, err = net.ListenMulticastUDP("udp6", index, &net.UDPAddr{IP: dhcpv6.AllDHCPRelayAgentsAndServers, Port: dhcpv6.DefaultServerPort, Zone: link})
 		return err
 	})
 	must.Succeed(t, err)
@@ -170,10 +170,10 @@ func TestAWitnessOfIPv6HearsWhatIsForItsClientAlone(t *testing.T) {
 			return err
 		}))
 	}
-	say(l.server, dhcp6.Group, dhcp6.ClientPort, "to all")
-	say(l.server, linkLocal6, dhcp6.ServerPort, "to another port")
-	say(l.pod, dhcp6.Group, dhcp6.ClientPort, "by the pod")
-	say(l.server, linkLocal6, dhcp6.ClientPort, "to the client")
+	say(l.server, dhcpv6.AllDHCPRelayAgentsAndServers.String(), dhcpv6.DefaultClientPort, "to all")
+	say(l.server, linkLocal6, dhcpv6.DefaultServerPort, "to another port")
+	say(l.pod, dhcpv6.AllDHCPRelayAgentsAndServers.String(), dhcpv6.DefaultClientPort, "by the pod")
+	say(l.server, linkLocal6, dhcpv6.DefaultClientPort, "to the client")
 	got, err := w.Receive(soon(t), time.Time{})
 	expect.That(t, err == nil && string(got) == "to the client", "%q, %v", got, err)
 	if got, err := w.Receive(soon(t), time.Now()); !errors.Is(err, os.ErrDeadlineExceeded) {
@@ -190,7 +190,7 @@ func listen6(t testing.TB, ns *netns.NS, link string) *net.UDPConn {
 		if err != nil {
 			return err
 		}
-		conn, err = net.ListenMulticastUDP("udp6", l, &net.UDPAddr{IP: net.ParseIP(dhcp6.Group), Port: dhcp6.ServerPort})
+		conn, err = net.ListenMulticastUDP("udp6", l, &net.UDPAddr{IP: dhcpv6.AllDHCPRelayAgentsAndServers, Port: dhcpv6.DefaultServerPort})
 		return err
 	}))
 	t.Cleanup(func() { conn.Close() })
@@ -231,7 +231,7 @@ func TestAMessageGoesOutByAPortInThePodsName(t *testing.T) {
 	plain := leaves()
 	heard := make([]byte, 100)
 	n, from, err := server.ReadFromUDP(heard)
-	if err != nil || !bytes.Equal(heard[:n], message) || from.Port != dhcp6.ClientPort || from.IP.String() != "fe80::aff:fe09:7" {
+	if err != nil || !bytes.Equal(heard[:n], message) || from.Port != dhcpv6.DefaultClientPort || from.IP.String() != "fe80::aff:fe09:7" {
 		t.Errorf("the server heard %x from %v, %v", heard[:n], from, err)
 	}
 	by.VLAN = 0x123
@@ -257,7 +257,7 @@ func TestDialingIPv6SaysWhatIsWrong(t *testing.T) {
 	var conn *net.UDPConn
 	must.Succeed(t, l.pod.Do(func() error {
 		var err error
-		conn, err = net.ListenUDP("udp6", &net.UDPAddr{Port: dhcp6.ClientPort})
+		conn, err = net.ListenUDP("udp6", &net.UDPAddr{Port: dhcpv6.DefaultClientPort})
 		return err
 	}))
 	defer conn.Close()

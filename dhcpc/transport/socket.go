@@ -133,7 +133,7 @@ func DialWitness(cfg *Config, dial func() (dhcpc.Transport[*dhcpc.Packet], error
 	return witness(cfg, func(c *Config) program { return frames(c.MAC, c.ARP) }, readFrame, dial)
 }
 
-// DialWitness6 is DialWitness for DHCPv6: it hears messages to dhcp6.ClientPort.
+// DialWitness6 is DialWitness for DHCPv6: it hears messages to port 546.
 func DialWitness6(cfg *Config, dial func() (dhcpc.Transport[[]byte], error)) (dhcpc.Transport[[]byte], error) {
 	read := func(frame []byte, _ net.Addr) ([]byte, error) { return decode6(frame) }
 	return witness(cfg, func(*Config) program { return frames6() }, read, dial)

@@ -10,7 +10,13 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/dhcpc"
-	"github.com/tombolo-cni/tombolo/internal/dhcp6"
+)
+
+// Ports, and the group of all servers and relays on a link: RFC 8415, sections 7.1 and 7.2.
+const (
+	clientPort6 = 546
+	serverPort6 = 547
+	group6      = "ff02::1:2"
 )
 
 // DialUDP6 opens a UDP socket at port 546 of every IPv6 address, bound to the interface. Config.MAC and ARP are not used.
@@ -22,7 +28,7 @@ func DialUDP6(cfg *Config) (dhcpc.Transport[[]byte], error) {
 	if err := cfg.checkLink(); err != nil {
 		return nil, err
 	}
-	conn, err := cfg.listen(unix.AF_INET6, dhcp6.ClientPort, func(fd int) error {
+	conn, err := cfg.listen(unix.AF_INET6, clientPort6, func(fd int) error {
 		return setOptions(fd,
 			option{"bind to link", unix.SOL_SOCKET, unix.SO_BINDTOIFINDEX, cfg.Link},
 			option{"share the port", unix.SOL_SOCKET, unix.SO_REUSEADDR, 1},
@@ -33,7 +39,7 @@ func DialUDP6(cfg *Config) (dhcpc.Transport[[]byte], error) {
 		return nil, err
 	}
 	// The link is that of the socket, so the group needs no zone.
-	group := netip.AddrPortFrom(netip.MustParseAddr(dhcp6.Group), dhcp6.ServerPort)
+	group := netip.AddrPortFrom(netip.MustParseAddr(group6), serverPort6)
 	read := func(b []byte, _ net.Addr) ([]byte, error) { return append([]byte{}, b...), nil }
 	return newSocket(conn, read, func(message []byte) error {
 		_, err := conn.WriteToUDPAddrPort(message, group)
@@ -75,8 +81,8 @@ func sendToGroup(fd int, cfg *Config, message []byte) error {
 		option{"send to the group on link", unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_IF, cfg.Link}); err != nil {
 		return err
 	}
-	group := netip.MustParseAddr(dhcp6.Group)
-	return unix.Sendto(fd, message, unix.MSG_DONTWAIT, &unix.SockaddrInet6{Addr: group.As16(), Port: dhcp6.ServerPort, ZoneId: uint32(cfg.Link)})
+	group := netip.MustParseAddr(group6)
+	return unix.Sendto(fd, message, unix.MSG_DONTWAIT, &unix.SockaddrInet6{Addr: group.As16(), Port: serverPort6, ZoneId: uint32(cfg.Link)})
 }
 
 // sendFrame6 sends by a packet socket without a protocol. Such a socket receives nothing, and the kernel closes

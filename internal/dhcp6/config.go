@@ -8,13 +8,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/trace"
 )
 
-// Ports, and the group of all servers and relays on a link: RFC 8415, sections 7.1 and 7.2.
-const (
-	ClientPort = 546
-	ServerPort = 547
-	Group      = "ff02::1:2"
-)
-
 // Config has the client's identity and what it asks for. DUID is needed.
 type Config struct {
 	// DUID identifies the client, type included, in 3 to 130 bytes; see the function DUID.

@@ -6,7 +6,7 @@
 //
 // It is the state machine alone, without sockets, clock and goroutines: its caller sends what a Step says, and
 // steps again when the time comes or a message does. The example has such a loop. A Transport carries messages
-// between the interface's link-local address and [Group]. A Lease is all that is needed to renew and release it,
+// between the interface's link-local address and ff02::1:2. A Lease is all that is needed to renew and release it,
 // in JSON too, by another program as well.
 //
 // # States

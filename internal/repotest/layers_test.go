@@ -17,7 +17,7 @@ func floors() [][]string {
 		{"internal/link", "internal/nftnl", "internal/tc", "internal/conntrack", "internal/routing"},
 		{"addr", "route", "internal/localnet"},
 		{"bridge", "nft", "ipam", "dhcpc"},
-		{"hostport", "internal/state", "internal/ipam"},
+		{"hostport", "internal/state", "internal/ipam", "internal/dhcp6"},
 		{"internal/endpoint", "internal/firewalld", "internal/lease"},
 		{"network"},
 		{"internal/keeper"},

@@ -6,6 +6,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"strings"
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
@@ -39,4 +41,33 @@ func TestUpstreamTestsStillFail(t *testing.T) {
 			t.Errorf("%s: %q, want that it fails\n%s", name, how[name], out)
 		}
 	}
+}
+
+// A report's patch goes to the library with it.
+func TestUpstreamPatchesMakeTheirTestsPass(t *testing.T) {
+	t.Parallel()
+	dir, source := t.TempDir(), filepath.Join(root(t), "docs", "dev", "upstream")
+	must.Succeed(t, os.CopyFS(dir, os.DirFS(source)))
+	within := func(name string, args ...string) {
+		t.Helper()
+		cmd := exec.Command(name, args...)
+		cmd.Dir = dir
+		out, err := cmd.CombinedOutput()
+		must.That(t, err == nil, "%s %v: %v\n%s", name, args, err, out)
+	}
+	within("go", "mod", "vendor")
+	of := map[string]string{
+		"netlink": "mdlayher/netlink", "packet": "mdlayher/packet", "rtnetlink": "jsimonetti/rtnetlink/v2", "nftables": "google/nftables",
+	}
+	patches, err := filepath.Glob(filepath.Join(source, "patches", "*.diff"))
+	must.That(t, err == nil && len(patches) > 0, "patches %v, %v", patches, err)
+	var tests []string
+	for _, patch := range patches {
+		name := strings.TrimSuffix(filepath.Base(patch), ".diff")
+		library, _, _ := strings.Cut(name, "-")
+		within("git", "apply", "-C1", "--directory=vendor/github.com/"+of[library], patch)
+		page := must.Of(os.ReadFile(filepath.Join(source, name+".md"))).Get(t)
+		tests = append(tests, regexp.MustCompile("`(Test[A-Za-z0-9]+)` fails").FindStringSubmatch(string(page))[1])
+	}
+	within("env", "CGO_ENABLED=0", "go", "test", "-count=1", "-run", "^("+strings.Join(tests, "|")+")$", ".")
 }

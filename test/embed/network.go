@@ -7,8 +7,6 @@ import (
 	"net/netip"
 	"os"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/ipam"
@@ -64,7 +62,7 @@ func (n *network) build(ctx context.Context, node *netns.NS) error {
 	}
 	defer addresses.Close()
 	for _, gw := range n.gateways {
-		if _, err := addresses.Ensure(ctx, addr.Address{Prefix: gw, Link: l.Index, Flags: unix.IFA_F_NODAD}); err != nil {
+		if _, err := addresses.Ensure(ctx, addr.Address{Prefix: gw, Link: l.Index, Flags: addr.NoDAD}); err != nil {
 			return err
 		}
 	}

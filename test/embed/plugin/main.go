@@ -46,9 +46,8 @@ func run(ctx context.Context, verb string) error {
 	if err != nil {
 		return err
 	}
-	node, err := network.Open(ctx, &network.Config{
-		StateDir: c.StateDir, Allocators: func(string, *network.Origin) (ipam.Allocator, error) { return pool, nil },
-	})
+	node, err := network.Open(ctx, &network.Config{StateDir: c.StateDir,
+		Allocators: func(string, *network.Origin) (ipam.Allocator, error) { return pool, nil }})
 	if err != nil {
 		return err
 	}

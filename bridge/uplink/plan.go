@@ -78,7 +78,7 @@ func planTake(s *snapshot, u *Uplink) *Steps {
 	steps.add(stepVerify, []string{fmt.Sprintf("wait up to %s until those of %v that answer through %s now answer through %s; else undo all of it",
 		u.timeout(), m.gateways(), u.NIC, u.Bridge)}, nil)
 	steps.add(stepRelease, nil, nil, release, m.delRules())
-	steps.add(stepSettle, []string{fmt.Sprintf("give %s these two of %s", u.Bridge, u.NIC)}, s.strict(u.Bridge))
+	steps.add(stepSettle, []string{fmt.Sprintf("give %s rp_filter and arp_filter of %s", u.Bridge, u.NIC)}, s.strict(u.Bridge))
 	return &steps
 }
 

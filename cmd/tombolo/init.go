@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -20,6 +21,7 @@ type first struct {
 	name    string
 	plugin  string // the plugin's part of the list
 	options string // the same for Docker and podman 5
+	note    string // what more to know
 	docker  string // Docker's own flags, for its IPAM
 	podman  string
 }
@@ -37,9 +39,13 @@ func (o *options) initLAN() *cobra.Command {
 		if uplink == "" {
 			return nil, fmt.Errorf("%w: --uplink is missing: the NIC by which this host is on the LAN; ip route show default names it", errUsage)
 		}
+		if _, err := net.InterfaceByName(uplink); err != nil {
+			return nil, fmt.Errorf("uplink %s: the host has no such link (ip link shows those that there are)", uplink)
+		}
 		return &first{
-			name:    name,
-			plugin:  fmt.Sprintf(`{ "type": "tombolo", "mode": "lan", "uplink": %q, "capabilities": { "mac": true }, "ipam": { "type": "dhcp" } }`, uplink),
+			name: name,
+			plugin: fmt.Sprintf(`{ "type": "tombolo", "mode": "lan", "uplink": %q, "ipam": { "type": "dhcp" },
+      "capabilities": { "portMappings": true, "bandwidth": true, "ips": true, "mac": true } }`, uplink),
 			options: "-o mode=lan -o uplink=" + uplink, docker: "--ipam-driver null",
 		}, nil
 	})
@@ -57,6 +63,7 @@ func (o *options) initPods() *cobra.Command {
 			plugin: fmt.Sprintf(`{ "type": "tombolo", "capabilities": { "portMappings": true, "bandwidth": true, "ips": true, "mac": true }, `+
 				`"ipam": { "type": "host-local", "ranges": [[{ "subnet": %q }]] } }`, subnet),
 			docker: "--subnet " + subnet, podman: "--subnet " + subnet,
+			note: "For a second runtime on this host, choose another --name and --subnet.\n\n",
 		}, nil
 	})
 	cmd.Flags().StringVar(&name, "name", "pods", "call the network `NAME`")
@@ -90,7 +97,7 @@ func (o *options) begin(f *first, path string, yes bool) error {
 	if len(speakers) > 0 || others == "" {
 		fmt.Fprintf(o.out, "%s: the file %s\n\n%s\n", strings.Join(append(speakers, "other runtimes that speak CNI"), ", "), path, list)
 	}
-	fmt.Fprint(o.out, others)
+	fmt.Fprint(o.out, others, f.note)
 	if !yes {
 		_, err := fmt.Fprintln(o.out, "Nothing is written: --yes writes the file.")
 		return err

@@ -46,7 +46,7 @@ func TestInitWritesTheFileThatItShows(t *testing.T) {
 	begin := func(args ...string) outcome {
 		return run(t, nil, []string{"PATH=" + dir}, "", append([]string{"init", "--dir", dir}, args...)...)
 	}
-	for _, line := range []string{"lan --uplink eth0", "pods --subnet 10.9.0.0/24"} {
+	for _, line := range []string{"lan --uplink lo", "pods --subnet 10.9.0.0/24"} {
 		args := strings.Fields(line)
 		shown := begin(args...)
 		_, err := os.Stat(dir + "/10-home.conflist")
@@ -55,8 +55,10 @@ func TestInitWritesTheFileThatItShows(t *testing.T) {
 		expect.Success(t, errors.Join(written.err(), again.err()), "%s --yes", line)
 		golden.Compare(t, "init-"+args[0]+".txt", strings.ReplaceAll(shown.stdout+written.stdout+again.stdout, dir, "DIR"))
 	}
-	other := begin("lan", "--uplink", "eth1", "--yes")
+	other := begin("pods", "--name", "home", "--yes")
 	expect.That(t, other.status == exitFailed && strings.Contains(other.stderr, "10-home.conflist is there, and another"), "another file: %+v", other)
+	wrong := begin("lan", "--uplink", "lan7")
+	expect.That(t, wrong.status == exitFailed && strings.Contains(wrong.stderr, "uplink lan7: the host has no such link"), "a wrong uplink: %+v", wrong)
 	none := begin("lan")
 	expect.That(t, none.status == exitUsage && strings.Contains(none.stderr, "--uplink is missing"), "no uplink: %+v", none)
 }

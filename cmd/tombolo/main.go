@@ -123,7 +123,7 @@ func (o *options) root() *cobra.Command {
 		Short: "pods on a Linux bridge",
 		Long: "tombolo looks after pods on a Linux bridge, which the CNI plugin tombolo-cni puts there.\n\n" +
 			"Most commands need root, or CAP_NET_ADMIN and CAP_SYS_ADMIN. POD is any of what ls prints: a pod's name, with or\n" +
-			"without its namespace, the beginning of a container ID, a port, or an address.\n\n" +
+			"without its namespace, the beginning of a container ID, a port, an interface or an address.\n\n" +
 			"Exit status: 0 success, 1 failure, 2 the command line is wrong, 3 pods still use it (remove, uplink restore),\n" +
 			"4 the command found something (status, check, repair, gc, doctor, uplink status, validate).",
 		Version:          thisVersion().Version,

@@ -64,7 +64,7 @@ func docLabs() []docLab {
 	return []docLab{
 		{
 			name:   "README",
-			blocks: []string{"README.md: make demo", "README.md: make install", "README.md: export CNI_PATH=/opt/cni/bin", "README.md: ctr run --rm --cni docker.io/library/busybox:latest web ip address"},
+			blocks: []string{"README.md: make demo", "README.md: make install", "README.md: export CNI_PATH=/opt/cni/bin", "README.md: ctr image pull docker.io/library/busybox:latest"},
 			output: []string{`"address": "10.22.0.2/16"`, "inet 10.22.0.3/16"},
 		},
 		{
@@ -81,7 +81,7 @@ func docLabs() []docLab {
 			name: "LAN", lan: true, config: "docs/lan.md",
 			blocks: []string{"docs/lan.md: ip route show default", "docs/lan.md: ctr image pull docker.io/library/nginx:alpine",
 				"docs/lan.md: ctr task delete --force web"},
-			output: []string{"default via 192.168.50.1 dev eth0", "br0", "192.168.50.1", "eth0 has its addresses and routes back"},
+			output: []string{"default via 192.168.50.1 dev eth0", "br0", "192.168.50.1", "network home is removed"},
 		},
 		{
 			name: "LAN with podman", lan: true, config: "docs/lan.md",

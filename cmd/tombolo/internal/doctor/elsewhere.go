@@ -70,7 +70,8 @@ func (e *examination) destination(ctx context.Context, own, to netip.Addr) error
 		return nil
 	}
 	if ping(ctx, e.host, to, icmp.Echo{Wait: wait}) == nil {
-		e.add(StepBeyond, "on the host or node of that address, see whether there is a route back to the pod, and whether a firewall drops what is forwarded: ip route get "+own.String(),
+		e.add(StepBeyond, "with a port, --to "+netip.AddrPortFrom(to, 80).String()+" finds a rule of this host that drops it; on the host or node of that address, "+
+			"see whether there is a route back to the pod, and whether a firewall drops what is forwarded: ip route get "+own.String(),
 			"the host reaches %s, and the pod %s does not: %v", to, own, err)
 		return nil
 	}

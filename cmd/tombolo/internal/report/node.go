@@ -37,10 +37,10 @@ func PodName(pod, containerID string) string {
 }
 
 // Meant says whether name means an attachment: it is the pod's name, with or without its
-// namespace, in which * stands for any characters but /, or the beginning of its container's ID, or its port, or one of
-// its addresses. An empty one means all.
+// namespace, in which * stands for any characters but /, or the beginning of its container's ID, or its port or interface, or
+// one of its addresses. An empty one means all.
 func Meant(a *network.Attachment, name string) bool {
-	if name == a.Port || strings.HasPrefix(a.ContainerID, name) {
+	if name == a.Port || name == a.IfName || strings.HasPrefix(a.ContainerID, name) {
 		return true
 	}
 	address, _ := netip.ParseAddr(name)

@@ -115,9 +115,9 @@ func TestOneCauseIsOneLine(t *testing.T) {
 
 func TestAPodIsMeantByWhatAnOperatorTypes(t *testing.T) {
 	t.Parallel()
-	a := &network.Attachment{Key: network.Key{ContainerID: "0123456789ab"}, Pod: "default/web-0", Port: "veth01", Addresses: []ipam.Address{{Prefix: nstest.Prefix("fd61::2/64")}}}
+	a := &network.Attachment{Key: network.Key{ContainerID: "0123456789ab", IfName: "tb-01"}, Pod: "default/web-0", Port: "veth01", Addresses: []ipam.Address{{Prefix: nstest.Prefix("fd61::2/64")}}}
 	for text, want := range map[string]bool{"": true, "default/web-0": true, "web-0": true, "0123": true, "web": false, "eb-0": false, "123": false,
-		"veth01": true, "veth0": false, "fd61::2": true, "fd61:0::2": true, "fd61::3": false} {
+		"veth01": true, "veth0": false, "tb-01": true, "tb-0": false, "fd61::2": true, "fd61:0::2": true, "fd61::3": false} {
 		expect.Equal(t, Meant(a, text), want, "%q: want %t", text, want)
 	}
 }

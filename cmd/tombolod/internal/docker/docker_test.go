@@ -264,6 +264,7 @@ func TestDockerIsToldWhatCannotBe(t *testing.T) {
 		{"CreateEndpoint", fmt.Sprintf(`{"NetworkID":%q}`, networkID), "is no identifier"},
 		{"CreateEndpoint", fmt.Sprintf(`{"NetworkID":%q,"EndpointID":%q,"Interface":{"Address":"x"}}`, networkID, other), "no '/'"},
 		{"CreateEndpoint", another(`,"Options":{"tombolo.nam":"web"}`), "tombolo.nam is not known: tombolo.name is"},
+		{"CreateEndpoint", another(`,"Options":{"name":"web"}`), "name is not known: tombolo.name is"},
 		{"CreateEndpoint", another(`,"Options":{"tombolo.name":"../x"}`), `"../x": it takes up to 63 letters`},
 		{"CreateEndpoint", another(`,"Options":{"tombolo.name":""}`), "it takes up to 63 letters"},
 		{"Join", fmt.Sprintf(`{"NetworkID":%q,"EndpointID":%q}`, networkID, other), "restart the container"},

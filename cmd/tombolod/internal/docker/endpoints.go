@@ -124,7 +124,8 @@ func (d *Driver) refuseTwo(ctx context.Context, n *runtimes.Network, own key, ma
 func containerOf(r *request) (*runtimes.Container, error) {
 	c := &runtimes.Container{ID: r.EndpointID, IfName: r.ifName(), MAC: r.Interface.MacAddress}
 	for option := range r.Options {
-		if strings.HasPrefix(option, ofOurs) && option != withName {
+		// Docker's own have dots in them.
+		if option != withName && (strings.HasPrefix(option, ofOurs) || !strings.Contains(option, ".")) {
 			return nil, fmt.Errorf("--driver-opt %s is not known: %s is", option, withName)
 		}
 	}

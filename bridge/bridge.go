@@ -27,13 +27,12 @@ type Bridge struct {
 	// lowest MAC among its ports, and breaks its neighbours' caches as they come
 	// and go.
 	MAC net.HardwareAddr
-	// MTU, in bytes, is set for good too, and does not follow the ports. 0 leaves that of an
-	// existing bridge, and is 1500 for a new one.
+	// MTU, in bytes, is pinned too, and does not follow the ports. 0 leaves that of an existing bridge, and is 1500
+	// for a new one.
 	MTU int
-	// Alias is given to a new bridge, so that it is known whose it is; that of an
-	// existing one is left. At most 255 bytes. A bridge that has it is taken for one
-	// that Ensure made, whose MAC is pinned; that of any other is pinned again by each
-	// Ensure, upon which the kernel forgets the bridge's neighbours.
+	// Alias is given to a new bridge, and names its owner, in at most 255 bytes; an existing bridge keeps its own.
+	// Ensure takes a bridge with this alias for one that it made, whose MAC is pinned. Of any other, each Ensure
+	// pins the MAC again, upon which the kernel forgets the bridge's neighbours.
 	Alias string
 	// NoIPv6 keeps a new bridge from having a link-local address of its own, for
 	// networks without IPv6.

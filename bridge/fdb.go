@@ -34,9 +34,9 @@ func (p *Port) fdbMessage(typ netlink.HeaderType, header netlink.HeaderFlags, in
 	})
 }
 
-// addStaticFDB enters the pod's MAC for good. An entry of the MAC that the bridge has
-// learnt is replaced. One that is its own, or somebody entered for another port, is left
-// alone: a pod with such a MAC would get what is not its own.
+// addStaticFDB enters the pod's MAC for good. An entry of the MAC that the bridge has learnt is replaced. An entry
+// of the bridge's own MAC, or one that a program entered for another port, stays: a pod with such a MAC would get
+// frames that are not its own.
 func (c *Conn) addStaticFDB(ctx context.Context, p *Port, index int) error {
 	err := c.sendStaticFDB(ctx, p, index, netlink.Excl)
 	if !errors.Is(err, fs.ErrExist) {

@@ -134,7 +134,7 @@ func (c *Conn) ensureIFB(ctx context.Context, t *Target, have *installed) (chang
 		if b.Err(0) != nil || b.Err(1) == nil {
 			return false, tc.Unsupported(err, "ifb")
 		}
-		// Without its alias nobody would take it for ours again.
+		// Without its alias no later call would know the ifb as ours.
 		b.Reset()
 		link.Request{Name: t.IFB}.Delete(&b, t.IFB)
 		return false, errors.Join(err, c.nl.Execute(&b))
@@ -149,8 +149,7 @@ func (c *Conn) ensureIFB(ctx context.Context, t *Target, have *installed) (chang
 func (t *Target) appendEgress(b *nl.Batch, w tc.Bucket, have *installed) {
 	replaceRoot(b, tc.Link{Name: t.IFB, Index: have.ifb.Index}, have.egress, w)
 	if !have.ifb.Up() {
-		// By its index: whatever has the name by now, it is meant for the link that the
-		// qdisc was given to.
+		// The index names the link that got the qdisc; another may have its name by now.
 		link.Request{Index: have.ifb.Index, Flags: unix.IFF_UP, Change: unix.IFF_UP}.Set(b, "set link up", t.IFB)
 	}
 	if have.redirects() {

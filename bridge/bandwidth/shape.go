@@ -36,7 +36,7 @@ const (
 )
 
 const (
-	// defaultBurst is how long the rate takes to send the burst that nobody gave.
+	// defaultBurst is the burst where none is given, as the time in which the rate sends it.
 	defaultBurst = 5 * time.Millisecond
 	// longestBurst bounds a burst that was given: what a container runtime fills in (2³¹ or 2³² bits) would let
 	// a limit of 10 Mbit/s through unlimited for minutes.

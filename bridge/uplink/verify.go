@@ -45,9 +45,9 @@ func (c *Conn) verify(ctx context.Context, bridge int, list []netip.Addr, timeou
 	return err
 }
 
-// ask has the kernel look for neighbours anew, and waits until each was found or given up,
-// which takes some three seconds; or, with again, until each was found. It gives those that were
-// not found in time. What is known of them goes on being used meanwhile.
+// ask has the kernel look for neighbours anew, and waits until each was found or given up, which takes some three
+// seconds; or, with again, until each was found. It gives those that were not found in time. The kernel goes on
+// using the MACs that it knows meanwhile.
 func (c *Conn) ask(ctx context.Context, link int, list []netip.Addr, timeout time.Duration, again bool) (silent []netip.Addr, _ error) {
 	limit, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()

@@ -276,7 +276,7 @@ const (
 	initial    State = iota // about to send a DISCOVER: at the start, or after a back-off
 	selecting               // DISCOVER sent; waits for an OFFER, or for an ACK where rapid commit is on
 	requesting              // REQUEST for an offered address sent; waits for the server's ACK or NAK
-	probing                 // an ACK came; asks by ARP whether anybody has the address (RFC 5227)
+	probing                 // an ACK came; asks by ARP whether a host has the address (RFC 5227)
 	Bound                   // holds a lease; waits for T1
 	Renewing                // past T1: REQUEST sent to the server that gave the lease
 	Rebinding               // past T2: REQUEST sent to any server

@@ -24,7 +24,7 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// wait is for one answer. What does not come within it on a link, or from the next hop, is lost.
+// wait is how long one answer may take. One that does not come in time on a link, or from the next hop, is lost.
 const wait = time.Second
 
 // walk goes the pod's way, as far as it is not known to be cut.
@@ -145,7 +145,7 @@ func (e *examination) family(ctx context.Context, pod *netns.NS, br *bridge.Link
 	}
 	// A link in a VLAN of the bridge has its MAC.
 	if pingErr != nil && isOwn(ctx, onHost, gateway) && !bytes.Equal(br.MAC, next.MAC) {
-		e.add(StepGateway, "if it stays, another pod forges it, or somebody has set it: set guard for the network, and delete it in the pod (ip neigh)",
+		e.add(StepGateway, "if it stays, another pod forges it, or a program has set it: set guard for the network, and delete it in the pod (ip neigh)",
 			"the gateway %s does not answer: the pod has its MAC as %s, and it is %s", gateway, next.MAC, br.MAC)
 		return nil
 	}
@@ -209,8 +209,8 @@ func isOwn(ctx context.Context, onHost *route.Conn, a netip.Addr) bool {
 	return err == nil && r.Type == unix.RTN_LOCAL
 }
 
-// isNeeded says whether a gateway is the host's, or the pod sends anything by it. The IPAM names one
-// for every subnet, and a network without a gateway has nobody at that address.
+// isNeeded says whether a gateway is the host's, or the pod sends anything by it. The IPAM names one for every
+// subnet, and in a network without a gateway no host has that address.
 func isNeeded(ctx context.Context, inPod, onHost *route.Conn, gateway netip.Addr) (bool, error) {
 	if isOwn(ctx, onHost, gateway) {
 		return true, nil

@@ -2,8 +2,8 @@
 // asks about networks and endpoints.
 //
 // Docker moves a container's interface itself, and wants the container's addresses before the container has a
-// namespace. So an endpoint is attached to a namespace that lasts as long as the request, and its interface is handed
-// to Docker in the host's. By an alternative name it is found in the container afterwards, whatever Docker calls it.
+// namespace. So an endpoint is attached to a namespace that lasts as long as the request, and its interface is
+// handed to Docker in the host's. Docker renames it in the container, where its alternative name finds it.
 package docker
 
 import (

@@ -24,7 +24,7 @@ type delegated struct {
 // Bind returns d: a plugin looks after itself.
 func (d *delegated) Bind(ipam.Node) ipam.Allocator { return d }
 
-// Slow is true: nobody here knows how long a plugin takes.
+// Slow is true: a plugin may take long.
 func (d *delegated) Slow() bool { return true }
 
 // ask has the plugin do something, by a verb.
@@ -96,7 +96,7 @@ func (d *delegated) Collect(ctx context.Context, _ []ipam.Owner) error {
 	return d.unlessSelf(d.ask(ctx, &d.request.Plugin, "GC"))
 }
 
-// Status runs the plugin. That it is missing is code 50; what it says itself keeps its code.
+// Status runs the plugin. A missing plugin is code 50; the plugin's own error keeps its code.
 func (d *delegated) Status(ctx context.Context) error {
 	err := d.ask(ctx, &d.request.Plugin, "STATUS")
 	var own *types.Error

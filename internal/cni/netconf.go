@@ -122,7 +122,7 @@ func (c *NetConf) problems() []error {
 // settings are the network, with the defaults of a configuration filled in.
 func (c *NetConf) settings() network.Network {
 	gateway := c.Mode != modeL2 && c.Mode != modeLAN
-	// The router that a DHCP server names is somebody else's address in general.
+	// The router that a DHCP server names is in general not this host.
 	dhcp := c.IPAM.Type == typeDHCP
 	s := network.Network{
 		Name:         c.Name,

@@ -342,7 +342,7 @@ func (x *exchange) lost(out dhcpc.Output) error {
 		x.r.State, x.r.Error = lease.Expired, fmt.Sprint(out.Err)
 		return errors.Join(err, held.Replace(x.r))
 	})
-	// The search for another goes on whatever becomes of what led to this one.
+	// The search for another lease goes on, also if this fails.
 	if followErr := x.follow(); followErr != nil {
 		x.failed("cannot take the lost address out of the firewall", append(x.who(), "err", followErr)...)
 	}

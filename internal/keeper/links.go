@@ -179,7 +179,7 @@ func (l *linkage) linkNews(n linkChange) urgency {
 	}
 	switch {
 	case n.kind == "bridge":
-		return later // it may be one that was deleted and made anew by somebody
+		return later // it may be one that another program deleted and made anew
 	case !n.ours:
 		return never
 	case n.gone:
@@ -197,7 +197,7 @@ func (l *linkage) linkNews(n linkChange) urgency {
 	return later
 }
 
-// visit looks at them, and has put right the networks that nobody fights over.
+// visit looks at them, and has networks repaired, but those that are contested less often.
 func (l *linkage) visit(ctx context.Context) {
 	lacking, ok := l.lookAgain(ctx)
 	if !ok {
@@ -208,7 +208,7 @@ func (l *linkage) visit(ctx context.Context) {
 		return
 	}
 	for _, name := range networks {
-		l.log.Warn("somebody has changed links, addresses or routes that pods need: putting it right", "network", name, "what", strings.Join(lacking[name], "; "))
+		l.log.Warn("another program has changed links, addresses or routes that pods need: repairing them", "network", name, "what", strings.Join(lacking[name], "; "))
 		l.metrics.driftFound.Add(float64(len(lacking[name])))
 	}
 	if err := l.network.Upkeep().Repair(ctx, networks); err != nil {

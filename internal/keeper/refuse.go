@@ -72,7 +72,7 @@ func (k *Keeper) anothersAddress(network, hash, bridge string, own netip.Addr) e
 	case err != nil:
 		return err
 	case held.Owner == "":
-		return held // somebody's all the same
+		return held // another program's
 	}
 	a, err := k.state.Load(held.Network, string(held.Owner))
 	switch {

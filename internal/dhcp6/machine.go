@@ -75,8 +75,8 @@ const (
 	InUse                     // another host has it
 )
 
-// Event is what a Session is told; the zero value is that time has passed. What was received is
-// looked at critically: anything at all may be fed to Step.
+// Event is what a Session is told; the zero value is that time has passed. Step checks what was received: it may be
+// any bytes.
 type Event struct {
 	Message []byte
 	Verdict Verdict

@@ -41,9 +41,8 @@ type Adoption struct {
 // over: it writes a record (Record.Host) of a lease that is due, for the keeper to renew. Call it right after the takeover, and again whenever the
 // takeover is found in place: a record of this boot, bridge and address stays as it is.
 //
-// The result is nil where nothing was leased. That no keeper runs is no error: see
-// HostTrouble. After a boot the keeper drops the record, without a RELEASE, since the
-// host's own client has begun anew.
+// The result is nil where nothing was leased. It is no error if no keeper runs: see HostTrouble. After a boot the
+// keeper drops the record, without a RELEASE, since the host's own client has begun anew.
 func Adopt(ctx context.Context, dir *Dir, a *Adoption) (*Record, error) {
 	r, err := a.record(time.Now())
 	if err != nil {
@@ -151,8 +150,8 @@ func FirstLeased(list []addr.Address) *addr.Address {
 	return nil
 }
 
-// HandBack ends the keeper's part in the lease of a NIC that was given back: nothing is released, and
-// the address keeps the lifetime that the kernel gives it. That there is no record is success.
+// HandBack ends the keeper's part in the lease of a NIC that was given back: nothing is released, and the address
+// keeps the lifetime that the kernel gives it. It is no error if there is no record.
 func HandBack(ctx context.Context, dir *Dir, nic string) error {
 	if _, err := dir.Load(HostHash(nic)); errors.Is(err, os.ErrNotExist) {
 		return nil

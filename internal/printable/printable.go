@@ -1,6 +1,6 @@
-// Package printable makes text of any origin fit for a terminal and a log. What comes
-// from outside, a configuration, a file, the alias of a link, another program's rules,
-// the name of a process, may hold what a terminal obeys.
+// Package printable makes text of any origin fit for a terminal and a log. Text from outside, such as a
+// configuration, a file, the alias of a link, another program's rules, or the name of a process, may have control
+// sequences for a terminal.
 package printable
 
 import (

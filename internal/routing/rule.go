@@ -1,5 +1,5 @@
-// Package routing reads policy rules and neighbours, and writes the requests that move them to another link. What the
-// kernel keeps of a bridge's forwarding table as neighbours is package bridge's matter.
+// Package routing reads policy rules and neighbours, and writes the requests that move them to another link.
+// Entries of a bridge's forwarding table, which are neighbours to the kernel, are package bridge's.
 package routing
 
 import (

@@ -12,8 +12,8 @@ var ErrName = ident.ErrName
 // maxNetworkName leaves room for ".json" in NAME_MAX (255).
 const maxNetworkName = 250
 
-// checkNetwork accepts what the CNI specification allows as a network's name. That keeps
-// "..", '/', NUL and our own ".tmp-" out of paths.
+// checkNetwork accepts what the CNI specification allows as a network's name. So "..", '/', NUL and our own ".tmp-"
+// do not get into paths.
 func checkNetwork(name string) error {
 	switch {
 	case name == "":

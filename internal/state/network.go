@@ -137,10 +137,8 @@ func decodeNetwork(data []byte) (*Network, error) {
 	return n, nil
 }
 
-// RemoveNetwork removes what there is of a network: its record and the directory
-// of its attachments. That it is gone already is success; while there are
-// attachments it does nothing and the error matches ErrInUse. It needs the
-// exclusive lock.
+// RemoveNetwork removes a network's record and the directory of its attachments. It is no error if they are gone
+// already; while there are attachments it does nothing and the error matches ErrInUse. It needs the exclusive lock.
 func (d *Dir) RemoveNetwork(name string) error {
 	path, err := d.networkPath(name)
 	if err != nil {

@@ -102,7 +102,7 @@ func (q Qdisc) Burst() uint64 {
 	low, carry := bits.Add64(low, second/2, 0)
 	high += carry
 	if high >= second {
-		return 0 // nobody has it: 274 s of 2⁶³ bytes per second
+		return 0 // no limit is so large: 274 s of 2⁶³ bytes per second
 	}
 	bytes, _ := bits.Div64(high, low, second)
 	return bytes

@@ -14,7 +14,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// What is ours in the kernel has this handle, or this priority: "to", and none that people or agents choose.
+// Our qdiscs have this handle, and our filters this priority: "to", which users and agents do not choose.
 const (
 	minor    = 0x746f
 	Handle   = minor << 16

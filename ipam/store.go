@@ -265,8 +265,7 @@ const (
 	defaultLockWait = 5 * time.Second
 )
 
-// A session is a store whose lock is held. What changes the directory is a
-// method of session.
+// A session is a store whose lock is held. The methods that change the directory are session's.
 type session struct {
 	*store
 	fd    int // of the lock file
@@ -361,8 +360,8 @@ const (
 // be of any length; those of runtimes have 64.
 const maxReservation = 1024
 
-// parseReservation reads the content of a reservation file. What it does not
-// understand is foreign, and never an error.
+// parseReservation reads the content of a reservation file. Content that it does not understand is foreign, and
+// never an error.
 func parseReservation(data []byte) (reservation, reservationState) {
 	text := string(data)
 	if len(data) > maxReservation {

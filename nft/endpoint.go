@@ -12,8 +12,7 @@ import (
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
-// Owner names what an element belongs to, as a hash of whatever names it in full:
-// up to 16 lower-case letters and digits.
+// Owner names the owner of an element, as a hash of its full name: up to 16 lower-case letters and digits.
 type Owner string
 
 // OwnerOf is the Owner of an attachment: a hash of its network, its container and its
@@ -37,8 +36,8 @@ type Endpoint struct {
 	// MAC is the pod's. It stands in for addresses where there are none, so that
 	// every pod is known, and a guard needs it; else it is not used.
 	MAC net.HardwareAddr
-	// Guard is what the pod is held to behind GuardedPort, the bridge's port: the host's end of its veth pair.
-	// What else comes in by the port is dropped. The network must be one with Guard.
+	// Guard says to what the pod is held behind GuardedPort, the bridge's port: the host's end of its veth pair.
+	// Other packets that come in by the port are dropped. The network must be one with Guard.
 	//
 	// Frames to 01:80:c2:00:00:00 to :0f do not come by the guard: the bridge learns from
 	// them and hands them to the host. See Network.Groups.
@@ -74,8 +73,8 @@ func (o Owner) check() error {
 	return nil
 }
 
-// check says what is wrong with an endpoint. What passes makes a key of the right
-// length, and a comment that nft prints and parseOwner takes apart.
+// check says what is wrong with an endpoint. One without faults makes keys of the right length, and a comment that
+// nft prints and parseOwner reads.
 func (ep *Endpoint) check() error {
 	if err := ep.Owner.check(); err != nil {
 		return err

@@ -74,11 +74,10 @@ func (c *Conn) ensure(ctx context.Context, n Network, sentinels bool) (changed, 
 	return changed, emptied, err
 }
 
-// Ready says whether the network can do without Ensure, by single gets of the
-// table and its chains, for a caller that asks before each pod: whether they are there, awake and hooked in, made for this
-// network and this mark by this version, and with as many rules as then, and whether
-// nobody has emptied a set. It sees neither single elements nor what a rule was replaced
-// by: see Check.
+// Ready says whether the network can do without Ensure, by single gets of the table and its chains, for a caller
+// that asks before each pod: whether they are there, not dormant, and hooked in, made for this network and this
+// mark by this version, with as many rules as then, and whether no set was emptied. It sees neither single elements
+// nor that a rule was replaced by another: see Check.
 func (c *Conn) Ready(ctx context.Context, n Network) (bool, error) {
 	want, err := c.wanted(ctx, &n)
 	if err != nil {
@@ -96,7 +95,7 @@ func (c *Conn) Ready(ctx context.Context, n Network) (bool, error) {
 	if c.seen.Covers(generation, sum) {
 		return true, nil
 	}
-	// What is seen from here on is of this generation, or of a later one.
+	// All that is read from here on is of this generation, or of a later one.
 	settled := nftnl.Unchanged(c.tables.Conn, generation)
 	if settled != nil && !nftnl.IsOvertaken(settled) {
 		return false, settled

@@ -21,9 +21,8 @@ type ConflictError struct {
 	Network string
 	// Comment is the element's.
 	Comment string
-	// Port is the published port that was asked for, as Port.String has it, where it
-	// is about one. What Key names may be another: a port on all addresses excludes
-	// the same port on one.
+	// Port is the published port that was asked for, as Port.String has it, where it is about one. Key may name
+	// another port: one on all addresses excludes the same port on one.
 	Port string
 }
 

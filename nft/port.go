@@ -56,7 +56,7 @@ func unmarshal[T fmt.Stringer](to *T, name []byte, values ...T) error {
 			return nil
 		}
 	}
-	return invalid("%q, where one of %v is due", name, values)
+	return invalid("%q: want one of %v", name, values)
 }
 
 // SNAT says whose calls of published ports come to the pod with the host's address, on the link to the pod, in

@@ -6,7 +6,7 @@ import "slices"
 type rule struct {
 	handle  uint64
 	comment string // of nft's or of iptables' form
-	ours    bool   // by its comment, whatever it does by now
+	ours    bool   // by its comment, even if it was changed
 	verdict verdict
 	target  string // the chain of a jump or a goto
 

@@ -34,7 +34,7 @@ type Element struct {
 	Data []byte
 }
 
-// Equal says that two are the same entry, whatever its data.
+// Equal says that two are the same entry, with the same data or others.
 func (e Element) Equal(other Element) bool {
 	return e.Set == other.Set && bytes.Equal(e.Key, other.Key)
 }

@@ -33,9 +33,9 @@ type attached struct {
 	want  bridge.Port  // what the port and the pod's interface are compared with
 	pod   *netns.NS    // nil: it is gone, or another pod's, as lost says
 	lost  error
-	gone  bool // the port is, so nothing else is said: what the pod has besides serves nobody
+	gone  bool // the port is, so nothing else is reported: without it the pod's other objects are of no use
 	found findings
-	// keeperOptional says that nobody need renew the pod's lease.
+	// keeperOptional says that the pod's lease need not be renewed.
 	keeperOptional bool
 }
 

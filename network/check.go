@@ -92,7 +92,7 @@ func (k *checking) expect(ctx context.Context, port *bridge.Port, found *finding
 	if told == nil {
 		return nil
 	}
-	// The entry is of the MAC that Add gave, whatever others gave instead.
+	// The entry has the MAC that Add gave, also if other plugins gave the pod another.
 	port.StaticFDB = port.StaticFDB && bytes.Equal(told.MAC, port.PeerMAC)
 	port.PeerMAC = told.MAC
 	if text := told.HostMACs[k.rec.HostIf]; text != "" {
@@ -133,8 +133,8 @@ func (k *checking) expectedAddresses(told *Reported, has []netip.Prefix, found *
 	return named
 }
 
-// reservations asks the allocator, about the addresses that the pod is reported to have. What
-// others have added is not the allocator's to have reserved.
+// reservations asks the allocator, about the addresses that the pod is reported to have. Addresses that others have
+// added need no reservation.
 func (k *checking) reservations(ctx context.Context, found *findings) error {
 	if k.rec.IPAMType == endpoint.Leased || k.nw.Allocator == nil {
 		return nil

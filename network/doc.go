@@ -13,11 +13,10 @@
 //	err = node.Del(ctx, made.Key, nil)          // needs neither the pod nor its network
 //	gone, err := node.Collect(ctx, "pods", keep, nil)
 //
-// It composes the other packages, and adds what they leave to their caller: the records in the
-// state directory, the locks, and whose things are whose. So a kill at any moment leaves
-// nothing that nobody can name, and many calls may run at once, in as many processes. The
-// project's docs/dev/architecture.md tells how; the CNI plugin tombolo is built on this package,
-// and works beside other programs that are, if they share the state directory.
+// It composes the other packages, and adds what they leave to their caller: the records in the state directory, the
+// locks, and whose things are whose. So all that a kill leaves, at any moment, has an owner, and many calls may run
+// at once, in as many processes. The project's docs/dev/architecture.md tells how; the CNI plugin tombolo is built
+// on this package, and works beside other programs that are, if they share the state directory.
 //
 // # Needs
 //
@@ -26,7 +25,7 @@
 //
 // # Errors
 //
-// An argument that cannot be meant is ErrInvalid, and nothing was done then. See the variables
-// for what else a program can branch on. Messages say what was asked, what the kernel said, and
-// what to do; some name fields of the plugin's configuration.
+// An argument that is not valid is ErrInvalid, and nothing was done then. See the variables for what else a program
+// can branch on. Messages say what was asked, what the kernel said, and what to do; some name fields of the
+// plugin's configuration.
 package network

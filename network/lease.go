@@ -102,8 +102,7 @@ func leadLease(ctx context.Context, a *state.Attachment, conn *nl.Conn, link int
 	return held.Replace(rec)
 }
 
-// look compares an attachment with its lease. Of a lease that a keeper is at work on, whatever is wrong is not for
-// the node to mend.
+// look compares an attachment with its lease. A node repairs nothing of a lease that a keeper is at work on.
 func (leasePart) look(_ context.Context, p *attached) error {
 	if p.IPAMType != endpoint.Leased {
 		return nil

@@ -150,8 +150,8 @@ func unlist(ctx context.Context, s *session, r *remains) error {
 	return errors.Join(err, s.RemoveElements(ctx, r.hash, r.rec))
 }
 
-// allocate gets the pod's addresses. Of an allocator that asks another program nobody knows
-// how long it takes, so the lock is not held meanwhile.
+// allocate gets the pod's addresses. An allocator that asks another program may take long, so the lock is not held
+// meanwhile.
 func (a *adding) allocate(ctx context.Context) (err error) {
 	if err := wanted(a.pending); err != nil {
 		return err

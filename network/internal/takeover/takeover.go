@@ -49,8 +49,8 @@ type work struct {
 	undone bool
 }
 
-// with does something with a NIC under its lock. What somebody began and was killed
-// at is finished first, forward or back.
+// with does something with a NIC under its lock. It first finishes the work of a call that was killed, forward or
+// back.
 func (n *Node) with(ctx context.Context, nic string, do func(*work) error) error {
 	lock, err := n.Dir.LockUplink(ctx, nic)
 	if err != nil {
@@ -94,8 +94,8 @@ func loadUplink(file *state.UplinkFile) (*uplink.Record, error) {
 	return rec, nil
 }
 
-// Ensure takes a NIC for its bridge, unless it is taken, and mends what somebody undid of
-// it. A bridge that the operator has put the NIC on needs nothing.
+// Ensure takes a NIC for its bridge, unless it is taken, and repairs parts that were undone. A bridge that the
+// operator has put the NIC on needs nothing.
 func (n *Node) Ensure(ctx context.Context, want uplink.Uplink) error {
 	return n.with(ctx, want.NIC, func(w *work) error { return w.ensure(ctx, want) })
 }
@@ -111,7 +111,7 @@ func (w *work) ensure(ctx context.Context, want uplink.Uplink) error {
 	if on, err := w.node.onItsBridge(ctx, want); err != nil || on {
 		return err
 	}
-	// Of an earlier takeover that somebody undid by hand.
+	// An earlier takeover may have been undone by hand, and its lease still be the keeper's.
 	w.node.disown(ctx, want.NIC)
 	id, proven, err := w.node.prove(ctx, want)
 	if err != nil {
@@ -145,9 +145,9 @@ func (n *Node) onItsBridge(ctx context.Context, want uplink.Uplink) (bool, error
 	return err == nil && l.Kind == "bridge" && nic.Master == l.Index, err
 }
 
-// mend puts right what somebody undid of the takeover, and has the record say what the
-// host has by now: what it had before is nobody's to put back. Other addresses than those that pods
-// follow are left to the keeper, if there is one: by the record it sees that pods have to follow them.
+// mend repairs parts of the takeover that were undone, and has the record say what the host has by now: what it had
+// before is not put back. Other addresses than those that pods follow are left to the keeper, if there is one: by
+// the record it sees that pods have to follow them.
 func (w *work) mend(ctx context.Context, followed []netip.Prefix) error {
 	if _, err := w.conn.Mend(ctx, w.rec, w.file); err != nil {
 		return err
@@ -166,8 +166,8 @@ func (w *work) mend(ctx context.Context, followed []netip.Prefix) error {
 	return nil
 }
 
-// isKept says that a keeper looks after uplinks, or that nobody can tell: an operator's
-// command does not know its directory, and the keeper itself calls one.
+// isKept says that a keeper looks after uplinks, or that this is not known: an operator's command does not know the
+// leases' directory, and the keeper itself calls without it.
 func (n *Node) isKept() bool {
 	if n.LeaseDir == "" {
 		return true
@@ -241,8 +241,8 @@ func LeaseTrouble(leaseDir string) []string {
 	return found
 }
 
-// Mend puts right what somebody undid of a takeover that is on record. The keeper names the host's
-// addresses that pods follow.
+// Mend repairs parts of a takeover on record that were undone. The keeper names the host's addresses that pods
+// follow.
 func (n *Node) Mend(ctx context.Context, nic string, followed []netip.Prefix) error {
 	return n.with(ctx, nic, func(w *work) error {
 		if w.rec == nil {
@@ -370,7 +370,7 @@ func (w *work) allBack(ctx context.Context) error {
 	if len(lost) == 0 {
 		return nil
 	}
-	return fail.Errorf(fail.ErrConflict, "uplink %s is given back, but without %s: somebody deleted that from bridge %s, with its routes. If it is to be back: %s",
+	return fail.Errorf(fail.ErrConflict, "uplink %s is given back, but without %s: that was deleted from bridge %s, with its routes. If it is to be back: %s",
 		w.rec.NIC, strings.Join(lost, " and "), w.rec.Bridge, strings.Join(commands, " && "))
 }
 

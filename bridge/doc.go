@@ -6,7 +6,7 @@
 //	port := bridge.Port{Bridge: "br0", Name: bridge.HostName("net", id, "eth0"), Peer: "eth0", Addresses: addresses}
 //	attachment, err := conn.Attach(ctx, pod, port) // undoes itself where it fails
 //	differences, err := conn.Check(ctx, pod, port)
-//	err = conn.Detach(ctx, port.Name, port.Alias)  // what is gone is success
+//	err = conn.Detach(ctx, port.Name, port.Alias)  // no error if it is gone
 //
 // Attach does all of it for one pod, Detach takes it down, Check says what is no longer as it was made. None of
 // them lists anything, or takes longer because there are other pods. The veth pair is made by one message, its peer

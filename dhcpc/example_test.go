@@ -1,13 +1,32 @@
 package dhcpc_test
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"net/netip"
 	"time"
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/dhcpc/transport"
+	"github.com/tombolo-cni/tombolo/netns"
 )
+
+// Package transport has an example with a server.
+func ExampleClient() {
+	ctx, pod, index, mac := context.Background(), new(netns.NS), 2, net.HardwareAddr{2, 0, 10, 9, 0, 7}
+	client, err := dhcpc.New(&dhcpc.Config{MAC: mac, Dial: transport.Dialer(&transport.Config{NetNS: pod, Link: index})})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	lease, err := client.Acquire(ctx)
+	if err == nil {
+		fmt.Println("configure", lease.Address)
+		err = client.Run(ctx, lease, func(_, _ *dhcpc.Lease) error { return nil }) // until ctx is done
+	}
+	fmt.Println(err, client.Release(context.Background(), lease))
+}
 
 // A program that keeps many leases has a Session for each, and calls Step when the
 // first of them is due, or when a packet comes for one. No goroutine waits.

@@ -2,12 +2,12 @@
 //
 //	pod, err := netns.Open("/run/netns/pod")
 //	defer pod.Close()
-//	conn, err := addr.Dial(&addr.Config{NetNS: pod}) // a socket in the pod's namespace
+//	conn, err := addr.Dial(pod) // a socket in the pod's namespace
 //	err = pod.Do(func() error { return os.WriteFile("/proc/sys/net/ipv4/ip_forward", on, 0) })
 //
 // A namespace is a handle (NS), not a path: paths and inode numbers are reused,
-// and a handle keeps its namespace alive. The other packages take one in their
-// Config and bind their socket to it at creation; such a socket then works from
+// and a handle keeps its namespace alive. The other packages take one where
+// they dial and bind their socket to it at creation; such a socket then works from
 // any goroutine, so that entering a namespace (NS.Do) is needed only to open
 // something or to read and write below /proc/sys/net.
 //

@@ -3,7 +3,7 @@
 // addresses, and keeps apart what policies keep apart.
 //
 //	c, err := nft.Dial(nil)
-//	changed, err := c.Ensure(ctx, network) // the rules, and what somebody has flushed
+//	changed, err := c.Ensure(ctx, network) // the rules, also those that were flushed
 //	err = c.Add(ctx, endpoint)             // one transaction of a few elements
 //	diffs, err := c.Check(ctx, network)
 //	err = c.Remove(ctx, endpoint)

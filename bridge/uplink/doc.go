@@ -2,8 +2,9 @@
 // on it, while traffic goes on: addresses, routes of every table, rules, neighbours
 // and parameters move to the bridge. And it gives the NIC back.
 //
+//	conn, err := uplink.Dial(nil)
 //	rec, err := conn.Take(ctx, uplink.Uplink{NIC: "eth0", Bridge: "br0"}, journal)
-//	…
+//	differences, now, err := conn.Check(ctx, rec)
 //	err = conn.Restore(ctx, rec, journal)
 //
 // # How

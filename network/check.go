@@ -14,11 +14,10 @@ import (
 	"github.com/tombolo-cni/tombolo/ipam"
 )
 
-// Check compares an attachment with what Add made of it: its link, addresses and routes, its
-// limits and reservations, its network, and its part in the firewall. What the link should be
-// comes from nw; what the pod's interface should be, from pod.Reported, where others have told
-// what they changed, else from the record. One that is not on record, or whose Add did not
-// come to its end, is ErrNotAttached. It changes nothing.
+// Check compares an attachment with what Add made of it: its link, addresses and routes, its limits and
+// reservations, its network, and its part in the firewall. It compares the link with nw, and the pod's interface
+// with pod.Reported, where other plugins have reported their changes, else with the record. One that is not on
+// record, or whose Add did not come to its end, is ErrNotAttached. It changes nothing.
 func (n *Node) Check(ctx context.Context, nw *Network, pod *Pod) ([]tombolo.Difference, error) {
 	if err := n.usable(ctx); err != nil {
 		return nil, err

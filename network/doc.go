@@ -1,6 +1,5 @@
-// Package network is a node's networks and pods: what ties a pod to a bridge, with addresses,
-// host ports, masquerade, limits and a record of it, and what takes it down again, finds what
-// is missing, and puts it back.
+// Package network is a node's networks and pods: it connects a pod to a bridge, with addresses, host ports,
+// masquerade, limits and a record of it, takes it down again, finds what is missing, and puts it back.
 //
 //	node, err := network.Open(ctx, nil)
 //	pool, err := ipam.NewHostLocal(&ipam.Config{Network: "pods", Dir: network.DefaultStateDir + "/ipam", Ranges: ranges})

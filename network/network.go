@@ -42,7 +42,7 @@ type Network struct {
 	// ForceAddress replaces addresses of the bridge that overlap with a gateway's.
 	ForceAddress bool
 
-	Masquerade    bool           // what pods send to elsewhere has the host's address
+	Masquerade    bool           // packets of pods to elsewhere have the host's address
 	NonMasquerade []netip.Prefix // but to here
 	Policy        nft.Policy     // where pods of other networks, and of this one, may send to
 

@@ -15,17 +15,17 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// Announcements of links, addresses and routes (rtnetlink(7)) do not say who changed them. So those that pods cause
-// which come and go are told by what they are about: they have the keeper look a little later, as a look reads all
-// records. Parameters of the kernel (sysctl) tell nothing, so it is looked at every minute too.
+// Announcements of links, addresses and routes (rtnetlink(7)) do not say which program changed them. The keeper
+// tells by their objects those that ADDs and DELs cause, and looks a little later after these, as a look reads all
+// records. Changes of kernel parameters (sysctl) are not announced, so it looks every minute too.
 
 // linkage looks after them.
 type linkage struct {
 	source                    // with a contest over each network
 	bridges map[int]linkFacts // by index; the facts are empty until they are announced
 	ports   map[int]bool      // ports of pods that were seen
-	// remains is what putting a network right did not help against: it is told once, and is no
-	// news as long as nothing else is lacking there.
+	// remains are the differences that a repair of a network left: they are logged once, and not again before
+	// another is found there.
 	remains map[string][]string
 }
 

@@ -84,7 +84,7 @@ func newMetrics(cfg *Config) *metrics {
 		string(uplink.Taking), string(uplink.Taken), string(uplink.Restoring), string(uplink.Undoing))
 	m.uplinkMends = counter("tombolo_uplink_mends_total", "Takeovers repaired after another program had undone part of them.")
 	m.uplinksFinished = counter("tombolo_uplink_finished_total", "Takeovers and returns finished that were cut short.")
-	m.firewallContested = gauge("tombolo_firewall_contested", "1 if another program undoes again and again what pods need of the firewall; STATUS names it.")
+	m.firewallContested = gauge("tombolo_firewall_contested", "1 if another program undoes repairs of the firewall again and again; STATUS names it.")
 	m.firewallObstacles = gauge("tombolo_firewall_obstacles", "Firewalls that stop pods and are out of reach, or left to their owners; STATUS names them.")
 	m.firewallLooks = counter("tombolo_firewall_looks_total", "Looks at the firewall, after changes and once in a while.")
 	m.firewallMends = counter("tombolo_firewall_mends_total", "Repairs of the firewall after another program had changed it.")

@@ -29,9 +29,8 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// Exempt says of a key that no field has to the letter whether it is to be passed
-// over rather than to be an error. Where a field has it but for upper and lower case,
-// it is that field's instead. path names the object that holds the key, as in
+// Exempt says whether a key that is no field's exact name is passed over; otherwise it is an error. An exempt key
+// that differs from a field's name only in case is that field's. path names the object that holds the key, as in
 // [UnknownFieldError.Path]; it is empty for the document itself.
 type Exempt func(path, key string) bool
 

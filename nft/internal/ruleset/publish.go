@@ -261,8 +261,8 @@ const (
 	portSNATChain = "hostports-snat"
 )
 
-// portSNATSets have pods' ports: those whose callers all lose their address, and those whose callers never
-// do that come in by the link that leads to the pod.
+// portSNATSets have pods' ports: those whose callers all lose their address, and those whose callers keep it, if
+// they come in by the link that leads to the pod.
 func portSNATSets() []Set {
 	const (
 		port  = nftnl.TypeProtocol<<nftnl.TypeBits | nftnl.TypePort
@@ -278,7 +278,7 @@ func portSNATSets() []Set {
 	}
 }
 
-// portSNAT comes before the chain hairpin: what it translates, that one does not.
+// portSNAT comes before the chain hairpin, which does not translate the packets that this one has translated.
 func portSNAT() Chain {
 	return Chain{
 		Place: InInet(portSNATChain), Kind: "nat", Hook: unix.NF_INET_POST_ROUTING, Priority: priorityBeforeSourceNAT - 1,

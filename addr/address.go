@@ -23,11 +23,9 @@ type Address struct {
 	// Peer is the other end of a point-to-point link. The prefix length is then
 	// that of the peer's network.
 	Peer netip.Addr
-	// Broadcast is IPv4 only. The kernel derives none by itself: what is not set
-	// here is not set there.
+	// Broadcast is IPv4 only. The kernel derives none from the prefix: the zero value sets none.
 	Broadcast netip.Addr
-	// Label is IPv4 only: the link's name, or that with a colon and more behind it.
-	// The kernel's choice is the link's name.
+	// Label is IPv4 only: the link's name, or the name with a colon and a suffix. Empty is the link's name.
 	Label string
 	// Scope is how far the address is valid (RT_SCOPE_*); it counts for IPv4, and the kernel derives
 	// that of an IPv6 address.

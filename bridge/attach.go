@@ -253,7 +253,7 @@ func addrsOf(prefixes []netip.Prefix) []netip.Addr {
 	return list
 }
 
-// writeSysctls sets, before the interface comes up, what netlink has no attribute for.
+// writeSysctls sets, before the interface comes up, the parameters that netlink has no attribute for.
 func (p *Port) writeSysctls(in *inPod) error {
 	var errs []error
 	if in.ipv6 != nil && !p.LeaveIPv6 {

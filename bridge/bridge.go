@@ -42,15 +42,15 @@ type Bridge struct {
 	// drop the copies. Nil leaves it as it is, and a new bridge has it not.
 	Promiscuous *bool
 	// NFCall has this bridge show its IPv4 and IPv6 packets to the firewall (IFLA_BR_NF_CALL_IPTABLES and
-	// IFLA_BR_NF_CALL_IP6TABLES): without it, what a pod gets from another pod passes no connection tracking, and
-	// a service's answer comes from the wrong address. Nil leaves it as it is, and a new bridge has it not.
+	// IFLA_BR_NF_CALL_IP6TABLES): without it, packets between pods pass no connection tracking, and a service's
+	// answer comes from the wrong address. Nil leaves it as it is, and a new bridge has it not.
 	//
 	// It needs the kernel module br_netfilter, without which it has no effect: see ProbeNetfilter. False does not
 	// help against the parameters net.bridge.bridge-nf-call-iptables and -ip6tables, which hold for each bridge.
 	NFCall *bool
-	// VLANFiltering has the bridge keep VLANs apart, as Port.VLAN needs it; false leaves it as
-	// it is, and a new bridge without. Ports that are there stay in the default VLAN, and what
-	// they send with a tag is dropped from then on.
+	// VLANFiltering has the bridge keep VLANs apart, as Port.VLAN needs it; false leaves it as it is, and a new
+	// bridge without. Ports that are there stay in the default VLAN, and the bridge drops frames that they send
+	// with a tag from then on.
 	VLANFiltering bool
 	// MaxLearned is how many MACs the bridge learns from what its ports send
 	// (IFLA_BR_FDB_MAX_LEARNED, Linux 6.7; an older kernel has no such limit): a sender
@@ -63,15 +63,14 @@ type Bridge struct {
 // link.
 var ErrNotBridge = errors.New("the link is not a bridge")
 
-// Ensure makes the bridge if it is not there, and sets it up; it gives back its
-// state, and whether anything was changed. Several callers may do it at once.
+// Ensure makes the bridge if it is not there, and sets it up; it returns its state, and whether it changed
+// anything. Several callers may do it at once.
 //
 // Spanning tree stays off, as the kernel has it for a new bridge, so that a port
 // forwards as soon as it has a carrier.
 //
-// It is one request for a bridge that Ensure made (see Alias) and that is as it
-// should be, and one more for another. Where the kernel was built without what
-// NFCall asks for, all else is done and the error is ErrNoNetfilter. It needs
+// It sends one request if the bridge is Ensure's own (see Alias) and right, and two for another's. If the kernel
+// was built without br_netfilter and NFCall asks for it, all else is done and the error is ErrNoNetfilter. It needs
 // CAP_NET_ADMIN.
 func (c *Conn) Ensure(ctx context.Context, br Bridge) (*Link, bool, error) {
 	if err := c.usable(ctx); err != nil {

@@ -106,9 +106,8 @@ func (c *Conn) EnsureRouting(ctx context.Context, r Routing) (changed bool, _ er
 	return changed, nil
 }
 
-// CheckRouting compares the host with what r describes, and lists the differences:
-// what EnsureRouting would change. The calling thread has to be in the host's
-// namespace.
+// CheckRouting compares the host with r, and lists the differences, which EnsureRouting would change. The calling
+// thread has to be in the host's namespace.
 func CheckRouting(r Routing) ([]tombolo.Difference, error) {
 	var list []tombolo.Difference
 	parameters, err := r.parameters()

@@ -228,10 +228,9 @@ func (r *Route) customaryScope() uint8 {
 	return unix.RT_SCOPE_UNIVERSE
 }
 
-// Matches says whether have, as the kernel lists it, is what adding r makes: CHECK
-// uses it. A Link of 0 is not compared where there is a Gateway, nor are Flags, Other and
-// the time that is left of Expires; what a nexthop object holds is not compared with
-// anything.
+// Matches says whether have, as the kernel lists it, is what adding r makes: CHECK uses it. A Link of 0 is not
+// compared where there is a Gateway, nor are Flags, Other and the time that is left of Expires; the contents of a
+// nexthop object are not compared.
 func (r Route) Matches(have Route) bool {
 	want := r.normal()
 	have = have.normal()

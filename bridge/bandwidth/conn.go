@@ -39,9 +39,9 @@ type Target struct {
 	PortIndex int
 	MTU       int
 
-	// IFB names the link that egress takes a turn through; see IFBName.
+	// IFB names the link that shapes egress; see IFBName.
 	IFB string
-	// Alias is kept by the kernel with the ifb, at most 255 bytes: whose it is.
+	// Alias names the owner of the ifb; the kernel keeps it, at most 255 bytes.
 	Alias string
 	// Owner is how the alias of an ifb of this name must begin for it to be ours;
 	// otherwise it is left alone, and an ErrForeign. "" takes any.

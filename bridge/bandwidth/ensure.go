@@ -50,8 +50,7 @@ func (c *Conn) Ensure(ctx context.Context, t Target, s Shape) (changed bool, _ e
 	return changed, err
 }
 
-// prepare refuses what cannot be meant, fills in what was left open, and gives the
-// effective shape.
+// prepare refuses limits that are not valid, fills in defaults, and gives the effective shape.
 func (c *Conn) prepare(ctx context.Context, t *Target, s Shape) (Shape, error) {
 	invalid := func(err error) (Shape, error) {
 		return Shape{}, &tombolo.OpError{Op: "shape", Object: t.Port, Err: err}
@@ -144,8 +143,8 @@ func (c *Conn) ensureIFB(ctx context.Context, t *Target, have *installed) (chang
 	return true, err
 }
 
-// appendEgress appends what is missing of the way through the ifb, the filter last:
-// what came by it before all else is there would be lost.
+// appendEgress appends requests for the missing parts of the way through the ifb, the filter last: packets that it
+// led there before would be lost.
 func (t *Target) appendEgress(b *nl.Batch, w tc.Bucket, have *installed) {
 	replaceRoot(b, tc.Link{Name: t.IFB, Index: have.ifb.Index}, have.egress, w)
 	if !have.ifb.Up() {

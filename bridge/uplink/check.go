@@ -14,10 +14,9 @@ import (
 // is for that.
 var ErrNotTaken = errors.New("the takeover is not finished")
 
-// Check says what is no longer as Take left it: what a network manager has given the
-// NIC back, has taken from the bridge, or has deleted. Addresses and routes that the
-// bridge has got since, beside those on record or in their place, are no difference, nor
-// is what was leased or learnt and has run out.
+// Check lists differences from how Take left it: objects that a network manager has given back to the NIC, has
+// taken from the bridge, or has deleted. Addresses and routes that the bridge has got since, beside those on record
+// or in their place, are no difference, nor is what was leased or learnt and has run out.
 //
 // Where nothing differs, now is the record as it would be if the NIC was taken over at this
 // time: with the addresses, routes and rules that the bridge has got since. The caller that keeps it

@@ -107,10 +107,9 @@ func (c *Conn) probe(link int, list []netip.Addr) error {
 // useFlag is NTF_USE: look for it as if there were a packet for it.
 const useFlag routing.NeighbourFlags = unix.NTF_USE
 
-// waitUntilLocal waits until a link receives what is sent to the IPv6 addresses that
-// it has just got. The kernel's worker that joins the groups of their neighbour
-// discovery and adds their local routes runs after the request was answered; without
-// them, what comes in once the other link has the addresses no longer is lost.
+// waitUntilLocal waits until a link receives what is sent to the IPv6 addresses that it has just got. The kernel's
+// worker that joins the groups of their neighbour discovery and adds their local routes runs after the request was
+// answered; without them, packets that come in once the other link has the addresses no longer are lost.
 func (c *Conn) waitUntilLocal(ctx context.Context, m *move, timeout time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()

@@ -124,8 +124,7 @@ func (ep *Endpoint) elements() []ruleset.Element {
 	return append(list, ep.guardElements()...)
 }
 
-// traces gives all that an endpoint may have in the sets: what a record says of it may
-// be younger than its elements.
+// traces gives all elements that an endpoint may have in the sets: its record may be younger than its elements.
 func (ep Endpoint) traces() []ruleset.Element {
 	ep.Masquerade = true
 	if ep.PortSNAT != SNATNeeded {

@@ -17,9 +17,9 @@ import (
 // transaction. Elements of sets are left as they are where the set can stay, and so
 // are other networks. It is safe with any number of other programs at it at once.
 //
-// Where a set had to be made anew, or had been emptied, what any endpoint of any network
-// had in it is gone. back are those that Ensure then puts back, as Replace does: all that the
-// caller knows. Until they are back, Ready and Check say that there is something to do.
+// Where a set had to be made anew, or had been emptied, the elements of all networks' endpoints in it are gone.
+// back are those that Ensure then puts back, as Replace does: all that the caller knows. Until they are back, Ready
+// and Check say that there is something to do.
 //
 // The rules that all networks share come with the first network; a change of the
 // Config's Mark changes them for all.

@@ -25,17 +25,16 @@ type Network struct {
 	// 0.0.0.0/0 or ::/0 switches masquerade off for the whole family. Multicast
 	// keeps its source address in any case.
 	NonMasquerade []netip.Prefix
-	// Bridge is the name of the bridge that the network is on. Without it, what is
-	// bridged between its pods has no mark, and the fields below say nothing.
+	// Bridge is the name of the bridge that the network is on. Without it, packets that are bridged between its
+	// pods have no mark, and the fields below have no effect.
 	Bridge string
 	// VLANOf is the bridge whose VLAN the network is, where Bridge is the host's link in that VLAN; empty where
 	// Bridge is the bridge. Packets that are bridged within the VLAN pass the hooks by the name of VLANOf, and
 	// those that the host routes by that of Bridge.
 	VLANOf string
-	// NFCall says that what the bridge forwards passes the firewall's hooks too
-	// (IFLA_BR_NF_CALL_IPTABLES and _IP6TABLES, or the sysctl that does it for all
-	// bridges). Without it, answers between pods of the bridge pass by the host: what
-	// one of them sends to another by way of a changed destination is masqueraded.
+	// NFCall says that what the bridge forwards passes the firewall's hooks too (IFLA_BR_NF_CALL_IPTABLES and
+	// _IP6TABLES, or the sysctl that does it for all bridges). Without it, answers between pods of the bridge do
+	// not pass the host: packets between them whose destination was changed are masqueraded.
 	NFCall bool
 	// LAN says that a port of the bridge leads to machines that are in one subnet with the pods, as where a NIC of
 	// the host's is such a port. They answer each other and pods past the host: so the host masquerades packets

@@ -109,7 +109,7 @@ func (p Port) String() string {
 func (p Port) Check() error {
 	switch {
 	case p.Protocol != TCP && p.Protocol != UDP && p.Protocol != SCTP:
-		return invalid("port %s: protocol %d, where TCP, UDP or SCTP is due", p, p.Protocol)
+		return invalid("port %s: protocol %d, want TCP, UDP or SCTP", p, p.Protocol)
 	case p.HostPort == 0 || p.PodPort == 0:
 		return invalid("port %s: port 0, of the host or of the pod (%d)", p, p.PodPort)
 	}

@@ -98,9 +98,8 @@ func (c *Conn) removeElements(ctx context.Context, elements []ruleset.Element, m
 	return errors.Join(errs...)
 }
 
-// RemoveNetwork removes a network that may or may not be there: what endpoints
-// left behind, its sets and its chain. With the last of them goes the table. It does
-// not wait for endpoints to be removed first: what they have is gone.
+// RemoveNetwork removes a network that may or may not be there: what endpoints left behind, its sets and its chain.
+// With the last of them goes the table. It does not wait for endpoints to be removed first: their elements go too.
 //
 // A network without masquerade, bridge and endpoints leaves no trace in the table, so
 // the table may go before such a network does. Of networks that share a bridge, one

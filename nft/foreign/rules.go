@@ -80,7 +80,8 @@ func chainEnds(rules []rule) verdict {
 	return goesOn
 }
 
-// does says that a rule does nothing but one of these. One that goes on by conditions may change packets, unless it logs.
+// does says that a rule does nothing but one of these verdicts. A rule with conditions that goes on may change
+// packets, unless it logs.
 func (r *rule) does(verdicts ...verdict) bool {
 	return !r.opaque && slices.Contains(verdicts, r.verdict) && (r.verdict != goesOn || !r.conditional || r.logs)
 }

@@ -39,8 +39,7 @@ func (e Element) Equal(other Element) bool {
 	return e.Set == other.Set && bytes.Equal(e.Key, other.Key)
 }
 
-// Parse takes a key apart; what it does not hold is zero. It is false for keys
-// that are none of ours.
+// Parse takes a key apart; results that it does not hold are zero. It is false for keys that are none of ours.
 func (e Element) Parse() (bridge string, addr netip.Addr, mac net.HardwareAddr, ok bool) {
 	rest := e.Key
 	switch {

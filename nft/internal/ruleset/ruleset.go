@@ -157,7 +157,7 @@ func New(n *Network, table TableName, mark uint32) *Ruleset {
 	if n.Masquerade {
 		rs.Chains = append(rs.Chains, masquerade(n))
 	} else {
-		// The sets may stay: what is in them belongs to endpoints, not to rules.
+		// The sets may stay: their elements belong to endpoints, not to rules.
 		rs.gone = append(rs.gone, InInet(masqueradePrefix+n.Key))
 	}
 	if n.PortSNAT {

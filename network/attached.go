@@ -18,8 +18,8 @@ type podPart interface {
 	mend(ctx context.Context, p *attached) error
 }
 
-// podParts are in the order in which they are mended: what a pod may send goes by the guard, so that is there before
-// the port is on the bridge again.
+// podParts are in the order in which they are mended: the guard is there before the port is on the bridge again,
+// since it holds for all that the pod sends.
 func podParts() []podPart {
 	return []podPart{leasePart{}, endpointPart{}, portPart{}, limitsPart{}, wayPart{}}
 }

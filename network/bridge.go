@@ -61,7 +61,7 @@ func (bridgePart) make(ctx context.Context, n *site) (changed bool, _ error) {
 	}
 	n.bridge, changed, err = n.s.Links.Ensure(ctx, want)
 	if errors.Is(err, bridge.ErrNoNetfilter) {
-		// Everything else is done; and what a kernel cannot do is not asked for again.
+		// Everything else is done; a later call does not ask the kernel for that again.
 		n.s.Warn(err.Error())
 		n.rec.NFCall, err = nil, nil
 	}

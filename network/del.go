@@ -49,10 +49,11 @@ func (n *Node) teardown(s *session, network string, known *Known) *teardown {
 	return t
 }
 
-// Collect takes down all attachments of a network that are not in keep, by the records, the leases, and what the
-// kernel has, and gives back what no attachment has reserved. It gives those that went, as far as they have names.
-// It leaves alone attachments on which a call is at work, or that came since. known may be nil. An empty keep, nil
-// too, is a list of no attachment: all go. A caller that has no list, since its runtime gave none, must not call.
+// Collect takes down all attachments of a network that are not in keep, by the records, the leases, and the
+// kernel's objects, and gives back addresses that no attachment has reserved. It gives those that went, as far as
+// they have names. It leaves alone attachments on which a call is at work, or that came since. known may be nil. An
+// empty keep, nil too, is a list of no attachment: all go. A caller that has no list, since its runtime gave none,
+// must not call.
 //
 // It lists all first, and takes them down one by one, so that other calls get their turn in between; it looks at
 // each again under its own lock.

@@ -38,9 +38,9 @@ func (in *Inspection) Differs() bool {
 		slices.ContainsFunc(in.Attachments, func(r Report) bool { return len(r.Differences) > 0 }))
 }
 
-// Inspect compares all attachments on record with the kernel and with the pods'
-// namespaces. It changes nothing and waits for no lock: what comes and goes meanwhile may
-// show as different. An attachment that a call is at work on is not compared.
+// Inspect compares all attachments on record with the kernel and with the pods' namespaces. It changes nothing and
+// waits for no lock: objects that come and go meanwhile may show as different. An attachment that a call is at work
+// on is not compared.
 func (n *Node) Inspect(ctx context.Context) (*Inspection, error) {
 	s, err := n.openKnown(ctx)
 	if err != nil {

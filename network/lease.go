@@ -25,9 +25,8 @@ import (
 // which lasts longer than the node's state, and the keeper renews it.
 type leasePart struct{}
 
-// mend brings an attachment's record up to its lease: where the server gave the
-// pod another address since its Add, the keeper has changed the pod's, and what else
-// goes by the address follows here.
+// mend brings an attachment's record up to its lease: where the server gave the pod another address since its Add,
+// the keeper has changed the pod's, and this changes all else that depends on the address.
 func (leasePart) mend(ctx context.Context, p *attached) error {
 	rec, err := ahead(p.Attachment)
 	if rec == nil || err != nil {

@@ -121,7 +121,7 @@ func attachmentOf(rec *state.Attachment) *Attachment {
 	}
 }
 
-// Report is what is known of one attachment, and what of it is not as it should be.
+// Report is the record of one attachment, with its differences.
 type Report struct {
 	*Attachment
 	// Differences are those between the record and what the kernel and the pod's

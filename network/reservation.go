@@ -84,8 +84,8 @@ func (t *teardown) retaken(r *remains) []netip.Addr {
 	return list
 }
 
-// removeReservations deletes the network's own directory of reservations: what no attachment has is only bookkeeping.
-// A directory that the configuration named stays: it is the operator's.
+// removeReservations deletes the network's own directory of reservations, whose files without an attachment are
+// only bookkeeping. A directory that the configuration named stays: it is the operator's.
 func (s *session) removeReservations(network string) error {
 	return fail.State(os.RemoveAll(s.Dir.Path() + "/ipam/" + network))
 }

@@ -176,9 +176,9 @@ func (n *Node) isKept() bool {
 	return err == nil && dir.CheckKeeper() == nil
 }
 
-// adopt makes the keeper responsible for the lease that the host has by the NIC, if it has
-// one: its own client hears nothing there any more. Pods need not wait for that, so what
-// goes wrong is for STATUS, CHECK and the operator's commands to say.
+// adopt makes the keeper responsible for the lease that the host has by the NIC, if it has one: its own client
+// hears nothing there any more. Pods need not wait for that, so STATUS, CHECK and the operator's commands report
+// failures.
 func (n *Node) adopt(ctx context.Context, rec *uplink.Record, proven *dhcpc.Lease) {
 	if n.LeaseDir != "" && rec.ClientID != "" {
 		n.Later(func() error { return n.adoptLease(ctx, rec, proven) })
@@ -252,8 +252,8 @@ func (n *Node) Mend(ctx context.Context, nic string, followed []netip.Prefix) er
 	})
 }
 
-// Look compares a NIC that is taken over with its record, and gives that, and what it would be now. nil: the
-// NIC is not taken over. It takes no lock: a keeper may be at work.
+// Look compares a NIC that is taken over with its record, and gives the differences, and the record as it would be
+// now. nil: the NIC is not taken over. It takes no lock: a keeper may be at work.
 func (n *Node) Look(ctx context.Context, nic string) (rec, now *uplink.Record, _ []tombolo.Difference, _ error) {
 	rec, err := loadUplink(n.Dir.Uplink(nic))
 	if rec == nil {

@@ -111,9 +111,8 @@ func (m *Machine) Restore(now time.Time, seed uint64, l *Lease) (Session, error)
 	return s, nil
 }
 
-// Step tells a Session that time has passed and what has happened. Times may come
-// late: what is due then is done. A time before that of an earlier Step is taken for
-// that one: nothing runs backwards.
+// Step tells a Session that time has passed and what has happened. Times may come late: Step then does all that is
+// due. A time before that of an earlier Step is taken for that one: nothing runs backwards.
 func (m *Machine) Step(s Session, now time.Time, heard *Packet) (Session, Output) {
 	if now.Before(s.now) {
 		now = s.now

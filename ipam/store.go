@@ -172,9 +172,8 @@ func (s *session) release(addr netip.Addr) error {
 	return nil
 }
 
-// A lastFile has the address that a range set gave last. It is kept open from
-// the reading to the writing. It only spreads the addresses, so what is
-// wrong with it is passed over.
+// A lastFile has the address that a range set gave last. It is kept open from the reading to the writing. It only
+// spreads the addresses, so its faults are passed over.
 type lastFile struct {
 	fd   int
 	addr netip.Addr
@@ -192,8 +191,7 @@ func (s *session) openLast(index int) *lastFile {
 	return &lastFile{fd, parseLast(data), len(data)}
 }
 
-// parseLast reads the content of a last_reserved_ip file; what is no address is
-// the zero Addr.
+// parseLast reads the content of a last_reserved_ip file; the zero Addr stands for one that is no address.
 func parseLast(data []byte) netip.Addr {
 	addr, err := netip.ParseAddr(strings.TrimSpace(string(data)))
 	if err != nil || addr.Zone() != "" {

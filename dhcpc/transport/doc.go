@@ -4,6 +4,8 @@
 //	cfg := &transport.Config{NetNS: pod, Link: index, MAC: mac}
 //	client, err := dhcpc.New(&dhcpc.Config{MAC: mac, Dial: transport.Dialer(cfg)}) // DialRaw first, DialUDP to renew
 //
+// Each function opens one kind:
+//
 //   - DialRaw opens an AF_PACKET socket: it needs no address on the interface, receives unicast
 //     answers to an address that is not configured yet, and gets nothing but answers to
 //     its own MAC address, by a filter in the kernel that is set before the socket is

@@ -118,7 +118,7 @@ func (w *witnessed[P]) Close() error {
 	return errors.Join(w.transport.Close(), <-closed)
 }
 
-// argument is the error about an argument that cannot be meant.
+// argument is the error about an argument that is not valid.
 func argument(what string) error { return fmt.Errorf("%w: %s", tombolo.ErrInvalid, what) }
 
 // DialWitness gives a transport that sends by the one that dial opens, and receives at the other end of the

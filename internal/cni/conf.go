@@ -160,8 +160,8 @@ func (c *Common) deadline() time.Duration {
 	return time.Duration(cmp.Or(c.Deadline, Duration(defaultDeadline)))
 }
 
-// exempt names the keys that no field has and that are no error: what the runtime
-// may put in for others, and a comment's leading underscore.
+// exempt names unknown keys that are no error: those that the runtime may put in for other plugins, and comments
+// with a leading underscore.
 func exempt(path, key string) bool {
 	if path == "" {
 		return strings.HasPrefix(key, "cni.dev/") || strings.HasPrefix(key, "_")

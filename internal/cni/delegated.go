@@ -33,8 +33,8 @@ func (d *delegated) ask(ctx context.Context, of *delegate.Plugin, verb string) e
 	return d.wrap(of.Run(ctx, verb))
 }
 
-// Add runs the plugin, and where that fails runs it with DEL, as section 4 of the CNI specification 1.1.0 asks. Of
-// the result, what is not an IPAM plugin's to say is dropped.
+// Add runs the plugin, and where that fails runs it with DEL, as section 4 of the CNI specification 1.1.0 asks. It
+// drops parts of the result that an IPAM plugin must not set.
 func (d *delegated) Add(ctx context.Context, _ ipam.Owner) (*ipam.Allocation, error) {
 	lockorder.Slow("a plugin")
 	result, err := d.request.Plugin.Add(ctx)

@@ -111,8 +111,8 @@ func (c *call) isBridgeOurs() bool {
 	return err == nil && ours
 }
 
-// noneKept is the end of a call for a pod of another program's where there is no program to carry it out. None
-// gave the pod anything either, so there is nothing to take down.
+// noneKept ends a call for a pod of another program where no other program was kept. None gave the pod anything
+// either, so there is nothing to take down.
 func (c *call) noneKept() error {
 	if c.verb == "DEL" || c.verb == "GC" {
 		return nil

@@ -1,5 +1,5 @@
-// Package conntrack lists and deletes flows: what the kernel remembers of packets
-// that it has tracked, and the address translation that it goes on applying to them.
+// Package conntrack lists and deletes flows: a flow is the kernel's entry of packets that it has tracked, with the
+// address translation that it goes on applying to them.
 //
 //	n, err := conn.Flush(ctx, conntrack.Of(netip.MustParseAddr("10.22.0.5")))
 //

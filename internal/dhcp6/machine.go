@@ -150,8 +150,8 @@ func (m *Machine) Restore(now time.Time, seed uint64, l *Lease) (Session, error)
 	return s, nil
 }
 
-// Step tells a Session that time has passed and what has happened. Times may come late: what is
-// due then is done. A time before that of an earlier Step is taken for that one.
+// Step tells a Session that time has passed and what has happened. Times may come late: Step then does all that is
+// due. A time before that of an earlier Step is taken for that one.
 func (m *Machine) Step(s Session, now time.Time, e Event) (Session, Output) {
 	if !m.made() {
 		return s, Output{Err: trace.Argument("the machine was not made by NewMachine")}

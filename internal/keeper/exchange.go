@@ -365,9 +365,8 @@ type pod interface {
 	// dial opens a transport in the pod; see dhcpc.Config.
 	dial(ctx context.Context, local netip.Addr) (dhcpc.Transport[*dhcpc.Packet], error)
 	dial6() (dhcpc.Transport[[]byte], error)
-	// apply makes the pod have addresses, which the kernel takes away when the lease
-	// ends, routes and MTU; what is as it should be stays untouched. Times are as
-	// dhcpc.Lease.Left has them.
+	// apply makes the pod have addresses, which the kernel takes away when the lease ends, routes and MTU; those
+	// that are there stay untouched. Times are as dhcpc.Lease.Left has them.
 	apply(a lease.Applied, valid, preferred time.Duration) error
 	// withdraw takes addresses and routes away; that they are gone is success.
 	withdraw(a lease.Applied) error

@@ -19,8 +19,8 @@ import (
 
 // The kernel announces every change of nf_tables by the one message that ends each transaction (NFT_MSG_NEWGEN):
 // the messages about rules and elements are not queued, since a thousand of them in a burst would overflow the
-// socket. A change of our own is known by its generation: what was found right at a generation is not looked at
-// again, and verbs of the plugin leave theirs in their note.
+// socket. A change of our own is known by its generation: the keeper does not look again at a generation that it
+// found right, and verbs of the plugin leave theirs in their note.
 
 // lookAtFirewall is how often the keeper looks at the firewall without an announcement: the kernel announces
 // neither changes of legacy tables nor a table that becomes dormant.

@@ -212,7 +212,7 @@ func (l *linkage) visit(ctx context.Context) {
 		l.metrics.driftFound.Add(float64(len(lacking[name])))
 	}
 	if err := l.network.Upkeep().Repair(ctx, networks); err != nil {
-		l.trouble("cannot put all links right", err)
+		l.trouble("cannot repair all links", err)
 		l.wake = now().Add(again)
 	}
 	after, ok := l.lookAgain(ctx)
@@ -255,7 +255,7 @@ func (l *linkage) toMend(lacking map[string][]string) (networks []string) {
 // mended takes down what came of putting a network right.
 func (l *linkage) mended(name string, before, after []string) {
 	if l.remains[name] = after; len(after) > 0 {
-		l.log.Error("repairing has not put right what pods need", "network", name, "what", strings.Join(after, "; "))
+		l.log.Error("a repair did not restore all that pods need", "network", name, "what", strings.Join(after, "; "))
 	}
 	if len(after) >= len(before) {
 		return

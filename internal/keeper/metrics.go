@@ -23,8 +23,8 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// metrics are counted by loops and workers and read by the handler. Their registry is their own:
-// what other packages register with Prometheus' global one is not ours to tell.
+// metrics are counted by loops and workers and read by the handler. They have a registry of their own, since other
+// packages may register metrics with Prometheus' global one.
 type metrics struct {
 	registry *prometheus.Registry
 	dir      *lease.Dir
@@ -94,7 +94,7 @@ func newMetrics(cfg *Config) *metrics {
 	m.linksContested = gauge("tombolo_links_contested", "1 if another program changes again and again links, addresses or routes that pods need; the log says which.")
 	m.linkLooks = counter("tombolo_links_looks_total", "Looks at links, addresses and routes, after changes and once in a while.")
 	m.driftFound = counter("tombolo_drift_found_total", "Links, addresses, routes and settings of them that were found not as pods need them.")
-	m.driftMended = counter("tombolo_drift_mended_total", "Those of them that were put right.")
+	m.driftMended = counter("tombolo_drift_mended_total", "Differences that were repaired.")
 	m.errors = register.NewCounterVec(prometheus.CounterOpts{Name: "tombolo_errors_total", Help: "Things that went wrong, by kind; the log says what."}, []string{"kind"})
 	for _, kind := range []string{"dead", "firewall", "lease", "links", "read", "uplinks"} {
 		m.errors.WithLabelValues(kind) // 0 is told too

@@ -61,8 +61,8 @@ type State struct {
 	others  int
 }
 
-// Handles of our filters: what else is to go with them is noted in the lowest bits,
-// since the kernel keeps no other note of a filter.
+// Handles of our filters: the lowest bits note the objects that go with them, since the kernel keeps no other note
+// of a filter.
 const (
 	// noteRouted stands for route_localnet, notePlace for the clsact.
 	noteRouted = 1 << 0

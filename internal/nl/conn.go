@@ -83,7 +83,7 @@ func errNoConn() error {
 	return &tombolo.OpError{Op: "use connection", Err: fmt.Errorf("%w: it was not opened by Dial", tombolo.ErrInvalid)}
 }
 
-// Invalid is the error about a value that cannot be meant. It matches tombolo.ErrInvalid.
+// Invalid is the error about a value that is not valid. It matches tombolo.ErrInvalid.
 type Invalid string
 
 func (e Invalid) Error() string { return string(e) }

@@ -173,9 +173,8 @@ func decodeAttachment(data []byte) (*Attachment, error) {
 	return a, nil
 }
 
-// Load reads an attachment's record. A missing one matches os.ErrNotExist; what
-// cannot be used is a *RecordError. It needs no lock, but without one the answer
-// may be out of date at once.
+// Load reads an attachment's record. A missing one matches os.ErrNotExist; one that cannot be used is a
+// *RecordError. It needs no lock, but without one the answer may be out of date at once.
 func (d *Dir) Load(network, hash string) (*Attachment, error) {
 	path, err := d.attachmentPath(network, hash)
 	if err != nil {

@@ -104,9 +104,8 @@ func (d *Dir) SaveNetwork(n *Network) error {
 	return nil
 }
 
-// LoadNetwork reads a network's record. A missing one matches os.ErrNotExist: the
-// network has not been built; what cannot be used is a *RecordError. It needs the
-// shared lock.
+// LoadNetwork reads a network's record. A missing one matches os.ErrNotExist: the network has not been built; a
+// record that cannot be used is a *RecordError. It needs the shared lock.
 func (d *Dir) LoadNetwork(name string) (*Network, error) {
 	path, err := d.networkPath(name)
 	if err != nil {

@@ -134,7 +134,7 @@ type Filter struct {
 	MatchAll bool   // it is u32, and has a single key, of no bits
 	Redirect int    // the index of the link that its only action redirects to, 0 if none
 	Program  []byte // of a bpf in the classic form
-	Direct   bool   // it is bpf, and what its program returns is what becomes of the packet
+	Direct   bool   // it is bpf, and its program returns the verdict on the packet
 }
 
 // Decode reads the body of an RTM_NEWTFILTER.

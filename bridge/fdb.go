@@ -27,7 +27,7 @@ func (p *Port) fdbMessage(typ netlink.HeaderType, header netlink.HeaderFlags, in
 	body := &rtnetlink.NeighMessage{Family: unix.AF_BRIDGE, Index: uint32(index), State: state, Flags: unix.NTF_MASTER | flags}
 	return nl.Marshal(typ, header, body.MarshalBinary, func(ae *netlink.AttributeEncoder) {
 		ae.Bytes(unix.NDA_LLADDR, p.PeerMAC)
-		// Pods of two VLANs may have one MAC. Without a VLAN the entry is for all that the port is in.
+		// Pods of two VLANs may have one MAC. Without a VLAN the entry is for all VLANs that the port is in.
 		if p.VLAN.ID != 0 && len(p.VLAN.Trunk) == 0 {
 			ae.Uint16(unix.NDA_VLAN, p.VLAN.ID)
 		}

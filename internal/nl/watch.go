@@ -29,7 +29,7 @@ type Watch struct {
 const lookUp = 50 * time.Millisecond
 
 // Subscribe opens a socket that belongs to groups (unix.RTNLGRP_*). It receives announcements of all changes after
-// it has returned. A namespace is Dial's.
+// it has returned. A namespace is as for Dial.
 func Subscribe(protocol int, ns *netns.NS, groups ...int) (*Watch, error) {
 	w := &Watch{fd: -1, queue: queue{buf: make([]byte, announcementSize)}}
 	if err := in(ns, func() error { return w.open(protocol, groups) }); err != nil {

@@ -91,7 +91,8 @@ type answer struct {
 	DisableGatewayService bool           `json:",omitempty"`
 }
 
-// addresses are those of an endpoint. Docker takes none but those that it has not given itself.
+// addresses are those of an endpoint. In an answer they are only those that Docker did not choose, since it refuses
+// others.
 type addresses struct {
 	Address, AddressIPv6 netip.Prefix `json:",omitzero"`
 	MacAddress           string       `json:",omitempty"`

@@ -33,7 +33,7 @@
 //	│ conflict┌─────────┐            │
 //	├─────────│ PROBING │<───────────┤ with conflict detection
 //	│/ DECLINE└─────────┘            │
-//	│             │ nobody answers   │ without
+//	│             │ no answer        │ without
 //	│             v                  │
 //	│         ┌───────┐
 //	│         │ BOUND │

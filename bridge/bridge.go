@@ -239,7 +239,7 @@ func (c *Conn) correctBridge(ctx context.Context, br Bridge, l *Link, pinned boo
 	return changed, nil
 }
 
-// over gives what becomes of l.
+// over gives l as Ensure leaves it.
 func (br *Bridge) over(l *Link) Link {
 	want, state := *l, *l.Bridge
 	want.Up, want.Bridge = true, &state

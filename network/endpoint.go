@@ -165,9 +165,8 @@ func (e *entry) enter(ctx context.Context, rec *state.Attachment, want *want, ad
 	return err
 }
 
-// isStale says whether the owner of an element is gone: it has no port, and no record
-// of an Add that may be about to make one. The attachment itself is its own
-// predecessor, of which a killed Add left something.
+// isStale says whether the owner of an element is gone: it has no port, and no record of an Add that may be about
+// to make one. An element of this attachment is one that a killed Add left.
 func (e *entry) isStale(ctx context.Context, conflict *nft.ConflictError) (bool, error) {
 	hash := string(conflict.Owner)
 	if hash == "" || hash == e.hash {

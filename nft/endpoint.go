@@ -172,16 +172,16 @@ const (
 	// address of IPv6 goes the link-local one that is made of the MAC (addr_gen_mode eui64); without any of IPv6
 	// it sends none. A pod without addresses is held to its MAC alone, unless it has SLAAC.
 	GuardAddresses Guard = "addresses"
-	// GuardUntrusted is more: what switches call a port of hosts, behind which no server or
-	// router is to be (DHCP snooping, RFC 6105's RA guard, RFC 7610's DHCPv6 shield): it sends no answers of
-	// DHCP or DHCPv6 servers and relays, by no port, no DHCP requests for another's MAC, no queries of IGMP and
-	// MLD, no ICMP redirects, and nothing of what routers and firewalls tell each other: not by a protocol of
-	// IP (PIM, OSPF, EIGRP, VRRP and CARP, IS-IS, NHRP, pfsync and the like), nor to the UDP ports of RIP,
-	// OLSR, LDP, HSRP, GLBP, Babel, WCCP and the like, wherever that is. Router advertisements and redirects of
-	// IPv6 no guarded pod sends whose addresses are known. TCP is not looked at, nor what IPsec hides.
+	// GuardUntrusted is GuardAddresses, and drops packets by which a pod would pass for a server or router, as a
+	// switch does at a port for hosts (DHCP snooping, RFC 6105's RA guard, RFC 7610's DHCPv6 shield): answers of
+	// DHCP or DHCPv6 servers and relays from any port, DHCP requests for another's MAC, queries of IGMP and MLD,
+	// ICMP redirects, and packets between routers or firewalls: of protocols of IP (PIM, OSPF, EIGRP, VRRP and
+	// CARP, IS-IS, NHRP, pfsync and others), and to the UDP ports of RIP, OLSR, LDP, HSRP, GLBP, Babel, WCCP and
+	// others, at any address. GuardAddresses drops router advertisements and redirects of IPv6 already, if
+	// addresses are known. The guard does not look at TCP, nor into IPsec.
 	//
-	// Without addresses of IPv4 it is about to get one: it may ask DHCP servers for it
-	// and look whether another host has it (RFC 5227), and nothing else of IPv4.
+	// A pod without IPv4 addresses may ask DHCP servers for one and look whether another host has it (RFC 5227),
+	// and send nothing else of IPv4.
 	GuardUntrusted Guard = "untrusted"
 )
 

@@ -199,8 +199,8 @@ func (c *call) readEnvironment() error {
 	return nil
 }
 
-// maxDepth is how many delegated plugins may lead to a call. No IPAM plugin has a reason to call this one; should one
-// do so for another network, that is its own affair, once.
+// maxDepth is how many delegated plugins may lead to a call. No IPAM plugin has a reason to call this one, but one
+// may do so, once, for another network.
 const maxDepth = 1
 
 // refuseDepth ends a chain of calls that a delegated plugin leads back here: a

@@ -105,7 +105,7 @@ func (k *Seen) IsAt(generation uint32) bool {
 	return k.generation == generation && len(k.sums) > 0
 }
 
-// IsOn says whether anyone goes by it.
+// IsOn says whether it is in use.
 func (k *Seen) IsOn() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -101,7 +101,7 @@ func (b *base) leadsTo(chain string) bool {
 	})
 }
 
-// place is what is to become of our rule.
+// place is where our rule has to be.
 type place struct {
 	index int  // its own, or that of the rule before which it goes; that behind the last is the end. -1: none is needed
 	there bool // it is where it should be

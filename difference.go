@@ -24,7 +24,7 @@ type Difference struct {
 // package that compares an object of the kernel does not know who would put it right.
 type Remedy string
 
-// What package network tells of a node's differences.
+// These are package network's words for a node's differences.
 const (
 	RemedyRepair    Remedy = "repair"         // Node.Repair; tombolo repair
 	RemedyCollect   Remedy = "gc"             // garbage collection of pods that died without a Del

@@ -17,12 +17,12 @@
 //	netns          handles to network namespaces
 //	addr           addresses on links
 //	route          routes
-//	bridge         a bridge, and the veth pair that ties a pod to it
+//	bridge         a bridge, and the veth pair that connects a pod to it
 //	bridge/bandwidth  limits of what a pod sends and receives
 //	bridge/vlan    VLANs of a bridge's ports, and the host's link in one
 //	bridge/uplink  a NIC of the host's as a port of a bridge, and back
 //	nft            forwarding and masquerade for pods, and what their ports may say, as nf_tables set elements
-//	nft/foreign    other people's firewalls: what lets pods pass, and what stops them
+//	nft/foreign    other programs' firewalls: has them let pods pass, and names what stops pods
 //	hostport       what host ports need besides rules: programs that have them, stale flows
 //	ipam           addresses for pods, kept in the format of the reference's host-local
 //	network        a node's networks and pods, by all of these, with records and locks
@@ -37,7 +37,7 @@
 //	Ensure   creates or corrects, and says whether it changed anything
 //	Replace  creates or overwrites
 //	Del      deletes; what is not there is an error (fs.ErrNotExist)
-//	Remove   deletes; what is not there is success
+//	Remove   deletes; it is no error if it is not there
 //
 // docs/embedding.md goes from `go get` to a network, and says what a version promises.
 package tombolo
@@ -49,9 +49,8 @@ import (
 	"syscall"
 )
 
-// ErrInvalid is the cause of an error about an argument that cannot be meant: no
-// context, no namespace, a Conn that was never opened or has been closed. Nothing has
-// been done then.
+// ErrInvalid is the cause of an error about an argument that is not valid: no context, no namespace, a Conn that
+// was never opened or has been closed. Nothing has been done then.
 var ErrInvalid = errors.New("invalid argument")
 
 // Socket is a netlink socket that packages of this module share: what they call On takes

@@ -23,29 +23,25 @@ type Address struct {
 	// Peer is the other end of a point-to-point link. The prefix length is then
 	// that of the peer's network.
 	Peer netip.Addr
-	// Broadcast is IPv4 only. The kernel derives none by itself: what is not set
-	// here is not set there.
+	// Broadcast is IPv4 only. The kernel derives none from the prefix: the zero value sets none.
 	Broadcast netip.Addr
-	// Label is IPv4 only: the link's name, or that with a colon and more behind it.
-	// The kernel's choice is the link's name.
+	// Label is IPv4 only: the link's name, or the name with a colon and a suffix. Empty is the link's name.
 	Label string
 	// Scope is how far the address is valid (RT_SCOPE_*); it counts for IPv4, and the kernel derives
 	// that of an IPv6 address.
 	Scope uint8
-	// Flags are those of package unix (IFA_F_*), as asked for, or, in what List returns, as the kernel has them. Only
-	// those that a user may set are sent, so that a listed address can be added
-	// elsewhere as it is; and for IPv4 only those that it has, so that both families
-	// can be given the same.
+	// Flags are those of package unix (IFA_F_*), as asked for, or, in what List returns, as the kernel has them.
+	// Add and Ensure send only flags that a user may set and that the family has: so a listed address can be added
+	// elsewhere as it is, and both families can be given the same flags.
 	//
-	// IFA_F_NODAD makes an IPv6 address usable without duplicate address detection, which
-	// takes a second or two. It can be bound to when Add returns; the local route, by
-	// which packets for it are taken, comes from a work queue, in general within 1 ms.
-	// IFA_F_NOPREFIXROUTE keeps the kernel from adding the route to the prefix. It sets
-	// IFA_F_DADFAILED where another host has the address, and IFA_F_TENTATIVE until it is usable.
+	// IFA_F_NODAD makes an IPv6 address usable without duplicate address detection, which takes a second or two. It
+	// can be bound to when Add returns; the local route, by which packets for it are taken, comes from a work
+	// queue, in general within 1 ms. IFA_F_NOPREFIXROUTE keeps the kernel from adding the route to the prefix. The
+	// kernel sets IFA_F_DADFAILED where another host has the address, and IFA_F_TENTATIVE until the address is
+	// usable.
 	Flags uint32
-	// Valid is how long the address is to live, and Preferred how long it may be
-	// chosen for new connections; nil is for ever. The kernel counts in whole
-	// seconds: parts are rounded up. It refuses a Valid of zero.
+	// Valid is how long the address exists, and Preferred how long it may be chosen for new connections; nil is for
+	// ever. The kernel counts in whole seconds: parts are rounded up. It refuses a Valid of zero.
 	Valid, Preferred *time.Duration
 	// Protocol is the origin of the address (IFAPROT_*, any number from 4 upwards is
 	// free; 2 is a router advertisement): Linux 5.18, older kernels drop it.

@@ -68,7 +68,8 @@ func (c *Conn) change(ctx context.Context, op string, a *Address, typ netlink.He
 	return c.nl.Execute(&b)
 }
 
-// Remove deletes an address, by its Prefix, Peer and Link. That there is no such address or link is success.
+// Remove deletes an address, by its Prefix, Peer and Link. It is no error if the address or the link does not
+// exist.
 //
 // With an IPv4 address go the routes that have it as their source, and, where it
 // is the first of its network on the link and net.ipv4.conf.*.promote_secondaries
@@ -156,7 +157,7 @@ func (a *Address) network() netip.Prefix {
 	return netip.PrefixFrom(a.peer(), a.Prefix.Bits()).Masked()
 }
 
-// get asks for one IPv6 address, of whatever prefix length.
+// get asks for one IPv6 address, whose prefix length the kernel does not compare.
 func (c *Conn) get(ctx context.Context, a *Address) (Address, error) {
 	if err := c.usable(ctx); err != nil {
 		return Address{}, err
@@ -198,12 +199,11 @@ func (c *Conn) usable(ctx context.Context) error {
 // A finite lifetime starts anew, which is a change unless the seconds left are the
 // same.
 //
-// What the kernel cannot change in place is corrected by deleting the address and
-// adding it again, in one message; should it be refused then, the old one is put
-// back. For IPv4 these are Flags, Scope, Broadcast, Label and Peer, and Remove says
-// what else a deletion takes along; for IPv6 they are the prefix length (a link
-// has an IPv6 address only once), and an address that is not usable: one whose
-// duplicate address detection failed, or is under way though IFA_F_NODAD is asked for.
+// Where the kernel cannot change a property in place, Ensure deletes the address and adds it again, in one message;
+// if the kernel refuses the new one, Ensure puts the old one back. For IPv4 such properties are Flags, Scope,
+// Broadcast, Label and Peer, and Remove says what else a deletion takes along; for IPv6 they are the prefix length
+// (a link has an IPv6 address only once), and an address that is not usable: one whose duplicate address detection
+// failed, or is under way though IFA_F_NODAD is asked for.
 func (c *Conn) Ensure(ctx context.Context, a Address) (changed bool, _ error) {
 	err := c.Add(ctx, a)
 	if !errors.Is(err, fs.ErrExist) {

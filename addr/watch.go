@@ -20,8 +20,9 @@ import (
 var ErrDuplicate = errors.New("another node of the network has the address")
 
 // Watch hears when IPv6 addresses become usable. The kernel adds one at once, but leaves it to a worker to join its
-// solicited-node group and to make its local route: until that is done, milliseconds later, nobody can reach it. With
-// duplicate address detection it takes a second or two. It hears what router advertisements give to links, too.
+// solicited-node group and to make its local route: until then, for some milliseconds, no other host can reach it.
+// With duplicate address detection it takes a second or two. It hears what router advertisements give to links,
+// too.
 type Watch struct {
 	nl *nl.Watch
 
@@ -40,8 +41,7 @@ func Listen(ns *netns.NS) (*Watch, error) {
 	return &Watch{nl: w}, nil
 }
 
-// Close stops to hear. What waits ends, and so does all that is asked afterwards,
-// another Close too, with tombolo.ErrInvalid.
+// Close stops to hear. Calls that wait, and all later calls, another Close too, return tombolo.ErrInvalid.
 func (w *Watch) Close() error {
 	if err := w.usable(context.Background()); err != nil {
 		return err
@@ -134,7 +134,7 @@ func (c *Conn) look(ctx context.Context, last Address) (Address, error) {
 		// The kernel deletes a duplicate itself if it is not permanent.
 		return Address{}, &tombolo.OpError{Op: "add address", Object: last.String(), Err: ErrDuplicate}
 	}
-	return Address{}, &tombolo.OpError{Op: "add address", Object: last.String(), Err: fmt.Errorf("deleted by somebody else: %w", fs.ErrNotExist)}
+	return Address{}, &tombolo.OpError{Op: "add address", Object: last.String(), Err: fmt.Errorf("another program deleted it: %w", fs.ErrNotExist)}
 }
 
 // usable refuses one, or a context, that nothing can be done with.

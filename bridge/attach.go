@@ -44,10 +44,9 @@ var ErrBridgeFull = errors.New("the bridge holds 1023 ports, the most that Linux
 // has no IPv6.
 var ErrNoIPv6 = errors.New("IPv6 is switched off in this kernel (ipv6.disable=1 on its command line, or built without)")
 
-// Attach ties a pod to a bridge: it makes the veth pair, one end a port of the
-// bridge and up, the other born in the pod's namespace, and gives the latter its
-// addresses and routes. When it returns, the pod's addresses are usable and the
-// port forwards.
+// Attach connects a pod to a bridge: it makes the veth pair, one end a port of the bridge and up, the other born in
+// the pod's namespace, and gives the latter its addresses and routes. When it returns, the pod's addresses are
+// usable and the port forwards.
 //
 // It undoes itself: after an error, nothing of it is left. A port of the name
 // that is there already is an error (fs.ErrExist), and so is an interface of the
@@ -253,11 +252,11 @@ func addrsOf(prefixes []netip.Prefix) []netip.Addr {
 	return list
 }
 
-// writeSysctls sets, before the interface comes up, what netlink has no attribute for.
+// writeSysctls sets, before the interface comes up, the parameters that netlink has no attribute for.
 func (p *Port) writeSysctls(in *inPod) error {
 	var errs []error
 	if in.ipv6 != nil && !p.LeaveIPv6 {
-		// A router advertisement would add addresses and routes that nobody gave.
+		// A router advertisement would add addresses and routes that the caller did not give.
 		err := in.ipv6.Write(p.Peer+"/accept_ra", "0")
 		if p.usesIPv6() || !errors.Is(err, fs.ErrNotExist) { // an MTU that is too small for IPv6
 			errs = append(errs, err)

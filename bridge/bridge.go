@@ -28,13 +28,12 @@ type Bridge struct {
 	// lowest MAC among its ports, and breaks its neighbours' caches as they come
 	// and go.
 	MAC net.HardwareAddr
-	// MTU, in bytes, is set for good too, and does not follow the ports. 0 leaves that of an
-	// existing bridge, and is 1500 for a new one.
+	// MTU, in bytes, is pinned too, and does not follow the ports. 0 leaves that of an existing bridge, and is 1500
+	// for a new one.
 	MTU int
-	// Alias is given to a new bridge, so that it is known whose it is; that of an
-	// existing one is left. At most 255 bytes. A bridge that has it is taken for one
-	// that Ensure made, whose MAC is pinned; that of any other is pinned again by each
-	// Ensure, upon which the kernel forgets the bridge's neighbours.
+	// Alias is given to a new bridge, and names its owner, in at most 255 bytes; an existing bridge keeps its own.
+	// Ensure takes a bridge with this alias for one that it made, whose MAC is pinned. Of any other, each Ensure
+	// pins the MAC again, upon which the kernel forgets the bridge's neighbours.
 	Alias string
 	// NoIPv6 keeps a new bridge from having a link-local address of its own, for
 	// networks without IPv6.
@@ -44,15 +43,15 @@ type Bridge struct {
 	// drop the copies. Nil leaves it as it is, and a new bridge has it not.
 	Promiscuous *bool
 	// NFCall has this bridge show its IPv4 and IPv6 packets to the firewall (IFLA_BR_NF_CALL_IPTABLES and
-	// IFLA_BR_NF_CALL_IP6TABLES): without it, what a pod gets from another pod passes no connection tracking, and
-	// a service's answer comes from the wrong address. Nil leaves it as it is, and a new bridge has it not.
+	// IFLA_BR_NF_CALL_IP6TABLES): without it, packets between pods pass no connection tracking, and a service's
+	// answer comes from the wrong address. Nil leaves it as it is, and a new bridge has it not.
 	//
 	// It needs the kernel module br_netfilter, without which it has no effect: see ProbeNetfilter. False does not
 	// help against the parameters net.bridge.bridge-nf-call-iptables and -ip6tables, which hold for each bridge.
 	NFCall *bool
-	// VLANFiltering has the bridge keep VLANs apart, as Port.VLAN needs it; false leaves it as
-	// it is, and a new bridge without. Ports that are there stay in the default VLAN, and what
-	// they send with a tag is dropped from then on.
+	// VLANFiltering has the bridge keep VLANs apart, as Port.VLAN needs it; false leaves it as it is, and a new
+	// bridge without. Ports that are there stay in the default VLAN, and the bridge drops frames that they send
+	// with a tag from then on.
 	VLANFiltering bool
 	// MaxLearned is how many MACs the bridge learns from what its ports send
 	// (IFLA_BR_FDB_MAX_LEARNED, Linux 6.7; an older kernel has no such limit): a sender
@@ -71,9 +70,8 @@ var ErrNotBridge = errors.New("the link is not a bridge")
 // Spanning tree stays off, as the kernel has it for a new bridge, so that a port
 // forwards as soon as it has a carrier.
 //
-// It is one request for a bridge that Ensure made (see Alias) and that is as it
-// should be, and one more for another. Where the kernel was built without what
-// NFCall asks for, all else is done and the error is ErrNoNetfilter. It needs
+// It sends one request if the bridge is Ensure's own (see Alias) and right, and two for another's. If the kernel
+// was built without br_netfilter and NFCall asks for it, all else is done and the error is ErrNoNetfilter. It needs
 // CAP_NET_ADMIN.
 func (c *Conn) Ensure(ctx context.Context, br Bridge) (changed bool, _ error) {
 	if err := c.usable(ctx); err != nil {

@@ -120,7 +120,7 @@ func (c *Conn) Close() error {
 	}
 	c.waiting = nil
 	if c.ipv6 != nil {
-		_ = c.ipv6.Close() // nothing is lost by an error: what was to be written has been answered
+		_ = c.ipv6.Close() // an error loses nothing: the kernel has answered all requests
 		c.ipv6 = nil
 	}
 	return c.nl.Close()

@@ -16,12 +16,11 @@ import (
 
 // ErrForeign is the cause of a Detach or SetAlias of a link whose alias names another
 // owner.
-var ErrForeign = errors.New("the link belongs to somebody else")
+var ErrForeign = errors.New("the link belongs to another owner")
 
-// Detach deletes a port and with it the pod's interface, its addresses and its
-// routes; and, in the same moment, other links that were made for the port, such as an
-// ifb that shapes what comes from it. One that is gone already is success. A link of
-// these names whose alias does not begin with owner is somebody else's, stays, and is an
+// Detach deletes a port and with it the pod's interface, its addresses and its routes; and, in the same moment,
+// other links that were made for the port, such as an ifb that shapes what comes from it. One that is gone already
+// is success. A link of these names whose alias does not begin with owner belongs to another: it stays, and is an
 // ErrForeign; owner "" takes any.
 //
 // It takes the kernel some 12 to 36 ms, nearly all of them waiting: no more for several
@@ -52,10 +51,10 @@ func (c *Conn) Detach(ctx context.Context, name, owner string, also ...string) e
 	return errors.Join(errs...)
 }
 
-// Shut sets a port down, whatever its peer does: nothing passes it any more, and what
-// guards it can go before the port does, for which the kernel takes much longer. One that
-// is gone already is success. A link whose alias does not begin with owner is somebody
-// else's, stays as it is, and is an ErrForeign; owner "" takes any.
+// Shut sets a port down, and the pod cannot set it up again: nothing passes it any more, so that its guard can be
+// deleted before the port, for which the kernel takes much longer. One that is gone already is success. A link
+// whose alias does not begin with owner belongs to another: it stays as it is, and is an ErrForeign; owner "" takes
+// any.
 func (c *Conn) Shut(ctx context.Context, name, owner string) error {
 	return c.change(ctx, "set link down", name, owner, func(_ *Link, r *link.Request) bool {
 		r.Change = unix.IFF_UP
@@ -91,11 +90,11 @@ func (c *Conn) change(ctx context.Context, op, name, owner string, ask func(*Lin
 	return err
 }
 
-// delLinks deletes links of ours. What goes meanwhile is success.
+// delLinks deletes links of ours. It is no error if one goes meanwhile.
 func (c *Conn) delLinks(ctx context.Context, list []*Link) error {
 	var b nl.Batch
 	if len(list) == 1 {
-		// The very link that was looked at, whatever has its name by now.
+		// The index names the link that was looked at; another may have its name by now.
 		link.Request{Index: list[0].Index}.Delete(&b, list[0].Name)
 	} else {
 		delTogether(&b, list)
@@ -113,8 +112,8 @@ func (c *Conn) delLinks(ctx context.Context, list []*Link) error {
 	return errors.Join(errs...)
 }
 
-// dyingGroup makes groups of links, by the index of one of them, that nobody else has: a
-// group is a number of 32 bits, and those that people give are small.
+// dyingGroup and the index of a link give a group that no other link is in: a group is a number of 32 bits, and
+// those that people choose are small.
 const dyingGroup = 0x746f0000
 
 // delTogether makes a group of links, since the kernel deletes those of one together,

@@ -27,16 +27,16 @@ func (p *Port) fdbMessage(typ netlink.HeaderType, header netlink.HeaderFlags, in
 	body := &rtnetlink.NeighMessage{Family: unix.AF_BRIDGE, Index: uint32(index), State: state, Flags: unix.NTF_MASTER | flags}
 	return nl.Marshal(typ, header, body.MarshalBinary, func(ae *netlink.AttributeEncoder) {
 		ae.Bytes(unix.NDA_LLADDR, p.PeerMAC)
-		// Pods of two VLANs may have one MAC. Without a VLAN the entry is for all that the port is in.
+		// Pods of two VLANs may have one MAC. Without a VLAN the entry is for all VLANs that the port is in.
 		if p.VLAN.ID != 0 && len(p.VLAN.Trunk) == 0 {
 			ae.Uint16(unix.NDA_VLAN, p.VLAN.ID)
 		}
 	})
 }
 
-// addStaticFDB enters the pod's MAC for good. An entry of the MAC that the bridge has
-// learnt is replaced. One that is its own, or somebody entered for another port, is left
-// alone: a pod with such a MAC would get what is not its own.
+// addStaticFDB enters the pod's MAC for good. An entry of the MAC that the bridge has learnt is replaced. An entry
+// of the bridge's own MAC, or one that a program entered for another port, stays: a pod with such a MAC would get
+// frames that are not its own.
 func (c *Conn) addStaticFDB(ctx context.Context, p *Port, index int) error {
 	err := c.sendStaticFDB(ctx, p, index, netlink.Excl)
 	if !errors.Is(err, fs.ErrExist) {

@@ -90,7 +90,7 @@ func (in *inPod) open(dial func() (*nl.Conn, error), ipv6, redirects bool) error
 
 // close leaves the pod as it is.
 func (in *inPod) close() {
-	// Nothing is lost by an error: what was to be written has been answered.
+	// An error loses nothing: the kernel has answered all requests.
 	if in.conn != nil {
 		_ = in.conn.Close()
 	}

@@ -48,8 +48,8 @@ type Link struct {
 type BridgeState struct {
 	// Netfilter says that the kernel was built to show bridged packets to the firewall (CONFIG_BRIDGE_NETFILTER).
 	Netfilter bool
-	// NFCallIPTables and NFCallIP6Tables have the bridge show its IPv4 and its IPv6 packets to the firewall, whatever
-	// the parameters net.bridge.bridge-nf-call-iptables and -ip6tables say for all bridges.
+	// NFCallIPTables and NFCallIP6Tables have the bridge show its IPv4 and its IPv6 packets to the firewall, also
+	// where the parameters net.bridge.bridge-nf-call-iptables and -ip6tables, which hold for all bridges, are 0.
 	NFCallIPTables  bool
 	NFCallIP6Tables bool
 	// VLANFiltering says that it keeps VLANs apart (IFLA_BR_VLAN_FILTERING), by tags of IEEE

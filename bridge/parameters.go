@@ -108,11 +108,12 @@ func (p *Port) refuseRedirects(in *inPod) error {
 
 // The host's end of a veth pair is a port of a bridge, and nothing else. But some frames reach the host's own IP
 // stack as from the port, past every rule that names the bridge: those to link-local groups (01:80:c2:00:00:00 to
-// :0f), and all of them where the port has fallen off its bridge. Rules of the firewall stop the former (nft.Network's
-// Groups); this is what is left when somebody has flushed those. The kernel then drops IPv4 from whatever source
-// (rp_filter, RFC 3704; only what a host without an address sends to 255.255.255.255 passes), router advertisements
-// (accept_ra 0), and IPv6 for a single address in a frame that is not for a single MAC
-// (drop_unicast_in_l2_multicast). disable_ipv6 would end all IPv6, but to write it takes the kernel's lock on all links.
+// :0f), and all of them where the port has fallen off its bridge. Rules of the firewall stop the former
+// (nft.Network's Groups); these parameters hold when the rules are flushed. With them the kernel drops IPv4 from
+// every source (rp_filter, RFC 3704; only what a host without an address sends to 255.255.255.255 passes), router
+// advertisements (accept_ra 0), and IPv6 for a single address in a frame that is not for a single MAC
+// (drop_unicast_in_l2_multicast). disable_ipv6 would end all IPv6, but to write it takes the kernel's lock on all
+// links.
 
 // noIPv4 is what the host's end gets of it by netlink.
 func noIPv4() []link.Parameter { return []link.Parameter{{ID: ipv4ConfRPFilter, Value: 1}} }

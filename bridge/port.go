@@ -22,9 +22,9 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// Port describes one pod's tie to a bridge: a veth pair, of which one end is a
-// port of the bridge and the other, the peer, is the pod's interface. What is left
-// at its zero value is not asked for, unless a field says otherwise.
+// Port describes how one pod is connected to a bridge: by a veth pair, of which one end is a port of the bridge and
+// the other, the peer, is the pod's interface. A field with its zero value asks for nothing, unless it says
+// otherwise.
 type Port struct {
 	// Bridge is the bridge's name. BridgeIndex is its index where the caller knows
 	// it (Link.Index), which spares a request.
@@ -289,10 +289,9 @@ func (p *Port) podLinkUp(b *nl.Batch, index int) {
 	}
 }
 
-// announce appends what has the kernel send a gratuitous ARP for each address: it does
-// when it is told the MAC, though that be the one of before. What it sends when the
-// interface comes up gets no further than to the port, which forwards only once the
-// kernel has taken notice of its carrier.
+// announce appends a request that has the kernel send a gratuitous ARP for each address: it sets the MAC, to the
+// same value. The ARPs that the kernel sends when the interface comes up get no further than the port, which
+// forwards only once the kernel has taken notice of its carrier.
 func (p *Port) announce(b *nl.Batch, index int) {
 	link.Request{Index: index, MAC: p.PeerMAC}.Set(b, "announce addresses of", p.Peer)
 }

@@ -17,22 +17,20 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// Routing is what a host needs that pods route through. What is left at its zero
-// value is left as it is.
+// Routing is what a host needs that pods route through. A field with its zero value changes nothing.
 type Routing struct {
 	// IPv4 and IPv6 have the host forward packets of the family, on all its links
 	// (net.ipv4.ip_forward, net.ipv6.conf.all.forwarding).
 	IPv4, IPv6 bool
-	// NoRedirects names a link on which the host, for IPv4, tells nobody of a shorter
-	// way than through itself: the bridge, where the router is on it as well as the
-	// pods. For that the parameter send_redirects must be 0 on the link and in "all",
-	// so that other links keep to their own from then on. IPv6 has no such parameter:
-	// see Port.NoRedirects.
+	// NoRedirects names a link on which the host sends no IPv4 redirects to a shorter way than through itself: the
+	// bridge, where the router is on it as well as the pods. For that the parameter send_redirects must be 0 on the
+	// link and in "all", so that other links keep to their own from then on. IPv6 has no such parameter: see
+	// Port.NoRedirects.
 	NoRedirects string
 	// RouteLocalnet names a link by which host ports on 127.0.0.1 lead to pods: the bridge
-	// (net.ipv4.conf.<link>.route_localnet). It also has the kernel take packets for
-	// 127.0.0.0/8 from that link, so whatever keeps pods from the host's own services there
-	// comes first: nft.Conn.Ensure does, for as long as its table stands.
+	// (net.ipv4.conf.<link>.route_localnet). It also has the kernel take packets for 127.0.0.0/8 from that link, so
+	// rules that keep pods from the host's own services there come first: nft.Conn.Ensure makes them, and they last
+	// as long as its table.
 	RouteLocalnet string
 }
 

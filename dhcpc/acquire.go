@@ -134,8 +134,8 @@ func (t *step) requesting(m *message) {
 	}
 }
 
-// acknowledged reads an ACK of what was asked for, and is nil if it is not one. What
-// it leaves out about the server is that of before.
+// acknowledged reads an ACK of what was asked for, and is nil if it is not one. Where the ACK says nothing of the
+// server, that of the asked lease stays.
 func (t *step) acknowledged(m *message, asked *Lease) *Lease {
 	if m.address != asked.Address.Addr() {
 		t.note(describe(m) + ": asked for " + asked.Address.Addr().String())
@@ -238,7 +238,7 @@ func (t *step) probe() {
 	if t.s.tries == probeCount {
 		pause = announceWait
 	}
-	// The sender's address is 0.0.0.0, so that nobody's neighbour entry is touched.
+	// The sender's address is 0.0.0.0, so that no host changes a neighbour entry.
 	t.send("probe", &Packet{
 		SrcMAC: Hex(t.cfg.MAC),
 		ARP:    &ARP{SenderMAC: Hex(t.cfg.MAC), SenderIP: netip.IPv4Unspecified(), TargetIP: t.s.offer.Address.Addr()},

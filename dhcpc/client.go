@@ -56,15 +56,13 @@ func (c *Client) Acquire(ctx context.Context) (*Lease, error) {
 	}
 }
 
-// Run keeps a lease until ctx is done: it renews it when it is due, and gets another
-// when it is refused or runs out. It calls apply with each change, one at a time: with
-// an old and a new lease after a renewal, where mostly nothing but the times differs;
-// with nil for next when the lease is lost, and with nil for old when there is one
-// again. What apply gets it must have applied when it returns: renewals come from the
-// leased address.
+// Run keeps a lease until ctx is done: it renews it when it is due, and gets another when it is refused or runs
+// out. It calls apply with each change, one at a time: with an old and a new lease after a renewal, where mostly
+// nothing but the times differs; with nil for next when the lease is lost, and with nil for old when there is one
+// again. When apply returns, the change must be in effect: renewals come from the leased address.
 //
-// Run ends with the error of apply, or with ctx's. That no server answers, and that a
-// transport fails, is no reason: it tries again in time. tombolo.ErrInvalid is one.
+// Run ends with the error of apply, or with ctx's. It does not end because no server answers, or a transport fails:
+// it tries again in time. It does end with tombolo.ErrInvalid.
 func (c *Client) Run(ctx context.Context, l *Lease, apply func(old, next *Lease) error) error {
 	if err := c.usable(ctx, l); err != nil {
 		return fmt.Errorf("keep lease: %w", err)
@@ -228,8 +226,7 @@ func (c *Client) dial(ctx context.Context, local netip.Addr) (Transport[*Packet]
 	return conn, err
 }
 
-// hangUp closes the transport. Its error is of no use to anybody: nothing is
-// written that could be lost.
+// hangUp closes the transport. Its error is of no use: nothing is written that could be lost.
 func (r *runner) hangUp() {
 	if r.conn != nil {
 		_ = r.conn.Close()

@@ -50,9 +50,8 @@ type Config struct {
 	Request Hex `json:"request,omitempty"`
 	// RequestOnly drops the usual ones from what is asked for.
 	RequestOnly bool `json:"requestOnly,omitempty"`
-	// Provide are options to send in each DISCOVER and REQUEST, such as 51 to ask
-	// for a lease time. What has a field here, and what the protocol sets, is
-	// refused.
+	// Provide are options to send in each DISCOVER and REQUEST, such as 51 to ask for a lease time. Options that
+	// have a field here, or that the protocol sets, are refused.
 	Provide []Option `json:"provide,omitempty"`
 	// Address is asked for in a DISCOVER; the server need not give it.
 	Address netip.Addr `json:"address,omitzero"`
@@ -63,17 +62,15 @@ type Config struct {
 	// RapidCommit asks for the lease in two messages rather than four (RFC 4039).
 	// Servers that do not know it answer with an OFFER as ever.
 	RapidCommit bool `json:"rapidCommit,omitempty"`
-	// DetectConflicts asks by ARP, before an address is taken, whether anybody has
-	// it (RFC 5227), and declines it if so. It takes 4 to 7 seconds, and a transport
-	// that can send and hear ARP.
+	// DetectConflicts asks by ARP, before an address is taken, whether a host has it (RFC 5227), and declines it if
+	// so. It takes 4 to 7 seconds, and a transport that can send and hear ARP.
 	DetectConflicts bool `json:"detectConflicts,omitempty"`
 	// LinkMTU bounds Lease.MTU; 0 leaves it alone.
 	LinkMTU int `json:"linkMTU,omitempty"`
 
-	// Refuse says why a lease is not to be taken, whatever a server says, and nil of one
-	// that may be; nil takes all. held is the lease that the client has, nil if none. It is
-	// asked about each OFFER and each ACK: what is offered is passed over for as long as
-	// another server may offer better, and what is granted is declined.
+	// Refuse returns why a lease is not to be taken, or nil if it may be; without Refuse all are taken. held is the
+	// lease that the client has, nil if none. It is asked about each OFFER and each ACK: an OFFER is passed over
+	// for as long as another server may offer better, and an ACK is answered with DECLINE.
 	Refuse func(l, held *Lease) error `json:"-"`
 
 	// Timeout bounds Acquire, together with its context; 0 is DefaultTimeout.

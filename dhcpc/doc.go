@@ -35,7 +35,7 @@
 //	│ conflict┌─────────┐            │
 //	├─────────│ PROBING │<───────────┤ with conflict detection
 //	│/ DECLINE└─────────┘            │
-//	│             │ nobody answers   │ without
+//	│             │ no answer        │ without
 //	│             v                  │
 //	│         ┌───────┐
 //	│         │ BOUND │
@@ -49,9 +49,9 @@
 //	│     └──────────┘ / REQUEST to all───┘                   │
 //	└──────────────────────────────────────────────────────────┘
 //
-// A REQUEST that nobody answers in REQUESTING leads to a new DISCOVER. After a NAK the
-// client waits 1 s, doubled with each up to 30 min; after a conflict 10 s at least. There is
-// no INIT-REBOOT: a client without an address asks for its earlier one in a DISCOVER.
+// A REQUEST without an answer in REQUESTING leads to a new DISCOVER. After a NAK the client waits 1 s, doubled with
+// each up to 30 min; after a conflict 10 s at least. There is no INIT-REBOOT: a client without an address asks for
+// its earlier one in a DISCOVER.
 //
 // # Standards
 //
@@ -62,12 +62,10 @@
 // a random time before its first DISCOVER, and it asks an offering server twice rather
 // than four times. A FORCERENEW (RFC 3203) is ignored, since it cannot be authenticated.
 //
-// A message counts if it is a reply with our transaction and hardware address and names
-// no other client identifier. In REQUESTING and RENEWING only the server that was asked
-// is heard; in REBINDING any. An ACK of an address that was not asked for is
-// no ACK. Wrong options of a server are ignored one by one, with a word
-// about it in Lease.Ignored; only an address or a lease time that nobody could use makes
-// an OFFER unusable.
+// A message counts if it is a reply with our transaction and hardware address and names no other client identifier.
+// In REQUESTING and RENEWING only the server that was asked is heard; in REBINDING any. An ACK of an address that
+// was not asked for is no ACK. Wrong options of a server are ignored one by one, with a word about it in
+// Lease.Ignored; only an address or a lease time that no client could use makes an OFFER unusable.
 //
 // # Needs
 //

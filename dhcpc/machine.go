@@ -111,9 +111,8 @@ func (m *Machine) Restore(now time.Time, seed uint64, l *Lease) (Session, error)
 	return s, nil
 }
 
-// Step tells a Session that time has passed and what has happened. Times may come
-// late: what is due then is done. A time before that of an earlier Step is taken for
-// that one: nothing runs backwards.
+// Step tells a Session that time has passed and what has happened. Times may come late: Step then does all that is
+// due. A time before that of an earlier Step is taken for that one: nothing runs backwards.
 func (m *Machine) Step(s Session, now time.Time, heard *Packet) (Session, Output) {
 	if now.Before(s.now) {
 		now = s.now
@@ -276,7 +275,7 @@ const (
 	initial    State = iota // about to send a DISCOVER: at the start, or after a back-off
 	selecting               // DISCOVER sent; waits for an OFFER, or for an ACK where rapid commit is on
 	requesting              // REQUEST for an offered address sent; waits for the server's ACK or NAK
-	probing                 // an ACK came; asks by ARP whether anybody has the address (RFC 5227)
+	probing                 // an ACK came; asks by ARP whether a host has the address (RFC 5227)
 	Bound                   // holds a lease; waits for T1
 	Renewing                // past T1: REQUEST sent to the server that gave the lease
 	Rebinding               // past T2: REQUEST sent to any server

@@ -101,7 +101,7 @@ func onLinkFirst(list []Route, own netip.Prefix) []Route {
 	list = slices.Clone(list)
 	for i, r := range list {
 		if r.Gateway == own.Addr() {
-			// A host that is its own router has the whole world on its link.
+			// A host that is its own router reaches all destinations on its link.
 			list[i].Gateway = netip.Addr{}
 		}
 		if r = list[i]; !r.Gateway.IsValid() {

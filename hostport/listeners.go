@@ -82,7 +82,7 @@ func Listeners(ctx context.Context, host *netns.NS, ports ...nft.Port) ([]Listen
 	return list, nil
 }
 
-// sockets lists those that receive from anybody, by struct inet_diag_req_v2 (include/uapi/linux/inet_diag.h). IPv6
+// sockets lists those that are not connected, by struct inet_diag_req_v2 (include/uapi/linux/inet_diag.h). IPv6
 // sockets may take IPv4 too.
 func sockets(conn *nl.Conn, protocol nft.Protocol, family uint8) ([]Listener, error) {
 	const requestLen, listening, closed = 56, 10, 7 // states of include/net/tcp_states.h: UDP is closed until it connects

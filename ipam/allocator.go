@@ -103,9 +103,8 @@ type Epoch struct {
 	Started time.Time // compared with the modification times of reservations; zero is not known: nothing is dropped
 }
 
-// A Node is what an Allocator is told of the node that it gives addresses on. The zero
-// Node tells nothing: then addresses are reserved until they are released, whatever
-// becomes of the node.
+// A Node describes to an Allocator the node that it gives addresses on. With the zero Node, addresses are reserved
+// until they are released, also after a reboot.
 type Node struct {
 	Epoch Epoch
 	// Live returns the addresses that the kernel holds for this network right
@@ -113,9 +112,8 @@ type Node struct {
 	// be expensive: Add calls it once in an epoch, while the directory is
 	// locked. If nil, nothing is alive.
 	Live func(context.Context) ([]Live, error)
-	// Hash is the hash of (network, container, interface) that marks what the
-	// attachment owns in the kernel: hexadecimal digits. If nil, reservations that
-	// name their owner by its hash are nobody's.
+	// Hash is the hash of (network, container, interface) that marks what the attachment owns in the kernel:
+	// hexadecimal digits. If nil, reservations that name their owner by its hash have no owner.
 	Hash func(Owner) string
 	// InUse says whether an attachment, by its Hash, is on record: Collect leaves what it
 	// has reserved, listed or not. If nil, Collect goes by its list alone.

@@ -21,9 +21,8 @@
 //	lock                locked with flock by a process that changes anything here
 //	.tombolo-epoch      ours: in which epoch of the node all this was last used
 //
-// A reservation is made with O_EXCL and written while the lock is held. Two
-// things follow. An address in use is one that has a file, whatever is in it. And
-// a file that is empty, seen by a process that holds the lock, was left by a
+// A reservation is made with O_EXCL and written while the lock is held. Two things follow. An address in use is one
+// that has a file, with any content. And a file that is empty, seen by a process that holds the lock, was left by a
 // process that died; its address is free.
 //
 // Add reads the lock, the marker, last_reserved_ip and the file of its
@@ -33,9 +32,8 @@
 // left to Del without a hint, Collect, Status, and an Add that met several taken
 // addresses in a row.
 //
-// What is not of this format (names that are no address, contents that are no
-// reservation, directories, what cannot be read) counts as taken if it has the
-// name of an address, and is never deleted.
+// An entry that is not of this format (its name is no address, its content is no reservation, it is a directory, or
+// cannot be read) counts as taken if it has the name of an address, and is never deleted.
 //
 // # Epochs
 //

@@ -141,7 +141,7 @@ func (s *session) rebuild(alive map[netip.Addr]Live, p pool) error {
 		}
 		hash := l.Hash
 		if !isHash(hash) {
-			hash = "0" // nobody's, but reserved
+			hash = "0" // without an owner, but reserved
 		}
 		ok, err := s.reserve(addr, reservation{hash: hash})
 		if err != nil {

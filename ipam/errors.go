@@ -8,8 +8,8 @@ import (
 	"github.com/tombolo-cni/tombolo"
 )
 
-// Sentinels that errors of this package match with errors.Is. What the system refused
-// matches its errno too, and holds an [*fs.PathError].
+// Sentinels that errors of this package match with errors.Is. An error of the system's matches its errno too, and
+// holds an [*fs.PathError].
 var (
 	ErrPoolFull     = errors.New("no free address")
 	ErrAddressTaken = errors.New("address is taken")

@@ -138,14 +138,12 @@ func (h *HostLocal) Want(addresses ...netip.Addr) (*HostLocal, error) {
 	return &asked, nil
 }
 
-// Add takes the lock once, gives one address of each set, and reads neither the
-// directory nor any other reservation, as long as the next address in turn is
-// free. ErrPoolFull says that there is none left, ErrAddressTaken that the one that was
-// asked for is another's.
+// Add takes the lock once, gives one address of each set, and reads neither the directory nor any other
+// reservation, as long as the next address in turn is free. ErrPoolFull says that no address is left,
+// ErrAddressTaken that another attachment has the one that was asked for.
 //
-// That the attachment already has an address is noticed (ErrDuplicate) only
-// where a candidate turns out to be its own, not by a search: the caller's
-// record of attachments guards against it.
+// Add finds that the attachment already has an address (ErrDuplicate) only where a candidate turns out to be its
+// own, not by a search: the caller's record of attachments guards against it.
 func (h *HostLocal) Add(ctx context.Context, owner Owner) (*Allocation, error) {
 	if err := h.gives(ctx); err != nil {
 		return nil, err
@@ -244,7 +242,7 @@ func (h *HostLocal) Del(ctx context.Context, owner Owner, hint []netip.Addr) err
 		}
 	}
 	exact, old, err := s.ownedBy(candidates, owner)
-	// What could not be read may be this attachment's.
+	// A file that could not be read may be this attachment's.
 	errs = append(errs, err)
 	if len(hint) > 0 {
 		exact = append(exact, old...)
@@ -290,9 +288,9 @@ func (s *store) ownedBy(addrs []netip.Addr, owner Owner) (exact, old []netip.Add
 	return exact, old, errors.Join(errs...)
 }
 
-// Collect releases every reservation whose owner is not in valid, nor on record
-// (Node.InUse). Files of the old form stay while any valid owner is of that container. What
-// its creator did not live to write goes, what is foreign stays.
+// Collect releases every reservation whose owner is not in valid, nor on record (Node.InUse). Files of the old form
+// stay while any valid owner is of that container. Empty files, whose creator was killed, go too; files of another
+// format stay.
 func (h *HostLocal) Collect(ctx context.Context, valid []Owner) error {
 	if err := h.ready(ctx); err != nil {
 		return err
@@ -328,8 +326,8 @@ func (h *HostLocal) Collect(ctx context.Context, valid []Owner) error {
 	return errors.Join(errs...)
 }
 
-// isInUse says that a reservation's owner is on record. It is reserved after that, and
-// given back before, so that what GC sees here under the lock is nobody's otherwise.
+// isInUse says that a reservation's owner is on record. An address is reserved after its owner is put on record,
+// and given back before the record goes: so under the lock GC takes no other reservation for one without an owner.
 func (s *store) isInUse(r reservation) bool {
 	switch {
 	case s.node.InUse == nil:
@@ -363,10 +361,9 @@ func (s *store) forms(valid []Owner) map[reservation]bool {
 	return forms
 }
 
-// Check looks, for each range set, at the addresses that the attachment has of it:
-// each must be reserved by the attachment. Where it has none of a set, since
-// somebody may have taken it away, any address of the attachment will do. The
-// error matches fs.ErrNotExist too where an address is reserved for nobody.
+// Check looks, for each range set, at the addresses that the attachment has of it: each must be reserved by the
+// attachment. Where it has none of a set, since another program may have taken it away, any address of the
+// attachment will do. The error matches fs.ErrNotExist too where an address is not reserved.
 func (h *HostLocal) Check(ctx context.Context, owner Owner, held []Address) error {
 	if err := h.gives(ctx); err != nil {
 		return err
@@ -447,11 +444,9 @@ func (h *HostLocal) Status(ctx context.Context) error {
 	return nil
 }
 
-// anyReclaimable reports whether an ADD would free one of the addresses before
-// it gave up: one with an empty file, or one of an earlier epoch. A node that
-// was full when it went down would otherwise never be ready again. What is
-// still alive of these is not looked for, since STATUS may only say no where it
-// knows.
+// anyReclaimable reports whether an ADD would free one of the addresses before it gave up: one with an empty file,
+// or one of an earlier epoch. A node that was full when it went down would otherwise never be ready again. It does
+// not ask which of these are still alive, since STATUS may only say no where it knows.
 func (s *store) anyReclaimable(taken map[netip.Addr]bool) bool {
 	old := s.isStale()
 	for addr := range taken {

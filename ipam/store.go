@@ -172,9 +172,8 @@ func (s *session) release(addr netip.Addr) error {
 	return nil
 }
 
-// A lastFile has the address that a range set gave last. It is kept open from
-// the reading to the writing. It only spreads the addresses, so what is
-// wrong with it is passed over.
+// A lastFile has the address that a range set gave last. It is kept open from the reading to the writing. It only
+// spreads the addresses, so its faults are passed over.
 type lastFile struct {
 	fd   int
 	addr netip.Addr
@@ -192,8 +191,7 @@ func (s *session) openLast(index int) *lastFile {
 	return &lastFile{fd, parseLast(data), len(data)}
 }
 
-// parseLast reads the content of a last_reserved_ip file; what is no address is
-// the zero Addr.
+// parseLast reads the content of a last_reserved_ip file; the zero Addr stands for one that is no address.
 func parseLast(data []byte) netip.Addr {
 	addr, err := netip.ParseAddr(strings.TrimSpace(string(data)))
 	if err != nil || addr.Zone() != "" {
@@ -265,8 +263,7 @@ const (
 	defaultLockWait = 5 * time.Second
 )
 
-// A session is a store whose lock is held. What changes the directory is a
-// method of session.
+// A session is a store whose lock is held. The methods that change the directory are session's.
 type session struct {
 	*store
 	fd    int // of the lock file
@@ -361,8 +358,8 @@ const (
 // be of any length; those of runtimes have 64.
 const maxReservation = 1024
 
-// parseReservation reads the content of a reservation file. What it does not
-// understand is foreign, and never an error.
+// parseReservation reads the content of a reservation file. Content that it does not understand is foreign, and
+// never an error.
 func parseReservation(data []byte) (reservation, reservationState) {
 	text := string(data)
 	if len(data) > maxReservation {

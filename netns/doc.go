@@ -7,8 +7,8 @@
 //	err = ns.Do(func() error { return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0) })
 //
 // A namespace is a handle (NS), not a path: paths and inode numbers are reused,
-// and a handle keeps its namespace alive. The other packages take one in their
-// Config and bind their socket to it at creation; such a socket then works from
+// and a handle keeps its namespace alive. The other packages take one where
+// they dial and bind their socket to it at creation; such a socket then works from
 // any goroutine, so that entering a namespace (NS.Do) is needed only to open
 // something or to read and write below /proc/sys/net.
 //

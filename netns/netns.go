@@ -98,8 +98,8 @@ func New() (*NS, error) {
 }
 
 func identify(fd int) (ID, error) {
-	// NS_GET_NSTYPE (Linux 4.11) refuses whatever is not in nsfs; some other
-	// files answer any ioctl, so the type is compared as well.
+	// NS_GET_NSTYPE (Linux 4.11) refuses files that are not in nsfs; some other files answer any ioctl, so the type
+	// is compared as well.
 	if kind, err := unix.IoctlRetInt(fd, unix.NS_GET_NSTYPE); err != nil || kind != unix.CLONE_NEWNET {
 		return ID{}, ErrNotNetNS
 	}
@@ -155,8 +155,8 @@ func (ns *NS) String() string {
 	return ns.path
 }
 
-// Close gives the handle up. The namespace lives on while anything else holds it.
-// Whatever is done with the handle afterwards fails with EBADF.
+// Close gives the handle up. The namespace lives on while anything else holds it. All later calls with the handle
+// fail with EBADF.
 func (ns *NS) Close() error {
 	if err := ns.Usable(); err != nil {
 		return &tombolo.OpError{Op: "close network namespace", Object: ns.String(), Err: err}

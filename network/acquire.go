@@ -32,8 +32,8 @@ type leasing struct {
 	rec    *lease.Record
 }
 
-// prepareLease reads what can be wrong before anything is touched. What is on record from the
-// first on, others need to put the guard back while the server is waited for.
+// prepareLease checks the lease's configuration before anything is changed. It fills in the record, by which other
+// calls put the guard back while this one waits for the server.
 func (a *adding) prepareLease() (*leasing, error) {
 	l := &leasing{asked: a.pod.Lease, client: lease.ClientOf(&a.pod.Lease.Client)}
 	switch len(a.pod.MAC) {
@@ -80,8 +80,8 @@ func (n *Node) leases(asked *Lease) (*lease.Dir, error) {
 	return dir, nil
 }
 
-// lease gets the pod its address from its link, which is up and without one. Of a server nobody knows how long it
-// takes, so the lock is not held meanwhile.
+// lease gets the pod its address from its link, which is up and without one. A server may take long, so the lock is
+// not held meanwhile.
 func (a *adding) lease(ctx context.Context) error {
 	asked, err := a.solicit(ctx)
 	if err != nil {
@@ -110,8 +110,8 @@ func (a *adding) lease(ctx context.Context) error {
 	return a.again(ctx)
 }
 
-// recordLease says what will be leased before a packet is sent: whatever comes, the
-// keeper and Collect know that it may be there.
+// recordLease puts the lease on record before a packet is sent, so that after a kill too the keeper and Collect
+// know that there may be one.
 func (a *adding) recordLease(context.Context) error {
 	l := a.leasing
 	boot, err := state.BootID()
@@ -163,8 +163,8 @@ func (a *adding) acquire(ctx context.Context) error {
 	cfg := rec.Client.Asking(rec.Lease)
 	cfg.Timeout = l.asked.Client.Timeout
 	cfg.Refuse = a.refuse(ctx, a.built.bridge.Index, rec.Lease)
-	// What a DHCP server says of a pod's address goes into the host's firewall, and a process that has all rights in the
-	// pod's namespace may prepare that: so answers are heard at the port.
+	// The address that a DHCP server gives goes into the host's firewall, and a process with all rights in the
+	// pod's namespace could forge the answer: so answers are heard at the port.
 	outside := &transport.Config{Link: link.Index, MAC: link.PeerMAC, ARP: sockets.ARP}
 	cfg.Dial = func(ctx context.Context, local netip.Addr) (dhcpc.Transport[*dhcpc.Packet], error) {
 		return transport.DialWitness(outside, func() (dhcpc.Transport[*dhcpc.Packet], error) { return transport.Dialer(sockets)(ctx, local) })
@@ -240,8 +240,7 @@ func givenBy(rec *lease.Record, more []route.Route) given {
 	return g
 }
 
-// commit hands the lease over to the keeper. That waits for the disk, so the state's
-// lock is not held meanwhile.
+// commit hands the lease over to the keeper. It waits for the disk, so the state's lock is not held meanwhile.
 func (l *leasing) commit(ctx context.Context, s *session) error {
 	s.Leave()
 	l.rec.State, l.rec.Updated = lease.Bound, time.Now().UTC()

@@ -13,12 +13,11 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// Add attaches a pod to a network, and makes the network first if it is not there: an
-// interface with addresses and routes, limits, and its part in the firewall. Where it fails it
-// has undone what it did. What an Add of the same attachment left that was killed, it undoes
-// first; otherwise an attachment that exists is ErrExists. Where the network has no address
-// left, it is undone, takes down what CollectDead finds of the network, and tries once more. It
-// needs CAP_NET_ADMIN in both namespaces, and CAP_SYS_ADMIN to enter the pod's.
+// Add attaches a pod to a network, and makes the network first if it is not there: an interface with addresses and
+// routes, limits, and its part in the firewall. Where it fails it has undone what it did. It first undoes what a
+// killed Add of the same attachment left; otherwise an attachment that exists is ErrExists. Where the network has
+// no address left, it is undone, takes down what CollectDead finds of the network, and tries once more. It needs
+// CAP_NET_ADMIN in both namespaces, and CAP_SYS_ADMIN to enter the pod's.
 func (n *Node) Add(ctx context.Context, nw *Network, pod *Pod) (*Attachment, error) {
 	if err := n.usable(ctx); err != nil {
 		return nil, err
@@ -72,8 +71,8 @@ func (n *Node) tryAdd(ctx context.Context, nw *Network, pod *Pod) (*Attachment, 
 			// It may have failed at anything that was taken down along with its record.
 			a.s.Warn("the attachment's record is gone: " + err.Error())
 			err = errDeleted()
-			// The attachment may have been added again meanwhile. Port, elements and reservations go by its name, so they
-			// may be the other ADD's. What this one had made went by the DEL, or goes by the other ADD.
+			// The attachment may have been added again meanwhile. Port, elements and reservations go by its name,
+			// so they may be the other ADD's. The DEL took down what this one had made, or the other ADD does.
 			if _, loadErr := a.s.Dir.Load(nw.Name, hash); !errors.Is(loadErr, fs.ErrNotExist) {
 				_ = a.pending.Close() // of a file that is gone
 				return nil, err
@@ -94,7 +93,7 @@ type adding struct {
 	metrics metrics         // of its default routes
 	shaped  bandwidth.Shape // its limits as the kernel enforces them
 
-	// What its steps have come to so far.
+	// Results of its steps so far.
 	given given
 	plan  *plan
 	built *site              // the network
@@ -172,7 +171,8 @@ func (a *adding) commit(ctx context.Context) error {
 	return fail.State(err)
 }
 
-// publishWithheld is for ports that another attachment of the container had: its Del passed them on to nobody until now.
+// publishWithheld publishes ports that another attachment of the container had, if its Del found none to pass them
+// on to.
 func (a *adding) publishWithheld(ctx context.Context) error {
 	if !withholds(&a.plan.rec) {
 		return nil
@@ -214,9 +214,9 @@ type given struct {
 // others are killed at the same attachment meanwhile.
 const maxRemains = 3
 
-// begin takes the locks that the ADD needs, in their order, and puts the attachment on
-// record before anything is made for it, so that whatever comes, nothing is left that
-// nobody can name. The record's lock is held from then on, and is never waited for.
+// begin takes the locks that the ADD needs, in their order, and puts the attachment on record before anything is
+// made for it, so that also after a kill all that is left has an owner. The record's lock is held from then on, and
+// is never waited for.
 func (a *adding) begin(ctx context.Context) error {
 	for range maxRemains {
 		if a.leasing != nil {
@@ -237,7 +237,7 @@ func (a *adding) begin(ctx context.Context) error {
 		if !errors.Is(err, fs.ErrExist) {
 			return err
 		}
-		// What is to be undone may have a lease, and a plugin to ask.
+		// The remains may have a lease to release, and an IPAM plugin to ask.
 		a.s.Leave()
 		if a.leasing != nil {
 			a.leasing.unlock()

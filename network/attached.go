@@ -18,8 +18,8 @@ type podPart interface {
 	mend(ctx context.Context, p *attached) error
 }
 
-// podParts are in the order in which they are mended: what a pod may send goes by the guard, so that is there before
-// the port is on the bridge again.
+// podParts are in the order in which they are mended: the guard is there before the port is on the bridge again,
+// since it holds for all that the pod sends.
 func podParts() []podPart {
 	return []podPart{leasePart{}, endpointPart{}, portPart{}, limitsPart{}, wayPart{}}
 }
@@ -33,9 +33,9 @@ type attached struct {
 	want  bridge.Port  // what the port and the pod's interface are compared with
 	pod   *netns.NS    // nil: it is gone, or another pod's, as lost says
 	lost  error
-	gone  bool // the port is, so nothing else is said: what the pod has besides serves nobody
+	gone  bool // the port is, so nothing else is reported: without it the pod's other objects are of no use
 	found findings
-	// keeperOptional says that nobody need renew the pod's lease.
+	// keeperOptional says that the pod's lease need not be renewed.
 	keeperOptional bool
 }
 

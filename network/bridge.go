@@ -13,8 +13,7 @@ import (
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 )
 
-// bridgePart is the bridge. Of one that somebody else made, only what the network asks for is ours to
-// set.
+// bridgePart is the bridge. Of another program's bridge, it sets only what the network asks for.
 type bridgePart struct{}
 
 // bridgeWanted is what the network asks of its bridge.
@@ -63,7 +62,7 @@ func (bridgePart) make(ctx context.Context, n *site) (changed bool, _ error) {
 	}
 	changed, err = n.s.Links.Ensure(ctx, want)
 	if errors.Is(err, bridge.ErrNoNetfilter) {
-		// Everything else is done; and what a kernel cannot do is not asked for again.
+		// Everything else is done; a later call does not ask the kernel for that again.
 		n.s.Warn(err.Error())
 		n.rec.NFCall, err = nil, nil
 	}
@@ -84,9 +83,8 @@ type choice struct {
 	promiscuous, nfCall *bool
 }
 
-// chooseBridge settles what a network leaves open. A bridge that somebody
-// else made must not be changed unasked: it keeps what it has. One of our own gets
-// what is usual, and the MTU of the default route's link.
+// chooseBridge settles what a network leaves open. Another program's bridge must not be changed unasked: it keeps
+// what it has. One of our own gets the defaults, and the MTU of the default route's link.
 func chooseBridge(ctx context.Context, s *session, w *want) (choice, error) {
 	nw := &w.Record
 	chosen := choice{nw.MTU, nw.Promiscuous, nw.NFCall}
@@ -133,9 +131,8 @@ func leaveBridge(ctx context.Context, s *session, w *want) error {
 // (mcast_max_groups) after it has made the entry that fills the bridge's table.
 const maxLearned = 16384
 
-// learnedLimit is the limit of a bridge that is there: one that somebody else made keeps
-// what it has, and so does one of ours to which an operator gave another. One that was
-// left half made has no alias yet.
+// learnedLimit is the limit of a bridge that is there: another program's keeps what it has, and so does one of ours
+// to which an operator gave another. One that was left half made has no alias yet.
 func learnedLimit(l *bridge.Link) uint32 {
 	if l.Alias != endpoint.BridgeAlias && !l.Unfinished() || l.Bridge == nil || l.Bridge.MaxLearned == nil || *l.Bridge.MaxLearned != 0 {
 		return 0

@@ -16,9 +16,8 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// What plugins further down a chain ask for, attachments get that are there already. It is on the
-// attachment's record, as if its Add had been asked for it, and is there before it is made: by the record, a
-// Del finds what a killed call has made.
+// Plugins further down a chain change attachments that are there already. A change is on the attachment's record,
+// as if its Add had been asked for it, before it is made: by the record, a Del finds what a killed call has made.
 
 // attached gives the record of an attachment whose Add is done. A plugin of a list has its DEL before that of the one
 // whose ADD did not finish, and has given it nothing.
@@ -105,8 +104,8 @@ func (c Change) Tuned(ctx context.Context, mac net.HardwareAddr, mtu int) error 
 	})
 }
 
-// Check compares an attachment with what Publish and Limit were asked for; nil is nothing. What the
-// kernel has of it, Check compares. An attachment that is not on record is ErrNotAttached.
+// Check compares an attachment's record with what Publish and Limit were asked for; nil is nothing. Node.Check
+// compares the kernel with the record. An attachment that is not on record is ErrNotAttached.
 func (c Change) Check(ctx context.Context, ports *Publication, limits *bandwidth.Shape) ([]tombolo.Difference, error) {
 	a, err := c.node.attached(ctx, c.key)
 	if err != nil {

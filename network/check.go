@@ -14,11 +14,10 @@ import (
 	"github.com/tombolo-cni/tombolo/ipam"
 )
 
-// Check compares an attachment with what Add made of it: its link, addresses and routes, its
-// limits and reservations, its network, and its part in the firewall. What the link should be
-// comes from nw; what the pod's interface should be, from pod.Reported, where others have told
-// what they changed, else from the record. One that is not on record, or whose Add did not
-// come to its end, is ErrNotAttached. It changes nothing.
+// Check compares an attachment with what Add made of it: its link, addresses and routes, its limits and
+// reservations, its network, and its part in the firewall. It compares the link with nw, and the pod's interface
+// with pod.Reported, where other plugins have reported their changes, else with the record. One that is not on
+// record, or whose Add did not come to its end, is ErrNotAttached. It changes nothing.
 func (n *Node) Check(ctx context.Context, nw *Network, pod *Pod) ([]tombolo.Difference, error) {
 	if err := n.usable(ctx); err != nil {
 		return nil, err
@@ -92,7 +91,7 @@ func (k *checking) expect(ctx context.Context, port *bridge.Port, found *finding
 	if told == nil {
 		return nil
 	}
-	// The entry is of the MAC that Add gave, whatever others gave instead.
+	// The entry has the MAC that Add gave, also if other plugins gave the pod another.
 	port.StaticFDB = port.StaticFDB && bytes.Equal(told.MAC, port.PeerMAC)
 	port.PeerMAC = told.MAC
 	if text := told.HostMACs[k.rec.HostIf]; text != "" {
@@ -133,8 +132,8 @@ func (k *checking) expectedAddresses(told *Reported, has []netip.Prefix, found *
 	return named
 }
 
-// reservations asks the allocator, about the addresses that the pod is reported to have. What
-// others have added is not the allocator's to have reserved.
+// reservations asks the allocator, about the addresses that the pod is reported to have. Addresses that others have
+// added need no reservation.
 func (k *checking) reservations(ctx context.Context, found *findings) error {
 	if k.rec.IPAMType == endpoint.Leased || k.nw.Allocator == nil {
 		return nil

@@ -24,7 +24,7 @@ import (
 func refuseConflicts(ctx context.Context, s *session, w *want, token string) (deserted []string, err error) {
 	before, err := s.Dir.LoadNetwork(w.Record.Name)
 	if err != nil || before.Epoch != token {
-		before = nil // or damaged: nobody knows what it was
+		before = nil // or damaged: its settings are not known
 	}
 	if before != nil {
 		if err := refuseStranding(ctx, s, w, before); err != nil {

@@ -49,13 +49,12 @@ func (d Dead) MarshalJSON() ([]byte, error) {
 	}{d.Attachment.onRecord(), d.Why, kept})
 }
 
-// CollectDead takes down the attachments of a network, or of all if that is empty, whose pods
-// are gone, and gives them: what a runtime left that was killed, and what an earlier boot did.
-// A pod is gone if its port is, or is about to go with its namespace, and its path does not lead to that: a path that
-// cannot be opened may be one of another mount namespace, and a port may have been deleted. What an Add or a Del is at
-// work on is left alone. Addresses are given back by Config.Allocators; where
-// that gives an error, or one attachment cannot be taken down, it is kept, and Kept says why.
-// With dryRun nothing is changed.
+// CollectDead takes down the attachments of a network, or of all if that is empty, whose pods are gone, and gives
+// them: what a runtime left that was killed, and what an earlier boot did. A pod is gone if its port is, or is
+// about to go with its namespace, and its path does not lead to that: a path that cannot be opened may be one of
+// another mount namespace, and a port may have been deleted. It leaves alone an attachment on which an Add or a Del
+// is at work. Addresses are given back by Config.Allocators; where that gives an error, or one attachment cannot be
+// taken down, it is kept, and Kept says why. With dryRun nothing is changed.
 //
 // It has to be called in the network namespace of the networks. It needs CAP_NET_ADMIN, and
 // CAP_SYS_ADMIN to tell namespaces apart.
@@ -81,7 +80,7 @@ func (n *Node) CollectDead(ctx context.Context, network string, dryRun bool) ([]
 		}
 		return nil, n.about(ctx, func(s *session) error { return s.Enter(ctx) }) // which deletes all records
 	case errors.Is(err, fs.ErrNotExist):
-		return nil, nil // nobody can tell whose the records are
+		return nil, nil // the epoch of the records is not known
 	case err != nil:
 		return nil, fail.State(err)
 	}
@@ -196,7 +195,7 @@ func strayed(rec *state.Attachment) (string, error) {
 	}
 	pod, err := netns.Open(rec.NetNS)
 	if err != nil {
-		// What is about the path, and not about this process, such as a lack of descriptors.
+		// These errors are about the path, and not about this process, as is a lack of descriptors.
 		paths := []error{fs.ErrNotExist, netns.ErrNotNetNS, fs.ErrPermission, unix.ENOTDIR, unix.ESRCH, unix.ELOOP, unix.ENAMETOOLONG}
 		if slices.ContainsFunc(paths, func(about error) bool { return errors.Is(err, about) }) {
 			return fmt.Sprintf("its namespace: %v", err), nil
@@ -228,8 +227,8 @@ func (s *session) inOwnNamespace() error {
 	return err
 }
 
-// instead is for a record that cannot be read: it says what is known without. What the attachment has in the kernel
-// carries its hash, and its reservation names it.
+// instead stands in for a record that cannot be read: the attachment's objects in the kernel carry its hash, and
+// its reservation names it.
 func (t *teardown) instead(hash string) *state.Attachment {
 	rec := &state.Attachment{State: state.Adding, Network: t.Network, Short: hash}
 	rec.DataDir = t.Session.Dir.Path() + "/ipam"
@@ -251,13 +250,13 @@ func (t *teardown) instead(hash string) *state.Attachment {
 	return rec
 }
 
-// unreleasable says why nobody could take an attachment's addresses back.
+// unreleasable says why no allocator can take an attachment's addresses back.
 func (t *teardown) unreleasable(rec *state.Attachment) error {
 	switch {
 	case rec.IPAMType == endpoint.Leased:
 		return nil
 	case rec.NetNS == "" && rec.IPAMType == "":
-		return errors.New("what gave it an address is not known, nor which container it is: have the runtime call GC")
+		return errors.New("neither the allocator of its address nor its container is known: have the runtime call GC")
 	}
 	_, err := t.node.allocator(t.Network, &Origin{rec.IPAMType, rec.DataDir})
 	return err

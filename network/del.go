@@ -25,9 +25,9 @@ type Known struct {
 	Leased      bool                // their addresses come by DHCP
 }
 
-// Del takes an attachment down. It needs neither the pod's namespace nor a configuration: the
-// port's name follows from the key, and whose it is from its alias. What is gone already is
-// success; what fails does not keep the rest from being done. known may be nil.
+// Del takes an attachment down. It needs neither the pod's namespace nor a configuration: the port's name follows
+// from the key, and its owner from its alias. It is no error if parts are gone already; a step that fails does not
+// keep the rest from being done. known may be nil.
 func (n *Node) Del(ctx context.Context, key Key, known *Known) error {
 	if err := n.usableFor(ctx, key); err != nil {
 		return err
@@ -49,14 +49,14 @@ func (n *Node) teardown(s *session, network string, known *Known) *teardown {
 	return t
 }
 
-// Collect takes down all attachments of a network that are not in keep, by the records, the
-// leases, and what the kernel has, and gives back what no attachment has reserved. It gives
-// those that went, as far as they have names. What is at work, or came since, is left alone.
-// known may be nil. An empty keep, nil too, is a list of no attachment: all go. A caller that has
-// no list, since its runtime gave none, must not call.
+// Collect takes down all attachments of a network that are not in keep, by the records, the leases, and the
+// kernel's objects, and gives back addresses that no attachment has reserved. It gives those that went, as far as
+// they have names. It leaves alone attachments on which a call is at work, or that came since. known may be nil. An
+// empty keep, nil too, is a list of no attachment: all go. A caller that has no list, since its runtime gave none,
+// must not call.
 //
-// What there is gets listed first, and goes one by one, so that other calls get their turn
-// in between; each is looked at again under its own lock.
+// It lists all first, and takes them down one by one, so that other calls get their turn in between; it looks at
+// each again under its own lock.
 func (n *Node) Collect(ctx context.Context, network string, keep []Key, known *Known) ([]Key, error) {
 	s, err := n.openKnown(ctx, network)
 	if err != nil {
@@ -104,7 +104,7 @@ func (n *Node) allocator(network string, origin *Origin) (ipam.Allocator, error)
 		}
 		return ipam.NewHostLocal(&ipam.Config{Network: network, Dir: dir})
 	case unnamed:
-		return nil, fail.Errorf(ErrInvalid, "its address is of a Network.Allocator, and nothing says what takes it back: Config.Allocators is needed, or a Network.Origin of type host-local")
+		return nil, fail.Errorf(ErrInvalid, "its address is of a Network.Allocator, which is not on record: set Config.Allocators, or a Network.Origin of type host-local")
 	}
 	return nil, fail.Errorf(ErrInvalid, "its address is the IPAM plugin %q's, which only a call with the network's configuration can ask: have the runtime DEL it or call GC", origin.Type)
 }
@@ -218,10 +218,9 @@ func (t *teardown) ownRemains(ctx context.Context, owner ipam.Owner, hash string
 	return r
 }
 
-// takeDown does every step. The address is given back after the link and the
-// elements that use it are gone, and the record goes last, and only if all else
-// did: it is what a later Del or Collect finds the rest by. What guards the pod goes when
-// nothing passes its port any more.
+// takeDown does every step. The address is given back after the link and the elements that use it are gone, and the
+// record goes last, and only if all else did: it is what a later Del or Collect finds the rest by. The pod's guard
+// goes when nothing passes its port any more.
 //
 // The caller has the record's lock, if there is a record, and no other: it is for takeDown
 // to take them, in their order. Neither a disk nor a plugin is waited for with the state's.

@@ -1,6 +1,5 @@
-// Package network is a node's networks and pods: what ties a pod to a bridge, with addresses,
-// host ports, masquerade, limits and a record of it, and what takes it down again, finds what
-// is missing, and puts it back.
+// Package network is a node's networks and pods: it connects a pod to a bridge, with addresses, host ports,
+// masquerade, limits and a record of it, takes it down again, finds what is missing, and puts it back.
 //
 //	node, err := network.Open(ctx, &network.Config{StateDir: dir}) // by nil, DefaultStateDir
 //	pool, err := ipam.NewHostLocal(&ipam.Config{Network: "pods", Dir: dir + "/ipam", Ranges: ranges})
@@ -13,11 +12,10 @@
 //	differences, err := node.Check(ctx, &pods, &pod)
 //	err = node.Del(ctx, made.Key, nil) // needs neither the pod nor its network
 //
-// It composes the other packages, and adds what they leave to their caller: the records in the
-// state directory, the locks, and whose things are whose. So a kill at any moment leaves
-// nothing that nobody can name, and many calls may run at once, in as many processes. The
-// project's docs/dev/architecture.md tells how; the CNI plugin tombolo is built on this package,
-// and works beside other programs that are, if they share the state directory.
+// It composes the other packages, and adds what they leave to their caller: the records in the state directory, the
+// locks, and whose things are whose. So all that a kill leaves, at any moment, has an owner, and many calls may run
+// at once, in as many processes. The project's docs/dev/architecture.md tells how; the CNI plugin tombolo is built
+// on this package, and works beside other programs that are, if they share the state directory.
 //
 // # Needs
 //
@@ -26,7 +24,7 @@
 //
 // # Errors
 //
-// An argument that cannot be meant is ErrInvalid, and nothing was done then. See the variables
-// for what else a program can branch on. Messages say what was asked, what the kernel said, and
-// what to do; some name fields of the plugin's configuration.
+// An argument that is not valid is ErrInvalid, and nothing was done then. See the variables for what else a program
+// can branch on. Messages say what was asked, what the kernel said, and what to do; some name fields of the
+// plugin's configuration.
 package network

@@ -96,7 +96,7 @@ func (e *entry) add(ctx context.Context, rec *state.Attachment, want *want) erro
 	}
 	e.wanted = ep
 	if !e.getsMore {
-		// All of it is there, unless somebody has flushed it meanwhile.
+		// All of it is there, unless another program has flushed it meanwhile.
 		if same, err := e.s.seen().Unchanged(); err != nil || same {
 			return err
 		}
@@ -144,12 +144,12 @@ func (e *entry) enter(ctx context.Context, rec *state.Attachment, want *want, ad
 			continue
 		}
 		if string(conflict.Owner) == e.hash && !e.attached {
-			// What a killed Add left may have a port yet, whose guard this is.
+			// It is the guard of a port that a killed Add may have left.
 			if err := e.s.Links.Detach(ctx, rec.HostIf, endpoint.AliasOwner(e.hash)); err != nil {
 				return err
 			}
 		}
-		// Whatever else it left, nobody will miss.
+		// No other remains of that Add are needed.
 		if err := e.s.Firewall.RemoveOwners(ctx, conflict.Owner); err != nil {
 			return err
 		}
@@ -165,9 +165,8 @@ func (e *entry) enter(ctx context.Context, rec *state.Attachment, want *want, ad
 	return err
 }
 
-// isStale says whether the owner of an element is gone: it has no port, and no record
-// of an Add that may be about to make one. The attachment itself is its own
-// predecessor, of which a killed Add left something.
+// isStale says whether the owner of an element is gone: it has no port, and no record of an Add that may be about
+// to make one. An element of this attachment is one that a killed Add left.
 func (e *entry) isStale(ctx context.Context, conflict *nft.ConflictError) (bool, error) {
 	hash := string(conflict.Owner)
 	if hash == "" || hash == e.hash {
@@ -189,11 +188,10 @@ func (e *entry) isStale(ctx context.Context, conflict *nft.ConflictError) (bool,
 	return !ours || owner.Hash != hash, nil
 }
 
-// withhold leaves a host port to another attachment of the same container, which has it already:
-// some runtimes hand a container's ports to all of its networks. That attachment's record says who
-// waits, so that its Del passes the port on. Of any other conflict it says which pod has what is
-// wanted, in the operator's words. Where that is an address, that pod's reservation is lost, and the next
-// Add gets another.
+// withhold leaves a host port to another attachment of the same container, which has it already: some runtimes hand
+// a container's ports to all of its networks. That attachment's record names those that wait, so that its Del
+// passes the port on. The error of any other conflict names the pod that has the port or address. Where that is an
+// address, that pod's reservation is lost, and the next Add gets another.
 func (e *entry) withhold(ctx context.Context, rec *state.Attachment, conflict *nft.ConflictError) error {
 	if conflict.Port == "" {
 		return conflict

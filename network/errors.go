@@ -8,15 +8,14 @@ import (
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 )
 
-// What errors of this package match with errors.Is, where a program can do something about
-// it. Other errors are those of the packages that this one composes: of the kernel, as a
-// rule.
+// Errors of this package match these with errors.Is, where a program can do something about it. Other errors are
+// those of the packages that this one composes: of the kernel, as a rule.
 var (
-	// ErrInvalid says that an argument or a configuration cannot be meant.
+	// ErrInvalid says that an argument or a configuration is not valid.
 	ErrInvalid = tombolo.ErrInvalid
 	// ErrState says that the state directory, or the directory of leases, cannot be used.
 	ErrState = fail.ErrState
-	// ErrTryAgain says that something is in the way that passes with time.
+	// ErrTryAgain says that a later call may succeed.
 	ErrTryAgain = fail.ErrTryAgain
 	// ErrHostNamespace says that a pod's namespace is the one that the bridge is in. It
 	// comes with ErrInvalid.
@@ -28,7 +27,7 @@ var (
 	ErrNotAttached = fail.ErrNotAttached
 	// ErrAttached says that a network, or an uplink, is in use by attachments.
 	ErrAttached = fail.ErrAttached
-	// ErrConflict says that an address, a port or a link is somebody else's.
+	// ErrConflict says that an address, a port or a link belongs to another owner.
 	ErrConflict = fail.ErrConflict
 	// ErrNoGateway says that there is no address for pods to send to.
 	ErrNoGateway = fail.ErrNoGateway

@@ -18,9 +18,9 @@ import (
 // forwardingPart is that the host forwards what pods send, and what is sent to them.
 type forwardingPart struct{}
 
-// lanRouting is what the host has to be for pods of a LAN whose default route leads through it (defaultRoute "host"), so
-// that its firewall and services see what they send; what comes back is bridged, and seen because the bridge calls the
-// firewall. ok is false where there are none.
+// lanRouting is what the host has to be for pods of a LAN whose default route leads through it (defaultRoute
+// "host"), so that its firewall and services see what they send; answers are bridged, and seen because the bridge
+// calls the firewall. ok is false where there are none.
 func lanRouting(rec *state.Network) (r bridge.Routing, ok bool) {
 	return bridge.Routing{IPv4: true, IPv6: rec.SLAAC, NoRedirects: rec.Bridge}, rec.DefaultRoute == exitHost
 }

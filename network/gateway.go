@@ -196,7 +196,7 @@ func buildGateways(ctx context.Context, s *session, rec *state.Network, l *bridg
 			}
 			stale = appendNew(stale, a.Prefix)
 		}
-		// Usable at once: nobody but us gives out addresses of the pods' network.
+		// Usable at once: no other program gives out addresses of the pods' network.
 		own := addr.Address{Prefix: gw, Link: l.Index, Flags: unix.IFA_F_NODAD}
 		if !has(have, gw) {
 			// An operator's own may have none: to exchange it would cost the routes that go by it.
@@ -265,8 +265,8 @@ func staleGateways(s *session, rec *state.Network) ([]netip.Prefix, error) {
 	return stale, nil
 }
 
-// subnetRoute is the route that the kernel makes with an address, by its link's index, and does not make again after
-// somebody has deleted it.
+// subnetRoute is the route that the kernel makes with an address, by its link's index, and does not make again
+// after it was deleted.
 func subnetRoute(a netip.Prefix, link int) route.Route {
 	const priority6 = 256 // IP6_RT_PRIO_ADDRCONF (include/uapi/linux/ipv6_route.h)
 	r := route.Route{Dst: a.Masked(), Link: link, Protocol: unix.RTPROT_KERNEL}
@@ -278,9 +278,9 @@ func subnetRoute(a netip.Prefix, link int) route.Route {
 	return r
 }
 
-// checkSubnet says what is wrong with the route to the subnet of an address by the link, by its index, which has the
-// address, in whatever table: that of a link in a VRF is in the VRF's. It is empty where nothing is. A prefix of a
-// single address has no such route.
+// checkSubnet says what is wrong with the kernel's route to the subnet of an address, through the link that has it.
+// It looks in all tables, since that of a link in a VRF is in the VRF's. It returns "" if nothing is wrong. A
+// prefix of a single address has no such route.
 func checkSubnet(ctx context.Context, routes *route.Conn, a netip.Prefix, link int) (string, error) {
 	if a.IsSingleIP() {
 		return "", nil

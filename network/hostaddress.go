@@ -21,7 +21,7 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// hostAddresses are the host's own addresses on a bridge in the subnet of a pod's.
+// hostAddresses are the host's own addresses on a bridge, in the subnet of a pod's address.
 func hostAddresses(ctx context.Context, links *bridge.Conn, l *bridge.Link, pod netip.Prefix) ([]netip.Addr, error) {
 	all, err := links.Addresses().List(ctx, addr.Filter{Link: l.Index, Family: nl.FamilyOf(pod.Addr())})
 	if err != nil {
@@ -120,8 +120,8 @@ func followOne(ctx context.Context, s *session, a *state.Attachment) error {
 	return s.Dir.UpdateLocked(a)
 }
 
-// leadTo replaces a default route of a pod's that leads to an address of the host's. That of a lease is on the
-// lease's record too, by which the keeper renews it.
+// leadTo replaces a default route of a pod's that leads to an address of the host's. A lease's record has it too,
+// by which the keeper renews it.
 func leadTo(ctx context.Context, a *state.Attachment, was, own netip.Addr) error {
 	pod, err := netns.OpenSame(a.NetNS, a.NetNSCookie)
 	if err != nil {

@@ -39,8 +39,8 @@ func waitingWithout(list []state.Waiting, w state.Waiting) []state.Waiting {
 	return slices.DeleteFunc(slices.Clone(list), func(o state.Waiting) bool { return o.Network == w.Network && o.Hash == w.Hash })
 }
 
-// passPorts has those attachments publish host ports that waited for one which loses its own, and has it wait for none.
-// It needs the state's lock. What cannot be is no reason for that one to stay: Repair tries again.
+// passPorts has those attachments publish host ports that waited for one which loses its own, and has it wait for
+// none. It needs the state's lock. A failure does not keep that one from its end: Repair tries again.
 func (s *session) passPorts(ctx context.Context, gone *state.Attachment) {
 	if gone == nil {
 		return
@@ -57,9 +57,9 @@ func (s *session) passPorts(ctx context.Context, gone *state.Attachment) {
 	}
 }
 
-// Publish publishes what an attachment's record has as withheld, unless somebody else has it;
-// others may wait for it then. An attachment that another call is at work on, or that is gone, is
-// passed over: what is withheld still, Repair publishes.
+// Publish publishes the ports that an attachment's record has as withheld, unless another has them; others may wait
+// for them then. An attachment that another call is at work on, or that is gone, is passed over: Repair publishes
+// ports that are still withheld.
 func (s *session) Publish(ctx context.Context, w state.Waiting, others ...state.Waiting) error {
 	a, err := s.Dir.Load(w.Network, w.Hash)
 	if err != nil || a.State != state.Ready {

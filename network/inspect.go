@@ -25,9 +25,8 @@ type Inspection struct {
 	Uplinks []tombolo.Difference `json:"uplinks,omitempty"`
 	// Stray is what the kernel has of ours and no record tells of.
 	Stray []tombolo.Difference `json:"stray,omitempty"`
-	// Others is what another program has in the firewall's table, elements of owners and
-	// networks that no record tells of, and by which chains of others what pods send may be dropped. It is no
-	// difference.
+	// Others names objects of other programs in our table of the firewall, elements there of owners and networks
+	// that are not on record, and other tables' chains that may drop pods' packets. They are no differences.
 	Others []string `json:"others,omitempty"`
 	// Damaged are the records that cannot be read.
 	Damaged []tombolo.Difference `json:"damaged,omitempty"`
@@ -39,9 +38,9 @@ func (in *Inspection) Differs() bool {
 		slices.ContainsFunc(in.Attachments, func(r Report) bool { return len(r.Differences) > 0 }))
 }
 
-// Inspect compares all attachments on record with the kernel and with the pods'
-// namespaces. It changes nothing and waits for no lock: what comes and goes meanwhile may
-// show as different. An attachment that a call is at work on is not compared.
+// Inspect compares all attachments on record with the kernel and with the pods' namespaces. It changes nothing and
+// waits for no lock: objects that come and go meanwhile may show as different. An attachment that a call is at work
+// on is not compared.
 func (n *Node) Inspect(ctx context.Context) (*Inspection, error) {
 	s, err := n.openKnown(ctx)
 	if err != nil {

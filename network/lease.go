@@ -25,9 +25,8 @@ import (
 // which lasts longer than the node's state, and the keeper renews it.
 type leasePart struct{}
 
-// mend brings an attachment's record up to its lease: where the server gave the
-// pod another address since its Add, the keeper has changed the pod's, and what else
-// goes by the address follows here.
+// mend brings an attachment's record up to its lease: where the server gave the pod another address since its Add,
+// the keeper has changed the pod's, and this changes all else that depends on the address.
 func (leasePart) mend(ctx context.Context, p *attached) error {
 	rec, err := ahead(p.Attachment)
 	if rec == nil || err != nil {
@@ -102,8 +101,7 @@ func leadLease(ctx context.Context, a *state.Attachment, conn *nl.Conn, link int
 	return held.Replace(rec)
 }
 
-// look compares an attachment with its lease. Of a lease that a keeper is at work on, whatever is wrong is not for
-// the node to mend.
+// look compares an attachment with its lease. A node repairs nothing of a lease that a keeper is at work on.
 func (leasePart) look(_ context.Context, p *attached) error {
 	if p.IPAMType != endpoint.Leased {
 		return nil

@@ -59,8 +59,8 @@ func (r *remains) shapers() []string {
 	return []string{bandwidth.IFBName(r.hash)}
 }
 
-// shape gives a pod's port the limits that were asked for, if any. That is done before the port
-// comes up, when its index is known (bridge.Port's BeforeUp), unless the pod gets addresses later.
+// shape gives a pod's port the limits that were asked for, if any. It does so before the port comes up, when its
+// index is known (bridge.Port's BeforeUp), unless the pod gets addresses later.
 func (a *adding) shape(ctx context.Context, index, mtu int) (err error) {
 	if a.pod.Limits.IsZero() {
 		return a.node.step("bandwidth")
@@ -68,7 +68,7 @@ func (a *adding) shape(ctx context.Context, index, mtu int) (err error) {
 	target := target(&a.plan.rec)
 	target.PortIndex, target.MTU = index, mtu
 	conn := bandwidth.On(a.s.Links.Socket())
-	// What the port has of them goes with it.
+	// The port's own qdiscs and filters go with it.
 	a.back.push(func(ctx context.Context) error {
 		return conn.Remove(ctx, bandwidth.Target{IFB: target.IFB, Owner: target.Owner})
 	})

@@ -10,7 +10,7 @@ func TestBrokenLimitsAreNamedAndMended(t *testing.T) {
 		noFilter    = "port $P: filter to $I is missing [repair]"
 		wrongFilter = "port $P: filter is another, should be to $I [repair]"
 		other       = "ip link add ifb9 address 02:00:00:00:00:09 type ifb"
-		another     = `delete link $I: the link belongs to somebody else: its alias is "`
+		another     = `delete link $I: the link belongs to another owner: its alias is "`
 	)
 	table{with: everything, faults: map[string]fault{
 		"ingress shaper": {on: "tc qdisc del dev $P root", says: "port $P: ingress shaper " + in + " is missing [repair]"},

@@ -9,7 +9,7 @@ import (
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 )
 
-// Networks lists the names of the networks that are on record.
+// Networks lists the names of the networks on record.
 func (n *Node) Networks(ctx context.Context) ([]string, error) {
 	if err := n.usable(ctx); err != nil {
 		return nil, err

@@ -21,10 +21,10 @@ const (
 
 // loopbackPart has ports that pods publish reached from the host's 127.0.0.1.
 //
-// For that the bridge needs route_localnet: by it the kernel routes packets between 127.0.0.1 and a link,
-// which it takes for forged otherwise. What the host has on 127.0.0.1 is then kept from others by
-// a rule, and, should all rules be flushed, by a filter at the bridge's ingress. Both are
-// there for as long as a pod behind the bridge has such ports.
+// For that the bridge needs route_localnet: by it the kernel routes packets between 127.0.0.1 and a link, which it
+// takes for forged otherwise. A rule then keeps others from the host's services on 127.0.0.1, and, should all rules
+// be flushed, a filter at the bridge's ingress. Both are there for as long as a pod behind the bridge has such
+// ports.
 //
 // In a VLAN the host's link there needs both, and so does the bridge: where bridged packets pass
 // the firewall, it is the bridge by which the kernel routes an answer once its destination is
@@ -116,7 +116,7 @@ func (n *site) open(ctx context.Context, l *bridge.Link) error {
 			return err
 		}
 	}
-	// What the host itself sends by the bridge of an uplink would be lost while the place is made.
+	// The host's own packets through an uplink's bridge would be lost while the place is made.
 	if n.rec.Uplink != "" && !kept.HasPlace() {
 		n.rec.LoopbackUnfiltered = true
 		n.s.Warn(openIfFlushed + l.Name + ": to keep it would cost the host packets there, unless Tombolo makes the bridge anew")
@@ -137,9 +137,9 @@ func (n *site) open(ctx context.Context, l *bridge.Link) error {
 	return sysctl.Write(path, "1")
 }
 
-// publishedBehind says whether a pod on record behind a bridge, of whatever network, has ports
-// of the host's IPv4 addresses. One that is being added, or never was, does not count:
-// its own Add opens what it needs, under the lock.
+// publishedBehind says whether a pod on record behind a bridge, of any network, has ports of the host's IPv4
+// addresses. One that is being added, or never was, does not count: its own Add opens what it needs, under the
+// lock.
 func (s *session) publishedBehind(bridgeName string) (bool, error) {
 	attachments, err := s.allAttachments()
 	return slices.ContainsFunc(attachments, func(a *state.Attachment) bool {

@@ -17,15 +17,13 @@ import (
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 )
 
-// A lease that moves to another address takes along what an Add made for the old
-// one outside of the pod: the attachment's record, its elements in the firewall (host
-// ports, masquerade, guard) and the alias of its port. A guarded pod would be cut off
-// by its new address, and a published port would lead to a stranger by the old one.
+// A lease that moves to another address takes along what an Add made for the old one outside of the pod: the
+// attachment's record, its elements in the firewall (host ports, masquerade, guard) and the alias of its port. A
+// guarded pod would be cut off by its new address, and a published port would lead to another host by the old one.
 //
-// The record comes first, with the addresses of before and of after, and Moving; then
-// the kernel; then the record as it is from now on. So whatever a killed process leaves,
-// the next sees that there is something to finish, and a Del that there is more than
-// the record's first address to look for.
+// The record comes first, with the addresses of before and of after, and Moving; then the kernel; then the record
+// as it is from now on. So after a kill, the next process sees that there is a move to finish, and a Del sees all
+// addresses to look for, not only the record's first.
 
 // Follow brings an attachment up to its lease, if that gives the pod other addresses than are on record, or none any
 // more, and gives its addresses of before and of now. Without an attachment by DHCP, it does nothing, and gives nil.
@@ -155,9 +153,8 @@ func (s *session) move(ctx context.Context, a *state.Attachment, nw *state.Netwo
 	return nil
 }
 
-// moveElements changes the firewall. What there is now may be of any of the addresses of
-// before, and of none; whichever it is, the pod has what it needs from the first of the
-// transactions on.
+// moveElements changes the firewall. The elements that are there may be of any of the addresses of before, or of
+// none; in each case the pod has what it needs after the first transaction.
 func (s *session) moveElements(ctx context.Context, next *state.Attachment, nw *state.Network, gone []ipam.Address) error {
 	if nw == nil {
 		return nil

@@ -12,12 +12,12 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// Network is what the pods of one network have in common: a bridge, and what of it. What is
-// left at its zero value is not asked for, unless a field says otherwise.
+// Network is what the pods of one network have in common: a bridge, and its settings. A field with its zero value
+// asks for nothing, unless it says otherwise.
 type Network struct {
 	Name   string // 1 to 250 letters, digits, '_', '.' and '-'; it names files
 	Bridge string // made if it is not there
-	MTU    int    // in bytes; 0 is DefaultMTU, or that of a bridge of somebody else's
+	MTU    int    // in bytes; 0 is DefaultMTU, or that of another program's bridge
 	// DefaultMTU is for a bridge that is made, where MTU is 0; 0 is that of the default route's link.
 	DefaultMTU int
 
@@ -42,15 +42,14 @@ type Network struct {
 	// ForceAddress replaces addresses of the bridge that overlap with a gateway's.
 	ForceAddress bool
 
-	Masquerade    bool           // what pods send to elsewhere has the host's address
+	Masquerade    bool           // packets of pods to elsewhere have the host's address
 	NonMasquerade []netip.Prefix // but to here
 	Policy        nft.Policy     // where pods of other networks, and of this one, may send to
 
 	Guard nft.Guard // what pods are held to
 
-	// Promiscuous and NFCall, which has what is bridged pass the firewall, are nil where it is
-	// left open: then a bridge of somebody else's keeps what it has, and one of ours is not
-	// promiscuous, and calls the firewall if Routed.
+	// Promiscuous and NFCall, by which bridged packets pass the firewall, may be nil: then another program's bridge
+	// keeps what it has, and one of ours is not promiscuous, and calls the firewall if Routed.
 	Promiscuous, NFCall *bool
 	Routed              bool
 
@@ -68,9 +67,9 @@ type Network struct {
 	Uplink uplink.Uplink
 	// Exit is where the default route of pods on a LAN leads; empty where they are on none.
 	Exit Exit
-	// VLAN is which of the bridge's VLANs the pods' ports are in; the zero Membership is the
-	// bridge's default one, of which the bridge itself is too. A gateway is in VLAN.ID by a
-	// link of its own, see GatewayLink. An uplink carries them all with their tags.
+	// VLAN names the bridge's VLANs that the pods' ports are in; the zero Membership is the default VLAN, in which
+	// the bridge itself is too. A gateway in VLAN.ID has a link of its own, see GatewayLink. An uplink carries all
+	// of them with their tags.
 	VLAN vlan.Membership
 	// SLAAC has pods form IPv6 addresses by router advertisements, which also give the default route,
 	// unless Exit is ExitHost.

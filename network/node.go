@@ -35,10 +35,10 @@ type Config struct {
 	// Mark is the bit of a packet's mark that says that a pod may have it forwarded, which
 	// all networks of a node share; 0 is that of the networks on record, or nft.DefaultMark.
 	Mark uint32
-	// Allocators gives the allocator that takes addresses back: of a network's attachments
-	// that came from origin, or, if that is nil, of the network as it is now. If it gives nil,
-	// nobody takes them back. If Allocators is nil, those go back that came from an origin of type
-	// host-local; of an Allocator that Network.Origin does not name, Del fails.
+	// Allocators gives the allocator that takes addresses back: of a network's attachments that came from origin,
+	// or, if that is nil, of the network as it is now. If it gives nil, they are not given back. If Allocators is
+	// nil, those go back that came from an origin of type host-local; of an Allocator that Network.Origin does not
+	// name, Del fails.
 	Allocators func(network string, origin *Origin) (ipam.Allocator, error)
 	// Log gets what an operator should know although a call goes on; nil drops it.
 	Log *slog.Logger

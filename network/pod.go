@@ -18,8 +18,8 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// Pod is what is attached to a network: an interface of it. What is left at its zero value is
-// not asked for, unless a field says otherwise.
+// Pod is an interface of a pod, which is attached to a network. A field with its zero value asks for nothing,
+// unless it says otherwise.
 type Pod struct {
 	ContainerID string // a letter or digit, then these and '_', '.', '-'
 	IfName      string // the interface to be made in the pod
@@ -43,14 +43,14 @@ type Pod struct {
 	Ports  []nft.Port      // of the host, that lead to the pod
 	Limits bandwidth.Shape // of its traffic
 
-	// Reported is for Check: what has become of the pod by others' will. Nil is nothing.
+	// Reported is for Check: what other plugins changed in the pod. Nil is nothing.
 	Reported *Reported
 }
 
 // Lease is how a pod leases its address.
 type Lease struct {
-	// Client is what the pod is to a server, and what it asks for. Its clock and its sockets
-	// are filled in. Its MAC is the pod's.
+	// Client is the identity by which the server knows the pod, and the options that it asks for. Its clock and its
+	// sockets are filled in. Its MAC is the pod's.
 	Client dhcpc.Config
 	// Sticky says that the identity is the pod's and not the container's: its lease is
 	// remembered for the pod's next container, and never released.
@@ -62,14 +62,13 @@ type Lease struct {
 	Priority int
 }
 
-// Reported is what a pod has by the report of others, which may have changed what Add made.
+// Reported is what a pod has as other plugins report it, which may have changed what Add made.
 type Reported struct {
 	MAC net.HardwareAddr // nil: not told
 	// HostMACs are those of interfaces outside of pods, by name, as they were told: the
 	// attachment's port may be one.
 	HostMACs map[string]string
-	// Addresses are those of the pod's interface, and Unplaced those of which nobody tells
-	// whose they are.
+	// Addresses are those of the pod's interface, and Unplaced those without a known interface.
 	Addresses, Unplaced []netip.Prefix
 	// Others are those of the pod's other interfaces.
 	Others []netip.Prefix
@@ -123,7 +122,7 @@ func attachmentOf(rec *state.Attachment) *Attachment {
 	}
 }
 
-// Report is what is known of one attachment, and what of it is not as it should be.
+// Report is the record of one attachment, with its differences.
 type Report struct {
 	*Attachment
 	// Differences are those between the record and what the kernel and the pod's

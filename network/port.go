@@ -201,8 +201,8 @@ func podAddresses(ctx context.Context, pod *netns.NS) ([]netip.Prefix, error) {
 	return list, err
 }
 
-// autoconfigured says whether an address is one that a pod has formed by a router
-// advertisement. What is advertised may change, so it need not have it for ever.
+// autoconfigured says whether an address is one that a pod has formed by a router advertisement. The advertised
+// prefix may change, so the pod may lose the address.
 func autoconfigured(a *state.Attachment, p netip.Prefix) bool {
 	if !a.SLAAC || a.MAC == nil || !p.Addr().Is6() {
 		return false
@@ -222,9 +222,8 @@ func lasting(rec *state.Attachment) []netip.Prefix {
 	return list
 }
 
-// attach makes the link. One of the same name that an Add or a Del of this very
-// attachment left when it was killed is deleted first: the record, which was made
-// anew, says that nobody else is at it.
+// attach makes the link. One of the same name that an Add or a Del of this very attachment left when it was killed
+// is deleted first: the record, which was made anew, says that no other call is at work on it.
 func (a *adding) attach(ctx context.Context) error {
 	p, port := a.plan, a.plan.onto(a.built)
 	if !a.getsMore {

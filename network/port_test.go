@@ -23,7 +23,7 @@ func TestABrokenPortIsNamedAndMended(t *testing.T) {
 		"multicast flood":      flag("mcast_flood off", "multicast flood is off, should be on"),
 		"MTU":                  {on: "ip link set $P mtu 1400", says: "port $P: MTU is 1400, should be 1500 [repair]"},
 		"MAC":                  {on: "ip link set $P address 02:00:00:00:00:99", says: "port $P: MAC is 02:00:00:00:00:99, should be $M [repair]"},
-		"alias":                {on: "ip link set $P alias else", undo: "ip link set $P alias " + alias, refuse: "delete link $P: the link belongs to somebody else", says: `port $P: alias is "else", should be "` + alias + `" [repair]`},
+		"alias":                {on: "ip link set $P alias else", undo: "ip link set $P alias " + alias, refuse: "delete link $P: the link belongs to another owner", says: `port $P: alias is "else", should be "` + alias + `" [repair]`},
 		"rp_filter":            {on: "echo 0 >/proc/sys/net/ipv4/conf/$P/rp_filter", says: "port $P: IPv4 rp_filter is 0, should be 1 [repair]"},
 		"accept_ra":            {on: "echo 2 >/proc/sys/net/ipv6/conf/$P/accept_ra", says: "port $P: IPv6 accept_ra is 2, should be 0 [repair]"},
 		"unicast in multicast": {on: "echo 0 >/proc/sys/net/ipv6/conf/$P/drop_unicast_in_l2_multicast", says: "port $P: IPv6 drop_unicast_in_l2_multicast is off, should be on [repair]"},

@@ -88,9 +88,8 @@ func removeDeserted(ctx context.Context, s *session, name string) error {
 	return s.Dir.RemoveNetwork(name)
 }
 
-// removeBridge deletes the network's bridge if we made it, or, where another
-// network or somebody's port is on it, or somebody else made it, only the gateways
-// that are this network's alone. Another program's pods on it keep theirs.
+// removeBridge deletes the network's bridge if we made it and neither another network nor a foreign port is on it,
+// else only the gateways that are this network's alone. Another program's pods on it keep theirs.
 func removeBridge(ctx context.Context, s *session, rec *state.Network) error {
 	l, err := s.link(ctx, rec.Bridge)
 	if err != nil || l.Index == 0 {

@@ -116,13 +116,12 @@ func (r *repair) network(ctx context.Context, rec *state.Network) error {
 	return err
 }
 
-// Repair makes all networks anew that are on record and in use, as their records have them,
-// and puts every pod's host side back: after somebody flushed the firewall, deleted a bridge
-// or changed it. It is what the next ADD of each network would do. It also deletes the elements
-// and links of pods that are gone and that no record tells of, and puts back in pods what Add gave
-// them and they lost: that the interface is up, addresses, routes, its MTU if it is larger, and
-// parameters. What others have added stays; a lease's address and routes are its keeper's, and a pod
-// whose interface is gone is not made anew. It goes on past what it cannot mend. It needs CAP_SYS_ADMIN
+// Repair makes all networks anew that are on record and in use, as their records have them, and puts every pod's
+// host side back: after another program flushed the firewall, or deleted or changed a bridge. It is what the next
+// ADD of each network would do. It also deletes the elements and links of pods that are gone and that no record
+// tells of, and puts back in pods what Add gave them and they lost: that the interface is up, addresses, routes,
+// its MTU if it is larger, and parameters. Others' additions stay; a lease's address and routes are its keeper's,
+// and a pod whose interface is gone is not made anew. It goes on past what it cannot mend. It needs CAP_SYS_ADMIN
 // to enter pods.
 func (n *Node) Repair(ctx context.Context) error {
 	return n.about(ctx, func(s *session) error {
@@ -220,7 +219,7 @@ func (n *Node) openNetworks(ctx context.Context) (*session, []*state.Network, er
 	return s, used, nil
 }
 
-// mendStrays deletes what belongs to nobody. No Add is at work meanwhile.
+// mendStrays deletes objects of ours without an owner. No Add is at work meanwhile.
 func mendStrays(ctx context.Context, s *session) error {
 	if err := s.EnterAlone(ctx); err != nil {
 		return err

@@ -88,8 +88,8 @@ func (t *teardown) retaken(r *remains) []netip.Addr {
 	return list
 }
 
-// removeReservations deletes the network's own directory of reservations: what no attachment has is only bookkeeping.
-// A directory that the configuration named stays: it is the operator's.
+// removeReservations deletes the network's own directory of reservations, whose files without an attachment are
+// only bookkeeping. A directory that the configuration named stays: it is the operator's.
 func (s *session) removeReservations(network string) error {
 	return fail.State(os.RemoveAll(s.Dir.Path() + "/ipam/" + network))
 }
@@ -151,8 +151,8 @@ func unlist(ctx context.Context, s *session, r *remains) error {
 	return errors.Join(err, s.RemoveElements(ctx, r.hash, r.rec))
 }
 
-// allocate gets the pod's addresses. Of an allocator that asks another program nobody knows
-// how long it takes, so the lock is not held meanwhile.
+// allocate gets the pod's addresses. An allocator that asks another program may take long, so the lock is not held
+// meanwhile.
 func (a *adding) allocate(ctx context.Context) (err error) {
 	if err := wanted(a.pending); err != nil {
 		return err

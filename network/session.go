@@ -89,7 +89,7 @@ func (s *session) Enter(ctx context.Context) error {
 }
 
 // Leave gives the lock up, so that the caller can wait for something slow, or take a lock that comes before it.
-// What was read under the lock may have changed at the next Enter.
+// Records that were read under the lock may have changed at the next Enter.
 func (s *session) Leave() {
 	if s.lock == nil {
 		return

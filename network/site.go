@@ -18,8 +18,8 @@ type part interface {
 	// look adds to n.found what differs from the record. It changes nothing. For an Add, and where n
 	// is usual, it asks for single objects only, so that it costs the same with a thousand pods.
 	look(ctx context.Context, n *site) error
-	// make makes the part, or mends it, under the exclusive lock. It says whether anything was
-	// missing that other networks have a part in. What was cut short, the next make finishes.
+	// make makes the part, or mends it, under the exclusive lock. It says whether anything was missing that other
+	// networks have a part in. The next make finishes one that was cut short.
 	make(ctx context.Context, n *site) (changed bool, err error)
 }
 
@@ -79,8 +79,8 @@ func (n *site) look(ctx context.Context, list []part) error {
 	return errors.Join(errs...)
 }
 
-// make makes all parts, or mends them, and puts the network's pods back. What the firewall's sets lost is
-// for the caller to declare mended, once all networks are (nft.Conn.Prepare).
+// make makes all parts, or mends them, and puts the network's pods back. The caller declares the firewall's sets
+// mended, once all networks are (nft.Conn.Prepare).
 func (n *site) make(ctx context.Context) (changed bool, _ error) {
 	for i, p := range parts() {
 		did, err := p.make(ctx, n)

@@ -32,12 +32,12 @@ func (c *Conn) Add(ctx context.Context, ep Endpoint) error {
 			}
 			generation = &seen
 		}
-		rivals, err := c.findRivals(elements)
+		excluding, err := c.findExcluding(elements)
 		if err != nil {
 			return explainMissing(err)
 		}
 		err = fs.ErrExist
-		if len(rivals) == 0 {
+		if len(excluding) == 0 {
 			t := c.tables.Begin(generation)
 			for _, el := range elements {
 				t.NewElement(el, comment)
@@ -57,11 +57,11 @@ func (c *Conn) findConflict(ep *Endpoint, elements []ruleset.Element) error {
 	if err != nil {
 		return err
 	}
-	rivals, err := c.findRivals(elements)
+	excluding, err := c.findExcluding(elements)
 	if err != nil {
 		return err
 	}
-	for _, el := range append(have, rivals...) {
+	for _, el := range append(have, excluding...) {
 		if el != nil {
 			return newConflict(c.tables.Name, *el, ep.portOf(el.Element))
 		}
@@ -77,16 +77,13 @@ func explainMissing(err error) error {
 	return err
 }
 
-// Replace adds endpoints, whatever is there: elements that are right are left
-// alone, those of other owners are taken over, and so are published ports that exclude
-// those of the endpoints. What a guarded endpoint had as one without addresses, or
-// without SLAAC, goes in the same transaction; for other addresses that it had, see
-// Move. Each endpoint is all there or as it
-// was before; of several, those before an error are there.
+// Replace adds endpoints also where others' elements are in the way: elements that are right are left alone, those
+// of other owners are taken over, and so are published ports that exclude those of the endpoints. Elements of a
+// guarded endpoint for when it had no address, or no SLAAC, go in the same transaction; for other addresses that it
+// had, see Move. Each endpoint is all there or as it was before; of several, those before an error are there.
 //
-// It is for what the caller knows to be the truth: a stale element that stands in
-// a new pod's way, or everything after Ensure had to make a set anew. The error
-// matches fs.ErrNotExist where the table or a set is missing.
+// It is for a caller that knows the endpoint to be right: where a stale element is in a new pod's way, or after
+// Ensure had to make a set anew. The error matches fs.ErrNotExist where the table or a set is missing.
 func (c *Conn) Replace(ctx context.Context, eps ...Endpoint) error {
 	if err := c.usable(ctx); err != nil {
 		return err
@@ -133,9 +130,9 @@ func withoutComments(list []ruleset.ElementState) []ruleset.Element {
 	return elements
 }
 
-// replace adds elements whatever is there, and removes those that are gone, if they
-// are there with their comments. None is in both lists. Unless it is nil, refuse says
-// what stands against it, by what is there in the places of the group, and its rivals.
+// replace adds the elements of group in place of those that have their keys or exclude them, and removes those in
+// gone, if they are there with their comments. No element is in both lists. refuse, unless nil, gets the elements
+// to be replaced, and its error ends the call.
 func (c *Conn) replace(ctx context.Context, group, gone []ruleset.ElementState, refuse func(is []*ruleset.ElementState) error) error {
 	elements := withoutComments(group)
 	return c.retry(ctx, func() error {
@@ -152,22 +149,22 @@ func (c *Conn) replace(ctx context.Context, group, gone []ruleset.ElementState, 
 		if err != nil {
 			return err
 		}
-		rivals, err := c.findRivals(elements)
+		excluding, err := c.findExcluding(elements)
 		if err != nil {
 			return err
 		}
 		if refuse != nil {
-			if err := refuse(slices.Concat(have[:len(elements)], rivals)); err != nil {
+			if err := refuse(slices.Concat(have[:len(elements)], excluding)); err != nil {
 				return err
 			}
 		}
 		t := c.tables.Begin(&generation)
-		for _, el := range rivals {
+		for _, el := range excluding {
 			t.DelElement(el.Element)
 		}
 		for i, el := range have[len(elements):] {
-			// One that excludes an element of the group is deleted with the rivals.
-			if el != nil && el.Comment == gone[i].Comment && !slices.ContainsFunc(rivals, func(r *ruleset.ElementState) bool { return r.Equal(el.Element) }) {
+			// One that excludes an element of the group is among excluding, and deleted above.
+			if el != nil && el.Comment == gone[i].Comment && !slices.ContainsFunc(excluding, func(r *ruleset.ElementState) bool { return r.Equal(el.Element) }) {
 				t.DelElement(el.Element)
 			}
 		}
@@ -193,10 +190,9 @@ func (c *Conn) replace(ctx context.Context, group, gone []ruleset.ElementState, 
 // is just at: so a guarded port is open at no time, and shut at none, and a published
 // port leads to one of the addresses or to the other.
 //
-// Both have the same Owner and Network. Of the new one, everything is added as Replace
-// does it, whatever is there; what only the old one had is removed as Remove does it,
-// if it is there and the owner's. So it is safe to call again, and an old one that says
-// too much does no harm. Connections that exist keep the address they were led to.
+// Both have the same Owner and Network. It adds the new one's elements as Replace does, and removes those that only
+// the old one had as Remove does, if they are there and the owner's. So it is safe to call again, and an old one
+// with too many does no harm. Connections that exist keep the address they were led to.
 //
 // The error matches fs.ErrNotExist where the table or a set is missing, for which
 // Ensure is the cure; nothing has changed then.
@@ -204,10 +200,9 @@ func (c *Conn) Move(ctx context.Context, old, next Endpoint) error {
 	return c.move(ctx, old, next, nil)
 }
 
-// Update is Move for an endpoint that takes nothing from others: as with Add, the error
-// is a *ConflictError where another owner has an element of the new one, or what excludes
-// it, and nothing has changed then. What the owner itself has already is no conflict. So
-// an endpoint that was guarded by Add before its port was there gets its host ports by
+// Update is Move for an endpoint that takes nothing from others: as with Add, the error is a *ConflictError where
+// another owner has an element of the new one, or what excludes it, and nothing has changed then. The owner's own
+// elements are no conflict. So an endpoint that was guarded by Add before its port was there gets its host ports by
 // this, and is guarded throughout.
 func (c *Conn) Update(ctx context.Context, old, next Endpoint) error {
 	comment := ownerComment(next.Owner, ruleset.NetworkKey(next.Network))
@@ -246,8 +241,8 @@ func (c *Conn) move(ctx context.Context, old, next Endpoint, refuse func(is []*r
 // refuses a key that is there, and knows nothing of one that must not be there elsewhere: so that is looked up, or
 // listed, and the transaction is of the generation that was looked at.
 
-// findRivals gives what is there and excludes some of several elements.
-func (c *Conn) findRivals(elements []ruleset.Element) ([]*ruleset.ElementState, error) {
+// findExcluding gives what is there and excludes some of several elements.
+func (c *Conn) findExcluding(elements []ruleset.Element) ([]*ruleset.ElementState, error) {
 	var onAll []ruleset.Element
 	var onOne []ruleset.Place // maps of ports, in which any may be
 	for _, f := range ruleset.Families() {
@@ -268,14 +263,14 @@ func (c *Conn) findRivals(elements []ruleset.Element) ([]*ruleset.ElementState, 
 	if err != nil {
 		return nil, err
 	}
-	rivals := slices.DeleteFunc(have, func(el *ruleset.ElementState) bool { return el == nil })
+	excluding := slices.DeleteFunc(have, func(el *ruleset.ElementState) bool { return el == nil })
 	all, err := c.tables.ElementsOf(slices.Compact(onOne))
 	for i := range all {
 		if slices.ContainsFunc(elements, all[i].Excludes) {
-			rivals = append(rivals, &all[i])
+			excluding = append(excluding, &all[i])
 		}
 	}
-	return rivals, err
+	return excluding, err
 }
 
 // portOf names the port of the endpoint's that an entry is for, or excludes, as it was asked for; "" for elements of

@@ -29,7 +29,7 @@ func (c *Conn) Check(ctx context.Context, n Network) ([]tombolo.Difference, erro
 		if diffs = want.Differences(have); len(diffs) == 0 {
 			return nil
 		}
-		// What was read in several requests may never have been so at any one time.
+		// The answers to several requests may be of different times.
 		return nftnl.Unchanged(c.tables.Conn, have.Generation)
 	})
 	return diffs, err

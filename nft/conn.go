@@ -78,9 +78,9 @@ func on(conn *nl.Conn, cfg *Config) *Conn {
 	}
 }
 
-// Close closes the connection. If anyone has just deleted something, the kernel
-// makes it wait until that is freed, for an RCU grace period (some 10 ms): so it is
-// best done after whatever else takes as long, such as deleting a link.
+// Close closes the connection. If a program has just deleted something, the kernel makes it wait until that is
+// freed, for an RCU grace period (some 10 ms): so it is best called after another call that takes as long, such as
+// deleting a link.
 func (c *Conn) Close() error {
 	if c == nil {
 		return c.usable(context.Background())

@@ -12,8 +12,7 @@ import (
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
-// Owner names what an element belongs to, as a hash of whatever names it in full:
-// up to 16 lower-case letters and digits.
+// Owner names the owner of an element, as a hash of its full name: up to 16 lower-case letters and digits.
 type Owner string
 
 // OwnerOf is the Owner of an attachment: a hash of its network, its container and its
@@ -37,8 +36,8 @@ type Endpoint struct {
 	// MAC is the pod's. It stands in for addresses where there are none, so that
 	// every pod is known, and a guard needs it; else it is not used.
 	MAC net.HardwareAddr
-	// Guard is what the pod is held to behind GuardedPort, the bridge's port: the host's end of its veth pair.
-	// What else comes in by the port is dropped. The network must be one with Guard.
+	// Guard says to what the pod is held behind GuardedPort, the bridge's port: the host's end of its veth pair.
+	// Other packets that come in by the port are dropped. The network must be one with Guard.
 	//
 	// Frames to 01:80:c2:00:00:00 to :0f do not come by the guard: the bridge learns from
 	// them and hands them to the host. See Network.Groups.
@@ -74,8 +73,8 @@ func (o Owner) check() error {
 	return nil
 }
 
-// check says what is wrong with an endpoint. What passes makes a key of the right
-// length, and a comment that nft prints and parseOwner takes apart.
+// check says what is wrong with an endpoint. One without faults makes keys of the right length, and a comment that
+// nft prints and parseOwner reads.
 func (ep *Endpoint) check() error {
 	if err := ep.Owner.check(); err != nil {
 		return err
@@ -125,8 +124,7 @@ func (ep *Endpoint) elements() []ruleset.Element {
 	return append(list, ep.guardElements()...)
 }
 
-// traces gives all that an endpoint may have in the sets: what a record says of it may
-// be younger than its elements.
+// traces gives all elements that an endpoint may have in the sets: its record may be younger than its elements.
 func (ep Endpoint) traces() []ruleset.Element {
 	ep.Masquerade = true
 	if ep.PortSNAT != SNATNeeded {
@@ -174,16 +172,16 @@ const (
 	// address of IPv6 goes the link-local one that is made of the MAC (addr_gen_mode eui64); without any of IPv6
 	// it sends none. A pod without addresses is held to its MAC alone, unless it has SLAAC.
 	GuardAddresses Guard = "addresses"
-	// GuardUntrusted is more: what switches call a port of hosts, behind which no server or
-	// router is to be (DHCP snooping, RFC 6105's RA guard, RFC 7610's DHCPv6 shield): it sends no answers of
-	// DHCP or DHCPv6 servers and relays, by no port, no DHCP requests for another's MAC, no queries of IGMP and
-	// MLD, no ICMP redirects, and nothing of what routers and firewalls tell each other: not by a protocol of
-	// IP (PIM, OSPF, EIGRP, VRRP and CARP, IS-IS, NHRP, pfsync and the like), nor to the UDP ports of RIP,
-	// OLSR, LDP, HSRP, GLBP, Babel, WCCP and the like, wherever that is. Router advertisements and redirects of
-	// IPv6 no guarded pod sends whose addresses are known. TCP is not looked at, nor what IPsec hides.
+	// GuardUntrusted is GuardAddresses, and drops packets by which a pod would pass for a server or router, as a
+	// switch does at a port for hosts (DHCP snooping, RFC 6105's RA guard, RFC 7610's DHCPv6 shield): answers of
+	// DHCP or DHCPv6 servers and relays from any port, DHCP requests for another's MAC, queries of IGMP and MLD,
+	// ICMP redirects, and packets between routers or firewalls: of protocols of IP (PIM, OSPF, EIGRP, VRRP and
+	// CARP, IS-IS, NHRP, pfsync and others), and to the UDP ports of RIP, OLSR, LDP, HSRP, GLBP, Babel, WCCP and
+	// others, at any address. GuardAddresses drops router advertisements and redirects of IPv6 already, if
+	// addresses are known. The guard does not look at TCP, nor into IPsec.
 	//
-	// Without addresses of IPv4 it is about to get one: it may ask DHCP servers for it
-	// and look whether another host has it (RFC 5227), and nothing else of IPv4.
+	// A pod without IPv4 addresses may ask DHCP servers for one and look whether another host has it (RFC 5227),
+	// and send nothing else of IPv4.
 	GuardUntrusted Guard = "untrusted"
 )
 

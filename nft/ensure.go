@@ -17,9 +17,9 @@ import (
 // transaction. Elements of sets are left as they are where the set can stay, and so
 // are other networks. It is safe with any number of other programs at it at once.
 //
-// Where a set had to be made anew, or had been emptied, what any endpoint of any network
-// had in it is gone. back are those that Ensure then puts back, as Replace does: all that the
-// caller knows. Until they are back, Ready and Check say that there is something to do.
+// Where a set had to be made anew, or had been emptied, the elements of all networks' endpoints in it are gone.
+// back are those that Ensure then puts back, as Replace does: all that the caller knows. Until they are back, Ready
+// and Check say that there is something to do.
 //
 // The rules that all networks share come with the first network; a change of the
 // Config's Mark changes them for all.
@@ -74,11 +74,10 @@ func (c *Conn) ensure(ctx context.Context, n Network, sentinels bool) (changed, 
 	return changed, emptied, err
 }
 
-// Ready says whether the network can do without Ensure, by single gets of the
-// table and its chains, for a caller that asks before each pod: whether they are there, awake and hooked in, made for this
-// network and this mark by this version, and with as many rules as then, and whether
-// nobody has emptied a set. It sees neither single elements nor what a rule was replaced
-// by: see Check.
+// Ready says whether the network can do without Ensure, by single gets of the table and its chains, for a caller
+// that asks before each pod: whether they are there, not dormant, and hooked in, made for this network and this
+// mark by this version, with as many rules as then, and whether no set was emptied. It sees neither single elements
+// nor that a rule was replaced by another: see Check.
 func (c *Conn) Ready(ctx context.Context, n Network) (bool, error) {
 	want, err := c.wanted(ctx, &n)
 	if err != nil {
@@ -96,7 +95,7 @@ func (c *Conn) Ready(ctx context.Context, n Network) (bool, error) {
 	if c.seen.Covers(generation, sum) {
 		return true, nil
 	}
-	// What is seen from here on is of this generation, or of a later one.
+	// All that is read from here on is of this generation, or of a later one.
 	settled := nftnl.Unchanged(c.tables.Conn, generation)
 	if settled != nil && !nftnl.IsOvertaken(settled) {
 		return false, settled

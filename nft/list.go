@@ -39,8 +39,8 @@ func (c *Conn) Endpoints(ctx context.Context, network string) ([]Endpoint, error
 	return collect(elements, network), nil
 }
 
-// HasPorts says whether any endpoint behind a bridge, of whatever network, has ports of
-// the host's IPv4 addresses that lead to it. It lists an element for each that has.
+// HasPorts says whether an endpoint behind a bridge, of any network, has ports of the host's IPv4 addresses that
+// lead to it. It lists an element for each that has.
 func (c *Conn) HasPorts(ctx context.Context, bridge string) (bool, error) {
 	if bridge == "" || len(bridge) >= unix.IFNAMSIZ {
 		return false, invalid("%.40q cannot be the name of a bridge", bridge)
@@ -108,10 +108,9 @@ func (ep *Endpoint) note(el *ruleset.ElementState) {
 	ep.Masquerade = ep.Masquerade || ruleset.IsMasqueradeSet(el.Set.Name)
 }
 
-// AddressOwner says whose an address is behind a bridge, in one request: the error of an Add of
-// it would be the *ConflictError that it returns. It is nil where the address is nobody's,
-// and where the table or a set is missing; what belongs to another program counts as
-// somebody's.
+// AddressOwner returns, by one request, the owner of an address behind a bridge, as the *ConflictError that an Add
+// of the address would return. It is nil if the address has no owner, and if the table or a set is missing; another
+// program's element counts as an owner.
 func (c *Conn) AddressOwner(ctx context.Context, bridge string, a netip.Addr) (*ConflictError, error) {
 	if err := c.usable(ctx); err != nil {
 		return nil, err

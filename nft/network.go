@@ -25,28 +25,26 @@ type Network struct {
 	// 0.0.0.0/0 or ::/0 switches masquerade off for the whole family. Multicast
 	// keeps its source address in any case.
 	NonMasquerade []netip.Prefix
-	// Bridge is the name of the bridge that the network is on. Without it, what is
-	// bridged between its pods has no mark, and the fields below say nothing.
+	// Bridge is the name of the bridge that the network is on. Without it, packets that are bridged between its
+	// pods have no mark, and the fields below have no effect.
 	Bridge string
-	// VLANOf is the bridge whose VLAN the network is, where Bridge is the host's link in that
-	// VLAN; empty where Bridge is the bridge. What is bridged within the VLAN passes the hooks
-	// by the name of VLANOf, and what the host routes by that of Bridge.
+	// VLANOf is the bridge whose VLAN the network is, where Bridge is the host's link in that VLAN; empty where
+	// Bridge is the bridge. Packets that are bridged within the VLAN pass the hooks by the name of VLANOf, and
+	// those that the host routes by that of Bridge.
 	VLANOf string
-	// NFCall says that what the bridge forwards passes the firewall's hooks too
-	// (IFLA_BR_NF_CALL_IPTABLES and _IP6TABLES, or the sysctl that does it for all
-	// bridges). Without it, answers between pods of the bridge pass by the host: what
-	// one of them sends to another by way of a changed destination is masqueraded.
+	// NFCall says that what the bridge forwards passes the firewall's hooks too (IFLA_BR_NF_CALL_IPTABLES and
+	// _IP6TABLES, or the sysctl that does it for all bridges). Without it, answers between pods of the bridge do
+	// not pass the host: packets between them whose destination was changed are masqueraded.
 	NFCall bool
-	// LAN says that a port of the bridge leads to machines that are in one subnet with
-	// the pods, as where a NIC of the host's is such a port. They answer to each other
-	// and to pods past the host: so what it has changed the destination of, and sends
-	// to one of them, is masqueraded; without NFCall, what it sends to pods is too.
+	// LAN says that a port of the bridge leads to machines that are in one subnet with the pods, as where a NIC of
+	// the host's is such a port. They answer each other and pods past the host: so the host masquerades packets
+	// whose destination it has changed and that it sends to one of them; without NFCall, those that it sends to
+	// pods too.
 	//
-	// With NFCall, the bridge itself redirects what is led on to another of its ports,
-	// and never sends back by the one that something came in by: a machine of the LAN
-	// that is led to another machine there reaches nobody, unless the frames that the
-	// LAN sends to the host's MAC are kept from the bridge (as tc's mirred does it, from
-	// the port's ingress to the bridge's).
+	// With NFCall, the bridge itself sends a packet whose destination was changed to another of its ports, and
+	// never back by the port that it came in by: a machine of the LAN whose packet is led to another machine there
+	// gets no answer, unless the frames that the LAN sends to the host's MAC are kept from the bridge (as tc's
+	// mirred does it, from the port's ingress to the bridge's).
 	LAN bool
 	// Policy says which pods of other networks, and of this one, may send to the
 	// network's pods.
@@ -54,13 +52,12 @@ type Network struct {
 	// Guard has what Endpoint.Guard needs. Without it, ports
 	// that were guarded before stay so.
 	Guard bool
-	// Groups, which Guard implies, drops what pods send to the link-local groups (01:80:c2:00:00:00 to :0f):
-	// frames that a bridge does not forward, but hands to the host as from the port, past
-	// every rule that names the bridge. It holds for each port of each bridge whose name
-	// begins with "veth", by whatever program, and whether the firewall knows the pod or not:
-	// a veth that is no pod's, and whose STP a bridge without STP has to pass on, or LLDP,
-	// needs another name. For the groups of STP and LLDP the port has to be told to
-	// forward them (bridge.Port's ForwardGroups), or no rule is asked.
+	// Groups, which Guard implies, drops what pods send to the link-local groups (01:80:c2:00:00:00 to :0f): frames
+	// that a bridge does not forward, but hands to the host as from the port, past every rule that names the
+	// bridge. It holds for each port of each bridge whose name begins with "veth", also for other programs' ports
+	// and for pods that the firewall does not know: a veth that is no pod's, and whose STP or LLDP a bridge without
+	// STP has to pass on, needs another name. The kernel asks the rules about the groups of STP and LLDP only if
+	// the port forwards them (bridge.Port's ForwardGroups).
 	//
 	// It also drops, from such ports, IP behind a tag of VLAN 0, which reaches other pods past
 	// the firewall's hooks, and, from ports in PodGroup, multicast queries.
@@ -151,9 +148,9 @@ const (
 	Open Policy = iota
 	// SameBridge drops what comes from or goes to another bridge with a policy.
 	SameBridge
-	// Isolated drops what stays on the bridge, too: what a pod sends to itself by
-	// way of the host included. What the bridge forwards by itself only passes
-	// here with Network.NFCall; without it the bridge's ports have to be isolated.
+	// Isolated drops what stays on the bridge, too: what a pod sends to itself by way of the host included. Packets
+	// that the bridge forwards by itself pass here only with Network.NFCall; without it the bridge's ports have to
+	// be isolated.
 	Isolated
 )
 
@@ -194,15 +191,13 @@ func (n *Network) checkBridge() error {
 
 // Dedup is a subnet of a promiscuous bridge whose pods would get packets twice.
 //
-// What pods of such a bridge send to a service's address, which is changed to that of
-// another pod of the bridge, takes two ways where the bridge calls iptables
-// (Network.NFCall): the bridge forwards it by itself, and the host, which sees a copy,
-// routes it back to the bridge. The second copy is dropped where it leaves the bridge: it
-// comes from the bridge's own MAC, with a pod's address. So does everything that the
-// host alone forwards between pods of the subnet: where the bridge does not call
-// iptables or is not promiscuous, and where the service's address is the host's own,
-// as IPVS has it, there is no first copy, and dedup drops all. Pods with hairpin
-// ports need no promiscuous bridge.
+// A packet of such a pod to a service's address, which is changed to that of another pod of the bridge, takes two
+// ways where the bridge calls iptables (Network.NFCall): the bridge forwards it by itself, and the host, which sees
+// a copy, routes it back to the bridge. The second copy is dropped where it leaves the bridge: it comes from the
+// bridge's own MAC, with a pod's address. So does everything that the host alone forwards between pods of the
+// subnet: where the bridge does not call iptables or is not promiscuous, and where the service's address is the
+// host's own, as IPVS has it, there is no first copy, and dedup drops all. Pods with hairpin ports need no
+// promiscuous bridge.
 type Dedup struct {
 	// BridgeMAC is the bridge's.
 	BridgeMAC net.HardwareAddr

@@ -56,21 +56,20 @@ func unmarshal[T fmt.Stringer](to *T, name []byte, values ...T) error {
 			return nil
 		}
 	}
-	return invalid("%q, where one of %v is due", name, values)
+	return invalid("%q: want one of %v", name, values)
 }
 
-// SNAT says whose calls of published ports come to the pod with the host's address, on the link to the pod, in
-// place of their own.
+// SNAT names the callers of published ports whose address is changed to the host's, on the link to the pod.
 type SNAT uint8
 
 const (
-	// SNATNeeded are those whose answers would not find back otherwise: the host's own by 127.0.0.1, the pod's
-	// own, and, where what is bridged passes the hooks by, those of other pods. It is the default.
+	// SNATNeeded are those that would get no answer otherwise: the host by 127.0.0.1, the pod itself, and, where
+	// bridged packets do not pass the firewall's hooks, other pods. It is the default.
 	SNATNeeded SNAT = iota
-	// SNATAll are all. The network must be one with PortSNAT.
+	// SNATAll are all callers. The network must be one with PortSNAT.
 	SNATAll
-	// SNATNone are none but the host's own by 127.0.0.1: a pod behind the same link gets an answer only where the
-	// firewall sees it, and this one from itself never. The network must be one with PortSNAT.
+	// SNATNone is the host by 127.0.0.1 alone: a pod behind the same link gets an answer only where the firewall
+	// sees it, and the pod that calls itself gets none. The network must be one with PortSNAT.
 	SNATNone
 
 	snatAny // all elements that an endpoint may have by any of these
@@ -110,7 +109,7 @@ func (p Port) String() string {
 func (p Port) Check() error {
 	switch {
 	case p.Protocol != TCP && p.Protocol != UDP && p.Protocol != SCTP:
-		return invalid("port %s: protocol %d, where TCP, UDP or SCTP is due", p, p.Protocol)
+		return invalid("port %s: protocol %d, want TCP, UDP or SCTP", p, p.Protocol)
 	case p.HostPort == 0 || p.PodPort == 0:
 		return invalid("port %s: port 0, of the host or of the pod (%d)", p, p.PodPort)
 	}

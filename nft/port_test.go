@@ -346,12 +346,12 @@ func TestPortsExcludeEachOtherInChurn(t *testing.T) {
 
 // mustExclude checks that nobody has what excludes an endpoint's ports.
 func mustExclude(c *Conn, ep Endpoint) error {
-	rivals, err := c.findRivals(ep.elements())
+	excluding, err := c.findExcluding(ep.elements())
 	if err != nil && !nftnl.IsOvertaken(err) {
 		return err
 	}
-	if err == nil && len(rivals) > 0 {
-		return fmt.Errorf("%s has %v, and %s is there too", ep.Owner, ep.Ports, rivals[0])
+	if err == nil && len(excluding) > 0 {
+		return fmt.Errorf("%s has %v, and %s is there too", ep.Owner, ep.Ports, excluding[0])
 	}
 	return nil
 }

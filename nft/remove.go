@@ -9,10 +9,9 @@ import (
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
-// Remove removes endpoints that may or may not be there. Their elements are looked
-// up by bridge, addresses, MAC and ports, as Add had them, and deleted only if their
-// comments name the owner: an address that belongs to another by now stays with it.
-// What is not known any more is left; see RemoveOwners.
+// Remove removes endpoints that may or may not be there. Their elements are looked up by bridge, addresses, MAC and
+// ports, as Add had them, and deleted only if their comments name the owner: an address that belongs to another by
+// now stays with it. Elements that the caller does not know any more are left; see RemoveOwners.
 //
 // The kernel frees what was deleted after an RCU grace period. It does not make
 // the caller wait for that, until the connection is closed (see Close).
@@ -36,9 +35,8 @@ func (c *Conn) Remove(ctx context.Context, eps ...Endpoint) error {
 	})
 }
 
-// RemoveOwners removes whatever carries one of the owners' names, by listing all
-// elements: for when nothing is known of an endpoint but its owner, and for what a
-// crash left behind.
+// RemoveOwners removes all elements of the owners, by listing all elements: for when only the owner of an endpoint
+// is known, and after a crash.
 func (c *Conn) RemoveOwners(ctx context.Context, owners ...Owner) error {
 	if err := c.usable(ctx); err != nil {
 		return err
@@ -100,9 +98,8 @@ func (c *Conn) removeElements(ctx context.Context, elements []ruleset.Element, m
 	return errors.Join(errs...)
 }
 
-// RemoveNetwork removes a network that may or may not be there: what endpoints
-// left behind, its sets and its chain. With the last of them goes the table. It does
-// not wait for endpoints to be removed first: what they have is gone.
+// RemoveNetwork removes a network that may or may not be there: what endpoints left behind, its sets and its chain.
+// With the last of them goes the table. It does not wait for endpoints to be removed first: their elements go too.
 //
 // A network without masquerade, bridge and endpoints leaves no trace in the table, so
 // the table may go before such a network does. Of networks that share a bridge, one

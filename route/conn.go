@@ -47,9 +47,8 @@ func (c *Conn) Close() error {
 	return c.socket().Close()
 }
 
-// Add adds a route. The error matches fs.ErrExist where its table has one with the
-// same Dst, TOS and Priority (for IPv6: Dst, From and Priority), whatever that
-// one's gateway or link.
+// Add adds a route. The error matches fs.ErrExist where its table has one with the same Dst, TOS and Priority (for
+// IPv6: Dst, From and Priority), also with another gateway or link.
 func (c *Conn) Add(ctx context.Context, r Route) error {
 	r.Protocol = cmp.Or(r.Protocol, ProtocolTombolo)
 	return c.change(ctx, "add route", &r, unix.RTM_NEWROUTE, netlink.Create|netlink.Excl)
@@ -97,9 +96,8 @@ func (c *Conn) change(ctx context.Context, op string, r *Route, typ netlink.Head
 	return c.nl.Execute(&b)
 }
 
-// Remove deletes the first route of its table that has Dst, and those of the other
-// fields that are set; MTU, AdvMSS, Pref and Expires are not compared. That there is no such route or
-// link is success.
+// Remove deletes the first route of its table that has Dst, and those of the other fields that are set; MTU,
+// AdvMSS, Pref and Expires are not compared. It is no error if there is no such route or link.
 func (c *Conn) Remove(ctx context.Context, r Route) error {
 	err := c.change(ctx, "delete route", &r, unix.RTM_DELROUTE, 0)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -177,7 +175,7 @@ func (c *Conn) Get(ctx context.Context, dst netip.Addr) (Route, error) {
 	}
 	q := request{RouteMessage: rtnetlink.RouteMessage{Family: nl.FamilyOf(dst), DstLength: uint8(dst.BitLen())}}
 	if dst.Is4() {
-		// Without it, IPv4 says main whatever the table; IPv6 refuses it.
+		// Without it, IPv4 reports table main for every route; IPv6 refuses the flag.
 		q.Flags = unix.RTM_F_LOOKUP_TABLE
 	}
 	q.more(func(ae *netlink.AttributeEncoder) { nl.PutAddr(ae, unix.RTA_DST, dst) })

@@ -92,7 +92,7 @@ func (r *Route) decodeAttr(ad *netlink.AttributeDecoder) {
 		d := time.Duration(ad.Uint32()) * time.Second
 		r.Expires = &d
 	case unix.RTA_PAD, unix.RTA_IIF, unix.RTA_UID, unix.RTA_MARK:
-		// Of what Get was asked, not of the route.
+		// These repeat the question of Get, and are not the route's.
 	default:
 		r.Other = append(r.Other, nl.Keep(ad))
 	}

@@ -69,7 +69,7 @@ func (n *Route) message(typ netlink.HeaderType, flags netlink.HeaderFlags, attri
 	return nl.Marshal(typ, flags, q.MarshalBinary, q.write)
 }
 
-// request is the library's message, and what it has no word for.
+// request is the library's message, with the fields that it lacks.
 type request struct {
 	rtnetlink.RouteMessage
 	rest []func(*netlink.AttributeEncoder)
@@ -212,8 +212,8 @@ func (n *Route) rtnexthops(hops []rtnetlink.NextHop) ([]byte, error) {
 	return b, nil
 }
 
-// others are those of Other that are the route's own: what encapsulates is its nexthop
-// object's, if it has one.
+// others are the attributes in Other that belong to the route: if it has a nexthop object, the encapsulation is
+// that object's.
 func (n *Route) others() []netlink.Attribute {
 	if n.NexthopID == 0 {
 		return n.Other
@@ -231,7 +231,7 @@ func (n *Route) metrics(q *request) {
 	}
 }
 
-// seconds rounds up; what is over already is 1 s, since 0 would mean never.
+// seconds rounds up; a time that is over is 1 s, since 0 would mean never.
 func seconds(d time.Duration) uint32 {
 	s := d / time.Second
 	if d%time.Second > 0 {

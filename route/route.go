@@ -29,7 +29,7 @@ type Route struct {
 	// TOS makes an IPv4 route one for packets with this type of service.
 	TOS uint8 `json:"tos,omitempty"`
 
-	// Gateway is the next hop. That of an IPv4 route may be an IPv6 address (Linux 5.2).
+	// Gateway is the next hop, for an IPv4 route an IPv6 address too (Linux 5.2).
 	Gateway netip.Addr `json:"gateway,omitzero"`
 	// Link is the index of the link to send to. 0 is that by which Gateway is reached.
 	Link int `json:"link,omitempty"`
@@ -55,7 +55,7 @@ type Route struct {
 	// Protocol is the origin of the route; 0 is ProtocolTombolo when it is added, and
 	// any when it is deleted.
 	Protocol Protocol `json:"protocol,omitempty"`
-	// Type is what becomes of packets; 0 is unix.RTN_UNICAST when it is added, and any when it
+	// Type says what the kernel does with packets (RTN_*); 0 is unix.RTN_UNICAST when it is added, and any when it
 	// is deleted.
 	Type Type `json:"type,omitempty"`
 	// Pref ranks IPv6 routes that were learnt from routers (RFC 4191, section 2.1).
@@ -228,10 +228,9 @@ func (r *Route) customaryScope() uint8 {
 	return unix.RT_SCOPE_UNIVERSE
 }
 
-// Matches says whether have, as the kernel lists it, is what adding r makes: CHECK
-// uses it. A Link of 0 is not compared where there is a Gateway, nor are Flags, Other and
-// the time that is left of Expires; what a nexthop object holds is not compared with
-// anything.
+// Matches says whether have, as the kernel lists it, is what adding r makes: CHECK uses it. A Link of 0 is not
+// compared where there is a Gateway, nor are Flags, Other and the time that is left of Expires; the contents of a
+// nexthop object are not compared.
 func (r Route) Matches(have Route) bool {
 	want := r.normal()
 	have = have.normal()

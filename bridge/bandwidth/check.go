@@ -122,8 +122,8 @@ type installed struct {
 	egress tc.Qdisc   // the ifb's root
 
 	ingress tc.Qdisc // the port's root
-	// place is what is in the place of clsact: that, or somebody else's ingress, which
-	// holds filters as well.
+	// place is the qdisc in the place of clsact: clsact itself, or another program's ingress, which holds filters
+	// as well.
 	place tc.Qdisc
 	// own are the filters of our priority at the port's ingress, and what u32 lists
 	// beside them.
@@ -166,7 +166,7 @@ func (c *Conn) look(ctx context.Context, t *Target) (*installed, error) {
 		return nil, err
 	}
 	if b.Err(0) == nil {
-		// Somebody else's is looked at too: it is for the caller to refuse it.
+		// This reads another owner's ifb too, which the caller then refuses.
 		have.ifb = &ifb
 		b.Reset()
 		tc.Link{Name: t.IFB, Index: ifb.Index}.GetQdisc(&b, tc.Root, &have.egress)

@@ -21,7 +21,7 @@ type Conn struct{ nl *nl.Conn }
 // On makes a Conn over a socket that is open already, and stays with its owner.
 func On(s tombolo.Socket) *Conn { return &Conn{nl.Of(s)} }
 
-// usable refuses a Conn or a context that nothing can be done with.
+// usable refuses a nil Conn, a closed one, and a nil context.
 func (c *Conn) usable(ctx context.Context) error {
 	if c == nil {
 		return nl.Usable(ctx, nil)
@@ -42,9 +42,9 @@ type Target struct {
 	PortIndex int
 	MTU       int
 
-	// IFB names the link that egress takes a turn through; see IFBName.
+	// IFB names the link that shapes egress; see IFBName.
 	IFB string
-	// Alias is kept by the kernel with the ifb, at most 255 bytes: whose it is.
+	// Alias names the owner of the ifb; the kernel keeps it, at most 255 bytes.
 	Alias string
 	// Owner is how the alias of an ifb of this name must begin for it to be ours;
 	// otherwise it is left alone, and an ErrForeign. "" takes any.
@@ -53,7 +53,7 @@ type Target struct {
 
 // ErrForeign is the cause of an error about a link that has the name of our ifb and
 // belongs to another program.
-var ErrForeign = errors.New("the link belongs to somebody else")
+var ErrForeign = errors.New("the link belongs to another owner")
 
 // ErrNotSupported is the cause of an error about what the kernel lacks, and could not
 // or would not load.

@@ -8,13 +8,11 @@
 //	differences, err := conn.Check(ctx, target, limits)
 //	err = conn.Remove(ctx, target)
 //
-// What the pod receives leaves the host by the port, and waits in a token bucket
-// filter (tbf) that is the port's root qdisc. What the pod sends enters the host by
-// the port, where nothing can wait: a filter there hands it to a link of its own, an
-// intermediate functional block (ifb), which has the tbf and gives it back to the
-// port afterwards. The bridge, and the firewall in its families bridge and inet, see
-// it as if nothing had been; a chain of family netdev at the port's ingress does not
-// see it at all.
+// Packets to the pod leave the host by the port, and wait in a token bucket filter (tbf) that is the port's root
+// qdisc. Packets from the pod enter the host by the port, where they cannot wait: a filter there hands it to a link
+// of its own, an intermediate functional block (ifb), which has the tbf and gives it back to the port afterwards.
+// The bridge, and the firewall in its families bridge and inet, see it as if nothing had been; a chain of family
+// netdev at the port's ingress does not see it at all.
 //
 //	pod ── port ── bridge        ingress of the pod: port, root: tbf
 //	        │ ↑                  egress of the pod:  port, clsact: u32, mirred → ifb

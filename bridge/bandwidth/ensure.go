@@ -50,8 +50,7 @@ func (c *Conn) Ensure(ctx context.Context, t Target, s Shape) (changed bool, _ e
 	return changed, err
 }
 
-// prepare refuses what cannot be meant, fills in what was left open, and gives the
-// effective shape.
+// prepare refuses limits that are not valid, fills in defaults, and gives the effective shape.
 func (c *Conn) prepare(ctx context.Context, t *Target, s Shape) (Shape, error) {
 	invalid := func(err error) (Shape, error) {
 		return Shape{}, &tombolo.OpError{Op: "shape", Object: t.Port, Err: err}
@@ -134,7 +133,7 @@ func (c *Conn) ensureIFB(ctx context.Context, t *Target, have *installed) (chang
 		if b.Err(0) != nil || b.Err(1) == nil {
 			return false, tc.Unsupported(err, "ifb")
 		}
-		// Without its alias nobody would take it for ours again.
+		// Without its alias no later call would know the ifb as ours.
 		b.Reset()
 		link.Request{Name: t.IFB}.Delete(&b, t.IFB)
 		return false, errors.Join(err, c.nl.Execute(&b))
@@ -144,13 +143,12 @@ func (c *Conn) ensureIFB(ctx context.Context, t *Target, have *installed) (chang
 	return true, err
 }
 
-// appendEgress appends what is missing of the way through the ifb, the filter last:
-// what came by it before all else is there would be lost.
+// appendEgress appends requests for the missing parts of the way through the ifb, the filter last: packets that it
+// led there before would be lost.
 func (t *Target) appendEgress(b *nl.Batch, w tc.Bucket, have *installed) {
 	replaceRoot(b, tc.Link{Name: t.IFB, Index: have.ifb.Index}, have.egress, w)
 	if !have.ifb.Up() {
-		// By its index: whatever has the name by now, it is meant for the link that the
-		// qdisc was given to.
+		// The index names the link that got the qdisc; another may have its name by now.
 		link.Request{Index: have.ifb.Index, Flags: unix.IFF_UP, Change: unix.IFF_UP}.Set(b, "set link up", t.IFB)
 	}
 	if have.redirects() {

@@ -10,9 +10,9 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/tc"
 )
 
-// Remove takes a target's shapers away: after it no qdisc, no filter and no ifb of
-// ours is left. What is gone already is success. It goes on past errors, and joins
-// them. An ifb that is not Target.Owner's stays, and is an ErrForeign.
+// Remove takes a target's shapers away: after it no qdisc, no filter and no ifb of ours is left. It is no error if
+// they are gone already. It goes on past errors, and joins them. An ifb that is not Target.Owner's stays, and is an
+// ErrForeign.
 //
 // A caller that deletes the port too waits less if both go together (bridge.Conn.Detach).
 func (c *Conn) Remove(ctx context.Context, t Target) error {

@@ -37,10 +37,10 @@ const (
 )
 
 const (
-	// defaultBurst is how long the rate takes to send the burst that nobody gave.
+	// defaultBurst is the burst where none is given, as the time in which the rate sends it.
 	defaultBurst = 5 * time.Millisecond
-	// longestBurst bounds a burst that was given: what a container runtime fills in (2³¹ or 2³² bits) would let
-	// a limit of 10 Mbit/s through unlimited for minutes.
+	// longestBurst bounds a burst that was given: with the value that a container runtime fills in (2³¹ or 2³²
+	// bits), a limit of 10 Mbit/s would have no effect for minutes.
 	longestBurst = 50 * time.Millisecond
 	// leastBurst is in full frames. One is what it takes for any to pass; with two the
 	// rate is reached although timers are late.

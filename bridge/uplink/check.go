@@ -14,10 +14,9 @@ import (
 // is for that.
 var ErrNotTaken = errors.New("the takeover is not finished")
 
-// Check says what is no longer as Take left it: what a network manager has given the
-// NIC back, has taken from the bridge, or has deleted. Addresses and routes that the
-// bridge has got since, beside those on record or in their place, are no difference, nor
-// is what was leased or learnt and has run out.
+// Check lists differences from how Take left it: objects that a network manager has given back to the NIC, has
+// taken from the bridge, or has deleted. Addresses and routes that the bridge has got since, beside those on record
+// or in their place, are no difference, nor is what was leased or learnt and has run out.
 //
 // Where nothing differs, now is the record as it would be if the NIC was taken over at this
 // time: with the addresses, routes and rules that the bridge has got since. The caller that keeps it
@@ -122,9 +121,9 @@ func (s *snapshot) stale(rec *Record) []addr.Address {
 	return slices.DeleteFunc(slices.Clone(s.Addresses), func(a addr.Address) bool { return !s.isKept(rec, a) || want.somewhere(a) })
 }
 
-// Mend puts right what Check finds, by the steps of a takeover, and says whether there was
-// anything. What the NIC has got goes to the bridge, and what the bridge has lost comes back as the
-// record has it, unless another is in its place. A NIC that is gone cannot be mended (fs.ErrNotExist).
+// Mend corrects the differences that Check finds, by the steps of a takeover, and says whether there were any.
+// Addresses and routes that the NIC has got go to the bridge, and those that the bridge has lost come back as the
+// record has them, unless another is in their place. A NIC that is gone cannot be mended (fs.ErrNotExist).
 func (c *Conn) Mend(ctx context.Context, rec *Record, j Journal) (changed bool, _ error) {
 	if j == nil {
 		return false, missing("journal")
@@ -175,7 +174,7 @@ func (s *snapshot) toMend(rec *Record) *Record {
 func (s *snapshot) cannotMend(rec *Record) error {
 	switch {
 	case s.NIC.Master != 0 && s.Bridge == nil:
-		return fmt.Errorf("%w: %s is a port of %s now, and %s is gone; if somebody renamed it, set %s down, name it back (ip link set %s name %s), and set it up",
+		return fmt.Errorf("%w: %s is a port of %s now, and %s is gone; if it was renamed, set %s down, name it back (ip link set %s name %s), and set it up",
 			ErrRefused, rec.NIC, s.master(), rec.Bridge, s.master(), s.master(), rec.Bridge)
 	case s.NIC.Master != 0 && s.master() != rec.Bridge:
 		return fmt.Errorf("%w: %s is a port of %s now; take it off with `ip link set %s nomaster`", ErrRefused, rec.NIC, s.master(), rec.NIC)

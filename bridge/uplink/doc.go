@@ -38,10 +38,9 @@
 //
 // # What changes while it is taken
 //
-// The host may get other addresses and another router on the bridge. Check and Mend take
-// what has something else in its place for changed on purpose, and Restore gives the NIC
-// what the bridge has by then. What Mend puts back where nothing is in its place comes
-// from the Record: Check gives another where that is out of date.
+// The host may get other addresses and another router on the bridge. Check and Mend take what has something else in
+// its place for changed on purpose, and Restore gives the NIC what the bridge has by then. Where nothing is in the
+// place of something lost, Mend puts back what the Record has: Check gives another where that is out of date.
 //
 // # What does not come along
 //

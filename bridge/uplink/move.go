@@ -15,9 +15,8 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// move is all of layer 3 that goes from one link to another: from the NIC to the
-// bridge, or back. What is there already, because a process before this one was
-// killed, is not done again, or once more without harm.
+// move is all of layer 3 that goes from one link to another: from the NIC to the bridge, or back. A step that a
+// killed process has done already is left out, or done again without harm.
 type move struct {
 	s        *snapshot
 	from, to linkState
@@ -39,8 +38,8 @@ func (m *move) words(obj fmt.Stringer) string {
 	return strings.TrimSuffix(text, " ")
 }
 
-// addresses are those that go. One that another host has (DADFAILED), or whose time
-// is over, is of no use anywhere.
+// addresses are those that move. One that another host has (DADFAILED), or whose lifetime is over, is of no use on
+// either link, and does not.
 func (m *move) addresses() []addr.Address {
 	var list []addr.Address
 	for _, a := range m.s.Addresses {
@@ -79,7 +78,7 @@ func (m *move) addAddresses() []request {
 	for _, a := range inOrder(m.addresses()) {
 		n := m.movedAddress(a)
 		if a.Prefix.Addr().Is6() {
-			n.Flags |= unix.IFA_F_NODAD // nobody else can have it, and it is wanted at once
+			n.Flags |= unix.IFA_F_NODAD // no other host can have it, and it has to be usable at once
 		}
 		if have := m.s.address(m.to.Index, a); have != nil {
 			// Its route is there, or is not to be: without the flag the kernel would see to it.

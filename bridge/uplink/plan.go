@@ -82,8 +82,8 @@ func planTake(s *snapshot, u *Uplink) *Steps {
 	return &steps
 }
 
-// planRestore says how a NIC is given back, from a snapshot of now and the record
-// of its takeover. What the bridge has now goes to the NIC, whether or not it came from there.
+// planRestore says how a NIC is given back, from a snapshot of now and the record of its takeover. All that the
+// bridge has now goes to the NIC, whether or not it came from there.
 func planRestore(s *snapshot, rec *Record) *Steps {
 	m := backMove(s, rec)
 	steps := Steps{move: m}

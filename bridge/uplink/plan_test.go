@@ -123,7 +123,7 @@ func TestWhatCannotBeTakenIsRefusedByName(t *testing.T) {
 		{"a bond's slave", func(s *uplink.Snapshot, _ *uplink.Uplink) {
 			s.NIC.Master, s.NIC.PortOf = 98, "bond"
 			s.Links = append(s.Links, uplink.Link{Index: 98, Name: "bond0", Kind: "bond"})
-		}, "is a port of bond0 (bond) already; name that one"},
+		}, "is a port of bond0 (bond) already; name bond0 as the NIC"},
 		{"a port of a bridge that cannot be seen", func(s *uplink.Snapshot, _ *uplink.Uplink) { s.NIC.Master, s.NIC.PortOf = 98, "openvswitch" }, "a port of link 98 (openvswitch)"},
 		{"a port of the bridge", func(s *uplink.Snapshot, _ *uplink.Uplink) {
 			s.Bridge = &uplink.Link{Index: 50, Name: "br0", Kind: "bridge"}

@@ -24,9 +24,8 @@ const (
 	Undoing   State = "undoing"   // on the way back because the takeover failed, or was cut short
 )
 
-// Record is what the journal keeps: what was asked for, how far it is, and what was
-// there before. What is to be done is planned from this and from what the kernel
-// has at the time, so that each step may be repeated.
+// Record is what the journal keeps: what was asked for, how far it is, and what was there before. The steps are
+// planned from this and from what the kernel has at the time, so that each may be repeated.
 type Record struct {
 	Uplink
 	State State `json:"state"`

@@ -44,7 +44,7 @@ func (s *snapshot) refuseNIC(no refusal) {
 	on := s.master()
 	onBridge := nic.PortOf == "bridge"
 	no(onBridge, "%s is a port of bridge %s already, which networks use as it is: name that one, and nothing is taken over", nic.Name, on)
-	no(nic.Master != 0 && !onBridge, "%s is a port of %s (%s) already; name that one as the NIC", nic.Name, on, nic.PortOf)
+	no(nic.Master != 0 && !onBridge, "%s is a port of %s (%s) already; name %s as the NIC", nic.Name, on, nic.PortOf, on)
 	no(!nic.Up(), "%s is down, and the program that manages it may want it so; set it up with `ip link set %s up`", nic.Name, nic.Name)
 	no(nic.Up() && nic.Flags&unix.IFF_LOWER_UP == 0, "%s has no carrier, so that nothing could be tried; see to its cable", nic.Name)
 }

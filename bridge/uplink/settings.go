@@ -54,7 +54,8 @@ func write(list []setting) error {
 	return first
 }
 
-// isCopied leaves out what the kernel computes or lets nobody write, and what loose and strict set.
+// isCopied leaves out parameters that the kernel computes, those that cannot be written, and those that loose and
+// strict set.
 func isCopied(name string) bool {
 	switch name {
 	case "base_reachable_time", "retrans_time", "unres_qlen", // shown in a better unit by others

@@ -28,9 +28,11 @@ type snapshot struct {
 	Links []linkState `json:"links,omitempty"`
 	// Addresses are the NIC's and the bridge's, in the kernel's order.
 	Addresses []addr.Address `json:"addresses,omitempty"`
-	// Routes are those by the two of all tables, in the kernel's order, but for those of the kernel's own.
+	// Routes are those through the NIC or the bridge, of all tables, in the kernel's order, without those that the
+	// kernel made.
 	Routes []route.Route `json:"routes,omitempty"`
-	// Behind are IPv4 routes of other links in the same places, which would come first once these move.
+	// Behind are IPv4 routes through other links in the same place as one of Routes (see place). They
+	// come after it now, and would come first once it is moved.
 	Behind []route.Route `json:"behind,omitempty"`
 	// Rules are those that name the NIC or the bridge.
 	Rules []routing.Rule `json:"rules,omitempty"`

@@ -123,8 +123,8 @@ func exists(err error) bool { return errors.Is(err, fs.ErrExist) }
 // address (EADDRNOTAVAIL) that is not there.
 func isGone(err error) bool { return errors.Is(err, fs.ErrNotExist) }
 
-// isFull says that the kernel's table of neighbours, which all links share, has no room: what
-// is only cached is learnt again.
+// isFull says that the kernel's table of neighbours, which all links share, has no room: entries that are only
+// cached are learnt again.
 func isFull(err error) bool { return errors.Is(err, unix.ENOBUFS) }
 
 // atOnce requests go to the kernel in one sendmsg: their acknowledgements must fit into the socket's buffer.

@@ -60,9 +60,8 @@ type Config struct {
 	// NetNS is the NIC's namespace; nil is that of the calling thread. It may be closed
 	// after Dial.
 	NetNS *netns.NS
-	// Made is called for a bridge that Take has made, before anything of the host's moves to
-	// it: for what costs packets once the bridge has some, such as a queueing discipline.
-	// nil is nothing.
+	// Made is called for a bridge that Take has made, before anything of the host's moves to it: for changes that
+	// would lose packets later, such as another queueing discipline. It may be nil.
 	Made func(ctx context.Context, l *bridge.Link)
 }
 

@@ -45,9 +45,9 @@ func (c *Conn) verify(ctx context.Context, bridge int, list []netip.Addr, timeou
 	return err
 }
 
-// ask has the kernel look for neighbours anew, and waits until each was found or given up,
-// which takes some three seconds; or, with again, until each was found. It gives those that were
-// not found in time. What is known of them goes on being used meanwhile.
+// ask has the kernel look for neighbours anew, and waits until each was found or given up, which takes some three
+// seconds; or, with again, until each was found. It gives those that were not found in time. The kernel goes on
+// using the MACs that it knows meanwhile.
 func (c *Conn) ask(ctx context.Context, link int, list []netip.Addr, timeout time.Duration, again bool) (silent []netip.Addr, _ error) {
 	limit, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -107,10 +107,9 @@ func (c *Conn) probe(link int, list []netip.Addr) error {
 // useFlag is NTF_USE: look for it as if there were a packet for it.
 const useFlag routing.NeighbourFlags = unix.NTF_USE
 
-// waitUntilLocal waits until a link receives what is sent to the IPv6 addresses that
-// it has just got. The kernel's worker that joins the groups of their neighbour
-// discovery and adds their local routes runs after the request was answered; without
-// them, what comes in once the other link has the addresses no longer is lost.
+// waitUntilLocal waits until a link receives what is sent to the IPv6 addresses that it has just got. The kernel's
+// worker that joins the groups of their neighbour discovery and adds their local routes runs after the request was
+// answered; without them, packets that come in once the other link has the addresses no longer are lost.
 func (c *Conn) waitUntilLocal(ctx context.Context, m *move, timeout time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()

@@ -337,8 +337,8 @@ func (c *Conn) CheckLink(ctx context.Context, l Link) ([]tombolo.Difference, err
 	return list, err
 }
 
-// RemoveLink deletes the host's link in a VLAN, if it has the alias, and takes the bridge out
-// of that VLAN. What is gone is success.
+// RemoveLink deletes the host's link in a VLAN, if it has the alias, and takes the bridge out of that VLAN. It is
+// no error if the link is gone.
 func (c *Conn) RemoveLink(ctx context.Context, l Link) error {
 	if err := c.check(ctx, Membership{ID: l.ID}); err != nil {
 		return err

@@ -96,7 +96,7 @@ func (l *Ranges) UnmarshalText(text []byte) error {
 
 // Of include/uapi/linux/if_bridge.h.
 const (
-	flagPVID     = 0x2 // BRIDGE_VLAN_INFO_PVID: what comes without a tag is of it
+	flagPVID     = 0x2 // BRIDGE_VLAN_INFO_PVID: frames without a tag are of it
 	flagUntagged = 0x4 // BRIDGE_VLAN_INFO_UNTAGGED: what goes loses its tag
 )
 

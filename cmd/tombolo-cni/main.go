@@ -49,7 +49,7 @@ func calledAs(args []string) (path string, rest []string) {
 // referenceVersion is that of the reference plugins for which Tombolo stands.
 const referenceVersion = "v1.9.1"
 
-// introduce says what a plugin is that somebody called by hand, as the reference plugins do. From the first
+// introduce says what the plugin is, for a user who called it by hand, as the reference plugins do. From the first
 // line nerdctl learns what the plugin firewall can do: with no version, it isolates no networks.
 func introduce(out io.Writer, name string, args []string) int {
 	if len(args) > 0 {

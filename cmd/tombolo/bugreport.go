@@ -39,7 +39,7 @@ func (o *options) bugreportCommand() *cobra.Command {
 	return cmd
 }
 
-// bugreport writes the file, which has to be new. What cannot be found out is said in it.
+// bugreport writes the file, which has to be new. The file says what could not be found out.
 func (o *options) bugreport(ctx context.Context, path, lists string) error {
 	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {

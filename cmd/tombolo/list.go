@@ -73,7 +73,7 @@ func (o *options) list(ctx context.Context, node *network.Node, only report.Sele
 	return o.print(view.List(in, causes), in.Attachments)
 }
 
-// networks prints what is on record of networks. What cannot be read goes to stderr.
+// networks prints what is on record of networks. Records that cannot be read are named on stderr.
 func (o *options) networks(ctx context.Context, node *network.Node, args []string) error {
 	list, problems, err := view.Load(ctx, node, o.state, optional(args, 0))
 	if err != nil {

@@ -19,7 +19,7 @@ type notifier struct {
 	within time.Duration
 }
 
-// newNotifier is nil where nobody listens.
+// newNotifier returns nil where no service manager listens.
 func newNotifier(getenv func(string) string) (*notifier, error) {
 	path := getenv("NOTIFY_SOCKET")
 	if path == "" {

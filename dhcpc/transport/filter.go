@@ -68,7 +68,7 @@ func leaving(mac []byte) program {
 	p.need(unix.PACKET_OUTGOING)
 	p.add(bpf.LoadExtension{Num: bpf.ExtVLANTagPresent})
 	p.need(0)
-	// What the client itself sent: a bridge may send it back by the port that it came in by.
+	// Frames that the client itself sent: a bridge may send them back by the port that they came in by.
 	p.add(
 		bpf.LoadAbsolute{Off: 6, Size: 4},
 		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: binary.BigEndian.Uint32(mac), SkipTrue: 3},
@@ -85,9 +85,8 @@ func leaving(mac []byte) program {
 	return p
 }
 
-// frames takes Ethernet frames with DHCP answers to a MAC address, of whatever source
-// port and with whatever IP options, and with ARP those too. It takes no fragment:
-// nothing here puts them together.
+// frames takes Ethernet frames with DHCP answers to a MAC address, of every source port and with any IP options,
+// and with withARP those of ARP too. It takes no fragment: nothing here puts them together.
 func frames(mac []byte, withARP bool) program {
 	const etherTypeAt, fragmentAt, protocolAt = 12, etherLen + 6, etherLen + 9
 	var p program

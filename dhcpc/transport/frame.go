@@ -34,8 +34,8 @@ var errNotOurs = errors.New("not a DHCP or ARP packet for a client")
 // takes a packet that is for its IP address from there too.
 func broadcastMAC() dhcpc.Hex { return dhcpc.Hex{0xff, 0xff, 0xff, 0xff, 0xff, 0xff} }
 
-// encode makes an Ethernet frame of a packet. What the packet leaves out of MAC
-// addresses is own, and the broadcast address.
+// encode makes an Ethernet frame of a packet. MAC addresses that the packet lacks are own as the source, and the
+// broadcast address as the destination.
 func encode(p *dhcpc.Packet, own []byte) ([]byte, error) {
 	src, dst := []byte(p.SrcMAC), []byte(p.DstMAC)
 	if len(src) == 0 {

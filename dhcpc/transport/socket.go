@@ -36,7 +36,7 @@ func newSocket[P any](conn net.PacketConn, read func([]byte, net.Addr) (P, error
 // Send sends a packet or a message.
 func (s *socket[P]) Send(_ context.Context, p P) error { return s.send(p) }
 
-// Receive gives the next packet or message that is for the client. What is damaged is passed over.
+// Receive gives the next packet or message that is for the client. Damaged ones are passed over.
 func (s *socket[P]) Receive(ctx context.Context, until time.Time) (P, error) {
 	var none P
 	done, err := s.deadline(ctx, until)
@@ -118,13 +118,13 @@ func (w *witnessed[P]) Close() error {
 	return errors.Join(w.transport.Close(), <-closed)
 }
 
-// argument is the error about an argument that cannot be meant.
+// argument is the error about an argument that is not valid.
 func argument(what string) error { return fmt.Errorf("%w: %s", tombolo.ErrInvalid, what) }
 
-// DialWitness gives a transport that sends by the one that dial opens, and hears at the other end of the client's
-// link what leaves there towards the client: at the host's end of a veth pair, answers that came to a pod by the
-// bridge, and nothing that the pod says. What is behind the client's own interface is the pod's to choose: it may
-// rename it and put another in its place, redirect packets, and answer itself. None of that is heard.
+// DialWitness gives a transport that sends by the one that dial opens, and receives at the other end of the
+// client's link, frames that leave there towards the client: at the host's end of a veth pair, answers that came to
+// a pod by the bridge, and no frames of the pod's. The pod may rename its interface and put another in its place,
+// redirect packets, and answer itself: none of that is received.
 //
 // It hears DHCP answers, and with Config.ARP what Ethernet's ARP says, that are sent to the client's MAC address or to
 // all, without a VLAN tag; also what others on the same bridge say. Config.NetNS and Link are those of the other end,

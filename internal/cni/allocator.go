@@ -123,15 +123,15 @@ type ipamRequest struct {
 	Asked
 	DefaultDataDir string // of networks that do not set ipam.dataDir
 
-	// Strict is for ADD, CHECK and STATUS: whatever is wrong with the section is an error, and so are, of types in
-	// process, unknown fields. DEL and GC do what they still can.
+	// Strict is for ADD, CHECK and STATUS: every fault of the section is an error, and so are unknown fields of
+	// types in process. DEL and GC do what they still can.
 	Strict bool
 	// RangesLater says that the runtime hands over the ranges of host-local with a pod's verbs.
 	RangesLater bool
 	// Gateways gives an address without a gateway the first of its subnet, as by the reference's bridge.
 	Gateways bool
-	// ByName has all be as with the reference's plugins: fields that nobody knows are passed over,
-	// and addresses are reported in the order in which the section, or the plugin, names families.
+	// ByName makes it behave as the reference's plugins do: unknown fields are passed over, and addresses are
+	// reported in the order in which the section, or the plugin, names families.
 	ByName bool
 	// Unrecorded says that the caller has no record of attachments: host-local looks through all
 	// reservations for one of the attachment's, before it gives another.

@@ -10,10 +10,10 @@ import (
 // Args are the values of CNI_ARGS by their keys.
 type Args map[string]string
 
-// parseArgs reads a list of KEY=VALUE with semicolons (CNI specification 1.1.0, "Parameters"), of which
-// the last counts where two have one key. A key that no plugin here knows is an error, as in the
-// reference's plugins, unless IgnoreUnknown is 1 or true. What runtimes tell of Kubernetes pods, K8S_…,
-// is none. Errors have the specification's code 4.
+// parseArgs reads a list of KEY=VALUE with semicolons (CNI specification 1.1.0, "Parameters"), of which the last
+// counts where two have one key. A key that no plugin here knows is an error, as in the reference's plugins, unless
+// IgnoreUnknown is 1 or true. Keys that describe Kubernetes pods, K8S_…, are known. Errors have the specification's
+// code 4.
 func parseArgs(text string) (Args, error) {
 	args := Args{}
 	if text == "" {

@@ -96,7 +96,7 @@ func (c *Common) limits(configured Bandwidth) bandwidth.Shape {
 
 // limits are about those that something names.
 func (p *problems) limits(where string, b Bandwidth) {
-	// Of any MTU: what is wrong with rates and bursts is wrong with all.
+	// With any MTU: rates and bursts that are not valid are so with all.
 	_, _, err := b.shape().Effective(ethernetMTU)
 	p.add(err != nil, "bandwidth of %s: %v", where, err)
 }

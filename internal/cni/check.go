@@ -46,8 +46,8 @@ func (c *call) check(ctx context.Context, node *network.Node, conf *NetConf) err
 		c.containerID, c.ifName, conf.Name, printable.Count(len(found), "difference", "differences"), strings.Join(found, "; "))
 }
 
-// reported takes from the result what a plugin after this one may have changed, and says what
-// is wrong with it. That it names the pod's interface is what the rest of it goes by.
+// reported takes from the result what a plugin after this one may have changed, and says what is wrong with it. The
+// rest of it looks for the pod's interface there.
 func (c *call) reported(prev *current.Result) (*network.Reported, []string, error) {
 	r := &network.Reported{HostMACs: map[string]string{}}
 	var wrong []string

@@ -42,7 +42,7 @@ type Common struct {
 	CNIVersion string `json:"cniVersion"`
 	Name       string `json:"name"`
 
-	// What a runtime puts in. None of it is held to known fields.
+	// These are the runtime's, and may have unknown fields.
 	RuntimeConfig runtimeConfig `json:"runtimeConfig"`
 	Args          struct {
 		CNI json.RawMessage `json:"cni"`
@@ -142,7 +142,7 @@ func (p *problems) add(holds bool, format string, args ...any) {
 	}
 }
 
-// absolute is a directory that teardown can use too, whatever the configuration says.
+// absolute is the directory, or the other one where the configuration's is not absolute, since teardown needs one.
 func absolute(dir, otherwise string) string {
 	if !filepath.IsAbs(dir) {
 		return otherwise
@@ -160,8 +160,8 @@ func (c *Common) deadline() time.Duration {
 	return time.Duration(cmp.Or(c.Deadline, Duration(defaultDeadline)))
 }
 
-// exempt names the keys that no field has and that are no error: what the runtime
-// may put in for others, and a comment's leading underscore.
+// exempt names unknown keys that are no error: those that the runtime may put in for other plugins, and comments
+// with a leading underscore.
 func exempt(path, key string) bool {
 	if path == "" {
 		return strings.HasPrefix(key, "cni.dev/") || strings.HasPrefix(key, "_")
@@ -170,8 +170,8 @@ func exempt(path, key string) bool {
 	return top == "runtimeConfig" || top == "args"
 }
 
-// parse reads the configuration once. What is wrong with it is kept, for verbs that must not guess; of one that is not
-// JSON nothing can be done.
+// parse reads the configuration once. Its faults are kept, for verbs that must not guess; one that is not JSON is
+// an error to all.
 func (c *call) parse(data []byte) error {
 	c.stdin = data
 	pass := exempt

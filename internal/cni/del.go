@@ -79,8 +79,8 @@ func (c *call) gc(ctx context.Context, node *network.Node, conf *NetConf) error 
 	return err
 }
 
-// validAttachments is nil where the runtime gave no list. One that cannot be read as a whole is an error, unlike
-// anything else that teardown is given: whatever is not on the list gets deleted.
+// validAttachments is nil where the runtime gave no list. A list with a fault is an error, though teardown passes
+// over other faults: GC deletes attachments that are not on it.
 func (c *NetConf) validAttachments() ([]types.GCAttachment, error) {
 	var list []types.GCAttachment
 	if len(c.ValidAttachments) == 0 {

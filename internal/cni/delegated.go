@@ -24,7 +24,7 @@ type delegated struct {
 // Bind returns d: a plugin looks after itself.
 func (d *delegated) Bind(ipam.Node) ipam.Allocator { return d }
 
-// Slow is true: nobody here knows how long a plugin takes.
+// Slow is true: a plugin may take long.
 func (d *delegated) Slow() bool { return true }
 
 // ask has the plugin do something, by a verb.
@@ -33,8 +33,8 @@ func (d *delegated) ask(ctx context.Context, of *delegate.Plugin, verb string) e
 	return d.wrap(of.Run(ctx, verb))
 }
 
-// Add runs the plugin, and where that fails runs it with DEL, as section 4 of the CNI specification 1.1.0 asks. Of
-// the result, what is not an IPAM plugin's to say is dropped.
+// Add runs the plugin, and where that fails runs it with DEL, as section 4 of the CNI specification 1.1.0 asks. It
+// drops parts of the result that an IPAM plugin must not set.
 func (d *delegated) Add(ctx context.Context, _ ipam.Owner) (*ipam.Allocation, error) {
 	lockorder.Slow("a plugin")
 	result, err := d.request.Plugin.Add(ctx)
@@ -96,7 +96,7 @@ func (d *delegated) Collect(ctx context.Context, _ []ipam.Owner) error {
 	return d.unlessSelf(d.ask(ctx, &d.request.Plugin, "GC"))
 }
 
-// Status runs the plugin. That it is missing is code 50; what it says itself keeps its code.
+// Status runs the plugin. A missing plugin is code 50; the plugin's own error keeps its code.
 func (d *delegated) Status(ctx context.Context) error {
 	err := d.ask(ctx, &d.request.Plugin, "STATUS")
 	var own *types.Error

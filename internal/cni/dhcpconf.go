@@ -88,8 +88,8 @@ const (
 	keeperOptional = "optional"
 )
 
-// dhcp reads the ipam section of type dhcp, for a verb that must not guess; by name as the reference does,
-// which passes over fields that nobody knows, and tells servers no more than it is told to.
+// dhcp reads the ipam section of type dhcp, for a verb that must not guess; by name as the reference does, which
+// passes over unknown fields, and tells servers no more than it is told to.
 func (c *NetConf) dhcp() (*DHCP, error) {
 	conf := DHCP{ClientID: clientByContainer, Keeper: keeperRequired, Timeout: Duration(dhcpc.DefaultTimeout), byName: c.bridge}
 	r := &ipamRequest{Section: c.IPAM, Strict: true, ByName: c.bridge}

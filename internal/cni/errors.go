@@ -40,7 +40,7 @@ const (
 
 	codeKernel        = uint(110) // the kernel refused something
 	codeExists        = uint(111) // the interface, or the attachment, is there already
-	codeConflict      = uint(112) // an address, or a name, belongs to somebody else
+	codeConflict      = uint(112) // an address, or a name, belongs to another owner
 	codeDiffers       = uint(113) // CHECK found something that is not as it was made
 	codeAttached      = uint(114) // a network that is to be removed still has attachments
 	codeNoGateway     = uint(115) // a gateway is needed and the IPAM named none

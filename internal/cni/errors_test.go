@@ -48,7 +48,7 @@ func TestCodesOfErrors(t *testing.T) {
 		{"cancelled", context.Canceled, 11, "context canceled"},
 		{"interface is there", fmt.Errorf("attach: %w", bridge.ErrPeerExists), 111, "attach: the pod has an interface of this name already"},
 		{"bridge is full", bridge.ErrBridgeFull, 116, "the bridge holds 1023 ports, the most that Linux allows"},
-		{"somebody else's link", bridge.ErrForeign, 112, "the link belongs to somebody else"},
+		{"somebody else's link", bridge.ErrForeign, 112, "the link belongs to another owner"},
 		{"address is in use", addr.ErrDuplicate, 112, "another node of the network has the address"},
 		{"damaged record", fmt.Errorf("load: %w", state.ErrDamaged), 5, "load: damaged"},
 		{"the kernel's", &tombolo.OpError{Op: "add link", Object: "veth0", Err: unix.EBUSY, Message: "made up"}, 110,

@@ -76,7 +76,7 @@ func (a *allocator) readHostLocal(r *ipamRequest) error {
 }
 
 // parseResolvConf takes nameserver, domain, search and options of a file in the format of resolv.conf(5), as the
-// reference plugin does: several lines of search and options add up, and what it does not know it passes over.
+// reference plugin does: several lines of search and options add up, and it passes over unknown lines.
 func parseResolvConf(text string) types.DNS {
 	var dns types.DNS
 	for line := range strings.Lines(text) {

@@ -12,7 +12,7 @@ import (
 	"github.com/tombolo-cni/tombolo/ipam"
 )
 
-// A Section is the field ipam of a configuration. What is wrong with it is for newAllocator to say.
+// A Section is the field ipam of a configuration. newAllocator says what is wrong with it.
 type Section struct {
 	Type    string
 	DataDir string

@@ -48,8 +48,8 @@ func (c *call) findCarriers() (carriers, error) {
 	return carriers{ours: ours, kept: !ours}, nil
 }
 
-// carriersOfDEL leave nothing of either: the names may have changed over since the ADD, one by one and back. What
-// goes after a reboot is told by the ADD's result.
+// carriersOfDEL leave nothing of either: the names may have changed over since the ADD, one by one and back. After
+// a reboot, the ADD's result tells what is left.
 func (c *call) carriersOfDEL(rec *state.Attachment, err error, port string) carriers {
 	ours, others := c.madeBy(port)
 	by := carriers{ours: true}
@@ -111,8 +111,8 @@ func (c *call) isBridgeOurs() bool {
 	return err == nil && ours
 }
 
-// noneKept is the end of a call for a pod of another program's where there is no program to carry it out. None
-// gave the pod anything either, so there is nothing to take down.
+// noneKept ends a call for a pod of another program where no other program was kept. None gave the pod anything
+// either, so there is nothing to take down.
 func (c *call) noneKept() error {
 	if c.verb == "DEL" || c.verb == "GC" {
 		return nil

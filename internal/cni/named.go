@@ -99,8 +99,8 @@ func (c *call) carryOut(ctx context.Context) ([]byte, error) {
 	return said, nil
 }
 
-// refuseOwnNamespace ends an ADD for the namespace that the plugin runs in. What is wrong with
-// the path otherwise is for the plugin to say: some do not need it.
+// refuseOwnNamespace ends an ADD for the namespace that the plugin runs in. The plugin reports other faults of the
+// path: some plugins do not need it.
 func (c *call) refuseOwnNamespace() error {
 	if _, own := c.configuration.(*NetConf); own || c.verb != "ADD" || c.sameNetNS() {
 		return nil // an ADD of our own looks at it anyway
@@ -146,9 +146,9 @@ func (c *call) passOn() (*current.Result, error) {
 	return c.conf.prevResult()
 }
 
-// takeBack has a node take back what a plugin gave to a pod, and always succeeds. What kept it from that, such as a
-// record that cannot be read, or not be written on a full disk, is a warning: with an error, the runtime would not get to the
-// DEL of bridge, which comes next and takes down all that the pod has, by the kernel's marks if need be.
+// takeBack has a node take back what a plugin gave to a pod, and always succeeds. Its failures, such as of a record
+// that cannot be read, or not be written on a full disk, are warnings: after an error, the runtime would not call
+// the DEL of bridge, which comes next and takes down all that the pod has, by the kernel's marks if need be.
 func (c *call) takeBack(do func(network.Change) error) {
 	change, err := c.change()
 	if err == nil {

@@ -103,8 +103,9 @@ func (f *tuningConf) eachSysctl(pod *netns.NS, ifName string, do func(path, valu
 	})
 }
 
-// untune reverts what ADD made of the link. The file goes whatever becomes of that: the namespace may be gone, and a pod
-// can put a link there that takes no such value. As in the reference, nothing fails it: the interface goes next.
+// untune gives the link back the attributes that ADD changed. It deletes the file also if that fails: the namespace
+// may be gone, and a pod can put a link there that takes no such value. As in the reference, it never fails: the
+// interface goes next.
 func (f *tuningConf) untune(c *call) {
 	had := loadAttributes(f.backup(c))
 	if had == nil {

@@ -95,8 +95,7 @@ type tuned struct {
 	attributes
 }
 
-// sysctls are kernel parameters by name. One that stands there twice is an error, as in the
-// reference: nobody knows which is meant.
+// sysctls are kernel parameters by name. A duplicate is an error, as in the reference: either may be meant.
 type sysctls map[string]string
 
 // UnmarshalJSON reads an object of strings.

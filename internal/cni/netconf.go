@@ -122,7 +122,7 @@ func (c *NetConf) problems() []error {
 // settings are the network, with the defaults of a configuration filled in.
 func (c *NetConf) settings() network.Network {
 	gateway := c.Mode != modeL2 && c.Mode != modeLAN
-	// The router that a DHCP server names is somebody else's address in general.
+	// The router that a DHCP server names is in general not this host.
 	dhcp := c.IPAM.Type == typeDHCP
 	s := network.Network{
 		Name:         c.Name,
@@ -271,8 +271,8 @@ func (c *NetConf) vlanProblems(p *problems) {
 // nameBridge is the reference's plugin that is the same as this one, but for defaults.
 const nameBridge = "bridge"
 
-// asBridge leaves of a configuration what the reference's plugin bridge knows, with its defaults,
-// and what says where files are.
+// asBridge keeps of a configuration the fields that the reference's plugin bridge knows, with its defaults, and
+// those that say where files are.
 func (c *NetConf) asBridge() {
 	c.Mode, c.LANConf, c.NonMasqueradeCIDRs, c.BridgeNFCall, c.IngressPolicy, c.Bandwidth = "", LANConf{}, nil, nil, "", Bandwidth{}
 	for _, field := range []**bool{&c.IsGateway, &c.IsDefaultGateway, &c.IPMasq, &c.HairpinMode} {

@@ -59,7 +59,7 @@ const (
 type call struct {
 	*Plugin
 	kind
-	named       bool // as one of the reference's, which passes over fields that nobody knows
+	named       bool // as one of the reference's, which passes over unknown fields
 	verb        string
 	containerID string
 	netns       string
@@ -199,8 +199,8 @@ func (c *call) readEnvironment() error {
 	return nil
 }
 
-// maxDepth is how many delegated plugins may lead to a call. No IPAM plugin has a reason to call this one; should one
-// do so for another network, that is its own affair, once.
+// maxDepth is how many delegated plugins may lead to a call. No IPAM plugin has a reason to call this one, but one
+// may do so, once, for another network.
 const maxDepth = 1
 
 // refuseDepth ends a chain of calls that a delegated plugin leads back here: a
@@ -216,8 +216,8 @@ func (c *call) refuseDepth() error {
 	return nil
 }
 
-// readStdin reads the configuration, and refuses what the plugin refuses whatever the verb is about. Where that may be
-// another program's, the rest is not looked at before it is known to be ours.
+// readStdin reads the configuration, and refuses what the plugin refuses for every verb. Where the attachment may
+// be another program's, the rest is not read before it is known to be ours.
 func (c *call) readStdin() error {
 	data, err := io.ReadAll(io.LimitReader(c.Stdin, maxStdin+1))
 	if err != nil {

@@ -26,8 +26,8 @@ func within(path string, do func(*nl.Conn, *netns.NS) error) error {
 	return do(conn, pod)
 }
 
-// withinPod is within for verbs that take down: a namespace that is gone, or that nobody names, is success, and so is
-// the caller's own, to which the path of a process leads whose number was given anew.
+// withinPod is within for verbs that take down: it is no error if the namespace is gone, or not named, or is the
+// caller's own, to which the path of a process leads whose number was given anew.
 func withinPod(path string, do func(*nl.Conn, *netns.NS) error) error {
 	if path == "" {
 		return nil

@@ -26,7 +26,7 @@ type portmapConf struct {
 	ConditionsV6         []string `json:"conditionsV6"`
 	MasqAll              bool     `json:"masqAll"`
 	MarkMasqBit          *int     `json:"markMasqBit"`          // what is masqueraded needs no mark,
-	ExternalSetMarkChain *string  `json:"externalSetMarkChain"` // of nobody's
+	ExternalSetMarkChain *string  `json:"externalSetMarkChain"` // of no program
 }
 
 func (f *portmapConf) problems() []error {
@@ -87,7 +87,7 @@ func (f *portmapConf) publication(c *call, prev *current.Result) (p network.Publ
 
 func (f *portmapConf) run(ctx context.Context, c *call) (*current.Result, error) {
 	if c.verb == "DEL" {
-		// What no ADD takes keeps no plugin before this one from its DEL.
+		// A configuration that ADD refuses must not keep a plugin before this one from its DEL.
 		if len(c.undecoded) > 0 || len(f.RuntimeConfig.PortMappings) > 0 {
 			c.takeBack(func(of network.Change) error { return of.Publish(ctx, network.Publication{}) })
 		}

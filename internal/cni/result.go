@@ -164,7 +164,8 @@ func routesOf(of []*types.Route) ([]route.Route, error) {
 	return list, nil
 }
 
-// heldAddresses translates the addresses of a result. What is none becomes the zero prefix, which package network refuses.
+// heldAddresses translates the addresses of a result. One that is not an address becomes the zero prefix, which
+// package network refuses.
 func heldAddresses(of *current.Result) []ipam.Address {
 	var list []ipam.Address
 	for _, ip := range of.IPs {

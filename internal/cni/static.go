@@ -24,8 +24,8 @@ type addressConf struct {
 	Gateway netip.Addr   `json:"gateway"`
 }
 
-// static gives the same addresses to whatever asks. Nothing is reserved: whether they are free is up to the operator
-// that named them.
+// static gives the same addresses to every attachment. Nothing is reserved: whether they are free is up to the
+// operator that named them.
 type static struct {
 	addresses []ipam.Address
 	network   string
@@ -114,8 +114,8 @@ func (s static) Bind(ipam.Node) ipam.Allocator { return s }
 // Slow is false.
 func (static) Slow() bool { return false }
 
-// Add returns the addresses, those of IPv4 first. That there are none is an error: static without an address is a
-// mistake, but by name, where the plugin that called says so. To STATUS it is none, as addresses may come with each ADD.
+// Add returns the addresses, those of IPv4 first. Having none is an error, except by name, where the plugin that
+// called reports it. STATUS accepts none, as addresses may come with each ADD.
 func (s static) Add(context.Context, ipam.Owner) (*ipam.Allocation, error) {
 	if len(s.addresses) == 0 && !s.byName {
 		return nil, newError(codeInvalidConfig, `network %q: static has no address to give: set "ipam.addresses", or ask for one `+

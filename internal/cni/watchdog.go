@@ -10,9 +10,9 @@ import (
 // lastGrace is left to a call that has used up its deadline and the time to undo, and is about to say so.
 const lastGrace = time.Second
 
-// watchdog ends the process where a call goes on past its deadline and the time to undo it. Contexts end what the
-// call waits for by itself; a file system that does not answer, it has no other way to leave. What such a call leaves
-// is found by DEL, as what one leaves that was killed.
+// watchdog ends the process where a call goes on past its deadline and the time to undo it. Contexts end its other
+// waits, but not one for a file system that does not answer. DEL finds what such a call leaves, as it does after a
+// kill.
 type watchdog struct {
 	timer *time.Timer
 	of    atomic.Pointer[Common] // the configuration, once it is read
@@ -28,10 +28,10 @@ func (c *call) watch() {
 	c.watchdog = w
 }
 
-// bite ends the process. A call that hangs while it says how it ended has been heard, or nobody listens.
+// bite ends the process. A call that hangs while it prints how it ended has been read, or has no reader.
 func (c *call) bite(w *watchdog) {
 	if of := w.of.Load(); w.said.CompareAndSwap(false, true) {
-		c.printError(of.CNIVersion, newError(codeTryAgainLater, "%s hung past its deadline and the %s to undo it: a file system, a disk or a device that it needs does not answer. What it has made is left for DEL", c.verb, network.UndoTimeout))
+		c.printError(of.CNIVersion, newError(codeTryAgainLater, "%s hung past its deadline and the %s to undo it: a file system, a disk or a device that it needs does not answer. DEL takes down what it has made", c.verb, network.UndoTimeout))
 		go c.countFailure(of.stateDir(), codeTryAgainLater)
 		time.Sleep(lastGrace) // its disk may be what hangs
 	}

@@ -1,14 +1,13 @@
-// Package conntrack lists and deletes flows: what the kernel remembers of packets
-// that it has tracked, and the address translation that it goes on applying to them.
+// Package conntrack lists and deletes flows: a flow is the kernel's entry of packets that it has tracked, with the
+// address translation that it goes on applying to them.
 //
 //	n, err := conn.Flush(ctx, conntrack.Of(netip.MustParseAddr("10.22.0.5")))
 //
-// NAT rules see the first packet of a flow only. A client that keeps sending
-// datagrams from one port keeps its flow alive, and with it whatever was decided when
-// it began.
+// NAT rules see the first packet of a flow only. A client that keeps sending datagrams from one port keeps its flow
+// alive, and with it the translation that was chosen when it began.
 //
-// The kernel walks its whole table for each question, which all namespaces share: some
-// 9 ms for the usual 262,144 buckets. What it sends costs 2.5 µs a flow.
+// The kernel walks its whole table for each question, which all namespaces share: some 9 ms for the usual 262,144
+// buckets, and 2.5 µs for each flow that it sends.
 //
 // It needs CAP_NET_ADMIN in the user namespace that owns the network namespace, and
 // Linux 6.1 or later with nf_conntrack_netlink (CONFIG_NF_CT_NETLINK). The messages
@@ -42,9 +41,8 @@ type Question struct {
 	Where func(*Flow) bool
 }
 
-// Of asks for the flows that an address takes part in: those that it began, whatever
-// they were masqueraded to, and those that lead to it. It is for an address whose pod
-// is gone, before another pod gets it.
+// Of asks for the flows that an address takes part in: those that it began, masqueraded or not, and those that lead
+// to it. It is for an address whose pod is gone, before another pod gets it.
 func Of(a netip.Addr) Question {
 	return Question{Family: nl.FamilyOf(a), Where: func(f *Flow) bool { return f.Orig.Src.Addr() == a || f.Reply.Src.Addr() == a }}
 }

@@ -21,9 +21,8 @@ type Config struct {
 	// RapidCommit asks for the lease in two messages rather than four. Without it, an
 	// ADVERTISE is waited for a second, for a better server.
 	RapidCommit bool
-	// Refuse says why a lease cannot be used, and is nil where it can; nil takes all. held is the
-	// lease that the client has, nil if none. What is offered is passed over, and what is
-	// granted is declined.
+	// Refuse says why a lease cannot be used, and is nil where it can; nil takes all. held is the lease that the
+	// client has, nil if none. An offered one is passed over, and a granted one is declined.
 	Refuse func(l, held *Lease) error
 	// DetectConflicts goes by way of CHECKING.
 	DetectConflicts bool

@@ -46,10 +46,9 @@
 // IA_TA and no prefix delegation. Machine.Confirm begins in CONFIRMING, which leads to BOUND, or to INIT where the
 // address does not fit the link (NotOnLink).
 //
-// A message counts if it has our transaction and client identifier and a server identifier; in
-// REQUESTING, RENEWING and DECLINING only the server that was asked is heard. Of an IA_NA with
-// another IAID, or whose T1 is after its T2, nothing is taken. What of a REPLY cannot be used is named in
-// Lease.Ignored.
+// A message counts if it has our transaction and client identifier and a server identifier; in REQUESTING, RENEWING
+// and DECLINING only the server that was asked is heard. Of an IA_NA with another IAID, or whose T1 is after its
+// T2, nothing is taken. Lease.Ignored names the parts of a REPLY that cannot be used.
 //
 // # Needs
 //

@@ -161,7 +161,7 @@ func (t *step) requesting(m *message) {
 func (t *step) unable(err error) {
 	t.shun(t.s.asked.Server)
 	if t.s.lease != nil {
-		// What it held it still holds, until it ends: others are asked.
+		// The client keeps its lease until that ends, and asks other servers.
 		t.s.trace.Last, t.s.asked, t.s.rebound = err, nil, false
 		t.begin(rebinding)
 		t.s.wake, t.s.listen = t.now.Add(min(rebTimeout, t.s.lease.Expire.Sub(t.now))), time.Time{}

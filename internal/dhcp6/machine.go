@@ -75,8 +75,8 @@ const (
 	InUse                     // another host has it
 )
 
-// Event is what a Session is told; the zero value is that time has passed. What was received is
-// looked at critically: anything at all may be fed to Step.
+// Event is what a Session is told; the zero value is that time has passed. Step checks what was received: it may be
+// any bytes.
 type Event struct {
 	Message []byte
 	Verdict Verdict
@@ -150,8 +150,8 @@ func (m *Machine) Restore(now time.Time, seed uint64, l *Lease) (Session, error)
 	return s, nil
 }
 
-// Step tells a Session that time has passed and what has happened. Times may come late: what is
-// due then is done. A time before that of an earlier Step is taken for that one.
+// Step tells a Session that time has passed and what has happened. Times may come late: Step then does all that is
+// due. A time before that of an earlier Step is taken for that one.
 func (m *Machine) Step(s Session, now time.Time, e Event) (Session, Output) {
 	if !m.made() {
 		return s, Output{Err: trace.Argument("the machine was not made by NewMachine")}

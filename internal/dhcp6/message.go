@@ -39,8 +39,8 @@ type message struct {
 	options    dhcpv6.MessageOptions
 }
 
-// parse decodes a message. What cannot be decoded is left as bytes, since a server's mistake in
-// one option is none in the others.
+// parse decodes a message. Options that cannot be decoded are left as bytes, since a server's mistake in one is
+// none in the others.
 func parse(data []byte, iaid uint32) (*message, error) {
 	const header = 4
 	if len(data) < header {
@@ -161,7 +161,7 @@ func (m *message) grants() (list []grant, t1, t2 time.Duration, ignored []string
 	return list, t1, t2, ignored
 }
 
-// shortest is the least time from one message of a renewal to the next, whatever a server says.
+// shortest is the least time from one message of a renewal to the next, also if a server names a shorter one.
 const shortest = 2 * time.Second
 
 // lease makes a lease of one of a message's addresses.

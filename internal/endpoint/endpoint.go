@@ -39,8 +39,8 @@ func Of(a *state.Attachment) nft.Endpoint {
 	return ep
 }
 
-// In is Of in its network as that is now: what has been switched off there since the
-// pod came has no set any more.
+// In is Of in its network as that is now: features that were switched off there since the pod came have no set any
+// more.
 func In(a *state.Attachment, n *state.Network) nft.Endpoint {
 	ep := Of(a)
 	ep.Masquerade = ep.Masquerade && n.Masquerade

@@ -1,5 +1,5 @@
-// Package file reads and writes the small files that Tombolo keeps: whole, with few
-// system calls, and without following what somebody else has put in their place.
+// Package file reads and writes the small files that Tombolo keeps: whole, with few system calls, and without
+// following a link that another user has put in their place.
 //
 // It calls the system and uses no os.File, the first of which starts the runtime's poller: that
 // costs a short-lived plugin more than all of its records do.
@@ -72,8 +72,8 @@ func readFrom(fd int, path string, limit int) ([]byte, error) {
 	}
 }
 
-// Open opens a file that only a Tombolo has written. It does not wait for the other
-// end of a FIFO, nor takes one for a file.
+// Open opens a regular file of root's or the caller's. Anything else is an error; it does not wait for a FIFO's
+// other end.
 func Open(path string, flags int) (int, error) {
 	fd, err := OpenAny(path, flags)
 	if err != nil {

@@ -22,26 +22,26 @@ const (
 	busPath = dbus.ObjectPath("/org/freedesktop/DBus")
 )
 
-// errNoBus says that nobody listens at the bus's address.
+// errNoBus says that no program listens at the bus's address.
 var errNoBus = errors.New("no bus")
 
 // bus is a connection to a message bus.
 type bus struct {
-	socket   net.Conn
-	conn     *dbus.Conn
-	patience time.Duration
-	news     chan struct{} // has one when a signal came that concerns firewalld
-	heard    time.Time     // when one was looked at last
+	socket  net.Conn
+	conn    *dbus.Conn
+	timeout time.Duration
+	news    chan struct{} // has one when a signal came that concerns firewalld
+	heard   time.Time     // when one was looked at last
 }
 
-// dialBus connects, and subscribes to what concerns firewalld. The connection ends with ctx.
-// The error matches errNoBus where nobody listens.
-func dialBus(ctx context.Context, address string, patience time.Duration) (*bus, error) {
-	socket, err := dialSocket(ctx, address, patience)
+// dialBus connects, and subscribes to what concerns firewalld. The connection ends with ctx. The error matches
+// errNoBus where no program listens.
+func dialBus(ctx context.Context, address string, timeout time.Duration) (*bus, error) {
+	socket, err := dialSocket(ctx, address, timeout)
 	if err != nil {
 		return nil, err
 	}
-	b := &bus{socket: socket, patience: patience, news: make(chan struct{}, 1)}
+	b := &bus{socket: socket, timeout: timeout, news: make(chan struct{}, 1)}
 	// Over this transport godbus passes no descriptors: those that a peer sends would stay open here.
 	b.conn, err = dbus.NewConn(socket, dbus.WithContext(ctx), dbus.WithSignalHandler(b), dbus.WithIncomingInterceptor(ignoreCalls))
 	if err != nil {
@@ -56,7 +56,7 @@ func dialBus(ctx context.Context, address string, patience time.Duration) (*bus,
 
 // begin has the bus accept the connection. A bus that does not answer is given up.
 func (b *bus) begin(ctx context.Context) error {
-	if err := b.socket.SetDeadline(time.Now().Add(b.patience)); err != nil {
+	if err := b.socket.SetDeadline(time.Now().Add(b.timeout)); err != nil {
 		return err
 	}
 	if err := b.conn.Auth([]dbus.Auth{dbus.AuthExternal(strconv.Itoa(os.Geteuid()))}); err != nil {
@@ -81,13 +81,13 @@ func (b *bus) begin(ctx context.Context) error {
 
 // dialSocket connects. Of the transports only unix is supported, by a path: others reach another machine, or start a
 // program.
-func dialSocket(ctx context.Context, address string, patience time.Duration) (net.Conn, error) {
+func dialSocket(ctx context.Context, address string, timeout time.Duration) (net.Conn, error) {
 	path, ok := strings.CutPrefix(address, "unix:path=")
 	if !ok {
 		return nil, fmt.Errorf("bus %q: want an address such as %s", address, systemBus)
 	}
 	path, _, _ = strings.Cut(path, ",") // guid=…
-	dialer := net.Dialer{Timeout: patience}
+	dialer := net.Dialer{Timeout: timeout}
 	socket, err := dialer.DialContext(ctx, "unix", path)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", errNoBus, err)
@@ -95,8 +95,8 @@ func dialSocket(ctx context.Context, address string, patience time.Duration) (ne
 	return socket, nil
 }
 
-// ignoreCalls drops what nobody has business to send here: method calls, and announcements of
-// names that lack the name, at which godbus would panic.
+// ignoreCalls drops messages that are not for a client: method calls, and announcements of names that lack the
+// name, at which godbus would panic.
 func ignoreCalls(m *dbus.Message) {
 	const ignored = 0 // a type that no message has
 	switch m.Type {
@@ -114,8 +114,8 @@ func ignoreCalls(m *dbus.Message) {
 	}
 }
 
-// DeliverSignal is called by godbus for each signal. What became of firewalld is looked at, not
-// believed, so that a signal has nothing to tell.
+// DeliverSignal is called by godbus for each signal. The signal's contents are not used: the keeper asks firewalld
+// for its state.
 func (b *bus) DeliverSignal(_, member string, _ *dbus.Signal) {
 	if member != "NameOwnerChanged" && member != "Reloaded" {
 		return
@@ -148,9 +148,9 @@ func (b *bus) callBus(ctx context.Context, method, arg string, answers ...any) e
 
 // call calls a method, and waits for its answer. It starts no service.
 func (b *bus) call(ctx context.Context, to string, at dbus.ObjectPath, method string, args []any, answers ...any) error {
-	ctx, cancel := context.WithTimeout(ctx, b.patience)
+	ctx, cancel := context.WithTimeout(ctx, b.timeout)
 	defer cancel()
-	if err := b.socket.SetWriteDeadline(time.Now().Add(b.patience)); err != nil {
+	if err := b.socket.SetWriteDeadline(time.Now().Add(b.timeout)); err != nil {
 		return fmt.Errorf("call %s: %w", method, err)
 	}
 	if err := b.conn.Object(to, at).CallWithContext(ctx, method, dbus.FlagNoAutoStart, args...).Store(answers...); err != nil {
@@ -168,11 +168,11 @@ func answered(err error) bool {
 // gone says whether the bus reports that the program is not there, or ended before it answered.
 func gone(err error) bool {
 	var e dbus.Error
-	return nobody(err) || errors.As(err, &e) && e.Name == busName+".Error.NoReply"
+	return noOwner(err) || errors.As(err, &e) && e.Name == busName+".Error.NoReply"
 }
 
-// nobody says whether the bus reports that no program has the name that was called.
-func nobody(err error) bool {
+// noOwner says whether the bus reports that no program has the name that was called.
+func noOwner(err error) bool {
 	var e dbus.Error
 	return errors.As(err, &e) && (e.Name == busName+".Error.NameHasNoOwner" || e.Name == busName+".Error.ServiceUnknown")
 }

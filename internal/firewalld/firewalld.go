@@ -2,10 +2,9 @@
 // for as long as their networks are on record. An accept of ours does not override firewalld's
 // rejects, so that pods pass only where a zone of it lets them.
 //
-// firewalld is spoken with over D-Bus. The zone is changed in its running configuration alone,
-// never in the permanent one, and so again whenever firewalld begins anew or is reloaded. What an
-// operator has decided stays: a link that is in a zone other than the default one, or in any by
-// the permanent configuration, is left there.
+// firewalld is spoken with over D-Bus. The zone is changed in its running configuration alone, never in the
+// permanent one, and so again whenever firewalld begins anew or is reloaded. An operator's choice stays: a link
+// that is in a zone other than the default one, or in any by the permanent configuration, is left there.
 //
 // Without a bus or firewalld, and where firewalld works in another network namespace, nothing
 // happens until they come.
@@ -23,23 +22,23 @@ import (
 )
 
 const (
-	// patience is how long the bus and firewalld may take to answer. A firewalld with many rules
-	// answers nobody for seconds while it loads them.
-	patience = 30 * time.Second
+	// timeout is how long the bus and firewalld may take to answer. A firewalld with many rules does not answer for
+	// seconds while it loads them.
+	timeout = 30 * time.Second
 
-	// again is when what failed is tried again, and whether there is a bus.
+	// again is how long after a failure it tries again, and looks for a bus.
 	again = 5 * time.Second
 
-	// pause is how often it is looked whether networks have come or gone.
+	// pause is how often it looks whether networks have come or gone.
 	pause = 500 * time.Millisecond
 
-	// apart is how far looks at what signals tell are apart: any local user can send them.
+	// apart is the least time between two looks that signals cause: any local user can send them.
 	apart = time.Second
 
-	// mostText cuts what firewalld may have made long.
+	// mostText is the length to which texts of firewalld are cut.
 	mostText = 200
 
-	// later is when it is looked again at the latest.
+	// later is when it looks again at the latest.
 	later = time.Minute
 )
 
@@ -50,7 +49,7 @@ type Config struct {
 	// Address is the bus's, as in DBUS_SYSTEM_BUS_ADDRESS; empty is where the system's bus
 	// listens. Only unix:path=… is supported.
 	Address string
-	// Log is told of links that join and leave; nil is nobody.
+	// Log gets a line for each link that joins or leaves; it may be nil.
 	Log *slog.Logger
 }
 
@@ -73,7 +72,7 @@ type keeper struct {
 	address string
 	log     *slog.Logger
 
-	patience, again, pause, later time.Duration // the constants, but for tests
+	timeout, again, pause, later time.Duration // the constants, but for tests
 
 	told string          // the error that was reported last
 	left map[string]bool // links of which it was logged that they are left where they are
@@ -82,11 +81,11 @@ type keeper struct {
 func newKeeper(cfg *Config) *keeper {
 	return &keeper{
 		state: cfg.State, address: cmp.Or(cfg.Address, systemBus), log: cmp.Or(cfg.Log, slog.New(slog.DiscardHandler)),
-		patience: patience, again: again, pause: pause, later: later, left: map[string]bool{},
+		timeout: timeout, again: again, pause: pause, later: later, left: map[string]bool{},
 	}
 }
 
-// report logs an error once, until there is another one or none. That there is no bus is none.
+// report logs an error once, until there is another one or none. A missing bus is none.
 func (k *keeper) report(err error) {
 	text := ""
 	if err != nil && !errors.Is(err, errNoBus) && !errors.Is(err, context.Canceled) {
@@ -101,7 +100,7 @@ func (k *keeper) report(err error) {
 
 // meet connects to the bus, and works until the connection ends.
 func (k *keeper) meet(ctx context.Context) error {
-	b, err := dialBus(ctx, k.address, k.patience)
+	b, err := dialBus(ctx, k.address, k.timeout)
 	if err != nil {
 		return err
 	}
@@ -190,7 +189,7 @@ func (k *keeper) look(ctx context.Context, b *bus) error {
 		case leaveAlone:
 			now.Left = append(now.Left, link)
 			if !k.left[link] {
-				k.log.Info("a bridge is left in the zone of firewalld that somebody put it into", "link", link, "zone", is.chosen())
+				k.log.Info("a bridge is left in the zone of firewalld that another program or a user chose for it", "link", link, "zone", is.chosen())
 			}
 		default:
 			// On record before it is done, so that a kill leaves no link behind in the zone.

@@ -30,7 +30,7 @@ type zones struct {
 	standard  string // the default zone
 }
 
-// chosen is the zone that somebody chose.
+// chosen is the zone that a program or a user chose.
 func (z zones) chosen() string {
 	return cmp.Or(z.permanent, z.running)
 }
@@ -41,10 +41,10 @@ type act int
 const (
 	stay       act = iota // it is as it should be
 	forget                // it is none of our doing any more, or never was
-	leaveAlone            // somebody chose another zone
+	leaveAlone            // another zone was chosen for it
 	join                  // it is in no zone
 	move                  // it is in the default zone, which network managers put links into
-	yield                 // it is in our zone by our doing, and somebody chose another one since
+	yield                 // it is in our zone by our doing, and another one was chosen since
 	leave                 // it is in our zone by our doing, and its network is gone
 )
 
@@ -88,7 +88,7 @@ func decide(z zones, ours, wanted, sure bool) act {
 // isThere says whether firewalld is on the bus, and works in this network namespace.
 func (b *bus) isThere(ctx context.Context) (bool, error) {
 	var pid uint32
-	if err := b.callBus(ctx, "GetConnectionUnixProcessID", name, &pid); nobody(err) {
+	if err := b.callBus(ctx, "GetConnectionUnixProcessID", name, &pid); noOwner(err) {
 		return false, nil
 	} else if err != nil {
 		return false, err
@@ -132,7 +132,7 @@ func (b *bus) carryOut(ctx context.Context, what act, link string, z zones) erro
 	method, to := "changeZoneOfInterface", zone
 	switch what {
 	case join:
-		method = "addInterface" // which firewalld refuses if somebody was faster
+		method = "addInterface" // which firewalld refuses if another program was faster
 	case leave:
 		method = "removeInterface"
 	case yield:

@@ -38,7 +38,7 @@ type Echo struct {
 	Size int
 	// DontFragment makes a request that is too long for the path fail with EMSGSIZE.
 	DontFragment bool
-	// ID is by what the requests are known; 0 is one by chance.
+	// ID identifies the requests; 0 is a random one.
 	ID uint16
 	// Hops is how many routers a request passes at most; 0 leaves it to the kernel.
 	Hops int
@@ -46,7 +46,7 @@ type Echo struct {
 	Wait time.Duration
 }
 
-// ErrNoReply is the cause of a Ping that nobody answered.
+// ErrNoReply is the cause of a Ping without an answer.
 var ErrNoReply = errors.New("no echo reply")
 
 // Ping sends echo requests from a namespace until one is answered, and gives the
@@ -125,8 +125,7 @@ func open(ns *netns.NS, is4 bool) (int, error) {
 	return fd, err
 }
 
-// connect has the kernel report errors about packets to dst, such as that nobody
-// answers for its address.
+// connect has the kernel report errors about packets to dst, such as that no host answers for its address.
 func (p *pinger) connect(dst netip.Addr, opt Echo) error {
 	level, receiveErrors, discover, hops := unix.IPPROTO_IPV6, unix.IPV6_RECVERR, unix.IPV6_MTU_DISCOVER, unix.IPV6_UNICAST_HOPS
 	if p.is4 {

@@ -44,9 +44,8 @@ func RandomMAC() net.HardwareAddr {
 	return mac
 }
 
-// MACOf derives a MAC from the first IPv4 address: one that goes to another pod soon afterwards is
-// then no stale entry in anybody's neighbour table, and nobody has to be told of it. Without such an
-// address it is nil.
+// MACOf derives a MAC from the first IPv4 address: when another pod gets the address soon afterwards, neighbours'
+// entries of it are still right. Without such an address it is nil.
 func MACOf(addresses []netip.Addr) net.HardwareAddr {
 	for _, a := range addresses {
 		if a.Is4() {

@@ -7,10 +7,11 @@
 // that died without a DEL. An idle lease is some hundred bytes: no goroutine, thread or descriptor.
 //
 // A lease whose pod is gone is released from the host's bridge with the pod's MAC address; one of a client that is
-// sticky is remembered instead. A pod is gone if its namespace's path names another namespace, by the cookie, or none,
-// and its port in the host's namespace is gone too; or if the machine has booted since. A pod that is merely out of
-// reach keeps its lease. Nothing in a pod's namespace is relied on: answers are heard at the pod's port, as they leave it
-// towards the pod, and a lease that has ended is withdrawn from the host's side whatever is in the pod.
+// sticky is remembered instead. A pod is gone if its namespace's path names another namespace, by the cookie, or
+// none, and its port in the host's namespace is gone too; or if the machine has booted since. A pod that is merely
+// out of reach keeps its lease. Nothing in a pod's namespace is relied on: answers are heard at the pod's port, as
+// they leave it towards the pod, and a lease that has ended is withdrawn from the host's side, with any state of
+// the pod.
 //
 // # The host's own lease
 //

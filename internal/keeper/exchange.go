@@ -342,7 +342,7 @@ func (x *exchange) lost(out dhcpc.Output) error {
 		x.r.State, x.r.Error = lease.Expired, fmt.Sprint(out.Err)
 		return errors.Join(err, held.Replace(x.r))
 	})
-	// The search for another goes on whatever becomes of what led to this one.
+	// The search for another lease goes on, also if this fails.
 	if followErr := x.follow(); followErr != nil {
 		x.failed("cannot take the lost address out of the firewall", append(x.who(), "err", followErr)...)
 	}
@@ -365,9 +365,8 @@ type pod interface {
 	// dial opens a transport in the pod; see dhcpc.Config.
 	dial(ctx context.Context, local netip.Addr) (dhcpc.Transport[*dhcpc.Packet], error)
 	dial6() (dhcpc.Transport[[]byte], error)
-	// apply makes the pod have addresses, which the kernel takes away when the lease
-	// ends, routes and MTU; what is as it should be stays untouched. Times are as
-	// dhcpc.Lease.Left has them.
+	// apply makes the pod have addresses, which the kernel takes away when the lease ends, routes and MTU; those
+	// that are there stay untouched. Times are as dhcpc.Lease.Left has them.
 	apply(a lease.Applied, valid, preferred time.Duration) error
 	// withdraw takes addresses and routes away; that they are gone is success.
 	withdraw(a lease.Applied) error

@@ -19,8 +19,8 @@ import (
 
 // The kernel announces every change of nf_tables by the one message that ends each transaction (NFT_MSG_NEWGEN):
 // the messages about rules and elements are not queued, since a thousand of them in a burst would overflow the
-// socket. A change of our own is known by its generation: what was found right at a generation is not looked at
-// again, and verbs of the plugin leave theirs in their note.
+// socket. A change of our own is known by its generation: the keeper does not look again at a generation that it
+// found right, and verbs of the plugin leave theirs in their note.
 
 // lookAtFirewall is how often the keeper looks at the firewall without an announcement: the kernel announces
 // neither changes of legacy tables nor a table that becomes dormant.
@@ -57,8 +57,7 @@ func (k *Keeper) listenToFirewall() (feed, error) {
 
 const newGeneration = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWGEN
 
-// generationOf reads a struct nfgenmsg and the attributes NFTA_GEN_*. What does not parse is
-// as good as lost.
+// generationOf reads a struct nfgenmsg and the attributes NFTA_GEN_*. A message that does not parse counts as lost.
 func generationOf(b []byte) generation {
 	const header = 4
 	if len(b) < header {
@@ -128,17 +127,17 @@ func (f *firewall) visit(ctx context.Context) {
 
 // mend has the networks repaired.
 func (f *firewall) mend(ctx context.Context, what string) {
-	f.log.Warn("somebody has changed what pods need of the firewall: putting it right", "what", what, "by", f.by)
+	f.log.Warn("another program has changed rules that pods need: repairing them", "what", what, "by", f.by)
 	if err := f.network.Repair(ctx); err != nil {
 		// An obstacle is an error as well, and what could be put right, is.
-		f.trouble("cannot put all of the firewall right", err)
+		f.trouble("cannot repair all of the firewall", err)
 		f.wake = now().Add(again)
 	}
 	f.metrics.firewallMends.Inc()
 	if f.known == 0 && f.by == "" {
-		return // it was so when the keeper began: nobody has undone anything
+		return // it was so when the keeper began: no program has undone anything
 	}
-	fought, begins := f.putRight("", "another program undoes what pods need of the firewall: putting it right only once a minute",
+	fought, begins := f.putRight("", "another program undoes rules that pods need: repairing them only once a minute",
 		"what", what, "by", f.by, "remedy", "have that program leave the table inet tombolo and the rule \"tombolo: …\" in FORWARD alone")
 	if begins {
 		f.metrics.firewallContests.Inc()
@@ -154,7 +153,7 @@ func (f *firewall) allRight() {
 	if !f.fought.calm() {
 		return
 	}
-	f.log.Info("what pods need of the firewall is left alone again")
+	f.log.Info("other programs leave the rules that pods need alone again")
 	f.metrics.firewallContested.Set(0)
 	f.writeContested(nil)
 }

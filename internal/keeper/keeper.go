@@ -25,7 +25,7 @@ type Config struct {
 	// Node is the same node, whose attachments follow their leases to other addresses, and whose uplinks, firewall, links
 	// and dead pods are looked after; nil: nothing of that. It needs State, and the same directory of leases.
 	Node *network.Node
-	// Log is told what happens; nil is nobody.
+	// Log gets the keeper's messages; it may be nil.
 	Log *slog.Logger
 	// Ready is called once, when all the records that there were have been listed, and
 	// new ones are heard of; nil is nothing.

@@ -15,17 +15,17 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// Announcements of links, addresses and routes (rtnetlink(7)) do not say who changed them. So those that pods cause
-// which come and go are told by what they are about: they have the keeper look a little later, as a look reads all
-// records. Parameters of the kernel (sysctl) tell nothing, so it is looked at every minute too.
+// Announcements of links, addresses and routes (rtnetlink(7)) do not say which program changed them. The keeper
+// tells by their objects those that ADDs and DELs cause, and looks a little later after these, as a look reads all
+// records. Changes of kernel parameters (sysctl) are not announced, so it looks every minute too.
 
 // linkage looks after them.
 type linkage struct {
 	source                    // with a contest over each network
 	bridges map[int]linkFacts // by index; the facts are empty until they are announced
 	ports   map[int]bool      // ports of pods that were seen
-	// remains is what putting a network right did not help against: it is told once, and is no
-	// news as long as nothing else is lacking there.
+	// remains are the differences that a repair of a network left: they are logged once, and not again before
+	// another is found there.
 	remains map[string][]string
 }
 
@@ -179,7 +179,7 @@ func (l *linkage) linkNews(n linkChange) urgency {
 	}
 	switch {
 	case n.kind == "bridge":
-		return later // it may be one that was deleted and made anew by somebody
+		return later // it may be one that another program deleted and made anew
 	case !n.ours:
 		return never
 	case n.gone:
@@ -197,7 +197,7 @@ func (l *linkage) linkNews(n linkChange) urgency {
 	return later
 }
 
-// visit looks at them, and has put right the networks that nobody fights over.
+// visit looks at them, and has networks repaired, but those that are contested less often.
 func (l *linkage) visit(ctx context.Context) {
 	lacking, ok := l.lookAgain(ctx)
 	if !ok {
@@ -208,11 +208,11 @@ func (l *linkage) visit(ctx context.Context) {
 		return
 	}
 	for _, name := range networks {
-		l.log.Warn("somebody has changed links, addresses or routes that pods need: putting it right", "network", name, "what", strings.Join(lacking[name], "; "))
+		l.log.Warn("another program has changed links, addresses or routes that pods need: repairing them", "network", name, "what", strings.Join(lacking[name], "; "))
 		l.metrics.driftFound.Add(float64(len(lacking[name])))
 	}
 	if err := l.network.Upkeep().Repair(ctx, networks); err != nil {
-		l.trouble("cannot put all links right", err)
+		l.trouble("cannot repair all links", err)
 		l.wake = now().Add(again)
 	}
 	after, ok := l.lookAgain(ctx)
@@ -255,7 +255,7 @@ func (l *linkage) toMend(lacking map[string][]string) (networks []string) {
 // mended takes down what came of putting a network right.
 func (l *linkage) mended(name string, before, after []string) {
 	if l.remains[name] = after; len(after) > 0 {
-		l.log.Error("repairing has not put right what pods need", "network", name, "what", strings.Join(after, "; "))
+		l.log.Error("a repair did not restore all that pods need", "network", name, "what", strings.Join(after, "; "))
 	}
 	if len(after) >= len(before) {
 		return

@@ -98,7 +98,8 @@ func (l *loop) run(changes <-chan change, beat func() error) error {
 	return err
 }
 
-// beat gives the heartbeat, and looks whether the machine slept: sessions and timers do not count that, and records do.
+// beat gives the heartbeat, and looks whether the machine slept: sessions and timers do not count that time, but
+// the times on record do.
 func (l *loop) beat(beat func() error) error {
 	if err := beat(); err != nil {
 		return err

@@ -23,8 +23,8 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// metrics are counted by loops and workers and read by the handler. Their registry is their own:
-// what other packages register with Prometheus' global one is not ours to tell.
+// metrics are counted by loops and workers and read by the handler. They have a registry of their own, since other
+// packages may register metrics with Prometheus' global one.
 type metrics struct {
 	registry *prometheus.Registry
 	dir      *lease.Dir
@@ -82,19 +82,19 @@ func newMetrics(cfg *Config) *metrics {
 	m.rescans = counter("tombolo_lease_rescans_total", "Times that changes were lost and all records read anew.")
 	m.uplinks = byState("tombolo_uplinks", "NICs that are taken over, or on the way, by state.",
 		string(uplink.Taking), string(uplink.Taken), string(uplink.Restoring), string(uplink.Undoing))
-	m.uplinkMends = counter("tombolo_uplink_mends_total", "Takeovers put right after somebody had undone part of them.")
+	m.uplinkMends = counter("tombolo_uplink_mends_total", "Takeovers repaired after another program had undone part of them.")
 	m.uplinksFinished = counter("tombolo_uplink_finished_total", "Takeovers and returns finished that were cut short.")
-	m.firewallContested = gauge("tombolo_firewall_contested", "1 if another program undoes again and again what pods need of the firewall; STATUS names it.")
+	m.firewallContested = gauge("tombolo_firewall_contested", "1 if another program undoes repairs of the firewall again and again; STATUS names it.")
 	m.firewallObstacles = gauge("tombolo_firewall_obstacles", "Firewalls that stop pods and are out of reach, or left to their owners; STATUS names them.")
 	m.firewallLooks = counter("tombolo_firewall_looks_total", "Looks at the firewall, after changes and once in a while.")
-	m.firewallMends = counter("tombolo_firewall_mends_total", "Times that it was put right after somebody had changed it.")
-	m.firewallContests = counter("tombolo_firewall_contests_total", "Times that this began to happen again and again.")
+	m.firewallMends = counter("tombolo_firewall_mends_total", "Repairs of the firewall after another program had changed it.")
+	m.firewallContests = counter("tombolo_firewall_contests_total", "Times that another program began to undo the repairs again and again.")
 	m.deadLooks = counter("tombolo_dead_looks_total", "Looks for pods that died without a DEL.")
 	m.reclaims = counter("tombolo_dead_reclaimed_total", "Attachments of such pods that were taken down.")
 	m.linksContested = gauge("tombolo_links_contested", "1 if another program changes again and again links, addresses or routes that pods need; the log says which.")
 	m.linkLooks = counter("tombolo_links_looks_total", "Looks at links, addresses and routes, after changes and once in a while.")
 	m.driftFound = counter("tombolo_drift_found_total", "Links, addresses, routes and settings of them that were found not as pods need them.")
-	m.driftMended = counter("tombolo_drift_mended_total", "Those of them that were put right.")
+	m.driftMended = counter("tombolo_drift_mended_total", "Differences that were repaired.")
 	m.errors = register.NewCounterVec(prometheus.CounterOpts{Name: "tombolo_errors_total", Help: "Things that went wrong, by kind; the log says what."}, []string{"kind"})
 	for _, kind := range []string{"dead", "firewall", "lease", "links", "read", "uplinks"} {
 		m.errors.WithLabelValues(kind) // 0 is told too

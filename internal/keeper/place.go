@@ -33,10 +33,10 @@ type kernel struct {
 	network *network.Node // nil: leases have no attachments
 }
 
-// place is where a lease's addresses are: the interface of a pod, or, for a lease of the host's own, a bridge and the NIC
-// that is its port. The bridge has the host's address, and, where the takeover left it there, the NIC too or only the
-// NIC. What the host has is taken away only when there is something in its place. What is begun is completed, whatever the
-// keeper's context says.
+// place is where a lease's addresses are: the interface of a pod, or, for a lease of the host's own, a bridge and
+// the NIC that is its port. The bridge has the host's address, and, where the takeover left it there, the NIC too
+// or only the NIC. The host's address or route is deleted only when there is another in its place. A change that
+// has begun is completed, also when the keeper's context ends.
 type place struct {
 	kernel
 	r     *lease.Record
@@ -221,8 +221,8 @@ func (p *place) outside() (*transport.Config, error) {
 	return &transport.Config{NetNS: p.host, Link: l.Index, MAC: []byte(p.r.Client.MAC), ARP: p.r.Client.DetectConflicts}, nil
 }
 
-// has gives an address as the links have it. The kernel has an IPv6 address once, with whatever prefix length: a pod may
-// have formed that which it leases.
+// has gives an address as the links have it. The kernel has an IPv6 address only once, and so perhaps with another
+// prefix length, if the pod formed the address that it leases now.
 func (p *place) has(want netip.Prefix) ([]addr.Address, error) {
 	list, err := addr.On(p.conn).List(context.Background(), addr.Filter{})
 	return slices.DeleteFunc(list, func(a addr.Address) bool {

@@ -57,8 +57,8 @@ func (k *Keeper) free(r *lease.Record) func(own, had netip.Addr, holds bool) err
 	}
 }
 
-// anothersAddress says which pod has an address, of those that are on record: what others
-// have left is the pod's to take over.
+// anothersAddress says which pod on record has an address. The pod may take over an address from one that is not on
+// record.
 func (k *Keeper) anothersAddress(network, hash, bridge string, own netip.Addr) error {
 	fw, err := nft.Dial(&nft.Config{NetNS: k.host})
 	if err != nil {
@@ -72,7 +72,7 @@ func (k *Keeper) anothersAddress(network, hash, bridge string, own netip.Addr) e
 	case err != nil:
 		return err
 	case held.Owner == "":
-		return held // somebody's all the same
+		return held // another program's
 	}
 	a, err := k.state.Load(held.Network, string(held.Owner))
 	switch {

@@ -263,7 +263,7 @@ func (x *exchange6) check(l *dhcp6.Lease) (dhcp6.Verdict, error) {
 	return dhcp6.InUse, x.follow()
 }
 
-// write puts a lease on record; nil is that there is none.
+// write puts a lease on record; nil records that there is none.
 func (x *exchange6) write(l *dhcp6.Lease, checking bool, trouble string) error {
 	six := *x.r.Six
 	six.Lease, six.Release, six.Checking, six.Error = l, nil, checking, trouble
@@ -292,7 +292,7 @@ func (x *exchange6) write(l *dhcp6.Lease, checking bool, trouble string) error {
 		return held.Replace(x.r)
 	})
 	if errors.Is(err, errDeleted) {
-		// What a DEL did not know of.
+		// The DEL did not know of this lease.
 		if x.r.Six = &six; x.r.Releases6(now()) {
 			err = errors.Join(err, x.release6())
 		}

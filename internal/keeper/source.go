@@ -19,9 +19,9 @@ const (
 	pauseNews = 200 * time.Millisecond
 	urgeNews  = 700 * time.Millisecond
 
-	// The same if something was put right within the last minute. A reload of ufw runs a dozen
-	// programs one after the other, and each undoes what is repaired before it. That is not on
-	// purpose; pods need their rules when it is done.
+	// The same if something was put right within the last minute. A reload of ufw runs a dozen programs one after
+	// the other, and each undoes what is repaired before it. This is no contest, and pods need their rules when it
+	// is done.
 	pauseAgain = 900 * time.Millisecond
 	urgeAgain  = 5 * time.Second
 

@@ -16,9 +16,10 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// Network managers put their addresses back on the NIC, or take it out of the bridge, when they are restarted. What
-// the host's lease or its administrator changes on the bridge is not undone: pods follow, and then so does the
-// takeover's record; as long as that is of before, a successor sees that there is something to do.
+// Network managers put their addresses back on the NIC, or take it out of the bridge, when they are restarted. The
+// keeper undoes that, but no change that the host's lease or its administrator makes on the bridge: pods follow it,
+// and the takeover's record after them; until then, the next keeper sees by the record that there is something to
+// do.
 
 // mendWithin is how long the locks of an uplink are waited for, and its router.
 const mendWithin = 30 * time.Second
@@ -171,7 +172,7 @@ func (u *uplinks) lookAt(ctx context.Context, t *taken) {
 			u.wake = now() // to see which way
 		}
 	case len(t.Differences) > 0:
-		u.log.Warn("somebody changed an uplink: mending it", append(who, "found", t.Differences)...)
+		u.log.Warn("another program changed an uplink: repairing it", append(who, "found", t.Differences)...)
 		if u.mend(ctx, t, "cannot mend uplink", who) {
 			u.mended(ctx, t, who)
 		}

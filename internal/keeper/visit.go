@@ -110,7 +110,7 @@ func (v *visit) adding() outcome {
 		return v.failedWith("cannot lock lease record", err)
 	}
 	if held == nil {
-		// It will write the record, which is heard of; or die, which is not.
+		// The ADD will write the record, which is announced, or be killed, which is not.
 		return v.outcome(now().Add(time.Minute))
 	}
 	defer v.unlock(held)
@@ -181,10 +181,9 @@ func (v *visit) notRenewed(what string, err error) outcome {
 	return v.failedWith(what, err)
 }
 
-// endUnseen ends a lease whose time is up where the keeper does not get at the pod's
-// interface: its owner may have renamed it, moved it or shut the keeper out. The address
-// may be another's from now on, so nothing of the host's may go by it. What is in the pod
-// is the kernel's to end.
+// endUnseen ends a lease whose time is up where the keeper does not get at the pod's interface: its owner may have
+// renamed it, moved it or shut the keeper out. The address may be another's from now on, so nothing of the host's
+// may go by it. In the pod, the kernel ends the address.
 func (v *visit) endUnseen(cause error) error {
 	if v.ctx.Err() != nil {
 		return nil
@@ -289,8 +288,8 @@ func (v *visit) putRight(p pod) error {
 // releaseGone ends the lease of a pod that is gone.
 func (v *visit) releaseGone(why string) outcome {
 	return v.drop("cannot end the lease of a pod that is gone", func(held *lease.Held) error {
-		// What an ADD wanted to ask for, or a server has refused, is not the pod's. The host's own client may have
-		// the host's again.
+		// An address that an ADD wanted to ask for, or that a server has refused, is not the pod's. The host's own
+		// client may have the host's again.
 		released := v.r.State == lease.Bound && v.r.Lease.Left(now()) != 0 && v.r.Host == nil
 		switch {
 		case v.r.Client.Sticky && released && len(v.r.Client.ClientID) > 0:

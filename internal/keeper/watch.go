@@ -20,8 +20,7 @@ type watcher struct {
 	ended   chan struct{}
 }
 
-// mask is what matters: records are renamed into place, and unlinked, or renamed
-// aside.
+// mask are the events of records: they are renamed into place, and unlinked, or renamed aside.
 const mask = unix.IN_MOVED_TO | unix.IN_MOVED_FROM | unix.IN_DELETE | unix.IN_DELETE_SELF | unix.IN_MOVE_SELF | unix.IN_ONLYDIR
 
 // watch begins to watch records.

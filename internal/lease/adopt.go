@@ -150,8 +150,8 @@ func FirstLeased(list []addr.Address) *addr.Address {
 	return nil
 }
 
-// HandBack ends the keeper's part in the lease of a NIC that was given back: nothing is released, and
-// the address keeps the lifetime that the kernel gives it. That there is no record is success.
+// HandBack ends the keeper's part in the lease of a NIC that was given back: nothing is released, and the address
+// keeps the lifetime that the kernel gives it. It is no error if there is no record.
 func HandBack(ctx context.Context, dir *Dir, nic string) error {
 	if _, err := dir.Load(HostHash(nic)); errors.Is(err, os.ErrNotExist) {
 		return nil

@@ -43,7 +43,7 @@ func (l *Link) Apply(ctx context.Context, a Applied, valid, preferred time.Durat
 	return errors.Join(errs...)
 }
 
-// Withdraw takes routes and addresses away. That they are gone is success.
+// Withdraw takes routes and addresses away. It is no error if they are gone.
 func (l *Link) Withdraw(ctx context.Context, a Applied) error {
 	var errs []error
 	for _, r := range slices.Backward(a.Routes) {

@@ -71,8 +71,7 @@ func (d *Dir) recordPath(hash string) string { return d.path + "/" + hash + reco
 func (d *Dir) lockPath(hash string) string   { return d.path + "/" + hash + lockSuffix }
 func (d *Dir) tempPath(hash string) string   { return d.path + "/" + tempPrefix + hash }
 
-// Load reads a record. A missing one matches os.ErrNotExist; what cannot be used is a
-// *state.RecordError.
+// Load reads a record. A missing one matches os.ErrNotExist; one that cannot be used is a *state.RecordError.
 func (d *Dir) Load(hash string) (*Record, error) {
 	if err := ident.CheckHash(hash); err != nil {
 		return nil, fmt.Errorf("load lease record: %w", err)

@@ -78,9 +78,8 @@ func (h *Held) Hash() string { return h.hash }
 // Load is Dir.Load, whose answer stays true as long as the lock is held.
 func (h *Held) Load() (*Record, error) { return h.dir.Load(h.hash) }
 
-// Create writes a record with a new token, in the place of any that there is. It does
-// not wait for the disk where the record says Adding: what a power cut leaves of that
-// has no owner.
+// Create writes a record with a new token, in the place of any that there is. It does not wait for the disk where
+// the record says Adding: after a power cut such a record has no owner.
 func (h *Held) Create(r *Record) error {
 	r.Token = fmt.Sprintf("%016x", rand.Uint64())
 	if r.Created.IsZero() {

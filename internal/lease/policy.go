@@ -68,8 +68,8 @@ func (p *Policy) Apply(l *dhcpc.Lease) Applied {
 	}
 	if p.NoDefault || !p.Gateway.IsValid() {
 		for _, r := range l.Routes {
-			// Two halves make a default route, and so do four quarters. That to the lease's own
-			// subnet the kernel has made along with the address, and goes by it.
+			// Two halves make a default route, and so do four quarters. The route to the lease's own subnet comes
+			// and goes with the address, by the kernel.
 			if p.NoDefault && r.Dst.Bits() < shortestRoute || r.Dst == l.Address.Masked() {
 				continue
 			}

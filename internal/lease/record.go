@@ -117,8 +117,8 @@ func (c *Client) key() string {
 	return c.MAC.String()
 }
 
-// Hash returns the record's name, which is that of the attachment's. That of a sticky record goes by the client, since
-// the next container of the pod does not know the last one's name.
+// Hash returns the record's name, which is that of the attachment's. A sticky record's name follows from the
+// client, since the pod's next container does not know the name of the last one.
 func (r *Record) Hash() string {
 	if r.State == Sticky {
 		return stickyHash(r.Network, r.Client.ClientID)

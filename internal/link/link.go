@@ -93,9 +93,9 @@ func (l *Link) Decode(data []byte, only ...uint16) error {
 	return nl.Decode(nl.Pick(believable(data[unix.SizeofIfInfomsg:]), only...), l.attribute)
 }
 
-// believable leaves out what may not be what it says. The kernel has 16 bits for the length of an attribute, and whoever
-// has a namespace can have it write more of a link's kind (MACs of a macvlan, mappings of a vlan): what follows is then read
-// from the midst of that. Of a veth it writes nothing of that sort.
+// believable leaves out attributes that a pod may have forged. The kernel has 16 bits for an attribute's length,
+// and a pod can have it write more about a link's kind (MACs of a macvlan, mappings of a vlan): the rest is then
+// read from the middle of that. Of a veth it writes no such attribute.
 func believable(b []byte) []byte {
 	if len(b) <= math.MaxUint16 {
 		return b

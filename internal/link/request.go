@@ -16,7 +16,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// Request asks for something about one link. What is left at its zero value is not in it.
+// Request asks for something about one link. Fields with their zero value are not in the message.
 type Request struct {
 	// Index says which link; where it is 0 Name does, or Group all those of a group.
 	Index         int
@@ -268,8 +268,8 @@ func (r *Request) families(ae *netlink.AttributeEncoder) error {
 
 const vethInfoPeer = 1 // VETH_INFO_PEER of include/uapi/linux/veth.h
 
-// veth makes a pair whose ends have one queue to send by. Where nobody asks for a number, the kernel makes as
-// many as there are CPUs, uses one, and waits for an RCU grace period for each end (veth_init_queues()).
+// veth makes a pair whose ends have one queue to send by. Where no number is asked for, the kernel makes as many as
+// there are CPUs, uses one, and waits for an RCU grace period for each end (veth_init_queues()).
 type veth struct{ driver.Veth }
 
 // Encode is the library's, which cannot say how many queues.

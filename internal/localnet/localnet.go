@@ -56,13 +56,13 @@ type State struct {
 	// go with it.
 	Routed bool
 
-	filters []tc.Filter // of ours, whatever they do
+	filters []tc.Filter // of ours, with any program
 	place   tc.Qdisc
 	others  int
 }
 
-// Handles of our filters: what else is to go with them is noted in the lowest bits,
-// since the kernel keeps no other note of a filter.
+// Handles of our filters: the lowest bits note the objects that go with them, since the kernel keeps no other note
+// of a filter.
 const (
 	// noteRouted stands for route_localnet, notePlace for the clsact.
 	noteRouted = 1 << 0
@@ -72,9 +72,9 @@ const (
 	handleBase = tc.Handle | 1<<8
 )
 
-// Ensure puts the filter in place, and says whether it had to. routed is noted with it:
-// see State.Routed. What others have at the bridge's ingress stays as it is; there, a
-// filter of an earlier priority may accept what this one would drop.
+// Ensure puts the filter in place, and says whether it had to. routed is noted with it: see State.Routed. Others'
+// filters at the bridge's ingress stay as they are; one with an earlier priority may accept what this one would
+// drop.
 //
 // The filter is there before an old one of ours with another note goes. An error says
 // IsUnsupported where the kernel has no cls_bpf or no clsact.
@@ -98,7 +98,7 @@ func (c *Conn) Ensure(ctx context.Context, k Filter, have *State, routed bool) (
 		notes |= notePlace
 	}
 	handle := uint32(handleBase | notes)
-	// Whatever ours had this handle is replaced, with what it does.
+	// This replaces a filter of ours with this handle, and its program.
 	k.link().SetProgram(&b, handle, program(k.Mark))
 	for _, f := range have.filters {
 		if f.Handle != handle {
@@ -150,18 +150,16 @@ func (c *Conn) Get(ctx context.Context, k Filter) (*State, error) {
 // HasPlace says whether there is a place for the filter, be it for others' filters alone.
 func (have *State) HasPlace() bool { return have.place.Kind != "" }
 
-// Place gives a new bridge the place of the filter (clsact), for as long as there is the bridge.
-// While one comes to a link that is up, or goes, the kernel drops what the host sends by the
-// link, for 5 to 20 ms on a busy machine: so it is to be there before anybody is behind the
-// bridge. The error is of the kernel's,
-// which may have none, or one already.
+// Place gives a new bridge the place of the filter (clsact), for as long as there is the bridge. While one comes to
+// a link that is up, or goes, the kernel drops what the host sends by the link, for 5 to 20 ms on a busy machine:
+// so it has to be there before pods are. The error is of the kernel's, which may have none, or one already.
 func (c *Conn) Place(ctx context.Context, k Filter) error {
 	var b nl.Batch
 	k.link().AddClsact(&b)
 	return tc.Execute(ctx, c.nl, &b)
 }
 
-// Any says whether there is a filter of ours, whatever its mark.
+// Any says whether there is a filter of ours, with any mark.
 func (have *State) Any() bool { return len(have.filters) > 0 }
 
 // madePlace says whether the clsact was made for the filter.
@@ -174,8 +172,8 @@ func (have *State) madePlace() bool {
 	return false
 }
 
-// Remove takes the filter away, and the clsact if that was made for it and nobody else
-// uses it. What is gone already is success. have is as Ensure's.
+// Remove takes the filter away, and the clsact if that was made for it and no other filter uses it. It is no error
+// if they are gone already. have is as Ensure's.
 func (c *Conn) Remove(ctx context.Context, k Filter, have *State) error {
 	var b nl.Batch
 	if have.madePlace() && have.others == 0 {
@@ -200,10 +198,9 @@ func (c *Conn) Remove(ctx context.Context, k Filter, have *State) error {
 // program is the filter as a program of classic BPF (struct sock_filter of
 // include/uapi/linux/filter.h), which every kernel runs without a verifier's leave.
 //
-// What is in a VLAN goes to a link of the VLAN's, whose route_localnet is another, or
-// nowhere. But the kernel takes tags of VLAN 0, which are a priority and no VLAN, off one
-// after the other, and only the first before it comes by here. Nobody sends two; what
-// comes so is dropped.
+// The kernel gives packets of a VLAN to the VLAN's link, which has its own route_localnet, or drops them. But the
+// kernel takes tags of VLAN 0, which are a priority and no VLAN, off one after the other, and only the first before
+// it comes by here. No host sends two; packets with two are dropped.
 func program(mark uint32) []byte {
 	const (
 		network             = 1<<32 - 0x100000           // SKF_NET_OFF of include/uapi/linux/filter.h, from the end of the numbers

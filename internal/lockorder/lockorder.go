@@ -1,12 +1,11 @@
 // Package lockorder has tests find out where locks are not waited for in their order:
 // two processes that wait for each other's lock stop a node, and seldom in a test.
 //
-// Each kind of lock has a rank. To wait for one while holding another of the same rank
-// or of a higher one is a panic, and so is to wait for something slow (a server, another
-// program, a disk) with a lock held that others need. What is only tried for may be
-// taken in any order: it is not waited for.
+// Each kind of lock has a rank. To wait for one while holding another of the same rank or of a higher one is a
+// panic, and so is to wait for something slow (a server, another program, a disk) with a lock held that others
+// need. A lock that is only tried for may be taken in any order: it is not waited for.
 //
-// That happens where the environment has Variable, which tests set.
+// It panics only where the environment has Variable, which tests set.
 package lockorder
 
 import (
@@ -50,7 +49,7 @@ var table struct {
 	held map[string][]*Held
 }
 
-// Held is a lock that is held, or waited for. Nil is one that nobody keeps account of.
+// Held is a lock that is held, or waited for. Nil is one that is not checked.
 type Held struct {
 	rank Rank
 	who  string

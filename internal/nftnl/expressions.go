@@ -6,9 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Expressions are the steps of a rule, in the kernel's terms: `nft --debug=netlink`
-// prints rules as rows of them. What a step loads goes to a register, which a later
-// step reads (include/uapi/linux/netfilter/nf_tables.h).
+// Expressions are the steps of a rule, in the kernel's terms: `nft --debug=netlink` prints rules as rows of them. A
+// step loads into a register, which a later step reads (include/uapi/linux/netfilter/nf_tables.h).
 type Expressions []expr.Any
 
 // Collect gives the steps that a function writes.

@@ -28,8 +28,8 @@ func Of(s tombolo.Socket) Socket {
 	return Socket{nl.Of(s), &Seen{}}
 }
 
-// Unchanged says whether nobody has changed nf_tables since this socket's own last
-// transaction, or since something was seen. It is false where that is not known.
+// Unchanged says whether nf_tables is as this socket's own last transaction left it, or as it was last seen. It is
+// false where that is not known.
 func (s Socket) Unchanged() (bool, error) {
 	generation := s.Generation()
 	if generation == nil {
@@ -105,7 +105,7 @@ func (k *Seen) IsAt(generation uint32) bool {
 	return k.generation == generation && len(k.sums) > 0
 }
 
-// IsOn says whether anyone goes by it.
+// IsOn says whether it is in use.
 func (k *Seen) IsOn() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()

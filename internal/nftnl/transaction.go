@@ -132,9 +132,8 @@ func decodeGeneration(b []byte) (uint32, error) {
 	return generation, err
 }
 
-// SeenGeneration gives the generation that whatever is read next belongs to, or to a later
-// one. Kernels (6.1 does) count up a moment before the changes can be seen, so that
-// a new number could go with an old view.
+// SeenGeneration gives a generation: all that is read from now on belongs to it, or to a later one. Kernels (6.1
+// does) count up a moment before the changes can be seen, so that a new number could go with an old view.
 func SeenGeneration(c *nl.Conn) (uint32, error) {
 	generation, err := Generation(c)
 	if err == nil {
@@ -149,8 +148,8 @@ func Unchanged(c *nl.Conn, generation uint32) error {
 	return c.Execute(Begin(&generation).End())
 }
 
-// tries bounds how often something is read, decided on and refused because the
-// firewall had changed in between. Each refusal means that somebody else got on.
+// tries bounds how often something is read, decided on and refused because the firewall had changed in between.
+// Each refusal means that another program's change was made.
 const tries = 200
 
 // Retry calls try until it returns something else than a lost race.
@@ -171,7 +170,7 @@ func Retry(ctx context.Context, try func() error) error {
 	return fmt.Errorf("gave up after %d tries, each overtaken by another change of the firewall: %w", tries, err)
 }
 
-// ErrOvertaken says that what was found is no longer there, or the reverse.
+// ErrOvertaken says that an object that was found is no longer there, or the reverse.
 var ErrOvertaken = errors.New("overtaken by another change")
 
 // IsOvertaken says that an error is that of a lost race.
@@ -181,7 +180,7 @@ func IsOvertaken(err error) bool {
 		errors.Is(err, tombolo.ErrInterrupted)
 }
 
-// Look sends a batch of gets. What is not there is no error, nor what is the same.
+// Look sends a batch of gets. A missing object is no error, nor is one of the errors same.
 func Look(c *nl.Conn, b *nl.Batch, same ...error) error {
 	if err := c.Execute(b); err == nil {
 		return nil

@@ -50,8 +50,7 @@ func Of(s tombolo.Socket) *Conn {
 	return c
 }
 
-// Close closes the transport. What is asked of the Conn afterwards, another Close too,
-// fails with tombolo.ErrInvalid.
+// Close closes the transport. All later calls, another Close too, fail with tombolo.ErrInvalid.
 func (c *Conn) Close() error {
 	if err := c.Usable(); err != nil {
 		return err
@@ -84,7 +83,7 @@ func errNoConn() error {
 	return &tombolo.OpError{Op: "use connection", Err: fmt.Errorf("%w: it was not opened by Dial", tombolo.ErrInvalid)}
 }
 
-// Invalid is the error about a value that cannot be meant. It matches tombolo.ErrInvalid.
+// Invalid is the error about a value that is not valid. It matches tombolo.ErrInvalid.
 type Invalid string
 
 func (e Invalid) Error() string { return string(e) }
@@ -101,12 +100,12 @@ func (closed) Close() error {
 	return &tombolo.OpError{Op: "use connection", Err: fmt.Errorf("%w: it is closed: %w", tombolo.ErrInvalid, unix.EBADF)}
 }
 
-// receiveSize is room for what the kernel puts into one datagram, be it an answer or a part of a dump. The
-// longest is a link: whoever owns a namespace can give one 64 KiB of alternative names. What is not
-// written to costs no memory. With small buffers, nearly every listing is interrupted under churn.
+// receiveSize is the longest datagram of the kernel's, be it an answer or a part of a dump. The longest is a link,
+// which can have 64 KiB of alternative names. The unused part costs no memory. With small buffers, nearly every
+// listing is interrupted under churn.
 const receiveSize = 80 << 10
 
-// announcementSize is room for an announcement.
+// announcementSize is the longest announcement.
 const announcementSize = 8 << 10
 
 // buffer is made when it is first needed.
@@ -117,10 +116,9 @@ func (c *Conn) buffer() []byte {
 	return c.buf
 }
 
-// Execute sends a batch and reads the answers. It returns the first request's
-// error, in the order of the requests; those of the others are in Batch.Err. All
-// requests have been tried whatever it returns, except where one could not be
-// encoded or sent: then none was.
+// Execute sends a batch and reads the answers. It returns the first request's error, in the order of the requests;
+// those of the others are in Batch.Err. After an error too, all requests have been tried, except where one could
+// not be encoded or sent: then none was.
 func (c *Conn) Execute(b *Batch) error {
 	if err := c.Usable(); err != nil {
 		return err

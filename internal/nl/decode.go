@@ -64,7 +64,8 @@ func Pick(b []byte, types ...uint16) []byte {
 	return append(picked, b...)
 }
 
-// Cut gives what is before the first attribute of a type, and all that is behind the header of that, whatever its length says.
+// Cut gives the bytes before the first attribute of a type, and all bytes behind its header, also those beyond its
+// length.
 func Cut(b []byte, typ uint16) (before, behind []byte) {
 	for at := 0; at+unix.NLA_HDRLEN <= len(b); {
 		n := int(binary.NativeEndian.Uint16(b[at:]))
@@ -167,10 +168,9 @@ func Encode(typ netlink.HeaderType, flags netlink.HeaderFlags, head []byte, fn f
 	return m, err
 }
 
-// Marshal puts a request together of a body that another package writes, and the
-// attributes that it cannot say, which fn writes behind it. fn may be nil. body is a
-// method MarshalBinary, and not an encoding.BinaryMarshaler: that would keep the methods
-// by which the same types are read, and nobody reads them so, in the program.
+// Marshal puts a request together of a body that another package writes, and the attributes that it cannot say,
+// which fn writes behind it. fn may be nil. body is a method MarshalBinary, and not an encoding.BinaryMarshaler:
+// that would keep the methods that read the same types in the program, which does not use them.
 func Marshal(typ netlink.HeaderType, flags netlink.HeaderFlags, body func() ([]byte, error), fn func(ae *netlink.AttributeEncoder)) (netlink.Message, error) {
 	b, err := body()
 	if err != nil {

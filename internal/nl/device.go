@@ -12,8 +12,8 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// What follows are the old requests of a network interface (netdevice(7)), and what a
-// socket knows of its namespace. A fake Transport has none of it.
+// Here are the old requests of a network interface (netdevice(7)), and those by which a socket tells its namespace.
+// A fake Transport has none of them.
 
 // NetNSCookie gives the cookie of the socket's namespace (see netns.NS.Cookie), and spares
 // a caller that has a socket there to enter it. It is 0 where the transport has none.

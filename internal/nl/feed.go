@@ -23,11 +23,11 @@ type Feed struct {
 	queue
 }
 
-// feedSize is room for what the kernel puts into one datagram of announcements.
+// feedSize is the longest datagram of announcements.
 const feedSize = 32 << 10
 
-// Follow opens a socket that belongs to groups (unix.RTNLGRP_*). What happens after it
-// has returned is announced to it.
+// Follow opens a socket that belongs to groups (unix.RTNLGRP_*). It receives announcements of all changes after it
+// has returned.
 func Follow(protocol int, ns *netns.NS, groups ...int) (*Feed, error) {
 	w, err := Subscribe(protocol, ns, groups...)
 	if err != nil {
@@ -83,15 +83,13 @@ func messages(b []byte) ([]netlink.Message, error) {
 // Kind is a kind of announcements.
 type Kind struct {
 	Type uint16
-	// At is where the message has a byte, counted from the end of its header, that is to be Byte;
-	// 0: whatever it says.
+	// At is where the message has a byte, counted from the end of its header, that is to be Byte; 0: any.
 	At   uint32
 	Byte byte
 }
 
-// FollowOnly is Follow for messages of some kinds alone: the kernel does not queue any others,
-// so that a flood of those loses none of these and wakes nobody. What it puts into one datagram
-// it judges by the first message.
+// FollowOnly is Follow for messages of some kinds alone: the kernel does not queue any others, so that a flood of
+// those loses none of these and wakes no reader. Of messages in one datagram it looks at the first.
 func FollowOnly(protocol int, ns *netns.NS, kinds []Kind, groups ...int) (*Feed, error) {
 	// Before the socket belongs to any group, so that nothing passes it by.
 	f, err := Follow(protocol, ns)

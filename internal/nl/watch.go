@@ -28,8 +28,8 @@ type Watch struct {
 // lookUp is how often a wait that hears nothing looks whether its context is done.
 const lookUp = 50 * time.Millisecond
 
-// Subscribe opens a socket that belongs to groups (unix.RTNLGRP_*). What happens
-// after it has returned is announced to it. A namespace is Dial's.
+// Subscribe opens a socket that belongs to groups (unix.RTNLGRP_*). It receives announcements of all changes after
+// it has returned. A namespace is as for Dial.
 func Subscribe(protocol int, ns *netns.NS, groups ...int) (*Watch, error) {
 	w := &Watch{fd: -1, queue: queue{buf: make([]byte, announcementSize)}}
 	if err := in(ns, func() error { return w.open(protocol, groups) }); err != nil {
@@ -63,8 +63,8 @@ func (w *Watch) open(protocol int, groups []int) error {
 	return nil
 }
 
-// Close ends the subscription, and a Next that waits, within lookUp. What is asked of the Watch
-// afterwards, another Close too, fails with tombolo.ErrInvalid.
+// Close ends the subscription, and a Next that waits, within lookUp. All later calls, another Close too, fail with
+// tombolo.ErrInvalid.
 func (w *Watch) Close() error {
 	if w == nil {
 		return errNoConn()
@@ -164,14 +164,14 @@ func (w *Watch) Usable(ctx context.Context) error {
 	return nil
 }
 
-// Usable refuses a connection or a context that nothing can be done with.
+// Usable refuses a nil or closed connection, and a nil context.
 func Usable(ctx context.Context, c *Conn) error {
 	if ctx == nil {
 		return noContext()
 	}
 	err := c.Usable()
 	if err != nil && ctx.Err() != nil {
-		// What is over is over, whatever it would have been done by.
+		// A caller whose context is done finds that in the error too.
 		err = errors.Join(ctx.Err(), err)
 	}
 	return err

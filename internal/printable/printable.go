@@ -1,6 +1,6 @@
-// Package printable makes text of any origin fit for a terminal and a log. What comes
-// from outside, a configuration, a file, the alias of a link, another program's rules,
-// the name of a process, may hold what a terminal obeys.
+// Package printable makes text of any origin fit for a terminal and a log. Text from outside, such as a
+// configuration, a file, the alias of a link, another program's rules, or the name of a process, may have control
+// sequences for a terminal.
 package printable
 
 import (
@@ -18,9 +18,8 @@ const (
 	lineMax = 16 << 10
 )
 
-// Line is a message on one line: joined errors, which come a line each, are set apart
-// by semicolons; what is quoted, and what is a word, is cut after 200 bytes, and
-// what cannot be printed is escaped.
+// Line is a message on one line: joined errors, which come a line each, are set apart by semicolons; quoted texts
+// and words are cut after 200 bytes, and characters that cannot be printed are escaped.
 func Line(message string) string {
 	text := escape(strings.ReplaceAll(message, "\n", "; "), "")
 	text = cut(text)

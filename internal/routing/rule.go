@@ -1,5 +1,5 @@
-// Package routing reads policy rules and neighbours, and writes the requests that move them to another link. What the
-// kernel keeps of a bridge's forwarding table as neighbours is package bridge's matter.
+// Package routing reads policy rules and neighbours, and writes the requests that move them to another link.
+// Entries of a bridge's forwarding table, which are neighbours to the kernel, are package bridge's.
 package routing
 
 import (
@@ -16,8 +16,8 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// Rule is a rule of policy routing, as the kernel lists it: what matches all of its selectors is looked up in its
-// table. The zero value of a selector matches everything.
+// Rule is a rule of policy routing, as the kernel lists it: packets that match all of its selectors are looked up
+// in its table. The zero value of a selector matches everything.
 type Rule struct {
 	Family   uint8  // unix.AF_INET or unix.AF_INET6
 	Priority uint32 // the rule's place, the lowest first

@@ -101,9 +101,9 @@ func (n *Network) addresses(c *Container, conf, ipam map[string]any) error {
 	return nil
 }
 
-// identify says what a DHCP server is to know the container by. A name that lasts is it whatever the container and its
-// interface are called. A runtime that attaches a container anew may ask for the MAC that the plugin made of its
-// identity: the identity is that then, as before.
+// identify chooses the identity by which a DHCP server knows the container. A name that lasts is used whenever
+// there is one. A runtime that attaches a container anew may ask for the MAC that the plugin made of its identity:
+// the identity is that then, as before.
 func (n *Network) identify(c *Container, ipam map[string]any) {
 	switch {
 	case c.Lasting:

@@ -160,9 +160,8 @@ func decodeAttachment(data []byte) (*Attachment, error) {
 	return a, Decode(lastDocument(data), &a.Version, a)
 }
 
-// Load reads an attachment's record. A missing one matches os.ErrNotExist; what
-// cannot be used is a *RecordError. It needs no lock, but without one the answer
-// may be out of date at once.
+// Load reads an attachment's record. A missing one matches os.ErrNotExist; one that cannot be used is a
+// *RecordError. It needs no lock, but without one the answer may be out of date at once.
 func (d *Dir) Load(network, hash string) (*Attachment, error) {
 	path, err := d.attachmentPath(network, hash)
 	if err != nil {
@@ -221,8 +220,8 @@ func (d *Dir) Update(a *Attachment) error {
 	return errors.Join(d.UpdateLocked(a), lock.Close())
 }
 
-// UpdateLocked is Update for a caller that has the record's lock. It is of the record of before:
-// from then on, it keeps nobody from the new one.
+// UpdateLocked is Update for a caller that has the record's lock. The lock is of the old record's file: it does not
+// keep others from the new one.
 func (d *Dir) UpdateLocked(a *Attachment) error {
 	path, err := d.attachmentPath(a.Network, a.Hash())
 	if err == nil {
@@ -269,11 +268,10 @@ func (d *Dir) Remove(network, hash string) error {
 	return doing(err, "remove attachment")
 }
 
-// List reads the records of a network's attachments, in the order of their
-// hashes. What cannot be used comes as a *RecordError each; only where the
-// directory cannot be read is there no answer. A network without a directory has
-// no attachments. Under the shared lock records may come and go meanwhile, and
-// one that is just being created shows as damaged; the exclusive lock stops that.
+// List reads the records of a network's attachments, in the order of their hashes. Each record that cannot be used
+// is a *RecordError; only if the directory cannot be read is the error set. A network without a directory has no
+// attachments. Under the shared lock records may come and go meanwhile, and one that is just being created shows as
+// damaged; the exclusive lock stops that.
 func (d *Dir) List(network string) ([]*Attachment, []*RecordError, error) {
 	if err := checkNetwork(network); err != nil {
 		return nil, nil, fmt.Errorf("list attachments: %w", err)

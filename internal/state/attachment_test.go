@@ -229,7 +229,7 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 	}{
 		"attachment": {RecordError{Path: "/p", Network: "n", Hash: "h", Err: ErrDamaged}, "record /p: damaged; a DEL or GC of the attachment removes it"},
 		"network":    {RecordError{Path: "/p", Network: "n", Err: ErrDamaged}, "record /p: damaged; the next ADD to the network builds it again and replaces the file"},
-		"foreign":    {RecordError{Path: "/p", Err: ErrDamaged}, "record /p: damaged; remove the file by hand if nobody else needs it"},
+		"foreign":    {RecordError{Path: "/p", Err: ErrDamaged}, "record /p: damaged; remove the file by hand if no other program needs it"},
 		"unreadable": {RecordError{Path: "/p", Err: syscall.EIO}, "record /p: input/output error"},
 	}
 	for what, test := range tests {

@@ -1,7 +1,5 @@
-// Package state keeps what Tombolo has to remember on a node: which
-// attachments there are, what each network was built from, and which epoch of
-// the node all of it belongs to. The kernel stays the truth; these files say
-// what we meant.
+// Package state keeps Tombolo's records on a node: which attachments there are, what each network was built from,
+// and to which epoch of the node all of them belong. The kernel stays the truth; these files say what was meant.
 //
 //	epoch                              the epoch that the state belongs to
 //	networks/<network>.json            one network
@@ -23,7 +21,6 @@
 // leaves the state before it. Files are bounded, and damage is an error that names the file and
 // matches [ErrDamaged].
 //
-// A verb calls [Dir.Enter] and holds the shared lock that it returns for as
-// long as it works on the kernel. What has to be done by one process alone,
-// such as building a network, goes through [Lock.Ensure] or [Lock.Upgrade].
+// A verb calls [Dir.Enter] and holds the shared lock that it returns for as long as it works on the kernel. Work
+// for one process alone, such as building a network, goes through [Lock.Ensure] or [Lock.Upgrade].
 package state

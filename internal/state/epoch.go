@@ -68,10 +68,9 @@ func (e *Epoch) Check() error {
 	return nil
 }
 
-// checkEpoch fails with ErrStale if e, which stands in a file, is over. That pid 1 is younger than the
-// epoch is not enough: so it is for a caller in a pod with a PID namespace of its
-// own. A node that restarted has another network namespace besides. (The one
-// exception, a nested node on its machine's own network, is left to GC.)
+// checkEpoch fails with ErrStale if e, which stands in a file, is over. A pid 1 that is younger than the epoch is
+// not enough: a caller in a pod with its own PID namespace sees one too. A node that restarted has another network
+// namespace besides. (The one exception, a nested node on its machine's own network, is left to GC.)
 func (d *Dir) checkEpoch(path string, e Epoch, netns func() (uint64, error)) error {
 	boot, err := d.sources.bootID()
 	if err != nil {

@@ -15,10 +15,9 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/file"
 )
 
-// What the plugin and the keeper let each other know.
+// These files tell the plugin about the keeper, and the reverse.
 
-// Contested says that another program undoes again and again what tombolod puts right of the
-// firewall.
+// Contested says that another program undoes again and again tombolod's repairs of the firewall.
 type Contested struct {
 	Version int       `json:"version,omitempty"`
 	At      time.Time `json:"at,omitzero"`     // when it was put right last
@@ -122,10 +121,9 @@ func (d *Dir) ZonesAttended(link string) bool {
 	return !slices.Contains(z.Left, link)
 }
 
-// ForwardedLinks names the links by which the host forwards what pods send: the gateways' of this
-// epoch's networks. That of an uplink is none: its zone is the NIC's, and the operator's to choose.
-// Links may come beside an error, where not all networks could be read. It needs no lock: a
-// network's record is replaced whole.
+// ForwardedLinks names the links by which the host forwards what pods send: the gateways' of this epoch's networks.
+// An uplink's bridge is none of them: its zone is the NIC's, and the operator's to choose. Links may come beside an
+// error, where not all networks could be read. It needs no lock: a network's record is replaced whole.
 func (d *Dir) ForwardedLinks() (links []string, _ error) {
 	epoch, err := d.Epoch()
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, ErrStale) {

@@ -173,7 +173,7 @@ func (l *Lock) Ensure(ctx context.Context, done func() (bool, error), work func(
 		if first {
 			break
 		}
-		// The other may be doing the very thing. The shared lock comes only when it is through.
+		// The other process may be doing the same work. The shared lock comes only when it is done.
 		if err := l.take(ctx, Shared); err != nil {
 			return err
 		}

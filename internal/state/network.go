@@ -100,9 +100,8 @@ func (d *Dir) SaveNetwork(n *Network) error {
 	return doing(err, "save network %s", n.Name)
 }
 
-// LoadNetwork reads a network's record. A missing one matches os.ErrNotExist: the
-// network has not been built; what cannot be used is a *RecordError. It needs the
-// shared lock.
+// LoadNetwork reads a network's record. A missing one matches os.ErrNotExist: the network has not been built; a
+// record that cannot be used is a *RecordError. It needs the shared lock.
 func (d *Dir) LoadNetwork(name string) (*Network, error) {
 	path, err := d.networkPath(name)
 	if err != nil {
@@ -127,10 +126,8 @@ func decodeNetwork(data []byte) (*Network, error) {
 	return n, Decode(data, &n.Version, n)
 }
 
-// RemoveNetwork removes what there is of a network: its record and the directory
-// of its attachments. That it is gone already is success; while there are
-// attachments it does nothing and the error matches ErrInUse. It needs the
-// exclusive lock.
+// RemoveNetwork removes a network's record and the directory of its attachments. It is no error if they are gone
+// already; while there are attachments it does nothing and the error matches ErrInUse. It needs the exclusive lock.
 func (d *Dir) RemoveNetwork(name string) error {
 	path, err := d.networkPath(name)
 	if err != nil {

@@ -143,7 +143,7 @@ func (p *Pending) commit(a *Attachment) error {
 		return err
 	}
 	if err := file.WriteAll(p.fd, p.path, line); err != nil {
-		// What a full file system took of the line would spoil a later one.
+		// The part of the line that a full file system took would spoil a later one.
 		return errors.Join(err, unix.Ftruncate(p.fd, p.size))
 	}
 	gone, err := p.Gone()
@@ -215,7 +215,7 @@ func (d *Dir) AtWork(network, hash string) (wait func(context.Context), err erro
 	}
 	return func(ctx context.Context) {
 		defer unix.Close(fd)
-		// That the time is over is all that the error says.
+		// The error can only say that the time is over.
 		_ = file.Await(ctx, path, func() (bool, error) { return file.TryFlock(fd, unix.LOCK_SH) })
 	}, nil
 }

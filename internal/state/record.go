@@ -121,7 +121,7 @@ func (e *RecordError) Error() string {
 	case e.NIC != "":
 		return text + "; look what `ip address` and `ip route` say, then remove the file"
 	default:
-		return text + "; remove the file by hand if nobody else needs it"
+		return text + "; remove the file by hand if no other program needs it"
 	}
 }
 
@@ -141,8 +141,7 @@ func (e *RecordError) Wrap(err error) error {
 	return e
 }
 
-// list reads the records of a directory, in the order of their names. What cannot be used comes as
-// a *RecordError each.
+// list reads the records of a directory, in the order of their names. Each that cannot be used is a *RecordError.
 func list[T any](dir string, isName func(string) bool, load func(name string) (*T, error)) (found []*T, bad []*RecordError, _ error) {
 	entries, err := file.ReadDir(dir)
 	if err != nil {

@@ -13,8 +13,8 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/file"
 )
 
-// userHZ is the unit of times in /proc/<pid>/stat, in ticks a second: fixed for
-// user space on amd64 and arm64, whatever the kernel's own HZ.
+// userHZ is the unit of times in /proc/<pid>/stat, in ticks a second: fixed for user space on amd64 and arm64, also
+// where the kernel's own HZ is another.
 const userHZ = 100
 
 // sources are what tells one epoch from another.

@@ -57,9 +57,8 @@ func (f *UplinkFile) Save(record []byte) error {
 	return doing(err, "save record of uplink %s", f.nic)
 }
 
-// Load reads the record. A missing one matches os.ErrNotExist, and one of an earlier
-// epoch ErrStale; what cannot be used is a *RecordError. Whether the
-// record is one that package uplink wrote is for that to say.
+// Load reads the record. A missing one matches os.ErrNotExist, and one of an earlier epoch ErrStale; one that
+// cannot be used is a *RecordError. Package uplink checks the contents.
 func (f *UplinkFile) Load() ([]byte, error) {
 	path, err := f.path(suffix)
 	if err != nil {

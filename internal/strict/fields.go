@@ -63,10 +63,10 @@ func folded(fields []field, name []byte) int {
 	return slices.IndexFunc(fields, func(f field) bool { return strings.EqualFold(f.name, string(name)) })
 }
 
-// Append appends the struct that v points to as a JSON object, by tags of encoding/json. With
-// omitempty or omitzero, a field that is zero, or an empty list, is left out. Any value may
-// be an [encoding.TextMarshaler]. What is no string, boolean, whole number, struct, or list of or
-// pointer to one of these is left to encoding/json.
+// Append appends the struct that v points to as a JSON object, by tags of encoding/json. With omitempty or
+// omitzero, a field that is zero, or an empty list, is left out. Any value may be an [encoding.TextMarshaler].
+// Values other than strings, booleans, whole numbers, structs, and lists of or pointers to one of these are left to
+// encoding/json.
 func Append(b []byte, v any) []byte {
 	return new(types).append(b, reflect.ValueOf(v))
 }
@@ -138,7 +138,7 @@ func (t *types) appendList(b []byte, v reflect.Value) []byte {
 	return append(b, ']')
 }
 
-// quote appends a JSON string. What is not UTF-8 becomes U+FFFD, of which alone the error tells.
+// quote appends a JSON string. Bytes that are not UTF-8 become U+FFFD, which is the only error.
 func quote(b []byte, s string) []byte {
 	b, _ = jsontext.AppendQuote(b, s)
 	return b

@@ -29,9 +29,8 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// Exempt says of a key that no field has to the letter whether it is to be passed
-// over rather than to be an error. Where a field has it but for upper and lower case,
-// it is that field's instead. path names the object that holds the key, as in
+// Exempt says whether a key that is no field's exact name is passed over; otherwise it is an error. An exempt key
+// that differs from a field's name only in case is that field's. path names the object that holds the key, as in
 // [UnknownFieldError.Path]; it is empty for the document itself.
 type Exempt func(path, key string) bool
 
@@ -58,8 +57,8 @@ func (p Problems) First() error {
 	return p[0]
 }
 
-// Unmarshal decodes data, one JSON object, into v, a pointer to a struct. A nil
-// exempt exempts nothing. What has no problem is stored in v, up to a *[SyntaxError], which is the last problem.
+// Unmarshal decodes data, one JSON object, into v, a pointer to a struct. A nil exempt exempts nothing. Fields
+// without a problem are stored in v, up to a *[SyntaxError], which is the last problem.
 func Unmarshal(data []byte, v any, exempt Exempt) Problems { return Part("", data, v, exempt) }
 
 // Part is Unmarshal of a part of a document that was kept as it came, in a [json.RawMessage]. The field that
@@ -128,8 +127,7 @@ func (d *decoder) delimiter() error {
 	return nil
 }
 
-// unquote decodes a string, until the next call. What is not UTF-8 becomes U+FFFD, of which alone
-// the error tells.
+// unquote decodes a string, until the next call. Bytes that are not UTF-8 become U+FFFD, which is the only error.
 func (d *decoder) unquote(raw []byte) []byte {
 	d.text, _ = jsontext.AppendUnquote(d.text[:0], raw)
 	return d.text

@@ -56,10 +56,9 @@ func Link(family, link, name string) string {
 	return strings.Join([]string{"net", family, "conf", link, name}, "/")
 }
 
-// Dir is a directory of parameters. It stays that of the network namespace in which it
-// was opened, from whatever thread it is used: to open it while other work goes on
-// saves the time that it takes to find it, which is longer the more namespaces there are
-// (the kernel compares each one's entry of the name, in a row).
+// Dir is a directory of parameters. It stays that of the network namespace in which it was opened, also when
+// another thread uses it: to open it while other work goes on saves the time that it takes to find it, which is
+// longer the more namespaces there are (the kernel compares each one's entry of the name, in a row).
 type Dir struct {
 	path string
 	fd   int

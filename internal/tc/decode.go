@@ -102,7 +102,7 @@ func (q Qdisc) Burst() uint64 {
 	low, carry := bits.Add64(low, second/2, 0)
 	high += carry
 	if high >= second {
-		return 0 // nobody has it: 274 s of 2⁶³ bytes per second
+		return 0 // no limit is so large: 274 s of 2⁶³ bytes per second
 	}
 	bytes, _ := bits.Div64(high, low, second)
 	return bytes
@@ -134,7 +134,7 @@ type Filter struct {
 	MatchAll bool   // it is u32, and has a single key, of no bits
 	Redirect int    // the index of the link that its only action redirects to, 0 if none
 	Program  []byte // of a bpf in the classic form
-	Direct   bool   // it is bpf, and what its program returns is what becomes of the packet
+	Direct   bool   // it is bpf, and its program returns the verdict on the packet
 }
 
 // Decode reads the body of an RTM_NEWTFILTER.

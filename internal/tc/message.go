@@ -14,7 +14,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// What is ours in the kernel has this handle, or this priority: "to", and none that people or agents choose.
+// Our qdiscs have this handle, and our filters this priority: "to", which users and agents do not choose.
 const (
 	minor    = 0x746f
 	Handle   = minor << 16
@@ -194,9 +194,8 @@ func (l Link) DelFilters(b *nl.Batch, protocol uint16) {
 	l.add(b, "delete filter of", unix.RTM_DELTFILTER, 0, l.filter(0, protocol), nil)
 }
 
-// SetProgram appends a request for a filter that is a program of classic BPF, a row of
-// struct sock_filter: what it returns becomes of the packet. One of the same handle is
-// replaced.
+// SetProgram appends a request for a filter that is a program of classic BPF, an array of struct sock_filter, whose
+// return value is the verdict on the packet. It replaces one of the same handle.
 func (l Link) SetProgram(b *nl.Batch, handle uint32, program []byte) {
 	l.add(b, "set filter of", unix.RTM_NEWTFILTER, netlink.Create, l.filter(handle, unix.ETH_P_ALL), func(ae *netlink.AttributeEncoder) {
 		options(ae, "bpf", func(ae *netlink.AttributeEncoder) error {

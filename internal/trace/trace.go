@@ -31,7 +31,7 @@ func Invalidf(format string, args ...any) error { return Invalid(fmt.Sprintf(for
 // Unusable is the error about what a lease says.
 func Unusable(format string, args ...any) error { return Invalidf("invalid lease: "+format, args...) }
 
-// Argument is the error about an argument that cannot be meant.
+// Argument is the error about an argument that is not valid.
 func Argument(what string) error { return Invalid(tombolo.ErrInvalid.Error() + ": " + what) }
 
 // Shun gives the servers to avoid, the last 8, with one more. The list of before stays as it is.

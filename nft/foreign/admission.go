@@ -24,17 +24,17 @@ const (
 // rulesVersion is raised with every change of where and how Ensure makes its rule.
 const rulesVersion = 1
 
-// comment is by what our rule is known, whatever mark it accepts.
+// comment identifies our rule, with any mark.
 func (c *Conn) comment() string { return "tombolo: admit what table inet " + c.table + " marks" }
 
 // Ensure sees to it that iptables, where it works over nf_tables, lets pass what our
 // forward chain marks: by one rule in the chain FORWARD of its table filter, for IPv4 and for IPv6.
 //
-// What a rule accepts, no rule behind it sees. So ours stands right before the first rule without a condition
-// that drops or rejects, and before those that only log what that drops; a jump to a chain that does nothing else
-// is one too. Without such a rule ours is the last, and where the policy accepts, too, there is none.
-// It never moves ahead, and so a drop of everything before it stays in force: see Obstacles. Only where there is none,
-// the place is chosen anew.
+// A packet that a rule accepts reaches no rule behind it. So ours stands right before the first rule without a
+// condition that drops or rejects, and before those that only log what that drops; a jump to a chain that does
+// nothing else is one too. Without such a rule ours is the last, and where the policy accepts, too, there is none.
+// It never moves ahead, and so a drop of everything before it stays in force: see Obstacles. Only where there is
+// none, the place is chosen anew.
 //
 // With an AdminChain, FORWARD calls that first. Ensure makes no table, and a chain FORWARD only to call one.
 // However many do the same at once, all is done in one transaction.
@@ -100,7 +100,7 @@ func (c *Conn) Check(ctx context.Context) (diffs []tombolo.Difference, _ error) 
 	return diffs, err
 }
 
-// Remove takes our rules out of iptables' chains FORWARD, for whatever mark they are.
+// Remove takes our rules out of iptables' chains FORWARD, with any mark.
 func (c *Conn) Remove(ctx context.Context) error {
 	return c.planned(ctx, "", func(p *plan) error {
 		for _, f := range p.families {

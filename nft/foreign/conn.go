@@ -35,8 +35,8 @@ type Conn struct {
 	err   error // of what it was opened with
 }
 
-// On works over a connection that is open already, and that stays with its owner. That of package nft's Conn (its
-// Socket) brings along what was seen over it, so that Ready costs less.
+// On works over a connection that is open already, and that its owner closes. With the Socket of package nft's
+// Conn, Ready costs less, since that remembers the firewall's generation.
 func On(s tombolo.Socket, cfg *Config) *Conn {
 	if cfg == nil {
 		cfg = &Config{}

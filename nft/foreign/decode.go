@@ -59,7 +59,8 @@ func decodeRule(b []byte, p *packet) (rule, error) {
 	return rr.rule, err
 }
 
-// expression carries out one, as far as the packet is known. What is not known may accept or drop, too.
+// expression carries out one, as far as the packet is known. A packet of which that is not known may be accepted or
+// dropped.
 func (rr *ruleReader) expression(name string, own []byte) {
 	number := func(attribute uint16) uint32 { return nftnl.Number(nftnl.Find(own, attribute)) }
 	value := func(attribute uint16) []byte { return nftnl.Find(own, attribute, unix.NFTA_DATA_VALUE) }

@@ -126,7 +126,7 @@ func (f *legacyFamily) forwardChain(t *legacyTable, p *packet) (*base, error) {
 
 // decode reads an entry, and says how long it is.
 func (f *legacyFamily) decode(b []byte, p *packet) (rule, int, error) {
-	// The length of a match or a target: its size, its name and its revision. What is its own follows.
+	// The length of a match or a target: its size, its name and its revision. Its own data follow.
 	const extensionLen = 32
 	if len(b) < f.entry {
 		return rule{}, 0, nl.ErrMalformed

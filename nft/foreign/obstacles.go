@@ -18,8 +18,8 @@ import (
 type Obstacle struct {
 	Chain  string // "chain forward of table inet filter"
 	Effect string // "drops, by its policy,"
-	// Remedy is the command that helps, in one line for a shell. Its effect may have
-	// to be made to last, by whatever means the rules there were made by.
+	// Remedy is the command that helps, in one line for a shell. To outlive a boot, it may have to go where the
+	// rules there come from.
 	Remedy    string
 	Maybe     bool // a rule before the drop could accept it, so that only a packet can tell
 	Firewalld bool // the zone of the bridge is what helps, or the end of a reload
@@ -32,9 +32,9 @@ func (o Obstacle) String() string {
 	case !o.Maybe:
 		return fmt.Sprintf("%s %s what pods send; this helps: %s", o.Chain, o.Effect, o.Remedy)
 	case o.Legacy:
-		return fmt.Sprintf("what pods send may be dropped by %s; if it is, this helps: %s", o.Chain, o.Remedy)
+		return fmt.Sprintf("%s may drop what pods send; if it does, this helps: %s", o.Chain, o.Remedy)
 	}
-	return fmt.Sprintf("what pods send may be dropped by %s; this finds out: tombolo doctor POD --to ADDR:PORT", o.Chain)
+	return fmt.Sprintf("%s may drop what pods send; this finds out: tombolo doctor POD --to ADDR:PORT", o.Chain)
 }
 
 // Path is how pods' packets go.
@@ -133,7 +133,8 @@ func (p *plan) obstacle(ctx context.Context, at chain, ch nftnl.Chain, link stri
 	return o, b.err
 }
 
-// isTrusted says that the link is in firewalld's zone trusted. What its policies and other zones drop, a probe tells.
+// isTrusted says that the link is in firewalld's zone trusted. A probe tells which packets its policies and other
+// zones drop.
 func (b *base) isTrusted() bool {
 	return slices.ContainsFunc(b.chain("filter_FORWARD_ZONES"), func(r rule) bool { return r.isForAll() && r.target == "filter_FWD_trusted" })
 }

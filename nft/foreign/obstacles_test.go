@@ -57,7 +57,7 @@ func legacy(tb testing.TB, ns *netns.NS, lines ...string) {
 const (
 	policyLegacy = "chain FORWARD of iptables-legacy drops, by its policy, what pods send"
 	ruleLegacy   = "chain FORWARD of iptables-legacy drops or rejects, by its rule number "
-	mayLegacy    = "what pods send may be dropped by chain FORWARD of iptables-legacy; if it is, this helps: iptables-legacy -"
+	mayLegacy    = "chain FORWARD of iptables-legacy may drop what pods send; if it does, this helps: iptables-legacy -"
 )
 
 func TestLegacyIPTablesInTheWay(t *testing.T) {
@@ -126,7 +126,7 @@ func TestChainsInTheWay(t *testing.T) {
 	}
 	const (
 		inet = "chain forward of table inet filter"
-		may  = "what pods send may be dropped by " + inet + "; this finds out: tombolo doctor POD --to ADDR:PORT"
+		may  = inet + " may drop what pods send; this finds out: tombolo doctor POD --to ADDR:PORT"
 	)
 	for _, tc := range []struct {
 		name    string
@@ -208,7 +208,7 @@ func TestFirewalldInTheWay(t *testing.T) {
 	t.Parallel()
 	const want = "chain filter_FORWARD of table inet firewalld drops or rejects, by its rule number 7, which is left to its owner, what pods send; " +
 		"this helps: firewall-cmd --permanent --zone=trusted --change-interface=cbr0 && firewall-cmd --reload"
-	const may = "what pods send may be dropped by chain filter_FORWARD of table inet firewalld; this finds out: tombolo doctor POD --to ADDR:PORT"
+	const may = "chain filter_FORWARD of table inet firewalld may drop what pods send; this finds out: tombolo doctor POD --to ADDR:PORT"
 	for _, tc := range []struct {
 		name  string
 		path  Path

@@ -6,7 +6,7 @@ import "slices"
 type rule struct {
 	handle  uint64
 	comment string // of nft's or of iptables' form
-	ours    bool   // by its comment, whatever it does by now
+	ours    bool   // by its comment, even if it was changed
 	verdict verdict
 	target  string // the chain of a jump or a goto
 
@@ -80,7 +80,8 @@ func chainEnds(rules []rule) verdict {
 	return goesOn
 }
 
-// does says that a rule does nothing but one of these. One that goes on by conditions may change packets, unless it logs.
+// does says that a rule does nothing but one of these verdicts. A rule with conditions that goes on may change
+// packets, unless it logs.
 func (r *rule) does(verdicts ...verdict) bool {
 	return !r.opaque && slices.Contains(verdicts, r.verdict) && (r.verdict != goesOn || !r.conditional || r.logs)
 }
@@ -100,7 +101,7 @@ func (b *base) leadsTo(chain string) bool {
 	})
 }
 
-// place is what is to become of our rule.
+// place is where our rule has to be.
 type place struct {
 	index int  // its own, or that of the rule before which it goes; that behind the last is the end. -1: none is needed
 	there bool // it is where it should be

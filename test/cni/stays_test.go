@@ -113,7 +113,7 @@ func (d operatorsDrop) staysDropped(t *testing.T, by string) {
 func TestAChainOfNftablesWithAndWithoutTheOperatorsAccept(t *testing.T) {
 	t.Parallel()
 	const chain = "add table inet filter; add chain inet filter forward { type filter hook forward priority filter; policy drop; }; add rule inet filter forward ct state established,related accept; "
-	const may = "what pods send may be dropped by chain forward of table inet filter; this finds out: tombolo doctor POD --to ADDR:PORT\n"
+	const may = "chain forward of table inet filter may drop what pods send; this finds out: tombolo doctor POD --to ADDR:PORT\n"
 	for name, tc := range map[string]struct {
 		rules  string
 		passes bool

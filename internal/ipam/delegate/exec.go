@@ -18,9 +18,8 @@ import (
 const (
 	// quotedBytes is how much of the end of an output an error quotes.
 	quotedBytes = 512
-	// pipeGrace is how long a process that has ended may leave its stdout to a
-	// child of its own. What it printed itself is read within that time, too, on
-	// a machine that is busy.
+	// pipeGrace is how long a process that has ended may leave its stdout to a child of its own. Its own output is
+	// read within that time, too, on a machine that is busy.
 	pipeGrace = 3 * time.Second
 	// busyTries and busyPause bound the wait for a binary that an installer is writing.
 	busyTries = 20

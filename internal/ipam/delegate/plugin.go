@@ -123,8 +123,8 @@ func (p *Plugin) run(ctx context.Context, verb string) ([]byte, error) {
 	return run(ctx, file, p.environ(verb), p.Stdin, cmp.Or(p.Stderr, io.Discard))
 }
 
-// environ is the environment for one verb. What the specification does not
-// define for it is left out, even where our own caller had set it.
+// environ is the environment for one verb. Variables that the specification does not define for the verb are left
+// out, even where our own caller had set them.
 func (p *Plugin) environ(verb string) []string {
 	parameters := []struct{ key, value string }{
 		{"CNI_COMMAND", verb},

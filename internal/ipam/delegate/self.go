@@ -12,8 +12,7 @@ import (
 	"strings"
 )
 
-// ErrSelf means that the plugin which was to be run is the very program that
-// would run it, under whatever name.
+// ErrSelf means that the plugin to be run is the program that would run it, under this name or another.
 var ErrSelf = errors.New("the plugin is this program itself")
 
 // DepthVariable is the environment variable that counts how many plugins lead
@@ -21,8 +20,7 @@ var ErrSelf = errors.New("the plugin is this program itself")
 // has started through a plugin, 2.
 const DepthVariable = "TOMBOLO_DEPTH"
 
-// Depth reads a value of DepthVariable. What is no count is an error, since
-// nobody but this package sets it.
+// Depth reads a value of DepthVariable. A value that is no count is an error, since only this package sets it.
 func Depth(value string) (int, error) {
 	if value == "" {
 		return 0, nil

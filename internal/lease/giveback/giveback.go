@@ -108,14 +108,14 @@ func fromPod(r *lease.Record, send func(*transport.Config) error) (sent bool, _ 
 	return true, send(&transport.Config{NetNS: pod, Link: index})
 }
 
-// Release sends the RELEASE of a pod that is gone, from the host, whose links those are, in a namespace:
-// by the link by which it is where the pod was. In a VLAN of a LAN there is none, so that it goes out by
-// the ports that are in the VLAN, as the bridge would send it that does not know where the server is.
+// Release sends the RELEASE of a pod that is gone, from the host, with links and the namespace host: through the
+// host's link in the pod's network. A VLAN of a LAN has none: there it goes out by all ports in the VLAN, as a
+// bridge sends a frame to a MAC that it has not learnt.
 func Release(ctx context.Context, r *lease.Record, links *bridge.Conn, host *netns.NS, l *dhcpc.Lease) error {
 	return send(ctx, r, links, host, l.Address.Addr(), func(cfg *transport.Config, _ bool) error { return transport.Release(ctx, cfg, l) })
 }
 
-// Release6 sends the RELEASE of what the pod had by DHCPv6, in the way of Release.
+// Release6 sends the RELEASE of the pod's lease by DHCPv6, in the way of Release.
 func Release6(ctx context.Context, r *lease.Record, links *bridge.Conn, host *netns.NS) error {
 	return send(ctx, r, links, host, r.Six.Lease.Address, func(cfg *transport.Config, port bool) error {
 		if port {

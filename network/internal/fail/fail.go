@@ -15,7 +15,7 @@ var (
 	ErrExists        = errors.New("the attachment exists")
 	ErrNotAttached   = errors.New("no such attachment")
 	ErrAttached      = errors.New("there are attachments")
-	ErrConflict      = errors.New("it belongs to somebody else")
+	ErrConflict      = errors.New("it belongs to another owner")
 	ErrNoGateway     = errors.New("no gateway")
 	ErrNoLink        = errors.New("no link to attach to")
 	ErrObstructed    = errors.New("another firewall is in the way")
@@ -41,8 +41,7 @@ func State(err error) error {
 	return Errorf(ErrState, "%w", err)
 }
 
-// Join runs each step whatever became of those before it, and joins their
-// errors.
+// Join runs each step, also after one that failed, and joins their errors.
 func Join(steps ...func() error) error {
 	var errs []error
 	for _, step := range steps {

@@ -50,8 +50,8 @@ type work struct {
 	undone bool
 }
 
-// with does something with a NIC under its lock. What somebody began and was killed
-// at is finished first, forward or back.
+// with does something with a NIC under its lock. It first finishes the work of a call that was killed, forward or
+// back.
 func (n *Node) with(ctx context.Context, nic string, do func(*work) error) error {
 	lock, err := n.Dir.LockUplink(ctx, nic)
 	if err != nil {
@@ -95,8 +95,8 @@ func loadUplink(file *state.UplinkFile) (*uplink.Record, error) {
 	return rec, nil
 }
 
-// Ensure takes a NIC for its bridge, unless it is taken, and mends what somebody undid of
-// it. A bridge that the operator has put the NIC on needs nothing.
+// Ensure takes a NIC for its bridge, unless it is taken, and repairs parts that were undone. A bridge that the
+// operator has put the NIC on needs nothing.
 func (n *Node) Ensure(ctx context.Context, want uplink.Uplink) error {
 	return n.with(ctx, want.NIC, func(w *work) error { return w.ensure(ctx, want) })
 }
@@ -112,7 +112,7 @@ func (w *work) ensure(ctx context.Context, want uplink.Uplink) error {
 	if on, err := w.node.onItsBridge(ctx, want); err != nil || on {
 		return err
 	}
-	// Of an earlier takeover that somebody undid by hand.
+	// An earlier takeover may have been undone by hand, and its lease still be the keeper's.
 	w.node.disown(ctx, want.NIC)
 	id, proven, err := w.node.prove(ctx, want)
 	if err != nil {
@@ -146,9 +146,9 @@ func (n *Node) onItsBridge(ctx context.Context, want uplink.Uplink) (bool, error
 	return err == nil && l.Kind == "bridge" && nic.Master == l.Index, err
 }
 
-// mend puts right what somebody undid of the takeover, and has the record say what the
-// host has by now: what it had before is nobody's to put back. Other addresses than those that pods
-// follow are left to the keeper, if there is one: by the record it sees that pods have to follow them.
+// mend repairs parts of the takeover that were undone, and has the record say what the host has by now: what it had
+// before is not put back. Other addresses than those that pods follow are left to the keeper, if there is one: by
+// the record it sees that pods have to follow them.
 func (w *work) mend(ctx context.Context, followed []netip.Prefix) error {
 	if _, err := w.conn.Mend(ctx, w.rec, w.file); err != nil {
 		return err
@@ -167,8 +167,8 @@ func (w *work) mend(ctx context.Context, followed []netip.Prefix) error {
 	return nil
 }
 
-// isKept says that a keeper looks after uplinks, or that nobody can tell: an operator's
-// command does not know its directory, and the keeper itself calls one.
+// isKept says that a keeper looks after uplinks, or that this is not known: an operator's command does not know the
+// leases' directory, and the keeper itself calls without it.
 func (n *Node) isKept() bool {
 	if n.LeaseDir == "" {
 		return true
@@ -177,9 +177,9 @@ func (n *Node) isKept() bool {
 	return err == nil && dir.CheckKeeper() == nil
 }
 
-// adopt makes the keeper responsible for the lease that the host has by the NIC, if it has
-// one: its own client hears nothing there any more. Pods need not wait for that, so what
-// goes wrong is for STATUS, CHECK and the operator's commands to say.
+// adopt makes the keeper responsible for the lease that the host has by the NIC, if it has one: its own client
+// hears nothing there any more. Pods need not wait for that, so STATUS, CHECK and the operator's commands report
+// failures.
 func (n *Node) adopt(ctx context.Context, rec *uplink.Record, proven *dhcpc.Lease) {
 	if n.LeaseDir != "" && rec.ClientID != "" {
 		n.Later(func() error { return n.adoptLease(ctx, rec, proven) })
@@ -241,8 +241,8 @@ func LeaseTrouble(leaseDir string) []string {
 	return found
 }
 
-// Mend puts right what somebody undid of a takeover that is on record. The keeper names the host's
-// addresses that pods follow.
+// Mend repairs parts of a takeover on record that were undone. The keeper names the host's addresses that pods
+// follow.
 func (n *Node) Mend(ctx context.Context, nic string, followed []netip.Prefix) error {
 	return n.with(ctx, nic, func(w *work) error {
 		if w.rec == nil {
@@ -252,8 +252,8 @@ func (n *Node) Mend(ctx context.Context, nic string, followed []netip.Prefix) er
 	})
 }
 
-// Look compares a NIC that is taken over with its record, and gives that, and what it would be now. nil: the
-// NIC is not taken over. It takes no lock: a keeper may be at work.
+// Look compares a NIC that is taken over with its record, and gives the differences, and the record as it would be
+// now. nil: the NIC is not taken over. It takes no lock: a keeper may be at work.
 func (n *Node) Look(ctx context.Context, nic string) (rec, now *uplink.Record, _ []tombolo.Difference, _ error) {
 	rec, err := loadUplink(n.Dir.Uplink(nic))
 	if rec == nil {
@@ -361,7 +361,7 @@ func (w *work) allBack(ctx context.Context) error {
 	if len(lost) == 0 {
 		return nil
 	}
-	return fail.Errorf(fail.ErrConflict, "uplink %s is given back, but without %s: somebody deleted that from bridge %s, with its routes. If it is to be back: %s",
+	return fail.Errorf(fail.ErrConflict, "uplink %s is given back, but without %s: that was deleted from bridge %s, with its routes. If it is to be back: %s",
 		w.rec.NIC, strings.Join(lost, " and "), w.rec.Bridge, strings.Join(commands, " && "))
 }
 

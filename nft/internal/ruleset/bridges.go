@@ -8,8 +8,8 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
-// What is known of bridges: the name of each, in some twice, for what comes in and
-// goes out by the same one.
+// The sets of bridges have their names, some as pairs of the same name, to match packets that come in and go out by
+// one bridge.
 const (
 	bridgesSet  = "bridges"  // ours
 	policiesSet = "policies" // those with a policy

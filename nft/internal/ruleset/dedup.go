@@ -73,7 +73,7 @@ func (list *rules) addDedup(ds []Dedup) {
 	}
 }
 
-// normalDedup gives the same for whatever means the same.
+// normalDedup gives equal lists for lists with the same meaning.
 func normalDedup(list []Dedup) []Dedup {
 	list = slices.Clone(list)
 	for i := range list {

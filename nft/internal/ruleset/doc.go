@@ -7,6 +7,6 @@
 //	p := ruleset.Plan(want, have)
 //	err = p.Transaction(have, true).Commit(tables.Conn)
 //
-// It knows networks, and nothing of endpoints: what pods have in the sets are elements to it, with
-// a key, data and a comment. Package nft says what those are. docs/ruleset.nft shows all.
+// It knows networks, and nothing of endpoints: those are elements to it, with a key, data and a comment. Package
+// nft says what those are. docs/ruleset.nft shows all.
 package ruleset

@@ -34,13 +34,12 @@ type Element struct {
 	Data []byte
 }
 
-// Equal says that two are the same entry, whatever its data.
+// Equal says that two are the same entry, with the same data or others.
 func (e Element) Equal(other Element) bool {
 	return e.Set == other.Set && bytes.Equal(e.Key, other.Key)
 }
 
-// Parse takes a key apart; what it does not hold is zero. It is false for keys
-// that are none of ours.
+// Parse takes a key apart; results that it does not hold are zero. It is false for keys that are none of ours.
 func (e Element) Parse() (bridge string, addr netip.Addr, mac net.HardwareAddr, ok bool) {
 	rest := e.Key
 	switch {

@@ -36,10 +36,10 @@ func (x expressions) dnat(f Family) {
 // masquerade gives the connection the address of the link that it leaves by.
 func (x expressions) masquerade() { x.Add(&expr.Masq{}) }
 
-// What follows are the phrases that rules are made of.
+// Rules are made of these phrases.
 
-// is holds for packets of a family. nft puts it before whatever looks into their
-// headers, and takes it as said when it prints such a rule.
+// is holds for packets of a family. nft puts it before expressions that look into their headers, and leaves it out
+// when it prints such a rule.
 func (x expressions) is(f Family) {
 	x.Meta(expr.MetaKeyNFPROTO, nftnl.First)
 	x.Compare(expr.CmpOpEq, []byte{f.Proto})

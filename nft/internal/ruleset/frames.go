@@ -38,11 +38,9 @@ const (
 	ndTargetID     = ndTarget + addr6Len - interfaceIDLen
 )
 
-// What follows are phrases for frames, in the bridge family. Each has the steps that
-// nft makes of it, in their order.
+// These are phrases for frames, in the bridge family. Each has the steps that nft makes of it, in their order.
 
-// isEtherType holds for frames of a type. That of a frame with a VLAN tag is the
-// tag's.
+// isEtherType holds for frames of a type; a frame with a VLAN tag has the tag's type.
 func (x expressions) isEtherType(typ uint16) {
 	x.Payload(expr.PayloadBaseLLHeader, etherType, 2, nftnl.First)
 	x.Compare(expr.CmpOpEq, binary.BigEndian.AppendUint16(nil, typ))

@@ -9,8 +9,8 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
-// The chain from-pods is for frames that no port of a pod's, guarded or not, is to have
-// the bridge, or other pods, act upon.
+// The chain from-pods drops frames by which a pod, guarded or not, could change the bridge's behaviour, or get past
+// the firewall.
 //
 // A host that gets a frame with a tag of VLAN 0 (IEEE 802.1Q's priority tag), and has no
 // link for it, takes the tag off and reads what is behind it, and any number of them in a row
@@ -20,17 +20,16 @@ import (
 // another protocol is let pass, and so is that of any other VLAN, since its receiver has
 // to have a link for it.
 //
-// A bridge that keeps VLANs apart takes the tag of its default VLAN off what leaves by a port
-// that has this one without tags, as uplinks and trunks have. A tag behind it would then be the
-// first, and have the frame in a VLAN that the pod's port is not in.
+// A bridge that keeps VLANs apart takes the tag of its default VLAN off frames that leave by a port that has this
+// VLAN without tags, as uplinks and trunks have. A tag behind it would then be the first, and have the frame in a
+// VLAN that the pod's port is not in.
 //
-// A multicast query makes the bridge take its sender for the querier, and from then on
-// send no group but to ports that have reported it. A pod that asks once, and then so that
-// the answers may take hours (RFC 3810, section 5.1.3), makes it forget all reports after
-// some minutes (mcast_membership_interval) all the same: then solicitations of neighbours,
-// which are multicast, reach nobody any more, neither from pods nor from the host. It goes
-// by PodGroup, like what keeps reports from pods, so that an operator can have a pod that
-// is a multicast router.
+// A multicast query makes the bridge take its sender for the querier, and from then on send no group but to ports
+// that have reported it. A pod that asks once, and then so that the answers may take hours (RFC 3810, section
+// 5.1.3), makes it forget all reports after some minutes (mcast_membership_interval) all the same: then
+// solicitations of neighbours, which are multicast, reach no pod any more, neither from pods nor from the host. The
+// rule looks at PodGroup, as those that keep reports from pods do, so that an operator can have a pod that is a
+// multicast router.
 
 const (
 	igmpQuery     = 0x11 // RFC 3376, section 4
@@ -126,17 +125,15 @@ func (x expressions) hasAny(bits uint16) {
 	x.Compare(expr.CmpOpNeq, Number16(0))
 }
 
-// Frames to the link-local groups, 01:80:c2:00:00:00 to :0f, are for the device at the
-// other end of the wire (IEEE 802.1Q, table 8-1): STP, LACP, 802.1X, LLDP and the like. A
-// bridge does not forward them, but hands them to the host's own stack, as from the port
-// and not from the bridge: whatever is in them, an IPv6 router advertisement or a datagram,
-// past every rule that names the bridge. Nothing of that is a pod's to send.
+// Frames to the link-local groups, 01:80:c2:00:00:00 to :0f, are for the device at the other end of the wire (IEEE
+// 802.1Q, table 8-1): STP, LACP, 802.1X, LLDP and the like. A bridge does not forward them, but hands them to the
+// host's own stack, as from the port and not from the bridge: with any contents, an IPv6 router advertisement or a
+// datagram, past every rule that names the bridge. A pod needs to send none.
 //
-// The kernel asks the rules in two places (br_handle_frame): in the bridge's input, and,
-// about what it takes for any other frame, in prerouting. Those are the groups of the
-// masks in group_fwd_mask, of the port or of the bridge, and that of STP where the bridge
-// has STP off. It asks nobody about :0e, and :00 where STP is on, unless the port's mask
-// has them; pause frames (:01) it drops itself.
+// The kernel asks the rules in two places (br_handle_frame): in the bridge's input, and, about what it takes for
+// any other frame, in prerouting. Those are the groups of the masks in group_fwd_mask, of the port or of the
+// bridge, and that of STP where the bridge has STP off. It asks no rule about :0e, and :00 where STP is on, unless
+// the port's mask has them; pause frames (:01) it drops itself.
 
 // podPorts is how the names of all pods' ports begin, those that other plugins made
 // among them. It takes no element to know a pod by it, which would come and go with the

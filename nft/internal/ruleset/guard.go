@@ -14,17 +14,16 @@ import (
 // The guard says what a port of a bridge may say: it holds the pod behind it to its own MAC and
 // addresses, and keeps it from passing for a server or a router (GuardedPort).
 //
-// The chain guard sees frames as they come in by a port, before the bridge learns from them and
-// before anyone else has a say, in Ethernet, ARP, IP and neighbour discovery: so no pod passes
-// for the host or the router. A port that is not guarded costs two looks at sets. What has a VLAN
-// tag, whatever its number, is dropped, and so are all protocols but IP and ARP: those of bridges
-// (STP, LLDP), PPPoE and so on. The chain untrusted keeps those that are to be nothing but hosts
-// from passing for servers and routers: of DHCP and DHCPv6, of multicast, and by redirects. The
-// chains groups and from-pods hold for every port whose name begins with "veth".
+// The chain guard sees frames as they come in by a port, before the bridge learns from them and before other rules,
+// and checks their Ethernet, ARP, IP and neighbour discovery: so no pod passes for the host or the router. A port
+// that is not guarded costs two looks at sets. It drops frames with any VLAN tag, and all protocols but IP and ARP:
+// those of bridges (STP, LLDP), PPPoE and so on. The chain untrusted keeps those that are to be nothing but hosts
+// from passing for servers and routers: of DHCP and DHCPv6, of multicast, and by redirects. The chains groups and
+// from-pods hold for every port whose name begins with "veth".
 //
-// A guard does not count: a pod may ask DHCP servers for addresses as often as it likes,
-// under any client identifier, which is where a rule cannot look. Nor does it read what
-// is said by name, of mDNS, LLMNR or NetBIOS, or routing protocols over TCP and UDP.
+// A guard does not limit how often: a pod may ask DHCP servers for any number of addresses, under any client
+// identifier, which a rule cannot read. Nor does it read what is said by name, of mDNS, LLMNR or NetBIOS, or
+// routing protocols over TCP and UDP.
 
 const quietPrefix = "quiet-"
 
@@ -45,12 +44,12 @@ const (
 // multicast router.
 const PodGroup = 0x746f
 
-// addGuard adds what guards the network's pods: the same for all networks. Without it,
-// chains that are there may be another network's too, and go with the table.
+// addGuard adds the chains that guard the network's pods: the same for all networks. Without it, chains that are
+// there may be another network's too, and go with the table.
 func (rs *Ruleset) addGuard(n *Network) {
 	if n.Groups || n.Guard {
 		rs.addBridgeChain("groups", unix.NF_INET_PRE_ROUTING, priorityGuard, "link-local groups", (*rules).addGroups)
-		// What the bridge hands to the host.
+		// This one sees frames that the bridge hands to the host.
 		rs.addBridgeChain("groups-input", unix.NF_INET_LOCAL_IN, priorityGuard, "link-local groups", (*rules).addGroups)
 		rs.addBridgeChain("from-pods", unix.NF_INET_PRE_ROUTING, priorityFromPods, "tags, queries", (*rules).addFromPods)
 	}

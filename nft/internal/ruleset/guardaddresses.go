@@ -7,9 +7,9 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
-// The chain guard lets pass what a port may send, and drops the rest: but for the first rule,
-// what is not said to be right is wrong. What is right leaves the chain for those of
-// other tables, and for the guards of ours that may come behind it.
+// The chain guard lets pass what a port may send, and drops the rest: but for the first rule, each rule lets some
+// packets leave the chain, and the chain drops the others. Other tables, and our chains behind it, see the packets
+// that leave.
 func (list *rules) addGuard() {
 	list.add("ports that are not guarded", func(x expressions) {
 		x.Meta(expr.MetaKeyIIFNAME, nftnl.First)
@@ -94,7 +94,7 @@ func (list *rules) guardARP() {
 		x.Lookup(guard4Set)
 		x.Leave()
 	})
-	// RFC 5227: whether anyone has the address. Nobody learns anything by it.
+	// RFC 5227: they ask whether a host has the address, and change no neighbour table.
 	list.add("ARP probes", func(x expressions) {
 		x.isEtherType(unix.ETH_P_ARP)
 		x.isARPProbe()
@@ -229,7 +229,7 @@ func (list *rules) guardIPv6() {
 		x.isOwnID(ip6SourceID)
 		x.Leave()
 	})
-	// What a host says before it has an address that it can use (RFC 4861, RFC 3590).
+	// A host sends these before it has an address that it can use (RFC 4861, RFC 3590).
 	for _, kind := range []struct {
 		name string
 		typ  byte

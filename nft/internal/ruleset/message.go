@@ -147,7 +147,7 @@ func (t *Transaction) NewElement(el Element, comment string) {
 	t.Add("add element", el, el.Set.Family, unix.NFT_MSG_NEWSETELEM, netlink.Create|netlink.Excl, t.table.ElementAttributes(el, comment)...)
 }
 
-// DelElement deletes an element by its key, of whatever owner.
+// DelElement deletes an element by its key, of any owner.
 func (t *Transaction) DelElement(el Element) {
 	t.Add("delete element", el, el.Set.Family, unix.NFT_MSG_DELSETELEM, 0, t.table.ElementAttributes(Element{Set: el.Set, Key: el.Key}, "")...)
 }

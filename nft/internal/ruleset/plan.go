@@ -8,7 +8,7 @@ type Changes struct {
 	chains    []*Chain
 	oldSets   []Place // to be deleted, and most of them made anew
 	oldChains []Place
-	// What to change in the sets of bridges, and the comment of what is added.
+	// Changes of the sets of bridges, and the comment of elements that are added.
 	add, del []Element
 	comment  string
 }

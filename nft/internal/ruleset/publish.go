@@ -11,8 +11,8 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
-// What publishes ports. Every port is an entry of hash maps, of which a packet that
-// opens a connection to the host looks into two at most, however many there are.
+// Hash maps publish ports, each an entry. A packet that opens a connection to the host looks into two of them at
+// most, with any number of ports.
 const (
 	// hostPorts lead from a port on all addresses of the host's to a pod's address
 	// and port, hostAddrs from a port on one address.
@@ -125,7 +125,7 @@ func (list *rules) addAnswers(mark uint32) {
 
 func loopbackPrefix() netip.Prefix { return netip.PrefixFrom(netip.AddrFrom4([4]byte{127}), 8) }
 
-// sharedSettings are those of chains that are the same whatever is asked for.
+// sharedSettings are those of chains that are the same for all networks.
 const sharedSettings = "shared"
 
 // publish is the chain that leads callers to pods, once for those that come from
@@ -143,8 +143,8 @@ func (list *rules) addPublish() {
 		x.Compare(expr.CmpOpNeq, binary.NativeEndian.AppendUint32(nil, unix.RTN_LOCAL))
 		x.Leave()
 	})
-	// What goes to pods must have an address that routers forward: these have the
-	// caller hang where it could have been refused, and have turned to IPv4.
+	// Only packets to an address that routers forward may go to pods: with these, the caller would hang instead of
+	// being refused and turning to IPv4.
 	ip6 := Families()[1]
 	for _, p := range []netip.Prefix{
 		netip.PrefixFrom(netip.IPv6Loopback(), 128),
@@ -223,9 +223,9 @@ func (list *rules) addHairpin() {
 	list.addLAN()
 }
 
-// addLAN is for what the host leads to somewhere on a LAN, by whatever rule and wherever
-// it comes from: that is not asked, since bridged packets have no incoming link here,
-// and a machine's answer to anywhere beyond the LAN goes to the router.
+// addLAN masquerades packets that the host leads to a machine on a LAN, by any rule. It does not ask where they
+// come from, since bridged packets have no incoming link here, and since a machine sends answers for hosts beyond
+// the LAN to the router.
 func (list *rules) addLAN() {
 	for _, f := range Families() {
 		list.add("a machine of the LAN answers past the host, "+f.name, func(x expressions) {
@@ -249,8 +249,8 @@ func (list *rules) addLAN() {
 	})
 }
 
-// What changes the sources of more callers of published ports than the chain hairpin does, or of fewer. Only
-// networks that ask for it have it made, so that the others need not look for it.
+// This chain masquerades more callers of published ports than the chain hairpin does, or fewer. It is made only for
+// networks that ask for it, so that the others need not look for it.
 
 const (
 	snatAll4Set  = "snatall4"
@@ -261,8 +261,8 @@ const (
 	portSNATChain = "hostports-snat"
 )
 
-// portSNATSets have pods' ports: those whose callers all lose their address, and those whose callers never
-// do that come in by the link that leads to the pod.
+// portSNATSets have pods' ports: those whose callers all lose their address, and those whose callers keep it, if
+// they come in by the link that leads to the pod.
 func portSNATSets() []Set {
 	const (
 		port  = nftnl.TypeProtocol<<nftnl.TypeBits | nftnl.TypePort
@@ -278,7 +278,7 @@ func portSNATSets() []Set {
 	}
 }
 
-// portSNAT comes before the chain hairpin: what it translates, that one does not.
+// portSNAT comes before the chain hairpin, which does not translate the packets that this one has translated.
 func portSNAT() Chain {
 	return Chain{
 		Place: InInet(portSNATChain), Kind: "nat", Hook: unix.NF_INET_POST_ROUTING, Priority: priorityBeforeSourceNAT - 1,

@@ -82,7 +82,7 @@ func (s Set) state() setState {
 	return setState{s.flags(), s.KeyType, s.KeyLen, s.DataType, s.DataLen}
 }
 
-// Chain is a base chain: the kernel calls it, whatever other tables do.
+// Chain is a base chain: the kernel calls it beside those of other tables.
 type Chain struct {
 	Place
 	Kind     string // "filter" or "nat"
@@ -117,11 +117,10 @@ func (list *rules) add(comment string, write func(expressions)) {
 // same settings; a test knows the rules of each version.
 const rulesVersion = 1
 
-// Comment is that of a chain with so many rules. It tells a chain of another version,
-// or made with other settings, apart, and the number one whose rules have been changed
-// since: so one look at the chain does for all its rules, and nobody has to make them
-// for it. What has the right version and settings had the right number, too: a chain
-// and its comment are made once.
+// Comment is that of a chain with so many rules. Its version and settings tell apart a chain that was made
+// otherwise, and its number one whose rules were changed since: so a look at the chain alone is enough, and its
+// rules need not be made to compare them. A chain and its comment are made once: so one with the right version and
+// settings had the right number, too.
 func (ch *Chain) Comment(rules int) string {
 	return "tombolo rules " + strconv.Itoa(rulesVersion) + ", " + ch.settings + ", " + strconv.Itoa(rules) + " in all"
 }
@@ -133,8 +132,8 @@ const (
 	priorityBeforeFilter    = nftnl.PriorityForward
 	priorityBeforeSourceNAT = prioritySourceNAT - 1
 	prioritySourceNAT       = 100
-	// priorityLast is behind every other that is in use in postrouting, so that
-	// nobody there sees the bit.
+	// priorityLast is behind every other that is in use in postrouting: all others there come before the bit is
+	// cleared.
 	priorityLast = 300
 )
 
@@ -158,7 +157,7 @@ func New(n *Network, table TableName, mark uint32) *Ruleset {
 	if n.Masquerade {
 		rs.Chains = append(rs.Chains, masquerade(n))
 	} else {
-		// The sets may stay: what is in them belongs to endpoints, not to rules.
+		// The sets may stay: their elements belong to endpoints, not to rules.
 		rs.gone = append(rs.gone, InInet(masqueradePrefix+n.Key))
 	}
 	if n.PortSNAT {
@@ -187,8 +186,8 @@ func (rs *Ruleset) Sets() []Set {
 	return list
 }
 
-// forward admits nothing by itself: it says with a mark bit what may be admitted,
-// to a rule in whatever chain would drop it otherwise.
+// forward admits nothing by itself: it sets a mark bit on packets that may be admitted, for a rule in the chain
+// that would drop them otherwise.
 func forward(mark uint32) Chain {
 	return Chain{
 		Place: InInet(forwardChain), Kind: "filter", Hook: unix.NF_INET_FORWARD, Priority: priorityBeforeFilter,
@@ -255,7 +254,7 @@ func (list *rules) addForward(mark uint32) {
 	})
 }
 
-// unmark keeps the bit from what comes after the firewall.
+// unmark clears the bit, which only the firewall needs.
 func unmark(mark uint32) Chain {
 	return Chain{
 		Place: InInet(unmarkChain), Kind: "filter", Hook: unix.NF_INET_POST_ROUTING, Priority: priorityLast,
@@ -351,8 +350,8 @@ func comparePrefixes(a, b netip.Prefix) int {
 	return cmp.Compare(a.Bits(), b.Bits())
 }
 
-// Network is what there are rules for, sets and elements of its own. What it says is what the
-// fields of nft's Network mean, which have been looked at before.
+// Network has rules, sets and elements of its own. Its fields are those of nft's Network, which have been checked
+// before.
 type Network struct {
 	Key                        string // see NetworkKey
 	Masquerade                 bool

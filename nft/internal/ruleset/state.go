@@ -69,9 +69,8 @@ func (st *State) getBridge(b *nl.Batch, rs *Ruleset) {
 	}
 }
 
-// LooksRight says that the tables and the chains are as they should be, as far as
-// an outline tells, and that nobody has emptied a set. Rules that look into a set hold
-// it, so it is there too.
+// LooksRight says that the tables and the chains are as they should be, as far as an outline tells, and that no set
+// was emptied. Rules that look into a set hold it, so it is there too.
 func (st *State) LooksRight(rs *Ruleset) bool {
 	for _, family := range rs.tables {
 		if t, ok := st.Tables[family]; !ok || t.IsDormant() {
@@ -140,8 +139,8 @@ func (t Tables) Outline(rs *Ruleset) (*State, error) {
 	return st, nftnl.Look(t.Conn, &b, unix.EINVAL) // EINVAL: a set with other keys
 }
 
-// Read looks up everything that a ruleset names. What it gives may be torn by a
-// change meanwhile; a transaction with its generation is then refused.
+// Read looks up everything that a ruleset names. A change meanwhile may tear the result; a transaction with its
+// generation is then refused.
 func (t Tables) Read(rs *Ruleset) (*State, error) {
 	generation, err := nftnl.SeenGeneration(t.Conn)
 	if err != nil {
@@ -269,10 +268,9 @@ func decodeElement(b []byte) ElementState {
 	}, comment}
 }
 
-// A program that empties a set of ours (nft flush set) takes what every pod has in it, and
-// nothing else shows it: not the rules that look into the set, nor their number. So each
-// set and map has one element that is nobody's, a sentinel, which goes with the others:
-// a single get shows whether they are still there.
+// A program that empties a set of ours (nft flush set) takes what every pod has in it, and nothing else shows it:
+// not the rules that look into the set, nor their number. So each set and map has one element without an owner, a
+// sentinel, which goes with the others: a single get shows whether they are still there.
 //
 // Sentinels match no packet that goes anywhere. Those with a link have one that cannot
 // be: the kernel takes no name with a slash. The others are of no address, which nothing

@@ -110,7 +110,7 @@ func (t Tables) Lookup(elements []Element) ([]*ElementState, error) {
 				return err
 			})
 		}
-		// EINVAL: somebody made the set with keys of another length.
+		// EINVAL: another program made the set with keys of another length.
 		if err := nftnl.Look(t.Conn, &b, unix.EINVAL); err != nil {
 			return nil, err
 		}

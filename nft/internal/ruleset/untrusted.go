@@ -7,24 +7,23 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
-// The chain untrusted stands behind the guard, and is for those of its ports behind
-// which no server or router is to be. What comes here is said by the port's own MAC and
-// addresses: so here it is about what is said, and what is not said to be wrong is
-// right.
+// The chain untrusted stands behind the guard, and is for those of its ports behind which no server or router may
+// be. The guard has checked the MAC and addresses: this chain checks the protocol, and packets that none of its
+// rules drops pass.
 func (list *rules) addUntrusted() {
 	list.add("ports that are not of hosts only", func(x expressions) {
 		x.Meta(expr.MetaKeyIIFNAME, nftnl.First)
 		x.LookupNone(guardUntrustedSet)
 		x.Leave()
 	})
-	// Most of all packets, which the rest is not about.
+	// Most packets are TCP, which no other rule here is about.
 	list.add("TCP", func(x expressions) { x.isL4(unix.IPPROTO_TCP); x.Leave() })
 	list.addDHCP()
 	list.addRouting()
 	list.add("other UDP", func(x expressions) { x.isL4(unix.IPPROTO_UDP); x.Leave() })
 	list.addARPProbes()
 	list.addRouters()
-	// The protocol is known of all that a host can read. (255 is nobody's: RFC 5237.)
+	// The kernel knows the protocol of every packet that a host can read. (255 is not assigned: RFC 5237.)
 	list.add("other protocols", func(x expressions) {
 		x.Meta(expr.MetaKeyL4PROTO, nftnl.First)
 		x.Compare(expr.CmpOpNeq, []byte{unix.IPPROTO_RAW})

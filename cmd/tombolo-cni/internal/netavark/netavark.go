@@ -56,7 +56,7 @@ func carryOut(args []string, in io.Reader) (any, error) {
 	return attach(args[0], data, strings.Join(args[1:], " "))
 }
 
-// attach attaches a container, or detaches it, whatever was asked for it.
+// attach attaches a container, or detaches it, which needs no valid options.
 func attach(verb string, data []byte, path string) (any, error) {
 	a := new(attachment)
 	if err := json.Unmarshal(data, a); err != nil {

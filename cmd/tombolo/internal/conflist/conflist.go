@@ -142,7 +142,7 @@ func isNamed(kind string) bool { return slices.Contains(cni.Names(), filepath.Ba
 // named is what Tombolo does by the name of a plugin that makes no interface.
 func named(name string) string {
 	return map[string]string{
-		"bandwidth": "what a pod sends and receives is limited to the rates that this names, or the runtime",
+		"bandwidth": "traffic of a pod is limited to the rates that this names, or the runtime",
 		"firewall":  "other firewalls let pass what pods send",
 		"loopback":  "lo is set up",
 		"portmap":   "ports that the runtime names are published on the host",
@@ -259,7 +259,7 @@ func firewall(nw *network.Network) string {
 	var parts []string
 	masquerade := "no masquerade"
 	if nw.Masquerade {
-		masquerade = "what pods send to elsewhere has the host's address"
+		masquerade = "packets of pods to elsewhere have the host's address"
 		for i, p := range nw.NonMasquerade {
 			masquerade += map[bool]string{true: ", but to ", false: " and "}[i == 0] + p.String()
 		}

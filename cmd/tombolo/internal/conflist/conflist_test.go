@@ -63,7 +63,7 @@ func TestWhatAConfigurationWouldDo(t *testing.T) {
 		"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.22.0.0/16"}], [{"subnet": "fd22::/64"}]]}}]}`))
 	text := strings.Join(append(r.Problems, r.Plan...), "\n")
 	for _, want := range []string{`network "pods" is on bridge cbr0`, "10.22.0.0/16, fd22::/64 (host-local)", "the bridge has the gateways' addresses",
-		"has the host's address, but to 10.0.0.0/8", "policy open", "held to their own MAC", "published on the host; capabilities: portMappings", "after tuning"} {
+		"have the host's address, but to 10.0.0.0/8", "policy open", "held to their own MAC", "published on the host; capabilities: portMappings", "after tuning"} {
 		expect.Contains(t, text, want, "nothing")
 	}
 	r = Examine([]byte(`{"cniVersion": "1.0.0", "name": "lan", "type": "tombolo", "mode": "lan", "uplink": "eth0"}`))
@@ -81,7 +81,7 @@ func TestWhatAConfigurationWouldDo(t *testing.T) {
 func TestListsOfTheReferencesNamesAreReadByThem(t *testing.T) {
 	t.Parallel()
 	for file, want := range map[string][]string{
-		"kubernetes": {"names: read as", `network "containerd-net" is on bridge cni0`, "from 10.88.0.0/16, 2001:db8:4860::/64 (host-local), reserved in /var/lib/cni/networks/containerd-net", "MTU 1500", "pods get the routes of the ipam section", "has the host's address", "portmap: ports that"},
+		"kubernetes": {"names: read as", `network "containerd-net" is on bridge cni0`, "from 10.88.0.0/16, 2001:db8:4860::/64 (host-local), reserved in /var/lib/cni/networks/containerd-net", "MTU 1500", "pods get the routes of the ipam section", "have the host's address", "portmap: ports that"},
 		"podman":     {"on bridge cni-podman0", "firewall: other firewalls", "tuning: kernel"},
 		"nerdctl":    {"on bridge nerdctl0"},
 		"nomad":      {"loopback: lo is", "on bridge nomad", "chain: it runs after loopback"},

@@ -26,8 +26,8 @@ import (
 // and a pod that pings has four.
 const maxPods = 100
 
-// patience is how long a ping may take on a busy machine.
-const patience = 10 * time.Second
+// pingTimeout is how long a ping may take on a busy machine.
+const pingTimeout = 10 * time.Second
 
 // Run adds so many pods by the CNI plugin that is named by its path, and writes to
 // out how they get on. It stops with the first thing that is not as it should be,
@@ -125,7 +125,7 @@ func (s *show) pingAll(ctx context.Context, w io.Writer) error {
 func (p *pod) ping(ctx context.Context, who string, to []netip.Addr) (string, error) {
 	var cell []string
 	for _, address := range to {
-		rtt, err := icmp.Ping(ctx, p.ns, address, icmp.Echo{Wait: patience})
+		rtt, err := icmp.Ping(ctx, p.ns, address, icmp.Echo{Wait: pingTimeout})
 		if err != nil {
 			return "", fmt.Errorf("%s to %s: %w", p.name, who, err)
 		}

@@ -84,7 +84,7 @@ func (s *show) add(ctx context.Context, p *pod) (time.Duration, error) {
 // read takes a result's addresses, of which there must be one of each family, IPv4 first.
 func (p *pod) read(result *current.Result, families int) error {
 	if len(result.IPs) != families {
-		return fmt.Errorf("the result has %d addresses, where one of each family is due", len(result.IPs))
+		return fmt.Errorf("the result has %d addresses: want one of each family", len(result.IPs))
 	}
 	for i := range families {
 		address, _ := netip.AddrFromSlice(result.IPs[i].Address.IP)

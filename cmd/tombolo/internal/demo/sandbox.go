@@ -33,9 +33,9 @@ type sandbox struct {
 	stateDir string
 }
 
-// prefixes are the node's address towards the outside, or the one of the host there: that with the number, of
-// each family (documentation prefixes, RFC 5737 and RFC 3849). That host has no others, and
-// no route but that to its own network: it can answer the node, and nobody behind it.
+// prefixes are an address of each family in the network between the node and the host outside, with the host part
+// given by the number (documentation prefixes, RFC 5737 and RFC 3849). The host outside has no others, and no route
+// but that to this network: it can answer the node, but not pods behind it.
 func (b *sandbox) prefixes(number int) []netip.Prefix {
 	return []netip.Prefix{
 		netip.MustParsePrefix(fmt.Sprintf("192.0.2.%d/24", number)), netip.MustParsePrefix(fmt.Sprintf("2001:db8::%d/64", number)),
@@ -122,9 +122,8 @@ func privateDir(plugin string) (string, error) {
 	return "", errors.Join(errs...)
 }
 
-// connectOutside ties the host outside to the node as any program can that embeds
-// Tombolo, without CNI, and waits until they reach each other: the kernel leaves some of what an IPv6
-// address needs to a worker.
+// connectOutside connects the host outside to the node as any program can that embeds Tombolo, without CNI, and
+// waits until they reach each other: the kernel leaves some of what an IPv6 address needs to a worker.
 func (b *sandbox) connectOutside(ctx context.Context) error {
 	node, err := bridge.Dial(nil)
 	if err != nil {
@@ -148,7 +147,7 @@ func (b *sandbox) connectOutside(ctx context.Context) error {
 	})
 	for _, address := range b.addresses(theNode) {
 		if err == nil {
-			_, err = icmp.Ping(ctx, b.outside, address, icmp.Echo{Wait: patience})
+			_, err = icmp.Ping(ctx, b.outside, address, icmp.Echo{Wait: pingTimeout})
 		}
 	}
 	return err
@@ -167,10 +166,10 @@ func (b *sandbox) sourceOutside(from *netns.NS, to netip.Addr) (netip.Addr, erro
 		return netip.Addr{}, err
 	}
 	defer mouth.Close()
-	for deadline := time.Now().Add(patience); ; {
+	for deadline := time.Now().Add(pingTimeout); ; {
 		_, err := mouth.Write([]byte("tombolo"))
 		if err == nil {
-			err = ear.SetReadDeadline(time.Now().Add(patience / 100))
+			err = ear.SetReadDeadline(time.Now().Add(pingTimeout / 100))
 		}
 		if err != nil {
 			return netip.Addr{}, err

@@ -124,8 +124,7 @@ func (e *examination) duplicates(ctx context.Context) error {
 	return nil
 }
 
-// whoHas sends an ARP probe (RFC 5227), which leaves no trace in anybody's table, and gives the
-// MACs of those that answer.
+// whoHas sends an ARP probe (RFC 5227), which changes no neighbour table, and gives the MACs of those that answer.
 func whoHas(ctx context.Context, br *bridge.Link, a netip.Addr) ([]net.HardwareAddr, error) {
 	conn, err := transport.DialRaw(&transport.Config{Link: br.Index, MAC: br.MAC, ARP: true})
 	if err != nil {

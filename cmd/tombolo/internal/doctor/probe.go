@@ -47,7 +47,7 @@ func (e *examination) traceEcho(ctx context.Context, own, to netip.Addr) (found 
 
 // connection has the pod begin a connection by TCP, and finds the rule that drops its first packet.
 func (e *examination) connection(ctx context.Context, own netip.Addr, to netip.AddrPort) error {
-	const dynamic = 49152 // the first port that is nobody's (RFC 6335)
+	const dynamic = 49152 // the first port that is not assigned (RFC 6335)
 	from := netip.AddrPortFrom(own, dynamic+rand.N[uint16](1<<14))
 	ports := binary.BigEndian.AppendUint16(binary.BigEndian.AppendUint16(nil, from.Port()), to.Port()) // TCP's header begins with them
 	var unreachable error
@@ -236,7 +236,7 @@ func traceRule(match func(*nftnl.Expressions)) *nftnl.Transaction {
 	return t
 }
 
-// read reads an NFT_MSG_TRACE, whose attributes are NFTA_TRACE_*. What follows a drop is of another packet.
+// read reads an NFT_MSG_TRACE, whose attributes are NFTA_TRACE_*. Messages after a drop are about another packet.
 func (t *traced) read(m netlink.Message) error {
 	const header = 4 // struct nfgenmsg
 	if m.Header.Type != nftnl.Type(unix.NFT_MSG_TRACE) || len(m.Data) < header || t.dropped {

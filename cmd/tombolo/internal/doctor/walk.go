@@ -24,7 +24,7 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// wait is for one answer. What does not come within it on a link, or from the next hop, is lost.
+// wait is how long one answer may take. One that does not come in time on a link, or from the next hop, is lost.
 const wait = time.Second
 
 // way is what a pod's packets pass.
@@ -144,7 +144,7 @@ func (e *examination) family(ctx context.Context, own, gateway netip.Addr) error
 	}
 	// A link in a VLAN of the bridge has its MAC.
 	if pingErr != nil && e.isOwn(ctx, gateway) && !bytes.Equal(e.bridge.MAC, next.MAC) {
-		e.add(StepGateway, "if it stays, another pod forges it, or somebody has set it: set guard for the network, and delete it in the pod (ip neigh)",
+		e.add(StepGateway, "if it stays, another pod forges it, or a program has set it: set guard for the network, and delete it in the pod (ip neigh)",
 			"the gateway %s does not answer: the pod has its MAC as %s, and it is %s", gateway, next.MAC, e.bridge.MAC)
 		return nil
 	}
@@ -204,7 +204,8 @@ func (e *examination) isOwn(ctx context.Context, a netip.Addr) bool {
 }
 
 // isNeeded says whether a gateway is the host's, or the pod sends anything by it. The IPAM names one
-// for every subnet, and a network without a gateway has nobody at that address.
+// for every subnet, and in a network without a gateway no host has that
+// address.
 func (e *examination) isNeeded(ctx context.Context, gateway netip.Addr) (bool, error) {
 	if e.isOwn(ctx, gateway) {
 		return true, nil

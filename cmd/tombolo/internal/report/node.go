@@ -55,8 +55,8 @@ func Meant(a *network.Attachment, name string) bool {
 	return ok && err == nil && pod != ""
 }
 
-// Inspect inspects a node, and leaves in what was selected. That a filter lets nothing pass is an
-// answer; a name that means no pod, and a network that is not on record, are errors.
+// Inspect inspects a node, and leaves in what was selected. An empty result of a filter is an answer; a name that
+// means no pod, and a network that is not on record, are errors.
 func (s Selection) Inspect(ctx context.Context, node *network.Node) (*network.Inspection, error) {
 	if _, err := filepath.Match(s.Pod, ""); err != nil {
 		return nil, fmt.Errorf("pod %q: %w", s.Pod, err)

@@ -61,7 +61,7 @@ func Helps(lines []Line) string {
 // finding is a difference, and whose it is.
 type finding struct {
 	tombolo.Difference
-	network string // empty: nobody's
+	network string // empty: of no network
 	pod     string // empty: the network's own
 	ifName  string
 }
@@ -246,7 +246,7 @@ func keyOf(f *finding) key {
 	k := key{object: f.Object, what: f.What, want: f.Want, have: f.Have, text: f.Text, remedy: f.Remedy}
 	if f.pod == "" {
 		if f.What == "rule" && f.Have == "" {
-			k.want = "some" // somebody flushed the chain
+			k.want = "some" // the chain was flushed
 		}
 		return k
 	}

@@ -2,7 +2,7 @@
 // as a table, and all of it as a picture, in a terminal or as SVG. It looks at records and at what
 // package network finds, and changes nothing.
 //
-// Names come from configurations and from pods, so whatever is drawn is made printable first.
+// Names come from configurations and from pods, so all text is made printable before it is drawn.
 package view
 
 import (

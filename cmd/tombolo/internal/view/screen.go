@@ -44,7 +44,7 @@ func ScreenOf(file *os.File, getenv func(string) string) Screen {
 	return s
 }
 
-// What a terminal is sent before a text that is shown so.
+// These sequences have a terminal show the text behind them in a style.
 const (
 	plain = ""
 	bold  = "\x1b[1m"

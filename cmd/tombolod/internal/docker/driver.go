@@ -2,8 +2,8 @@
 // asks about networks and endpoints.
 //
 // Docker moves a container's interface itself, and wants the container's addresses before the container has a
-// namespace. So an endpoint is attached to a namespace that lasts as long as the request, and its interface is handed
-// to Docker in the host's. By an alternative name it is found in the container afterwards, whatever Docker calls it.
+// namespace. So an endpoint is attached to a namespace that lasts as long as the request, and its interface is
+// handed to Docker in the host's. Docker renames it in the container, where its alternative name finds it.
 package docker
 
 import (
@@ -91,7 +91,8 @@ type answer struct {
 	DisableGatewayService bool           `json:",omitempty"`
 }
 
-// addresses are those of an endpoint. Docker takes none but those that it has not given itself.
+// addresses are those of an endpoint. In an answer they are only those that Docker did not choose, since it refuses
+// others.
 type addresses struct {
 	Address, AddressIPv6 netip.Prefix `json:",omitzero"`
 	MacAddress           string       `json:",omitempty"`

@@ -195,7 +195,7 @@ func lacking(c *runtimes.Container, made *current.Result) *addresses {
 	return lacks
 }
 
-// deleteEndpoint takes an endpoint down, whatever is known of it.
+// deleteEndpoint takes an endpoint down, also one that is not on record.
 func (d *Driver) deleteEndpoint(_ context.Context, r *request) (*answer, error) {
 	defer d.lock(r.EndpointID).Unlock()
 	defer d.endpoints.Delete(r.EndpointID)

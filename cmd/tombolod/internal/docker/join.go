@@ -93,7 +93,7 @@ func (d *Driver) publish(ctx context.Context, r *request) (*answer, error) {
 		if b.HostPort == 0 || b.HostPortEnd > b.HostPort {
 			return nil, fmt.Errorf("--publish %d: name the one port of the host that is to lead there, as in --publish 8080:%d", b.Port, b.Port)
 		}
-		// Docker names 0.0.0.0 and ::, whatever the container has.
+		// Docker names 0.0.0.0 and ::, also for a container with one family.
 		isOf := func(has ipam.Address) bool { return has.Prefix.Addr().Is4() == b.HostIP.Is4() }
 		if !b.HostIP.IsValid() || slices.ContainsFunc(a.Addresses, isOf) {
 			p := nft.Port{Protocol: nft.Protocol(b.Proto), HostAddr: b.HostIP, HostPort: b.HostPort, PodPort: b.Port}

@@ -165,7 +165,7 @@ func (d *Driver) own(n *runtimes.Network) *runtimes.Network {
 	return n
 }
 
-// deleteNetwork is asked for when no endpoint is left. What is left of some all the same goes with it.
+// deleteNetwork is asked for when no endpoint is left. It takes down what is left of some all the same.
 func (d *Driver) deleteNetwork(ctx context.Context, r *request) (*answer, error) {
 	n, err := d.network(r.NetworkID)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -46,7 +46,7 @@ type Network struct {
 	NonMasquerade []netip.Prefix // but to here
 	Policy        nft.Policy     // where pods of other networks, and of this one, may send to
 
-	Guard nft.Guard // what pods are held to
+	Guard nft.Guard // what pods are held to: nft.GuardAddresses, say
 
 	// Promiscuous and NFCall, which has what is bridged pass the firewall, are nil where it is
 	// left open: then a bridge of somebody else's keeps what it has, and one of ours is not

@@ -10,24 +10,8 @@
 //	_, err = links.Ensure(ctx, bridge.Bridge{Name: "lo"})
 //	fmt.Println(errors.As(err, &op), errors.Is(err, bridge.ErrNotBridge), err)
 //
-// Programs in the docs of packages leave the handling of errors out; their Examples have it. The packages, from the kernel upwards; imports point from a line to the lines
-// above it, never the other way:
-//
-//	tombolo        OpError, the error of every kernel operation; Difference; Socket
-//	netns          handles to network namespaces
-//	addr           addresses on links
-//	route          routes
-//	bridge         a bridge, and the veth pair that connects a pod to it
-//	bridge/bandwidth  limits of what a pod sends and receives
-//	bridge/vlan    VLANs of a bridge's ports, and the host's link in one
-//	bridge/uplink  a NIC of the host's as a port of a bridge, and back
-//	nft            forwarding and masquerade for pods, and what their ports may say, as nf_tables set elements
-//	nft/foreign    other programs' firewalls: has them let pods pass, and names what stops pods
-//	hostport       what host ports need besides rules: programs that have them, stale flows
-//	ipam           addresses for pods, kept in the format of the reference's host-local
-//	network        a node's networks and pods, by all of these, with records and locks
-//	dhcpc          a DHCP client: a state machine, without sockets
-//	dhcpc/transport  its sockets, opened inside a namespace
+// Programs in the docs of packages leave the handling of errors out; their Examples have it. docs/embedding.md says
+// which package is for what, and what a version promises.
 //
 // Dial opens one netlink socket, in a namespace or, with nil, in the calling thread's; On shares one. All speak
 // net/netip, and none knows what CNI is; only network logs, to the logger of its Config, and only ipam and network
@@ -38,8 +22,6 @@
 //	Replace  creates or overwrites
 //	Del      deletes; what is not there is an error (fs.ErrNotExist)
 //	Remove   deletes; it is no error if it is not there
-//
-// docs/embedding.md goes from `go get` to a network, and says what a version promises.
 package tombolo
 
 import (

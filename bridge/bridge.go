@@ -233,10 +233,8 @@ func (c *Conn) correctBridge(ctx context.Context, br Bridge, l *Link, pinned boo
 		r.Data = &data
 	}
 	r.Set(&b, "set bridge", br.Name)
-	if err := c.execute(ctx, &b); err != nil {
-		return false, err
-	}
-	return changed, nil
+	err := c.execute(ctx, &b)
+	return changed && err == nil, err
 }
 
 // setFlags gives the flags, and which of them to change.

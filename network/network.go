@@ -46,7 +46,7 @@ type Network struct {
 	NonMasquerade []netip.Prefix // but to here
 	Policy        nft.Policy     // where pods of other networks, and of this one, may send to
 
-	Guard nft.Guard // what pods are held to
+	Guard nft.Guard // what pods are held to: nft.GuardAddresses, say
 
 	// Promiscuous and NFCall, by which bridged packets pass the firewall, may be nil: then another program's bridge
 	// keeps what it has, and one of ours is not promiscuous, and calls the firewall if Routed.

@@ -6,12 +6,9 @@ import (
 	"go/doc/comment"
 	"go/parser"
 	"go/token"
-	"go/types"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -176,61 +173,6 @@ func TestPackageDocsBeginWithAnExample(t *testing.T) {
 			must.That(t, at >= 0, "%s: its Example has no such line, or not in this order: %s", p.ImportPath, line)
 			example = example[at+1:]
 		}
-	}
-}
-
-// The comment of a public package begins with a program, so that a reader sees first how the package is used.
-func TestPackageCommentsBeginWithAProgram(t *testing.T) {
-	t.Parallel()
-	imp := compiled(t)
-	for _, p := range packages(t) {
-		if p.rel() == "." || !slices.Contains(publicPackages(), p.rel()) {
-			continue
-		}
-		_, files := p.files(t)
-		for _, f := range files {
-			if text := f.Doc.Text(); text != "" {
-				_, rest, _ := strings.Cut(text, "\n\n")
-				program, _, _ := strings.Cut(rest, "\n\n")
-				faults := checkProgram(t, imp, program)
-				expect.That(t, len(faults) == 0, "%s begins with %q: %q", p.rel(), program, faults)
-			}
-		}
-	}
-}
-
-// checkProgram says why a text is no program of at most ten lines that compiles once its variables are declared.
-func checkProgram(t *testing.T, imp types.Importer, program string) (faults []string) {
-	if lines := strings.Count(program, "\n") + 1; !strings.HasPrefix(program, "\t") || lines > 10 {
-		return []string{fmt.Sprintf("it is no program, or %d lines are too many", lines)}
-	}
-	source := "package p\nimport (\n\"net/netip\"\n\"os\"\n"
-	for _, name := range publicPackages()[1:] {
-		if strings.Contains(program, filepath.Base(name)+".") {
-			source += strconv.Quote(module+"/"+name) + "\n"
-		}
-	}
-	fset, files := parse(t, source+")\nfunc _() {\n"+program+"\n}")
-	variable := regexp.MustCompile(`^undefined: [a-z]\w*$|^declared and not used|imported and not used`)
-	conf := types.Config{Importer: imp, Error: func(err error) {
-		if msg := err.(types.Error).Msg; !variable.MatchString(msg) {
-			faults = append(faults, msg)
-		}
-	}}
-	_, _ = conf.Check("p", fset, files, nil)
-	return faults
-}
-
-func TestProgramsThatDoNotCompileAreFound(t *testing.T) {
-	t.Parallel()
-	imp := compiled(t)
-	for program, want := range map[string]string{
-		"\tconn, err := addr.Dial(&addr.Config{})":                "undefined: addr.Config",
-		"\tconn, err := addr.Dial(nil)\n\terr = conn.Forget(ctx)": "Forget",
-		"Attach does all of it.":                                  "no program",
-		"\t" + strings.Repeat("f()\n", 10):                        "11 lines",
-	} {
-		expect.That(t, strings.Contains(strings.Join(checkProgram(t, imp, program), "; "), want), "%s: no %q", program, want)
 	}
 }
 

@@ -1,14 +1,23 @@
 package cni
 
 import (
+	"fmt"
+	"io"
+	"net"
 	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	current "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/fault"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -256,4 +265,392 @@ func TestPodsOfModeL2LeaseByDHCPv6(t *testing.T) {
 			l.wantNoLeaseRecords()
 		})
 	}
+}
+
+// heardFrom has a pod send a datagram to the router from each of some addresses, and then from its own until that
+// one arrives: they take one way, so what has not come before was dropped. It gives those that came.
+func (l *lan6) heardFrom(t *testing.T, p *pod, own netip.Addr, sources ...netip.Addr) []netip.Addr {
+	t.Helper()
+	var in *net.UDPConn
+	err := l.router.Do(func() error {
+		var err error
+		in, err = net.ListenUDP("udp6", net.UDPAddrFromAddrPort(netip.AddrPortFrom(nstest.Addr(router6), 0)))
+		return err
+	})
+	must.Succeed(t, err)
+	defer in.Close()
+	to := in.LocalAddr().(*net.UDPAddr)
+	say := func(from netip.Addr) {
+		t.Helper()
+		if err := p.NS.Do(func() error {
+			out, err := net.DialUDP("udp6", net.UDPAddrFromAddrPort(netip.AddrPortFrom(from, 0)), to)
+			if err != nil {
+				return err
+			}
+			defer out.Close()
+			_, err = out.Write([]byte("?"))
+			return err
+		}); err != nil {
+			t.Fatalf("from %s: %v", from, err)
+		}
+	}
+	for _, a := range sources {
+		nstest.Run(t, p.NS, "ip", "address", "replace", a.String()+"/128", "dev", "lo", "nodad")
+	}
+	nstest.WaitForAddresses(t, p.NS)
+	wantPing(t, p.NS, router6) // so that the pod knows the router's MAC
+	for _, a := range sources {
+		say(a)
+	}
+	var heard []netip.Addr
+	for end := time.Now().Add(patience); time.Now().Before(end); {
+		say(own)
+		must.Succeed(t, in.SetReadDeadline(time.Now().Add(time.Second)))
+		for {
+			_, from, err := in.ReadFromUDPAddrPort(make([]byte, 16))
+			if err != nil {
+				break
+			}
+			if from.Addr() == own {
+				return heard
+			}
+			heard = append(heard, from.Addr())
+		}
+	}
+	t.Fatalf("nothing came from %s", own)
+	return nil
+}
+
+func TestAGuardedPodSendsFromItsDHCPv6AddressAlone(t *testing.T) {
+	t.Parallel()
+	l := newLAN6(t)
+	server := l.newKea6(t)
+	l.startKea6(t, server, conf{})
+	l.keep(t)
+	w := l.leasing(conf{})
+	free := w.with(conf{"lanGuard": false})
+	free.name = "free"
+	a, b, unguarded := l.pod("a"), l.pod("b"), l.pod("u")
+	own := map[*pod]netip.Addr{a: six(t, w.add(a)), b: six(t, w.add(b)), unguarded: six(t, free.add(unguarded))}
+	for p := range own {
+		nstest.Run(t, p.NS, "ip", "route", "add", "fd00:50::/64", "dev", "eth0") // no router advertises it here
+	}
+	tried := []netip.Addr{own[b], nstest.Addr("fd00:50::77"), nstest.Addr("2001:db8::7")}
+	got := l.heardFrom(t, unguarded, own[unguarded], tried...)
+	must.That(t, slices.Equal(got, tried), "of an unguarded pod's %v there came %v: this tests nothing", tried, got)
+	got = l.heardFrom(t, a, own[a], tried...)
+	expect.That(t, len(got) == 0, "a guarded pod sent from %v", got)
+}
+
+// When the cable is plugged in again it may be to another network: RFC 8415, section 18.2.3.
+func TestServersAreAskedAgainWhenAnUplinkHasItsCarrierAgain(t *testing.T) {
+	t.Parallel()
+	const cable, message = "cable0", "CONFIRM"
+	l := newLAN6Of(t, homeLANBehind(t, cable))
+	server := l.newKea6(t)
+	// Nothing is due to be renewed in the test's time.
+	in := func(network string) conf {
+		return conf{"subnet": network + "/64", "pools": []conf{{"pool": network + "100 - " + network + "1ff"}},
+			"valid-lifetime": 7200, "preferred-lifetime": 7200, "renew-timer": 3600, "rebind-timer": 5400}
+	}
+	l.startKea6(t, server, in("fd00:50::"))
+	k := l.keep(t)
+	w := l.leasing(conf{})
+	p := l.pod("a")
+	own := six(t, w.add(p))
+	nstest.Run(t, p.NS, "ip", "route", "add", "fd00:50::/64", "dev", "eth0") // no router advertises it here
+	// A route forgets its source where that is deleted, if only for a moment.
+	const marker = "2001:db8:99::/64"
+	nstest.Run(t, p.NS, "ip", "route", "add", marker, "via", "fe80::1", "dev", "eth0", "src", own.String())
+	marked := func() bool {
+		return strings.Contains(nstest.Run(t, p.NS, "ip", "-6", "route", "show", marker), " src "+own.String()+" ")
+	}
+	must.That(t, marked(), "there is no mark")
+	says := l.flow6(t, p, own)
+	says("before")
+	n := server.heard(t, message)
+	must.That(t, n == 0, "the server heard %d of %s", n, message)
+	pull := func() {
+		t.Helper()
+		nstest.Run(t, l.router, "ip", "link", "set", cable, "down")
+		// The state changes when the kernel announces the loss, up to a second after the carrier (net/core/link_watch.c).
+		l.eventually(t, func() bool { return !strings.Contains(l.run("ip", "link", "show", "eth0"), " state UP ") })
+	}
+	plug := func() {
+		t.Helper()
+		heard := server.heard(t, message)
+		nstest.Run(t, l.router, "ip", "link", "set", cable, "up")
+		l.eventually(t, func() bool { return server.heard(t, message) > heard })
+	}
+	pull()
+	plug()
+	says("after")
+	l.eventually(t, func() bool { return w.check(p) == nil })
+	expect.That(t, marked(), "the pod's address has gone meanwhile")
+	n = server.heard(t, "SOLICIT")
+	expect.That(t, n == 1, "%d SOLICITs, want that of the ADD", n)
+
+	// The other end of the cable is in another network now.
+	pull()
+	server.stop()
+	l.startKea6(t, server, in("fd00:51::"))
+	plug()
+	l.eventually(t, func() bool {
+		shown := nstest.Run(t, p.NS, "ip", "-6", "-o", "address", "show", "dev", "eth0", "scope", "global")
+		return strings.Contains(shown, "fd00:51::1") && !strings.Contains(shown, own.String()+"/") && w.check(p) == nil
+	})
+	w.del(p)
+	l.wantNoLeaseRecords()
+	k.kill()
+}
+
+// flow6 opens a connection from a pod's address to the router; what it gives says something over it, and hears it again.
+func (l *lan6) flow6(t *testing.T, p *pod, own netip.Addr) (says func(what string)) {
+	t.Helper()
+	var in net.Listener
+	must.Succeed(t, l.router.Do(func() (err error) {
+		in, err = net.Listen("tcp6", net.JoinHostPort(router6, "0"))
+		return err
+	}))
+	t.Cleanup(func() { in.Close() })
+	go func() {
+		conn, err := in.Accept()
+		if err != nil {
+			return // the test's end
+		}
+		defer conn.Close()
+		_, _ = io.Copy(conn, conn)
+	}()
+	var conn net.Conn
+	must.Succeed(t, p.NS.Do(func() (err error) {
+		from := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(own, 0))}
+		conn, err = from.DialContext(t.Context(), "tcp6", in.Addr().String())
+		return err
+	}))
+	t.Cleanup(func() { conn.Close() })
+	return func(what string) {
+		t.Helper()
+		err := conn.SetDeadline(time.Now().Add(patience))
+		if err == nil {
+			_, err = fmt.Fprint(conn, what)
+		}
+		heard := make([]byte, len(what))
+		if err == nil {
+			_, err = io.ReadFull(conn, heard)
+		}
+		expect.That(t, err == nil && string(heard) == what, "said %q, heard %q: %v", what, heard, err)
+	}
+}
+
+// kea6 runs a DHCPv6 server on the router whose leases are renewed after 2 s; other fields than these in its
+// subnet are a test's.
+type kea6 struct {
+	dir string
+	cmd *exec.Cmd
+}
+
+func (l *lan6) newKea6(t *testing.T) *kea6 {
+	t.Helper()
+	nstest.Need(t, "kea-dhcp6")
+	k := &kea6{dir: t.TempDir()}
+	t.Cleanup(func() {
+		k.stop()
+		if t.Failed() {
+			t.Logf("kea:\n%s", k.log(t))
+		}
+	})
+	return k
+}
+
+func (k *kea6) log(t *testing.T) string {
+	t.Helper()
+	return nstest.ReadIf(t, filepath.Join(k.dir, "log"))
+}
+
+func (k *kea6) stop() {
+	if k.cmd != nil {
+		_ = k.cmd.Process.Kill()
+		_ = k.cmd.Wait()
+	}
+}
+
+func (l *lan6) startKea6(t *testing.T, k *kea6, fields conf) {
+	t.Helper()
+	subnet := conf{
+		"id": 1, "subnet": "fd00:50::/64", "interface": "eth0", "pools": []conf{{"pool": "fd00:50::100 - fd00:50::1ff"}},
+		"valid-lifetime": 150, "preferred-lifetime": 100, "renew-timer": 2, "rebind-timer": 20, "rapid-commit": true,
+	}
+	for name, v := range fields {
+		subnet[name] = v
+	}
+	to := []conf{{"output": filepath.Join(k.dir, "log"), "maxsize": 0}}
+	text := marshal(t, conf{"Dhcp6": conf{
+		"interfaces-config": conf{"interfaces": []string{"eth0"}},
+		"lease-database":    conf{"type": "memfile", "name": filepath.Join(k.dir, "leases.csv"), "lfc-interval": 0},
+		"server-id":         conf{"type": "LL", "persist": false},
+		"subnet6":           []conf{subnet},
+		"loggers": []conf{
+			{"name": "kea-dhcp6", "severity": "INFO", "output_options": to},
+			{"name": "kea-dhcp6.packets", "severity": "DEBUG", "debuglevel": 50, "output_options": to},
+		},
+	}})
+	must.Succeed(t, os.WriteFile(filepath.Join(k.dir, "kea.json"), text, 0o600))
+	before := strings.Count(k.log(t), "DHCP6_STARTED ")
+	k.cmd = exec.Command("kea-dhcp6", "-c", filepath.Join(k.dir, "kea.json"))
+	k.cmd.Env = append(os.Environ(), "KEA_LOCKFILE_DIR="+k.dir, "KEA_PIDFILE_DIR="+k.dir)
+	must.Succeed(t, l.router.Do(k.cmd.Start))
+	l.eventually(t, func() bool { return strings.Count(k.log(t), "DHCP6_STARTED ") > before })
+}
+
+func (k *kea6) heard(t *testing.T, what string) int {
+	t.Helper()
+	return countIn(k.log(t), "DHCP6_PACKET_RECEIVED ", what)
+}
+
+func TestTheKeeperRenewsByDHCPv6AndFollowsTheServer(t *testing.T) {
+	t.Parallel()
+	l := newLAN6(t)
+	server := l.newKea6(t)
+	l.startKea6(t, server, nil)
+	k := l.keep(t)
+	w := l.leasing(nil)
+	p := l.pod("a")
+	before := six(t, w.add(p))
+	l.eventually(t, func() bool { return server.heard(t, "RENEW") >= 2 })
+	k.kill() // and the next goes on
+	k = l.keep(t)
+	renewals := server.heard(t, "RENEW")
+	l.eventually(t, func() bool { return server.heard(t, "RENEW") > renewals })
+	solicits := server.heard(t, "SOLICIT")
+	expect.That(t, solicits == 1, "%d SOLICITs, want that of the ADD", solicits)
+	expect.Success(t, w.check(p))
+	// The server moves its pool, and gives the old address no more time.
+	k.freeze(t)
+	server.stop()
+	l.startKea6(t, server, conf{"pools": []conf{{"pool": "fd00:50::200 - fd00:50::2ff"}}})
+	k.thaw(t)
+	l.eventually(t, func() bool {
+		shown := nstest.Run(t, p.NS, "ip", "-6", "-o", "address", "show", "dev", "eth0", "scope", "global")
+		return strings.Contains(shown, "fd00:50::2") && !strings.Contains(shown, before.String()+"/") && w.check(p) == nil
+	})
+	w.del(p)
+	l.eventually(t, func() bool { return server.heard(t, "RELEASE") >= 1 })
+	l.wantNoLeaseRecords()
+}
+
+// dying is a keeper that is killed before one of the system calls that it makes after it was armed.
+type dying struct {
+	run   *fault.Run
+	armed atomic.Bool
+	calls atomic.Int64
+	last  atomic.Value
+	ended chan struct{}
+}
+
+// keepUntil starts one; at 0 it is not killed.
+func (l *lan) keepUntil(t *testing.T, at int) *dying {
+	t.Helper()
+	d := &dying{ended: make(chan struct{})}
+	cmd := exec.Command(keeperPath(), "--leases", l.state+"-leases", "--state", l.state, "--metrics", "none")
+	run, err := fault.Start(l.ns, cmd, fault.Fault{Before: func(call string) {
+		if d.armed.Load() && d.calls.Add(1) == int64(at) {
+			d.last.Store(call)
+			d.run.Kill()
+		}
+	}})
+	must.Succeed(t, err)
+	d.run = run
+	go func() { run.Wait(); close(d.ended) }()
+	t.Cleanup(func() { run.Kill(); <-d.ended })
+	l.eventually(t, func() bool { return l.network(conf{"ipam": conf{"type": "dhcp"}}).status() == nil })
+	return d
+}
+
+// addedBeside adds a pod while a keeper dies, and the next one begins.
+func (l *lan6) addedBeside(t *testing.T, w *network, p *pod, d *dying) (*current.Result, error) {
+	t.Helper()
+	var r *current.Result
+	var err error
+	done := make(chan struct{})
+	d.armed.Store(true)
+	go func() { defer close(done); r, err = w.tryAdd(p) }()
+	select {
+	case <-d.ended:
+		l.keep(t)
+		<-done
+	case <-done:
+	}
+	d.armed.Store(false)
+	return r, err
+}
+
+// The point of the records: a keeper that is killed between any two of its calls, from the SOLICIT to the
+// pod's address, costs no lease and leaves none behind.
+func TestKilledKeepersLoseAndDoubleNoDHCPv6Lease(t *testing.T) {
+	t.Parallel()
+	l := newLAN6(t)
+	l.serve6(t, "eth0")
+	whole := l.keepUntil(t, 0)
+	w := l.leasing(nil)
+	p := l.pod("whole")
+	own := six(t, mustAdd(t, l, w, p, whole))
+	calls := int(whole.calls.Load())
+	w.del(p)
+	l.eventually(t, func() bool { return !l.holds(own) })
+	const sample = 2
+	points := must.Of(fault.Points(calls, sample)).Get(t)
+	killed := make(chan bool, len(points))
+	t.Run("points", func(t *testing.T) {
+		for _, at := range points {
+			t.Run(fmt.Sprint(at), func(t *testing.T) {
+				t.Parallel()
+				killed <- l.addedThoughKilled(t, at)
+			})
+		}
+	})
+	close(killed)
+	n := 0
+	for was := range killed {
+		if was {
+			n++
+		}
+	}
+	expect.That(t, n >= len(points)/2, "%d of %d keepers were killed, of %d calls", n, len(points), calls)
+}
+
+func mustAdd(t *testing.T, l *lan6, w *network, p *pod, d *dying) *current.Result {
+	t.Helper()
+	return must.Of(l.addedBeside(t, w, p, d)).Get(t)
+}
+
+// addedThoughKilled is one kill, on a LAN of its own.
+func (l *lan6) addedThoughKilled(t *testing.T, at int) bool {
+	t.Helper()
+	l = newLAN6(t)
+	l.serve6(t, "eth0")
+	d := l.keepUntil(t, at)
+	w := l.leasing(nil)
+	p := l.pod("a")
+	r, err := l.addedBeside(t, w, p, d)
+	call, fired := d.last.Load().(string)
+	leased := func() int { return strings.Count(l.server.Leased(), " fd00:50::") }
+	if err != nil {
+		// No keeper ran when the ADD looked for one.
+		wantError(t, err, 11, "tombolod")
+		l.eventually(t, func() bool { return leased() == 0 })
+	} else {
+		own := six(t, r)
+		if !l.holds(own) || leased() != 1 {
+			t.Errorf("the pod has %s, the server:\n%s", own, l.server.Leased())
+		}
+		shown := nstest.Run(t, p.NS, "ip", "-6", "-o", "address", "show", "dev", "eth0", "scope", "global")
+		expect.That(t, strings.Count(shown, "/128 ") == 1 && strings.Contains(shown, " "+own.String()+"/128 "),
+			"want %s alone of DHCPv6:\n%s", own, shown)
+		expect.Success(t, w.check(p))
+		w.del(p)
+		l.eventually(t, func() bool { return leased() == 0 })
+	}
+	l.wantNoLeaseRecords()
+	expect.That(t, !t.Failed(), "killed before %s; %s=%d repeats it, or nearly so", call, fault.Variable, at)
+	return fired
 }

@@ -2,12 +2,20 @@ package lan
 
 import (
 	"fmt"
+	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
+	"github.com/insomniacslk/dhcp/dhcpv4"
+
+	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/dhcpc/transport"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
@@ -261,4 +269,121 @@ func TestStatusTellsThatTheBridgeCannotCallTheFirewall(t *testing.T) {
 	n.wantStatus("")
 	n.by = []string{"unshare", "--mount", "--propagation", "private", "sh", "-c", `mount -t tmpfs none /proc/sys/net/bridge && exec "$0" "$@"`}
 	n.wantStatus("br_netfilter")
+}
+
+// byHand is a DHCP server at the router's address that a test answers for.
+type byHand struct {
+	*network
+	pod  *pod
+	conn *net.UDPConn
+}
+
+// renewedByHand is a pod whose lease the keeper renews now, at a server by hand.
+func renewedByHand(t *testing.T) (*byHand, *keeper) {
+	t.Helper()
+	l, d := newLab(t)
+	s := &byHand{network: l.network(kept(nil))}
+	k := s.keeper()
+	s.pod = s.add(l.newPod("a"))
+	k.kill()
+	d.Stop()
+	return s, s.keepAnew()
+}
+
+// keepAnew has the next keeper renew the lease at once, and forgets what was heard.
+func (s *byHand) keepAnew() *keeper {
+	s.Helper()
+	if s.conn != nil {
+		s.conn.Close()
+	}
+	// A process that is being started has the socket for a moment that is closed here.
+	must.Until(s, "the server's port is free", func() bool {
+		return s.router.ns.Do(func() (err error) {
+			s.conn, err = net.ListenUDP("udp4", &net.UDPAddr{Port: dhcpv4.ServerPort})
+			return err
+		}) == nil
+	})
+	s.Cleanup(func() { s.conn.Close() })
+	s.makeDue(s.leaseOf(s.pod).Hash)
+	return s.keeper()
+}
+
+// hears waits for a message.
+func (s *byHand) hears(kind dhcpv4.MessageType) *dhcpv4.DHCPv4 {
+	s.Helper()
+	buf := make([]byte, 2048)
+	must.Succeed(s, s.conn.SetReadDeadline(time.Now().Add(aMinute)))
+	for {
+		size := must.Of(s.conn.Read(buf)).Get(s, "no %s", kind)
+		if m, err := dhcpv4.FromBytes(buf[:size]); err == nil && m.MessageType() == kind {
+			return m
+		}
+	}
+}
+
+// grants answers a renewal from an address: the pod may have what it has for half a day.
+func (s *byHand) grants(m *dhcpv4.DHCPv4, from netip.Addr) {
+	s.Helper()
+	answer, err := dhcpv4.NewReplyFromRequest(m, dhcpv4.WithMessageType(dhcpv4.MessageTypeAck), dhcpv4.WithYourIP(m.ClientIPAddr),
+		dhcpv4.WithOption(dhcpv4.OptServerIdentifier(s.router.ip4.AsSlice())), dhcpv4.WithNetmask(net.CIDRMask(24, 32)),
+		dhcpv4.WithRouter(s.router.ip4.AsSlice()), dhcpv4.WithLeaseTime(12*3600))
+	must.Succeed(s, err)
+	raw, err := transport.DialRaw(&transport.Config{NetNS: s.router.ns, Link: nstest.Index(s, s.router.ns, nic)})
+	must.Succeed(s, err)
+	defer raw.Close()
+	must.Succeed(s, raw.Send(s.Context(), &dhcpc.Packet{Src: netip.AddrPortFrom(from, dhcpv4.ServerPort), Dst: netip.AddrPortFrom(s.pod.ip4, dhcpv4.ClientPort),
+		DstMAC: dhcpc.Hex(m.ClientHWAddr), Payload: answer.ToBytes()}))
+}
+
+// says waits for one of some words of the keeper's, and gives it.
+func (k *keeper) says(words ...string) (said string) {
+	k.Helper()
+	must.Until(k, "the keeper says one of: "+strings.Join(words, ", "), func() bool {
+		i := slices.IndexFunc(words, func(w string) bool { return strings.Contains(nstest.ReadIf(k, k.log), w) })
+		if i >= 0 {
+			said = words[i]
+		}
+		return i >= 0
+	})
+	return said
+}
+
+// A machine elsewhere that works with a pod knows what the pod was asked, and answers from where it is.
+func TestKeeperBelievesNoServerElsewhere(t *testing.T) {
+	t.Parallel()
+	s, k := renewedByHand(t)
+	s.grants(s.hears(dhcpv4.MessageTypeRequest), netip.MustParseAddr("10.66.0.1"))
+	const silent, renewed = "no server renews the lease yet", "lease renewed"
+	expect.Equal(t, k.says(silent, renewed), silent, "it says")
+	k.kill()
+	k = s.keepAnew()
+	s.grants(s.hears(dhcpv4.MessageTypeRequest), s.router.ip4)
+	expect.Equal(t, k.says(silent, renewed), renewed, "the router's answer was not taken either")
+}
+
+// A server that hears of the renewal after the RELEASE has the address leased again.
+func TestLeaseThatIsDeletedDuringItsRenewalIsReleasedAgain(t *testing.T) {
+	t.Parallel()
+	s, k := renewedByHand(t)
+	s.hears(dhcpv4.MessageTypeRequest)
+	for _, signal := range []syscall.Signal{syscall.SIGSTOP, syscall.SIGCONT} {
+		must.Succeed(t, k.cmd.Process.Signal(signal))
+		if signal == syscall.SIGSTOP {
+			s.del(s.pod)
+		}
+		s.hears(dhcpv4.MessageTypeRelease)
+	}
+}
+
+// Where a pod's default route leads others write into the record, as when the host has another address.
+func TestRenewalKeepsTheWayThatWasSetMeanwhile(t *testing.T) {
+	t.Parallel()
+	s, k := renewedByHand(t)
+	request := s.hears(dhcpv4.MessageTypeRequest)
+	s.change(s.leaseOf(s.pod).Hash, func(r *lease.Record) { r.Policy.Gateway = s.other.ip4 })
+	s.grants(request, s.router.ip4)
+	k.says("lease renewed")
+	if got := nstest.Run(t, s.pod.ns, "ip", "route", "show", "default"); !strings.HasPrefix(got, "default via "+s.other.ip4.String()+" ") || strings.Count(got, "\n") != 1 {
+		t.Errorf("the default route is %q, want it by %s", got, s.other.ip4)
+	}
 }

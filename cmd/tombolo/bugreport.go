@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -49,10 +50,14 @@ func (o *options) bugreport(ctx context.Context, path, lists string) error {
 	ctx, stop := context.WithTimeout(ctx, time.Minute) // doctor waits for what gets lost, pod by pod
 	defer stop()
 	of := &options{out: printable.Writer(file), stderr: printable.Writer(file)}
+	var denied error
 	part := func(title string, write func() error) {
 		fmt.Fprintf(of.out, "### %s\n\n```text\n", title)
 		if err := write(); err != nil {
 			of.warn(err.Error())
+			if errors.Is(err, fs.ErrPermission) {
+				denied = err
+			}
 		}
 		fmt.Fprint(of.out, "```\n\n")
 	}
@@ -66,7 +71,7 @@ func (o *options) bugreport(ctx context.Context, path, lists string) error {
 	if _, err := fmt.Fprintln(file, "Not in here: journalctl -u tombolod, nft list ruleset."); err != nil {
 		return err
 	}
-	return o.print(path+" is written: read it before you show it, since it names pods and addresses\n", nil)
+	return errors.Join(denied, o.print(path+" is written: read it before you show it, since it names pods and addresses\n", nil))
 }
 
 // chains lists ours, and those of others that a hook calls. A comment of others may say anything.

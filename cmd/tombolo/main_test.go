@@ -131,6 +131,9 @@ func TestWithoutRootACommandSaysWhatItLacks(t *testing.T) {
 		}
 	}
 	expect.Success(t, nobody("version").err(), "version")
+	must.Succeed(t, os.Chmod(dir, 0o777))
+	got := nobody("bugreport", dir+"/report", "--state", closed, "--leases", closed)
+	expect.That(t, got.status == exitFailed && strings.Contains(got.stderr, ": run it as root;"), "bugreport: %+v", got)
 }
 
 func TestVersion(t *testing.T) {

@@ -64,6 +64,13 @@ func familyRouting(addrs ...netip.Addr) (r bridge.Routing) {
 	return r
 }
 
+func familyName(a netip.Addr) string {
+	if a.Is4() {
+		return "IPv4 (net.ipv4.ip_forward)"
+	}
+	return "IPv6 (net.ipv6.conf.all.forwarding)"
+}
+
 func (forwardingPart) look(ctx context.Context, n *site) error {
 	if r, ok := lanRouting(n.rec); ok && n.bridge.Index != 0 {
 		diffs, err := n.s.Links.CheckRouting(ctx, r)
@@ -82,7 +89,7 @@ func (forwardingPart) look(ctx context.Context, n *site) error {
 			return err
 		}
 		if err != nil || !ok { // making it says what a kernel cannot
-			n.found.Advise(tombolo.RemedyRepair, "the host does not forward packets of the family of %s", a)
+			n.found.Advise(tombolo.RemedyRepair, "the host does not forward %s", familyName(a))
 		}
 	}
 	return n.lookAtInput()

@@ -356,6 +356,8 @@ func (l *Links) lookAt(ctx context.Context, n *site, ports map[string]*bridge.Li
 		}
 		n.found.AddAll(diffs, "")
 	}
-	l.Lacking[n.rec.Name] = printable.Texts(n.found.List)
+	if len(n.found.List) > 0 {
+		l.Lacking[n.rec.Name] = printable.Texts(n.found.List)
+	}
 	return nil
 }

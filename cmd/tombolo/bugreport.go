@@ -67,7 +67,7 @@ func (o *options) bugreport(ctx context.Context, path, lists string) error {
 		part("tombolo "+line, func() error { return root.ExecuteContext(ctx) })
 	}
 	part("chains of nf_tables", func() error { return chains(of.out) })
-	part("networks in "+lists, func() error { return configurations(of.out, lists) })
+	part("networks in "+lists, func() error { configurations(of.out, lists); return nil })
 	if _, err := fmt.Fprintln(file, "Not in here: journalctl -u tombolod, nft list ruleset."); err != nil {
 		return err
 	}
@@ -96,16 +96,18 @@ func chains(to io.Writer) error {
 }
 
 // configurations prints the files of a directory, as far as they are shown.
-func configurations(to io.Writer, dir string) (failed error) {
+func configurations(to io.Writer, dir string) {
 	paths, _ := filepath.Glob(filepath.Join(dir, "*.*")) // whose pattern is good
 	for _, path := range paths {
 		var conf map[string]any
 		data, err := os.ReadFile(path)
-		failed = errors.Join(failed, cmp.Or(err, json.Unmarshal(data, &conf)))
+		if err := cmp.Or(err, json.Unmarshal(data, &conf)); err != nil {
+			fmt.Fprintf(to, "%s: %v\n", path, err)
+			continue
+		}
 		data, _ = json.Marshal(shown(conf))
 		fmt.Fprintf(to, "%s: %s\n", path, data)
 	}
-	return failed
 }
 
 // known are the fields that are shown: those of ours, but for what an operator or a runtime means for others.

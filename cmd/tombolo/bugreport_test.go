@@ -33,7 +33,7 @@ func TestABugReportHasWhatIsNeededAndNoSecrets(t *testing.T) {
 	for _, want := range []string{"### tombolo version\n", "\nCNI 0.1.0", "Linux ", "pods       3, 3 of them not", "3 attachments, 3 of them differ", "default/web-0  0123456789ab",
 		"no lease is on record", "no NIC is taken over", "tombolo: a problem was found\n```\n", "inet other f: hook 2, priority 5, policy 1\n", "inet tombolo x: of ours\n",
 		`{"_note":"(left out)","args":"(left out)","ipam":{"kubeconfig":"(left out)","subnet":"(left out)","type":"whereabouts"},"mtu":1400,`,
-		`{"ipam":"(left out)","mtu":"(left out)","token":"(left out)","type":"calico"}`, `"clientID":"pod"`, "20-torn.conf: null"} {
+		`{"ipam":"(left out)","mtu":"(left out)","token":"(left out)","type":"calico"}`, `"clientID":"pod"`, "20-torn.conf: unexpected end"} {
 		expect.Contains(t, text, want)
 	}
 	expect.That(t, !strings.Contains(text, "SECRET"), "it has a secret:\n%s", text)

@@ -273,7 +273,7 @@ func TestStatusOfANodeWithNothing(t *testing.T) {
 	dir := t.TempDir()
 	got := run(t, nstest.New(t), nil, "", "status", "--state", dir, "--leases", dir)
 	_, rest, _ := strings.Cut(got.stdout, "\n")
-	const want = `networks   none is on record: no ADD has succeeded since the boot
+	const want = `networks   none is on record: no ADD has succeeded since the boot, or --state is another directory
 pods       none
 leases     none
 keeper     tombolod does not run, and no lease needs it

@@ -91,7 +91,7 @@ func networksAre(list []view.Network) condition {
 		texts = append(texts, on)
 	}
 	if len(list) == 0 {
-		return condition{"networks", "none is on record: no ADD has succeeded since the boot", true}
+		return condition{"networks", "none is on record: no ADD has succeeded since the boot, or --state is another directory", true}
 	}
 	return condition{"networks", strings.Join(texts, ", "), !strings.Contains(strings.Join(texts, ""), " is full)")}
 }

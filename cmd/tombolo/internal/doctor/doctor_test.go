@@ -31,7 +31,7 @@ func TestADifferenceBelongsToTheStepThatItBreaks(t *testing.T) {
 		{tombolo.Difference{Object: "bridge br0", What: "nf_call_iptables", Want: "on", Have: "off"}, StepFirewall},
 		{tombolo.Difference{Object: "set pods4 of table inet tombolo", What: "element", Want: "x"}, StepFirewall},
 		{tombolo.Difference{Text: "bridge br0: the gateway 10.0.0.1/24 is missing"}, StepGateway},
-		{tombolo.Difference{Text: "the host does not forward packets of the family of 10.0.0.1"}, StepForwarding},
+		{tombolo.Difference{Text: "the host does not forward IPv4 (net.ipv4.ip_forward)"}, StepForwarding},
 		{tombolo.Difference{Text: "bridge br0: the host's route to 10.0.0.0/24 is missing"}, StepForwarding},
 		{tombolo.Difference{Object: "kernel parameters", What: "net/ipv4/conf/br0/forwarding", Want: "1", Have: "0"}, StepForwarding},
 	} {

@@ -4,8 +4,8 @@
 //
 //	ns, err := netns.New() // or nil, the calling thread's
 //	links, err := bridge.Dial(ns)
-//	changed, err := links.Ensure(ctx, bridge.Bridge{Name: "pods0"})
-//	again, err := links.Ensure(ctx, bridge.Bridge{Name: "pods0"}) // false: it is as it should be
+//	changed, err := links.Ensure(ctx, bridge.Bridge{Name: "pods0", Alias: "mycni"})
+//	again, err := links.Ensure(ctx, bridge.Bridge{Name: "pods0", Alias: "mycni"}) // false: it is as it should be
 //	var op *tombolo.OpError
 //	_, err = links.Ensure(ctx, bridge.Bridge{Name: "lo"})
 //	fmt.Println(errors.As(err, &op), errors.Is(err, bridge.ErrNotBridge), err)

@@ -93,11 +93,11 @@ func run(ctx context.Context) error {
 		return err
 	}
 	defer links.Close()
-	changed, err := links.Ensure(ctx, bridge.Bridge{Name: "pods0"})
+	changed, err := links.Ensure(ctx, bridge.Bridge{Name: "pods0", Alias: "mycni"})
 	if err != nil {
 		return err
 	}
-	again, err := links.Ensure(ctx, bridge.Bridge{Name: "pods0"}) // false: it is as it should be
+	again, err := links.Ensure(ctx, bridge.Bridge{Name: "pods0", Alias: "mycni"}) // false: it is as it should be
 	if err != nil {
 		return err
 	}

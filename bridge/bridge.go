@@ -33,7 +33,8 @@ type Bridge struct {
 	MTU int
 	// Alias is given to a new bridge, and names its owner, in at most 255 bytes; an existing bridge keeps its own.
 	// Ensure takes a bridge with this alias for one that it made, whose MAC is pinned. Of any other, each Ensure
-	// pins the MAC again, upon which the kernel forgets the bridge's neighbours.
+	// pins the MAC again, upon which the kernel forgets the bridge's neighbours. Set it, unless the bridge is another
+	// program's.
 	Alias string
 	// NoIPv6 keeps a new bridge from having a link-local address of its own, for
 	// networks without IPv6.

@@ -20,7 +20,7 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// Check compares a pod's port and peer with what p describes, and lists the differences, none if all is as
+// Check compares a pod's port and peer with what port describes, and lists the differences, none if all is as
 // described. MACs are compared where they are given, the MTU where it is not 0. A nil pod leaves its side out.
 //
 // More than was asked for is no difference: other addresses and routes, a pod's

@@ -2,7 +2,7 @@
 // each pod, the attributes of its port, and the pod's addresses and routes.
 //
 //	conn, err := bridge.Dial(node) // nil is the calling thread's namespace
-//	changed, err := conn.Ensure(ctx, bridge.Bridge{Name: "pods0"})
+//	changed, err := conn.Ensure(ctx, bridge.Bridge{Name: "pods0", Alias: "mycni"})
 //	port := bridge.Port{
 //		Bridge: "pods0", Name: bridge.HostName("example", "container-1", "eth0"), Peer: "eth0",
 //		Alias: "example:container-1", Addresses: addresses, Routes: routes,

@@ -43,7 +43,7 @@ func run(ctx context.Context) error {
 	defer conn.Close()
 
 	// The bridge, and the pods' gateway on it.
-	changed, err := conn.Ensure(ctx, bridge.Bridge{Name: "pods0"})
+	changed, err := conn.Ensure(ctx, bridge.Bridge{Name: "pods0", Alias: "mycni"})
 	if err != nil {
 		return err
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
+	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
@@ -67,14 +68,13 @@ func (r *Routing) parameters() ([]hostParameter, error) {
 	return list, nil
 }
 
-// EnsureRouting makes the host as r describes it, and says whether it had to change
-// anything. A host that begins to forward IPv6 keeps what routers have advertised to
-// it, and goes on listening to them.
+// EnsureRouting makes the host as r describes it, by /proc/sys of the calling thread's namespace, which has to be the
+// Conn's (call it in netns.NS.Do), and says whether it had to change anything. A host that begins to forward IPv6
+// keeps what routers have advertised to it, and goes on listening to them.
 //
-// The calling thread has to be in the namespace of the bridges. It needs /proc/sys,
-// to write there only where something is to be changed.
+// It writes only where something is to be changed. In another namespace the error is tombolo.ErrInvalid.
 func (c *Conn) EnsureRouting(ctx context.Context, r Routing) (changed bool, _ error) {
-	if err := c.usable(ctx); err != nil {
+	if err := c.usableHere(ctx); err != nil {
 		return false, err
 	}
 
@@ -103,11 +103,20 @@ func (c *Conn) EnsureRouting(ctx context.Context, r Routing) (changed bool, _ er
 	return changed, nil
 }
 
-// CheckRouting compares the host with what r describes, and lists the differences:
-// what EnsureRouting would change. The calling thread has to be in the host's
-// namespace.
+// usableHere is usable where /proc/sys is that of the bridges' namespace: in no other that the thread may be in.
+func (c *Conn) usableHere(ctx context.Context) error {
+	var here Conn
+	err := cmp.Or(c.usable(ctx), here.noteNetNS(nil))
+	if err == nil && c.home != (netns.ID{}) && c.home != here.home {
+		err = fmt.Errorf("%w: the thread is not in the bridges' network namespace: call it in NS.Do", tombolo.ErrInvalid)
+	}
+	return err
+}
+
+// CheckRouting compares the host with what r describes, and lists the differences: what EnsureRouting would change.
+// Like that it reads /proc/sys of the calling thread's namespace, which has to be the Conn's.
 func (c *Conn) CheckRouting(ctx context.Context, r Routing) ([]tombolo.Difference, error) {
-	if err := c.usable(ctx); err != nil {
+	if err := c.usableHere(ctx); err != nil {
 		return nil, err
 	}
 

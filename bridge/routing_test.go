@@ -130,6 +130,8 @@ func TestRoutingIsComparedAndMade(t *testing.T) {
 		}))
 		return list
 	}
+	expect.Is(t, expect.Err(conn.CheckRouting(t.Context(), all)), tombolo.ErrInvalid, "CheckRouting in another namespace")
+	expect.Is(t, expect.Err(conn.EnsureRouting(t.Context(), all)), tombolo.ErrInvalid, "EnsureRouting in another namespace")
 	const object = "kernel parameters"
 	want := []tombolo.Difference{
 		{Object: object, What: "net/ipv4/conf/all/send_redirects", Want: "0", Have: "1"},

@@ -56,8 +56,7 @@ func (d Dead) MarshalJSON() ([]byte, error) {
 // is at work. Addresses are given back by Config.Allocators; where that gives an error, or one attachment cannot be
 // taken down, it is kept, and Kept says why. With dryRun nothing is changed.
 //
-// It has to be called in the network namespace of the networks. It needs CAP_NET_ADMIN, and
-// CAP_SYS_ADMIN to tell namespaces apart.
+// It needs CAP_NET_ADMIN, and CAP_SYS_ADMIN to tell namespaces apart.
 func (n *Node) CollectDead(ctx context.Context, network string, dryRun bool) ([]Dead, error) {
 	if err := n.usable(ctx); err != nil {
 		return nil, err

@@ -66,8 +66,8 @@ func (n *Node) Collect(ctx context.Context, network string, keep []Key, known *K
 	return n.teardown(s, network, known).Collect(ctx, keep)
 }
 
-// Remove takes down what Collect leaves of a network: its rules, its gateways,
-// its record, and its bridge where nothing else is on it. It refuses while the
+// Remove takes down what Collect leaves of a network: its rules, its gateways, its record, its directory of host-local
+// in the state directory, and its bridge where nothing else is on it. The host goes on forwarding. It refuses while the
 // network has attachments (ErrAttached), and names those that CollectDead would take down. One that is not there is
 // none to refuse: Upkeep.Known tells.
 func (n *Node) Remove(ctx context.Context, name string) error {

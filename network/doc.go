@@ -7,7 +7,7 @@
 //		Name: "pods", Bridge: "cbr0", Gateway: true, DefaultGateway: true, Masquerade: true, Hairpin: true,
 //		Allocator: pool, Origin: network.Origin{Type: "host-local"}, // by which Del gives the address back
 //	}
-//	pod := network.Pod{ContainerID: "c1", IfName: "eth0", NetNS: ns, Ports: ports}
+//	pod := network.Pod{ContainerID: "c1", IfName: "eth0", NetNS: ns, Path: path, Ports: ports}
 //	made, err := node.Add(ctx, &pods, &pod)
 //	differences, err := node.Check(ctx, &pods, &pod)
 //	err = node.Del(ctx, made.Key, nil) // needs neither the pod nor its network

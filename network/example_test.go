@@ -44,6 +44,7 @@ func attach(ctx context.Context, ns *netns.NS) error {
 	defer os.RemoveAll(dir)
 	ranges := []ipam.RangeSet{{Ranges: []ipam.Range{{Subnet: netip.MustParsePrefix("10.22.0.0/24")}}}}
 	ports := []nft.Port{{Protocol: nft.TCP, HostPort: 8080, PodPort: 80}}
+	path := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), ns.FD())    // one with a name has a file
 	node, err := network.Open(ctx, &network.Config{StateDir: dir}) // by nil, DefaultStateDir
 	if err != nil {
 		return err
@@ -56,7 +57,7 @@ func attach(ctx context.Context, ns *netns.NS) error {
 		Name: "pods", Bridge: "cbr0", Gateway: true, DefaultGateway: true, Masquerade: true, Hairpin: true,
 		Allocator: pool, Origin: network.Origin{Type: "host-local"}, // by which Del gives the address back
 	}
-	pod := network.Pod{ContainerID: "c1", IfName: "eth0", NetNS: ns, Ports: ports}
+	pod := network.Pod{ContainerID: "c1", IfName: "eth0", NetNS: ns, Path: path, Ports: ports}
 	made, err := node.Add(ctx, &pods, &pod)
 	if err != nil {
 		return err

@@ -22,7 +22,7 @@ type Network struct {
 	DefaultMTU int
 
 	// Allocator gives pods their addresses. Nil is for pods that name theirs, have none, or
-	// lease them.
+	// lease them. Del gives an address back only with Origin or Config.Allocators: set one of them.
 	Allocator ipam.Allocator
 	// Origin is kept on record with an attachment, and says later which allocator takes its
 	// addresses back: see Config.Allocators.
@@ -51,7 +51,8 @@ type Network struct {
 	// Promiscuous and NFCall, by which bridged packets pass the firewall, may be nil: then another program's bridge
 	// keeps what it has, and one of ours is not promiscuous, and calls the firewall if Routed.
 	Promiscuous, NFCall *bool
-	Routed              bool
+	// Routed has a bridge of ours call the firewall where NFCall is nil, for pods that reach each other by services.
+	Routed bool
 
 	// LeaveIPv6 leaves IPv6 to pods that get no addresses: they have link-local addresses, and hear
 	// routers. With addresses it says nothing.

@@ -26,7 +26,8 @@ type Pod struct {
 	Name        string // by which an operator knows the pod, "namespace/name"
 
 	// NetNS is the pod's namespace, and Path where it can be opened again, by CHECK and by
-	// those that repair. SameNetNS lets it be the host's own, which is refused otherwise.
+	// those that repair: without it Repair mends nothing in the pod, and Inspect says that its
+	// namespace is gone. SameNetNS lets it be the host's own, which is refused otherwise.
 	NetNS     *netns.NS
 	Path      string
 	SameNetNS bool

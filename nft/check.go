@@ -11,7 +11,7 @@ import (
 )
 
 // Check compares what is there with what the network needs, and lists the differences; none is what should be. Ensure
-// mends them.
+// mends them. Of the elements of endpoints it says nothing: see CheckEndpoint.
 //
 // Rules are known by their comments, and chains by theirs: a rule that someone put
 // in place of ours under the same comment is not found out.

@@ -18,8 +18,9 @@ import (
 // are other networks. It is safe with any number of other programs at it at once.
 //
 // Where a set had to be made anew, or had been emptied, the elements of all networks' endpoints in it are gone.
-// back are those that Ensure then puts back, as Replace does: all that the caller knows. Until they are back, Ready
-// and Check say that there is something to do.
+// back are those that Ensure then puts back, as Replace does: all that the caller knows. Where it is stopped before
+// they are back, Ready and Check say that there is something to do. Of endpoints that are not in back they say nothing:
+// CheckEndpoint does.
 //
 // The rules that all networks share come with the first network; a change of the
 // Config's Mark changes them for all.

@@ -62,7 +62,7 @@ func link(ctx context.Context, ns *netns.NS) (int, error) {
 		return 0, err
 	}
 	defer links.Close()
-	if _, err := links.Ensure(ctx, bridge.Bridge{Name: "br0"}); err != nil {
+	if _, err := links.Ensure(ctx, bridge.Bridge{Name: "br0", Alias: "mycni"}); err != nil {
 		return 0, err
 	}
 	l, err := links.Link(ctx, "br0")

@@ -37,7 +37,7 @@ func run(ctx context.Context) error {
 		return err
 	}
 	defer links.Close()
-	if _, err := links.Ensure(ctx, bridge.Bridge{Name: "pods0", MTU: 1500}); err != nil {
+	if _, err := links.Ensure(ctx, bridge.Bridge{Name: "pods0", Alias: "mycni", MTU: 1500}); err != nil {
 		return err
 	}
 	port := bridge.HostName("example", "container-1", "eth0")

@@ -21,7 +21,7 @@ func run(ctx context.Context) error {
 		return err
 	}
 	defer links.Close()
-	if _, err := links.Ensure(ctx, bridge.Bridge{Name: "br0", VLANFiltering: true}); err != nil {
+	if _, err := links.Ensure(ctx, bridge.Bridge{Name: "br0", Alias: "mycni", VLANFiltering: true}); err != nil {
 		return err
 	}
 	br, err := links.Link(ctx, "br0")

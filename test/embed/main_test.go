@@ -2,7 +2,10 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"go/build"
+	"io/fs"
+	"os"
 	"os/exec"
 	"strings"
 	"testing"
@@ -25,6 +28,33 @@ func TestProgramOutsideOfTheModuleTiesPodsToABridge(t *testing.T) {
 	}
 	if out.String() != want {
 		t.Errorf("it printed:\n%s\nwant:\n%s", &out, want)
+	}
+}
+
+func TestASecondAttachLeavesTheFirst(t *testing.T) {
+	host, pod, _ := hostAndPod(t)
+	dir := t.TempDir()
+	n, err := open(host, dir, "pods", "pods0", prefix("10.20.0.1/24"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer n.Close()
+	if err := n.build(t.Context(), host); err != nil {
+		t.Fatal(err)
+	}
+	given, err := n.attach(t.Context(), pod, "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := n.attach(t.Context(), pod, "a"); !errors.Is(err, fs.ErrExist) {
+		t.Errorf("attached once more, it says %v", err)
+	}
+	mustPing(t, pod, "10.20.0.1")
+	if found, err := n.check(t.Context(), pod, "a", given); len(found) > 0 || err != nil { // its reservation, too
+		t.Errorf("of the first is missing %q, %v", found, err)
+	}
+	if _, err := os.Stat(dir + "/pods/10.20.0.3"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the second keeps its address: %v", err)
 	}
 }
 

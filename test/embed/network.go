@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
@@ -52,7 +51,7 @@ func (n *network) Close() error { return errors.Join(n.links.Close(), n.firewall
 
 // build makes what all pods share, or mends it.
 func (n *network) build(ctx context.Context, node *netns.NS) error {
-	if _, err := n.links.Ensure(ctx, bridge.Bridge{Name: n.bridge}); err != nil {
+	if _, err := n.links.Ensure(ctx, bridge.Bridge{Name: n.bridge, Alias: "mycni"}); err != nil {
 		return err
 	}
 	l, err := n.links.Link(ctx, n.bridge)
@@ -69,7 +68,7 @@ func (n *network) build(ctx context.Context, node *netns.NS) error {
 			return err
 		}
 	}
-	if err := node.Do(forward); err != nil {
+	if err := node.Do(func() error { return n.forward(ctx) }); err != nil {
 		return err
 	}
 	_, err = n.firewall.Ensure(ctx, n.rules())
@@ -84,12 +83,10 @@ func (n *network) rules() nft.Network {
 	return r
 }
 
-// forward has the calling thread's namespace forward packets.
-func forward() error {
-	return errors.Join(
-		os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0),
-		os.WriteFile("/proc/sys/net/ipv6/conf/all/forwarding", []byte("1"), 0),
-	)
+// forward has the node forward packets. It is called in the node's namespace.
+func (n *network) forward(ctx context.Context) error {
+	_, err := n.links.EnsureRouting(ctx, bridge.Routing{IPv4: true, IPv6: true})
+	return err
 }
 
 // attach gives a pod an interface eth0 on the network, with the next free addresses.
@@ -98,14 +95,17 @@ func (n *network) attach(ctx context.Context, pod *netns.NS, id string) ([]ipam.
 	if err != nil {
 		return nil, err
 	}
-	_, err = n.links.Attach(ctx, pod, n.port(id, given.Addresses))
+	port, ep := n.port(id, given.Addresses), n.endpoint(id, given.Addresses)
+	_, err = n.links.Attach(ctx, pod, port)
 	if err == nil {
-		err = n.firewall.Add(ctx, n.endpoint(id, given.Addresses))
+		if err = n.firewall.Add(ctx, ep); err == nil {
+			return given.Addresses, nil
+		}
+		err = errors.Join(err, n.links.Detach(context.WithoutCancel(ctx), port.Name, port.Alias))
 	}
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("attach %s: %w", id, err), n.detach(ctx, id, given.Addresses))
-	}
-	return given.Addresses, nil
+	// The pod may have been attached before, with other addresses, which stay.
+	undone := n.addresses.Del(context.WithoutCancel(ctx), owner(id), ep.Addrs)
+	return nil, errors.Join(fmt.Errorf("attach %s: %w", id, err), undone)
 }
 
 // owner is a pod to the allocator.

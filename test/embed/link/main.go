@@ -34,7 +34,7 @@ func run(ctx context.Context, name, gateway, path, address string) error {
 	if err != nil {
 		return err
 	}
-	_, err = links.Ensure(ctx, bridge.Bridge{Name: name})
+	_, err = links.Ensure(ctx, bridge.Bridge{Name: name, Alias: "mycni"})
 	br, linkErr := links.Link(ctx, name)
 	if err := errors.Join(err, linkErr); err != nil {
 		return err

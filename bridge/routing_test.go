@@ -130,7 +130,6 @@ func TestRoutingIsComparedAndMade(t *testing.T) {
 		}))
 		return list
 	}
-	expect.Is(t, expect.Err(conn.CheckRouting(t.Context(), all)), tombolo.ErrInvalid, "CheckRouting in another namespace")
 	expect.Is(t, expect.Err(conn.EnsureRouting(t.Context(), all)), tombolo.ErrInvalid, "EnsureRouting in another namespace")
 	const object = "kernel parameters"
 	want := []tombolo.Difference{

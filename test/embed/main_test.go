@@ -42,15 +42,13 @@ func TestASecondAttachLeavesTheFirst(t *testing.T) {
 	if err := n.build(t.Context(), host); err != nil {
 		t.Fatal(err)
 	}
-	given, err := n.attach(t.Context(), pod, "a")
-	if err != nil {
-		t.Fatal(err)
-	}
+	given, firstErr := n.attach(t.Context(), pod, "a")
 	if _, err := n.attach(t.Context(), pod, "a"); !errors.Is(err, fs.ErrExist) {
 		t.Errorf("attached once more, it says %v", err)
 	}
 	mustPing(t, pod, "10.20.0.1")
-	if found, err := n.check(t.Context(), pod, "a", given); len(found) > 0 || err != nil { // its reservation, too
+	found, err := n.check(t.Context(), pod, "a", given) // its reservation, too
+	if err := errors.Join(firstErr, err); len(found) > 0 || err != nil {
 		t.Errorf("of the first is missing %q, %v", found, err)
 	}
 	if _, err := os.Stat(dir + "/pods/10.20.0.3"); !errors.Is(err, fs.ErrNotExist) {

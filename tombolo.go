@@ -31,8 +31,8 @@ import (
 	"syscall"
 )
 
-// ErrInvalid is the cause of an error about an argument that is not valid: no context, no namespace, a Conn that
-// was never opened or has been closed. Nothing has been done then.
+// ErrInvalid is the cause of an error about an argument that is not valid: no namespace, a Conn that was never
+// opened or has been closed. Nothing has been done then.
 var ErrInvalid = errors.New("invalid argument")
 
 // Socket is a netlink socket that packages of this module share: what they call On takes
@@ -66,9 +66,6 @@ type OpError struct {
 // Error gives all four fields in one line: "add link vethab: file exists
 // (kernel: …)".
 func (e *OpError) Error() string {
-	if e == nil {
-		return "no error"
-	}
 	var b strings.Builder
 	b.WriteString(e.Op)
 	if e.Object != "" {
@@ -91,9 +88,6 @@ func (e *OpError) Error() string {
 
 // Unwrap gives the cause, so that errors.Is sees the errno.
 func (e *OpError) Unwrap() error {
-	if e == nil {
-		return nil
-	}
 	return e.Err
 }
 
@@ -101,7 +95,7 @@ func (e *OpError) Unwrap() error {
 // (ESRCH) or an address (EADDRNOTAVAIL) is not there match fs.ErrNotExist; ENOENT
 // and EEXIST match their sentinels by themselves.
 func (e *OpError) Is(target error) bool {
-	if e == nil || target != fs.ErrNotExist {
+	if target != fs.ErrNotExist {
 		return false
 	}
 	var errno syscall.Errno

@@ -148,6 +148,6 @@ func (c *Conn) routerFlags(index int) (uint32, error) {
 	var b nl.Batch
 	var l link.Link
 	link.Get(&b, "", index, &l, unix.IFLA_AF_SPEC)
-	err := c.socket().Execute(&b)
+	err := c.nl.Execute(&b)
 	return l.RouterFlags, err
 }

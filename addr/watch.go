@@ -139,8 +139,5 @@ func (c *Conn) look(ctx context.Context, last Address) (Address, error) {
 
 // usable refuses one, or a context, that nothing can be done with.
 func (w *Watch) usable(ctx context.Context) error {
-	if w == nil {
-		return (*nl.Watch)(nil).Usable(ctx)
-	}
 	return w.nl.Usable(ctx)
 }

@@ -161,7 +161,7 @@ func (s *Solicitation) Wait(ctx context.Context) (*Autoconfigured, error) {
 // Close ends the wait, and leaves the pod as it is. A Wait that is under way ends with
 // tombolo.ErrInvalid, and so does another Close.
 func (s *Solicitation) Close() error {
-	if s == nil || s.heard == nil && s.conn == nil {
+	if s.heard == nil && s.conn == nil {
 		return (*nl.Conn)(nil).Usable()
 	}
 	var errs []error
@@ -176,7 +176,7 @@ func (s *Solicitation) Close() error {
 
 // usable refuses one, or a context, that nothing can be done with.
 func (s *Solicitation) usable(ctx context.Context) error {
-	if s == nil || s.heard == nil {
+	if s.heard == nil {
 		return nl.Usable(ctx, nil)
 	}
 	return nl.Usable(ctx, s.conn)

@@ -110,9 +110,6 @@ func (c *Conn) enterPod(pod *netns.NS, within func() error) (*nl.Conn, error) {
 
 // Close closes the socket. Attachments that have not been settled are as they are.
 func (c *Conn) Close() error {
-	if c == nil {
-		return c.usable(context.Background())
-	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, in := range c.waiting {
@@ -136,9 +133,6 @@ func (c *Conn) Routes() *route.Conn { return route.On(c.Socket()) }
 
 // Socket is the connection, for other packages to work over (bandwidth.On). It stays with c.
 func (c *Conn) Socket() tombolo.Socket {
-	if c == nil {
-		return nil
-	}
 	return c.nl
 }
 
@@ -157,8 +151,5 @@ func (c *Conn) execute(ctx context.Context, b *nl.Batch) error {
 
 // usable refuses a Conn or a context that nothing can be done with.
 func (c *Conn) usable(ctx context.Context) error {
-	if c == nil {
-		return nl.Usable(ctx, nil)
-	}
 	return nl.Usable(ctx, c.nl)
 }

@@ -116,14 +116,11 @@ func (c *Client) Release(ctx context.Context, l *Lease) error {
 	return nil
 }
 
-// usable refuses a Client that New did not make, a context that is nil, and leases that
-// are.
+// usable returns an error if New did not make the Client, or if a lease is nil.
 func (c *Client) usable(ctx context.Context, leases ...*Lease) error {
 	switch {
-	case c == nil || c.machine == nil:
+	case c.machine == nil:
 		return trace.Argument("the client was not made by New")
-	case ctx == nil:
-		return trace.Argument("no context")
 	case slices.Contains(leases, nil):
 		return trace.Argument("no lease")
 	}

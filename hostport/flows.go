@@ -43,7 +43,7 @@ func Dial(host *netns.NS, routes *route.Conn) (*Conn, error) {
 
 // Close closes the connection.
 func (c *Conn) Close() error {
-	if c == nil || c.flows == nil {
+	if c.flows == nil {
 		return c.usable(context.Background())
 	}
 	err := c.flows.Close()
@@ -55,11 +55,8 @@ func (c *Conn) Close() error {
 
 // usable refuses a Conn or a context that nothing can be done with.
 func (c *Conn) usable(ctx context.Context) error {
-	if c == nil || c.flows == nil {
+	if c.flows == nil {
 		return refuse("use connection: it was not opened by Dial")
-	}
-	if ctx == nil {
-		return refuse("use connection: the context is nil")
 	}
 	return c.flows.Usable()
 }

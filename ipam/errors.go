@@ -1,11 +1,8 @@
 package ipam
 
 import (
-	"context"
 	"errors"
 	"fmt"
-
-	"github.com/tombolo-cni/tombolo"
 )
 
 // Sentinels that errors of this package match with errors.Is. An error of the system's matches its errno too, and
@@ -32,12 +29,4 @@ func (e *failure) Unwrap() error { return e.cause }
 // newError makes an error whose message says all, and that matches its cause.
 func newError(cause error, format string, args ...any) error {
 	return &failure{fmt.Sprintf(format, args...), cause}
-}
-
-// needContext refuses a nil context before anything is done with it.
-func needContext(ctx context.Context, op string) error {
-	if ctx == nil {
-		return newError(tombolo.ErrInvalid, "%s: %s: the context is nil", op, tombolo.ErrInvalid)
-	}
-	return nil
 }

@@ -80,17 +80,17 @@ func checkNetwork(name string) error {
 	return nil
 }
 
-// ready refuses a HostLocal that NewHostLocal has not made, and a call without context.
-func (h *HostLocal) ready(ctx context.Context) error {
-	if h == nil || h.store.network == "" {
+// ready returns an error if the HostLocal was not made by NewHostLocal.
+func (h *HostLocal) ready() error {
+	if h.store.network == "" {
 		return newError(tombolo.ErrInvalid, "host-local: %s: the HostLocal was not made by NewHostLocal", tombolo.ErrInvalid)
 	}
-	return needContext(ctx, "host-local")
+	return nil
 }
 
 // gives refuses one that has no addresses to give.
-func (h *HostLocal) gives(ctx context.Context) error {
-	if err := h.ready(ctx); err != nil {
+func (h *HostLocal) gives() error {
+	if err := h.ready(); err != nil {
 		return err
 	}
 	if len(h.pool) == 0 {
@@ -101,9 +101,6 @@ func (h *HostLocal) gives(ctx context.Context) error {
 
 // Bind returns a copy that knows the node.
 func (h *HostLocal) Bind(node Node) Allocator {
-	if h == nil {
-		return h
-	}
 	bound := *h
 	bound.store.node = node
 	return &bound
@@ -116,7 +113,7 @@ func (*HostLocal) Slow() bool { return false }
 // of a set is named, any. One that is in no range, or a gateway, is tombolo.ErrInvalid. An address
 // that is named twice counts once.
 func (h *HostLocal) Want(addresses ...netip.Addr) (*HostLocal, error) {
-	if err := h.gives(context.Background()); err != nil {
+	if err := h.gives(); err != nil {
 		return nil, err
 	}
 	asked := *h
@@ -145,7 +142,7 @@ func (h *HostLocal) Want(addresses ...netip.Addr) (*HostLocal, error) {
 // Add finds that the attachment already has an address (ErrDuplicate) only where a candidate turns out to be its
 // own, not by a search: the caller's record of attachments guards against it.
 func (h *HostLocal) Add(ctx context.Context, owner Owner) (*Allocation, error) {
-	if err := h.gives(ctx); err != nil {
+	if err := h.gives(); err != nil {
 		return nil, err
 	}
 	if !ident.IsIdentifier(owner.ContainerID) || !ident.IsLinkName(owner.IfName) {
@@ -257,7 +254,7 @@ func (h *HostLocal) Del(ctx context.Context, owner Owner, hint []netip.Addr) err
 
 // owned refuses an empty owner.
 func (h *HostLocal) owned(ctx context.Context, owner Owner) error {
-	if err := h.ready(ctx); err != nil {
+	if err := h.ready(); err != nil {
 		return err
 	}
 	if owner.ContainerID == "" {
@@ -292,7 +289,7 @@ func (s *store) ownedBy(addrs []netip.Addr, owner Owner) (exact, old []netip.Add
 // stay while any valid owner is of that container. Empty files, whose creator was killed, go too; files of another
 // format stay.
 func (h *HostLocal) Collect(ctx context.Context, valid []Owner) error {
-	if err := h.ready(ctx); err != nil {
+	if err := h.ready(); err != nil {
 		return err
 	}
 	s, err := h.store.lock(ctx)
@@ -365,7 +362,7 @@ func (s *store) forms(valid []Owner) map[reservation]bool {
 // attachment. Where it has none of a set, since another program may have taken it away, any address of the
 // attachment will do. The error matches fs.ErrNotExist too where an address is not reserved.
 func (h *HostLocal) Check(ctx context.Context, owner Owner, held []Address) error {
-	if err := h.gives(ctx); err != nil {
+	if err := h.gives(); err != nil {
 		return err
 	}
 	if err := h.owned(ctx, owner); err != nil {
@@ -421,7 +418,7 @@ func (h *HostLocal) checkError(cause error, format string, args ...any) error {
 // address (ErrPoolFull), or the directory cannot be written. It takes no lock and changes
 // nothing, as runtimes ask every few seconds.
 func (h *HostLocal) Status(ctx context.Context) error {
-	if err := h.gives(ctx); err != nil {
+	if err := h.gives(); err != nil {
 		return err
 	}
 	if err := h.writable(); err != nil {
@@ -500,9 +497,6 @@ type Pool struct {
 // RangeSets gives the range sets that a HostLocal was made with, with their defaults filled in
 // and without their names.
 func (h *HostLocal) RangeSets() []RangeSet {
-	if h == nil {
-		return nil
-	}
 	sets := make([]RangeSet, len(h.pool))
 	for i, set := range h.pool {
 		sets[i].Ranges = make([]Range, len(set.ranges))
@@ -515,7 +509,7 @@ func (h *HostLocal) RangeSets() []RangeSet {
 
 // Pools counts the reservations of each range set. It takes no lock and changes nothing.
 func (h *HostLocal) Pools(ctx context.Context) ([]Pool, error) {
-	if err := h.ready(ctx); err != nil {
+	if err := h.ready(); err != nil {
 		return nil, err
 	}
 	addrs, err := h.store.list()

@@ -19,7 +19,7 @@ import (
 // with pod.Reported, where other plugins have reported their changes, else with the record. One that is not on
 // record, or whose Add did not come to its end, is ErrNotAttached. It changes nothing.
 func (n *Node) Check(ctx context.Context, nw *Network, pod *Pod) ([]tombolo.Difference, error) {
-	if err := n.usable(ctx); err != nil {
+	if err := n.usable(); err != nil {
 		return nil, err
 	}
 	if err := nw.check(); err != nil {

@@ -11,7 +11,7 @@ import (
 
 // Networks lists the names of the networks on record.
 func (n *Node) Networks(ctx context.Context) ([]string, error) {
-	if err := n.usable(ctx); err != nil {
+	if err := n.usable(); err != nil {
 		return nil, err
 	}
 	names, err := n.cfg.Dir.Networks()
@@ -21,7 +21,7 @@ func (n *Node) Networks(ctx context.Context) ([]string, error) {
 // Attachments lists a network's attachments that are on record; those whose record cannot be
 // read are for Inspect to name.
 func (n *Node) Attachments(ctx context.Context, network string) ([]*Attachment, error) {
-	if err := n.usable(ctx, network); err != nil {
+	if err := n.usable(network); err != nil {
 		return nil, err
 	}
 	records, _, err := n.cfg.Dir.List(network)
@@ -45,7 +45,7 @@ type Pool struct {
 // their records: a network is on record from its first Add. It goes on past a network for which
 // that fails, takes no lock and changes nothing.
 func (n *Node) Pools(ctx context.Context) ([]Pool, error) {
-	if err := n.usable(ctx); err != nil {
+	if err := n.usable(); err != nil {
 		return nil, err
 	}
 	records, _, err := n.cfg.Dir.ListNetworks()

@@ -65,9 +65,6 @@ type settings struct {
 
 // Open checks a configuration. Nothing is made before there is something to keep.
 func Open(ctx context.Context, cfg *Config) (*Node, error) {
-	if ctx == nil {
-		return nil, fail.Errorf(ErrInvalid, "open node: the context is nil")
-	}
 	if cfg == nil {
 		cfg = &Config{}
 	}
@@ -86,14 +83,10 @@ func Open(ctx context.Context, cfg *Config) (*Node, error) {
 	return n, nil
 }
 
-// usable refuses a call on what is no open Node, without a context, or about what cannot name a
-// network.
-func (n *Node) usable(ctx context.Context, networks ...string) error {
-	switch {
-	case n == nil || n.cfg.Dir == nil:
+// usable returns an error if the Node was not opened, or if one of the names cannot be a network's.
+func (n *Node) usable(networks ...string) error {
+	if n == nil || n.cfg.Dir == nil { // of a zero Upkeep, Change or Uplinks, too
 		return fail.Errorf(ErrInvalid, "the node was not opened")
-	case ctx == nil:
-		return fail.Errorf(ErrInvalid, "the context is nil")
 	}
 	for _, name := range networks {
 		if err := checkName(name); err != nil {
@@ -104,8 +97,8 @@ func (n *Node) usable(ctx context.Context, networks ...string) error {
 }
 
 // usableFor refuses what usable does, and what cannot name an attachment.
-func (n *Node) usableFor(ctx context.Context, key Key) error {
-	if err := n.usable(ctx, key.Network); err != nil {
+func (n *Node) usableFor(key Key) error {
+	if err := n.usable(key.Network); err != nil {
 		return err
 	}
 	return key.check()
@@ -145,7 +138,7 @@ func (n *Node) about(ctx context.Context, do func(*session) error, networks ...s
 // openKnown opens a session for a call about all networks, or about some by their names. All
 // share one mark, so any record tells it.
 func (n *Node) openKnown(ctx context.Context, networks ...string) (*session, error) {
-	if err := n.usable(ctx, networks...); err != nil {
+	if err := n.usable(networks...); err != nil {
 		return nil, err
 	}
 	cfg := n.cfg

@@ -17,7 +17,7 @@ import (
 // pods lease their addresses, nil if they do not. It changes nothing, and does not take the
 // lock, since runtimes ask every few seconds.
 func (n *Node) Ready(ctx context.Context, nw *Network, leases *Lease) error {
-	if err := n.usable(ctx); err != nil {
+	if err := n.usable(); err != nil {
 		return err
 	}
 	if err := nw.check(); err != nil {

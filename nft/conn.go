@@ -82,9 +82,6 @@ func on(conn *nl.Conn, cfg *Config) *Conn {
 // freed, for an RCU grace period (some 10 ms): so it is best called after another call that takes as long, such as
 // deleting a link.
 func (c *Conn) Close() error {
-	if c == nil {
-		return c.usable(context.Background())
-	}
 	return c.tables.Conn.Close()
 }
 
@@ -107,17 +104,11 @@ func (c *Conn) Probe(ctx context.Context) error {
 
 // Socket is the connection, for other packages to work over (foreign.On). It stays with c.
 func (c *Conn) Socket() tombolo.Socket {
-	if c == nil {
-		return nil
-	}
 	return nftnl.Socket{Conn: c.tables.Conn, Seen: &c.seen}
 }
 
 // usable refuses a Conn or a context that nothing can be done with.
 func (c *Conn) usable(ctx context.Context) error {
-	if c == nil {
-		return nl.Usable(ctx, nil)
-	}
 	if c.err != nil {
 		return c.err
 	}

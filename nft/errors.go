@@ -28,9 +28,6 @@ type ConflictError struct {
 
 // Error names the element and whose it is.
 func (e *ConflictError) Error() string {
-	if e == nil {
-		return "no conflict"
-	}
 	whose := fmt.Sprintf("endpoint %s of network %s", e.Owner, e.Network)
 	if e.Owner == "" {
 		whose = fmt.Sprintf("another program (comment %q)", e.Comment)

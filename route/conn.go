@@ -41,10 +41,10 @@ func On(s tombolo.Socket) *Conn { return &Conn{nl: nl.Of(s), shared: true} }
 
 // Close closes the connection, unless it is another's.
 func (c *Conn) Close() error {
-	if c != nil && c.shared {
+	if c.shared {
 		return nil
 	}
-	return c.socket().Close()
+	return c.nl.Close()
 }
 
 // Add adds a route. The error matches fs.ErrExist where its table has one with the same Dst, TOS and Priority (for
@@ -191,17 +191,9 @@ func (c *Conn) Get(ctx context.Context, dst netip.Addr) (Route, error) {
 	return r, err
 }
 
-// socket is nil, which refuses everything, where c is.
-func (c *Conn) socket() *nl.Conn {
-	if c == nil {
-		return nil
-	}
-	return c.nl
-}
-
 // usable refuses a Conn or a context that nothing can be done with.
 func (c *Conn) usable(ctx context.Context) error {
-	if err := nl.Usable(ctx, c.socket()); err != nil {
+	if err := nl.Usable(ctx, c.nl); err != nil {
 		return err
 	}
 	return ctx.Err()

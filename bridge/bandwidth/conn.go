@@ -23,9 +23,6 @@ func On(s tombolo.Socket) *Conn { return &Conn{nl.Of(s)} }
 
 // usable refuses a nil Conn, a closed one, and a nil context.
 func (c *Conn) usable(ctx context.Context) error {
-	if c == nil {
-		return nl.Usable(ctx, nil)
-	}
 	if err := nl.Usable(ctx, c.nl); err != nil {
 		return err
 	}

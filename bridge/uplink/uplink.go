@@ -120,9 +120,6 @@ func (c *Conn) Close() error {
 
 // usable refuses a Conn or a context that nothing can be done with.
 func (c *Conn) usable(ctx context.Context) error {
-	if c == nil {
-		return nl.Usable(ctx, nil)
-	}
 	return nl.Usable(ctx, c.nl)
 }
 

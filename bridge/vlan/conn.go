@@ -30,9 +30,6 @@ type Conn struct{ nl *nl.Conn }
 func On(s tombolo.Socket) *Conn { return &Conn{nl.Of(s)} }
 
 func (c *Conn) usable(ctx context.Context) error {
-	if c == nil {
-		return nl.Usable(ctx, nil)
-	}
 	if err := nl.Usable(ctx, c.nl); err != nil {
 		return err
 	}

@@ -61,9 +61,6 @@ func (s *socket[P]) Receive(ctx context.Context, until time.Time) (P, error) {
 // deadline bounds what is read by a time and by a context. The function that it returns ends that, and waits until
 // it has.
 func (s *socket[P]) deadline(ctx context.Context, until time.Time) (func(), error) {
-	if ctx == nil {
-		return nil, argument("no context")
-	}
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}

@@ -150,11 +150,8 @@ func (q *queue) receive(fd, flags int) ([]netlink.Message, error) {
 // Usable says what is wrong with a Watch that is nil or closed, or with a context that is
 // nil. The error matches tombolo.ErrInvalid.
 func (w *Watch) Usable(ctx context.Context) error {
-	switch {
-	case w == nil:
+	if w == nil {
 		return errNoConn()
-	case ctx == nil:
-		return noContext()
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -164,20 +161,12 @@ func (w *Watch) Usable(ctx context.Context) error {
 	return nil
 }
 
-// Usable refuses a nil or closed connection, and a nil context.
+// Usable returns an error if the connection is nil or closed. It matches the error of ctx too, if ctx is done.
 func Usable(ctx context.Context, c *Conn) error {
-	if ctx == nil {
-		return noContext()
-	}
 	err := c.Usable()
 	if err != nil && ctx.Err() != nil {
 		// A caller whose context is done finds that in the error too.
 		err = errors.Join(ctx.Err(), err)
 	}
 	return err
-}
-
-// noContext is the error about a context that is nil.
-func noContext() error {
-	return &tombolo.OpError{Op: "use context", Err: fmt.Errorf("%w: it is nil", tombolo.ErrInvalid)}
 }

@@ -105,7 +105,10 @@ func (r *request) open() (asker, error) {
 	if err == nil && r.want != nil {
 		h, err = h.Want(r.want...)
 	}
-	return asker{h.Bind(r.Node), r.Owner}, err
+	if err != nil {
+		return asker{}, err
+	}
+	return asker{h.Bind(r.Node), r.Owner}, nil
 }
 
 func (r *request) store() *store {

@@ -27,8 +27,8 @@ type Address struct {
 	Broadcast netip.Addr
 	// Label is IPv4 only: the link's name, or the name with a colon and a suffix. Empty is the link's name.
 	Label string
-	// Scope is how far the address is valid (RT_SCOPE_*); it counts for IPv4, and the kernel derives
-	// that of an IPv6 address.
+	// Scope is how far an IPv4 address is valid (RT_SCOPE_*): 0 is RT_SCOPE_HOST for 127.0.0.0/8, as ip(8) has it, and
+	// RT_SCOPE_UNIVERSE for all others. The kernel derives the scope of an IPv6 address.
 	Scope uint8
 	// Flags are those of package unix (IFA_F_*), as asked for, or, in what List returns, as the kernel has them.
 	// Add and Ensure send only flags that a user may set and that the family has: so a listed address can be added
@@ -74,6 +74,15 @@ func (a Address) String() string {
 func (a *Address) is4() bool { return a.Prefix.Addr().Is4() }
 
 func (a *Address) family() uint8 { return nl.FamilyOf(a.Prefix.Addr()) }
+
+// scope returns the scope to send. A global address of 127.0.0.0/8 would become the source of what links without an
+// address send, which the kernel refuses.
+func (a *Address) scope() uint8 {
+	if a.Scope == unix.RT_SCOPE_UNIVERSE && a.is4() && a.Prefix.Addr().IsLoopback() {
+		return unix.RT_SCOPE_HOST
+	}
+	return a.Scope
+}
 
 // askedFlags are those that may be sent.
 func (a *Address) askedFlags() uint32 {

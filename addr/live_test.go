@@ -311,6 +311,32 @@ func TestListIsFilteredByTheKernel(t *testing.T) {
 	}
 }
 
+func TestAnAddressWithAPeerIsFoundWithAndWithoutIt(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	nstest.Run(t, h.ns, "ip", "address", "add", "10.1.0.1", "peer", "10.9.9.9/32", "dev", "eth0")
+	for peer, want := range map[string]bool{"": true, "10.9.9.9": true, "10.9.9.8": false} {
+		a := addr.Address{Prefix: nstest.Prefix("10.1.0.1/32"), Link: h.eth0}
+		if peer != "" {
+			a.Peer = nstest.Addr(peer)
+		}
+		expect.Of(h.c.Has(t.Context(), a)).Is(t, want, "Has with peer %q", peer)
+	}
+}
+
+// Ensure by Prefix and Link alone must not make the address global, as which others' packets would have it as source.
+func TestTheLoopbackAddressKeepsItsScope(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	nstest.Run(t, h.ns, "ip", "link", "set", "lo", "up")
+	before := nstest.Run(t, h.ns, "ip", "-o", "-4", "address", "show", "dev", "lo")
+	a := addr.Address{Prefix: nstest.Prefix("127.0.0.1/8"), Link: 1}
+	expect.Of(h.c.Ensure(t.Context(), a)).Is(t, false, "Ensure of what the kernel made")
+	must.Succeed(t, h.c.Remove(t.Context(), a))
+	expect.Of(h.c.Ensure(t.Context(), a)).Is(t, true, "Ensure after it was removed")
+	expect.Equal(t, nstest.Run(t, h.ns, "ip", "-o", "-4", "address", "show", "dev", "lo"), before, "addresses of lo")
+}
+
 func TestNothingIsAskedOfAnotherLinkThanTheOneThatIsNamed(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)

@@ -44,7 +44,7 @@ func (a *Address) identity() (*rtnetlink.AddressMessage, error) {
 	if a.Peer.IsValid() && a.Peer.Is4() != a.is4() {
 		return nil, errPeer
 	}
-	body := header(a.family(), uint8(a.Prefix.Bits()), a.Scope, a.Link)
+	body := header(a.family(), uint8(a.Prefix.Bits()), a.scope(), a.Link)
 	if a.isMapped() {
 		return body, nil
 	}

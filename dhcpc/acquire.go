@@ -17,14 +17,19 @@ const (
 	requestTries = 2
 	// betterOffer is how long an OFFER of a server that refused before is held back.
 	betterOffer = time.Second
+	// broadcastTry is the DISCOVER from which on servers are asked to broadcast their answers: a switch, a relay or a
+	// server may lose what it sends to an address that the client does not have yet.
+	broadcastTry = 3
 )
 
 // discover sends a DISCOVER, the first of an attempt or another.
 func (t *step) discover() {
 	if t.s.tries == 0 {
 		t.newXID()
+		t.s.askBroadcast = false
 	}
 	t.s.tries++
+	t.s.askBroadcast = t.s.askBroadcast || t.s.tries >= broadcastTry
 	t.s.asked = t.now
 	t.count()
 	d := t.request(dhcpv4.MessageTypeDiscover, t.s)

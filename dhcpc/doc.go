@@ -65,7 +65,12 @@
 // A message counts if it is a reply with our transaction and hardware address and names no other client identifier.
 // In REQUESTING and RENEWING only the server that was asked is heard; in REBINDING any. An ACK of an address that
 // was not asked for is no ACK. Wrong options of a server are ignored one by one, with a word about it in
-// Lease.Ignored; only an address or a lease time that no client could use makes an OFFER unusable.
+// Lease.Ignored: an option that is cut short, of the wrong size, or out of range. An option of fixed size that a server
+// sends twice is read once, and the parts of any other option are joined (RFC 3396). Only an address or a lease time that
+// no client could use makes an OFFER unusable.
+//
+// Ignored as a whole are an answer of BOOTP, which has no message type (option 53), and IP fragments. A tag of VLAN 0,
+// which carries a priority alone, changes nothing. From the third DISCOVER on the client asks for broadcast answers.
 //
 // # Needs
 //

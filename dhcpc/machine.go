@@ -42,6 +42,8 @@ type Session struct {
 	tries    int       // of what is being sent in this state
 	failures int       // since the last lease: they make the back-off longer
 
+	askBroadcast bool // servers are asked to broadcast their answers, see broadcastTry
+
 	offer *Lease       // what is being requested, or probed
 	other *Lease       // an OFFER of a server to avoid, taken if there is no better
 	avoid []netip.Addr // servers that offered and then refused, or fell silent

@@ -21,6 +21,7 @@ type message struct {
 	server  netip.Addr // option 54; not valid where it is missing or no address
 	source  netip.Addr // of the packet, not valid where it is not known
 	nextHop Hex        // the frame's source
+	ignored []string   // options that were left out, for Lease.Ignored
 }
 
 // sender is the server that a message names: by its identifier, else by its source.
@@ -31,24 +32,31 @@ func (m *message) sender() netip.Addr {
 	return m.source
 }
 
-// Where sname and file are in a message (RFC 2131, section 2).
+// Offsets of fields in a message (RFC 2131, section 2).
 const (
-	snameAt, fileAt, cookieAt = 44, 108, 236
+	snameAt, fileAt, cookieAt, optionsAt = 44, 108, 236, 240
 )
 
 // parse reads a packet's payload.
 func parse(p *Packet) (*message, error) {
+	m := &message{nextHop: p.SrcMAC, source: p.Src.Addr().Unmap()}
+	payload := bytes.Clone(p.Payload)
+	seen := map[uint8][]byte{}
+	if len(payload) > optionsAt {
+		payload = append(payload[:optionsAt], m.wholeOptions(payload[optionsAt:], seen)...)
+	}
+
 	// A server that leaves the End option out is understood: one more does no harm.
-	d, err := dhcpv4.FromBytes(append(bytes.Clone(p.Payload), dhcpv4.OptionEnd.Code()))
-	if err != nil {
+	var err error
+	if m.DHCPv4, err = dhcpv4.FromBytes(append(payload, dhcpv4.OptionEnd.Code())); err != nil {
 		return nil, fmt.Errorf("read DHCP message: %w", err)
 	}
-	if err := overloaded(d.Options, p.Payload); err != nil {
+	if err := m.addOverloaded(p.Payload, seen); err != nil {
 		return nil, fmt.Errorf("read DHCP message: %w", err)
 	}
-	m := &message{DHCPv4: d, nextHop: p.SrcMAC, source: p.Src.Addr().Unmap()}
-	m.address, _ = netip.AddrFromSlice(d.YourIPAddr.To4())
-	if id := d.Options.Get(dhcpv4.OptionServerIdentifier); len(id) == 4 {
+
+	m.address, _ = netip.AddrFromSlice(m.YourIPAddr.To4())
+	if id := m.Options.Get(dhcpv4.OptionServerIdentifier); len(id) == 4 {
 		if a := netip.AddrFrom4([4]byte(id)); usable(a) {
 			m.server = a
 		}
@@ -56,22 +64,72 @@ func parse(p *Packet) (*message, error) {
 	return m, nil
 }
 
-// overloaded adds the options that a server put into the fields sname and file for
-// want of room (option 52). RFC 3396 wants file before sname where an option is in
-// both. The codec cuts these fields at their first zero byte, so they are read here.
-func overloaded(o dhcpv4.Options, payload []byte) error {
-	v := o.Get(dhcpv4.OptionOptionOverload)
+// wholeOptions copies the options of one field up to its End option. It leaves out an option that is cut short, and the
+// repetition of one that has a fixed size: dnsmasq sends lease time and server identifier twice when they are configured
+// too. Parts of other options stay, since the codec joins them (RFC 3396). seen has the values of fixed size so far.
+func (m *message) wholeOptions(b []byte, seen map[uint8][]byte) []byte {
+	whole := make([]byte, 0, len(b))
+	for len(b) > 0 && b[0] != dhcpv4.OptionEnd.Code() {
+		code := b[0]
+		if code == dhcpv4.OptionPad.Code() {
+			b = b[1:]
+			continue
+		}
+		if len(b) < 2 || len(b) < 2+int(b[1]) {
+			m.ignored = append(m.ignored, fmt.Sprintf("option %d: cut short at the end of its field", code))
+			break
+		}
+
+		option := b[:2+int(b[1])]
+		b = b[len(option):]
+		value, first := option[2:], seen[code]
+		switch {
+		case len(value) != fixedSize(code):
+		case first == nil:
+			seen[code] = value
+		default:
+			if !bytes.Equal(first, value) {
+				m.ignored = append(m.ignored, fmt.Sprintf("option %d: sent twice, as %s and %s: the first is taken", code, Hex(first), Hex(value)))
+			}
+			continue
+		}
+		whole = append(whole, option...)
+	}
+	return whole
+}
+
+// fixedSize returns how many bytes the value of an option has that is read here and whose size is fixed, and -1 for other
+// options (RFC 2132).
+func fixedSize(code uint8) int {
+	switch code {
+	case dhcpv4.OptionOptionOverload.Code(), dhcpv4.OptionDHCPMessageType.Code():
+		return 1
+	case dhcpv4.OptionInterfaceMTU.Code():
+		return 2
+	case dhcpv4.OptionSubnetMask.Code(), dhcpv4.OptionBroadcastAddress.Code(), dhcpv4.OptionIPAddressLeaseTime.Code(),
+		dhcpv4.OptionServerIdentifier.Code(), dhcpv4.OptionRenewTimeValue.Code(), dhcpv4.OptionRebindingTimeValue.Code():
+		return 4
+	}
+	return -1
+}
+
+// addOverloaded adds the options that a server put into the fields sname and file for want of room (option 52). RFC 3396
+// wants file before sname where an option is in both. The codec cuts these fields at their first zero byte, so they are
+// read here.
+func (m *message) addOverloaded(payload []byte, seen map[uint8][]byte) error {
+	v := m.Options.Get(dhcpv4.OptionOptionOverload)
 	if len(v) != 1 {
 		return nil
 	}
+
 	const inFile, inSname = 1, 2
 	if v[0]&inFile != 0 {
-		if err := o.FromBytes(payload[fileAt:cookieAt]); err != nil {
+		if err := m.Options.FromBytes(append(m.wholeOptions(payload[fileAt:cookieAt], seen), dhcpv4.OptionEnd.Code())); err != nil {
 			return fmt.Errorf("options in the field file: %w", err)
 		}
 	}
 	if v[0]&inSname != 0 {
-		if err := o.FromBytes(payload[snameAt:fileAt]); err != nil {
+		if err := m.Options.FromBytes(append(m.wholeOptions(payload[snameAt:fileAt], seen), dhcpv4.OptionEnd.Code())); err != nil {
 			return fmt.Errorf("options in the field sname: %w", err)
 		}
 	}
@@ -148,8 +206,8 @@ func (m *Machine) messageSize() uint16 {
 }
 
 // broadcast addresses a message to every server, from a client without an address.
-func (m *Machine) broadcast(d *dhcpv4.DHCPv4) *Packet {
-	if m.cfg.Broadcast {
+func (t *step) broadcast(d *dhcpv4.DHCPv4) *Packet {
+	if t.cfg.Broadcast || t.s.askBroadcast {
 		d.SetBroadcast()
 	}
 	return packet(d, netip.IPv4Unspecified(), broadcastAddr())

@@ -306,9 +306,52 @@ func TestOptionsInTheWrongFieldsThatAreDamaged(t *testing.T) {
 		p := answer(b.sent, ack, set(52, []byte{overload}))
 		copy(p.Payload[at:], []byte{6, 255})
 		b.step(p)
-		b.want(requesting)
-		b.hear(ack, set(52, []byte{overload, 1})) // and this says nothing
 		b.want(Bound)
+		expect.Equal(t, strings.Join(b.out.Bound.Ignored, "; "), "option 6: cut short at the end of its field", "ignored")
+
+		b = newBench(t).requesting()
+		b.hear(ack, set(52, []byte{overload, 1})) // which names no field
+		b.want(Bound)
+	}
+}
+
+// Servers that are configured to send what they send by themselves do so twice. Parts of one option (RFC 3396) are
+// another thing.
+func TestOptionsThatComeTwiceOrInPartsOrCutShort(t *testing.T) {
+	t.Parallel()
+	hour := seconds(3600)
+	for _, tt := range []struct {
+		name    string
+		more    []byte // options behind the usual ones
+		without []uint8
+		ignored string
+	}{
+		{name: "type", more: []byte{53, 1, 5}},
+		{name: "server identifier", more: append([]byte{54, 4}, raw4(serverIP)...)},
+		{name: "lease time", more: append([]byte{51, 4}, hour...)},
+		{name: "mask", more: append([]byte{1, 4}, raw4("255.255.255.0")...)},
+		{name: "another lease time", more: append([]byte{51, 4}, seconds(60)...),
+			ignored: "option 51: sent twice, as 00:00:0e:10 and 00:00:00:3c: the first is taken"},
+		{name: "a mask in parts", more: []byte{1, 2, 255, 255, 1, 2, 255, 0}, without: []uint8{1}},
+		{name: "an option cut short", more: []byte{12, 9, 'p'}, ignored: "option 12: cut short at the end of its field"},
+		{name: "an option without its length", more: []byte{12}, ignored: "option 12: cut short at the end of its field"},
+	} {
+		b := newBench(t).requesting()
+		var changes []change
+		for _, code := range tt.without {
+			changes = append(changes, without(code))
+		}
+		p := answer(b.sent, ack, changes...)
+		p.Payload = append(cutEnd(p.Payload), tt.more...)
+		b.step(p)
+		if b.s.State() != Bound {
+			t.Errorf("%s: %s; heard %v", tt.name, b.s.State(), b.s.trace.Heard)
+			continue
+		}
+		l := b.out.Bound
+		got := l.Address.String() + " " + l.Expire.Sub(l.Obtained).String() + " " + l.Server.String()
+		expect.Equal(t, got, clientIP+"/24 1h0m0s "+serverIP, "%s: lease", tt.name)
+		expect.Equal(t, strings.Join(l.Ignored, "; "), tt.ignored, "%s: ignored", tt.name)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"math"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -43,7 +44,7 @@ func (m *Machine) lease(msg *message, sent time.Time) (*Lease, error) {
 	if !usable(msg.address) {
 		return nil, fmt.Errorf("%s is no host's address", msg.address)
 	}
-	r := reader{options: msg.Options}
+	r := reader{options: msg.Options, ignored: slices.Clone(msg.ignored)}
 	l := &Lease{
 		Server: msg.server, ServerMAC: msg.nextHop,
 		MAC: Hex(m.cfg.MAC), ClientID: Hex(m.cfg.ClientID),

@@ -50,10 +50,11 @@ func TestSelectingToSelecting(t *testing.T) {
 	b := newBench(t)
 	b.tick()
 	xid, last := b.sent.TransactionID, b.now
-	for _, base := range []time.Duration{4, 8, 16, 32, 64, 64} {
+	for i, base := range []time.Duration{4, 8, 16, 32, 64, 64} {
 		b.tick()
 		b.want(selecting)
 		b.wantSent(discover)
+		expect.Equal(t, b.sent.IsBroadcast(), i+2 >= 3, "DISCOVER %d asks for a broadcast", i+2)
 		expect.Equal(t, b.sent.TransactionID, xid, "another transaction: an OFFER that comes late would be lost")
 		if got := b.now.Sub(last); got < (base-1)*time.Second || got > (base+1)*time.Second {
 			t.Errorf("sent again after %s, want %d s ± 1 s", got, base)
@@ -62,6 +63,9 @@ func TestSelectingToSelecting(t *testing.T) {
 	}
 	want := uint16(b.now.Sub(epoch()) / time.Second)
 	expect.That(t, b.sent.NumSeconds == want, "secs %d, want %d", b.sent.NumSeconds, want)
+	b.hear(offer)
+	b.wantSent(request)
+	expect.That(t, b.sent.IsBroadcast(), "the REQUEST that follows does not ask for a broadcast")
 }
 
 func TestSelectingToRequesting(t *testing.T) {

@@ -202,7 +202,8 @@ func (ns *NS) enter() error {
 }
 
 // Enter is Do for what is no single function: the calling goroutine is in the namespace, and
-// locked to its thread, until it calls leave.
+// locked to its thread, until it calls leave. A second call of leave is an error that matches tombolo.ErrInvalid, and
+// changes nothing.
 func (ns *NS) Enter() (leave func() error, _ error) {
 	home, err := lockHome()
 	if err != nil {
@@ -211,7 +212,14 @@ func (ns *NS) Enter() (leave func() error, _ error) {
 	if err := ns.enter(); err != nil {
 		return nil, errors.Join(err, goHome(home))
 	}
-	return func() error { return goHome(home) }, nil
+	left := false
+	return func() error {
+		if left {
+			return &tombolo.OpError{Op: "leave network namespace", Object: ns.String(), Err: fmt.Errorf("%w: it was left already", tombolo.ErrInvalid)}
+		}
+		left = true
+		return goHome(home)
+	}, nil
 }
 
 // andReturn runs a function that may change its thread's namespace, and puts the

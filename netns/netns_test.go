@@ -322,3 +322,21 @@ func TestCurrentIsTheCallersOwn(t *testing.T) {
 		return nil
 	}))
 }
+
+func TestLeavingTwiceIsAnErrorThatTouchesNothing(t *testing.T) {
+	t.Parallel()
+	ns := nstest.New(t)
+	leave := must.Of(ns.Enter()).Get(t)
+	must.Succeed(t, leave())
+	home := must.Of(netns.Current()).Get(t)
+	defer home.Close()
+	// This file gets the number that the first leave gave up.
+	file := must.Of(os.Open(os.DevNull)).Get(t)
+	defer file.Close()
+	expect.Is(t, leave(), tombolo.ErrInvalid, "the second leave")
+	_, err := file.Stat()
+	expect.Success(t, err, "a file that was opened between the two")
+	again := must.Of(netns.Current()).Get(t)
+	defer again.Close()
+	expect.Equal(t, again.ID(), home.ID(), "the namespace after the second leave")
+}

@@ -61,13 +61,18 @@ func incoming() program {
 }
 
 // leaving rejects what does not leave this machine's interface for a MAC address or for
-// all, and what came from that address. A tag that the kernel keeps beside the frame would have the receiver take it for
-// another VLAN's.
+// all, and what came from that address. It rejects frames of another VLAN, whose tag the kernel keeps beside the frame.
+// A tag of VLAN 0 carries a priority alone (IEEE 802.1Q, section 6.9): a Linux host takes such a frame as one without it.
 func leaving(mac []byte) program {
 	p := program{bpf.LoadExtension{Num: bpf.ExtType}}
 	p.need(unix.PACKET_OUTGOING)
-	p.add(bpf.LoadExtension{Num: bpf.ExtVLANTagPresent})
-	p.need(0)
+	p.add(
+		bpf.LoadExtension{Num: bpf.ExtVLANTagPresent},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: 0, SkipTrue: 3},
+		bpf.LoadExtension{Num: bpf.ExtVLANTag},
+		bpf.JumpIf{Cond: bpf.JumpBitsNotSet, Val: vlanID, SkipTrue: 1},
+		bpf.RetConstant{Val: reject},
+	)
 	// Frames that the client itself sent: a bridge may send them back by the port that they came in by.
 	p.add(
 		bpf.LoadAbsolute{Off: 6, Size: 4},
@@ -85,44 +90,68 @@ func leaving(mac []byte) program {
 	return p
 }
 
+// vlanID is the part of a tag that names the VLAN; the rest is the frame's priority.
+const vlanID = 0x0fff
+
+// withPriorityTag joins two programs of takes: one for frames without a tag, and one for frames with a tag of VLAN 0 in
+// them, whose header is longer by the tag.
+func withPriorityTag(takes func(headerLen uint32) program) program {
+	const typeAt, tagAt = 2 * macLen, 2*macLen + 2
+	plain := takes(etherLen)
+	p := program{
+		bpf.LoadAbsolute{Off: typeAt, Size: 2},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.ETH_P_8021Q, SkipTrue: uint8(len(plain))},
+	}
+	p.add(plain...)
+	p.add(
+		bpf.LoadAbsolute{Off: tagAt, Size: 2},
+		bpf.JumpIf{Cond: bpf.JumpBitsNotSet, Val: vlanID, SkipTrue: 1},
+		bpf.RetConstant{Val: reject},
+	)
+	p.add(takes(etherLen + tagLen)...)
+	return p
+}
+
 // frames takes Ethernet frames with DHCP answers to a MAC address, of every source port and with any IP options,
 // and with withARP those of ARP too. It takes no fragment: nothing here puts them together.
 func frames(mac []byte, withARP bool) program {
-	const etherTypeAt, fragmentAt, protocolAt = 12, etherLen + 6, etherLen + 9
-	var p program
-	p.add(bpf.LoadAbsolute{Off: etherTypeAt, Size: 2})
-	if withARP {
-		p.add(bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.ETH_P_ARP, SkipTrue: 1}, bpf.RetConstant{Val: accept})
-	}
-	p.need(unix.ETH_P_IP)
-	p.add(
-		bpf.LoadAbsolute{Off: fragmentAt, Size: 2},
-		bpf.JumpIf{Cond: bpf.JumpBitsNotSet, Val: moreFragments | fragmentOffset, SkipTrue: 1},
-		bpf.RetConstant{Val: reject},
-		bpf.LoadAbsolute{Off: protocolAt, Size: 1},
-	)
-	p.need(unix.IPPROTO_UDP)
-	p.add(bpf.LoadMemShift{Off: etherLen}) // X is the length of the IP header
-	p.add(bpf.LoadIndirect{Off: etherLen + 2, Size: 2})
-	p.need(dhcpv4.ClientPort)
-	p.answer(mac, func(off, size int) bpf.Instruction {
-		return bpf.LoadIndirect{Off: uint32(etherLen + udpHeaderLen + off), Size: size}
+	return withPriorityTag(func(headerLen uint32) program {
+		var p program
+		p.add(bpf.LoadAbsolute{Off: headerLen - 2, Size: 2})
+		if withARP {
+			p.add(bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.ETH_P_ARP, SkipTrue: 1}, bpf.RetConstant{Val: accept})
+		}
+		p.need(unix.ETH_P_IP)
+		p.add(
+			bpf.LoadAbsolute{Off: headerLen + 6, Size: 2},
+			bpf.JumpIf{Cond: bpf.JumpBitsNotSet, Val: moreFragments | fragmentOffset, SkipTrue: 1},
+			bpf.RetConstant{Val: reject},
+			bpf.LoadAbsolute{Off: headerLen + 9, Size: 1},
+		)
+		p.need(unix.IPPROTO_UDP)
+		p.add(bpf.LoadMemShift{Off: headerLen}) // X is the length of the IP header
+		p.add(bpf.LoadIndirect{Off: headerLen + 2, Size: 2})
+		p.need(dhcpv4.ClientPort)
+		p.answer(mac, func(off, size int) bpf.Instruction {
+			return bpf.LoadIndirect{Off: headerLen + uint32(udpHeaderLen+off), Size: size}
+		})
+		return p
 	})
-	return p
 }
 
 // frames6 takes Ethernet frames with UDP to a DHCPv6 client's port. It takes none with extension headers,
 // fragments among them: servers send none, but in messages that are longer than the link's MTU.
 func frames6() program {
-	const etherTypeAt, nextAt, portAt = 12, etherLen + 6, etherLen + ip6Len + 2
-	p := program{bpf.LoadAbsolute{Off: etherTypeAt, Size: 2}}
-	p.need(unix.ETH_P_IPV6)
-	p.add(bpf.LoadAbsolute{Off: nextAt, Size: 1})
-	p.need(unix.IPPROTO_UDP)
-	p.add(bpf.LoadAbsolute{Off: portAt, Size: 2})
-	p.need(clientPort6)
-	p.add(bpf.RetConstant{Val: accept})
-	return p
+	return withPriorityTag(func(headerLen uint32) program {
+		p := program{bpf.LoadAbsolute{Off: headerLen - 2, Size: 2}}
+		p.need(unix.ETH_P_IPV6)
+		p.add(bpf.LoadAbsolute{Off: headerLen + 6, Size: 1})
+		p.need(unix.IPPROTO_UDP)
+		p.add(bpf.LoadAbsolute{Off: headerLen + ip6Len + 2, Size: 2})
+		p.need(clientPort6)
+		p.add(bpf.RetConstant{Val: accept})
+		return p
+	})
 }
 
 // datagrams takes DHCP answers to a MAC address from a UDP socket, where a filter

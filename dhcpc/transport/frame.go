@@ -17,6 +17,7 @@ import (
 // Lengths, and bits of the IPv4 header's field of flags and fragment offset.
 const (
 	etherLen, macLen = 14, 6
+	tagLen           = 4 // of 802.1Q
 	ipLen, arpLen    = 20, 28
 	ip6Len           = 40
 
@@ -159,13 +160,22 @@ func pseudo(addresses []byte, length int) uint16 {
 	return uint16(s&0xffff + s>>16)
 }
 
+// untagged returns a frame without its tag of VLAN 0, which carries a priority alone. It copies a frame that has one.
+func untagged(frame []byte) []byte {
+	be := binary.BigEndian
+	if len(frame) < etherLen+tagLen || be.Uint16(frame[2*macLen:]) != unix.ETH_P_8021Q || be.Uint16(frame[2*macLen+2:])&vlanID != 0 {
+		return frame
+	}
+	return slices.Concat(frame[:2*macLen], frame[2*macLen+tagLen:])
+}
+
 // decode reads an Ethernet frame, and copies what it keeps. It passes over the UDP checksum, which a sender on the
 // same machine leaves to a device that never computes it.
 func decode(frame []byte) (*dhcpc.Packet, error) {
 	if len(frame) < etherLen {
 		return nil, errNotOurs
 	}
-	frame = slices.Clone(frame)
+	frame = slices.Clone(untagged(frame))
 	p := &dhcpc.Packet{DstMAC: dhcpc.Hex(frame[:6:6]), SrcMAC: dhcpc.Hex(frame[6:12:12])}
 	body := frame[etherLen:]
 	switch binary.BigEndian.Uint16(frame[12:]) {
@@ -229,6 +239,7 @@ func decodeARP(b []byte) (*dhcpc.ARP, error) {
 // decode6 reads an Ethernet frame with a message for a DHCPv6 client, and copies it.
 func decode6(frame []byte) ([]byte, error) {
 	be := binary.BigEndian
+	frame = untagged(frame)
 	if len(frame) < etherLen+ip6Len+udpHeaderLen || be.Uint16(frame[12:]) != unix.ETH_P_IPV6 {
 		return nil, errNotOurs
 	}

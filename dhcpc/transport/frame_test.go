@@ -98,6 +98,9 @@ func frameChanges() []struct {
 	return []row{
 		{"none", func(f []byte) []byte { return f }, true, true},
 		{"trailing padding", func(f []byte) []byte { return append(f, make([]byte, 30)...) }, true, true},
+		{"a tag of VLAN 0", func(f []byte) []byte { return tagged(f, 5<<13) }, true, true},
+		{"a tag of VLAN 7", func(f []byte) []byte { return tagged(f, 7) }, false, false},
+		{"a tag cut short", func(f []byte) []byte { return tagged(f, 0)[:etherLen+2] }, false, false},
 		{"IP options", func(f []byte) []byte {
 			f = slices.Insert(f, etherLen+ipLen, 1, 1, 1, 0)
 			f[etherLen] = 0x46
@@ -151,6 +154,7 @@ func TestFilterOfFrames(t *testing.T) {
 			expect.Equal(t, pass(tt.change(frameOf(t, reply()))), tt.passed, "%s: passed", tt.name)
 		}
 		expect.Equal(t, pass(frameOf(t, probe())), arp, "ARP: passed")
+		expect.Equal(t, pass(tagged(frameOf(t, probe()), 5<<13)), arp, "ARP with a tag of VLAN 0: passed")
 	}
 }
 

@@ -124,7 +124,7 @@ func argument(what string) error { return fmt.Errorf("%w: %s", tombolo.ErrInvali
 // redirect packets, and answer itself: none of that is received.
 //
 // It hears DHCP answers, and with Config.ARP what Ethernet's ARP says, that are sent to the client's MAC address or to
-// all, without a VLAN tag; also what others on the same bridge say. Config.NetNS and Link are those of the other end,
+// all, without a tag or with one of VLAN 0; also what others on the same bridge say. Config.NetNS and Link are those of the other end,
 // and Config.MAC, the client's own, is needed. Its errors are those of DialRaw and of dial.
 func DialWitness(cfg *Config, dial func() (dhcpc.Transport[*dhcpc.Packet], error)) (dhcpc.Transport[*dhcpc.Packet], error) {
 	return witness(cfg, func(c *Config) program { return frames(c.MAC, c.ARP) }, readFrame, dial)

@@ -79,6 +79,44 @@ func TestAWitnessHearsAnswersToItsClientAlone(t *testing.T) {
 	expect.That(t, errors.Is(err, os.ErrDeadlineExceeded), "received %v, %v", p, err)
 }
 
+// Some switches and routers tag what they send with VLAN 0 and a priority (IEEE 802.1Q): a Linux host takes such frames as
+// it takes others. Those of another VLAN are another network's.
+func TestPriorityTagsAreNoObstacle(t *testing.T) {
+	t.Parallel()
+	for _, byBridge := range []bool{false, true} { // which has the tag in the frame, and beside it
+		l := newLAN(t)
+		from := &transport.Config{NetNS: l.host, Link: l.index}
+		if byBridge {
+			wire := nstest.New(t)
+			from = &transport.Config{NetNS: wire}
+			from.Link, _ = nstest.Veth(t, wire, "eth0", l.host, "wire0")
+			nstest.Run(t, l.host, "ip", "link", "add", "br0", "up", "type", "bridge")
+			for _, port := range []string{l.link, "wire0"} {
+				nstest.Run(t, l.host, "ip", "link", "set", port, "master", "br0")
+			}
+		}
+		heard := map[string]dhcpc.Transport[*dhcpc.Packet]{"witness": l.witness(t, nil, l.byUDP), "client": raw(t, l.config())}
+		ctx := soon(t)
+		send := func() {
+			for _, tag := range []uint16{7, 5 << 13} {
+				from.VLAN = tag
+				p := packet(clientMAC())
+				p.DstMAC = dhcpc.Hex(clientMAC())
+				p.Payload[7] = byte(tag) // of the transaction
+				must.Succeed(t, raw(t, from).Send(ctx, p))
+			}
+		}
+		for who, conn := range heard {
+			got, err := (*dhcpc.Packet)(nil), os.ErrDeadlineExceeded
+			for errors.Is(err, os.ErrDeadlineExceeded) && ctx.Err() == nil { // until the bridge's ports forward
+				send()
+				got, err = conn.Receive(ctx, time.Now().Add(100*time.Millisecond))
+			}
+			expect.That(t, err == nil && got.Payload[7] == 0, "by a bridge %v: the %s received %v, %v", byBridge, who, got, err)
+		}
+	}
+}
+
 func TestAWitnessOfARPHearsIt(t *testing.T) {
 	t.Parallel()
 	l := newLAN(t)

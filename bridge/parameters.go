@@ -6,6 +6,8 @@ import (
 	"io/fs"
 	"strconv"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
 )
@@ -124,8 +126,9 @@ func hostEnd() [2]parameter { return [...]parameter{acceptRA(), dropUnicast()} }
 func acceptRA() parameter    { return parameter{"accept_ra", 3, 0} }
 func dropUnicast() parameter { return parameter{"drop_unicast_in_l2_multicast", 40, 1} }
 
-// refuseIPv6 sets them on a port, which has none of them where the kernel has no IPv6,
-// or the port's MTU is too small for it. read has it look first.
+// refuseIPv6 sets the parameters of hostEnd on a port. A port has none of them if the kernel has no IPv6 or the port's
+// MTU is too small for IPv6. With read it reads each parameter first. Where /proc/sys is read-only they stay as they
+// are, and the firewall's rules alone keep the frames away.
 func (c *Conn) refuseIPv6(port string, read bool) error {
 	dir, err := c.hostIPv6()
 	if err != nil || dir == nil {
@@ -137,7 +140,7 @@ func (c *Conn) refuseIPv6(port string, read bool) error {
 		} else {
 			err = dir.Write(port+"/"+p.name, p.value())
 		}
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.EROFS) {
 			return err
 		}
 	}

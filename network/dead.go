@@ -321,7 +321,7 @@ func (t *teardown) collectIfDead(ctx context.Context, rec *state.Attachment, dry
 	defer cancel()
 	r := t.ownRemains(ctx, keyOf(rec).owner(), rec.Hash())
 	r.rec = rec
-	r.retaken = t.retaken(r)
+	r.retaken = t.retaken(ctx, r)
 	d.Kept = t.takeDown(ctx, r)
 	return d, nil
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/file"
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
@@ -63,9 +64,9 @@ func (t *teardown) collectReservations(ctx context.Context, valid []ipam.Owner) 
 	return t.Session.bind(allocator, t.Network, ipam.Owner{}, "").Collect(ctx, valid)
 }
 
-// retaken are the addresses that the reference's plugin, which knows nothing of the record, has
-// reserved for the same attachment after its end: the container was restarted by that.
-func (t *teardown) retaken(r *remains) []netip.Addr {
+// retaken lists the addresses that the reference's host-local, which does not know our records, has reserved again for
+// the same attachment: that plugin has restarted the container.
+func (t *teardown) retaken(ctx context.Context, r *remains) []netip.Addr {
 	if r.rec.DataDir == "" {
 		return nil // a directory of our own
 	}
@@ -81,7 +82,7 @@ func (t *teardown) retaken(r *remains) []netip.Addr {
 			continue
 		}
 		// One that was made again by the kernel's addresses names no container.
-		if text, err := os.ReadFile(path); err == nil && strings.HasPrefix(string(text), r.owner.ContainerID) {
+		if text, err := file.ReadNamed(ctx, path, file.MaxRecord, 0); err == nil && strings.HasPrefix(string(text), r.owner.ContainerID) {
 			list = append(list, a)
 		}
 	}

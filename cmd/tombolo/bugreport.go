@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/cni"
+	"github.com/tombolo-cni/tombolo/internal/file"
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/printable"
@@ -42,14 +43,14 @@ func (o *options) bugreportCommand() *cobra.Command {
 
 // bugreport writes the file, which has to be new. The file says what could not be found out.
 func (o *options) bugreport(ctx context.Context, path, lists string) error {
-	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	report, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}
-	defer file.Close()
+	defer report.Close()
 	ctx, stop := context.WithTimeout(ctx, time.Minute) // doctor waits for what gets lost, pod by pod
 	defer stop()
-	of := &options{out: printable.Writer(file), stderr: printable.Writer(file)}
+	of := &options{out: printable.Writer(report), stderr: printable.Writer(report)}
 	var denied error
 	part := func(title string, write func() error) {
 		fmt.Fprintf(of.out, "### %s\n\n```text\n", title)
@@ -67,8 +68,8 @@ func (o *options) bugreport(ctx context.Context, path, lists string) error {
 		part("tombolo "+line, func() error { return root.ExecuteContext(ctx) })
 	}
 	part("chains of nf_tables", func() error { return chains(of.out) })
-	part("networks in "+lists, func() error { configurations(of.out, lists); return nil })
-	if _, err := fmt.Fprintln(file, "Not in here: journalctl -u tombolod, nft list ruleset."); err != nil {
+	part("networks in "+lists, func() error { configurations(ctx, of.out, lists); return nil })
+	if _, err := fmt.Fprintln(report, "Not in here: journalctl -u tombolod, nft list ruleset."); err != nil {
 		return err
 	}
 	return errors.Join(denied, o.print(path+" is written: read it before you show it, since it names pods and addresses\n", nil))
@@ -96,11 +97,11 @@ func chains(to io.Writer) error {
 }
 
 // configurations prints the files of a directory, as far as they are shown.
-func configurations(to io.Writer, dir string) {
+func configurations(ctx context.Context, to io.Writer, dir string) {
 	paths, _ := filepath.Glob(filepath.Join(dir, "*.*")) // whose pattern is good
 	for _, path := range paths {
 		var conf map[string]any
-		data, err := os.ReadFile(path)
+		data, err := file.ReadNamed(ctx, path, cni.MaxStdin, 0)
 		if err := cmp.Or(err, json.Unmarshal(data, &conf)); err != nil {
 			fmt.Fprintf(to, "%s: %v\n", path, err)
 			continue

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 
@@ -12,6 +11,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/doctor"
 	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/report"
+	"github.com/tombolo-cni/tombolo/internal/file"
 	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network"
@@ -28,7 +28,7 @@ func (o *options) doctorCommand() *cobra.Command {
 		RunE: o.onNode(func(ctx context.Context, node *network.Node, args []string) error {
 			opt := doctor.Options{}
 			var err error
-			if opt.DNS, err = nameServers(dns); err != nil {
+			if opt.DNS, err = nameServers(ctx, dns); err != nil {
 				return err
 			}
 			if opt.To, opt.Ports, err = parseTargets(to); err != nil {
@@ -63,7 +63,7 @@ func (o *options) doctor(ctx context.Context, node *network.Node, only report.Se
 }
 
 // nameServers are those that are named, or of /etc/resolv.conf those that a pod could ask too.
-func nameServers(named []string) ([]netip.Addr, error) {
+func nameServers(ctx context.Context, named []string) ([]netip.Addr, error) {
 	if slices.Equal(named, []string{"none"}) {
 		return nil, nil
 	}
@@ -71,7 +71,7 @@ func nameServers(named []string) ([]netip.Addr, error) {
 		return parseAddresses("--dns", named)
 	}
 	var list []netip.Addr
-	text, _ := os.ReadFile("/etc/resolv.conf") // without it names are no matter of the host's
+	text, _ := file.ReadNamed(ctx, "/etc/resolv.conf", file.MaxRecord, 0) // without it names are no matter of the host's
 	for line := range strings.Lines(string(text)) {
 		fields := strings.Fields(line)
 		if len(fields) < 2 || fields[0] != "nameserver" {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -14,6 +15,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/conflist"
+	"github.com/tombolo-cni/tombolo/internal/cni"
+	"github.com/tombolo-cni/tombolo/internal/file"
 )
 
 // first is a network to begin with.
@@ -74,12 +77,12 @@ func (o *options) initPods() *cobra.Command {
 // onInit is a command of the group's.
 func (o *options) onInit(use, short string, network func() (*first, error)) *cobra.Command {
 	dir, yes := "", false
-	cmd := &cobra.Command{Use: use, Short: short, Args: takes(0, 0), RunE: func(*cobra.Command, []string) error {
+	cmd := &cobra.Command{Use: use, Short: short, Args: takes(0, 0), RunE: func(cmd *cobra.Command, _ []string) error {
 		f, err := network()
 		if err != nil {
 			return err
 		}
-		return o.begin(f, filepath.Join(dir, "10-"+f.name+".conflist"), yes)
+		return o.begin(cmd.Context(), f, filepath.Join(dir, "10-"+f.name+".conflist"), yes)
 	}}
 	cmd.Flags().StringVar(&dir, "dir", "/etc/cni/net.d", "the runtimes' `DIR` of CNI networks")
 	cmd.Flags().BoolVar(&yes, "yes", false, "write the file")
@@ -87,7 +90,7 @@ func (o *options) onInit(use, short string, network func() (*first, error)) *cob
 }
 
 // begin shows a network for each runtime, and writes the file of those that speak CNI.
-func (o *options) begin(f *first, path string, yes bool) error {
+func (o *options) begin(ctx context.Context, f *first, path string, yes bool) error {
 	list := f.list()
 	r := conflist.Examine(list)
 	if len(r.Problems) > 0 {
@@ -102,7 +105,7 @@ func (o *options) begin(f *first, path string, yes bool) error {
 		_, err := fmt.Fprintln(o.out, "Nothing is written: --yes writes the file.")
 		return err
 	}
-	return o.writeList(path, list)
+	return o.writeList(ctx, path, list)
 }
 
 // list is the network's file.
@@ -153,8 +156,8 @@ func isFile(path string) bool {
 }
 
 // writeList writes the file, unless another is there.
-func (o *options) writeList(path string, list []byte) error {
-	there, err := os.ReadFile(path)
+func (o *options) writeList(ctx context.Context, path string, list []byte) error {
+	there, err := file.ReadNamed(ctx, path, cni.MaxStdin, 0)
 	switch {
 	case err == nil && bytes.Equal(there, list):
 		return o.print(path+" is there already\n", nil)

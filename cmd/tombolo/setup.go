@@ -2,9 +2,10 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
-	"os"
+	"io/fs"
 	"path/filepath"
 	"runtime"
 	"runtime/debug"
@@ -16,6 +17,7 @@ import (
 	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/demo"
 	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/install"
 	"github.com/tombolo-cni/tombolo/internal/cni"
+	"github.com/tombolo-cni/tombolo/internal/file"
 )
 
 func (o *options) installCommand() *cobra.Command {
@@ -62,17 +64,17 @@ func (o *options) validateCommand() *cobra.Command {
 		Long: "Print all that is wrong with configuration files, or what the first ADD of each would do; change nothing. The exit\n" +
 			"status is 4 if a file is invalid.",
 		Args: takes(1, -1), ValidArgsFunction: cobra.FixedCompletions(nil, cobra.ShellCompDirectiveDefault),
-		RunE: func(_ *cobra.Command, args []string) error { return o.validate(args) },
+		RunE: func(cmd *cobra.Command, args []string) error { return o.validate(cmd.Context(), args) },
 	}
 }
 
 // validate prints what there is to say of each file.
-func (o *options) validate(files []string) error {
+func (o *options) validate(ctx context.Context, files []string) error {
 	var text strings.Builder
 	invalid := false
 	var unread error
 	for _, name := range files {
-		data, err := os.ReadFile(name)
+		data, err := file.ReadNamed(ctx, name, cni.MaxStdin, fs.ModeNamedPipe) // a shell makes one of <(command)
 		if err != nil {
 			unread = errors.Join(unread, err)
 			continue

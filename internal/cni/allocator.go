@@ -6,12 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"slices"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
 
+	"github.com/tombolo-cni/tombolo/internal/file"
 	"github.com/tombolo-cni/tombolo/internal/ipam/delegate"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/route"
@@ -74,7 +74,7 @@ func (a *allocator) Add(ctx context.Context, owner ipam.Owner) (*ipam.Allocation
 		return nil, err
 	}
 	if a.resolvConf != "" {
-		text, err := os.ReadFile(a.resolvConf)
+		text, err := file.ReadNamed(ctx, a.resolvConf, file.MaxRecord, 0)
 		if err != nil {
 			return nil, withCode(codeIO, fmt.Errorf("network %q: read \"ipam.resolvConf\": %w", a.network, err))
 		}

@@ -14,6 +14,7 @@ import (
 	current "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/sysctl"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/network"
 )
@@ -30,7 +31,7 @@ func (f *tuningConf) run(ctx context.Context, c *call) (*current.Result, error) 
 	if c.verb == "CHECK" {
 		return nil, c.checkTuned(f)
 	}
-	if err := f.allowed(); err != nil {
+	if err := f.allowed(ctx); err != nil {
 		return nil, err
 	}
 	if err := c.tune(ctx, of, f); err != nil {
@@ -48,7 +49,9 @@ func (f *tuningConf) run(ctx context.Context, c *call) (*current.Result, error) 
 // tuned.
 func (c *call) tune(ctx context.Context, of network.Change, f *tuningConf) error {
 	return within(c.netns, func(conn *nl.Conn, pod *netns.NS) error {
-		err := f.eachSysctl(pod, c.ifName, func(path, value string) error { return os.WriteFile(path, []byte(value), 0) })
+		err := f.eachSysctl(pod, c.ifName, func(path, value string) error {
+			return sysctl.Write(strings.TrimPrefix(path, "/proc/sys/"), value)
+		})
 		if err != nil || f.attributes == (attributes{}) {
 			return err
 		}

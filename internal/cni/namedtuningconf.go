@@ -2,12 +2,12 @@ package cni
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"io/fs"
 	"maps"
 	"net"
-	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -163,8 +163,8 @@ func sysctlFile(key, ifName string) string {
 }
 
 // allowed refuses kernel parameters that the node's operator has not allowed. Without the list all are.
-func (f *tuningConf) allowed() error {
-	list, err := os.ReadFile(allowlistFile)
+func (f *tuningConf) allowed(ctx context.Context) error {
+	list, err := file.ReadNamed(ctx, allowlistFile, file.MaxRecord, 0)
 	if len(f.Sysctl) == 0 || errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}

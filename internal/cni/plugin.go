@@ -52,7 +52,9 @@ const (
 
 	maxNetworkName = 250 // it names files
 
-	maxStdin = 4 << 20 // a netconf is some KiB; a prevResult or a list of attachments may add to it
+	// MaxStdin bounds what is read of a configuration, in bytes. One has some KiB, and a prevResult or a list of
+	// attachments may add to that.
+	MaxStdin = 4 << 20
 )
 
 // call is what a verb works with.
@@ -219,12 +221,12 @@ func (c *call) refuseDepth() error {
 // readStdin reads the configuration, and refuses what the plugin refuses for every verb. Where the attachment may
 // be another program's, the rest is not read before it is known to be ours.
 func (c *call) readStdin() error {
-	data, err := io.ReadAll(io.LimitReader(c.Stdin, maxStdin+1))
+	data, err := io.ReadAll(io.LimitReader(c.Stdin, MaxStdin+1))
 	if err != nil {
 		return newError(codeIO, "read the network's configuration from stdin: %v", err)
 	}
-	if len(data) > maxStdin {
-		return newError(codeDecoding, "the network's configuration on stdin is longer than %d bytes", maxStdin)
+	if len(data) > MaxStdin {
+		return newError(codeDecoding, "the network's configuration on stdin is longer than %d bytes", MaxStdin)
 	}
 	if err := c.parse(data); err != nil {
 		return err
@@ -246,7 +248,7 @@ func (c *call) versionVerb() []byte {
 	var conf struct {
 		CNIVersion string `json:"cniVersion"`
 	}
-	data, err := io.ReadAll(io.LimitReader(c.Stdin, maxStdin))
+	data, err := io.ReadAll(io.LimitReader(c.Stdin, MaxStdin))
 	if err != nil || json.Unmarshal(data, &conf) != nil || conf.CNIVersion == "" || c.named {
 		conf.CNIVersion = supported[len(supported)-1]
 	}

@@ -9,6 +9,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -70,6 +72,48 @@ func readFrom(fd int, path string, limit int) ([]byte, error) {
 		}
 		buf = append(buf, make([]byte, len(buf))...)
 	}
+}
+
+// ReadNamed reads a file that a configuration or a command line names. Anyone may own it, and it may be a symbolic
+// link. It has to be a regular file of at most limit bytes, or of a kind that is in also; otherwise the error matches
+// fs.ErrInvalid, and the file is not opened, since to open some devices has an effect. ReadNamed returns when ctx ends,
+// even if the file system does not answer.
+func ReadNamed(ctx context.Context, path string, limit int, also fs.FileMode) (data []byte, err error) {
+	done := make(chan struct{})
+	var found []byte
+	var failed error
+	go func() {
+		defer close(done)
+		found, failed = readNamed(path, limit, also)
+	}()
+	select {
+	case <-done:
+		return found, failed
+	case <-ctx.Done():
+		return nil, PathError("read", path, context.Cause(ctx))
+	}
+}
+
+func readNamed(path string, limit int, also fs.FileMode) ([]byte, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if info.Mode().Type()&^also != 0 {
+		return nil, PathError("read", path, fmt.Errorf("%w: it is not a regular file", fs.ErrInvalid))
+	}
+
+	// The end of a FIFO that nobody writes to comes at once.
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, int64(limit)+1))
+	if len(data) > limit {
+		return nil, PathError("read", path, fmt.Errorf("%w: it is larger than %d bytes", fs.ErrInvalid, limit))
+	}
+	return data, err
 }
 
 // Open opens a regular file of root's or the caller's. Anything else is an error; it does not wait for a FIFO's

@@ -7,6 +7,7 @@ package sysctl
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io/fs"
 	"strings"
 
@@ -21,14 +22,13 @@ const root = "/proc/sys/"
 // with slashes: an interface's name may hold dots.
 func Read(path string) (string, error) { return read(unix.AT_FDCWD, root+path, root+path) }
 
-// Write sets a parameter. It needs to be root of the user namespace that owns the
-// network namespace.
+// Write sets a parameter. It needs to be root of the user namespace that owns the network namespace. A read-only
+// /proc/sys is no error if the parameter has the value already.
 func Write(path, value string) error {
 	return write(unix.AT_FDCWD, root+path, root+path, value)
 }
 
-// Ensure sets a parameter unless it has the value, and says whether it had to. So
-// it works where /proc/sys is mounted read-only and all is as it should be.
+// Ensure sets a parameter unless it has the value, and reports whether it had to.
 func Ensure(path, value string) (changed bool, err error) {
 	have, err := Read(path)
 	if err != nil {
@@ -112,8 +112,27 @@ func write(dir int, path, name, value string) error {
 		_, err = unix.Write(fd, []byte(value))
 		err = errors.Join(err, unix.Close(fd))
 	}
+	if errors.Is(err, unix.EROFS) {
+		// The parameter may have the value already.
+		have, readErr := read(dir, path, name)
+		if readErr == nil && have == value {
+			return nil
+		}
+		err = readOnly(name, value, have, err)
+	}
 	if err != nil {
 		return &tombolo.OpError{Op: "write " + value + " to", Object: name, Err: err}
 	}
 	return nil
+}
+
+// readOnly adds to the error of a write to a read-only /proc/sys whose mount it is and what to do. A link that is made
+// later takes its parameters from conf/default.
+func readOnly(name, value, have string, err error) error {
+	key := strings.TrimPrefix(name, root)
+	if parts := strings.Split(key, "/"); len(parts) == 5 && parts[3] != "all" {
+		parts[3] = "default"
+		key = strings.Join(parts, "/")
+	}
+	return fmt.Errorf("%w: it is %s, and /proc/sys is mounted read-only for this process, by the runtime of a container that is not privileged or by ProtectKernelTunables of a systemd unit: run it privileged or without that, or run `sysctl -w %s=%s` before, where /proc/sys can be written", err, have, key, value)
 }

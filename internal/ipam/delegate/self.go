@@ -2,6 +2,7 @@ package delegate
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -10,6 +11,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/tombolo-cni/tombolo/internal/file"
 )
 
 // ErrSelf means that the plugin to be run is the program that would run it, under this name or another.
@@ -101,7 +104,7 @@ const maxScript = 4 << 10
 
 // interpreter is the program that a script's first line names; empty for what is none.
 func interpreter(path string) string {
-	data, err := os.ReadFile(path)
+	data, err := file.ReadNamed(context.Background(), path, maxScript, 0)
 	if err != nil {
 		return ""
 	}

@@ -46,7 +46,7 @@ func carryOut(args []string, in io.Reader) (any, error) {
 	case os.Geteuid() != 0 || os.Getenv("_CONTAINERS_USERNS_CONFIGURED") == "done": // podman's, for its user namespace
 		return nil, errors.New("podman without root may not change the host's network, which a network of tombolo is in: run podman as root")
 	}
-	data, err := io.ReadAll(in)
+	data, err := io.ReadAll(io.LimitReader(in, cni.MaxStdin))
 	if err != nil {
 		return nil, err
 	}

@@ -74,7 +74,7 @@ func (c *Conn) Attach(ctx context.Context, pod *netns.NS, port Port) (*Attachmen
 		}
 		return nil, c.undo(&port, err)
 	}
-	err := c.refuseIPv6(port.Name, false)
+	err := c.refuseIPv6(port.Name)
 	if err == nil {
 		err = c.setUp(ctx, &port, port.BeforeUp)
 	}
@@ -237,7 +237,7 @@ func (c *Conn) SetPortMTU(ctx context.Context, port string, mtu int) error {
 		return err
 	}
 	// An MTU that was too small for IPv6 until now had the kernel forget what was refused.
-	return c.mendHostEnd(ctx, port)
+	return c.refuseIPv6(port)
 }
 
 func setMTU(b *nl.Batch, name string, mtu int) {

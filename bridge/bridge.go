@@ -313,7 +313,7 @@ func (c *Conn) Enslave(ctx context.Context, port Port) error {
 	if err := c.setUp(ctx, &port, nil); err != nil {
 		return err
 	}
-	if err := c.mendHostEnd(ctx, port.Name); err != nil || !port.StaticFDB {
+	if err := c.refuseIPv6(port.Name); err != nil || !port.StaticFDB {
 		return err
 	}
 	l, err := c.Link(ctx, port.Name)

@@ -1,7 +1,6 @@
 package bridge
 
 import (
-	"context"
 	"errors"
 	"io/fs"
 	"strconv"
@@ -127,19 +126,15 @@ func acceptRA() parameter    { return parameter{"accept_ra", 3, 0} }
 func dropUnicast() parameter { return parameter{"drop_unicast_in_l2_multicast", 40, 1} }
 
 // refuseIPv6 sets the parameters of hostEnd on a port. A port has none of them if the kernel has no IPv6 or the port's
-// MTU is too small for IPv6. With read it reads each parameter first. Where /proc/sys is read-only they stay as they
-// are, and the firewall's rules alone keep the frames away.
-func (c *Conn) refuseIPv6(port string, read bool) error {
+// MTU is too small for IPv6. Where /proc/sys is read-only they stay as they are, and the firewall's rules alone keep the
+// frames away.
+func (c *Conn) refuseIPv6(port string) error {
 	dir, err := c.hostIPv6()
 	if err != nil || dir == nil {
 		return err
 	}
 	for _, p := range hostEnd() {
-		if read {
-			_, err = dir.Ensure(port+"/"+p.name, p.value())
-		} else {
-			err = dir.Write(port+"/"+p.name, p.value())
-		}
+		err := dir.Write(port+"/"+p.name, p.value())
 		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.EROFS) {
 			return err
 		}
@@ -183,12 +178,4 @@ func (c *comparison) hostEnd(l *Link) {
 	if l.AcceptRA != 0 {
 		c.differs("IPv6 accept_ra", "0", strconv.Itoa(l.AcceptRA))
 	}
-}
-
-// mendHostEnd is refuseIPv6 for a port that is there.
-func (c *Conn) mendHostEnd(ctx context.Context, port string) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	return c.refuseIPv6(port, true)
 }

@@ -6,10 +6,17 @@ import (
 	"fmt"
 	"io/fs"
 	"net/netip"
+	"os"
 	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/dhcpc/transport"
+	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/internal/state"
@@ -154,6 +161,53 @@ func refuseConnected(ctx context.Context, s *session, w *want, fresh []netip.Pre
 			w.Record.Name, w.Record.GatewayLink(), ours, a.Prefix, l.Name)
 	}
 	return nil
+}
+
+// refuseAnswered refuses a gateway that another machine has, if that machine is reached by a port of the bridge that is
+// not a pod's of ours. It asks by ARP probes (RFC 5227). For IPv6 it returns the flags of an address for which the
+// kernel asks. Without such a port it asks nobody, and the address is usable at once.
+func (n *site) refuseAnswered(ctx context.Context, gw netip.Prefix) (flags uint32, _ error) {
+	ports, err := n.s.Links.Ports(ctx, n.bridge.Index)
+	isForeign := func(l bridge.Link) bool {
+		_, ours := endpoint.ParseAlias(l.Alias)
+		return !ours && l.Port != nil && l.Port.Forwarding
+	}
+	if err != nil || !slices.ContainsFunc(ports, isForeign) {
+		return unix.IFA_F_NODAD, err
+	}
+	if isIPv6(gw) {
+		return 0, nil
+	}
+
+	conn, err := transport.DialRaw(&transport.Config{Link: n.at.Index, MAC: n.at.MAC, ARP: true})
+	if err != nil {
+		return 0, err
+	}
+	defer conn.Close()
+	probe := &dhcpc.ARP{SenderMAC: dhcpc.Hex(n.at.MAC), SenderIP: netip.IPv4Unspecified(), TargetIP: gw.Addr()}
+	for start, sent := time.Now(), 0; ; {
+		p, err := conn.Receive(ctx, start.Add(time.Duration(sent)*300*time.Millisecond))
+		switch {
+		case err == nil && p.ARP != nil && p.ARP.SenderIP == gw.Addr():
+			return 0, n.answered(gw, p.ARP.SenderMAC.String())
+		case err == nil:
+		case !errors.Is(err, os.ErrDeadlineExceeded):
+			return 0, err
+		case sent == 3:
+			return unix.IFA_F_NODAD, nil
+		default:
+			sent++
+			if err := conn.Send(ctx, &dhcpc.Packet{ARP: probe}); err != nil {
+				return 0, err
+			}
+		}
+	}
+}
+
+func (n *site) answered(gw netip.Prefix, by string) error {
+	return fail.Errorf(ErrConflict, "bridge %s: another machine answers for the gateway %s of network %q (%s), by a port that is not a pod's: "+
+		"name another gateway, or take that port off the bridge (`bridge link show master %[1]s` lists the ports)",
+		n.bridge.Name, gw.Addr(), n.rec.Name, by)
 }
 
 // routerIn says whether a route of the host leads to a gateway in the subnet.

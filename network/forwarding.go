@@ -13,6 +13,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
+	"github.com/tombolo-cni/tombolo/route"
 )
 
 // forwardingPart is that the host forwards what pods send, and what is sent to them.
@@ -129,11 +130,14 @@ func (forwardingPart) make(ctx context.Context, n *site) (bool, error) {
 	return false, err
 }
 
-// refuseIPv6 refuses a network whose pods have addresses of IPv6 in these subnets, on a kernel that was booted with
-// ipv6.disable=1, or built without IPv6: before anything is made that it would refuse with a terse errno, or half of it.
-// An Add calls it only where something is to be built, since such a network is never found ready there.
-func refuseIPv6(network string, slaac bool, subnets []netip.Prefix) error {
+// refuseIPv6 returns an error if the kernel was booted with ipv6.disable=1 or built without IPv6, and the network's pods
+// use IPv6: by SLAAC, by an address in one of the subnets, or by one of the routes. The kernel's own errors come late
+// and are terse. An Add passes subnets only when it builds, since such a network is never found ready.
+func refuseIPv6(network string, slaac bool, subnets []netip.Prefix, routes ...route.Route) error {
 	asked := ""
+	if i := slices.IndexFunc(routes, func(r route.Route) bool { return isIPv6(r.Dst) }); i >= 0 {
+		asked = fmt.Sprintf("a route to %s", routes[i].Dst)
+	}
 	if i := slices.IndexFunc(subnets, isIPv6); i >= 0 {
 		asked = fmt.Sprintf("an address in %s", subnets[i])
 	}
@@ -143,6 +147,7 @@ func refuseIPv6(network string, slaac bool, subnets []netip.Prefix) error {
 	if asked == "" || sysctl.HasIPv6() {
 		return nil
 	}
-	return fail.Errorf(tombolo.ErrInvalid, "network %q asks for %s, and IPv6 is switched off in this kernel: take it out of the configuration, or boot without ipv6.disable=1 on the kernel's command line (and with a kernel that has IPv6)",
+	return fail.Errorf(tombolo.ErrInvalid, "network %q asks for %s, and IPv6 is switched off in this kernel: "+
+		"take it out of the configuration, or boot without ipv6.disable=1 on the kernel's command line (and with a kernel that has IPv6)",
 		network, asked)
 }

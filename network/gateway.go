@@ -2,6 +2,7 @@ package network
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"slices"
 
@@ -126,7 +127,7 @@ func (gatewayPart) make(ctx context.Context, n *site) (bool, error) {
 			return false, err
 		}
 	}
-	return false, buildGateways(ctx, n.s, n.rec, n.at, n.want != nil && n.want.ForceAddress)
+	return false, n.buildGateways(ctx, n.want != nil && n.want.ForceAddress)
 }
 
 // advertisements is the parameter that is to be 0, by which the gateways' link would take router advertisements: a
@@ -170,7 +171,8 @@ func gatewaysInUse(s *session, rec *state.Network, w *want) bool {
 
 // buildGateways puts the gateways on the bridge, and takes those off that no pod
 // needs any more.
-func buildGateways(ctx context.Context, s *session, rec *state.Network, l *bridge.Link, force bool) error {
+func (n *site) buildGateways(ctx context.Context, force bool) error {
+	s, rec, l := n.s, n.rec, n.at
 	have, err := s.Links.Addresses().List(ctx, addr.Filter{Link: l.Index})
 	if err != nil {
 		return err
@@ -184,7 +186,6 @@ func buildGateways(ctx context.Context, s *session, rec *state.Network, l *bridg
 		return err
 	}
 	defer usable.Close()
-	var added []netip.Addr
 	for _, gw := range rec.Gateways {
 		for _, a := range have {
 			if !inTheWay(rec, gw, a.Prefix) {
@@ -196,20 +197,31 @@ func buildGateways(ctx context.Context, s *session, rec *state.Network, l *bridg
 			}
 			stale = appendNew(stale, a.Prefix)
 		}
-		// Usable at once: no other program gives out addresses of the pods' network.
+		// Usable at once, since no other program assigns addresses of the pods' network.
 		own := addr.Address{Prefix: gw, Link: l.Index, Flags: unix.IFA_F_NODAD}
 		if !has(have, gw) {
 			// An operator's own may have none: to exchange it would cost the routes that go by it.
 			own.Broadcast = addr.Broadcast(gw)
+			if own.Flags, err = n.refuseAnswered(ctx, gw); err != nil {
+				return err
+			}
 		}
+
 		changed, err := s.Links.Addresses().Ensure(ctx, own)
 		if err != nil {
 			return err
 		}
 		if changed {
-			added = append(added, gw.Addr())
+			err := usable.Wait(ctx, s.Links.Addresses(), l.Index, gw.Addr())
+			if errors.Is(err, addr.ErrDuplicate) {
+				return errors.Join(n.answered(gw, "IPv6 duplicate address detection"), s.Links.Addresses().Remove(ctx, own))
+			}
+			if err != nil {
+				return err
+			}
 			continue
 		}
+
 		wrong, err := checkSubnet(ctx, s.Links.Routes(), gw, l.Index)
 		if wrong != "" {
 			_, err = s.Links.Routes().Ensure(ctx, subnetRoute(gw, l.Index)) // in the place of another one
@@ -217,9 +229,6 @@ func buildGateways(ctx context.Context, s *session, rec *state.Network, l *bridg
 		if err != nil {
 			return err
 		}
-	}
-	if err := usable.Wait(ctx, s.Links.Addresses(), l.Index, added...); err != nil {
-		return err
 	}
 	for _, p := range stale {
 		if err := s.Links.Addresses().Remove(ctx, addr.Address{Prefix: p, Link: l.Index}); err != nil {

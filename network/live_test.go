@@ -22,6 +22,7 @@ import (
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/nft"
+	"github.com/tombolo-cni/tombolo/route"
 )
 
 func TestMain(m *testing.M) {
@@ -395,14 +396,16 @@ func TestIPv6IsRefusedOnlyWhereItIsAskedFor(t *testing.T) {
 	for name, tt := range map[string]struct {
 		slaac   bool
 		subnets []netip.Prefix
+		routes  []route.Route
 		asked   bool
 	}{
-		"IPv4":         {false, with6[:1], false},
-		"no addresses": {false, nil, false},
-		"both":         {false, with6, true},
-		"slaac":        {true, nil, true},
+		"IPv4":         {false, with6[:1], []route.Route{{Dst: nstest.Prefix("0.0.0.0/0")}}, false},
+		"no addresses": {false, nil, nil, false},
+		"both":         {false, with6, nil, true},
+		"slaac":        {true, nil, nil, true},
+		"a route":      {false, with6[:1], []route.Route{{Dst: nstest.Prefix("::/0")}}, true},
 	} {
-		if err := refuseIPv6("pods", tt.slaac, tt.subnets); (err != nil) != (tt.asked && !nstest.HasIPv6()) {
+		if err := refuseIPv6("pods", tt.slaac, tt.subnets, tt.routes...); (err != nil) != (tt.asked && !nstest.HasIPv6()) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -1,8 +1,10 @@
 package network
 
 import (
+	"cmp"
 	"context"
 	"net/netip"
+	"slices"
 
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
@@ -123,5 +125,8 @@ func (a *adding) checkGiven(g given) error {
 			return fail.Errorf(ErrNoGateway, "ipam %q gave %s without a gateway, and the bridge is to be one: name the gateway in the ipam, or set isGateway to false", a.nw.Origin.Type, address.Prefix)
 		}
 	}
-	return refuseUnreachable(a.pod.Ports, g.addresses)
+	if slices.ContainsFunc(prefixesOf(g.addresses), isIPv6) {
+		return refuseUnreachable(a.pod.Ports, g.addresses)
+	}
+	return cmp.Or(refuseIPv6(a.nw.Name, false, nil, g.routes...), refuseUnreachable(a.pod.Ports, g.addresses))
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/doctor"
 	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/report"
+	"github.com/tombolo-cni/tombolo/internal/cni"
 	"github.com/tombolo-cni/tombolo/internal/file"
 	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/internal/state"
@@ -72,12 +73,8 @@ func nameServers(ctx context.Context, named []string) ([]netip.Addr, error) {
 	}
 	var list []netip.Addr
 	text, _ := file.ReadNamed(ctx, "/etc/resolv.conf", file.MaxRecord, 0) // without it names are no matter of the host's
-	for line := range strings.Lines(string(text)) {
-		fields := strings.Fields(line)
-		if len(fields) < 2 || fields[0] != "nameserver" {
-			continue
-		}
-		if a, err := netip.ParseAddr(fields[1]); err == nil && !a.IsLoopback() && a.Zone() == "" {
+	for _, server := range cni.ParseResolvConf(string(text)).Nameservers {
+		if a, err := netip.ParseAddr(server); err == nil && !a.IsLoopback() && a.Zone() == "" {
 			list = append(list, a)
 		}
 	}

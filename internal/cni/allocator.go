@@ -78,7 +78,7 @@ func (a *allocator) Add(ctx context.Context, owner ipam.Owner) (*ipam.Allocation
 		if err != nil {
 			return nil, withCode(codeIO, fmt.Errorf("network %q: read \"ipam.resolvConf\": %w", a.network, err))
 		}
-		a.dns = parseResolvConf(string(text))
+		a.dns = ParseResolvConf(string(text))
 	}
 	given, err := a.Allocator.Add(ctx, owner)
 	if err != nil {

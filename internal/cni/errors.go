@@ -72,13 +72,31 @@ func withCode(code uint, err error) error {
 
 // configError gives an error of package strict its code; nil stays nil.
 func configError(err error) error {
+	var unknown *strict.UnknownFieldError
 	switch {
-	case errors.As(err, new(*strict.UnknownFieldError)):
+	case errors.As(err, &unknown):
+		if instead := substitutes()[unknown.Path]; instead != "" {
+			err = fmt.Errorf("%w: %s", err, instead)
+		}
 		return withCode(codeUnsupportedField, err)
 	case errors.As(err, new(*strict.SyntaxError)):
 		return withCode(codeDecoding, err)
 	}
 	return withCode(codeInvalidConfig, err)
+}
+
+// substitutes lists what to write in place of fields that kubenet's lists have: its own, kubelet's flags for it, and
+// those of portmap, which follows bridge there.
+func substitutes() map[string]string {
+	const portmap = `it is of the plugin portmap: leave it out, and write "capabilities": {"portMappings": true} in place of that plugin`
+	return map[string]string{
+		"addIf":   "kubenet wrote it and no plugin reads it, since the runtime names the pod's interface: leave it out",
+		"podCIDR": `write "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.77.0.0/24"}]]} with your subnet`,
+
+		"non-masquerade-cidr": `write "nonMasqueradeCIDRs": ["10.0.0.0/8"] with your subnet`, "network-plugin-mtu": `write "mtu"`,
+		"hairpin-mode": `write "hairpinMode": true for hairpin-veth, "promiscMode": true for promiscuous-bridge`,
+		"snat":         portmap, "externalSetMarkChain": portmap, "markMasqBit": portmap, "masqAll": portmap,
+	}
 }
 
 // coded gives an error the code that a runtime branches on: that of the first in its chain or tree that has one.

@@ -75,9 +75,9 @@ func (a *allocator) readHostLocal(r *ipamRequest) error {
 	return err
 }
 
-// parseResolvConf takes nameserver, domain, search and options of a file in the format of resolv.conf(5), as the
+// ParseResolvConf takes nameserver, domain, search and options of a file in the format of resolv.conf(5), as the
 // reference plugin does: several lines of search and options add up, and it passes over unknown lines.
-func parseResolvConf(text string) types.DNS {
+func ParseResolvConf(text string) types.DNS {
 	var dns types.DNS
 	for line := range strings.Lines(text) {
 		fields := strings.Fields(line)

@@ -162,7 +162,7 @@ func TestResolvConfIsUnderstood(t *testing.T) {
 		Search:      []string{"a.example", "b.example", "c.example"},
 		Options:     []string{"ndots:5", "timeout:1", "attempts:2"},
 	}
-	expect.NoDiff(t, cmp.Diff(want, parseResolvConf(text)))
+	expect.NoDiff(t, cmp.Diff(want, ParseResolvConf(text)))
 }
 
 // FuzzResolvConf: any text gives fields without white space in them.
@@ -170,7 +170,7 @@ func FuzzResolvConf(f *testing.F) {
 	f.Add("nameserver 192.0.2.53\nsearch a b\noptions ndots:5\ndomain x\n")
 	f.Add("# c\n;d\nnameserver")
 	f.Fuzz(func(t *testing.T, text string) {
-		dns := parseResolvConf(text)
+		dns := ParseResolvConf(text)
 		for _, list := range [][]string{dns.Nameservers, dns.Search, dns.Options} {
 			for _, item := range list {
 				must.That(t, item != "" && strings.TrimSpace(item) == item, "%q gave the item %q", text, item)

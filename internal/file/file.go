@@ -78,17 +78,19 @@ func readFrom(fd int, path string, limit int) ([]byte, error) {
 // link. It has to be a regular file of at most limit bytes, or of a kind that is in also; otherwise the error matches
 // fs.ErrInvalid, and the file is not opened, since to open some devices has an effect. ReadNamed returns when ctx ends,
 // even if the file system does not answer.
-func ReadNamed(ctx context.Context, path string, limit int, also fs.FileMode) (data []byte, err error) {
-	done := make(chan struct{})
-	var found []byte
-	var failed error
+func ReadNamed(ctx context.Context, path string, limit int, also fs.FileMode) ([]byte, error) {
+	type answer struct {
+		data []byte
+		err  error
+	}
+	done := make(chan answer, 1)
 	go func() {
-		defer close(done)
-		found, failed = readNamed(path, limit, also)
+		data, err := readNamed(path, limit, also)
+		done <- answer{data, err}
 	}()
 	select {
-	case <-done:
-		return found, failed
+	case a := <-done:
+		return a.data, a.err
 	case <-ctx.Done():
 		return nil, PathError("read", path, context.Cause(ctx))
 	}
@@ -96,11 +98,11 @@ func ReadNamed(ctx context.Context, path string, limit int, also fs.FileMode) (d
 
 func readNamed(path string, limit int, also fs.FileMode) ([]byte, error) {
 	info, err := os.Stat(path)
+	if err == nil && info.Mode().Type()&^also != 0 {
+		err = PathError("read", path, fmt.Errorf("%w: it is not a regular file", fs.ErrInvalid))
+	}
 	if err != nil {
 		return nil, err
-	}
-	if info.Mode().Type()&^also != 0 {
-		return nil, PathError("read", path, fmt.Errorf("%w: it is not a regular file", fs.ErrInvalid))
 	}
 
 	// The end of a FIFO that nobody writes to comes at once.

@@ -18,27 +18,16 @@ import (
 
 const root = "/proc/sys/"
 
-// Read gives a parameter's value without the newline. path is below /proc/sys,
-// with slashes: an interface's name may hold dots.
-func Read(path string) (string, error) { return read(unix.AT_FDCWD, root+path, root+path) }
+// Read returns a parameter's value without the newline. path is below /proc/sys, with slashes, since an interface's name
+// may have dots.
+func Read(path string) (string, error) { return all().read(path) }
 
 // Write sets a parameter. It needs to be root of the user namespace that owns the network namespace. A read-only
 // /proc/sys is no error if the parameter has the value already.
-func Write(path, value string) error {
-	return write(unix.AT_FDCWD, root+path, root+path, value)
-}
+func Write(path, value string) error { return all().Write(path, value) }
 
 // Ensure sets a parameter unless it has the value, and reports whether it had to.
-func Ensure(path, value string) (changed bool, err error) {
-	have, err := Read(path)
-	if err != nil {
-		return false, err
-	}
-	if have == value {
-		return false, nil
-	}
-	return true, Write(path, value)
-}
+func Ensure(path, value string) (changed bool, err error) { return all().Ensure(path, value) }
 
 // Exists says whether the kernel, in its present state, has the parameter.
 func Exists(path string) bool {
@@ -60,9 +49,13 @@ func Link(family, link, name string) string {
 // another thread uses it: to open it while other work goes on saves the time that it takes to find it, which is
 // longer the more namespaces there are (the kernel compares each one's entry of the name, in a row).
 type Dir struct {
-	path string
 	fd   int
+	at   string // what comes before a path when a file is opened
+	name string // and in errors
 }
+
+// all is /proc/sys of the calling thread.
+func all() *Dir { return &Dir{unix.AT_FDCWD, root, root} }
 
 // OpenDir opens a directory of the calling thread's network namespace. path is below
 // /proc/sys: "net/ipv6/conf". Where the kernel has none, the error matches
@@ -72,67 +65,52 @@ func OpenDir(path string) (*Dir, error) {
 	if err != nil {
 		return nil, &tombolo.OpError{Op: "open", Object: root + path, Err: err}
 	}
-	return &Dir{path, fd}, nil
+	return &Dir{fd, "", root + path + "/"}, nil
 }
 
 // Close gives the directory back.
 func (d *Dir) Close() error { return unix.Close(d.fd) }
 
-// Write is that of the package, of a path below the directory.
-func (d *Dir) Write(path, value string) error {
-	return write(d.fd, path, root+d.path+"/"+path, value)
-}
-
-// Ensure is that of the package, of a path below the directory.
+// Ensure is the package's Ensure for a path below the directory.
 func (d *Dir) Ensure(path, value string) (changed bool, err error) {
-	have, err := read(d.fd, path, root+d.path+"/"+path)
+	have, err := d.read(path)
 	if err != nil || have == value {
 		return false, err
 	}
 	return true, d.Write(path, value)
 }
 
-func read(dir int, path, name string) (string, error) {
-	fd, err := unix.Openat(dir, path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+func (d *Dir) read(path string) (string, error) {
+	fd, err := unix.Openat(d.fd, d.at+path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return "", &tombolo.OpError{Op: "read", Object: name, Err: err}
+		return "", &tombolo.OpError{Op: "read", Object: d.name + path, Err: err}
 	}
 	defer unix.Close(fd)
 	var b [256]byte
 	n, err := unix.Read(fd, b[:])
 	if err != nil {
-		return "", &tombolo.OpError{Op: "read", Object: name, Err: err}
+		return "", &tombolo.OpError{Op: "read", Object: d.name + path, Err: err}
 	}
 	return string(bytes.TrimSpace(b[:n])), nil
 }
 
-func write(dir int, path, name, value string) error {
-	fd, err := unix.Openat(dir, path, unix.O_WRONLY|unix.O_CLOEXEC, 0)
+// Write is the package's Write for a path below the directory.
+func (d *Dir) Write(path, value string) error {
+	fd, err := unix.Openat(d.fd, d.at+path, unix.O_WRONLY|unix.O_CLOEXEC, 0)
 	if err == nil {
 		_, err = unix.Write(fd, []byte(value))
 		err = errors.Join(err, unix.Close(fd))
 	}
 	if errors.Is(err, unix.EROFS) {
-		// The parameter may have the value already.
-		have, readErr := read(dir, path, name)
+		have, readErr := d.read(path)
 		if readErr == nil && have == value {
 			return nil
 		}
-		err = readOnly(name, value, have, err)
+		err = fmt.Errorf("%w: it is %s, and /proc/sys is mounted read-only for this process, by the runtime of a container that is not privileged or by ProtectKernelTunables of a systemd unit: "+
+			"run it privileged or without that, or write %s to the file beforehand where that is allowed (for a link yet to be made, in conf/default)", err, have, value)
 	}
 	if err != nil {
-		return &tombolo.OpError{Op: "write " + value + " to", Object: name, Err: err}
+		return &tombolo.OpError{Op: "write " + value + " to", Object: d.name + path, Err: err}
 	}
 	return nil
-}
-
-// readOnly adds to the error of a write to a read-only /proc/sys whose mount it is and what to do. A link that is made
-// later takes its parameters from conf/default.
-func readOnly(name, value, have string, err error) error {
-	key := strings.TrimPrefix(name, root)
-	if parts := strings.Split(key, "/"); len(parts) == 5 && parts[3] != "all" {
-		parts[3] = "default"
-		key = strings.Join(parts, "/")
-	}
-	return fmt.Errorf("%w: it is %s, and /proc/sys is mounted read-only for this process, by the runtime of a container that is not privileged or by ProtectKernelTunables of a systemd unit: run it privileged or without that, or run `sysctl -w %s=%s` before, where /proc/sys can be written", err, have, key, value)
 }

@@ -86,15 +86,15 @@ func IsSame(a, b string) (bool, error) {
 
 // refuseSelf keeps a program from running itself for ever. A program that cannot
 // be compared is not run.
-func refuseSelf(self, file string) error {
-	same, err := IsSame(self, file)
+func refuseSelf(self, path string) error {
+	same, err := IsSame(self, path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("run %s: %w: %w", file, ErrNotFound, err)
+		return fmt.Errorf("run %s: %w: %w", path, ErrNotFound, err)
 	case err != nil:
-		return fmt.Errorf("compare %s with the program that would run it: %w", file, err)
+		return fmt.Errorf("compare %s with the program that would run it: %w", path, err)
 	case same:
-		return fmt.Errorf("run %s: %w", file, ErrSelf)
+		return fmt.Errorf("run %s: %w", path, ErrSelf)
 	}
 	return nil
 }

@@ -9,7 +9,6 @@ package install
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -20,7 +19,6 @@ import (
 	"strings"
 
 	"github.com/tombolo-cni/tombolo/internal/cni"
-	"github.com/tombolo-cni/tombolo/internal/file"
 )
 
 const (
@@ -122,7 +120,7 @@ func putPlugin(out io.Writer, from, path string) error {
 		return err
 	}
 	said := "the plugin"
-	if there, err := file.ReadNamed(context.Background(), path, len(plugin), 0); err == nil && bytes.Equal(there, plugin) {
+	if there, err := os.ReadFile(path); err == nil && bytes.Equal(there, plugin) {
 		said += ", as before"
 	} else if err := replace(path, plugin); err != nil {
 		return err

@@ -50,6 +50,9 @@ func TestAFileSystemThatHangsEndsWithTheDeadline(t *testing.T) {
 		file string
 		with func(path string, c *call) conf
 	}{
+		{"ipam.resolvConf", "resolv.conf", func(path string, _ *call) conf {
+			return conf{"ipam": conf{"type": "host-local", "subnet": subnet4, "resolvConf": path}}
+		}},
 		{"logFile", "log", func(path string, _ *call) conf { return conf{"logFile": path} }},
 		{"CNI_NETNS", "netns", func(path string, c *call) conf { c.netns = path; return nil }},
 		{"stateDir", "lock", func(path string, _ *call) conf { return conf{"stateDir": filepath.Dir(path)} }},
@@ -128,4 +131,56 @@ func TestWhatIsNoFileIsNotWaitedFor(t *testing.T) {
 			expect.That(t, o.status != 0, "ADD took it for a namespace")
 		})
 	}
+}
+
+// TestAPathThatIsNamedIsASmallFile has what never ends, or is no file, where a configuration or an operator names one.
+// No call hangs, and none takes the memory that such a file could fill.
+func TestAPathThatIsNamedIsASmallFile(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	const large = 8 << 30 // sparse
+	must.Succeed(t, errors.Join(
+		os.WriteFile(dir+"/large", nil, 0o600), os.Truncate(dir+"/large", large), unix.Mkfifo(dir+"/fifo", 0o600), os.Mkdir(dir+"/dir", 0o700),
+		os.Symlink("loop", dir+"/loop"), os.Symlink("/dev/zero", dir+"/link"), os.WriteFile(dir+"/real", []byte("nameserver 192.0.2.53\n"), 0o600),
+		os.Symlink("real", dir+"/alias")))
+	for path, says := range map[string]string{
+		"/dev/zero": "not a regular file", dir + "/fifo": "not a regular file", dir + "/dir": "not a regular file", dir + "/link": "not a regular file",
+		dir + "/large": "larger than 1048576 bytes", dir + "/loop": "too many levels", "/proc/self/fd/0": "not a regular file", dir + "/alias": "",
+	} {
+		t.Run(filepath.Base(path), func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			n.by = []string{"prlimit", "--as=2000000000"}
+			w := n.podnet(conf{"ipam": conf{"type": "host-local", "subnet": subnet4, "resolvConf": path}})
+			p := n.pod("a")
+			if says == "" {
+				expect.Equal(t, strings.Join(w.add(p).DNS.Nameservers, " "), "192.0.2.53", "name servers")
+				w.del(p)
+			} else {
+				wantError(t, expect.Err(w.tryAdd(p)), 5, says)
+			}
+			n.wantNothing()
+
+			o := n.operate("validate", path)
+			expect.That(t, o.status != 0 && o.stderr+o.stdout != "", "validate: %+v", o)
+			lists := t.TempDir()
+			must.Succeed(t, os.Symlink(path, lists+"/10-pods.conflist"))
+			o = n.operate("init", "pods", "--dir", lists, "--yes")
+			expect.That(t, o.status != 0, "init took it for its own: %+v", o)
+			report := lists + "/report"
+			n.operate("bugreport", report, "--dir", lists, "--state", n.state)
+			expect.Contains(t, readFile(t, report), lists+"/10-pods.conflist: ")
+
+			// Where the plugin is called by a name, and in place of the one that had it before.
+			kept := t.TempDir()
+			must.Succeed(t, errors.Join(os.Symlink(plugin(), kept+"/portmap"), os.Symlink(path, kept+"/portmap.reference")))
+			c := call{verb: "ADD", id: p.id, netns: p.path, ifName: "eth0", stdin: w.stdin(conf{"type": "portmap",
+				"prevResult": conf{"cniVersion": "1.1.0", "interfaces": []conf{{"name": "x", "sandbox": p.path}}}})}
+			o = must.Of(n.exec(t.Context(), kept+"/portmap", c.stdin, c.environ())).Get(t)
+			expect.That(t, o.status != 0, "the kept plugin: %+v", o)
+		})
+	}
+	// A shell makes a FIFO of <(command), and somebody writes to that.
+	o := newNode(t).run("bash", "-c", `"$0" validate <(echo '{"cniVersion":"1.0.0","name":"n","type":"tombolo","ipam":{"type":"host-local","subnet":"10.1.0.0/24"}}')`, command())
+	expect.Contains(t, o, ": valid\n")
 }

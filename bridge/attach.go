@@ -257,13 +257,13 @@ func (p *Port) writeSysctls(in *inPod) error {
 	var errs []error
 	if in.ipv6 != nil && !p.LeaveIPv6 {
 		// A router advertisement would add addresses and routes that the caller did not give.
-		err := in.ipv6.Write(p.Peer+"/accept_ra", "0")
+		err := in.ipv6.Prefer(p.Peer+"/accept_ra", "0")
 		if p.usesIPv6() || !errors.Is(err, fs.ErrNotExist) { // an MTU that is too small for IPv6
 			errs = append(errs, err)
 		}
 	}
 	if p.usesIPv6() {
-		errs = append(errs, in.ipv6.Write(p.Peer+"/keep_addr_on_down", "1"), in.enableIPv6(p.Peer), in.enableIPv6("lo"))
+		errs = append(errs, in.ipv6.Prefer(p.Peer+"/keep_addr_on_down", "1"), in.enableIPv6(p.Peer), in.enableIPv6("lo"))
 	}
 	if p.NoRedirects {
 		errs = append(errs, p.refuseRedirects(in))

@@ -5,8 +5,6 @@ import (
 	"io/fs"
 	"strconv"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
 )
@@ -134,8 +132,7 @@ func (c *Conn) refuseIPv6(port string) error {
 		return err
 	}
 	for _, p := range hostEnd() {
-		err := dir.Write(port+"/"+p.name, p.value())
-		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.EROFS) {
+		if err := dir.Prefer(port+"/"+p.name, p.value()); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}

@@ -94,6 +94,14 @@ func (d *Dir) read(path string) (string, error) {
 	return string(bytes.TrimSpace(b[:n])), nil
 }
 
+// Prefer is Write for a value without which the caller can go on: where /proc/sys is read-only it changes nothing.
+func (d *Dir) Prefer(path, value string) error {
+	if err := d.Write(path, value); !errors.Is(err, unix.EROFS) {
+		return err
+	}
+	return nil
+}
+
 // Write is the package's Write for a path below the directory.
 func (d *Dir) Write(path, value string) error {
 	fd, err := unix.Openat(d.fd, d.at+path, unix.O_WRONLY|unix.O_CLOEXEC, 0)
@@ -106,8 +114,8 @@ func (d *Dir) Write(path, value string) error {
 		if readErr == nil && have == value {
 			return nil
 		}
-		err = fmt.Errorf("%w: it is %s, and /proc/sys is mounted read-only for this process, by the runtime of a container that is not privileged or by ProtectKernelTunables of a systemd unit: "+
-			"run it privileged or without that, or write %s to the file beforehand where that is allowed (for a link yet to be made, in conf/default)", err, have, value)
+		err = fmt.Errorf("%w: it is %s, and /proc/sys is mounted read-only here, as for a container that is not privileged or by ProtectKernelTunables of a systemd unit: "+
+			"run this privileged or without that, or write %s beforehand where that is allowed (for a link yet to be made, in conf/default)", err, have, value)
 	}
 	if err != nil {
 		return &tombolo.OpError{Op: "write " + value + " to", Object: d.name + path, Err: err}

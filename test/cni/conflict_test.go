@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
 // wantRefused says that both STATUS and ADD refuse a network, in words, and that its pods stay.
@@ -213,5 +214,62 @@ func TestReclaimingLeavesTheAddressOfARestartedContainer(t *testing.T) {
 	b.chain("DEL", "a", b.plugins)
 	if strings.Contains(b.files(), "10.5.0.9") {
 		t.Error("the reservation stays after DEL: " + b.files())
+	}
+}
+
+// TestAGatewayThatAnotherMachineHasIsNotTaken has a machine at the far end of a port that somebody put on the bridge. The
+// gateway is asked for when it first comes to the bridge, and not while the bridge has it.
+func TestAGatewayThatAnotherMachineHasIsNotTaken(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		has  string // address of the other machine
+		ipam conf
+	}{
+		"IPv4":         {gateway4, dualStack()},
+		"IPv6":         {gateway6, dualStack()},
+		"others' only": {"10.77.0.200", dualStack()},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			n.ip("link add cbr0 type bridge")
+			n.ip("link set cbr0 up")
+			machine := nstest.New(t)
+			nstest.Veth(t, n.ns, "foreign", machine, "eth0")
+			n.ip("link set foreign master cbr0")
+			bits := map[bool]string{true: "/64", false: "/24"}[strings.Contains(tt.has, ":")]
+			address := func(do string) {
+				nodad := map[bool]string{true: " nodad"}[do == "add" && bits == "/64"]
+				nstest.Run(t, machine, "ip", strings.Fields("address "+do+" "+tt.has+bits+" dev eth0"+nodad)...)
+			}
+			address("add")
+			(&lan{node: n}).eventually(t, func() bool {
+				return strings.Contains(n.run("bridge", "link", "show", "dev", "foreign"), "state forwarding")
+			})
+
+			w := n.podnet(conf{"bridge": "cbr0", "ipam": tt.ipam})
+			p := n.pod("a")
+			if name == "others' only" {
+				w.add(p)
+				w.del(p)
+			} else {
+				_, err := w.tryAdd(p)
+				for _, says := range []string{"another machine answers for the gateway " + tt.has + " of network \"podnet\"", "bridge link show master cbr0"} {
+					wantError(t, err, 112, says)
+				}
+				n.wantNothing()
+				got := n.run("ip", "address")
+				expect.That(t, !strings.Contains(got, tt.has+bits), "the gateway was put on:\n%s", got)
+				// With the port off, or that machine gone, it is the bridge's.
+				address("del")
+			}
+			w.add(p)
+			wantPing(t, p.NS, gateway4)
+			// Somebody takes it later: what is there stays, and pods come.
+			if name != "others' only" {
+				address("add")
+			}
+			w.add(n.pod("b"))
+		})
 	}
 }

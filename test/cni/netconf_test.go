@@ -48,6 +48,8 @@ func badConfs() []badConf {
 		{name: "unknown field, other case", fields: conf{"ipmasq": true}},
 		{name: "unknown field, like no other", fields: conf{"zebra": conf{"stripes": 7}}},
 		{name: "unknown field of the reference's chain", fields: conf{"snat": false}},
+		{name: "unknown field of kubenet's", fields: conf{"addIf": "eth0"}},
+		{name: "unknown field of kubelet's", fields: conf{"podCIDR": subnet4}},
 		{name: "unknown field with a long value", fields: conf{"zebra": strings.Repeat("x", 200)}},
 		{name: "unknown field in dns", fields: conf{"dns": conf{"nameserver": "1.1.1.1"}}},
 		{name: "unknown field in ipam", fields: ipam(conf{"rangeStrat": "10.77.0.2"})},

@@ -263,7 +263,8 @@ func (p *Port) writeSysctls(in *inPod) error {
 		}
 	}
 	if p.usesIPv6() {
-		errs = append(errs, in.ipv6.Prefer(p.Peer+"/keep_addr_on_down", "1"), in.enableIPv6(p.Peer), in.enableIPv6("lo"))
+		errs = append(errs, in.ipv6.Prefer(p.Peer+"/keep_addr_on_down", "1"))
+		errs = append(errs, in.enableIPv6(p.Peer), in.enableIPv6("lo"))
 	}
 	if p.NoRedirects {
 		errs = append(errs, p.refuseRedirects(in))

@@ -124,8 +124,8 @@ func acceptRA() parameter    { return parameter{"accept_ra", 3, 0} }
 func dropUnicast() parameter { return parameter{"drop_unicast_in_l2_multicast", 40, 1} }
 
 // refuseIPv6 sets the parameters of hostEnd on a port. A port has none of them if the kernel has no IPv6 or the port's
-// MTU is too small for IPv6. Where /proc/sys is read-only they stay as they are, and the firewall's rules alone keep the
-// frames away.
+// MTU is too small for IPv6. Where /proc/sys is read-only they stay as they are, and only the firewall's rules keep
+// the frames away.
 func (c *Conn) refuseIPv6(port string) error {
 	dir, err := c.hostIPv6()
 	if err != nil || dir == nil {

@@ -205,9 +205,9 @@ func (n *site) refuseAnswered(ctx context.Context, gw netip.Prefix) (flags uint3
 }
 
 func (n *site) answered(gw netip.Prefix, by string) error {
-	return fail.Errorf(ErrConflict, "bridge %s: another machine answers for the gateway %s of network %q (%s), by a port that is not a pod's: "+
-		"name another gateway, or take that port off the bridge (`bridge link show master %[1]s` lists the ports)",
-		n.bridge.Name, gw.Addr(), n.rec.Name, by)
+	return fail.Errorf(ErrConflict, "bridge %s: another machine answers for the gateway %s of network %q (%s), by a "+
+		"port that is not a pod's: name another gateway, or take that port off the bridge "+
+		"(`bridge link show master %[1]s` lists the ports)", n.bridge.Name, gw.Addr(), n.rec.Name, by)
 }
 
 // routerIn says whether a route of the host leads to a gateway in the subnet.

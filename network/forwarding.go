@@ -130,9 +130,9 @@ func (forwardingPart) make(ctx context.Context, n *site) (bool, error) {
 	return false, err
 }
 
-// refuseIPv6 returns an error if the kernel was booted with ipv6.disable=1 or built without IPv6, and the network's pods
-// use IPv6: by SLAAC, by an address in one of the subnets, or by one of the routes. The kernel's own errors come late
-// and are terse. An Add passes subnets only when it builds, since such a network is never found ready.
+// refuseIPv6 returns an error if the kernel was booted with ipv6.disable=1 or built without IPv6, and the network's
+// pods use IPv6: by SLAAC, by an address in one of the subnets, or by one of the routes. The kernel's own errors come
+// late and are terse. An Add passes subnets only when it builds, since such a network is never found ready.
 func refuseIPv6(network string, slaac bool, subnets []netip.Prefix, routes ...route.Route) error {
 	asked := ""
 	if i := slices.IndexFunc(routes, func(r route.Route) bool { return isIPv6(r.Dst) }); i >= 0 {
@@ -148,6 +148,6 @@ func refuseIPv6(network string, slaac bool, subnets []netip.Prefix, routes ...ro
 		return nil
 	}
 	return fail.Errorf(tombolo.ErrInvalid, "network %q asks for %s, and IPv6 is switched off in this kernel: "+
-		"take it out of the configuration, or boot without ipv6.disable=1 on the kernel's command line (and with a kernel that has IPv6)",
-		network, asked)
+		"take it out of the configuration, or boot without ipv6.disable=1 on the kernel's command line "+
+		"(and with a kernel that has IPv6)", network, asked)
 }

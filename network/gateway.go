@@ -214,7 +214,7 @@ func (n *site) buildGateways(ctx context.Context, force bool) error {
 		if changed {
 			err := usable.Wait(ctx, s.Links.Addresses(), l.Index, gw.Addr())
 			if errors.Is(err, addr.ErrDuplicate) {
-				return errors.Join(n.answered(gw, "IPv6 duplicate address detection"), s.Links.Addresses().Remove(ctx, own))
+				err = errors.Join(n.answered(gw, "duplicate address detection"), s.Links.Addresses().Remove(ctx, own))
 			}
 			if err != nil {
 				return err

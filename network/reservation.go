@@ -82,7 +82,8 @@ func (t *teardown) retaken(ctx context.Context, r *remains) []netip.Addr {
 			continue
 		}
 		// One that was made again by the kernel's addresses names no container.
-		if text, err := file.ReadNamed(ctx, path, file.MaxRecord, 0); err == nil && strings.HasPrefix(string(text), r.owner.ContainerID) {
+		text, err := file.ReadNamed(ctx, path, file.MaxRecord, 0)
+		if err == nil && strings.HasPrefix(string(text), r.owner.ContainerID) {
 			list = append(list, a)
 		}
 	}

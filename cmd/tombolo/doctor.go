@@ -63,7 +63,8 @@ func (o *options) doctor(ctx context.Context, node *network.Node, only report.Se
 	return o.printExamined(reports, only.None())
 }
 
-// nameServers are those that are named, or of /etc/resolv.conf those that a pod could ask too.
+// nameServers returns the named servers, or those of /etc/resolv.conf that a pod could ask too. Without that file it
+// returns none.
 func nameServers(ctx context.Context, named []string) ([]netip.Addr, error) {
 	if slices.Equal(named, []string{"none"}) {
 		return nil, nil
@@ -72,7 +73,7 @@ func nameServers(ctx context.Context, named []string) ([]netip.Addr, error) {
 		return parseAddresses("--dns", named)
 	}
 	var list []netip.Addr
-	text, _ := file.ReadNamed(ctx, "/etc/resolv.conf", file.MaxRecord, 0) // without it names are no matter of the host's
+	text, _ := file.ReadNamed(ctx, "/etc/resolv.conf", file.MaxRecord, 0)
 	for _, server := range cni.ParseResolvConf(string(text)).Nameservers {
 		if a, err := netip.ParseAddr(server); err == nil && !a.IsLoopback() && a.Zone() == "" {
 			list = append(list, a)

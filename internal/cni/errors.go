@@ -88,14 +88,16 @@ func configError(err error) error {
 // substitutes lists what to write in place of fields that kubenet's lists have: its own, kubelet's flags for it, and
 // those of portmap, which follows bridge there.
 func substitutes() map[string]string {
-	const portmap = `it is of the plugin portmap: leave it out, and write "capabilities": {"portMappings": true} in place of that plugin`
+	const portmap = `leave it and the plugin portmap out, and write "capabilities": {"portMappings": true}`
 	return map[string]string{
-		"addIf":   "kubenet wrote it and no plugin reads it, since the runtime names the pod's interface: leave it out",
-		"podCIDR": `write "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.77.0.0/24"}]]} with your subnet`,
+		"addIf":   "no plugin reads it, since the runtime names the pod's interface: leave it out",
+		"podCIDR": `write "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.77.0.0/24"}]]}`,
 
-		"non-masquerade-cidr": `write "nonMasqueradeCIDRs": ["10.0.0.0/8"] with your subnet`, "network-plugin-mtu": `write "mtu"`,
-		"hairpin-mode": `write "hairpinMode": true for hairpin-veth, "promiscMode": true for promiscuous-bridge`,
-		"snat":         portmap, "externalSetMarkChain": portmap, "markMasqBit": portmap, "masqAll": portmap,
+		"hairpin-mode":        `write "hairpinMode": true for hairpin-veth, "promiscMode": true for promiscuous-bridge`,
+		"network-plugin-mtu":  `write "mtu"`,
+		"non-masquerade-cidr": `write "nonMasqueradeCIDRs": ["10.0.0.0/8"]`,
+
+		"snat": portmap, "externalSetMarkChain": portmap, "markMasqBit": portmap, "masqAll": portmap,
 	}
 }
 

@@ -31,7 +31,7 @@ func (c *call) watch() {
 // bite ends the process. A call that hangs while it prints how it ended has been read, or has no reader.
 func (c *call) bite(w *watchdog) {
 	if of := w.of.Load(); w.said.CompareAndSwap(false, true) {
-		c.printError(of.CNIVersion, newError(codeTryAgainLater, "%s hung past its deadline and the %s to undo it: a file system, a disk or a device that it needs does not answer. DEL takes down what it has made", c.verb, network.UndoTimeout))
+		c.printError(of.CNIVersion, newError(codeTryAgainLater, "%s hung past its deadline and the %s to undo it: stdin does not end, or a file system, a disk or a device does not answer. DEL takes down what it has made", c.verb, network.UndoTimeout))
 		go c.countFailure(of.stateDir(), codeTryAgainLater)
 		time.Sleep(lastGrace) // its disk may be what hangs
 	}

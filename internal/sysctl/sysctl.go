@@ -18,8 +18,8 @@ import (
 
 const root = "/proc/sys/"
 
-// Read returns a parameter's value without the newline. path is below /proc/sys, with slashes, since an interface's name
-// may have dots.
+// Read returns a parameter's value without the newline. path is below /proc/sys, with slashes, since an interface's
+// name may have dots.
 func Read(path string) (string, error) { return all().read(path) }
 
 // Write sets a parameter. It needs to be root of the user namespace that owns the network namespace. A read-only
@@ -114,8 +114,9 @@ func (d *Dir) Write(path, value string) error {
 		if readErr == nil && have == value {
 			return nil
 		}
-		err = fmt.Errorf("%w: it is %s, and /proc/sys is mounted read-only here, as for a container that is not privileged or by ProtectKernelTunables of a systemd unit: "+
-			"run this privileged or without that, or write %s beforehand where that is allowed (for a link yet to be made, in conf/default)", err, have, value)
+		err = fmt.Errorf("%w: it is %s, and /proc/sys is mounted read-only here, as for a container that is not "+
+			"privileged or by ProtectKernelTunables of a systemd unit: run this privileged or without that, or "+
+			"write %s beforehand where that is allowed (for a link yet to be made, in conf/default)", err, have, value)
 	}
 	if err != nil {
 		return &tombolo.OpError{Op: "write " + value + " to", Object: d.name + path, Err: err}

@@ -53,6 +53,10 @@ func TestAFileSystemThatHangsEndsWithTheDeadline(t *testing.T) {
 		{"ipam.resolvConf", "resolv.conf", func(path string, _ *call) conf {
 			return conf{"ipam": conf{"type": "host-local", "subnet": subnet4, "resolvConf": path}}
 		}},
+		{"ipam.dataDir", "lock", func(path string, _ *call) conf {
+			dir, name := filepath.Split(filepath.Dir(path))
+			return conf{"name": name, "ipam": conf{"type": "host-local", "subnet": subnet4, "dataDir": dir}}
+		}},
 		{"logFile", "log", func(path string, _ *call) conf { return conf{"logFile": path} }},
 		{"CNI_NETNS", "netns", func(path string, c *call) conf { c.netns = path; return nil }},
 		{"stateDir", "lock", func(path string, _ *call) conf { return conf{"stateDir": filepath.Dir(path)} }},

@@ -283,10 +283,26 @@ func (p *Port) podLinkUp(b *nl.Batch, index int) {
 		b.Add("add address", &one, m, err)
 	}
 	link.Request{Index: index, Flags: unix.IFF_UP, Change: unix.IFF_UP}.Set(b, "set link up", p.Peer)
-	for _, r := range p.podRoutes(index) {
-		m, err := r.Message(unix.RTM_NEWROUTE, netlink.Create|netlink.Excl)
+	routes := p.podRoutes(index)
+	for i, r := range routes {
+		// The pod may have a route to the same destination, by this interface or another: the kernel takes the newer
+		// one first, and makes one route with several next hops of IPv6 routes. Only the first default route of a
+		// metric has to be the only one, so that no network takes another's place.
+		isRival := func(other route.Route) bool {
+			return isMainDefault(&other) && destination(other) == destination(r) && other.Priority == r.Priority
+		}
+		flags := netlink.Create
+		if isMainDefault(&r) && !slices.ContainsFunc(routes[:i], isRival) {
+			flags |= netlink.Excl
+		}
+		m, err := r.Message(unix.RTM_NEWROUTE, flags)
 		b.Add("add route", &r, m, err)
 	}
+}
+
+// isMainDefault reports whether r is a default route of the main table.
+func isMainDefault(r *route.Route) bool {
+	return r.Dst.Bits() <= 0 && (r.Table == 0 || r.Table == unix.RT_TABLE_MAIN)
 }
 
 // announce appends a request that has the kernel send a gratuitous ARP for each address: it sets the MAC, to the

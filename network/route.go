@@ -100,24 +100,28 @@ func subnets(addresses []netip.Prefix) []route.Route {
 	return list
 }
 
-// routesFor gives the routes of a pod as its kernel gets them. One that names no gateway goes by that
-// of an address, unless its scope says that it has none. Those that lead to a gateway come last,
-// since others may lead to that.
-func routesFor(addresses []ipam.Address, asked []route.Route) []route.Route {
-	var direct, led []route.Route
-	for _, r := range asked {
+// routesFor returns the routes of a pod as its kernel gets them, in the order of the requested ones, each once. A route
+// that names no gateway gets the first gateway among the addresses, unless it is an IPv4 route whose scope allows none.
+// The gateways 0.0.0.0 and :: mean that there is none. A gateway outside of the addresses' prefixes is on the link.
+func routesFor(addresses []ipam.Address, requested []route.Route) []route.Route {
+	var list []route.Route
+	for _, r := range requested {
 		r.Dst, r.Protocol = r.Dst.Masked(), route.ProtocolTombolo
-		if !r.Gateway.IsValid() && r.Scope == nil {
+		onLink := r.Dst.Addr().Is4() && r.Scope != nil && *r.Scope >= unix.RT_SCOPE_LINK
+		if !r.Gateway.IsValid() && !onLink {
 			r.Gateway = gatewayFor(r.Dst.Addr(), addresses)
 		}
-		if !r.Gateway.IsValid() {
-			direct = append(direct, r)
-			continue
+		if r.Gateway.IsUnspecified() {
+			r.Gateway = netip.Addr{}
 		}
-		r.OnLink = !reachable(r.Gateway, addresses)
-		led = append(led, r)
+		r.OnLink = r.Gateway.IsValid() && !reachable(r.Gateway, addresses)
+
+		repeats := func(other route.Route) bool { return other.Dst == r.Dst && other.Matches(r) }
+		if !slices.ContainsFunc(list, repeats) {
+			list = append(list, r)
+		}
 	}
-	return append(direct, led...)
+	return list
 }
 
 // withDefaults adds, if that is wanted, a default route for each family that has a gateway and for
@@ -163,20 +167,19 @@ func reachable(gateway netip.Addr, addresses []ipam.Address) bool {
 		slices.ContainsFunc(addresses, func(a ipam.Address) bool { return a.Prefix.Contains(gateway) })
 }
 
-// metrics are those of a pod's default routes by this network, IPv4's first. 0 leaves a route as
-// it was asked for. Of default routes by several networks the kernel takes that with the smallest metric: the first
-// network's.
+// metrics are what a network adds to the metrics of a pod's default routes, IPv4's first. The kernel takes the default
+// route with the smallest metric, which is the first network's.
 type metrics [2]uint32
 
-// apply gives default routes their metrics. The list stays the caller's.
+// apply adds the metrics to those of the default routes. It does not change the caller's list.
 func (m metrics) apply(routes []route.Route) []route.Route {
 	if m == (metrics{}) {
 		return routes
 	}
 	list := append([]route.Route(nil), routes...)
 	for i := range list {
-		if metric := m[familyIndex(list[i].Dst.Addr())]; metric != 0 && isDefault(&list[i]) {
-			list[i].Priority = metric
+		if isDefault(&list[i]) {
+			list[i].Priority += m[familyIndex(list[i].Dst.Addr())]
 		}
 	}
 	return list
@@ -200,7 +203,9 @@ func (a *adding) makeWay(ctx context.Context, port *bridge.Port, failed error) e
 			if err != nil {
 				return errors.Join(failed, err)
 			}
-			a.metrics[familyIndex(r.Dst.Addr())] = metric
+			if metric != r.Priority {
+				a.metrics[familyIndex(r.Dst.Addr())] = metric
+			}
 		}
 	}
 	if a.metrics == before {
@@ -245,10 +250,10 @@ func freeMetric(ctx context.Context, pod *netns.NS, family uint8, asked uint32) 
 	return largest + step, nil
 }
 
-// explainRoute tells what to do where the pod has a route by another interface.
+// explainRoute says what to do about a route that the pod has already.
 func explainRoute(err error) error {
 	if isSecondRoute(err) {
-		return fail.Errorf(ErrConflict, "%w: the pod has such a route by another of its interfaces: give this one another priority, or leave it out", err)
+		return fail.Errorf(ErrConflict, "%w: the pod has this route already: in ipam.routes give it another priority, or leave it out", err)
 	}
 	return err
 }

@@ -76,8 +76,9 @@ type Port struct {
 
 	// Addresses are the pod's, each with the length of its prefix.
 	Addresses []netip.Prefix
-	// Routes are the pod's, in the order in which they can be made. Link may be 0:
-	// the pod's interface.
+	// Routes are the pod's, in the order in which they can be made. Link may be 0: the pod's interface. A route to a
+	// destination that the pod has a route to, by whichever interface, goes before it. The error of Attach matches
+	// fs.ErrExist if the pod has that very route, or a default route of the main table with the metric.
 	Routes []route.Route
 	// Down leaves the pod's interface down. It may then have no addresses and no
 	// routes.
@@ -285,24 +286,18 @@ func (p *Port) podLinkUp(b *nl.Batch, index int) {
 	link.Request{Index: index, Flags: unix.IFF_UP, Change: unix.IFF_UP}.Set(b, "set link up", p.Peer)
 	routes := p.podRoutes(index)
 	for i, r := range routes {
-		// The pod may have a route to the same destination, by this interface or another: the kernel takes the newer
-		// one first, and makes one route with several next hops of IPv6 routes. Only the first default route of a
-		// metric has to be the only one, so that no network takes another's place.
-		isRival := func(other route.Route) bool {
-			return isMainDefault(&other) && destination(other) == destination(r) && other.Priority == r.Priority
+		// The pod may have a route to the same destination. The kernel takes the newer one first, and makes one route
+		// with several next hops of IPv6 routes. But the first default route of a metric must not take another's place.
+		isSame := func(o route.Route) bool {
+			return destination(o) == destination(r) && o.Priority == r.Priority && o.Table == r.Table
 		}
 		flags := netlink.Create
-		if isMainDefault(&r) && !slices.ContainsFunc(routes[:i], isRival) {
+		if destination(r).Bits() == 0 && r.Table == unix.RT_TABLE_MAIN && !slices.ContainsFunc(routes[:i], isSame) {
 			flags |= netlink.Excl
 		}
 		m, err := r.Message(unix.RTM_NEWROUTE, flags)
 		b.Add("add route", &r, m, err)
 	}
-}
-
-// isMainDefault reports whether r is a default route of the main table.
-func isMainDefault(r *route.Route) bool {
-	return r.Dst.Bits() <= 0 && (r.Table == 0 || r.Table == unix.RT_TABLE_MAIN)
 }
 
 // announce appends a request that has the kernel send a gratuitous ARP for each address: it sets the MAC, to the
@@ -339,6 +334,7 @@ func (p *Port) podRoutes(index int) []route.Route {
 	list := make([]route.Route, len(p.Routes))
 	for i, r := range p.Routes {
 		r.Link, r.Protocol = cmp.Or(r.Link, index), cmp.Or(r.Protocol, route.ProtocolTombolo)
+		r.Table = cmp.Or(r.Table, unix.RT_TABLE_MAIN)
 		list[i] = r
 	}
 	return list

@@ -1,9 +1,12 @@
 package network
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
+	"math"
 	"net/netip"
 	"slices"
 
@@ -103,12 +106,13 @@ func subnets(addresses []netip.Prefix) []route.Route {
 // routesFor returns the routes of a pod as its kernel gets them, in the order of the requested ones, each once. A route
 // that names no gateway gets the first gateway among the addresses, unless it is an IPv4 route whose scope allows none.
 // The gateways 0.0.0.0 and :: mean that there is none. A gateway outside of the addresses' prefixes is on the link.
+// The scope is global by default, as the reference has it, also without a gateway.
 func routesFor(addresses []ipam.Address, requested []route.Route) []route.Route {
 	var list []route.Route
 	for _, r := range requested {
 		r.Dst, r.Protocol = r.Dst.Masked(), route.ProtocolTombolo
-		onLink := r.Dst.Addr().Is4() && r.Scope != nil && *r.Scope >= unix.RT_SCOPE_LINK
-		if !r.Gateway.IsValid() && !onLink {
+		r.Scope = cmp.Or(r.Scope, new(uint8(unix.RT_SCOPE_UNIVERSE)))
+		if !r.Gateway.IsValid() && (*r.Scope < unix.RT_SCOPE_LINK || r.Dst.Addr().Is6()) {
 			r.Gateway = gatewayFor(r.Dst.Addr(), addresses)
 		}
 		if r.Gateway.IsUnspecified() {
@@ -116,8 +120,7 @@ func routesFor(addresses []ipam.Address, requested []route.Route) []route.Route 
 		}
 		r.OnLink = r.Gateway.IsValid() && !reachable(r.Gateway, addresses)
 
-		repeats := func(other route.Route) bool { return other.Dst == r.Dst && other.Matches(r) }
-		if !slices.ContainsFunc(list, repeats) {
+		if !slices.ContainsFunc(list, func(o route.Route) bool { return o.Dst == r.Dst && o.Matches(r) }) {
 			list = append(list, r)
 		}
 	}
@@ -167,36 +170,28 @@ func reachable(gateway netip.Addr, addresses []ipam.Address) bool {
 		slices.ContainsFunc(addresses, func(a ipam.Address) bool { return a.Prefix.Contains(gateway) })
 }
 
-// metrics are what a network adds to the metrics of a pod's default routes, IPv4's first. The kernel takes the default
-// route with the smallest metric, which is the first network's.
-type metrics [2]uint32
+// metrics are what a network adds to the metrics of a pod's default routes; the key is whether they are of IPv6. The
+// kernel takes the default route with the smallest metric, which is the first network's.
+type metrics map[bool]uint32
 
 // apply adds the metrics to those of the default routes. It does not change the caller's list.
 func (m metrics) apply(routes []route.Route) []route.Route {
-	if m == (metrics{}) {
+	if len(m) == 0 {
 		return routes
 	}
-	list := append([]route.Route(nil), routes...)
+	list := slices.Clone(routes)
 	for i := range list {
 		if isDefault(&list[i]) {
-			list[i].Priority += m[familyIndex(list[i].Dst.Addr())]
+			list[i].Priority += m[list[i].Dst.Addr().Is6()]
 		}
 	}
 	return list
 }
 
-// familyIndex is the place in metrics of an address' family.
-func familyIndex(a netip.Addr) int {
-	if a.Is6() {
-		return 1
-	}
-	return 0
-}
-
 // makeWay finds larger metrics for the default routes of a port whose Attach failed since the pod has such routes
 // by another interface.
 func (a *adding) makeWay(ctx context.Context, port *bridge.Port, failed error) error {
-	before := a.metrics
+	found := metrics{}
 	for i := range port.Routes {
 		if r := &port.Routes[i]; isDefault(r) {
 			metric, err := freeMetric(ctx, a.pod.NetNS, nl.FamilyOf(r.Dst.Addr()), r.Priority)
@@ -204,14 +199,14 @@ func (a *adding) makeWay(ctx context.Context, port *bridge.Port, failed error) e
 				return errors.Join(failed, err)
 			}
 			if metric != r.Priority {
-				a.metrics[familyIndex(r.Dst.Addr())] = metric
+				found[r.Dst.Addr().Is6()] = metric
 			}
 		}
 	}
-	if a.metrics == before {
+	if len(found) == 0 {
 		return failed
 	}
-	port.Routes = a.metrics.apply(port.Routes)
+	a.metrics, port.Routes = found, found.apply(port.Routes)
 	a.plan.port.Routes, a.plan.rec.Routes = port.Routes, routed(&a.plan.rec, port.Routes)
 	return nil
 }
@@ -238,7 +233,7 @@ func freeMetric(ctx context.Context, pod *netns.NS, family uint8, asked uint32) 
 		wanted = kernels6
 	}
 	err = conn.Walk(ctx, route.Filter{Family: family, Table: unix.RT_TABLE_MAIN}, func(r route.Route) {
-		if r.Dst.Bits() > 0 || r.Type != unix.RTN_UNICAST {
+		if r.Dst.Bits() > 0 || r.Priority == math.MaxUint32 { // the kernel's own route, which refuses what no other matches
 			return
 		}
 		taken = taken || r.Priority == wanted
@@ -250,17 +245,21 @@ func freeMetric(ctx context.Context, pod *netns.NS, family uint8, asked uint32) 
 	return largest + step, nil
 }
 
-// explainRoute says what to do about a route that the pod has already.
+// explainRoute says what to do about a route that the kernel refuses.
 func explainRoute(err error) error {
-	if isSecondRoute(err) {
+	switch {
+	case !isRoute(err):
+		return err
+	case errors.Is(err, fs.ErrExist):
 		return fail.Errorf(ErrConflict, "%w: the pod has this route already: in ipam.routes give it another priority, or leave it out", err)
 	}
-	return err
+	return fmt.Errorf("%w: correct this route in ipam.routes, or leave it out", err)
 }
 
-func isSecondRoute(err error) bool {
+// isRoute reports whether an error is about a route of the pod.
+func isRoute(err error) bool {
 	var op *tombolo.OpError
-	return errors.Is(err, fs.ErrExist) && errors.As(err, &op) && op.Op == "add route"
+	return errors.As(err, &op) && op.Op == "add route"
 }
 
 // gateway6 is where the pod's default route leads: to the LAN's router, of which the

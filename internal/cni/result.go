@@ -9,6 +9,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
+	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/ipam/delegate"
 	"github.com/tombolo-cni/tombolo/internal/printable"
@@ -98,7 +99,8 @@ func confOf(r *types.Route) (_ routeConf, ok bool) {
 	return routeConf{dst, gw.Unmap(), r.MTU, r.AdvMSS, r.Priority, r.Table, r.Scope}, ok
 }
 
-func (conf *routeConf) route() (route.Route, error) {
+// route translates the route. Errors call it by where it stands.
+func (conf *routeConf) route(where string) (route.Route, error) {
 	one := route.Route{Dst: conf.Dst, Gateway: conf.GW.Unmap()}
 	var scope uint32
 	for _, attr := range []struct {
@@ -117,12 +119,15 @@ func (conf *routeConf) route() (route.Route, error) {
 			continue
 		}
 		if v := int64(*attr.value); v < 0 || v > attr.limit {
-			return route.Route{}, newError(codeInvalidConfig, "the route to %s: %s %d is not within 0 and %d", conf.Dst.Masked(), attr.name, v, attr.limit)
+			return route.Route{}, newError(codeInvalidConfig, "%s: %s %d is not within 0 and %d", where, attr.name, v, attr.limit)
 		}
 		*attr.into = uint32(*attr.value)
 	}
 	if conf.Scope != nil {
 		one.Scope = new(uint8(scope))
+	}
+	if conf.Dst.Addr().Is4() && scope >= unix.RT_SCOPE_LINK && one.Gateway.IsValid() && !one.Gateway.IsUnspecified() {
+		return route.Route{}, newError(codeInvalidConfig, "%s: scope %d is for destinations on the link: leave out scope, or gw", where, scope)
 	}
 	return one, nil
 }
@@ -132,13 +137,14 @@ func routes(confs []routeConf) ([]route.Route, error) {
 	var list []route.Route
 	for i, conf := range confs {
 		field := fmt.Sprintf("field \"ipam.routes[%d]", i)
+		conf.Dst, _ = prefixOf(ipNet(conf.Dst)) // of IPv4 also where it is in IPv6 notation
 		if !conf.Dst.IsValid() {
 			return nil, newError(codeInvalidConfig, "%s.dst\" is required", field)
 		}
 		if conf.GW.Zone() != "" {
 			return nil, newError(codeInvalidConfig, "%s.gw\": %s has a zone", field, conf.GW)
 		}
-		one, err := conf.route()
+		one, err := conf.route(field + `"`)
 		if err != nil {
 			return nil, err
 		}
@@ -155,7 +161,7 @@ func routesOf(of []*types.Route) ([]route.Route, error) {
 		if !ok {
 			return nil, newError(types.ErrDecodingFailure, "the ipam gave a route without a valid destination: %s", r.Dst.String())
 		}
-		one, err := conf.route()
+		one, err := conf.route("the route to " + conf.Dst.String())
 		if err != nil {
 			return nil, err
 		}

@@ -106,19 +106,21 @@ func subnets(addresses []netip.Prefix) []route.Route {
 // routesFor returns the routes of a pod as its kernel gets them, in the order of the requested ones, each once. A route
 // that names no gateway gets the first gateway among the addresses, unless it is an IPv4 route whose scope allows none.
 // The gateways 0.0.0.0 and :: mean that there is none. A gateway outside of the addresses' prefixes is on the link.
-// The scope is global by default, as the reference has it, also without a gateway.
+// A route without a gateway has the scope global by default, as the reference's has.
 func routesFor(addresses []ipam.Address, requested []route.Route) []route.Route {
 	var list []route.Route
 	for _, r := range requested {
 		r.Dst, r.Protocol = r.Dst.Masked(), route.ProtocolTombolo
-		r.Scope = cmp.Or(r.Scope, new(uint8(unix.RT_SCOPE_UNIVERSE)))
-		if !r.Gateway.IsValid() && (*r.Scope < unix.RT_SCOPE_LINK || r.Dst.Addr().Is6()) {
+		if !r.Gateway.IsValid() && (r.Scope == nil || *r.Scope < unix.RT_SCOPE_LINK || r.Dst.Addr().Is6()) {
 			r.Gateway = gatewayFor(r.Dst.Addr(), addresses)
 		}
 		if r.Gateway.IsUnspecified() {
 			r.Gateway = netip.Addr{}
 		}
 		r.OnLink = r.Gateway.IsValid() && !reachable(r.Gateway, addresses)
+		if !r.Gateway.IsValid() {
+			r.Scope = cmp.Or(r.Scope, new(uint8(unix.RT_SCOPE_UNIVERSE)))
+		}
 
 		if !slices.ContainsFunc(list, func(o route.Route) bool { return o.Dst == r.Dst && o.Matches(r) }) {
 			list = append(list, r)

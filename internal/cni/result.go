@@ -9,7 +9,6 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
-	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/ipam/delegate"
 	"github.com/tombolo-cni/tombolo/internal/printable"
@@ -125,9 +124,6 @@ func (conf *routeConf) route(where string) (route.Route, error) {
 	}
 	if conf.Scope != nil {
 		one.Scope = new(uint8(scope))
-	}
-	if conf.Dst.Addr().Is4() && scope >= unix.RT_SCOPE_LINK && one.Gateway.IsValid() && !one.Gateway.IsUnspecified() {
-		return route.Route{}, newError(codeInvalidConfig, "%s: scope %d is for destinations on the link: leave out scope, or gw", where, scope)
 	}
 	return one, nil
 }

@@ -289,10 +289,11 @@ func (p *Port) podLinkUp(b *nl.Batch, index int) {
 		// The pod may have a route to the same destination. The kernel takes the newer one first, and makes one route
 		// with several next hops of IPv6 routes. But the first default route of a metric must not take another's place.
 		isSame := func(o route.Route) bool {
-			return destination(o) == destination(r) && o.Priority == r.Priority && o.Table == r.Table
+			isOfFamily := r.Dst.IsValid() || o.Gateway.BitLen() == r.Gateway.BitLen()
+			return o.Dst == r.Dst && isOfFamily && o.Priority == r.Priority && o.Table == r.Table
 		}
 		flags := netlink.Create
-		if destination(r).Bits() == 0 && r.Table == unix.RT_TABLE_MAIN && !slices.ContainsFunc(routes[:i], isSame) {
+		if r.Dst.Bits() <= 0 && r.Table == unix.RT_TABLE_MAIN && !slices.ContainsFunc(routes[:i], isSame) {
 			flags |= netlink.Excl
 		}
 		m, err := r.Message(unix.RTM_NEWROUTE, flags)

@@ -116,7 +116,7 @@ func TestADDThatFailsLeavesNothing(t *testing.T) {
 				ipam["routes"] = []conf{{"dst": "10.1.0.0/16", "gw": "10.77.0.1", "scope": 254}}
 				return w.with(conf{"ipam": ipam})
 			},
-			code: 110, says: "(kernel: Nexthop has invalid gateway): correct this route in ipam.routes",
+			code: 110, says: "(kernel: Route with host scope can not have a gateway): correct this route in ipam.routes",
 		},
 		{
 			name: "the pod has such a route already",

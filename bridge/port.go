@@ -76,9 +76,10 @@ type Port struct {
 
 	// Addresses are the pod's, each with the length of its prefix.
 	Addresses []netip.Prefix
-	// Routes are the pod's, in the order in which they can be made. Link may be 0: the pod's interface. A route to a
-	// destination that the pod has a route to, by whichever interface, goes before it. The error of Attach matches
-	// fs.ErrExist if the pod has that very route, or a default route of the main table with the metric.
+	// Routes are the pod's, in the order in which they can be made. A Link of 0 is the pod's interface. If the pod has
+	// another route to the same destination, the new one goes before it; IPv6 routes with gateways become one route
+	// with several next hops. The error of Attach matches fs.ErrExist if the pod has exactly that route, or has a
+	// default route of the main table with the same metric already.
 	Routes []route.Route
 	// Down leaves the pod's interface down. It may then have no addresses and no
 	// routes.
@@ -286,8 +287,7 @@ func (p *Port) podLinkUp(b *nl.Batch, index int) {
 	link.Request{Index: index, Flags: unix.IFF_UP, Change: unix.IFF_UP}.Set(b, "set link up", p.Peer)
 	routes := p.podRoutes(index)
 	for i, r := range routes {
-		// The pod may have a route to the same destination. The kernel takes the newer one first, and makes one route
-		// with several next hops of IPv6 routes. But the first default route of a metric must not take another's place.
+		// Only the first default route of a metric is exclusive: it must not go before another interface's.
 		isSame := func(o route.Route) bool {
 			isOfFamily := r.Dst.IsValid() || o.Gateway.BitLen() == r.Gateway.BitLen()
 			return o.Dst == r.Dst && isOfFamily && o.Priority == r.Priority && o.Table == r.Table

@@ -36,7 +36,7 @@ func (a *adding) derive(context.Context) error {
 		net := &p.want.Record
 		net.Subnets = appendNew(net.Subnets, address.Prefix.Masked())
 		if address.Gateway.IsUnspecified() {
-			address.Gateway = netip.Addr{} // 0.0.0.0 and :: mean that there is none
+			address.Gateway = netip.Addr{} // 0.0.0.0 and :: mean none
 		}
 		if nw.Gateway && address.Gateway.IsValid() {
 			net.Gateways = appendNew(net.Gateways, netip.PrefixFrom(address.Gateway, address.Prefix.Bits()))

@@ -254,7 +254,7 @@ func (a *adding) attach(ctx context.Context) error {
 		link, err = a.s.Links.Attach(ctx, a.pod.NetNS, port)
 	}
 	if isRoute(err) && errors.Is(err, fs.ErrExist) {
-		if err = a.makeWay(ctx, &port, err); err == nil {
+		if err = a.chooseFreeMetrics(ctx, &port, err); err == nil {
 			link, err = a.s.Links.Attach(ctx, a.pod.NetNS, port)
 		}
 	}

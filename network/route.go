@@ -129,33 +129,29 @@ func routesFor(addresses []ipam.Address, requested []route.Route) []route.Route 
 	return list
 }
 
-// withDefaults adds, if that is wanted, a default route for each family that has a gateway and for
-// which there is none. The list stays the caller's.
+// withDefaults returns routes with a default route for each family that has a gateway but no default route, if wanted is
+// set. It does not change the caller's list.
 func withDefaults(wanted bool, addresses []ipam.Address, routes []route.Route) []route.Route {
 	if !wanted {
 		return routes
 	}
 	list := append([]route.Route(nil), routes...)
 	for _, a := range addresses {
-		if a.Gateway.IsValid() && !hasDefault(list, a.Gateway) {
+		isOfFamily := func(r route.Route) bool { return isDefault(&r) && r.Dst.Addr().Is4() == a.Gateway.Is4() }
+		if a.Gateway.IsValid() && !slices.ContainsFunc(list, isOfFamily) {
 			list = append(list, defaultBy(a.Gateway))
 		}
 	}
 	return list
 }
 
-// hasDefault says whether a default route is among them, of an address's family.
-func hasDefault(routes []route.Route, of netip.Addr) bool {
-	return slices.ContainsFunc(routes, func(r route.Route) bool { return isDefault(&r) && r.Dst.Addr().Is4() == of.Is4() })
-}
-
-// defaultBy is the default route by a gateway.
+// defaultBy returns the default route by a gateway.
 func defaultBy(gateway netip.Addr) route.Route {
 	everything, _ := gateway.Prefix(0)
 	return route.Route{Dst: everything, Gateway: gateway}
 }
 
-// gatewayFor gives the first gateway of an address's family.
+// gatewayFor returns the first gateway of the destination's family, the zero Addr if there is none.
 func gatewayFor(dst netip.Addr, addresses []ipam.Address) netip.Addr {
 	for _, a := range addresses {
 		if a.Gateway.IsValid() && a.Gateway.Is4() == dst.Is4() {
@@ -165,14 +161,14 @@ func gatewayFor(dst netip.Addr, addresses []ipam.Address) netip.Addr {
 	return netip.Addr{}
 }
 
-// reachable says whether a gateway is on link by one of the addresses' prefixes. Of link-local
-// gateways only IPv6's always are, since its interfaces have a prefix for them.
+// reachable reports whether a gateway is in one of the addresses' prefixes. An IPv6 interface also has the prefix of the
+// link-local gateways.
 func reachable(gateway netip.Addr, addresses []ipam.Address) bool {
 	return gateway.Is6() && gateway.IsLinkLocalUnicast() ||
 		slices.ContainsFunc(addresses, func(a ipam.Address) bool { return a.Prefix.Contains(gateway) })
 }
 
-// metrics are what a network adds to the metrics of a pod's default routes; the key is whether they are of IPv6. The
+// metrics holds the numbers that a network adds to the metrics of a pod's default routes; the key true is for IPv6. The
 // kernel takes the default route with the smallest metric, which is the first network's.
 type metrics map[bool]uint32
 
@@ -190,9 +186,9 @@ func (m metrics) apply(routes []route.Route) []route.Route {
 	return list
 }
 
-// makeWay finds larger metrics for the default routes of a port whose Attach failed since the pod has such routes
-// by another interface.
-func (a *adding) makeWay(ctx context.Context, port *bridge.Port, failed error) error {
+// chooseFreeMetrics gives larger metrics to the default routes of a port, whose Attach failed because another interface
+// of the pod has such a route. If no other interface has one, it returns the error of Attach.
+func (a *adding) chooseFreeMetrics(ctx context.Context, port *bridge.Port, failed error) error {
 	found := metrics{}
 	for i := range port.Routes {
 		if r := &port.Routes[i]; isDefault(r) {
@@ -213,14 +209,14 @@ func (a *adding) makeWay(ctx context.Context, port *bridge.Port, failed error) e
 	return nil
 }
 
-// isDefault says that a route is a default route of the main table.
+// isDefault reports whether a route is a default route of the main table.
 func isDefault(r *route.Route) bool {
 	return r.Dst.Bits() == 0 && (r.Table == 0 || r.Table == unix.RT_TABLE_MAIN)
 }
 
-// freeMetric is the metric for a default route of the main table that is to be added to a pod: the one that is asked
-// for, unless there is a default route of the family with it; then a larger one than any. 0 is the kernel's own.
-func freeMetric(ctx context.Context, pod *netns.NS, family uint8, asked uint32) (uint32, error) {
+// freeMetric returns the metric for a new default route of a pod's main table. It is the requested metric, unless the
+// pod has a default route of the family with that metric. Then it is larger than all of them. 0 is the kernel's default.
+func freeMetric(ctx context.Context, pod *netns.NS, family uint8, requested uint32) (uint32, error) {
 	conn, err := route.Dial(pod)
 	if err != nil {
 		return 0, err
@@ -228,32 +224,33 @@ func freeMetric(ctx context.Context, pod *netns.NS, family uint8, asked uint32) 
 	defer conn.Close()
 	const (
 		step     = 100
-		kernels6 = 1024 // of a route of IPv6 without one (IP6_RT_PRIO_USER)
+		default6 = 1024 // the kernel's for IPv6 (IP6_RT_PRIO_USER)
 	)
-	wanted, taken, largest := asked, false, uint32(0)
-	if wanted == 0 && family == unix.AF_INET6 {
-		wanted = kernels6
+	metric, taken, largest := requested, false, uint32(0)
+	if metric == 0 && family == unix.AF_INET6 {
+		metric = default6
 	}
 	err = conn.Walk(ctx, route.Filter{Family: family, Table: unix.RT_TABLE_MAIN}, func(r route.Route) {
-		if r.Dst.Bits() > 0 || r.Priority == math.MaxUint32 { // the kernel's own route, which refuses what no other matches
-			return
+		if r.Dst.Bits() > 0 || r.Priority == math.MaxUint32 {
+			return // the last is the kernel's own, which refuses packets
 		}
-		taken = taken || r.Priority == wanted
+		taken = taken || r.Priority == metric
 		largest = max(largest, r.Priority)
 	})
 	if err != nil || !taken {
-		return asked, err
+		return requested, err
 	}
 	return largest + step, nil
 }
 
-// explainRoute says what to do about a route that the kernel refuses.
+// explainRoute adds a remedy to an error about a route that the kernel refused.
 func explainRoute(err error) error {
 	switch {
 	case !isRoute(err):
 		return err
 	case errors.Is(err, fs.ErrExist):
-		return fail.Errorf(ErrConflict, "%w: the pod has this route already: in ipam.routes give it another priority, or leave it out", err)
+		const remedy = "the pod has this route already: in ipam.routes give it another priority, or leave it out"
+		return fail.Errorf(ErrConflict, "%w: %s", err, remedy)
 	}
 	return fmt.Errorf("%w: correct this route in ipam.routes, or leave it out", err)
 }

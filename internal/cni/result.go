@@ -98,7 +98,7 @@ func confOf(r *types.Route) (_ routeConf, ok bool) {
 	return routeConf{dst, gw.Unmap(), r.MTU, r.AdvMSS, r.Priority, r.Table, r.Scope}, ok
 }
 
-// route translates the route. Errors call it by where it stands.
+// route translates the route. Errors begin with where, which names its place.
 func (conf *routeConf) route(where string) (route.Route, error) {
 	one := route.Route{Dst: conf.Dst, Gateway: conf.GW.Unmap()}
 	var scope uint32
@@ -118,7 +118,8 @@ func (conf *routeConf) route(where string) (route.Route, error) {
 			continue
 		}
 		if v := int64(*attr.value); v < 0 || v > attr.limit {
-			return route.Route{}, newError(codeInvalidConfig, "%s: %s %d is not within 0 and %d", where, attr.name, v, attr.limit)
+			const text = "%s: %s %d is not within 0 and %d"
+			return route.Route{}, newError(codeInvalidConfig, text, where, attr.name, v, attr.limit)
 		}
 		*attr.into = uint32(*attr.value)
 	}
@@ -128,7 +129,7 @@ func (conf *routeConf) route(where string) (route.Route, error) {
 	return one, nil
 }
 
-// routes are those of the config.
+// routes translates the routes of a configuration.
 func routes(confs []routeConf) ([]route.Route, error) {
 	var list []route.Route
 	for i, conf := range confs {

@@ -475,7 +475,7 @@ func TestHalvesOfADefaultRouteByALeaseAreNoneWhereNoneIsWanted(t *testing.T) {
 	w := l.network(conf{"isDefaultGateway": false})
 	p := l.pod("a")
 	nstest.Veth(t, p.NS, "other0", p.NS, "other1")
-	nstest.Run(t, p.NS, "ip", "route", "add", "198.18.0.0/15", "dev", "other0") // a network may have a route of the lease too
+	nstest.Run(t, p.NS, "ip", "route", "add", "198.18.0.0/15", "dev", "other0") // as another network may
 	w.add(p)
 	routes := nstest.Run(t, p.NS, "ip", "route")
 	expect.Contains(t, routes, "198.18.0.0/15 via "+router4+" dev eth0", "the lease's own route is missing")

@@ -137,12 +137,16 @@ func withDefaults(wanted bool, addresses []ipam.Address, routes []route.Route) [
 	}
 	list := append([]route.Route(nil), routes...)
 	for _, a := range addresses {
-		isOfFamily := func(r route.Route) bool { return isDefault(&r) && r.Dst.Addr().Is4() == a.Gateway.Is4() }
-		if a.Gateway.IsValid() && !slices.ContainsFunc(list, isOfFamily) {
+		if a.Gateway.IsValid() && !hasDefault(list, a.Gateway) {
 			list = append(list, defaultBy(a.Gateway))
 		}
 	}
 	return list
+}
+
+// hasDefault reports whether the routes contain a default route of an address's family.
+func hasDefault(routes []route.Route, a netip.Addr) bool {
+	return slices.ContainsFunc(routes, func(r route.Route) bool { return isDefault(&r) && r.Dst.Addr().Is4() == a.Is4() })
 }
 
 // defaultBy returns the default route by a gateway.
@@ -227,8 +231,8 @@ func freeMetric(ctx context.Context, pod *netns.NS, family uint8, requested uint
 		default6 = 1024 // the kernel's for IPv6 (IP6_RT_PRIO_USER)
 	)
 	metric, taken, largest := requested, false, uint32(0)
-	if metric == 0 && family == unix.AF_INET6 {
-		metric = default6
+	if family == unix.AF_INET6 {
+		metric = cmp.Or(requested, default6)
 	}
 	err = conn.Walk(ctx, route.Filter{Family: family, Table: unix.RT_TABLE_MAIN}, func(r route.Route) {
 		if r.Dst.Bits() > 0 || r.Priority == math.MaxUint32 {
@@ -249,8 +253,7 @@ func explainRoute(err error) error {
 	case !isRoute(err):
 		return err
 	case errors.Is(err, fs.ErrExist):
-		const remedy = "the pod has this route already: in ipam.routes give it another priority, or leave it out"
-		return fail.Errorf(ErrConflict, "%w: %s", err, remedy)
+		return fail.Errorf(ErrConflict, "%w: the pod has this route already: change its priority in ipam.routes", err)
 	}
 	return fmt.Errorf("%w: correct this route in ipam.routes, or leave it out", err)
 }

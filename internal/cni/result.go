@@ -118,8 +118,7 @@ func (conf *routeConf) route(where string) (route.Route, error) {
 			continue
 		}
 		if v := int64(*attr.value); v < 0 || v > attr.limit {
-			const text = "%s: %s %d is not within 0 and %d"
-			return route.Route{}, newError(codeInvalidConfig, text, where, attr.name, v, attr.limit)
+			return one, newError(codeInvalidConfig, "%s: %s %d is not within 0 and %d", where, attr.name, v, attr.limit)
 		}
 		*attr.into = uint32(*attr.value)
 	}

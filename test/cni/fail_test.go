@@ -125,7 +125,7 @@ func TestADDThatFailsLeavesNothing(t *testing.T) {
 				ipam["routes"] = []conf{{"dst": "fd99::/16", "mtu": 1400}, {"dst": "fd99::/16", "mtu": 1300}}
 				return w.with(conf{"ipam": ipam})
 			},
-			code: 112, says: "the pod has this route already: in ipam.routes give it another priority",
+			code: 112, says: "the pod has this route already: change its priority in ipam.routes",
 		},
 		{
 			name: "the version cannot say the result",

@@ -129,8 +129,8 @@ func routesFor(addresses []ipam.Address, requested []route.Route) []route.Route 
 	return list
 }
 
-// withDefaults returns routes with a default route for each family that has a gateway but no default route, if wanted is
-// set. It does not change the caller's list.
+// withDefaults returns the routes, if wanted with a default route for each family that has a gateway and lacks one. It
+// does not change the caller's list.
 func withDefaults(wanted bool, addresses []ipam.Address, routes []route.Route) []route.Route {
 	if !wanted {
 		return routes
@@ -165,7 +165,7 @@ func gatewayFor(dst netip.Addr, addresses []ipam.Address) netip.Addr {
 	return netip.Addr{}
 }
 
-// reachable reports whether a gateway is in one of the addresses' prefixes. An IPv6 interface also has the prefix of the
+// reachable reports whether a gateway is in one of the addresses' prefixes. An IPv6 interface also has the prefix of
 // link-local gateways.
 func reachable(gateway netip.Addr, addresses []ipam.Address) bool {
 	return gateway.Is6() && gateway.IsLinkLocalUnicast() ||
@@ -219,7 +219,7 @@ func isDefault(r *route.Route) bool {
 }
 
 // freeMetric returns the metric for a new default route of a pod's main table. It is the requested metric, unless the
-// pod has a default route of the family with that metric. Then it is larger than all of them. 0 is the kernel's default.
+// pod has a default route of the family with that metric. Then it is larger than all of them. 0 is the kernel's own.
 func freeMetric(ctx context.Context, pod *netns.NS, family uint8, requested uint32) (uint32, error) {
 	conn, err := route.Dial(pod)
 	if err != nil {

@@ -288,8 +288,9 @@ func destination(r route.Route) netip.Prefix {
 // sameRoute looks at where a route leads, and not at the table: source-based
 // routing moves routes from one to another.
 func sameRoute(want, have route.Route) bool {
+	toGateway := func(hop route.Nexthop) bool { return hop.Gateway == want.Gateway }
 	return destination(want) == destination(have) &&
-		(!want.Gateway.IsValid() || want.Gateway == have.Gateway) &&
+		(!want.Gateway.IsValid() || want.Gateway == have.Gateway || slices.ContainsFunc(have.Nexthops, toGateway)) &&
 		(want.Priority == 0 || want.Priority == have.Priority) &&
 		(want.MTU == 0 || want.MTU == have.MTU) &&
 		(want.AdvMSS == 0 || want.AdvMSS == have.AdvMSS)

@@ -76,8 +76,10 @@ type Port struct {
 
 	// Addresses are the pod's, each with the length of its prefix.
 	Addresses []netip.Prefix
-	// Routes are the pod's, in the order in which they can be made. Link may be 0:
-	// the pod's interface.
+	// Routes are the pod's, in the order in which they can be made. A Link of 0 is the pod's interface. If the pod has
+	// another route to the same destination, the new one goes before it; IPv6 routes with gateways become one route
+	// with several next hops. The error of Attach matches fs.ErrExist if the pod has exactly that route, or has a
+	// default route of the main table with the same metric already.
 	Routes []route.Route
 	// Down leaves the pod's interface down. It may then have no addresses and no
 	// routes.
@@ -283,8 +285,18 @@ func (p *Port) podLinkUp(b *nl.Batch, index int) {
 		b.Add("add address", &one, m, err)
 	}
 	link.Request{Index: index, Flags: unix.IFF_UP, Change: unix.IFF_UP}.Set(b, "set link up", p.Peer)
-	for _, r := range p.podRoutes(index) {
-		m, err := r.Message(unix.RTM_NEWROUTE, netlink.Create|netlink.Excl)
+	routes := p.podRoutes(index)
+	for i, r := range routes {
+		// Only the first default route of a metric is exclusive: it must not go before another interface's.
+		isSame := func(o route.Route) bool {
+			isOfFamily := r.Dst.IsValid() || o.Gateway.BitLen() == r.Gateway.BitLen()
+			return o.Dst == r.Dst && isOfFamily && o.Priority == r.Priority && o.Table == r.Table
+		}
+		flags := netlink.Create
+		if r.Dst.Bits() <= 0 && r.Table == unix.RT_TABLE_MAIN && !slices.ContainsFunc(routes[:i], isSame) {
+			flags |= netlink.Excl
+		}
+		m, err := r.Message(unix.RTM_NEWROUTE, flags)
 		b.Add("add route", &r, m, err)
 	}
 }
@@ -323,6 +335,7 @@ func (p *Port) podRoutes(index int) []route.Route {
 	list := make([]route.Route, len(p.Routes))
 	for i, r := range p.Routes {
 		r.Link, r.Protocol = cmp.Or(r.Link, index), cmp.Or(r.Protocol, route.ProtocolTombolo)
+		r.Table = cmp.Or(r.Table, unix.RT_TABLE_MAIN)
 		list[i] = r
 	}
 	return list

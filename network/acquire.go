@@ -87,7 +87,9 @@ func (a *adding) lease(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer asked.Close()
+	if asked != nil {
+		defer asked.Close()
+	}
 	a.s.Leave()
 	if err := whileWanted(ctx, a.pending, a.acquire); err != nil {
 		return err

@@ -188,7 +188,8 @@ func (a *adding) made() *Attachment {
 		at.HostVLAN, at.HostVLANMAC = l.Name, l.MAC
 	}
 	at.PortMAC, at.MAC = a.link.MAC, a.link.PeerMAC
-	at.Routes, at.DNS = a.metrics.apply(withDefaults(a.nw.DefaultGateway, a.plan.rec.Addresses, a.given.routes)), a.given.dns
+	at.Addresses, at.DNS = a.given.addresses, a.given.dns
+	at.Routes = a.metrics.apply(withDefaults(a.nw.DefaultGateway, at.Addresses, a.given.routes))
 	if a.leasing == nil {
 		return at
 	}

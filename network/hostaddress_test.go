@@ -186,7 +186,8 @@ func TestPodRoutes(t *testing.T) {
 			[]route.Route{{Dst: netip.MustParsePrefix("192.0.2.0/24")}, {Dst: netip.MustParsePrefix("2001:db8::/32")}},
 			[]route.Route{to("192.0.2.0/24", "10.61.0.1", nil), to("2001:db8::/32", "fd61::1", nil)}},
 		{"without any gateway", false, addresses("10.61.0.2/24"),
-			[]route.Route{{Dst: netip.MustParsePrefix("192.0.2.0/24")}}, []route.Route{to("192.0.2.0/24", "", nil)}},
+			[]route.Route{{Dst: netip.MustParsePrefix("192.0.2.0/24")}},
+			[]route.Route{to("192.0.2.0/24", "", func(r *route.Route) { r.Scope = scope(0) })}},
 		{"a scope says that there is none", false, dualStack(),
 			[]route.Route{{Dst: netip.MustParsePrefix("192.0.2.0/24"), Scope: scope(253)}},
 			[]route.Route{to("192.0.2.0/24", "", func(r *route.Route) { r.Scope = scope(unix.RT_SCOPE_LINK) })}},
@@ -203,9 +204,12 @@ func TestPodRoutes(t *testing.T) {
 		{"a link-local gateway is on link", false,
 			dualStack(), []route.Route{{Dst: netip.MustParsePrefix("2001:db8::/32"), Gateway: netip.MustParseAddr("fe80::1")}}, []route.Route{to("2001:db8::/32", "fe80::1", nil)}},
 		{"on link by another route's help", false, dualStack(),
-			// The second can be made only after the first.
+			// On link, the first can be made before the second.
 			[]route.Route{{Dst: netip.MustParsePrefix("0.0.0.0/0"), Gateway: netip.MustParseAddr("192.0.2.1")}, {Dst: netip.MustParsePrefix("192.0.2.1/32"), Scope: scope(253)}},
-			[]route.Route{to("192.0.2.1/32", "", func(r *route.Route) { r.Scope = scope(unix.RT_SCOPE_LINK) }), to("0.0.0.0/0", "192.0.2.1", onLink)}},
+			[]route.Route{
+				to("0.0.0.0/0", "192.0.2.1", onLink),
+				to("192.0.2.1/32", "", func(r *route.Route) { r.Scope = scope(unix.RT_SCOPE_LINK) }),
+			}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
@@ -50,7 +51,13 @@ func applyLease(ctx context.Context, pod *netns.NS, rec *lease.Record, link *bri
 		a.MTU = 0
 	}
 	at := &lease.Link{Conn: conn, Index: link.PeerIndex, Name: link.Peer, Priority: rec.Policy.Priority}
-	add := func(ctx context.Context, routes *route.Conn, r route.Route) error { return routes.Add(ctx, r) }
+	// As bridge.Attach does: another interface may have a route to the same destination.
+	add := func(_ context.Context, _ *route.Conn, r route.Route) error {
+		var b nl.Batch
+		m, err := r.Message(unix.RTM_NEWROUTE, netlink.Create)
+		b.Add("add route", &r, m, err)
+		return conn.Execute(&b)
+	}
 	return at.Apply(ctx, a, left, left, add)
 }
 

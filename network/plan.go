@@ -30,16 +30,20 @@ func (a *adding) derive(context.Context) error {
 	}
 	nw, p := a.nw, &plan{rec: *a.base, want: wantOf(a.nw, a.hash, a.s.Mark)}
 	rec := &p.rec
-	rec.Addresses, rec.HostGateways = g.addresses, g.hosts
+	rec.HostGateways = g.hosts
 	rec.Masquerade, rec.Guard = nw.Masquerade, nw.Guard
 	rec.DefaultRoute, rec.SLAAC = string(nw.Exit), nw.SLAAC
 	rec.Hairpin, rec.Isolated = nw.Hairpin, nw.Isolated
 	for _, address := range g.addresses {
 		net := &p.want.Record
 		net.Subnets = appendNew(net.Subnets, address.Prefix.Masked())
-		if nw.Gateway {
+		if address.Gateway.IsUnspecified() {
+			address.Gateway = netip.Addr{} // 0.0.0.0 and :: mean none
+		}
+		if nw.Gateway && address.Gateway.IsValid() {
 			net.Gateways = appendNew(net.Gateways, netip.PrefixFrom(address.Gateway, address.Prefix.Bits()))
 		}
+		rec.Addresses = append(rec.Addresses, address)
 	}
 	p.want.Loopback = endpoint.PublishesIPv4(rec)
 	if len(rec.Published) > 0 {

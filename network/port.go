@@ -253,8 +253,8 @@ func (a *adding) attach(ctx context.Context) error {
 		}
 		link, err = a.s.Links.Attach(ctx, a.pod.NetNS, port)
 	}
-	if isSecondRoute(err) {
-		if err = a.makeWay(ctx, &port, err); err == nil {
+	if isRoute(err) && errors.Is(err, fs.ErrExist) {
+		if err = a.chooseFreeMetrics(ctx, &port, err); err == nil {
 			link, err = a.s.Links.Attach(ctx, a.pod.NetNS, port)
 		}
 	}

@@ -1,9 +1,12 @@
 package network
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
+	"math"
 	"net/netip"
 	"slices"
 
@@ -100,28 +103,34 @@ func subnets(addresses []netip.Prefix) []route.Route {
 	return list
 }
 
-// routesFor gives the routes of a pod as its kernel gets them. One that names no gateway goes by that
-// of an address, unless its scope says that it has none. Those that lead to a gateway come last,
-// since others may lead to that.
-func routesFor(addresses []ipam.Address, asked []route.Route) []route.Route {
-	var direct, led []route.Route
-	for _, r := range asked {
+// routesFor returns the routes of a pod as its kernel gets them, in the order of the requested ones, each once. A route
+// that names no gateway gets the first gateway among the addresses, unless it is an IPv4 route whose scope allows none.
+// The gateways 0.0.0.0 and :: mean that there is none. A gateway outside of the addresses' prefixes is on the link.
+// A route without a gateway has the scope global by default, as the reference's has.
+func routesFor(addresses []ipam.Address, requested []route.Route) []route.Route {
+	var list []route.Route
+	for _, r := range requested {
 		r.Dst, r.Protocol = r.Dst.Masked(), route.ProtocolTombolo
-		if !r.Gateway.IsValid() && r.Scope == nil {
+		if !r.Gateway.IsValid() && (r.Scope == nil || *r.Scope < unix.RT_SCOPE_LINK || r.Dst.Addr().Is6()) {
 			r.Gateway = gatewayFor(r.Dst.Addr(), addresses)
 		}
-		if !r.Gateway.IsValid() {
-			direct = append(direct, r)
-			continue
+		if r.Gateway.IsUnspecified() {
+			r.Gateway = netip.Addr{}
 		}
-		r.OnLink = !reachable(r.Gateway, addresses)
-		led = append(led, r)
+		r.OnLink = r.Gateway.IsValid() && !reachable(r.Gateway, addresses)
+		if !r.Gateway.IsValid() {
+			r.Scope = cmp.Or(r.Scope, new(uint8(unix.RT_SCOPE_UNIVERSE)))
+		}
+
+		if !slices.ContainsFunc(list, func(o route.Route) bool { return o.Dst == r.Dst && o.Matches(r) }) {
+			list = append(list, r)
+		}
 	}
-	return append(direct, led...)
+	return list
 }
 
-// withDefaults adds, if that is wanted, a default route for each family that has a gateway and for
-// which there is none. The list stays the caller's.
+// withDefaults returns the routes, if wanted with a default route for each family that has a gateway and lacks one. It
+// does not change the caller's list.
 func withDefaults(wanted bool, addresses []ipam.Address, routes []route.Route) []route.Route {
 	if !wanted {
 		return routes
@@ -135,18 +144,18 @@ func withDefaults(wanted bool, addresses []ipam.Address, routes []route.Route) [
 	return list
 }
 
-// hasDefault says whether a default route is among them, of an address's family.
-func hasDefault(routes []route.Route, of netip.Addr) bool {
-	return slices.ContainsFunc(routes, func(r route.Route) bool { return isDefault(&r) && r.Dst.Addr().Is4() == of.Is4() })
+// hasDefault reports whether the routes contain a default route of an address's family.
+func hasDefault(routes []route.Route, a netip.Addr) bool {
+	return slices.ContainsFunc(routes, func(r route.Route) bool { return isDefault(&r) && r.Dst.Addr().Is4() == a.Is4() })
 }
 
-// defaultBy is the default route by a gateway.
+// defaultBy returns the default route by a gateway.
 func defaultBy(gateway netip.Addr) route.Route {
 	everything, _ := gateway.Prefix(0)
 	return route.Route{Dst: everything, Gateway: gateway}
 }
 
-// gatewayFor gives the first gateway of an address's family.
+// gatewayFor returns the first gateway of the destination's family, the zero Addr if there is none.
 func gatewayFor(dst netip.Addr, addresses []ipam.Address) netip.Addr {
 	for _, a := range addresses {
 		if a.Gateway.IsValid() && a.Gateway.Is4() == dst.Is4() {
@@ -156,69 +165,62 @@ func gatewayFor(dst netip.Addr, addresses []ipam.Address) netip.Addr {
 	return netip.Addr{}
 }
 
-// reachable says whether a gateway is on link by one of the addresses' prefixes. Of link-local
-// gateways only IPv6's always are, since its interfaces have a prefix for them.
+// reachable reports whether a gateway is in one of the addresses' prefixes. An IPv6 interface also has the prefix of
+// link-local gateways.
 func reachable(gateway netip.Addr, addresses []ipam.Address) bool {
 	return gateway.Is6() && gateway.IsLinkLocalUnicast() ||
 		slices.ContainsFunc(addresses, func(a ipam.Address) bool { return a.Prefix.Contains(gateway) })
 }
 
-// metrics are those of a pod's default routes by this network, IPv4's first. 0 leaves a route as
-// it was asked for. Of default routes by several networks the kernel takes that with the smallest metric: the first
-// network's.
-type metrics [2]uint32
+// metrics holds the numbers that a network adds to the metrics of a pod's default routes; the key true is for IPv6. The
+// kernel takes the default route with the smallest metric, which is the first network's.
+type metrics map[bool]uint32
 
-// apply gives default routes their metrics. The list stays the caller's.
+// apply adds the metrics to those of the default routes. It does not change the caller's list.
 func (m metrics) apply(routes []route.Route) []route.Route {
-	if m == (metrics{}) {
+	if len(m) == 0 {
 		return routes
 	}
-	list := append([]route.Route(nil), routes...)
+	list := slices.Clone(routes)
 	for i := range list {
-		if metric := m[familyIndex(list[i].Dst.Addr())]; metric != 0 && isDefault(&list[i]) {
-			list[i].Priority = metric
+		if isDefault(&list[i]) {
+			list[i].Priority += m[list[i].Dst.Addr().Is6()]
 		}
 	}
 	return list
 }
 
-// familyIndex is the place in metrics of an address' family.
-func familyIndex(a netip.Addr) int {
-	if a.Is6() {
-		return 1
-	}
-	return 0
-}
-
-// makeWay finds larger metrics for the default routes of a port whose Attach failed since the pod has such routes
-// by another interface.
-func (a *adding) makeWay(ctx context.Context, port *bridge.Port, failed error) error {
-	before := a.metrics
+// chooseFreeMetrics gives larger metrics to the default routes of a port, whose Attach failed because another interface
+// of the pod has such a route. If no other interface has one, it returns the error of Attach.
+func (a *adding) chooseFreeMetrics(ctx context.Context, port *bridge.Port, failed error) error {
+	found := metrics{}
 	for i := range port.Routes {
 		if r := &port.Routes[i]; isDefault(r) {
 			metric, err := freeMetric(ctx, a.pod.NetNS, nl.FamilyOf(r.Dst.Addr()), r.Priority)
 			if err != nil {
 				return errors.Join(failed, err)
 			}
-			a.metrics[familyIndex(r.Dst.Addr())] = metric
+			if metric != r.Priority {
+				found[r.Dst.Addr().Is6()] = metric
+			}
 		}
 	}
-	if a.metrics == before {
+	if len(found) == 0 {
 		return failed
 	}
-	port.Routes = a.metrics.apply(port.Routes)
+	a.metrics, port.Routes = found, found.apply(port.Routes)
 	a.plan.port.Routes, a.plan.rec.Routes = port.Routes, routed(&a.plan.rec, port.Routes)
 	return nil
 }
 
-// isDefault says that a route is a default route of the main table.
+// isDefault reports whether a route is a default route of the main table.
 func isDefault(r *route.Route) bool {
 	return r.Dst.Bits() == 0 && (r.Table == 0 || r.Table == unix.RT_TABLE_MAIN)
 }
 
-// freeMetric is the metric for a default route of the main table that is to be added to a pod: the one that is asked
-// for, unless there is a default route of the family with it; then a larger one than any. 0 is the kernel's own.
-func freeMetric(ctx context.Context, pod *netns.NS, family uint8, asked uint32) (uint32, error) {
+// freeMetric returns the metric for a new default route of a pod's main table. It is the requested metric, unless the
+// pod has a default route of the family with that metric. Then it is larger than all of them. 0 is the kernel's own.
+func freeMetric(ctx context.Context, pod *netns.NS, family uint8, requested uint32) (uint32, error) {
 	conn, err := route.Dial(pod)
 	if err != nil {
 		return 0, err
@@ -226,36 +228,40 @@ func freeMetric(ctx context.Context, pod *netns.NS, family uint8, asked uint32) 
 	defer conn.Close()
 	const (
 		step     = 100
-		kernels6 = 1024 // of a route of IPv6 without one (IP6_RT_PRIO_USER)
+		default6 = 1024 // the kernel's for IPv6 (IP6_RT_PRIO_USER)
 	)
-	wanted, taken, largest := asked, false, uint32(0)
-	if wanted == 0 && family == unix.AF_INET6 {
-		wanted = kernels6
+	metric, taken, largest := requested, false, uint32(0)
+	if family == unix.AF_INET6 {
+		metric = cmp.Or(requested, default6)
 	}
 	err = conn.Walk(ctx, route.Filter{Family: family, Table: unix.RT_TABLE_MAIN}, func(r route.Route) {
-		if r.Dst.Bits() > 0 || r.Type != unix.RTN_UNICAST {
-			return
+		if r.Dst.Bits() > 0 || r.Priority == math.MaxUint32 {
+			return // the last is the kernel's own, which refuses packets
 		}
-		taken = taken || r.Priority == wanted
+		taken = taken || r.Priority == metric
 		largest = max(largest, r.Priority)
 	})
 	if err != nil || !taken {
-		return asked, err
+		return requested, err
 	}
 	return largest + step, nil
 }
 
-// explainRoute tells what to do where the pod has a route by another interface.
+// explainRoute adds a remedy to an error about a route that the kernel refused.
 func explainRoute(err error) error {
-	if isSecondRoute(err) {
-		return fail.Errorf(ErrConflict, "%w: the pod has such a route by another of its interfaces: give this one another priority, or leave it out", err)
+	switch {
+	case !isRoute(err):
+		return err
+	case errors.Is(err, fs.ErrExist):
+		return fail.Errorf(ErrConflict, "%w: the pod has this route already: change its priority in ipam.routes", err)
 	}
-	return err
+	return fmt.Errorf("%w: correct this route in ipam.routes, or leave it out", err)
 }
 
-func isSecondRoute(err error) bool {
+// isRoute reports whether an error is about a route of the pod.
+func isRoute(err error) bool {
 	var op *tombolo.OpError
-	return errors.Is(err, fs.ErrExist) && errors.As(err, &op) && op.Op == "add route"
+	return errors.As(err, &op) && op.Op == "add route"
 }
 
 // gateway6 is where the pod's default route leads: to the LAN's router, of which the

@@ -98,7 +98,8 @@ func confOf(r *types.Route) (_ routeConf, ok bool) {
 	return routeConf{dst, gw.Unmap(), r.MTU, r.AdvMSS, r.Priority, r.Table, r.Scope}, ok
 }
 
-func (conf *routeConf) route() (route.Route, error) {
+// route translates the route. Errors begin with where, which names its place.
+func (conf *routeConf) route(where string) (route.Route, error) {
 	one := route.Route{Dst: conf.Dst, Gateway: conf.GW.Unmap()}
 	var scope uint32
 	for _, attr := range []struct {
@@ -117,7 +118,7 @@ func (conf *routeConf) route() (route.Route, error) {
 			continue
 		}
 		if v := int64(*attr.value); v < 0 || v > attr.limit {
-			return route.Route{}, newError(codeInvalidConfig, "the route to %s: %s %d is not within 0 and %d", conf.Dst.Masked(), attr.name, v, attr.limit)
+			return one, newError(codeInvalidConfig, "%s: %s %d is not within 0 and %d", where, attr.name, v, attr.limit)
 		}
 		*attr.into = uint32(*attr.value)
 	}
@@ -127,18 +128,19 @@ func (conf *routeConf) route() (route.Route, error) {
 	return one, nil
 }
 
-// routes are those of the config.
+// routes translates the routes of a configuration.
 func routes(confs []routeConf) ([]route.Route, error) {
 	var list []route.Route
 	for i, conf := range confs {
 		field := fmt.Sprintf("field \"ipam.routes[%d]", i)
+		conf.Dst, _ = prefixOf(ipNet(conf.Dst)) // of IPv4 also where it is in IPv6 notation
 		if !conf.Dst.IsValid() {
 			return nil, newError(codeInvalidConfig, "%s.dst\" is required", field)
 		}
 		if conf.GW.Zone() != "" {
 			return nil, newError(codeInvalidConfig, "%s.gw\": %s has a zone", field, conf.GW)
 		}
-		one, err := conf.route()
+		one, err := conf.route(field + `"`)
 		if err != nil {
 			return nil, err
 		}
@@ -155,7 +157,7 @@ func routesOf(of []*types.Route) ([]route.Route, error) {
 		if !ok {
 			return nil, newError(types.ErrDecodingFailure, "the ipam gave a route without a valid destination: %s", r.Dst.String())
 		}
-		one, err := conf.route()
+		one, err := conf.route("the route to " + conf.Dst.String())
 		if err != nil {
 			return nil, err
 		}

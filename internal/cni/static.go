@@ -132,7 +132,8 @@ func (s static) Check(_ context.Context, _ ipam.Owner, held []ipam.Address) erro
 	for _, a := range s.addresses {
 		same := func(b ipam.Address) bool { return a.Prefix.Addr() == b.Prefix.Addr() }
 		i := slices.IndexFunc(held, func(b ipam.Address) bool {
-			return same(b) && (!a.Gateway.IsValid() || a.Gateway.Unmap() == b.Gateway.Unmap())
+			isOpen := !a.Gateway.IsValid() || a.Gateway.IsUnspecified()
+			return same(b) && (isOpen || a.Gateway.Unmap() == b.Gateway.Unmap())
 		})
 		if i < 0 && (!s.byName || slices.ContainsFunc(held, same)) {
 			return withCode(codeCheckFailed, fmt.Errorf("the attachment has no address %s: %w", a, ipam.ErrNotReserved))

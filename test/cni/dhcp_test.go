@@ -474,9 +474,12 @@ func TestHalvesOfADefaultRouteByALeaseAreNoneWhereNoneIsWanted(t *testing.T) {
 	l := newLAN(t, "--dhcp-option=121,0.0.0.0/1,"+router4+",128.0.0.0/1,"+router4+",198.18.0.0/15,"+router4)
 	w := l.network(conf{"isDefaultGateway": false})
 	p := l.pod("a")
+	nstest.Veth(t, p.NS, "other0", p.NS, "other1")
+	nstest.Run(t, p.NS, "ip", "route", "add", "198.18.0.0/15", "dev", "other0") // as another network may
 	w.add(p)
 	routes := nstest.Run(t, p.NS, "ip", "route")
-	expect.Contains(t, routes, "198.18.0.0/15", "the lease's own route is missing")
+	expect.Contains(t, routes, "198.18.0.0/15 via "+router4+" dev eth0", "the lease's own route is missing")
+	expect.Contains(t, routes, "198.18.0.0/15 dev other0", "the other interface's route is missing")
 	if strings.Contains(routes, "/1 ") {
 		t.Errorf("isDefaultGateway is false, and the lease gives the pod a default route in two halves:\n%s", routes)
 	}

@@ -116,30 +116,16 @@ func TestADDThatFailsLeavesNothing(t *testing.T) {
 				ipam["routes"] = []conf{{"dst": "10.1.0.0/16", "gw": "10.77.0.1", "scope": 254}}
 				return w.with(conf{"ipam": ipam})
 			},
-			code: 110, says: "10.1.0.0/16",
+			code: 110, says: "(kernel: Route with host scope can not have a gateway): correct this route in ipam.routes",
 		},
 		{
 			name: "the pod has such a route already",
 			prepare: func(t *testing.T, w *network, p *pod) *network {
-				nstest.Veth(t, p.NS, "other0", p.NS, "other1")
-				nstest.Run(t, p.NS, "ip", "route", "add", "10.1.0.0/16", "dev", "other0")
 				ipam := dualStack()
-				ipam["routes"] = []conf{{"dst": "10.1.0.0/16"}}
+				ipam["routes"] = []conf{{"dst": "fd99::/16", "mtu": 1400}, {"dst": "fd99::/16", "mtu": 1300}}
 				return w.with(conf{"ipam": ipam})
 			},
-			code: 112, says: "give this one another priority",
-		},
-		{
-			name: "the pod has such a route already, and a default route",
-			prepare: func(t *testing.T, w *network, p *pod) *network {
-				nstest.Veth(t, p.NS, "other0", p.NS, "other1")
-				nstest.Run(t, p.NS, "ip", "route", "add", "default", "dev", "other0")
-				nstest.Run(t, p.NS, "ip", "route", "add", "10.1.0.0/16", "dev", "other0")
-				ipam := dualStack()
-				ipam["routes"] = []conf{{"dst": "0.0.0.0/0"}, {"dst": "10.1.0.0/16"}}
-				return w.with(conf{"ipam": ipam})
-			},
-			code: 112, says: "give this one another priority",
+			code: 112, says: "the pod has this route already: change its priority in ipam.routes",
 		},
 		{
 			name: "the version cannot say the result",

@@ -121,6 +121,7 @@ type remains struct {
 	// network, onPort, elementsOf and ifb are what the kernel has: its network by the port's alias, the port's name, the
 	// network by its elements, and the link that shapes its traffic.
 	network, onPort, elementsOf, ifb string
+	entered                          []netip.Addr // the addresses that its elements are of
 	// unrecorded says that the attachment had no record to lock: so that no Add of it
 	// begins meanwhile, all others are kept away.
 	unrecorded bool

@@ -145,6 +145,7 @@ func (s *session) inventory(ctx context.Context, network string, leases []*lease
 			continue
 		}
 		v := in.at(hash)
+		v.entered = e.Addrs
 		if v.elementsOf = e.Network; v.rec == nil && v.addresses == nil {
 			v.addresses = e.Addrs
 		}
@@ -162,11 +163,12 @@ func (s *session) inventory(ctx context.Context, network string, leases []*lease
 	return in, errors.Join(errs...)
 }
 
-// strays are those that no record tells of, in the order of their hashes.
+// strays returns the attachments that have no record, or elements of addresses that are not theirs, in the order of
+// their hashes.
 func (in *inventory) strays() []*remains {
 	var list []*remains
 	for _, hash := range slices.Sorted(maps.Keys(in.all)) {
-		if r := in.all[hash]; r.rec == nil && !r.unread {
+		if r := in.all[hash]; r.rec == nil && !r.unread || r.hasOldElements() {
 			list = append(list, r)
 		}
 	}

@@ -171,11 +171,15 @@ func (in *Inspection) uplinks(ctx context.Context, s *session) error {
 	return nil
 }
 
-// strayDifferences are in words what the kernel has of attachments that no record tells of. One that has a port may be
+// strayDifferences describes what the kernel has of attachments that no record tells of. One that has a port may be
 // a pod: only its Del, or a garbage collection that does not name it, takes it down.
 func strayDifferences(list []*remains) []tombolo.Difference {
 	found := &findings{}
 	for _, r := range list {
+		if r.hasOldElements() {
+			found.Advise(tombolo.RemedyRepair, "elements of endpoint %s of network %s are of addresses that it does not have", r.hash, r.elementsOf)
+			continue
+		}
 		if r.onPort != "" {
 			found.Advise(tombolo.RemedyRecreate, "port %s of network %s has no record", r.onPort, r.network)
 			continue

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 
 	"github.com/tombolo-cni/tombolo/bridge"
@@ -128,7 +129,9 @@ func (n *Node) Repair(ctx context.Context) error {
 		if err := s.inOwnNamespace(); err != nil {
 			return err // what it found missing, it would make here
 		}
-		return errors.Join(repairNetworks(ctx, s), mendStrays(ctx, s), mendPods(ctx, s))
+		err := repairNetworks(ctx, s)
+		_, straysErr := mendStrays(ctx, s)
+		return errors.Join(err, straysErr, mendPods(ctx, s))
 	})
 }
 
@@ -189,6 +192,13 @@ func (u Upkeep) Obstacles(ctx context.Context) (map[string][]foreign.Obstacle, e
 	return list, nil
 }
 
+// RemoveStrays deletes from the firewall what no record tells of, such as elements that a program loaded from an older
+// save, and reports whether there was anything. It takes the exclusive lock.
+func (u Upkeep) RemoveStrays(ctx context.Context) (found bool, _ error) {
+	err := u.node.about(ctx, func(s *session) (err error) { found, err = mendStrays(ctx, s); return err })
+	return found, err
+}
+
 // openNetworks opens the host, under the shared lock, if any network of this epoch of the
 // node has attachments, and gives those networks that are on record.
 func (n *Node) openNetworks(ctx context.Context) (*session, []*state.Network, error) {
@@ -219,24 +229,31 @@ func (n *Node) openNetworks(ctx context.Context) (*session, []*state.Network, er
 	return s, used, nil
 }
 
-// mendStrays deletes objects of ours without an owner. No Add is at work meanwhile.
-func mendStrays(ctx context.Context, s *session) error {
+// mendStrays deletes objects of ours that no record tells of, and the elements of addresses that a pod does not have any
+// more: a program that loads an older save of our tables brings both back. It reports whether there were any. No Add is
+// at work meanwhile.
+func mendStrays(ctx context.Context, s *session) (found bool, _ error) {
 	if err := s.EnterAlone(ctx); err != nil {
-		return err
+		return false, err
 	}
 	defer s.Leave()
 	all, err := s.inventory(ctx, "", nil)
 	if err != nil {
-		return err
+		return false, err
 	}
+
 	var owners []nft.Owner
 	var errs []error
 	for _, r := range all.strays() {
+		if r.hasOldElements() {
+			errs, found = append(errs, s.dropOldElements(ctx, r)), true
+			continue
+		}
 		if r.onPort != "" {
 			continue // a pod
 		}
 		if r.elementsOf != "" {
-			owners = append(owners, nft.Owner(r.hash))
+			owners, found = append(owners, nft.Owner(r.hash)), true
 		}
 		if r.ifb != "" {
 			errs = append(errs, bandwidth.On(s.Links.Socket()).Remove(ctx, bandwidth.Target{IFB: r.ifb, Owner: endpoint.AliasOwner(r.hash)}))
@@ -245,7 +262,25 @@ func mendStrays(ctx context.Context, s *session) error {
 	if len(owners) > 0 {
 		errs = append(errs, s.Firewall.RemoveOwners(ctx, owners...))
 	}
-	return errors.Join(errs...)
+	return found, errors.Join(errs...)
+}
+
+// hasOldElements reports whether the firewall has elements of addresses that are not the attachment's.
+func (r *remains) hasOldElements() bool {
+	isOld := func(a netip.Addr) bool { return !slices.Contains(r.addresses, a) }
+	return r.rec != nil && r.rec.State == state.Ready && !r.rec.Moving && slices.ContainsFunc(r.entered, isOld)
+}
+
+// dropOldElements deletes the elements of addresses that are not the attachment's.
+func (s *session) dropOldElements(ctx context.Context, r *remains) error {
+	nw, err := s.Dir.LoadNetwork(r.rec.Network)
+	if err != nil {
+		return fail.State(err)
+	}
+	next := endpoint.In(r.rec, nw)
+	old := next
+	old.Addrs = r.entered
+	return s.Firewall.Move(ctx, old, next)
 }
 
 func mendPods(ctx context.Context, s *session) error {

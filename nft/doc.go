@@ -18,9 +18,10 @@
 // the time that adding one takes. docs/ruleset.nft has what nft prints with one network that masquerades and one
 // pod with a port; and, behind each rule, there is a comment that says what it is for. A chain's comment says which
 // version made its rules, of what settings, and how many; and in each set and map there is one more element, a
-// sentinel ("/sentinel" . 0.0.0.0 and the like), which matches nothing, and is gone if the set was emptied. So a
-// caller learns by one look at each chain and each set that all is there (Conn.Ready), and builds or mends only
-// where it is not (Conn.Ensure). The table is Tombolo's own: Ensure takes others' rules out of its chains again.
+// sentinel ("/sentinel" . 0.0.0.0 and the like), which matches nothing, and is gone, or another one, if a program
+// emptied the set or loaded an older save of it. So a caller learns by one look at each chain and each set that all is
+// there (Conn.Ready), and builds or mends only where it is not (Conn.Ensure). The table is Tombolo's own: Ensure takes
+// others' rules out of its chains again.
 //
 // The forward chain admits nothing. An accept in one table never overrides a drop in another; so it marks packets
 // that may pass, for a rule in the table that would drop them: what pods send, what belongs to connections that

@@ -17,7 +17,8 @@ import (
 // transaction. Elements of sets are left as they are where the set can stay, and so
 // are other networks. It is safe with any number of other programs at it at once.
 //
-// Where a set had to be made anew, or had been emptied, the elements of all networks' endpoints in it are gone.
+// Where a set had to be made anew, or another program had emptied it or loaded an older save of it, elements of all
+// networks' endpoints are gone.
 // back are those that Ensure then puts back, as Replace does: all that the caller knows. Where it is stopped before
 // they are back, Ready and Check say that there is something to do. Of endpoints that are not in back they say nothing:
 // CheckEndpoint does.
@@ -39,16 +40,17 @@ func (c *Conn) Ensure(ctx context.Context, n Network, back ...Endpoint) (changed
 	return changed, c.Replace(ctx, back...)
 }
 
-// Prepare does all that Ensure does, but for what says that no set has been emptied. So
-// Ready stays false, for every network that has a part in an emptied set, until Ensure is
-// called. It is for a caller that has more to put back than endpoints, or several networks
-// that share sets: if it is stopped in between, the next caller finds it as it was.
+// Prepare does all that Ensure does, but leaves out the sentinels of sets that another program emptied or loaded. So
+// Ready stays false, for every network that has a part in such a set, until Ensure is called. Prepare is for a caller
+// that has more to put back than endpoints, or several networks that share sets: if the caller is stopped in between,
+// the next one finds the sets as they were.
 func (c *Conn) Prepare(ctx context.Context, n Network) (changed bool, _ error) {
 	changed, _, err := c.ensure(ctx, n, false)
 	return changed, err
 }
 
-// ensure is both, the one with sentinels. It says whether a set was made anew, the first time too, or had been emptied.
+// ensure implements Ensure, with sentinels, and Prepare. It reports whether elements of endpoints may be missing: a set
+// was made, also for the first time, or another program emptied or loaded one.
 func (c *Conn) ensure(ctx context.Context, n Network, sentinels bool) (changed, emptied bool, _ error) {
 	want, err := c.wanted(ctx, &n)
 	if err != nil {
@@ -60,9 +62,9 @@ func (c *Conn) ensure(ctx context.Context, n Network, sentinels bool) (changed, 
 			return err
 		}
 		p := ruleset.Plan(want, have)
-		differs, lost := !p.Nothing(), len(p.Sets)+len(p.Emptied) > 0
+		differs, lost := !p.Nothing(), len(p.Sets)+len(p.Touched) > 0
 		if !sentinels {
-			p.Emptied = nil
+			p.Touched = nil
 		}
 		if !p.Nothing() {
 			if err := p.Transaction(have, sentinels).Commit(c.tables.Conn); err != nil {
@@ -77,8 +79,9 @@ func (c *Conn) ensure(ctx context.Context, n Network, sentinels bool) (changed, 
 
 // Ready says whether the network can do without Ensure, by single gets of the table and its chains, for a caller
 // that asks before each pod: whether they are there, not dormant, and hooked in, made for this network and this
-// mark by this version, with as many rules as then, and whether no set was emptied. It sees neither single elements
-// nor that a rule was replaced by another: see Check.
+// mark by this version, with as many rules as then, and whether each set has its sentinel, which it lacks after another
+// program emptied it or loaded an older save. Ready sees neither single elements nor that a rule was replaced by
+// another: see Check.
 func (c *Conn) Ready(ctx context.Context, n Network) (bool, error) {
 	want, err := c.wanted(ctx, &n)
 	if err != nil {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
@@ -119,6 +120,10 @@ func TestRulesetIsWhatNFTWouldMake(t *testing.T) {
 			onTheirs, onOurs := dialMark(t, theirs, tc.mark), dialMark(t, ours, tc.mark)
 			for _, n := range tc.networks {
 				mustEnsure(t, onOurs, n)
+				diffs := must.Of(onTheirs.Check(context.Background(), n)).Get(t)
+				others := func(d tombolo.Difference) bool { return !strings.Contains(d.Text, "loaded elements from a save") }
+				expect.That(t, !slices.ContainsFunc(diffs, others), "Check: %v", diffs)
+				mustEnsure(t, onTheirs, n) // its sentinels, which the next network may share
 				wantReady(t, onTheirs, n)
 			}
 			mustAdd(t, onOurs, tc.eps...)

@@ -3,6 +3,9 @@ package nft
 import (
 	"context"
 	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -73,6 +76,35 @@ func TestEmptiedSetIsFoundAndMended(t *testing.T) {
 		nft(t, ns, flushCommand(s))
 		expect.Of(c.Ensure(ctx, n, pods...)).Is(t, true, "%s: Ensure of all that is known", s.Name)
 		wantReady(t, c, n, pods...)
+	}
+}
+
+// Each way leaves the same chains with the same comments as before, and sets with all of their elements.
+func TestAnOlderSaveIsFoundAndMended(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	c, ns := dialNew(t)
+	n, pods := sentinelNet(), sentinelPods()
+	mustEnsure(t, c, n)
+	mustAdd(t, c, pods[0])
+	save := nft(t, ns, "list", "ruleset")
+	element := regexp.MustCompile(`(?s)elements = (\{.*? \})`).FindStringSubmatch(nft(t, ns, "list", "set", "inet", "tombolo", "pods4"))[1]
+	mustAdd(t, c, pods[1])
+	now := normal(nft(t, ns, "list", "ruleset"))
+	for _, loaded := range []string{
+		"flush ruleset\n" + save,
+		"delete table inet tombolo\ndelete table bridge tombolo\n" + save,
+		"flush set inet tombolo pods4\nadd element inet tombolo pods4 " + element,
+	} {
+		path := filepath.Join(t.TempDir(), "save")
+		must.Succeed(t, os.WriteFile(path, []byte(loaded), 0o600))
+		nft(t, ns, "-f", path)
+		mustBeReady(t, c, n, false)
+		diffs, err := c.Check(ctx, n)
+		expect.That(t, err == nil && names(diffs, "loaded elements from a save"), "%.40q: Check: %v, %v", loaded, diffs, err)
+		expect.Of(c.Ensure(ctx, n, pods...)).Is(t, true, "%.40q: Ensure", loaded)
+		wantReady(t, c, n, pods...)
+		expect.NoDiff(t, cmp.Diff(now, normal(nft(t, ns, "list", "ruleset"))), "%.40q", loaded)
 	}
 }
 

@@ -39,6 +39,8 @@ type firewall struct {
 	fought  *contest // over all of it
 	known   uint32   // the generation at which all was right
 	by      string
+	strays  bool      // another program has changed nf_tables since swept
+	swept   time.Time // when the firewall last looked for elements of pods that are gone
 	blocked []string  // obstacles, as last told
 	sought  time.Time // when they were looked for
 }
@@ -93,7 +95,7 @@ func (f *firewall) hear(messages []netlink.Message) urgency {
 		case g.by == nftnl.DoctorName:
 			// Its table is its own, and goes with it.
 		case g.lost || g.by != "tombolo" && g.by != "tombolod":
-			when, f.by = soon, g.by
+			when, f.by, f.strays = soon, g.by, true
 		default:
 			when = max(when, later)
 		}
@@ -120,9 +122,26 @@ func (f *firewall) visit(ctx context.Context) {
 			f.sought = now()
 			f.obstacles(ctx) // it reads whole tables
 		}
+		f.removeStrays(ctx)
 		return
 	}
 	f.mend(ctx, strings.Join(lacking, "; "))
+}
+
+// removeStrays deletes elements of pods that are gone, after another program may have loaded an older save of a set.
+// Neither rules nor sentinels show those, and to find them takes a list of all elements.
+func (f *firewall) removeStrays(ctx context.Context) {
+	if !f.strays || now().Sub(f.swept) < lookAtFirewall {
+		return
+	}
+	f.strays, f.swept = false, now()
+	found, err := f.network.Upkeep().RemoveStrays(ctx)
+	if err != nil {
+		f.trouble("cannot delete elements of pods that are gone", err)
+	}
+	if found {
+		f.log.Warn("deleted elements of pods that are gone, which another program may have loaded from a save", "by", f.by)
+	}
 }
 
 // mend has the networks repaired.

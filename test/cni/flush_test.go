@@ -4,12 +4,15 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
@@ -165,6 +168,58 @@ func TestRepairHealsEmptiedSets(t *testing.T) {
 	must.That(t, o.status == 0, "repair: %s%s", o.stdout, o.stderr)
 	expect.NoDiff(t, cmp.Diff(before, s.sets()), "after repair")
 	s.wantWhole(t, "after repair")
+}
+
+// TestAnOlderSaveIsMended loads a save from before one pod went and another came, in several ways.
+func TestAnOlderSaveIsMended(t *testing.T) {
+	t.Parallel()
+	s := newPopulated(t)
+	gone, late, next := s.pod("gone"), s.pod("late"), s.pod("next")
+	s.w.add(gone, publish(t, "8090:80/tcp"))
+	save, port := s.nft("list ruleset"), s.nft("list map inet tombolo hostports4")
+	s.w.del(gone)
+	s.w.add(late, publish(t, "8091:80/tcp"))
+	late.serve(t, "tcp", 80)
+	before := s.sets()
+	byADD := func(*testing.T) { s.other.add(next); s.other.del(next) }
+	byRepair := func(t *testing.T) {
+		o := s.operate("repair", "--state", s.state)
+		must.That(t, o.status == 0, "repair: %s%s", o.stdout, o.stderr)
+	}
+	byTombolod := func(t *testing.T) {
+		must.Until(t, "tombolod repairs", func() bool { return cmp.Equal(before, s.sets()) })
+	}
+	for name, loaded := range map[string]string{
+		"flush ruleset":   "flush ruleset\n" + save,
+		"deleted tables":  "delete table inet tombolo\ndelete table bridge tombolo\n" + save,
+		"flushed sets":    "flush map inet tombolo hostports4\n" + port,
+		"without a flush": save,
+		"one map":         port,
+		"another address": `add element inet tombolo pods4 { "cbr0" . 10.77.0.99 comment "tombolo:1:` + ident.Hash("podnet", "late", "eth0") + `:podnet" }`,
+	} {
+		for by, mend := range map[string]func(*testing.T){"tombolod": byTombolod, "the next ADD": byADD, "repair": byRepair} {
+			if by == "the next ADD" && (name == "one map" || name == "another address") {
+				continue // docs/security.md
+			}
+			t.Run(name+", "+by, func(t *testing.T) {
+				if by == "tombolod" {
+					defer s.mind(t).end(t)
+				}
+				path := filepath.Join(t.TempDir(), "save")
+				must.Succeed(t, os.WriteFile(path, []byte(loaded), 0o600))
+				s.run("nft", "-f", path)
+				if by != "tombolod" {
+					o := s.operate("check", "--state", s.state)
+					must.That(t, o.status != 0 && strings.Contains(o.stdout, "[repair]"), "check: %s%s", o.stdout, o.stderr)
+				}
+				mend(t)
+				expect.NoDiff(t, cmp.Diff(before, s.sets()))
+				s.wantWhole(t, "afterwards")
+				expect.Success(t, expect.Err(askPort(t, s.ns, "tcp", uplink4, 8091)), "the port of a pod that came since")
+				expect.Failure(t, expect.Err(askPort(t, s.ns, "tcp", uplink4, 8090)), "the port of a pod that went since")
+			})
+		}
+	}
 }
 
 // TestNextADDHealsWhatAnEmptiedSetCost shows what pods lose by it, and get back.

@@ -23,8 +23,13 @@ func (rs *Ruleset) Differences(have *State) []tombolo.Difference {
 		}
 	}
 	for _, s := range rs.Sets() {
-		if have.hasTable(s.Family) {
-			list = append(list, s.differences(have)...)
+		if !have.hasTable(s.Family) {
+			continue
+		}
+		for _, d := range s.differences(have) {
+			if !slices.Contains(list, d) { // those of all sets of a table that was loaded are one
+				list = append(list, d)
+			}
 		}
 	}
 	for i := range rs.Chains {
@@ -70,6 +75,10 @@ func (s *Set) differences(have *State) []tombolo.Difference {
 			Object: have.table.Label("set", s.Place).String(), What: "type", Want: s.state().describe(), Have: got.describe(),
 		}}
 	case !have.sentinels[s.Place]:
+		if _, loaded := have.sentinels[s.Place]; loaded {
+			text := "table " + have.table.Of(s.Family).String() + ": another program has loaded elements from a save, which may be old"
+			return []tombolo.Difference{{Text: text}}
+		}
 		return []tombolo.Difference{{Object: have.table.Label("set", s.Place).String(), What: "element", Want: s.Sentinel().KeyText()}}
 	}
 	return nil

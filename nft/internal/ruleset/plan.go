@@ -4,7 +4,7 @@ package ruleset
 type Changes struct {
 	tables    []uint8 // make or wake them, by family
 	Sets      []Set
-	Emptied   []Set // those that are there, and lack their sentinels
+	Touched   []Set // sets that exist without a sentinel of ours
 	chains    []*Chain
 	oldSets   []Place // to be deleted, and most of them made anew
 	oldChains []Place
@@ -15,13 +15,13 @@ type Changes struct {
 
 // Nothing says that there is nothing to change.
 func (p *Changes) Nothing() bool {
-	return len(p.tables)+len(p.Sets)+len(p.Emptied)+len(p.chains)+len(p.oldChains)+len(p.add)+len(p.del) == 0
+	return len(p.tables)+len(p.Sets)+len(p.Touched)+len(p.chains)+len(p.oldChains)+len(p.add)+len(p.del) == 0
 }
 
 // Plan finds the changes. A chain is never mended, but made anew: so it is all as
 // it should be, and carries the comment that says so, which cannot be changed.
 func Plan(want *Ruleset, have *State) *Changes {
-	p := &Changes{Emptied: have.emptied(want)}
+	p := &Changes{Touched: have.touched(want)}
 	for _, family := range want.tables {
 		if t, ok := have.Tables[family]; !ok || t.IsDormant() {
 			p.tables = append(p.tables, family)
@@ -75,11 +75,14 @@ func (p *Changes) Transaction(seen *State, sentinels bool) *Transaction {
 	for i, s := range p.Sets {
 		t.newSet(s, uint32(i+1))
 		if sentinels {
-			t.NewElement(s.Sentinel(), SentinelComment)
+			t.NewElement(s.Sentinel(), SentinelComment+unsaved)
 		}
 	}
-	for _, s := range p.Emptied {
-		t.NewElement(s.Sentinel(), SentinelComment)
+	for _, s := range p.Touched {
+		if _, loaded := seen.sentinels[s.Place]; loaded {
+			t.DelElement(s.Sentinel())
+		}
+		t.NewElement(s.Sentinel(), SentinelComment+unsaved)
 	}
 	for _, ch := range p.chains {
 		list := ch.Rules()

@@ -1,6 +1,7 @@
 package ruleset
 
 import (
+	"bytes"
 	"slices"
 	"strings"
 
@@ -20,7 +21,8 @@ type State struct {
 	Chains     map[Place]nftnl.Chain
 	sets       map[Place]setState
 	rules      map[Place][]string // the comments of the rules of each chain, in their order
-	sentinels  map[Place]bool     // the sets that have theirs
+	// sentinels has an entry for each set with a sentinel: true for our own, false for one that another program loaded.
+	sentinels map[Place]bool
 	// bridges are the elements of the sets of bridges: those that the ruleset names,
 	// or, from read, all.
 	bridges []ElementState
@@ -69,8 +71,8 @@ func (st *State) getBridge(b *nl.Batch, rs *Ruleset) {
 	}
 }
 
-// LooksRight says that the tables and the chains are as they should be, as far as an outline tells, and that no set
-// was emptied. Rules that look into a set hold it, so it is there too.
+// LooksRight reports whether the tables and the chains are as they should be, as far as an outline tells, and
+// whether each set has our own sentinel. A rule that looks into a set holds the set, so no set is asked for.
 func (st *State) LooksRight(rs *Ruleset) bool {
 	for _, family := range rs.tables {
 		if t, ok := st.Tables[family]; !ok || t.IsDormant() {
@@ -84,7 +86,8 @@ func (st *State) LooksRight(rs *Ruleset) bool {
 		}
 	}
 	add, del := st.bridgeChanges(rs)
-	return !slices.ContainsFunc(rs.gone, st.hasChain) && len(add)+len(del) == 0 && len(st.sentinels) == len(rs.Sets())
+	touched := func(s Set) bool { return !st.sentinels[s.Place] }
+	return !slices.ContainsFunc(rs.gone, st.hasChain) && len(add)+len(del) == 0 && !slices.ContainsFunc(rs.Sets(), touched)
 }
 
 // bridgeChanges are the elements that are missing from the sets of bridges, and those
@@ -268,9 +271,10 @@ func decodeElement(b []byte) ElementState {
 	}, comment}
 }
 
-// A program that empties a set of ours (nft flush set) takes what every pod has in it, and nothing else shows it:
-// not the rules that look into the set, nor their number. So each set and map has one element without an owner, a
-// sentinel, which goes with the others: a single get shows whether they are still there.
+// Rules and their number do not show that another program changed the elements of a set: that it emptied the set (nft
+// flush set), or deleted the table and loaded an older save of it (nft -f). So each set and map has one element without
+// an owner, its sentinel, and a single get of that shows both. A flush deletes the sentinel. A save brings it back, but
+// without the end of its comment: nft prints and loads a comment up to its first NUL.
 //
 // Sentinels match no packet that goes anywhere. Those with a link have one that cannot
 // be: the kernel takes no name with a slash. The others are of no address, which nothing
@@ -279,6 +283,9 @@ const (
 	SentinelLink     = "/sentinel"
 	sentinelProtocol = unix.IPPROTO_RAW
 	SentinelComment  = OwnerPrefix + "sentinel"
+
+	// unsaved ends the comment of a sentinel that we added.
+	unsaved = "\x00unsaved"
 )
 
 // Sentinel is that of a set.
@@ -305,19 +312,21 @@ func (s *Set) Sentinel() Element {
 	return el
 }
 
-// getSentinels looks up those of sets, and notes the sets that have theirs.
+// getSentinels looks up the sentinels of sets.
 func (st *State) getSentinels(b *nl.Batch, sets []Set) {
 	for i := range sets {
 		at := sets[i].Place
-		st.table.getElement(b, sets[i].Sentinel(), func([]byte) error {
-			st.sentinels[at] = true
+		st.table.getElement(b, sets[i].Sentinel(), func(data []byte) error {
+			comment := nftnl.Find(data, unix.NFTA_SET_ELEM_LIST_ELEMENTS, unix.NFTA_LIST_ELEM, unix.NFTA_SET_ELEM_USERDATA)
+			st.sentinels[at] = bytes.HasSuffix(comment, []byte(unsaved+"\x00"))
 			return nil
 		})
 	}
 }
 
-// emptied gives those sets that are there and right, but for their sentinels.
-func (st *State) emptied(rs *Ruleset) []Set {
+// touched returns the sets that exist with the right type, but without a sentinel of ours: another program emptied
+// them, or loaded them.
+func (st *State) touched(rs *Ruleset) []Set {
 	return slices.DeleteFunc(rs.Sets(), func(s Set) bool {
 		have, ok := st.sets[s.Place]
 		return !ok || !s.matches(have) || st.sentinels[s.Place]

@@ -63,6 +63,9 @@ func (a *adding) derive(context.Context) error {
 	rec.MAC = state.MAC(mac)
 	p.port = portOf(rec)
 	p.port.DAD, p.port.Group, p.port.NoWait, p.port.SameNetNS = nw.DAD, nft.PodGroup, a.leasing == nil, a.pod.SameNetNS
+	if nw.Gateway && nw.Uplink.NIC == "" {
+		p.port.Group = nft.GatewayGroup
+	}
 	// A pod that leases waits for its port, or its first frame would be lost.
 	// Neighbours know an address's last MAC: that which follows from it, unless another
 	// was asked for, or another plugin gave the address to a pod of its own.

@@ -161,6 +161,10 @@ func ownerOf(el *ruleset.ElementState) (owner Owner, networkKey string, ok bool)
 // set PORT group 0`, gets all reports again, as a pod needs that is a multicast router.
 const PodGroup = ruleset.PodGroup
 
+// GatewayGroup is PodGroup for ports of a network whose gateway is the host. From such a port the host gets no answers
+// of DHCP servers, no router advertisements and no redirects (Network.Groups).
+const GatewayGroup = ruleset.GatewayGroup
+
 // Guard is what a pod is held to; the zero Guard is nothing.
 type Guard string
 

@@ -60,7 +60,9 @@ type Network struct {
 	// the port forwards them (bridge.Port's ForwardGroups).
 	//
 	// It also drops, from such ports, IP behind a tag of VLAN 0, which reaches other pods past
-	// the firewall's hooks, and, from ports in PodGroup, multicast queries.
+	// the firewall's hooks, and, from ports in PodGroup or GatewayGroup, multicast queries. From ports in GatewayGroup
+	// it drops what would make the pod the host's DHCP server or router: packets to the ports of DHCP clients, router
+	// advertisements and redirects, as far as the bridge would hand them to the host. What goes from pod to pod passes.
 	Groups bool
 	// PortSNAT has what Endpoint.PortSNAT needs that is not SNATNeeded. Without it, ports that had that keep it.
 	PortSNAT bool

@@ -43,7 +43,7 @@ const (
 
 func (list *rules) addFromPods() {
 	list.add("IGMP queries of pods", func(x expressions) {
-		x.isOfGroup()
+		x.isPodGroup(unix.NFT_META_IIFGROUP)
 		x.isProtocol(unix.ETH_P_IP)
 		x.isL4(unix.IPPROTO_IGMP)
 		x.firstByte(igmpQuery, igmpQuery)
@@ -52,7 +52,7 @@ func (list *rules) addFromPods() {
 	// The bridge reads a later one as if it were a whole packet.
 	list.add("IGMP fragments of pods", func(x expressions) {
 		const flagsAndOffset = 6
-		x.isOfGroup()
+		x.isPodGroup(unix.NFT_META_IIFGROUP)
 		x.isProtocol(unix.ETH_P_IP)
 		x.Payload(expr.PayloadBaseNetworkHeader, flagsAndOffset, 2, nftnl.First)
 		x.hasAny(0x3fff)
@@ -61,7 +61,7 @@ func (list *rules) addFromPods() {
 	})
 	// The bridge reads those alone that have hop-by-hop options.
 	list.add("MLD queries of pods", func(x expressions) {
-		x.isOfGroup()
+		x.isPodGroup(unix.NFT_META_IIFGROUP)
 		x.isProtocol(unix.ETH_P_IPV6)
 		x.Payload(expr.PayloadBaseNetworkHeader, ip6NextHeader, 1, nftnl.First)
 		x.Compare(expr.CmpOpEq, []byte{unix.IPPROTO_HOPOPTS})
@@ -113,11 +113,16 @@ func (x expressions) dropBehindTag(typ uint16) {
 	x.Drop()
 }
 
-// isOfGroup holds for what comes in by a port in PodGroup.
-func (x expressions) isOfGroup() {
-	x.Meta(unix.NFT_META_IIFGROUP, nftnl.First)
-	x.Compare(expr.CmpOpEq, binary.NativeEndian.AppendUint32(nil, PodGroup))
+// isPodGroup adds a match for PodGroup and GatewayGroup, which differ in one bit, by the port that a frame comes in by or
+// leaves by.
+func (x expressions) isPodGroup(link expr.MetaKey) {
+	x.Meta(link, nftnl.First)
+	x.Mask(group(^uint32(PodGroup^GatewayGroup)), nil)
+	x.Compare(expr.CmpOpEq, group(PodGroup&GatewayGroup))
 }
+
+// group returns the number of a group of links as rules compare it.
+func group(number uint32) []byte { return binary.NativeEndian.AppendUint32(nil, number) }
 
 // hasAny holds if any of some bits is set in the two bytes in the first register.
 func (x expressions) hasAny(bits uint16) {

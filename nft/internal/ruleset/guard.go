@@ -1,7 +1,6 @@
 package ruleset
 
 import (
-	"encoding/binary"
 	"slices"
 	"strconv"
 
@@ -50,7 +49,7 @@ func (rs *Ruleset) addGuard(n *Network) {
 	if n.Groups || n.Guard {
 		rs.addBridgeChain("groups", unix.NF_INET_PRE_ROUTING, priorityGuard, "link-local groups", (*rules).addGroups)
 		// This one sees frames that the bridge hands to the host.
-		rs.addBridgeChain("groups-input", unix.NF_INET_LOCAL_IN, priorityGuard, "link-local groups", (*rules).addGroups)
+		rs.addBridgeChain("groups-input", unix.NF_INET_LOCAL_IN, priorityGuard, "groups, servers", (*rules).addTowardHost)
 		rs.addBridgeChain("from-pods", unix.NF_INET_PRE_ROUTING, priorityFromPods, "tags, queries", (*rules).addFromPods)
 	}
 	if n.Guard {
@@ -66,7 +65,7 @@ func (rs *Ruleset) addReports(n *Network) {
 		rs.gone = append(rs.gone, InBridge(quietPrefix+n.Key))
 		return
 	}
-	settings := "quiet group 0x" + strconv.FormatUint(PodGroup, 16)
+	settings := "quiet groups 0x" + strconv.FormatUint(GatewayGroup, 16) + " and on"
 	rs.addBridgeChain(quietPrefix+n.Key, unix.NF_INET_FORWARD, priorityBridged, settings, (*rules).addReports)
 }
 
@@ -78,8 +77,7 @@ func (list *rules) addReports() {
 		x.Leave()
 	})
 	list.add("multicast listener reports to pods", func(x expressions) {
-		x.Meta(expr.MetaKeyOIFGROUP, nftnl.First)
-		x.Compare(expr.CmpOpEq, binary.NativeEndian.AppendUint32(nil, PodGroup))
+		x.isPodGroup(expr.MetaKeyOIFGROUP)
 		x.isDiscovery(listenerReportTwo, listenerReportTwo)
 		x.Drop()
 	})

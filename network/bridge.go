@@ -69,10 +69,16 @@ func (bridgePart) make(ctx context.Context, n *site) (changed bool, _ error) {
 	if err == nil {
 		n.bridge, err = n.s.Links.Link(ctx, want.Name)
 	}
-	if err == nil && isNew && len(n.rec.Gateways) > 0 {
+	if err != nil {
+		return changed, err
+	}
+	if isNew && len(n.rec.Gateways) > 0 {
 		n.s.placeLoopback(ctx, n.bridge)
 	}
-	return changed, err
+	if err := n.shieldFromNetworkd(); err != nil {
+		n.s.Warn("systemd-networkd may take pods off bridge " + n.rec.Bridge + " when it starts: " + err.Error())
+	}
+	return changed, nil
 }
 
 const ipv6MTU = 1280 // RFC 8200, section 5

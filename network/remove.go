@@ -107,7 +107,7 @@ func removeBridge(ctx context.Context, s *session, rec *state.Network) error {
 		return err
 	}
 	if len(shared) == 0 && len(ports) == 0 && l.Alias == endpoint.BridgeAlias {
-		return s.Links.Remove(ctx, rec.Bridge)
+		return errors.Join(s.Links.Remove(ctx, rec.Bridge), removeNetworkdFile(rec.Bridge))
 	}
 	if !rec.VLAN.IsZero() {
 		return leaveVLANs(ctx, s, rec, l, shared)

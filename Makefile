@@ -13,6 +13,8 @@ CNI_CONF ?= /etc/cni/net.d
 PREFIX   ?= /usr/local
 SYSTEMD  ?= /etc/systemd/system
 MODULES  ?= /etc/modules-load.d
+NETWORKD ?= /etc/systemd/network
+NM_CONF  ?= /etc/NetworkManager/conf.d
 ZSH      ?= $(PREFIX)/share/zsh/site-functions
 UNITS    := tombolod.service tombolo-docker.socket tombolo-repair.service tombolo-repair.timer
 VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo v0.0.0)
@@ -80,6 +82,8 @@ install: build ## into a node's directories, by DESTDIR, PREFIX, CNI_BIN, CNI_CO
 		sed -i 's|/usr/local/bin|$(PREFIX)/bin|' $(DESTDIR)$(SYSTEMD)/$$unit || exit; done
 	install -D -m 0644 deploy/10-tombolo.conflist $(DESTDIR)$(CNI_CONF)/10-tombolo.conflist.example
 	install -D -m 0644 deploy/modules-load.d/tombolo.conf $(DESTDIR)$(MODULES)/tombolo.conf
+	install -D -m 0644 deploy/networkd/05-tombolo.network $(DESTDIR)$(NETWORKD)/05-tombolo.network
+	install -D -m 0644 deploy/NetworkManager/10-tombolo.conf $(DESTDIR)$(NM_CONF)/10-tombolo.conf
 	install -D -m 0644 -t $(DESTDIR)$(PREFIX)/share/man/man8 deploy/share/*.8
 	install -D -m 0644 deploy/share/tombolo.bash $(DESTDIR)$(PREFIX)/share/bash-completion/completions/tombolo
 	install -D -m 0644 deploy/share/_tombolo $(DESTDIR)$(ZSH)/_tombolo
@@ -90,7 +94,7 @@ uninstall: ## takes away what install put there
 	[ -n "$(DESTDIR)" ] || [ ! -e /run/systemd/system ] || systemctl disable --now tombolo-docker.socket tombolod.service tombolo-repair.timer
 	deploy/names.sh --undo $(CNI_BIN) $(DESTDIR)
 	rm -f $(addprefix $(DESTDIR),$(CNI_BIN)/tombolo $(PREFIX)/lib/netavark/tombolo $(PREFIX)/lib/tombolo/tombolo-cni $(PREFIX)/bin/tombolo $(PREFIX)/bin/tombolod $(addprefix $(SYSTEMD)/,$(UNITS)) \
-		$(CNI_CONF)/10-tombolo.conflist.example $(MODULES)/tombolo.conf $(addprefix $(PREFIX)/share/man/man8/,$(notdir $(wildcard deploy/share/*.8))) \
+		$(CNI_CONF)/10-tombolo.conflist.example $(MODULES)/tombolo.conf $(NETWORKD)/05-tombolo.network $(NM_CONF)/10-tombolo.conf $(addprefix $(PREFIX)/share/man/man8/,$(notdir $(wildcard deploy/share/*.8))) \
 		$(PREFIX)/share/bash-completion/completions/tombolo $(ZSH)/_tombolo)
 
 deb: ## dist/tombolo_VERSION_{amd64,arm64}.deb (needs dpkg-deb)

@@ -4,11 +4,18 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"maps"
 	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
+	"github.com/tombolo-cni/tombolo/route"
 )
 
 // NetworkReport is the same of a network's own parts.
@@ -102,6 +109,9 @@ func (in *Inspection) network(ctx context.Context, s *session, name string) erro
 		if err := in.obstacles(ctx, s, rec, attachments, found); err != nil {
 			return err
 		}
+		if err := lookForClients(ctx, s, rec, found); err != nil {
+			return err
+		}
 		if len(found.List) > 0 {
 			in.Networks = append(in.Networks, NetworkReport{name, found.List})
 		}
@@ -149,6 +159,58 @@ func (in *Inspection) obstacles(ctx context.Context, s *session, rec *state.Netw
 		}
 	}
 	return err
+}
+
+// lookForClients adds the addresses and routes that a DHCP client or router advertisements gave the host on a pod's port,
+// or on the bridge of a network whose gateway is the host, if Tombolo made the bridge. Then a pod leads the host's traffic.
+func lookForClients(ctx context.Context, s *session, rec *state.Network, found *findings) error {
+	n := &site{s: s, rec: rec}
+	if err := n.find(ctx); err != nil {
+		return err
+	}
+	names := map[int]string{}
+	if len(rec.Gateways) > 0 && rec.Uplink == "" && n.bridge.Alias == endpoint.BridgeAlias && n.at.Index != 0 {
+		names[n.at.Index], names[n.bridge.Index] = n.at.Name, n.bridge.Name
+	}
+	ports, err := s.Links.Veths(ctx)
+	for _, l := range ports {
+		if a, ok := endpoint.ParseAlias(l.Alias); ok && a.Network == endpoint.NetworkToken(rec.Name) {
+			names[l.Index] = l.Name
+		}
+	}
+	if err != nil || len(names) == 0 {
+		return err
+	}
+
+	given := map[int][]string{}
+	addresses, err := s.Links.Addresses().List(ctx, addr.Filter{})
+	if err != nil {
+		return err
+	}
+	for _, a := range addresses {
+		if names[a.Link] != "" && a.Flags&unix.IFA_F_PERMANENT == 0 {
+			given[a.Link] = append(given[a.Link], a.Prefix.String())
+		}
+	}
+	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
+		for _, protocol := range []route.Protocol{unix.RTPROT_DHCP, unix.RTPROT_RA} {
+			err := s.Links.Routes().Walk(ctx, route.Filter{Family: family, Protocol: protocol}, func(r route.Route) {
+				if link := r.Link; names[link] != "" {
+					r.Link = 0
+					given[link] = append(given[link], r.String())
+				}
+			})
+			if err != nil {
+				return err
+			}
+		}
+	}
+	for _, link := range slices.Sorted(maps.Keys(given)) {
+		name := names[link]
+		found.Advise(tombolo.RemedyConfigure, "a DHCP client of the host, or a router advertisement, gave %s what pods may have sent: %s: keep systemd-networkd, NetworkManager or dhcpcd off it (docs/operating.md, \"Network managers\"), and then: ip address flush dev %s dynamic; ip route flush dev %s proto dhcp; ip -6 route flush dev %s proto ra",
+			name, strings.Join(given[link], ", "), name, name, name)
+	}
+	return nil
 }
 
 // uplinks compares the takeovers, but for what networks have said already.

@@ -34,6 +34,8 @@ else
 	need ufw ufw
 	need dbus-daemon dbus
 	need dbus-send dbus-bin
+	need NetworkManager network-manager
+	need dhcpcd dhcpcd-base
 	need kea-dhcp6 kea-dhcp6-server
 	need busybox busybox-static
 	need nsenter util-linux

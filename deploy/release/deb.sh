@@ -19,7 +19,8 @@ root=$stage/root
 
 GOARCH=$arch make -s build BIN="$stage/bin"
 make -s -o build install BIN="$stage/bin" DESTDIR="$root" PREFIX=/usr CNI_BIN=/usr/lib/cni SYSTEMD=/usr/lib/systemd/system \
-	MODULES=/usr/lib/modules-load.d CNI_CONF=/usr/share/doc/tombolo/examples ZSH=/usr/share/zsh/vendor-completions >/dev/null
+	MODULES=/usr/lib/modules-load.d NETWORKD=/usr/lib/systemd/network NM_CONF=/usr/lib/NetworkManager/conf.d \
+	CNI_CONF=/usr/share/doc/tombolo/examples ZSH=/usr/share/zsh/vendor-completions >/dev/null
 # containernetworking-plugins has a file of this name: postinst makes the link where it is not.
 rm "$root/usr/lib/cni/loopback"
 ln -sfn ../tombolo/tombolo-cni "$root/usr/lib/cni/tombolo"

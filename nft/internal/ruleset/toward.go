@@ -25,6 +25,15 @@ func (list *rules) addTowardHost() {
 		x.Leave()
 	})
 	list.add("TCP to the host", func(x expressions) { x.isL4(unix.IPPROTO_TCP); x.Leave() })
+	// What they begin with is no header, and they are of no use without the first one.
+	list.add("later fragments of IPv4 to the host", func(x expressions) {
+		const flagsAndOffset = 6
+		x.isProtocol(unix.ETH_P_IP)
+		x.Payload(expr.PayloadBaseNetworkHeader, flagsAndOffset, 2, nftnl.First)
+		x.hasAny(0x1fff)
+		x.Leave()
+	})
+	list.add("later fragments of IPv6 to the host", func(x expressions) { x.isLaterFragment(); x.Leave() })
 	list.add("DHCP answers to the host", func(x expressions) { x.isUDP(udpTarget, dhcpClient); x.Drop() })
 	list.add("DHCPv6 answers to the host", func(x expressions) { x.isUDP(udpTarget, dhcp6Client); x.Drop() })
 	for _, message := range []struct {

@@ -25,9 +25,6 @@ type Autoconf struct {
 	// Without it the pod takes no route from them, neither a default route nor those that
 	// they advertise besides (RFC 4191): the caller has to give it routes.
 	DefaultRoute bool
-	// AddressOptional has Check report nothing if there is no address by a router's advertisement: for a pod that
-	// has another IPv6 address.
-	AddressOptional bool
 }
 
 // Autoconfigured is what a pod has from router advertisements.
@@ -151,7 +148,7 @@ func (s *Solicitation) Wait(ctx context.Context) (*Autoconfigured, error) {
 		return nil, err
 	}
 	for _, r := range learnt {
-		if r.Gateway.IsValid() && destination(r).Bits() == 0 {
+		if r.Gateway.IsValid() && r.Dst.Bits() <= 0 {
 			got.Gateways = append(got.Gateways, r.Gateway)
 		}
 	}

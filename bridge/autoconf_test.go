@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
@@ -151,7 +150,7 @@ func TestPodIsConfiguredByItsRouter(t *testing.T) {
 			// It works at once, both ways.
 			meet(t, pod, nstest.Addr(lanRouter))
 			meet(t, l.router, formed(p))
-			expect.Of(l.conn.Check(t.Context(), pod, p)).Len(t, 0)
+			expect.Of(l.conn.Check(t.Context(), p)).Len(t, 0)
 		})
 	}
 }
@@ -222,7 +221,12 @@ func TestPodIsConfiguredWhateverItsDefaultsAre(t *testing.T) {
 		t.Errorf("addresses %v, want %s", got.Addresses, formed(p))
 	}
 	expect.Equal(t, nstest.Run(t, pod, "ip", "-6", "addr", "show", "dev", "eth0", "scope", "global", "temporary"), "", "a temporary address")
-	expect.Of(l.conn.Check(t.Context(), pod, p)).Len(t, 0)
+	for path, want := range map[string]string{
+		"net/ipv6/conf/eth0/accept_ra": "2", "net/ipv6/conf/eth0/accept_ra_defrtr": "0", "net/ipv6/conf/eth0/autoconf": "1",
+		"net/ipv6/conf/eth0/accept_redirects": "0", "net/ipv4/conf/eth0/accept_redirects": "0", "net/ipv4/conf/all/accept_redirects": "0",
+	} {
+		expect.Equal(t, nstest.Sysctl(t, pod, path), want, "%s", path)
+	}
 }
 
 func TestWaitForARouterSaysWhatIsMissing(t *testing.T) {
@@ -297,50 +301,6 @@ func TestSolicitSaysWhatTheKernelRefuses(t *testing.T) {
 	s := must.Of(faultyConn(t, n, nil, []*nltest.Fault{list}).Solicit(t.Context(), pod, p)).Get(t)
 	defer s.Close()
 	expect.Is(t, expect.Err(s.Wait(t.Context())), unix.ENOBUFS)
-}
-
-func TestCheckFindsWhatKeepsAPodFromItsRouters(t *testing.T) {
-	t.Parallel()
-	l := newLAN(t)
-	l.advertises(t)
-	p := autoconfigured(0)
-	p.NoRedirects = true
-	pod, _ := attach(t, l.node, p)
-	mustAutoconfigure(t, l.conn, pod, p)
-	for path, value := range map[string]string{
-		"net/ipv6/conf/eth0/accept_ra":          "0",
-		"net/ipv6/conf/eth0/accept_ra_defrtr":   "1",
-		"net/ipv6/conf/eth0/accept_redirects":   "1",
-		"net/ipv4/conf/eth0/accept_redirects":   "1",
-		"net/ipv4/conf/all/accept_redirects":    "1",
-		"net/ipv6/conf/eth0/proxy_ndp":          "1", // nobody asked about it
-		"net/ipv6/conf/eth0/accept_ra_rtr_pref": "0",
-	} {
-		nstest.Sysctl(t, pod, path, value)
-	}
-	nstest.Run(t, pod, "ip", "address", "del", formed(p).String()+"/64", "dev", "eth0")
-	got := must.Of(l.conn.Check(t.Context(), pod, p)).Get(t)
-	const object = "interface eth0"
-	want := []tombolo.Difference{
-		{Object: object, What: "IPv6 accept_ra_defrtr", Want: "0", Have: "1"},
-		{Object: object, What: "IPv6 accept_ra", Want: "2", Have: "0"},
-		{Object: object, What: "IPv4 accept_redirects", Want: "0", Have: "1"},
-		{Object: object, What: "IPv4 accept_redirects of all", Want: "0", Have: "1"},
-		{Object: object, What: "IPv6 accept_redirects", Want: "0", Have: "1"},
-		{Object: object, What: "address", Want: "by router advertisement"},
-	}
-	expect.NoDiff(t, cmp.Diff(want, got), "differences")
-}
-
-// A plugin behind ours (tuning) may set what was left open.
-func TestCheckPassesOverParametersThatWereNotAskedFor(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	p := port(0)
-	pod, _ := attach(t, n, p)
-	nstest.Sysctl(t, pod, "net/ipv6/conf/eth0/accept_ra", "2")
-	nstest.Sysctl(t, pod, "net/ipv6/conf/eth0/autoconf", "0")
-	expect.Of(n.conn.Check(t.Context(), pod, p)).Len(t, 0)
 }
 
 // A pod without IPv6 gets no address of it by the way.

@@ -91,23 +91,6 @@ func On(s tombolo.Socket, dialPod func() (tombolo.Socket, error)) *Conn {
 
 func dialRoute() (*nl.Conn, error) { return nl.Dial(unix.NETLINK_ROUTE, nil) }
 
-// enterPod opens the socket in a pod's namespace, and does there what else has to
-// be done from within: to enter it costs a thread, so it is entered once.
-func (c *Conn) enterPod(pod *netns.NS, within func() error) (*nl.Conn, error) {
-	var podConn *nl.Conn
-	err := pod.Do(func() error {
-		var err error
-		if podConn, err = c.dialPod(); err != nil || within == nil {
-			return err
-		}
-		return within()
-	})
-	if err != nil && podConn != nil {
-		podConn.Close()
-	}
-	return podConn, err
-}
-
 // Close closes the socket. Attachments that have not been settled are as they are.
 func (c *Conn) Close() error {
 	c.mu.Lock()

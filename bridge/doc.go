@@ -8,14 +8,15 @@
 //		Alias: "example:container-1", Addresses: addresses, Routes: routes,
 //	}
 //	attached, err := conn.Attach(ctx, pod, port) // undoes itself where it fails
-//	differences, err := conn.Check(ctx, pod, port)
+//	differences, err := conn.Check(ctx, port)
 //	err = conn.Detach(ctx, port.Name, port.Alias) // what is gone is success
 //
-// Attach does all of it for one pod, Detach takes it down, Check says what is no longer as it was made. None of
-// them lists anything, or takes longer because there are other pods. The veth pair is made by one message, its peer
-// in the pod's namespace: to move it there afterwards would cost grace periods of the kernel. The pod's link-local
-// address is added like the others, and no address is looked for on the link (IFA_F_NODAD) unless that is asked for.
-// MACs and MTUs are always set, so that neither the kernel nor udev changes them later.
+// Attach does all of it for one pod, Detach takes it down, Check says what is no longer as it was made of the host's
+// end; the pod's end belongs to the pod from then on. None of them lists anything, or takes longer because there are
+// other pods. The veth pair is made by one message, its peer in the pod's namespace: to move it there afterwards would
+// cost grace periods of the kernel. The pod's link-local address is added like the others, and no address is looked for
+// on the link (IFA_F_NODAD) unless that is asked for. MACs and MTUs are always set, so that neither the kernel nor udev
+// changes them later.
 //
 // Ensure makes the bridge, or corrects one, and Bridge.Differences compares. How pods reach services on their own node, and
 // themselves, is the choice of Port.Hairpin, Bridge.Promiscuous and Bridge.NFCall; hairpin ports with NFCall serve in

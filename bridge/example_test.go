@@ -69,7 +69,7 @@ func run(ctx context.Context) error {
 	}
 	fmt.Printf("%s of the pod has index %d and an MTU of %d\n", attached.Peer, attached.PeerIndex, attached.MTU)
 
-	differences, err := conn.Check(ctx, pod, port)
+	differences, err := conn.Check(ctx, port)
 	fmt.Println("as it should be:", len(differences) == 0 && err == nil)
 
 	err = conn.Detach(ctx, port.Name, port.Alias) // what is gone is success

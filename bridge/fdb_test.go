@@ -115,7 +115,7 @@ func TestStaticEntryTakesTheMACFromWhomTheBridgeHeardItAndNobodyElse(t *testing.
 			}
 			p := silent(2)
 			p.PeerMAC = tt.mac
-			pod, _ := attach(t, n, p)
+			attach(t, n, p)
 			defer func() { expect.Success(t, n.conn.Detach(t.Context(), p.Name, p.Alias)) }()
 			want := tt.want
 			if want == "" {
@@ -125,7 +125,7 @@ func TestStaticEntryTakesTheMACFromWhomTheBridgeHeardItAndNobodyElse(t *testing.
 				t.Helper()
 				behind, entry := n.behind(t, tt.mac)
 				expect.That(t, behind == want, "%s, it is behind %q, want %q: %s", when, behind, want, entry)
-				diffs, err := n.conn.Check(t.Context(), pod, p)
+				diffs, err := n.conn.Check(t.Context(), p)
 				expect.That(t, err == nil && (len(diffs) == 0) == (tt.want == ""),
 					"%s, Check says %v, %v", when, diffs, err)
 			}
@@ -136,7 +136,7 @@ func TestStaticEntryTakesTheMACFromWhomTheBridgeHeardItAndNobodyElse(t *testing.
 				return
 			}
 			nstest.Run(t, n.ns, "bridge", "fdb", "del", tt.mac.String(), "dev", p.Name, "master")
-			if diffs, err := n.conn.Check(t.Context(), pod, p); err != nil || len(diffs) != 1 || !strings.Contains(diffs[0].String(), "static FDB entry") {
+			if diffs, err := n.conn.Check(t.Context(), p); err != nil || len(diffs) != 1 || !strings.Contains(diffs[0].String(), "static FDB entry") {
 				t.Errorf("without the entry, Check says %v, %v", diffs, err)
 			}
 		})

@@ -209,7 +209,7 @@ func TestHostTakesNoIPByAPort(t *testing.T) {
 			}
 			got = attack()
 			expect.That(t, slices.Equal(got, all), "with the kernel's defaults, the host takes %v, want %v", got, all)
-			diffs, err := n.conn.Check(t.Context(), nil, p)
+			diffs, err := n.conn.Check(t.Context(), p)
 			if wanted := 3; err != nil || len(diffs) < wanted {
 				t.Errorf("Check finds %v, %v, want %d differences", diffs, err, wanted)
 			}
@@ -218,7 +218,7 @@ func TestHostTakesNoIPByAPort(t *testing.T) {
 			must.Succeed(t, n.conn.Enslave(t.Context(), p))
 			l, err = n.conn.Link(t.Context(), p.Name)
 			expect.That(t, err == nil && l.ClosedToIP(), "the link is said to be open: %v", err)
-			expect.Of(n.conn.Check(t.Context(), nil, p)).Len(t, 0, "after Enslave, Check")
+			expect.Of(n.conn.Check(t.Context(), p)).Len(t, 0, "after Enslave, Check")
 			leave()
 			got = attack()
 			expect.That(t, slices.Equal(got, rest), "after Enslave, the host takes %v, want %v", got, rest)

@@ -248,7 +248,7 @@ func TestQuietPortWorksWithAStaticEntry(t *testing.T) {
 		expect.Success(t, nstest.Ping(t, from, p.Addresses[0].Addr()))
 	}
 	expect.Success(t, nstest.Ping(t, pod, nstest.Addr("10.44.0.1")))
-	expect.Of(n.conn.Check(t.Context(), pod, p)).Len(t, 0, "Check")
+	expect.Of(n.conn.Check(t.Context(), p)).Len(t, 0, "Check")
 }
 
 func TestInterfaceThatStaysDown(t *testing.T) {
@@ -259,7 +259,7 @@ func TestInterfaceThatStaysDown(t *testing.T) {
 	pod, _ := attach(t, n, p)
 	out := nstest.Run(t, pod, "ip", "-o", "link", "show", "eth0")
 	expect.That(t, !strings.Contains(out, "UP"), "it is up: %s", out)
-	expect.Of(n.conn.Check(t.Context(), pod, p)).Len(t, 0, "Check")
+	expect.Of(n.conn.Check(t.Context(), p)).Len(t, 0, "Check")
 }
 
 func TestDuplicateAddressIsDetectedWhereAskedFor(t *testing.T) {
@@ -309,54 +309,16 @@ func TestCheckFindsEachDifference(t *testing.T) {
 		"MTU of the port": {func(t *testing.T, n *node, _ *netns.NS, p bridge.Port) {
 			nstest.Run(t, n.ns, "ip", "link", "set", p.Name, "mtu", "1300")
 		}, "MTU is 1300, should be 1400"},
-		"MTU of the pod": {func(t *testing.T, _ *node, pod *netns.NS, p bridge.Port) {
-			nstest.Run(t, pod, "ip", "link", "set", "eth0", "mtu", "9000")
-		}, "MTU is 9000, should be 1400"},
-		"MAC of the pod": {func(t *testing.T, _ *node, pod *netns.NS, p bridge.Port) {
-			nstest.Run(t, pod, "ip", "link", "set", "eth0", "address", "02:00:00:00:00:77")
-		}, "MAC is 02:00:00:00:00:77"},
+		// Its inside is the pod's own.
+		"the pod's interface": {func(t *testing.T, _ *node, pod *netns.NS, _ bridge.Port) {
+			nstest.Run(t, pod, "sh", "-ec", "ip link set eth0 down; ip addr flush dev eth0; ip link set eth0 name eth9 mtu 9000 address 02:00:00:00:00:77")
+		}, ""},
 		"hairpin": {func(t *testing.T, n *node, _ *netns.NS, p bridge.Port) {
 			nstest.Run(t, n.ns, "bridge", "link", "set", "dev", p.Name, "hairpin", "off")
 		}, "hairpin is off, should be on"},
 		"isolation": {func(t *testing.T, n *node, _ *netns.NS, p bridge.Port) {
 			nstest.Run(t, n.ns, "bridge", "link", "set", "dev", p.Name, "isolated", "on")
 		}, "isolation is on, should be off"},
-		"interface gone": {func(t *testing.T, _ *node, pod *netns.NS, p bridge.Port) {
-			nstest.Run(t, pod, "ip", "link", "set", "eth0", "down")
-			nstest.Run(t, pod, "ip", "link", "set", "eth0", "name", "eth9")
-		}, "interface eth0 is missing"},
-		"interface down": {func(t *testing.T, _ *node, pod *netns.NS, p bridge.Port) {
-			nstest.Run(t, pod, "ip", "link", "set", "eth0", "down")
-		}, "interface eth0: link is down"},
-		"IPv4 address": {func(t *testing.T, _ *node, pod *netns.NS, p bridge.Port) {
-			nstest.Run(t, pod, "ip", "addr", "del", "10.44.0.10/24", "dev", "eth0")
-		}, "address 10.44.0.10/24 is missing"},
-		"IPv6 address": {func(t *testing.T, _ *node, pod *netns.NS, p bridge.Port) {
-			nstest.Run(t, pod, "ip", "addr", "del", "fd44::10/64", "dev", "eth0")
-		}, "address fd44::10/64 is missing"},
-		"route": {func(t *testing.T, _ *node, pod *netns.NS, p bridge.Port) {
-			nstest.Run(t, pod, "ip", "-6", "route", "del", "default")
-		}, "route default via fd44::1 is missing"},
-		"metric of a route": {func(t *testing.T, _ *node, pod *netns.NS, p bridge.Port) {
-			nstest.Run(t, pod, "ip", "route", "del", "192.0.2.0/24")
-			nstest.Run(t, pod, "ip", "route", "add", "192.0.2.0/24", "via", "10.44.0.1", "metric", "51", "mtu", "1300", "advmss", "1200")
-		}, "route 192.0.2.0/24 via 10.44.0.1"},
-		"MTU of a route": {func(t *testing.T, _ *node, pod *netns.NS, p bridge.Port) {
-			nstest.Run(t, pod, "ip", "route", "replace", "192.0.2.0/24", "via", "10.44.0.1", "metric", "50", "mtu", "1299", "advmss", "1200")
-		}, "route 192.0.2.0/24 via 10.44.0.1"},
-		"segment size of a route": {func(t *testing.T, _ *node, pod *netns.NS, p bridge.Port) {
-			nstest.Run(t, pod, "ip", "route", "replace", "192.0.2.0/24", "via", "10.44.0.1", "metric", "50", "mtu", "1300", "advmss", "1199")
-		}, "route 192.0.2.0/24 via 10.44.0.1"},
-		"gateway of a route": {func(t *testing.T, _ *node, pod *netns.NS, p bridge.Port) {
-			nstest.Run(t, pod, "ip", "route", "replace", "192.0.2.0/24", "via", "10.44.0.9", "metric", "50", "mtu", "1300", "advmss", "1200")
-		}, "route 192.0.2.0/24 via 10.44.0.1"},
-		"route that moved to another table is none": {func(t *testing.T, _ *node, pod *netns.NS, p bridge.Port) {
-			nstest.Run(t, pod, "ip", "route", "del", "default")
-			nstest.Run(t, pod, "ip", "route", "add", "default", "via", "10.44.0.1", "table", "200")
-		}, ""},
-		"more addresses are none": {func(t *testing.T, _ *node, pod *netns.NS, p bridge.Port) {
-			nstest.Run(t, pod, "ip", "addr", "add", "192.0.2.1/24", "dev", "eth0")
-		}, ""},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -367,11 +329,11 @@ func TestCheckFindsEachDifference(t *testing.T) {
 			p.Routes = append(p.Routes, route.Route{Dst: nstest.Prefix("192.0.2.0/24"), Gateway: nstest.Addr("10.44.0.1"), Priority: 50, MTU: 1300, AdvMSS: 1200})
 			p.MAC, p.PeerMAC = mac("02:00:00:00:00:01"), mac("02:00:00:00:00:02")
 			pod, _ := attach(t, n, p)
-			if diffs, err := n.conn.Check(t.Context(), pod, p); err != nil || len(diffs) > 0 {
+			if diffs, err := n.conn.Check(t.Context(), p); err != nil || len(diffs) > 0 {
 				t.Fatalf("Check before: %v, %v", diffs, err)
 			}
 			c.spoil(t, n, pod, p)
-			diffs := must.Of(n.conn.Check(t.Context(), pod, p)).Get(t)
+			diffs := must.Of(n.conn.Check(t.Context(), p)).Get(t)
 			var lines []string
 			for _, d := range diffs {
 				lines = append(lines, d.String())
@@ -416,7 +378,7 @@ func TestEnslavePutsAPortBack(t *testing.T) {
 	pod, _ := attach(t, n, p)
 	nstest.Run(t, n.ns, "ip", "link", "set", p.Name, "nomaster", "down")
 	must.Succeed(t, n.conn.Enslave(t.Context(), p))
-	expect.Of(n.conn.Check(t.Context(), pod, p)).Len(t, 0, "Check")
+	expect.Of(n.conn.Check(t.Context(), p)).Len(t, 0, "Check")
 	expect.Success(t, nstest.Ping(t, pod, nstest.Addr("10.44.0.1")))
 }
 

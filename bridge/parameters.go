@@ -28,13 +28,6 @@ const (
 	ipv4ConfRouteLocalnet   = 26 // IPV4_DEVCONF_ROUTE_LOCALNET
 )
 
-// allRedirects holds for IPv4 beside the interface's own: either lets redirects in,
-// as long as the pod does not forward.
-const allRedirects = "net/ipv4/conf/all/accept_redirects"
-
-// acceptRedirects is the interface's of IPv6, which alone counts there.
-func acceptRedirects() parameter { return parameter{"accept_redirects", 4, 0} }
-
 // hearing are the parameters by which a pod with Autoconf hears routers. The last
 // one lets them in.
 func (p *Port) hearing() []parameter {
@@ -65,44 +58,13 @@ func (p parameter) isIn(have link.Parameters) bool {
 	return ok && v == p.want
 }
 
-// parameters is about the parameters that were asked for, and about no others:
-// a chained plugin may have set those. all is the value of allRedirects.
-func (c *comparison) parameters(p *Port, l *link.Link, all string) {
-	if p.Autoconf != nil {
-		for _, want := range p.hearing() {
-			c.parameter(l.IPv6, want)
-		}
-	}
-	if !p.NoRedirects {
-		return
-	}
-	if have, ok := l.IPv4.At(ipv4ConfAcceptRedirects - 1); ok && have != 0 {
-		c.differs("IPv4 accept_redirects", "0", strconv.Itoa(int(have)))
-	}
-	if all != "0" {
-		c.differs("IPv4 accept_redirects of all", "0", all)
-	}
-	if p.usesIPv6() {
-		c.parameter(l.IPv6, acceptRedirects())
-	}
-}
-
-func (c *comparison) parameter(have link.Parameters, want parameter) {
-	if v, ok := have.At(want.index); ok && v != want.want {
-		c.differs("IPv6 "+want.name, want.value(), strconv.Itoa(int(v)))
-	}
-}
-
-// refuseRedirects sets what netlink has no attribute for.
+// refuseRedirects writes the parameters that netlink has no attribute for. IPv4 takes redirects if "all" or the
+// interface allows them, as long as the pod does not forward; IPv6 asks the interface alone.
 func (p *Port) refuseRedirects(in *inPod) error {
-	if err := in.ipv4.Write("all/accept_redirects", "0"); err != nil {
+	if err := in.ipv4.Write("all/accept_redirects", "0"); err != nil || !p.usesIPv6() {
 		return err
 	}
-	if !p.usesIPv6() {
-		return nil
-	}
-	refuse := acceptRedirects()
-	return in.ipv6.Write(p.Peer+"/"+refuse.name, refuse.value())
+	return in.ipv6.Write(p.Peer+"/accept_redirects", "0")
 }
 
 // The host's end of a veth pair is a port of a bridge, and nothing else. But some frames reach the host's own IP

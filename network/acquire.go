@@ -230,7 +230,9 @@ func givenBy(rec *lease.Record, more []route.Route) given {
 	got := rec.Lease
 	address := ipam.Address{Prefix: got.Address, Gateway: rec.Policy.Router(got)}
 	g := given{addresses: []ipam.Address{address}, dns: DNS{slices.Clone(got.DNS), got.Domain, got.Search}}
-	g.hosts.Set(address.Prefix, rec.Policy.Gateway)
+	if rec.Policy.Gateway.IsValid() {
+		g.hosts = map[netip.Prefix]netip.Addr{address.Prefix: rec.Policy.Gateway}
+	}
 	for _, r := range rec.Applied.Routes {
 		one := route.Route{Dst: r.Dst, Gateway: r.Gateway, Priority: uint32(rec.Policy.Priority)}
 		if !r.Gateway.IsValid() {

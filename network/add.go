@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"net/netip"
 
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
@@ -205,7 +206,7 @@ func (a *adding) made() *Attachment {
 // name servers.
 type given struct {
 	addresses []ipam.Address
-	hosts     state.HostGateways // of addresses whose default route leads to the host
+	hosts     map[netip.Prefix]netip.Addr // the host's address that the default route of a pod's address leads to
 	routes    []route.Route
 	dns       DNS
 	informs   bool // DHCPv6 has DNS that routers do not tell

@@ -37,6 +37,7 @@ type attached struct {
 	found findings
 	// keeperOptional says that the pod's lease need not be renewed.
 	keeperOptional bool
+	anyDefault     bool // the pod's default routes may lead anywhere
 }
 
 // find gives a pod that is to be looked at.

@@ -33,6 +33,7 @@ type fault struct {
 	on, in string // lines for a shell on the host, and in the pod
 	do     func(*node)
 	says   string // what Inspect says, and Check: a difference a line, with its remedy
+	notes  string // what Inspect notes inside of the pod, which stays
 	more   string // what Check says besides
 	hidden bool   // Check says nothing of it
 	unseen bool   // by the keeper
@@ -40,6 +41,14 @@ type fault struct {
 	refuse string // why Del or Remove fails, before undo
 	stays  string // lines that make on an empty host what is another's, and stays
 	left   string // the same of what Repair takes away
+}
+
+// inside is what Check still says when all is mended.
+func (f fault) inside() string {
+	if f.notes == "" {
+		return ""
+	}
+	return f.more
 }
 
 // run has each fault named and mended, and the pod and the network taken down after it: mended, and as it is.
@@ -52,7 +61,7 @@ func (tb table) run(t *testing.T) {
 			n.harm(f)
 			n.wantSaid(f)
 			n.mend(f)
-			n.wantSaid(fault{})
+			n.wantSaid(fault{notes: f.notes, more: f.inside()})
 			n.wantNothing(fault{stays: f.stays + "\n" + f.undo})
 		})
 		t.Run(name+", and all goes", func(t *testing.T) {
@@ -174,6 +183,7 @@ func (n *node) wantSaid(f fault) {
 	n.Helper()
 	want := n.lines(f.says)
 	expect.NoDiff(n, cmp.Diff(want, n.inspected()), "Inspect")
+	expect.NoDiff(n, cmp.Diff(slices.Compact(n.lines(f.notes)), n.noted()), "what Inspect notes")
 	if f.hidden {
 		want = nil
 	}
@@ -182,7 +192,7 @@ func (n *node) wantSaid(f fault) {
 		want[i], _, _ = strings.Cut(line, " [")
 	}
 	slices.Sort(want)
-	expect.NoDiff(n, cmp.Diff(want, n.checked()), "Check")
+	expect.NoDiff(n, cmp.Diff(slices.Compact(want), n.checked()), "Check")
 	if n.keeper != nil {
 		n.do(func() error {
 			lacking := n.keeper(n)
@@ -209,6 +219,25 @@ func (n *node) inspected() (said []string) {
 		}
 		for _, d := range all {
 			said = append(said, d.String()+" ["+string(d.Remedy)+"]")
+		}
+		return nil
+	})
+	slices.Sort(said)
+	return slices.Compact(said)
+}
+
+// noted is what Inspect notes inside of pods.
+func (n *node) noted() (said []string) {
+	n.Helper()
+	n.do(func() error {
+		in, err := n.Inspect(n.Context())
+		if err != nil {
+			return err
+		}
+		for _, r := range in.Attachments {
+			for _, d := range r.Inside {
+				said = append(said, d.String())
+			}
 		}
 		return nil
 	})

@@ -14,10 +14,11 @@ import (
 	"github.com/tombolo-cni/tombolo/ipam"
 )
 
-// Check compares an attachment with what Add made of it: its link, addresses and routes, its limits and
-// reservations, its network, and its part in the firewall. It compares the link with nw, and the pod's interface
-// with pod.Reported, where other plugins have reported their changes, else with the record. One that is not on
-// record, or whose Add did not come to its end, is ErrNotAttached. It changes nothing.
+// Check compares an attachment with what Add made of it: its port, its limits and reservations, its network, and its
+// part in the firewall. Of the pod's inside it compares what the CNI specification asks for: that the interface is
+// there, with the addresses and routes of pod.Reported, and its MAC. A default route may lead anywhere, since other
+// plugins move it. Without pod.Reported, Check goes by the record. An attachment that is not on record, or whose Add
+// did not come to its end, is ErrNotAttached. Check changes nothing.
 func (n *Node) Check(ctx context.Context, nw *Network, pod *Pod) ([]tombolo.Difference, error) {
 	if err := n.usable(); err != nil {
 		return nil, err
@@ -72,16 +73,20 @@ func (k *checking) attachment(ctx context.Context, found *findings) error {
 	}
 	p.pod.Close()
 	p.pod, p.lost, p.keeperOptional = k.pod.NetNS, nil, k.pod.Lease != nil && k.pod.Lease.KeeperOptional
-	if err := k.expect(ctx, &p.want, found); err != nil {
+	k.expect(&p.want, found)
+	if err := p.look(ctx); err != nil {
 		return err
 	}
-	err = p.look(ctx)
 	found.AddAll(p.found.List, "")
+	p.want.MTU, p.want.Down = 0, len(p.want.Addresses) == 0 // then the reference looks at no route
+	p.anyDefault = true
+	inside, err := p.inside(ctx)
+	found.AddAll(inside, "")
 	return err
 }
 
-// expect says what the pod's port and interface should be by the configuration, and by what others have told.
-func (k *checking) expect(ctx context.Context, port *bridge.Port, found *findings) error {
+// expect sets what the pod's port and interface should be by the configuration, and by what other plugins report.
+func (k *checking) expect(port *bridge.Port, found *findings) {
 	port.Bridge = k.nw.Bridge
 	if !k.nw.VLAN.IsZero() {
 		port.VLAN = k.nw.VLAN
@@ -89,7 +94,7 @@ func (k *checking) expect(ctx context.Context, port *bridge.Port, found *finding
 	port.Hairpin, port.Isolated = k.nw.Hairpin, k.nw.Isolated
 	told := k.pod.Reported
 	if told == nil {
-		return nil
+		return
 	}
 	// The entry has the MAC that Add gave, also if other plugins gave the pod another.
 	port.StaticFDB = port.StaticFDB && bytes.Equal(told.MAC, port.PeerMAC)
@@ -101,35 +106,26 @@ func (k *checking) expect(ctx context.Context, port *bridge.Port, found *finding
 			found.Add("prevResult gives the interface %s the MAC %.40q, which is invalid", k.rec.HostIf, text)
 		}
 	}
-	has, err := podAddresses(ctx, k.pod.NetNS)
-	port.Addresses = k.expectedAddresses(told, has, found)
-	port.Routes = append(subnets(port.Addresses), routesFor(nil, led(k.rec, told.Routes))...)
-	return err
+	port.Addresses = k.expectedAddresses(told)
+	port.Routes = append(subnets(port.Addresses), routesFor(nil, told.Routes)...)
 }
 
-// expectedAddresses are those that the pod's interface should have: what the report
-// names, with what others have added. They may have taken some of Add's
-// away too, but not if the pod has them still. A lease and an advertised prefix
-// come and go, and are compared elsewhere.
-func (k *checking) expectedAddresses(told *Reported, has []netip.Prefix, found *findings) []netip.Prefix {
+// expectedAddresses lists the addresses of the report that the pod's interface should have. A lease and an advertised
+// prefix come and go, so that the report is old: then only those count that are still on record.
+func (k *checking) expectedAddresses(told *Reported) []netip.Prefix {
 	onRecord := func(p netip.Prefix) bool {
 		return slices.ContainsFunc(k.rec.Addresses, func(a ipam.Address) bool { return a.Prefix == p })
 	}
-	named := slices.Clone(told.Addresses)
+	reported := slices.Clone(told.Addresses)
 	for _, p := range told.Unplaced {
 		if onRecord(p) {
-			named = append(named, p)
+			reported = append(reported, p)
 		}
 	}
-	if k.rec.IPAMType == endpoint.Leased || k.rec.SLAAC {
-		return slices.DeleteFunc(named, func(p netip.Prefix) bool { return autoconfigured(k.rec, p) || !onRecord(p) })
+	if k.rec.IPAMType != endpoint.Leased && !k.rec.SLAAC {
+		return reported
 	}
-	for _, a := range k.rec.Addresses {
-		if !slices.Contains(named, a.Prefix) && slices.Contains(has, a.Prefix) {
-			found.Add("prevResult lacks the address %s of the interface %s", a.Prefix, k.pod.IfName)
-		}
-	}
-	return named
+	return slices.DeleteFunc(reported, func(p netip.Prefix) bool { return autoconfigured(k.rec, p) || !onRecord(p) })
 }
 
 // reservations asks the allocator, about the addresses that the pod is reported to have. Addresses that others have

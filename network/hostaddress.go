@@ -13,7 +13,6 @@ import (
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
-	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -93,8 +92,8 @@ func followOne(ctx context.Context, s *session, a *state.Attachment) error {
 	}
 	changed := false
 	for _, address := range a.Addresses {
-		was := a.HostGateways.Of(address.Prefix).Host
-		if !was.IsValid() {
+		was, is := a.HostGateways[address.Prefix]
+		if !is {
 			continue
 		}
 		own, err := hostAddresses(ctx, s.Links, l, address.Prefix)
@@ -104,11 +103,15 @@ func followOne(ctx context.Context, s *session, a *state.Attachment) error {
 		if len(own) == 0 || slices.Contains(own, was) {
 			continue
 		}
-		if err := leadTo(ctx, a, was, own[0]); err != nil {
+		if err := leadTo(ctx, s, a, was, own[0]); err != nil {
 			return err
 		}
-		a.HostGateways.Set(address.Prefix, own[0])
-		changed = true
+		a.HostGateways[address.Prefix], changed = own[0], true
+		for i := range a.Routes {
+			if r := &a.Routes[i]; r.Dst.Bits() <= 0 && r.Gateway == was {
+				r.Gateway = own[0]
+			}
+		}
 	}
 	if !changed {
 		return nil
@@ -120,9 +123,9 @@ func followOne(ctx context.Context, s *session, a *state.Attachment) error {
 	return s.Dir.UpdateLocked(a)
 }
 
-// leadTo replaces a default route of a pod's that leads to an address of the host's. A lease's record has it too,
-// by which the keeper renews it.
-func leadTo(ctx context.Context, a *state.Attachment, was, own netip.Addr) error {
+// leadTo replaces a default route of a pod that leads to an address of the host, if the pod still has it as Add made
+// it. The record of a lease has the route too, for the keeper.
+func leadTo(ctx context.Context, s *session, a *state.Attachment, was, own netip.Addr) error {
 	pod, err := netns.OpenSame(a.NetNS, a.NetNSCookie)
 	if err != nil {
 		return err
@@ -133,29 +136,34 @@ func leadTo(ctx context.Context, a *state.Attachment, was, own netip.Addr) error
 		return err
 	}
 	defer conn.Close()
-	index, err := link.IndexOf(conn, a.IfName)
+	l, err := peerOf(ctx, s, a, conn)
 	if err != nil {
 		return err
 	}
-	if a.IPAMType == endpoint.Leased && was.Is4() {
-		return leadLease(ctx, a, conn, index, own)
-	}
+
 	routes := route.On(conn)
-	list, err := routes.List(ctx, route.Filter{Family: nl.FamilyOf(own), Table: unix.RT_TABLE_MAIN, Link: index})
+	list, err := routes.List(ctx, route.Filter{Family: nl.FamilyOf(own), Table: unix.RT_TABLE_MAIN, Link: l.Index})
 	if err != nil {
 		return err
 	}
+	has := false
 	for _, r := range list {
-		// One that a program in the pod has made of it since is the pod's own.
-		if r.Dst.Bits() == 0 && r.Gateway == was {
+		switch {
+		case r.Dst.Bits() != 0:
+		case r.Gateway == own: // by a call that was killed
+			has = true
+		case r.Gateway == was:
 			n := r
-			n.Gateway, n.Flags = own, 0
+			n.Gateway, n.Flags, has = own, 0, true
 			if err := replaceRoute(ctx, routes, r, n); err != nil {
 				return err
 			}
 		}
 	}
-	return nil
+	if a.IPAMType != endpoint.Leased || was.Is6() {
+		return nil
+	}
+	return leadLease(ctx, a, conn, l.Index, own, has)
 }
 
 // replaceRoute replaces a route by one of the same destination. For IPv6, the kernel would add it beside.
@@ -181,7 +189,10 @@ func (a *adding) routeThroughHost(ctx context.Context) error {
 			return err
 		}
 		a.given.routes = append(slices.Clip(a.given.routes), defaultBy(own))
-		a.given.hosts.Set(address.Prefix, own)
+		if a.given.hosts == nil {
+			a.given.hosts = map[netip.Prefix]netip.Addr{}
+		}
+		a.given.hosts[address.Prefix] = own
 	}
 	return a.derive(ctx)
 }

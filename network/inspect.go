@@ -39,7 +39,7 @@ type Inspection struct {
 	Damaged []tombolo.Difference `json:"damaged,omitempty"`
 }
 
-// Differs says whether anything is not as it should be.
+// Differs reports whether anything is not as it should be. What pods have changed inside counts as right.
 func (in *Inspection) Differs() bool {
 	return in != nil && (len(in.Networks)+len(in.Uplinks)+len(in.Stray)+len(in.Damaged) > 0 ||
 		slices.ContainsFunc(in.Attachments, func(r Report) bool { return len(r.Differences) > 0 }))
@@ -117,7 +117,7 @@ func (in *Inspection) network(ctx context.Context, s *session, name string) erro
 		}
 	}
 	for _, a := range attachments {
-		var diffs []tombolo.Difference
+		var diffs, inside []tombolo.Difference
 		switch {
 		case a.State != state.Ready:
 			err := s.locked(a.Network, a.Hash(), func(*state.Attachment) error { return nil })
@@ -133,13 +133,16 @@ func (in *Inspection) network(ctx context.Context, s *session, name string) erro
 				return err
 			}
 			err = p.look(ctx)
+			if err == nil {
+				inside, err = p.inside(ctx)
+			}
 			p.pod.Close()
 			if err != nil {
 				return err
 			}
 			diffs = p.found.List
 		}
-		in.Attachments = append(in.Attachments, Report{attachmentOf(a), diffs})
+		in.Attachments = append(in.Attachments, Report{attachmentOf(a), diffs, inside})
 	}
 	return nil
 }

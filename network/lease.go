@@ -14,6 +14,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/nl"
@@ -74,10 +75,9 @@ func lockLease(ctx context.Context, a *state.Attachment) (*lease.Held, error) {
 	return dir.Lock(ctx, a.Hash())
 }
 
-// leadLease changes what the pod is to have of its lease: a default route by an address of
-// the host. The record says first that it
-// may have both, as the keeper's does.
-func leadLease(ctx context.Context, a *state.Attachment, conn *nl.Conn, link int, own netip.Addr) error {
+// leadLease changes the record of a lease whose default route leads to an address of the host, as the pod's route
+// does already. If the pod has no such route, its owner has removed it.
+func leadLease(ctx context.Context, a *state.Attachment, conn *nl.Conn, link int, own netip.Addr, has bool) error {
 	held, err := lockLease(ctx, a)
 	if err != nil {
 		return err
@@ -91,21 +91,18 @@ func leadLease(ctx context.Context, a *state.Attachment, conn *nl.Conn, link int
 	if rec.State != lease.Bound {
 		return held.Replace(rec) // its next lease has it
 	}
-	want := rec.Policy.Apply(rec.Lease)
+
+	if !has {
+		rec.Removed.Routes = append(rec.Removed.Routes, dhcpc.Route{Dst: netip.PrefixFrom(netip.IPv4Unspecified(), 0)})
+	}
+	want := rec.Wanted(rec.Lease)
 	stale := lease.Applied{Routes: rec.Applied.Without(want).Routes}
-	rec.Applied.Routes = slices.Concat(want.Routes, stale.Routes)
+	rec.Applied.Routes = want.Routes
 	if err := held.Replace(rec); err != nil {
 		return err
 	}
 	at := &lease.Link{Conn: conn, Index: link, Priority: rec.Policy.Priority}
-	if err := at.Apply(ctx, lease.Applied{Routes: want.Routes}, 0, 0, lease.ReplaceOwn); err != nil {
-		return err
-	}
-	if err := at.Withdraw(ctx, stale); err != nil {
-		return err
-	}
-	rec.Applied.Routes = want.Routes
-	return held.Replace(rec)
+	return at.Withdraw(ctx, stale) // the way to the address of before
 }
 
 // look compares an attachment with its lease. A node repairs nothing of a lease that a keeper is at work on.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -122,7 +123,11 @@ func moved(a *state.Attachment, rec *lease.Record) *state.Attachment {
 	next := *a
 	next.Addresses, next.Moving = leased(a, rec), false
 	if i := slices.IndexFunc(a.Addresses, func(o ipam.Address) bool { return o.Prefix.Addr().Is4() }); i >= 0 && rec.State == lease.Bound {
-		next.HostGateways = a.HostGateways.Moved(a.Addresses[i].Prefix, rec.Lease.Address)
+		if host, is := a.HostGateways[a.Addresses[i].Prefix]; is {
+			next.HostGateways = maps.Clone(a.HostGateways)
+			delete(next.HostGateways, a.Addresses[i].Prefix)
+			next.HostGateways[rec.Lease.Address] = host
+		}
 	}
 	return &next
 }

@@ -37,19 +37,19 @@ func (c Change) Moved(ctx context.Context, path string) error {
 		err = moveLease(ctx, a, path, cookie)
 	}
 	if err == nil {
-		err = c.do(ctx, func(s *session, a, next *state.Attachment) error { return place(ctx, s, next, path, cookie) })
+		err = c.do(ctx, func(s *session, a, next *state.Attachment) error { return place(s, next, path, cookie) })
 	}
 	return cmp.Or(err, late)
 }
 
 // place puts on record where a pod's interface is; without a cookie it is on its way there.
-func place(ctx context.Context, s *session, a *state.Attachment, path string, cookie uint64) error {
+func place(s *session, a *state.Attachment, path string, cookie uint64) error {
 	a.NetNS, a.NetNSCookie = path, cookie
 	if cookie == 0 {
 		return s.Dir.UpdateLocked(a)
 	}
 	a.Routes = slices.DeleteFunc(slices.Clone(a.Routes), func(r route.Route) bool { return isDefault(&r) })
-	return errors.Join(s.Dir.UpdateLocked(a), repairPod(ctx, s, a))
+	return s.Dir.UpdateLocked(a)
 }
 
 // moveLease writes the record of an attachment's lease anew, so that the keeper looks at all that the interface is to

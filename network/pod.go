@@ -25,9 +25,8 @@ type Pod struct {
 	IfName      string // the interface to be made in the pod
 	Name        string // by which an operator knows the pod, "namespace/name"
 
-	// NetNS is the pod's namespace, and Path where it can be opened again, by CHECK and by
-	// those that repair: without it Repair mends nothing in the pod, and Inspect says that its
-	// namespace is gone. SameNetNS lets it be the host's own, which is refused otherwise.
+	// NetNS is the pod's namespace, and Path where it can be opened again: without Path, Inspect reports that the
+	// pod's namespace is gone. SameNetNS lets it be the host's own, which is refused otherwise.
 	NetNS     *netns.NS
 	Path      string
 	SameNetNS bool
@@ -126,9 +125,11 @@ func attachmentOf(rec *state.Attachment) *Attachment {
 // Report is the record of one attachment, with its differences.
 type Report struct {
 	*Attachment
-	// Differences are those between the record and what the kernel and the pod's
-	// namespace have.
+	// Differences are those between the record and the kernel, outside of the pod.
 	Differences []tombolo.Difference
+	// Inside lists what differs inside the pod from what Add gave it. It is no fault, and nothing puts it back: the
+	// pod, its runtime and other plugins may change all of it.
+	Inside []tombolo.Difference
 }
 
 // MarshalJSON gives the attachment as it is on record, with the differences.
@@ -136,7 +137,8 @@ func (r Report) MarshalJSON() ([]byte, error) {
 	return json.Marshal(struct {
 		*state.Attachment
 		Differences []tombolo.Difference `json:"differences,omitempty"`
-	}{r.Attachment.onRecord(), r.Differences})
+		Inside      []tombolo.Difference `json:"inside,omitempty"`
+	}{r.Attachment.onRecord(), r.Differences, r.Inside})
 }
 
 // onRecord is an attachment as JSON has it: the version is that of its record's format.

@@ -13,20 +13,18 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
-	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
-	"github.com/tombolo-cni/tombolo/netns"
 )
 
 // portPart is the host's end of a pod's veth, as a port of the bridge.
 type portPart struct{}
 
-// look compares both ends of the veth.
+// look compares the host's end of the veth.
 func (portPart) look(ctx context.Context, p *attached) error {
-	diffs, err := p.s.Links.Check(ctx, p.pod, p.want)
+	diffs, err := p.s.Links.Check(ctx, p.want)
 	if err != nil {
 		return err
 	}
@@ -43,26 +41,8 @@ func (portPart) look(ctx context.Context, p *attached) error {
 	case p.lost != nil:
 		p.found.Advise(tombolo.RemedyRecreate, "its namespace is gone: %v", p.lost)
 	}
-	for _, d := range diffs {
-		p.found.AddAll([]tombolo.Difference{d}, remedyOf(d, p.Attachment))
-	}
+	p.found.AddAll(diffs, tombolo.RemedyRepair)
 	return nil
-}
-
-// remedyOf says what mends a difference of a port that is there, or of the pod's interface.
-func remedyOf(d tombolo.Difference, rec *state.Attachment) tombolo.Remedy {
-	inPod := strings.HasPrefix(d.Object, "interface ")
-	switch {
-	case d.Object == "pod":
-		return tombolo.RemedyRecreate // the interface was renamed, or moved elsewhere
-	case inPod && d.What == "MAC":
-		return tombolo.RemedyRecreate // a program in the pod may go by it
-	case inPod && d.What == "address" && strings.Contains(d.Want, " "):
-		return tombolo.RemedyConfigure // the LAN's router advertises none
-	case inPod && d.What == "address" && rec.IPAMType == endpoint.Leased:
-		return tombolo.RemedyRecreate // it is to have the lease's lifetime
-	}
-	return tombolo.RemedyRepair
 }
 
 // mend puts the port back on its bridge, which may be another than that of
@@ -142,8 +122,7 @@ func portOf(a *state.Attachment) bridge.Port {
 		NoRedirects: a.DefaultRoute == exitHost,
 	}
 	if a.SLAAC {
-		byDHCPv6 := func(o ipam.Address) bool { return o.Prefix.Addr().Is6() && o.Prefix.IsSingleIP() } // it has no network's prefix
-		p.Autoconf = &bridge.Autoconf{DefaultRoute: a.DefaultRoute != exitHost, AddressOptional: slices.ContainsFunc(a.Addresses, byDHCPv6)}
+		p.Autoconf = &bridge.Autoconf{DefaultRoute: a.DefaultRoute != exitHost}
 	}
 	return p
 }
@@ -185,21 +164,6 @@ func (s *session) live(ctx context.Context, network string) ([]ipam.Live, error)
 }
 
 func (r *remains) port() string { return "veth" + r.hash }
-
-// podAddresses lists the addresses of a pod, by whichever interface it has them.
-func podAddresses(ctx context.Context, pod *netns.NS) ([]netip.Prefix, error) {
-	conn, err := addr.Dial(pod)
-	if err != nil {
-		return nil, err
-	}
-	defer conn.Close()
-	have, err := conn.List(ctx, addr.Filter{})
-	var list []netip.Prefix
-	for _, a := range have {
-		list = append(list, a.Prefix)
-	}
-	return list, err
-}
 
 // autoconfigured says whether an address is one that a pod has formed by a router advertisement. The advertised
 // prefix may change, so the pod may lose the address.

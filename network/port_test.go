@@ -33,27 +33,37 @@ func TestABrokenPortIsNamedAndMended(t *testing.T) {
 	}}.run(t)
 }
 
-func TestABrokenPodIsNamedAndMended(t *testing.T) {
+// The inside of a pod is the pod's: what differs there is noted, and stays through a repair. CHECK finds what the
+// reference's bridge would, too.
+func TestWhatChangesInAPodIsNotedAndStays(t *testing.T) {
 	const (
-		gw4, gw6   = "@: route default via 10.61.0.1 is missing [repair]\n", "@: route default via fd61::1 is missing [repair]\n"
-		net4, net6 = "@: route 10.61.0.0/24 is missing [repair]\n", "@: route fd61::/64 is missing [repair]\n"
+		net4, net6 = "@: route 10.61.0.0/24 is missing\n", "@: route fd61::/64 is missing\n"
+		gw4, gw6   = "@: route default via 10.61.0.1 is missing\n", "@: route default via fd61::1 is missing\n"
 	)
 	table{faults: map[string]fault{
-		"down":                    {in: "ip link set eth0 down", says: "@: link is down, should be up [repair]\n" + gw4 + gw6 + net4 + net6},
-		"MTU":                     {in: "ip link set eth0 mtu 9000", says: "@: MTU is 9000, should be 1500 [repair]"},
-		"a smaller MTU":           {in: "ip link set eth0 mtu 1400"},
-		"MAC":                     {in: "ip link set eth0 address 02:00:00:00:00:98", says: "@: MAC is 02:00:00:00:00:98, should be 0a:58:0a:3d:00:02 [recreate pod]"},
-		"IPv4 address":            {in: "ip address del 10.61.0.2/24 dev eth0", says: "@: address 10.61.0.2/24 is missing [repair]\n" + gw4},
-		"IPv6 address":            {in: "ip address del fd61::2/64 dev eth0", says: "@: address fd61::2/64 is missing [repair]\n" + net6},
+		"down":                    {in: "ip link set eth0 down", notes: "@: link is down, should be up\n" + gw4 + gw6 + net4 + net6, more: "@: link is down, should be up\n" + gw4 + gw6 + net4 + net6},
+		"MTU":                     {in: "ip link set eth0 mtu 9000", notes: "@: MTU is 9000, should be 1500"},
+		"a smaller MTU":           {in: "ip link set eth0 mtu 1400", notes: "@: MTU is 1400, should be 1500"},
+		"MAC":                     {in: "ip link set eth0 address 02:00:00:00:00:98", notes: "@: MAC is 02:00:00:00:00:98, should be 0a:58:0a:3d:00:02", more: "@: MAC is 02:00:00:00:00:98, should be 0a:58:0a:3d:00:02"},
+		"IPv4 address":            {in: "ip address del 10.61.0.2/24 dev eth0", notes: "@: address 10.61.0.2/24 is missing\n" + gw4 + net4, more: "@: address 10.61.0.2/24 is missing\n" + gw4 + net4},
+		"IPv6 address":            {in: "ip address del fd61::2/64 dev eth0", notes: "@: address fd61::2/64 is missing\n" + net6, more: "@: address fd61::2/64 is missing\n" + net6},
 		"more addresses":          {in: "ip address add 10.99.0.1/24 dev eth0"},
-		"default route":           {in: "ip route del default", says: gw4},
-		"IPv6 default route":      {in: "ip -6 route del default", says: gw6},
-		"default route elsewhere": {in: "ip route replace default via 10.61.0.9", says: gw4},
+		"default route":           {in: "ip route del default", notes: gw4, more: gw4},
+		"IPv6 default route":      {in: "ip -6 route del default", notes: gw6, more: gw6},
+		"default route elsewhere": {in: "ip route replace default via 10.61.0.9", notes: "@: route is default via 10.61.0.9, should be default via 10.61.0.1"},
+		"default route by a VPN":  {in: "ip link add wg0 index 9 up type veth; ip route replace default dev wg0", notes: "@: route is default on link 9, should be default via 10.61.0.1"},
+		"unreachable default":     {in: "ip route replace unreachable default", notes: "@: route is unreachable default, should be default via 10.61.0.1"},
 		"in another table":        {in: "ip route del default; ip route add default via 10.61.0.1 table 100"},
-		"subnet's route":          {in: "ip route del 10.61.0.0/24", says: net4},
-		"IPv6 subnet's route":     {in: "ip -6 route del fd61::/64", says: net6},
-		"renamed":                 {in: "ip link set eth0 down; ip link set eth0 name eth9", says: "pod: @ is missing [recreate pod]"},
-		"deleted":                 {in: "ip link del eth0", says: "port $P: link $P is missing [recreate pod]"},
-		"namespace's path":        {on: "umount $N", says: "its namespace is gone: open network namespace $N: not a network namespace [recreate pod]", hidden: true},
+		"subnet's route":          {in: "ip route del 10.61.0.0/24", notes: net4, more: net4},
+		"IPv6 subnet's route":     {in: "ip -6 route del fd61::/64", notes: net6, more: net6},
+		"IPv6 off":                {in: "echo 1 >/proc/sys/net/ipv6/conf/all/disable_ipv6", notes: "@: address fd61::2/64 is missing\n" + gw6 + net6, more: "@: address fd61::2/64 is missing\n" + gw6 + net6},
+		"renamed":                 {in: "ip link set eth0 name eth9", notes: "@: name is eth9, should be eth0", more: "@: name is eth9, should be eth0"},
+		"KubeVirt": {
+			in:    "ip address flush dev eth0; ip link set eth0 name eth0-nic; ip link add k6t-eth0 up type bridge; ip link set eth0-nic master k6t-eth0",
+			notes: "@: name is eth0-nic, should be eth0\n@: address 10.61.0.2/24 is missing\n@: address fd61::2/64 is missing\n" + gw4 + net4 + net6,
+			more:  "@: name is eth0-nic, should be eth0\n@: address 10.61.0.2/24 is missing\n@: address fd61::2/64 is missing\n" + gw4 + net4 + net6,
+		},
+		"deleted":          {in: "ip link del eth0", says: "port $P: link $P is missing [recreate pod]"},
+		"namespace's path": {on: "umount $N", says: "its namespace is gone: open network namespace $N: not a network namespace [recreate pod]", hidden: true},
 	}}.run(t)
 }

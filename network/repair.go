@@ -120,10 +120,8 @@ func (r *repair) network(ctx context.Context, rec *state.Network) error {
 // Repair makes all networks anew that are on record and in use, as their records have them, and puts every pod's
 // host side back: after another program flushed the firewall, or deleted or changed a bridge. It is what the next
 // ADD of each network would do. It also deletes the elements and links of pods that are gone and that no record
-// tells of, and puts back in pods what Add gave them and they lost: that the interface is up, addresses, routes,
-// its MTU if it is larger, and parameters. Others' additions stay; a lease's address and routes are its keeper's,
-// and a pod whose interface is gone is not made anew. It goes on past what it cannot mend. It needs CAP_SYS_ADMIN
-// to enter pods.
+// tells of. It changes nothing inside a pod, which belongs to the pod after its Add, except that the default route by
+// the host's address follows that address. It goes on past what it cannot mend.
 func (n *Node) Repair(ctx context.Context) error {
 	return n.about(ctx, func(s *session) error {
 		if err := s.inOwnNamespace(); err != nil {
@@ -131,7 +129,7 @@ func (n *Node) Repair(ctx context.Context) error {
 		}
 		err := repairNetworks(ctx, s)
 		_, straysErr := mendStrays(ctx, s)
-		return errors.Join(err, straysErr, mendPods(ctx, s))
+		return errors.Join(err, straysErr)
 	})
 }
 
@@ -281,45 +279,6 @@ func (s *session) dropOldElements(ctx context.Context, r *remains) error {
 	old := next
 	old.Addrs = r.entered
 	return s.Firewall.Move(ctx, old, next)
-}
-
-func mendPods(ctx context.Context, s *session) error {
-	if err := s.Enter(ctx); err != nil {
-		return err
-	}
-	defer s.remember()()
-	attachments, err := s.allAttachments()
-	errs := []error{err}
-	for _, a := range attachments {
-		if a.State != state.Ready || a.Moving {
-			continue
-		}
-		if err := repairPod(ctx, s, a); err != nil {
-			errs = append(errs, fmt.Errorf("container %s: %w", a.ContainerID, err))
-		}
-	}
-	return errors.Join(errs...)
-}
-
-func repairPod(ctx context.Context, s *session, a *state.Attachment) error {
-	p, err := s.find(ctx, nil, a)
-	if err != nil {
-		return err
-	}
-	defer p.pod.Close()
-	if p.lost != nil {
-		return nil
-	}
-	if a.IPAMType == endpoint.Leased {
-		p.want.Addresses = nil
-	}
-	diffs, err := s.Links.Check(ctx, p.pod, p.want)
-	for _, d := range diffs {
-		if d.Object == "interface "+p.want.Peer && d.What != "MAC" {
-			return s.Links.Restore(ctx, p.pod, p.want)
-		}
-	}
-	return err
 }
 
 // Links are the links of the networks that have pods.

@@ -69,26 +69,9 @@ func routed(rec *state.Attachment, routes []route.Route) []route.Route {
 }
 
 // routes are those of an attachment that it is to have for as long as it is there, in an order in
-// which they can be made. A default route to the host leads to the address that the host has now.
+// which they can be made.
 func routes(rec *state.Attachment) []route.Route {
-	return led(rec, append(subnets(lasting(rec)), rec.Routes...))
-}
-
-// led gives the routes that a pod was made with as they are to be now: where a default route
-// led to the host, the host may have another address since.
-func led(rec *state.Attachment, routes []route.Route) []route.Route {
-	list := append([]route.Route(nil), routes...)
-	for i, r := range list {
-		if !r.Gateway.IsValid() || r.Dst.Bits() > 0 {
-			continue
-		}
-		for _, one := range rec.HostGateways {
-			if one.HostAtADD.IsValid() && one.HostAtADD == r.Gateway {
-				list[i].Gateway = one.Host
-			}
-		}
-	}
-	return list
+	return append(subnets(lasting(rec)), rec.Routes...)
 }
 
 // subnets are those routes of a pod's addresses, one for each subnet.

@@ -152,9 +152,9 @@ func TestPathsAndNICsThatCannotBeMeantAreRefused(t *testing.T) {
 // An Attachment that a program makes itself is on no record.
 func TestReportOfWhatIsOnNoRecordHasItsDifferences(t *testing.T) {
 	t.Parallel()
-	in := &Inspection{Attachments: []Report{{}, {Attachment: &Attachment{}}, {&Attachment{}, []tombolo.Difference{{Text: "lost"}}}}}
+	in := &Inspection{Attachments: []Report{{}, {Attachment: &Attachment{}}, {Attachment: &Attachment{}, Differences: []tombolo.Difference{{Text: "lost"}}, Inside: []tombolo.Difference{{Text: "gone"}}}}}
 	got, err := json.Marshal(in)
-	if want := `{"attachments":[{},{},{"differences":[{"text":"lost"}]}]}`; err != nil || string(got) != want {
+	if want := `{"attachments":[{},{},{"differences":[{"text":"lost"}],"inside":[{"text":"gone"}]}]}`; err != nil || string(got) != want {
 		t.Errorf("%s, %v; want %s", got, err, want)
 	}
 }

@@ -49,6 +49,5 @@ func TestBrokenRoutingOfALANIsNamedAndMended(t *testing.T) {
 		"redirects of the bridge": {on: "echo 1 >" + of + "conf/cbr0/send_redirects", says: said + "conf/cbr0/send_redirects is 1, should be 0 [repair]"},
 		"redirects of all":        {on: "echo 1 >" + of + "conf/all/send_redirects", left: "echo 1 >" + of + "conf/all/send_redirects", says: said + "conf/all/send_redirects is 1, should be 0 [repair]"},
 		"forwarding":              {on: "echo 0 >" + of + "ip_forward", left: "echo 0 >" + of + "ip_forward", says: said + "ip_forward is 0, should be 1 [repair]"},
-		"redirects in the pod":    {in: "echo 1 >" + of + "conf/all/accept_redirects", says: "@: IPv4 accept_redirects of all is 1, should be 0 [repair]"},
 	}}.run(t)
 }

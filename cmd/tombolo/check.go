@@ -30,7 +30,7 @@ func (o *options) checkCommand() *cobra.Command {
 		Use:   "check",
 		Short: "compare bridges, pods and firewalls with what was set up",
 		Long: "Compare bridges, pods and firewalls with what was set up, and list what differs and what repairs it. The exit\n" +
-			"status is 4 if something differs.",
+			"status is 4 if something differs. What pods changed inside is a note: it is theirs, and nothing puts it back.",
 		Args: takes(0, 0),
 		RunE: o.onNode(func(ctx context.Context, node *network.Node, _ []string) error { return o.check(ctx, node, each) }),
 	}
@@ -53,6 +53,9 @@ func (o *options) check(ctx context.Context, node *network.Node, each bool) erro
 	for _, line := range lines {
 		text.WriteString(printable.Line(line.String()) + "\n")
 	}
+	for _, line := range report.Notes(in) {
+		text.WriteString("note: " + printable.Line(line.String()) + "\n")
+	}
 	for _, line := range in.Others {
 		text.WriteString(printable.Line(line) + "\n")
 	}
@@ -64,8 +67,9 @@ func (o *options) repairCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "repair",
 		Short: "put back what check marks [repair]; delete links and rules of ours that no pod has",
-		Long: "Put back what check marks [repair], in the kernel and in pods, and print what was repaired and what is left. It\n" +
-			"deletes only links and rules of Tombolo's that no pod has any more. The exit status is 4 if something is left.",
+		Long: "Put back what check marks [repair], on the host and never inside a pod, and print what was repaired and what is\n" +
+			"left. It deletes only links and rules of Tombolo's that no pod has any more. The exit status is 4 if something is\n" +
+			"left.",
 		Args: takes(0, 0),
 		RunE: o.onNode(o.repair),
 	}

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -21,7 +22,7 @@ import (
 
 func (f *tuningConf) run(ctx context.Context, c *call) (*current.Result, error) {
 	if c.verb == "DEL" {
-		f.untune(c)
+		f.forget(c)
 		return nil, nil
 	}
 	prev, of, err := c.chained()
@@ -45,8 +46,7 @@ func (f *tuningConf) run(ctx context.Context, c *call) (*current.Result, error) 
 	return prev, nil
 }
 
-// tune does not overwrite what an ADD before, without a DEL since, has saved: that is what the link had before it was
-// tuned.
+// tune sets parameters and attributes. Only if it fails are the attributes set back: after ADD the pod owns them.
 func (c *call) tune(ctx context.Context, of network.Change, f *tuningConf) error {
 	return within(c.netns, func(conn *nl.Conn, pod *netns.NS) error {
 		err := f.eachSysctl(pod, c.ifName, func(path, value string) error {
@@ -59,23 +59,14 @@ func (c *call) tune(ctx context.Context, of network.Change, f *tuningConf) error
 		if err != nil {
 			return err
 		}
-		path, had := f.backup(c), f.of(l)
-		first := loadAttributes(path)
-		if err := orZero(first).over(had).save(path); err != nil {
-			return err
-		}
-		err = f.set(conn, l, c.ifName)
-		if err == nil {
+		had := f.of(l)
+		if err = f.set(conn, l, c.ifName); err == nil {
 			err = f.follow(ctx, of)
 		}
-		if err == nil {
-			return nil
+		if err != nil {
+			return errors.Join(err, had.set(conn, l, c.ifName))
 		}
-		err = errors.Join(err, had.set(conn, l, c.ifName))
-		if first != nil {
-			return errors.Join(err, first.save(path))
-		}
-		return errors.Join(err, os.Remove(path))
+		return nil
 	})
 }
 
@@ -106,29 +97,10 @@ func (f *tuningConf) eachSysctl(pod *netns.NS, ifName string, do func(path, valu
 	})
 }
 
-// untune gives the link back the attributes that ADD changed. It deletes the file also if that fails: the namespace
-// may be gone, and a pod can put a link there that takes no such value. As in the reference, it never fails: the
-// interface goes next.
-func (f *tuningConf) untune(c *call) {
-	had := loadAttributes(f.backup(c))
-	if had == nil {
-		return
-	}
-	enter := withinPod
-	if c.sameNetNS() {
-		enter = within // which enters the plugin's own, too
-	}
-	err := enter(c.netns, func(conn *nl.Conn, _ *netns.NS) error {
-		l, err := findLink(conn, c.ifName)
-		if err != nil {
-			return nil // what it had went with it
-		}
-		return had.set(conn, l, c.ifName)
-	})
-	if removeErr := os.Remove(f.backup(c)); !errors.Is(removeErr, fs.ErrNotExist) {
-		err = errors.Join(err, removeErr)
-	}
-	if err != nil {
+// forget deletes the file in which the reference's plugin has kept what the link had before its ADD.
+func (f *tuningConf) forget(c *call) {
+	err := os.Remove(filepath.Join(f.DataDir, c.containerID+"_"+c.ifName+".json"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		c.log.warn(err.Error())
 	}
 }

@@ -21,8 +21,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// attributes are what tuning sets of a link; nil leaves it. They are fields of the configuration, and of the
-// file by which DEL reverts them, which is the reference's.
+// attributes are what tuning sets of a link; nil leaves it. They are fields of the configuration.
 type attributes struct {
 	MAC      *string `json:"mac,omitempty"`
 	Promisc  *bool   `json:"promisc,omitempty"` // a configuration can only switch it on
@@ -194,25 +193,4 @@ func allowedBy(list string, parameters map[string]string) error {
 		}
 	}
 	return nil
-}
-
-// backup is the file that has what the link had before.
-func (f *tuningConf) backup(c *call) string {
-	return filepath.Join(f.DataDir, c.containerID+"_"+c.ifName+".json")
-}
-
-// save writes the file whole, and through no link.
-func (a attributes) save(path string) error {
-	data, _ := json.MarshalIndent(a, "", " ")
-	return file.Replace(path+".new", path, data)
-}
-
-// loadAttributes reads the file; nil where there is none, or none that can be read.
-func loadAttributes(path string) *attributes {
-	data, err := file.Read(path, file.MaxRecord)
-	var a attributes
-	if err != nil || json.Unmarshal(data, &a) != nil {
-		return nil
-	}
-	return &a
 }

@@ -155,14 +155,9 @@ func (x *exchange) send(p *dhcpc.Packet) error {
 	}
 	err := x.sendFrom(local, p)
 	if err != nil && local.IsValid() && x.ctx.Err() == nil {
-		// Another program deleted the address, or a route; or the pod's own firewall drops what it sends, which stops
-		// no packet socket.
+		// The pod may have neither address nor route any more, or drop what it sends, which stops no packet socket.
 		x.m.slow = true
-		x.log.Warn("cannot send renewal: putting address and routes back", append(x.who(), "err", err)...)
-		x.metrics.errors.WithLabelValues("lease").Inc()
-		if err = apply4(x.pod, x.r.Applied, x.r.Lease); err == nil {
-			err = errors.Join(x.hangUp(), x.sendFrom(local, p))
-		}
+		err = errors.Join(x.hangUp(), x.sendFrom(local, p))
 	}
 	if err != nil {
 		return fmt.Errorf("send to DHCP servers: %w", err)
@@ -278,7 +273,15 @@ func (x *exchange) giveBack(l *dhcpc.Lease) {
 // first says that the pod has both, so that a keeper that is killed here leaves
 // nothing behind which its successor does not know of.
 func (v *visit) apply(held *lease.Held, p pod, l *dhcpc.Lease) error {
-	want := v.r.Policy.Apply(l)
+	yielded, err := v.yield(p)
+	if err != nil {
+		return err
+	}
+	want := v.r.Wanted(l)
+	set := want
+	if v.r.Host == nil && v.r.State == lease.Bound {
+		set.Routes = want.Without(v.r.Applied).Routes
+	}
 	stale := v.r.Applied.Without(want)
 	if !stale.Empty() {
 		v.r.Applied = lease.Applied{
@@ -290,14 +293,9 @@ func (v *visit) apply(held *lease.Held, p pod, l *dhcpc.Lease) error {
 			return err
 		}
 	}
-	err := apply4(p, want, l)
+	err = apply4(p, set, l)
 	if err == nil && !stale.Empty() {
 		err = p.withdraw(stale)
-		if err == nil && len(stale.Addresses) > 0 {
-			// With the first address of a network the kernel takes the others away,
-			// unless promote_secondaries is set.
-			err = apply4(p, want, l)
-		}
 	}
 	trouble := ""
 	if v.r.Host != nil && l == v.r.Lease {
@@ -308,9 +306,11 @@ func (v *visit) apply(held *lease.Held, p pod, l *dhcpc.Lease) error {
 		trouble, v.m.right = err.Error(), false
 	} else {
 		v.r.Applied = want
-		v.m.look = now().Add(confirmAfter)
+		if v.m.confirm = l != v.r.Lease || v.r.Host != nil; v.m.confirm {
+			v.m.look = now().Add(confirmAfter)
+		}
 	}
-	if l == v.r.Lease && v.r.State == lease.Bound && stale.Empty() && v.r.Error == trouble {
+	if l == v.r.Lease && v.r.State == lease.Bound && stale.Empty() && !yielded && v.r.Error == trouble {
 		return err // nothing new to write
 	}
 	v.r.Lease, v.r.State, v.r.Error = l, lease.Bound, trouble
@@ -365,12 +365,13 @@ type pod interface {
 	// dial opens a transport in the pod; see dhcpc.Config.
 	dial(ctx context.Context, local netip.Addr) (dhcpc.Transport[*dhcpc.Packet], error)
 	dial6() (dhcpc.Transport[[]byte], error)
-	// apply makes the pod have addresses, which the kernel takes away when the lease ends, routes and MTU; those
-	// that are there stay untouched. Times are as dhcpc.Lease.Left has them.
+	// apply makes the pod have addresses, which the kernel takes away when the lease ends, and routes. Times are as
+	// dhcpc.Lease.Left has them.
 	apply(a lease.Applied, valid, preferred time.Duration) error
 	// withdraw takes addresses and routes away; that they are gone is success.
 	withdraw(a lease.Applied) error
-	lacks(a lease.Applied) (bool, error)
+	// keeps returns the part of a that is still there as the lease left it.
+	keeps(a lease.Applied) (lease.Applied, error)
 	inUse(ctx context.Context, a lease.Applied, valid, preferred time.Duration) (bool, error)
 	close() error
 }

@@ -343,10 +343,12 @@ func (p *fakePod) dial(_ context.Context, local netip.Addr) (dhcpc.Transport[*dh
 	return c, nil
 }
 
-func (p *fakePod) lacks(a lease.Applied) (bool, error) {
+func (p *fakePod) keeps(a lease.Applied) (lease.Applied, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return len(a.Without(p.has).Addresses) > 0, nil
+	has := a.Without(a.Without(p.has))
+	has.MTU = a.MTU
+	return has, nil
 }
 
 func (p *fakePod) apply(a lease.Applied, left, _ time.Duration) error {

@@ -191,33 +191,45 @@ func TestAKeeperThatComesTooLateAsksForTheSameAddress(t *testing.T) {
 	})
 }
 
-func TestRoutesThatWentAwayArePutBackByARenewal(t *testing.T) {
-	in(t, func(t *testing.T, w *world) {
-		r := w.record(1)
-		p := w.add(r)
-		w.start()
-		p.mu.Lock()
-		p.has.Routes = nil
-		p.mu.Unlock()
-		w.later(40 * time.Minute)
-		expect.That(t, len(p.has.Routes) == 1, "the pod has %v", p.has)
-	})
-}
-
-func TestAnAddressThatWentAwayIsPutBackToRenewFrom(t *testing.T) {
-	in(t, func(t *testing.T, w *world) {
-		r := w.record(1)
-		p := w.add(r)
-		w.start()
-		p.mu.Lock()
-		p.has.Addresses = nil
-		p.mu.Unlock()
-		w.later(40 * time.Minute)
-		only(t, w.said(), "REQUEST")
-		if p.addresses() != "[192.0.2.1/24]" || w.load(r).Lease.Left(now()) < 45*time.Minute {
-			t.Errorf("the pod has %v", p.has)
-		}
-	})
+// A kill switch, gVisor, and KubeVirt do so.
+func TestWhatThePodsOwnerRemovedStaysAway(t *testing.T) {
+	for name, remove := range map[string]func(*lease.Applied){
+		"route":   func(has *lease.Applied) { has.Routes = nil },
+		"address": func(has *lease.Applied) { *has = lease.Applied{} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			in(t, func(t *testing.T, w *world) {
+				r := w.record(1)
+				p := w.add(r)
+				w.start()
+				w.later(time.Minute)
+				p.mu.Lock()
+				remove(&p.has)
+				want := fmt.Sprint(p.has)
+				p.mu.Unlock()
+				w.later(40 * time.Minute)
+				only(t, w.said(), "REQUEST")
+				if got := fmt.Sprint(p.has); got != want || w.load(r).Lease.Left(now()) < 45*time.Minute {
+					t.Errorf("the pod has %s, want %s, and %v of its lease", got, want, w.load(r).Lease.Left(now()))
+				}
+				// Nor by another keeper, or another lease with other routers.
+				w.stop()
+				w.start()
+				w.serve(nak)
+				w.later(40 * time.Minute)
+				w.serve(func(d *dhcpv4.DHCPv4) *dhcpv4.DHCPv4 {
+					a := w.grant(d)
+					a.UpdateOption(dhcpv4.OptRouter(net.IPv4(192, 0, 2, 253)))
+					return a
+				})
+				w.later(2 * lastRetry)
+				got := w.load(r)
+				if has := fmt.Sprint(p.has); got.State != lease.Bound || has != want {
+					t.Errorf("with a new lease, which is %s, the pod has %s, want %s", got.State, has, want)
+				}
+			})
+		})
+	}
 }
 
 func TestADeletedLeaseIsNotRevivedByARenewal(t *testing.T) {
@@ -568,26 +580,16 @@ func TestARenewalThatCannotBeWrittenDownIsMadeAgain(t *testing.T) {
 }
 
 // So the kernel does now and then with an address that has just been set.
-func TestAnAddressThatGoesByItselfIsPutBack(t *testing.T) {
+func TestAnAddressThatGoesByItselfAtARenewalIsPutBack(t *testing.T) {
 	in(t, func(t *testing.T, w *world) {
 		r := w.record(1)
 		p := w.add(r)
 		w.start()
+		want := p.addresses()
 		lose := func() {
 			w.mu.Lock()
 			defer w.mu.Unlock()
-			p.has.Addresses = nil
-		}
-		has := func() string {
-			w.mu.Lock()
-			defer w.mu.Unlock()
-			return fmt.Sprint(p.has.Addresses)
-		}
-		want := has()
-		lose()
-		w.later(confirmAfter + time.Second)
-		if got := has(); got != want {
-			t.Errorf("lost when the keeper began, the pod has %s, want %s", got, want)
+			p.has = lease.Applied{}
 		}
 		for range 3600 {
 			if w.later(time.Second); len(w.heard) > 0 {
@@ -597,16 +599,14 @@ func TestAnAddressThatGoesByItselfIsPutBack(t *testing.T) {
 		only(t, w.said(), "REQUEST")
 		lose()
 		w.later(confirmAfter + time.Second)
-		if got := has(); got != want {
-			t.Errorf("lost at a renewal, the pod has %s, want %s", got, want)
+		if got := p.addresses(); got != want || len(p.has.Routes) != 1 {
+			t.Errorf("lost at a renewal, the pod has %v, want %s", p.has, want)
 		}
-		// Long after that too, if not as soon.
+		// Later the pod's owner has removed it.
 		w.later(time.Minute)
 		lose()
 		w.later(lookEvery + time.Second)
-		if got := has(); got != want {
-			t.Errorf("lost between renewals, the pod has %s, want %s", got, want)
-		}
+		expect.Equal(t, p.addresses(), "[]", "lost between renewals, the pod has")
 	})
 }
 

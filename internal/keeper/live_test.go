@@ -35,7 +35,7 @@ func TestAnAddressOfTheSameNetworkTakesTheOldOnesPlace(t *testing.T) {
 		Renew: now().Add(time.Hour), Rebind: now().Add(time.Hour), Expire: now().Add(time.Hour),
 	}
 	next := *old
-	next.Address, next.MTU = netip.MustParsePrefix("10.9.1.2/16"), 1400
+	next.Address, next.MTU = netip.MustParsePrefix("10.9.1.2/16"), 1400 // the pod's MTU is its own
 	next.Routes = []dhcpc.Route{{Dst: netip.MustParsePrefix("0.0.0.0/0"), Gateway: netip.MustParseAddr("10.9.0.2")}}
 	r := p.record
 	r.State, r.Lease, r.Applied = lease.Bound, old, r.Policy.Apply(old)
@@ -51,8 +51,23 @@ func TestAnAddressOfTheSameNetworkTakesTheOldOnesPlace(t *testing.T) {
 	if got := l.routes(p); got != "0.0.0.0/0 via 10.9.0.2" {
 		t.Errorf("the pod's routes: %s", got)
 	}
-	if out := nstest.Run(t, p.ns, "ip", "link", "show", "eth0"); !strings.Contains(out, "mtu 1400 ") {
+	if out := nstest.Run(t, p.ns, "ip", "link", "show", "eth0"); !strings.Contains(out, "mtu 1500 ") {
 		t.Errorf("MTU: %s", out)
+	}
+	// What the pod's owner makes of the route stays, also when the lease moves again.
+	nstest.Run(t, p.ns, "ip", "route", "replace", "default", "via", "10.9.0.9", "dev", "eth0", "proto", "116")
+	v.m.confirm = false // a second later
+	last := next
+	last.Address, last.Routes = netip.MustParsePrefix("10.9.1.3/16"), old.Routes
+	must.Succeed(t, v.underLock(func(h *lease.Held) error { return v.apply(h, pod, &last) }))
+	if got := l.routes(p); len(l.addresses(p)) != 1 || l.addresses(p)[last.Address] == 0 || got != "0.0.0.0/0 via 10.9.0.9" {
+		t.Errorf("the pod has %v, and the routes %s", l.addresses(p), got)
+	}
+	v.m.confirm = false
+	nstest.Run(t, p.ns, "ip", "address", "flush", "dev", "eth0")
+	must.Succeed(t, v.underLock(func(h *lease.Held) error { return v.apply(h, pod, &next) }))
+	if got := l.addresses(p); len(got) != 0 {
+		t.Errorf("the pod's owner has removed the address, and the pod has %v", got)
 	}
 	// A bridge may follow the lowest of its ports.
 	for _, link := range []string{r.HostIf, r.Bridge} {
@@ -85,9 +100,10 @@ func TestAPodIsGoneOnlyForSure(t *testing.T) {
 			t.Errorf("without the port: %v, want %v", err, errGone)
 		}
 	}
+	nstest.Run(t, p.ns, "sh", "-ec", "ip link set eth0 down; ip link set eth0 name eth9; ip link add eth0 type veth")
+	l.enter(p).close()
 	// An interface that somebody took out of the pod is no sign of its end.
-	nstest.Run(t, p.ns, "ip", "link", "set", "eth0", "down")
-	nstest.Run(t, p.ns, "ip", "link", "set", "eth0", "name", "eth9")
+	nstest.Run(t, p.ns, "ip", "link", "set", "eth9", "netns", nstest.Path(t, nstest.New(t)))
 	if _, err := k.enter(p.record); err == nil || errors.Is(err, errGone) {
 		t.Errorf("without its interface: %v", err)
 	}
@@ -153,7 +169,7 @@ func TestARenewalDoesNotBringAnOldDefaultRouteBack(t *testing.T) {
 			if !led {
 				led = true
 				w.lock(r, func(h *lease.Held) error { return leadTo(h, "192.0.2.6") })
-				p.has.Routes = nil // the repair has replaced it in the pod, too
+				p.has.Routes[0].Gateway = netip.MustParseAddr("192.0.2.6") // the repair has replaced it in the pod, too
 			}
 			return w.grant(d)
 		})

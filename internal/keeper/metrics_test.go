@@ -33,7 +33,7 @@ func TestMetricsTellHowLeasesFare(t *testing.T) {
 		adding.State, adding.Lease, adding.Applied = lease.Adding, nil, lease.Applied{}
 		w.add(adding)
 		w.start()
-		w.later(2 * confirmAfter)
+		w.later(10 * time.Second)
 		_, body := get(t, w.keep, "/metrics")
 		for _, line := range []string{
 			`tombolo_leases{state="adding"} 1`, `tombolo_leases{state="bound"} 3`, `tombolo_leases{state="expired"} 0`,

@@ -43,6 +43,7 @@ type place struct {
 	ns    *netns.NS // of the links
 	conn  *nl.Conn  // likewise
 	links []int     // the indexes of the pod's interface, or of bridge and NIC
+	name  string    // of the pod's interface, which its owner may have renamed
 }
 
 // enter finds a lease's place.
@@ -135,13 +136,20 @@ func (k kernel) release6(ctx context.Context, r *lease.Record) error {
 	return k.withLinks(func(links *bridge.Conn) error { return giveback.Release6(ctx, r, links, k.host) })
 }
 
-// find finds the links. Once a lease of the host's own has ended, the error matches errGone where one of them
-// is no more; that the NIC is no port is repaired elsewhere.
+// find finds the links, a pod's as the other end of its port. Once a lease of the host's own has ended, the error
+// matches errGone where one of them is no more; that the NIC is no port is repaired elsewhere.
 func (p *place) find() error {
-	names := []string{p.r.IfName}
-	if p.r.Host != nil {
-		names = []string{p.r.Bridge, p.r.Host.NIC}
+	if p.r.Host == nil {
+		port, err := p.port(p.r.HostIf)
+		if err != nil {
+			return err
+		}
+		l, err := link.Peer(p.conn, port.Peer, port.Index)
+		p.links, p.name = []int{l.Index}, l.Name
+		return err
 	}
+
+	names := []string{p.r.Bridge, p.r.Host.NIC}
 	var b nl.Batch
 	links := make([]link.Link, len(names))
 	for i, name := range names {
@@ -152,9 +160,9 @@ func (p *place) find() error {
 		p.links = append(p.links, l.Index)
 	}
 	switch {
-	case p.r.Host != nil && errors.Is(err, fs.ErrNotExist) && p.r.Lease.Left(now()) == 0:
+	case errors.Is(err, fs.ErrNotExist) && p.r.Lease.Left(now()) == 0:
 		return fmt.Errorf("%w: %w", errGone, err)
-	case err == nil && p.r.Host != nil && links[1].Master != links[0].Index:
+	case err == nil && links[1].Master != links[0].Index:
 		return fmt.Errorf("%s is not a port of %s any more: was it given back? `tombolo uplink status` says how it is", p.r.Host.NIC, p.r.Bridge)
 	}
 	return err
@@ -221,8 +229,7 @@ func (p *place) outside() (*transport.Config, error) {
 	return &transport.Config{NetNS: p.host, Link: l.Index, MAC: []byte(p.r.Client.MAC), ARP: p.r.Client.DetectConflicts}, nil
 }
 
-// has gives an address as the links have it. The kernel has an IPv6 address only once, and so perhaps with another
-// prefix length, if the pod formed the address that it leases now.
+// has gives an address as the links have it. See lease.Link.Keeps for IPv6.
 func (p *place) has(want netip.Prefix) ([]addr.Address, error) {
 	list, err := addr.On(p.conn).List(context.Background(), addr.Filter{})
 	return slices.DeleteFunc(list, func(a addr.Address) bool {
@@ -231,25 +238,33 @@ func (p *place) has(want netip.Prefix) ([]addr.Address, error) {
 	}), err
 }
 
-// lacks says whether one of the addresses is not there.
-func (p *place) lacks(a lease.Applied) (bool, error) {
+func (p *place) keeps(a lease.Applied) (lease.Applied, error) {
+	if p.r.Host == nil {
+		return p.pod().Keeps(context.Background(), a)
+	}
+	has := lease.Applied{Routes: a.Routes, MTU: a.MTU}
 	for _, prefix := range a.Addresses {
-		if have, err := p.has(prefix); err != nil || len(have) == 0 {
-			return true, err
+		have, err := p.has(prefix)
+		if err != nil {
+			return has, err
+		}
+		if len(have) > 0 {
+			has.Addresses = append(has.Addresses, prefix)
 		}
 	}
-	return false, nil
+	return has, nil
 }
 
 // apply sets the lifetimes of addresses, and adds those that are not there, with their routes. Of the host's routes,
-// those of an address that is there are left as they are, unless the lease has others, and so is the MTU.
+// those of an address that is there are left as they are, unless the lease has others.
 func (p *place) apply(a lease.Applied, valid, preferred time.Duration) error {
 	was := p.r.Applied
 	if p.r.Host == nil {
-		if a.MTU == was.MTU {
-			a.MTU = 0
-		}
-		return p.pod().Apply(context.Background(), a, valid, preferred, lease.ReplaceOwn)
+		a.MTU = 0
+		a.Addresses = slices.DeleteFunc(slices.Clone(a.Addresses), func(own netip.Prefix) bool {
+			return p.lasts(own, valid)
+		})
+		return p.pod().Apply(context.Background(), a, valid, preferred, lease.ReplaceOwn(was.Routes))
 	}
 	if p.r.Host.Permanent {
 		valid, preferred = -1, -1
@@ -271,9 +286,20 @@ func (p *place) apply(a lease.Applied, valid, preferred time.Duration) error {
 	return errors.Join(errs...)
 }
 
+// lasts reports whether a pod has an address for as long as it should, but for a second or two. Two changes in a row
+// may cost the pod the address: see confirmAfter.
+func (p *place) lasts(own netip.Prefix, valid time.Duration) bool {
+	have, err := p.has(own)
+	want := lease.Lifetime(valid, time.Second)
+	if err != nil || len(have) == 0 || want == nil || have[0].Valid == nil {
+		return false
+	}
+	return (*have[0].Valid - *want).Abs() <= 2*time.Second
+}
+
 // pod is the interface of a pod.
 func (p *place) pod() *lease.Link {
-	return &lease.Link{Conn: p.conn, Index: p.links[0], Name: p.r.IfName, Priority: p.r.Policy.Priority}
+	return &lease.Link{Conn: p.conn, Index: p.links[0], Name: p.name, Priority: p.r.Policy.Priority}
 }
 
 // wanted gives an address of the host's as the links are to have it: as they have it, or fresh, for the links that have
@@ -312,10 +338,12 @@ func (p *place) setRoutes(own netip.Prefix, routes []dhcpc.Route) error {
 }
 
 // withdraw takes routes and addresses away. Without promote_secondaries, which systemd
-// sets for every link, the kernel would take others of the host's in the same network along.
+// sets for every link, the kernel would take others in the same network along, and then all routes.
 func (p *place) withdraw(a lease.Applied) error {
 	if p.r.Host == nil {
-		return p.pod().Withdraw(context.Background(), a)
+		return p.whileOn(sysctl.Link("ipv4", p.name, "promote_secondaries"), func() error {
+			return p.pod().Withdraw(context.Background(), a)
+		})
 	}
 	errs := []error{p.do(func() error { return sysctl.Write(sysctl.Link("ipv4", p.r.Bridge, "promote_secondaries"), "1") })}
 	for _, r := range slices.Backward(a.Routes) {
@@ -344,19 +372,35 @@ const (
 func (p *place) inUse(ctx context.Context, a lease.Applied, valid, preferred time.Duration) (used bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, detection)
 	defer cancel()
-	detect := func(on string) error {
-		return p.do(func() error { return sysctl.Write(sysctl.Link("ipv6", p.r.IfName, "accept_dad"), on) })
+	err = p.whileOn(sysctl.Link("ipv6", p.name, "accept_dad"), func() error {
+		err := p.apply(a, valid, preferred)
+		if err == nil {
+			used, err = p.detects(ctx, a.Addresses[0])
+		}
+		if used || err != nil {
+			err = errors.Join(err, p.withdraw(a))
+		}
+		return err
+	})
+	return used, err
+}
+
+// whileOn sets a parameter of the pod's interface to 1, calls fn, and sets the parameter to what it was.
+func (p *place) whileOn(path string, fn func() error) error {
+	was := ""
+	err := p.do(func() (err error) {
+		if was, err = sysctl.Read(path); err == nil && was != "1" {
+			err = sysctl.Write(path, "1")
+		}
+		return err
+	})
+	if err != nil {
+		return err
 	}
-	if err := detect("1"); err != nil {
-		return false, err
+	if err = fn(); was != "1" {
+		err = errors.Join(err, p.do(func() error { return sysctl.Write(path, was) }))
 	}
-	if err = p.apply(a, valid, preferred); err == nil {
-		used, err = p.detects(ctx, a.Addresses[0])
-	}
-	if used || err != nil {
-		err = errors.Join(err, p.withdraw(a))
-	}
-	return used, errors.Join(err, detect("0"))
+	return err
 }
 
 // detects waits until the kernel has looked whether another host has an address.

@@ -54,8 +54,8 @@ func (v *visit) keep6(p pod) error {
 		}
 	}
 	if l := v.r.Six.Lease; l != nil && !v.r.Six.Checking && l.Left(now()) != 0 {
-		lacks, err := p.lacks(applied6(l))
-		if err == nil && (lacks || !v.m.six.right) {
+		err := v.yield6(p)
+		if err == nil && !v.m.six.right && v.r.Wants6() {
 			err = apply6(p, l)
 		}
 		if err != nil {
@@ -85,6 +85,23 @@ func applied6(l *dhcp6.Lease) lease.Applied {
 func apply6(p pod, l *dhcp6.Lease) error {
 	t := now()
 	return p.apply(applied6(l), l.Left(t), l.PreferredFor(t))
+}
+
+// yield6 is yield for DHCPv6.
+func (v *visit) yield6(p pod) error {
+	l := v.r.Six.Lease
+	if ends(l.Left(now())) || !v.r.Wants6() {
+		return nil
+	}
+	has, err := p.keeps(applied6(l))
+	if err != nil || len(has.Addresses) > 0 {
+		return err
+	}
+	v.log.Info("the pod's owner has removed the address by DHCPv6, and it stays so", append(v.who(), "ipv6", l.Address)...)
+	return v.underLock(func(held *lease.Held) error {
+		v.r.Removed.Addresses = append(v.r.Removed.Addresses, applied6(l).Addresses...)
+		return held.Replace(v.r)
+	})
 }
 
 // restore6 makes a session of the record.
@@ -242,6 +259,9 @@ func (x *exchange6) informed(i *dhcp6.Information) error {
 // check looks whether another host has an address. The pod's part of the firewall is made before, or it
 // could not ask.
 func (x *exchange6) check(l *dhcp6.Lease) (dhcp6.Verdict, error) {
+	if !x.r.Wants6() {
+		return dhcp6.Unused, nil
+	}
 	if err := x.write(l, true, ""); err != nil {
 		return 0, err
 	}
@@ -283,7 +303,7 @@ func (x *exchange6) write(l *dhcp6.Lease, checking bool, trouble string) error {
 				return err
 			}
 		}
-		if l != nil && !checking {
+		if l != nil && !checking && x.r.Wants6() {
 			if err := apply6(x.pod, l); err != nil {
 				return err
 			}
@@ -303,6 +323,11 @@ func (x *exchange6) write(l *dhcp6.Lease, checking bool, trouble string) error {
 // bound6 applies a lease and writes it down, under the record's lock, so that no DEL comes in between.
 func (x *exchange6) bound6(l *dhcp6.Lease) error {
 	fresh := x.r.Six.Lease == nil || x.r.Six.Checking
+	if !fresh {
+		if err := x.yield6(x.pod); err != nil {
+			return err
+		}
+	}
 	if err := x.write(l, false, ""); err != nil {
 		return err
 	}

@@ -22,8 +22,13 @@ const (
 	// kernel, where it ends addresses of the namespace whose time is up, first reads the
 	// clock and then waits for its lock: an address that was set in between seems to be
 	// older than any, and goes with them (check_lifetime in net/ipv4/devinet.c, Linux
-	// 6.18; some hundred of a million renewals, on a busy machine).
-	confirmAfter = 5 * time.Second
+	// 6.18; some hundred of a million renewals, on a busy machine). An address that goes
+	// within this time of a renewal is set again; later its pod's owner has removed it.
+	confirmAfter = time.Second
+
+	// yieldUntil is how long before a lease ends an address that is missing is the doing
+	// of the pod's owner. Later, the kernel may have ended it.
+	yieldUntil = 3 * time.Second
 
 	// After a failure a lease is visited again after the first of these, doubled up to
 	// the second, and a random part of it more or less.
@@ -41,6 +46,7 @@ type memory struct {
 	machine  *dhcpc.Machine
 	session  *dhcpc.Session // nil before the first exchange, and after the machine slept
 	right    bool           // address and routes have been looked at since the keeper began
+	confirm  bool           // the address was set by a renewal, and not looked at since
 	look     time.Time      // when to look for the pod again
 	failures int            // in a row
 	slow     bool           // the last visit waited in vain
@@ -234,14 +240,16 @@ func (v *visit) work(p pod) error {
 		}
 	}
 	if v.m.right && v.r.State == lease.Bound {
-		gone, err := p.lacks(v.r.Applied)
+		has, err := p.keeps(v.r.Applied)
 		if err != nil {
 			return err
 		}
-		if gone {
-			v.failed("the pod has lost its address, and gets it again", v.who()...)
-			v.m.right = false
+		lost := len(v.r.Applied.Without(has).Addresses) > 0
+		if v.r.Host != nil && lost {
+			v.failed("the host has lost its address, and gets it again", v.who()...)
 		}
+		v.m.right = v.r.Applied.Without(has).Empty()
+		v.m.confirm = v.m.confirm && lost
 	}
 	if !v.m.right {
 		if err := v.putRight(p); err != nil {
@@ -284,6 +292,30 @@ func (v *visit) putRight(p pod) error {
 	}
 	return v.underLock(func(held *lease.Held) error { return v.apply(held, p, v.r.Lease) })
 }
+
+// yield takes what the pod does not have any more of its lease out of the record, and reports whether there was any.
+// The pod's owner has removed it, and the pod does not get it again.
+func (v *visit) yield(p pod) (yielded bool, _ error) {
+	if v.r.Host != nil || v.r.State != lease.Bound || ends(v.r.Lease.Left(now())) {
+		return false, nil
+	}
+	has, err := p.keeps(v.r.Applied)
+	gone := v.r.Applied.Without(has)
+	if err != nil || gone.Empty() {
+		return false, err
+	}
+	if v.r.Applied = has; v.m.confirm {
+		return false, nil // the kernel has
+	}
+	v.r.Removed.Addresses = append(v.r.Removed.Addresses, gone.Addresses...)
+	v.r.Removed.Routes = append(v.r.Removed.Routes, gone.Routes...)
+	v.log.Info("the pod's owner has removed what the lease gave it, and does not get it again",
+		append(v.who(), "addresses", gone.Addresses, "routes", gone.Routes)...)
+	return true, nil
+}
+
+// ends reports whether a lease is so near its end that the kernel may have ended its address.
+func ends(left time.Duration) bool { return left >= 0 && left < yieldUntil }
 
 // releaseGone ends the lease of a pod that is gone.
 func (v *visit) releaseGone(why string) outcome {

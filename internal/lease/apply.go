@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/route"
@@ -61,17 +62,51 @@ func Replace(ctx context.Context, routes *route.Conn, r route.Route) error {
 	return err
 }
 
-// ReplaceOwn is Replace that leaves a route of another link of the pod's alone: Docker moves the default route from one
-// interface to another without telling.
-func ReplaceOwn(ctx context.Context, routes *route.Conn, r route.Route) error {
-	others := false
-	err := routes.Walk(ctx, route.Filter{Table: unix.RT_TABLE_MAIN}, func(have route.Route) {
-		others = others || have.Dst == r.Dst && have.Priority == r.Priority && have.Link != r.Link
-	})
-	if others || err != nil {
-		return err
+// ReplaceOwn returns a function that sets a route of a pod's lease, in place of the route that the lease had before,
+// which is in had. Any other route to the destination stays: the pod's owner has set it.
+func ReplaceOwn(had []dhcpc.Route) func(context.Context, *route.Conn, route.Route) error {
+	return func(ctx context.Context, routes *route.Conn, r route.Route) error {
+		foreign := false
+		err := routes.Walk(ctx, route.Filter{Table: unix.RT_TABLE_MAIN}, func(have route.Route) {
+			own := have.Link == r.Link && slices.Contains(had, dhcpc.Route{Dst: have.Dst, Gateway: have.Gateway})
+			foreign = foreign || have.Dst == r.Dst && have.Priority == r.Priority && !own
+		})
+		if foreign || err != nil {
+			return err
+		}
+		return Replace(ctx, routes, r)
 	}
-	return Replace(ctx, routes, r)
+}
+
+// Keeps returns the part of a that the pod still has as the lease left it.
+func (l *Link) Keeps(ctx context.Context, a Applied) (Applied, error) {
+	has := Applied{MTU: a.MTU}
+	addresses, err := addr.On(l.Conn).List(ctx, addr.Filter{Link: l.Index})
+	if err != nil {
+		return has, err
+	}
+	for _, p := range a.Addresses {
+		// The kernel has an IPv6 address only once, perhaps with the prefix length that the pod formed it with.
+		if slices.ContainsFunc(addresses, func(o addr.Address) bool {
+			return o.Prefix == p || p.Addr().Is6() && o.Prefix.Addr() == p.Addr()
+		}) {
+			has.Addresses = append(has.Addresses, p)
+		}
+	}
+	if len(a.Routes) == 0 {
+		return has, nil
+	}
+
+	routes, err := route.On(l.Conn).List(ctx, route.Filter{Family: unix.AF_INET, Table: unix.RT_TABLE_MAIN, Link: l.Index})
+	for _, r := range a.Routes {
+		want := RouteOf(r, l.Index, l.Priority)
+		if slices.ContainsFunc(routes, func(o route.Route) bool {
+			return o.Dst == want.Dst && o.Gateway == want.Gateway && o.Priority == want.Priority
+		}) {
+			has.Routes = append(has.Routes, r)
+		}
+	}
+	return has, err
 }
 
 // Lifetime returns a lifetime for the kernel: left, but no less than least. A left below 0 is for ever, which is nil.

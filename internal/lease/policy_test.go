@@ -131,12 +131,14 @@ func TestARouteOfAnotherLinkIsLeftAlone(t *testing.T) {
 	defer routes.Close()
 	leads := func(link, priority int, by string) {
 		t.Helper()
-		must.Succeed(t, ReplaceOwn(t.Context(), routes, RouteOf(to("0.0.0.0/0", by), link, priority)))
+		set := ReplaceOwn([]dhcpc.Route{to("0.0.0.0/0", "192.0.2.1")})
+		must.Succeed(t, set(t.Context(), routes, RouteOf(to("0.0.0.0/0", by), link, priority)))
 	}
 	leads(first, 0, "192.0.2.1")
 	leads(second, 0, "192.0.2.2") // the first has it
 	leads(second, 7, "192.0.2.2")
 	leads(first, 0, "192.0.2.3")
+	leads(first, 0, "192.0.2.4") // the pod's owner may have made it lead by 192.0.2.3
 	have := nstest.Run(t, pod, "ip", "-4", "route", "list", "default")
 	want := "default via 192.0.2.3 dev first proto 116 onlink \ndefault via 192.0.2.2 dev second proto 116 metric 7 onlink \n"
 	expect.Equal(t, have, want)

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -66,6 +68,8 @@ type Record struct {
 	Lease   *dhcpc.Lease `json:"lease,omitempty"`
 	Policy  Policy       `json:"policy,omitzero"`
 	Applied Applied      `json:"applied,omitzero"` // what the pod has of the lease
+	// Removed is what the pod's owner has removed of its leases, also by DHCPv6. The pod does not get it again.
+	Removed Applied `json:"removed,omitzero"`
 
 	// Six is the pod's part in DHCPv6; nil where it has none.
 	Six *Six `json:"six,omitempty"`
@@ -138,6 +142,24 @@ func (r *Record) Expires() time.Time {
 		return time.Time{}
 	}
 	return r.Lease.Expire
+}
+
+// Wanted returns what the pod gets of a lease: what its policy says, without what its owner has removed. A pod whose
+// owner has removed the address gets nothing.
+func (r *Record) Wanted(l *dhcpc.Lease) Applied {
+	a := r.Policy.Apply(l)
+	if slices.ContainsFunc(r.Removed.Addresses, func(p netip.Prefix) bool { return p.Addr().Is4() }) {
+		return Applied{MTU: a.MTU}
+	}
+	a.Routes = slices.DeleteFunc(a.Routes, func(want dhcpc.Route) bool {
+		return slices.ContainsFunc(r.Removed.Routes, func(o dhcpc.Route) bool { return o.Dst == want.Dst })
+	})
+	return a
+}
+
+// Wants6 reports whether the pod gets an address that DHCPv6 leases: its owner has removed none.
+func (r *Record) Wants6() bool {
+	return !slices.ContainsFunc(r.Removed.Addresses, func(p netip.Prefix) bool { return p.Addr().Is6() })
 }
 
 // encode writes a record's file.

@@ -3,6 +3,7 @@ package link
 import (
 	"encoding/binary"
 	"errors"
+	"io/fs"
 	"net"
 	"net/netip"
 	"strconv"
@@ -13,6 +14,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
@@ -129,6 +131,19 @@ func Find(c *nl.Conn, name string, only ...uint16) (*Link, error) {
 	var b nl.Batch
 	Get(&b, name, 0, &l, only...)
 	return &l, c.Execute(&b)
+}
+
+// Peer finds the other end of a veth by its index, in the namespace of c: its owner may have renamed it. port is the
+// index of this end. If the link is gone, or has moved to another namespace, the error matches fs.ErrNotExist.
+func Peer(c *nl.Conn, index, port int) (*Link, error) {
+	var l Link
+	var b nl.Batch
+	Get(&b, "", max(index, 1), &l)
+	err := c.Execute(&b)
+	if err == nil && (l.Kind != "veth" || l.Lower != port) {
+		err = &tombolo.OpError{Op: "get link", Object: strconv.Itoa(index), Err: fs.ErrNotExist}
+	}
+	return &l, err
 }
 
 // IndexOf asks for a link's index in the way that is quickest on a connection.

@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -50,13 +49,14 @@ type Attachment struct {
 	NetNSCookie uint64    `json:"netnsCookie,omitempty"` // SO_NETNS_COOKIE, never reused within a boot
 	Created     time.Time `json:"created,omitzero"`      // UTC
 
-	HostIf       string         `json:"hostIf,omitempty"` // the veth's end in the host's namespace
-	Bridge       string         `json:"bridge,omitempty"` // the port's master
-	MTU          int            `json:"mtu,omitempty"`    // bytes
-	MAC          MAC            `json:"mac,omitempty"`    // of the pod's end
-	HostMAC      MAC            `json:"hostMAC,omitempty"`
-	Addresses    []ipam.Address `json:"addresses,omitempty"` // in the order of the result
-	HostGateways HostGateways   `json:"hostGateways,omitempty"`
+	HostIf    string         `json:"hostIf,omitempty"` // the veth's end in the host's namespace
+	Bridge    string         `json:"bridge,omitempty"` // the port's master
+	MTU       int            `json:"mtu,omitempty"`    // bytes
+	MAC       MAC            `json:"mac,omitempty"`    // of the pod's end
+	HostMAC   MAC            `json:"hostMAC,omitempty"`
+	Addresses []ipam.Address `json:"addresses,omitempty"` // in the order of the result
+	// HostGateways has, by a pod\'s address, the host\'s address that its default route leads to, on a LAN by the host.
+	HostGateways map[netip.Prefix]netip.Addr `json:"hostGateways,omitempty"`
 	// Hairpin and Isolated are flags of the port: see bridge.Port.
 	Hairpin  bool            `json:"hairpin,omitempty"`
 	Isolated bool            `json:"isolated,omitempty"`
@@ -281,56 +281,6 @@ func (d *Dir) List(network string) ([]*Attachment, []*RecordError, error) {
 		return nil, nil, fmt.Errorf("list attachments: %w", err)
 	}
 	return found, bad, nil
-}
-
-// A HostGateway is the host's address that the default route of a pod's address leads to, where
-// a pod of a LAN goes out through the host.
-type HostGateway struct {
-	Of   netip.Prefix `json:"of"` // the pod's address
-	Host netip.Addr   `json:"host,omitzero"`
-	// HostAtADD is what Host was when the pod was added, and in the result, if it was another.
-	HostAtADD netip.Addr `json:"hostAtADD,omitzero"`
-}
-
-// HostGateways are those of the addresses of a pod that have one.
-type HostGateways []HostGateway
-
-// Of gives that of an address; the zero HostGateway is none.
-func (l HostGateways) Of(p netip.Prefix) HostGateway {
-	if i := l.index(p); i >= 0 {
-		return l[i]
-	}
-	return HostGateway{}
-}
-
-// Set notes that the default route of an address leads to another address of the host.
-func (l *HostGateways) Set(p netip.Prefix, own netip.Addr) {
-	i := l.index(p)
-	if i < 0 {
-		if own.IsValid() {
-			*l = append(*l, HostGateway{Of: p, Host: own})
-		}
-		return
-	}
-	if one := &(*l)[i]; own != one.Host {
-		if !one.HostAtADD.IsValid() {
-			one.HostAtADD = one.Host
-		}
-		one.Host = own
-	}
-}
-
-// Moved gives the list in which an address of the pod has become another one.
-func (l HostGateways) Moved(from, to netip.Prefix) HostGateways {
-	l = slices.Clone(l)
-	if i := l.index(from); i >= 0 {
-		l[i].Of = to
-	}
-	return l
-}
-
-func (l HostGateways) index(p netip.Prefix) int {
-	return slices.IndexFunc(l, func(one HostGateway) bool { return one.Of == p })
 }
 
 // MAC is a net.HardwareAddr of Ethernet's, as text "02:00:00:00:00:01".

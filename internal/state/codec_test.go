@@ -65,6 +65,9 @@ func fill(t *testing.T, v reflect.Value, name string) {
 	case *vlan.Ranges:
 		*p = vlan.Ranges{{First: 2, Last: 4}, {First: 100, Last: 100}}
 		return
+	case *map[netip.Prefix]netip.Addr:
+		*p = map[netip.Prefix]netip.Addr{netip.MustParsePrefix("192.0.2.7/24"): netip.MustParseAddr("192.0.2.1"), netip.MustParsePrefix("fd00::7/64"): netip.MustParseAddr("fd00::1")}
+		return
 	case *[]netlink.Attribute:
 		return // those of routes of others
 	}

@@ -17,7 +17,6 @@ import (
 func TestWhatCutsAPodOffIsNamedAndTheRemedyHelps(t *testing.T) {
 	t.Parallel()
 	on := func(line string) func(*scene) { return func(s *scene) { s.Helper(); s.on(line) } }
-	in := func(line string) func(*scene) { return func(s *scene) { s.Helper(); s.in(line) } }
 	only4, only6 := []string{outside4}, []string{outside6}
 	for name, tc := range map[string]struct {
 		harm func(*scene)
@@ -38,10 +37,6 @@ func TestWhatCutsAPodOffIsNamedAndTheRemedyHelps(t *testing.T) {
 			on("ip route del 10.77.0.2/32")},
 		"a rule refuses what is for pods": {on("ip -6 rule add to " + subnet6 + " prohibit"), only6, "the host does not send what is for fd77::2 to cbr0", "configuration", "forwarding",
 			on("ip -6 rule del to " + subnet6 + " prohibit")},
-		"the pod's routes":                   {in("ip route flush table main"), only4, "interface eth0: route " + subnet4 + " is missing", "repair", "route", nil},
-		"the pod's IPv6 routes":              {in("ip -6 route flush table main"), only6, "interface eth0: route " + subnet6 + " is missing", "repair", "route", nil},
-		"the pod's route to its subnet":      {in("ip route del " + subnet4 + " dev eth0"), nil, "interface eth0: route " + subnet4 + " is missing", "repair", "route", nil},
-		"the pod's IPv6 route to its subnet": {in("ip -6 route del " + subnet6 + " dev eth0"), nil, "interface eth0: route " + subnet6 + " is missing", "repair", "route", nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -133,24 +128,6 @@ func TestAnAddressWithoutItsReservationIsNotTakenFromItsPod(t *testing.T) {
 	wantError(t, expect.Err(s.tryAdd(c)), 112, "10.77.0.2")
 	expect.Equal(t, ip4(s.add(c)).String(), "10.77.0.4", "the next pod has")
 	wantPing(t, s.a.NS, outside4, outside6)
-}
-
-// The route to the subnet of a leased address is put back as that of any other; the lease's own
-// routes are its keeper's.
-func TestRepairPutsBackTheRouteToALeasedSubnet(t *testing.T) {
-	t.Parallel()
-	l := newLAN(t)
-	w := l.network(nil)
-	p := l.pod("a")
-	w.add(p)
-	nstest.Run(t, p.NS, "ip", "route", "del", "192.168.50.0/24", "dev", "eth0")
-	expect.Says(t, w.check(p), "route 192.168.50.0/24 is missing", "CHECK")
-	o := l.operate("repair", "--state", l.state)
-	if !strings.HasPrefix(lineWith(o.stdout, "interface eth0: route 192.168.50.0/24 is missing"), "repaired: ") {
-		t.Errorf("repair: %+v", o)
-	}
-	wantPing(t, p.NS, router4)
-	expect.Success(t, w.check(p))
 }
 
 // An operator's own bridge has the gateway's address without a broadcast address, and routes go by it.

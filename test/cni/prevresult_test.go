@@ -54,17 +54,16 @@ func TestCHECKComparesTheResultWithWhatIsThere(t *testing.T) {
 		says []string // nothing: CHECK succeeds
 	}{
 		{"as it was", change(func(*current.Result) {}), nil},
-		{"no addresses", change(func(r *current.Result) { r.IPs = nil }), []string{
-			"prevResult lacks the address 10.77.0.2/24 of the interface eth0", "prevResult lacks the address fd77::2/64"}},
-		{"one address is missing", change(func(r *current.Result) { r.IPs = r.IPs[:1] }), []string{"1 difference: prevResult lacks the address fd77::2/64"}},
+		{"no addresses", change(func(r *current.Result) { r.IPs = nil }), nil},
+		{"one address is missing", change(func(r *current.Result) { r.IPs = r.IPs[:1] }), nil},
 		{"an address that the pod has not got", change(func(r *current.Result) { r.IPs = append(r.IPs, address("10.77.0.77/24", &pod)) }), []string{"address 10.77.0.77/24 is missing"}},
 		{"the same, of no interface", change(func(r *current.Result) { r.IPs = append(r.IPs, address("10.77.0.77/24", nil)) }), []string{"address 10.77.0.77/24 is missing"}},
-		{"another prefix length", change(func(r *current.Result) { r.IPs[0].Address.Mask[2] = 0 }), []string{"lacks the address 10.77.0.2/24", "address 10.77.0.2/16 is missing"}},
+		{"another prefix length", change(func(r *current.Result) { r.IPs[0].Address.Mask[2] = 0 }), []string{"address 10.77.0.2/16 is missing"}},
 		{"addresses of the host's end", change(func(r *current.Result) {
 			for _, ip := range r.IPs {
 				ip.Interface = new(int)
 			}
-		}), []string{"lacks the address 10.77.0.2/24", "lacks the address fd77::2/64"}},
+		}), nil},
 		{"no interface of the pod", change(func(r *current.Result) {
 			r.Interfaces = r.Interfaces[:pod]
 			for _, ip := range r.IPs {

@@ -122,13 +122,6 @@ func TestWhatCheckAdvisesIsTrue(t *testing.T) {
 		"accept_ra of the port":   {on("echo 2 > /proc/sys/net/ipv6/conf/$P/accept_ra"), "accept_ra is 2", "repair"},
 		"shaper gone":             {on("tc qdisc del dev $P root"), "tbf rate", "repair"},
 		"ifb gone":                {on("ip link del $I"), "is missing", "repair"},
-		"pod's interface down":    {in("ip link set eth0 down"), "interface eth0: link is down", "repair"},
-		"pod's address gone":      {in("ip address flush dev eth0 scope global"), "interface eth0: address", "repair"},
-		"pod's route gone":        {in("ip route del default"), "interface eth0: route", "repair"},
-		"pod's IPv6 route gone":   {in("ip -6 route del default"), "interface eth0: route", "repair"},
-		"pod's MTU":               {in("ip link set eth0 mtu 9000"), "interface eth0: MTU is 9000", "repair"},
-		"pod's MAC":               {in("ip link set eth0 address 02:00:00:00:00:98"), "interface eth0: MAC is", "recreate pod"},
-		"pod's interface renamed": {in("ip link set eth0 down; ip link set eth0 name eth9"), "interface eth0 is missing", "recreate pod"},
 		"pod's interface gone":    {in("ip link del eth0"), ": link ", "recreate pod"},
 		"namespace's path gone": {func(s *scene) {
 			s.run("umount", s.a.path)

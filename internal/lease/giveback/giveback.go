@@ -68,7 +68,8 @@ func all4(ctx context.Context, dir *lease.Dir, r *lease.Record, links *bridge.Co
 	if r.Client.Sticky || r.Lease == nil || r.State != lease.Bound || r.Lease.Left(time.Now()) == 0 {
 		return nil
 	}
-	if sent, err := fromPod(r, func(cfg *transport.Config) error { return transport.Release(ctx, cfg, r.Lease) }); sent {
+	sent, err := fromPod(ctx, r, links, func(cfg *transport.Config) error { return transport.Release(ctx, cfg, r.Lease) })
+	if sent {
 		return err
 	}
 	if others, err := dir.Same(r); err != nil || len(others) > 0 {
@@ -83,14 +84,15 @@ func all6(ctx context.Context, r *lease.Record, links *bridge.Conn) error {
 	if !r.Releases6(time.Now()) {
 		return nil
 	}
-	if sent, err := fromPod(r, func(cfg *transport.Config) error { return transport.Send6(cfg, r.Six.Release) }); sent {
+	sent, err := fromPod(ctx, r, links, func(cfg *transport.Config) error { return transport.Send6(cfg, r.Six.Release) })
+	if sent {
 		return err
 	}
 	return Release6(ctx, r, links, nil)
 }
 
 // fromPod sends from the pod's interface, if that is there.
-func fromPod(r *lease.Record, send func(*transport.Config) error) (sent bool, _ error) {
+func fromPod(ctx context.Context, r *lease.Record, links *bridge.Conn, send func(*transport.Config) error) (bool, error) {
 	pod, err := netns.OpenSame(r.NetNS, r.NetNSCookie)
 	if err != nil {
 		return false, nil
@@ -101,11 +103,15 @@ func fromPod(r *lease.Record, send func(*transport.Config) error) (sent bool, _ 
 		return false, nil
 	}
 	defer conn.Close()
-	index, err := link.IndexOf(conn, r.IfName)
+	port, err := links.Link(ctx, r.HostIf)
 	if err != nil {
 		return false, nil
 	}
-	return true, send(&transport.Config{NetNS: pod, Link: index})
+	l, err := link.Peer(conn, port.Peer, port.Index) // its owner may have renamed it
+	if err != nil {
+		return false, nil
+	}
+	return true, send(&transport.Config{NetNS: pod, Link: l.Index})
 }
 
 // Release sends the RELEASE of a pod that is gone, from the host, with links and the namespace host: through the

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/tombolo-cni/tombolo"
@@ -79,12 +80,24 @@ func Examine(ctx context.Context, node *network.Node, in *network.Inspection, op
 		e := &examination{node: node, opt: opt, at: r.Attachment, obstacles: obstacles[r.Network]}
 		shared := slices.DeleteFunc(slices.Clone(in.Networks), func(n network.NetworkReport) bool { return n.Network != r.Network })
 		e.recorded(report.Causes(&network.Inspection{Attachments: []network.Report{r}, Networks: shared}))
+		for _, d := range r.Inside {
+			const remedy = "unless this was changed on purpose: delete the pod and create it again"
+			e.found = append(e.found, Finding{Step: StepOf(d), Evidence: d.String(), Remedy: remedy, Note: isReplaced(d)})
+		}
 		if err := e.walk(ctx); err != nil {
 			return nil, fmt.Errorf("%s: %w", report.PodName(r.Pod, r.ContainerID), err)
 		}
 		reports = append(reports, Report{r.Network, r.Pod, r.ContainerID, r.IfName, e.sorted()})
 	}
 	return reports, nil
+}
+
+// isReplaced reports whether a pod has something in place of what it was given, by which it may work: another default
+// route, MAC or name, or a smaller MTU.
+func isReplaced(d tombolo.Difference) bool {
+	have, _ := strconv.Atoi(d.Have)
+	want, _ := strconv.Atoi(d.Want)
+	return d.Have != "" && d.What != "link" && have <= want
 }
 
 // examination is one attachment's.

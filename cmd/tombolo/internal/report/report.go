@@ -96,6 +96,17 @@ func findings(in *network.Inspection) []finding {
 	return list
 }
 
+// Notes lists what pods have changed inside, a line for what several have alike. It is no fault.
+func Notes(in *network.Inspection) []Line {
+	var list []finding
+	for _, r := range in.Attachments {
+		for _, d := range r.Inside {
+			list = append(list, finding{d, r.Network, PodName(r.Pod, r.ContainerID), r.IfName})
+		}
+	}
+	return causes(list)
+}
+
 // Each gives a line for each difference.
 func Each(in *network.Inspection) []Line {
 	var list []Line

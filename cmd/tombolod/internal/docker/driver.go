@@ -88,6 +88,7 @@ type answer struct {
 	Interface             *addresses     `json:",omitempty"`
 	InterfaceName         *interfaceName `json:",omitempty"`
 	Gateway, GatewayIPv6  string         `json:",omitempty"`
+	StaticRoutes          []staticRoute  `json:",omitempty"`
 	DisableGatewayService bool           `json:",omitempty"`
 }
 
@@ -96,6 +97,13 @@ type answer struct {
 type addresses struct {
 	Address, AddressIPv6 netip.Prefix `json:",omitzero"`
 	MacAddress           string       `json:",omitempty"`
+}
+
+// staticRoute is a route that Docker adds in the container. RouteType is 0 with a next hop, else 1.
+type staticRoute struct {
+	Destination string
+	RouteType   int
+	NextHop     string `json:",omitempty"`
 }
 
 type interfaceName struct{ SrcName, DstPrefix string }

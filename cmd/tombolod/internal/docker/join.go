@@ -36,11 +36,17 @@ func (d *Driver) join(ctx context.Context, r *request) (*answer, error) {
 	return e.join, nil
 }
 
-// joinOf names the gateways by which a container goes out. Other routes of a lease are the keeper's to make.
+// joinOf names the routes that Docker is to add in a container. It leaves out a route by a gateway outside of the
+// container's subnets, since Docker would start no container with one.
 func joinOf(made *current.Result, srcName string) *answer {
 	a := &answer{InterfaceName: &interfaceName{srcName, "eth"}, DisableGatewayService: true}
 	for _, route := range made.Routes {
+		onLink := slices.ContainsFunc(made.IPs, func(ip *current.IPConfig) bool { return ip.Address.Contains(route.GW) })
 		switch length, _ := route.Dst.Mask.Size(); {
+		case length > 0 && route.GW == nil:
+			a.StaticRoutes = append(a.StaticRoutes, staticRoute{route.Dst.String(), 1, ""})
+		case length > 0 && onLink:
+			a.StaticRoutes = append(a.StaticRoutes, staticRoute{route.Dst.String(), 0, route.GW.String()})
 		case length > 0 || route.GW == nil:
 		case route.GW.To4() != nil:
 			a.Gateway = route.GW.String()

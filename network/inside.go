@@ -1,0 +1,119 @@
+package network
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io/fs"
+	"net/netip"
+	"slices"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/link"
+	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/route"
+)
+
+// The inside of a pod belongs to the pod, its runtime and the plugins that follow. Here it is only looked at.
+
+// peerOf finds a pod's interface, whatever its name is now, over a connection into the pod's namespace.
+func peerOf(ctx context.Context, s *session, a *state.Attachment, conn *nl.Conn) (*link.Link, error) {
+	port, err := s.link(ctx, a.HostIf)
+	if err != nil {
+		return nil, err
+	}
+	return link.Peer(conn, port.Peer, port.Index)
+}
+
+// inside lists how the pod's interface differs from p.want. More addresses and routes are no difference, nor is a
+// route in another table. Without a port or a namespace there is nothing to compare.
+func (p *attached) inside(ctx context.Context) ([]tombolo.Difference, error) {
+	if p.gone || p.pod == nil {
+		return nil, nil
+	}
+	conn, err := nl.Dial(unix.NETLINK_ROUTE, p.pod)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+
+	l, err := peerOf(ctx, p.s, p.Attachment, conn)
+	if errors.Is(err, fs.ErrNotExist) {
+		return []tombolo.Difference{{Object: "pod", What: "interface", Want: p.IfName}}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	named, err := link.IndexOf(conn, p.IfName) // also by an alternative name, which Docker's have
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	list := p.differencesOf(l, named == l.Index)
+	differs := func(what, want, have string) {
+		list = append(list, tombolo.Difference{Object: "interface " + p.IfName, What: what, Want: want, Have: have})
+	}
+
+	have, err := addr.On(conn).List(ctx, addr.Filter{Link: l.Index})
+	if err != nil {
+		return nil, err
+	}
+	for _, want := range p.want.Addresses {
+		if !slices.ContainsFunc(have, func(a addr.Address) bool { return a.Prefix == want }) {
+			differs("address", want.String(), "")
+		}
+	}
+
+	routes, instead := slices.Clone(p.want.Routes), map[netip.Prefix]string{}
+	err = route.On(conn).Walk(ctx, route.Filter{}, func(has route.Route) { // a pod may have any number
+		if isDefault(&has) {
+			shown := has
+			if shown.Link == l.Index {
+				shown.Link = 0
+			}
+			instead[destination(has)] = shown.String()
+		}
+		routes = slices.DeleteFunc(routes, func(want route.Route) bool {
+			anywhere := !want.Gateway.IsValid() || p.anyDefault && want.Dst.Bits() <= 0
+			toGateway := func(hop route.Nexthop) bool { return hop.Gateway == want.Gateway }
+			return destination(want) == destination(has) &&
+				(anywhere || want.Gateway == has.Gateway || slices.ContainsFunc(has.Nexthops, toGateway))
+		})
+	})
+	for _, want := range routes {
+		differs("route", want.String(), instead[destination(want)]) // only a default route has another in its place
+	}
+	return list, err
+}
+
+// differencesOf compares the link itself. A lease may have given it a smaller MTU.
+func (p *attached) differencesOf(l *link.Link, hasName bool) (list []tombolo.Difference) {
+	differs := func(is bool, what, want, have string) {
+		if is {
+			list = append(list, tombolo.Difference{Object: "interface " + p.IfName, What: what, Want: want, Have: have})
+		}
+	}
+	want := &p.want
+	differs(!hasName, "name", want.Peer, l.Name)
+	differs(!l.Up() && !want.Down, "link", "up", "down")
+	mtu, mac := strconv.Itoa(want.MTU), want.PeerMAC.String()
+	differs(want.MTU != 0 && l.MTU != want.MTU && (l.MTU > want.MTU || p.IPAMType != endpoint.Leased), "MTU", mtu, strconv.Itoa(l.MTU))
+	differs(want.PeerMAC != nil && !bytes.Equal(want.PeerMAC, l.MAC), "MAC", mac, l.MAC.String())
+	return list
+}
+
+// destination returns where a route leads. The default route's may be left open.
+func destination(r route.Route) netip.Prefix {
+	if r.Dst.IsValid() {
+		return r.Dst.Masked()
+	}
+	if r.Gateway.Is4() || r.Family == unix.AF_INET {
+		return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+	}
+	return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+}

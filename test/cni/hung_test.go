@@ -1,8 +1,14 @@
 package cni
 
 import (
+	"context"
 	"encoding/binary"
+	"encoding/json"
 	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -90,7 +96,7 @@ func TestAFileSystemThatHangsEndsWithTheDeadline(t *testing.T) {
 }
 
 // TestARuntimesCallEndsWithItsDeadlineToo has the plugin called in process: by netavark, which reads an error as JSON, and
-// by Docker, whose next request tombolod has to answer.
+// by tombolod, which has to live on.
 func TestARuntimesCallEndsWithItsDeadlineToo(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -106,12 +112,17 @@ func TestARuntimesCallEndsWithItsDeadlineToo(t *testing.T) {
 	var said struct{ Error string }
 	expect.That(t, cmd.ProcessState.ExitCode() == 1 && json.Unmarshal(out, &said) == nil && strings.HasPrefix(said.Error, hung), "%v: %s%s", err, out, &stderr)
 
-	n.keep(t)
-	for range 2 {
-		out := n.askDocker(t, "CreateNetwork", fmt.Sprintf(`{"NetworkID": "%064d", "IPv4Data": [{"Pool": "10.9.0.0/24", "Gateway": "10.9.0.1/24"}],
-			"Options": {"com.docker.network.generic": {"bridge": "br7", "deadline": "100ms", "logFile": "%s/log"}}}`, 1, dir))
-		expect.Contains(t, out, hung)
-	}
+	socket := filepath.Join(t.TempDir(), "docker")
+	m := n.mindOn(t, "unix:path="+n.state+"/no-bus", []string{"--docker", socket})
+	client := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", socket)
+	}}}
+	defer client.CloseIdleConnections()
+	reply := must.Of(client.Post("http://tombolod/NetworkDriver.CreateNetwork", "", strings.NewReader(fmt.Sprintf(`{"NetworkID": "%064d",
+		"IPv4Data": [{"Pool": "10.9.0.0/24", "Gateway": "10.9.0.1/24"}],
+		"Options": {"com.docker.network.generic": {"bridge": "br7", "deadline": "100ms", "logFile": "%s/log"}}}`, 1, dir)))).Get(t)
+	expect.Contains(t, string(must.Of(io.ReadAll(reply.Body)).Get(t)), hung)
+	m.end(t) // it lives
 }
 
 // TestWhatIsNoFileIsNotWaitedFor has a FIFO, and what else is no file of ours, in the place

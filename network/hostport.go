@@ -3,6 +3,7 @@ package network
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"net/netip"
 	"slices"
@@ -14,6 +15,7 @@ import (
 	"github.com/tombolo-cni/tombolo/hostport"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/internal/sysctl"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/nft"
@@ -161,11 +163,27 @@ func refuseListeners(ctx context.Context, containerID string, asked []nft.Port, 
 	if taken = hostport.NotHeldFor(containerID, taken); len(taken) == 0 {
 		return nil
 	}
-	l, instead := taken[0], "choose another hostPort"
-	if !l.Local.Addr().IsUnspecified() {
-		instead += ", or a hostIP that is another address of the host"
+	return fail.Errorf(ErrConflict, "publish port %d of the host: %s: %s", taken[0].Local.Port(), taken[0], wayOut(taken[0]))
+}
+
+// wayOut advises what to do about a socket that is in a port's way.
+func wayOut(l hostport.Listener) string {
+	text := "stop that, or choose another hostPort"
+	switch {
+	case l.Link != "":
+		text += ", or a hostIP that is an address of another link than " + l.Link
+	case !l.Local.Addr().IsUnspecified():
+		text += ", or a hostIP that is another address of the host"
 	}
-	return fail.Errorf(ErrConflict, "publish port %d of the host: %s: stop that, or %s", l.Local.Port(), l, instead)
+	// A client that sends before it connects looks like a server.
+	const portRange = "net/ipv4/ip_local_port_range"
+	var first, last uint16
+	bounds, err := sysctl.Read(portRange)
+	if n, _ := fmt.Sscan(bounds, &first, &last); err == nil && n == 2 && l.Protocol == nft.UDP && first <= l.Local.Port() && l.Local.Port() <= last {
+		text += fmt.Sprintf("; if that is a client, whose port the kernel chose out of net.ipv4.ip_local_port_range (%d-%d): try again, and add %d to net.ipv4.ip_local_reserved_ports, so that no other client gets it",
+			first, last, l.Local.Port())
+	}
+	return text
 }
 
 // refuseUnreachable refuses a host port that no address of the pod could serve.

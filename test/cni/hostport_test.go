@@ -1,16 +1,20 @@
 package cni
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/containernetworking/cni/libcni"
+	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
@@ -297,6 +301,76 @@ func TestHostPortBesideAProgramOnALoopbackAddressOfItsOwn(t *testing.T) {
 	_, err = w.tryAdd(n.pod("any"), publish(t, "54:54/tcp"))
 	wantError(t, err, 112, ":54/tcp is in use by ")
 	expect.That(t, !strings.Contains(err.Error(), "hostIP"), "another hostIP does not help: %v", err)
+}
+
+// libvirt's dnsmasq is bound to its bridge, and hears nothing of other links; no port leads from a link-local address.
+func TestHostPortBesideAProgramOnAnotherLink(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	out := n.outside()
+	nstest.Run(t, n.ns, "sh", "-ec", "ip link add virbr0 type bridge; ip link set virbr0 up; ip address add 192.168.122.1/24 dev virbr0; ip address add fe80::10/64 dev eth0 nodad")
+	listen := func(network, at, link string) {
+		t.Helper()
+		l := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
+			return errors.Join(c.Control(func(fd uintptr) { err = unix.BindToDevice(int(fd), link) }), err)
+		}}
+		must.Succeed(t, n.ns.Do(func() error {
+			if network == "udp" {
+				conn, err := l.ListenPacket(t.Context(), network, at)
+				t.Cleanup(func() { conn.Close() })
+				return err
+			}
+			conn, err := l.Listen(t.Context(), network, at)
+			t.Cleanup(func() { conn.Close() })
+			return err
+		}))
+	}
+	listen("tcp4", "0.0.0.0:22", "virbr0")
+	listen("udp", "[fe80::10%eth0]:546", "eth0")
+	cmd := exec.Command("dnsmasq", "--no-daemon", "--conf-file=/dev/null", "--port=0", "--interface=virbr0", "--except-interface=lo", "--bind-interfaces",
+		"--dhcp-range=192.168.122.10,192.168.122.20", "--dhcp-leasefile=/dev/null")
+	must.Succeed(t, n.ns.Do(cmd.Start))
+	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+	must.Until(t, "dnsmasq listens", func() bool { return strings.Contains(nstest.Run(t, n.ns, "ss", "-Hlnu"), "virbr0:67") })
+	w := n.portnet(nil)
+	p := n.pod("all")
+	for mapping, has := range map[string]string{"67:67/udp": "0.0.0.0:67/udp on virbr0 is in use by dnsmasq (pid ", "22:22/tcp": "0.0.0.0:22/tcp on virbr0 is in use by cni.test (pid "} {
+		_, err := w.tryAdd(p, publish(t, mapping))
+		wantError(t, err, 112, has)
+		wantError(t, err, 112, "a hostIP that is an address of another link than virbr0")
+		wantError(t, expect.Err(w.tryAdd(p, publish(t, "192.168.122.1:"+mapping))), 112, has)
+	}
+	// What that advises.
+	w.add(p, publish(t, uplink4+":67:67/udp", uplink4+":22:22/tcp", "546:546/udp"))
+	for network, port := range map[string]int{"udp": 67, "tcp": 22} {
+		p.serve(t, network, port)
+		expect.Success(t, expect.Err(askPort(t, out, network, uplink4, port)), "%s", network)
+	}
+	expect.Success(t, w.check(p))
+}
+
+func TestHostPortThatAClientHasByChance(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	nstest.Sysctl(t, n.ns, "net/ipv4/ip_local_port_range", "40000 40003")
+	w := n.portnet(nil)
+	client := func() (conn *net.UDPConn) {
+		must.Succeed(t, n.ns.Do(func() (err error) { conn, err = net.ListenUDP("udp4", nil); return err }))
+		return conn
+	}
+	conn := client()
+	port := conn.LocalAddr().(*net.UDPAddr).Port
+	_, err := w.tryAdd(n.pod("a"), publish(t, fmt.Sprintf("%d:53/udp", port)))
+	conn.Close()
+	wantError(t, err, 112, fmt.Sprintf("net.ipv4.ip_local_port_range (40000-40003): try again, and add %d to net.ipv4.ip_local_reserved_ports", port))
+	// What that advises.
+	nstest.Sysctl(t, n.ns, "net/ipv4/ip_local_reserved_ports", fmt.Sprint(port))
+	w.add(n.pod("a"), publish(t, fmt.Sprintf("%d:53/udp", port)))
+	for range 3 {
+		conn := client()
+		defer conn.Close()
+		expect.That(t, conn.LocalAddr().(*net.UDPAddr).Port != port, "a client has %d once more", port)
+	}
 }
 
 // A program that listens for one family only is in nobody's way who has but the other one.

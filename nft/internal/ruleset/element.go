@@ -39,6 +39,9 @@ func (e Element) Equal(other Element) bool {
 	return e.Set == other.Set && bytes.Equal(e.Key, other.Key)
 }
 
+// ID returns what Equal compares, as the key of a map.
+func (e Element) ID() string { return e.Set.Name + string(rune(e.Set.Family)) + string(e.Key) }
+
 // Parse takes a key apart; results that it does not hold are zero. It is false for keys that are none of ours.
 func (e Element) Parse() (bridge string, addr netip.Addr, mac net.HardwareAddr, ok bool) {
 	rest := e.Key

@@ -1,7 +1,6 @@
 package ruleset
 
 import (
-	"bytes"
 	"encoding/binary"
 	"net/netip"
 
@@ -56,15 +55,25 @@ func portSets() []Set {
 	}
 }
 
-// Excludes says that two elements are one port, on all addresses and on one.
-func (e Element) Excludes(other Element) bool {
-	switch [...]string{e.Set.Name, other.Set.Name} {
-	case [...]string{hostPorts4Map, hostAddrs4Map}, [...]string{hostPorts6Map, hostAddrs6Map}:
-		return bytes.HasSuffix(other.Key, e.Key)
-	case [...]string{hostAddrs4Map, hostPorts4Map}, [...]string{hostAddrs6Map, hostPorts6Map}:
-		return bytes.HasSuffix(e.Key, other.Key)
+// HostPort returns the family, the protocol and the port that an entry publishes, as one text, and whether it does so
+// on all addresses. For elements of other sets, the text is empty.
+func (e Element) HostPort() (port string, onAll bool) {
+	for _, f := range Families() {
+		switch e.Set {
+		case InInet(f.HostPorts):
+			return f.name + string(e.Key), true
+		case InInet(f.HostAddrs):
+			return f.name + string(e.Key[f.AddrLen:]), false
+		}
 	}
-	return false
+	return "", false
+}
+
+// Excludes reports whether two elements are one port, on all addresses and on one.
+func (e Element) Excludes(other Element) bool {
+	port, onAll := e.HostPort()
+	otherPort, otherOnAll := other.HostPort()
+	return port == otherPort && onAll != otherOnAll
 }
 
 // portChains are what publishes ports, for all networks.

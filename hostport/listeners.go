@@ -56,7 +56,9 @@ func Listeners(ctx context.Context, host *netns.NS, ports ...nft.Port) ([]Listen
 		if wanted[p.Protocol] == nil {
 			wanted[p.Protocol] = map[uint16][]netip.Addr{}
 		}
-		wanted[p.Protocol][p.HostPort] = append(wanted[p.Protocol][p.HostPort], p.HostAddr)
+		for i := range max(p.Count, 1) {
+			wanted[p.Protocol][p.HostPort+i] = append(wanted[p.Protocol][p.HostPort+i], p.HostAddr)
+		}
 	}
 	if len(wanted) == 0 {
 		return nil, nil

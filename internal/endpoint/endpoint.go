@@ -71,11 +71,30 @@ func Ports(a *state.Attachment) []nft.Port {
 	return list
 }
 
-// Published are host ports as they are on record.
+// Published returns host ports as they are on record: those that follow one another are one range.
 func Published(ports []nft.Port) []state.Published {
+	type end struct {
+		protocol          nft.Protocol
+		host              netip.Addr
+		hostPort, podPort int
+	}
 	var list []state.Published
+	ranges := map[end]int{} // the index of the range that goes on there
 	for _, p := range ports {
-		list = append(list, state.Published{Port: p})
+		e := end{p.Protocol, p.HostAddr, int(p.HostPort), int(p.PodPort)}
+		n := max(p.Count, 1)
+		i, goesOn := ranges[e]
+		if goesOn {
+			delete(ranges, e)
+			list[i].Count = max(list[i].Count, 1) + n
+		} else {
+			if n == 1 {
+				p.Count = 0
+			}
+			i, list = len(list), append(list, state.Published{Port: p})
+		}
+		e.hostPort, e.podPort = e.hostPort+int(n), e.podPort+int(n)
+		ranges[e] = i
 	}
 	return list
 }

@@ -15,6 +15,7 @@ import (
 	current "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/tombolo-cni/tombolo/internal/cni"
+	"github.com/tombolo-cni/tombolo/netns"
 )
 
 // Network is what a runtime tells of a network; in JSON it has the names of netavark.
@@ -91,10 +92,15 @@ type outcome struct {
 	stdout []byte
 }
 
-// run calls the plugin on a goroutine of its own. If the call hangs past its deadline, the plugin's watchdog reports
-// that, and run returns while the call goes on. If the call panics, run returns the panic as an error.
+// run calls the plugin on a goroutine of its own, in the calling thread's network namespace. If the call hangs past its
+// deadline, the plugin's watchdog reports that, and run returns while the call goes on. If the call panics, run returns
+// the panic as an error.
 func run(verb string, c *Container, stdin []byte) (outcome, error) {
-	ended, stdout, panicked := make(chan int, 2), make(printed, 2), make(chan error, 1)
+	host, err := netns.Current()
+	if err != nil {
+		return outcome{}, err
+	}
+	ended, stdout, failed := make(chan int, 2), make(printed, 2), make(chan error, 1)
 	plugin := &cni.Plugin{
 		Getenv: c.environment(verb), Stdin: bytes.NewReader(stdin), Stdout: stdout, Name: pluginName,
 		Exit: func(status int) { ended <- status; runtime.Goexit() },
@@ -102,14 +108,17 @@ func run(verb string, c *Container, stdin []byte) (outcome, error) {
 	go func() {
 		defer func() {
 			if what := recover(); what != nil {
-				panicked <- fmt.Errorf("panic: %v\n%s", what, debug.Stack())
+				failed <- fmt.Errorf("panic: %v\n%s", what, debug.Stack())
 			}
 		}()
-		ended <- plugin.Run()
+		defer host.Close()
+		if err := host.Do(func() error { ended <- plugin.Run(); return nil }); err != nil {
+			failed <- err
+		}
 	}()
 
 	select {
-	case err := <-panicked:
+	case err := <-failed:
 		return outcome{}, err
 	case status := <-ended:
 		select {

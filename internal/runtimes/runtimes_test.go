@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -87,12 +86,7 @@ func TestConfigurations(t *testing.T) {
 // Each option is a field of the plugin, which takes it as it is translated.
 func TestThePluginTakesEachOption(t *testing.T) {
 	t.Parallel()
-	if os.Getenv("RUNTIMES_TEST") == "" {
-		// A call runs on a goroutine of its own, in the namespace of the process.
-		program := must.Of(os.Executable()).Get(t)
-		nstest.Run(t, nstest.New(t), "env", "RUNTIMES_TEST=inside", program, "-test.run", "^"+t.Name()+"$")
-		return
-	}
+	ns := nstest.New(t)
 	text := map[string]string{
 		"mode": "lan", "bridge": "br7", "ingressPolicy": "same-bridge", "forwardMark": "0x2000", "uplink": "eth0", "uplinkTimeout": "5s",
 		"defaultRoute": "router", "ipv6": "slaac", "stateDir": t.TempDir(), "leaseDir": t.TempDir(), "deadline": "5s", "logLevel": "warn",
@@ -108,7 +102,8 @@ func TestThePluginTakesEachOption(t *testing.T) {
 			}
 		}
 		of := Network{Name: "home", Options: with(lan, "stateDir", text["stateDir"], "ingressRate", "9000", "egressRate", "9000", name, value)}
-		_, err := of.Call("STATUS", nil)
+		var err error
+		must.Succeed(t, ns.Do(func() error { _, err = of.Call("STATUS", nil); return nil }))
 		failure := new(types.Error)
 		const unknown, decoding, invalid = 2, 6, 7
 		if errors.As(err, &failure) && slices.Contains([]uint{unknown, decoding, invalid}, failure.Code) {

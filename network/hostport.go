@@ -1,6 +1,7 @@
 package network
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -67,27 +68,31 @@ func (s *session) Publish(ctx context.Context, w state.Waiting, others ...state.
 	if err != nil || a.State != state.Ready {
 		return nil
 	}
-	for _, p := range a.Published {
-		if !p.Withheld {
-			continue
-		}
+	withheld := slices.DeleteFunc(slices.Clone(a.Published), func(p state.Published) bool { return !p.Withheld })
+	publish := func(ports ...state.Published) error {
 		// Another Publish may have it for a moment, which has met with a conflict that is over.
-		err := s.amend(ctx, w, busyTries, func(a *state.Attachment) {
-			if i := slices.Index(a.Published, p); i >= 0 {
-				a.Published[i].Withheld = false
+		return s.amend(ctx, w, busyTries, func(a *state.Attachment) {
+			for i, p := range a.Published {
+				a.Published[i].Withheld = p.Withheld && !slices.Contains(ports, p)
 			}
 			for _, o := range others {
 				a.Waiting = waitingWith(a.Waiting, o)
 			}
 		})
-		switch {
-		case errors.Is(err, state.ErrBusy), errors.Is(err, fs.ErrNotExist):
-			return nil
-		case err != nil && !errors.As(err, new(*nft.ConflictError)):
-			return err
+	}
+	if len(withheld) == 0 {
+		return nil
+	}
+	isTaken := func(err error) bool { return errors.As(err, new(*nft.ConflictError)) }
+	if err = publish(withheld...); isTaken(err) {
+		for i := 0; i < len(withheld) && (err == nil || isTaken(err)); i++ {
+			err = publish(withheld[i])
 		}
 	}
-	return nil
+	if errors.Is(err, state.ErrBusy) || errors.Is(err, fs.ErrNotExist) || isTaken(err) {
+		return nil
+	}
+	return err
 }
 
 // stopWaiting has an attachment that goes wait for host ports no more: its addresses may be another pod's then.
@@ -186,6 +191,22 @@ func wayOut(l hostport.Listener) string {
 	return text
 }
 
+// maxRanges is how many ranges of host ports a record has room for.
+const maxRanges = 4096
+
+// checkPorts refuses ports that could not be published or kept on record.
+func checkPorts(ports []nft.Port) error {
+	for _, p := range ports {
+		if err := p.Check(); err != nil {
+			return fail.Errorf(ErrInvalid, "publish: %w", err)
+		}
+	}
+	if n := len(endpoint.Published(ports)); n > maxRanges {
+		return fail.Errorf(ErrInvalid, "publish %d ranges of ports of the host: a pod has up to %d, each of ports that follow one another and lead to ports that do: publish fewer, or in a row", n, maxRanges)
+	}
+	return nil
+}
+
 // refuseUnreachable refuses a host port that no address of the pod could serve.
 func refuseUnreachable(ports []nft.Port, addresses []ipam.Address) error {
 	for _, p := range ports {
@@ -251,7 +272,7 @@ func (c Change) Publish(ctx context.Context, what Publication) error {
 		if len(what.Ports) == 0 {
 			return unpublish(ctx, s, a, next)
 		}
-		if err := refuseUnreachable(what.Ports, a.Addresses); err != nil {
+		if err := cmp.Or(checkPorts(what.Ports), refuseUnreachable(what.Ports, a.Addresses)); err != nil {
 			return err
 		}
 		if err := refuseListeners(ctx, c.key.ContainerID, what.Ports, a.Addresses, false); err != nil {

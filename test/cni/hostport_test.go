@@ -605,3 +605,42 @@ func TestAHostPortTakesNothingThatIsForAnotherMachine(t *testing.T) {
 		}
 	}
 }
+
+// TestManyHostPorts has a telephone server publish its ports, as runtimes list them: one by one.
+func TestManyHostPorts(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	out := n.outside()
+	w := n.portnet(nil)
+	const first, count = 10000, 20000
+	many := func(step int) option {
+		var list []string
+		for i := range count {
+			list = append(list, fmt.Sprintf("%d:%d/udp", first+step*i, 20000+i))
+		}
+		return publish(t, list...)
+	}
+	p, ports := n.pod("a"), many(1)
+	begun := time.Now()
+	w.add(p, ports)
+	t.Logf("ADD of %d ports: %v", count, time.Since(begun))
+	p.serve(t, "udp", 20000+count-1)
+	expect.Success(t, expect.Err(askPort(t, out, "udp", uplink4, first+count-1)))
+	expect.Contains(t, n.operate("ls", "--state", n.state).stdout, "10000-29999->20000-39999/udp")
+	begun = time.Now()
+	expect.Success(t, w.check(p, ports))
+	t.Logf("CHECK: %v", time.Since(begun))
+	_, err := w.tryAdd(n.pod("b"), publish(t, "29999:53/udp"))
+	wantError(t, err, 112, "port 29999/udp is already published by container a")
+	n.nft("delete table inet tombolo")
+	begun = time.Now()
+	must.Succeed(t, n.operate("repair", "--state", n.state).err(), "repair")
+	t.Logf("repair: %v", time.Since(begun))
+	expect.Success(t, expect.Err(askPort(t, out, "udp", uplink4, first+count-1)))
+	begun = time.Now()
+	w.del(p, ports)
+	t.Logf("DEL: %v", time.Since(begun))
+	_, err = w.tryAdd(p, many(2))
+	wantError(t, err, 7, "publish 20000 ranges of ports of the host: a pod has up to 4096")
+	n.wantNothing()
+}

@@ -142,7 +142,7 @@ func (a *Attachment) Check() error {
 		}
 	}
 	for _, p := range a.Published {
-		errs = append(errs, p.Port.Check())
+		errs = append(errs, doing(p.Port.Check(), "it publishes port %d as %s", p.PodPort, p.Port))
 	}
 	return errors.Join(errs...)
 }

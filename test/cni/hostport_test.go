@@ -373,6 +373,47 @@ func TestHostPortThatAClientHasByChance(t *testing.T) {
 	}
 }
 
+// kube-proxy in IPVS mode has the addresses of all services on kube-ipvs0, such as that of the API server, port 443. BGP
+// announces addresses on other links of that kind.
+func TestHostPortLeavesServicesToKubeProxy(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	out := n.outside()
+	nstest.Run(t, n.ns, "sh", "-ec", "ip link add kube-ipvs0 type bridge; ip addr add 10.96.0.1/32 dev kube-ipvs0; ip addr add fd96::1/128 dev kube-ipvs0 nodad;"+
+		"ip link add anycast type bridge; ip addr add 198.51.100.7/32 dev anycast; ip addr add fd99::7/128 dev anycast nodad; ip link set anycast up; ip link set kube-ipvs0 up")
+	nstest.Run(t, out, "sh", "-ec", "ip route add default via "+uplink4+"; ip -6 route add default via "+uplink6)
+	w := n.portnet(nil)
+	p := n.pod("ingress")
+	w.add(p, publish(t, "443:443/tcp", "10.96.0.1:444:443/tcp"))
+	p.serve(t, "tcp", 443)
+	leads := func(at string, port int) bool {
+		_, err := nstest.AskWithin(t, out, "tcp", addrPort(at, uint16(port)), 5*time.Second)
+		_, local := nstest.AskWithin(t, n.ns, "tcp", addrPort(at, uint16(port)), 5*time.Second)
+		expect.That(t, (err == nil) == (local == nil), "%s: %v from outside, %v from the host", at, err, local)
+		return err == nil
+	}
+	for _, at := range []string{uplink4, uplink6, "198.51.100.7", "fd99::7"} {
+		expect.That(t, leads(at, 443), "%s leads nowhere", at)
+	}
+	expect.That(t, !leads("10.96.0.1", 443) && !leads("fd96::1", 443), "a service's address leads to the pod")
+	expect.That(t, leads("10.96.0.1", 444), "the hostIP leads nowhere")
+	expect.Success(t, w.check(p))
+
+	n.ip("addr add 10.96.0.2/32 dev kube-ipvs0")
+	expect.Contains(t, n.operate("check", "--state", n.state).stdout, "host ports without a hostIP leave alone other addresses than those of kube-ipvs0 [repair]")
+	w.add(n.pod("another"), publish(t, "80:80/tcp"))
+	expect.That(t, !leads("10.96.0.2", 443), "the next ADD leaves the address to the pod")
+	m := n.mind(t)
+	n.ip("addr del 10.96.0.1/32 dev kube-ipvs0")
+	n.ip("addr add 10.96.0.1/32 dev anycast")
+	n.ip("addr add 10.96.0.3/32 dev kube-ipvs0")
+	must.Until(t, "tombolod follows", func() bool { return leads("10.96.0.1", 443) && !leads("10.96.0.3", 443) })
+	m.end(t)
+	n.nft("delete table inet tombolo")
+	must.Succeed(t, n.operate("repair", "--state", n.state).err(), "repair")
+	expect.That(t, !leads("10.96.0.2", 443) && leads(uplink4, 443), "not as before the flush")
+}
+
 // A program that listens for one family only is in nobody's way who has but the other one.
 func TestHostPortOfAPodWithoutTheFamilyOfAProgramIsPublished(t *testing.T) {
 	t.Parallel()

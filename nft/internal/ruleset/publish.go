@@ -26,6 +26,10 @@ const (
 	Selves4Set = "selves4"
 	selves6Set = "selves6"
 
+	// services are addresses that ports on all addresses of the host leave alone.
+	services4Set = "services4"
+	services6Set = "services6"
+
 	loopbackChain       = "loopback"
 	answersChain        = "loopback-answers"
 	HostPortsChain      = "hostports"
@@ -51,6 +55,8 @@ func portSets() []Set {
 		{Place: InInet(published4Set), KeyType: nftnl.TypeIfname<<(3*nftnl.TypeBits) | port4, KeyLen: pods4Len + 2*Slot},
 		{Place: InInet(published6Set), KeyType: nftnl.TypeIfname<<(3*nftnl.TypeBits) | port6, KeyLen: pods6Len + 2*Slot},
 		{Place: InInet(Selves4Set), KeyType: (nftnl.TypeIfname<<nftnl.TypeBits|nftnl.TypeIPv4)<<nftnl.TypeBits | nftnl.TypeIPv4, KeyLen: pods4Len + Addr4Len},
+		{Place: InInet(services4Set), KeyType: nftnl.TypeIPv4, KeyLen: Addr4Len},
+		{Place: InInet(services6Set), KeyType: nftnl.TypeIPv6, KeyLen: addr6Len},
 		{Place: InInet(selves6Set), KeyType: (nftnl.TypeIfname<<nftnl.TypeBits|nftnl.TypeIPv6)<<nftnl.TypeBits | nftnl.TypeIPv6, KeyLen: pods6Len + addr6Len},
 	}
 }
@@ -181,6 +187,15 @@ func (list *rules) addPublish() {
 		x.Compare(expr.CmpOpNeq, []byte{127, 0, 0, 1})
 		x.Leave()
 	})
+	// kube-proxy in IPVS mode keeps the addresses of all services on a link of the host.
+	for _, f := range Families() {
+		list.add("addresses that are left alone, "+f.name, func(x expressions) {
+			x.is(f)
+			x.Payload(expr.PayloadBaseNetworkHeader, f.dst, f.AddrLen, nftnl.First)
+			x.Lookup(f.Services)
+			x.Leave()
+		})
+	}
 	for _, f := range Families() {
 		list.add("ports on all addresses, "+f.name, func(x expressions) {
 			x.is(f)

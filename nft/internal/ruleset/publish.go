@@ -54,9 +54,9 @@ func portSets() []Set {
 		{Place: InInet(hostAddrs6Map), KeyType: port6, KeyLen: addr6Len + 2*Slot, DataType: pod6, DataLen: addr6Len + Slot},
 		{Place: InInet(published4Set), KeyType: nftnl.TypeIfname<<(3*nftnl.TypeBits) | port4, KeyLen: pods4Len + 2*Slot},
 		{Place: InInet(published6Set), KeyType: nftnl.TypeIfname<<(3*nftnl.TypeBits) | port6, KeyLen: pods6Len + 2*Slot},
-		{Place: InInet(Selves4Set), KeyType: (nftnl.TypeIfname<<nftnl.TypeBits|nftnl.TypeIPv4)<<nftnl.TypeBits | nftnl.TypeIPv4, KeyLen: pods4Len + Addr4Len},
 		{Place: InInet(services4Set), KeyType: nftnl.TypeIPv4, KeyLen: Addr4Len},
 		{Place: InInet(services6Set), KeyType: nftnl.TypeIPv6, KeyLen: addr6Len},
+		{Place: InInet(Selves4Set), KeyType: (nftnl.TypeIfname<<nftnl.TypeBits|nftnl.TypeIPv4)<<nftnl.TypeBits | nftnl.TypeIPv4, KeyLen: pods4Len + Addr4Len},
 		{Place: InInet(selves6Set), KeyType: (nftnl.TypeIfname<<nftnl.TypeBits|nftnl.TypeIPv6)<<nftnl.TypeBits | nftnl.TypeIPv6, KeyLen: pods6Len + addr6Len},
 	}
 }

@@ -3,6 +3,7 @@ package hostport
 import (
 	"context"
 	"errors"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -87,18 +88,21 @@ func (c *Conn) flush(ctx context.Context, pod []netip.Addr, ports []nft.Port, ma
 	if err := c.usable(ctx); err != nil {
 		return err
 	}
-	of := map[uint8][]publication{}
+	families := map[uint8]map[uint16][]publication{} // by the host's port
 	for _, p := range publications(pod, ports) {
 		family := nl.FamilyOf(p.pod.Addr())
-		of[family] = append(of[family], p)
+		if families[family] == nil {
+			families[family] = map[uint16][]publication{}
+		}
+		families[family][p.host.Port()] = append(families[family][p.host.Port()], p)
 	}
 	var questions []conntrack.Question
-	for family, list := range of {
+	for family, published := range families {
 		q := conntrack.Question{Family: family, Proto: unix.IPPROTO_UDP, Where: func(f *conntrack.Flow) bool {
-			return slices.ContainsFunc(list, func(p publication) bool { return match(p, f) })
+			return slices.ContainsFunc(published[f.Orig.Dst.Port()], func(p publication) bool { return match(p, f) })
 		}}
-		if len(list) == 1 {
-			q.Port = list[0].host.Port()
+		if len(published) == 1 {
+			q.Port = slices.Collect(maps.Keys(published))[0]
 		}
 		questions = append(questions, q)
 	}
@@ -130,7 +134,9 @@ func publications(pod []netip.Addr, ports []nft.Port) []publication {
 				continue
 			}
 			done[a.BitLen()] = true
-			list = append(list, publication{netip.AddrPortFrom(p.HostAddr, p.HostPort), netip.AddrPortFrom(a, p.PodPort)})
+			for i := range max(p.Count, 1) {
+				list = append(list, publication{netip.AddrPortFrom(p.HostAddr, p.HostPort+i), netip.AddrPortFrom(a, p.PodPort+i)})
+			}
 		}
 	}
 	return list

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -34,6 +36,10 @@ type kind struct {
 	v6only bool
 	idle   bool   // bound, but does not listen
 	peer   string // connected to
+	dev    string // SO_BINDTODEVICE
+	shared bool   // SO_REUSEPORT
+
+	freebind bool
 }
 
 func (k kind) open(ns *netns.NS) (fd int, _ error) {
@@ -54,6 +60,15 @@ func (k kind) open(ns *netns.NS) (fd int, _ error) {
 	} else if domain == unix.AF_INET6 {
 		err = unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 0)
 	}
+	if k.dev != "" {
+		err = errors.Join(err, ns.Do(func() error { return unix.BindToDevice(fd, k.dev) }))
+	}
+	if k.freebind {
+		err = errors.Join(err, unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_FREEBIND, 1))
+	}
+	if k.shared {
+		err = errors.Join(err, unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1))
+	}
 	err = errors.Join(err, unix.Bind(fd, sockaddr(at)))
 	if k.peer != "" {
 		err = errors.Join(err, unix.Connect(fd, sockaddr(netip.MustParseAddrPort(k.peer))))
@@ -69,7 +84,8 @@ func (k kind) open(ns *netns.NS) (fd int, _ error) {
 
 func sockaddr(at netip.AddrPort) unix.Sockaddr {
 	if at.Addr().Is6() {
-		return &unix.SockaddrInet6{Port: int(at.Port()), Addr: at.Addr().As16()}
+		zone, _ := strconv.ParseUint(at.Addr().Zone(), 10, 32)
+		return &unix.SockaddrInet6{Port: int(at.Port()), Addr: at.Addr().As16(), ZoneId: uint32(zone)}
 	}
 	return &unix.SockaddrInet4{Port: int(at.Port()), Addr: at.Addr().As4()}
 }
@@ -165,10 +181,80 @@ func TestListenersAreThoseOfThePorts(t *testing.T) {
 	}
 }
 
+// Each socket is alone with its port, and collides with the host addresses named; "all" is a port without one.
+func TestOnlyASocketThatWouldReceiveWhatAPortTakesIsInItsWay(t *testing.T) {
+	t.Parallel()
+	ns := nstest.New(t)
+	nstest.Run(t, ns, "sh", "-ec", "ip link set lo up; "+
+		"for l in up0/192.0.2.10/24 virbr0/192.168.122.1/24 kube-ipvs0/10.96.0.1/32 bare/ gone/192.168.123.1/24; do "+
+		"ip link add ${l%%/*} type bridge; ip link set ${l%%/*} up; a=${l#*/}; test -z $a || ip addr add $a brd + dev ${l%%/*}; done; "+
+		"ip addr add fd00:2::10/64 dev up0 nodad; ip addr add fe80::10/64 dev up0 nodad; ip addr add 2001:db8::1/64 dev virbr0 nodad")
+	const (
+		four, six = "all 0.0.0.0 127.0.0.1 192.0.2.10 192.168.122.1 10.96.0.1", "all :: fd00:2::10"
+		both      = "all 0.0.0.0 :: 127.0.0.1 192.0.2.10 192.168.122.1 10.96.0.1 fd00:2::10"
+		tcp, udp  = unix.IPPROTO_TCP, unix.IPPROTO_UDP
+	)
+	for i, tt := range []struct {
+		what, want string
+		kind
+	}{
+		{"any address", both, kind{proto: tcp, at: "[::]"}},
+		{"any IPv4 address", four, kind{proto: udp, at: "0.0.0.0"}},
+		{"any IPv6 address", six, kind{proto: udp, at: "[::]", v6only: true}},
+		{"a group of sockets", four, kind{proto: udp, at: "0.0.0.0", shared: true}},
+		{"libvirt's DHCP", "all 0.0.0.0 192.168.122.1", kind{proto: udp, at: "0.0.0.0", dev: "virbr0"}},
+		{"libvirt's DHCPv6", "all ::", kind{proto: udp, at: "[::]", v6only: true, dev: "virbr0"}},
+		{"both families of a link", "all 0.0.0.0 :: 192.168.122.1", kind{proto: tcp, at: "[::]", dev: "virbr0"}},
+		{"an address of a link", "all 0.0.0.0 192.0.2.10", kind{proto: tcp, at: "192.0.2.10", dev: "up0"}},
+		{"an address, by another link", "", kind{proto: tcp, at: "192.0.2.10", dev: "virbr0"}},
+		{"a link without addresses, as a port or a VRF", "", kind{proto: tcp, at: "0.0.0.0", dev: "bare"}},
+		{"a link that is gone", "", kind{proto: tcp, at: "0.0.0.0", dev: "gone"}},
+		{"what the host calls", both, kind{proto: tcp, at: "[::]", dev: "lo"}},
+		{"kube-ipvs0", "10.96.0.1", kind{proto: tcp, at: "0.0.0.0", dev: "kube-ipvs0"}},
+		{"an address of kube-ipvs0", "10.96.0.1", kind{proto: tcp, at: "10.96.0.1"}},
+		{"an address", "all 0.0.0.0 192.168.122.1", kind{proto: udp, at: "192.168.122.1"}},
+		{"an address that comes later", "all ::", kind{proto: udp, at: "[fd00:2::11]", freebind: true}},
+		{"a broadcast address", "", kind{proto: udp, at: "192.0.2.255"}},
+		{"all of a link", "", kind{proto: udp, at: "255.255.255.255"}},
+		{"a multicast address", "", kind{proto: udp, at: "224.0.0.251"}},
+		{"a multicast address, IPv6", "", kind{proto: udp, at: "[ff0e::fb]"}},
+		{"a link-local address", "", kind{proto: udp, at: "[fe80::10%" + strconv.Itoa(nstest.Index(t, ns, "up0")) + "]"}},
+		{"localhost", "all 0.0.0.0 127.0.0.1", kind{proto: tcp, at: "127.0.0.1"}},
+		{"systemd-resolved", "", kind{proto: udp, at: "127.0.0.53"}},
+		{"localhost, IPv6", "", kind{proto: tcp, at: "[::1]"}},
+		{"a client", "", kind{proto: udp, at: "0.0.0.0", peer: "192.0.2.10:53"}},
+		{"bound alone", "", kind{proto: tcp, at: "0.0.0.0", idle: true}},
+	} {
+		number := uint16(2000 + i)
+		tt.at += fmt.Sprintf(":%d", number)
+		mustOpen(t, ns, tt.kind)
+		if tt.shared {
+			mustOpen(t, ns, tt.kind)
+		}
+		if tt.dev == "gone" {
+			nstest.Run(t, ns, "ip", "link", "del", "gone")
+		}
+		var got []string
+		for _, host := range strings.Fields(both) {
+			p := nft.Port{Protocol: nft.Protocol(tt.proto), HostPort: number}
+			if host != "all" {
+				p.HostAddr = nstest.Addr(host)
+			}
+			for _, l := range mustList(t, ns, p) {
+				if tt.dev != "" && tt.dev != "lo" {
+					expect.Contains(t, l.String(), " on "+tt.dev+" is in use by hostport.test (pid ")
+				}
+				got = append(got, host)
+			}
+		}
+		expect.Equal(t, strings.Join(slices.Compact(got), " "), tt.want, "%s", tt.what)
+	}
+}
+
 func FuzzSocket(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		l, err := decode(data)
 		must.That(t, err == nil || errors.Is(err, nl.ErrMalformed), "%v is not %v", err, nl.ErrMalformed)
-		l.takes(nft.Port{HostPort: l.Local.Port()})
+		l.takes(netip.Addr{})
 	})
 }

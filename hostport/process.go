@@ -2,22 +2,29 @@ package hostport
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
-
-	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// String names the program that has the port, in a line for the operator: "127.0.0.1:8080/tcp is in use by nginx
-// (pid 4711)", or "by conmon (pid 4711) for container 0123456789ab". It reads all of /proc, and finds nothing without
-// the right to (CAP_SYS_PTRACE), of processes outside of our PID namespace, and of sockets that only the kernel has.
+// String names the address, the link that the socket is bound to, and the program, in a line for the operator:
+// "127.0.0.1:8080/tcp is in use by nginx (pid 4711)", "0.0.0.0:67/udp on virbr0 is in use by dnsmasq (pid 4711)", or "…
+// by conmon (pid 4711) for container 0123456789ab". It reads all of /proc, and finds nothing without the right to
+// (CAP_SYS_PTRACE), of processes outside of our PID namespace, and of sockets that only the kernel has.
 func (l Listener) String() string {
-	text := nft.Port{Protocol: l.Protocol, HostAddr: l.Local.Addr(), HostPort: l.Local.Port()}.String() + " is in use by "
-	for _, pid := range holders(l.inode) {
+	text := l.Local.String() + "/" + l.Protocol.String()
+	if l.Link != "" {
+		text += " on " + l.Link
+	}
+	text += " is in use by "
+	for _, pid := range processes() {
+		if !slices.Contains(openFiles(pid), l.file()) {
+			continue
+		}
 		// One that has ended meanwhile has no name, and the socket no longer.
 		if name, err := os.ReadFile(filepath.Join(procDir, pid, "comm")); err == nil {
 			text += fmt.Sprintf("%s (pid %s)", strings.TrimSuffix(string(name), "\n"), pid)
@@ -35,53 +42,67 @@ func (l Listener) String() string {
 //   - podman 5 itself, which has called netavark, and that this process: it hands the sockets over to conmon later.
 //   - nerdctl's since version 2.1.6: a sleep, whose number is in a file of the container's in /run/nerdctl.
 func NotHeldFor(containerID string, listeners []Listener) []Listener {
+	if containerID == "" || len(listeners) == 0 {
+		return listeners
+	}
 	// The container's ID is NAMESPACE-ID with nerdctl, where the latter has no hyphen.
 	namespace, id := "", containerID
 	if i := strings.LastIndexByte(containerID, '-'); i >= 0 {
 		namespace, id = containerID[:i], containerID[i+1:]
 	}
 	text, _ := os.ReadFile(filepath.Join("/run/nerdctl", namespace, id, "port-reserver.pid"))
-	reserver := strings.TrimSpace(string(text))
-	return slices.DeleteFunc(slices.Clone(listeners), func(l Listener) bool {
-		return containerID != "" && slices.ContainsFunc(holders(l.inode), func(pid string) bool {
-			return pid == reserver || conmonsContainer(pid) == containerID || isCallingPodman(pid)
-		})
-	})
+	reserver, podman := strings.TrimSpace(string(text)), callingPodman()
+
+	held := map[string]bool{}
+	for _, pid := range processes() {
+		if pid == reserver || pid == podman || conmonsContainer(pid) == containerID {
+			for _, file := range openFiles(pid) {
+				held[file] = true
+			}
+		}
+	}
+	return slices.DeleteFunc(slices.Clone(listeners), func(l Listener) bool { return held[l.file()] })
 }
 
 const procDir = "/proc"
 
-// holders are the processes that have a socket open, those with low numbers first: these in general started the others.
-func holders(inode uint32) []string {
-	if inode == 0 {
-		return nil
+// file is the socket as /proc names the files that a process has open.
+func (l Listener) file() string { return fmt.Sprintf("socket:[%d]", l.inode) }
+
+// processes lists the numbers of all processes, low ones first: these in general started the others.
+func processes() []string {
+	list, _ := filepath.Glob(procDir + "/[0-9]*")
+	for i, dir := range list {
+		list[i] = filepath.Base(dir)
 	}
-	processes, _ := filepath.Glob(procDir + "/[0-9]*")
-	var list []string
-	for _, dir := range processes {
-		if hasOpen(filepath.Join(dir, "fd"), fmt.Sprintf("socket:[%d]", inode)) {
-			list = append(list, filepath.Base(dir))
-		}
-	}
-	number := func(pid string) int { n, _ := strconv.Atoi(pid); return n }
-	slices.SortFunc(list, func(a, b string) int { return number(a) - number(b) })
+	slices.SortFunc(list, func(a, b string) int { return cmp.Or(len(a)-len(b), strings.Compare(a, b)) })
 	return list
 }
 
-func hasOpen(dir, want string) bool {
+// openFiles lists the files that a process has open.
+func openFiles(pid string) []string {
+	dir := filepath.Join(procDir, pid, "fd")
 	entries, _ := os.ReadDir(dir)
-	return slices.ContainsFunc(entries, func(e os.DirEntry) bool {
-		target, err := os.Readlink(filepath.Join(dir, e.Name()))
-		return err == nil && target == want
-	})
+	var list []string
+	for _, e := range entries {
+		if target, err := os.Readlink(dir + "/" + e.Name()); err == nil {
+			list = append(list, target)
+		}
+	}
+	return list
 }
 
-// isCallingPodman says whether a process is the podman that had this one called.
-func isCallingPodman(pid string) bool {
-	exe, err := os.Readlink(filepath.Join(procDir, pid, "exe"))
+// callingPodman returns the number of the podman that called the program that called this one, or "".
+func callingPodman() string {
 	stat, _ := os.ReadFile(filepath.Join(procDir, strconv.Itoa(os.Getppid()), "stat")) // PID (COMMAND) STATE PARENT
 	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
-	return err == nil && filepath.Base(exe) == "podman" && len(fields) > 1 && fields[1] == pid
+	if len(fields) < 2 {
+		return ""
+	}
+	if exe, err := os.Readlink(filepath.Join(procDir, fields[1], "exe")); err != nil || filepath.Base(exe) != "podman" {
+		return ""
+	}
+	return fields[1]
 }
 
 // conmonsContainer is the container's ID on the command line of a conmon; empty for another program.

@@ -50,7 +50,7 @@ func (a *adding) prepareLease() (*leasing, error) {
 		return nil, fail.Errorf(ErrInvalid, "ipam: %w", err)
 	}
 	for _, p := range a.pod.Ports {
-		if p.Protocol == unix.IPPROTO_UDP && p.PodPort == dhcpv4.ClientPort {
+		if p.Protocol == unix.IPPROTO_UDP && p.PodPort <= dhcpv4.ClientPort && dhcpv4.ClientPort < int(p.PodPort)+max(int(p.Count), 1) {
 			return nil, fail.Errorf(ErrInvalid, "runtimeConfig.portMappings: port %s leads to the pod's UDP port %d, where DHCP servers answer: with ipam.type \"dhcp\" it cannot be published", endpoint.PortText(p), p.PodPort)
 		}
 	}

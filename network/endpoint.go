@@ -206,9 +206,15 @@ func (e *entry) withhold(ctx context.Context, rec *state.Attachment, conflict *n
 	if err != nil {
 		return taken("endpoint " + string(conflict.Owner))
 	}
+	// All that it has at once: each conflict costs a transaction.
+	theirs := map[string]bool{}
+	for _, p := range has.Published {
+		theirs[p.String()] = !p.Withheld
+	}
 	found := false
 	for i := range rec.Published {
-		if one := &rec.Published[i]; has.ContainerID == rec.ContainerID && !one.Withheld && one.String() == conflict.Port {
+		one := &rec.Published[i]
+		if has.ContainerID == rec.ContainerID && !one.Withheld && (theirs[one.String()] || one.Count == 0 && one.String() == conflict.Port) {
 			one.Withheld, found = true, true
 		}
 	}

@@ -1,8 +1,10 @@
 package network
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"net/netip"
 	"slices"
@@ -14,6 +16,7 @@ import (
 	"github.com/tombolo-cni/tombolo/hostport"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/internal/sysctl"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/nft"
@@ -65,27 +68,31 @@ func (s *session) Publish(ctx context.Context, w state.Waiting, others ...state.
 	if err != nil || a.State != state.Ready {
 		return nil
 	}
-	for _, p := range a.Published {
-		if !p.Withheld {
-			continue
-		}
+	withheld := slices.DeleteFunc(slices.Clone(a.Published), func(p state.Published) bool { return !p.Withheld })
+	publish := func(ports ...state.Published) error {
 		// Another Publish may have it for a moment, which has met with a conflict that is over.
-		err := s.amend(ctx, w, busyTries, func(a *state.Attachment) {
-			if i := slices.Index(a.Published, p); i >= 0 {
-				a.Published[i].Withheld = false
+		return s.amend(ctx, w, busyTries, func(a *state.Attachment) {
+			for i, p := range a.Published {
+				a.Published[i].Withheld = p.Withheld && !slices.Contains(ports, p)
 			}
 			for _, o := range others {
 				a.Waiting = waitingWith(a.Waiting, o)
 			}
 		})
-		switch {
-		case errors.Is(err, state.ErrBusy), errors.Is(err, fs.ErrNotExist):
-			return nil
-		case err != nil && !errors.As(err, new(*nft.ConflictError)):
-			return err
+	}
+	if len(withheld) == 0 {
+		return nil
+	}
+	isTaken := func(err error) bool { return errors.As(err, new(*nft.ConflictError)) }
+	if err = publish(withheld...); isTaken(err) {
+		for i := 0; i < len(withheld) && (err == nil || isTaken(err)); i++ {
+			err = publish(withheld[i])
 		}
 	}
-	return nil
+	if errors.Is(err, state.ErrBusy) || errors.Is(err, fs.ErrNotExist) || isTaken(err) {
+		return nil
+	}
+	return err
 }
 
 // stopWaiting has an attachment that goes wait for host ports no more: its addresses may be another pod's then.
@@ -161,11 +168,43 @@ func refuseListeners(ctx context.Context, containerID string, asked []nft.Port, 
 	if taken = hostport.NotHeldFor(containerID, taken); len(taken) == 0 {
 		return nil
 	}
-	l, instead := taken[0], "choose another hostPort"
-	if !l.Local.Addr().IsUnspecified() {
-		instead += ", or a hostIP that is another address of the host"
+	return fail.Errorf(ErrConflict, "publish port %d of the host: %s: %s", taken[0].Local.Port(), taken[0], wayOut(taken[0]))
+}
+
+// wayOut advises what to do about a socket that is in a port's way.
+func wayOut(l hostport.Listener) string {
+	text := "stop that, or choose another hostPort"
+	switch {
+	case l.Link != "":
+		text += ", or a hostIP that is an address of another link than " + l.Link
+	case !l.Local.Addr().IsUnspecified():
+		text += ", or a hostIP that is another address of the host"
 	}
-	return fail.Errorf(ErrConflict, "publish port %d of the host: %s: stop that, or %s", l.Local.Port(), l, instead)
+	// A client that sends before it connects looks like a server.
+	const portRange = "net/ipv4/ip_local_port_range"
+	var first, last uint16
+	bounds, err := sysctl.Read(portRange)
+	if n, _ := fmt.Sscan(bounds, &first, &last); err == nil && n == 2 && l.Protocol == nft.UDP && first <= l.Local.Port() && l.Local.Port() <= last {
+		text += fmt.Sprintf("; if that is a client, whose port the kernel chose out of net.ipv4.ip_local_port_range (%d-%d): try again, and add %d to net.ipv4.ip_local_reserved_ports, so that no other client gets it",
+			first, last, l.Local.Port())
+	}
+	return text
+}
+
+// maxRanges is how many ranges of host ports a record has room for.
+const maxRanges = 4096
+
+// checkPorts refuses ports that could not be published or kept on record.
+func checkPorts(ports []nft.Port) error {
+	for _, p := range ports {
+		if err := p.Check(); err != nil {
+			return fail.Errorf(ErrInvalid, "publish: %w", err)
+		}
+	}
+	if n := len(endpoint.Published(ports)); n > maxRanges {
+		return fail.Errorf(ErrInvalid, "publish %d ranges of ports of the host: a pod has up to %d, each of ports that follow one another and lead to ports that do: publish fewer, or in a row", n, maxRanges)
+	}
+	return nil
 }
 
 // refuseUnreachable refuses a host port that no address of the pod could serve.
@@ -233,7 +272,7 @@ func (c Change) Publish(ctx context.Context, what Publication) error {
 		if len(what.Ports) == 0 {
 			return unpublish(ctx, s, a, next)
 		}
-		if err := refuseUnreachable(what.Ports, a.Addresses); err != nil {
+		if err := cmp.Or(checkPorts(what.Ports), refuseUnreachable(what.Ports, a.Addresses)); err != nil {
 			return err
 		}
 		if err := refuseListeners(ctx, c.key.ContainerID, what.Ports, a.Addresses, false); err != nil {

@@ -178,10 +178,8 @@ func (p *Pod) check(nw *Network, host *netns.NS) error {
 	if err := p.key(nw).check(); err != nil {
 		return err
 	}
-	for _, port := range p.Ports {
-		if err := port.Check(); err != nil {
-			return fail.Errorf(ErrInvalid, "publish: %w", err)
-		}
+	if err := checkPorts(p.Ports); err != nil {
+		return err
 	}
 	const ethernet = 1500 // another MTU has other adjustments, and no other errors
 	if _, _, err := p.Limits.Effective(ethernet); err != nil {

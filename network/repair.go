@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"slices"
 
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
@@ -284,13 +286,14 @@ func (s *session) dropOldElements(ctx context.Context, r *remains) error {
 // Links are the links of the networks that have pods.
 type Links struct {
 	Bridges, Ports []int // indexes of those that are there
+	Services       int   // the index of kube-ipvs0; 0: it is not there
 	// Lacking says, by network, what of the host's links, addresses and routes is not as pods
 	// need it. Upkeep.Repair puts it right.
 	Lacking map[string][]string
 }
 
 // Links compares the host's links, addresses and routes with the records. It looks into
-// no pod, and changes nothing. A port that is missing is no matter of its: the pod is gone.
+// no pod, and changes nothing but which addresses of services host ports leave alone. A port that is missing is no matter of its: the pod is gone.
 func (u Upkeep) Links(ctx context.Context) (*Links, error) {
 	s, records, err := u.node.openNetworks(ctx)
 	if err != nil || s == nil {
@@ -306,6 +309,14 @@ func (u Upkeep) Links(ctx context.Context) (*Links, error) {
 		ports[veths[i].Name] = &veths[i]
 	}
 	l := &Links{Lacking: map[string][]string{}}
+	services, err := s.link(ctx, link.ServiceLink)
+	if err == nil {
+		l.Services = services.Index
+		_, err = servicePart{}.make(ctx, &site{s: s})
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
 	for _, rec := range records {
 		if err := l.lookAt(ctx, &site{s: s, rec: rec}, ports); err != nil {
 			return nil, err

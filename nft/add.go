@@ -136,10 +136,9 @@ func withoutComments(list []ruleset.ElementState) []ruleset.Element {
 func (c *Conn) replace(ctx context.Context, group, gone []ruleset.ElementState, refuse func(is []*ruleset.ElementState) error) error {
 	elements := withoutComments(group)
 	return c.retry(ctx, func() error {
-		for i, el := range elements {
-			if other := slices.IndexFunc(group[:i], func(e ruleset.ElementState) bool { return el.Excludes(e.Element) }); other >= 0 {
-				return newConflict(c.tables.Name, group[other], "")
-			}
+		asked := publishedBy(elements)
+		if i := slices.IndexFunc(elements, asked.exclude); i >= 0 {
+			return newConflict(c.tables.Name, group[i], "")
 		}
 		generation, err := nftnl.SeenGeneration(c.tables.Conn)
 		if err != nil {
@@ -158,25 +157,31 @@ func (c *Conn) replace(ctx context.Context, group, gone []ruleset.ElementState, 
 				return err
 			}
 		}
-		t := c.tables.Begin(&generation)
+		// One that excludes an element of the group may be in gone too. If two of the group contradict each other, the
+		// kernel says so.
+		t, settled := c.tables.Begin(&generation), map[string]bool{}
+		remove := func(el ruleset.Element) {
+			if id := el.ID(); !settled[id] {
+				settled[id] = true
+				t.DelElement(el)
+			}
+		}
 		for _, el := range excluding {
-			t.DelElement(el.Element)
+			remove(el.Element)
 		}
 		for i, el := range have[len(elements):] {
-			// One that excludes an element of the group is among excluding, and deleted above.
-			if el != nil && el.Comment == gone[i].Comment && !slices.ContainsFunc(excluding, func(r *ruleset.ElementState) bool { return r.Equal(el.Element) }) {
-				t.DelElement(el.Element)
+			if el != nil && el.Comment == gone[i].Comment {
+				remove(el.Element)
 			}
 		}
 		for i, want := range group {
 			switch {
 			case have[i] == nil:
 			case have[i].Comment == want.Comment && bytes.Equal(have[i].Data, want.Data):
+				settled[want.ID()] = true
 				continue
-			case slices.ContainsFunc(elements[:i], want.Equal):
-				// Two of these contradict each other: the kernel says so.
 			default:
-				t.DelElement(want.Element)
+				remove(want.Element)
 			}
 			t.NewElement(want.Element, want.Comment)
 		}
@@ -228,9 +233,13 @@ func (c *Conn) move(ctx context.Context, old, next Endpoint, refuse func(is []*r
 	}
 	group, comment := next.commented(), ownerComment(next.Owner, ruleset.NetworkKey(next.Network))
 	var gone []ruleset.ElementState
+	known := make(map[string]bool, len(group))
+	for i := range group {
+		known[group[i].ID()] = true
+	}
 	for _, el := range append(old.traces(), next.leftovers()...) {
-		isNew := func(c ruleset.ElementState) bool { return c.Equal(el) }
-		if !slices.ContainsFunc(group, isNew) && !slices.ContainsFunc(gone, isNew) {
+		if id := el.ID(); !known[id] {
+			known[id] = true
 			gone = append(gone, ruleset.ElementState{Element: el, Comment: comment})
 		}
 	}
@@ -241,17 +250,39 @@ func (c *Conn) move(ctx context.Context, old, next Endpoint, refuse func(is []*r
 // refuses a key that is there, and knows nothing of one that must not be there elsewhere: so that is looked up, or
 // listed, and the transaction is of the generation that was looked at.
 
+// publishedPorts has the ports of the host that some elements publish: on all addresses, and on one.
+type publishedPorts map[string][2]bool
+
+func publishedBy(elements []ruleset.Element) publishedPorts {
+	list := publishedPorts{}
+	for _, el := range elements {
+		if port, onAll := el.HostPort(); port != "" {
+			is := list[port]
+			list[port] = [2]bool{is[0] || onAll, is[1] || !onAll}
+		}
+	}
+	return list
+}
+
+// exclude reports whether one of the elements excludes this one.
+func (list publishedPorts) exclude(el ruleset.Element) bool {
+	port, onAll := el.HostPort()
+	return onAll && list[port][1] || !onAll && list[port][0]
+}
+
 // findExcluding gives what is there and excludes some of several elements.
 func (c *Conn) findExcluding(elements []ruleset.Element) ([]*ruleset.ElementState, error) {
 	var onAll []ruleset.Element
 	var onOne []ruleset.Place // maps of ports, in which any may be
+	asked := publishedBy(elements)
 	for _, f := range ruleset.Families() {
-		one := ruleset.InInet(f.HostAddrs)
+		one, done := ruleset.InInet(f.HostAddrs), map[string]bool{}
 		for _, el := range elements {
 			switch el.Set {
 			case one:
 				all := ruleset.Element{Set: ruleset.InInet(f.HostPorts), Key: el.Key[f.AddrLen:]}
-				if !slices.ContainsFunc(onAll, all.Equal) {
+				if !done[string(all.Key)] {
+					done[string(all.Key)] = true
 					onAll = append(onAll, all)
 				}
 			case ruleset.InInet(f.HostPorts):
@@ -266,7 +297,7 @@ func (c *Conn) findExcluding(elements []ruleset.Element) ([]*ruleset.ElementStat
 	excluding := slices.DeleteFunc(have, func(el *ruleset.ElementState) bool { return el == nil })
 	all, err := c.tables.ElementsOf(slices.Compact(onOne))
 	for i := range all {
-		if slices.ContainsFunc(elements, all[i].Excludes) {
+		if asked.exclude(all[i].Element) {
 			excluding = append(excluding, &all[i])
 		}
 	}
@@ -278,8 +309,10 @@ func (c *Conn) findExcluding(elements []ruleset.Element) ([]*ruleset.ElementStat
 func (ep *Endpoint) portOf(el ruleset.Element) string {
 	for _, p := range ep.Ports {
 		for _, a := range ep.firstAddrs() {
-			if pub, ok := p.on(a); ok && (el.Equal(pub.element()) || el.Excludes(pub.element())) {
-				return p.String()
+			for i := range max(p.Count, 1) {
+				if pub, ok := p.on(a, i); ok && (el.Equal(pub.element()) || el.Excludes(pub.element())) {
+					return p.String()
+				}
 			}
 		}
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
-// Port is a port of a pod that is published on the host.
+// Port is a port of a pod that is published on the host, or a range of ports.
 type Port struct {
 	Protocol Protocol `json:"protocol"`
 	// HostAddr is the one address of the host's that it is published on; 0.0.0.0 and
@@ -25,6 +25,8 @@ type Port struct {
 	// HostPort is what callers see, and PodPort where the pod listens.
 	HostPort uint16 `json:"hostPort"`
 	PodPort  uint16 `json:"podPort"`
+	// Count is how many ports from HostPort on lead to as many from PodPort on, one to one; 0 is one.
+	Count uint16 `json:"count,omitempty"`
 }
 
 // Protocol is that of a port, as IANA numbers them.
@@ -96,11 +98,14 @@ func (s *SNAT) UnmarshalText(text []byte) error {
 	return unmarshal(s, text, SNATNeeded, SNATAll, SNATNone)
 }
 
-// String names the host's side: 8080/tcp, 192.0.2.1:8080/udp, [2001:db8::1]:8080/sctp.
+// String names the host's side: 8080/tcp, 192.0.2.1:8080/udp, [2001:db8::1]:8080-8090/sctp.
 func (p Port) String() string {
 	text := strconv.Itoa(int(p.HostPort))
 	if p.HostAddr.IsValid() {
 		text = netip.AddrPortFrom(p.HostAddr, p.HostPort).String()
+	}
+	if p.Count > 1 {
+		text += fmt.Sprintf("-%d", int(p.HostPort)+int(p.Count)-1)
 	}
 	return text + "/" + p.Protocol.String()
 }
@@ -112,6 +117,8 @@ func (p Port) Check() error {
 		return invalid("port %s: protocol %d, want TCP, UDP or SCTP", p, p.Protocol)
 	case p.HostPort == 0 || p.PodPort == 0:
 		return invalid("port %s: port 0, of the host or of the pod (%d)", p, p.PodPort)
+	case int(max(p.HostPort, p.PodPort))+int(p.Count) > 1<<16:
+		return invalid("port %s: %d ports from %d on, of the host or of the pod, end beyond 65535", p, p.Count, max(p.HostPort, p.PodPort))
 	}
 	switch a := p.HostAddr; {
 	case a.Zone() != "" || a.Is4In6() || a.IsMulticast() || a.Is6() && a.IsLinkLocalUnicast():
@@ -130,9 +137,9 @@ type publication struct {
 	pod      netip.AddrPort
 }
 
-// on gives what a port is to one of the pod's addresses; false if it is nothing.
-func (p Port) on(pod netip.Addr) (publication, bool) {
-	pub := publication{protocol: p.Protocol, host: p.HostAddr, port: p.HostPort, pod: netip.AddrPortFrom(pod, p.PodPort)}
+// on returns how a port of a range is published for one of the pod's addresses, and false if it is not.
+func (p Port) on(pod netip.Addr, i uint16) (publication, bool) {
+	pub := publication{protocol: p.Protocol, host: p.HostAddr, port: p.HostPort + i, pod: netip.AddrPortFrom(pod, p.PodPort+i)}
 	if p.HostAddr.IsValid() && p.HostAddr.Is4() != pod.Is4() {
 		return pub, false
 	}
@@ -145,28 +152,36 @@ func (p Port) on(pod netip.Addr) (publication, bool) {
 // publications lists what an endpoint's ports come to, each once; the error says
 // which of them contradict each other.
 func (ep *Endpoint) publications() ([]publication, error) {
+	type place struct {
+		protocol Protocol
+		host     netip.Addr
+		port     uint16
+	}
 	var list []publication
 	for _, pod := range ep.firstAddrs() {
-		start := len(list)
+		var family []publication
 		for _, p := range ep.Ports {
-			if pub, ok := p.on(pod); ok {
-				list = append(list, pub)
+			for i := range max(p.Count, 1) {
+				if pub, ok := p.on(pod, i); ok {
+					family = append(family, pub)
+				}
 			}
 		}
-		family := slices.Clone(list[start:])
 		// One on all addresses comes first: it covers those on single ones.
 		slices.SortStableFunc(family, func(a, b publication) int { return a.host.Compare(b.host) })
-		list = list[:start]
-		for i, pub := range family {
-			by := slices.IndexFunc(family, func(other publication) bool {
-				return other.protocol == pub.protocol && other.port == pub.port && (other.host == pub.host || !other.host.IsValid())
-			})
+		taken := make(map[place]netip.AddrPort, len(family))
+		for _, pub := range family {
+			by, is := taken[place{pub.protocol, netip.Addr{}, pub.port}]
+			if !is {
+				by, is = taken[place{pub.protocol, pub.host, pub.port}]
+			}
 			switch {
-			case by == i:
+			case !is:
+				taken[place{pub.protocol, pub.host, pub.port}] = pub.pod
 				list = append(list, pub)
-			case family[by].pod != pub.pod:
+			case by != pub.pod:
 				return nil, invalid("port %s is to lead both to %s and to %s",
-					Port{Protocol: pub.protocol, HostAddr: pub.host, HostPort: pub.port}, family[by].pod, pub.pod)
+					Port{Protocol: pub.protocol, HostAddr: pub.host, HostPort: pub.port}, by, pub.pod)
 			}
 		}
 	}
@@ -211,10 +226,15 @@ func (ep *Endpoint) portElements() []ruleset.Element {
 		list = append(list, pub.element())
 	}
 	bridge := nftnl.LinkKey(ep.Bridge, nil, 0)
+	type podPort struct {
+		protocol Protocol
+		pod      netip.AddrPort
+	}
+	done := make(map[podPort]bool, len(pubs))
 	for i, pub := range pubs {
 		f, pod := ruleset.FamilyOf(pub.pod.Addr()), pub.pod.Addr().AsSlice()
-		samePort := func(other publication) bool { return other.protocol == pub.protocol && other.pod == pub.pod }
-		if !slices.ContainsFunc(pubs[:i], samePort) {
+		if at := (podPort{pub.protocol, pub.pod}); !done[at] {
+			done[at] = true
 			key := ruleset.Key(bridge, pod, []byte{byte(pub.protocol)}, ruleset.Number16(pub.pod.Port()))
 			list = append(list, ruleset.Element{Set: ruleset.InInet(f.Published), Key: key})
 			if ep.PortSNAT == SNATAll || ep.PortSNAT == snatAny {

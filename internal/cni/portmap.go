@@ -119,25 +119,36 @@ type PortMapping struct {
 	ContainerPort int    `json:"containerPort"`
 	Protocol      string `json:"protocol"`
 	HostIP        string `json:"hostIP"`
+	// Range is how many ports from these on are mapped one to one, as netavark has it; 0 is one. It is no part of the
+	// convention.
+	Range int `json:"range,omitempty"`
 }
 
 // publishedPorts reads the mappings. One that stands there twice counts once.
 func publishedPorts(mappings []PortMapping) ([]nft.Port, error) {
 	var list []nft.Port
+	read := map[nft.Port]bool{}
+	byPort := map[uint16][]nft.Port{} // each port of a range
 	for i, m := range mappings {
 		p, err := m.published()
 		if err != nil {
 			return nil, newError(codeInvalidConfig, "runtimeConfig.portMappings[%d]: %v", i, err)
 		}
-		if slices.Contains(list, p) {
+		if read[p] {
 			continue
 		}
-		for _, other := range list {
-			if overlap(p, other) {
-				return nil, newError(codeInvalidConfig, "runtimeConfig.portMappings[%d]: port %s is to lead to port %d of the pod, and %s to %d: publish a port of the host once", i, endpoint.PortText(p), p.PodPort, endpoint.PortText(other), other.PodPort)
+		read[p], list = true, append(list, p)
+		one := p
+		one.Count = 0
+		for range max(p.Count, 1) {
+			for _, other := range byPort[one.HostPort] {
+				if overlap(one, other) {
+					return nil, newError(codeInvalidConfig, "runtimeConfig.portMappings[%d]: port %s is to lead to port %d of the pod, and %s to %d: publish a port of the host once", i, endpoint.PortText(one), one.PodPort, endpoint.PortText(other), other.PodPort)
+				}
 			}
+			byPort[one.HostPort] = append(byPort[one.HostPort], one)
+			one.HostPort, one.PodPort = one.HostPort+1, one.PodPort+1
 		}
-		list = append(list, p)
 	}
 	return list, nil
 }
@@ -155,7 +166,7 @@ func overlap(a, b nft.Port) bool {
 
 func (m *PortMapping) published() (nft.Port, error) {
 	protocol := cmp.Or(strings.ToLower(m.Protocol), "tcp")
-	p := nft.Port{HostPort: uint16(m.HostPort), PodPort: uint16(m.ContainerPort)}
+	p := nft.Port{HostPort: uint16(m.HostPort), PodPort: uint16(m.ContainerPort), Count: uint16(m.Range)}
 	switch {
 	case p.Protocol.UnmarshalText([]byte(protocol)) != nil:
 		return p, fmt.Errorf(`protocol %q is not known: use "tcp", "udp" or "sctp"`, m.Protocol)
@@ -163,6 +174,8 @@ func (m *PortMapping) published() (nft.Port, error) {
 		return p, fmt.Errorf("hostPort %d is not within 1 and 65535", m.HostPort)
 	case m.ContainerPort < 1 || m.ContainerPort > 65535:
 		return p, fmt.Errorf("containerPort %d is not within 1 and 65535", m.ContainerPort)
+	case m.Range < 0 || max(m.HostPort, m.ContainerPort)+m.Range > 1<<16:
+		return p, fmt.Errorf("range %d: so many ports from %d on do not end within 65535", m.Range, max(m.HostPort, m.ContainerPort))
 	case m.HostIP == "":
 		return p, nil
 	}

@@ -1,6 +1,7 @@
 package endpoint
 
 import (
+	"cmp"
 	"net"
 	"net/netip"
 	"slices"
@@ -71,13 +72,29 @@ func Ports(a *state.Attachment) []nft.Port {
 	return list
 }
 
-// Published are host ports as they are on record.
+// Published returns host ports as they are on record: in order, and those that follow one another are one range.
 func Published(ports []nft.Port) []state.Published {
 	var list []state.Published
-	for _, p := range ports {
+	for _, p := range slices.SortedStableFunc(slices.Values(ports), compare) {
+		if p.Count == 1 {
+			p.Count = 0
+		}
+		if last := len(list) - 1; last >= 0 {
+			before, n := list[last].Port, max(list[last].Count, 1)
+			next := before
+			next.HostPort, next.PodPort, next.Count = before.HostPort+n, before.PodPort+n, p.Count
+			if next == p {
+				list[last].Count = n + max(p.Count, 1)
+				continue
+			}
+		}
 		list = append(list, state.Published{Port: p})
 	}
 	return list
+}
+
+func compare(a, b nft.Port) int {
+	return cmp.Or(cmp.Compare(a.Protocol, b.Protocol), a.HostAddr.Compare(b.HostAddr), cmp.Compare(a.HostPort, b.HostPort))
 }
 
 // PublishesIPv4 says whether a port of the host's IPv4 addresses, 127.0.0.1 among them, leads to the pod, or

@@ -24,6 +24,8 @@ type linkage struct {
 	source                    // with a contest over each network
 	bridges map[int]linkFacts // by index; the facts are empty until they are announced
 	ports   map[int]bool      // ports of pods that were seen
+	// services is the index of kube-ipvs0; 0: it is not there.
+	services int
 	// remains are the differences that a repair of a network left: they are logged once, and not again before
 	// another is found there.
 	remains map[string][]string
@@ -153,6 +155,9 @@ func (l *linkage) hear(messages []netlink.Message) urgency {
 			when = max(when, later)
 		}
 	}
+	if slices.Contains(c.touched, l.services) || slices.Contains(c.added, l.services) {
+		when = max(when, later)
+	}
 	for _, index := range c.touched {
 		if _, known := l.bridges[index]; known {
 			when = soon
@@ -178,6 +183,8 @@ func (l *linkage) linkNews(n linkChange) urgency {
 		return soon
 	}
 	switch {
+	case n.facts.name == link.ServiceLink && n.index != l.services:
+		return later
 	case n.kind == "bridge":
 		return later // it may be one that another program deleted and made anew
 	case !n.ours:
@@ -283,6 +290,7 @@ func (l *linkage) lookAgain(ctx context.Context) (lacking map[string][]string, o
 		}
 	}
 	maps.DeleteFunc(l.bridges, func(index int, _ linkFacts) bool { return !slices.Contains(seen.Bridges, index) })
+	l.services = seen.Services
 	clear(l.ports)
 	for _, index := range seen.Ports {
 		l.ports[index] = true

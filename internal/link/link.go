@@ -23,6 +23,9 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
+// ServiceLink is the name of the link on which kube-proxy in IPVS mode keeps the addresses of all services.
+const ServiceLink = "kube-ipvs0"
+
 // Link is what the kernel says of one link.
 type Link struct {
 	Family uint8 // AF_BRIDGE: the message is about a bridge's port, and not about the link

@@ -8,12 +8,14 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
-	"slices"
+	"runtime"
+	"runtime/debug"
 
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/tombolo-cni/tombolo/internal/cni"
+	"github.com/tombolo-cni/tombolo/netns"
 )
 
 // Network is what a runtime tells of a network; in JSON it has the names of netavark.
@@ -49,8 +51,8 @@ type Container struct {
 	Ports     []cni.PortMapping
 }
 
-// Call has the plugin carry out a verb of CNI. c is nil for a verb that is about no container. The result is that of
-// ADD, and nil for other verbs. An error is the plugin's own, *types.Error.
+// Call carries out a verb of CNI by the plugin, in process. c is nil for a verb that is about no container. The result
+// is ADD's, and nil for other verbs. The plugin's own errors are *types.Error; one of them reports a call that hangs.
 func (n *Network) Call(verb string, c *Container) (*current.Result, error) {
 	if c == nil {
 		c = &Container{}
@@ -66,15 +68,14 @@ func (n *Network) Call(verb string, c *Container) (*current.Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	var stdout bytes.Buffer
-	plugin := &cni.Plugin{
-		Getenv: c.environment(verb), Stdin: bytes.NewReader(stdin), Stdout: &stdout, Name: pluginName,
-		Exit: func(int) { panic(stdout.String()) }, // nothing else ends what hangs
+	out, err := run(verb, c, stdin)
+	if err != nil {
+		return nil, fmt.Errorf("%s of network %s: %w", verb, n.Name, err)
 	}
-	if plugin.Run() != 0 {
+	if out.status != 0 {
 		failure := new(types.Error)
-		if err := json.Unmarshal(stdout.Bytes(), failure); err != nil {
-			return nil, fmt.Errorf("%s of network %s: %w", verb, n.Name, err)
+		if err := json.Unmarshal(out.stdout, failure); err != nil || failure.Code == 0 {
+			return nil, fmt.Errorf("%s of network %s ended without a result: %q", verb, n.Name, out.stdout)
 		}
 		return nil, failure
 	}
@@ -82,13 +83,69 @@ func (n *Network) Call(verb string, c *Container) (*current.Result, error) {
 		return nil, nil
 	}
 	result := new(current.Result)
-	return result, json.Unmarshal(stdout.Bytes(), result)
+	return result, json.Unmarshal(out.stdout, result)
 }
 
-// MACOf is that of the container's interface, by the result of an ADD.
+// outcome is how a call of the plugin ended.
+type outcome struct {
+	status int
+	stdout []byte
+}
+
+// run calls the plugin on a goroutine of its own, in the calling thread's network namespace. If the call hangs past its
+// deadline, the plugin's watchdog reports that, and run returns while the call goes on. If the call panics, run returns
+// the panic as an error.
+func run(verb string, c *Container, stdin []byte) (outcome, error) {
+	host, err := netns.Current()
+	if err != nil {
+		return outcome{}, err
+	}
+	ended, stdout, failed := make(chan int, 2), make(printed, 2), make(chan error, 1)
+	plugin := &cni.Plugin{
+		Getenv: c.environment(verb), Stdin: bytes.NewReader(stdin), Stdout: stdout, Name: pluginName,
+		Exit: func(status int) { ended <- status; runtime.Goexit() },
+	}
+	go func() {
+		defer func() {
+			if what := recover(); what != nil {
+				failed <- fmt.Errorf("panic: %v\n%s", what, debug.Stack())
+			}
+		}()
+		defer host.Close()
+		if err := host.Do(func() error { ended <- plugin.Run(); return nil }); err != nil {
+			failed <- err
+		}
+	}()
+
+	select {
+	case err := <-failed:
+		return outcome{}, err
+	case status := <-ended:
+		select {
+		case text := <-stdout:
+			return outcome{status, text}, nil
+		default:
+			return outcome{status: status}, nil
+		}
+	}
+}
+
+// printed receives what the plugin prints, by one Write.
+type printed chan []byte
+
+func (p printed) Write(text []byte) (int, error) {
+	p <- bytes.Clone(text)
+	return len(text), nil
+}
+
+// MACOf returns the MAC of the container's interface from the result of an ADD, or "" if the result names none.
 func MACOf(made *current.Result) string {
-	i := slices.IndexFunc(made.Interfaces, func(i *current.Interface) bool { return i.Sandbox != "" })
-	return made.Interfaces[i].Mac
+	for _, i := range made.Interfaces {
+		if i.Sandbox != "" {
+			return i.Mac
+		}
+	}
+	return ""
 }
 
 // environment has a call's parameters as the CNI specification names them.

@@ -142,9 +142,7 @@ func (a *Attachment) Check() error {
 		}
 	}
 	for _, p := range a.Published {
-		if p.Protocol == 0 || p.HostPort == 0 || p.PodPort == 0 {
-			errs = append(errs, fmt.Errorf("it publishes port %d as %s, where 1 to 65535 are ports", p.PodPort, p.Port))
-		}
+		errs = append(errs, doing(p.Port.Check(), "it publishes port %d as %s", p.PodPort, p.Port))
 	}
 	return errors.Join(errs...)
 }

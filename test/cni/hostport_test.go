@@ -1,16 +1,20 @@
 package cni
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/containernetworking/cni/libcni"
+	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
@@ -299,6 +303,117 @@ func TestHostPortBesideAProgramOnALoopbackAddressOfItsOwn(t *testing.T) {
 	expect.That(t, !strings.Contains(err.Error(), "hostIP"), "another hostIP does not help: %v", err)
 }
 
+// libvirt's dnsmasq is bound to its bridge, and hears nothing of other links; no port leads from a link-local address.
+func TestHostPortBesideAProgramOnAnotherLink(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	out := n.outside()
+	nstest.Run(t, n.ns, "sh", "-ec", "ip link add virbr0 type bridge; ip link set virbr0 up; ip address add 192.168.122.1/24 dev virbr0; ip address add fe80::10/64 dev eth0 nodad")
+	listen := func(network, at, link string) {
+		t.Helper()
+		l := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
+			return errors.Join(c.Control(func(fd uintptr) { err = unix.BindToDevice(int(fd), link) }), err)
+		}}
+		must.Succeed(t, n.ns.Do(func() error {
+			if network == "udp" {
+				conn, err := l.ListenPacket(t.Context(), network, at)
+				t.Cleanup(func() { conn.Close() })
+				return err
+			}
+			conn, err := l.Listen(t.Context(), network, at)
+			t.Cleanup(func() { conn.Close() })
+			return err
+		}))
+	}
+	listen("tcp4", "0.0.0.0:22", "virbr0")
+	listen("udp", "[fe80::10%eth0]:546", "eth0")
+	cmd := exec.Command("dnsmasq", "--no-daemon", "--conf-file=/dev/null", "--port=0", "--interface=virbr0", "--except-interface=lo", "--bind-interfaces",
+		"--dhcp-range=192.168.122.10,192.168.122.20", "--dhcp-leasefile=/dev/null")
+	must.Succeed(t, n.ns.Do(cmd.Start))
+	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+	must.Until(t, "dnsmasq listens", func() bool { return strings.Contains(nstest.Run(t, n.ns, "ss", "-Hlnu"), "virbr0:67") })
+	w := n.portnet(nil)
+	p := n.pod("all")
+	for mapping, has := range map[string]string{"67:67/udp": "0.0.0.0:67/udp on virbr0 is in use by dnsmasq (pid ", "22:22/tcp": "0.0.0.0:22/tcp on virbr0 is in use by cni.test (pid "} {
+		_, err := w.tryAdd(p, publish(t, mapping))
+		wantError(t, err, 112, has)
+		wantError(t, err, 112, "a hostIP that is an address of another link than virbr0")
+		wantError(t, expect.Err(w.tryAdd(p, publish(t, "192.168.122.1:"+mapping))), 112, has)
+	}
+	// What that advises.
+	w.add(p, publish(t, uplink4+":67:67/udp", uplink4+":22:22/tcp", "546:546/udp"))
+	for network, port := range map[string]int{"udp": 67, "tcp": 22} {
+		p.serve(t, network, port)
+		expect.Success(t, expect.Err(askPort(t, out, network, uplink4, port)), "%s", network)
+	}
+	expect.Success(t, w.check(p))
+}
+
+func TestHostPortThatAClientHasByChance(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	nstest.Sysctl(t, n.ns, "net/ipv4/ip_local_port_range", "40000 40003")
+	w := n.portnet(nil)
+	client := func() (conn *net.UDPConn) {
+		must.Succeed(t, n.ns.Do(func() (err error) { conn, err = net.ListenUDP("udp4", nil); return err }))
+		return conn
+	}
+	conn := client()
+	port := conn.LocalAddr().(*net.UDPAddr).Port
+	_, err := w.tryAdd(n.pod("a"), publish(t, fmt.Sprintf("%d:53/udp", port)))
+	conn.Close()
+	wantError(t, err, 112, fmt.Sprintf("net.ipv4.ip_local_port_range (40000-40003): try again, and add %d to net.ipv4.ip_local_reserved_ports", port))
+	// What that advises.
+	nstest.Sysctl(t, n.ns, "net/ipv4/ip_local_reserved_ports", fmt.Sprint(port))
+	w.add(n.pod("a"), publish(t, fmt.Sprintf("%d:53/udp", port)))
+	for range 3 {
+		conn := client()
+		defer conn.Close()
+		expect.That(t, conn.LocalAddr().(*net.UDPAddr).Port != port, "a client has %d once more", port)
+	}
+}
+
+// kube-proxy in IPVS mode has the addresses of all services on kube-ipvs0, such as that of the API server, port 443. BGP
+// announces addresses on other links of that kind.
+func TestHostPortLeavesServicesToKubeProxy(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	out := n.outside()
+	nstest.Run(t, n.ns, "sh", "-ec", "ip link add kube-ipvs0 type bridge; ip addr add 10.96.0.1/32 dev kube-ipvs0; ip addr add fd96::1/128 dev kube-ipvs0 nodad;"+
+		"ip link add anycast type bridge; ip addr add 198.51.100.7/32 dev anycast; ip addr add fd99::7/128 dev anycast nodad; ip link set anycast up; ip link set kube-ipvs0 up")
+	nstest.Run(t, out, "sh", "-ec", "ip route add default via "+uplink4+"; ip -6 route add default via "+uplink6)
+	w := n.portnet(nil)
+	p := n.pod("ingress")
+	w.add(p, publish(t, "443:443/tcp", "10.96.0.1:444:443/tcp"))
+	p.serve(t, "tcp", 443)
+	leads := func(at string, port int) bool {
+		_, err := nstest.AskWithin(t, out, "tcp", addrPort(at, uint16(port)), 5*time.Second)
+		_, local := nstest.AskWithin(t, n.ns, "tcp", addrPort(at, uint16(port)), 5*time.Second)
+		expect.That(t, (err == nil) == (local == nil), "%s: %v from outside, %v from the host", at, err, local)
+		return err == nil
+	}
+	for _, at := range []string{uplink4, uplink6, "198.51.100.7", "fd99::7"} {
+		expect.That(t, leads(at, 443), "%s leads nowhere", at)
+	}
+	expect.That(t, !leads("10.96.0.1", 443) && !leads("fd96::1", 443), "a service's address leads to the pod")
+	expect.That(t, leads("10.96.0.1", 444), "the hostIP leads nowhere")
+	expect.Success(t, w.check(p))
+
+	n.ip("addr add 10.96.0.2/32 dev kube-ipvs0")
+	expect.Contains(t, n.operate("check", "--state", n.state).stdout, "host ports without a hostIP leave alone other addresses than those of kube-ipvs0 [repair]")
+	w.add(n.pod("another"), publish(t, "80:80/tcp"))
+	expect.That(t, !leads("10.96.0.2", 443), "the next ADD leaves the address to the pod")
+	m := n.mind(t)
+	n.ip("addr del 10.96.0.1/32 dev kube-ipvs0")
+	n.ip("addr add 10.96.0.1/32 dev anycast")
+	n.ip("addr add 10.96.0.3/32 dev kube-ipvs0")
+	must.Until(t, "tombolod follows", func() bool { return leads("10.96.0.1", 443) && !leads("10.96.0.3", 443) })
+	m.end(t)
+	n.nft("delete table inet tombolo")
+	must.Succeed(t, n.operate("repair", "--state", n.state).err(), "repair")
+	expect.That(t, !leads("10.96.0.2", 443) && leads(uplink4, 443), "not as before the flush")
+}
+
 // A program that listens for one family only is in nobody's way who has but the other one.
 func TestHostPortOfAPodWithoutTheFamilyOfAProgramIsPublished(t *testing.T) {
 	t.Parallel()
@@ -530,4 +645,43 @@ func TestAHostPortTakesNothingThatIsForAnotherMachine(t *testing.T) {
 				"a pod calls port 8080/%s of %s, and does not come there", network, at)
 		}
 	}
+}
+
+// TestManyHostPorts has a telephone server publish its ports, as runtimes list them: one by one.
+func TestManyHostPorts(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	out := n.outside()
+	w := n.portnet(nil)
+	const first, count = 10000, 20000
+	many := func(step int) option {
+		var list []string
+		for i := range count {
+			list = append(list, fmt.Sprintf("%d:%d/udp", first+step*i, 20000+i))
+		}
+		return publish(t, list...)
+	}
+	p, ports := n.pod("a"), many(1)
+	begun := time.Now()
+	w.add(p, ports)
+	t.Logf("ADD of %d ports: %v", count, time.Since(begun))
+	p.serve(t, "udp", 20000+count-1)
+	expect.Success(t, expect.Err(askPort(t, out, "udp", uplink4, first+count-1)))
+	expect.Contains(t, n.operate("ls", "--state", n.state).stdout, "10000-29999->20000-39999/udp")
+	begun = time.Now()
+	expect.Success(t, w.check(p, ports))
+	t.Logf("CHECK: %v", time.Since(begun))
+	_, err := w.tryAdd(n.pod("b"), publish(t, "29999:53/udp"))
+	wantError(t, err, 112, "port 29999/udp is already published by container a")
+	n.nft("delete table inet tombolo")
+	begun = time.Now()
+	must.Succeed(t, n.operate("repair", "--state", n.state).err(), "repair")
+	t.Logf("repair: %v", time.Since(begun))
+	expect.Success(t, expect.Err(askPort(t, out, "udp", uplink4, first+count-1)))
+	begun = time.Now()
+	w.del(p, ports)
+	t.Logf("DEL: %v", time.Since(begun))
+	_, err = w.tryAdd(p, many(2))
+	wantError(t, err, 7, "publish 20000 ranges of ports of the host: a pod has up to 4096")
+	n.wantNothing()
 }

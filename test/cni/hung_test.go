@@ -1,8 +1,14 @@
 package cni
 
 import (
+	"context"
 	"encoding/binary"
+	"encoding/json"
 	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -89,17 +95,34 @@ func TestAFileSystemThatHangsEndsWithTheDeadline(t *testing.T) {
 	}
 }
 
-func TestNetavarksCallEndsWithItsDeadlineToo(t *testing.T) {
+// TestARuntimesCallEndsWithItsDeadlineToo has the plugin called in process: by netavark, which reads an error as JSON, and
+// by tombolod, which has to live on.
+func TestARuntimesCallEndsWithItsDeadlineToo(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	must.Succeed(t, os.WriteFile(dir+"/log", nil, 0o600))
 	hang(t, dir)
+	n, hung := newNode(t), "STATUS hung past its deadline"
 	cmd := exec.Command(plugin(), "create")
 	cmd.Stdin = strings.NewReader(`{"name": "home", "id": "0123456789ab", "options": {"bridge": "br7", "deadline": "100ms", "logFile": "` + dir + `/log"}}`)
-	var said strings.Builder
-	cmd.Stderr = &said
-	err := newNode(t).ns.Do(cmd.Run)
-	expect.That(t, cmd.ProcessState.ExitCode() == 2 && strings.Contains(said.String(), "hung past its deadline"), "%v: %s", err, &said)
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	var out []byte
+	err := n.ns.Do(func() (err error) { out, err = cmd.Output(); return err })
+	var said struct{ Error string }
+	expect.That(t, cmd.ProcessState.ExitCode() == 1 && json.Unmarshal(out, &said) == nil && strings.HasPrefix(said.Error, hung), "%v: %s%s", err, out, &stderr)
+
+	socket := filepath.Join(t.TempDir(), "docker")
+	m := n.mindOn(t, "unix:path="+n.state+"/no-bus", []string{"--docker", socket})
+	client := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", socket)
+	}}}
+	defer client.CloseIdleConnections()
+	reply := must.Of(client.Post("http://tombolod/NetworkDriver.CreateNetwork", "", strings.NewReader(fmt.Sprintf(`{"NetworkID": "%064d",
+		"IPv4Data": [{"Pool": "10.9.0.0/24", "Gateway": "10.9.0.1/24"}],
+		"Options": {"com.docker.network.generic": {"bridge": "br7", "deadline": "100ms", "logFile": "%s/log"}}}`, 1, dir)))).Get(t)
+	expect.Contains(t, string(must.Of(io.ReadAll(reply.Body)).Get(t)), hung)
+	m.end(t) // it lives
 }
 
 // TestWhatIsNoFileIsNotWaitedFor has a FIFO, and what else is no file of ours, in the place

@@ -39,6 +39,9 @@ func (e Element) Equal(other Element) bool {
 	return e.Set == other.Set && bytes.Equal(e.Key, other.Key)
 }
 
+// ID returns what Equal compares, as the key of a map.
+func (e Element) ID() string { return e.Set.Name + string(rune(e.Set.Family)) + string(e.Key) }
+
 // Parse takes a key apart; results that it does not hold are zero. It is false for keys that are none of ours.
 func (e Element) Parse() (bridge string, addr netip.Addr, mac net.HardwareAddr, ok bool) {
 	rest := e.Key
@@ -64,9 +67,9 @@ func (e Element) KeyText() string {
 	if _, addr, _, ok := e.Parse(); ok && IsMasqueradeSet(e.Set.Name) {
 		return addr.String()
 	}
-	// Ready asks for elements of the first ones that are mostly not there, and an
-	// error has a text.
-	for _, sets := range []func() []Set{BridgeSets, guardSets, sharedSets, portSNATSets} {
+	// The first ones are asked for most often where they are not there, and an error has a text: by Ready, and for
+	// thousands of host ports that are put back.
+	for _, sets := range []func() []Set{BridgeSets, portSets, guardSets, sharedSets, portSNATSets} {
 		for _, s := range sets() {
 			if s.Place == e.Set && len(e.Key) == int(s.KeyLen) {
 				return typedText(s.KeyType, e.Key)

@@ -160,7 +160,7 @@ type Family struct {
 	src, dst                                uint32 // offsets in the header
 	pods                                    string // the sets and maps
 	HostAddrs, HostPorts, Published, Selves string
-	SNATAll, SNATNone                       string
+	Services, SNATAll, SNATNone             string
 	All                                     netip.Prefix
 	// multicast is every multicast address.
 	multicast netip.Prefix
@@ -170,12 +170,12 @@ type Family struct {
 func Families() [2]Family {
 	return [2]Family{{
 		name: "IPv4", Proto: unix.NFPROTO_IPV4, AddrLen: Addr4Len, src: 12, dst: 16, pods: Pods4Set,
-		HostAddrs: hostAddrs4Map, HostPorts: hostPorts4Map, Published: published4Set, Selves: Selves4Set, SNATAll: snatAll4Set, SNATNone: snatNone4Set,
+		HostAddrs: hostAddrs4Map, HostPorts: hostPorts4Map, Published: published4Set, Selves: Selves4Set, Services: services4Set, SNATAll: snatAll4Set, SNATNone: snatNone4Set,
 		All:       netip.PrefixFrom(netip.IPv4Unspecified(), 0),
 		multicast: netip.PrefixFrom(netip.AddrFrom4([4]byte{224}), 4),
 	}, {
 		name: "IPv6", Proto: unix.NFPROTO_IPV6, AddrLen: addr6Len, src: 8, dst: 24, pods: Pods6Set,
-		HostAddrs: hostAddrs6Map, HostPorts: hostPorts6Map, Published: published6Set, Selves: selves6Set, SNATAll: snatAll6Set, SNATNone: snatNone6Set,
+		HostAddrs: hostAddrs6Map, HostPorts: hostPorts6Map, Published: published6Set, Selves: selves6Set, Services: services6Set, SNATAll: snatAll6Set, SNATNone: snatNone6Set,
 		All:       netip.PrefixFrom(netip.IPv6Unspecified(), 0),
 		multicast: netip.PrefixFrom(netip.AddrFrom16([16]byte{0xff}), 8),
 	}}

@@ -1,7 +1,6 @@
 package ruleset
 
 import (
-	"bytes"
 	"encoding/binary"
 	"net/netip"
 
@@ -27,6 +26,10 @@ const (
 	Selves4Set = "selves4"
 	selves6Set = "selves6"
 
+	// services are addresses that ports on all addresses of the host leave alone.
+	services4Set = "services4"
+	services6Set = "services6"
+
 	loopbackChain       = "loopback"
 	answersChain        = "loopback-answers"
 	HostPortsChain      = "hostports"
@@ -51,20 +54,32 @@ func portSets() []Set {
 		{Place: InInet(hostAddrs6Map), KeyType: port6, KeyLen: addr6Len + 2*Slot, DataType: pod6, DataLen: addr6Len + Slot},
 		{Place: InInet(published4Set), KeyType: nftnl.TypeIfname<<(3*nftnl.TypeBits) | port4, KeyLen: pods4Len + 2*Slot},
 		{Place: InInet(published6Set), KeyType: nftnl.TypeIfname<<(3*nftnl.TypeBits) | port6, KeyLen: pods6Len + 2*Slot},
+		{Place: InInet(services4Set), KeyType: nftnl.TypeIPv4, KeyLen: Addr4Len},
+		{Place: InInet(services6Set), KeyType: nftnl.TypeIPv6, KeyLen: addr6Len},
 		{Place: InInet(Selves4Set), KeyType: (nftnl.TypeIfname<<nftnl.TypeBits|nftnl.TypeIPv4)<<nftnl.TypeBits | nftnl.TypeIPv4, KeyLen: pods4Len + Addr4Len},
 		{Place: InInet(selves6Set), KeyType: (nftnl.TypeIfname<<nftnl.TypeBits|nftnl.TypeIPv6)<<nftnl.TypeBits | nftnl.TypeIPv6, KeyLen: pods6Len + addr6Len},
 	}
 }
 
-// Excludes says that two elements are one port, on all addresses and on one.
-func (e Element) Excludes(other Element) bool {
-	switch [...]string{e.Set.Name, other.Set.Name} {
-	case [...]string{hostPorts4Map, hostAddrs4Map}, [...]string{hostPorts6Map, hostAddrs6Map}:
-		return bytes.HasSuffix(other.Key, e.Key)
-	case [...]string{hostAddrs4Map, hostPorts4Map}, [...]string{hostAddrs6Map, hostPorts6Map}:
-		return bytes.HasSuffix(e.Key, other.Key)
+// HostPort returns the family, the protocol and the port that an entry publishes, as one text, and whether it does so
+// on all addresses. For elements of other sets, the text is empty.
+func (e Element) HostPort() (port string, onAll bool) {
+	for _, f := range Families() {
+		switch e.Set {
+		case InInet(f.HostPorts):
+			return f.name + string(e.Key), true
+		case InInet(f.HostAddrs):
+			return f.name + string(e.Key[f.AddrLen:]), false
+		}
 	}
-	return false
+	return "", false
+}
+
+// Excludes reports whether two elements are one port, on all addresses and on one.
+func (e Element) Excludes(other Element) bool {
+	port, onAll := e.HostPort()
+	otherPort, otherOnAll := other.HostPort()
+	return port == otherPort && onAll != otherOnAll
 }
 
 // portChains are what publishes ports, for all networks.
@@ -172,6 +187,15 @@ func (list *rules) addPublish() {
 		x.Compare(expr.CmpOpNeq, []byte{127, 0, 0, 1})
 		x.Leave()
 	})
+	// kube-proxy in IPVS mode keeps the addresses of all services on a link of the host.
+	for _, f := range Families() {
+		list.add("addresses that are left alone, "+f.name, func(x expressions) {
+			x.is(f)
+			x.Payload(expr.PayloadBaseNetworkHeader, f.dst, f.AddrLen, nftnl.First)
+			x.Lookup(f.Services)
+			x.Leave()
+		})
+	}
 	for _, f := range Families() {
 		list.add("ports on all addresses, "+f.name, func(x expressions) {
 			x.is(f)

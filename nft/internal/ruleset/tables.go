@@ -207,7 +207,9 @@ func (inv *Inventory) InUse(key string) bool {
 		owner := networkOf(at.Name)
 		return owner != "" && owner != key
 	}
-	return len(inv.Elements) > 0 || slices.ContainsFunc(inv.chains, other) || slices.ContainsFunc(inv.sets, other)
+	// The addresses of services are the host's, and no network's.
+	element := func(el ElementState) bool { return el.Set != InInet(services4Set) && el.Set != InInet(services6Set) }
+	return slices.ContainsFunc(inv.Elements, element) || slices.ContainsFunc(inv.chains, other) || slices.ContainsFunc(inv.sets, other)
 }
 
 // Has says that a chain, a set or an element is a network's own.

@@ -87,7 +87,7 @@ type attachment struct {
 		HostIP        string `json:"host_ip"`
 		HostPort      int    `json:"host_port"`
 		Protocol      string `json:"protocol"` // or some, with commas between; none is TCP
-		Range         uint16 `json:"range"`    // how many ports from these on; 0 is one
+		Range         int    `json:"range"`    // how many ports from these on; 0 is one
 	} `json:"port_mappings"`
 	Options struct {
 		Interface string       `json:"interface_name"`
@@ -117,16 +117,12 @@ func (a *attachment) container(path string) (*runtimes.Container, error) {
 	return c, nil
 }
 
-// ports are the mappings, each of one port and one protocol.
+// ports lists the mappings, each of one protocol.
 func (a *attachment) ports() []cni.PortMapping {
 	var list []cni.PortMapping
 	for _, m := range a.Ports {
 		for _, protocol := range strings.Split(cmp.Or(m.Protocol, "tcp"), ",") {
-			for i := range int(max(m.Range, 1)) {
-				list = append(list, cni.PortMapping{
-					HostPort: m.HostPort + i, ContainerPort: m.ContainerPort + i, Protocol: protocol, HostIP: m.HostIP,
-				})
-			}
+			list = append(list, cni.PortMapping{HostPort: m.HostPort, ContainerPort: m.ContainerPort, Range: m.Range, Protocol: protocol, HostIP: m.HostIP})
 		}
 	}
 	return list

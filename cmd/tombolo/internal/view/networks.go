@@ -12,6 +12,7 @@ import (
 	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/report"
 	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/network"
+	"github.com/tombolo-cni/tombolo/nft"
 )
 
 // Networks is the text of tombolo ls networks.
@@ -155,12 +156,12 @@ func Addresses(a *network.Attachment, between string) string {
 	return strings.Join(texts, between)
 }
 
-// hostPorts read like docker's: 8080->80/tcp, 192.0.2.1:53->5353/udp.
+// hostPorts read like docker's: 8080->80/tcp, 192.0.2.1:53->5353/udp, 9000-9009->90-99/tcp.
 func hostPorts(a *network.Attachment) []string {
 	var texts []string
 	for _, p := range a.Ports {
-		host, protocol, _ := strings.Cut(p.String(), "/")
-		texts = append(texts, fmt.Sprintf("%s->%d/%s", host, p.PodPort, protocol))
+		host, _, _ := strings.Cut(p.String(), "/")
+		texts = append(texts, host+"->"+nft.Port{Protocol: p.Protocol, HostPort: p.PodPort, Count: p.Count}.String())
 	}
 	return texts
 }

@@ -10,7 +10,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"log/slog"
 	"net/http"
 	"net/netip"
@@ -117,8 +116,8 @@ func (d *Driver) methods() map[string]func(context.Context, *request) (*answer, 
 	}
 }
 
-// longest is what a request may have, in bytes.
-const longest = 1 << 20
+// longest is what a request may have, in bytes. Docker lists each published port twice, in 200 bytes.
+const longest = 64 << 20
 
 // ServeHTTP answers a request of Docker's.
 func (d *Driver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -148,7 +147,7 @@ func (d *Driver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 func carryOut(r *http.Request, method string, do func(context.Context, *request) (*answer, error)) (*answer, error) {
 	asked := new(request)
-	if err := json.NewDecoder(io.LimitReader(r.Body, longest)).Decode(asked); err != nil {
+	if err := json.NewDecoder(http.MaxBytesReader(nil, r.Body, longest)).Decode(asked); err != nil {
 		return nil, fmt.Errorf("read the request (Docker sends an empty one where it tries again): %w", err)
 	}
 	ids := []string{asked.NetworkID, asked.EndpointID}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"time"
 
 	"github.com/jsimonetti/rtnetlink/v2/driver"
 	"golang.org/x/sys/unix"
@@ -58,6 +59,9 @@ type BridgeState struct {
 	// MaxLearned is how many MACs the bridge learns at most (IFLA_BR_FDB_MAX_LEARNED);
 	// 0 is without limit, and nil where the kernel has none (before Linux 6.7).
 	MaxLearned *uint32
+	// PortDelay is how long a new port forwards nothing, because the bridge runs the spanning tree protocol: twice
+	// the forwarding delay (IFLA_BR_FORWARD_DELAY). It is 0 if the protocol is off.
+	PortDelay time.Duration
 }
 
 // PortState is what the kernel says of a link as a bridge's port.
@@ -145,6 +149,11 @@ func linkOf(l *link.Link) *Link {
 		to.Bridge = &BridgeState{
 			Netfilter: b.NfCallIptables != nil, NFCallIPTables: isOn(b.NfCallIptables), NFCallIP6Tables: isOn(b.NfCallIp6tables),
 			VLANFiltering: isOn(b.VlanFiltering) && (b.VlanProtocol == nil || *b.VlanProtocol == driver.VlanProtocol8021Q), MaxLearned: b.FdbMaxLearned,
+		}
+		if b.StpState != nil && *b.StpState != driver.BridgeStpStateDisabled && b.ForwardDelay != nil {
+			const clockTick = 10 * time.Millisecond // the unit of the kernel's timers of a bridge
+
+			to.Bridge.PortDelay = 2 * time.Duration(*b.ForwardDelay) * clockTick
 		}
 	}
 	if p := l.Port; p != nil {

@@ -177,6 +177,9 @@ func (a *adding) acquire(ctx context.Context) error {
 	}
 	lockorder.Slow("a DHCP server")
 	got, err := client.Acquire(ctx)
+	if err != nil && a.built.bridge.Bridge != nil && a.built.bridge.Bridge.PortDelay > 0 {
+		return fail.Errorf(ErrTryAgain, "%w: %s", err, endpoint.SlowPorts(a.nw.Bridge, a.built.bridge.Bridge.PortDelay))
+	}
 	if err != nil {
 		return fail.Errorf(ErrTryAgain, "%w", err)
 	}

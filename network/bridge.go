@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"errors"
+	"fmt"
 	"net"
 
 	"github.com/tombolo-cni/tombolo"
@@ -28,9 +29,15 @@ func (n *site) bridgeWanted() bridge.Bridge {
 	}
 }
 
-func (bridgePart) look(_ context.Context, n *site) error {
+func (bridgePart) look(ctx context.Context, n *site) error {
 	want, remedy := n.bridgeWanted(), tombolo.RemedyRepair
 	if n.bridge.Index == 0 {
+		if name := n.renamed(ctx); name != "" && !n.usual {
+			n.found.List = append(n.found.List, tombolo.Difference{
+				Object: "bridge " + n.rec.Bridge, What: "link", Want: n.rec.Bridge, Text: renamedText(n.rec.Bridge, name), Remedy: tombolo.RemedyConfigure,
+			})
+			return nil
+		}
 		n.found.AddAll(want.Differences(nil), remedy)
 		return nil
 	}
@@ -53,6 +60,9 @@ func (bridgePart) make(ctx context.Context, n *site) (changed bool, _ error) {
 		return false, err
 	}
 	want, isNew := n.bridgeWanted(), n.bridge.Index == 0
+	if name := n.renamed(ctx); isNew && name != "" {
+		return false, fail.Errorf(ErrNoLink, "%s", renamedText(n.rec.Bridge, name))
+	}
 	want.Alias, want.NoIPv6 = endpoint.BridgeAlias, true
 	if isNew {
 		want.MAC, want.MaxLearned = bridgeMAC(n.s.Epoch.Token(), n.rec.Bridge), maxLearned
@@ -79,6 +89,29 @@ func (bridgePart) make(ctx context.Context, n *site) (changed bool, _ error) {
 		n.s.Warn("systemd-networkd may take pods off bridge " + n.rec.Bridge + " when it starts: " + err.Error())
 	}
 	return changed, nil
+}
+
+// renamed returns the new name of a bridge that was renamed: the name of the bridge that has the network's ports. It
+// returns "" if there is none.
+func (n *site) renamed(ctx context.Context) string {
+	if n.bridge.Index != 0 {
+		return ""
+	}
+	for _, a := range n.attachments {
+		port, err := n.s.Links.Link(ctx, a.HostIf)
+		if err != nil || port.Master == 0 {
+			continue
+		}
+		if l, err := n.s.Links.LinkByIndex(ctx, port.Master); err == nil && l.Kind == "bridge" {
+			return l.Name
+		}
+	}
+	return ""
+}
+
+func renamedText(was, name string) string {
+	return fmt.Sprintf("bridge %s is missing, and its ports are on bridge %s, as if it had been renamed; this helps: "+
+		"ip link set %s down; ip link set %s name %s; ip link set %s up; tombolo repair", was, name, name, name, was, was)
 }
 
 const ipv6MTU = 1280 // RFC 8200, section 5

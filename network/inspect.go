@@ -1,6 +1,7 @@
 package network
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io/fs"
@@ -33,7 +34,8 @@ type Inspection struct {
 	// Stray is what the kernel has of ours and no record tells of.
 	Stray []tombolo.Difference `json:"stray,omitempty"`
 	// Others names objects of other programs in our table of the firewall, elements there of owners and networks
-	// that are not on record, and other tables' chains that may drop pods' packets. They are no differences.
+	// that are not on record, other tables' chains that may drop pods' packets, and settings of the host that may
+	// be in the way. They are no differences.
 	Others []string `json:"others,omitempty"`
 	// Damaged are the records that cannot be read.
 	Damaged []tombolo.Difference `json:"damaged,omitempty"`
@@ -63,8 +65,12 @@ func (n *Node) Inspect(ctx context.Context) (*Inspection, error) {
 		return nil, fail.State(err)
 	}
 	in := &Inspection{Attachments: []Report{}}
+	host := &surroundings{}
+	if err := host.read(ctx, s); err != nil {
+		return nil, err
+	}
 	for _, name := range networks {
-		if err := in.network(ctx, s, name); err != nil {
+		if err := in.network(ctx, s, name, host); err != nil {
 			return nil, err
 		}
 	}
@@ -86,7 +92,7 @@ func recreate(text string) []tombolo.Difference {
 }
 
 // network compares one network and its attachments.
-func (in *Inspection) network(ctx context.Context, s *session, name string) error {
+func (in *Inspection) network(ctx context.Context, s *session, name string, host *surroundings) error {
 	attachments, damaged, err := s.Dir.List(name)
 	if err != nil {
 		return fail.State(err)
@@ -106,7 +112,7 @@ func (in *Inspection) network(ctx context.Context, s *session, name string) erro
 		if err != nil {
 			return err
 		}
-		if err := in.obstacles(ctx, s, rec, attachments, found); err != nil {
+		if err := cmp.Or(in.surroundings(ctx, s, host, rec, attachments, found), in.obstacles(ctx, s, rec, attachments, found)); err != nil {
 			return err
 		}
 		if err := lookForClients(ctx, s, rec, found); err != nil {

@@ -170,6 +170,13 @@ func (f Filter) message() (netlink.Message, error) {
 // address of the host itself. The error is an unix.ENETUNREACH or the like where
 // there is none.
 func (c *Conn) Get(ctx context.Context, dst netip.Addr) (Route, error) {
+	return c.GetFrom(ctx, netip.Addr{}, dst, 0)
+}
+
+// GetFrom is Get for a packet from the address src. If link is not 0, the packet comes in by the link with that index,
+// and the kernel also checks its source: the error is EXDEV if the reverse path filter would drop the packet. If link
+// is 0, src has to be an address of this host.
+func (c *Conn) GetFrom(ctx context.Context, src, dst netip.Addr, link int) (Route, error) {
 	if err := c.usable(ctx); err != nil {
 		return Route{}, err
 	}
@@ -178,7 +185,18 @@ func (c *Conn) Get(ctx context.Context, dst netip.Addr) (Route, error) {
 		// Without it, IPv4 reports table main for every route; IPv6 refuses the flag.
 		q.Flags = unix.RTM_F_LOOKUP_TABLE
 	}
-	q.more(func(ae *netlink.AttributeEncoder) { nl.PutAddr(ae, unix.RTA_DST, dst) })
+	if src.IsValid() {
+		q.SrcLength = uint8(src.BitLen())
+	}
+	q.more(func(ae *netlink.AttributeEncoder) {
+		nl.PutAddr(ae, unix.RTA_DST, dst)
+		if src.IsValid() {
+			nl.PutAddr(ae, unix.RTA_SRC, src)
+		}
+		if link != 0 {
+			ae.Uint32(unix.RTA_IIF, nl.Index(link))
+		}
+	})
 	ask, err := nl.Marshal(unix.RTM_GETROUTE, 0, q.MarshalBinary, q.write)
 	var b nl.Batch
 	var r Route

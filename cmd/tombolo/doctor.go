@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/netip"
@@ -140,10 +141,12 @@ func (o *options) printExamined(reports []doctor.Report, none string) error {
 		switch {
 		case same:
 			text.WriteString(" the same")
-		case len(r.Findings) == 0:
-			text.WriteString(" nothing found")
 		case !bad:
-			text.WriteString(" nothing found; to be known:")
+			fmt.Fprintf(&text, " nothing found; tried: %s", cmp.Or(strings.Join(r.Tried, ", "), "nothing, since its ADD is not done"))
+			text.WriteString("; more is tried by --to ADDR[:PORT]")
+			if len(r.Findings) > 0 {
+				text.WriteString("; to be known:")
+			}
 		}
 		text.WriteString("\n")
 		for _, f := range r.Findings {

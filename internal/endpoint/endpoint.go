@@ -2,9 +2,11 @@ package endpoint
 
 import (
 	"cmp"
+	"fmt"
 	"net"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
@@ -114,4 +116,11 @@ func PortText(p nft.Port) string {
 		p.HostAddr = netip.Addr{}
 	}
 	return p.String()
+}
+
+// SlowPorts says that a bridge runs the spanning tree protocol, for how long a new port therefore forwards nothing, and
+// which command helps.
+func SlowPorts(bridge string, delay time.Duration) string {
+	return fmt.Sprintf("bridge %s runs the spanning tree protocol, so that a new port forwards nothing for %s; unless its ports form a loop, this helps: "+
+		"ip link set %s type bridge stp_state 0", bridge, delay, bridge)
 }

@@ -160,7 +160,7 @@ func (l *Link) info(ad *netlink.AttributeDecoder) error {
 		switch l.Kind {
 		case "bridge":
 			l.Bridge = new(driver.Bridge)
-			drive(ad, l.Bridge.Decode, unix.IFLA_BR_STP_STATE, unix.IFLA_BR_VLAN_FILTERING, unix.IFLA_BR_VLAN_PROTOCOL,
+			drive(ad, l.Bridge.Decode, unix.IFLA_BR_STP_STATE, unix.IFLA_BR_FORWARD_DELAY, unix.IFLA_BR_VLAN_FILTERING, unix.IFLA_BR_VLAN_PROTOCOL,
 				unix.IFLA_BR_NF_CALL_IPTABLES, unix.IFLA_BR_NF_CALL_IP6TABLES, unix.IFLA_BR_FDB_MAX_LEARNED)
 		case "vlan":
 			within(ad, func(ad *netlink.AttributeDecoder) error {

@@ -70,6 +70,8 @@ func (r Rule) String() string {
 	}
 	if r.Action <= unix.FR_ACT_TO_TBL {
 		b.WriteString(" table " + strconv.FormatUint(uint64(r.Table), 10))
+	} else if name := map[uint8]string{unix.FR_ACT_BLACKHOLE: "blackhole", unix.FR_ACT_UNREACHABLE: "unreachable", unix.FR_ACT_PROHIBIT: "prohibit"}[r.Action]; name != "" {
+		b.WriteString(" " + name)
 	}
 	return b.String()
 }
@@ -96,6 +98,37 @@ func Rules(c *nl.Conn) ([]Rule, error) {
 		return err
 	})
 	return list, err
+}
+
+// Foreign returns the first rule, apart from the kernel's own three, that sends a packet from src to dst to a table.
+// in is the name of the link that the packet comes in by, or "lo" for a packet of the host itself. If table is 0, the
+// rule may do anything. Rules with other conditions, such as a mark or a port, are left out: it is not known whether
+// the packet meets them.
+func Foreign(rules []Rule, src, dst netip.Addr, in string, table uint32) (Rule, bool) {
+	for _, r := range rules {
+		plain := !r.Invert && r.Mask == 0 && r.TOS == 0 && r.OIF == "" && len(r.Other) == 0
+		everything := r.From.Bits() <= 0 && r.To.Bits() <= 0 && r.IIF == ""
+		own := everything && r.Action == unix.FR_ACT_TO_TBL && r.Table >= unix.RT_TABLE_DEFAULT && r.Table <= unix.RT_TABLE_LOCAL
+		matches := (r.From.Bits() <= 0 || r.From.Contains(src)) && (r.To.Bits() <= 0 || r.To.Contains(dst)) && (r.IIF == "" || r.IIF == in)
+		if plain && !own && matches && r.Family == nl.FamilyOf(dst) && (table == 0 || r.Action == unix.FR_ACT_TO_TBL && r.Table == table) {
+			return r, true
+		}
+	}
+	return Rule{}, false
+}
+
+// Ahead returns the command that adds a rule before r, by which packets with the selector are looked up in table main.
+func (r *Rule) Ahead(selector string) string {
+	return fmt.Sprintf("ip -%d rule add %s lookup main priority %d", map[bool]int{true: 4, false: 6}[r.Family == unix.AF_INET], selector, max(r.Priority, 1)-1)
+}
+
+// Outside returns an address of elsewhere, of the family of a, to look routes up by. It is of the blocks for
+// documentation (RFC 5737, RFC 3849), and nothing is sent there.
+func Outside(a netip.Addr) netip.Addr {
+	if a.Is4() {
+		return netip.AddrFrom4([4]byte{203, 0, 113, 1})
+	}
+	return netip.MustParseAddr("2001:db8:ffff::1")
 }
 
 // CopyMessage gives a request that adds a rule as Rules gave it, for callers that put several requests into one

@@ -15,6 +15,9 @@ func (s *scene) examine() outcome {
 	return s.operate("doctor", "--state", s.state, "--dns", outside4, "a")
 }
 
+const foundNothing = "container a, eth0 of network podnet: nothing found; tried: the port, the pod's interface and its addresses, the gateway " + gateway4 + " by ARP, the host's next hop " + outside4 +
+	" by echo requests, the gateway " + gateway6 + " by neighbour discovery, the host's next hop " + outside6 + " by echo requests, the name server " + outside4 + "; more is tried by --to ADDR[:PORT]\n"
+
 // Each thing that a pod's network needs is broken in turn: before that, the pod works and the
 // doctor finds nothing.
 func TestDoctorFindsWhatKeepsAPodFromTheNetwork(t *testing.T) {
@@ -36,9 +39,9 @@ func TestDoctorFindsWhatKeepsAPodFromTheNetwork(t *testing.T) {
 		"no default route":              {in("ip route del default"), "route", []string{"interface eth0: route", "create it again"}},
 		"a route that leads elsewhere":  {in("ip link add other type veth; ip link set other up; ip route add " + gateway4 + "/32 dev other"), "route", []string{"no route to its gateway " + gateway4}},
 		"no gateway":                    {on("ip address del " + gateway4 + "/24 dev cbr0"), "gateway", []string{"the gateway " + gateway4 + "/24 is missing", "tombolo repair"}},
-		"ARP dropped":                   {drop("ether type arp"), "gateway", []string{gateway4 + " does not answer by ARP", "nft list ruleset bridge"}},
+		"ARP dropped":                   {drop("ether type arp"), "gateway", []string{gateway4 + " does not answer by ARP: chain pre of table bridge evil drops or rejects, by its rule number 1", "nft delete rule bridge evil pre handle "}},
 		"another MAC for the gateway":   {in("ip neigh replace " + gateway4 + " lladdr 02:00:00:00:00:99 dev eth0 nud permanent"), "gateway", []string{"has its MAC as 02:00:00:00:00:99, and it is ", "set guard"}},
-		"neighbour discovery dropped":   {drop("icmpv6 type nd-neighbor-solicit"), "gateway", []string{gateway6 + " does not answer by neighbour discovery", "nft list ruleset bridge"}},
+		"neighbour discovery dropped":   {drop("icmpv6 type nd-neighbor-solicit"), "gateway", []string{gateway6 + " does not answer by neighbour discovery: chain pre of table bridge evil drops or rejects, by its rule number 1", "nft delete rule bridge evil pre handle "}},
 		"another has the pod's address": {func(s *scene) { s.intruder("10.77.0.2/24") }, "duplicate", []string{"another node answers for 10.77.0.2: 02:00:00:00:00:66"}},
 		"another has the gateway's":     {func(s *scene) { s.intruder(gateway4 + "/24") }, "duplicate", []string{"another node on bridge cbr0 answers for the gateway " + gateway4 + ": 02:00:00:00:00:66"}},
 		"no forwarding":                 {on("echo 0 > /proc/sys/net/ipv4/ip_forward"), "forwarding", []string{"does not forward", "tombolo repair"}},
@@ -48,7 +51,7 @@ func TestDoctorFindsWhatKeepsAPodFromTheNetwork(t *testing.T) {
 		"another's table drops":         {on("nft 'add table inet fw; add chain inet fw f { type filter hook forward priority 5; policy drop; }'"), "firewall", []string{"chain f of table inet fw drops", "nft add rule inet fw f"}},
 		"a drop ahead of our own":       {on("iptables -I FORWARD -j DROP"), "firewall", []string{"by its rule number 1", "iptables -D FORWARD 1"}},
 		"a rule against the pod":        {on("iptables -I FORWARD -s 10.77.0.2 -j DROP"), "firewall", []string{"chain FORWARD of table ip filter drops or rejects, by its rule number 1 with handle ", "nft delete rule ip filter FORWARD handle "}},
-		"a legacy rule against the pod": {on("iptables-legacy -I FORWARD -s 10.77.0.2 -j DROP"), "beyond", []string{"the host reaches its next hop " + outside4 + ", and the pod 10.77.0.2 does not"}},
+		"a legacy rule against the pod": {on("iptables-legacy -I FORWARD -s 10.77.0.2 -j DROP"), "firewall", []string{"the host's next hop " + outside4 + " gives the pod 10.77.0.2 no answer: it comes to the host by cbr0 and is lost in the hook forward, by no rule of nf_tables", "iptables-legacy-save"}},
 		"what is long gets lost":        {func(s *scene) { nstest.Run(s, s.out, "ip", "link", "set", "eth0", "mtu", "1300") }, "mtu", []string{"packets of 1500 bytes"}},
 		"the pod's MTU is too large":    {in("ip link set eth0 mtu 9000"), "mtu", []string{"interface eth0: MTU is 9000", "create it again"}},
 		"queries for names dropped":     {on("iptables -I FORWARD -p udp --dport 53 -j DROP"), "dns", []string{"the name server " + outside4 + " does not answer"}},
@@ -56,14 +59,14 @@ func TestDoctorFindsWhatKeepsAPodFromTheNetwork(t *testing.T) {
 		"the host's own firewall drops": {func(s *scene) {
 			s.on("nft 'add table inet h; add chain inet h i { type filter hook input priority 0; policy drop; }'; ip -6 neigh flush all")
 			s.in("ip -6 neigh flush dev eth0")
-		}, "gateway", []string{gateway6 + " does not answer by neighbour discovery", "nft list ruleset bridge", "of the host's hook input: nft list ruleset inet"}},
+		}, "gateway", []string{gateway6 + " does not answer by neighbour discovery: chain i of table inet h drops, by its policy, ", "nft add rule inet h i iifname cbr0 "}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := newScene(t)
 			nstest.Serve(t, s.out, "udp", netip.AddrPortFrom(nstest.Addr(outside4), 53))
 			wantPing(t, s.a.NS, outside4, outside6)
-			if o := s.examine(); o.status != 0 || o.stdout != "container a, eth0 of network podnet: nothing found\n" {
+			if o := s.examine(); o.status != 0 || o.stdout != foundNothing {
 				t.Fatalf("of a pod that works: %+v", o)
 			}
 			tc.harm(s)
@@ -114,7 +117,7 @@ func TestDoctorLooksForNoGatewayWhereNoneIs(t *testing.T) {
 	p := n.pod("a")
 	w.add(p)
 	o := n.operate("doctor", "--state", n.state, "--dns", "10.255.255.53")
-	expect.That(t, o.status == 0 && o.stdout == "container a, eth0 of network backplane: nothing found\n", "%+v", o)
+	expect.That(t, o.status == 0 && o.stdout == "container a, eth0 of network backplane: nothing found; tried: the port, the pod's interface and its addresses; more is tried by --to ADDR[:PORT]\n", "%+v", o)
 	nstest.Run(t, p.NS, "ip", "route", "add", "default", "via", "172.31.0.1")
 	if o := n.operate("doctor", "--state", n.state, "--dns", "10.255.255.53"); o.status != 4 || !strings.Contains(o.stdout, "the gateway 172.31.0.1 does not answer by ARP") {
 		t.Errorf("where the pod sends by it: %+v", o)

@@ -4,6 +4,7 @@ package conflist
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -11,7 +12,9 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/cni"
+	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/internal/strict"
 	"github.com/tombolo-cni/tombolo/network"
@@ -126,8 +129,25 @@ func (r *Report) warn(nw *network.Network, capabilities map[string]bool) {
 		}
 		r.Warnings = append(r.Warnings, fmt.Sprintf("capability %q has no effect here, since Tombolo knows none of that name%s", name, hint))
 	}
+	if nw != nil {
+		r.warnOfBridge(nw.Bridge)
+	}
 	if nw != nil && nw.Origin.Type == "" && nw.Gateway {
 		r.Warnings = append(r.Warnings, `without an ipam section pods get no addresses, and the bridge no gateway: set "ipam", or "mode": "l2"`)
+	}
+}
+
+// warnOfBridge looks at the bridge on this machine, if there is one.
+func (r *Report) warnOfBridge(name string) {
+	links, err := bridge.Dial(nil)
+	if err != nil {
+		return
+	}
+	defer links.Close()
+
+	l, err := links.Link(context.Background(), name)
+	if err == nil && l.Bridge != nil && l.Bridge.PortDelay > 0 {
+		r.Warnings = append(r.Warnings, endpoint.SlowPorts(name, l.Bridge.PortDelay))
 	}
 }
 

@@ -52,6 +52,8 @@ type Report struct {
 	ContainerID string    `json:"containerID"`
 	IfName      string    `json:"ifName"`
 	Findings    []Finding `json:"findings"` // empty: nothing was found
+	// Tried lists what was tested, and how it went.
+	Tried []string `json:"tried,omitempty"`
 }
 
 // Options says what to look at.
@@ -77,7 +79,7 @@ func Examine(ctx context.Context, node *network.Node, in *network.Inspection, op
 	}
 	reports := []Report{}
 	for _, r := range in.Attachments {
-		e := &examination{node: node, opt: opt, at: r.Attachment, obstacles: obstacles[r.Network]}
+		e := &examination{node: node, opt: opt, at: r.Attachment, obstacles: obstacles[r.Network], others: in.Others}
 		shared := slices.DeleteFunc(slices.Clone(in.Networks), func(n network.NetworkReport) bool { return n.Network != r.Network })
 		e.recorded(report.Causes(&network.Inspection{Attachments: []network.Report{r}, Networks: shared}))
 		for _, d := range r.Inside {
@@ -87,7 +89,7 @@ func Examine(ctx context.Context, node *network.Node, in *network.Inspection, op
 		if err := e.walk(ctx); err != nil {
 			return nil, fmt.Errorf("%s: %w", report.PodName(r.Pod, r.ContainerID), err)
 		}
-		reports = append(reports, Report{r.Network, r.Pod, r.ContainerID, r.IfName, e.sorted()})
+		reports = append(reports, Report{r.Network, r.Pod, r.ContainerID, r.IfName, e.sorted(), e.tried})
 	}
 	return reports, nil
 }
@@ -107,11 +109,24 @@ type examination struct {
 	at        *network.Attachment
 	way                          // of its packets, once walk has opened it
 	obstacles []foreign.Obstacle // of its network
+	others    []string           // what the inspection noted about the host
 	found     []Finding
+	tried     []string
 	dead      bool
 	cut       bool // the host's next hop does not answer the pod
 	led       bool // a gateway is there, or the pod sends by one
 	alone     bool // an address has no such gateway
+}
+
+func (e *examination) try(format string, args ...any) {
+	e.tried = append(e.tried, fmt.Sprintf(format, args...))
+}
+
+func (e *examination) addLoss(l loss, before string) {
+	if !strings.HasPrefix(l.evidence, "chain ") {
+		l.evidence = before + ": " + l.evidence
+	}
+	e.add(l.step, l.remedy, "%s", l.evidence)
 }
 
 func (e *examination) add(step Step, remedy, format string, args ...any) {
@@ -133,7 +148,7 @@ func (e *examination) sorted() []Finding {
 }
 
 func (e *examination) failed(steps ...Step) bool {
-	return slices.ContainsFunc(e.found, func(f Finding) bool { return slices.Contains(steps, f.Step) })
+	return slices.ContainsFunc(e.found, func(f Finding) bool { return !f.Note && slices.Contains(steps, f.Step) })
 }
 
 // recorded takes what differs from the records: which the rest of the way shows only in its
@@ -144,12 +159,22 @@ func (e *examination) recorded(causes []report.Line) {
 		if step == StepNamespace {
 			e.dead = true
 		}
-		evidence, remedy := c.Text, report.Help(c.Remedy)
-		if before, command, ok := strings.Cut(evidence, "; this helps: "); ok {
-			evidence, remedy = before, command
+		evidence, remedy := split(c.Text, report.Help(c.Remedy))
+		if strings.Contains(evidence, spanningTree) {
+			continue // walk looks whether this pod's port forwards already
 		}
 		e.found = append(e.found, Finding{Step: step, Evidence: evidence, Remedy: remedy})
 	}
+}
+
+const spanningTree = "spanning tree"
+
+// split takes the command that helps out of a text.
+func split(text, otherwise string) (evidence, remedy string) {
+	if before, command, ok := strings.Cut(text, "this helps: "); ok {
+		return strings.TrimRight(before, "; ,"), command
+	}
+	return text, otherwise
 }
 
 // StepOf is the part of the way that a difference concerns.
@@ -161,6 +186,8 @@ func StepOf(d tombolo.Difference) Step {
 	switch {
 	case has("it is dead", "namespace is gone", "ADD has not come"):
 		return StepNamespace
+	case has(spanningTree):
+		return StepLink
 	case has("lease", "keeper"):
 		return StepLease
 	case d.What == "address":
@@ -169,7 +196,7 @@ func StepOf(d tombolo.Difference) Step {
 		return StepRoute
 	case d.What == "MTU":
 		return StepMTU
-	case has("the host's route", "the host does not send"):
+	case has("the host's route", "the host does not send", "what the host sends", "which no network has on record"):
 		return StepForwarding
 	case has("forward of table", "FORWARD", " of table ", "nf_tables", "chain ", "what pods send", "br_netfilter", "nf_call"):
 		return StepFirewall

@@ -6,143 +6,178 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"net"
+	"math"
 	"net/netip"
 	"os"
 	"slices"
 	"strings"
-	"syscall"
+	"time"
 
 	"github.com/google/nftables/expr"
 	"github.com/mdlayher/netlink"
+	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 
-	"github.com/tombolo-cni/tombolo/internal/icmp"
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// hops is how far probes get: to the host's next hop.
-const hops = 2
+// probe describes a packet that a pod sends, and its answer, by what no address translation changes.
+type probe struct {
+	request, answer message
+	isQuestion      bool // for the MAC of a neighbour
+}
 
-// traceEcho finds the rule that drops an echo request of the pod's.
-func (e *examination) traceEcho(ctx context.Context, own, to netip.Addr) (found bool, _ error) {
-	id := uint16(rand.Uint32())
-	protocol, at := byte(unix.IPPROTO_ICMPV6), uint32(4)
-	if own.Is4() {
-		protocol = unix.IPPROTO_ICMP
+// message describes packets by their EtherType, and by bytes at offsets from the network header. IPv4 headers have no
+// options.
+type message struct {
+	ethertype uint16
+	fields    []field
+}
+
+type field struct {
+	offset int
+	bytes  []byte
+}
+
+// messageOf describes packets of IP of a protocol, by fields of the protocol's own header.
+func messageOf(is4 bool, protocol byte, fields ...field) message {
+	m := message{ethertype: unix.ETH_P_IPV6, fields: []field{{6, []byte{protocol}}}}
+	header := 40
+	if is4 {
+		m, header = message{ethertype: unix.ETH_P_IP, fields: []field{{9, []byte{protocol}}}}, 20
 	}
-	match := probe(own.AsSlice(), to.AsSlice(), protocol, at, binary.BigEndian.AppendUint16(nil, id))
-	t, err := trace(ctx, match, func() error {
-		_ = ping(ctx, e.pod, to, icmp.Echo{From: own, Wait: wait / 10, ID: id, Hops: hops})
-		return ctx.Err()
+	for _, f := range fields {
+		m.fields = append(m.fields, field{header + f.offset, f.bytes})
+	}
+	return m
+}
+
+// echoProbe is an echo request with an identifier (RFC 792, RFC 4443).
+func echoProbe(is4 bool, id uint16) probe {
+	protocol, request, reply := byte(unix.IPPROTO_ICMPV6), byte(128), byte(129)
+	if is4 {
+		protocol, request, reply = unix.IPPROTO_ICMP, 8, 0
+	}
+	identified := field{4, binary.BigEndian.AppendUint16(nil, id)}
+	return probe{messageOf(is4, protocol, field{0, []byte{request}}, identified), messageOf(is4, protocol, field{0, []byte{reply}}, identified), false}
+}
+
+// flowProbe is a packet of TCP or UDP from a port of the pod's.
+func flowProbe(is4 bool, protocol byte, from uint16) probe {
+	port := binary.BigEndian.AppendUint16(nil, from)
+	return probe{messageOf(is4, protocol, field{0, port}), messageOf(is4, protocol, field{2, port}), false}
+}
+
+// neighbourProbe is the question for the MAC of an address (RFC 826, RFC 4861).
+func neighbourProbe(a netip.Addr) probe {
+	if !a.Is4() {
+		return probe{messageOf(false, unix.IPPROTO_ICMPV6, field{0, []byte{135}}, field{8, a.AsSlice()}), messageOf(false, unix.IPPROTO_ICMPV6, field{0, []byte{136}}, field{8, a.AsSlice()}), true}
+	}
+	return probe{
+		message{unix.ETH_P_ARP, []field{{6, []byte{0, 1}}, {24, a.AsSlice()}}},
+		message{unix.ETH_P_ARP, []field{{6, []byte{0, 2}}, {14, a.AsSlice()}}},
+		true,
+	}
+}
+
+func (m *message) is(ethertype uint16, packet []byte) bool {
+	return ethertype == m.ethertype && !slices.ContainsFunc(m.fields, func(f field) bool {
+		return len(packet) < f.offset+len(f.bytes) || string(packet[f.offset:f.offset+len(f.bytes)]) != string(f.bytes)
 	})
-	if err != nil {
-		return false, err
-	}
-	return e.report(t, to.String())
 }
 
-// connection has the pod begin a connection by TCP, and finds the rule that drops its first packet.
-func (e *examination) connection(ctx context.Context, own netip.Addr, to netip.AddrPort) error {
-	const dynamic = 49152 // the first port that is not assigned (RFC 6335)
-	from := netip.AddrPortFrom(own, dynamic+rand.N[uint16](1<<14))
-	ports := binary.BigEndian.AppendUint16(binary.BigEndian.AppendUint16(nil, from.Port()), to.Port()) // TCP's header begins with them
-	var unreachable error
-	t, err := trace(ctx, probe(own.AsSlice(), to.Addr().AsSlice(), unix.IPPROTO_TCP, 0, ports), func() error {
-		unreachable = e.pod.Do(func() error { return connect(ctx, from, to) })
-		return ctx.Err()
+// filter returns the socket filter that takes the request and the answer.
+func (p *probe) filter() ([]bpf.RawInstruction, error) {
+	var program []bpf.Instruction
+	for _, m := range []message{p.request, p.answer} {
+		list := []bpf.Instruction{bpf.LoadExtension{Num: bpf.ExtProto}, bpf.JumpIf{Val: uint32(m.ethertype)}}
+		for _, f := range m.fields {
+			for i, b := range f.bytes {
+				list = append(list, bpf.LoadAbsolute{Off: uint32(f.offset + i), Size: 1}, bpf.JumpIf{Val: uint32(b)})
+			}
+		}
+		for i := 1; i < len(list); i += 2 {
+			jump := list[i].(bpf.JumpIf)
+			jump.SkipFalse = uint8(len(list) - i) // to behind the RetConstant
+			list[i] = jump
+		}
+		program = append(append(program, list...), bpf.RetConstant{Val: math.MaxUint16})
+	}
+	return bpf.Assemble(append(program, bpf.RetConstant{}))
+}
+
+// sighting is a probe, or its answer, on one link.
+type sighting struct {
+	link        int
+	out, answer bool
+	src         netip.Addr // the zero value for ARP
+}
+
+// tap hears a probe on the links of a network namespace. link 0 is all of them.
+func tap(ns *netns.NS, link int, p *probe) (fd int, _ error) {
+	program, err := p.filter()
+	if err != nil {
+		return -1, err
+	}
+	protocol := uint16(unix.ETH_P_ALL)<<8 | uint16(unix.ETH_P_ALL)>>8 // in network byte order
+	err = ns.Do(func() error {
+		if fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, int(protocol)); err != nil {
+			return fmt.Errorf("open packet socket: %w", err)
+		}
+		return errors.Join(nl.AttachFilter(fd, program), unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: protocol, Ifindex: link}))
 	})
+	return fd, err
+}
+
+// heard reads all that a tap has heard.
+func heard(fd int, p *probe) (list []sighting) {
+	buf := make([]byte, 128)
+	for {
+		n, from, err := unix.Recvfrom(fd, buf, unix.MSG_DONTWAIT)
+		at, ok := from.(*unix.SockaddrLinklayer)
+		if err != nil || !ok {
+			return list
+		}
+		ethertype, packet := at.Protocol<<8|at.Protocol>>8, buf[:n]
+		s := sighting{link: at.Ifindex, out: at.Pkttype == unix.PACKET_OUTGOING, answer: p.answer.is(ethertype, packet)}
+		switch {
+		case !s.answer && !p.request.is(ethertype, packet): // from before the filter was there
+			continue
+		case ethertype == unix.ETH_P_IP:
+			s.src, _ = netip.AddrFromSlice(packet[12:16])
+		case ethertype == unix.ETH_P_IPV6:
+			s.src, _ = netip.AddrFromSlice(packet[8:24])
+		}
+		list = append(list, s)
+	}
+}
+
+// trail is how far a probe and its answer came.
+type trail struct {
+	probe
+	pod, host []sighting
+	passed    map[bool]map[string]bool // the chains of ours, by whether it is the answer
+	dropped   map[bool]*rule           // the rules that dropped it
+}
+
+// follow has send send the probe, and records where it and its answer were seen.
+func (e *examination) follow(ctx context.Context, p probe, send func()) (*trail, error) {
+	t := &trail{probe: p, passed: map[bool]map[string]bool{false: {}, true: {}}, dropped: map[bool]*rule{}}
+	inPod, err := tap(e.pod, e.index, &p)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	if found, err := e.report(t, to.String()); found || err != nil {
-		return err
+	defer unix.Close(inPod)
+	onHost, err := tap(e.host, 0, &p)
+	if err != nil {
+		return nil, err
 	}
-	if !t.seen && unreachable != nil {
-		return fmt.Errorf("connect to %s: %w", to, unreachable)
-	}
-	for _, o := range e.obstacles {
-		if o.Legacy && strings.Contains(o.Chain, "ip6") == own.Is6() {
-			e.add(StepFirewall, o.Remedy, "%s, which cannot be traced, may drop what the pod sends to %s", o.Chain, to)
-			e.found[len(e.found)-1].Note = true
-		}
-	}
-	return nil
-}
-
-// connect begins a connection, whose packets get no further than the host's next hop. No answer, or a refusal, is none
-// of its errors.
-func connect(ctx context.Context, from, to netip.AddrPort) error {
-	dialer := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(from), Timeout: wait / 10, Control: func(_, _ string, raw syscall.RawConn) error {
-		level, option := unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS
-		if to.Addr().Is4() {
-			level, option = unix.IPPROTO_IP, unix.IP_TTL
-		}
-		var optionErr error
-		err := raw.Control(func(fd uintptr) { optionErr = unix.SetsockoptInt(int(fd), level, option, hops) })
-		return errors.Join(err, optionErr)
-	}}
-	conn, err := dialer.DialContext(ctx, "tcp", to.String())
-	if err == nil {
-		return conn.Close()
-	}
-	if errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, os.ErrDeadlineExceeded) {
-		return nil
-	}
-	return err
-}
-
-// report says what dropped a probe, if anything did.
-func (e *examination) report(t *traced, to string) (found bool, _ error) {
-	if !t.dropped {
-		return false, nil
-	}
-	r := &t.rule
-	at := fmt.Sprintf("chain %s of table %s %s", r.chain, nftnl.FamilyName(r.family), r.table)
-	if r.handle == 0 {
-		e.add(StepFirewall, e.remedy(r, at), "%s drops, by its policy, what the pod sends to %s", at, to)
-		return true, nil
-	}
-	number, err := r.number()
-	e.add(StepFirewall, e.remedy(r, at), "%s drops or rejects, by its rule number %d with handle %d, what the pod sends to %s", at, number, r.handle, to)
-	return true, err
-}
-
-// remedy is the command that helps against a rule of a chain, or its policy. Rules that a program makes anew are that
-// program's to delete.
-func (e *examination) remedy(r *rule, at string) string {
-	link := cmp.Or(e.at.HostVLAN, e.at.Bridge)
-	const firewalld = "filter_FWD_"
-	switch {
-	case r.table == "firewalld" && strings.HasPrefix(r.chain, firewalld+"policy_"):
-		return "see firewall-cmd --list-all-policies: the policy has to accept what comes from the zone of " + link
-	case r.table == "firewalld" && strings.HasPrefix(r.chain, firewalld+"trusted"):
-		return "see firewall-cmd --info-zone=trusted, whose target is not ACCEPT"
-	case r.table == "firewalld" && slices.Contains(e.opt.Trusted, link):
-		zone := strings.TrimPrefix(r.chain, firewalld)
-		return "see firewall-cmd --info-zone=" + zone + ": it comes before trusted, where " + link + " is, since it has the pod's address as a source"
-	case strings.HasPrefix(r.chain, "ufw-user-") || strings.HasPrefix(r.chain, "ufw6-user-"):
-		return "see ufw status numbered, and ufw delete NUMBER; another command's deletion ends with ufw's next reload"
-	}
-	for _, o := range e.obstacles {
-		if o.Firewalld && r.table == "firewalld" || r.handle == 0 && o.Chain == at {
-			return o.Remedy
-		}
-	}
-	if r.handle == 0 {
-		return "tombolo repair"
-	}
-	return fmt.Sprintf("nft delete rule %s %s %s handle %d", nftnl.FamilyName(r.family), r.table, r.chain, r.handle)
-}
-
-// traced is what the kernel tells of a packet that is traced.
-type traced struct {
-	seen    bool // it came to nf_tables
-	dropped bool // and ended there, by what follows
-	rule    rule
+	defer unix.Close(onHost)
+	err = t.trace(ctx, send)
+	t.pod, t.host = heard(inPod, &p), heard(onHost, &p)
+	return t, err
 }
 
 // rule is a rule of a chain, or its policy.
@@ -152,44 +187,45 @@ type rule struct {
 	handle       uint64 // 0: the policy
 }
 
-// trace has nf_tables tell what becomes of a packet that send sends, and that the rule matches alone. The
-// rule's table belongs to the socket, so that it goes with the process at the latest.
-func trace(ctx context.Context, match func(*nftnl.Expressions), send func() error) (*traced, error) {
+// trace has nf_tables tell what becomes of the probe that send sends, and of its answer. The tables belong to the
+// socket, so that they go with the process at the latest.
+func (t *trail) trace(ctx context.Context, send func()) error {
 	const group = 9 // NFNLGRP_NFTRACE
 	watch, err := nl.Subscribe(unix.NETLINK_NETFILTER, nil, group)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer watch.Close()
 	owner, err := nl.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer owner.Close()
-	if err := asDoctor(func() error { return traceRule(match).Commit(owner) }); err != nil {
-		return nil, err
+	if err := asDoctor(func() error { return t.tables().Commit(owner) }); err != nil {
+		return err
 	}
-	if err := send(); err != nil {
-		return nil, err
-	}
-	heard, stop := context.WithTimeout(ctx, wait)
-	defer stop()
-	found := &traced{}
-	for !found.dropped {
-		list, err := watch.Next(heard)
-		if errors.Is(err, context.DeadlineExceeded) {
-			return found, ctx.Err()
+
+	sending, stop := context.WithCancel(ctx)
+	go func() {
+		defer stop()
+		send()
+		time.Sleep(wait / 10) // the kernel has told all by then
+	}()
+	answers := map[uint32]bool{}
+	for {
+		list, err := watch.Next(sending)
+		if sending.Err() != nil {
+			return ctx.Err()
 		}
-		if err != nil {
-			return nil, err
+		if err != nil && !errors.Is(err, unix.ENOBUFS) { // some of many messages may be missing
+			return err
 		}
 		for _, m := range list {
-			if err := found.read(m); err != nil {
-				return nil, err
+			if err := t.read(m, answers); err != nil {
+				return err
 			}
 		}
 	}
-	return found, nil
 }
 
 // asDoctor has the kernel name the thread in what it tells of a change.
@@ -212,40 +248,80 @@ func asDoctor(do func() error) error {
 	})
 }
 
-// traceRule makes the table, with a chain that sees packets before all others do.
-func traceRule(match func(*nftnl.Expressions)) *nftnl.Transaction {
+func tableName() string { return fmt.Sprintf("%s-%d", nftnl.DoctorName, os.Getpid()) }
+
+// The chains of doctor's table, by which the trace tells how far a packet came: through all of a hook, or to it.
+const (
+	beganPrerouting   = "begin"
+	passedPrerouting  = "prerouting"
+	beganForward      = "forward-begin"
+	passedForward     = "forward"
+	passedPostrouting = "postrouting"
+	beganInput        = "input-begin"
+	passedInput       = "input"
+)
+
+// tables makes a table that sees packets before all others do, for IP and for bridges, and in that for IP chains at the
+// ends of the hooks.
+func (t *trail) tables() *nftnl.Transaction {
 	const (
 		owned = 2 // NFT_TABLE_F_OWNER, Linux 5.12
 		first = -450
-		name  = "prerouting"
 	)
-	table := fmt.Sprintf("%s-%d", nftnl.DoctorName, os.Getpid())
-	t, at := nftnl.Begin(nil), nl.Name("table inet "+table)
-	t.Add("make", at, unix.NFPROTO_INET, unix.NFT_MSG_NEWTABLE, netlink.Create,
-		nftnl.String(unix.NFTA_TABLE_NAME, table), nftnl.Uint32(unix.NFTA_TABLE_FLAGS, owned))
-	priority := int32(first)
-	t.Add("make a chain of", at, unix.NFPROTO_INET, unix.NFT_MSG_NEWCHAIN, netlink.Create,
-		nftnl.String(unix.NFTA_CHAIN_TABLE, table), nftnl.String(unix.NFTA_CHAIN_NAME, name),
-		nftnl.Nest(unix.NFTA_CHAIN_HOOK, nftnl.Uint32(unix.NFTA_HOOK_HOOKNUM, unix.NF_INET_PRE_ROUTING), nftnl.Uint32(unix.NFTA_HOOK_PRIORITY, uint32(priority))),
-		nftnl.String(unix.NFTA_CHAIN_TYPE, "filter"))
-	t.AddRule("make a rule of", at, unix.NFPROTO_INET, netlink.Append, "", nftnl.Collect(func(x *nftnl.Expressions) {
-		match(x)
-		x.Add(&expr.Immediate{Register: uint32(nftnl.First), Data: []byte{1}})
-		x.Add(&expr.Meta{Key: expr.MetaKeyNFTRACE, SourceRegister: true, Register: uint32(nftnl.First)})
-	}), nftnl.String(unix.NFTA_RULE_TABLE, table), nftnl.String(unix.NFTA_RULE_CHAIN, name))
-	return t
+	transaction := nftnl.Begin(nil)
+	add := func(family uint8, chain string, hook uint32, priority int32, messages ...message) {
+		at := nl.Name("chain " + chain + " of doctor's table")
+		transaction.Add("make", at, family, unix.NFT_MSG_NEWTABLE, netlink.Create,
+			nftnl.String(unix.NFTA_TABLE_NAME, tableName()), nftnl.Uint32(unix.NFTA_TABLE_FLAGS, owned))
+		transaction.Add("make", at, family, unix.NFT_MSG_NEWCHAIN, netlink.Create,
+			nftnl.String(unix.NFTA_CHAIN_TABLE, tableName()), nftnl.String(unix.NFTA_CHAIN_NAME, chain),
+			nftnl.Nest(unix.NFTA_CHAIN_HOOK, nftnl.Uint32(unix.NFTA_HOOK_HOOKNUM, hook), nftnl.Uint32(unix.NFTA_HOOK_PRIORITY, uint32(priority))),
+			nftnl.String(unix.NFTA_CHAIN_TYPE, "filter"))
+		for _, m := range messages {
+			transaction.AddRule("make a rule of", at, family, netlink.Append, "", nftnl.Collect(m.traceIt),
+				nftnl.String(unix.NFTA_RULE_TABLE, tableName()), nftnl.String(unix.NFTA_RULE_CHAIN, chain))
+		}
+	}
+	add(unix.NFPROTO_BRIDGE, "bridge", unix.NF_INET_PRE_ROUTING, math.MinInt32, t.request, t.answer)
+	add(unix.NFPROTO_INET, beganPrerouting, unix.NF_INET_PRE_ROUTING, first, t.request, t.answer)
+	add(unix.NFPROTO_INET, "output", unix.NF_INET_LOCAL_OUT, first, t.answer)
+	add(unix.NFPROTO_INET, passedPrerouting, unix.NF_INET_PRE_ROUTING, math.MaxInt32)
+	add(unix.NFPROTO_INET, beganForward, unix.NF_INET_FORWARD, math.MinInt32)
+	add(unix.NFPROTO_INET, passedForward, unix.NF_INET_FORWARD, math.MaxInt32)
+	add(unix.NFPROTO_INET, passedPostrouting, unix.NF_INET_POST_ROUTING, math.MaxInt32)
+	add(unix.NFPROTO_INET, beganInput, unix.NF_INET_LOCAL_IN, math.MinInt32)
+	add(unix.NFPROTO_INET, passedInput, unix.NF_INET_LOCAL_IN, math.MaxInt32)
+	return transaction
 }
 
-// read reads an NFT_MSG_TRACE, whose attributes are NFTA_TRACE_*. Messages after a drop are about another packet.
-func (t *traced) read(m netlink.Message) error {
+// traceIt matches the message, and has the kernel trace it.
+func (m message) traceIt(x *nftnl.Expressions) {
+	x.Meta(expr.MetaKeyPROTOCOL, nftnl.First)
+	x.Compare(expr.CmpOpEq, binary.BigEndian.AppendUint16(nil, m.ethertype))
+	for _, f := range m.fields {
+		x.Payload(expr.PayloadBaseNetworkHeader, uint32(f.offset), uint32(len(f.bytes)), nftnl.First)
+		x.Compare(expr.CmpOpEq, f.bytes)
+	}
+	x.Add(&expr.Immediate{Register: uint32(nftnl.First), Data: []byte{1}})
+	x.Add(&expr.Meta{Key: expr.MetaKeyNFTRACE, SourceRegister: true, Register: uint32(nftnl.First)})
+}
+
+// read reads an NFT_MSG_TRACE, whose attributes are NFTA_TRACE_*. The first one about a packet has its headers.
+func (t *trail) read(m netlink.Message, answers map[uint32]bool) error {
 	const header = 4 // struct nfgenmsg
-	if m.Header.Type != nftnl.Type(unix.NFT_MSG_TRACE) || len(m.Data) < header || t.dropped {
+	if m.Header.Type != nftnl.Type(unix.NFT_MSG_TRACE) || len(m.Data) < header {
 		return nil
 	}
-	t.seen = true
 	r := rule{family: m.Data[0]}
-	return nftnl.Decode(m.Data[header:], func(ad *netlink.AttributeDecoder) error {
+	var id uint32
+	var packet []byte
+	drops := false
+	err := nftnl.Decode(m.Data[header:], func(ad *netlink.AttributeDecoder) error {
 		switch ad.Type() {
+		case unix.NFTA_TRACE_ID:
+			id = ad.Uint32()
+		case unix.NFTA_TRACE_NETWORK_HEADER, unix.NFTA_TRACE_TRANSPORT_HEADER: // in this order
+			packet = append(packet, ad.Bytes()...)
 		case unix.NFTA_TRACE_TABLE:
 			r.table = ad.String()
 		case unix.NFTA_TRACE_CHAIN:
@@ -254,37 +330,25 @@ func (t *traced) read(m netlink.Message) error {
 			r.handle = ad.Uint64()
 		case unix.NFTA_TRACE_VERDICT:
 			return nftnl.Nested(ad, func(ad *netlink.AttributeDecoder) error {
-				if ad.Type() == unix.NFTA_VERDICT_CODE {
-					t.dropped = int32(ad.Uint32())&0xff == int32(expr.VerdictDrop)
-				}
+				drops = drops || ad.Type() == unix.NFTA_VERDICT_CODE && int32(ad.Uint32())&0xff == int32(expr.VerdictDrop)
 				return nil
 			})
 		case unix.NFTA_TRACE_POLICY:
-			t.dropped = t.dropped || int32(ad.Uint32()) == int32(expr.VerdictDrop)
+			drops = drops || int32(ad.Uint32()) == int32(expr.VerdictDrop)
 		}
-		t.rule = r
 		return nil
 	})
-}
-
-// probe matches packets of a protocol by addresses, and by bytes at an offset behind the IP header.
-func probe(from, to []byte, protocol byte, offset uint32, is []byte) func(*nftnl.Expressions) {
-	family, source := byte(unix.NFPROTO_IPV6), uint32(8)
-	if len(from) == 4 {
-		family, source = unix.NFPROTO_IPV4, 12
+	if packet != nil {
+		answers[id] = t.answer.is(t.answer.ethertype, packet)
 	}
-	return func(x *nftnl.Expressions) {
-		x.Meta(expr.MetaKeyNFPROTO, nftnl.First)
-		x.Compare(expr.CmpOpEq, []byte{family})
-		x.Payload(expr.PayloadBaseNetworkHeader, source, uint32(len(from)), nftnl.First)
-		x.Compare(expr.CmpOpEq, from)
-		x.Payload(expr.PayloadBaseNetworkHeader, source+uint32(len(from)), uint32(len(to)), nftnl.First)
-		x.Compare(expr.CmpOpEq, to)
-		x.Meta(expr.MetaKeyL4PROTO, nftnl.First)
-		x.Compare(expr.CmpOpEq, []byte{protocol})
-		x.Payload(expr.PayloadBaseTransportHeader, offset, uint32(len(is)), nftnl.First)
-		x.Compare(expr.CmpOpEq, is)
+	answer := answers[id]
+	switch {
+	case r.table == tableName():
+		t.passed[answer][r.chain] = true
+	case drops && t.dropped[answer] == nil:
+		t.dropped[answer] = &r
 	}
+	return err
 }
 
 // number is where a rule stands in its chain, from 1 on.
@@ -304,4 +368,41 @@ func (r *rule) number() (int, error) {
 		})
 	}, nftnl.String(unix.NFTA_RULE_TABLE, r.table), nftnl.String(unix.NFTA_RULE_CHAIN, r.chain))
 	return slices.Index(handles, r.handle) + 1, err
+}
+
+func (r *rule) at() string {
+	return fmt.Sprintf("chain %s of table %s %s", r.chain, nftnl.FamilyName(r.family), r.table)
+}
+
+// remedy returns the command that helps against a rule of a chain, or its policy, that drops a probe or its answer.
+// Rules that a program makes anew are that program's to delete.
+func (e *examination) remedy(r *rule, at string, answer bool) string {
+	link := cmp.Or(e.at.HostVLAN, e.at.Bridge)
+	const firewalld = "filter_FWD_"
+	switch {
+	case r.table == nftnl.DefaultTable:
+		return "it is Tombolo's own rule: see guard, lanGuard and ingressPolicy of the network, and whether the pod has changed its MAC or address"
+	case r.table == "firewalld" && strings.HasPrefix(r.chain, firewalld+"policy_"):
+		return "see firewall-cmd --list-all-policies: the policy has to accept what comes from the zone of " + link
+	case r.table == "firewalld" && strings.HasPrefix(r.chain, firewalld+"trusted"):
+		return "see firewall-cmd --info-zone=trusted, whose target is not ACCEPT"
+	case r.table == "firewalld" && slices.Contains(e.opt.Trusted, link):
+		zone := strings.TrimPrefix(r.chain, firewalld)
+		return "see firewall-cmd --info-zone=" + zone + ": it comes before trusted, where " + link + " is, since it has the pod's address as a source"
+	case strings.HasPrefix(r.chain, "ufw-user-") || strings.HasPrefix(r.chain, "ufw6-user-"):
+		return "see ufw status numbered, and ufw delete NUMBER; another command's deletion ends with ufw's next reload"
+	}
+	for _, o := range e.obstacles {
+		if o.Firewalld && r.table == "firewalld" || r.handle == 0 && o.Chain == at {
+			return o.Remedy
+		}
+	}
+	if r.handle == 0 {
+		side := map[bool]string{false: "iifname ", true: "oifname "}[answer]
+		if r.family == unix.NFPROTO_BRIDGE {
+			link = e.port.Name
+		}
+		return fmt.Sprintf("nft add rule %s %s %s %s%s accept", nftnl.FamilyName(r.family), r.table, r.chain, side, link)
+	}
+	return fmt.Sprintf("nft delete rule %s %s %s handle %d", nftnl.FamilyName(r.family), r.table, r.chain, r.handle)
 }

@@ -7,16 +7,19 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/icmp"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/routing"
@@ -32,8 +35,12 @@ type way struct {
 	pod, host     *netns.NS
 	socket        *nl.Conn // of the pod's namespace, as inPod
 	inPod, onHost *route.Conn
-	index         int // of the pod's interface
-	bridge        *bridge.Link
+	links         *bridge.Conn
+	hostSocket    *nl.Conn
+	index, shaper int // of the pod's interface, and of the link that limits what the pod sends; 0 if there is none
+	port, bridge  *bridge.Link
+	link          *bridge.Link // the bridge, or the host's link in the network's VLAN
+	own           netip.Addr   // the pod's address that probes are sent from
 }
 
 // walk goes the pod's way, as far as it is not known to be cut.
@@ -55,31 +62,33 @@ func (e *examination) walk(ctx context.Context) error {
 		return err
 	}
 	defer e.socket.Close()
-	links, err := bridge.Dial(nil)
-	if err != nil {
+	if e.links, err = bridge.Dial(nil); err != nil {
 		return err
 	}
-	defer links.Close()
-	e.inPod, e.onHost = route.On(e.socket), links.Routes()
-	port, err := links.Link(ctx, e.at.Port)
-	if errors.Is(err, fs.ErrNotExist) {
+	defer e.links.Close()
+	e.inPod, e.onHost, e.hostSocket = route.On(e.socket), e.links.Routes(), nl.Of(e.links.Socket())
+	if e.port, err = e.links.Link(ctx, e.at.Port); errors.Is(err, fs.ErrNotExist) {
 		return nil // it is among the differences
 	}
-	if err != nil {
+	if err != nil || e.failed(StepLink) {
 		return err
 	}
-	if up := port.Port; up != nil && !up.Forwarding && !e.failed(StepLink) {
-		e.add(StepLink, "tombolo repair", "port %s has no carrier, or does not forward: the pod's end of it is down", port.Name)
+	if e.bridge, err = e.links.Link(ctx, e.at.Bridge); err != nil {
+		return err
 	}
-	if e.failed(StepLink) {
-		return nil
+	if e.link, err = e.links.Link(ctx, cmp.Or(e.at.HostVLAN, e.at.Bridge)); err != nil {
+		return err
 	}
-	if e.bridge, err = links.Link(ctx, e.at.Bridge); err != nil {
+	if l, err := e.links.Link(ctx, "ifb"+strings.TrimPrefix(e.at.Port, "veth")); err == nil {
+		e.shaper = l.Index
+	}
+	if err := e.lookAtLink(ctx); err != nil || e.failed(StepLink) {
 		return err
 	}
 	if err := e.addresses(ctx); err != nil || e.failed(StepAddress) {
 		return err
 	}
+	e.try("the port, the pod's interface and its addresses")
 	if err := e.duplicates(ctx); err != nil {
 		return err
 	}
@@ -88,8 +97,38 @@ func (e *examination) walk(ctx context.Context) error {
 			return err
 		}
 	}
+	if err := e.targets(ctx); err != nil {
+		return err
+	}
 	if !e.failed(StepGateway, StepRoute, StepForwarding, StepFirewall) && !e.cut && (e.led || !e.alone) {
-		e.names(ctx)
+		return e.names(ctx)
+	}
+	return nil
+}
+
+// lookAtLink looks at both ends of the pod's link.
+func (e *examination) lookAtLink(ctx context.Context) error {
+	e.index = e.port.Peer
+	peer, err := bridge.On(e.socket, nil).LinkByIndex(ctx, e.index)
+	forwards := e.port.Port == nil || e.port.Port.Forwarding
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		e.add(StepLink, "delete the pod and create it again", "the other end of the port %s is not in the pod's network namespace %s", e.port.Name, e.at.Path)
+		return nil
+	case err != nil:
+		return err
+	case !peer.Up:
+		e.add(StepLink, e.inside()+"ip link set "+peer.Name+" up", "the pod's interface %s is down", peer.Name)
+	case e.bridge.Bridge != nil && e.bridge.Bridge.PortDelay > 0:
+		evidence, remedy := split(endpoint.SlowPorts(e.bridge.Name, e.bridge.Bridge.PortDelay), "")
+		if !forwards {
+			evidence = fmt.Sprintf("port %s does not forward yet: %s", e.port.Name, evidence)
+			remedy += "; bridge link set dev " + e.port.Name + " state 3" // else it waits to the end
+		}
+		e.add(StepLink, remedy, "%s", evidence)
+		e.found[len(e.found)-1].Note = forwards
+	case !forwards:
+		e.add(StepLink, "bridge link set dev "+e.port.Name+" state 3", "port %s does not forward, though both of its ends are up", e.port.Name)
 	}
 	return nil
 }
@@ -102,7 +141,7 @@ func (e *examination) addresses(ctx context.Context) error {
 			if a.Prefix != own.Prefix {
 				continue
 			}
-			if e.index = a.Link; a.Flags&unix.IFA_F_DADFAILED != 0 {
+			if a.Flags&unix.IFA_F_DADFAILED != 0 {
 				e.add(StepDuplicate, "give one of the two another address", "another node has %s: duplicate address detection failed", a.Prefix.Addr())
 			}
 		}
@@ -112,108 +151,178 @@ func (e *examination) addresses(ctx context.Context) error {
 
 // family follows one address of the pod's to its gateway and beyond.
 func (e *examination) family(ctx context.Context, own, gateway netip.Addr) error {
-	if !gateway.IsValid() {
-		return nil
-	}
-	needed, err := e.isNeeded(ctx, gateway)
+	e.own = own
+	routes, err := e.inPod.List(ctx, route.Filter{Family: nl.FamilyOf(own), Link: e.index})
 	if err != nil {
 		return err
 	}
-	if !needed {
-		e.alone = true
+	for _, r := range routes {
+		if r.Gateway.IsValid() && r.Gateway != gateway && r.Gateway.Is4() == own.Is4() {
+			if _, err := e.gateway(ctx, r.Gateway, fmt.Sprintf("the gateway %s of the pod's route to %s", r.Gateway, r.Dst)); err != nil {
+				return err
+			}
+		}
+	}
+	if !gateway.IsValid() {
+		return nil
+	}
+	isUsed := slices.ContainsFunc(routes, func(r route.Route) bool {
+		return r.Gateway == gateway || slices.ContainsFunc(r.Nexthops, func(h route.Nexthop) bool { return h.Gateway == gateway })
+	})
+	if !isUsed && !e.isOwn(ctx, gateway) {
+		e.alone = true // the IPAM names a gateway for every subnet, and no host needs to have that address
 		return nil
 	}
 	e.led = true
-	pingErr := ping(ctx, e.pod, gateway, icmp.Echo{From: own, Wait: wait})
-	if err := ctx.Err(); err != nil {
+	answers, err := e.gateway(ctx, gateway, "the gateway "+gateway.String())
+	if err != nil || !answers {
 		return err
 	}
+	if err := e.kept(ctx, own); err != nil {
+		return err
+	}
+	return e.beyond(ctx, own)
+}
+
+// gateway reports whether a gateway answers by ARP or neighbour discovery, and by the right MAC. Its own firewall may
+// drop echo requests.
+func (e *examination) gateway(ctx context.Context, gateway netip.Addr, name string) (bool, error) {
+	pingErr := ping(ctx, e.pod, gateway, icmp.Echo{From: e.own, Wait: wait})
+	if err := ctx.Err(); err != nil {
+		return false, err
+	}
 	if e.failed(StepForwarding, StepRoute) && pingErr != nil {
-		return nil // it is known what stops the pod
+		return false, nil // it is known what stops the pod
 	}
 	if r, err := e.inPod.Get(ctx, gateway); err != nil || r.Link != e.index {
 		e.add(StepRoute, fmt.Sprintf("delete in the pod what leads elsewhere (ip route get %s; ip rule), or create it again", gateway),
 			"the pod has no route to its gateway %s by %s", gateway, e.at.IfName)
-		return nil
+		return false, nil
 	}
 	next, nextErr := routing.Find(e.socket, e.index, gateway)
 	if pingErr != nil && (nextErr != nil || len(next.MAC) == 0) {
-		how, remedy := unresolved(gateway)
-		e.add(StepGateway, remedy, "the gateway %s does not answer by %s: %v", gateway, how, pingErr)
-		return nil
+		l, err := e.unresolved(ctx, gateway, pingErr)
+		e.add(StepGateway, l.remedy, "%s does not answer by %s: %s", name, protocolOf(gateway), l.evidence)
+		return false, err
 	}
 	// A link in a VLAN of the bridge has its MAC.
 	if pingErr != nil && e.isOwn(ctx, gateway) && !bytes.Equal(e.bridge.MAC, next.MAC) {
 		e.add(StepGateway, "if it stays, another pod forges it, or a program has set it: set guard for the network, and delete it in the pod (ip neigh)",
 			"the gateway %s does not answer: the pod has its MAC as %s, and it is %s", gateway, next.MAC, e.bridge.MAC)
-		return nil
+		return false, nil
 	}
-	if err := e.kept(ctx, own); err != nil {
-		return err
+	e.try("%s by %s", name, protocolOf(gateway))
+	return true, nil
+}
+
+// unresolved finds out where the question for the MAC of a neighbour of the pod, or its answer, is lost.
+func (e *examination) unresolved(ctx context.Context, a netip.Addr, sendErr error) (loss, error) {
+	t, err := e.follow(ctx, neighbourProbe(a), func() { _ = ping(ctx, e.pod, a, icmp.Echo{Wait: wait * 3 / 2}) }) // the kernel asks once a second
+	if err != nil {
+		return loss{}, err
 	}
-	for _, to := range e.opt.Ports {
-		if to.Addr().Is4() == own.Is4() {
-			if err := e.connection(ctx, own, to); err != nil {
-				return err
-			}
-		}
-	}
-	for _, to := range e.opt.To {
-		if to.Is4() == own.Is4() {
-			if err := e.destination(ctx, own, to); err != nil {
-				return err
-			}
-		}
-	}
-	far := outside(gateway)
+	return e.lost(ctx, e.own, a, t, sendErr)
+}
+
+// beyond follows the way to elsewhere, as far as the host's next hop.
+func (e *examination) beyond(ctx context.Context, own netip.Addr) error {
+	far := routing.Outside(own)
 	hop, err := e.onHost.Get(ctx, far)
 	if err != nil {
-		if !e.failed(StepForwarding) && gateway.Is4() {
-			e.add(StepForwarding, "give the host a default route", "the host itself has no route to elsewhere (%s): %v", far, err)
-		}
-		return nil
+		return e.noDefault(ctx, far, err)
 	}
 	if r, err := e.inPod.Get(ctx, far); err != nil {
 		e.add(StepRoute, "set isDefaultGateway, or a route in the ipam, and create the pod again", "the pod has no default route: %v", err)
 		return nil
 	} else if r.Link != e.index {
-		return nil // by another of its interfaces
+		e.try("no way to elsewhere by this interface: the pod sends by another one")
+		return nil
 	}
 	if !hop.Gateway.IsValid() || hop.Link == e.bridge.Index || e.failed(StepForwarding, StepFirewall) {
 		return nil // on the pod's own link, or it is known what stops the pod
 	}
-	if err := ping(ctx, e.host, hop.Gateway, icmp.Echo{Wait: wait}); err != nil {
-		return nil // it answers no echo, or is away: nothing is known of the pod by that
-	}
-	if err := ping(ctx, e.pod, hop.Gateway, icmp.Echo{From: own, Wait: wait}); err != nil {
+	l, answered, err := e.echo(ctx, own, hop.Gateway)
+	switch {
+	case err != nil:
+		return err
+	case answered:
+		e.try("the host's next hop %s by echo requests", hop.Gateway)
+		return e.long(ctx, own, hop.Gateway)
+	case !l.beyond:
 		e.cut = true
-		if found, err := e.traceEcho(ctx, own, hop.Gateway); found || err != nil {
-			return err
-		}
-		e.add(StepBeyond, "look for a rule that names the pod or its subnet: nft list ruleset; iptables-legacy-save",
-			"the host reaches its next hop %s, and the pod %s does not: %v", hop.Gateway, own, err)
+		e.addLoss(l, fmt.Sprintf("the host's next hop %s gives the pod %s no answer", hop.Gateway, own))
+	case ping(ctx, e.host, hop.Gateway, icmp.Echo{Wait: wait}) == nil:
+		e.cut = true
+		e.add(StepBeyond, fmt.Sprintf("see on %s whether a route leads back to the pod, and whether a firewall there drops its packets: ip route get %s", hop.Gateway, own),
+			"the host reaches its next hop %s, and the pod %s does not: %s", hop.Gateway, own, l.evidence)
+	default:
+		e.try("the host's next hop %s, which answers no echo request of host or pod: what the pod sends leaves the host", hop.Gateway)
+	}
+	return ctx.Err()
+}
+
+// noDefault reports that the host has no default route. A host without IPv6 of its own may be as it should be.
+func (e *examination) noDefault(ctx context.Context, far netip.Addr, cause error) error {
+	if e.failed(StepForwarding) {
 		return nil
 	}
-	return e.long(ctx, own, hop.Gateway)
+	if far.Is4() {
+		e.add(StepForwarding, "give the host a default route", "the host itself has no route to elsewhere (%s): %v", far, cause)
+		return nil
+	}
+	note, remedy := true, "give the host a default route of IPv6: ip -6 route add default via ROUTER"
+	evidence := fmt.Sprintf("the host itself has no default route of IPv6 (%s): %v", far, cause)
+	have, err := e.links.Addresses().List(ctx, addr.Filter{})
+	for _, a := range have {
+		if a.Prefix.Addr().Is6() && a.Link != e.link.Index && a.Prefix.Addr().IsGlobalUnicast() {
+			note = false
+		}
+	}
+	for _, text := range e.others {
+		if strings.Contains(text, "ignores router advertisements") {
+			deaf, command := split(text, "")
+			note, evidence, remedy = false, evidence+"; "+deaf, command
+		}
+	}
+	e.add(StepForwarding, remedy, "%s", evidence)
+	e.found[len(e.found)-1].Note = note
+	return err
+}
+
+// echo has the pod send echo requests, and finds out where they, or their answers, are lost if none comes.
+func (e *examination) echo(ctx context.Context, own, to netip.Addr) (l loss, answered bool, _ error) {
+	id := uint16(rand.Uint32())
+	var sendErr error
+	t, err := e.follow(ctx, echoProbe(to.Is4(), id), func() { sendErr = ping(ctx, e.pod, to, icmp.Echo{From: own, Wait: wait, ID: id}) })
+	if err != nil || sendErr == nil {
+		return l, err == nil, err
+	}
+	l, err = e.whereLost(ctx, own, to, t, sendErr)
+	return l, false, cmp.Or(ctx.Err(), err)
+}
+
+// whereLost is lost that also looks for the next hop in the pod, if the probe waits for its MAC.
+func (e *examination) whereLost(ctx context.Context, own, to netip.Addr, t *trail, sendErr error) (loss, error) {
+	hop := to
+	r, err := e.inPod.Get(ctx, to)
+	if err == nil && r.Link != e.index {
+		return loss{StepRoute, fmt.Sprintf("the pod does not send it by %s", e.at.IfName), e.inside() + "ip route get " + to.String(), false}, nil
+	}
+	if r.Gateway.IsValid() {
+		hop = r.Gateway
+	}
+	if next, nextErr := routing.Find(e.socket, e.index, hop); err == nil && (nextErr != nil || len(next.MAC) == 0) {
+		l, err := e.unresolved(ctx, hop, sendErr)
+		l.evidence = fmt.Sprintf("%s does not answer the pod by %s: %s", hop, protocolOf(hop), l.evidence)
+		return l, err
+	}
+	return e.lost(ctx, own, to, t, sendErr)
 }
 
 // isOwn says whether the host has an address.
 func (e *examination) isOwn(ctx context.Context, a netip.Addr) bool {
 	r, err := e.onHost.Get(ctx, a)
 	return err == nil && r.Type == unix.RTN_LOCAL
-}
-
-// isNeeded says whether a gateway is the host's, or the pod sends anything by it. The IPAM names one
-// for every subnet, and in a network without a gateway no host has that
-// address.
-func (e *examination) isNeeded(ctx context.Context, gateway netip.Addr) (bool, error) {
-	if e.isOwn(ctx, gateway) {
-		return true, nil
-	}
-	routes, err := e.inPod.List(ctx, route.Filter{Family: nl.FamilyOf(gateway)})
-	return slices.ContainsFunc(routes, func(r route.Route) bool {
-		return r.Gateway == gateway || slices.ContainsFunc(r.Nexthops, func(h route.Nexthop) bool { return h.Gateway == gateway })
-	}), err
 }
 
 // long sends packets as long as the pod's MTU, which a lease or the plugin tuning may have made less than that on record.
@@ -246,59 +355,67 @@ func ping(ctx context.Context, ns *netns.NS, to netip.Addr, echo icmp.Echo) erro
 	return err
 }
 
-// outside is an address of elsewhere, which is looked up and never sent to: of the blocks for
-// documentation (RFC 5737, RFC 3849).
-func outside(gateway netip.Addr) netip.Addr {
-	if gateway.Is4() {
-		return netip.AddrFrom4([4]byte{203, 0, 113, 1})
-	}
-	return netip.MustParseAddr("2001:db8:ffff::1")
-}
-
 // names asks each name server something that any answers, if with an error.
-func (e *examination) names(ctx context.Context) {
+func (e *examination) names(ctx context.Context) error {
 	for _, server := range e.opt.DNS {
-		if err := ask(ctx, e.pod, server); err != nil {
-			e.add(StepDNS, "see whether a firewall drops UDP 53, and whether the server serves the pod's subnet",
-				"the name server %s does not answer the pod: %v", server, err)
+		if r, err := e.inPod.Get(ctx, server); err != nil || !e.sendsTo(server) || r.Link != e.index {
+			e.try("not the name server %s, since the pod has no route there by %s", server, e.at.IfName)
+			continue
+		}
+		l, err := e.ask(ctx, server)
+		switch {
+		case err != nil:
+			return err
+		case l == nil:
+			e.try("the name server %s", server)
+		case l.beyond:
+			e.add(StepDNS, "see whether the server serves the pod's subnet, and whether a firewall on the way drops UDP 53", "the name server %s does not answer the pod: %s", server, l.evidence)
+		default:
+			e.add(StepDNS, l.remedy, "the name server %s does not answer the pod: %s", server, l.evidence)
 		}
 	}
+	return nil
 }
 
-// ask sends a query twice, and takes any answer.
-func ask(ctx context.Context, pod *netns.NS, server netip.Addr) error {
+// ask sends a query twice, and takes any answer. If none comes, it finds out where the query or the answer was lost.
+func (e *examination) ask(ctx context.Context, server netip.Addr) (*loss, error) {
 	var conn *net.UDPConn
-	err := pod.Do(func() (err error) {
+	err := e.pod.Do(func() (err error) {
 		conn, err = net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(server, 53)))
 		return err
 	})
 	if err != nil {
-		return err
+		return &loss{StepDNS, err.Error(), "see in the pod: " + e.inside() + "ip route get " + server.String(), false}, nil
 	}
 	defer conn.Close()
 	// RFC 1035, section 4.1: the name servers of the root.
 	query := []byte{0x74, 0x6f, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 1}
-	for range 2 {
-		_, err = conn.Write(query)
-		err = cmp.Or(err, ctx.Err(), conn.SetReadDeadline(time.Now().Add(wait)))
-		if err != nil {
-			return err
+	port := conn.LocalAddr().(*net.UDPAddr).AddrPort().Port()
+	t, followErr := e.follow(ctx, flowProbe(server.Is4(), unix.IPPROTO_UDP, port), func() {
+		for range 2 {
+			if _, err = conn.Write(query); err != nil {
+				return
+			}
+			_ = conn.SetReadDeadline(time.Now().Add(wait))
+			if _, err = conn.Read(make([]byte, 512)); err == nil {
+				return
+			}
 		}
-		if _, err = conn.Read(make([]byte, 512)); err == nil {
-			return nil
-		}
+	})
+	if followErr != nil || err == nil || ctx.Err() != nil {
+		return nil, cmp.Or(followErr, ctx.Err())
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return errors.New("nothing comes back")
+		err = errors.New("nothing comes back")
 	}
-	return err
+	l, lostErr := e.whereLost(ctx, e.own, server, t, err)
+	return &l, lostErr
 }
 
-// unresolved is how a gateway is asked for, and where to look for what drops the question: rules of the bridge see it,
-// and of IPv6 those of the host's hook input.
-func unresolved(gateway netip.Addr) (how, remedy string) {
-	if gateway.Is4() {
-		return "ARP", "look which rules of the bridge drop it: nft list ruleset bridge"
+// protocolOf names the protocol by which a neighbour is asked for its MAC.
+func protocolOf(a netip.Addr) string {
+	if a.Is4() {
+		return "ARP"
 	}
-	return "neighbour discovery", "look which rules drop it, of the bridge: nft list ruleset bridge; or of the host's hook input: nft list ruleset inet; nft list ruleset ip6; ip6tables-legacy-save"
+	return "neighbour discovery"
 }

@@ -82,7 +82,7 @@ func (s Selection) Inspect(ctx context.Context, node *network.Node) (*network.In
 	networks := slices.DeleteFunc(in.Networks, func(n network.NetworkReport) bool {
 		return n.Network != s.Network && !slices.ContainsFunc(pods, func(r network.Report) bool { return r.Network == n.Network })
 	})
-	return &network.Inspection{Attachments: pods, Networks: networks}, nil
+	return &network.Inspection{Attachments: pods, Networks: networks, Others: in.Others}, nil
 }
 
 // Open opens a node to look at it. A state directory that was named has to be there; none in

@@ -11,6 +11,7 @@ import (
 // The sets of bridges have their names, some as pairs of the same name, to match packets that come in and go out by
 // one bridge.
 const (
+	oursSet     = "ours"     // the bridges of all networks, and their links in VLANs
 	bridgesSet  = "bridges"  // ours
 	policiesSet = "policies" // those with a policy
 	isolatedSet = "isolated" // those with the policy Isolated
@@ -23,6 +24,7 @@ func BridgeSets() []Set {
 	const pair = nftnl.TypeIfname<<nftnl.TypeBits | nftnl.TypeIfname
 	return []Set{
 		{Place: InInet(bridgesSet), KeyType: pair, KeyLen: 2 * IfnameLen},
+		{Place: InInet(oursSet), KeyType: nftnl.TypeIfname, KeyLen: IfnameLen},
 		{Place: InInet(policiesSet), KeyType: nftnl.TypeIfname, KeyLen: IfnameLen},
 		{Place: InInet(isolatedSet), KeyType: pair, KeyLen: 2 * IfnameLen},
 		{Place: InInet(bypassSet), KeyType: nftnl.TypeIfname, KeyLen: IfnameLen},
@@ -55,10 +57,10 @@ func (n *Network) bridgeElements() []Element {
 	}
 	name := nftnl.LinkKey(n.Bridge, nil, 0)
 	pair := slices.Concat(name, name)
-	list := []Element{{Set: InInet(bridgesSet), Key: pair}}
+	list := []Element{{Set: InInet(bridgesSet), Key: pair}, {Set: InInet(oursSet), Key: name}}
 	if n.VLANOf != "" {
 		name := nftnl.LinkKey(n.VLANOf, nil, 0)
-		list = append(list, Element{Set: InInet(bridgesSet), Key: slices.Concat(name, name)})
+		list = append(list, Element{Set: InInet(bridgesSet), Key: slices.Concat(name, name)}, Element{Set: InInet(oursSet), Key: name})
 	}
 	if n.Policy == policySameBridge || n.Policy == policyIsolated {
 		list = append(list, Element{Set: InInet(policiesSet), Key: name})

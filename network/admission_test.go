@@ -11,15 +11,15 @@ func TestABrokenAdmissionIsNamedAndMended(t *testing.T) {
 		policy       = "iptables -P FORWARD DROP; ip6tables -P FORWARD DROP; iptables -N ADMIN; ip6tables -N ADMIN\n"
 		four, six    = "chain FORWARD of table ip filter: rule ", "chain FORWARD of table ip6 filter: rule "
 		admit, admin = `"tombolo: admit what table inet tombolo marks" `, `"tombolo: the operator's rules first", which calls ADMIN, is missing [repair]`
-		gone         = admit + "for mark 0x1000 is missing [repair]"
-		accepts      = "iptables -A FORWARD -m mark --mark 0x1000/0x1000 -m comment --comment 'tombolo: admit what table inet tombolo marks' -j ACCEPT"
+		gone         = admit + "for mark 0x10 is missing [repair]"
+		accepts      = "iptables -A FORWARD -m mark --mark 0x10/0x10 -m comment --comment 'tombolo: admit what table inet tombolo marks' -j ACCEPT"
 		drops        = "nft 'add table inet fw; add chain inet fw f { type filter hook forward priority 5; policy drop; }'"
 		mangled      = "iptables -t mangle -P FORWARD DROP"
 		helps        = "; this helps: "
 		f            = "chain f of table inet fw drops, by its policy, what pods send" + helps
 		own          = "chain FORWARD of table ip filter drops or rejects, by its rule number 2, which is left to its owner, what pods send" + helps
 		mangle       = "chain FORWARD of table ip mangle drops, by its policy, what pods send" + helps
-		passF        = "nft add rule inet fw f 'meta mark & 0x1000 == 0x1000 counter accept'"
+		passF        = "nft add rule inet fw f 'meta mark & 0x10 == 0x10 counter accept'"
 		passMangle   = "iptables -t mangle -A FORWARD -i cbr0 -j ACCEPT && iptables -t mangle -A FORWARD -o cbr0 -m conntrack --ctstate ESTABLISHED,RELATED,DNAT -j ACCEPT"
 	)
 	then := func(n *node) error {

@@ -26,7 +26,7 @@ func TestBrokenRulesAreNamedAndMended(t *testing.T) {
 		"another's chain more":      {on: "nft add chain inet tombolo theirs"},
 		"a chain at another hook": {on: "nft delete chain inet tombolo unmark; nft add chain inet tombolo unmark '{ type filter hook input priority 300; }'",
 			says: cleared + "\nchain unmark of table inet tombolo: hook is type filter hook input priority 300, should be type filter hook postrouting priority 300 [repair]\n" +
-				`chain unmark of table inet tombolo: comment (version and settings) is "", should be "tombolo rules 1, mark 0x1000, 1 in all" [repair]`},
+				`chain unmark of table inet tombolo: comment (version and settings) is "", should be "tombolo rules 1, mark 0x10, 1 in all" [repair]`},
 		"a rule more":      {on: "nft insert rule inet tombolo unmark counter", says: another},
 		"a rule exchanged": {on: "nft flush chain inet tombolo unmark; nft add rule inet tombolo unmark counter", says: another + "\n" + cleared, unseen: true},
 		"rules out of order": {on: "nft flush chain inet tombolo loopback\n" + loopback + `saddr 127.0.0.0/8 drop comment '"nor pass for it"'` + "\n" +

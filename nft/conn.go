@@ -15,8 +15,8 @@ import (
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
-// DefaultMark is the mark bit of a Config that names none. It is outside the bits
-// that kube-proxy, portmap, Calico, Cilium and Tailscale use.
+// DefaultMark is the mark bit of a Config that names none. It is outside the bits of packet marks that NetBird,
+// kube-proxy, portmap, netavark, Calico, Tailscale, mwan3 and AWS's CNI use.
 const DefaultMark = nftnl.DefaultMark
 
 // Config says how to open a Conn. The zero value, and nil, mean the caller's own

@@ -3,7 +3,7 @@
 // addresses, and keeps apart what policies keep apart.
 //
 //	firewall, err := nft.Dial(&nft.Config{NetNS: host}) // nil is the calling thread's namespace
-//	network := nft.Network{Name: "podnet", Prefixes: prefixes, Masquerade: true}
+//	network := nft.Network{Name: "podnet", Bridge: "cbr0", Prefixes: prefixes, Masquerade: true}
 //	changed, err := firewall.Ensure(ctx, network) // the rules, and what somebody has flushed
 //	pod := nft.Endpoint{
 //		Owner: nft.OwnerOf("podnet", "0123456789abcdef", "eth0"), Network: "podnet",

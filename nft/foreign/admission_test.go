@@ -30,7 +30,7 @@ func iptables(tb testing.TB, ns *netns.NS, program string, args ...string) strin
 const (
 	admissionComment = "tombolo: admit what table inet tombolo marks"
 	// ourRule is how iptables prints and takes our rule.
-	ourRule     = `-m mark --mark 0x1000/0x1000 -m comment --comment "tombolo: admit what table inet tombolo marks" -j ACCEPT`
+	ourRule     = `-m mark --mark 0x10/0x10 -m comment --comment "tombolo: admit what table inet tombolo marks" -j ACCEPT`
 	saveRestore = "iptables-save >/tmp/saved.$$; iptables-restore </tmp/saved.$$; rm /tmp/saved.$$"
 )
 
@@ -85,10 +85,10 @@ func TestAdmissionIsARuleThatIptablesCanWorkWith(t *testing.T) {
 
 			printed := "-P INPUT ACCEPT\n-P FORWARD DROP\n-P OUTPUT ACCEPT\n-A FORWARD -i eth7 -j ACCEPT\n-A FORWARD " + ourRule + "\n"
 			expect.NoDiff(t, cmp.Diff(printed, run("-S")), "-S")
-			if listing := run("-L", "FORWARD", "-n"); !strings.Contains(listing, "mark match 0x1000/0x1000 /* tombolo: admit what table inet tombolo marks */") {
+			if listing := run("-L", "FORWARD", "-n"); !strings.Contains(listing, "mark match 0x10/0x10 /* tombolo: admit what table inet tombolo marks */") {
 				t.Errorf("-L:\n%s", listing)
 			}
-			rule := []string{"FORWARD", "-m", "mark", "--mark", "0x1000/0x1000", "-m", "comment", "--comment", admissionComment, "-j", "ACCEPT"}
+			rule := []string{"FORWARD", "-m", "mark", "--mark", "0x10/0x10", "-m", "comment", "--comment", admissionComment, "-j", "ACCEPT"}
 			run(append([]string{"-C"}, rule...)...)
 
 			// Saved and restored, twice, it is printed the same, and still is the one rule.
@@ -159,7 +159,7 @@ func TestAdmissionFollowsTheMark(t *testing.T) {
 	other := dialMark(t, ns, 0x30000)
 	wantReady(t, other, false)
 	mustPlace(t, other, true)
-	wantRules(t, ns, "FORWARD", strings.ReplaceAll(ourRule, "0x1000", "0x30000"))
+	wantRules(t, ns, "FORWARD", strings.ReplaceAll(ourRule, "0x10", "0x30000"))
 	wantReady(t, c, false)
 }
 
@@ -183,12 +183,12 @@ func TestRemoveTakesOurRulesOut(t *testing.T) {
 	mustPlace(t, c, true) // in our form
 	nstest.Script(t, ns,
 		"iptables -I FORWARD "+ourRule, // in iptables' form
-		"iptables -A FORWARD "+strings.ReplaceAll(ourRule, "0x1000", "0x2000"),
-		"iptables -A FORWARD -m mark --mark 0x1000/0x1000 -j ACCEPT",
+		"iptables -A FORWARD "+strings.ReplaceAll(ourRule, "0x10", "0x2000"),
+		"iptables -A FORWARD -m mark --mark 0x10/0x10 -j ACCEPT",
 		"iptables -A FORWARD -m comment --comment tombolo -j ACCEPT",
 		"iptables -t mangle -A FORWARD "+ourRule)
 	must.Succeed(t, c.Remove(ctx))
-	wantRules(t, ns, "FORWARD", "-j DOCKER-USER", "-o docker0 -j DROP", "-m mark --mark 0x1000/0x1000 -j ACCEPT", "-m comment --comment tombolo -j ACCEPT")
+	wantRules(t, ns, "FORWARD", "-j DOCKER-USER", "-o docker0 -j DROP", "-m mark --mark 0x10/0x10 -j ACCEPT", "-m comment --comment tombolo -j ACCEPT")
 	before := nftables(t, ns, "-a", "list", "ruleset")
 	must.Succeed(t, c.Remove(ctx))
 	if after := nftables(t, ns, "-a", "list", "ruleset"); after != before || !strings.Contains(after, "mangle") {
@@ -205,7 +205,7 @@ func TestAdmissionIsKnownWithTheMarkAsAMatch(t *testing.T) {
 		tr := nftnl.Begin(nil)
 		chain := chain{family, iptablesTable, iptablesForward}
 		tr.AddRule("add rule to", chain, family, netlink.Append, "", nftnl.Collect(func(x *nftnl.Expressions) {
-			mark := xt.Unknown(append(binary.NativeEndian.AppendUint32(binary.NativeEndian.AppendUint32(nil, 0x1000), 0x1000), make([]byte, 8)...))
+			mark := xt.Unknown(append(binary.NativeEndian.AppendUint32(binary.NativeEndian.AppendUint32(nil, 0x10), 0x10), make([]byte, 8)...))
 			x.Add(&expr.Match{Name: "mark", Rev: 1, Info: &mark}) // struct xt_mark_mtinfo1, padded as x_tables has it
 			comment := xt.Comment(admissionComment)
 			x.Add(&expr.Match{Name: "comment", Info: &comment})

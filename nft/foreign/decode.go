@@ -17,6 +17,7 @@ import (
 type packet struct {
 	mark, known uint32 // known has the bits of the mark that are known
 	link        string // the link that it comes in by; empty: not known
+	to          string // the link that it leaves by; empty: not known, but not that which it came in by
 	// firewalld says that rules are firewalld's: its sets of states do not have that of a new connection.
 	firewalld bool
 }
@@ -113,17 +114,21 @@ func (rr *ruleReader) expression(name string, own []byte) {
 	}
 }
 
-// meta is what is loaded with a property of the packet. By which link it leaves is not known; not by that which it came
-// in by.
+// meta returns what a rule loads with a property of the packet.
 func (p *packet) meta(key expr.MetaKey) loaded {
 	switch {
 	case key == expr.MetaKeyMARK:
 		return bits(p.mark, p.known)
+	case key == expr.MetaKeyOIFNAME && p.to != "":
+		return name(p.to, false)
 	case p.link != "" && (key == expr.MetaKeyIIFNAME || key == expr.MetaKeyOIFNAME):
-		known := bytes.Repeat([]byte{0xff}, nftnl.IfnameLen)
-		return loaded{value: nftnl.LinkKey(p.link, nil, 0), known: known, not: key == expr.MetaKeyOIFNAME}
+		return name(p.link, key == expr.MetaKeyOIFNAME)
 	}
 	return loaded{}
+}
+
+func name(link string, not bool) loaded {
+	return loaded{value: nftnl.LinkKey(link, nil, 0), known: bytes.Repeat([]byte{0xff}, nftnl.IfnameLen), not: not}
 }
 
 // connection is the same for a property of the connection.

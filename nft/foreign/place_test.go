@@ -158,7 +158,7 @@ func TestWhatBecomesOfTheAdmission(t *testing.T) {
 	t.Parallel()
 	const (
 		rule    = `rule "tombolo: admit what table inet tombolo marks"`
-		missing = ": " + rule + " for mark 0x1000 is missing"
+		missing = ": " + rule + " for mark 0x10 is missing"
 		surplus = ": " + rule + " with handle N does not belong there"
 		forward = "chain FORWARD of table "
 	)
@@ -168,7 +168,7 @@ func TestWhatBecomesOfTheAdmission(t *testing.T) {
 	misplaced := func() []string {
 		var list []string
 		for _, family := range []string{"ip", "ip6"} {
-			list = append(list, forward+family+" filter: place of "+rule+" for mark 0x1000 is where it spares packets other rules, should be right before what every packet is dropped by")
+			list = append(list, forward+family+" filter: place of "+rule+" for mark 0x10 is where it spares packets other rules, should be right before what every packet is dropped by")
 		}
 		return list
 	}
@@ -215,7 +215,7 @@ func TestWhatBecomesOfTheAdmission(t *testing.T) {
 		{name: "others accept all before it", after: []string{"iptables -I FORWARD -j ACCEPT"}, diffs: both(forward, surplus), none: true, rules: []string{"-j ACCEPT"}},
 		{name: "the policy turns to accept", after: []string{"iptables -P FORWARD ACCEPT"}, diffs: both(forward, surplus), none: true},
 		{
-			name: "changed to something else", after: []string{"iptables -R FORWARD 1 " + strings.Replace(ourRule, "0x1000/0x1000", "0x1/0x1", 1)},
+			name: "changed to something else", after: []string{"iptables -R FORWARD 1 " + strings.Replace(ourRule, "0x10/0x10", "0x1/0x1", 1)},
 			diffs: misplaced(),
 			rules: []string{ourRule},
 		},
@@ -285,7 +285,7 @@ func TestAdmissionGoesBehindWhatIsNotKnown(t *testing.T) {
 			expect.That(t, strings.Contains(lines[len(lines)-3], "tombolo"), "our rule is not the last one:\n%s", list)
 			// Nor is one that stands before it left there.
 			must.Succeed(t, c.Remove(context.Background()))
-			nftables(t, ns, `insert rule ip filter FORWARD meta mark & 0x1000 == 0x1000 counter accept comment "`+admissionComment+`"`)
+			nftables(t, ns, `insert rule ip filter FORWARD meta mark & 0x10 == 0x10 counter accept comment "`+admissionComment+`"`)
 			wantReady(t, c, false)
 			mustPlace(t, c, true)
 			expect.NoDiff(t, cmp.Diff(list, nftables(t, ns, "list", "chain", "ip", "filter", "FORWARD")))

@@ -106,7 +106,7 @@ func TestTombolodPutsRightWhatOthersDoToTheFirewall(t *testing.T) {
 		{"our rule is deleted", "iptables -P FORWARD DROP", "iptables -D FORWARD 1", true},
 		{"a drop comes behind our rule", "iptables -P FORWARD DROP", drop, false},
 		{"our rule comes ahead of a drop", "iptables -P FORWARD DROP; " + drop,
-			`iptables -I FORWARD -m mark --mark 0x1000/0x1000 -m comment --comment "tombolo: admit what table inet tombolo marks" -j ACCEPT`, false},
+			`iptables -I FORWARD -m mark --mark 0x10/0x10 -m comment --comment "tombolo: admit what table inet tombolo marks" -j ACCEPT`, false},
 		{"a program of another name calls itself ours", "iptables -P FORWARD DROP",
 			"cp $(command -v nft) ./tombolo; ./tombolo flush table inet tombolo; rm tombolo", true},
 	} {

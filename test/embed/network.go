@@ -76,7 +76,7 @@ func (n *network) build(ctx context.Context, node *netns.NS) error {
 }
 
 func (n *network) rules() nft.Network {
-	r := nft.Network{Name: n.name, Masquerade: true}
+	r := nft.Network{Name: n.name, Bridge: n.bridge, Masquerade: true}
 	for _, gw := range n.gateways {
 		r.Prefixes = append(r.Prefixes, gw.Masked())
 	}

@@ -33,7 +33,8 @@ type Inspection struct {
 	// Stray is what the kernel has of ours and no record tells of.
 	Stray []tombolo.Difference `json:"stray,omitempty"`
 	// Others names objects of other programs in our table of the firewall, elements there of owners and networks
-	// that are not on record, and other tables' chains that may drop pods' packets. They are no differences.
+	// that are not on record, other tables' chains that may drop pods' packets, and other tables' rules that set our bit
+	// of the mark. They are no differences.
 	Others []string `json:"others,omitempty"`
 	// Damaged are the records that cannot be read.
 	Damaged []tombolo.Difference `json:"damaged,omitempty"`
@@ -70,6 +71,13 @@ func (n *Node) Inspect(ctx context.Context) (*Inspection, error) {
 	}
 	if err := in.uplinks(ctx, s); err != nil {
 		return nil, err
+	}
+	if len(in.Attachments) > 0 {
+		markers, err := s.Foreign("").Markers(ctx)
+		if err != nil {
+			return nil, err
+		}
+		in.Others = append(in.Others, markers...)
 	}
 	all, err := s.inventory(ctx, "", nil)
 	if err != nil {

@@ -22,7 +22,7 @@ func wantSane(t *testing.T, r rule) {
 	for _, policy := range []verdict{drops, accepts} {
 		b := base{rules: []rule{r}, policy: policy, chain: func(string) []rule { return []rule{r} }}
 		p := b.decide("")
-		if p.index < -1 || p.index > len(b.rules) || p.there && (p.index < 0 || p.index == len(b.rules)) {
+		if p.index < -1 || p.index > len(b.rules) || len(p.kept) > 0 && (p.index < 0 || p.index == len(b.rules)) {
 			t.Errorf("decided on %+v", p)
 		}
 		b.obstacle("")

@@ -169,7 +169,7 @@ func TestChainsInTheWay(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
-			ns := nstest.New(t)
+			ns := newHost(t)
 			nstest.Run(t, ns, "ip", "link", "add", "cbr0", "type", "bridge")
 			nftables(t, ns, tc.ruleset)
 			mustPlace(t, dial(t, ns), strings.Contains(tc.ruleset, "FORWARD"))

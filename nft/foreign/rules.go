@@ -13,6 +13,7 @@ type rule struct {
 	conditional bool // packets of pods may meet its conditions or not
 	unmet       bool // no packet of pods meets them
 	logs        bool
+	sets        uint32 // the bits that it sets in the mark of a packet or of a connection
 	opaque      bool // a part of it is not known, and may end it in any way
 }
 
@@ -116,7 +117,9 @@ func (b *base) decide(admin string) place {
 		// A drop of everything that is put ahead of ours is meant: ours stays behind it, and before the next one.
 		at, how = b.end(ours + 1)
 		if how != drops {
-			at, how = ours+1, drops
+			for at = ours; at < len(b.rules) && b.rules[at].ours; at++ {
+			}
+			how = drops
 		}
 	}
 	if how != drops {

@@ -60,7 +60,7 @@ func TestWhatOthersDropStaysDropped(t *testing.T) {
 			nstest.Script(t, s.host, tc.lines...)
 			s.podsReach(t, false)
 			s.farScript(t, tc.drop...)
-			nstest.Script(t, s.host, "iptables -I FORWARD "+ourRule)
+			insertOurs(t, s.host)
 			s.podsReach(t, true) // so the drop is void
 
 			changed, err := s.c.Ensure(context.Background())
@@ -165,7 +165,7 @@ func TestDropsAheadAreNamed(t *testing.T) {
 // without that family.
 func TestDropsAheadCountForTheirFamily(t *testing.T) {
 	t.Parallel()
-	ns := nstest.New(t)
+	ns := newHost(t)
 	nstest.Run(t, ns, "ip", "link", "add", "cbr0", "type", "bridge")
 	iptables(t, ns, "ip6tables", "-A", "FORWARD", "-j", "DROP")
 	mustPlace(t, dial(t, ns), true)

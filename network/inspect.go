@@ -158,6 +158,9 @@ func (in *Inspection) obstacles(ctx context.Context, s *session, rec *state.Netw
 	if unused, err := s.Unused(rec, attachments); unused || err != nil {
 		return err
 	}
+	if err := s.lookAtExits(ctx, found); err != nil {
+		return err
+	}
 	list, err := s.Obstacles(ctx, rec)
 	for _, o := range list {
 		if o.Maybe {

@@ -14,7 +14,7 @@ type rule struct {
 	unmet       bool // no packet of pods meets them
 	logs        bool
 	sets        uint32 // the bits that it sets in the mark of a packet or of a connection
-	opaque      bool // a part of it is not known, and may end it in any way
+	opaque      bool   // a part of it is not known, and may end it in any way
 }
 
 // verdict is what a rule does with a packet that meets its conditions, or how a chain ends for all that pods send.

@@ -32,7 +32,7 @@ type Config struct {
 	// Table is the name of the tables, which those share that are to see each other's pods;
 	// empty is "tombolo", which are the plugin's. It is made of letters, digits, "_", "." and "-", begins with a letter
 	// and has 32 of them at most. One of another name needs a Mark of its own, since each table
-	// clears its Mark from packets before it looks at them.
+	// clears its Mark from its bridges' packets before it looks at them.
 	Table string
 }
 

@@ -71,7 +71,14 @@ func (n *network) build(ctx context.Context, node *netns.NS) error {
 	if err := node.Do(func() error { return n.forward(ctx) }); err != nil {
 		return err
 	}
-	_, err = n.firewall.Ensure(ctx, n.rules())
+	if _, err := n.firewall.Ensure(ctx, n.rules()); err != nil {
+		return err
+	}
+	uplinks, err := n.links.Uplinks(ctx)
+	if err != nil {
+		return err
+	}
+	_, err = n.firewall.SetUplinks(ctx, uplinks...)
 	return err
 }
 

@@ -319,15 +319,10 @@ func (c *Conn) Uplinks(ctx context.Context) (names []string, _ error) {
 
 	for _, l := range all {
 		is := l.Kind == "veth" && hasSubnet[l.Index] || l.Kind == "bridge" && hasNIC[l.Index]
-		for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
-			if l.Kind != "bridge" || is {
-				break
-			}
-			list, err := c.Routes().List(ctx, route.Filter{Family: family, Link: l.Index, Type: unix.RTN_UNICAST})
-			if err != nil && !errors.Is(err, fs.ErrNotExist) { // gone meanwhile
+		if l.Kind == "bridge" && !is {
+			if is, err = c.hasDefaultRoute(ctx, l.Index); err != nil {
 				return nil, err
 			}
-			is = slices.ContainsFunc(list, func(r route.Route) bool { return r.Dst.Bits() <= 0 })
 		}
 		if is {
 			names = append(names, l.Name)
@@ -335,4 +330,15 @@ func (c *Conn) Uplinks(ctx context.Context) (names []string, _ error) {
 	}
 	slices.Sort(names)
 	return names, nil
+}
+
+func (c *Conn) hasDefaultRoute(ctx context.Context, link int) (has bool, _ error) {
+	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
+		f := route.Filter{Family: family, Link: link, Type: unix.RTN_UNICAST}
+		err := c.Routes().Walk(ctx, f, func(r route.Route) { has = has || r.Dst.Bits() <= 0 })
+		if err != nil && !errors.Is(err, fs.ErrNotExist) { // gone meanwhile
+			return false, err
+		}
+	}
+	return has, nil
 }

@@ -21,8 +21,7 @@ func (exitsPart) make(ctx context.Context, n *site) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	_, err = n.s.Firewall.SetUplinks(ctx, names...)
-	return false, err
+	return false, n.s.Firewall.SetUplinks(ctx, names...)
 }
 
 // lookAtExits finds uplinks of the host that the rules do not know.

@@ -82,34 +82,21 @@ func (c *Conn) ensure(ctx context.Context, n Network, sentinels bool) (changed, 
 // connection from a pod to any other bridge or veth link that is not a Network's is not marked: it leads to containers
 // or virtual machines of other programs. Uplinks are no network's; they go with the table. The error matches
 // fs.ErrNotExist before the first Ensure.
-func (c *Conn) SetUplinks(ctx context.Context, names ...string) (changed bool, _ error) {
-	err := c.retry(ctx, func() error {
-		generation, err := nftnl.SeenGeneration(c.tables.Conn)
-		if err != nil {
-			return err
-		}
-		have, err := c.Uplinks(ctx)
-		if err != nil {
-			return explainMissing(err)
-		}
-		t := c.tables.Begin(&generation)
-		element := func(name string) ruleset.Element {
-			return ruleset.Element{Set: ruleset.InInet(ruleset.UplinksSet), Key: nftnl.LinkKey(name, nil, 0)}
-		}
-		for _, name := range have {
-			if !slices.Contains(names, name) {
-				t.DelElement(element(name))
-			}
-		}
+func (c *Conn) SetUplinks(ctx context.Context, names ...string) error {
+	known, err := c.Uplinks(ctx)
+	if err != nil {
+		return explainMissing(err)
+	}
+	elements := func(names, except []string) (list []ruleset.ElementState) {
 		for _, name := range names {
-			if !slices.Contains(have, name) {
-				t.NewElement(element(name), "")
+			if !slices.Contains(except, name) {
+				el := ruleset.Element{Set: ruleset.InInet(ruleset.UplinksSet), Key: nftnl.LinkKey(name, nil, 0)}
+				list = append(list, ruleset.ElementState{Element: el})
 			}
 		}
-		changed = !t.Empty()
-		return c.commitEndpoints(t)
-	})
-	return changed, err
+		return list
+	}
+	return explainMissing(c.replace(ctx, elements(names, known), elements(known, names), nil))
 }
 
 // Ready says whether the network can do without Ensure, by single gets of the table and its chains, for a caller

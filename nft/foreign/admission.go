@@ -29,23 +29,16 @@ const (
 const rulesVersion = 2
 
 // admission is a rule of ours in FORWARD, which accepts marked packets from or to one bridge.
-type admission struct {
-	bridge string
-	link   expr.MetaKey // the link of the packet that is to be the bridge
-}
+type admission struct{ direction, bridge string }
+
+// The directions of admissions, as their comments name them.
+const fromBridge, toBridge = " from ", " to "
 
 // comment identifies the rule, with any mark.
-func (a admission) comment(c *Conn) string {
-	if a.link == expr.MetaKeyIIFNAME {
-		return c.comment() + fromBridge + a.bridge
-	}
-	return c.comment() + toBridge + a.bridge
-}
+func (a admission) comment(c *Conn) string { return c.comment() + a.direction + a.bridge }
 
 // comment begins the comments of all rules of ours that accept packets.
 func (c *Conn) comment() string { return "tombolo: admit what table inet " + c.table + " marks" }
-
-const fromBridge, toBridge = " from ", " to "
 
 // Ensure sees to it that iptables, where it works over nf_tables, lets pass what our
 // forward chain marks: by two rules for each bridge of our networks, one for packets from it and one for packets to it,
@@ -232,7 +225,7 @@ func (p *plan) transaction() *nftnl.Transaction {
 func (p *plan) compare(f *familyPlan) (missing []admission, surplus []rule) {
 	if f.index >= 0 {
 		for _, bridge := range p.bridges {
-			missing = append(missing, admission{bridge, expr.MetaKeyIIFNAME}, admission{bridge, expr.MetaKeyOIFNAME})
+			missing = append(missing, admission{fromBridge, bridge}, admission{toBridge, bridge})
 		}
 	}
 	for i, r := range f.rules {
@@ -254,9 +247,12 @@ func (p *plan) insert(t *nftnl.Transaction, f *familyPlan, a admission) {
 		flags = 0
 		attrs = append(attrs, nftnl.Uint64(unix.NFTA_RULE_POSITION, f.rules[f.index].handle))
 	}
-	comment := a.comment(p.Conn)
+	comment, link := a.comment(p.Conn), expr.MetaKeyIIFNAME
+	if a.direction == toBridge {
+		link = expr.MetaKeyOIFNAME
+	}
 	t.AddRule(fmt.Sprintf("insert rule %q into", comment), f.at, f.at.family, flags, comment, nftnl.Collect(func(x *nftnl.Expressions) {
-		x.Meta(a.link, nftnl.First)
+		x.Meta(link, nftnl.First)
 		x.Compare(expr.CmpOpEq, nftnl.LinkKey(a.bridge, nil, 0))
 		bits := binary.NativeEndian.AppendUint32(nil, p.mark)
 		x.Meta(expr.MetaKeyMARK, nftnl.First)

@@ -78,8 +78,7 @@ func (n *network) build(ctx context.Context, node *netns.NS) error {
 	if err != nil {
 		return err
 	}
-	_, err = n.firewall.SetUplinks(ctx, uplinks...)
-	return err
+	return n.firewall.SetUplinks(ctx, uplinks...)
 }
 
 func (n *network) rules() nft.Network {

@@ -186,7 +186,8 @@ func heardFrom(tb testing.TB, from, at *netns.NS, to netip.AddrPort) string {
 }
 
 // spy is a foreign table that counts what has the mark and what has not, in both
-// directions; behind our forward chain, and on both sides of our last chain.
+// directions; behind our forward chain, and on both sides of our last chain. There the kernel's own multicast reports
+// may have any mark.
 const spy = `table inet spy {
 	counter out_marked { }
 	counter out_unmarked { }
@@ -203,11 +204,11 @@ const spy = `table inet spy {
 	}
 	chain beforelast {
 		type filter hook postrouting priority 299;
-		meta mark & 0x10 == 0x10 counter name before_last
+		meta l4proto udp meta mark & 0x10 == 0x10 counter name before_last
 	}
 	chain afterlast {
 		type filter hook postrouting priority 301;
-		meta mark & 0x10 == 0x10 counter name after_last
+		meta l4proto udp meta mark & 0x10 == 0x10 counter name after_last
 	}
 }`
 

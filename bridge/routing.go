@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -289,4 +290,55 @@ func (c *Conn) DefaultMTU(ctx context.Context, except string) (int, error) {
 		}
 	}
 	return cmp.Or(mtu, ethernet), nil
+}
+
+// Uplinks names the bridges and veth links that lead to the host's own neighbours, and not to containers or virtual
+// machines on the host: a bridge with a port that is hardware, a bond or a VLAN, or with a default route, and a veth
+// link with a subnet of its own, as a node that is a container has it.
+func (c *Conn) Uplinks(ctx context.Context) (names []string, _ error) {
+	all, err := c.links(ctx, "list links", "", 0)
+	if err != nil {
+		return nil, err
+	}
+	addresses, err := c.Addresses().List(ctx, addr.Filter{})
+	if err != nil {
+		return nil, err
+	}
+
+	hasNIC, hasSubnet := map[int]bool{}, map[int]bool{} // by a link's index
+	for i := range all {
+		if slices.Contains([]string{"", "bond", "team", "vlan"}, all[i].Kind) {
+			hasNIC[all[i].Master] = true
+		}
+	}
+	for _, a := range addresses {
+		if a.Prefix.Bits() < a.Prefix.Addr().BitLen() && !a.Prefix.Addr().IsLinkLocalUnicast() {
+			hasSubnet[a.Link] = true
+		}
+	}
+
+	for _, l := range all {
+		is := l.Kind == "veth" && hasSubnet[l.Index] || l.Kind == "bridge" && hasNIC[l.Index]
+		if l.Kind == "bridge" && !is {
+			if is, err = c.hasDefaultRoute(ctx, l.Index); err != nil {
+				return nil, err
+			}
+		}
+		if is {
+			names = append(names, l.Name)
+		}
+	}
+	slices.Sort(names)
+	return names, nil
+}
+
+func (c *Conn) hasDefaultRoute(ctx context.Context, link int) (has bool, _ error) {
+	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
+		f := route.Filter{Family: family, Link: link, Type: unix.RTN_UNICAST}
+		err := c.Routes().Walk(ctx, f, func(r route.Route) { has = has || r.Dst.Bits() <= 0 })
+		if err != nil && !errors.Is(err, fs.ErrNotExist) { // gone meanwhile
+			return false, err
+		}
+	}
+	return has, nil
 }

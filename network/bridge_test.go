@@ -4,7 +4,8 @@ import "testing"
 
 // calls is that the firewall's sets say what a bridge is of which the firewall sees nothing.
 const calls = "\nset bridges of table inet tombolo: element cbr0 . cbr0 does not belong there [repair]" +
-	"\nset bridges of table inet tombolo: element cbr0 . cbr0 is missing [repair]\nset bypass of table inet tombolo: element cbr0 is missing [repair]"
+	"\nset bridges of table inet tombolo: element cbr0 . cbr0 is missing [repair]\nset bypass of table inet tombolo: element cbr0 is missing [repair]" +
+	"\nset ours of table inet tombolo: element cbr0 does not belong there [repair]\nset ours of table inet tombolo: element cbr0 is missing [repair]"
 
 func TestABrokenBridgeIsNamedAndMended(t *testing.T) {
 	const (

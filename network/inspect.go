@@ -34,8 +34,8 @@ type Inspection struct {
 	// Stray is what the kernel has of ours and no record tells of.
 	Stray []tombolo.Difference `json:"stray,omitempty"`
 	// Others names objects of other programs in our table of the firewall, elements there of owners and networks
-	// that are not on record, other tables' chains that may drop pods' packets, and settings of the host that may
-	// be in the way. They are no differences.
+	// that are not on record, other tables' chains that may drop pods' packets, other tables' rules that set our bit of the
+	// mark, and settings of the host that may be in the way. They are no differences.
 	Others []string `json:"others,omitempty"`
 	// Damaged are the records that cannot be read.
 	Damaged []tombolo.Difference `json:"damaged,omitempty"`
@@ -76,6 +76,13 @@ func (n *Node) Inspect(ctx context.Context) (*Inspection, error) {
 	}
 	if err := in.uplinks(ctx, s); err != nil {
 		return nil, err
+	}
+	if len(in.Attachments) > 0 {
+		markers, err := s.Foreign("").Markers(ctx)
+		if err != nil {
+			return nil, err
+		}
+		in.Others = append(in.Others, markers...)
 	}
 	all, err := s.inventory(ctx, "", nil)
 	if err != nil {
@@ -157,6 +164,9 @@ func (in *Inspection) network(ctx context.Context, s *session, name string, host
 // runtime can do anything about it.
 func (in *Inspection) obstacles(ctx context.Context, s *session, rec *state.Network, attachments []*state.Attachment, found *findings) error {
 	if unused, err := s.Unused(rec, attachments); unused || err != nil {
+		return err
+	}
+	if err := s.lookAtExits(ctx, found); err != nil {
 		return err
 	}
 	list, err := s.Obstacles(ctx, rec)

@@ -337,6 +337,9 @@ func (l *Links) lookAt(ctx context.Context, n *site, ports map[string]*bridge.Li
 	if err := n.look(ctx, []part{bridgePart{}, vlanPart{}, forwardingPart{}, gatewayPart{}, loopbackPart{}}); err != nil {
 		return err
 	}
+	if err := n.s.lookAtExits(ctx, &n.found); err != nil {
+		return err
+	}
 	if n.bridge.Index != 0 {
 		l.Bridges = append(l.Bridges, n.bridge.Index)
 	}

@@ -25,7 +25,10 @@ type part interface {
 
 // parts are all, in the order in which they are made.
 func parts() []part {
-	return []part{uplinkPart{}, bridgePart{}, vlanPart{}, forwardingPart{}, gatewayPart{}, firewallPart{}, servicePart{}, loopbackPart{}, admissionPart{}}
+	return []part{
+		uplinkPart{}, bridgePart{}, vlanPart{}, forwardingPart{}, gatewayPart{},
+		firewallPart{}, exitsPart{}, servicePart{}, loopbackPart{}, admissionPart{},
+	}
 }
 
 // site is a network as a call finds it on the node, or makes it.

@@ -15,8 +15,8 @@ import (
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
-// DefaultMark is the mark bit of a Config that names none. It is outside the bits
-// that kube-proxy, portmap, Calico, Cilium and Tailscale use.
+// DefaultMark is the mark bit of a Config that names none. It is outside the bits of packet marks that NetBird,
+// kube-proxy, portmap, netavark, Calico, Tailscale, mwan3 and AWS's CNI use.
 const DefaultMark = nftnl.DefaultMark
 
 // Config says how to open a Conn. The zero value, and nil, mean the caller's own
@@ -32,7 +32,7 @@ type Config struct {
 	// Table is the name of the tables, which those share that are to see each other's pods;
 	// empty is "tombolo", which are the plugin's. It is made of letters, digits, "_", "." and "-", begins with a letter
 	// and has 32 of them at most. One of another name needs a Mark of its own, since each table
-	// clears its Mark from packets before it looks at them.
+	// clears its Mark from its bridges' packets before it looks at them.
 	Table string
 }
 

@@ -39,16 +39,20 @@ var damages = []struct {
 	}, {
 		name: "flush table", do: "flush table inet tombolo", unready: true,
 		found: []string{
-			`chain forward of table inet tombolo: rule "clear the mark bit" is missing`,
+			`chain forward of table inet tombolo: rule "clear the mark bit of packets from our bridges" is missing`,
+			`rule "clear the mark bit of packets to our bridges" is missing`,
 			`rule "drop what would stay on an isolated bridge" is missing`,
 			`rule "drop what goes from one bridge with a policy to another" is missing`,
 			`rule "mark what pods send, IPv4" is missing`, `rule "mark what pods send, IPv6" is missing`,
 			`rule "mark what pods without addresses send" is missing`,
+			`rule "except what opens a connection to a bridge of others" is missing`,
+			`rule "except what opens a connection to a veth of others" is missing`,
 			`rule "mark replies to pods, IPv4" is missing`, `rule "mark replies to pods, IPv6" is missing`,
 			`rule "mark replies to pods without addresses" is missing`,
 			`rule "mark what goes to published ports, IPv4" is missing`, `rule "mark what goes to published ports, IPv6" is missing`,
 			`rule "mark what stays on a bridge of ours" is missing`,
-			`chain unmark of table inet tombolo: rule "clear the mark bit" is missing`,
+			`chain unmark of table inet tombolo: rule "clear the mark bit of packets from our bridges" is missing`,
+			`rule "clear the mark bit of packets to our bridges" is missing`,
 			`chain loopback of table inet tombolo: rule "others must not reach what is local to the host" is missing`,
 			`rule "nor pass for it" is missing`,
 			`chain loopback-answers of table inet tombolo: rule "what the firewall itself leads to what is local to the host" is missing`,
@@ -89,7 +93,10 @@ var damages = []struct {
 		},
 	}, {
 		name: "flush chain", do: "flush chain inet tombolo unmark", unready: true,
-		found: []string{`chain unmark of table inet tombolo: rule "clear the mark bit" is missing`},
+		found: []string{
+			`chain unmark of table inet tombolo: rule "clear the mark bit of packets from our bridges" is missing`,
+			`chain unmark of table inet tombolo: rule "clear the mark bit of packets to our bridges" is missing`,
+		},
 	}, {
 		name: "delete chain", do: "delete chain inet tombolo unmark", unready: true,
 		found: []string{"table inet tombolo: chain unmark is missing"},
@@ -100,13 +107,13 @@ var damages = []struct {
 		name: "a rule of someone else at the end", do: `add rule inet tombolo masq-podnet drop comment "mine"`, unready: true,
 		found: []string{`chain masq-podnet of table inet tombolo: rule "mine" does not belong there`},
 	}, {
-		name: "one of our rules twice", do: `add rule inet tombolo unmark counter comment "clear the mark bit"`, unready: true,
-		found: []string{`chain unmark of table inet tombolo: rule "clear the mark bit" does not belong there`},
+		name: "one of our rules twice", do: `add rule inet tombolo unmark counter comment "clear the mark bit of packets to our bridges"`, unready: true,
+		found: []string{`chain unmark of table inet tombolo: rule "clear the mark bit of packets to our bridges" does not belong there`},
 	}, {
-		name: "another rule in place of ours", do: `flush chain inet tombolo unmark; add rule inet tombolo unmark counter`,
+		name: "another rule in place of ours", do: `flush chain inet tombolo unmark; add rule inet tombolo unmark counter; add rule inet tombolo unmark counter`,
 		found: []string{
-			`chain unmark of table inet tombolo: rule "clear the mark bit" is missing`,
-			`chain unmark of table inet tombolo: rule "" does not belong there`,
+			`rule "clear the mark bit of packets from our bridges" is missing`, `rule "clear the mark bit of packets to our bridges" is missing`,
+			`chain unmark of table inet tombolo: rule "" does not belong there`, `rule "" does not belong there`,
 		},
 	}, {
 		name: "dormant table", do: "add table inet tombolo { flags dormant; }", unready: true,
@@ -117,7 +124,7 @@ var damages = []struct {
 	}, {
 		name: "another hook",
 		do: "delete chain inet tombolo unmark; add chain inet tombolo unmark { type filter hook input priority 7; " +
-			`comment "tombolo rules 1, mark 0x1000, 1 in all"; }; add rule inet tombolo unmark counter comment "clear the mark bit"`,
+			`comment "tombolo rules 1, mark 0x10, 1 in all"; }; add rule inet tombolo unmark counter comment "clear the mark bit of packets to our bridges"`,
 		unready: true,
 		found:   []string{"chain unmark of table inet tombolo: hook is type filter hook input priority 7, should be type filter hook postrouting priority 300"},
 	}, {
@@ -261,12 +268,12 @@ func TestEnsureFollowsTheMark(t *testing.T) {
 	mustAdd(t, c, pod("00000000001", "10.22.0.5"))
 	other := dialMark(t, ns, 0x20000)
 	checkFinds(t, other, podnet(), []string{
-		`chain forward of table inet tombolo: comment (version and settings) is "tombolo rules 1, mark 0x1000, 12 in all", should be "tombolo rules 1, mark 0x20000, 12 in all"`,
+		`chain forward of table inet tombolo: comment (version and settings) is "tombolo rules 1, mark 0x10, 15 in all", should be "tombolo rules 1, mark 0x20000, 15 in all"`,
 		`chain unmark of table inet tombolo: comment`,
 		`chain loopback-answers of table inet tombolo: comment`,
 	})
 	expect.Equal(t, mustEnsure(t, other, podnet()), (outcome{Changed: true}))
-	if list := nft(t, ns, "list", "ruleset"); strings.Contains(list, "0x00001000") || !strings.Contains(list, "0x00020000") {
+	if list := nft(t, ns, "list", "ruleset"); strings.Contains(list, "0x00000010") || !strings.Contains(list, "0x00020000") {
 		t.Errorf("with another mark:\n%s", list)
 	}
 	wantReady(t, other, podnet(), pod("00000000001", "10.22.0.5"))

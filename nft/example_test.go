@@ -37,7 +37,7 @@ func run(ctx context.Context) error {
 		return err
 	}
 	defer firewall.Close()
-	network := nft.Network{Name: "podnet", Prefixes: prefixes, Masquerade: true}
+	network := nft.Network{Name: "podnet", Bridge: "cbr0", Prefixes: prefixes, Masquerade: true}
 	changed, err := firewall.Ensure(ctx, network) // the rules, and what somebody has flushed
 	if err != nil {
 		return err

@@ -44,7 +44,7 @@ func TestKernelErrorsNameWhatFailed(t *testing.T) {
 		{unix.NFT_MSG_NEWTABLE, 0, ensure, "add table inet tombolo: "},
 		{unix.NFT_MSG_NEWSET, 0, ensure, "add set pods4 of table inet tombolo: "},
 		{unix.NFT_MSG_NEWCHAIN, 0, ensure, "add chain forward of table inet tombolo: "},
-		{unix.NFT_MSG_NEWRULE, 0, ensure, `add rule "clear the mark bit" to chain forward of table inet tombolo: `},
+		{unix.NFT_MSG_NEWRULE, 0, ensure, `add rule "clear the mark bit of packets from our bridges" to chain forward of table inet tombolo: `},
 		{unix.NFT_MSG_NEWSETELEM, 1, add, "add element cbr0 . 10.22.0.5 of set pods4: "},
 		{unix.NFT_MSG_GETSETELEM, 2, remove, "get cbr0 . 10.22.0.5 of set pods4: "},
 		{unix.NFT_MSG_DELSETELEM, 2, remove, "delete element cbr0 . 10.22.0.5 of set pods4: "},

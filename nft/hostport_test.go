@@ -67,7 +67,7 @@ func newPublished(tb testing.TB, nfCall bool, ports ...Port) *published {
 	nft(tb, p.host, `table inet admin {
 		chain forward {
 			type filter hook forward priority filter; policy drop;
-			meta mark & 0x1000 == 0x1000 counter accept
+			meta mark & 0x10 == 0x10 counter accept
 		}
 	}`)
 	nstest.WaitForAddresses(tb, p.host, p.other, p.remote)

@@ -55,6 +55,15 @@ func (c *Conn) HasPorts(ctx context.Context, bridge string) (bool, error) {
 	return found, err
 }
 
+// Uplinks lists the links that SetUplinks was given.
+func (c *Conn) Uplinks(ctx context.Context) (names []string, _ error) {
+	err := c.retry(ctx, func() (err error) {
+		names, err = c.tables.Names(ruleset.UplinksSet)
+		return err
+	})
+	return names, err
+}
+
 // collect makes endpoints of elements.
 func collect(elements []ruleset.ElementState, network string) []Endpoint {
 	type id struct {

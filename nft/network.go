@@ -26,7 +26,7 @@ type Network struct {
 	// keeps its source address in any case.
 	NonMasquerade []netip.Prefix
 	// Bridge is the name of the bridge that the network is on. Without it, packets that are bridged between its
-	// pods have no mark, and the fields below have no effect.
+	// pods have no mark, marks are not cleared, foreign.Conn admits nothing, and the fields below have no effect.
 	Bridge string
 	// VLANOf is the bridge whose VLAN the network is, where Bridge is the host's link in that VLAN; empty where
 	// Bridge is the bridge. Packets that are bridged within the VLAN pass the hooks by the name of VLANOf, and

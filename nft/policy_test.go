@@ -114,7 +114,7 @@ func bridgeEntries(tb testing.TB, c *Conn) map[string]string {
 func TestSetsOfBridgesFollowTheNetwork(t *testing.T) {
 	t.Parallel()
 	c, _ := dialNew(t)
-	const pair, one = "cbr0 . cbr0 of set ", "cbr0 of set "
+	const pair, one, ours = "cbr0 . cbr0 of set ", "cbr0 of set ", "cbr0 of set ours"
 	n := Network{Name: "podnet"}
 	for _, tc := range []struct {
 		name   string
@@ -122,17 +122,17 @@ func TestSetsOfBridgesFollowTheNetwork(t *testing.T) {
 		want   map[string]string
 	}{
 		{"no bridge", func() {}, map[string]string{}},
-		{"a bridge", func() { n.Bridge = "cbr0" }, map[string]string{pair + "bridges": ":podnet", one + "bypass": ":podnet"}},
-		{"NF call", func() { n.NFCall = true }, map[string]string{pair + "bridges": ":podnet"}},
-		{"same-bridge", func() { n.Policy = SameBridge }, map[string]string{pair + "bridges": ":podnet", one + "policies": ":podnet"}},
+		{"a bridge", func() { n.Bridge = "cbr0" }, map[string]string{pair + "bridges": ":podnet", ours: ":podnet", one + "bypass": ":podnet"}},
+		{"NF call", func() { n.NFCall = true }, map[string]string{pair + "bridges": ":podnet", ours: ":podnet"}},
+		{"same-bridge", func() { n.Policy = SameBridge }, map[string]string{pair + "bridges": ":podnet", ours: ":podnet", one + "policies": ":podnet"}},
 		{"isolated", func() { n.Policy = Isolated }, map[string]string{
-			pair + "bridges": ":podnet", one + "policies": ":podnet", pair + "isolated": ":podnet",
+			pair + "bridges": ":podnet", ours: ":podnet", one + "policies": ":podnet", pair + "isolated": ":podnet",
 		}},
 		{"another bridge", func() { n.Bridge = "cbr1" }, map[string]string{
-			"cbr1 . cbr1 of set bridges": ":podnet", "cbr1 of set policies": ":podnet", "cbr1 . cbr1 of set isolated": ":podnet",
+			"cbr1 . cbr1 of set bridges": ":podnet", "cbr1 of set ours": ":podnet", "cbr1 of set policies": ":podnet", "cbr1 . cbr1 of set isolated": ":podnet",
 		}},
 		{"open", func() { n.Bridge, n.Policy, n.NFCall = "cbr0", Open, false }, map[string]string{
-			pair + "bridges": ":podnet", one + "bypass": ":podnet",
+			pair + "bridges": ":podnet", ours: ":podnet", one + "bypass": ":podnet",
 		}},
 	} {
 		tc.change()
@@ -157,12 +157,12 @@ func TestNetworksOfOneBridgeShareItsPolicy(t *testing.T) {
 	for _, n := range []Network{a, b, open} {
 		wantReady(t, c, n)
 	}
-	want := map[string]string{"cbr0 . cbr0 of set bridges": ":a", "cbr0 of set policies": ":a", "cbr0 . cbr0 of set isolated": ":b"}
+	want := map[string]string{"cbr0 . cbr0 of set bridges": ":a", "cbr0 of set ours": ":a", "cbr0 of set policies": ":a", "cbr0 . cbr0 of set isolated": ":b"}
 	expect.NoDiff(t, cmp.Diff(want, bridgeEntries(t, c)))
 	must.Succeed(t, c.RemoveNetwork(ctx, "a"))
 	expect.Of(c.Ready(ctx, b)).Is(t, false, "Ready without what the other network had for both")
 	mustEnsure(t, c, b)
-	want = map[string]string{"cbr0 . cbr0 of set bridges": ":b", "cbr0 of set policies": ":b", "cbr0 . cbr0 of set isolated": ":b"}
+	want = map[string]string{"cbr0 . cbr0 of set bridges": ":b", "cbr0 of set ours": ":b", "cbr0 of set policies": ":b", "cbr0 . cbr0 of set isolated": ":b"}
 	expect.NoDiff(t, cmp.Diff(want, bridgeEntries(t, c)), "afterwards")
 	for _, name := range []string{"open", "b"} {
 		must.Succeed(t, c.RemoveNetwork(ctx, name))

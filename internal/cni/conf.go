@@ -19,6 +19,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/internal/strict"
 	"github.com/tombolo-cni/tombolo/network"
+	"github.com/tombolo-cni/tombolo/nft"
 )
 
 // A configuration is what a plugin reads of stdin, and what it does by that.
@@ -75,10 +76,10 @@ type runtimeConfig struct {
 
 const (
 	defaultDeadline = 60 * time.Second
-	defaultMark     = Mark(0x1000)
+	defaultMark     = Mark(nft.DefaultMark)
 )
 
-// Mark is one bit of a packet's mark, written as a number or as "0x1000".
+// Mark is one bit of a packet's mark, written as a number or as "0x10".
 type Mark uint32
 
 // UnmarshalJSON reads both forms.
@@ -86,14 +87,14 @@ func (m *Mark) UnmarshalJSON(b []byte) error {
 	s := strings.Trim(string(b), `"`)
 	v, err := strconv.ParseUint(s, 0, 32)
 	if err != nil || v == 0 || v&(v-1) != 0 {
-		return fmt.Errorf("%s is not one bit of 32, such as %q", b, "0x1000")
+		return fmt.Errorf("%s is not one bit of 32, such as %q", b, "0x10")
 	}
 	*m = Mark(v)
 	return nil
 }
 
 // JSONExpects says what to write.
-func (Mark) JSONExpects() string { return `one bit of 32, as a number or as "0x1000"` }
+func (Mark) JSONExpects() string { return `one bit of 32, as a number or as "0x10"` }
 
 func (c *Common) common() *Common { return c }
 

@@ -34,7 +34,7 @@ func seeds() map[string]map[string][]any {
 		"FuzzNetConf": {
 			"small": text(string(with(""))),
 			"full": text(string(with(`"mode": "gateway", "bridge": "cbr0", "mtu": 1400, "isGateway": true, "ipMasq": false, "hairpinMode": null,
-				"forwardMark": "0x1000", "deadline": "5s", "dns": {"nameservers": ["10.0.0.1"]}, "_comment": [1, {}], "cni.dev/x": null,
+				"forwardMark": "0x10", "deadline": "5s", "dns": {"nameservers": ["10.0.0.1"]}, "_comment": [1, {}], "cni.dev/x": null,
 				"ipam": {"type": "host-local", "dataDir": "/d"}, "runtimeConfig": {"mac": "02:00:00:00:00:01"}, "args": {"cni": {"mac": "x"}}`))),
 			"spoilt":      text(`{"name": "pods", "mtu": "big", "deadline": 5, "forwardMark": 3, "ipMasq": "yes", "bridge": "br7"}`),
 			"attachments": text(string(with(`"cni.dev/valid-attachments": [{"containerID": "c1", "ifname": "eth0"}, {"containerID": 7}]`))),

@@ -14,10 +14,10 @@ import (
 
 func TestSettingsOfModeLAN(t *testing.T) {
 	t.Parallel()
-	lan := settings{StateDir: "/run/tombolo", LeaseDir: "/var/lib/tombolo/leases", Mark: 0x1000,
+	lan := settings{StateDir: "/run/tombolo", LeaseDir: "/var/lib/tombolo/leases", Mark: 0x10,
 		Network: network.Network{Name: "pods", Origin: network.Origin{Type: "dhcp"}, Bridge: "br0", Hairpin: true, Guard: nft.GuardUntrusted, NFCall: ptr(true),
 			Uplink: uplink.Uplink{NIC: "eth0"}, Exit: network.ExitHost}}
-	l2 := settings{StateDir: "/run/tombolo", LeaseDir: "/var/lib/tombolo/leases", Mark: 0x1000,
+	l2 := settings{StateDir: "/run/tombolo", LeaseDir: "/var/lib/tombolo/leases", Mark: 0x10,
 		Network: network.Network{Name: "pods", Bridge: "br0", LeaveIPv6: true, Uplink: uplink.Uplink{NIC: "eth0"}}}
 	for _, tt := range []struct {
 		name   string

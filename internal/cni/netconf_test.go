@@ -38,7 +38,7 @@ func parsed(t *testing.T, fields string) *NetConf {
 func TestSettingsOfAMode(t *testing.T) {
 	t.Parallel()
 	// What is the same in every mode.
-	common := settings{Network: network.Network{Name: "pods"}, StateDir: "/run/tombolo", LeaseDir: "/var/lib/tombolo/leases", Mark: 0x1000}
+	common := settings{Network: network.Network{Name: "pods"}, StateDir: "/run/tombolo", LeaseDir: "/var/lib/tombolo/leases", Mark: 0x10}
 	gateway, l2 := common, common
 	gateway.Bridge, gateway.Gateway, gateway.DefaultGateway, gateway.Masquerade, gateway.Hairpin = "cbr0", true, true, true, true
 	gateway.Routed = true

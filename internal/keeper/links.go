@@ -38,6 +38,7 @@ type changes struct {
 	ports   []int // links whose flags as ports have changed
 	added   []int // links that have got an address
 	touched []int // links that an address or a route of went
+	uplinks bool  // a default route was added
 }
 
 type linkChange struct {
@@ -66,10 +67,11 @@ func (k *Keeper) listenToLinks() (feed, error) {
 // linkKinds are the announcements that matter. Of routes, those to subnets do that the kernel makes
 // with addresses: a routing engine adds and withdraws its own by the ten thousand.
 func linkKinds() []nl.Kind {
-	const protocolAt = 5 // in struct rtmsg
+	const lengthAt, protocolAt = 1, 5 // in struct rtmsg
 	return []nl.Kind{
 		{Type: unix.RTM_NEWLINK}, {Type: unix.RTM_DELLINK}, {Type: unix.RTM_NEWADDR}, {Type: unix.RTM_DELADDR},
 		{Type: unix.RTM_DELROUTE, At: protocolAt, Byte: unix.RTPROT_KERNEL},
+		{Type: unix.RTM_NEWROUTE, At: lengthAt, Byte: 0}, // a default route: the host may have another uplink
 	}
 }
 
@@ -116,6 +118,8 @@ func (c *changes) add(m netlink.Message) error {
 		} else {
 			c.touched = append(c.touched, index)
 		}
+	case unix.RTM_NEWROUTE:
+		c.uplinks = true
 	case unix.RTM_DELROUTE:
 		index, err := routeLink(m.Data)
 		if err == nil && index != 0 {
@@ -149,6 +153,9 @@ func (l *linkage) hear(messages []netlink.Message) urgency {
 	}
 	for _, n := range c.links {
 		when = max(when, l.linkNews(n))
+	}
+	if c.uplinks {
+		when = max(when, later)
 	}
 	for _, index := range c.ports {
 		if l.ports[index] {

@@ -11,9 +11,8 @@ import (
 )
 
 // DefaultMark is the bit of a packet's mark that says that a pod may have it forwarded, where
-// a Config names none. It is outside the bits that kube-proxy, portmap, Calico, Cilium and
-// Tailscale use.
-const DefaultMark = 0x1000
+// a Config names none. docs/config.md lists the bits of other programs.
+const DefaultMark = 0x10
 
 // DefaultTable is the name of our tables, where a Config names none.
 const DefaultTable = "tombolo"

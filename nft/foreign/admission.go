@@ -3,8 +3,11 @@ package foreign
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"hash/fnv"
+	"io/fs"
+	"slices"
 
 	"github.com/google/nftables/expr"
 	"github.com/mdlayher/netlink"
@@ -13,6 +16,7 @@ import (
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
 // Where iptables over nf_tables has its rules about forwarding.
@@ -22,15 +26,25 @@ const (
 )
 
 // rulesVersion is raised with every change of where and how Ensure makes its rule.
-const rulesVersion = 1
+const rulesVersion = 2
 
-// comment identifies our rule, with any mark.
+// admission is a rule of ours in FORWARD, which accepts marked packets from or to one bridge.
+type admission struct{ direction, bridge string }
+
+// The directions of admissions, as their comments name them.
+const fromBridge, toBridge = " from ", " to "
+
+// comment identifies the rule, with any mark.
+func (a admission) comment(c *Conn) string { return c.comment() + a.direction + a.bridge }
+
+// comment begins the comments of all rules of ours that accept packets.
 func (c *Conn) comment() string { return "tombolo: admit what table inet " + c.table + " marks" }
 
 // Ensure sees to it that iptables, where it works over nf_tables, lets pass what our
-// forward chain marks: by one rule in the chain FORWARD of its table filter, for IPv4 and for IPv6.
+// forward chain marks: by two rules for each bridge of our networks, one for packets from it and one for packets to it,
+// in the chain FORWARD of its table filter, for IPv4 and for IPv6.
 //
-// A packet that a rule accepts reaches no rule behind it. So ours stands right before the first rule without a
+// A packet that a rule accepts reaches no rule behind it. So ours stand right before the first rule without a
 // condition that drops or rejects, and before those that only log what that drops; a jump to a chain that does
 // nothing else is one too. Without such a rule ours is the last, and where the policy accepts, too, there is none.
 // It never moves ahead, and so a drop of everything before it stays in force: see Obstacles. Only where there is
@@ -110,6 +124,7 @@ func (c *Conn) Remove(ctx context.Context) error {
 				r.ours = r.ours || r.comment == adminComment
 			}
 		}
+		p.bridges = nil
 		return p.transaction().Commit(c.nl)
 	})
 }
@@ -137,6 +152,7 @@ func (c *Conn) planned(ctx context.Context, link string, do func(*plan) error) e
 type plan struct {
 	*Conn
 	generation uint32
+	bridges    []string // of our networks
 	families   []*familyPlan
 }
 
@@ -166,6 +182,11 @@ func (c *Conn) plan(ctx context.Context, generation uint32, link string) (*plan,
 	if err := nftnl.Look(c.nl, &b); err != nil {
 		return nil, err
 	}
+	var err error
+	own := ruleset.Tables{Conn: c.nl, Name: ruleset.TableName(c.table)}
+	if p.bridges, err = own.Names(ruleset.OursSet); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
 	for _, f := range p.families {
 		if f.hooked {
 			c.read(ctx, &f.base, f.at, &packet{mark: c.mark, known: c.mark, link: link})
@@ -187,10 +208,11 @@ func (p *plan) transaction() *nftnl.Transaction {
 		if f.callAdmin {
 			p.insertCall(t, f)
 		}
-		if f.isMissing() {
-			p.insert(t, f)
+		missing, surplus := p.compare(f)
+		for _, a := range missing {
+			p.insert(t, f, a)
 		}
-		for _, r := range f.surplus() {
+		for _, r := range surplus {
 			object := nl.Name(fmt.Sprintf("rule %d of %s", r.handle, f.at))
 			t.Add("delete", object, f.at.family, unix.NFT_MSG_DELRULE, 0,
 				append(f.at.named(unix.NFTA_RULE_CHAIN), nftnl.Uint64(unix.NFTA_RULE_HANDLE, r.handle))...)
@@ -199,25 +221,39 @@ func (p *plan) transaction() *nftnl.Transaction {
 	return t
 }
 
-// surplus are rules of ours that are to go.
-func (f *familyPlan) surplus() []rule {
-	var list []rule
-	for i, r := range f.rules {
-		if r.ours && (i != f.index || !f.there) {
-			list = append(list, r)
+// compare lists the rules of ours that a chain lacks, and those that are to go.
+func (p *plan) compare(f *familyPlan) (missing []admission, surplus []rule) {
+	if f.index >= 0 {
+		for _, bridge := range p.bridges {
+			missing = append(missing, admission{fromBridge, bridge}, admission{toBridge, bridge})
 		}
 	}
-	return list
+	for i, r := range f.rules {
+		at := slices.IndexFunc(missing, func(a admission) bool { return a.comment(p.Conn) == r.comment })
+		switch {
+		case at >= 0 && slices.Contains(f.kept, i):
+			missing = slices.Delete(missing, at, at+1)
+		case r.ours:
+			surplus = append(surplus, r)
+		}
+	}
+	return missing, surplus
 }
 
-// insert makes our rule as iptables does, which therefore prints it right: every rule of its has a counter.
-func (p *plan) insert(t *nftnl.Transaction, f *familyPlan) {
+// insert makes a rule of ours as iptables does, which therefore prints it right: every rule of its has a counter.
+func (p *plan) insert(t *nftnl.Transaction, f *familyPlan, a admission) {
 	attrs, flags := f.at.named(unix.NFTA_RULE_CHAIN), netlink.Append
 	if f.index < len(f.rules) {
 		flags = 0
 		attrs = append(attrs, nftnl.Uint64(unix.NFTA_RULE_POSITION, f.rules[f.index].handle))
 	}
-	t.AddRule(fmt.Sprintf("insert rule %q into", p.comment()), f.at, f.at.family, flags, p.comment(), nftnl.Collect(func(x *nftnl.Expressions) {
+	comment, link := a.comment(p.Conn), expr.MetaKeyIIFNAME
+	if a.direction == toBridge {
+		link = expr.MetaKeyOIFNAME
+	}
+	t.AddRule(fmt.Sprintf("insert rule %q into", comment), f.at, f.at.family, flags, comment, nftnl.Collect(func(x *nftnl.Expressions) {
+		x.Meta(link, nftnl.First)
+		x.Compare(expr.CmpOpEq, nftnl.LinkKey(a.bridge, nil, 0))
 		bits := binary.NativeEndian.AppendUint32(nil, p.mark)
 		x.Meta(expr.MetaKeyMARK, nftnl.First)
 		x.Mask(bits, nil)
@@ -256,13 +292,16 @@ func (p *plan) differences() []tombolo.Difference {
 		if f.callAdmin {
 			differs("rule", fmt.Sprintf("%q, which calls %s,", adminComment, p.admin), "")
 		}
-		rule, surplus := fmt.Sprintf("%q for mark 0x%x", p.comment(), p.mark), f.surplus()
-		switch {
-		case f.isMissing() && len(surplus) > 0:
-			differs("place of rule "+rule, "right before what every packet is dropped by", "where it spares packets other rules")
-		case f.isMissing():
-			differs("rule", rule, "")
-		case len(surplus) > 0:
+		missing, surplus := p.compare(f)
+		for _, a := range missing {
+			rule := fmt.Sprintf("%q for mark 0x%x", a.comment(p.Conn), p.mark)
+			if len(surplus) > 0 {
+				differs("place of rule "+rule, "right before what every packet is dropped by", "where it spares packets other rules")
+			} else {
+				differs("rule", rule, "")
+			}
+		}
+		if len(missing) == 0 && len(surplus) > 0 {
 			differs("rule", "", fmt.Sprintf("%q with handle %d", surplus[0].comment, surplus[0].handle))
 		}
 	}

@@ -29,8 +29,9 @@ func iptables(tb testing.TB, ns *netns.NS, program string, args ...string) strin
 
 const (
 	admissionComment = "tombolo: admit what table inet tombolo marks"
-	// ourRule is how iptables prints and takes our rule.
-	ourRule     = `-m mark --mark 0x1000/0x1000 -m comment --comment "tombolo: admit what table inet tombolo marks" -j ACCEPT`
+	// ourRule is how iptables prints and takes the first of our rules. The second always follows it.
+	ourRule     = `-i cbr0 -m mark --mark 0x10/0x10 -m comment --comment "tombolo: admit what table inet tombolo marks from cbr0" -j ACCEPT`
+	ourSecond   = `-o cbr0 -m mark --mark 0x10/0x10 -m comment --comment "tombolo: admit what table inet tombolo marks to cbr0" -j ACCEPT`
 	saveRestore = "iptables-save >/tmp/saved.$$; iptables-restore </tmp/saved.$$; rm /tmp/saved.$$"
 )
 
@@ -58,9 +59,22 @@ func wantDifferences(tb testing.TB, c *Conn, want ...string) {
 	expect.NoDiff(tb, cmp.Diff(want, got), "differences")
 }
 
-// wantRules compares what iptables prints of a chain.
-func wantRules(tb testing.TB, ns *netns.NS, chain string, want ...string) {
+// insertOurs puts both of our rules at the head of FORWARD.
+func insertOurs(tb testing.TB, ns *netns.NS) {
 	tb.Helper()
+	nstest.Script(tb, ns, "iptables -I FORWARD "+ourSecond, "iptables -I FORWARD "+ourRule)
+}
+
+// wantRules compares what iptables prints of a chain. The second of our rules is expected behind the first.
+func wantRules(tb testing.TB, ns *netns.NS, chain string, rules ...string) {
+	tb.Helper()
+	var want []string
+	for _, r := range rules {
+		want = append(want, r)
+		if second := strings.NewReplacer("-i cbr0", "-o cbr0", "from", "to").Replace(r); strings.Contains(r, "marks from cbr0") {
+			want = append(want, second)
+		}
+	}
 	for _, program := range nstest.Programs() {
 		var got []string
 		for _, line := range strings.Split(strings.TrimSpace(iptables(tb, ns, program, "-S", chain)), "\n") {
@@ -83,12 +97,12 @@ func TestAdmissionIsARuleThatIptablesCanWorkWith(t *testing.T) {
 			run("-A", "FORWARD", "-i", "eth7", "-j", "ACCEPT")
 			mustPlace(t, c, true)
 
-			printed := "-P INPUT ACCEPT\n-P FORWARD DROP\n-P OUTPUT ACCEPT\n-A FORWARD -i eth7 -j ACCEPT\n-A FORWARD " + ourRule + "\n"
+			printed := "-P INPUT ACCEPT\n-P FORWARD DROP\n-P OUTPUT ACCEPT\n-A FORWARD -i eth7 -j ACCEPT\n-A FORWARD " + ourRule + "\n-A FORWARD " + ourSecond + "\n"
 			expect.NoDiff(t, cmp.Diff(printed, run("-S")), "-S")
-			if listing := run("-L", "FORWARD", "-n"); !strings.Contains(listing, "mark match 0x1000/0x1000 /* tombolo: admit what table inet tombolo marks */") {
+			if listing := run("-L", "FORWARD", "-n"); !strings.Contains(listing, "mark match 0x10/0x10 /* tombolo: admit what table inet tombolo marks from cbr0 */") {
 				t.Errorf("-L:\n%s", listing)
 			}
-			rule := []string{"FORWARD", "-m", "mark", "--mark", "0x1000/0x1000", "-m", "comment", "--comment", admissionComment, "-j", "ACCEPT"}
+			rule := []string{"FORWARD", "-i", "cbr0", "-m", "mark", "--mark", "0x10/0x10", "-m", "comment", "--comment", admissionComment + " from cbr0", "-j", "ACCEPT"}
 			run(append([]string{"-C"}, rule...)...)
 
 			// Saved and restored, twice, it is printed the same, and still is the one rule.
@@ -102,7 +116,7 @@ func TestAdmissionIsARuleThatIptablesCanWorkWith(t *testing.T) {
 			mustPlace(t, c, true)
 			run(append([]string{"-D"}, rule...)...) // in ours
 			left := run("-S", "FORWARD")
-			expect.That(t, !strings.Contains(left, "tombolo"), "deleted:\n%s", left)
+			expect.That(t, !strings.Contains(left, "from cbr0"), "deleted:\n%s", left)
 		})
 	}
 }
@@ -121,10 +135,11 @@ func TestEnsureMakesNoTableAndNoChain(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
 			c, ns := dialNew(t)
+			before := nftables(t, ns, "list", "ruleset")
 			nftables(t, ns, tc.ruleset)
 			mustPlace(t, c, false)
 			expect.Success(t, c.Remove(context.Background()))
-			expect.Equal(t, nftables(t, ns, "list", "ruleset"), tc.ruleset, "became")
+			expect.Equal(t, nftables(t, ns, "list", "ruleset"), before+tc.ruleset, "became")
 		})
 	}
 }
@@ -144,8 +159,8 @@ func TestReadyNoticesAChainThatAppears(t *testing.T) {
 		wantReady(t, c, false)
 		mustPlace(t, c, true)
 		rules := iptables(t, ns, program, "-S", "FORWARD")
-		expect.That(t, strings.HasSuffix(rules, "-A FORWARD "+ourRule+"\n"), "%s: %s", program, rules)
-		nftables(t, ns, "flush", "ruleset")
+		expect.That(t, strings.HasSuffix(rules, "-A FORWARD "+ourSecond+"\n"), "%s: %s", program, rules)
+		nftables(t, ns, "delete table "+map[string]string{"iptables": "ip", "ip6tables": "ip6"}[program]+" filter")
 		wantReady(t, c, true)
 		mustPlace(t, c, false)
 	}
@@ -159,7 +174,7 @@ func TestAdmissionFollowsTheMark(t *testing.T) {
 	other := dialMark(t, ns, 0x30000)
 	wantReady(t, other, false)
 	mustPlace(t, other, true)
-	wantRules(t, ns, "FORWARD", strings.ReplaceAll(ourRule, "0x1000", "0x30000"))
+	wantRules(t, ns, "FORWARD", strings.ReplaceAll(ourRule, "0x10", "0x30000"))
 	wantReady(t, c, false)
 }
 
@@ -183,12 +198,12 @@ func TestRemoveTakesOurRulesOut(t *testing.T) {
 	mustPlace(t, c, true) // in our form
 	nstest.Script(t, ns,
 		"iptables -I FORWARD "+ourRule, // in iptables' form
-		"iptables -A FORWARD "+strings.ReplaceAll(ourRule, "0x1000", "0x2000"),
-		"iptables -A FORWARD -m mark --mark 0x1000/0x1000 -j ACCEPT",
+		"iptables -A FORWARD "+strings.ReplaceAll(ourRule, "0x10", "0x2000"),
+		"iptables -A FORWARD -m mark --mark 0x10/0x10 -j ACCEPT",
 		"iptables -A FORWARD -m comment --comment tombolo -j ACCEPT",
 		"iptables -t mangle -A FORWARD "+ourRule)
 	must.Succeed(t, c.Remove(ctx))
-	wantRules(t, ns, "FORWARD", "-j DOCKER-USER", "-o docker0 -j DROP", "-m mark --mark 0x1000/0x1000 -j ACCEPT", "-m comment --comment tombolo -j ACCEPT")
+	wantRules(t, ns, "FORWARD", "-j DOCKER-USER", "-o docker0 -j DROP", "-m mark --mark 0x10/0x10 -j ACCEPT", "-m comment --comment tombolo -j ACCEPT")
 	before := nftables(t, ns, "-a", "list", "ruleset")
 	must.Succeed(t, c.Remove(ctx))
 	if after := nftables(t, ns, "-a", "list", "ruleset"); after != before || !strings.Contains(after, "mangle") {
@@ -205,22 +220,26 @@ func TestAdmissionIsKnownWithTheMarkAsAMatch(t *testing.T) {
 		tr := nftnl.Begin(nil)
 		chain := chain{family, iptablesTable, iptablesForward}
 		tr.AddRule("add rule to", chain, family, netlink.Append, "", nftnl.Collect(func(x *nftnl.Expressions) {
-			mark := xt.Unknown(append(binary.NativeEndian.AppendUint32(binary.NativeEndian.AppendUint32(nil, 0x1000), 0x1000), make([]byte, 8)...))
+			mark := xt.Unknown(append(binary.NativeEndian.AppendUint32(binary.NativeEndian.AppendUint32(nil, 0x10), 0x10), make([]byte, 8)...))
+			x.Meta(expr.MetaKeyIIFNAME, nftnl.First)
+			x.Compare(expr.CmpOpEq, []byte("cbr0\x00"))
 			x.Add(&expr.Match{Name: "mark", Rev: 1, Info: &mark}) // struct xt_mark_mtinfo1, padded as x_tables has it
-			comment := xt.Comment(admissionComment)
+			comment := xt.Comment(admissionComment + " from cbr0")
 			x.Add(&expr.Match{Name: "comment", Info: &comment})
 			x.Add(&expr.Verdict{Kind: expr.VerdictAccept})
 		}), chain.named(unix.NFTA_RULE_CHAIN)...)
 		must.Succeed(t, tr.Commit(c.nl))
 	}
-	wantRules(t, ns, "FORWARD", ourRule) // so iptables takes it for the same
-	mustPlace(t, c, false)
+	expect.Contains(t, iptables(t, ns, "iptables", "-S", "FORWARD"), ourRule, "iptables takes it for another")
+	mustPlace(t, c, true) // the second is missing
+	rules := iptables(t, ns, "iptables", "-S", "FORWARD")
+	expect.That(t, strings.HasSuffix(rules, ourSecond+"\n-A FORWARD "+ourRule+"\n"), "%s", rules)
 }
 
 func TestEnsureOf32AtOnceMakesOneRule(t *testing.T) {
 	t.Parallel()
 	conns := many(t, 32)
-	ns := nstest.New(t)
+	_, ns := dialNew(t)
 	for i := range conns {
 		conns[i] = dial(t, ns)
 	}
@@ -246,7 +265,7 @@ func TestEnsureOf32AtOnceMakesOneRule(t *testing.T) {
 func TestEnsureBesideIptables(t *testing.T) {
 	t.Parallel()
 	conns := many(t, 9)
-	ns := nstest.New(t)
+	_, ns := dialNew(t)
 	for i := range conns {
 		conns[i] = dial(t, ns)
 	}

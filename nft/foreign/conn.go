@@ -3,6 +3,7 @@ package foreign
 import (
 	"cmp"
 	"context"
+	"strings"
 
 	"github.com/google/nftables/expr"
 	"github.com/mdlayher/netlink"
@@ -24,7 +25,7 @@ type Config struct {
 	AdminChain string
 }
 
-// Conn looks at the firewalls of others, and has one rule in some. Its methods may be called from several goroutines
+// Conn looks at the firewalls of others, and has two rules for each of our bridges in some. Its methods may be called from several goroutines
 // and processes at once. Errors of the kernel are *tombolo.OpError, or wrap one.
 type Conn struct {
 	nl    *nl.Conn
@@ -92,7 +93,14 @@ func (c *Conn) rulesOf(ctx context.Context, ch chain, p *packet) ([]rule, error)
 	var rules []rule
 	err := nftnl.List(c.nl, "list rules of "+ch.String(), ch.family, unix.NFT_MSG_GETRULE, func(data []byte) error {
 		r, err := decodeRule(data, p)
-		r.ours = r.comment == c.comment()
+		if own, ok := strings.CutPrefix(r.comment, c.comment()); ok && err == nil {
+			// Ours is judged by packets of its bridge.
+			about := packet{mark: p.mark, known: p.known}
+			_, about.link, _ = strings.Cut(own, fromBridge)
+			_, about.to, _ = strings.Cut(own, toBridge)
+			r, err = decodeRule(data, &about)
+			r.ours = true
+		}
 		rules = append(rules, r)
 		return err
 	}, ch.named(unix.NFTA_RULE_CHAIN)...)

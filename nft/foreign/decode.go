@@ -17,6 +17,7 @@ import (
 type packet struct {
 	mark, known uint32 // known has the bits of the mark that are known
 	link        string // the link that it comes in by; empty: not known
+	to          string // the link that it leaves by; empty: not known, but not that which it came in by
 	// firewalld says that rules are firewalld's: its sets of states do not have that of a new connection.
 	firewalld bool
 }
@@ -31,6 +32,7 @@ type ruleReader struct {
 // loaded is what was loaded last.
 type loaded struct {
 	register     uint32
+	sets         uint32 // the bits that are set for certain, of a number of four bytes
 	value, known []byte // known has the bits of the value that are known
 	not          bool   // the register has something else than the value
 }
@@ -75,16 +77,18 @@ func (rr *ruleReader) expression(name string, own []byte) {
 		if verdict := nftnl.Find(own, unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VERDICT); verdict != nil {
 			rr.decide(nftnl.Find(verdict, unix.NFTA_VERDICT_CODE), nftnl.Text(nftnl.Find(verdict, unix.NFTA_VERDICT_CHAIN)))
 		}
+		rr.loaded.sets = native(nftnl.Find(own, unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VALUE))
 	case "match": // of x_tables, as targets are
 		rr.xtMatch(nftnl.Text(nftnl.Find(own, xtName)), nftnl.Find(own, xtInfo))
 	case "target":
 		rr.xtTarget(nftnl.Text(nftnl.Find(own, xtName)))
+		rr.xtMark(nftnl.Text(nftnl.Find(own, xtName)), nftnl.Find(own, xtInfo))
 	case "meta":
-		rr.conditional = rr.conditional || nftnl.Find(own, unix.NFTA_META_SREG) != nil
+		rr.store(nftnl.Find(own, unix.NFTA_META_SREG), number(unix.NFTA_META_KEY) == unix.NFT_META_MARK)
 		rr.loaded = rr.packet.meta(expr.MetaKey(number(unix.NFTA_META_KEY)))
 		rr.register = number(unix.NFTA_META_DREG)
 	case "ct":
-		rr.conditional = rr.conditional || nftnl.Find(own, unix.NFTA_CT_SREG) != nil
+		rr.store(nftnl.Find(own, unix.NFTA_CT_SREG), number(unix.NFTA_CT_KEY) == unix.NFT_CT_MARK)
 		rr.loaded = connection(expr.CtKey(number(unix.NFTA_CT_KEY)))
 		rr.register = number(unix.NFTA_CT_DREG)
 	case "bitwise": // an and with a mask is understood, and nothing else
@@ -93,6 +97,7 @@ func (rr *ruleReader) expression(name string, own []byte) {
 		}
 		rr.and(value(unix.NFTA_BITWISE_MASK))
 		rr.register = number(unix.NFTA_BITWISE_DREG)
+		rr.loaded.sets = native(value(unix.NFTA_BITWISE_XOR))
 	case "cmp":
 		op := number(unix.NFTA_CMP_OP)
 		if number(unix.NFTA_CMP_SREG) != rr.register || op > unix.NFT_CMP_NEQ {
@@ -113,17 +118,37 @@ func (rr *ruleReader) expression(name string, own []byte) {
 	}
 }
 
-// meta is what is loaded with a property of the packet. By which link it leaves is not known; not by that which it came
-// in by.
+// store notes that a rule stores a register, in a mark or elsewhere; a register of nil is none.
+func (rr *ruleReader) store(register []byte, isMark bool) {
+	rr.conditional = rr.conditional || register != nil
+	if register != nil && isMark {
+		rr.rule.sets |= rr.loaded.sets
+	}
+}
+
+// native reads a number of four bytes in the host's byte order; others are 0.
+func native(b []byte) uint32 {
+	if len(b) != 4 {
+		return 0
+	}
+	return binary.NativeEndian.Uint32(b)
+}
+
+// meta returns what a rule loads with a property of the packet.
 func (p *packet) meta(key expr.MetaKey) loaded {
 	switch {
 	case key == expr.MetaKeyMARK:
 		return bits(p.mark, p.known)
+	case key == expr.MetaKeyOIFNAME && p.to != "":
+		return name(p.to, false)
 	case p.link != "" && (key == expr.MetaKeyIIFNAME || key == expr.MetaKeyOIFNAME):
-		known := bytes.Repeat([]byte{0xff}, nftnl.IfnameLen)
-		return loaded{value: nftnl.LinkKey(p.link, nil, 0), known: known, not: key == expr.MetaKeyOIFNAME}
+		return name(p.link, key == expr.MetaKeyOIFNAME)
 	}
 	return loaded{}
+}
+
+func name(link string, not bool) loaded {
+	return loaded{value: nftnl.LinkKey(link, nil, 0), known: bytes.Repeat([]byte{0xff}, nftnl.IfnameLen), not: not}
 }
 
 // connection is the same for a property of the connection.
@@ -204,6 +229,14 @@ func (rr *ruleReader) xtMatch(name string, info []byte) {
 		rr.condition(info[:4], info[8] == 0)
 	default:
 		rr.conditional = true
+	}
+}
+
+// xtMark reads which bits a target sets: struct xt_mark_tginfo2 begins with them, and so does xt_connmark_tginfo1,
+// whose fourth number is 0 where it sets them.
+func (rr *ruleReader) xtMark(name string, info []byte) {
+	if name == "MARK" && len(info) >= 4 || name == "CONNMARK" && len(info) >= 13 && info[12] == 0 {
+		rr.rule.sets |= native(info[:4])
 	}
 }
 

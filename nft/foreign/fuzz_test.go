@@ -22,7 +22,7 @@ func wantSane(t *testing.T, r rule) {
 	for _, policy := range []verdict{drops, accepts} {
 		b := base{rules: []rule{r}, policy: policy, chain: func(string) []rule { return []rule{r} }}
 		p := b.decide("")
-		if p.index < -1 || p.index > len(b.rules) || p.there && (p.index < 0 || p.index == len(b.rules)) {
+		if p.index < -1 || p.index > len(b.rules) || len(p.kept) > 0 && (p.index < 0 || p.index == len(b.rules)) {
 			t.Errorf("decided on %+v", p)
 		}
 		b.obstacle("")
@@ -75,7 +75,7 @@ func TestWhatIsForeignIsRead(t *testing.T) {
 	}
 	c, ns := dialNew(t)
 	nftables(t, ns, `table inet x { chain f {
-		iifname { "eth0", "cbr*" } ip saddr 10.0.0.0/9 accept; iif "lo" drop; meta mark & 0x1000 != 0 accept
+		iifname { "eth0", "cbr*" } ip saddr 10.0.0.0/9 accept; iif "lo" drop; meta mark & 0x10 != 0 accept
 		ct state established,related accept; ip6 saddr fe80::/10 accept; limit rate 1/second return
 	}; }`)
 	nstest.Script(t, ns, "iptables -A FORWARD ! -i eth0 -p tcp -m conntrack --ctstate NEW -j REJECT", "iptables -A FORWARD "+ourRule)

@@ -33,10 +33,18 @@ func dialMark(tb testing.TB, ns *netns.NS, mark uint32) *Conn {
 	return On(conn, &Config{Mark: mark})
 }
 
-// dialNew gives a Conn to a namespace of its own.
-func dialNew(tb testing.TB) (*Conn, *netns.NS) {
+// newHost makes a namespace in which cbr0 is our bridge.
+func newHost(tb testing.TB) *netns.NS {
 	tb.Helper()
 	ns := nstest.New(tb)
+	nftables(tb, ns, `table inet tombolo { set ours { type ifname; elements = { "cbr0" }; }; }`)
+	return ns
+}
+
+// dialNew gives a Conn to a newHost.
+func dialNew(tb testing.TB) (*Conn, *netns.NS) {
+	tb.Helper()
+	ns := newHost(tb)
 	return dial(tb, ns), ns
 }
 
@@ -77,6 +85,7 @@ func newSite(tb testing.TB) *site {
 	fw := must.Of(nft.Dial(&nft.Config{NetNS: s.Host})).Get(tb)
 	tb.Cleanup(func() { fw.Close() })
 	mustEnsure(tb, fw, podnet())
+	must.Succeed(tb, fw.SetUplinks(context.Background(), "up0"))
 	ep := pod("0123456789a", pod4, pod6)
 	ep.Masquerade = false
 	mustAdd(tb, fw, ep)
@@ -85,7 +94,7 @@ func newSite(tb testing.TB) *site {
 
 // podnet is the network of most tests: dual-stack, with masquerade.
 func podnet() nft.Network {
-	return nft.Network{Name: "podnet", Prefixes: nstest.Prefixes("10.22.0.0/16", "fd00:22::/64"), Masquerade: true}
+	return nft.Network{Name: "podnet", Bridge: "cbr0", Prefixes: nstest.Prefixes("10.22.0.0/16", "fd00:22::/64"), Masquerade: true}
 }
 
 // pod is an endpoint of podnet.

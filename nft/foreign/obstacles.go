@@ -65,6 +65,29 @@ func (c *Conn) Obstacles(ctx context.Context, path Path) ([]Obstacle, error) {
 	return list, err
 }
 
+// Markers names the rules of other programs, in all tables of nf_tables, that set a bit of our mark in packets or
+// connections. What they mean by it and what we mean gets mixed up in packets from and to our bridges.
+func (c *Conn) Markers(ctx context.Context) (names []string, _ error) {
+	if err := c.usable(ctx); err != nil {
+		return nil, err
+	}
+	for _, family := range []uint8{unix.NFPROTO_INET, unix.NFPROTO_IPV4, unix.NFPROTO_IPV6} {
+		err := nftnl.List(c.nl, "list rules", family, unix.NFT_MSG_GETRULE, func(data []byte) error {
+			r, err := decodeRule(data, &packet{})
+			at := chain{family, nftnl.Text(nftnl.Find(data, unix.NFTA_RULE_TABLE)), nftnl.Text(nftnl.Find(data, unix.NFTA_RULE_CHAIN))}
+			if bits := r.sets & c.mark; bits != 0 && (family != unix.NFPROTO_INET || at.table != c.table) {
+				names = append(names, fmt.Sprintf("%s sets bit 0x%x of the mark, by its rule with handle %d, which table inet %s uses: "+
+					"give the networks another forwardMark, or that rule another bit", at, bits, r.handle, c.table))
+			}
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return names, nil
+}
+
 // has says whether pods may have addresses of a family.
 func (p *Path) has(family uint8) bool {
 	return family == unix.NFPROTO_INET || len(p.Prefixes) == 0 || slices.ContainsFunc(p.Prefixes, func(prefix netip.Prefix) bool {

@@ -79,9 +79,9 @@ func TestLegacyIPTablesInTheWay(t *testing.T) {
 			"iptables -P FORWARD DROP", "iptables -A FORWARD -o docker0 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT", "iptables -A FORWARD -i docker0 ! -o docker0 -j ACCEPT",
 		}, want: mayLegacy},
 
-		{name: "the mark is accepted", lines: []string{"iptables -P FORWARD DROP", "iptables -A FORWARD -m mark --mark 0x1000/0x1000 -j ACCEPT"}},
-		{name: "what has not the mark is accepted", lines: []string{"iptables -P FORWARD DROP", "iptables -A FORWARD -m mark ! --mark 0x1000/0x1000 -j ACCEPT"}, want: policyLegacy},
-		{name: "the mark is accepted of one protocol", lines: []string{"iptables -P FORWARD DROP", "iptables -A FORWARD -p tcp -m mark --mark 0x1000/0x1000 -j ACCEPT"}, want: mayLegacy},
+		{name: "the mark is accepted", lines: []string{"iptables -P FORWARD DROP", "iptables -A FORWARD -m mark --mark 0x10/0x10 -j ACCEPT"}},
+		{name: "what has not the mark is accepted", lines: []string{"iptables -P FORWARD DROP", "iptables -A FORWARD -m mark ! --mark 0x10/0x10 -j ACCEPT"}, want: policyLegacy},
+		{name: "the mark is accepted of one protocol", lines: []string{"iptables -P FORWARD DROP", "iptables -A FORWARD -p tcp -m mark --mark 0x10/0x10 -j ACCEPT"}, want: mayLegacy},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
@@ -149,9 +149,9 @@ func TestChainsInTheWay(t *testing.T) {
 		{name: "a chain of iptables that Admit sees to", ruleset: "table ip filter { chain FORWARD { type filter hook forward priority filter; policy drop; }; }"},
 		{name: "our own", ruleset: "table inet tombolo { chain forward { type filter hook forward priority filter; policy drop; }; }"},
 
-		{name: "the mark is accepted by a chain that is called for some", ruleset: "table inet filter { chain marks { meta mark & 0x1000 == 0x1000 accept; }; chain forward { type filter hook forward priority filter; policy drop; meta l4proto tcp jump marks; }; }",
+		{name: "the mark is accepted by a chain that is called for some", ruleset: "table inet filter { chain marks { meta mark & 0x10 == 0x10 accept; }; chain forward { type filter hook forward priority filter; policy drop; meta l4proto tcp jump marks; }; }",
 			want: []string{may}},
-		{name: "what has not the mark is accepted", ruleset: forward("meta mark & 0x1000 == 0 accept"), want: []string{inet + policy}},
+		{name: "what has not the mark is accepted", ruleset: forward("meta mark & 0x10 == 0 accept"), want: []string{inet + policy}},
 		{name: "answers are accepted", ruleset: forward("ct state established,related accept; ct status dnat accept; ct state invalid drop"), want: []string{inet + policy}},
 		{name: "new connections are accepted", ruleset: forward("ct state established,new accept")},
 		{name: "states are accepted by a map", ruleset: forward("ct state vmap { established : accept, related : accept, invalid : drop }"), want: []string{may}},
@@ -169,7 +169,7 @@ func TestChainsInTheWay(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
-			ns := nstest.New(t)
+			ns := newHost(t)
 			nstest.Run(t, ns, "ip", "link", "add", "cbr0", "type", "bridge")
 			nftables(t, ns, tc.ruleset)
 			mustPlace(t, dial(t, ns), strings.Contains(tc.ruleset, "FORWARD"))
@@ -189,7 +189,7 @@ func TestChainsInTheWay(t *testing.T) {
 func TestChainsInTheWayBeforeOurs(t *testing.T) {
 	t.Parallel()
 	ns := nstest.New(t)
-	nftables(t, ns, `table inet early { chain f { type filter hook forward priority -10; policy drop; meta mark & 0x1000 == 0x1000 accept; }; }`)
+	nftables(t, ns, `table inet early { chain f { type filter hook forward priority -10; policy drop; meta mark & 0x10 == 0x10 accept; }; }`)
 	found := wantObstacles(t, ns, Path{},
 		"chain f of table inet early drops, by its policy, what pods send; this helps: nft add rule inet early f iifname cbr0 accept && nft add rule inet early f oifname cbr0 ct state established,related accept && nft add rule inet early f oifname cbr0 ct status dnat accept")
 	for _, o := range found {
@@ -244,13 +244,13 @@ func TestFirewalldInTheWay(t *testing.T) {
 func TestRemediesOverrideNoDropAhead(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct{ name, legacy, ruleset, want string }{
-		{name: "legacy, a policy", legacy: "iptables -P FORWARD DROP", want: "iptables-legacy -A FORWARD -m mark --mark 0x1000/0x1000 -j ACCEPT"},
-		{name: "legacy, a closing reject", legacy: "iptables -A FORWARD -j REJECT", want: "iptables-legacy -I FORWARD 2 -m mark --mark 0x1000/0x1000 -j ACCEPT"},
-		{name: "legacy, a return to the policy", legacy: "iptables -P FORWARD DROP; iptables -A FORWARD -j RETURN", want: "iptables-legacy -I FORWARD 2 -m mark --mark 0x1000/0x1000 -j ACCEPT"},
+		{name: "legacy, a policy", legacy: "iptables -P FORWARD DROP", want: "iptables-legacy -A FORWARD -m mark --mark 0x10/0x10 -j ACCEPT"},
+		{name: "legacy, a closing reject", legacy: "iptables -A FORWARD -j REJECT", want: "iptables-legacy -I FORWARD 2 -m mark --mark 0x10/0x10 -j ACCEPT"},
+		{name: "legacy, a return to the policy", legacy: "iptables -P FORWARD DROP; iptables -A FORWARD -j RETURN", want: "iptables-legacy -I FORWARD 2 -m mark --mark 0x10/0x10 -j ACCEPT"},
 		{name: "a policy of iptables' mangle", ruleset: "table ip mangle { chain FORWARD { type filter hook forward priority mangle; policy drop; udp dport 4444 drop; }; }",
 			want: "iptables -t mangle -A FORWARD -i cbr0 -j ACCEPT && iptables -t mangle -A FORWARD -o cbr0 -m conntrack --ctstate ESTABLISHED,RELATED,DNAT -j ACCEPT"},
-		{name: "a policy", ruleset: "udp dport 4444 drop", want: "nft add rule inet filter forward 'meta mark & 0x1000 == 0x1000 counter accept'"},
-		{name: "a closing drop", ruleset: "udp dport 4444 drop; counter drop", want: "nft insert rule inet filter forward handle 3 'meta mark & 0x1000 == 0x1000 counter accept'"},
+		{name: "a policy", ruleset: "udp dport 4444 drop", want: "nft add rule inet filter forward 'meta mark & 0x10 == 0x10 counter accept'"},
+		{name: "a closing drop", ruleset: "udp dport 4444 drop; counter drop", want: "nft insert rule inet filter forward handle 3 'meta mark & 0x10 == 0x10 counter accept'"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()

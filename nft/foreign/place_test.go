@@ -88,10 +88,10 @@ func TestAdmissionStandsRightBeforeWhatDropsAll(t *testing.T) {
 
 			// From the head it goes there, too, if it would spare packets anything.
 			must.Succeed(t, c.Remove(context.Background()))
-			nstest.Script(t, ns, "iptables -I FORWARD "+ourRule)
+			insertOurs(t, ns)
 			must.Succeed(t, expect.Err(c.Ensure(context.Background())))
 			mustPlace(t, c, false)
-			if len(tc.want) > 1 && !strings.HasPrefix(tc.want[0], "-m mark") && tc.want[0] != "-j mine" {
+			if len(tc.want) > 1 && tc.want[0] != ourRule && tc.want[0] != "-j mine" {
 				wantRules(t, ns, "FORWARD", tc.want...)
 			}
 		})
@@ -105,7 +105,7 @@ func TestWhereTheAdmissionGoesInUfw(t *testing.T) {
 		c, ns := dialNew(t)
 		nstest.Run(t, ns, "sh", "-ec", "iptables-nft-restore <testdata/layouts/"+layout+".rules")
 		mustPlace(t, c, true)
-		before, after, _ := strings.Cut(iptables(t, ns, "iptables", "-S", "FORWARD"), "-A FORWARD "+ourRule+"\n")
+		before, after, _ := strings.Cut(iptables(t, ns, "iptables", "-S", "FORWARD"), "-A FORWARD "+ourRule+"\n-A FORWARD "+ourSecond+"\n")
 		if !strings.Contains(before, "-A FORWARD -j ufw-before-forward\n-A FORWARD -j ufw-after-forward\n") || !strings.HasPrefix(after, behind) || behind == "" && after != "" {
 			t.Errorf("%s: before it:\n%s\nbehind it:\n%s", layout, before, after)
 		}
@@ -142,7 +142,7 @@ func TestWhereTheAdmissionGoesInRecordedLayouts(t *testing.T) {
 			restore(t, ns, layout)
 			mustPlace(t, c, true)
 			for _, program := range nstest.Programs() {
-				_, after, _ := strings.Cut(iptables(t, ns, program, "-S", "FORWARD"), "-A FORWARD "+ourRule+"\n")
+				_, after, _ := strings.Cut(iptables(t, ns, program, "-S", "FORWARD"), "-A FORWARD "+ourRule+"\n-A FORWARD "+ourSecond+"\n")
 				if got := strings.TrimSpace(after); got != before && !strings.HasPrefix(got, "-A FORWARD "+before+" ") && got != "-A FORWARD "+before {
 					t.Errorf("%s: behind our rule: %q, want %q", program, got, before)
 				}
@@ -157,18 +157,27 @@ func TestWhereTheAdmissionGoesInRecordedLayouts(t *testing.T) {
 func TestWhatBecomesOfTheAdmission(t *testing.T) {
 	t.Parallel()
 	const (
-		rule    = `rule "tombolo: admit what table inet tombolo marks"`
-		missing = ": " + rule + " for mark 0x1000 is missing"
+		rule    = `rule "tombolo: admit what table inet tombolo marks from cbr0"`
+		second  = `rule "tombolo: admit what table inet tombolo marks to cbr0"`
+		missing = " for mark 0x10 is missing"
 		surplus = ": " + rule + " with handle N does not belong there"
 		forward = "chain FORWARD of table "
 	)
-	both := func(what, text string) []string {
-		return []string{what + "ip filter" + text, what + "ip6 filter" + text}
-	}
-	misplaced := func() []string {
-		var list []string
+	both := func(text string) (list []string) {
 		for _, family := range []string{"ip", "ip6"} {
-			list = append(list, forward+family+" filter: place of "+rule+" for mark 0x1000 is where it spares packets other rules, should be right before what every packet is dropped by")
+			if text == missing {
+				list = append(list, forward+family+" filter: "+rule+text, forward+family+" filter: "+second+text)
+			} else {
+				list = append(list, forward+family+" filter"+text)
+			}
+		}
+		return list
+	}
+	misplaced := func(rules ...string) (list []string) {
+		for _, family := range []string{"ip", "ip6"} {
+			for _, rule := range rules {
+				list = append(list, forward+family+" filter: place of "+rule+" for mark 0x10 is where it spares packets other rules, should be right before what every packet is dropped by")
+			}
 		}
 		return list
 	}
@@ -181,11 +190,11 @@ func TestWhatBecomesOfTheAdmission(t *testing.T) {
 		none   bool     // no rule is needed, in the end
 		rules  []string // of FORWARD, in the end
 	}{
-		{name: "flushed", after: []string{"iptables -F"}, diffs: both(forward, missing), rules: []string{ourRule}},
+		{name: "flushed", after: []string{"iptables -F"}, diffs: both(missing), rules: []string{ourRule}},
 		{name: "restored from a file with it", after: []string{saveRestore}, rules: []string{ourRule}},
 		{
 			name: "restored from a file with it, on top", after: []string{strings.ReplaceAll(saveRestore, "-restore", "-restore -n")},
-			diffs: both(forward, surplus), rules: []string{ourRule},
+			diffs: both(surplus), rules: []string{ourRule},
 		},
 		{
 			name: "others insert before it, and stop some", after: []string{
@@ -194,8 +203,8 @@ func TestWhatBecomesOfTheAdmission(t *testing.T) {
 			}, rules: []string{"-m conntrack --ctstate INVALID -j DROP", "-j KUBE-ROUTER-FORWARD", ourRule},
 		},
 		{name: "others append an accept", after: []string{"iptables -A FORWARD -i eth0 -j ACCEPT"}, rules: []string{ourRule, "-i eth0 -j ACCEPT"}},
-		{name: "others append a drop", after: []string{"iptables -A FORWARD " + drop}, diffs: misplaced(), rules: []string{drop, ourRule}},
-		{name: "others append what asks a program", after: []string{"iptables -A FORWARD -p udp -j NFQUEUE --queue-num 7"}, diffs: misplaced(), rules: []string{"-p udp -j NFQUEUE --queue-num 7", ourRule}},
+		{name: "others append a drop", after: []string{"iptables -A FORWARD " + drop}, diffs: misplaced(rule, second), rules: []string{drop, ourRule}},
+		{name: "others append what asks a program", after: []string{"iptables -A FORWARD -p udp -j NFQUEUE --queue-num 7"}, diffs: misplaced(rule, second), rules: []string{"-p udp -j NFQUEUE --queue-num 7", ourRule}},
 		{name: "others append what logs", after: []string{"iptables -A FORWARD -j LOG"}, rules: []string{ourRule, "-j LOG"}},
 		{name: "others append a drop of all", after: []string{"iptables -A FORWARD -j DROP"}, rules: []string{ourRule, "-j DROP"}},
 		{name: "others insert a drop of all before it", after: []string{"iptables -I FORWARD -j DROP"}, rules: []string{"-j DROP", ourRule}},
@@ -205,27 +214,27 @@ func TestWhatBecomesOfTheAdmission(t *testing.T) {
 		},
 		{
 			name: "others insert a drop of all before it, and append a drop", after: []string{"iptables -I FORWARD -j DROP", "iptables -A FORWARD " + drop},
-			diffs: misplaced(), rules: []string{"-j DROP", drop, ourRule},
+			diffs: misplaced(rule, second), rules: []string{"-j DROP", drop, ourRule},
 		},
 		{name: "others insert a drop of all before it, and nothing else drops", after: []string{"iptables -I FORWARD -j DROP", "iptables -P FORWARD ACCEPT"}, rules: []string{"-j DROP", ourRule}},
 		{
 			name: "one that was there twice has a drop between", after: []string{"iptables -A FORWARD -j DROP", "iptables -A FORWARD " + ourRule},
-			diffs: both(forward, surplus), rules: []string{ourRule, "-j DROP"},
+			diffs: both(surplus), rules: []string{ourRule, "-j DROP"},
 		},
-		{name: "others accept all before it", after: []string{"iptables -I FORWARD -j ACCEPT"}, diffs: both(forward, surplus), none: true, rules: []string{"-j ACCEPT"}},
-		{name: "the policy turns to accept", after: []string{"iptables -P FORWARD ACCEPT"}, diffs: both(forward, surplus), none: true},
+		{name: "others accept all before it", after: []string{"iptables -I FORWARD -j ACCEPT"}, diffs: both(surplus), none: true, rules: []string{"-j ACCEPT"}},
+		{name: "the policy turns to accept", after: []string{"iptables -P FORWARD ACCEPT"}, diffs: both(surplus), none: true},
 		{
-			name: "changed to something else", after: []string{"iptables -R FORWARD 1 " + strings.Replace(ourRule, "0x1000/0x1000", "0x1/0x1", 1)},
-			diffs: misplaced(),
+			name: "changed to something else", after: []string{"iptables -R FORWARD 1 " + strings.Replace(ourRule, "0x10/0x10", "0x1/0x1", 1)},
+			diffs: misplaced(rule),
 			rules: []string{ourRule},
 		},
-		{name: "Docker comes", after: docker()[1:], diffs: misplaced(), rules: []string{"-j DOCKER-USER", "-o docker0 -j DROP", ourRule}},
+		{name: "Docker comes", after: docker()[1:], diffs: misplaced(rule, second), rules: []string{"-j DOCKER-USER", "-o docker0 -j DROP", ourRule}},
 		{
 			name: "Docker moves its call to the head again", before: docker(),
 			after: []string{"iptables -D FORWARD -j DOCKER-USER", "iptables -I FORWARD -j DOCKER-USER"},
 			rules: []string{"-j DOCKER-USER", "-o docker0 -j DROP", ourRule},
 		},
-		{name: "Docker is gone", before: docker(), after: []string{"iptables -F", "iptables -X DOCKER-USER"}, diffs: both(forward, missing), rules: []string{ourRule}},
+		{name: "Docker is gone", before: docker(), after: []string{"iptables -F", "iptables -X DOCKER-USER"}, diffs: both(missing), rules: []string{ourRule}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
@@ -241,12 +250,12 @@ func TestWhatBecomesOfTheAdmission(t *testing.T) {
 			wantDifferences(t, c, tc.diffs...)
 			mustPlace(t, c, len(tc.diffs) > 0)
 			wantRules(t, ns, "FORWARD", tc.rules...)
-			want := 1
+			want := 2
 			if tc.none {
 				want = 0
 			}
 			got := strings.Count(iptables(t, ns, "iptables", "-S"), admissionComment)
-			expect.That(t, got == want, "our rule is there %d times", got)
+			expect.That(t, got == want, "our rules are there %d times", got)
 		})
 	}
 }
@@ -282,10 +291,10 @@ func TestAdmissionGoesBehindWhatIsNotKnown(t *testing.T) {
 			mustPlace(t, c, true)
 			list := nftables(t, ns, "list", "chain", "ip", "filter", "FORWARD")
 			lines := strings.Split(strings.TrimSpace(list), "\n")
-			expect.That(t, strings.Contains(lines[len(lines)-3], "tombolo"), "our rule is not the last one:\n%s", list)
+			expect.That(t, strings.Contains(lines[len(lines)-4], "tombolo"), "our rule is not the last one:\n%s", list)
 			// Nor is one that stands before it left there.
 			must.Succeed(t, c.Remove(context.Background()))
-			nftables(t, ns, `insert rule ip filter FORWARD meta mark & 0x1000 == 0x1000 counter accept comment "`+admissionComment+`"`)
+			nftables(t, ns, `insert rule ip filter FORWARD meta mark & 0x10 == 0x10 counter accept comment "`+admissionComment+`"`)
 			wantReady(t, c, false)
 			mustPlace(t, c, true)
 			expect.NoDiff(t, cmp.Diff(list, nftables(t, ns, "list", "chain", "ip", "filter", "FORWARD")))

@@ -13,7 +13,8 @@ type rule struct {
 	conditional bool // packets of pods may meet its conditions or not
 	unmet       bool // no packet of pods meets them
 	logs        bool
-	opaque      bool // a part of it is not known, and may end it in any way
+	sets        uint32 // the bits that it sets in the mark of a packet or of a connection
+	opaque      bool   // a part of it is not known, and may end it in any way
 }
 
 // verdict is what a rule does with a packet that meets its conditions, or how a chain ends for all that pods send.
@@ -101,15 +102,13 @@ func (b *base) leadsTo(chain string) bool {
 	})
 }
 
-// place is where our rule has to be.
+// place is where our rules have to be.
 type place struct {
-	index int  // its own, or that of the rule before which it goes; that behind the last is the end. -1: none is needed
-	there bool // it is where it should be
+	index int   // of the rule before which missing ones go; that behind the last is the end. -1: none are needed
+	kept  []int // the indexes of those that are where they should be, each with a comment of its own
 }
 
-func (p place) isMissing() bool { return p.index >= 0 && !p.there }
-
-// decide chooses the rule to keep, or the place for one, behind the operator's chain.
+// decide chooses the rules to keep, and the place for others, behind the operator's chain.
 func (b *base) decide(admin string) place {
 	decided := b.behindAdmin(admin)
 	at, how := b.end(decided)
@@ -118,18 +117,27 @@ func (b *base) decide(admin string) place {
 		// A drop of everything that is put ahead of ours is meant: ours stays behind it, and before the next one.
 		at, how = b.end(ours + 1)
 		if how != drops {
-			at, how = ours+1, drops
+			for at = ours; at < len(b.rules) && b.rules[at].ours; at++ {
+			}
+			how = drops
 		}
 	}
 	if how != drops {
 		return place{index: -1}
 	}
+	var p place
 	for i := range b.rules[:at] {
-		if b.rules[i].isAdmission() && !slices.ContainsFunc(b.rules[i+1:at], b.mayStop) {
-			return place{i, true}
+		again := func(kept int) bool { return b.rules[kept].comment == b.rules[i].comment }
+		if b.rules[i].isAdmission() && !slices.ContainsFunc(b.rules[i+1:at], b.mayStop) && !slices.ContainsFunc(p.kept, again) {
+			p.kept = append(p.kept, i)
 		}
 	}
-	return place{index: b.beforeLogs(max(ours, decided-1), at)}
+	if len(p.kept) > 0 {
+		p.index = p.kept[0]
+	} else {
+		p.index = b.beforeLogs(max(ours, decided-1), at)
+	}
+	return p
 }
 
 // behindAdmin is the first place behind the rules that call the operator's chain, which decides before ours does; empty:

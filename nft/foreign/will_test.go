@@ -60,7 +60,7 @@ func TestWhatOthersDropStaysDropped(t *testing.T) {
 			nstest.Script(t, s.host, tc.lines...)
 			s.podsReach(t, false)
 			s.farScript(t, tc.drop...)
-			nstest.Script(t, s.host, "iptables -I FORWARD "+ourRule)
+			insertOurs(t, s.host)
 			s.podsReach(t, true) // so the drop is void
 
 			changed, err := s.c.Ensure(context.Background())
@@ -123,7 +123,7 @@ func TestDropsAheadAreNamed(t *testing.T) {
 		{name: "in a chain that drops some before", lines: []string{
 			"iptables -N no", "iptables -A no -p udp -j DROP", "iptables -A no -j DROP", "iptables -A FORWARD -i eth9 -j no", "iptables -A FORWARD -j no",
 		}, want: "chain FORWARD of table ip filter drops or rejects, by its rule number 2, which calls no and is left to its owner, what pods send; " +
-			"this helps: iptables -I FORWARD 2 -m mark --mark 0x1000/0x1000 -j ACCEPT"},
+			"this helps: iptables -I FORWARD 2 -m mark --mark 0x10/0x10 -j ACCEPT"},
 		{name: "of some of what they send", lines: []string{"iptables -A FORWARD -i cbr0 -p tcp -j DROP", "iptables -A FORWARD -i eth9 -j DROP"}},
 		{name: "of others", lines: []string{"iptables -P FORWARD DROP", "iptables -A FORWARD -i docker0 -j DROP"}},
 	} {
@@ -165,7 +165,7 @@ func TestDropsAheadAreNamed(t *testing.T) {
 // without that family.
 func TestDropsAheadCountForTheirFamily(t *testing.T) {
 	t.Parallel()
-	ns := nstest.New(t)
+	ns := newHost(t)
 	nstest.Run(t, ns, "ip", "link", "add", "cbr0", "type", "bridge")
 	iptables(t, ns, "ip6tables", "-A", "FORWARD", "-j", "DROP")
 	mustPlace(t, dial(t, ns), true)
@@ -216,7 +216,7 @@ func TestADropOfAllAheadOfOursStaysInForce(t *testing.T) {
 			for _, program := range nstest.Programs() {
 				table := strings.ReplaceAll(program, "tables", "")
 				number := strconv.Itoa(tc.by)
-				accept := " -m mark --mark 0x1000/0x1000 -j ACCEPT"
+				accept := " -m mark --mark 0x10/0x10 -j ACCEPT"
 				line := "chain FORWARD of table " + table + " filter drops or rejects, by its rule number " + number +
 					", which calls " + tc.calls + " and is left to its owner, what pods send; this helps: " + program + " -I FORWARD " + number + accept
 				if tc.calls == "" {

@@ -106,7 +106,7 @@ func TestTombolodPutsRightWhatOthersDoToTheFirewall(t *testing.T) {
 		{"our rule is deleted", "iptables -P FORWARD DROP", "iptables -D FORWARD 1", true},
 		{"a drop comes behind our rule", "iptables -P FORWARD DROP", drop, false},
 		{"our rule comes ahead of a drop", "iptables -P FORWARD DROP; " + drop,
-			`iptables -I FORWARD -m mark --mark 0x1000/0x1000 -m comment --comment "tombolo: admit what table inet tombolo marks" -j ACCEPT`, false},
+			`iptables -I FORWARD -m mark --mark 0x10/0x10 -m comment --comment "tombolo: admit what table inet tombolo marks from cbr0" -j ACCEPT`, false},
 		{"a program of another name calls itself ours", "iptables -P FORWARD DROP",
 			"cp $(command -v nft) ./tombolo; ./tombolo flush table inet tombolo; rm tombolo", true},
 	} {
@@ -315,12 +315,12 @@ func TestTombolodLeavesADropAheadOfOurRule(t *testing.T) {
 			got := m.metric("firewall_mends_total")
 			expect.That(t, got <= mends+1, "it put something right %d times", got-mends)
 
-			// Without the drop, pods pass at once; without our rule, the next one goes ahead of
+			// Without the drop, pods pass at once; without our rules, the next ones go ahead of
 			// a drop of everything.
 			n.run("sh", "-ec", "iptables -D FORWARD 1")
 			wantPing(t, p.NS, outside4)
 			expect.Success(t, w.status(), "STATUS")
-			n.run("sh", "-ec", "iptables -I FORWARD "+tc.stop+"; iptables -D FORWARD 2")
+			n.run("sh", "-ec", "iptables -I FORWARD "+tc.stop+"; iptables -D FORWARD 2; iptables -D FORWARD 2")
 			wantNoPing(t, p.NS, outside4)
 			o := n.operate("repair", "--state", n.state)
 			expect.That(t, (o.status == 0) != tc.forPods, "tombolo repair: %+v", o)

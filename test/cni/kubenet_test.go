@@ -72,7 +72,7 @@ func TestForwardPolicyOfDropDoesNotStopPods(t *testing.T) {
 			expect.Success(t, n.remove(w.name).err())
 			for _, command := range []string{"iptables", "ip6tables"} {
 				rules := n.run(command, "-S")
-				expect.That(t, !strings.Contains(rules, "0x1000"), "left over:\n%s", rules)
+				expect.That(t, !strings.Contains(rules, "0x10"), "left over:\n%s", rules)
 			}
 		})
 	}
@@ -84,13 +84,13 @@ func (n *node) wantIPTablesWork(chain string) {
 	n.Helper()
 	for _, command := range []string{"iptables", "ip6tables"} {
 		before := n.run(command, "-S", chain)
-		if !strings.Contains(before, "-m mark --mark 0x1000/0x1000 -j ACCEPT") && !strings.Contains(before, "mark match 0x1000/0x1000") &&
-			!strings.Contains(before, "--mark 0x1000/0x1000") {
+		if !strings.Contains(before, "-m mark --mark 0x10/0x10 -j ACCEPT") && !strings.Contains(before, "mark match 0x10/0x10") &&
+			!strings.Contains(before, "--mark 0x10/0x10") {
 			n.Errorf("%s -S shows no rule of ours:\n%s", command, before)
 		}
 		saved := n.run(command + "-save")
 		expect.Success(n, expect.Err(nstest.Try(n.ns, "sh", "-c", fmt.Sprintf("%s-save | %s-restore", command, command))))
-		if after := n.run(command, "-S", chain); strings.Count(after, "0x1000/0x1000") != strings.Count(before, "0x1000/0x1000") {
+		if after := n.run(command, "-S", chain); strings.Count(after, "0x10/0x10") != strings.Count(before, "0x10/0x10") {
 			n.Errorf("after save and restore:\n%s\nbefore:\n%s\nsaved:\n%s", after, before, saved)
 		}
 	}
@@ -417,7 +417,7 @@ func TestNetworksOfANodeShareOneMark(t *testing.T) {
 	n := newNode(t)
 	n.podnet(nil).add(n.pod("a"))
 	_, err := n.network("othernet", conf{"bridge": "cbr1", "forwardMark": "0x2000", "ipam": hostLocal("10.78.0.0/24")}).tryAdd(n.pod("b"))
-	wantError(t, err, 112, `network "podnet", which has pods, uses 0x1000`)
+	wantError(t, err, 112, `network "podnet", which has pods, uses 0x10`)
 }
 
 func TestTheForwardMarkIsClearedBehindTheFirewall(t *testing.T) {
@@ -427,10 +427,10 @@ func TestTheForwardMarkIsClearedBehindTheFirewall(t *testing.T) {
 	p := n.pod("a")
 	n.podnet(nil).add(p)
 	n.nft("add table inet seen; add chain inet seen last { type filter hook postrouting priority 310; }; " +
-		"add rule inet seen last meta mark and 0x1000 == 0x1000 counter; add rule inet seen last counter")
+		"add rule inet seen last meta mark and 0x10 == 0x10 counter; add rule inet seen last counter")
 	wantPing(t, p.NS, outside4, outside6)
 	list := n.nft("list chain inet seen last")
-	if strings.Count(list, "counter packets 0 ") != 1 || !strings.Contains(list, "0x00001000 counter packets 0 ") {
+	if strings.Count(list, "counter packets 0 ") != 1 || !strings.Contains(list, "0x00000010 counter packets 0 ") {
 		t.Errorf("what pods send has the mark still where it leaves:\n%s", list)
 	}
 }
@@ -446,7 +446,7 @@ func TestLegacyIPTablesInTheWayIsNamed(t *testing.T) {
 	wantError(t, expect.Err(w.tryAdd(p)), 117, "iptables-legacy -A FORWARD")
 	wantError(t, w.status(), 50, "iptables-legacy -A FORWARD")
 	n.wantNothing()
-	n.run("iptables-legacy", "-A", "FORWARD", "-m", "mark", "--mark", "0x1000/0x1000", "-j", "ACCEPT")
+	n.run("iptables-legacy", "-A", "FORWARD", "-m", "mark", "--mark", "0x10/0x10", "-j", "ACCEPT")
 	expect.Success(t, w.status())
 	w.add(p)
 	wantPing(t, p.NS, outside4)

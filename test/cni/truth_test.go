@@ -98,7 +98,7 @@ func TestWhatCheckAdvisesIsTrue(t *testing.T) {
 		"rule added to a chain":   {on("nft insert rule inet tombolo forward counter"), "does not belong there", "repair"},
 		"rules out of order":      {reorder, "order of the rules", "repair"},
 		"rule in FORWARD deleted": {on("iptables -F FORWARD"), "FORWARD", "repair"},
-		"a drop behind our rule is followed by another of ours": {on("iptables -A FORWARD -j DROP; iptables -A FORWARD -m mark --mark 0x1000/0x1000 -m comment --comment 'tombolo: forward what pods may send' -j ACCEPT; iptables -D FORWARD 1"),
+		"a drop behind our rule is followed by another of ours": {on("iptables -A FORWARD -j DROP; iptables -A FORWARD -m mark --mark 0x10/0x10 -m comment --comment 'tombolo: forward what pods may send' -j ACCEPT; iptables -D FORWARD 1"),
 			"FORWARD", "repair"},
 		"bridge deleted":          {on("ip link del cbr0"), "bridge cbr0 is missing (affects container a, container b)", "repair"},
 		"bridge down":             {on("ip link set cbr0 down"), "bridge cbr0: link is down", "repair"},

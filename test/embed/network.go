@@ -71,12 +71,18 @@ func (n *network) build(ctx context.Context, node *netns.NS) error {
 	if err := node.Do(func() error { return n.forward(ctx) }); err != nil {
 		return err
 	}
-	_, err = n.firewall.Ensure(ctx, n.rules())
-	return err
+	if _, err := n.firewall.Ensure(ctx, n.rules()); err != nil {
+		return err
+	}
+	uplinks, err := n.links.Uplinks(ctx)
+	if err != nil {
+		return err
+	}
+	return n.firewall.SetUplinks(ctx, uplinks...)
 }
 
 func (n *network) rules() nft.Network {
-	r := nft.Network{Name: n.name, Masquerade: true}
+	r := nft.Network{Name: n.name, Bridge: n.bridge, Masquerade: true}
 	for _, gw := range n.gateways {
 		r.Prefixes = append(r.Prefixes, gw.Masked())
 	}

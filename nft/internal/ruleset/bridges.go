@@ -11,11 +11,15 @@ import (
 // The sets of bridges have their names, some as pairs of the same name, to match packets that come in and go out by
 // one bridge.
 const (
+	OursSet     = "ours"     // the bridges of all networks, and their links in VLANs
 	bridgesSet  = "bridges"  // ours
 	policiesSet = "policies" // those with a policy
 	isolatedSet = "isolated" // those with the policy Isolated
 	bypassSet   = "bypass"   // those whose packets pass the hooks by
 	lansSet     = "lans"     // those with machines on them
+
+	// UplinksSet has the host's uplinks among links of the kinds bridge and veth, which belong to no network.
+	UplinksSet = "uplinks"
 )
 
 // BridgeSets are the sets of bridges.
@@ -23,10 +27,12 @@ func BridgeSets() []Set {
 	const pair = nftnl.TypeIfname<<nftnl.TypeBits | nftnl.TypeIfname
 	return []Set{
 		{Place: InInet(bridgesSet), KeyType: pair, KeyLen: 2 * IfnameLen},
+		{Place: InInet(OursSet), KeyType: nftnl.TypeIfname, KeyLen: IfnameLen},
 		{Place: InInet(policiesSet), KeyType: nftnl.TypeIfname, KeyLen: IfnameLen},
 		{Place: InInet(isolatedSet), KeyType: pair, KeyLen: 2 * IfnameLen},
 		{Place: InInet(bypassSet), KeyType: nftnl.TypeIfname, KeyLen: IfnameLen},
 		{Place: InInet(lansSet), KeyType: nftnl.TypeIfname, KeyLen: IfnameLen},
+		{Place: InInet(UplinksSet), KeyType: nftnl.TypeIfname, KeyLen: IfnameLen},
 	}
 }
 
@@ -55,10 +61,10 @@ func (n *Network) bridgeElements() []Element {
 	}
 	name := nftnl.LinkKey(n.Bridge, nil, 0)
 	pair := slices.Concat(name, name)
-	list := []Element{{Set: InInet(bridgesSet), Key: pair}}
+	list := []Element{{Set: InInet(bridgesSet), Key: pair}, {Set: InInet(OursSet), Key: name}}
 	if n.VLANOf != "" {
 		name := nftnl.LinkKey(n.VLANOf, nil, 0)
-		list = append(list, Element{Set: InInet(bridgesSet), Key: slices.Concat(name, name)})
+		list = append(list, Element{Set: InInet(bridgesSet), Key: slices.Concat(name, name)}, Element{Set: InInet(OursSet), Key: name})
 	}
 	if n.Policy == policySameBridge || n.Policy == policyIsolated {
 		list = append(list, Element{Set: InInet(policiesSet), Key: name})

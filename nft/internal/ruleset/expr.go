@@ -53,23 +53,26 @@ func (x expressions) isEthernet() {
 
 // isReply holds for packets of connections that an answer has been seen of, and
 // for what belongs to such (enum ip_conntrack_info: bit n+1 stands for state n).
-func (x expressions) isReply() {
-	const established, related = 1 << 1, 1 << 2
-	x.hasConntrackBit(expr.CtKeySTATE, established|related)
-}
+func (x expressions) isReply() { x.hasConntrackBit(expr.CtKeySTATE, expr.CmpOpNeq, replyStates) }
+
+// isNoReply adds a match for all other packets: those that open a connection, and those without one.
+func (x expressions) isNoReply() { x.hasConntrackBit(expr.CtKeySTATE, expr.CmpOpEq, replyStates) }
+
+// replyStates are the bits of the states established and related.
+const replyStates = 1<<1 | 1<<2
 
 // isRedirected holds for packets of connections whose destination was changed, by
 // us or by others.
 func (x expressions) isRedirected() {
 	const dstNAT = 1 << 5 // IPS_DST_NAT of enum ip_conntrack_status
-	x.hasConntrackBit(expr.CtKeySTATUS, dstNAT)
+	x.hasConntrackBit(expr.CtKeySTATUS, expr.CmpOpNeq, dstNAT)
 }
 
-// hasConntrackBit holds if the connection has any of some bits of a set.
-func (x expressions) hasConntrackBit(key expr.CtKey, bits uint32) {
+// hasConntrackBit adds a match for connections that have any of the bits (expr.CmpOpNeq), or none (expr.CmpOpEq).
+func (x expressions) hasConntrackBit(key expr.CtKey, op expr.CmpOp, bits uint32) {
 	x.Add(&expr.Ct{Key: key, Register: uint32(nftnl.First)})
 	x.Mask(binary.NativeEndian.AppendUint32(nil, bits), nil)
-	x.Compare(expr.CmpOpNeq, make([]byte, 4))
+	x.Compare(op, make([]byte, 4))
 }
 
 // isNotLoopback holds for packets whose incoming or outgoing link is not the loopback interface.

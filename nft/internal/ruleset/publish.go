@@ -132,7 +132,8 @@ func answers(mark uint32) Chain {
 
 func (list *rules) addAnswers(mark uint32) {
 	list.add("what the firewall itself leads to what is local to the host", func(x expressions) {
-		x.isNotLoopback(expr.MetaKeyIIFNAME)
+		x.Meta(expr.MetaKeyIIFNAME, nftnl.First)
+		x.Lookup(OursSet)
 		x.isTo(Families()[0], loopbackPrefix())
 		x.addMark(mark)
 	})

@@ -186,8 +186,8 @@ func (rs *Ruleset) Sets() []Set {
 	return list
 }
 
-// forward admits nothing by itself: it sets a mark bit on packets that may be admitted, for a rule in the chain
-// that would drop them otherwise.
+// forward makes the chain forward. It admits nothing: it sets a mark bit on packets that may pass, for a rule in
+// the chain that would drop them otherwise. It changes the mark only of packets from and to our bridges.
 func forward(mark uint32) Chain {
 	return Chain{
 		Place: InInet(forwardChain), Kind: "filter", Hook: unix.NF_INET_FORWARD, Priority: priorityBeforeFilter,
@@ -201,9 +201,11 @@ func (list *rules) addForward(mark uint32) {
 		ip, link = expr.PayloadBaseNetworkHeader, expr.PayloadBaseLLHeader
 		linkDst  = 0 // offsets in the Ethernet header
 		linkSrc  = 6
+
+		metaOutgoingKind = 27 // NFT_META_OIFKIND; hardware has none
 	)
-	// A bit that another program set would admit what was never looked at here.
-	list.add("clear the mark bit", func(x expressions) { x.clearMark(mark) })
+	// A bit that another program set would admit what no rule here has looked at. Packets of others keep theirs.
+	list.addClear(mark)
 	list.addPolicies()
 	for _, f := range Families() {
 		list.add("mark what pods send, "+f.name, func(x expressions) {
@@ -219,6 +221,21 @@ func (list *rules) addForward(mark uint32) {
 		x.Lookup(PortsSet)
 		x.addMark(mark)
 	})
+	// What other programs closed stays closed: their containers and virtual machines are behind such links.
+	for _, kind := range [...]string{"bridge", "veth"} {
+		list.add("except what opens a connection to a "+kind+" of others", func(x expressions) {
+			x.Meta(in, nftnl.First)
+			x.Lookup(OursSet)
+			x.isNoReply()
+			x.Meta(metaOutgoingKind, nftnl.First)
+			x.Compare(expr.CmpOpEq, nftnl.LinkKey(kind, nil, 0))
+			for _, set := range [...]string{OursSet, UplinksSet} {
+				x.Meta(out, nftnl.First)
+				x.LookupNone(set)
+			}
+			x.clearMark(mark)
+		})
+	}
 	for _, f := range Families() {
 		list.add("mark replies to pods, "+f.name, func(x expressions) {
 			x.isReply()
@@ -254,14 +271,26 @@ func (list *rules) addForward(mark uint32) {
 	})
 }
 
-// unmark clears the bit, which only the firewall needs.
+// addClear clears the bit in packets from and to our bridges. A bridged packet has no incoming link in postrouting.
+func (list *rules) addClear(mark uint32) {
+	for _, link := range [...]struct {
+		name string
+		key  expr.MetaKey
+	}{{"from", expr.MetaKeyIIFNAME}, {"to", expr.MetaKeyOIFNAME}} {
+		list.add("clear the mark bit of packets "+link.name+" our bridges", func(x expressions) {
+			x.Meta(link.key, nftnl.First)
+			x.Lookup(OursSet)
+			x.clearMark(mark)
+		})
+	}
+}
+
+// unmark clears the bit of our bridges' packets, which only the firewall needs.
 func unmark(mark uint32) Chain {
 	return Chain{
 		Place: InInet(unmarkChain), Kind: "filter", Hook: unix.NF_INET_POST_ROUTING, Priority: priorityLast,
 		settings: markSettings(mark),
-		write: func(list *rules) {
-			list.add("clear the mark bit", func(x expressions) { x.clearMark(mark) })
-		},
+		write:    func(list *rules) { list.addClear(mark) },
 	}
 }
 

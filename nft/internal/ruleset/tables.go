@@ -81,12 +81,23 @@ func (t Tables) ElementsOfSet(set Place) ([]ElementState, error) {
 	return list, nil
 }
 
+// Names lists the elements of a set of names of links, apart from the sentinel.
+func (t Tables) Names(set string) (names []string, _ error) {
+	list, err := t.ElementsOfSet(InInet(set))
+	for i := range list {
+		if list[i].Comment != SentinelComment {
+			names = append(names, list[i].KeyText())
+		}
+	}
+	return names, err
+}
+
 // isOurSet says whether a set holds elements that carry their owners' names.
 func isOurSet(at Place) bool {
 	if IsMasqueradeSet(at.Name) {
 		return at.Family == unix.NFPROTO_INET
 	}
-	is := func(s Set) bool { return s.Place == at }
+	is := func(s Set) bool { return s.Place == at && at.Name != UplinksSet }
 	return slices.ContainsFunc(slices.Concat(guardSets(), sharedSets(), portSNATSets()), is)
 }
 

@@ -7,22 +7,29 @@ import (
 	"fmt"
 	"io/fs"
 	"slices"
+	"strconv"
 
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// Routing is what a host needs that pods route through. A field with its zero value changes nothing.
+// Routing describes what a host that routes for pods needs. A field with its zero value changes nothing.
 type Routing struct {
-	// IPv4 and IPv6 have the host forward packets of the family, on all its links
-	// (net.ipv4.ip_forward, net.ipv6.conf.all.forwarding).
+	// IPv4 and IPv6 have each link of the host take packets of the family to forward, and each later link.
+	//
+	// A host that is a router already (net.ipv4.ip_forward, net.ipv6.conf.all.forwarding) stays as it is. On another
+	// host these two stay 0, and the links' own parameters are set: net.ipv4.conf.LINK.forwarding, and
+	// net.ipv6.conf.LINK.force_forwarding, which Linux has since 6.17. An older kernel forwards IPv6 only for all, so
+	// there net.ipv6.conf.all.forwarding is set.
+	//
+	// Links of others then forward to links of others too: nft.Network's Closed drops that.
 	IPv4, IPv6 bool
 	// NoRedirects names a link on which the host sends no IPv4 redirects to a shorter way than through itself: the
 	// bridge, where the router is on it as well as the pods. For that the parameter send_redirects must be 0 on the
@@ -37,14 +44,58 @@ type Routing struct {
 }
 
 const (
-	forwarding4   = "net/ipv4/ip_forward"
-	forwarding6   = "net/ipv6/conf/all/forwarding"
 	sendRedirects = "send_redirects"
 	routeLocalnet = "route_localnet"
+
+	// A loopback interface is in every namespace. It is the last link that EnsureRouting has forward, so its
+	// parameter tells whether all the others were set.
+	loopbackName = "lo"
 )
 
-// hostParameter is a file below /proc/sys and what is to be in it.
-type hostParameter struct{ path, value string }
+// hostParameter is a file below /proc/sys and its expected value.
+type hostParameter struct {
+	path, value string
+	isSwitch    bool         // every value but 0 is as good
+	before      func() error // is called before the value is written; nil: nothing is
+}
+
+func (p *hostParameter) isMet(have string) bool { return have == p.value || p.isSwitch && have != "0" }
+
+// forwarding names the parameters by which a host forwards packets of a family.
+type forwarding struct {
+	family, all string // the directory of the family, and the path of the switch for all links
+	link, value string // the name of the parameter of one link, and the value that we write
+}
+
+func (r *Routing) families() []forwarding {
+	var list []forwarding
+	if r.IPv4 {
+		list = append(list, forwarding{"ipv4", "net/ipv4/ip_forward", "forwarding", sysctl.OwnForwarding})
+	}
+	if r.IPv6 {
+		list = append(list, forwarding{"ipv6", "net/ipv6/conf/all/forwarding", "force_forwarding", "1"})
+	}
+	return list
+}
+
+// parameters lists the parameters of the family, none if the host is a router.
+func (f *forwarding) parameters() ([]hostParameter, error) {
+	all, err := sysctl.Read(f.all)
+	if err != nil || all != "0" {
+		return nil, err
+	}
+	of := func(link string) string { return sysctl.Link(f.family, link, f.link) }
+	if !sysctl.Exists(of(loopbackName)) {
+		return []hostParameter{{path: f.all, value: "1", before: keepAdvertised}}, nil
+	}
+	others := func() error { return sysctl.Replace(f.family, f.link, "0", f.value, loopbackName) }
+	return []hostParameter{{of("default"), f.value, true, nil}, {of(loopbackName), f.value, true, others}}, nil
+}
+
+// keepAdvertised has the links that accept router advertisements accept them from a host that forwards too, and later
+// links as well: with an accept_ra of 1 the kernel would drop the routes that it learnt there, and ignore further
+// advertisements. Where accept_ra is 0, a program reads them (systemd-networkd), or nobody is to.
+func keepAdvertised() error { return sysctl.Replace("ipv6", "accept_ra", "1", "2") }
 
 func (r *Routing) parameters() ([]hostParameter, error) {
 	for _, name := range []string{r.NoRedirects, r.RouteLocalnet} {
@@ -54,23 +105,24 @@ func (r *Routing) parameters() ([]hostParameter, error) {
 	}
 	var list []hostParameter
 	if r.NoRedirects != "" {
-		list = append(list, hostParameter{sysctl.Link("ipv4", "all", sendRedirects), "0"},
-			hostParameter{sysctl.Link("ipv4", r.NoRedirects, sendRedirects), "0"})
+		list = append(list, hostParameter{path: sysctl.Link("ipv4", "all", sendRedirects), value: "0"},
+			hostParameter{path: sysctl.Link("ipv4", r.NoRedirects, sendRedirects), value: "0"})
 	}
-	if r.IPv4 {
-		list = append(list, hostParameter{forwarding4, "1"})
-	}
-	if r.IPv6 {
-		list = append(list, hostParameter{forwarding6, "1"})
+	for _, f := range r.families() {
+		parameters, err := f.parameters()
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, parameters...)
 	}
 	if r.RouteLocalnet != "" {
-		list = append(list, hostParameter{sysctl.Link("ipv4", r.RouteLocalnet, routeLocalnet), "1"})
+		list = append(list, hostParameter{path: sysctl.Link("ipv4", r.RouteLocalnet, routeLocalnet), value: "1"})
 	}
 	return list, nil
 }
 
 // EnsureRouting makes the host as r describes it, by /proc/sys of the calling thread's namespace, which has to be the
-// Conn's (call it in netns.NS.Do), and says whether it had to change anything. A host that begins to forward IPv6
+// Conn's (call it in netns.NS.Do), and reports whether it had to change anything. A host that begins to forward IPv6
 // keeps what routers have advertised to it, and goes on listening to them.
 //
 // It writes only where something is to be changed. In another namespace the error is tombolo.ErrInvalid.
@@ -83,20 +135,20 @@ func (c *Conn) EnsureRouting(ctx context.Context, r Routing) (changed bool, _ er
 	if err != nil {
 		return false, err
 	}
-	for _, d := range list {
-		have, err := sysctl.Read(d.path)
+	for _, p := range list {
+		have, err := sysctl.Read(p.path)
 		if err != nil {
 			return changed, err
 		}
-		if have == d.value {
+		if p.isMet(have) {
 			continue
 		}
-		if d.path == forwarding6 {
-			if err := c.keepAdvertised(ctx); err != nil {
+		if p.before != nil {
+			if err := p.before(); err != nil {
 				return changed, err
 			}
 		}
-		if err := sysctl.Write(d.path, d.value); err != nil {
+		if err := sysctl.Write(p.path, p.value); err != nil {
 			return changed, err
 		}
 		changed = true
@@ -114,8 +166,9 @@ func (c *Conn) usableHere(ctx context.Context) error {
 	return err
 }
 
-// CheckRouting compares the host with what r describes, and lists the differences: what EnsureRouting would change.
-// Like that it reads /proc/sys of the calling thread's namespace, which has to be the Conn's.
+// CheckRouting compares the host with r, and lists the differences, which EnsureRouting would change. It does not list
+// single links that do not forward: their owner may want that. Like EnsureRouting it reads /proc/sys of the calling
+// thread's namespace, which has to be the Conn's.
 func (c *Conn) CheckRouting(ctx context.Context, r Routing) ([]tombolo.Difference, error) {
 	if err := c.usableHere(ctx); err != nil {
 		return nil, err
@@ -131,131 +184,39 @@ func (c *Conn) CheckRouting(ctx context.Context, r Routing) ([]tombolo.Differenc
 		if err != nil {
 			return list, err
 		}
-		if have != p.value {
+		if !p.isMet(have) {
 			list = append(list, tombolo.Difference{Object: "kernel parameters", What: p.path, Want: p.value, Have: have})
 		}
 	}
 	return list, nil
 }
 
-// Forwards says whether the host forwards packets of the families that r names: by one
-// request for each, in one message, where CheckRouting reads files.
-func (c *Conn) Forwards(ctx context.Context, r Routing) (bool, error) {
+// Of enum IPV4_DEVCONF_* of include/uapi/linux/ip.h, and of DEVCONF_* of include/uapi/linux/ipv6.h.
+const (
+	ipv4ConfForwarding      = 1  // IPV4_DEVCONF_FORWARDING
+	ipv6ConfForwarding      = 0  // DEVCONF_FORWARDING
+	ipv6ConfForceForwarding = 59 // DEVCONF_FORCE_FORWARDING, since Linux 6.17
+)
+
+// Forwards reports for which families the host forwards packets, at least for pods, and for which of these it is a
+// router: it forwards for all, by a setting of its owner. It takes one request.
+func (c *Conn) Forwards(ctx context.Context) (pods, router Routing, _ error) {
 	if err := c.usable(ctx); err != nil {
-		return false, err
+		return pods, router, err
 	}
 
 	var b nl.Batch
-	forwards := true
-	for _, family := range r.families() {
-		// struct netconfmsg of include/uapi/linux/netconf.h
-		m, err := nl.Encode(unix.RTM_GETNETCONF, 0, []byte{family, 0, 0, 0}, func(ae *netlink.AttributeEncoder) {
-			ae.Uint32(netconfIndex, netconfAll)
-		})
-		b.AddGet("get configuration of", familyName(family), m, err, func(m netlink.Message) error {
-			on, err := decodeForwarding(m.Data)
-			forwards = forwards && on
-			return err
-		})
+	var lo link.Link
+	link.Get(&b, loopbackName, loopbackIndex, &lo, unix.IFLA_AF_SPEC)
+	if err := c.execute(ctx, &b); err != nil {
+		return pods, router, err
 	}
-	err := c.execute(ctx, &b)
-	return err == nil && forwards, err
-}
-
-// Of include/uapi/linux/netconf.h.
-const (
-	netconfIndex      = 1 // NETCONFA_IFINDEX
-	netconfForwarding = 2 // NETCONFA_FORWARDING
-
-	netconfAll = 1<<32 - 1 // NETCONFA_IFINDEX_ALL
-)
-
-func (r *Routing) families() []uint8 {
-	var list []uint8
-	if r.IPv4 {
-		list = append(list, unix.AF_INET)
-	}
-	if r.IPv6 {
-		list = append(list, unix.AF_INET6)
-	}
-	return list
-}
-
-func familyName(family uint8) nl.Name {
-	if family == unix.AF_INET6 {
-		return "IPv6"
-	}
-	return "IPv4"
-}
-
-// decodeForwarding reads the body of an RTM_NEWNETCONF.
-func decodeForwarding(b []byte) (on bool, _ error) {
-	if len(b) < 4 {
-		return false, fmt.Errorf("%w: a configuration of %d bytes", nl.ErrMalformed, len(b))
-	}
-	err := nl.Decode(b[4:], func(ad *netlink.AttributeDecoder) error {
-		if ad.Type() == netconfForwarding {
-			on = ad.Uint32() != 0
-		}
-		return nil
-	})
-	return on, err
-}
-
-// keepAdvertised lets the links that have something from router advertisements keep it. As soon as a host forwards,
-// the kernel drops the default routes that it learnt on links whose accept_ra is 1, and hears no more advertisements
-// there; with 2 it does. Where it is 0, a program keeps the routes (systemd-networkd), and the kernel is to stay out.
-func (c *Conn) keepAdvertised(ctx context.Context) error {
-	links, err := c.advertised(ctx)
-	if err != nil {
-		return err
-	}
-	for index := range links {
-		if err := c.keepHearing(ctx, index); err != nil && !errors.Is(err, fs.ErrNotExist) { // gone meanwhile
-			return err
-		}
-	}
-	return nil
-}
-
-func (c *Conn) keepHearing(ctx context.Context, link int) error {
-	l, err := c.LinkByIndex(ctx, link)
-	if err != nil {
-		return err
-	}
-	path := sysctl.Link("ipv6", l.Name, "accept_ra")
-	if have, err := sysctl.Read(path); err != nil || have != "1" {
-		return err
-	}
-	return sysctl.Write(path, "2")
-}
-
-// advertised gives the indexes of the links that have routes or addresses from
-// router advertisements.
-func (c *Conn) advertised(ctx context.Context) (map[int]bool, error) {
-	links := map[int]bool{}
-	routes, err := c.Routes().List(ctx, route.Filter{Family: unix.AF_INET6, Protocol: unix.RTPROT_RA})
-	if err != nil {
-		return nil, err
-	}
-	for _, r := range routes {
-		if len(r.Nexthops) == 0 {
-			links[r.Link] = true
-		}
-		for _, nh := range r.Nexthops {
-			links[nh.Link] = true
-		}
-	}
-	addresses, err := c.Addresses().List(ctx, addr.Filter{Family: unix.AF_INET6})
-	if err != nil {
-		return nil, err
-	}
-	for _, a := range addresses {
-		if a.Protocol == addr.ProtocolRA {
-			links[a.Link] = true
-		}
-	}
-	return links, nil
+	four, _ := lo.IPv4.At(ipv4ConfForwarding - 1)
+	six, _ := lo.IPv6.At(ipv6ConfForwarding)
+	forced, _ := lo.IPv6.At(ipv6ConfForceForwarding)
+	pods = Routing{IPv4: four != 0, IPv6: six != 0 || forced != 0}
+	router = Routing{IPv4: four != 0 && strconv.Itoa(int(four)) != sysctl.OwnForwarding, IPv6: six != 0}
+	return pods, router, nil
 }
 
 // DefaultMTU is that of the link of the default route, in bytes, the smaller over both

@@ -1,14 +1,17 @@
 package bridge_test
 
 import (
+	"cmp"
 	"fmt"
 	"io/fs"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge"
@@ -64,13 +67,34 @@ func routing(t *testing.T, host *netns.NS, r bridge.Routing) (changed bool, _ er
 	return changed, err
 }
 
+// oldRouting is routing on a kernel that has no force_forwarding (Linux 6.16).
+func oldRouting(t *testing.T, host *netns.NS, r bridge.Routing) (changed bool, err error) {
+	t.Helper()
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // until the thread ends with its mounts
+		done <- cmp.Or(unix.Unshare(unix.CLONE_FS|unix.CLONE_NEWNS), unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""), host.Do(func() error {
+			return unix.Mount("none", "/proc/sys/net/ipv6/conf/lo", "tmpfs", 0, "")
+		}), host.Do(func() error {
+			conn, err := bridge.Dial(nil)
+			if err != nil {
+				return err
+			}
+			defer conn.Close()
+			changed, err = conn.EnsureRouting(t.Context(), r)
+			return err
+		}))
+	}()
+	return changed, <-done
+}
+
 func TestHostThatBeginsToForwardKeepsItsAdvertisedRoute(t *testing.T) {
 	t.Parallel()
 	g := newGuest(t)
 	if out := g.defaultRoute(t); !strings.Contains(out, "via "+routerLink+" dev eth0 proto ra") {
 		t.Fatalf("the host did not learn its default route:\n%s", out)
 	}
-	changed, err := routing(t, g.host, bridge.Routing{IPv6: true})
+	changed, err := oldRouting(t, g.host, bridge.Routing{IPv6: true})
 	must.That(t, changed && err == nil, "changed %t, %v", changed, err)
 	expect.Equal(t, nstest.Sysctl(t, g.host, "net/ipv6/conf/eth0/forwarding"), "1", "forwarding is")
 	expect.Contains(t, g.defaultRoute(t), "via "+routerLink+" dev eth0 proto ra", "the default route is gone")
@@ -78,7 +102,7 @@ func TestHostThatBeginsToForwardKeepsItsAdvertisedRoute(t *testing.T) {
 	nstest.Run(t, g.host, "ip", "-6", "route", "del", "default")
 	g.solicit(t)
 	must.Until(t, "the default route is learnt again", func() bool { return strings.Contains(g.defaultRoute(t), routerLink) })
-	expect.Of(routing(t, g.host, bridge.Routing{IPv6: true})).Is(t, false, "the second time")
+	expect.Of(oldRouting(t, g.host, bridge.Routing{IPv6: true})).Is(t, false, "the second time")
 }
 
 func TestForwardingAloneLosesTheAdvertisedRoute(t *testing.T) {
@@ -93,20 +117,20 @@ func TestHostThatBeginsToForwardKeepsItsAdvertisedAddress(t *testing.T) {
 	g := newGuest(t, "--ra-param=eth0,60,0") // a router, but no way to everywhere
 	out := g.defaultRoute(t)
 	must.That(t, out == "", "the host has:\n%s", out)
-	must.Succeed(t, expect.Err(routing(t, g.host, bridge.Routing{IPv6: true})))
+	must.Succeed(t, expect.Err(oldRouting(t, g.host, bridge.Routing{IPv6: true})))
 	got := nstest.Sysctl(t, g.host, "net/ipv6/conf/eth0/accept_ra")
 	expect.That(t, got == "2", "accept_ra is %s: the address will run out", got)
 }
 
-func TestLinksWithoutAdvertisementsAreLeftAlone(t *testing.T) {
+func TestEveryLinkThatHearsRoutersGoesOnHearingThem(t *testing.T) {
 	t.Parallel()
 	host := nstest.New(t)
 	nstest.Veth(t, host, "eth0", host, "eth1")
 	// As systemd-networkd does, which reads the advertisements itself.
 	nstest.Sysctl(t, host, "net/ipv6/conf/eth0/accept_ra", "0")
 	nstest.Run(t, host, "ip", "-6", "route", "add", "default", "via", "fe80::1", "dev", "eth0", "proto", "ra", "expires", "1800")
-	must.Succeed(t, expect.Err(routing(t, host, bridge.Routing{IPv6: true})))
-	for link, want := range map[string]string{"eth0": "0", "eth1": "1"} {
+	must.Succeed(t, expect.Err(oldRouting(t, host, bridge.Routing{IPv6: true})))
+	for link, want := range map[string]string{"eth0": "0", "eth1": "2", "default": "2"} {
 		expect.Equal(t, nstest.Sysctl(t, host, "net/ipv6/conf/"+link+"/accept_ra"), want, "accept_ra of %s is", link)
 	}
 	expect.Contains(t, nstest.Run(t, host, "ip", "-6", "route", "show", "default"), "fe80::1", "the route is gone")
@@ -135,11 +159,13 @@ func TestRoutingIsComparedAndMade(t *testing.T) {
 	want := []tombolo.Difference{
 		{Object: object, What: "net/ipv4/conf/all/send_redirects", Want: "0", Have: "1"},
 		{Object: object, What: "net/ipv4/conf/br0/send_redirects", Want: "0", Have: "1"},
-		{Object: object, What: "net/ipv4/ip_forward", Want: "1", Have: "0"},
-		{Object: object, What: "net/ipv6/conf/all/forwarding", Want: "1", Have: "0"},
+		{Object: object, What: "net/ipv4/conf/default/forwarding", Want: "116", Have: "0"},
+		{Object: object, What: "net/ipv4/conf/lo/forwarding", Want: "116", Have: "0"},
+		{Object: object, What: "net/ipv6/conf/default/force_forwarding", Want: "1", Have: "0"},
+		{Object: object, What: "net/ipv6/conf/lo/force_forwarding", Want: "1", Have: "0"},
 		{Object: object, What: "net/ipv4/conf/br0/route_localnet", Want: "1", Have: "0"},
 	}
-	expect.NoDiff(t, cmp.Diff(want, check(all)), "before")
+	expect.NoDiff(t, gocmp.Diff(want, check(all)), "before")
 	for _, changed := range []bool{true, false} {
 		expect.Of(routing(t, host, all)).Is(t, changed)
 	}
@@ -302,18 +328,37 @@ func TestParametersOfNoLinkStayAsTheyAre(t *testing.T) {
 	}
 }
 
-func TestHostForwardsWhatItsParametersSay(t *testing.T) {
+func TestHostForwardsForPodsOrForAll(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
-	for _, v4 := range []bool{false, true} {
-		for _, v6 := range []bool{false, true} {
-			nstest.Sysctl(t, n.ns, "net/ipv4/ip_forward", digit(v4))
-			nstest.Sysctl(t, n.ns, "net/ipv6/conf/all/forwarding", digit(v6))
-			for _, r := range []bridge.Routing{{}, {IPv4: true}, {IPv6: true}, {IPv4: true, IPv6: true}} {
-				want := (v4 || !r.IPv4) && (v6 || !r.IPv6)
-				expect.Of(n.conn.Forwards(t.Context(), r)).Is(t, want, "IPv4 %t, IPv6 %t: Forwards(%+v)", v4, v6, r)
-			}
-		}
+	both := bridge.Routing{IPv4: true, IPv6: true}
+	forwards := func(what string, wantPods, wantRouter bridge.Routing) {
+		t.Helper()
+		pods, router, err := n.conn.Forwards(t.Context())
+		must.Succeed(t, err)
+		expect.Equal(t, [...]bridge.Routing{pods, router}, [...]bridge.Routing{wantPods, wantRouter}, "%s: Forwards", what)
+	}
+	nstest.Run(t, n.ns, "ip", "link", "add", "wg0", "type", "bridge")
+	nstest.Sysctl(t, n.ns, "net/ipv4/conf/wg0/forwarding", "1")
+	nstest.Sysctl(t, n.ns, "net/ipv6/conf/br0/accept_ra", "0")
+	forwards("a host that forwards nothing", bridge.Routing{}, bridge.Routing{})
+	for _, changed := range []bool{true, false} {
+		expect.Of(routing(t, n.ns, both)).Is(t, changed)
+	}
+	forwards("a host that EnsureRouting was called for", both, bridge.Routing{})
+	nstest.Run(t, n.ns, "ip", "link", "add", "late", "type", "bridge")
+	for path, want := range map[string]string{
+		"ipv4/ip_forward": "0", "ipv6/conf/all/forwarding": "0", "ipv4/conf/late/forwarding": "116", "ipv6/conf/late/force_forwarding": "1",
+		"ipv4/conf/wg0/forwarding": "1", "ipv4/conf/br0/forwarding": "116", "ipv6/conf/br0/force_forwarding": "1", "ipv6/conf/br0/accept_ra": "0",
+		"ipv6/conf/late/accept_ra": "1",
+	} {
+		expect.Equal(t, nstest.Sysctl(t, n.ns, "net/"+path), want, "%s is", path)
+	}
+	for _, router := range []bridge.Routing{{IPv4: true}, both, {IPv6: true}, {}} {
+		nstest.Sysctl(t, n.ns, "net/ipv4/ip_forward", digit(router.IPv4))
+		nstest.Sysctl(t, n.ns, "net/ipv6/conf/all/forwarding", digit(router.IPv6))
+		expect.Of(routing(t, n.ns, router)).Is(t, false, "EnsureRouting on a router")
+		forwards(fmt.Sprintf("a router: %+v", router), router, router) // what turns IPv6 off turns all links off
 	}
 }
 

@@ -19,6 +19,11 @@ func (firewallPart) look(ctx context.Context, n *site) error {
 	if n.usual && n.bridge.Index == 0 {
 		return nil // that is no matter of the firewall
 	}
+	if n.closed == nil {
+		if _, err := n.lookAtForwarding(ctx); err != nil {
+			return err
+		}
+	}
 	rules := n.rules()
 	return n.lookAtRules("the rules of network "+n.rec.Name,
 		func() (bool, error) { return n.s.Firewall.Ready(ctx, rules) },
@@ -93,6 +98,7 @@ func (n *site) rules() nft.Network {
 		Name: rec.Name, Bridge: rec.GatewayLink(), Prefixes: rec.Subnets,
 		Masquerade: rec.Masquerade, NonMasquerade: rec.NonMasquerade,
 		Policy: max(rec.Policy, rec.ChainedPolicy), Guard: rec.Guard, PortSNAT: rec.PortSNAT, Groups: true, LAN: rec.DefaultRoute != "",
+		Gateway: rec.DefaultRoute == "" && len(rec.Gateways) > 0, Closed: n.closed,
 		NFCall:      nfCall(l),
 		DropReports: rec.SLAAC || slices.ContainsFunc(rec.Subnets, isIPv6),
 	}

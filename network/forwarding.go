@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -13,17 +14,22 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
+	"github.com/tombolo-cni/tombolo/nft"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// forwardingPart is that the host forwards what pods send, and what is sent to them.
+// forwardingPart has the host forward what pods send, and what is sent to them, and nothing for others unless its owner
+// made it a router. The rules that keep it from that are the firewall's part.
 type forwardingPart struct{}
 
-// lanRouting is what the host has to be for pods of a LAN whose default route leads through it (defaultRoute
-// "host"), so that its firewall and services see what they send; answers are bridged, and seen because the bridge
-// calls the firewall. ok is false where there are none.
-func lanRouting(rec *state.Network) (r bridge.Routing, ok bool) {
-	return bridge.Routing{IPv4: true, IPv6: rec.SLAAC, NoRedirects: rec.Bridge}, rec.DefaultRoute == exitHost
+// needs describes the host as the network needs it. Pods of a LAN whose default route leads through the host
+// (defaultRoute "host"), so that its firewall and services see what they send, must learn of no shorter way.
+func (n *site) needs() bridge.Routing {
+	r := familyRouting(n.forwarded()...)
+	if n.rec.DefaultRoute == exitHost {
+		r.IPv4, r.IPv6, r.NoRedirects = true, r.IPv6 || n.rec.SLAAC, n.rec.Bridge
+	}
+	return r
 }
 
 // forwarded gives an address of each family that the host has to forward: of gateways, and of pods that ports of
@@ -65,44 +71,91 @@ func familyRouting(addrs ...netip.Addr) (r bridge.Routing) {
 	return r
 }
 
-func familyName(a netip.Addr) string {
-	if a.Is4() {
-		return "IPv4 (net.ipv4.ip_forward)"
+// lookAtForwarding notes for which families the host forwards, and for which of these for pods only. Unless the site is
+// looked at for an Add, it also notes the links that their owner has forward: that takes reading a file for each link.
+func (n *site) lookAtForwarding(ctx context.Context) (pods bridge.Routing, _ error) {
+	pods, router, err := n.s.Links.Forwards(ctx)
+	if err != nil {
+		return pods, err
 	}
-	return "IPv6 (net.ipv6.conf.all.forwarding)"
+	n.closed = []nft.Closed{}
+	if pods.IPv4 && !router.IPv4 {
+		four := nft.Closed{}
+		if !n.usual {
+			four.Routers, err = routers("ipv4", "forwarding", "0", sysctl.OwnForwarding)
+		}
+		n.closed = append(n.closed, four)
+	}
+	if pods.IPv6 && !router.IPv6 {
+		n.closed = append(n.closed, nft.Closed{IPv6: true, Routers: n.rec.Routers6})
+	}
+	return pods, err
 }
 
+// routers lists the links with another value of a parameter than these.
+func routers(family, name string, others ...string) ([]string, error) {
+	values, err := sysctl.Links(family, name)
+	maps.DeleteFunc(values, func(link, value string) bool { return link == "default" || slices.Contains(others, value) })
+	return slices.Sorted(maps.Keys(values)), err
+}
+
+const forceForwarding = "force_forwarding" // of a link, for IPv6; since Linux 6.17
+
 func (forwardingPart) look(ctx context.Context, n *site) error {
-	if r, ok := lanRouting(n.rec); ok && n.bridge.Index != 0 {
-		diffs, err := n.s.Links.CheckRouting(ctx, r)
+	needs := n.needs()
+	if needs.NoRedirects != "" && n.bridge.Index != 0 {
+		diffs, err := n.s.Links.CheckRouting(ctx, bridge.Routing{NoRedirects: needs.NoRedirects})
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 		n.found.AddAll(diffs, tombolo.RemedyRepair)
 	}
-	addrs := n.forwarded()
-	if all, err := n.s.Links.Forwards(ctx, familyRouting(addrs...)); err == nil && all {
-		return n.lookAtInput()
+	pods, err := n.lookAtForwarding(ctx)
+	if err != nil {
+		return err
 	}
-	for _, a := range addrs {
-		ok, err := n.s.Links.Forwards(ctx, familyRouting(a))
-		if err != nil && !n.usual {
-			return err
-		}
-		if err != nil || !ok { // making it says what a kernel cannot
-			n.found.Advise(tombolo.RemedyRepair, "the host does not forward %s", familyName(a))
-		}
+	if needs.IPv4 && !pods.IPv4 {
+		n.found.Advise(tombolo.RemedyRepair, "the host does not forward IPv4 (net.ipv4.conf.*.forwarding)")
 	}
-	return n.lookAtInput()
-}
-
-// lookAtInput looks at the parameter of the gateways' link without which the host does not forward what
-// comes by it, though it forwards in general. IPv6 has no such parameter that matters.
-func (n *site) lookAtInput() error {
-	if n.usual || n.at.Index == 0 || !slices.ContainsFunc(n.rec.Gateways, isIPv4) {
+	if needs.IPv6 && !pods.IPv6 {
+		n.found.Advise(tombolo.RemedyRepair, "the host does not forward IPv6 (net.ipv6.conf.*.force_forwarding, before Linux 6.17 net.ipv6.conf.all.forwarding)")
+	}
+	if n.usual {
 		return nil
 	}
-	return n.lookAtParameter(sysctl.Link("ipv4", n.at.Name, "forwarding"), "1")
+	later := bridge.Routing{IPv4: needs.IPv4 && pods.IPv4, IPv6: needs.IPv6 && pods.IPv6}
+	diffs, err := n.s.Links.CheckRouting(ctx, later)
+	n.found.AddAll(diffs, tombolo.RemedyRepair)
+	return errors.Join(err, n.eachInput(later, func(path, value string) error {
+		have, err := sysctl.Read(path)
+		if err == nil && have == "0" {
+			n.found.AddAll([]tombolo.Difference{{Object: "kernel parameters", What: path, Want: value, Have: have}}, tombolo.RemedyRepair)
+		}
+		return err
+	}))
+}
+
+// eachInput calls do with the parameter of the gateways' link without which the host does not forward what comes in by
+// that link, for each family in r, and with the value that belongs there. IPv6 has none on a router.
+func (n *site) eachInput(r bridge.Routing, do func(path, value string) error) error {
+	if n.at.Index == 0 || len(n.rec.Gateways) == 0 {
+		return nil
+	}
+	four := "1"
+	for _, c := range n.closed {
+		if c.IPv6 && r.IPv6 {
+			if err := do(sysctl.Link("ipv6", n.at.Name, forceForwarding), "1"); err != nil {
+				return err
+			}
+		}
+		if !c.IPv6 {
+			four = sysctl.OwnForwarding
+		}
+	}
+	if !r.IPv4 {
+		return nil
+	}
+	return do(sysctl.Link("ipv4", n.at.Name, "forwarding"), four)
 }
 
 // lookAtParameter compares a kernel parameter.
@@ -115,19 +168,57 @@ func (n *site) lookAtParameter(path, want string) error {
 }
 
 func (forwardingPart) make(ctx context.Context, n *site) (bool, error) {
-	if _, err := n.s.Links.EnsureRouting(ctx, familyRouting(n.forwarded()...)); err != nil {
+	needs := n.needs()
+	if err := n.noteRouters(ctx, needs); err != nil {
 		return false, err
 	}
-	if r, ok := lanRouting(n.rec); ok {
-		if _, err := n.s.Links.EnsureRouting(ctx, r); err != nil {
-			return false, err
+	if _, err := n.s.Links.EnsureRouting(ctx, needs); err != nil {
+		return false, err
+	}
+	if _, err := n.lookAtForwarding(ctx); err != nil {
+		return false, err
+	}
+	return false, n.eachInput(needs, func(path, value string) error {
+		have, err := sysctl.Read(path)
+		if err != nil || have != "0" {
+			return err
+		}
+		return sysctl.Write(path, value)
+	})
+}
+
+// noteRouters puts on record the links that their owner has forward IPv6, before others do so for pods: afterwards they
+// cannot be told apart, as the parameter is a truth value.
+func (n *site) noteRouters(ctx context.Context, needs bridge.Routing) (err error) {
+	pods, _, err := n.s.Links.Forwards(ctx)
+	if err != nil {
+		return err
+	}
+	if needs.IPv6 && !pods.IPv6 {
+		n.rec.Routers6, err = routers("ipv6", forceForwarding, "0")
+		return err
+	}
+	records, _, err := n.s.Dir.ListNetworks()
+	for _, rec := range records {
+		if len(n.rec.Routers6) == 0 && rec.Epoch == n.rec.Epoch {
+			n.rec.Routers6 = rec.Routers6
 		}
 	}
-	if n.at.Index == 0 || !slices.ContainsFunc(n.rec.Gateways, isIPv4) {
-		return false, nil
+	return fail.State(err)
+}
+
+// stopForwarding sets back what forwardingPart made, with the last network, as far as nobody has changed it since. On
+// kernels before Linux 6.17 the host goes on forwarding IPv6.
+func stopForwarding(s *session, name string, rec *state.Network) error {
+	others, err := s.others(name)
+	if err != nil || len(others) > 0 {
+		return err
 	}
-	_, err := sysctl.Ensure(sysctl.Link("ipv4", n.at.Name, "forwarding"), "1")
-	return false, err
+	err = sysctl.Replace("ipv4", "forwarding", sysctl.OwnForwarding, "0")
+	if lo, _ := sysctl.Read(sysctl.Link("ipv6", "lo", forceForwarding)); lo == "1" {
+		err = errors.Join(err, sysctl.Replace("ipv6", forceForwarding, "1", "0", rec.Routers6...))
+	}
+	return err
 }
 
 // refuseIPv6 returns an error if the kernel was booted with ipv6.disable=1 or built without IPv6, and the network's

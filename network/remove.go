@@ -39,6 +39,7 @@ func removeNetwork(ctx context.Context, s *session, name string) error {
 		return fail.State(err)
 	}
 	err = fail.Join(
+		func() error { return stopForwarding(s, name, rec) },
 		func() error { return s.Firewall.RemoveNetwork(ctx, name) },
 		func() error { return withdraw(ctx, s, name) },
 		func() error { return closeUnusedLoopback(ctx, s, false, rec.Bridge, rec.GatewayLink()) },

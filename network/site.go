@@ -43,6 +43,7 @@ type site struct {
 	// network's VLAN.
 	bridge, at *bridge.Link
 	found      findings
+	closed     []nft.Closed // the families that the host forwards for pods only; nil: not looked for yet
 	// almost says that only the way from 127.0.0.1 to the pod's ports is missing, or that the record's pools
 	// differ from those that are asked for.
 	almost bool

@@ -46,6 +46,13 @@ type Network struct {
 	// gets no answer, unless the frames that the LAN sends to the host's MAC are kept from the bridge (as tc's
 	// mirred does it, from the port's ingress to the bridge's).
 	LAN bool
+	// Gateway has the host route for the network by Bridge, which leads to pods alone. It matters where Closed
+	// is set.
+	Gateway bool
+	// Closed lists the families of which the host is no router, although its links forward, as pods need it
+	// (bridge.Routing). A packet is dropped unless it comes from or goes to the Bridge of a network with Gateway,
+	// or has the mark of what pods send or receive. All networks of a node share this rule, so give each the same.
+	Closed []Closed
 	// Policy says which pods of other networks, and of this one, may send to the
 	// network's pods.
 	Policy Policy
@@ -77,6 +84,13 @@ type Network struct {
 	// Dedup is for a promiscuous bridge that calls iptables, and for as long as it is
 	// both: see there.
 	Dedup []Dedup
+}
+
+// Closed is a family that the host forwards for pods only.
+type Closed struct {
+	IPv6 bool // else IPv4
+	// Routers are the links that their owner has forward: what comes in by them may go anywhere.
+	Routers []string
 }
 
 func invalid(format string, args ...any) error {
@@ -127,8 +141,11 @@ func (c *Conn) ruleset(n *Network) (*ruleset.Ruleset, error) {
 func (n *Network) spec() *ruleset.Network {
 	s := &ruleset.Network{
 		Key: ruleset.NetworkKey(n.Name), Masquerade: n.Masquerade, Exempt: slices.Concat(n.Prefixes, n.NonMasquerade),
-		Bridge: n.Bridge, VLANOf: n.VLANOf, NFCall: n.NFCall, LAN: n.LAN, Policy: n.Policy.String(),
+		Bridge: n.Bridge, VLANOf: n.VLANOf, NFCall: n.NFCall, LAN: n.LAN, Gateway: n.Gateway, Policy: n.Policy.String(),
 		Guard: n.Guard, Groups: n.Groups, DropReports: n.DropReports, PortSNAT: n.PortSNAT,
+	}
+	for _, c := range n.Closed {
+		s.Closed = append(s.Closed, ruleset.Closed(c))
 	}
 	for _, d := range n.Dedup {
 		s.Dedup = append(s.Dedup, ruleset.Dedup(d))
@@ -177,12 +194,16 @@ func (p *Policy) UnmarshalText(text []byte) error {
 	return unmarshal(p, text, Open, SameBridge, Isolated)
 }
 
+func isNoLinkName(name string) bool { return !ident.IsLinkName(name) }
+
 func (n *Network) checkBridge() error {
 	switch {
 	case n.Bridge != "" && !ident.IsLinkName(n.Bridge):
 		return invalid("network %s: bridge %q is no name of a link", n.Name, n.Bridge)
 	case n.VLANOf != "" && (n.Bridge == "" || !ident.IsLinkName(n.VLANOf)):
 		return invalid("network %s: link %q in a VLAN of bridge %q", n.Name, n.Bridge, n.VLANOf)
+	case slices.ContainsFunc(n.Closed, func(c Closed) bool { return slices.ContainsFunc(c.Routers, isNoLinkName) }):
+		return invalid("network %s: Closed names no link in %v", n.Name, n.Closed)
 	case n.Policy > Isolated:
 		return invalid("network %s: %s", n.Name, n.Policy)
 	case n.Bridge == "" && n.Policy != Open:

@@ -61,6 +61,7 @@ var rulesets = []struct {
 		{Name: "podnet", Bridge: "cbr0"}, {Name: "lan", Bridge: "br0", NFCall: true, Policy: SameBridge},
 		{Name: "other", Bridge: "a-long-name-15b", NFCall: true, Policy: Isolated},
 	}},
+	{name: "closed", networks: []Network{{Name: "podnet", Bridge: "cbr0", Gateway: true, Closed: []Closed{{Routers: []string{"wg0", "eth1"}}, {IPv6: true}}}}},
 	{name: "pods", networks: []Network{podnet()}, eps: []Endpoint{
 		pod("00000000001", "10.22.0.5", "fd00:22::5"),
 		pod("00000000002", "10.22.255.254"),

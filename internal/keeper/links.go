@@ -17,15 +17,15 @@ import (
 
 // Announcements of links, addresses and routes (rtnetlink(7)) do not say which program changed them. The keeper
 // tells by their objects those that ADDs and DELs cause, and looks a little later after these, as a look reads all
-// records. Changes of kernel parameters (sysctl) are not announced, so it looks every minute too.
+// records. Of kernel parameters (sysctl) only IPv4's and the global forwarding are announced, so it looks every minute too.
 
 // linkage looks after them.
 type linkage struct {
-	source                    // with a contest over each network
-	bridges map[int]linkFacts // by index; the facts are empty until they are announced
-	ports   map[int]bool      // ports of pods that were seen
-	// services is the index of kube-ipvs0; 0: it is not there.
-	services int
+	source                     // with a contest over each network
+	firewall *source           // which depends on whether the host is a router
+	bridges  map[int]linkFacts // by index; the facts are empty until they are announced
+	ports    map[int]bool      // ports of pods that were seen
+	services int               // the index of kube-ipvs0; 0: it does not exist
 	// remains are the differences that a repair of a network left: they are logged once, and not again before
 	// another is found there.
 	remains map[string][]string
@@ -34,6 +34,7 @@ type linkage struct {
 // changes are what announcements tell.
 type changes struct {
 	lost    bool // something was; the rest says nothing
+	routing bool // a parameter of forwarding has changed
 	links   []linkChange
 	ports   []int // links whose flags as ports have changed
 	added   []int // links that have got an address
@@ -61,22 +62,29 @@ type linkFacts struct {
 
 func (k *Keeper) listenToLinks() (feed, error) {
 	return nl.FollowOnly(unix.NETLINK_ROUTE, k.host, linkKinds(), unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
-		unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE)
+		unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV6_NETCONF)
 }
 
 // linkKinds are the announcements that matter. Of routes, those to subnets do that the kernel makes
 // with addresses: a routing engine adds and withdraws its own by the ten thousand.
 func linkKinds() []nl.Kind {
-	const lengthAt, protocolAt = 1, 5 // in struct rtmsg
+	const (
+		lengthAt, protocolAt = 1, 5 // in struct rtmsg
+
+		// A change of one parameter: the header, struct netconfmsg, and two attributes of eight bytes. A new link is
+		// announced with more.
+		netconfSize = 16 + 4 + 2*8
+	)
 	return []nl.Kind{
 		{Type: unix.RTM_NEWLINK}, {Type: unix.RTM_DELLINK}, {Type: unix.RTM_NEWADDR}, {Type: unix.RTM_DELADDR},
 		{Type: unix.RTM_DELROUTE, At: protocolAt, Byte: unix.RTPROT_KERNEL},
 		{Type: unix.RTM_NEWROUTE, At: lengthAt, Byte: 0}, // a default route: the host may have another uplink
+		{Type: unix.RTM_NEWNETCONF, Size: netconfSize},
 	}
 }
 
-func (k *Keeper) newLinkage(ctx context.Context) *linkage {
-	l := &linkage{bridges: map[int]linkFacts{}, ports: map[int]bool{}, remains: map[string][]string{}}
+func (k *Keeper) newLinkage(ctx context.Context, firewall *source) *linkage {
+	l := &linkage{firewall: firewall, bridges: map[int]linkFacts{}, ports: map[int]bool{}, remains: map[string][]string{}}
 	l.source = source{Keeper: k, ctx: ctx, kind: "links", every: time.Minute, listen: k.listenToLinks, hear: l.hear, look: l.visit, contests: map[string]*contest{}}
 	return l
 }
@@ -120,6 +128,8 @@ func (c *changes) add(m netlink.Message) error {
 		}
 	case unix.RTM_NEWROUTE:
 		c.uplinks = true
+	case unix.RTM_NEWNETCONF:
+		c.routing = true
 	case unix.RTM_DELROUTE:
 		index, err := routeLink(m.Data)
 		if err == nil && index != 0 {
@@ -148,8 +158,11 @@ func routeLink(b []byte) (index int, _ error) {
 // that come and go with pods.
 func (l *linkage) hear(messages []netlink.Message) urgency {
 	c, when := changesOf(messages), never
-	if c.lost {
+	if c.lost || c.routing {
 		when = soon
+	}
+	if c.routing {
+		l.firewall.heard(nil)
 	}
 	for _, n := range c.links {
 		when = max(when, l.linkNews(n))

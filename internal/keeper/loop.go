@@ -48,7 +48,8 @@ func (k *Keeper) newLoop(ctx context.Context) *loop {
 	l := &loop{Keeper: k, entries: map[string]*entry{}, events: make(chan func(), k.workers)}
 	l.ctx, l.stop = context.WithCancel(ctx)
 	if k.network != nil {
-		l.sources = []*source{&k.newUplinks(l.ctx).source, &k.newFirewall(l.ctx).source, &k.newLinkage(l.ctx).source, k.newReclaim(l.ctx)}
+		firewall := &k.newFirewall(l.ctx).source
+		l.sources = []*source{&k.newUplinks(l.ctx).source, firewall, &k.newLinkage(l.ctx, firewall).source, k.newReclaim(l.ctx)}
 	}
 	return l
 }

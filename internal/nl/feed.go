@@ -86,6 +86,7 @@ type Kind struct {
 	// At is where the message has a byte, counted from the end of its header, that is to be Byte; 0: any.
 	At   uint32
 	Byte byte
+	Size uint32 // of the message, with its header; 0: any
 }
 
 // FollowOnly is Follow for messages of some kinds alone: the kernel does not queue any others, so that a flood of
@@ -107,6 +108,10 @@ func (f *Feed) filter(kinds []Kind, groups []int) error {
 	var list []bpf.Instruction
 	for _, k := range kinds {
 		accept := []bpf.Instruction{bpf.RetConstant{Val: all}}
+		if k.Size != 0 {
+			size := binary.BigEndian.Uint32(binary.NativeEndian.AppendUint32(nil, k.Size))
+			accept = []bpf.Instruction{bpf.LoadAbsolute{Off: 0, Size: 4}, bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: size, SkipTrue: 1}, accept[0]}
+		}
 		if k.At != 0 {
 			accept = []bpf.Instruction{
 				bpf.LoadAbsolute{Off: bodyAt + k.At, Size: 1},

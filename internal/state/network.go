@@ -61,6 +61,9 @@ type Network struct {
 	// SLAAC says that pods form IPv6 addresses by router advertisements.
 	SLAAC bool `json:"slaac,omitempty"`
 
+	// Routers6 are the links that had net.ipv6.conf.LINK.force_forwarding before we set that of all links.
+	Routers6 []string `json:"routers6,omitempty"`
+
 	// LoopbackUnfiltered says that the bridge is to do without a filter that keeps others from the host's
 	// 127.0.0.1 without nf_tables: the kernel has none.
 	LoopbackUnfiltered bool `json:"loopbackUnkept,omitempty"`

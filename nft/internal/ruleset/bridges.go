@@ -12,6 +12,7 @@ import (
 // one bridge.
 const (
 	OursSet     = "ours"     // the bridges of all networks, and their links in VLANs
+	gatewaysSet = "gateways" // the links by which the host routes for networks
 	bridgesSet  = "bridges"  // ours
 	policiesSet = "policies" // those with a policy
 	isolatedSet = "isolated" // those with the policy Isolated
@@ -28,6 +29,7 @@ func BridgeSets() []Set {
 	return []Set{
 		{Place: InInet(bridgesSet), KeyType: pair, KeyLen: 2 * IfnameLen},
 		{Place: InInet(OursSet), KeyType: nftnl.TypeIfname, KeyLen: IfnameLen},
+		{Place: InInet(gatewaysSet), KeyType: nftnl.TypeIfname, KeyLen: IfnameLen},
 		{Place: InInet(policiesSet), KeyType: nftnl.TypeIfname, KeyLen: IfnameLen},
 		{Place: InInet(isolatedSet), KeyType: pair, KeyLen: 2 * IfnameLen},
 		{Place: InInet(bypassSet), KeyType: nftnl.TypeIfname, KeyLen: IfnameLen},
@@ -66,6 +68,9 @@ func (n *Network) bridgeElements() []Element {
 		name := nftnl.LinkKey(n.VLANOf, nil, 0)
 		list = append(list, Element{Set: InInet(bridgesSet), Key: slices.Concat(name, name)}, Element{Set: InInet(OursSet), Key: name})
 	}
+	if n.Gateway {
+		list = append(list, Element{Set: InInet(gatewaysSet), Key: name})
+	}
 	if n.Policy == policySameBridge || n.Policy == policyIsolated {
 		list = append(list, Element{Set: InInet(policiesSet), Key: name})
 	}
@@ -92,6 +97,9 @@ func (n *Network) BridgeComment() string {
 	}
 	if n.LAN {
 		comment += ",lan"
+	}
+	if n.Gateway {
+		comment += ",gw"
 	}
 	return comment
 }

@@ -163,6 +163,11 @@ func New(n *Network, table TableName, mark uint32) *Ruleset {
 	if n.PortSNAT {
 		rs.Chains = append(rs.Chains, portSNAT())
 	}
+	if len(n.Closed) > 0 {
+		rs.Chains = append(rs.Chains, podsOnly(n.Closed, mark))
+	} else {
+		rs.gone = append(rs.gone, InInet(podsOnlyChain))
+	}
 	rs.addGuard(n)
 	rs.addDedup(n)
 	rs.addReports(n)
@@ -387,7 +392,8 @@ type Network struct {
 	Exempt                     []netip.Prefix // destinations that are never masqueraded, in any order
 	Bridge                     string         // "": of bridges nothing is known
 	VLANOf                     string         // the bridge whose VLAN it is; "": none's
-	NFCall, LAN                bool
+	NFCall, LAN, Gateway       bool
+	Closed                     []Closed
 	Policy                     string // which pods may send to its pods
 	Guard, Groups, DropReports bool
 	PortSNAT                   bool

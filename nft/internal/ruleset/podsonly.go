@@ -1,0 +1,117 @@
+package ruleset
+
+import (
+	"encoding/binary"
+	"slices"
+	"strings"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
+)
+
+const podsOnlyChain = "pods-only"
+
+// Closed is a family that the host forwards for pods only. Its fields are those of nft's Closed.
+type Closed struct {
+	IPv6    bool
+	Routers []string
+}
+
+// podsOnly is the chain that drops what the host would forward for others, since its links have to forward for pods.
+// It comes after the chain forward, which marks what pods send and receive.
+func podsOnly(closed []Closed, mark uint32) Chain {
+	settings := []string{markSettings(mark)}
+	for _, f := range Families() {
+		if slices.ContainsFunc(closed, func(c Closed) bool { return c.IPv6 != f.Is4() }) {
+			settings = append(settings, f.name)
+		}
+	}
+	return Chain{
+		Place: InInet(podsOnlyChain), Kind: "filter", Hook: unix.NF_INET_FORWARD, Priority: priorityBeforeFilter + 1,
+		settings: strings.Join(settings, ", "), write: func(list *rules) { list.addPodsOnly(closed, mark) },
+	}
+}
+
+func (list *rules) addPodsOnly(closed []Closed, mark uint32) {
+	for _, link := range []struct {
+		text string
+		name expr.MetaKey
+	}{{"what comes from a gateways' link", expr.MetaKeyIIFNAME}, {"what goes to one", expr.MetaKeyOIFNAME}} {
+		list.add(link.text, func(x expressions) {
+			x.Meta(link.name, nftnl.First)
+			x.Lookup(gatewaysSet)
+			x.Leave()
+		})
+	}
+	list.add("what else pods send and receive", func(x expressions) {
+		x.Meta(expr.MetaKeyMARK, nftnl.First)
+		x.Mask(binary.NativeEndian.AppendUint32(nil, mark), nil)
+		x.Compare(expr.CmpOpNeq, make([]byte, 4))
+		x.Leave()
+	})
+	// With br_netfilter, frames that another program's bridge forwards by itself come by here, and no property of the
+	// packet tells. The host would route a packet to another link than the one that it came in by, and most bridges
+	// that the host has no address on lead to no sender by their own routes.
+	for _, route := range []struct {
+		text   string
+		fib    expr.Fib
+		exists bool
+	}{
+		{"what stays on a bridge of others", expr.Fib{FlagDADDR: true, FlagIIF: true}, true},
+		{"what such a bridge forwards, to where the host has no route", expr.Fib{FlagDADDR: true}, false},
+		{"what such a bridge forwards, from where the host has no route by it", expr.Fib{FlagSADDR: true, FlagIIF: true}, false},
+	} {
+		list.add(route.text, func(x expressions) {
+			x.betweenBridges()
+			x.hasRoute(route.fib, route.exists)
+			x.Leave()
+		})
+	}
+	for _, c := range closed {
+		f := Families()[0]
+		if c.IPv6 {
+			f = Families()[1]
+		}
+		list.add("multicast, which a routing daemon forwards, "+f.name, func(x expressions) {
+			x.isTo(f, f.multicast)
+			x.Leave()
+		})
+		for _, router := range slices.Sorted(slices.Values(c.Routers)) {
+			list.add("the owner of "+router+" has it forward "+f.name, func(x expressions) {
+				x.is(f)
+				x.Meta(expr.MetaKeyIIFNAME, nftnl.First)
+				x.Compare(expr.CmpOpEq, nftnl.LinkKey(router, nil, 0))
+				x.Leave()
+			})
+		}
+		list.add("the host is no router of "+f.name, func(x expressions) {
+			x.is(f)
+			x.Drop()
+		})
+	}
+}
+
+// betweenBridges holds for packets that come in by a link of kind bridge, and go out by one, perhaps the same.
+func (x expressions) betweenBridges() {
+	const kindLen = 16 // nf_tables loads so many bytes
+	for _, key := range []expr.MetaKey{metaIIFKind, metaIIFKind + 1} {
+		x.Meta(key, nftnl.First)
+		x.Compare(expr.CmpOpEq, append([]byte("bridge"), make([]byte, kindLen-len("bridge"))...))
+	}
+}
+
+// metaIIFKind is NFT_META_IIFKIND of include/uapi/linux/netfilter/nf_tables.h. NFT_META_OIFKIND is the next.
+const metaIIFKind expr.MetaKey = 26
+
+// hasRoute holds if the routes that the flags of fib name exist, or if there are none.
+func (x expressions) hasRoute(fib expr.Fib, exists bool) {
+	fib.Register, fib.ResultOIF, fib.FlagPRESENT = uint32(nftnl.First), true, true
+	x.Add(&fib)
+	found := make([]byte, 4)
+	if exists {
+		found[0] = 1
+	}
+	x.Compare(expr.CmpOpEq, found)
+}

@@ -20,7 +20,7 @@ func (firewallPart) look(ctx context.Context, n *site) error {
 		return nil // that is no matter of the firewall
 	}
 	if n.closed == nil {
-		if _, err := n.lookAtForwarding(ctx); err != nil {
+		if _, err := n.lookAtForwarding(ctx, n.needs()); err != nil {
 			return err
 		}
 	}

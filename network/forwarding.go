@@ -71,22 +71,22 @@ func familyRouting(addrs ...netip.Addr) (r bridge.Routing) {
 	return r
 }
 
-// lookAtForwarding notes for which families the host forwards, and for which of these for pods only. Unless the site is
-// looked at for an Add, it also notes the links that their owner has forward: that takes reading a file for each link.
-func (n *site) lookAtForwarding(ctx context.Context) (pods bridge.Routing, _ error) {
+// lookAtForwarding notes which families the host forwards for pods only, or would if a difference was mended. Unless the
+// site is looked at for an Add, it also notes the links that their owner has forward, which takes a file for each link.
+func (n *site) lookAtForwarding(ctx context.Context, needs bridge.Routing) (pods bridge.Routing, _ error) {
 	pods, router, err := n.s.Links.Forwards(ctx)
 	if err != nil {
 		return pods, err
 	}
 	n.closed = []nft.Closed{}
-	if pods.IPv4 && !router.IPv4 {
+	if (pods.IPv4 || needs.IPv4) && !router.IPv4 {
 		four := nft.Closed{}
 		if !n.usual {
 			four.Routers, err = routers("ipv4", "forwarding", "0", sysctl.OwnForwarding)
 		}
 		n.closed = append(n.closed, four)
 	}
-	if pods.IPv6 && !router.IPv6 {
+	if (pods.IPv6 || needs.IPv6) && !router.IPv6 {
 		n.closed = append(n.closed, nft.Closed{IPv6: true, Routers: n.rec.Routers6})
 	}
 	return pods, err
@@ -110,7 +110,7 @@ func (forwardingPart) look(ctx context.Context, n *site) error {
 		}
 		n.found.AddAll(diffs, tombolo.RemedyRepair)
 	}
-	pods, err := n.lookAtForwarding(ctx)
+	pods, err := n.lookAtForwarding(ctx, needs)
 	if err != nil {
 		return err
 	}
@@ -118,7 +118,11 @@ func (forwardingPart) look(ctx context.Context, n *site) error {
 		n.found.Advise(tombolo.RemedyRepair, "the host does not forward IPv4 (net.ipv4.conf.*.forwarding)")
 	}
 	if needs.IPv6 && !pods.IPv6 {
-		n.found.Advise(tombolo.RemedyRepair, "the host does not forward IPv6 (net.ipv6.conf.*.force_forwarding, before Linux 6.17 net.ipv6.conf.all.forwarding)")
+		parameter := "*." + forceForwarding
+		if !sysctl.Exists(sysctl.Link("ipv6", "lo", forceForwarding)) {
+			parameter = "all.forwarding"
+		}
+		n.found.Advise(tombolo.RemedyRepair, "the host does not forward IPv6 (net.ipv6.conf.%s)", parameter)
 	}
 	if n.usual {
 		return nil
@@ -169,13 +173,13 @@ func (n *site) lookAtParameter(path, want string) error {
 
 func (forwardingPart) make(ctx context.Context, n *site) (bool, error) {
 	needs := n.needs()
-	if err := n.noteRouters(ctx, needs); err != nil {
+	if err := n.noteRouters(); err != nil {
 		return false, err
 	}
 	if _, err := n.s.Links.EnsureRouting(ctx, needs); err != nil {
 		return false, err
 	}
-	if _, err := n.lookAtForwarding(ctx); err != nil {
+	if _, err := n.lookAtForwarding(ctx, needs); err != nil {
 		return false, err
 	}
 	return false, n.eachInput(needs, func(path, value string) error {
@@ -188,13 +192,10 @@ func (forwardingPart) make(ctx context.Context, n *site) (bool, error) {
 }
 
 // noteRouters puts on record the links that their owner has forward IPv6, before others do so for pods: afterwards they
-// cannot be told apart, as the parameter is a truth value.
-func (n *site) noteRouters(ctx context.Context, needs bridge.Routing) (err error) {
-	pods, _, err := n.s.Links.Forwards(ctx)
-	if err != nil {
-		return err
-	}
-	if needs.IPv6 && !pods.IPv6 {
+// cannot be told apart, as the parameter is either 0 or 1.
+func (n *site) noteRouters() (err error) {
+	// The kernel never sets "default" back by itself.
+	if later, _ := sysctl.Read(sysctl.Link("ipv6", "default", forceForwarding)); later != "1" {
 		n.rec.Routers6, err = routers("ipv6", forceForwarding, "0")
 		return err
 	}
@@ -215,10 +216,7 @@ func stopForwarding(s *session, name string, rec *state.Network) error {
 		return err
 	}
 	err = sysctl.Replace("ipv4", "forwarding", sysctl.OwnForwarding, "0")
-	if lo, _ := sysctl.Read(sysctl.Link("ipv6", "lo", forceForwarding)); lo == "1" {
-		err = errors.Join(err, sysctl.Replace("ipv6", forceForwarding, "1", "0", rec.Routers6...))
-	}
-	return err
+	return errors.Join(err, sysctl.Replace("ipv6", forceForwarding, "1", "0", rec.Routers6...))
 }
 
 // refuseIPv6 returns an error if the kernel was booted with ipv6.disable=1 or built without IPv6, and the network's

@@ -15,11 +15,11 @@ import (
 const OwnForwarding = "116"
 
 // Links reads a parameter of each link, and of "default", which later links copy. The keys are their names. Links that
-// lack the parameter, or that were deleted meanwhile, are left out.
+// lack the parameter, or that were deleted meanwhile, are left out: all, where the kernel has nothing of the family.
 func Links(family, name string) (map[string]string, error) {
 	dir := root + "net/" + family + "/conf"
 	entries, err := os.ReadDir(dir)
-	if err != nil {
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, &tombolo.OpError{Op: "list", Object: dir, Err: err}
 	}
 	values := make(map[string]string, len(entries))

@@ -52,6 +52,7 @@ func TestCHECKFindsWhatIsNotAsItWasMade(t *testing.T) {
 			w.ip("address add 10.77.0.1/32 dev lo")
 		}, "the gateway 10.77.0.1/24 is missing"},
 		{"IPv4 is not forwarded", func(w *network, _ *pod) {
+			nstest.Sysctl(w, w.ns, "net/ipv4/ip_forward", "1") // 0 again takes it from every link
 			nstest.Sysctl(w, w.ns, "net/ipv4/ip_forward", "0")
 		}, "does not forward"},
 		{"IPv6 is not forwarded", func(w *network, _ *pod) {

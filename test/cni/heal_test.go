@@ -30,7 +30,11 @@ func TestNextADDHeals(t *testing.T) {
 		}
 	}
 	sysctl := func(name string) func(*network) {
-		return func(w *network) { w.Helper(); nstest.Sysctl(w, w.ns, name, "0") }
+		return func(w *network) {
+			w.Helper()
+			nstest.Sysctl(w, w.ns, name, "1") // 0 again takes it from every link
+			nstest.Sysctl(w, w.ns, name, "0")
+		}
 	}
 	both, only4, only6 := []string{outside4, outside6}, []string{outside4}, []string{outside6}
 	for _, tt := range []struct {
@@ -59,8 +63,8 @@ func TestNextADDHeals(t *testing.T) {
 		{"everything", func(w *network) {
 			w.ip("link del cbr0")
 			w.nft("flush ruleset")
-			nstest.Sysctl(w, w.ns, "net/ipv4/ip_forward", "0")
-			nstest.Sysctl(w, w.ns, "net/ipv6/conf/all/forwarding", "0")
+			sysctl("net/ipv4/ip_forward")(w)
+			sysctl("net/ipv6/conf/all/forwarding")(w)
 			must.Succeed(w, os.RemoveAll(w.state+"/networks"))
 		}, both},
 	} {

@@ -19,7 +19,8 @@ ip -o address show dev cni0 scope global 2>/dev/null | sed 's/.*inet/inet/; s/ s
 ip -o link show master cni0 2>/dev/null | grep -o -E 'mtu [0-9]+|state [A-Z]+' 
 bridge -d link show 2>/dev/null | grep -o -E 'hairpin [a-z]+|isolated [a-z]+'
 ip route show dev cni0 2>/dev/null; ip -6 route show dev cni0 2>/dev/null | grep -v -E '^(fe80|ff00)'
-echo forwards $(cat /proc/sys/net/ipv4/ip_forward /proc/sys/net/ipv6/conf/all/forwarding)
+cd /proc/sys/net
+echo forwards $(cat ipv4/conf/cni0/forwarding | sed 's/116/1/') $(cat ipv6/conf/all/forwarding ipv6/conf/cni0/force_forwarding | sort -u | tail -n 1)
 echo advertised $(cat /proc/sys/net/ipv6/conf/cni0/accept_ra 2>/dev/null)
 true`
 	const inPod = `

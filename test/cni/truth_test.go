@@ -104,7 +104,7 @@ func TestWhatCheckAdvisesIsTrue(t *testing.T) {
 		"bridge down":             {on("ip link set cbr0 down"), "bridge cbr0: link is down", "repair"},
 		"MTU of the bridge":       {on("ip link set cbr0 mtu 1400"), "bridge cbr0: MTU is 1400", "repair"},
 		"gateway gone":            {on("ip address del " + gateway4 + "/24 dev cbr0"), "the gateway " + gateway4 + "/24 is missing", "repair"},
-		"forwarding off":          {on("echo 0 > /proc/sys/net/ipv4/ip_forward"), "does not forward", "repair"},
+		"forwarding off":          {on("echo 1 > /proc/sys/net/ipv4/ip_forward; echo 0 > /proc/sys/net/ipv4/ip_forward"), "does not forward", "repair"},
 		"forwarding of IPv6 off":  {on("echo 0 > /proc/sys/net/ipv6/conf/all/forwarding"), "does not forward", "repair"},
 		"forwarding off by link":  {on("echo 0 > /proc/sys/net/ipv4/conf/cbr0/forwarding"), "net/ipv4/conf/cbr0/forwarding is 0", "repair"},
 		"accept_ra of the bridge": {on("echo 2 > /proc/sys/net/ipv6/conf/cbr0/accept_ra"), "net/ipv6/conf/cbr0/accept_ra is 2, should be 0", "repair"},

@@ -1,0 +1,161 @@
+package cni
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
+	"github.com/tombolo-cni/tombolo/netns"
+)
+
+// surroundings are machines around a node, each on a link of its own of which the node is the router, or would be.
+type surroundings struct {
+	*node
+	lan, vpn, vm *netns.NS // behind eth0, wg0 and the foreign bridge virbr1
+}
+
+// The network of each has a number; the machine's address ends in 2, and the node's in 1.
+const lanNumber, vpnNumber, vmNumber, lateNumber = 92, 99, 98, 97
+
+func machine4(number int) string { return fmt.Sprintf("10.%d.0.2", number) }
+func machine6(number int) string { return fmt.Sprintf("fd%d::2", number) }
+
+func surrounded(t *testing.T) *surroundings {
+	t.Helper()
+	s := &surroundings{node: newNode(t)}
+	// A new namespace has these from the machine's first one, which may be any host.
+	for _, path := range []string{"ipv4/ip_forward", "ipv6/conf/all/forwarding"} {
+		nstest.Sysctl(t, s.ns, "net/"+path, "1")
+		nstest.Sysctl(t, s.ns, "net/"+path, "0")
+	}
+	s.ip("link add virbr1 type bridge")
+	s.ip("link set virbr1 up")
+	s.lan, s.vpn = s.machine("eth0", lanNumber), s.machine("wg0", vpnNumber)
+	s.vm = nstest.New(t)
+	nstest.Veth(t, s.ns, "vnet0", s.vm, "eth0")
+	s.ip("link set vnet0 master virbr1")
+	s.address("virbr1", s.vm, vmNumber)
+	return s
+}
+
+// machine adds one on a link of its own.
+func (s *surroundings) machine(link string, number int) *netns.NS {
+	s.Helper()
+	ns := nstest.New(s)
+	nstest.Veth(s, s.ns, link, ns, "eth0")
+	s.address(link, ns, number)
+	return ns
+}
+
+func (s *surroundings) address(link string, ns *netns.NS, number int) {
+	s.Helper()
+	s.ip(fmt.Sprintf("address add 10.%d.0.1/24 dev %s", number, link))
+	s.ip(fmt.Sprintf("address add fd%d::1/64 dev %s nodad", number, link))
+	s.ip(fmt.Sprintf("address add fe80::%d:1/64 dev %s nodad", number, link))
+	for _, args := range []string{"address add %s/24 dev eth0", "address add %s/64 dev eth0 nodad", "route add default via 10.%d.0.1", "-6 route add default via fd%d::1"} {
+		value := any(number)
+		switch {
+		case strings.Contains(args, "nodad"):
+			value = machine6(number)
+		case strings.Contains(args, "%s"):
+			value = machine4(number)
+		}
+		nstest.Run(s, ns, "ip", strings.Fields(fmt.Sprintf(args, value))...)
+	}
+}
+
+// wantPaths pings, in both families, each pair of machines that the node would have to forward between.
+func (s *surroundings) wantPaths(when string, open bool) {
+	s.Helper()
+	for name, path := range map[string]struct {
+		from *netns.NS
+		to   int
+	}{"LAN to VPN": {s.lan, vpnNumber}, "LAN to another bridge": {s.lan, vmNumber}, "VPN to LAN": {s.vpn, lanNumber}, "another bridge to VPN": {s.vm, vpnNumber}} {
+		for _, to := range []string{machine4(path.to), machine6(path.to)} {
+			if !open {
+				expect.Failure(s, nstest.PingWith(s, path.from, nstest.Addr(to), nstest.Echo{Wait: 150 * time.Millisecond}), "%s: %s (%s)", when, name, to)
+				continue
+			}
+			expect.Success(s, nstest.PingWith(s, path.from, nstest.Addr(to), nstest.Echo{Wait: patience}), "%s: %s (%s)", when, name, to)
+		}
+	}
+}
+
+// turn does what Docker, libvirt or an operator does.
+func (s *surroundings) turn(on string) {
+	s.Helper()
+	for _, path := range []string{"ipv4/ip_forward", "ipv6/conf/all/forwarding"} {
+		nstest.Sysctl(s, s.ns, "net/"+path, on)
+	}
+}
+
+// forwarding lists what the node's links forward.
+func (s *surroundings) forwarding() string {
+	s.Helper()
+	return s.run("sh", "-c", "grep -s . /proc/sys/net/ipv4/conf/*/forwarding /proc/sys/net/ipv6/conf/*/*forwarding")
+}
+
+func (s *surroundings) closed() bool { return strings.Contains(s.run("nft", "list", "ruleset"), "pods-only") }
+
+func TestAHostThatIsNoRouterForwardsForPodsOnly(t *testing.T) {
+	for name, kept := range map[string]bool{"with tombolod": true, "without": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := surrounded(t)
+			s.wantPaths("before", false)
+			before := s.forwarding()
+			w, p := s.portnet(nil), s.pod("a")
+			r := w.add(p, publish(t, "8080:80/tcp"))
+			if kept {
+				s.mind(t)
+			}
+			for _, address := range []netip.Addr{ip4(r), ip6(r)} {
+				nstest.Serve(t, p.NS, "tcp", netip.AddrPortFrom(address, 80))
+			}
+			podsReach := func(when string, numbers ...int) {
+				t.Helper()
+				for _, number := range append(numbers, lanNumber, vpnNumber, vmNumber) {
+					wantPing(t, p.NS, machine4(number), machine6(number))
+				}
+				// The LAN has a route to pods, as other nodes of a cluster do.
+				wantPing(t, s.lan, ip4(r).String(), ip6(r).String())
+				for _, address := range []string{"10.92.0.1", "fd92::1"} {
+					_, err := nstest.Ask(t, s.lan, "tcp", netip.AddrPortFrom(nstest.Addr(address), 8080))
+					expect.Success(t, err, "%s: a published port", when)
+				}
+			}
+			settled := func(when string, open bool) {
+				t.Helper()
+				if kept {
+					must.Until(t, "tombolod notices: "+when, func() bool { return s.closed() != open })
+				} else {
+					other := s.pod(strings.ReplaceAll(when, " ", "-"))
+					w.add(other)
+					w.del(other)
+				}
+				s.wantPaths(when, open)
+				podsReach(when)
+			}
+			podsReach("at first")
+			s.wantPaths("with a pod", false)
+			late := s.machine("late0", lateNumber)
+			podsReach("by a later link", lateNumber)
+			wantNoPing(t, late, machine4(vpnNumber), machine6(vpnNumber))
+			expect.Equal(t, nstest.Sysctl(t, s.ns, "net/ipv4/ip_forward")+nstest.Sysctl(t, s.ns, "net/ipv6/conf/all/forwarding"), "00", "the switches are")
+			s.turn("1")
+			settled("turned on", true)
+			s.turn("0")
+			settled("turned off again", false)
+			w.del(p)
+			s.ip("link del late0")
+			expect.Equal(t, s.remove(w.name).status, 0, "tombolo remove")
+			s.wantPaths("after remove", false)
+			expect.Equal(t, s.forwarding(), before, "the parameters after remove are")
+		})
+	}
+}

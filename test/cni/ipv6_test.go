@@ -81,20 +81,52 @@ func TestIPv6ForwardingKeepsTheNodesAdvertisedRoute(t *testing.T) {
 	nstest.Sysctl(t, careless.ns, "net/ipv6/conf/all/forwarding", "1")
 	must.That(t, !hasAdvertised(t, careless.ns), "this kernel keeps the route by itself: nothing is tested")
 
-	n, router := behindRouter(t)
-	w := n.podnet(nil)
-	p := n.pod("a")
-	w.add(p)
-	expect.Equal(t, nstest.Sysctl(t, n.ns, "net/ipv6/conf/all/forwarding"), "1", "the node does not forward IPv6")
-	if !hasAdvertised(t, n.ns) {
-		t.Errorf("the node lost its default route; it has %q", routes(t, n.ns, "-6", "default"))
+	for name, tt := range map[string]struct {
+		by                   []string
+		forwarding, acceptRA string
+	}{
+		"by links alone":             {nil, "0", "1"},
+		"for all, before Linux 6.17": {beforeForceForwarding(), "1", "2"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n, router := behindRouter(t)
+			n.by = tt.by
+			// One has heard no router yet, and another's program reads what routers say.
+			silent, unread, late := nstest.New(t), nstest.New(t), nstest.New(t)
+			nstest.Veth(t, n.ns, "silent", silent, "eth0")
+			nstest.Veth(t, n.ns, "unread", unread, "eth0")
+			nstest.Sysctl(t, n.ns, "net/ipv6/conf/unread/accept_ra", "0")
+			w := n.podnet(nil)
+			p := n.pod("a")
+			w.add(p)
+			if !hasAdvertised(t, n.ns) {
+				t.Errorf("the node lost its default route; it has %q", routes(t, n.ns, "-6", "default"))
+			}
+			nstest.Veth(t, n.ns, "late", late, "eth0")
+			for path, want := range map[string]string{
+				"all/forwarding": tt.forwarding, "eth0/accept_ra": tt.acceptRA, "silent/accept_ra": tt.acceptRA, "late/accept_ra": tt.acceptRA,
+				"default/accept_ra": tt.acceptRA, "unread/accept_ra": "0", "cbr0/accept_ra": "0", w.port(p) + "/accept_ra": "0",
+			} {
+				expect.Equal(t, nstest.Sysctl(t, n.ns, "net/ipv6/conf/"+path), want, "%s is", path)
+			}
+			expect.Equal(t, strings.Contains(n.ruleset(), "the host is no router of IPv6"), tt.by == nil, "a rule closes IPv6")
+			wantPing(t, n.ns, "2001:db8:9::9")
+			wantPing(t, p.NS, "2001:db8:9::9")
+			// Later advertisements count too.
+			for link, ns := range map[string]*netns.NS{"eth0": router, "silent": silent, "late": late} {
+				nstest.Run(t, n.ns, "ip", "-6", "route", "flush", "proto", "ra")
+				n.ip("address replace fe80::3/64 dev " + link + " nodad")
+				nstest.Run(t, ns, "ip", "address", "replace", "fe80::1/64", "dev", "eth0", "nodad")
+				advertised(t, n.ns, ns)
+			}
+		})
 	}
-	expect.Equal(t, nstest.Sysctl(t, n.ns, "net/ipv6/conf/eth0/accept_ra"), "2", "accept_ra of the node's link is")
-	wantPing(t, n.ns, "2001:db8:9::9")
-	wantPing(t, p.NS, "2001:db8:9::9")
-	// Later advertisements count too.
-	n.ip("-6 route del default")
-	advertised(t, n.ns, router)
+}
+
+// beforeForceForwarding runs a command as on a kernel before Linux 6.17, which forwards IPv6 for all links or for none.
+func beforeForceForwarding() []string {
+	return []string{"unshare", "--mount", "--propagation", "private", "sh", "-ec", `mount -t tmpfs none /proc/sys/net/ipv6/conf/lo; exec "$@"`, "sh"}
 }
 
 func TestIPv4OnlyNetworkLeavesIPv6OfTheNodeAlone(t *testing.T) {

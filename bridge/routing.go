@@ -64,7 +64,7 @@ func (p *hostParameter) isMet(have string) bool { return have == p.value || p.is
 // forwarding names the parameters by which a host forwards packets of a family.
 type forwarding struct {
 	family, all string // the directory of the family, and the path of the switch for all links
-	link, value string // the name of the parameter of one link, and the value that we write
+	name, value string // of the parameter of one link, and what we write there
 }
 
 func (r *Routing) families() []forwarding {
@@ -84,11 +84,11 @@ func (f *forwarding) parameters() ([]hostParameter, error) {
 	if err != nil || all != "0" {
 		return nil, err
 	}
-	of := func(link string) string { return sysctl.Link(f.family, link, f.link) }
+	of := func(name string) string { return sysctl.Link(f.family, name, f.name) }
 	if !sysctl.Exists(of(loopbackName)) {
 		return []hostParameter{{path: f.all, value: "1", before: keepAdvertised}}, nil
 	}
-	others := func() error { return sysctl.Replace(f.family, f.link, "0", f.value, loopbackName) }
+	others := func() error { return sysctl.Replace(f.family, f.name, "0", f.value, loopbackName) }
 	return []hostParameter{{of("default"), f.value, true, nil}, {of(loopbackName), f.value, true, others}}, nil
 }
 

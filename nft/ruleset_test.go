@@ -224,7 +224,8 @@ func TestDocumentationShowsTheRuleset(t *testing.T) {
 		documented = append(documented, strings.TrimRight(regexp.MustCompile(` # .*`).ReplaceAllString(line, ""), "\n"))
 	}
 	c, ns := dialNew(t)
-	mustEnsure(t, c, Network{Name: "podnet", Masquerade: true, Prefixes: nstest.Prefixes("10.22.0.0/16"), Bridge: "cbr0", NFCall: true})
+	mustEnsure(t, c, Network{Name: "podnet", Masquerade: true, Prefixes: nstest.Prefixes("10.22.0.0/16"), Bridge: "cbr0", NFCall: true,
+		Gateway: true, Closed: []Closed{{}, {IPv6: true}}})
 	ep := pod("0123456789a", "10.22.0.5")
 	ep.Ports = []Port{tcpPort("", 8080)}
 	mustAdd(t, c, ep)

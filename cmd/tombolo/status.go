@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"strconv"
 	"strings"
@@ -19,6 +20,7 @@ import (
 	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/view"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/printable"
+	"github.com/tombolo-cni/tombolo/internal/sysctl"
 	"github.com/tombolo-cni/tombolo/network"
 )
 
@@ -56,7 +58,11 @@ func (o *options) status(ctx context.Context, node *network.Node, _ []string) er
 		return err
 	}
 	firewall, drift := asSetUp(in)
-	conditions := []condition{nodeIs(), networksAre(networks), podsAre(in), leased, keeper, firewall, drift}
+	forwarding, err := forwardingIs()
+	if err != nil {
+		return err
+	}
+	conditions := []condition{nodeIs(), networksAre(networks), podsAre(in), leased, keeper, forwarding, firewall, drift}
 	well := true
 	var text strings.Builder
 	for _, c := range conditions {
@@ -150,6 +156,33 @@ func (o *options) leasesWell() (leased, keeper condition, _ error) {
 		keeper.Is, keeper.Well = err.Error(), false
 	}
 	return leased, keeper, nil
+}
+
+// forwardingIs reports for whom the host forwards, by the parameters of the calling thread's network namespace.
+func forwardingIs() (condition, error) {
+	var texts []string
+	for _, family := range []struct{ name, all, dir, link string }{
+		{"IPv4", "net/ipv4/ip_forward", "ipv4", "forwarding"}, {"IPv6", "net/ipv6/conf/all/forwarding", "ipv6", "force_forwarding"},
+	} {
+		all, err := sysctl.Read(family.all)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return condition{}, err
+		}
+		text := family.name + ": "
+		switch pods, _ := sysctl.Read(sysctl.Link(family.dir, "lo", family.link)); {
+		case all != "0":
+			text += "the host is a router"
+		case pods != "0" && pods != "":
+			text += fmt.Sprintf("the host forwards for its pods only (to make it a router: sysctl -w %s=1)", strings.ReplaceAll(family.all, "/", "."))
+		default:
+			text += "none"
+		}
+		texts = append(texts, text)
+	}
+	return condition{"forwarding", strings.Join(texts, "; "), true}, nil
 }
 
 // asSetUp says what differs, of the firewall and of all else.

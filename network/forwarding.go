@@ -71,8 +71,7 @@ func familyRouting(addrs ...netip.Addr) (r bridge.Routing) {
 	return r
 }
 
-// lookAtForwarding notes which families the host forwards for pods only, or would if a difference was mended. Unless the
-// site is looked at for an Add, it also notes the links that their owner has forward, which takes a file for each link.
+// lookAtForwarding notes which families the host forwards for pods only, or would if a difference was mended.
 func (n *site) lookAtForwarding(ctx context.Context, needs bridge.Routing) (pods bridge.Routing, _ error) {
 	pods, router, err := n.s.Links.Forwards(ctx)
 	if err != nil {
@@ -80,16 +79,20 @@ func (n *site) lookAtForwarding(ctx context.Context, needs bridge.Routing) (pods
 	}
 	n.closed = []nft.Closed{}
 	if (pods.IPv4 || needs.IPv4) && !router.IPv4 {
-		four := nft.Closed{}
-		if !n.usual {
-			four.Routers, err = routers("ipv4", "forwarding", "0", sysctl.OwnForwarding)
-		}
-		n.closed = append(n.closed, four)
+		n.closed = append(n.closed, nft.Closed{Routers: n.rec.Routers4})
 	}
 	if (pods.IPv6 || needs.IPv6) && !router.IPv6 {
 		n.closed = append(n.closed, nft.Closed{IPv6: true, Routers: n.rec.Routers6})
 	}
 	return pods, err
+}
+
+// routers4 lists the links that their owner has forward IPv4 on a host that is no router: with another value than ours.
+func (n *site) routers4() ([]string, error) {
+	if !slices.ContainsFunc(n.closed, func(c nft.Closed) bool { return !c.IPv6 }) {
+		return nil, nil
+	}
+	return routers("ipv4", "forwarding", "0", sysctl.OwnForwarding)
 }
 
 // routers lists the links with another value of a parameter than these.
@@ -126,6 +129,11 @@ func (forwardingPart) look(ctx context.Context, n *site) error {
 	}
 	if n.usual {
 		return nil
+	}
+	if links, err := n.routers4(); err != nil {
+		return err
+	} else if !slices.Equal(links, n.rec.Routers4) {
+		n.found.Advise(tombolo.RemedyRepair, "the links %q forward by their owner's setting, and the firewall knows %q", links, n.rec.Routers4)
 	}
 	later := bridge.Routing{IPv4: needs.IPv4 && pods.IPv4, IPv6: needs.IPv6 && pods.IPv6}
 	diffs, err := n.s.Links.CheckRouting(ctx, later)
@@ -181,6 +189,13 @@ func (forwardingPart) make(ctx context.Context, n *site) (bool, error) {
 	}
 	if _, err := n.lookAtForwarding(ctx, needs); err != nil {
 		return false, err
+	}
+	links, err := n.routers4()
+	if err != nil {
+		return false, err
+	}
+	if n.rec.Routers4 = links; len(links) > 0 {
+		n.closed[0].Routers = links // IPv4 is the first
 	}
 	return false, n.eachInput(needs, func(path, value string) error {
 		have, err := sysctl.Read(path)

@@ -61,7 +61,9 @@ type Network struct {
 	// SLAAC says that pods form IPv6 addresses by router advertisements.
 	SLAAC bool `json:"slaac,omitempty"`
 
-	// Routers6 are the links that had net.ipv6.conf.LINK.force_forwarding before we set that of all links.
+	// Routers4 are the links that their owner has forward IPv4 on a host that is no router, and Routers6 those that
+	// had net.ipv6.conf.LINK.force_forwarding before we set that of all links.
+	Routers4 []string `json:"routers4,omitempty"`
 	Routers6 []string `json:"routers6,omitempty"`
 
 	// LoopbackUnfiltered says that the bridge is to do without a filter that keeps others from the host's

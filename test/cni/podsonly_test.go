@@ -100,7 +100,9 @@ func (s *surroundings) forwarding() string {
 	return s.run("sh", "-c", "grep -s . /proc/sys/net/ipv4/conf/*/forwarding /proc/sys/net/ipv6/conf/*/*forwarding")
 }
 
-func (s *surroundings) closed() bool { return strings.Contains(s.run("nft", "list", "ruleset"), "pods-only") }
+func (s *surroundings) closed() bool {
+	return strings.Contains(s.run("nft", "list", "ruleset"), "pods-only")
+}
 
 func TestAHostThatIsNoRouterForwardsForPodsOnly(t *testing.T) {
 	for name, kept := range map[string]bool{"with tombolod": true, "without": false} {
@@ -158,4 +160,101 @@ func TestAHostThatIsNoRouterForwardsForPodsOnly(t *testing.T) {
 			expect.Equal(t, s.forwarding(), before, "the parameters after remove are")
 		})
 	}
+}
+
+// Whoever had the host or single links of it forward before finds all as it was.
+func TestForwardingOfOthersStaysAsItIs(t *testing.T) {
+	for name, tt := range map[string]struct {
+		before string // lines for a shell
+		open   bool   // all paths are, else only those between LAN and VPN
+	}{
+		"a router": {"sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1", true},
+		"a router of two links": {`cd /proc/sys/net
+			echo 1 >ipv4/conf/eth0/forwarding; echo 1 >ipv4/conf/wg0/forwarding
+			echo 1 >ipv6/conf/eth0/force_forwarding; echo 1 >ipv6/conf/wg0/force_forwarding`, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := surrounded(t)
+			s.run("sh", "-ec", tt.before)
+			paths := func(when string) {
+				t.Helper()
+				if tt.open {
+					s.wantPaths(when, true)
+					return
+				}
+				wantPing(t, s.lan, machine4(vpnNumber), machine6(vpnNumber))
+				wantPing(t, s.vpn, machine4(lanNumber), machine6(lanNumber))
+				wantNoPing(t, s.vm, machine4(vpnNumber), machine6(vpnNumber))
+			}
+			paths("before")
+			before := s.forwarding()
+			w, p := s.podnet(nil), s.pod("a")
+			w.add(p)
+			for _, then := range []string{"true", "nft flush ruleset"} {
+				s.run("sh", "-ec", then)
+				s.operate("repair", "--state", s.state)
+				paths("after " + then)
+				wantPing(t, p.NS, machine4(vpnNumber), machine6(vmNumber))
+			}
+			expect.Equal(t, s.closed(), !tt.open, "a rule closes the host")
+			w.del(p)
+			expect.Equal(t, s.remove(w.name).status, 0, "tombolo remove")
+			expect.Equal(t, s.forwarding(), before, "the parameters are")
+			paths("after remove")
+		})
+	}
+}
+
+// A link that its owner has forward only later does so too.
+func TestALinkThatIsMadeARouterLaterBecomesOne(t *testing.T) {
+	t.Parallel()
+	s := surrounded(t)
+	s.podnet(nil).add(s.pod("a"))
+	s.mind(t)
+	wantNoPing(t, s.lan, machine4(vpnNumber))
+	for _, link := range []string{"eth0", "wg0"} {
+		nstest.Sysctl(t, s.ns, "net/ipv4/conf/"+link+"/forwarding", "1")
+	}
+	wantPing(t, s.lan, machine4(vpnNumber))
+	wantNoPing(t, s.vm, machine4(vpnNumber))
+}
+
+// Frames that another program's bridge forwards pass our rules where br_netfilter shows them to iptables.
+func TestBridgesOfOthersGoOnForwardingFrames(t *testing.T) {
+	t.Parallel()
+	s := surrounded(t)
+	for _, family := range []string{"ip", "ip6"} {
+		nstest.Sysctl(t, s.ns, "net/bridge/bridge-nf-call-"+family+"tables", "1")
+	}
+	s.ip("route add default via " + machine4(lanNumber))
+	s.ip("-6 route add default via " + machine6(lanNumber))
+	s.ip("link add quiet type bridge")
+	s.ip("link set quiet up")
+	for bridge, addresses := range map[string][]string{"virbr1": {"10.98.0.3/24", "fd98::3/64"}, "quiet": {"10.96.0.2/24", "fd96::2/64"}} {
+		ns := nstest.New(t)
+		nstest.Veth(t, s.ns, "m-"+bridge, ns, "eth0")
+		s.ip("link set m-" + bridge + " master " + bridge)
+		for _, a := range addresses {
+			nstest.Run(t, ns, "sh", "-c", "ip address add "+a+" dev eth0 nodad 2>/dev/null || ip address add "+a+" dev eth0")
+		}
+	}
+	other := nstest.New(t)
+	nstest.Veth(t, s.ns, "m-other", other, "eth0")
+	s.ip("link set m-other master quiet")
+	nstest.Run(t, other, "ip", "address", "add", "10.96.0.3/24", "dev", "eth0")
+	nstest.Run(t, other, "ip", "address", "add", "fd96::3/64", "dev", "eth0", "nodad")
+	for _, when := range []string{"before", "after"} {
+		wantPing(t, s.vm, "10.98.0.3", "fd98::3")
+		wantPing(t, other, "10.96.0.2", "fd96::2")
+		if when == "before" {
+			s.podnet(nil).add(s.pod("a"))
+			must.That(t, s.closed(), "no rule closes the host")
+		}
+	}
+	// The host has a route from one bridge to another, and is no router.
+	s.ip("address add 10.96.0.1/24 dev quiet")
+	nstest.Run(t, other, "ip", "route", "add", "default", "via", "10.96.0.1")
+	wantPing(t, other, "10.96.0.1", "10.98.0.1")
+	wantNoPing(t, other, machine4(vmNumber))
 }

@@ -20,6 +20,7 @@ type network struct {
 	name     string
 	bridge   string
 	gateways []netip.Prefix
+	closed   []nft.Closed // the families that the node forwards for pods only
 
 	links     *bridge.Conn
 	firewall  *nft.Conn
@@ -82,16 +83,26 @@ func (n *network) build(ctx context.Context, node *netns.NS) error {
 }
 
 func (n *network) rules() nft.Network {
-	r := nft.Network{Name: n.name, Bridge: n.bridge, Masquerade: true}
+	r := nft.Network{Name: n.name, Bridge: n.bridge, Masquerade: true, Gateway: true, Closed: n.closed}
 	for _, gw := range n.gateways {
 		r.Prefixes = append(r.Prefixes, gw.Masked())
 	}
 	return r
 }
 
-// forward has the node forward packets. It is called in the node's namespace.
+// forward has the node forward packets of pods, and notes for which families it does not forward those of others. It is called in the node's namespace.
 func (n *network) forward(ctx context.Context) error {
-	_, err := n.links.EnsureRouting(ctx, bridge.Routing{IPv4: true, IPv6: true})
+	if _, err := n.links.EnsureRouting(ctx, bridge.Routing{IPv4: true, IPv6: true}); err != nil {
+		return err
+	}
+	_, router, err := n.links.Forwards(ctx)
+	n.closed = nil
+	if !router.IPv4 {
+		n.closed = append(n.closed, nft.Closed{})
+	}
+	if !router.IPv6 {
+		n.closed = append(n.closed, nft.Closed{IPv6: true})
+	}
 	return err
 }
 

@@ -2,6 +2,7 @@ package cni
 
 import (
 	"net/netip"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -90,6 +91,9 @@ func TestIPv6ForwardingKeepsTheNodesAdvertisedRoute(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+			if !forwardsIPv6ByLink() {
+				tt.forwarding, tt.acceptRA = "1", "2"
+			}
 			n, router := behindRouter(t)
 			n.by = tt.by
 			// One has heard no router yet, and another's program reads what routers say.
@@ -110,7 +114,7 @@ func TestIPv6ForwardingKeepsTheNodesAdvertisedRoute(t *testing.T) {
 			} {
 				expect.Equal(t, nstest.Sysctl(t, n.ns, "net/ipv6/conf/"+path), want, "%s is", path)
 			}
-			expect.Equal(t, strings.Contains(n.ruleset(), "the host is no router of IPv6"), tt.by == nil, "a rule closes IPv6")
+			expect.Equal(t, strings.Contains(n.ruleset(), "the host is no router of IPv6"), tt.forwarding == "0", "a rule closes IPv6")
 			wantPing(t, n.ns, "2001:db8:9::9")
 			wantPing(t, p.NS, "2001:db8:9::9")
 			// Later advertisements count too.
@@ -122,6 +126,12 @@ func TestIPv6ForwardingKeepsTheNodesAdvertisedRoute(t *testing.T) {
 			}
 		})
 	}
+}
+
+// forwardsIPv6ByLink reports whether the kernel has force_forwarding (Linux 6.17).
+func forwardsIPv6ByLink() bool {
+	_, err := os.Stat("/proc/sys/net/ipv6/conf/lo/force_forwarding")
+	return err == nil
 }
 
 // beforeForceForwarding runs a command as on a kernel before Linux 6.17, which forwards IPv6 for all links or for none.

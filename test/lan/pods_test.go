@@ -122,7 +122,7 @@ func TestFirstADDKeepsWhatTheRouterAdvertisedToTheHost(t *testing.T) {
 	m := l.usualFlows(both()...)
 	a := l.newPod("a")
 	wantWithin(t, "the first ADD", duringTake(), m.during(func() { n.add(a) }))
-	expect.Equal(t, nstest.Sysctl(t, l.host.ns, "net/ipv6/conf/all/forwarding"), "1",
+	expect.Equal(t, nstest.Sysctl(t, l.host.ns, "net/ipv6/conf/"+bridge+"/force_forwarding"), "1",
 		"the host does not forward: the test shows nothing")
 	if got := l.hostRun("ip", "-6", "route", "show", "default"); !strings.Contains(got, "dev "+bridge+" proto ra") {
 		t.Errorf("the host's default routes are:\n%s\nwant the router's, on the bridge", got)

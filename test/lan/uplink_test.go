@@ -32,7 +32,7 @@ func TestADDUndoesATakeoverByWhichTheRouterDoesNotAnswer(t *testing.T) {
 }
 
 // What the NIC had of filters and of routers holds on the bridge. The first ADD turns
-// forwarding on, by which a link with accept_ra 1 hears routers no more.
+// forwarding of single links on, by which a link with accept_ra 1 goes on hearing routers.
 func TestParametersOfTheNICHoldOnTheBridge(t *testing.T) {
 	t.Parallel()
 	l := newLAN(t)
@@ -41,14 +41,14 @@ func TestParametersOfTheNICHoldOnTheBridge(t *testing.T) {
 	nstest.Sysctl(t, l.host.ns, "net/ipv6/conf/"+nic+"/accept_ra", "1")
 	n := l.network(dualStack(nil))
 	a := n.add(l.newPod("a"))
-	for path, want := range map[string]string{"ipv6/conf/all/forwarding": "1", "ipv4/conf/" + bridge + "/rp_filter": "1", "ipv6/conf/" + bridge + "/accept_ra": "2"} {
+	for path, want := range map[string]string{"ipv6/conf/all/forwarding": "0", "ipv4/conf/" + bridge + "/rp_filter": "1", "ipv6/conf/" + bridge + "/accept_ra": "1"} {
 		expect.Equal(t, nstest.Sysctl(t, l.host.ns, "net/"+path), want, "%s", path)
 	}
 	l.hearsRouters(bridge)
 	n.del(a)
 	n.operate("uplink restore", nic)
 	got := nstest.Sysctl(t, l.host.ns, "net/ipv6/conf/"+nic+"/accept_ra")
-	expect.That(t, got == "2", "accept_ra of %s is %s, want 2, since the host forwards", nic, got)
+	expect.That(t, got == "1", "accept_ra of %s is %s, want 1, as before", nic, got)
 	l.hearsRouters(nic)
 }
 

@@ -277,6 +277,7 @@ func TestStatusOfANodeWithNothing(t *testing.T) {
 pods       none
 leases     none
 keeper     tombolod does not run, and no lease needs it
+forwarding IPv4: none; IPv6: none
 firewall   as it was set up
 drift      as it was set up
 all is well
@@ -298,7 +299,7 @@ func TestStatusOfWhatIsForged(t *testing.T) {
 		Well   bool
 	}
 	got = run(t, nstest.New(t), nil, "", "status", "--json", "--state", forge(t))
-	if err := json.Unmarshal([]byte(got.stdout), &list); err != nil || got.status != exitFound || len(list) != 7 || list[0].Of != "node" || !list[0].Well || list[6].Of != "drift" || list[6].Well {
+	if err := json.Unmarshal([]byte(got.stdout), &list); err != nil || got.status != exitFound || len(list) != 8 || list[0].Of != "node" || !list[0].Well || list[7].Of != "drift" || list[7].Well {
 		t.Errorf("%v, %+v", err, got)
 	}
 }

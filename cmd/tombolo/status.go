@@ -158,29 +158,26 @@ func (o *options) leasesWell() (leased, keeper condition, _ error) {
 	return leased, keeper, nil
 }
 
-// forwardingIs reports for whom the host forwards, by the parameters of the calling thread's network namespace.
+// forwardingIs reports for whom the host forwards.
 func forwardingIs() (condition, error) {
 	var texts []string
-	for _, family := range []struct{ name, all, dir, link string }{
-		{"IPv4", "net/ipv4/ip_forward", "ipv4", "forwarding"}, {"IPv6", "net/ipv6/conf/all/forwarding", "ipv6", "force_forwarding"},
-	} {
-		all, err := sysctl.Read(family.all)
+	for _, family := range [][3]string{{"IPv4", "net/ipv4/ip_forward", "net/ipv4/conf/lo/forwarding"},
+		{"IPv6", "net/ipv6/conf/all/forwarding", "net/ipv6/conf/lo/force_forwarding"}} {
+		all, err := sysctl.Read(family[1])
 		if errors.Is(err, fs.ErrNotExist) {
-			continue
+			continue // the kernel has no IPv6
 		}
 		if err != nil {
 			return condition{}, err
 		}
-		text := family.name + ": "
-		switch pods, _ := sysctl.Read(sysctl.Link(family.dir, "lo", family.link)); {
-		case all != "0":
-			text += "the host is a router"
-		case pods != "0" && pods != "":
-			text += fmt.Sprintf("the host forwards for its pods only (to make it a router: sysctl -w %s=1)", strings.ReplaceAll(family.all, "/", "."))
-		default:
-			text += "none"
+		text := "none"
+		if pods, _ := sysctl.Read(family[2]); pods != "0" && pods != "" {
+			text = "the host forwards for its pods only (to make it a router: sysctl -w " + strings.ReplaceAll(family[1], "/", ".") + "=1)"
 		}
-		texts = append(texts, text)
+		if all != "0" {
+			text = "the host is a router"
+		}
+		texts = append(texts, family[0]+": "+text)
 	}
 	return condition{"forwarding", strings.Join(texts, "; "), true}, nil
 }

@@ -145,6 +145,9 @@ func TestAHostThatIsNoRouterForwardsForPodsOnly(t *testing.T) {
 				}
 				s.wantPaths(when, open)
 				podsReach(when)
+				said := s.operate("status", "--state", s.state, "--leases", s.state+"-leases").stdout
+				expect.That(t, strings.Contains(said, "IPv4: the host is a router") == open && strings.Contains(said, "IPv4: the host forwards for its pods only") != open,
+					"%s: status says\n%s", when, said)
 			}
 			podsReach("at first")
 			s.wantPaths("with a pod", false)

@@ -49,7 +49,6 @@ func TestBrokenRoutingOfALANIsNamedAndMended(t *testing.T) {
 		"redirects of the bridge": {on: "echo 1 >" + of + "conf/cbr0/send_redirects", says: said + "conf/cbr0/send_redirects is 1, should be 0 [repair]"},
 		"redirects of all":        {on: "echo 1 >" + of + "conf/all/send_redirects", left: "echo 1 >" + of + "conf/all/send_redirects", says: said + "conf/all/send_redirects is 1, should be 0 [repair]"},
 		"forwarding": {on: "echo 0 >" + of + "ip_forward", left: "echo 0 >" + of + "ip_forward", stays: "echo 0 >" + of + "ip_forward",
-			says: "the host does not forward IPv4 (net.ipv4.conf.*.forwarding) [repair]
-table inet tombolo: chain pods-only is missing [repair]"},
+			says: "the host does not forward IPv4 (net.ipv4.conf.*.forwarding) [repair]\ntable inet tombolo: chain pods-only is missing [repair]"},
 	}}.run(t)
 }

@@ -56,6 +56,7 @@ for dir in /run /var/lib /etc/systemd/network /etc/NetworkManager; do
 	[ ! -d $dir ] || mount -t tmpfs none $dir
 done
 mount -t sysfs -o ro none /sys
+cp /etc/resolv.conf /run/resolv.conf && mount --bind /run/resolv.conf /etc/resolv.conf # the machine's own stays
 mkdir -p /run/netns /run/dbus /run/dhcpcd /run/systemd/netif/leases /run/systemd/netif/links /run/systemd/network
 mkdir -p /var/lib/NetworkManager /var/lib/dhcpcd /etc/NetworkManager/conf.d /etc/NetworkManager/system-connections
 chown -R systemd-network: /run/systemd/netif
@@ -72,8 +73,8 @@ serve() {
 serve world --interface=w0 --dhcp-range=192.0.2.100,192.0.2.150,1h --dhcp-option=3,192.0.2.1
 
 printf '[Match]\nName=*\n[Network]\nDHCP=yes\n' >/etc/systemd/network/10-all.network
-printf '[main]\nplugins=keyfile\n[device-all]\nmatch-device=*\nmanaged=1\n' >/etc/NetworkManager/NetworkManager.conf
-echo noarp >/run/dhcpcd.conf
+printf '[main]\nplugins=keyfile\ndns=none\nrc-manager=unmanaged\n[device-all]\nmatch-device=*\nmanaged=1\n' >/etc/NetworkManager/NetworkManager.conf
+printf 'noarp\nnohook resolv.conf, hostname\n' >/run/dhcpcd.conf
 eval "$KEEP_OFF"
 export DBUS_SYSTEM_BUS_ADDRESS=unix:path=/run/dbus/system_bus_socket
 if [ $MANAGER = nm ]; then

@@ -3,6 +3,7 @@ package cni
 import (
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"os"
@@ -315,18 +316,22 @@ func TestHostPortBesideAProgramOnAnotherLink(t *testing.T) {
 			return errors.Join(c.Control(func(fd uintptr) { err = unix.BindToDevice(int(fd), link) }), err)
 		}}
 		must.Succeed(t, n.ns.Do(func() error {
+			var conn io.Closer
+			var err error
 			if network == "udp" {
-				conn, err := l.ListenPacket(t.Context(), network, at)
-				t.Cleanup(func() { conn.Close() })
-				return err
+				conn, err = l.ListenPacket(t.Context(), network, at)
+			} else {
+				conn, err = l.Listen(t.Context(), network, at)
 			}
-			conn, err := l.Listen(t.Context(), network, at)
-			t.Cleanup(func() { conn.Close() })
+			if err == nil {
+				t.Cleanup(func() { conn.Close() })
+			}
 			return err
 		}))
 	}
 	listen("tcp4", "0.0.0.0:22", "virbr0")
-	listen("udp", "[fe80::10%eth0]:546", "eth0")
+	// Package net remembers for all namespaces which index a name has.
+	listen("udp", fmt.Sprintf("[fe80::10%%%d]:546", nstest.Index(t, n.ns, "eth0")), "eth0")
 	cmd := exec.Command("dnsmasq", "--no-daemon", "--conf-file=/dev/null", "--port=0", "--interface=virbr0", "--except-interface=lo", "--bind-interfaces",
 		"--dhcp-range=192.168.122.10,192.168.122.20", "--dhcp-leasefile=/dev/null")
 	must.Succeed(t, n.ns.Do(cmd.Start))

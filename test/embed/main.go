@@ -62,7 +62,7 @@ func run(ctx context.Context, out io.Writer) error {
 		}
 		fmt.Fprintf(out, "pod a reaches %s\n", to)
 	}
-	differences, err := n.check(ctx, a, "a", ofA)
+	differences, err := n.check(ctx, "a", ofA)
 	if err != nil {
 		return err
 	}

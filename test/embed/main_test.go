@@ -47,7 +47,7 @@ func TestASecondAttachLeavesTheFirst(t *testing.T) {
 		t.Errorf("attached once more, it says %v", err)
 	}
 	mustPing(t, pod, "10.20.0.1")
-	found, err := n.check(t.Context(), pod, "a", given) // its reservation, too
+	found, err := n.check(t.Context(), "a", given) // its reservation, too
 	if err := errors.Join(firstErr, err); len(found) > 0 || err != nil {
 		t.Errorf("of the first is missing %q, %v", found, err)
 	}

@@ -129,9 +129,9 @@ func (n *network) attach(ctx context.Context, pod *netns.NS, id string) ([]ipam.
 func owner(id string) ipam.Owner { return ipam.Owner{ContainerID: id, IfName: "eth0"} }
 
 // check lists what is no longer as attach made it.
-func (n *network) check(ctx context.Context, pod *netns.NS, id string, addresses []ipam.Address) ([]string, error) {
+func (n *network) check(ctx context.Context, id string, addresses []ipam.Address) ([]string, error) {
 	var found []string
-	ofLinks, linkErr := n.links.Check(ctx, pod, n.port(id, addresses))
+	ofLinks, linkErr := n.links.Check(ctx, n.port(id, addresses))
 	for _, d := range ofLinks {
 		found = append(found, d.String())
 	}

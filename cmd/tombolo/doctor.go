@@ -25,7 +25,7 @@ func (o *options) doctorCommand() *cobra.Command {
 		Use:   "doctor [POD]",
 		Short: "find out why a pod has no network",
 		Long: "Find out why a pod has no network: test each step from the pod to the outside, and print each that fails, the\n" +
-			"evidence, and what helps. The exit status is 4 if a problem was found.",
+			"evidence, and what helps; then what was tried. The exit status is 4 if a problem was found.",
 		Args: takes(0, 1),
 		RunE: o.onNode(func(ctx context.Context, node *network.Node, args []string) error {
 			opt := doctor.Options{}
@@ -41,7 +41,8 @@ func (o *options) doctorCommand() *cobra.Command {
 	}
 	o.jsonFlag(cmd)
 	cmd.Flags().StringSliceVar(&dns, "dns", nil, "ask the name servers at `ADDR,...`, or none (default: those in /etc/resolv.conf)")
-	cmd.Flags().StringSliceVar(&to, "to", nil, "also test the way to `ADDR,...`, such as a pod of another node; with ADDR:PORT, find the rule that drops a connection")
+	cmd.Flags().StringSliceVar(&to, "to", nil, "also follow a packet to `ADDR[:PORT],...`, such as a pod of another node,"+
+		" and its answer, to the link, hook or rule that lost one")
 	return cmd
 }
 

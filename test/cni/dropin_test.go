@@ -347,7 +347,15 @@ type difference struct {
 // program by their names.
 func differences() []difference {
 	const seen = `answered, seen as \S+`
+	const noRouter = "A host that is no router does not become one"
 	return []difference{
+		{what: `parameter of the host: (ipv4/ip_forward|ipv4/conf/all/forwarding|ipv6/conf/[^/]*/forwarding):`,
+			theirs: `1`, ours: `0`, says: noRouter},
+		{what: `parameter of the host: ipv4/conf/[^/]*/forwarding:`, theirs: `1`, ours: `116`, says: noRouter},
+		{what: `parameter of the host: ipv6/conf/[^/]*/force_forwarding:`, theirs: `0`, ours: `1`, says: noRouter},
+		// by the kernel, with ip_forward
+		{what: `parameter of the host: ipv4/conf/all/accept_redirects:`,
+			theirs: `0`, ours: `1`, says: noRouter},
 		{what: `packet: (a to a|b to b|elsewhere to elsewhere) by .*: `, theirs: `no answer`, ours: seen + `|refused`, says: "its `lo` is up"},
 		{what: `packet: (a|b|elsewhere) to (the host|its gateway) by .*: `, theirs: seen, ours: seen, says: "keeps its source address if bridged packets pass iptables"},
 		{what: `packet: outside to the host by .*: `, theirs: `no answer`, ours: `answered, seen as (` + outside4 + `|` + outside6 + `)`, says: "host ports passes a FORWARD policy of DROP"},

@@ -162,6 +162,7 @@ type takeback struct {
 func newTakeback(t *testing.T, address string) (_ *takeback, before string) {
 	t.Helper()
 	_, s := sides(t)
+	forwardByHand(t, s.ns) // as the reference does
 	b := &takeback{side: s, plugins: []string{
 		`{"type":"bridge","bridge":"cni0","isGateway":true,"ipMasq":true,"ipam":{"type":"host-local","dataDir":"DATA/n","subnet":"10.5.0.0/24"` + address + `}}`,
 		`{"type":"portmap","runtimeConfig":{"portMappings":[{"hostPort":8080,"containerPort":80,"protocol":"tcp"}]}}`,

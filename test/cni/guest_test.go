@@ -12,6 +12,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
+	"github.com/tombolo-cni/tombolo/netns"
 )
 
 // inside is what a pod has: links, addresses, routes, rules and parameters, without what the other end of a link changes.
@@ -65,6 +66,7 @@ func TestTheInsideOfAPodIsItsOwn(t *testing.T) {
 			t.Parallel()
 			n := newNode(t)
 			n.outside()
+			forwardByHand(t, n.ns) // as the reference does for its own network
 			n.searchAlso(filepath.Dir(sbr))
 			ours := n.podnet(nil)
 			theirs := n.network("theirs", conf{"type": "bridge", "bridge": "ref0", "isDefaultGateway": true, "stateDir": nil, "deadline": nil})
@@ -130,4 +132,11 @@ func TestTheInsideOfAPodIsItsOwn(t *testing.T) {
 			expect.That(t, links(t, n.ns)[ours.port(a)].Name == "", "DEL leaves the port")
 		})
 	}
+}
+
+// forwardByHand makes the host a router of both families.
+func forwardByHand(t *testing.T, host *netns.NS) {
+	t.Helper()
+	nstest.Sysctl(t, host, "net/ipv4/ip_forward", "1")
+	nstest.Sysctl(t, host, "net/ipv6/conf/all/forwarding", "1")
 }

@@ -469,15 +469,16 @@ func TestLsShowsWhatPodsHaveAndWhatDiffers(t *testing.T) {
 	for _, want := range []string{"default/web", "0123456789ab ", "10.77.0.2,fd77::2", "8080->80/tcp,192.0.2.1:5300->53/udp", "10Mbit/20Mbit", "ready"} {
 		expect.Contains(t, ls(), want)
 	}
-	// Each thing that is taken away shows, in the host and in the pod.
+	// Each thing of the host that is taken away shows. What is gone in the pod is the pod's matter.
 	nstest.Run(t, p.NS, "ip", "address", "del", "10.77.0.2/24", "dev", "eth0")
 	n.nft("delete element inet tombolo hostports4 { tcp . 8080 }")
 	n.run("tc", "qdisc", "del", "dev", w.port(p), "root")
 	n.ip("link set " + w.port(p) + " type bridge_slave hairpin off")
 	got := ls()
-	for _, want := range []string{"differs", "10.77.0.2/24 is missing", "8080", "tbf", "hairpin"} {
+	for _, want := range []string{"differs", "8080", "tbf", "hairpin"} {
 		expect.Contains(t, got, want)
 	}
+	expect.That(t, !strings.Contains(got, "10.77.0.2/24 is missing"), "a change inside the pod:\n%s", got)
 	expect.Success(t, n.operate("repair", "--state", n.state).err())
 	got = ls()
 	expect.That(t, !strings.Contains(got, "8080/tcp is") && !strings.Contains(got, "hairpin"), "after repair:\n%s", got)

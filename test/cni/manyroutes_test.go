@@ -41,7 +41,7 @@ func TestManyRoutesOfAPodTakeNoMemory(t *testing.T) {
 		}
 		expect.That(t, used != 0 && used <= most, "%s took %d KiB", verb, used)
 	}
-	expect.Contains(t, nstest.Run(t, pod, "ip", "route", "show", "default"), "via 10.5.0.1", "the default route after repair")
+	expect.Equal(t, nstest.Run(t, pod, "ip", "route", "show", "default"), "", "the default route, which is the pod's own matter, after repair")
 }
 
 // peakOf is how much memory a process took that has begun its program, in KiB, once it has ended. What wait4(2) tells

@@ -24,13 +24,13 @@ func (c *Conn) Check(ctx context.Context, port Port) ([]tombolo.Difference, erro
 	}
 	br, err := c.Link(ctx, port.Bridge)
 	if errors.Is(err, fs.ErrNotExist) {
-		return port.Differences(l, &Link{}), nil
+		return port.Differences(*l, Link{}), nil
 	}
 	if err != nil {
 		return nil, err
 	}
 
-	found := &comparison{object: "port " + port.Name, list: port.Differences(l, br)}
+	found := &comparison{object: "port " + port.Name, list: port.Differences(*l, *br)}
 	if br.Index != l.Master {
 		return found.list, nil
 	}
@@ -54,7 +54,7 @@ func (c *Conn) Check(ctx context.Context, port Port) ([]tombolo.Difference, erro
 
 // Differences compares the link l with the host's end that p describes, as a port of the bridge br, with Index 0 where
 // that is missing. It does not compare VLANs and the static FDB entry, which a link does not have.
-func (p *Port) Differences(l, br *Link) []tombolo.Difference {
+func (p *Port) Differences(l, br Link) []tombolo.Difference {
 	cmp := &comparison{object: "port " + p.Name}
 	if !l.Up {
 		cmp.differs("link", "up", "down")

@@ -53,7 +53,7 @@ func (portPart) mend(ctx context.Context, p *attached) error {
 	}
 	port := portOn(p.Attachment, br)
 	// Of an entry, and of VLANs, there is no knowing here.
-	if br.Kind != "bridge" || len(port.Differences(p.link, br)) == 0 && !port.StaticFDB && port.VLAN.IsZero() {
+	if br.Kind != "bridge" || len(port.Differences(*p.link, *br)) == 0 && !port.StaticFDB && port.VLAN.IsZero() {
 		return nil
 	}
 	port.BridgeIndex = br.Index
@@ -63,7 +63,7 @@ func (portPart) mend(ctx context.Context, p *attached) error {
 // onBridge says how a link differs from the port that an attachment should have.
 func onBridge(ctx context.Context, s *session, a *state.Attachment, link, br *bridge.Link) ([]tombolo.Difference, error) {
 	p := portOn(a, br)
-	diffs := p.Differences(link, br)
+	diffs := p.Differences(*link, *br)
 	if len(diffs) > 0 || p.VLAN.IsZero() {
 		return diffs, nil
 	}

@@ -62,7 +62,7 @@ func exported() map[string]map[string]any {
 		},
 		"bridge": {
 			"Dial": bridge.Dial, "HostName": bridge.HostName, "LinkLocal": bridge.LinkLocal, "On": bridge.On, "ProbeNetfilter": bridge.ProbeNetfilter,
-			"Bridge": bridge.Bridge{}, "Conn": bridge.Conn{}, "Link": bridge.Link{}, "Solicitation": bridge.Solicitation{},
+			"Bridge": bridge.Bridge{}, "Conn": bridge.Conn{}, "Link": bridge.Link{}, "Port": bridge.Port{}, "Solicitation": bridge.Solicitation{},
 		},
 		"bandwidth": {
 			"On": bandwidth.On, "IFBName": bandwidth.IFBName,

@@ -1,22 +1,14 @@
 package network
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"io/fs"
-	"maps"
 	"slices"
-	"strings"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
-	"github.com/tombolo-cni/tombolo/addr"
-	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
-	"github.com/tombolo-cni/tombolo/route"
 )
 
 // NetworkReport is the same of a network's own parts.
@@ -34,8 +26,8 @@ type Inspection struct {
 	// Stray is what the kernel has of ours and no record tells of.
 	Stray []tombolo.Difference `json:"stray,omitempty"`
 	// Others names objects of other programs in our table of the firewall, elements there of owners and networks
-	// that are not on record, other tables' chains that may drop pods' packets, other tables' rules that set our bit of the
-	// mark, and settings of the host that may be in the way. They are no differences.
+	// that are not on record, other tables' chains that may drop pods' packets, other tables' rules that set our bit
+	// of the mark, and settings of the host that may be in the way. They are no differences.
 	Others []string `json:"others,omitempty"`
 	// Damaged are the records that cannot be read.
 	Damaged []tombolo.Difference `json:"damaged,omitempty"`
@@ -119,14 +111,12 @@ func (in *Inspection) network(ctx context.Context, s *session, name string, host
 		if err != nil {
 			return err
 		}
-		if err := cmp.Or(in.surroundings(ctx, s, host, rec, attachments, found), in.obstacles(ctx, s, rec, attachments, found)); err != nil {
+		n := &site{s: s, rec: rec, attachments: attachments, found: *found}
+		if err := in.surroundings(ctx, host, n); err != nil {
 			return err
 		}
-		if err := lookForClients(ctx, s, rec, found); err != nil {
-			return err
-		}
-		if len(found.List) > 0 {
-			in.Networks = append(in.Networks, NetworkReport{name, found.List})
+		if len(n.found.List) > 0 {
+			in.Networks = append(in.Networks, NetworkReport{name, n.found.List})
 		}
 	}
 	for _, a := range attachments {
@@ -160,78 +150,6 @@ func (in *Inspection) network(ctx context.Context, s *session, name string, host
 	return nil
 }
 
-// obstacles adds what of others stops the pods for certain, and notes what may stop them. It is no matter of CHECK: no
-// runtime can do anything about it.
-func (in *Inspection) obstacles(ctx context.Context, s *session, rec *state.Network, attachments []*state.Attachment, found *findings) error {
-	if unused, err := s.Unused(rec, attachments); unused || err != nil {
-		return err
-	}
-	if err := s.lookAtExits(ctx, found); err != nil {
-		return err
-	}
-	list, err := s.Obstacles(ctx, rec)
-	for _, o := range list {
-		if o.Maybe {
-			in.Others = append(in.Others, o.String())
-		} else {
-			found.Advise(tombolo.RemedyConfigure, "%s", o)
-		}
-	}
-	return err
-}
-
-// lookForClients adds the addresses and routes that a DHCP client or router advertisements gave the host on a pod's port,
-// or on the bridge of a network whose gateway is the host, if Tombolo made the bridge. Then a pod leads the host's traffic.
-func lookForClients(ctx context.Context, s *session, rec *state.Network, found *findings) error {
-	n := &site{s: s, rec: rec}
-	if err := n.find(ctx); err != nil {
-		return err
-	}
-	names := map[int]string{}
-	if len(rec.Gateways) > 0 && rec.Uplink == "" && n.bridge.Alias == endpoint.BridgeAlias && n.at.Index != 0 {
-		names[n.at.Index], names[n.bridge.Index] = n.at.Name, n.bridge.Name
-	}
-	ports, err := s.Links.Veths(ctx)
-	for _, l := range ports {
-		if a, ok := endpoint.ParseAlias(l.Alias); ok && a.Network == endpoint.NetworkToken(rec.Name) {
-			names[l.Index] = l.Name
-		}
-	}
-	if err != nil || len(names) == 0 {
-		return err
-	}
-
-	given := map[int][]string{}
-	addresses, err := s.Links.Addresses().List(ctx, addr.Filter{})
-	if err != nil {
-		return err
-	}
-	for _, a := range addresses {
-		if names[a.Link] != "" && a.Flags&unix.IFA_F_PERMANENT == 0 {
-			given[a.Link] = append(given[a.Link], a.Prefix.String())
-		}
-	}
-	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
-		for _, protocol := range []route.Protocol{unix.RTPROT_DHCP, unix.RTPROT_RA} {
-			err := s.Links.Routes().Walk(ctx, route.Filter{Family: family, Protocol: protocol}, func(r route.Route) {
-				if link := r.Link; names[link] != "" {
-					r.Link = 0
-					given[link] = append(given[link], r.String())
-				}
-			})
-			if err != nil {
-				return err
-			}
-		}
-	}
-	for _, link := range slices.Sorted(maps.Keys(given)) {
-		name := names[link]
-		found.Advise(tombolo.RemedyConfigure, "a DHCP client of the host, or a router advertisement, gave %s what pods may have sent: %s: keep systemd-networkd, NetworkManager or dhcpcd off it (docs/operating.md, \"Network managers\"), and then: ip address flush dev %s dynamic; ip route flush dev %s proto dhcp; ip -6 route flush dev %s proto ra",
-			name, strings.Join(given[link], ", "), name, name, name)
-	}
-	return nil
-}
-
 // uplinks compares the takeovers, but for what networks have said already.
 func (in *Inspection) uplinks(ctx context.Context, s *session) error {
 	nics, err := s.Dir.Uplinks()
@@ -258,7 +176,8 @@ func strayDifferences(list []*remains) []tombolo.Difference {
 	found := &findings{}
 	for _, r := range list {
 		if r.hasOldElements() {
-			found.Advise(tombolo.RemedyRepair, "elements of endpoint %s of network %s are of addresses that it does not have", r.hash, r.elementsOf)
+			found.Advise(tombolo.RemedyRepair, "elements of endpoint %s of network %s are of addresses that it "+
+				"does not have", r.hash, r.elementsOf)
 			continue
 		}
 		if r.onPort != "" {

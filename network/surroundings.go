@@ -21,10 +21,11 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// surroundings holds what an Inspect reads once about the host: its addresses, the rules of policy routing, and the
-// records of all networks.
+// surroundings holds what an Inspect reads once about the host: its addresses, the routes that it learnt by DHCP or
+// from routers, the rules of policy routing, and the records of all networks.
 type surroundings struct {
 	addresses []addr.Address
+	learnt    []route.Route
 	rules     []routing.Rule
 	networks  []*state.Network
 }
@@ -36,47 +37,117 @@ func (h *surroundings) read(ctx context.Context, s *session) (err error) {
 	if h.addresses, err = s.Links.Addresses().List(ctx, addr.Filter{}); err != nil {
 		return err
 	}
+	for _, f := range []route.Filter{{Family: unix.AF_INET, Protocol: unix.RTPROT_DHCP},
+		{Family: unix.AF_INET6, Protocol: unix.RTPROT_DHCP}, {Family: unix.AF_INET6, Protocol: unix.RTPROT_RA}} {
+		list, err := s.Links.Routes().List(ctx, f)
+		if err != nil {
+			return err
+		}
+		h.learnt = append(h.learnt, list...)
+	}
 	h.rules, err = routing.Rules(nl.Of(s.Links.Socket()))
 	return err
 }
 
-// surroundings adds to an inspection what the host's owner or other programs have set up, and what keeps the pods of a
-// network from working for certain. It is no matter of CHECK, as with obstacles.
-func (in *Inspection) surroundings(ctx context.Context, s *session, host *surroundings, rec *state.Network, attachments []*state.Attachment, found *findings) error {
-	if unused, err := s.Unused(rec, attachments); unused || err != nil {
+// surroundings adds what the host's owner or other programs have set up, and what keeps the pods of a network from
+// working for certain, and notes what may. It is no matter of CHECK: no runtime can do anything about it.
+func (in *Inspection) surroundings(ctx context.Context, host *surroundings, n *site) error {
+	if err := n.find(ctx); err != nil {
 		return err
 	}
-	br, err := s.link(ctx, rec.Bridge)
+	if err := host.clients(ctx, n); err != nil {
+		return err
+	}
+	if unused, err := n.s.Unused(n.rec, n.attachments); unused || err != nil {
+		return err
+	}
+	if b := n.bridge.Bridge; b != nil && b.PortDelay > 0 {
+		n.found.Advise(tombolo.RemedyConfigure, "%s", endpoint.SlowPorts(n.rec.Bridge, b.PortDelay))
+	}
+	if n.at.Index != 0 && n.at.Up && n.rec.Uplink == "" {
+		if err := in.gateways(ctx, host, n); err != nil {
+			return err
+		}
+	}
+
+	if err := n.s.lookAtExits(ctx, &n.found); err != nil {
+		return err
+	}
+	list, err := n.s.Obstacles(ctx, n.rec)
+	for _, o := range list {
+		if o.Maybe {
+			in.Others = append(in.Others, o.String())
+		} else {
+			n.found.Advise(tombolo.RemedyConfigure, "%s", o)
+		}
+	}
+	return err
+}
+
+// clients adds the addresses and routes that a DHCP client or router advertisements gave the host on a pod's port, or
+// on the bridge of a network whose gateway is the host, if Tombolo made the bridge. Then a pod leads the host's
+// traffic.
+func (h *surroundings) clients(ctx context.Context, n *site) error {
+	links, err := n.s.Links.Veths(ctx)
 	if err != nil {
 		return err
 	}
-	if br.Bridge != nil && br.Bridge.PortDelay > 0 {
-		found.Advise(tombolo.RemedyConfigure, "%s", endpoint.SlowPorts(rec.Bridge, br.Bridge.PortDelay))
+	links = slices.DeleteFunc(links, func(l bridge.Link) bool {
+		a, ok := endpoint.ParseAlias(l.Alias)
+		return !ok || a.Network != endpoint.NetworkToken(n.rec.Name)
+	})
+	if len(n.rec.Gateways) > 0 && n.rec.Uplink == "" && n.at.Index != 0 && n.bridge.Alias == endpoint.BridgeAlias {
+		links = append(links, *n.bridge)
+		if n.at != n.bridge {
+			links = append(links, *n.at)
+		}
 	}
-	at, err := s.link(ctx, rec.GatewayLink())
-	if err != nil || at.Index == 0 || !at.Up || rec.Uplink != "" || len(rec.Gateways) == 0 {
-		return err
+	for _, l := range links {
+		var list []string
+		for _, a := range h.addresses {
+			if a.Link == l.Index && a.Flags&unix.IFA_F_PERMANENT == 0 {
+				list = append(list, a.Prefix.String())
+			}
+		}
+		for _, r := range h.learnt {
+			if r.Link == l.Index {
+				r.Link = 0
+				list = append(list, r.String())
+			}
+		}
+		if len(list) > 0 {
+			n.found.Advise(tombolo.RemedyConfigure, "a DHCP client of the host, or a router advertisement, gave %[1]s "+
+				"what pods may have sent: %s: keep network managers off it (docs/operating.md, \"Network managers\"), "+
+				"and then: ip address flush dev %[1]s dynamic; ip route flush dev %[1]s proto dhcp; "+
+				"ip -6 route flush dev %[1]s proto ra", l.Name, strings.Join(list, ", "))
+		}
 	}
+	return nil
+}
 
-	if err := in.strangeAddresses(ctx, s, host, at, found); err != nil {
+// gateways adds what others did on the link that has the gateways of a network, and to the ways from and to it.
+func (in *Inspection) gateways(ctx context.Context, host *surroundings, n *site) error {
+	if len(n.rec.Gateways) == 0 {
+		return nil
+	}
+	if err := in.strangeAddresses(ctx, host, n); err != nil {
 		return err
 	}
-	if slices.ContainsFunc(rec.Gateways, isIPv6) {
-		if err := in.deafLinks(ctx, s, host); err != nil {
+	if slices.ContainsFunc(n.rec.Gateways, isIPv6) {
+		if err := in.deafLinks(ctx, n.s, host); err != nil {
 			return err
 		}
 	}
-	var list []netip.Addr
-	for _, a := range attachments {
-		list = append(list, endpoint.Addresses(a)...)
-	}
-	for _, gw := range rec.Gateways {
-		pods := slices.DeleteFunc(slices.Clone(list), func(a netip.Addr) bool { return !gw.Contains(a) })
-		if len(pods) == 0 || !has(host.addresses, gw) {
-			continue
+	for _, gw := range n.rec.Gateways {
+		var pods []netip.Addr
+		for _, a := range n.attachments {
+			pods = append(pods, endpoint.Addresses(a)...)
 		}
-		if err := host.misrouted(ctx, s.Links.Routes(), at, gw, pods, found); err != nil {
-			return err
+		pods = slices.DeleteFunc(pods, func(a netip.Addr) bool { return !gw.Contains(a) })
+		if len(pods) > 0 && has(host.addresses, gw) {
+			if err := host.misrouted(ctx, n, gw, pods); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
@@ -85,31 +156,34 @@ func (in *Inspection) surroundings(ctx context.Context, s *session, host *surrou
 // strangeAddresses finds addresses of the gateways' link that no network has on record. Such an address leads its
 // subnet to the bridge. It is a difference if the host has another route there, such as one to another node's pods.
 // Addresses with a lifetime belong to a program that is at work.
-func (in *Inspection) strangeAddresses(ctx context.Context, s *session, host *surroundings, at *bridge.Link, found *findings) error {
+func (in *Inspection) strangeAddresses(ctx context.Context, host *surroundings, n *site) error {
+	routes := n.s.Links.Routes()
 	for _, a := range host.addresses {
 		known := slices.ContainsFunc(host.networks, func(o *state.Network) bool {
-			return o.GatewayLink() == at.Name && slices.ContainsFunc(o.Gateways, a.Prefix.Overlaps)
+			return o.GatewayLink() == n.at.Name && slices.ContainsFunc(o.Gateways, a.Prefix.Overlaps)
 		})
-		if a.Link != at.Index || known || a.Prefix.Addr().IsLinkLocalUnicast() || a.Flags&unix.IFA_F_PERMANENT == 0 {
+		if a.Link != n.at.Index || known || a.Prefix.Addr().IsLinkLocalUnicast() || a.Flags&unix.IFA_F_PERMANENT == 0 {
 			continue
 		}
 		subnet, other := a.Prefix.Masked(), ""
-		err := s.Links.Routes().Walk(ctx, route.Filter{Family: nl.FamilyOf(subnet.Addr()), Table: unix.RT_TABLE_MAIN}, func(r route.Route) {
-			if r.Link != at.Index && r.Dst.Bits() > 0 && r.Dst.Overlaps(subnet) {
-				other = r.String()
+		f := route.Filter{Family: nl.FamilyOf(subnet.Addr()), Table: unix.RT_TABLE_MAIN}
+		err := routes.Walk(ctx, f, func(r route.Route) {
+			if r.Link != n.at.Index && r.Dst.Bits() > 0 && r.Dst.Overlaps(subnet) {
+				other = ", in place of the route " + r.String()
 			}
 		})
 		if err != nil {
 			return err
 		}
-		text := fmt.Sprintf("bridge %s has the address %s, which no network has on record and which leads %s to the bridge", at.Name, a.Prefix, subnet)
-		remedy := fmt.Sprintf("ip address del %s dev %s", a.Prefix, at.Name)
-		general, _ := s.Links.Routes().Get(ctx, routing.Outside(subnet.Addr()))
+		text := fmt.Sprintf("bridge %s has the address %s, which no network has on record and which leads %s to the "+
+			"bridge%s; unless the address is meant, this helps: ip address del %[2]s dev %[1]s",
+			n.at.Name, a.Prefix, subnet, other)
+		general, _ := routes.Get(ctx, routing.Outside(subnet.Addr()))
 		switch {
 		case other != "":
-			found.Advise(tombolo.RemedyConfigure, "%s, in place of the route %s; unless the address is meant, this helps: %s", text, other, remedy)
-		case general.Link != at.Index: // a host whose own way out is this bridge has its own address there
-			in.Others = append(in.Others, text+"; unless the address is meant, this helps: "+remedy)
+			n.found.Advise(tombolo.RemedyConfigure, "%s", text)
+		case general.Link != n.at.Index: // a host whose own way out is this bridge has its own address there
+			in.Others = append(in.Others, text)
 		}
 	}
 	return nil
@@ -130,8 +204,9 @@ func (in *Inspection) deafLinks(ctx context.Context, s *session, host *surroundi
 			continue // or it is gone
 		}
 		if forwards, err := sysctl.Read(sysctl.Link("ipv6", l.Name, "forwarding")); err == nil && forwards != "0" {
-			in.Others = append(in.Others, fmt.Sprintf("link %s ignores router advertisements, because the host forwards IPv6 (net.ipv6.conf.%s.accept_ra is 1), and the host has no default route of IPv6; "+
-				"if a router is there, then with its next advertisement this helps: sysctl -w net/ipv6/conf/%s/accept_ra=2", l.Name, l.Name, l.Name))
+			in.Others = append(in.Others, fmt.Sprintf("link %[1]s ignores router advertisements, because the host "+
+				"forwards IPv6 (net.ipv6.conf.%[1]s.accept_ra is 1), and has no default route of IPv6; if a router "+
+				"is there, with its next advertisement this helps: sysctl -w net/ipv6/conf/%[1]s/accept_ra=2", l.Name))
 		}
 	}
 	return nil
@@ -140,27 +215,28 @@ func (in *Inspection) deafLinks(ctx context.Context, s *session, host *surroundi
 // misrouted asks the kernel for the way of packets from the host's addresses to pods of one gateway's subnet, and from
 // these pods to elsewhere, as far as a rule of policy routing has a part in it. wayPart finds what leads packets from
 // any address away from the bridge.
-func (h *surroundings) misrouted(ctx context.Context, routes *route.Conn, at *bridge.Link, gw netip.Prefix, pods []netip.Addr, found *findings) error {
+func (h *surroundings) misrouted(ctx context.Context, n *site, gw netip.Prefix, pods []netip.Addr) error {
+	routes, at := n.s.Links.Routes(), n.at
 	for _, a := range h.addresses {
 		own, pod := a.Prefix.Addr(), pods[0]
 		_, ruled := routing.Foreign(h.rules, own, pod, "lo", 0)
 		if !ruled || own.Is4() != pod.Is4() || own.IsLoopback() || own.IsLinkLocalUnicast() {
 			continue
 		}
-		general, _ := routes.Get(ctx, pod)
 		r, err := routes.GetFrom(ctx, own, pod, 0)
-		way, table := r.String(), r.Table
+		way := r.String()
 		switch {
-		case err != nil && !route.NoRoute(err):
-			return err
+		case route.NoRoute(err):
+			way = err.Error()
 		case err != nil:
-			way, table = err.Error(), 0
+			return err
 		case r.Link == at.Index:
 			continue
 		}
-		if rule, ok := routing.Foreign(h.rules, own, pod, "lo", table); ok && general.Link == at.Index {
-			found.Advise(tombolo.RemedyConfigure, "what the host sends from %s to pods does not go by %s, because of the rule %s (%s); this helps: %s",
-				own, at.Name, rule, way, rule.Ahead("to "+gw.Masked().String()))
+		general, _ := routes.Get(ctx, pod)
+		if rule, ok := routing.Foreign(h.rules, own, pod, "lo", r.Table); ok && general.Link == at.Index {
+			n.found.Advise(tombolo.RemedyConfigure, "what the host sends from %s to pods does not go by %s, because "+
+				"of the rule %s (%s); this helps: %s", own, at.Name, rule, way, rule.Ahead("to "+gw.Masked().String()))
 		}
 	}
 	for _, pod := range pods {
@@ -170,7 +246,8 @@ func (h *surroundings) misrouted(ctx context.Context, routes *route.Conn, at *br
 			continue // the host itself has no way out
 		}
 		if _, err := routes.GetFrom(ctx, pod, outside, at.Index); route.NoRoute(err) {
-			found.Advise(tombolo.RemedyConfigure, "the host does not send on what the pod %s sends to elsewhere, because of the rule %s (%v); unless it is meant for pods, this helps: %s",
+			n.found.Advise(tombolo.RemedyConfigure, "the host does not send on what the pod %s sends to elsewhere, "+
+				"because of the rule %s (%v); unless it is meant for pods, this helps: %s",
 				pod, rule, err, rule.Ahead("iif "+at.Name))
 			break
 		}

@@ -33,7 +33,7 @@ func (o *options) doctorCommand() *cobra.Command {
 			if opt.DNS, err = nameServers(ctx, dns); err != nil {
 				return err
 			}
-			if opt.To, opt.Ports, err = parseTargets(to); err != nil {
+			if opt.To, err = parseTargets(to); err != nil {
 				return err
 			}
 			return o.doctor(ctx, node, report.Selection{Pod: optional(args, 0)}, opt)
@@ -97,18 +97,20 @@ func parseAddresses(name string, texts []string) ([]netip.Addr, error) {
 	return list, nil
 }
 
-// parseTargets reads addresses, and addresses with ports.
-func parseTargets(texts []string) (targets []netip.Addr, ports []netip.AddrPort, err error) {
-	var plain []string
+// parseTargets reads addresses, and addresses with ports. Without one the port is 0.
+func parseTargets(texts []string) (list []netip.AddrPort, _ error) {
 	for _, text := range texts {
-		if port, err := netip.ParseAddrPort(text); err == nil {
-			ports = append(ports, port)
-		} else {
-			plain = append(plain, text)
+		to, err := netip.ParseAddrPort(text)
+		if err != nil {
+			plain, err := parseAddresses("--to", []string{text})
+			if err != nil {
+				return nil, err
+			}
+			to = netip.AddrPortFrom(plain[0], 0)
 		}
+		list = append(list, to)
 	}
-	targets, err = parseAddresses("--to", plain)
-	return targets, ports, err
+	return list, nil
 }
 
 // readRecords gives what is known of networks, and of their links in firewalld. Inspect tells of a record that cannot be
@@ -143,8 +145,8 @@ func (o *options) printExamined(reports []doctor.Report, none string) error {
 		case same:
 			text.WriteString(" the same")
 		case !bad:
-			fmt.Fprintf(&text, " nothing found; tried: %s", cmp.Or(strings.Join(r.Tried, ", "), "nothing, since its ADD is not done"))
-			text.WriteString("; more is tried by --to ADDR[:PORT]")
+			fmt.Fprintf(&text, " nothing found; tried: %s; more is tried by --to ADDR[:PORT]",
+				cmp.Or(strings.Join(r.Tried, ", "), "nothing, since its ADD is not done"))
 			if len(r.Findings) > 0 {
 				text.WriteString("; to be known:")
 			}

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"strconv"
 	"strings"
@@ -58,11 +57,9 @@ func (o *options) status(ctx context.Context, node *network.Node, _ []string) er
 		return err
 	}
 	firewall, drift := asSetUp(in)
-	forwarding, err := forwardingIs()
-	if err != nil {
-		return err
+	conditions := []condition{
+		nodeIs(), networksAre(networks), podsAre(in), leased, keeper, forwardingIs(), firewall, drift,
 	}
-	conditions := []condition{nodeIs(), networksAre(networks), podsAre(in), leased, keeper, forwarding, firewall, drift}
 	well := true
 	var text strings.Builder
 	for _, c := range conditions {
@@ -158,28 +155,26 @@ func (o *options) leasesWell() (leased, keeper condition, _ error) {
 	return leased, keeper, nil
 }
 
-// forwardingIs reports for whom the host forwards.
-func forwardingIs() (condition, error) {
+// forwardingIs reports for whom the host forwards each family that the kernel has.
+func forwardingIs() condition {
 	var texts []string
 	for _, family := range [][3]string{{"IPv4", "net/ipv4/ip_forward", "net/ipv4/conf/lo/forwarding"},
 		{"IPv6", "net/ipv6/conf/all/forwarding", "net/ipv6/conf/lo/force_forwarding"}} {
 		all, err := sysctl.Read(family[1])
-		if errors.Is(err, fs.ErrNotExist) {
-			continue // the kernel has no IPv6
-		}
-		if err != nil {
-			return condition{}, err
-		}
+		pods, _ := sysctl.Read(family[2])
 		text := "none"
-		if pods, _ := sysctl.Read(family[2]); pods != "0" && pods != "" {
-			text = "the host forwards for its pods only (to make it a router: sysctl -w " + strings.ReplaceAll(family[1], "/", ".") + "=1)"
-		}
-		if all != "0" {
+		switch {
+		case err != nil:
+			continue
+		case all != "0":
 			text = "the host is a router"
+		case pods != "0" && pods != "":
+			text = "the host forwards for its pods only (to make it a router: sysctl -w " +
+				strings.ReplaceAll(family[1], "/", ".") + "=1)"
 		}
 		texts = append(texts, family[0]+": "+text)
 	}
-	return condition{"forwarding", strings.Join(texts, "; "), true}, nil
+	return condition{"forwarding", strings.Join(texts, "; "), true}
 }
 
 // asSetUp says what differs, of the firewall and of all else.

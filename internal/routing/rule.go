@@ -70,9 +70,10 @@ func (r Rule) String() string {
 	}
 	if r.Action <= unix.FR_ACT_TO_TBL {
 		b.WriteString(" table " + strconv.FormatUint(uint64(r.Table), 10))
-	} else if name := map[uint8]string{unix.FR_ACT_BLACKHOLE: "blackhole", unix.FR_ACT_UNREACHABLE: "unreachable", unix.FR_ACT_PROHIBIT: "prohibit"}[r.Action]; name != "" {
-		b.WriteString(" " + name)
 	}
+	b.WriteString(map[uint8]string{
+		unix.FR_ACT_BLACKHOLE: " blackhole", unix.FR_ACT_UNREACHABLE: " unreachable", unix.FR_ACT_PROHIBIT: " prohibit",
+	}[r.Action])
 	return b.String()
 }
 
@@ -106,11 +107,13 @@ func Rules(c *nl.Conn) ([]Rule, error) {
 // the packet meets them.
 func Foreign(rules []Rule, src, dst netip.Addr, in string, table uint32) (Rule, bool) {
 	for _, r := range rules {
-		plain := !r.Invert && r.Mask == 0 && r.TOS == 0 && r.OIF == "" && len(r.Other) == 0
-		everything := r.From.Bits() <= 0 && r.To.Bits() <= 0 && r.IIF == ""
-		own := everything && r.Action == unix.FR_ACT_TO_TBL && r.Table >= unix.RT_TABLE_DEFAULT && r.Table <= unix.RT_TABLE_LOCAL
-		matches := (r.From.Bits() <= 0 || r.From.Contains(src)) && (r.To.Bits() <= 0 || r.To.Contains(dst)) && (r.IIF == "" || r.IIF == in)
-		if plain && !own && matches && r.Family == nl.FamilyOf(dst) && (table == 0 || r.Action == unix.FR_ACT_TO_TBL && r.Table == table) {
+		isFromAll, isToAll, looksUp := r.From.Bits() <= 0, r.To.Bits() <= 0, r.Action == unix.FR_ACT_TO_TBL
+		isKernels := isFromAll && isToAll && r.IIF == "" && looksUp &&
+			r.Table >= unix.RT_TABLE_DEFAULT && r.Table <= unix.RT_TABLE_LOCAL
+		hasMore := r.Invert || r.Mask != 0 || r.TOS != 0 || r.OIF != "" || len(r.Other) > 0
+		matches := (isFromAll || r.From.Contains(src)) && (isToAll || r.To.Contains(dst)) &&
+			(r.IIF == "" || r.IIF == in) && r.Family == nl.FamilyOf(dst)
+		if matches && !isKernels && !hasMore && (table == 0 || looksUp && r.Table == table) {
 			return r, true
 		}
 	}
@@ -119,7 +122,8 @@ func Foreign(rules []Rule, src, dst netip.Addr, in string, table uint32) (Rule, 
 
 // Ahead returns the command that adds a rule before r, by which packets with the selector are looked up in table main.
 func (r *Rule) Ahead(selector string) string {
-	return fmt.Sprintf("ip -%d rule add %s lookup main priority %d", map[bool]int{true: 4, false: 6}[r.Family == unix.AF_INET], selector, max(r.Priority, 1)-1)
+	family := map[uint8]int{unix.AF_INET: 4, unix.AF_INET6: 6}[r.Family]
+	return fmt.Sprintf("ip -%d rule add %s lookup main priority %d", family, selector, max(r.Priority, 1)-1)
 }
 
 // Outside returns an address of elsewhere, of the family of a, to look routes up by. It is of the blocks for

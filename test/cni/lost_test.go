@@ -40,8 +40,8 @@ func TestWhatOthersDoToAPodIsNamedAndMended(t *testing.T) {
 		"a table for what pods send":          {harm: "ip rule add from " + subnet4 + " lookup 100 priority 50; ip route add blackhole default table 100", command: check, says: "because of the rule 50: from " + subnet4 + " table 100"},
 		"a renamed bridge":                    {harm: "ip link set cbr0 down; ip link set cbr0 name old0; ip link set old0 up", command: check, says: "bridge cbr0 is missing, and its ports are on bridge old0"},
 		"a bridge that was renamed while up":  {harm: "ip link set cbr0 name old0", command: doctor(""), says: "bridge cbr0 is missing, and its ports are on bridge old0"},
-		"a NIC that hears no routers":         {harm: "ip -6 route del default; sysctl -w net/ipv6/conf/eth0/accept_ra=1", command: check, says: "link eth0 ignores router advertisements, because the host forwards IPv6", note: true},
-		"the same, of doctor":                 {harm: "ip -6 route del default; sysctl -w net/ipv6/conf/eth0/accept_ra=1", command: doctor(""), says: "link eth0 ignores router advertisements, because the host forwards IPv6", mend: "ip -6 route add default via " + outside6},
+		"a NIC that hears no routers":         {harm: "sysctl -w net/ipv6/conf/all/forwarding=1; tombolo repair; ip -6 route del default; sysctl -w net/ipv6/conf/eth0/accept_ra=1", command: check, says: "link eth0 ignores router advertisements, because the host forwards IPv6", note: true},
+		"the same, of doctor":                 {harm: "sysctl -w net/ipv6/conf/all/forwarding=1; tombolo repair; ip -6 route del default; sysctl -w net/ipv6/conf/eth0/accept_ra=1", command: doctor(""), says: "link eth0 ignores router advertisements, because the host forwards IPv6", mend: "ip -6 route add default via " + outside6},
 		"no IPv6 default route":               {harm: "ip -6 route del default; sysctl -w net/ipv6/conf/eth0/accept_ra=2", command: doctor(""), says: "the host itself has no default route of IPv6", mend: "ip -6 route add default via " + outside6},
 		"spanning tree":                       {harm: "ip link set cbr0 type bridge stp_state 1", command: check, says: "bridge cbr0 runs the spanning tree protocol, so that a new port forwards nothing for 30s"},
 		"a port that waits":                   {harm: "ip link set cbr0 type bridge stp_state 1; ip link set $P down; ip link set $P up", command: doctor(""), says: "does not forward yet: bridge cbr0 runs the spanning tree protocol"},
@@ -49,7 +49,7 @@ func TestWhatOthersDoToAPodIsNamedAndMended(t *testing.T) {
 		"a route that refuses":                {harm: "ip route add blackhole 198.51.100.0/24", command: toFar, says: "because of the route blackhole 198.51.100.0/24"},
 		"an unreachable route":                {harm: "ip route add unreachable " + far4, command: toFar, says: "because of the route unreachable " + far4 + "/32"},
 		"a rule for one destination":          {harm: "ip rule add from " + subnet4 + " to " + far4 + " prohibit priority 50", command: toFar, says: "because of the rule 50: from " + subnet4 + " to " + far4 + "/32 prohibit"},
-		"a strict reverse path filter": {harm: "ip link set x0 address 02:00:00:00:05:01; ip address add 10.5.5.1/24 dev x0; OUT ip neigh add 10.5.5.1 lladdr 02:00:00:00:05:01 dev x1; OUT ip address add 10.5.5.2/24 dev x1; OUT ip route add " + uplink4 + "/32 via 10.5.5.1; sysctl -w net/ipv4/conf/x0/rp_filter=1",
+		"a strict reverse path filter": {harm: "ip link set x0 address 02:00:00:00:05:01; ip address add 10.5.5.1/24 dev x0; OUT ip neigh add 10.5.5.1 lladdr 02:00:00:00:05:01 dev x1; OUT ip address add 10.5.5.2/24 dev x1; OUT ip route add " + uplink4 + "/32 via 10.5.5.1; tombolo repair; sysctl -w net/ipv4/conf/x0/rp_filter=1",
 			command: toFar, says: "whose reverse path filter drops it (net.ipv4.conf.x0.rp_filter)"},
 		"a gateway of the host's route": {harm: "ip route add 198.51.100.0/24 via 192.0.2.77", command: toFar, says: "192.0.2.77 does not answer by ARP on eth0", mend: "ip route del 198.51.100.0/24"},
 		"the host's next hop":           {harm: "ip route replace default via 192.0.2.77", command: doctor(""), says: "192.0.2.77 does not answer by ARP on eth0", mend: "ip route replace default via " + outside4},
@@ -93,8 +93,7 @@ func TestWhatOthersDoToAPodIsNamedAndMended(t *testing.T) {
 				must.That(t, ok, "nothing is advised: %+v", o)
 				_, behind, _ = strings.Cut(behind, ": ")
 				behind, _, _ = strings.Cut(behind, "\n")
-				behind, _, _ = strings.Cut(strings.TrimSuffix(behind, " [configuration]"), " (affects")
-				return strings.TrimPrefix(behind, "unless it is meant: ")
+				return strings.TrimPrefix(strings.TrimSuffix(behind, " [configuration]"), "unless it is meant: ")
 			}
 			for range 2 { // a rule may be in the way of two things
 				mend := tc.mend

@@ -267,10 +267,13 @@ func gateway(nw *network.Network) string {
 		return fmt.Sprintf("gateway: the pods' default route leads to the %s", nw.Exit)
 	case nw.Origin.Type == "":
 		return "gateway: none, since there are no addresses"
-	case nw.Gateway && nw.DefaultGateway:
-		return "gateway: the bridge has the gateways' addresses, the host forwards for them if it is no router (net.ipv4.conf.*.forwarding, net.ipv6.conf.*.force_forwarding), and the pods' default route leads there"
 	case nw.Gateway:
-		return "gateway: the bridge has the gateways' addresses, the host forwards for them if it is no router (net.ipv4.conf.*.forwarding, net.ipv6.conf.*.force_forwarding), and pods get the routes of the ipam section"
+		pods := "pods get the routes of the ipam section"
+		if nw.DefaultGateway {
+			pods = "the pods' default route leads there"
+		}
+		return "gateway: the bridge has the gateways' addresses, the host forwards for them if it is no router " +
+			"(net.ipv4.conf.*.forwarding, net.ipv6.conf.*.force_forwarding), and " + pods
 	}
 	return "gateway: none; the host has no part in what pods send"
 }

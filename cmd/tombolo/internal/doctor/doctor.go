@@ -60,10 +60,8 @@ type Report struct {
 type Options struct {
 	// DNS are the name servers to ask; nil leaves that step out.
 	DNS []netip.Addr
-	// To are addresses that pods should reach, such as those of other nodes' pods.
-	To []netip.Addr
-	// Ports are where pods should be able to connect to by TCP.
-	Ports []netip.AddrPort
+	// To are addresses that pods should reach, such as those of other nodes' pods, and by TCP if they have a port.
+	To []netip.AddrPort
 	// Trusted are the links that tombolod had join firewalld's zone trusted.
 	Trusted []string
 	// Kept are, by network, the destinations for which pods keep their address.
@@ -80,11 +78,13 @@ func Examine(ctx context.Context, node *network.Node, in *network.Inspection, op
 	reports := []Report{}
 	for _, r := range in.Attachments {
 		e := &examination{node: node, opt: opt, at: r.Attachment, obstacles: obstacles[r.Network], others: in.Others}
-		shared := slices.DeleteFunc(slices.Clone(in.Networks), func(n network.NetworkReport) bool { return n.Network != r.Network })
+		isOther := func(n network.NetworkReport) bool { return n.Network != r.Network }
+		shared := slices.DeleteFunc(slices.Clone(in.Networks), isOther)
 		e.recorded(report.Causes(&network.Inspection{Attachments: []network.Report{r}, Networks: shared}))
 		for _, d := range r.Inside {
-			const remedy = "unless this was changed on purpose: delete the pod and create it again"
-			e.found = append(e.found, Finding{Step: StepOf(d), Evidence: d.String(), Remedy: remedy, Note: isReplaced(d)})
+			f := finding(StepOf(d), "unless this was changed on purpose: "+recreate, "%s", d)
+			f.Note = isReplaced(d)
+			e.found = append(e.found, *f)
 		}
 		if err := e.walk(ctx); err != nil {
 			return nil, fmt.Errorf("%s: %w", report.PodName(r.Pod, r.ContainerID), err)
@@ -113,24 +113,30 @@ type examination struct {
 	found     []Finding
 	tried     []string
 	dead      bool
-	cut       bool // the host's next hop does not answer the pod
 	led       bool // a gateway is there, or the pod sends by one
-	alone     bool // an address has no such gateway
+}
+
+// recreate is the remedy for a difference that only an ADD can mend.
+const recreate = "delete the pod and create it again"
+
+func finding(step Step, remedy, format string, args ...any) *Finding {
+	return &Finding{Step: step, Evidence: fmt.Sprintf(format, args...), Remedy: remedy}
+}
+
+func (e *examination) add(step Step, remedy, format string, args ...any) {
+	e.found = append(e.found, *finding(step, remedy, format, args...))
+}
+
+// addLoss adds a finding about a host or connection that gives the pod no answer. A chain that drops is named alone.
+func (e *examination) addLoss(f *Finding, name string) {
+	if !strings.HasPrefix(f.Evidence, "chain ") {
+		f.Evidence = fmt.Sprintf("%s gives the pod %s no answer: %s", name, e.own, f.Evidence)
+	}
+	e.found = append(e.found, *f)
 }
 
 func (e *examination) try(format string, args ...any) {
 	e.tried = append(e.tried, fmt.Sprintf(format, args...))
-}
-
-func (e *examination) addLoss(l loss, before string) {
-	if !strings.HasPrefix(l.evidence, "chain ") {
-		l.evidence = before + ": " + l.evidence
-	}
-	e.add(l.step, l.remedy, "%s", l.evidence)
-}
-
-func (e *examination) add(step Step, remedy, format string, args ...any) {
-	e.found = append(e.found, Finding{Step: step, Evidence: fmt.Sprintf(format, args...), Remedy: remedy})
 }
 
 // sorted gives each finding once, in the order of the way.
@@ -159,11 +165,9 @@ func (e *examination) recorded(causes []report.Line) {
 		if step == StepNamespace {
 			e.dead = true
 		}
-		evidence, remedy := split(c.Text, report.Help(c.Remedy))
-		if strings.Contains(evidence, spanningTree) {
-			continue // walk looks whether this pod's port forwards already
-		}
-		e.found = append(e.found, Finding{Step: step, Evidence: evidence, Remedy: remedy})
+		f := Finding{Step: step, Note: strings.Contains(c.Text, spanningTree)} // the pod's port may forward already
+		f.Evidence, f.Remedy = split(c.Text, report.Help(c.Remedy))
+		e.found = append(e.found, f)
 	}
 }
 

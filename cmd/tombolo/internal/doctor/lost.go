@@ -1,38 +1,80 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/icmp"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/routing"
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// loss is where a probe, or its answer, was lost.
-type loss struct {
-	step             Step
-	evidence, remedy string
-	beyond           bool // it left the host, and no answer came there
-}
-
-// sightings returns those on a link, or on all links but the pod's own side if link is 0.
-func (e *examination) sightings(t *trail, link int, out, answer bool) (list []sighting) {
-	for _, s := range t.host {
-		elsewhere := link == 0 && s.link != e.port.Index && s.link != e.link.Index && s.link != e.bridge.Index && s.link != e.shaper
-		if s.out == out && s.answer == answer && (s.link == link || elsewhere) {
-			list = append(list, s)
-		}
+// exchange calls send, which sends a request from the pod to an address, and returns where the request or its answer
+// was lost. It returns nil if send got an answer, and lists that as tried. A Finding without a Remedy means that the
+// request left the host, and that no answer came to the host.
+func (e *examination) exchange(
+	ctx context.Context, tried string, to netip.Addr, p probe, send func() error,
+) (*Finding, error) {
+	var sendErr error
+	t, err := e.follow(ctx, p, func() { sendErr = send() })
+	if err := cmp.Or(ctx.Err(), err); err != nil {
+		return nil, err
 	}
-	return list
+	isDropped := t.to.drop != nil || t.from.drop != nil
+	if sendErr == nil || errors.Is(sendErr, unix.ECONNREFUSED) && t.back && !isDropped { // the other end refuses
+		e.try("%s", tried)
+		return nil, nil
+	}
+	r, err := e.inPod.Get(ctx, to)
+	hop := nextHop(r, to)
+	switch {
+	case p.isQuestion:
+	case err != nil:
+		return finding(StepRoute, setRoute, "the pod has no route to %s: %v", to, err), nil
+	case r.Link != e.index:
+		look := "see why: " + e.inside("ip route get "+to.String())
+		return finding(StepRoute, look, "the pod does not send it by %s", e.at.IfName), nil
+	case !isResolved(e.socket, e.index, hop):
+		return e.unresolved(ctx, hop, hop.String())
+	}
+	return e.lost(ctx, to, t, sendErr)
 }
 
+// unresolved finds out where the pod's question for the MAC of a neighbour, or its answer, is lost.
+func (e *examination) unresolved(ctx context.Context, a netip.Addr, name string) (*Finding, error) {
+	const untilAsked = wait * 3 / 2 // the kernel asks once a second
+	f, err := e.exchange(ctx, name+" by "+protocolOf(a), a, neighbourProbe(a), func() error {
+		return ping(ctx, e.pod, a, icmp.Echo{Wait: untilAsked})
+	})
+	if f != nil {
+		f = finding(StepGateway, f.Remedy, "%s does not answer by %s: %s", name, protocolOf(a), f.Evidence)
+	}
+	return f, err
+}
+
+// nextHop returns the address that a packet to dst is handed to on the link of a route.
+func nextHop(r route.Route, dst netip.Addr) netip.Addr {
+	if r.Gateway.IsValid() {
+		return r.Gateway
+	}
+	return dst
+}
+
+// isResolved reports whether the kernel knows the MAC of a neighbour.
+func isResolved(c *nl.Conn, link int, a netip.Addr) bool {
+	n, err := routing.Find(c, link, a)
+	return err == nil && len(n.MAC) > 0
+}
+
+// name returns the name of a link of the host.
 func (e *examination) name(ctx context.Context, link int) string {
 	if l, err := e.links.LinkByIndex(ctx, link); err == nil {
 		return l.Name
@@ -40,182 +82,147 @@ func (e *examination) name(ctx context.Context, link int) string {
 	return fmt.Sprintf("link %d", link)
 }
 
-// inside begins the command that works in the pod's network namespace.
-func (e *examination) inside() string { return "nsenter --net=" + e.at.Path + " " }
-
-// lost finds out where a probe to an address, or its answer, was lost, by what follow recorded. sendErr is what the
-// kernel said when the pod sent.
-func (e *examination) lost(ctx context.Context, own, to netip.Addr, t *trail, sendErr error) (loss, error) {
-	port, ifName := e.port.Name, e.at.IfName
-	isLocal := e.isOwn(ctx, to)
-	sent := e.sightings(t, 0, true, false)
-	arrived := len(e.sightings(t, e.link.Index, false, false))+len(e.sightings(t, e.bridge.Index, false, false)) > 0
-	switch {
-	case !slices.ContainsFunc(t.pod, func(s sighting) bool { return s.out && !s.answer }):
-		evidence := fmt.Sprintf("it does not leave the pod's interface %s", ifName)
-		if sendErr != nil {
-			evidence += fmt.Sprintf(" (%v)", sendErr)
-		}
-		if errors.Is(sendErr, unix.ENOBUFS) {
-			return loss{StepGateway, evidence, "a table of neighbours is full: sysctl net.ipv4.neigh.default.gc_thresh3 net.ipv6.neigh.default.gc_thresh3", false}, nil
-		}
-		return loss{StepRoute, evidence, fmt.Sprintf("see in the pod its routes, its firewall and its filters: %ssh -c 'ip rule; ip route get %s; nft list ruleset; tc filter show dev %s egress'", e.inside(), to, ifName), false}, nil
-	case len(e.sightings(t, e.port.Index, false, false)) == 0:
-		return loss{StepLink, fmt.Sprintf("it leaves the pod's interface %s and does not come in by the port %s", ifName, port), "see whether an XDP program drops it: ip link show dev " + port, false}, nil
-	case t.dropped[false] != nil:
-		return e.droppedBy(t, false, to)
-	case (arrived || len(sent) > 0) && t.isQuestion && !isLocal && len(e.sightings(t, 0, false, true)) == 0:
-		return loss{StepGateway, fmt.Sprintf("nothing on the bridge %s answers for it", e.bridge.Name), fmt.Sprintf("see whether %s is up, on this network and in its VLAN; if it is another address, correct the configuration", to), false}, nil
-	case !arrived && len(sent) == 0 && !t.passed[false][beganPrerouting]: // br_netfilter calls that hook at the port
-		return loss{StepLink, fmt.Sprintf("it comes in by the port %s and does not get to the bridge %s", port, e.link.Name),
-			fmt.Sprintf("see the filters of the port, and rules for bridges that cannot be traced: tc filter show dev %s ingress; nft list ruleset netdev; ebtables-legacy -L", port), false}, nil
-	case len(sent) == 0 && !isLocal, !arrived && len(sent) == 0:
-		return e.stuck(ctx, own, to, e.link.Index, t, false)
-	}
-
-	var came []sighting
-	from := "the host"
-	if isLocal {
-		came = e.sightings(t, e.port.Index, true, true)
-		if wrong := e.sightings(t, 0, true, true); len(came) == 0 && len(wrong) > 0 {
-			name := e.name(ctx, wrong[0].link)
-			return loss{StepForwarding, fmt.Sprintf("the host answers, and sends the answer out by %s", name), fmt.Sprintf("see why: ip route get %s from %s; ip rule", own, to), false}, nil
-		}
-		if len(came) == 0 && t.dropped[true] == nil {
-			return e.stuck(ctx, own, to, e.link.Index, t, true)
-		}
-	} else if came = e.sightings(t, 0, false, true); len(came) == 0 {
-		as := ""
-		if src := sent[0].src; src.IsValid() && src != own {
-			as = " as " + src.String()
-		}
-		return loss{StepBeyond, fmt.Sprintf("it leaves the host by %s%s, and no answer comes back to the host", e.name(ctx, sent[0].link), as), "", true}, nil
-	} else {
-		from = e.name(ctx, came[0].link)
-	}
-
-	switch {
-	case t.dropped[true] != nil:
-		return e.droppedBy(t, true, to)
-	case len(e.sightings(t, e.port.Index, true, true)) == 0:
-		return e.stuck(ctx, to, own, came[0].link, t, false)
-	case !slices.ContainsFunc(t.pod, func(s sighting) bool { return !s.out && s.answer }):
-		return loss{StepLink, fmt.Sprintf("the answer from %s goes out by the port %s and does not come to the pod's interface %s", from, port, ifName),
-			fmt.Sprintf("see whether filters drop it: tc filter show dev %s egress; %sip link show dev %s", port, e.inside(), ifName), false}, nil
-	}
-	return loss{StepLink, fmt.Sprintf("the answer comes to the pod's interface %s, and the pod does not take it", ifName),
-		fmt.Sprintf("see the pod's own firewall and filters: %ssh -c 'nft list ruleset; tc filter show dev %s ingress; sysctl net.ipv4.conf.%s.rp_filter'", e.inside(), ifName, ifName), false}, nil
+// inside returns a command that works in the pod's network namespace.
+func (e *examination) inside(command string) string {
+	return "nsenter --net=" + e.at.Path + " " + command
 }
 
-// droppedBy names the rule of nf_tables that drops a probe or its answer.
-func (e *examination) droppedBy(t *trail, answer bool, to netip.Addr) (loss, error) {
-	r := t.dropped[answer]
-	at := r.at()
-	what := "what the pod sends to " + to.String()
-	if answer {
-		what = "the answer of " + to.String() + " to the pod"
+// lost finds out from a trail where a request to an address, or its answer, was lost. sendErr is the error of the pod's
+// kernel.
+func (e *examination) lost(ctx context.Context, to netip.Addr, t *trail, sendErr error) (*Finding, error) {
+	port, ifName := e.port.Name, e.at.IfName
+	isLocal := e.isOwn(ctx, to)
+	switch {
+	case !t.left:
+		look := "sh -c 'ip rule; ip route get %s; nft list ruleset; tc filter show dev %s egress'"
+		return finding(StepRoute, "see in the pod: "+e.inside(fmt.Sprintf(look, to, ifName)),
+			"it does not leave the pod's interface %s for the port %s (%v)", ifName, port, sendErr), nil
+	case t.to.drop != nil:
+		return e.droppedBy(t.to.drop, "what the pod sends to "+to.String(), "iifname")
+	case !t.arrived && t.sent == nil && t.to.chain == "":
+		look := "ip link show dev %s; tc filter show dev %[1]s ingress; nft list ruleset netdev; ebtables-legacy -L"
+		return finding(StepLink, "see what filters the port: "+fmt.Sprintf(look, port),
+			"it leaves the pod's interface %s and does not get to the bridge %s", ifName, e.link.Name), nil
+	case t.isQuestion && !isLocal && t.came == nil:
+		return finding(StepGateway, fmt.Sprintf("see whether %s is up and in this network, or correct the address", to),
+			"nothing on the bridge %s answers for it", e.bridge.Name), nil
+	case t.sent == nil && !(isLocal && t.arrived):
+		return e.stuck(ctx, t, e.own, to, e.link.Index)
+	case !isLocal && t.came == nil:
+		as := ""
+		if src := t.sent.src; src.IsValid() && src != e.own {
+			as = " as " + src.String()
+		}
+		return finding(StepBeyond, "", "it leaves the host by %s%s, and no answer comes back to the host",
+			e.name(ctx, t.sent.link), as), nil
+	case t.from.drop != nil:
+		return e.droppedBy(t.from.drop, "the answer of "+to.String()+" to the pod", "oifname")
+	case isLocal && !t.returned:
+		return e.stuck(ctx, t, e.own, to, e.link.Index)
+	case !t.returned:
+		return e.stuck(ctx, t, to, e.own, t.came.link)
+	case !t.back:
+		return finding(StepLink, fmt.Sprintf("see what filters it: tc filter show dev %s egress", port),
+			"the answer comes to the bridge %s and does not leave it by the port %s", e.link.Name, port), nil
 	}
-	if r.handle == 0 {
-		return loss{StepFirewall, fmt.Sprintf("%s drops, by its policy, %s", at, what), e.remedy(r, at, answer), false}, nil
-	}
-	number, err := r.number()
-	return loss{StepFirewall, fmt.Sprintf("%s drops or rejects, by its rule number %d with handle %d, %s", at, number, r.handle, what), e.remedy(r, at, answer), false}, err
+	look := "sh -c 'nft list ruleset; tc filter show dev %s ingress; sysctl net.ipv4.conf.%[1]s.rp_filter'"
+	return finding(StepLink, "see the pod's own firewall and filters: "+e.inside(fmt.Sprintf(look, ifName)),
+		"the answer comes to the pod's interface %s, and the pod does not take it", ifName), nil
 }
 
 // stuck finds out what on the host keeps a packet from src to dst, which came in by a link, from leaving the host, or
-// the host from answering if it is for the host. No rule of nf_tables drops it.
-func (e *examination) stuck(ctx context.Context, src, dst netip.Addr, link int, t *trail, isForHost bool) (loss, error) {
+// the host from answering. No rule of nf_tables drops it.
+func (e *examination) stuck(ctx context.Context, t *trail, src, dst netip.Addr, link int) (*Finding, error) {
 	name := e.name(ctx, link)
-	isAnswer := src != e.own
-	passed := t.passed[isAnswer]
-	what := fmt.Sprintf("it comes to the host by %s", name)
-	if isAnswer {
-		what = fmt.Sprintf("the answer comes to the host by %s", name)
+	what, passed := "it comes to the host by "+name, t.to
+	if src != e.own {
+		what, passed = "the answer comes to the host by "+name, t.from
 	}
-	untraced := func(hook string) (loss, error) {
-		l := loss{StepFirewall, fmt.Sprintf("%s and is lost in the hook %s, by no rule of nf_tables", what, hook), "see the rules that cannot be traced: iptables-legacy-save; ip6tables-legacy-save", false}
-		for _, o := range e.obstacles {
-			if o.Legacy && hook == "forward" {
-				l.evidence, l.remedy = l.evidence+": "+o.Chain+" "+o.Effect+" it", o.Remedy
-			}
-		}
-		count, _ := sysctl.Read("net/netfilter/nf_conntrack_count")
-		most, _ := sysctl.Read("net/netfilter/nf_conntrack_max")
-		if hook == "prerouting" && count != "" && len(count) >= len(most) && count >= most {
-			l.evidence, l.remedy = l.evidence+": connection tracking is full, with "+count+" entries", "sysctl -w net/netfilter/nf_conntrack_max=TWICE_AS_MANY"
-		}
-		return l, nil
-	}
+	hook, ended := strings.CutSuffix(passed.chain, end)
 	switch {
 	case t.request.ethertype == unix.ETH_P_ARP:
-		return loss{StepGateway, what + ", and the host does not answer", "see nft list ruleset arp; arptables-legacy -L; sysctl net.ipv4.conf.all.arp_ignore net.ipv4.conf." + name + ".arp_ignore", false}, nil
-	case !passed[beganPrerouting]:
-		return loss{StepGateway, what + ", and the host does not take it", "see whether the pod knows the MAC of " + name + ": " + e.inside() + "ip neigh", false}, nil
-	case !passed[passedPrerouting]:
-		return untraced("prerouting")
-	case isForHost && passed[passedInput]:
-		return loss{StepFirewall, "the host takes it and sends no answer", "see sysctl net.ipv4.icmp_echo_ignore_all net.ipv6.icmp.echo_ignore_all, and whether a rule of the hook output drops the answer", false}, nil
-	case passed[beganInput]:
-		return untraced("input")
-	case passed[passedPostrouting]:
-		return e.unsent(ctx, src, dst, link, what)
-	case passed[passedForward]:
-		return untraced("postrouting")
-	case passed[beganForward]:
-		return untraced("forward")
+		return finding(StepGateway, "see nft list ruleset arp; arptables-legacy -L; sysctl net.ipv4.conf."+name+
+			".arp_ignore net.ipv4.conf.all.arp_ignore", "%s, and the host does not answer", what), nil
+	case hook == "" || hook == "bridge":
+		return finding(StepGateway, "see whether the pod knows the MAC of "+name+": "+e.inside("ip neigh"),
+			"%s, and the host does not take it", what), nil
+	case !ended:
+		f := finding(StepFirewall, "see what cannot be traced: iptables-legacy-save; ip6tables-legacy-save; "+
+			"sysctl net.netfilter.nf_conntrack_count net.netfilter.nf_conntrack_max",
+			"%s and is lost in the hook %s, by no rule of nf_tables", what, hook)
+		for _, o := range e.obstacles {
+			if o.Legacy && hook == "forward" {
+				f.Evidence, f.Remedy = fmt.Sprintf("%s: %s %s it", f.Evidence, o.Chain, o.Effect), o.Remedy
+			}
+		}
+		return f, nil
+	case hook == "input":
+		return finding(StepFirewall, fmt.Sprintf("see where the answer goes: ip route get %s from %s; ip rule; "+
+			"sysctl net.ipv4.icmp_echo_ignore_all net.ipv6.icmp.echo_ignore_all", src, dst),
+			"%s and is taken, and the host sends no answer by %s", what, name), nil
 	}
-	_, err := e.onHost.GetFrom(ctx, src, dst, link)
-	return e.unrouted(ctx, src, dst, name, what, err)
+
+	r, err := e.onHost.GetFrom(ctx, src, dst, link)
+	out, hop := e.name(ctx, r.Link), nextHop(r, dst)
+	switch {
+	case route.NoRoute(err) || errors.Is(err, unix.EXDEV):
+		return e.unrouted(ctx, src, dst, name, what, err)
+	case err != nil:
+		return nil, err
+	case hook != "postrouting":
+		return finding(StepForwarding, fmt.Sprintf("see ip route get %s from %s iif %s", dst, src, name),
+			"%s and is lost before it is forwarded", what), nil
+	case !isResolved(e.hostSocket, r.Link, hop):
+		return finding(StepBeyond, fmt.Sprintf("see whether %s is up and on the network of %s, or correct the route: "+
+			"ip route get %s", hop, out, dst),
+			"%s, and cannot be sent on, since %s does not answer by %s on %s", what, hop, protocolOf(hop), out), nil
+	}
+	return finding(StepBeyond, "see its filters: tc filter show dev "+out+" egress; nft list ruleset netdev",
+		"%s, passes the firewall and is not sent by %s", what, out), nil
 }
 
 // unrouted explains why the kernel has no way for a packet.
-func (e *examination) unrouted(ctx context.Context, src, dst netip.Addr, name, what string, err error) (loss, error) {
-	if err == nil || !route.NoRoute(err) && !errors.Is(err, unix.EXDEV) {
-		return loss{StepForwarding, what + " and is lost before it is forwarded", fmt.Sprintf("see ip route get %s from %s iif %s", dst, src, name), false}, err
+func (e *examination) unrouted(
+	ctx context.Context, src, dst netip.Addr, in, what string, cause error,
+) (*Finding, error) {
+	// Newer kernels report EINVAL for what a reverse path filter drops, as for a blackhole.
+	if src.Is4() && (errors.Is(cause, unix.EXDEV) || errors.Is(cause, unix.EINVAL)) {
+		own, _ := sysctl.Read(sysctl.Link("ipv4", in, "rp_filter"))
+		all, _ := sysctl.Read(sysctl.Link("ipv4", "all", "rp_filter"))
+		back, _ := e.onHost.Get(ctx, src)
+		if max(own, all) == "1" && e.name(ctx, back.Link) != in {
+			return finding(StepForwarding, "sysctl -w net/ipv4/conf/"+in+"/rp_filter=2", "%s, whose reverse path "+
+				"filter drops it (net.ipv4.conf.%s.rp_filter), since the way to %s is another", what, in, src), nil
+		}
 	}
-	l := loss{StepForwarding, fmt.Sprintf("%s, which does not forward it: %v", what, err), routed, false}
-	back, _ := e.onHost.Get(ctx, src)
-	filter, _ := sysctl.Read(sysctl.Link("ipv4", name, "rp_filter"))
-	all, _ := sysctl.Read(sysctl.Link("ipv4", "all", "rp_filter"))
-	// Newer kernels report EINVAL for what a filter drops, as for a blackhole.
-	if (errors.Is(err, unix.EXDEV) || errors.Is(err, unix.EINVAL)) && max(filter, all) == "1" && src.Is4() && e.name(ctx, back.Link) != name {
-		l.evidence = fmt.Sprintf("%s, whose reverse path filter drops it (net.ipv4.conf.%s.rp_filter), since the way to %s is another", what, name, src)
-		l.remedy = "sysctl -w net/ipv4/conf/" + name + "/rp_filter=2"
-		return l, nil
-	}
-	rules, rulesErr := routing.Rules(e.hostSocket)
-	if rule, ok := routing.Foreign(rules, src, dst, name, 0); ok {
-		l.evidence, l.remedy = l.evidence+", because of the rule "+rule.String(), rule.Ahead("iif "+name)
-		return l, rulesErr
+	f := finding(StepForwarding, routed, "%s, and the host has no route to %s for it: %v", what, dst, cause)
+	rules, err := routing.Rules(e.hostSocket)
+	if rule, ok := routing.Foreign(rules, src, dst, in, 0); ok || err != nil {
+		f.Evidence, f.Remedy = f.Evidence+", because of the rule "+rule.String(), rule.Ahead("iif "+in)
+		return f, err
 	}
 	refusing := route.Route{}
-	listErr := e.onHost.Walk(ctx, route.Filter{Family: nl.FamilyOf(dst)}, func(r route.Route) {
-		refuses := r.Type == unix.RTN_UNREACHABLE || r.Type == unix.RTN_BLACKHOLE || r.Type == unix.RTN_PROHIBIT
-		if refuses && r.Dst.Contains(dst) && r.Dst.Bits() >= refusing.Dst.Bits() {
+	err = e.onHost.Walk(ctx, route.Filter{Family: nl.FamilyOf(dst)}, func(r route.Route) {
+		if refuses(r) && r.Dst.Contains(dst) && r.Dst.Bits() >= refusing.Dst.Bits() {
 			refusing = r
 		}
 	})
 	if refusing.Dst.IsValid() {
-		l.evidence += ", because of the route " + refusing.String()
+		f.Evidence += ", because of the route " + refusing.String()
 	}
 	if refusing.Protocol == unix.RTPROT_BOOT || refusing.Protocol == unix.RTPROT_STATIC { // else a routing engine's
-		l.remedy = fmt.Sprintf("unless it is meant: ip route del %s %s table %d", refusing.Type, refusing.Dst, refusing.Table)
+		const remedy = "unless it is meant: ip route del %s %s table %d"
+		f.Remedy = fmt.Sprintf(remedy, refusing.Type, refusing.Dst, refusing.Table)
 	}
-	return l, errors.Join(rulesErr, listErr)
+	return f, err
 }
 
-// unsent explains why a packet passed the firewall and did not leave.
-func (e *examination) unsent(ctx context.Context, src, dst netip.Addr, link int, what string) (loss, error) {
-	r, err := e.onHost.GetFrom(ctx, src, dst, link)
-	if err != nil {
-		return e.unrouted(ctx, src, dst, e.name(ctx, link), what, err)
-	}
-	hop, out := dst, e.name(ctx, r.Link)
-	if r.Gateway.IsValid() {
-		hop = r.Gateway
-	}
-	if n, err := routing.Find(e.hostSocket, r.Link, hop); err != nil || len(n.MAC) == 0 {
-		return loss{StepBeyond, fmt.Sprintf("%s, and cannot be sent on, since %s does not answer by %s on %s", what, hop, protocolOf(hop), out), fmt.Sprintf("see whether %s is up and on the network of %s, or correct the route: ip route get %s", hop, out, dst), false}, nil
-	}
-	return loss{StepBeyond, fmt.Sprintf("%s, passes the firewall and is not sent by %s", what, out), fmt.Sprintf("see the filters of %s: tc filter show dev %s egress; nft list ruleset netdev", out, out), false}, nil
+// refuses reports whether the host drops what it sends by a route.
+func refuses(r route.Route) bool {
+	return r.Type == unix.RTN_UNREACHABLE || r.Type == unix.RTN_BLACKHOLE || r.Type == unix.RTN_PROHIBIT
+}
+
+// protocolOf names the protocol by which a neighbour is asked for its MAC.
+func protocolOf(a netip.Addr) string {
+	return map[bool]string{true: "ARP", false: "neighbour discovery"}[a.Is4()]
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"math/bits"
 	"net/netip"
 	"os"
 	"slices"
@@ -23,7 +24,7 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// probe describes a packet that a pod sends, and its answer, by what no address translation changes.
+// probe describes a request that a pod sends, and its answer, by fields that no address translation changes.
 type probe struct {
 	request, answer message
 	isQuestion      bool // for the MAC of a neighbour
@@ -41,8 +42,8 @@ type field struct {
 	bytes  []byte
 }
 
-// messageOf describes packets of IP of a protocol, by fields of the protocol's own header.
-func messageOf(is4 bool, protocol byte, fields ...field) message {
+// ipMessage describes packets of a protocol over IP, by fields of the protocol's own header.
+func ipMessage(is4 bool, protocol byte, fields ...field) message {
 	m := message{ethertype: unix.ETH_P_IPV6, fields: []field{{6, []byte{protocol}}}}
 	header := 40
 	if is4 {
@@ -60,28 +61,33 @@ func echoProbe(is4 bool, id uint16) probe {
 	if is4 {
 		protocol, request, reply = unix.IPPROTO_ICMP, 8, 0
 	}
-	identified := field{4, binary.BigEndian.AppendUint16(nil, id)}
-	return probe{messageOf(is4, protocol, field{0, []byte{request}}, identified), messageOf(is4, protocol, field{0, []byte{reply}}, identified), false}
+	of := func(kind byte) message {
+		return ipMessage(is4, protocol, field{0, []byte{kind}}, field{4, binary.BigEndian.AppendUint16(nil, id)})
+	}
+	return probe{request: of(request), answer: of(reply)}
 }
 
 // flowProbe is a packet of TCP or UDP from a port of the pod's.
 func flowProbe(is4 bool, protocol byte, from uint16) probe {
 	port := binary.BigEndian.AppendUint16(nil, from)
-	return probe{messageOf(is4, protocol, field{0, port}), messageOf(is4, protocol, field{2, port}), false}
+	return probe{request: ipMessage(is4, protocol, field{0, port}), answer: ipMessage(is4, protocol, field{2, port})}
 }
 
 // neighbourProbe is the question for the MAC of an address (RFC 826, RFC 4861).
 func neighbourProbe(a netip.Addr) probe {
-	if !a.Is4() {
-		return probe{messageOf(false, unix.IPPROTO_ICMPV6, field{0, []byte{135}}, field{8, a.AsSlice()}), messageOf(false, unix.IPPROTO_ICMPV6, field{0, []byte{136}}, field{8, a.AsSlice()}), true}
+	if a.Is4() {
+		return probe{
+			message{unix.ETH_P_ARP, []field{{6, []byte{0, 1}}, {24, a.AsSlice()}}},
+			message{unix.ETH_P_ARP, []field{{6, []byte{0, 2}}, {14, a.AsSlice()}}}, true,
+		}
 	}
-	return probe{
-		message{unix.ETH_P_ARP, []field{{6, []byte{0, 1}}, {24, a.AsSlice()}}},
-		message{unix.ETH_P_ARP, []field{{6, []byte{0, 2}}, {14, a.AsSlice()}}},
-		true,
+	of := func(kind byte) message {
+		return ipMessage(false, unix.IPPROTO_ICMPV6, field{0, []byte{kind}}, field{8, a.AsSlice()})
 	}
+	return probe{of(135), of(136), true}
 }
 
+// is reports whether a packet is the message.
 func (m *message) is(ethertype uint16, packet []byte) bool {
 	return ethertype == m.ethertype && !slices.ContainsFunc(m.fields, func(f field) bool {
 		return len(packet) < f.offset+len(f.bytes) || string(packet[f.offset:f.offset+len(f.bytes)]) != string(f.bytes)
@@ -108,76 +114,81 @@ func (p *probe) filter() ([]bpf.RawInstruction, error) {
 	return bpf.Assemble(append(program, bpf.RetConstant{}))
 }
 
-// sighting is a probe, or its answer, on one link.
+// sighting is a link that a probe or its answer passed, and the source of the packet there, if it is one of IP.
 type sighting struct {
-	link        int
-	out, answer bool
-	src         netip.Addr // the zero value for ARP
-}
-
-// tap hears a probe on the links of a network namespace. link 0 is all of them.
-func tap(ns *netns.NS, link int, p *probe) (fd int, _ error) {
-	program, err := p.filter()
-	if err != nil {
-		return -1, err
-	}
-	protocol := uint16(unix.ETH_P_ALL)<<8 | uint16(unix.ETH_P_ALL)>>8 // in network byte order
-	err = ns.Do(func() error {
-		if fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, int(protocol)); err != nil {
-			return fmt.Errorf("open packet socket: %w", err)
-		}
-		return errors.Join(nl.AttachFilter(fd, program), unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: protocol, Ifindex: link}))
-	})
-	return fd, err
-}
-
-// heard reads all that a tap has heard.
-func heard(fd int, p *probe) (list []sighting) {
-	buf := make([]byte, 128)
-	for {
-		n, from, err := unix.Recvfrom(fd, buf, unix.MSG_DONTWAIT)
-		at, ok := from.(*unix.SockaddrLinklayer)
-		if err != nil || !ok {
-			return list
-		}
-		ethertype, packet := at.Protocol<<8|at.Protocol>>8, buf[:n]
-		s := sighting{link: at.Ifindex, out: at.Pkttype == unix.PACKET_OUTGOING, answer: p.answer.is(ethertype, packet)}
-		switch {
-		case !s.answer && !p.request.is(ethertype, packet): // from before the filter was there
-			continue
-		case ethertype == unix.ETH_P_IP:
-			s.src, _ = netip.AddrFromSlice(packet[12:16])
-		case ethertype == unix.ETH_P_IPV6:
-			s.src, _ = netip.AddrFromSlice(packet[8:24])
-		}
-		list = append(list, s)
-	}
+	link int
+	src  netip.Addr
 }
 
 // trail is how far a probe and its answer came.
 type trail struct {
 	probe
-	pod, host []sighting
-	passed    map[bool]map[string]bool // the chains of ours, by whether it is the answer
-	dropped   map[bool]*rule           // the rules that dropped it
+	left, arrived  bool      // the request left the pod's interface, and came to the bridge
+	sent, came     *sighting // the request left the host by another link, and the answer came by one
+	returned, back bool      // the answer left the host towards the pod, and came to the pod's interface
+	to, from       passage   // of the request, and of the answer
 }
 
-// follow has send send the probe, and records where it and its answer were seen.
+// passage is how far the rules of the host let a packet come.
+type passage struct {
+	chain string // the last one of doctor's chains that saw it
+	drop  *rule  // what dropped it
+}
+
+// follow calls send, which sends the probe, and records where the probe and its answer were seen: at the host's links,
+// the port of the pod among them, and in nf_tables.
 func (e *examination) follow(ctx context.Context, p probe, send func()) (*trail, error) {
-	t := &trail{probe: p, passed: map[bool]map[string]bool{false: {}, true: {}}, dropped: map[bool]*rule{}}
-	inPod, err := tap(e.pod, e.index, &p)
+	program, err := p.filter()
 	if err != nil {
 		return nil, err
 	}
-	defer unix.Close(inPod)
-	onHost, err := tap(e.host, 0, &p)
+	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
+		return nil, fmt.Errorf("open packet socket: %w", err)
+	}
+	defer unix.Close(fd)
+	all := &unix.SockaddrLinklayer{Protocol: bits.ReverseBytes16(unix.ETH_P_ALL)}
+	if err := cmp.Or(nl.AttachFilter(fd, program), unix.Bind(fd, all)); err != nil {
 		return nil, err
 	}
-	defer unix.Close(onHost)
-	err = t.trace(ctx, send)
-	t.pod, t.host = heard(inPod, &p), heard(onHost, &p)
-	return t, err
+	t := &trail{probe: p}
+	if err := t.trace(ctx, e.host, send); err != nil {
+		return nil, err
+	}
+
+	packet := make([]byte, 128)
+	for {
+		n, from, err := unix.Recvfrom(fd, packet, unix.MSG_DONTWAIT)
+		at, ok := from.(*unix.SockaddrLinklayer)
+		if err != nil || !ok {
+			return t, nil
+		}
+		ethertype := bits.ReverseBytes16(at.Protocol)
+		s := &sighting{link: at.Ifindex}
+		switch ethertype {
+		case unix.ETH_P_IP:
+			s.src, _ = netip.AddrFromSlice(packet[12:16])
+		case unix.ETH_P_IPV6:
+			s.src, _ = netip.AddrFromSlice(packet[8:24])
+		}
+		e.see(t, s, at.Pkttype == unix.PACKET_OUTGOING, t.answer.is(ethertype, packet[:n]))
+	}
+}
+
+// see records where the request or the answer of a trail was seen, on its way into a link of the host or out of it.
+func (e *examination) see(t *trail, s *sighting, out, isAnswer bool) {
+	atPort, atBridge := s.link == e.port.Index, s.link == e.link.Index || s.link == e.bridge.Index
+	elsewhere := !atPort && !atBridge && s.link != e.shaper
+	switch {
+	case out && isAnswer:
+		t.returned, t.back = t.returned || !elsewhere, t.back || atPort
+	case isAnswer && elsewhere:
+		t.came = cmp.Or(t.came, s)
+	case out && elsewhere:
+		t.sent = cmp.Or(t.sent, s)
+	case !out && !isAnswer:
+		t.left, t.arrived = t.left || atPort, t.arrived || atBridge
+	}
 }
 
 // rule is a rule of a chain, or its policy.
@@ -187,9 +198,9 @@ type rule struct {
 	handle       uint64 // 0: the policy
 }
 
-// trace has nf_tables tell what becomes of the probe that send sends, and of its answer. The tables belong to the
-// socket, so that they go with the process at the latest.
-func (t *trail) trace(ctx context.Context, send func()) error {
+// trace calls send, and reads from the trace of nf_tables how far the probe and its answer came. The tables belong to
+// the socket, so that they go with the process at the latest.
+func (t *trail) trace(ctx context.Context, host *netns.NS, send func()) error {
 	const group = 9 // NFNLGRP_NFTRACE
 	watch, err := nl.Subscribe(unix.NETLINK_NETFILTER, nil, group)
 	if err != nil {
@@ -201,7 +212,7 @@ func (t *trail) trace(ctx context.Context, send func()) error {
 		return err
 	}
 	defer owner.Close()
-	if err := asDoctor(func() error { return t.tables().Commit(owner) }); err != nil {
+	if err := asDoctor(host, func() error { return t.tables().Commit(owner) }); err != nil {
 		return err
 	}
 
@@ -228,14 +239,10 @@ func (t *trail) trace(ctx context.Context, send func()) error {
 	}
 }
 
-// asDoctor has the kernel name the thread in what it tells of a change.
-func asDoctor(do func() error) error {
+// asDoctor renames the thread while do runs on it, because the kernel puts the thread's name into its change
+// notifications.
+func asDoctor(host *netns.NS, do func() error) error {
 	const comm = "/proc/thread-self/comm"
-	host, err := netns.Current()
-	if err != nil {
-		return err
-	}
-	defer host.Close()
 	return host.Do(func() error { // all of it on one thread
 		was, err := os.ReadFile(comm)
 		if err != nil {
@@ -250,32 +257,25 @@ func asDoctor(do func() error) error {
 
 func tableName() string { return fmt.Sprintf("%s-%d", nftnl.DoctorName, os.Getpid()) }
 
-// The chains of doctor's table, by which the trace tells how far a packet came: through all of a hook, or to it.
-const (
-	beganPrerouting   = "begin"
-	passedPrerouting  = "prerouting"
-	beganForward      = "forward-begin"
-	passedForward     = "forward"
-	passedPostrouting = "postrouting"
-	beganInput        = "input-begin"
-	passedInput       = "input"
-)
+// end ends the names of doctor's chains that come last in a hook.
+const end = "-end"
 
-// tables makes a table that sees packets before all others do, for IP and for bridges, and in that for IP chains at the
-// ends of the hooks.
+// tables makes a table for IP with a chain at each end of each hook, and one for bridges. The first chain of a hook has
+// the probe and its answer traced, so that the trace tells how far they came.
 func (t *trail) tables() *nftnl.Transaction {
 	const (
-		owned = 2 // NFT_TABLE_F_OWNER, Linux 5.12
-		first = -450
+		owned = 2    // NFT_TABLE_F_OWNER, Linux 5.12
+		first = -450 // br_netfilter takes what it has had seen already out of a hook before that
 	)
 	transaction := nftnl.Begin(nil)
-	add := func(family uint8, chain string, hook uint32, priority int32, messages ...message) {
+	add := func(family uint8, chain string, hook int, priority int32, messages ...message) {
 		at := nl.Name("chain " + chain + " of doctor's table")
 		transaction.Add("make", at, family, unix.NFT_MSG_NEWTABLE, netlink.Create,
 			nftnl.String(unix.NFTA_TABLE_NAME, tableName()), nftnl.Uint32(unix.NFTA_TABLE_FLAGS, owned))
 		transaction.Add("make", at, family, unix.NFT_MSG_NEWCHAIN, netlink.Create,
 			nftnl.String(unix.NFTA_CHAIN_TABLE, tableName()), nftnl.String(unix.NFTA_CHAIN_NAME, chain),
-			nftnl.Nest(unix.NFTA_CHAIN_HOOK, nftnl.Uint32(unix.NFTA_HOOK_HOOKNUM, hook), nftnl.Uint32(unix.NFTA_HOOK_PRIORITY, uint32(priority))),
+			nftnl.Nest(unix.NFTA_CHAIN_HOOK, nftnl.Uint32(unix.NFTA_HOOK_HOOKNUM, uint32(hook)),
+				nftnl.Uint32(unix.NFTA_HOOK_PRIORITY, uint32(priority))),
 			nftnl.String(unix.NFTA_CHAIN_TYPE, "filter"))
 		for _, m := range messages {
 			transaction.AddRule("make a rule of", at, family, netlink.Append, "", nftnl.Collect(m.traceIt),
@@ -283,14 +283,10 @@ func (t *trail) tables() *nftnl.Transaction {
 		}
 	}
 	add(unix.NFPROTO_BRIDGE, "bridge", unix.NF_INET_PRE_ROUTING, math.MinInt32, t.request, t.answer)
-	add(unix.NFPROTO_INET, beganPrerouting, unix.NF_INET_PRE_ROUTING, first, t.request, t.answer)
-	add(unix.NFPROTO_INET, "output", unix.NF_INET_LOCAL_OUT, first, t.answer)
-	add(unix.NFPROTO_INET, passedPrerouting, unix.NF_INET_PRE_ROUTING, math.MaxInt32)
-	add(unix.NFPROTO_INET, beganForward, unix.NF_INET_FORWARD, math.MinInt32)
-	add(unix.NFPROTO_INET, passedForward, unix.NF_INET_FORWARD, math.MaxInt32)
-	add(unix.NFPROTO_INET, passedPostrouting, unix.NF_INET_POST_ROUTING, math.MaxInt32)
-	add(unix.NFPROTO_INET, beganInput, unix.NF_INET_LOCAL_IN, math.MinInt32)
-	add(unix.NFPROTO_INET, passedInput, unix.NF_INET_LOCAL_IN, math.MaxInt32)
+	for hook, name := range []string{"prerouting", "input", "forward", "output", "postrouting"} { // NF_INET_*
+		add(unix.NFPROTO_INET, name, hook, first, t.request, t.answer)
+		add(unix.NFPROTO_INET, name+end, hook, math.MaxInt32)
+	}
 	return transaction
 }
 
@@ -341,12 +337,15 @@ func (t *trail) read(m netlink.Message, answers map[uint32]bool) error {
 	if packet != nil {
 		answers[id] = t.answer.is(t.answer.ethertype, packet)
 	}
-	answer := answers[id]
+	on := &t.to
+	if answers[id] {
+		on = &t.from
+	}
 	switch {
 	case r.table == tableName():
-		t.passed[answer][r.chain] = true
-	case drops && t.dropped[answer] == nil:
-		t.dropped[answer] = &r
+		on.chain = r.chain
+	case drops:
+		on.drop = cmp.Or(on.drop, &r)
 	}
 	return err
 }
@@ -370,25 +369,34 @@ func (r *rule) number() (int, error) {
 	return slices.Index(handles, r.handle) + 1, err
 }
 
-func (r *rule) at() string {
-	return fmt.Sprintf("chain %s of table %s %s", r.chain, nftnl.FamilyName(r.family), r.table)
+// droppedBy returns the finding that a rule drops a packet. side is what rules for that packet call the pod's side of
+// the host: iifname or oifname.
+func (e *examination) droppedBy(r *rule, what, side string) (*Finding, error) {
+	at := fmt.Sprintf("chain %s of table %s %s", r.chain, nftnl.FamilyName(r.family), r.table)
+	if r.handle == 0 {
+		return finding(StepFirewall, e.remedy(r, at, side), "%s drops, by its policy, %s", at, what), nil
+	}
+	number, err := r.number()
+	return finding(StepFirewall, e.remedy(r, at, side), "%s drops or rejects, by its rule number %d with handle %d, %s",
+		at, number, r.handle, what), err
 }
 
-// remedy returns the command that helps against a rule of a chain, or its policy, that drops a probe or its answer.
-// Rules that a program makes anew are that program's to delete.
-func (e *examination) remedy(r *rule, at string, answer bool) string {
-	link := cmp.Or(e.at.HostVLAN, e.at.Bridge)
-	const firewalld = "filter_FWD_"
+// remedy returns the command that helps against a rule of a chain, or its policy. Rules that a program makes anew are
+// that program's to delete.
+func (e *examination) remedy(r *rule, at, side string) string {
+	link := e.link.Name
+	zone, ofZone := strings.CutPrefix(r.chain, "filter_FWD_")
+	ofZone = ofZone && r.table == "firewalld"
 	switch {
 	case r.table == nftnl.DefaultTable:
-		return "it is Tombolo's own rule: see guard, lanGuard and ingressPolicy of the network, and whether the pod has changed its MAC or address"
-	case r.table == "firewalld" && strings.HasPrefix(r.chain, firewalld+"policy_"):
+		return "see guard, lanGuard and ingressPolicy of the network, and whether the pod changed its MAC or address"
+	case ofZone && strings.HasPrefix(zone, "policy_"):
 		return "see firewall-cmd --list-all-policies: the policy has to accept what comes from the zone of " + link
-	case r.table == "firewalld" && strings.HasPrefix(r.chain, firewalld+"trusted"):
+	case ofZone && strings.HasPrefix(zone, "trusted"):
 		return "see firewall-cmd --info-zone=trusted, whose target is not ACCEPT"
-	case r.table == "firewalld" && slices.Contains(e.opt.Trusted, link):
-		zone := strings.TrimPrefix(r.chain, firewalld)
-		return "see firewall-cmd --info-zone=" + zone + ": it comes before trusted, where " + link + " is, since it has the pod's address as a source"
+	case ofZone && slices.Contains(e.opt.Trusted, link):
+		return fmt.Sprintf("see firewall-cmd --info-zone=%s: it comes before trusted, where %s is, since it has the "+
+			"pod's address as a source", zone, link)
 	case strings.HasPrefix(r.chain, "ufw-user-") || strings.HasPrefix(r.chain, "ufw6-user-"):
 		return "see ufw status numbered, and ufw delete NUMBER; another command's deletion ends with ufw's next reload"
 	}
@@ -397,12 +405,12 @@ func (e *examination) remedy(r *rule, at string, answer bool) string {
 			return o.Remedy
 		}
 	}
-	if r.handle == 0 {
-		side := map[bool]string{false: "iifname ", true: "oifname "}[answer]
-		if r.family == unix.NFPROTO_BRIDGE {
-			link = e.port.Name
-		}
-		return fmt.Sprintf("nft add rule %s %s %s %s%s accept", nftnl.FamilyName(r.family), r.table, r.chain, side, link)
+	chain := fmt.Sprintf("%s %s %s", nftnl.FamilyName(r.family), r.table, r.chain)
+	if r.handle != 0 {
+		return fmt.Sprintf("nft delete rule %s handle %d", chain, r.handle)
 	}
-	return fmt.Sprintf("nft delete rule %s %s %s handle %d", nftnl.FamilyName(r.family), r.table, r.chain, r.handle)
+	if r.family == unix.NFPROTO_BRIDGE {
+		link = e.port.Name
+	}
+	return fmt.Sprintf("nft add rule %s %s %s accept", chain, side, link)
 }

@@ -23,13 +23,25 @@ type Line struct {
 	before, behind string // whose it is
 }
 
-// String ends in the remedy: "table inet tombolo is missing (affects default/web-0, default/web-1) [repair]".
+// String ends in the remedy: "table inet tombolo is missing (affects default/web-0, default/web-1) [repair]". A command
+// comes behind all else, so that it can be copied.
 func (l Line) String() string {
-	text := l.before + l.Text + l.behind
+	evidence, advice := Advice(l.Text)
+	text := l.before + evidence + l.behind + advice
 	if l.Remedy != "" {
 		text += fmt.Sprintf(" [%s]", l.Remedy)
 	}
 	return text
+}
+
+// Advice returns what a text says before the command that helps, and the rest: the condition, if there is one, and the
+// command.
+func Advice(text string) (evidence, advice string) {
+	before, _, ok := strings.Cut(text, "this helps: ")
+	if at := strings.LastIndex(before, "; "); ok && at >= 0 {
+		return text[:at], text[at:]
+	}
+	return text, ""
 }
 
 // Help says what an operator does to mend a difference.
@@ -88,8 +100,12 @@ func findings(in *network.Inspection) []finding {
 	for _, d := range slices.Concat(in.Uplinks, in.Stray, in.Damaged) {
 		list = append(list, finding{Difference: d})
 	}
+	return append(list, ofPods(in, func(r *network.Report) []tombolo.Difference { return r.Differences })...)
+}
+
+func ofPods(in *network.Inspection, differences func(*network.Report) []tombolo.Difference) (list []finding) {
 	for _, r := range in.Attachments {
-		for _, d := range r.Differences {
+		for _, d := range differences(&r) {
 			list = append(list, finding{d, r.Network, PodName(r.Pod, r.ContainerID), r.IfName})
 		}
 	}
@@ -98,13 +114,7 @@ func findings(in *network.Inspection) []finding {
 
 // Notes lists what pods have changed inside, a line for what several have alike. It is no fault.
 func Notes(in *network.Inspection) []Line {
-	var list []finding
-	for _, r := range in.Attachments {
-		for _, d := range r.Inside {
-			list = append(list, finding{d, r.Network, PodName(r.Pod, r.ContainerID), r.IfName})
-		}
-	}
-	return causes(list)
+	return causes(ofPods(in, func(r *network.Report) []tombolo.Difference { return r.Inside }))
 }
 
 // Each gives a line for each difference.
@@ -158,10 +168,11 @@ func (g *group) line() Line {
 	if g.covers == nil && len(g.list) == 1 {
 		return l
 	}
-	if slices.ContainsFunc(g.list, func(f *finding) bool { return f.String() != l.Text }) {
-		l.Text += ", and so on"
+	if g.text != "" {
+		l.Text = g.text
+	} else if slices.ContainsFunc(g.list, func(f *finding) bool { return f.String() != l.Text }) {
+		l.behind = ", and so on"
 	}
-	l.Text = cmp.Or(g.text, l.Text)
 	var networks []string
 	l.Pods = nil
 	for _, f := range g.list {
@@ -178,7 +189,7 @@ func (g *group) line() Line {
 	} else if len(networks) == 1 {
 		return l
 	}
-	l.before, l.behind = "", affects(networks)
+	l.before, l.behind = "", l.behind+affects(networks)
 	return l
 }
 

@@ -65,6 +65,11 @@ func TestOneCauseIsOneLine(t *testing.T) {
 		"what pods share": {found(1, 4, none, func(int) []tombolo.Difference {
 			return []tombolo.Difference{{Text: "no keeper runs", Remedy: tombolo.RemedyKeeper}}
 		}), []string{"no keeper runs (affects default/web-0, default/web-1, default/web-2, default/web-3) [start tombolod]"}},
+		"a command behind what it affects": {found(1, 2, none, func(int) []tombolo.Difference {
+			const text = "x drops; unless it is meant, this helps: nft y"
+			return []tombolo.Difference{{Text: text, Remedy: tombolo.RemedyConfigure}}
+		}), []string{"x drops (affects default/web-0, default/web-1); unless it is meant, this helps: nft y " +
+			"[configuration]"}},
 		"what is alike": {found(1, 3, none, element("pods4")),
 			[]string{"set pods4 of table inet tombolo: element 10.0.0.0 is missing, and so on (affects default/web-0, default/web-1, default/web-2) [repair]"}},
 		"what networks share": {found(3, 0, func(int) []tombolo.Difference {

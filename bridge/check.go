@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"strconv"
 
@@ -14,14 +15,46 @@ import (
 // where port has them, and the MTU unless it is 0. The pod's end belongs to the pod once Attach has returned: its owner
 // may change all of it, so Check does not look there.
 func (c *Conn) Check(ctx context.Context, port Port) ([]tombolo.Difference, error) {
-	p, cmp := &port, &comparison{object: "port " + port.Name}
-	l, err := c.Link(ctx, p.Name)
+	l, err := c.Link(ctx, port.Name)
 	if errors.Is(err, fs.ErrNotExist) {
-		return []tombolo.Difference{{Object: "port " + p.Name, What: "link", Want: p.Name}}, nil
+		return []tombolo.Difference{{Object: "port " + port.Name, What: "link", Want: port.Name}}, nil
 	}
 	if err != nil {
 		return nil, err
 	}
+	br, err := c.Link(ctx, port.Bridge)
+	if errors.Is(err, fs.ErrNotExist) {
+		return port.Differences(l, &Link{}), nil
+	}
+	if err != nil {
+		return nil, err
+	}
+
+	list := port.Differences(l, br)
+	if br.Index != l.Master {
+		return list, nil
+	}
+	if !br.Up {
+		list = append(list, tombolo.Difference{Object: "bridge " + port.Bridge, What: "link", Want: "up", Have: "down"})
+	}
+	if !port.VLAN.IsZero() {
+		diffs, err := c.VLANs().Check(ctx, l.Index, port.Name, port.VLAN)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, diffs...)
+	}
+	lacks, err := c.lacksStaticFDB(ctx, &port, l.Index)
+	if lacks {
+		list = append(list, tombolo.Difference{Object: "port " + port.Name, What: "static FDB entry", Want: port.PeerMAC.String()})
+	}
+	return list, err
+}
+
+// Differences compares the link l with the host's end that p describes, as a port of the bridge br, with Index 0 where
+// that is missing. It does not compare VLANs and the static FDB entry, which a link does not have.
+func (p *Port) Differences(l, br *Link) []tombolo.Difference {
+	cmp := &comparison{object: "port " + p.Name}
 	if !l.Up {
 		cmp.differs("link", "up", "down")
 	}
@@ -34,32 +67,28 @@ func (c *Conn) Check(ctx context.Context, port Port) ([]tombolo.Difference, erro
 	if p.Alias != "" && p.Alias != l.Alias {
 		cmp.differs("alias", strconv.Quote(p.Alias), strconv.Quote(l.Alias))
 	}
-	br, err := c.Link(ctx, p.Bridge)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
+	switch have := l.Port; {
+	case br.Index == 0:
 		cmp.missing("bridge", p.Bridge)
-	case err != nil:
-		return nil, err
 	case br.Index != l.Master:
 		cmp.missing("membership in bridge", p.Bridge)
-	default:
-		if !br.Up {
-			cmp.list = append(cmp.list, tombolo.Difference{Object: "bridge " + p.Bridge, What: "link", Want: "up", Have: "down"})
-		}
-		cmp.port(p, l.Port)
-		if !p.VLAN.IsZero() {
-			diffs, err := c.VLANs().Check(ctx, l.Index, p.Name, p.VLAN)
-			if err != nil {
-				return nil, err
-			}
-			cmp.list = append(cmp.list, diffs...)
-		}
-		if err := cmp.staticFDB(ctx, c, p, l.Index); err != nil {
-			return nil, err
-		}
+	case have != nil:
+		cmp.flag("hairpin", p.Hairpin, have.Hairpin)
+		cmp.flag("isolation", p.Isolated, have.Isolated)
+		cmp.flag("forwarding of link-local groups", p.ForwardGroups, have.ForwardGroups)
+		cmp.flag("learning", !p.NoLearning, have.Learning)
+		cmp.flag("flood", !p.NoFlood, have.Flood)
+		cmp.flag("multicast flood", !p.NoMulticastFlood, have.MulticastFlood)
 	}
-	cmp.hostEnd(l)
-	return cmp.list, nil
+	// A loose rp_filter, as some systems set it on each new link, does as well as a strict one.
+	if l.ReversePath == 0 {
+		cmp.differs("IPv4 rp_filter", "1", "0")
+	}
+	cmp.flag("IPv6 drop_unicast_in_l2_multicast", true, !l.UnicastInMulticast)
+	if l.AcceptRA != 0 {
+		cmp.differs("IPv6 accept_ra", "0", strconv.Itoa(l.AcceptRA))
+	}
+	return cmp.list
 }
 
 // comparison collects differences of one object.
@@ -123,26 +152,8 @@ func (br *Bridge) Differences(l *Link) []tombolo.Difference {
 	if br.VLANFiltering {
 		cmp.flag("vlan_filtering", true, l.Bridge.VLANFiltering)
 	}
-	if br.limits(l) {
-		cmp.limit("fdb_max_learned", br.MaxLearned, *l.Bridge.MaxLearned)
+	if br.limits(l) && br.MaxLearned != *l.Bridge.MaxLearned {
+		cmp.differs("fdb_max_learned", fmt.Sprint(br.MaxLearned), fmt.Sprint(*l.Bridge.MaxLearned))
 	}
 	return cmp.list
-}
-
-func (c *comparison) port(p *Port, have *PortState) {
-	if have == nil {
-		return
-	}
-	c.flag("hairpin", p.Hairpin, have.Hairpin)
-	c.flag("isolation", p.Isolated, have.Isolated)
-	c.flag("forwarding of link-local groups", p.ForwardGroups, have.ForwardGroups)
-	c.flag("learning", !p.NoLearning, have.Learning)
-	c.flag("flood", !p.NoFlood, have.Flood)
-	c.flag("multicast flood", !p.NoMulticastFlood, have.MulticastFlood)
-}
-
-func (c *comparison) limit(what string, want, have uint32) {
-	if want != have {
-		c.differs(what, strconv.FormatUint(uint64(want), 10), strconv.FormatUint(uint64(have), 10))
-	}
 }

@@ -87,17 +87,14 @@ func (c *Conn) fdbEntry(ctx context.Context, p *Port, index int) (fdbEntry, erro
 	return f, c.execute(ctx, &b)
 }
 
-// staticFDB compares what the bridge knows of the pod's MAC.
-func (c *comparison) staticFDB(ctx context.Context, conn *Conn, p *Port, index int) error {
+// lacksStaticFDB reports whether the bridge lacks the port's static entry of the pod's MAC.
+func (c *Conn) lacksStaticFDB(ctx context.Context, p *Port, index int) (bool, error) {
 	if !p.StaticFDB || len(p.PeerMAC) != 6 {
-		return nil
+		return false, nil
 	}
-	f, err := conn.fdbEntry(ctx, p, index)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
+	f, err := c.fdbEntry(ctx, p, index)
+	if errors.Is(err, fs.ErrNotExist) {
+		return true, nil
 	}
-	if err != nil || !f.static() || f.port != index {
-		c.missing("static FDB entry", p.PeerMAC.String())
-	}
-	return nil
+	return err == nil && (!f.static() || f.port != index), err
 }

@@ -119,22 +119,3 @@ func (c *Conn) hostIPv6() (*sysctl.Dir, error) {
 	}
 	return c.ipv6, err
 }
-
-// ClosedToIP says whether a link is as the host's end of a pod's veth is to be: the host
-// takes no IP packets from it, as far as that is for the link to say. Conn.Enslave makes it
-// so.
-func (l *Link) ClosedToIP() bool {
-	return l != nil && l.ReversePath != 0 && !l.UnicastInMulticast && l.AcceptRA == 0
-}
-
-// hostEnd compares it. A loose rp_filter, as some systems set it on each new link, does as
-// well as a strict one.
-func (c *comparison) hostEnd(l *Link) {
-	if l.ReversePath == 0 {
-		c.differs("IPv4 rp_filter", "1", "0")
-	}
-	c.flag("IPv6 drop_unicast_in_l2_multicast", true, !l.UnicastInMulticast)
-	if l.AcceptRA != 0 {
-		c.differs("IPv6 accept_ra", "0", strconv.Itoa(l.AcceptRA))
-	}
-}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"slices"
 	"strconv"
 
@@ -15,6 +16,7 @@ import (
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/routing"
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/route"
@@ -31,6 +33,9 @@ type Routing struct {
 	//
 	// Links of others then forward to links of others too: nft.Network's Closed drops that.
 	IPv4, IPv6 bool
+	// Input names the link that pods' packets come in by. On a router too, the kernel forwards those of IPv4 only if
+	// this link's own parameter is set.
+	Input string
 	// NoRedirects names a link on which the host sends no IPv4 redirects to a shorter way than through itself: the
 	// bridge, where the router is on it as well as the pods. For that the parameter send_redirects must be 0 on the
 	// link and in "all", so that other links keep to their own from then on. IPv6 has no such parameter: see
@@ -78,18 +83,28 @@ func (r *Routing) families() []forwarding {
 	return list
 }
 
-// parameters lists the parameters of the family, none if the host is a router.
-func (f *forwarding) parameters() ([]hostParameter, error) {
+// parameters lists the parameters of the family. On a router that is at most the input's.
+func (f *forwarding) parameters(input string) (list []hostParameter, _ error) {
 	all, err := sysctl.Read(f.all)
-	if err != nil || all != "0" {
+	if err != nil {
 		return nil, err
 	}
 	of := func(name string) string { return sysctl.Link(f.family, name, f.name) }
-	if !sysctl.Exists(of(loopbackName)) {
+	switch {
+	case all != "0":
+		if f.value = "1"; f.family == "ipv6" {
+			input = ""
+		}
+	case !sysctl.Exists(of(loopbackName)):
 		return []hostParameter{{path: f.all, value: "1", before: keepAdvertised}}, nil
+	default:
+		others := func() error { return sysctl.Replace(f.family, f.name, "0", f.value, loopbackName) }
+		list = []hostParameter{{of("default"), f.value, true, nil}, {of(loopbackName), f.value, true, others}}
 	}
-	others := func() error { return sysctl.Replace(f.family, f.name, "0", f.value, loopbackName) }
-	return []hostParameter{{of("default"), f.value, true, nil}, {of(loopbackName), f.value, true, others}}, nil
+	if input != "" {
+		list = append(list, hostParameter{of(input), f.value, true, nil})
+	}
+	return list, nil
 }
 
 // keepAdvertised has the links that accept router advertisements accept them from a host that forwards too, and later
@@ -98,7 +113,7 @@ func (f *forwarding) parameters() ([]hostParameter, error) {
 func keepAdvertised() error { return sysctl.Replace("ipv6", "accept_ra", "1", "2") }
 
 func (r *Routing) parameters() ([]hostParameter, error) {
-	for _, name := range []string{r.NoRedirects, r.RouteLocalnet} {
+	for _, name := range []string{r.Input, r.NoRedirects, r.RouteLocalnet} {
 		if err := checkParameterOf(name); err != nil && name != "" {
 			return nil, &tombolo.OpError{Op: "set parameters of link", Object: name, Err: err}
 		}
@@ -109,7 +124,7 @@ func (r *Routing) parameters() ([]hostParameter, error) {
 			hostParameter{path: sysctl.Link("ipv4", r.NoRedirects, sendRedirects), value: "0"})
 	}
 	for _, f := range r.families() {
-		parameters, err := f.parameters()
+		parameters, err := f.parameters(r.Input)
 		if err != nil {
 			return nil, err
 		}
@@ -219,87 +234,81 @@ func (c *Conn) Forwards(ctx context.Context) (pods, router Routing, _ error) {
 	return pods, router, nil
 }
 
-// DefaultMTU is that of the link of the default route, in bytes, the smaller over both
-// families; 1500 if there is none, or it is the link that is excepted by its name.
+// DefaultMTU is that of the link by which the host sends to elsewhere, in bytes, the smaller over both families; 1500 if
+// there is none, or it is the link that is excepted by its name.
 func (c *Conn) DefaultMTU(ctx context.Context, except string) (int, error) {
 	const ethernet = 1500
+	ways, err := c.waysOut(ctx)
 	mtu := 0
-	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
-		list, err := c.Routes().List(ctx, route.Filter{Family: family, Table: unix.RT_TABLE_MAIN})
-		if err != nil {
-			return 0, err
-		}
-		var best *route.Route
-		for i, r := range list {
-			if r.Dst.Bits() <= 0 && r.Type == unix.RTN_UNICAST && (best == nil || r.Priority < best.Priority) {
-				best = &list[i]
-			}
-		}
-		if best == nil {
-			continue
-		}
-		index := best.Link
-		if len(best.Nexthops) > 0 {
-			index = best.Nexthops[0].Link
-		}
-		l, err := c.LinkByIndex(ctx, index)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return 0, err
-		}
-		if err == nil && l.Name != except && (mtu == 0 || l.MTU < mtu) {
+	for _, l := range ways {
+		if l.Name != except && (mtu == 0 || l.MTU < mtu) {
 			mtu = l.MTU
 		}
 	}
-	return cmp.Or(mtu, ethernet), nil
+	return cmp.Or(mtu, ethernet), err
+}
+
+// waysOut lists the links by which the host sends to elsewhere: one for each family that has a default route.
+func (c *Conn) waysOut(ctx context.Context) (list []*Link, _ error) {
+	for _, zero := range []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()} {
+		r, err := c.Routes().Get(ctx, routing.Outside(zero))
+		if route.NoRoute(err) || err == nil && r.Type != unix.RTN_UNICAST {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		l, err := c.LinkByIndex(ctx, r.Link)
+		if err == nil {
+			list = append(list, l)
+		} else if !errors.Is(err, fs.ErrNotExist) { // it has gone since
+			return nil, err
+		}
+	}
+	return list, nil
 }
 
 // Uplinks names the bridges and veth links that lead to the host's own neighbours, and not to containers or virtual
-// machines on the host: a bridge with a port that is hardware, a bond or a VLAN, or with a default route, and a veth
-// link with a subnet of its own, as a node that is a container has it.
-func (c *Conn) Uplinks(ctx context.Context) (names []string, _ error) {
-	all, err := c.links(ctx, "list links", "", 0)
+// machines on the host: a bridge with a port that is hardware, a bond or a VLAN, or by which the host sends to elsewhere,
+// and a veth link with a subnet of its own, as a node that is a container has it. Of the bridges in except, whose ports
+// may be many, it does not list them.
+func (c *Conn) Uplinks(ctx context.Context, except ...string) (names []string, _ error) {
+	ways, err := c.waysOut(ctx)
 	if err != nil {
 		return nil, err
 	}
-	addresses, err := c.Addresses().List(ctx, addr.Filter{})
+	bridges, err := c.links(ctx, "list bridges", "bridge", 0)
 	if err != nil {
 		return nil, err
 	}
-
-	hasNIC, hasSubnet := map[int]bool{}, map[int]bool{} // by a link's index
-	for i := range all {
-		if slices.Contains([]string{"", "bond", "team", "vlan"}, all[i].Kind) {
-			hasNIC[all[i].Master] = true
-		}
-	}
-	for _, a := range addresses {
-		if a.Prefix.Bits() < a.Prefix.Addr().BitLen() && !a.Prefix.Addr().IsLinkLocalUnicast() {
-			hasSubnet[a.Link] = true
-		}
-	}
-
-	for _, l := range all {
-		is := l.Kind == "veth" && hasSubnet[l.Index] || l.Kind == "bridge" && hasNIC[l.Index]
-		if l.Kind == "bridge" && !is {
-			if is, err = c.hasDefaultRoute(ctx, l.Index); err != nil {
+	isNIC := func(l Link) bool { return slices.Contains([]string{"", "bond", "team", "vlan"}, l.Kind) }
+	for _, l := range bridges {
+		is := slices.ContainsFunc(ways, func(way *Link) bool { return way.Index == l.Index })
+		if !is && !slices.Contains(except, l.Name) {
+			ports, err := c.Ports(ctx, l.Index)
+			if err != nil {
 				return nil, err
 			}
+			is = slices.ContainsFunc(ports, isNIC)
 		}
 		if is {
 			names = append(names, l.Name)
 		}
 	}
-	slices.Sort(names)
-	return names, nil
-}
 
-func (c *Conn) hasDefaultRoute(ctx context.Context, link int) (has bool, _ error) {
-	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
-		f := route.Filter{Family: family, Link: link, Type: unix.RTN_UNICAST}
-		err := c.Routes().Walk(ctx, f, func(r route.Route) { has = has || r.Dst.Bits() <= 0 })
-		if err != nil && !errors.Is(err, fs.ErrNotExist) { // gone meanwhile
-			return false, err
+	addresses, err := c.Addresses().List(ctx, addr.Filter{})
+	for _, a := range addresses {
+		if a.Prefix.IsSingleIP() || a.Prefix.Addr().IsLinkLocalUnicast() {
+			continue
+		}
+		l, err := c.LinkByIndex(ctx, a.Link)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) { // it has gone since
+			return nil, err
+		}
+		if err == nil && l.Kind == "veth" {
+			names = append(names, l.Name)
 		}
 	}
-	return has, nil
+	slices.Sort(names)
+	return slices.Compact(names), err
 }

@@ -22,25 +22,11 @@ import (
 // made it a router. The rules that keep it from that are the firewall's part.
 type forwardingPart struct{}
 
-// needs describes the host as the network needs it. Pods of a LAN whose default route leads through the host
-// (defaultRoute "host"), so that its firewall and services see what they send, must learn of no shorter way.
-func (n *site) needs() bridge.Routing {
-	r := familyRouting(n.forwarded()...)
-	if n.rec.DefaultRoute == exitHost {
-		r.IPv4, r.IPv6, r.NoRedirects = true, r.IPv6 || n.rec.SLAAC, n.rec.Bridge
-	}
-	return r
-}
-
-// forwarded gives an address of each family that the host has to forward: of gateways, and of pods that ports of
-// the host lead to. An Add asks for its own pod alone.
-func (n *site) forwarded() []netip.Addr {
-	var list []netip.Addr
-	need := func(a netip.Addr) {
-		if !slices.ContainsFunc(list, func(b netip.Addr) bool { return a.BitLen() == b.BitLen() }) {
-			list = append(list, a)
-		}
-	}
+// needs describes the host as the network needs it: it forwards the families of gateways, and of pods that ports of the
+// host lead to. An Add asks for its own pod alone. Pods of a LAN whose default route leads through the host (defaultRoute
+// "host"), so that its firewall and services see what they send, must learn of no shorter way.
+func (n *site) needs() (r bridge.Routing) {
+	need := func(a netip.Addr) { r.IPv4, r.IPv6 = r.IPv4 || a.Is4(), r.IPv6 || a.Is6() }
 	gateways := n.rec.Gateways
 	if n.usual && n.want != nil {
 		gateways = n.want.Record.Gateways
@@ -60,13 +46,12 @@ func (n *site) forwarded() []netip.Addr {
 			}
 		}
 	}
-	return list
-}
 
-// familyRouting is that the host forwards the families of these addresses.
-func familyRouting(addrs ...netip.Addr) (r bridge.Routing) {
-	for _, a := range addrs {
-		r.IPv4, r.IPv6 = r.IPv4 || a.Is4(), r.IPv6 || a.Is6()
+	if n.at.Index != 0 && len(n.rec.Gateways) > 0 {
+		r.Input = n.at.Name
+	}
+	if n.rec.DefaultRoute == exitHost {
+		r.IPv4, r.IPv6, r.NoRedirects = true, r.IPv6 || n.rec.SLAAC, n.rec.Bridge
 	}
 	return r
 }
@@ -106,13 +91,6 @@ const forceForwarding = "force_forwarding" // of a link, for IPv6; since Linux 6
 
 func (forwardingPart) look(ctx context.Context, n *site) error {
 	needs := n.needs()
-	if needs.NoRedirects != "" && n.bridge.Index != 0 {
-		diffs, err := n.s.Links.CheckRouting(ctx, bridge.Routing{NoRedirects: needs.NoRedirects})
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
-		n.found.AddAll(diffs, tombolo.RemedyRepair)
-	}
 	pods, err := n.lookAtForwarding(ctx, needs)
 	if err != nil {
 		return err
@@ -127,54 +105,27 @@ func (forwardingPart) look(ctx context.Context, n *site) error {
 		}
 		n.found.Advise(tombolo.RemedyRepair, "the host does not forward IPv6 (net.ipv6.conf.%s)", parameter)
 	}
-	if n.usual {
-		return nil
+
+	// A family that the host does not forward has been named.
+	needs.IPv4, needs.IPv6 = needs.IPv4 && pods.IPv4, needs.IPv6 && pods.IPv6
+	if n.bridge.Index == 0 {
+		needs.NoRedirects = ""
 	}
-	if links, err := n.routers4(); err != nil {
+	if n.usual {
+		if needs.NoRedirects == "" {
+			return nil
+		}
+		needs = bridge.Routing{NoRedirects: needs.NoRedirects}
+	} else if links, err := n.routers4(); err != nil {
 		return err
 	} else if !slices.Equal(links, n.rec.Routers4) {
-		n.found.Advise(tombolo.RemedyRepair, "the links %q forward by their owner's setting, and the firewall knows %q", links, n.rec.Routers4)
+		n.found.Advise(tombolo.RemedyRepair, "the links %q forward by their owner's setting, and the firewall knows %q",
+			links, n.rec.Routers4)
 	}
-	later := bridge.Routing{IPv4: needs.IPv4 && pods.IPv4, IPv6: needs.IPv6 && pods.IPv6}
-	diffs, err := n.s.Links.CheckRouting(ctx, later)
+	diffs, err := n.s.Links.CheckRouting(ctx, needs)
 	n.found.AddAll(diffs, tombolo.RemedyRepair)
-	return errors.Join(err, n.eachInput(later, func(path, value string) error {
-		have, err := sysctl.Read(path)
-		if err == nil && have == "0" {
-			n.found.AddAll([]tombolo.Difference{{Object: "kernel parameters", What: path, Want: value, Have: have}}, tombolo.RemedyRepair)
-		}
-		return err
-	}))
-}
-
-// eachInput calls do with the parameter of the gateways' link without which the host does not forward what comes in by
-// that link, for each family in r, and with the value that belongs there. IPv6 has none on a router.
-func (n *site) eachInput(r bridge.Routing, do func(path, value string) error) error {
-	if n.at.Index == 0 || len(n.rec.Gateways) == 0 {
-		return nil
-	}
-	four := "1"
-	for _, c := range n.closed {
-		if c.IPv6 && r.IPv6 {
-			if err := do(sysctl.Link("ipv6", n.at.Name, forceForwarding), "1"); err != nil {
-				return err
-			}
-		}
-		if !c.IPv6 {
-			four = sysctl.OwnForwarding
-		}
-	}
-	if !r.IPv4 {
-		return nil
-	}
-	return do(sysctl.Link("ipv4", n.at.Name, "forwarding"), four)
-}
-
-// lookAtParameter compares a kernel parameter.
-func (n *site) lookAtParameter(path, want string) error {
-	have, err := sysctl.Read(path)
-	if err == nil && have != want {
-		n.found.AddAll([]tombolo.Difference{{Object: "kernel parameters", What: path, Want: want, Have: have}}, tombolo.RemedyRepair)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // a link is gone, which is said of the link
 	}
 	return err
 }
@@ -197,13 +148,7 @@ func (forwardingPart) make(ctx context.Context, n *site) (bool, error) {
 	if n.rec.Routers4 = links; len(links) > 0 {
 		n.closed[0].Routers = links // IPv4 is the first
 	}
-	return false, n.eachInput(needs, func(path, value string) error {
-		have, err := sysctl.Read(path)
-		if err != nil || have != "0" {
-			return err
-		}
-		return sysctl.Write(path, value)
-	})
+	return false, nil
 }
 
 // noteRouters puts on record the links that their owner has forward IPv6, before others do so for pods: afterwards they

@@ -31,8 +31,10 @@ func (gatewayPart) look(ctx context.Context, n *site) error {
 		return n.lookAtOwnGateways(ctx)
 	}
 	if path := n.advertisements(); path != "" {
-		if err := n.lookAtParameter(path, "0"); err != nil {
+		if have, err := sysctl.Read(path); err != nil {
 			return err
+		} else if have != "0" {
+			n.found.AddAll([]tombolo.Difference{{Object: "kernel parameters", What: path, Want: "0", Have: have}}, tombolo.RemedyRepair)
 		}
 	}
 	have, err := n.s.Links.Addresses().List(ctx, addr.Filter{Link: n.at.Index})

@@ -1,7 +1,6 @@
 package network
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"io/fs"
@@ -54,7 +53,7 @@ func (portPart) mend(ctx context.Context, p *attached) error {
 	}
 	port := portOn(p.Attachment, br)
 	// Of an entry, and of VLANs, there is no knowing here.
-	if br.Kind != "bridge" || portFits(p.link, br, &port) && !port.StaticFDB && port.VLAN.IsZero() {
+	if br.Kind != "bridge" || len(port.Differences(p.link, br)) == 0 && !port.StaticFDB && port.VLAN.IsZero() {
 		return nil
 	}
 	port.BridgeIndex = br.Index
@@ -64,11 +63,9 @@ func (portPart) mend(ctx context.Context, p *attached) error {
 // onBridge says how a link differs from the port that an attachment should have.
 func onBridge(ctx context.Context, s *session, a *state.Attachment, link, br *bridge.Link) ([]tombolo.Difference, error) {
 	p := portOn(a, br)
-	if !portFits(link, br, &p) {
-		return []tombolo.Difference{{Text: "port " + a.HostIf + " is not on bridge " + br.Name + " with the flags that it should have"}}, nil
-	}
-	if p.VLAN.IsZero() {
-		return nil, nil
+	diffs := p.Differences(link, br)
+	if len(diffs) > 0 || p.VLAN.IsZero() {
+		return diffs, nil
 	}
 	diffs, err := s.Links.VLANs().Check(ctx, link.Index, a.HostIf, p.VLAN)
 	if errors.Is(err, unix.ENODEV) {
@@ -100,16 +97,6 @@ func keepTable(p *bridge.Port, guarded bool, br *bridge.Link) {
 	if br.Bridge != nil && br.Bridge.MaxLearned == nil && !guarded {
 		p.NoLearning, p.StaticFDB = true, true
 	}
-}
-
-// portFits says whether a link is a port of the bridge with the flags that it
-// should have.
-func portFits(l, br *bridge.Link, p *bridge.Port) bool {
-	return l.Master == br.Index && l.Up && l.Port != nil &&
-		l.Port.Hairpin == p.Hairpin && l.Port.Isolated == p.Isolated &&
-		l.Port.ForwardGroups == p.ForwardGroups && l.ClosedToIP() && l.Alias == p.Alias &&
-		l.Port.Learning != p.NoLearning && l.Port.Flood != p.NoFlood && l.Port.MulticastFlood != p.NoMulticastFlood &&
-		(p.MTU == 0 || l.MTU == p.MTU) && (p.MAC == nil || bytes.Equal(l.MAC, p.MAC))
 }
 
 // portOf is the host's side of an attachment, from its record.

@@ -27,7 +27,7 @@ type part interface {
 func parts() []part {
 	return []part{
 		uplinkPart{}, bridgePart{}, vlanPart{}, forwardingPart{}, gatewayPart{},
-		firewallPart{}, exitsPart{}, servicePart{}, loopbackPart{}, admissionPart{},
+		firewallPart{}, servicePart{}, loopbackPart{}, admissionPart{},
 	}
 }
 

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
-	"net/netip"
 
 	"golang.org/x/sys/unix"
 
@@ -67,26 +66,26 @@ func (c *Conn) Attach(ctx context.Context, pod *netns.NS, port Port) (*Attachmen
 	entered := c.enter(pod, &port)
 	var b nl.Batch
 	port.create(&b, port.BridgeIndex, pod.FD())
-	if err := c.configure(ctx, &b, &port, true); err != nil {
-		entered.abandon()
-		if b.Err(0) != nil {
-			return nil, c.explain(&port, err)
-		}
-		return nil, c.undo(&port, err)
+	err := c.configure(ctx, &b, &port, true)
+	if err == nil {
+		err = c.refuseIPv6(port.Name)
 	}
-	err := c.refuseIPv6(port.Name)
 	if err == nil {
 		err = c.setUp(ctx, &port, port.BeforeUp)
 	}
-	if err != nil {
-		entered.abandon()
-		return nil, c.undo(&port, err)
+	in, enterErr := entered()
+	if err = cmp.Or(err, enterErr); err == nil {
+		var a *Attachment
+		if a, err = c.setUpPod(ctx, in, &port); err == nil {
+			return a, nil
+		}
+	} else {
+		in.close()
 	}
-	a, err := c.setUpPod(ctx, entered, &port)
-	if err != nil {
-		return nil, c.undo(&port, err)
+	if b.Err(0) != nil {
+		return nil, c.explain(&port, err)
 	}
-	return a, nil
+	return nil, c.undo(&port, err)
 }
 
 // configure sends a batch, to whose end it adds a port's configuration. A kernel without
@@ -155,28 +154,23 @@ func (c *Conn) undo(p *Port, cause error) error {
 	return cause
 }
 
-func (c *Conn) setUpPod(ctx context.Context, entered entered, p *Port) (*Attachment, error) {
-	in, err := entered.wait()
-	if err != nil {
-		return nil, err
-	}
+// setUpPod configures the pod's interface, and returns once it is usable, unless the caller waits. It closes in.
+func (c *Conn) setUpPod(ctx context.Context, in *inPod, p *Port) (_ *Attachment, err error) {
 	a := &Attachment{Name: p.Name, MAC: p.MAC, Peer: p.Peer, PeerMAC: p.PeerMAC, MTU: p.MTU}
-	if err := c.configurePod(ctx, in, p, a); err != nil {
-		in.close()
-		return nil, err
+	if err = c.configurePod(ctx, in, p, a); err == nil {
+		a.NetNSCookie, err = in.conn.NetNSCookie()
 	}
-	if a.NetNSCookie, err = in.conn.NetNSCookie(); err != nil {
-		in.close()
-		return nil, err
-	}
-	if in.usable == nil {
+	if err != nil || in.usable == nil {
 		in.close()
 	} else {
-		in.link, in.addresses = a.PeerIndex, addrsOf(p.podAddresses())
+		in.link = a.PeerIndex
+		for _, own := range p.podAddresses() {
+			in.addresses = append(in.addresses, own.Addr())
+		}
 		c.waitLater(p.Name, in)
 	}
-	if p.NoWait {
-		return a, nil
+	if err != nil || p.NoWait {
+		return a, err
 	}
 	return a, c.Wait(ctx, p.Name)
 }
@@ -242,14 +236,6 @@ func (c *Conn) SetPortMTU(ctx context.Context, port string, mtu int) error {
 
 func setMTU(b *nl.Batch, name string, mtu int) {
 	link.Request{Name: name, MTU: &mtu}.Set(b, "set MTU of link", name)
-}
-
-func addrsOf(prefixes []netip.Prefix) []netip.Addr {
-	list := make([]netip.Addr, len(prefixes))
-	for i, p := range prefixes {
-		list[i] = p.Addr()
-	}
-	return list
 }
 
 // writeSysctls sets, before the interface comes up, the parameters that netlink has no attribute for.

@@ -25,42 +25,16 @@ type inPod struct {
 	addresses []netip.Addr
 }
 
-// entered is an inPod that is on its way.
-type entered <-chan entry
-
-type entry struct {
-	in  *inPod
-	err error
-}
-
-// enter opens, at the same time as others work, what Attach needs in a pod: to enter it
-// costs a thread, and to find its parameters takes some time, as do the host's. The caller
-// has to wait for what comes.
-func (c *Conn) enter(pod *netns.NS, p *Port) entered {
-	done := make(chan entry, 1)
+// enter opens, at the same time as others work, what Attach needs in a pod: to enter it costs a thread, and to find its
+// parameters takes some time, as do the host's. The caller has to call wait.
+func (c *Conn) enter(pod *netns.NS, p *Port) (wait func() (*inPod, error)) {
+	in, done := &inPod{}, make(chan error, 1)
 	ipv6, redirects := p.usesIPv6(), p.NoRedirects
 	go func() {
 		_, _ = c.hostIPv6() // Attach meets the same error, and says it.
-		in := &inPod{}
-		err := pod.Do(func() error { return in.open(c.dialPod, ipv6, redirects) })
-		if err != nil {
-			in.close()
-		}
-		done <- entry{in, err}
+		done <- pod.Do(func() error { return in.open(c.dialPod, ipv6, redirects) })
 	}()
-	return done
-}
-
-func (e entered) wait() (*inPod, error) {
-	got := <-e
-	return got.in, got.err
-}
-
-// abandon is wait for a caller that does not use it any more.
-func (e entered) abandon() {
-	if in, err := e.wait(); err == nil {
-		in.close()
-	}
+	return func() (*inPod, error) { err := <-done; return in, err }
 }
 
 // open is called in the pod's namespace.

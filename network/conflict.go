@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"net/netip"
-	"os"
 	"slices"
 	"time"
 
@@ -14,9 +13,8 @@ import (
 
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
-	"github.com/tombolo-cni/tombolo/dhcpc"
-	"github.com/tombolo-cni/tombolo/dhcpc/transport"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/internal/state"
@@ -179,29 +177,17 @@ func (n *site) refuseAnswered(ctx context.Context, gw netip.Prefix) (flags uint3
 		return 0, nil
 	}
 
-	conn, err := transport.DialRaw(&transport.Config{Link: n.at.Index, MAC: n.at.MAC, ARP: true})
-	if err != nil {
-		return 0, err
-	}
-	defer conn.Close()
-	probe := &dhcpc.ARP{SenderMAC: dhcpc.Hex(n.at.MAC), SenderIP: netip.IPv4Unspecified(), TargetIP: gw.Addr()}
-	for start, sent := time.Now(), 0; ; {
-		p, err := conn.Receive(ctx, start.Add(time.Duration(sent)*300*time.Millisecond))
-		switch {
-		case err == nil && p.ARP != nil && p.ARP.SenderIP == gw.Addr():
-			return 0, n.answered(gw, p.ARP.SenderMAC.String())
-		case err == nil:
-		case !errors.Is(err, os.ErrDeadlineExceeded):
+	const tries, wait = 3, 300 * time.Millisecond
+	for range tries {
+		owners, err := lease.WhoHas(ctx, n.at.Index, n.at.MAC, gw.Addr(), wait)
+		if err != nil {
 			return 0, err
-		case sent == 3:
-			return unix.IFA_F_NODAD, nil
-		default:
-			sent++
-			if err := conn.Send(ctx, &dhcpc.Packet{ARP: probe}); err != nil {
-				return 0, err
-			}
+		}
+		if len(owners) > 0 {
+			return 0, n.answered(gw, owners[0].String())
 		}
 	}
+	return unix.IFA_F_NODAD, nil
 }
 
 func (n *site) answered(gw netip.Prefix, by string) error {

@@ -13,57 +13,35 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/file"
 )
 
-// systemd-networkd reads files from networkdFiles, a directory for other programs (systemd.network(5)), when it starts.
-// Where it runs, networkdState exists. Both are gone after a boot.
-const (
-	networkdFiles = "/run/systemd/network"
-	networkdState = "/run/systemd/netif"
-)
-
-// podPorts matches the names of pods' ports, and of the links that shape their traffic (ident.Hash).
-const (
-	podPorts = "veth" + hexDigit11 + " ifb" + hexDigit11
-
-	hexDigit   = "[0-9a-f]"
-	hexDigit11 = hexDigit + hexDigit + hexDigit + hexDigit + hexDigit + hexDigit + hexDigit + hexDigit + hexDigit + hexDigit + hexDigit
-)
-
 // shieldFromNetworkd writes a file by which systemd-networkd leaves the bridge and the ports of pods alone. Where a file
 // of the operator's matches every link, each start of systemd-networkd would take the ports off the bridge otherwise.
-// The file is for the systemd-networkd of pid 1's network namespace, and for bridges that Tombolo made.
+// The file is for bridges that Tombolo made.
 func (n *site) shieldFromNetworkd() error {
-	if !networkdIsHere() || n.rec.Uplink != "" || n.bridge.Alias != endpoint.BridgeAlias || strings.ContainsAny(n.rec.Bridge+n.rec.GatewayLink(), `*?[]!\'"`) {
+	path, links := networkdFile(n.rec.Bridge), n.rec.Bridge+" "+n.rec.GatewayLink()
+	if path == "" || n.rec.Uplink != "" || n.bridge.Alias != endpoint.BridgeAlias || strings.ContainsAny(links, `*?[]!\'"`) {
 		return nil
 	}
 
-	text := fmt.Sprintf("# Made by Tombolo. \"tombolo remove\" deletes it.\n[Match]\nName=%s %s %s\n\n[Link]\nUnmanaged=yes\n",
-		n.rec.Bridge, n.rec.GatewayLink(), podPorts)
-	path := networkdFile(n.rec.Bridge)
+	hash := strings.Repeat("[0-9a-f]", 11) // of a port's name, and of the link that shapes its traffic
+	text := fmt.Sprintf("# Made by Tombolo. \"tombolo remove\" deletes it.\n[Match]\nName=%s veth%s ifb%[2]s\n\n[Link]\nUnmanaged=yes\n",
+		links, hash)
 	if have, err := file.Read(path, len(text)); err == nil && string(have) == text {
 		return nil
 	}
 	temp := path + ".tmp"
-	return errors.Join(os.MkdirAll(networkdFiles, 0o755), os.WriteFile(temp, []byte(text), 0o644), os.Chmod(temp, 0o644), os.Rename(temp, path))
+	return errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(temp, []byte(text), 0o644), os.Chmod(temp, 0o644),
+		os.Rename(temp, path))
 }
 
-// networkdIsHere reports whether a systemd-networkd works on the calling thread's network namespace: it runs in that of
+// networkdFile returns the path of the file for a bridge, in a directory that systemd-networkd reads when it starts and
+// that is for other programs (systemd.network(5)); a boot empties it. The name sorts before the files that operators
+// write. The path is empty if no systemd-networkd works on the calling thread's network namespace: it runs in that of
 // pid 1.
-func networkdIsHere() bool {
+func networkdFile(bridge string) string {
 	var own, first unix.Stat_t
 	err := errors.Join(unix.Stat("/proc/thread-self/ns/net", &own), unix.Stat("/proc/1/ns/net", &first))
-	_, statErr := os.Stat(networkdState)
-	return err == nil && statErr == nil && own.Ino == first.Ino
-}
-
-// removeNetworkdFile deletes what shieldFromNetworkd wrote for a bridge.
-func removeNetworkdFile(bridge string) error {
-	if !networkdIsHere() {
-		return nil
+	if _, statErr := os.Stat("/run/systemd/netif"); err != nil || statErr != nil || own.Ino != first.Ino {
+		return ""
 	}
-	return file.Remove(networkdFile(bridge))
-}
-
-// networkdFile is the path of the file for a bridge. It sorts before the files that operators write.
-func networkdFile(bridge string) string {
-	return filepath.Join(networkdFiles, "05-tombolo-"+bridge+".network")
+	return filepath.Join("/run/systemd/network", "05-tombolo-"+bridge+".network")
 }

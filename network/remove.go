@@ -9,6 +9,7 @@ import (
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/file"
 	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
@@ -108,7 +109,7 @@ func removeBridge(ctx context.Context, s *session, rec *state.Network) error {
 		return err
 	}
 	if len(shared) == 0 && len(ports) == 0 && l.Alias == endpoint.BridgeAlias {
-		return errors.Join(s.Links.Remove(ctx, rec.Bridge), removeNetworkdFile(rec.Bridge))
+		return errors.Join(s.Links.Remove(ctx, rec.Bridge), file.Remove(networkdFile(rec.Bridge))) // no path is no file
 	}
 	if !rec.VLAN.IsZero() {
 		return leaveVLANs(ctx, s, rec, l, shared)

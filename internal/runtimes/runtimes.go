@@ -68,14 +68,14 @@ func (n *Network) Call(verb string, c *Container) (*current.Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	out, err := run(verb, c, stdin)
+	status, stdout, err := run(verb, c, stdin)
 	if err != nil {
 		return nil, fmt.Errorf("%s of network %s: %w", verb, n.Name, err)
 	}
-	if out.status != 0 {
+	if status != 0 {
 		failure := new(types.Error)
-		if err := json.Unmarshal(out.stdout, failure); err != nil || failure.Code == 0 {
-			return nil, fmt.Errorf("%s of network %s ended without a result: %q", verb, n.Name, out.stdout)
+		if err := json.Unmarshal(stdout, failure); err != nil || failure.Code == 0 {
+			return nil, fmt.Errorf("%s of network %s ended without a result: %q", verb, n.Name, stdout)
 		}
 		return nil, failure
 	}
@@ -83,59 +83,39 @@ func (n *Network) Call(verb string, c *Container) (*current.Result, error) {
 		return nil, nil
 	}
 	result := new(current.Result)
-	return result, json.Unmarshal(out.stdout, result)
+	return result, json.Unmarshal(stdout, result)
 }
 
-// outcome is how a call of the plugin ended.
-type outcome struct {
-	status int
-	stdout []byte
-}
-
-// run calls the plugin on a goroutine of its own, in the calling thread's network namespace. If the call hangs past its
-// deadline, the plugin's watchdog reports that, and run returns while the call goes on. If the call panics, run returns
-// the panic as an error.
-func run(verb string, c *Container, stdin []byte) (outcome, error) {
+// run calls the plugin on a goroutine of its own, in the calling thread's network namespace, and returns its exit status
+// and what it printed. If the call hangs past its deadline, the plugin's watchdog reports that, and run returns while the
+// call goes on. If the call panics, run returns the panic as an error.
+func run(verb string, c *Container, stdin []byte) (status int, stdout []byte, _ error) {
 	host, err := netns.Current()
 	if err != nil {
-		return outcome{}, err
+		return 0, nil, err
 	}
-	ended, stdout, failed := make(chan int, 2), make(printed, 2), make(chan error, 1)
+	type outcome struct {
+		status int
+		err    error
+	}
+	ended, out := make(chan outcome, 3), &bytes.Buffer{} // only the call or its watchdog prints, before it ends
 	plugin := &cni.Plugin{
-		Getenv: c.environment(verb), Stdin: bytes.NewReader(stdin), Stdout: stdout, Name: pluginName,
-		Exit: func(status int) { ended <- status; runtime.Goexit() },
+		Getenv: c.environment(verb), Stdin: bytes.NewReader(stdin), Stdout: out, Name: pluginName,
+		Exit: func(status int) { ended <- outcome{status: status}; runtime.Goexit() },
 	}
 	go func() {
 		defer func() {
 			if what := recover(); what != nil {
-				failed <- fmt.Errorf("panic: %v\n%s", what, debug.Stack())
+				ended <- outcome{err: fmt.Errorf("panic: %v\n%s", what, debug.Stack())}
 			}
 		}()
 		defer host.Close()
-		if err := host.Do(func() error { ended <- plugin.Run(); return nil }); err != nil {
-			failed <- err
+		if err := host.Do(func() error { ended <- outcome{status: plugin.Run()}; return nil }); err != nil {
+			ended <- outcome{err: err}
 		}
 	}()
-
-	select {
-	case err := <-failed:
-		return outcome{}, err
-	case status := <-ended:
-		select {
-		case text := <-stdout:
-			return outcome{status, text}, nil
-		default:
-			return outcome{status: status}, nil
-		}
-	}
-}
-
-// printed receives what the plugin prints, by one Write.
-type printed chan []byte
-
-func (p printed) Write(text []byte) (int, error) {
-	p <- bytes.Clone(text)
-	return len(text), nil
+	end := <-ended
+	return end.status, out.Bytes(), end.err
 }
 
 // MACOf returns the MAC of the container's interface from the result of an ADD, or "" if the result names none.

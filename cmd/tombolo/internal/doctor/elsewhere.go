@@ -9,16 +9,13 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
-	"os"
 	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/tombolo-cni/tombolo/bridge"
-	"github.com/tombolo-cni/tombolo/dhcpc"
-	"github.com/tombolo-cni/tombolo/dhcpc/transport"
 	"github.com/tombolo-cni/tombolo/internal/icmp"
+	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/routing"
 	"github.com/tombolo-cni/tombolo/route"
@@ -173,7 +170,7 @@ func (e *examination) duplicates(ctx context.Context) error {
 		if !a.Prefix.Addr().Is4() {
 			continue
 		}
-		owners, err := whoHas(ctx, e.bridge, a.Prefix.Addr())
+		owners, err := lease.WhoHas(ctx, e.bridge.Index, e.bridge.MAC, a.Prefix.Addr(), hear)
 		if err != nil {
 			return err
 		}
@@ -185,7 +182,7 @@ func (e *examination) duplicates(ctx context.Context) error {
 		if !a.Gateway.Is4() || !e.isOwn(ctx, a.Gateway) {
 			return nil
 		}
-		if owners, err = whoHas(ctx, e.bridge, a.Gateway); err != nil {
+		if owners, err = lease.WhoHas(ctx, e.bridge.Index, e.bridge.MAC, a.Gateway, hear); err != nil {
 			return err
 		}
 		for _, mac := range owners {
@@ -193,35 +190,4 @@ func (e *examination) duplicates(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-// whoHas sends an ARP probe (RFC 5227), which changes no neighbour table, and gives the MACs of those that answer.
-func whoHas(ctx context.Context, br *bridge.Link, a netip.Addr) ([]net.HardwareAddr, error) {
-	conn, err := transport.DialRaw(&transport.Config{Link: br.Index, MAC: br.MAC, ARP: true})
-	if err != nil {
-		return nil, err
-	}
-	defer conn.Close()
-	probe := &dhcpc.Packet{ARP: &dhcpc.ARP{SenderMAC: dhcpc.Hex(br.MAC), SenderIP: netip.IPv4Unspecified(), TargetIP: a}}
-	if err := conn.Send(ctx, probe); err != nil {
-		return nil, err
-	}
-	var list []net.HardwareAddr
-	until := time.Now().Add(hear)
-	for {
-		p, err := conn.Receive(ctx, until)
-		if errors.Is(err, os.ErrDeadlineExceeded) {
-			return list, nil
-		}
-		if err != nil {
-			return nil, err
-		}
-		if p.ARP == nil || p.ARP.SenderIP != a || !p.ARP.Reply {
-			continue
-		}
-		mac := net.HardwareAddr(p.ARP.SenderMAC)
-		if !bytes.Equal(mac, br.MAC) && !slices.ContainsFunc(list, func(have net.HardwareAddr) bool { return bytes.Equal(have, mac) }) {
-			list = append(list, mac)
-		}
-	}
 }

@@ -60,7 +60,7 @@ func (c *Conn) Replace(ctx context.Context, a Address) error {
 
 // change carries out one request.
 func (c *Conn) change(ctx context.Context, op string, a *Address, typ netlink.HeaderType, flags netlink.HeaderFlags) error {
-	if err := c.usable(ctx); err != nil {
+	if err := nl.Usable(ctx, c.nl); err != nil {
 		return err
 	}
 	var b nl.Batch
@@ -96,7 +96,7 @@ type Filter struct {
 // and tombolo.ErrInterrupted where the addresses changed faster than they could be
 // read.
 func (c *Conn) List(ctx context.Context, f Filter) ([]Address, error) {
-	if err := c.usable(ctx); err != nil {
+	if err := nl.Usable(ctx, c.nl); err != nil {
 		return nil, err
 	}
 	var list []Address
@@ -168,7 +168,7 @@ func (a *Address) network() netip.Prefix {
 
 // get asks for one IPv6 address, whose prefix length the kernel does not compare.
 func (c *Conn) get(ctx context.Context, a *Address) (Address, error) {
-	if err := c.usable(ctx); err != nil {
+	if err := nl.Usable(ctx, c.nl); err != nil {
 		return Address{}, err
 	}
 	var have Address
@@ -185,14 +185,6 @@ func (c *Conn) get(ctx context.Context, a *Address) (Address, error) {
 	})
 	err = c.nl.Execute(&b)
 	return have, err
-}
-
-// usable refuses a Conn or a context that nothing can be done with.
-func (c *Conn) usable(ctx context.Context) error {
-	if err := nl.Usable(ctx, c.nl); err != nil {
-		return err
-	}
-	return ctx.Err()
 }
 
 // Ensure makes a link have an address as it is given, and says whether it had to

@@ -250,20 +250,22 @@ func (p *Port) writeSysctls(in *inPod) error {
 	}
 	if p.usesIPv6() {
 		errs = append(errs, in.ipv6.Prefer(p.Peer+"/keep_addr_on_down", "1"))
-		errs = append(errs, in.enableIPv6(p.Peer), in.enableIPv6("lo"))
+		// For runtimes that create namespaces with IPv6 switched off. Elsewhere it must not write: the kernel takes its
+		// lock on all links for that, and a writer that does not get it tries again and again.
+		for _, name := range []string{p.Peer, "lo"} {
+			_, err := in.ipv6.Ensure(name+"/disable_ipv6", "0")
+			errs = append(errs, err)
+		}
 	}
 	if p.NoRedirects {
-		errs = append(errs, p.refuseRedirects(in))
+		// IPv4 takes redirects if "all" or the interface allows them, as long as the pod does not forward; IPv6 asks the
+		// interface alone.
+		errs = append(errs, in.ipv4.Write("all/accept_redirects", "0"))
+		if p.usesIPv6() {
+			errs = append(errs, in.ipv6.Write(p.Peer+"/accept_redirects", "0"))
+		}
 	}
 	return errors.Join(errs...)
-}
-
-// enableIPv6 is for runtimes that create namespaces with IPv6 switched off. Elsewhere
-// it must not write: the kernel takes its lock on all links for that, and a writer that
-// does not get it tries again and again.
-func (in *inPod) enableIPv6(name string) error {
-	_, err := in.ipv6.Ensure(name+"/disable_ipv6", "0")
-	return err
 }
 
 // setUp does what is left to do with a port that was left down, and then sets it up: before, if

@@ -58,9 +58,6 @@ func (c *Conn) Solicit(ctx context.Context, pod *netns.NS, port Port) (*Solicita
 	if port.Autoconf == nil {
 		return nil, &tombolo.OpError{Op: "solicit routers for", Object: port.Peer, Err: fmt.Errorf("%w: the port is not to be configured by them", tombolo.ErrInvalid)}
 	}
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
 	c.nl.RefreshCarrier(port.Name)
 	s := &Solicitation{autoconf: *port.Autoconf, peer: port.Peer}
 	if err := s.ask(c, pod, &port); err != nil {
@@ -84,7 +81,7 @@ func (s *Solicitation) ask(c *Conn, pod *netns.NS, port *Port) error {
 			return err
 		}
 		for _, p := range port.hearing() {
-			if p.isIn(l.IPv6) {
+			if have, ok := l.IPv6.At(p.index); ok && have == p.want {
 				continue
 			}
 			if err := sysctl.Write(sysctl.Link("ipv6", port.Peer, p.name), p.value()); err != nil {

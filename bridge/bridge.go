@@ -361,18 +361,3 @@ func probeNetfilter(exists func(path string) bool) error {
 		"%w: it is not loaded; run modprobe br_netfilter, and name it in a file in /etc/modules-load.d, so that it is loaded at boot",
 		ErrNoNetfilter)}
 }
-
-// PassesFirewall says whether packets of IPv4, or of IPv6, that a bridge switches pass the firewall: by an attribute of
-// the bridge, or by a parameter of the calling thread's namespace.
-func (l *Link) PassesFirewall(ipv4 bool) bool {
-	if l == nil || l.Bridge == nil {
-		return false
-	}
-	own, path := l.Bridge.NFCallIPTables, "net/bridge/bridge-nf-call-iptables"
-	if !ipv4 {
-		own, path = l.Bridge.NFCallIP6Tables, "net/bridge/bridge-nf-call-ip6tables"
-	}
-	all, err := sysctl.Read(path)
-	// Without the parameter there is no br_netfilter.
-	return err == nil && (own || all == "1")
-}

@@ -132,7 +132,4 @@ func (c *Conn) execute(ctx context.Context, b *nl.Batch) error {
 	return c.nl.Execute(b)
 }
 
-// usable refuses a Conn or a context that nothing can be done with.
-func (c *Conn) usable(ctx context.Context) error {
-	return nl.Usable(ctx, c.nl)
-}
+func (c *Conn) usable(ctx context.Context) error { return nl.Usable(ctx, c.nl) }

@@ -26,11 +26,10 @@ var ErrForeign = errors.New("the link belongs to another owner")
 // It takes the kernel some 12 to 36 ms, nearly all of them waiting: no more for several
 // links than for one, where one Detach after the other would wait for each.
 func (c *Conn) Detach(ctx context.Context, name, owner string, also ...string) error {
+	c.forget(name)
 	if err := c.usable(ctx); err != nil {
 		return err
 	}
-
-	c.forget(name)
 	var errs []error
 	var ours []*Link
 	for _, name := range append([]string{name}, also...) {

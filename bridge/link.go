@@ -120,9 +120,6 @@ func (c *Conn) links(ctx context.Context, op, kind string, master int) ([]Link, 
 	if err := c.usable(ctx); err != nil {
 		return nil, err
 	}
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
 	var list []Link
 	err := link.List(c.nl, op, kind, master, func(l *link.Link) { list = append(list, *linkOf(l)) })
 	return list, err

@@ -53,20 +53,6 @@ func (p *Port) hearing() []parameter {
 	return append(list, parameter{"accept_ra", 3, 2})
 }
 
-func (p parameter) isIn(have link.Parameters) bool {
-	v, ok := have.At(p.index)
-	return ok && v == p.want
-}
-
-// refuseRedirects writes the parameters that netlink has no attribute for. IPv4 takes redirects if "all" or the
-// interface allows them, as long as the pod does not forward; IPv6 asks the interface alone.
-func (p *Port) refuseRedirects(in *inPod) error {
-	if err := in.ipv4.Write("all/accept_redirects", "0"); err != nil || !p.usesIPv6() {
-		return err
-	}
-	return in.ipv6.Write(p.Peer+"/accept_redirects", "0")
-}
-
 // The host's end of a veth pair is a port of a bridge, and nothing else. But some frames reach the host's own IP
 // stack as from the port, past every rule that names the bridge: those to link-local groups (01:80:c2:00:00:00 to
 // :0f), and all of them where the port has fallen off its bridge. Rules of the firewall stop the former

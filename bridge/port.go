@@ -123,7 +123,7 @@ type Port struct {
 
 // hasIPv6 says whether one of the addresses is an IPv6 one.
 func (p *Port) hasIPv6() bool {
-	return p != nil && slices.ContainsFunc(p.Addresses, func(a netip.Prefix) bool { return a.Addr().Is6() })
+	return slices.ContainsFunc(p.Addresses, func(a netip.Prefix) bool { return a.Addr().Is6() })
 }
 
 // usesIPv6 says whether the pod is to have IPv6 addresses now or later, and so a
@@ -177,29 +177,18 @@ func checkName(name string) error {
 	return nil
 }
 
-// checkParameterOf refuses what is no link's name among those of parameters: "all" and "default" are every link's.
-func checkParameterOf(name string) error {
-	if name == "all" || name == "default" {
-		return fmt.Errorf("%w: %q names no link", tombolo.ErrInvalid, name)
-	}
-	return checkName(name)
-}
-
 // create appends the one message that makes both ends. The peer is born in the
 // pod's namespace: moving it there later would cost grace periods of the kernel,
 // and a rename. It cannot be born up.
 func (p *Port) create(b *nl.Batch, bridge, podNS int) {
-	link.Request{
-		Name: p.Name, MAC: p.MAC, MTU: &p.MTU, Master: &bridge, Group: unless0(p.Group),
+	r := link.Request{
+		Name: p.Name, MAC: p.MAC, MTU: &p.MTU, Master: &bridge,
 		Peer: &link.Request{Name: p.Peer, MAC: p.PeerMAC, MTU: &p.MTU, NetNS: &podNS},
-	}.Create(b, "add link", p.Name)
-}
-
-func unless0(group uint32) *uint32 {
-	if group == 0 {
-		return nil
 	}
-	return &group
+	if p.Group != 0 {
+		r.Group = &p.Group
+	}
+	r.Create(b, "add link", p.Name)
 }
 
 // configure appends what the kernel passes over in a request that creates: the

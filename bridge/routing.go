@@ -114,7 +114,11 @@ func keepAdvertised() error { return sysctl.Replace("ipv6", "accept_ra", "1", "2
 
 func (r *Routing) parameters() ([]hostParameter, error) {
 	for _, name := range []string{r.Input, r.NoRedirects, r.RouteLocalnet} {
-		if err := checkParameterOf(name); err != nil && name != "" {
+		err := checkName(name)
+		if name == "all" || name == "default" { // these are every link's
+			err = fmt.Errorf("%w: %q names no link", tombolo.ErrInvalid, name)
+		}
+		if err != nil && name != "" {
 			return nil, &tombolo.OpError{Op: "set parameters of link", Object: name, Err: err}
 		}
 	}

@@ -346,9 +346,6 @@ func probe(ctx context.Context, s *session, w *want) error {
 // isIPv6 says whether a prefix is of IPv6.
 func isIPv6(p netip.Prefix) bool { return p.Addr().Is6() }
 
-// isIPv4 says whether a prefix is of IPv4.
-func isIPv4(p netip.Prefix) bool { return p.Addr().Is4() }
-
 // Unused says that nothing on the node needs what a network has: it has no attachments, and no
 // uplink of the host is taken over for it.
 func (s *session) Unused(rec *state.Network, attachments []*state.Attachment) (bool, error) {

@@ -8,6 +8,7 @@ import (
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/internal/sysctl"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/nft"
 )
@@ -119,11 +120,23 @@ func (n *site) rules() nft.Network {
 	// Only what passes the firewall on the bridge is there twice: without that, the
 	// rules would take the only copy.
 	for _, gw := range rec.Gateways {
-		if l.PassesFirewall(gw.Addr().Is4()) {
+		if passesFirewall(l.Bridge, gw.Addr().Is4()) {
 			nw.Dedup = append(nw.Dedup, nft.Dedup{BridgeMAC: l.MAC, Gateway: gw.Addr(), Subnet: gw.Masked()})
 		}
 	}
 	return nw
+}
+
+// passesFirewall reports whether packets of IPv4, or of IPv6, that a bridge switches pass the firewall: by an attribute of
+// the bridge, or by a parameter of the calling thread's namespace.
+func passesFirewall(b *bridge.BridgeState, ipv4 bool) bool {
+	own, path := b.NFCallIPTables, "net/bridge/bridge-nf-call-iptables"
+	if !ipv4 {
+		own, path = b.NFCallIP6Tables, "net/bridge/bridge-nf-call-ip6tables"
+	}
+	all, err := sysctl.Read(path)
+	// Without the parameter there is no br_netfilter.
+	return err == nil && (own || all == "1")
 }
 
 // nfCall says whether what a bridge forwards passes the firewall.

@@ -33,7 +33,7 @@ func peerOf(ctx context.Context, s *session, a *state.Attachment, conn *nl.Conn)
 
 // inside lists how the pod's interface differs from p.want. More addresses and routes are no difference, nor is a
 // route in another table. Without a port or a namespace there is nothing to compare.
-func (p *attached) inside(ctx context.Context) ([]tombolo.Difference, error) {
+func (p *attached) inside(ctx context.Context) (list []tombolo.Difference, _ error) {
 	if p.gone || p.pod == nil {
 		return nil, nil
 	}
@@ -54,22 +54,27 @@ func (p *attached) inside(ctx context.Context) ([]tombolo.Difference, error) {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	list := p.differencesOf(l, named == l.Index)
-	differs := func(what, want, have string) {
-		list = append(list, tombolo.Difference{Object: "interface " + p.IfName, What: what, Want: want, Have: have})
+	differs := func(is bool, what, want, have string) {
+		if is {
+			list = append(list, tombolo.Difference{Object: "interface " + p.IfName, What: what, Want: want, Have: have})
+		}
 	}
+	want := &p.want
+	differs(named != l.Index, "name", want.Peer, l.Name)
+	differs(!l.Up() && !want.Down, "link", "up", "down")
+	shrinks := p.IPAMType == endpoint.Leased // a lease may give a smaller MTU
+	differs(want.MTU != 0 && l.MTU != want.MTU && (l.MTU > want.MTU || !shrinks), "MTU", strconv.Itoa(want.MTU), strconv.Itoa(l.MTU))
+	differs(want.PeerMAC != nil && !bytes.Equal(want.PeerMAC, l.MAC), "MAC", want.PeerMAC.String(), l.MAC.String())
 
 	have, err := addr.On(conn).List(ctx, addr.Filter{Link: l.Index})
 	if err != nil {
 		return nil, err
 	}
-	for _, want := range p.want.Addresses {
-		if !slices.ContainsFunc(have, func(a addr.Address) bool { return a.Prefix == want }) {
-			differs("address", want.String(), "")
-		}
+	for _, a := range want.Addresses {
+		differs(!has(have, a), "address", a.String(), "")
 	}
 
-	routes, instead := slices.Clone(p.want.Routes), map[netip.Prefix]string{}
+	routes, instead := slices.Clone(want.Routes), map[netip.Prefix]string{}
 	err = route.On(conn).Walk(ctx, route.Filter{}, func(has route.Route) { // a pod may have any number
 		if isDefault(&has) {
 			shown := has
@@ -85,26 +90,10 @@ func (p *attached) inside(ctx context.Context) ([]tombolo.Difference, error) {
 				(anywhere || want.Gateway == has.Gateway || slices.ContainsFunc(has.Nexthops, toGateway))
 		})
 	})
-	for _, want := range routes {
-		differs("route", want.String(), instead[destination(want)]) // only a default route has another in its place
+	for _, r := range routes {
+		differs(true, "route", r.String(), instead[destination(r)]) // only a default route has another in its place
 	}
 	return list, err
-}
-
-// differencesOf compares the link itself. A lease may have given it a smaller MTU.
-func (p *attached) differencesOf(l *link.Link, hasName bool) (list []tombolo.Difference) {
-	differs := func(is bool, what, want, have string) {
-		if is {
-			list = append(list, tombolo.Difference{Object: "interface " + p.IfName, What: what, Want: want, Have: have})
-		}
-	}
-	want := &p.want
-	differs(!hasName, "name", want.Peer, l.Name)
-	differs(!l.Up() && !want.Down, "link", "up", "down")
-	mtu, mac := strconv.Itoa(want.MTU), want.PeerMAC.String()
-	differs(want.MTU != 0 && l.MTU != want.MTU && (l.MTU > want.MTU || p.IPAMType != endpoint.Leased), "MTU", mtu, strconv.Itoa(l.MTU))
-	differs(want.PeerMAC != nil && !bytes.Equal(want.PeerMAC, l.MAC), "MAC", mac, l.MAC.String())
-	return list
 }
 
 // destination returns where a route leads. The default route's may be left open.

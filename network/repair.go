@@ -347,15 +347,15 @@ func (l *Links) lookAt(ctx context.Context, n *site, ports map[string]*bridge.Li
 		l.Bridges = append(l.Bridges, n.at.Index)
 	}
 	for _, a := range n.attachments {
-		link := ports[a.HostIf]
-		if link == nil {
+		port := ports[a.HostIf]
+		if port == nil {
 			continue
 		}
-		l.Ports = append(l.Ports, link.Index)
+		l.Ports = append(l.Ports, port.Index)
 		if a.State != state.Ready || a.Bridge != n.rec.Bridge || n.bridge.Index == 0 {
 			continue
 		}
-		diffs, err := onBridge(ctx, n.s, a, link, n.bridge)
+		diffs, err := onBridge(ctx, n.s, a, port, n.bridge)
 		if len(diffs) > 0 {
 			diffs, err = onBridgeNow(ctx, n.s, a, n.bridge)
 		}

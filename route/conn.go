@@ -87,7 +87,7 @@ func (c *Conn) Ensure(ctx context.Context, r Route) (changed bool, _ error) {
 
 // change carries out one request.
 func (c *Conn) change(ctx context.Context, op string, r *Route, typ netlink.HeaderType, flags netlink.HeaderFlags) error {
-	if err := c.usable(ctx); err != nil {
+	if err := nl.Usable(ctx, c.nl); err != nil {
 		return err
 	}
 	var b nl.Batch
@@ -135,7 +135,7 @@ func (c *Conn) Walk(ctx context.Context, f Filter, each func(Route)) error {
 }
 
 func (c *Conn) walk(ctx context.Context, f Filter, begin func(), each func(Route)) error {
-	if err := c.usable(ctx); err != nil {
+	if err := nl.Usable(ctx, c.nl); err != nil {
 		return err
 	}
 	ask, err := f.message()
@@ -177,7 +177,7 @@ func (c *Conn) Get(ctx context.Context, dst netip.Addr) (Route, error) {
 // and the kernel also checks its source: the error is EXDEV if the reverse path filter would drop the packet. If link
 // is 0, src has to be an address of this host.
 func (c *Conn) GetFrom(ctx context.Context, src, dst netip.Addr, link int) (Route, error) {
-	if err := c.usable(ctx); err != nil {
+	if err := nl.Usable(ctx, c.nl); err != nil {
 		return Route{}, err
 	}
 	q := request{RouteMessage: rtnetlink.RouteMessage{Family: nl.FamilyOf(dst), DstLength: uint8(dst.BitLen())}}
@@ -207,14 +207,6 @@ func (c *Conn) GetFrom(ctx context.Context, src, dst netip.Addr, link int) (Rout
 	})
 	err = c.nl.Execute(&b)
 	return r, err
-}
-
-// usable refuses a Conn or a context that nothing can be done with.
-func (c *Conn) usable(ctx context.Context) error {
-	if err := nl.Usable(ctx, c.nl); err != nil {
-		return err
-	}
-	return ctx.Err()
 }
 
 // NoRoute says whether an error of Get means that there is no route, or one of a type that refuses packets.

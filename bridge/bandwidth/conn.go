@@ -21,13 +21,7 @@ type Conn struct{ nl *nl.Conn }
 // On makes a Conn over a socket that is open already, and stays with its owner.
 func On(s tombolo.Socket) *Conn { return &Conn{nl.Of(s)} }
 
-// usable refuses a nil Conn, a closed one, and a nil context.
-func (c *Conn) usable(ctx context.Context) error {
-	if err := nl.Usable(ctx, c.nl); err != nil {
-		return err
-	}
-	return ctx.Err()
-}
+func (c *Conn) usable(ctx context.Context) error { return nl.Usable(ctx, c.nl) }
 
 // Target says where the traffic of one attachment is shaped.
 type Target struct {

@@ -29,12 +29,7 @@ type Conn struct{ nl *nl.Conn }
 // On makes a Conn over a socket that is open already, and stays with its owner.
 func On(s tombolo.Socket) *Conn { return &Conn{nl.Of(s)} }
 
-func (c *Conn) usable(ctx context.Context) error {
-	if err := nl.Usable(ctx, c.nl); err != nil {
-		return err
-	}
-	return ctx.Err()
-}
+func (c *Conn) usable(ctx context.Context) error { return nl.Usable(ctx, c.nl) }
 
 // Probe asks whether the kernel's bridges know VLANs, without making anything: where not,
 // the error matches ErrUnsupported. It needs CAP_NET_ADMIN, for which the kernel loads what

@@ -161,12 +161,5 @@ func (w *Watch) Usable(ctx context.Context) error {
 	return nil
 }
 
-// Usable returns an error if the connection is nil or closed. It matches the error of ctx too, if ctx is done.
-func Usable(ctx context.Context, c *Conn) error {
-	err := c.Usable()
-	if err != nil && ctx.Err() != nil {
-		// A caller whose context is done finds that in the error too.
-		err = errors.Join(ctx.Err(), err)
-	}
-	return err
-}
+// Usable returns an error if the connection is nil or closed, or if ctx is done. It matches both errors, if both hold.
+func Usable(ctx context.Context, c *Conn) error { return errors.Join(ctx.Err(), c.Usable()) }

@@ -122,8 +122,8 @@ func token(l *link.Link) (netip.Addr, error) {
 // error says what came until then: it matches addr.ErrNoRouter, addr.ErrNoPrefix or
 // addr.ErrDuplicate, and ctx's own.
 func (s *Solicitation) Wait(ctx context.Context) (*Autoconfigured, error) {
-	if err := s.usable(ctx); err != nil {
-		return nil, err
+	if s.heard == nil {
+		return nil, nl.Usable(ctx, nil)
 	}
 
 	advertised, err := s.heard.Advertised(ctx, addr.On(s.conn), s.link)
@@ -166,12 +166,4 @@ func (s *Solicitation) Close() error {
 		errs = append(errs, s.conn.Close())
 	}
 	return errors.Join(errs...)
-}
-
-// usable refuses one, or a context, that nothing can be done with.
-func (s *Solicitation) usable(ctx context.Context) error {
-	if s.heard == nil {
-		return nl.Usable(ctx, nil)
-	}
-	return nl.Usable(ctx, s.conn)
 }

@@ -46,7 +46,6 @@ func (w *want) config() string {
 // single requests show it. Where anything is missing, one caller makes it under
 // the exclusive lock while the others wait.
 func ready(ctx context.Context, s *session, w *want) (*site, error) {
-	var n *site
 	// Under the exclusive lock the network is compared again. If something is known to be missing, that one
 	// comparison is enough: so it is without route_localnet, which costs a tenth of a look.
 	shut := false
@@ -54,20 +53,27 @@ func ready(ctx context.Context, s *session, w *want) (*site, error) {
 		value, err := sysctl.Read(sysctl.Link("ipv4", w.Record.GatewayLink(), routeLocalnet))
 		shut = err == nil && value == "0"
 	}
-	err := s.Ensure(ctx, func() (bool, error) {
+	return bring(ctx, s, func() (*site, error) {
 		if shut {
 			shut = false
-			return false, nil
+			return nil, nil
 		}
-		var err error
-		n, err = lookFor(ctx, s, w)
+		return lookFor(ctx, s, w)
+	}, func() (*site, error) { return buildNetwork(ctx, s, w) })
+}
+
+// bring makes a network unless look finds it there: it builds one for which look returns nil, and completes one that is
+// almost there.
+func bring(ctx context.Context, s *session, look, build func() (*site, error)) (n *site, err error) {
+	done := func() (is bool, _ error) {
+		n, err = look()
 		return n != nil && !n.almost, err
-	}, func() error {
+	}
+	err = s.Ensure(ctx, done, func() (err error) {
 		if n != nil {
 			return n.complete(ctx)
 		}
-		var err error
-		n, err = buildNetwork(ctx, s, w)
+		n, err = build()
 		return err
 	})
 	return n, err
@@ -195,24 +201,16 @@ func reach(ctx context.Context, s *session, a *state.Attachment, change func(*st
 	if len(a.Published) > 0 {
 		w.Reached = endpoint.Addresses(a)
 	}
-	var n *site
-	err := s.Ensure(ctx, func() (bool, error) {
-		var err error
+	_, err := bring(ctx, s, func() (_ *site, err error) {
 		if rec, err = s.Dir.LoadNetwork(a.Network); err != nil {
-			return false, fail.State(err)
+			return nil, fail.State(err)
 		}
-		if n = nil; change(rec) {
-			return false, nil
+		if change(rec) {
+			return nil, nil
 		}
 		w.Record.Pools, w.Record.PoolDir = rec.Pools, rec.PoolDir
-		n, err = lookAt(ctx, s, rec, w)
-		return n != nil && !n.almost, err
-	}, func() error {
-		if n != nil {
-			return n.complete(ctx)
-		}
-		return restoreAlone(ctx, s, rec, w)
-	})
+		return lookAt(ctx, s, rec, w)
+	}, func() (*site, error) { return nil, restoreAlone(ctx, s, rec, w) })
 	return rec, err
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io/fs"
 	"net/netip"
+	"slices"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -117,11 +118,19 @@ func (c *Conn) List(ctx context.Context, f Filter) ([]Address, error) {
 // Has reports whether the link has the address, by its Prefix and Link, and by its Peer if that is set. For IPv6 it asks
 // for the one address, for IPv4, which has no such request, it lists the link's.
 func (c *Conn) Has(ctx context.Context, a Address) (bool, error) {
-	have, err := c.find(ctx, &a)
+	same := func(have Address) bool {
+		return have.Link == a.Link && have.Prefix == a.Prefix && (!a.Peer.IsValid() || have.peer() == a.Peer)
+	}
+	if a.is4() {
+		list, err := c.List(ctx, Filter{Link: a.Link, Family: unix.AF_INET})
+		return slices.ContainsFunc(list, same), err
+	}
+
+	have, err := c.get(ctx, &a)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
-	return err == nil && have.Link == a.Link && have.Prefix == a.Prefix && (!a.Peer.IsValid() || have.peer() == a.Peer), err
+	return err == nil && same(have), err
 }
 
 // find gives the address which the kernel takes for the same as a, and

@@ -20,13 +20,7 @@ import (
 // no address left, it is undone, takes down what CollectDead finds of the network, and tries once more. It needs
 // CAP_NET_ADMIN in both namespaces, and CAP_SYS_ADMIN to enter the pod's.
 func (n *Node) Add(ctx context.Context, nw *Network, pod *Pod) (*Attachment, error) {
-	if err := n.usable(); err != nil {
-		return nil, err
-	}
-	if err := nw.check(); err != nil {
-		return nil, err
-	}
-	if err := pod.check(nw, n.cfg.NetNS); err != nil {
+	if err := n.usableWith(nw, pod); err != nil {
 		return nil, err
 	}
 	made, err := n.tryAdd(ctx, nw, pod)

@@ -87,16 +87,7 @@ func (s *session) Foreign(adminChain string) *foreign.Conn {
 
 // Obstacles lists what stops pods of a network, or may stop them, and is out of reach, or left to its owner.
 func (s *session) Obstacles(ctx context.Context, rec *state.Network) ([]foreign.Obstacle, error) {
-	c := foreign.On(s.Firewall.Socket(), &foreign.Config{Mark: rec.Mark, AdminChain: rec.AdminChain})
-	return c.Obstacles(ctx, foreign.Path{Bridge: rec.GatewayLink(), Prefixes: rec.Subnets})
-}
-
-// withdraw takes our rules out of the chains of others, with the last network.
-func withdraw(ctx context.Context, s *session, name string) error {
-	if others, err := s.others(name); len(others) > 0 || err != nil {
-		return err
-	}
-	return s.Foreign("").Remove(ctx)
+	return s.Foreign(rec.AdminChain).Obstacles(ctx, foreign.Path{Bridge: rec.GatewayLink(), Prefixes: rec.Subnets})
 }
 
 // Admit gives the network of a pod that is attached already an ingress policy, of which and Network.Policy the stricter

@@ -20,13 +20,7 @@ import (
 // plugins move it. Without pod.Reported, Check goes by the record. An attachment that is not on record, or whose Add
 // did not come to its end, is ErrNotAttached. Check changes nothing.
 func (n *Node) Check(ctx context.Context, nw *Network, pod *Pod) ([]tombolo.Difference, error) {
-	if err := n.usable(); err != nil {
-		return nil, err
-	}
-	if err := nw.check(); err != nil {
-		return nil, err
-	}
-	if err := pod.check(nw, n.cfg.NetNS); err != nil {
+	if err := n.usableWith(nw, pod); err != nil {
 		return nil, err
 	}
 	s, err := n.openEntered(ctx)

@@ -170,12 +170,8 @@ func (n *site) noteRouters() (err error) {
 
 // stopForwarding sets back what forwardingPart made, with the last network, as far as nobody has changed it since. On
 // kernels before Linux 6.17 the host goes on forwarding IPv6.
-func stopForwarding(s *session, name string, rec *state.Network) error {
-	others, err := s.others(name)
-	if err != nil || len(others) > 0 {
-		return err
-	}
-	err = sysctl.Replace("ipv4", "forwarding", sysctl.OwnForwarding, "0")
+func stopForwarding(rec *state.Network) error {
+	err := sysctl.Replace("ipv4", "forwarding", sysctl.OwnForwarding, "0")
 	return errors.Join(err, sysctl.Replace("ipv6", forceForwarding, "1", "0", rec.Routers6...))
 }
 

@@ -37,19 +37,15 @@ func (c Change) Moved(ctx context.Context, path string) error {
 		err = moveLease(ctx, a, path, cookie)
 	}
 	if err == nil {
-		err = c.do(ctx, func(s *session, a, next *state.Attachment) error { return place(s, next, path, cookie) })
+		err = c.do(ctx, func(s *session, _, next *state.Attachment) error {
+			next.NetNS, next.NetNSCookie = path, cookie
+			if cookie != 0 { // else the interface is on its way there
+				next.Routes = slices.DeleteFunc(slices.Clone(next.Routes), func(r route.Route) bool { return isDefault(&r) })
+			}
+			return s.Dir.UpdateLocked(next)
+		})
 	}
 	return cmp.Or(err, late)
-}
-
-// place puts on record where a pod's interface is; without a cookie it is on its way there.
-func place(s *session, a *state.Attachment, path string, cookie uint64) error {
-	a.NetNS, a.NetNSCookie = path, cookie
-	if cookie == 0 {
-		return s.Dir.UpdateLocked(a)
-	}
-	a.Routes = slices.DeleteFunc(slices.Clone(a.Routes), func(r route.Route) bool { return isDefault(&r) })
-	return s.Dir.UpdateLocked(a)
 }
 
 // moveLease writes the record of an attachment's lease anew, so that the keeper looks at all that the interface is to

@@ -96,6 +96,18 @@ func (n *Node) usable(networks ...string) error {
 	return nil
 }
 
+// usableWith refuses what usable does, and what could not be meant for a network and a pod.
+func (n *Node) usableWith(nw *Network, pod *Pod) error {
+	err := n.usable()
+	if err == nil {
+		err = nw.check()
+	}
+	if err == nil {
+		err = pod.check(nw, n.cfg.NetNS)
+	}
+	return err
+}
+
 // usableFor refuses what usable does, and what cannot name an attachment.
 func (n *Node) usableFor(key Key) error {
 	if err := n.usable(key.Network); err != nil {

@@ -39,10 +39,19 @@ func removeNetwork(ctx context.Context, s *session, name string) error {
 	if err != nil {
 		return fail.State(err)
 	}
+	others, err := s.others(name)
+	if err != nil {
+		return err
+	}
 	err = fail.Join(
-		func() error { return stopForwarding(s, name, rec) },
+		func() error {
+			if len(others) > 0 {
+				return nil
+			}
+			// With the last network go our rules in the chains of others.
+			return errors.Join(stopForwarding(rec), s.Foreign("").Remove(ctx))
+		},
 		func() error { return s.Firewall.RemoveNetwork(ctx, name) },
-		func() error { return withdraw(ctx, s, name) },
 		func() error { return closeUnusedLoopback(ctx, s, false, rec.Bridge, rec.GatewayLink()) },
 		func() error { return releaseUplink(ctx, s, rec) },
 		func() error { return removeBridge(ctx, s, rec) },

@@ -188,8 +188,7 @@ func (a *adding) allocate(ctx context.Context) (err error) {
 
 // givenOf puts IPv4 first: runtimes take the first address of a result for the pod's.
 func givenOf(addresses []ipam.Address, routes []route.Route) (given, error) {
-	g := given{routes: routes}
-	var v6 []ipam.Address
+	g := given{routes: routes, addresses: slices.Clone(addresses)}
 	for i, a := range addresses {
 		if !a.Prefix.IsValid() {
 			return g, fail.Errorf(ErrInvalid, "the ipam's ips[%d] is no address with a prefix length", i)
@@ -197,12 +196,7 @@ func givenOf(addresses []ipam.Address, routes []route.Route) (given, error) {
 		if a.Gateway.IsValid() && a.Gateway.BitLen() != a.Prefix.Addr().BitLen() {
 			return g, fail.Errorf(ErrInvalid, "the ipam's ips[%d]: the gateway %s is not of the family of %s", i, a.Gateway, a.Prefix)
 		}
-		if a.Prefix.Addr().Is4() {
-			g.addresses = append(g.addresses, a)
-		} else {
-			v6 = append(v6, a)
-		}
 	}
-	g.addresses = append(g.addresses, v6...)
+	slices.SortStableFunc(g.addresses, func(a, b ipam.Address) int { return a.Prefix.Addr().BitLen() - b.Prefix.Addr().BitLen() })
 	return g, nil
 }

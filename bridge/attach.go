@@ -258,8 +258,8 @@ func (p *Port) writeSysctls(in *inPod) error {
 		}
 	}
 	if p.NoRedirects {
-		// IPv4 takes redirects if "all" or the interface allows them, as long as the pod does not forward; IPv6 asks the
-		// interface alone.
+		// IPv4 takes redirects if "all" or the interface allows them, as long as the pod does not forward; IPv6 asks
+		// the interface alone.
 		errs = append(errs, in.ipv4.Write("all/accept_redirects", "0"))
 		if p.usesIPv6() {
 			errs = append(errs, in.ipv6.Write(p.Peer+"/accept_redirects", "0"))

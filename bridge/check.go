@@ -30,25 +30,26 @@ func (c *Conn) Check(ctx context.Context, port Port) ([]tombolo.Difference, erro
 		return nil, err
 	}
 
-	list := port.Differences(l, br)
+	found := &comparison{object: "port " + port.Name, list: port.Differences(l, br)}
 	if br.Index != l.Master {
-		return list, nil
+		return found.list, nil
 	}
 	if !br.Up {
-		list = append(list, tombolo.Difference{Object: "bridge " + port.Bridge, What: "link", Want: "up", Have: "down"})
+		down := tombolo.Difference{Object: "bridge " + port.Bridge, What: "link", Want: "up", Have: "down"}
+		found.list = append(found.list, down)
 	}
 	if !port.VLAN.IsZero() {
 		diffs, err := c.VLANs().Check(ctx, l.Index, port.Name, port.VLAN)
 		if err != nil {
 			return nil, err
 		}
-		list = append(list, diffs...)
+		found.list = append(found.list, diffs...)
 	}
 	lacks, err := c.lacksStaticFDB(ctx, &port, l.Index)
 	if lacks {
-		list = append(list, tombolo.Difference{Object: "port " + port.Name, What: "static FDB entry", Want: port.PeerMAC.String()})
+		found.missing("static FDB entry", port.PeerMAC.String())
 	}
-	return list, err
+	return found.list, err
 }
 
 // Differences compares the link l with the host's end that p describes, as a port of the bridge br, with Index 0 where

@@ -238,8 +238,8 @@ func (c *Conn) Forwards(ctx context.Context) (pods, router Routing, _ error) {
 	return pods, router, nil
 }
 
-// DefaultMTU is that of the link by which the host sends to elsewhere, in bytes, the smaller over both families; 1500 if
-// there is none, or it is the link that is excepted by its name.
+// DefaultMTU is that of the link by which the host sends to elsewhere, in bytes, the smaller over both families; 1500
+// if there is none, or it is the link that is excepted by its name.
 func (c *Conn) DefaultMTU(ctx context.Context, except string) (int, error) {
 	const ethernet = 1500
 	ways, err := c.waysOut(ctx)
@@ -273,9 +273,9 @@ func (c *Conn) waysOut(ctx context.Context) (list []*Link, _ error) {
 }
 
 // Uplinks names the bridges and veth links that lead to the host's own neighbours, and not to containers or virtual
-// machines on the host: a bridge with a port that is hardware, a bond or a VLAN, or by which the host sends to elsewhere,
-// and a veth link with a subnet of its own, as a node that is a container has it. Of the bridges in except, whose ports
-// may be many, it does not list them.
+// machines on the host: a bridge with a port that is hardware, a bond or a VLAN, or by which the host sends to
+// elsewhere, and a veth link with a subnet of its own, as a node that is a container has it. Uplinks does not look at
+// the ports of the bridges in except, which may be many.
 func (c *Conn) Uplinks(ctx context.Context, except ...string) (names []string, _ error) {
 	ways, err := c.waysOut(ctx)
 	if err != nil {

@@ -9,8 +9,8 @@ import (
 	"github.com/tombolo-cni/tombolo"
 )
 
-// uplinks names the host's uplinks, by which pods may leave it: see nft.Conn.SetUplinks. Bridges of networks need not be
-// among them.
+// uplinks names the host's uplinks, by which pods may leave it: see nft.Conn.SetUplinks. Bridges of networks need not
+// be among them.
 func (s *session) uplinks(ctx context.Context) ([]string, error) {
 	records, _, err := s.Dir.ListNetworks()
 	if err != nil {
@@ -23,7 +23,7 @@ func (s *session) uplinks(ctx context.Context) ([]string, error) {
 	return s.Links.Uplinks(ctx, ours...)
 }
 
-// lookAtExits finds uplinks of the host that the rules do not know. Add and Check do not look, as it takes several lists.
+// lookAtExits finds uplinks of the host that the rules do not know. It takes several lists, so Add and Check do not.
 func (s *session) lookAtExits(ctx context.Context, found *findings) error {
 	known, err := s.Firewall.Uplinks(ctx)
 	if errors.Is(err, fs.ErrNotExist) {

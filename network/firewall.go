@@ -127,8 +127,8 @@ func (n *site) rules() nft.Network {
 	return nw
 }
 
-// passesFirewall reports whether packets of IPv4, or of IPv6, that a bridge switches pass the firewall: by an attribute of
-// the bridge, or by a parameter of the calling thread's namespace.
+// passesFirewall reports whether packets of IPv4, or of IPv6, that a bridge switches pass the firewall: by an attribute
+// of the bridge, or by a parameter of the calling thread's namespace.
 func passesFirewall(b *bridge.BridgeState, ipv4 bool) bool {
 	own, path := b.NFCallIPTables, "net/bridge/bridge-nf-call-iptables"
 	if !ipv4 {

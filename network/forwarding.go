@@ -22,9 +22,9 @@ import (
 // made it a router. The rules that keep it from that are the firewall's part.
 type forwardingPart struct{}
 
-// needs describes the host as the network needs it: it forwards the families of gateways, and of pods that ports of the
-// host lead to. An Add asks for its own pod alone. Pods of a LAN whose default route leads through the host (defaultRoute
-// "host"), so that its firewall and services see what they send, must learn of no shorter way.
+// needs describes the host as the network needs it: it forwards the families of gateways, and of pods that ports of
+// the host lead to. An Add asks for its own pod alone. Pods of a LAN whose default route leads through the host
+// (defaultRoute "host"), so that its firewall and services see what they send, must learn of no shorter way.
 func (n *site) needs() (r bridge.Routing) {
 	need := func(a netip.Addr) { r.IPv4, r.IPv6 = r.IPv4 || a.Is4(), r.IPv6 || a.Is6() }
 	gateways := n.rec.Gateways

@@ -34,7 +34,8 @@ func (gatewayPart) look(ctx context.Context, n *site) error {
 		if have, err := sysctl.Read(path); err != nil {
 			return err
 		} else if have != "0" {
-			n.found.AddAll([]tombolo.Difference{{Object: "kernel parameters", What: path, Want: "0", Have: have}}, tombolo.RemedyRepair)
+			differs := tombolo.Difference{Object: "kernel parameters", What: path, Want: "0", Have: have}
+			n.found.AddAll([]tombolo.Difference{differs}, tombolo.RemedyRepair)
 		}
 	}
 	have, err := n.s.Links.Addresses().List(ctx, addr.Filter{Link: n.at.Index})

@@ -62,8 +62,8 @@ func (p *attached) inside(ctx context.Context) (list []tombolo.Difference, _ err
 	want := &p.want
 	differs(named != l.Index, "name", want.Peer, l.Name)
 	differs(!l.Up() && !want.Down, "link", "up", "down")
-	shrinks := p.IPAMType == endpoint.Leased // a lease may give a smaller MTU
-	differs(want.MTU != 0 && l.MTU != want.MTU && (l.MTU > want.MTU || !shrinks), "MTU", strconv.Itoa(want.MTU), strconv.Itoa(l.MTU))
+	hasMTU := want.MTU == 0 || l.MTU == want.MTU || l.MTU < want.MTU && p.IPAMType == endpoint.Leased // by its lease
+	differs(!hasMTU, "MTU", strconv.Itoa(want.MTU), strconv.Itoa(l.MTU))
 	differs(want.PeerMAC != nil && !bytes.Equal(want.PeerMAC, l.MAC), "MAC", want.PeerMAC.String(), l.MAC.String())
 
 	have, err := addr.On(conn).List(ctx, addr.Filter{Link: l.Index})

@@ -40,7 +40,8 @@ func (c Change) Moved(ctx context.Context, path string) error {
 		err = c.do(ctx, func(s *session, _, next *state.Attachment) error {
 			next.NetNS, next.NetNSCookie = path, cookie
 			if cookie != 0 { // else the interface is on its way there
-				next.Routes = slices.DeleteFunc(slices.Clone(next.Routes), func(r route.Route) bool { return isDefault(&r) })
+				isDefault := func(r route.Route) bool { return isDefault(&r) }
+				next.Routes = slices.DeleteFunc(slices.Clone(next.Routes), isDefault)
 			}
 			return s.Dir.UpdateLocked(next)
 		})

@@ -18,19 +18,20 @@ import (
 // The file is for bridges that Tombolo made.
 func (n *site) shieldFromNetworkd() error {
 	path, links := networkdFile(n.rec.Bridge), n.rec.Bridge+" "+n.rec.GatewayLink()
-	if path == "" || n.rec.Uplink != "" || n.bridge.Alias != endpoint.BridgeAlias || strings.ContainsAny(links, `*?[]!\'"`) {
+	isOurs := n.rec.Uplink == "" && n.bridge.Alias == endpoint.BridgeAlias
+	if path == "" || !isOurs || strings.ContainsAny(links, `*?[]!\'"`) {
 		return nil
 	}
 
 	hash := strings.Repeat("[0-9a-f]", 11) // of a port's name, and of the link that shapes its traffic
-	text := fmt.Sprintf("# Made by Tombolo. \"tombolo remove\" deletes it.\n[Match]\nName=%s veth%s ifb%[2]s\n\n[Link]\nUnmanaged=yes\n",
-		links, hash)
+	text := fmt.Sprintf("# Made by Tombolo. \"tombolo remove\" deletes it.\n"+
+		"[Match]\nName=%s veth%s ifb%[2]s\n\n[Link]\nUnmanaged=yes\n", links, hash)
 	if have, err := file.Read(path, len(text)); err == nil && string(have) == text {
 		return nil
 	}
 	temp := path + ".tmp"
-	return errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(temp, []byte(text), 0o644), os.Chmod(temp, 0o644),
-		os.Rename(temp, path))
+	return errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(temp, []byte(text), 0o644),
+		os.Chmod(temp, 0o644), os.Rename(temp, path))
 }
 
 // networkdFile returns the path of the file for a bridge, in a directory that systemd-networkd reads when it starts and

@@ -197,6 +197,8 @@ func givenOf(addresses []ipam.Address, routes []route.Route) (given, error) {
 			return g, fail.Errorf(ErrInvalid, "the ipam's ips[%d]: the gateway %s is not of the family of %s", i, a.Gateway, a.Prefix)
 		}
 	}
-	slices.SortStableFunc(g.addresses, func(a, b ipam.Address) int { return a.Prefix.Addr().BitLen() - b.Prefix.Addr().BitLen() })
+	slices.SortStableFunc(g.addresses, func(a, b ipam.Address) int {
+		return a.Prefix.Addr().BitLen() - b.Prefix.Addr().BitLen()
+	})
 	return g, nil
 }

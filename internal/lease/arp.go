@@ -16,18 +16,19 @@ import (
 
 // WhoHas sends an ARP probe (RFC 5227), which changes no neighbour table, from a link with a MAC, and returns the MACs
 // of other machines that answer for the address within the time.
-func WhoHas(ctx context.Context, link int, own net.HardwareAddr, a netip.Addr, within time.Duration) ([]net.HardwareAddr, error) {
+func WhoHas(ctx context.Context, link int, own net.HardwareAddr, a netip.Addr, within time.Duration) (
+	list []net.HardwareAddr, _ error,
+) {
 	conn, err := transport.DialRaw(&transport.Config{Link: link, MAC: own, ARP: true})
 	if err != nil {
 		return nil, err
 	}
 	defer conn.Close()
-	probe := &dhcpc.Packet{ARP: &dhcpc.ARP{SenderMAC: dhcpc.Hex(own), SenderIP: netip.IPv4Unspecified(), TargetIP: a}}
-	if err := conn.Send(ctx, probe); err != nil {
+	probe := &dhcpc.ARP{SenderMAC: dhcpc.Hex(own), SenderIP: netip.IPv4Unspecified(), TargetIP: a}
+	if err := conn.Send(ctx, &dhcpc.Packet{ARP: probe}); err != nil {
 		return nil, err
 	}
 
-	var list []net.HardwareAddr
 	until := time.Now().Add(within)
 	for {
 		p, err := conn.Receive(ctx, until)

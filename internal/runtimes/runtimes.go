@@ -86,9 +86,9 @@ func (n *Network) Call(verb string, c *Container) (*current.Result, error) {
 	return result, json.Unmarshal(stdout, result)
 }
 
-// run calls the plugin on a goroutine of its own, in the calling thread's network namespace, and returns its exit status
-// and what it printed. If the call hangs past its deadline, the plugin's watchdog reports that, and run returns while the
-// call goes on. If the call panics, run returns the panic as an error.
+// run calls the plugin on a goroutine of its own, in the calling thread's network namespace, and returns its exit
+// status and what it printed. If the call hangs past its deadline, the plugin's watchdog reports that, and run returns
+// while the call goes on. If the call panics, run returns the panic as an error.
 func run(verb string, c *Container, stdin []byte) (status int, stdout []byte, _ error) {
 	host, err := netns.Current()
 	if err != nil {

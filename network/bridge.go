@@ -6,11 +6,13 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 )
 
@@ -32,7 +34,9 @@ func (n *site) bridgeWanted() bridge.Bridge {
 func (bridgePart) look(ctx context.Context, n *site) error {
 	want, remedy := n.bridgeWanted(), tombolo.RemedyRepair
 	if n.bridge.Index == 0 {
-		if name := n.renamed(ctx); name != "" && !n.usual {
+		if name, err := n.renamed(ctx); err != nil {
+			return err
+		} else if name != "" && !n.usual {
 			n.found.List = append(n.found.List, tombolo.Difference{
 				Object: "bridge " + n.rec.Bridge, What: "link", Want: n.rec.Bridge, Text: renamedText(n.rec.Bridge, name), Remedy: tombolo.RemedyConfigure,
 			})
@@ -60,7 +64,9 @@ func (bridgePart) make(ctx context.Context, n *site) (changed bool, _ error) {
 		return false, err
 	}
 	want, isNew := n.bridgeWanted(), n.bridge.Index == 0
-	if name := n.renamed(ctx); isNew && name != "" {
+	if name, err := n.renamed(ctx); err != nil {
+		return false, err
+	} else if name != "" {
 		return false, fail.Errorf(ErrNoLink, "%s", renamedText(n.rec.Bridge, name))
 	}
 	want.Alias, want.NoIPv6 = endpoint.BridgeAlias, true
@@ -93,20 +99,27 @@ func (bridgePart) make(ctx context.Context, n *site) (changed bool, _ error) {
 
 // renamed returns the new name of a bridge that was renamed: the name of the bridge that has the network's ports. It
 // returns "" if there is none.
-func (n *site) renamed(ctx context.Context) string {
-	if n.bridge.Index != 0 {
-		return ""
-	}
+func (n *site) renamed(ctx context.Context) (string, error) {
 	for _, a := range n.attachments {
-		port, err := n.s.Links.Link(ctx, a.HostIf)
-		if err != nil || port.Master == 0 {
+		if n.bridge.Index != 0 || a.State != state.Ready {
 			continue
 		}
-		if l, err := n.s.Links.LinkByIndex(ctx, port.Master); err == nil && l.Kind == "bridge" {
-			return l.Name
+		port, err := n.s.link(ctx, a.HostIf)
+		if err != nil {
+			return "", err
+		}
+		if port.Master == 0 {
+			continue
+		}
+		l, err := n.s.Links.LinkByIndex(ctx, port.Master)
+		if err == nil && l.Kind == "bridge" {
+			return l.Name, nil
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return "", err
 		}
 	}
-	return ""
+	return "", nil
 }
 
 func renamedText(was, name string) string {

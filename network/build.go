@@ -234,7 +234,7 @@ func restoreAlone(ctx context.Context, s *session, rec *state.Network, w *want) 
 
 // settle ends the making of a network. If something changed that other networks have a part in, settle repairs those
 // too: a flush of our table deletes their rules, and the deletion of the bridge takes their ports off. A table that a
-// program loaded from an older save has elements of pods that are gone, which the session deletes when it ends.
+// program loaded from an older save has elements of pods that are gone, which settle deletes.
 func (n *site) settle(ctx context.Context, changed bool) error {
 	if !changed {
 		return declareMended(ctx, n.s, n)
@@ -243,7 +243,9 @@ func (n *site) settle(ctx context.Context, changed bool) error {
 	if err != nil {
 		return err
 	}
-	n.s.Later(func() error { _, err := mendStrays(ctx, n.s); return err })
+	if _, err := mendStrays(ctx, n.s); err != nil {
+		return err
+	}
 	return declareMended(ctx, n.s, append(others, n)...)
 }
 

@@ -230,13 +230,12 @@ func (n *Node) openNetworks(ctx context.Context) (*session, []*state.Network, er
 }
 
 // mendStrays deletes objects of ours that no record tells of, and the elements of addresses that a pod does not have any
-// more: a program that loads an older save of our tables brings both back. It reports whether there were any. No Add is
-// at work meanwhile.
+// more: a program that loads an older save of our tables brings both back. It reports whether there were any. It takes
+// the exclusive lock, so no other Add is at work meanwhile.
 func mendStrays(ctx context.Context, s *session) (found bool, _ error) {
 	if err := s.EnterAlone(ctx); err != nil {
 		return false, err
 	}
-	defer s.Leave()
 	all, err := s.inventory(ctx, "", nil)
 	if err != nil {
 		return false, err

@@ -99,9 +99,9 @@ func (s *session) Leave() {
 	s.lock = nil
 }
 
-// EnterAlone takes the lock exclusively.
+// EnterAlone takes the lock exclusively, unless the session holds it so.
 func (s *session) EnterAlone(ctx context.Context) error {
-	if err := s.Enter(ctx); err != nil {
+	if err := s.Enter(ctx); err != nil || !s.Shared() {
 		return err
 	}
 	return s.lock.Upgrade(ctx)

@@ -66,6 +66,8 @@ func TestTheInsideOfAPodIsItsOwn(t *testing.T) {
 			n := newNode(t)
 			n.outside()
 			n.searchAlso(filepath.Dir(sbr))
+			nstest.Sysctl(t, n.ns, "net/ipv4/ip_forward", "1") // as the reference's bridge makes it, of which check would tell
+			nstest.Sysctl(t, n.ns, "net/ipv6/conf/all/forwarding", "1")
 			ours := n.podnet(nil)
 			theirs := n.network("theirs", conf{"type": "bridge", "bridge": "ref0", "isDefaultGateway": true, "stateDir": nil, "deadline": nil})
 			ipam := hostLocal("10.78.0.0/24", "fd78::/64")

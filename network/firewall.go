@@ -51,16 +51,8 @@ func (n *site) lookAtRules(what string, ready func() (bool, error), check func()
 	return err
 }
 
-func (firewallPart) make(ctx context.Context, n *site) (changed bool, _ error) {
-	changed, err := n.s.Firewall.Prepare(ctx, n.rules())
-	if err != nil {
-		return changed, err
-	}
-	names, err := n.s.uplinks(ctx)
-	if err == nil {
-		err = n.s.Firewall.SetUplinks(ctx, names...)
-	}
-	return changed, err
+func (firewallPart) make(ctx context.Context, n *site) (bool, error) {
+	return n.s.Firewall.Prepare(ctx, n.rules())
 }
 
 // declareMended says that the sets of networks have all that belongs there.

@@ -23,6 +23,12 @@ const (
 	UplinksSet = "uplinks"
 )
 
+// HostComment is the comment of elements that belong to the host, and to no network: those of HostSets.
+const HostComment = OwnerPrefix + "host"
+
+// HostSets returns the names of the sets that describe the host.
+func HostSets() []string { return []string{UplinksSet, services4Set, services6Set} }
+
 // BridgeSets are the sets of bridges.
 func BridgeSets() []Set {
 	const pair = nftnl.TypeIfname<<nftnl.TypeBits | nftnl.TypeIfname

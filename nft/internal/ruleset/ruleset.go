@@ -44,6 +44,14 @@ func IsMasqueradeSet(name string) bool {
 	return strings.HasPrefix(name, masquerade4Prefix) || strings.HasPrefix(name, masquerade6Prefix)
 }
 
+// masqueradeSet describes such a set.
+func masqueradeSet(name string) Set {
+	if strings.HasPrefix(name, masquerade4Prefix) {
+		return Set{Place: InInet(name), KeyType: nftnl.TypeIPv4, KeyLen: Addr4Len}
+	}
+	return Set{Place: InInet(name), KeyType: nftnl.TypeIPv6, KeyLen: addr6Len}
+}
+
 // Ruleset is what there should be: what all networks share, and one network's own.
 type Ruleset struct {
 	of     *Network
@@ -137,14 +145,13 @@ const (
 	priorityLast = 300
 )
 
-// sharedSets are what rules of all networks look into.
-func sharedSets() []Set {
-	pods := []Set{
+// podSets have the pods of all networks.
+func podSets() []Set {
+	return []Set{
 		{Place: InInet(Pods4Set), KeyType: nftnl.TypeIfname<<nftnl.TypeBits | nftnl.TypeIPv4, KeyLen: pods4Len},
 		{Place: InInet(Pods6Set), KeyType: nftnl.TypeIfname<<nftnl.TypeBits | nftnl.TypeIPv6, KeyLen: pods6Len},
 		{Place: InInet(PortsSet), KeyType: nftnl.TypeIfname<<nftnl.TypeBits | nftnl.TypeEther, KeyLen: portsLen},
 	}
-	return slices.Concat(pods, portSets(), BridgeSets())
 }
 
 // New gives what there should be for a network, in tables of a name, with a mark.
@@ -176,11 +183,9 @@ func New(n *Network, table TableName, mark uint32) *Ruleset {
 
 // Sets are those that the rules look into, and that endpoints have elements in.
 func (rs *Ruleset) Sets() []Set {
-	list := sharedSets()
+	list := slices.Concat(podSets(), portSets(), BridgeSets())
 	if rs.of.Masquerade {
-		list = append(list,
-			Set{Place: InInet(MasqueradeSet(true, rs.network)), KeyType: nftnl.TypeIPv4, KeyLen: Addr4Len},
-			Set{Place: InInet(MasqueradeSet(false, rs.network)), KeyType: nftnl.TypeIPv6, KeyLen: addr6Len})
+		list = append(list, masqueradeSet(MasqueradeSet(true, rs.network)), masqueradeSet(MasqueradeSet(false, rs.network)))
 	}
 	if rs.of.PortSNAT {
 		list = append(list, portSNATSets()...)

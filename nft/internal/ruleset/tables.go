@@ -2,7 +2,6 @@ package ruleset
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"io/fs"
 	"slices"
@@ -43,7 +42,7 @@ func (t Tables) setNames(family uint8) ([]Place, error) {
 func (t Tables) ElementsOf(sets []Place) ([]ElementState, error) {
 	var all []ElementState
 	for _, at := range sets {
-		if !isOurSet(at) {
+		if _, is := setAt(at); !is {
 			continue
 		}
 		list, err := t.ElementsOfSet(at)
@@ -92,15 +91,6 @@ func (t Tables) Names(set string) (names []string, _ error) {
 	return names, err
 }
 
-// isOurSet says whether a set holds elements that carry their owners' names.
-func isOurSet(at Place) bool {
-	if IsMasqueradeSet(at.Name) {
-		return at.Family == unix.NFPROTO_INET
-	}
-	is := func(s Set) bool { return s.Place == at && at.Name != UplinksSet }
-	return slices.ContainsFunc(slices.Concat(guardSets(), sharedSets(), portSNATSets()), is)
-}
-
 // dump lists what our table of a family has, but for chains, which the kernel does not narrow down to a table. All
 // kinds have the table's name in the same attribute.
 func (t Tables) dump(what string, family uint8, msg uint16, each func([]byte) error) error {
@@ -129,29 +119,24 @@ func (t Tables) Lookup(elements []Element) ([]*ElementState, error) {
 	return have, nil
 }
 
-// groupSize is about how many elements are looked up and changed at once: few
+// GroupSize is about how many elements are looked up and changed at once: few
 // enough for the answers to fit into the socket's default buffer (212,992 bytes).
 const GroupSize = 32
 
 // Elements lists all elements of our sets.
-func (t Tables) Elements(ctx context.Context) ([]ElementState, error) {
-	var all []ElementState
-	err := nftnl.Retry(ctx, func() error {
-		all = nil
-		for _, family := range OurFamilies() {
-			sets, err := t.setNames(family)
-			if err != nil {
-				return err
-			}
-			list, err := t.ElementsOf(sets)
-			if err != nil {
-				return err
-			}
-			all = append(all, list...)
+func (t Tables) Elements() (all []ElementState, _ error) {
+	for _, family := range OurFamilies() {
+		sets, err := t.setNames(family)
+		if err != nil {
+			return nil, err
 		}
-		return nil
-	})
-	return all, err
+		list, err := t.ElementsOf(sets)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, list...)
+	}
+	return all, nil
 }
 
 // Inventory is what our table of a family has in it.
@@ -218,8 +203,7 @@ func (inv *Inventory) InUse(key string) bool {
 		owner := networkOf(at.Name)
 		return owner != "" && owner != key
 	}
-	// The addresses of services are the host's, and no network's.
-	element := func(el ElementState) bool { return el.Set != InInet(services4Set) && el.Set != InInet(services6Set) }
+	element := func(el ElementState) bool { return el.Comment != HostComment }
 	return slices.ContainsFunc(inv.Elements, element) || slices.ContainsFunc(inv.chains, other) || slices.ContainsFunc(inv.sets, other)
 }
 

@@ -27,9 +27,8 @@ func OurFamilies() [2]uint8 { return [...]uint8{unix.NFPROTO_INET, unix.NFPROTO_
 func (t Tables) setNames(family uint8) ([]Place, error) {
 	var sets []Place
 	err := t.dump("sets", family, unix.NFT_MSG_GETSET, func(data []byte) error {
-		name, _, err := decodeSet(data)
-		sets = append(sets, Place{family, name})
-		return err
+		sets = append(sets, Place{family, nftnl.Text(nftnl.Find(data, unix.NFTA_SET_NAME))})
+		return nil
 	})
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -64,9 +63,8 @@ func (t Tables) ElementsOf(sets []Place) ([]ElementState, error) {
 func (t Tables) ElementsOfSet(set Place) ([]ElementState, error) {
 	var list []ElementState
 	err := nftnl.List(t.Conn, "list elements of set "+set.Name, set.Family, unix.NFT_MSG_GETSETELEM, func(data []byte) error {
-		part, err := DecodeElements(set.Family, data)
-		list = append(list, part...)
-		return err
+		list = append(list, DecodeElements(set.Family, data)...)
+		return nil
 	}, t.Name.named(set, unix.NFTA_SET_ELEM_LIST_SET)...)
 	if err != nil {
 		return nil, err
@@ -104,11 +102,11 @@ func (t Tables) Lookup(elements []Element) ([]*ElementState, error) {
 		var b nl.Batch
 		for i := start; i < min(start+GroupSize, len(elements)); i++ {
 			t.Name.getElement(&b, elements[i], func(data []byte) error {
-				list, err := DecodeElements(elements[i].Set.Family, data)
+				list := DecodeElements(elements[i].Set.Family, data)
 				if len(list) == 1 && list[0].Equal(elements[i]) {
 					have[i] = &list[0]
 				}
-				return err
+				return nil
 			})
 		}
 		// EINVAL: another program made the set with keys of another length.
@@ -158,11 +156,10 @@ func (t Tables) Inventory(family uint8) (*Inventory, error) {
 		return inv, err
 	}
 	err := t.dump("chains", family, unix.NFT_MSG_GETCHAIN, func(data []byte) error {
-		ch, err := nftnl.DecodeChain(data)
-		if ch.Table == string(t.Name) {
+		if ch := nftnl.DecodeChain(data); ch.Table == string(t.Name) {
 			inv.chains = append(inv.chains, Place{family, ch.Name})
 		}
-		return err
+		return nil
 	})
 	if err != nil {
 		return nil, err

@@ -44,7 +44,7 @@ func (c *Conn) HasPorts(ctx context.Context, bridge string) (bool, error) {
 	name := nftnl.LinkKey(bridge, nil, 0)
 	found := false
 	err := c.retry(ctx, func() error {
-		list, err := c.tables.ElementsOf([]ruleset.Place{ruleset.InInet(ruleset.Selves4Set)})
+		list, err := c.tables.ElementsOf([]ruleset.Place{ruleset.InInet(ruleset.Families()[0].Selves)})
 		found = slices.ContainsFunc(list, func(el ruleset.ElementState) bool { return bytes.HasPrefix(el.Key, name) })
 		return err
 	})

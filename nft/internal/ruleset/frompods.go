@@ -90,17 +90,10 @@ func (list *rules) addFromPods() {
 		x.hasAny(0x0fff)
 		x.Leave()
 	})
-	for _, inner := range []struct {
-		comment string
-		typ     uint16
-	}{
-		{"tagged IPv4", unix.ETH_P_IP},
-		{"tagged IPv6", unix.ETH_P_IPV6},
-		{"tags in a row", unix.ETH_P_8021Q},
-		{"outer tags in a row", unix.ETH_P_8021AD},
-	} {
-		list.add(inner.comment, func(x expressions) { x.dropBehindTag(inner.typ) })
-	}
+	list.add("tagged IPv4", func(x expressions) { x.dropBehindTag(unix.ETH_P_IP) })
+	list.add("tagged IPv6", func(x expressions) { x.dropBehindTag(unix.ETH_P_IPV6) })
+	list.add("tags in a row", func(x expressions) { x.dropBehindTag(unix.ETH_P_8021Q) })
+	list.add("outer tags in a row", func(x expressions) { x.dropBehindTag(unix.ETH_P_8021AD) })
 }
 
 // dropBehindTag drops what a pod sends of a type behind a tag.

@@ -40,15 +40,9 @@ func podsOnly(closed []Closed, mark uint32) Chain {
 }
 
 func (list *rules) addPodsOnly(closed []Closed, mark uint32) {
-	for _, link := range []struct {
-		text string
-		name expr.MetaKey
-	}{{"what comes from a gateways' link", expr.MetaKeyIIFNAME}, {"what goes to one", expr.MetaKeyOIFNAME}} {
-		list.add(link.text, func(x expressions) {
-			x.linkIn(link.name, gatewaysSet)
-			x.Leave()
-		})
-	}
+	const in, out = expr.MetaKeyIIFNAME, expr.MetaKeyOIFNAME
+	list.add("what comes from a gateways' link", func(x expressions) { x.linkIn(in, gatewaysSet); x.Leave() })
+	list.add("what goes to one", func(x expressions) { x.linkIn(out, gatewaysSet); x.Leave() })
 	list.add("what else pods send and receive", func(x expressions) {
 		x.Meta(expr.MetaKeyMARK, nftnl.First)
 		x.Mask(binary.NativeEndian.AppendUint32(nil, mark), nil)
@@ -82,7 +76,7 @@ func (list *rules) addPodsOnly(closed []Closed, mark uint32) {
 		for _, router := range slices.Sorted(slices.Values(c.Routers)) {
 			list.add("the owner of "+router+" has it forward "+f.name, func(x expressions) {
 				x.is(f)
-				x.isMeta(expr.MetaKeyIIFNAME, nftnl.LinkKey(router, nil, 0))
+				x.isMeta(in, nftnl.LinkKey(router, nil, 0))
 				x.Leave()
 			})
 		}

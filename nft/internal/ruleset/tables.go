@@ -78,17 +78,6 @@ func (t Tables) ElementsOfSet(set Place) ([]ElementState, error) {
 	return list, nil
 }
 
-// Names lists the elements of a set of names of links, apart from the sentinel.
-func (t Tables) Names(set string) (names []string, _ error) {
-	list, err := t.ElementsOfSet(InInet(set))
-	for i := range list {
-		if list[i].Comment != SentinelComment {
-			names = append(names, list[i].KeyText())
-		}
-	}
-	return names, err
-}
-
 // dump lists what our table of a family has, but for chains, which the kernel does not narrow down to a table. All
 // kinds have the table's name in the same attribute.
 func (t Tables) dump(what string, family uint8, msg uint16, each func([]byte) error) error {

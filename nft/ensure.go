@@ -119,9 +119,6 @@ func (c *Conn) wanted(ctx context.Context, n *Network) (*ruleset.Ruleset, error)
 	if err := c.usable(ctx); err != nil {
 		return nil, err
 	}
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
 	return c.ruleset(n)
 }
 

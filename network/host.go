@@ -12,13 +12,13 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/link"
 )
 
-// hostPart is what the rules know of the host, which all networks share: see nft.Conn.SetHost. Uplinks are the links by
-// which pods may leave the host. Host ports without a hostIP leave alone the addresses of kube-ipvs0: kube-proxy in IPVS
-// mode has the addresses of all services there, which the kernel takes for the host's own.
+// hostPart is what the rules know of the host, which all networks share: see nft.Conn.SetHost. Uplinks are the links
+// by which pods may leave the host. Host ports without a hostIP leave alone the addresses of kube-ipvs0: kube-proxy in
+// IPVS mode has the addresses of all services there, which the kernel takes for the host's own.
 type hostPart struct{}
 
-// look compares the addresses of services, which one link has. For uplinks, all links of the host have to be listed: see
-// lookAtExits.
+// look compares the addresses of services, which one link has. For uplinks, all links of the host have to be listed:
+// see lookAtExits.
 func (hostPart) look(ctx context.Context, n *site) error {
 	if n.bridge.Index == 0 || n.usual && (n.want == nil || !n.want.Loopback) {
 		return nil
@@ -33,7 +33,8 @@ func (hostPart) look(ctx context.Context, n *site) error {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil // the table is missing, which firewallPart reports
 	case err == nil && !slices.Equal(known, services):
-		n.found.Advise(tombolo.RemedyRepair, "host ports without a hostIP leave alone other addresses than those of %s", link.ServiceLink)
+		n.found.Advise(tombolo.RemedyRepair,
+			"host ports without a hostIP leave alone other addresses than those of %s", link.ServiceLink)
 	}
 	return err
 }
@@ -78,7 +79,8 @@ func (s *session) lookAtExits(ctx context.Context, found *findings) error {
 	names, err := s.uplinks(ctx)
 	for _, name := range names {
 		if !slices.Contains(known, name) {
-			found.Advise(tombolo.RemedyRepair, "%s, an uplink of the host, is missing in set uplinks of table inet tombolo", name)
+			found.Advise(tombolo.RemedyRepair,
+				"%s, an uplink of the host, is missing in set uplinks of table inet tombolo", name)
 		}
 	}
 	return err

@@ -13,8 +13,8 @@ import (
 // SetHost tells the rules of all networks what they need to know of the host. The error matches fs.ErrNotExist before
 // the first Ensure.
 //
-// uplinks are the bridges and veth links that are the host's uplinks (bridge.Conn.Uplinks). What opens a connection from
-// a pod to any other bridge or veth link that is not a Network's is not marked: it leads to containers or virtual
+// uplinks are the bridges and veth links that are the host's uplinks (bridge.Conn.Uplinks). What opens a connection
+// from a pod to any other bridge or veth link that is not a Network's is not marked: it leads to containers or virtual
 // machines of other programs.
 //
 // services are addresses of the host that ports without a HostAddr leave to others. A port whose HostAddr is one of

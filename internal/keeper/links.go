@@ -146,8 +146,8 @@ func routeLink(b []byte) (index int, _ error) {
 	if len(b) < unix.SizeofRtMsg {
 		return 0, nl.ErrMalformed
 	}
-	if link := nftnl.Find(b[unix.SizeofRtMsg:], unix.RTA_OIF); len(link) == 4 {
-		index = int(int32(binary.NativeEndian.Uint32(link)))
+	if oif := nftnl.Find(b[unix.SizeofRtMsg:], unix.RTA_OIF); len(oif) == 4 {
+		index = int(int32(binary.NativeEndian.Uint32(oif)))
 	}
 	return index, nil
 }
@@ -171,7 +171,8 @@ func (l *linkage) hear(messages []netlink.Message) urgency {
 	switch {
 	case slices.ContainsFunc(c.touched, isBridge):
 		return soon
-	case c.uplinks, slices.ContainsFunc(c.ports, isPort), slices.ContainsFunc(slices.Concat(c.touched, c.added), isServices):
+	case c.uplinks, slices.ContainsFunc(c.ports, isPort),
+		slices.ContainsFunc(slices.Concat(c.touched, c.added), isServices):
 		return max(when, later)
 	}
 	return when

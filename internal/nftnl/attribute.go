@@ -104,7 +104,8 @@ func body(reply func([]byte) error) func(netlink.Message) error {
 
 // Each calls fn with what is in each attribute of a list.
 func Each(list []byte, fn func([]byte)) {
-	_ = nl.Decode(list, func(ad *netlink.AttributeDecoder) error { fn(ad.Bytes()); return nil }) // fn has seen what there is
+	// Of a list that does not parse, fn gets what there is.
+	_ = nl.Decode(list, func(ad *netlink.AttributeDecoder) error { fn(ad.Bytes()); return nil })
 }
 
 // Find gives what is in an attribute of others, or in one within that, and so on; nil where there is none. It takes no

@@ -320,7 +320,8 @@ func (t *trail) read(m netlink.Message, answers map[uint32]bool) error {
 		handle: nftnl.Number64(nftnl.Find(attrs, unix.NFTA_TRACE_RULE_HANDLE)),
 	}
 	id := number(unix.NFTA_TRACE_ID)
-	packet := slices.Concat(nftnl.Find(attrs, unix.NFTA_TRACE_NETWORK_HEADER), nftnl.Find(attrs, unix.NFTA_TRACE_TRANSPORT_HEADER))
+	packet := slices.Concat(
+		nftnl.Find(attrs, unix.NFTA_TRACE_NETWORK_HEADER), nftnl.Find(attrs, unix.NFTA_TRACE_TRANSPORT_HEADER))
 	isDrop := func(path ...uint16) bool {
 		return nftnl.Find(attrs, path...) != nil && int32(number(path...))&0xff == int32(expr.VerdictDrop)
 	}

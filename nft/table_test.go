@@ -56,6 +56,7 @@ func TestTwoTablesLeaveEachOtherAlone(t *testing.T) {
 	mustAdd(t, s.c, pod)
 	alone := tables(nftnl.DefaultTable)
 	mustEnsure(t, other, theirs)
+	must.Succeed(t, other.SetHost(ctx, []string{"up0"}, nil))
 	mustAdd(t, other, second)
 	nstest.Script(t, s.host, "iptables -P FORWARD DROP")
 	for _, from := range []*foreign.Conn{admission, otherAdmission} {

@@ -51,16 +51,8 @@ func (n *site) lookAtRules(what string, ready func() (bool, error), check func()
 	return err
 }
 
-func (firewallPart) make(ctx context.Context, n *site) (changed bool, _ error) {
-	changed, err := n.s.Firewall.Prepare(ctx, n.rules())
-	if err != nil {
-		return changed, err
-	}
-	names, err := n.s.uplinks(ctx)
-	if err == nil {
-		err = n.s.Firewall.SetUplinks(ctx, names...)
-	}
-	return changed, err
+func (firewallPart) make(ctx context.Context, n *site) (bool, error) {
+	return n.s.Firewall.Prepare(ctx, n.rules())
 }
 
 // declareMended says that the sets of networks have all that belongs there.
@@ -74,7 +66,8 @@ func declareMended(ctx context.Context, s *session, sites ...*site) error {
 			return fmt.Errorf("network %s: %w", n.rec.Name, err)
 		}
 	}
-	return nil
+	// What was told of the host may have been flushed since. From here on, another flush shows.
+	return s.setHost(ctx)
 }
 
 // refuseOtherMarks holds the networks of a node to one mark, since they share the

@@ -292,7 +292,8 @@ type Links struct {
 }
 
 // Links compares the host's links, addresses and routes with the records. It looks into
-// no pod, and changes nothing but which addresses of services host ports leave alone. A port that is missing is no matter of its: the pod is gone.
+// no pod, and changes nothing but what the rules know of the host (nft.Conn.SetHost). A port that is missing is no
+// matter of its: the pod is gone.
 func (u Upkeep) Links(ctx context.Context) (*Links, error) {
 	s, records, err := u.node.openNetworks(ctx)
 	if err != nil || s == nil {
@@ -311,7 +312,7 @@ func (u Upkeep) Links(ctx context.Context) (*Links, error) {
 	services, err := s.link(ctx, link.ServiceLink)
 	if err == nil {
 		l.Services = services.Index
-		_, err = servicePart{}.make(ctx, &site{s: s})
+		err = s.setHost(ctx)
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
@@ -334,9 +335,6 @@ func (l *Links) lookAt(ctx context.Context, n *site, ports map[string]*bridge.Li
 	}
 	// Those that the kernel tells of with its links, addresses and routes.
 	if err := n.look(ctx, []part{bridgePart{}, vlanPart{}, forwardingPart{}, gatewayPart{}, loopbackPart{}}); err != nil {
-		return err
-	}
-	if err := n.s.lookAtExits(ctx, &n.found); err != nil {
 		return err
 	}
 	if n.bridge.Index != 0 {

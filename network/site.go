@@ -27,7 +27,7 @@ type part interface {
 func parts() []part {
 	return []part{
 		uplinkPart{}, bridgePart{}, vlanPart{}, forwardingPart{}, gatewayPart{},
-		firewallPart{}, servicePart{}, loopbackPart{}, admissionPart{},
+		firewallPart{}, hostPart{}, loopbackPart{}, admissionPart{},
 	}
 }
 

@@ -38,18 +38,11 @@ func (c *Conn) Check(ctx context.Context, n Network) ([]tombolo.Difference, erro
 // CheckEndpoint compares what is there with what an endpoint needs, and lists the differences, which Replace mends. More
 // elements are none, but for what a guard would let it do as another one.
 func (c *Conn) CheckEndpoint(ctx context.Context, ep Endpoint) ([]tombolo.Difference, error) {
-	if err := c.usable(ctx); err != nil {
-		return nil, err
-	}
-
 	if err := ep.check(); err != nil {
 		return nil, err
 	}
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
 	want := ep.elements()
-	have, err := c.tables.Lookup(append(want, ep.leftovers()...))
+	have, err := c.lookup(ctx, append(want, ep.leftovers()...)...)
 	if err != nil {
 		return nil, err
 	}

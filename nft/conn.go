@@ -123,6 +123,24 @@ func (c *Conn) retry(ctx context.Context, try func() error) error {
 	return nftnl.Retry(ctx, try)
 }
 
+// elements lists all elements of our sets.
+func (c *Conn) elements(ctx context.Context) (all []ruleset.ElementState, _ error) {
+	err := c.retry(ctx, func() (err error) {
+		all, err = c.tables.Elements()
+		return err
+	})
+	return all, err
+}
+
+// lookup gets elements by their keys; those that are not there are nil.
+func (c *Conn) lookup(ctx context.Context, elements ...ruleset.Element) (have []*ruleset.ElementState, _ error) {
+	err := c.retry(ctx, func() (err error) {
+		have, err = c.tables.Lookup(elements)
+		return err
+	})
+	return have, err
+}
+
 // commitEndpoints is commit for what changes nothing but elements of endpoints.
 func (c *Conn) commitEndpoints(t *ruleset.Transaction) error {
 	if t.Empty() {

@@ -26,7 +26,7 @@
 // The forward chain admits nothing. An accept in one table never overrides a drop in another; so it marks packets
 // that may pass, for a rule in the table that would drop them: what pods send, what belongs to connections that
 // exist, what goes to published ports by way of them, and what stays on the bridge of a network. What opens a
-// connection to a bridge or veth link of another program is not among them (SetUplinks).
+// connection to a bridge or veth link of another program is not among them (SetHost).
 //
 // A port is reached by every address that is local to the host, but for ::1 and link-local ones of IPv6. By
 // 127.0.0.1 it is reached from the host alone, and after the caller has switched route_localnet on for the bridge:

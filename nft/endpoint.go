@@ -111,17 +111,22 @@ func (ep *Endpoint) elements() []ruleset.Element {
 		if slices.Contains(ep.Addrs[:i], a) {
 			continue // an address that was given twice must not conflict with itself
 		}
-		set := ruleset.Pods6Set
-		if a.Is4() {
-			set = ruleset.Pods4Set
-		}
-		list = append(list, ruleset.Element{Set: ruleset.InInet(set), Key: nftnl.LinkKey(ep.Bridge, a.AsSlice(), 0)})
+		list = append(list, podElement(ep.Bridge, a))
 		if ep.Masquerade {
 			list = append(list, ruleset.Element{Set: ruleset.InInet(ruleset.MasqueradeSet(a.Is4(), key)), Key: a.AsSlice()})
 		}
 	}
 	list = append(list, ep.portElements()...)
 	return append(list, ep.guardElements()...)
+}
+
+// podElement returns the element of a pod's address behind a bridge.
+func podElement(bridge string, a netip.Addr) ruleset.Element {
+	set := ruleset.Pods6Set
+	if a.Is4() {
+		set = ruleset.Pods4Set
+	}
+	return ruleset.Element{Set: ruleset.InInet(set), Key: nftnl.LinkKey(bridge, a.AsSlice(), 0)}
 }
 
 // traces gives all elements that an endpoint may have in the sets: its record may be younger than its elements.

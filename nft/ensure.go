@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -78,27 +77,6 @@ func (c *Conn) ensure(ctx context.Context, n Network, sentinels bool) (changed, 
 	return changed, emptied, err
 }
 
-// SetUplinks tells the rules which bridges and veth links are the host's uplinks (bridge.Conn.Uplinks). What opens a
-// connection from a pod to any other bridge or veth link that is not a Network's is not marked: it leads to containers
-// or virtual machines of other programs. Uplinks are no network's; they go with the table. The error matches
-// fs.ErrNotExist before the first Ensure.
-func (c *Conn) SetUplinks(ctx context.Context, names ...string) error {
-	known, err := c.Uplinks(ctx)
-	if err != nil {
-		return explainMissing(err)
-	}
-	elements := func(names, except []string) (list []ruleset.ElementState) {
-		for _, name := range names {
-			if !slices.Contains(except, name) {
-				el := ruleset.Element{Set: ruleset.InInet(ruleset.UplinksSet), Key: nftnl.LinkKey(name, nil, 0)}
-				list = append(list, ruleset.ElementState{Element: el})
-			}
-		}
-		return list
-	}
-	return explainMissing(c.replace(ctx, elements(names, known), elements(known, names), nil))
-}
-
 // Ready says whether the network can do without Ensure, by single gets of the table and its chains, for a caller
 // that asks before each pod: whether they are there, not dormant, and hooked in, made for this network and this
 // mark by this version, with as many rules as then, and whether each set has its sentinel, which it lacks after another
@@ -139,9 +117,6 @@ func (c *Conn) Ready(ctx context.Context, n Network) (bool, error) {
 // wanted is ruleset, unless nothing can be done.
 func (c *Conn) wanted(ctx context.Context, n *Network) (*ruleset.Ruleset, error) {
 	if err := c.usable(ctx); err != nil {
-		return nil, err
-	}
-	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
 	return c.ruleset(n)

@@ -23,16 +23,12 @@ import (
 // A network whose name is too long for a comment goes by a shortened form of it,
 // with a hash, unless it was asked for by name.
 func (c *Conn) Endpoints(ctx context.Context, network string) ([]Endpoint, error) {
-	if err := c.usable(ctx); err != nil {
-		return nil, err
-	}
-
 	if network != "" {
 		if err := checkName(network); err != nil {
 			return nil, err
 		}
 	}
-	elements, err := c.tables.Elements(ctx)
+	elements, err := c.elements(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -48,20 +44,11 @@ func (c *Conn) HasPorts(ctx context.Context, bridge string) (bool, error) {
 	name := nftnl.LinkKey(bridge, nil, 0)
 	found := false
 	err := c.retry(ctx, func() error {
-		list, err := c.tables.ElementsOf([]ruleset.Place{ruleset.InInet(ruleset.Selves4Set)})
+		list, err := c.tables.ElementsOf([]ruleset.Place{ruleset.InInet(ruleset.Families()[0].Selves)})
 		found = slices.ContainsFunc(list, func(el ruleset.ElementState) bool { return bytes.HasPrefix(el.Key, name) })
 		return err
 	})
 	return found, err
-}
-
-// Uplinks lists the links that SetUplinks was given.
-func (c *Conn) Uplinks(ctx context.Context) (names []string, _ error) {
-	err := c.retry(ctx, func() (err error) {
-		names, err = c.tables.Names(ruleset.UplinksSet)
-		return err
-	})
-	return names, err
 }
 
 // collect makes endpoints of elements.
@@ -121,20 +108,10 @@ func (ep *Endpoint) note(el *ruleset.ElementState) {
 // of the address would return. It is nil if the address has no owner, and if the table or a set is missing; another
 // program's element counts as an owner.
 func (c *Conn) AddressOwner(ctx context.Context, bridge string, a netip.Addr) (*ConflictError, error) {
-	if err := c.usable(ctx); err != nil {
-		return nil, err
-	}
 	if !ident.IsLinkName(bridge) || !a.IsValid() {
 		return nil, invalid("address %s behind bridge %q", a, bridge)
 	}
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
-	set := ruleset.Pods6Set
-	if a = a.Unmap().WithZone(""); a.Is4() {
-		set = ruleset.Pods4Set
-	}
-	have, err := c.tables.Lookup([]ruleset.Element{{Set: ruleset.InInet(set), Key: nftnl.LinkKey(bridge, a.AsSlice(), 0)}})
+	have, err := c.lookup(ctx, podElement(bridge, a.Unmap().WithZone("")))
 	if err != nil || have[0] == nil {
 		return nil, err
 	}

@@ -174,17 +174,7 @@ const (
 )
 
 // String gives the policy as the field ingressPolicy of CNI's firewall plugin has it.
-func (p Policy) String() string {
-	switch p {
-	case Open:
-		return "open"
-	case SameBridge:
-		return "same-bridge"
-	case Isolated:
-		return "isolated"
-	}
-	return fmt.Sprintf("policy %d", uint8(p))
-}
+func (p Policy) String() string { return nameOf("policy", uint8(p), "open", "same-bridge", "isolated") }
 
 // MarshalText gives what String does.
 func (p Policy) MarshalText() ([]byte, error) { return []byte(p.String()), nil }

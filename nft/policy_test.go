@@ -98,7 +98,7 @@ func TestPolicyDropsWhatItShould(t *testing.T) {
 // bridgeEntries gives what the sets of bridges have, and of which network.
 func bridgeEntries(tb testing.TB, c *Conn) map[string]string {
 	tb.Helper()
-	all := must.Of(c.tables.Elements(context.Background())).Get(tb)
+	all := must.Of(c.elements(context.Background())).Get(tb)
 	got := map[string]string{}
 	for _, el := range all {
 		for _, s := range ruleset.BridgeSets() {

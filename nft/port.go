@@ -78,16 +78,14 @@ const (
 )
 
 // String is "needed", "all" or "none".
-func (s SNAT) String() string {
-	switch s {
-	case SNATNeeded:
-		return "needed"
-	case SNATAll:
-		return "all"
-	case SNATNone:
-		return "none"
+func (s SNAT) String() string { return nameOf("SNAT", uint8(s), "needed", "all", "none") }
+
+// nameOf returns the name of a value, from 0 on.
+func nameOf(kind string, value uint8, names ...string) string {
+	if int(value) < len(names) {
+		return names[value]
 	}
-	return fmt.Sprintf("SNAT %d", uint8(s))
+	return fmt.Sprintf("%s %d", kind, value)
 }
 
 // MarshalText gives what String does.

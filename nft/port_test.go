@@ -121,7 +121,7 @@ func TestPortsAreAddedAndRemoved(t *testing.T) {
 // wantNoElements checks that nothing of endpoints is left.
 func wantNoElements(tb testing.TB, c *Conn) {
 	tb.Helper()
-	all := must.Of(c.tables.Elements(context.Background())).Get(tb)
+	all := must.Of(c.elements(context.Background())).Get(tb)
 	for _, el := range all {
 		expect.That(tb, strings.HasPrefix(el.Comment, ruleset.OwnerPrefix+":"),
 			"%s (comment %q) is left", el, el.Comment)
@@ -418,7 +418,7 @@ func TestElementsReadAsNFTPrintsThem(t *testing.T) {
 	ep := publisher(5, tcpPort("", 8080), tcpPort("192.0.2.1", 8081), tcpPort("2001:db8::1", 8081))
 	ep.Ports[1].Protocol, ep.Ports[2].Protocol = unix.IPPROTO_UDP, unix.IPPROTO_SCTP
 	mustAdd(t, c, ep)
-	all, err := c.tables.Elements(context.Background())
+	all, err := c.elements(context.Background())
 	must.That(t, err == nil && len(all) > 0, "%v", err)
 	printed := strings.ReplaceAll(nft(t, ns, "list", "ruleset"), `"`, "")
 	for _, el := range all {

@@ -38,10 +38,6 @@ func (c *Conn) Remove(ctx context.Context, eps ...Endpoint) error {
 // RemoveOwners removes all elements of the owners, by listing all elements: for when only the owner of an endpoint
 // is known, and after a crash.
 func (c *Conn) RemoveOwners(ctx context.Context, owners ...Owner) error {
-	if err := c.usable(ctx); err != nil {
-		return err
-	}
-
 	doomed := make(map[Owner]bool, len(owners))
 	for _, o := range owners {
 		if err := o.check(); err != nil {
@@ -57,7 +53,7 @@ func (c *Conn) RemoveOwners(ctx context.Context, owners ...Owner) error {
 
 // removeWhere deletes all elements that match.
 func (c *Conn) removeWhere(ctx context.Context, match func(*ruleset.ElementState) bool) error {
-	all, err := c.tables.Elements(ctx)
+	all, err := c.elements(ctx)
 	if err != nil {
 		return err
 	}
@@ -105,10 +101,6 @@ func (c *Conn) removeElements(ctx context.Context, elements []ruleset.Element, m
 // the table may go before such a network does. Of networks that share a bridge, one
 // takes along what is known of the bridge. Ready then says so, for what is left.
 func (c *Conn) RemoveNetwork(ctx context.Context, name string) error {
-	if err := c.usable(ctx); err != nil {
-		return err
-	}
-
 	if err := checkName(name); err != nil {
 		return err
 	}

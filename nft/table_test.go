@@ -30,6 +30,7 @@ func TestTwoTablesLeaveEachOtherAlone(t *testing.T) {
 	otherAdmission := foreign.On(other.Socket(), &foreign.Config{Table: embedder.Table, Mark: embedder.Mark})
 
 	ours, theirs := podnet(), podnet()
+	ours.Bridge, theirs.Bridge = "cbr0", "cbr0"
 	theirs.Name, theirs.Guard = "theirs", true
 	pod := pod("0123456789a", pod4, pod6)
 	pod.Masquerade = false
@@ -55,6 +56,7 @@ func TestTwoTablesLeaveEachOtherAlone(t *testing.T) {
 	mustAdd(t, s.c, pod)
 	alone := tables(nftnl.DefaultTable)
 	mustEnsure(t, other, theirs)
+	must.Succeed(t, other.SetHost(ctx, []string{"up0"}, nil))
 	mustAdd(t, other, second)
 	nstest.Script(t, s.host, "iptables -P FORWARD DROP")
 	for _, from := range []*foreign.Conn{admission, otherAdmission} {

@@ -84,13 +84,13 @@ func chains(to io.Writer) error {
 	defer conn.Close()
 	for _, family := range []uint8{unix.NFPROTO_INET, unix.NFPROTO_IPV4, unix.NFPROTO_IPV6, unix.NFPROTO_BRIDGE} {
 		err = errors.Join(err, nftnl.List(conn, "list chains", family, unix.NFT_MSG_GETCHAIN, func(data []byte) error {
-			c, err := nftnl.DecodeChain(data)
+			c := nftnl.DecodeChain(data)
 			if c.Table == "tombolo" {
 				fmt.Fprintf(to, "%s tombolo %s: %s\n", nftnl.FamilyName(family), c.Name, c.Comment)
 			} else if c.Kind != "" {
 				fmt.Fprintf(to, "%s %s %s: hook %d, priority %d, policy %d\n", nftnl.FamilyName(family), c.Table, c.Name, c.Hook, c.Priority, c.Policy)
 			}
-			return err
+			return nil
 		}))
 	}
 	return err

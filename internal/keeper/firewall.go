@@ -2,7 +2,6 @@ package keeper
 
 import (
 	"context"
-	"encoding/binary"
 	"fmt"
 	"maps"
 	"slices"
@@ -62,22 +61,9 @@ const newGeneration = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWGEN
 // generationOf reads a struct nfgenmsg and the attributes NFTA_GEN_*. A message that does not parse counts as lost.
 func generationOf(b []byte) generation {
 	const header = 4
-	if len(b) < header {
-		return generation{lost: true}
-	}
-	g := generation{}
-	err := nl.Decode(b[header:], func(ad *netlink.AttributeDecoder) error {
-		switch ad.Type() {
-		case unix.NFTA_GEN_ID:
-			ad.ByteOrder = binary.BigEndian
-			g.id = ad.Uint32()
-		case unix.NFTA_GEN_PROC_NAME:
-			g.by = ad.String()
-		}
-		return nil
-	})
-	g.lost = err != nil || g.id == 0
-	return g
+	b = b[min(header, len(b)):]
+	id := nftnl.Number(nftnl.Find(b, unix.NFTA_GEN_ID))
+	return generation{lost: id == 0, id: id, by: nftnl.Text(nftnl.Find(b, unix.NFTA_GEN_PROC_NAME))}
 }
 
 // hear says how soon the firewall is to be compared after announcements: soon if another program changed

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/link"
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
@@ -145,13 +146,10 @@ func routeLink(b []byte) (index int, _ error) {
 	if len(b) < unix.SizeofRtMsg {
 		return 0, nl.ErrMalformed
 	}
-	err := nl.Decode(b[unix.SizeofRtMsg:], func(ad *netlink.AttributeDecoder) error {
-		if ad.Type() == unix.RTA_OIF {
-			index = int(int32(ad.Uint32()))
-		}
-		return nil
-	})
-	return index, err
+	if oif := nftnl.Find(b[unix.SizeofRtMsg:], unix.RTA_OIF); len(oif) == 4 {
+		index = int(int32(binary.NativeEndian.Uint32(oif)))
+	}
+	return index, nil
 }
 
 // hear says how soon links are to be compared: soon after changes that no pod causes, and later after those
@@ -167,21 +165,15 @@ func (l *linkage) hear(messages []netlink.Message) urgency {
 	for _, n := range c.links {
 		when = max(when, l.linkNews(n))
 	}
-	if c.uplinks {
-		when = max(when, later)
-	}
-	for _, index := range c.ports {
-		if l.ports[index] {
-			when = max(when, later)
-		}
-	}
-	if slices.Contains(c.touched, l.services) || slices.Contains(c.added, l.services) {
-		when = max(when, later)
-	}
-	for _, index := range c.touched {
-		if _, known := l.bridges[index]; known {
-			when = soon
-		}
+	isPort := func(index int) bool { return l.ports[index] }
+	isServices := func(index int) bool { return index == l.services }
+	isBridge := func(index int) bool { _, known := l.bridges[index]; return known }
+	switch {
+	case slices.ContainsFunc(c.touched, isBridge):
+		return soon
+	case c.uplinks, slices.ContainsFunc(c.ports, isPort),
+		slices.ContainsFunc(slices.Concat(c.touched, c.added), isServices):
+		return max(when, later)
 	}
 	return when
 }

@@ -88,32 +88,24 @@ func Type(msg uint16) netlink.HeaderType {
 	return netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | msg)
 }
 
-// body hands on a reply's attributes, without struct nfgenmsg.
+// body hands on a reply's attributes, without struct nfgenmsg. An error matches nl.ErrMalformed.
 func body(reply func([]byte) error) func(netlink.Message) error {
 	return func(m netlink.Message) error {
 		if len(m.Data) < headerLen {
 			return fmt.Errorf("%w: a reply of %d bytes", nl.ErrMalformed, len(m.Data))
 		}
-		return reply(m.Data[headerLen:])
+		attrs := m.Data[headerLen:]
+		if err := nl.Decode(attrs, func(*netlink.AttributeDecoder) error { return nil }); err != nil {
+			return err
+		}
+		return reply(attrs)
 	}
 }
 
-// Decode walks over attributes, with numbers in network order, and calls fn for each.
-func Decode(b []byte, fn func(ad *netlink.AttributeDecoder) error) error {
-	return nl.Decode(b, func(ad *netlink.AttributeDecoder) error {
-		ad.ByteOrder = binary.BigEndian
-		return fn(ad)
-	})
-}
-
-// Nested does the same with the attributes within one.
-func Nested(ad *netlink.AttributeDecoder, fn func(ad *netlink.AttributeDecoder) error) error {
-	var err error
-	ad.Do(func(b []byte) error {
-		err = Decode(b, fn)
-		return err
-	})
-	return err
+// Each calls fn with what is in each attribute of a list.
+func Each(list []byte, fn func([]byte)) {
+	// Of a list that does not parse, fn gets what there is.
+	_ = nl.Decode(list, func(ad *netlink.AttributeDecoder) error { fn(ad.Bytes()); return nil })
 }
 
 // Find gives what is in an attribute of others, or in one within that, and so on; nil where there is none. It takes no
@@ -142,6 +134,14 @@ func Number(b []byte) uint32 {
 		return 0
 	}
 	return binary.BigEndian.Uint32(b)
+}
+
+// Number64 is one of eight bytes, and 0 if it has others.
+func Number64(b []byte) uint64 {
+	if len(b) != 8 {
+		return 0
+	}
+	return binary.BigEndian.Uint64(b)
 }
 
 // Comment makes userdata of a text, as libnftables does: a type of one byte, a length of

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"strconv"
 
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
@@ -62,16 +61,7 @@ type Table struct{ Flags uint32 }
 func (t Table) IsDormant() bool { return t.Flags&unix.NFT_TABLE_F_DORMANT != 0 }
 
 // DecodeTable reads one.
-func DecodeTable(b []byte) (Table, error) {
-	var t Table
-	err := Decode(b, func(ad *netlink.AttributeDecoder) error {
-		if ad.Type() == unix.NFTA_TABLE_FLAGS {
-			t.Flags = ad.Uint32()
-		}
-		return nil
-	})
-	return t, err
-}
+func DecodeTable(b []byte) Table { return Table{Flags: Number(Find(b, unix.NFTA_TABLE_FLAGS))} }
 
 // Chain is a chain as the kernel has it: NFT_MSG_NEWCHAIN. A chain that is no base chain has
 // no kind, and nothing calls it but rules of the table.
@@ -89,36 +79,16 @@ type Chain struct {
 const ChainUserdata = 12
 
 // DecodeChain reads one.
-func DecodeChain(b []byte) (Chain, error) {
-	var ch Chain
-	err := Decode(b, func(ad *netlink.AttributeDecoder) error {
-		switch ad.Type() {
-		case unix.NFTA_CHAIN_TABLE:
-			ch.Table = ad.String()
-		case unix.NFTA_CHAIN_NAME:
-			ch.Name = ad.String()
-		case unix.NFTA_CHAIN_TYPE:
-			ch.Kind = ad.String()
-		case unix.NFTA_CHAIN_POLICY:
-			ch.Policy = ad.Uint32()
-		case unix.NFTA_CHAIN_USE:
-			ch.Uses = ad.Uint32()
-		case ChainUserdata:
-			ch.Comment, _ = CommentOf(ad.Bytes())
-		case unix.NFTA_CHAIN_HOOK:
-			return Nested(ad, func(ad *netlink.AttributeDecoder) error {
-				switch ad.Type() {
-				case unix.NFTA_HOOK_HOOKNUM:
-					ch.Hook = ad.Uint32()
-				case unix.NFTA_HOOK_PRIORITY:
-					ch.Priority = ad.Int32()
-				}
-				return nil
-			})
-		}
-		return nil
-	})
-	return ch, err
+func DecodeChain(b []byte) Chain {
+	text := func(typ uint16) string { return Text(Find(b, typ)) }
+	number := func(path ...uint16) uint32 { return Number(Find(b, path...)) }
+	comment, _ := CommentOf(Find(b, ChainUserdata))
+	return Chain{
+		Table: text(unix.NFTA_CHAIN_TABLE), Name: text(unix.NFTA_CHAIN_NAME), Kind: text(unix.NFTA_CHAIN_TYPE),
+		Hook:     number(unix.NFTA_CHAIN_HOOK, unix.NFTA_HOOK_HOOKNUM),
+		Priority: int32(number(unix.NFTA_CHAIN_HOOK, unix.NFTA_HOOK_PRIORITY)),
+		Policy:   number(unix.NFTA_CHAIN_POLICY), Uses: number(unix.NFTA_CHAIN_USE), Comment: comment,
+	}
 }
 
 // DoctorName is what the kernel calls a doctor that makes its table: the keeper need not look at that change.

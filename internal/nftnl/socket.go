@@ -98,13 +98,6 @@ func (k *Seen) Covers(generation uint32, sum uint64) bool {
 	return k.generation == generation && slices.Contains(k.sums, sum)
 }
 
-// IsAt says whether anything is known of a generation: nothing has changed since.
-func (k *Seen) IsAt(generation uint32) bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.generation == generation && len(k.sums) > 0
-}
-
 // IsOn says whether it is in use.
 func (k *Seen) IsOn() bool {
 	k.mu.Lock()

@@ -112,23 +112,10 @@ func Generation(c *nl.Conn) (uint32, error) {
 	var generation uint32
 	m, err := message(nil, Type(unix.NFT_MSG_GETGEN), 0, unix.AF_UNSPEC, 0, nil)
 	b.AddGet("get generation of nf_tables", nil, m, err, body(func(data []byte) error {
-		var err error
-		generation, err = decodeGeneration(data)
-		return err
+		generation = Number(Find(data, unix.NFTA_GEN_ID))
+		return nil
 	}))
 	err = c.Execute(&b)
-	return generation, err
-}
-
-// decodeGeneration reads a reply of NFT_MSG_NEWGEN.
-func decodeGeneration(b []byte) (uint32, error) {
-	var generation uint32
-	err := Decode(b, func(ad *netlink.AttributeDecoder) error {
-		if ad.Type() == unix.NFTA_GEN_ID {
-			generation = ad.Uint32()
-		}
-		return nil
-	})
 	return generation, err
 }
 

@@ -3,10 +3,8 @@ package foreign
 import (
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"hash/fnv"
-	"io/fs"
 	"slices"
 
 	"github.com/google/nftables/expr"
@@ -78,7 +76,8 @@ func (c *Conn) Ready(ctx context.Context) (bool, error) {
 		if right = err == nil && c.seen.Covers(generation, c.sum()); right {
 			return nil
 		}
-		if err == nil && !c.seen.IsAt(generation) {
+		// Of a generation that something is known of, the view is not older.
+		if known := c.seen.Generation(); err == nil && (known == nil || *known != generation) {
 			err = nftnl.Unchanged(c.nl, generation)
 		}
 		if err != nil {
@@ -182,10 +181,13 @@ func (c *Conn) plan(ctx context.Context, generation uint32, link string) (*plan,
 	if err := nftnl.Look(c.nl, &b); err != nil {
 		return nil, err
 	}
-	var err error
 	own := ruleset.Tables{Conn: c.nl, Name: ruleset.TableName(c.table)}
-	if p.bridges, err = own.Names(ruleset.OursSet); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	bridges, err := own.ElementsOf([]ruleset.Place{ruleset.InInet(ruleset.OursSet)})
+	if err != nil {
 		return nil, err
+	}
+	for _, el := range bridges {
+		p.bridges = append(p.bridges, el.KeyText())
 	}
 	for _, f := range p.families {
 		if f.hooked {

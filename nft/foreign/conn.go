@@ -52,10 +52,7 @@ func On(s tombolo.Socket, cfg *Config) *Conn {
 
 // usable refuses a Conn or a context that nothing can be done with.
 func (c *Conn) usable(ctx context.Context) error {
-	switch {
-	case c == nil:
-		return nl.Usable(ctx, nil)
-	case c.err != nil:
+	if c.err != nil {
 		return c.err
 	}
 	return nl.Usable(ctx, c.nl)
@@ -79,9 +76,8 @@ func (ch chain) named(attribute uint16) []netlink.Attribute {
 
 func getChain(b *nl.Batch, ch chain, reply func(nftnl.Chain)) {
 	nftnl.Get(b, ch, ch.family, unix.NFT_MSG_GETCHAIN, func(data []byte) error {
-		got, err := nftnl.DecodeChain(data)
-		reply(got)
-		return err
+		reply(nftnl.DecodeChain(data))
+		return nil
 	}, ch.named(unix.NFTA_CHAIN_NAME)...)
 }
 
@@ -92,17 +88,17 @@ func (c *Conn) rulesOf(ctx context.Context, ch chain, p *packet) ([]rule, error)
 	}
 	var rules []rule
 	err := nftnl.List(c.nl, "list rules of "+ch.String(), ch.family, unix.NFT_MSG_GETRULE, func(data []byte) error {
-		r, err := decodeRule(data, p)
-		if own, ok := strings.CutPrefix(r.comment, c.comment()); ok && err == nil {
+		r := decodeRule(data, p)
+		if own, ok := strings.CutPrefix(r.comment, c.comment()); ok {
 			// Ours is judged by packets of its bridge.
 			about := packet{mark: p.mark, known: p.known}
 			_, about.link, _ = strings.Cut(own, fromBridge)
 			_, about.to, _ = strings.Cut(own, toBridge)
-			r, err = decodeRule(data, &about)
+			r = decodeRule(data, &about)
 			r.ours = true
 		}
 		rules = append(rules, r)
-		return err
+		return nil
 	}, ch.named(unix.NFTA_RULE_CHAIN)...)
 	return rules, err
 }

@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	"github.com/google/nftables/expr"
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
@@ -39,26 +38,15 @@ type loaded struct {
 
 // decodeRule reads an NFT_MSG_NEWRULE. Of its conditions no more is understood than our mark, the names of links, and
 // the state of a connection; any other one may be met or not.
-func decodeRule(b []byte, p *packet) (rule, error) {
-	rr := ruleReader{packet: p}
-	err := nftnl.Decode(b, func(ad *netlink.AttributeDecoder) error {
-		switch ad.Type() {
-		case unix.NFTA_RULE_HANDLE:
-			rr.handle = ad.Uint64()
-		case unix.NFTA_RULE_USERDATA:
-			if comment, ok := nftnl.CommentOf(ad.Bytes()); ok {
-				rr.comment = comment
-			}
-		case unix.NFTA_RULE_EXPRESSIONS:
-			return nftnl.Nested(ad, func(ad *netlink.AttributeDecoder) error {
-				b := ad.Bytes()
-				rr.expression(nftnl.Text(nftnl.Find(b, unix.NFTA_EXPR_NAME)), nftnl.Find(b, unix.NFTA_EXPR_DATA))
-				return nil
-			})
-		}
-		return nil
+func decodeRule(b []byte, p *packet) rule {
+	rr := ruleReader{rule: rule{handle: nftnl.Number64(nftnl.Find(b, unix.NFTA_RULE_HANDLE))}, packet: p}
+	nftnl.Each(nftnl.Find(b, unix.NFTA_RULE_EXPRESSIONS), func(b []byte) {
+		rr.expression(nftnl.Text(nftnl.Find(b, unix.NFTA_EXPR_NAME)), nftnl.Find(b, unix.NFTA_EXPR_DATA))
 	})
-	return rr.rule, err
+	if comment, ok := nftnl.CommentOf(nftnl.Find(b, unix.NFTA_RULE_USERDATA)); ok {
+		rr.comment = comment
+	}
+	return rr.rule
 }
 
 // expression carries out one, as far as the packet is known. A packet of which that is not known may be accepted or

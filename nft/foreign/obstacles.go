@@ -73,13 +73,13 @@ func (c *Conn) Markers(ctx context.Context) (names []string, _ error) {
 	}
 	for _, family := range []uint8{unix.NFPROTO_INET, unix.NFPROTO_IPV4, unix.NFPROTO_IPV6} {
 		err := nftnl.List(c.nl, "list rules", family, unix.NFT_MSG_GETRULE, func(data []byte) error {
-			r, err := decodeRule(data, &packet{})
+			r := decodeRule(data, &packet{})
 			at := chain{family, nftnl.Text(nftnl.Find(data, unix.NFTA_RULE_TABLE)), nftnl.Text(nftnl.Find(data, unix.NFTA_RULE_CHAIN))}
 			if bits := r.sets & c.mark; bits != 0 && (family != unix.NFPROTO_INET || at.table != c.table) {
 				names = append(names, fmt.Sprintf("%s sets bit 0x%x of the mark, by its rule with handle %d, which table inet %s uses: "+
 					"give the networks another forwardMark, or that rule another bit", at, bits, r.handle, c.table))
 			}
-			return err
+			return nil
 		})
 		if err != nil {
 			return nil, err
@@ -99,11 +99,10 @@ func (p *Path) has(family uint8) bool {
 func (p *plan) appendObstacles(ctx context.Context, list []Obstacle, family uint8, link string) ([]Obstacle, error) {
 	var chains []nftnl.Chain
 	err := nftnl.List(p.nl, "list chains", family, unix.NFT_MSG_GETCHAIN, func(data []byte) error {
-		ch, err := nftnl.DecodeChain(data)
-		if isForwardHook(ch) && (family != unix.NFPROTO_INET || ch.Table != p.table) {
+		if ch := nftnl.DecodeChain(data); isForwardHook(ch) && (family != unix.NFPROTO_INET || ch.Table != p.table) {
 			chains = append(chains, ch)
 		}
-		return err
+		return nil
 	})
 	for _, ch := range chains {
 		o, unread := p.obstacle(ctx, chain{family, ch.Table, ch.Name}, ch, link)

@@ -79,7 +79,7 @@ func (n *network) build(ctx context.Context, node *netns.NS) error {
 	if err != nil {
 		return err
 	}
-	return n.firewall.SetUplinks(ctx, uplinks...)
+	return n.firewall.SetHost(ctx, uplinks, nil)
 }
 
 func (n *network) rules() nft.Network {

@@ -23,19 +23,28 @@ const (
 	UplinksSet = "uplinks"
 )
 
+// HostComment is the comment of elements that belong to the host, and to no network: those of HostSets.
+const HostComment = OwnerPrefix + "host"
+
+// HostSets returns the names of the sets that describe the host.
+func HostSets() []string {
+	families := Families()
+	return []string{UplinksSet, families[0].Services, families[1].Services}
+}
+
 // BridgeSets are the sets of bridges.
 func BridgeSets() []Set {
 	const pair = nftnl.TypeIfname<<nftnl.TypeBits | nftnl.TypeIfname
-	return []Set{
-		{Place: InInet(bridgesSet), KeyType: pair, KeyLen: 2 * IfnameLen},
-		{Place: InInet(OursSet), KeyType: nftnl.TypeIfname, KeyLen: IfnameLen},
-		{Place: InInet(gatewaysSet), KeyType: nftnl.TypeIfname, KeyLen: IfnameLen},
-		{Place: InInet(policiesSet), KeyType: nftnl.TypeIfname, KeyLen: IfnameLen},
-		{Place: InInet(isolatedSet), KeyType: pair, KeyLen: 2 * IfnameLen},
-		{Place: InInet(bypassSet), KeyType: nftnl.TypeIfname, KeyLen: IfnameLen},
-		{Place: InInet(lansSet), KeyType: nftnl.TypeIfname, KeyLen: IfnameLen},
-		{Place: InInet(UplinksSet), KeyType: nftnl.TypeIfname, KeyLen: IfnameLen},
+	names := [...]string{bridgesSet, OursSet, gatewaysSet, policiesSet, isolatedSet, bypassSet, lansSet, UplinksSet}
+	list := make([]Set, 0, len(names))
+	for _, name := range names {
+		s := Set{Place: InInet(name), KeyType: nftnl.TypeIfname, KeyLen: IfnameLen}
+		if name == bridgesSet || name == isolatedSet {
+			s.KeyType, s.KeyLen = pair, 2*IfnameLen
+		}
+		list = append(list, s)
 	}
+	return list
 }
 
 // addPolicies appends the rules of all policies to the chain forward.
@@ -47,8 +56,7 @@ func (list *rules) addPolicies() {
 	})
 	list.add("drop what goes from one bridge with a policy to another", func(x expressions) {
 		for _, link := range []expr.MetaKey{expr.MetaKeyIIFNAME, expr.MetaKeyOIFNAME} {
-			x.Meta(link, nftnl.First)
-			x.Lookup(policiesSet)
+			x.linkIn(link, policiesSet)
 		}
 		x.bridged()
 		x.LookupNone(bridgesSet)
@@ -63,26 +71,22 @@ func (n *Network) bridgeElements() []Element {
 	}
 	name := nftnl.LinkKey(n.Bridge, nil, 0)
 	pair := slices.Concat(name, name)
-	list := []Element{{Set: InInet(bridgesSet), Key: pair}, {Set: InInet(OursSet), Key: name}}
-	if n.VLANOf != "" {
-		name := nftnl.LinkKey(n.VLANOf, nil, 0)
-		list = append(list, Element{Set: InInet(bridgesSet), Key: slices.Concat(name, name)}, Element{Set: InInet(OursSet), Key: name})
+	var list []Element
+	add := func(is bool, set string, key []byte) {
+		if is {
+			list = append(list, Element{Set: InInet(set), Key: key})
+		}
 	}
-	if n.Gateway {
-		list = append(list, Element{Set: InInet(gatewaysSet), Key: name})
-	}
-	if n.Policy == policySameBridge || n.Policy == policyIsolated {
-		list = append(list, Element{Set: InInet(policiesSet), Key: name})
-	}
-	if n.Policy == policyIsolated {
-		list = append(list, Element{Set: InInet(isolatedSet), Key: pair})
-	}
-	if !n.NFCall {
-		list = append(list, Element{Set: InInet(bypassSet), Key: name})
-	}
-	if n.LAN {
-		list = append(list, Element{Set: InInet(lansSet), Key: name})
-	}
+	hasPolicy, vlanOf := n.Policy == policySameBridge || n.Policy == policyIsolated, nftnl.LinkKey(n.VLANOf, nil, 0)
+	add(true, bridgesSet, pair)
+	add(true, OursSet, name)
+	add(n.VLANOf != "", bridgesSet, slices.Concat(vlanOf, vlanOf))
+	add(n.VLANOf != "", OursSet, vlanOf)
+	add(n.Gateway, gatewaysSet, name)
+	add(hasPolicy, policiesSet, name)
+	add(n.Policy == policyIsolated, isolatedSet, pair)
+	add(!n.NFCall, bypassSet, name)
+	add(n.LAN, lansSet, name)
 	return list
 }
 

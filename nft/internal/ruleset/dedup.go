@@ -10,8 +10,6 @@ import (
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
-
-	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
 const dedupPrefix = "dedup-"
@@ -102,8 +100,6 @@ func etherTypeOf(p netip.Prefix) uint16 {
 
 // isSentBy holds for what a bridge of a MAC sends out by a pod's port.
 func (x expressions) isSentBy(mac net.HardwareAddr) {
-	x.Meta(expr.MetaKeyOIFNAME, nftnl.First)
-	x.Compare(expr.CmpOpEq, []byte(podPorts)) // as far as it goes: nft's "veth*"
-	x.Payload(expr.PayloadBaseLLHeader, etherSource, EtherLen, nftnl.First)
-	x.Compare(expr.CmpOpEq, mac)
+	x.isMeta(expr.MetaKeyOIFNAME, []byte(podPorts)) // as far as it goes: nft's "veth*"
+	x.isAt(expr.PayloadBaseLLHeader, etherSource, mac)
 }

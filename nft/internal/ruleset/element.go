@@ -7,6 +7,7 @@ import (
 	"hash/fnv"
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -64,19 +65,26 @@ func (e Element) Parse() (bridge string, addr netip.Addr, mac net.HardwareAddr, 
 
 // KeyText gives the key as nft prints it, or in hexadecimal.
 func (e Element) KeyText() string {
-	if _, addr, _, ok := e.Parse(); ok && IsMasqueradeSet(e.Set.Name) {
-		return addr.String()
+	if s, _ := setAt(e.Set); len(e.Key) == int(s.KeyLen) {
+		return typedText(s.KeyType, e.Key)
+	}
+	return fmt.Sprintf("0x%x", e.Key)
+}
+
+// setAt finds one of our sets.
+func setAt(at Place) (Set, bool) {
+	if IsMasqueradeSet(at.Name) && at.Family == unix.NFPROTO_INET {
+		return masqueradeSet(at.Name), true
 	}
 	// The first ones are asked for most often where they are not there, and an error has a text: by Ready, and for
 	// thousands of host ports that are put back.
-	for _, sets := range []func() []Set{BridgeSets, portSets, guardSets, sharedSets, portSNATSets} {
-		for _, s := range sets() {
-			if s.Place == e.Set && len(e.Key) == int(s.KeyLen) {
-				return typedText(s.KeyType, e.Key)
-			}
+	for _, sets := range []func() []Set{BridgeSets, portSets, guardSets, podSets, portSNATSets} {
+		list := sets()
+		if i := slices.IndexFunc(list, func(s Set) bool { return s.Place == at }); i >= 0 {
+			return list[i], true
 		}
 	}
-	return fmt.Sprintf("0x%x", e.Key)
+	return Set{}, false
 }
 
 // String gives the key and the set.
@@ -84,10 +92,8 @@ func (e Element) String() string { return e.KeyText() + " of set " + e.Set.Name 
 
 // DataText is the same for data.
 func (e Element) DataText() string {
-	for _, s := range sharedSets() {
-		if s.Place == e.Set && s.DataLen > 0 && uint32(len(e.Data)) == s.DataLen {
-			return typedText(s.DataType, e.Data)
-		}
+	if s, _ := setAt(e.Set); s.DataLen > 0 && len(e.Data) == int(s.DataLen) {
+		return typedText(s.DataType, e.Data)
 	}
 	return fmt.Sprintf("0x%x", e.Data)
 }

@@ -41,14 +41,12 @@ func (x expressions) masquerade() { x.Add(&expr.Masq{}) }
 // is holds for packets of a family. nft puts it before expressions that look into their headers, and leaves it out
 // when it prints such a rule.
 func (x expressions) is(f Family) {
-	x.Meta(expr.MetaKeyNFPROTO, nftnl.First)
-	x.Compare(expr.CmpOpEq, []byte{f.Proto})
+	x.isMeta(expr.MetaKeyNFPROTO, []byte{f.Proto})
 }
 
 // isEthernet holds for packets that came in by a link with Ethernet headers.
 func (x expressions) isEthernet() {
-	x.Meta(expr.MetaKeyIIFTYPE, nftnl.First)
-	x.Compare(expr.CmpOpEq, binary.NativeEndian.AppendUint16(nil, unix.ARPHRD_ETHER))
+	x.isMeta(expr.MetaKeyIIFTYPE, binary.NativeEndian.AppendUint16(nil, unix.ARPHRD_ETHER))
 }
 
 // isReply holds for packets of connections that an answer has been seen of, and
@@ -116,6 +114,42 @@ func netmask(bits, length int) []byte {
 	return mask
 }
 
+// isMeta adds a match for packets with a property.
+func (x expressions) isMeta(key expr.MetaKey, data []byte) {
+	x.Meta(key, nftnl.First)
+	x.Compare(expr.CmpOpEq, data)
+}
+
+// isAt adds a match for packets with the data at an offset in a header.
+func (x expressions) isAt(base expr.PayloadBase, offset uint32, data []byte) {
+	x.Payload(base, offset, uint32(len(data)), nftnl.First)
+	x.Compare(expr.CmpOpEq, data)
+}
+
+// linkIn adds a match for packets whose incoming or outgoing link is in the set.
+func (x expressions) linkIn(linkName expr.MetaKey, set string) {
+	x.Meta(linkName, nftnl.First)
+	x.Lookup(set)
+}
+
+// linkNotIn adds a match for all other packets.
+func (x expressions) linkNotIn(linkName expr.MetaKey, set string) {
+	x.Meta(linkName, nftnl.First)
+	x.LookupNone(set)
+}
+
+// portIn adds a match for packets whose incoming link, with some bytes of a header, is in the set.
+func (x expressions) portIn(base expr.PayloadBase, offset, length uint32, set string) {
+	x.port(expr.MetaKeyIIFNAME, base, offset, length)
+	x.Lookup(set)
+}
+
+// portNotIn adds a match for all other packets.
+func (x expressions) portNotIn(base expr.PayloadBase, offset, length uint32, set string) {
+	x.port(expr.MetaKeyIIFNAME, base, offset, length)
+	x.LookupNone(set)
+}
+
 // port loads a link's name and an address: the key of a pod's port.
 func (x expressions) port(linkName expr.MetaKey, base expr.PayloadBase, offset, length uint32) {
 	x.Meta(linkName, nftnl.First)
@@ -157,30 +191,34 @@ func (x expressions) changeMark(cleared, set uint32) {
 
 // Family is what the rules of IPv4 and IPv6 differ in.
 type Family struct {
-	name                                    string
-	Proto                                   byte   // of nf_tables
-	AddrLen                                 uint32 // bytes
-	src, dst                                uint32 // offsets in the header
-	pods                                    string // the sets and maps
-	HostAddrs, HostPorts, Published, Selves string
-	Services, SNATAll, SNATNone             string
-	All                                     netip.Prefix
-	// multicast is every multicast address.
-	multicast netip.Prefix
+	name      string
+	Proto     byte   // of nf_tables
+	AddrLen   uint32 // bytes
+	addrType  uint32 // nft's number
+	src, dst  uint32 // offsets in the header
+	All       netip.Prefix
+	multicast netip.Prefix // every multicast address
+
+	// The sets and maps. HostPorts leads from a port on all addresses of the host's to a pod's address and port, and
+	// HostAddrs from a port on one address. Published has pods' ports that something leads to, and Selves the addresses
+	// of such pods, each with itself. Services has the addresses that ports on all addresses of the host leave alone.
+	pods, HostAddrs, HostPorts, Published, Selves, Services, SNATAll, SNATNone string
 }
 
 // Families are IPv4 and IPv6, in this order.
 func Families() [2]Family {
 	return [2]Family{{
-		name: "IPv4", Proto: unix.NFPROTO_IPV4, AddrLen: Addr4Len, src: 12, dst: 16, pods: Pods4Set,
-		HostAddrs: hostAddrs4Map, HostPorts: hostPorts4Map, Published: published4Set, Selves: Selves4Set, Services: services4Set, SNATAll: snatAll4Set, SNATNone: snatNone4Set,
+		name: "IPv4", Proto: unix.NFPROTO_IPV4, AddrLen: Addr4Len, addrType: nftnl.TypeIPv4, src: 12, dst: 16,
 		All:       netip.PrefixFrom(netip.IPv4Unspecified(), 0),
 		multicast: netip.PrefixFrom(netip.AddrFrom4([4]byte{224}), 4),
+		pods:      Pods4Set, HostAddrs: "hostaddrs4", HostPorts: "hostports4", Published: "published4",
+		Selves: "selves4", Services: "services4", SNATAll: "snatall4", SNATNone: "snatnone4",
 	}, {
-		name: "IPv6", Proto: unix.NFPROTO_IPV6, AddrLen: addr6Len, src: 8, dst: 24, pods: Pods6Set,
-		HostAddrs: hostAddrs6Map, HostPorts: hostPorts6Map, Published: published6Set, Selves: selves6Set, Services: services6Set, SNATAll: snatAll6Set, SNATNone: snatNone6Set,
+		name: "IPv6", Proto: unix.NFPROTO_IPV6, AddrLen: addr6Len, addrType: nftnl.TypeIPv6, src: 8, dst: 24,
 		All:       netip.PrefixFrom(netip.IPv6Unspecified(), 0),
 		multicast: netip.PrefixFrom(netip.AddrFrom16([16]byte{0xff}), 8),
+		pods:      Pods6Set, HostAddrs: "hostaddrs6", HostPorts: "hostports6", Published: "published6",
+		Selves: "selves6", Services: "services6", SNATAll: "snatall6", SNATNone: "snatnone6",
 	}}
 }
 

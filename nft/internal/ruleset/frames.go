@@ -42,33 +42,28 @@ const (
 
 // isEtherType holds for frames of a type; a frame with a VLAN tag has the tag's type.
 func (x expressions) isEtherType(typ uint16) {
-	x.Payload(expr.PayloadBaseLLHeader, etherType, 2, nftnl.First)
-	x.Compare(expr.CmpOpEq, binary.BigEndian.AppendUint16(nil, typ))
+	x.isAt(expr.PayloadBaseLLHeader, etherType, binary.BigEndian.AppendUint16(nil, typ))
 }
 
 // isProtocol is the same, but for a VLAN tag, which it looks behind.
 func (x expressions) isProtocol(typ uint16) {
-	x.Meta(expr.MetaKeyPROTOCOL, nftnl.First)
-	x.Compare(expr.CmpOpEq, binary.BigEndian.AppendUint16(nil, typ))
+	x.isMeta(expr.MetaKeyPROTOCOL, binary.BigEndian.AppendUint16(nil, typ))
 }
 
 // isL4 holds for packets whose last header, behind extensions, is of a protocol.
 func (x expressions) isL4(protocol byte) {
-	x.Meta(expr.MetaKeyL4PROTO, nftnl.First)
-	x.Compare(expr.CmpOpEq, []byte{protocol})
+	x.isMeta(expr.MetaKeyL4PROTO, []byte{protocol})
 }
 
 // isOwnID goes on if an address whose interface identifier is at an offset is one of
 // those that SLAAC may give the port.
 func (x expressions) isOwnID(offset uint32) {
-	x.port(expr.MetaKeyIIFNAME, expr.PayloadBaseNetworkHeader, offset, interfaceIDLen)
-	x.Lookup(guardIDSet)
+	x.portIn(expr.PayloadBaseNetworkHeader, offset, interfaceIDLen, guardIDSet)
 }
 
 // isFree leaves the chain if the port's addresses are not known.
 func (x expressions) isFree() {
-	x.Meta(expr.MetaKeyIIFNAME, nftnl.First)
-	x.Lookup(guardFreeSet)
+	x.linkIn(expr.MetaKeyIIFNAME, guardFreeSet)
 	x.Leave()
 }
 
@@ -79,21 +74,16 @@ func arpForm() []byte { return []byte{0, unix.ARPHRD_ETHER, 8, 0, EtherLen, Addr
 // isARPForm holds for such messages, so that the rest is where it should be.
 func (x expressions) isARPForm() {
 	form := arpForm()
-	x.Payload(expr.PayloadBaseNetworkHeader, 0, 4, nftnl.First)
-	x.Compare(expr.CmpOpEq, form[:4])
-	x.Payload(expr.PayloadBaseNetworkHeader, 4, 2, nftnl.First)
-	x.Compare(expr.CmpOpEq, form[4:])
+	x.isAt(expr.PayloadBaseNetworkHeader, 0, form[:4])
+	x.isAt(expr.PayloadBaseNetworkHeader, 4, form[4:])
 }
 
 // isARPProbe holds for requests from no address.
 func (x expressions) isARPProbe() {
 	form := append(arpForm(), 0, 1) // a request
-	x.Payload(expr.PayloadBaseNetworkHeader, 0, 4, nftnl.First)
-	x.Compare(expr.CmpOpEq, form[:4])
-	x.Payload(expr.PayloadBaseNetworkHeader, 4, 4, nftnl.First)
-	x.Compare(expr.CmpOpEq, form[4:])
-	x.Payload(expr.PayloadBaseNetworkHeader, arpSenderIP, Addr4Len, nftnl.First)
-	x.Compare(expr.CmpOpEq, make([]byte, Addr4Len))
+	x.isAt(expr.PayloadBaseNetworkHeader, 0, form[:4])
+	x.isAt(expr.PayloadBaseNetworkHeader, 4, form[4:])
+	x.isAt(expr.PayloadBaseNetworkHeader, arpSenderIP, make([]byte, Addr4Len))
 }
 
 // isDiscovery holds for ICMPv6 of some types, the first and the last of which are
@@ -106,8 +96,7 @@ func (x expressions) isDiscovery(from, to byte) {
 // isUnspecified holds for ICMPv6 of a type, from no address.
 func (x expressions) isUnspecified(typ byte) {
 	x.isProtocol(unix.ETH_P_IPV6)
-	x.Payload(expr.PayloadBaseNetworkHeader, ip6Source, addr6Len, nftnl.First)
-	x.Compare(expr.CmpOpEq, make([]byte, addr6Len))
+	x.isAt(expr.PayloadBaseNetworkHeader, ip6Source, make([]byte, addr6Len))
 	x.isICMPv6(typ, typ)
 }
 

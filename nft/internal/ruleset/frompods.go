@@ -63,8 +63,7 @@ func (list *rules) addFromPods() {
 	list.add("MLD queries of pods", func(x expressions) {
 		x.isPodGroup(unix.NFT_META_IIFGROUP)
 		x.isProtocol(unix.ETH_P_IPV6)
-		x.Payload(expr.PayloadBaseNetworkHeader, ip6NextHeader, 1, nftnl.First)
-		x.Compare(expr.CmpOpEq, []byte{unix.IPPROTO_HOPOPTS})
+		x.isAt(expr.PayloadBaseNetworkHeader, ip6NextHeader, []byte{unix.IPPROTO_HOPOPTS})
 		x.isICMPv6(listenerQuery, listenerQuery)
 		x.Drop()
 	})
@@ -91,25 +90,16 @@ func (list *rules) addFromPods() {
 		x.hasAny(0x0fff)
 		x.Leave()
 	})
-	for _, inner := range []struct {
-		comment string
-		typ     uint16
-	}{
-		{"tagged IPv4", unix.ETH_P_IP},
-		{"tagged IPv6", unix.ETH_P_IPV6},
-		{"tags in a row", unix.ETH_P_8021Q},
-		{"outer tags in a row", unix.ETH_P_8021AD},
-	} {
-		list.add(inner.comment, func(x expressions) { x.dropBehindTag(inner.typ) })
-	}
+	list.add("tagged IPv4", func(x expressions) { x.dropBehindTag(unix.ETH_P_IP) })
+	list.add("tagged IPv6", func(x expressions) { x.dropBehindTag(unix.ETH_P_IPV6) })
+	list.add("tags in a row", func(x expressions) { x.dropBehindTag(unix.ETH_P_8021Q) })
+	list.add("outer tags in a row", func(x expressions) { x.dropBehindTag(unix.ETH_P_8021AD) })
 }
 
 // dropBehindTag drops what a pod sends of a type behind a tag.
 func (x expressions) dropBehindTag(typ uint16) {
-	x.Payload(expr.PayloadBaseLLHeader, vlanType, 2, nftnl.First)
-	x.Compare(expr.CmpOpEq, Number16(typ))
-	x.Meta(expr.MetaKeyIIFNAME, nftnl.First)
-	x.Compare(expr.CmpOpEq, []byte(podPorts))
+	x.isAt(expr.PayloadBaseLLHeader, vlanType, Number16(typ))
+	x.isMeta(expr.MetaKeyIIFNAME, []byte(podPorts))
 	x.Drop()
 }
 
@@ -150,8 +140,7 @@ func (list *rules) addGroups() {
 		x.Payload(expr.PayloadBaseLLHeader, etherTarget, EtherLen, nftnl.First)
 		x.Mask([]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xf0}, nil)
 		x.Compare(expr.CmpOpEq, []byte{0x01, 0x80, 0xc2, 0, 0, 0})
-		x.Meta(expr.MetaKeyIIFNAME, nftnl.First)
-		x.Compare(expr.CmpOpEq, []byte(podPorts)) // as far as it goes: nft's "veth*"
+		x.isMeta(expr.MetaKeyIIFNAME, []byte(podPorts)) // as far as it goes: nft's "veth*"
 		x.Drop()
 	})
 }

@@ -12,20 +12,16 @@ import (
 // that leave.
 func (list *rules) addGuard() {
 	list.add("ports that are not guarded", func(x expressions) {
-		x.Meta(expr.MetaKeyIIFNAME, nftnl.First)
-		x.LookupNone(guardedSet)
+		x.linkNotIn(expr.MetaKeyIIFNAME, guardedSet)
 		x.Leave()
 	})
 	list.add("from another's MAC", func(x expressions) {
-		x.port(expr.MetaKeyIIFNAME, expr.PayloadBaseLLHeader, etherSource, EtherLen)
-		x.LookupNone(guardMACSet)
+		x.portNotIn(expr.PayloadBaseLLHeader, etherSource, EtherLen, guardMACSet)
 		x.Drop()
 	})
 	list.add("from its own MAC, where no more is asked", func(x expressions) {
-		x.Meta(expr.MetaKeyIIFNAME, nftnl.First)
-		x.Lookup(guardLeasingSet)
-		x.Meta(expr.MetaKeyIIFNAME, nftnl.First)
-		x.LookupNone(guardUntrustedSet)
+		x.linkIn(expr.MetaKeyIIFNAME, guardLeasingSet)
+		x.linkNotIn(expr.MetaKeyIIFNAME, guardUntrustedSet)
 		x.Leave()
 	})
 	// Others may take the tag off and look at what is behind it; the rules below would
@@ -38,8 +34,7 @@ func (list *rules) addGuard() {
 		x.isProtocol(unix.ETH_P_IPV6)
 		x.Payload(expr.PayloadBaseNetworkHeader, ip6NextHeader, 1, nftnl.First)
 		x.within(unix.IPPROTO_TCP, unix.IPPROTO_UDP) // and others, none of them a header of IPv6's own
-		x.port(expr.MetaKeyIIFNAME, expr.PayloadBaseNetworkHeader, ip6Source, addr6Len)
-		x.Lookup(guard6Set)
+		x.portIn(expr.PayloadBaseNetworkHeader, ip6Source, addr6Len, guard6Set)
 		x.Leave()
 	})
 	list.add("TCP and UDP from an IPv6 address made of its MAC", func(x expressions) {
@@ -59,19 +54,16 @@ func (list *rules) addGuard() {
 func (list *rules) guardIPv4() {
 	list.add("IPv4 from its own address", func(x expressions) {
 		x.isProtocol(unix.ETH_P_IP)
-		x.port(expr.MetaKeyIIFNAME, expr.PayloadBaseNetworkHeader, ip4Source, Addr4Len)
-		x.Lookup(guard4Set)
+		x.portIn(expr.PayloadBaseNetworkHeader, ip4Source, Addr4Len, guard4Set)
 		x.Leave()
 	})
 	// Of a DHCP client that has no address yet. It reaches a server that may as well
 	// refuse it, and says nothing of anyone's address.
 	list.add("DHCP before there is an address", func(x expressions) {
 		x.isProtocol(unix.ETH_P_IP)
-		x.Payload(expr.PayloadBaseNetworkHeader, ip4Source, Addr4Len, nftnl.First)
-		x.Compare(expr.CmpOpEq, make([]byte, Addr4Len))
+		x.isAt(expr.PayloadBaseNetworkHeader, ip4Source, make([]byte, Addr4Len))
 		x.isL4(unix.IPPROTO_UDP)
-		x.Payload(expr.PayloadBaseTransportHeader, 0, 4, nftnl.First)
-		x.Compare(expr.CmpOpEq, []byte{0, 68, 0, 67}) // source and destination port
+		x.isAt(expr.PayloadBaseTransportHeader, 0, []byte{0, 68, 0, 67}) // source and destination port
 		x.Leave()
 	})
 	list.add("IPv4 from any address, where none is known", func(x expressions) {
@@ -83,15 +75,13 @@ func (list *rules) guardIPv4() {
 func (list *rules) guardARP() {
 	list.add("ARP of another's MAC", func(x expressions) {
 		x.isEtherType(unix.ETH_P_ARP)
-		x.port(expr.MetaKeyIIFNAME, expr.PayloadBaseNetworkHeader, arpSenderMAC, EtherLen)
-		x.LookupNone(guardMACSet)
+		x.portNotIn(expr.PayloadBaseNetworkHeader, arpSenderMAC, EtherLen, guardMACSet)
 		x.Drop()
 	})
 	list.add("ARP of its own address", func(x expressions) {
 		x.isEtherType(unix.ETH_P_ARP)
 		x.isARPForm()
-		x.port(expr.MetaKeyIIFNAME, expr.PayloadBaseNetworkHeader, arpSenderIP, Addr4Len)
-		x.Lookup(guard4Set)
+		x.portIn(expr.PayloadBaseNetworkHeader, arpSenderIP, Addr4Len, guard4Set)
 		x.Leave()
 	})
 	// RFC 5227: they ask whether a host has the address, and change no neighbour table.
@@ -123,26 +113,20 @@ const (
 // which MAC its options give.
 func (list *rules) guardDiscovery() {
 	// The first fragment could end before anything shows of what it is.
-	for _, headers := range []struct {
-		name        string
-		first, last byte
-	}{
-		{"hop-by-hop options", unix.IPPROTO_HOPOPTS, unix.IPPROTO_HOPOPTS},
-		{"routing and fragment headers", unix.IPPROTO_ROUTING, unix.IPPROTO_FRAGMENT},
-		{"destination options", unix.IPPROTO_DSTOPTS, unix.IPPROTO_DSTOPTS},
-	} {
-		list.add("fragments of "+headers.name, func(x expressions) {
-			x.isEtherType(unix.ETH_P_IPV6)
-			x.fragment(0, 1)
-			x.within(headers.first, headers.last)
-			x.Drop()
-		})
-	}
+	list.addSpans([]span{
+		{"fragments of hop-by-hop options", unix.IPPROTO_HOPOPTS, unix.IPPROTO_HOPOPTS},
+		{"fragments of routing and fragment headers", unix.IPPROTO_ROUTING, unix.IPPROTO_FRAGMENT},
+		{"fragments of destination options", unix.IPPROTO_DSTOPTS, unix.IPPROTO_DSTOPTS},
+	}, func(x expressions, headers span) {
+		x.isEtherType(unix.ETH_P_IPV6)
+		x.fragment(0, 1)
+		x.within(byte(headers.from), byte(headers.to))
+		x.Drop()
+	})
 	// The kernel would take what they start with for a header.
 	list.add("later fragments from its own IPv6 address", func(x expressions) {
 		x.isLaterFragment()
-		x.port(expr.MetaKeyIIFNAME, expr.PayloadBaseNetworkHeader, ip6Source, addr6Len)
-		x.Lookup(guard6Set)
+		x.portIn(expr.PayloadBaseNetworkHeader, ip6Source, addr6Len, guard6Set)
 		x.Leave()
 	})
 	list.add("later fragments from an IPv6 address made of its MAC", func(x expressions) {
@@ -163,8 +147,7 @@ func (list *rules) guardDiscovery() {
 	})
 	list.add("whether its own IPv6 address is taken", func(x expressions) {
 		x.isUnspecified(neighbourSolicit)
-		x.port(expr.MetaKeyIIFNAME, expr.PayloadBaseNetworkHeader, ndTarget, addr6Len)
-		x.Lookup(guardNDSet)
+		x.portIn(expr.PayloadBaseNetworkHeader, ndTarget, addr6Len, guardNDSet)
 		x.Leave()
 	})
 	list.add("whether an IPv6 address made of its MAC is taken", func(x expressions) {
@@ -184,8 +167,7 @@ func (list *rules) guardDiscovery() {
 	list.add("options with another's MAC, neighbours", func(x expressions) {
 		x.isDiscovery(neighbourSolicit, neighbourAdvert)
 		x.longer(expr.CmpOpNeq, ndNeighbourLen)
-		x.port(expr.MetaKeyIIFNAME, expr.PayloadBaseNetworkHeader, ndOption, EtherLen)
-		x.LookupNone(guardLinkSet)
+		x.portNotIn(expr.PayloadBaseNetworkHeader, ndOption, EtherLen, guardLinkSet)
 		x.Drop()
 	})
 	list.add("more than one option, router solicitations", func(x expressions) {
@@ -196,8 +178,7 @@ func (list *rules) guardDiscovery() {
 	list.add("options with another's MAC, router solicitations", func(x expressions) {
 		x.isDiscovery(routerSolicit, routerSolicit)
 		x.longer(expr.CmpOpNeq, ndRouterLen)
-		x.port(expr.MetaKeyIIFNAME, expr.PayloadBaseNetworkHeader, ndRouterOption, EtherLen)
-		x.LookupNone(guardLinkSet)
+		x.portNotIn(expr.PayloadBaseNetworkHeader, ndRouterOption, EtherLen, guardLinkSet)
 		x.Drop()
 	})
 }
@@ -212,16 +193,13 @@ func (list *rules) guardIPv6() {
 	list.add("redirects", func(x expressions) { x.isDiscovery(redirectMessage, redirectMessage); x.Drop() })
 	list.add("advertisements of another's IPv6 address", func(x expressions) {
 		x.isDiscovery(neighbourAdvert, neighbourAdvert)
-		x.port(expr.MetaKeyIIFNAME, expr.PayloadBaseNetworkHeader, ndTarget, addr6Len)
-		x.LookupNone(guardNDSet)
-		x.port(expr.MetaKeyIIFNAME, expr.PayloadBaseNetworkHeader, ndTargetID, interfaceIDLen)
-		x.LookupNone(guardIDSet)
+		x.portNotIn(expr.PayloadBaseNetworkHeader, ndTarget, addr6Len, guardNDSet)
+		x.portNotIn(expr.PayloadBaseNetworkHeader, ndTargetID, interfaceIDLen, guardIDSet)
 		x.Drop()
 	})
 	list.add("IPv6 from its own address", func(x expressions) {
 		x.isProtocol(unix.ETH_P_IPV6)
-		x.port(expr.MetaKeyIIFNAME, expr.PayloadBaseNetworkHeader, ip6Source, addr6Len)
-		x.Lookup(guard6Set)
+		x.portIn(expr.PayloadBaseNetworkHeader, ip6Source, addr6Len, guard6Set)
 		x.Leave()
 	})
 	list.add("IPv6 from an address made of its MAC", func(x expressions) {
@@ -230,20 +208,15 @@ func (list *rules) guardIPv6() {
 		x.Leave()
 	})
 	// A host sends these before it has an address that it can use (RFC 4861, RFC 3590).
-	for _, kind := range []struct {
-		name string
-		typ  byte
-	}{
-		{"router solicitations", routerSolicit},
-		{"multicast listener reports", listenerReportTwo},
-		{"multicast listener reports of version 1", listenerReport},
-		{"multicast listeners' leave", listenerDone},
-	} {
-		list.add(kind.name+" before there is an address", func(x expressions) {
-			x.isUnspecified(kind.typ)
-			x.Leave()
-		})
-	}
+	list.addSpans([]span{
+		{"router solicitations before there is an address", routerSolicit, routerSolicit},
+		{"multicast listener reports before there is an address", listenerReportTwo, listenerReportTwo},
+		{"multicast listener reports of version 1 before there is an address", listenerReport, listenerReport},
+		{"multicast listeners' leave before there is an address", listenerDone, listenerDone},
+	}, func(x expressions, types span) {
+		x.isUnspecified(byte(types.from))
+		x.Leave()
+	})
 	list.add("neighbour discovery from another's address", func(x expressions) {
 		x.isDiscovery(routerSolicit, redirectMessage)
 		x.Drop()

@@ -19,14 +19,19 @@ type Closed struct {
 	Routers []string
 }
 
+func (c Closed) family() Family {
+	if c.IPv6 {
+		return Families()[1]
+	}
+	return Families()[0]
+}
+
 // podsOnly is the chain that drops what the host would forward for others, since its links have to forward for pods.
 // It comes after the chain forward, which marks what pods send and receive.
 func podsOnly(closed []Closed, mark uint32) Chain {
 	settings := []string{markSettings(mark)}
-	for _, f := range Families() {
-		if slices.ContainsFunc(closed, func(c Closed) bool { return c.IPv6 != f.Is4() }) {
-			settings = append(settings, f.name)
-		}
+	for _, c := range closed {
+		settings = append(settings, c.family().name)
 	}
 	return Chain{
 		Place: InInet(podsOnlyChain), Kind: "filter", Hook: unix.NF_INET_FORWARD, Priority: priorityBeforeFilter + 1,
@@ -35,16 +40,9 @@ func podsOnly(closed []Closed, mark uint32) Chain {
 }
 
 func (list *rules) addPodsOnly(closed []Closed, mark uint32) {
-	for _, link := range []struct {
-		text string
-		name expr.MetaKey
-	}{{"what comes from a gateways' link", expr.MetaKeyIIFNAME}, {"what goes to one", expr.MetaKeyOIFNAME}} {
-		list.add(link.text, func(x expressions) {
-			x.Meta(link.name, nftnl.First)
-			x.Lookup(gatewaysSet)
-			x.Leave()
-		})
-	}
+	const in, out = expr.MetaKeyIIFNAME, expr.MetaKeyOIFNAME
+	list.add("what comes from a gateways' link", func(x expressions) { x.linkIn(in, gatewaysSet); x.Leave() })
+	list.add("what goes to one", func(x expressions) { x.linkIn(out, gatewaysSet); x.Leave() })
 	list.add("what else pods send and receive", func(x expressions) {
 		x.Meta(expr.MetaKeyMARK, nftnl.First)
 		x.Mask(binary.NativeEndian.AppendUint32(nil, mark), nil)
@@ -70,10 +68,7 @@ func (list *rules) addPodsOnly(closed []Closed, mark uint32) {
 		})
 	}
 	for _, c := range closed {
-		f := Families()[0]
-		if c.IPv6 {
-			f = Families()[1]
-		}
+		f := c.family()
 		list.add("multicast, which a routing daemon forwards, "+f.name, func(x expressions) {
 			x.isTo(f, f.multicast)
 			x.Leave()
@@ -81,8 +76,7 @@ func (list *rules) addPodsOnly(closed []Closed, mark uint32) {
 		for _, router := range slices.Sorted(slices.Values(c.Routers)) {
 			list.add("the owner of "+router+" has it forward "+f.name, func(x expressions) {
 				x.is(f)
-				x.Meta(expr.MetaKeyIIFNAME, nftnl.First)
-				x.Compare(expr.CmpOpEq, nftnl.LinkKey(router, nil, 0))
+				x.isMeta(in, nftnl.LinkKey(router, nil, 0))
 				x.Leave()
 			})
 		}
@@ -97,8 +91,7 @@ func (list *rules) addPodsOnly(closed []Closed, mark uint32) {
 func (x expressions) betweenBridges() {
 	const kindLen = 16 // nf_tables loads so many bytes
 	for _, key := range []expr.MetaKey{metaIIFKind, metaIIFKind + 1} {
-		x.Meta(key, nftnl.First)
-		x.Compare(expr.CmpOpEq, append([]byte("bridge"), make([]byte, kindLen-len("bridge"))...))
+		x.isMeta(key, append([]byte("bridge"), make([]byte, kindLen-len("bridge"))...))
 	}
 }
 

@@ -10,26 +10,9 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
-// Hash maps publish ports, each an entry. A packet that opens a connection to the host looks into two of them at
-// most, with any number of ports.
+// Hash maps publish ports, each an entry: see Family. A packet that opens a connection to the host looks into two of
+// them at most, with any number of ports.
 const (
-	// hostPorts lead from a port on all addresses of the host's to a pod's address
-	// and port, hostAddrs from a port on one address.
-	hostPorts4Map = "hostports4"
-	hostPorts6Map = "hostports6"
-	hostAddrs4Map = "hostaddrs4"
-	hostAddrs6Map = "hostaddrs6"
-	// published are pods' ports that something leads to.
-	published4Set = "published4"
-	published6Set = "published6"
-	// selves are addresses of such pods, each with itself.
-	Selves4Set = "selves4"
-	selves6Set = "selves6"
-
-	// services are addresses that ports on all addresses of the host leave alone.
-	services4Set = "services4"
-	services6Set = "services6"
-
 	loopbackChain       = "loopback"
 	answersChain        = "loopback-answers"
 	HostPortsChain      = "hostports"
@@ -40,24 +23,45 @@ const (
 const loopbackLink = "lo"
 
 func portSets() []Set {
-	const (
-		port  = nftnl.TypeProtocol<<nftnl.TypeBits | nftnl.TypePort
-		port4 = nftnl.TypeIPv4<<(2*nftnl.TypeBits) | port
-		port6 = nftnl.TypeIPv6<<(2*nftnl.TypeBits) | port
-		pod4  = nftnl.TypeIPv4<<nftnl.TypeBits | nftnl.TypePort
-		pod6  = nftnl.TypeIPv6<<nftnl.TypeBits | nftnl.TypePort
+	const port = nftnl.TypeProtocol<<nftnl.TypeBits | nftnl.TypePort
+	return setsOfBoth(
+		func(f Family) Set { return f.portMap(f.HostPorts, port, 2*Slot) },
+		func(f Family) Set {
+			return f.portMap(f.HostAddrs, f.addrType<<(2*nftnl.TypeBits)|port, f.AddrLen+2*Slot)
+		},
+		func(f Family) Set { return f.podPortSet(f.Published) },
+		func(f Family) Set { return Set{Place: InInet(f.Services), KeyType: f.addrType, KeyLen: f.AddrLen} },
+		func(f Family) Set {
+			pod := uint32(nftnl.TypeIfname)<<nftnl.TypeBits | f.addrType
+			return Set{Place: InInet(f.Selves), KeyType: pod<<nftnl.TypeBits | f.addrType, KeyLen: IfnameLen + 2*f.AddrLen}
+		},
 	)
-	return []Set{
-		{Place: InInet(hostPorts4Map), KeyType: port, KeyLen: 2 * Slot, DataType: pod4, DataLen: Addr4Len + Slot},
-		{Place: InInet(hostPorts6Map), KeyType: port, KeyLen: 2 * Slot, DataType: pod6, DataLen: addr6Len + Slot},
-		{Place: InInet(hostAddrs4Map), KeyType: port4, KeyLen: Addr4Len + 2*Slot, DataType: pod4, DataLen: Addr4Len + Slot},
-		{Place: InInet(hostAddrs6Map), KeyType: port6, KeyLen: addr6Len + 2*Slot, DataType: pod6, DataLen: addr6Len + Slot},
-		{Place: InInet(published4Set), KeyType: nftnl.TypeIfname<<(3*nftnl.TypeBits) | port4, KeyLen: pods4Len + 2*Slot},
-		{Place: InInet(published6Set), KeyType: nftnl.TypeIfname<<(3*nftnl.TypeBits) | port6, KeyLen: pods6Len + 2*Slot},
-		{Place: InInet(services4Set), KeyType: nftnl.TypeIPv4, KeyLen: Addr4Len},
-		{Place: InInet(services6Set), KeyType: nftnl.TypeIPv6, KeyLen: addr6Len},
-		{Place: InInet(Selves4Set), KeyType: (nftnl.TypeIfname<<nftnl.TypeBits|nftnl.TypeIPv4)<<nftnl.TypeBits | nftnl.TypeIPv4, KeyLen: pods4Len + Addr4Len},
-		{Place: InInet(selves6Set), KeyType: (nftnl.TypeIfname<<nftnl.TypeBits|nftnl.TypeIPv6)<<nftnl.TypeBits | nftnl.TypeIPv6, KeyLen: pods6Len + addr6Len},
+}
+
+// setsOfBoth returns each set for IPv4 and for IPv6.
+func setsOfBoth(sets ...func(Family) Set) []Set {
+	list := make([]Set, 0, 2*len(sets))
+	for _, set := range sets {
+		for _, f := range Families() {
+			list = append(list, set(f))
+		}
+	}
+	return list
+}
+
+// portMap returns a map from keys to a pod's address and port.
+func (f *Family) portMap(name string, keyType, keyLen uint32) Set {
+	return Set{
+		Place: InInet(name), KeyType: keyType, KeyLen: keyLen,
+		DataType: f.addrType<<nftnl.TypeBits | nftnl.TypePort, DataLen: f.AddrLen + Slot,
+	}
+}
+
+// podPortSet returns a set of ports of pods: link, address, protocol and port.
+func (f *Family) podPortSet(name string) Set {
+	const link, port = nftnl.TypeIfname << (3 * nftnl.TypeBits), nftnl.TypeProtocol<<nftnl.TypeBits | nftnl.TypePort
+	return Set{
+		Place: InInet(name), KeyType: link | f.addrType<<(2*nftnl.TypeBits) | port, KeyLen: IfnameLen + f.AddrLen + 2*Slot,
 	}
 }
 
@@ -132,8 +136,7 @@ func answers(mark uint32) Chain {
 
 func (list *rules) addAnswers(mark uint32) {
 	list.add("what the firewall itself leads to what is local to the host", func(x expressions) {
-		x.Meta(expr.MetaKeyIIFNAME, nftnl.First)
-		x.Lookup(OursSet)
+		x.linkIn(expr.MetaKeyIIFNAME, OursSet)
 		x.isTo(Families()[0], loopbackPrefix())
 		x.addMark(mark)
 	})
@@ -171,15 +174,13 @@ func (list *rules) addPublish() {
 			x.Leave()
 		})
 	}
-	for _, f := range Families() {
-		list.add("ports on one address, "+f.name, func(x expressions) {
-			x.is(f)
-			x.Payload(expr.PayloadBaseNetworkHeader, f.dst, f.AddrLen, nftnl.First)
-			x.hostPort(f.AddrLen)
-			x.lookupData(f.HostAddrs)
-			x.dnat(f)
-		})
-	}
+	list.addFamilies("ports on one address", func(x expressions, f Family) {
+		x.is(f)
+		x.Payload(expr.PayloadBaseNetworkHeader, f.dst, f.AddrLen, nftnl.First)
+		x.hostPort(f.AddrLen)
+		x.lookupData(f.HostAddrs)
+		x.dnat(f)
+	})
 	// Programs such as systemd-resolved, at 127.0.0.53, have an address of their own there.
 	list.add("of 127.0.0.0/8, all addresses are 127.0.0.1 alone", func(x expressions) {
 		ip4 := Families()[0]
@@ -189,22 +190,18 @@ func (list *rules) addPublish() {
 		x.Leave()
 	})
 	// kube-proxy in IPVS mode keeps the addresses of all services on a link of the host.
-	for _, f := range Families() {
-		list.add("addresses that are left alone, "+f.name, func(x expressions) {
-			x.is(f)
-			x.Payload(expr.PayloadBaseNetworkHeader, f.dst, f.AddrLen, nftnl.First)
-			x.Lookup(f.Services)
-			x.Leave()
-		})
-	}
-	for _, f := range Families() {
-		list.add("ports on all addresses, "+f.name, func(x expressions) {
-			x.is(f)
-			x.hostPort(0)
-			x.lookupData(f.HostPorts)
-			x.dnat(f)
-		})
-	}
+	list.addFamilies("addresses that are left alone", func(x expressions, f Family) {
+		x.is(f)
+		x.Payload(expr.PayloadBaseNetworkHeader, f.dst, f.AddrLen, nftnl.First)
+		x.Lookup(f.Services)
+		x.Leave()
+	})
+	list.addFamilies("ports on all addresses", func(x expressions, f Family) {
+		x.is(f)
+		x.hostPort(0)
+		x.lookupData(f.HostPorts)
+		x.dnat(f)
+	})
 }
 
 // hairpin changes the sources of those connections whose answers would not find
@@ -224,27 +221,22 @@ func (list *rules) addHairpin() {
 		x.masquerade()
 	})
 	// Bridged packets have no incoming link here.
-	for _, f := range Families() {
-		list.add("a pod calls itself, "+f.name, func(x expressions) {
-			x.isRedirected()
-			x.is(f)
-			x.port(expr.MetaKeyOIFNAME, expr.PayloadBaseNetworkHeader, f.src, f.AddrLen)
-			x.Payload(expr.PayloadBaseNetworkHeader, f.dst, f.AddrLen, nftnl.Behind(IfnameLen+f.AddrLen))
-			x.Lookup(f.Selves)
-			x.masquerade()
-		})
-	}
-	for _, f := range Families() {
-		list.add("the answer is bridged past the host, "+f.name, func(x expressions) {
-			x.isRedirected()
-			x.Meta(expr.MetaKeyOIFNAME, nftnl.First)
-			x.Lookup(bypassSet)
-			x.is(f)
-			x.port(expr.MetaKeyOIFNAME, expr.PayloadBaseNetworkHeader, f.src, f.AddrLen)
-			x.Lookup(f.pods)
-			x.masquerade()
-		})
-	}
+	list.addFamilies("a pod calls itself", func(x expressions, f Family) {
+		x.isRedirected()
+		x.is(f)
+		x.port(expr.MetaKeyOIFNAME, expr.PayloadBaseNetworkHeader, f.src, f.AddrLen)
+		x.Payload(expr.PayloadBaseNetworkHeader, f.dst, f.AddrLen, nftnl.Behind(IfnameLen+f.AddrLen))
+		x.Lookup(f.Selves)
+		x.masquerade()
+	})
+	list.addFamilies("the answer is bridged past the host", func(x expressions, f Family) {
+		x.isRedirected()
+		x.linkIn(expr.MetaKeyOIFNAME, bypassSet)
+		x.is(f)
+		x.port(expr.MetaKeyOIFNAME, expr.PayloadBaseNetworkHeader, f.src, f.AddrLen)
+		x.Lookup(f.pods)
+		x.masquerade()
+	})
 	list.addLAN()
 }
 
@@ -252,23 +244,19 @@ func (list *rules) addHairpin() {
 // come from, since bridged packets have no incoming link here, and since a machine sends answers for hosts beyond
 // the LAN to the router.
 func (list *rules) addLAN() {
-	for _, f := range Families() {
-		list.add("a machine of the LAN answers past the host, "+f.name, func(x expressions) {
-			x.isRedirected()
-			x.Meta(expr.MetaKeyOIFNAME, nftnl.First)
-			x.Lookup(lansSet)
-			x.is(f)
-			x.port(expr.MetaKeyOIFNAME, expr.PayloadBaseNetworkHeader, f.dst, f.AddrLen)
-			x.LookupNone(f.pods)
-			x.masquerade()
-		})
-	}
+	list.addFamilies("a machine of the LAN answers past the host", func(x expressions, f Family) {
+		x.isRedirected()
+		x.linkIn(expr.MetaKeyOIFNAME, lansSet)
+		x.is(f)
+		x.port(expr.MetaKeyOIFNAME, expr.PayloadBaseNetworkHeader, f.dst, f.AddrLen)
+		x.LookupNone(f.pods)
+		x.masquerade()
+	})
 	// Pods too, but for where what they send passes the hooks.
 	list.add("a pod on the LAN answers past the host", func(x expressions) {
 		x.isRedirected()
 		for _, set := range []string{lansSet, bypassSet} {
-			x.Meta(expr.MetaKeyOIFNAME, nftnl.First)
-			x.Lookup(set)
+			x.linkIn(expr.MetaKeyOIFNAME, set)
 		}
 		x.masquerade()
 	})
@@ -277,30 +265,19 @@ func (list *rules) addLAN() {
 // This chain masquerades more callers of published ports than the chain hairpin does, or fewer. It is made only for
 // networks that ask for it, so that the others need not look for it.
 
-const (
-	snatAll4Set  = "snatall4"
-	snatAll6Set  = "snatall6"
-	snatNone4Set = "snatnone4"
-	snatNone6Set = "snatnone6"
-
-	portSNATChain = "hostports-snat"
-)
+const portSNATChain = "hostports-snat"
 
 // portSNATSets have pods' ports: those whose callers all lose their address, and those whose callers keep it, if
 // they come in by the link that leads to the pod.
 func portSNATSets() []Set {
-	const (
-		port  = nftnl.TypeProtocol<<nftnl.TypeBits | nftnl.TypePort
-		port4 = nftnl.TypeIfname<<(3*nftnl.TypeBits) | nftnl.TypeIPv4<<(2*nftnl.TypeBits) | port
-		port6 = nftnl.TypeIfname<<(3*nftnl.TypeBits) | nftnl.TypeIPv6<<(2*nftnl.TypeBits) | port
-		link  = nftnl.TypeIfname << (4 * nftnl.TypeBits)
+	return setsOfBoth(
+		func(f Family) Set { return f.podPortSet(f.SNATAll) },
+		func(f Family) Set {
+			s := f.podPortSet(f.SNATNone)
+			s.KeyType, s.KeyLen = s.KeyType|nftnl.TypeIfname<<(4*nftnl.TypeBits), s.KeyLen+IfnameLen
+			return s
+		},
 	)
-	return []Set{
-		{Place: InInet(snatAll4Set), KeyType: port4, KeyLen: pods4Len + 2*Slot},
-		{Place: InInet(snatAll6Set), KeyType: port6, KeyLen: pods6Len + 2*Slot},
-		{Place: InInet(snatNone4Set), KeyType: link | port4, KeyLen: IfnameLen + pods4Len + 2*Slot},
-		{Place: InInet(snatNone6Set), KeyType: link | port6, KeyLen: IfnameLen + pods6Len + 2*Slot},
-	}
 }
 
 // portSNAT comes before the chain hairpin, which does not translate the packets that this one has translated.

@@ -44,6 +44,14 @@ func IsMasqueradeSet(name string) bool {
 	return strings.HasPrefix(name, masquerade4Prefix) || strings.HasPrefix(name, masquerade6Prefix)
 }
 
+// masqueradeSet describes such a set.
+func masqueradeSet(name string) Set {
+	if strings.HasPrefix(name, masquerade4Prefix) {
+		return Set{Place: InInet(name), KeyType: nftnl.TypeIPv4, KeyLen: Addr4Len}
+	}
+	return Set{Place: InInet(name), KeyType: nftnl.TypeIPv6, KeyLen: addr6Len}
+}
+
 // Ruleset is what there should be: what all networks share, and one network's own.
 type Ruleset struct {
 	of     *Network
@@ -113,6 +121,26 @@ func (list *rules) add(comment string, write func(expressions)) {
 	*list = append(*list, Rule{comment, nftnl.Collect(func(x *nftnl.Expressions) { write(expressions{x}) })})
 }
 
+// addFamilies appends a rule for each family.
+func (list *rules) addFamilies(comment string, write func(expressions, Family)) {
+	for _, f := range Families() {
+		list.add(comment+", "+f.name, func(x expressions) { write(x, f) })
+	}
+}
+
+// span describes a rule about the numbers of a row, by the first and the last.
+type span struct {
+	comment  string
+	from, to uint16
+}
+
+// addSpans appends a rule for each span.
+func (list *rules) addSpans(spans []span, write func(expressions, span)) {
+	for _, s := range spans {
+		list.add(s.comment, func(x expressions) { write(x, s) })
+	}
+}
+
 // rulesVersion is raised with every change of the rules that are made from the
 // same settings; a test knows the rules of each version.
 const rulesVersion = 1
@@ -137,14 +165,13 @@ const (
 	priorityLast = 300
 )
 
-// sharedSets are what rules of all networks look into.
-func sharedSets() []Set {
-	pods := []Set{
+// podSets have the pods of all networks.
+func podSets() []Set {
+	return []Set{
 		{Place: InInet(Pods4Set), KeyType: nftnl.TypeIfname<<nftnl.TypeBits | nftnl.TypeIPv4, KeyLen: pods4Len},
 		{Place: InInet(Pods6Set), KeyType: nftnl.TypeIfname<<nftnl.TypeBits | nftnl.TypeIPv6, KeyLen: pods6Len},
 		{Place: InInet(PortsSet), KeyType: nftnl.TypeIfname<<nftnl.TypeBits | nftnl.TypeEther, KeyLen: portsLen},
 	}
-	return slices.Concat(pods, portSets(), BridgeSets())
 }
 
 // New gives what there should be for a network, in tables of a name, with a mark.
@@ -176,11 +203,9 @@ func New(n *Network, table TableName, mark uint32) *Ruleset {
 
 // Sets are those that the rules look into, and that endpoints have elements in.
 func (rs *Ruleset) Sets() []Set {
-	list := sharedSets()
+	list := slices.Concat(podSets(), portSets(), BridgeSets())
 	if rs.of.Masquerade {
-		list = append(list,
-			Set{Place: InInet(MasqueradeSet(true, rs.network)), KeyType: nftnl.TypeIPv4, KeyLen: Addr4Len},
-			Set{Place: InInet(MasqueradeSet(false, rs.network)), KeyType: nftnl.TypeIPv6, KeyLen: addr6Len})
+		list = append(list, masqueradeSet(MasqueradeSet(true, rs.network)), masqueradeSet(MasqueradeSet(false, rs.network)))
 	}
 	if rs.of.PortSNAT {
 		list = append(list, portSNATSets()...)
@@ -212,14 +237,12 @@ func (list *rules) addForward(mark uint32) {
 	// A bit that another program set would admit what no rule here has looked at. Packets of others keep theirs.
 	list.addClear(mark)
 	list.addPolicies()
-	for _, f := range Families() {
-		list.add("mark what pods send, "+f.name, func(x expressions) {
-			x.is(f)
-			x.port(in, ip, f.src, f.AddrLen)
-			x.Lookup(f.pods)
-			x.addMark(mark)
-		})
-	}
+	list.addFamilies("mark what pods send", func(x expressions, f Family) {
+		x.is(f)
+		x.port(in, ip, f.src, f.AddrLen)
+		x.Lookup(f.pods)
+		x.addMark(mark)
+	})
 	list.add("mark what pods without addresses send", func(x expressions) {
 		x.isEthernet()
 		x.port(in, link, linkSrc, EtherLen)
@@ -229,27 +252,22 @@ func (list *rules) addForward(mark uint32) {
 	// What other programs closed stays closed: their containers and virtual machines are behind such links.
 	for _, kind := range [...]string{"bridge", "veth"} {
 		list.add("except what opens a connection to a "+kind+" of others", func(x expressions) {
-			x.Meta(in, nftnl.First)
-			x.Lookup(OursSet)
+			x.linkIn(in, OursSet)
 			x.isNoReply()
-			x.Meta(metaOutgoingKind, nftnl.First)
-			x.Compare(expr.CmpOpEq, nftnl.LinkKey(kind, nil, 0))
+			x.isMeta(metaOutgoingKind, nftnl.LinkKey(kind, nil, 0))
 			for _, set := range [...]string{OursSet, UplinksSet} {
-				x.Meta(out, nftnl.First)
-				x.LookupNone(set)
+				x.linkNotIn(out, set)
 			}
 			x.clearMark(mark)
 		})
 	}
-	for _, f := range Families() {
-		list.add("mark replies to pods, "+f.name, func(x expressions) {
-			x.isReply()
-			x.is(f)
-			x.port(out, ip, f.dst, f.AddrLen)
-			x.Lookup(f.pods)
-			x.addMark(mark)
-		})
-	}
+	list.addFamilies("mark replies to pods", func(x expressions, f Family) {
+		x.isReply()
+		x.is(f)
+		x.port(out, ip, f.dst, f.AddrLen)
+		x.Lookup(f.pods)
+		x.addMark(mark)
+	})
 	// Only frames that are bridged through this hook still carry a pod's MAC here.
 	list.add("mark replies to pods without addresses", func(x expressions) {
 		x.isReply()
@@ -260,15 +278,13 @@ func (list *rules) addForward(mark uint32) {
 	})
 	// Connections that reach the same port of a pod by no published one stay under
 	// the rules of the program that drops them.
-	for _, f := range Families() {
-		list.add("mark what goes to published ports, "+f.name, func(x expressions) {
-			x.isRedirected()
-			x.is(f)
-			x.podPort(f)
-			x.Lookup(f.Published)
-			x.addMark(mark)
-		})
-	}
+	list.addFamilies("mark what goes to published ports", func(x expressions, f Family) {
+		x.isRedirected()
+		x.is(f)
+		x.podPort(f)
+		x.Lookup(f.Published)
+		x.addMark(mark)
+	})
 	list.add("mark what stays on a bridge of ours", func(x expressions) {
 		x.bridged()
 		x.Lookup(bridgesSet)
@@ -283,8 +299,7 @@ func (list *rules) addClear(mark uint32) {
 		key  expr.MetaKey
 	}{{"from", expr.MetaKeyIIFNAME}, {"to", expr.MetaKeyOIFNAME}} {
 		list.add("clear the mark bit of packets "+link.name+" our bridges", func(x expressions) {
-			x.Meta(link.key, nftnl.First)
-			x.Lookup(OursSet)
+			x.linkIn(link.key, OursSet)
 			x.clearMark(mark)
 		})
 	}

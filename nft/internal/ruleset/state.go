@@ -3,9 +3,7 @@ package ruleset
 import (
 	"bytes"
 	"slices"
-	"strings"
 
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
@@ -40,16 +38,14 @@ func newState(rs *Ruleset) *State {
 func (st *State) getOutline(b *nl.Batch, rs *Ruleset) {
 	for _, family := range rs.tables {
 		st.table.getTable(b, family, func(data []byte) error {
-			t, err := nftnl.DecodeTable(data)
-			st.Tables[family] = t
-			return err
+			st.Tables[family] = nftnl.DecodeTable(data)
+			return nil
 		})
 	}
 	getChains := func(p Place) {
 		st.table.getChain(b, p, func(data []byte) error {
-			ch, err := nftnl.DecodeChain(data)
-			st.Chains[p] = ch
-			return err
+			st.Chains[p] = nftnl.DecodeChain(data)
+			return nil
 		})
 	}
 	for i := range rs.Chains {
@@ -64,9 +60,8 @@ func (st *State) getOutline(b *nl.Batch, rs *Ruleset) {
 func (st *State) getBridge(b *nl.Batch, rs *Ruleset) {
 	for _, want := range rs.Bridge {
 		st.table.getElement(b, want, func(data []byte) error {
-			list, err := DecodeElements(want.Set.Family, data)
-			st.bridges = append(st.bridges, list...)
-			return err
+			st.bridges = append(st.bridges, DecodeElements(want.Set.Family, data)...)
+			return nil
 		})
 	}
 }
@@ -155,9 +150,8 @@ func (t Tables) Read(rs *Ruleset) (*State, error) {
 	st.getOutline(&b, rs)
 	for _, s := range rs.Sets() {
 		st.table.getSet(&b, s.Place, func(data []byte) error {
-			_, have, err := decodeSet(data)
-			st.sets[s.Place] = have
-			return err
+			st.sets[s.Place] = decodeSet(data)
+			return nil
 		})
 	}
 	st.getSentinels(&b, rs.Sets())
@@ -166,10 +160,10 @@ func (t Tables) Read(rs *Ruleset) (*State, error) {
 	}
 	for _, family := range rs.tables {
 		err = t.dump("rules", family, unix.NFT_MSG_GETRULE, func(data []byte) error {
-			chain, comment, err := decodeRule(data)
+			chain, comment := decodeRule(data)
 			at := Place{family, chain}
 			st.rules[at] = append(st.rules[at], comment)
-			return err
+			return nil
 		})
 		if err != nil {
 			return nil, err
@@ -194,40 +188,19 @@ type setState struct {
 	dataLen  uint32
 }
 
-func decodeSet(b []byte) (name string, s setState, _ error) {
-	err := nftnl.Decode(b, func(ad *netlink.AttributeDecoder) error {
-		switch ad.Type() {
-		case unix.NFTA_SET_NAME:
-			name = ad.String()
-		case unix.NFTA_SET_FLAGS:
-			s.flags = ad.Uint32()
-		case unix.NFTA_SET_KEY_TYPE:
-			s.keyType = ad.Uint32()
-		case unix.NFTA_SET_KEY_LEN:
-			s.keyLen = ad.Uint32()
-		case unix.NFTA_SET_DATA_TYPE:
-			s.dataType = ad.Uint32()
-		case unix.NFTA_SET_DATA_LEN:
-			s.dataLen = ad.Uint32()
-		}
-		return nil
-	})
-	return name, s, err
+func decodeSet(b []byte) setState {
+	number := func(typ uint16) uint32 { return nftnl.Number(nftnl.Find(b, typ)) }
+	return setState{
+		flags:   number(unix.NFTA_SET_FLAGS),
+		keyType: number(unix.NFTA_SET_KEY_TYPE), keyLen: number(unix.NFTA_SET_KEY_LEN),
+		dataType: number(unix.NFTA_SET_DATA_TYPE), dataLen: number(unix.NFTA_SET_DATA_LEN),
+	}
 }
 
-// decodeRule gives a rule's chain and its comment; a rule without one has an
-// empty comment.
-func decodeRule(b []byte) (chain, comment string, _ error) {
-	err := nftnl.Decode(b, func(ad *netlink.AttributeDecoder) error {
-		switch ad.Type() {
-		case unix.NFTA_RULE_CHAIN:
-			chain, _, _ = strings.Cut(ad.String(), "\x00")
-		case unix.NFTA_RULE_USERDATA:
-			comment, _ = nftnl.CommentOf(ad.Bytes())
-		}
-		return nil
-	})
-	return chain, comment, err
+// decodeRule returns a rule's chain and its comment; a rule without one has an empty comment.
+func decodeRule(b []byte) (chain, comment string) {
+	comment, _ = nftnl.CommentOf(nftnl.Find(b, unix.NFTA_RULE_USERDATA))
+	return nftnl.Text(nftnl.Find(b, unix.NFTA_RULE_CHAIN)), comment
 }
 
 // ElementState is an element as the kernel has it. One without a comment, or with
@@ -239,36 +212,17 @@ type ElementState struct {
 
 // DecodeElements takes apart a message that lists elements of one set
 // (NFT_MSG_NEWSETELEM); a listing consists of several.
-func DecodeElements(family uint8, b []byte) ([]ElementState, error) {
-	var list []ElementState
-	set := Place{Family: family}
-	err := nftnl.Decode(b, func(ad *netlink.AttributeDecoder) error {
-		switch ad.Type() {
-		case unix.NFTA_SET_ELEM_LIST_SET:
-			set.Name = ad.String()
-		case unix.NFTA_SET_ELEM_LIST_ELEMENTS:
-			return nftnl.Nested(ad, func(ad *netlink.AttributeDecoder) error {
-				list = append(list, decodeElement(ad.Bytes()))
-				return nil
-			})
-		}
-		return nil
+func DecodeElements(family uint8, b []byte) (list []ElementState) {
+	set := Place{family, nftnl.Text(nftnl.Find(b, unix.NFTA_SET_ELEM_LIST_SET))}
+	nftnl.Each(nftnl.Find(b, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(el []byte) {
+		comment, _ := nftnl.CommentOf(nftnl.Find(el, unix.NFTA_SET_ELEM_USERDATA))
+		list = append(list, ElementState{Comment: comment, Element: Element{
+			Set:  set,
+			Key:  nftnl.Find(el, unix.NFTA_SET_ELEM_KEY, unix.NFTA_DATA_VALUE),
+			Data: nftnl.Find(el, unix.NFTA_SET_ELEM_DATA, unix.NFTA_DATA_VALUE),
+		}})
 	})
-	if err != nil {
-		return nil, err
-	}
-	for i := range list {
-		list[i].Set = set
-	}
-	return list, nil
-}
-
-func decodeElement(b []byte) ElementState {
-	comment, _ := nftnl.CommentOf(nftnl.Find(b, unix.NFTA_SET_ELEM_USERDATA))
-	return ElementState{Element{
-		Key:  nftnl.Find(b, unix.NFTA_SET_ELEM_KEY, unix.NFTA_DATA_VALUE),
-		Data: nftnl.Find(b, unix.NFTA_SET_ELEM_DATA, unix.NFTA_DATA_VALUE),
-	}, comment}
+	return list
 }
 
 // Rules and their number do not show that another program changed the elements of a set: that it emptied the set (nft

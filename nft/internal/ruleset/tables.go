@@ -2,7 +2,6 @@ package ruleset
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"io/fs"
 	"slices"
@@ -28,9 +27,8 @@ func OurFamilies() [2]uint8 { return [...]uint8{unix.NFPROTO_INET, unix.NFPROTO_
 func (t Tables) setNames(family uint8) ([]Place, error) {
 	var sets []Place
 	err := t.dump("sets", family, unix.NFT_MSG_GETSET, func(data []byte) error {
-		name, _, err := decodeSet(data)
-		sets = append(sets, Place{family, name})
-		return err
+		sets = append(sets, Place{family, nftnl.Text(nftnl.Find(data, unix.NFTA_SET_NAME))})
+		return nil
 	})
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -43,7 +41,7 @@ func (t Tables) setNames(family uint8) ([]Place, error) {
 func (t Tables) ElementsOf(sets []Place) ([]ElementState, error) {
 	var all []ElementState
 	for _, at := range sets {
-		if !isOurSet(at) {
+		if _, is := setAt(at); !is {
 			continue
 		}
 		list, err := t.ElementsOfSet(at)
@@ -65,9 +63,8 @@ func (t Tables) ElementsOf(sets []Place) ([]ElementState, error) {
 func (t Tables) ElementsOfSet(set Place) ([]ElementState, error) {
 	var list []ElementState
 	err := nftnl.List(t.Conn, "list elements of set "+set.Name, set.Family, unix.NFT_MSG_GETSETELEM, func(data []byte) error {
-		part, err := DecodeElements(set.Family, data)
-		list = append(list, part...)
-		return err
+		list = append(list, DecodeElements(set.Family, data)...)
+		return nil
 	}, t.Name.named(set, unix.NFTA_SET_ELEM_LIST_SET)...)
 	if err != nil {
 		return nil, err
@@ -79,26 +76,6 @@ func (t Tables) ElementsOfSet(set Place) ([]ElementState, error) {
 		return nil, nftnl.ErrOvertaken
 	}
 	return list, nil
-}
-
-// Names lists the elements of a set of names of links, apart from the sentinel.
-func (t Tables) Names(set string) (names []string, _ error) {
-	list, err := t.ElementsOfSet(InInet(set))
-	for i := range list {
-		if list[i].Comment != SentinelComment {
-			names = append(names, list[i].KeyText())
-		}
-	}
-	return names, err
-}
-
-// isOurSet says whether a set holds elements that carry their owners' names.
-func isOurSet(at Place) bool {
-	if IsMasqueradeSet(at.Name) {
-		return at.Family == unix.NFPROTO_INET
-	}
-	is := func(s Set) bool { return s.Place == at && at.Name != UplinksSet }
-	return slices.ContainsFunc(slices.Concat(guardSets(), sharedSets(), portSNATSets()), is)
 }
 
 // dump lists what our table of a family has, but for chains, which the kernel does not narrow down to a table. All
@@ -114,11 +91,11 @@ func (t Tables) Lookup(elements []Element) ([]*ElementState, error) {
 		var b nl.Batch
 		for i := start; i < min(start+GroupSize, len(elements)); i++ {
 			t.Name.getElement(&b, elements[i], func(data []byte) error {
-				list, err := DecodeElements(elements[i].Set.Family, data)
+				list := DecodeElements(elements[i].Set.Family, data)
 				if len(list) == 1 && list[0].Equal(elements[i]) {
 					have[i] = &list[0]
 				}
-				return err
+				return nil
 			})
 		}
 		// EINVAL: another program made the set with keys of another length.
@@ -129,29 +106,24 @@ func (t Tables) Lookup(elements []Element) ([]*ElementState, error) {
 	return have, nil
 }
 
-// groupSize is about how many elements are looked up and changed at once: few
+// GroupSize is about how many elements are looked up and changed at once: few
 // enough for the answers to fit into the socket's default buffer (212,992 bytes).
 const GroupSize = 32
 
 // Elements lists all elements of our sets.
-func (t Tables) Elements(ctx context.Context) ([]ElementState, error) {
-	var all []ElementState
-	err := nftnl.Retry(ctx, func() error {
-		all = nil
-		for _, family := range OurFamilies() {
-			sets, err := t.setNames(family)
-			if err != nil {
-				return err
-			}
-			list, err := t.ElementsOf(sets)
-			if err != nil {
-				return err
-			}
-			all = append(all, list...)
+func (t Tables) Elements() (all []ElementState, _ error) {
+	for _, family := range OurFamilies() {
+		sets, err := t.setNames(family)
+		if err != nil {
+			return nil, err
 		}
-		return nil
-	})
-	return all, err
+		list, err := t.ElementsOf(sets)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, list...)
+	}
+	return all, nil
 }
 
 // Inventory is what our table of a family has in it.
@@ -173,11 +145,10 @@ func (t Tables) Inventory(family uint8) (*Inventory, error) {
 		return inv, err
 	}
 	err := t.dump("chains", family, unix.NFT_MSG_GETCHAIN, func(data []byte) error {
-		ch, err := nftnl.DecodeChain(data)
-		if ch.Table == string(t.Name) {
+		if ch := nftnl.DecodeChain(data); ch.Table == string(t.Name) {
 			inv.chains = append(inv.chains, Place{family, ch.Name})
 		}
-		return err
+		return nil
 	})
 	if err != nil {
 		return nil, err
@@ -218,8 +189,7 @@ func (inv *Inventory) InUse(key string) bool {
 		owner := networkOf(at.Name)
 		return owner != "" && owner != key
 	}
-	// The addresses of services are the host's, and no network's.
-	element := func(el ElementState) bool { return el.Set != InInet(services4Set) && el.Set != InInet(services6Set) }
+	element := func(el ElementState) bool { return el.Comment != HostComment }
 	return slices.ContainsFunc(inv.Elements, element) || slices.ContainsFunc(inv.chains, other) || slices.ContainsFunc(inv.sets, other)
 }
 

@@ -12,8 +12,7 @@ import (
 // rules drops pass.
 func (list *rules) addUntrusted() {
 	list.add("ports that are not of hosts only", func(x expressions) {
-		x.Meta(expr.MetaKeyIIFNAME, nftnl.First)
-		x.LookupNone(guardUntrustedSet)
+		x.linkNotIn(expr.MetaKeyIIFNAME, guardUntrustedSet)
 		x.Leave()
 	})
 	// Most packets are TCP, which no other rule here is about.
@@ -51,22 +50,11 @@ const (
 // port, and to a relay as well as to a client; a fragment that starts with the ports
 // may end behind them, and later ones show nothing.
 func (list *rules) addDHCP() {
-	for _, port := range []struct {
-		comment string
-		offset  uint32
-		number  uint16
-	}{
-		{"from a DHCP server's port", udpSource, dhcpServer},
-		{"to a DHCP client's port", udpTarget, dhcpClient},
-		{"from a boot server's port", udpSource, pxeServer},
-		{"from a DHCPv6 server's port", udpSource, dhcp6Server},
-		{"to a DHCPv6 client's port", udpTarget, dhcp6Client},
-	} {
-		list.add(port.comment, func(x expressions) {
-			x.isUDP(port.offset, port.number)
-			x.Drop()
-		})
-	}
+	list.add("from a DHCP server's port", func(x expressions) { x.isUDP(udpSource, dhcpServer); x.Drop() })
+	list.add("to a DHCP client's port", func(x expressions) { x.isUDP(udpTarget, dhcpClient); x.Drop() })
+	list.add("from a boot server's port", func(x expressions) { x.isUDP(udpSource, pxeServer); x.Drop() })
+	list.add("from a DHCPv6 server's port", func(x expressions) { x.isUDP(udpSource, dhcp6Server); x.Drop() })
+	list.add("to a DHCPv6 client's port", func(x expressions) { x.isUDP(udpTarget, dhcp6Client); x.Drop() })
 	list.add("DHCP in fragments", func(x expressions) {
 		x.isMore()
 		x.isUDP(udpTarget, dhcpServer)
@@ -81,8 +69,7 @@ func (list *rules) addDHCP() {
 	})
 	list.add("DHCP requests for another's MAC", func(x expressions) {
 		x.isUDP(udpTarget, dhcpServer)
-		x.port(expr.MetaKeyIIFNAME, expr.PayloadBaseTransportHeader, dhcpHardware, EtherLen)
-		x.LookupNone(guardLinkSet)
+		x.portNotIn(expr.PayloadBaseTransportHeader, dhcpHardware, EtherLen, guardLinkSet)
 		x.Drop()
 	})
 	list.add("DHCPv6 in fragments", func(x expressions) {
@@ -112,10 +99,7 @@ func (list *rules) addRouting() {
 		x.Compare(expr.CmpOpGt, Number16(ipvsSync))
 		x.Leave()
 	})
-	for _, protocol := range []struct {
-		comment  string
-		from, to uint16
-	}{
+	list.addSpans([]span{
 		{"MANET and OLSR 2", 269, 269}, // RFC 5498
 		{"RIP and RIPng", 520, 521},    // RFC 2453, RFC 2080
 		{"LDP", 646, 646},              // RFC 5036
@@ -128,14 +112,12 @@ func (list *rules) addRouting() {
 		{"conntrackd", 3780, 3780}, // of its examples
 		{"Babel", 6696, 6696},      // RFC 8966
 		{"IPVS synchronization", ipvsSync, ipvsSync},
-	} {
-		list.add(protocol.comment, func(x expressions) {
-			x.isL4(unix.IPPROTO_UDP)
-			x.Payload(expr.PayloadBaseTransportHeader, udpTarget, 2, nftnl.First)
-			x.among(Number16(protocol.from), Number16(protocol.to))
-			x.Drop()
-		})
-	}
+	}, func(x expressions, ports span) {
+		x.isL4(unix.IPPROTO_UDP)
+		x.Payload(expr.PayloadBaseTransportHeader, udpTarget, 2, nftnl.First)
+		x.among(Number16(ports.from), Number16(ports.to))
+		x.Drop()
+	})
 }
 
 // addARPProbes lets a host that has an address ask for its own alone. A probe for
@@ -143,12 +125,9 @@ func (list *rules) addRouting() {
 func (list *rules) addARPProbes() {
 	list.add("ARP probes for another's address", func(x expressions) {
 		x.isEtherType(unix.ETH_P_ARP)
-		x.Payload(expr.PayloadBaseNetworkHeader, arpSenderIP, Addr4Len, nftnl.First)
-		x.Compare(expr.CmpOpEq, make([]byte, Addr4Len))
-		x.Meta(expr.MetaKeyIIFNAME, nftnl.First)
-		x.LookupNone(guardLeasingSet)
-		x.port(expr.MetaKeyIIFNAME, expr.PayloadBaseNetworkHeader, arpTargetIP, Addr4Len)
-		x.LookupNone(guard4Set)
+		x.isAt(expr.PayloadBaseNetworkHeader, arpSenderIP, make([]byte, Addr4Len))
+		x.linkNotIn(expr.MetaKeyIIFNAME, guardLeasingSet)
+		x.portNotIn(expr.PayloadBaseNetworkHeader, arpTargetIP, Addr4Len, guard4Set)
 		x.Drop()
 	})
 }
@@ -163,54 +142,36 @@ const (
 // multicast to a host that queries, or advertises itself, and forget the listeners when
 // it stops.
 func (list *rules) addRouters() {
-	for _, icmp := range []struct {
-		comment string
-		typ     byte
-	}{
-		{"ICMP redirects", icmpRedirect},
-		{"ICMP router advertisements", icmpRouterAdvert},
-	} {
-		list.add(icmp.comment, func(x expressions) {
-			x.isEtherType(unix.ETH_P_IP)
-			x.isL4(unix.IPPROTO_ICMP)
-			x.firstByte(icmp.typ, icmp.typ)
-			x.Drop()
-		})
-	}
-	for _, igmp := range []struct {
-		comment  string
-		from, to byte
-	}{
+	list.addSpans([]span{
+		{"ICMP redirects", icmpRedirect, icmpRedirect},
+		{"ICMP router advertisements", icmpRouterAdvert, icmpRouterAdvert},
+	}, func(x expressions, types span) {
+		x.isEtherType(unix.ETH_P_IP)
+		x.isL4(unix.IPPROTO_ICMP)
+		x.firstByte(byte(types.from), byte(types.to))
+		x.Drop()
+	})
+	list.addSpans([]span{
 		{"IGMP reports of version 1", 0x12, 0x12},             // RFC 1112
 		{"IGMP reports of version 2, and leaves", 0x16, 0x17}, // RFC 2236
 		{"IGMP reports of version 3", 0x22, 0x22},             // RFC 3376
-	} {
-		list.add(igmp.comment, func(x expressions) {
-			x.isEtherType(unix.ETH_P_IP)
-			x.isL4(unix.IPPROTO_IGMP)
-			x.firstByte(igmp.from, igmp.to)
-			x.Leave()
-		})
-	}
+	}, func(x expressions, types span) {
+		x.isEtherType(unix.ETH_P_IP)
+		x.isL4(unix.IPPROTO_IGMP)
+		x.firstByte(byte(types.from), byte(types.to))
+		x.Leave()
+	})
 	// Queries, and routers that advertise themselves (RFC 4286).
 	list.add("other IGMP", func(x expressions) { x.isL4(unix.IPPROTO_IGMP); x.Drop() })
-	for _, icmp6 := range []struct {
-		comment  string
-		from, to byte
-	}{
+	list.addSpans([]span{
 		{"multicast listener queries", 130, 130},
 		{"ICMPv6 of routers", 138, 142},        // renumbering; behind it, information on nodes, and inverse discovery
 		{"ICMPv6 that is no host's", 144, 255}, // mobility, certificates, multicast routers
-	} {
-		list.add(icmp6.comment, func(x expressions) {
-			x.isDiscovery(icmp6.from, icmp6.to)
-			x.Drop()
-		})
-	}
-	for _, protocol := range []struct {
-		comment  string
-		from, to byte
-	}{
+	}, func(x expressions, types span) {
+		x.isDiscovery(byte(types.from), byte(types.to))
+		x.Drop()
+	})
+	list.addSpans([]span{
 		{"GGP", 3, 3},
 		{"EGP and IGRP", 8, 9},
 		{"IDRP", 45, 45},
@@ -224,21 +185,18 @@ func (list *rules) addRouters() {
 		{"IS-IS over IP", 124, 124},
 		{"MANET", 138, 138}, // RFC 5498
 		{"pfsync", 240, 240},
-	} {
-		list.add(protocol.comment, func(x expressions) {
-			x.Meta(expr.MetaKeyL4PROTO, nftnl.First)
-			x.within(protocol.from, protocol.to)
-			x.Drop()
-		})
-	}
+	}, func(x expressions, protocols span) {
+		x.Meta(expr.MetaKeyL4PROTO, nftnl.First)
+		x.within(byte(protocols.from), byte(protocols.to))
+		x.Drop()
+	})
 }
 
 // isUDP holds for datagrams from or to a port, of which the offset in the header is
 // given.
 func (x expressions) isUDP(offset uint32, port uint16) {
 	x.isL4(unix.IPPROTO_UDP)
-	x.Payload(expr.PayloadBaseTransportHeader, offset, 2, nftnl.First)
-	x.Compare(expr.CmpOpEq, Number16(port))
+	x.isAt(expr.PayloadBaseTransportHeader, offset, Number16(port))
 }
 
 // isMore holds for fragments of IPv4 packets but for the last ones.

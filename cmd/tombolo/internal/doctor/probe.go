@@ -308,32 +308,20 @@ func (t *trail) read(m netlink.Message, answers map[uint32]bool) error {
 	if m.Header.Type != nftnl.Type(unix.NFT_MSG_TRACE) || len(m.Data) < header {
 		return nil
 	}
-	r := rule{family: m.Data[0]}
-	var id uint32
-	var packet []byte
-	drops := false
-	err := nftnl.Decode(m.Data[header:], func(ad *netlink.AttributeDecoder) error {
-		switch ad.Type() {
-		case unix.NFTA_TRACE_ID:
-			id = ad.Uint32()
-		case unix.NFTA_TRACE_NETWORK_HEADER, unix.NFTA_TRACE_TRANSPORT_HEADER: // in this order
-			packet = append(packet, ad.Bytes()...)
-		case unix.NFTA_TRACE_TABLE:
-			r.table = ad.String()
-		case unix.NFTA_TRACE_CHAIN:
-			r.chain = ad.String()
-		case unix.NFTA_TRACE_RULE_HANDLE:
-			r.handle = ad.Uint64()
-		case unix.NFTA_TRACE_VERDICT:
-			return nftnl.Nested(ad, func(ad *netlink.AttributeDecoder) error {
-				drops = drops || ad.Type() == unix.NFTA_VERDICT_CODE && int32(ad.Uint32())&0xff == int32(expr.VerdictDrop)
-				return nil
-			})
-		case unix.NFTA_TRACE_POLICY:
-			drops = drops || int32(ad.Uint32()) == int32(expr.VerdictDrop)
-		}
-		return nil
-	})
+	attrs := m.Data[header:]
+	text := func(typ uint16) string { return nftnl.Text(nftnl.Find(attrs, typ)) }
+	number := func(path ...uint16) uint32 { return nftnl.Number(nftnl.Find(attrs, path...)) }
+	r := rule{
+		family: m.Data[0], table: text(unix.NFTA_TRACE_TABLE), chain: text(unix.NFTA_TRACE_CHAIN),
+		handle: nftnl.Number64(nftnl.Find(attrs, unix.NFTA_TRACE_RULE_HANDLE)),
+	}
+	id := number(unix.NFTA_TRACE_ID)
+	packet := slices.Concat(
+		nftnl.Find(attrs, unix.NFTA_TRACE_NETWORK_HEADER), nftnl.Find(attrs, unix.NFTA_TRACE_TRANSPORT_HEADER))
+	isDrop := func(path ...uint16) bool {
+		return nftnl.Find(attrs, path...) != nil && int32(number(path...))&0xff == int32(expr.VerdictDrop)
+	}
+	drops := isDrop(unix.NFTA_TRACE_VERDICT, unix.NFTA_VERDICT_CODE) || isDrop(unix.NFTA_TRACE_POLICY)
 	if packet != nil {
 		answers[id] = t.answer.is(t.answer.ethertype, packet)
 	}
@@ -347,7 +335,7 @@ func (t *trail) read(m netlink.Message, answers map[uint32]bool) error {
 	case drops:
 		on.drop = cmp.Or(on.drop, &r)
 	}
-	return err
+	return nil
 }
 
 // number is where a rule stands in its chain, from 1 on.
@@ -359,12 +347,8 @@ func (r *rule) number() (int, error) {
 	defer conn.Close()
 	var handles []uint64
 	err = nftnl.List(conn, "list rules of chain "+r.chain, r.family, unix.NFT_MSG_GETRULE, func(data []byte) error {
-		return nftnl.Decode(data, func(ad *netlink.AttributeDecoder) error {
-			if ad.Type() == unix.NFTA_RULE_HANDLE {
-				handles = append(handles, ad.Uint64())
-			}
-			return nil
-		})
+		handles = append(handles, nftnl.Number64(nftnl.Find(data, unix.NFTA_RULE_HANDLE)))
+		return nil
 	}, nftnl.String(unix.NFTA_RULE_TABLE, r.table), nftnl.String(unix.NFTA_RULE_CHAIN, r.chain))
 	return slices.Index(handles, r.handle) + 1, err
 }

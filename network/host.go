@@ -1,0 +1,103 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"net/netip"
+	"slices"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/internal/link"
+)
+
+// hostPart is what the rules know of the host, which all networks share: see nft.Conn.SetHost. Uplinks are the links
+// by which pods may leave the host. Host ports without a hostIP leave alone the addresses of kube-ipvs0: kube-proxy in
+// IPVS mode has the addresses of all services there, which the kernel takes for the host's own.
+type hostPart struct{}
+
+// look compares the addresses of services, which one link has. For uplinks, all links of the host have to be listed:
+// see lookAtExits.
+func (hostPart) look(ctx context.Context, n *site) error {
+	if n.bridge.Index == 0 || n.usual && (n.want == nil || !n.want.Loopback) {
+		return nil
+	}
+	services, err := n.s.services(ctx)
+	if err != nil || n.usual && len(services) == 0 {
+		return err
+	}
+	_, known, err := n.s.Firewall.Host(ctx)
+	slices.SortFunc(known, netip.Addr.Compare)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil // the table is missing, which firewallPart reports
+	case err == nil && !slices.Equal(known, services):
+		n.found.Advise(tombolo.RemedyRepair,
+			"host ports without a hostIP leave alone other addresses than those of %s", link.ServiceLink)
+	}
+	return err
+}
+
+func (hostPart) make(ctx context.Context, n *site) (bool, error) { return false, n.s.setHost(ctx) }
+
+// setHost tells the rules what the host has.
+func (s *session) setHost(ctx context.Context) error {
+	uplinks, err := s.uplinks(ctx)
+	if err != nil {
+		return err
+	}
+	services, err := s.services(ctx)
+	if err != nil {
+		return err
+	}
+	return s.Firewall.SetHost(ctx, uplinks, services)
+}
+
+// uplinks names the host's uplinks. Bridges of networks need not be among them.
+func (s *session) uplinks(ctx context.Context) ([]string, error) {
+	records, _, err := s.Dir.ListNetworks()
+	if err != nil {
+		return nil, err
+	}
+	var ours []string
+	for _, rec := range records {
+		ours = append(ours, rec.Bridge)
+	}
+	return s.Links.Uplinks(ctx, ours...)
+}
+
+// lookAtExits finds uplinks of the host that the rules do not know. It takes several lists, so Add and Check do not.
+func (s *session) lookAtExits(ctx context.Context, found *findings) error {
+	known, _, err := s.Firewall.Host(ctx)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // the table is missing, which firewallPart reports
+	}
+	if err != nil {
+		return err
+	}
+	names, err := s.uplinks(ctx)
+	for _, name := range names {
+		if !slices.Contains(known, name) {
+			found.Advise(tombolo.RemedyRepair,
+				"%s, an uplink of the host, is missing in set uplinks of table inet tombolo", name)
+		}
+	}
+	return err
+}
+
+// services lists the addresses of kube-ipvs0, in order.
+func (s *session) services(ctx context.Context) (list []netip.Addr, _ error) {
+	l, err := s.link(ctx, link.ServiceLink)
+	if err != nil || l.Index == 0 {
+		return nil, err
+	}
+	addresses, err := s.Links.Addresses().List(ctx, addr.Filter{Link: l.Index})
+	for _, a := range addresses {
+		if own := a.Prefix.Addr(); !own.IsLinkLocalUnicast() {
+			list = append(list, own)
+		}
+	}
+	slices.SortFunc(list, netip.Addr.Compare)
+	return slices.Compact(list), err
+}

@@ -1,0 +1,75 @@
+package nft
+
+import (
+	"context"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
+	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
+)
+
+// SetHost tells the rules of all networks what they need to know of the host. The error matches fs.ErrNotExist before
+// the first Ensure.
+//
+// uplinks are the bridges and veth links that are the host's uplinks (bridge.Conn.Uplinks). What opens a connection
+// from a pod to any other bridge or veth link that is not a Network's is not marked: it leads to containers or virtual
+// machines of other programs.
+//
+// services are addresses of the host that ports without a HostAddr leave to others. A port whose HostAddr is one of
+// them takes it.
+func (c *Conn) SetHost(ctx context.Context, uplinks []string, services []netip.Addr) error {
+	known, err := c.hostElements(ctx)
+	if err != nil {
+		return explainMissing(err)
+	}
+
+	gone, missing := map[string]ruleset.ElementState{}, []ruleset.ElementState{}
+	for _, el := range known {
+		gone[el.ID()] = el
+	}
+	add := func(set string, key []byte) {
+		el := ruleset.Element{Set: ruleset.InInet(set), Key: key}
+		if _, is := gone[el.ID()]; !is {
+			missing = append(missing, ruleset.ElementState{Element: el, Comment: ruleset.HostComment})
+		}
+		delete(gone, el.ID())
+	}
+	for _, name := range uplinks {
+		add(ruleset.UplinksSet, nftnl.LinkKey(name, nil, 0))
+	}
+	for _, a := range services {
+		add(ruleset.FamilyOf(a).Services, a.AsSlice())
+	}
+	return explainMissing(c.replace(ctx, missing, slices.Collect(maps.Values(gone)), nil))
+}
+
+// Host returns what SetHost was given. The error matches fs.ErrNotExist before the first Ensure.
+func (c *Conn) Host(ctx context.Context) (uplinks []string, services []netip.Addr, _ error) {
+	elements, err := c.hostElements(ctx)
+	for _, el := range elements {
+		if a, ok := netip.AddrFromSlice(el.Key); ok && el.Set.Name != ruleset.UplinksSet {
+			services = append(services, a)
+		} else {
+			uplinks = append(uplinks, el.KeyText())
+		}
+	}
+	return uplinks, services, err
+}
+
+// hostElements lists the elements that SetHost added.
+func (c *Conn) hostElements(ctx context.Context) (list []ruleset.ElementState, _ error) {
+	err := c.retry(ctx, func() error {
+		list = nil
+		for _, set := range ruleset.HostSets() {
+			elements, err := c.tables.ElementsOfSet(ruleset.InInet(set))
+			if err != nil {
+				return err
+			}
+			list = append(list, elements...)
+		}
+		return nil
+	})
+	return slices.DeleteFunc(list, func(el ruleset.ElementState) bool { return el.Comment != ruleset.HostComment }), err
+}

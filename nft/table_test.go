@@ -53,6 +53,7 @@ func TestTwoTablesLeaveEachOtherAlone(t *testing.T) {
 	}
 
 	mustEnsure(t, s.c, ours)
+	must.Succeed(t, s.c.SetHost(ctx, []string{"up0"}, nil))
 	mustAdd(t, s.c, pod)
 	alone := tables(nftnl.DefaultTable)
 	mustEnsure(t, other, theirs)

@@ -75,6 +75,13 @@ func (n *Node) Inspect(ctx context.Context) (*Inspection, error) {
 			return nil, err
 		}
 		in.Others = append(in.Others, markers...)
+		if slices.ContainsFunc(in.Attachments, func(r Report) bool { return len(r.Attachment.Ports) > 0 }) {
+			exempt, err := s.Foreign("").Exemptions(ctx)
+			if err != nil {
+				return nil, err
+			}
+			in.Others = append(in.Others, exempt...)
+		}
 	}
 	all, err := s.inventory(ctx, "", nil)
 	if err != nil {

@@ -34,6 +34,7 @@ type loaded struct {
 	sets         uint32 // the bits that are set for certain, of a number of four bytes
 	value, known []byte // known has the bits of the value that are known
 	not          bool   // the register has something else than the value
+	destination  bool   // it is the packet's destination
 }
 
 // decodeRule reads an NFT_MSG_NEWRULE. Of its conditions no more is understood than our mark, the names of links, and
@@ -88,6 +89,9 @@ func (rr *ruleReader) expression(name string, own []byte) {
 		rr.loaded.sets = native(value(unix.NFTA_BITWISE_XOR))
 	case "cmp":
 		op := number(unix.NFTA_CMP_OP)
+		if rr.loaded.destination && op == unix.NFT_CMP_EQ {
+			rr.rule.destination = value(unix.NFTA_CMP_DATA)
+		}
 		if number(unix.NFTA_CMP_SREG) != rr.register || op > unix.NFT_CMP_NEQ {
 			rr.loaded = loaded{}
 		}
@@ -99,12 +103,18 @@ func (rr *ruleReader) expression(name string, own []byte) {
 		rr.conditional = true
 	case "objref":
 		rr.conditional = rr.conditional || number(unix.NFTA_OBJREF_IMM_TYPE) != unix.NFT_OBJECT_COUNTER
-	case "payload", "exthdr", "fib", "rt", "socket", "osf", "numgen", "hash", "xfrm", "tunnel", "inner", "range", "byteorder", "limit", "quota", "connlimit":
+	case "payload":
+		at, inHeader := number(unix.NFTA_PAYLOAD_OFFSET), number(unix.NFTA_PAYLOAD_BASE) == unix.NFT_PAYLOAD_NETWORK_HEADER
+		rr.conditional, rr.loaded = true, loaded{destination: inHeader && (at == destination4 || at == destination6)}
+	case "exthdr", "fib", "rt", "socket", "osf", "numgen", "hash", "xfrm", "tunnel", "inner", "range", "byteorder", "limit", "quota", "connlimit":
 		rr.conditional, rr.loaded = true, loaded{}
 	default:
 		rr.opaque = true
 	}
 }
+
+// Offsets of the destination in the headers of IPv4 and IPv6.
+const destination4, destination6 = 16, 24
 
 // store notes that a rule stores a register, in a mark or elsewhere; a register of nil is none.
 func (rr *ruleReader) store(register []byte, isMark bool) {

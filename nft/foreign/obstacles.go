@@ -88,6 +88,44 @@ func (c *Conn) Markers(ctx context.Context) (names []string, _ error) {
 	return names, nil
 }
 
+// Exemptions names the rules of other programs that accept packets to an address in nat chains of the hook prerouting.
+// They keep such packets from iptables' rules behind them, as those of the reference's portmap are. Host ports are in a
+// chain of their own, which the packets come to all the same.
+func (c *Conn) Exemptions(ctx context.Context) (names []string, _ error) {
+	if err := c.usable(ctx); err != nil {
+		return nil, err
+	}
+	for _, family := range []uint8{unix.NFPROTO_INET, unix.NFPROTO_IPV4, unix.NFPROTO_IPV6} {
+		var chains []chain
+		err := nftnl.List(c.nl, "list chains", family, unix.NFT_MSG_GETCHAIN, func(data []byte) error {
+			ch := nftnl.DecodeChain(data)
+			isOurs := family == unix.NFPROTO_INET && ch.Table == c.table
+			if ch.Kind == "nat" && ch.Hook == unix.NF_INET_PRE_ROUTING && !isOurs {
+				chains = append(chains, chain{family, ch.Table, ch.Name})
+			}
+			return nil
+		})
+		if err != nil {
+			return nil, err
+		}
+
+		for _, at := range chains {
+			rules, err := c.rulesOf(ctx, at, &packet{})
+			if err != nil {
+				return nil, err
+			}
+			for _, r := range rules {
+				address, ok := netip.AddrFromSlice(r.destination)
+				if ok && r.verdict == accepts {
+					names = append(names, fmt.Sprintf("%s accepts what goes to %s, by its rule with handle %d; host ports without a hostIP take it "+
+						"all the same: give them a hostIP, or delete that rule", at, address, r.handle))
+				}
+			}
+		}
+	}
+	return names, nil
+}
+
 // has says whether pods may have addresses of a family.
 func (p *Path) has(family uint8) bool {
 	return family == unix.NFPROTO_INET || len(p.Prefixes) == 0 || slices.ContainsFunc(p.Prefixes, func(prefix netip.Prefix) bool {

@@ -14,6 +14,7 @@ type rule struct {
 	unmet       bool // no packet of pods meets them
 	logs        bool
 	sets        uint32 // the bits that it sets in the mark of a packet or of a connection
+	destination []byte // the address, or the whole bytes of a prefix, that packets have to go to; nil: any
 	opaque      bool   // a part of it is not known, and may end it in any way
 }
 

@@ -237,3 +237,25 @@ func (n *node) wantClosed(t *testing.T, lines, kind string, world, container, of
 		expect.Success(t, err, "a published port at %s", at)
 	}
 }
+
+// An accept in the host's nat chain keeps an address from portmap's rules, which come behind it. Host ports are in a chain
+// of their own, so check says that they take it.
+func TestCheckNamesWhatTheHostsNATChainKeeps(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	out := n.outside()
+	w := n.portnet(nil)
+	p := n.pod("a")
+	p.serve(t, "tcp", 80)
+	n.run("iptables", "-t", "nat", "-A", "PREROUTING", "-d", uplink4, "-j", "ACCEPT")
+	check := func() string { return n.operate("check", "--state", n.state).stdout }
+	const says = "chain PREROUTING of table ip nat accepts what goes to " + uplink4
+	w.add(p)
+	expect.That(t, !strings.Contains(check(), says), "check without host ports says it: %s", check())
+	w.del(p)
+	w.add(p, publish(t, "8080:80/tcp"))
+	expect.Contains(t, check(), says)
+	expect.Success(t, expect.Err(askPort(t, out, "tcp", uplink4, 8080)), "the port, which takes it all the same")
+	n.run("iptables", "-t", "nat", "-F", "PREROUTING")
+	expect.That(t, !strings.Contains(check(), says), "check without the rule says it: %s", check())
+}

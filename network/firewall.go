@@ -66,6 +66,10 @@ func declareMended(ctx context.Context, s *session, sites ...*site) error {
 			return fmt.Errorf("network %s: %w", n.rec.Name, err)
 		}
 	}
+	if len(sites) == 0 {
+		return nil // there are no rules
+	}
+
 	// What was told of the host may have been flushed since. From here on, another flush shows.
 	return s.setHost(ctx)
 }

@@ -427,10 +427,12 @@ func TestTheForwardMarkIsClearedBehindTheFirewall(t *testing.T) {
 	p := n.pod("a")
 	n.podnet(nil).add(p)
 	n.nft("add table inet seen; add chain inet seen last { type filter hook postrouting priority 310; }; " +
-		"add rule inet seen last meta mark and 0x10 == 0x10 counter; add rule inet seen last counter")
+		"add rule inet seen last icmp type echo-request meta mark and 0x10 == 0x10 counter; " +
+		"add rule inet seen last icmpv6 type echo-request meta mark and 0x10 == 0x10 counter; " +
+		"add rule inet seen last icmp type echo-request counter; add rule inet seen last icmpv6 type echo-request counter")
 	wantPing(t, p.NS, outside4, outside6)
 	list := n.nft("list chain inet seen last")
-	if strings.Count(list, "counter packets 0 ") != 1 || !strings.Contains(list, "0x00000010 counter packets 0 ") {
+	if strings.Count(list, "counter packets 0 ") != 2 || strings.Count(list, "0x00000010 counter packets 0 ") != 2 {
 		t.Errorf("what pods send has the mark still where it leaves:\n%s", list)
 	}
 }

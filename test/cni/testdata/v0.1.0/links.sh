@@ -8,7 +8,7 @@ shape() { # LINK
 	tc qdisc add dev "$1" root handle 746f: tbf rate 8mbit burst 50000 limit 50000
 }
 
-set_all ipv4.ip_forward=1 ipv6.conf.all.forwarding=1
+for link in default lo eth0; do set_all "ipv4.conf.$link.forwarding=116" "ipv6.conf.$link.force_forwarding=1"; done
 
 bridge() { # NAME MAC
 	ip link add "$1" address "$2" type bridge nf_call_iptables 1 nf_call_ip6tables 1
@@ -21,7 +21,9 @@ port() { # RECORD POD
 	hash=$(basename "$1" .json) network=$(basename "$(dirname "$1")")
 	addresses=$(tail -n 1 "$1" | grep -o '"prefix":"[^/]*' | cut -d '"' -f 4 | paste -sd ,)
 	ip link add "veth$hash" address "$(field "$1" hostMAC)" type veth peer name eth0 address "$(field "$1" mac)" netns "$2"
-	ip link set "veth$hash" alias "tombolo:1:$hash:$network:$addresses" group 29807 addrgenmode none master "$(field "$1" bridge)"
+	group=29806
+	[ "$network" = podnet ] || group=29807
+	ip link set "veth$hash" alias "tombolo:1:$hash:$network:$addresses" group $group addrgenmode none master "$(field "$1" bridge)"
 	ip link set "veth$hash" type bridge_slave hairpin on group_fwd_mask 0x4001
 	set_all "ipv4.conf.veth$hash.rp_filter=1" "ipv6.conf.veth$hash.accept_ra=0" "ipv6.conf.veth$hash.drop_unicast_in_l2_multicast=1"
 	ip link set "veth$hash" up
@@ -48,7 +50,7 @@ dualstack() { # POD HOST
 
 bridge cbr0 "$(grep -o '"mac":"[^"]*' "$results/podnet-web-eth0" | head -n 1 | cut -d '"' -f 4)"
 set_all ipv4.conf.cbr0.route_localnet=1 ipv6.conf.cbr0.accept_ra=0
-tc filter add dev cbr0 ingress pref 29807 protocol all handle 0x746f0101 bpf da bytecode '18,32 0 0 4294963200,21 8 0 2048,21 1 0 33024,21 0 12 34984,32 0 0 4294963244,84 0 0 4095,21 0 9 0,40 0 0 4293918720,84 0 0 4095,21 7 6 0,48 0 0 4293918732,21 5 0 127,48 0 0 4293918736,21 0 2 127,32 0 0 4294963220,69 0 1 4096,6 0 0 4294967295,6 0 0 2'
+tc filter add dev cbr0 ingress pref 29807 protocol all handle 0x746f0101 bpf da bytecode '18,32 0 0 4294963200,21 8 0 2048,21 1 0 33024,21 0 12 34984,32 0 0 4294963244,84 0 0 4095,21 0 9 0,40 0 0 4293918720,84 0 0 4095,21 7 6 0,48 0 0 4293918732,21 5 0 127,48 0 0 4293918736,21 0 2 127,32 0 0 4294963220,69 0 1 16,6 0 0 4294967295,6 0 0 2'
 ip address add 10.77.0.1/24 broadcast + dev cbr0
 ip address add fd77::1/64 dev cbr0 nodad
 ip address add "$(linklocal cbr0)/64" dev cbr0 nodad
@@ -64,7 +66,7 @@ port "$state/attachments/podnet/2541f782573.json" "$plain"
 dualstack "$plain" 3
 bridge br0 "$(field "$state/uplinks/eth0.json" mac)"
 ip link set eth0 address "$(field "$state/uplinks/eth0.json" mac)" master br0
-set_all ipv4.conf.all.accept_redirects=0 ipv4.conf.all.send_redirects=0 ipv4.conf.br0.send_redirects=0 ipv6.conf.br0.accept_ra=2
+set_all ipv4.conf.all.send_redirects=0 ipv4.conf.br0.send_redirects=0
 ip address add 192.168.50.2/24 dev br0
 ip route add default via 192.168.50.1
 port "$state/attachments/lan/625c3dcd518.json" "$leased"

@@ -273,27 +273,30 @@ func (c *Conn) waysOut(ctx context.Context) (list []*Link, _ error) {
 }
 
 // Uplinks names the bridges and veth links that lead to the host's own neighbours, and not to containers or virtual
-// machines on the host: a bridge with a port that is hardware, a bond or a VLAN, or by which the host sends to
-// elsewhere, and a veth link with a subnet of its own, as a node that is a container has it. Uplinks does not look at
-// the ports of the bridges in except, which may be many.
+// machines on the host: a bridge with a port that is hardware, a bond or a VLAN, or with a default route, and a veth
+// link with a subnet of its own, as a node that is a container has it. Uplinks does not look at the bridges in except,
+// which may have many ports.
 func (c *Conn) Uplinks(ctx context.Context, except ...string) (names []string, _ error) {
-	ways, err := c.waysOut(ctx)
-	if err != nil {
-		return nil, err
-	}
 	bridges, err := c.links(ctx, "list bridges", "bridge", 0)
 	if err != nil {
 		return nil, err
 	}
 	isNIC := func(l Link) bool { return slices.Contains([]string{"", "bond", "team", "vlan"}, l.Kind) }
 	for _, l := range bridges {
-		is := slices.ContainsFunc(ways, func(way *Link) bool { return way.Index == l.Index })
-		if !is && !slices.Contains(except, l.Name) {
-			ports, err := c.Ports(ctx, l.Index)
-			if err != nil {
+		if slices.Contains(except, l.Name) {
+			continue
+		}
+		ports, err := c.Ports(ctx, l.Index)
+		if err != nil {
+			return nil, err
+		}
+		is := slices.ContainsFunc(ports, isNIC)
+		for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
+			f := route.Filter{Family: family, Link: l.Index, Type: unix.RTN_UNICAST}
+			err := c.Routes().Walk(ctx, f, func(r route.Route) { is = is || r.Dst.Bits() <= 0 })
+			if err != nil && !errors.Is(err, fs.ErrNotExist) { // it has gone since
 				return nil, err
 			}
-			is = slices.ContainsFunc(ports, isNIC)
 		}
 		if is {
 			names = append(names, l.Name)

@@ -358,22 +358,6 @@ func TestARememberedLeaseIsForgottenWhenItEnds(t *testing.T) {
 	l.eventually(t, func() bool { return len(l.leaseRecords(t)) == 0 })
 }
 
-func TestAnAddressThatAPodLosesIsPutBack(t *testing.T) {
-	t.Parallel()
-	l := newLAN(t)
-	w := l.network(conf{"ipam": conf{"type": "dhcp", "keeper": "optional"}})
-	p := l.pod("a")
-	own := w.add(p).IPs[0].Address.String()
-	before := l.acks(t)
-	l.makeDue(t, w, p)
-	l.keep(t)
-	l.eventually(t, func() bool { return l.acks(t) > before })
-	// It looks some seconds after each renewal, else every five minutes.
-	nstest.Run(t, p.NS, "ip", "-4", "address", "flush", "dev", "eth0")
-	l.eventually(t, func() bool { return strings.Join(globals(t, p.NS, "eth0"), " ") == own })
-	l.eventually(t, func() bool { return w.check(p) == nil })
-}
-
 // To the server both are the same client.
 func TestADeadPodsLeaseStaysWithItsSuccessor(t *testing.T) {
 	t.Parallel()

@@ -134,6 +134,7 @@ type Filter struct {
 	MatchAll bool   // it is u32, and has a single key, of no bits
 	Redirect int    // the index of the link that its only action redirects to, 0 if none
 	Program  []byte // of a bpf in the classic form
+	Name     string // of a bpf in the extended form, as its maker called it
 	Direct   bool   // it is bpf, and its program returns the verdict on the packet
 }
 
@@ -163,6 +164,8 @@ func (f *Filter) decodeBPF(ad *netlink.AttributeDecoder) error {
 	switch ad.Type() {
 	case bpfOps:
 		f.Program = ad.Bytes()
+	case bpfName:
+		f.Name = ad.String()
 	case bpfFlags:
 		f.Direct = ad.Uint32()&bpfActDirect != 0
 	}

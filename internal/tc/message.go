@@ -40,6 +40,8 @@ const (
 
 	bpfOpsLen = 4 // TCA_BPF_OPS_LEN
 	bpfOps    = 5 // TCA_BPF_OPS
+	bpfFD     = 6 // TCA_BPF_FD
+	bpfName   = 7 // TCA_BPF_NAME
 	bpfFlags  = 8 // TCA_BPF_FLAGS
 
 	actKind    = 1 // TCA_ACT_KIND
@@ -201,6 +203,20 @@ func (l Link) SetProgram(b *nl.Batch, handle uint32, program []byte) {
 		options(ae, "bpf", func(ae *netlink.AttributeEncoder) error {
 			ae.Uint16(bpfOpsLen, uint16(len(program)/sizeofSockFilter))
 			ae.Bytes(bpfOps, program)
+			ae.Uint32(bpfFlags, bpfActDirect)
+			return nil
+		})
+	})
+}
+
+// SetObject appends a request for a filter that is a program of extended BPF, given by its descriptor, whose return value
+// is the verdict on the packet. It replaces one of the same handle. The kernel keeps the name, at most 255 bytes, and
+// lists it with the filter.
+func (l Link) SetObject(b *nl.Batch, handle uint32, fd int, name string) {
+	l.add(b, "set filter of", unix.RTM_NEWTFILTER, netlink.Create, l.filter(handle, unix.ETH_P_ALL), func(ae *netlink.AttributeEncoder) {
+		options(ae, "bpf", func(ae *netlink.AttributeEncoder) error {
+			ae.Uint32(bpfFD, uint32(fd))
+			ae.String(bpfName, name)
 			ae.Uint32(bpfFlags, bpfActDirect)
 			return nil
 		})

@@ -1,6 +1,7 @@
 package nft
 
 import (
+	"cmp"
 	"fmt"
 	"net"
 	"net/netip"
@@ -31,6 +32,9 @@ type Endpoint struct {
 	// Bridge is the name of the bridge that the pod is a port of: its packets come
 	// in by that link.
 	Bridge string
+	// NIC is the link by which the bridge is connected to a LAN (Network.Share); empty is none. The host routes the
+	// pod's packets by it, and frames to the pod's MAC are led to the bridge.
+	NIC string
 	// Addrs are the pod's addresses; IPv4 ones as such, not mapped into IPv6.
 	Addrs []netip.Addr
 	// MAC is the pod's. It stands in for addresses where there are none, so that
@@ -90,6 +94,9 @@ func (ep *Endpoint) check() error {
 			return invalid("endpoint %s: address %q", ep.Owner, a)
 		}
 	}
+	if ep.NIC != "" && (!ident.IsLinkName(ep.NIC) || len(ep.MAC) != ruleset.EtherLen || ep.MAC[0]&multicast != 0) {
+		return invalid("endpoint %s: %q cannot be the MAC of a pod on a LAN by link %q", ep.Owner, ep.MAC, ep.NIC)
+	}
 	if len(ep.Addrs) == 0 && len(ep.MAC) != ruleset.EtherLen {
 		return invalid("endpoint %s: it has neither an address nor a MAC of %d bytes", ep.Owner, ruleset.EtherLen)
 	}
@@ -103,7 +110,8 @@ func (ep *Endpoint) check() error {
 // found again.
 func (ep *Endpoint) elements() []ruleset.Element {
 	if len(ep.Addrs) == 0 {
-		return append([]ruleset.Element{{Set: ruleset.InInet(ruleset.PortsSet), Key: nftnl.LinkKey(ep.Bridge, ep.MAC, ruleset.EtherSlot)}}, ep.guardElements()...)
+		known := ruleset.Element{Set: ruleset.InInet(ruleset.PortsSet), Key: nftnl.LinkKey(ep.link(), ep.MAC, ruleset.EtherSlot)}
+		return slices.Concat([]ruleset.Element{known}, ep.shareElements(), ep.guardElements())
 	}
 	key := ruleset.NetworkKey(ep.Network)
 	list := make([]ruleset.Element, 0, 2*len(ep.Addrs))
@@ -111,13 +119,25 @@ func (ep *Endpoint) elements() []ruleset.Element {
 		if slices.Contains(ep.Addrs[:i], a) {
 			continue // an address that was given twice must not conflict with itself
 		}
-		list = append(list, podElement(ep.Bridge, a))
+		list = append(list, podElement(ep.link(), a))
 		if ep.Masquerade {
 			list = append(list, ruleset.Element{Set: ruleset.InInet(ruleset.MasqueradeSet(a.Is4(), key)), Key: a.AsSlice()})
 		}
 	}
 	list = append(list, ep.portElements()...)
+	list = append(list, ep.shareElements()...)
 	return append(list, ep.guardElements()...)
+}
+
+// link returns the name of the link by which the host routes the pod's packets.
+func (ep *Endpoint) link() string { return cmp.Or(ep.NIC, ep.Bridge) }
+
+// shareElements returns what leads frames from the LAN to the pod.
+func (ep *Endpoint) shareElements() []ruleset.Element {
+	if ep.NIC == "" {
+		return nil
+	}
+	return []ruleset.Element{{Set: ruleset.InNetdev(ruleset.ShareSet(ep.Bridge)), Key: ep.MAC}}
 }
 
 // podElement returns the element of a pod's address behind a bridge.
@@ -202,15 +222,16 @@ func (g Guard) Check() error {
 	return nil
 }
 
+const multicast = 1 // the bit of a MAC that makes it one of many
+
 // checkGuard says what is wrong with an endpoint's guard.
 func (ep *Endpoint) checkGuard() error {
-	const group = 1 // the bit of a MAC that makes it one of many
 	switch {
 	case ep.Guard == "" || ep.Guard.Check() != nil:
 		return ep.Guard.Check()
 	case !ident.IsLinkName(ep.GuardedPort):
 		return invalid("endpoint %s: guarded port %q is no name of a link", ep.Owner, ep.GuardedPort)
-	case len(ep.MAC) != ruleset.EtherLen || ep.MAC[0]&group != 0:
+	case len(ep.MAC) != ruleset.EtherLen || ep.MAC[0]&multicast != 0:
 		return invalid("endpoint %s: port %s cannot be guarded: %q cannot be the MAC of a pod", ep.Owner, ep.GuardedPort, ep.MAC)
 	}
 	return nil
@@ -234,7 +255,7 @@ func (ep *Endpoint) leftovers() []ruleset.Element {
 	if ep.Guard == "" {
 		return nil
 	}
-	bare := Endpoint{Bridge: ep.Bridge, MAC: ep.MAC, Guard: GuardAddresses, GuardedPort: ep.GuardedPort}
+	bare := Endpoint{Bridge: ep.Bridge, NIC: ep.NIC, MAC: ep.MAC, Guard: GuardAddresses, GuardedPort: ep.GuardedPort}
 	leasing := bare
 	leasing.SLAAC, leasing.Guard = true, GuardUntrusted
 	had := append(bare.elements(), leasing.guardElements()...)

@@ -125,7 +125,7 @@ func (c *Conn) wanted(ctx context.Context, n *Network) (*ruleset.Ruleset, error)
 // explainKernel tells why something that is only added is not there.
 func explainKernel(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("the kernel lacks a part of nf_tables, or could not load it (CONFIG_NFT_FIB_INET, CONFIG_NFT_NAT, CONFIG_NFT_MASQ and CONFIG_NFT_CT are needed): %w", err)
+		return fmt.Errorf("the kernel lacks a part of nf_tables, or could not load it (CONFIG_NFT_FIB_INET, CONFIG_NFT_NAT, CONFIG_NFT_MASQ and CONFIG_NFT_CT are needed, and CONFIG_NF_TABLES_NETDEV, CONFIG_NFT_FWD_NETDEV and CONFIG_NFT_DUP_NETDEV for a shared NIC): %w", err)
 	}
 	return err
 }

@@ -149,5 +149,5 @@ func normal(listing string) string {
 	})
 	// With --debug=netlink.
 	listing = regexp.MustCompile(`(?m)^\s+element .*\n`).ReplaceAllString(listing, "")
-	return regexp.MustCompile(`(?m)^((?:inet|bridge) tombolo \S+)( \d+)+ *$`).ReplaceAllString(listing, "$1")
+	return regexp.MustCompile(`(?m)^((?:inet|bridge|netdev) tombolo \S+)( \d+)+ *$`).ReplaceAllString(listing, "$1")
 }

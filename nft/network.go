@@ -84,7 +84,26 @@ type Network struct {
 	// Dedup is for a promiscuous bridge that calls iptables, and for as long as it is
 	// both: see there.
 	Dedup []Dedup
+	// Share connects the bridge to a LAN by a NIC of the host that is no port of it. Networks on one bridge have one
+	// Share. See Endpoint.NIC, and Conn.RemoveShare.
+	Share *Share
 }
+
+// Share is a NIC of the host, and a veth pair that leads from its hooks to a bridge (package bridge/share). Frames to
+// the MACs of the bridge's endpoints go from the NIC into the pair, and copies of multicast frames do. All others, and
+// those with the tag of a VLAN, go where they went before.
+//
+// It needs CONFIG_NF_TABLES_NETDEV, CONFIG_NFT_FWD_NETDEV, CONFIG_NFT_DUP_NETDEV and CONFIG_NETFILTER_EGRESS (Linux 5.16).
+// Where the pair or the NIC was made anew, Ready is false until Ensure is called.
+type Share struct {
+	NIC   string
+	MAC   net.HardwareAddr // the NIC's
+	Outer int              // the index of the pair's end that is not on the bridge
+	Port  string           // its other end, the bridge's port, which should be in ShareGroup
+}
+
+// ShareGroup is the group of links of a port that leads from a bridge to the LAN. Priority tags (VLAN 0) pass there.
+const ShareGroup = ruleset.ShareGroup
 
 // Closed is a family that the host forwards for pods only.
 type Closed struct {
@@ -144,6 +163,7 @@ func (n *Network) spec() *ruleset.Network {
 		Bridge: n.Bridge, VLANOf: n.VLANOf, NFCall: n.NFCall, LAN: n.LAN, Gateway: n.Gateway, Policy: n.Policy.String(),
 		Guard: n.Guard, Groups: n.Groups, DropReports: n.DropReports, PortSNAT: n.PortSNAT,
 	}
+	s.Share = (*ruleset.Share)(n.Share)
 	for _, c := range n.Closed {
 		s.Closed = append(s.Closed, ruleset.Closed(c))
 	}
@@ -194,10 +214,19 @@ func (n *Network) checkBridge() error {
 		return invalid("network %s: link %q in a VLAN of bridge %q", n.Name, n.Bridge, n.VLANOf)
 	case slices.ContainsFunc(n.Closed, func(c Closed) bool { return slices.ContainsFunc(c.Routers, isNoLinkName) }):
 		return invalid("network %s: Closed names no link in %v", n.Name, n.Closed)
+	case n.Share != nil && (n.Bridge == "" || n.VLANOf != "" || n.Share.check() != nil):
+		return invalid("network %s: bridge %q is to share a NIC by %+v", n.Name, n.Bridge, *n.Share)
 	case n.Policy > Isolated:
 		return invalid("network %s: %s", n.Name, n.Policy)
 	case n.Bridge == "" && n.Policy != Open:
 		return invalid("network %s: policy %s without the name of a bridge", n.Name, n.Policy)
+	}
+	return nil
+}
+
+func (s *Share) check() error {
+	if isNoLinkName(s.NIC) || isNoLinkName(s.Port) || s.Outer <= 0 || len(s.MAC) != ruleset.EtherLen {
+		return tombolo.ErrInvalid
 	}
 	return nil
 }

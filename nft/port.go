@@ -223,7 +223,7 @@ func (ep *Endpoint) portElements() []ruleset.Element {
 	for _, pub := range pubs {
 		list = append(list, pub.element())
 	}
-	bridge := nftnl.LinkKey(ep.Bridge, nil, 0)
+	link := nftnl.LinkKey(ep.link(), nil, 0)
 	type podPort struct {
 		protocol Protocol
 		pod      netip.AddrPort
@@ -233,19 +233,19 @@ func (ep *Endpoint) portElements() []ruleset.Element {
 		f, pod := ruleset.FamilyOf(pub.pod.Addr()), pub.pod.Addr().AsSlice()
 		if at := (podPort{pub.protocol, pub.pod}); !done[at] {
 			done[at] = true
-			key := ruleset.Key(bridge, pod, []byte{byte(pub.protocol)}, ruleset.Number16(pub.pod.Port()))
+			key := ruleset.Key(link, pod, []byte{byte(pub.protocol)}, ruleset.Number16(pub.pod.Port()))
 			list = append(list, ruleset.Element{Set: ruleset.InInet(f.Published), Key: key})
 			if ep.PortSNAT == SNATAll || ep.PortSNAT == snatAny {
 				list = append(list, ruleset.Element{Set: ruleset.InInet(f.SNATAll), Key: key})
 			}
 			if ep.PortSNAT == SNATNone || ep.PortSNAT == snatAny {
-				list = append(list, ruleset.Element{Set: ruleset.InInet(f.SNATNone), Key: ruleset.Key(bridge, key)})
+				list = append(list, ruleset.Element{Set: ruleset.InInet(f.SNATNone), Key: ruleset.Key(link, key)})
 			}
 		}
 		if ep.PortSNAT != SNATNone && (i == 0 || pubs[i-1].pod.Addr() != pub.pod.Addr()) {
 			for _, caller := range append([]netip.Addr{pub.pod.Addr()}, ep.Callers...) {
 				if caller.Is4() == f.Is4() {
-					list = append(list, ruleset.Element{Set: ruleset.InInet(f.Selves), Key: ruleset.Key(bridge, caller.AsSlice(), pod)})
+					list = append(list, ruleset.Element{Set: ruleset.InInet(f.Selves), Key: ruleset.Key(link, caller.AsSlice(), pod)})
 				}
 			}
 		}

@@ -130,6 +130,32 @@ func (c *Conn) RemoveNetwork(ctx context.Context, name string) error {
 	})
 }
 
+// RemoveShare removes the rules of the Share of a bridge, with what endpoints have there: the pods are cut off from the
+// LAN. It is no error if there are none. Networks on the bridge are not Ready until Ensure is called with another Share
+// or without any.
+func (c *Conn) RemoveShare(ctx context.Context, bridge string) error {
+	if isNoLinkName(bridge) {
+		return invalid("%.40q cannot be the name of a bridge", bridge)
+	}
+
+	return c.retry(ctx, func() error {
+		generation, err := nftnl.SeenGeneration(c.tables.Conn)
+		if err != nil {
+			return err
+		}
+		inventories, _, err := c.inventories("")
+		if err != nil {
+			return err
+		}
+
+		t := c.tables.Begin(&generation)
+		for _, inv := range inventories {
+			inv.RemoveShare(t, bridge)
+		}
+		return explainBusy(t.Commit(c.tables.Conn))
+	})
+}
+
 // HasNetwork says whether RemoveNetwork would delete anything: what is this network's, or a table
 // in which nothing is any network's. It changes nothing.
 func (c *Conn) HasNetwork(ctx context.Context, name string) (bool, error) {

@@ -19,6 +19,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
+	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
@@ -80,12 +81,28 @@ var rulesets = []struct {
 		lanPod("00000000002", "veth2", otherMAC),
 		lanPod("00000000003", "veth3", "02:00:00:00:00:07", "fd00:22::7"),
 	}},
+	{name: "share", networks: []Network{{
+		Name: "podnet", Bridge: "br0", LAN: true, Groups: true, Share: &Share{NIC: "eth0", MAC: mustMAC("02:00:00:00:00:01"), Outer: 5, Port: "vethin"},
+	}}, eps: []Endpoint{
+		{Owner: "00000000001", Network: "podnet", Bridge: "br0", NIC: "eth0", MAC: mustMAC("02:00:00:00:00:07"), Addrs: nstest.Addrs("10.22.0.5")},
+		{Owner: "00000000002", Network: "podnet", Bridge: "br0", NIC: "eth0", MAC: mustMAC("02:00:00:00:00:08")},
+	}},
 	{name: "groups", networks: []Network{{Name: "podnet", Groups: true}}},
 	{name: "quiet", networks: []Network{{Name: "podnet", DropReports: true}, {Name: "other", DropReports: true}}},
 	{name: "dedup", networks: []Network{dedupNet(dedups()...), {Name: "other", Dedup: []Dedup{
 		{mustMAC("02:00:00:00:00:02"), nstest.Addr("10.23.0.5"), nstest.Prefix("10.23.3.4/19")},
 		{mustMAC("02:00:00:00:00:02"), nstest.Addr("fe80::1"), nstest.Prefix("fd00:23::7/61")},
 	}}}},
+}
+
+// newWithLinks returns a namespace with the links of the share: those of family netdev have to exist.
+func newWithLinks(t *testing.T) *netns.NS {
+	t.Helper()
+	ns := nstest.New(t)
+	nstest.Run(t, ns, "sh", "-ec", `ip link add eth0 index 2 type veth peer name wire index 20
+		ip link add br0 index 3 type bridge
+		ip link add vethout index 5 type veth peer name vethin index 6`)
+	return ns
 }
 
 const longName = "n.2345678901234567890123456789012345678901234567890123456789012345678901234567890123456789012345678901234567890"
@@ -95,7 +112,7 @@ func TestRulesetIsAsNFTPrintsIt(t *testing.T) {
 	for _, tc := range rulesets {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
-			ns := nstest.New(t)
+			ns := newWithLinks(t)
 			c := dialMark(t, ns, tc.mark)
 			for _, n := range tc.networks {
 				expect.That(t, mustEnsure(t, c, n).Changed, "Ensure says that nothing changed")
@@ -116,7 +133,7 @@ func TestRulesetIsWhatNFTWouldMake(t *testing.T) {
 	for _, tc := range rulesets {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
-			theirs, ours := nstest.New(t), nstest.New(t)
+			theirs, ours := newWithLinks(t), newWithLinks(t)
 			nft(t, theirs, "-f", filepath.Join("testdata", "rulesets", strings.ReplaceAll(tc.name, " ", "-")+".nft"))
 			onTheirs, onOurs := dialMark(t, theirs, tc.mark), dialMark(t, ours, tc.mark)
 			for _, n := range tc.networks {

@@ -33,6 +33,8 @@ type Share struct {
 	Bridge string
 	// Alias names the owner of the pair, in at most 200 bytes.
 	Alias string
+	// Group is the group of links of the port (nft.ShareGroup); 0 is the kernel's default.
+	Group uint32
 }
 
 // ErrUnfit is the cause of an error about a NIC that cannot be shared.
@@ -306,7 +308,7 @@ func (c *Conn) setPair(ctx context.Context, s Share, have *found) error {
 
 	b.Reset()
 	set(&b, have.bridge, link.Request{Flags: unix.IFF_NOARP, Change: unix.IFF_NOARP, IPv4: loose})
-	port := link.Request{MTU: &have.nic.MTU}
+	port := link.Request{MTU: &have.nic.MTU, Group: &s.Group}
 	if have.port.Master != have.bridge.Index {
 		port.Master = &have.bridge.Index
 	}

@@ -1,7 +1,10 @@
 package share_test
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
+	"net"
 	"net/netip"
 	"strings"
 	"testing"
@@ -12,6 +15,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/nft"
 )
 
 func TestMain(m *testing.M) { nstest.Main(m) }
@@ -22,6 +26,7 @@ type lab struct {
 	pods               []*netns.NS
 	links              *bridge.Conn
 	conn               *share.Conn
+	firewall           *nft.Conn
 	share              share.Share
 }
 
@@ -45,6 +50,8 @@ func newLab(t *testing.T) *lab {
 	t.Cleanup(func() { n.links.Close() })
 	must.Of(n.links.Ensure(t.Context(), bridge.Bridge{Name: "lan0", Alias: "test", NoIPv6: true})).Get(t)
 	n.conn = share.On(n.links.Socket())
+	n.firewall = must.Of(nft.Dial(&nft.Config{NetNS: n.host})).Get(t)
+	t.Cleanup(func() { n.firewall.Close() })
 	return n
 }
 
@@ -54,38 +61,26 @@ func (n *lab) address(t *testing.T, ns *netns.NS, host int) {
 	nstest.Run(t, ns, "ip", "addr", "add", fmt.Sprintf("fd50::%d/64", host), "dev", "eth0", "nodad")
 }
 
-// connect adds the pods and the rules at the NIC's hooks, which are another package's.
+// connect adds the pods and the rules at the NIC's hooks.
 func (n *lab) connect(t *testing.T) {
 	t.Helper()
-	var macs []string
-	for i, ns := range n.pods {
-		_, err := n.links.Attach(t.Context(), ns, bridge.Port{Bridge: "lan0", Name: fmt.Sprint("pod", i), Peer: "eth0"})
-		must.Succeed(t, err)
-		n.address(t, ns, 101+i)
-		macs = append(macs, nstest.MAC(t, ns, "eth0"))
-	}
 	outer, port := share.Pair("lan0")
-	rules := strings.NewReplacer("OUTER", outer, "PORT", port, "MACS", strings.Join(macs, ", ")).Replace(`
-table netdev test {
-	set pods { type ether_addr; elements = { MACS }; }
-	chain in { type filter hook ingress device eth0 priority 0;
-		ether saddr @pods accept
-		ether daddr @pods fwd to OUTER
-		meta pkttype { broadcast, multicast } dup to OUTER
+	pair := must.Of(n.links.Link(t.Context(), outer)).Get(t)
+	nic := must.Of(n.links.Link(t.Context(), "eth0")).Get(t)
+	must.Of(n.firewall.Ensure(t.Context(), nft.Network{
+		Name: "home", Bridge: "lan0", Share: &nft.Share{NIC: "eth0", MAC: nic.MAC, Outer: pair.Index, Port: port},
+	})).Get(t)
+	for i, ns := range n.pods {
+		pod := fmt.Sprint("pod", i)
+		if _, err := n.links.Attach(t.Context(), ns, bridge.Port{Bridge: "lan0", Name: pod, Peer: "eth0"}); !errors.Is(err, fs.ErrExist) {
+			must.Succeed(t, err)
+			n.address(t, ns, 101+i)
+		}
+		mac := must.Of(net.ParseMAC(nstest.MAC(t, ns, "eth0"))).Get(t)
+		must.Succeed(t, n.firewall.Replace(t.Context(), nft.Endpoint{
+			Owner: nft.OwnerOf("home", pod, "eth0"), Network: "home", Bridge: "lan0", NIC: "eth0", MAC: mac,
+		}))
 	}
-	chain out { type filter hook egress device eth0 priority 0;
-		ether saddr @pods accept
-		ether daddr @pods fwd to OUTER
-		ether daddr & 01:00:00:00:00:00 == 01:00:00:00:00:00 dup to OUTER
-	}
-	chain guard { type filter hook egress device PORT priority 0;
-		ether saddr != @pods ether daddr & 01:00:00:00:00:00 == 01:00:00:00:00:00 drop
-	}
-	chain mute { type filter hook ingress device lan0 priority 0;
-		meta pkttype { broadcast, multicast } drop
-	}
-}`)
-	nstest.Run(t, n.host, "nft", rules)
 }
 
 // reach fails for each pair of neighbours of which one does not get the other's answers.
@@ -115,11 +110,12 @@ func TestHostLaptopAndPodsAreNeighbours(t *testing.T) {
 
 	after := nstest.Run(t, n.host, "ip", "addr", "show", "dev", "eth0")
 	expect.Equal(t, strings.Replace(after, ",PROMISC", "", 1), before, "the NIC of the host")
-	expect.Equal(t, nstest.Run(t, n.host, "ip", "addr", "show", "dev", "lan0", "scope", "global"), "", "addresses of the bridge")
+	expect.Equal(t, nstest.Run(t, n.host, "ip", "-o", "addr", "show", "dev", "lan0", "scope", "global"), "", "addresses of the bridge")
 
 	must.Succeed(t, n.conn.Remove(t.Context(), n.share))
 	must.Succeed(t, n.conn.Remove(t.Context(), n.share))
-	nstest.Run(t, n.host, "nft", "delete table netdev test")
+	must.Succeed(t, n.firewall.RemoveShare(t.Context(), "lan0"))
+	expect.Equal(t, nstest.Run(t, n.host, "nft", "list tables netdev"), "", "tables of family netdev after RemoveShare")
 	expect.Equal(t, nstest.Run(t, n.host, "ip", "addr", "show", "dev", "eth0"), before, "the NIC of the host after Remove")
 	expect.Success(t, nstest.Ping(t, n.laptop, netip.MustParseAddr("192.168.50.2")), "from the laptop to the host")
 }

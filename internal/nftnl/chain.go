@@ -46,6 +46,8 @@ func FamilyName(family uint8) string {
 		return "inet"
 	case unix.NFPROTO_BRIDGE:
 		return "bridge"
+	case unix.NFPROTO_NETDEV:
+		return "netdev"
 	case unix.NFPROTO_IPV4:
 		return "ip"
 	case unix.NFPROTO_IPV6:
@@ -69,6 +71,7 @@ type Chain struct {
 	Table, Name string
 	Kind        string
 	Hook        uint32
+	Device      string // of family netdev: the name of the link whose hook it is, if that exists
 	Priority    int32
 	Policy      uint32
 	Uses        uint32 // how many rules it has, and jumps there are to it
@@ -80,12 +83,13 @@ const ChainUserdata = 12
 
 // DecodeChain reads one.
 func DecodeChain(b []byte) Chain {
-	text := func(typ uint16) string { return Text(Find(b, typ)) }
+	text := func(path ...uint16) string { return Text(Find(b, path...)) }
 	number := func(path ...uint16) uint32 { return Number(Find(b, path...)) }
 	comment, _ := CommentOf(Find(b, ChainUserdata))
 	return Chain{
 		Table: text(unix.NFTA_CHAIN_TABLE), Name: text(unix.NFTA_CHAIN_NAME), Kind: text(unix.NFTA_CHAIN_TYPE),
 		Hook:     number(unix.NFTA_CHAIN_HOOK, unix.NFTA_HOOK_HOOKNUM),
+		Device:   text(unix.NFTA_CHAIN_HOOK, unix.NFTA_HOOK_DEV),
 		Priority: int32(number(unix.NFTA_CHAIN_HOOK, unix.NFTA_HOOK_PRIORITY)),
 		Policy:   number(unix.NFTA_CHAIN_POLICY), Uses: number(unix.NFTA_CHAIN_USE), Comment: comment,
 	}

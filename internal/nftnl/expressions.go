@@ -1,6 +1,8 @@
 package nftnl
 
 import (
+	"encoding/binary"
+
 	"github.com/google/nftables/expr"
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -24,13 +26,43 @@ func (x *Expressions) Add(e expr.Any) { *x = append(*x, e) }
 func Marshal(family uint8, steps []expr.Any) ([]byte, error) {
 	list := make([]netlink.Attribute, len(steps))
 	for i, step := range steps {
-		b, err := expr.Marshal(family, step)
+		b, err := marshalStep(family, step)
 		if err != nil {
 			return nil, err
 		}
 		list[i] = Bytes(netlink.Nested|unix.NFTA_LIST_ELEM, b)
 	}
 	return marshal(list)
+}
+
+// ToLink sends a frame, or a copy of it, out by the link whose index is in a register, in family netdev. Package expr has
+// no fwd, and its Dup is for packets of IP.
+type ToLink struct {
+	expr.Any
+	Name      string // "fwd" or "dup"
+	Attribute uint16 // NFTA_FWD_SREG_DEV or NFTA_DUP_SREG_DEV
+	Register  Register
+}
+
+func marshalStep(family uint8, step expr.Any) ([]byte, error) {
+	to, ok := step.(*ToLink)
+	if !ok {
+		return expr.Marshal(family, step)
+	}
+	return marshal([]netlink.Attribute{
+		String(unix.NFTA_EXPR_NAME, to.Name), Nest(unix.NFTA_EXPR_DATA, Uint32(to.Attribute, uint32(to.Register))),
+	})
+}
+
+// Forward sends the frame out by a link.
+func (x *Expressions) Forward(link int) { x.toLink(link, "fwd", 1) }
+
+// Duplicate sends a copy of the frame out by a link.
+func (x *Expressions) Duplicate(link int) { x.toLink(link, "dup", 2) }
+
+func (x *Expressions) toLink(link int, name string, attribute uint16) {
+	x.Add(&expr.Immediate{Register: uint32(First), Data: binary.NativeEndian.AppendUint32(nil, uint32(link))})
+	x.Add(&ToLink{Name: name, Attribute: attribute, Register: First})
 }
 
 // Register is where steps put what they load, 16 bytes each.

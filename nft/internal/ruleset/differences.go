@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strconv"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
@@ -136,7 +138,7 @@ func ruleDifferences(object string, rules []Rule, comments []string) []tombolo.D
 }
 
 func (ch *Chain) describe() string {
-	return describeHook(nftnl.Chain{Kind: ch.Kind, Hook: ch.Hook, Priority: ch.Priority})
+	return describeHook(nftnl.Chain{Kind: ch.Kind, Hook: ch.Hook, Device: ch.Device, Priority: ch.Priority})
 }
 
 func describeHook(ch nftnl.Chain) string {
@@ -147,6 +149,9 @@ func describeHook(ch nftnl.Chain) string {
 	}
 	if ch.Kind == "" {
 		return "none"
+	}
+	if ch.Device != "" {
+		hook = [...]string{"ingress", "egress"}[ch.Hook&unix.NF_NETDEV_EGRESS] + " device " + ch.Device
 	}
 	return fmt.Sprintf("type %s hook %s priority %d", ch.Kind, hook, ch.Priority)
 }

@@ -76,6 +76,9 @@ func setAt(at Place) (Set, bool) {
 	if IsMasqueradeSet(at.Name) && at.Family == unix.NFPROTO_INET {
 		return masqueradeSet(at.Name), true
 	}
+	if at.Family == unix.NFPROTO_NETDEV && strings.HasPrefix(at.Name, sharePodsPrefix) {
+		return shareSet(at.Name), true
+	}
 	// The first ones are asked for most often where they are not there, and an error has a text: by Ready, and for
 	// thousands of host ports that are put back.
 	for _, sets := range []func() []Set{BridgeSets, portSets, guardSets, podSets, portSNATSets} {

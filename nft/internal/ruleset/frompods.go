@@ -67,6 +67,10 @@ func (list *rules) addFromPods() {
 		x.isICMPv6(listenerQuery, listenerQuery)
 		x.Drop()
 	})
+	list.add("of the LAN", func(x expressions) {
+		x.isMeta(unix.NFT_META_IIFGROUP, group(ShareGroup))
+		x.Leave()
+	})
 	list.add("no tag", func(x expressions) {
 		x.Payload(expr.PayloadBaseLLHeader, etherType, 2, nftnl.First)
 		x.Compare(expr.CmpOpNeq, Number16(unix.ETH_P_8021Q))

@@ -22,6 +22,9 @@ type Place struct {
 // InInet is the place of a name in the table of family inet.
 func InInet(name string) Place { return Place{unix.NFPROTO_INET, name} }
 
+// InNetdev is that in the table of family netdev.
+func InNetdev(name string) Place { return Place{unix.NFPROTO_NETDEV, name} }
+
 // InBridge is that in the table of family bridge.
 func InBridge(name string) Place { return Place{unix.NFPROTO_BRIDGE, name} }
 
@@ -118,10 +121,15 @@ func (t *Transaction) delSet(p Place) {
 // newChain makes a base chain, for so many rules. Its userdata can only be given
 // here: the kernel passes over them when a chain is changed.
 func (t *Transaction) newChain(ch *Chain, rules int) {
+	hook := []netlink.Attribute{
+		nftnl.Uint32(unix.NFTA_HOOK_HOOKNUM, ch.Hook), nftnl.Uint32(unix.NFTA_HOOK_PRIORITY, uint32(ch.Priority)),
+	}
+	if ch.Device != "" {
+		hook = append(hook, nftnl.String(unix.NFTA_HOOK_DEV, ch.Device))
+	}
 	t.Add("add", t.table.Label("chain", ch.Place), ch.Family, unix.NFT_MSG_NEWCHAIN, netlink.Create|netlink.Excl,
 		nftnl.String(unix.NFTA_CHAIN_TABLE, string(t.table)), nftnl.String(unix.NFTA_CHAIN_NAME, ch.Name),
-		nftnl.Nest(unix.NFTA_CHAIN_HOOK,
-			nftnl.Uint32(unix.NFTA_HOOK_HOOKNUM, ch.Hook), nftnl.Uint32(unix.NFTA_HOOK_PRIORITY, uint32(ch.Priority))),
+		nftnl.Nest(unix.NFTA_CHAIN_HOOK, hook...),
 		nftnl.Uint32(unix.NFTA_CHAIN_POLICY, PolicyAccept), nftnl.String(unix.NFTA_CHAIN_TYPE, ch.Kind),
 		nftnl.Bytes(nftnl.ChainUserdata, nftnl.Comment(ch.Comment(rules))))
 }

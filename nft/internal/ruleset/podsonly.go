@@ -34,7 +34,7 @@ func podsOnly(closed []Closed, mark uint32) Chain {
 		settings = append(settings, c.family().name)
 	}
 	return Chain{
-		Place: InInet(podsOnlyChain), Kind: "filter", Hook: unix.NF_INET_FORWARD, Priority: priorityBeforeFilter + 1,
+		Place: InInet(podsOnlyChain), Kind: "filter", Hook: unix.NF_INET_FORWARD, Priority: priorityBeforeFilter + 2,
 		settings: strings.Join(settings, ", "), write: func(list *rules) { list.addPodsOnly(closed, mark) },
 	}
 }

@@ -94,7 +94,8 @@ func (s Set) state() setState {
 type Chain struct {
 	Place
 	Kind     string // "filter" or "nat"
-	Hook     uint32 // unix.NF_INET_*
+	Hook     uint32 // unix.NF_INET_*, or unix.NF_NETDEV_*
+	Device   string // of family netdev: the link
 	Priority int32
 	settings string       // what its rules depend on, in short
 	write    func(*rules) // makes them
@@ -198,6 +199,7 @@ func New(n *Network, table TableName, mark uint32) *Ruleset {
 	rs.addGuard(n)
 	rs.addDedup(n)
 	rs.addReports(n)
+	rs.addShare(n, mark)
 	return rs
 }
 
@@ -212,6 +214,9 @@ func (rs *Ruleset) Sets() []Set {
 	}
 	if rs.of.Guard {
 		list = append(list, guardSets()...)
+	}
+	if rs.of.Share != nil {
+		list = append(list, shareSet(ShareSet(rs.of.Bridge)))
 	}
 	return list
 }
@@ -413,6 +418,7 @@ type Network struct {
 	Guard, Groups, DropReports bool
 	PortSNAT                   bool
 	Dedup                      []Dedup
+	Share                      *Share
 }
 
 // Dedup is a subnet whose pods would get packets twice.

@@ -32,12 +32,13 @@ func dedups() []Dedup {
 // A chain whose rules changed without its comment would be taken for right.
 func TestRulesVersionIsRaisedWithTheRules(t *testing.T) {
 	t.Parallel()
-	known := map[int]uint32{1: 0x7d223507}
+	known := map[int]uint32{1: 0x9b712294}
 	sum := fnv.New32a()
 	for _, n := range []*Network{
 		podnet(),
 		{Key: "x", Masquerade: true, Exempt: nstest.Prefixes("10.0.0.0/9", "fd00::/61", "::/0"), PortSNAT: true},
 		{Key: "guard", Guard: true, Dedup: dedups(), DropReports: true},
+		{Key: "share", Bridge: "br0", Share: &Share{NIC: "eth0", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, Outer: 5, Port: "vethin"}},
 	} {
 		rs := New(n, nftnl.DefaultTable, nftnl.DefaultMark)
 		for _, ch := range rs.Chains {

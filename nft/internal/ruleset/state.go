@@ -114,7 +114,7 @@ func (ch *Chain) matches(have nftnl.Chain) bool {
 }
 
 func (ch *Chain) sameHook(have nftnl.Chain) bool {
-	return have.Kind == ch.Kind && have.Hook == ch.Hook && have.Priority == ch.Priority
+	return have.Kind == ch.Kind && have.Hook == ch.Hook && have.Device == ch.Device && have.Priority == ch.Priority
 }
 
 // hasRules says that a chain's rules are those that it should have.

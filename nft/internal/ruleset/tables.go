@@ -21,7 +21,9 @@ type Tables struct {
 }
 
 // OurFamilies are those of the tables that we may have.
-func OurFamilies() [2]uint8 { return [...]uint8{unix.NFPROTO_INET, unix.NFPROTO_BRIDGE} }
+func OurFamilies() [3]uint8 {
+	return [...]uint8{unix.NFPROTO_INET, unix.NFPROTO_BRIDGE, unix.NFPROTO_NETDEV}
+}
 
 // setNames lists the sets of our table of a family, of which there may be none.
 func (t Tables) setNames(family uint8) ([]Place, error) {

@@ -1,0 +1,266 @@
+package ruleset
+
+import (
+	"fmt"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
+)
+
+// Share is how a bridge is connected to a LAN by a NIC that stays the host's. Its fields are those of nft's Share.
+//
+// Chains at the NIC's hooks send frames for pods into a veth pair that leads to the bridge, and copies of multicast
+// frames. The other direction is a program at the pair (package bridge/share), which has frames for the host come in by
+// the NIC. So what the host routes for pods comes in and goes out by the NIC, and the chains of family inet tell it from
+// others' packets by the pods' addresses.
+type Share struct {
+	NIC   string
+	MAC   net.HardwareAddr
+	Outer int
+	Port  string
+}
+
+// ShareGroup is the group of links of the port that leads from a bridge to the LAN.
+const ShareGroup = PodGroup - 2
+
+// The names of the chains and of the set end in the bridge's name. Networks on one bridge share them.
+const (
+	sharePrefix       = "share-"
+	sharePodsPrefix   = sharePrefix + "pods-"
+	shareInPrefix     = sharePrefix + "in-"
+	shareOutPrefix    = sharePrefix + "out-"
+	shareGuardPrefix  = sharePrefix + "guard-"
+	shareMutePrefix   = sharePrefix + "mute-"
+	shareTrackPrefix  = sharePrefix + "track-"
+	shareClosedPrefix = sharePrefix + "closed-"
+	shareAnswerPrefix = sharePrefix + "answers-"
+	shareUnmarkPrefix = sharePrefix + "unmark-"
+)
+
+// ShareSet is the name of the set of the MACs of a bridge's pods, in the table of family netdev.
+func ShareSet(bridge string) string { return sharePodsPrefix + bridge }
+
+func shareSet(name string) Set {
+	return Set{Place: InNetdev(name), KeyType: nftnl.TypeEther, KeyLen: EtherLen}
+}
+
+// ofShare reports whether a chain or a set is there for the share of a bridge.
+func ofShare(at Place, bridge string) bool {
+	rest, ok := strings.CutPrefix(at.Name, sharePrefix)
+	_, of, _ := strings.Cut(rest, "-")
+	return ok && of == bridge
+}
+
+// addShare adds the chains of the network's share.
+func (rs *Ruleset) addShare(n *Network, mark uint32) {
+	if n.Share == nil {
+		return
+	}
+	s := &share{*n.Share, n.Bridge, mark}
+	rs.needTable(unix.NFPROTO_NETDEV)
+
+	pair := "pair " + strconv.Itoa(s.Outer)
+	at := func(prefix, device string, hook uint32, settings string, write func(*rules)) {
+		rs.Chains = append(rs.Chains, Chain{
+			Place: InNetdev(prefix + n.Bridge), Kind: "filter", Hook: hook, Device: device, settings: settings, write: write,
+		})
+	}
+	at(shareInPrefix, s.NIC, unix.NF_NETDEV_INGRESS, pair, s.addIn)
+	at(shareOutPrefix, s.NIC, unix.NF_NETDEV_EGRESS, pair, s.addOut)
+	at(shareGuardPrefix, s.Port, unix.NF_NETDEV_EGRESS, sharedSettings, s.addGuard)
+	at(shareMutePrefix, n.Bridge, unix.NF_NETDEV_INGRESS, sharedSettings, s.addMute)
+
+	inet := func(prefix, kind string, hook uint32, priority int32, settings string, write func(*rules)) {
+		rs.Chains = append(rs.Chains, Chain{
+			Place: InInet(prefix + n.Bridge), Kind: kind, Hook: hook, Priority: priority, settings: settings, write: write,
+		})
+	}
+	host := fmt.Sprintf("%s at %s", s.MAC, s.NIC)
+	inet(shareTrackPrefix, "filter", unix.NF_INET_PRE_ROUTING, priorityRaw, host, s.addTrack)
+	inet(shareClosedPrefix, "filter", unix.NF_INET_FORWARD, priorityBeforeFilter+1, s.NIC+", "+markSettings(mark), s.addClosed)
+	inet(shareUnmarkPrefix, "filter", unix.NF_INET_POST_ROUTING, priorityLast, s.NIC+", "+markSettings(mark), s.addUnmark)
+	if n.NFCall {
+		rs.gone = append(rs.gone, InInet(shareAnswerPrefix+n.Bridge))
+		return
+	}
+	inet(shareAnswerPrefix, "nat", unix.NF_INET_POST_ROUTING, priorityBeforeSourceNAT, s.NIC, s.addAnswers)
+}
+
+// share writes the rules of a Share.
+type share struct {
+	Share
+	bridge string
+	mark   uint32
+}
+
+// addIn appends the rules for what the NIC receives: from the wire, and from pods by the program at the pair.
+func (s *share) addIn(list *rules) {
+	list.addTagged()
+	list.add("what pods send", func(x expressions) { s.isMAC(x, etherSource); x.Leave() })
+	list.add("for a pod", func(x expressions) { s.isMAC(x, etherTarget); x.Forward(s.Outer) })
+	list.add("for all", func(x expressions) { x.isEthernet(); x.isMulticast(); x.Duplicate(s.Outer) })
+}
+
+// addOut appends the rules for what the NIC sends: for the host, and for pods by the program at the pair.
+func (s *share) addOut(list *rules) {
+	list.addTagged()
+	list.add("what pods send", func(x expressions) { s.isMAC(x, etherSource); x.Leave() })
+	for _, redirect := range []struct {
+		family        string
+		typ           uint16
+		protocol, ofL byte
+	}{
+		{"IPv4", unix.ETH_P_IP, unix.IPPROTO_ICMP, icmpRedirect},
+		{"IPv6", unix.ETH_P_IPV6, unix.IPPROTO_ICMPV6, redirectMessage},
+	} {
+		list.add("the host's redirects to pods that have it for their router, "+redirect.family, func(x expressions) {
+			s.isMAC(x, etherTarget)
+			x.isEtherType(redirect.typ)
+			x.isL4(redirect.protocol)
+			x.firstByte(redirect.ofL, redirect.ofL)
+			x.Drop()
+		})
+	}
+	list.add("for a pod", func(x expressions) { s.isMAC(x, etherTarget); x.Forward(s.Outer) })
+	list.add("for all", func(x expressions) { x.isEthernet(); x.isMulticast(); x.Duplicate(s.Outer) })
+}
+
+// addTagged leaves frames with a VLAN tag to the host. A tag of VLAN 0 says nothing but a priority.
+func (list *rules) addTagged() {
+	for _, tag := range []struct {
+		comment string
+		typ     uint16
+	}{{"of a VLAN", unix.ETH_P_8021Q}, {"of a VLAN, by an outer tag", unix.ETH_P_8021AD}} {
+		list.add(tag.comment, func(x expressions) {
+			x.isEthernet()
+			x.isEtherType(tag.typ)
+			x.Payload(expr.PayloadBaseLLHeader, vlanTag, 2, nftnl.First)
+			x.hasAny(0x0fff)
+			x.Leave()
+		})
+	}
+}
+
+// addGuard appends a rule for what leaves the bridge by the pair. The chains at the NIC do not know such a MAC, and would
+// send a copy of its frames back.
+func (s *share) addGuard(list *rules) {
+	list.add("multicast of MACs that are no pod's", func(x expressions) {
+		x.isEthernet()
+		x.Payload(expr.PayloadBaseLLHeader, etherSource, EtherLen, nftnl.First)
+		x.LookupNone(ShareSet(s.bridge))
+		x.isMulticast()
+		x.Drop()
+	})
+}
+
+// addMute appends a rule for what the bridge hands to the host, which hears the same by the NIC.
+func (s *share) addMute(list *rules) {
+	list.add("what the host hears by "+s.NIC, func(x expressions) { x.isEthernet(); x.isMulticast(); x.Drop() })
+}
+
+// addTrack has frames between host and pods tracked once: at the NIC, and not by br_netfilter as well.
+func (s *share) addTrack(list *rules) {
+	for _, way := range []struct {
+		comment string
+		offset  uint32
+	}{{"the host sends", etherSource}, {"pods send to the host", etherTarget}} {
+		list.add("tracked at "+s.NIC+": what "+way.comment, func(x expressions) {
+			x.isMeta(expr.MetaKeyIIFNAME, nftnl.LinkKey(s.bridge, nil, 0))
+			x.isEthernet()
+			x.isAt(expr.PayloadBaseLLHeader, way.offset, s.MAC)
+			x.Add(&expr.Notrack{})
+		})
+	}
+}
+
+// addClosed comes behind the chain forward, and keeps closed what other programs closed, as that does for our bridges.
+func (s *share) addClosed(list *rules) {
+	for _, kind := range [...]string{"bridge", "veth"} {
+		list.addFamilies("except what opens a connection to a "+kind+" of others", func(x expressions, f Family) {
+			s.isPod(x, f, expr.MetaKeyIIFNAME, f.src)
+			x.isNoReply()
+			x.isMeta(metaIIFKind+1, nftnl.LinkKey(kind, nil, 0))
+			x.Meta(expr.MetaKeyOIFNAME, nftnl.First)
+			x.Compare(expr.CmpOpNeq, nftnl.LinkKey(s.NIC, nil, 0))
+			for _, set := range [...]string{OursSet, UplinksSet} {
+				x.linkNotIn(expr.MetaKeyOIFNAME, set)
+			}
+			x.clearMark(s.mark)
+		})
+	}
+}
+
+// addUnmark clears the bit in what the host routes for pods.
+func (s *share) addUnmark(list *rules) {
+	list.addFamilies("what pods send", func(x expressions, f Family) {
+		s.isPod(x, f, expr.MetaKeyIIFNAME, f.src)
+		x.clearMark(s.mark)
+	})
+	list.addFamilies("what pods receive", func(x expressions, f Family) {
+		s.isPod(x, f, expr.MetaKeyOIFNAME, f.dst)
+		x.clearMark(s.mark)
+	})
+}
+
+// addAnswers changes the source of packets whose answers would not come back by the host: the LAN, on which the bridge
+// is, has a shorter way.
+func (s *share) addAnswers(list *rules) {
+	list.addFamilies("a pod answers past the host", func(x expressions, f Family) {
+		x.isRedirected()
+		s.isPod(x, f, expr.MetaKeyOIFNAME, f.dst)
+		x.masquerade()
+	})
+	list.addFamilies("a pod is answered past the host", func(x expressions, f Family) {
+		x.isRedirected()
+		s.isPod(x, f, expr.MetaKeyOIFNAME, f.src)
+		x.masquerade()
+	})
+}
+
+// isMAC adds a match for frames that are from or to a pod.
+func (s *share) isMAC(x expressions, offset uint32) {
+	x.isEthernet()
+	x.Payload(expr.PayloadBaseLLHeader, offset, EtherLen, nftnl.First)
+	x.Lookup(ShareSet(s.bridge))
+}
+
+// isPod adds a match for packets of a pod that come in or go out by the NIC.
+func (s *share) isPod(x expressions, f Family, link expr.MetaKey, offset uint32) {
+	x.isMeta(link, nftnl.LinkKey(s.NIC, nil, 0))
+	x.is(f)
+	x.port(link, expr.PayloadBaseNetworkHeader, offset, f.AddrLen)
+	x.Lookup(f.pods)
+}
+
+// isMulticast adds a match for frames to a group, or to all.
+func (x expressions) isMulticast() {
+	group := []byte{1, 0, 0, 0, 0, 0}
+	x.Payload(expr.PayloadBaseLLHeader, etherTarget, EtherLen, nftnl.First)
+	x.Mask(group, nil)
+	x.Compare(expr.CmpOpEq, group)
+}
+
+// RemoveShare deletes what the share of a bridge has in the table, and the table of family netdev if that was all.
+func (inv *Inventory) RemoveShare(t *Transaction, bridge string) {
+	others := func(at Place) bool { return !ofShare(at, bridge) }
+	if inv.family == unix.NFPROTO_NETDEV && inv.Table && !slices.ContainsFunc(slices.Concat(inv.chains, inv.sets), others) {
+		t.delTable(inv.family)
+		return
+	}
+	for _, at := range inv.chains {
+		if ofShare(at, bridge) {
+			t.delChain(at)
+		}
+	}
+	for _, at := range inv.sets {
+		if ofShare(at, bridge) {
+			t.delSet(at)
+		}
+	}
+}

@@ -43,7 +43,7 @@ func handmades() []handmade {
 		{
 			what: "programs of socket filters", by: "golang.org/x/net/bpf",
 			uses: regexp.MustCompile(`^unix\.(SockFilter|BPF_(LD|ALU|JMP|RET))$`),
-			may:  []string{"internal/nl/socket.go"},
+			may:  []string{"internal/nl/socket.go", "bridge/share/program.go"},
 		},
 		{
 			what: "checksums", by: "the kernel, or golang.org/x/net/icmp",

@@ -1,6 +1,7 @@
 package network
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/netip"
@@ -127,7 +128,7 @@ func (a *adding) recordLease(context.Context) error {
 	}
 	rec := &lease.Record{
 		State: lease.Adding, Network: a.nw.Name, ContainerID: a.pod.ContainerID, IfName: a.pod.IfName, Pod: a.pod.Name,
-		NetNS: a.pod.Path, NetNSCookie: cookie, Boot: boot, HostIf: a.base.HostIf, Bridge: a.nw.Bridge, GatewayLink: a.base.VLANLink(),
+		NetNS: a.pod.Path, NetNSCookie: cookie, Boot: boot, HostIf: a.base.HostIf, Bridge: a.nw.Bridge, GatewayLink: cmp.Or(a.plan.rec.NIC, a.base.VLANLink()),
 		Client:  l.client,
 		Policy:  lease.Policy{NoDefault: a.nw.NoDefaultRoute, Routes: l.asked.Routes, Priority: l.asked.Priority, IPv6: a.nw.SLAAC},
 		Created: time.Now().UTC(),
@@ -164,7 +165,7 @@ func (a *adding) acquire(ctx context.Context) error {
 	sockets := &transport.Config{NetNS: a.pod.NetNS, Link: link.PeerIndex, MAC: link.PeerMAC, ARP: rec.Client.DetectConflicts}
 	cfg := rec.Client.Asking(rec.Lease)
 	cfg.Timeout = l.asked.Client.Timeout
-	cfg.Refuse = a.refuse(ctx, a.built.bridge.Index, rec.Lease)
+	cfg.Refuse = a.refuse(ctx, a.built.at.Index, rec.Lease)
 	// The address that a DHCP server gives goes into the host's firewall, and a process with all rights in the
 	// pod's namespace could forge the answer: so answers are heard at the port.
 	outside := &transport.Config{Link: link.Index, MAC: link.PeerMAC, ARP: sockets.ARP}
@@ -211,7 +212,7 @@ func (a *adding) acquire(ctx context.Context) error {
 
 // refuse is asked about each lease that a server offers or grants; had is the one that the pod had, nil
 // if none.
-func (a *adding) refuse(ctx context.Context, bridgeIndex int, had *dhcpc.Lease) func(l, _ *dhcpc.Lease) error {
+func (a *adding) refuse(ctx context.Context, link int, had *dhcpc.Lease) func(l, _ *dhcpc.Lease) error {
 	var before netip.Addr
 	if had != nil {
 		before = had.Address.Addr()
@@ -221,10 +222,10 @@ func (a *adding) refuse(ctx context.Context, bridgeIndex int, had *dhcpc.Lease) 
 		if err := lease.Impossible(offer); err != nil {
 			return err
 		}
-		if err := lease.Taken(ctx, a.s.Links.Routes(), bridgeIndex, own, before); err != nil {
+		if err := lease.Taken(ctx, a.s.Links.Routes(), link, own, before); err != nil {
 			return err
 		}
-		return a.refuseAddress(ctx, a.nw.GatewayLink(), own)
+		return a.refuseAddress(ctx, cmp.Or(a.built.sharedNIC(), a.nw.GatewayLink()), own)
 	}
 }
 

@@ -135,7 +135,9 @@ func (a *adding) refuseListeners(ctx context.Context) error {
 
 // ready sees to it that the network is there as it was derived.
 func (a *adding) ready(ctx context.Context) (err error) {
-	a.built, err = ready(ctx, a.s, a.plan.want)
+	if a.built, err = ready(ctx, a.s, a.plan.want); err == nil {
+		a.plan.rec.NIC = a.built.sharedNIC()
+	}
 	return err
 }
 
@@ -179,7 +181,7 @@ func (a *adding) publishWithheld(ctx context.Context) error {
 func (a *adding) made() *Attachment {
 	at := attachmentOf(&a.plan.rec)
 	at.BridgeMAC, at.BridgeMTU = a.built.bridge.MAC, a.built.rec.MTU
-	if l := a.built.at; l.Index != a.built.bridge.Index {
+	if l := a.built.at; a.built.share == nil && l.Index != a.built.bridge.Index {
 		at.HostVLAN, at.HostVLANMAC = l.Name, l.MAC
 	}
 	at.PortMAC, at.MAC = a.link.MAC, a.link.PeerMAC

@@ -14,8 +14,8 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// endpointPart is a pod's elements in the sets of our table: its guard, its host ports, that it is masqueraded. The guard
-// is there before the port is made, and goes after it: a process may wait in the pod's namespace for its interface, bring
+// endpointPart is a pod's elements in the sets of our table: its guard, its host ports, that it is masqueraded, and that
+// frames from the LAN are led to it. The guard is there before the port is made, and goes after it: a process may wait in the pod's namespace for its interface, bring
 // it up before any other does, and send until it is gone.
 type endpointPart struct{}
 
@@ -52,10 +52,11 @@ func (e *entry) endpoint(rec *state.Attachment) nft.Endpoint {
 	return endpoint.Of(rec)
 }
 
-// holdBefore enters what holds the pod to its MAC and its addresses, before its port is there.
+// holdBefore enters what holds the pod to its MAC and its addresses, and what leads frames from the LAN to it, before
+// its port is there.
 // A pod that gets its addresses later has its host ports then, too.
 func (e *entry) holdBefore(ctx context.Context, rec *state.Attachment, want *want) error {
-	if rec.Guard == "" {
+	if rec.Guard == "" && rec.NIC == "" {
 		return nil
 	}
 	var ep nft.Endpoint

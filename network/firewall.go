@@ -52,6 +52,9 @@ func (n *site) lookAtRules(what string, ready func() (bool, error), check func()
 }
 
 func (firewallPart) make(ctx context.Context, n *site) (bool, error) {
+	if err := n.findAt(ctx); err != nil { // earlier parts may have made it
+		return false, err
+	}
 	return n.s.Firewall.Prepare(ctx, n.rules())
 }
 
@@ -111,6 +114,7 @@ func (n *site) rules() nft.Network {
 	if rec.VLAN.ID != 0 {
 		nw.VLANOf = rec.Bridge
 	}
+	nw.Share = n.share
 	if !l.Promiscuous || l.Bridge == nil { // another link may have the name
 		return nw
 	}

@@ -53,8 +53,12 @@ func (loopbackPart) look(ctx context.Context, n *site) error {
 	return err
 }
 
-// usesLoopback says whether a pod has ports that are reached from 127.0.0.1.
+// usesLoopback reports whether a pod has ports that are reached from 127.0.0.1. For those of a LAN by a shared NIC, the NIC
+// would need route_localnet, and it is the host's.
 func (n *site) usesLoopback() bool {
+	if n.share != nil {
+		return false
+	}
 	return n.want != nil && n.want.Loopback || slices.ContainsFunc(n.attachments, func(a *state.Attachment) bool {
 		return endpoint.PublishesIPv4(a) && a.GatewayLink() == n.rec.GatewayLink()
 	})

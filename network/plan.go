@@ -57,8 +57,8 @@ func (a *adding) derive(context.Context) error {
 	switch {
 	case a.link != nil:
 		mac = a.link.PeerMAC
-	case mac == nil && nw.Guard != "":
-		mac = ident.RandomMAC() // the guard has to know it before the kernel does
+	case mac == nil && (nw.Guard != "" || nw.Uplink.NIC != ""):
+		mac = ident.RandomMAC() // the rules have to know it before the kernel does
 	}
 	rec.MAC = state.MAC(mac)
 	p.port = portOf(rec)

@@ -39,9 +39,10 @@ type site struct {
 	want        *want // of the Add that it is for, else nil
 	usual       bool  // only what an Add would notice is looked for
 
-	// bridge is there if its Index is not 0. at is the link that has the gateways: the bridge, or the host's in the
-	// network's VLAN.
+	// bridge is there if its Index is not 0. at is the link by which the host routes for pods: the bridge, the host's in
+	// the network's VLAN, or the NIC that the bridge shares.
 	bridge, at *bridge.Link
+	share      *nft.Share // what connects the bridge to a LAN without being its port; nil: nothing
 	found      findings
 	closed     []nft.Closed // the families that the host forwards for pods only; nil: not looked for yet
 	// almost says that only the way from 127.0.0.1 to the pod's ports is missing, or that the record's pools
@@ -64,7 +65,10 @@ func (n *site) findAt(ctx context.Context) (err error) {
 	if host, ok := hostVLAN(n.rec, n.bridge); ok {
 		n.at, err = n.s.link(ctx, host.Name)
 	}
-	return err
+	if err != nil {
+		return err
+	}
+	return n.findShare(ctx)
 }
 
 // look has parts look, until one finds something where n is usual.

@@ -20,7 +20,7 @@ const Leased = "dhcp"
 // lease publishes nothing, and may ask for another and send nothing else of IPv4.
 func Of(a *state.Attachment) nft.Endpoint {
 	ep := nft.Endpoint{
-		Owner: nft.Owner(a.Hash()), Network: a.Network, Bridge: a.GatewayLink(),
+		Owner: nft.Owner(a.Hash()), Network: a.Network, Bridge: a.GatewayLink(), NIC: a.NIC,
 		Addrs: Addresses(a), MAC: net.HardwareAddr(a.MAC), Masquerade: a.Masquerade, Ports: Ports(a),
 		PortSNAT: a.PortSNAT,
 	}

@@ -51,6 +51,7 @@ type Attachment struct {
 
 	HostIf    string         `json:"hostIf,omitempty"` // the veth's end in the host's namespace
 	Bridge    string         `json:"bridge,omitempty"` // the port's master
+	NIC       string         `json:"nic,omitempty"`    // shared with the bridge, and not its port
 	MTU       int            `json:"mtu,omitempty"`    // bytes
 	MAC       MAC            `json:"mac,omitempty"`    // of the pod's end
 	HostMAC   MAC            `json:"hostMAC,omitempty"`
@@ -136,7 +137,7 @@ func (a *Attachment) Check() error {
 			errs = append(errs, errors.New("an address has no valid prefix"))
 		}
 	}
-	for _, name := range []string{a.HostIf, a.Bridge, a.IFB} {
+	for _, name := range []string{a.HostIf, a.Bridge, a.NIC, a.IFB} {
 		if name != "" && !ident.IsLinkName(name) {
 			errs = append(errs, fmt.Errorf("%q cannot name a link", name))
 		}

@@ -36,8 +36,8 @@ cache=$PWD/.cache/vm
 # with all of them loaded; for the plugin the kernel has to fetch what it needs, all
 # but br_netfilter, which kernels do not load by themselves.
 modules=(bridge 8021q br_netfilter veth dummy tun ifb macvlan nf_tables nf_conntrack nf_conntrack_netlink
-	nf_conntrack_bridge nf_nat nfnetlink_queue nft_chain_nat nft_compat nft_connlimit nft_ct nft_fib nft_fib_inet
-	nft_fib_ipv4 nft_fib_ipv6 nft_hash nft_limit nft_log nft_masq nft_meta_bridge nft_nat nft_numgen
+	nf_conntrack_bridge nf_nat nfnetlink_queue nft_chain_nat nft_compat nft_connlimit nft_ct nft_dup_netdev nft_fib nft_fib_inet
+	nft_fib_ipv4 nft_fib_ipv6 nft_fwd_netdev nft_hash nft_limit nft_log nft_masq nft_meta_bridge nft_nat nft_numgen
 	nft_objref nft_queue nft_quota nft_redir nft_reject nft_reject_bridge nft_reject_inet nft_reject_ipv4
 	nft_reject_ipv6 nf_log_syslog ip_tables iptable_filter iptable_mangle iptable_nat ipt_REJECT ip6_tables
 	ip6table_filter ip6table_mangle ip6table_nat ip6t_REJECT xt_LOG xt_MASQUERADE xt_NFQUEUE xt_REDIRECT xt_TCPMSS
@@ -55,7 +55,7 @@ all)
 libraries) packages=(netns addr route bridge nft:1/2 internal/nl internal/sysctl internal/state ipam network@BrokenVLAN) ;;
 firewall) packages=(nft:2/2 nft/foreign nft/internal/ruleset internal/icmp internal/testutil/nstest bridge/bandwidth internal/tc internal/localnet internal/conntrack hostport) ;;
 leases) packages=(dhcpc dhcpc/transport internal/lease internal/keeper cmd/tombolod) ;;
-lan) packages=(bridge/uplink) ;; # test/lan counts datagrams, which an emulated machine loses by itself
+lan) packages=(bridge/uplink bridge/share) ;; # test/lan counts datagrams, which an emulated machine loses by itself
 plugin)
 	packages=(internal/cni cmd/tombolo test/cni:1/2)
 	loaded=(br_netfilter)

@@ -286,8 +286,8 @@ func appendNew(list []netip.Prefix, p netip.Prefix) []netip.Prefix {
 	return append(list, p)
 }
 
-// couldBe says why a network could not be built, nor a pod of it made. It asks without the lock, and
-// changes nothing.
+// couldBe says why a network could not be built, nor a pod of it made. It asks without the lock, and changes nothing,
+// but for what reopen does.
 func couldBe(ctx context.Context, s *session, w *want) error {
 	if err := probe(ctx, s, w); err != nil {
 		return err
@@ -297,6 +297,9 @@ func couldBe(ctx context.Context, s *session, w *want) error {
 	rec.Subnets = nil
 	if is, err := s.Dir.LoadNetwork(rec.Name); err == nil && is.Bridge == rec.Bridge {
 		rec.Subnets = is.Subnets
+		if isRouterNow(is) {
+			s.Later(func() error { defer s.Leave(); return reopen(ctx, s, is.Name) })
+		}
 	}
 	if _, err := refuseObstacles(ctx, s, &rec, w.Gateway); err != nil {
 		return err

@@ -18,7 +18,8 @@ import (
 // part in the firewall. Of the pod's inside it compares what the CNI specification asks for: that the interface is
 // there, with the addresses and routes of pod.Reported, and its MAC. A default route may lead anywhere, since other
 // plugins move it. Without pod.Reported, Check goes by the record. An attachment that is not on record, or whose Add
-// did not come to its end, is ErrNotAttached. Check changes nothing.
+// did not come to its end, is ErrNotAttached. Check changes nothing, but for this: if the host has been made a router
+// since, Check deletes the rules that dropped what the host forwards for others.
 func (n *Node) Check(ctx context.Context, nw *Network, pod *Pod) ([]tombolo.Difference, error) {
 	if err := n.usableWith(nw, pod); err != nil {
 		return nil, err
@@ -28,6 +29,9 @@ func (n *Node) Check(ctx context.Context, nw *Network, pod *Pod) ([]tombolo.Diff
 		return nil, err
 	}
 	defer s.Close()
+	if err := reopen(ctx, s, nw.Name); err != nil {
+		return nil, err
+	}
 	rec, err := n.attached(ctx, pod.key(nw))
 	if err != nil {
 		return nil, err
@@ -157,6 +161,10 @@ func checkNetwork(ctx context.Context, s *session, rec *state.Network, attachmen
 	if unused, err := s.Unused(rec, attachments); unused || err != nil {
 		if deserted, _ := s.IsDeserted(ctx, rec); deserted {
 			n.found.Advise(tombolo.RemedyConfigure, "bridge %s is gone, and the network has no pods; unless one is to come, this helps: tombolo remove %s", rec.Bridge, rec.Name)
+		}
+		if isOpened(rec) {
+			n.found.Advise(tombolo.RemedyRepair, "the host forwards for others by now, and the rules of network %s still "+
+				"drop that", rec.Name)
 		}
 		return &n.found, err
 	}

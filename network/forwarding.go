@@ -148,7 +148,52 @@ func (forwardingPart) make(ctx context.Context, n *site) (bool, error) {
 	if n.rec.Routers4 = links; len(links) > 0 {
 		n.closed[0].Routers = links // IPv4 is the first
 	}
+	n.rec.Closed4 = slices.ContainsFunc(n.closed, func(c nft.Closed) bool { return !c.IPv6 })
+	n.rec.Closed6 = slices.ContainsFunc(n.closed, func(c nft.Closed) bool { return c.IPv6 })
 	return false, nil
+}
+
+// isRouterNow reports whether the owner of the host made it a router after the network's rules were set up to drop what
+// the host forwards for others.
+func isRouterNow(rec *state.Network) bool {
+	isOn := func(path string) bool { value, err := sysctl.Read(path); return err == nil && value != "0" }
+	return rec.Closed4 && isOn("net/ipv4/ip_forward") || rec.Closed6 && isOn("net/ipv6/conf/all/forwarding")
+}
+
+// isOpened reports whether isRouterNow holds, or the owner has other links forward than when the rules were set up. It
+// reads a parameter of each link.
+func isOpened(rec *state.Network) bool {
+	if !rec.Closed4 || isRouterNow(rec) {
+		return isRouterNow(rec)
+	}
+	links, err := routers("ipv4", "forwarding", "0", sysctl.OwnForwarding)
+	return err == nil && !slices.Equal(links, rec.Routers4)
+}
+
+// reopen has the network's rules stop dropping what the owner has the host forward for others, if isOpened. Then it
+// takes the exclusive lock.
+func reopen(ctx context.Context, s *session, name string) error {
+	rec, err := s.Dir.LoadNetwork(name)
+	if err != nil || !isOpened(rec) {
+		return nil // the record is another part's matter
+	}
+	if err := s.EnterAlone(ctx); err != nil {
+		return err
+	}
+	if rec, err = s.Dir.LoadNetwork(name); err != nil || rec.Epoch != s.Epoch.Token() {
+		return fail.State(err)
+	}
+
+	n := &site{s: s, rec: rec}
+	if err := n.find(ctx); err != nil {
+		return err
+	}
+	for _, p := range []part{forwardingPart{}, firewallPart{}} {
+		if _, err := p.make(ctx, n); err != nil {
+			return err
+		}
+	}
+	return fail.State(s.Dir.SaveNetwork(rec))
 }
 
 // noteRouters puts on record the links that their owner has forward IPv6, before others do so for pods: afterwards they

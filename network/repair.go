@@ -106,7 +106,7 @@ func (r *repair) network(ctx context.Context, rec *state.Network) error {
 		return err
 	}
 	if unused, err := r.s.Unused(rec, attachments); unused || err != nil {
-		return err
+		return errors.Join(err, reopen(ctx, r.s, rec.Name))
 	}
 	n := &site{s: r.s, rec: rec, attachments: attachments}
 	changed, err := n.restore(ctx)
@@ -199,8 +199,8 @@ func (u Upkeep) RemoveStrays(ctx context.Context) (found bool, _ error) {
 	return found, err
 }
 
-// openNetworks opens the host, under the shared lock, if any network of this epoch of the
-// node has attachments, and gives those networks that are on record.
+// openNetworks opens the host, under the shared lock, if any network of this epoch of the node has attachments, or rules
+// that outlived their reason (isOpened), and returns those networks.
 func (n *Node) openNetworks(ctx context.Context) (*session, []*state.Network, error) {
 	s, err := n.openKnown(ctx)
 	if err != nil {
@@ -218,7 +218,7 @@ func (n *Node) openNetworks(ctx context.Context) (*session, []*state.Network, er
 			continue
 		}
 		var attachments []*state.Attachment
-		if attachments, err = s.Attachments(rec.Name); len(attachments) > 0 {
+		if attachments, err = s.Attachments(rec.Name); len(attachments) > 0 || isOpened(rec) {
 			used = append(used, rec)
 		}
 	}

@@ -14,8 +14,8 @@ import (
 )
 
 // Ready says why an Add to a network could not succeed now; nil if it could. leases is how its
-// pods lease their addresses, nil if they do not. It changes nothing, and does not take the
-// lock, since runtimes ask every few seconds.
+// pods lease their addresses, nil if they do not. It does not take the lock, since
+// runtimes ask every few seconds. It changes nothing, but for the rules that Check deletes, too.
 func (n *Node) Ready(ctx context.Context, nw *Network, leases *Lease) error {
 	if err := n.usable(); err != nil {
 		return err

@@ -65,6 +65,9 @@ type Network struct {
 	// had net.ipv6.conf.LINK.force_forwarding before we set that of all links.
 	Routers4 []string `json:"routers4,omitempty"`
 	Routers6 []string `json:"routers6,omitempty"`
+	// Closed4 and Closed6 are set if the host forwarded the family for pods only when the firewall was set up.
+	Closed4 bool `json:"closed4,omitempty"`
+	Closed6 bool `json:"closed6,omitempty"`
 
 	// LoopbackUnfiltered says that the bridge is to do without a filter that keeps others from the host's
 	// 127.0.0.1 without nf_tables: the kernel has none.

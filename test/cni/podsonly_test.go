@@ -171,6 +171,47 @@ func TestAHostThatIsNoRouterForwardsForPodsOnly(t *testing.T) {
 	}
 }
 
+// Once the owner makes the host a router, the next call of any kind but DEL opens it, and none blames a pod.
+func TestARuleForPodsOnlyDoesNotOutliveItsReason(t *testing.T) {
+	type call func(t *testing.T, s *surroundings, w *network, p *pod)
+	check := func(t *testing.T, _ *surroundings, w *network, p *pod) { expect.Success(t, w.check(p), "CHECK") }
+	repair := func(t *testing.T, s *surroundings, w *network, p *pod) {
+		w.del(p)
+		s.turn("1")
+		wantNoPing(t, s.lan, machine4(vpnNumber))
+		expect.Contains(t, s.operate("check", "--state", s.state).stdout, "forwards for others by now")
+		expect.Success(t, s.operate("repair", "--state", s.state).err(), "repair")
+	}
+	for name, tt := range map[string]struct {
+		turn func(s *surroundings)
+		call call
+	}{
+		"CHECK":                {func(s *surroundings) { s.turn("1") }, check},
+		"CHECK, of IPv4 alone": {func(s *surroundings) { nstest.Sysctl(s, s.ns, "net/ipv4/ip_forward", "1") }, check},
+		"CHECK, of one link": {func(s *surroundings) {
+			s.run("sh", "-ec", "cd /proc/sys/net/ipv4/conf; echo 1 >eth0/forwarding; echo 1 >wg0/forwarding")
+		}, check},
+		"STATUS":                 {func(s *surroundings) { s.turn("1") }, func(t *testing.T, _ *surroundings, w *network, _ *pod) { expect.Success(t, w.status()) }},
+		"repair, without pods":   {func(*surroundings) {}, repair},
+		"tombolod, without pods": {func(*surroundings) {}, func(t *testing.T, s *surroundings, w *network, p *pod) { s.mind(t); w.del(p); s.turn("1") }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := surrounded(t)
+			w, p := s.portnet(nil), s.pod("a")
+			w.add(p)
+			wantNoPing(t, s.lan, machine4(vpnNumber))
+			tt.turn(s)
+			tt.call(t, s, w, p)
+			wantPing(t, s.lan, machine4(vpnNumber))
+			wantPing(t, s.vpn, machine4(lanNumber))
+			if strings.Contains(name, "alone") && forwardsIPv6ByLink() {
+				wantNoPing(t, s.lan, machine6(vpnNumber))
+			}
+		})
+	}
+}
+
 // Whoever had the host or single links of it forward before finds all as it was.
 func TestForwardingOfOthersStaysAsItIs(t *testing.T) {
 	for name, tt := range map[string]struct {

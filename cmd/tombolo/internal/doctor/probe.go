@@ -21,6 +21,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
@@ -365,22 +366,36 @@ func (e *examination) droppedBy(r *rule, what, side string) (*Finding, error) {
 		at, number, r.handle, what), err
 }
 
+// acceptInPolicy returns the command that has a policy of firewalld accept, before all else, what the subnet's pods send.
+func (e *examination) acceptInPolicy(policy string) string {
+	family := "ipv6"
+	if e.own.Is4() {
+		family = "ipv4"
+	}
+	i := slices.IndexFunc(e.at.Addresses, func(a ipam.Address) bool { return a.Prefix.Addr() == e.own })
+	return fmt.Sprintf(`firewall-cmd --permanent --policy=%s --add-rich-rule='rule priority="-32768" family="%s" `+
+		`source address="%s" accept' && firewall-cmd --reload`, policy, family, e.at.Addresses[i].Prefix.Masked())
+}
+
 // remedy returns the command that helps against a rule of a chain, or its policy. Rules that a program makes anew are
 // that program's to delete.
 func (e *examination) remedy(r *rule, at, side string) string {
 	link := e.link.Name
 	zone, ofZone := strings.CutPrefix(r.chain, "filter_FWD_")
 	ofZone = ofZone && r.table == "firewalld"
+	policy, ofPolicy := strings.CutPrefix(zone, "policy_")
 	switch {
 	case r.table == nftnl.DefaultTable:
 		return "see guard, lanGuard and ingressPolicy of the network, and whether the pod changed its MAC or address"
-	case ofZone && strings.HasPrefix(zone, "policy_"):
-		return "see firewall-cmd --list-all-policies: the policy has to accept what comes from the zone of " + link
+	case ofZone && ofPolicy:
+		return e.acceptInPolicy(strings.TrimSuffix(strings.TrimSuffix(policy, "_pre"), "_deny"))
 	case ofZone && strings.HasPrefix(zone, "trusted"):
-		return "see firewall-cmd --info-zone=trusted, whose target is not ACCEPT"
+		return "firewall-cmd --permanent --zone=trusted --set-target=ACCEPT && firewall-cmd --reload"
 	case ofZone && slices.Contains(e.opt.Trusted, link):
-		return fmt.Sprintf("see firewall-cmd --info-zone=%s: it comes before trusted, where %s is, since it has the "+
-			"pod's address as a source", zone, link)
+		// The zone comes before trusted, as it has the pod's address as a source. Policies come before both.
+		add := "firewall-cmd --permanent --policy=tombolo --add-"
+		return "firewall-cmd --permanent --new-policy=tombolo && " + add + "ingress-zone=" + zone + " && " +
+			add + "egress-zone=ANY && " + e.acceptInPolicy("tombolo")
 	case strings.HasPrefix(r.chain, "ufw-user-") || strings.HasPrefix(r.chain, "ufw6-user-"):
 		return "see ufw status numbered, and ufw delete NUMBER; another command's deletion ends with ufw's next reload"
 	}

@@ -201,6 +201,39 @@ published() {
 	clean
 }
 
+# Networks of podman's own are as open to ours as to each other. Where FORWARD drops what nobody admits, as beside
+# Docker, ours reach none of them, and are reached as before.
+others() {
+	podman network create --subnet 10.55.0.0/24 --subnet fd55::/64 own >/dev/null
+	podman network create --internal --subnet 10.56.0.0/24 --subnet fd56::/64 inner >/dev/null
+	podman network create -o isolate=true --subnet 10.57.0.0/24 --subnet fd57::/64 alone >/dev/null
+	podman network create -d tombolo --subnet 10.44.0.0/24 --subnet fd44::/64 two >/dev/null
+	for network in inner alone; do container $network --network $network; done
+	container own --network own -p 8081:80
+	container web --network two -p 8080:80
+	seen() { # seen CONTAINER: what it reaches, in both families
+		local ip ns
+		ns=$(podman inspect -f '{{.NetworkSettings.SandboxKey}}' "$1")
+		for network in inner alone ${2-}; do
+			for ip in "$(address $network $network)" "[$(podman inspect -f "{{.NetworkSettings.Networks.$network.GlobalIPv6Address}}" $network)]"; do
+				nsenter --net="$ns" busybox wget -T 1 -q -O - "http://$ip/name" 2>/dev/null || true
+			done
+		done
+		[ -z "${2-}" ] || nsenter --net="$ns" busybox wget -T 1 -q -O - http://192.168.77.5:8081/name 2>/dev/null || true
+	}
+	local open
+	open=$(seen own)
+	[[ $open == *"$(id alone)"* ]] || fail "podman's own networks reach: $open"
+	want "$open" seen web
+	want "$(id own)" nsenter --net="$(podman inspect -f '{{.NetworkSettings.SandboxKey}}' web)" busybox wget -q -O - http://192.168.77.5:8081/name
+	for family in ip ip6; do nft "add table $family filter; add chain $family filter FORWARD { type filter hook forward priority 0; policy drop; }"; done
+	within 3 ask laptop 192.168.77.5:8080
+	want "" seen web own
+	want "$(id web)" ask laptop 192.168.77.5:8080
+	podman rm -f -t 0 -a >/dev/null
+	clean
+}
+
 # A container in two networks keeps its published port through podman's commands.
 commands() {
 	container web --network pods -p 8080:80

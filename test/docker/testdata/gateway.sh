@@ -24,6 +24,23 @@ same web "$(page 192.168.50.2 8080)"
 docker network connect net1 web
 same web "$(page 192.168.50.2 8080)"
 eventually within '4 attachments'
+# Docker's own networks stay as closed for ours as for each other, and what they publish stays open; the reverse too.
+docker network create --subnet 10.3.0.0/24 own >/dev/null
+docker network create --subnet 10.2.0.0/24 --internal secret >/dev/null
+run theirs --network own -p 8085:80
+run closed --network own
+run kept --network secret
+run stranger
+# seen CONTAINER HOST PORT is the page there; nothing if there is no way.
+seen() { { docker exec -i "$1" sh -c "printf 'GET / HTTP/1.0\\r\\n\\r\\n' | busybox nc -w 1 $2 $3" || true; } | tail -n 1; }
+eventually get 192.168.50.2 8085
+for from in web stranger; do
+	same "" "$(seen $from "$(ip_of closed own)" 80)"
+	same "" "$(seen $from "$(ip_of kept secret)" 80)"
+	same theirs "$(seen $from 192.168.50.2 8085)"
+done
+for from in theirs stranger; do same web "$(seen $from 192.168.50.2 8080)"; done
+same "" "$(seen kept "$(ip_of db net2)" 80)"
 # What cannot be is said.
 refused 'name the one port of the host' docker run --rm --network net1 -p 80 box true
 refused 'has no subnet' docker network create -d tombolo --ipam-driver null x

@@ -162,10 +162,7 @@ func checkNetwork(ctx context.Context, s *session, rec *state.Network, attachmen
 		if deserted, _ := s.IsDeserted(ctx, rec); deserted {
 			n.found.Advise(tombolo.RemedyConfigure, "bridge %s is gone, and the network has no pods; unless one is to come, this helps: tombolo remove %s", rec.Bridge, rec.Name)
 		}
-		if isOpened(rec) {
-			n.found.Advise(tombolo.RemedyRepair, "the host forwards for others by now, and the rules of network %s still "+
-				"drop that", rec.Name)
-		}
+		n.lookAtOthers()
 		return &n.found, err
 	}
 	err := n.look(ctx, parts())

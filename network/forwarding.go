@@ -73,12 +73,7 @@ func (n *site) lookAtForwarding(ctx context.Context, needs bridge.Routing) (pods
 }
 
 // routers4 lists the links that their owner has forward IPv4 on a host that is no router: with another value than ours.
-func (n *site) routers4() ([]string, error) {
-	if !slices.ContainsFunc(n.closed, func(c nft.Closed) bool { return !c.IPv6 }) {
-		return nil, nil
-	}
-	return routers("ipv4", "forwarding", "0", sysctl.OwnForwarding)
-}
+func routers4() ([]string, error) { return routers("ipv4", "forwarding", "0", sysctl.OwnForwarding) }
 
 // routers lists the links with another value of a parameter than these.
 func routers(family, name string, others ...string) ([]string, error) {
@@ -116,11 +111,8 @@ func (forwardingPart) look(ctx context.Context, n *site) error {
 			return nil
 		}
 		needs = bridge.Routing{NoRedirects: needs.NoRedirects}
-	} else if links, err := n.routers4(); err != nil {
-		return err
-	} else if !slices.Equal(links, n.rec.Routers4) {
-		n.found.Advise(tombolo.RemedyRepair, "the links %q forward by their owner's setting, and the firewall knows %q",
-			links, n.rec.Routers4)
+	} else {
+		n.lookAtOthers()
 	}
 	diffs, err := n.s.Links.CheckRouting(ctx, needs)
 	n.found.AddAll(diffs, tombolo.RemedyRepair)
@@ -141,15 +133,15 @@ func (forwardingPart) make(ctx context.Context, n *site) (bool, error) {
 	if _, err := n.lookAtForwarding(ctx, needs); err != nil {
 		return false, err
 	}
-	links, err := n.routers4()
-	if err != nil {
-		return false, err
-	}
-	if n.rec.Routers4 = links; len(links) > 0 {
-		n.closed[0].Routers = links // IPv4 is the first
-	}
 	n.rec.Closed4 = slices.ContainsFunc(n.closed, func(c nft.Closed) bool { return !c.IPv6 })
 	n.rec.Closed6 = slices.ContainsFunc(n.closed, func(c nft.Closed) bool { return c.IPv6 })
+	if n.rec.Routers4 = nil; n.rec.Closed4 {
+		links, err := routers4()
+		if err != nil {
+			return false, err
+		}
+		n.rec.Routers4, n.closed[0].Routers = links, links // IPv4 is the first
+	}
 	return false, nil
 }
 
@@ -166,8 +158,16 @@ func isOpened(rec *state.Network) bool {
 	if !rec.Closed4 || isRouterNow(rec) {
 		return isRouterNow(rec)
 	}
-	links, err := routers("ipv4", "forwarding", "0", sysctl.OwnForwarding)
+	links, err := routers4()
 	return err == nil && !slices.Equal(links, rec.Routers4)
+}
+
+// lookAtOthers adds that isOpened holds.
+func (n *site) lookAtOthers() {
+	if isOpened(n.rec) {
+		n.found.Advise(tombolo.RemedyRepair, "the host's owner changed what it forwards for others (net.ipv4.ip_forward, "+
+			"net.ipv6.conf.all.forwarding, or of a link), and the rules of network %s drop it as before", n.rec.Name)
+	}
 }
 
 // reopen has the network's rules stop dropping what the owner has the host forward for others, if isOpened. Then it

@@ -90,7 +90,8 @@ func (c *Conn) Markers(ctx context.Context) (names []string, _ error) {
 
 // Exemptions names the rules of other programs that accept packets to an address in nat chains of the hook prerouting.
 // They keep such packets from iptables' rules behind them, as those of the reference's portmap are. Host ports are in a
-// chain of their own, which the packets come to all the same.
+// chain of their own, which the packets come to all the same. It also names the setting by which firewalld rejects what
+// goes to host ports of other programs.
 func (c *Conn) Exemptions(ctx context.Context) (names []string, _ error) {
 	if err := c.usable(ctx); err != nil {
 		return nil, err
@@ -102,6 +103,10 @@ func (c *Conn) Exemptions(ctx context.Context) (names []string, _ error) {
 			isOurs := family == unix.NFPROTO_INET && ch.Table == c.table
 			if ch.Kind == "nat" && ch.Hook == unix.NF_INET_PRE_ROUTING && !isOurs {
 				chains = append(chains, chain{family, ch.Table, ch.Name})
+			}
+			if ch.Table == "firewalld" && ch.Name == "filter_FORWARD_dnat" {
+				names = append(names, "StrictForwardPorts of firewalld closes host ports; this helps: sed -i "+
+					"'s/^StrictForwardPorts=.*/StrictForwardPorts=no/' /etc/firewalld/firewalld.conf && firewall-cmd --reload")
 			}
 			return nil
 		})

@@ -179,7 +179,7 @@ func TestARuleForPodsOnlyDoesNotOutliveItsReason(t *testing.T) {
 		w.del(p)
 		s.turn("1")
 		wantNoPing(t, s.lan, machine4(vpnNumber))
-		expect.Contains(t, s.operate("check", "--state", s.state).stdout, "forwards for others by now")
+		expect.Contains(t, s.operate("check", "--state", s.state).stdout, "forwards for others (net.ipv4.ip_forward")
 		expect.Success(t, s.operate("repair", "--state", s.state).err(), "repair")
 	}
 	for name, tt := range map[string]struct {

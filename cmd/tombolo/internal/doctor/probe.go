@@ -368,10 +368,7 @@ func (e *examination) droppedBy(r *rule, what, side string) (*Finding, error) {
 
 // acceptInPolicy returns the command that has a policy of firewalld accept, before all else, what the subnet's pods send.
 func (e *examination) acceptInPolicy(policy string) string {
-	family := "ipv6"
-	if e.own.Is4() {
-		family = "ipv4"
-	}
+	family := map[bool]string{true: "ipv4", false: "ipv6"}[e.own.Is4()]
 	i := slices.IndexFunc(e.at.Addresses, func(a ipam.Address) bool { return a.Prefix.Addr() == e.own })
 	return fmt.Sprintf(`firewall-cmd --permanent --policy=%s --add-rich-rule='rule priority="-32768" family="%s" `+
 		`source address="%s" accept' && firewall-cmd --reload`, policy, family, e.at.Addresses[i].Prefix.Masked())

@@ -207,6 +207,7 @@ func (c *Conn) configurePod(ctx context.Context, in *inPod, p *Port, a *Attachme
 		c.nl.RefreshCarrier(p.Name)
 		b.Reset()
 		p.announce(&b, a.PeerIndex)
+		p.addNeighbours(&b, a.PeerIndex)
 		if err := in.conn.Execute(&b); err != nil {
 			return err
 		}
@@ -255,14 +256,6 @@ func (p *Port) writeSysctls(in *inPod) error {
 		for _, name := range []string{p.Peer, "lo"} {
 			_, err := in.ipv6.Ensure(name+"/disable_ipv6", "0")
 			errs = append(errs, err)
-		}
-	}
-	if p.NoRedirects {
-		// IPv4 takes redirects if "all" or the interface allows them, as long as the pod does not forward; IPv6 asks
-		// the interface alone.
-		errs = append(errs, in.ipv4.Write("all/accept_redirects", "0"))
-		if p.usesIPv6() {
-			errs = append(errs, in.ipv6.Write(p.Peer+"/accept_redirects", "0"))
 		}
 	}
 	return errors.Join(errs...)

@@ -208,13 +208,11 @@ func TestPodIsConfiguredWhateverItsDefaultsAre(t *testing.T) {
 	pod := nstest.New(t)
 	for name, value := range map[string]string{
 		"disable_ipv6": "1", "autoconf": "0", "use_tempaddr": "2", "accept_ra_defrtr": "1", "accept_ra_pinfo": "0", "accept_dad": "1",
-		"router_solicitations": "0", "addr_gen_mode": "3", "accept_redirects": "1", "accept_ra": "1", "forwarding": "1",
+		"router_solicitations": "0", "addr_gen_mode": "3", "accept_ra": "1", "forwarding": "1",
 	} {
 		nstest.Sysctl(t, pod, "net/ipv6/conf/default/"+name, value)
 	}
-	nstest.Sysctl(t, pod, "net/ipv4/conf/default/accept_redirects", "1")
 	p := autoconfigured(0)
-	p.NoRedirects = true
 	must.Succeed(t, expect.Err(l.conn.Attach(t.Context(), pod, p)))
 	got := mustAutoconfigure(t, l.conn, pod, p)
 	if len(got.Addresses) != 1 || got.Addresses[0].Prefix.Addr() != formed(p) {
@@ -223,7 +221,6 @@ func TestPodIsConfiguredWhateverItsDefaultsAre(t *testing.T) {
 	expect.Equal(t, nstest.Run(t, pod, "ip", "-6", "addr", "show", "dev", "eth0", "scope", "global", "temporary"), "", "a temporary address")
 	for path, want := range map[string]string{
 		"net/ipv6/conf/eth0/accept_ra": "2", "net/ipv6/conf/eth0/accept_ra_defrtr": "0", "net/ipv6/conf/eth0/autoconf": "1",
-		"net/ipv6/conf/eth0/accept_redirects": "0", "net/ipv4/conf/eth0/accept_redirects": "0", "net/ipv4/conf/all/accept_redirects": "0",
 	} {
 		expect.Equal(t, nstest.Sysctl(t, pod, path), want, "%s", path)
 	}

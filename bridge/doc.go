@@ -26,8 +26,9 @@
 //
 // A pod whose network has a router of its own may take IPv6 addresses from it:
 // Port.Autoconf, and Solicit, which asks the router once the pod's frames get through
-// and waits. Where the host is to be its gateway nevertheless, Port.NoRedirects and
-// EnsureRouting keep the pod from learning of the shorter way.
+// and waits. Where the host is to be its gateway nevertheless, a next hop that nobody has, with a permanent entry of the
+// host's MAC in Port.Neighbours, stays valid whatever addresses the host gets, and the kernel of the pod ignores ICMP
+// redirects, since they come from another address than the next hop's.
 //
 // # Needs
 //

@@ -17,9 +17,7 @@ type inPod struct {
 	conn *nl.Conn
 	// usable hears of the pod's addresses: nil if none has to be waited for.
 	usable *addr.Watch
-	// The parameters of the pod's links; nil where they are not needed, or the kernel
-	// has no IPv6.
-	ipv4, ipv6 *sysctl.Dir
+	ipv6   *sysctl.Dir // the parameters of the pod's links; nil if the kernel has no IPv6
 
 	link      int // of the pod's interface
 	addresses []netip.Addr
@@ -29,27 +27,22 @@ type inPod struct {
 // parameters takes some time, as do the host's. The caller has to call wait.
 func (c *Conn) enter(pod *netns.NS, p *Port) (wait func() (*inPod, error)) {
 	in, done := &inPod{}, make(chan error, 1)
-	ipv6, redirects := p.usesIPv6(), p.NoRedirects
+	ipv6 := p.usesIPv6()
 	go func() {
 		_, _ = c.hostIPv6() // Attach meets the same error, and says it.
-		done <- pod.Do(func() error { return in.open(c.dialPod, ipv6, redirects) })
+		done <- pod.Do(func() error { return in.open(c.dialPod, ipv6) })
 	}()
 	return func() (*inPod, error) { err := <-done; return in, err }
 }
 
 // open is called in the pod's namespace.
-func (in *inPod) open(dial func() (*nl.Conn, error), ipv6, redirects bool) error {
+func (in *inPod) open(dial func() (*nl.Conn, error), ipv6 bool) error {
 	var err error
 	if in.conn, err = dial(); err != nil {
 		return err
 	}
 	if in.ipv6, err = sysctl.OpenDir("net/ipv6/conf"); err != nil && (ipv6 || !errors.Is(err, fs.ErrNotExist)) {
 		return err
-	}
-	if redirects {
-		if in.ipv4, err = sysctl.OpenDir("net/ipv4/conf"); err != nil {
-			return err
-		}
 	}
 	if ipv6 {
 		in.usable, err = addr.Listen(nil)
@@ -67,10 +60,8 @@ func (in *inPod) close() {
 	if in.usable != nil {
 		_ = in.usable.Close()
 	}
-	for _, d := range [...]*sysctl.Dir{in.ipv4, in.ipv6} {
-		if d != nil {
-			_ = d.Close()
-		}
+	if in.ipv6 != nil {
+		_ = in.ipv6.Close()
 	}
 }
 

@@ -23,7 +23,8 @@ func TestRequestsForAPod(t *testing.T) {
 		Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.2/24")}}
 	full := plain
 	full.Alias, full.Group, full.Hairpin, full.Isolated, full.ForwardGroups, full.NoLearning, full.NoFlood, full.NoMulticastFlood = "whose", 29, true, true, true, true, true, true
-	full.Announce, full.NoRedirects, full.StaticFDB = true, true, true
+	full.Announce, full.StaticFDB = true, true
+	full.Neighbours = []Neighbour{{netip.MustParseAddr("169.254.1.1"), net.HardwareAddr{2, 0, 0, 0, 0, 3}}, {netip.MustParseAddr("fe80::3"), net.HardwareAddr{2, 0, 0, 0, 0, 3}}}
 	small := plain
 	small.MTU, small.noIPv6 = 576, true
 	var text string
@@ -34,6 +35,7 @@ func TestRequestsForAPod(t *testing.T) {
 		p.configure(&b, false)
 		p.podLinkUp(&b, 3)
 		p.announce(&b, 3)
+		p.addNeighbours(&b, 3)
 		m, err := p.fdbMessage(unix.RTM_NEWNEIGH, netlink.Create|netlink.Excl, 4, nudNoARP, ntfSticky)
 		b.Add("add FDB entry", nil, m, err)
 		setMTU(&b, "veth0", 1300)

@@ -22,10 +22,9 @@ func (p parameter) value() string { return strconv.Itoa(int(p.want)) }
 
 // Of enum IPV4_DEVCONF_* of include/uapi/linux/ip.h.
 const (
-	ipv4ConfARPNotify       = 22 // IPV4_DEVCONF_ARP_NOTIFY
-	ipv4ConfAcceptRedirects = 4  // IPV4_DEVCONF_ACCEPT_REDIRECTS
-	ipv4ConfRPFilter        = 8  // IPV4_DEVCONF_RP_FILTER
-	ipv4ConfRouteLocalnet   = 26 // IPV4_DEVCONF_ROUTE_LOCALNET
+	ipv4ConfARPNotify     = 22 // IPV4_DEVCONF_ARP_NOTIFY
+	ipv4ConfRPFilter      = 8  // IPV4_DEVCONF_RP_FILTER
+	ipv4ConfRouteLocalnet = 26 // IPV4_DEVCONF_ROUTE_LOCALNET
 )
 
 // hearing are the parameters by which a pod with Autoconf hears routers. The last

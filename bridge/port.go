@@ -19,6 +19,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/routing"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
@@ -108,10 +109,10 @@ type Port struct {
 	// comes up, and hears routers, as its namespace's parameters have it. It is for a pod without
 	// Addresses; one with Autoconf has no use for it.
 	LeaveIPv6 bool
-	// NoRedirects has the pod disregard ICMP redirects, of both families, on all its interfaces for IPv4: a pod
-	// whose gateway is the host, on a network that the router is on too, would lose the host's firewall and
-	// services by one. IPv4 hosts can be kept from sending them (see Routing), IPv6 ones cannot.
-	NoRedirects bool
+	// Neighbours are permanent entries in the pod's neighbour tables. With one, a route can lead to a gateway that
+	// answers neither ARP nor neighbour solicitations. The kernel deletes them when the interface goes down or gets
+	// another MAC.
+	Neighbours []Neighbour
 
 	// NoTxOffload has the pod's interface fill in the checksums of what it sends, before the port gets it: a link
 	// further on would write them where the pod told it to, over what the bridge's firewall has seen. TCP gets
@@ -119,6 +120,12 @@ type Port struct {
 	NoTxOffload bool
 
 	noIPv6 bool // the kernel has none: see Conn.configure
+}
+
+// Neighbour is the address and the MAC of a machine on the pod's link.
+type Neighbour struct {
+	Addr netip.Addr
+	MAC  net.HardwareAddr
 }
 
 // hasIPv6 says whether one of the addresses is an IPv6 one.
@@ -148,8 +155,8 @@ func (p *Port) validate() error {
 	if p.LeaveIPv6 && p.usesIPv6() {
 		return fmt.Errorf("%w: LeaveIPv6 with IPv6 addresses or Autoconf", tombolo.ErrInvalid)
 	}
-	if p.Down && (len(p.Addresses)+len(p.Routes) > 0 || p.Autoconf != nil) {
-		return fmt.Errorf("%w: an interface that stays down can have no addresses and routes", tombolo.ErrInvalid)
+	if p.Down && (len(p.Addresses)+len(p.Routes)+len(p.Neighbours) > 0 || p.Autoconf != nil) {
+		return fmt.Errorf("%w: an interface that stays down can have no addresses, routes and neighbours", tombolo.ErrInvalid)
 	}
 	if p.Autoconf != nil && p.MTU != 0 && !hasIPv6(p.MTU) {
 		return fmt.Errorf("%w: an MTU of %d, where IPv6 needs %d", tombolo.ErrInvalid, p.MTU, ipv6MinMTU)
@@ -157,6 +164,11 @@ func (p *Port) validate() error {
 	for _, a := range p.Addresses {
 		if !a.IsValid() {
 			return fmt.Errorf("%w: an address is not valid", tombolo.ErrInvalid)
+		}
+	}
+	for _, n := range p.Neighbours {
+		if !n.Addr.IsValid() || len(n.MAC) != 6 {
+			return fmt.Errorf("%w: %s with MAC %q is no neighbour", tombolo.ErrInvalid, n.Addr, n.MAC)
 		}
 	}
 	return p.VLAN.Check()
@@ -288,6 +300,19 @@ func (p *Port) podLinkUp(b *nl.Batch, index int) {
 		m, err := r.Message(unix.RTM_NEWROUTE, flags)
 		b.Add("add route", &r, m, err)
 	}
+	if !p.Announce {
+		p.addNeighbours(b, index)
+	}
+}
+
+// addNeighbours appends the requests for the pod's neighbours. The kernel flushes them when it sets the interface's
+// MAC, so they come after announce.
+func (p *Port) addNeighbours(b *nl.Batch, index int) {
+	for _, n := range p.Neighbours {
+		entry := routing.Neighbour{Addr: n.Addr, MAC: n.MAC, Link: index}
+		m, err := entry.ReplaceMessage()
+		b.Add("add neighbour", &entry, m, err)
+	}
 }
 
 // announce appends a request that has the kernel send a gratuitous ARP for each address: it sets the MAC, to the
@@ -299,16 +324,12 @@ func (p *Port) announce(b *nl.Batch, index int) {
 
 const loopbackIndex = 1 // LOOPBACK_IFINDEX, include/net/flow.h: in every namespace
 
-// ipv4Conf are IPv4's parameters of the pod's interface.
+// ipv4Conf returns the IPv4 parameters of the pod's interface.
 func (p *Port) ipv4Conf() []link.Parameter {
-	var list []link.Parameter
 	if p.Announce {
-		list = append(list, link.Parameter{ID: ipv4ConfARPNotify, Value: 1})
+		return []link.Parameter{{ID: ipv4ConfARPNotify, Value: 1}}
 	}
-	if p.NoRedirects {
-		list = append(list, link.Parameter{ID: ipv4ConfAcceptRedirects, Value: 0})
-	}
-	return list
+	return nil
 }
 
 // podAddresses are the port's, and with IPv6 the link-local one: the kernel's own

@@ -36,11 +36,6 @@ type Routing struct {
 	// Input names the link that pods' packets come in by. On a router too, the kernel forwards those of IPv4 only if
 	// this link's own parameter is set.
 	Input string
-	// NoRedirects names a link on which the host sends no IPv4 redirects to a shorter way than through itself: the
-	// bridge, where the router is on it as well as the pods. For that the parameter send_redirects must be 0 on the
-	// link and in "all", so that other links keep to their own from then on. IPv6 has no such parameter: see
-	// Port.NoRedirects.
-	NoRedirects string
 	// RouteLocalnet names a link by which host ports on 127.0.0.1 lead to pods: the bridge
 	// (net.ipv4.conf.<link>.route_localnet). It also has the kernel take packets for 127.0.0.0/8 from that link, so
 	// rules that keep pods from the host's own services there come first: nft.Conn.Ensure makes them, and they last
@@ -49,7 +44,6 @@ type Routing struct {
 }
 
 const (
-	sendRedirects = "send_redirects"
 	routeLocalnet = "route_localnet"
 
 	// A loopback interface is in every namespace. It is the last link that EnsureRouting has forward, so its
@@ -113,7 +107,7 @@ func (f *forwarding) parameters(input string) (list []hostParameter, _ error) {
 func keepAdvertised() error { return sysctl.Replace("ipv6", "accept_ra", "1", "2") }
 
 func (r *Routing) parameters() ([]hostParameter, error) {
-	for _, name := range []string{r.Input, r.NoRedirects, r.RouteLocalnet} {
+	for _, name := range []string{r.Input, r.RouteLocalnet} {
 		err := checkName(name)
 		if name == "all" || name == "default" { // these are every link's
 			err = fmt.Errorf("%w: %q names no link", tombolo.ErrInvalid, name)
@@ -123,10 +117,6 @@ func (r *Routing) parameters() ([]hostParameter, error) {
 		}
 	}
 	var list []hostParameter
-	if r.NoRedirects != "" {
-		list = append(list, hostParameter{path: sysctl.Link("ipv4", "all", sendRedirects), value: "0"},
-			hostParameter{path: sysctl.Link("ipv4", r.NoRedirects, sendRedirects), value: "0"})
-	}
 	for _, f := range r.families() {
 		parameters, err := f.parameters(r.Input)
 		if err != nil {

@@ -140,10 +140,10 @@ func TestRoutingIsComparedAndMade(t *testing.T) {
 	t.Parallel()
 	host := nstest.New(t)
 	nstest.Veth(t, host, "br0", host, "eth1")
-	for path, value := range map[string]string{"ip_forward": "0", "conf/all/send_redirects": "1", "conf/br0/send_redirects": "1", "conf/eth1/send_redirects": "1"} {
+	for path, value := range map[string]string{"ip_forward": "0", "conf/br0/route_localnet": "0"} {
 		nstest.Sysctl(t, host, "net/ipv4/"+path, value)
 	}
-	all := bridge.Routing{IPv4: true, IPv6: true, NoRedirects: "br0", RouteLocalnet: "br0"}
+	all := bridge.Routing{IPv4: true, IPv6: true, RouteLocalnet: "br0"}
 	conn := must.Of(bridge.Dial(host)).Get(t)
 	defer conn.Close()
 	check := func(r bridge.Routing) (list []tombolo.Difference) {
@@ -157,8 +157,6 @@ func TestRoutingIsComparedAndMade(t *testing.T) {
 	expect.Is(t, expect.Err(conn.EnsureRouting(t.Context(), all)), tombolo.ErrInvalid, "EnsureRouting in another namespace")
 	const object = "kernel parameters"
 	want := []tombolo.Difference{
-		{Object: object, What: "net/ipv4/conf/all/send_redirects", Want: "0", Have: "1"},
-		{Object: object, What: "net/ipv4/conf/br0/send_redirects", Want: "0", Have: "1"},
 		{Object: object, What: "net/ipv4/conf/default/forwarding", Want: "116", Have: "0"},
 		{Object: object, What: "net/ipv4/conf/lo/forwarding", Want: "116", Have: "0"},
 		{Object: object, What: "net/ipv6/conf/default/force_forwarding", Want: "1", Have: "0"},
@@ -174,12 +172,11 @@ func TestRoutingIsComparedAndMade(t *testing.T) {
 	got = check(bridge.Routing{})
 	expect.That(t, len(got) == 0, "nothing was asked for: %v", got)
 	expect.Equal(t, nstest.Sysctl(t, host, "net/ipv4/conf/eth1/route_localnet"), "0", "route_localnet of another link is")
-	expect.Equal(t, nstest.Sysctl(t, host, "net/ipv4/conf/eth1/send_redirects"), "1", "send_redirects of another link is")
-	for _, gone := range []bridge.Routing{{NoRedirects: "br1"}, {RouteLocalnet: "br1"}} {
+	for _, gone := range []bridge.Routing{{RouteLocalnet: "br1"}} {
 		expect.Is(t, expect.Err(routing(t, host, gone)), fs.ErrNotExist, "a bridge that is not there")
 	}
 	expect.Is(t, host.Do(func() error {
-		_, err := conn.CheckRouting(t.Context(), bridge.Routing{NoRedirects: "br1"})
+		_, err := conn.CheckRouting(t.Context(), bridge.Routing{RouteLocalnet: "br1"})
 		return err
 	}), fs.ErrNotExist, "a bridge that is not there")
 }
@@ -192,7 +189,7 @@ type detour struct {
 	internet map[string]string // an address of each family
 }
 
-func newDetour(t *testing.T, p bridge.Port) *detour {
+func newDetour(t *testing.T, p bridge.Port, nobodys bool) *detour {
 	t.Helper()
 	const node6 = "fe80::44:1"
 	d := &detour{lan: newLAN(t), internet: map[string]string{"-4": "198.51.100.1", "-6": "2001:db8:99::1"}}
@@ -235,6 +232,11 @@ func newDetour(t *testing.T, p bridge.Port) *detour {
 	nstest.Run(t, internet, "ip", "route", "add", "10.44.0.0/24", "via", "198.51.100.254")
 	nstest.Run(t, internet, "ip", "-6", "route", "add", "fd44::/64", "via", "2001:db8:99::254")
 	p.Routes = []route.Route{{Gateway: nstest.Addr("10.44.0.1")}, {Gateway: nstest.Addr(node6)}}
+	if nobodys {
+		four, six, mac := nstest.Addr("169.254.1.1"), nstest.Addr("fe80::746f:6d62:6f6c:6f"), d.link.MAC
+		p.Routes = []route.Route{{Gateway: four, OnLink: true}, {Gateway: six}}
+		p.Neighbours = []bridge.Neighbour{{Addr: four, MAC: mac}, {Addr: six, MAC: mac}}
+	}
 	d.pod = nstest.New(t)
 	nstest.Sysctl(t, d.pod, "net/ipv4/conf/all/accept_redirects", "1")
 	nstest.Sysctl(t, d.pod, "net/ipv4/conf/default/accept_redirects", "1")
@@ -275,34 +277,19 @@ func redirects(t *testing.T, ns *netns.NS, counter string) int {
 	return must.Of(strconv.Atoi(fields[i+1])).Get(t)
 }
 
-func TestPodGoesPastItsGatewayUnlessRedirectsAreOff(t *testing.T) {
+// The kernel heeds a redirect only if its sender is the next hop, and nobody can send from an address that nobody has.
+func TestPodGoesPastAGatewayUnlessItsAddressIsNobodys(t *testing.T) {
 	t.Parallel()
-	type outcome struct{ told, past bool }
-	for _, tt := range []struct {
-		name         string
-		pod          bool // disregards redirects
-		node         bool // sends none
-		want4, want6 outcome
-	}{
-		{"redirects", false, false, outcome{true, true}, outcome{true, true}},
-		{"the pod disregards them", true, false, outcome{true, false}, outcome{true, false}},
-		{"the node sends none, which it cannot help over IPv6", false, true, outcome{}, outcome{true, true}},
-		{"both", true, true, outcome{}, outcome{true, false}},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
+	for name, nobodys := range map[string]bool{"the node's address": false, "nobody's": true} {
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p := port(0)
-			p.NoRedirects = tt.pod
-			d := newDetour(t, p)
+			d := newDetour(t, port(0), nobodys)
 			for _, link := range []string{"all", "br0"} {
 				nstest.Sysctl(t, d.ns, "net/ipv4/conf/"+link+"/send_redirects", "1")
 			}
-			if tt.node {
-				must.Succeed(t, expect.Err(routing(t, d.ns, bridge.Routing{NoRedirects: "br0"})))
-			}
-			for family, want := range map[string]outcome{"-4": tt.want4, "-6": tt.want6} {
+			for _, family := range []string{"-4", "-6"} {
 				told, past := d.goesPast(t, family)
-				expect.Equal(t, (outcome{told, past}), want, "%s: the pod is told to go past the node, and does so", family)
+				expect.That(t, told && past != nobodys, "%s: the pod is told to go past the node (%t), and does so (%t)", family, told, past)
 			}
 		})
 	}
@@ -312,7 +299,7 @@ func TestParametersOfNoLinkStayAsTheyAre(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	for _, name := range []string{"all", "default", "..", "../all", "a/b", n.link.Name + "\x00", "%d"} {
-		for _, r := range []bridge.Routing{{RouteLocalnet: name}, {NoRedirects: name, IPv4: true}} {
+		for _, r := range []bridge.Routing{{RouteLocalnet: name}, {Input: name, IPv4: true}} {
 			expect.Is(t, n.ns.Do(func() error {
 				expect.Is(t, expect.Err(n.conn.CheckRouting(t.Context(), r)), tombolo.ErrInvalid, "CheckRouting(%+v)", r)
 				_, err := n.conn.EnsureRouting(t.Context(), r)
@@ -322,7 +309,7 @@ func TestParametersOfNoLinkStayAsTheyAre(t *testing.T) {
 	}
 	for path, want := range map[string]string{
 		"net/ipv4/conf/all/route_localnet": "0", "net/ipv4/conf/default/route_localnet": "0",
-		"net/ipv4/conf/all/arp_notify": "0", "net/ipv4/conf/all/send_redirects": "1", "net/ipv4/ip_forward": "0",
+		"net/ipv4/conf/all/arp_notify": "0", "net/ipv4/ip_forward": "0",
 	} {
 		expect.Equal(t, nstest.Sysctl(t, n.ns, path), want, "%s is", path)
 	}

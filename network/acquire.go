@@ -133,6 +133,9 @@ func (a *adding) recordLease(context.Context) error {
 		Policy:  lease.Policy{NoDefault: a.nw.NoDefaultRoute, Routes: l.asked.Routes, Priority: l.asked.Priority, IPv6: a.nw.SLAAC},
 		Created: time.Now().UTC(),
 	}
+	if a.byHost() {
+		rec.Policy.Gateway = hostHop(false)
+	}
 	if a.nw.DHCPv6 {
 		rec.Six = lease.SixOf(&rec.Client)
 	}
@@ -191,11 +194,6 @@ func (a *adding) acquire(ctx context.Context) error {
 	for _, why := range got.Ignored {
 		a.s.Warn("lease of " + got.Address.String() + ": " + why)
 	}
-	if a.leadsToHost() {
-		if rec.Policy.Gateway, err = hostAddress(ctx, a.s, a.nw.Uplink.NIC, a.built.bridge, got.Address); err != nil {
-			return err
-		}
-	}
 	rec.Lease, rec.Applied = got, rec.Policy.Apply(got)
 	if slices.ContainsFunc(rec.Applied.Routes, func(r dhcpc.Route) bool { return r.Dst.Bits() == 0 }) {
 		metric, err := freeMetric(ctx, a.pod.NetNS, unix.AF_INET, uint32(rec.Policy.Priority))
@@ -234,9 +232,6 @@ func givenBy(rec *lease.Record, more []route.Route) given {
 	got := rec.Lease
 	address := ipam.Address{Prefix: got.Address, Gateway: rec.Policy.Router(got)}
 	g := given{addresses: []ipam.Address{address}, dns: DNS{slices.Clone(got.DNS), got.Domain, got.Search}}
-	if rec.Policy.Gateway.IsValid() {
-		g.hosts = map[netip.Prefix]netip.Addr{address.Prefix: rec.Policy.Gateway}
-	}
 	for _, r := range rec.Applied.Routes {
 		one := route.Route{Dst: r.Dst, Gateway: r.Gateway, Priority: uint32(rec.Policy.Priority)}
 		if !r.Gateway.IsValid() {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"io/fs"
-	"net/netip"
 
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
@@ -105,7 +104,7 @@ func (a *adding) run(ctx context.Context) (*Attachment, error) {
 	}
 	steps := []func(context.Context) error{
 		a.begin, a.done("record"), a.allocate, a.done("ipam"), a.derive, a.refuseListeners, a.ready, a.done("network"),
-		a.routeThroughHost, a.attach, a.autoconfigure, a.done("link"),
+		a.attach, a.autoconfigure, a.done("link"),
 	}
 	if a.leasing != nil {
 		steps = []func(context.Context) error{
@@ -202,7 +201,6 @@ func (a *adding) made() *Attachment {
 // name servers.
 type given struct {
 	addresses []ipam.Address
-	hosts     map[netip.Prefix]netip.Addr // the host's address that the default route of a pod's address leads to
 	routes    []route.Route
 	dns       DNS
 	informs   bool // DHCPv6 has DNS that routers do not tell

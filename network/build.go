@@ -166,7 +166,7 @@ func buildNetwork(ctx context.Context, s *session, w *want) (*site, error) {
 	}
 	rec := w.record(s.Epoch.Token(), chosen, attachments)
 	if old, err := s.Dir.LoadNetwork(rec.Name); err == nil {
-		rec.ChainedPolicy, rec.AdminChain, rec.PortSNAT = old.ChainedPolicy, old.AdminChain, old.PortSNAT
+		rec.ChainedPolicy, rec.AdminChain, rec.PortSNAT, rec.HostMAC = old.ChainedPolicy, old.AdminChain, old.PortSNAT, old.HostMAC
 	}
 	// The record of before may be lost, and its pods run.
 	rec.PortSNAT = rec.PortSNAT || slices.ContainsFunc(attachments, func(a *state.Attachment) bool { return a.PortSNAT != nft.SNATNeeded })
@@ -179,8 +179,6 @@ func buildNetwork(ctx context.Context, s *session, w *want) (*site, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The keeper tries again where that fails, and the ADD needs none of it.
-	s.Later(func() error { return follow(ctx, s, attachments) })
 	// The record is written last, so that the next ADD finishes what a stopped call has left.
 	if err := n.settle(ctx, changed); err != nil {
 		return nil, err

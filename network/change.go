@@ -99,6 +99,9 @@ func (c Change) Tuned(ctx context.Context, mac net.HardwareAddr, mtu int) error 
 			if err := s.Firewall.Move(ctx, endpoint.Of(a), endpoint.Of(next)); err != nil {
 				return err
 			}
+			if err := s.completeNextHops(ctx, next); err != nil {
+				return err
+			}
 		}
 		return s.Dir.UpdateLocked(next)
 	})

@@ -23,8 +23,8 @@ import (
 type forwardingPart struct{}
 
 // needs describes the host as the network needs it: it forwards the families of gateways, and of pods that ports of
-// the host lead to. An Add asks for its own pod alone. Pods of a LAN whose default route leads through the host
-// (defaultRoute "host"), so that its firewall and services see what they send, must learn of no shorter way.
+// the host lead to, and those of pods whose default route leads through the host (ExitHost). An Add asks for its own pod
+// alone.
 func (n *site) needs() (r bridge.Routing) {
 	need := func(a netip.Addr) { r.IPv4, r.IPv6 = r.IPv4 || a.Is4(), r.IPv6 || a.Is6() }
 	gateways := n.rec.Gateways
@@ -51,7 +51,7 @@ func (n *site) needs() (r bridge.Routing) {
 		r.Input = n.at.Name
 	}
 	if n.rec.DefaultRoute == exitHost {
-		r.IPv4, r.IPv6, r.NoRedirects = true, r.IPv6 || n.rec.SLAAC, n.rec.Bridge
+		r.IPv4, r.IPv6 = true, r.IPv6 || n.rec.SLAAC
 	}
 	return r
 }
@@ -103,17 +103,10 @@ func (forwardingPart) look(ctx context.Context, n *site) error {
 
 	// A family that the host does not forward has been named.
 	needs.IPv4, needs.IPv6 = needs.IPv4 && pods.IPv4, needs.IPv6 && pods.IPv6
-	if n.bridge.Index == 0 {
-		needs.NoRedirects = ""
-	}
 	if n.usual {
-		if needs.NoRedirects == "" {
-			return nil
-		}
-		needs = bridge.Routing{NoRedirects: needs.NoRedirects}
-	} else {
-		n.lookAtOthers()
+		return nil
 	}
+	n.lookAtOthers()
 	diffs, err := n.s.Links.CheckRouting(ctx, needs)
 	n.found.AddAll(diffs, tombolo.RemedyRepair)
 	if errors.Is(err, fs.ErrNotExist) {

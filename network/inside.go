@@ -16,6 +16,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/routing"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/route"
 )
@@ -66,6 +67,13 @@ func (p *attached) inside(ctx context.Context) (list []tombolo.Difference, _ err
 	differs(!hasMTU, "MTU", strconv.Itoa(want.MTU), strconv.Itoa(l.MTU))
 	differs(want.PeerMAC != nil && !bytes.Equal(want.PeerMAC, l.MAC), "MAC", want.PeerMAC.String(), l.MAC.String())
 
+	for _, n := range want.Neighbours {
+		has, err := routing.Find(conn, l.Index, n.Addr)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+		differs(!bytes.Equal(has.MAC, n.MAC), "neighbour "+n.Addr.String(), n.MAC.String(), has.MAC.String())
+	}
 	have, err := addr.On(conn).List(ctx, addr.Filter{Link: l.Index})
 	if err != nil {
 		return nil, err

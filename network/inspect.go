@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"net"
 	"slices"
 
 	"github.com/tombolo-cni/tombolo"
@@ -144,6 +145,7 @@ func (in *Inspection) network(ctx context.Context, s *session, name string, host
 			}
 			err = p.look(ctx)
 			if err == nil {
+				p.want.Neighbours = neighbours(a, net.HardwareAddr(rec.HostMAC))
 				inside, err = p.inside(ctx)
 			}
 			p.pod.Close()

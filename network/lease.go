@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"io/fs"
-	"net/netip"
 	"path/filepath"
 	"slices"
 	"time"
@@ -14,7 +13,6 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge"
-	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/nl"
@@ -73,36 +71,6 @@ func lockLease(ctx context.Context, a *state.Attachment) (*lease.Held, error) {
 	ctx, cancel := context.WithTimeout(ctx, leaseLockWait)
 	defer cancel()
 	return dir.Lock(ctx, a.Hash())
-}
-
-// leadLease changes the record of a lease whose default route leads to an address of the host, as the pod's route
-// does already. If the pod has no such route, its owner has removed it.
-func leadLease(ctx context.Context, a *state.Attachment, conn *nl.Conn, link int, own netip.Addr, has bool) error {
-	held, err := lockLease(ctx, a)
-	if err != nil {
-		return err
-	}
-	defer held.Close()
-	rec, err := held.Load()
-	if err != nil || !rec.Policy.Gateway.IsValid() {
-		return err
-	}
-	rec.Policy.Gateway = own
-	if rec.State != lease.Bound {
-		return held.Replace(rec) // its next lease has it
-	}
-
-	if !has {
-		rec.Removed.Routes = append(rec.Removed.Routes, dhcpc.Route{Dst: netip.PrefixFrom(netip.IPv4Unspecified(), 0)})
-	}
-	want := rec.Wanted(rec.Lease)
-	stale := lease.Applied{Routes: rec.Applied.Without(want).Routes}
-	rec.Applied.Routes = want.Routes
-	if err := held.Replace(rec); err != nil {
-		return err
-	}
-	at := &lease.Link{Conn: conn, Index: link, Priority: rec.Policy.Priority}
-	return at.Withdraw(ctx, stale) // the way to the address of before
 }
 
 // look compares an attachment with its lease. A node repairs nothing of a lease that a keeper is at work on.

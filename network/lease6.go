@@ -171,19 +171,16 @@ func (a *adding) advertised(ctx context.Context, asked *bridge.Solicitation) err
 		}
 	}
 	var gateway netip.Addr
-	var metric uint32
-	if !a.nw.NoDefaultRoute {
-		if gateway, metric, err = a.gateway6(ctx, got); err != nil {
-			return err
-		}
+	switch {
+	case a.nw.NoDefaultRoute:
+	case a.nw.Exit == ExitHost: // the pod has that route
+		gateway = hostHop(true)
+	case len(got.Gateways) > 0: // the pod's kernel has learnt that route
+		gateway = got.Gateways[0]
+		g.routes = append(g.routes, defaultBy(gateway))
 	}
 	for _, address := range got.Addresses {
 		g.addresses = append(g.addresses, ipam.Address{Prefix: address.Prefix, Gateway: gateway})
-	}
-	if gateway.IsValid() {
-		r := defaultBy(gateway)
-		r.Priority = metric
-		g.routes = append(g.routes, r)
 	}
 	g.dns.Servers = append(g.dns.Servers, got.Servers...)
 	g.informs = got.OtherConfig && len(got.Servers) == 0

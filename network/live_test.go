@@ -179,29 +179,6 @@ func TestWhatCannotBeMeantMakesNothing(t *testing.T) {
 	}
 }
 
-// A pod that is being taken down has its record locked, and needs no route.
-func TestARouteIsNotChangedWhileADELIsAtWork(t *testing.T) {
-	t.Parallel()
-	b := newBed(t)
-	hash := b.add(t).hash()
-	b.inside(t, func(s *session) error {
-		rec, err := s.Dir.Load("pods", hash)
-		if err != nil {
-			return err
-		}
-		rec.DefaultRoute = string(ExitHost)
-		lock, err := s.Dir.LockAttachment("pods", hash)
-		if err != nil {
-			return err
-		}
-		expect.Is(t, follow(t.Context(), s, []*state.Attachment{rec}), state.ErrBusy, "follow")
-		if err := lock.Close(); err != nil {
-			return err
-		}
-		return follow(t.Context(), s, []*state.Attachment{rec})
-	})
-}
-
 // Another program may use the firewall's table; what it has there is none of our faults.
 func TestElementsOfAnotherProgramAreToldApart(t *testing.T) {
 	t.Parallel()

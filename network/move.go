@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"net/netip"
 	"slices"
 
@@ -118,17 +117,10 @@ func notLeased(a *state.Attachment) []ipam.Address {
 	})
 }
 
-// moved gives an attachment as its lease has it. The new address keeps the way out of the one before.
+// moved returns an attachment as its lease has it.
 func moved(a *state.Attachment, rec *lease.Record) *state.Attachment {
 	next := *a
 	next.Addresses, next.Moving = leased(a, rec), false
-	if i := slices.IndexFunc(a.Addresses, func(o ipam.Address) bool { return o.Prefix.Addr().Is4() }); i >= 0 && rec.State == lease.Bound {
-		if host, is := a.HostGateways[a.Addresses[i].Prefix]; is {
-			next.HostGateways = maps.Clone(a.HostGateways)
-			delete(next.HostGateways, a.Addresses[i].Prefix)
-			next.HostGateways[rec.Lease.Address] = host
-		}
-	}
 	return &next
 }
 

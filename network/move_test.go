@@ -61,18 +61,3 @@ func TestWhatAnAttachmentHasByItsLease(t *testing.T) {
 		t.Errorf("gateway by the configuration: %v", got)
 	}
 }
-func TestAMovedAddressKeepsItsWayOut(t *testing.T) {
-	t.Parallel()
-	host := netip.MustParseAddr("10.0.0.6")
-	old := netip.MustParsePrefix("10.0.0.9/24")
-	a := &state.Attachment{
-		Addresses:    []ipam.Address{{Prefix: old}, {Prefix: netip.MustParsePrefix("fd00::9/64")}},
-		HostGateways: map[netip.Prefix]netip.Addr{old: host},
-	}
-	r := &lease.Record{State: lease.Bound, Lease: &dhcpc.Lease{Address: netip.MustParsePrefix("10.0.0.10/24")}}
-	next := moved(a, r)
-	got := next.Addresses
-	if len(got) != 2 || got[0].Prefix != r.Lease.Address || next.HostGateways[r.Lease.Address] != host || a.HostGateways[old] != host {
-		t.Errorf("the addresses are %+v by %+v, want %s", got, next.HostGateways, host)
-	}
-}

@@ -42,6 +42,9 @@ func (c Change) Moved(ctx context.Context, path string) error {
 			if cookie != 0 { // else the interface is on its way there
 				isDefault := func(r route.Route) bool { return isDefault(&r) }
 				next.Routes = slices.DeleteFunc(slices.Clone(next.Routes), isDefault)
+				if err := s.completeNextHops(ctx, next); err != nil {
+					return err
+				}
 			}
 			return s.Dir.UpdateLocked(next)
 		})

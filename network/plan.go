@@ -3,6 +3,7 @@ package network
 import (
 	"cmp"
 	"context"
+	"net"
 	"net/netip"
 	"slices"
 
@@ -24,13 +25,13 @@ type plan struct {
 
 // derive derives what the network has to be, the port and the record from what the pod was given.
 func (a *adding) derive(context.Context) error {
+	a.routeByHost()
 	g := a.given
 	if err := a.checkGiven(g); err != nil {
 		return err
 	}
 	nw, p := a.nw, &plan{rec: *a.base, want: wantOf(a.nw, a.hash, a.s.Mark)}
 	rec := &p.rec
-	rec.HostGateways = g.hosts
 	rec.Masquerade, rec.Guard = nw.Masquerade, nw.Guard
 	rec.DefaultRoute, rec.SLAAC = string(nw.Exit), nw.SLAAC
 	rec.Hairpin, rec.Isolated = nw.Hairpin, nw.Isolated
@@ -109,6 +110,7 @@ func wantOf(nw *Network, hash string, mark uint32) *want {
 func (p *plan) onto(b *site) bridge.Port {
 	port := p.port
 	port.BridgeIndex, port.MTU = b.bridge.Index, b.rec.MTU
+	port.Neighbours = neighbours(&p.rec, net.HardwareAddr(b.rec.HostMAC))
 	keepTable(&port, p.rec.Guard != "", b.bridge)
 	return port
 }

@@ -106,7 +106,6 @@ func portOf(a *state.Attachment) bridge.Port {
 		Alias:   endpoint.AliasOf(a),
 		Hairpin: a.Hairpin, Isolated: a.Isolated, ForwardGroups: true,
 		Down: !a.Up, VLAN: a.VLAN,
-		NoRedirects: a.DefaultRoute == exitHost,
 	}
 	if a.SLAAC {
 		p.Autoconf = &bridge.Autoconf{DefaultRoute: a.DefaultRoute != exitHost}

@@ -85,8 +85,7 @@ func repairNetworks(ctx context.Context, s *session, some ...string) error {
 			errs = append(errs, s.Publish(ctx, waitingOf(a))) // a DEL may have been killed that was to pass them on
 		}
 	}
-	s.Leave()
-	return errors.Join(append(errs, follow(ctx, s, r.followers))...)
+	return errors.Join(errs...)
 }
 
 // repair is one under way.
@@ -122,8 +121,8 @@ func (r *repair) network(ctx context.Context, rec *state.Network) error {
 // Repair makes all networks anew that are on record and in use, as their records have them, and puts every pod's
 // host side back: after another program flushed the firewall, or deleted or changed a bridge. It is what the next
 // ADD of each network would do. It also deletes the elements and links of pods that are gone and that no record
-// tells of. It changes nothing inside a pod, which belongs to the pod after its Add, except that the default route by
-// the host's address follows that address. It goes on past what it cannot mend.
+// tells of. It changes nothing inside a pod, which belongs to the pod after its Add, except that the next hop by the host
+// follows the host's MAC. It goes on past what it cannot mend.
 func (n *Node) Repair(ctx context.Context) error {
 	return n.about(ctx, func(s *session) error {
 		if err := s.inOwnNamespace(); err != nil {
@@ -334,7 +333,7 @@ func (l *Links) lookAt(ctx context.Context, n *site, ports map[string]*bridge.Li
 		return err
 	}
 	// Those that the kernel tells of with its links, addresses and routes.
-	if err := n.look(ctx, []part{bridgePart{}, vlanPart{}, forwardingPart{}, gatewayPart{}, loopbackPart{}}); err != nil {
+	if err := n.look(ctx, []part{bridgePart{}, nextHopPart{}, vlanPart{}, forwardingPart{}, gatewayPart{}, loopbackPart{}}); err != nil {
 		return err
 	}
 	if n.bridge.Index != 0 {

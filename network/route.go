@@ -246,33 +246,3 @@ func isRoute(err error) bool {
 	var op *tombolo.OpError
 	return errors.As(err, &op) && op.Op == "add route"
 }
-
-// gateway6 is where the pod's default route leads: to the LAN's router, of which the
-// pod's own kernel has learnt it, or to the host, to which it is added here, with a metric. A link-local
-// address of the host's stays when the LAN gets another prefix.
-func (a *adding) gateway6(ctx context.Context, got *bridge.Autoconfigured) (_ netip.Addr, metric uint32, _ error) {
-	switch {
-	case a.nw.Exit == ExitHost:
-	case len(got.Gateways) == 0:
-		return netip.Addr{}, 0, nil
-	default:
-		return got.Gateways[0], 0, nil
-	}
-	own, err := hostAddresses(ctx, a.s.Links, a.built.bridge, netip.MustParsePrefix("fe80::/10"))
-	if err == nil && len(own) == 0 {
-		err = fail.Errorf(ErrNoGateway, `defaultRoute "host": bridge %s has no link-local IPv6 address to which the pod could send: give it one, or set defaultRoute to "router"`, a.nw.Bridge)
-	}
-	if err != nil {
-		return netip.Addr{}, 0, err
-	}
-	routes, err := route.Dial(a.pod.NetNS)
-	if err != nil {
-		return netip.Addr{}, 0, err
-	}
-	defer routes.Close()
-	if metric, err = freeMetric(ctx, a.pod.NetNS, unix.AF_INET6, 0); err != nil {
-		return netip.Addr{}, 0, err
-	}
-	_, err = routes.Ensure(ctx, route.Route{Gateway: own[0], Link: a.link.PeerIndex, Priority: metric, Protocol: route.ProtocolTombolo})
-	return own[0], metric, explainRoute(err)
-}

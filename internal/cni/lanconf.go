@@ -54,12 +54,14 @@ func (c *NetConf) lan(s *network.Network) {
 		c.guard(s, false)
 		return
 	}
-	s.Exit = cmp.Or(network.Exit(c.DefaultRoute), network.ExitHost)
+	s.Exit = cmp.Or(network.Exit(c.DefaultRoute), network.ExitRouter)
 	s.NoDefaultRoute = !orDefault(c.IsDefaultGateway, true)
 	// The gateway of an IPAM that is not DHCP is the router.
 	s.Gateway, s.DefaultGateway = false, s.Exit == network.ExitRouter && !s.NoDefaultRoute
 	c.guard(s, true)
-	s.NFCall = cmp.Or(s.NFCall, new(true))
+	if s.NFCall == nil && s.Exit == network.ExitHost {
+		s.NFCall = new(true) // else conntrack sees one direction of what passes the host
+	}
 }
 
 // guard says what pods are held to: lanGuard to more than guard, and that to more than macspoofchk.

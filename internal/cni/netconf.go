@@ -160,10 +160,6 @@ func (c *NetConf) settings() network.Network {
 	}
 	c.lan(&s)
 	s.VLAN = c.membership()
-	if s.VLAN.ID != 0 && c.DefaultRoute == "" && s.Exit != "" {
-		s.Exit = network.ExitRouter // the host is not in the VLAN
-		s.DefaultGateway = !s.NoDefaultRoute
-	}
 	if s.Bridge == "" {
 		s.Bridge = "cbr0"
 		if !gateway {

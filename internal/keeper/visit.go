@@ -214,7 +214,6 @@ func (v *visit) endUnseen(cause error) error {
 }
 
 // follow has what the host has of the pod go by the addresses that the pod has leased by now: see network.Upkeep.Follow.
-// A pod that its lease took out of the subnet of the host's address, which its default route leads to, is led there anew.
 func (v *visit) follow() error {
 	ctx, cancel := context.WithTimeout(v.ctx, lockedFor)
 	defer cancel()
@@ -224,9 +223,6 @@ func (v *visit) follow() error {
 	}
 	v.metrics.moves.Inc()
 	v.log.Info("attachment follows its lease", append(v.who(), "from", from, "to", to)...)
-	if gateway := v.r.Policy.Gateway; v.r.State == lease.Bound && gateway.IsValid() && !v.r.Lease.Address.Contains(gateway) {
-		return v.network.Repair(v.ctx)
-	}
 	return nil
 }
 
@@ -404,23 +400,7 @@ func (v *visit) underLock(fn func(*lease.Held) error) error {
 	case err != nil:
 		return err
 	}
-	if err := v.reloadGateway(held); err != nil {
-		return err
-	}
 	return fn(held)
-}
-
-// reloadGateway takes over what other processes write into the keeper's record: where the
-// pod's default route leads, when the host has another address.
-func (v *visit) reloadGateway(held *lease.Held) error {
-	if !v.r.Policy.Gateway.IsValid() {
-		return nil
-	}
-	now, err := held.Load()
-	if err == nil && now.Policy.Gateway != v.r.Policy.Gateway {
-		v.r.Policy.Gateway, v.r.Applied.Routes = now.Policy.Gateway, now.Applied.Routes
-	}
-	return err
 }
 
 func (k *Keeper) unlock(held *lease.Held) {

@@ -22,10 +22,9 @@ type Policy struct {
 	// NoDefault leaves the lease's default route out, and what is as good as one: routes
 	// to more than a whole class A network.
 	NoDefault bool `json:"noDefault,omitempty"`
-	// Gateway is to be the default route's, in place of the lease's router: the host,
-	// where pods of a LAN go out through it. Then the lease's other routes are left out
-	// too: by some that are longer, a server could have any part of what the pod sends
-	// pass the host by. The host has routes of its own.
+	// Gateway is the next hop of the default route, in place of the lease's router: the host's, if pods of a LAN go
+	// out through the host. Then the lease's other routes are left out too: by some that are longer, a server could
+	// have any part of what the pod sends pass the host by. The host has routes of its own.
 	Gateway netip.Addr `json:"gateway,omitzero"`
 	// Routes are the configuration's own.
 	Routes []dhcpc.Route `json:"routes,omitempty"`
@@ -77,9 +76,6 @@ func (p *Policy) Apply(l *dhcpc.Lease) Applied {
 		}
 	}
 	if p.Gateway.IsValid() && !p.NoDefault {
-		if !l.Address.Contains(p.Gateway) {
-			add(dhcpc.Route{Dst: netip.PrefixFrom(p.Gateway, p.Gateway.BitLen())})
-		}
 		add(dhcpc.Route{Dst: netip.PrefixFrom(netip.IPv4Unspecified(), 0), Gateway: p.Gateway})
 	}
 	for _, r := range p.Routes {

@@ -56,8 +56,6 @@ type Attachment struct {
 	MAC       MAC            `json:"mac,omitempty"`    // of the pod's end
 	HostMAC   MAC            `json:"hostMAC,omitempty"`
 	Addresses []ipam.Address `json:"addresses,omitempty"` // in the order of the result
-	// HostGateways has, by a pod\'s address, the host\'s address that its default route leads to, on a LAN by the host.
-	HostGateways map[netip.Prefix]netip.Addr `json:"hostGateways,omitempty"`
 	// Hairpin and Isolated are flags of the port: see bridge.Port.
 	Hairpin  bool            `json:"hairpin,omitempty"`
 	Isolated bool            `json:"isolated,omitempty"`

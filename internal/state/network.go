@@ -58,6 +58,8 @@ type Network struct {
 	// DefaultRoute is where the default route of pods on a LAN leads: "host" or
 	// "router"; empty where they are on none.
 	DefaultRoute string `json:"defaultRoute,omitempty"`
+	// HostMAC is the host's MAC on the LAN, which pods have for the next hop of a default route to the host.
+	HostMAC MAC `json:"hostMAC,omitempty"`
 	// SLAAC says that pods form IPv6 addresses by router advertisements.
 	SLAAC bool `json:"slaac,omitempty"`
 

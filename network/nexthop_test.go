@@ -2,14 +2,12 @@ package network
 
 import (
 	"net/netip"
-	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"golang.org/x/sys/unix"
 
-	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
@@ -29,36 +27,6 @@ func TestThePodOfAPathIsTheRecords(t *testing.T) {
 		expect.Equal(t, err == nil, is, "with cookie %d of %d: %v", want, cookie, err)
 		if err == nil {
 			ns.Close()
-		}
-	}
-}
-
-func TestARouteIsReplacedOverBothFamilies(t *testing.T) {
-	t.Parallel()
-	pod, host := nstest.New(t), nstest.New(t)
-	nstest.Veth(t, pod, "eth0", host, "veth0")
-	routes, err := route.Dial(pod)
-	must.Succeed(t, err)
-	defer routes.Close()
-	for _, tt := range []struct{ family, address, old, next string }{
-		{"-4", "10.0.0.9/24", "10.0.0.5", "10.0.0.6"},
-		{"-6", "fd00::9/64", "fd00::5", "fd00::6"},
-	} {
-		nstest.Run(t, pod, "ip", tt.family, "address", "add", tt.address, "dev", "eth0")
-		nstest.Run(t, pod, "ip", tt.family, "route", "add", "default", "via", tt.old, "dev", "eth0", "metric", "77")
-		list, err := routes.List(t.Context(), route.Filter{Family: nl.FamilyOf(netip.MustParseAddr(tt.old)), Table: unix.RT_TABLE_MAIN})
-		must.Succeed(t, err)
-		for _, r := range list {
-			if r.Dst.Bits() != 0 {
-				continue
-			}
-			n := r
-			n.Gateway, n.Flags = netip.MustParseAddr(tt.next), 0
-			must.Succeed(t, replaceRoute(t.Context(), routes, r, n))
-		}
-		out := nstest.Run(t, pod, "ip", tt.family, "route", "show", "default")
-		if strings.Count(out, "default") != 1 || !strings.Contains(out, "via "+tt.next+" dev eth0") || !strings.Contains(out, "metric 77") {
-			t.Errorf("the default routes are:\n%s", out)
 		}
 	}
 }

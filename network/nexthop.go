@@ -1,0 +1,180 @@
+package network
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/link"
+	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/routing"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/ipam"
+	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/network/internal/fail"
+)
+
+// nextHopPart is the next hop of default routes by the host (ExitHost). It is one address for each family, which nobody
+// has. A permanent neighbour entry in each pod has the host's MAC for it. So the routes stay valid whatever addresses
+// the host gets or loses, and no other machine can answer for the next hop. Only the MAC can change.
+type nextHopPart struct{}
+
+// hostHop returns the next hop of a family. That of IPv6 ends in "tombolo", since real routers have fe80::1.
+func hostHop(is6 bool) netip.Addr {
+	if is6 {
+		return netip.AddrFrom16([16]byte{0xfe, 0x80, 8: 't', 'o', 'm', 'b', 'o', 'l', 0, 'o'})
+	}
+	return netip.AddrFrom4([4]byte{169, 254, 1, 1})
+}
+
+// byHost reports whether the pod gets default routes by the host.
+func (a *adding) byHost() bool { return a.nw.Exit == ExitHost && !a.nw.NoDefaultRoute }
+
+// routeByHost adds the default routes by the host that the pod's allocator left to the network.
+func (a *adding) routeByHost() {
+	if !a.byHost() {
+		return
+	}
+	var hops []ipam.Address
+	for _, address := range a.given.addresses {
+		hops = append(hops, ipam.Address{Gateway: hostHop(address.Prefix.Addr().Is6())})
+	}
+	if a.nw.SLAAC {
+		hops = append(hops, ipam.Address{Gateway: hostHop(true)})
+	}
+	a.given.routes = withDefaults(true, hops, a.given.routes)
+}
+
+// neighbours returns the entries of the next hops that a pod gets, for the families that it has.
+func neighbours(a *state.Attachment, host net.HardwareAddr) (list []bridge.Neighbour) {
+	if a.DefaultRoute != exitHost {
+		return nil
+	}
+	for _, is6 := range [...]bool{false, true} {
+		has := is6 && a.SLAAC || !is6 && a.IPAMType == endpoint.Leased
+		if has || slices.ContainsFunc(a.Addresses, func(o ipam.Address) bool { return isIPv6(o.Prefix) == is6 }) {
+			list = append(list, bridge.Neighbour{Addr: hostHop(is6), MAC: host})
+		}
+	}
+	return list
+}
+
+// hostMAC returns the MAC by which the host is reached on the LAN: the bridge's, or that of a NIC that is no port of
+// the bridge.
+func (n *site) hostMAC(ctx context.Context) (net.HardwareAddr, error) {
+	if n.rec.Uplink == "" {
+		return n.bridge.MAC, nil
+	}
+	nic, err := n.s.link(ctx, n.rec.Uplink)
+	if err != nil || nic.Index == 0 || nic.Master == n.bridge.Index {
+		return n.bridge.MAC, err
+	}
+	return nic.MAC, nil
+}
+
+func (nextHopPart) look(ctx context.Context, n *site) error {
+	if n.rec.DefaultRoute != exitHost || n.bridge.Index == 0 {
+		return nil
+	}
+	mac, err := n.hostMAC(ctx)
+	if err == nil && !bytes.Equal(mac, n.rec.HostMAC) {
+		n.found.Advise(tombolo.RemedyRepair, "pods send to the host's MAC %s, and it is %s", net.HardwareAddr(n.rec.HostMAC), mac)
+	}
+	return err
+}
+
+// make puts the host's MAC on record, for the pods to come, and renews the entries of the pods that have the one before.
+func (nextHopPart) make(ctx context.Context, n *site) (changed bool, _ error) {
+	if n.rec.DefaultRoute != exitHost {
+		return false, nil
+	}
+	mac, err := n.hostMAC(ctx)
+	before := net.HardwareAddr(n.rec.HostMAC)
+	if err != nil || bytes.Equal(mac, before) {
+		return false, err
+	}
+	// A bridge that was never given a MAC takes the smallest one of its ports, so it would change with the first pod.
+	if l := n.bridge; l.Alias != endpoint.BridgeAlias && bytes.Equal(mac, l.MAC) {
+		var b nl.Batch
+		link.Request{Index: l.Index, MAC: l.MAC}.Set(&b, "keep the MAC of bridge", l.Name)
+		if err := nl.Of(n.s.Links.Socket()).Execute(&b); err != nil {
+			return false, err
+		}
+	}
+	for _, a := range n.attachments {
+		if before == nil {
+			break // no pod has an entry
+		}
+		if err := n.s.setNextHops(ctx, a, mac, before); err != nil {
+			n.s.Warn(fmt.Sprintf("cannot tell container %s of the host's MAC %s: %v", a.ContainerID, mac, err))
+		}
+	}
+	n.rec.HostMAC = state.MAC(mac)
+	return false, nil
+}
+
+// setNextHops writes a pod's entries of the next hops. Unless before is nil, it writes only those that are still
+// permanent and have that MAC: the pod's owner has changed the others. A pod that is gone is passed over.
+func (s *session) setNextHops(ctx context.Context, a *state.Attachment, host, before net.HardwareAddr) error {
+	list := neighbours(a, host)
+	if len(list) == 0 {
+		return nil
+	}
+	pod, err := netns.OpenSame(a.NetNS, a.NetNSCookie)
+	if err != nil {
+		return nil
+	}
+	defer pod.Close()
+	conn, err := nl.Dial(unix.NETLINK_ROUTE, pod)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	l, err := peerOf(ctx, s, a, conn)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+
+	var b nl.Batch
+	for _, n := range list {
+		entry := routing.Neighbour{Addr: n.Addr, MAC: n.MAC, Link: l.Index}
+		if before != nil {
+			has, err := routing.Find(conn, l.Index, n.Addr)
+			if err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return err
+			}
+			if has.State != routing.Permanent || !bytes.Equal(has.MAC, before) {
+				continue
+			}
+		}
+		m, err := entry.ReplaceMessage()
+		b.Add("add neighbour", &entry, m, err)
+	}
+	return conn.Execute(&b)
+}
+
+// completeNextHops writes the entries anew for a pod whose interface another program moved or gave another MAC, which
+// deletes them.
+func (s *session) completeNextHops(ctx context.Context, a *state.Attachment) error {
+	if a.DefaultRoute != exitHost {
+		return nil
+	}
+	rec, err := s.Dir.LoadNetwork(a.Network)
+	if err != nil {
+		return fail.State(err)
+	}
+	return s.setNextHops(ctx, a, net.HardwareAddr(rec.HostMAC), nil)
+}

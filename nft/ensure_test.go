@@ -53,6 +53,7 @@ var damages = []struct {
 			`rule "mark what stays on a bridge of ours" is missing`,
 			`chain unmark of table inet tombolo: rule "clear the mark bit of packets from our bridges" is missing`,
 			`rule "clear the mark bit of packets to our bridges" is missing`,
+			`rule "the host's redirects to pods, IPv4" is missing`, `rule "the host's redirects to pods, IPv6" is missing`,
 			`chain loopback of table inet tombolo: rule "others must not reach what is local to the host" is missing`,
 			`rule "nor pass for it" is missing`,
 			`chain loopback-answers of table inet tombolo: rule "what the firewall itself leads to what is local to the host" is missing`,
@@ -96,6 +97,7 @@ var damages = []struct {
 		found: []string{
 			`chain unmark of table inet tombolo: rule "clear the mark bit of packets from our bridges" is missing`,
 			`chain unmark of table inet tombolo: rule "clear the mark bit of packets to our bridges" is missing`,
+			`rule "the host's redirects to pods, IPv4" is missing`, `rule "the host's redirects to pods, IPv6" is missing`,
 		},
 	}, {
 		name: "delete chain", do: "delete chain inet tombolo unmark", unready: true,
@@ -110,10 +112,12 @@ var damages = []struct {
 		name: "one of our rules twice", do: `add rule inet tombolo unmark counter comment "clear the mark bit of packets to our bridges"`, unready: true,
 		found: []string{`chain unmark of table inet tombolo: rule "clear the mark bit of packets to our bridges" does not belong there`},
 	}, {
-		name: "another rule in place of ours", do: `flush chain inet tombolo unmark; add rule inet tombolo unmark counter; add rule inet tombolo unmark counter`,
+		name: "another rule in place of ours", do: "flush chain inet tombolo unmark" + strings.Repeat("; add rule inet tombolo unmark counter", 4),
 		found: []string{
 			`rule "clear the mark bit of packets from our bridges" is missing`, `rule "clear the mark bit of packets to our bridges" is missing`,
+			`rule "the host's redirects to pods, IPv4" is missing`, `rule "the host's redirects to pods, IPv6" is missing`,
 			`chain unmark of table inet tombolo: rule "" does not belong there`, `rule "" does not belong there`,
+			`rule "" does not belong there`, `rule "" does not belong there`,
 		},
 	}, {
 		name: "dormant table", do: "add table inet tombolo { flags dormant; }", unready: true,

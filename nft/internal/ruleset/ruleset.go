@@ -2,6 +2,7 @@ package ruleset
 
 import (
 	"cmp"
+	"encoding/binary"
 	"fmt"
 	"hash/fnv"
 	"net"
@@ -310,12 +311,30 @@ func (list *rules) addClear(mark uint32) {
 	}
 }
 
-// unmark clears the bit of our bridges' packets, which only the firewall needs.
+// unmark clears the bit of our bridges' packets, which only the firewall needs. It also drops the host's redirects to
+// pods, which would tell them of the LAN's router, past the host.
 func unmark(mark uint32) Chain {
 	return Chain{
 		Place: InInet(unmarkChain), Kind: "filter", Hook: unix.NF_INET_POST_ROUTING, Priority: priorityLast,
 		settings: markSettings(mark),
-		write:    func(list *rules) { list.addClear(mark) },
+		write:    func(list *rules) { list.addClear(mark); list.addRedirects() },
+	}
+}
+
+// addRedirects drops the host's redirects to pods.
+func (list *rules) addRedirects() {
+	messages := [...]struct{ protocol, typ byte }{{unix.IPPROTO_ICMP, icmpRedirect}, {unix.IPPROTO_ICMPV6, redirectMessage}}
+	for i, f := range Families() {
+		list.add("the host's redirects to pods, "+f.name, func(x expressions) {
+			x.is(f)
+			x.isL4(messages[i].protocol)
+			x.firstByte(messages[i].typ, messages[i].typ)
+			x.Add(&expr.Fib{Register: uint32(nftnl.First), ResultADDRTYPE: true, FlagSADDR: true})
+			x.Compare(expr.CmpOpEq, binary.NativeEndian.AppendUint32(nil, unix.RTN_LOCAL))
+			x.port(expr.MetaKeyOIFNAME, expr.PayloadBaseNetworkHeader, f.dst, f.AddrLen)
+			x.Lookup(f.pods)
+			x.Drop()
+		})
 	}
 }
 

@@ -374,16 +374,3 @@ func TestLeaseThatIsDeletedDuringItsRenewalIsReleasedAgain(t *testing.T) {
 		s.hears(dhcpv4.MessageTypeRelease)
 	}
 }
-
-// Where a pod's default route leads others write into the record, as when the host has another address.
-func TestRenewalKeepsTheWayThatWasSetMeanwhile(t *testing.T) {
-	t.Parallel()
-	s, k := renewedByHand(t)
-	request := s.hears(dhcpv4.MessageTypeRequest)
-	s.change(s.leaseOf(s.pod).Hash, func(r *lease.Record) { r.Policy.Gateway = s.other.ip4 })
-	s.grants(request, s.router.ip4)
-	k.says("lease renewed")
-	if got := nstest.Run(t, s.pod.ns, "ip", "route", "show", "default"); !strings.HasPrefix(got, "default via "+s.other.ip4.String()+" ") || strings.Count(got, "\n") != 1 {
-		t.Errorf("the default route is %q, want it by %s", got, s.other.ip4)
-	}
-}

@@ -64,7 +64,6 @@ func TestTheSystemsBridgeIsUsedAsItIs(t *testing.T) {
 	l, _ := newLab(t)
 	n := l.network(nil)
 	ip(t, l.host.ns, "link add "+bridge+" type bridge forward_delay 0")
-	nstest.Sysctl(t, l.host.ns, "net/ipv6/conf/"+bridge+"/accept_ra", "0")
 	before := l.moved(nic)
 	for _, command := range []string{"plan", "take"} {
 		_, err := n.exec("tombolo", nil, nil, "uplink", command, "--state", n.state, "--leases", n.leases, nic, bridge)
@@ -74,10 +73,7 @@ func TestTheSystemsBridgeIsUsedAsItIs(t *testing.T) {
 	wantError(t, "an empty bridge: ADD", err, "ip link delete "+bridge)
 	wantSame(t, "the host", before, l.moved(nic))
 
-	ip(t, l.host.ns, "link set "+nic+" master "+bridge, "address flush dev "+nic+" scope global", "-6 route del default dev "+nic, "link set "+bridge+" up",
-		"address add "+hostIP4+"/24 brd + dev "+bridge, "address add "+hostIP6+"/64 dev "+bridge)
-	defaultRoutes(t, l.host.ns)
-	l.ready(l.host.ns)
+	l.moveToBridge()
 	before = l.moved(bridge)
 	n.wantStatus("")
 	_, err = n.exec("tombolo", nil, nil, "uplink", "plan", "--state", n.state, nic, bridge)
@@ -94,6 +90,16 @@ func TestTheSystemsBridgeIsUsedAsItIs(t *testing.T) {
 	l.hostTalks()
 	_, err = l.network(object{"bridge": "br1"}).verb("ADD", l.newPod("b"))
 	wantError(t, "another bridge", err, "a port of bridge "+bridge+" already", "name that one")
+}
+
+// moveToBridge has the host on the LAN by a bridge of its own, whose port is the NIC.
+func (l *lan) moveToBridge() {
+	l.Helper()
+	nstest.Sysctl(l, l.host.ns, "net/ipv6/conf/"+bridge+"/accept_ra", "0")
+	ip(l, l.host.ns, "link set "+nic+" master "+bridge, "address flush dev "+nic+" scope global", "-6 route del default dev "+nic, "link set "+bridge+" up",
+		"address add "+hostIP4+"/24 brd + dev "+bridge, "address add "+hostIP6+"/64 dev "+bridge)
+	defaultRoutes(l, l.host.ns)
+	l.ready(l.host.ns)
 }
 
 func wantError(t testing.TB, what string, err error, says ...string) {

@@ -3,9 +3,8 @@ package lan
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
-	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -33,7 +32,7 @@ func newLab(t testing.TB) (*lan, *dhcp) {
 
 func TestPodsOnTheLANFromTheFirstToTheLast(t *testing.T) {
 	l, d := newLab(t)
-	n := l.network(dualStack(nil))
+	n := l.network(byHost())
 	before := l.moved(nic)
 	m := l.usualFlows(both()...)
 
@@ -61,7 +60,7 @@ func TestPodsOnTheLANFromTheFirstToTheLast(t *testing.T) {
 	all := l.measure(both(), between{a.place, l.other}, between{a.place, l.internet}, between{a.place, l.host}, between{a.place, b.place})
 	wantWithin(t, "pods talk", limit{}, all.during(func() { all.pass(all.position()) }))
 	for _, p := range []*pod{a, b} {
-		l.wantVia(p.place, l.internet.ip4, l.host.ip4)
+		l.wantVia(p.place, l.internet.ip4, nstest.Addr(hop4))
 		n.check(p)
 	}
 	all.end()
@@ -118,7 +117,7 @@ func TestFirstADDKeepsWhatTheRouterAdvertisedToTheHost(t *testing.T) {
 	for _, p := range []place{l.other, l.internet} {
 		l.serve(p, servicePort, both()...)
 	}
-	n := l.network(dualStack(nil))
+	n := l.network(byHost())
 	m := l.usualFlows(both()...)
 	a := l.newPod("a")
 	wantWithin(t, "the first ADD", duringTake(), m.during(func() { n.add(a) }))
@@ -178,6 +177,8 @@ func TestAnswersPassTheHostsConntrack(t *testing.T) {
 	}{
 		{"by default, sysctl 0", nil, "0", true},
 		{"by default, sysctl 1", nil, "1", true},
+		{"by the router, sysctl 0", object{"defaultRoute": "router"}, "0", true},
+		{"by the router, sysctl 1", object{"defaultRoute": "router"}, "1", true},
 		{"bridgeNFCall false, sysctl 0", object{"bridgeNFCall": false}, "0", false},
 		{"bridgeNFCall false, sysctl 1", object{"bridgeNFCall": false}, "1", true},
 	} {
@@ -186,7 +187,8 @@ func TestAnswersPassTheHostsConntrack(t *testing.T) {
 			l, _ := newLab(t)
 			l.callIPTables(tt.sysctl)
 			l.dropInvalid()
-			n := l.network(dualStack(tt.fields))
+			n := l.network(byHost())
+			maps.Copy(n.conf, tt.fields)
 			a, b := l.newPod("a", published()...), l.newPod("b")
 			for _, p := range []*pod{a, b} {
 				n.add(p)
@@ -230,7 +232,7 @@ func TestForwardPolicyOfDropStopsNoPod(t *testing.T) {
 			for _, command := range []string{"iptables-nft", "ip6tables-nft"} {
 				l.hostRun(command, "-P", "FORWARD", "DROP")
 			}
-			n := l.network(dualStack(nil))
+			n := l.network(byHost())
 			a := l.newPod("a", published()...)
 			n.add(a)
 			b := n.add(l.newPod("b"))
@@ -268,7 +270,7 @@ func TestClusterAddressLeadsToBackendsEverywhere(t *testing.T) {
 			l, _ := newLab(t)
 			l.callIPTables(sysctl)
 			l.dropInvalid()
-			n := l.network(dualStack(nil))
+			n := l.network(byHost())
 			a, b := n.add(l.newPod("a")), n.add(l.newPod("b"))
 			for _, p := range []*pod{a, b} {
 				l.serve(p.place, servicePort, both()...)
@@ -290,68 +292,6 @@ func TestClusterAddressLeadsToBackendsEverywhere(t *testing.T) {
 			}
 		})
 	}
-}
-
-// A host that forwards a packet to where it came from tells the sender of the shorter
-// way, after which nothing of the pod's passes the host any more.
-func TestHostTellsNoPodToPassItBy(t *testing.T) {
-	t.Parallel()
-	l, _ := newLab(t)
-	n := l.network(nil)
-	a := n.add(l.newPod("a"))
-	// One connection that goes on: a redirect that belongs to the first packet of one
-	// does not leave a host that tracks connections.
-	m := l.measure([]int{4}, between{a.place, l.internet})
-	wantWithin(t, "by way of the host", limit{}, m.during(func() {}))
-	l.wantVia(a.place, l.internet.ip4, l.host.ip4)
-	sent := l.redirects()
-	expect.That(t, sent == 0, "the host has sent %d redirects", sent)
-
-	// What it would be like: both ends have it off, each alone would do. The pod is first to
-	// have it on, since the host sends nine redirects and is then silent for as long as
-	// packets come. They have to belong to datagrams: a stream heeds none whose packet has
-	// been acknowledged by then, and the packets after each pause may all be a stream's.
-	m.end()
-	l.measureBy([]string{"udp"}, []int{4}, between{a.place, l.internet})
-	for _, side := range []struct {
-		p        place
-		of, name string
-	}{{a.place, nic, "accept_redirects"}, {l.host, bridge, "send_redirects"}} {
-		for _, conf := range []string{"all", side.of} {
-			path := "net/ipv4/conf/" + conf + "/" + side.name
-			expect.Equal(t, nstest.Sysctl(t, side.p.ns, path), "0", "%s of %s", path, side.p.name)
-			nstest.Sysctl(t, side.p.ns, path, "1")
-		}
-	}
-	must.Until(l, "a redirect", func() bool {
-		return l.redirects() > 0 && strings.Contains(l.routeOf(a.place, l.internet.ip4), "redirected")
-	})
-}
-
-// redirects is how many the host has sent.
-func (l *lan) redirects() int {
-	l.Helper()
-	lines := strings.Split(l.hostRun("grep", "^Icmp:", "/proc/net/snmp"), "\n")
-	names, values := strings.Fields(lines[0]), strings.Fields(lines[1])
-	return must.Of(strconv.Atoi(values[slices.Index(names, "OutRedirects")])).Get(l)
-}
-
-func TestDefaultRouteToTheRouter(t *testing.T) {
-	t.Parallel()
-	l, _ := newLab(t)
-	n := l.network(dualStack(object{"defaultRoute": "router"}))
-	a := l.newPod("a", published()...)
-	n.add(a)
-	b := n.add(l.newPod("b"))
-	for _, p := range []*pod{a, b} {
-		l.serve(p.place, servicePort, both()...)
-		l.wantVia(p.place, l.internet.ip4, l.router.ip4)
-	}
-	for _, family := range both() {
-		l.everybodyTalks(family, a.place, b.place)
-		l.publishedPortIsReached(family, a.place, b.place)
-	}
-	n.check(a)
 }
 
 func TestPodsOfTheLANGetTheirAddressBackAndLeaveNothing(t *testing.T) {

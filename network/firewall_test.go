@@ -1,6 +1,9 @@
 package network_test
 
-import "testing"
+import (
+	"strings"
+	"testing"
+)
 
 func TestBrokenRulesAreNamedAndMended(t *testing.T) {
 	const (
@@ -9,7 +12,8 @@ func TestBrokenRulesAreNamedAndMended(t *testing.T) {
 		elements = "\nset pods4 of table inet tombolo: element cbr0 . 10.61.0.2 is missing [repair]\nset pods6 of table inet tombolo: element cbr0 . fd61::2 is missing [repair]"
 		unmark   = "chain unmark of table inet tombolo: rule "
 		cleared  = unmark + `"clear the mark bit of packets from our bridges" is missing [repair]` + "\n" +
-			unmark + `"clear the mark bit of packets to our bridges" is missing [repair]`
+			unmark + `"clear the mark bit of packets to our bridges" is missing [repair]` + "\n" +
+			unmark + `"the host's redirects to pods, IPv4" is missing [repair]` + "\n" + unmark + `"the host's redirects to pods, IPv6" is missing [repair]`
 		another  = unmark + `"" does not belong there [repair]`
 		loopback = "nft add rule inet tombolo loopback iifname != lo ip "
 		own      = "set bridges of table inet tombolo: element cbr0 . cbr0 is missing [repair]"
@@ -27,9 +31,9 @@ func TestBrokenRulesAreNamedAndMended(t *testing.T) {
 		"another's chain more":      {on: "nft add chain inet tombolo theirs"},
 		"a chain at another hook": {on: "nft delete chain inet tombolo unmark; nft add chain inet tombolo unmark '{ type filter hook input priority 300; }'",
 			says: cleared + "\nchain unmark of table inet tombolo: hook is type filter hook input priority 300, should be type filter hook postrouting priority 300 [repair]\n" +
-				`chain unmark of table inet tombolo: comment (version and settings) is "", should be "tombolo rules 1, mark 0x10, 2 in all" [repair]`},
+				`chain unmark of table inet tombolo: comment (version and settings) is "", should be "tombolo rules 1, mark 0x10, 4 in all" [repair]`},
 		"a rule more":      {on: "nft insert rule inet tombolo unmark counter", says: another},
-		"a rule exchanged": {on: "nft flush chain inet tombolo unmark; nft add rule inet tombolo unmark counter; nft add rule inet tombolo unmark counter", says: another + "\n" + cleared, unseen: true},
+		"a rule exchanged": {on: "nft flush chain inet tombolo unmark" + strings.Repeat("; nft add rule inet tombolo unmark counter", 4), says: another + "\n" + cleared, unseen: true},
 		"rules out of order": {on: "nft flush chain inet tombolo loopback\n" + loopback + `saddr 127.0.0.0/8 drop comment '"nor pass for it"'` + "\n" +
 			loopback + `daddr 127.0.0.0/8 drop comment '"others must not reach what is local to the host"'`,
 			says: "chain loopback of table inet tombolo: order of the rules is another, should be as they were made [repair]", unseen: true},

@@ -36,13 +36,13 @@ func (a *adding) derive(context.Context) error {
 	rec.DefaultRoute, rec.SLAAC = string(nw.Exit), nw.SLAAC
 	rec.Hairpin, rec.Isolated = nw.Hairpin, nw.Isolated
 	for _, address := range g.addresses {
-		net := &p.want.Record
-		net.Subnets = appendNew(net.Subnets, address.Prefix.Masked())
+		record := &p.want.Record
+		record.Subnets = appendNew(record.Subnets, address.Prefix.Masked())
 		if address.Gateway.IsUnspecified() {
 			address.Gateway = netip.Addr{} // 0.0.0.0 and :: mean none
 		}
 		if nw.Gateway && address.Gateway.IsValid() {
-			net.Gateways = appendNew(net.Gateways, netip.PrefixFrom(address.Gateway, address.Prefix.Bits()))
+			record.Gateways = appendNew(record.Gateways, netip.PrefixFrom(address.Gateway, address.Prefix.Bits()))
 		}
 		rec.Addresses = append(rec.Addresses, address)
 	}

@@ -18,7 +18,7 @@ func (n *node) lan() *netns.NS {
 	lan := nstest.New(n)
 	nstest.Veth(n, n.ns, "nic0", lan, "eth0")
 	nstest.Run(n, lan, "ip", "address", "add", "10.61.0.1/24", "dev", "eth0")
-	nstest.Run(n, n.ns, "sh", "-ec", "ip link set nic0 address 02:00:00:00:00:01; echo 2 >/proc/sys/net/ipv6/conf/nic0/accept_ra; echo 0 >/proc/sys/net/ipv4/conf/all/send_redirects; ip address add 10.61.0.9/24 dev nic0; ip route add default via 10.61.0.1")
+	nstest.Run(n, n.ns, "sh", "-ec", "ip link set nic0 address 02:00:00:00:00:01; echo 2 >/proc/sys/net/ipv6/conf/nic0/accept_ra; ip address add 10.61.0.9/24 dev nic0; ip route add default via 10.61.0.1")
 	n.nw.Gateway, n.nw.DefaultGateway = false, false
 	n.nw.Uplink, n.nw.Exit, n.nw.Guard, n.nw.Routed = uplink.Uplink{NIC: "nic0"}, network.ExitHost, nft.GuardUntrusted, true
 	n.pod.Addresses = []ipam.Address{{Prefix: nstest.Prefix("10.61.0.2/24"), Gateway: nstest.Addr("10.61.0.1")}}
@@ -35,7 +35,7 @@ func TestABrokenUplinkIsNamedAndMended(t *testing.T) {
 		"off its bridge":     {on: "ip link set nic0 nomaster", says: "link nic0: master cbr0 is missing [repair]"},
 		"on another bridge":  {on: br9 + "; ip link set nic0 master br9", undo: "ip link del br9", left: br9 + "; ip link set nic0 master br9", says: "link nic0: master is br9, should be cbr0 [configuration]"},
 		"down":               {on: "ip link set nic0 down", undo: "ip link set nic0 up; until ip link show nic0 | grep -q 'state UP'; do sleep .01; done", refuse: "give back nic0: step routes", says: "link nic0: state is down, should be up [configuration]"},
-		"the bridge's MAC":   {on: "ip link set cbr0 address 02:00:00:00:00:07", says: "#: MAC is 02:00:00:00:00:07, should be 02:00:00:00:00:01 [repair]"},
+		"the bridge's MAC":   {on: "ip link set cbr0 address 02:00:00:00:00:07", says: "#: MAC is 02:00:00:00:00:07, should be 02:00:00:00:00:01 [repair]\npods send to the host's MAC 02:00:00:00:00:01, and it is 02:00:00:00:00:07 [repair]"},
 		"the host's address": {on: "ip address del 10.61.0.9/24 dev cbr0", says: "#: address 10.61.0.9/24 is missing [repair]\n#: route 10.61.0.0/24 dev cbr0 is missing [repair]\n" + route, left: "ip address del 10.61.0.9/24 dev nic0"},
 		"the host's route":   {on: "ip route del default", says: route, left: "ip route del default"},
 		"the bridge":         {on: "ip link del cbr0", says: "#: link cbr0 is missing [repair]\nport $P: # is missing [repair]" + lans + calls},
@@ -44,10 +44,7 @@ func TestABrokenUplinkIsNamedAndMended(t *testing.T) {
 
 func TestBrokenRoutingOfALANIsNamedAndMended(t *testing.T) {
 	const of = "/proc/sys/net/ipv4/"
-	const said = "kernel parameters: net/ipv4/"
 	table{with: onLAN, faults: map[string]fault{
-		"redirects of the bridge": {on: "echo 1 >" + of + "conf/cbr0/send_redirects", says: said + "conf/cbr0/send_redirects is 1, should be 0 [repair]"},
-		"redirects of all":        {on: "echo 1 >" + of + "conf/all/send_redirects", left: "echo 1 >" + of + "conf/all/send_redirects", says: said + "conf/all/send_redirects is 1, should be 0 [repair]"},
 		"forwarding": {on: "echo 0 >" + of + "ip_forward", left: "echo 0 >" + of + "ip_forward", stays: "echo 0 >" + of + "ip_forward",
 			says: "the host does not forward IPv4 (net.ipv4.conf.*.forwarding) [repair]\ntable inet tombolo: chain pods-only is missing [repair]"},
 	}}.run(t)

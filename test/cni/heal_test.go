@@ -243,23 +243,6 @@ func TestChangedConfigurationKeepsRunningPods(t *testing.T) {
 	}
 }
 
-// The kernel's redirects would lead pods past the host.
-func TestTheNextADDPutsBackWhatAPodOfTheLANNeedsOfTheHostsRouting(t *testing.T) {
-	t.Parallel()
-	l := homeLAN(t)
-	w := l.network(conf{"mode": "lan", "uplink": "eth0", "defaultRoute": "host"})
-	w.add(l.pod("first"))
-	for i, of := range []string{"br0", "all"} {
-		path := "net/ipv4/conf/" + of + "/send_redirects"
-		was := nstest.Sysctl(t, l.ns, path)
-		expect.That(t, was == "0", "%s is %s from the beginning", path, was)
-		nstest.Sysctl(t, l.ns, path, "1")
-		w.add(l.pod(fmt.Sprint("next-", i)))
-		is := nstest.Sysctl(t, l.ns, path)
-		expect.That(t, is == "0", "%s is %s still: the next ADD left it", path, is)
-	}
-}
-
 // An installer's cp gives one name back to the reference while pods run, and the others stay Tombolo's: each pod of
 // either keeps its host port, or gets one. Once the name is Tombolo's again, DEL leaves nothing of either.
 func TestOneNameGoesBackWithPodsRunning(t *testing.T) {

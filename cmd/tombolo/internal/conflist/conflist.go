@@ -262,9 +262,12 @@ func addresses(nw *network.Network) string {
 }
 
 func gateway(nw *network.Network) string {
+	const parameters = " (net.ipv4.conf.*.forwarding, net.ipv6.conf.*.force_forwarding)"
 	switch {
-	case nw.Exit != "":
-		return fmt.Sprintf("gateway: the pods' default route leads to the %s", nw.Exit)
+	case nw.Exit == network.ExitHost:
+		return "gateway: the pods' default route leads to the host, which forwards for them if it is no router" + parameters
+	case nw.Exit == network.ExitRouter:
+		return "gateway: the pods' default route leads to the router; the host forwards only if pods publish ports" + parameters
 	case nw.Origin.Type == "":
 		return "gateway: none, since there are no addresses"
 	case nw.Gateway:
@@ -272,8 +275,8 @@ func gateway(nw *network.Network) string {
 		if nw.DefaultGateway {
 			pods = "the pods' default route leads there"
 		}
-		return "gateway: the bridge has the gateways' addresses, the host forwards for them if it is no router " +
-			"(net.ipv4.conf.*.forwarding, net.ipv6.conf.*.force_forwarding), and " + pods
+		return "gateway: the bridge has the gateways' addresses, the host forwards for them if it is no router" +
+			parameters + ", and " + pods
 	}
 	return "gateway: none; the host has no part in what pods send"
 }

@@ -37,12 +37,14 @@ func (d *Driver) join(ctx context.Context, r *request) (*answer, error) {
 }
 
 // joinOf names the routes that Docker is to add in a container. It leaves out a route by a gateway outside of the
-// container's subnets, since Docker would start no container with one.
+// container's subnets, since Docker would start no container with one. For a default route by such a gateway it adds a
+// route to the gateway.
 func joinOf(made *current.Result, srcName string) *answer {
 	a := &answer{InterfaceName: &interfaceName{srcName, "eth"}, DisableGatewayService: true}
 	for _, route := range made.Routes {
 		onLink := slices.ContainsFunc(made.IPs, func(ip *current.IPConfig) bool { return ip.Address.Contains(route.GW) })
-		switch length, _ := route.Dst.Mask.Size(); {
+		length, bits := route.Dst.Mask.Size()
+		switch {
 		case length > 0 && route.GW == nil:
 			a.StaticRoutes = append(a.StaticRoutes, staticRoute{route.Dst.String(), 1, ""})
 		case length > 0 && onLink:
@@ -52,6 +54,9 @@ func joinOf(made *current.Result, srcName string) *answer {
 			a.Gateway = route.GW.String()
 		default:
 			a.GatewayIPv6 = route.GW.String()
+		}
+		if length == 0 && route.GW != nil && !onLink {
+			a.StaticRoutes = append(a.StaticRoutes, staticRoute{fmt.Sprintf("%s/%d", route.GW, bits), 1, ""})
 		}
 	}
 	return a

@@ -69,42 +69,30 @@ func neighbours(a *state.Attachment, host net.HardwareAddr) (list []bridge.Neigh
 	return list
 }
 
-// hostMAC returns the MAC by which the host is reached on the LAN: the bridge's, or that of a NIC that is no port of
-// the bridge.
-func (n *site) hostMAC(ctx context.Context) (net.HardwareAddr, error) {
-	if n.rec.Uplink == "" {
-		return n.bridge.MAC, nil
+// hostMAC returns the MAC by which the host is reached on the LAN: that of a NIC that it shares, or the bridge's.
+func (n *site) hostMAC() net.HardwareAddr {
+	if n.share != nil {
+		return n.share.MAC
 	}
-	nic, err := n.s.link(ctx, n.rec.Uplink)
-	if err != nil || nic.Index == 0 || nic.Master == n.bridge.Index {
-		return n.bridge.MAC, err
-	}
-	return nic.MAC, nil
+	return n.bridge.MAC
 }
 
-func (nextHopPart) look(ctx context.Context, n *site) error {
-	if n.rec.DefaultRoute != exitHost || n.bridge.Index == 0 {
-		return nil
-	}
-	mac, err := n.hostMAC(ctx)
-	if err == nil && !bytes.Equal(mac, n.rec.HostMAC) {
+func (nextHopPart) look(_ context.Context, n *site) error {
+	mac := n.hostMAC()
+	if n.rec.DefaultRoute == exitHost && n.bridge.Index != 0 && !bytes.Equal(mac, n.rec.HostMAC) {
 		n.found.Advise(tombolo.RemedyRepair, "pods send to the host's MAC %s, and it is %s", net.HardwareAddr(n.rec.HostMAC), mac)
 	}
-	return err
+	return nil
 }
 
 // make puts the host's MAC on record, for the pods to come, and renews the entries of the pods that have the one before.
 func (nextHopPart) make(ctx context.Context, n *site) (changed bool, _ error) {
-	if n.rec.DefaultRoute != exitHost {
+	mac, before := n.hostMAC(), net.HardwareAddr(n.rec.HostMAC)
+	if n.rec.DefaultRoute != exitHost || bytes.Equal(mac, before) {
 		return false, nil
 	}
-	mac, err := n.hostMAC(ctx)
-	before := net.HardwareAddr(n.rec.HostMAC)
-	if err != nil || bytes.Equal(mac, before) {
-		return false, err
-	}
 	// A bridge that was never given a MAC takes the smallest one of its ports, so it would change with the first pod.
-	if l := n.bridge; l.Alias != endpoint.BridgeAlias && bytes.Equal(mac, l.MAC) {
+	if l := n.bridge; l.Alias != endpoint.BridgeAlias && n.share == nil {
 		var b nl.Batch
 		link.Request{Index: l.Index, MAC: l.MAC}.Set(&b, "keep the MAC of bridge", l.Name)
 		if err := nl.Of(n.s.Links.Socket()).Execute(&b); err != nil {

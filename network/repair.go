@@ -333,7 +333,7 @@ func (l *Links) lookAt(ctx context.Context, n *site, ports map[string]*bridge.Li
 		return err
 	}
 	// Those that the kernel tells of with its links, addresses and routes.
-	if err := n.look(ctx, []part{bridgePart{}, nextHopPart{}, vlanPart{}, forwardingPart{}, gatewayPart{}, loopbackPart{}}); err != nil {
+	if err := n.look(ctx, []part{bridgePart{}, vlanPart{}, nextHopPart{}, forwardingPart{}, gatewayPart{}, loopbackPart{}}); err != nil {
 		return err
 	}
 	if n.bridge.Index != 0 {

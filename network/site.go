@@ -26,7 +26,7 @@ type part interface {
 // parts are all, in the order in which they are made.
 func parts() []part {
 	return []part{
-		uplinkPart{}, bridgePart{}, nextHopPart{}, vlanPart{}, forwardingPart{}, gatewayPart{},
+		uplinkPart{}, bridgePart{}, vlanPart{}, nextHopPart{}, forwardingPart{}, gatewayPart{},
 		firewallPart{}, hostPart{}, loopbackPart{}, admissionPart{},
 	}
 }

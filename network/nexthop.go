@@ -69,7 +69,7 @@ func neighbours(a *state.Attachment, host net.HardwareAddr) (list []bridge.Neigh
 	return list
 }
 
-// hostMAC returns the MAC by which the host is reached on the LAN: that of a NIC that it shares, or the bridge's.
+// hostMAC returns the host's MAC on the LAN: that of the shared NIC, or else the bridge's.
 func (n *site) hostMAC() net.HardwareAddr {
 	if n.share != nil {
 		return n.share.MAC
@@ -80,12 +80,13 @@ func (n *site) hostMAC() net.HardwareAddr {
 func (nextHopPart) look(_ context.Context, n *site) error {
 	mac := n.hostMAC()
 	if n.rec.DefaultRoute == exitHost && n.bridge.Index != 0 && !bytes.Equal(mac, n.rec.HostMAC) {
-		n.found.Advise(tombolo.RemedyRepair, "pods send to the host's MAC %s, and it is %s", net.HardwareAddr(n.rec.HostMAC), mac)
+		before := net.HardwareAddr(n.rec.HostMAC)
+		n.found.Advise(tombolo.RemedyRepair, "pods send to the host's MAC %s, and it is %s", before, mac)
 	}
 	return nil
 }
 
-// make puts the host's MAC on record, for the pods to come, and renews the entries of the pods that have the one before.
+// make puts the host's MAC on record, for the pods to come, and renews the entries of the pods that are there.
 func (nextHopPart) make(ctx context.Context, n *site) (changed bool, _ error) {
 	mac, before := n.hostMAC(), net.HardwareAddr(n.rec.HostMAC)
 	if n.rec.DefaultRoute != exitHost || bytes.Equal(mac, before) {

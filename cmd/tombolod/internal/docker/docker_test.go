@@ -6,11 +6,16 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/containernetworking/cni/pkg/types"
+	current "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
@@ -301,4 +306,16 @@ func FuzzRequests(f *testing.F) {
 			must.That(t, e.Name() == "state" || e.Name() == "leases" || e.Name() == "docker", "wrote %s", e.Name())
 		}
 	})
+}
+
+// Docker adds a default route only if the container has a way to its gateway.
+func TestAContainerHasAWayToAGatewayOutsideOfItsSubnets(t *testing.T) {
+	t.Parallel()
+	made := &current.Result{IPs: []*current.IPConfig{{Address: net.IPNet{IP: net.IPv4(10, 9, 0, 2), Mask: net.CIDRMask(24, 32)}}}, Routes: []*types.Route{
+		{Dst: net.IPNet{IP: net.IPv4zero.To4(), Mask: net.CIDRMask(0, 32)}, GW: net.IPv4(169, 254, 1, 1)},
+		{Dst: net.IPNet{IP: net.IPv6zero, Mask: net.CIDRMask(0, 128)}, GW: net.ParseIP("fe80::746f:6d62:6f6c:6f")},
+	}}
+	a := joinOf(made, "veth0")
+	want := []staticRoute{{"169.254.1.1/32", 1, ""}, {"fe80::746f:6d62:6f6c:6f/128", 1, ""}}
+	expect.That(t, a.Gateway == "169.254.1.1" && slices.Equal(a.StaticRoutes, want), "it has %+v", a)
 }

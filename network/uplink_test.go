@@ -1,9 +1,12 @@
 package network_test
 
 import (
+	"net"
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -48,4 +51,19 @@ func TestBrokenRoutingOfALANIsNamedAndMended(t *testing.T) {
 		"forwarding": {on: "echo 0 >" + of + "ip_forward", left: "echo 0 >" + of + "ip_forward", stays: "echo 0 >" + of + "ip_forward",
 			says: "the host does not forward IPv4 (net.ipv4.conf.*.forwarding) [repair]\ntable inet tombolo: chain pods-only is missing [repair]"},
 	}}.run(t)
+}
+
+// The kernel deletes a pod's neighbours when its interface gets another MAC.
+func TestAPodWithAnotherMACStillSendsToTheHost(t *testing.T) {
+	t.Parallel()
+	n := table{with: func(n *node) { onLAN(n); n.nw.Guard = nft.GuardMAC }}.host(t)
+	n.add()
+	entries := func() string { return nstest.Run(t, n.pod.NetNS, "ip", "neighbour", "show", "nud", "permanent") }
+	before := entries()
+	expect.Contains(t, before, "169.254.1.1 dev eth0 lladdr 02:00:00:00:00:01", "the pod's neighbours")
+	const mac = "02:00:00:00:00:77"
+	nstest.Run(t, n.pod.NetNS, "ip", "link", "set", "eth0", "address", mac)
+	expect.Equal(t, entries(), "", "the kernel keeps neighbours: the test shows nothing")
+	n.do(func() error { return n.Change(n.made.Key).Tuned(t.Context(), must.Of(net.ParseMAC(mac)).Get(t), 0) })
+	expect.Equal(t, entries(), before, "the pod's neighbours")
 }

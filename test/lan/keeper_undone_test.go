@@ -95,9 +95,12 @@ func (n *network) asTaken() bool {
 
 func TestNextADDMendsWhatANetworkManagerUndoes(t *testing.T) {
 	for _, u := range allUndone() {
+		if u.tells == hostIP4 {
+			continue // an ADD does not look for the host's addresses
+		}
 		t.Run(u.name, func(t *testing.T) {
 			t.Parallel()
-			m := newMended(t, dualStack(nil))
+			m := newMended(t, byHost())
 			m.addPods()
 			m.works()
 			u.undo(m.lan)

@@ -31,7 +31,7 @@ func TestPolicySaysWhatAPodGetsOfALease(t *testing.T) {
 		{"out through the host, but where the configuration says otherwise", Policy{Gateway: host, Routes: []dhcpc.Route{to("10.0.0.0/8", "192.0.2.4")}},
 			Applied{address, []dhcpc.Route{to("0.0.0.0/0", "192.0.2.2"), to("10.0.0.0/8", "192.0.2.4")}, 1400}},
 		{"out through a host that is not on the link", Policy{Gateway: netip.MustParseAddr("169.254.1.1")},
-			Applied{address, []dhcpc.Route{to("169.254.1.1/32", ""), to("0.0.0.0/0", "169.254.1.1")}, 1400}},
+			Applied{address, []dhcpc.Route{to("0.0.0.0/0", "169.254.1.1")}, 1400}},
 		{"a gateway, but no default route", Policy{Gateway: host, NoDefault: true}, Applied{address, fromLease[:1], 1400}},
 		{"routes of the configuration", Policy{Routes: []dhcpc.Route{to("172.16.0.0/12", ""), to("10.0.0.0/8", "192.0.2.4")}},
 			Applied{address, append(fromLease[:2:2], to("172.16.0.0/12", "")), 1400}},

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"strconv"
 	"strings"
@@ -12,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
@@ -20,10 +22,13 @@ import (
 
 // Conn shares NICs of one network namespace, over the socket of another Conn. Its methods may be called from several
 // goroutines, though not for one bridge at a time.
-type Conn struct{ nl *nl.Conn }
+type Conn struct {
+	nl    *nl.Conn
+	links *bridge.Conn
+}
 
 // On makes a Conn over an open socket (bridge.Conn's Socket), which stays its owner's.
-func On(s tombolo.Socket) *Conn { return &Conn{nl.Of(s)} }
+func On(s tombolo.Socket) *Conn { return &Conn{nl.Of(s), bridge.On(s, nil)} }
 
 // Share names a NIC and the bridge that it connects to the LAN.
 type Share struct {
@@ -81,15 +86,89 @@ func (c *Conn) Ensure(ctx context.Context, s Share) (changed bool, _ error) {
 			return false, err
 		}
 	}
-	if err := c.setPair(ctx, s, have); err != nil {
-		return true, err
-	}
-	if have.program != programName(have.nic) {
+
+	// The program is there before the port is, so IsReady need not look for it.
+	if have.program != programName(have.nic.Index, have.nic.MAC) {
 		if err := c.setProgram(ctx, have); err != nil {
 			return true, err
 		}
 	}
+	if err := c.setPair(ctx, s, have); err != nil {
+		return true, err
+	}
 	return true, c.setPromiscuous(ctx, have.nic, true)
+}
+
+// Find returns the NIC, also if it was renamed after Ensure had noted its index and MAC. The error matches
+// fs.ErrNotExist if there is none.
+func (c *Conn) Find(ctx context.Context, s Share) (*bridge.Link, error) {
+	if err := s.validate(); err != nil {
+		return nil, err
+	}
+	nic, err := c.links.Link(ctx, s.NIC)
+	if !errors.Is(err, fs.ErrNotExist) {
+		return nic, err
+	}
+
+	outer, _ := Pair(s.Bridge)
+	pair, pairErr := c.links.Link(ctx, outer)
+	if pairErr != nil {
+		return nil, errors.Join(err, pairErr)
+	}
+	var index int
+	var mac string
+	if _, scanErr := fmt.Sscanf(strings.TrimPrefix(pair.Alias, s.Alias), " share %d %s", &index, &mac); scanErr != nil {
+		return nil, err
+	}
+	nic, renamedErr := c.links.LinkByIndex(ctx, index)
+	if renamedErr != nil || nic.MAC.String() != mac {
+		return nil, err
+	}
+	return nic, nil
+}
+
+// Ready returns the index of the pair's outer end if a Share needs no Ensure, and 0 otherwise, as far as two requests
+// in one round trip show. It does not ask whether another program removed the BPF program, which Check does.
+func (c *Conn) Ready(ctx context.Context, s Share, nic *bridge.Link) (outer int, _ error) {
+	if err := errors.Join(nl.Usable(ctx, c.nl), s.validate()); err != nil {
+		return 0, err
+	}
+
+	var b nl.Batch
+	var out, in link.Link
+	outerName, portName := Pair(s.Bridge)
+	only := []uint16{unix.IFLA_IFALIAS, unix.IFLA_MTU, unix.IFLA_GROUP, unix.IFLA_LINKINFO}
+	link.Get(&b, outerName, 0, &out, only...)
+	link.Get(&b, portName, 0, &in, only...)
+	if err := tc.Execute(ctx, c.nl, &b); errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	} else if err != nil {
+		return 0, err
+	}
+
+	const works = unix.IFF_UP | unix.IFF_LOWER_UP
+	noted := s.Alias + " " + programName(nic.Index, nic.MAC)
+	if nic.Promiscuous && out.Flags&in.Flags&works == works && out.MTU == nic.MTU && in.MTU == nic.MTU &&
+		in.PortOf == "bridge" && in.Group == s.Group && strings.TrimSuffix(out.Alias, wasPromiscuous) == noted {
+		return out.Index, nil
+	}
+	return 0, nil
+}
+
+// Probe returns an error if a NIC cannot be shared. It changes nothing.
+func (c *Conn) Probe(ctx context.Context, nic string) error {
+	l, err := c.find(ctx, nic)
+	if err != nil {
+		return err
+	}
+	if err := refuseNIC(l); err != nil {
+		return err
+	}
+	fd, err := load(program(l.Index, l.MAC))
+	if err != nil {
+		return err
+	}
+	return unix.Close(fd)
 }
 
 // Check compares a Share with the kernel.
@@ -108,26 +187,19 @@ func (c *Conn) Remove(ctx context.Context, s Share) error {
 		return err
 	}
 
-	var list [2]*link.Link
 	outer, _ := Pair(s.Bridge)
-	for i, name := range []string{outer, s.NIC} {
-		l, err := c.find(ctx, name)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
-		list[i] = l
-	}
-	pair, nic := list[0], list[1]
-	if pair == nil {
+	pair, err := c.find(ctx, outer)
+	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	if err := s.checkOwner(pair); err != nil {
+	if err == nil {
+		err = s.checkOwner(pair)
+	}
+	if err != nil {
 		return err
 	}
-	if nic != nil && !strings.HasSuffix(pair.Alias, wasPromiscuous) {
-		if err := c.setPromiscuous(ctx, nic, false); err != nil {
-			return err
-		}
+	if err := c.restore(ctx, s, pair); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
 	}
 
 	var b nl.Batch
@@ -136,6 +208,25 @@ func (c *Conn) Remove(ctx context.Context, s Share) error {
 		return err
 	}
 	return nil
+}
+
+// restore makes the NIC as it was, and lets the bridge answer ARP again.
+func (c *Conn) restore(ctx context.Context, s Share, pair *link.Link) error {
+	nic, err := c.Find(ctx, s)
+	if err == nil && !strings.HasSuffix(pair.Alias, wasPromiscuous) {
+		err = c.setPromiscuous(ctx, &link.Link{Index: nic.Index, Name: nic.Name, Flags: unix.IFF_PROMISC}, false)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+
+	l, err := c.find(ctx, s.Bridge)
+	if err != nil || l.Kind != "bridge" {
+		return err
+	}
+	var b nl.Batch
+	link.Request{Index: l.Index, Change: unix.IFF_NOARP}.Set(&b, "set link", l.Name)
+	return tc.Execute(ctx, c.nl, &b)
 }
 
 func (s Share) validate() error {
@@ -158,8 +249,11 @@ func (c *Conn) look(ctx context.Context, s Share) (*found, error) {
 	}
 
 	var have found
-	var err error
-	if have.nic, err = c.find(ctx, s.NIC); err != nil {
+	nic, err := c.Find(ctx, s)
+	if err != nil {
+		return nil, err
+	}
+	if have.nic, err = c.find(ctx, nic.Name); err != nil {
 		return nil, err
 	}
 	if have.bridge, err = c.find(ctx, s.Bridge); err != nil {
@@ -204,31 +298,47 @@ func (c *Conn) find(ctx context.Context, name string) (*link.Link, error) {
 
 // refuse returns an error if the NIC cannot be shared by this bridge.
 func refuse(nic, bridge *link.Link) error {
-	unfit := func(format string, args ...any) error {
-		return &tombolo.OpError{Op: "share", Object: nic.Name, Err: fmt.Errorf("%w: %s", ErrUnfit, fmt.Sprintf(format, args...))}
+	switch {
+	case bridge.Kind != "bridge":
+		return unfit(nic, "%s is no bridge", bridge.Name)
+	case nic.Index == bridge.Index:
+		return unfit(nic, "it is the bridge itself")
 	}
+	return refuseNIC(nic)
+}
 
+func unfit(nic *link.Link, format string, args ...any) error {
+	return &tombolo.OpError{Op: "share", Object: nic.Name, Err: fmt.Errorf("%w: %s", ErrUnfit, fmt.Sprintf(format, args...))}
+}
+
+// refuseNIC returns an error if the NIC cannot be shared by any bridge.
+func refuseNIC(nic *link.Link) error {
 	// sysfs shows the links of the namespace that it was mounted in.
 	_, err := os.Stat("/sys/class/net/" + nic.Name + "/phy80211")
 	switch {
 	case err == nil:
-		return unfit("it is a Wi-Fi interface, and access points drop what other MACs send; use a wired NIC")
+		return unfit(nic, "it is a Wi-Fi interface, and access points drop what other MACs send; use a wired NIC")
 	case nic.Type != unix.ARPHRD_ETHER || len(nic.MAC) != 6:
-		return unfit("it is no Ethernet link")
-	case bridge.Kind != "bridge":
-		return unfit("%s is no bridge", bridge.Name)
-	case nic.Index == bridge.Index:
-		return unfit("it is the bridge itself")
+		return unfit(nic, "it is no Ethernet link (its type is %d); name the NIC that leads to the LAN", nic.Type)
+	}
+
+	switch nic.Kind {
+	case "bridge":
+		return unfit(nic, "it is a bridge, which pods can use as it is: name it as the bridge, and one of its ports as the NIC")
+	case "macvlan", "macvtap", "ipvlan", "ipvtap":
+		return unfit(nic, "it is of kind %s, which cannot carry other MACs; name the NIC that it rests on", nic.Kind)
+	}
+	switch {
 	case nic.Master != 0 && nic.PortOf == "bridge":
-		return unfit("it is the port of a bridge already: use that bridge")
+		return unfit(nic, "it is the port of a bridge already: use that bridge")
 	case nic.Master != 0:
-		return unfit("it is a part of another link (kind %s): share that link", nic.PortOf)
+		return unfit(nic, "it is a part of another link (kind %s): share that link", nic.PortOf)
 	}
 	return nil
 }
 
 func (s Share) checkOwner(outer *link.Link) error {
-	if outer.Kind == "veth" && (outer.Alias == s.Alias || outer.Alias == s.Alias+wasPromiscuous) {
+	if outer.Kind == "veth" && strings.HasPrefix(outer.Alias, s.Alias+" share ") {
 		return nil
 	}
 	return &tombolo.OpError{Op: "share", Object: s.NIC, Err: fmt.Errorf(
@@ -236,8 +346,8 @@ func (s Share) checkOwner(outer *link.Link) error {
 }
 
 // programName is what the kernel keeps with the program: for which index and MAC it was made.
-func programName(nic *link.Link) string {
-	return "share " + strconv.Itoa(nic.Index) + " " + nic.MAC.String()
+func programName(index int, mac net.HardwareAddr) string {
+	return "share " + strconv.Itoa(index) + " " + mac.String()
 }
 
 // differences compares what the kernel has with what Ensure makes.
@@ -262,14 +372,18 @@ func (s Share) differences(have *found) []tombolo.Difference {
 	}
 	differs("link "+outer, "ARP", "false", strconv.FormatBool(have.outer.Flags&unix.IFF_NOARP == 0))
 	differs("link "+port, "bridge", strconv.Itoa(have.bridge.Index), strconv.Itoa(have.port.Master))
-	differs("link "+outer, "program", programName(have.nic), have.program)
+	differs("link "+outer, "program", programName(have.nic.Index, have.nic.MAC), have.program)
+	differs("link "+outer, "alias", s.note(have.nic), strings.TrimSuffix(have.outer.Alias, wasPromiscuous))
 	differs("link "+s.NIC, "promiscuous", "true", flag(have.nic, unix.IFF_PROMISC))
 	return list
 }
 
-// makePair makes the veth pair, down, and notes in its alias whether the NIC was promiscuous.
+// note is the alias of the outer end: its owner, and the index and MAC of the NIC.
+func (s Share) note(nic *link.Link) string { return s.Alias + " " + programName(nic.Index, nic.MAC) }
+
+// makePair makes the veth pair, down. Its alias ends in wasPromiscuous if the NIC is promiscuous.
 func (c *Conn) makePair(ctx context.Context, s Share, have *found) (*found, error) {
-	alias := s.Alias
+	alias := s.note(have.nic)
 	if have.nic.Flags&unix.IFF_PROMISC != 0 {
 		alias += wasPromiscuous
 	}
@@ -313,7 +427,11 @@ func (c *Conn) setPair(ctx context.Context, s Share, have *found) error {
 		port.Master = &have.bridge.Index
 	}
 	set(&b, have.port, port)
-	set(&b, have.outer, link.Request{MTU: &have.nic.MTU, Flags: unix.IFF_NOARP, Change: unix.IFF_NOARP})
+	alias := s.note(have.nic)
+	if strings.HasSuffix(have.outer.Alias, wasPromiscuous) {
+		alias += wasPromiscuous
+	}
+	set(&b, have.outer, link.Request{MTU: &have.nic.MTU, Alias: &alias, Flags: unix.IFF_NOARP, Change: unix.IFF_NOARP})
 	return tc.Execute(ctx, c.nl, &b)
 }
 
@@ -332,7 +450,7 @@ func (c *Conn) setProgram(ctx context.Context, have *found) error {
 		return tc.Unsupported(err, "sch_ingress")
 	}
 	b.Reset()
-	at.SetObject(&b, filterHandle, fd, programName(have.nic))
+	at.SetObject(&b, filterHandle, fd, programName(have.nic.Index, have.nic.MAC))
 	return tc.Unsupported(tc.Execute(ctx, c.nl, &b), "cls_bpf")
 }
 

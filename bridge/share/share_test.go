@@ -111,7 +111,9 @@ func TestHostLaptopAndPodsAreNeighbours(t *testing.T) {
 
 	after := nstest.Run(t, n.host, "ip", "addr", "show", "dev", "eth0")
 	expect.Equal(t, strings.Replace(after, ",PROMISC", "", 1), before, "the NIC of the host")
-	expect.Equal(t, nstest.Run(t, n.host, "ip", "-o", "addr", "show", "dev", "lan0", "scope", "global"), "", "addresses of the bridge")
+	expect.Equal(t, nstest.Run(t, n.host, "ip", "-o", "addr", "show", "dev", "lan0"), "", "addresses of the bridge")
+	nic := must.Of(n.conn.Find(t.Context(), n.share)).Get(t)
+	expect.That(t, must.Of(n.conn.Ready(t.Context(), n.share, nic)).Get(t) > 0, "it is not ready")
 
 	must.Succeed(t, n.conn.Remove(t.Context(), n.share))
 	must.Succeed(t, n.conn.Remove(t.Context(), n.share))
@@ -156,6 +158,10 @@ func TestWhatOthersChangeIsFoundAndMended(t *testing.T) {
 		nstest.Run(t, n.host, "sh", "-c", change.command)
 		found := fmt.Sprint(must.Of(n.conn.Check(t.Context(), n.share)).Get(t))
 		expect.That(t, strings.Contains(found, change.want), "%s: Check finds %s", change.command, found)
+		if !strings.Contains(change.command, "clsact") && !strings.Contains(change.command, "arp") {
+			nic := must.Of(n.conn.Find(t.Context(), n.share)).Get(t)
+			expect.Of(n.conn.Ready(t.Context(), n.share, nic)).Is(t, 0, change.command)
+		}
 		expect.Of(n.conn.Ensure(t.Context(), n.share)).Is(t, true, "Ensure after %s", change.command)
 		left := must.Of(n.conn.Check(t.Context(), n.share)).Get(t)
 		expect.That(t, len(left) == 0, "%s: left after Ensure: %v", change.command, left)
@@ -165,4 +171,17 @@ func TestWhatOthersChangeIsFoundAndMended(t *testing.T) {
 		}
 		n.reach(t, change.command)
 	}
+}
+
+func TestARenamedNICIsStillTheOne(t *testing.T) {
+	t.Parallel()
+	n := newLab(t)
+	must.Of(n.conn.Ensure(t.Context(), n.share)).Get(t)
+	nstest.Run(t, n.host, "sh", "-c", "ip link set eth0 down; ip link set eth0 name lan7 promisc off; ip link set lan7 up")
+	expect.Of(n.conn.Ensure(t.Context(), n.share)).Is(t, true, "Ensure")
+	nic := must.Of(n.conn.Find(t.Context(), n.share)).Get(t)
+	expect.That(t, nic.Name == "lan7" && nic.Promiscuous, "the NIC is %+v", nic)
+	must.Succeed(t, n.conn.Remove(t.Context(), n.share))
+	nic = must.Of(n.links.Link(t.Context(), "lan7")).Get(t)
+	expect.That(t, !nic.Promiscuous, "it is promiscuous after Remove")
 }

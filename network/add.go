@@ -134,10 +134,11 @@ func (a *adding) refuseListeners(ctx context.Context) error {
 
 // ready sees to it that the network is there as it was derived.
 func (a *adding) ready(ctx context.Context) (err error) {
-	if a.built, err = ready(ctx, a.s, a.plan.want); err == nil {
-		a.plan.rec.NIC = a.built.sharedNIC()
+	if a.built, err = ready(ctx, a.s, a.plan.want); err != nil {
+		return err
 	}
-	return err
+	a.plan.rec.NIC = a.built.sharedNIC()
+	return a.built.refuseMAC(ctx, a.pod.MAC)
 }
 
 // enlist enters the pod into the firewall's sets.

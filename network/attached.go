@@ -80,6 +80,9 @@ func (n *site) reattach(ctx context.Context) error {
 		if a.State != state.Ready {
 			parts = []podPart{endpointPart{}} // its Add waits for its lease, and the pod has its interface already
 		}
+		if err := n.followNIC(ctx, a); err != nil {
+			return err
+		}
 		p := &attached{Attachment: a, s: n.s, nw: n.rec, link: link}
 		for _, part := range parts {
 			if err := part.mend(ctx, p); err != nil {

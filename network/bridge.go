@@ -23,7 +23,7 @@ type bridgePart struct{}
 func (n *site) bridgeWanted() bridge.Bridge {
 	mtu := n.rec.MTU
 	if n.rec.Uplink != "" {
-		mtu = 0 // it is the host's own link to its LAN, whose MTU pods have no say in
+		mtu = 0 // it carries frames of the LAN, whose MTU pods have no say in
 	}
 	return bridge.Bridge{
 		Name: n.rec.Bridge, MTU: mtu, Promiscuous: n.rec.Promiscuous, NFCall: n.rec.NFCall,
@@ -147,8 +147,15 @@ func chooseBridge(ctx context.Context, s *session, w *want) (choice, error) {
 	// One that is half made has neither its alias nor its MTU yet (bridge.Conn.Ensure).
 	found := l.Index != 0 && !l.Unfinished()
 	foreign := found && l.Kind == "bridge" && l.Alias != endpoint.BridgeAlias
-	if nw.MTU == 0 && found && (foreign || nw.Uplink != "") {
+	if nw.MTU == 0 && found && foreign {
 		chosen.mtu = l.MTU
+	}
+	if nw.MTU == 0 && nw.Uplink != "" {
+		nic, err := s.shares().Find(ctx, shareOf(nw))
+		if err != nil {
+			return chosen, err
+		}
+		chosen.mtu = nic.MTU
 	}
 	if foreign {
 		return chosen, nil
@@ -171,8 +178,15 @@ func chooseBridge(ctx context.Context, s *session, w *want) (choice, error) {
 // leaveBridge takes the network off a bridge that it was on, when no pod is there any more.
 func leaveBridge(ctx context.Context, s *session, w *want) error {
 	before, err := s.Dir.LoadNetwork(w.Record.Name)
-	if err != nil || before.Epoch != s.Epoch.Token() || before.GatewayLink() == w.Record.GatewayLink() || before.Uplink != "" {
+	if err != nil || before.Epoch != s.Epoch.Token() {
 		return nil
+	}
+	stays := before.GatewayLink() == w.Record.GatewayLink()
+	if stays && before.Uplink == w.Record.Uplink {
+		return nil
+	}
+	if err := removeShare(ctx, s, before); err != nil || stays {
+		return err
 	}
 	return removeBridge(ctx, s, before)
 }

@@ -9,7 +9,6 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge"
-	"github.com/tombolo-cni/tombolo/bridge/uplink"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/state"
@@ -22,9 +21,7 @@ import (
 type want struct {
 	// Record is the network as it is asked for: with the gateways and subnets of this one
 	// pod, and with an MTU of 0, and no NFCall and Promiscuous, where they are left open.
-	Record state.Network
-	Uplink uplink.Uplink // with the network's bridge; the zero Uplink is none
-
+	Record       state.Network
 	DefaultMTU   int  // see Network
 	Gateway      bool // the bridge has the gateways' addresses
 	Routed       bool // what NFCall is where it is left open
@@ -39,7 +36,7 @@ type want struct {
 func (w *want) config() string {
 	r := w.Record
 	r.Gateways, r.Subnets, r.Pools, r.PoolDir = nil, nil, nil, ""
-	return ident.Hash(string(state.Encode(&r.Version, &r)), fmt.Sprint(w.Gateway), fmt.Sprint(w.Uplink.KeepAddress))
+	return ident.Hash(string(state.Encode(&r.Version, &r)), fmt.Sprint(w.Gateway), "")
 }
 
 // ready sees to it that the network is there. In the common case it is, and a few
@@ -49,7 +46,7 @@ func ready(ctx context.Context, s *session, w *want) (*site, error) {
 	// Under the exclusive lock the network is compared again. If something is known to be missing, that one
 	// comparison is enough: so it is without route_localnet, which costs a tenth of a look.
 	shut := false
-	if w.Loopback && s.Shared() {
+	if w.Loopback && w.Record.Uplink == "" && s.Shared() {
 		value, err := sysctl.Read(sysctl.Link("ipv4", w.Record.GatewayLink(), routeLocalnet))
 		shut = err == nil && value == "0"
 	}
@@ -145,8 +142,8 @@ func buildNetwork(ctx context.Context, s *session, w *want) (*site, error) {
 	if err := leaveBridge(ctx, s, w); err != nil {
 		return nil, err
 	}
-	if w.Uplink.NIC != "" {
-		if err := s.Uplinks().Ensure(ctx, w.Uplink); err != nil {
+	if w.Record.Uplink != "" {
+		if _, err := refuseUplink(ctx, s, &w.Record); err != nil {
 			return nil, err
 		}
 	}
@@ -315,7 +312,8 @@ func couldBe(ctx context.Context, s *session, w *want) error {
 	if _, err := refuseConflicts(ctx, s, w, e.Token()); err != nil || rec.Uplink == "" {
 		return err
 	}
-	return s.Uplinks().Ready(ctx, w.Uplink)
+	_, err = refuseUplink(ctx, s, &w.Record)
+	return err
 }
 
 // probe asks for the facilities of the kernel that an Add needs.
@@ -347,25 +345,9 @@ func probe(ctx context.Context, s *session, w *want) error {
 // isIPv6 says whether a prefix is of IPv6.
 func isIPv6(p netip.Prefix) bool { return p.Addr().Is6() }
 
-// Unused says that nothing on the node needs what a network has: it has no attachments, and no
-// uplink of the host is taken over for it.
-func (s *session) Unused(rec *state.Network, attachments []*state.Attachment) (bool, error) {
-	if len(attachments) > 0 {
-		return false, nil
-	}
-	if rec.Uplink == "" {
-		return true, nil
-	}
-	taken, err := s.Uplinks().IsTaken(rec.Uplink)
-	return !taken, err
-}
-
 // IsDeserted says whether a network's bridge is gone and no pod is left: nerdctl and podman delete
 // the bridge with the network, without a word to the plugins, and give its subnet to the next one.
 func (s *session) IsDeserted(ctx context.Context, o *state.Network) (bool, error) {
-	if o.Uplink != "" {
-		return false, nil
-	}
 	if l, err := s.link(ctx, o.Bridge); err != nil || l.Index != 0 {
 		return false, err
 	}

@@ -158,12 +158,12 @@ func (r *Reported) names(ip netip.Addr) bool {
 // it may be one that a runtime has deleted.
 func checkNetwork(ctx context.Context, s *session, rec *state.Network, attachments []*state.Attachment) (*findings, error) {
 	n := &site{s: s, rec: rec, attachments: attachments}
-	if unused, err := s.Unused(rec, attachments); unused || err != nil {
+	if len(attachments) == 0 {
 		if deserted, _ := s.IsDeserted(ctx, rec); deserted {
 			n.found.Advise(tombolo.RemedyConfigure, "bridge %s is gone, and the network has no pods; unless one is to come, this helps: tombolo remove %s", rec.Bridge, rec.Name)
 		}
 		n.lookAtOthers()
-		return &n.found, err
+		return &n.found, nil
 	}
 	err := n.look(ctx, parts())
 	return &n.found, err

@@ -22,7 +22,7 @@ type NetworkReport struct {
 type Inspection struct {
 	Attachments []Report        `json:"attachments"`
 	Networks    []NetworkReport `json:"networks,omitempty"` // those with differences
-	// Uplinks is what differs of takeovers that no network with differences is by.
+	// Uplinks is what is wrong with NICs that were taken over.
 	Uplinks []tombolo.Difference `json:"uplinks,omitempty"`
 	// Stray is what the kernel has of ours and no record tells of.
 	Stray []tombolo.Difference `json:"stray,omitempty"`
@@ -156,26 +156,6 @@ func (in *Inspection) network(ctx context.Context, s *session, name string, host
 		}
 		in.Attachments = append(in.Attachments, Report{attachmentOf(a), diffs, inside})
 	}
-	return nil
-}
-
-// uplinks compares the takeovers, but for what networks have said already.
-func (in *Inspection) uplinks(ctx context.Context, s *session) error {
-	nics, err := s.Dir.Uplinks()
-	if err != nil {
-		return fail.State(err)
-	}
-	found := &findings{}
-	for _, nic := range nics {
-		diffs, err := s.Uplinks().Differences(ctx, nic, "")
-		if err != nil {
-			return err
-		}
-		found.AddAll(diffs, tombolo.RemedyRepair)
-	}
-	in.Uplinks = slices.DeleteFunc(found.List, func(d tombolo.Difference) bool {
-		return slices.ContainsFunc(in.Networks, func(n NetworkReport) bool { return slices.Contains(n.Differences, d) })
-	})
 	return nil
 }
 

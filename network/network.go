@@ -3,7 +3,6 @@ package network
 import (
 	"net/netip"
 
-	"github.com/tombolo-cni/tombolo/bridge/uplink"
 	"github.com/tombolo-cni/tombolo/bridge/vlan"
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/state"
@@ -63,9 +62,9 @@ type Network struct {
 	DAD      bool // detect duplicates of IPv6 addresses
 	Down     bool // the pod's interface stays down, and has no addresses
 
-	// Uplink is a NIC of the host's that is to be a port of the bridge, so that pods are on its
-	// LAN; the zero Uplink is none. Its Bridge and Alias are filled in.
-	Uplink uplink.Uplink
+	// Uplink names a NIC of the host by which pods are on its LAN; empty is none. A NIC that is a port of the bridge is
+	// used as it is. Every other one stays the host's, and the bridge shares it (package share).
+	Uplink string
 	// Exit is where the default route of pods on a LAN leads; empty where they are on none.
 	Exit Exit
 	// VLAN names the bridge's VLANs that the pods' ports are in; the zero Membership is the default VLAN, in which
@@ -115,8 +114,8 @@ func (nw *Network) check() error {
 	if !ident.IsLinkName(nw.Bridge) {
 		return fail.Errorf(ErrInvalid, "bridge %q of network %q cannot name a link", nw.Bridge, nw.Name)
 	}
-	if nic := nw.Uplink.NIC; nic != "" {
-		if err := checkNIC(nic); err != nil {
+	if nw.Uplink != "" {
+		if err := checkNIC(nw.Uplink); err != nil {
 			return err
 		}
 	}

@@ -18,7 +18,7 @@ import (
 // The file is for bridges that Tombolo made.
 func (n *site) shieldFromNetworkd() error {
 	path, links := networkdFile(n.rec.Bridge), n.rec.Bridge+" "+n.rec.GatewayLink()
-	isOurs := n.rec.Uplink == "" && n.bridge.Alias == endpoint.BridgeAlias
+	isOurs := n.bridge.Alias == endpoint.BridgeAlias
 	if path == "" || !isOurs || strings.ContainsAny(links, `*?[]!\'"`) {
 		return nil
 	}

@@ -35,6 +35,9 @@ func (a *adding) derive(context.Context) error {
 	rec.Masquerade, rec.Guard = nw.Masquerade, nw.Guard
 	rec.DefaultRoute, rec.SLAAC = string(nw.Exit), nw.SLAAC
 	rec.Hairpin, rec.Isolated = nw.Hairpin, nw.Isolated
+	if a.built != nil {
+		rec.NIC = a.built.sharedNIC()
+	}
 	for _, address := range g.addresses {
 		record := &p.want.Record
 		record.Subnets = appendNew(record.Subnets, address.Prefix.Masked())
@@ -58,13 +61,13 @@ func (a *adding) derive(context.Context) error {
 	switch {
 	case a.link != nil:
 		mac = a.link.PeerMAC
-	case mac == nil && (nw.Guard != "" || nw.Uplink.NIC != ""):
+	case mac == nil && (nw.Guard != "" || nw.Uplink != ""):
 		mac = ident.RandomMAC() // the rules have to know it before the kernel does
 	}
 	rec.MAC = state.MAC(mac)
 	p.port = portOf(rec)
 	p.port.DAD, p.port.Group, p.port.NoWait, p.port.SameNetNS = nw.DAD, nft.PodGroup, a.leasing == nil, a.pod.SameNetNS
-	if nw.Gateway && nw.Uplink.NIC == "" {
+	if nw.Gateway && nw.Uplink == "" {
 		p.port.Group = nft.GatewayGroup
 	}
 	// A pod that leases waits for its port, or its first frame would be lost.
@@ -72,7 +75,7 @@ func (a *adding) derive(context.Context) error {
 	// was asked for, or another plugin gave the address to a pod of its own.
 	p.port.Announce = a.pod.MAC != nil || a.base.DataDir != ""
 	// The uplink may be without checksum offloading, and writes checksums behind the guard.
-	p.port.NoTxOffload = nw.Guard != "" && nw.Guard != nft.GuardMAC && nw.Uplink.NIC != ""
+	p.port.NoTxOffload = nw.Guard != "" && nw.Guard != nft.GuardMAC && nw.Uplink != ""
 	p.port.LeaveIPv6 = nw.LeaveIPv6 && len(g.addresses) == 0 && a.leasing == nil
 	p.port.Addresses = prefixesOf(g.addresses)
 	p.port.Routes = a.metrics.apply(routesFor(g.addresses, withDefaults(nw.DefaultGateway, g.addresses, g.routes)))
@@ -93,15 +96,12 @@ func wantOf(nw *Network, hash string, mark uint32) *want {
 			Name: nw.Name, Bridge: nw.Bridge, MTU: nw.MTU,
 			Masquerade: nw.Masquerade, NonMasquerade: nw.NonMasquerade,
 			Policy: nw.Policy, Guard: nw.Guard != "", Mark: mark, NFCall: nw.NFCall, Promiscuous: nw.Promiscuous,
-			Uplink: nw.Uplink.NIC, DefaultRoute: string(nw.Exit), SLAAC: nw.SLAAC, VLAN: nw.VLAN,
+			Uplink: nw.Uplink, DefaultRoute: string(nw.Exit), SLAAC: nw.SLAAC, VLAN: nw.VLAN,
 		},
 		DefaultMTU: nw.DefaultMTU, Gateway: nw.Gateway, Routed: nw.Routed, ForceAddress: nw.ForceAddress, Owner: hash,
 	}
 	if sets := ipam.RangeSetsOf(nw.Allocator); len(sets) > 0 {
 		w.Record.Pools, w.Record.PoolDir = sets, nw.Origin.Dir
-	}
-	if nw.Uplink.NIC != "" {
-		w.Uplink = ours(nw.Uplink, nw.Bridge)
 	}
 	return w
 }

@@ -53,7 +53,7 @@ func removeNetwork(ctx context.Context, s *session, name string) error {
 		},
 		func() error { return s.Firewall.RemoveNetwork(ctx, name) },
 		func() error { return closeUnusedLoopback(ctx, s, false, rec.Bridge, rec.GatewayLink()) },
-		func() error { return releaseUplink(ctx, s, rec) },
+		func() error { return removeShare(ctx, s, rec) },
 		func() error { return removeBridge(ctx, s, rec) },
 		func() error { return s.removeReservations(name) },
 	)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
+	"github.com/tombolo-cni/tombolo/bridge/share"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/printable"
@@ -63,7 +64,7 @@ func repairNetworks(ctx context.Context, s *session, some ...string) error {
 		errs = append(errs, d)
 	}
 	if len(some) == 0 {
-		errs = append(errs, mendUplinks(ctx, s))
+		errs = append(errs, finishTakes(ctx, s))
 	}
 	r := &repair{s: s}
 	var others []*state.Network
@@ -104,8 +105,8 @@ func (r *repair) network(ctx context.Context, rec *state.Network) error {
 	if err != nil {
 		return err
 	}
-	if unused, err := r.s.Unused(rec, attachments); unused || err != nil {
-		return errors.Join(err, reopen(ctx, r.s, rec.Name))
+	if len(attachments) == 0 {
+		return reopen(ctx, r.s, rec.Name)
 	}
 	n := &site{s: r.s, rec: rec, attachments: attachments}
 	changed, err := n.restore(ctx)
@@ -284,7 +285,11 @@ func (s *session) dropOldElements(ctx context.Context, r *remains) error {
 // Links are the links of the networks that have pods.
 type Links struct {
 	Bridges, Ports []int // indexes of those that are there
-	Services       int   // the index of kube-ipvs0; 0: it is not there
+	// Uplinks are the NICs of networks on a LAN by their names, with their indexes, 0 if they do not exist. Pairs are the
+	// indexes of the ends of the pairs by which bridges share them.
+	Uplinks  map[string]int
+	Pairs    []int
+	Services int // the index of kube-ipvs0; 0: it is not there
 	// Lacking says, by network, what of the host's links, addresses and routes is not as pods
 	// need it. Upkeep.Repair puts it right.
 	Lacking map[string][]string
@@ -307,7 +312,7 @@ func (u Upkeep) Links(ctx context.Context) (*Links, error) {
 	for i := range veths {
 		ports[veths[i].Name] = &veths[i]
 	}
-	l := &Links{Lacking: map[string][]string{}}
+	l := &Links{Lacking: map[string][]string{}, Uplinks: map[string]int{}}
 	services, err := s.link(ctx, link.ServiceLink)
 	if err == nil {
 		l.Services = services.Index
@@ -324,23 +329,45 @@ func (u Upkeep) Links(ctx context.Context) (*Links, error) {
 	return l, nil
 }
 
-func (l *Links) lookAt(ctx context.Context, n *site, ports map[string]*bridge.Link) error {
-	taken, err := n.s.Uplinks().Differences(ctx, n.rec.Uplink, n.rec.Bridge)
-	if err != nil || len(taken) > 0 {
-		return err // the keeper of uplinks mends the NIC first, and then has pods put back
+// uplink adds the uplink of a network.
+func (l *Links) uplink(ctx context.Context, n *site) error {
+	if n.rec.Uplink == "" {
+		return nil
 	}
+	l.Uplinks[n.uplink.nic.Name] = n.uplink.nic.Index
+	if !n.uplink.shared {
+		return nil
+	}
+	outer, port := share.Pair(n.rec.Bridge)
+	for _, name := range []string{outer, port} {
+		end, err := n.s.link(ctx, name)
+		if err != nil {
+			return err
+		}
+		if end.Index != 0 {
+			l.Pairs = append(l.Pairs, end.Index)
+		}
+	}
+	return nil
+}
+
+func (l *Links) lookAt(ctx context.Context, n *site, ports map[string]*bridge.Link) error {
+	var err error
 	if n.attachments, err = n.s.Attachments(n.rec.Name); err != nil {
 		return err
 	}
 	// Those that the kernel tells of with its links, addresses and routes.
-	if err := n.look(ctx, []part{bridgePart{}, vlanPart{}, nextHopPart{}, forwardingPart{}, gatewayPart{}, loopbackPart{}}); err != nil {
+	if err := n.look(ctx, []part{bridgePart{}, uplinkPart{}, vlanPart{}, nextHopPart{}, forwardingPart{}, gatewayPart{}, loopbackPart{}}); err != nil {
 		return err
 	}
 	if n.bridge.Index != 0 {
 		l.Bridges = append(l.Bridges, n.bridge.Index)
 	}
-	if n.at.Index != 0 && n.at.Index != n.bridge.Index {
+	if n.at.Index != 0 && n.at.Index != n.bridge.Index && n.share == nil {
 		l.Bridges = append(l.Bridges, n.at.Index)
+	}
+	if err := l.uplink(ctx, n); err != nil {
+		return err
 	}
 	for _, a := range n.attachments {
 		port := ports[a.HostIf]

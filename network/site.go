@@ -8,6 +8,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/nft"
 )
@@ -26,7 +27,7 @@ type part interface {
 // parts are all, in the order in which they are made.
 func parts() []part {
 	return []part{
-		uplinkPart{}, bridgePart{}, vlanPart{}, nextHopPart{}, forwardingPart{}, gatewayPart{},
+		bridgePart{}, uplinkPart{}, vlanPart{}, nextHopPart{}, forwardingPart{}, gatewayPart{},
 		firewallPart{}, hostPart{}, loopbackPart{}, admissionPart{},
 	}
 }
@@ -43,6 +44,7 @@ type site struct {
 	// the network's VLAN, or the NIC that the bridge shares.
 	bridge, at *bridge.Link
 	share      *nft.Share // what connects the bridge to a LAN without being its port; nil: nothing
+	uplink     foundUplink
 	found      findings
 	closed     []nft.Closed // the families that the host forwards for pods only; nil: not looked for yet
 	// almost says that only the way from 127.0.0.1 to the pod's ports is missing, or that the record's pools
@@ -51,7 +53,7 @@ type site struct {
 	back   []nft.Endpoint // of pods that were put back
 }
 
-// find asks for the bridge and for the link that has the gateways.
+// find asks for the bridge, for the link that has the gateways, and for the uplink.
 func (n *site) find(ctx context.Context) error {
 	var err error
 	if n.bridge, err = n.s.link(ctx, n.rec.Bridge); err != nil {
@@ -68,7 +70,7 @@ func (n *site) findAt(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	return n.findShare(ctx)
+	return n.findUplink(ctx)
 }
 
 // look has parts look, until one finds something where n is usual.
@@ -112,6 +114,9 @@ func (f *findings) Add(format string, args ...any) { f.Advise("", format, args..
 func (f *findings) Advise(remedy tombolo.Remedy, format string, args ...any) {
 	f.List = append(f.List, tombolo.Difference{Text: fmt.Sprintf(format, args...), Remedy: remedy})
 }
+
+// texts returns the findings in words.
+func (f *findings) texts() []string { return printable.Texts(f.List) }
 
 // AddAll adds those that others found. Those that say no remedy get this one.
 func (f *findings) AddAll(diffs []tombolo.Difference, remedy tombolo.Remedy) {

@@ -58,7 +58,10 @@ func (in *Inspection) surroundings(ctx context.Context, host *surroundings, n *s
 	if err := host.clients(ctx, n); err != nil {
 		return err
 	}
-	if unused, err := n.s.Unused(n.rec, n.attachments); unused || err != nil {
+	if len(n.attachments) == 0 {
+		return nil
+	}
+	if err := in.neighboursOf(ctx, n); err != nil {
 		return err
 	}
 	if b := n.bridge.Bridge; b != nil && b.PortDelay > 0 {

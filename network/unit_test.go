@@ -141,7 +141,7 @@ func TestPathsAndNICsThatCannotBeMeantAreRefused(t *testing.T) {
 		takeErr := n.Uplinks().Take(t.Context(), u)
 		errs := map[string]error{"Plan": planErr, "Take": takeErr, "Restore": n.Uplinks().Restore(t.Context(), nic, "")}
 		if nic != "" {
-			errs["Ready"] = n.Ready(t.Context(), &Network{Name: "lan", Bridge: "br0", Uplink: u}, nil)
+			errs["Ready"] = n.Ready(t.Context(), &Network{Name: "lan", Bridge: "br0", Uplink: nic}, nil)
 		}
 		for what, err := range errs {
 			expect.Is(t, err, ErrInvalid, "%s of %q", what, nic)

@@ -3,76 +3,322 @@ package network
 import (
 	"context"
 	"errors"
-	"net/netip"
+	"fmt"
+	"io/fs"
+	"net"
+	"slices"
+	"time"
 
 	"github.com/tombolo-cni/tombolo"
-	"github.com/tombolo-cni/tombolo/bridge/uplink"
+	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/bridge/share"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/ident"
-	"github.com/tombolo-cni/tombolo/internal/printable"
+	"github.com/tombolo-cni/tombolo/internal/link"
+	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/routing"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/internal/sysctl"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
-	"github.com/tombolo-cni/tombolo/network/internal/takeover"
+	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// uplinkPart is that the NIC of a network of the LAN is a port of the bridge: the takeover.
+// uplinkPart connects the bridge of a network to the LAN by a NIC of the host. A NIC that is a port of the bridge is
+// used as it is. Every other NIC stays the host's, and the bridge shares it (package share).
 type uplinkPart struct{}
 
-func (uplinkPart) look(ctx context.Context, n *site) error {
+// foundUplink is the NIC of a network as a call finds it.
+type foundUplink struct {
+	nic    *bridge.Link // its Index is 0 if the host has no such link; nil if the network has no uplink
+	shared bool         // it is no port of the bridge
+	ready  bool         // the share needs no Ensure, as far as single requests show
+}
+
+// shareOf describes how a network shares its NIC.
+func shareOf(rec *state.Network) share.Share {
+	return share.Share{NIC: rec.Uplink, Bridge: rec.Bridge, Alias: endpoint.ShareAlias, Group: nft.ShareGroup}
+}
+
+// shares gives access to the shares of NICs.
+func (s *session) shares() *share.Conn { return share.On(s.Links.Socket()) }
+
+// findUplink asks for the NIC, and for the pair if the bridge shares the NIC. The host routes for pods by that NIC.
+func (n *site) findUplink(ctx context.Context) error {
+	n.share, n.uplink = nil, foundUplink{}
 	if n.rec.Uplink == "" {
 		return nil
 	}
-	if !n.usual {
-		diffs, err := n.s.Uplinks().Differences(ctx, n.rec.Uplink, n.rec.Bridge)
-		n.found.AddAll(diffs, tombolo.RemedyRepair)
+	nic, err := n.s.shares().Find(ctx, shareOf(n.rec))
+	if errors.Is(err, fs.ErrNotExist) {
+		n.uplink.nic = &bridge.Link{Name: n.rec.Uplink}
+		return nil
+	}
+	if err != nil {
 		return err
 	}
-	nic, err := n.s.link(ctx, n.rec.Uplink)
-	if err == nil && (nic.Index == 0 || nic.Master != n.bridge.Index) {
-		n.found.Add("uplink %s is not a port of bridge %s", n.rec.Uplink, n.rec.Bridge)
+
+	n.uplink.nic = nic
+	n.uplink.shared = n.bridge.Index == 0 || nic.Master != n.bridge.Index
+	if !n.uplink.shared || n.bridge.Index == 0 {
+		return nil
+	}
+	outer, err := n.s.shares().Ready(ctx, shareOf(n.rec), nic)
+	if err != nil {
+		return err
+	}
+	name, port := share.Pair(n.rec.Bridge)
+	if n.uplink.ready = outer != 0; !n.uplink.ready {
+		end, err := n.s.link(ctx, name)
+		if err != nil || end.Index == 0 {
+			return err
+		}
+		outer = end.Index
+	}
+	n.at, n.share = nic, &nft.Share{NIC: nic.Name, MAC: nic.MAC, Outer: outer, Port: port}
+	return nil
+}
+
+// sharedNIC returns the name of the NIC that the bridge shares, and "" if it shares none.
+func (n *site) sharedNIC() string {
+	if n.share == nil {
+		return ""
+	}
+	return n.share.NIC
+}
+
+// followNIC puts the NIC that the bridge shares by now on the record of a pod. The pod's elements are keyed by its name,
+// so those of the earlier one go, and their part adds the others.
+func (n *site) followNIC(ctx context.Context, a *state.Attachment) error {
+	if a.State != state.Ready {
+		a.NIC = n.sharedNIC() // its Add, which is under way, puts it on record
+	}
+	if a.NIC == n.sharedNIC() {
+		return nil
+	}
+	err := n.s.locked(a.Network, a.Hash(), func(now *state.Attachment) error {
+		if err := n.s.Firewall.RemoveOwners(ctx, nft.Owner(a.Hash())); err != nil {
+			return err
+		}
+		now.NIC = n.sharedNIC()
+		return n.s.Dir.UpdateLocked(now)
+	})
+	if errors.Is(err, state.ErrBusy) || errors.Is(err, fs.ErrNotExist) {
+		return nil // another call is at work on it, or has removed it
+	}
+	a.NIC = n.sharedNIC()
+	return err
+}
+
+// noIPv6 is the parameter by which the host takes no IPv6 packet from a bridge. It is empty without IPv6.
+func noIPv6(bridgeName string) string {
+	path := sysctl.Link("ipv6", bridgeName, "disable_ipv6")
+	if !sysctl.Exists(path) {
+		return ""
+	}
+	return path
+}
+
+func (uplinkPart) look(ctx context.Context, n *site) error {
+	switch {
+	case n.rec.Uplink == "":
+		return nil
+	case n.uplink.nic.Index == 0:
+		n.found.Advise(tombolo.RemedyConfigure, "uplink %s: the host has no such link", n.rec.Uplink)
+		return nil
+	case !n.uplink.shared || n.bridge.Index == 0 || n.usual && n.uplink.ready:
+		return nil
+	case n.usual:
+		n.found.Add("uplink %s: bridge %s does not share it as it was made", n.rec.Uplink, n.rec.Bridge)
+		return nil
+	}
+
+	diffs, err := n.s.shares().Check(ctx, shareOf(n.rec))
+	if errors.Is(err, share.ErrUnfit) || errors.Is(err, share.ErrForeign) {
+		n.found.Advise(tombolo.RemedyConfigure, "%v", err)
+		return nil
+	}
+	n.found.AddAll(diffs, tombolo.RemedyRepair)
+	if path := noIPv6(n.rec.Bridge); err == nil && path != "" && n.bridge.Alias == endpoint.BridgeAlias {
+		if have, readErr := sysctl.Read(path); readErr == nil && have != "1" {
+			differs := tombolo.Difference{Object: "kernel parameters", What: path, Want: "1", Have: have}
+			n.found.AddAll([]tombolo.Difference{differs}, tombolo.RemedyRepair)
+		}
 	}
 	return err
 }
 
-// make mends a takeover. An Add has taken the NIC over before the rest of its network is known.
 func (uplinkPart) make(ctx context.Context, n *site) (bool, error) {
-	if n.rec.Uplink == "" || n.want != nil && n.want.Uplink.NIC != "" {
+	if n.rec.Uplink == "" {
 		return false, nil
 	}
-	return false, n.s.Uplinks().Mend(ctx, n.rec.Uplink, nil)
-}
-
-// mendUplinks mends those that no network is by, too.
-func mendUplinks(ctx context.Context, s *session) error {
-	nics, err := s.Dir.Uplinks()
-	errs := []error{err}
-	for _, nic := range nics {
-		errs = append(errs, s.Uplinks().Mend(ctx, nic, nil))
+	if err := n.findAt(ctx); err != nil {
+		return false, err
 	}
-	return errors.Join(errs...)
+	if n.uplink.nic.Index == 0 && n.want == nil {
+		return false, nil // pods reach each other without it; look says that it is missing
+	}
+	if _, err := refuseUplink(ctx, n.s, n.rec); err != nil || !n.uplink.shared {
+		return false, err
+	}
+
+	if _, err := n.s.shares().Ensure(ctx, shareOf(n.rec)); err != nil {
+		return false, err
+	}
+	if path := noIPv6(n.rec.Bridge); path != "" && n.bridge.Alias == endpoint.BridgeAlias {
+		if _, err := sysctl.Ensure(path, "1"); err != nil {
+			return false, err
+		}
+	}
+	return false, n.findAt(ctx)
 }
 
-// Uplinks is what takeovers need of this call.
-func (s *session) Uplinks() *takeover.Node {
-	return &takeover.Node{Dir: s.Dir, Links: s.Links, LeaseDir: s.LeaseDir, Later: s.Later, Made: s.placeLoopback}
+// refuseUplink returns an error if the NIC of a network cannot be its uplink, and says what to do about it. It asks for
+// single objects only.
+func refuseUplink(ctx context.Context, s *session, rec *state.Network) (shared bool, _ error) {
+	nic, err := s.shares().Find(ctx, shareOf(rec))
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, noLink(rec.Uplink)
+	}
+	if err != nil {
+		return false, err
+	}
+	l, err := s.link(ctx, rec.Bridge)
+	if err != nil {
+		return false, err
+	}
+	if l.Index != 0 && nic.Master == l.Index {
+		return false, nil
+	}
+
+	if nic.Master != 0 {
+		on, err := s.Links.LinkByIndex(ctx, nic.Master)
+		if err != nil {
+			return false, err
+		}
+		if on.Kind == "bridge" {
+			return false, fail.Errorf(share.ErrUnfit, "uplink %s is a port of bridge %s already: name that one (\"bridge\": %q), and pods are on the LAN by it",
+				nic.Name, on.Name, on.Name)
+		}
+		return false, fail.Errorf(share.ErrUnfit, "uplink %s is a part of %s (kind %s): name %s as the uplink", nic.Name, on.Name, on.Kind, on.Name)
+	}
+	if !rec.VLAN.IsZero() {
+		return false, fail.Errorf(share.ErrUnfit, "uplink %s is shared, and its tagged frames stay the host's: name the VLAN's own interface as the uplink "+
+			"(ip link add link %[1]s name %[1]s.%d type vlan id %[2]d), and leave vlan out", nic.Name, max(rec.VLAN.ID, 10))
+	}
+	if err := s.shares().Probe(ctx, nic.Name); err != nil {
+		return false, err
+	}
+	if l.Index != 0 && l.Kind == "bridge" && l.Alias != endpoint.BridgeAlias && !l.Unfinished() {
+		return true, refuseHostsBridge(ctx, s, nic, l)
+	}
+	return true, refuseOtherShare(s, rec)
 }
 
-// releaseUplink gives a NIC back with the last network that is on its bridge.
-func releaseUplink(ctx context.Context, s *session, rec *state.Network) error {
+func noLink(nic string) error {
+	return fail.Errorf(ErrNoLink, "uplink %s: the host has no such link (ip link shows those that there are)", nic)
+}
+
+// refuseHostsBridge refuses a bridge on which the host has addresses: it is of another network than the NIC.
+func refuseHostsBridge(ctx context.Context, s *session, nic, l *bridge.Link) error {
+	have, err := s.Links.Addresses().List(ctx, addr.Filter{Link: l.Index})
+	for _, a := range have {
+		if !a.Prefix.Addr().IsLinkLocalUnicast() {
+			return fail.Errorf(share.ErrUnfit, "uplink %s: bridge %s is not Tombolo's, has the host's address %s, and %s is no port of it: "+
+				"name another bridge, which is made, or have your system make %[1]s a port of %[2]s", nic.Name, l.Name, a.Prefix, nic.Name)
+		}
+	}
+	return err
+}
+
+// refuseOtherShare refuses a second bridge for one NIC, and a second NIC for one bridge.
+func refuseOtherShare(s *session, rec *state.Network) error {
+	others, err := s.others(rec.Name)
+	for _, o := range others {
+		if o.Epoch != s.Epoch.Token() || o.Uplink == "" || (o.Uplink == rec.Uplink) == (o.Bridge == rec.Bridge) {
+			continue
+		}
+		return fail.Errorf(ErrConflict, "network %q on bridge %s with uplink %s: network %q has bridge %s with uplink %s: a bridge shares one NIC, and a NIC is shared by one bridge",
+			rec.Name, rec.Bridge, rec.Uplink, o.Name, o.Bridge, o.Uplink)
+	}
+	return err
+}
+
+// removeShare removes the share of a network unless another network on the bridge needs it.
+func removeShare(ctx context.Context, s *session, rec *state.Network) error {
 	if rec.Uplink == "" {
 		return nil
 	}
-	shared, err := sharers(s, rec)
-	if err != nil || len(shared) > 0 {
+	others, err := sharers(s, rec)
+	if err != nil || slices.ContainsFunc(others, func(o *state.Network) bool { return o.Uplink != "" }) {
 		return err
 	}
-	return s.Uplinks().GiveBack(ctx, rec.Uplink)
+	return errors.Join(s.Firewall.RemoveShare(ctx, rec.Bridge), s.shares().Remove(ctx, shareOf(rec)))
 }
 
-// ours is an uplink for a bridge that is made to be known as ours.
-func ours(u uplink.Uplink, bridgeName string) uplink.Uplink {
-	u.Bridge, u.Alias = bridgeName, endpoint.BridgeAlias
-	return u
+// refuseMAC refuses a MAC for a pod that would cut off the host or another machine: frames to that MAC would be led to
+// the pod.
+func (n *site) refuseMAC(ctx context.Context, mac net.HardwareAddr) error {
+	if !n.uplink.shared || mac == nil {
+		return nil
+	}
+	if slices.Equal(mac, n.uplink.nic.MAC) {
+		return fail.Errorf(ErrConflict, "MAC %s is that of uplink %s: a pod on the LAN needs one of its own", mac, n.uplink.nic.Name)
+	}
+
+	conn := nl.Of(n.s.Links.Socket())
+	list, err := routing.Neighbours(conn, false)
+	for _, entry := range list {
+		if entry.Link != n.uplink.nic.Index || !slices.Equal(entry.MAC, mac) {
+			continue
+		}
+		if is, err := answers(ctx, conn, entry); is || err != nil {
+			return errors.Join(err, fail.Errorf(ErrConflict, "MAC %s is that of another machine on the LAN of uplink %s, which has %s: give the pod another one",
+				mac, n.uplink.nic.Name, entry.Addr))
+		}
+	}
+	return err
+}
+
+// A machine on the LAN answers within milliseconds. The kernel asks at once, and again after a second.
+const (
+	neighbourWait  = 1500 * time.Millisecond
+	neighbourPause = 10 * time.Millisecond
+)
+
+// answers has the kernel ask a neighbour whether it is there, and reports whether it answers. An entry may be that of a
+// pod that is gone.
+func answers(ctx context.Context, conn *nl.Conn, entry routing.Neighbour) (bool, error) {
+	if entry.State == routing.Permanent {
+		return true, nil
+	}
+	entry.State = routing.Probe
+	var b nl.Batch
+	m, err := entry.ReplaceMessage()
+	b.Add("ask neighbour", &entry, m, err)
+	if err := conn.Execute(&b); err != nil {
+		return false, err
+	}
+
+	for end := time.Now().Add(neighbourWait); time.Now().Before(end); {
+		now, err := routing.Find(conn, entry.Link, entry.Addr)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			return false, nil
+		case err != nil:
+			return false, err
+		case now.State == routing.Reachable:
+			return slices.Equal(now.MAC, entry.MAC), nil
+		case now.State == routing.Failed:
+			return false, nil
+		}
+		select {
+		case <-ctx.Done():
+			return false, ctx.Err()
+		case <-time.After(neighbourPause):
+		}
+	}
+	return false, nil
 }
 
 // checkNIC refuses what no link can be called.
@@ -83,114 +329,136 @@ func checkNIC(nic string) error {
 	return nil
 }
 
-// Uplinks are the NICs of the host that are ports of bridges, as pods on the LAN need them.
+// Uplinks are the NICs of the host that connect bridges to a LAN.
 type Uplinks struct{ node *Node }
 
-// Uplinks gives access to the NICs that are taken over, or may be.
+// Uplinks gives access to the NICs that are shared or taken over, or may be.
 func (n *Node) Uplinks() Uplinks { return Uplinks{n} }
 
-// Plan gives the steps by which a NIC would be taken over. A DHCP server has to confirm a lease of
-// the host's, as before a takeover; nothing is changed. For a NIC that is taken over already, there are none: ErrConflict.
-func (u Uplinks) Plan(ctx context.Context, want uplink.Uplink) (*uplink.Steps, error) {
-	if err := checkNIC(want.NIC); err != nil {
-		return nil, err
+// PlanShare describes in lines what the first Add of a network with this NIC and bridge makes, and in warnings what
+// does not work as one may expect. The error says why the NIC cannot be shared. It changes nothing.
+func (u Uplinks) PlanShare(ctx context.Context, nic, bridgeName string) (lines, warnings []string, _ error) {
+	if err := checkNIC(nic); err != nil {
+		return nil, nil, err
 	}
 	s, err := u.node.openKnown(ctx)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer s.Close()
-	if taken, err := s.Uplinks().IsTaken(want.NIC); err != nil {
+	shared, err := refuseUplink(ctx, s, &state.Network{Uplink: nic, Bridge: bridgeName})
+	if err != nil {
+		return nil, nil, err
+	}
+	if !shared {
+		return []string{fmt.Sprintf("%s is a port of bridge %s, which is used as it is: nothing is to be made", nic, bridgeName)}, nil, nil
+	}
+	if err := s.Firewall.Probe(ctx); err != nil {
+		return nil, nil, err
+	}
+
+	outer, port := share.Pair(bridgeName)
+	lines = []string{
+		"make bridge " + bridgeName + ", on which the host has no address and answers no ARP",
+		"make the veth pair " + outer + " and " + port + ", and " + port + " a port of " + bridgeName,
+		"attach a BPF program to " + outer + ", which sends what pods send to the host, out of " + nic + ", or to both",
+		"lead frames for pods from " + nic + " to " + outer + ", in table netdev tombolo",
+		"make " + nic + " promiscuous; its addresses, routes and manager stay as they are",
+	}
+	children, err := s.children(ctx, nic)
+	for _, l := range children {
+		warnings = append(warnings, childText(l, nic))
+	}
+	return lines, warnings, err
+}
+
+// children lists the macvlan and ipvlan links that rest on a NIC, here or in another namespace.
+func (s *session) children(ctx context.Context, nic string) (list []string, _ error) {
+	on, err := s.link(ctx, nic)
+	if err != nil {
 		return nil, err
-	} else if taken {
-		return nil, fail.Errorf(fail.ErrConflict, "uplink %s is taken over already: tombolo uplink status %s says what differs, and tombolo uplink restore %s gives it back",
-			want.NIC, want.NIC, want.NIC)
 	}
-	return s.Uplinks().Plan(ctx, ours(want, want.Bridge))
-}
-
-// Take takes a NIC over, as the first Add of a network with that uplink would.
-func (u Uplinks) Take(ctx context.Context, want uplink.Uplink) error {
-	return u.about(ctx, want.NIC, func(s *session) error {
-		return s.Uplinks().Ensure(ctx, ours(want, want.Bridge))
-	})
-}
-
-// Restore gives a NIC back. It refuses while pods are on the LAN by it (ErrAttached). A
-// bridge may be named, to be sure that it is the one that is meant.
-func (u Uplinks) Restore(ctx context.Context, nic, bridgeName string) error {
-	return u.node.nameDead(ctx, "", u.about(ctx, nic, func(s *session) error {
-		if err := refusePodsBehind(s, nic); err != nil {
-			return err
+	err = link.List(nl.Of(s.Links.Socket()), "list links", "", 0, func(l *link.Link) {
+		switch l.Kind {
+		case "macvlan", "macvtap", "ipvlan", "ipvtap":
+			if l.Lower == on.Index && !l.Elsewhere {
+				list = append(list, l.Kind+" "+l.Name)
+			}
 		}
-		return s.Uplinks().Restore(ctx, nic, bridgeName)
-	}))
-}
-
-// about does something about an uplink, under the lock that keeps Adds away.
-func (u Uplinks) about(ctx context.Context, nic string, do func(*session) error) error {
-	if err := checkNIC(nic); err != nil {
-		return err
-	}
-	return u.node.about(ctx, func(s *session) error {
-		if err := s.EnterAlone(ctx); err != nil {
-			return err
-		}
-		return do(s)
 	})
+	return list, err
 }
 
-// UplinkReport is what is known of a NIC that is taken over.
+// childText says what a macvlan on a shared NIC does not get.
+func childText(child, nic string) string {
+	return fmt.Sprintf("%s rests on %s: pods hear what it sends, and it does not hear what pods send to it alone", child, nic)
+}
+
+// UplinkReport describes a NIC that is shared or taken over.
 type UplinkReport struct {
-	NIC    string       `json:"nic"`
-	Bridge string       `json:"bridge"`
-	State  uplink.State `json:"state"`
-	// Differences are what is not as the takeover made it, or why that is not known (Err).
+	NIC    string `json:"nic"`
+	Bridge string `json:"bridge"`
+	// State is "shared", or how far the work of `uplink take` has come: "taken", "taking", "undoing" or "restoring".
+	State string `json:"state"`
+	// Networks are those on the bridge that have this uplink.
+	Networks []string `json:"networks,omitempty"`
+	// Differences are what is not as it was made, or why that is not known (Err).
 	Differences []string `json:"differences"`
 	Err         error    `json:"-"`
-	// Leased says that the host leased an address by the NIC, which the keeper is to renew. LeaseTrouble
-	// is what is wrong with the host's leases.
-	Leased       bool     `json:"leased"`
-	LeaseTrouble []string `json:"leaseTrouble,omitempty"`
-	// From and To are the host's addresses, by the record of the takeover and by now.
-	From []netip.Prefix `json:"-"`
-	To   []netip.Prefix `json:"-"`
 }
 
-// List reports on the NICs that are taken over, or on one of them, if nic is not empty. It
-// takes no lock and changes nothing.
+// List reports on the NICs that are shared or taken over, or on one of them, if nic is not empty. It takes no lock and
+// changes nothing.
 func (u Uplinks) List(ctx context.Context, nic string) ([]UplinkReport, error) {
 	s, err := u.node.openKnown(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer s.Close()
-	nics, err := s.Dir.Uplinks()
+	list, err := s.takes(ctx)
+	if err != nil {
+		return nil, err
+	}
+	records, _, err := s.Dir.ListNetworks()
 	if err != nil {
 		return nil, fail.State(err)
 	}
-	list := []UplinkReport{}
-	for _, name := range nics {
-		if nic != "" && name != nic {
+	for _, rec := range records {
+		if rec.Uplink == "" {
 			continue
 		}
-		rec, now, diffs, err := s.Uplinks().Look(ctx, name)
+		n := &site{s: s, rec: rec}
+		err := n.find(ctx)
+		known := slices.IndexFunc(list, func(r UplinkReport) bool { return r.NIC == rec.Uplink && r.Bridge == rec.Bridge })
 		switch {
-		case err != nil:
-			list = append(list, UplinkReport{NIC: name, Differences: []string{err.Error()}, Err: err})
-		case rec != nil:
-			list = append(list, UplinkReport{
-				NIC: name, Bridge: rec.Bridge, State: rec.State, Differences: printable.Texts(diffs),
-				Leased: rec.ClientID != "", LeaseTrouble: takeover.LeaseTrouble(s.LeaseDir), From: rec.HostAddresses(), To: now.HostAddresses(),
-			})
+		case known >= 0:
+			list[known].Networks = append(list[known].Networks, rec.Name)
+		case err == nil && n.share == nil:
+			// It has no share yet, or the NIC is a port of the bridge.
+		default:
+			if err == nil {
+				err = uplinkPart{}.look(ctx, n)
+			}
+			report := UplinkReport{NIC: rec.Uplink, Bridge: rec.Bridge, State: "shared", Networks: []string{rec.Name}, Differences: n.found.texts(), Err: err}
+			if err != nil {
+				report.Differences = append(report.Differences, err.Error())
+			}
+			list = append(list, report)
 		}
 	}
-	return list, nil
+	return slices.DeleteFunc(list, func(r UplinkReport) bool { return nic != "" && r.NIC != nic }), nil
 }
 
-// Mend puts right what List found of a NIC, finishes what a killed process left, and has the
-// keeper renew the host's lease. Where the host has other addresses, pods have to follow them first (Repair):
-// followed are those to which they have.
-func (u Uplinks) Mend(ctx context.Context, nic string, followed []netip.Prefix) error {
-	return u.about(ctx, nic, func(s *session) error { return s.Uplinks().Mend(ctx, nic, followed) })
+// neighboursOf notes what a network's share cannot do for links beside it.
+func (in *Inspection) neighboursOf(ctx context.Context, n *site) error {
+	if !n.uplink.shared || n.uplink.nic.Index == 0 {
+		return nil
+	}
+	children, err := n.s.children(ctx, n.uplink.nic.Name)
+	for _, l := range children {
+		if text := childText(l, n.uplink.nic.Name); !slices.Contains(in.Others, text) {
+			in.Others = append(in.Others, text)
+		}
+	}
+	return err
 }

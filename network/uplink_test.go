@@ -4,7 +4,7 @@ import (
 	"net"
 	"testing"
 
-	"github.com/tombolo-cni/tombolo/bridge/uplink"
+	"github.com/tombolo-cni/tombolo/bridge/share"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
@@ -23,25 +23,24 @@ func (n *node) lan() *netns.NS {
 	nstest.Run(n, lan, "ip", "address", "add", "10.61.0.1/24", "dev", "eth0")
 	nstest.Run(n, n.ns, "sh", "-ec", "ip link set nic0 address 02:00:00:00:00:01; echo 2 >/proc/sys/net/ipv6/conf/nic0/accept_ra; ip address add 10.61.0.9/24 dev nic0; ip route add default via 10.61.0.1")
 	n.nw.Gateway, n.nw.DefaultGateway = false, false
-	n.nw.Uplink, n.nw.Exit, n.nw.Guard, n.nw.Routed = uplink.Uplink{NIC: "nic0"}, network.ExitHost, nft.GuardUntrusted, true
+	n.nw.Uplink, n.nw.Exit, n.nw.Guard, n.nw.Routed = "nic0", network.ExitHost, nft.GuardUntrusted, true
 	n.pod.Addresses = []ipam.Address{{Prefix: nstest.Prefix("10.61.0.2/24"), Gateway: nstest.Addr("10.61.0.1")}}
 	return lan
 }
 
 func TestABrokenUplinkIsNamedAndMended(t *testing.T) {
-	const (
-		lans  = "\nset lans of table inet tombolo: element cbr0 does not belong there [repair]\nset lans of table inet tombolo: element cbr0 is missing [repair]"
-		route = "#: route default via 10.61.0.1 dev cbr0 is missing [repair]"
-		br9   = "ip link add br9 address 02:00:00:00:00:09 type bridge"
-	)
+	const lans = "\nset lans of table inet tombolo: element cbr0 does not belong there [repair]\nset lans of table inet tombolo: element cbr0 is missing [repair]" +
+		"\nset ours of table inet tombolo: element cbr0 does not belong there [repair]\nset ours of table inet tombolo: element cbr0 is missing [repair]"
+	outer, port := share.Pair("cbr0")
 	table{with: onLAN, faults: map[string]fault{
-		"off its bridge":     {on: "ip link set nic0 nomaster", says: "link nic0: master cbr0 is missing [repair]"},
-		"on another bridge":  {on: br9 + "; ip link set nic0 master br9", undo: "ip link del br9", left: br9 + "; ip link set nic0 master br9", says: "link nic0: master is br9, should be cbr0 [configuration]"},
-		"down":               {on: "ip link set nic0 down", undo: "ip link set nic0 up; until ip link show nic0 | grep -q 'state UP'; do sleep .01; done", refuse: "give back nic0: step routes", says: "link nic0: state is down, should be up [configuration]"},
-		"the bridge's MAC":   {on: "ip link set cbr0 address 02:00:00:00:00:07", says: "#: MAC is 02:00:00:00:00:07, should be 02:00:00:00:00:01 [repair]\npods send to the host's MAC 02:00:00:00:00:01, and it is 02:00:00:00:00:07 [repair]"},
-		"the host's address": {on: "ip address del 10.61.0.9/24 dev cbr0", says: "#: address 10.61.0.9/24 is missing [repair]\n#: route 10.61.0.0/24 dev cbr0 is missing [repair]\n" + route, left: "ip address del 10.61.0.9/24 dev nic0"},
-		"the host's route":   {on: "ip route del default", says: route, left: "ip route del default"},
-		"the bridge":         {on: "ip link del cbr0", says: "#: link cbr0 is missing [repair]\nport $P: # is missing [repair]" + lans + calls},
+		"promiscuous": {on: "ip link set nic0 promisc off", says: "link nic0: promiscuous is false, should be true [repair]"},
+		"the port":    {on: "ip link set " + port + " nomaster", says: "link " + port + ": bridge is 0, should be 3 [repair]"},
+		"the program": {on: "tc qdisc del dev " + outer + " clsact", says: "link " + outer + ": program share 2 02:00:00:00:00:01 is missing [repair]"},
+		"on another bridge": {on: "ip link add br9 type bridge; ip link set nic0 master br9", undo: "ip link set nic0 nomaster; ip link del br9",
+			left: "ip link add br9 type bridge; ip link set nic0 master br9", says: "share nic0: the link cannot be shared: it is the port of a bridge already: use that bridge [configuration]"},
+		"the pair":           {on: "ip link del " + outer, says: "share of nic0: veth pair " + outer + " and " + port + " is missing [repair]", stays: "ip link set nic0 promisc on"},
+		"the bridge":         {on: "ip link del cbr0", says: "#: link cbr0 is missing [repair]\nport $P: # is missing [repair]\nset bridges of table inet tombolo: element cbr0 . cbr0 does not belong there [repair]\nset bridges of table inet tombolo: element cbr0 . cbr0 is missing [repair]\nset bypass of table inet tombolo: element cbr0 is missing [repair]" + lans},
+		"IPv6 of the bridge": {on: "echo 0 >/proc/sys/net/ipv6/conf/cbr0/disable_ipv6", says: "kernel parameters: net/ipv6/conf/cbr0/disable_ipv6 is 0, should be 1 [repair]"},
 	}}.run(t)
 }
 

@@ -60,8 +60,8 @@ const (
 )
 
 // Pair returns the names of a bridge's veth pair: the outer end, where the program is, and the port on the bridge.
-func Pair(bridge string) (outer, port string) {
-	return "veth" + ident.Hash(bridge, "share", "outer"), "veth" + ident.Hash(bridge, "share", "port")
+func Pair(bridgeName string) (outer, port string) {
+	return "veth" + ident.Hash(bridgeName, "share", "outer"), "veth" + ident.Hash(bridgeName, "share", "port")
 }
 
 // found is what the kernel has of a Share.
@@ -297,11 +297,11 @@ func (c *Conn) find(ctx context.Context, name string) (*link.Link, error) {
 }
 
 // refuse returns an error if the NIC cannot be shared by this bridge.
-func refuse(nic, bridge *link.Link) error {
+func refuse(nic, on *link.Link) error {
 	switch {
-	case bridge.Kind != "bridge":
-		return unfit(nic, "%s is no bridge", bridge.Name)
-	case nic.Index == bridge.Index:
+	case on.Kind != "bridge":
+		return unfit(nic, "%s is no bridge", on.Name)
+	case nic.Index == on.Index:
 		return unfit(nic, "it is the bridge itself")
 	}
 	return refuseNIC(nic)

@@ -1,64 +1,50 @@
-// Package uplink makes a host's NIC a port of a bridge, with all that the host has
-// on it, while traffic goes on: addresses, routes of every table, rules, neighbours
-// and parameters move to the bridge. And it gives the NIC back.
+// Package uplink makes a host's NIC a port of a bridge, with all that the host has on it, while traffic goes on: static
+// addresses, routes of every table, rules, neighbours and parameters move to the bridge. And it gives the NIC back.
 //
 //	conn, err := uplink.Dial(nil)
 //	u := uplink.Uplink{NIC: "eth0", Bridge: "br0"}
 //	steps, err := conn.Plan(ctx, u) // says what would be done
 //	rec, err := conn.Take(ctx, u, journal)
-//	differences, _, err := conn.Check(ctx, rec)
 //	err = conn.Restore(ctx, rec, journal)
+//
+// Pods need none of it to be on the LAN: package share connects a bridge to a NIC that stays the host's.
 //
 // # How
 //
-// Make before break: no link goes down, and at each moment packets find a way out and
-// are taken when they come in.
+// Make before break: no link goes down, and at each moment packets find a way out and are taken when they come in.
 //
 //	bridge       the bridge is made, with the NIC's MAC, MTU and parameters, loose ones meanwhile
 //	addresses    the bridge gets the addresses and the rules; the NIC still has them too
 //	port         the bridge gets the neighbours, and the NIC becomes its port
 //	routes       the bridge gets the routes, and then the NIC loses its own
-//	verify       the gateways that answered through the NIC have to answer through the bridge
 //	release      the NIC's addresses and rules are deleted
 //	settle       the bridge gets the strict parameters
 //
-// While the NIC is a port, what is sent through it goes out, and what comes in is
-// delivered through the bridge. So the steps may take any time. When it is given back,
-// it stops being a port when nothing goes by the bridge any more.
+// While the NIC is a port, what is sent through it goes out, and what comes in is delivered through the bridge. So the
+// steps may take any time. When it is given back, it stops being a port when nothing goes by the bridge any more.
 //
-// Conn.Plan computes the steps, and touches nothing. They are planned anew before each
-// step, so that every step may be repeated; the way back is, from the bridge to the NIC, the same.
+// Conn.Plan computes the steps, and touches nothing. They are planned anew before each step, so that every step may be
+// repeated; the way back is, from the bridge to the NIC, the same.
 //
 // # The point of no return
 //
-// The record of a takeover is saved before each step. Before the step "release", all is undone
-// where something fails, the context is done, or nothing answers in time, by Recover after a
-// crash. From there (Record.Committed) Take ignores the context, and Recover finishes it, as it
-// finishes what Restore began. The host is reachable all the while.
-//
-// # What changes while it is taken
-//
-// The host may get other addresses and another router on the bridge. Check and Mend take what has something else in
-// its place for changed on purpose, and Restore gives the NIC what the bridge has by then. Where nothing is in the
-// place of something lost, Mend puts back what the Record has: Check gives another where that is out of date.
+// The record of a takeover is saved before each step. Before the step "release", all is undone where something fails or
+// the context is done, by Recover after a crash. From there (Record.Committed) Take ignores the context, and Recover
+// finishes it, as it finishes what Restore began. The host is reachable all the while.
 //
 // # What does not come along
 //
-// Plan refuses by name what would cut the host off, and warns of what goes on otherwise: multicast
-// groups, routes by nexthop objects and VLANs stay on the NIC. Also:
+// Plan refuses by name what would cut the host off: above all addresses and default routes that a DHCP client or router
+// advertisements gave, since on a port these are heard no more. It warns of routes by nexthop objects and VLANs, which
+// stay on the NIC. Also:
 //   - The kernel forgets masqueraded flows that go out by the NIC. The host's own go on.
 //   - XDP and tc programs stay on the NIC; nft and iptables rules that name it are not looked at.
-//   - Sockets that are bound to the NIC, such as those of DHCP clients, receive nothing more.
-//   - IPv6 addresses of a privacy extension become ordinary ones until they run out.
-//   - A default route that the kernel learnt from a router has a priority of one more,
-//     until the router's next advertisement brings the kernel's own again.
+//   - Sockets that are bound to the NIC, and multicast groups that were joined on it, receive nothing more.
 //   - The route that the kernel makes with an address comes with it, though it was deleted.
 //
 // # Needs
 //
-// CAP_NET_ADMIN in the user namespace that owns the network namespace, CAP_SYS_ADMIN
-// where a Config names a namespace, and /proc with a writable /proc/sys/net. Linux 6.1 and
-// later, with bridge. Errors of the kernel are *tombolo.OpError, or wrap one.
-//
-// It keeps no files, and takes no locks: see Journal and Conn.
+// CAP_NET_ADMIN in the user namespace that owns the network namespace, CAP_SYS_ADMIN where a Config names a namespace,
+// and /proc with a writable /proc/sys/net. Linux 6.1 and later, with bridge. Errors of the kernel are *tombolo.OpError,
+// or wrap one. It keeps no files, and takes no locks: see Journal and Conn.
 package uplink

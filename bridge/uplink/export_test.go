@@ -31,7 +31,6 @@ type (
 const (
 	StepPort      = stepPort
 	StepRoutes    = stepRoutes
-	StepVerify    = stepVerify
 	StepRelease   = stepRelease
 	StepSettle    = stepSettle
 	StepBridge    = stepBridge
@@ -51,5 +50,5 @@ func (c *Conn) Snapshot(ctx context.Context, nic, bridge string) (*Snapshot, err
 	return c.snapshot(ctx, nic, bridge)
 }
 
-// PlanRestore is the plan of the way back, of a record that may be out of date.
-func PlanRestore(s *Snapshot, rec *Record) *Steps { return planRestore(s, rec.withoutReplaced(s)) }
+// PlanRestore is the plan of the way back.
+func PlanRestore(s *Snapshot, rec *Record) *Steps { return planRestore(s, rec) }

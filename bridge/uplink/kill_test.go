@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -74,13 +75,8 @@ func doomed(what string, j *mortal) error {
 		return err
 	}
 	defer conn.Close()
-	u := toBridge()
-	switch what {
-	case "take and keep":
-		u.KeepAddress = true
-		fallthrough
-	case "take":
-		_, err = conn.Take(ctx, u, j)
+	if what == "take" {
+		_, err = conn.Take(ctx, toBridge(), j)
 		return err
 	}
 	b, err := os.ReadFile(j.path)
@@ -91,15 +87,11 @@ func doomed(what string, j *mortal) error {
 	if err != nil {
 		return err
 	}
-	switch what {
-	case "recover":
+	if what == "recover" {
 		_, err = conn.Recover(ctx, rec, j)
-	case "mend":
-		_, err = conn.Mend(ctx, rec, j)
-	default:
-		err = conn.Restore(ctx, rec, j)
+		return err
 	}
-	return err
+	return conn.Restore(ctx, rec, j)
 }
 
 // killAt runs the helper in the host's namespace, and is true if it was killed at the
@@ -146,20 +138,13 @@ func deaths() []death {
 	}
 	return []death{
 		{what: "take"},
-		{what: "take and keep"},
 		{what: "restore", setUp: taken},
-		{what: "mend", cutOff: true, setUp: func(tb testing.TB, l *lan, journal string) {
-			taken(tb, l, journal)
-			run(tb, l.host, "link set eth0 nomaster")
-		}},
 	}
 }
 
 type death struct {
 	what  string
 	setUp func(testing.TB, *lan, string) // nil: nothing is taken over yet
-	// cutOff says that the host was not reachable before.
-	cutOff bool
 }
 
 // strides has kills at one step in four, and in test-long at each.
@@ -195,14 +180,12 @@ func (d *death) dies(t *testing.T, n int) bool {
 		d.setUp(t, l, journal)
 	}
 	if !l.killAt(t, d.what, n, journal) {
-		expect.That(t, n >= 6, "it came to its end at %d", n)
+		expect.That(t, n >= 5, "it came to its end at %d", n)
 		return false
 	}
 	killed := loadRecord(t, journal)
 	when := fmt.Sprintf("killed at %d, %s, step %q", n, killed.State, killed.Step)
-	if !d.cutOff {
-		l.mustReach(t, when)
-	}
+	l.mustReach(t, when)
 	rec := must.Of(l.conn.Recover(t.Context(), killed, &mortal{path: journal})).Get(t, "%s: recover", when)
 	l.mustReach(t, when+", recovered")
 	if rec != nil {
@@ -218,9 +201,6 @@ func (d *death) dies(t *testing.T, n int) bool {
 func (l *lan) mustBeTaken(tb testing.TB, when string, rec *uplink.Record) {
 	tb.Helper()
 	expect.Equal(tb, rec.State, uplink.Taken, "%s: the record's state", when)
-	list, _, err := l.conn.Check(tb.Context(), rec)
-	must.Succeed(tb, err)
-	for _, d := range list {
-		tb.Errorf("%s: %s", when, d)
-	}
+	shown := nstest.Run(tb, l.host, "ip", "addr", "show", "dev", "eth0")
+	expect.That(tb, strings.Contains(shown, "master br0") && !strings.Contains(shown, "inet"), "%s: the NIC is\n%s", when, shown)
 }

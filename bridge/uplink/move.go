@@ -1,7 +1,6 @@
 package uplink
 
 import (
-	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -20,13 +19,10 @@ import (
 type move struct {
 	s        *snapshot
 	from, to linkState
-	// raPriority is that of default routes which the kernel learns on from, 0 if it
-	// does not listen to routers.
-	raPriority uint32
 }
 
 func newMove(s *snapshot, from, to linkState) *move {
-	return &move{s: s, from: from, to: to, raPriority: s.raPriority(from.Name)}
+	return &move{s: s, from: from, to: to}
 }
 
 // words has the links' names in place of their numbers.
@@ -38,13 +34,11 @@ func (m *move) words(obj fmt.Stringer) string {
 	return strings.TrimSuffix(text, " ")
 }
 
-// addresses are those that move. One that another host has (DADFAILED), or whose lifetime is over, is of no use on
-// either link, and does not.
+// addresses are those that move. One that another host has (DADFAILED) is of no use on either link, and does not.
 func (m *move) addresses() []addr.Address {
 	var list []addr.Address
 	for _, a := range m.s.Addresses {
-		over := a.Valid != nil && *a.Valid <= 0
-		if a.Link == m.from.Index && a.Flags&unix.IFA_F_DADFAILED == 0 && !over {
+		if a.Link == m.from.Index && a.Flags&unix.IFA_F_DADFAILED == 0 {
 			list = append(list, a)
 		}
 	}
@@ -115,24 +109,6 @@ func (m *move) delAddresses() []request {
 
 func (m *move) delAddress(a addr.Address) request {
 	return ask("delete "+m.words(a), "delete address", &a, as(a, unix.RTM_DELADDR, 0), isGone)
-}
-
-// keepAddresses leaves the NIC what agents look for. Nothing renews it there, so it
-// is to stay until it is taken away; and it is not to bring its route back.
-func (m *move) keepAddresses() []request {
-	var list []request
-	for _, a := range slices.Backward(m.addresses()) {
-		if a.Prefix.Addr().IsLinkLocalUnicast() {
-			list = append(list, m.delAddress(a))
-			continue
-		}
-		a.Valid, a.Preferred = nil, nil
-		if a.Prefix.Addr().Is6() {
-			a.Flags |= unix.IFA_F_NOPREFIXROUTE
-		}
-		list = append(list, ask("keep "+m.words(a), "replace address", &a, as(a, unix.RTM_NEWADDR, replace), nil))
-	}
-	return list
 }
 
 func (m *move) rules() []routing.Rule {
@@ -236,12 +212,6 @@ func (m *move) moveRoutes() []request {
 }
 
 // movedRoute is the route by the other link.
-//
-// One that the kernel learnt from a router by itself gets a priority of its own. The
-// kernel takes a route of the same one that another program added for an error: it
-// then ignores the router and the prefixes in its advertisement, and addresses
-// run out. So the next advertisement adds the kernel's own again, and this one ends
-// when its time is over.
 func (m *move) movedRoute(r route.Route) route.Route {
 	r.Flags = 0
 	if r.Link == m.from.Index {
@@ -254,23 +224,7 @@ func (m *move) movedRoute(r route.Route) route.Route {
 			r.Nexthops[i].Link = m.to.Index
 		}
 	}
-	if m.raPriority != 0 && r.Protocol == unix.RTPROT_RA && r.Dst.Addr().Is6() && r.Gateway.IsValid() && r.Priority == m.raPriority {
-		r.Priority++
-	}
 	return r
-}
-
-// gateways are the next hops of what goes.
-func (m *move) gateways() []netip.Addr {
-	var list []netip.Addr
-	for _, r := range m.s.Routes {
-		for _, h := range append(slices.Clone(r.Nexthops), route.Nexthop{Link: r.Link, Gateway: r.Gateway}) {
-			if h.Link == m.from.Index && h.Gateway.IsValid() && !slices.Contains(list, h.Gateway) {
-				list = append(list, h.Gateway)
-			}
-		}
-	}
-	return list
 }
 
 // place is the part of a route by which the kernel looks it up. Of IPv4 routes with the same
@@ -305,16 +259,4 @@ func goesLike(a, b *route.Route) bool {
 func comesByItself(r *route.Route) bool {
 	everywhere := r.Table == unix.RT_TABLE_LOCAL || r.Type == unix.RTN_MULTICAST || r.Dst.Addr().Is6() && r.Dst.Addr().IsLinkLocalUnicast()
 	return everywhere && r.Protocol == unix.RTPROT_KERNEL
-}
-
-// comesWith says that a route is the one that the kernel adds with an address.
-func comesWith(r *route.Route, a *addr.Address) bool {
-	peer := cmp.Or(a.Peer, a.Prefix.Addr())
-	metric, source := a.Metric, a.Prefix.Addr() // fib_add_ifaddr() of the kernel
-	if a.Prefix.Addr().Is6() {
-		source = netip.Addr{}
-		metric = cmp.Or(metric, 256) // IP6_RT_PRIO_ADDRCONF
-	}
-	return a.Flags&unix.IFA_F_NOPREFIXROUTE == 0 && r.Link == a.Link && r.Protocol == unix.RTPROT_KERNEL && !r.Gateway.IsValid() && len(r.Nexthops) == 0 &&
-		r.Table == unix.RT_TABLE_MAIN && r.Dst == netip.PrefixFrom(peer, a.Prefix.Bits()).Masked() && r.Priority == metric && r.Source == source
 }

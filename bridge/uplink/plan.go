@@ -3,6 +3,7 @@ package uplink
 import (
 	"context"
 	"fmt"
+	"reflect"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -11,6 +12,8 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/routing"
+	"github.com/tombolo-cni/tombolo/route"
 )
 
 // Plan says how a NIC would be taken over, which need not have the bridge. It changes nothing, and needs
@@ -46,8 +49,6 @@ func (u *Uplink) validate() error {
 		return fmt.Errorf("take over a NIC: %w: its name is %q", tombolo.ErrInvalid, u.NIC)
 	case !ident.IsLinkName(u.Bridge) || u.Bridge == u.NIC:
 		return fmt.Errorf("take over %s: %w: the bridge's name is %q", u.NIC, tombolo.ErrInvalid, u.Bridge)
-	case u.Timeout < 0:
-		return fmt.Errorf("take over %s: %w: a timeout of %s", u.NIC, tombolo.ErrInvalid, u.Timeout)
 	}
 	return nil
 }
@@ -66,18 +67,12 @@ func planTake(s *snapshot, u *Uplink) *Steps {
 			steps.Moves = append(steps.Moves, ip)
 		}
 	}
-	release := m.delAddresses()
-	if u.KeepAddress {
-		release = m.keepAddresses()
-	}
 	first := []string{how, fmt.Sprintf("give %s the kernel parameters of %s, but loose ones of rp_filter and arp_filter", u.Bridge, u.NIC)}
 	steps.add(stepBridge, first, append(s.copied(u.Bridge), s.loose(u.Bridge)...))
 	steps.add(stepAddresses, nil, nil, m.addAddresses(), m.addRules())
 	steps.add(stepPort, nil, nil, m.copyNeighbours(), setMaster(m.from, m.to.Index, fmt.Sprintf("make %s a port of %s", u.NIC, u.Bridge)))
 	steps.add(stepRoutes, nil, nil, m.moveRoutes(), m.restoreAddressFlags())
-	steps.add(stepVerify, []string{fmt.Sprintf("wait up to %s until those of %v that answer through %s now answer through %s; else undo all of it",
-		u.timeout(), m.gateways(), u.NIC, u.Bridge)}, nil)
-	steps.add(stepRelease, nil, nil, release, m.delRules())
+	steps.add(stepRelease, nil, nil, m.delAddresses(), m.delRules())
 	steps.add(stepSettle, []string{fmt.Sprintf("give %s rp_filter and arp_filter of %s", u.Bridge, u.NIC)}, s.strict(u.Bridge))
 	return &steps
 }
@@ -101,10 +96,34 @@ func planRestore(s *snapshot, rec *Record) *Steps {
 func backMove(s *snapshot, rec *Record) *move {
 	n := *s
 	if s.Bridge == nil {
-		n = *s.withLost(rec, linkState{Index: noLink, Name: rec.Bridge}, true)
+		n = *s.withLost(rec)
 		n.Bridge = &linkState{Index: noLink, Name: rec.Bridge}
 	}
 	return newMove(&n, *n.Bridge, n.NIC)
+}
+
+// withLost returns the snapshot as if a bridge had the addresses, routes and rules of the record that the NIC does not
+// have. It is for a bridge that another program deleted with all of them.
+func (s *snapshot) withLost(rec *Record) *snapshot {
+	n := *s
+	n.Addresses, n.Routes, n.Rules = slices.Clone(s.Addresses), slices.Clone(s.Routes), slices.Clone(s.Rules)
+	m := newMove(&rec.Before, rec.Before.NIC, linkState{Index: noLink, Name: rec.Bridge})
+	for _, a := range m.addresses() {
+		if s.address(s.NIC.Index, a) == nil {
+			n.Addresses = append(n.Addresses, m.movedAddress(a))
+		}
+	}
+	for _, r := range m.routes() {
+		if !slices.ContainsFunc(s.Routes, func(have route.Route) bool { return placeOf(&have) == placeOf(&r) }) {
+			n.Routes = append(n.Routes, m.movedRoute(r))
+		}
+	}
+	for _, r := range m.rules() {
+		if !slices.ContainsFunc(s.Rules, func(have routing.Rule) bool { return reflect.DeepEqual(have, r) }) {
+			n.Rules = append(n.Rules, m.movedRule(r))
+		}
+	}
+	return &n
 }
 
 // release makes the NIC no port, unless it is none of this bridge's.

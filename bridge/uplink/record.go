@@ -3,8 +3,6 @@ package uplink
 import (
 	"encoding/json"
 	"fmt"
-	"net/netip"
-	"slices"
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/ident"
@@ -40,12 +38,7 @@ type progress struct {
 	Step stepName `json:"step,omitempty"`
 	// Committed says that the way is forward: see the package's comment.
 	Committed bool `json:"committed,omitempty"`
-	// Mending says that what is under way puts a takeover right that was finished once, and
-	// Anew that its bridge was gone, and all that it had with it.
-	Mending bool `json:"mending,omitempty"`
-	Anew    bool `json:"anew,omitempty"`
-	// Before is what there was before the takeover; if the host has got other addresses or
-	// routes since, what there would have been: see Conn.Check.
+	// Before is what there was before the takeover.
 	Before snapshot `json:"before"`
 }
 
@@ -96,19 +89,4 @@ func (r *Record) Save(j Journal) error {
 		return fmt.Errorf("save the journal: %w", err)
 	}
 	return nil
-}
-
-// HostAddresses are those that the host had, by the record, without link-local ones.
-func (r *Record) HostAddresses() []netip.Prefix {
-	if r == nil {
-		return nil
-	}
-	var list []netip.Prefix
-	for _, a := range r.Before.Addresses {
-		if a.Link == r.Before.NIC.Index && !a.Prefix.Addr().IsLinkLocalUnicast() && !slices.Contains(list, a.Prefix) {
-			list = append(list, a.Prefix)
-		}
-	}
-	slices.SortFunc(list, netip.Prefix.Compare)
-	return list
 }

@@ -46,8 +46,6 @@ func TestRubbishIsNoRecord(t *testing.T) {
 	for what, err := range map[string]error{
 		"restore": conn.Restore(t.Context(), &uplink.Record{}, &memory{}),
 		"recover": func() error { _, err := conn.Recover(t.Context(), &uplink.Record{}, &memory{}); return err }(),
-		"check":   func() error { _, _, err := conn.Check(t.Context(), &uplink.Record{}); return err }(),
-		"mend":    func() error { _, err := conn.Mend(t.Context(), &uplink.Record{}, &memory{}); return err }(),
 	} {
 		expect.Is(t, err, tombolo.ErrInvalid, "%s of an empty record", what)
 	}

@@ -1,14 +1,14 @@
 package uplink
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/tombolo-cni/tombolo/internal/printable"
+	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
@@ -23,6 +23,7 @@ func (s *snapshot) refuse(u *Uplink) error {
 	}
 	s.refuseNIC(no)
 	no(s.Bridge != nil && s.NIC.Master == 0, "%s is there already; have your system make %s a port of it, with the host's addresses on %s, or delete it (ip link delete %s), or name another bridge", u.Bridge, u.NIC, u.Bridge, u.Bridge)
+	s.refuseManaged(no, u)
 	s.refuseAbove(no)
 	s.refuseRoutes(no)
 	return errors.Join(errs...)
@@ -47,6 +48,40 @@ func (s *snapshot) refuseNIC(no refusal) {
 	no(nic.Master != 0 && !onBridge, "%s is a port of %s (%s) already; name %s as the NIC", nic.Name, on, nic.PortOf, on)
 	no(!nic.Up(), "%s is down, and the program that manages it may want it so; set it up with `ip link set %s up`", nic.Name, nic.Name)
 	no(nic.Up() && nic.Flags&unix.IFF_LOWER_UP == 0, "%s has no carrier, so that nothing could be tried; see to its cable", nic.Name)
+}
+
+// refuseManaged refuses a NIC that a DHCP client or router advertisements manage: on a port they are heard no more, and
+// the host would lose what they gave it.
+func (s *snapshot) refuseManaged(no refusal, u *Uplink) {
+	const instead = "; mode \"lan\" shares %s without taking it, and its manager goes on: leave it out of any bridge, and name it as the network's uplink"
+	for _, a := range s.Addresses {
+		leased := a.Link == s.NIC.Index && a.Valid != nil && !a.Prefix.Addr().IsLinkLocalUnicast()
+		no(leased, "%s has the address %s for a limited time, by DHCP or a router advertisement, which nobody would renew on %s"+instead,
+			u.NIC, a.Prefix, u.Bridge, u.NIC)
+	}
+	for _, r := range s.Routes {
+		learnt := r.Protocol == unix.RTPROT_DHCP || r.Protocol == unix.RTPROT_RA || r.Expires != nil
+		no(goesBy(&r, s.NIC.Index) && r.Dst.Bits() == 0 && learnt, "a DHCP client or a router advertisement gave %s its default route by %s, which nobody would renew on %s"+instead,
+			u.NIC, r.Gateway, u.Bridge, u.NIC)
+	}
+}
+
+// refuseStale refuses routes whose gateway is in no network of the NIC any more: the kernel would not take them again.
+func (s *snapshot) refuseStale(no refusal) {
+	nic := s.NIC.Index
+	for _, r := range s.Routes {
+		if r.Link != nic || !r.Gateway.IsValid() || r.OnLink || r.Gateway.IsLinkLocalUnicast() {
+			continue
+		}
+		near := slices.ContainsFunc(s.Addresses, func(a addr.Address) bool {
+			return a.Link == nic && (a.Peer == r.Gateway || !a.Peer.IsValid() && a.Prefix.Contains(r.Gateway))
+		}) || slices.ContainsFunc(s.Routes, func(to route.Route) bool {
+			return to.Link == nic && !to.Gateway.IsValid() && to.Dst.Bits() > 0 && to.Dst.Contains(r.Gateway)
+		})
+		family := map[bool]string{true: "ip -6"}[r.Gateway.Is6()]
+		no(!near, "the route to %s goes by %s, which is in no network of %s any more, so the kernel would not take it on the bridge; delete it (%s route delete %s via %s dev %s)",
+			describe(&r), r.Gateway, s.NIC.Name, cmp.Or(family, "ip"), cmp.Or(map[bool]string{true: "default"}[r.Dst.Bits() == 0], r.Dst.String()), r.Gateway, s.NIC.Name)
+	}
 }
 
 // master names what the NIC is a port of.
@@ -84,6 +119,7 @@ func (s *snapshot) refuseRoutes(no refusal) {
 	for _, r := range s.byObject() {
 		no(r.Dst.Bits() == 0, "the default route goes by nexthop object %d, which stays on %s, and the host would be cut off; name its gateway instead", r.NexthopID, s.NIC.Name)
 	}
+	s.refuseStale(no)
 	for _, r := range s.Behind {
 		no(true, "another link has a route to %s too, with the same metric, and would come first; give one of the two another metric", describe(&r))
 	}
@@ -106,27 +142,10 @@ func (s *snapshot) warn() []string {
 	for _, l := range s.Links {
 		add(l.Lower == s.NIC.Index && l.Kind == "vlan", "VLAN %s stays on %s and goes on working; pods cannot reach it through the bridge", l.Name, nic)
 	}
-	add(len(s.Masqueraded) > 0, "%d masqueraded connections of %s go out by %s, and may not survive: these programs have to connect again",
-		len(s.Masqueraded), addresses(slices.Compact(slices.Clone(s.Masqueraded))), nic)
-	add(len(s.Groups) > 0, "the multicast groups %s were joined on %s and stay there: restart the mDNS, VRRP and routing daemons that joined them, and no network manager", addresses(s.Groups), nic)
-	for _, a := range s.Addresses {
-		temporary := a.Link == s.NIC.Index && a.Prefix.Addr().Is6() && a.Flags&unix.IFA_F_SECONDARY != 0
-		add(temporary, "the temporary address %s becomes an ordinary one until its time is over", a.Prefix.Addr())
-	}
 	for _, r := range s.byObject() {
 		add(true, "the route to %s goes by nexthop object %d, which stays on %s and leads nowhere from there: name its gateway instead", describe(&r), r.NexthopID, nic)
 	}
 	return list
-}
-
-// addresses names the first of many.
-func addresses(list []netip.Addr) string {
-	const most = 5
-	names := printable.List(list[:min(len(list), most)], ", ")
-	if n := len(list) - most; n > 0 {
-		names += fmt.Sprintf(", %d others", n)
-	}
-	return names
 }
 
 func describe(r *route.Route) string {

@@ -4,26 +4,19 @@ import (
 	"maps"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
 )
 
-// Directories of links' parameters below /proc/sys/net.
-const (
-	conf4 = "ipv4/conf/"
-	conf6 = "ipv6/conf/"
-)
-
-// forwarding6All decides whether the host follows routers.
-const forwarding6All = conf6 + "all/forwarding"
+// conf4 is the directory of links' parameters of IPv4 below /proc/sys/net.
+const conf4 = "ipv4/conf/"
 
 // readSettings reads the parameters of links (conf and neigh), in the calling thread's namespace.
 // Some cannot be read, such as a stable_secret that is not set (EIO).
 func readSettings(links ...string) map[string]string {
 	const dir = "/proc/sys/net/"
-	patterns := []string{forwarding6All}
+	var patterns []string
 	for _, link := range links {
 		patterns = append(patterns, "ipv?/*/"+link+"/*")
 	}
@@ -59,7 +52,7 @@ func write(list []setting) error {
 func isCopied(name string) bool {
 	switch name {
 	case "base_reachable_time", "retrans_time", "unres_qlen", // shown in a better unit by others
-		"mc_forwarding", "stable_secret", "rp_filter", "arp_filter", "addr_gen_mode", "mtu", "accept_ra":
+		"mc_forwarding", "stable_secret", "rp_filter", "arp_filter", "addr_gen_mode", "mtu":
 		return false
 	}
 	return true
@@ -84,9 +77,6 @@ func (s *snapshot) copied(bridge string) []setting {
 // NIC: a strict check of the source would drop them, and a filter leave ARP requests unanswered.
 func (s *snapshot) loose(bridge string) []setting {
 	list := []setting{{conf4 + bridge + "/rp_filter", "2"}, {conf4 + bridge + "/arp_filter", "0"}}
-	if asked := s.of(conf6, s.NIC.Name, "accept_ra"); asked != "" {
-		list = append(list, setting{conf6 + bridge + "/accept_ra", s.acceptRA(asked)})
-	}
 	return list
 }
 
@@ -101,43 +91,10 @@ func (s *snapshot) strict(bridge string) []setting {
 	return list
 }
 
-// looseBack is loose for the way back: routes go by the NIC while packets still come
-// in by the bridge.
+// looseBack is loose for the way back: routes go by the NIC while packets still come in by the bridge.
 func (s *snapshot) looseBack(rec *Record) []setting {
-	var list []setting
-	if s.Bridge.Index != noLink {
-		list = append(list, setting{conf4 + rec.Bridge + "/rp_filter", "2"}, setting{conf4 + rec.Bridge + "/arp_filter", "0"})
+	if s.Bridge.Index == noLink {
+		return nil
 	}
-	if asked := rec.Before.of(conf6, rec.NIC, "accept_ra"); asked == "1" && s.acceptsRA(rec.Bridge) {
-		list = append(list, setting{conf6 + rec.NIC + "/accept_ra", s.acceptRA(asked)})
-	}
-	return list
-}
-
-// acceptsRA says that the kernel itself follows router advertisements on a link.
-func (s *snapshot) acceptsRA(link string) bool {
-	asked := s.of(conf6, link, "accept_ra")
-	return s.of(conf6, link, "disable_ipv6") != "1" && (asked == "2" || asked == "1" && s.of(conf6, link, "forwarding") == "0")
-}
-
-// acceptRA is what a link's accept_ra has to be for what routers said to be refreshed: under
-// forwarding the kernel ignores 1.
-func (s *snapshot) acceptRA(asked string) string {
-	if forwards := s.Settings[forwarding6All]; asked == "1" && forwards != "0" && forwards != "" {
-		return "2"
-	}
-	return asked
-}
-
-// raPriority is the priority that the kernel gives default routes which it learns
-// from routers on a link (ra_defrtr_metric, Linux 5.12); 0 where it does not listen to them.
-func (s *snapshot) raPriority(link string) uint32 {
-	if !s.acceptsRA(link) {
-		return 0
-	}
-	n, err := strconv.ParseUint(s.of(conf6, link, "ra_defrtr_metric"), 10, 32)
-	if err != nil || n == 0 {
-		return 1024 // IP6_RT_PRIO_USER
-	}
-	return uint32(n)
+	return s.loose(rec.Bridge)
 }

@@ -4,9 +4,8 @@ import (
 	"context"
 	"fmt"
 	"io/fs"
-	"net/netip"
+	"os"
 	"slices"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -18,9 +17,7 @@ import (
 
 // snapshot is what planning has to know of a NIC and of its bridge, at one moment. JSON keeps it.
 type snapshot struct {
-	// Time is when it was taken: lifetimes count from here.
-	Time time.Time `json:"time"`
-	NIC  linkState `json:"nic"`
+	NIC linkState `json:"nic"`
 	// Bridge is nil where there is no link of that name.
 	Bridge *linkState `json:"bridge,omitempty"`
 	// Links are those that rest on the NIC, that which has the NIC as a port, and other
@@ -40,44 +37,30 @@ type snapshot struct {
 	Neighbours []routing.Neighbour `json:"neighbours,omitempty"`
 	// Settings are kernel parameters by their path below /proc/sys/net, those of the two links.
 	Settings map[string]string `json:"settings,omitempty"`
-	// Groups are the multicast groups that programs joined on the NIC.
-	Groups []netip.Addr `json:"groups,omitempty"`
-	// Masqueraded are the sources of flows that are translated to addresses of the NIC.
-	Masqueraded []netip.Addr `json:"masqueraded,omitempty"`
 }
 
 // snapshot looks at a NIC and at a bridge, which need not be there.
 func (c *Conn) snapshot(ctx context.Context, nic, bridge string) (*snapshot, error) {
-	s, err := c.whole(ctx, nic, bridge)
-	if err == nil {
-		err = c.ns.Do(func() error { s.lookGroups(); return nil })
-	}
-	if err == nil {
-		err = c.lookFlows(ctx, s)
-	}
-	return s, err
-}
-
-// whole is that without what a plan alone tells of.
-func (c *Conn) whole(ctx context.Context, nic, bridge string) (*snapshot, error) {
 	s, err := c.look(ctx, nic, bridge)
 	if err != nil {
 		return nil, err
 	}
 	err = c.ns.Do(func() error {
-		s.NIC.Wireless = isWireless(nic)
+		// sysfs shows the links of the namespace that it was mounted in.
+		_, err := os.Stat("/sys/class/net/" + nic + "/phy80211")
+		s.NIC.Wireless = err == nil
 		s.Settings = readSettings(nic, bridge)
 		return nil
 	})
 	return s, err
 }
 
-// look is whole without what is read from /proc: what changes from step to step.
+// look is snapshot without what is read from /proc: what changes from step to step.
 func (c *Conn) look(ctx context.Context, nic, bridge string) (*snapshot, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	s := &snapshot{Time: time.Now()}
+	s := &snapshot{}
 	links, err := c.links()
 	if err != nil {
 		return nil, err
@@ -163,11 +146,6 @@ func (s *snapshot) address(link int, a addr.Address) *addr.Address {
 		}
 	}
 	return nil
-}
-
-// somewhere says that the NIC or the bridge has an address.
-func (s *snapshot) somewhere(a addr.Address) bool {
-	return slices.ContainsFunc(s.Addresses, func(have addr.Address) bool { return isSame(have, a) })
 }
 
 func isSame(a, b addr.Address) bool { return a.Prefix == b.Prefix && a.Peer == b.Peer }

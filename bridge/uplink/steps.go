@@ -24,14 +24,13 @@ const (
 	stepAddresses stepName = "addresses"
 	stepPort      stepName = "port"
 	stepRoutes    stepName = "routes"
-	stepVerify    stepName = "verify"
 	stepRelease   stepName = "release"
 	stepSettle    stepName = "settle"
 )
 
 // takeSteps is the order of a takeover.
 func takeSteps() []stepName {
-	return []stepName{stepBridge, stepAddresses, stepPort, stepRoutes, stepVerify, stepRelease, stepSettle}
+	return []stepName{stepBridge, stepAddresses, stepPort, stepRoutes, stepRelease, stepSettle}
 }
 
 // restoreSteps is the order in which a NIC is given back.

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/netip"
 	"slices"
 
 	"github.com/tombolo-cni/tombolo"
@@ -16,14 +15,13 @@ import (
 // steps of Plan. If one fails, or ctx is done, before the point of no return (see the package's
 // comment), Take undoes the steps before it, and removes the journal.
 //
-// The error matches ErrRefused where nothing was begun, and ErrUnreachable where nothing answered
-// through the bridge in time. With it, a record means that Recover has to finish something.
+// The error matches ErrRefused where nothing was begun. With it, a record means that Recover has to finish something.
 func (c *Conn) Take(ctx context.Context, u Uplink, j Journal) (*Record, error) {
 	rec := &Record{Uplink: u, State: Taking, progress: progress{Version: recordVersion}}
 	if err := errors.Join(u.validate(), c.journaled(ctx, rec, j)); err != nil {
 		return nil, err
 	}
-	s, err := c.whole(ctx, u.NIC, u.Bridge)
+	s, err := c.snapshot(ctx, u.NIC, u.Bridge)
 	if err != nil {
 		return nil, fmt.Errorf("take over %s: %w", u.NIC, err)
 	}
@@ -32,9 +30,6 @@ func (c *Conn) Take(ctx context.Context, u Uplink, j Journal) (*Record, error) {
 	}
 	rec.Before = *s
 	r := &run{Conn: c, rec: rec, journal: j, settings: s.Settings}
-	if r.targets, err = c.answering(ctx, s, u.timeout()); err != nil {
-		return nil, fmt.Errorf("take over %s: %w", u.NIC, err)
-	}
 	if err = r.forward(ctx, takeSteps()); err == nil {
 		return rec, nil
 	}
@@ -55,7 +50,6 @@ type run struct {
 	rec      *Record
 	journal  Journal
 	settings map[string]string // read once, since that takes longer than all else
-	targets  []netip.Addr
 }
 
 // forward does the steps of a takeover, and says in the journal that it is done.
@@ -79,7 +73,7 @@ func (r *run) forward(ctx context.Context, steps []stepName) error {
 			return fmt.Errorf("step %s: %w", name, err)
 		}
 	}
-	rec.State, rec.Step, rec.Mending, rec.Anew = Taken, "", false, false
+	rec.State, rec.Step = Taken, ""
 	return rec.Save(r.journal)
 }
 
@@ -92,9 +86,6 @@ func (r *run) planned(ctx context.Context, forward bool) (*snapshot, *Steps, err
 	s.Settings = r.settings
 	if !forward {
 		return s, planRestore(s, rec), nil
-	}
-	if rec.Mending {
-		s = s.withoutKept(rec).withLost(rec, s.NIC, rec.Anew)
 	}
 	return s, planTake(s, &rec.Uplink), nil
 }
@@ -116,17 +107,12 @@ func (r *run) step(ctx context.Context, name stepName) error {
 		return err
 	}
 	step := steps.step(name)
-	if rec.Mending && !rec.Anew {
-		step.settings = nil // those of a bridge that is there are its owner's by now
-	}
 	if err := r.apply(ctx, step); err != nil {
 		return err
 	}
 	switch {
-	case name == stepVerify:
-		return r.verify(ctx, s.Bridge.Index, r.targets, rec.timeout())
 	case name == stepAddresses && s.Bridge != nil:
-		return r.waitUntilLocal(ctx, steps.move, rec.timeout())
+		return r.waitUntilLocal(ctx, steps.move)
 	case name == stepPort && forward:
 		// A bridge that had a port before may still have to notice that it has a carrier.
 		r.nl.RefreshCarrier(rec.Bridge)
@@ -190,7 +176,7 @@ func (c *Conn) Restore(ctx context.Context, rec *Record, j Journal) error {
 
 // back does the steps of a restoration.
 func (c *Conn) back(ctx context.Context, rec *Record, j Journal) error {
-	first, err := c.whole(ctx, rec.NIC, rec.Bridge)
+	first, err := c.snapshot(ctx, rec.NIC, rec.Bridge)
 	if isGone(err) {
 		err = c.backWithoutNIC(ctx, rec)
 	} else if err == nil {
@@ -206,10 +192,6 @@ func (c *Conn) back(ctx context.Context, rec *Record, j Journal) error {
 }
 
 func (c *Conn) backFrom(ctx context.Context, rec *Record, j Journal, first *snapshot) error {
-	rec.Mending, rec.Anew = false, false
-	if first.Bridge == nil {
-		rec.Before = rec.withoutReplaced(first).Before
-	}
 	r := &run{Conn: c, rec: rec, journal: j, settings: first.Settings}
 	var errs []error
 	for _, name := range restoreSteps() {
@@ -274,16 +256,13 @@ func (c *Conn) Recover(ctx context.Context, rec *Record, j Journal) (*Record, er
 	return nil, nil
 }
 
-// goOn finishes a takeover from the step that was under way on. A mend begins anew: the program
-// that undid the takeover may have gone on at it, and then the steps that were done are undone.
+// goOn finishes a takeover from the step that was under way on.
 func (c *Conn) goOn(ctx context.Context, rec *Record, j Journal) error {
-	s, err := c.whole(ctx, rec.NIC, rec.Bridge)
+	s, err := c.snapshot(ctx, rec.NIC, rec.Bridge)
 	if err != nil {
 		return err
 	}
 	steps := takeSteps()
-	if !rec.Mending {
-		steps = steps[max(slices.Index(steps, rec.Step), 0):]
-	}
+	steps = steps[max(slices.Index(steps, rec.Step), 0):]
 	return (&run{Conn: c, rec: rec, journal: j, settings: s.Settings}).forward(ctx, steps)
 }

@@ -6,63 +6,18 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/tombolo-cni/tombolo/bridge/uplink"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
-// dropAtBridge drops whatever comes in by a port of a bridge: what an access point or a
-// switch does to a host behind a bridge.
-func dropAtBridge(tb testing.TB, l *lan) {
-	tb.Helper()
-	for _, rule := range []string{"add table bridge drops", "add chain bridge drops in { type filter hook prerouting priority 0; policy drop; }"} {
-		nstest.Run(tb, l.host, "nft", strings.Fields(rule)...)
-	}
-}
-
-func TestWithoutAnAnswerItIsUndone(t *testing.T) {
-	t.Parallel()
-	for name, commands := range map[string][]string{
-		"with gateways":          nil,
-		"with a gateway of IPv6": {"addr add fd00::5/64 dev eth0 nodad", "addr add fe80::5/64 dev eth0 nodad", "-6 route add default via fd00::1"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			l := newLAN(t, commands...)
-			dropAtBridge(t, l)
-			before := state(t, l.host)
-			var j memory
-			u := toBridge()
-			u.Timeout = time.Second
-			rec, err := l.conn.Take(t.Context(), u, &j)
-			for ; err == nil && u.Timeout < patience; rec, err = l.conn.Take(t.Context(), u, &j) {
-				// Nobody had answered in time before either, as this machine is busy.
-				must.Succeed(t, l.conn.Restore(t.Context(), rec, &j))
-				u.Timeout *= 2
-			}
-			expect.That(t, errors.Is(err, uplink.ErrUnreachable) && rec == nil,
-				"take: %v, %v, want %v and no record", rec, err, uplink.ErrUnreachable)
-			expect.NoDiff(t, cmp.Diff(before, state(t, l.host)), "the host after it was undone")
-			expect.Failure(t, expect.Err(j.load()), "the journal is still there")
-		})
-	}
-}
-
-func TestAGatewayThatWasUnreachableBeforeIsNoReasonToUndo(t *testing.T) {
-	t.Parallel()
-	l := newLAN(t, "addr add 10.0.0.5/24 dev eth0", "route add default via 10.0.0.99")
-	take(t, l, toBridge())
-}
-
 func TestWithoutAJournalItIsUndone(t *testing.T) {
 	t.Parallel()
 	full := errors.New("no space left")
-	for n := 1; n <= 8; n++ {
+	for n := 1; n <= 7; n++ {
 		t.Run(fmt.Sprint("save ", n), func(t *testing.T) {
 			t.Parallel()
 			l := newLAN(t)
@@ -77,7 +32,7 @@ func TestWithoutAJournalItIsUndone(t *testing.T) {
 			must.That(t, errors.Is(err, full), "take: %v, want %v", err, full)
 			l.mustReach(t, "afterwards")
 			// Past the point of no return there is no way but forward.
-			if committed := n > 6; (rec != nil) != committed {
+			if committed := n > 5; (rec != nil) != committed {
 				t.Fatalf("take: record %v", rec)
 			}
 			if rec != nil {
@@ -92,7 +47,7 @@ func TestWithoutAJournalItIsUndone(t *testing.T) {
 
 func TestCancelledItIsUndone(t *testing.T) {
 	t.Parallel()
-	for n := 1; n <= 5; n++ {
+	for n := 1; n <= 4; n++ {
 		t.Run(fmt.Sprint("at save ", n), func(t *testing.T) {
 			t.Parallel()
 			l := newLAN(t)
@@ -156,8 +111,6 @@ func TestANICThatIsGoneIsNoReasonToKeepTheBridge(t *testing.T) {
 	l := newLAN(t)
 	rec, j := take(t, l, toBridge())
 	run(t, l.host, "link del eth0")
-	list, _, err := l.conn.Check(t.Context(), rec)
-	expect.That(t, err == nil && len(list) == 1, "check: %v, %v, want one difference", list, err)
 	must.Succeed(t, l.conn.Restore(t.Context(), rec, j))
 	expect.Failure(t, expect.Err(nstest.Try(l.host, "ip", "link", "show", "br0")), "the bridge is still there")
 	expect.Failure(t, expect.Err(j.load()), "the journal is still there")

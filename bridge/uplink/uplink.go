@@ -1,11 +1,9 @@
 package uplink
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -17,18 +15,8 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// defaultTimeout is an Uplink's Timeout where it says none.
-const defaultTimeout = 5 * time.Second
-
-// Errors of this package match these.
-var (
-	// ErrRefused is the cause where a NIC cannot be taken over as it is. Nothing was
-	// changed, and the text says what to do.
-	ErrRefused = errors.New("it cannot be taken over as it is")
-	// ErrUnreachable is the cause where what had answered through the NIC did not
-	// answer through the bridge, and all was put back.
-	ErrUnreachable = errors.New("no answer through the bridge")
-)
+// ErrRefused is the cause where a NIC cannot be taken over as it is. Nothing was changed, and the text says what to do.
+var ErrRefused = errors.New("it cannot be taken over as it is")
 
 // Uplink says what is to be taken over, and how.
 type Uplink struct {
@@ -38,20 +26,6 @@ type Uplink struct {
 	Bridge string
 	// Alias is given to a bridge that is made: see bridge.Bridge.
 	Alias string
-	// KeepAddress leaves the NIC its addresses, except link-local ones, beside those on
-	// the bridge, for agents that read them there. The routes go by the bridge all the
-	// same, and a lease that is renewed on the bridge does not show on the NIC.
-	KeepAddress bool
-	// ClientID is the identifier of the DHCP client that leased the NIC's address. This package
-	// only keeps it on record, for the caller.
-	ClientID string `json:",omitempty"`
-	// Timeout is how long what was reachable through the NIC may take to answer through
-	// the bridge before the takeover is undone; 0 is 5 s.
-	Timeout time.Duration
-}
-
-func (u *Uplink) timeout() time.Duration {
-	return cmp.Or(u.Timeout, defaultTimeout)
 }
 
 // Config says where the NIC is. The zero value, and a nil *Config, is the caller's

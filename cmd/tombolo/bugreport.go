@@ -114,10 +114,10 @@ func configurations(ctx context.Context, to io.Writer, dir string) {
 // known are the fields that are shown: those of ours, but for what an operator or a runtime means for others.
 const known = ` address addresses advmss bandwidth bridge bridgeNFCall capabilities clientID cniVersion cniVersions dataDir deadline
  defaultRoute detectConflicts disableCheck dns domain dst egressBurst egressRate forwardMark gateway guard gw hairpinMode ingressBurst
- ingressPolicy ingressRate ipMasq ipMasqBackend ipRanges ipam ips ipv6 isDefaultGateway isGateway keepAddressOnUplink keeper lanGuard
+ ingressPolicy ingressRate ipMasq ipMasqBackend ipRanges ipam ips ipv6 isDefaultGateway isGateway keeper lanGuard
  leaseDir logFile logLevel mac macspoofchk mode mtu name nameservers nonMasqueradeCIDRs option plugins portIsolation portMappings
  preserveDefaultVlan priority promiscMode rangeEnd rangeStart ranges request resolvConf routes search skipDefault stateDir subnet table
- timeout type uplink uplinkTimeout vlan vlanTrunk `
+ timeout type uplink vlan vlanTrunk `
 
 // shown replaces what may be secret: all of other plugins but the type, and fields that are not known.
 func shown(conf any) any {

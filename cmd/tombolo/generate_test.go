@@ -71,9 +71,9 @@ func TestBashCompletesWhatCanFollow(t *testing.T) {
 		{"tombolo ch", []string{"check"}},
 		{"tombolo uplink re", []string{"restore"}},
 		{"tombolo uplink ", []string{"plan", "take", "restore", "status"}},
-		{"tombolo uplink plan --k", []string{"--keep-address"}},
+		{"tombolo uplink plan --ta", []string{"--take"}},
 		{"tombolo uplink plan ", nics},
-		{"tombolo uplink plan --timeout 3s eth0 ", nics},
+		{"tombolo uplink plan --take eth0 ", nics},
 		{"tombolo uplink plan eth0 br0 ", nil},
 		{"tombolo remove --state " + state + " ", []string{"lab", "pods"}},
 		{"tombolo remove --state " + state + " p", []string{"pods"}},
@@ -110,7 +110,7 @@ _tombolo`
 	cmd := exec.Command("zsh", "-f", "-c", script)
 	cmd.Env = asTombolo(t)
 	out, err := cmd.CombinedOutput()
-	for _, want := range []string{"plan:print how", "take:make a NIC", "restore:take a NIC off"} {
+	for _, want := range []string{"plan:print what", "take:make a NIC", "restore:undo"} {
 		expect.That(t, strings.Contains(string(out), want), "%q is missing, %v: %s", want, err, out)
 	}
 }

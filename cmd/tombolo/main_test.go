@@ -256,7 +256,7 @@ func TestOnANodeWithNothing(t *testing.T) {
 	for line, want := range map[string]string{
 		"ls": "no pod is on record\n", "ls networks": "no network is on record\n", "ls map": "no network is on record\nnothing is wrong\n",
 		"check": "0 attachments: nothing differs\n", "repair": "nothing is to be repaired\n", "gc": "no dead pod has anything\n", "gc --dry-run": "no dead pod has anything\n",
-		"leases": "no lease is on record\n", "doctor": "no pod is on record\n", "uplink status": "no NIC is taken over\n",
+		"leases": "no lease is on record\n", "doctor": "no pod is on record\n", "uplink status": "no NIC is shared or taken over\n",
 		"ls --json": "[]\n", "ls networks --json": "[]\n", "gc --json": "[]\n", "leases --json": "[]\n", "doctor --json": "[]\n", "check --json": `{"attachments":[]}` + "\n",
 	} {
 		dir := t.TempDir()

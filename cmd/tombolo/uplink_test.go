@@ -48,14 +48,20 @@ func TestUplinkIsPlannedTakenLookedAtAndGivenBack(t *testing.T) {
 	addresses := func() string { return nstest.Run(t, host, "ip", "-4", "-br", "address", "show", "scope", "global") }
 
 	before := addresses()
-	plan := run(t, host, nil, "", "uplink", "plan", "eth0", "br0")
+	shares := run(t, host, nil, "", "uplink", "plan", "eth0", "br0")
+	want := "OK: eth0 stays the host's, and pods on br0 are its neighbours on the LAN\n1. make bridge br0"
+	expect.That(t, shares.status == 0 && strings.HasPrefix(shares.stdout, want), "plan of a share: %+v", shares)
+	nstest.Run(t, host, "sh", "-ec", "ip link add mv0 link eth0 type macvlan")
+	expect.Contains(t, run(t, host, nil, "", "uplink", "plan", "eth0", "br0").stdout, "warning: macvlan mv0 rests on eth0", "plan beside a macvlan")
+	nstest.Run(t, host, "sh", "-ec", "ip link del mv0")
+	plan := run(t, host, nil, "", "uplink", "plan", "--take", "eth0", "br0")
 	if plan.status != 0 || !strings.Contains(plan.stdout, "make eth0 a port of br0") || !strings.Contains(plan.stdout, "add 192.0.2.2/24 dev br0") {
 		t.Errorf("plan: %+v", plan)
 	}
 	if want := "OK: 192.0.2.2 moves to br0, connections stay; undo: tombolo uplink restore eth0\n1. "; !strings.HasPrefix(plan.stdout, want) {
 		t.Errorf("plan begins with %q, want %q", plan.stdout[:min(len(plan.stdout), len(want))], want)
 	}
-	bySSH := run(t, host, []string{"SSH_CONNECTION=192.0.2.1 50000 192.0.2.2 22"}, "", "uplink", "plan", "eth0", "br0")
+	bySSH := run(t, host, []string{"SSH_CONNECTION=192.0.2.1 50000 192.0.2.2 22"}, "", "uplink", "plan", "--take", "eth0", "br0")
 	if want := "OK: 192.0.2.2 moves to br0, your SSH session stays; undo: tombolo uplink restore eth0\n"; !strings.HasPrefix(bySSH.stdout, want) {
 		t.Errorf("plan by SSH: %+v, want %q", bySSH, want)
 	}
@@ -66,15 +72,15 @@ func TestUplinkIsPlannedTakenLookedAtAndGivenBack(t *testing.T) {
 		got  func() outcome
 		want outcome
 	}{
-		{"status before", func() outcome { return call("status", "eth0") }, outcome{0, "eth0 is not taken over\n", ""}},
+		{"status before", func() outcome { return call("status", "eth0") }, outcome{0, "eth0 is neither shared nor taken over\n", ""}},
 		{"restore before", func() outcome { return call("restore", "eth0") },
 			outcome{exitFailed, "", "tombolo: uplink eth0 has not been taken over: there is nothing to give back\n"}},
 		{"take", func() outcome { return call("take", "eth0", "br0") },
 			outcome{0, "eth0 is a port of br0, which has its addresses and routes\n", ""}},
 		{"take again", func() outcome { return call("take", "eth0", "br0") },
 			outcome{0, "eth0 is a port of br0, which has its addresses and routes\n", ""}},
-		{"plan again", func() outcome { return call("plan", "eth0", "br0") },
-			outcome{exitFailed, "", "tombolo: uplink eth0 is taken over already: tombolo uplink status eth0 says what differs, and tombolo uplink restore eth0 gives it back\n"}},
+		{"plan again", func() outcome { return call("plan", "--take", "eth0", "br0") },
+			outcome{exitFailed, "", "tombolo: uplink eth0 is a port of bridge br0 already: tombolo uplink restore eth0 gives it back\n"}},
 		{"status", func() outcome { return call("status") }, outcome{0, "eth0 on br0: taken\n", ""}},
 		{"restore from another bridge", func() outcome { return call("restore", "eth0", "br1") },
 			outcome{exitFailed, "", "tombolo: uplink eth0 is a port of bridge br0, not of br1\n"}},
@@ -93,17 +99,9 @@ func TestUplinkIsPlannedTakenLookedAtAndGivenBack(t *testing.T) {
 	if err := json.Unmarshal([]byte(differs.stdout), &reports); err != nil || differs.status != exitFound || len(reports) != 1 || len(reports[0].Differences) == 0 {
 		t.Errorf("status of a NIC that was taken off its bridge: %+v, %v", differs, err)
 	}
-	if got := run(t, host, nil, "", "check", dirs[0], dirs[1]); got.status != exitFound || !strings.Contains(got.stdout, "eth0") || !strings.Contains(got.stdout, "[repair]\n") {
+	if got := run(t, host, nil, "", "check", dirs[0], dirs[1]); got.status != exitFound || !strings.Contains(got.stdout, "eth0") || !strings.Contains(got.stdout, "tombolo uplink restore eth0") {
 		t.Errorf("check of a NIC that was taken off its bridge: %+v", got)
 	}
-	expect.Success(t, run(t, host, nil, "", "repair", dirs[0], dirs[1]).err(), "repair mends")
-	expect.Success(t, run(t, host, nil, "", "check", dirs[0], dirs[1]).err(), "check after the repair")
-	nstest.Run(t, host, "ip", "link", "set", "eth0", "nomaster")
-	expect.Success(t, call("take", "eth0", "br0").err(), "take mends")
-	if got := call("status"); got.stdout != "eth0 on br0: taken\n" || got.status != 0 {
-		t.Errorf("status of what was mended: %+v", got)
-	}
-
 	if got := call("restore", "eth0", "br0"); got.status != 0 || got.stdout != "eth0 has its addresses and routes back\n" {
 		t.Errorf("restore: %+v", got)
 	}

@@ -36,9 +36,8 @@ const (
 const usage = `Usage: tombolod [flags]
 
 Renews the DHCP leases of pods while the pods run, and moves their host ports and guards
-if a lease gets another address. Finishes takeovers of NICs that were interrupted, and
-repairs those that a network manager has undone. Repairs within a second what another
-program changes of the firewall rules, links, addresses and routes that pods need. Every
+if a lease gets another address. Repairs within a second what another program changes of
+the firewall rules, links, addresses, routes and shared NICs that pods need. Every
 minute it cleans up after pods that died without a DEL, as tombolo gc does. It reads the
 records that the plugin tombolo writes, so that either may start first and be restarted at
 any time. It runs in the foreground and logs to standard error.
@@ -47,7 +46,7 @@ in another zone or the permanent configuration names one.
 
 Flags:
   --leases DIR     directory of the lease records (%s)
-  --state DIR      state directory of the plugin: attachments and uplinks (%s)
+  --state DIR      state directory of the plugin: attachments and networks (%s)
   --docker PATH    serve Docker as a network driver at this Unix socket; without it, at the
                    one that systemd hands over (tombolo-docker.socket), or not at all
   --metrics WHERE  serve /metrics and /healthz at unix:PATH or HOST:PORT, or

@@ -10,7 +10,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
-	"github.com/tombolo-cni/tombolo/bridge/uplink"
+	"github.com/tombolo-cni/tombolo/bridge/share"
 	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/internal/strict"
@@ -46,7 +46,7 @@ const (
 	codeNoGateway     = uint(115) // a gateway is needed and the IPAM named none
 	codeNotAttachable = uint(116) // the bridge is full, or is not a bridge
 	codeObstructed    = uint(117) // another firewall would drop what pods send
-	codeUplink        = uint(118) // the NIC cannot become a port of the bridge as it is
+	codeUplink        = uint(118) // the NIC cannot be shared as it is
 )
 
 // newError makes an error with a code.
@@ -155,6 +155,6 @@ func codes() []sentinel {
 		{context.DeadlineExceeded, codeTryAgainLater}, {context.Canceled, codeTryAgainLater},
 		{bridge.ErrPeerExists, codeExists}, {bridge.ErrBridgeFull, codeNotAttachable}, {bridge.ErrNotBridge, codeNotAttachable},
 		{bridge.ErrForeign, codeConflict}, {addr.ErrDuplicate, codeConflict},
-		{uplink.ErrUnreachable, codeTryAgainLater}, {uplink.ErrRefused, codeUplink}, {state.ErrDamaged, codeIO},
+		{share.ErrUnfit, codeUplink}, {share.ErrForeign, codeUplink}, {state.ErrDamaged, codeIO},
 	}
 }

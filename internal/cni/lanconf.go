@@ -2,23 +2,18 @@ package cni
 
 import (
 	"cmp"
-	"time"
 
-	"github.com/tombolo-cni/tombolo/bridge/uplink"
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/network"
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// LANConf are the fields of a network whose bridge has a NIC of the host's for a port,
-// so that its pods are on the host's own LAN.
+// LANConf are the fields of a network whose pods are on the LAN of the host, by a NIC of the host.
 type LANConf struct {
-	Uplink              string   `json:"uplink"`
-	KeepAddressOnUplink bool     `json:"keepAddressOnUplink"`
-	UplinkTimeout       Duration `json:"uplinkTimeout"`
-	DefaultRoute        string   `json:"defaultRoute"`
-	LANGuard            *bool    `json:"lanGuard"`
-	IPv6                string   `json:"ipv6"`
+	Uplink       string `json:"uplink"`
+	DefaultRoute string `json:"defaultRoute"`
+	LANGuard     *bool  `json:"lanGuard"`
+	IPv6         string `json:"ipv6"`
 }
 
 const ipv6SLAAC, ipv6DHCP = "slaac", "dhcp"
@@ -29,7 +24,7 @@ func (c *NetConf) lanProblems(p *problems) {
 	p.add(lan && c.Uplink == "", `mode "lan" needs an uplink: the NIC by which this node is on the LAN, such as "eth0"`)
 	p.add(c.Uplink != "" && !lan && c.Mode != modeL2, `uplink %q: in mode "gateway" pods are on a network of their own: use mode "lan", or "l2"`, c.Uplink)
 	p.add(c.Uplink != "" && !ident.IsLinkName(c.Uplink), "uplink %q cannot name a link: it takes 1 to 15 bytes without '/', ':', '%%' and space", c.Uplink)
-	p.add(c.Uplink != "" && c.Uplink == c.settings().Bridge, "uplink and bridge are both %q: the uplink is the NIC that becomes a port of the bridge", c.Uplink)
+	p.add(c.Uplink != "" && c.Uplink == c.settings().Bridge, "uplink and bridge are both %q: the uplink is the NIC by which the bridge is on the LAN", c.Uplink)
 	p.add(c.DefaultRoute != "" && c.DefaultRoute != string(network.ExitHost) && c.DefaultRoute != string(network.ExitRouter), `defaultRoute %q is not known: use "host" or "router"`, c.DefaultRoute)
 	p.add(c.IPv6 != "" && c.IPv6 != ipv6SLAAC && c.IPv6 != ipv6DHCP, `ipv6 %q is not known: use "slaac" or "dhcp", or leave it out`, c.IPv6)
 	p.add(lan && (orDefault(c.IsGateway, false) || orDefault(c.IPMasq, false)), `mode "lan" has neither isGateway nor ipMasq: the LAN has its own router, and pods are on it with addresses of their own`)
@@ -38,17 +33,13 @@ func (c *NetConf) lanProblems(p *problems) {
 	p.add(!lan && c.DefaultRoute != "", ofLAN, "defaultRoute")
 	p.add(!lan && c.Mode != modeL2 && c.IPv6 != "", `ipv6 is a field of modes "lan" and "l2": elsewhere pods get IPv6 by the ipam`)
 	p.add(c.Mode == modeL2 && c.IPv6 != "" && c.DisableContainerInterface, "ipv6 and disableContainerInterface exclude each other")
-	p.add(c.Uplink == "" && c.KeepAddressOnUplink, ofUplink, "keepAddressOnUplink")
-	p.add(c.Uplink == "" && c.UplinkTimeout != 0, ofUplink, "uplinkTimeout")
 	p.add(c.Uplink == "" && orDefault(c.LANGuard, false), ofUplink, "lanGuard")
 	p.add(lan && c.DisableContainerInterface, `mode "lan" and disableContainerInterface exclude each other: use mode "l2"`)
 }
 
 // lan fills in what a network on a LAN has.
 func (c *NetConf) lan(s *network.Network) {
-	if c.Uplink != "" {
-		s.Uplink = uplink.Uplink{NIC: c.Uplink, KeepAddress: c.KeepAddressOnUplink, Timeout: time.Duration(c.UplinkTimeout)}
-	}
+	s.Uplink = c.Uplink
 	s.SLAAC, s.DHCPv6 = c.IPv6 != "", c.IPv6 == ipv6DHCP
 	if c.Mode != modeLAN {
 		c.guard(s, false)

@@ -2,11 +2,9 @@ package cni
 
 import (
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/tombolo-cni/tombolo/bridge/uplink"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/network"
 	"github.com/tombolo-cni/tombolo/nft"
@@ -16,9 +14,9 @@ func TestSettingsOfModeLAN(t *testing.T) {
 	t.Parallel()
 	lan := settings{StateDir: "/run/tombolo", LeaseDir: "/var/lib/tombolo/leases", Mark: 0x10,
 		Network: network.Network{Name: "pods", Origin: network.Origin{Type: "dhcp"}, Bridge: "br0", Hairpin: true, Guard: nft.GuardUntrusted, NFCall: ptr(true),
-			Uplink: uplink.Uplink{NIC: "eth0"}, Exit: network.ExitHost}}
+			Uplink: "eth0", Exit: network.ExitHost}}
 	l2 := settings{StateDir: "/run/tombolo", LeaseDir: "/var/lib/tombolo/leases", Mark: 0x10,
-		Network: network.Network{Name: "pods", Bridge: "br0", LeaveIPv6: true, Uplink: uplink.Uplink{NIC: "eth0"}}}
+		Network: network.Network{Name: "pods", Bridge: "br0", LeaveIPv6: true, Uplink: "eth0"}}
 	for _, tt := range []struct {
 		name   string
 		fields string
@@ -35,9 +33,9 @@ func TestSettingsOfModeLAN(t *testing.T) {
 		{"to nobody", `"mode": "lan", "uplink": "eth0", "isDefaultGateway": false`, lan, func(s *settings) { s.NoDefaultRoute = true }},
 		{"no firewall for what is bridged", `"mode": "lan", "uplink": "eth0", "bridgeNFCall": false`, lan, func(s *settings) { s.NFCall = ptr(false) }},
 		{"with IPv6", `"mode": "lan", "uplink": "eth0", "ipv6": "slaac"`, lan, func(s *settings) { s.SLAAC = true }},
-		{"every field", `"mode": "lan", "uplink": "enp1s0", "bridge": "lan0", "keepAddressOnUplink": true, "uplinkTimeout": "20s", "hairpinMode": false, "mtu": 1400`, lan,
+		{"every field", `"mode": "lan", "uplink": "enp1s0", "bridge": "lan0", "hairpinMode": false, "mtu": 1400`, lan,
 			func(s *settings) {
-				s.Bridge, s.Uplink, s.Hairpin, s.MTU = "lan0", uplink.Uplink{NIC: "enp1s0", KeepAddress: true, Timeout: 20 * time.Second}, false, 1400
+				s.Bridge, s.Uplink, s.Hairpin, s.MTU = "lan0", "enp1s0", false, 1400
 			}},
 		{"an uplink of a plain bridge", `"mode": "l2", "uplink": "eth0"`, l2, nil},
 		{"a guarded one", `"mode": "l2", "uplink": "eth0", "lanGuard": true`, l2, func(s *settings) { s.Guard = nft.GuardUntrusted }},
@@ -68,11 +66,4 @@ func TestModeLANLeasesUnlessToldOtherwise(t *testing.T) {
 	if err != nil || conf.IPAM.Type != typeDHCP {
 		t.Errorf("for DEL: ipam %q, %v", conf.IPAM.Type, err)
 	}
-}
-
-func TestTakeoverAsConfigured(t *testing.T) {
-	t.Parallel()
-	s := settingsOf(parsed(t, `"mode": "lan", "uplink": "eth0", "bridge": "lan0", "keepAddressOnUplink": true, "uplinkTimeout": "2s"`))
-	want := uplink.Uplink{NIC: "eth0", KeepAddress: true, Timeout: 2 * time.Second}
-	expect.NoDiff(t, cmp.Diff(want, s.Uplink), "uplink")
 }

@@ -19,6 +19,9 @@ const AliasPrefix = "tombolo:1:"
 // owner's: it keeps its MTU and its router advertisements, and is never deleted.
 const BridgeAlias = AliasPrefix + "bridge"
 
+// ShareAlias marks the pair by which a bridge shares a NIC.
+const ShareAlias = AliasPrefix + "share"
+
 const aliasMax = 255 // IFALIASZ without its NUL
 
 // AliasOwner is the beginning of an attachment's alias, which no other has.

@@ -3,7 +3,7 @@
 // packages lease and state, and so it may start before or after the plugin, be killed
 // and be upgraded at any time: it takes up each where it stands.
 //
-// The project's docs/dev/architecture.md has the loop, and what else it looks after: uplinks, the firewall, links, and pods
+// The project's docs/dev/architecture.md has the loop, and what else it looks after: the firewall, links, and pods
 // that died without a DEL. An idle lease is some hundred bytes: no goroutine, thread or descriptor.
 //
 // A lease whose pod is gone is released from the host's bridge with the pod's MAC address; one of a client that is
@@ -13,21 +13,10 @@
 // they leave it towards the pod, and a lease that has ended is withdrawn from the host's side, with any state of
 // the pod.
 //
-// # The host's own lease
-//
-// A lease of the host's own (lease.Adopt) is due at once, and is renewed on the bridge as a pod's is in the pod. The keeper
-// refreshes the lifetimes of the address, wherever the host has it, and leaves everything else as it finds it, resolver
-// and MTU too. It changes addresses and routes only where the server grants another
-// address or router, or the address went away. Until a server grants another, a
-// host whose lease was refused keeps its address for as long as the kernel was told to.
-// The lease is never released. Failures are in the log, in the record, and in the
-// metrics tombolo_host_lease_seconds and tombolo_host_lease_trouble, from the first
-// attempt on that fails.
-//
 // # Needs
 //
 // CAP_SYS_ADMIN to enter namespaces, CAP_NET_ADMIN to change links, addresses, routes and
 // the firewall there and in the host's, CAP_NET_RAW and CAP_NET_BIND_SERVICE for sockets,
-// a writable /proc/sys/net for uplinks, and the host's network namespace.
+// and the host's network namespace.
 // Linux 6.1 and later.
 package keeper

@@ -129,7 +129,7 @@ func (x *exchange) hear(until time.Time) (*dhcpc.Packet, error) {
 		switch {
 		case err != nil:
 			return nil, fmt.Errorf("hear from DHCP servers: %w", err)
-		case p == nil || x.r.Host != nil || credible(p, x.m.session.Lease()):
+		case p == nil || credible(p, x.m.session.Lease()):
 			return p, nil
 		}
 	}
@@ -220,9 +220,6 @@ func (l *line[M]) hangUp() error {
 func (x *exchange) unheard() error {
 	x.metrics.unanswered.Inc()
 	x.m.slow = true
-	if x.r.Host != nil && x.m.session.Lease() != nil {
-		x.tell("no server renews the lease yet")
-	}
 	who := append(x.who(), "state", x.m.session.State())
 	if x.m.session.Lease() != nil {
 		x.log.Warn("no server renews the lease yet", append(who, "left", x.r.Lease.Left(now()).Round(time.Second), "next", x.m.session.Wake())...)
@@ -258,9 +255,6 @@ func (x *exchange) bound(l *dhcpc.Lease) error {
 
 // giveBack releases what a DEL has released already: the server renewed it after that.
 func (x *exchange) giveBack(l *dhcpc.Lease) {
-	if x.r.Host != nil {
-		return // its own client has it now
-	}
 	x.log.Info("lease deleted while it was being renewed: releasing it again", x.who()...)
 	if err := x.release4(l); err != nil {
 		// It runs out: there is no later try.
@@ -279,7 +273,7 @@ func (v *visit) apply(held *lease.Held, p pod, l *dhcpc.Lease) error {
 	}
 	want := v.r.Wanted(l)
 	set := want
-	if v.r.Host == nil && v.r.State == lease.Bound {
+	if v.r.State == lease.Bound {
 		set.Routes = want.Without(v.r.Applied).Routes
 	}
 	stale := v.r.Applied.Without(want)
@@ -298,15 +292,12 @@ func (v *visit) apply(held *lease.Held, p pod, l *dhcpc.Lease) error {
 		err = p.withdraw(stale)
 	}
 	trouble := ""
-	if v.r.Host != nil && l == v.r.Lease {
-		trouble = v.r.Error // no news from a server
-	}
 	if err != nil {
 		// The lease is the pod's all the same.
 		trouble, v.m.right = err.Error(), false
 	} else {
 		v.r.Applied = want
-		if v.m.confirm = l != v.r.Lease || v.r.Host != nil; v.m.confirm {
+		if v.m.confirm = l != v.r.Lease; v.m.confirm {
 			v.m.look = now().Add(confirmAfter)
 		}
 	}
@@ -333,11 +324,9 @@ func (x *exchange) lost(out dhcpc.Output) error {
 		return nil
 	}
 	err := x.underLock(func(held *lease.Held) error {
-		var err error
-		if x.r.Host == nil { // the host keeps it for as long as the kernel was told to, or until there is another
-			if err = x.pod.withdraw(x.r.Applied); err == nil {
-				x.r.Applied = lease.Applied{}
-			}
+		err := x.pod.withdraw(x.r.Applied)
+		if err == nil {
+			x.r.Applied = lease.Applied{}
 		}
 		x.r.State, x.r.Error = lease.Expired, fmt.Sprint(out.Err)
 		return errors.Join(err, held.Replace(x.r))

@@ -17,8 +17,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
-	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
-	"github.com/tombolo-cni/tombolo/netns"
 )
 
 // in runs a test in a world with a clock of its own.
@@ -662,34 +660,22 @@ func TestALeaseOfTheFutureIsAskedAbout(t *testing.T) {
 	})
 }
 
-// A cable that is back is told of once, by the look or the announcement that sees it first; either may be late.
+// A cable that is back is told of once.
 func TestACarrierIsToldOfOnce(t *testing.T) {
 	t.Parallel()
-	host, machine := nstest.New(t), nstest.New(t)
-	nstest.Veth(t, host, "eth0", machine, "eth0")
-	for _, ns := range []*netns.NS{host, machine} {
-		nstest.Run(t, ns, "ip", "link", "set", "eth0", "up")
-	}
 	for name, c := range map[string]struct {
-		happens string // l: a look, which sees the carrier; -, +: announcements that it is lost, and back
+		happens string // -, +: announcements that the carrier is lost, and back; !: that the NIC is gone
 		told    int
 	}{
-		"begin with it":            {"l+l", 0},
-		"all is heard":             {"l-+l", 1},
-		"a look first":             {"l-l+", 1},
-		"its announcement is lost": {"l-l", 1},
-		"twice":                    {"l-+l-+l", 2},
+		"begin with it": {"+", 0},
+		"back":          {"-+", 1},
+		"twice":         {"-+-++", 2},
+		"made anew":     {"!-+", 1},
 	} {
-		k := &Keeper{host: host, carriers: make(chan struct{}, 2)}
-		u := &uplinks{source: source{Keeper: k, ctx: t.Context(), contests: map[string]*contest{}}, all: map[string]*taken{}}
-		nic := &taken{carrier: true}
-		nic.NIC, nic.Bridge = "eth0", "br0"
+		k := &Keeper{carriers: make(chan struct{}, 2)}
+		l := &linkage{source: source{Keeper: k}, nics: map[string]int{"eth0": 2}, uplinks: map[int]linkFacts{2: {}}, unplugged: map[string]bool{}}
 		for _, what := range c.happens {
-			if what == 'l' {
-				u.find(nic)
-			} else {
-				u.linkNews(nic, linkChange{index: 2, carrier: what == '+', facts: linkFacts{name: "eth0"}})
-			}
+			l.linkNews(linkChange{index: 2, gone: what == '!', carrier: what == '+', facts: linkFacts{name: "eth0"}})
 		}
 		expect.That(t, len(k.carriers) == c.told, "%s: it is told of %d times, want %d", name, len(k.carriers), c.told)
 	}

@@ -27,6 +27,11 @@ type linkage struct {
 	bridges  map[int]linkFacts // by index; the facts are empty until they are announced
 	ports    map[int]bool      // ports of pods that were seen
 	services int               // the index of kube-ipvs0; 0: it does not exist
+	// uplinks are the NICs of networks on a LAN and the pairs by which bridges share them, by index; nics are the names
+	// of the NICs, and unplugged those that have lost their carrier, or were deleted.
+	uplinks   map[int]linkFacts
+	nics      map[string]int
+	unplugged map[string]bool
 	// remains are the differences that a repair of a network left: they are logged once, and not again before
 	// another is found there.
 	remains map[string][]string
@@ -41,6 +46,7 @@ type changes struct {
 	added   []int // links that have got an address
 	touched []int // links that an address or a route of went
 	uplinks bool  // a default route was added
+	filters []int // links that a filter, or a queueing discipline, of went
 }
 
 type linkChange struct {
@@ -54,16 +60,17 @@ type linkChange struct {
 
 // linkFacts are what matters of a bridge.
 type linkFacts struct {
-	name   string
-	master int
-	mtu    int
-	mac    string
-	up     bool
+	name        string
+	master      int
+	mtu         int
+	mac         string
+	up          bool
+	promiscuous bool
 }
 
 func (k *Keeper) listenToLinks() (feed, error) {
 	return nl.FollowOnly(unix.NETLINK_ROUTE, k.host, linkKinds(), unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
-		unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV6_NETCONF)
+		unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV6_NETCONF, unix.RTNLGRP_TC)
 }
 
 // linkKinds are the announcements that matter. Of routes, those to subnets do that the kernel makes
@@ -81,11 +88,12 @@ func linkKinds() []nl.Kind {
 		{Type: unix.RTM_DELROUTE, At: protocolAt, Byte: unix.RTPROT_KERNEL},
 		{Type: unix.RTM_NEWROUTE, At: lengthAt, Byte: 0}, // a default route: the host may have another uplink
 		{Type: unix.RTM_NEWNETCONF, Size: netconfSize},
+		{Type: unix.RTM_DELTFILTER}, {Type: unix.RTM_DELQDISC},
 	}
 }
 
 func (k *Keeper) newLinkage(ctx context.Context, firewall *source) *linkage {
-	l := &linkage{firewall: firewall, bridges: map[int]linkFacts{}, ports: map[int]bool{}, remains: map[string][]string{}}
+	l := &linkage{firewall: firewall, bridges: map[int]linkFacts{}, ports: map[int]bool{}, unplugged: map[string]bool{}, remains: map[string][]string{}}
 	l.source = source{Keeper: k, ctx: ctx, kind: "links", every: time.Minute, listen: k.listenToLinks, hear: l.hear, look: l.visit, contests: map[string]*contest{}}
 	return l
 }
@@ -114,7 +122,7 @@ func (c *changes) add(m netlink.Message) error {
 		c.links = append(c.links, linkChange{
 			index: k.Index, gone: m.Header.Type == unix.RTM_DELLINK, kind: k.Kind, ours: strings.HasPrefix(k.Alias, "tombolo:"),
 			carrier: k.Flags&unix.IFF_LOWER_UP != 0,
-			facts:   linkFacts{name: k.Name, master: k.Master, mtu: k.MTU, mac: string(k.MAC), up: k.Up()},
+			facts:   linkFacts{name: k.Name, master: k.Master, mtu: k.MTU, mac: string(k.MAC), up: k.Up(), promiscuous: k.Flags&unix.IFF_PROMISC != 0},
 		})
 	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
 		// struct ifaddrmsg
@@ -127,6 +135,12 @@ func (c *changes) add(m netlink.Message) error {
 		} else {
 			c.touched = append(c.touched, index)
 		}
+	case unix.RTM_DELTFILTER, unix.RTM_DELQDISC:
+		// struct tcmsg
+		if len(m.Data) < 8 {
+			return nl.ErrMalformed
+		}
+		c.filters = append(c.filters, int(int32(binary.NativeEndian.Uint32(m.Data[4:]))))
 	case unix.RTM_NEWROUTE:
 		c.uplinks = true
 	case unix.RTM_NEWNETCONF:
@@ -168,8 +182,9 @@ func (l *linkage) hear(messages []netlink.Message) urgency {
 	isPort := func(index int) bool { return l.ports[index] }
 	isServices := func(index int) bool { return index == l.services }
 	isBridge := func(index int) bool { _, known := l.bridges[index]; return known }
+	isUplink := func(index int) bool { _, known := l.uplinks[index]; return known }
 	switch {
-	case slices.ContainsFunc(c.touched, isBridge):
+	case slices.ContainsFunc(c.touched, isBridge), slices.ContainsFunc(c.filters, isUplink):
 		return soon
 	case c.uplinks, slices.ContainsFunc(c.ports, isPort),
 		slices.ContainsFunc(slices.Concat(c.touched, c.added), isServices):
@@ -178,8 +193,46 @@ func (l *linkage) hear(messages []netlink.Message) urgency {
 	return when
 }
 
-// linkNews says when a link's news have links looked at.
+// uplinkNews returns when links are to be looked at after news of a NIC, or of a pair by which a bridge shares one.
+func (l *linkage) uplinkNews(n linkChange) urgency {
+	before, known := l.uplinks[n.index]
+	index, isNIC := l.nics[n.facts.name]
+	if isNIC {
+		l.carries(n.facts.name, n.carrier && !n.gone)
+	}
+	switch {
+	case n.gone && known:
+		delete(l.uplinks, n.index)
+	case known:
+		l.uplinks[n.index] = n.facts
+	}
+	if known && (n.gone || before != n.facts) || isNIC && n.index != index {
+		return soon
+	}
+	return never
+}
+
+// carries has servers asked where a NIC has its carrier again: it may lead to another network.
+func (l *linkage) carries(nic string, carrier bool) {
+	if !carrier {
+		l.unplugged[nic] = true
+		return
+	}
+	if !l.unplugged[nic] {
+		return
+	}
+	delete(l.unplugged, nic)
+	select {
+	case l.carriers <- struct{}{}:
+	default: // they are to be asked already
+	}
+}
+
+// linkNews returns when links are to be looked at after news of a link.
 func (l *linkage) linkNews(n linkChange) urgency {
+	if when := l.uplinkNews(n); when != never {
+		return when
+	}
 	if before, ok := l.bridges[n.index]; ok {
 		if n.gone {
 			delete(l.bridges, n.index)
@@ -302,7 +355,13 @@ func (l *linkage) lookAgain(ctx context.Context) (lacking map[string][]string, o
 		}
 	}
 	maps.DeleteFunc(l.bridges, func(index int, _ linkFacts) bool { return !slices.Contains(seen.Bridges, index) })
-	l.services = seen.Services
+	l.services, l.nics = seen.Services, seen.Uplinks
+	watched := map[int]linkFacts{}
+	for _, index := range slices.AppendSeq(slices.Clone(seen.Pairs), maps.Values(seen.Uplinks)) {
+		watched[index] = l.uplinks[index]
+	}
+	delete(watched, 0) // a NIC that does not exist
+	l.uplinks = watched
 	clear(l.ports)
 	for _, index := range seen.Ports {
 		l.ports[index] = true

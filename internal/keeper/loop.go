@@ -49,7 +49,7 @@ func (k *Keeper) newLoop(ctx context.Context) *loop {
 	l.ctx, l.stop = context.WithCancel(ctx)
 	if k.network != nil {
 		firewall := &k.newFirewall(l.ctx).source
-		l.sources = []*source{&k.newUplinks(l.ctx).source, firewall, &k.newLinkage(l.ctx, firewall).source, k.newReclaim(l.ctx)}
+		l.sources = []*source{firewall, &k.newLinkage(l.ctx, firewall).source, k.newReclaim(l.ctx)}
 	}
 	return l
 }

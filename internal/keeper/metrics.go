@@ -3,7 +3,6 @@ package keeper
 import (
 	"context"
 	"encoding/json"
-	"math"
 	"net/http"
 	"strconv"
 	"strings"
@@ -15,7 +14,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"golang.org/x/sys/unix"
 
-	"github.com/tombolo-cni/tombolo/bridge/uplink"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
@@ -38,9 +36,6 @@ type metrics struct {
 	renewals, acquisitions, releases prometheus.Counter
 	naks, expired, unanswered        prometheus.Counter
 	damaged, rescans, moves          prometheus.Counter
-
-	uplinks                      *prometheus.GaugeVec
-	uplinkMends, uplinksFinished prometheus.Counter
 
 	firewallContested, firewallObstacles           prometheus.Gauge
 	firewallLooks, firewallMends, firewallContests prometheus.Counter
@@ -80,10 +75,6 @@ func newMetrics(cfg *Config) *metrics {
 	m.unanswered = counter("tombolo_lease_unanswered_total", "Exchanges that no server answered in time.")
 	m.damaged = counter("tombolo_lease_damaged_total", "Records that could not be read.")
 	m.rescans = counter("tombolo_lease_rescans_total", "Times that changes were lost and all records read anew.")
-	m.uplinks = byState("tombolo_uplinks", "NICs that are taken over, or on the way, by state.",
-		string(uplink.Taking), string(uplink.Taken), string(uplink.Restoring), string(uplink.Undoing))
-	m.uplinkMends = counter("tombolo_uplink_mends_total", "Takeovers repaired after another program had undone part of them.")
-	m.uplinksFinished = counter("tombolo_uplink_finished_total", "Takeovers and returns finished that were cut short.")
 	m.firewallContested = gauge("tombolo_firewall_contested", "1 if another program undoes repairs of the firewall again and again; STATUS names it.")
 	m.firewallObstacles = gauge("tombolo_firewall_obstacles", "Firewalls that stop pods and are out of reach, or left to their owners; STATUS names them.")
 	m.firewallLooks = counter("tombolo_firewall_looks_total", "Looks at the firewall, after changes and once in a while.")
@@ -96,10 +87,10 @@ func newMetrics(cfg *Config) *metrics {
 	m.driftFound = counter("tombolo_drift_found_total", "Links, addresses, routes and settings of them that were found not as pods need them.")
 	m.driftMended = counter("tombolo_drift_mended_total", "Differences that were repaired.")
 	m.errors = register.NewCounterVec(prometheus.CounterOpts{Name: "tombolo_errors_total", Help: "Things that went wrong, by kind; the log says what."}, []string{"kind"})
-	for _, kind := range []string{"dead", "firewall", "lease", "links", "read", "uplinks"} {
+	for _, kind := range []string{"dead", "firewall", "lease", "links", "read"} {
 		m.errors.WithLabelValues(kind) // 0 is told too
 	}
-	m.registry.MustRegister(collector(m.collectHosts), collector(m.collectCalls), collector(m.collectPods))
+	m.registry.MustRegister(collector(m.collectCalls), collector(m.collectPods))
 	return m
 }
 
@@ -128,22 +119,6 @@ func (m *metrics) untilNext() float64 {
 		return 0
 	}
 	return max(next.Sub(now()), 0).Round(time.Millisecond).Seconds()
-}
-
-// collectHosts tells how the host's own leases fare.
-func (m *metrics) collectHosts(to chan<- prometheus.Metric) {
-	records, err := m.dir.Hosts()
-	m.read(err)
-	for _, r := range records {
-		left := math.Inf(1)
-		if ends := r.Expires(); !ends.IsZero() {
-			left = max(ends.Sub(now()), 0).Round(time.Second).Seconds()
-		}
-		labels := prometheus.Labels{"nic": r.Host.NIC, "bridge": r.Bridge}
-		tell(to, "tombolo_host_lease_seconds", "Time until the host's own lease ends, and with it the host's address.", prometheus.GaugeValue, left, labels)
-		tell(to, "tombolo_host_lease_trouble", "1 if the host's own lease is not being renewed; `tombolo leases` says why.", prometheus.GaugeValue,
-			truth(r.Error != "" || r.State == lease.Expired), labels)
-	}
 }
 
 // readWithin bounds what is read for an answer of the metrics.

@@ -24,7 +24,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/network"
-	"github.com/tombolo-cni/tombolo/route"
 )
 
 // kernel is the node that the keeper runs on.
@@ -33,27 +32,23 @@ type kernel struct {
 	network *network.Node // nil: leases have no attachments
 }
 
-// place is where a lease's addresses are: the interface of a pod, or, for a lease of the host's own, a bridge and
-// the NIC that is its port. The bridge has the host's address, and, where the takeover left it there, the NIC too
-// or only the NIC. The host's address or route is deleted only when there is another in its place. A change that
-// has begun is completed, also when the keeper's context ends.
+// place is where a lease's address is: the interface of a pod. A change that has begun is completed, also when the
+// keeper's context ends.
 type place struct {
 	kernel
 	r     *lease.Record
-	ns    *netns.NS // of the links
+	ns    *netns.NS // of the pod
 	conn  *nl.Conn  // likewise
-	links []int     // the indexes of the pod's interface, or of bridge and NIC
+	index int       // of the pod's interface
 	name  string    // of the pod's interface, which its owner may have renamed
 }
 
 // enter finds a lease's place.
 func (k kernel) enter(r *lease.Record) (pod, error) {
-	p := &place{kernel: k, r: r, ns: k.host}
+	p := &place{kernel: k, r: r}
 	var err error
-	if r.Host == nil {
-		if p.ns, err = k.namespace(r); err != nil {
-			return nil, err
-		}
+	if p.ns, err = k.namespace(r); err != nil {
+		return nil, err
 	}
 	if p.conn, err = nl.Dial(unix.NETLINK_ROUTE, p.ns); err == nil {
 		err = p.find()
@@ -121,7 +116,7 @@ func (k kernel) taken(at string, a, had netip.Addr) error {
 // follow has guard, host ports and masquerade of a pod follow its lease, and returns the addresses before and after,
 // if they differ.
 func (k kernel) follow(ctx context.Context, r *lease.Record) (from, to []netip.Prefix, _ error) {
-	if k.network == nil || r.Host != nil {
+	if k.network == nil {
 		return nil, nil, nil
 	}
 	return k.network.Upkeep().Follow(ctx, network.Key{Network: r.Network, ContainerID: r.ContainerID, IfName: r.IfName})
@@ -136,35 +131,14 @@ func (k kernel) release6(ctx context.Context, r *lease.Record) error {
 	return k.withLinks(func(links *bridge.Conn) error { return giveback.Release6(ctx, r, links, k.host) })
 }
 
-// find finds the links, a pod's as the other end of its port. Once a lease of the host's own has ended, the error
-// matches errGone where one of them is no more; that the NIC is no port is repaired elsewhere.
+// find finds the pod's interface, as the other end of its port.
 func (p *place) find() error {
-	if p.r.Host == nil {
-		port, err := p.port(p.r.HostIf)
-		if err != nil {
-			return err
-		}
-		l, err := link.Peer(p.conn, port.Peer, port.Index)
-		p.links, p.name = []int{l.Index}, l.Name
+	port, err := p.port(p.r.HostIf)
+	if err != nil {
 		return err
 	}
-
-	names := []string{p.r.Bridge, p.r.Host.NIC}
-	var b nl.Batch
-	links := make([]link.Link, len(names))
-	for i, name := range names {
-		link.Get(&b, name, 0, &links[i], unix.IFLA_MASTER)
-	}
-	err := p.conn.Execute(&b)
-	for _, l := range links {
-		p.links = append(p.links, l.Index)
-	}
-	switch {
-	case errors.Is(err, fs.ErrNotExist) && p.r.Lease.Left(now()) == 0:
-		return fmt.Errorf("%w: %w", errGone, err)
-	case err == nil && links[1].Master != links[0].Index:
-		return fmt.Errorf("%s is not a port of %s any more: was it given back? `tombolo uplink status` says how it is", p.r.Host.NIC, p.r.Bridge)
-	}
+	l, err := link.Peer(p.conn, port.Peer, port.Index)
+	p.index, p.name = l.Index, l.Name
 	return err
 }
 
@@ -173,32 +147,14 @@ func (p *place) close() error {
 	if p.conn != nil {
 		err = p.conn.Close()
 	}
-	if p.r.Host == nil {
-		err = errors.Join(err, p.ns.Close())
-	}
-	return err
-}
-
-// do does something in the links' namespace.
-func (p *place) do(fn func() error) error {
-	if p.ns == nil {
-		return fn()
-	}
-	return p.ns.Do(fn)
+	return errors.Join(err, p.ns.Close())
 }
 
 // dial has the pod send from its own interface, and hears at the host's end of its link.
 // In the pod's namespace a name says little: the pod may give it to a link of its own, and
-// answer itself. The host sends and hears on the bridge.
+// answer itself.
 func (p *place) dial(ctx context.Context, local netip.Addr) (dhcpc.Transport[*dhcpc.Packet], error) {
-	sockets := &transport.Config{NetNS: p.ns, Link: p.links[0], MAC: []byte(p.r.Client.MAC), ARP: p.r.Client.DetectConflicts}
-	if p.r.Host != nil {
-		t, err := transport.Dialer(sockets)(ctx, local)
-		if errors.Is(err, unix.EADDRINUSE) { // by the host's own client; a packet socket does as well
-			return transport.Dialer(sockets)(ctx, netip.Addr{})
-		}
-		return t, err
-	}
+	sockets := &transport.Config{NetNS: p.ns, Link: p.index, MAC: []byte(p.r.Client.MAC), ARP: p.r.Client.DetectConflicts}
 	outside, err := p.outside()
 	if err != nil {
 		return nil, err
@@ -206,14 +162,14 @@ func (p *place) dial(ctx context.Context, local netip.Addr) (dhcpc.Transport[*dh
 	return transport.DialWitness(outside, func() (dhcpc.Transport[*dhcpc.Packet], error) { return transport.Dialer(sockets)(ctx, local) })
 }
 
-// dial6 is dial for DHCPv6, which no lease of the host's has.
+// dial6 is dial for DHCPv6.
 func (p *place) dial6() (dhcpc.Transport[[]byte], error) {
 	outside, err := p.outside()
 	if err != nil {
 		return nil, err
 	}
 	return transport.DialWitness6(outside, func() (dhcpc.Transport[[]byte], error) {
-		return transport.DialUDP6(&transport.Config{NetNS: p.ns, Link: p.links[0]})
+		return transport.DialUDP6(&transport.Config{NetNS: p.ns, Link: p.index})
 	})
 }
 
@@ -229,61 +185,24 @@ func (p *place) outside() (*transport.Config, error) {
 	return &transport.Config{NetNS: p.host, Link: l.Index, MAC: []byte(p.r.Client.MAC), ARP: p.r.Client.DetectConflicts}, nil
 }
 
-// has gives an address as the links have it. See lease.Link.Keeps for IPv6.
+// has gives an address as the interface has it. See lease.Link.Keeps for IPv6.
 func (p *place) has(want netip.Prefix) ([]addr.Address, error) {
 	list, err := addr.On(p.conn).List(context.Background(), addr.Filter{})
 	return slices.DeleteFunc(list, func(a addr.Address) bool {
 		is := a.Prefix == want || want.Addr().Is6() && a.Prefix.Addr() == want.Addr()
-		return !is || !slices.Contains(p.links, a.Link)
+		return !is || a.Link != p.index
 	}), err
 }
 
 func (p *place) keeps(a lease.Applied) (lease.Applied, error) {
-	if p.r.Host == nil {
-		return p.pod().Keeps(context.Background(), a)
-	}
-	has := lease.Applied{Routes: a.Routes, MTU: a.MTU}
-	for _, prefix := range a.Addresses {
-		have, err := p.has(prefix)
-		if err != nil {
-			return has, err
-		}
-		if len(have) > 0 {
-			has.Addresses = append(has.Addresses, prefix)
-		}
-	}
-	return has, nil
+	return p.pod().Keeps(context.Background(), a)
 }
 
-// apply sets the lifetimes of addresses, and adds those that are not there, with their routes. Of the host's routes,
-// those of an address that is there are left as they are, unless the lease has others.
+// apply sets the lifetimes of addresses, and adds those that are not there, with their routes.
 func (p *place) apply(a lease.Applied, valid, preferred time.Duration) error {
-	was := p.r.Applied
-	if p.r.Host == nil {
-		a.MTU = 0
-		a.Addresses = slices.DeleteFunc(slices.Clone(a.Addresses), func(own netip.Prefix) bool {
-			return p.lasts(own, valid)
-		})
-		return p.pod().Apply(context.Background(), a, valid, preferred, lease.ReplaceOwn(was.Routes))
-	}
-	if p.r.Host.Permanent {
-		valid, preferred = -1, -1
-	}
-	var errs []error
-	// The record has both addresses while one takes the other's place, with whose routes it goes.
-	set := len(was.Without(a).Addresses) > 0 || len(was.Routes) > 0 && len(a.Without(was).Routes) > 0
-	for _, prefix := range a.Addresses {
-		have, fresh, err := p.wanted(prefix)
-		errs = append(errs, err)
-		for _, one := range have {
-			one.Valid, one.Preferred = lease.Lifetime(valid, time.Second), lease.Lifetime(preferred, 0)
-			errs = append(errs, addr.On(p.conn).Replace(context.Background(), one))
-		}
-		if set || fresh {
-			errs = append(errs, p.setRoutes(prefix, a.Routes))
-		}
-	}
-	return errors.Join(errs...)
+	a.MTU = 0
+	a.Addresses = slices.DeleteFunc(slices.Clone(a.Addresses), func(own netip.Prefix) bool { return p.lasts(own, valid) })
+	return p.pod().Apply(context.Background(), a, valid, preferred, lease.ReplaceOwn(p.r.Applied.Routes))
 }
 
 // lasts reports whether a pod has an address for as long as it should, but for a second or two. Two changes in a row
@@ -299,64 +218,15 @@ func (p *place) lasts(own netip.Prefix, valid time.Duration) bool {
 
 // pod is the interface of a pod.
 func (p *place) pod() *lease.Link {
-	return &lease.Link{Conn: p.conn, Index: p.links[0], Name: p.name, Priority: p.r.Policy.Priority}
+	return &lease.Link{Conn: p.conn, Index: p.index, Name: p.name, Priority: p.r.Policy.Priority}
 }
 
-// wanted gives an address of the host's as the links are to have it: as they have it, or fresh, for the links that have
-// the lease's last one, or else for the bridge. The route to the subnet of such a one is set with the others, since it
-// leads to the bridge even if the NIC has the address.
-func (p *place) wanted(prefix netip.Prefix) (list []addr.Address, fresh bool, err error) {
-	if list, err = p.has(prefix); len(list) > 0 || err != nil {
-		return list, false, err
-	}
-	one := addr.Address{Link: p.links[0], Prefix: prefix, Broadcast: addr.Broadcast(prefix), Flags: unix.IFA_F_NOPREFIXROUTE}
-	for _, old := range p.r.Applied.Addresses {
-		have, err := p.has(old)
-		if err != nil {
-			return nil, false, err
-		}
-		for _, h := range have {
-			one.Link, one.Label = h.Link, h.Label
-			list = append(list, one)
-		}
-	}
-	if len(list) == 0 {
-		list = append(list, one)
-	}
-	return list, true, nil
-}
-
-// setRoutes sets the routes of an address of the host's, which go with it.
-func (p *place) setRoutes(own netip.Prefix, routes []dhcpc.Route) error {
-	var errs []error
-	for _, r := range slices.Concat([]dhcpc.Route{{Dst: own.Masked()}}, routes) {
-		one := lease.RouteOf(r, p.links[0], p.r.Policy.Priority)
-		one.Source, one.Protocol = own.Addr(), unix.RTPROT_DHCP
-		errs = append(errs, lease.Replace(context.Background(), route.On(p.conn), one))
-	}
-	return errors.Join(errs...)
-}
-
-// withdraw takes routes and addresses away. Without promote_secondaries, which systemd
-// sets for every link, the kernel would take others in the same network along, and then all routes.
+// withdraw takes routes and addresses away. Without promote_secondaries, which systemd sets for every link, the kernel
+// would take others in the same network along, and then all routes.
 func (p *place) withdraw(a lease.Applied) error {
-	if p.r.Host == nil {
-		return p.whileOn(sysctl.Link("ipv4", p.name, "promote_secondaries"), func() error {
-			return p.pod().Withdraw(context.Background(), a)
-		})
-	}
-	errs := []error{p.do(func() error { return sysctl.Write(sysctl.Link("ipv4", p.r.Bridge, "promote_secondaries"), "1") })}
-	for _, r := range slices.Backward(a.Routes) {
-		one := lease.RouteOf(r, p.links[0], p.r.Policy.Priority)
-		one.Protocol = unix.RTPROT_DHCP
-		errs = append(errs, route.On(p.conn).Remove(context.Background(), one))
-	}
-	for _, prefix := range a.Addresses {
-		for _, index := range p.links {
-			errs = append(errs, addr.On(p.conn).Remove(context.Background(), addr.Address{Prefix: prefix, Link: index}))
-		}
-	}
-	return errors.Join(errs...)
+	return p.whileOn(sysctl.Link("ipv4", p.name, "promote_secondaries"), func() error {
+		return p.pod().Withdraw(context.Background(), a)
+	})
 }
 
 const (
@@ -388,7 +258,7 @@ func (p *place) inUse(ctx context.Context, a lease.Applied, valid, preferred tim
 // whileOn sets a parameter of the pod's interface to 1, calls fn, and sets the parameter to what it was.
 func (p *place) whileOn(path string, fn func() error) error {
 	was := ""
-	err := p.do(func() (err error) {
+	err := p.ns.Do(func() (err error) {
 		if was, err = sysctl.Read(path); err == nil && was != "1" {
 			err = sysctl.Write(path, "1")
 		}
@@ -398,7 +268,7 @@ func (p *place) whileOn(path string, fn func() error) error {
 		return err
 	}
 	if err = fn(); was != "1" {
-		err = errors.Join(err, p.do(func() error { return sysctl.Write(path, was) }))
+		err = errors.Join(err, p.ns.Do(func() error { return sysctl.Write(path, was) }))
 	}
 	return err
 }

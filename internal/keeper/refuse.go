@@ -17,9 +17,9 @@ import (
 
 // refuse gives what is asked about each lease that a server grants. It outlives the visit.
 func (k *Keeper) refuse(r *lease.Record) func(l, held *dhcpc.Lease) error {
-	had, free, pod := r.Lease.Address.Addr(), k.free(r), r.Host == nil
+	had, free := r.Lease.Address.Addr(), k.free(r)
 	return func(l, held *dhcpc.Lease) error {
-		if err := lease.Impossible(l); err != nil && pod {
+		if err := lease.Impossible(l); err != nil {
 			return err
 		}
 		if held != nil {
@@ -40,15 +40,12 @@ func (k *Keeper) refuse6(r *lease.Record) func(l, held *dhcp6.Lease) error {
 	}
 }
 
-// free says why an address cannot be the pod's, which had another, or holds one. The host may have what no pod has, and
-// keeps what it holds.
+// free says why an address cannot be the pod's, which had another, or holds one.
 func (k *Keeper) free(r *lease.Record) func(own, had netip.Addr, holds bool) error {
-	network, hash, bridge, at, pod := r.Network, r.Hash(), r.Bridge, r.At(), r.Host == nil
+	network, hash, bridge, at := r.Network, r.Hash(), r.Bridge, r.At()
 	return func(own, had netip.Addr, holds bool) error {
-		if pod {
-			if err := k.node.taken(bridge, own, had); err != nil {
-				return err
-			}
+		if err := k.node.taken(bridge, own, had); err != nil {
+			return err
 		}
 		if k.state == nil || own == had && holds {
 			return nil

@@ -6,9 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/insomniacslk/dhcp/dhcpv4"
 
-	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
@@ -74,34 +72,3 @@ func TestAPodThatHasAnAddressKeepsItFromOthers(t *testing.T) {
 	expect.Success(t, k.anothersAddress(r.Network, other, r.Bridge, own), "of a pod that is gone")
 }
 
-// The LAN's server takes the host's address away and grants it a pod's.
-func TestTheHostDoesNotGetAPodsAddress(t *testing.T) {
-	t.Parallel()
-	m, _ := newMovable(t, time.Hour)
-	k := must.Of(New(&Config{Leases: m.dir, State: m.state})).Get(t)
-	k.host = m.host
-	r := *m.pod.record
-	r.Network, r.ContainerID, r.State, r.Host = "(host)", "(host)", lease.Expired, &lease.Host{NIC: "eth0"}
-	for address, want := range map[string]bool{firstAddress: false, nextAddress: true} {
-		v := &visit{Keeper: k, ctx: t.Context(), r: &r}
-		must.Succeed(t, v.restore())
-		s, out := v.m.machine.Step(*v.m.session, now(), nil)
-		bound := false
-		for _, kind := range []dhcpv4.MessageType{dhcpv4.MessageTypeOffer, dhcpv4.MessageTypeAck} {
-			if out.Send == nil {
-				break // the OFFER was passed over
-			}
-			asked := must.Of(dhcpv4.FromBytes(out.Send.Payload)).Get(t)
-			answer := reply(asked, kind, netip.MustParseAddr(address).AsSlice()).ToBytes()
-			s, out = v.m.machine.Step(s, now(), &dhcpc.Packet{Payload: answer})
-			bound = out.Bound != nil
-		}
-		expect.That(t, bound == want, "%s: bound %t", address, bound)
-	}
-	if err := k.refuse(&r)(&dhcpc.Lease{Address: netip.MustParsePrefix(firstAddress + "/16")}, nil); err == nil || !strings.Contains(err.Error(), m.pod.record.ContainerID) {
-		t.Errorf("a pod's: %v", err)
-	}
-	// A renewal of what it has is the host's all the same.
-	held := &dhcpc.Lease{Address: netip.MustParsePrefix(firstAddress + "/16")}
-	expect.Success(t, k.refuse(&r)(held, held))
-}

@@ -165,9 +165,6 @@ func (v *visit) keep() outcome {
 		return v.notRenewed("cannot keep lease", err)
 	}
 	v.m.failures = 0
-	if v.r.Host != nil && v.r.State == lease.Bound && v.m.session.State() == dhcpc.Bound {
-		v.note("") // the host is in reach again, and no server is waited for
-	}
 	return v.idle()
 }
 
@@ -241,9 +238,6 @@ func (v *visit) work(p pod) error {
 			return err
 		}
 		lost := len(v.r.Applied.Without(has).Addresses) > 0
-		if v.r.Host != nil && lost {
-			v.failed("the host has lost its address, and gets it again", v.who()...)
-		}
 		v.m.right = v.r.Applied.Without(has).Empty()
 		v.m.confirm = v.m.confirm && lost
 	}
@@ -292,7 +286,7 @@ func (v *visit) putRight(p pod) error {
 // yield takes what the pod does not have any more of its lease out of the record, and reports whether there was any.
 // The pod's owner has removed it, and the pod does not get it again.
 func (v *visit) yield(p pod) (yielded bool, _ error) {
-	if v.r.Host != nil || v.r.State != lease.Bound || ends(v.r.Lease.Left(now())) {
+	if v.r.State != lease.Bound || ends(v.r.Lease.Left(now())) {
 		return false, nil
 	}
 	has, err := p.keeps(v.r.Applied)
@@ -316,9 +310,8 @@ func ends(left time.Duration) bool { return left >= 0 && left < yieldUntil }
 // releaseGone ends the lease of a pod that is gone.
 func (v *visit) releaseGone(why string) outcome {
 	return v.drop("cannot end the lease of a pod that is gone", func(held *lease.Held) error {
-		// An address that an ADD wanted to ask for, or that a server has refused, is not the pod's. The host's own
-		// client may have the host's again.
-		released := v.r.State == lease.Bound && v.r.Lease.Left(now()) != 0 && v.r.Host == nil
+		// An address that an ADD wanted to ask for, or that a server has refused, is not the pod's.
+		released := v.r.State == lease.Bound && v.r.Lease.Left(now()) != 0
 		switch {
 		case v.r.Client.Sticky && released && len(v.r.Client.ClientID) > 0:
 			v.log.Info("lease remembered", append(v.who(), "why", why)...)
@@ -433,9 +426,6 @@ func (v *visit) failedWith(what string, err error) outcome {
 		return v.outcome(time.Time{}) // that the keeper ends is no failure
 	}
 	v.failed(what, append(v.who(), "err", err)...)
-	if v.r.Host != nil {
-		v.tell(err.Error())
-	}
 	pause := min(firstRetry<<min(v.m.failures, 10), lastRetry)
 	v.m.failures++
 	o := v.outcome(now().Add(pause - pause/4 + rand.N(pause/2)))
@@ -455,32 +445,6 @@ func (v *visit) failedWith(what string, err error) outcome {
 	return o
 }
 
-// tell has operators know what is wrong with the host's own lease while the host still has its address: by the
-// log, and for `tombolo leases` and STATUS by the record.
-func (v *visit) tell(trouble string) {
-	trouble = fmt.Sprintf("%s: is the DHCP server up, and do the LAN and the firewall let UDP ports 67 and 68 pass on %s? Without it the host loses its address when the lease ends; "+
-		"`tombolo uplink restore %s %s` gives the NIC, and the lease, back to the host's own client", trouble, v.r.Bridge, v.r.Host.NIC, v.r.Bridge)
-	if v.r.Error == trouble {
-		return
-	}
-	v.log.Error("the host's own DHCP lease is not renewed", append(v.who(), "why", trouble, "left", v.r.Lease.Left(now()).Round(time.Second))...)
-	v.note(trouble)
-}
-
-// note writes what is wrong with the host's own lease into the record; empty is nothing.
-func (v *visit) note(trouble string) {
-	if v.r.Error == trouble {
-		return
-	}
-	err := v.underLock(func(held *lease.Held) error {
-		v.r.Error = trouble
-		return held.Replace(v.r)
-	})
-	if err != nil && !errors.Is(err, errDeleted) {
-		v.failed("cannot write the host's lease record", append(v.who(), "err", err)...)
-	}
-}
-
 // failed reports what went wrong.
 func (k *Keeper) failed(what string, args ...any) {
 	k.metrics.errors.WithLabelValues("lease").Inc()
@@ -490,9 +454,6 @@ func (k *Keeper) failed(what string, args ...any) {
 // who is the lease's name in a log.
 func (v *visit) who() []any {
 	args := []any{"network", v.r.Network, "pod", v.r.Pod, "container", v.r.ContainerID, "interface", v.r.IfName}
-	if v.r.Host != nil {
-		args = []any{"nic", v.r.Host.NIC, "bridge", v.r.Bridge}
-	}
 	if v.r.Lease != nil {
 		args = append(args, "address", v.r.Lease.Address)
 	}

@@ -88,3 +88,17 @@ func (r *Record) withTimes(change func(time.Time) time.Time) *Record {
 	out.Six = &six
 	return &out
 }
+
+// TimeLeft says how long a lease of either family still runs.
+func TimeLeft(l interface {
+	Infinite() bool
+	Left(time.Time) time.Duration
+}, now time.Time) string {
+	if l.Infinite() {
+		return "for ever"
+	}
+	if d := l.Left(now); d > 0 {
+		return d.Truncate(time.Second).String()
+	}
+	return "ended"
+}

@@ -74,10 +74,6 @@ type Record struct {
 	// Six is the pod's part in DHCPv6; nil where it has none.
 	Six *Six `json:"six,omitempty"`
 
-	// Host is for a lease of the host's own: then no field above is of a pod. NetNSCookie
-	// is the host's, and the link that has the address is Bridge.
-	Host *Host `json:"host,omitempty"`
-
 	Created time.Time `json:"created,omitzero"`
 	Updated time.Time `json:"updated,omitzero"` // by the last ADD or renewal
 	Error   string    `json:"error,omitempty"`  // the keeper's last trouble, while it lasts
@@ -203,7 +199,7 @@ func (r *Record) Check() error {
 	if _, err := dhcpc.NewMachine(r.Client.Asking(nil)); err != nil {
 		errs = append(errs, fmt.Errorf("client: %w", err))
 	}
-	errs = append(errs, r.Six.check(), r.Host.check(r))
+	errs = append(errs, r.Six.check())
 	return errors.Join(errs...)
 }
 

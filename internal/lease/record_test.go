@@ -54,7 +54,7 @@ func TestTheSampleHasEveryFieldSet(t *testing.T) {
 		}
 	}
 	r := sample()
-	r.Host, r.Version = sampleHost().Host, 1
+	r.Version = 1
 	walk("Record", reflect.ValueOf(r))
 	expect.That(t, unset == nil, "not set: %v", unset)
 }
@@ -154,9 +154,8 @@ func FuzzDecode(f *testing.F) {
 	line := must.Of(encode(sample())).Get(f)
 	minimal := &Record{State: Adding, Token: "1", Network: "n", ContainerID: "c", IfName: "e", Client: Client{MAC: dhcpc.Hex{2, 0, 0, 0, 0, 1}}}
 	small := must.Of(encode(minimal)).Get(f)
-	host := must.Of(encode(sampleHost())).Get(f)
 	seeds := map[string][]byte{
-		"whole": line, "minimal": small, "host": host, "cut": line[:100], "null": []byte("null"), "newer": []byte(`{"version":9}`),
+		"whole": line, "minimal": small, "cut": line[:100], "null": []byte("null"), "newer": []byte(`{"version":9}`),
 		"null-lease": bytes.Replace(line, []byte(`"lease":{`), []byte(`"lease":null,"x":{`), 1),
 	}
 	for name, data := range seeds {
@@ -185,49 +184,6 @@ func FuzzDecode(f *testing.F) {
 			r.Policy.Apply(r.Lease)
 		}
 	})
-}
-
-// sampleHost is a record of the host's own lease, with every field of Host set.
-func sampleHost() *Record {
-	r := sample()
-	r.Six = nil
-	r.State, r.Network, r.ContainerID, r.IfName, r.Pod, r.NetNS, r.HostIf = Bound, hostName, hostName, "eth0", "", "", ""
-	r.Policy = Policy{Priority: 1024}
-	r.Host = &Host{NIC: "eth0", Permanent: true}
-	return r
-}
-
-func TestTheFormatOfTheHostsRecordStaysWhatItIs(t *testing.T) {
-	t.Parallel()
-	line := must.Of(encode(sampleHost())).Get(t)
-	var text bytes.Buffer
-	must.Succeed(t, json.Indent(&text, line, "", "  "))
-	golden.Compare(t, "record-host.json", text.Bytes())
-	got := must.Of(decode(text.Bytes())).Get(t)
-	want := sampleHost()
-	same(t, want, got)
-}
-
-func TestHostsRecordsThatCannotBeUsedAreRefused(t *testing.T) {
-	t.Parallel()
-	for name, spoil := range map[string]func(*Record){
-		"of a network":         func(r *Record) { r.Network = "lan" },
-		"of a container":       func(r *Record) { r.ContainerID = "c1" },
-		"of another interface": func(r *Record) { r.IfName = "eth1" },
-		"of no NIC":            func(r *Record) { r.Host = nil },
-		"sticky":               func(r *Record) { r.State = Sticky },
-		"being added":          func(r *Record) { r.State = Adding },
-		"without a lease":      func(r *Record) { r.Lease = nil },
-		"without a bridge":     func(r *Record) { r.Bridge = "" },
-	} {
-		t.Run(name, func(t *testing.T) {
-			r := sampleHost()
-			spoil(r)
-			line, err := encode(r)
-			expect.That(t, err != nil, "encoded as %s", line)
-			expect.Is(t, expect.Err(decode(state.Encode(&r.Version, r))), file.ErrDamaged, "decoded with")
-		})
-	}
 }
 
 // boot is a Clock that tests change.

@@ -25,7 +25,7 @@ func options() map[string]bool {
 	return map[string]bool{
 		"mode": true, "bridge": true, "mtu": false, "vlan": false, "portIsolation": false, "hairpinMode": false,
 		"ipMasq": false, "isDefaultGateway": false, "guard": false, "ingressPolicy": true, "forwardMark": true, "enabledad": false,
-		"uplink": true, "uplinkTimeout": true, "keepAddressOnUplink": false, "defaultRoute": true, "lanGuard": false, "ipv6": true, "bridgeNFCall": false,
+		"uplink": true, "defaultRoute": true, "lanGuard": false, "ipv6": true, "bridgeNFCall": false,
 		"ingressRate": false, "ingressBurst": false, "egressRate": false, "egressBurst": false,
 		"stateDir": true, "leaseDir": true, "deadline": true, "logFile": true, "logLevel": true,
 		"ipam.clientID": true, "ipam.hostName": true, "ipam.timeout": true, "ipam.keeper": true, "ipam.detectConflicts": false, "ipam.rapidCommit": false, "ipam.priority": false,

@@ -51,7 +51,7 @@ type Network struct {
 	NFCall      *bool  `json:"nfCall,omitempty"`      // bridged packets pass the firewall; nil is not ours to say
 	Promiscuous *bool  `json:"promiscuous,omitempty"` // of the bridge; nil is not ours to say
 
-	// Uplink is the NIC that is the bridge's port to a LAN; empty is none.
+	// Uplink is the NIC by which the bridge is on a LAN; empty is none.
 	Uplink string `json:"uplink,omitempty"`
 	// VLAN is which VLANs of the bridge its pods' ports are in.
 	VLAN vlan.Membership `json:"vlan,omitzero"`

@@ -8,56 +8,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
-// A second NIC of the host's on the same LAN, as a laptop's Wi-Fi, is tried after the bridge as it was after the NIC.
-func TestSecondNICOnTheLANStaysSecond(t *testing.T) {
-	for name, older := range map[string]bool{"older": true, "newer": false} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			l := newLAN(t)
-			l.dnsmasq()
-			l.serve(l.internet, servicePort, 4)
-			second := func() {
-				ip(t, l.host.ns, "address add "+second4+"/24 brd + dev eth1 valid_lft 3600 preferred_lft 3600 metric 600",
-					"route add default via "+routerIP4+" dev eth1 proto dhcp src "+second4+" metric 600")
-			}
-			l.plugAs("eth1", l.host.ns)
-			if older {
-				second()
-			}
-			l.plug(l.host.ns)
-			l.followsRouter()
-			l.udhcpc()
-			// As systemd-networkd and NetworkManager give it.
-			first := l.host.ip4.String()
-			ip(t, l.host.ns, "address flush dev "+nic+" scope global", "address add "+first+"/24 brd + dev "+nic+" valid_lft 3600 preferred_lft 3600 metric 100",
-				"route add default via "+routerIP4+" dev "+nic+" proto dhcp src "+first+" metric 100")
-			if !older {
-				second()
-			}
-			before := l.hostRun("ip", "-4", "route")
-			n := l.network(nil)
-			want := func(when, link string) {
-				t.Helper()
-				want := strings.ReplaceAll(before, "dev "+nic, "dev "+link)
-				expect.Equal(t, l.hostRun("ip", "-4", "route"), want, "%s: routes", when)
-				l.ask(l.host, l.internet.ip4, servicePort, l.host.ip4)
-			}
-			want("before", nic)
-			n.wantPlan("default via " + routerIP4 + " dev " + bridge)
-			n.operate("uplink take", nic, bridge)
-			want("taken", bridge)
-			a := n.add(l.newPod("a"))
-			l.ask(a.place, l.internet.ip4, servicePort, a.ip4)
-			n.del(a)
-			n.operate("uplink restore", nic)
-			want("given back", nic)
-
-			ip(t, l.host.ns, "address flush dev eth1 scope global", "address add "+second4+"/24 dev eth1 metric 100")
-			n.wantRefused("give one of the two another metric")
-		})
-	}
-}
-
 // A bridge that the system makes, with the NIC as its port, is used as it is.
 func TestTheSystemsBridgeIsUsedAsItIs(t *testing.T) {
 	t.Parallel()
@@ -65,20 +15,19 @@ func TestTheSystemsBridgeIsUsedAsItIs(t *testing.T) {
 	n := l.network(nil)
 	ip(t, l.host.ns, "link add "+bridge+" type bridge forward_delay 0")
 	before := l.moved(nic)
-	for _, command := range []string{"plan", "take"} {
-		_, err := n.exec("tombolo", nil, nil, "uplink", command, "--state", n.state, "--leases", n.leases, nic, bridge)
-		wantError(t, "an empty bridge: "+command, err, "ip link delete "+bridge)
-	}
-	_, err := n.verb("ADD", l.newPod("refused"))
-	wantError(t, "an empty bridge: ADD", err, "ip link delete "+bridge)
+	_, err := n.exec("tombolo", nil, nil, "uplink", "take", "--state", n.state, "--leases", n.leases, nic, bridge)
+	wantError(t, "an empty bridge: take", err, "ip link delete "+bridge)
+	ip(t, l.host.ns, "address add 10.77.0.1/24 dev "+bridge)
+	_, err = n.verb("ADD", l.newPod("refused"))
+	wantError(t, "a bridge of the host's: ADD", err, "has the host's address 10.77.0.1/24", "name another bridge")
+	ip(t, l.host.ns, "address del 10.77.0.1/24 dev "+bridge)
 	wantSame(t, "the host", before, l.moved(nic))
 
 	l.moveToBridge()
 	before = l.moved(bridge)
 	n.wantStatus("")
-	_, err = n.exec("tombolo", nil, nil, "uplink", "plan", "--state", n.state, nic, bridge)
-	wantError(t, "plan", err, "networks use as it is")
-	n.operate("uplink take", nic, bridge)
+	_, err = n.exec("tombolo", nil, nil, "uplink", "take", "--state", n.state, nic, bridge)
+	wantError(t, "take", err, "networks use as it is")
 	a := n.add(l.newPod("a"))
 	l.ask(a.place, l.internet.ip4, servicePort, a.ip4)
 	l.hostTalks()
@@ -132,8 +81,7 @@ func TestBridgeThatWasRenamedIsToBeNamedBack(t *testing.T) {
 	if err := repair(); err != nil && !strings.Contains(err.Error(), "start tombolod") {
 		t.Error(err)
 	}
-	out, fine := n.uplinkStatus()
-	expect.That(t, fine, "%v", out)
+	expect.That(t, n.isShared(), "tombolo uplink status says something else")
 	l.hostTalks()
 	n.check(a)
 	l.ask(a.place, l.internet.ip4, servicePort, a.ip4)

@@ -38,7 +38,7 @@ func (l *lan) network(fields object) *network {
 	n.conf = object{
 		"cniVersion": "1.1.0", "name": "home", "type": "tombolo", "mode": "lan", "uplink": nic,
 		"ipam": object{"type": "dhcp", "keeper": "optional"}, "stateDir": n.state, "leaseDir": n.leases,
-		"deadline": "5m", "uplinkTimeout": "1m",
+		"deadline": "5m",
 	}
 	maps.Copy(n.conf, fields)
 	if ipam := n.conf["ipam"].(object); ipam["type"] == "dhcp" && ipam["timeout"] == nil {

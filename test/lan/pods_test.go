@@ -37,7 +37,7 @@ func TestPodsOnTheLANFromTheFirstToTheLast(t *testing.T) {
 	m := l.usualFlows(both()...)
 
 	a := l.newPod("a", published()...)
-	wantWithin(t, "the first ADD", duringTake(), m.during(func() { n.add(a) }))
+	wantWithin(t, "the first ADD", limit{}, m.during(func() { n.add(a) }))
 	b := n.add(l.newPod("b"))
 	for _, p := range []*pod{a, b} {
 		wantWithinSubnets(t, p.place, subnet4, subnet6)
@@ -51,7 +51,7 @@ func TestPodsOnTheLANFromTheFirstToTheLast(t *testing.T) {
 	guests, c := n.another(object{"name": "guests"}), l.newPod("c")
 	guests.add(c)
 	wantWithin(t, "removal of another network", limit{}, m.during(func() { guests.del(c); n.operate("remove", "guests") }))
-	must.That(t, n.asTaken(), "the NIC is given back with another network")
+	must.That(t, n.isShared(), "the share went with another network")
 
 	for _, family := range both() {
 		l.everybodyTalks(family, a.place, b.place)
@@ -65,13 +65,13 @@ func TestPodsOnTheLANFromTheFirstToTheLast(t *testing.T) {
 	}
 	all.end()
 
-	if _, err := n.exec("tombolo", nil, nil, "uplink", "restore", "--state", n.state, "--leases", n.leases, nic); err == nil || !strings.Contains(err.Error(), "remove the pods first") {
-		t.Errorf("restore with pods there: %v, want a refusal", err)
+	if _, err := n.exec("tombolo", nil, nil, "uplink", "take", "--state", n.state, nic, "br1"); err == nil || !strings.Contains(err.Error(), "is shared with bridge") {
+		t.Errorf("take with pods there: %v, want a refusal", err)
 	}
 	wantWithin(t, "DEL", limit{}, m.during(func() { n.del(a); n.del(b) }))
 	d.forgets(a.ip4.String())
 	d.forgets(b.ip4.String())
-	wantWithin(t, "restore", duringRestore(), m.during(func() { n.operate("uplink restore", nic, bridge) }))
+	wantWithin(t, "remove", limit{}, m.during(func() { n.operate("remove", "home") }))
 	l.wantNoLink(bridge)
 	// Nothing needs the network any more, and repair makes no bridge for it.
 	for command, want := range map[string]string{"check": "0 attachments: nothing differs\n", "repair": "nothing is to be repaired\n"} {
@@ -109,35 +109,6 @@ func (l *lan) publishedPortIsReached(family int, a, b place) {
 	}
 }
 
-// Once a host forwards, the kernel takes away the default routes that it has from
-// router advertisements, unless it is told that they are wanted all the same.
-func TestFirstADDKeepsWhatTheRouterAdvertisedToTheHost(t *testing.T) {
-	l := newLAN(t)
-	advertised(l)
-	for _, p := range []place{l.other, l.internet} {
-		l.serve(p, servicePort, both()...)
-	}
-	n := l.network(byHost())
-	m := l.usualFlows(both()...)
-	a := l.newPod("a")
-	wantWithin(t, "the first ADD", duringTake(), m.during(func() { n.add(a) }))
-	expect.Equal(t, nstest.Sysctl(t, l.host.ns, "net/ipv6/conf/"+bridge+"/force_forwarding"), "1",
-		"the host does not forward: the test shows nothing")
-	if got := l.hostRun("ip", "-6", "route", "show", "default"); !strings.Contains(got, "dev "+bridge+" proto ra") {
-		t.Errorf("the host's default routes are:\n%s\nwant the router's, on the bridge", got)
-	}
-	routerRenews(t, l)
-	for _, family := range both() {
-		l.ask(a.place, l.internet.at(family), servicePort, a.at(family))
-		l.ask(l.host, l.internet.at(family), servicePort, l.host.at(family))
-	}
-	n.del(a)
-	wantWithin(t, "restore", duringRestore(), m.during(func() { n.operate("uplink restore", nic) }))
-	if got := l.hostRun("ip", "-6", "route", "show", "default"); !strings.Contains(got, "dev "+nic+" proto ra") {
-		t.Errorf("the host's default routes are:\n%s\nwant the router's, on the NIC", got)
-	}
-}
-
 // Several first pods at once, as after a boot: the NIC is taken over once.
 func TestFirstADDsAtOnceTakeTheNICOverOnce(t *testing.T) {
 	l, _ := newLab(t)
@@ -148,7 +119,7 @@ func TestFirstADDsAtOnceTakeTheNICOverOnce(t *testing.T) {
 		pods[i] = l.newPod(fmt.Sprintf("pod-%d", i))
 	}
 	program(t, "tombolo-cni")
-	wantWithin(t, "four ADDs at once", duringTake(), m.during(func() {
+	wantWithin(t, "four ADDs at once", limit{}, m.during(func() {
 		outputs, failed := make([]string, len(pods)), make([]error, len(pods))
 		var all sync.WaitGroup
 		for i, p := range pods {
@@ -309,6 +280,6 @@ func TestPodsOfTheLANGetTheirAddressBackAndLeaveNothing(t *testing.T) {
 	for _, address := range addresses {
 		expect.That(t, nstest.Prefix(subnet4).Contains(address), "address %s is not of the LAN", address)
 	}
-	n.operate("uplink restore", nic)
+	n.operate("remove", "home")
 	l.wantNoLink(bridge)
 }

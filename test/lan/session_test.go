@@ -106,10 +106,10 @@ func TestTakeoverOfTheNICThatCarriesTheCallersOwnSession(t *testing.T) {
 			ours := l.host.at(family).String()
 			s.wantRun("ip -o address show dev "+nic, ours)
 
-			s.wantRun(tombolo+"plan "+nic+" "+bridge, ours)
+			s.wantRun(tombolo+"plan --take "+nic+" "+bridge, ours)
 			wantSame(t, "a dry run", before, l.layer3(nil))
 
-			s.wantRun(tombolo+"take --timeout 1m"+where+nic+" "+bridge, nic+" is a port of "+bridge)
+			s.wantRun(tombolo+"take"+where+nic+" "+bridge, nic+" is a port of "+bridge)
 			s.wantRun("ip -o address show dev "+bridge, ours)
 			l.wantBare(nic)
 			s.wantRun(tombolo+"status"+where, nic+" on "+bridge+": taken")

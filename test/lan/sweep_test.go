@@ -79,9 +79,8 @@ func sweep(t *testing.T, round func(name string, f fault.Fault) fault.Outcome) {
 	t.Logf("%d calls, %d faults, %d beyond the last call", whole.Calls, met, missed)
 }
 
-// TestTakeoverMayMeetAFaultAtAnyCall is about the first ADD, which takes the NIC over, and
-// about the restore. The host is reached after each.
-func TestTakeoverMayMeetAFaultAtAnyCall(t *testing.T) {
+// The first ADD makes the share. The host is reached after each fault.
+func TestShareMayMeetAFaultAtAnyCall(t *testing.T) {
 	t.Parallel()
 	l, _ := newLab(t)
 	n := l.network(nil)
@@ -92,27 +91,20 @@ func TestTakeoverMayMeetAFaultAtAnyCall(t *testing.T) {
 		o := run.Wait()
 		l.hostTalks()
 		must.That(t, !t.Failed(), "%s at %d, %s: the host does not talk; the ADD: %s", f.Kind, f.At, o.Call, out)
-		switch {
-		case f.At%2 == 0: // by the next ADD
-			next := n.add(l.newPod("next-" + name))
-			l.ask(next.place, l.internet.ip4, servicePort, next.ip4)
-			n.check(next)
-			n.del(p)
-			n.del(next)
-			n.giveBack()
-		default:
-			n.del(p)
-			n.giveBack()
-		}
+		next := n.add(l.newPod("next-" + name)) // which makes the rest
+		l.ask(next.place, l.internet.ip4, servicePort, next.ip4)
+		n.check(next)
+		n.del(p)
+		n.del(next)
+		n.giveBack()
 		l.hostTalks()
 		l.wantNoLink(bridge)
 		wantSame(t, fmt.Sprintf("the host after a fault at %s (%s)", o.Call, out), first, l.moved(nic))
-		n.wantNoFile("uplinks/" + nic + ".json")
 		return o
 	})
 }
 
-func TestRestoreMayMeetAFaultAtAnyCall(t *testing.T) {
+func TestRemovalOfAShareMayMeetAFaultAtAnyCall(t *testing.T) {
 	t.Parallel()
 	l, _ := newLab(t)
 	n := l.network(nil)
@@ -120,23 +112,22 @@ func TestRestoreMayMeetAFaultAtAnyCall(t *testing.T) {
 	sweep(t, func(name string, f fault.Fault) fault.Outcome {
 		p := n.add(l.newPod(name))
 		n.del(p)
-		run, out := n.begin(n.command(program(n, "tombolo"), nil, nil, "uplink", "restore", "--state", n.state, "--leases", n.leases, nic), f)
+		run, out := n.begin(n.command(program(n, "tombolo"), nil, nil, "remove", "--state", n.state, "--leases", n.leases, "home"), f)
 		o := run.Wait()
 		l.hostTalks()
 		n.giveBack()
 		l.hostTalks()
 		l.wantNoLink(bridge)
 		wantSame(t, fmt.Sprintf("the host after a fault at %s (%s)", o.Call, out), first, l.moved(nic))
-		n.wantNoFile("uplinks/" + nic + ".json")
 		return o
 	})
 }
 
-// giveBack gives the NIC back, unless that was done.
+// giveBack removes the network, and with it the share, unless that was done.
 func (n *network) giveBack() {
 	n.Helper()
-	_, err := n.exec("tombolo", nil, nil, "uplink", "restore", "--state", n.state, "--leases", n.leases, nic)
-	expect.That(n, err == nil || strings.Contains(err.Error(), "has not been taken over"), "%v", err)
+	_, err := n.exec("tombolo", nil, nil, "remove", "--state", n.state, "--leases", n.leases, "home")
+	expect.That(n, err == nil || strings.Contains(err.Error(), "no network"), "%v", err)
 }
 
 func (n *network) wantNoFile(name string) {

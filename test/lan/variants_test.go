@@ -34,7 +34,6 @@ func variants() []variant {
 		{name: "200 routes", setUp: manyRoutes},
 		{name: "a neighbour that the host answers for", setUp: answering, taken: answers},
 		{name: "IPv6 only", bare: true, families: []int{6}, setUp: onlyIPv6},
-		{name: "a default route by router advertisement", bare: true, setUp: advertised, taken: routerRenews},
 	}
 }
 

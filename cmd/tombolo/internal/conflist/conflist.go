@@ -236,9 +236,9 @@ func plan(nw *network.Network, capabilities map[string]bool) []string {
 		mtu = "with the MTU of the default route's link"
 	}
 	lines := []string{fmt.Sprintf("bridge: network %q is on bridge %s, which is made if it is not there, %s", nw.Name, nw.Bridge, mtu)}
-	if nw.Uplink.NIC != "" {
-		lines = append(lines, fmt.Sprintf("uplink: %s becomes a port of %s, which takes over its addresses and routes (tombolo uplink plan %s %s says how)",
-			nw.Uplink.NIC, nw.Bridge, nw.Uplink.NIC, nw.Bridge))
+	if nw.Uplink != "" {
+		lines = append(lines, fmt.Sprintf("uplink: %s stays the host's, with its addresses and its manager, and %s shares it (tombolo uplink plan %s %s says how)",
+			nw.Uplink, nw.Bridge, nw.Uplink, nw.Bridge))
 	}
 	return append(lines, addresses(nw), gateway(nw), firewall(nw), ports(capabilities))
 }

@@ -47,7 +47,7 @@ func (n *Node) wrong() []string {
 		list = append(list, line.String())
 	}
 	for _, u := range n.uplinks {
-		for _, d := range slices.Concat(u.Differences, u.LeaseTrouble) {
+		for _, d := range u.Differences {
 			list = append(list, "uplink "+u.NIC+": "+d)
 		}
 	}
@@ -101,7 +101,7 @@ func (n *Node) Map(s Screen) string {
 	return p.String()
 }
 
-// bridge draws one, with the NIC that is taken over for it, and the networks on it.
+// bridge draws one, with the NIC by which it is on a LAN, and the networks on it.
 func (p *painter) bridge(name string) {
 	networks := slices.DeleteFunc(slices.Clone(p.networks), func(d Network) bool { return d.Bridge != name })
 	nic, mark, mtu, gateways := "", bold, 0, []netip.Prefix{}
@@ -111,7 +111,7 @@ func (p *painter) bridge(name string) {
 	}
 	for _, u := range p.uplinks {
 		if u.Bridge == name {
-			nic, mark = u.NIC, markOf(len(u.Differences)+len(u.LeaseTrouble) > 0)
+			nic, mark = u.NIC, markOf(len(u.Differences) > 0)
 		}
 	}
 	title, uplink := strings.TrimRight(" "+printable.List(gateways, " "), " "), ""

@@ -1,0 +1,279 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"strings"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/bridge/uplink"
+	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/network/internal/fail"
+)
+
+// An operator may have a NIC taken over by a bridge (tombolo uplink take). No Add does that.
+
+// take is the work on one NIC, under its lock.
+type take struct {
+	conn *uplink.Conn
+	file *state.UplinkFile
+	rec  *uplink.Record // nil if the NIC has not been taken over
+	// undone is true if an earlier call was killed, and its work has just been undone.
+	undone bool
+}
+
+// withNIC calls do under the lock of a NIC. It first finishes the work of a call that was killed, forward or back.
+func (s *session) withNIC(ctx context.Context, nic string, do func(*take) error) error {
+	lock, err := s.Dir.LockUplink(ctx, nic)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	conn, err := uplink.Dial(&uplink.Config{Made: s.placeLoopback})
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+
+	t := &take{conn: conn, file: s.Dir.Uplink(nic)}
+	if t.rec, err = loadTake(t.file); err != nil {
+		return err
+	}
+	if t.rec != nil && t.rec.State != uplink.Taken {
+		if t.rec, err = conn.Recover(ctx, t.rec, t.file); err != nil {
+			return err
+		}
+		t.undone = t.rec == nil
+	}
+	return do(t)
+}
+
+// loadTake reads the record of a NIC. It returns nil if there is none in this epoch of the node.
+func loadTake(file *state.UplinkFile) (*uplink.Record, error) {
+	data, err := file.Load()
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, state.ErrStale) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fail.State(err)
+	}
+	rec, err := uplink.ParseRecord(data)
+	if err != nil {
+		return nil, fail.State(err)
+	}
+	return rec, nil
+}
+
+// about calls do under the lock that keeps Adds away.
+func (u Uplinks) about(ctx context.Context, nic string, do func(*session) error) error {
+	if err := checkNIC(nic); err != nil {
+		return err
+	}
+	return u.node.about(ctx, func(s *session) error {
+		if err := s.EnterAlone(ctx); err != nil {
+			return err
+		}
+		return do(s)
+	})
+}
+
+// Plan returns the steps by which Take would take a NIC over. It changes nothing. For a NIC that is taken over already
+// the error matches ErrConflict.
+func (u Uplinks) Plan(ctx context.Context, want uplink.Uplink) (*uplink.Steps, error) {
+	if err := checkNIC(want.NIC); err != nil {
+		return nil, err
+	}
+	s, err := u.node.openKnown(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer s.Close()
+	if err := s.refuseTake(ctx, want); err != nil {
+		return nil, err
+	}
+	conn, err := uplink.Dial(nil)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	steps, err := conn.Plan(ctx, want)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, noLink(want.NIC)
+	}
+	return steps, err
+}
+
+// refuseTake refuses a NIC that is taken over or shared already.
+func (s *session) refuseTake(ctx context.Context, want uplink.Uplink) error {
+	rec, err := loadTake(s.Dir.Uplink(want.NIC))
+	if err != nil {
+		return err
+	}
+	if rec != nil && rec.State == uplink.Taken {
+		return fail.Errorf(ErrConflict, "uplink %s is a port of bridge %s already: tombolo uplink restore %[1]s gives it back", want.NIC, rec.Bridge)
+	}
+	records, _, err := s.Dir.ListNetworks()
+	if err != nil {
+		return fail.State(err)
+	}
+	for _, rec := range records {
+		n := &site{s: s, rec: rec}
+		if rec.Uplink != want.NIC {
+			continue
+		}
+		if err := n.find(ctx); err != nil {
+			return err
+		}
+		if n.share != nil {
+			return fail.Errorf(ErrConflict, "uplink %s is shared with bridge %s for network %q, whose pods are on the LAN: nothing is to be taken over. "+
+				"If the NIC is to be a port of a bridge all the same, remove the network first (tombolo remove %s)", want.NIC, rec.Bridge, rec.Name, rec.Name)
+		}
+	}
+	return nil
+}
+
+// Take makes a NIC a port of a bridge, which gets the host's addresses and routes. No Add does that.
+func (u Uplinks) Take(ctx context.Context, want uplink.Uplink) error {
+	return u.about(ctx, want.NIC, func(s *session) error {
+		return s.withNIC(ctx, want.NIC, func(t *take) error {
+			if t.rec != nil && t.rec.Bridge == want.Bridge {
+				return nil
+			}
+			if err := s.refuseTake(ctx, want); err != nil {
+				return err
+			}
+			want.Alias = endpoint.BridgeAlias
+			_, err := t.conn.Take(ctx, want, t.file)
+			if errors.Is(err, fs.ErrNotExist) {
+				return noLink(want.NIC)
+			}
+			return err
+		})
+	})
+}
+
+// Restore gives a NIC back that Take took over. It refuses while pods are on the LAN by it (ErrAttached). A bridge may
+// be named, to be sure that it is the one that is meant.
+func (u Uplinks) Restore(ctx context.Context, nic, bridgeName string) error {
+	return u.node.nameDead(ctx, "", u.about(ctx, nic, func(s *session) error {
+		if err := refusePodsBehind(s, nic); err != nil {
+			return err
+		}
+		return s.withNIC(ctx, nic, func(t *take) error {
+			switch {
+			case t.undone:
+				return nil
+			case t.rec == nil:
+				return fail.Errorf(ErrConflict, "uplink %s has not been taken over: there is nothing to give back", nic)
+			case bridgeName != "" && bridgeName != t.rec.Bridge:
+				return fail.Errorf(ErrConflict, "uplink %s is a port of bridge %s, not of %s", nic, t.rec.Bridge, bridgeName)
+			}
+			if err := t.conn.Restore(ctx, t.rec, t.file); err != nil {
+				return err
+			}
+			return s.allBack(ctx, t.rec)
+		})
+	}))
+}
+
+// allBack returns an error that names the addresses which the NIC has not got back: they were no longer on the bridge.
+func (s *session) allBack(ctx context.Context, rec *uplink.Record) error {
+	nic, err := s.link(ctx, rec.NIC)
+	if err != nil || nic.Index == 0 {
+		return err
+	}
+	has, err := s.Links.Addresses().List(ctx, addr.Filter{Link: nic.Index})
+	var lost, commands []string
+	for _, a := range rec.Before.Addresses {
+		isBack := slices.ContainsFunc(has, func(b addr.Address) bool { return b.Prefix == a.Prefix })
+		if !a.Prefix.Addr().IsLinkLocalUnicast() && !isBack {
+			lost = append(lost, a.Prefix.String())
+			commands = append(commands, fmt.Sprintf("ip address add %s dev %s", a.Prefix, nic.Name))
+		}
+	}
+	if len(lost) == 0 || err != nil {
+		return err
+	}
+	return fail.Errorf(ErrConflict, "uplink %s is given back, but without %s: that was deleted from bridge %s, with its routes. If it is to be back: %s",
+		rec.NIC, strings.Join(lost, " and "), rec.Bridge, strings.Join(commands, " && "))
+}
+
+// finishTakes finishes the work on NICs that was cut short.
+func finishTakes(ctx context.Context, s *session) error {
+	nics, err := s.Dir.Uplinks()
+	errs := []error{fail.State(err)}
+	for _, nic := range nics {
+		errs = append(errs, s.withNIC(ctx, nic, func(*take) error { return nil }))
+	}
+	return errors.Join(errs...)
+}
+
+// takes reports on the NICs that were taken over.
+func (s *session) takes(ctx context.Context) ([]UplinkReport, error) {
+	nics, err := s.Dir.Uplinks()
+	if err != nil {
+		return nil, fail.State(err)
+	}
+	list := []UplinkReport{}
+	for _, nic := range nics {
+		rec, err := loadTake(s.Dir.Uplink(nic))
+		if err != nil {
+			list = append(list, UplinkReport{NIC: nic, Differences: []string{err.Error()}, Err: err})
+			continue
+		}
+		if rec == nil {
+			continue
+		}
+		found := &findings{}
+		if err := s.lookAtTake(ctx, rec, found); err != nil {
+			return nil, err
+		}
+		list = append(list, UplinkReport{NIC: nic, Bridge: rec.Bridge, State: string(rec.State), Differences: found.texts()})
+	}
+	return list, nil
+}
+
+// lookAtTake adds what is wrong with a NIC that was taken over.
+func (s *session) lookAtTake(ctx context.Context, rec *uplink.Record, found *findings) error {
+	if rec.State != uplink.Taken {
+		found.Advise(tombolo.RemedyRepair, "the work on uplink %s was cut short (%s)", rec.NIC, rec.State)
+		return nil
+	}
+	nic, err := s.link(ctx, rec.NIC)
+	if err != nil {
+		return err
+	}
+	on, err := s.link(ctx, rec.Bridge)
+	if err == nil && (nic.Index == 0 || on.Index == 0 || nic.Master != on.Index) {
+		found.Advise(tombolo.RemedyConfigure, "uplink %s is no port of bridge %s any more: tombolo uplink restore %[1]s gives it what the bridge has, "+
+			"or had if it is gone", rec.NIC, rec.Bridge)
+	}
+	return err
+}
+
+// uplinks adds what is wrong with NICs that were taken over.
+func (in *Inspection) uplinks(ctx context.Context, s *session) error {
+	nics, err := s.Dir.Uplinks()
+	if err != nil {
+		return fail.State(err)
+	}
+	found := &findings{}
+	for _, nic := range nics {
+		rec, err := loadTake(s.Dir.Uplink(nic))
+		switch {
+		case err != nil:
+			found.Advise(tombolo.RemedyConfigure, "%v", err)
+		case rec != nil:
+			if err := s.lookAtTake(ctx, rec, found); err != nil {
+				return err
+			}
+		}
+	}
+	in.Uplinks = found.List
+	return nil
+}

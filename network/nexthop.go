@@ -71,8 +71,8 @@ func neighbours(a *state.Attachment, host net.HardwareAddr) (list []bridge.Neigh
 
 // hostMAC returns the host's MAC on the LAN: that of the shared NIC, or else the bridge's.
 func (n *site) hostMAC() net.HardwareAddr {
-	if n.share != nil {
-		return n.share.MAC
+	if n.uplink.shared {
+		return n.uplink.nic.MAC
 	}
 	return n.bridge.MAC
 }

@@ -6,7 +6,6 @@ import (
 	"testing"
 	"time"
 
-
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
@@ -71,4 +70,3 @@ func TestAPodThatHasAnAddressKeepsItFromOthers(t *testing.T) {
 	must.Succeed(t, m.state.Remove(r.Network, r.Hash()))
 	expect.Success(t, k.anothersAddress(r.Network, other, r.Bridge, own), "of a pod that is gone")
 }
-

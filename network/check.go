@@ -89,7 +89,7 @@ func (k *checking) expect(port *bridge.Port, found *findings) {
 	if !k.nw.VLAN.IsZero() {
 		port.VLAN = k.nw.VLAN
 	}
-	port.Hairpin, port.Isolated = k.nw.Hairpin, k.nw.Isolated
+	port.Hairpin, port.Isolated = k.nw.Hairpin && !sharesNIC(k.rec), k.nw.Isolated
 	told := k.pod.Reported
 	if told == nil {
 		return

@@ -111,6 +111,10 @@ func (p *plan) onto(b *site) bridge.Port {
 	port := p.port
 	port.BridgeIndex, port.MTU = b.bridge.Index, b.rec.MTU
 	port.Neighbours = neighbours(&p.rec, net.HardwareAddr(b.rec.HostMAC))
+	if b.sharedNIC() != "" {
+		port.Hairpin = false
+		port.MTU = cmp.Or(p.want.Record.MTU, b.uplink.nic.MTU) // which may have changed since the network was made
+	}
 	keepTable(&port, p.rec.Guard != "", b.bridge)
 	return port
 }

@@ -104,7 +104,7 @@ func portOf(a *state.Attachment) bridge.Port {
 	p := bridge.Port{
 		Bridge: a.Bridge, Name: a.HostIf, Peer: a.IfName, MTU: a.MTU, MAC: net.HardwareAddr(a.HostMAC), PeerMAC: net.HardwareAddr(a.MAC),
 		Alias:   endpoint.AliasOf(a),
-		Hairpin: a.Hairpin, Isolated: a.Isolated, ForwardGroups: true,
+		Hairpin: a.Hairpin && !sharesNIC(a), Isolated: a.Isolated, ForwardGroups: true,
 		Down: !a.Up, VLAN: a.VLAN,
 	}
 	if a.SLAAC {
@@ -112,6 +112,10 @@ func portOf(a *state.Attachment) bridge.Port {
 	}
 	return p
 }
+
+// sharesNIC reports whether the bridge of an attachment shares a NIC. The host routes what such a pod sends to a service,
+// and a hairpin port would send the pod a copy of each of its own multicast frames.
+func sharesNIC(a *state.Attachment) bool { return a.NIC != "" }
 
 // portOn is portOf, with what depends on the bridge that is there.
 func portOn(a *state.Attachment, br *bridge.Link) bridge.Port {

@@ -138,6 +138,9 @@ func (a *adding) ready(ctx context.Context) (err error) {
 		return err
 	}
 	a.plan.rec.NIC = a.built.sharedNIC()
+	if a.link != nil {
+		return nil // the pod has sent frames from its MAC already
+	}
 	return a.built.refuseMAC(ctx, a.pod.MAC)
 }
 

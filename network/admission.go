@@ -2,10 +2,14 @@ package network
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/nft"
@@ -86,8 +90,39 @@ func (s *session) Foreign(adminChain string) *foreign.Conn {
 }
 
 // Obstacles lists what stops pods of a network, or may stop them, and is out of reach, or left to its owner.
+// Nothing of pods whose router is on the LAN is forwarded, unless bridged packets pass the firewall.
 func (s *session) Obstacles(ctx context.Context, rec *state.Network) ([]foreign.Obstacle, error) {
+	if rec.Uplink != "" && rec.DefaultRoute != exitHost && !filtersBridged(rec, true) && !filtersBridged(rec, false) {
+		return nil, nil
+	}
 	return s.Foreign(rec.AdminChain).Obstacles(ctx, foreign.Path{Bridge: rec.GatewayLink(), Prefixes: rec.Subnets})
+}
+
+// filtersBridged reports whether packets of IPv4, or of IPv6, that the bridge of a network switches pass the firewall. A
+// network that is not made yet leaves NFCall open.
+func filtersBridged(rec *state.Network, ipv4 bool) bool {
+	own := rec.NFCall == nil && rec.DefaultRoute == exitHost || rec.NFCall != nil && *rec.NFCall
+	return passesFirewall(&bridge.BridgeState{NFCallIPTables: own, NFCallIP6Tables: own}, ipv4)
+}
+
+// reversePaths names the rules that drop what pods at a shared NIC send, if bridged packets pass the firewall: these come
+// in by the bridge, and the way back is by the NIC.
+func (s *session) reversePaths(ctx context.Context, rec *state.Network) ([]string, error) {
+	var families []uint8
+	if filtersBridged(rec, true) {
+		families = append(families, unix.NFPROTO_IPV4)
+	}
+	if hasIPv6 := rec.SLAAC || slices.ContainsFunc(rec.Subnets, isIPv6); hasIPv6 && filtersBridged(rec, false) {
+		families = append(families, unix.NFPROTO_IPV6)
+	}
+	if rec.Uplink == "" || len(families) == 0 {
+		return nil, nil
+	}
+	nic, err := s.shares().Find(ctx, shareOf(rec))
+	if err != nil || nic.Master != 0 {
+		return nil, err
+	}
+	return s.Foreign("").ReversePaths(ctx, rec.Bridge, families...)
 }
 
 // Admit gives the network of a pod that is attached already an ingress policy, of which and Network.Policy the stricter

@@ -176,6 +176,13 @@ func buildNetwork(ctx context.Context, s *session, w *want) (*site, error) {
 	if err != nil {
 		return nil, err
 	}
+	paths, err := s.reversePaths(ctx, rec)
+	if err != nil {
+		return nil, err
+	}
+	for _, path := range paths {
+		s.Warn("network " + rec.Name + ": " + path)
+	}
 	// The record is written last, so that the next ADD finishes what a stopped call has left.
 	if err := n.settle(ctx, changed); err != nil {
 		return nil, err

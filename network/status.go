@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/tombolo-cni/tombolo/internal/state"
@@ -35,6 +36,13 @@ func (n *Node) Ready(ctx context.Context, nw *Network, leases *Lease) error {
 	}
 	if err := refuseContested(n.cfg.Dir); err != nil {
 		return err
+	}
+	paths, err := s.reversePaths(ctx, &w.Record)
+	if err != nil {
+		return err
+	}
+	if len(paths) > 0 {
+		return fail.Errorf(ErrObstructed, "%s", strings.Join(paths, "; "))
 	}
 	if leases == nil && nw.Allocator != nil {
 		err := n.allocatorReady(ctx, nw)

@@ -76,6 +76,13 @@ func (in *Inspection) surroundings(ctx context.Context, host *surroundings, n *s
 	if err := n.s.lookAtExits(ctx, &n.found); err != nil {
 		return err
 	}
+	paths, err := n.s.reversePaths(ctx, n.rec)
+	if err != nil {
+		return err
+	}
+	for _, path := range paths {
+		n.found.Advise(tombolo.RemedyConfigure, "%s", path)
+	}
 	list, err := n.s.Obstacles(ctx, n.rec)
 	for _, o := range list {
 		if o.Maybe {

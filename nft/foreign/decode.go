@@ -35,6 +35,7 @@ type loaded struct {
 	value, known []byte // known has the bits of the value that are known
 	not          bool   // the register has something else than the value
 	destination  bool   // it is the packet's destination
+	family       bool   // it is the packet's family
 }
 
 // decodeRule reads an NFT_MSG_NEWRULE. Of its conditions no more is understood than our mark, the names of links, and
@@ -92,6 +93,9 @@ func (rr *ruleReader) expression(name string, own []byte) {
 		if rr.loaded.destination && op == unix.NFT_CMP_EQ {
 			rr.rule.destination = value(unix.NFTA_CMP_DATA)
 		}
+		if data := value(unix.NFTA_CMP_DATA); rr.loaded.family && op == unix.NFT_CMP_EQ && len(data) == 1 && !rr.conditional {
+			rr.rule.family = data[0]
+		}
 		if number(unix.NFTA_CMP_SREG) != rr.register || op > unix.NFT_CMP_NEQ {
 			rr.loaded = loaded{}
 		}
@@ -106,7 +110,11 @@ func (rr *ruleReader) expression(name string, own []byte) {
 	case "payload":
 		at, inHeader := number(unix.NFTA_PAYLOAD_OFFSET), number(unix.NFTA_PAYLOAD_BASE) == unix.NFT_PAYLOAD_NETWORK_HEADER
 		rr.conditional, rr.loaded = true, loaded{destination: inHeader && (at == destination4 || at == destination6)}
-	case "exthdr", "fib", "rt", "socket", "osf", "numgen", "hash", "xfrm", "tunnel", "inner", "range", "byteorder", "limit", "quota", "connlimit":
+	case "fib":
+		looks := number(unix.NFTA_FIB_FLAGS)&unix.NFTA_FIB_F_SADDR != 0 && number(unix.NFTA_FIB_RESULT) == unix.NFT_FIB_RESULT_OIF
+		rr.reversePath = rr.reversePath || looks && (!rr.conditional || rr.rule.family != 0)
+		rr.conditional, rr.loaded = true, loaded{}
+	case "exthdr", "rt", "socket", "osf", "numgen", "hash", "xfrm", "tunnel", "inner", "range", "byteorder", "limit", "quota", "connlimit":
 		rr.conditional, rr.loaded = true, loaded{}
 	default:
 		rr.opaque = true
@@ -139,6 +147,8 @@ func (p *packet) meta(key expr.MetaKey) loaded {
 		return bits(p.mark, p.known)
 	case key == expr.MetaKeyOIFNAME && p.to != "":
 		return name(p.to, false)
+	case key == expr.MetaKeyNFPROTO:
+		return loaded{family: true}
 	case p.link != "" && (key == expr.MetaKeyIIFNAME || key == expr.MetaKeyOIFNAME):
 		return name(p.link, key == expr.MetaKeyOIFNAME)
 	}
@@ -226,6 +236,7 @@ func (rr *ruleReader) xtMatch(name string, info []byte) {
 		rr.and(info[4:8])
 		rr.condition(info[:4], info[8] == 0)
 	default:
+		rr.reversePath = rr.reversePath || name == "rpfilter" && !rr.conditional
 		rr.conditional = true
 	}
 }

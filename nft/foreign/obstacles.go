@@ -131,6 +131,44 @@ func (c *Conn) Exemptions(ctx context.Context) (names []string, _ error) {
 	return names, nil
 }
 
+// ReversePaths names the rules of other programs that drop packets of a family (unix.NFPROTO_IPV4 or NFPROTO_IPV6) that
+// come in by a link which is not the way back, as the bridged frames of pods do at a NIC that is shared. Of rules with
+// other conditions, and of legacy iptables, nothing is known.
+func (c *Conn) ReversePaths(ctx context.Context, bridge string, families ...uint8) (names []string, _ error) {
+	if err := c.usable(ctx); err != nil {
+		return nil, err
+	}
+	spared := map[chain]bool{} // chains that let pass what comes in by the bridge
+	for _, family := range []uint8{unix.NFPROTO_INET, unix.NFPROTO_IPV4, unix.NFPROTO_IPV6} {
+		err := nftnl.List(c.nl, "list rules", family, unix.NFT_MSG_GETRULE, func(data []byte) error {
+			r := decodeRule(data, &packet{link: bridge})
+			at := chain{family, nftnl.Text(nftnl.Find(data, unix.NFTA_RULE_TABLE)), nftnl.Text(nftnl.Find(data, unix.NFTA_RULE_CHAIN))}
+			of := cmp.Or(r.family, family)
+			concerns := of == unix.NFPROTO_INET || slices.Contains(families, of)
+			spared[at] = spared[at] || r.isForAll() && r.does(accepts, returns)
+			if !r.reversePath || r.unmet || spared[at] || !concerns || family == unix.NFPROTO_INET && at.table == c.table {
+				return nil
+			}
+			var remedy string
+			switch {
+			case at.table == "firewalld":
+				remedy = "sed -i 's/^IPv6_rpfilter=.*/IPv6_rpfilter=no/' /etc/firewalld/firewalld.conf && firewall-cmd --reload"
+			case family != unix.NFPROTO_INET:
+				remedy = fmt.Sprintf("%s -t %s -I %s -i %s -j RETURN", iptablesProgram(family), at.table, at.name, bridge)
+			default:
+				remedy = fmt.Sprintf("nft insert rule %s %s %s handle %d iifname %s accept", nftnl.FamilyName(family), at.table, at.name, r.handle, bridge)
+			}
+			names = append(names, fmt.Sprintf("%s drops, by its rule with handle %d, what comes in by %s, since the way back is by another link; this helps: %s",
+				at, r.handle, bridge, remedy))
+			return nil
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return names, nil
+}
+
 // has says whether pods may have addresses of a family.
 func (p *Path) has(family uint8) bool {
 	return family == unix.NFPROTO_INET || len(p.Prefixes) == 0 || slices.ContainsFunc(p.Prefixes, func(prefix netip.Prefix) bool {

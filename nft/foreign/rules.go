@@ -16,6 +16,8 @@ type rule struct {
 	sets        uint32 // the bits that it sets in the mark of a packet or of a connection
 	destination []byte // the address, or the whole bytes of a prefix, that packets have to go to; nil: any
 	opaque      bool   // a part of it is not known, and may end it in any way
+	family      uint8  // of the packets that it concerns; 0 is both
+	reversePath bool   // it looks whether the way to the source is by the link that the packet came in by
 }
 
 // verdict is what a rule does with a packet that meets its conditions, or how a chain ends for all that pods send.

@@ -28,8 +28,9 @@ func (o *owner) do(line string) string {
 	return nstest.Run(o.t, o.host.ns, "env", append(o.env, "sh", "-ec", line)...)
 }
 
-// firewalld runs the real one with eth0 in the zone public, a bus and a configuration of its own.
-func (n *network) firewalld(t *testing.T, conf string) *owner {
+// firewalld runs the real one with eth0 in the zone public, a bus and a configuration of its own. If bridged packets pass
+// it, the bridge is in the zone trusted, and the host's port 81 is open.
+func (n *network) firewalld(t *testing.T, bridged bool) *owner {
 	t.Helper()
 	for _, program := range []string{"firewalld", "firewall-cmd", "dbus-daemon"} {
 		nstest.Need(t, program)
@@ -43,8 +44,12 @@ func (n *network) firewalld(t *testing.T, conf string) *owner {
 	}
 	write("bus.conf", `<busconfig><type>session</type><listen>`+bus+`</listen><auth>EXTERNAL</auth><policy context="default">
 		<allow send_destination="*" eavesdrop="true"/><allow eavesdrop="true"/><allow own="*"/></policy></busconfig>`)
-	write("etc/firewalld.conf", "FirewallBackend=nftables\n"+conf)
+	write("etc/firewalld.conf", "FirewallBackend=nftables\nIPv6_rpfilter=yes\n")
 	write("etc/zones/public.xml", `<zone><interface name="eth0"/><service name="ssh"/></zone>`)
+	if bridged {
+		write("etc/zones/public.xml", `<zone><interface name="eth0"/><port port="81" protocol="tcp"/></zone>`)
+		write("etc/zones/trusted.xml", `<zone target="ACCEPT"><interface name="br0"/><forward/></zone>`)
+	}
 	o := &owner{n, t, []string{"DBUS_SYSTEM_BUS_ADDRESS=" + bus}, dir}
 	begin := func(args ...string) {
 		cmd := exec.Command(args[0], args[1:]...)
@@ -76,6 +81,15 @@ func (n *network) ufw(t *testing.T) *owner {
 	return o
 }
 
+// servers begins those that wantLAN asks.
+func (o *owner) servers(pods ...*pod) {
+	o.t.Helper()
+	for _, p := range []place{o.other, o.internet, pods[0].place, pods[1].place} {
+		o.serve(p, servicePort, both()...)
+	}
+	o.serve(o.host, servicePort+1, both()...)
+}
+
 // wantLAN has everybody talk, over the families, but to ports of the host that are closed to pods as to others.
 func (o *owner) wantLAN(when string, a, b place, families []int, open bool) {
 	o.t.Helper()
@@ -97,19 +111,17 @@ func TestFirewallsTakePodsForMachinesOfTheLAN(t *testing.T) {
 		begin       func(n *network, t *testing.T) *owner
 		open, again string
 	}{
-		"firewalld": {func(n *network, t *testing.T) *owner { return n.firewalld(t, "") }, "firewall-cmd -q --permanent --add-port=81/tcp && firewall-cmd -q --reload", "firewall-cmd -q --complete-reload"},
+		"firewalld": {func(n *network, t *testing.T) *owner { return n.firewalld(t, false) }, "firewall-cmd -q --permanent --add-port=81/tcp && firewall-cmd -q --reload", "firewall-cmd -q --complete-reload"},
 		"ufw":       {(*network).ufw, "ufw allow 81/tcp", "ufw reload"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			l, _ := newLab(t)
+			l := newHost(t)
 			l.callIPTables("0")
-			n := l.network(dualStack(object{"defaultRoute": "router", "bridgeNFCall": false}))
+			n := l.network(plain(t, object{"bridgeNFCall": false}))
 			o := tt.begin(n, t)
 			a, b := n.add(l.newPod("a")), n.add(l.newPod("b"))
-			for _, p := range []*pod{a, b} {
-				l.serve(p.place, servicePort, both()...)
-			}
+			o.servers(a, b)
 			o.wantLAN("closed", a.place, b.place, both(), false)
 			o.do(tt.open)
 			o.wantLAN("open", a.place, b.place, both(), true)
@@ -135,7 +147,7 @@ func TestReversePathRulesAreNamedWithARemedyThatHelps(t *testing.T) {
 		rule     string
 	}{
 		"firewalld": {func(n *network, t *testing.T) *owner {
-			return n.firewalld(t, "IPv6_rpfilter=yes\n")
+			return n.firewalld(t, true)
 		}, []int{6}, "table inet firewalld"},
 		"NixOS by nftables": {func(n *network, t *testing.T) *owner {
 			l := n.lan
@@ -151,23 +163,18 @@ func TestReversePathRulesAreNamedWithARemedyThatHelps(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			l, _ := newLab(t)
+			l := newHost(t)
 			l.callIPTables("1")
 			log := filepath.Join(t.TempDir(), "log")
-			n := l.network(dualStack(object{"defaultRoute": "router", "logFile": log}))
+			n := l.network(plain(t, object{"logFile": log}))
 			o := tt.begin(n, t)
-			if o.dir != "" {
-				o.do("firewall-cmd -q --permanent --zone=trusted --add-interface=br0; firewall-cmd -q --reload; firewall-cmd -q --permanent --add-port=81/tcp; firewall-cmd -q --reload")
-			}
 			said := n.status()
 			expect.Says(t, said, tt.rule, "STATUS before the first ADD")
 			a, b := l.newPod("a"), l.newPod("b")
 			n.add(a)
 			expect.Contains(t, nstest.ReadIf(t, log), tt.rule, "the warning of the first ADD")
 			n.add(b)
-			for _, p := range []*pod{a, b} {
-				l.serve(p.place, servicePort, both()...)
-			}
+			o.servers(a, b)
 			for _, family := range tt.families {
 				_, err := l.tryAsk(l.other, "tcp", a.at(family), servicePort, time.Second)
 				expect.That(t, isNoAnswer(err), "before: the LAN reaches a pod over IPv%d: %v", family, err)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"net/netip"
@@ -25,13 +26,20 @@ import (
 
 // plain is a network whose pods are plain machines of the LAN, with fixed addresses unless an IPAM is among the fields.
 func plain(t testing.TB, fields object) object {
-	all := dualStack(object{"defaultRoute": "router", "lanGuard": false, "ipam": staticAddresses(t.TempDir())})
-	for k, v := range fields {
-		if all[k] = v; v == nil {
-			delete(all, k)
-		}
-	}
+	all := object{"defaultRoute": "router", "lanGuard": false, "ipam": addressesFrom(t, "192.168.50.150", "fd50::150")}
+	maps.Copy(all, fields)
 	return all
+}
+
+// addressesFrom has host-local take addresses from these on.
+func addressesFrom(t testing.TB, first ...string) object {
+	var ranges []any
+	for _, text := range first {
+		address := nstest.Addr(text)
+		bits := map[bool]int{true: 24, false: 64}[address.Is4()]
+		ranges = append(ranges, []any{object{"subnet": netip.PrefixFrom(address, bits).Masked().String(), "rangeStart": text}})
+	}
+	return object{"type": "host-local", "dataDir": t.TempDir(), "ranges": ranges}
 }
 
 // Everybody reaches everybody once, by everybody's own MAC, and nobody else hears of it.
@@ -40,7 +48,7 @@ func TestHostPodsAndLANAreNeighbours(t *testing.T) {
 		t.Run(fmt.Sprint("lanGuard ", guard), func(t *testing.T) {
 			t.Parallel()
 			l, _ := newLab(t)
-			n := l.network(plain(t, object{"lanGuard": guard}))
+			n := l.network(plain(t, object{"lanGuard": guard, "ipv6": "slaac", "ipam": staticAddresses(t.TempDir())}))
 			a, b := l.newPod("a"), l.newPod("b")
 			for i, p := range []*pod{a, b} {
 				n.add(p)
@@ -237,11 +245,11 @@ func (all *everyone) announce() {
 func TestDuplicateAddressesAreNoticed(t *testing.T) {
 	t.Parallel()
 	l := newHost(t)
-	n := l.network(plain(t, object{"ipv6": nil}))
+	n := l.network(plain(t, nil))
 	a, b := n.add(l.newPod("a")), n.add(l.newPod("b"))
 	all := l.tapped(a, b)
 	for _, m := range all.onLAN {
-		for name, value := range map[string]string{"conf/" + nic + "/disable_ipv6": "0", "conf/" + nic + "/accept_dad": "1", "conf/all/accept_dad": "1",
+		for name, value := range map[string]string{"conf/" + nic + "/accept_dad": "1", "conf/all/accept_dad": "1",
 			"conf/" + nic + "/router_solicitation_delay": "0", "neigh/" + nic + "/retrans_time_ms": "300"} {
 			nstest.Sysctl(t, m.ns, "net/ipv6/"+name, value)
 		}
@@ -361,17 +369,6 @@ func (m *machine) measure() {
 	m.seen = nil
 }
 
-// withIPv6 gives a pod without IPv6 a fixed address, and the router for its default route.
-func (l *lan) withIPv6(p *pod, number int) {
-	l.Helper()
-	p.ip6 = nstest.Addr(fmt.Sprint("fd50::", 150+number))
-	nstest.Sysctl(l, p.ns, "net/ipv6/conf/all/accept_dad", "0")
-	nstest.Sysctl(l, p.ns, "net/ipv6/conf/"+nic+"/addr_gen_mode", "0")
-	nstest.Sysctl(l, p.ns, "net/ipv6/conf/"+nic+"/disable_ipv6", "0")
-	ip(l, p.ns, "address add "+p.ip6.String()+"/64 dev "+nic+" nodad", "route add default via "+routerIP6)
-	l.ready(p.ns)
-}
-
 func TestLargePacketsPassWhole(t *testing.T) {
 	for name, set := range map[string]struct{ offloads, filtered bool }{
 		"offloads on": {true, false}, "offloads on, and br_netfilter": {true, true}, "offloads off": {false, false},
@@ -381,11 +378,8 @@ func TestLargePacketsPassWhole(t *testing.T) {
 			l := newHost(t)
 			l.callIPTables(map[bool]string{true: "1", false: "0"}[set.filtered])
 			l.dropInvalid()
-			n := l.network(plain(t, object{"ipv6": nil}))
+			n := l.network(plain(t, nil))
 			pods := []*pod{n.add(l.newPod("a")), n.add(l.newPod("b"))}
-			for i, p := range pods {
-				l.withIPv6(p, i)
-			}
 			if !set.offloads {
 				for _, ns := range []*netns.NS{l.host.ns, l.other.ns, pods[0].ns} {
 					must.Succeed(t, ns.Do(func() error {
@@ -423,7 +417,7 @@ func TestJumboFramesPass(t *testing.T) {
 		nstest.Run(t, m.ns, "ping", "-c1", "-w10", "-Mdo", "-s"+fmt.Sprint(bytes-28), to.String())
 	}
 	setMTU(4000)
-	n := l.network(plain(t, object{"ipv6": nil}))
+	n := l.network(plain(t, nil))
 	n.keeper()
 	pods := []*pod{n.add(l.newPod("a"))}
 	setMTU(9000)
@@ -443,21 +437,15 @@ func TestJumboFramesPass(t *testing.T) {
 	whole(all.onLAN[3], all.onLAN[1].ip4, 4000) // it keeps its own
 }
 
-// addressesFrom has host-local take addresses of a LAN from this one on.
-func addressesFrom(t *testing.T, first string) object {
-	subnet := netip.PrefixFrom(nstest.Addr(first), 24).Masked().String()
-	return object{"type": "host-local", "dataDir": t.TempDir(), "ranges": []any{[]any{object{"subnet": subnet, "rangeStart": first}}}}
-}
-
 // Two networks on one bridge share its share: still nobody hears anything twice.
 func TestTwoNetworksOnOneBridgeHearTheLANOnce(t *testing.T) {
 	t.Parallel()
 	l := newHost(t)
-	n := l.network(plain(t, object{"ipv6": nil}))
-	guests := n.another(object{"name": "guests", "ipam": addressesFrom(t, "192.168.50.170")})
+	n := l.network(plain(t, nil))
+	guests := n.another(object{"name": "guests", "ipam": addressesFrom(t, "192.168.50.170", "fd50::170")})
 	pods := []*pod{n.add(l.newPod("a")), guests.add(l.newPod("b"))}
-	for i, p := range pods {
-		l.withIPv6(p, i)
+	for _, p := range pods {
+		l.ready(p.ns)
 	}
 	ip(t, l.router.ns, "route add 255.255.255.255/32 dev "+nic)
 	all := l.tapped(pods...)
@@ -479,7 +467,7 @@ func TestTwoBridgesShareTwoNICs(t *testing.T) {
 		ip(t, far, fmt.Sprintf("link add p%d type veth peer name %s netns %s", i, end, fd(ns)), fmt.Sprintf("link set p%d master switch up", i))
 		ip(t, ns, "link set "+end+" up", fmt.Sprintf("address add 192.168.60.%d/24 dev %s", i+1, end))
 	}
-	n := l.network(plain(t, object{"ipv6": nil}))
+	n := l.network(plain(t, nil))
 	a := n.add(l.newPod("a"))
 	second := n.another(object{"name": "second", "bridge": "br1", "uplink": "eth1", "ipam": addressesFrom(t, "192.168.60.150")})
 	b := second.add(l.newPod("b"))

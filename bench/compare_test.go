@@ -121,6 +121,7 @@ func BenchmarkExec(b *testing.B) {
 	b.Run("scenario=leases", leases)
 	b.Run("scenario=host-port", hostPort)
 	b.Run("scenario=uplink", uplink)
+	b.Run("scenario=lan-traffic", lanTraffic)
 }
 
 func compare(b *testing.B, s scenario) {

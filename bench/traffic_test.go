@@ -16,6 +16,9 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
+// ownBridge is Tombolo with a bridge of the system's, whose port the NIC is.
+const ownBridge = "tombolo-on-bridge"
+
 // The addresses of the LAN of a lanTraffic: its router, the host, and the pod where Tombolo does not choose it.
 const lanRouter, lanHost, lanPod = "10.88.0.1", "10.88.255.2", "10.88.255.3"
 
@@ -35,9 +38,9 @@ type machine struct {
 
 // lanTraffic measures how traffic goes between a pod on the host's LAN, the host and another machine: streams (MiB-ns is
 // the time of a MiB) and round trips of a datagram (ns/op). Contenders are a NIC that the bridge of a network shares, a
-// NIC that is a plain bridge's port, and macvlan, as netavark has it, by which host and pod do not reach each other.
+// NIC that is the port of a bridge, with Tombolo's pod on it and by itself, and macvlan, as netavark has it, by which host and pod do not reach each other.
 func lanTraffic(whole *testing.B) {
-	contenders := []string{"tombolo", "bridge", "macvlan"}
+	contenders := []string{"tombolo", ownBridge, "bridge", "macvlan"}
 	all := map[string]machines{}
 	for _, name := range contenders {
 		all[name] = newMachines(whole, name)
@@ -81,15 +84,20 @@ func newMachines(b *testing.B, contender string) machines {
 	var host *netns.NS
 	at, pod := nic, netip.MustParseAddr(lanPod)
 	var n *node
-	if contender == "tombolo" {
-		n = newNode(b, tombolo(), feature{name: "lan-traffic", options: object{"mode": "l2", "bridge": lanBridge, "uplink": nic, "lanGuard": false}})
+	isTombolo := contender == "tombolo" || contender == ownBridge
+	if isTombolo {
+		options := object{"mode": "l2", "bridge": lanBridge, "uplink": nic}
+		if contender == ownBridge {
+			delete(options, "uplink")
+		}
+		n = newNode(b, tombolo(), feature{name: "lan-traffic", options: options})
 		host = n.host
 	} else {
 		host = nstest.New(b)
 	}
 	nstest.Veth(b, host, nic, router, routerIfname)
 	nstest.Run(b, router, "ip", "address", "add", lanRouter+"/16", "dev", routerIfname)
-	if contender == "bridge" {
+	if contender == "bridge" || contender == ownBridge {
 		at = lanBridge
 		nstest.Run(b, host, "ip", "link", "add", lanBridge, "type", "bridge")
 		nstest.Run(b, host, "ip", "link", "set", nic, "master", lanBridge)
@@ -101,7 +109,7 @@ func newMachines(b *testing.B, contender string) machines {
 	inside := nstest.New(b)
 	link := podIfname
 	switch contender {
-	case "tombolo":
+	case "tombolo", ownBridge:
 		p := n.pod(b)
 		must.Succeed(b, expect.Err(n.call("ADD", p)))
 		inside, pod = p.ns, must.Of(leaseOf(p)).Get(b)
@@ -114,7 +122,7 @@ func newMachines(b *testing.B, contender string) machines {
 		link = "pod0"
 		nstest.Run(b, inside, "ip", "link", "set", link, "up")
 	}
-	if contender != "tombolo" {
+	if !isTombolo {
 		nstest.Run(b, inside, "ip", "address", "add", lanPod+"/16", "dev", link)
 	}
 	m["lan"], m["pod"] = machine{router, netip.MustParseAddr(lanRouter)}, machine{inside, pod}

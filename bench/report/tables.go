@@ -25,7 +25,7 @@ type row struct {
 
 func rows() []row {
 	const chain = "chain-nftables"
-	return []row{
+	list := []row{
 		{"ADD, one IPv4 pod", true, "ipv4", "tombolo", "ADD", "ns/op", "floor", "reference"},
 		{"the same beside kindnet's way", true, "ipv4", "tombolo", "ADD", "ns/op", "", "kindnet"},
 		{"DEL of the same", false, "ipv4", "tombolo", "DEL", "DEL-ns", "floor", "reference"},
@@ -39,6 +39,13 @@ func rows() []row {
 		{"ADD by DHCP, dnsmasq", true, "dhcp", "tombolo", "ADD", "ns/op", "", "reference"},
 		{"Attach, in process", false, "ipv4", "attach", "ADD", "ns/op", "kernel", ""},
 	}
+	for _, path := range []string{"pod to lan", "lan to pod", "host to pod", "pod to host"} {
+		scenario := "lan-traffic/path=" + strings.ReplaceAll(path, " ", "-")
+		list = append(list,
+			row{"a MiB by TCP, " + path + ", beside a bridge and macvlan", false, scenario, "tombolo", "stream", "MiB-ns", "bridge", "macvlan"},
+			row{"a round trip, " + path + ", beside the same", false, scenario, "tombolo", "trip", "ns/op", "bridge", "macvlan"})
+	}
+	return list
 }
 
 // summary is a table of what there is a figure of: all of it, or what README.md has.

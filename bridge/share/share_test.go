@@ -66,9 +66,9 @@ func (n *lab) connect(t *testing.T) {
 	t.Helper()
 	outer, port := share.Pair("lan0")
 	pair := must.Of(n.links.Link(t.Context(), outer)).Get(t)
-	nic := must.Of(n.links.Link(t.Context(), "eth0")).Get(t)
+	nic := must.Of(n.links.Link(t.Context(), n.share.NIC)).Get(t)
 	must.Of(n.firewall.Ensure(t.Context(), nft.Network{
-		Name: "home", Bridge: "lan0", Share: &nft.Share{NIC: "eth0", MAC: nic.MAC, Outer: pair.Index, Port: port},
+		Name: "home", Bridge: "lan0", Share: &nft.Share{NIC: n.share.NIC, MAC: nic.MAC, Outer: pair.Index, Port: port},
 	})).Get(t)
 	for i, ns := range n.pods {
 		pod := fmt.Sprint("pod", i)
@@ -78,7 +78,7 @@ func (n *lab) connect(t *testing.T) {
 		}
 		mac := must.Of(net.ParseMAC(nstest.MAC(t, ns, "eth0"))).Get(t)
 		must.Succeed(t, n.firewall.Replace(t.Context(), nft.Endpoint{
-			Owner: nft.OwnerOf("home", pod, "eth0"), Network: "home", Bridge: "lan0", NIC: "eth0", MAC: mac,
+			Owner: nft.OwnerOf("home", pod, "eth0"), Network: "home", Bridge: "lan0", NIC: n.share.NIC, MAC: mac,
 			Addrs: nstest.Addrs(fmt.Sprintf("192.168.50.%d", 101+i)),
 		}))
 	}

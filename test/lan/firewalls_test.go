@@ -118,7 +118,7 @@ func TestFirewallsTakePodsForMachinesOfTheLAN(t *testing.T) {
 			t.Parallel()
 			l := newHost(t)
 			l.callIPTables("0")
-			n := l.network(plain(t, object{"bridgeNFCall": false}))
+			n := l.network(plain(t, nil))
 			o := tt.begin(n, t)
 			a, b := n.add(l.newPod("a")), n.add(l.newPod("b"))
 			o.servers(a, b)

@@ -36,9 +36,9 @@ type machine struct {
 	address netip.Addr
 }
 
-// lanTraffic measures how traffic goes between a pod on the host's LAN, the host and another machine: streams (MiB-ns is
-// the time of a MiB) and round trips of a datagram (ns/op). Contenders are a NIC that the bridge of a network shares, a
-// NIC that is the port of a bridge, with Tombolo's pod on it and by itself, and macvlan, as netavark has it, by which host and pod do not reach each other.
+// lanTraffic measures traffic between a pod on the host's LAN, the host and another machine: streams (MiB-ns is the time
+// of a MiB) and round trips of a datagram (ns/op). Contenders are a shared NIC; a NIC that is a bridge's port, with a pod
+// of Tombolo's and without any rules; and macvlan, as netavark has it, by which host and pod do not reach each other.
 func lanTraffic(whole *testing.B) {
 	contenders := []string{"tombolo", ownBridge, "bridge", "macvlan"}
 	all := map[string]machines{}

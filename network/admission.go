@@ -112,7 +112,8 @@ func (s *session) reversePaths(ctx context.Context, rec *state.Network) ([]strin
 	if filtersBridged(rec, true) {
 		families = append(families, unix.NFPROTO_IPV4)
 	}
-	if hasIPv6 := rec.SLAAC || slices.ContainsFunc(rec.Subnets, isIPv6); hasIPv6 && filtersBridged(rec, false) {
+	hasIPv6 := rec.SLAAC || slices.ContainsFunc(rec.Subnets, isIPv6)
+	if hasIPv6 && filtersBridged(rec, false) {
 		families = append(families, unix.NFPROTO_IPV6)
 	}
 	if rec.Uplink == "" || len(families) == 0 {

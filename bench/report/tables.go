@@ -42,7 +42,8 @@ func rows() []row {
 	for _, path := range []string{"pod to lan", "lan to pod", "host to pod", "pod to host"} {
 		scenario := "lan-traffic/path=" + strings.ReplaceAll(path, " ", "-")
 		list = append(list,
-			row{"a MiB by TCP, " + path + ", beside a bridge and macvlan", false, scenario, "tombolo", "stream", "MiB-ns", "bridge", "macvlan"},
+			row{"a MiB by TCP, " + path + ", beside a bridge and macvlan", false, scenario,
+				"tombolo", "stream", "MiB-ns", "bridge", "macvlan"},
 			row{"a round trip, " + path + ", beside the same", false, scenario, "tombolo", "trip", "ns/op", "bridge", "macvlan"})
 	}
 	return list

@@ -93,7 +93,8 @@ func (rr *ruleReader) expression(name string, own []byte) {
 		if rr.loaded.destination && op == unix.NFT_CMP_EQ {
 			rr.rule.destination = value(unix.NFTA_CMP_DATA)
 		}
-		if data := value(unix.NFTA_CMP_DATA); rr.loaded.family && op == unix.NFT_CMP_EQ && len(data) == 1 && !rr.conditional {
+		data, isFirst := value(unix.NFTA_CMP_DATA), !rr.conditional
+		if rr.loaded.family && isFirst && op == unix.NFT_CMP_EQ && len(data) == 1 {
 			rr.rule.family = data[0]
 		}
 		if number(unix.NFTA_CMP_SREG) != rr.register || op > unix.NFT_CMP_NEQ {
@@ -111,8 +112,11 @@ func (rr *ruleReader) expression(name string, own []byte) {
 		at, inHeader := number(unix.NFTA_PAYLOAD_OFFSET), number(unix.NFTA_PAYLOAD_BASE) == unix.NFT_PAYLOAD_NETWORK_HEADER
 		rr.conditional, rr.loaded = true, loaded{destination: inHeader && (at == destination4 || at == destination6)}
 	case "fib":
-		looks := number(unix.NFTA_FIB_FLAGS)&unix.NFTA_FIB_F_SADDR != 0 && number(unix.NFTA_FIB_RESULT) == unix.NFT_FIB_RESULT_OIF
-		rr.reversePath = rr.reversePath || looks && (!rr.conditional || rr.rule.family != 0)
+		ofSource := number(unix.NFTA_FIB_FLAGS)&unix.NFTA_FIB_F_SADDR != 0
+		isAlone := !rr.conditional || rr.rule.family != 0
+		if ofSource && isAlone && number(unix.NFTA_FIB_RESULT) == unix.NFT_FIB_RESULT_OIF {
+			rr.reversePath = true
+		}
 		rr.conditional, rr.loaded = true, loaded{}
 	case "exthdr", "rt", "socket", "osf", "numgen", "hash", "xfrm", "tunnel", "inner", "range", "byteorder", "limit", "quota", "connlimit":
 		rr.conditional, rr.loaded = true, loaded{}

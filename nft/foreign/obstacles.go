@@ -142,7 +142,8 @@ func (c *Conn) ReversePaths(ctx context.Context, bridge string, families ...uint
 	for _, family := range []uint8{unix.NFPROTO_INET, unix.NFPROTO_IPV4, unix.NFPROTO_IPV6} {
 		err := nftnl.List(c.nl, "list rules", family, unix.NFT_MSG_GETRULE, func(data []byte) error {
 			r := decodeRule(data, &packet{link: bridge})
-			at := chain{family, nftnl.Text(nftnl.Find(data, unix.NFTA_RULE_TABLE)), nftnl.Text(nftnl.Find(data, unix.NFTA_RULE_CHAIN))}
+			text := func(attribute uint16) string { return nftnl.Text(nftnl.Find(data, attribute)) }
+			at := chain{family, text(unix.NFTA_RULE_TABLE), text(unix.NFTA_RULE_CHAIN)}
 			of := cmp.Or(r.family, family)
 			concerns := of == unix.NFPROTO_INET || slices.Contains(families, of)
 			spared[at] = spared[at] || r.isForAll() && r.does(accepts, returns)
@@ -156,10 +157,11 @@ func (c *Conn) ReversePaths(ctx context.Context, bridge string, families ...uint
 			case family != unix.NFPROTO_INET:
 				remedy = fmt.Sprintf("%s -t %s -I %s -i %s -j RETURN", iptablesProgram(family), at.table, at.name, bridge)
 			default:
-				remedy = fmt.Sprintf("nft insert rule %s %s %s handle %d iifname %s accept", nftnl.FamilyName(family), at.table, at.name, r.handle, bridge)
+				remedy = fmt.Sprintf("nft insert rule %s %s %s handle %d iifname %s accept",
+					nftnl.FamilyName(family), at.table, at.name, r.handle, bridge)
 			}
-			names = append(names, fmt.Sprintf("%s drops, by its rule with handle %d, what comes in by %s, since the way back is by another link; this helps: %s",
-				at, r.handle, bridge, remedy))
+			names = append(names, fmt.Sprintf("%s drops, by its rule with handle %d, what comes in by %s, since the way back "+
+				"is by another link; this helps: %s", at, r.handle, bridge, remedy))
 			return nil
 		})
 		if err != nil {

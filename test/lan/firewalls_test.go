@@ -74,7 +74,8 @@ func (n *network) ufw(t *testing.T) *owner {
 	dir := t.TempDir()
 	nstest.Run(t, nil, "cp", "-a", "/etc/ufw", dir+"/etc")
 	nstest.Run(t, nil, "cp", "-a", "/etc/default", dir+"/default")
-	wrapper := "#!/bin/sh\nexec unshare --mount sh -ec 'cd " + dir + "; mount --bind etc /etc/ufw; mount --bind default /etc/default; mount -t tmpfs none /run; exec /usr/sbin/ufw \"$@\"' ufw \"$@\"\n"
+	wrapper := "#!/bin/sh\nexec unshare --mount sh -ec 'cd " + dir + "; mount --bind etc /etc/ufw; " +
+		"mount --bind default /etc/default; mount -t tmpfs none /run; exec /usr/sbin/ufw \"$@\"' ufw \"$@\"\n"
 	must.Succeed(t, os.WriteFile(dir+"/ufw", []byte(wrapper), 0o755))
 	o := &owner{n, t, []string{"PATH=" + dir + ":" + os.Getenv("PATH")}, dir}
 	o.do("ufw --force enable")
@@ -100,7 +101,8 @@ func (o *owner) wantLAN(when string, a, b place, families []int, open bool) {
 		}
 		for _, from := range []place{a, o.other} {
 			_, err := o.tryAsk(from, "tcp", o.host.at(family), servicePort+1, time.Second)
-			expect.That(o.t, (err == nil) == open, "%s: %s to the host's port over IPv%d: %v, want open %t", when, from.name, family, err, open)
+			expect.That(o.t, (err == nil) == open, "%s: %s to the host's port over IPv%d: %v, want open %t",
+				when, from.name, family, err, open)
 		}
 	}
 }
@@ -111,8 +113,12 @@ func TestFirewallsTakePodsForMachinesOfTheLAN(t *testing.T) {
 		begin       func(n *network, t *testing.T) *owner
 		open, again string
 	}{
-		"firewalld": {func(n *network, t *testing.T) *owner { return n.firewalld(t, false) }, "firewall-cmd -q --permanent --add-port=81/tcp && firewall-cmd -q --reload", "firewall-cmd -q --complete-reload"},
-		"ufw":       {(*network).ufw, "ufw allow 81/tcp", "ufw reload"},
+		"firewalld": {
+			func(n *network, t *testing.T) *owner { return n.firewalld(t, false) },
+			"firewall-cmd -q --permanent --add-port=81/tcp && firewall-cmd -q --reload",
+			"firewall-cmd -q --complete-reload",
+		},
+		"ufw": {(*network).ufw, "ufw allow 81/tcp", "ufw reload"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -136,11 +142,15 @@ func TestFirewallsTakePodsForMachinesOfTheLAN(t *testing.T) {
 // is said to help does.
 func TestReversePathRulesAreNamedWithARemedyThatHelps(t *testing.T) {
 	const nixOS = `table inet nixos-fw { chain rpfilter { type filter hook prerouting priority -140; policy drop;
-		meta nfproto ipv4 udp sport . udp dport { 67 . 68, 68 . 67 } accept; icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert, nd-router-advert } accept;
+		meta nfproto ipv4 udp sport . udp dport { 67 . 68, 68 . 67 } accept;
+		icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert, nd-router-advert } accept;
 		fib saddr . mark . iif oif exists accept; }; }`
-	const before = "iptables -t mangle -N nixos-fw-rpfilter; iptables -t mangle -A nixos-fw-rpfilter -m rpfilter --validmark -j RETURN; " +
-		"iptables -t mangle -A nixos-fw-rpfilter -p udp --sport 67 --dport 68 -j RETURN; iptables -t mangle -A nixos-fw-rpfilter -s 0.0.0.0 -d 255.255.255.255 -p udp --sport 68 --dport 67 -j RETURN; " +
-		"iptables -t mangle -A nixos-fw-rpfilter -j DROP; iptables -t mangle -A PREROUTING -j nixos-fw-rpfilter"
+	const before = `add() { $IPTABLES -t mangle -A nixos-fw-rpfilter "$@"; }
+		$IPTABLES -t mangle -N nixos-fw-rpfilter
+		add -m rpfilter --validmark -j RETURN
+		add -p $ICMP -j RETURN
+		add -j DROP
+		$IPTABLES -t mangle -A PREROUTING -j nixos-fw-rpfilter`
 	for name, tt := range map[string]struct {
 		begin    func(n *network, t *testing.T) *owner
 		families []int // that are dropped
@@ -156,8 +166,8 @@ func TestReversePathRulesAreNamedWithARemedyThatHelps(t *testing.T) {
 		}, both(), "chain rpfilter of table inet nixos-fw"},
 		"NixOS by iptables": {func(n *network, t *testing.T) *owner {
 			o := &owner{n, t, nil, ""}
-			o.do(before)
-			o.do(strings.ReplaceAll(strings.ReplaceAll(before, "iptables", "ip6tables"), "-s 0.0.0.0 -d 255.255.255.255 -p udp --sport 68 --dport 67", "-p icmpv6"))
+			o.do("IPTABLES=iptables ICMP=icmp\n" + before)
+			o.do("IPTABLES=ip6tables ICMP=icmpv6\n" + before)
 			return o
 		}, both(), "chain nixos-fw-rpfilter of table ip"},
 	} {

@@ -21,8 +21,8 @@ func (l *lan) kubeProxy(pods ...*pod) {
 	l.Helper()
 	rules := `table inet kube {
 		chain input { type filter hook input priority filter; ct state invalid counter drop; };
-		chain forward { type filter hook forward priority filter; policy drop; ct state invalid counter drop; ct state established,related accept;
-			ct status dnat accept; iifname pod0 accept; meta mark & 0x10 != 0 accept; };`
+		chain forward { type filter hook forward priority filter; policy drop; ct state invalid counter drop;
+			ct state established,related accept; ct status dnat accept; iifname pod0 accept; meta mark & 0x10 != 0 accept; };`
 	var nat, back strings.Builder
 	for _, f := range []struct{ name, toPod, toHost, pod, host, other string }{
 		{"ip", toPod4, toHost4, pods[1].ip4.String(), hostIP4, otherIP4},
@@ -35,7 +35,8 @@ func (l *lan) kubeProxy(pods ...*pod) {
 			return fmt.Sprintf("dnat %s to %s:%d; ", f.name, address, port)
 		}
 		l4 := " meta l4proto { tcp, udp } th dport "
-		fmt.Fprint(&nat, f.name, " daddr ", f.toPod, l4, "443 ", to(f.pod, servicePort), f.name, " daddr ", f.toHost, l4, "443 ", to(f.host, servicePort+1),
+		fmt.Fprint(&nat, f.name, " daddr ", f.toPod, l4, "443 ", to(f.pod, servicePort),
+			f.name, " daddr ", f.toHost, l4, "443 ", to(f.host, servicePort+1),
 			f.name, " daddr ", f.host, l4, nodePort, " ", to(f.pod, servicePort))
 		// NodePorts, and a pod that is its own backend.
 		fmt.Fprint(&back, "ct status dnat ct original ", f.name, " daddr ", f.host, " masquerade; ",

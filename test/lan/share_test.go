@@ -174,7 +174,8 @@ func (all *everyone) resolve(guard bool) {
 					return isARP(data, 2, to.ip4, senderOf(from, probe)) && bytes.Equal(data[32:38], from.mac)
 				})
 				right := from.count(func(data []byte) bool {
-					return isARP(data, 2, to.ip4, senderOf(from, probe)) && bytes.Equal(data[22:28], to.mac) && bytes.Equal(data[6:12], to.mac)
+					isAnswer := isARP(data, 2, to.ip4, senderOf(from, probe))
+					return isAnswer && bytes.Equal(data[22:28], to.mac) && bytes.Equal(data[6:12], to.mac)
 				})
 				what := fmt.Sprintf("%s asks for %s, probe %t", from.name, to.name, probe)
 				expect.That(all, asked > 0 && answers == asked, "%s: %d answers to %d requests", what, answers, asked)
@@ -201,8 +202,8 @@ func arpRequest(from, to *machine, probe bool, mark string) []byte {
 
 // isARP reports whether a frame is ARP with this operation, sender and target.
 func isARP(data []byte, operation uint16, sender, target netip.Addr) bool {
-	return len(data) >= 42 && binary.BigEndian.Uint16(data[12:]) == unix.ETH_P_ARP && binary.BigEndian.Uint16(data[20:]) == operation &&
-		bytes.Equal(data[28:32], sender.AsSlice()) && bytes.Equal(data[38:42], target.AsSlice())
+	return len(data) >= 42 && binary.BigEndian.Uint16(data[12:]) == unix.ETH_P_ARP &&
+		binary.BigEndian.Uint16(data[20:]) == operation && bytes.Equal(data[28:32], sender.AsSlice()) && bytes.Equal(data[38:42], target.AsSlice())
 }
 
 // announce has each machine talk to groups, and each other hear it once.
@@ -280,9 +281,11 @@ func TestDuplicateAddressesAreNoticed(t *testing.T) {
 				return !tentative(m) || strings.Count(failed(m), "fd50::d:") == len(all.onLAN)-1
 			})
 			for k := range all.onLAN {
-				expect.That(t, !strings.Contains(failed(m), address(i, k)+"/64"), "%s: its own address %s is said to be taken", m.name, address(i, k))
+				isTaken := strings.Contains(failed(m), address(i, k)+"/64")
+				expect.That(t, !isTaken, "%s: its own address %s is said to be taken", m.name, address(i, k))
 				if duplicates && k != i {
-					expect.That(t, strings.Contains(failed(m), address(k, i)+"/64"), "%s has not noticed that %s has %s", m.name, all.onLAN[k].name, address(k, i))
+					isTaken := strings.Contains(failed(m), address(k, i)+"/64")
+					expect.That(t, isTaken, "%s has not noticed that %s has %s", m.name, all.onLAN[k].name, address(k, i))
 				}
 			}
 		}
@@ -312,8 +315,8 @@ func TestDuplicateAddressesAreNoticed(t *testing.T) {
 
 // isND reports whether a frame is neighbour discovery of this type about an address.
 func isND(data []byte, kind byte, target netip.Addr) bool {
-	return len(data) >= 86 && binary.BigEndian.Uint16(data[12:]) == unix.ETH_P_IPV6 && data[20] == unix.IPPROTO_ICMPV6 && data[54] == kind &&
-		bytes.Equal(data[62:78], target.AsSlice())
+	return len(data) >= 86 && binary.BigEndian.Uint16(data[12:]) == unix.ETH_P_IPV6 &&
+		data[20] == unix.IPPROTO_ICMPV6 && data[54] == kind && bytes.Equal(data[62:78], target.AsSlice())
 }
 
 // carry has datagrams in fragments, and a stream of segments that are larger than any frame, go both ways between pods and
@@ -355,7 +358,8 @@ func (all *everyone) pour(from, to *machine, family int) {
 		out.Close()
 	}()
 	got, err := io.ReadAll(in)
-	expect.That(all, err == nil && bytes.Equal(got, sent), "%s to %s over IPv%d: %d bytes of %d came, or others: %v", from.name, to.name, family, len(got), len(sent), err)
+	expect.That(all, err == nil && bytes.Equal(got, sent), "%s to %s over IPv%d: %d bytes of %d came, or others: %v",
+		from.name, to.name, family, len(got), len(sent), err)
 }
 
 // measure notes the length of the largest frame that a machine has received, and forgets them all.
@@ -412,9 +416,9 @@ func TestJumboFramesPass(t *testing.T) {
 			ip(t, p.ns, fmt.Sprintf("link set %s mtu %d", nic, mtu))
 		}
 	}
-	whole := func(m *machine, to netip.Addr, bytes int) {
+	whole := func(m *machine, to netip.Addr, size int) {
 		t.Helper()
-		nstest.Run(t, m.ns, "ping", "-c1", "-w10", "-Mdo", "-s"+fmt.Sprint(bytes-28), to.String())
+		nstest.Run(t, m.ns, "ping", "-c1", "-w10", "-Mdo", "-s"+fmt.Sprint(size-28), to.String())
 	}
 	setMTU(4000)
 	n := l.network(plain(t, nil))
@@ -423,7 +427,8 @@ func TestJumboFramesPass(t *testing.T) {
 	setMTU(9000)
 	outer, port := share.Pair(bridge)
 	must.Until(t, "the pair follows", func() bool {
-		return strings.Contains(l.hostRun("ip", "-o", "link", "show", "dev", outer), "mtu 9000 ") && strings.Contains(l.hostRun("ip", "-o", "link", "show", "dev", port), "mtu 9000 ")
+		links := l.hostRun("ip", "-o", "link", "show", "dev", outer) + l.hostRun("ip", "-o", "link", "show", "dev", port)
+		return strings.Count(links, "mtu 9000 ") == 2
 	})
 	pods = append(pods, n.add(l.newPod("b")))
 	all := l.tapped(pods...)
@@ -464,7 +469,8 @@ func TestTwoBridgesShareTwoNICs(t *testing.T) {
 	printer := quiet(t)
 	for i, ns := range []*netns.NS{l.host.ns, printer} {
 		end := []string{"eth1", nic}[i]
-		ip(t, far, fmt.Sprintf("link add p%d type veth peer name %s netns %s", i, end, fd(ns)), fmt.Sprintf("link set p%d master switch up", i))
+		ip(t, far, fmt.Sprintf("link add p%d type veth peer name %s netns %s", i, end, fd(ns)),
+			fmt.Sprintf("link set p%d master switch up", i))
 		ip(t, ns, "link set "+end+" up", fmt.Sprintf("address add 192.168.60.%d/24 dev %s", i+1, end))
 	}
 	n := l.network(plain(t, nil))
@@ -474,13 +480,16 @@ func TestTwoBridgesShareTwoNICs(t *testing.T) {
 	for _, pair := range [][2]*netns.NS{{l.host.ns, b.ns}, {printer, b.ns}} {
 		expect.Success(t, nstest.Ping(t, pair[0], b.ip4), "the pod on the second LAN")
 	}
-	for to, from := range map[string]*netns.NS{"192.168.60.1": b.ns, "192.168.60.2": b.ns, otherIP4: a.ns, hostIP4: a.ns, a.ip4.String(): l.other.ns} {
+	for to, from := range map[string]*netns.NS{
+		"192.168.60.1": b.ns, "192.168.60.2": b.ns, otherIP4: a.ns, hostIP4: a.ns, a.ip4.String(): l.other.ns,
+	} {
 		expect.Success(t, nstest.Ping(t, from, nstest.Addr(to)), "to %s", to)
 	}
 	n.check(a)
 	second.check(b)
 	second.del(b)
 	second.operate("remove", "second")
-	expect.That(t, !strings.Contains(l.hostRun("ip", "-o", "link", "show", "dev", "eth1"), "PROMISC"), "eth1 is promiscuous after the removal")
+	after := l.hostRun("ip", "-o", "link", "show", "dev", "eth1")
+	expect.That(t, !strings.Contains(after, "PROMISC"), "after the removal: %s", after)
 	expect.Success(t, nstest.Ping(t, a.ns, nstest.Addr(otherIP4)), "the first LAN")
 }

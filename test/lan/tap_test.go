@@ -125,13 +125,16 @@ func bell(network string, index int, bound bool) (*net.UDPConn, error) {
 				switch {
 				case !group.IsMulticast() || group.Is4() != (network == "udp4") || text == "ff02::1":
 				case group.Is4():
-					err = errors.Join(err, unix.SetsockoptIPMreqn(s, unix.IPPROTO_IP, unix.IP_ADD_MEMBERSHIP, &unix.IPMreqn{Multiaddr: group.As4(), Ifindex: int32(index)}))
+					joined := &unix.IPMreqn{Multiaddr: group.As4(), Ifindex: int32(index)}
+					err = errors.Join(err, unix.SetsockoptIPMreqn(s, unix.IPPROTO_IP, unix.IP_ADD_MEMBERSHIP, joined))
 				default:
-					err = errors.Join(err, unix.SetsockoptIPv6Mreq(s, unix.IPPROTO_IPV6, unix.IPV6_JOIN_GROUP, &unix.IPv6Mreq{Multiaddr: group.As16(), Interface: uint32(index)}))
+					joined := &unix.IPv6Mreq{Multiaddr: group.As16(), Interface: uint32(index)}
+					err = errors.Join(err, unix.SetsockoptIPv6Mreq(s, unix.IPPROTO_IPV6, unix.IPV6_JOIN_GROUP, joined))
 				}
 			}
 			if network == "udp4" {
-				err = errors.Join(err, unix.SetsockoptIPMreqn(s, unix.IPPROTO_IP, unix.IP_MULTICAST_IF, &unix.IPMreqn{Ifindex: int32(index)}),
+				by := &unix.IPMreqn{Ifindex: int32(index)}
+				err = errors.Join(err, unix.SetsockoptIPMreqn(s, unix.IPPROTO_IP, unix.IP_MULTICAST_IF, by),
 					unix.SetsockoptInt(s, unix.IPPROTO_IP, unix.IP_PKTINFO, 1),
 					unix.SetsockoptByte(s, unix.IPPROTO_IP, unix.IP_MULTICAST_LOOP, 0))
 			} else {

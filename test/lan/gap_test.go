@@ -23,8 +23,8 @@ func TestGuardHoldsFromTheFirstFrameToTheLast(t *testing.T) {
 					fields["ipam"] = staticAddresses(filepath.Join(t.TempDir(), "ipam"))
 				}
 				n := l.network(fields)
-				n.add(l.newPod("another")) // has the NIC be a port
-				ears := map[string]*ear{"the host": l.listen(l.host.ns, bridge), "a machine of the LAN": l.listen(l.other.ns, nic)}
+				n.add(l.newPod("another")) // has the NIC shared
+				ears := map[string]*ear{"the host": l.listen(l.host.ns, nic), "a machine of the LAN": l.listen(l.other.ns, nic)}
 				heard := map[string]int{}
 				for i := range 2 * runs(t) {
 					// The same name each time: its port has the same name.

@@ -88,12 +88,12 @@ func (n *site) sharedNIC() string {
 }
 
 // followNIC puts the NIC that the bridge shares by now on the record of a pod. The pod's elements are keyed by its name,
-// so those of the earlier one go, and their part adds the others.
+// so those of the earlier one go, and their part adds the others. While the host has no such NIC they stay.
 func (n *site) followNIC(ctx context.Context, a *state.Attachment) error {
 	if a.State != state.Ready {
 		a.NIC = n.sharedNIC() // its Add, which is under way, puts it on record
 	}
-	if a.NIC == n.sharedNIC() {
+	if a.NIC == n.sharedNIC() || n.rec.Uplink != "" && n.uplink.nic.Index == 0 {
 		return nil
 	}
 	err := n.s.locked(a.Network, a.Hash(), func(now *state.Attachment) error {

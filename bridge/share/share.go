@@ -99,8 +99,8 @@ func (c *Conn) Ensure(ctx context.Context, s Share) (changed bool, _ error) {
 	return true, c.setPromiscuous(ctx, have.nic, true)
 }
 
-// Find returns the NIC, also if it was renamed after Ensure had noted its index and MAC. The error matches
-// fs.ErrNotExist if there is none.
+// Find returns the NIC, also if it was renamed after Ensure had noted its index. The error matches fs.ErrNotExist if
+// there is none.
 func (c *Conn) Find(ctx context.Context, s Share) (*bridge.Link, error) {
 	if err := s.validate(); err != nil {
 		return nil, err
@@ -116,12 +116,11 @@ func (c *Conn) Find(ctx context.Context, s Share) (*bridge.Link, error) {
 		return nil, errors.Join(err, pairErr)
 	}
 	var index int
-	var mac string
-	if _, scanErr := fmt.Sscanf(strings.TrimPrefix(pair.Alias, s.Alias), " share %d %s", &index, &mac); scanErr != nil {
+	if _, scanErr := fmt.Sscanf(strings.TrimPrefix(pair.Alias, s.Alias), " share %d ", &index); scanErr != nil {
 		return nil, err
 	}
 	nic, renamedErr := c.links.LinkByIndex(ctx, index)
-	if renamedErr != nil || nic.MAC.String() != mac {
+	if renamedErr != nil {
 		return nil, err
 	}
 	return nic, nil

@@ -205,6 +205,9 @@ func (l *linkage) uplinkNews(n linkChange) urgency {
 		delete(l.uplinks, n.index)
 	case known:
 		l.uplinks[n.index] = n.facts
+		if !isNIC && slices.Contains(slices.Collect(maps.Values(l.nics)), n.index) {
+			l.firewall.heard(nil) // it was renamed, and the chains at its hooks have the name
+		}
 	}
 	if known && (n.gone || before != n.facts) || isNIC && n.index != index {
 		return soon

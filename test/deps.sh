@@ -36,6 +36,8 @@ else
 	need dbus-send dbus-bin
 	need NetworkManager network-manager
 	need dhcpcd dhcpcd-base
+	need dhclient isc-dhcp-client
+	need ifup ifupdown
 	need kea-dhcp6 kea-dhcp6-server
 	need busybox busybox-static
 	need nsenter util-linux

@@ -1,6 +1,7 @@
 package network
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"strings"
@@ -92,10 +93,26 @@ func (s *session) Foreign(adminChain string) *foreign.Conn {
 // Obstacles lists what stops pods of a network, or may stop them, and is out of reach, or left to its owner.
 // Nothing of pods whose router is on the LAN is forwarded, unless bridged packets pass the firewall.
 func (s *session) Obstacles(ctx context.Context, rec *state.Network) ([]foreign.Obstacle, error) {
-	if rec.Uplink != "" && rec.DefaultRoute != exitHost && !filtersBridged(rec, true) && !filtersBridged(rec, false) {
+	if rec.DefaultRoute == string(ExitRouter) && !filtersBridged(rec, true) && !filtersBridged(rec, false) {
 		return nil, nil
 	}
-	return s.Foreign(rec.AdminChain).Obstacles(ctx, foreign.Path{Bridge: rec.GatewayLink(), Prefixes: rec.Subnets})
+	nic, err := s.sharedNIC(ctx, rec)
+	if err != nil {
+		return nil, err
+	}
+	return s.Foreign(rec.AdminChain).Obstacles(ctx, foreign.Path{Bridge: cmp.Or(nic, rec.GatewayLink()), Prefixes: rec.Subnets})
+}
+
+// sharedNIC returns the name of the NIC that the bridge of a network shares, or is to share; empty if there is none.
+func (s *session) sharedNIC(ctx context.Context, rec *state.Network) (string, error) {
+	if rec.Uplink == "" {
+		return "", nil
+	}
+	nic, err := s.shares().Find(ctx, shareOf(rec))
+	if err != nil || nic.Master != 0 {
+		return "", err
+	}
+	return nic.Name, nil
 }
 
 // filtersBridged reports whether packets of IPv4, or of IPv6, that the bridge of a network switches pass the firewall. A
@@ -116,11 +133,10 @@ func (s *session) reversePaths(ctx context.Context, rec *state.Network) ([]strin
 	if hasIPv6 && filtersBridged(rec, false) {
 		families = append(families, unix.NFPROTO_IPV6)
 	}
-	if rec.Uplink == "" || len(families) == 0 {
+	if len(families) == 0 {
 		return nil, nil
 	}
-	nic, err := s.shares().Find(ctx, shareOf(rec))
-	if err != nil || nic.Master != 0 {
+	if nic, err := s.sharedNIC(ctx, rec); err != nil || nic == "" {
 		return nil, err
 	}
 	return s.Foreign("").ReversePaths(ctx, rec.Bridge, families...)

@@ -26,7 +26,7 @@ const (
 // rulesVersion is raised with every change of where and how Ensure makes its rule.
 const rulesVersion = 2
 
-// admission is a rule of ours in FORWARD, which accepts marked packets from or to one bridge.
+// admission is a rule of ours in FORWARD, which accepts marked packets from or to one bridge, or one NIC that is shared.
 type admission struct{ direction, bridge string }
 
 // The directions of admissions, as their comments name them.
@@ -38,9 +38,9 @@ func (a admission) comment(c *Conn) string { return c.comment() + a.direction + 
 // comment begins the comments of all rules of ours that accept packets.
 func (c *Conn) comment() string { return "tombolo: admit what table inet " + c.table + " marks" }
 
-// Ensure sees to it that iptables, where it works over nf_tables, lets pass what our
-// forward chain marks: by two rules for each bridge of our networks, one for packets from it and one for packets to it,
-// in the chain FORWARD of its table filter, for IPv4 and for IPv6.
+// Ensure has iptables, where it works over nf_tables, let pass what our forward chain marks, by two rules for each bridge
+// of our networks and each NIC that one shares: one for packets from it and one for packets to it, in the chain FORWARD
+// of its table filter, for IPv4 and for IPv6.
 //
 // A packet that a rule accepts reaches no rule behind it. So ours stand right before the first rule without a
 // condition that drops or rejects, and before those that only log what that drops; a jump to a chain that does
@@ -182,7 +182,7 @@ func (c *Conn) plan(ctx context.Context, generation uint32, link string) (*plan,
 		return nil, err
 	}
 	own := ruleset.Tables{Conn: c.nl, Name: ruleset.TableName(c.table)}
-	bridges, err := own.ElementsOf([]ruleset.Place{ruleset.InInet(ruleset.OursSet)})
+	bridges, err := own.ElementsOf([]ruleset.Place{ruleset.InInet(ruleset.OursSet), ruleset.InInet(ruleset.SharesSet)})
 	if err != nil {
 		return nil, err
 	}

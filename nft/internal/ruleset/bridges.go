@@ -19,6 +19,9 @@ const (
 	bypassSet   = "bypass"   // those whose packets pass the hooks by
 	lansSet     = "lans"     // those with machines on them
 
+	// SharesSet has the NICs of Shares, by which the host routes for pods. They are others' too.
+	SharesSet = "shares"
+
 	// UplinksSet has the host's uplinks among links of the kinds bridge and veth, which belong to no network.
 	UplinksSet = "uplinks"
 )
@@ -35,7 +38,7 @@ func HostSets() []string {
 // BridgeSets are the sets of bridges.
 func BridgeSets() []Set {
 	const pair = nftnl.TypeIfname<<nftnl.TypeBits | nftnl.TypeIfname
-	names := [...]string{bridgesSet, OursSet, gatewaysSet, policiesSet, isolatedSet, bypassSet, lansSet, UplinksSet}
+	names := [...]string{bridgesSet, OursSet, gatewaysSet, policiesSet, isolatedSet, bypassSet, lansSet, SharesSet, UplinksSet}
 	list := make([]Set, 0, len(names))
 	for _, name := range names {
 		s := Set{Place: InInet(name), KeyType: nftnl.TypeIfname, KeyLen: IfnameLen}
@@ -87,6 +90,9 @@ func (n *Network) bridgeElements() []Element {
 	add(n.Policy == policyIsolated, isolatedSet, pair)
 	add(!n.NFCall, bypassSet, name)
 	add(n.LAN, lansSet, name)
+	if n.Share != nil {
+		add(true, SharesSet, nftnl.LinkKey(n.Share.NIC, nil, 0))
+	}
 	return list
 }
 

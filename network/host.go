@@ -41,17 +41,33 @@ func (hostPart) look(ctx context.Context, n *site) error {
 
 func (hostPart) make(ctx context.Context, n *site) (bool, error) { return false, n.s.setHost(ctx) }
 
-// setHost tells the rules what the host has.
+// setHost tells the rules what the host has. Without rules it does nothing.
 func (s *session) setHost(ctx context.Context) error {
 	uplinks, err := s.uplinks(ctx)
-	if err != nil {
+	services, servicesErr := s.services(ctx)
+	trusted, trustedErr := s.trusted(ctx)
+	if err := errors.Join(err, servicesErr, trustedErr); err != nil {
 		return err
 	}
-	services, err := s.services(ctx)
-	if err != nil {
-		return err
+
+	err = s.Firewall.SetHost(ctx, uplinks, trusted, services)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
 	}
-	return s.Firewall.SetHost(ctx, uplinks, services)
+	return err
+}
+
+// trusted lists the links that tombolod put into firewalld's zone trusted, for as long as firewalld has rules.
+func (s *session) trusted(ctx context.Context) ([]string, error) {
+	zones, err := s.Dir.Zones()
+	if err != nil || len(zones.Joined) == 0 {
+		return nil, err
+	}
+	is, err := s.Foreign("").HasFirewalld(ctx)
+	if !is {
+		return nil, err
+	}
+	return zones.Joined, err
 }
 
 // uplinks names the host's uplinks. Bridges of networks need not be among them.

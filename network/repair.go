@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net/netip"
 	"slices"
 
@@ -282,6 +281,12 @@ func (s *session) dropOldElements(ctx context.Context, r *remains) error {
 	return s.Firewall.Move(ctx, old, next)
 }
 
+// Host tells the rules of the firewall what they need to know of the host (nft.Conn.SetHost). Without rules it does
+// nothing.
+func (u Upkeep) Host(ctx context.Context) error {
+	return u.node.about(ctx, func(s *session) error { return s.setHost(ctx) })
+}
+
 // Links are the links of the networks that have pods.
 type Links struct {
 	Bridges, Ports []int // indexes of those that are there
@@ -318,7 +323,7 @@ func (u Upkeep) Links(ctx context.Context) (*Links, error) {
 		l.Services = services.Index
 		err = s.setHost(ctx)
 	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err != nil {
 		return nil, err
 	}
 	for _, rec := range records {

@@ -46,7 +46,9 @@ var damages = []struct {
 			`rule "mark what pods send, IPv4" is missing`, `rule "mark what pods send, IPv6" is missing`,
 			`rule "mark what pods without addresses send" is missing`,
 			`rule "except what opens a connection to a bridge of others" is missing`,
+			`rule "drop what firewalld would accept to a bridge of others" is missing`,
 			`rule "except what opens a connection to a veth of others" is missing`,
+			`rule "drop what firewalld would accept to a veth of others" is missing`,
 			`rule "mark replies to pods, IPv4" is missing`, `rule "mark replies to pods, IPv6" is missing`,
 			`rule "mark replies to pods without addresses" is missing`,
 			`rule "mark what goes to published ports, IPv4" is missing`, `rule "mark what goes to published ports, IPv6" is missing`,
@@ -272,7 +274,7 @@ func TestEnsureFollowsTheMark(t *testing.T) {
 	mustAdd(t, c, pod("00000000001", "10.22.0.5"))
 	other := dialMark(t, ns, 0x20000)
 	checkFinds(t, other, podnet(), []string{
-		`chain forward of table inet tombolo: comment (version and settings) is "tombolo rules 1, mark 0x10, 15 in all", should be "tombolo rules 1, mark 0x20000, 15 in all"`,
+		`chain forward of table inet tombolo: comment (version and settings) is "tombolo rules 1, mark 0x10, 17 in all", should be "tombolo rules 1, mark 0x20000, 17 in all"`,
 		`chain unmark of table inet tombolo: comment`,
 		`chain loopback-answers of table inet tombolo: comment`,
 	})

@@ -19,7 +19,11 @@ import (
 //
 // services are addresses of the host that ports without a HostAddr leave to others. A port whose HostAddr is one of
 // them takes it.
-func (c *Conn) SetHost(ctx context.Context, uplinks []string, services []netip.Addr) error {
+//
+// trusted are links of Networks whose pods a firewall lets pass everywhere since they are there, as firewalld's zone
+// trusted does. What opens a connection from them to a link that is not marked is dropped, unless its destination was
+// changed.
+func (c *Conn) SetHost(ctx context.Context, uplinks, trusted []string, services []netip.Addr) error {
 	known, err := c.hostElements(ctx)
 	if err != nil {
 		return explainMissing(err)
@@ -39,20 +43,24 @@ func (c *Conn) SetHost(ctx context.Context, uplinks []string, services []netip.A
 	for _, name := range uplinks {
 		add(ruleset.UplinksSet, nftnl.LinkKey(name, nil, 0))
 	}
+	for _, name := range trusted {
+		add(ruleset.TrustedSet, nftnl.LinkKey(name, nil, 0))
+	}
 	for _, a := range services {
 		add(ruleset.FamilyOf(a).Services, a.AsSlice())
 	}
 	return explainMissing(c.replace(ctx, missing, slices.Collect(maps.Values(gone)), nil))
 }
 
-// Host returns what SetHost was given. The error matches fs.ErrNotExist before the first Ensure.
+// Host returns the uplinks and services that SetHost was given. The error matches fs.ErrNotExist before the first Ensure.
 func (c *Conn) Host(ctx context.Context) (uplinks []string, services []netip.Addr, _ error) {
 	elements, err := c.hostElements(ctx)
 	for _, el := range elements {
-		if a, ok := netip.AddrFromSlice(el.Key); ok && el.Set.Name != ruleset.UplinksSet {
-			services = append(services, a)
-		} else {
+		a, isAddress := netip.AddrFromSlice(el.Key)
+		if el.Set.Name == ruleset.UplinksSet {
 			uplinks = append(uplinks, el.KeyText())
+		} else if el.Set.Name != ruleset.TrustedSet && isAddress {
+			services = append(services, a)
 		}
 	}
 	return uplinks, services, err

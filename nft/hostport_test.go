@@ -75,7 +75,7 @@ func newPublished(tb testing.TB, nfCall bool, ports ...Port) *published {
 	mustEnsure(tb, p.c, p.network)
 	away := Network{Name: "away", Bridge: "cbr1", Masquerade: true, Prefixes: nstest.Prefixes("10.23.0.0/16", "fd00:23::/64")}
 	mustEnsure(tb, p.c, away)
-	must.Succeed(tb, p.c.SetHost(context.Background(), []string{"up0"}, nil))
+	must.Succeed(tb, p.c.SetHost(context.Background(), []string{"up0"}, nil, nil))
 	// As callers are to do it: not before Ensure.
 	nstest.Sysctl(tb, p.host, "net/ipv4/conf/cbr0/route_localnet", "1")
 	p.ep.Ports = ports

@@ -51,7 +51,7 @@ func (s *site) ensureOnBridge(tb testing.TB) {
 	n := podnet()
 	n.Bridge = "cbr0"
 	mustEnsure(tb, s.c, n)
-	must.Succeed(tb, s.c.SetHost(context.Background(), []string{"up0"}, nil))
+	must.Succeed(tb, s.c.SetHost(context.Background(), []string{"up0"}, nil, nil))
 }
 
 // seenAs gives the source address that a server somewhere sees of a caller.

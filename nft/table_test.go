@@ -53,11 +53,11 @@ func TestTwoTablesLeaveEachOtherAlone(t *testing.T) {
 	}
 
 	mustEnsure(t, s.c, ours)
-	must.Succeed(t, s.c.SetHost(ctx, []string{"up0"}, nil))
+	must.Succeed(t, s.c.SetHost(ctx, []string{"up0"}, nil, nil))
 	mustAdd(t, s.c, pod)
 	alone := tables(nftnl.DefaultTable)
 	mustEnsure(t, other, theirs)
-	must.Succeed(t, other.SetHost(ctx, []string{"up0"}, nil))
+	must.Succeed(t, other.SetHost(ctx, []string{"up0"}, nil, nil))
 	mustAdd(t, other, second)
 	nstest.Script(t, s.host, "iptables -P FORWARD DROP")
 	for _, from := range []*foreign.Conn{admission, otherAdmission} {

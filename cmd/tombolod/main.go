@@ -217,7 +217,9 @@ func (p *program) keep(ctx context.Context, o *options, log *slog.Logger) error 
 			log.Info("keeping leases", "dir", dir.Path(), "state", plugins.Path(), "metrics", o.metrics)
 			if o.firewalld {
 				zones.Go(func() {
-					firewalld.Keep(besides, &firewalld.Config{State: plugins, Address: p.getenv("DBUS_SYSTEM_BUS_ADDRESS"), Log: log})
+					firewalld.Keep(besides, &firewalld.Config{
+						State: plugins, Address: p.getenv("DBUS_SYSTEM_BUS_ADDRESS"), Tell: node.Upkeep().Host, Log: log,
+					})
 				})
 			}
 			systemd.tell("READY=1")

@@ -42,13 +42,15 @@ const (
 	later = time.Minute
 )
 
-// Config says which links join. State is needed; the rest has defaults.
+// Config says which links join. State and Tell are needed; the rest has defaults.
 type Config struct {
 	// State has the networks, and keeps what was done.
 	State *state.Dir
 	// Address is the bus's, as in DBUS_SYSTEM_BUS_ADDRESS; empty is where the system's bus
 	// listens. Only unix:path=… is supported.
 	Address string
+	// Tell is called before and after a change of the links that joined, for the rules to follow State's Zones.
+	Tell func(context.Context) error
 	// Log gets a line for each link that joins or leaves; it may be nil.
 	Log *slog.Logger
 }
@@ -70,6 +72,7 @@ func (k *keeper) keep(ctx context.Context) {
 type keeper struct {
 	state   *state.Dir
 	address string
+	tell    func(context.Context) error
 	log     *slog.Logger
 
 	timeout, again, pause, later time.Duration // the constants, but for tests
@@ -80,7 +83,7 @@ type keeper struct {
 
 func newKeeper(cfg *Config) *keeper {
 	return &keeper{
-		state: cfg.State, address: cmp.Or(cfg.Address, systemBus), log: cmp.Or(cfg.Log, slog.New(slog.DiscardHandler)),
+		state: cfg.State, tell: cfg.Tell, address: cmp.Or(cfg.Address, systemBus), log: cmp.Or(cfg.Log, slog.New(slog.DiscardHandler)),
 		timeout: timeout, again: again, pause: pause, later: later, left: map[string]bool{},
 	}
 }
@@ -108,9 +111,12 @@ func (k *keeper) meet(ctx context.Context) error {
 	for {
 		there, err := b.isThere(ctx)
 		var again <-chan time.Time // for as long as firewalld runs; the bus announces its start
-		if err == nil && there {
+		switch {
+		case err == nil && there:
 			err = k.attend(ctx, b)
 			again = time.After(k.again)
+		case err == nil:
+			err = k.tell(ctx)
 		}
 		k.report(err)
 		if err != nil {
@@ -192,8 +198,9 @@ func (k *keeper) look(ctx context.Context, b *bus) error {
 				k.log.Info("a bridge is left in the zone of firewalld that another program or a user chose for it", "link", link, "zone", is.chosen())
 			}
 		default:
-			// On record before it is done, so that a kill leaves no link behind in the zone.
-			if err := k.record(before, now, link); err != nil {
+			// On record and in the rules before it is done, so that a kill leaves no link behind in the zone, nor one
+			// whose pods reach what firewalld closes.
+			if err := errors.Join(k.record(before, now, link), k.tell(ctx)); err != nil {
 				return errors.Join(append(errs, err)...)
 			}
 			err := b.carryOut(ctx, what, link, is)
@@ -219,7 +226,7 @@ func (k *keeper) look(ctx context.Context, b *bus) error {
 	if !slices.Equal(now.Joined, before.Joined) || !slices.Equal(now.Left, before.Left) {
 		errs = append(errs, k.state.SetZones(now))
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, k.tell(ctx))...)
 }
 
 // record adds to what is on record a link that is about to be dealt with.

@@ -1,6 +1,7 @@
 package firewalld
 
 import (
+	"context"
 	"log/slog"
 	"net/netip"
 	"os"
@@ -62,7 +63,7 @@ func TestSignalsOfAnybodyCostOneLookASecond(t *testing.T) {
 	must.Succeed(t, dir.SetZones(state.Zones{Joined: []string{"cbr0"}}))
 	stranger := must.Of(dbus.Connect(bus)).Get(t)
 	defer stranger.Close()
-	k := newKeeper(&Config{State: dir, Address: bus, Log: slog.New(slog.DiscardHandler)})
+	k := newKeeper(&Config{State: dir, Address: bus, Tell: func(context.Context) error { return nil }, Log: slog.New(slog.DiscardHandler)})
 	k.pause = 10 * time.Millisecond
 	run(t, k)
 	must.Until(t, "it has looked", func() bool { return asked.Load() > 0 })

@@ -85,7 +85,7 @@ func newSite(tb testing.TB) *site {
 	fw := must.Of(nft.Dial(&nft.Config{NetNS: s.Host})).Get(tb)
 	tb.Cleanup(func() { fw.Close() })
 	mustEnsure(tb, fw, podnet())
-	must.Succeed(tb, fw.SetHost(context.Background(), []string{"up0"}, nil))
+	must.Succeed(tb, fw.SetHost(context.Background(), []string{"up0"}, nil, nil))
 	ep := pod("0123456789a", pod4, pod6)
 	ep.Masquerade = false
 	mustAdd(tb, fw, ep)

@@ -65,6 +65,19 @@ func (c *Conn) Obstacles(ctx context.Context, path Path) ([]Obstacle, error) {
 	return list, err
 }
 
+// HasFirewalld reports whether firewalld's rules are there, also while it loads them.
+func (c *Conn) HasFirewalld(ctx context.Context) (is bool, _ error) {
+	if err := c.usable(ctx); err != nil {
+		return false, err
+	}
+	err := nftnl.List(c.nl, "list chains", unix.NFPROTO_UNSPEC, unix.NFT_MSG_GETCHAIN, func(data []byte) error {
+		ch := nftnl.DecodeChain(data)
+		is = is || strings.HasPrefix(ch.Table, "firewalld") || ch.Name == "FWD_trusted" // a chain in iptables' table
+		return nil
+	})
+	return is, err
+}
+
 // Markers names the rules of other programs, in all tables of nf_tables, that set a bit of our mark in packets or
 // connections. What they mean by it and what we mean gets mixed up in packets from and to our bridges.
 func (c *Conn) Markers(ctx context.Context) (names []string, _ error) {

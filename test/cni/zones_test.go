@@ -11,6 +11,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
+	"github.com/tombolo-cni/tombolo/netns"
 )
 
 // inTrusted waits until the link is in firewalld's zone trusted.
@@ -149,6 +150,82 @@ func TestAnOperatorsZoneOfFirewalldStays(t *testing.T) {
 	must.Until(t, "it is seen", func() bool { return strings.Count(nstest.ReadIf(t, m.log), "left in the zone") == 3 })
 	for bridge, want := range map[string]string{"running": "drop", "permanent": "block", "managed": "block", "free": "drop"} {
 		expect.Equal(t, f.zone(bridge), want, "%s is in zone", bridge)
+	}
+}
+
+// What firewalld closes to a bridge in no zone it closes to one that tombolod put into the zone trusted, and to no other.
+func TestTheZoneTrustedOpensNoBridgeOfOthers(t *testing.T) {
+	t.Parallel()
+	for kind, lines := range map[string]string{
+		"bridge": "ip link add virbr1 up type bridge; ip link set wire1 master virbr1; ip address add 172.17.0.1/16 dev virbr1; ip address add fd17::1/64 dev virbr1 nodad",
+		"veth": `ip link set wire1 down name virbr1; ip link set virbr1 up; ip address add 172.17.0.1/32 dev virbr1; ip address add fd17::1/128 dev virbr1 nodad
+			ip route add 172.17.0.2 dev virbr1; ip route add fd17::2 dev virbr1`,
+	} {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			n.outside()
+			machine, stranger := nstest.New(t), nstest.New(t)
+			nstest.Veth(t, n.ns, "wire1", machine, "eth0")
+			nstest.Veth(t, n.ns, "wire2", stranger, "eth0")
+			n.run("sh", "-ec", lines+`
+				ip link add other up type bridge; ip link set wire2 master other; ip address add 172.18.0.1/16 dev other; ip address add fd18::1/64 dev other nodad
+				echo 1 >/proc/sys/net/ipv4/ip_forward; echo 1 >/proc/sys/net/ipv6/conf/all/forwarding`)
+			for ns, subnet := range map[*netns.NS]string{machine: "17", stranger: "18"} {
+				nstest.Run(t, ns, "sh", "-ec", strings.ReplaceAll(`ip address add 172.NN.0.2/16 dev eth0; ip address add fdNN::2/64 dev eth0 nodad
+					ip route add default via 172.NN.0.1; ip route add default via fdNN::1`, "NN", subnet))
+			}
+			const theirs4, theirs6 = "172.17.0.2", "fd17::2"
+			f := n.firewalld(t)
+			f.do("firewall-cmd --permanent --zone=internal --add-interface=virbr1 && firewall-cmd --reload")
+			w := n.portnet(conf{"ipMasq": true})
+			m := n.mindOn(t, f.bus, nil)
+			must.Until(t, "firewalld is attended to", n.attendsFirewalld)
+			a := n.pod("a")
+			w.add(a, publish(t, "8080:80/tcp"))
+			f.inTrusted(t, "cbr0")
+
+			closed := func(when string) {
+				t.Helper()
+				t.Log(when)
+				wantNoPing(t, a.NS, theirs4, theirs6)
+				wantNoPing(t, stranger, theirs4, theirs6)
+				wantPing(t, a.NS, outside4, outside6)
+				wantPing(t, machine, "172.17.0.1", "fd17::1")
+			}
+			open := func(when string) {
+				t.Helper()
+				must.Until(t, when+": the way is open", func() bool {
+					return nstest.Ping(t, a.NS, nstest.Addr(theirs4)) == nil && nstest.Ping(t, a.NS, nstest.Addr(theirs6)) == nil
+				})
+			}
+			closed("after the ADD")
+			// What the owner of a machine publishes is reached.
+			at := nstest.Serve(t, machine, "tcp", netip.AddrPortFrom(nstest.Addr(theirs4), 0))
+			n.run("iptables-nft", "-t", "nat", "-A", "PREROUTING", "-d", uplink4, "-p", "tcp", "--dport", "81", "-j", "DNAT", "--to-destination", at.String())
+			_, err := nstest.AskWithin(t, a.NS, "tcp", netip.AddrPortFrom(nstest.Addr(uplink4), 81), time.Minute)
+			expect.Success(t, err, "a port that the machine's owner publishes")
+
+			f.do("firewall-cmd --reload")
+			f.inTrusted(t, "cbr0")
+			closed("after a reload")
+			n.nft("delete table inet tombolo")
+			must.Until(t, "the rules are back", func() bool { return w.check(a) == nil })
+			closed("after a flush")
+			m.end(t)
+			n.nft("delete table inet tombolo")
+			must.Succeed(t, n.operate("repair", "--state", n.state).err(), "repair")
+			closed("after a repair without tombolod")
+			f.end(t)
+			n.mindOn(t, f.bus, nil)
+			open("without firewalld")
+			f.begin(t)
+			f.inTrusted(t, "cbr0")
+			closed("with a firewalld that began anew")
+			// The operator's choice.
+			f.do("firewall-cmd --permanent --zone=trusted --add-interface=cbr0 && firewall-cmd --reload")
+			open("in a zone that the operator chose")
+		})
 	}
 }
 

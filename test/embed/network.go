@@ -79,7 +79,7 @@ func (n *network) build(ctx context.Context, node *netns.NS) error {
 	if err != nil {
 		return err
 	}
-	return n.firewall.SetHost(ctx, uplinks, nil)
+	return n.firewall.SetHost(ctx, uplinks, nil, nil)
 }
 
 func (n *network) rules() nft.Network {

@@ -24,6 +24,8 @@ const (
 
 	// UplinksSet has the host's uplinks among links of the kinds bridge and veth, which belong to no network.
 	UplinksSet = "uplinks"
+	// TrustedSet has the links of networks for which a firewall accepts too much by our doing.
+	TrustedSet = "trusted"
 )
 
 // HostComment is the comment of elements that belong to the host, and to no network: those of HostSets.
@@ -32,13 +34,15 @@ const HostComment = OwnerPrefix + "host"
 // HostSets returns the names of the sets that describe the host.
 func HostSets() []string {
 	families := Families()
-	return []string{UplinksSet, families[0].Services, families[1].Services}
+	return []string{UplinksSet, TrustedSet, families[0].Services, families[1].Services}
 }
 
 // BridgeSets are the sets of bridges.
 func BridgeSets() []Set {
 	const pair = nftnl.TypeIfname<<nftnl.TypeBits | nftnl.TypeIfname
-	names := [...]string{bridgesSet, OursSet, gatewaysSet, policiesSet, isolatedSet, bypassSet, lansSet, SharesSet, UplinksSet}
+	names := [...]string{
+		bridgesSet, OursSet, gatewaysSet, policiesSet, isolatedSet, bypassSet, lansSet, SharesSet, UplinksSet, TrustedSet,
+	}
 	list := make([]Set, 0, len(names))
 	for _, name := range names {
 		s := Set{Place: InInet(name), KeyType: nftnl.TypeIfname, KeyLen: IfnameLen}

@@ -61,10 +61,11 @@ const replyStates = 1<<1 | 1<<2
 
 // isRedirected holds for packets of connections whose destination was changed, by
 // us or by others.
-func (x expressions) isRedirected() {
-	const dstNAT = 1 << 5 // IPS_DST_NAT of enum ip_conntrack_status
-	x.hasConntrackBit(expr.CtKeySTATUS, expr.CmpOpNeq, dstNAT)
-}
+func (x expressions) isRedirected() { x.hasConntrackBit(expr.CtKeySTATUS, expr.CmpOpNeq, dstNAT) }
+
+func (x expressions) isNotRedirected() { x.hasConntrackBit(expr.CtKeySTATUS, expr.CmpOpEq, dstNAT) }
+
+const dstNAT = 1 << 5 // IPS_DST_NAT of enum ip_conntrack_status
 
 // hasConntrackBit adds a match for connections that have any of the bits (expr.CmpOpNeq), or none (expr.CmpOpEq).
 func (x expressions) hasConntrackBit(key expr.CtKey, op expr.CmpOp, bits uint32) {

@@ -257,14 +257,22 @@ func (list *rules) addForward(mark uint32) {
 	})
 	// What other programs closed stays closed: their containers and virtual machines are behind such links.
 	for _, kind := range [...]string{"bridge", "veth"} {
-		list.add("except what opens a connection to a "+kind+" of others", func(x expressions) {
-			x.linkIn(in, OursSet)
+		opens := func(x expressions, from string) {
+			x.linkIn(in, from)
 			x.isNoReply()
 			x.isMeta(metaOutgoingKind, nftnl.LinkKey(kind, nil, 0))
 			for _, set := range [...]string{OursSet, UplinksSet} {
 				x.linkNotIn(out, set)
 			}
+		}
+		list.add("except what opens a connection to a "+kind+" of others", func(x expressions) {
+			opens(x, OursSet)
 			x.clearMark(mark)
+		})
+		list.add("drop what firewalld would accept to a "+kind+" of others", func(x expressions) {
+			opens(x, TrustedSet)
+			x.isNotRedirected()
+			x.Drop()
 		})
 	}
 	list.addFamilies("mark replies to pods", func(x expressions, f Family) {

@@ -188,16 +188,29 @@ func TestWhatOthersClosedStaysClosed(t *testing.T) {
 			t.Run(name+", "+kind, func(t *testing.T) {
 				t.Parallel()
 				n := newNode(t)
-				world, container, office := n.outside(), nstest.New(t), nstest.New(t)
-				n.wantClosed(t, lines, kind, world, container, office)
+				world, container, office := n.outside(), n.closed(t, lines, kind), nstest.New(t)
+				n.wantClosed(t, world, container, office)
+			})
+			t.Run(name+", "+kind+", pods by the host's own bridge on the LAN", func(t *testing.T) {
+				t.Parallel()
+				n := newNode(t)
+				world, container := n.outside(), n.closed(t, lines, kind)
+				n.run("sh", "-ec", "ip link add br0 up type bridge forward_delay 0; ip link set eth0 master br0; "+
+					"ip address flush dev eth0 scope global; ip address add "+uplink4+"/24 dev br0; ip address add "+uplink6+"/64 dev br0 nodad; "+
+					"ip route add default via "+outside4+"; ip -6 route replace default via "+outside6)
+				n.wantClosedOnLAN(t, world, container)
 			})
 		}
 	}
 }
 
-func (n *node) wantClosed(t *testing.T, lines, kind string, world, container, office *netns.NS) {
+// Addresses of a container of another program.
+const theirs4, theirs6 = "172.17.0.2", "fd17::2"
+
+// closed gives the node a container behind a link of another program, which closes that link by lines.
+func (n *node) closed(t *testing.T, lines, kind string) (container *netns.NS) {
 	t.Helper()
-	const theirs4, theirs6 = "172.17.0.2", "fd17::2"
+	container = nstest.New(t)
 	nstest.Veth(t, n.ns, "theirs", container, "eth0")
 	link := "theirs"
 	if kind == "bridge" {
@@ -213,6 +226,39 @@ func (n *node) wantClosed(t *testing.T, lines, kind string, world, container, of
 	for program, net := range map[string]string{"iptables": "172.17.0.0/16", "ip6tables": "fd17::/64"} {
 		n.run("sh", "-ec", strings.NewReplacer("TABLES", program+"-nft", "LINK", link, "NET", net).Replace(lines))
 	}
+	return container
+}
+
+// wantClosedOnLAN has the default routes of pods on the LAN lead to the node.
+func (n *node) wantClosedOnLAN(t *testing.T, world, container *netns.NS) {
+	t.Helper()
+	const beyond4, beyond6 = "198.51.100.1", "2001:db8:51::1"
+	nstest.Run(t, world, "sh", "-ec", "ip link set lo up; ip address add "+beyond4+"/32 dev lo; ip address add "+beyond6+"/128 dev lo")
+	w := n.network("home", conf{
+		"mode": "lan", "uplink": "eth0", "bridge": "br0", "defaultRoute": "host", "capabilities": conf{"portMappings": true},
+		"ipam": conf{"type": "host-local", "ranges": []any{
+			[]any{conf{"subnet": "192.0.2.0/24", "rangeStart": "192.0.2.100"}}, []any{conf{"subnet": "2001:db8::/64", "rangeStart": "2001:db8::100"}},
+		}},
+	})
+	a := n.pod("a")
+	w.add(a, publish(t, "8080:80/tcp"))
+	wantNoPing(t, a.NS, theirs4, theirs6)
+	for _, at := range []string{theirs4, theirs6} {
+		_, err := nstest.AskWithin(t, a.NS, "tcp", nstest.Serve(t, container, "tcp", netip.AddrPortFrom(nstest.Addr(at), 0)), 300*time.Millisecond)
+		expect.Failure(t, err, "a port of %s that was never published", at)
+	}
+	wantPing(t, a.NS, outside4, outside6, beyond4, beyond6)
+
+	// The container reaches a port that the pod publishes, and is answered.
+	nstest.Serve(t, a.NS, "tcp", netip.MustParseAddrPort("0.0.0.0:80"))
+	for from, at := range map[*netns.NS]string{world: uplink4, container: "172.17.0.1"} {
+		_, err := nstest.AskWithin(t, from, "tcp", netip.AddrPortFrom(nstest.Addr(at), 8080), time.Minute)
+		expect.Success(t, err, "a published port at %s", at)
+	}
+}
+
+func (n *node) wantClosed(t *testing.T, world, container, office *netns.NS) {
+	t.Helper()
 	// An uplink that is a bridge leads to an office.
 	nstest.Veth(t, n.ns, "wire", office, "eth0")
 	n.run("sh", "-ec", `ip link add br-up up type bridge; ip link set wire master br-up; ip address add 10.99.0.1/24 dev br-up

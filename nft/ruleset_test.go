@@ -172,7 +172,7 @@ func TestNumberOfRulesDoesNotDependOnPods(t *testing.T) {
 		return counts
 	}
 	want := count()
-	must.That(t, want["rule"] != 0 && want["set"] == 20 && want["map"] == 4 && want["chain"] == 8,
+	must.That(t, want["rule"] != 0 && want["set"] == 21 && want["map"] == 4 && want["chain"] == 8,
 		"at no pods: %v", want)
 	for i := range 500 {
 		mustAdd(t, c, pod(Owner(fmt.Sprintf("%011x", i)), fmt.Sprintf("10.22.%d.%d", i>>8, i&255), fmt.Sprintf("fd00:22::%x", i)))

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/insomniacslk/dhcp/dhcpv4"
+
+	"github.com/tombolo-cni/tombolo/internal/trace"
 )
 
 const (
@@ -24,9 +26,9 @@ const (
 
 // discover sends a DISCOVER, the first of an attempt or another.
 func (t *step) discover() {
-	if t.s.tries == 0 {
+	if t.s.tries == 0 && t.s.offer == nil {
 		t.newXID()
-		t.s.askBroadcast = false
+		t.s.askBroadcast, t.s.others, t.s.unbelieved = false, nil, nil
 	}
 	t.s.tries++
 	t.s.askBroadcast = t.s.askBroadcast || t.s.tries >= broadcastTry
@@ -44,15 +46,27 @@ func (t *step) discover() {
 }
 
 // selecting takes the first OFFER that is usable: nothing tells which one is better,
-// and waiting would cost every client its time.
+// and waiting would cost every client its time. It also takes the late ACK of an OFFER that was requested before.
 func (t *step) selecting(m *message) {
-	rapid := m.MessageType() == dhcpv4.MessageTypeAck && t.cfg.RapidCommit && m.Options.Has(dhcpv4.OptionRapidCommit)
+	isACK := m.MessageType() == dhcpv4.MessageTypeAck
+	rapid := isACK && t.cfg.RapidCommit && m.Options.Has(dhcpv4.OptionRapidCommit)
+	if isACK && !rapid && t.s.offer != nil {
+		t.requesting(m)
+		return
+	}
 	if m.MessageType() != dhcpv4.MessageTypeOffer && !rapid {
 		t.note(describe(m) + ": not an OFFER")
 		return
 	}
 	l := t.granted(m)
 	if l == nil {
+		return
+	}
+	if !l.Server.IsValid() {
+		l.Server = m.source // as udhcpc takes it
+	}
+	if !usable(l.Server) {
+		t.note(describe(m) + ": no server identifier")
 		return
 	}
 	refused, heard := t.refusal(l), describe(m)
@@ -67,6 +81,7 @@ func (t *step) selecting(m *message) {
 		t.accept(l)
 	case refused != nil || slices.Contains(t.s.avoid, l.Server):
 		// Only a DECLINE tells the server, and only of an address that it granted.
+		t.s.others = trace.Shun(t.s.others, l.Server)
 		if t.s.other == nil {
 			t.s.other = l
 			if soon := t.now.Add(betterOffer); soon.Before(t.s.wake) {
@@ -85,10 +100,8 @@ func (t *step) granted(m *message) *Lease {
 		t.note(describe(m) + ": " + err.Error())
 		return nil
 	}
-	if !l.Server.IsValid() && t.s.offer == nil && t.s.lease == nil {
-		t.note(describe(m) + ": no server identifier")
-		return nil
-	}
+	l.Others = slices.DeleteFunc(slices.Clone(t.s.others), func(server netip.Addr) bool { return server == l.Server })
+	l.Ignored = append(l.Ignored, t.s.unbelieved...)
 	return l
 }
 
@@ -116,27 +129,38 @@ func (t *step) sendRequest() {
 	t.enter(requesting, t.now.Add(t.retransmission(t.s.tries)))
 }
 
-// requesting hears the selected server only: others may refuse what was never asked
-// of them.
+// requesting waits for the ACK of an offered address, from any server: some share their leases, or have several
+// identifiers. It believes a NAK of the selected server alone, since others may refuse what was never asked of them.
 func (t *step) requesting(m *message) {
 	offer := t.s.offer
-	if m.sender() != offer.Server {
-		t.note(describe(m) + ": not the server that was asked, " + offer.Server.String())
-		return
-	}
 	switch m.MessageType() {
 	case dhcpv4.MessageTypeAck:
 		if l := t.acknowledged(m, offer); l != nil {
 			t.acceptUnlessRefused(l)
 		}
 	case dhcpv4.MessageTypeNak:
+		if t.isAnothers(m, offer) {
+			return
+		}
 		t.note(describe(m))
 		t.shun(offer.Server)
 		t.s.hint = t.cfg.Address
 		t.startOver(refusal(m, offer.Address.Addr()), 0)
 	default:
-		// Duplicates of the OFFER are common, and no news.
+		t.isAnothers(m, offer) // a duplicate of the OFFER is common, and no news
 	}
+}
+
+// isAnothers reports whether a message comes from another server than the one that was asked, and notes that server.
+func (t *step) isAnothers(m *message, asked *Lease) bool {
+	if m.sender() == asked.Server || m.source == asked.Server {
+		return false
+	}
+	t.note(describe(m) + ": not the server that was asked, " + asked.Server.String())
+	if m.sender().IsValid() {
+		t.s.others = trace.Shun(t.s.others, m.sender())
+	}
+	return true
 }
 
 // acknowledged reads an ACK of what was asked for, and is nil if it is not one. Where the ACK says nothing of the
@@ -159,13 +183,14 @@ func (t *step) acknowledged(m *message, asked *Lease) *Lease {
 	return l
 }
 
+// requestingTimeUp asks all servers again. The offer stays, since its server may only be slow.
 func (t *step) requestingTimeUp() {
 	if t.s.tries < requestTries {
 		t.sendRequest()
 		return
 	}
 	t.shun(t.s.offer.Server)
-	t.forget()
+	t.s.tries, t.s.other = 0, nil
 	t.discover()
 }
 

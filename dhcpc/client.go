@@ -47,8 +47,7 @@ func (c *Client) Acquire(ctx context.Context) (*Lease, error) {
 	for {
 		out, err := r.next(ctx, limit)
 		if err != nil {
-			return nil, r.session.trace.Failure("acquire lease", c.cfg.clock.Now(), err, "no lease after",
-				"does a DHCP server serve this network, and do bridge and firewall let UDP ports 67 and 68 pass?")
+			return nil, r.session.Failure("acquire lease", c.cfg.clock.Now(), err)
 		}
 		if out.Bound != nil {
 			return out.Bound, nil

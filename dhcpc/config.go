@@ -53,6 +53,9 @@ type Config struct {
 	// Provide are options to send in each DISCOVER and REQUEST, such as 51 to ask for a lease time. Options that
 	// have a field here, or that the protocol sets, are refused.
 	Provide []Option `json:"provide,omitempty"`
+	// Servers are the addresses of the servers to accept, as their identifier (option 54) or as the source of their
+	// packets; without any, all are.
+	Servers []netip.Addr `json:"servers,omitempty"`
 	// Address is asked for in a DISCOVER; the server need not give it.
 	Address netip.Addr `json:"address,omitzero"`
 
@@ -101,7 +104,7 @@ func (c *Config) withDefaults() (*Config, error) {
 	}
 	cfg := *c
 	cfg.MAC, cfg.ClientID = slices.Clone(c.MAC), slices.Clone(c.ClientID)
-	cfg.Request, cfg.Provide = slices.Clone(c.Request), slices.Clone(c.Provide)
+	cfg.Request, cfg.Provide, cfg.Servers = slices.Clone(c.Request), slices.Clone(c.Provide), slices.Clone(c.Servers)
 	cfg.Timeout = cmp.Or(c.Timeout, DefaultTimeout)
 	cfg.Retransmit = cmp.Or(c.Retransmit, defaultRetransmit)
 	if cfg.clock == nil {
@@ -120,6 +123,8 @@ func (c *Config) check() error {
 		return trace.Invalidf("host name of %d bytes: want at most %d", len(c.HostName), maxOption)
 	case len(c.VendorClass) > maxOption:
 		return trace.Invalidf("vendor class of %d bytes: want at most %d", len(c.VendorClass), maxOption)
+	case slices.ContainsFunc(c.Servers, func(a netip.Addr) bool { return !usable(a) }):
+		return trace.Invalidf("servers %s: want IPv4 addresses of hosts", c.Servers)
 	case c.Address.IsValid() && !usable(c.Address):
 		return trace.Invalidf("address %s: want the IPv4 address of a host", c.Address)
 	case c.Timeout < 0 || c.Retransmit < 0 || c.Retransmit > maxRetransmit:

@@ -43,6 +43,9 @@ type Lease struct {
 	// that of the relay between. It is empty where the transport does not know it.
 	ServerMAC Hex `json:"serverMAC,omitempty"`
 
+	// Others are servers that answered too, while this lease or its predecessors were got.
+	Others []netip.Addr `json:"others,omitempty"`
+
 	// Obtained is when the REQUEST was sent that the server's ACK answered. Renew
 	// (T1), Rebind (T2) and Expire follow from it; all three are zero where the
 	// lease is for ever. Within a process they go by the monotonic clock, as the
@@ -59,7 +62,7 @@ type Lease struct {
 
 	// Options are the values, as sent, of what Config.Request asked for.
 	Options map[uint8]Hex `json:"options,omitempty"`
-	// Ignored says what of the server's ACK could not be used, and why, for a log.
+	// Ignored says which answers were not believed, and what of the server's ACK could not be used, and why, for a log.
 	Ignored []string `json:"ignored,omitempty"`
 }
 

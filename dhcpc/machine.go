@@ -48,7 +48,17 @@ type Session struct {
 	other *Lease       // an OFFER of a server to avoid, taken if there is no better
 	avoid []netip.Addr // servers that offered and then refused, or fell silent
 	hint  netip.Addr   // the address to ask for in a DISCOVER
-	lease *Lease       // what is held
+
+	others     []netip.Addr // servers that answered besides the one that was asked, for Lease.Others
+	unbelieved []string     // answers, for Lease.Ignored, see doubt
+
+	lease *Lease // what is held
+}
+
+// Failure makes an error of what a Session has sent and heard, for a caller that gives up, or tells of it, because of err.
+func (s *Session) Failure(op string, now time.Time, err error) error {
+	return s.trace.Failure(op, now, err, "no lease after",
+		"does a DHCP server serve this network, and do bridge and firewall let UDP ports 67 and 68 pass?")
 }
 
 // State gives the state.
@@ -72,6 +82,9 @@ type Output struct {
 	// Err is why a lease was lost or refused: it matches ErrNAK, ErrDeclined,
 	// ErrRefused or ErrExpired. The Session goes on and tries to get another.
 	Err error
+	// Unbelieved describes an answer that was passed over, and why, for a log: its server is none of Config.Servers, or it
+	// may come from outside the LAN.
+	Unbelieved string
 	// Wake is when to call Step again if nothing comes before; the zero time: never.
 	Wake time.Time
 	// Listen is until when answers are expected: after that, and where it is the
@@ -102,7 +115,7 @@ func (m *Machine) Restore(now time.Time, seed uint64, l *Lease) (Session, error)
 		return Session{}, err
 	}
 	s := m.Start(now, seed)
-	s.hint, s.lease = l.Address.Addr(), l
+	s.hint, s.lease, s.others = l.Address.Addr(), l, l.Others
 	s.state, s.wake = Bound, l.Renew
 	if now.Before(l.Obtained) && !l.Infinite() {
 		moved := *l
@@ -167,6 +180,12 @@ func (t *step) receive(p *Packet) {
 	}
 	if why := t.foreign(t.s, m); why != "" {
 		t.note(describe(m) + ": " + why)
+		return
+	}
+	if why := t.doubt(t.s, m, p); why != "" {
+		t.out.Unbelieved = describe(m) + ": " + why
+		t.s.unbelieved = trace.Shun(t.s.unbelieved, t.out.Unbelieved)
+		t.note(t.out.Unbelieved)
 		return
 	}
 	switch t.s.state {
@@ -250,7 +269,7 @@ func (t *step) bind(l *Lease) {
 	t.out.Bound, t.s.lease = l, l
 	t.s.hint = l.Address.Addr()
 	t.s.failures, t.s.avoid = 0, nil
-	t.s.trace = trace.Trace{Began: t.now}
+	t.s.trace, t.s.unbelieved = trace.Trace{Began: t.now}, nil
 	t.forget()
 	// Nothing is to be heard until then.
 	t.idle(Bound, t.renewAt(l))

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 
 	"github.com/insomniacslk/dhcp/dhcpv4"
 	"github.com/insomniacslk/dhcp/iana"
@@ -148,7 +149,8 @@ func (m *Machine) foreign(s *Session, msg *message) string {
 		return "for another transaction"
 	}
 	// A server may echo the identifier (RFC 6842) or not (RFC 2131).
-	if id := msg.Options.Get(dhcpv4.OptionClientIdentifier); id != nil && !bytes.Equal(id, m.cfg.ClientID) {
+	id := msg.Options.Get(dhcpv4.OptionClientIdentifier)
+	if id != nil && len(m.cfg.ClientID) > 0 && !bytes.Equal(id, m.cfg.ClientID) {
 		return "for another client identifier"
 	}
 	switch msg.MessageType() {
@@ -157,6 +159,30 @@ func (m *Machine) foreign(s *Session, msg *message) string {
 	}
 	// A FORCERENEW must be authenticated (RFC 3203), which needs a key that we have not.
 	return "not an answer"
+}
+
+// doubt returns why an answer to this client is not believed; it is empty if the answer is.
+func (m *Machine) doubt(s *Session, msg *message, p *Packet) string {
+	isAccepted := func(server netip.Addr) bool { return slices.Contains(m.cfg.Servers, server) }
+	switch {
+	case len(m.cfg.Servers) > 0 && !isAccepted(msg.server) && !isAccepted(msg.source):
+		return fmt.Sprintf("not a server to accept, which are %v", m.cfg.Servers)
+	case !isFromLAN(p, s.lease):
+		return fmt.Sprintf("it came from %s to %s, as an answer from outside the LAN could", p.Src, p.Dst)
+	}
+	return ""
+}
+
+// isFromLAN reports whether an answer to a client that holds a lease can only come from the LAN's servers. Such a client
+// may work with a machine elsewhere, which learns what the client asks, and sends to its port from a DHCP server's port.
+// But no machine elsewhere can send from an address of the LAN, or to all of it.
+func isFromLAN(p *Packet, held *Lease) bool {
+	if held == nil || !p.Dst.IsValid() || p.Dst.Addr() == broadcastAddr() {
+		return true
+	}
+	from := p.Src.Addr()
+	return p.Src.Port() == dhcpv4.ServerPort &&
+		(from == held.Server || from != held.Address.Addr() && held.Address.Contains(from))
 }
 
 // draft begins a message to servers.

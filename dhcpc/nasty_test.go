@@ -1,6 +1,7 @@
 package dhcpc
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -96,8 +97,6 @@ func TestOffersThatNobodyCouldUse(t *testing.T) {
 		"a multicast address":      {yiaddr("224.0.0.5")},
 		"the broadcast address":    {yiaddr("255.255.255.255")},
 		"loopback":                 {yiaddr("127.0.0.1")},
-		"no server identifier":     {without(54)},
-		"server identifier cut":    {set(54, []byte{10, 9})},
 		"server identifier 0":      {from("0.0.0.0")},
 		"no type":                  {without(53)},
 		"a type of 2 bytes":        {set(53, []byte{2, 2})},
@@ -206,6 +205,89 @@ func TestAckOfAnotherAddress(t *testing.T) {
 	b.want(Renewing)
 	b.hear(ack)
 	b.want(Bound)
+}
+
+// udhcpc takes each of these.
+func TestAnswersThatAPlainClientBelieves(t *testing.T) {
+	t.Parallel()
+	withoutID := func(c *Config) { c.ClientID = nil }
+	for name, tt := range map[string]struct {
+		offer, ack change
+		config     func(*Config)
+		server     string
+	}{
+		"no server identifier":             {without(54), without(54), func(*Config) {}, serverIP},
+		"a server identifier cut short":    {set(54, []byte{10, 9}), set(54, []byte{10, 9}), func(*Config) {}, serverIP},
+		"the ACK of another server":        {from(serverIP), from(rogueIP), func(*Config) {}, rogueIP},
+		"an identifier that nobody sent":   {set(61, ownID()), set(61, ownID()), withoutID, serverIP},
+		"a server that is to be accepted":  {from(serverIP), from(serverIP), func(c *Config) { c.Servers = []netip.Addr{addr(serverIP)} }, serverIP},
+		"the source of a server to accept": {without(54), without(54), func(c *Config) { c.Servers = []netip.Addr{addr(serverIP)} }, serverIP},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, tt.config).requesting(tt.offer)
+			b.hear(ack, tt.ack)
+			b.want(Bound)
+			expect.Equal(t, b.s.Lease().Server, addr(tt.server), "server")
+			b.tick()
+			b.hear(ack, from(otherIP)) // it shares leases with the first
+			expect.Equal(t, b.s.State() == Bound, len(b.m.cfg.Servers) == 0, "bound again")
+		})
+	}
+}
+
+func TestTwoServersAreNamed(t *testing.T) {
+	t.Parallel()
+	b := newBench(t).requesting()
+	b.hear(offer, from(rogueIP), yiaddr(otherIP))
+	b.hear(ack)
+	expect.Equal(t, fmt.Sprint(b.s.Lease().Others), "[10.9.0.66]", "others")
+	b.tick()
+	b.hear(ack)
+	expect.Equal(t, fmt.Sprint(b.s.Lease().Others), "[10.9.0.66]", "others after a renewal")
+}
+
+func TestOnlyServersToAcceptAreBelieved(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, func(c *Config) { c.Servers = []netip.Addr{addr(serverIP)} })
+	b.tick()
+	b.hear(offer, from(rogueIP), yiaddr(otherIP))
+	b.want(selecting)
+	const why = "OFFER of 10.9.0.8 from 10.9.0.66: not a server to accept, which are [10.9.0.1]"
+	expect.Equal(t, b.out.Unbelieved, why, "unbelieved")
+	b.hear(offer)
+	b.hear(ack)
+	b.want(Bound)
+	expect.Equal(t, strings.Join(b.s.Lease().Ignored, "; "), why, "ignored")
+	expect.Equal(t, len(b.s.Lease().Others), 0, "others")
+}
+
+// A server takes its time for each answer, as long as the client's timeout allows.
+func TestASlowServer(t *testing.T) {
+	t.Parallel()
+	for _, slow := range []time.Duration{5 * time.Second, 14 * time.Second, 40 * time.Second} {
+		b := newBench(t)
+		type late struct {
+			at time.Time
+			p  *Packet
+		}
+		var queue []late
+		for b.s.State() != Bound && b.now.Sub(epoch()) < 3*slow {
+			if len(queue) > 0 && !queue[0].at.After(b.s.Wake()) {
+				b.now = queue[0].at
+				p := queue[0].p
+				queue = queue[1:]
+				b.step(p)
+			} else {
+				b.tick()
+			}
+			if b.out.Send != nil {
+				kind := map[dhcpv4.MessageType]dhcpv4.MessageType{discover: offer, request: ack}[b.sent.MessageType()]
+				queue = append(queue, late{b.now.Add(slow), answer(b.sent, kind)})
+			}
+		}
+		b.want(Bound)
+		expect.That(t, b.now.Sub(epoch()) <= 2*slow+2*time.Second, "a server that takes %s gives a lease after %s", slow, b.now.Sub(epoch()))
+	}
 }
 
 func TestAckWithoutServerIdentifier(t *testing.T) {

@@ -2,6 +2,7 @@ package dhcpc
 
 import (
 	"fmt"
+	"net/netip"
 	"time"
 
 	"github.com/insomniacslk/dhcp/dhcpv4"
@@ -9,9 +10,13 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/trace"
 )
 
-// answerWait is how long an answer to a renewal is waited for with an open socket.
-// The next attempt is a minute away or more.
-const answerWait = 10 * time.Second
+const (
+	// answerWait is how long an answer to a renewal is waited for with an open socket.
+	answerWait = 15 * time.Second
+	// secondRenewal is the pause after the first REQUEST of a renewal. It is doubled with each, up to half of the time
+	// that is left (RFC 2131, section 4.4.5).
+	secondRenewal = 10 * time.Second
+)
 
 // leaseTimeUp does what is due at this time for the holder of a lease.
 func (t *step) leaseTimeUp() {
@@ -26,30 +31,30 @@ func (t *step) leaseTimeUp() {
 	}
 }
 
-// renew asks for an extension: the server that gave the lease, or any. Each REQUEST
+// renew asks for an extension: first the server that gave the lease, and all servers if it does not answer. Each REQUEST
 // has an identifier of its own, so that an ACK says which of them it extends from.
+//
+// Each second REQUEST is one of a client that has rebooted, which asks for a broadcast. A server that is behind a relay,
+// or that answers renewals from another port or address, is heard by that.
 func (t *step) renew(state State, end time.Time) {
 	l := t.s.lease
 	t.newXID()
 	if t.s.state == Bound {
 		t.s.trace = trace.Trace{Began: t.now}
 	}
+	t.s.tries++
 	t.s.asked = t.now
 	t.count()
 	d := t.request(dhcpv4.MessageTypeRequest, t.s)
-	// The address in ciaddr only, and no server identifier: some servers ignore a
-	// renewal that has more (RFC 2131, table 4).
-	d.ClientIPAddr = ip(l.Address.Addr())
-	dst := l.Server
-	if state == Rebinding {
-		dst = broadcastAddr()
+	if t.s.tries%2 == 0 {
+		d.UpdateOption(dhcpv4.OptRequestedIPAddress(ip(l.Address.Addr())))
+		d.SetBroadcast()
+		t.send("REQUEST", packet(d, netip.IPv4Unspecified(), broadcastAddr()))
+	} else {
+		t.send("REQUEST", t.extension(d, state == Renewing && t.s.tries == 1))
 	}
-	p := packet(d, l.Address.Addr(), dst)
-	if state == Renewing {
-		p.DstMAC = l.ServerMAC
-	}
-	t.send("REQUEST", p)
-	wake := t.now.Add(max(end.Sub(t.now)/2, minRenewWait))
+
+	wake := t.now.Add(trace.Doubled(secondRenewal, t.s.tries-1, max(end.Sub(t.now)/2, minRenewWait)))
 	if wake.After(end) {
 		wake = end
 	}
@@ -59,14 +64,22 @@ func (t *step) renew(state State, end time.Time) {
 	}
 }
 
-// renewing hears the answer to a renewal. While only one server was asked, only it is
-// heard, though it need not say who it is.
+// extension addresses a renewal's REQUEST from the leased address, to the lease's server alone or to all. It has the
+// address in ciaddr only, and no server identifier: some servers ignore a renewal that has more (RFC 2131, table 4).
+func (t *step) extension(d *dhcpv4.DHCPv4, toServer bool) *Packet {
+	l := t.s.lease
+	d.ClientIPAddr = ip(l.Address.Addr())
+	if !toServer {
+		return packet(d, l.Address.Addr(), broadcastAddr())
+	}
+	p := packet(d, l.Address.Addr(), l.Server)
+	p.DstMAC = l.ServerMAC
+	return p
+}
+
+// renewing waits for the ACK of a renewal, from any server. Before T2 it believes a NAK of the lease's server alone.
 func (t *step) renewing(m *message) {
 	l := t.s.lease
-	if t.s.state == Renewing && m.server.IsValid() && m.server != l.Server && m.source != l.Server {
-		t.note(describe(m) + ": not the server that was asked, " + l.Server.String())
-		return
-	}
 	switch m.MessageType() {
 	case dhcpv4.MessageTypeAck:
 		renewed := t.acknowledged(m, l)
@@ -79,6 +92,9 @@ func (t *step) renewing(m *message) {
 		}
 		t.bind(renewed)
 	case dhcpv4.MessageTypeNak:
+		if t.s.state == Renewing && m.server.IsValid() && t.isAnothers(m, l) {
+			return
+		}
 		t.refused(m)
 	default:
 		t.note(describe(m) + ": not an ACK")

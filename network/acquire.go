@@ -191,6 +191,9 @@ func (a *adding) acquire(ctx context.Context) error {
 		a.s.Leave()
 		return transport.Release(ctx, sockets, got)
 	})
+	if len(got.Others) > 0 {
+		a.s.Warn(lease.TwoServers(got))
+	}
 	for _, why := range got.Ignored {
 		a.s.Warn("lease of " + got.Address.String() + ": " + why)
 	}

@@ -19,16 +19,19 @@ import (
 type DHCP struct {
 	Type string `json:"type"`
 
-	ClientID        string    `json:"clientID"`
-	HostName        *string   `json:"hostName"`
-	Timeout         Duration  `json:"timeout"`
-	Keeper          string    `json:"keeper"`
-	RapidCommit     bool      `json:"rapidCommit"`
-	DetectConflicts bool      `json:"detectConflicts"`
-	Priority        int       `json:"priority"`
-	Request         []request `json:"request"`
-	Provide         []provide `json:"provide"`
-	Routes          []struct {
+	ClientID        string   `json:"clientID"`
+	HostName        *string  `json:"hostName"`
+	Timeout         Duration `json:"timeout"`
+	Keeper          string   `json:"keeper"`
+	RapidCommit     bool     `json:"rapidCommit"`
+	DetectConflicts bool     `json:"detectConflicts"`
+	Priority        int      `json:"priority"`
+
+	Servers []netip.Addr `json:"servers"`
+
+	Request []request `json:"request"`
+	Provide []provide `json:"provide"`
+	Routes  []struct {
 		Dst netip.Prefix `json:"dst"`
 		GW  netip.Addr   `json:"gw"`
 	} `json:"routes"`
@@ -168,7 +171,7 @@ func (conf *DHCP) Lease(id *identity, mac net.HardwareAddr, args Args) (*network
 	l := &network.Lease{
 		Client: dhcpc.Config{
 			MAC: mac, ClientID: clientID, HostName: args["K8S_POD_NAME"], RapidCommit: conf.RapidCommit,
-			DetectConflicts: conf.DetectConflicts, Timeout: time.Duration(conf.Timeout),
+			DetectConflicts: conf.DetectConflicts, Servers: conf.Servers, Timeout: time.Duration(conf.Timeout),
 		},
 		Sticky: conf.ClientID == clientByPod, KeeperOptional: conf.Keeper == keeperOptional, Priority: conf.Priority,
 	}

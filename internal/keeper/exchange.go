@@ -9,14 +9,12 @@ import (
 	"slices"
 	"time"
 
-	"github.com/insomniacslk/dhcp/dhcpv4"
-
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 )
 
-// How long a visit waits for servers' answers: a renewal's comes within milliseconds or,
-// in general, not at all. A client without a lease is given time for its retransmissions.
+// How long a visit waits for servers' answers: a renewal's comes within milliseconds or, in general, not at all. A
+// server that did not answer in that time may be slow. A client without a lease is given time for its retransmissions.
 const (
 	renewWait   = 4 * time.Second
 	acquireWait = 15 * time.Second
@@ -24,6 +22,9 @@ const (
 	// resendAfter is when a renewal is sent once more in the same visit. The session's own
 	// next try is a minute away, or half of what is left, and packets do get lost.
 	resendAfter = time.Second
+
+	// mostDoubts is how many different answers of one lease are logged that were not believed.
+	mostDoubts = 8
 )
 
 // exchange is a visit's conversation with servers.
@@ -43,7 +44,7 @@ type exchange struct {
 func (v *visit) exchange(p pod) error {
 	began := now()
 	x := &exchange{visit: v, pod: p, limit: began.Add(renewWait)}
-	if v.r.State == lease.Expired {
+	if v.r.State == lease.Expired || v.m.slow {
 		x.limit = began.Add(acquireWait)
 	}
 	err := errors.Join(x.run(), x.hangUp())
@@ -71,6 +72,10 @@ func (x *exchange) run() error {
 		s, out := x.m.machine.Step(*x.m.session, now(), heard)
 		x.m.session = &s
 		heard = nil
+		if out.Unbelieved != "" && len(x.m.doubts) < mostDoubts && !slices.Contains(x.m.doubts, out.Unbelieved) {
+			x.m.doubts = append(x.m.doubts, out.Unbelieved)
+			x.log.Warn("an answer is not believed", append(x.who(), "why", out.Unbelieved)...)
+		}
 		if out.Lost != nil || out.Err != nil {
 			if err := x.lost(out); err != nil {
 				return err
@@ -97,9 +102,9 @@ func (x *exchange) run() error {
 		case !t.Before(x.limit):
 			return x.unheard()
 		}
-		p, err := x.hear(earliest(out.Listen, out.Wake, x.limit, x.again))
+		p, err := x.receive(x.ctx, earliest(out.Listen, out.Wake, x.limit, x.again))
 		if err != nil {
-			return err
+			return fmt.Errorf("hear from DHCP servers: %w", err)
 		}
 		heard = p
 		switch {
@@ -120,31 +125,6 @@ func (x *exchange) resend() error {
 	p := x.last
 	x.last, x.again, x.m.slow = nil, time.Time{}, true
 	return errors.Join(x.hangUp(), x.send(p))
-}
-
-// hear is nil at the end of its time.
-func (x *exchange) hear(until time.Time) (*dhcpc.Packet, error) {
-	for {
-		p, err := x.receive(x.ctx, until)
-		switch {
-		case err != nil:
-			return nil, fmt.Errorf("hear from DHCP servers: %w", err)
-		case p == nil || credible(p, x.m.session.Lease()):
-			return p, nil
-		}
-	}
-}
-
-// credible says whether an answer to a pod that has a lease can come from the LAN's
-// servers. A pod that has an address may work with a machine elsewhere, whose packets come
-// to its port like any other's, from a DHCP server's port too; and the pod sees what is
-// asked. But no machine elsewhere can send from an address of the LAN, or to all of it.
-func credible(p *dhcpc.Packet, held *dhcpc.Lease) bool {
-	if held == nil || p.ARP != nil || !p.Dst.IsValid() || p.Dst.Addr() == netip.AddrFrom4([4]byte{255, 255, 255, 255}) {
-		return true
-	}
-	from := p.Src.Addr()
-	return p.Src.Port() == dhcpv4.ServerPort && (from == held.Server || from != held.Address.Addr() && held.Address.Contains(from))
 }
 
 // send sends from the address that the packet has as its source.
@@ -215,17 +195,27 @@ func (l *line[M]) hangUp() error {
 	return conn.Close()
 }
 
-// unheard is the end of an exchange without an answer. Nothing is wrong here, and
-// the lease may have long to go.
+// unheard records that an exchange ended without an answer. It returns an error if no lease is left. While one is,
+// nothing is wrong yet: the record gets a note.
 func (x *exchange) unheard() error {
 	x.metrics.unanswered.Inc()
 	x.m.slow = true
-	who := append(x.who(), "state", x.m.session.State())
-	if x.m.session.Lease() != nil {
-		x.log.Warn("no server renews the lease yet", append(who, "left", x.r.Lease.Left(now()).Round(time.Second), "next", x.m.session.Wake())...)
-		return nil
+	s := x.m.session
+	if s.Lease() == nil {
+		return fmt.Errorf("no server gives a lease (%s)", s.State())
 	}
-	return fmt.Errorf("no server gives a lease (%s)", x.m.session.State())
+
+	why := s.Failure("not renewed yet", now(), dhcpc.ErrTimeout)
+	x.log.Warn("no server renews the lease yet", append(x.who(), "state", s.State(), "why", why,
+		"left", x.r.Lease.Left(now()).Round(time.Second), "next", s.Wake())...)
+	err := x.underLock(func(held *lease.Held) error {
+		x.r.Note = why.Error()
+		return held.Replace(x.r)
+	})
+	if errors.Is(err, errDeleted) {
+		return nil // unlessDeleted sees to it
+	}
+	return err
 }
 
 // bound applies a lease and writes it down.
@@ -304,7 +294,7 @@ func (v *visit) apply(held *lease.Held, p pod, l *dhcpc.Lease) error {
 	if l == v.r.Lease && v.r.State == lease.Bound && stale.Empty() && !yielded && v.r.Error == trouble {
 		return err // nothing new to write
 	}
-	v.r.Lease, v.r.State, v.r.Error = l, lease.Bound, trouble
+	v.r.Lease, v.r.State, v.r.Error, v.r.Note = l, lease.Bound, trouble, ""
 	return errors.Join(err, held.Replace(v.r))
 }
 
@@ -328,7 +318,7 @@ func (x *exchange) lost(out dhcpc.Output) error {
 		if err == nil {
 			x.r.Applied = lease.Applied{}
 		}
-		x.r.State, x.r.Error = lease.Expired, fmt.Sprint(out.Err)
+		x.r.State, x.r.Error, x.r.Note = lease.Expired, fmt.Sprint(out.Err), ""
 		return errors.Join(err, held.Replace(x.r))
 	})
 	// The search for another lease goes on, also if this fails.

@@ -67,7 +67,7 @@ func (v *visit) keep6(p pod) error {
 		return nil
 	}
 	x := &exchange6{visit: v, pod: p, limit: now().Add(renewWait)}
-	if v.r.Six.Lease == nil {
+	if v.r.Six.Lease == nil || v.m.slow {
 		x.limit = now().Add(acquireWait)
 	}
 	err := errors.Join(x.run(), x.hangUp())
@@ -286,7 +286,7 @@ func (x *exchange6) check(l *dhcp6.Lease) (dhcp6.Verdict, error) {
 // write puts a lease on record; nil records that there is none.
 func (x *exchange6) write(l *dhcp6.Lease, checking bool, trouble string) error {
 	six := *x.r.Six
-	six.Lease, six.Release, six.Checking, six.Error = l, nil, checking, trouble
+	six.Lease, six.Release, six.Checking, six.Error, six.Note = l, nil, checking, trouble, ""
 	if l != nil {
 		release, err := dhcp6.Release(l, rand.Uint32())
 		if err != nil {
@@ -349,7 +349,7 @@ func (x *exchange6) lost6(out dhcp6.Output) error {
 	err := x.underLock(func(held *lease.Held) error {
 		err := x.pod.withdraw(applied6(out.Lost))
 		six := *x.r.Six
-		six.Lease, six.Release, six.Checking = nil, nil, false
+		six.Lease, six.Release, six.Checking, six.Note = nil, nil, false, ""
 		if out.Err != nil {
 			six.Error = out.Err.Error()
 		}
@@ -374,7 +374,7 @@ func (x *exchange6) unheard() error {
 	why := x.inVain()
 	if x.m.six.session.Lease() != nil {
 		x.log.Warn("no server renews the DHCPv6 lease yet", append(x.who(), "err", why, "next", x.m.six.session.Wake())...)
-		return nil
+		return x.change6(func(six *lease.Six) { six.Note = why.Error() })
 	}
 	return why
 }

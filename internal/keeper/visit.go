@@ -50,6 +50,7 @@ type memory struct {
 	look     time.Time      // when to look for the pod again
 	failures int            // in a row
 	slow     bool           // the last visit waited in vain
+	doubts   []string       // answers that were not believed, and logged
 	six      memory6
 }
 

@@ -88,36 +88,6 @@ func TestAPodThatAnswersItsRenewalsKeepsWhatTheLANGaveIt(t *testing.T) {
 	}
 }
 
-func TestAnAnswerToARenewalComesFromTheLAN(t *testing.T) {
-	t.Parallel()
-	held := &dhcpc.Lease{Address: netip.MustParsePrefix("10.9.1.1/16"), Server: netip.MustParseAddr("192.0.2.53")}
-	for _, tt := range []struct {
-		name, from, to string
-		held           *dhcpc.Lease
-		want           bool
-	}{
-		{"the lease's server", "192.0.2.53:67", "10.9.1.1:68", held, true},
-		{"another server of the LAN, or a relay", "10.9.0.2:67", "10.9.1.1:68", held, true},
-		{"to all", "198.51.100.1:67", "255.255.255.255:68", held, true},
-		{"to all, from another port", "10.9.0.1:1067", "255.255.255.255:68", held, true},
-		{"a machine elsewhere", "198.51.100.1:67", "10.9.1.1:68", held, false},
-		{"a machine elsewhere, to the network's broadcast address", "198.51.100.1:67", "10.9.255.255:68", held, false},
-		{"another port, by way of a router that translates addresses", "10.9.0.1:1067", "10.9.1.1:68", held, false},
-		{"the server's address and another port", "192.0.2.53:1067", "10.9.1.1:68", held, false},
-		{"the pod itself", "10.9.1.1:67", "10.9.1.1:68", held, false},
-		{"no lease yet", "198.51.100.1:67", "10.9.1.1:68", nil, true},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
-			p := &dhcpc.Packet{Src: netip.MustParseAddrPort(tt.from), Dst: netip.MustParseAddrPort(tt.to)}
-			if got := credible(p, tt.held); got != tt.want {
-				t.Errorf("credible: %t", got)
-			}
-		})
-	}
-	expect.That(t, credible(&dhcpc.Packet{ARP: &dhcpc.ARP{}}, held), "ARP is about addresses, and not from any")
-}
-
 // A pod works with a machine elsewhere, which knows what the pod sees and answers it by way of the
 // LAN's router.
 func TestAnAnswerFromElsewhereIsNotBelieved(t *testing.T) {

@@ -137,6 +137,11 @@ func Impossible(l *dhcpc.Lease) error {
 	return nil
 }
 
+// TwoServers describes a LAN on which more servers answered than the one of a lease.
+func TwoServers(l *dhcpc.Lease) string {
+	return fmt.Sprintf("%s has leased %s, and other DHCP servers answer too: %s: ipam.servers says which to accept", l.Server, l.Address, l.Others)
+}
+
 // Taken says why a pod cannot have an address, by what the host has: where it is the
 // host's own, and where the host sends to others by it, out of the pods' bridge. Of the
 // latter it is nothing to say of an address that the pod has had already: the host may

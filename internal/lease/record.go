@@ -77,6 +77,7 @@ type Record struct {
 	Created time.Time `json:"created,omitzero"`
 	Updated time.Time `json:"updated,omitzero"` // by the last ADD or renewal
 	Error   string    `json:"error,omitempty"`  // the keeper's last trouble, while it lasts
+	Note    string    `json:"note,omitempty"`   // why the lease is not renewed yet, while there is time left
 
 }
 

@@ -25,6 +25,7 @@ type Six struct {
 	// the firewall lets no pod ask about an address that is not its own.
 	Checking bool   `json:"checking,omitempty"`
 	Error    string `json:"error,omitempty"` // the last trouble, while it lasts
+	Note     string `json:"note,omitempty"`  // why the lease is not renewed yet, while there is time left
 	// Stateless says that the pod has its addresses by routers, and wants Information alone.
 	Stateless   bool         `json:"stateless,omitempty"`
 	Information *Information `json:"information,omitempty"`

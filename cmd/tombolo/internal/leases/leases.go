@@ -37,6 +37,9 @@ type Entry struct {
 	ErrorIPv6  string     `json:"errorIPv6,omitempty"`
 
 	Error string `json:"error,omitempty"`
+	// Notes are what is odd about the leases and needs nobody yet: servers that answered too, answers that were not
+	// believed, options that were not used, and renewals that nobody has answered yet.
+	Notes []string `json:"notes,omitempty"`
 }
 
 // Of describes a record at a time.
@@ -57,10 +60,28 @@ func Of(r *lease.Record, now time.Time) Entry {
 			e.Left = int64(l.Left(now) / time.Second)
 		}
 	}
+	e.Notes = notes(r)
 	if r.Six != nil && r.Six.Information != nil {
 		e.DNS = append(slices.Clone(e.DNS), r.Six.Information.DNS...)
 	}
 	return e
+}
+
+func notes(r *lease.Record) []string {
+	var list []string
+	if r.Note != "" {
+		list = append(list, r.Note)
+	}
+	if r.Six != nil && r.Six.Note != "" {
+		list = append(list, "DHCPv6: "+r.Six.Note)
+	}
+	if l := r.Lease; l != nil {
+		if len(l.Others) > 0 {
+			list = append(list, lease.TwoServers(l))
+		}
+		list = append(list, l.Ignored...)
+	}
+	return list
 }
 
 // List describes records.
@@ -103,6 +124,9 @@ func Table(records []*lease.Record, now time.Time) string {
 			if trouble != "" {
 				troubles += fmt.Sprintf("%s %s: %s\n", pod, r.IfName, trouble)
 			}
+		}
+		for _, note := range e.Notes {
+			troubles += fmt.Sprintf("%s %s: note: %s\n", pod, r.IfName, note)
 		}
 	}
 	t.Flush()

@@ -186,6 +186,9 @@ func (t *step) receive(p *Packet) {
 		t.out.Unbelieved = describe(m) + ": " + why
 		t.s.unbelieved = trace.Shun(t.s.unbelieved, t.out.Unbelieved)
 		t.note(t.out.Unbelieved)
+		if t.s.state == Renewing && t.s.tries == 1 {
+			t.s.wake = t.now // a broadcast tells whether the server meant it
+		}
 		return
 	}
 	switch t.s.state {

@@ -29,6 +29,7 @@ func options() map[string]bool {
 		"ingressRate": false, "ingressBurst": false, "egressRate": false, "egressBurst": false,
 		"stateDir": true, "leaseDir": true, "deadline": true, "logFile": true, "logLevel": true,
 		"ipam.clientID": true, "ipam.hostName": true, "ipam.timeout": true, "ipam.keeper": true, "ipam.detectConflicts": false, "ipam.rapidCommit": false, "ipam.priority": false,
+		inIPAM + "servers": true,
 	}
 }
 
@@ -71,6 +72,8 @@ func valueOf(name, text string) (any, error) {
 	switch {
 	case !known:
 		return nil, fmt.Errorf("option %q is not known: %s are", name, strings.Join(slices.Sorted(maps.Keys(options())), ", "))
+	case name == inIPAM+"servers":
+		return strings.Split(text, ","), nil
 	case isText:
 		return text, nil
 	}

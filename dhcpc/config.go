@@ -19,7 +19,7 @@ const (
 	defaultRetransmit = 4 * time.Second  // doubled each time
 	maxRetransmit     = 64 * time.Second // and not over this
 	defaultLeaseTime  = time.Hour        // where a server names none
-	minRenewWait      = 60 * time.Second // between REQUESTs of one renewal
+	minRenewWait      = 60 * time.Second // between later REQUESTs of one renewal
 
 	// A server's times below these would have each client ask it again and again: a lease
 	// counts as one that is long enough to be renewed, T1 and T2 as not told.

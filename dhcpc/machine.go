@@ -55,7 +55,7 @@ type Session struct {
 	lease *Lease // what is held
 }
 
-// Failure makes an error of what a Session has sent and heard, for a caller that gives up, or tells of it, because of err.
+// Failure returns an error that matches err and lists the messages that the Session sent and received.
 func (s *Session) Failure(op string, now time.Time, err error) error {
 	return s.trace.Failure(op, now, err, "no lease after",
 		"does a DHCP server serve this network, and do bridge and firewall let UDP ports 67 and 68 pass?")

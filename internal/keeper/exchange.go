@@ -19,8 +19,7 @@ const (
 	renewWait   = 4 * time.Second
 	acquireWait = 15 * time.Second
 
-	// resendAfter is when a renewal is sent once more in the same visit. The session's own
-	// next try is a minute away, or half of what is left, and packets do get lost.
+	// resendAfter is when a renewal is sent once more in the same visit: packets do get lost.
 	resendAfter = time.Second
 
 	// mostDoubts is how many different answers of one lease are logged that were not believed.

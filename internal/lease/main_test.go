@@ -62,10 +62,10 @@ func sample() *Record {
 			Routes: []dhcpc.Route{to("10.0.0.0/8", "192.0.2.3")}, Priority: 50, MTU: 1300, IPv6: true},
 		Applied: Applied{Addresses: nstest.Prefixes("192.0.2.9/24"), Routes: []dhcpc.Route{to("10.0.0.0/8", "192.0.2.3")}, MTU: 1300},
 		Removed: Applied{Addresses: nstest.Prefixes("2001:db8::9/128"), Routes: []dhcpc.Route{to("172.16.0.0/12", "192.0.2.3")}, MTU: 1300},
-		Six: &Six{DUID: dhcpc.Hex{0, 4, 1}, IAID: 1, Address: netip.MustParseAddr("2001:db8::9"), Release: dhcpc.Hex{8}, Checking: true, Error: "no answer",
+		Six: &Six{DUID: dhcpc.Hex{0, 4, 1}, IAID: 1, Address: netip.MustParseAddr("2001:db8::9"), Release: dhcpc.Hex{8}, Checking: true, Error: "no answer", Note: "not renewed yet",
 			Lease:     &dhcp6.Lease{Address: netip.MustParseAddr("2001:db8::9"), Server: dhcpc.Hex{0, 3, 1}, DUID: dhcpc.Hex{0, 4, 1}, IAID: 1, Obtained: at(0)},
 			Stateless: true, Information: &Information{DNS: []netip.Addr{netip.MustParseAddr("2001:db8::53")}, Search: []string{"c.example"}, Until: at(time.Hour)}},
-		Created: at(0), Updated: at(time.Minute), Error: "no answer",
+		Created: at(0), Updated: at(time.Minute), Error: "no answer", Note: "not renewed yet",
 	}
 }
 

@@ -91,6 +91,7 @@ func TestThePluginTakesEachOption(t *testing.T) {
 		"mode": "lan", "bridge": "br7", "ingressPolicy": "same-bridge", "forwardMark": "0x2000", "uplink": "eth0",
 		"defaultRoute": "router", "ipv6": "slaac", "stateDir": t.TempDir(), "leaseDir": t.TempDir(), "deadline": "5s", "logLevel": "warn",
 		"logFile": t.TempDir() + "/log", "ipam.clientID": "pod", "ipam.hostName": "x", "ipam.timeout": "5s", "ipam.keeper": "optional",
+		"ipam.servers": "192.0.2.1,192.0.2.2",
 	}
 	for name, isText := range options() {
 		value, listed := text[name]

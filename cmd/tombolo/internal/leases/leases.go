@@ -37,8 +37,8 @@ type Entry struct {
 	ErrorIPv6  string     `json:"errorIPv6,omitempty"`
 
 	Error string `json:"error,omitempty"`
-	// Notes are what is odd about the leases and needs nobody yet: servers that answered too, answers that were not
-	// believed, options that were not used, and renewals that nobody has answered yet.
+	// Notes describe what is odd and is no trouble yet: a renewal without an answer so far, other servers that answered,
+	// and answers and options that were not used.
 	Notes []string `json:"notes,omitempty"`
 }
 
@@ -67,6 +67,7 @@ func Of(r *lease.Record, now time.Time) Entry {
 	return e
 }
 
+// notes returns the Notes of an Entry.
 func notes(r *lease.Record) []string {
 	var list []string
 	if r.Note != "" {

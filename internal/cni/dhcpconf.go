@@ -28,9 +28,8 @@ type DHCP struct {
 	Priority        int      `json:"priority"`
 
 	Servers []netip.Addr `json:"servers"`
-
-	Request []request `json:"request"`
-	Provide []provide `json:"provide"`
+	Request []request    `json:"request"`
+	Provide []provide    `json:"provide"`
 	Routes  []struct {
 		Dst netip.Prefix `json:"dst"`
 		GW  netip.Addr   `json:"gw"`

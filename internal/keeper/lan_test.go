@@ -323,8 +323,9 @@ func (s *server) run() {
 		}
 		from := netip.MustParseAddrPort("10.9.0.1:67")
 		s.set(func(s *server) {
-			if s.from.IsValid() {
-				from = s.from
+			if s.from.IsValid() { // no machine elsewhere can broadcast on this LAN
+				pod, _ := netip.AddrFromSlice(a.YourIPAddr.To4())
+				from, to, mac = s.from, netip.AddrPortFrom(pod, dhcpv4.ClientPort), dhcpc.Hex(d.ClientHWAddr)
 			}
 		})
 		// As lossy as a network may be.

@@ -101,7 +101,7 @@ func TestAnAnswerFromElsewhereIsNotBelieved(t *testing.T) {
 	l.write(p.record)
 	requests := s.count("REQUEST")
 	stop := l.keeper()
-	until(t, "it is asked twice", func() bool { return s.count("REQUEST") >= requests+2 })
+	until(t, "it is asked at once by a broadcast, and again after a second", func() bool { return s.count("REQUEST") >= requests+3 })
 	stop()
 	// Two clocks are read one after the other.
 	const read = time.Second

@@ -130,7 +130,7 @@ func (t *step) sendRequest() {
 }
 
 // requesting waits for the ACK of an offered address, from any server: some share their leases, or have several
-// identifiers. It believes a NAK of the selected server alone, since other servers may refuse addresses that are not theirs.
+// identifiers. It believes a NAK of the selected server alone, since others may refuse addresses that are not theirs.
 func (t *step) requesting(m *message) {
 	offer := t.s.offer
 	switch m.MessageType() {

@@ -53,9 +53,9 @@
 // waits 1 s, doubled with each up to 30 min; after a conflict 10 s at least. A client without an address asks for its
 // earlier one in a DISCOVER.
 //
-// In RENEWING the first REQUEST goes to the server. The next one follows after 10 s, doubled with each up to half of the
-// time that is left, and goes to all. Each second REQUEST is that of INIT-REBOOT, with the broadcast flag: it reaches a
-// server behind a relay, and its answer is believed whatever port and address it comes from.
+// In RENEWING the first REQUEST goes to the server. The next one follows after 10 s, doubled with each up to half of
+// the time that is left, and goes to all. Each second REQUEST is that of INIT-REBOOT, with the broadcast flag: it
+// reaches a server behind a relay, and its answer is believed whatever port and address it comes from.
 //
 // # Standards
 //
@@ -67,8 +67,8 @@
 // than four times. A FORCERENEW (RFC 3203) is ignored, since it cannot be authenticated.
 //
 // A message counts if it is a reply with our transaction and hardware address, names no other client identifier, and
-// comes from a server of Config.Servers, if there are any. An ACK counts from every server, but not of an address that was
-// not requested. A NAK in REQUESTING and RENEWING counts from the server that was asked alone. An answer to a client with
+// comes from a server of Config.Servers, if there are any. An ACK counts from every server, but not of an address that
+// was not requested. A NAK in REQUESTING and RENEWING counts from the server that was asked alone. An answer to a client with
 // an address must come from an address of its subnet or its server, and from port 67, or be broadcast: a machine
 // outside the LAN can send any other one. A server without an identifier is known by its packets' source. Wrong options of a server are ignored one by one, with a word about it in
 // Lease.Ignored: an option that is cut short, of the wrong size, or out of range. An option of fixed size that a server

@@ -82,8 +82,8 @@ type Output struct {
 	// Err is why a lease was lost or refused: it matches ErrNAK, ErrDeclined,
 	// ErrRefused or ErrExpired. The Session goes on and tries to get another.
 	Err error
-	// Unbelieved describes an answer that was passed over, and why, for a log: its server is none of Config.Servers, or it
-	// may come from outside the LAN.
+	// Unbelieved describes an answer that was passed over, and why, for a log: its server is none of Config.Servers,
+	// or it may come from outside the LAN.
 	Unbelieved string
 	// Wake is when to call Step again if nothing comes before; the zero time: never.
 	Wake time.Time
@@ -186,7 +186,7 @@ func (t *step) receive(p *Packet) {
 		t.out.Unbelieved = describe(m) + ": " + why
 		t.s.unbelieved = trace.Shun(t.s.unbelieved, t.out.Unbelieved)
 		t.note(t.out.Unbelieved)
-		if t.s.state == Renewing && t.s.tries == 1 {
+		if t.s.lease != nil && t.s.tries == 1 {
 			t.s.wake = t.now // a broadcast tells whether the server meant it
 		}
 		return

@@ -173,9 +173,9 @@ func (m *Machine) doubt(s *Session, msg *message, p *Packet) string {
 	return ""
 }
 
-// isFromLAN reports whether an answer to a client that holds a lease can only come from the LAN's servers. Such a client
-// may work together with a machine outside the LAN: that one learns the client's requests, and sends to the client's port
-// from a DHCP server's port. But it cannot send from an address of the LAN, or broadcast.
+// isFromLAN reports whether an answer to a client that holds a lease can only come from the LAN's servers. Such a
+// client may work together with a machine outside the LAN: that one learns the client's requests, and sends to the
+// client's port from a DHCP server's port. But it cannot send from an address of the LAN, or broadcast.
 func isFromLAN(p *Packet, held *Lease) bool {
 	if held == nil || !p.Dst.IsValid() || p.Dst.Addr() == broadcastAddr() {
 		return true

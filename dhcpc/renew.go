@@ -31,16 +31,19 @@ func (t *step) leaseTimeUp() {
 	}
 }
 
-// renew asks for an extension: first the server that gave the lease, and all servers if it does not answer. Each REQUEST
-// has an identifier of its own, so that an ACK says which of them it extends from.
+// renew asks for an extension: first the server that gave the lease, and all servers if it does not answer. Each
+// REQUEST has an identifier of its own, so that an ACK says which of them it extends from.
 //
-// Each second REQUEST is one of a client that has rebooted, which asks for a broadcast. A server that is behind a relay,
-// or that answers renewals from another port or address, is heard by that.
+// Each second REQUEST is one of a client that has rebooted, which asks for a broadcast. A server that is behind a
+// relay, or that answers renewals from another port or address, is heard by that.
 func (t *step) renew(state State, end time.Time) {
 	l := t.s.lease
 	t.newXID()
 	if t.s.state == Bound {
 		t.s.trace = trace.Trace{Began: t.now}
+	}
+	if t.s.state != state {
+		t.s.tries = 0
 	}
 	t.s.tries++
 	t.s.asked = t.now

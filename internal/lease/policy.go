@@ -139,7 +139,8 @@ func Impossible(l *dhcpc.Lease) error {
 
 // TwoServers describes a LAN on which more servers answered than the one of a lease.
 func TwoServers(l *dhcpc.Lease) string {
-	return fmt.Sprintf("%s has leased %s, and other DHCP servers answer too: %s: ipam.servers says which to accept", l.Server, l.Address, l.Others)
+	return fmt.Sprintf("%s has leased %s, and other DHCP servers answer too: %s: ipam.servers says which to accept",
+		l.Server, l.Address, l.Others)
 }
 
 // Taken says why a pod cannot have an address, by what the host has: where it is the

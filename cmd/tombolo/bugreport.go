@@ -116,7 +116,7 @@ const known = ` address addresses advmss bandwidth bridge bridgeNFCall capabilit
  defaultRoute detectConflicts disableCheck dns domain dst egressBurst egressRate forwardMark gateway guard gw hairpinMode ingressBurst
  ingressPolicy ingressRate ipMasq ipMasqBackend ipRanges ipam ips ipv6 isDefaultGateway isGateway keeper lanGuard
  leaseDir logFile logLevel mac macspoofchk mode mtu name nameservers nonMasqueradeCIDRs option plugins portIsolation portMappings
- preserveDefaultVlan priority promiscMode rangeEnd rangeStart ranges request resolvConf routes search skipDefault stateDir subnet table
+ preserveDefaultVlan priority promiscMode rangeEnd rangeStart ranges request resolvConf routes search servers skipDefault stateDir subnet table
  timeout type uplink vlan vlanTrunk `
 
 // shown replaces what may be secret: all of other plugins but the type, and fields that are not known.

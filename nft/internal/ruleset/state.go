@@ -92,7 +92,9 @@ func (st *State) bridgeChanges(rs *Ruleset) (add, del []Element) {
 	for i := range st.bridges {
 		el := &st.bridges[i]
 		right := el.Comment == rs.BridgeComment && slices.ContainsFunc(rs.Bridge, el.Equal)
-		if el.IsNetwork(rs.network) && !right {
+		// Without its pair a share is not known, and what is there of it stays until RemoveShare.
+		unknown := rs.of.Share == nil && el.Set == InInet(SharesSet)
+		if el.IsNetwork(rs.network) && !right && !unknown {
 			del = append(del, el.Element)
 			continue
 		}

@@ -141,7 +141,10 @@ func (a *adding) ready(ctx context.Context) (err error) {
 	if a.link != nil {
 		return nil // the pod has sent frames from its MAC already
 	}
-	return a.built.refuseMAC(ctx, a.pod.MAC)
+	if err := a.built.refuseMAC(ctx, a.pod.MAC); err != nil {
+		return err
+	}
+	return a.refuseTaken(ctx)
 }
 
 // enlist enters the pod into the firewall's sets.
@@ -164,6 +167,9 @@ func (a *adding) commit(ctx context.Context) error {
 			return err
 		}
 	}
+	if err := a.refuseAnswered(a.link.PeerMAC); err != nil {
+		return err
+	}
 	err := a.pending.Commit(&a.plan.rec)
 	if errors.Is(err, fs.ErrNotExist) {
 		return errDeleted()
@@ -172,12 +178,19 @@ func (a *adding) commit(ctx context.Context) error {
 }
 
 // publishWithheld publishes ports that another attachment of the container had, if its Del found none to pass them
-// on to.
+// on to. It first tells attachments of one container of each other, if some are to LANs and others publish ports.
 func (a *adding) publishWithheld(ctx context.Context) error {
-	if !withholds(&a.plan.rec) {
+	rec := &a.plan.rec
+	// Another interface of the pod has a default route.
+	if a.metrics != nil || a.leasing != nil && a.leasing.rec.Policy.Priority != a.leasing.asked.Priority {
+		if err := a.s.meet(ctx, rec); err != nil {
+			return err
+		}
+	}
+	if !withholds(rec) {
 		return nil
 	}
-	return a.s.Publish(ctx, waitingOf(&a.plan.rec))
+	return a.s.Publish(ctx, waitingOf(rec))
 }
 
 // made is the result of an Add.

@@ -166,7 +166,7 @@ func buildNetwork(ctx context.Context, s *session, w *want) (*site, error) {
 		rec.ChainedPolicy, rec.AdminChain, rec.PortSNAT, rec.HostMAC = old.ChainedPolicy, old.AdminChain, old.PortSNAT, old.HostMAC
 	}
 	// The record of before may be lost, and its pods run.
-	rec.PortSNAT = rec.PortSNAT || slices.ContainsFunc(attachments, func(a *state.Attachment) bool { return a.PortSNAT != nft.SNATNeeded })
+	rec.PortSNAT = rec.PortSNAT || slices.ContainsFunc(attachments, func(a *state.Attachment) bool { return endpoint.SNAT(a) != nft.SNATNeeded })
 	n := &site{s: s, rec: rec, attachments: attachments, want: w}
 	changed, err := n.make(ctx)
 	if err != nil {

@@ -224,7 +224,7 @@ func (e *entry) withhold(ctx context.Context, rec *state.Attachment, conflict *n
 	}
 	me := waitingOf(rec)
 	me.Addresses = prefixesOf(rec.Addresses)
-	if err := e.s.amend(ctx, waitingOf(has), 0, func(has *state.Attachment) { has.Waiting = waitingWith(has.Waiting, me) }); err != nil {
+	if err := e.s.await(ctx, has, me, 0); err != nil {
 		return fail.Errorf(ErrTryAgain, "port %s is published by the container's %s of network %q, at which another call is at work: %w", conflict.Port, has.IfName, has.Network, err)
 	}
 	return nil

@@ -30,7 +30,67 @@ func withholds(a *state.Attachment) bool {
 }
 
 func waitingOf(a *state.Attachment) state.Waiting {
-	return state.Waiting{Network: a.Network, Hash: a.Hash()}
+	return state.Waiting{Network: a.Network, Hash: a.Hash(), LAN: a.DefaultRoute != ""}
+}
+
+// isOfSame reports whether two attachments are of one container. Docker tells only the namespace.
+func isOfSame(a, b *state.Attachment) bool {
+	return a.Hash() != b.Hash() && (a.ContainerID == b.ContainerID || a.NetNS == b.NetNS && a.NetNS != "")
+}
+
+// siblings lists the attachments of the same container: to LANs, or for an attachment to a LAN, to other networks.
+func (s *session) siblings(a *state.Attachment) (list []*state.Attachment, _ error) {
+	networks, err := s.others(a.Network)
+	for _, nw := range networks {
+		if (nw.DefaultRoute == "") == (a.DefaultRoute == "") {
+			continue
+		}
+		attachments, listErr := s.Attachments(nw.Name)
+		err = errors.Join(err, listErr)
+		for _, o := range attachments {
+			if isOfSame(o, a) {
+				list = append(list, o)
+			}
+		}
+	}
+	return list, err
+}
+
+// meet lets each attachment that publishes ports know of the container's attachments to LANs.
+func (s *session) meet(ctx context.Context, a *state.Attachment) error {
+	siblings, err := s.siblings(a)
+	for _, o := range siblings {
+		publishes, lan := a, o
+		if a.DefaultRoute != "" {
+			publishes, lan = o, a
+		}
+		isKnown := func(w state.Waiting) bool { return w.Network == lan.Network && w.Hash == lan.Hash() }
+		if len(endpoint.Ports(publishes)) > 0 && !slices.ContainsFunc(publishes.Waiting, isKnown) {
+			err = errors.Join(err, s.await(ctx, publishes, waitingOf(lan), busyTries))
+		}
+	}
+	return err
+}
+
+// await has an attachment wait for the host ports of another. tries is that of amend.
+func (s *session) await(ctx context.Context, has *state.Attachment, w state.Waiting, tries int) error {
+	next := *has
+	next.Waiting = waitingWith(has.Waiting, w)
+	if endpoint.SNAT(&next) != endpoint.SNAT(has) {
+		if _, err := reach(ctx, s, &next, translates(&next)); err != nil {
+			return err
+		}
+	}
+	return s.amend(ctx, waitingOf(has), tries, func(has *state.Attachment) { has.Waiting = waitingWith(has.Waiting, w) })
+}
+
+// translates returns a change of an attachment's network by which that can translate the callers of its host ports.
+func translates(a *state.Attachment) func(*state.Network) bool {
+	return func(nw *state.Network) bool {
+		lacks := endpoint.SNAT(a) != nft.SNATNeeded && !nw.PortSNAT
+		nw.PortSNAT = nw.PortSNAT || lacks
+		return lacks
+	}
 }
 
 // waitingWith is a list with an attachment that waits.
@@ -53,7 +113,7 @@ func (s *session) passPorts(ctx context.Context, gone *state.Attachment) {
 			s.Warn("pass host ports on to another attachment of the container: " + err.Error())
 		}
 	}
-	if withholds(gone) {
+	if withholds(gone) || gone.DefaultRoute != "" {
 		if err := s.stopWaiting(ctx, gone); err != nil {
 			s.Warn("have an attachment wait for host ports no more: " + err.Error())
 		}
@@ -100,7 +160,7 @@ func (s *session) stopWaiting(ctx context.Context, gone *state.Attachment) error
 	w := waitingOf(gone)
 	list, err := s.allAttachments()
 	for _, has := range list {
-		if has.ContainerID == gone.ContainerID && len(waitingWithout(has.Waiting, w)) < len(has.Waiting) {
+		if isOfSame(has, gone) && len(waitingWithout(has.Waiting, w)) < len(has.Waiting) {
 			err = errors.Join(err, s.amend(ctx, waitingOf(has), 0, func(has *state.Attachment) { has.Waiting = waitingWithout(has.Waiting, w) }))
 		}
 	}
@@ -279,6 +339,15 @@ func (c Change) Publish(ctx context.Context, what Publication) error {
 			return err
 		}
 		next.Published, next.PortSNAT = endpoint.Published(what.Ports), what.SNAT
+		if next.DefaultRoute == "" {
+			lans, err := s.siblings(next)
+			if err != nil {
+				return err
+			}
+			for _, o := range lans {
+				next.Waiting = waitingWith(next.Waiting, waitingOf(o))
+			}
+		}
 		err := c.node.publish(ctx, s, a, next)
 		if err != nil {
 			err = errors.Join(err, closeUnusedLoopback(context.WithoutCancel(ctx), s, false, next.Bridge, next.GatewayLink()))
@@ -288,11 +357,7 @@ func (c Change) Publish(ctx context.Context, what Publication) error {
 }
 
 func (n *Node) publish(ctx context.Context, s *session, a, next *state.Attachment) error {
-	nw, err := reach(ctx, s, next, func(nw *state.Network) bool {
-		lacks := next.PortSNAT != nft.SNATNeeded && !nw.PortSNAT
-		nw.PortSNAT = nw.PortSNAT || lacks
-		return lacks
-	})
+	nw, err := reach(ctx, s, next, translates(next))
 	if err != nil {
 		return err
 	}

@@ -46,7 +46,10 @@ func (c Change) Moved(ctx context.Context, path string) error {
 					return err
 				}
 			}
-			return s.Dir.UpdateLocked(next)
+			if err := s.Dir.UpdateLocked(next); err != nil || next.DefaultRoute == "" {
+				return err
+			}
+			return s.meet(ctx, next)
 		})
 	}
 	return cmp.Or(err, late)

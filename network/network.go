@@ -67,6 +67,10 @@ type Network struct {
 	Uplink string
 	// Exit is where the default route of pods on a LAN leads; empty where they are on none.
 	Exit Exit
+	// DetectConflicts is how an Add looks for other machines that have the pod's addresses, for pods on a LAN whose
+	// addresses no DHCP server gives: true waits for answers (1.5 s), nil takes what has come before the port is up, and
+	// false asks for none.
+	DetectConflicts *bool
 	// VLAN names the bridge's VLANs that the pods' ports are in; the zero Membership is the default VLAN, in which
 	// the bridge itself is too. A gateway in VLAN.ID has a link of its own, see GatewayLink. An uplink carries all
 	// of them with their tags.

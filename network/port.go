@@ -190,6 +190,16 @@ func (a *adding) attach(ctx context.Context) error {
 			port.BeforeUp = shape
 		}
 	}
+	if a.namesAddresses() {
+		limit := port.BeforeUp
+		port.BeforeUp = func(ctx context.Context, index int) error {
+			// Once the pod is up it answers, too.
+			if err := a.refuseAnswered(nil); err != nil || limit == nil {
+				return err
+			}
+			return limit(ctx, index)
+		}
+	}
 	if err := wanted(a.pending); err != nil {
 		return err
 	}

@@ -61,7 +61,7 @@ func recordedConfig(cniVersion, name string, origin *network.Origin) (Section, [
 	// Marshalling strings cannot fail.
 	section, _ := json.Marshal(ipamConf)
 	data, _ := json.Marshal(map[string]any{"cniVersion": cniVersion, "name": name, "type": "tombolo", "ipam": ipamConf})
-	return Section{origin.Type, origin.Dir, section}, data
+	return Section{Type: origin.Type, DataDir: origin.Dir, JSON: section}, data
 }
 
 // gc carries out GC: it frees what this network owns and no valid attachment claims. Without a list it does nothing:

@@ -17,6 +17,8 @@ type Section struct {
 	Type    string
 	DataDir string
 	JSON    json.RawMessage
+
+	detectConflicts *bool
 }
 
 // UnmarshalJSON reads what is not the allocator's alone, as far as that can be read. null is as without the field.
@@ -28,9 +30,11 @@ func (s *Section) UnmarshalJSON(data []byte) error {
 	var fields struct {
 		Type    string `json:"type"`
 		DataDir string `json:"dataDir"`
+
+		DetectConflicts *bool `json:"detectConflicts"`
 	}
 	strict.Part("ipam", data, &fields, strict.Everything)
-	s.Type, s.DataDir = fields.Type, fields.DataDir
+	s.Type, s.DataDir, s.detectConflicts = fields.Type, fields.DataDir, fields.DetectConflicts
 	return nil
 }
 

@@ -46,6 +46,7 @@ func (c *NetConf) lan(s *network.Network) {
 		return
 	}
 	s.Exit = cmp.Or(network.Exit(c.DefaultRoute), network.ExitRouter)
+	s.DetectConflicts = c.IPAM.detectConflicts
 	s.NoDefaultRoute = !orDefault(c.IsDefaultGateway, true)
 	// The gateway of an IPAM that is not DHCP is the router.
 	s.Gateway, s.DefaultGateway = false, s.Exit == network.ExitRouter && !s.NoDefaultRoute

@@ -22,7 +22,7 @@ func Of(a *state.Attachment) nft.Endpoint {
 	ep := nft.Endpoint{
 		Owner: nft.Owner(a.Hash()), Network: a.Network, Bridge: a.GatewayLink(), NIC: a.NIC,
 		Addrs: Addresses(a), MAC: net.HardwareAddr(a.MAC), Masquerade: a.Masquerade, Ports: Ports(a),
-		PortSNAT: a.PortSNAT,
+		PortSNAT: SNAT(a),
 	}
 	for _, w := range a.Waiting {
 		for _, p := range w.Addresses {
@@ -40,6 +40,16 @@ func Of(a *state.Attachment) nft.Endpoint {
 		ep.Ports = nil
 	}
 	return ep
+}
+
+// SNAT returns whose calls of an attachment's host ports come from the host's address. A container that is on a LAN too
+// would answer many callers by that LAN, with an address that does not belong there, so all calls do.
+func SNAT(a *state.Attachment) nft.SNAT {
+	isLAN := func(w state.Waiting) bool { return w.LAN }
+	if a.PortSNAT == nft.SNATNeeded && a.DefaultRoute == "" && slices.ContainsFunc(a.Waiting, isLAN) {
+		return nft.SNATAll
+	}
+	return a.PortSNAT
 }
 
 // In is Of in its network as that is now: features that were switched off there since the pod came have no set any

@@ -87,7 +87,12 @@ func valueOf(name, text string) (any, error) {
 func (n *Network) addresses(c *Container, conf, ipam map[string]any) error {
 	switch {
 	case len(n.Subnets) > 0:
-		conf["ipam"] = map[string]any{"type": "static", "addresses": n.given(c)}
+		section := map[string]any{"type": "static", "addresses": n.given(c)}
+		if n.Mode() == "lan" && ipam["detectConflicts"] != nil {
+			section["detectConflicts"] = ipam["detectConflicts"]
+			delete(ipam, "detectConflicts")
+		}
+		conf["ipam"] = section
 	case n.Mode() == "lan":
 		ipam["type"] = "dhcp"
 		if ipam["clientID"] == nil {

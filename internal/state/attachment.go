@@ -84,7 +84,7 @@ type Attachment struct {
 	// PortSNAT is whose calls of them come from the host's address.
 	PortSNAT nft.SNAT `json:"portSNAT,omitempty"`
 	// Waiting are the container's other attachments to which this one's host ports go when it
-	// is deleted: they have them as Withheld.
+	// is deleted: they have them as Withheld. Those on a LAN are among them without any, too.
 	Waiting   []Waiting       `json:"waiting,omitempty"`
 	Bandwidth bandwidth.Shape `json:"bandwidth,omitzero"` // as the kernel enforces it
 	IFB       string          `json:"ifb,omitempty"`      // the link that its egress is shaped by
@@ -110,6 +110,8 @@ type Waiting struct {
 	Hash    string `json:"hash"`
 	// Addresses are its own.
 	Addresses []netip.Prefix `json:"addresses,omitempty"`
+	// LAN says that it is on a LAN, whose machines it reaches past the host.
+	LAN bool `json:"lan,omitempty"`
 }
 
 // Hash returns the attachment's hash: Short, or what it has to be if that is empty.

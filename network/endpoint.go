@@ -195,6 +195,9 @@ func (e *entry) isStale(ctx context.Context, conflict *nft.ConflictError) (bool,
 // address, that pod's reservation is lost, and the next Add gets another.
 func (e *entry) withhold(ctx context.Context, rec *state.Attachment, conflict *nft.ConflictError) error {
 	if conflict.Port == "" {
+		if has, err := e.s.Dir.Load(conflict.Network, string(conflict.Owner)); err == nil {
+			return fmt.Errorf("%s has the address: %w", describe(has), conflict)
+		}
 		return conflict
 	}
 	taken := func(by string) error {

@@ -113,7 +113,7 @@ func (a *adding) refuseAnswered(mac net.HardwareAddr) error {
 		if list, err := routing.Neighbours(conn, false); err == nil {
 			for _, n := range list {
 				if n.Link == has.Link && n.Addr != has.Addr && slices.Equal(n.MAC, has.MAC) {
-					owner += ", which has " + n.Addr.String() + " too"
+					owner += ", which has " + n.Addr.String() + " too,"
 				}
 			}
 		}

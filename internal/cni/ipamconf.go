@@ -65,8 +65,10 @@ func (r *ipamRequest) read(into any) error {
 	if isEmpty(r.Section.JSON) {
 		return nil
 	}
-	comments := func(_, key string) bool { return !r.Strict || r.ByName || strings.HasPrefix(key, "_") }
-	problems := strict.Part("ipam", r.Section.JSON, into, comments)
+	others := func(_, key string) bool {
+		return !r.Strict || r.ByName || strings.HasPrefix(key, "_") || key == "detectConflicts" && r.Section.detectConflicts != nil
+	}
+	problems := strict.Part("ipam", r.Section.JSON, into, others)
 	if r.All {
 		return configError(errors.Join(problems...))
 	}

@@ -31,6 +31,7 @@ func (c *NetConf) lanProblems(p *problems) {
 	p.add(lan && c.PromiscMode, `mode "lan" and promiscMode exclude each other: the host would get every frame of the LAN twice`)
 	const ofLAN, ofUplink = `%s is a field of mode "lan"`, "%s says nothing without an uplink"
 	p.add(!lan && c.DefaultRoute != "", ofLAN, "defaultRoute")
+	p.add(!lan && c.IPAM.detectConflicts != nil && c.IPAM.Type != typeDHCP, `ipam.detectConflicts is a field of mode "lan", and of the ipam "dhcp"`)
 	p.add(!lan && c.Mode != modeL2 && c.IPv6 != "", `ipv6 is a field of modes "lan" and "l2": elsewhere pods get IPv6 by the ipam`)
 	p.add(c.Mode == modeL2 && c.IPv6 != "" && c.DisableContainerInterface, "ipv6 and disableContainerInterface exclude each other")
 	p.add(c.Uplink == "" && orDefault(c.LANGuard, false), ofUplink, "lanGuard")

@@ -2,6 +2,7 @@ package lan
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -110,6 +111,7 @@ func repairUnit(tb testing.TB) []string {
 type pod struct {
 	place
 	path, id string
+	ifname   string // empty: nic
 	result   json.RawMessage
 	ports    []object
 }
@@ -146,7 +148,7 @@ func (n *network) verb(verb string, p *pod) (string, error) {
 		conf["prevResult"] = p.result
 	}
 	stdin := must.Of(json.Marshal(conf)).Get(n)
-	out, err := n.exec("tombolo-cni", []string{"CNI_COMMAND=" + verb, "CNI_CONTAINERID=" + p.id, "CNI_NETNS=" + p.path, "CNI_IFNAME=" + nic, "CNI_PATH=/"}, stdin)
+	out, err := n.exec("tombolo-cni", []string{"CNI_COMMAND=" + verb, "CNI_CONTAINERID=" + p.id, "CNI_NETNS=" + p.path, "CNI_IFNAME=" + cmp.Or(p.ifname, nic), "CNI_PATH=/"}, stdin)
 	if err != nil {
 		err = fmt.Errorf("%s of %s: %w", verb, p.id, err)
 	}

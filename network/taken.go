@@ -107,6 +107,14 @@ func (a *adding) refuseAnswered(mac net.HardwareAddr) error {
 			return err
 		}
 		if has.State != routing.Reachable || slices.Equal(has.MAC, mac) {
+			if mac != nil && err == nil && has.State != routing.Permanent {
+				var b nl.Batch // the last look: the host's table stays as it was
+				m, err := has.DelMessage()
+				b.Add("delete neighbour", &has, m, err)
+				if err := conn.Execute(&b); err != nil && !errors.Is(err, fs.ErrNotExist) {
+					return err
+				}
+			}
 			continue
 		}
 		owner := has.MAC.String()

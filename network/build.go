@@ -167,6 +167,9 @@ func buildNetwork(ctx context.Context, s *session, w *want) (*site, error) {
 	}
 	// The record of before may be lost, and its pods run.
 	rec.PortSNAT = rec.PortSNAT || slices.ContainsFunc(attachments, func(a *state.Attachment) bool { return endpoint.SNAT(a) != nft.SNATNeeded })
+	if err := recordUplink(ctx, s, rec); err != nil {
+		return nil, err
+	}
 	n := &site{s: s, rec: rec, attachments: attachments, want: w}
 	changed, err := n.make(ctx)
 	if err != nil {

@@ -72,8 +72,8 @@ func (c Change) do(ctx context.Context, do func(s *session, a, next *state.Attac
 
 // Tuned tells of a MAC (nil: the same) and an MTU in bytes (0: the same) that another program
 // gives to a pod's interface: the guard, the port and the record follow. A MAC that a lease or a LAN
-// knows the pod by is ErrInvalid, and an attachment that is not on record ErrNotAttached. It needs
-// CAP_NET_ADMIN.
+// knows the pod by is ErrInvalid, that of another machine on the LAN ErrConflict (see RefuseMAC), and an attachment that
+// is not on record ErrNotAttached. It needs CAP_NET_ADMIN.
 func (c Change) Tuned(ctx context.Context, mac net.HardwareAddr, mtu int) error {
 	if len(mac) != 0 && len(mac) != 6 || mtu < 0 {
 		return fail.Errorf(ErrInvalid, "MAC %s and MTU %d cannot be an interface's", mac, mtu)
@@ -83,8 +83,8 @@ func (c Change) Tuned(ctx context.Context, mac net.HardwareAddr, mtu int) error 
 			next.MAC = state.MAC(mac)
 		}
 		moved := !bytes.Equal(next.MAC, a.MAC)
-		if moved && (a.Guard == nft.GuardUntrusted || a.SLAAC || a.IPAMType == endpoint.Leased) {
-			return fail.Errorf(ErrInvalid, "the MAC of interface %s, by which it has its lease or is known on its LAN, cannot be changed from %s to %s: ask for it at its ADD (the capability mac, or args.cni.mac)", a.IfName, a.MAC, next.MAC)
+		if err := s.refuseMove(ctx, a, mac); err != nil {
+			return err
 		}
 		if mtu > a.MTU && a.MTU > 0 {
 			next.MTU = mtu
@@ -105,6 +105,26 @@ func (c Change) Tuned(ctx context.Context, mac net.HardwareAddr, mtu int) error 
 		}
 		return s.Dir.UpdateLocked(next)
 	})
+}
+
+// refuseMove refuses another MAC for an attachment that cannot have it; nil is the same MAC.
+func (s *session) refuseMove(ctx context.Context, a *state.Attachment, mac net.HardwareAddr) error {
+	if mac == nil || bytes.Equal(mac, a.MAC) {
+		return nil
+	}
+	if a.Guard == nft.GuardUntrusted || a.SLAAC || a.IPAMType == endpoint.Leased {
+		return fail.Errorf(ErrInvalid, "the MAC of interface %s, by which it has its lease or is known on its LAN, cannot be changed from %s to %s: "+
+			"ask for it at its ADD (the capability mac, or args.cni.mac)", a.IfName, a.MAC, mac)
+	}
+	rec, err := s.Dir.LoadNetwork(a.Network)
+	if err != nil {
+		return fail.State(err)
+	}
+	n := &site{s: s, rec: rec}
+	if err := n.find(ctx); err != nil {
+		return err
+	}
+	return n.refuseMAC(ctx, mac, endpoint.Addresses(a)...)
 }
 
 // Check compares an attachment's record with what Publish and Limit were asked for; nil is nothing. Node.Check

@@ -5,9 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"slices"
-	"time"
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/addr"
@@ -17,7 +15,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
-	"github.com/tombolo-cni/tombolo/internal/routing"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
@@ -37,7 +34,9 @@ type foundUplink struct {
 
 // shareOf describes how a network shares its NIC.
 func shareOf(rec *state.Network) share.Share {
-	return share.Share{NIC: rec.Uplink, Bridge: rec.Bridge, Alias: endpoint.ShareAlias, Group: nft.ShareGroup}
+	return share.Share{
+		NIC: rec.Uplink, Bridge: rec.Bridge, Alias: endpoint.ShareAlias, Group: nft.ShareGroup, Promiscuous: !rec.MadePromiscuous,
+	}
 }
 
 // shares gives access to the shares of NICs.
@@ -173,6 +172,32 @@ func (uplinkPart) make(ctx context.Context, n *site) (bool, error) {
 	return false, n.findAt(ctx)
 }
 
+// recordUplink puts a network with an uplink on record before anything of it is made, without its configuration, so that
+// a removal finds what a killed Add left, and knows whether the NIC was promiscuous before. The next Add makes the rest.
+func recordUplink(ctx context.Context, s *session, rec *state.Network) error {
+	records, _, err := s.Dir.ListNetworks()
+	if err != nil || rec.Uplink == "" {
+		return fail.State(err)
+	}
+	isOnNIC := func(o *state.Network) bool {
+		return o.Uplink == rec.Uplink && o.Bridge == rec.Bridge && o.Epoch == rec.Epoch
+	}
+	if i := slices.IndexFunc(records, isOnNIC); i >= 0 {
+		rec.MadePromiscuous = records[i].MadePromiscuous
+	} else {
+		n := &site{s: s, rec: rec}
+		if err := n.find(ctx); err != nil {
+			return err
+		}
+		// Without a record, a pair is of an earlier network whose record was lost.
+		rec.MadePromiscuous = n.share != nil || !n.uplink.nic.Promiscuous && n.uplink.shared
+	}
+
+	early := *rec
+	early.ConfigHash = ""
+	return fail.State(s.Dir.SaveNetwork(&early))
+}
+
 // refuseUplink returns an error if the NIC of a network cannot be its uplink, and says what to do about it. It asks for
 // single objects only.
 func refuseUplink(ctx context.Context, s *session, rec *state.Network) (shared bool, _ error) {
@@ -254,71 +279,6 @@ func removeShare(ctx context.Context, s *session, rec *state.Network) error {
 		return err
 	}
 	return errors.Join(s.Firewall.RemoveShare(ctx, rec.Bridge), s.shares().Remove(ctx, shareOf(rec)))
-}
-
-// refuseMAC refuses a MAC for a pod that would cut off the host or another machine: frames to that MAC would be led to
-// the pod.
-func (n *site) refuseMAC(ctx context.Context, mac net.HardwareAddr) error {
-	if !n.uplink.shared || mac == nil {
-		return nil
-	}
-	if slices.Equal(mac, n.uplink.nic.MAC) {
-		return fail.Errorf(ErrConflict, "MAC %s is that of uplink %s: a pod on the LAN needs one of its own", mac, n.uplink.nic.Name)
-	}
-
-	conn := nl.Of(n.s.Links.Socket())
-	list, err := routing.Neighbours(conn, false)
-	for _, entry := range list {
-		if entry.Link != n.uplink.nic.Index || !slices.Equal(entry.MAC, mac) {
-			continue
-		}
-		if is, err := answers(ctx, conn, entry); is || err != nil {
-			return errors.Join(err, fail.Errorf(ErrConflict, "MAC %s is that of another machine on the LAN of uplink %s, which has %s: give the pod another one",
-				mac, n.uplink.nic.Name, entry.Addr))
-		}
-	}
-	return err
-}
-
-// A machine on the LAN answers within milliseconds. The kernel asks at once, and again after a second.
-const (
-	neighbourWait  = 1500 * time.Millisecond
-	neighbourPause = 10 * time.Millisecond
-)
-
-// answers has the kernel ask a neighbour whether it is there, and reports whether it answers. An entry may be that of a
-// pod that is gone.
-func answers(ctx context.Context, conn *nl.Conn, entry routing.Neighbour) (bool, error) {
-	if entry.State == routing.Permanent {
-		return true, nil
-	}
-	entry.State = routing.Probe
-	var b nl.Batch
-	m, err := entry.ReplaceMessage()
-	b.Add("ask neighbour", &entry, m, err)
-	if err := conn.Execute(&b); err != nil {
-		return false, err
-	}
-
-	for end := time.Now().Add(neighbourWait); time.Now().Before(end); {
-		now, err := routing.Find(conn, entry.Link, entry.Addr)
-		switch {
-		case errors.Is(err, fs.ErrNotExist):
-			return false, nil
-		case err != nil:
-			return false, err
-		case now.State == routing.Reachable:
-			return slices.Equal(now.MAC, entry.MAC), nil
-		case now.State == routing.Failed:
-			return false, nil
-		}
-		select {
-		case <-ctx.Done():
-			return false, ctx.Err()
-		case <-time.After(neighbourPause):
-		}
-	}
-	return false, nil
 }
 
 // checkNIC refuses what no link can be called.

@@ -40,6 +40,8 @@ type Share struct {
 	Alias string
 	// Group is the group of links of the port (nft.ShareGroup); 0 is the kernel's default.
 	Group uint32
+	// Promiscuous is true if the NIC was promiscuous before the first Ensure. Remove then leaves it so.
+	Promiscuous bool
 }
 
 // ErrUnfit is the cause of an error about a NIC that cannot be shared.
@@ -50,8 +52,6 @@ var ErrForeign = errors.New("the link belongs to another owner")
 
 const (
 	aliasMax = 200
-	// wasPromiscuous ends the alias of the outer end if the NIC was promiscuous before, and is to stay so.
-	wasPromiscuous = " promiscuous"
 
 	filterHandle = 1
 
@@ -96,7 +96,7 @@ func (c *Conn) Ensure(ctx context.Context, s Share) (changed bool, _ error) {
 	if err := c.setPair(ctx, s, have); err != nil {
 		return true, err
 	}
-	return true, c.setPromiscuous(ctx, have.nic, true)
+	return true, c.setPromiscuous(ctx, have.nic)
 }
 
 // Find returns the NIC, also if it was renamed after Ensure had noted its index. The error matches fs.ErrNotExist if
@@ -148,7 +148,7 @@ func (c *Conn) Ready(ctx context.Context, s Share, nic *bridge.Link) (outer int,
 	const works = unix.IFF_UP | unix.IFF_LOWER_UP
 	noted := s.Alias + " " + programName(nic.Index, nic.MAC)
 	if nic.Promiscuous && out.Flags&in.Flags&works == works && out.MTU == nic.MTU && in.MTU == nic.MTU &&
-		in.PortOf == "bridge" && in.Group == s.Group && strings.TrimSuffix(out.Alias, wasPromiscuous) == noted {
+		in.PortOf == "bridge" && in.Group == s.Group && out.Alias == noted {
 		return out.Index, nil
 	}
 	return 0, nil
@@ -179,26 +179,26 @@ func (c *Conn) Check(ctx context.Context, s Share) ([]tombolo.Difference, error)
 	return s.differences(have), nil
 }
 
-// Remove deletes the pair, and the NIC is no longer promiscuous, unless it was so before. The bridge stays. It is no
-// error if the pair, the NIC or the bridge does not exist.
+// Remove deletes the pair, and the NIC is no longer promiscuous, unless it was so before (Share.Promiscuous), also if
+// another program deleted the pair. The bridge stays. It is no error if the pair, the NIC or the bridge does not exist.
 func (c *Conn) Remove(ctx context.Context, s Share) error {
 	if err := s.validate(); err != nil {
 		return err
 	}
 
 	outer, _ := Pair(s.Bridge)
-	pair, err := c.find(ctx, outer)
-	if errors.Is(err, fs.ErrNotExist) {
+	pair, findErr := c.find(ctx, outer)
+	if findErr == nil {
+		findErr = s.checkOwner(pair)
+	}
+	if findErr != nil && !errors.Is(findErr, fs.ErrNotExist) {
+		return findErr
+	}
+	if err := c.restore(ctx, s); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if findErr != nil {
 		return nil
-	}
-	if err == nil {
-		err = s.checkOwner(pair)
-	}
-	if err != nil {
-		return err
-	}
-	if err := c.restore(ctx, s, pair); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
 	}
 
 	var b nl.Batch
@@ -210,10 +210,12 @@ func (c *Conn) Remove(ctx context.Context, s Share) error {
 }
 
 // restore makes the NIC as it was, and lets the bridge answer ARP again.
-func (c *Conn) restore(ctx context.Context, s Share, pair *link.Link) error {
+func (c *Conn) restore(ctx context.Context, s Share) error {
 	nic, err := c.Find(ctx, s)
-	if err == nil && !strings.HasSuffix(pair.Alias, wasPromiscuous) {
-		err = c.setPromiscuous(ctx, &link.Link{Index: nic.Index, Name: nic.Name, Flags: unix.IFF_PROMISC}, false)
+	if err == nil && nic.Promiscuous && !s.Promiscuous {
+		var b nl.Batch
+		link.Request{Index: nic.Index, Change: unix.IFF_PROMISC}.Set(&b, "set link", nic.Name)
+		err = tc.Execute(ctx, c.nl, &b)
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -372,7 +374,7 @@ func (s Share) differences(have *found) []tombolo.Difference {
 	differs("link "+outer, "ARP", "false", strconv.FormatBool(have.outer.Flags&unix.IFF_NOARP == 0))
 	differs("link "+port, "bridge", strconv.Itoa(have.bridge.Index), strconv.Itoa(have.port.Master))
 	differs("link "+outer, "program", programName(have.nic.Index, have.nic.MAC), have.program)
-	differs("link "+outer, "alias", s.note(have.nic), strings.TrimSuffix(have.outer.Alias, wasPromiscuous))
+	differs("link "+outer, "alias", s.note(have.nic), have.outer.Alias)
 	differs("link "+s.NIC, "promiscuous", "true", flag(have.nic, unix.IFF_PROMISC))
 	return list
 }
@@ -380,12 +382,9 @@ func (s Share) differences(have *found) []tombolo.Difference {
 // note is the alias of the outer end: its owner, and the index and MAC of the NIC.
 func (s Share) note(nic *link.Link) string { return s.Alias + " " + programName(nic.Index, nic.MAC) }
 
-// makePair makes the veth pair, down. Its alias ends in wasPromiscuous if the NIC is promiscuous.
+// makePair makes the veth pair, down.
 func (c *Conn) makePair(ctx context.Context, s Share, have *found) (*found, error) {
 	alias := s.note(have.nic)
-	if have.nic.Flags&unix.IFF_PROMISC != 0 {
-		alias += wasPromiscuous
-	}
 	outer, port := Pair(s.Bridge)
 
 	var b nl.Batch
@@ -427,9 +426,6 @@ func (c *Conn) setPair(ctx context.Context, s Share, have *found) error {
 	}
 	set(&b, have.port, port)
 	alias := s.note(have.nic)
-	if strings.HasSuffix(have.outer.Alias, wasPromiscuous) {
-		alias += wasPromiscuous
-	}
 	set(&b, have.outer, link.Request{MTU: &have.nic.MTU, Alias: &alias, Flags: unix.IFF_NOARP, Change: unix.IFF_NOARP})
 	return tc.Execute(ctx, c.nl, &b)
 }
@@ -453,15 +449,11 @@ func (c *Conn) setProgram(ctx context.Context, have *found) error {
 	return tc.Unsupported(tc.Execute(ctx, c.nl, &b), "cls_bpf")
 }
 
-func (c *Conn) setPromiscuous(ctx context.Context, nic *link.Link, on bool) error {
-	if on == (nic.Flags&unix.IFF_PROMISC != 0) {
+func (c *Conn) setPromiscuous(ctx context.Context, nic *link.Link) error {
+	if nic.Flags&unix.IFF_PROMISC != 0 {
 		return nil
 	}
-	r := link.Request{Index: nic.Index, Change: unix.IFF_PROMISC}
-	if on {
-		r.Flags = unix.IFF_PROMISC
-	}
 	var b nl.Batch
-	r.Set(&b, "set link", nic.Name)
+	link.Request{Index: nic.Index, Flags: unix.IFF_PROMISC, Change: unix.IFF_PROMISC}.Set(&b, "set link", nic.Name)
 	return tc.Execute(ctx, c.nl, &b)
 }

@@ -280,28 +280,6 @@ func TestEndpoints(t *testing.T) {
 	}
 }
 
-func TestUplinksAreLookedAfterInTheStateDirectory(t *testing.T) {
-	t.Parallel()
-	dir := shortDir(t)
-	file := dir + "/uplinks/tombolodtest.json"
-	err := os.Mkdir(dir+"/uplinks", 0o700)
-	if err == nil {
-		err = os.WriteFile(file, []byte("{"), 0o600)
-	}
-	must.Succeed(t, err)
-	d := start(t, dir)
-	d.hears(t, "READY=1")
-	deadline := time.Now().Add(3 * time.Minute)
-	for body := ""; !strings.Contains(body, "tombolo_errors_total{kind=\"uplinks\"} 1\n"); _, body = fetch(t, "unix", dir+"/tombolod.sock", "/metrics") {
-		if time.Now().After(deadline) {
-			t.Fatalf("the record was not looked at: %s; log: %s", body, d.log)
-		}
-	}
-	if _, err := os.Stat(file); err != nil {
-		t.Errorf("the damaged record is gone: %v; log: %s", err, d.log)
-	}
-}
-
 const unitFile = "../../deploy/systemd/tombolod.service"
 
 // unit gives a copy of the unit whose program is there.

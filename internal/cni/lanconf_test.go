@@ -13,8 +13,8 @@ import (
 func TestSettingsOfModeLAN(t *testing.T) {
 	t.Parallel()
 	lan := settings{StateDir: "/run/tombolo", LeaseDir: "/var/lib/tombolo/leases", Mark: 0x10,
-		Network: network.Network{Name: "pods", Origin: network.Origin{Type: "dhcp"}, Bridge: "br0", Hairpin: true, Guard: nft.GuardUntrusted, NFCall: ptr(true),
-			Uplink: "eth0", Exit: network.ExitHost}}
+		Network: network.Network{Name: "pods", Origin: network.Origin{Type: "dhcp"}, Bridge: "br0", Hairpin: true, Guard: nft.GuardUntrusted,
+			Uplink: "eth0", Exit: network.ExitRouter, DefaultGateway: true}}
 	l2 := settings{StateDir: "/run/tombolo", LeaseDir: "/var/lib/tombolo/leases", Mark: 0x10,
 		Network: network.Network{Name: "pods", Bridge: "br0", LeaveIPv6: true, Uplink: "eth0"}}
 	for _, tt := range []struct {
@@ -28,9 +28,10 @@ func TestSettingsOfModeLAN(t *testing.T) {
 		{"the reference's guard alone", `"mode": "lan", "uplink": "eth0", "lanGuard": false, "macspoofchk": true`, lan, func(s *settings) { s.Guard = nft.GuardMAC }},
 		{"a guard alone", `"mode": "lan", "uplink": "eth0", "lanGuard": false, "guard": true, "macspoofchk": true`, lan, func(s *settings) { s.Guard = nft.GuardAddresses }},
 		{"the reference's guard beside lanGuard", `"mode": "lan", "uplink": "eth0", "macspoofchk": true`, lan, nil},
-		{"to the router", `"mode": "lan", "uplink": "eth0", "defaultRoute": "router"`, lan,
-			func(s *settings) { s.Exit, s.DefaultGateway = network.ExitRouter, true }},
-		{"to nobody", `"mode": "lan", "uplink": "eth0", "isDefaultGateway": false`, lan, func(s *settings) { s.NoDefaultRoute = true }},
+		{"to the router", `"mode": "lan", "uplink": "eth0", "defaultRoute": "router"`, lan, nil},
+		{"to the host", `"mode": "lan", "uplink": "eth0", "defaultRoute": "host"`, lan,
+			func(s *settings) { s.Exit, s.DefaultGateway, s.NFCall = network.ExitHost, false, ptr(true) }},
+		{"to nobody", `"mode": "lan", "uplink": "eth0", "isDefaultGateway": false`, lan, func(s *settings) { s.NoDefaultRoute, s.DefaultGateway = true, false }},
 		{"no firewall for what is bridged", `"mode": "lan", "uplink": "eth0", "bridgeNFCall": false`, lan, func(s *settings) { s.NFCall = ptr(false) }},
 		{"with IPv6", `"mode": "lan", "uplink": "eth0", "ipv6": "slaac"`, lan, func(s *settings) { s.SLAAC = true }},
 		{"every field", `"mode": "lan", "uplink": "enp1s0", "bridge": "lan0", "hairpinMode": false, "mtu": 1400`, lan,

@@ -60,6 +60,12 @@ func (c *call) tune(ctx context.Context, of network.Change, f *tuningConf) error
 			return err
 		}
 		had := f.of(l)
+		if f.MAC != nil {
+			// Before the pod has it: with the MAC of another machine, its first frame would mislead the LAN's switches.
+			if err := of.RefuseMAC(ctx, f.mac()); err != nil && !errors.Is(err, network.ErrNotAttached) {
+				return err
+			}
+		}
 		if err = f.set(conn, l, c.ifName); err == nil {
 			err = f.follow(ctx, of)
 		}

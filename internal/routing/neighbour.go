@@ -54,6 +54,9 @@ type NeighbourFlags uint32
 // Proxy is to answer for this address.
 const Proxy NeighbourFlags = unix.NTF_PROXY
 
+// Use has the kernel ask for the MAC at once, as if a packet were to be sent there.
+const Use NeighbourFlags = unix.NTF_USE
+
 // String names the neighbour as errors do: "10.1.0.2 on link 3".
 func (n Neighbour) String() string { return n.Addr.String() + " on link " + strconv.Itoa(n.Link) }
 

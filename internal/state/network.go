@@ -53,6 +53,8 @@ type Network struct {
 
 	// Uplink is the NIC by which the bridge is on a LAN; empty is none.
 	Uplink string `json:"uplink,omitempty"`
+	// MadePromiscuous is true if Tombolo made that NIC promiscuous, which the removal of the network undoes.
+	MadePromiscuous bool `json:"madePromiscuous,omitempty"`
 	// VLAN is which VLANs of the bridge its pods' ports are in.
 	VLAN vlan.Membership `json:"vlan,omitzero"`
 	// DefaultRoute is where the default route of pods on a LAN leads: "host" or

@@ -1,0 +1,137 @@
+package network
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io/fs"
+	"net"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/routing"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/network/internal/fail"
+	"github.com/tombolo-cni/tombolo/route"
+)
+
+// refuseMAC refuses a MAC for a pod that would cut off the host or another machine: the host and the LAN would send
+// frames for that MAC to the pod. It asks nothing for a pod whose MAC is of our own choice. A pod may answer at its own
+// addresses.
+func (n *site) refuseMAC(ctx context.Context, mac net.HardwareAddr, own ...netip.Addr) error {
+	if !n.uplink.shared || mac == nil {
+		return nil
+	}
+	nic := n.uplink.nic
+	switch {
+	case mac[0]&1 != 0:
+		return fail.Errorf(ErrInvalid, "MAC %s is one of multicast: a pod needs a MAC whose first byte is even", mac)
+	case bytes.Equal(mac, nic.MAC):
+		return fail.Errorf(ErrConflict, "MAC %s is that of uplink %s: a pod on the LAN needs one of its own", mac, nic.Name)
+	}
+
+	conn := nl.Of(n.s.Links.Socket())
+	routers, err := n.routers(ctx)
+	if err != nil {
+		return err
+	}
+	for _, router := range routers {
+		if err := meet(ctx, conn, nic.Index, router); err != nil {
+			return err
+		}
+	}
+	list, err := routing.Neighbours(conn, false)
+	for _, entry := range list {
+		if entry.Link != nic.Index || !bytes.Equal(entry.MAC, mac) || slices.Contains(own, entry.Addr) {
+			continue
+		}
+		if is, err := answers(ctx, conn, entry); is || err != nil {
+			return errors.Join(err, fail.Errorf(ErrConflict, "MAC %s is that of another machine on the LAN of uplink %s, which has %s: give the pod another one",
+				mac, nic.Name, entry.Addr))
+		}
+	}
+	return err
+}
+
+// routers lists the next hops of the host's default routes by the NIC.
+func (n *site) routers(ctx context.Context) (list []netip.Addr, _ error) {
+	add := func(hop netip.Addr) {
+		if hop.IsValid() && !slices.Contains(list, hop) {
+			list = append(list, hop)
+		}
+	}
+	err := n.s.Links.Routes().Walk(ctx, route.Filter{Link: n.uplink.nic.Index}, func(r route.Route) {
+		if r.Dst.Bits() != 0 {
+			return
+		}
+		add(r.Gateway)
+		for _, hop := range r.Nexthops {
+			add(hop.Gateway)
+		}
+	})
+	return list, err
+}
+
+// A machine on the LAN answers within milliseconds. The kernel asks at once, and again after a second.
+const (
+	neighbourWait  = 1500 * time.Millisecond
+	neighbourPause = 10 * time.Millisecond
+)
+
+// meet has the kernel ask for the MAC of an address that it does not know, and waits for an answer.
+func meet(ctx context.Context, conn *nl.Conn, link int, address netip.Addr) error {
+	known, err := routing.Find(conn, link, address)
+	if err == nil && len(known.MAC) > 0 || err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	_, err = ask(ctx, conn, routing.Neighbour{Link: link, Addr: address, State: routing.Probe, Flags: routing.Use})
+	return err
+}
+
+// answers has the kernel ask a neighbour whether it is there, and reports whether it answers. An entry may be that of a
+// pod that is gone.
+func answers(ctx context.Context, conn *nl.Conn, entry routing.Neighbour) (bool, error) {
+	if entry.State == routing.Permanent {
+		return true, nil
+	}
+	entry.State = routing.Probe
+	now, err := ask(ctx, conn, entry)
+	return now.State == routing.Reachable && bytes.Equal(now.MAC, entry.MAC), err
+}
+
+// ask writes an entry for which the kernel asks the neighbour, and returns what became of it.
+func ask(ctx context.Context, conn *nl.Conn, entry routing.Neighbour) (now routing.Neighbour, _ error) {
+	var b nl.Batch
+	m, err := entry.ReplaceMessage()
+	b.Add("ask neighbour", &entry, m, err)
+	if err := conn.Execute(&b); err != nil {
+		return now, err
+	}
+
+	for end := time.Now().Add(neighbourWait); time.Now().Before(end); {
+		now, err := routing.Find(conn, entry.Link, entry.Addr)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			return now, nil
+		case err != nil || now.State == routing.Reachable || now.State == routing.Failed:
+			return now, err
+		}
+		select {
+		case <-ctx.Done():
+			return now, ctx.Err()
+		case <-time.After(neighbourPause):
+		}
+	}
+	return now, nil
+}
+
+// RefuseMAC returns an error if the pod's interface cannot get another MAC: one by which a lease or a LAN knows the pod
+// is ErrInvalid, and that of another machine on the LAN ErrConflict. It changes nothing.
+func (c Change) RefuseMAC(ctx context.Context, mac net.HardwareAddr) error {
+	if _, err := c.node.attached(ctx, c.key); err != nil {
+		return err
+	}
+	return c.do(ctx, func(s *session, a, _ *state.Attachment) error { return s.refuseMove(ctx, a, mac) })
+}

@@ -7,6 +7,8 @@ import (
 	"io/fs"
 	"slices"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
@@ -17,6 +19,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
+	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/nft"
 )
@@ -313,7 +316,11 @@ func (u Uplinks) PlanShare(ctx context.Context, nic, bridgeName string) (lines, 
 	if !shared {
 		return []string{fmt.Sprintf("%s is a port of bridge %s, which is used as it is: nothing is to be made", nic, bridgeName)}, nil, nil
 	}
-	if err := s.Firewall.Probe(ctx); err != nil {
+	if err := tryShare(ctx); err != nil {
+		return nil, nil, err
+	}
+	_, router, err := s.Links.Forwards(ctx)
+	if err != nil {
 		return nil, nil, err
 	}
 
@@ -325,11 +332,68 @@ func (u Uplinks) PlanShare(ctx context.Context, nic, bridgeName string) (lines, 
 		"lead frames for pods from " + nic + " to " + outer + ", in table netdev tombolo",
 		"make " + nic + " promiscuous; its addresses, routes and manager stay as they are",
 	}
+	if !router.IPv4 || !router.IPv6 {
+		lines = append(lines, `only for pods with published ports, or with "defaultRoute": "host": have the host, which is no router, forward for pods alone `+
+			"(net.ipv4.conf.*.forwarding, net.ipv6.conf.*."+forceForwarding+")")
+	}
 	children, err := s.children(ctx, nic)
 	for _, l := range children {
 		warnings = append(warnings, childText(l, nic))
 	}
 	return lines, warnings, err
+}
+
+// tryShare makes a share in a network namespace of its own, which ends with all that is in it. The error says what the
+// kernel refused.
+func tryShare(ctx context.Context) error {
+	ns, err := netns.New()
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	links, err := bridge.Dial(ns)
+	if err != nil {
+		return err
+	}
+	defer links.Close()
+	firewall, err := nft.Dial(&nft.Config{NetNS: ns})
+	if err != nil {
+		return err
+	}
+	defer firewall.Close()
+
+	// A veth stands for the NIC.
+	var b nl.Batch
+	link.Request{Name: "nic", Peer: &link.Request{Name: "wire"}}.Create(&b, "add link", "nic")
+	if err := nl.Of(links.Socket()).Execute(&b); err != nil {
+		return err
+	}
+	if _, err := links.Ensure(ctx, bridge.Bridge{Name: "br0", NoIPv6: true}); err != nil {
+		return err
+	}
+	if _, err := share.On(links.Socket()).Ensure(ctx, share.Share{NIC: "nic", Bridge: "br0", Group: nft.ShareGroup}); err != nil {
+		return err
+	}
+	if err := firewall.Probe(ctx); err != nil {
+		return err
+	}
+	nic, err := links.Link(ctx, "nic")
+	if err != nil {
+		return err
+	}
+	name, port := share.Pair("br0")
+	outer, err := links.Link(ctx, name)
+	if err != nil {
+		return err
+	}
+	_, err = firewall.Ensure(ctx, nft.Network{
+		Name: "try", Bridge: "br0", Share: &nft.Share{NIC: nic.Name, MAC: nic.MAC, Outer: outer.Index, Port: port},
+	})
+	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, fs.ErrNotExist) {
+		err = fail.Errorf(share.ErrUnfit, "this kernel takes no rules at a NIC's hooks, by which frames reach pods (%w): it needs Linux 5.16 with "+
+			"CONFIG_NETFILTER_EGRESS, and the modules nf_tables, nft_fwd_netdev and nft_dup_netdev", err)
+	}
+	return err
 }
 
 // children lists the macvlan and ipvlan links that rest on a NIC, here or in another namespace.

@@ -57,3 +57,47 @@ func TestRestoreNamesTheAddressThatTheBridgeHasNoMore(t *testing.T) {
 	l.wantNoLink(bridge)
 	expect.Success(t, nstest.Ping(t, l.other.ns, l.host.ip6), "the host's other address")
 }
+
+// The plan of a share tries what the kernel has, and leaves nothing behind.
+func TestPlanOfAShareSaysWhatIsMadeAndWhatCannotWork(t *testing.T) {
+	t.Parallel()
+	l := newHost(t)
+	n := l.network(nil)
+	nstest.Sysctl(t, l.host.ns, "net/ipv4/ip_forward", "0")
+	first := l.state()
+	plan := func(nic string) (string, error) {
+		return n.exec("tombolo", nil, nil, "uplink", "plan", "--state", n.state, nic, bridge)
+	}
+	said, err := plan(nic)
+	expect.That(t, err == nil && strings.HasPrefix(said, "OK: ") && strings.Contains(said, "promiscuous") && strings.Contains(said, "net.ipv4.conf.*.forwarding"),
+		"the plan: %s %v", said, err)
+	for _, sysctl := range []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"} {
+		nstest.Sysctl(t, l.host.ns, sysctl, "1")
+	}
+	said, err = plan(nic)
+	expect.That(t, err == nil && !strings.Contains(said, "forwarding"), "the plan of a router: %s %v", said, err)
+	for _, sysctl := range []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"} {
+		nstest.Sysctl(t, l.host.ns, sysctl, "0")
+	}
+	wantSame(t, "the host after two plans", first, l.state())
+	l.wantNoLink(bridge)
+	expect.Equal(t, l.hostRun("nft", "list", "ruleset"), "", "rules after two plans")
+
+	ip(t, l.host.ns, "link add link "+nic+" name mac0 type macvlan mode bridge")
+	said, err = plan(nic)
+	expect.That(t, err == nil && strings.Contains(said, "OK, but") && strings.Contains(said, "macvlan mac0 rests on "+nic), "the plan beside a macvlan: %s %v", said, err)
+	for _, c := range []struct{ setUp, nic, says string }{
+		{"", "mac0", "cannot carry other MACs"},
+		{"link add other0 type bridge", "other0", "it is a bridge"},
+		{"link add a0 type veth peer name a1\nlink set a0 master other0", "a0", `name that one ("bridge": "other0")`},
+		{"tuntap add tun0 mode tun", "tun0", "it is no Ethernet link"},
+		{"", "lo", "it is no Ethernet link"},
+	} {
+		ip(t, l.host.ns, strings.Split(c.setUp, "\n")...)
+		_, err := plan(c.nic)
+		expect.That(t, err != nil && strings.Contains(err.Error(), c.says), "the plan of %s: %v, want it refused, with %q", c.nic, err, c.says)
+	}
+	n.by = []string{"setpriv", "--bounding-set", "-bpf,-sys_admin"}
+	_, err = plan(nic)
+	expect.That(t, err != nil && strings.Contains(err.Error(), "CAP_BPF"), "the plan without bpf(2): %v", err)
+}

@@ -42,7 +42,7 @@ func (n *site) refuseMAC(ctx context.Context, mac net.HardwareAddr, own ...netip
 			return err
 		}
 	}
-	list, err := routing.Neighbours(conn, false)
+	list, err := routing.Neighbours(conn)
 	for _, entry := range list {
 		if entry.Link != nic.Index || !bytes.Equal(entry.MAC, mac) || slices.Contains(own, entry.Addr) {
 			continue

@@ -34,7 +34,7 @@ func (s *session) withNIC(ctx context.Context, nic string, do func(*take) error)
 		return err
 	}
 	defer lock.Close()
-	conn, err := uplink.Dial(&uplink.Config{Made: s.placeLoopback})
+	conn, err := uplink.Dial(nil)
 	if err != nil {
 		return err
 	}

@@ -62,9 +62,7 @@ func hosts() map[string][]string {
 			"route add default via 10.0.0.2 table 101", "route add default via 10.0.0.3 table 1000", "route add 172.16.0.0/12 via 10.0.0.1 table 1000 mtu lock 1400 advmss 1300",
 			"-6 route add default via fd00::1 table 102", "-6 route add fd77::/32 via fd00::2 table 102 mtu 1300",
 			"route add default via 10.0.0.1 table 103 tos 8",
-			"rule add from 10.0.0.5 table 100 pref 100", "rule add iif eth0 table 101 pref 101", "rule add oif eth0 fwmark 7/0xff table 1000 pref 102",
-			"rule add iif eth0 to 10.44.0.0/16 unreachable pref 103", "-6 rule add iif eth0 table 102 pref 100", "-6 rule add oif eth0 from fd00::5 lookup 102 pref 90 suppress_prefixlength 0",
-			"rule add iif lo oif eth0 ipproto tcp dport 80-90 table 103 pref 104"),
+			"rule add from 10.0.0.5 table 100 pref 100", "rule add fwmark 7/0xff table 1000 pref 102", "-6 rule add from fd00::5 lookup 102 pref 90 suppress_prefixlength 0"),
 		"routes of all sorts": append(plainHost(),
 			"route add blackhole 172.20.0.0/16", "route add unreachable 172.21.0.0/16", "route add prohibit 172.22.0.0/16", "-6 route add blackhole fd99::/32",
 			"route add 172.23.0.0/16 dev eth0 scope link", "route add 172.24.0.0/16 via 10.0.0.9 initcwnd 20 quickack 1", "route add 172.25.0.0/16 via 192.168.99.1 dev eth0 onlink",
@@ -80,15 +78,10 @@ func hosts() map[string][]string {
 			"route add 172.22.0.0/16 via 10.0.0.1 congctl reno mtu 1300", "-6 route add fd55::/32 via fd00::1 congctl reno advmss 1200 hoplimit 9",
 			"route add 172.23.0.0/16 encap ip id 7 dst 10.9.9.9 ttl 9 dev eth0", "-6 route add fd56::/32 encap ip6 id 7 dst fd09::9 dev eth0",
 			"-6 route add fd57::/32 encap seg6 mode encap segs fd00::7,fd00::8 dev eth0", "route add 172.24.0.0/16 nexthop encap ip id 5 dst 10.9.9.9 via 10.0.0.1 dev eth0 nexthop via 10.1.0.1")...),
-		"rules alike but for one selector": append(plainHost(),
-			"rule add iif eth0 ipproto tcp dport 80 table 100 pref 100", "rule add iif eth0 ipproto tcp dport 81 table 100 pref 100", "rule add iif eth0 uidrange 5-9 table 100 pref 100",
-			"rule add iif eth0 table 100 pref 100 realms 3/5", "rule add iif eth0 tun_id 7 table 100 pref 100", "rule add iif eth0 table 100 pref 100 suppress_prefixlength 7",
-			"-6 rule add iif eth0 tos 8 table 100 pref 100", "-6 rule add iif eth0 tos 0x20 table 100 pref 100"),
 		"another NIC in the network comes first": append(second("addr add 10.0.0.6/24 dev eth1"), plainHost()...),
 		"neighbours by hand": append(plainHost(),
 			"neigh add 10.0.0.77 lladdr 02:00:00:00:00:77 dev eth0", "neigh add fd00::77 lladdr 02:00:00:00:00:78 dev eth0 router",
-			"neigh add 10.0.0.78 lladdr 02:00:00:00:00:79 dev eth0 nud noarp extern_learn protocol static",
-			"neigh add proxy 10.0.0.88 dev eth0", "-6 neigh add proxy fd00::88 dev eth0"),
+			"neigh add 10.0.0.78 lladdr 02:00:00:00:00:79 dev eth0 nud noarp extern_learn protocol static"),
 	}
 }
 

@@ -1,6 +1,7 @@
 package uplink
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -111,79 +112,26 @@ func (m *move) delAddress(a addr.Address) request {
 	return ask("delete "+m.words(a), "delete address", &a, as(a, unix.RTM_DELADDR, 0), isGone)
 }
 
-func (m *move) rules() []routing.Rule {
-	var list []routing.Rule
-	for _, r := range m.s.Rules {
-		if r.IIF == m.from.Name || r.OIF == m.from.Name {
-			list = append(list, r)
-		}
-	}
-	return list
-}
-
-func (m *move) movedRule(r routing.Rule) routing.Rule {
-	for _, name := range []*string{&r.IIF, &r.OIF} {
-		if *name == m.from.Name {
-			*name = m.to.Name
-		}
-	}
-	return r
-}
-
-func (m *move) addRules() []request {
-	var list []request
-	for _, r := range m.rules() {
-		n := m.movedRule(r)
-		list = append(list, ask("add rule "+n.String(), "add rule", &n, n.CopyMessage, exists))
-	}
-	return list
-}
-
-func (m *move) delRules() []request {
-	var list []request
-	for _, r := range m.rules() {
-		list = append(list, ask("delete rule "+r.String(), "delete rule", &r, r.DelMessage, isGone))
-	}
-	return list
-}
-
-// copyNeighbours gives the other link what is known of the neighbours, so that no
-// packet has to wait for it, unless that has heard them just now. Those that stay behind do nothing
-// there.
+// copyNeighbours gives the other link what is known of the neighbours: while the NIC is a port, it hears no answers. An
+// entry that is only cached is left out if the kernel has no room for it.
 func (m *move) copyNeighbours() []request {
+	const known = routing.Permanent | routing.NoARP | routing.Reachable | routing.Stale | routing.Delay | routing.Probe
 	var list []request
 	for _, n := range m.s.Neighbours {
-		if n.Link != m.from.Index || !isKnown(n) || n.State != routing.Permanent && m.s.hears(m.to.Index, n.Addr) {
+		if n.Link != m.from.Index || n.State&known == 0 || len(n.MAC) != 6 || n.MAC[0]&1 != 0 {
 			continue
 		}
 		n.Link = m.to.Index
-		if n.State == routing.Delay || n.State == routing.Probe {
+		if n.State&(routing.Delay|routing.Probe) != 0 {
 			n.State = routing.Stale
 		}
-		text := "add neighbour " + m.words(n) + " at " + n.MAC.String()
-		if n.Flags&routing.Proxy != 0 {
-			text = "answer for " + m.words(n)
-		}
-		r := ask(text, "replace neighbour", &n, n.ReplaceMessage, nil)
+		r := ask("add neighbour "+m.words(n)+" at "+n.MAC.String(), "replace neighbour", &n, n.ReplaceMessage, nil)
 		if n.State != routing.Permanent {
-			r.done = isFull
+			r.done = func(err error) bool { return errors.Is(err, unix.ENOBUFS) }
 		}
 		list = append(list, r)
 	}
 	return list
-}
-
-// isKnown leaves out neighbours that are being looked for, or that are broadcast, and takes in
-// those that the link answers for.
-func isKnown(n routing.Neighbour) bool {
-	const found = routing.Permanent | routing.NoARP | routing.Reachable | routing.Stale | routing.Delay | routing.Probe
-	return n.Flags&routing.Proxy != 0 || len(n.MAC) == 6 && n.MAC[0]&1 == 0 && n.State&found != 0
-}
-
-func (s *snapshot) hears(index int, a netip.Addr) bool {
-	return slices.ContainsFunc(s.Neighbours, func(n routing.Neighbour) bool {
-		return n.Link == index && n.Addr == a && n.State == routing.Reachable
-	})
 }
 
 // routes are those that go. Those by a nexthop object stay, as the object does.

@@ -3,7 +3,6 @@ package uplink
 import (
 	"context"
 	"fmt"
-	"reflect"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -12,7 +11,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
-	"github.com/tombolo-cni/tombolo/internal/routing"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
@@ -67,13 +65,12 @@ func planTake(s *snapshot, u *Uplink) *Steps {
 			steps.Moves = append(steps.Moves, ip)
 		}
 	}
-	first := []string{how, fmt.Sprintf("give %s the kernel parameters of %s, but loose ones of rp_filter and arp_filter", u.Bridge, u.NIC)}
-	steps.add(stepBridge, first, append(s.copied(u.Bridge), s.loose(u.Bridge)...))
-	steps.add(stepAddresses, nil, nil, m.addAddresses(), m.addRules())
-	steps.add(stepPort, nil, nil, m.copyNeighbours(), setMaster(m.from, m.to.Index, fmt.Sprintf("make %s a port of %s", u.NIC, u.Bridge)))
-	steps.add(stepRoutes, nil, nil, m.moveRoutes(), m.restoreAddressFlags())
-	steps.add(stepRelease, nil, nil, m.delAddresses(), m.delRules())
-	steps.add(stepSettle, []string{fmt.Sprintf("give %s rp_filter and arp_filter of %s", u.Bridge, u.NIC)}, s.strict(u.Bridge))
+	steps.add(stepBridge, []string{how, fmt.Sprintf("give %s the kernel parameters of %s, but loose ones of rp_filter and arp_filter", u.Bridge, u.NIC)})
+	steps.add(stepAddresses, nil, m.addAddresses())
+	steps.add(stepPort, nil, m.copyNeighbours(), setMaster(m.from, m.to.Index, fmt.Sprintf("make %s a port of %s", u.NIC, u.Bridge)))
+	steps.add(stepRoutes, nil, m.moveRoutes(), m.restoreAddressFlags())
+	steps.add(stepRelease, nil, m.delAddresses())
+	steps.add(stepSettle, []string{fmt.Sprintf("give %s rp_filter and arp_filter of %s", u.Bridge, u.NIC)})
 	return &steps
 }
 
@@ -82,13 +79,12 @@ func planTake(s *snapshot, u *Uplink) *Steps {
 func planRestore(s *snapshot, rec *Record) *Steps {
 	m := backMove(s, rec)
 	steps := Steps{move: m}
-	steps.add(stepBridge, nil, m.s.looseBack(rec))
-	steps.add(stepAddresses, nil, nil, m.addAddresses(), m.addRules(), m.copyNeighbours())
-	steps.add(stepRoutes, nil, nil, m.moveRoutes())
-	// A router that speaks meanwhile gives the bridge a route again.
-	steps.add(stepPort, nil, nil, m.moveRoutes(), m.release())
-	steps.add(stepRelease, nil, nil, m.moveRoutes(), m.restoreAddressFlags(), m.delAddresses(), m.delRules())
-	steps.add(stepSettle, nil, nil, m.removeBridge())
+	steps.add(stepBridge, nil)
+	steps.add(stepAddresses, nil, m.addAddresses(), m.copyNeighbours())
+	steps.add(stepRoutes, nil, m.moveRoutes())
+	steps.add(stepPort, nil, m.moveRoutes(), m.release())
+	steps.add(stepRelease, nil, m.moveRoutes(), m.restoreAddressFlags(), m.delAddresses())
+	steps.add(stepSettle, nil, m.removeBridge())
 	return &steps
 }
 
@@ -102,11 +98,11 @@ func backMove(s *snapshot, rec *Record) *move {
 	return newMove(&n, *n.Bridge, n.NIC)
 }
 
-// withLost returns the snapshot as if a bridge had the addresses, routes and rules of the record that the NIC does not
+// withLost returns the snapshot as if a bridge had the addresses and routes of the record that the NIC does not
 // have. It is for a bridge that another program deleted with all of them.
 func (s *snapshot) withLost(rec *Record) *snapshot {
 	n := *s
-	n.Addresses, n.Routes, n.Rules = slices.Clone(s.Addresses), slices.Clone(s.Routes), slices.Clone(s.Rules)
+	n.Addresses, n.Routes = slices.Clone(s.Addresses), slices.Clone(s.Routes)
 	m := newMove(&rec.Before, rec.Before.NIC, linkState{Index: noLink, Name: rec.Bridge})
 	for _, a := range m.addresses() {
 		if s.address(s.NIC.Index, a) == nil {
@@ -116,11 +112,6 @@ func (s *snapshot) withLost(rec *Record) *snapshot {
 	for _, r := range m.routes() {
 		if !slices.ContainsFunc(s.Routes, func(have route.Route) bool { return placeOf(&have) == placeOf(&r) }) {
 			n.Routes = append(n.Routes, m.movedRoute(r))
-		}
-	}
-	for _, r := range m.rules() {
-		if !slices.ContainsFunc(s.Rules, func(have routing.Rule) bool { return reflect.DeepEqual(have, r) }) {
-			n.Rules = append(n.Rules, m.movedRule(r))
 		}
 	}
 	return &n

@@ -119,6 +119,9 @@ func (s *snapshot) refuseRoutes(no refusal) {
 	for _, r := range s.byObject() {
 		no(r.Dst.Bits() == 0, "the default route goes by nexthop object %d, which stays on %s, and the host would be cut off; name its gateway instead", r.NexthopID, s.NIC.Name)
 	}
+	for _, r := range s.Rules {
+		no(true, "the rule %q names %s, which packets no longer come in by; delete it, and add it for the bridge afterwards", r, s.NIC.Name)
+	}
 	s.refuseStale(no)
 	for _, r := range s.Behind {
 		no(true, "another link has a route to %s too, with the same metric, and would come first; give one of the two another metric", describe(&r))

@@ -1,54 +1,36 @@
 package uplink
 
 import (
-	"maps"
+	"errors"
+	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
 )
 
-// conf4 is the directory of links' parameters of IPv4 below /proc/sys/net.
-const conf4 = "ipv4/conf/"
-
-// readSettings reads the parameters of links (conf and neigh), in the calling thread's namespace.
-// Some cannot be read, such as a stable_secret that is not set (EIO).
-func readSettings(links ...string) map[string]string {
-	const dir = "/proc/sys/net/"
-	var patterns []string
-	for _, link := range links {
-		patterns = append(patterns, "ipv?/*/"+link+"/*")
-	}
-	settings := map[string]string{}
-	for _, p := range patterns {
-		paths, _ := filepath.Glob(dir + p)
-		for _, path := range paths {
-			path = strings.TrimPrefix(path, dir)
-			if value, err := sysctl.Read("net/" + path); err == nil {
-				settings[path] = value
-			}
+// copySettings gives a bridge the kernel parameters of a NIC (conf and neigh), in the calling thread's namespace. It
+// leaves out those that cannot be read, such as a stable_secret that is not set, and those that a bridge does not have.
+func copySettings(nic, bridge string) error {
+	const root = "/proc/sys/"
+	paths, _ := filepath.Glob(root + "net/ipv?/*/" + nic + "/*")
+	var errs []error
+	for _, path := range paths {
+		from := strings.TrimPrefix(path, root)
+		value, err := sysctl.Read(from)
+		if err != nil || !isCopied(filepath.Base(path)) {
+			continue
+		}
+		to := strings.Replace(from, "/"+nic+"/", "/"+bridge+"/", 1)
+		if _, err := sysctl.Ensure(to, value); !isGone(err) {
+			errs = append(errs, err)
 		}
 	}
-	return settings
+	return errors.Join(errs...)
 }
 
-// setting is a parameter that is to be set.
-type setting struct{ path, value string }
-
-// write sets parameters in the calling thread's namespace, of those that this kernel has.
-func write(list []setting) error {
-	var first error
-	for _, s := range list {
-		if _, err := sysctl.Ensure("net/"+s.path, s.value); err != nil && !isGone(err) && first == nil {
-			first = err
-		}
-	}
-	return first
-}
-
-// isCopied leaves out parameters that the kernel computes, those that cannot be written, and those that loose and
-// strict set.
+// isCopied leaves out parameters that the kernel computes, those that cannot be written, and those that loosen and
+// tighten set.
 func isCopied(name string) bool {
 	switch name {
 	case "base_reachable_time", "retrans_time", "unres_qlen", // shown in a better unit by others
@@ -58,43 +40,27 @@ func isCopied(name string) bool {
 	return true
 }
 
-// of gives a parameter of a link.
-func (s *snapshot) of(dir, link, name string) string { return s.Settings[dir+link+"/"+name] }
-
-// copied gives what the bridge is to have of the NIC's parameters.
-func (s *snapshot) copied(bridge string) []setting {
-	var list []setting
-	for _, path := range slices.Sorted(maps.Keys(s.Settings)) {
-		parts := strings.Split(path, "/") // ipv4/conf/eth0/proxy_arp
-		if len(parts) == 4 && parts[2] == s.NIC.Name && isCopied(parts[3]) {
-			list = append(list, setting{strings.Join([]string{parts[0], parts[1], bridge, parts[3]}, "/"), s.Settings[path]})
+// loosen is for the time in which packets come in by the bridge and their answers still go by the NIC, or the other way
+// round: a strict check of the source would drop them, and a filter leave ARP requests unanswered.
+func loosen(bridge string) error {
+	for name, value := range map[string]string{"rp_filter": "2", "arp_filter": "0"} {
+		if _, err := sysctl.Ensure(sysctl.Link("ipv4", bridge, name), value); err != nil && !isGone(err) {
+			return err
 		}
 	}
-	return list
+	return nil
 }
 
-// loose is for the time in which packets come in by the bridge and their answers still go by the
-// NIC: a strict check of the source would drop them, and a filter leave ARP requests unanswered.
-func (s *snapshot) loose(bridge string) []setting {
-	list := []setting{{conf4 + bridge + "/rp_filter", "2"}, {conf4 + bridge + "/arp_filter", "0"}}
-	return list
-}
-
-// strict are the same, as the NIC has them.
-func (s *snapshot) strict(bridge string) []setting {
-	var list []setting
+// tighten gives the bridge the parameters that loosen sets, as the NIC has them.
+func tighten(nic, bridge string) error {
 	for _, name := range []string{"rp_filter", "arp_filter"} {
-		if value := s.of(conf4, s.NIC.Name, name); value != "" {
-			list = append(list, setting{conf4 + bridge + "/" + name, value})
+		value, err := sysctl.Read(sysctl.Link("ipv4", nic, name))
+		if err == nil {
+			_, err = sysctl.Ensure(sysctl.Link("ipv4", bridge, name), value)
+		}
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
 		}
 	}
-	return list
-}
-
-// looseBack is loose for the way back: routes go by the NIC while packets still come in by the bridge.
-func (s *snapshot) looseBack(rec *Record) []setting {
-	if s.Bridge.Index == noLink {
-		return nil
-	}
-	return s.loose(rec.Bridge)
+	return nil
 }

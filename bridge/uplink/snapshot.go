@@ -31,12 +31,10 @@ type snapshot struct {
 	// Behind are IPv4 routes through other links in the same place as one of Routes (see place). They
 	// come after it now, and would come first once it is moved.
 	Behind []route.Route `json:"behind,omitempty"`
-	// Rules are those that name the NIC or the bridge.
-	Rules []routing.Rule `json:"rules,omitempty"`
-	// Neighbours are the NIC's and the bridge's, those included that they answer for.
+	// Neighbours are the NIC's and the bridge's.
 	Neighbours []routing.Neighbour `json:"neighbours,omitempty"`
-	// Settings are kernel parameters by their path below /proc/sys/net, those of the two links.
-	Settings map[string]string `json:"settings,omitempty"`
+	// Rules are those that name the NIC, by which it is refused.
+	Rules []routing.Rule `json:"rules,omitempty"`
 }
 
 // snapshot looks at a NIC and at a bridge, which need not be there.
@@ -45,17 +43,13 @@ func (c *Conn) snapshot(ctx context.Context, nic, bridge string) (*snapshot, err
 	if err != nil {
 		return nil, err
 	}
-	err = c.ns.Do(func() error {
-		// sysfs shows the links of the namespace that it was mounted in.
-		_, err := os.Stat("/sys/class/net/" + nic + "/phy80211")
-		s.NIC.Wireless = err == nil
-		s.Settings = readSettings(nic, bridge)
-		return nil
-	})
-	return s, err
+	// sysfs shows the links of the namespace that it was mounted in.
+	_, err = os.Stat("/sys/class/net/" + nic + "/phy80211")
+	s.NIC.Wireless = err == nil
+	return s, nil
 }
 
-// look is snapshot without what is read from /proc: what changes from step to step.
+// look is snapshot without what stays from step to step.
 func (c *Conn) look(ctx context.Context, nic, bridge string) (*snapshot, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -119,9 +113,8 @@ func (c *Conn) lookRoutes(ctx context.Context, s *snapshot) error {
 
 func (c *Conn) lookRules(_ context.Context, s *snapshot) error {
 	rules, err := routing.Rules(c.nl)
-	own := func(link string) bool { return link == s.NIC.Name || s.Bridge != nil && link == s.Bridge.Name }
 	for _, r := range rules {
-		if own(r.IIF) || own(r.OIF) {
+		if r.IIF == s.NIC.Name || r.OIF == s.NIC.Name {
 			s.Rules = append(s.Rules, r)
 		}
 	}
@@ -129,12 +122,8 @@ func (c *Conn) lookRules(_ context.Context, s *snapshot) error {
 }
 
 func (c *Conn) lookNeighbours(_ context.Context, s *snapshot) error {
-	list, err := routing.Neighbours(c.nl, false)
-	if err != nil {
-		return err
-	}
-	proxies, err := routing.Neighbours(c.nl, true)
-	s.Neighbours = slices.DeleteFunc(append(list, proxies...), func(n routing.Neighbour) bool { return !s.owns(n.Link) || n.Addr.IsMulticast() })
+	list, err := routing.Neighbours(c.nl)
+	s.Neighbours = slices.DeleteFunc(list, func(n routing.Neighbour) bool { return !s.owns(n.Link) || n.Addr.IsMulticast() })
 	return err
 }
 

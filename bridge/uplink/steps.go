@@ -10,7 +10,6 @@ import (
 	"strings"
 
 	"github.com/mdlayher/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
@@ -54,7 +53,6 @@ type oneStep struct {
 	name     stepName
 	words    []string // what is done, in the order in which it is done
 	requests []request
-	settings []setting // written after the requests
 }
 
 // String tells all of it, a line for each thing that is done.
@@ -80,8 +78,8 @@ func (s *Steps) step(name stepName) *oneStep {
 	return &s.list[slices.IndexFunc(s.list, func(step oneStep) bool { return step.name == name })]
 }
 
-func (s *Steps) add(name stepName, words []string, settings []setting, requests ...[]request) {
-	step := oneStep{name, words, slices.Concat(requests...), settings}
+func (s *Steps) add(name stepName, words []string, requests ...[]request) {
+	step := oneStep{name, words, slices.Concat(requests...)}
 	for _, r := range step.requests {
 		step.words = append(step.words, r.text)
 	}
@@ -122,10 +120,6 @@ func exists(err error) bool { return errors.Is(err, fs.ErrExist) }
 // address (EADDRNOTAVAIL) that is not there.
 func isGone(err error) bool { return errors.Is(err, fs.ErrNotExist) }
 
-// isFull says that the kernel's table of neighbours, which all links share, has no room: entries that are only
-// cached are learnt again.
-func isFull(err error) bool { return errors.Is(err, unix.ENOBUFS) }
-
 // atOnce requests go to the kernel in one sendmsg: their acknowledgements must fit into the socket's buffer.
 const atOnce = 256
 
@@ -139,13 +133,6 @@ func (c *Conn) apply(ctx context.Context, step *oneStep) error {
 		if err := c.send(some); first == nil {
 			first = err
 		}
-	}
-	if len(step.settings) == 0 {
-		return first
-	}
-	err := c.ns.Do(func() error { return write(step.settings) })
-	if first == nil {
-		first = err
 	}
 	return first
 }

@@ -29,7 +29,7 @@ func (c *Conn) Take(ctx context.Context, u Uplink, j Journal) (*Record, error) {
 		return nil, err
 	}
 	rec.Before = *s
-	r := &run{Conn: c, rec: rec, journal: j, settings: s.Settings}
+	r := &run{c, rec, j}
 	if err = r.forward(ctx, takeSteps()); err == nil {
 		return rec, nil
 	}
@@ -47,9 +47,8 @@ func (c *Conn) Take(ctx context.Context, u Uplink, j Journal) (*Record, error) {
 // run is one walk through the steps, in either direction.
 type run struct {
 	*Conn
-	rec      *Record
-	journal  Journal
-	settings map[string]string // read once, since that takes longer than all else
+	rec     *Record
+	journal Journal
 }
 
 // forward does the steps of a takeover, and says in the journal that it is done.
@@ -83,7 +82,6 @@ func (r *run) planned(ctx context.Context, forward bool) (*snapshot, *Steps, err
 	if err != nil {
 		return nil, nil, err
 	}
-	s.Settings = r.settings
 	if !forward {
 		return s, planRestore(s, rec), nil
 	}
@@ -94,12 +92,17 @@ func (r *run) planned(ctx context.Context, forward bool) (*snapshot, *Steps, err
 func (r *run) step(ctx context.Context, name stepName) error {
 	rec := r.rec
 	forward := rec.State == Taking
-	if name == stepBridge && forward {
+	switch {
+	case name == stepBridge && forward:
 		if err := r.makeBridge(ctx); err != nil {
 			return err
 		}
-	}
-	if name == stepRoutes {
+		return r.ns.Do(func() error { return errors.Join(copySettings(rec.NIC, rec.Bridge), loosen(rec.Bridge)) })
+	case name == stepBridge:
+		return r.ns.Do(func() error { return loosen(rec.Bridge) })
+	case name == stepSettle && forward:
+		return r.ns.Do(func() error { return tighten(rec.NIC, rec.Bridge) })
+	case name == stepRoutes:
 		return r.moveAllRoutes(ctx, forward)
 	}
 	s, steps, err := r.planned(ctx, forward)
@@ -152,13 +155,6 @@ func (r *run) makeBridge(ctx context.Context) error {
 		return fmt.Errorf("make bridge %s: %w: the NIC's MAC is %q", rec.Bridge, tombolo.ErrInvalid, rec.Before.NIC.MAC)
 	}
 	_, err = r.bridge.Ensure(ctx, bridge.Bridge{Name: rec.Bridge, Alias: rec.Alias, NoIPv6: true, MAC: mac, MTU: rec.Before.NIC.MTU})
-	if err != nil || r.made == nil {
-		return err
-	}
-	l, err := r.bridge.Link(ctx, rec.Bridge)
-	if err == nil {
-		r.made(ctx, l)
-	}
 	return err
 }
 
@@ -192,7 +188,7 @@ func (c *Conn) back(ctx context.Context, rec *Record, j Journal) error {
 }
 
 func (c *Conn) backFrom(ctx context.Context, rec *Record, j Journal, first *snapshot) error {
-	r := &run{Conn: c, rec: rec, journal: j, settings: first.Settings}
+	r := &run{c, rec, j}
 	var errs []error
 	for _, name := range restoreSteps() {
 		rec.Step = name
@@ -258,11 +254,6 @@ func (c *Conn) Recover(ctx context.Context, rec *Record, j Journal) (*Record, er
 
 // goOn finishes a takeover from the step that was under way on.
 func (c *Conn) goOn(ctx context.Context, rec *Record, j Journal) error {
-	s, err := c.snapshot(ctx, rec.NIC, rec.Bridge)
-	if err != nil {
-		return err
-	}
 	steps := takeSteps()
-	steps = steps[max(slices.Index(steps, rec.Step), 0):]
-	return (&run{Conn: c, rec: rec, journal: j, settings: s.Settings}).forward(ctx, steps)
+	return (&run{c, rec, j}).forward(ctx, steps[max(slices.Index(steps, rec.Step), 0):])
 }

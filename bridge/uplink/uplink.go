@@ -34,9 +34,6 @@ type Config struct {
 	// NetNS is the NIC's namespace; nil is that of the calling thread. It may be closed
 	// after Dial.
 	NetNS *netns.NS
-	// Made is called for a bridge that Take has made, before anything of the host's moves to it: for changes that
-	// would lose packets later, such as another queueing discipline. It may be nil.
-	Made func(ctx context.Context, l *bridge.Link)
 }
 
 // Conn works on the NICs of one network namespace. Its methods may be called from
@@ -48,7 +45,6 @@ type Conn struct {
 	addrs  *addr.Conn
 	routes *route.Conn
 	bridge *bridge.Conn
-	made   func(context.Context, *bridge.Link)
 }
 
 // Dial opens the sockets. It needs CAP_SYS_ADMIN where cfg names a namespace.
@@ -61,11 +57,7 @@ func Dial(cfg *Config) (*Conn, error) {
 	if err != nil {
 		return nil, errors.Join(err, ns.Close())
 	}
-	c := over(ns, conn)
-	if cfg != nil {
-		c.made = cfg.Made
-	}
-	return c, nil
+	return over(ns, conn), nil
 }
 
 // over makes a Conn of what Dial opens.

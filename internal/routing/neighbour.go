@@ -51,24 +51,16 @@ const (
 // NTF_EXT_*.
 type NeighbourFlags uint32
 
-// Proxy is to answer for this address.
-const Proxy NeighbourFlags = unix.NTF_PROXY
-
 // Use has the kernel ask for the MAC at once, as if a packet were to be sent there.
 const Use NeighbourFlags = unix.NTF_USE
 
 // String names the neighbour as errors do: "10.1.0.2 on link 3".
 func (n Neighbour) String() string { return n.Addr.String() + " on link " + strconv.Itoa(n.Link) }
 
-// Neighbours gives the neighbours of all links, or with proxy the entries with the flag Proxy, which are in a table of
-// their own.
-func Neighbours(c *nl.Conn, proxy bool) ([]Neighbour, error) {
+// Neighbours gives the neighbours of all links.
+func Neighbours(c *nl.Conn) ([]Neighbour, error) {
 	var list []Neighbour
-	body := &rtnetlink.NeighMessage{}
-	if proxy {
-		body.Flags = uint8(Proxy)
-	}
-	ask, err := nl.Marshal(unix.RTM_GETNEIGH, 0, body.MarshalBinary, nil)
+	ask, err := nl.Marshal(unix.RTM_GETNEIGH, 0, (&rtnetlink.NeighMessage{}).MarshalBinary, nil)
 	err = c.List("list neighbours", ask, err, func(m netlink.Message) error {
 		if m.Header.Type != unix.RTM_NEWNEIGH {
 			return nil
@@ -87,7 +79,7 @@ func Neighbours(c *nl.Conn, proxy bool) ([]Neighbour, error) {
 func Find(c *nl.Conn, link int, a netip.Addr) (Neighbour, error) {
 	want := Neighbour{Addr: a, Link: link}
 	var got Neighbour
-	m, err := want.identity(unix.RTM_GETNEIGH, 0)
+	m, err := want.identity(unix.RTM_GETNEIGH)
 	var b nl.Batch
 	b.AddGet("find neighbour", &want, m, err, func(m netlink.Message) error {
 		var err error
@@ -107,13 +99,13 @@ func (n Neighbour) ReplaceMessage() (netlink.Message, error) {
 // DelMessage gives a request that deletes the entry of an address on a link. The error
 // matches fs.ErrNotExist where there is none.
 func (n Neighbour) DelMessage() (netlink.Message, error) {
-	return n.identity(unix.RTM_DELNEIGH, n.Flags&Proxy)
+	return n.identity(unix.RTM_DELNEIGH)
 }
 
 // identity is a request about the entry of an address. The library's attributes have
-// others beside it, which a strict get and a proxy's entry do not take.
-func (n *Neighbour) identity(typ netlink.HeaderType, flags NeighbourFlags) (netlink.Message, error) {
-	body := &rtnetlink.NeighMessage{Family: uint16(nl.FamilyOf(n.Addr)), Index: nl.Index(n.Link), Flags: uint8(flags)}
+// others beside it, which a strict get does not take.
+func (n *Neighbour) identity(typ netlink.HeaderType) (netlink.Message, error) {
+	body := &rtnetlink.NeighMessage{Family: uint16(nl.FamilyOf(n.Addr)), Index: nl.Index(n.Link)}
 	return nl.Marshal(typ, 0, body.MarshalBinary, func(ae *netlink.AttributeEncoder) { nl.PutAddr(ae, unix.NDA_DST, n.Addr) })
 }
 

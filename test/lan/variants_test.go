@@ -32,7 +32,6 @@ func variants() []variant {
 		{name: "five route tables and rules", setUp: fiveTables, flows: secondAddress},
 		{name: "multipath", setUp: multipath},
 		{name: "200 routes", setUp: manyRoutes},
-		{name: "a neighbour that the host answers for", setUp: answering, taken: answers},
 		{name: "IPv6 only", bare: true, families: []int{6}, setUp: onlyIPv6},
 	}
 }
@@ -80,16 +79,6 @@ func dropping(l *lan) {
 	}
 }
 
-// answering is a host that answers ARP requests on the LAN for a machine behind it.
-func answering(l *lan) { ip(l, l.host.ns, "neigh add proxy 192.168.50.77 dev "+nic) }
-
-func answers(t testing.TB, l *lan) {
-	t.Helper()
-	if list := l.hostRun("ip", "neigh", "show", "proxy", "dev", bridge); !strings.Contains(list, "192.168.50.77 ") {
-		t.Errorf("the host answers on the LAN no more for the machine behind it: on %s, for %q alone", bridge, list)
-	}
-}
-
 func strictly(l *lan) {
 	// The new bridge is to be as strict as everything else, at last.
 	for _, conf := range []string{"all", "default", nic} {
@@ -112,10 +101,10 @@ func fiveTables(l *lan) {
 			"-6 route add "+subnet6+" dev eth0 table "+t,
 			"-6 route add default via "+routerIP6+" dev eth0 table "+t+" metric 50")
 	}
-	for i, of := range []string{"from " + second4, "from 192.168.50.12 fwmark 0x5", "iif eth0 to 203.0.113.0/24", "oif eth0 to 203.0.113.9", "iif eth0"} {
+	for i, of := range []string{"from " + second4, "from 192.168.50.12 fwmark 0x5", "to 203.0.113.0/24", "fwmark 9", "to 203.0.113.9"} {
 		lines = append(lines, fmt.Sprintf("rule add %s lookup %d pref %d", of, 101+i, 1001+i))
 	}
-	for i, of := range []string{"from " + second6, "from fd50::12 fwmark 0x5", "iif eth0 to 2001:db8:113::/64", "oif eth0 to 2001:db8:113::9", "iif eth0"} {
+	for i, of := range []string{"from " + second6, "from fd50::12 fwmark 0x5", "to 2001:db8:113::/64", "fwmark 9", "to 2001:db8:113::9"} {
 		lines = append(lines, fmt.Sprintf("-6 rule add %s lookup %d pref %d", of, 101+i, 1001+i))
 	}
 	ip(l, l.host.ns, lines...)

@@ -32,16 +32,9 @@ type Rule struct {
 	Table    uint32 // for FR_ACT_TO_TBL
 	Protocol uint8  // the origin of the rule
 
-	// Other are all other attributes (FRA_*), selectors among them: ports, users. They are
-	// sent as they are.
+	// Other are all other attributes (FRA_*), selectors among them: ports, users.
 	Other []netlink.Attribute
 }
-
-const (
-	errRuleMixed = nl.Invalid("prefixes From and To are not of the rule's family")
-	errRuleLink  = nl.Invalid("a link's name has a NUL in it, at which the kernel would end it")
-	errRuleWide  = nl.Invalid("a rule to be deleted needs its priority or a link: the kernel would take the first that has the table")
-)
 
 // String names the rule as errors do: "100: from 10.1.0.0/16 table 7".
 func (r Rule) String() string {
@@ -133,65 +126,6 @@ func Outside(a netip.Addr) netip.Addr {
 		return netip.AddrFrom4([4]byte{203, 0, 113, 1})
 	}
 	return netip.MustParseAddr("2001:db8:ffff::1")
-}
-
-// CopyMessage gives a request that adds a rule as Rules gave it, for callers that put several requests into one
-// datagram. The error matches fs.ErrExist where there is the very same already.
-func (r Rule) CopyMessage() (netlink.Message, error) {
-	return r.message(unix.RTM_NEWRULE, netlink.Create|netlink.Excl)
-}
-
-// DelMessage gives a request that deletes the first rule that has those fields of r that are set. The error
-// matches fs.ErrNotExist where there is none.
-func (r Rule) DelMessage() (netlink.Message, error) {
-	if r.Priority == 0 && r.IIF == "" && r.OIF == "" {
-		return netlink.Message{}, errRuleWide
-	}
-	return r.message(unix.RTM_DELRULE, 0)
-}
-
-func (r *Rule) message(typ netlink.HeaderType, flags netlink.HeaderFlags) (netlink.Message, error) {
-	switch {
-	case r.From.IsValid() && nl.FamilyOf(r.From.Addr()) != r.Family, r.To.IsValid() && nl.FamilyOf(r.To.Addr()) != r.Family:
-		return netlink.Message{}, errRuleMixed
-	case strings.ContainsRune(r.IIF+r.OIF, 0):
-		return netlink.Message{}, errRuleLink
-	}
-	a := &rtnetlink.RuleAttributes{Priority: nonZero(r.Priority), IIFName: nonZero(r.IIF), OIFName: nonZero(r.OIF),
-		Protocol: nonZero(r.Protocol)}
-	if r.Mask != 0 {
-		a.FwMark, a.FwMask = &r.Mark, &r.Mask
-	}
-	body := &rtnetlink.RuleMessage{
-		Family: r.Family, DstLength: uint8(max(r.To.Bits(), 0)), SrcLength: uint8(max(r.From.Bits(), 0)), TOS: r.TOS,
-		Action: r.Action, Attributes: a,
-	}
-	if r.Table < 256 {
-		body.Table = uint8(r.Table)
-	} else {
-		a.Table = &r.Table
-	}
-	if r.Invert {
-		body.Flags = unix.FIB_RULE_INVERT
-	}
-	return nl.Marshal(typ, flags, body.MarshalBinary, func(ae *netlink.AttributeEncoder) {
-		// The library shortens an IPv6 address that maps an IPv4 one.
-		if body.DstLength > 0 {
-			nl.PutAddr(ae, unix.FRA_DST, r.To.Masked().Addr())
-		}
-		if body.SrcLength > 0 {
-			nl.PutAddr(ae, unix.FRA_SRC, r.From.Masked().Addr())
-		}
-		nl.PutOther(ae, r.Other)
-	})
-}
-
-// nonZero gives nil for a value that is left out: the kernel would compare a selector of zero.
-func nonZero[T comparable](v T) *T {
-	if v == *new(T) {
-		return nil
-	}
-	return &v
 }
 
 // decodeRule reads the data of an RTM_NEWRULE. known is false for the families

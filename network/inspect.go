@@ -67,7 +67,7 @@ func (n *Node) Inspect(ctx context.Context) (*Inspection, error) {
 			return nil, err
 		}
 	}
-	if err := in.uplinks(ctx, s); err != nil {
+	if _, in.Uplinks, err = s.takes(ctx); err != nil {
 		return nil, err
 	}
 	if len(in.Attachments) > 0 {

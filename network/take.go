@@ -5,15 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"slices"
 	"strings"
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/addr"
-	"github.com/tombolo-cni/tombolo/bridge/uplink"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
+	"github.com/tombolo-cni/tombolo/network/internal/uplink"
 )
 
 // An operator may have a NIC taken over by a bridge (tombolo uplink take). No Add does that.
@@ -82,30 +83,35 @@ func (u Uplinks) about(ctx context.Context, nic string, do func(*session) error)
 	})
 }
 
-// Plan returns the steps by which Take would take a NIC over. It changes nothing. For a NIC that is taken over already
+// PlanTake describes what Take would do: steps has a line for each thing, moves are the addresses that move, and warnings
+// are about what goes on afterwards, but otherwise than before. It changes nothing. For a NIC that is taken over already
 // the error matches ErrConflict.
-func (u Uplinks) Plan(ctx context.Context, want uplink.Uplink) (*uplink.Steps, error) {
-	if err := checkNIC(want.NIC); err != nil {
-		return nil, err
+func (u Uplinks) PlanTake(ctx context.Context, nic, bridgeName string) (steps string, moves []netip.Addr, warnings []string, _ error) {
+	if err := checkNIC(nic); err != nil {
+		return "", nil, nil, err
 	}
+	want := uplink.Uplink{NIC: nic, Bridge: bridgeName}
 	s, err := u.node.openKnown(ctx)
 	if err != nil {
-		return nil, err
+		return "", nil, nil, err
 	}
 	defer s.Close()
 	if err := s.refuseTake(ctx, want); err != nil {
-		return nil, err
+		return "", nil, nil, err
 	}
 	conn, err := uplink.Dial(nil)
 	if err != nil {
-		return nil, err
+		return "", nil, nil, err
 	}
 	defer conn.Close()
-	steps, err := conn.Plan(ctx, want)
+	plan, err := conn.Plan(ctx, want)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, noLink(want.NIC)
+		return "", nil, nil, noLink(nic)
 	}
-	return steps, err
+	if err != nil {
+		return "", nil, nil, err
+	}
+	return plan.String(), plan.Moves, plan.Warnings, nil
 }
 
 // refuseTake refuses a NIC that is taken over or shared already.
@@ -138,16 +144,16 @@ func (s *session) refuseTake(ctx context.Context, want uplink.Uplink) error {
 }
 
 // Take makes a NIC a port of a bridge, which gets the host's addresses and routes. No Add does that.
-func (u Uplinks) Take(ctx context.Context, want uplink.Uplink) error {
-	return u.about(ctx, want.NIC, func(s *session) error {
-		return s.withNIC(ctx, want.NIC, func(t *take) error {
+func (u Uplinks) Take(ctx context.Context, nic, bridgeName string) error {
+	want := uplink.Uplink{NIC: nic, Bridge: bridgeName, Alias: endpoint.BridgeAlias}
+	return u.about(ctx, nic, func(s *session) error {
+		return s.withNIC(ctx, nic, func(t *take) error {
 			if t.rec != nil && t.rec.Bridge == want.Bridge {
 				return nil
 			}
 			if err := s.refuseTake(ctx, want); err != nil {
 				return err
 			}
-			want.Alias = endpoint.BridgeAlias
 			_, err := t.conn.Take(ctx, want, t.file)
 			if errors.Is(err, fs.ErrNotExist) {
 				return noLink(want.NIC)
@@ -213,29 +219,31 @@ func finishTakes(ctx context.Context, s *session) error {
 	return errors.Join(errs...)
 }
 
-// takes reports on the NICs that were taken over.
-func (s *session) takes(ctx context.Context) ([]UplinkReport, error) {
+// takes reports on the NICs that were taken over, and lists what is wrong with them.
+func (s *session) takes(ctx context.Context) (list []UplinkReport, wrong []tombolo.Difference, _ error) {
 	nics, err := s.Dir.Uplinks()
 	if err != nil {
-		return nil, fail.State(err)
+		return nil, nil, fail.State(err)
 	}
-	list := []UplinkReport{}
+	list = []UplinkReport{}
 	for _, nic := range nics {
+		found, report := &findings{}, UplinkReport{NIC: nic}
 		rec, err := loadTake(s.Dir.Uplink(nic))
-		if err != nil {
-			list = append(list, UplinkReport{NIC: nic, Differences: []string{err.Error()}, Err: err})
+		switch {
+		case err != nil:
+			found.Advise(tombolo.RemedyConfigure, "%v", err)
+		case rec == nil:
 			continue
+		default:
+			report.Bridge, report.State = rec.Bridge, string(rec.State)
+			if err := s.lookAtTake(ctx, rec, found); err != nil {
+				return nil, nil, err
+			}
 		}
-		if rec == nil {
-			continue
-		}
-		found := &findings{}
-		if err := s.lookAtTake(ctx, rec, found); err != nil {
-			return nil, err
-		}
-		list = append(list, UplinkReport{NIC: nic, Bridge: rec.Bridge, State: string(rec.State), Differences: found.texts()})
+		report.Differences = found.texts()
+		list, wrong = append(list, report), append(wrong, found.List...)
 	}
-	return list, nil
+	return list, wrong, nil
 }
 
 // lookAtTake adds what is wrong with a NIC that was taken over.
@@ -254,26 +262,4 @@ func (s *session) lookAtTake(ctx context.Context, rec *uplink.Record, found *fin
 			"or had if it is gone", rec.NIC, rec.Bridge)
 	}
 	return err
-}
-
-// uplinks adds what is wrong with NICs that were taken over.
-func (in *Inspection) uplinks(ctx context.Context, s *session) error {
-	nics, err := s.Dir.Uplinks()
-	if err != nil {
-		return fail.State(err)
-	}
-	found := &findings{}
-	for _, nic := range nics {
-		rec, err := loadTake(s.Dir.Uplink(nic))
-		switch {
-		case err != nil:
-			found.Advise(tombolo.RemedyConfigure, "%v", err)
-		case rec != nil:
-			if err := s.lookAtTake(ctx, rec, found); err != nil {
-				return err
-			}
-		}
-	}
-	in.Uplinks = found.List
-	return nil
 }

@@ -14,7 +14,6 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge"
-	"github.com/tombolo-cni/tombolo/bridge/uplink"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
@@ -136,9 +135,8 @@ func TestPathsAndNICsThatCannotBeMeantAreRefused(t *testing.T) {
 	n, err := Open(t.Context(), &Config{StateDir: t.TempDir()})
 	must.Succeed(t, err)
 	for _, nic := range []string{"", "..", "a/b", "eth0\x00", "sixteen-bytes-it"} {
-		u := uplink.Uplink{NIC: nic, Bridge: "br0"}
-		_, planErr := n.Uplinks().Plan(t.Context(), u)
-		takeErr := n.Uplinks().Take(t.Context(), u)
+		_, _, _, planErr := n.Uplinks().PlanTake(t.Context(), nic, "br0")
+		takeErr := n.Uplinks().Take(t.Context(), nic, "br0")
 		errs := map[string]error{"Plan": planErr, "Take": takeErr, "Restore": n.Uplinks().Restore(t.Context(), nic, "")}
 		if nic != "" {
 			errs["Ready"] = n.Ready(t.Context(), &Network{Name: "lan", Bridge: "br0", Uplink: nic}, nil)

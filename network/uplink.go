@@ -38,7 +38,7 @@ type foundUplink struct {
 // shareOf describes how a network shares its NIC.
 func shareOf(rec *state.Network) share.Share {
 	return share.Share{
-		NIC: rec.Uplink, Bridge: rec.Bridge, Alias: endpoint.ShareAlias, Group: nft.ShareGroup, Promiscuous: !rec.MadePromiscuous,
+		NIC: rec.Uplink, Bridge: rec.Bridge, Alias: endpoint.ShareAlias, Promiscuous: !rec.MadePromiscuous,
 	}
 }
 
@@ -136,7 +136,7 @@ func (uplinkPart) look(ctx context.Context, n *site) error {
 	}
 
 	diffs, err := n.s.shares().Check(ctx, shareOf(n.rec))
-	if errors.Is(err, share.ErrUnfit) || errors.Is(err, share.ErrForeign) {
+	if errors.Is(err, share.ErrUnfit) {
 		n.found.Advise(tombolo.RemedyConfigure, "%v", err)
 		return nil
 	}
@@ -371,7 +371,7 @@ func tryShare(ctx context.Context) error {
 	if _, err := links.Ensure(ctx, bridge.Bridge{Name: "br0", NoIPv6: true}); err != nil {
 		return err
 	}
-	if _, err := share.On(links.Socket()).Ensure(ctx, share.Share{NIC: "nic", Bridge: "br0", Group: nft.ShareGroup}); err != nil {
+	if _, err := share.On(links.Socket()).Ensure(ctx, share.Share{NIC: "nic", Bridge: "br0"}); err != nil {
 		return err
 	}
 	if err := firewall.Probe(ctx); err != nil {
@@ -426,9 +426,8 @@ type UplinkReport struct {
 	State string `json:"state"`
 	// Networks are those on the bridge that have this uplink.
 	Networks []string `json:"networks,omitempty"`
-	// Differences are what is not as it was made, or why that is not known (Err).
+	// Differences are what is not as it was made, or why that is not known.
 	Differences []string `json:"differences"`
-	Err         error    `json:"-"`
 }
 
 // List reports on the NICs that are shared or taken over, or on one of them, if nic is not empty. It takes no lock and
@@ -439,7 +438,7 @@ func (u Uplinks) List(ctx context.Context, nic string) ([]UplinkReport, error) {
 		return nil, err
 	}
 	defer s.Close()
-	list, err := s.takes(ctx)
+	list, _, err := s.takes(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -463,7 +462,7 @@ func (u Uplinks) List(ctx context.Context, nic string) ([]UplinkReport, error) {
 			if err == nil {
 				err = uplinkPart{}.look(ctx, n)
 			}
-			report := UplinkReport{NIC: rec.Uplink, Bridge: rec.Bridge, State: "shared", Networks: []string{rec.Name}, Differences: n.found.texts(), Err: err}
+			report := UplinkReport{NIC: rec.Uplink, Bridge: rec.Bridge, State: "shared", Networks: []string{rec.Name}, Differences: n.found.texts()}
 			if err != nil {
 				report.Differences = append(report.Differences, err.Error())
 			}

@@ -99,11 +99,8 @@ type Share struct {
 	NIC   string
 	MAC   net.HardwareAddr // the NIC's
 	Outer int              // the index of the pair's end that is not on the bridge
-	Port  string           // its other end, the bridge's port, which should be in ShareGroup
+	Port  string           // its other end, the bridge's port
 }
-
-// ShareGroup is the group of links of a port that leads from a bridge to the LAN. Priority tags (VLAN 0) pass there.
-const ShareGroup = ruleset.ShareGroup
 
 // Closed is a family that the host forwards for pods only.
 type Closed struct {

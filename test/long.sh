@@ -60,7 +60,7 @@ for dir in test/cni test/lan; do
 		jobs+=("120 900 sweep $dir $sweep/$of")
 	done
 done
-for dir in bridge/uplink internal/keeper; do jobs+=("120 900 sweep $dir Test.*Kill.*/1"); done
+for dir in network/internal/uplink internal/keeper; do jobs+=("120 900 sweep $dir Test.*Kill.*/1"); done
 # The order is by a hash of each line: more jobs leave that of the others as it is.
 mapfile -t jobs < <(printf '%s\n' "${jobs[@]}" | LC_ALL=C sort -R --random-source=<(yes))
 

@@ -38,17 +38,13 @@ type Share struct {
 	Bridge string
 	// Alias names the owner of the pair, in at most 200 bytes.
 	Alias string
-	// Group is the group of links of the port (nft.ShareGroup); 0 is the kernel's default.
-	Group uint32
 	// Promiscuous is true if the NIC was promiscuous before the first Ensure. Remove then leaves it so.
 	Promiscuous bool
 }
 
-// ErrUnfit is the cause of an error about a NIC that cannot be shared.
+// ErrUnfit is the cause of an error about a NIC that cannot be shared, or a link of the pair's name that belongs to
+// another program.
 var ErrUnfit = errors.New("the link cannot be shared")
-
-// ErrForeign is the cause of an error about a link of the pair's name that belongs to another program.
-var ErrForeign = errors.New("the link belongs to another owner")
 
 const (
 	aliasMax = 200
@@ -148,7 +144,7 @@ func (c *Conn) Ready(ctx context.Context, s Share, nic *bridge.Link) (outer int,
 	const works = unix.IFF_UP | unix.IFF_LOWER_UP
 	noted := s.Alias + " " + programName(nic.Index, nic.MAC)
 	if nic.Promiscuous && out.Flags&in.Flags&works == works && out.MTU == nic.MTU && in.MTU == nic.MTU &&
-		in.PortOf == "bridge" && in.Group == s.Group && out.Alias == noted {
+		in.PortOf == "bridge" && in.Group == link.ShareGroup && out.Alias == noted {
 		return out.Index, nil
 	}
 	return 0, nil
@@ -343,7 +339,7 @@ func (s Share) checkOwner(outer *link.Link) error {
 		return nil
 	}
 	return &tombolo.OpError{Op: "share", Object: s.NIC, Err: fmt.Errorf(
-		"%w: %s is of kind %q and has the alias %q", ErrForeign, outer.Name, outer.Kind, outer.Alias)}
+		"%w: its pair would have the name of %s, which is of kind %q, has the alias %q, and belongs to another program", ErrUnfit, outer.Name, outer.Kind, outer.Alias)}
 }
 
 // programName is what the kernel keeps with the program: for which index and MAC it was made.
@@ -420,7 +416,8 @@ func (c *Conn) setPair(ctx context.Context, s Share, have *found) error {
 
 	b.Reset()
 	set(&b, have.bridge, link.Request{Flags: unix.IFF_NOARP, Change: unix.IFF_NOARP, IPv4: loose})
-	port := link.Request{MTU: &have.nic.MTU, Group: &s.Group}
+	group := link.ShareGroup
+	port := link.Request{MTU: &have.nic.MTU, Group: &group}
 	if have.port.Master != have.bridge.Index {
 		port.Master = &have.bridge.Index
 	}

@@ -4,36 +4,34 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"net/netip"
 	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
 
-	"github.com/tombolo-cni/tombolo/bridge/uplink"
 	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/network"
 )
 
 func (o *options) uplinkCommand() *cobra.Command {
-	u, byTake := uplink.Uplink{}, false
+	byTake := false
 	plan := o.onUplink("plan NIC BRIDGE", "print what a network with this uplink makes, and what cannot work; change nothing", takes(2, 2),
 		func(ctx context.Context, node *network.Node, args []string) error {
-			u.NIC, u.Bridge = args[0], args[1]
 			if byTake {
-				return o.planTake(ctx, node, u)
+				return o.planTake(ctx, node, args[0], args[1])
 			}
-			return o.planShare(ctx, node, u.NIC, u.Bridge)
+			return o.planShare(ctx, node, args[0], args[1])
 		})
 	plan.Long = "Print what the first ADD of a network with this uplink and bridge makes, and what cannot work. Change nothing.\n" +
 		"With --take, print how `uplink take` would make the NIC a port of the bridge."
 	plan.Flags().BoolVar(&byTake, "take", false, "print the steps of `uplink take`")
 	take := o.onUplink("take NIC BRIDGE", "make a NIC with static addresses a port of a bridge, which gets its addresses and routes", takes(2, 2),
 		func(ctx context.Context, node *network.Node, args []string) error {
-			u.NIC, u.Bridge = args[0], args[1]
-			if err := node.Uplinks().Take(ctx, u); err != nil {
+			if err := node.Uplinks().Take(ctx, args[0], args[1]); err != nil {
 				return err
 			}
-			return o.print(u.NIC+" is a port of "+u.Bridge+", which has its addresses and routes\n", nil)
+			return o.print(args[0]+" is a port of "+args[1]+", which has its addresses and routes\n", nil)
 		})
 	take.Long = "Make a NIC a port of a bridge, which gets its addresses and routes. No network needs that: mode \"lan\" shares the NIC.\n" +
 		"It is for hosts with static addresses. A NIC that a DHCP client or router advertisements manage is refused."
@@ -74,12 +72,12 @@ func (o *options) planShare(ctx context.Context, node *network.Node, nic, bridge
 }
 
 // planTake prints how a NIC would become a port of a bridge.
-func (o *options) planTake(ctx context.Context, node *network.Node, u uplink.Uplink) error {
-	steps, err := node.Uplinks().Plan(ctx, u)
+func (o *options) planTake(ctx context.Context, node *network.Node, nic, bridge string) error {
+	steps, moves, warnings, err := node.Uplinks().PlanTake(ctx, nic, bridge)
 	if err != nil {
 		return err
 	}
-	return o.print(verdict(steps, u, os.Getenv("SSH_CONNECTION"))+steps.String(), nil)
+	return o.print(verdict(moves, warnings, nic, bridge, os.Getenv("SSH_CONNECTION"))+steps, nil)
 }
 
 func okUnless(warnings []string) string {
@@ -91,17 +89,17 @@ func okUnless(warnings []string) string {
 
 // verdict returns the line that a plan of a takeover begins with. connection is what sshd sets: the client's address and
 // port, and those of this end.
-func verdict(steps *uplink.Steps, u uplink.Uplink, connection string) string {
+func verdict(addresses []netip.Addr, warnings []string, nic, bridge, connection string) string {
 	moves, sessions := "no address moves", "connections stay"
-	for _, ip := range steps.Moves {
+	for _, ip := range addresses {
 		if ends := strings.Fields(connection); len(ends) == 4 && ends[2] == ip.String() {
 			sessions = "your SSH session stays"
 		}
 	}
-	if n := len(steps.Moves); n > 0 {
-		moves = printable.List(steps.Moves, ", ") + map[bool]string{true: " moves", false: " move"}[n == 1]
+	if n := len(addresses); n > 0 {
+		moves = printable.List(addresses, ", ") + map[bool]string{true: " moves", false: " move"}[n == 1]
 	}
-	return fmt.Sprintf("%s: %s to %s, %s; undo: tombolo uplink restore %s\n", okUnless(steps.Warnings), moves, u.Bridge, sessions, u.NIC)
+	return fmt.Sprintf("%s: %s to %s, %s; undo: tombolo uplink restore %s\n", okUnless(warnings), moves, bridge, sessions, nic)
 }
 
 func (o *options) restoreUplink(ctx context.Context, node *network.Node, args []string) error {

@@ -155,6 +155,6 @@ func codes() []sentinel {
 		{context.DeadlineExceeded, codeTryAgainLater}, {context.Canceled, codeTryAgainLater},
 		{bridge.ErrPeerExists, codeExists}, {bridge.ErrBridgeFull, codeNotAttachable}, {bridge.ErrNotBridge, codeNotAttachable},
 		{bridge.ErrForeign, codeConflict}, {addr.ErrDuplicate, codeConflict},
-		{share.ErrUnfit, codeUplink}, {share.ErrForeign, codeUplink}, {state.ErrDamaged, codeIO},
+		{share.ErrUnfit, codeUplink}, {state.ErrDamaged, codeIO},
 	}
 }

@@ -80,11 +80,11 @@ func TestImportsThatRunBackUpAreFound(t *testing.T) {
 		return p
 	}
 	mustFind(t, []string{
-		"bridge/uplink imports nft, which is not below it",
+		"bridge/share imports nft, which is not below it",
 		"nft imports internal/keeper, which is not below it",
 		"uplink is on no floor",
 	}, checkFloors([]*pkg{
-		imports("bridge/uplink", "bridge", "bridge/vlan", "addr", "nft"),
+		imports("bridge/share", "bridge", "bridge/vlan", "addr", "nft"),
 		imports("nft", "nft/foreign", "internal/keeper", "internal/testutil/nstest"),
 		imports("uplink"),
 		{ImportPath: "example.com/other", GoFiles: []string{"x.go"}, Imports: []string{module + "/internal/cni"}},

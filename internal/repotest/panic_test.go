@@ -18,7 +18,7 @@ import (
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
-	"github.com/tombolo-cni/tombolo/bridge/uplink"
+	"github.com/tombolo-cni/tombolo/bridge/share"
 	"github.com/tombolo-cni/tombolo/bridge/vlan"
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
@@ -68,12 +68,7 @@ func exported() map[string]map[string]any {
 			"On": bandwidth.On, "IFBName": bandwidth.IFBName,
 			"Conn": bandwidth.Conn{}, "Shape": bandwidth.Shape{},
 		},
-		"uplink": {
-			"Dial": uplink.Dial, "ParseRecord": uplink.ParseRecord,
-			"Conn": uplink.Conn{}, "Record": uplink.Record{}, "Steps": uplink.Steps{},
-			// Interfaces have nothing to call.
-			"Journal": nil,
-		},
+		"share": {"On": share.On, "Pair": share.Pair, "Conn": share.Conn{}},
 		"hostport": {
 			"Dial": hostport.Dial, "Listeners": hostport.Listeners, "NotHeldFor": hostport.NotHeldFor,
 			"Conn": hostport.Conn{}, "Listener": hostport.Listener{},
@@ -191,7 +186,7 @@ func callMethods(t *testing.T, name string, zero any) {
 // has to fail.
 func handle(zero any) bool {
 	switch zero.(type) {
-	case netns.NS, vlan.Conn, addr.Conn, addr.Watch, route.Conn, bridge.Conn, bridge.Solicitation, bandwidth.Conn, hostport.Conn, nft.Conn, foreign.Conn, uplink.Conn, network.Node, ipam.HostLocal:
+	case netns.NS, vlan.Conn, addr.Conn, addr.Watch, route.Conn, bridge.Conn, bridge.Solicitation, bandwidth.Conn, hostport.Conn, nft.Conn, foreign.Conn, network.Node, ipam.HostLocal:
 		return true
 	}
 	return false
@@ -216,8 +211,6 @@ func closedOne(t *testing.T, zero any) reflect.Value {
 		v, err = hostport.Dial(nil, nil)
 	case nft.Conn:
 		v, err = nft.Dial(nil)
-	case uplink.Conn:
-		v, err = uplink.Dial(nil)
 	default:
 		return reflect.Value{}
 	}
@@ -267,12 +260,6 @@ func meant(in reflect.Type) reflect.Value {
 		return reflect.ValueOf(netip.MustParseAddr("192.0.2.1"))
 	case reflect.TypeFor[netip.Prefix]():
 		return reflect.ValueOf(netip.MustParsePrefix("192.0.2.1/24"))
-	case reflect.TypeFor[uplink.Uplink]():
-		return reflect.ValueOf(uplink.Uplink{NIC: "eth0", Bridge: "br0"})
-	case reflect.TypeFor[*uplink.Record]():
-		rec := &uplink.Record{Uplink: uplink.Uplink{NIC: "eth0", Bridge: "br0"}, State: uplink.Taken}
-		rec.Version = 1
-		return reflect.ValueOf(rec)
 	}
 	switch in.Kind() {
 	case reflect.String:

@@ -36,7 +36,7 @@ func root(t *testing.T) string {
 
 // publicPackages are what other modules may import.
 func publicPackages() []string {
-	return []string{".", "netns", "addr", "route", "bridge", "bridge/bandwidth", "bridge/uplink", "bridge/vlan", "nft", "nft/foreign", "hostport", "ipam", "network", "dhcpc", "dhcpc/transport"}
+	return []string{".", "netns", "addr", "route", "bridge", "bridge/bandwidth", "bridge/share", "bridge/vlan", "nft", "nft/foreign", "hostport", "ipam", "network", "dhcpc", "dhcpc/transport"}
 }
 
 // tools are programs of the repository that nobody is given.

@@ -55,7 +55,7 @@ all)
 libraries) packages=(netns addr route bridge nft:1/2 internal/nl internal/sysctl internal/state ipam network@BrokenVLAN) ;;
 firewall) packages=(nft:2/2 nft/foreign nft/internal/ruleset internal/icmp internal/testutil/nstest bridge/bandwidth internal/tc internal/localnet internal/conntrack hostport) ;;
 leases) packages=(dhcpc dhcpc/transport internal/lease internal/keeper cmd/tombolod) ;;
-lan) packages=(bridge/uplink bridge/share) ;; # test/lan counts datagrams, which an emulated machine loses by itself
+lan) packages=(network/internal/uplink bridge/share) ;; # test/lan counts datagrams, which an emulated machine loses by itself
 plugin)
 	packages=(internal/cni cmd/tombolo test/cni:1/2)
 	loaded=(br_netfilter)

@@ -184,18 +184,6 @@ func TestListingOfRulesOutlivesAnAttributeOfALaterKernel(t *testing.T) {
 	}
 }
 
-func TestRuleHasUserIDsOf32Bits(t *testing.T) {
-	command := "ip rule add uidrange 1000-4000000000 priority 109 table 7"
-	b := recorded(t, routes, unix.RTM_NEWRULE)[command]
-	var m rtnetlink.RuleMessage
-	if err := m.UnmarshalBinary(b); err != nil {
-		t.Fatal(err)
-	}
-	if u := m.Attributes.UIDRange; u == nil || uint64(u.Start) != 1000 || uint64(u.End) != 4000000000 {
-		t.Errorf("%s: read as %+v", command, u)
-	}
-}
-
 func TestNeighbourRequestHasOnlyWhatIsSet(t *testing.T) {
 	m := rtnetlink.NeighMessage{Family: unix.AF_INET, Index: 3, Attributes: &rtnetlink.NeighAttributes{Address: net.IP{10, 0, 0, 1}}}
 	b, err := m.MarshalBinary()

@@ -26,9 +26,6 @@ type Share struct {
 	Port  string
 }
 
-// ShareGroup is the group of links of the port that leads from a bridge to the LAN.
-const ShareGroup = PodGroup - 2
-
 // The names of the chains and of the set end in the bridge's name. Networks on one bridge share them.
 const (
 	sharePrefix       = "share-"

@@ -100,7 +100,7 @@ func TestRequestBytes(t *testing.T) {
 		record(tt.command, tt.header, func(c *nl.Conn) error { return tt.do(route.On(c)) })
 	}
 	record("ip rule show", 12, func(c *nl.Conn) error { return expect.Err(routing.Rules(c)) })
-	record("ip neighbour show proxy", unix.SizeofNdMsg, func(c *nl.Conn) error { return expect.Err(routing.Neighbours(c, true)) })
+	record("ip neighbour show", unix.SizeofNdMsg, func(c *nl.Conn) error { return expect.Err(routing.Neighbours(c)) })
 	record("ip neighbour get 10.1.0.9 dev 3", unix.SizeofNdMsg, func(c *nl.Conn) error { return notFound(expect.Err(routing.Find(c, 3, a("10.1.0.9")))) })
 	golden.Compare(t, "requests.golden", text)
 }
@@ -181,7 +181,7 @@ func TestMalformedRepliesAreErrors(t *testing.T) {
 			case strings.HasPrefix(tt.name, "rule"):
 				list, err = routing.Rules(c)
 			default:
-				list, err = routing.Neighbours(c, false)
+				list, err = routing.Neighbours(c)
 				expect.Is(t, expect.Err(routing.Find(c, 1, a4)), nl.ErrMalformed, "Neighbour")
 			}
 			expect.Is(t, err, nl.ErrMalformed, "listed %v", list)
@@ -203,7 +203,7 @@ func TestOtherFamiliesAreLeftOut(t *testing.T) {
 		c := reply(tt.typ, tt.data)
 		routes, err1 := route.On(c).List(t.Context(), route.Filter{})
 		rules, err2 := routing.Rules(c)
-		neighbours, err3 := routing.Neighbours(c, false)
+		neighbours, err3 := routing.Neighbours(c)
 		expect.That(t, len(routes)+len(rules)+len(neighbours) == 0,
 			"type %d: listed %v, %v and %v", tt.typ, routes, rules, neighbours)
 		expect.Success(t, errors.Join(err1, err2, err3), "type %d", tt.typ)
@@ -246,7 +246,7 @@ func TestInterruptedListsAreTriedAgain(t *testing.T) {
 		},
 		"rules": func(c *nl.Conn) (int, error) { l, err := routing.Rules(c); return len(l), err },
 		"neighbours": func(c *nl.Conn) (int, error) {
-			l, err := routing.Neighbours(c, false)
+			l, err := routing.Neighbours(c)
 			return len(l), err
 		},
 	} {

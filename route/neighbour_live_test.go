@@ -3,7 +3,6 @@ package route_test
 import (
 	"io/fs"
 	"net"
-	"slices"
 	"strings"
 	"testing"
 
@@ -44,27 +43,10 @@ func TestNeighboursAreThoseOfAllLinks(t *testing.T) {
 	expect.That(t, diff == "" && err == nil, "got, %v (-want +got):\n%s", err, diff)
 	expect.Is(t, expect.Err(routing.Find(h.nl, h.eth1, nstest.Addr("fd02::8"))), fs.ErrNotExist, "Neighbour")
 	var listed []string
-	for _, n := range withoutMulticast(must.Of(routing.Neighbours(h.nl, false)).Get(t)) {
+	for _, n := range withoutMulticast(must.Of(routing.Neighbours(h.nl)).Get(t)) {
 		listed = append(listed, n.Addr.String())
 	}
 	expect.NoDiff(t, cmp.Diff([]string{"10.1.0.9", "10.2.0.9", "fd01::9", "fd02::9"}, listed, cmpopts.SortSlices(strings.Compare)), "listed")
-}
-
-func TestNeighboursThatAreAnsweredForAreListedApart(t *testing.T) {
-	t.Parallel()
-	h := newHost(t)
-	want := []routing.Neighbour{{Addr: nstest.Addr("10.1.0.9"), Link: h.eth0, Flags: routing.Proxy}, {Addr: nstest.Addr("fd01::9"), Link: h.eth0, Flags: routing.Proxy},
-		{Addr: nstest.Addr("10.2.0.9"), Link: h.eth1, Flags: routing.Proxy}}
-	for _, n := range []string{"proxy 10.1.0.9 dev eth0", "proxy fd01::9 dev eth0", "proxy 10.2.0.9 dev eth1", "10.1.0.8 dev eth0 lladdr " + mac(8).String()} {
-		nstest.Run(t, h.ns, "ip", append([]string{"neighbour", "add"}, strings.Fields(n)...)...)
-	}
-	list, err := routing.Neighbours(h.nl, true)
-	must.Succeed(t, err)
-	expect.NoDiff(t, cmp.Diff(want, list, cmpopts.EquateComparable(nstest.Addr("::")), cmpopts.IgnoreFields(routing.Neighbour{}, "State"),
-		cmpopts.SortSlices(func(a, b routing.Neighbour) bool { return a.Addr.Less(b.Addr) })))
-	if list, err = routing.Neighbours(h.nl, false); err != nil || slices.ContainsFunc(list, func(n routing.Neighbour) bool { return n.Flags&routing.Proxy != 0 }) {
-		t.Errorf("the others: %v, %v", list, err)
-	}
 }
 
 func TestRulesOfANewNamespaceAreTheKernels(t *testing.T) {

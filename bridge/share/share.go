@@ -144,7 +144,7 @@ func (c *Conn) Ready(ctx context.Context, s Share, nic *bridge.Link) (outer int,
 	const works = unix.IFF_UP | unix.IFF_LOWER_UP
 	noted := s.Alias + " " + programName(nic.Index, nic.MAC)
 	if nic.Promiscuous && out.Flags&in.Flags&works == works && out.MTU == nic.MTU && in.MTU == nic.MTU &&
-		in.PortOf == "bridge" && in.Group == link.ShareGroup && out.Alias == noted {
+		in.PortOf == "bridge" && in.Group == ident.ShareGroup && out.Alias == noted {
 		return out.Index, nil
 	}
 	return 0, nil
@@ -416,7 +416,7 @@ func (c *Conn) setPair(ctx context.Context, s Share, have *found) error {
 
 	b.Reset()
 	set(&b, have.bridge, link.Request{Flags: unix.IFF_NOARP, Change: unix.IFF_NOARP, IPv4: loose})
-	group := link.ShareGroup
+	group := ident.ShareGroup
 	port := link.Request{MTU: &have.nic.MTU, Group: &group}
 	if have.port.Master != have.bridge.Index {
 		port.Master = &have.bridge.Index

@@ -15,6 +15,9 @@ import (
 	"unicode/utf8"
 )
 
+// ShareGroup is the group of links of the port by which a bridge shares a NIC. The firewall's rules know it by that.
+const ShareGroup uint32 = 0x746d
+
 // Digits is the length of a Hash: what fits beside "veth" into the name of a link.
 const Digits = 11
 

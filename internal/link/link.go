@@ -23,9 +23,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// ShareGroup is the group of links of the port by which a bridge shares a NIC. The firewall's rules know it by that.
-const ShareGroup uint32 = 0x746d
-
 // ServiceLink is the name of the link on which kube-proxy in IPVS mode keeps the addresses of all services.
 const ServiceLink = "kube-ipvs0"
 

@@ -6,7 +6,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
-	"github.com/tombolo-cni/tombolo/internal/link"
+	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
@@ -69,7 +69,7 @@ func (list *rules) addFromPods() {
 		x.Drop()
 	})
 	list.add("of the LAN", func(x expressions) {
-		x.isMeta(unix.NFT_META_IIFGROUP, group(link.ShareGroup))
+		x.isMeta(unix.NFT_META_IIFGROUP, group(ident.ShareGroup))
 		x.Leave()
 	})
 	list.add("no tag", func(x expressions) {

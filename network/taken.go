@@ -118,7 +118,7 @@ func (a *adding) refuseAnswered(mac net.HardwareAddr) error {
 			continue
 		}
 		owner := has.MAC.String()
-		if list, err := routing.Neighbours(conn, false); err == nil {
+		if list, err := routing.Neighbours(conn); err == nil {
 			for _, n := range list {
 				if n.Link == has.Link && n.Addr != has.Addr && slices.Equal(n.MAC, has.MAC) {
 					owner += ", which has " + n.Addr.String() + " too,"

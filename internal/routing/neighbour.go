@@ -96,6 +96,10 @@ func (n Neighbour) ReplaceMessage() (netlink.Message, error) {
 	return n.newMessage(netlink.Create | netlink.Replace)
 }
 
+// DelMessage returns a request that deletes the entry of an address on a link. The error of its answer matches
+// fs.ErrNotExist if there is none.
+func (n Neighbour) DelMessage() (netlink.Message, error) { return n.identity(unix.RTM_DELNEIGH) }
+
 // identity is a request about the entry of an address. The library's attributes have
 // others beside it, which a strict get does not take.
 func (n *Neighbour) identity(typ netlink.HeaderType) (netlink.Message, error) {

@@ -3,6 +3,8 @@ package network
 import (
 	"cmp"
 	"context"
+	"errors"
+	"io/fs"
 	"slices"
 	"strings"
 	"time"
@@ -96,11 +98,15 @@ func (s *session) Obstacles(ctx context.Context, rec *state.Network) ([]foreign.
 	if rec.DefaultRoute == string(ExitRouter) && !filtersBridged(rec, true) && !filtersBridged(rec, false) {
 		return nil, nil
 	}
-	nic, err := s.sharedNIC(ctx, rec)
-	if err != nil {
-		return nil, err
+	link := rec.GatewayLink()
+	if rec.DefaultRoute == exitHost {
+		nic, err := s.sharedNIC(ctx, rec)
+		if err != nil {
+			return nil, err
+		}
+		link = cmp.Or(nic, link)
 	}
-	return s.Foreign(rec.AdminChain).Obstacles(ctx, foreign.Path{Bridge: cmp.Or(nic, rec.GatewayLink()), Prefixes: rec.Subnets})
+	return s.Foreign(rec.AdminChain).Obstacles(ctx, foreign.Path{Bridge: link, Prefixes: rec.Subnets})
 }
 
 // sharedNIC returns the name of the NIC that the bridge of a network shares, or is to share; empty if there is none.
@@ -109,6 +115,9 @@ func (s *session) sharedNIC(ctx context.Context, rec *state.Network) (string, er
 		return "", nil
 	}
 	nic, err := s.shares().Find(ctx, shareOf(rec))
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil // which uplinkPart reports
+	}
 	if err != nil || nic.Master != 0 {
 		return "", err
 	}

@@ -149,7 +149,7 @@ func TestKeeperMendsWhatOthersUndo(t *testing.T) {
 func TestStatusTellsThatTheBridgeCannotCallTheFirewall(t *testing.T) {
 	t.Parallel()
 	l := newHost(t)
-	n := l.network(nil)
+	n := l.network(byHost())
 	n.wantStatus("")
 	n.by = []string{"unshare", "--mount", "--propagation", "private", "sh", "-c", `mount -t tmpfs none /proc/sys/net/bridge && exec "$0" "$@"`}
 	n.wantStatus("br_netfilter")

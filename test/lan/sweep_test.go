@@ -149,7 +149,7 @@ type leasing struct {
 
 func newLeasing(t *testing.T) *leasing {
 	l, d := newLab(t)
-	s := &leasing{network: l.network(nil), d: d}
+	s := &leasing{network: l.network(object{"defaultRoute": "host"}), d: d}
 	s.stays = s.add(l.newPod("stays"))
 	for i, network := range []string{"udp", "tcp"} {
 		at := netip.AddrPortFrom(l.internet.ip4, uint16(7000+i))

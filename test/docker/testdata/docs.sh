@@ -22,7 +22,7 @@ web=$(ip_of web home)
 same docs "$(page "$web")"
 holds grep -qE "^home +web +$(docker inspect -f '{{.NetworkSettings.Networks.home.EndpointID}}' web | cut -c 1-12) .* $web " /run/said
 clean
-same "no NIC is taken over" "$(tombolo uplink status)"
+same "no NIC is shared or taken over" "$(tombolo uplink status)"
 docker tag nginx:alpine busybox
 . <(block getting-started Docker) >/run/said
 holds grep -q 'inet 10\.9\.0\.' /run/said

@@ -11,7 +11,7 @@ both() {
 	eventually within '2 attachments'
 }
 both
-stop $DOCKERD_PID; same "" "$(ip -o link | grep -oE 'veth[0-9a-f]{11}' || true)"; dockerd; both
+stop $DOCKERD_PID; same "" "$(ip -o link show group 29807 | grep -oE 'veth[0-9a-f]{11}' || true)"; dockerd; both
 stop -9 $DOCKERD_PID; dockerd; both
 # tombolod comes later than dockerd, which waits.
 stop $DOCKERD_PID; stop $TOMBOLOD

@@ -7,6 +7,7 @@ import (
 	current "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
+	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network"
 )
 
@@ -31,6 +32,10 @@ func (f *bandwidthConf) problems() []error {
 // burst is about what the reference's takes.
 func (p *problems) burst(way string, l bandwidth.Limit) {
 	p.add((l.Rate == 0) != (l.Burst == 0) || l.Burst >= maxBurst, "%sRate %d and %[1]sBurst %[3]d: both have to be set, the burst to less than %d, or neither", way, l.Rate, l.Burst, maxBurst)
+}
+
+func (f *bandwidthConf) lacks(rec *state.Attachment) bool {
+	return !f.limits(f.Bandwidth).IsZero() && rec.Bandwidth.IsZero()
 }
 
 func orZero[T any](p *T) T { return *cmp.Or(p, new(T)) }

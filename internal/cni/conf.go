@@ -16,6 +16,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/internal/strict"
 	"github.com/tombolo-cni/tombolo/network"
 	"github.com/tombolo-cni/tombolo/nft"
@@ -33,6 +34,8 @@ type configuration interface {
 	complete(*call)
 	// problems are all that ADD, CHECK and STATUS refuse of what could be decoded, the first first.
 	problems() []error
+	// lacks says whether it asks for something that a record does not have: the kept program may have given it.
+	lacks(*state.Attachment) bool
 }
 
 // Common is what the plugin of every name reads of a configuration.
@@ -117,6 +120,8 @@ func (c *call) note(found strict.Problems) {
 		c.undecoded = append(c.undecoded, configError(err))
 	}
 }
+
+func (c *Common) lacks(*state.Attachment) bool { return false }
 
 func (c *Common) problems() []error {
 	var p problems

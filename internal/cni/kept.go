@@ -6,11 +6,9 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
-	current "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/ipam/delegate"
@@ -42,20 +40,46 @@ func (c *call) findCarriers() (carriers, error) {
 		return carriers{}, err
 	}
 	hash := ident.Hash(c.conf.Name, c.containerID, c.ifName)
-	_, err = dir.Load(c.conf.Name, hash)
-	hasRecord := !errors.Is(err, fs.ErrNotExist) // a damaged record is ours
-	isOurs := hasRecord || c.verb == "DEL" && c.reports("veth"+hash)
-	if c.verb == "DEL" && c.Name == nameBridge {
-		return carriers{ours: true, kept: !isOurs && podHasLink(c.netns, c.ifName)}, nil
+	rec, err := dir.Load(c.conf.Name, hash)
+	if c.verb == "DEL" {
+		return c.carriersOfDEL(rec, err, "veth"+hash), nil
 	}
-	return carriers{ours: isOurs, kept: !isOurs}, nil
+	ours := !errors.Is(err, fs.ErrNotExist) // a damaged record is ours
+	return carriers{ours: ours, kept: !ours}, nil
 }
 
-// reports reports whether the ADD's result names a port of ours. After a reboot nothing else tells whose the pod was.
-func (c *call) reports(port string) bool {
+// carriersOfDEL leave nothing of either: the names may have changed over since the ADD, one by one and back. After
+// a reboot, the ADD's result tells what is left.
+func (c *call) carriersOfDEL(rec *state.Attachment, err error, port string) carriers {
+	ours, others := c.madeBy(port)
+	by := carriers{ours: true}
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		by = carriers{ours: ours, kept: !ours}
+	case err == nil && rec.State == state.Ready:
+		by.kept = others || c.lacks(rec) && len(c.wrong()) == 0
+	}
+	if c.Name == nameBridge {
+		by = carriers{ours: true, kept: by.kept && podHasLink(c.netns, c.ifName)}
+	}
+	return by
+}
+
+// madeBy says whose the port is that the ADD's result names, as far as it tells. A bridge of another program's comes
+// with a port; plugins like ptp have no bridge.
+func (c *call) madeBy(port string) (ours, others bool) {
 	prev, err := c.conf.prevResult()
-	return err == nil && prev != nil &&
-		slices.ContainsFunc(prev.Interfaces, func(in *current.Interface) bool { return in.Name == port })
+	if err != nil || prev == nil {
+		return false, false
+	}
+	host := 0
+	for _, in := range prev.Interfaces {
+		ours = ours || in.Name == port
+		if in.Sandbox == "" {
+			host++
+		}
+	}
+	return ours, !ours && host > 1
 }
 
 func (c *call) isKept() bool {

@@ -5,6 +5,11 @@ import (
 	"context"
 
 	current "github.com/containernetworking/cni/pkg/types/100"
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
+	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/state"
 )
 
 // firewallConf is the configuration of the reference's plugin of that name: it has other firewalls let pass what a pod
@@ -23,6 +28,25 @@ func (f *firewallConf) problems() []error {
 		`firewalldZone %q: pods' addresses are in no zone of firewalld, and their bridge is in "trusted": put the bridge into another zone (firewall-cmd --permanent --zone=ZONE --change-interface=BRIDGE), and take the field out`, f.FirewalldZone)
 	p.policy(f.IngressPolicy)
 	return p
+}
+
+// lacks says whether the reference's firewall has its chain in iptables, where that works over nf_tables: no
+// record tells by which program a pod was let pass.
+func (*firewallConf) lacks(*state.Attachment) (is bool) {
+	conn, err := nl.Dial(unix.NETLINK_NETFILTER, nil)
+	if err != nil {
+		return false
+	}
+	defer conn.Close()
+	for _, family := range []uint8{unix.NFPROTO_IPV4, unix.NFPROTO_IPV6} {
+		var b nl.Batch
+		nftnl.Get(&b, nl.Name("chain CNI-FORWARD"), family, unix.NFT_MSG_GETCHAIN, func([]byte) error {
+			is = true
+			return nil
+		}, nftnl.String(unix.NFTA_CHAIN_TABLE, "filter"), nftnl.String(unix.NFTA_CHAIN_NAME, "CNI-FORWARD"))
+		_ = nftnl.Look(conn, &b)
+	}
+	return is
 }
 
 func (f *firewallConf) run(ctx context.Context, c *call) (*current.Result, error) {

@@ -12,6 +12,7 @@ import (
 	current "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network"
 	"github.com/tombolo-cni/tombolo/nft"
 )
@@ -49,6 +50,11 @@ func (f *portmapConf) unsupported() error {
 		return nil
 	}
 	return newError(codeUnsupportedField, "%s (conditions of iptables or nft as text) is not supported: leave it out, or have the reference's portmap do this (tombolo install --undo --names portmap DIR)", field)
+}
+
+func (f *portmapConf) lacks(rec *state.Attachment) bool {
+	ports, err := publishedPorts(f.RuntimeConfig.PortMappings)
+	return err == nil && len(ports) > 0 && len(rec.Published) == 0
 }
 
 // publication is what the node is asked for, for a pod with the addresses of a result. As there, masqAll means nothing

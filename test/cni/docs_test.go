@@ -90,7 +90,7 @@ func docLabs() []docLab {
 		},
 		{
 			name: "takeover", lan: true,
-			blocks: []string{"docs/lan.md: ip route show default", "docs/lan.md: tombolo uplink take eth0 br0"},
+			blocks: []string{"docs/lan.md: ip route show default", "docs/lan.md: tombolo uplink plan --take eth0 br0"},
 		},
 		{
 			name: "keeper", lan: true,

@@ -117,7 +117,7 @@ func homeLANBehind(t *testing.T, link string) *lan {
 	return l
 }
 
-func TestNICWithIPv4AloneIsTakenOverAndGivenBack(t *testing.T) {
+func TestNICWithIPv4AloneIsSharedAndLeftAsItWas(t *testing.T) {
 	t.Parallel()
 	for _, by := range []string{"router", "host"} {
 		t.Run("default route by the "+by, func(t *testing.T) {
@@ -143,7 +143,7 @@ func TestNICWithIPv4AloneIsTakenOverAndGivenBack(t *testing.T) {
 			expect.That(t, o.status == 0, "uplink status: %d\n%s%s", o.status, o.stdout, o.stderr)
 			w.del(p)
 			l.wantNothing()
-			o = l.operate(append(append([]string{"uplink", "restore"}, dirs...), "eth0")...)
+			o = l.operate(append(append([]string{"remove"}, dirs...), "home")...)
 			must.That(t, o.status == 0, "uplink restore: %d\n%s%s", o.status, o.stdout, o.stderr)
 			expect.Equal(t, l.run("ip", "-4", "address", "show", "dev", "eth0"), before, "the NIC had\n%sand has", before)
 			wantPing(t, l.ns, router4)

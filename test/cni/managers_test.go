@@ -40,7 +40,7 @@ func TestNetworkManagersLeavePodsAlone(t *testing.T) {
 			t.Parallel()
 			n := newNode(t)
 			environ := append(os.Environ(), "TOMBOLO="+command(), "PLUGIN="+plugin(), "DEPLOY="+must.Of(os.Getwd()).Get(t)+"/../../deploy",
-				"NETWORKD="+networkd, "MANAGER="+tt.manager, "KEEP_OFF="+tt.keepOff, "BRIDGE="+tt.bridge)
+				"NETWORKD=/lib/systemd/systemd-networkd", "MANAGER="+tt.manager, "KEEP_OFF="+tt.keepOff, "BRIDGE="+tt.bridge)
 			o, err := n.exec(context.Background(), "/usr/bin/unshare", nil, environ,
 				"--mount", "--pid", "--fork", "--mount-proc", "--kill-child", "bash", "-c", managersScript)
 			must.Succeed(t, err)

@@ -10,10 +10,10 @@ shape() { # LINK
 
 for link in default lo eth0; do set_all "ipv4.conf.$link.forwarding=116" "ipv6.conf.$link.force_forwarding=1"; done
 
-bridge() { # NAME MAC
-	ip link add "$1" address "$2" type bridge nf_call_iptables 1 nf_call_ip6tables 1
-	tc qdisc add dev "$1" clsact
+bridge() { # NAME MAC CALLS
+	ip link add "$1" address "$2" type bridge nf_call_iptables "$3" nf_call_ip6tables "$3"
 	ip link set "$1" alias tombolo:1:bridge addrgenmode none
+
 	ip link set "$1" up
 }
 
@@ -24,7 +24,9 @@ port() { # RECORD POD
 	group=29806
 	[ "$network" = podnet ] || group=29807
 	ip link set "veth$hash" alias "tombolo:1:$hash:$network:$addresses" group $group addrgenmode none master "$(field "$1" bridge)"
-	ip link set "veth$hash" type bridge_slave hairpin on group_fwd_mask 0x4001
+	hairpin=on
+	[ "$network" = podnet ] || hairpin=off
+	ip link set "veth$hash" type bridge_slave hairpin $hairpin group_fwd_mask 0x4001
 	set_all "ipv4.conf.veth$hash.rp_filter=1" "ipv6.conf.veth$hash.accept_ra=0" "ipv6.conf.veth$hash.drop_unicast_in_l2_multicast=1"
 	ip link set "veth$hash" up
 	at "$2" ip link set lo up
@@ -48,7 +50,8 @@ dualstack() { # POD HOST
 	at "$1" ip route add default via fd77::1 proto 116
 }
 
-bridge cbr0 "$(grep -o '"mac":"[^"]*' "$results/podnet-web-eth0" | head -n 1 | cut -d '"' -f 4)"
+bridge cbr0 "$(grep -o '"mac":"[^"]*' "$results/podnet-web-eth0" | head -n 1 | cut -d '"' -f 4)" 1
+tc qdisc add dev cbr0 clsact
 set_all ipv4.conf.cbr0.route_localnet=1 ipv6.conf.cbr0.accept_ra=0
 tc filter add dev cbr0 ingress pref 29807 protocol all handle 0x746f0101 bpf da bytecode '18,32 0 0 4294963200,21 8 0 2048,21 1 0 33024,21 0 12 34984,32 0 0 4294963244,84 0 0 4095,21 0 9 0,40 0 0 4293918720,84 0 0 4095,21 7 6 0,48 0 0 4293918732,21 5 0 127,48 0 0 4293918736,21 0 2 127,32 0 0 4294963220,69 0 1 16,6 0 0 4294967295,6 0 0 2'
 ip address add 10.77.0.1/24 broadcast + dev cbr0
@@ -64,14 +67,14 @@ tc filter add dev vethd14d20b2d09 ingress pref 29807 protocol all u32 match u32 
 dualstack "$web" 2
 port "$state/attachments/podnet/2541f782573.json" "$plain"
 dualstack "$plain" 3
-bridge br0 "$(field "$state/uplinks/eth0.json" mac)"
-ip link set eth0 address "$(field "$state/uplinks/eth0.json" mac)" master br0
-set_all ipv4.conf.all.send_redirects=0 ipv4.conf.br0.send_redirects=0
-ip address add 192.168.50.2/24 dev br0
+bridge br0 "$(grep -o '"mac":"[^"]*' "$results/lan-leased-eth0" | head -n 1 | cut -d '"' -f 4)" 0
+ip link add veth6d56852c328 type veth peer name vethd70b2d42750
+ip link set veth6d56852c328 alias "tombolo:1:share share $(ip -o link show eth0 | cut -d: -f1) $(ip -br link show eth0 | grep -oE '([0-9a-f]{2}:){5}[0-9a-f]{2}')"
+ip address add 192.168.50.2/24 dev eth0
 ip route add default via 192.168.50.1
 port "$state/attachments/lan/625c3dcd518.json" "$leased"
-at "$leased" sysctl -qw net.ipv4.conf.all.accept_redirects=0 net.ipv4.conf.eth0.accept_redirects=0 net.ipv4.conf.eth0.arp_notify=1 \
-	net.ipv6.conf.eth0.accept_ra=0
+at "$leased" sysctl -qw net.ipv4.conf.eth0.arp_notify=1 net.ipv6.conf.eth0.accept_ra=0
 at "$leased" ip link set eth0 up
 at "$leased" ip address add 192.168.50.100/24 broadcast + dev eth0 valid_lft 3000 preferred_lft 3000
-at "$leased" ip route add default via 192.168.50.2 dev eth0 proto 116 onlink
+at "$leased" ip route add default via 192.168.50.1 dev eth0 proto 116 onlink
+set_all ipv6.conf.br0.disable_ipv6=1

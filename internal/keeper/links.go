@@ -11,6 +11,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/internal/nl"
@@ -54,6 +55,7 @@ type linkChange struct {
 	gone    bool
 	kind    string
 	ours    bool // it has an alias of ours
+	shares  bool // it is of a pair by which a bridge shares a NIC
 	carrier bool
 	facts   linkFacts
 }
@@ -121,6 +123,7 @@ func (c *changes) add(m netlink.Message) error {
 		}
 		c.links = append(c.links, linkChange{
 			index: k.Index, gone: m.Header.Type == unix.RTM_DELLINK, kind: k.Kind, ours: strings.HasPrefix(k.Alias, "tombolo:"),
+			shares:  strings.HasPrefix(k.Alias, endpoint.ShareAlias),
 			carrier: k.Flags&unix.IFF_LOWER_UP != 0,
 			facts:   linkFacts{name: k.Name, master: k.Master, mtu: k.MTU, mac: string(k.MAC), up: k.Up(), promiscuous: k.Flags&unix.IFF_PROMISC != 0},
 		})
@@ -253,6 +256,8 @@ func (l *linkage) linkNews(n linkChange) urgency {
 	switch {
 	case n.facts.name == link.ServiceLink && n.index != l.services:
 		return later
+	case n.shares:
+		return soon // the NIC is to be known before it loses its carrier
 	case n.kind == "bridge":
 		return later // it may be one that another program deleted and made anew
 	case !n.ours:

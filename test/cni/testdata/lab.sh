@@ -69,7 +69,7 @@ ctr() {
 	"image pull") command ctr image ls -q | grep -qx "$3" ;;
 	"container delete") # what follows finds the container's port gone, as a while later
 		command ctr "$@"
-		while ip -oneline link | grep -q ': veth'; do sleep 0.05; done ;;
+		while { ip -oneline link show group 29806; ip -oneline link show group 29807; } | grep -q ': veth'; do sleep 0.05; done ;;
 	*) command ctr "$@" ;;
 	esac
 }

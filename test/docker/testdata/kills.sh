@@ -22,7 +22,7 @@ rest() { # The next dockerd has what is in no container taken down, and so has t
 	tombolo gc >/dev/null
 	eventually within '0 attachments'
 	same "" "$(leased)"
-	same "" "$(ip -o link | grep -oE ' (veth[0-9a-f]{11}|ts-[0-9a-f]+)' || true)"
+	same "" "$(ip -o link show group 29807 | grep -oE ' (veth[0-9a-f]{11}|ts-[0-9a-f]+)' || true)"
 }
 for who in dockerd tombolod; do
 	for when in before amid after; do

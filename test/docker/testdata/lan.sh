@@ -11,6 +11,7 @@ holds docker exec web ping -c 1 -W 2 198.51.100.1
 # What the lease comes to is in the container, as the keeper makes it, and so it is when tombolod has been away.
 eventually eval "docker exec web ip addr show dev eth0 | grep -q 'valid_lft 1[0-9]*sec'"
 holds eval "docker exec web ip route | grep -q 'default via 192.168.50.1 dev eth0'"
+holds eval "docker exec web ip route | grep -q '10.77.0.0/16 via 192.168.50.9 dev eth0'"
 eventually within '1 attachment'
 same "$web" "$(tombolo ls | sed -n 2p | grep -oE '192[0-9.]+')"
 stop -9 $TOMBOLOD; tombolod
@@ -20,7 +21,6 @@ docker exec web ip link set eth0 up
 tombolo repair
 eventually within '1 attachment'
 same web "$(page "$web")"
-holds eval "docker exec web ip route | grep -q '10.77.0.0/16 via 192.168.50.9 dev eth0'"
 # By the host there is a way to a next hop that nobody has.
 docker network create -d tombolo -o mode=lan -o uplink=eth0 -o name=routed -o defaultRoute=host --ipam-driver null routed >/dev/null
 run other --network routed

@@ -34,7 +34,8 @@ pkill -9 -f '^sleep 10000' || true
 pkill -9 containerd-shim || true
 eventually eval '! pgrep containerd-shim'
 for mount in $(grep -oE '/run/docker/[^ ]+' /proc/mounts); do umount -l "$mount" || true; done
-ip link del br0; ip link del docker0
+ip link del br0; ip link del docker0; ip link del veth6d56852c328
+ip link set eth0 promisc off; ip addr flush dev eth0
 nft flush ruleset
 address
 mv /run/leases /run/dnsmasq.log / ; rm -rf /run/tombolo /run/docker /run/containerd; mv /leases /dnsmasq.log /run/

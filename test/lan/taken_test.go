@@ -81,6 +81,10 @@ func TestAddressesOfOthersAreRefused(t *testing.T) {
 func TestDetectConflictsWithoutDHCP(t *testing.T) {
 	t.Parallel()
 	l := newHost(t)
+	for _, family := range []string{"ipv4", "ipv6"} { // the kernel asks three times, a second apart
+		nstest.Sysctl(t, l.host.ns, "net/"+family+"/neigh/"+nic+"/retrans_time_ms", "100")
+		nstest.Sysctl(t, l.host.ns, "net/"+family+"/neigh/"+nic+"/mcast_solicit", "30")
+	}
 	for _, address := range []string{"192.168.50.41/24", "fd50::41/64"} {
 		own := netip.MustParsePrefix(address).Addr()
 		n := l.network(object{"ipam": staticAddress(own, object{"detectConflicts": true})})
@@ -90,7 +94,7 @@ func TestDetectConflictsWithoutDHCP(t *testing.T) {
 		late := make(chan struct{})
 		go func() {
 			defer close(late)
-			time.Sleep(500 * time.Millisecond) // the kernel asks again after a second
+			time.Sleep(500 * time.Millisecond) // of the 1.5 s that an ADD waits
 			ip(t, l.other.ns, "address add "+address+" dev "+nic+" nodad")
 		}()
 		begun := time.Now()

@@ -138,16 +138,6 @@ func onlyIPv6(l *lan) {
 	ip(l, l.host.ns, "address add "+hostIP6+"/64 dev eth0", "route add default via "+routerIP6)
 }
 
-// advertised has the host make its IPv6 address and default route of what the router
-// says.
-func advertised(l *lan) {
-	l.dnsmasq()
-	l.plug(l.host.ns)
-	ip(l, l.host.ns, "address add "+hostIP4+"/24 brd + dev eth0", "route add default via "+routerIP4)
-	l.followsRouter()
-	l.host.ip6 = nstest.Addr(l.autoconf(nic))
-}
-
 // followsRouter waits until the host has what its kernel makes of the router's
 // advertisements.
 func (l *lan) followsRouter() {
@@ -170,26 +160,6 @@ func (l *lan) autoconf(link string) string {
 		}
 	}
 	return ""
-}
-
-// routerRenews shows that advertisements are heard on the bridge: they put a
-// lifetime up again.
-func routerRenews(t testing.TB, l *lan) {
-	t.Helper()
-	const short = 1000 // seconds; the router says 3600
-	address := l.host.ip6.String()
-	ip(t, l.host.ns, fmt.Sprintf("address change %s/64 dev %s mngtmpaddr valid_lft %d preferred_lft %d", address, bridge, short, short))
-	must.Until(l, "the router renews the address on the bridge", func() bool {
-		l.solicit(bridge)
-		for _, link := range l.show("address show dev " + bridge + " to " + address) {
-			for _, a := range link["addr_info"].([]any) {
-				if valid, ok := a.(object)["valid_life_time"].(float64); ok && valid > short {
-					return true
-				}
-			}
-		}
-		return false
-	})
 }
 
 // masquerading has a pod in a network that the host routes and hides.

@@ -116,6 +116,8 @@ type loadRequest struct {
 const (
 	commandLoad    = 5 // BPF_PROG_LOAD
 	kindClassifier = 3 // BPF_PROG_TYPE_SCHED_CLS
+
+	loadTries = 100
 )
 
 // load gives a program to the kernel and returns its descriptor, which the caller closes. It needs CAP_BPF and
@@ -129,7 +131,11 @@ func load(instructions []instruction) (fd int, _ error) {
 	}
 	copy(request.name[:], "tombolo_share")
 
-	got, _, errno := unix.Syscall(unix.SYS_BPF, commandLoad, uintptr(unsafe.Pointer(&request)), unsafe.Sizeof(request))
+	var got uintptr
+	errno := unix.EAGAIN // the kernel's verifier gives up on a signal, and Go's scheduler sends some
+	for tries := 0; errno == unix.EAGAIN && tries < loadTries; tries++ {
+		got, _, errno = unix.Syscall(unix.SYS_BPF, commandLoad, uintptr(unsafe.Pointer(&request)), unsafe.Sizeof(request))
+	}
 	runtime.KeepAlive(instructions)
 	runtime.KeepAlive(license)
 	if errno == 0 {

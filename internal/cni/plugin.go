@@ -12,6 +12,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/ident"
+	"github.com/tombolo-cni/tombolo/internal/ipam/delegate"
 	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/nft"
@@ -185,6 +186,9 @@ func (c *call) readEnvironment() error {
 	}
 	c.containerID, c.netns, c.ifName = c.Getenv("CNI_CONTAINERID"), c.Getenv("CNI_NETNS"), c.Getenv("CNI_IFNAME")
 	c.args, c.path = c.Getenv("CNI_ARGS"), c.Getenv("CNI_PATH")
+	if err := c.refuseDepth(); err != nil {
+		return err
+	}
 	if len(required) == 0 {
 		return nil
 	}
@@ -193,6 +197,23 @@ func (c *call) readEnvironment() error {
 	}
 	if !ident.IsLinkName(c.ifName) {
 		return newError(codeEnvironment, "CNI_IFNAME=%q cannot name a link: it takes 1 to 15 bytes without '/', ':', '%%' and space", c.ifName)
+	}
+	return nil
+}
+
+// maxDepth is how many delegated plugins may lead to a call. No IPAM plugin has a reason to call this one, but one
+// may do so, once, for another network.
+const maxDepth = 1
+
+// refuseDepth ends a chain of calls that a delegated plugin leads back here: a
+// script around this very program, or another version of it.
+func (c *call) refuseDepth() error {
+	depth, err := delegate.Depth(c.Getenv(delegate.DepthVariable))
+	if err != nil {
+		return newError(codeEnvironment, "%v", err)
+	}
+	if depth > maxDepth && c.verb != "VERSION" {
+		return newError(codeInvalidConfig, "%s=%d: this %s was started by an IPAM plugin that was itself started by Tombolo, and so on: ipam.type has to name a plugin that does not lead back here", delegate.DepthVariable, depth, c.verb)
 	}
 	return nil
 }

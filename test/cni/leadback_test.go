@@ -57,6 +57,31 @@ func (l *leadback) verb(verb, kind string, p *pod) outcome {
 	return must.Of(l.exec(l.Context(), plugin(), c.stdin, environ)).Get(l)
 }
 
+func TestAnIPAMThatLeadsBackComesToAnEnd(t *testing.T) {
+	t.Parallel()
+	for _, verb := range []string{"ADD", "DEL", "STATUS"} {
+		t.Run(verb, func(t *testing.T) {
+			t.Parallel()
+			// Without what tells the depth, each plugin runs the next.
+			endless := newLeadback(t, "unset TOMBOLO_DEPTH")
+			if o := endless.verb(verb, "round", endless.pod("a")); o.status == 0 {
+				t.Errorf("%s succeeded: %+v", verb, o)
+			}
+			if got := endless.runs(); verb != "ADD" && got < 40 {
+				// ADD ends by itself: the attachment is on record.
+				t.Fatalf("the fault is not there: %d runs of the plugin", got)
+			}
+			l := newLeadback(t, "")
+			o := l.verb(verb, "round", l.pod("a"))
+			got := l.runs()
+			expect.That(t, got != 0 && got <= 4, "%d runs of the plugin", got)
+			if o.status == 0 || verb != "ADD" && !strings.Contains(o.stdout, "has to name a plugin that does not lead back here") {
+				t.Errorf("%s: %+v", verb, o)
+			}
+		})
+	}
+}
+
 func TestThePluginNeverRunsItselfForAnIPAM(t *testing.T) {
 	t.Parallel()
 	binary := must.Of(filepath.EvalSymlinks(plugin())).Get(t)

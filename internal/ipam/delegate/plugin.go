@@ -95,7 +95,7 @@ func Forward(ctx context.Context, file, self string, environ []string, stdin []b
 	if err := refuseSelf(self, file); err != nil {
 		return nil, err
 	}
-	said, err := run(ctx, file, environ, stdin, stderr)
+	said, err := run(ctx, file, Deeper(environ), stdin, stderr)
 	return said, tolerateUnknownVerb(err)
 }
 
@@ -134,7 +134,7 @@ func (p *Plugin) environ(verb string) []string {
 		{"CNI_ARGS", p.Args},
 		{"CNI_PATH", p.Path},
 	}
-	env := slices.DeleteFunc(slices.Clone(p.Environ), func(entry string) bool {
+	env := slices.DeleteFunc(Deeper(p.Environ), func(entry string) bool {
 		for _, parameter := range parameters {
 			if strings.HasPrefix(entry, parameter.key+"=") {
 				return true

@@ -8,12 +8,50 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/tombolo-cni/tombolo/internal/file"
 )
 
 // ErrSelf means that the plugin to be run is the program that would run it, under this name or another.
 var ErrSelf = errors.New("the plugin is this program itself")
+
+// DepthVariable is the environment variable that counts how many plugins lead
+// to a process: one that a plugin of ours starts has 1, one that such a process
+// has started through a plugin, 2.
+const DepthVariable = "TOMBOLO_DEPTH"
+
+// Depth reads a value of DepthVariable. A value that is no count is an error, since only this package sets it.
+func Depth(value string) (int, error) {
+	if value == "" {
+		return 0, nil
+	}
+	n, err := strconv.Atoi(value)
+	if err != nil || n < 0 {
+		return 0, fmt.Errorf("%s=%.40q is not a count", DepthVariable, value)
+	}
+	return n, nil
+}
+
+// Deeper is an environment whose depth is one more than that of environ. One
+// that cannot be read stays, for the started program to refuse it.
+func Deeper(environ []string) []string {
+	const prefix = DepthVariable + "="
+	depth := 0
+	for _, entry := range environ {
+		if value, ok := strings.CutPrefix(entry, prefix); ok {
+			n, err := Depth(value)
+			if err != nil {
+				return environ
+			}
+			depth = n
+		}
+	}
+	environ = slices.DeleteFunc(slices.Clone(environ), func(entry string) bool { return strings.HasPrefix(entry, prefix) })
+	return append(environ, prefix+strconv.Itoa(depth+1))
+}
 
 // IsSame says whether two paths lead to one program: to one file, by links
 // of either kind, or to copies of it, or b to a script whose interpreter it is. Contents are

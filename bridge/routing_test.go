@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"fmt"
 	"io/fs"
+	"maps"
+	"os"
 	"runtime"
 	"slices"
 	"strconv"
@@ -65,6 +67,12 @@ func routing(t *testing.T, host *netns.NS, r bridge.Routing) (changed bool, _ er
 		return err
 	})
 	return changed, err
+}
+
+// hasForceForwarding reports whether the kernel can forward IPv6 for single links (Linux 6.17).
+func hasForceForwarding() bool {
+	_, err := os.Stat("/proc/sys/net/ipv6/conf/lo/force_forwarding")
+	return err == nil
 }
 
 // oldRouting is routing on a kernel that has no force_forwarding (Linux 6.16).
@@ -156,12 +164,16 @@ func TestRoutingIsComparedAndMade(t *testing.T) {
 	}
 	expect.Is(t, expect.Err(conn.EnsureRouting(t.Context(), all)), tombolo.ErrInvalid, "EnsureRouting in another namespace")
 	const object = "kernel parameters"
+	six := []string{"net/ipv6/conf/all/forwarding"}
+	if hasForceForwarding() {
+		six = []string{"net/ipv6/conf/default/force_forwarding", "net/ipv6/conf/lo/force_forwarding"}
+	}
 	want := []tombolo.Difference{
 		{Object: object, What: "net/ipv4/conf/default/forwarding", Want: "116", Have: "0"},
 		{Object: object, What: "net/ipv4/conf/lo/forwarding", Want: "116", Have: "0"},
-		{Object: object, What: "net/ipv6/conf/default/force_forwarding", Want: "1", Have: "0"},
-		{Object: object, What: "net/ipv6/conf/lo/force_forwarding", Want: "1", Have: "0"},
-		{Object: object, What: "net/ipv4/conf/br0/route_localnet", Want: "1", Have: "0"},
+	}
+	for _, parameter := range append(six, "net/ipv4/conf/br0/route_localnet") {
+		want = append(want, tombolo.Difference{Object: object, What: parameter, Want: "1", Have: "0"})
 	}
 	expect.NoDiff(t, gocmp.Diff(want, check(all)), "before")
 	for _, changed := range []bool{true, false} {
@@ -332,13 +344,22 @@ func TestHostForwardsForPodsOrForAll(t *testing.T) {
 	for _, changed := range []bool{true, false} {
 		expect.Of(routing(t, n.ns, both)).Is(t, changed)
 	}
-	forwards("a host that EnsureRouting was called for", both, bridge.Routing{})
+	parameters := map[string]string{
+		"ipv4/ip_forward": "0", "ipv4/conf/late/forwarding": "116",
+		"ipv4/conf/wg0/forwarding": "1", "ipv4/conf/br0/forwarding": "116", "ipv6/conf/br0/accept_ra": "0",
+	}
+	if hasForceForwarding() {
+		forwards("a host that EnsureRouting was called for", both, bridge.Routing{})
+		maps.Copy(parameters, map[string]string{
+			"ipv6/conf/all/forwarding": "0", "ipv6/conf/late/force_forwarding": "1",
+			"ipv6/conf/br0/force_forwarding": "1", "ipv6/conf/late/accept_ra": "1",
+		})
+	} else {
+		forwards("a host that EnsureRouting was called for", both, bridge.Routing{IPv6: true})
+		maps.Copy(parameters, map[string]string{"ipv6/conf/all/forwarding": "1", "ipv6/conf/late/accept_ra": "2"})
+	}
 	nstest.Run(t, n.ns, "ip", "link", "add", "late", "type", "bridge")
-	for path, want := range map[string]string{
-		"ipv4/ip_forward": "0", "ipv6/conf/all/forwarding": "0", "ipv4/conf/late/forwarding": "116", "ipv6/conf/late/force_forwarding": "1",
-		"ipv4/conf/wg0/forwarding": "1", "ipv4/conf/br0/forwarding": "116", "ipv6/conf/br0/force_forwarding": "1", "ipv6/conf/br0/accept_ra": "0",
-		"ipv6/conf/late/accept_ra": "1",
-	} {
+	for path, want := range parameters {
 		expect.Equal(t, nstest.Sysctl(t, n.ns, "net/"+path), want, "%s is", path)
 	}
 	for _, router := range []bridge.Routing{{IPv4: true}, both, {IPv6: true}, {}} {

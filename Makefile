@@ -39,7 +39,7 @@ build-arm64: ## the same for arm64, in bin/arm64
 	GOARCH=arm64 $(BUILD) -o $(BIN)/arm64/ ./cmd/...
 
 demo: build ## five pods in a sandbox of their own, and what they reach (needs root)
-	$(BIN)/tombolo demo
+	$(GO) run ./test/demo $(BIN)/tombolo-cni
 
 test: deps build peers ## all tests, in namespaces of their own (needs root; under 15 minutes)
 	TOMBOLO_PEERS=$(PEERS) TOMBOLO_BIN=$(abspath $(BIN)) test/all.sh

@@ -143,7 +143,7 @@ func (o *options) root() *cobra.Command {
 	}{
 		{"See what there is, and what is wrong:", []*cobra.Command{o.statusCommand(), o.lsCommand(), o.leasesCommand(), o.checkCommand(), o.doctorCommand(), o.bugreportCommand()}},
 		{"Put it right:", []*cobra.Command{o.repairCommand(), o.gcCommand(), o.removeCommand()}},
-		{"Set it up:", []*cobra.Command{o.initCommand(), o.installCommand(), o.validateCommand(), o.uplinkCommand(), o.demoCommand(), o.versionCommand()}},
+		{"Set it up:", []*cobra.Command{o.initCommand(), o.installCommand(), o.validateCommand(), o.uplinkCommand(), o.versionCommand()}},
 	} {
 		root.AddGroup(&cobra.Group{ID: g.title, Title: g.title})
 		for _, c := range g.commands {

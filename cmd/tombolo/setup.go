@@ -14,7 +14,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/conflist"
-	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/demo"
 	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/install"
 	"github.com/tombolo-cni/tombolo/internal/cni"
 	"github.com/tombolo-cni/tombolo/internal/file"
@@ -136,24 +135,5 @@ func (o *options) versionCommand() *cobra.Command {
 		},
 	}
 	o.jsonFlag(cmd)
-	return cmd
-}
-
-func (o *options) demoCommand() *cobra.Command {
-	pods := 0
-	cmd := &cobra.Command{
-		Use:   "demo",
-		Short: "set up pods in a sandbox and show that they reach each other",
-		Long:  "Set up pods in a sandbox and show that they reach each other; this takes a few seconds and leaves nothing.",
-		Args:  takes(0, 0),
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			plugin, err := install.Plugin()
-			if err != nil {
-				return err
-			}
-			return demo.Run(cmd.Context(), o.out, plugin, pods)
-		},
-	}
-	cmd.Flags().IntVar(&pods, "pods", 5, "run this `NUMBER` of pods")
 	return cmd
 }

@@ -4,7 +4,7 @@
 # as folders, where FOLDER:2/3 means the second third of its tests, and FOLDER@TEXT
 # those whose names have the text; or the name of a part: together all that speak with
 # the kernel take too long for one machine. Without any, there is a machine for each
-# part; that of noipv6 has IPv6 switched off. Before the tests comes tombolo demo, on a
+# part; that of noipv6 has IPv6 switched off. Before the tests comes the demo, on a
 # kernel that has no module loaded yet.
 #
 #   test/vm/run.sh [libraries | firewall | leases | plugin | pods | lan | noipv6 | FOLDER…]
@@ -179,6 +179,7 @@ make_root() {
 		[ ! -e "$path" ] || echo "$path" # one may have been deleted and not committed
 	done | cpio --quiet -pdm "$root/src"
 	make -s build BIN="$root/bin"
+	build build ./test/demo "$root/bin/tombolo-demo"
 	build "build -C bench/peers" tool "$root/peers/"
 	echo "-test.v=test2json -test.paniconexit0 -test.short -test.timeout=${per_package}s ${VM_FLAGS:-}" >"$root/tests/flags"
 	for folder in "${packages[@]}"; do add_tests "$folder"; done
@@ -354,7 +355,7 @@ judge_all() {
 		[ $how = 0 ] || [ $status = 1 ] || status=$how
 	done <"$root/tests/list"
 	cat "$(output demo)" || true
-	ended_well demo || { ! ended demo && [ $in_time = no ]; } || { echo "FAIL  tombolo demo"; status=1; }
+	ended_well demo || { ! ended demo && [ $in_time = no ]; } || { echo "FAIL  demo"; status=1; }
 	if [ $in_time = yes ] && ! grep -qx "@vm end" "$work"/output/*; then
 		echo "FAIL  the machine did not get to its end. The kernel's last words:"
 		tail -40 "$work/console"

@@ -1,4 +1,4 @@
-package demo
+package main
 
 import (
 	"bufio"
@@ -41,7 +41,7 @@ func TestDemo(t *testing.T) {
 	}
 }
 
-// fivePods is what tombolo demo prints, figures apart. So the documentation has it.
+// fivePods is what the demo prints, figures apart. So the documentation has it.
 const fivePods = `A node, a host outside and 5 pods, each in a network namespace of its own\.
 The pods are of network "demo": 10\.22\.0\.0/16 and fd22::/64 behind bridge cbr0, masqueraded\.
 
@@ -76,18 +76,18 @@ func wantPattern(t *testing.T, pattern string, got outcome) {
 
 func testFivePods(t *testing.T, tombolo string) {
 	host := nstest.New(t)
-	wantPattern(t, fivePods, start(t, host, nil, tombolo, "demo"))
+	wantPattern(t, fivePods, start(t, host, nil, tombolo+"-demo", tombolo+"-cni"))
 	wantUntouched(t, host)
 }
 
 func testOnePod(t *testing.T, tombolo string) {
-	got := start(t, nstest.New(t), nil, tombolo, "demo", "--pods", "1")
+	got := start(t, nstest.New(t), nil, tombolo+"-demo", "--pods", "1", tombolo+"-cni")
 	wantPattern(t, `(?s).* and 1 pod, .*\npod1 +- +MS, MS ms .* left nothing\.\n`, got)
 }
 
 func testBounds(t *testing.T, tombolo string) {
 	for _, pods := range []string{"0", "-1", "101"} {
-		got := start(t, nstest.New(t), nil, tombolo, "demo", "--pods", pods)
+		got := start(t, nstest.New(t), nil, tombolo+"-demo", "--pods", pods, tombolo+"-cni")
 		if got.status != 1 || got.stdout != "" || got.stderr != "tombolo: demo with "+pods+" pods: it takes 1 to 100\n" {
 			t.Errorf("%s pods: %+v", pods, got)
 		}
@@ -105,12 +105,12 @@ func testUserNamespace(t *testing.T, tombolo string) {
 		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: nobody, Size: 1}},
 		Credential:  &syscall.Credential{Uid: 0, Gid: 0, NoSetGroups: true},
 	}
-	wantPattern(t, `(?s).* and 2 pods, .* left nothing\.\n`, start(t, nstest.New(t), attr, tombolo, "demo", "--pods", "2"))
+	wantPattern(t, `(?s).* and 2 pods, .* left nothing\.\n`, start(t, nstest.New(t), attr, tombolo+"-demo", "--pods", "2", tombolo+"-cni"))
 }
 
 func testNobody(t *testing.T, tombolo string) {
 	attr := &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
-	got := start(t, nstest.New(t), attr, tombolo, "demo")
+	got := start(t, nstest.New(t), attr, tombolo+"-demo", tombolo+"-cni")
 	if got.status != 1 || got.stdout != "" || !strings.Contains(got.stderr, "demo needs root") || !strings.Contains(got.stderr, "sudo") {
 		t.Errorf("%+v", got)
 	}
@@ -186,7 +186,7 @@ func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 // testKilled kills the program when it has begun, in the midst of its ADDs.
 func testKilled(t *testing.T, tombolo string) {
 	host := nstest.New(t)
-	c := exec.Command(tombolo, "demo", "--pods", "100")
+	c := exec.Command(tombolo+"-demo", "--pods", "100", tombolo+"-cni")
 	stdout := must.Of(c.StdoutPipe()).Get(t)
 	must.Succeed(t, host.Do(c.Start))
 	expect.Success(t, expect.Err(bufio.NewReader(stdout).ReadString('\n')))

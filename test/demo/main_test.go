@@ -1,4 +1,4 @@
-package demo
+package main
 
 import (
 	"bytes"
@@ -19,7 +19,8 @@ import (
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
-// build builds the command, with the plugin beside it, into a directory that every user may enter.
+// build builds this program and the plugin into a directory that every user may enter. It returns the beginning of
+// their paths: "-demo" and "-cni" follow.
 func build(t *testing.T) string {
 	t.Helper()
 	nstest.RequireRoot(t)
@@ -27,9 +28,11 @@ func build(t *testing.T) string {
 	for _, d := range []string{dir, filepath.Dir(dir)} {
 		must.Succeed(t, os.Chmod(d, 0o755))
 	}
-	c := exec.Command("go", "build", "-buildvcs=false", "-o", dir+"/", "github.com/tombolo-cni/tombolo/cmd/tombolo", "github.com/tombolo-cni/tombolo/cmd/tombolo-cni")
-	out, err := c.CombinedOutput()
-	must.That(t, err == nil, "%v\n%s", err, out)
+	for name, pkg := range map[string]string{"tombolo-demo": "test/demo", "tombolo-cni": "cmd/tombolo-cni"} {
+		c := exec.Command("go", "build", "-buildvcs=false", "-o", filepath.Join(dir, name), "github.com/tombolo-cni/tombolo/"+pkg)
+		out, err := c.CombinedOutput()
+		must.That(t, err == nil, "%v\n%s", err, out)
+	}
 	return filepath.Join(dir, "tombolo")
 }
 

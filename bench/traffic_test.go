@@ -16,8 +16,9 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// ownBridge is Tombolo with a bridge of the system's, whose port the NIC is.
-const ownBridge = "tombolo-on-bridge"
+// ownBridge is Tombolo with a bridge of the system's, whose port the NIC is, and guarded is Tombolo with a guarded pod,
+// which computes checksums and segments itself.
+const ownBridge, guarded = "tombolo-on-bridge", "tombolo-guarded"
 
 // The addresses of the LAN of a lanTraffic: its router, the host, and the pod where Tombolo does not choose it.
 const lanRouter, lanHost, lanPod = "10.88.0.1", "10.88.255.2", "10.88.255.3"
@@ -37,10 +38,10 @@ type machine struct {
 }
 
 // lanTraffic measures traffic between a pod on the host's LAN, the host and another machine: streams (MiB-ns is the time
-// of a MiB) and round trips of a datagram (ns/op). Contenders are a shared NIC; a NIC that is a bridge's port, with a pod
+// of a MiB) and round trips of a datagram (ns/op). Contenders are a shared NIC, with and without a guard; a NIC that is a bridge's port, with a pod
 // of Tombolo's and without any rules; and macvlan, as netavark has it, by which host and pod do not reach each other.
 func lanTraffic(whole *testing.B) {
-	contenders := []string{"tombolo", ownBridge, "bridge", "macvlan"}
+	contenders := []string{"tombolo", guarded, ownBridge, "bridge", "macvlan"}
 	all := map[string]machines{}
 	for _, name := range contenders {
 		all[name] = newMachines(whole, name)
@@ -84,9 +85,9 @@ func newMachines(b *testing.B, contender string) machines {
 	var host *netns.NS
 	at, pod := nic, netip.MustParseAddr(lanPod)
 	var n *node
-	isTombolo := contender == "tombolo" || contender == ownBridge
+	isTombolo := contender == "tombolo" || contender == guarded || contender == ownBridge
 	if isTombolo {
-		options := object{"mode": "l2", "bridge": lanBridge, "uplink": nic}
+		options := object{"mode": "l2", "bridge": lanBridge, "uplink": nic, "guard": contender == guarded}
 		if contender == ownBridge {
 			delete(options, "uplink")
 		}
@@ -109,7 +110,7 @@ func newMachines(b *testing.B, contender string) machines {
 	inside := nstest.New(b)
 	link := podIfname
 	switch contender {
-	case "tombolo", ownBridge:
+	case "tombolo", guarded, ownBridge:
 		p := n.pod(b)
 		must.Succeed(b, expect.Err(n.call("ADD", p)))
 		inside, pod = p.ns, must.Of(leaseOf(p)).Get(b)

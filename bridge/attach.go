@@ -187,7 +187,7 @@ func (c *Conn) configurePod(ctx context.Context, in *inPod, p *Port, a *Attachme
 		return err
 	}
 	if p.NoTxOffload {
-		if err := in.conn.StopTxOffload(p.Peer); err != nil {
+		if err := errors.Join(in.conn.StopTxOffload(p.Peer), c.nl.StartGRO(p.Name)); err != nil {
 			return err
 		}
 	}

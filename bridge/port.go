@@ -114,9 +114,9 @@ type Port struct {
 	// another MAC.
 	Neighbours []Neighbour
 
-	// NoTxOffload has the pod's interface fill in the checksums of what it sends, before the port gets it: a link
-	// further on would write them where the pod told it to, over what the bridge's firewall has seen. TCP gets
-	// slower. It is for Attach alone.
+	// NoTxOffload makes the pod's interface compute checksums and TCP segments itself. Otherwise the last link on the way
+	// writes a checksum at the place that the pod named, behind the bridge's firewall, and the pod could change pages
+	// that it has sent. The port joins the segments again (GRO), so that TCP loses less. Only Attach reads it.
 	NoTxOffload bool
 
 	noIPv6 bool // the kernel has none: see Conn.configure

@@ -127,6 +127,19 @@ func (c *Conn) StopTxOffload(link string) error {
 	return nil
 }
 
+// StartGRO has a veth link of the socket's namespace join the TCP segments that its peer sends one by one
+// (ETHTOOL_SGRO). The kernel then fills in their checksums itself.
+func (c *Conn) StartGRO(link string) error {
+	s, ok := c.t.(*socket)
+	if !ok {
+		return nil
+	}
+	if _, err := s.ethtool(link, unix.ETHTOOL_SGRO, 1); err != nil {
+		return &tombolo.OpError{Op: "turn on GRO of link", Object: link, Err: err}
+	}
+	return nil
+}
+
 // ethtool sends one of the requests that give and take a number, and gives the number.
 func (s *socket) ethtool(link string, cmd, data uint32) (uint32, error) {
 	// struct ethtool_value of linux/ethtool.h and, of linux/if.h, the part of struct

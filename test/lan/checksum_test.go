@@ -207,6 +207,10 @@ func TestGuardedPodSmugglesNothingInChecksums(t *testing.T) {
 	n := l.network(object{"ipam": object{"type": "static", "addresses": []object{{"address": "192.168.50.70/24"}, {"address": "fd50::70/64"}}}})
 	p := n.add(l.newPod("evil"))
 	must.Succeed(t, l.host.ns.Do(func() error { return setTxChecksum(nic, 0) }))
+	must.Succeed(t, l.host.ns.Do(func() error {
+		expect.Of(ethtool(n.portOf(p), unix.ETHTOOL_GGRO, 0)).Is(t, 1, "the port joins the segments that the pod sends one by one")
+		return nil
+	}))
 	all := smuggles(p, hardware(t, p.place), hardware(t, l.other))
 	got := l.smuggle(t, p, all)
 	expect.That(t, len(got) == 0, "a machine of the LAN got %q", got)

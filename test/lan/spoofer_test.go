@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -262,4 +263,72 @@ func impersonate(t *testing.T, l *lan, evil *pod) {
 	must.Until(l, "the pod serves DHCP", func() bool {
 		return strings.Contains(nstest.Run(t, evil.ns, "ss", "-lnu"), ":67 ")
 	})
+}
+
+// What lanGuard lets a pod send goes by EtherType, as the table of security.md says. What others send reaches a pod.
+func TestLANGuardLetsPassIPAndARPAlone(t *testing.T) {
+	l := newHost(t)
+	n := l.network(object{"ipam": object{"type": "static", "addresses": []object{{"address": "192.168.50.70/24"}, {"address": "fd50::70/64"}}}})
+	p := n.add(l.newPod("a"))
+	macs := map[netip.Addr]net.HardwareAddr{p.ip4: hardware(t, p.place), l.other.ip4: hardware(t, l.other)}
+	magic := slices.Concat(bytes.Repeat([]byte{0xff}, 6), bytes.Repeat(macs[l.other.ip4], 16))
+	udp := slices.Concat([]byte{0x80, 0, 0, 9, 0, byte(len(magic) + 8), 0, 0}, magic)
+	ipv4 := func(from place) []byte {
+		header := slices.Concat([]byte{0x45, 0, 0, byte(20 + len(udp)), 0, 0, 0, 0, 64, unix.IPPROTO_UDP, 0, 0}, from.ip4.AsSlice(), []byte{255, 255, 255, 255})
+		binary.BigEndian.PutUint16(header[10:], ^sum(header, 0))
+		return append(header, udp...)
+	}
+	ipv6 := func(from place) []byte {
+		return slices.Concat([]byte{0x60, 0, 0, 0, 0, 8, 59, 255}, from.ip6.AsSlice(), nstest.Addr("ff02::1").AsSlice(), make([]byte, 8))
+	}
+	other := func(place) []byte { return magic }
+	for _, row := range []struct {
+		types          []uint16
+		payload        func(from place) []byte
+		leaves, enters bool
+	}{
+		{[]uint16{unix.ETH_P_IP}, ipv4, true, true}, // Wake-on-LAN by UDP
+		{[]uint16{unix.ETH_P_IPV6}, ipv6, true, true},
+		{[]uint16{unix.ETH_P_ARP}, func(from place) []byte { return append(claimOf(macs[from.ip4], from.ip4)[14:], magic...) }, true, true},
+		{[]uint16{unix.ETH_P_8021Q, unix.ETH_P_8021AD}, func(from place) []byte { return append([]byte{0, 5, 8, 0}, ipv4(from)...) }, false, false},
+		{[]uint16{unix.ETH_P_8021Q}, func(from place) []byte { return append([]byte{0, 0, 8, 0}, ipv4(from)...) }, false, true},
+		{[]uint16{0x0842, 0x887b, 0x88e1, 0x893a, unix.ETH_P_LLDP, unix.ETH_P_PAE, unix.ETH_P_MACSEC, unix.ETH_P_PPP_DISC, unix.ETH_P_PPP_SES,
+			unix.ETH_P_MPLS_UC, unix.ETH_P_RARP, unix.ETH_P_PROFINET, unix.ETH_P_ETHERCAT, unix.ETH_P_1588, unix.ETH_P_TSN, unix.ETH_P_AOE,
+			unix.ETH_P_FCOE, unix.ETH_P_BATMAN, unix.ETH_P_802_EX1, 38, 1500}, other, false, true},
+	} {
+		for _, typ := range row.types {
+			frame := func(from place) []byte {
+				return slices.Concat(bytes.Repeat([]byte{0xff}, 6), macs[from.ip4], binary.BigEndian.AppendUint16(nil, typ), row.payload(from))
+			}
+			expect.Equal(t, l.arrives(t, p.place, l.other, frame(p.place)), row.leaves, "a frame of type %#04x leaves the pod", typ)
+			expect.Equal(t, l.arrives(t, l.other, p.place, frame(l.other)), row.enters, "a frame of type %#04x enters the pod", typ)
+		}
+	}
+}
+
+// arrives reports whether a frame that one machine sends reaches the other. The frame after it always does.
+func (l *lan) arrives(t *testing.T, from, to place, frame []byte) bool {
+	t.Helper()
+	e := l.listenTo(to.ns, nic, unix.ETH_P_ALL)
+	last := claimOf(frame[6:12], from.ip4)
+	must.Succeed(t, from.ns.Do(func() error {
+		raw, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(raw)
+		link, err := net.InterfaceByName(nic)
+		if err != nil {
+			return err
+		}
+		sll := &unix.SockaddrLinklayer{Ifindex: link.Index}
+		return errors.Join(unix.Sendto(raw, frame, 0, sll), unix.Sendto(raw, last, 0, sll))
+	}))
+	for came := false; ; {
+		got := e.next()
+		if bytes.Equal(got, last) {
+			return came
+		}
+		came = came || bytes.HasPrefix(got, frame[:12]) && bytes.HasSuffix(got, frame[len(frame)-16:])
+	}
 }

@@ -31,8 +31,8 @@ import (
 	"syscall"
 )
 
-// ErrInvalid is the cause of an error about an argument that is not valid: no namespace, a Conn that was never
-// opened or has been closed. Nothing has been done then.
+// ErrInvalid is the cause of an error about an argument that is not valid: no namespace, or a Conn that has been
+// closed. Nothing has been done then. A method that is called on a nil pointer, or with a nil context, panics.
 var ErrInvalid = errors.New("invalid argument")
 
 // Socket is a netlink socket that packages of this module share: what they call On takes

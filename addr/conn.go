@@ -60,9 +60,6 @@ func (c *Conn) Replace(ctx context.Context, a Address) error {
 
 // change carries out one request.
 func (c *Conn) change(ctx context.Context, op string, a *Address, typ netlink.HeaderType, flags netlink.HeaderFlags) error {
-	if err := nl.Usable(ctx, c.nl); err != nil {
-		return err
-	}
 	var b nl.Batch
 	m, err := a.Message(typ, flags)
 	b.Add(op, a, m, err)
@@ -96,9 +93,6 @@ type Filter struct {
 // and tombolo.ErrInterrupted where the addresses changed faster than they could be
 // read.
 func (c *Conn) List(ctx context.Context, f Filter) ([]Address, error) {
-	if err := nl.Usable(ctx, c.nl); err != nil {
-		return nil, err
-	}
 	var list []Address
 	ask, err := nl.Marshal(unix.RTM_GETADDR, 0, header(f.Family, 0, 0, f.Link).MarshalBinary, nil)
 	err = c.nl.List("list addresses", ask, err, func(m netlink.Message) error {
@@ -168,9 +162,6 @@ func (a *Address) network() netip.Prefix {
 
 // get asks for one IPv6 address, whose prefix length the kernel does not compare.
 func (c *Conn) get(ctx context.Context, a *Address) (Address, error) {
-	if err := nl.Usable(ctx, c.nl); err != nil {
-		return Address{}, err
-	}
 	var have Address
 	// Strict checking wants the prefix length to be 0 here, and takes no other attribute:
 	// so not the one of no type, which the library adds to those that it has.

@@ -52,10 +52,6 @@ type Advertised struct {
 // matches ErrNoRouter or ErrNoPrefix too. It matches ErrDuplicate, at once, where
 // another node has the only address.
 func (w *Watch) Advertised(ctx context.Context, conn *Conn, link int) (*Advertised, error) {
-	if err := w.usable(ctx); err != nil {
-		return nil, err
-	}
-
 	for {
 		usable, pending, err := conn.formed(context.WithoutCancel(ctx), link)
 		if err != nil {

@@ -43,9 +43,6 @@ func Listen(ns *netns.NS) (*Watch, error) {
 
 // Close stops to hear. Calls that wait, and all later calls, another Close too, return tombolo.ErrInvalid.
 func (w *Watch) Close() error {
-	if err := w.usable(context.Background()); err != nil {
-		return err
-	}
 	return w.nl.Close()
 }
 
@@ -55,10 +52,6 @@ func (w *Watch) Close() error {
 // and fs.ErrNotExist where an address went before it was usable: another program
 // deleted it, or its link, or set the link down. It is that of ctx when it is done.
 func (w *Watch) Wait(ctx context.Context, conn *Conn, link int, addrs ...netip.Addr) error {
-	if err := w.usable(ctx); err != nil {
-		return err
-	}
-
 	pending := slices.DeleteFunc(slices.Clone(addrs), netip.Addr.Is4)
 	for len(pending) > 0 {
 		heard, err := w.heard(ctx, conn, link, pending)
@@ -135,9 +128,4 @@ func (c *Conn) look(ctx context.Context, last Address) (Address, error) {
 		return Address{}, &tombolo.OpError{Op: "add address", Object: last.String(), Err: ErrDuplicate}
 	}
 	return Address{}, &tombolo.OpError{Op: "add address", Object: last.String(), Err: fmt.Errorf("another program deleted it: %w", fs.ErrNotExist)}
-}
-
-// usable refuses one, or a context, that nothing can be done with.
-func (w *Watch) usable(ctx context.Context) error {
-	return w.nl.Usable(ctx)
 }

@@ -53,7 +53,7 @@ var ErrNoIPv6 = errors.New("IPv6 is switched off in this kernel (ipv6.disable=1 
 //
 // It needs CAP_NET_ADMIN in both namespaces and CAP_SYS_ADMIN to enter the pod's.
 func (c *Conn) Attach(ctx context.Context, pod *netns.NS, port Port) (*Attachment, error) {
-	if err := c.usablePod(ctx, pod, port.SameNetNS); err != nil {
+	if err := cmp.Or(ctx.Err(), c.checkPod(pod, port.SameNetNS)); err != nil {
 		return nil, err
 	}
 
@@ -220,9 +220,6 @@ func (c *Conn) configurePod(ctx context.Context, in *inPod, p *Port, a *Attachme
 
 // SetPortMTU sets the MTU of a port alone, in bytes. One that is gone is passed over.
 func (c *Conn) SetPortMTU(ctx context.Context, port string, mtu int) error {
-	if err := c.usable(ctx); err != nil {
-		return err
-	}
 	var b nl.Batch
 	setMTU(&b, port, mtu)
 	if err := c.execute(ctx, &b); err != nil {

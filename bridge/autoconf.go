@@ -1,6 +1,7 @@
 package bridge
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -51,7 +52,7 @@ type Solicitation struct {
 // Solicit returns, again 4 s later, and then less and less often until a router answers. Wait returns what came of it.
 // After a second Solicit the kernel sends nothing; Wait then waits for the routers' periodic advertisements.
 func (c *Conn) Solicit(ctx context.Context, pod *netns.NS, port Port) (*Solicitation, error) {
-	if err := c.usablePod(ctx, pod, true); err != nil {
+	if err := cmp.Or(ctx.Err(), c.checkPod(pod, true)); err != nil {
 		return nil, err
 	}
 
@@ -122,10 +123,6 @@ func token(l *link.Link) (netip.Addr, error) {
 // error says what came until then: it matches addr.ErrNoRouter, addr.ErrNoPrefix or
 // addr.ErrDuplicate, and ctx's own.
 func (s *Solicitation) Wait(ctx context.Context) (*Autoconfigured, error) {
-	if s.heard == nil {
-		return nil, nl.Usable(ctx, nil)
-	}
-
 	advertised, err := s.heard.Advertised(ctx, addr.On(s.conn), s.link)
 	if err != nil {
 		return nil, &tombolo.OpError{Op: "autoconfigure", Object: s.peer, Err: err}
@@ -155,9 +152,6 @@ func (s *Solicitation) Wait(ctx context.Context) (*Autoconfigured, error) {
 // Close ends the wait, and leaves the pod as it is. A Wait that is under way ends with
 // tombolo.ErrInvalid, and so does another Close.
 func (s *Solicitation) Close() error {
-	if s.heard == nil && s.conn == nil {
-		return (*nl.Conn)(nil).Usable()
-	}
 	var errs []error
 	if s.heard != nil {
 		errs = append(errs, s.heard.Close())

@@ -122,9 +122,6 @@ func onOff(on bool) string {
 // Differences compares a link, nil where there is none, with what br describes. It leaves out what br leaves open,
 // and the alias, which is only given to a new bridge.
 func (br *Bridge) Differences(l *Link) []tombolo.Difference {
-	if br == nil {
-		return nil
-	}
 	cmp := &comparison{object: "bridge " + br.Name}
 	if l == nil {
 		cmp.missing("link", br.Name)

@@ -60,13 +60,9 @@ func (c *Conn) noteNetNS(ns *netns.NS) error {
 	return own.Close()
 }
 
-// usablePod refuses what is no namespace, and where it matters the bridge's own, besides
-// what usable does.
-func (c *Conn) usablePod(ctx context.Context, pod *netns.NS, same bool) error {
-	err := c.usable(ctx)
-	if err == nil {
-		err = pod.Usable()
-	}
+// checkPod returns an error if pod is closed or nil, or unless same is set if it is the bridge's own namespace.
+func (c *Conn) checkPod(pod *netns.NS, same bool) error {
+	err := pod.Usable()
 	if err == nil && !same && pod.ID() == c.home {
 		err = fmt.Errorf("%w: it is the namespace that the bridge is in", tombolo.ErrInvalid)
 	}
@@ -131,5 +127,3 @@ func (c *Conn) execute(ctx context.Context, b *nl.Batch) error {
 	}
 	return c.nl.Execute(b)
 }
-
-func (c *Conn) usable(ctx context.Context) error { return nl.Usable(ctx, c.nl) }

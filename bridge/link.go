@@ -89,10 +89,6 @@ func (c *Conn) LinkByIndex(ctx context.Context, index int) (*Link, error) {
 }
 
 func (c *Conn) link(ctx context.Context, name string, index int, only ...uint16) (*Link, error) {
-	if err := c.usable(ctx); err != nil {
-		return nil, err
-	}
-
 	var b nl.Batch
 	var l link.Link
 	link.Get(&b, name, index, &l, only...)
@@ -117,9 +113,6 @@ func (c *Conn) Ports(ctx context.Context, bridge int) ([]Link, error) {
 }
 
 func (c *Conn) links(ctx context.Context, op, kind string, master int) ([]Link, error) {
-	if err := c.usable(ctx); err != nil {
-		return nil, err
-	}
 	var list []Link
 	err := link.List(c.nl, op, kind, master, func(l *link.Link) { list = append(list, *linkOf(l)) })
 	return list, err

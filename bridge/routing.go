@@ -136,7 +136,7 @@ func (r *Routing) parameters() ([]hostParameter, error) {
 //
 // It writes only where something is to be changed. In another namespace the error is tombolo.ErrInvalid.
 func (c *Conn) EnsureRouting(ctx context.Context, r Routing) (changed bool, _ error) {
-	if err := c.usableHere(ctx); err != nil {
+	if err := c.checkThread(); err != nil {
 		return false, err
 	}
 
@@ -165,10 +165,10 @@ func (c *Conn) EnsureRouting(ctx context.Context, r Routing) (changed bool, _ er
 	return changed, nil
 }
 
-// usableHere is usable where /proc/sys is that of the bridges' namespace: in no other that the thread may be in.
-func (c *Conn) usableHere(ctx context.Context) error {
+// checkThread returns an error if the calling thread, whose /proc/sys is written, is not in the bridges' namespace.
+func (c *Conn) checkThread() error {
 	var here Conn
-	err := cmp.Or(c.usable(ctx), here.noteNetNS(nil))
+	err := here.noteNetNS(nil)
 	if err == nil && c.home != (netns.ID{}) && c.home != here.home {
 		err = fmt.Errorf("%w: the thread is not in the bridges' network namespace: call it in NS.Do", tombolo.ErrInvalid)
 	}
@@ -179,7 +179,7 @@ func (c *Conn) usableHere(ctx context.Context) error {
 // single links that do not forward: their owner may want that. Like EnsureRouting it reads /proc/sys of the calling
 // thread's namespace, which has to be the Conn's.
 func (c *Conn) CheckRouting(ctx context.Context, r Routing) ([]tombolo.Difference, error) {
-	if err := c.usableHere(ctx); err != nil {
+	if err := c.checkThread(); err != nil {
 		return nil, err
 	}
 
@@ -210,10 +210,6 @@ const (
 // Forwards reports for which families the host forwards packets, at least for pods, and for which of these it is a
 // router: it forwards for all, by a setting of its owner. It takes one request.
 func (c *Conn) Forwards(ctx context.Context) (pods, router Routing, _ error) {
-	if err := c.usable(ctx); err != nil {
-		return pods, router, err
-	}
-
 	var b nl.Batch
 	var lo link.Link
 	link.Get(&b, loopbackName, loopbackIndex, &lo, unix.IFLA_AF_SPEC)

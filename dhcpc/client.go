@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"os"
-	"slices"
 	"time"
 
 	"github.com/tombolo-cni/tombolo/internal/trace"
@@ -38,9 +37,6 @@ func New(cfg *Config) (*Client, error) {
 // ErrTimeout, ctx's or a transport's error, and ErrNAK, ErrDeclined or ErrRefused too if
 // such a thing happened last.
 func (c *Client) Acquire(ctx context.Context) (*Lease, error) {
-	if err := c.usable(ctx); err != nil {
-		return nil, fmt.Errorf("acquire lease: %w", err)
-	}
 	limit := c.cfg.clock.Now().Add(c.cfg.Timeout)
 	r := runner{Client: c, session: c.machine.Start(c.cfg.clock.Now(), rand.Uint64())}
 	defer r.hangUp()
@@ -63,9 +59,6 @@ func (c *Client) Acquire(ctx context.Context) (*Lease, error) {
 // Run ends with the error of apply, or with ctx's. It does not end because no server answers, or a transport fails:
 // it tries again in time. It does end with tombolo.ErrInvalid.
 func (c *Client) Run(ctx context.Context, l *Lease, apply func(old, next *Lease) error) error {
-	if err := c.usable(ctx, l); err != nil {
-		return fmt.Errorf("keep lease: %w", err)
-	}
 	if apply == nil {
 		apply = func(_, _ *Lease) error { return nil }
 	}
@@ -98,9 +91,6 @@ func (c *Client) Run(ctx context.Context, l *Lease, apply func(old, next *Lease)
 // Servers do not answer, so that success means no more than that it was sent. See the
 // function Release where the interface is gone.
 func (c *Client) Release(ctx context.Context, l *Lease) error {
-	if err := c.usable(ctx, l); err != nil {
-		return fmt.Errorf("release lease: %w", err)
-	}
 	p, err := Release(l, rand.Uint32())
 	if err != nil {
 		return fmt.Errorf("release lease: %w", err)
@@ -111,17 +101,6 @@ func (c *Client) Release(ctx context.Context, l *Lease) error {
 	}
 	if err != nil {
 		return fmt.Errorf("release lease of %s: %w", l.Address.Addr(), err)
-	}
-	return nil
-}
-
-// usable returns an error if New did not make the Client, or if a lease is nil.
-func (c *Client) usable(ctx context.Context, leases ...*Lease) error {
-	switch {
-	case c.machine == nil:
-		return trace.Argument("the client was not made by New")
-	case slices.Contains(leases, nil):
-		return trace.Argument("no lease")
 	}
 	return nil
 }

@@ -62,13 +62,13 @@ func (s *Session) Failure(op string, now time.Time, err error) error {
 }
 
 // State gives the state.
-func (s *Session) State() State { return trace.Of(s).state }
+func (s *Session) State() State { return s.state }
 
 // Lease gives the lease that is held: in BOUND, RENEWING and REBINDING; else nil.
-func (s *Session) Lease() *Lease { return trace.Of(s).lease }
+func (s *Session) Lease() *Lease { return s.lease }
 
 // Wake gives the time of the next Step, as the last Output did.
-func (s *Session) Wake() time.Time { return trace.Of(s).wake }
+func (s *Session) Wake() time.Time { return s.wake }
 
 // Output is what a Step asks of its caller.
 type Output struct {
@@ -95,11 +95,7 @@ type Output struct {
 // Start begins a Session without an address. The seed makes transaction
 // identifiers and pauses differ between clients: a random number.
 func (m *Machine) Start(now time.Time, seed uint64) Session {
-	var hint netip.Addr
-	if m.made() {
-		hint = m.cfg.Address
-	}
-	return Session{state: initial, random: trace.Random(seed), now: now, wake: now, hint: hint, trace: trace.Trace{Began: now}}
+	return Session{state: initial, random: trace.Random(seed), now: now, wake: now, hint: m.cfg.Address, trace: trace.Trace{Began: now}}
 }
 
 // Restore takes up a lease whose address this client still has, as a restarted
@@ -108,9 +104,6 @@ func (m *Machine) Start(now time.Time, seed uint64) Session {
 // lease of the future any server is asked at once: the clock was set. The error
 // matches tombolo.ErrInvalid.
 func (m *Machine) Restore(now time.Time, seed uint64, l *Lease) (Session, error) {
-	if !m.made() {
-		return Session{}, trace.Argument("the machine was not made by NewMachine")
-	}
 	if err := l.Validate(); err != nil {
 		return Session{}, err
 	}
@@ -286,9 +279,6 @@ func (t *step) renewAt(l *Lease) time.Time {
 	}
 	return l.Renew.Add(t.s.random.Between(0, min(l.Rebind.Sub(l.Renew)/8, time.Minute)))
 }
-
-// made says whether a Machine is one of NewMachine.
-func (m *Machine) made() bool { return m != nil && m.cfg != nil }
 
 // State is one of the states of RFC 2131, figure 5, or Probing. Each is a wait:
 // what is sent in it was sent on the way into it, or again since.

@@ -8,8 +8,6 @@ import (
 	"net/netip"
 	"strings"
 	"time"
-
-	"github.com/tombolo-cni/tombolo/internal/trace"
 )
 
 // Packet is a DHCP message in UDP over IPv4, or an ARP packet.
@@ -59,9 +57,6 @@ func (h Hex) MarshalText() ([]byte, error) { return []byte(h.String()), nil }
 
 // UnmarshalText reads the text form.
 func (h *Hex) UnmarshalText(text []byte) error {
-	if h == nil {
-		return trace.Argument("nothing to read it into")
-	}
 	// Two digits a byte with colons between, so that a text has one reading.
 	b, err := hex.DecodeString(strings.ReplaceAll(string(text), ":", ""))
 	if err != nil || !strings.EqualFold(Hex(b).String(), string(text)) {

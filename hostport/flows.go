@@ -44,22 +44,11 @@ func Dial(host *netns.NS, routes *route.Conn) (*Conn, error) {
 
 // Close closes the connection.
 func (c *Conn) Close() error {
-	if c.flows == nil {
-		return c.usable(context.Background())
-	}
 	err := c.flows.Close()
 	if c.ownRoutes {
 		err = errors.Join(err, c.routes.Close())
 	}
 	return err
-}
-
-// usable refuses a Conn or a context that nothing can be done with.
-func (c *Conn) usable(ctx context.Context) error {
-	if c.flows == nil {
-		return refuse("use connection: it was not opened by Dial")
-	}
-	return c.flows.Usable()
 }
 
 // FlushStale is for a pod whose ports have just been published: it deletes the flows to these
@@ -85,9 +74,6 @@ func (c *Conn) Flush(ctx context.Context, pod []netip.Addr, ports ...nft.Port) e
 
 // flush asks the kernel once for each family: for one port, or for all flows of UDP.
 func (c *Conn) flush(ctx context.Context, pod []netip.Addr, ports []nft.Port, match func(publication, *conntrack.Flow) bool) error {
-	if err := c.usable(ctx); err != nil {
-		return err
-	}
 	families := map[uint8]map[uint16][]publication{} // by the host's port
 	for _, p := range publications(pod, ports) {
 		family := nl.FamilyOf(p.pod.Addr())

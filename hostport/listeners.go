@@ -45,9 +45,6 @@ type Listener struct {
 // Where the kernel has no module for a protocol (tcp_diag, udp_diag, sctp_diag), and cannot load it, no socket is found.
 // Of an SCTP socket with several addresses the first counts.
 func Listeners(ctx context.Context, host *netns.NS, ports ...nft.Port) ([]Listener, error) {
-	if ctx == nil {
-		return nil, refuse("list sockets: the context is nil")
-	}
 	wanted := map[nft.Protocol]map[uint16][]netip.Addr{}
 	for _, p := range ports {
 		if p.HostPort == 0 || p.Protocol != unix.IPPROTO_TCP && p.Protocol != unix.IPPROTO_UDP && p.Protocol != unix.IPPROTO_SCTP {

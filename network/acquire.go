@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -129,9 +128,8 @@ func (a *adding) recordLease(context.Context) error {
 	rec := &lease.Record{
 		State: lease.Adding, Network: a.nw.Name, ContainerID: a.pod.ContainerID, IfName: a.pod.IfName, Pod: a.pod.Name,
 		NetNS: a.pod.Path, NetNSCookie: cookie, Boot: boot, HostIf: a.base.HostIf, Bridge: a.nw.Bridge, GatewayLink: cmp.Or(a.plan.rec.NIC, a.base.VLANLink()),
-		Client:  l.client,
-		Policy:  lease.Policy{NoDefault: a.nw.NoDefaultRoute, Routes: l.asked.Routes, Priority: l.asked.Priority, IPv6: a.nw.SLAAC},
-		Created: time.Now().UTC(),
+		Client: l.client,
+		Policy: lease.Policy{NoDefault: a.nw.NoDefaultRoute, Routes: l.asked.Routes, Priority: l.asked.Priority, IPv6: a.nw.SLAAC},
 	}
 	if a.byHost() {
 		rec.Policy.Gateway = hostHop(false)
@@ -249,7 +247,7 @@ func givenBy(rec *lease.Record, more []route.Route) given {
 // commit hands the lease over to the keeper. It waits for the disk, so the state's lock is not held meanwhile.
 func (l *leasing) commit(ctx context.Context, s *session) error {
 	s.Leave()
-	l.rec.State, l.rec.Updated = lease.Bound, time.Now().UTC()
+	l.rec.State = lease.Bound
 	if err := l.held.Replace(l.rec); err != nil {
 		return fail.State(err)
 	}

@@ -1,6 +1,7 @@
 package network
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io/fs"
@@ -19,7 +20,7 @@ import (
 // no address left, it is undone, takes down what CollectDead finds of the network, and tries once more. It needs
 // CAP_NET_ADMIN in both namespaces, and CAP_SYS_ADMIN to enter the pod's.
 func (n *Node) Add(ctx context.Context, nw *Network, pod *Pod) (*Attachment, error) {
-	if err := n.usableWith(nw, pod); err != nil {
+	if err := cmp.Or(nw.check(), pod.check(nw, n.cfg.NetNS)); err != nil {
 		return nil, err
 	}
 	made, err := n.tryAdd(ctx, nw, pod)

@@ -22,7 +22,7 @@ import (
 // attached gives the record of an attachment whose Add is done. A plugin of a list has its DEL before that of the one
 // whose ADD did not finish, and has given it nothing.
 func (n *Node) attached(ctx context.Context, key Key) (*state.Attachment, error) {
-	if err := n.usableFor(key); err != nil {
+	if err := key.check(); err != nil {
 		return nil, err
 	}
 	rec, err := n.cfg.Dir.Load(key.Network, key.hash())

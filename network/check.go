@@ -2,6 +2,7 @@ package network
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"net"
 	"net/netip"
@@ -21,7 +22,7 @@ import (
 // did not come to its end, is ErrNotAttached. Check changes nothing, but for this: if the host has been made a router
 // since, Check deletes the rules that dropped what the host forwards for others.
 func (n *Node) Check(ctx context.Context, nw *Network, pod *Pod) ([]tombolo.Difference, error) {
-	if err := n.usableWith(nw, pod); err != nil {
+	if err := cmp.Or(nw.check(), pod.check(nw, n.cfg.NetNS)); err != nil {
 		return nil, err
 	}
 	s, err := n.openEntered(ctx)

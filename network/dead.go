@@ -58,9 +58,6 @@ func (d Dead) MarshalJSON() ([]byte, error) {
 //
 // It needs CAP_NET_ADMIN, and CAP_SYS_ADMIN to tell namespaces apart.
 func (n *Node) CollectDead(ctx context.Context, network string, dryRun bool) ([]Dead, error) {
-	if err := n.usable(); err != nil {
-		return nil, err
-	}
 	networks, err := n.cfg.Dir.Networks()
 	if err != nil {
 		return nil, fail.State(err)

@@ -29,7 +29,7 @@ type Known struct {
 // from the key, and its owner from its alias. It is no error if parts are gone already; a step that fails does not
 // keep the rest from being done. known may be nil.
 func (n *Node) Del(ctx context.Context, key Key, known *Known) error {
-	if err := n.usableFor(key); err != nil {
+	if err := key.check(); err != nil {
 		return err
 	}
 	s, err := openSession(n.cfg)

@@ -11,9 +11,6 @@ import (
 
 // Networks lists the names of the networks on record.
 func (n *Node) Networks(ctx context.Context) ([]string, error) {
-	if err := n.usable(); err != nil {
-		return nil, err
-	}
 	names, err := n.cfg.Dir.Networks()
 	return names, fail.State(err)
 }
@@ -21,7 +18,7 @@ func (n *Node) Networks(ctx context.Context) ([]string, error) {
 // Attachments lists a network's attachments that are on record; those whose record cannot be
 // read are for Inspect to name.
 func (n *Node) Attachments(ctx context.Context, network string) ([]*Attachment, error) {
-	if err := n.usable(network); err != nil {
+	if err := checkName(network); err != nil {
 		return nil, err
 	}
 	records, _, err := n.cfg.Dir.List(network)
@@ -45,9 +42,6 @@ type Pool struct {
 // their records: a network is on record from its first Add. It goes on past a network for which
 // that fails, takes no lock and changes nothing.
 func (n *Node) Pools(ctx context.Context) ([]Pool, error) {
-	if err := n.usable(); err != nil {
-		return nil, err
-	}
 	records, _, err := n.cfg.Dir.ListNetworks()
 	if err != nil {
 		return nil, fail.State(err)

@@ -28,7 +28,7 @@ import (
 // Follow brings an attachment up to its lease, if that gives the pod other addresses than are on record, or none any
 // more, and gives its addresses of before and of now. Without an attachment by DHCP, it does nothing, and gives nil.
 func (u Upkeep) Follow(ctx context.Context, key Key) (from, to []netip.Prefix, _ error) {
-	if err := u.node.usableFor(key); err != nil {
+	if err := key.check(); err != nil {
 		return nil, nil, err
 	}
 	dir := u.node.cfg.Dir

@@ -157,17 +157,11 @@ func (k Key) check() error {
 // GatewayLink names the link that has the gateways' addresses: the bridge, or the host's link
 // in the network's VLAN, "cbr0.100".
 func (nw *Network) GatewayLink() string {
-	if nw == nil {
-		return ""
-	}
 	return (&state.Network{Bridge: nw.Bridge, VLAN: nw.VLAN}).GatewayLink()
 }
 
 // CheckVLAN refuses VLANs that a network cannot be in. The error matches ErrInvalid.
 func (nw *Network) CheckVLAN() error {
-	if nw == nil {
-		return fail.Errorf(ErrInvalid, "the network is nil")
-	}
 	switch err := nw.VLAN.Check(); {
 	case err != nil:
 		return fail.Errorf(ErrInvalid, "network %q: %w", nw.Name, err)

@@ -83,39 +83,6 @@ func Open(ctx context.Context, cfg *Config) (*Node, error) {
 	return n, nil
 }
 
-// usable returns an error if the Node was not opened, or if one of the names cannot be a network's.
-func (n *Node) usable(networks ...string) error {
-	if n == nil || n.cfg.Dir == nil { // of a zero Upkeep, Change or Uplinks, too
-		return fail.Errorf(ErrInvalid, "the node was not opened")
-	}
-	for _, name := range networks {
-		if err := checkName(name); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// usableWith refuses what usable does, and what could not be meant for a network and a pod.
-func (n *Node) usableWith(nw *Network, pod *Pod) error {
-	err := n.usable()
-	if err == nil {
-		err = nw.check()
-	}
-	if err == nil {
-		err = pod.check(nw, n.cfg.NetNS)
-	}
-	return err
-}
-
-// usableFor refuses what usable does, and what cannot name an attachment.
-func (n *Node) usableFor(key Key) error {
-	if err := n.usable(key.Network); err != nil {
-		return err
-	}
-	return key.check()
-}
-
 // step says that a part of a call is done.
 func (n *Node) step(name string) error {
 	if n.cfg.Step == nil {
@@ -150,8 +117,10 @@ func (n *Node) about(ctx context.Context, do func(*session) error, networks ...s
 // openKnown opens a session for a call about all networks, or about some by their names. All
 // share one mark, so any record tells it.
 func (n *Node) openKnown(ctx context.Context, networks ...string) (*session, error) {
-	if err := n.usable(networks...); err != nil {
-		return nil, err
+	for _, name := range networks {
+		if err := checkName(name); err != nil {
+			return nil, err
+		}
 	}
 	cfg := n.cfg
 	if cfg.Mark == 0 {

@@ -172,8 +172,8 @@ func (p *Pod) record(nw *Network, hash string) *state.Attachment {
 
 // check refuses what could not be meant for a pod, before anything is touched.
 func (p *Pod) check(nw *Network, host *netns.NS) error {
-	if p == nil {
-		return fail.Errorf(ErrInvalid, "the pod is nil")
+	if p == nil || nw == nil {
+		return fail.Errorf(ErrInvalid, "the network or the pod is nil")
 	}
 	if err := p.key(nw).check(); err != nil {
 		return err

@@ -144,7 +144,7 @@ func (n *Node) Upkeep() Upkeep { return Upkeep{n} }
 // they are, unless something was missing that they have a part in, such as the table.
 func (u Upkeep) Repair(ctx context.Context, networks []string) error {
 	if len(networks) == 0 {
-		return u.node.usable()
+		return nil
 	}
 	return u.node.about(ctx, func(s *session) error { return repairNetworks(ctx, s, networks...) }, networks...)
 }

@@ -18,9 +18,6 @@ import (
 // pods lease their addresses, nil if they do not. It does not take the lock, since
 // runtimes ask every few seconds. It changes nothing, but for the rules that Check deletes, too.
 func (n *Node) Ready(ctx context.Context, nw *Network, leases *Lease) error {
-	if err := n.usable(); err != nil {
-		return err
-	}
 	if err := nw.check(); err != nil {
 		return err
 	}

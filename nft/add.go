@@ -85,10 +85,6 @@ func explainMissing(err error) error {
 // It is for a caller that knows the endpoint to be right: where a stale element is in a new pod's way, or after
 // Ensure had to make a set anew. The error matches fs.ErrNotExist where the table or a set is missing.
 func (c *Conn) Replace(ctx context.Context, eps ...Endpoint) error {
-	if err := c.usable(ctx); err != nil {
-		return err
-	}
-
 	for i := range eps {
 		if err := eps[i].check(); err != nil {
 			return err

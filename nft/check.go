@@ -16,7 +16,7 @@ import (
 // Rules are known by their comments, and chains by theirs: a rule that someone put
 // in place of ours under the same comment is not found out.
 func (c *Conn) Check(ctx context.Context, n Network) ([]tombolo.Difference, error) {
-	want, err := c.wanted(ctx, &n)
+	want, err := c.ruleset(&n)
 	if err != nil {
 		return nil, err
 	}

@@ -89,10 +89,6 @@ func (c *Conn) Close() error {
 // nf_tables and lets the caller use it. The error matches errors.ErrUnsupported
 // where nf_tables is missing, and fs.ErrPermission without CAP_NET_ADMIN.
 func (c *Conn) Probe(ctx context.Context) error {
-	if err := c.usable(ctx); err != nil {
-		return err
-	}
-
 	_, err := nftnl.Generation(c.tables.Conn)
 	if nftnl.IsMissing(err) {
 		return &tombolo.OpError{Op: "use nf_tables", Err: fmt.Errorf(
@@ -107,18 +103,10 @@ func (c *Conn) Socket() tombolo.Socket {
 	return nftnl.Socket{Conn: c.tables.Conn, Seen: &c.seen}
 }
 
-// usable refuses a Conn or a context that nothing can be done with.
-func (c *Conn) usable(ctx context.Context) error {
-	if c.err != nil {
-		return c.err
-	}
-	return nl.Usable(ctx, c.tables.Conn)
-}
-
 // retry calls try until it returns something else than a lost race.
 func (c *Conn) retry(ctx context.Context, try func() error) error {
-	if err := c.usable(ctx); err != nil {
-		return err
+	if c.err != nil {
+		return c.err
 	}
 	return nftnl.Retry(ctx, try)
 }

@@ -52,7 +52,7 @@ func (c *Conn) Prepare(ctx context.Context, n Network) (changed bool, _ error) {
 // ensure implements Ensure, with sentinels, and Prepare. It reports whether elements of endpoints may be missing: a set
 // was made, also for the first time, or another program emptied or loaded one.
 func (c *Conn) ensure(ctx context.Context, n Network, sentinels bool) (changed, emptied bool, _ error) {
-	want, err := c.wanted(ctx, &n)
+	want, err := c.ruleset(&n)
 	if err != nil {
 		return false, false, err
 	}
@@ -83,8 +83,8 @@ func (c *Conn) ensure(ctx context.Context, n Network, sentinels bool) (changed, 
 // program emptied it or loaded an older save. Ready sees neither single elements nor that a rule was replaced by
 // another: see Check.
 func (c *Conn) Ready(ctx context.Context, n Network) (bool, error) {
-	want, err := c.wanted(ctx, &n)
-	if err != nil {
+	want, err := c.ruleset(&n)
+	if err = errors.Join(ctx.Err(), err); err != nil {
 		return false, err
 	}
 	if !c.seen.IsOn() {
@@ -112,14 +112,6 @@ func (c *Conn) Ready(ctx context.Context, n Network) (bool, error) {
 		c.seen.Add(generation, sum)
 	}
 	return true, nil
-}
-
-// wanted is ruleset, unless nothing can be done.
-func (c *Conn) wanted(ctx context.Context, n *Network) (*ruleset.Ruleset, error) {
-	if err := c.usable(ctx); err != nil {
-		return nil, err
-	}
-	return c.ruleset(n)
 }
 
 // explainKernel tells why something that is only added is not there.

@@ -1,6 +1,7 @@
 package nft
 
 import (
+	"cmp"
 	"fmt"
 	"net"
 	"net/netip"
@@ -147,7 +148,7 @@ func isAlphanumeric(c byte) bool {
 
 // ruleset gives what there should be for a network.
 func (c *Conn) ruleset(n *Network) (*ruleset.Ruleset, error) {
-	if err := n.check(); err != nil {
+	if err := cmp.Or(c.err, n.check()); err != nil {
 		return nil, err
 	}
 	return ruleset.New(n.spec(), c.tables.Name, c.mark), nil

@@ -16,10 +16,6 @@ import (
 // The kernel frees what was deleted after an RCU grace period. It does not make
 // the caller wait for that, until the connection is closed (see Close).
 func (c *Conn) Remove(ctx context.Context, eps ...Endpoint) error {
-	if err := c.usable(ctx); err != nil {
-		return err
-	}
-
 	var elements []ruleset.Element
 	owners := map[Owner]bool{}
 	for i := range eps {

@@ -1,7 +1,6 @@
 package bandwidth
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -20,8 +19,6 @@ type Conn struct{ nl *nl.Conn }
 
 // On makes a Conn over a socket that is open already, and stays with its owner.
 func On(s tombolo.Socket) *Conn { return &Conn{nl.Of(s)} }
-
-func (c *Conn) usable(ctx context.Context) error { return nl.Usable(ctx, c.nl) }
 
 // Target says where the traffic of one attachment is shaped.
 type Target struct {

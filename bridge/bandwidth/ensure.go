@@ -55,9 +55,6 @@ func (c *Conn) prepare(ctx context.Context, t *Target, s Shape) (Shape, error) {
 	invalid := func(err error) (Shape, error) {
 		return Shape{}, &tombolo.OpError{Op: "shape", Object: t.Port, Err: err}
 	}
-	if err := c.usable(ctx); err != nil {
-		return Shape{}, err
-	}
 	if err := t.validate(); err != nil {
 		return invalid(err)
 	}

@@ -16,9 +16,10 @@ import (
 //
 // A caller that deletes the port too waits less if both go together (bridge.Conn.Detach).
 func (c *Conn) Remove(ctx context.Context, t Target) error {
-	if err := c.usable(ctx); err != nil {
+	if err := ctx.Err(); err != nil {
 		return err
 	}
+
 	var errs []error
 	if t.Port != "" {
 		errs = append(errs, c.removeFromPort(ctx, t))
@@ -86,9 +87,10 @@ func (c *Conn) removeRedirect(ctx context.Context, t *Target, have *installed) e
 // name, also those of others. It finds those that were left behind, by a dump: keep it
 // off a path that has to be fast.
 func (c *Conn) IFBs(ctx context.Context) (map[string]string, error) {
-	if err := c.usable(ctx); err != nil {
+	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
+
 	list := map[string]string{}
 	err := link.List(c.nl, "list ifb links", "ifb", 0, func(l *link.Link) {
 		if l.Kind == "ifb" { // a kernel without that kind lists all

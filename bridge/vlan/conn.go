@@ -29,15 +29,10 @@ type Conn struct{ nl *nl.Conn }
 // On makes a Conn over a socket that is open already, and stays with its owner.
 func On(s tombolo.Socket) *Conn { return &Conn{nl.Of(s)} }
 
-func (c *Conn) usable(ctx context.Context) error { return nl.Usable(ctx, c.nl) }
-
 // Probe asks whether the kernel's bridges know VLANs, without making anything: where not,
 // the error matches ErrUnsupported. It needs CAP_NET_ADMIN, for which the kernel loads what
 // it has as modules.
 func (c *Conn) Probe(ctx context.Context) error {
-	if err := c.usable(ctx); err != nil {
-		return err
-	}
 	for _, kind := range []string{"bridge", "vlan"} {
 		if errors.Is(link.Probe(c.nl, kind), unix.EOPNOTSUPP) {
 			return ErrUnsupported
@@ -129,9 +124,6 @@ func (c *Conn) Check(ctx context.Context, port int, name string, m Membership) (
 }
 
 func (c *Conn) check(ctx context.Context, m Membership) error {
-	if err := c.usable(ctx); err != nil {
-		return err
-	}
 	if err := m.Check(); err != nil {
 		return &tombolo.OpError{Op: "set VLANs", Object: m.String(), Err: err}
 	}

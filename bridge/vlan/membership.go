@@ -73,9 +73,6 @@ func (l Ranges) MarshalText() ([]byte, error) { return []byte(l.String()), nil }
 
 // UnmarshalText reads what String gives. The error matches tombolo.ErrInvalid.
 func (l *Ranges) UnmarshalText(text []byte) error {
-	if l == nil {
-		return fmt.Errorf("%w: read VLANs into nil", tombolo.ErrInvalid)
-	}
 	var list Ranges
 	for one := range strings.SplitSeq(string(text), ",") {
 		first, last, isRange := strings.Cut(one, "-")

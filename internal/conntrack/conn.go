@@ -62,7 +62,6 @@ func Dial(ns *netns.NS) (*Conn, error) {
 }
 
 // Usable is nil if the connection is open; otherwise the error matches tombolo.ErrInvalid.
-func (c *Conn) Usable() error { return c.nl.Usable() }
 
 // Close closes the connection.
 func (c *Conn) Close() error { return c.nl.Close() }

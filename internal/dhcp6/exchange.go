@@ -162,7 +162,7 @@ func (t *step) unable(err error) {
 	t.shun(t.s.asked.Server)
 	if t.s.lease != nil {
 		// The client keeps its lease until that ends, and asks other servers.
-		t.s.trace.Last, t.s.asked, t.s.rebound = err, nil, false
+		t.s.trace.Last, t.s.asked = err, nil
 		t.begin(rebinding)
 		t.s.wake, t.s.listen = t.now.Add(min(rebTimeout, t.s.lease.Expire.Sub(t.now))), time.Time{}
 		return
@@ -238,7 +238,6 @@ func (t *step) renewing(m *message) {
 			// It has forgotten, and may give the address anew.
 			again := *l
 			again.Server = slices.Clone(m.server)
-			t.s.rebound = true
 			t.request(&again)
 		}
 		return

@@ -53,18 +53,17 @@ type Session struct {
 	avoid    []string // servers that advertised and then refused, or fell silent
 	hint     netip.Addr
 	asked    *Lease // what is being requested, checked or declined
-	rebound  bool   // a REQUEST that a NoBinding of a renewal led to
 	lease    *Lease // what is held
 }
 
 // State gives the state.
-func (s *Session) State() State { return trace.Of(s).state }
+func (s *Session) State() State { return s.state }
 
 // Lease gives the lease that is held, else nil.
-func (s *Session) Lease() *Lease { return trace.Of(s).lease }
+func (s *Session) Lease() *Lease { return s.lease }
 
 // Wake gives the time of the next Step, as the last Output did.
-func (s *Session) Wake() time.Time { return trace.Of(s).wake }
+func (s *Session) Wake() time.Time { return s.wake }
 
 // Verdict is what duplicate address detection found.
 type Verdict uint8
@@ -107,11 +106,7 @@ type Output struct {
 // Start begins a Session without an address. The seed makes transaction identifiers and pauses
 // differ between clients: a random number.
 func (m *Machine) Start(now time.Time, seed uint64) Session {
-	s := Session{state: initial, random: trace.Random(seed), now: now, wake: now, trace: trace.Trace{Began: now}}
-	if m.made() {
-		s.hint = m.cfg.Address
-	}
-	return s
+	return Session{state: initial, random: trace.Random(seed), now: now, wake: now, hint: m.cfg.Address, trace: trace.Trace{Began: now}}
 }
 
 // Inform begins a Session that asks for options and no address.
@@ -126,9 +121,6 @@ func (m *Machine) Inform(now time.Time, seed uint64) Session {
 // asked for. For a lease of the future any server is asked at once: the clock was set. The
 // error matches tombolo.ErrInvalid.
 func (m *Machine) Restore(now time.Time, seed uint64, l *Lease) (Session, error) {
-	if !m.made() {
-		return Session{}, trace.Argument("the machine was not made by NewMachine")
-	}
 	if err := l.Validate(); err != nil {
 		return Session{}, err
 	}
@@ -153,9 +145,6 @@ func (m *Machine) Restore(now time.Time, seed uint64, l *Lease) (Session, error)
 // Step tells a Session that time has passed and what has happened. Times may come late: Step then does all that is
 // due. A time before that of an earlier Step is taken for that one.
 func (m *Machine) Step(s Session, now time.Time, e Event) (Session, Output) {
-	if !m.made() {
-		return s, Output{Err: trace.Argument("the machine was not made by NewMachine")}
-	}
 	if now.Before(s.now) {
 		now = s.now
 	}
@@ -325,7 +314,7 @@ func (t *step) startOver(err error) {
 	}
 	pause := trace.BackOff(t.s.failures)
 	t.s.failures++
-	t.s.asked, t.s.best, t.s.rebound = nil, nil, false
+	t.s.asked, t.s.best = nil, nil
 	t.idle(initial, t.now.Add(pause))
 }
 
@@ -388,7 +377,7 @@ func (t *step) bind(l *Lease) {
 		t.out.Lost = held
 	}
 	t.out.Bound, t.s.lease, t.s.hint = l, l, l.Address
-	t.s.failures, t.s.avoid, t.s.asked, t.s.best, t.s.rebound = 0, nil, nil, nil, false
+	t.s.failures, t.s.avoid, t.s.asked, t.s.best = 0, nil, nil, nil
 	t.s.trace = trace.Trace{Began: t.now}
 	t.idle(bound, l.Renew)
 }
@@ -396,15 +385,9 @@ func (t *step) bind(l *Lease) {
 // Failure makes an error of what a Session sent and heard so far, for a caller that gives up at a time, because
 // of err. It matches err, and ErrNAK, ErrDeclined or ErrRefused of package dhcpc if such a thing happened last.
 func (s *Session) Failure(op string, now time.Time, err error) error {
-	if s == nil {
-		return fmt.Errorf("%s: %w", op, err)
-	}
 	return s.trace.Failure(op, now, err, "nothing came of",
 		"does a DHCPv6 server serve this network, and do bridge and firewall let UDP ports 546 and 547 pass?")
 }
-
-// made says whether a Machine is one of NewMachine.
-func (m *Machine) made() bool { return m != nil && m.cfg != nil }
 
 // State is where a Session stands. The package's comment has a diagram; those that have a name here
 // are what a caller may have to know.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -82,9 +81,6 @@ func (h *Held) Load() (*Record, error) { return h.dir.Load(h.hash) }
 // the record says Adding: after a power cut such a record has no owner.
 func (h *Held) Create(r *Record) error {
 	r.Token = fmt.Sprintf("%016x", rand.Uint64())
-	if r.Created.IsZero() {
-		r.Created = time.Now().UTC()
-	}
 	if err := h.put(r); err != nil {
 		return fmt.Errorf("create lease record: %w", err)
 	}
@@ -98,7 +94,6 @@ func (h *Held) Replace(r *Record) error {
 	if err := h.Same(r); err != nil {
 		return fmt.Errorf("replace lease record: %w", err)
 	}
-	r.Updated = time.Now().UTC()
 	if err := h.put(r); err != nil {
 		return fmt.Errorf("replace lease record: %w", err)
 	}

@@ -65,7 +65,7 @@ func sample() *Record {
 		Six: &Six{DUID: dhcpc.Hex{0, 4, 1}, IAID: 1, Address: netip.MustParseAddr("2001:db8::9"), Release: dhcpc.Hex{8}, Checking: true, Error: "no answer", Note: "not renewed yet",
 			Lease:     &dhcp6.Lease{Address: netip.MustParseAddr("2001:db8::9"), Server: dhcpc.Hex{0, 3, 1}, DUID: dhcpc.Hex{0, 4, 1}, IAID: 1, Obtained: at(0)},
 			Stateless: true, Information: &Information{DNS: []netip.Addr{netip.MustParseAddr("2001:db8::53")}, Search: []string{"c.example"}, Until: at(time.Hour)}},
-		Created: at(0), Updated: at(time.Minute), Error: "no answer", Note: "not renewed yet",
+		Error: "no answer", Note: "not renewed yet",
 	}
 }
 

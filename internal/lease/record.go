@@ -74,11 +74,8 @@ type Record struct {
 	// Six is the pod's part in DHCPv6; nil where it has none.
 	Six *Six `json:"six,omitempty"`
 
-	Created time.Time `json:"created,omitzero"`
-	Updated time.Time `json:"updated,omitzero"` // by the last ADD or renewal
-	Error   string    `json:"error,omitempty"`  // the keeper's last trouble, while it lasts
-	Note    string    `json:"note,omitempty"`   // why the lease is not renewed yet, while there is time left
-
+	Error string `json:"error,omitempty"` // the keeper's last trouble, while it lasts
+	Note  string `json:"note,omitempty"`  // why the lease is not renewed yet, while there is time left
 }
 
 // Client is the client of the lease: what a server is told of it.

@@ -69,9 +69,6 @@ func (b *Batch) AddSilent(op string, obj fmt.Stringer, m netlink.Message, err er
 
 // append writes a message behind the others. Its sequence number is set by Execute.
 func (b *Batch) append(r request, m netlink.Message) {
-	if b == nil {
-		return // there is no batch to send
-	}
 	if b.buf == nil {
 		room, count := 1<<10, 8 // of a pod, most have room in that
 		if r.want == object {

@@ -66,9 +66,6 @@ func (w *Watch) open(protocol int, groups []int) error {
 // Close ends the subscription, and a Next that waits, within lookUp. All later calls, another Close too, fail with
 // tombolo.ErrInvalid.
 func (w *Watch) Close() error {
-	if w == nil {
-		return errNoConn()
-	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.fd < 0 {
@@ -146,20 +143,3 @@ func (q *queue) receive(fd, flags int) ([]netlink.Message, error) {
 		return messages(q.buf[:n])
 	}
 }
-
-// Usable says what is wrong with a Watch that is nil or closed, or with a context that is
-// nil. The error matches tombolo.ErrInvalid.
-func (w *Watch) Usable(ctx context.Context) error {
-	if w == nil {
-		return errNoConn()
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.fd < 0 {
-		return closed{}.Close()
-	}
-	return nil
-}
-
-// Usable returns an error if the connection is nil or closed, or if ctx is done. It matches both errors, if both hold.
-func Usable(ctx context.Context, c *Conn) error { return errors.Join(ctx.Err(), c.Usable()) }

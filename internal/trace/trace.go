@@ -183,14 +183,6 @@ func Doubled(d time.Duration, n int, most time.Duration) time.Duration {
 	return min(d, most)
 }
 
-// Of gives what a pointer leads to, the zero value if that is nothing.
-func Of[T any](p *T) (v T) {
-	if p != nil {
-		v = *p
-	}
-	return v
-}
-
 // IsDomain takes what may go into a resolv.conf: the name comes from the network, and
 // a space or a line break in it would be a directive of its sender's choice.
 func IsDomain(name string) bool {

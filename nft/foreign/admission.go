@@ -67,8 +67,8 @@ func (c *Conn) Ensure(ctx context.Context) (changed bool, _ error) {
 // it costs one look at the generation; otherwise it reads the chain FORWARD, and those that every
 // packet gets to from there.
 func (c *Conn) Ready(ctx context.Context) (bool, error) {
-	if err := c.usable(ctx); err != nil {
-		return false, err
+	if c.err != nil {
+		return false, c.err
 	}
 	right := false
 	err := nftnl.Retry(ctx, func() error {
@@ -131,8 +131,8 @@ func (c *Conn) Remove(ctx context.Context) error {
 // planned carries out what was planned, and plans anew as long as that is overtaken. A link is what pods' packets come
 // in by, where that is known.
 func (c *Conn) planned(ctx context.Context, link string, do func(*plan) error) error {
-	if err := c.usable(ctx); err != nil {
-		return err
+	if c.err != nil {
+		return c.err
 	}
 	return nftnl.Retry(ctx, func() error {
 		generation, err := nftnl.SeenGeneration(c.nl)

@@ -50,14 +50,6 @@ func On(s tombolo.Socket, cfg *Config) *Conn {
 	}
 }
 
-// usable refuses a Conn or a context that nothing can be done with.
-func (c *Conn) usable(ctx context.Context) error {
-	if c.err != nil {
-		return c.err
-	}
-	return nl.Usable(ctx, c.nl)
-}
-
 // chain is a chain of another program's table.
 type chain struct {
 	family      uint8 // unix.NFPROTO_*

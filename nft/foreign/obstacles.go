@@ -67,9 +67,6 @@ func (c *Conn) Obstacles(ctx context.Context, path Path) ([]Obstacle, error) {
 
 // HasFirewalld reports whether firewalld's rules are there, also while it loads them.
 func (c *Conn) HasFirewalld(ctx context.Context) (is bool, _ error) {
-	if err := c.usable(ctx); err != nil {
-		return false, err
-	}
 	err := nftnl.List(c.nl, "list chains", unix.NFPROTO_UNSPEC, unix.NFT_MSG_GETCHAIN, func(data []byte) error {
 		ch := nftnl.DecodeChain(data)
 		is = is || strings.HasPrefix(ch.Table, "firewalld") || ch.Name == "FWD_trusted" // a chain in iptables' table
@@ -81,9 +78,6 @@ func (c *Conn) HasFirewalld(ctx context.Context) (is bool, _ error) {
 // Markers names the rules of other programs, in all tables of nf_tables, that set a bit of our mark in packets or
 // connections. What they mean by it and what we mean gets mixed up in packets from and to our bridges.
 func (c *Conn) Markers(ctx context.Context) (names []string, _ error) {
-	if err := c.usable(ctx); err != nil {
-		return nil, err
-	}
 	for _, family := range []uint8{unix.NFPROTO_INET, unix.NFPROTO_IPV4, unix.NFPROTO_IPV6} {
 		err := nftnl.List(c.nl, "list rules", family, unix.NFT_MSG_GETRULE, func(data []byte) error {
 			r := decodeRule(data, &packet{})
@@ -106,9 +100,6 @@ func (c *Conn) Markers(ctx context.Context) (names []string, _ error) {
 // chain of their own, which the packets come to all the same. It also names the setting by which firewalld rejects what
 // goes to host ports of other programs.
 func (c *Conn) Exemptions(ctx context.Context) (names []string, _ error) {
-	if err := c.usable(ctx); err != nil {
-		return nil, err
-	}
 	for _, family := range []uint8{unix.NFPROTO_INET, unix.NFPROTO_IPV4, unix.NFPROTO_IPV6} {
 		var chains []chain
 		err := nftnl.List(c.nl, "list chains", family, unix.NFT_MSG_GETCHAIN, func(data []byte) error {
@@ -148,9 +139,6 @@ func (c *Conn) Exemptions(ctx context.Context) (names []string, _ error) {
 // come in by a link which is not the way back, as the bridged frames of pods do at a NIC that is shared. Of rules with
 // other conditions, and of legacy iptables, nothing is known.
 func (c *Conn) ReversePaths(ctx context.Context, bridge string, families ...uint8) (names []string, _ error) {
-	if err := c.usable(ctx); err != nil {
-		return nil, err
-	}
 	spared := map[chain]bool{} // chains that let pass what comes in by the bridge
 	for _, family := range []uint8{unix.NFPROTO_INET, unix.NFPROTO_IPV4, unix.NFPROTO_IPV6} {
 		err := nftnl.List(c.nl, "list rules", family, unix.NFT_MSG_GETRULE, func(data []byte) error {

@@ -65,8 +65,6 @@ func ParseRecord(b []byte) (*Record, error) {
 
 func (r *Record) validate() error {
 	switch {
-	case r == nil:
-		return missing("record of a takeover")
 	case r.Version != recordVersion:
 		return fmt.Errorf("%w: version %d, where this program knows %d", tombolo.ErrInvalid, r.Version, recordVersion)
 	case !ident.IsLinkName(r.NIC) || !ident.IsLinkName(r.Bridge) || r.NIC == r.Bridge:
@@ -78,9 +76,6 @@ func (r *Record) validate() error {
 
 // Save writes the record by a journal.
 func (r *Record) Save(j Journal) error {
-	if r == nil || j == nil {
-		return missing("record or journal")
-	}
 	b, err := json.Marshal(r)
 	if err == nil {
 		err = j.Save(b)

@@ -58,9 +58,6 @@ type oneStep struct {
 // String tells all of it, a line for each thing that is done.
 func (s *Steps) String() string {
 	var b strings.Builder
-	if s == nil {
-		return ""
-	}
 	for i, step := range s.list {
 		fmt.Fprintf(&b, "%d. %s\n", i+1, step.name)
 		for _, what := range step.words {

@@ -18,7 +18,7 @@ import (
 // The error matches ErrRefused where nothing was begun. With it, a record means that Recover has to finish something.
 func (c *Conn) Take(ctx context.Context, u Uplink, j Journal) (*Record, error) {
 	rec := &Record{Uplink: u, State: Taking, progress: progress{Version: recordVersion}}
-	if err := errors.Join(u.validate(), c.journaled(ctx, rec, j)); err != nil {
+	if err := errors.Join(u.validate(), rec.validate()); err != nil {
 		return nil, err
 	}
 	s, err := c.snapshot(ctx, u.NIC, u.Bridge)
@@ -162,7 +162,7 @@ func (r *run) makeBridge(ctx context.Context) error {
 // journal. The bridge is deleted unless it has other ports. It goes on past errors; where there are
 // any, the journal stays, and Restore may be called again.
 func (c *Conn) Restore(ctx context.Context, rec *Record, j Journal) error {
-	if err := c.journaled(ctx, rec, j); err != nil {
+	if err := rec.validate(); err != nil {
 		return err
 	}
 	n := *rec
@@ -231,7 +231,7 @@ func (c *Conn) backWithoutNIC(ctx context.Context, rec *Record) error {
 // Recover finishes what a crash cut short, by the record that the journal kept: forward, if it was
 // past the point of no return, else back. It gives the record, or nil if the NIC has been given back.
 func (c *Conn) Recover(ctx context.Context, rec *Record, j Journal) (*Record, error) {
-	if err := c.journaled(ctx, rec, j); err != nil {
+	if err := rec.validate(); err != nil {
 		return rec, err
 	}
 	n := *rec

@@ -1,13 +1,11 @@
 package uplink
 
 import (
-	"context"
 	"errors"
 	"fmt"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/nl"
@@ -78,26 +76,5 @@ func own(cfg *Config) (*netns.NS, error) {
 
 // Close closes the sockets.
 func (c *Conn) Close() error {
-	if err := c.usable(context.Background()); err != nil {
-		return err
-	}
 	return errors.Join(c.nl.Close(), c.ns.Close())
 }
-
-// usable refuses a Conn or a context that nothing can be done with.
-func (c *Conn) usable(ctx context.Context) error {
-	return nl.Usable(ctx, c.nl)
-}
-
-// journaled is given for what is about to change something, and so to write it down.
-func (c *Conn) journaled(ctx context.Context, rec *Record, j Journal) error {
-	if j == nil {
-		return missing("journal")
-	}
-	if err := c.usable(ctx); err != nil {
-		return err
-	}
-	return rec.validate()
-}
-
-func missing(what string) error { return fmt.Errorf("%w: no %s", tombolo.ErrInvalid, what) }

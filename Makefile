@@ -27,7 +27,7 @@ GOEXPERIMENT ?= nogreenteagc
 BUILD = CGO_ENABLED=0 GOEXPERIMENT=$(GOEXPERIMENT) $(GO) build -buildvcs=auto -trimpath \
 	-ldflags "-s -w -X 'runtime.buildVersion=$(shell $(GO) env GOVERSION)'"
 
-.PHONY: help build build-arm64 demo test test-long test-cluster cluster lint bench bench-report profile install uninstall deb release deps peers clean
+.PHONY: help build build-arm64 demo tested test test-long test-cluster cluster lint bench bench-report profile install uninstall deb release deps peers clean
 
 help: ## this text
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,11 +41,15 @@ build-arm64: ## the same for arm64, in bin/arm64
 demo: build ## five pods in a sandbox of their own, and what they reach (needs root)
 	$(GO) run ./test/demo $(BIN)/tombolo-cni
 
-test: deps build peers ## all tests, in namespaces of their own (needs root; under 15 minutes)
-	TOMBOLO_PEERS=$(PEERS) TOMBOLO_BIN=$(abspath $(BIN)) test/all.sh
+# The programs that tests start look after the order of locks (internal/lockorder).
+tested: deps peers
+	GOFLAGS='$(GOFLAGS) -tags=lockorder' $(MAKE) build BIN=.cache/tested
 
-test-long: deps build peers ## sweeps, churn, fuzzing, race detector, for BUDGET (55m)
-	TOMBOLO_PEERS=$(PEERS) TOMBOLO_BIN=$(abspath $(BIN)) test/long.sh $(BUDGET)
+test: tested ## all tests, in namespaces of their own (needs root; under 15 minutes)
+	TOMBOLO_PEERS=$(PEERS) TOMBOLO_BIN=$(CURDIR)/.cache/tested test/all.sh
+
+test-long: tested ## sweeps, churn, fuzzing, race detector, for BUDGET (55m)
+	TOMBOLO_PEERS=$(PEERS) TOMBOLO_BIN=$(CURDIR)/.cache/tested test/long.sh $(BUDGET)
 
 test-cluster: deps build ## a Kubernetes cluster in namespaces, and what pods reach there (needs root; see test/cluster/README.md)
 	test/cluster/run.sh

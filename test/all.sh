@@ -7,7 +7,7 @@
 # flaky, and are to be mended all the same. With more failures, nothing runs again.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-export PATH=$PATH:/usr/sbin:/sbin
+export PATH=$PATH:/usr/sbin:/sbin GOFLAGS="${GOFLAGS:-} -tags=lockorder"
 again=${AGAIN:-0}
 
 report=$(mktemp -d)

@@ -16,7 +16,7 @@
 # has failed. AGAIN=N has up to N jobs that failed run once more, as in test/all.sh.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-export PATH=$PATH:/usr/sbin:/sbin
+export PATH=$PATH:/usr/sbin:/sbin GOFLAGS="${GOFLAGS:-} -tags=lockorder"
 
 budget=${1:-55m}
 case $budget in

@@ -22,13 +22,11 @@ import (
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/internal/lease"
-	"github.com/tombolo-cni/tombolo/internal/lockorder"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
 func TestMain(m *testing.M) {
-	os.Setenv(lockorder.Variable, "1")
 	if dir := os.Getenv("TOMBOLO_TEST_KEEPER"); dir != "" {
 		os.Exit(keeperProcess(dir))
 	}

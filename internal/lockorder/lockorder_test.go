@@ -1,3 +1,5 @@
+//go:build lockorder
+
 package lockorder
 
 import (
@@ -19,7 +21,6 @@ func panics(fn func()) (said string) {
 }
 
 func TestOrder(t *testing.T) {
-	t.Setenv(Variable, "1")
 	for _, tt := range []struct {
 		name   string
 		held   Rank
@@ -49,7 +50,6 @@ func TestOrder(t *testing.T) {
 }
 
 func TestWhatIsTakenAgainMindsTheOthersAlone(t *testing.T) {
-	t.Setenv(Variable, "1")
 	state := Wait(State)
 	defer state.Release()
 	expect.Equal(t, panics(state.WaitAgain), "")
@@ -59,7 +59,6 @@ func TestWhatIsTakenAgainMindsTheOthersAlone(t *testing.T) {
 }
 
 func TestOthersLocksAreTheirs(t *testing.T) {
-	t.Setenv(Variable, "1")
 	state := Wait(State)
 	done := make(chan string)
 	go func() { done <- panics(func() { Wait(Lease).Release() }) }()
@@ -68,11 +67,4 @@ func TestOthersLocksAreTheirs(t *testing.T) {
 	go func() { state.Release(); done <- "" }()
 	<-done
 	expect.Equal(t, panics(func() { Wait(Lease).Release() }), "")
-}
-
-func TestWithoutTheVariableNothingIsKept(t *testing.T) {
-	t.Setenv(Variable, "")
-	if h := Wait(Uplink); h != nil || panics(func() { Wait(State); Slow("x"); h.WaitAgain(); h.Release() }) != "" {
-		t.Error("locks are kept account of")
-	}
 }

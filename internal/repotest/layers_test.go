@@ -23,7 +23,7 @@ func floors() [][]string {
 		{"internal/keeper"},
 		{"internal/cni"},
 		{"internal/runtimes"},
-		{"cmd", "test/demo", "test/lan", "test/docker"},
+		{"cmd", "test/lan", "test/docker"},
 	}
 }
 

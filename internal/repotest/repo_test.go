@@ -40,7 +40,7 @@ func publicPackages() []string {
 }
 
 // tools are programs of the repository that nobody is given.
-func tools() []string { return []string{"bench", "test/report"} }
+func tools() []string { return []string{"bench", "test/demo", "test/report"} }
 
 // fixture reports whether the package is what tests share.
 func fixture(name string) bool {

@@ -131,8 +131,7 @@ func checkCalls(fset *token.FileSet, files []*ast.File, pkg string, names ...str
 func TestThreadsAreLockedInOnePlace(t *testing.T) {
 	t.Parallel()
 	allowed := map[string]string{
-		"netns":     "it enters namespaces, which threads do",
-		"test/demo": "its sandbox is a mount namespace too, which netns does not know",
+		"netns": "it enters namespaces, which threads do",
 	}
 	for _, p := range shippedPackages(t) {
 		fset, files := p.files(t)

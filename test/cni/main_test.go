@@ -12,7 +12,6 @@ import (
 	// The plugin is a program that the go command does not see: so that it does not
 	// take an old run's result for that of a changed plugin.
 	_ "github.com/tombolo-cni/tombolo/internal/cni"
-	"github.com/tombolo-cni/tombolo/internal/lockorder"
 	"github.com/tombolo-cni/tombolo/internal/testutil/fault"
 )
 
@@ -41,7 +40,6 @@ func TestMain(m *testing.M) {
 		os.Exit(runLooker())
 	}
 	flag.Parse()
-	os.Setenv(lockorder.Variable, "1")
 	dir, err := os.MkdirTemp("", "tombolo-test-")
 	if err == nil {
 		cniPath = dir

@@ -23,7 +23,6 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 
 	"github.com/tombolo-cni/tombolo/internal/ident"
-	"github.com/tombolo-cni/tombolo/internal/lockorder"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
@@ -148,7 +147,7 @@ type call struct {
 }
 
 func (c *call) environ() []string {
-	environ := []string{"PATH=" + os.Getenv("PATH"), "CNI_PATH=" + cniPath, lockorder.Variable + "=1"}
+	environ := []string{"PATH=" + os.Getenv("PATH"), "CNI_PATH=" + cniPath}
 	for name, value := range map[string]string{
 		"CNI_COMMAND": c.verb, "CNI_CONTAINERID": c.id, "CNI_NETNS": c.netns, "CNI_IFNAME": c.ifName, "CNI_ARGS": c.args,
 	} {

@@ -12,7 +12,6 @@ import (
 	// The plugin is a program that the go command does not see: so that it does not
 	// take an old run's result for that of a changed plugin.
 	_ "github.com/tombolo-cni/tombolo/internal/cni"
-	"github.com/tombolo-cni/tombolo/internal/lockorder"
 	"github.com/tombolo-cni/tombolo/internal/testutil/fault"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
@@ -27,7 +26,6 @@ var built string
 func TestMain(m *testing.M) {
 	fault.Main()
 	flag.Parse()
-	os.Setenv(lockorder.Variable, "1") // for the programs, too
 	var err error
 	if built, err = os.MkdirTemp("", "tombolo-lan-"); err != nil {
 		fmt.Fprintln(os.Stderr, err)

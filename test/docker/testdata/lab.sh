@@ -72,7 +72,7 @@ router() {
 
 tombolod() {
 	rm -f /run/tombolo/tombolod.sock
-	TOMBOLO_TEST_LOCK_ORDER=1 "$BIN/tombolod" --docker "$SOCKET" >>/run/tombolod.log 2>&1 &
+	"$BIN/tombolod" --docker "$SOCKET" >>/run/tombolod.log 2>&1 &
 	TOMBOLOD=$!
 	echo $TOMBOLOD >/run/tombolod.pid
 	eventually [ -S /run/tombolo/tombolod.sock ]

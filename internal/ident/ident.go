@@ -47,15 +47,19 @@ func RandomMAC() net.HardwareAddr {
 	return mac
 }
 
-// MACOf derives a MAC from the first IPv4 address: when another pod gets the address soon afterwards, neighbours'
-// entries of it are still right. Without such an address it is nil.
+// MACOf derives a MAC from the first IPv4 address, or else from the first address. When another pod gets the address
+// soon afterwards, neighbours' entries of it are still right. Without an address MACOf returns nil.
 func MACOf(addresses []netip.Addr) net.HardwareAddr {
 	for _, a := range addresses {
 		if a.Is4() {
 			return append(net.HardwareAddr{0x0a, 0x58}, a.AsSlice()...)
 		}
 	}
-	return nil
+	if len(addresses) == 0 {
+		return nil
+	}
+	sum := sha256.Sum256(addresses[0].AsSlice())
+	return append(net.HardwareAddr{0x0a}, sum[:5]...)
 }
 
 // ErrName says that a name cannot be used as one: it is empty, too long, or has characters that it

@@ -45,7 +45,7 @@ for package in $(go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}
 done
 jobs+=("180 900 churn test/cni")
 for pods in 100 400 900; do jobs+=("30 300 growth bench $pods"); done
-jobs+=("300 900 takeovers test/lan" "150 400 deb test bookworm" "150 400 deb test trixie" "240 600 docker test trixie")
+jobs+=("300 900 takeovers test/lan" "150 400 deb test bookworm" "150 400 deb test trixie" "240 600 managers test bookworm" "240 600 managers test trixie" "240 600 docker test trixie")
 for what in TestDockerdAndTombolodAreKilledAtEachCall TestAContainerFollowsItsLease TestFiftyContainersAtOnce; do
 	jobs+=("200 600 many test/docker $what")
 done

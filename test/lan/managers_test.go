@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -47,7 +48,7 @@ const (
 	stop   = `end manager`
 
 	firewalld = `begin firewalld firewalld --nofork --nopid
-		for i in $(seq 100); do ! firewall-cmd --state >/dev/null 2>&1 || break; sleep 0.1; done`
+		until firewall-cmd --state >/dev/null 2>&1; do sleep 0.1; done`
 
 	// lastLease is of a file of dhclient's.
 	lastLease = `awk '/^lease/ {split("", have)}
@@ -66,6 +67,8 @@ func managers(t *testing.T) []manager {
 	}
 	everyLink, ethernet := networkd, networkd
 	everyLink.name, ethernet.name = "systemd-networkd, Name=*", "systemd-networkd, Type=ether"
+	ethernet.needs = append(slices.Clip(networkd.needs), "ufw")
+	ethernet.start = `ufw --force enable >/dev/null; ` + networkd.start
 	everyLink.config = `printf '[Match]\nName=*\n[Network]\nDHCP=yes\n' >/etc/systemd/network/10-all.network`
 	ethernet.config = `printf '[Match]\nType=ether\n[Network]\nDHCP=ipv4\n' >/etc/systemd/network/10-all.network`
 	dhclient := `dhclient -d -lf /var/lib/dhcp/$NIC.leases -pf /run/dhclient.pid $NIC`
@@ -216,6 +219,7 @@ func nicRows() []row {
 		{name: "firewall-cmd --reload", unless: func(m manager) bool { return m.name != "NetworkManager" }, do: func(s *system) {
 			s.sh("firewall-cmd --reload; firewall-cmd --complete-reload")
 		}},
+		{name: "ufw reload", unless: func(m manager) bool { return !slices.Contains(m.needs, "ufw") }, do: func(s *system) { s.sh("ufw reload") }},
 		{name: "nft flush ruleset", do: func(s *system) { s.sh("nft flush ruleset") }},
 		{name: "promiscuous mode cleared", do: func(s *system) { s.sh("ip link set $NIC promisc off") }},
 		{name: "down and up", do: func(s *system) { s.sh("ip link set $NIC down; sleep 0.2; ip link set $NIC up; " + s.m.replug) }},

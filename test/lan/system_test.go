@@ -174,10 +174,10 @@ end() {
 const startKeeper = `begin tombolod /opt/tombolo/tombolod --metrics none --log-level debug
 until grep -q 'keeping leases' /run/tombolod.log; do sleep 0.02; done`
 
-// sh runs a script on the host.
+// sh runs a script on the host, for a minute at most.
 func (s *system) sh(script string) string {
 	s.Helper()
-	cmd := exec.Command("nsenter", "--target", s.init, "--mount", "--uts", "--net", "--pid", "--root", "/bin/bash", "-c", systemFunctions+script)
+	cmd := exec.Command("timeout", "60", "nsenter", "--target", s.init, "--mount", "--uts", "--net", "--pid", "--root", "/bin/bash", "-c", systemFunctions+script)
 	cmd.Env = append(os.Environ(), "NIC="+s.nic)
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs

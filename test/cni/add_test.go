@@ -100,6 +100,7 @@ func TestMACIsTheOneAskedFor(t *testing.T) {
 		{"capability before all", both, []option{capability("mac", byRuntime), arg("MAC", byEnv)}, byRuntime},
 		{"args.cni before CNI_ARGS", args, []option{arg("MAC", byEnv)}, byArgs},
 		{"capability that was not declared", nil, []option{capability("mac", byRuntime)}, "0a:58:0a:4d:00:02"},
+		{"IPv6 alone", conf{"ipam": hostLocal(subnet6)}, nil, "0a:34:ab:60:56:7b"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()

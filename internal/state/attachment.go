@@ -21,29 +21,28 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// State says how far an ADD has come.
+// State is the progress of an ADD.
 type State string
 
 const (
-	// Adding is an attachment that an ADD works on, or has left unfinished.
+	// Adding marks an attachment whose ADD is still at work, or was killed.
 	Adding State = "adding"
 
 	// Ready is an attachment whose ADD has succeeded.
 	Ready State = "ready"
 )
 
-// An Attachment is what one ADD made: enough to undo it without its
-// configuration, its namespace or its result, and to put its host end back on a
-// rebuilt bridge.
+// An Attachment is the record of one ADD. It suffices to undo that ADD without its configuration, its namespace or
+// its result, and to put the host's end of the pod's link back on a rebuilt bridge.
 type Attachment struct {
 	Version int    `json:"version,omitempty"`
 	State   State  `json:"state"`
-	Epoch   string `json:"epoch,omitempty"` // Epoch.Token of the epoch it was made in
+	Epoch   string `json:"epoch,omitempty"` // the Token of the epoch in which it was made
 
 	Network     string `json:"network"`
 	ContainerID string `json:"containerID"`
 	IfName      string `json:"ifName"`
-	Pod         string `json:"pod,omitempty"` // namespace/name, where the runtime told it
+	Pod         string `json:"pod,omitempty"` // namespace/name, if the runtime passed it
 
 	NetNS       string    `json:"netns,omitempty"`       // path, as the runtime gave it; paths are reused
 	NetNSCookie uint64    `json:"netnsCookie,omitempty"` // SO_NETNS_COOKIE, never reused within a boot
@@ -51,70 +50,69 @@ type Attachment struct {
 
 	HostIf    string         `json:"hostIf,omitempty"` // the veth's end in the host's namespace
 	Bridge    string         `json:"bridge,omitempty"` // the port's master
-	NIC       string         `json:"nic,omitempty"`    // shared with the bridge, and not its port
+	NIC       string         `json:"nic,omitempty"`    // the NIC that the bridge shares without having it as a port
 	MTU       int            `json:"mtu,omitempty"`    // bytes
 	MAC       MAC            `json:"mac,omitempty"`    // of the pod's end
 	HostMAC   MAC            `json:"hostMAC,omitempty"`
-	Addresses []ipam.Address `json:"addresses,omitempty"` // in the order of the result
+	Addresses []ipam.Address `json:"addresses,omitempty"` // in the order of the CNI result
 	// Hairpin and Isolated are flags of the port: see bridge.Port.
 	Hairpin  bool            `json:"hairpin,omitempty"`
 	Isolated bool            `json:"isolated,omitempty"`
 	VLAN     vlan.Membership `json:"vlan,omitzero"` // of the port
-	// Routes are the pod's that last as long as it does: those of a lease and of router
-	// advertisements are not among them.
+	// Routes are the routes in the pod that last as long as the pod. Routes of a lease and of router advertisements
+	// are not listed.
 	Routes []route.Route `json:"routes,omitempty"`
 
-	// Moving says that the keeper is at work on, or died at, a change of Addresses:
-	// they are those of after and of before, and the kernel may have either.
+	// Moving is set while the keeper changes Addresses, and stays set if it is killed meanwhile. Addresses then has
+	// both the new and the old ones, and the kernel may have either.
 	Moving bool `json:"moving,omitempty"`
 
 	Up         bool `json:"up,omitempty"`         // false only with disableContainerInterface
 	Masquerade bool `json:"masquerade,omitempty"` // its addresses are masqueraded
-	// Guard is what it is held to.
+	// Guard says which MAC and addresses the pod may send from.
 	Guard nft.Guard `json:"guard,omitzero"`
-	// DefaultRoute is where it leads for a pod on a LAN: "host" or "router"; empty where
-	// it is on none.
+	// DefaultRoute says where the default route of a pod on a LAN leads: "host" or "router". It is empty without a
+	// LAN.
 	DefaultRoute string `json:"defaultRoute,omitempty"`
-	// SLAAC says that it forms IPv6 addresses by router advertisements: of Addresses,
-	// those that end in the interface identifier made of MAC. They come and go with what
-	// is advertised.
+	// SLAAC is set if the pod forms IPv6 addresses from router advertisements. Those in Addresses end in the
+	// interface identifier derived from MAC. They come and go with the advertisements.
 	SLAAC bool `json:"slaac,omitempty"`
 
 	Published []Published `json:"published,omitempty"` // its host ports
-	// PortSNAT is whose calls of them come from the host's address.
+	// PortSNAT says whose connections to the host ports reach the pod with the host's address as source.
 	PortSNAT nft.SNAT `json:"portSNAT,omitempty"`
-	// Waiting are the container's other attachments to which this one's host ports go when it
-	// is deleted: they have them as Withheld. Those on a LAN are among them without any, too.
+	// Waiting lists the container's other attachments that take over this attachment's host ports when it is deleted.
+	// They have these ports as Withheld. Attachments on a LAN are listed even if they have no host ports.
 	Waiting   []Waiting       `json:"waiting,omitempty"`
 	Bandwidth bandwidth.Shape `json:"bandwidth,omitzero"` // as the kernel enforces it
-	IFB       string          `json:"ifb,omitempty"`      // the link that its egress is shaped by
+	IFB       string          `json:"ifb,omitempty"`      // the ifb link that shapes the pod's egress
 
-	IPAMType string `json:"ipamType,omitempty"` // ipam.type, so that DEL can release
-	DataDir  string `json:"dataDir,omitempty"`  // ipam.dataDir, resolved
+	IPAMType string `json:"ipamType,omitempty"` // ipam.type of the configuration, so that DEL can release the addresses
+	DataDir  string `json:"dataDir,omitempty"`  // ipam.dataDir of the configuration, as an absolute path
 
-	// Short is what Hash gives, where that was computed before: Create and what reads records
-	// fill it in. It is the name of the record's file, and not in it.
+	// Short caches the result of Hash. Create and the functions that read records fill it in. It is the name of the
+	// record's file, and not part of the file.
 	Short string `json:"-"`
 }
 
 // Published is a port of the host that leads to the pod.
 type Published struct {
 	nft.Port
-	// Withheld says that another attachment of the container has it.
+	// Withheld is set while another attachment of the container has the port.
 	Withheld bool `json:"withheld,omitempty"`
 }
 
-// Waiting names an attachment.
+// Waiting names another attachment of the same container.
 type Waiting struct {
 	Network string `json:"network"`
 	Hash    string `json:"hash"`
-	// Addresses are its own.
+	// Addresses are the addresses of that attachment.
 	Addresses []netip.Prefix `json:"addresses,omitempty"`
-	// LAN says that it is on a LAN, whose machines it reaches past the host.
+	// LAN is set if that attachment is on a LAN, whose machines it reaches without the host.
 	LAN bool `json:"lan,omitempty"`
 }
 
-// Hash returns the attachment's hash: Short, or what it has to be if that is empty.
+// Hash returns the attachment's hash: Short if it is set, else the hash of network, container and interface.
 func (a *Attachment) Hash() string {
 	if a.Short != "" {
 		return a.Short
@@ -122,7 +120,7 @@ func (a *Attachment) Hash() string {
 	return ident.Hash(a.Network, a.ContainerID, a.IfName)
 }
 
-// Check refuses what would not be read back.
+// Check returns an error for a record that could not be read back.
 func (a *Attachment) Check() error {
 	errs := []error{
 		checkNetwork(a.Network),
@@ -132,40 +130,45 @@ func (a *Attachment) Check() error {
 	if a.State != Adding && a.State != Ready {
 		errs = append(errs, fmt.Errorf("its state is %q", a.State))
 	}
+
 	for _, address := range a.Addresses {
 		if !address.Prefix.IsValid() {
 			errs = append(errs, errors.New("an address has no valid prefix"))
 		}
 	}
+
 	for _, name := range []string{a.HostIf, a.Bridge, a.NIC, a.IFB} {
 		if name != "" && !ident.IsLinkName(name) {
 			errs = append(errs, fmt.Errorf("%q cannot name a link", name))
 		}
 	}
+
 	for _, p := range a.Published {
 		errs = append(errs, doing(p.Port.Check(), "it publishes port %d as %s", p.PodPort, p.Port))
 	}
+
 	return errors.Join(errs...)
 }
 
-// encodeAttachment returns a line of a record's file.
+// encodeAttachment returns the record as one line of its file.
 func encodeAttachment(a *Attachment) ([]byte, error) {
 	return EncodeChecked(&a.Version, a, file.MaxRecord/2) // the file holds up to two lines
 }
 
-// decodeAttachment reads a record's file: its last whole line.
+// decodeAttachment parses the last whole line of a record's file.
 func decodeAttachment(data []byte) (*Attachment, error) {
 	a := new(Attachment)
 	return a, Decode(lastDocument(data), &a.Version, a)
 }
 
-// Load reads an attachment's record. A missing one matches os.ErrNotExist; one that cannot be used is a
-// *RecordError. It needs no lock, but without one the answer may be out of date at once.
+// Load reads an attachment's record. If there is none, the error matches os.ErrNotExist. If it cannot be used, the
+// error is a *RecordError. Load needs no lock, but without one the answer may be out of date at once.
 func (d *Dir) Load(network, hash string) (*Attachment, error) {
 	path, err := d.attachmentPath(network, hash)
 	if err != nil {
 		return nil, fmt.Errorf("load attachment: %w", err)
 	}
+
 	a, err := loadAttachment(path, network, hash)
 	if err != nil {
 		bad := &RecordError{Path: path, Network: network, Hash: hash}
@@ -175,27 +178,32 @@ func (d *Dir) Load(network, hash string) (*Attachment, error) {
 		}
 		return nil, fmt.Errorf("load attachment: %w", err)
 	}
+
 	return a, nil
 }
 
+// loadAttachment reads the record at path, and checks that it belongs to the network and the hash in its path.
 func loadAttachment(path, network, hash string) (*Attachment, error) {
 	data, err := readFile(path)
 	if err != nil {
 		return nil, err
 	}
+
 	a, err := decodeAttachment(data)
 	if err != nil {
 		return nil, err
 	}
+
 	if a.Network != network || a.Hash() != hash {
 		return nil, fmt.Errorf("%w: it is the record of network %s, container %s, interface %s, whose file is %s/%s%s",
 			ErrDamaged, a.Network, a.ContainerID, a.IfName, a.Network, a.Hash(), suffix)
 	}
+
 	a.Short = hash
 	return a, nil
 }
 
-// Written is when an attachment's record was written last.
+// Written returns the modification time of an attachment's record.
 func (d *Dir) Written(network, hash string) (time.Time, error) {
 	path, err := d.attachmentPath(network, hash)
 	if err != nil {
@@ -208,9 +216,8 @@ func (d *Dir) Written(network, hash string) (time.Time, error) {
 	return info.ModTime(), nil
 }
 
-// Update writes an attachment's record over the one that there is, whole or not at
-// all: what has become of it since its ADD. It needs the shared lock, and locks the
-// record meanwhile: where a DEL has it, the error matches ErrBusy.
+// Update replaces an attachment's existing record as a whole. It is for changes after the ADD. It needs the shared
+// lock, and locks the record while it writes. If a DEL holds the record's lock, the error matches ErrBusy.
 func (d *Dir) Update(a *Attachment) error {
 	lock, err := d.LockAttachment(a.Network, a.Hash())
 	if err != nil {
@@ -219,43 +226,48 @@ func (d *Dir) Update(a *Attachment) error {
 	return errors.Join(d.UpdateLocked(a), lock.Close())
 }
 
-// UpdateLocked is Update for a caller that has the record's lock. The lock is of the old record's file: it does not
-// keep others from the new one.
+// UpdateLocked does the work of Update for a caller that holds the record's lock. That lock is on the old file. It
+// keeps nobody from the new one.
 func (d *Dir) UpdateLocked(a *Attachment) error {
 	path, err := d.attachmentPath(a.Network, a.Hash())
 	if err == nil {
 		_, err = loadAttachment(path, a.Network, a.Hash())
 	}
+
 	var line []byte
 	if err == nil {
 		line, err = encodeAttachment(a)
 	}
+
 	if err == nil {
 		err = d.replaceFile(path, line)
 	}
 	return doing(err, "update attachment")
 }
 
-// Unfinished says whether a record is what an ADD leaves that is killed: one that says
-// Adding, or that has no whole line. Of one that is locked, the ADD goes on.
+// Unfinished reports whether the record was left by an ADD that was killed: its state is Adding, or it has no whole
+// line. If the record is locked, the ADD is still at work.
 func (d *Dir) Unfinished(network, hash string) (bool, error) {
 	path, err := d.attachmentPath(network, hash)
 	if err != nil {
 		return false, fmt.Errorf("load attachment: %w", err)
 	}
+
 	data, err := readFile(path)
 	if err != nil {
 		return false, fmt.Errorf("load attachment: %w", err)
 	}
+
 	if !bytes.ContainsRune(data, '\n') && !json.Valid(data) {
 		return true, nil
 	}
+
 	a, err := loadAttachment(path, network, hash)
 	return err == nil && a.State == Adding, nil
 }
 
-// Remove removes an attachment's record, or what is in its place; that it is gone already is
-// success. It needs the shared lock.
+// Remove removes an attachment's record, or a directory in its place. A missing record is no error. Remove needs the
+// shared lock.
 func (d *Dir) Remove(network, hash string) error {
 	path, err := d.attachmentPath(network, hash)
 	if err == nil {
@@ -267,31 +279,34 @@ func (d *Dir) Remove(network, hash string) error {
 	return doing(err, "remove attachment")
 }
 
-// List reads the records of a network's attachments, in the order of their hashes. Each record that cannot be used
-// is a *RecordError; only if the directory cannot be read is the error set. A network without a directory has no
-// attachments. Under the shared lock records may come and go meanwhile, and one that is just being created shows as
-// damaged; the exclusive lock stops that.
+// List reads the records of a network's attachments, sorted by hash. A record that cannot be used is returned as a
+// *RecordError. The error is set only if the directory cannot be read. A network without a directory has no
+// attachments.
+//
+// Under the shared lock records may come and go while List reads, and a record that is just being created looks
+// damaged. Only the exclusive lock prevents that.
 func (d *Dir) List(network string) ([]*Attachment, []*RecordError, error) {
 	if err := checkNetwork(network); err != nil {
 		return nil, nil, fmt.Errorf("list attachments: %w", err)
 	}
-	found, bad, err := list(d.attachmentsPath()+"/"+network, ident.IsHash, func(hash string) (*Attachment, error) { return d.Load(network, hash) })
+	found, bad, err := list(d.attachmentsPath()+"/"+network, ident.IsHash,
+		func(hash string) (*Attachment, error) { return d.Load(network, hash) })
 	if err != nil {
 		return nil, nil, fmt.Errorf("list attachments: %w", err)
 	}
 	return found, bad, nil
 }
 
-// MAC is a net.HardwareAddr of Ethernet's, as text "02:00:00:00:00:01".
+// MAC is an Ethernet address. Its text form is "02:00:00:00:00:01".
 type MAC net.HardwareAddr
 
-// String is that of net.HardwareAddr.
+// String returns the text of net.HardwareAddr.
 func (m MAC) String() string { return net.HardwareAddr(m).String() }
 
-// MarshalText gives what String does.
+// MarshalText returns the text of String.
 func (m MAC) MarshalText() ([]byte, error) { return []byte(m.String()), nil }
 
-// UnmarshalText reads what String gives.
+// UnmarshalText parses the text of String. It accepts six bytes only.
 func (m *MAC) UnmarshalText(text []byte) error {
 	mac, err := net.ParseMAC(string(text))
 	if err == nil && len(mac) != 6 {

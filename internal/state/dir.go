@@ -7,21 +7,21 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/ident"
 )
 
-// DefaultDir is where the state lives unless the configuration says otherwise.
+// DefaultDir is the state directory if the configuration names no other.
 const DefaultDir = "/run/tombolo"
 
 // suffix ends the name of every record's file.
 const suffix = ".json"
 
-// A Dir is a state directory. Its methods may be called from several goroutines
-// and processes at once; each says which lock it needs, if any.
+// A Dir is a state directory. Several goroutines and processes may call its methods at once. Each method says which
+// lock it needs, if any.
 type Dir struct {
 	path    string
 	sources sources
 }
 
-// Open returns the state directory at an absolute path. It makes no system call:
-// the directory and what is in it appear when they are first written.
+// Open returns the state directory at an absolute path. It makes no system call. The directory and its files are
+// created by the first write.
 func Open(dir string) (*Dir, error) {
 	path, err := file.CleanDir(dir)
 	if err != nil {
@@ -40,7 +40,7 @@ func (d *Dir) uplinksPath() string  { return d.path + "/uplinks" }
 
 func (d *Dir) attachmentsPath() string { return d.path + "/attachments" }
 
-// networkPath is the file of a network's record.
+// networkPath returns the path of a network's record.
 func (d *Dir) networkPath(network string) (string, error) {
 	if err := checkNetwork(network); err != nil {
 		return "", err
@@ -48,7 +48,7 @@ func (d *Dir) networkPath(network string) (string, error) {
 	return d.networksPath() + "/" + network + suffix, nil
 }
 
-// attachmentPath is the file of an attachment's record.
+// attachmentPath returns the path of an attachment's record.
 func (d *Dir) attachmentPath(network, hash string) (string, error) {
 	if err := checkNetwork(network); err != nil {
 		return "", err
@@ -65,21 +65,24 @@ var ErrName = ident.ErrName
 // maxNetworkName leaves room for ".json" in NAME_MAX (255).
 const maxNetworkName = 250
 
-// checkNetwork accepts what the CNI specification allows as a network's name. That keeps
-// "..", '/', NUL and our own ".tmp-" out of paths.
+// checkNetwork returns an error unless the CNI specification allows name as the name of a network. That keeps "..",
+// '/', NUL and our own ".tmp-" out of paths.
 func checkNetwork(name string) error {
 	switch {
 	case name == "":
 		return fmt.Errorf("network: %w: it is empty", ErrName)
 	case len(name) > maxNetworkName:
-		return fmt.Errorf("network %.20q…: %w: %d bytes, at most %d fit in a file name", name, ErrName, len(name), maxNetworkName)
+		return fmt.Errorf("network %.20q…: %w: %d bytes, at most %d fit in a file name", name, ErrName, len(name),
+			maxNetworkName)
 	case !ident.IsIdentifier(name):
-		return fmt.Errorf("network %q: %w: only letters, digits, '_', '.' and '-' are allowed, and first a letter or a digit", name, ErrName)
+		return fmt.Errorf("network %q: %w: only letters, digits, '_', '.' and '-' are allowed, "+
+			"and first a letter or a digit", name, ErrName)
 	}
+
 	return nil
 }
 
-// checkNIC accepts the names of links, which lead out of no directory.
+// checkNIC returns an error unless name can be the name of a link. Such a name leads out of no directory.
 func checkNIC(name string) error {
 	if !ident.IsLinkName(name) {
 		return fmt.Errorf("uplink %.20q: %w: no link has it", name, ErrName)

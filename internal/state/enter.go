@@ -7,22 +7,21 @@ import (
 	"os"
 )
 
-// Enter takes the shared lock and sees to it that the directory belongs to the
-// present epoch, which it returns with the lock.
+// Enter takes the shared lock and returns it together with the present epoch of the node.
 //
-// If the epoch is missing, damaged or over, one process begins a new one under the
-// exclusive lock, while all others wait: it removes the records of an epoch that is over, and publishes the
-// new one last. If any of that fails, the next caller does it all again. Where no epoch was recorded, all records
-// stay: of pods that are gone, GC knows.
+// If the recorded epoch is missing, damaged or over, one process begins a new one under the exclusive lock, while all
+// others wait. It removes the records of an epoch that is over, and writes the new epoch last. If a step fails, the
+// next caller begins again. If no epoch was recorded, all records stay, and GC later removes those of pods that are
+// gone.
 //
-// An epoch of a newer version is an error that matches ErrVersion. For the rest
-// Enter fails as Lock does. The caller must be in the node's own network namespace
-// and, to begin an epoch, its PID namespace.
+// If a newer version wrote the epoch, the error matches ErrVersion. Otherwise Enter fails as Lock does. The caller
+// must be in the node's own network namespace and, to begin an epoch, in its PID namespace.
 func (d *Dir) Enter(ctx context.Context) (*Lock, Epoch, error) {
 	l, err := d.Lock(ctx, Shared)
 	if err != nil {
 		return nil, Epoch{}, err
 	}
+
 	var epoch Epoch
 	var found error
 	err = l.Ensure(ctx,
@@ -35,13 +34,15 @@ func (d *Dir) Enter(ctx context.Context) (*Lock, Epoch, error) {
 			epoch, err = d.beginEpoch(errors.Is(found, ErrStale))
 			return err
 		})
+
 	if err != nil {
 		return nil, Epoch{}, errors.Join(fmt.Errorf("enter %s: %w", d.path, err), l.Close())
 	}
+
 	return l, epoch, nil
 }
 
-// ignoreLost returns nil for the errors that a new epoch heals.
+// ignoreLost returns nil for the errors that beginning a new epoch resolves, and any other err unchanged.
 func ignoreLost(err error) error {
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, ErrStale) || errors.Is(err, ErrDamaged) {
 		return nil
@@ -49,21 +50,26 @@ func ignoreLost(err error) error {
 	return err
 }
 
-// beginEpoch does what Enter promises, under the exclusive lock. stale says that an epoch is over.
+// beginEpoch writes a new epoch, and first removes the records of the previous one if that is stale. The caller holds
+// the exclusive lock.
 func (d *Dir) beginEpoch(stale bool) (Epoch, error) {
 	epoch, err := d.newEpoch()
 	if err != nil {
 		return Epoch{}, fmt.Errorf("begin epoch: %w", err)
 	}
-	if stale { // records of takeovers say themselves of which epoch they are
+
+	if stale { // records of takeovers name their own epoch
 		err = errors.Join(os.RemoveAll(d.attachmentsPath()), os.RemoveAll(d.networksPath()))
 	}
+
 	if err != nil {
 		return Epoch{}, fmt.Errorf("begin epoch: drop records of earlier epochs: %w", err)
 	}
-	// From here on others take the directory for those of this epoch.
+
+	// From here on other processes see the directory as one of the new epoch.
 	if err := d.replaceFile(d.epochPath(), Encode(&epoch.Version, &epoch)); err != nil {
 		return Epoch{}, fmt.Errorf("begin epoch: %w", err)
 	}
+
 	return epoch, nil
 }

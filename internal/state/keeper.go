@@ -15,21 +15,22 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/file"
 )
 
-// These files tell the plugin about the keeper, and the reverse.
+// The plugin and the keeper tell each other about themselves by these files.
 
-// Contested says that another program undoes again and again tombolod's repairs of the firewall.
+// Contested describes a program that undoes tombolod's repairs of the firewall again and again.
 type Contested struct {
 	Version int       `json:"version,omitempty"`
-	At      time.Time `json:"at,omitzero"`     // when it was put right last
-	Times   int       `json:"times,omitempty"` // how often it was, since it began
-	What    string    `json:"what,omitempty"`  // what was undone last
-	By      string    `json:"by,omitempty"`    // the program that changed the firewall last, as the kernel calls it
+	At      time.Time `json:"at,omitzero"`     // the time of the last repair
+	Times   int       `json:"times,omitempty"` // the number of repairs since this began
+	What    string    `json:"what,omitempty"`  // the object that was last undone
+	// the program that changed the firewall last, by the kernel's name for it
+	By string `json:"by,omitempty"`
 }
 
 func (d *Dir) contestedPath() string { return d.path + "/contested.json" }
 
-// SetContested writes down that the firewall is contested; nil is that it is not. It is for the
-// keeper alone.
+// SetContested records that another program undoes our repairs of the firewall. A nil f removes the record. Only the
+// keeper calls it.
 func (d *Dir) SetContested(f *Contested) error {
 	var err error
 	if f == nil {
@@ -40,37 +41,37 @@ func (d *Dir) SetContested(f *Contested) error {
 	return doing(err, "write down who changes the firewall")
 }
 
-// Contested reads what SetContested wrote, nil if there is nothing.
+// Contested reads the record of SetContested. Without one it returns nil.
 func (d *Dir) Contested() (*Contested, error) {
 	data, err := readFile(d.contestedPath())
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
 	}
+
 	f := new(Contested)
 	if err == nil {
 		err = Decode(data, &f.Version, f)
 	}
+
 	if err != nil {
 		return nil, fmt.Errorf("read who changes the firewall: %w", err)
 	}
 	return f, nil
 }
 
-// Zones is what became of links where firewalld runs: tombolod has them join a zone of it. It says
-// in the state directory that it does, so that an ADD waits for that, and what it has done, so that
-// the next tombolod can undo it.
+// Zones records the links that tombolod put into its firewalld zone. It tells an ADD to wait for this, and tells the
+// next tombolod which links to undo.
 type Zones struct {
 	Version int      `json:"version,omitempty"`
-	Joined  []string `json:"joined,omitempty"` // those that are in firewalld's zone by tombolod's doing
-	Left    []string `json:"left,omitempty"`   // those that an operator put into another zone
+	Joined  []string `json:"joined,omitempty"` // links that tombolod put into the zone
+	Left    []string `json:"left,omitempty"`   // links that an operator put into another zone
 }
 
 func (d *Dir) zonesPath() string { return d.path + "/firewalld" }
 
 func (d *Dir) zonesLockPath() string { return d.path + "/firewalld.lock" }
 
-// Zones reads what SetZones wrote. One that cannot be read is empty: all that this causes is that
-// a link stays in a zone.
+// Zones reads the record of SetZones. A damaged record counts as empty. At worst a link then stays in a zone.
 func (d *Dir) Zones() (Zones, error) {
 	var z Zones
 	data, err := readFile(d.zonesPath())
@@ -83,15 +84,15 @@ func (d *Dir) Zones() (Zones, error) {
 	return z, nil
 }
 
-// SetZones replaces what is on record. It is for the process that attends to zones alone.
+// SetZones replaces the record. Only the process that manages zones calls it.
 func (d *Dir) SetZones(z Zones) error {
 	return doing(d.replaceFile(d.zonesPath(), Encode(&z.Version, &z)), "write firewalld's links")
 }
 
-// AttendZones says, until what it gives is closed, that links join firewalld's zone as their
-// networks are put on record.
+// AttendZones announces that the caller puts links into firewalld's zone as their networks are recorded. The
+// announcement ends when the returned file is closed.
 func (d *Dir) AttendZones() (*os.File, error) {
-	// An ADD that looks has it for the time of a system call.
+	// An ADD that looks holds the lock for no longer than a system call.
 	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
 	defer cancel()
 	fd := -1
@@ -105,25 +106,28 @@ func (d *Dir) AttendZones() (*os.File, error) {
 	return os.NewFile(uintptr(fd), d.zonesLockPath()), nil
 }
 
-// ZonesAttended says whether a process attends to zones now (AttendZones), and has not left
-// the link in a zone that an operator chose. A record that cannot be read costs an ADD the wait.
+// ZonesAttended reports whether a process now manages zones (see AttendZones) and no operator chose another zone for
+// the link. If the record cannot be read, it reports true, and the ADD waits in vain.
 func (d *Dir) ZonesAttended(link string) bool {
 	fd, err := file.Open(d.zonesLockPath(), unix.O_RDONLY)
 	if err != nil {
 		return false
 	}
+
 	defer unix.Close(fd)
 	free, err := file.TryFlock(fd, unix.LOCK_SH)
 	if free || err != nil {
 		return false
 	}
+
 	z, _ := d.Zones()
 	return !slices.Contains(z.Left, link)
 }
 
-// ForwardedLinks names the links by which the host forwards what pods send: the gateways' of this epoch's networks.
-// An uplink's bridge is none of them: its zone is the NIC's, and the operator's to choose. Links may come beside an
-// error, where not all networks could be read. It needs no lock: a network's record is replaced whole.
+// ForwardedLinks returns the links through which the host forwards packets of pods. These are the gateway links of
+// this epoch's networks. It leaves out bridges of an uplink, whose zone is the NIC's, and the operator's to choose.
+// If some networks cannot be read, it returns an error together with the links of the others. It needs no lock, since
+// a network's record is replaced as a whole.
 func (d *Dir) ForwardedLinks() (links []string, _ error) {
 	epoch, err := d.Epoch()
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, ErrStale) {
@@ -131,21 +135,24 @@ func (d *Dir) ForwardedLinks() (links []string, _ error) {
 	} else if err != nil {
 		return nil, err
 	}
+
 	records, bad, err := d.ListNetworks()
 	errs := []error{err}
 	for _, b := range bad {
 		errs = append(errs, b)
 	}
+
 	for _, n := range records {
 		if n.Epoch == epoch.Token() && n.Bridge != "" && n.Uplink == "" && len(n.Gateways) > 0 {
 			links = append(links, n.GatewayLink())
 		}
 	}
+
 	slices.Sort(links)
 	return slices.Compact(links), errors.Join(errs...)
 }
 
-// NetworksChanged is a number that changes when a network's record is written or removed.
+// NetworksChanged returns a number that changes when a network's record is written or removed.
 func (d *Dir) NetworksChanged() int64 {
 	info, err := os.Stat(d.networksPath())
 	if err != nil {
@@ -154,21 +161,21 @@ func (d *Dir) NetworksChanged() int64 {
 	return info.ModTime().UnixNano()
 }
 
-// Failures is how many calls of a verb have failed with a code.
+// Failures is the number of calls of a verb that failed with one code.
 type Failures struct {
 	Verb  string
 	Code  uint
 	Count uint64
 }
 
-// lastCode is what larger codes of delegated plugins count as.
+// lastCode stands for all larger codes of delegated plugins.
 const lastCode = uint(999)
 
 func (d *Dir) failuresPath() string { return d.path + "/failures" }
 
-// CountFailure counts a call of a verb that failed with a code, for the keeper's metrics: in a file
-// for each, a byte for each call. It does not make the state directory: where there is none, no
-// keeper reads it. It needs no lock.
+// CountFailure counts a failed call of a verb for the keeper's metrics. Each verb and code has a file, with one byte
+// for each call. CountFailure does not create the state directory, because without one no keeper reads it. It needs
+// no lock.
 func (d *Dir) CountFailure(verb string, code uint) error {
 	path := fmt.Sprintf("%s/%s.%d", d.failuresPath(), verb, min(code, lastCode))
 	const flags = unix.O_WRONLY | unix.O_APPEND | unix.O_CREAT
@@ -182,12 +189,13 @@ func (d *Dir) CountFailure(verb string, code uint) error {
 	return doing(err, "count a %s that failed with code %d", verb, code)
 }
 
-// Failures reads what CountFailure counted.
+// Failures reads the counts of CountFailure.
 func (d *Dir) Failures() ([]Failures, error) {
 	entries, err := file.ReadDir(d.failuresPath())
 	if err != nil {
 		return nil, fmt.Errorf("read which calls failed: %w", err)
 	}
+
 	var list []Failures
 	for _, e := range entries {
 		verb, digits, _ := strings.Cut(e.Name(), ".")
@@ -197,5 +205,6 @@ func (d *Dir) Failures() ([]Failures, error) {
 			list = append(list, Failures{verb, uint(code), uint64(info.Size())})
 		}
 	}
+
 	return list, nil
 }

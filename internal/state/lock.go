@@ -14,18 +14,17 @@ import (
 // ErrLocked is file.ErrLocked.
 var ErrLocked = file.ErrLocked
 
-// A Mode says how a lock is held.
+// A Mode is the way in which a lock is held.
 type Mode int
 
 const (
-	// unlocked is a Lock after a failure, or closed.
+	// unlocked is the mode of a Lock that is closed or could not be taken.
 	unlocked Mode = iota
 
-	// Shared is for work on one attachment, by many at once: ADD, DEL, CHECK.
+	// Shared is the mode for work on one attachment, by many processes at once: ADD, DEL, CHECK.
 	Shared
 
-	// Exclusive is for work on what attachments share: building or removing a
-	// network, GC, beginning an epoch.
+	// Exclusive is the mode for work on shared objects: building or removing a network, beginning an epoch.
 	Exclusive
 )
 
@@ -34,17 +33,17 @@ func (m Mode) String() string {
 	return [...]string{unlocked: "not held", Shared: "shared", Exclusive: "exclusive"}[m]
 }
 
-// A Lock is the lock of a state directory, or of a NIC, until Close or the end of the process,
-// however that comes. It is two things:
+// A Lock is the lock of a state directory or of a NIC. It is held until Close or until the process ends, even by a
+// kill. It consists of two parts:
 //
 //   - flock(2) on a file, shared or exclusive;
-//   - the gate, a write lock on that file's first byte (F_OFD_SETLK): an exclusive
-//     holder has it from before it waits until it is done, and a call that wants the
-//     shared lock waits for it first. The kernel grants a shared flock past a waiting
-//     exclusive one, so without the gate a stream of ADDs would starve a GC.
+//   - the gate, a write lock on that file's first byte (F_OFD_SETLK). A process that wants the exclusive lock takes
+//     the gate first, and keeps it until it is done. A process that wants the shared lock waits while the gate is
+//     taken. Without the gate a stream of ADDs would starve the exclusive lock, since the kernel grants a shared flock past a
+//     waiting exclusive one.
 //
-// Callers that see different directories at the same path do not exclude each other; what they
-// build in one network namespace, two may build at once.
+// Callers that see different directories at the same path do not exclude each other. Two of them may build the same
+// network namespace at once.
 //
 // A Lock is not safe for use by several goroutines at once.
 type Lock struct {
@@ -54,10 +53,10 @@ type Lock struct {
 	mode  Mode
 	order *lockorder.Held
 
-	cookie uint64 // see netns; 0 if it has not been asked for
+	cookie uint64 // the cached result of netns; 0 if unknown
 }
 
-// netns is the cookie of the network namespace in which the lock is held: a call stays where it is.
+// netns returns the cookie of the network namespace in which the lock is held. A call never changes its namespace.
 func (l *Lock) netns() (uint64, error) {
 	if l.cookie != 0 {
 		return l.cookie, nil
@@ -67,15 +66,14 @@ func (l *Lock) netns() (uint64, error) {
 	return l.cookie, err
 }
 
-// Lock takes the lock. It waits until ctx ends, and then the error matches ErrLocked and
-// the context's. Never take it while holding it: use Ensure or Upgrade. Nothing slow is
-// to be waited for as long as it is held, nor a lock that comes before it (see package
-// lockorder): all of the node's calls would wait along.
+// Lock takes the lock. It waits until ctx ends, and then the error matches ErrLocked and the context's error. A
+// caller that holds the lock must not take it again, but use Ensure or Upgrade. While holding it, wait for nothing
+// slow and for no lock that comes before it (see package lockorder): all other calls of the node would wait too.
 func (d *Dir) Lock(ctx context.Context, mode Mode) (*Lock, error) {
 	return d.lock(ctx, d.lockPath(), mode, lockorder.State)
 }
 
-// lock takes the lock of a file, which is made where it is missing.
+// lock takes the lock on the file at path, and creates the file if it is missing.
 func (d *Dir) lock(ctx context.Context, path string, mode Mode, rank lockorder.Rank) (*Lock, error) {
 	fd, err := file.Create(path, unix.O_RDWR)
 	if err != nil {
@@ -88,19 +86,23 @@ func (d *Dir) lock(ctx context.Context, path string, mode Mode, rank lockorder.R
 	return l, nil
 }
 
-// Mode tells how the lock is held now.
+// Mode returns the mode in which the lock is held now.
 func (l *Lock) Mode() Mode { return l.mode }
 
-// Close gives the lock up. Closing twice does nothing.
+// Close releases the lock. A second Close does nothing.
 func (l *Lock) Close() error {
 	if l.fd < 0 {
 		return nil
 	}
+
 	var err error
-	// Closing gives up a shared lock too, if a moment later where a child is just being started.
+
+	// Closing the file releases a shared lock too. If a child process is just being started, the release comes a
+	// moment later.
 	if l.mode != Shared {
 		err = l.release()
 	}
+
 	err = errors.Join(err, unix.Close(l.fd))
 	l.fd, l.mode = -1, unlocked
 	l.order.Release()
@@ -108,10 +110,9 @@ func (l *Lock) Close() error {
 	return err
 }
 
-// Upgrade makes a shared lock exclusive by giving it up and taking it anew, since
-// two holders that wait for each other's shared lock would wait for ever. So what
-// was seen under the shared lock has to be looked at again. On failure nothing is
-// held, and the lock is fit for Close only.
+// Upgrade turns a shared lock into an exclusive one. It releases the shared lock first, since two holders that wait
+// for each other would wait for ever. So the caller must look again at everything it saw under the shared lock. On
+// failure nothing is held, and only Close may follow.
 func (l *Lock) Upgrade(ctx context.Context) error {
 	if err := l.giveUp(); err != nil {
 		return fmt.Errorf("upgrade: %w", err)
@@ -119,7 +120,7 @@ func (l *Lock) Upgrade(ctx context.Context) error {
 	return l.take(ctx, Exclusive)
 }
 
-// giveUp gives a shared lock up, to wait for it in another mode.
+// giveUp releases a shared lock, so that it can be taken in another mode.
 func (l *Lock) giveUp() error {
 	if l.mode != Shared {
 		return fmt.Errorf("the lock of %s is %s", l.dir.path, l.mode)
@@ -129,67 +130,78 @@ func (l *Lock) giveUp() error {
 	return err
 }
 
-// Downgrade makes an exclusive lock shared. No exclusive holder comes in between,
-// and it never waits.
+// Downgrade turns an exclusive lock into a shared one. No exclusive holder comes in between, and Downgrade never
+// waits.
 func (l *Lock) Downgrade() error {
 	if l.mode != Exclusive {
 		return fmt.Errorf("downgrade lock of %s: it is %s", l.dir.path, l.mode)
 	}
-	// flock(2) gives the lock up before it takes it in the other mode, but to
-	// take it between the two, one would need the gate, and that is ours.
+
+	// flock(2) releases the lock before it takes the other mode. Nobody can take it in between, since that requires
+	// the gate, which is still ours.
 	had, err := file.TryFlock(l.fd, unix.LOCK_SH)
 	if err == nil && !had {
 		err = fmt.Errorf("%s: %w by a program that is none of ours", l.path, ErrLocked)
 	}
+
 	if err != nil {
 		return errors.Join(err, l.Close())
 	}
+
 	l.mode = Shared
 	return setGate(l.fd, unix.F_UNLCK)
 }
 
-// Ensure sees to it, from the shared lock, that something is done that one process
-// does for all. It returns when done says so, or after work, which runs under the
-// exclusive lock once done has been asked there again. If another process has the
-// exclusive lock or waits for it, Ensure waits with the shared one instead and asks
-// again: so of many that find the same thing missing one works, and the others do
-// not queue up to find it done. Afterwards the lock is shared again, also if done
-// or work failed; only if the lock could not be had (ErrLocked) nothing is held.
+// Ensure makes sure that a job is done once for all processes. The caller holds the shared lock. If done reports
+// true, Ensure returns. Otherwise it calls work under the exclusive lock, after asking done there once more.
+//
+// If another process holds or awaits the exclusive lock, Ensure waits for the shared lock instead and asks done
+// again. So of many processes that find the same job undone, one works, and the others do not queue up one after the
+// other. Afterwards the lock is shared again, also if done or work failed. If the lock could not be taken
+// (ErrLocked), nothing is held.
 func (l *Lock) Ensure(ctx context.Context, done func() (bool, error), work func() error) error {
 	for {
 		if l.mode != Shared {
 			return fmt.Errorf("ensure: the lock of %s is %s", l.dir.path, l.mode)
 		}
+
 		if ok, err := done(); ok || err != nil {
 			return err
 		}
+
 		if err := l.giveUp(); err != nil {
 			return err
 		}
+
 		first, err := tryGate(l.fd)
 		if err != nil {
 			return err
 		}
+
 		if first {
 			break
 		}
-		// The other process may be doing the same work. The shared lock comes only when it is done.
+
+		// The other process may be doing this very job. The shared lock is free only when that process is finished.
 		if err := l.take(ctx, Shared); err != nil {
 			return err
 		}
 	}
+
 	if err := l.take(ctx, Exclusive); err != nil {
 		return err
 	}
-	// The lock was given up in between: another may have been faster.
+
+	// Another process may have done the job while the lock was released.
 	ok, err := done()
 	if !ok && err == nil {
 		err = work()
 	}
+
 	return errors.Join(err, l.Downgrade())
 }
 
-// take waits for the lock. On failure nothing is held.
+// take waits for the lock in the given mode. On failure nothing is held.
 func (l *Lock) take(ctx context.Context, mode Mode) error {
 	try := l.tryShared
 	if mode == Exclusive {
@@ -202,7 +214,7 @@ func (l *Lock) take(ctx context.Context, mode Mode) error {
 	return nil
 }
 
-// tryShared takes the file, where the gate is open.
+// tryShared takes the shared lock on the file, if the gate is free. It reports whether it did.
 func (l *Lock) tryShared() (bool, error) {
 	gate, err := file.LockRange(l.fd, unix.F_OFD_GETLK, unix.F_RDLCK, 0, 1)
 	if err != nil || gate.Type != unix.F_UNLCK {
@@ -211,7 +223,8 @@ func (l *Lock) tryShared() (bool, error) {
 	return file.TryFlock(l.fd, unix.LOCK_SH)
 }
 
-// tryExclusive shuts the gate, which stays shut, and takes the file.
+// tryExclusive takes the gate, which it keeps, and then the exclusive lock on the file. It reports whether it has
+// both.
 func (l *Lock) tryExclusive() (bool, error) {
 	if had, err := tryGate(l.fd); !had {
 		return false, err
@@ -219,13 +232,13 @@ func (l *Lock) tryExclusive() (bool, error) {
 	return file.TryFlock(l.fd, unix.LOCK_EX)
 }
 
-// release gives up file and gate, and keeps the file open.
+// release releases file and gate, and keeps the file open.
 func (l *Lock) release() error {
 	l.mode = unlocked
 	return errors.Join(unix.Flock(l.fd, unix.LOCK_UN), setGate(l.fd, unix.F_UNLCK))
 }
 
-// tryGate shuts the gate unless another has it.
+// tryGate takes the gate unless another process has it, and reports whether it did.
 func tryGate(fd int) (bool, error) {
 	err := setGate(fd, unix.F_WRLCK)
 	if errors.Is(err, unix.EAGAIN) {
@@ -234,6 +247,7 @@ func tryGate(fd int) (bool, error) {
 	return err == nil, err
 }
 
+// setGate takes the gate (F_WRLCK) or releases it (F_UNLCK).
 func setGate(fd int, kind int16) error {
 	_, err := file.LockRange(fd, unix.F_OFD_SETLK, kind, 0, 1)
 	return err

@@ -18,77 +18,81 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// ErrInUse says that a network still has attachments.
+// ErrInUse means that a network still has attachments.
 var ErrInUse = errors.New("in use")
 
-// A Network is what a network was built from. An ADD that finds its own
-// configuration in it, and its objects in the kernel, has nothing to build.
+// A Network is the record of a network that was built. An ADD whose configuration equals the record, and whose
+// objects exist in the kernel, has nothing to build.
 type Network struct {
-	Version    int    `json:"version,omitempty"`
-	Name       string `json:"name"`
-	Epoch      string `json:"epoch,omitempty"`      // Epoch.Token of the epoch it was built in
-	ConfigHash string `json:"configHash,omitempty"` // of what the caller built from; opaque here
+	Version int    `json:"version,omitempty"`
+	Name    string `json:"name"`
+	Epoch   string `json:"epoch,omitempty"` // the Token of the epoch in which it was built
+	// hash of the configuration that the caller built from; opaque to this package
+	ConfigHash string `json:"configHash,omitempty"`
 
 	Bridge   string         `json:"bridge,omitempty"`
 	MTU      int            `json:"mtu,omitempty"`      // bytes
 	Gateways []netip.Prefix `json:"gateways,omitempty"` // the bridge's own addresses
-	Subnets  []netip.Prefix `json:"subnets,omitempty"`  // what its pods' addresses come from
+	Subnets  []netip.Prefix `json:"subnets,omitempty"`  // the subnets of the pods' addresses
 
-	// Pools are the ranges that addresses are given from, and PoolDir is where the reservations are; empty for <state>/ipam.
+	// Pools are the ranges of the pods' addresses. PoolDir is the directory of the reservations; empty means
+	// <state>/ipam.
 	Pools   []ipam.RangeSet `json:"pools,omitempty"`
 	PoolDir string          `json:"poolDir,omitempty"`
 
 	Masquerade    bool           `json:"masquerade,omitempty"`
 	NonMasquerade []netip.Prefix `json:"nonMasquerade,omitempty"` // destinations for which pods keep their address
 	Policy        nft.Policy     `json:"policy,omitempty"`        // the ingress policy
-	// ChainedPolicy is one that a plugin further down the chain asked for: the stricter counts.
+	// ChainedPolicy is the ingress policy that a plugin further down the chain requested. The stricter of the two
+	// policies applies.
 	ChainedPolicy nft.Policy `json:"chainedPolicy,omitempty"`
-	// AdminChain is a chain of the operator's that iptables calls first, as such a plugin asked for.
-	AdminChain  string `json:"adminChain,omitempty"`
-	PortSNAT    bool   `json:"portSNAT,omitempty"`    // it has the rules that a pod's PortSNAT needs
-	Guard       bool   `json:"guard,omitempty"`       // pods may use their own MAC and addresses only
-	Mark        uint32 `json:"mark,omitempty"`        // the bit of what is admitted
-	NFCall      *bool  `json:"nfCall,omitempty"`      // bridged packets pass the firewall; nil is not ours to say
-	Promiscuous *bool  `json:"promiscuous,omitempty"` // of the bridge; nil is not ours to say
+	// AdminChain is an operator's chain that iptables calls first. A plugin further down the chain requested it.
+	AdminChain string `json:"adminChain,omitempty"`
+	PortSNAT   bool   `json:"portSNAT,omitempty"` // the network has the rules that a pod's PortSNAT needs
+	Guard      bool   `json:"guard,omitempty"`    // pods may use their own MAC and addresses only
+	Mark       uint32 `json:"mark,omitempty"`     // the packet mark's bit that admits a packet
+	// whether bridged packets pass the host's firewall; nil leaves the setting alone
+	NFCall      *bool `json:"nfCall,omitempty"`
+	Promiscuous *bool `json:"promiscuous,omitempty"` // whether the bridge is promiscuous; nil leaves the setting alone
 
-	// Uplink is the NIC by which the bridge is on a LAN; empty is none.
+	// Uplink is the NIC that connects the bridge to a LAN; empty if there is none.
 	Uplink string `json:"uplink,omitempty"`
-	// MadePromiscuous is true if Tombolo made that NIC promiscuous, which the removal of the network undoes.
+	// MadePromiscuous is set if Tombolo made that NIC promiscuous. Removing the network then undoes it.
 	MadePromiscuous bool `json:"madePromiscuous,omitempty"`
-	// VLAN is which VLANs of the bridge its pods' ports are in.
+	// VLAN is the membership of the pods' ports in VLANs of the bridge.
 	VLAN vlan.Membership `json:"vlan,omitzero"`
-	// DefaultRoute is where the default route of pods on a LAN leads: "host" or
-	// "router"; empty where they are on none.
+	// DefaultRoute says where the default route of pods on a LAN leads: "host" or "router". It is empty without a
+	// LAN.
 	DefaultRoute string `json:"defaultRoute,omitempty"`
-	// HostMAC is the host's MAC on the LAN, which pods have for the next hop of a default route to the host.
+	// HostMAC is the host's MAC on the LAN. Pods whose default route leads to the host have it as the next hop's MAC.
 	HostMAC MAC `json:"hostMAC,omitempty"`
-	// SLAAC says that pods form IPv6 addresses by router advertisements.
+	// SLAAC is set if pods form IPv6 addresses from router advertisements.
 	SLAAC bool `json:"slaac,omitempty"`
 
-	// Routers4 are the links that their owner has forward IPv4 on a host that is no router, and Routers6 those that
-	// had net.ipv6.conf.LINK.force_forwarding before we set that of all links.
+	// Routers4 lists links that forwarded IPv4 by their owner's setting before we made the host a router. Routers6
+	// lists links that had net.ipv6.conf.LINK.force_forwarding before we set it for all links.
 	Routers4 []string `json:"routers4,omitempty"`
 	Routers6 []string `json:"routers6,omitempty"`
-	// Closed4 and Closed6 are set if the host forwarded the family for pods only when the firewall was set up.
+	// Closed4 and Closed6 are set if the host forwarded that family only for pods when the firewall was set up.
 	Closed4 bool `json:"closed4,omitempty"`
 	Closed6 bool `json:"closed6,omitempty"`
 
-	// LoopbackUnfiltered says that the bridge is to do without a filter that keeps others from the host's
-	// 127.0.0.1 without nf_tables: the kernel has none.
+	// LoopbackUnfiltered is set if the bridge has no filter that protects the host's 127.0.0.1 from others while
+	// nf_tables is empty, because the kernel does not support one.
 	LoopbackUnfiltered bool `json:"loopbackUnkept,omitempty"`
 
-	// Held says for each gateway which networks need it.
+	// Held names, for each gateway, an attachment that needs it.
 	Held []Held `json:"held,omitempty"`
 }
 
-// Held is a gateway that is there for an attachment's sake, one of those that need
-// it: while that is there, nothing else has to be looked at.
+// Held is a gateway together with one attachment that needs it. While that attachment exists, the gateway stays,
+// without a look at other attachments.
 type Held struct {
 	Gateway    netip.Prefix `json:"gateway"`
 	Attachment string       `json:"attachment"` // its hash
 }
 
-// Check refuses what would not be read back.
+// Check returns an error for a record that could not be read back.
 func (n *Network) Check() error {
 	for _, prefix := range slices.Concat(n.Gateways, n.Subnets, n.NonMasquerade) {
 		if !prefix.IsValid() {
@@ -98,8 +102,7 @@ func (n *Network) Check() error {
 	return checkNetwork(n.Name)
 }
 
-// SaveNetwork writes a network's record, whole or not at all. It needs the
-// exclusive lock.
+// SaveNetwork replaces a network's record as a whole. It needs the exclusive lock.
 func (d *Dir) SaveNetwork(n *Network) error {
 	path, err := d.networkPath(n.Name)
 	var data []byte
@@ -112,24 +115,28 @@ func (d *Dir) SaveNetwork(n *Network) error {
 	return doing(err, "save network %s", n.Name)
 }
 
-// LoadNetwork reads a network's record. A missing one matches os.ErrNotExist: the network has not been built; a
-// record that cannot be used is a *RecordError. It needs the shared lock.
+// LoadNetwork reads a network's record. If there is none, the network has not been built, and the error matches
+// os.ErrNotExist. If it cannot be used, the error is a *RecordError. LoadNetwork needs the shared lock.
 func (d *Dir) LoadNetwork(name string) (*Network, error) {
 	path, err := d.networkPath(name)
 	if err != nil {
 		return nil, fmt.Errorf("load network: %w", err)
 	}
+
 	var n *Network
 	data, err := readFile(path)
 	if err == nil {
 		n, err = decodeNetwork(data)
 	}
+
 	if err == nil && n.Name != name {
 		err = fmt.Errorf("%w: it is the record of network %s", ErrDamaged, n.Name)
 	}
+
 	if err != nil {
 		return nil, fmt.Errorf("load network: %w", (&RecordError{Path: path, Network: name}).Wrap(err))
 	}
+
 	return n, nil
 }
 
@@ -138,13 +145,14 @@ func decodeNetwork(data []byte) (*Network, error) {
 	return n, Decode(data, &n.Version, n)
 }
 
-// RemoveNetwork removes a network's record and the directory of its attachments. It is no error if they are gone
-// already; while there are attachments it does nothing and the error matches ErrInUse. It needs the exclusive lock.
+// RemoveNetwork removes a network's record and the empty directory of its attachments. Missing ones are no error.
+// While the network has attachments, it removes nothing, and the error matches ErrInUse. It needs the exclusive lock.
 func (d *Dir) RemoveNetwork(name string) error {
 	path, err := d.networkPath(name)
 	if err != nil {
 		return fmt.Errorf("remove network: %w", err)
 	}
+
 	dir := d.attachmentsPath() + "/" + name
 	switch err := unix.Rmdir(dir); err {
 	case nil, unix.ENOENT:
@@ -153,35 +161,40 @@ func (d *Dir) RemoveNetwork(name string) error {
 	default:
 		return fmt.Errorf("remove network: %w", &os.PathError{Op: "rmdir", Path: dir, Err: err})
 	}
+
 	return doing(d.remove(path), "remove network")
 }
 
-// Networks returns the names, sorted, of all networks that have a record or had
-// an attachment. Other files in the two directories are passed over.
+// Networks returns the sorted names of all networks that have a record or have had an attachment. It skips other
+// files in the two directories.
 func (d *Dir) Networks() ([]string, error) {
 	records, err := file.ReadDir(d.networksPath())
 	if err != nil {
 		return nil, fmt.Errorf("list networks: %w", err)
 	}
+
 	dirs, err := file.ReadDir(d.attachmentsPath())
 	if err != nil {
 		return nil, fmt.Errorf("list networks: %w", err)
 	}
+
 	names := make(map[string]bool)
 	for _, e := range records {
 		if name, ok := strings.CutSuffix(e.Name(), suffix); ok && checkNetwork(name) == nil {
 			names[name] = true
 		}
 	}
+
 	for _, e := range dirs {
 		if e.IsDir() && checkNetwork(e.Name()) == nil {
 			names[e.Name()] = true
 		}
 	}
+
 	return slices.Sorted(maps.Keys(names)), nil
 }
 
-// UnknownNetwork is the error about a network that is not there; names are those on record.
+// UnknownNetwork returns an error about a network that does not exist. names are the networks on record.
 func UnknownNetwork(names []string, name string) error {
 	if len(names) == 0 {
 		return fmt.Errorf("there is no network %q: none is on record", name)
@@ -189,23 +202,24 @@ func UnknownNetwork(names []string, name string) error {
 	return fmt.Errorf("there is no network %q: those on record are %s", name, strings.Join(names, ", "))
 }
 
-// ListNetworks reads the records of all networks, in the order of their names. It
-// answers like List.
+// ListNetworks reads the records of all networks, sorted by name. It returns damaged records and errors as List does.
 func (d *Dir) ListNetworks() ([]*Network, []*RecordError, error) {
-	found, bad, err := list(d.networksPath(), func(name string) bool { return checkNetwork(name) == nil }, d.LoadNetwork)
+	found, bad, err := list(d.networksPath(), func(name string) bool { return checkNetwork(name) == nil },
+		d.LoadNetwork)
 	if err != nil {
 		return nil, nil, fmt.Errorf("list networks: %w", err)
 	}
 	return found, bad, nil
 }
 
-// GatewayLink names the link by which the host is in the network: the bridge, or its own in
-// the network's VLAN, though there be none where the host is no gateway.
+// GatewayLink returns the name of the host's link in the network: the bridge, or the bridge's VLAN link. The link
+// need not exist if the host is no gateway.
 func (n *Network) GatewayLink() string { return linkIn(n.VLAN, n.Bridge) }
 
-// GatewayLink is that of the attachment's network.
+// GatewayLink returns the name of the host's link in the attachment's network.
 func (a *Attachment) GatewayLink() string { return linkIn(a.VLAN, a.Bridge) }
 
+// linkIn returns the bridge, or the name of its VLAN link if v has a VLAN.
 func linkIn(v vlan.Membership, bridge string) string {
 	if v.ID == 0 || bridge == "" {
 		return bridge
@@ -213,7 +227,7 @@ func linkIn(v vlan.Membership, bridge string) string {
 	return bridge + "." + strconv.Itoa(int(v.ID))
 }
 
-// VLANLink is GatewayLink, and empty where there is no VLAN.
+// VLANLink returns GatewayLink if the attachment is in a VLAN, else "".
 func (a *Attachment) VLANLink() string {
 	if a.VLAN.ID == 0 {
 		return ""

@@ -11,29 +11,29 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/file"
 )
 
-// A note is a line that a holder of the lock leaves to later ones, in the lock's
-// own file, which is open already: reading and writing it take one system call each. It
-// holds what is expensive to find out about a network namespace, and no harm to lose. Holders of
-// the shared lock write at the same time; a sum keeps readers from parts of two notes, and
-// from those of callers in another namespace.
+// A note is a line that a holder of the lock leaves for later ones in the lock's own file. That file is open already,
+// so reading and writing the note take one system call each. The note caches facts about a network namespace that are
+// expensive to find out. Losing it does no harm. Holders of the shared lock write at the same time. A checksum
+// protects readers from a mix of two notes, and from notes of another network namespace.
 
 const (
 	maxNote = 256 // bytes
-	noteSum = 17  // what stands before the note: 16 digits and a space
+	noteSum = 17  // length of the checksum before the note: 16 digits and a space
 )
 
-// Note reads the note. It is empty where there is none, or none that is whole and of the
-// calling thread's network namespace.
+// Note reads the note. It returns "" if there is no note, or if it is incomplete or of another network namespace.
 func (l *Lock) Note() string {
 	netns, err := l.netns()
 	if err != nil {
 		return ""
 	}
+
 	buf := make([]byte, noteSum+maxNote+1)
 	n, err := file.Restart(func() (int, error) { return unix.Pread(l.fd, buf, 0) })
 	if err != nil || n <= noteSum {
 		return ""
 	}
+
 	text, _, whole := strings.Cut(string(buf[noteSum:n]), "\n")
 	if !whole || sumOf(text, netns) != string(buf[:noteSum]) {
 		return ""
@@ -41,7 +41,7 @@ func (l *Lock) Note() string {
 	return text
 }
 
-// SetNote writes the note, in place of the one that is there.
+// SetNote replaces the note.
 func (l *Lock) SetNote(text string) error {
 	if len(text) > maxNote || strings.Contains(text, "\n") {
 		return fmt.Errorf("note of %d bytes: it must be a line of %d at most", len(text), maxNote)
@@ -55,6 +55,7 @@ func (l *Lock) SetNote(text string) error {
 	return doing(err, "write note to %s", l.path)
 }
 
+// sumOf returns the checksum of a note and of the network namespace's cookie.
 func sumOf(text string, netns uint64) string {
 	sum := fnv.New64a()
 	sum.Write(binary.NativeEndian.AppendUint64([]byte(text), netns))

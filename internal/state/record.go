@@ -15,7 +15,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/strict"
 )
 
-// doing says in an error what failed; nil stays nil.
+// doing adds to an error the operation that failed. A nil err stays nil.
 func doing(err error, format string, args ...any) error {
 	if err == nil {
 		return nil
@@ -26,16 +26,17 @@ func doing(err error, format string, args ...any) error {
 // readFile reads a record's file.
 func readFile(path string) ([]byte, error) { return file.Read(path, file.MaxRecord) }
 
-// tempPath is where a file is written before it takes the place of path. One that a crash leaves is
-// written over, or goes with the record. Every path has one writer at a time.
+// tempPath returns the path of the temporary file that replaces the file at path when it is complete. If a crash
+// leaves the temporary file, the next write overwrites it, or it is removed with the record. Every path has one
+// writer at a time.
 func (d *Dir) tempPath(path string) string { return d.path + "/.tmp-" + ident.Hash(path, "", "") }
 
-// replaceFile puts a file in place whole. Readers see the old or the new one.
+// replaceFile replaces a file as a whole. Readers see the old or the new one.
 func (d *Dir) replaceFile(path string, data []byte) error {
 	return file.Replace(d.tempPath(path), path, data)
 }
 
-// remove removes a record's file and what a crash left of a later one.
+// remove removes a record's file and the temporary file of an interrupted update.
 func (d *Dir) remove(path string) error {
 	if err := file.Remove(path); err != nil {
 		return err
@@ -43,19 +44,20 @@ func (d *Dir) remove(path string) error {
 	return file.Remove(d.tempPath(path))
 }
 
-// version is that of the records and files that we write.
+// version is the version of the records and files that we write.
 const version = 1
 
-// Encode returns a record, a pointer to a struct, as its file has it: on one line. v is its version.
+// Encode returns a record as one line of JSON. record points to a struct, and v to its version field, which Encode
+// sets.
 func Encode(v *int, record any) []byte {
 	*v = version
 	return append(strict.Append(make([]byte, 0, 1024), record), '\n')
 }
 
-// checked is a record that says what in it would not be read back, or could not be used.
+// checked is a record whose Check returns an error if it could not be read back or used.
 type checked interface{ Check() error }
 
-// EncodeChecked is Encode of a record that Check accepts, if that has so many bytes at most.
+// EncodeChecked checks a record and encodes it. It returns an error if the line is longer than most bytes.
 func EncodeChecked(v *int, record checked, most int) ([]byte, error) {
 	if err := record.Check(); err != nil {
 		return nil, err
@@ -67,8 +69,8 @@ func EncodeChecked(v *int, record checked, most int) ([]byte, error) {
 	return data, nil
 }
 
-// Decode reads a record, and checks it if it can be. It fails with ErrVersion if a newer version wrote it, else with
-// ErrDamaged.
+// Decode parses a record and, if it implements checked, checks it. If a newer version wrote it, the error matches
+// ErrVersion, otherwise ErrDamaged.
 func Decode(data []byte, v *int, record any) error {
 	err := strict.Unmarshal(data, record, strict.Everything).First()
 	switch {
@@ -77,6 +79,7 @@ func Decode(data []byte, v *int, record any) error {
 	case err == nil && *v < 1:
 		err = errors.New("it has no version")
 	}
+
 	if of, is := record.(checked); err == nil && is {
 		err = of.Check()
 	}
@@ -87,28 +90,25 @@ var (
 	// ErrDamaged is file.ErrDamaged.
 	ErrDamaged = file.ErrDamaged
 
-	// ErrVersion says that a newer Tombolo wrote a file. It is left alone:
-	// either that version comes back, or the node is emptied and the state
-	// directory removed.
+	// ErrVersion means that a newer Tombolo wrote a file, which is left alone. Install that version again, or empty
+	// the node and remove the state directory.
 	ErrVersion = errors.New("written by a newer version")
 )
 
-// A RecordError says what is wrong with one record's file. It unwraps to
-// ErrDamaged, ErrVersion or the system's error.
+// A RecordError is an error about one record's file. It unwraps to ErrDamaged, ErrVersion or the system's error.
 type RecordError struct {
 	Path string // the file
 
-	// Network and Hash are what the file's name says, so that an attachment
-	// can be removed though its record is lost. Hash is empty for a network's
-	// record, and both are for a file that has no record's name.
+	// Network and Hash come from the file's name, so that an attachment can be removed though its record is damaged.
+	// Hash is empty for a network's record. Both are empty if the file name is no record's.
 	Network, Hash string
 
-	NIC string // of an uplink's record
+	NIC string // set for an uplink's record
 
 	Err error
 }
 
-// Error names the file and says what becomes of it.
+// Error names the file and how it goes away.
 func (e *RecordError) Error() string {
 	text := fmt.Sprintf("record %s: %v", e.Path, e.Err)
 	switch {
@@ -128,40 +128,45 @@ func (e *RecordError) Error() string {
 // Unwrap returns the cause.
 func (e *RecordError) Unwrap() error { return e.Err }
 
-// Wrap puts what reading the record came to into e, but for a missing file: that is an answer and
-// no fault of the record.
+// Wrap sets e.Err to err, an error from reading the record, and returns e. It returns err itself if the file is
+// missing, since a missing record is no damage.
 func (e *RecordError) Wrap(err error) error {
 	if errors.Is(err, os.ErrNotExist) {
 		return err
 	}
 	if of, ok := err.(*os.PathError); ok {
-		err = of.Err // e says the path
+		err = of.Err // e names the path already
 	}
 	e.Err = err
 	return e
 }
 
-// list reads the records of a directory, in the order of their names. Each that cannot be used is a *RecordError.
-func list[T any](dir string, isName func(string) bool, load func(name string) (*T, error)) (found []*T, bad []*RecordError, _ error) {
+// list reads the records in a directory, sorted by name. It returns each record that cannot be used as a
+// *RecordError.
+func list[T any](dir string, isName func(string) bool, load func(name string) (*T, error)) (found []*T,
+	bad []*RecordError, _ error) {
 	entries, err := file.ReadDir(dir)
 	if err != nil {
 		return nil, nil, err
 	}
+
 	var names []string
 	for _, e := range entries {
 		name, ok := strings.CutSuffix(e.Name(), suffix)
 		if !ok || !isName(name) {
-			bad = append(bad, &RecordError{Path: dir + "/" + e.Name(), Err: fmt.Errorf("%w: no record has such a file name", ErrDamaged)})
+			bad = append(bad, &RecordError{Path: dir + "/" + e.Name(),
+				Err: fmt.Errorf("%w: no record has such a file name", ErrDamaged)})
 			continue
 		}
 		names = append(names, name)
 	}
+
 	found, unread := LoadAll(names, load)
 	return found, append(bad, unread...), nil
 }
 
-// LoadAll loads records by their names, and gives those that cannot be read besides. One that has gone meanwhile is
-// left out.
+// LoadAll loads records by their names. It returns the damaged ones in bad, and leaves out those that were removed
+// meanwhile.
 func LoadAll[T any](names []string, load func(name string) (*T, error)) (found []*T, bad []*RecordError) {
 	for _, name := range names {
 		record, err := load(name)
@@ -173,15 +178,16 @@ func LoadAll[T any](names []string, load func(name string) (*T, error)) (found [
 			bad = append(bad, damaged)
 		}
 	}
+
 	return found, bad
 }
 
-// writableSize is more than a call's records take.
+// writableSize is more than the records of one call take, in bytes.
 const writableSize = 16 << 10
 
-// CheckWritable says why no record could be written now: the directory is on a file system
-// that is full or mounted read-only. Nothing is left of the look: it writes to a file without
-// a name. Of a directory that is not there, it looks at the one where it would be made. It takes no lock.
+// CheckWritable returns an error if no record could be written now, because the file system is full or mounted
+// read-only. It writes to a file without a name, so nothing remains. If the directory does not exist, it tries the
+// closest parent that does. It takes no lock.
 func (d *Dir) CheckWritable() error {
 	path := d.path
 	fd, err := openUnnamed(path + "/.")

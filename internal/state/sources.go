@@ -13,11 +13,11 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/file"
 )
 
-// userHZ is the unit of times in /proc/<pid>/stat, in ticks a second: fixed for user space on amd64 and arm64, also
-// where the kernel's own HZ is another.
+// userHZ is the number of clock ticks a second in /proc/<pid>/stat. For user space on amd64 and arm64 it is always
+// 100, also if the kernel's own HZ differs.
 const userHZ = 100
 
-// sources are what tells one epoch from another.
+// sources are the files and functions that tell one epoch from another. Tests replace them.
 type sources struct {
 	bootIDPath string
 	initPath   string                          // stat of pid 1
@@ -26,6 +26,7 @@ type sources struct {
 	netns      func() (cookie uint64, _ error) // of the calling thread's network namespace
 }
 
+// hostSources returns the sources of the running host.
 func hostSources() sources {
 	return sources{
 		bootIDPath: "/proc/sys/kernel/random/boot_id",
@@ -42,8 +43,7 @@ func BootID() (string, error) {
 	return s.bootID()
 }
 
-// bootID returns the id that the kernel draws at each boot. A container that
-// restarts keeps it.
+// bootID returns the id that the kernel draws at each boot. A restart of a container does not change it.
 func (s *sources) bootID() (string, error) {
 	data, err := file.ReadKernel(s.bootIDPath)
 	if err != nil {
@@ -56,16 +56,18 @@ func (s *sources) bootID() (string, error) {
 	return id, nil
 }
 
-// initStart returns when pid 1 started, since boot, rounded down to 10 ms. Where
-// /proc does not show pid 1 that is zero, as on a node that is its own machine.
+// initStart returns when pid 1 started, as a time since boot, rounded down to 10 ms. If /proc does not show pid 1, it
+// returns 0, as on a node that is its own machine.
 func (s *sources) initStart() (time.Duration, error) {
 	data, err := file.ReadKernel(s.initPath)
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, os.ErrPermission) {
 		return 0, nil
 	}
+
 	if err != nil {
 		return 0, err
 	}
+
 	start, err := parseStart(data)
 	if err != nil {
 		return 0, fmt.Errorf("read %s: %w", s.initPath, err)
@@ -73,14 +75,15 @@ func (s *sources) initStart() (time.Duration, error) {
 	return start, nil
 }
 
-// parseStart finds starttime, field 22 of proc_pid_stat(5), on the clock of
-// CLOCK_BOOTTIME. Field 2 is a command in parentheses that may hold anything.
+// parseStart returns starttime, field 22 of proc_pid_stat(5), which counts by CLOCK_BOOTTIME. It searches from the
+// last ')', since field 2 is a command in parentheses that may contain anything.
 func parseStart(stat []byte) (time.Duration, error) {
 	const afterCommand = 22 - 3
 	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
 	if len(fields) <= afterCommand {
 		return 0, fmt.Errorf("want 22 fields, not %.60q", stat)
 	}
+
 	// 39 bits are 174 years, and do not overflow a Duration.
 	ticks, err := strconv.ParseUint(string(fields[afterCommand]), 10, 39)
 	if err != nil {
@@ -89,17 +92,18 @@ func parseStart(stat []byte) (time.Duration, error) {
 	return time.Duration(ticks) * (time.Second / userHZ), nil
 }
 
-// uptime is CLOCK_BOOTTIME, which counts suspended time too, as starttime does.
+// uptime returns CLOCK_BOOTTIME. Like starttime, it includes suspended time.
 func uptime() time.Duration { return Since(unix.CLOCK_BOOTTIME) }
 
-// Since is how long ago the zero of a clock of the kernel's was.
+// Since returns the time since the zero of one of the kernel's clocks, such as CLOCK_BOOTTIME.
 func Since(clock int32) time.Duration {
 	var ts unix.Timespec
-	_ = unix.ClockGettime(clock, &ts) // the clocks that we ask for are always there
+	_ = unix.ClockGettime(clock, &ts) // cannot fail for the clocks that we use
 	return time.Duration(ts.Nano())
 }
 
-// NetNSCookie is SO_NETNS_COOKIE (Linux 5.14) of the calling thread's network namespace, which any socket tells.
+// NetNSCookie returns the SO_NETNS_COOKIE (Linux 5.14) of the calling thread's network namespace. It asks a new
+// socket.
 func NetNSCookie() (uint64, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

@@ -12,39 +12,40 @@ import (
 )
 
 const (
-	// maxUplink bounds an uplink's file, in bytes. Its record has the NIC's addresses
-	// and routes of before: some 200 bytes a route.
+	// maxUplink is the largest size of an uplink's file, in bytes. The record has all former addresses and routes of
+	// the NIC, and a route takes some 200 bytes.
 	maxUplink = 16 << 20
 
 	lockSuffix = ".lock"
 )
 
-// An UplinkFile keeps the record of one takeover, which package uplink writes and
-// reads, whole: readers see the old or the new one. Before the record stands the epoch
-// of the node that it belongs to, since addresses and routes of an earlier one must
-// not be put back.
+// An UplinkFile is the file with the record of one takeover. Package uplink writes and reads it as a whole, so
+// readers see the old or the new record. The first line is the node's epoch, since addresses and routes of an earlier
+// epoch must not be put back.
 //
-// A caller that writes or removes it holds the NIC's lock ([Dir.LockUplink]). It is not safe for
-// use by several goroutines at once.
+// A caller that writes or removes it holds the NIC's lock ([Dir.LockUplink]). It is not safe for use by several
+// goroutines at once.
 type UplinkFile struct {
 	dir *Dir
 	nic string
 }
 
-// Uplink returns the file of a NIC, which need not exist. A NIC whose name cannot be
-// one is an error that matches ErrName, from every method.
+// Uplink returns the file of a NIC, which need not exist. If nic cannot be the name of a link, every method returns
+// an error that matches ErrName.
 func (d *Dir) Uplink(nic string) *UplinkFile { return &UplinkFile{dir: d, nic: nic} }
 
-// Save puts a record in place, which is a JSON document.
+// Save replaces the record, which must be a JSON document.
 func (f *UplinkFile) Save(record []byte) error {
 	path, err := f.path(suffix)
 	var epoch Epoch
 	if err == nil {
 		epoch, err = f.dir.newEpoch()
 	}
+
 	if err != nil {
 		return fmt.Errorf("save record of uplink: %w", err)
 	}
+
 	data := append(Encode(&epoch.Version, &epoch), record...)
 	switch {
 	case len(data) > maxUplink:
@@ -54,34 +55,39 @@ func (f *UplinkFile) Save(record []byte) error {
 	default:
 		err = f.dir.replaceFile(path, data)
 	}
+
 	return doing(err, "save record of uplink %s", f.nic)
 }
 
-// Load reads the record. A missing one matches os.ErrNotExist, and one of an earlier epoch ErrStale; one that
-// cannot be used is a *RecordError. Package uplink checks the contents.
+// Load reads the record. If there is none, the error matches os.ErrNotExist; if it is of an earlier epoch, ErrStale.
+// If it cannot be used, the error is a *RecordError. Package uplink checks the contents.
 func (f *UplinkFile) Load() ([]byte, error) {
 	path, err := f.path(suffix)
 	if err != nil {
 		return nil, fmt.Errorf("load record of uplink: %w", err)
 	}
+
 	var epoch Epoch
 	var record []byte
 	data, err := file.Read(path, maxUplink)
 	if err == nil {
 		epoch, record, err = splitUplink(data)
 	}
+
 	if err != nil {
 		err = (&RecordError{Path: path, NIC: f.nic}).Wrap(err)
 	} else {
 		err = f.dir.checkEpoch(path, epoch, f.dir.sources.netns)
 	}
+
 	if err != nil {
 		return nil, fmt.Errorf("load record of uplink: %w", err)
 	}
+
 	return record, nil
 }
 
-// splitUplink takes a file's content apart.
+// splitUplink splits a file's content into the epoch and the record.
 func splitUplink(data []byte) (Epoch, []byte, error) {
 	first, record, _ := bytes.Cut(data, []byte("\n"))
 	epoch, err := decodeEpoch(first)
@@ -94,7 +100,7 @@ func splitUplink(data []byte) (Epoch, []byte, error) {
 	return epoch, record, nil
 }
 
-// Remove removes the record; that it is gone already is success.
+// Remove removes the record. A missing record is no error.
 func (f *UplinkFile) Remove() error {
 	path, err := f.path(suffix)
 	if err == nil {
@@ -103,7 +109,7 @@ func (f *UplinkFile) Remove() error {
 	return doing(err, "remove record of uplink")
 }
 
-// path is that of a file of the NIC's, whose name ends in suffix.
+// path returns the path of the NIC's file with the given suffix.
 func (f *UplinkFile) path(suffix string) (string, error) {
 	if err := checkNIC(f.nic); err != nil {
 		return "", err
@@ -111,13 +117,13 @@ func (f *UplinkFile) path(suffix string) (string, error) {
 	return f.dir.uplinksPath() + "/" + f.nic + suffix, nil
 }
 
-// Uplinks lists the NICs that have a record, in the order of their names, without
-// reading one. It needs no lock.
+// Uplinks returns the sorted names of all NICs that have a record, without reading one. It needs no lock.
 func (d *Dir) Uplinks() ([]string, error) {
 	entries, err := file.ReadDir(d.uplinksPath())
 	if err != nil {
 		return nil, fmt.Errorf("list uplinks: %w", err)
 	}
+
 	var nics []string
 	for _, e := range entries {
 		if nic, ok := strings.CutSuffix(e.Name(), suffix); ok && checkNIC(nic) == nil {
@@ -127,8 +133,8 @@ func (d *Dir) Uplinks() ([]string, error) {
 	return nics, nil
 }
 
-// LockUplink takes the lock of a NIC, exclusively, waiting until ctx ends; then the error matches
-// ErrLocked and the context's. It comes after the directory's: a holder waits for no other lock.
+// LockUplink takes the exclusive lock of a NIC. It waits until ctx ends, and then the error matches ErrLocked and the
+// context's error. This lock comes after the state directory's. Its holder waits for no other lock.
 func (d *Dir) LockUplink(ctx context.Context, nic string) (*Lock, error) {
 	path, err := d.Uplink(nic).path(lockSuffix)
 	if err != nil {

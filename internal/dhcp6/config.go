@@ -8,27 +8,28 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/trace"
 )
 
-// Config has the client's identity and what it asks for. DUID is needed.
+// Config describes the client and its requests. DUID is required.
 type Config struct {
-	// DUID identifies the client, type included, in 3 to 130 bytes; see the function DUID.
+	// DUID identifies the client. It has 3 to 130 bytes and begins with its type; see the function DUID.
 	DUID dhcpc.Hex
-	// IAID tells the client's addresses apart: any number that stays the same.
+	// IAID distinguishes the client's addresses. Any number will do, as long as it stays the same.
 	IAID uint32
-	// Address is asked for in a SOLICIT; the server need not give it.
+	// Address is the address that a SOLICIT requests. The server may assign another.
 	Address netip.Addr
-	// HostName is option 39, by which the server may enter the client in its DNS.
+	// HostName is option 39. The server may enter it in its DNS.
 	HostName string
-	// RapidCommit asks for the lease in two messages rather than four. Without it, an
-	// ADVERTISE is waited for a second, for a better server.
+	// RapidCommit requests the lease in two messages instead of four. Without it, the client waits a second for
+	// ADVERTISEs of better servers.
 	RapidCommit bool
-	// Refuse says why a lease cannot be used, and is nil where it can; nil takes all. held is the lease that the
-	// client has, nil if none. An offered one is passed over, and a granted one is declined.
+	// Refuse returns an error if the client must not use the lease l. held is the client's present lease, or nil. The
+	// client ignores an offer that Refuse rejects, and declines a granted lease that it rejects. A nil Refuse accepts
+	// all leases.
 	Refuse func(l, held *Lease) error
-	// DetectConflicts goes by way of CHECKING.
+	// DetectConflicts makes the client enter CHECKING before it uses a new address.
 	DetectConflicts bool
 }
 
-// own checks the configuration and copies it.
+// own returns a copy of the configuration, after checking it.
 func (c *Config) own() (*Config, error) {
 	if c == nil {
 		return nil, trace.Invalid("no configuration: a DHCPv6 client needs a DUID")
@@ -38,17 +39,20 @@ func (c *Config) own() (*Config, error) {
 	return &cfg, cfg.check()
 }
 
-// maxHostName is the longest name of the DNS, in bytes.
+// maxHostName is the longest DNS name, in bytes.
 const maxHostName = 253
 
+// check returns an error that matches tombolo.ErrInvalid for a value that cannot be used.
 func (c *Config) check() error {
 	switch {
 	case len(c.DUID) < minDUID || len(c.DUID) > maxDUID:
-		return trace.Invalidf("DUID of %d bytes: want %d to %d, the first two being its type", len(c.DUID), minDUID, maxDUID)
+		return trace.Invalidf("DUID of %d bytes: want %d to %d, the first two being its type", len(c.DUID), minDUID,
+			maxDUID)
 	case c.Address.IsValid() && !usable(c.Address):
 		return trace.Invalidf("address %s: want the IPv6 address of a host", c.Address)
 	case len(c.HostName) > maxHostName:
 		return trace.Invalidf("host name of %d bytes: want at most %d", len(c.HostName), maxHostName)
 	}
+
 	return nil
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/trace"
 )
 
-// The times of RFC 8415, section 7.6.
+// Times and retry counts of RFC 8415, section 7.6.
 const (
 	solTimeout = time.Second
 	solMaxRT   = time.Hour
@@ -31,66 +31,77 @@ const (
 	decMaxRC   = 4
 )
 
-// solicit sends a SOLICIT, the first of an exchange or another.
+// solicit sends the first or the next SOLICIT of an exchange.
 func (t *step) solicit() {
 	if t.s.state != soliciting {
 		t.begin(soliciting)
 		t.s.best = nil
 	}
+
 	m := t.message(dhcpv6.MessageTypeSolicit)
-	identity(m, t.cfg.IAID, t.s.hint)
+	addIANA(m, t.cfg.IAID, t.s.hint)
 	if t.cfg.RapidCommit {
 		m.AddOption(&dhcpv6.OptionGeneric{OptionCode: dhcpv6.OptionRapidCommit})
 	}
-	askFor(m, dhcpv6.OptionSolMaxRT)
-	t.cfg.name(m)
+
+	requestOptions(m, dhcpv6.OptionSolMaxRT)
+	t.cfg.addHostName(m)
 	t.send(m, solTimeout, cmp.Or(t.s.solMaxRT, solMaxRT), time.Time{})
 }
 
-// soliciting hears ADVERTISEs for the first pause, to take the one of the highest preference;
-// after it the first.
+// soliciting handles a message in SOLICITING. Until the first pause ends, it collects ADVERTISEs and keeps the one
+// with the highest preference. Later it takes the first. A REPLY counts only with rapid commit.
 func (t *step) soliciting(m *message) {
 	rapid := m.kind == dhcpv6.MessageTypeReply && m.rapid && t.cfg.RapidCommit
 	if m.kind == dhcpv6.MessageTypeReply && !rapid {
 		t.note(m.describe() + ": a lease that was not asked for")
 		return
 	}
+
 	l, why := t.granted(m, t.s.hint)
 	if l == nil {
 		t.note(m.describe() + why)
 		return
 	}
+
 	if rapid {
 		t.take(l)
 		return
 	}
+
 	rank := int(m.preference)
 	if refused := t.refused(l); refused != nil {
 		t.note(m.describe() + ": " + refused.Error())
 		return
 	}
+
 	t.note(fmt.Sprintf("%s of %s", m.describe(), l.Address))
 	if slices.Contains(t.s.avoid, string(l.Server)) {
 		rank -= 1 << 10
 	}
+
 	if t.s.best == nil || rank > t.s.rank {
 		t.s.best, t.s.rank = l, rank
 	}
+
 	if rank == 255 || t.s.tries > 1 && rank >= 0 {
 		t.request(t.s.best)
 	}
 }
 
-// granted makes a lease of a message's first usable address, or of one that is wanted.
+// granted returns a lease of the message's address want or, without that address, of its first usable one. If there
+// is none, it returns nil and the reason, for a trace.
 func (t *step) granted(m *message, want netip.Addr) (l *Lease, why string) {
 	if s := m.refusal(); statusOf(s) != iana.StatusSuccess {
 		return nil, ""
 	}
+
 	list, t1, t2, ignored := m.grants()
 	i := slices.IndexFunc(list, func(g grant) bool { return g.valid > 0 && g.addr == want })
 	if i < 0 {
 		i = slices.IndexFunc(list, func(g grant) bool { return g.valid > 0 })
 	}
+
 	switch {
 	case i >= 0:
 		return t.cfg.lease(m, list[i], t1, t2, ignored, t.s.sent), ""
@@ -101,9 +112,11 @@ func (t *step) granted(m *message, want netip.Addr) (l *Lease, why string) {
 	case len(list) > 0:
 		return nil, fmt.Sprintf(": %s for no time", list[0].addr)
 	}
+
 	return nil, ": no address"
 }
 
+// solicitingTimeUp requests the best offer, or sends another SOLICIT if there is none.
 func (t *step) solicitingTimeUp() {
 	if t.s.best != nil {
 		t.request(t.s.best)
@@ -112,56 +125,60 @@ func (t *step) solicitingTimeUp() {
 	t.solicit()
 }
 
-// request asks a server for what it advertised.
+// request asks a server for the lease l, which it advertised.
 func (t *step) request(l *Lease) {
 	t.begin(requesting)
-	t.s.asked, t.s.best = l, nil
+	t.s.requested, t.s.best = l, nil
 	t.sendRequest()
 }
 
+// sendRequest sends the first or the next REQUEST.
 func (t *step) sendRequest() {
 	m := t.message(dhcpv6.MessageTypeRequest)
-	to(m, t.s.asked.Server)
-	identity(m, t.cfg.IAID, t.s.asked.Address)
-	askFor(m, dhcpv6.OptionSolMaxRT)
-	t.cfg.name(m)
+	addServerID(m, t.s.requested.Server)
+	addIANA(m, t.cfg.IAID, t.s.requested.Address)
+	requestOptions(m, dhcpv6.OptionSolMaxRT)
+	t.cfg.addHostName(m)
 	var end time.Time
 	if t.s.lease != nil {
-		end = t.s.lease.Expire // a renewal's
+		end = t.s.lease.Expire // the REQUEST is part of a renewal
 	}
 	t.send(m, reqTimeout, reqMaxRT, end)
 }
 
-// requesting hears the selected server only.
+// requesting handles a message in REQUESTING. It accepts only messages of the selected server.
 func (t *step) requesting(m *message) {
-	asked := t.s.asked
-	if !t.fromAsked(m, asked.Server) {
+	asked := t.s.requested
+	if !t.isReplyFrom(m, asked.Server) {
 		return
 	}
+
 	switch s := m.refusal(); statusOf(s) {
 	case iana.StatusSuccess:
 		if l, why := t.granted(m, asked.Address); l != nil {
 			t.take(l)
 		} else {
 			t.note(m.describe() + why)
-			t.unable(fmt.Errorf("%w: REPLY from %s%s", dhcpc.ErrNAK, asked.Server, why))
+			t.requestFailed(fmt.Errorf("%w: REPLY from %s%s", dhcpc.ErrNAK, asked.Server, why))
 		}
+
 	case iana.StatusUnspecFail, iana.StatusUseMulticast:
-		t.note(m.describe()) // it may think better of it: asked again in time
+		t.note(m.describe()) // a retry may succeed: the next REQUEST is sent in time
 	default:
 		t.note(m.describe())
 		if s.StatusCode == iana.StatusNotOnLink {
 			t.s.hint = netip.Addr{}
 		}
-		t.unable(fmt.Errorf("%w: %s: REPLY from %s: %s", dhcpc.ErrNAK, asked.Address, asked.Server, statusText(s)))
+		t.requestFailed(fmt.Errorf("%w: %s: REPLY from %s: %s", dhcpc.ErrNAK, asked.Address, asked.Server,
+			statusText(s)))
 	}
 }
 
-// unable ends a REQUEST that a server does not grant.
-func (t *step) unable(err error) {
-	t.shun(t.s.asked.Server)
+// requestFailed gives up a REQUEST that the server does not grant.
+func (t *step) requestFailed(err error) {
+	t.shun(t.s.requested.Server)
 	if t.s.lease != nil {
-		// The client keeps its lease until that ends, and asks other servers.
+		// The client keeps its lease until the lease ends, and asks other servers.
 		t.s.trace.Last, t.s.asked = err, nil
 		t.begin(rebinding)
 		t.s.wake, t.s.listen = t.now.Add(min(rebTimeout, t.s.lease.Expire.Sub(t.now))), time.Time{}
@@ -170,6 +187,7 @@ func (t *step) unable(err error) {
 	t.startOver(err)
 }
 
+// requestingTimeUp repeats the REQUEST, or gives up after reqMaxRC of them.
 func (t *step) requestingTimeUp() {
 	switch {
 	case t.s.lease != nil && t.s.lease.Left(t.now) == 0:
@@ -177,71 +195,75 @@ func (t *step) requestingTimeUp() {
 	case t.s.tries < reqMaxRC:
 		t.sendRequest()
 	case t.s.lease != nil:
-		t.unable(fmt.Errorf("%w: no answer from %s", dhcpc.ErrTimeout, t.s.asked.Server))
+		t.requestFailed(fmt.Errorf("%w: no answer from %s", dhcpc.ErrTimeout, t.s.requested.Server))
 	default:
-		t.shun(t.s.asked.Server)
-		t.s.asked = nil
+		t.shun(t.s.requested.Server)
+		t.s.requested = nil
 		t.solicit()
 	}
 }
 
-// leaseTimeUp does what is due at this time for the holder of a lease.
+// leaseTimeUp sends the message that is due for the present lease: RENEW after T1, REBIND after T2. At the end of the
+// lease it gives the lease up.
 func (t *step) leaseTimeUp() {
 	l := t.s.lease
 	switch {
-	case l.Infinite(): // nothing ever is
+	case l.Infinite(): // never due
 		t.idle(bound, time.Time{})
 	case !t.now.Before(l.Expire):
 		t.lose(dhcpc.ErrExpired)
 	case !t.now.Before(l.Rebind):
 		if t.s.state != rebinding {
-			t.begun(rebinding)
+			t.beginRenewal(rebinding)
 		}
 		t.renew(dhcpv6.MessageTypeRebind, rebTimeout, rebMaxRT, l.Expire)
 	default:
 		if t.s.state != renewing {
-			t.begun(renewing)
+			t.beginRenewal(renewing)
 		}
 		t.renew(dhcpv6.MessageTypeRenew, renTimeout, renMaxRT, l.Rebind)
 	}
 }
 
-// begun begins a renewal.
-func (t *step) begun(state State) {
+// beginRenewal starts an exchange that renews the lease.
+func (t *step) beginRenewal(state State) {
 	if t.s.state == bound {
 		t.s.trace = trace.Trace{Began: t.now}
 	}
 	t.begin(state)
 }
 
+// renew sends the first or the next RENEW or REBIND.
 func (t *step) renew(kind dhcpv6.MessageType, irt, mrt time.Duration, end time.Time) {
 	l := t.s.lease
 	m := t.message(kind)
 	if kind == dhcpv6.MessageTypeRenew {
-		to(m, l.Server)
+		addServerID(m, l.Server)
 	}
-	identity(m, t.cfg.IAID, l.Address)
-	askFor(m)
-	t.cfg.name(m)
+	addIANA(m, t.cfg.IAID, l.Address)
+	requestOptions(m)
+	t.cfg.addHostName(m)
 	t.send(m, irt, mrt, end)
 }
 
-// renewing hears the answer to a RENEW or a REBIND: RFC 8415, section 18.2.10.1.
+// renewing handles the answer to a RENEW or a REBIND (RFC 8415, section 18.2.10.1).
 func (t *step) renewing(m *message) {
 	l := t.s.lease
-	if m.kind != dhcpv6.MessageTypeReply || t.s.state == renewing && !t.fromAsked(m, l.Server) {
+	if m.kind != dhcpv6.MessageTypeReply || t.s.state == renewing && !t.isReplyFrom(m, l.Server) {
 		return
 	}
+
 	if s := m.refusal(); statusOf(s) != iana.StatusSuccess {
 		t.note(m.describe())
 		if s.StatusCode == iana.StatusNoBinding && statusOf(m.status) == iana.StatusSuccess {
-			// It has forgotten, and may give the address anew.
+			// The server has forgotten the lease, and may grant its address again.
 			again := *l
 			again.Server = slices.Clone(m.server)
 			t.request(&again)
 		}
 		return
 	}
+
 	list, t1, t2, ignored := m.grants()
 	i := slices.IndexFunc(list, func(g grant) bool { return g.addr == l.Address })
 	switch {
@@ -256,7 +278,8 @@ func (t *step) renewing(m *message) {
 	}
 }
 
-// revoked ends a lease that a server has given no more time, and takes what it gave instead.
+// revoked handles a REPLY that gives the present lease no more time. It ends that lease, and takes another address of
+// the REPLY if there is one.
 func (t *step) revoked(m *message, list []grant, t1, t2 time.Duration, ignored []string) {
 	old := t.s.lease
 	i := slices.IndexFunc(list, func(g grant) bool { return g.valid > 0 })
@@ -268,29 +291,35 @@ func (t *step) revoked(m *message, list []grant, t1, t2 time.Duration, ignored [
 	t.take(t.cfg.lease(m, list[i], t1, t2, ignored, t.s.sent))
 }
 
-// decline tells the server that an address which it granted is not taken, and then starts over.
+// decline sends a DECLINE for an address that a server granted and the client does not use. The client then starts
+// over.
 func (t *step) decline(l *Lease, why error) {
 	t.out.Err, t.s.trace.Last = why, why
 	t.shun(l.Server)
 	if t.s.hint = t.cfg.Address; t.s.hint == l.Address {
 		t.s.hint = netip.Addr{}
 	}
+
 	if held := t.s.lease; held != nil {
-		// It is another that is declined, or the same: then nothing may use it any more.
+		// The declined lease replaces the present one, or is for the same address. In either case the present lease
+		// ends.
 		t.out.Lost, t.s.lease = held, nil
 	}
+
 	t.begin(declining)
-	t.s.asked = l
+	t.s.requested = l
 	t.sendDecline()
 }
 
+// sendDecline sends the first or the next DECLINE.
 func (t *step) sendDecline() {
 	m := t.message(dhcpv6.MessageTypeDecline)
-	to(m, t.s.asked.Server)
-	identity(m, t.cfg.IAID, t.s.asked.Address)
+	addServerID(m, t.s.requested.Server)
+	addIANA(m, t.cfg.IAID, t.s.requested.Address)
 	t.send(m, decTimeout, 0, time.Time{})
 }
 
+// decliningTimeUp repeats the DECLINE, or starts over after decMaxRC of them.
 func (t *step) decliningTimeUp() {
 	if t.s.tries < decMaxRC {
 		t.sendDecline()
@@ -299,40 +328,43 @@ func (t *step) decliningTimeUp() {
 	t.startOver(nil)
 }
 
-// inform sends an INFORMATION-REQUEST.
+// inform sends the first or the next INFORMATION-REQUEST.
 func (t *step) inform() {
 	if t.s.tries == 0 {
 		t.begin(informing)
 	}
 	m := t.message(dhcpv6.MessageTypeInformationRequest)
-	askFor(m, dhcpv6.OptionInformationRefreshTime, dhcpv6.OptionInfMaxRT)
+	requestOptions(m, dhcpv6.OptionInformationRefreshTime, dhcpv6.OptionInfMaxRT)
 	t.send(m, infTimeout, cmp.Or(t.s.infMaxRT, infMaxRT), time.Time{})
 }
 
+// informing handles the answer to an INFORMATION-REQUEST.
 func (t *step) informing(m *message) {
 	if m.kind != dhcpv6.MessageTypeReply || statusOf(m.status) != iana.StatusSuccess {
 		t.note(m.describe())
 		return
 	}
+
 	var l Lease
 	info := &Information{DNS: m.dns(&l), Search: m.search(&l)}
 	info.Ignored = l.Ignored
-	// RFC 8415, section 21.23: a day if the server says nothing, and ten minutes at least.
+
+	// RFC 8415, section 21.23: the default is a day, the minimum ten minutes.
 	const day, least = 24 * time.Hour, 10 * time.Minute
 	info.Refresh = max(m.options.InformationRefreshTime(day), least)
 	t.out.Information = info
 	t.idle(Informed, time.Time{})
 }
 
-// Information is what a client without a lease learns.
+// Information holds the options that a client without a lease receives.
 type Information struct {
 	DNS     []netip.Addr  // name servers, best first
 	Search  []string      // domain search list
-	Refresh time.Duration // when to ask again, 10 min or more
-	Ignored []string      // what could not be used, and why
+	Refresh time.Duration // time until the next request, at least 10 min
+	Ignored []string      // parts of the answer that cannot be used, with the reasons
 }
 
-// The times of a CONFIRM: RFC 8415, section 7.6.
+// The times of a CONFIRM (RFC 8415, section 7.6).
 const (
 	cnfMaxDelay = time.Second
 	cnfTimeout  = time.Second
@@ -340,17 +372,18 @@ const (
 	cnfMaxRD    = 10 * time.Second
 )
 
-// Confirm takes up a lease that this client still has, and asks any server whether its address fits the
-// link: after the machine or the program was started again, or may have been moved (RFC 8415, section
-// 18.2.3). Where none
-// answers within ten seconds, the lease goes on. A lease that is due to be renewed or is of the future is renewed
-// instead, and one that has run out is lost: see Restore.
-// The error matches tombolo.ErrInvalid.
+// Confirm returns a Session for a client that still has the lease l. The Session asks any server whether the address
+// fits the link (RFC 8415, section 18.2.3). Use it when the machine or the program has restarted, or when the machine
+// may have been moved.
+//
+// If no server answers within ten seconds, the client keeps the lease. A lease that is due for renewal or lies in the
+// future is renewed instead, and one that has run out is lost: see Restore. The error matches tombolo.ErrInvalid.
 func (m *Machine) Confirm(now time.Time, seed uint64, l *Lease) (Session, error) {
 	s, err := m.Restore(now, seed, l)
 	if err == nil && (s.wake.IsZero() || now.Before(s.wake)) {
 		t := step{Machine: m, s: &s, now: now}
-		// At random, since all clients of a machine may start at once.
+
+		// A random delay, since all clients of a machine may start at once.
 		at := now.Add(t.s.random.Between(0, cnfMaxDelay))
 		t.begin(Confirming)
 		t.idle(Confirming, at)
@@ -358,31 +391,36 @@ func (m *Machine) Confirm(now time.Time, seed uint64, l *Lease) (Session, error)
 	return s, err
 }
 
-// confirm sends a CONFIRM, or the next, until it has been long enough.
+// confirm sends the first or the next CONFIRM. After cnfMaxRD, or when a renewal is due, it keeps the lease without
+// an answer.
 func (t *step) confirm() {
 	l := t.s.lease
 	if t.s.tries == 0 {
 		t.s.first = t.now
 	}
+
 	end := t.s.first.Add(cnfMaxRD)
 	if !l.Infinite() && l.Renew.Before(end) {
 		end = l.Renew
 	}
+
 	if !t.now.Before(end) {
 		t.confirmed()
 		return
 	}
+
 	m := t.message(dhcpv6.MessageTypeConfirm)
-	identity(m, t.cfg.IAID, l.Address)
+	addIANA(m, t.cfg.IAID, l.Address)
 	t.send(m, cnfTimeout, cnfMaxRT, end)
 }
 
-// confirmed goes on with the lease, which may be due to be renewed meanwhile.
+// confirmed continues with the lease, which may be due for renewal by now.
 func (t *step) confirmed() {
 	t.s.trace = trace.Trace{Began: t.now}
 	t.idle(bound, t.s.lease.Renew)
 }
 
+// confirming handles the answer to a CONFIRM.
 func (t *step) confirming(m *message) {
 	if m.kind != dhcpv6.MessageTypeReply {
 		return

@@ -13,14 +13,13 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/trace"
 )
 
-// Machine is the client's side of RFC 8415 for one identity. It has no socket, no clock and no
-// goroutine, and keeps nothing between calls: where the client stands is a Session, which Step
-// takes and gives back.
+// Machine is the client's side of RFC 8415 for one identity. It has no socket, no clock and no goroutine, and keeps
+// nothing between calls. The progress of a client is a Session, which Step takes and returns.
 type Machine struct {
 	cfg *Config
 }
 
-// NewMachine checks a configuration.
+// NewMachine returns a Machine with a copy of the configuration. The error matches tombolo.ErrInvalid.
 func NewMachine(cfg *Config) (*Machine, error) {
 	c, err := cfg.own()
 	if err != nil {
@@ -29,101 +28,103 @@ func NewMachine(cfg *Config) (*Machine, error) {
 	return &Machine{cfg: c}, nil
 }
 
-// Session is where a client stands. It is a value: a copy is a snapshot, and Step changes neither
-// its argument nor what that points to.
+// Session is the progress of one client. It is a value: a copy is a snapshot. Step changes neither its argument nor
+// anything that the argument points to.
 type Session struct {
 	state  State
-	random trace.Random // transaction identifiers and pauses come from it
-	now    time.Time    // the latest that Step was told
+	random trace.Random // source of transaction identifiers and pauses
+	now    time.Time    // the latest time passed to Step
 	wake   time.Time
 	listen time.Time
 	trace  trace.Trace
 
 	xid   uint32
-	first time.Time     // when the exchange's first message was sent
-	sent  time.Time     // when its last one was
-	tries int           // messages of the exchange
-	rt    time.Duration // the pause after the last of them
+	first time.Time     // when the first message of the exchange was sent
+	sent  time.Time     // when its last message was sent
+	tries int           // messages sent in the exchange
+	rt    time.Duration // the pause after the last message
 
 	solMaxRT, infMaxRT time.Duration
 
-	failures int      // since the last lease: they make the back-off longer
+	failures int      // failures since the last lease; they lengthen the back-off
 	best     *Lease   // the best ADVERTISE so far
-	rank     int      // its preference, less for a server to avoid
-	avoid    []string // servers that advertised and then refused, or fell silent
+	rank     int      // its preference, lower for a server to avoid
+	avoid    []string // servers that advertised, and then refused or did not answer
 	hint     netip.Addr
 	asked    *Lease // what is being requested, checked or declined
-	lease    *Lease // what is held
+	lease    *Lease // the present lease
 }
 
-// State gives the state.
+// State returns the state of the client.
 func (s *Session) State() State { return s.state }
 
-// Lease gives the lease that is held, else nil.
+// Lease returns the present lease, or nil.
 func (s *Session) Lease() *Lease { return s.lease }
 
-// Wake gives the time of the next Step, as the last Output did.
+// Wake returns when to call Step next, like the last Output.
 func (s *Session) Wake() time.Time { return s.wake }
 
-// Verdict is what duplicate address detection found.
+// Verdict is the result of duplicate address detection.
 type Verdict uint8
 
-// In CHECKING only; elsewhere they mean nothing.
+// Results of duplicate address detection. Step ignores them in all states except CHECKING.
 const (
-	Unused Verdict = iota + 1 // the address is the client's
-	InUse                     // another host has it
+	Unused Verdict = iota + 1 // no other host has the address
+	InUse                     // another host has the address
 )
 
-// Event is what a Session is told; the zero value is that time has passed. Step checks what was received: it may be
-// any bytes.
+// Event is the input of a Step. The zero Event means that only time has passed. Message may be any received bytes,
+// since Step checks them.
 type Event struct {
 	Message []byte
 	Verdict Verdict
 }
 
-// Output is what a Step asks of its caller.
+// Output is the result of a Step, and tells its caller what to do next.
 type Output struct {
-	// Send is to be sent now. If it cannot be, let time pass: it is sent again.
+	// Send is a message to send now. If sending fails, the caller does nothing: a later Step sends it again.
 	Send []byte
-	// Check is a lease whose address is to be looked for on the link. The Session waits, for ever if
-	// need be, for an Event with a Verdict.
+	// Check is a lease whose address the caller must look for on the link. The Session waits for an Event with a
+	// Verdict, without a time limit.
 	Check *Lease
-	// Bound is a lease that a server granted or renewed just now, and that was checked.
+	// Bound is a lease that a server just granted or renewed and that passed all checks.
 	Bound *Lease
-	// Lost is a lease that has ended: nothing may use its address any more.
+	// Lost is a lease that has ended. Nothing may use its address any more.
 	Lost *Lease
-	// Information is what an INFORMATION-REQUEST brought.
+	// Information holds the options from the answer to an INFORMATION-REQUEST.
 	Information *Information
-	// Err is why a lease was lost or refused. The Session goes on and tries to get another.
+	// Err is the reason why a lease was lost or refused. The Session tries to get another.
 	Err error
-	// Wake is when to call Step again if nothing comes before; the zero time: never.
+	// Wake is when to call Step again if no message comes before. The zero time means never.
 	Wake time.Time
-	// Listen is until when answers are expected: after that, and where it is the zero time,
-	// sockets need not stay open. It is not later than Wake.
+	// Listen is how long answers may come. After that time, or if it is zero, the caller may close its sockets. It is
+	// never later than Wake.
 	Listen time.Time
 }
 
-// Start begins a Session without an address. The seed makes transaction identifiers and pauses
-// differ between clients: a random number.
+// Start returns a Session without an address. seed is a random number. It makes transaction identifiers and pauses
+// differ between clients.
 func (m *Machine) Start(now time.Time, seed uint64) Session {
 	return Session{state: initial, random: trace.Random(seed), now: now, wake: now, hint: m.cfg.Address, trace: trace.Trace{Began: now}}
 }
 
-// Inform begins a Session that asks for options and no address.
+// Inform returns a Session that requests options and no address.
 func (m *Machine) Inform(now time.Time, seed uint64) Session {
 	s := m.Start(now, seed)
 	s.state = informing
 	return s
 }
 
-// Restore takes up a lease whose address this client still has: it is renewed when it is due,
-// and nothing is sent before. A lease that has run out is lost at the first Step, and its address
-// asked for. For a lease of the future any server is asked at once: the clock was set. The
-// error matches tombolo.ErrInvalid.
+// Restore returns a Session for a client that still has the lease l. The Session renews the lease when it is due, and
+// sends nothing before. If the lease has run out, the first Step reports it as lost, and the Session requests its
+// address again. If the lease begins in the future, the clock was set back, and the Session asks any server at once.
+// The error matches tombolo.ErrInvalid.
 func (m *Machine) Restore(now time.Time, seed uint64, l *Lease) (Session, error) {
+
 	if err := l.Validate(); err != nil {
 		return Session{}, err
 	}
+
 	s := m.Start(now, seed)
 	s.hint, s.lease, s.state, s.wake = l.Address, l, bound, l.Renew
 	if now.Before(l.Obtained) {
@@ -131,23 +132,27 @@ func (m *Machine) Restore(now time.Time, seed uint64, l *Lease) (Session, error)
 		back := l.Obtained.Sub(now)
 		moved.Obtained = now
 		if !l.Infinite() {
-			// It lasts no longer than it was granted for.
+			// The lease lasts no longer than the server granted it.
 			moved.Renew, moved.Rebind, moved.Expire = now, now, l.Expire.Add(-back)
 			if !l.Preferred.IsZero() {
 				moved.Preferred = l.Preferred.Add(-back)
 			}
 		}
+
 		s.lease, s.wake = &moved, moved.Renew
 	}
+
 	return s, nil
 }
 
-// Step tells a Session that time has passed and what has happened. Times may come late: Step then does all that is
-// due. A time before that of an earlier Step is taken for that one.
+// Step advances a Session to the time now and handles the event. If Step is called late, it does everything that is
+// due. A time before the one of an earlier Step counts as that earlier time.
 func (m *Machine) Step(s Session, now time.Time, e Event) (Session, Output) {
+
 	if now.Before(s.now) {
 		now = s.now
 	}
+
 	s.now = now
 	t := step{Machine: m, s: &s, now: now}
 	switch {
@@ -156,14 +161,16 @@ func (m *Machine) Step(s Session, now time.Time, e Event) (Session, Output) {
 	case e.Verdict != 0 && s.state == checking:
 		t.checked(e.Verdict)
 	}
+
 	if !s.wake.IsZero() && !now.Before(s.wake) && t.out.Send == nil && t.out.Bound == nil && t.out.Check == nil {
 		t.timeUp()
 	}
+
 	t.out.Wake, t.out.Listen = s.wake, s.listen
 	return s, t.out
 }
 
-// step is one Step at work, on its own copy of the Session.
+// step is a call of Step in progress. It works on its own copy of the Session.
 type step struct {
 	*Machine
 	s   *Session
@@ -171,6 +178,7 @@ type step struct {
 	out Output
 }
 
+// timeUp does the work that is due in the present state.
 func (t *step) timeUp() {
 	switch t.s.state {
 	case initial:
@@ -180,7 +188,7 @@ func (t *step) timeUp() {
 	case requesting:
 		t.requestingTimeUp()
 	case checking:
-		t.lose(dhcpc.ErrExpired) // the lease before, of which a server had given another address
+		t.lose(dhcpc.ErrExpired) // the previous lease ended while a new address was checked
 	case bound, renewing, rebinding:
 		t.leaseTimeUp()
 	case declining:
@@ -192,16 +200,19 @@ func (t *step) timeUp() {
 	}
 }
 
+// receive passes a message to the handler of the present state, if the message is for this client.
 func (t *step) receive(data []byte) {
 	m, err := parse(data, t.cfg.IAID)
 	if err != nil {
 		t.note("no DHCPv6 message: " + err.Error())
 		return
 	}
-	if why := t.foreign(m); why != "" {
+
+	if why := t.whyForeign(m); why != "" {
 		t.note(m.describe() + ": " + why)
 		return
 	}
+
 	t.s.solMaxRT = m.maxRT(dhcpv6.OptionSolMaxRT, t.s.solMaxRT)
 	t.s.infMaxRT = m.maxRT(dhcpv6.OptionInfMaxRT, t.s.infMaxRT)
 	switch t.s.state {
@@ -212,7 +223,7 @@ func (t *step) receive(data []byte) {
 	case renewing, rebinding:
 		t.renewing(m)
 	case declining:
-		if t.fromAsked(m, t.s.asked.Server) {
+		if t.isReplyFrom(m, t.s.requested.Server) {
 			t.startOver(nil)
 		}
 	case informing:
@@ -224,8 +235,9 @@ func (t *step) receive(data []byte) {
 	}
 }
 
-// foreign says why a message is none for this client, or none of its exchange: RFC 8415, section 16.
-func (t *step) foreign(m *message) string {
+// whyForeign returns the reason why a message is not part of the client's exchange (RFC 8415, section 16), or "" if
+// it is.
+func (t *step) whyForeign(m *message) string {
 	switch {
 	case m.kind != dhcpv6.MessageTypeAdvertise && m.kind != dhcpv6.MessageTypeReply:
 		return "not a server's answer"
@@ -238,14 +250,15 @@ func (t *step) foreign(m *message) string {
 	case !bytes.Equal(m.client, t.cfg.DUID):
 		return "for another client"
 	}
+
 	return ""
 }
 
-// fromAsked says whether a message is the REPLY of the server that was asked.
-func (t *step) fromAsked(m *message, server dhcpc.Hex) bool {
+// isReplyFrom reports whether a message is a REPLY of the given server.
+func (t *step) isReplyFrom(m *message, server dhcpc.Hex) bool {
 	switch {
 	case m.kind != dhcpv6.MessageTypeReply:
-		return false // more ADVERTISEs are common, and no news
+		return false // further ADVERTISEs are common, and not worth a note
 	case !bytes.Equal(m.server, server):
 		t.note(m.describe() + ": not the server that was asked, " + server.String())
 		return false
@@ -253,24 +266,24 @@ func (t *step) fromAsked(m *message, server dhcpc.Hex) bool {
 	return true
 }
 
-// note counts something heard, for the error if no lease comes of it.
+// note counts a received message, for the error that Failure returns.
 func (t *step) note(what string) { t.s.trace.Heard.Add(what) }
 
-// begin begins an exchange, with a transaction identifier of its own.
+// begin starts an exchange with a new transaction identifier.
 func (t *step) begin(state State) {
 	t.s.state, t.s.tries, t.s.rt = state, 0, 0
 	t.s.xid = uint32(t.s.random.Next()) & 0xffffff
 	t.s.first = t.now
 }
 
-// message begins a message of the exchange.
+// message returns a new message of the exchange.
 func (t *step) message(kind dhcpv6.MessageType) *dhcpv6.Message {
 	return t.cfg.write(kind, t.s.xid, t.now.Sub(t.s.first))
 }
 
-// send sends the exchange's next message, and waits for an answer as RFC 8415, section 15, has
-// it: first irt, and then twice the pause before, up to mrt, all a tenth more or less. end is
-// when the exchange is over at the latest, the zero time if never.
+// send sends the next message of the exchange, and sets the time of its retransmission (RFC 8415, section 15). The
+// first pause is irt. Each further pause doubles, up to mrt. All pauses vary at random by a tenth. end is when the
+// exchange is over at the latest; the zero time means never.
 func (t *step) send(m *dhcpv6.Message, irt, mrt time.Duration, end time.Time) {
 	t.out.Send = m.ToBytes()
 	t.s.trace.Sent.Add(m.MessageType.String())
@@ -280,34 +293,39 @@ func (t *step) send(m *dhcpv6.Message, irt, mrt time.Duration, end time.Time) {
 	if t.s.tries > 1 {
 		rt = 2 * t.s.rt
 	}
+
 	if mrt > 0 && rt > mrt {
 		rt = mrt
 	}
+
 	lo := rt - rt/10
 	if t.s.state == soliciting && t.s.tries == 1 {
-		lo = rt // RFC 8415, section 18.2.1: not less
+		lo = rt // RFC 8415, section 18.2.1: never shorter
 	}
+
 	t.s.rt = t.s.random.Between(lo, rt+rt/10)
 	t.s.wake = t.now.Add(t.s.rt)
 	if !end.IsZero() && t.s.wake.After(end) {
 		t.s.wake = end
 	}
+
 	t.s.listen = t.s.wake
 	if enough := t.now.Add(answerWait); enough.Before(t.s.listen) {
 		t.s.listen = enough
 	}
 }
 
-// answerWait is how long an answer is waited for with an open socket: renewals are minutes apart.
+// answerWait is how long a socket stays open for an answer. It limits the wait, since retransmissions of a renewal
+// are minutes apart.
 const answerWait = 15 * time.Second
 
-// idle goes to a state in which nothing is waited for but the time.
+// idle enters a state in which the client expects no message until wake.
 func (t *step) idle(state State, wake time.Time) {
 	t.s.state, t.s.wake, t.s.listen = state, wake, time.Time{}
 }
 
-// startOver goes back to INIT after a failure, for a while that grows with each. The error is
-// nil where it has been told.
+// startOver returns to INIT after a failure, with a pause that grows with each failure. err is nil if it was reported
+// before.
 func (t *step) startOver(err error) {
 	if err != nil {
 		t.out.Err, t.s.trace.Last = err, err
@@ -318,10 +336,10 @@ func (t *step) startOver(err error) {
 	t.idle(initial, t.now.Add(pause))
 }
 
-// shun remembers that a server's ADVERTISE led to nothing.
+// shun remembers that a server's ADVERTISE did not lead to a lease.
 func (t *step) shun(server dhcpc.Hex) { t.s.avoid = trace.Shun(t.s.avoid, string(server)) }
 
-// lose ends the lease that is held, and looks for another.
+// lose ends the present lease and begins to look for another.
 func (t *step) lose(why error) {
 	l := t.s.lease
 	t.out.Lost, t.s.lease = l, nil
@@ -331,30 +349,34 @@ func (t *step) lose(why error) {
 		t.startOver(why)
 		return
 	}
+
 	t.s.hint = l.Address
 	t.startOver(fmt.Errorf("%w: %s", why, l.Address))
 	t.s.wake = t.now
 }
 
-// take goes on with a lease that was granted: its address is looked for, unless it is held already.
+// take continues with a lease that a server granted. It asks the caller to check the address, unless the client has
+// that address already.
 func (t *step) take(l *Lease) {
 	if refused := t.refused(l); refused != nil {
 		t.decline(l, fmt.Errorf("%w: %s: %w", dhcpc.ErrRefused, l.Address, refused))
 		return
 	}
+
 	held := t.s.lease
 	if held != nil && held.Address == l.Address || !t.cfg.DetectConflicts {
 		t.bind(l)
 		return
 	}
-	t.s.asked, t.out.Check = l, l
+
+	t.s.requested, t.out.Check = l, l
 	t.idle(checking, time.Time{})
 	if held != nil {
 		t.s.wake = held.Expire
 	}
 }
 
-// refused is the caller's word on a lease, nil if it may be taken.
+// refused returns the error of Config.Refuse, or nil if the client may use the lease.
 func (t *step) refused(l *Lease) error {
 	if t.cfg.Refuse == nil {
 		return nil
@@ -362,8 +384,9 @@ func (t *step) refused(l *Lease) error {
 	return t.cfg.Refuse(l, t.s.lease)
 }
 
+// checked handles the result of duplicate address detection.
 func (t *step) checked(v Verdict) {
-	l := t.s.asked
+	l := t.s.requested
 	if v == InUse {
 		t.decline(l, fmt.Errorf("%w: %s", dhcpc.ErrDeclined, l.Address))
 		return
@@ -371,7 +394,7 @@ func (t *step) checked(v Verdict) {
 	t.bind(l)
 }
 
-// bind takes a lease: the session's work is done until T1.
+// bind makes l the present lease. Nothing is due until T1.
 func (t *step) bind(l *Lease) {
 	if held := t.s.lease; held != nil && held.Address != l.Address {
 		t.out.Lost = held
@@ -382,35 +405,36 @@ func (t *step) bind(l *Lease) {
 	t.idle(bound, l.Renew)
 }
 
-// Failure makes an error of what a Session sent and heard so far, for a caller that gives up at a time, because
-// of err. It matches err, and ErrNAK, ErrDeclined or ErrRefused of package dhcpc if such a thing happened last.
+// Failure returns an error with the messages that the Session sent and received, for a caller that gives up because
+// of err. The error matches err. It also matches ErrNAK, ErrDeclined or ErrRefused of package dhcpc if that happened
+// last.
 func (s *Session) Failure(op string, now time.Time, err error) error {
 	return s.trace.Failure(op, now, err, "nothing came of",
 		"does a DHCPv6 server serve this network, and do bridge and firewall let UDP ports 546 and 547 pass?")
 }
 
-// State is where a Session stands. The package's comment has a diagram; those that have a name here
-// are what a caller may have to know.
+// State is the state of a Session. The package comment has a diagram. Callers need to know only the exported states.
 type State uint8
 
-// Each is a wait: what is sent in it was sent on the way into it, or again since.
+// In each state the client waits. Its message was sent on the way into the state, or again since.
 const (
-	initial    State = iota // about to send a SOLICIT: at the start, or after a back-off
-	soliciting              // SOLICIT sent; waits for ADVERTISEs, or for a REPLY where rapid commit is on
-	requesting              // REQUEST sent to the server whose ADVERTISE was the best
-	checking                // a REPLY came; waits until its caller has looked whether the address is in use
-	bound                   // holds a lease; waits for T1
-	renewing                // past T1: RENEW sent to the server that gave the lease
-	rebinding               // past T2: REBIND sent to any server
-	declining               // DECLINE, or RELEASE, of an address that another host has, or that Config.Refuse refused
-	informing               // INFORMATION-REQUEST sent: wants options and no address
-	Informed                // has them, and is done
-	Confirming              // holds a lease; asks whether its address fits the link: see Machine.Confirm
+	initial    State = iota // about to send a SOLICIT, at the start or after a back-off
+	soliciting              // SOLICIT sent; waits for ADVERTISEs or, with rapid commit, for a REPLY
+	requesting              // REQUEST sent to the server with the best ADVERTISE
+	checking                // REPLY received; waits until the caller knows whether the address is in use
+	bound                   // has a lease; waits for T1
+	renewing                // after T1: RENEW sent to the server of the lease
+	rebinding               // after T2: REBIND sent to any server
+	declining               // DECLINE sent for an address that another host has, or that Config.Refuse rejected
+	informing               // INFORMATION-REQUEST sent; needs options and no address
+	Informed                // has the options, and is done
+	Confirming              // has a lease; asks whether its address fits the link: see Machine.Confirm
 )
 
-// String gives the name in capitals.
+// String returns the name of the state in capitals.
 func (s State) String() string {
-	names := [...]string{"INIT", "SOLICITING", "REQUESTING", "CHECKING", "BOUND", "RENEWING", "REBINDING", "DECLINING", "INFORMING", "INFORMED", "CONFIRMING"}
+	names := [...]string{"INIT", "SOLICITING", "REQUESTING", "CHECKING", "BOUND", "RENEWING", "REBINDING", "DECLINING",
+		"INFORMING", "INFORMED", "CONFIRMING"}
 	if int(s) < len(names) {
 		return names[s]
 	}

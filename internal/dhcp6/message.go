@@ -16,17 +16,17 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/trace"
 )
 
-// Of a server's lists only so much is kept, so that no server fills a record or a pod's resolv.conf.
+// The client keeps no more entries than these, so that no server can fill a record or a pod's resolv.conf.
 const (
 	maxServers = 16
 	maxSearch  = 32
 	maxIgnored = 16
 )
 
-// forever is an infinite lifetime: RFC 8415, section 7.7.
+// forever is an infinite lifetime (RFC 8415, section 7.7).
 const forever = 0xffffffff * time.Second
 
-// message is what of a server's message matters.
+// message is a received message, reduced to the parts that the client uses.
 type message struct {
 	kind       dhcpv6.MessageType
 	xid        uint32
@@ -35,21 +35,23 @@ type message struct {
 	preference uint8
 	status     *dhcpv6.OptStatusCode
 	rapid      bool
-	ia         *dhcpv6.OptIANA // with our IAID
+	ia         *dhcpv6.OptIANA // the first one with our IAID
 	options    dhcpv6.MessageOptions
 }
 
-// parse decodes a message. Options that cannot be decoded are left as bytes, since a server's mistake in one is
-// none in the others.
+// parse decodes a message. It keeps an option that it cannot decode as bytes, since an error in one option does not
+// affect the others.
 func parse(data []byte, iaid uint32) (*message, error) {
 	const header = 4
 	if len(data) < header {
 		return nil, fmt.Errorf("%d bytes", len(data))
 	}
+
 	m := &message{kind: dhcpv6.MessageType(data[0]), xid: binary.BigEndian.Uint32(data) & 0xffffff}
-	if err := m.options.FromBytesWithParser(data[header:], leniently); err != nil {
+	if err := m.options.FromBytesWithParser(data[header:], decodeOption); err != nil {
 		return nil, err
 	}
+
 	for _, o := range m.options.Options {
 		switch o := o.(type) {
 		case *dhcpv6.OptIANA:
@@ -59,6 +61,7 @@ func parse(data []byte, iaid uint32) (*message, error) {
 		case *dhcpv6.OptStatusCode:
 			m.status = o
 		}
+
 		switch o.Code() {
 		case dhcpv6.OptionClientID:
 			m.client = o.ToBytes()
@@ -72,13 +75,15 @@ func parse(data []byte, iaid uint32) (*message, error) {
 			}
 		}
 	}
+
 	return m, nil
 }
 
-// leniently decodes the options that are looked into, and leaves the others as they are.
-func leniently(code dhcpv6.OptionCode, data []byte) (dhcpv6.Option, error) {
+// decodeOption decodes the options that the client reads, and keeps all others as bytes.
+func decodeOption(code dhcpv6.OptionCode, data []byte) (dhcpv6.Option, error) {
 	switch code {
-	case dhcpv6.OptionIANA, dhcpv6.OptionStatusCode, dhcpv6.OptionDNSRecursiveNameServer, dhcpv6.OptionDomainSearchList, dhcpv6.OptionInformationRefreshTime:
+	case dhcpv6.OptionIANA, dhcpv6.OptionStatusCode, dhcpv6.OptionDNSRecursiveNameServer, dhcpv6.OptionDomainSearchList,
+		dhcpv6.OptionInformationRefreshTime:
 		if o, err := dhcpv6.ParseOption(code, data); err == nil {
 			return o, nil
 		}
@@ -86,7 +91,7 @@ func leniently(code dhcpv6.OptionCode, data []byte) (dhcpv6.Option, error) {
 	return &dhcpv6.OptionGeneric{OptionCode: code, OptionData: slices.Clone(data)}, nil
 }
 
-// statusOf is a status, Success where none is given.
+// statusOf returns the code of a status option, and Success without one.
 func statusOf(s *dhcpv6.OptStatusCode) iana.StatusCode {
 	if s == nil {
 		return iana.StatusSuccess
@@ -94,7 +99,7 @@ func statusOf(s *dhcpv6.OptStatusCode) iana.StatusCode {
 	return s.StatusCode
 }
 
-// refusal is the status of a message that grants nothing: its own, or its IA_NA's.
+// refusal returns the status of the message if that is not Success, else the status of its IA_NA.
 func (m *message) refusal() *dhcpv6.OptStatusCode {
 	if statusOf(m.status) != iana.StatusSuccess || m.ia == nil {
 		return m.status
@@ -102,7 +107,7 @@ func (m *message) refusal() *dhcpv6.OptStatusCode {
 	return m.ia.Options.Status()
 }
 
-// statusText names a status: `NoAddrsAvail "no free address"`.
+// statusText returns a status as text: `NoAddrsAvail "no free address"`.
 func statusText(s *dhcpv6.OptStatusCode) string {
 	text := trace.Printable(s.StatusMessage)
 	if text == "" {
@@ -111,7 +116,7 @@ func statusText(s *dhcpv6.OptStatusCode) string {
 	return fmt.Sprintf("%s %q", s.StatusCode, text)
 }
 
-// describe names a message as a trace does.
+// describe returns a short description of the message for a trace.
 func (m *message) describe() string {
 	text := m.kind.String()
 	if len(m.server) > 0 {
@@ -123,27 +128,29 @@ func (m *message) describe() string {
 	return text
 }
 
-// grant is an address of an IA_NA.
+// grant is an address in an IA_NA, with its lifetimes.
 type grant struct {
 	addr             netip.Addr
 	preferred, valid time.Duration
 }
 
-// grants gives the addresses of our IA_NA, those whose time is 0 too, and what is wrong
-// with it.
+// grants returns the addresses of our IA_NA, including those with a lifetime of 0, and the errors in it.
 func (m *message) grants() (list []grant, t1, t2 time.Duration, ignored []string) {
 	if m.ia == nil {
 		return nil, 0, 0, nil
 	}
+
 	t1, t2 = m.ia.T1, m.ia.T2
 	if t1 > 0 && t2 > 0 && t1 > t2 {
 		return nil, 0, 0, []string{fmt.Sprintf("IA_NA: T1 of %s is after T2 of %s", t1, t2)}
 	}
+
 	for _, o := range m.ia.Options.Options {
 		a, ok := o.(*dhcpv6.OptIAAddress)
 		if !ok {
 			continue
 		}
+
 		addr, _ := netip.AddrFromSlice(a.IPv6Addr.To16())
 		switch {
 		case len(ignored) == maxIgnored:
@@ -151,20 +158,22 @@ func (m *message) grants() (list []grant, t1, t2 time.Duration, ignored []string
 		case !usable(addr):
 			ignored = append(ignored, fmt.Sprintf("address %s: no host can have it", addr))
 		case a.PreferredLifetime > a.ValidLifetime:
-			ignored = append(ignored, fmt.Sprintf("address %s: preferred for %s, and valid for %s", addr, a.PreferredLifetime, a.ValidLifetime))
+			ignored = append(ignored, fmt.Sprintf("address %s: preferred for %s, and valid for %s", addr,
+				a.PreferredLifetime, a.ValidLifetime))
 		case statusOf(a.Options.Status()) != iana.StatusSuccess:
 			ignored = append(ignored, fmt.Sprintf("address %s: %s", addr, statusText(a.Options.Status())))
 		default:
 			list = append(list, grant{addr, a.PreferredLifetime, a.ValidLifetime})
 		}
 	}
+
 	return list, t1, t2, ignored
 }
 
-// shortest is the least time from one message of a renewal to the next, also if a server names a shorter one.
+// shortest is the minimum time between two messages of a renewal, also if a server requests a shorter one.
 const shortest = 2 * time.Second
 
-// lease makes a lease of one of a message's addresses.
+// lease returns a lease of one address of a message. asked is when the client sent the message that m answers.
 func (c *Config) lease(m *message, g grant, t1, t2 time.Duration, ignored []string, asked time.Time) *Lease {
 	l := &Lease{
 		Address: g.addr, Server: slices.Clone(m.server), DUID: c.DUID, IAID: c.IAID,
@@ -173,33 +182,38 @@ func (c *Config) lease(m *message, g grant, t1, t2 time.Duration, ignored []stri
 	if g.preferred < forever {
 		l.Preferred = asked.Add(g.preferred)
 	}
+
 	if g.valid < forever {
 		l.Expire = asked.Add(g.valid)
 		l.Renew, l.Rebind = c.times(l, g, t1, t2)
 	}
+
 	l.DNS, l.Search = m.dns(l), m.search(l)
 	return l
 }
 
-// times gives T1 and T2, which lie in this order before the end of the lease. Where the server leaves
-// them to the client, or they are after the end, they are what RFC 8415, section 21.4,
-// recommends to servers, of the preferred lifetime.
+// times returns T1 and T2, in this order and before the end of the lease. If the server leaves them to the client, or
+// if they are after the end, they are fractions of the preferred lifetime, as RFC 8415, section 21.4, recommends.
 func (c *Config) times(l *Lease, g grant, t1, t2 time.Duration) (renew, rebind time.Time) {
 	base := g.preferred
 	if base == 0 || base > g.valid {
 		base = g.valid
 	}
+
 	if t2 == 0 || t2 > g.valid {
 		t2 = base / 5 * 4
 	}
+
 	if t1 == 0 || t1 > t2 {
 		t1 = min(base/2, t2)
 	}
+
 	t1 = min(max(t1, shortest), g.valid)
 	t2 = min(max(t2, t1), g.valid)
 	return l.Obtained.Add(t1), l.Obtained.Add(t2)
 }
 
+// dns returns the name servers of a message, and notes in l those that it leaves out.
 func (m *message) dns(l *Lease) []netip.Addr {
 	var list []netip.Addr
 	for _, ip := range m.options.DNS() {
@@ -214,14 +228,17 @@ func (m *message) dns(l *Lease) []netip.Addr {
 			list = append(list, a)
 		}
 	}
+
 	return list
 }
 
+// search returns the search domains of a message, and notes in l those that it leaves out.
 func (m *message) search(l *Lease) []string {
 	labels := m.options.DomainSearchList()
 	if labels == nil {
 		return nil
 	}
+
 	var list []string
 	for _, name := range labels.Labels {
 		switch {
@@ -234,16 +251,19 @@ func (m *message) search(l *Lease) []string {
 			list = append(list, name)
 		}
 	}
+
 	return list
 }
 
+// ignore adds an entry to l.Ignored, up to maxIgnored of them.
 func (l *Lease) ignore(format string, args ...any) {
 	if len(l.Ignored) < maxIgnored {
 		l.Ignored = append(slices.Clip(l.Ignored), fmt.Sprintf(format, args...))
 	}
 }
 
-// maxRT reads SOL_MAX_RT or INF_MAX_RT (RFC 8415, sections 21.24 and 21.25).
+// maxRT returns the value of SOL_MAX_RT or INF_MAX_RT (RFC 8415, sections 21.24 and 21.25), or before if the message
+// has no valid one.
 func (m *message) maxRT(code dhcpv6.OptionCode, before time.Duration) time.Duration {
 	if o := m.options.GetOne(code); o != nil {
 		if b := o.ToBytes(); len(b) == 4 {
@@ -255,31 +275,32 @@ func (m *message) maxRT(code dhcpv6.OptionCode, before time.Duration) time.Durat
 	return before
 }
 
-// write makes a message with what is in each.
+// write returns a message with the options that all messages have.
 func (c *Config) write(kind dhcpv6.MessageType, xid uint32, elapsed time.Duration) *dhcpv6.Message {
-	m := &dhcpv6.Message{MessageType: kind, TransactionID: dhcpv6.TransactionID{byte(xid >> 16), byte(xid >> 8), byte(xid)}}
+	m := &dhcpv6.Message{MessageType: kind,
+		TransactionID: dhcpv6.TransactionID{byte(xid >> 16), byte(xid >> 8), byte(xid)}}
 	m.AddOption(&dhcpv6.OptionGeneric{OptionCode: dhcpv6.OptionClientID, OptionData: c.DUID})
-	// In hundredths of a second, and at most 0xffff.
+
+	// The elapsed time counts hundredths of a second, up to 0xffff.
 	m.AddOption(dhcpv6.OptElapsedTime(min(max(elapsed, 0), 0xffff*10*time.Millisecond)))
 	return m
 }
 
-// askFor adds the options that are asked for.
-func askFor(m *dhcpv6.Message, more ...dhcpv6.OptionCode) {
+// requestOptions adds the Option Request option: name servers, search domains and more.
+func requestOptions(m *dhcpv6.Message, more ...dhcpv6.OptionCode) {
 	codes := append([]dhcpv6.OptionCode{dhcpv6.OptionDNSRecursiveNameServer, dhcpv6.OptionDomainSearchList}, more...)
 	m.AddOption(dhcpv6.OptRequestedOption(codes...))
 }
 
-// name adds the host name. The server is to do what it wants with it: no flag is set but S, which
-// asks it to enter the address.
-func (c *Config) name(m *dhcpv6.Message) {
+// addHostName adds the host name. Its flag S asks the server to enter the address in the DNS.
+func (c *Config) addHostName(m *dhcpv6.Message) {
 	if c.HostName != "" {
 		m.AddOption(&dhcpv6.OptFQDN{Flags: 1, DomainName: &rfc1035label.Labels{Labels: []string{c.HostName}}})
 	}
 }
 
-// identity adds our IA_NA, with an address where one is given. Its times are the server's to say.
-func identity(m *dhcpv6.Message, iaid uint32, a netip.Addr) {
+// addIANA adds our IA_NA, with the address a if that is valid. The times are left to the server.
+func addIANA(m *dhcpv6.Message, iaid uint32, a netip.Addr) {
 	ia := &dhcpv6.OptIANA{}
 	binary.BigEndian.PutUint32(ia.IaId[:], iaid)
 	if a.IsValid() {
@@ -288,18 +309,20 @@ func identity(m *dhcpv6.Message, iaid uint32, a netip.Addr) {
 	m.AddOption(ia)
 }
 
-func to(m *dhcpv6.Message, server dhcpc.Hex) {
+// addServerID adds the server identifier.
+func addServerID(m *dhcpv6.Message, server dhcpc.Hex) {
 	m.AddOption(&dhcpv6.OptionGeneric{OptionCode: dhcpv6.OptionServerID, OptionData: server})
 }
 
-// Release makes the message that gives a lease back. xid is a number of 24 bits; the more are dropped. The error matches tombolo.ErrInvalid.
+// Release returns a RELEASE message for a lease. Only the lower 24 bits of xid are used. The error matches
+// tombolo.ErrInvalid.
 func Release(l *Lease, xid uint32) ([]byte, error) {
 	if err := l.Validate(); err != nil {
 		return nil, err
 	}
 	c := &Config{DUID: l.DUID}
 	m := c.write(dhcpv6.MessageTypeRelease, xid, 0)
-	to(m, l.Server)
-	identity(m, l.IAID, l.Address)
+	addServerID(m, l.Server)
+	addIANA(m, l.IAID, l.Address)
 	return m.ToBytes(), nil
 }

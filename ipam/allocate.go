@@ -6,8 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// allocate gives owner an address out of the set with this index: wanted, or if
-// that is not valid the next free one in turn.
+// allocate reserves an address of the set with this index for owner: the address wanted or, if that is not valid, the
+// next free one in turn.
 func (s *session) allocate(p pool, index int, wanted netip.Addr, owner Owner) (netip.Addr, *ipRange, error) {
 	last := s.openLast(index)
 	defer last.close()
@@ -24,14 +24,16 @@ func (s *session) allocate(p pool, index int, wanted netip.Addr, owner Owner) (n
 		last.write(wanted)
 		return wanted, set.rangeOf(wanted), nil
 	}
+
 	addr, r, err := s.nextFree(p, set, last.addr, owner)
 	if err == nil {
 		last.write(addr)
 	}
+
 	return addr, r, err
 }
 
-// holder names the attachment that has addr, for an error.
+// holder describes the attachment that has addr, for an error message.
 func (s *store) holder(addr netip.Addr) string {
 	held, state, err := s.read(addr)
 	switch {
@@ -44,14 +46,12 @@ func (s *store) holder(addr netip.Addr) string {
 	}
 }
 
-// Why there are probes at all, and no list of free addresses: the format has
-// none, and the reference plugin, which may run beside us, would not keep it.
-// Addresses are given in turn, so the next one is almost always free: it was
-// released a whole round ago.
+// The format has no list of free addresses, and the reference plugin, which may run beside us, would not maintain
+// one. So allocation probes. Addresses are assigned in turn, so the next one is almost always free: it was released a
+// whole round ago.
 
-// nextFree reserves the first free address after last. It tries some, one by
-// one, and reads the directory only where these are all taken; so the usual
-// cost does not depend on the number of reservations.
+// nextFree reserves the first free address after last. It tries a few addresses one by one, and lists the directory
+// only if all of these are taken. So the cost of a normal ADD does not depend on the number of reservations.
 func (s *session) nextFree(p pool, set rangeSet, last netip.Addr, owner Owner) (netip.Addr, *ipRange, error) {
 	candidates := set.from(last, p)
 	for range maxProbes {
@@ -63,12 +63,13 @@ func (s *session) nextFree(p pool, set rangeSet, last netip.Addr, owner Owner) (
 			return addr, r, err
 		}
 	}
-	// From here on only names and sizes are compared, so that a nearly full /16 costs one
-	// listing, not 60,000 attempts.
+
+	// From here on compare only names and sizes, so that a nearly full /16 costs one listing and not 60,000 attempts.
 	addrs, err := s.list()
 	if err != nil {
 		return netip.Addr{}, nil, err
 	}
+
 	taken := takenOf(addrs, p, set)
 	for {
 		addr, r, ok := candidates.next()
@@ -84,8 +85,7 @@ func (s *session) nextFree(p pool, set rangeSet, last netip.Addr, owner Owner) (
 	}
 }
 
-// takenOf picks of the addresses that have a file those that the set could have
-// given.
+// takenOf returns those of addrs, the addresses with a file, that the set could have assigned.
 func takenOf(addrs []netip.Addr, p pool, set rangeSet) map[netip.Addr]bool {
 	taken := make(map[netip.Addr]bool, len(addrs))
 	for _, addr := range addrs {
@@ -96,15 +96,14 @@ func takenOf(addrs []netip.Addr, p pool, set rangeSet) map[netip.Addr]bool {
 	return taken
 }
 
-// isEmpty reports whether the file of addr has no content. Nothing is read:
-// there may be many.
+// isEmpty reports whether the file of addr is empty. It only looks at the size, since there may be many files.
 func (s *store) isEmpty(addr netip.Addr) bool {
 	var stat unix.Stat_t
 	err := unix.Lstat(s.path(addr), &stat)
 	return err == nil && stat.Mode&unix.S_IFMT == unix.S_IFREG && stat.Size == 0
 }
 
-// fullError says that a set has nothing left.
+// fullError returns an error about a set without free addresses.
 func (s *store) fullError(set rangeSet, taken, size uint64) error {
 	return newError(ErrPoolFull, "network %q: %s is full: %d of %d addresses reserved (in %s): "+
 		"delete pods, run GC, or give the network more addresses", s.network, set, taken, size, s.dir)

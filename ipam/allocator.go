@@ -8,53 +8,49 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// An Allocator gives addresses to the attachments of one network. [*HostLocal] is
-// one; package network takes any.
+// An Allocator assigns addresses to the attachments of one network. [*HostLocal] is one. Package network accepts any
+// implementation.
 type Allocator interface {
-	// Bind returns the allocator as it is on a node: package network tells each what it
-	// knows, before it asks for anything. The one it is called on stays as it was.
+	// Bind returns a copy of the allocator that knows the node. Package network calls it before all other methods. It
+	// does not change its receiver.
 	Bind(node Node) Allocator
 
-	// Slow says that calls leave this node's memory and disk, or may wait for another
-	// program. Package network holds no lock of the node meanwhile.
+	// Slow reports whether calls use more than this node's memory and disk, or may wait for another program. During
+	// such a call package network holds no lock of the node.
 	Slow() bool
 
-	// Add reserves addresses for an attachment, IPv4 first. If it fails, it has
-	// released everything.
+	// Add reserves addresses for an attachment, IPv4 first. If it fails, nothing stays reserved.
 	Add(ctx context.Context, owner Owner) (*Allocation, error)
 
-	// Del releases the attachment's addresses; that there are none is success. hint
-	// names them, from the attachment's record, and spares a search through all
-	// reservations; without any, Del searches.
+	// Del releases the attachment's addresses. It is no error if there are none. hint lists the addresses from the
+	// attachment's record, which spares a search through all reservations. Without a hint, Del searches.
 	Del(ctx context.Context, owner Owner, hint []netip.Addr) error
 
-	// Check fails with ErrNotReserved where an address that the attachment has is not,
-	// or no longer, reserved for it.
+	// Check returns ErrNotReserved if one of the attachment's addresses in held is not reserved for it.
 	Check(ctx context.Context, owner Owner, held []Address) error
 
-	// Collect releases what is reserved for attachments that are not valid. An empty
-	// list releases everything but what Node.InUse says is on record.
+	// Collect releases all reservations of attachments that are not in valid. It keeps those for which Node.InUse
+	// reports true, also if valid is empty.
 	Collect(ctx context.Context, valid []Owner) error
 
-	// Status fails where Add could not succeed for any attachment. It changes nothing.
+	// Status returns an error if Add cannot succeed for any attachment. It changes nothing.
 	Status(ctx context.Context) error
 }
 
-// An Allocation is what an Allocator gives to one attachment.
+// An Allocation holds the addresses and routes that an Allocator assigned to one attachment.
 type Allocation struct {
 	Addresses []Address
-	// Routes are for the attachment, besides those of its network. HostLocal
-	// gives none.
+	// Routes are the attachment's routes besides those of its network. HostLocal returns none.
 	Routes []route.Route
 }
 
-// An Address is one address, with the prefix length of its subnet.
+// An Address is one address with the prefix length of its subnet.
 type Address struct {
 	Prefix  netip.Prefix `json:"prefix"`
-	Gateway netip.Addr   `json:"gateway,omitzero"` // invalid for none
+	Gateway netip.Addr   `json:"gateway,omitzero"` // not valid if there is none
 }
 
-// String is the prefix, and the gateway where there is one: "10.1.0.2/24 via 10.1.0.1".
+// String returns the prefix and, if there is one, the gateway: "10.1.0.2/24 via 10.1.0.1".
 func (a Address) String() string {
 	if !a.Gateway.IsValid() {
 		return a.Prefix.String()
@@ -62,8 +58,8 @@ func (a Address) String() string {
 	return a.Prefix.String() + " via " + a.Gateway.String()
 }
 
-// ipv4First sorts the addresses, since runtimes take the first for the pod's. The order is
-// otherwise kept.
+// ipv4First returns the IPv4 addresses before the IPv6 ones, since runtimes use the first address as the pod's. It
+// keeps the order within each family.
 func ipv4First(list []Address) []Address {
 	sorted := make([]Address, 0, len(list))
 	for _, is4 := range []bool{true, false} {
@@ -76,49 +72,46 @@ func ipv4First(list []Address) []Address {
 	return sorted
 }
 
-// An Owner is an attachment within its network.
+// An Owner identifies an attachment within its network.
 type Owner struct {
-	ContainerID string // a letter or digit, then these and '_', '.', '-'
+	ContainerID string // a letter or digit, then letters, digits, '_', '.' and '-'
 	IfName      string // the name of the interface in the pod
 }
 
-// A Live address is one that the kernel holds for an attachment right now.
+// A Live address is one that an attachment now has in the kernel.
 type Live struct {
-	Hash string // Node.Hash of the attachment, from the mark on its link
+	Hash string // hash of the attachment (see Node.Hash), from the mark on its link
 	Addr netip.Addr
 }
 
-// An Epoch is one life of the node: from a boot to the next, or, where the node
-// is itself a container, from one start of that container to the next. No pod
-// outlives it, but a data directory on disk does.
+// An Epoch is one life of the node: from one boot to the next or, if the node is itself a container, from one start
+// of that container to the next. No pod outlives it, but a data directory on disk does.
 //
-// The directory's marker file holds the Token of its last use. At the first use
-// in another epoch, reservations older than Started are dropped, unless the
-// kernel shows the address alive. Where there is no marker the directory is
-// new, or the reference plugin's, whose pods may be running: nothing is
-// dropped. In both cases live addresses without a reservation get one, so that
-// a directory deleted while pods run leads to no address being given twice.
+// A marker file in the directory has the Token of the last epoch that used the directory. The first use in another
+// epoch drops reservations older than Started, unless the kernel still has the address. Without a marker the
+// directory is new, or the reference plugin's, whose pods may be running. Then nothing is dropped. In both cases live
+// addresses without a reservation get one. So no address is assigned twice after somebody deletes the directory while
+// pods run.
 type Epoch struct {
-	Token   string    // of any form; empty switches all of this off
-	Started time.Time // compared with the modification times of reservations; zero is not known: nothing is dropped
+	Token string // in any form; empty switches all of this off
+	// compared with the modification times of reservations; zero means unknown, and nothing is dropped
+	Started time.Time
 }
 
-// A Node describes to an Allocator the node that it gives addresses on. With the zero Node, addresses are reserved
-// until they are released, also after a reboot.
+// A Node describes the node on which an Allocator works. With the zero Node, addresses stay reserved until they are
+// released, also after a reboot.
 type Node struct {
 	Epoch Epoch
-	// Live returns the addresses that the kernel holds for this network right
-	// now; others do not matter as long as they are not in its ranges. It may
-	// be expensive: Add calls it once in an epoch, while the directory is
-	// locked. If nil, nothing is alive.
+	// Live returns the addresses that the kernel now has for pods of this network. Addresses outside of the
+	// allocator's ranges do not matter. It may be expensive: Add calls it once in an epoch, with the directory
+	// locked. If nil, no address is alive.
 	Live func(context.Context) ([]Live, error)
-	// Hash is the hash of (network, container, interface) that marks what the attachment owns in the kernel:
-	// hexadecimal digits. If nil, reservations that name their owner by its hash have no owner.
+	// Hash returns the hash of network, container and interface that marks the attachment's objects in the kernel, as
+	// hexadecimal digits. If nil, a reservation that names its owner by a hash has no owner.
 	Hash func(Owner) string
-	// InUse says whether an attachment, by its Hash, is on record: Collect leaves what it
-	// has reserved, listed or not. If nil, Collect goes by its list alone.
+	// InUse reports whether the attachment with this Hash is on record. Collect keeps its reservations, listed or
+	// not. If nil, Collect uses only its list.
 	InUse func(hash string) bool
-	// Warn gets what an operator should know although the call goes on; nil
-	// drops it.
+	// Warn receives messages that an operator should see although the call continues. If nil, they are dropped.
 	Warn func(string)
 }

@@ -1,5 +1,5 @@
-// Package ipam gives addresses to attachments and takes them back: [HostLocal] out of
-// ranges, and any other [Allocator] as it likes.
+// Package ipam assigns addresses to attachments. [HostLocal] takes them from ranges; another [Allocator] may have
+// another source.
 //
 //	ranges := []ipam.RangeSet{{Ranges: []ipam.Range{{Subnet: netip.MustParsePrefix("10.1.0.0/24")}}}}
 //	addresses, err := ipam.NewHostLocal(&ipam.Config{Network: "pods", Dir: dir, Ranges: ranges})
@@ -7,43 +7,38 @@
 //	given, err := addresses.Add(ctx, owner) // 10.1.0.2/24 via 10.1.0.1
 //	err = addresses.Check(ctx, owner, given.Addresses)
 //	err = addresses.Del(ctx, owner, nil)
-//	err = addresses.Collect(ctx, owners) // of those that are still there
+//	err = addresses.Collect(ctx, owners) // the owners that still exist
 //
 // # The directory of HostLocal
 //
-// Its state is the directory that the reference plugin host-local keeps
-// (containernetworking/plugins, v1.9.1), byte for byte, so that a node can
-// change from one to the other and back while pods run. In <Dir>/<Network>
-// there are
+// HostLocal keeps its reservations in the same directory and format as the reference plugin host-local
+// (containernetworking/plugins, v1.9.1), byte for byte. So a node can change from one to the other and back while
+// pods run. The directory <Dir>/<Network> contains
 //
 //	10.1.0.7            a reservation: "<container>\r\n<interface>"
-//	last_reserved_ip.0  the address that range set 0 gave last
+//	last_reserved_ip.0  the address that range set 0 assigned last
 //	lock                locked with flock by a process that changes anything here
-//	.tombolo-epoch      ours: in which epoch of the node all this was last used
+//	.tombolo-epoch      ours: the node's epoch when the directory was last used
 //
-// A reservation is made with O_EXCL and written while the lock is held. Two things follow. An address in use is one
-// that has a file, with any content. And a file that is empty, seen by a process that holds the lock, was left by a
-// process that died; its address is free.
+// A reservation is created with O_EXCL and written while the lock is held. Two things follow. An address is in use if
+// it has a file, with any content. And if a process that holds the lock finds an empty file, the file's creator died,
+// and the address is free.
 //
-// Add reads the lock, the marker, last_reserved_ip and the file of its
-// candidate, and never the directory, as long as one of the next few addresses in
-// turn is free. A Del that is told the addresses reads their files only. So the
-// cost of both does not grow with the pods. A search through all reservations is
-// left to Del without a hint, Collect, Status, and an Add that met several taken
-// addresses in a row.
+// Add reads the lock, the marker, last_reserved_ip and the file of its candidate. It never lists the directory as
+// long as one of the next few addresses in turn is free. A Del with a hint reads only the files of these addresses.
+// So the cost of both does not grow with the number of pods. Four calls search through all reservations: Del without
+// a hint, Collect, Status, and an Add that found several taken addresses in a row.
 //
-// An entry that is not of this format (its name is no address, its content is no reservation, it is a directory, or
-// cannot be read) counts as taken if it has the name of an address, and is never deleted.
+// An entry of another format is never deleted: its name is no address, its content is no reservation, it is a
+// directory, or it cannot be read. If its name is an address, that address counts as taken.
 //
 // # Epochs
 //
-// See [Epoch] for what happens to reservations when the node restarts, or when
-// the directory is deleted under running pods. An allocator knows of that by
-// [HostLocal.Bind].
+// [Epoch] describes what happens to reservations when the node restarts, or when the directory is deleted while pods
+// run. An allocator learns of the node's epoch by [HostLocal.Bind].
 //
 // # Needs and errors
 //
-// The package needs write access to the directory and no capability. Its errors
-// match the sentinels of this package; where several are joined, the most important one
-// comes first.
+// The package needs write access to the directory and no capability. Its errors match the sentinels of this package.
+// If several errors are joined, the most important one comes first.
 package ipam

@@ -13,18 +13,17 @@ import (
 )
 
 const (
-	// markerName is the file that says in which epoch the directory was last
-	// used: it has the token. It starts with a dot so that scripts that go over the reservations
-	// with * do not see it. The reference plugin reads it, as it does every
-	// file, and finds no container in it.
+	// markerName is the file with the token of the last epoch that used the directory. Its name starts with a dot so
+	// that scripts that expand * do not see it. The reference plugin reads it, like every file, and finds no
+	// container in it.
 	markerName = ".tombolo-epoch"
-	// tempSuffix is of the marker while it is written.
+	// tempSuffix ends the marker's name while it is written.
 	tempSuffix = ".tmp"
-	// maxMarker bounds what is read of it, in bytes.
+	// maxMarker is the number of bytes read from the marker.
 	maxMarker = 1024
 )
 
-// lastEpoch is the token of the epoch in which the directory was last used; empty if none is known.
+// lastEpoch returns the token of the last epoch that used the directory, or "" if it is unknown.
 func (s *store) lastEpoch() string {
 	data, err := readFile(filepath.Join(s.dir, markerName), maxMarker)
 	if err != nil {
@@ -33,38 +32,38 @@ func (s *store) lastEpoch() string {
 	return string(data)
 }
 
-// isCurrent reports whether the directory has been used in the node's epoch before;
-// without a token, always.
+// isCurrent reports whether the directory has been used in the node's present epoch. Without a token it reports true.
 func (s *store) isCurrent() bool {
 	return s.node.Epoch.Token == "" || s.lastEpoch() == s.node.Epoch.Token
 }
 
-// isStale reports whether the directory was last used in another epoch, so that
-// its old reservations are to be dropped.
+// isStale reports whether the directory was last used in another epoch, so that its old reservations must be dropped.
 func (s *store) isStale() bool { return !s.isCurrent() && s.lastEpoch() != "" }
 
-// fromTheFuture is how much later than now a file's time is that cannot be of this epoch. A clock
-// that is behind after a boot, as without a battery, is behind what was written before it.
-const fromTheFuture = time.Minute
+// maxClockSkew is the least distance into the future of a file's time that shows that the file is not of this epoch.
+// A clock without a battery starts behind the times that were written before the boot.
+const maxClockSkew = time.Minute
 
-// isOld reports whether the file of addr is from before the node's epoch. Of an epoch
-// whose start is not known, any may be.
+// isOld reports whether the file of addr is older than the node's epoch. If the epoch's start is unknown, it reports
+// true.
 func (s *store) isOld(addr netip.Addr) bool {
 	info, err := os.Lstat(s.path(addr))
 	started := s.node.Epoch.Started
-	return err == nil && (started.IsZero() || info.ModTime().Before(started) || time.Until(info.ModTime()) > fromTheFuture)
+	return err == nil && (started.IsZero() || info.ModTime().Before(started) ||
+		time.Until(info.ModTime()) > maxClockSkew)
 }
 
-// enter makes the directory one of the node's epoch, if it is not yet: see Epoch.
+// enter brings the directory into the node's present epoch, if it is not there yet: see Epoch.
 func (s *session) enter(ctx context.Context, p pool) error {
 	if s.isCurrent() {
 		return nil
 	}
+
 	alive := map[netip.Addr]Live{}
 	if s.node.Live != nil {
 		found, err := s.node.Live(ctx)
 		if err != nil {
-			// To go on would risk an address that a pod has.
+			// Without this list a pod's address could be assigned twice.
 			return newError(errors.Join(ErrLiveUnknown, err), "network %q: %s: %s", s.network, ErrLiveUnknown, err)
 		}
 		for _, l := range found {
@@ -72,58 +71,69 @@ func (s *session) enter(ctx context.Context, p pool) error {
 			alive[l.Addr] = l
 		}
 	}
+
 	if s.isStale() {
 		if err := s.dropOld(alive); err != nil {
 			return err
 		}
 	}
+
 	if err := s.rebuild(alive, p); err != nil {
 		return err
 	}
+
 	if err := s.writeMarker(); err != nil {
-		// Everything is done, and will be done again at the next use.
+		// Everything is done, and the next use repeats it.
 		s.warnf("%s", err)
 	}
+
 	return nil
 }
 
-// dropOld removes reservations from before the epoch's start. The live ones
-// stay, unless they are another attachment's than the file says: then rebuild
-// gives them to that.
+// dropOld removes reservations from before the epoch's start. It keeps those of live addresses, unless the kernel
+// shows another owner than the file. For such an address rebuild then makes a reservation for the real owner.
 func (s *session) dropOld(alive map[netip.Addr]Live) error {
 	addrs, err := s.list()
 	if err != nil {
 		return err
 	}
+
 	started, dropped := s.node.Epoch.Started, 0
 	for _, addr := range addrs {
 		if started.IsZero() || !s.isOld(addr) {
 			continue
 		}
+
 		held, state, err := s.read(addr)
 		if err != nil || state == stateForeign {
 			continue
 		}
+
 		if l, ok := alive[addr]; ok && state == stateHeld && s.mayBe(held, l) {
 			continue
 		}
+
 		if state == stateHeld && s.isInUse(held) {
-			continue // records are of this epoch
+			continue // a record is always of this epoch
 		}
+
 		if err := s.release(addr); err != nil {
 			s.warnf("%s", err)
 			continue
 		}
+
 		dropped++
 	}
+
 	if dropped > 0 {
 		s.warnf("dropped %d reservations from before %s", dropped, started.Format("2006-01-02 15:04:05 MST"))
 	}
+
 	return nil
 }
 
-// mayBe reports whether the live address l can be that of the reservation: its
-// owner has l's hash, or has none that could be known.
+// mayBe reports whether the live address l may belong to the owner of the reservation: the hashes are equal, or the
+// reservation's hash cannot be known.
 func (s *store) mayBe(r reservation, l Live) bool {
 	if r.hash != "" {
 		return r.hash == l.Hash
@@ -131,18 +141,20 @@ func (s *store) mayBe(r reservation, l Live) bool {
 	return r.ifName == "" || s.node.Hash == nil || s.node.Hash(Owner{r.containerID, r.ifName}) == l.Hash
 }
 
-// rebuild reserves every live address of our ranges that has no reservation,
-// for the owner with its hash.
+// rebuild reserves every live address of our ranges that has no reservation. The reservation names its owner by the
+// hash.
 func (s *session) rebuild(alive map[netip.Addr]Live, p pool) error {
 	rebuilt := 0
 	for addr, l := range alive {
 		if !p.contains(addr) || p.isGateway(addr) {
 			continue
 		}
+
 		hash := l.Hash
 		if !isHash(hash) {
-			hash = "0" // without an owner, but reserved
+			hash = "0" // reserved without an owner
 		}
+
 		ok, err := s.reserve(addr, reservation{hash: hash})
 		if err != nil {
 			return err
@@ -151,15 +163,16 @@ func (s *session) rebuild(alive map[netip.Addr]Live, p pool) error {
 			rebuilt++
 		}
 	}
+
 	if rebuilt > 0 {
 		s.warnf("reserved %d addresses that are in use but had no reservation", rebuilt)
 	}
+
 	return nil
 }
 
-// writeMarker replaces the marker. Unlike the reservations it is forced to
-// disk: one that a power failure tears would keep the reservations of the epoch
-// that ended so.
+// writeMarker replaces the marker. Unlike reservations it is forced to disk. A marker torn by a power failure would
+// count as unknown, and the reservations of the epoch before would stay.
 func (s *session) writeMarker() error {
 	path := filepath.Join(s.dir, markerName)
 	if err := file.ReplaceDurably(path+tempSuffix, path, []byte(s.node.Epoch.Token)); err != nil {

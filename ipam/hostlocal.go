@@ -18,61 +18,69 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/ident"
 )
 
-// DefaultDir is where the reference plugin keeps reservations, too.
+// DefaultDir is the directory of the reference plugin's reservations.
 const DefaultDir = "/var/lib/cni/networks"
 
-// A Config says which addresses a HostLocal gives, and where it keeps which are given.
+// A Config configures a HostLocal: its addresses and the directory of its reservations.
 type Config struct {
-	// Network names the network, and its directory in Dir. It is required.
+	// Network is the network's name, and the name of its directory in Dir. It is required.
 	Network string
-	// Dir has a directory for each network; empty is DefaultDir.
+	// Dir contains a directory for each network. Empty means DefaultDir.
 	Dir string
-	// Ranges are what is given: an attachment gets one address from each set. Where there
-	// are none, addresses can be released, and none given.
+	// Ranges are the addresses to assign. An attachment gets one address from each set. Without ranges, addresses can
+	// only be released.
 	Ranges []RangeSet
-	// LockWait is how long to wait for another process's lock on the directory;
-	// 0 means 5 s. The context may end it earlier.
+	// LockWait is the maximum time to wait for another process's lock on the directory. 0 means 5 s. The context may
+	// end the wait earlier.
 	LockWait time.Duration
-	// Search has Add look through all reservations for one of the attachment's before it gives another (ErrDuplicate), for
-	// callers that have no record of attachments. An address that was asked for is not looked for.
+	// Search is for callers without records of attachments. Before Add assigns an address, it searches all
+	// reservations for an address that the attachment already has, and returns ErrDuplicate if it finds one. An
+	// explicitly requested address skips the search.
 	Search bool
 }
 
-// A HostLocal gives addresses out of ranges, in turn, and keeps the reservations in a
-// directory, as the reference plugin host-local does. It holds no descriptors between
-// calls, and can be used by several goroutines at once. Its zero gives nothing.
+// A HostLocal assigns addresses from ranges, in turn. It keeps the reservations in a directory, as the reference
+// plugin host-local does. It holds no descriptors between calls, and is safe for use by several goroutines. The zero
+// HostLocal assigns nothing.
 type HostLocal struct {
 	store  store
 	pool   pool
-	wanted []netip.Addr // for each set of pool the address that was asked for; the zero Addr is any
+	wanted []netip.Addr // the requested address for each set of pool; the zero Addr means any
 	search bool
 }
 
-// NewHostLocal checks cfg, and leaves the disk alone. A wrong value is tombolo.ErrInvalid.
+// NewHostLocal returns a HostLocal for cfg. It does not touch the disk. An invalid value is an error that matches
+// tombolo.ErrInvalid.
 func NewHostLocal(cfg *Config) (*HostLocal, error) {
 	if cfg == nil {
 		return nil, newError(tombolo.ErrInvalid, "host-local: %s: there is no Config", tombolo.ErrInvalid)
 	}
+
 	if err := checkNetwork(cfg.Network); err != nil {
 		return nil, err
 	}
+
 	dir := cmp.Or(cfg.Dir, DefaultDir)
 	if !filepath.IsAbs(dir) {
-		return nil, newError(tombolo.ErrInvalid, "host-local: %s: directory %q is not an absolute path", tombolo.ErrInvalid, dir)
+		return nil, newError(tombolo.ErrInvalid, "host-local: %s: directory %q is not an absolute path",
+			tombolo.ErrInvalid, dir)
 	}
+
 	p, err := newPool(cfg.Ranges)
 	if err != nil {
 		return nil, err
 	}
+
 	return &HostLocal{
-		store:  store{dir: filepath.Join(dir, cfg.Network), network: cfg.Network, wait: cmp.Or(cfg.LockWait, defaultLockWait)},
+		store: store{dir: filepath.Join(dir, cfg.Network), network: cfg.Network,
+			wait: cmp.Or(cfg.LockWait, defaultLockWait)},
 		pool:   p,
 		wanted: make([]netip.Addr, len(p)),
 		search: cfg.Search,
 	}, nil
 }
 
-// checkNetwork refuses names that would lead out of the directory.
+// checkNetwork returns an error for names that lead out of the directory.
 func checkNetwork(name string) error {
 	if name == "" || name == "." || name == ".." || strings.ContainsAny(name, "/\x00") {
 		return newError(tombolo.ErrInvalid, "network name %q cannot be the name of a directory", name)
@@ -80,21 +88,23 @@ func checkNetwork(name string) error {
 	return nil
 }
 
-// ready returns an error if the HostLocal was not made by NewHostLocal.
-func (h *HostLocal) ready() error {
+// checkMade returns an error if the HostLocal was not made by NewHostLocal.
+func (h *HostLocal) checkMade() error {
 	if h.store.network == "" {
-		return newError(tombolo.ErrInvalid, "host-local: %s: the HostLocal was not made by NewHostLocal", tombolo.ErrInvalid)
+		return newError(tombolo.ErrInvalid, "host-local: %s: the HostLocal was not made by NewHostLocal",
+			tombolo.ErrInvalid)
 	}
 	return nil
 }
 
-// gives refuses one that has no addresses to give.
-func (h *HostLocal) gives() error {
-	if err := h.ready(); err != nil {
+// checkRanges returns an error if the HostLocal has no addresses to assign.
+func (h *HostLocal) checkRanges() error {
+	if err := h.checkMade(); err != nil {
 		return err
 	}
 	if len(h.pool) == 0 {
-		return newError(tombolo.ErrInvalid, "network %q: host-local: %s: there are no ranges", h.store.network, tombolo.ErrInvalid)
+		return newError(tombolo.ErrInvalid, "network %q: host-local: %s: there are no ranges", h.store.network,
+			tombolo.ErrInvalid)
 	}
 	return nil
 }
@@ -106,51 +116,58 @@ func (h *HostLocal) Bind(node Node) Allocator {
 	return &bound
 }
 
-// Slow is false: all is on this node's disk.
+// Slow returns false, since all reservations are on this node's disk.
 func (*HostLocal) Slow() bool { return false }
 
-// Want returns a copy whose Add gives these addresses, at most one of each set; where none
-// of a set is named, any. One that is in no range, or a gateway, is tombolo.ErrInvalid. An address
-// that is named twice counts once.
+// Want returns a copy whose Add assigns these addresses, at most one from each set. From the other sets Add assigns
+// any address. An address that is in no range or is a gateway is an error that matches tombolo.ErrInvalid. An address
+// may be listed twice.
 func (h *HostLocal) Want(addresses ...netip.Addr) (*HostLocal, error) {
-	if err := h.gives(); err != nil {
+	if err := h.checkRanges(); err != nil {
 		return nil, err
 	}
-	asked := *h
-	asked.wanted = make([]netip.Addr, len(h.pool))
+
+	bound := *h
+	bound.wanted = make([]netip.Addr, len(h.pool))
 	for _, addr := range addresses {
 		addr = addr.Unmap()
 		i := slices.IndexFunc(h.pool, func(s rangeSet) bool { return s.rangeOf(addr) != nil })
 		switch {
 		case h.pool.isGateway(addr):
-			return nil, newError(tombolo.ErrInvalid, "network %q: the requested address %s is a gateway", h.store.network, addr)
+			return nil, newError(tombolo.ErrInvalid, "network %q: the requested address %s is a gateway",
+				h.store.network, addr)
 		case i < 0:
-			return nil, newError(tombolo.ErrInvalid, "network %q: the requested address %s is in no range of it", h.store.network, addr)
-		case asked.wanted[i].IsValid() && asked.wanted[i] != addr:
-			return nil, newError(tombolo.ErrInvalid, "network %q: %s gives one address to an attachment, but %s and %s were requested",
-				h.store.network, h.pool[i], asked.wanted[i], addr)
+			return nil, newError(tombolo.ErrInvalid, "network %q: the requested address %s is in no range of it",
+				h.store.network, addr)
+		case bound.wanted[i].IsValid() && bound.wanted[i] != addr:
+			return nil, newError(tombolo.ErrInvalid,
+				"network %q: %s gives one address to an attachment, but %s and %s were requested",
+				h.store.network, h.pool[i], bound.wanted[i], addr)
 		}
-		asked.wanted[i] = addr
+
+		bound.wanted[i] = addr
 	}
-	return &asked, nil
+
+	return &bound, nil
 }
 
-// Add takes the lock once, gives one address of each set, and reads neither the directory nor any other
-// reservation, as long as the next address in turn is free. ErrPoolFull says that no address is left,
-// ErrAddressTaken that another attachment has the one that was asked for.
+// Add takes the lock once and assigns one address of each set. As long as the next address in turn is free, it reads
+// neither the directory nor other reservations. The error is ErrPoolFull if no address is left, and ErrAddressTaken
+// if another attachment has the requested one.
 //
-// Add finds that the attachment already has an address (ErrDuplicate) only where a candidate turns out to be its
-// own, not by a search: the caller's record of attachments guards against it.
+// Add returns ErrDuplicate only if a candidate turns out to belong to the attachment already. It does not search for
+// such an address, since the caller's records of attachments prevent this.
 func (h *HostLocal) Add(ctx context.Context, owner Owner) (*Allocation, error) {
-	if err := h.gives(); err != nil {
+	if err := h.checkRanges(); err != nil {
 		return nil, err
 	}
+
 	if !ident.IsIdentifier(owner.ContainerID) || !ident.IsLinkName(owner.IfName) {
-		// Its reservation could not be told from a foreign file, and would
-		// never be released.
+		// Its reservation would look like a foreign file, and nothing would ever release it.
 		return nil, newError(tombolo.ErrInvalid, "container %q and interface %q are not valid names of an attachment",
 			owner.ContainerID, owner.IfName)
 	}
+
 	s, err := h.lockOrCreate(ctx)
 	if err != nil {
 		return nil, err
@@ -159,44 +176,53 @@ func (h *HostLocal) Add(ctx context.Context, owner Owner) (*Allocation, error) {
 	if err := s.enter(ctx, h.pool); err != nil {
 		return nil, err
 	}
+
 	if h.search {
 		if err := h.refuseSecond(s, owner); err != nil {
 			return nil, err
 		}
 	}
-	given := &Allocation{}
+
+	allocation := &Allocation{}
 	for i := range h.pool {
 		addr, r, err := s.allocate(h.pool, i, h.wanted[i], owner)
 		if err != nil {
-			for _, earlier := range given.Addresses {
+			for _, earlier := range allocation.Addresses {
 				err = errors.Join(err, s.release(earlier.Prefix.Addr()))
 			}
 			return nil, err
 		}
-		given.Addresses = append(given.Addresses, Address{Prefix: netip.PrefixFrom(addr, r.subnet.Bits()), Gateway: r.gateway})
+		allocation.Addresses = append(allocation.Addresses,
+			Address{Prefix: netip.PrefixFrom(addr, r.subnet.Bits()), Gateway: r.gateway})
 	}
-	given.Addresses = ipv4First(given.Addresses)
-	return given, nil
+
+	allocation.Addresses = ipv4First(allocation.Addresses)
+	return allocation, nil
 }
 
-// refuseSecond fails where the owner has an address of a set of which none was asked for.
+// refuseSecond returns ErrDuplicate if the owner already has an address of a set. It skips sets with a requested
+// address.
 func (h *HostLocal) refuseSecond(s *session, owner Owner) error {
 	addrs, err := s.list()
 	if err != nil {
 		return err
 	}
+
 	exact, old, err := s.ownedBy(addrs, owner)
 	for _, addr := range slices.Concat(exact, old) {
 		for i, set := range h.pool {
 			if !h.wanted[i].IsValid() && set.rangeOf(addr) != nil {
-				return newError(ErrDuplicate, "network %q: interface %q of container %q has %s already: DEL it before another ADD", s.network, owner.IfName, owner.ContainerID, addr)
+				return newError(ErrDuplicate,
+					"network %q: interface %q of container %q has %s already: DEL it before another ADD",
+					s.network, owner.IfName, owner.ContainerID, addr)
 			}
 		}
 	}
+
 	return err
 }
 
-// lockOrCreate locks the directory, and makes it first if it is not there.
+// lockOrCreate locks the directory, and creates it first if it is missing.
 func (h *HostLocal) lockOrCreate(ctx context.Context) (*session, error) {
 	for {
 		s, err := h.store.lock(ctx)
@@ -209,17 +235,19 @@ func (h *HostLocal) lockOrCreate(ctx context.Context) (*session, error) {
 	}
 }
 
-// Del releases the addresses of hint that are the attachment's, or without
-// hint all that are, as the reference plugin does: those that name the
-// interface too, or, if there are none, those that name the container only.
+// Del releases the attachment's addresses that are in hint. Without a hint it releases all of them. Then it acts like
+// the reference plugin: it releases the reservations that name container and interface or, if there are none, those
+// that name only the container.
 func (h *HostLocal) Del(ctx context.Context, owner Owner, hint []netip.Addr) error {
-	if err := h.owned(ctx, owner); err != nil {
+	if err := h.checkOwner(ctx, owner); err != nil {
 		return err
 	}
+
 	s, err := h.store.lock(ctx)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
+
 	if err != nil {
 		return err
 	}
@@ -230,41 +258,47 @@ func (h *HostLocal) Del(ctx context.Context, owner Owner, hint []netip.Addr) err
 		if candidates, err = s.list(); err != nil {
 			return err
 		}
-		// A file without content is of an ADD that was killed while it held this
-		// lock: perhaps of the one that is undone here.
+
+		// An empty file was left by an ADD that was killed while it held this lock, perhaps by the very ADD that this
+		// DEL undoes.
 		for _, addr := range candidates {
 			if s.isEmpty(addr) {
 				errs = append(errs, s.reclaim(addr))
 			}
 		}
 	}
+
 	exact, old, err := s.ownedBy(candidates, owner)
-	// A file that could not be read may be this attachment's.
+
+	// An unreadable file may belong to this attachment.
 	errs = append(errs, err)
 	if len(hint) > 0 {
 		exact = append(exact, old...)
 	} else if len(exact) == 0 {
 		exact = old
 	}
+
 	for _, addr := range exact {
 		errs = append(errs, s.release(addr))
 	}
+
 	return errors.Join(errs...)
 }
 
-// owned refuses an empty owner.
-func (h *HostLocal) owned(ctx context.Context, owner Owner) error {
-	if err := h.ready(); err != nil {
+// checkOwner returns an error for an owner without a container ID.
+func (h *HostLocal) checkOwner(ctx context.Context, owner Owner) error {
+	if err := h.checkMade(); err != nil {
 		return err
 	}
 	if owner.ContainerID == "" {
-		return newError(tombolo.ErrInvalid, "network %q: host-local: %s: the owner has no ContainerID", h.store.network, tombolo.ErrInvalid)
+		return newError(tombolo.ErrInvalid, "network %q: host-local: %s: the owner has no ContainerID", h.store.network,
+			tombolo.ErrInvalid)
 	}
 	return nil
 }
 
-// ownedBy picks the addresses that owner has, and those whose file names its
-// container only. The error is of files that could not be read.
+// ownedBy returns the addresses reserved for owner, and in old those whose file names only the owner's container. The
+// error is about files that could not be read.
 func (s *store) ownedBy(addrs []netip.Addr, owner Owner) (exact, old []netip.Addr, _ error) {
 	var errs []error
 	for _, addr := range addrs {
@@ -272,6 +306,7 @@ func (s *store) ownedBy(addrs []netip.Addr, owner Owner) (exact, old []netip.Add
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, err)
 		}
+
 		if err != nil || state != stateHeld {
 			continue
 		}
@@ -282,20 +317,23 @@ func (s *store) ownedBy(addrs []netip.Addr, owner Owner) (exact, old []netip.Add
 			exact = append(exact, addr)
 		}
 	}
+
 	return exact, old, errors.Join(errs...)
 }
 
-// Collect releases every reservation whose owner is not in valid, nor on record (Node.InUse). Files of the old form
-// stay while any valid owner is of that container. Empty files, whose creator was killed, go too; files of another
-// format stay.
+// Collect releases every reservation whose owner is neither in valid nor on record (Node.InUse). A file of the old
+// form, without an interface, stays while any valid owner has that container. Empty files of killed processes are
+// removed too. Files of another format stay.
 func (h *HostLocal) Collect(ctx context.Context, valid []Owner) error {
-	if err := h.ready(); err != nil {
+	if err := h.checkMade(); err != nil {
 		return err
 	}
+
 	s, err := h.store.lock(ctx)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
+
 	if err != nil {
 		return err
 	}
@@ -304,6 +342,7 @@ func (h *HostLocal) Collect(ctx context.Context, valid []Owner) error {
 	if err != nil {
 		return err
 	}
+
 	forms := s.forms(valid)
 	var errs []error
 	for _, addr := range addrs {
@@ -320,11 +359,13 @@ func (h *HostLocal) Collect(ctx context.Context, valid []Owner) error {
 			errs = append(errs, s.release(addr))
 		}
 	}
+
 	return errors.Join(errs...)
 }
 
-// isInUse says that a reservation's owner is on record. An address is reserved after its owner is put on record,
-// and given back before the record goes: so under the lock GC takes no other reservation for one without an owner.
+// isInUse reports whether the reservation's owner is on record. An ADD writes its record before it reserves an
+// address, and a DEL releases the address before it removes the record. So while GC holds the lock, it never mistakes
+// a used reservation for an ownerless one.
 func (s *store) isInUse(r reservation) bool {
 	switch {
 	case s.node.InUse == nil:
@@ -337,7 +378,7 @@ func (s *store) isInUse(r reservation) bool {
 	return s.node.InUse(s.node.Hash(Owner{ContainerID: r.containerID, IfName: r.ifName}))
 }
 
-// form is the reservation reduced to what GC compares.
+// form returns the reservation reduced to the fields that GC compares.
 func (r reservation) form() reservation {
 	if r.hash != "" {
 		return reservation{hash: r.hash}
@@ -345,7 +386,7 @@ func (r reservation) form() reservation {
 	return r
 }
 
-// forms lists every form in which a valid owner may have reserved an address.
+// forms returns every form in which a valid owner may have reserved an address.
 func (s *store) forms(valid []Owner) map[reservation]bool {
 	forms := make(map[reservation]bool, 3*len(valid))
 	for _, owner := range valid {
@@ -358,16 +399,18 @@ func (s *store) forms(valid []Owner) map[reservation]bool {
 	return forms
 }
 
-// Check looks, for each range set, at the addresses that the attachment has of it: each must be reserved by the
-// attachment. Where it has none of a set, since another program may have taken it away, any address of the
-// attachment will do. The error matches fs.ErrNotExist too where an address is not reserved.
+// Check returns an error unless the attachment's addresses of each range set are reserved by it. If held has no
+// address of a set, since another program may have removed it from the pod, any reservation of the attachment in that
+// set suffices. If an address is not reserved at all, the error also matches fs.ErrNotExist.
 func (h *HostLocal) Check(ctx context.Context, owner Owner, held []Address) error {
-	if err := h.gives(); err != nil {
+	if err := h.checkRanges(); err != nil {
 		return err
 	}
-	if err := h.owned(ctx, owner); err != nil {
+
+	if err := h.checkOwner(ctx, owner); err != nil {
 		return err
 	}
+
 	var errs []error
 	for _, set := range h.pool {
 		errs = append(errs, h.checkSet(set, owner, held))
@@ -375,6 +418,7 @@ func (h *HostLocal) Check(ctx context.Context, owner Owner, held []Address) erro
 	return errors.Join(errs...)
 }
 
+// checkSet does the work of Check for one range set.
 func (h *HostLocal) checkSet(set rangeSet, owner Owner, held []Address) error {
 	seen := false
 	for _, a := range held {
@@ -382,6 +426,7 @@ func (h *HostLocal) checkSet(set rangeSet, owner Owner, held []Address) error {
 		if set.rangeOf(addr) == nil {
 			continue
 		}
+
 		seen = true
 		held, state, err := h.store.read(addr)
 		if err == nil && state == stateHeld {
@@ -392,45 +437,54 @@ func (h *HostLocal) checkSet(set rangeSet, owner Owner, held []Address) error {
 		return h.checkError(err, "%s is not reserved for interface %q of container %q (file %s)",
 			addr, owner.IfName, owner.ContainerID, h.store.path(addr))
 	}
+
 	if seen {
 		return nil
 	}
+
 	addrs, err := h.store.list()
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
+
 	exact, old, err := h.store.ownedBy(addrs, owner)
 	if err != nil {
 		return err
 	}
+
 	inSet := func(addr netip.Addr) bool { return set.rangeOf(addr) != nil }
 	if slices.ContainsFunc(exact, inSet) || slices.ContainsFunc(old, inSet) {
 		return nil
 	}
+
 	return h.checkError(nil, "interface %q of container %q has no address of %s", owner.IfName, owner.ContainerID, set)
 }
 
 func (h *HostLocal) checkError(cause error, format string, args ...any) error {
-	return newError(errors.Join(ErrNotReserved, cause), "network %q: "+format, append([]any{h.store.network}, args...)...)
+	return newError(errors.Join(ErrNotReserved, cause), "network %q: "+format,
+		append([]any{h.store.network}, args...)...)
 }
 
-// Status fails where Add could not succeed for any attachment: a range set has no free
-// address (ErrPoolFull), or the directory cannot be written. It takes no lock and changes
-// nothing, as runtimes ask every few seconds.
+// Status returns an error if Add cannot succeed for any attachment: a range set has no free address (ErrPoolFull), or
+// the directory cannot be written. It takes no lock and changes nothing, since runtimes call it every few seconds.
 func (h *HostLocal) Status(ctx context.Context) error {
-	if err := h.gives(); err != nil {
+	if err := h.checkRanges(); err != nil {
 		return err
 	}
+
 	if err := h.writable(); err != nil {
 		return h.store.ioError("write reservations", err)
 	}
+
 	addrs, err := h.store.list()
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
+
 	if err != nil {
 		return err
 	}
+
 	for _, set := range h.pool {
 		taken := takenOf(addrs, h.pool, set)
 		size := set.size(h.pool)
@@ -438,12 +492,13 @@ func (h *HostLocal) Status(ctx context.Context) error {
 			return h.store.fullError(set, uint64(len(taken)), size)
 		}
 	}
+
 	return nil
 }
 
-// anyReclaimable reports whether an ADD would free one of the addresses before it gave up: one with an empty file,
-// or one of an earlier epoch. A node that was full when it went down would otherwise never be ready again. It does
-// not ask which of these are still alive, since STATUS may only say no where it knows.
+// anyReclaimable reports whether Add would free one of the addresses before it gave up: one with an empty file, or
+// one of an earlier epoch. Otherwise a node that was full when it went down would never be ready again. It does not
+// check whether old addresses are still alive, since STATUS must fail only if it is certain.
 func (s *store) anyReclaimable(taken map[netip.Addr]bool) bool {
 	old := s.isStale()
 	for addr := range taken {
@@ -454,8 +509,7 @@ func (s *store) anyReclaimable(taken map[netip.Addr]bool) bool {
 	return false
 }
 
-// writable asks for write access to the directory, or to the nearest above it
-// that is there.
+// writable returns an error without write access to the directory or, if that is missing, to its closest parent.
 func (h *HostLocal) writable() error {
 	dir := h.store.dir
 	for {
@@ -467,13 +521,13 @@ func (h *HostLocal) writable() error {
 	}
 }
 
-// ranged is an Allocator that gives addresses from ranges. Package network puts them on record, by
-// which its Node.Pools counts. An Allocator that wraps a HostLocal passes the call on.
+// ranged is an Allocator that assigns addresses from ranges. Package network records the ranges, so that its
+// Node.Pools can count them. An Allocator that wraps a HostLocal forwards this method.
 type ranged interface {
 	RangeSets() []RangeSet
 }
 
-// RangeSetsOf gives the range sets of an Allocator, none if it is not ranged.
+// RangeSetsOf returns the range sets of an Allocator, or none if it has no ranges.
 func RangeSetsOf(a Allocator) []RangeSet {
 	if ranged, ok := a.(ranged); ok {
 		return ranged.RangeSets()
@@ -481,21 +535,19 @@ func RangeSetsOf(a Allocator) []RangeSet {
 	return nil
 }
 
-// A Pool is how far a range set is used up.
+// A Pool describes the use of a range set.
 type Pool struct {
-	// Name is the subnet if the set is all of one, else its ranges.
+	// Name is the subnet if the set covers all of one, else its ranges.
 	Name string
 	IPv6 bool
-	// Size is how many addresses the set can give, gateways not among them; the largest number
-	// stands for more.
+	// Size is the number of addresses that the set can assign, without gateways. math.MaxUint64 stands for any larger
+	// number.
 	Size uint64
-	// Reserved is how many of them are, by attachments that are there and by what was left of
-	// others.
+	// Reserved is the number of reserved addresses, including those of attachments that no longer exist.
 	Reserved uint64
 }
 
-// RangeSets gives the range sets that a HostLocal was made with, with their defaults filled in
-// and without their names.
+// RangeSets returns the range sets of the configuration, with their defaults filled in and without their names.
 func (h *HostLocal) RangeSets() []RangeSet {
 	sets := make([]RangeSet, len(h.pool))
 	for i, set := range h.pool {
@@ -509,17 +561,20 @@ func (h *HostLocal) RangeSets() []RangeSet {
 
 // Pools counts the reservations of each range set. It takes no lock and changes nothing.
 func (h *HostLocal) Pools(ctx context.Context) ([]Pool, error) {
-	if err := h.ready(); err != nil {
+	if err := h.checkMade(); err != nil {
 		return nil, err
 	}
+
 	addrs, err := h.store.list()
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
+
 	pools := make([]Pool, len(h.pool))
 	for i, set := range h.pool {
 		name := strings.TrimPrefix(strings.TrimPrefix(set.String(), "range set "), "range ")
-		pools[i] = Pool{Name: name, IPv6: set.ranges[0].start.Is6(), Size: set.size(h.pool), Reserved: uint64(len(takenOf(addrs, h.pool, set)))}
+		pools[i] = Pool{Name: name, IPv6: set.ranges[0].start.Is6(), Size: set.size(h.pool),
+			Reserved: uint64(len(takenOf(addrs, h.pool, set)))}
 	}
 	return pools, nil
 }

@@ -11,29 +11,28 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/printable"
 )
 
-// The words are the reference's: a network has range sets, a set has ranges.
+// The terms are the reference plugin's: a network has range sets, and a set has ranges.
 
-// A RangeSet is a pool: an attachment gets one address from each set, out of the first
-// range that has one free. All ranges of a set are of one family, and no two ranges of a
-// network overlap.
+// A RangeSet is a pool. An attachment gets one address from each set, out of the first range with a free one. All
+// ranges of a set are of one family, and no two ranges of a network overlap.
 type RangeSet struct {
 	Ranges []Range `json:"ranges"`
-	// Name is what errors call the set, its place in a configuration, say; empty is
-	// "ranges[0]" for the first. Its ranges are called by it, as "ranges[0][1]".
+	// Name is the set's name in errors, such as its place in a configuration. If empty, it is "ranges[0]" for the
+	// first set. The set's ranges are then named "ranges[0][1]".
 	Name string `json:"name,omitempty"`
 }
 
 // A Range is a run of addresses within a subnet. Only Subnet is required.
 type Range struct {
 	Subnet netip.Prefix `json:"subnet"`
-	// RangeStart and RangeEnd are the first and the last address; by default those of
-	// the subnet, but for its own and the broadcast address.
+	// RangeStart and RangeEnd are the first and the last address. By default the range covers the subnet without the
+	// network's own and the broadcast address.
 	RangeStart netip.Addr `json:"rangeStart,omitzero"`
 	RangeEnd   netip.Addr `json:"rangeEnd,omitzero"`
-	// Gateway is given along with each address, and never as one; by default it is the
-	// subnet's first address. It may lie outside of the subnet.
+	// Gateway is returned with each address, and never assigned. By default it is the subnet's first address. It may
+	// lie outside of the subnet.
 	Gateway netip.Addr `json:"gateway,omitzero"`
-	// Name is what errors call the range; empty is by its set.
+	// Name is the range's name in errors. If empty, it is derived from the name of the set.
 	Name string `json:"name,omitempty"`
 }
 
@@ -45,14 +44,13 @@ type ipRange struct {
 	gateway netip.Addr
 }
 
-// A rangeSet is a RangeSet that was found to be good.
+// A rangeSet is a checked RangeSet.
 type rangeSet struct {
 	ranges []ipRange
 	name   string
 }
 
-// A pool is all sets of a network. The index of a set is part of the on-disk
-// format (last_reserved_ip.<index>).
+// A pool holds all sets of a network. The index of a set is part of the on-disk format (last_reserved_ip.<index>).
 type pool []rangeSet
 
 // newPool checks the ranges and fills in their defaults.
@@ -68,39 +66,45 @@ func newPool(sets []RangeSet) (pool, error) {
 		}
 		p = append(p, set)
 	}
+
 	return p, p.checkOverlaps()
 }
 
-// newRangeSet builds one set.
+// newRangeSet checks one set and fills in its defaults.
 func newRangeSet(conf RangeSet) (rangeSet, error) {
 	set := rangeSet{name: conf.Name}
 	if len(conf.Ranges) == 0 {
 		return set, newError(tombolo.ErrInvalid, "%s is an empty list of ranges", set.name)
 	}
+
 	for i, one := range conf.Ranges {
 		if one.Name == "" {
 			one.Name = fmt.Sprintf("%s[%d]", set.name, i)
 		}
+
 		r, err := newRange(one)
 		if err != nil {
 			return set, err
 		}
+
 		for _, other := range set.ranges {
 			if other.start.Is4() != r.start.Is4() {
-				return set, newError(tombolo.ErrInvalid, "%s mixes IPv4 and IPv6: put %s and %s into sets of their own", set.name, other.subnet, r.subnet)
+				return set, newError(tombolo.ErrInvalid, "%s mixes IPv4 and IPv6: put %s and %s into sets of their own",
+					set.name, other.subnet, r.subnet)
 			}
 			if other.overlaps(r) {
 				return set, newError(tombolo.ErrInvalid, "%s: ranges %s and %s overlap", set.name, other, r)
 			}
 		}
+
 		set.ranges = append(set.ranges, r)
 	}
+
 	return set, nil
 }
 
-// newRange checks one range and fills in its defaults: the gateway is the
-// subnet's first address, the range all addresses but the network's and, in
-// IPv4, the broadcast address.
+// newRange checks one range and fills in its defaults. The gateway is the subnet's first address. The range covers
+// all addresses except the network's and, in IPv4, the broadcast address.
 func newRange(conf Range) (ipRange, error) {
 	fail := func(format string, args ...any) (ipRange, error) {
 		return ipRange{}, newError(tombolo.ErrInvalid, "%s: %s", conf.Name, fmt.Sprintf(format, args...))
@@ -116,6 +120,7 @@ func newRange(conf Range) (ipRange, error) {
 	case subnet.Bits() > subnet.Addr().BitLen()-2:
 		return fail("subnet %s is too small to allocate from", subnet)
 	}
+
 	first, last := subnet.Addr().Next(), lastHost(subnet)
 	r := ipRange{subnet: subnet, start: first, end: last, gateway: first}
 	for _, bound := range []struct {
@@ -131,6 +136,7 @@ func newRange(conf Range) (ipRange, error) {
 		if !bound.from.IsValid() {
 			continue
 		}
+
 		addr := bound.from.Unmap()
 		switch {
 		case addr.Zone() != "":
@@ -140,16 +146,19 @@ func newRange(conf Range) (ipRange, error) {
 		case !bound.free && !subnet.Contains(addr):
 			return fail("%s %s is not in subnet %s", bound.name, addr, subnet)
 		}
+
 		*bound.to = addr
 	}
+
 	if r.end.Less(r.start) {
 		return fail("rangeEnd %s is before rangeStart %s", r.end, r.start)
 	}
+
 	return r, nil
 }
 
-// lastHost is the last address of a subnet that a range has by default: in IPv4
-// the one before the broadcast address.
+// lastHost returns the last address of a subnet's default range. In IPv4 that is the last address before the
+// broadcast address.
 func lastHost(subnet netip.Prefix) netip.Addr {
 	bytes := subnet.Addr().AsSlice()
 	for bit := subnet.Bits(); bit < len(bytes)*8; bit++ {
@@ -162,36 +171,38 @@ func lastHost(subnet netip.Prefix) netip.Addr {
 	return last
 }
 
-// checkOverlaps refuses sets that could give the same address.
+// checkOverlaps returns an error if two sets have a common address.
 func (p pool) checkOverlaps() error {
 	for i, set := range p {
 		for _, other := range p[i+1:] {
 			for _, a := range set.ranges {
 				for _, b := range other.ranges {
 					if a.overlaps(b) {
-						return newError(tombolo.ErrInvalid, "range %s in %s overlaps range %s in %s", a, set.name, b, other.name)
+						return newError(tombolo.ErrInvalid, "range %s in %s overlaps range %s in %s", a, set.name, b,
+							other.name)
 					}
 				}
 			}
 		}
 	}
+
 	return nil
 }
 
-// isGateway reports whether any range of the network has addr as its gateway.
-// Such an address is never given, also not out of another range.
+// isGateway reports whether addr is the gateway of any range of the network. Such an address is never assigned, not
+// even out of another range.
 func (p pool) isGateway(addr netip.Addr) bool {
 	return slices.ContainsFunc(p, func(s rangeSet) bool {
 		return slices.ContainsFunc(s.ranges, func(r ipRange) bool { return r.gateway == addr })
 	})
 }
 
-// contains reports whether any set can give addr.
+// contains reports whether addr is in any set.
 func (p pool) contains(addr netip.Addr) bool {
 	return slices.ContainsFunc(p, func(s rangeSet) bool { return s.rangeOf(addr) != nil })
 }
 
-// rangeOf returns the range that addr is in, or nil.
+// rangeOf returns the range with addr, or nil.
 func (s rangeSet) rangeOf(addr netip.Addr) *ipRange {
 	for i := range s.ranges {
 		if s.ranges[i].contains(addr) {
@@ -201,8 +212,7 @@ func (s rangeSet) rangeOf(addr netip.Addr) *ipRange {
 	return nil
 }
 
-// size is the number of addresses that the set can give, gateways not among
-// them. It saturates.
+// size returns the number of addresses that the set can assign, without gateways. It saturates at math.MaxUint64.
 func (s rangeSet) size(p pool) uint64 {
 	var total uint64
 	for _, r := range s.ranges {
@@ -217,10 +227,11 @@ func (s rangeSet) size(p pool) uint64 {
 		}
 		total += n
 	}
+
 	return total
 }
 
-// gateways lists the gateways of all ranges, each once.
+// gateways returns the gateways of all ranges, each once.
 func (p pool) gateways() []netip.Addr {
 	var gateways []netip.Addr
 	for _, set := range p {
@@ -233,7 +244,7 @@ func (p pool) gateways() []netip.Addr {
 	return gateways
 }
 
-// String names the set for an operator: "range 10.1.0.0/24", or all ranges.
+// String returns the set's name for an operator: "range 10.1.0.0/24", or a list of all ranges.
 func (s rangeSet) String() string {
 	kind := "range set "
 	if len(s.ranges) == 1 {
@@ -247,13 +258,12 @@ func (r ipRange) contains(addr netip.Addr) bool {
 	return addr.BitLen() == r.start.BitLen() && !addr.Less(r.start) && !r.end.Less(addr)
 }
 
-// overlaps reports whether the ranges share an address. Of two runs that do,
-// one starts inside of the other.
+// overlaps reports whether the ranges share an address. If they do, one of them starts inside the other.
 func (r ipRange) overlaps(other ipRange) bool {
 	return r.contains(other.start) || other.contains(r.start)
 }
 
-// size counts the addresses from start to end, and saturates.
+// size returns the number of addresses from start to end. It saturates at math.MaxUint64.
 func (r ipRange) size() uint64 {
 	startHigh, startLow := halves(r.start)
 	endHigh, endLow := halves(r.end)
@@ -263,15 +273,13 @@ func (r ipRange) size() uint64 {
 	return endLow - startLow + 1
 }
 
-// halves splits an address into two numbers; that of IPv4 is in the low one,
-// less a constant.
+// halves splits an address into two numbers. An IPv4 address is in the low one, plus a constant.
 func halves(addr netip.Addr) (high, low uint64) {
 	bytes := addr.As16()
 	return binary.BigEndian.Uint64(bytes[:8]), binary.BigEndian.Uint64(bytes[8:])
 }
 
-// String is the subnet where the range is all of it, else the ends and the
-// subnet.
+// String returns the subnet if the range covers all of it, else the ends and the subnet.
 func (r ipRange) String() string {
 	if r.start == r.subnet.Addr().Next() && r.end == lastHost(r.subnet) {
 		return r.subnet.String()
@@ -279,19 +287,18 @@ func (r ipRange) String() string {
 	return fmt.Sprintf("%s-%s of %s", r.start, r.end, r.subnet)
 }
 
-// A cursor walks once over the addresses of a set, round and round from the one
-// after the last that was given, so that an address that was just released
-// rests as long as possible.
+// A cursor visits the addresses of a set once. It starts after the last assigned address and wraps around, so that a
+// released address rests as long as possible.
 type cursor struct {
 	set   rangeSet
 	pool  pool
-	index int        // of the range that at is in
+	index int        // index of the range with at
 	at    netip.Addr // the next candidate
-	stop  netip.Addr // the first candidate, once that has been returned
+	stop  netip.Addr // the first candidate, after it was returned
 }
 
-// from starts a cursor. Where last is not in the set (or is no address), it
-// starts at the beginning.
+// from returns a cursor that starts after last. If last is not in the set, or no address, the cursor starts at the
+// beginning.
 func (s rangeSet) from(last netip.Addr, p pool) *cursor {
 	c := &cursor{set: s, pool: p, at: s.ranges[0].start}
 	for i, r := range s.ranges {
@@ -303,8 +310,7 @@ func (s rangeSet) from(last netip.Addr, p pool) *cursor {
 	return c
 }
 
-// advance moves to the address after at, which is the start of the next range
-// at the end of one.
+// advance moves to the next address. After the end of a range this is the start of the next range.
 func (c *cursor) advance() {
 	if c.at == c.set.ranges[c.index].end {
 		c.index = (c.index + 1) % len(c.set.ranges)
@@ -314,17 +320,18 @@ func (c *cursor) advance() {
 	c.at = c.at.Next()
 }
 
-// next returns the next candidate with its range, or false when each has been
-// returned once.
+// next returns the next candidate with its range. It returns false after it has returned each candidate once.
 func (c *cursor) next() (netip.Addr, *ipRange, bool) {
 	for {
 		if c.at == c.stop {
 			return netip.Addr{}, nil, false
 		}
+
 		addr, r := c.at, &c.set.ranges[c.index]
 		if !c.stop.IsValid() {
 			c.stop = addr
 		}
+
 		c.advance()
 		if !c.pool.isGateway(addr) {
 			return addr, r, true

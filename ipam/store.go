@@ -21,15 +21,12 @@ import (
 )
 
 const (
-	// lastPrefix and the index of a range set make the name of the file with
-	// the address that was given last.
+	// lastPrefix, followed by the index of a range set, is the name of the file with the last assigned address.
 	lastPrefix = "last_reserved_ip."
-	// maxLast bounds what is read of it, in bytes; an IPv6 address has at most
-	// 39.
+	// maxLast is the number of bytes read from that file. An IPv6 address has at most 39.
 	maxLast = 64
-	// maxProbes is how many candidates in a row are found taken one by one,
-	// before the directory is read instead. Below that many, probing is cheaper
-	// also than reading a small directory.
+	// maxProbes is the number of taken candidates after which nextFree lists the directory. Up to this number,
+	// probing is cheaper than listing even a small directory.
 	maxProbes = 8
 )
 
@@ -37,22 +34,23 @@ const (
 type store struct {
 	dir     string
 	network string
-	wait    time.Duration // for the lock
+	wait    time.Duration // maximum wait for the lock
 	node    Node
 }
 
-// ioError returns an error of a system call, with what it was for.
+// ioError returns an error about a failed operation on the directory.
 func (s *store) ioError(doing string, err error) error {
 	return newError(err, "network %q: %s: %s", s.network, doing, err)
 }
 
+// warnf sends a message to Node.Warn.
 func (s *store) warnf(format string, args ...any) {
 	if s.node.Warn != nil {
 		s.node.Warn(fmt.Sprintf("network %q: %s", s.network, fmt.Sprintf(format, args...)))
 	}
 }
 
-// create makes the directory, with the mode that the reference gives it.
+// create creates the directory, with the reference plugin's mode.
 func (s *store) create() error {
 	if err := os.MkdirAll(s.dir, 0o755); err != nil {
 		return s.ioError("make the directory of the reservations", err)
@@ -60,37 +58,39 @@ func (s *store) create() error {
 	return nil
 }
 
-// path is the reservation file of addr. Its name is the canonical text of the
-// address, on which package netip and the reference agree, IPv6 included.
+// path returns the path of addr's reservation file. Its name is the canonical text of the address, which package
+// netip and the reference plugin write alike, also for IPv6.
 func (s *store) path(addr netip.Addr) string { return s.dir + "/" + addr.String() }
 
-// read returns the attachment that holds addr. A file that cannot be read, since it is a directory, say,
-// is a foreign one. The error is that there is no file; or that it could not be read this
-// time, so that its owner is not known.
+// read returns the reservation of addr. A file that cannot be read because of its kind, such as a directory, is
+// foreign and no error. An error means that there is no file (fs.ErrNotExist), or that the disk or machine failed and
+// the owner is unknown.
 func (s *store) read(addr netip.Addr) (reservation, reservationState, error) {
 	data, err := readFile(s.path(addr), maxReservation)
 	if errors.Is(err, fs.ErrNotExist) {
 		return reservation{}, 0, err
 	}
+
 	if isFault(err) {
 		return reservation{}, stateForeign, s.ioError("read the reservation of "+addr.String(), err)
 	}
+
 	if err != nil {
 		return reservation{}, stateForeign, nil
 	}
+
 	held, state := parseReservation(data)
 	return held, state, nil
 }
 
-// isFault says that an error is the disk's or the machine's, and not about what the file
-// is.
+// isFault reports whether an error comes from the disk or the machine, and not from the kind of the file.
 func isFault(err error) bool {
 	return slices.ContainsFunc([]error{unix.EIO, unix.ENOMEM, unix.EMFILE, unix.ENFILE, unix.ESTALE, unix.ETIMEDOUT},
 		func(fault error) bool { return errors.Is(err, fault) })
 }
 
-// isOwner reports whether r is a reservation of owner; old says that it names
-// the container only, so that it may be that of another interface.
+// isOwner reports whether r is a reservation of owner. old reports whether r names only the container, and may belong
+// to another interface of it.
 func (s *store) isOwner(r reservation, owner Owner) (is, old bool) {
 	if r.hash != "" {
 		return s.node.Hash != nil && r.hash == s.node.Hash(owner), false
@@ -101,7 +101,7 @@ func (s *store) isOwner(r reservation, owner Owner) (is, old bool) {
 	return r.ifName == owner.IfName || r.ifName == "", r.ifName == ""
 }
 
-// list returns the addresses that have a file, in no order.
+// list returns the addresses with a file, in no order.
 func (s *store) list() ([]netip.Addr, error) {
 	dir, err := os.Open(s.dir)
 	if err != nil {
@@ -112,6 +112,7 @@ func (s *store) list() ([]netip.Addr, error) {
 	if err != nil {
 		return nil, s.ioError("list the reservations", err)
 	}
+
 	addrs := make([]netip.Addr, 0, len(names))
 	for _, name := range names {
 		addr, err := netip.ParseAddr(name)
@@ -119,11 +120,12 @@ func (s *store) list() ([]netip.Addr, error) {
 			addrs = append(addrs, addr)
 		}
 	}
+
 	return addrs, nil
 }
 
-// reserve makes a reservation of addr. It reports false if there is one; ErrDuplicate
-// if that is of the same owner, whose container is known.
+// reserve creates a reservation of addr. It returns false if there is one already, and ErrDuplicate if that one
+// belongs to the same owner.
 func (s *session) reserve(addr netip.Addr, r reservation) (bool, error) {
 	path, owner := s.path(addr), Owner{ContainerID: r.containerID, IfName: r.ifName}
 	for range 2 {
@@ -131,9 +133,11 @@ func (s *session) reserve(addr netip.Addr, r reservation) (bool, error) {
 		if err == nil {
 			return true, nil
 		}
+
 		if !errors.Is(err, fs.ErrExist) {
 			return false, s.ioError("reserve "+addr.String(), err)
 		}
+
 		held, state, err := s.read(addr)
 		switch {
 		case err != nil, state == stateForeign:
@@ -146,16 +150,17 @@ func (s *session) reserve(addr netip.Addr, r reservation) (bool, error) {
 			}
 			return false, nil
 		}
-		// Creators hold the lock until the file is whole, and we hold it now:
-		// this one's is dead.
+
+		// A creator holds the lock until its file is complete. We hold the lock now, so this file's creator is dead.
 		if err := s.reclaim(addr); err != nil {
 			return false, err
 		}
 	}
+
 	return false, nil
 }
 
-// reclaim removes a file that its creator did not live to write.
+// reclaim removes the file of a creator that died before it had written the content.
 func (s *session) reclaim(addr netip.Addr) error {
 	s.warnf("reclaimed %s: its file is empty or cut short, so the process that reserved it died meanwhile", addr)
 	if err := file.Remove(s.path(addr)); err != nil {
@@ -164,7 +169,7 @@ func (s *session) reclaim(addr netip.Addr) error {
 	return nil
 }
 
-// release removes the reservation of addr. The caller has checked its owner.
+// release removes the reservation of addr. The caller has checked the owner.
 func (s *session) release(addr netip.Addr) error {
 	if err := file.Remove(s.path(addr)); err != nil {
 		return s.ioError("release "+addr.String(), err)
@@ -172,15 +177,15 @@ func (s *session) release(addr netip.Addr) error {
 	return nil
 }
 
-// A lastFile has the address that a range set gave last. It is kept open from the reading to the writing. It only
-// spreads the addresses, so its faults are passed over.
+// A lastFile is the open file with the last address that a range set assigned. It stays open between reading and
+// writing. It only serves to spread the addresses, so its errors are ignored.
 type lastFile struct {
 	fd   int
 	addr netip.Addr
-	size int // of its content
+	size int // bytes in the file
 }
 
-// openLast reads last_reserved_ip.<index>.
+// openLast opens and reads last_reserved_ip.<index>.
 func (s *session) openLast(index int) *lastFile {
 	path := s.dir + "/" + lastPrefix + strconv.Itoa(index)
 	fd, err := file.OpenAny(path, unix.O_RDWR|unix.O_CREAT)
@@ -191,7 +196,7 @@ func (s *session) openLast(index int) *lastFile {
 	return &lastFile{fd, parseLast(data), len(data)}
 }
 
-// parseLast reads the content of a last_reserved_ip file; the zero Addr stands for one that is no address.
+// parseLast parses the content of a last_reserved_ip file. It returns the zero Addr if the content is no address.
 func parseLast(data []byte) netip.Addr {
 	addr, err := netip.ParseAddr(strings.TrimSpace(string(data)))
 	if err != nil || addr.Zone() != "" {
@@ -200,9 +205,8 @@ func parseLast(data []byte) netip.Addr {
 	return addr.Unmap()
 }
 
-// write stores addr. The content is replaced before the file is cut, never
-// after: on ext4 a file that was cut to nothing is written to disk at its
-// close.
+// write stores addr. It overwrites the content first and then truncates the file. The other order would be slow,
+// since ext4 writes a file that was truncated to nothing to disk when it is closed.
 func (l *lastFile) write(addr netip.Addr) {
 	text := addr.String()
 	if file.WriteAll(l.fd, lastPrefix, []byte(text)) == nil && len(text) < l.size {
@@ -212,12 +216,11 @@ func (l *lastFile) write(addr netip.Addr) {
 
 func (l *lastFile) close() { _ = unix.Close(l.fd) }
 
-// The directory is the reference plugin's too, and its files may be any user's: they are
-// opened by file.OpenAny, not by file.Open.
+// The directory may be the reference plugin's too, and its files may belong to any user. So they are opened by
+// file.OpenAny and not by file.Open.
 
-// readAt reads up to limit bytes from the start of fd, and one more to show
-// that there are more. Of a regular file, which all of ours are, one call
-// returns that much or all there is.
+// readAt reads up to limit+1 bytes from the start of fd. The extra byte shows that there is more than limit. For a
+// regular file one call of pread returns all of it.
 func readAt(fd int, path string, limit int) ([]byte, error) {
 	buf := make([]byte, limit+1)
 	n, err := file.Restart(func() (int, error) { return unix.Pread(fd, buf, 0) })
@@ -227,8 +230,7 @@ func readAt(fd int, path string, limit int) ([]byte, error) {
 	return buf[:n], nil
 }
 
-// readFile reads up to limit+1 bytes of the file at path. It does not wait for
-// the writer of a pipe.
+// readFile reads up to limit+1 bytes of the file at path. If path is a named pipe, it does not wait for a writer.
 func readFile(path string, limit int) ([]byte, error) {
 	fd, err := file.OpenAny(path, unix.O_RDONLY)
 	if err != nil {
@@ -238,18 +240,20 @@ func readFile(path string, limit int) ([]byte, error) {
 	return readAt(fd, path, limit)
 }
 
-// createFile makes a file that was not there, or fails with EEXIST. Where it
-// cannot be written whole it is removed again.
+// createFile creates a new file, or returns EEXIST. If it cannot write the whole content, it removes the file again.
 func createFile(path, text string) error {
 	fd, err := file.OpenAny(path, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL)
 	if err != nil {
 		return err
 	}
+
 	err = file.WriteAll(fd, path, []byte(text))
-	// Some file systems say only at the close that there was no room.
+
+	// Some file systems report only at close that there was no room.
 	if closeErr := unix.Close(fd); err == nil {
 		err = file.PathError("close", path, closeErr)
 	}
+
 	if err != nil {
 		return errors.Join(err, file.Remove(path))
 	}
@@ -257,27 +261,27 @@ func createFile(path, text string) error {
 }
 
 const (
-	// lockName is the file that the reference plugin locks with flock, and we.
+	// lockName is the file that the reference plugin and we lock with flock.
 	lockName = "lock"
-	// defaultLockWait is how long a verb waits for that lock.
+	// defaultLockWait is the default of Config.LockWait.
 	defaultLockWait = 5 * time.Second
 )
 
-// A session is a store whose lock is held. The methods that change the directory are session's.
+// A session is a store whose lock is held. All methods that change the directory belong to session.
 type session struct {
 	*store
-	fd    int // of the lock file
+	fd    int // the open lock file
 	order *lockorder.Held
 }
 
-// lock waits for the lock of the directory, at most for s.wait and until ctx
-// ends. The error matches ErrLocked where another process has it, and
-// fs.ErrNotExist where there is no directory.
+// lock waits for the lock of the directory until s.wait is over or ctx ends. The error matches ErrLocked if another
+// process has the lock, and fs.ErrNotExist if there is no directory.
 func (s *store) lock(ctx context.Context) (*session, error) {
 	path := filepath.Join(s.dir, lockName)
 	if err := ctx.Err(); err != nil {
 		return nil, newError(errors.Join(ErrLocked, err), "network %q: wait for the lock %s: %s", s.network, path, err)
 	}
+
 	order := lockorder.Wait(lockorder.Reservations)
 	fd, err := s.flock(ctx, path)
 	if err != nil {
@@ -287,20 +291,22 @@ func (s *store) lock(ctx context.Context) (*session, error) {
 	return &session{store: s, fd: fd, order: order}, nil
 }
 
-// flock opens and locks the file, which may be any user's.
+// flock opens and locks the lock file, which may belong to any user.
 func (s *store) flock(ctx context.Context, path string) (int, error) {
 	fd, err := file.OpenAny(path, unix.O_RDONLY|unix.O_CREAT)
 	if err != nil {
 		return -1, s.ioError("lock the reservations", err)
 	}
+
 	try := func() (bool, error) { return file.TryFlock(fd, unix.LOCK_EX) }
 	had, err := try()
 	if !had && err == nil {
-		// Only now is a timer worth its price.
+		// Set a timer only now, since the lock is usually free.
 		ctx, cancel := context.WithTimeout(ctx, s.wait)
 		defer cancel()
 		err = file.Await(ctx, path, try)
 	}
+
 	switch {
 	case err == nil:
 		return fd, nil
@@ -309,67 +315,66 @@ func (s *store) flock(ctx context.Context, path string) (int, error) {
 	default:
 		err = s.ioError("lock the reservations", file.PathError("flock", path, err))
 	}
+
 	unix.Close(fd)
 	return -1, err
 }
 
-// unlock gives the lock back: closing its only descriptor does.
+// unlock releases the lock by closing its only descriptor.
 func (s *session) unlock() {
 	s.order.Release()
 	unix.Close(s.fd)
 }
 
-// lineBreak is between the lines of a reservation file. There is none at the
-// end.
+// lineBreak separates the lines of a reservation file. There is none at the end.
 const lineBreak = "\r\n"
 
-// hashPrefix starts a reservation whose owner is known only by the hash that
-// marks its link. A container ID cannot have a colon, so the reference plugin
-// takes such a file for that of a container it does not know.
+// hashPrefix begins a reservation whose owner is known only by the hash on its link. A container ID has no colon, so
+// the reference plugin sees such a file as the reservation of an unknown container.
 const hashPrefix = "tombolo:"
 
-// A reservation names the attachment that holds an address. The content of its file has one of
-// the forms
+// A reservation names the attachment that has an address. Its file has one of these forms:
 //
-//	<container>\r\n<interface>    what the reference plugin writes, and we
-//	<container>                   what it wrote before version 0.8
-//	tombolo:<hash>\r\n[<interface>]    what we write for an address that we found alive without a file
+//	<container>\r\n<interface>         written by the reference plugin and by us
+//	<container>                        written by the reference plugin before version 0.8
+//	tombolo:<hash>\r\n[<interface>]    written by us for a live address without a file
 type reservation struct {
 	containerID string
 	ifName      string // empty in the second form
-	hash        string // of the third form, which has no containerID
+	hash        string // only in the third form, which has no containerID
 }
 
-// reservation is what an attachment's file has.
+// reservation returns the reservation of an attachment.
 func (o Owner) reservation() reservation {
 	return reservation{containerID: o.ContainerID, ifName: o.IfName}
 }
 
-// A reservationState is what the content of a file turned out to be.
+// A reservationState classifies the content of a reservation file.
 type reservationState int
 
 const (
 	stateHeld      reservationState = iota // a reservation
-	stateTruncated                         // what a creator left that died before it had written all
-	stateForeign                           // something else: not ours to judge
+	stateTruncated                         // the creator died before it had written everything
+	stateForeign                           // something else, which we leave alone
 )
 
-// maxReservation bounds the content that is read, in bytes. A container ID may
-// be of any length; those of runtimes have 64.
+// maxReservation is the number of bytes read from a reservation file. A container ID may have any length; those of
+// runtimes have 64.
 const maxReservation = 1024
 
-// parseReservation reads the content of a reservation file. Content that it does not understand is foreign, and
-// never an error.
+// parseReservation parses the content of a reservation file. Content of another format is foreign, and never an
+// error.
 func parseReservation(data []byte) (reservation, reservationState) {
 	text := string(data)
 	if len(data) > maxReservation {
 		return reservation{}, stateForeign
 	}
-	// A file may come out of a power failure with its length but without its
-	// content.
+
+	// After a power failure a file may have its length but not its content.
 	if strings.Trim(text, "\x00 \t\r\n") == "" {
 		return reservation{}, stateTruncated
 	}
+
 	trimmed := strings.TrimSpace(text)
 	first, second, _ := strings.Cut(trimmed, lineBreak)
 	if hash, ok := strings.CutPrefix(first, hashPrefix); ok {
@@ -378,6 +383,7 @@ func parseReservation(data []byte) (reservation, reservationState) {
 		}
 		return reservation{hash: hash, ifName: second}, stateHeld
 	}
+
 	switch {
 	case !ident.IsIdentifier(first):
 		return reservation{}, stateForeign
@@ -391,7 +397,7 @@ func parseReservation(data []byte) (reservation, reservationState) {
 	}
 }
 
-// content is the file of r.
+// content returns the file's content for r.
 func (r reservation) content() string {
 	switch {
 	case r.hash != "":

@@ -16,35 +16,41 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// Link is the interface of a pod that has what a lease comes to.
+// Link is a pod's interface that has a lease.
 type Link struct {
-	Conn     *nl.Conn // of the pod's namespace
+	Conn     *nl.Conn // a socket in the pod's namespace
 	Index    int
 	Name     string
-	Priority int // the metric of routes
+	Priority int // the metric of the lease's routes
 }
 
-// Apply gives the pod addresses, for as long as they are valid and preferred (as dhcpc.Lease.Left has it), so that the
-// kernel itself ends them if everything of ours dies. It sets the MTU unless that is 0: the pod's alone, since the
-// host's bridge is not the server's. Each route is made by set.
-func (l *Link) Apply(ctx context.Context, a Applied, valid, preferred time.Duration, set func(context.Context, *route.Conn, route.Route) error) error {
+// Apply adds the lease's addresses and routes to the pod. The addresses get the lifetimes valid and preferred (see
+// dhcpc.Lease.Left), so that the kernel removes them in time even if all of our processes die. Apply sets the MTU
+// unless it is 0, of the pod's interface only, since the server has no say in the host's bridge. It calls set for
+// each route.
+func (l *Link) Apply(ctx context.Context, a Applied, valid, preferred time.Duration,
+	set func(context.Context, *route.Conn, route.Route) error) error {
 	var errs []error
 	if a.MTU != 0 {
 		var b nl.Batch
 		link.Request{Name: l.Name, MTU: &a.MTU}.Set(&b, "set MTU of link", l.Name)
 		errs = append(errs, l.Conn.Execute(&b))
 	}
+
 	for _, p := range a.Addresses {
-		own := addr.Address{Link: l.Index, Prefix: p, Broadcast: addr.Broadcast(p), Valid: Lifetime(valid, time.Second), Preferred: Lifetime(preferred, 0)}
+		own := addr.Address{Link: l.Index, Prefix: p, Broadcast: addr.Broadcast(p), Valid: Lifetime(valid, time.Second),
+			Preferred: Lifetime(preferred, 0)}
 		errs = append(errs, addr.On(l.Conn).Replace(ctx, own))
 	}
+
 	for _, r := range a.Routes {
 		errs = append(errs, set(ctx, route.On(l.Conn), RouteOf(r, l.Index, l.Priority)))
 	}
+
 	return errors.Join(errs...)
 }
 
-// Withdraw takes routes and addresses away. It is no error if they are gone.
+// Withdraw removes the lease's routes and addresses. It is no error if they are gone.
 func (l *Link) Withdraw(ctx context.Context, a Applied) error {
 	var errs []error
 	for _, r := range slices.Backward(a.Routes) {
@@ -56,14 +62,14 @@ func (l *Link) Withdraw(ctx context.Context, a Applied) error {
 	return errors.Join(errs...)
 }
 
-// Replace has a route replace what is in its place, of whichever link.
+// Replace sets a route, and replaces an existing route to the same destination, whatever link that one uses.
 func Replace(ctx context.Context, routes *route.Conn, r route.Route) error {
 	_, err := routes.Ensure(ctx, r)
 	return err
 }
 
-// ReplaceOwn returns a function that sets a route of a pod's lease, in place of the route that the lease had before,
-// which is in had. Any other route to the destination stays: the pod's owner has set it.
+// ReplaceOwn returns a function that sets a route of a pod's lease. It replaces only routes in had, which the lease
+// had before. Any other route to the destination belongs to the pod's owner. Then it changes nothing.
 func ReplaceOwn(had []dhcpc.Route) func(context.Context, *route.Conn, route.Route) error {
 	return func(ctx context.Context, routes *route.Conn, r route.Route) error {
 		foreign := false
@@ -85,19 +91,22 @@ func (l *Link) Keeps(ctx context.Context, a Applied) (Applied, error) {
 	if err != nil {
 		return has, err
 	}
+
 	for _, p := range a.Addresses {
-		// The kernel has an IPv6 address only once, perhaps with the prefix length that the pod formed it with.
+		// The kernel has an IPv6 address only once. Its prefix length may be the one that the pod formed it with.
 		if slices.ContainsFunc(addresses, func(o addr.Address) bool {
 			return o.Prefix == p || p.Addr().Is6() && o.Prefix.Addr() == p.Addr()
 		}) {
 			has.Addresses = append(has.Addresses, p)
 		}
 	}
+
 	if len(a.Routes) == 0 {
 		return has, nil
 	}
 
-	routes, err := route.On(l.Conn).List(ctx, route.Filter{Family: unix.AF_INET, Table: unix.RT_TABLE_MAIN, Link: l.Index})
+	routes, err := route.On(l.Conn).List(ctx,
+		route.Filter{Family: unix.AF_INET, Table: unix.RT_TABLE_MAIN, Link: l.Index})
 	for _, r := range a.Routes {
 		want := RouteOf(r, l.Index, l.Priority)
 		if slices.ContainsFunc(routes, func(o route.Route) bool {
@@ -106,11 +115,13 @@ func (l *Link) Keeps(ctx context.Context, a Applied) (Applied, error) {
 			has.Routes = append(has.Routes, r)
 		}
 	}
+
 	return has, err
 }
 
-// Lifetime returns a lifetime for the kernel: left, but no less than least. A left below 0 is for ever, which is nil.
-// The kernel refuses a valid lifetime of 0 s, and takes the largest number of seconds to mean for ever.
+// Lifetime converts the remaining time of a lease into a lifetime for the kernel. It returns at least least, and nil,
+// which means for ever, if left is negative. The kernel refuses a valid lifetime of 0 s, and takes the largest number
+// of seconds to mean for ever.
 func Lifetime(left, least time.Duration) *time.Duration {
 	if left < 0 {
 		return nil

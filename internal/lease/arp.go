@@ -14,8 +14,8 @@ import (
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
 )
 
-// WhoHas sends an ARP probe (RFC 5227), which changes no neighbour table, from a link with a MAC, and returns the MACs
-// of other machines that answer for the address within the time.
+// WhoHas returns the MACs of other machines that have the address a. It sends one ARP probe (RFC 5227), which changes
+// no neighbour table, from the link with the MAC own, and collects answers for the time within.
 func WhoHas(ctx context.Context, link int, own net.HardwareAddr, a netip.Addr, within time.Duration) (
 	list []net.HardwareAddr, _ error,
 ) {
@@ -35,12 +35,15 @@ func WhoHas(ctx context.Context, link int, own net.HardwareAddr, a netip.Addr, w
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			return list, nil
 		}
+
 		if err != nil {
 			return nil, err
 		}
+
 		if p.ARP == nil || p.ARP.SenderIP != a || !p.ARP.Reply {
 			continue
 		}
+
 		mac := net.HardwareAddr(p.ARP.SenderMAC)
 		isMAC := func(have net.HardwareAddr) bool { return bytes.Equal(have, mac) }
 		if !isMAC(own) && !slices.ContainsFunc(list, isMAC) {

@@ -9,10 +9,10 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 )
 
-// Clock tells the id of this boot, and how long ago it was; the time that the machine slept counts.
+// Clock returns the id of this boot and the time since the boot, including the time in suspend.
 type Clock func() (boot string, up time.Duration, _ error)
 
-// kernelClock goes by CLOCK_BOOTTIME.
+// kernelClock returns a Clock that reads CLOCK_BOOTTIME.
 func kernelClock() Clock {
 	id := sync.OnceValues(state.BootID)
 	return func() (string, time.Duration, error) {
@@ -21,11 +21,11 @@ func kernelClock() Clock {
 	}
 }
 
-// A lease's times are on disk by the wall clock, with the time at which the machine booted by that
-// same clock (Booted). Within that boot their distance from Booted counts, however the clock is set; in another boot
-// the wall clock is all that there is. In memory they go by the process's monotonic clock.
+// On disk, a lease's times are wall clock times. The record also has the time of the boot by the same clock (Booted).
+// Within that boot only a time's distance from Booted counts, so setting the clock does no harm. In another boot
+// there is nothing but the wall clock. In memory, times follow the process's monotonic clock.
 
-// toDisk gives a record as its file is to have it.
+// toDisk returns a copy of the record with the times for its file.
 func (d *Dir) toDisk(r *Record) (*Record, error) {
 	_, up, err := d.Clock()
 	if err != nil {
@@ -38,16 +38,18 @@ func (d *Dir) toDisk(r *Record) (*Record, error) {
 	return out, nil
 }
 
-// fromDisk reads a record's file; see decode.
+// fromDisk decodes a record's file, and converts its times. It fails as decode does.
 func (d *Dir) fromDisk(data []byte) (*Record, error) {
 	r, err := decode(data)
 	if err != nil {
 		return nil, err
 	}
+
 	boot, up, err := d.Clock()
 	if err != nil {
 		return nil, err
 	}
+
 	booted := time.Now().Add(-up)
 	from := r.Booted
 	if r.Boot != boot || from.IsZero() {
@@ -56,7 +58,7 @@ func (d *Dir) fromDisk(data []byte) (*Record, error) {
 	return r.withTimes(func(t time.Time) time.Time { return booted.Add(t.Sub(from)) }), nil
 }
 
-// withTimes gives a copy of a record in which the times of leases are changed; the zero time stays.
+// withTimes returns a copy of the record with all times of its leases passed through change. Zero times stay.
 func (r *Record) withTimes(change func(time.Time) time.Time) *Record {
 	to := func(times ...*time.Time) {
 		for _, t := range times {
@@ -65,31 +67,36 @@ func (r *Record) withTimes(change func(time.Time) time.Time) *Record {
 			}
 		}
 	}
+
 	out := *r
 	if r.Lease != nil {
 		l := *r.Lease
 		to(&l.Obtained, &l.Renew, &l.Rebind, &l.Expire)
 		out.Lease = &l
 	}
+
 	if r.Six == nil {
 		return &out
 	}
+
 	six := *r.Six
 	if six.Lease != nil {
 		l := *six.Lease
 		to(&l.Obtained, &l.Renew, &l.Rebind, &l.Preferred, &l.Expire)
 		six.Lease = &l
 	}
+
 	if six.Information != nil {
 		i := *six.Information
 		to(&i.Until)
 		six.Information = &i
 	}
+
 	out.Six = &six
 	return &out
 }
 
-// TimeLeft says how long a lease of either family still runs.
+// TimeLeft returns the remaining time of a lease of either family, as text.
 func TimeLeft(l interface {
 	Infinite() bool
 	Left(time.Time) time.Duration

@@ -14,10 +14,10 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 )
 
-// DefaultDir is where the records are unless the configuration says otherwise.
+// DefaultDir is the directory of the records if the configuration names no other.
 const DefaultDir = "/var/lib/tombolo/leases"
 
-// The names of files. No hash has a dot in it, so that none of these clash.
+// Parts of file names. No hash contains a dot, so these names never clash.
 const (
 	recordSuffix = ".json"
 	lockSuffix   = ".lock"
@@ -25,16 +25,15 @@ const (
 	keeperLock   = "keeper.lock"
 )
 
-// A Dir is a directory of records. Its methods may be called from several goroutines
-// and processes at once.
+// A Dir is a directory of lease records. Several goroutines and processes may call its methods at once.
 type Dir struct {
 	path string
-	// Clock is the kernel's; a test sets one of its own.
+	// Clock is the kernel's clock. Tests replace it.
 	Clock Clock
 }
 
-// Open returns the directory at an absolute path. It makes no system call: the
-// directory appears when something is first written.
+// Open returns the directory at an absolute path. It makes no system call. The directory is created by the first
+// write.
 func Open(dir string) (*Dir, error) {
 	path, err := file.CleanDir(dir)
 	if err != nil {
@@ -46,8 +45,8 @@ func Open(dir string) (*Dir, error) {
 // Path returns the directory's path, cleaned.
 func (d *Dir) Path() string { return d.path }
 
-// private refuses a directory in which others may put records: by those the keeper enters
-// namespaces, and changes them and the host's firewall.
+// private returns an error if other users may write to the directory. The keeper trusts its records: it enters the
+// namespaces that they name, and changes these and the host's firewall.
 func (d *Dir) private() error {
 	var st unix.Stat_t
 	if err := unix.Stat(d.path, &st); err != nil {
@@ -55,13 +54,13 @@ func (d *Dir) private() error {
 	}
 	const others = 0o022
 	if st.Mode&others != 0 || st.Uid != 0 && int(st.Uid) != unix.Geteuid() {
-		return fmt.Errorf("others than root may write to %s (owner %d, mode %03o): chown root %[1]s && chmod 700 %[1]s", d.path, st.Uid, st.Mode&0o777)
+		return fmt.Errorf("others than root may write to %s (owner %d, mode %03o): chown root %[1]s && chmod 700 %[1]s",
+			d.path, st.Uid, st.Mode&0o777)
 	}
 	return nil
 }
 
-// RecordHash returns the hash of the record that a file of the directory holds. It is
-// false for every other file.
+// RecordHash returns the hash in the name of a record's file. It returns false for every other file.
 func RecordHash(name string) (hash string, ok bool) {
 	hash, ok = strings.CutSuffix(name, recordSuffix)
 	return hash, ok && ident.IsHash(hash)
@@ -71,7 +70,8 @@ func (d *Dir) recordPath(hash string) string { return d.path + "/" + hash + reco
 func (d *Dir) lockPath(hash string) string   { return d.path + "/" + hash + lockSuffix }
 func (d *Dir) tempPath(hash string) string   { return d.path + "/" + tempPrefix + hash }
 
-// Load reads a record. A missing one matches os.ErrNotExist; one that cannot be used is a *state.RecordError.
+// Load reads a record. If there is none, the error matches os.ErrNotExist. If it cannot be used, the error is a
+// *state.RecordError.
 func (d *Dir) Load(hash string) (*Record, error) {
 	if err := ident.CheckHash(hash); err != nil {
 		return nil, fmt.Errorf("load lease record: %w", err)
@@ -84,15 +84,18 @@ func (d *Dir) Load(hash string) (*Record, error) {
 	return r, nil
 }
 
+// load reads the record at path, and checks that it belongs to the hash.
 func (d *Dir) load(path, hash string) (*Record, error) {
 	data, err := file.Read(path, file.MaxRecord)
 	if err != nil {
 		return nil, err
 	}
+
 	r, err := d.fromDisk(data)
 	if err != nil {
 		return nil, err
 	}
+
 	if r.Hash() != hash {
 		return nil, fmt.Errorf("%w: it is the record of network %s, container %s, interface %s, whose file is %s%s",
 			file.ErrDamaged, r.Network, r.ContainerID, r.IfName, r.Hash(), recordSuffix)
@@ -100,13 +103,14 @@ func (d *Dir) load(path, hash string) (*Record, error) {
 	return r, nil
 }
 
-// Hashes lists the records that there are, in the order of their hashes, without
-// reading them. A missing directory has none.
+// Hashes returns the hashes of all records, sorted, without reading the records. It is no error if the directory is
+// missing.
 func (d *Dir) Hashes() ([]string, error) {
 	entries, err := os.ReadDir(d.path)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("list lease records: %w", err)
 	}
+
 	var list []string
 	for _, e := range entries {
 		if hash, ok := RecordHash(e.Name()); ok {
@@ -116,8 +120,8 @@ func (d *Dir) Hashes() ([]string, error) {
 	return list, nil
 }
 
-// List reads all records, in the order of their hashes. A record that cannot be used comes as a
-// *state.RecordError each; only where the directory cannot be read is there no answer.
+// List reads all records, sorted by hash. It returns each record that cannot be used as a *state.RecordError. The
+// error is set only if the directory cannot be read.
 func (d *Dir) List() ([]*Record, []*state.RecordError, error) {
 	hashes, err := d.Hashes()
 	if err != nil {
@@ -127,8 +131,8 @@ func (d *Dir) List() ([]*Record, []*state.RecordError, error) {
 	return found, bad, nil
 }
 
-// Recall gives the lease that a client had last, so that its next one can be asked
-// for the same address; nil if none is remembered.
+// Recall returns the record of the client's last lease, so that the client can request the same address again. It
+// returns nil if none is remembered.
 func (d *Dir) Recall(network string, clientID []byte) (*Record, error) {
 	r, err := d.Load(stickyHash(network, clientID))
 	if errors.Is(err, os.ErrNotExist) {
@@ -137,18 +141,18 @@ func (d *Dir) Recall(network string, clientID []byte) (*Record, error) {
 	return r, err
 }
 
-// Same gives the other records whose client is r's to a server: of the same network and
-// with the same client identifier or, where there is none, MAC address. Those that are
-// Sticky are left out, and those that cannot be read.
+// Same returns the other records of r's network whose client looks the same to a server: the client identifier or,
+// without one, the MAC address is equal. It leaves out Sticky records and those that cannot be read.
 func (d *Dir) Same(r *Record) ([]*Record, error) {
 	key := r.Client.key()
 	return d.having(key, func(other *Record) bool {
-		return other.Token != r.Token && other.State != Sticky && other.Network == r.Network && other.Client.key() == key
+		return other.Token != r.Token && other.State != Sticky && other.Network == r.Network &&
+			other.Client.key() == key
 	})
 }
 
-// having reads the records whose files have a text in them, and gives those that pass. After a boot that is asked for
-// every record, so few are to be decoded. Files that cannot be read are left out.
+// having returns the records whose files contain text and for which pass reports true. After a boot it is called for
+// every record, so it decodes only the few files that contain text. It leaves out files that cannot be read.
 func (d *Dir) having(text string, pass func(*Record) bool) ([]*Record, error) {
 	hashes, err := d.Hashes()
 	var found []*Record
@@ -161,5 +165,6 @@ func (d *Dir) having(text string, pass func(*Record) bool) ([]*Record, error) {
 			found = append(found, r)
 		}
 	}
+
 	return found, err
 }

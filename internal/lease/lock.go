@@ -14,12 +14,11 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/lockorder"
 )
 
-// ErrSuperseded says that a record has been replaced by that of a later ADD.
+// ErrSuperseded means that the record of a later ADD has replaced a record.
 var ErrSuperseded = errors.New("replaced by a later ADD")
 
-// Held is the lock of one record, until Close or the end of the process. It is not
-// safe for use by several goroutines at once. It comes before the lock of a state
-// directory: an ADD has it for as long as its server takes.
+// Held is the lock of one record, until Close or the end of the process. It is not safe for use by several goroutines
+// at once. It comes before the lock of a state directory, since an ADD holds it while the DHCP server works.
 type Held struct {
 	dir   *Dir
 	hash  string
@@ -27,12 +26,13 @@ type Held struct {
 	order *lockorder.Held
 }
 
-// Lock takes the lock of a record, which need not exist. It waits until ctx ends, and
-// then its error matches file.ErrLocked and ctx's.
+// Lock takes the lock of a record, which need not exist. It waits until ctx ends, and then the error matches
+// file.ErrLocked and ctx's error.
 func (d *Dir) Lock(ctx context.Context, hash string) (*Held, error) {
 	return d.lock(ctx, hash, lockorder.Lease)
 }
 
+// lock waits for the lock of a record. rank is its place in the order of locks.
 func (d *Dir) lock(ctx context.Context, hash string, rank lockorder.Rank) (h *Held, err error) {
 	order := lockorder.Wait(rank)
 	err = file.Await(ctx, d.lockPath(hash), func() (bool, error) {
@@ -43,12 +43,12 @@ func (d *Dir) lock(ctx context.Context, hash string, rank lockorder.Rank) (h *He
 		order.Release()
 		return nil, fmt.Errorf("lock lease record %s: %w", hash, err)
 	}
+
 	h.order = order
 	return h, nil
 }
 
-// TryLock is Lock that does not wait: both results are nil where another holds the
-// lock.
+// TryLock takes the lock of a record without waiting. It returns nil and no error if another process has the lock.
 func (d *Dir) TryLock(hash string) (*Held, error) {
 	h, err := d.tryLock(hash)
 	if err != nil {
@@ -74,11 +74,11 @@ func (d *Dir) tryLock(hash string) (*Held, error) {
 // Hash returns the record's hash.
 func (h *Held) Hash() string { return h.hash }
 
-// Load is Dir.Load, whose answer stays true as long as the lock is held.
+// Load reads the record. The record cannot change while the lock is held.
 func (h *Held) Load() (*Record, error) { return h.dir.Load(h.hash) }
 
-// Create writes a record with a new token, in the place of any that there is. It does not wait for the disk where
-// the record says Adding: after a power cut such a record has no owner.
+// Create writes a record with a new token, and replaces any existing one. If the record says Adding, Create does not
+// wait for the disk, since after a power cut such a record has no owner.
 func (h *Held) Create(r *Record) error {
 	r.Token = fmt.Sprintf("%016x", rand.Uint64())
 	if err := h.put(r); err != nil {
@@ -87,9 +87,8 @@ func (h *Held) Create(r *Record) error {
 	return nil
 }
 
-// Replace writes a record over the one of the same token. If that is gone the error
-// matches os.ErrNotExist, and if it is another's, ErrSuperseded; then nothing is
-// written.
+// Replace writes a record over the existing one with the same token. If there is none, the error matches
+// os.ErrNotExist; if that one has another token, ErrSuperseded. Nothing is written in these cases.
 func (h *Held) Replace(r *Record) error {
 	if err := h.Same(r); err != nil {
 		return fmt.Errorf("replace lease record: %w", err)
@@ -100,8 +99,7 @@ func (h *Held) Replace(r *Record) error {
 	return nil
 }
 
-// Same says whether the record that there is now has r's token: its error is the
-// one of Replace.
+// Same returns an error unless the existing record has r's token. It fails as Replace does.
 func (h *Held) Same(r *Record) error {
 	now, err := h.dir.Load(h.hash)
 	if err != nil {
@@ -113,32 +111,37 @@ func (h *Held) Same(r *Record) error {
 	return nil
 }
 
+// put writes a record to its file. It waits for the disk unless the record says Adding.
 func (h *Held) put(r *Record) error {
 	if h.fd < 0 {
 		return &os.PathError{Op: "write", Path: h.dir.recordPath(h.hash), Err: os.ErrClosed}
 	}
+
 	out, err := h.dir.toDisk(r)
 	if err != nil {
 		return err
 	}
+
 	data, err := encode(out)
 	if err != nil {
 		return err
 	}
+
 	if hash := r.Hash(); hash != h.hash {
 		return fmt.Errorf("%s is the record of another lease than %s", h.dir.recordPath(h.hash), hash)
 	}
+
 	temp, path := h.dir.tempPath(h.hash), h.dir.recordPath(h.hash)
 	if r.State == Adding {
 		return file.Replace(temp, path, data)
 	}
+
 	lockorder.Slow("the disk")
 	return file.ReplaceDurably(temp, path, data)
 }
 
-// Remove removes the record; that it is gone already is success. It does not wait for
-// the disk: a record that a power cut brings back is of an earlier boot, and its lease
-// is released once more.
+// Remove removes the record. A missing record is no error. Remove does not wait for the disk. If a power cut brings
+// the record back, it is of an earlier boot, and its lease is released once more.
 func (h *Held) Remove() error {
 	if err := errors.Join(file.Remove(h.dir.recordPath(h.hash)), file.Remove(h.dir.tempPath(h.hash))); err != nil {
 		return fmt.Errorf("remove lease record: %w", err)
@@ -146,8 +149,8 @@ func (h *Held) Remove() error {
 	return nil
 }
 
-// Remember writes the record of a pod that is gone as a Sticky one, under the name that
-// Recall looks for, and removes it. r must not be used afterwards.
+// Remember turns the record of a pod that is gone into a Sticky one, which Recall finds, and removes the original.
+// The caller must not use r afterwards.
 func (h *Held) Remember(ctx context.Context, r *Record) error {
 	r.State = Sticky
 	r.NetNS, r.NetNSCookie, r.HostIf, r.Error = "", 0, "", ""
@@ -156,21 +159,24 @@ func (h *Held) Remember(ctx context.Context, r *Record) error {
 	if err == nil {
 		err = errors.Join(sticky.Create(r), sticky.Close())
 	}
+
 	if err != nil {
 		return fmt.Errorf("remember lease: %w", err)
 	}
 	return h.Remove()
 }
 
-// Close gives the lock up. Its file goes with the record. Closing twice does nothing.
+// Close releases the lock. If there is no record, Close also removes the lock's file. A second Close does nothing.
 func (h *Held) Close() error {
 	if h.fd < 0 {
 		return nil
 	}
+
 	var err error
 	if unix.Access(h.dir.recordPath(h.hash), unix.F_OK) == unix.ENOENT {
 		err = file.Remove(h.dir.lockPath(h.hash))
 	}
+
 	fd := h.fd
 	h.fd = -1
 	h.order.Release()

@@ -10,36 +10,36 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/dhcp6"
 )
 
-// Six is what a record has of DHCPv6: the keeper alone speaks it, since its codec would make the
-// plugin slower. ADD writes who the client is and waits; DEL sends Release as it is.
+// Six is the DHCPv6 part of a record. Only the keeper speaks DHCPv6, since its codec would slow the plugin down. ADD
+// writes the client's identity and waits for the keeper. DEL sends the message in Release unchanged.
 type Six struct {
 	DUID dhcpc.Hex `json:"duid"`
 	IAID uint32    `json:"iaid"`
-	// Lease is what the pod has; nil before it has one, and after it was lost.
+	// Lease is the pod's lease. It is nil before the first one and after a loss.
 	Lease *dhcp6.Lease `json:"lease,omitempty"`
-	// Address is what the pod had last, and is asked for again.
+	// Address is the pod's last address, which the client requests again.
 	Address netip.Addr `json:"address,omitzero"`
-	// Release is the message that gives Lease back.
+	// Release is the RELEASE message for Lease.
 	Release dhcpc.Hex `json:"release,omitempty"`
-	// Checking says that the pod has Lease's address so as to look whether another host has it:
-	// the firewall lets no pod ask about an address that is not its own.
+	// Checking is set while the pod has Lease's address only to check whether another host has it. The pod needs the
+	// address for this, since the firewall drops its queries about any other.
 	Checking bool   `json:"checking,omitempty"`
-	Error    string `json:"error,omitempty"` // the last trouble, while it lasts
-	Note     string `json:"note,omitempty"`  // why the lease is not renewed yet, while there is time left
-	// Stateless says that the pod has its addresses by routers, and wants Information alone.
+	Error    string `json:"error,omitempty"` // the present problem
+	Note     string `json:"note,omitempty"`  // why the lease is not renewed yet, while time is left
+	// Stateless is set if the pod gets its addresses from router advertisements, and only Information by DHCPv6.
 	Stateless   bool         `json:"stateless,omitempty"`
 	Information *Information `json:"information,omitempty"`
 }
 
-// Information is what a server tells clients without a lease.
+// Information holds the options for clients without a lease.
 type Information struct {
 	DNS    []netip.Addr `json:"dns,omitempty"`
 	Search []string     `json:"search,omitempty"`
-	Until  time.Time    `json:"until"` // when to ask again
+	Until  time.Time    `json:"until"` // when to request them again
 }
 
-// SixOf returns the identity that a DHCPv4 client has towards DHCPv6 servers: a DUID of a 16-byte hash of its client
-// identifier, or of the MAC address if that is the client identifier.
+// SixOf returns the DHCPv6 identity of a DHCPv4 client. The DUID is made of a 16-byte hash of the client identifier,
+// or of the MAC address if that is the client identifier.
 func SixOf(c *Client) *Six {
 	s := &Six{IAID: 1}
 	const ethernet, byLinkLayer = 1, 3
@@ -52,7 +52,7 @@ func SixOf(c *Client) *Six {
 	return s
 }
 
-// Leased6 gives the address that a pod has by DHCPv6; it is not valid where it has none.
+// Leased6 returns the pod's DHCPv6 address, or the zero Prefix if it has none.
 func (r *Record) Leased6() netip.Prefix {
 	if r.Six == nil || r.Six.Lease == nil {
 		return netip.Prefix{}
@@ -60,12 +60,13 @@ func (r *Record) Leased6() netip.Prefix {
 	return netip.PrefixFrom(r.Six.Lease.Address, r.Six.Lease.Address.BitLen())
 }
 
-// Releases6 says whether there is a message to send when a pod goes: one whose identity outlives it
-// keeps its address for as long as the lease runs.
+// Releases6 reports whether the lease must be released when the pod goes. If the client's identity outlives the pod,
+// it keeps the address for as long as the lease runs.
 func (r *Record) Releases6(now time.Time) bool {
 	return r.Six != nil && len(r.Six.Release) > 0 && r.Six.Lease.Left(now) != 0 && !r.Client.Sticky
 }
 
+// check returns an error if the DHCPv6 part could not be read back or used.
 func (s *Six) check() error {
 	switch {
 	case s == nil:
@@ -77,6 +78,7 @@ func (s *Six) check() error {
 			return fmt.Errorf("DHCPv6: %w", err)
 		}
 	}
+
 	if len(s.DUID) < 3 || len(s.DUID) > 130 || s.Address.IsValid() && !s.Address.Is6() {
 		return fmt.Errorf("DHCPv6: DUID %s, address %s", s.DUID, s.Address)
 	}
@@ -85,5 +87,6 @@ func (s *Six) check() error {
 
 // Config returns the client's configuration, without clock and transport.
 func (s *Six) Config(hostName string) *dhcp6.Config {
-	return &dhcp6.Config{DUID: s.DUID, IAID: s.IAID, Address: s.Address, HostName: hostName, RapidCommit: true, DetectConflicts: true}
+	return &dhcp6.Config{DUID: s.DUID, IAID: s.IAID, Address: s.Address, HostName: hostName, RapidCommit: true,
+		DetectConflicts: true}
 }

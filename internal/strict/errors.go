@@ -17,19 +17,18 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// valueLimit is how much of an offending value an error shows, in bytes.
+// valueLimit is the number of bytes of an offending value that an error shows.
 const valueLimit = 64
 
-// UnknownFieldError reports a key that no field of the object has.
+// UnknownFieldError reports a key that the object's struct has no field for.
 type UnknownFieldError struct {
 	Path    string // the field with all its parents: "ipam.ranges[0][0].rangeStrat"
 	Key     string // the last element of Path: "rangeStrat"
-	Value   string // what was given, as compact JSON of at most some 64 bytes
-	Nearest string // a field that the object has and that is spelt nearly alike; else empty
+	Value   string // the value, as compact JSON of at most some 64 bytes
+	Nearest string // a field of the object with a similar spelling; empty if there is none
 }
 
-// Error names the field by its path, the value, and the field that was probably
-// meant.
+// Error returns the path of the field, its value, and the field that was probably meant.
 func (e *UnknownFieldError) Error() string {
 	msg := fmt.Sprintf("unknown field %q: %s", e.Path, e.Value)
 	if e.Nearest != "" {
@@ -38,8 +37,7 @@ func (e *UnknownFieldError) Error() string {
 	return msg
 }
 
-// DuplicateKeyError reports a key that one object has twice. Other decoders
-// silently take the last of them.
+// DuplicateKeyError reports a key that occurs twice in one object. Other decoders silently take the last value.
 type DuplicateKeyError struct {
 	Path string // the field with all its parents
 }
@@ -48,12 +46,12 @@ func (e *DuplicateKeyError) Error() string {
 	return fmt.Sprintf("field %q is given twice", e.Path)
 }
 
-// ValueError reports a value of the wrong type, or one that its field refuses.
+// ValueError reports a value of the wrong type, or a value that the field's type rejects.
 type ValueError struct {
 	Path string // the field with all its parents; empty for the document itself
-	Want string // what the field takes, for an operator: "a whole number"
-	Got  string // what was there: `the string "1500"`
-	Err  error  // the refusal of a type that unmarshals itself; else nil
+	Want string // values that the field accepts, for an operator: "a whole number"
+	Got  string // the value found: `the string "1500"`
+	Err  error  // the error of a type that unmarshals itself; else nil
 }
 
 func (e *ValueError) Error() string {
@@ -61,39 +59,42 @@ func (e *ValueError) Error() string {
 	if e.Path != "" {
 		what = "field " + strconv.Quote(e.Path)
 	}
+
 	var msg string
 	if e.Want != "" {
 		msg = fmt.Sprintf("%s: expected %s, got %s", what, e.Want, e.Got)
 	} else {
 		msg = fmt.Sprintf("%s does not take %s", what, e.Got)
 	}
+
 	if e.Err != nil {
 		msg += ": " + e.Err.Error()
 	}
 	return msg
 }
 
-// Unwrap returns the refusal of the type, so that its sentinels can be matched.
+// Unwrap returns the error of the type, so that errors.Is finds its sentinels.
 func (e *ValueError) Unwrap() error { return e.Err }
 
 // SyntaxError reports bytes that are not JSON.
 type SyntaxError struct {
 	Line   int    // of the offending byte, from 1
 	Column int    // in bytes, from 1
-	Reason string // what was expected there and what was found
+	Reason string // the expected and the actual input
 }
 
 func (e *SyntaxError) Error() string {
 	return fmt.Sprintf("not valid JSON at line %d, column %d: %s", e.Line, e.Column, e.Reason)
 }
 
-// syntaxError says in which line and column the decoder met err.
+// syntaxError adds the line and the column to an error of the decoder.
 func (d *decoder) syntaxError(err error) error {
 	offset := d.json.InputOffset()
 	var syntactic *jsontext.SyntacticError
 	if errors.As(err, &syntactic) {
 		offset, err = syntactic.ByteOffset, syntactic.Err
 	}
+
 	reason := strings.TrimPrefix(err.Error(), "jsontext: ")
 	switch {
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
@@ -104,16 +105,17 @@ func (d *decoder) syntaxError(err error) error {
 	return d.errorAt(int(offset), reason)
 }
 
-// errorAt says in which line and column a byte is.
+// errorAt returns a SyntaxError for the byte at offset.
 func (d *decoder) errorAt(offset int, reason string) error {
 	before := d.data[:min(offset, len(d.data))]
 	line := 1 + bytes.Count(before, []byte{'\n'})
 	return &SyntaxError{Line: line, Column: len(before) - bytes.LastIndexByte(before, '\n'), Reason: reason}
 }
 
-// path names the key or the value that was read last: ipam.ranges[0][1].subnet.
+// path returns the path of the key or value that was read last: ipam.ranges[0][1].subnet.
 func (d *decoder) path() string { return d.words(d.json.StackPointer()) }
 
+// words converts a JSON pointer into a path for an error.
 func (d *decoder) words(pointer jsontext.Pointer) string {
 	words := d.at
 	depth := 0
@@ -128,20 +130,21 @@ func (d *decoder) words(pointer jsontext.Pointer) string {
 			words = token
 		}
 	}
+
 	return words
 }
 
-// valueError is the error for raw, the value that was read last.
+// valueError returns the error for raw, the value that was read last.
 func (d *decoder) valueError(raw []byte, want string, err error) error {
 	return &ValueError{Path: d.path(), Want: want, Got: describe(raw), Err: err}
 }
 
-// refused is the error for a value that the type of u does not take.
+// refused returns the error for a value that the type of u rejects.
 func (d *decoder) refused(raw []byte, u any, err error) error {
 	want := ""
 	switch u := u.(type) {
 	case Expecter:
-		// Its own words say it; its error would say it again.
+		// The words of JSONExpects suffice; err would repeat them.
 		return d.valueError(raw, u.JSONExpects(), nil)
 	case *netip.Addr, *net.IP:
 		return d.valueError(raw, "an IP address", nil)
@@ -152,33 +155,35 @@ func (d *decoder) refused(raw []byte, u any, err error) error {
 			want = "a string"
 		}
 	}
-	// A type that uses encoding/json inside reports Go's names of types, which
-	// mean nothing to an operator.
+
+	// A type that uses encoding/json inside reports Go type names, which mean nothing to an operator.
 	var inner *json.UnmarshalTypeError
 	if errors.As(err, &inner) {
 		return d.valueError(raw, kindWords(inner.Type), nil)
 	}
+
 	return d.valueError(raw, want, err)
 }
 
-// wanted says what v takes. For numbers of a small type it names the bounds
-// too.
-func wanted(v reflect.Value) string {
+// expected returns a description of the values that v accepts. For numbers of a small type it includes the limits.
+func expected(v reflect.Value) string {
 	bits := 64
 	if v.CanInt() || v.CanUint() {
 		bits = v.Type().Bits()
 	}
+
 	switch {
 	case bits == 64:
 		return kindWords(v.Type())
 	case v.CanUint():
 		return fmt.Sprintf("a whole number from 0 to %d", uint64(1)<<bits-1)
 	}
+
 	top := int64(1)<<(bits-1) - 1
 	return fmt.Sprintf("a whole number from %d to %d", -top-1, top)
 }
 
-// kindWords names the JSON values that a Go type takes, for an operator.
+// kindWords returns a description, for an operator, of the JSON values that a Go type accepts.
 func kindWords(t reflect.Type) string {
 	switch t.Kind() {
 	case reflect.String:
@@ -200,8 +205,7 @@ func kindWords(t reflect.Type) string {
 	}
 }
 
-// describe names a JSON value for an operator: its kind, and for a scalar the
-// value itself.
+// describe returns a description of a JSON value for an operator: its kind and, for a scalar, the value itself.
 func describe(raw []byte) string {
 	switch raw[0] {
 	case '"':
@@ -217,16 +221,19 @@ func describe(raw []byte) string {
 	}
 }
 
-// compact strips the white space of a valid JSON value and cuts it to valueLimit, at a rune's start.
+// compact removes the white space of a valid JSON value, and cuts the result to valueLimit bytes at the start of a
+// rune.
 func compact(raw []byte) string {
 	var buf bytes.Buffer
 	if json.Compact(&buf, raw) != nil {
-		buf.Write(raw) // it nests deeper than json.Compact likes
+		buf.Write(raw) // raw is nested deeper than json.Compact allows
 	}
+
 	text := strings.ToValidUTF8(buf.String(), "\uFFFD")
 	if len(text) <= valueLimit {
 		return text
 	}
+
 	cut := valueLimit
 	for !utf8.RuneStart(text[cut]) {
 		cut--
@@ -234,9 +241,8 @@ func compact(raw []byte) string {
 	return text[:cut] + "…"
 }
 
-// Nearest returns the name that is spelt most like key, or "" where none is
-// close enough to be worth a hint. Case does not count, so that "isgateway"
-// finds "isGateway".
+// Nearest returns the name with the spelling closest to key, or "" if none is close enough for a hint. It ignores
+// case, so that "isgateway" finds "isGateway".
 func Nearest(key string, names []string) string {
 	best, bestDistance := "", allowance(key)+1
 	for _, name := range names {
@@ -247,9 +253,8 @@ func Nearest(key string, names []string) string {
 	return best
 }
 
-// allowance is how many slips a key of this length may have: a quarter of it,
-// but one at least and three at most; none below three letters, where every
-// short name would be near.
+// allowance returns the number of typing errors that a key of this length may have: a quarter of its length, but at
+// least one and at most three. Below three letters it is 0, since every short name would be close.
 func allowance(key string) int {
 	if len(key) < 3 {
 		return 0
@@ -257,20 +262,22 @@ func allowance(key string) int {
 	return min(3, max(1, len(key)/4))
 }
 
-// distance counts the insertions, deletions, replacements and swaps of
-// neighbours that turn a into b (optimal string alignment). It works on bytes,
-// as the names are ASCII, and refuses monsters.
+// distance returns the number of insertions, deletions, replacements and swaps of neighbours that turn a into b
+// (optimal string alignment). It works on bytes, since the names are ASCII. Strings longer than 64 bytes count as
+// entirely different.
 func distance(a, b string) int {
 	const longest = 64
 	if len(a) > longest || len(b) > longest {
 		return longest
 	}
+
 	before := make([]int, len(b)+1)
 	above := make([]int, len(b)+1)
 	row := make([]int, len(b)+1)
 	for j := range above {
 		above[j] = j
 	}
+
 	for i := 1; i <= len(a); i++ {
 		row[0] = i
 		for j := 1; j <= len(b); j++ {
@@ -283,7 +290,9 @@ func distance(a, b string) int {
 				row[j] = min(row[j], before[j-2]+1)
 			}
 		}
+
 		before, above, row = above, row, before
 	}
+
 	return above[len(b)]
 }

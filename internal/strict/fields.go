@@ -12,20 +12,20 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// A field is one key that a struct takes.
+// A field is one field of a struct, with its JSON key.
 type field struct {
 	name  string
-	index []int // for reflect: through the embedded structs down to the field
-	omit  bool  // Append leaves it out where it is zero
+	index []int // for reflect: the path through embedded structs to the field
+	omit  bool  // Append leaves the field out if it is zero
 }
 
-// types has the fields of the struct types that a call met.
+// types caches the fields of the struct types that one call has met.
 type types []struct {
 	of     reflect.Type
 	fields []field
 }
 
-// fields returns the fields of a struct type in the order of the source.
+// fields returns the fields of a struct type in the order of the source code.
 func (t *types) fields(of reflect.Type) []field {
 	for _, known := range *t {
 		if known.of == of {
@@ -37,7 +37,7 @@ func (t *types) fields(of reflect.Type) []field {
 	return fields
 }
 
-// collect appends the fields of a struct type that is embedded through prefix.
+// collect appends the fields of a struct type. prefix is the path of the embedded fields that lead to it.
 func collect(fields []field, of reflect.Type, prefix []int) []field {
 	for i := range of.NumField() {
 		f := of.Field(i)
@@ -53,29 +53,30 @@ func collect(fields []field, of reflect.Type, prefix []int) []field {
 			fields = append(fields, field{cmp.Or(name, f.Name), index, option != ""})
 		}
 	}
+
 	return fields
 }
 
-// folded returns the index of the field that has this name but for upper and lower case, or -1.
-// Some programs write "HostPort" where the CNI conventions have "hostPort", since encoding/json
-// takes one for the other.
+// folded returns the index of the field whose name equals name without regard to case, or -1. Some programs write
+// "HostPort" for "hostPort" of the CNI conventions, since encoding/json accepts it.
 func folded(fields []field, name []byte) int {
 	return slices.IndexFunc(fields, func(f field) bool { return strings.EqualFold(f.name, string(name)) })
 }
 
-// Append appends the struct that v points to as a JSON object, by tags of encoding/json. With omitempty or
-// omitzero, a field that is zero, or an empty list, is left out. Any value may be an [encoding.TextMarshaler].
-// Values other than strings, booleans, whole numbers, structs, and lists of or pointers to one of these are left to
-// encoding/json.
+// Append appends the struct that v points to as a JSON object. It follows the tags of encoding/json. With omitempty
+// or omitzero it leaves out zero fields and empty lists. Any value may be an [encoding.TextMarshaler]. It encodes
+// strings, booleans, whole numbers, structs, lists and pointers itself, and leaves all other values to encoding/json.
 func Append(b []byte, v any) []byte {
 	return new(types).append(b, reflect.ValueOf(v))
 }
 
+// append appends one value.
 func (t *types) append(b []byte, v reflect.Value) []byte {
 	kind := v.Kind()
 	if text, ok := textOf(v); ok {
 		return quote(b, string(text))
 	}
+
 	switch {
 	case kind == reflect.Pointer && !v.IsNil():
 		return t.append(b, v.Elem())
@@ -92,16 +93,19 @@ func (t *types) append(b []byte, v reflect.Value) []byte {
 	case v.CanUint():
 		return strconv.AppendUint(b, v.Uint(), 10)
 	}
+
 	other, err := json.Marshal(v.Interface())
 	if err != nil {
 		return append(b, "null"...)
 	}
+
 	return append(b, other...)
 }
 
-// textOf is what a type gives that is an [encoding.TextMarshaler]: nothing for a time beyond the year 9999.
+// textOf returns the text of an [encoding.TextMarshaler], and false for all other types. The text is empty for a time
+// beyond the year 9999.
 func textOf(v reflect.Value) (text []byte, ok bool) {
-	// Most types have no method, and to ask a type for an interface takes long for the first time.
+	// Most types have no method. The first test of a type for an interface is slow, so avoid it.
 	if !v.CanAddr() || v.Addr().NumMethod() == 0 {
 		return nil, false
 	}
@@ -124,6 +128,7 @@ func (t *types) appendObject(b []byte, v reflect.Value) []byte {
 		b = t.append(append(b, ':'), member)
 		separator = ","
 	}
+
 	return append(b, '}')
 }
 
@@ -138,7 +143,7 @@ func (t *types) appendList(b []byte, v reflect.Value) []byte {
 	return append(b, ']')
 }
 
-// quote appends a JSON string. Bytes that are not UTF-8 become U+FFFD, which is the only error.
+// quote appends a JSON string. Bytes that are not UTF-8 become U+FFFD; the only possible error reports these.
 func quote(b []byte, s string) []byte {
 	b, _ = jsontext.AppendQuote(b, s)
 	return b

@@ -1,20 +1,19 @@
-// Package strict reads JSON that people write by hand, and explains in their words what is wrong
-// with it. It writes and reads records too.
+// Package strict reads JSON that people write by hand, and explains errors in it in words for an operator. It also
+// writes and reads records.
 //
 // It follows the rules of encoding/json (tags, embedded structs, null, [json.Unmarshaler],
 // [encoding.TextUnmarshaler]) with these differences:
-//   - a key that no field has is an [UnknownFieldError], which names the nearest field;
-//   - keys match exactly: "isgateway" is not taken for "isGateway", but where unknown keys are
-//     passed over (see [Exempt]);
-//   - a key given twice in one object is a [DuplicateKeyError];
+//   - a key without a field is an [UnknownFieldError], which names the field with the closest spelling;
+//   - keys match exactly: "isgateway" does not match "isGateway", except where unknown keys are allowed (see
+//     [Exempt]);
+//   - a key that occurs twice in an object is a [DuplicateKeyError];
 //   - the top level must be an object.
 //
-// Raw messages, maps, interfaces and types that unmarshal themselves are opaque: nothing is looked
-// up inside of them. Not supported are embedded pointers, fields
-// that hide others, fractions and lists of bytes.
+// Raw messages, maps, interfaces and types that unmarshal themselves are opaque: the package does not check their
+// contents. It does not support embedded pointers, fields that hide others, fractions and lists of bytes.
 //
-// A plugin is a process that reads a few documents and exits. encoding/json builds decoders that
-// would be used once, which is 5 % of an ADD; this package keeps nothing.
+// A plugin is a process that reads a few documents and exits. encoding/json builds decoders that such a process uses
+// once, which costs 5 % of an ADD. This package builds none.
 package strict
 
 import (
@@ -29,27 +28,25 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// Exempt says whether a key that is no field's exact name is passed over; otherwise it is an error. An exempt key
-// that differs from a field's name only in case is that field's. path names the object that holds the key, as in
-// [UnknownFieldError.Path]; it is empty for the document itself.
+// Exempt reports whether a key without an exactly matching field is allowed; otherwise it is an error. An allowed key
+// that differs from a field's name only in case sets that field. path is the path of the object with the key, as in
+// [UnknownFieldError.Path]. It is empty for the document itself.
 type Exempt func(path, key string) bool
 
-// Everything exempts every key.
+// Everything allows every key.
 func Everything(string, string) bool { return true }
 
-// Expecter is implemented by types that unmarshal themselves and want a better
-// message than their own when they refuse a value.
+// Expecter is implemented by types that unmarshal themselves and provide a better message than their own error.
 type Expecter interface {
-	// JSONExpects says what the type takes, for an operator: `a duration like
-	// "5s"`.
+	// JSONExpects returns a description of the accepted values for an operator: `a duration like "5s"`.
 	JSONExpects() string
 }
 
-// Problems are all that is wrong with a document, in its order: *[SyntaxError], *[UnknownFieldError],
-// *[DuplicateKeyError] and *[ValueError].
+// Problems lists all errors of a document, in its order: *[SyntaxError], *[UnknownFieldError], *[DuplicateKeyError]
+// and *[ValueError].
 type Problems []error
 
-// First is the first problem; nil if there is none.
+// First returns the first problem, or nil if there is none.
 func (p Problems) First() error {
 	if len(p) == 0 {
 		return nil
@@ -57,14 +54,15 @@ func (p Problems) First() error {
 	return p[0]
 }
 
-// Unmarshal decodes data, one JSON object, into v, a pointer to a struct. A nil exempt exempts nothing. Fields
-// without a problem are stored in v, up to a *[SyntaxError], which is the last problem.
+// Unmarshal decodes data, one JSON object, into v, a pointer to a struct. A nil exempt allows no unknown keys.
+// Unmarshal stores all fields without a problem in v. After a *[SyntaxError], which is always the last problem, it
+// stops.
 func Unmarshal(data []byte, v any, exempt Exempt) Problems { return Part("", data, v, exempt) }
 
-// Part is Unmarshal of a part of a document that was kept as it came, in a [json.RawMessage]. The field that
-// has it is the path, by which errors call what is in it.
+// Part decodes a part of a document that was kept as a [json.RawMessage]. path is the path of that field, which
+// begins all paths in errors. Otherwise Part works as Unmarshal.
 func Part(path string, data []byte, v any, exempt Exempt) Problems {
-	// Keys are compared by us. Bytes that are no UTF-8 are replaced, as encoding/json does.
+	// This package compares keys itself. Like encoding/json, it replaces bytes that are not UTF-8.
 	options := []jsontext.Options{jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true)}
 	d := &decoder{at: path, data: data, json: jsontext.NewDecoder(bytes.NewBuffer(data), options...), exempt: exempt}
 	if err := d.document(v); err != nil {
@@ -73,26 +71,27 @@ func Part(path string, data []byte, v any, exempt Exempt) Problems {
 	return d.problems
 }
 
-// A decoder is one call's state.
+// A decoder is the state of one call.
 type decoder struct {
-	at       string // see Part
+	at       string // the path of the decoded part in its document (see Part)
 	data     []byte
 	json     *jsontext.Decoder
 	exempt   Exempt
 	problems Problems
-	text     []byte // see unquote
+	text     []byte // buffer of unquote
 	types    types
 }
 
-// problem notes what the decoding goes on after. Methods give the errors that end it.
+// problem records an error after which decoding continues. Methods return only errors that end it.
 func (d *decoder) problem(err error) { d.problems = append(d.problems, err) }
 
-// document decodes the whole of data into v.
+// document decodes all of data into v.
 func (d *decoder) document(v any) error {
 	target := reflect.ValueOf(v)
 	if target.Kind() != reflect.Pointer || target.IsNil() || target.Elem().Kind() != reflect.Struct {
 		return fmt.Errorf("decode JSON into %T: not a pointer to a struct", v)
 	}
+
 	if d.json.PeekKind() != '{' {
 		raw, err := d.value()
 		if err != nil {
@@ -100,17 +99,19 @@ func (d *decoder) document(v any) error {
 		}
 		return d.valueError(raw, "an object", nil)
 	}
+
 	if err := d.structure(target.Elem()); err != nil {
 		return err
 	}
+
 	if rest := bytes.TrimLeft(d.data[d.json.InputOffset():], " \t\r\n"); len(rest) > 0 {
 		return d.errorAt(len(d.data)-len(rest), "there is more after its end")
 	}
+
 	return nil
 }
 
-// value moves over one value of any kind, a key too, and returns its bytes, which are valid until
-// the next call.
+// value reads one value of any kind, or a key, and returns its bytes. They are valid until the next call.
 func (d *decoder) value() ([]byte, error) {
 	raw, err := d.json.ReadValue()
 	if err != nil {
@@ -119,7 +120,7 @@ func (d *decoder) value() ([]byte, error) {
 	return raw, nil
 }
 
-// delimiter moves over a bracket or a brace.
+// delimiter reads a bracket or a brace.
 func (d *decoder) delimiter() error {
 	if _, err := d.json.ReadToken(); err != nil {
 		return d.syntaxError(err)
@@ -127,14 +128,15 @@ func (d *decoder) delimiter() error {
 	return nil
 }
 
-// unquote decodes a string, until the next call. Bytes that are not UTF-8 become U+FFFD, which is the only error.
+// unquote decodes a string. The result is valid until the next call. Bytes that are not UTF-8 become U+FFFD; the only
+// possible error reports these.
 func (d *decoder) unquote(raw []byte) []byte {
 	d.text, _ = jsontext.AppendUnquote(d.text[:0], raw)
 	return d.text
 }
 
-// pointer decodes into what v points to, which is made if there is nothing, and
-// only kept if the value was not refused.
+// pointer decodes into the value that v points to. If v is nil, it makes a value, and stores it only if decoding it
+// caused no problem.
 func (d *decoder) pointer(v reflect.Value) error {
 	if !v.IsNil() {
 		return d.decode(v.Elem())
@@ -148,18 +150,20 @@ func (d *decoder) pointer(v reflect.Value) error {
 	return err
 }
 
-// decode stores the value at the current position in v, which can be set. The order is that of
-// encoding/json: pointers are followed first, so that a type may unmarshal itself also where it is
-// optional, and null never reaches such a type through a pointer.
+// decode stores the value at the current position in v, which must be settable. It has the order of encoding/json: it
+// follows pointers first, so that an optional type may unmarshal itself, and so that null never reaches such a type
+// through a pointer.
 func (d *decoder) decode(v reflect.Value) error {
 	first := d.json.PeekKind()
 	null := first == 'n'
 	if v.Kind() == reflect.Pointer && !null {
 		return d.pointer(v)
 	}
+
 	if done, err := d.self(v, null); done {
 		return err
 	}
+
 	kind := v.Kind()
 	switch {
 	case null:
@@ -169,10 +173,12 @@ func (d *decoder) decode(v reflect.Value) error {
 	case kind == reflect.Slice && first == '[':
 		return d.list(v)
 	}
+
 	raw, err := d.value()
 	if err != nil {
 		return err
 	}
+
 	ok := false
 	switch kind {
 	case reflect.Map, reflect.Interface, reflect.Array:
@@ -181,14 +187,15 @@ func (d *decoder) decode(v reflect.Value) error {
 	default:
 		ok = d.setScalar(v, raw)
 	}
+
 	if !ok {
-		d.problem(d.valueError(raw, wanted(v), err))
+		d.problem(d.valueError(raw, expected(v), err))
 	}
+
 	return nil
 }
 
-// null does what encoding/json does for null: it clears what can be nil, and
-// leaves anything else as it is.
+// null handles null like encoding/json: it clears v if v can be nil, and otherwise leaves it unchanged.
 func (d *decoder) null(v reflect.Value) error {
 	switch v.Kind() {
 	case reflect.Pointer, reflect.Slice, reflect.Map, reflect.Interface:
@@ -198,19 +205,20 @@ func (d *decoder) null(v reflect.Value) error {
 	return err
 }
 
-// self lets types that unmarshal themselves do so; done is false for all
-// others.
+// self decodes a value whose type unmarshals itself. For all other types it reports false.
 func (d *decoder) self(v reflect.Value, null bool) (done bool, err error) {
-	// Most types have no method, and to ask a type for an interface takes long for the first time.
+	// Most types have no method. The first test of a type for an interface is slow, so avoid it.
 	if v.Addr().NumMethod() == 0 {
 		return false, nil
 	}
+
 	of := v.Addr().Interface()
 	object, isObject := of.(json.Unmarshaler)
 	text, isText := of.(encoding.TextUnmarshaler)
 	if !isObject && (!isText || null) {
 		return false, nil
 	}
+
 	raw, err := d.value()
 	switch {
 	case err != nil:
@@ -222,9 +230,11 @@ func (d *decoder) self(v reflect.Value, null bool) (done bool, err error) {
 	default:
 		err = text.UnmarshalText(d.unquote(raw))
 	}
+
 	if err != nil {
 		d.problem(d.refused(raw, of, err))
 	}
+
 	return true, nil
 }
 
@@ -235,6 +245,7 @@ func (d *decoder) structure(v reflect.Value) error {
 	if err := d.delimiter(); err != nil {
 		return err
 	}
+
 	for d.json.PeekKind() != '}' {
 		key, err := d.value()
 		if err == nil {
@@ -244,10 +255,11 @@ func (d *decoder) structure(v reflect.Value) error {
 			return err
 		}
 	}
+
 	return d.delimiter()
 }
 
-// member decodes a member of an object, whose value is next.
+// member decodes a member of an object. Its value comes next in the input.
 func (d *decoder) member(v reflect.Value, fields []field, seen []bool, key []byte) error {
 	i := slices.IndexFunc(fields, func(f field) bool { return f.name == string(key) })
 	if i < 0 {
@@ -260,14 +272,16 @@ func (d *decoder) member(v reflect.Value, fields []field, seen []bool, key []byt
 			return d.unknown(string(key), fields, exempt)
 		}
 	}
+
 	if seen[i] {
 		d.problem(&DuplicateKeyError{Path: d.path()})
 	}
+
 	seen[i] = true
 	return d.decode(v.FieldByIndex(fields[i].index))
 }
 
-// unknown passes over the value of a key that no field has, or reports it.
+// unknown skips the value of a key without a field, and reports the key unless it is exempt.
 func (d *decoder) unknown(key string, fields []field, exempt bool) error {
 	raw, err := d.value()
 	if err != nil || exempt {
@@ -281,13 +295,14 @@ func (d *decoder) unknown(key string, fields []field, exempt bool) error {
 	return nil
 }
 
-// list decodes the array at the current position into the slice v, an empty one
-// to nil: it says as much as a missing one.
+// list decodes the array at the current position into the slice v. An empty array becomes nil, since it means the
+// same as a missing one.
 func (d *decoder) list(v reflect.Value) error {
 	v.Set(reflect.MakeSlice(v.Type(), 0, 4))
 	if err := d.delimiter(); err != nil {
 		return err
 	}
+
 	for n := 0; d.json.PeekKind() != ']'; n++ {
 		v.Grow(1)
 		v.SetLen(n + 1)
@@ -295,14 +310,15 @@ func (d *decoder) list(v reflect.Value) error {
 			return err
 		}
 	}
+
 	if v.Len() == 0 {
 		v.SetZero()
 	}
+
 	return d.delimiter()
 }
 
-// setScalar stores a string, boolean or number in v, and reports whether its
-// kind takes it.
+// setScalar stores a string, boolean or number in v. It reports false if v's kind does not accept raw.
 func (d *decoder) setScalar(v reflect.Value, raw []byte) bool {
 	switch {
 	case v.Kind() == reflect.String && raw[0] == '"':
@@ -324,5 +340,6 @@ func (d *decoder) setScalar(v reflect.Value, raw []byte) bool {
 	default:
 		return false
 	}
+
 	return true
 }

@@ -15,27 +15,27 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// Bytes is an attribute of bytes, which are kept.
+// Bytes returns an attribute with these bytes. It does not copy them.
 func Bytes(typ uint16, b []byte) netlink.Attribute { return netlink.Attribute{Type: typ, Data: b} }
 
-// String is an attribute of a string and a NUL.
+// String returns an attribute with a string and a NUL.
 func String(typ uint16, s string) netlink.Attribute {
 	b := make([]byte, len(s)+1)
 	copy(b, s)
 	return Bytes(typ, b)
 }
 
-// Uint32 is an attribute of a number, which nf_tables has in network order.
+// Uint32 returns an attribute with a number in network byte order, as nf_tables expects.
 func Uint32(typ uint16, v uint32) netlink.Attribute {
 	return Bytes(typ, binary.BigEndian.AppendUint32(make([]byte, 0, 4), v))
 }
 
-// Uint64 is the same for eight bytes.
+// Uint64 returns an attribute with a number of eight bytes in network byte order.
 func Uint64(typ uint16, v uint64) netlink.Attribute {
 	return Bytes(typ, binary.BigEndian.AppendUint64(make([]byte, 0, 8), v))
 }
 
-// Nest is an attribute of attributes. Where those cannot be written, neither can it.
+// Nest returns an attribute that contains others. If these cannot be encoded, the result cannot be encoded either.
 func Nest(typ uint16, attrs ...netlink.Attribute) netlink.Attribute {
 	b, err := marshal(attrs)
 	if err != nil {
@@ -44,8 +44,8 @@ func Nest(typ uint16, attrs ...netlink.Attribute) netlink.Attribute {
 	return Bytes(netlink.Nested|typ, b)
 }
 
-// Header is Nest without memory of its own, for what an ADD sends: the attribute's header
-// alone, which those that it holds are to follow. Headers among them count as such.
+// Header returns only the header of a nested attribute. The attributes in held must follow it in the message. Unlike
+// Nest it allocates nothing, so the messages of an ADD use it. A Header in held counts as its header alone.
 func Header(typ uint16, held []netlink.Attribute) netlink.Attribute {
 	n := unix.NLA_HDRLEN
 	for i := range held {
@@ -60,7 +60,8 @@ func Header(typ uint16, held []netlink.Attribute) netlink.Attribute {
 // invalid is a length that MarshalAttributes refuses: it is shorter than a header.
 const invalid = 1
 
-// marshal writes attributes. The library's function cuts lengths down to 16 bits.
+// marshal encodes attributes. Unlike the library's function, it returns an error if an attribute is too long; that
+// function would truncate the length to 16 bits.
 func marshal(attrs []netlink.Attribute) ([]byte, error) {
 	for i := range attrs {
 		if len(attrs[i].Data) > math.MaxUint16-unix.NLA_HDRLEN {
@@ -75,20 +76,23 @@ var errTooLong = errors.New("attribute is longer than 65,531 bytes")
 // headerLen is the length of struct nfgenmsg (include/uapi/linux/netfilter/nfnetlink.h).
 const headerLen = 4
 
-// message puts a request together in some memory. Messages that begin and end a
-// transaction name a subsystem as their resource.
-func message(buf []byte, typ netlink.HeaderType, flags netlink.HeaderFlags, family uint8, resource uint16, attrs []netlink.Attribute) (netlink.Message, error) {
+// message encodes a request into buf. resource is the subsystem in the messages that begin and end a transaction,
+// else 0.
+func message(buf []byte, typ netlink.HeaderType, flags netlink.HeaderFlags, family uint8, resource uint16,
+	attrs []netlink.Attribute) (netlink.Message, error) {
 	b, err := marshal(attrs)
-	data := binary.BigEndian.AppendUint16(append(slices.Grow(buf[:0], headerLen+len(b)), family, unix.NFNETLINK_V0), resource)
+	data := binary.BigEndian.AppendUint16(append(slices.Grow(buf[:0], headerLen+len(b)), family, unix.NFNETLINK_V0),
+		resource)
 	return netlink.Message{Header: netlink.Header{Type: typ, Flags: flags}, Data: append(data, b...)}, err
 }
 
-// Type gives the netlink message type of an NFT_MSG_*.
+// Type returns the netlink message type of an NFT_MSG_* constant.
 func Type(msg uint16) netlink.HeaderType {
 	return netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | msg)
 }
 
-// body hands on a reply's attributes, without struct nfgenmsg. An error matches nl.ErrMalformed.
+// body returns a callback that passes the attributes of a message to reply, without struct nfgenmsg. A malformed
+// message is an error that matches nl.ErrMalformed.
 func body(reply func([]byte) error) func(netlink.Message) error {
 	return func(m netlink.Message) error {
 		if len(m.Data) < headerLen {
@@ -102,14 +106,14 @@ func body(reply func([]byte) error) func(netlink.Message) error {
 	}
 }
 
-// Each calls fn with what is in each attribute of a list.
+// Each calls fn with the content of each attribute in a list.
 func Each(list []byte, fn func([]byte)) {
-	// Of a list that does not parse, fn gets what there is.
+	// If the list is malformed, fn gets the attributes before the error.
 	_ = nl.Decode(list, func(ad *netlink.AttributeDecoder) error { fn(ad.Bytes()); return nil })
 }
 
-// Find gives what is in an attribute of others, or in one within that, and so on; nil where there is none. It takes no
-// memory of its own.
+// Find returns the content of a nested attribute. path has the types of the enclosing attributes from the outside,
+// and its own last. It returns nil if there is none, and allocates nothing.
 func Find(b []byte, path ...uint16) []byte {
 	for _, typ := range path {
 		before, behind := nl.Cut(b, typ)
@@ -122,13 +126,13 @@ func Find(b []byte, path ...uint16) []byte {
 	return b
 }
 
-// Text is what is before a NUL.
+// Text returns the bytes before the first NUL as a string.
 func Text(b []byte) string {
 	s, _, _ := strings.Cut(string(b), "\x00")
 	return s
 }
 
-// Number is one of four bytes, and 0 if it has others.
+// Number returns a number of four bytes in network byte order, or 0 if b has another length.
 func Number(b []byte) uint32 {
 	if len(b) != 4 {
 		return 0
@@ -136,7 +140,7 @@ func Number(b []byte) uint32 {
 	return binary.BigEndian.Uint32(b)
 }
 
-// Number64 is one of eight bytes, and 0 if it has others.
+// Number64 returns a number of eight bytes in network byte order, or 0 if b has another length.
 func Number64(b []byte) uint64 {
 	if len(b) != 8 {
 		return 0
@@ -144,14 +148,14 @@ func Number64(b []byte) uint64 {
 	return binary.BigEndian.Uint64(b)
 }
 
-// Comment makes userdata of a text, as libnftables does: a type of one byte, a length of
-// one byte, and the text with a NUL. It is the same for rules, chains and elements.
+// Comment returns a text as userdata in the format of libnftables: a type and a length of one byte each, and the text
+// with a NUL. Rules, chains and elements use the same format.
 func Comment(text string) []byte {
 	return userdata.AppendString(make([]byte, 0, 2+len(text)+1), userdata.TypeComment, text)
 }
 
-// CommentOf finds the comment in userdata, which may be anyone's and anything: Get of
-// package userdata panics where a length is too large.
+// CommentOf returns the comment in userdata. Other programs may write any bytes there, and Get of package userdata
+// panics on a wrong length, so CommentOf checks lengths.
 func CommentOf(b []byte) (string, bool) {
 	for len(b) >= 2 {
 		typ, n := userdata.Type(b[0]), int(b[1])
@@ -164,5 +168,6 @@ func CommentOf(b []byte) (string, bool) {
 		}
 		b = b[2+n:]
 	}
+
 	return "", false
 }

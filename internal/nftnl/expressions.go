@@ -8,11 +8,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Expressions are the steps of a rule, in the kernel's terms: `nft --debug=netlink` prints rules as rows of them. A
-// step loads into a register, which a later step reads (include/uapi/linux/netfilter/nf_tables.h).
+// Expressions are the steps of a rule, in the kernel's terms (include/uapi/linux/netfilter/nf_tables.h). `nft
+// --debug=netlink` prints them. A step loads data into a register, and a later step reads the register.
 type Expressions []expr.Any
 
-// Collect gives the steps that a function writes.
+// Collect returns the steps that write appends.
 func Collect(write func(*Expressions)) []expr.Any {
 	var x Expressions
 	write(&x)
@@ -22,7 +22,7 @@ func Collect(write func(*Expressions)) []expr.Any {
 // Add appends a step.
 func (x *Expressions) Add(e expr.Any) { *x = append(*x, e) }
 
-// Marshal gives steps as attributes.
+// Marshal encodes steps as attributes.
 func Marshal(family uint8, steps []expr.Any) ([]byte, error) {
 	list := make([]netlink.Attribute, len(steps))
 	for i, step := range steps {
@@ -35,8 +35,8 @@ func Marshal(family uint8, steps []expr.Any) ([]byte, error) {
 	return marshal(list)
 }
 
-// ToLink sends a frame, or a copy of it, out by the link whose index is in a register, in family netdev. Package expr has
-// no fwd, and its Dup is for packets of IP.
+// ToLink sends a frame, or a copy of it, out of the link whose index is in a register (family netdev). Package expr
+// has no fwd, and its Dup is only for IP packets.
 type ToLink struct {
 	expr.Any
 	Name      string // "fwd" or "dup"
@@ -54,10 +54,10 @@ func marshalStep(family uint8, step expr.Any) ([]byte, error) {
 	})
 }
 
-// Forward sends the frame out by a link.
+// Forward adds a step that sends the frame out of a link.
 func (x *Expressions) Forward(link int) { x.toLink(link, "fwd", 1) }
 
-// Duplicate sends a copy of the frame out by a link.
+// Duplicate adds a step that sends a copy of the frame out of a link.
 func (x *Expressions) Duplicate(link int) { x.toLink(link, "dup", 2) }
 
 func (x *Expressions) toLink(link int, name string, attribute uint16) {
@@ -65,65 +65,66 @@ func (x *Expressions) toLink(link int, name string, attribute uint16) {
 	x.Add(&ToLink{Name: name, Attribute: attribute, Register: First})
 }
 
-// Register is where steps put what they load, 16 bytes each.
+// Register is a register of 16 bytes that a step writes or reads.
 type Register uint32
 
-// First is the register that most steps go by. Second is right behind: a name of 16
-// bytes and what follows make one key.
+// First is the register that most steps use. Second follows it in memory: a link's name of 16 bytes in First and the
+// value in Second form one key.
 const (
 	First  Register = unix.NFT_REG_1
 	Second Register = unix.NFT_REG_2
 )
 
-// Behind is where a part of a key goes that others of so many bytes come before, a
-// multiple of 4: registers of 16 bytes consist of such of 4.
+// Behind returns the register for the next part of a key whose previous parts have length bytes, a multiple of 4. A
+// register of 16 bytes consists of four registers of 4 bytes.
 func Behind(length uint32) Register {
 	const parts = 4
 	return unix.NFT_REG32_00 + Register(length/parts)
 }
 
-// Meta loads a property of the packet that is not in it.
+// Meta loads a property of the packet that its bytes do not contain.
 func (x *Expressions) Meta(key expr.MetaKey, to Register) {
 	x.Add(&expr.Meta{Key: key, Register: uint32(to)})
 }
 
-// Payload loads bytes of a header.
+// Payload loads length bytes of a header.
 func (x *Expressions) Payload(base expr.PayloadBase, offset, length uint32, to Register) {
 	x.Add(&expr.Payload{DestRegister: uint32(to), Base: base, Offset: offset, Len: length})
 }
 
-// Mask makes the first register (it & mask) ^ xor; a nil xor is 0.
+// Mask sets the first register to (register & mask) ^ xor. A nil xor means 0.
 func (x *Expressions) Mask(mask, xor []byte) {
 	if xor == nil {
 		xor = make([]byte, len(mask))
 	}
-	x.Add(&expr.Bitwise{SourceRegister: uint32(First), DestRegister: uint32(First), Len: uint32(len(mask)), Mask: mask, Xor: xor})
+	x.Add(&expr.Bitwise{SourceRegister: uint32(First), DestRegister: uint32(First), Len: uint32(len(mask)), Mask: mask,
+		Xor: xor})
 }
 
-// Compare ends the rule unless the first register is (or is not) the data.
+// Compare ends the rule unless the first register equals (or differs from) data.
 func (x *Expressions) Compare(op expr.CmpOp, data []byte) {
 	x.Add(&expr.Cmp{Op: op, Register: uint32(First), Data: data})
 }
 
-// Lookup ends the rule unless the first register, and those behind it that the
-// set's keys fill, are in the set.
+// Lookup ends the rule unless the key in the first register, and in the following ones if the key is longer, is in
+// the set.
 func (x *Expressions) Lookup(set string) {
 	x.Add(&expr.Lookup{SourceRegister: uint32(First), SetName: set})
 }
 
-// LookupNone ends the rule if they are.
+// LookupNone ends the rule if that key is in the set.
 func (x *Expressions) LookupNone(set string) {
 	x.Add(&expr.Lookup{SourceRegister: uint32(First), SetName: set, Invert: true})
 }
 
-// Leave ends the chain: in a base chain the packet goes on by its policy.
+// Leave ends the chain. In a base chain its policy then decides about the packet.
 func (x *Expressions) Leave() { x.Add(&expr.Verdict{Kind: expr.VerdictReturn}) }
 
-// Drop ends the packet.
+// Drop drops the packet.
 func (x *Expressions) Drop() { x.Add(&expr.Verdict{Kind: expr.VerdictDrop}) }
 
-// nft's numbers of its data types (enum datatypes in its include/datatype.h); the kernel only
-// stores them. Of a concatenation, each part has TypeBits.
+// nft's numbers for its data types (enum datatypes in its include/datatype.h). The kernel only stores them. The type
+// of a concatenation has TypeBits bits for each part.
 const (
 	TypeInteger  = 4
 	TypeIPv4     = 7
@@ -135,17 +136,16 @@ const (
 	TypeBits     = 6
 )
 
-// Lengths in bytes, of parts of keys.
+// Lengths of parts of keys, in bytes.
 const (
-	IfnameLen = 16 // IFNAMSIZ: a name and at least one NUL
+	IfnameLen = 16 // IFNAMSIZ, with at least one NUL
 	EtherLen  = 6
-	EtherSlot = 8 // parts of a concatenation fill registers of 4 bytes
+	EtherSlot = 8 // a part of a concatenation fills whole registers of 4 bytes
 	IPv4Len   = 4
 	IPv6Len   = 16
 )
 
-// LinkKey is the key of a link and something behind it: the name fills 16 bytes, and the rest
-// at least pad.
+// LinkKey returns a key that consists of a link's name, padded to 16 bytes, and rest, padded to at least pad bytes.
 func LinkKey(link string, rest []byte, pad int) []byte {
 	key := make([]byte, IfnameLen, IfnameLen+max(len(rest), pad))
 	copy(key, link)

@@ -11,16 +11,15 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// Socket is a connection to nf_tables, and what was seen over it: what one package hands to
-// another as a tombolo.Socket. A Seen that one process leaves to another by its Text must not
-// come from another namespace, whose generations have the same numbers.
+// Socket is a connection to nf_tables together with the knowledge gained over it. Packages pass it to each other as a
+// tombolo.Socket. A process may pass its Seen to another as text, but only within one network namespace, since
+// generations of different namespaces have the same numbers.
 type Socket struct {
 	*nl.Conn
 	*Seen
 }
 
-// Of is the connection that a package was given as a tombolo.Socket. Its own error says what
-// is wrong with another kind of Socket.
+// Of converts a tombolo.Socket. If s is another kind of Socket, methods of the result return an error.
 func Of(s tombolo.Socket) Socket {
 	if own, ok := s.(Socket); ok {
 		return own
@@ -28,8 +27,8 @@ func Of(s tombolo.Socket) Socket {
 	return Socket{nl.Of(s), &Seen{}}
 }
 
-// Unchanged says whether nf_tables is as this socket's own last transaction left it, or as it was last seen. It is
-// false where that is not known.
+// Unchanged reports whether nf_tables is still as this socket last saw it, or as its own last transaction left it. It
+// reports false if that is unknown.
 func (s Socket) Unchanged() (bool, error) {
 	generation := s.Generation()
 	if generation == nil {
@@ -42,9 +41,9 @@ func (s Socket) Unchanged() (bool, error) {
 	return err == nil, err
 }
 
-// Seen is what was in order at a generation: a number that every change of a namespace's
-// nf_tables counts up. While it is the same, all of that still is. Things go by sums of what
-// they are made of. The zero Seen says nothing, and is off.
+// Seen records which objects were in order at a generation, a number that each change of a namespace's nf_tables
+// increments. Until the next generation these objects are certainly in order. An object is represented by a checksum
+// of its content. The zero Seen is empty and not in use.
 type Seen struct {
 	mu         sync.Mutex
 	on         bool
@@ -52,10 +51,10 @@ type Seen struct {
 	sums       []uint64
 }
 
-// MaxSeen bounds how many sums a Seen has. Those that were looked at last are in it.
+// MaxSeen is the number of checksums in a Seen. New ones replace the oldest.
 const MaxSeen = 8
 
-// Use switches it on, and has it know what Text gave; of any other text, nothing.
+// Use puts the Seen into use, with the knowledge in text, which Text returned. Any other text counts as no knowledge.
 func (k *Seen) Use(text string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -63,6 +62,7 @@ func (k *Seen) Use(text string) {
 	k.generation, k.sums = parseSeen(text)
 }
 
+// parseSeen parses a text of Seen.Text.
 func parseSeen(text string) (generation uint32, sums []uint64) {
 	first, rest, _ := strings.Cut(text, " ")
 	n, err := strconv.ParseUint(first, 10, 32)
@@ -71,13 +71,14 @@ func parseSeen(text string) (generation uint32, sums []uint64) {
 		err = cmp.Or(err, sumErr)
 		sums = append(sums, sum)
 	}
+
 	if err != nil || len(sums) > MaxSeen {
 		return 0, nil
 	}
 	return uint32(n), sums
 }
 
-// Text gives what is known, for the next process: at most 146 characters, and none if it is nothing.
+// Text returns the knowledge for the next process, in at most 146 characters. It returns "" if there is none.
 func (k *Seen) Text() string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -91,21 +92,21 @@ func (k *Seen) Text() string {
 	return string(b)
 }
 
-// Covers says whether something is known to be in order at a generation.
+// Covers reports whether the object with this checksum was in order at the generation.
 func (k *Seen) Covers(generation uint32, sum uint64) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.generation == generation && slices.Contains(k.sums, sum)
 }
 
-// IsOn says whether it is in use.
+// IsOn reports whether the Seen is in use.
 func (k *Seen) IsOn() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.on
 }
 
-// Add notes that something was seen to be in order at a generation.
+// Add records that the object with this checksum was in order at the generation.
 func (k *Seen) Add(generation uint32, sum uint64) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -116,7 +117,7 @@ func (k *Seen) Add(generation uint32, sum uint64) {
 	k.sums = append(rest[max(0, len(rest)+1-MaxSeen):], sum)
 }
 
-// Generation is the one that something is known of, nil if there is none.
+// Generation returns the generation of the recorded knowledge, or nil if there is none.
 func (k *Seen) Generation() *uint32 {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -127,8 +128,7 @@ func (k *Seen) Generation() *uint32 {
 	return &generation
 }
 
-// Follow notes that a transaction of a generation was carried out that left all that is
-// known in order.
+// Follow records that our transaction changed the generation and left all recorded objects in order.
 func (k *Seen) Follow(generation uint32) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -137,14 +137,14 @@ func (k *Seen) Follow(generation uint32) {
 	}
 }
 
-// Drop forgets what is known.
+// Drop deletes all knowledge.
 func (k *Seen) Drop() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.generation, k.sums = 0, nil
 }
 
-// Next is the generation that a transaction makes: the kernel passes over 0.
+// Next returns the generation after a transaction. The kernel skips 0.
 func Next(generation uint32) uint32 {
 	return max(generation+1, 1)
 }

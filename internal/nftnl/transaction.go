@@ -18,19 +18,18 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// subject is what a transaction as a whole is about.
+// subject names a transaction as a whole in errors.
 const subject = nl.Name("nf_tables")
 
-// Transaction is a row of changes of which the kernel makes all or none, and which
-// packets, listings and other programs see at once. The attributes of its messages
-// are those of include/uapi/linux/netfilter/nf_tables.h.
+// Transaction is a list of changes that the kernel makes all together or not at all. Packets, listings and other
+// programs see them at once. For the attributes of its messages see include/uapi/linux/netfilter/nf_tables.h.
 type Transaction struct {
 	b   nl.Batch
-	buf []byte // of the message before, which the batch has copied
+	buf []byte // memory of the previous message, which the batch has copied
 }
 
-// Begin starts a transaction. One with a generation is refused (ERESTART) if
-// anything of this namespace's nf_tables has changed since: see SeenGeneration.
+// Begin starts a transaction. With a generation, the kernel refuses it (ERESTART) if anything in this namespace's
+// nf_tables has changed since: see SeenGeneration.
 func Begin(generation *uint32) *Transaction {
 	t := &Transaction{}
 	if generation != nil {
@@ -41,25 +40,28 @@ func Begin(generation *uint32) *Transaction {
 	return t
 }
 
+// edge appends the message that begins or ends the transaction.
 func (t *Transaction) edge(typ netlink.HeaderType, attrs ...netlink.Attribute) {
 	m, err := message(t.buf, typ, 0, unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES, attrs)
 	t.b.AddSilent("change", subject, m, err)
 }
 
-// Empty says that nothing would change.
+// Empty reports whether the transaction has no changes.
 func (t *Transaction) Empty() bool { return t.b.Len() == 1 }
 
-// Add appends a change. One acknowledgement is enough to know that the kernel has
-// worked through all, and one for each would overflow the socket's buffer; Linux
-// before 6.10 gives none for the message that ends a transaction.
-func (t *Transaction) Add(op string, obj fmt.Stringer, family uint8, msg uint16, flags netlink.HeaderFlags, attrs ...netlink.Attribute) {
+// Add appends a change. Only the first change requests an acknowledgement, which shows that the kernel has processed
+// them all. One for each would overflow the socket's buffer. For the message that ends a transaction, Linux before
+// 6.10 sends none.
+func (t *Transaction) Add(op string, obj fmt.Stringer, family uint8, msg uint16, flags netlink.HeaderFlags,
+	attrs ...netlink.Attribute) {
 	m, err := message(t.buf, Type(msg), flags, family, 0, attrs)
 	t.append(op, obj, m, err)
 }
 
-// AddRule makes a rule of steps, with a comment unless that is empty. The attributes
-// and flags say where it goes.
-func (t *Transaction) AddRule(op string, obj fmt.Stringer, family uint8, flags netlink.HeaderFlags, comment string, steps []expr.Any, attrs ...netlink.Attribute) {
+// AddRule appends a new rule with these steps, and with a comment unless that is empty. attrs and flags determine its
+// place.
+func (t *Transaction) AddRule(op string, obj fmt.Stringer, family uint8, flags netlink.HeaderFlags, comment string,
+	steps []expr.Any, attrs ...netlink.Attribute) {
 	b, stepsErr := Marshal(family, steps)
 	attrs = append(attrs, Bytes(netlink.Nested|unix.NFTA_RULE_EXPRESSIONS, b))
 	if comment != "" {
@@ -78,14 +80,14 @@ func (t *Transaction) append(op string, obj fmt.Stringer, m netlink.Message, err
 	}
 }
 
-// End gives the batch of the whole transaction, to which nothing may be added.
+// End returns the batch of the whole transaction. Nothing may be added afterwards.
 func (t *Transaction) End() *nl.Batch {
 	t.edge(unix.NFNL_MSG_BATCH_END)
 	return &t.b
 }
 
-// Commit puts a transaction to the kernel, unless it is empty. Its error is that of the
-// first change that was refused, or of the transaction as a whole.
+// Commit sends the transaction to the kernel, unless it is empty. Its error is about the first refused change, or
+// about the transaction as a whole.
 func (t *Transaction) Commit(c *nl.Conn) error {
 	if t.Empty() {
 		return nil
@@ -93,20 +95,21 @@ func (t *Transaction) Commit(c *nl.Conn) error {
 	return c.Execute(t.End())
 }
 
-// Get appends a request for one object, which is answered by ENOENT where it is not there.
-func Get(b *nl.Batch, obj fmt.Stringer, family uint8, msg uint16, reply func([]byte) error, attrs ...netlink.Attribute) {
+// Get appends a request for one object. If there is none, the kernel answers ENOENT.
+func Get(b *nl.Batch, obj fmt.Stringer, family uint8, msg uint16, reply func([]byte) error,
+	attrs ...netlink.Attribute) {
 	m, err := message(nil, Type(msg), 0, family, 0, attrs)
 	b.AddGet("get", obj, m, err, body(reply))
 }
 
-// List asks for the objects of a kind that the attributes say.
+// List requests all objects of a kind that match the attributes.
 func List(c *nl.Conn, op string, family uint8, msg uint16, each func([]byte) error, attrs ...netlink.Attribute) error {
 	m, err := message(nil, Type(msg), 0, family, 0, attrs)
 	return c.List(op, m, err, body(each))
 }
 
-// Generation reads the number that every transaction in this namespace counts up, ours
-// or another program's.
+// Generation returns the present generation. Every transaction in this namespace increments it, ours and those of
+// other programs.
 func Generation(c *nl.Conn) (uint32, error) {
 	var b nl.Batch
 	var generation uint32
@@ -119,8 +122,9 @@ func Generation(c *nl.Conn) (uint32, error) {
 	return generation, err
 }
 
-// SeenGeneration gives a generation: all that is read from now on belongs to it, or to a later one. Kernels (6.1
-// does) count up a moment before the changes can be seen, so that a new number could go with an old view.
+// SeenGeneration returns a generation such that everything read from now on belongs to it or to a later one.
+// Generation alone does not suffice: kernels (such as 6.1) increment it a moment before the changes are visible, so a
+// new number could go with an old view.
 func SeenGeneration(c *nl.Conn) (uint32, error) {
 	generation, err := Generation(c)
 	if err == nil {
@@ -129,17 +133,16 @@ func SeenGeneration(c *nl.Conn) (uint32, error) {
 	return generation, err
 }
 
-// Unchanged waits for a transaction that the kernel is at, and fails (ERESTART)
-// unless it is that of the generation: by one that changes nothing.
+// Unchanged waits until the kernel has finished a transaction in progress, and returns an error (ERESTART) unless the
+// generation is still the given one. It commits an empty transaction for that.
 func Unchanged(c *nl.Conn, generation uint32) error {
 	return c.Execute(Begin(&generation).End())
 }
 
-// tries bounds how often something is read, decided on and refused because the firewall had changed in between.
-// Each refusal means that another program's change was made.
+// tries is the number of attempts in Retry. Each failed attempt means that another program has made a change.
 const tries = 200
 
-// Retry calls try until it returns something else than a lost race.
+// Retry calls try until it returns another error than one of a lost race, or nil.
 func Retry(ctx context.Context, try func() error) error {
 	var err error
 	for i := range tries {
@@ -150,28 +153,30 @@ func Retry(ctx context.Context, try func() error) error {
 			return err
 		}
 		if i >= 8 {
-			// Out of step with other processes that try.
+			// Pause at random, to get out of step with other processes.
 			time.Sleep(rand.N(time.Millisecond))
 		}
 	}
+
 	return fmt.Errorf("gave up after %d tries, each overtaken by another change of the firewall: %w", tries, err)
 }
 
-// ErrOvertaken says that an object that was found is no longer there, or the reverse.
+// ErrOvertaken means that an object that was found is no longer there, or the reverse.
 var ErrOvertaken = errors.New("overtaken by another change")
 
-// IsOvertaken says that an error is that of a lost race.
+// IsOvertaken reports whether an error means a lost race against another change.
 func IsOvertaken(err error) bool {
 	return errors.Is(err, ErrOvertaken) ||
 		errors.Is(err, unix.ERESTART) || // a transaction with an old generation
 		errors.Is(err, tombolo.ErrInterrupted)
 }
 
-// Look sends a batch of gets. A missing object is no error, nor is one of the errors same.
+// Look sends a batch of gets. It ignores errors about missing objects, and the errors in same.
 func Look(c *nl.Conn, b *nl.Batch, same ...error) error {
 	if err := c.Execute(b); err == nil {
 		return nil
 	}
+
 	same = append(same, fs.ErrNotExist)
 	for i := range b.Len() {
 		err := b.Err(i)
@@ -182,7 +187,7 @@ func Look(c *nl.Conn, b *nl.Batch, same ...error) error {
 	return nil
 }
 
-// IsMissing says that nfnetlink knows no nf_tables, and could not load it.
+// IsMissing reports whether an error means that the kernel has no nf_tables and could not load it.
 func IsMissing(err error) bool {
 	return errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP)
 }

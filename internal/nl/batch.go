@@ -10,72 +10,72 @@ import (
 	"github.com/tombolo-cni/tombolo"
 )
 
-// Name is an object that is named by a plain string: a link's name, say.
+// Name is the name of an object in errors, such as a link's.
 type Name string
 
-// String gives the name.
+// String returns the name.
 func (n Name) String() string { return string(n) }
 
-// Batch is a row of requests that go to the kernel in one sendmsg. It is not a
-// transaction: the kernel runs a later request after an earlier one failed.
-// (nf_tables makes one of what stands between its own begin and end messages.)
+// Batch is a list of requests that go to the kernel in one sendmsg. It is not a transaction: the kernel runs a later
+// request also after an earlier one failed. (Only nf_tables forms one from the requests between its begin and end
+// messages.)
 //
-// Build a batch, hand it to Conn.Execute, look at Err. It can be used again
-// after Reset.
+// Build a batch, pass it to Conn.Execute, and look at Err. After Reset it can be used again.
 type Batch struct {
-	buf  []byte // the messages as they go to the kernel
+	buf  []byte // the encoded messages
 	reqs []request
 }
 
-// answer is what a request waits for.
+// answer is the kind of answer that a request expects.
 type answer int
 
 const (
 	acknowledgement answer = iota // one NLMSG_ERROR, with errno 0 for success
 	object                        // one message of the object's own type, or an error
-	nothing                       // an error, or silence
+	nothing                       // only an error, if any
 )
 
 type request struct {
 	op     string
 	object fmt.Stringer
-	start  int // where its header is in the batch
+	start  int // position of its header in the batch
 	want   answer
 	reply  func(netlink.Message) error
 	done   bool
 	err    error
 }
 
-// Add appends a request that changes something, and that the kernel acknowledges. op
-// and obj describe it in errors; a nil obj is left out. Request and Acknowledge are set
-// in the message's flags. err is what building the message returned: it becomes the
-// error of the request, and then nothing of the batch is sent.
+// Add appends a request that changes something. The kernel acknowledges it. op and obj describe it in errors; a nil
+// obj is left out. Add sets Request and Acknowledge in the message's flags. err is the error of building the message.
+// If it is not nil, it becomes the request's error, and Execute sends nothing of the batch.
 func (b *Batch) Add(op string, obj fmt.Stringer, m netlink.Message, err error) {
 	m.Header.Flags |= netlink.Acknowledge
 	b.append(request{op: op, object: obj, want: acknowledgement, err: err}, m)
 }
 
-// AddGet appends a request for one object, whose message goes to reply, which must not
-// keep its data. Acknowledge is not set: an acknowledgement would follow the object.
+// AddGet appends a request for one object. Its message is passed to reply, which must not keep the data. AddGet does
+// not set Acknowledge, since an acknowledgement would follow the object.
 func (b *Batch) AddGet(op string, obj fmt.Stringer, m netlink.Message, err error, reply func(netlink.Message) error) {
 	b.append(request{op: op, object: obj, want: object, reply: reply, err: err}, m)
 }
 
-// AddSilent appends a request that is answered only if it fails. A request behind it in
-// the batch must be acknowledged, or its error is lost.
+// AddSilent appends a request that the kernel answers only if it fails. A later request of the batch must be
+// acknowledged, or else the error is lost.
 func (b *Batch) AddSilent(op string, obj fmt.Stringer, m netlink.Message, err error) {
 	b.append(request{op: op, object: obj, want: nothing, err: err}, m)
 }
 
-// append writes a message behind the others. Its sequence number is set by Execute.
+// append encodes a message at the end of the batch. Execute sets its sequence number.
 func (b *Batch) append(r request, m netlink.Message) {
+
 	if b.buf == nil {
-		room, count := 1<<10, 8 // of a pod, most have room in that
+		room, count := 1<<10, 8 // enough for most batches of an ADD
 		if r.want == object {
-			room, count = 1<<8, 4 // a question has few beside it
+			room, count = 1<<8, 4 // a batch of gets is small
 		}
 		b.buf, b.reqs = make([]byte, 0, room), make([]request, 0, count)
 	}
+
 	r.start = len(b.buf)
 	n := unix.NLMSG_HDRLEN + align(len(m.Data))
 	b.buf = binary.NativeEndian.AppendUint32(b.buf, uint32(n))
@@ -86,13 +86,14 @@ func (b *Batch) append(r request, m netlink.Message) {
 	for len(b.buf) < r.start+n {
 		b.buf = append(b.buf, 0)
 	}
+
 	b.reqs = append(b.reqs, r)
 }
 
-// Len counts the requests.
+// Len returns the number of requests.
 func (b *Batch) Len() int { return len(b.reqs) }
 
-// Bytes gives the messages as they would be sent, for tests that record them.
+// Bytes returns the encoded messages, for tests that record them.
 func (b *Batch) Bytes() []byte { return b.buf }
 
 // Reset empties the batch and keeps its memory.
@@ -102,11 +103,11 @@ func (b *Batch) Reset() {
 	b.reqs = b.reqs[:0]
 }
 
-// Err gives the error of request i, in the order in which they were appended,
-// after an Execute.
+// Err returns the error of request i after an Execute. Requests are numbered in the order in which they were
+// appended.
 func (b *Batch) Err(i int) error { return b.reqs[i].error() }
 
-// firstErr gives the first error: those behind it are mostly its consequences.
+// firstErr returns the first error, since later ones are mostly its consequences.
 func (b *Batch) firstErr() error {
 	for i := range b.reqs {
 		if err := b.reqs[i].error(); err != nil {
@@ -116,7 +117,7 @@ func (b *Batch) firstErr() error {
 	return nil
 }
 
-// unanswered gives an error to each request that waits for an answer in vain.
+// unanswered sets err for each request that has not received its answer.
 func (b *Batch) unanswered(err error) {
 	for i := range b.reqs {
 		if r := &b.reqs[i]; !r.done && r.want != nothing && r.err == nil {
@@ -125,6 +126,7 @@ func (b *Batch) unanswered(err error) {
 	}
 }
 
+// error returns the request's error as an OpError.
 func (r *request) error() error {
 	if r.err == nil {
 		return nil

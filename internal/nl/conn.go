@@ -12,27 +12,25 @@ import (
 	"github.com/tombolo-cni/tombolo"
 )
 
-// ErrNoAnswer is the cause of an error where the kernel took a request and left
-// nothing in the socket to read. It answers before sendmsg returns, so that
-// waiting would not help.
+// ErrNoAnswer means that the kernel accepted a request and left no answer in the socket. The kernel answers before
+// sendmsg returns, so waiting would not help.
 var ErrNoAnswer = errors.New("the kernel gave no answer")
 
-// ErrEmpty is what a Transport's Receive returns when nothing is queued.
+// ErrEmpty is returned by a Transport's Receive if nothing is queued.
 var ErrEmpty = errors.New("nothing to receive")
 
-// Transport carries whole netlink datagrams: a socket, or a test's fake kernel.
+// Transport sends and receives whole netlink datagrams. It is a socket or a test's fake kernel.
 type Transport interface {
-	// Send hands a datagram of one or more messages to the kernel, which works on
-	// them before it returns.
+	// Send passes a datagram of one or more messages to the kernel. The kernel processes them before Send returns.
 	Send(b []byte) error
-	// Receive takes the next datagram, and never waits: ErrEmpty if there is none.
-	// A datagram that does not fit into b is an error.
+	// Receive returns the next datagram without waiting, and ErrEmpty if there is none. A datagram that does not fit
+	// into b is an error.
 	Receive(b []byte) (int, error)
 	Close() error
 }
 
-// Conn is a connection to the kernel's netlink. Its methods may be called from
-// several goroutines, which take turns.
+// Conn is a netlink connection to the kernel. Several goroutines may call its methods; the calls run one after the
+// other.
 type Conn struct {
 	mu  sync.Mutex
 	t   Transport
@@ -40,17 +38,17 @@ type Conn struct {
 	buf []byte
 }
 
-// New makes a Conn over a transport, which it then owns.
+// New returns a Conn over a transport, which it then owns.
 func New(t Transport) *Conn { return &Conn{t: t} }
 
-// Of is the connection that a public package was given as a Socket; nil, which Usable
-// refuses, where it is another kind of Socket.
+// Of returns the connection that a public package received as a Socket. It returns nil, for which Usable returns an
+// error, if s is another kind of Socket.
 func Of(s tombolo.Socket) *Conn {
 	c, _ := s.(*Conn)
 	return c
 }
 
-// Close closes the transport. All later calls, another Close too, fail with tombolo.ErrInvalid.
+// Close closes the transport. All later calls, including another Close, return tombolo.ErrInvalid.
 func (c *Conn) Close() error {
 	if err := c.Usable(); err != nil {
 		return err
@@ -62,12 +60,12 @@ func (c *Conn) Close() error {
 	return t.Close()
 }
 
-// Usable says what is wrong with a Conn that is nil, was never opened, or has been
-// closed. The error matches tombolo.ErrInvalid.
+// Usable returns an error if the Conn is nil, was never opened, or is closed. The error matches tombolo.ErrInvalid.
 func (c *Conn) Usable() error {
 	if c == nil {
 		return errNoConn()
 	}
+
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch c.t.(type) {
@@ -83,12 +81,12 @@ func errNoConn() error {
 	return &tombolo.OpError{Op: "use connection", Err: fmt.Errorf("%w: it was not opened by Dial", tombolo.ErrInvalid)}
 }
 
-// Invalid is the error about a value that is not valid. It matches tombolo.ErrInvalid.
+// Invalid is an error about an invalid value. It matches tombolo.ErrInvalid.
 type Invalid string
 
 func (e Invalid) Error() string { return string(e) }
 
-// Is makes it match tombolo.ErrInvalid, which its text leaves out.
+// Is reports a match with tombolo.ErrInvalid, whose text is not part of the message.
 func (e Invalid) Is(target error) bool { return target == tombolo.ErrInvalid }
 
 // closed is the transport of a Conn after Close.
@@ -97,18 +95,19 @@ type closed struct{}
 func (closed) Send([]byte) error           { return closed{}.Close() }
 func (closed) Receive([]byte) (int, error) { return 0, closed{}.Close() }
 func (closed) Close() error {
-	return &tombolo.OpError{Op: "use connection", Err: fmt.Errorf("%w: it is closed: %w", tombolo.ErrInvalid, unix.EBADF)}
+	return &tombolo.OpError{Op: "use connection",
+		Err: fmt.Errorf("%w: it is closed: %w", tombolo.ErrInvalid, unix.EBADF)}
 }
 
-// receiveSize is the longest datagram of the kernel's, be it an answer or a part of a dump. The longest is a link,
-// which can have 64 KiB of alternative names. The unused part costs no memory. With small buffers, nearly every
-// listing is interrupted under churn.
+// receiveSize is the size of the longest datagram from the kernel, an answer or a part of a dump. The longest one is
+// a link with 64 KiB of alternative names. The unused part costs no memory. With smaller buffers, nearly every
+// listing is interrupted while links come and go.
 const receiveSize = 80 << 10
 
-// announcementSize is the longest announcement.
+// announcementSize is the size of the longest announcement.
 const announcementSize = 8 << 10
 
-// buffer is made when it is first needed.
+// buffer returns the receive buffer, and allocates it on the first call.
 func (c *Conn) buffer() []byte {
 	if c.buf == nil {
 		c.buf = make([]byte, receiveSize)
@@ -116,19 +115,22 @@ func (c *Conn) buffer() []byte {
 	return c.buf
 }
 
-// Execute sends a batch and reads the answers. It returns the first request's error, in the order of the requests;
-// those of the others are in Batch.Err. After an error too, all requests have been tried, except where one could
-// not be encoded or sent: then none was.
+// Execute sends a batch and reads the answers. It returns the error of the first failed request; Batch.Err has the
+// others. Also after an error, the kernel has tried all requests. The exception is a request that could not be
+// encoded or sent: then it has tried none.
 func (c *Conn) Execute(b *Batch) error {
 	if err := c.Usable(); err != nil {
 		return err
 	}
+
 	if err := b.firstErr(); err != nil {
 		return err
 	}
+
 	if len(b.reqs) == 0 {
 		return nil
 	}
+
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	base := c.number(b)
@@ -137,15 +139,17 @@ func (c *Conn) Execute(b *Batch) error {
 		b.unanswered(err)
 		return opError(b.reqs[0].op, b.reqs[0].object, err, "")
 	}
+
 	if err := c.collect(b, base); err != nil {
 		c.drain()
 		b.unanswered(err)
 		return opError(b.reqs[0].op, b.reqs[0].object, err, "")
 	}
+
 	return b.firstErr()
 }
 
-// number gives each request its sequence number, and returns the first.
+// number sets the sequence number of each request, and returns the first.
 func (c *Conn) number(b *Batch) uint32 {
 	base := c.seq + 1
 	for i := range b.reqs {
@@ -155,8 +159,8 @@ func (c *Conn) number(b *Batch) uint32 {
 	return base
 }
 
-// collect reads until the socket is empty, so that an error of a silent request,
-// or of a transaction as a whole, is never left for the next Execute to find.
+// collect reads answers until the socket is empty. So an error of a silent request, or of a whole transaction, never
+// stays in the socket for the next Execute.
 func (c *Conn) collect(b *Batch, base uint32) error {
 	buf := c.buffer()
 	var lost error
@@ -165,14 +169,17 @@ func (c *Conn) collect(b *Batch, base uint32) error {
 		if errors.Is(err, ErrEmpty) {
 			break
 		}
+
 		if errors.Is(err, unix.ENOBUFS) && lost == nil {
-			// Some answers are lost, those before them are still there.
+			// Some answers are lost. The ones before them are still there.
 			lost = fmt.Errorf("receive: %w", err)
 			continue
 		}
+
 		if err != nil {
 			return fmt.Errorf("receive: %w", err)
 		}
+
 		for rest := buf[:n]; len(rest) > 0; {
 			var m netlink.Message
 			if m, rest, err = next(rest); err != nil {
@@ -183,15 +190,17 @@ func (c *Conn) collect(b *Batch, base uint32) error {
 			}
 		}
 	}
-	// A failed transaction answers only for what failed.
+
+	// After a failed transaction the kernel answers only the failed requests.
 	if lost == nil && b.firstErr() == nil {
 		b.unanswered(ErrNoAnswer)
 	}
+
 	return lost
 }
 
-// drain empties the socket after an error: the kernel sends nothing more to one
-// that has overflown, and begins no dump on one that has another under way.
+// drain empties the socket after an error. After an overflow the kernel sends nothing more to the socket, and it
+// starts no dump while another is in progress.
 func (c *Conn) drain() {
 	for {
 		if _, err := c.t.Receive(c.buffer()); err != nil {
@@ -200,6 +209,7 @@ func (c *Conn) drain() {
 	}
 }
 
+// take stores the answer to a request.
 func (r *request) take(m netlink.Message) {
 	switch {
 	case m.Header.Type == netlink.Error:
@@ -210,24 +220,24 @@ func (r *request) take(m netlink.Message) {
 			r.err = opError(r.op, r.object, errno, text)
 		}
 	case m.Header.Type < unix.NLMSG_MIN_TYPE:
-		return // NLMSG_NOOP and the like
+		return // NLMSG_NOOP and similar messages
 	case r.reply != nil && !r.done:
 		if err := r.reply(m); err != nil {
 			r.err = err
 		}
 	}
+
 	r.done = true
 }
 
-// dumpTries bounds how often an interrupted dump is tried again. Under a churn of
-// links that interrupted half of all dumps, ten in a row failed never.
+// dumpTries is the number of attempts of an interrupted dump. In a test where links that came and went interrupted
+// half of all dumps, ten failures in a row never happened.
 const dumpTries = 20
 
-// List asks for a list of objects and calls each for every one, after the whole
-// list has arrived. A list that changed while the kernel wrote it is asked for
-// again; tombolo.ErrInterrupted says that this did not help. An error of each ends
-// it. The message's data is the callback's to keep. Dump is set in the flags of m; err is
-// what building m returned.
+// List requests a list of objects. After the whole list has arrived, it calls each for every object. If the list
+// changed while the kernel wrote it, List requests it again. If that did not help, the error is
+// tombolo.ErrInterrupted. An error of each ends the list. The callback may keep the message's data. List sets Dump in
+// the flags of m. err is the error of building m.
 func (c *Conn) List(op string, m netlink.Message, err error, each func(netlink.Message) error) error {
 	var list []netlink.Message
 	err = c.Walk(op, m, err, func() { list = nil }, func(m netlink.Message) error {
@@ -237,6 +247,7 @@ func (c *Conn) List(op string, m netlink.Message, err error, each func(netlink.M
 	if err != nil {
 		return err
 	}
+
 	for _, m := range list {
 		if err := each(m); err != nil {
 			return opError(op, nil, err, "")
@@ -245,18 +256,21 @@ func (c *Conn) List(op string, m netlink.Message, err error, each func(netlink.M
 	return nil
 }
 
-// Walk is List that calls each as the objects arrive, and keeps none: a pod may have any number. It calls begin
-// before the first, and again where the list is asked for again. Neither may use the connection.
+// Walk requests a list like List, but calls each while the objects arrive and keeps none, since a pod may have any
+// number of them. It calls begin before the first object, and again before each further attempt. Neither callback may
+// use the connection.
 func (c *Conn) Walk(op string, m netlink.Message, err error, begin func(), each func(netlink.Message) error) error {
 	if err := c.Usable(); err != nil {
 		return err
 	}
+
 	var b Batch
 	m.Header.Flags |= netlink.Dump
 	b.append(request{op: op, want: object, err: err}, m)
 	if err := b.firstErr(); err != nil {
 		return err
 	}
+
 	c.mu.Lock()
 	err = c.dump(&b, begin, each)
 	c.mu.Unlock()
@@ -264,9 +278,11 @@ func (c *Conn) Walk(op string, m netlink.Message, err error, begin func(), each 
 	if err == nil || errors.As(err, &opErr) {
 		return err
 	}
+
 	return opError(op, nil, err, "")
 }
 
+// dump sends the request until a dump is not interrupted.
 func (c *Conn) dump(b *Batch, begin func(), each func(netlink.Message) error) error {
 	for range dumpTries {
 		begin()
@@ -274,6 +290,7 @@ func (c *Conn) dump(b *Batch, begin func(), each func(netlink.Message) error) er
 		if err := c.t.Send(b.buf); err != nil {
 			return fmt.Errorf("send: %w", err)
 		}
+
 		interrupted, err := c.readDump(b.reqs[0].op, seq, each)
 		if err != nil {
 			c.drain()
@@ -282,9 +299,11 @@ func (c *Conn) dump(b *Batch, begin func(), each func(netlink.Message) error) er
 			return err
 		}
 	}
+
 	return tombolo.ErrInterrupted
 }
 
+// readDump reads the answer to a dump request, and calls each for every object.
 func (c *Conn) readDump(op string, seq uint32, each func(netlink.Message) error) (interrupted bool, _ error) {
 	buf := c.buffer()
 	for {
@@ -292,18 +311,22 @@ func (c *Conn) readDump(op string, seq uint32, each func(netlink.Message) error)
 		if errors.Is(err, ErrEmpty) {
 			return false, ErrNoAnswer
 		}
+
 		if err != nil {
 			return false, fmt.Errorf("receive: %w", err)
 		}
+
 		part := append([]byte(nil), buf[:n]...)
 		for len(part) > 0 {
 			var m netlink.Message
 			if m, part, err = next(part); err != nil {
 				return false, err
 			}
+
 			if m.Header.Sequence != seq {
 				continue
 			}
+
 			interrupted = interrupted || m.Header.Flags&netlink.DumpInterrupted != 0
 			switch m.Header.Type {
 			case netlink.Done:
@@ -323,16 +346,17 @@ func (c *Conn) readDump(op string, seq uint32, each func(netlink.Message) error)
 	}
 }
 
-// dumpError reads the errno that ends a dump: 0, or why the kernel gave up
-// within it.
+// dumpError returns the error in the message that ends a dump, or nil.
 func dumpError(op string, m netlink.Message) error {
 	if len(m.Data) < 4 {
 		return nil
 	}
+
 	errno := unix.Errno(-int32(binary.NativeEndian.Uint32(m.Data)))
 	if errno == 0 {
 		return nil
 	}
+
 	text := ""
 	if m.Header.Flags&netlink.AcknowledgeTLVs != 0 {
 		text = extAck(m.Data[4:])

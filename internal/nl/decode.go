@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrMalformed is the cause of every error about a reply that does not parse.
+// ErrMalformed is the cause of every error about a message that cannot be parsed.
 var ErrMalformed = errors.New("malformed netlink message")
 
 // next splits the first message off a receive buffer.
@@ -30,8 +30,8 @@ func next(b []byte) (netlink.Message, []byte, error) {
 
 func align(n int) int { return (n + 3) &^ 3 }
 
-// Decode walks over attributes, and calls fn for each. Where they do not parse, or fn
-// read one as something that it is not, the error matches ErrMalformed.
+// Decode calls fn for each attribute. If the attributes are malformed, or fn reads one as a wrong type, the error
+// matches ErrMalformed.
 func Decode(b []byte, fn func(ad *netlink.AttributeDecoder) error) error {
 	ad, err := netlink.NewAttributeDecoder(b)
 	if err != nil {
@@ -45,8 +45,8 @@ func Decode(b []byte, fn func(ad *netlink.AttributeDecoder) error) error {
 	return malformed(ad.Err())
 }
 
-// Pick copies the attributes of some types, and what does not parse as one. To decode the
-// rest of them too costs an allocation for each, of which a link has some sixty.
+// Pick returns a copy of the attributes of some types, and of the malformed rest. Decoding all attributes costs an
+// allocation for each, and a link has some sixty.
 func Pick(b []byte, types ...uint16) []byte {
 	picked := make([]byte, 0, len(b))
 	for len(b) >= unix.NLA_HDRLEN {
@@ -61,11 +61,12 @@ func Pick(b []byte, types ...uint16) []byte {
 		}
 		b = b[end:]
 	}
+
 	return append(picked, b...)
 }
 
-// Cut gives the bytes before the first attribute of a type, and all bytes behind its header, also those beyond its
-// length.
+// Cut returns the bytes before the first attribute of a type, and all bytes after its header, including those beyond
+// its length.
 func Cut(b []byte, typ uint16) (before, behind []byte) {
 	for at := 0; at+unix.NLA_HDRLEN <= len(b); {
 		n := int(binary.NativeEndian.Uint16(b[at:]))
@@ -77,10 +78,11 @@ func Cut(b []byte, typ uint16) (before, behind []byte) {
 		}
 		at += align(n)
 	}
+
 	return b, nil
 }
 
-// malformed has an error of the library's match ErrMalformed.
+// malformed wraps an error of the library so that it matches ErrMalformed.
 func malformed(err error) error {
 	if err == nil || errors.Is(err, ErrMalformed) {
 		return err
@@ -88,8 +90,8 @@ func malformed(err error) error {
 	return fmt.Errorf("%w: %w", ErrMalformed, err)
 }
 
-// Addr reads an attribute of an address of 4 or of 16 bytes, for AttributeDecoder.Do. An
-// IPv6 address that maps an IPv4 one stays what it is.
+// Addr returns a function for AttributeDecoder.Do that reads an address of 4 or 16 bytes. It does not convert an IPv6
+// address that maps an IPv4 one.
 func Addr(into *netip.Addr) func([]byte) error {
 	return func(b []byte) error {
 		v, ok := netip.AddrFromSlice(b)
@@ -101,24 +103,25 @@ func Addr(into *netip.Addr) func([]byte) error {
 	}
 }
 
-// Keep gives an attribute as it is, its flags included: one that the reader has no field
-// for, and that is not to be lost.
+// Keep returns an attribute unchanged, with its flags. It serves to preserve attributes that the reader has no field
+// for.
 func Keep(ad *netlink.AttributeDecoder) netlink.Attribute {
 	return netlink.Attribute{Type: ad.Type() | ad.TypeFlags(), Data: ad.Bytes()}
 }
 
-// ackError reads the message of type NLMSG_ERROR: nil for an acknowledgement,
-// else the errno, and the kernel's own text where there is one
-// (include/uapi/linux/netlink.h, enum nlmsgerr_attrs).
+// ackError parses an NLMSG_ERROR. It returns errno 0 for an acknowledgement. Otherwise it returns the errno and, if
+// there is one, the kernel's text (include/uapi/linux/netlink.h, enum nlmsgerr_attrs).
 func ackError(m netlink.Message) (errno unix.Errno, text string, err error) {
 	const headerLen = 4 + unix.NLMSG_HDRLEN // struct nlmsgerr: the errno and the request's header
 	if len(m.Data) < headerLen {
 		return 0, "", fmt.Errorf("%w: an acknowledgement of %d bytes", ErrMalformed, len(m.Data))
 	}
+
 	errno = unix.Errno(-int32(binary.NativeEndian.Uint32(m.Data)))
 	if m.Header.Flags&netlink.AcknowledgeTLVs == 0 {
 		return errno, "", nil
 	}
+
 	skip := headerLen
 	if m.Header.Flags&netlink.Capped == 0 {
 		// The request's payload follows its header.
@@ -128,16 +131,18 @@ func ackError(m netlink.Message) (errno unix.Errno, text string, err error) {
 		}
 		skip = 4 + align(n)
 	}
+
 	return errno, extAck(m.Data[skip:]), nil
 }
 
-// extAck takes the text out of an extended acknowledgement. One that does not
-// parse is no reason to hide the errno that it came with.
+// extAck returns the text of an extended acknowledgement. It returns "" if the acknowledgement is malformed, since
+// the errno still counts.
 func extAck(b []byte) string {
 	ad, err := netlink.NewAttributeDecoder(b)
 	if err != nil {
 		return ""
 	}
+
 	var text string
 	for ad.Next() {
 		switch ad.Type() {
@@ -149,14 +154,16 @@ func extAck(b []byte) string {
 			}
 		}
 	}
+
 	return text
 }
 
 const nlmsgerrAttrMissType = 5 // NLMSGERR_ATTR_MISS_TYPE, Linux 6.1
 
-// Encode puts a request together of a family's fixed header, whose length is a multiple
-// of four, and the attributes that fn writes behind it. fn may be nil.
-func Encode(typ netlink.HeaderType, flags netlink.HeaderFlags, head []byte, fn func(ae *netlink.AttributeEncoder)) (netlink.Message, error) {
+// Encode returns a request with a family's fixed header, whose length is a multiple of four, and the attributes that
+// fn writes. fn may be nil.
+func Encode(typ netlink.HeaderType, flags netlink.HeaderFlags, head []byte,
+	fn func(ae *netlink.AttributeEncoder)) (netlink.Message, error) {
 	m := netlink.Message{Header: netlink.Header{Type: typ, Flags: flags}, Data: head}
 	if fn == nil {
 		return m, nil
@@ -168,10 +175,11 @@ func Encode(typ netlink.HeaderType, flags netlink.HeaderFlags, head []byte, fn f
 	return m, err
 }
 
-// Marshal puts a request together of a body that another package writes, and the attributes that it cannot say,
-// which fn writes behind it. fn may be nil. body is a method MarshalBinary, and not an encoding.BinaryMarshaler:
-// that would keep the methods that read the same types in the program, which does not use them.
-func Marshal(typ netlink.HeaderType, flags netlink.HeaderFlags, body func() ([]byte, error), fn func(ae *netlink.AttributeEncoder)) (netlink.Message, error) {
+// Marshal returns a request with a body that another package encodes, followed by the attributes that fn writes. fn
+// may be nil. body is a method MarshalBinary, and not an encoding.BinaryMarshaler: an interface value would link the
+// type's decoding methods into the program, which does not use them.
+func Marshal(typ netlink.HeaderType, flags netlink.HeaderFlags, body func() ([]byte, error),
+	fn func(ae *netlink.AttributeEncoder)) (netlink.Message, error) {
 	b, err := body()
 	if err != nil {
 		return netlink.Message{}, err
@@ -181,8 +189,7 @@ func Marshal(typ netlink.HeaderType, flags netlink.HeaderFlags, body func() ([]b
 
 const errAddress = Invalid("address is not valid")
 
-// PutAddr writes an attribute of an address, of 4 bytes or of 16. To write one that is
-// not valid is an error.
+// PutAddr writes an attribute with an address of 4 or 16 bytes. An invalid address is an error.
 func PutAddr(ae *netlink.AttributeEncoder, typ uint16, a netip.Addr) {
 	ae.Do(typ, func() ([]byte, error) {
 		if !a.IsValid() {
@@ -192,7 +199,8 @@ func PutAddr(ae *netlink.AttributeEncoder, typ uint16, a netip.Addr) {
 	})
 }
 
-// FamilyOf is the family of an address: unix.AF_INET or unix.AF_INET6, as which an IPv4 address in IPv6 form counts.
+// FamilyOf returns the family of an address: unix.AF_INET or unix.AF_INET6. An IPv4 address in IPv6 form counts as
+// AF_INET6.
 func FamilyOf(a netip.Addr) uint8 {
 	if a.Is4() {
 		return unix.AF_INET
@@ -200,8 +208,8 @@ func FamilyOf(a netip.Addr) uint8 {
 	return unix.AF_INET6
 }
 
-// Index is a link's index, or an MTU, as messages have it. The kernel would read one that does not fit as
-// another; it is told one that it never gives instead, and says so.
+// Index returns a link's index, or an MTU, as messages encode it. A number that does not fit becomes math.MaxInt32,
+// which the kernel never assigns and therefore rejects. Truncated, it could mean another link.
 func Index(i int) uint32 {
 	if i != int(int32(i)) {
 		return math.MaxInt32
@@ -209,15 +217,14 @@ func Index(i int) uint32 {
 	return uint32(i)
 }
 
-// PutOther writes attributes of Keep.
+// PutOther writes the attributes that Keep returned.
 func PutOther(ae *netlink.AttributeEncoder, list []netlink.Attribute) {
 	for _, a := range list {
 		ae.Bytes(a.Type, a.Data)
 	}
 }
 
-// Prefix puts an address and the length from a header together, and checks that
-// they are of the header's family.
+// Prefix combines an address and a prefix length, and checks that they are of the given family.
 func Prefix(family uint8, a netip.Addr, bits uint8) (netip.Prefix, error) {
 	p := netip.PrefixFrom(a, int(bits))
 	if !p.IsValid() || (family == unix.AF_INET) != a.Is4() {
@@ -226,5 +233,5 @@ func Prefix(family uint8, a netip.Addr, bits uint8) (netip.Prefix, error) {
 	return p, nil
 }
 
-// TypeOf is an attribute's type without its flags.
+// TypeOf returns an attribute's type without its flags.
 func TypeOf(a netlink.Attribute) uint16 { return a.Type &^ (netlink.Nested | netlink.NetByteOrder) }

@@ -12,11 +12,11 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// Here are the old requests of a network interface (netdevice(7)), and those by which a socket tells its namespace.
-// A fake Transport has none of them.
+// This file has requests by ioctl and socket options: those on network interfaces (netdevice(7)), and those about the
+// socket's network namespace. A fake Transport supports none of them.
 
-// NetNSCookie gives the cookie of the socket's namespace (see netns.NS.Cookie), and spares
-// a caller that has a socket there to enter it. It is 0 where the transport has none.
+// NetNSCookie returns the cookie of the socket's network namespace (see netns.NS.Cookie), without entering it. It
+// returns 0 if the transport has none.
 func (c *Conn) NetNSCookie() (uint64, error) {
 	s, ok := c.t.(*socket)
 	if !ok {
@@ -29,32 +29,34 @@ func (c *Conn) NetNSCookie() (uint64, error) {
 	return cookie, nil
 }
 
-// LinkIndex gives the index of a link of the socket's namespace, or the errno
-// ENODEV. Where the name is all that has to be known, it costs a tenth of a request
-// for the link: the kernel need not write down all about it. It is false where the
-// transport cannot, so that the caller has to send that request.
+// LinkIndex returns the index of a link in the socket's network namespace, or the errno ENODEV. It costs a tenth of a
+// netlink request for the link, since the kernel does not list the link's attributes. known is false if the transport
+// does not support it. The caller must then send that request.
 func (c *Conn) LinkIndex(name string) (index int, known bool, _ error) {
 	s, ok := c.t.(*socket)
 	if !ok {
 		return 0, false, nil
 	}
+
 	request, err := unix.NewIfreq(name)
 	if err == nil {
 		err = ignoringEINTR(func() error { return unix.IoctlIfreq(s.fd, unix.SIOCGIFINDEX, request) })
 	}
+
 	if err != nil {
 		return 0, true, &tombolo.OpError{Op: "get link", Object: name, Err: err}
 	}
 	return int(request.Uint32()), true, nil
 }
 
-// Within runs fn on a thread that is in the namespace of the socket: the calling one where
-// it is there anyway, and where the transport has no namespace.
+// Within runs fn on a thread in the socket's network namespace. It uses the calling thread if that is in the
+// namespace already, or if the transport has no namespace.
 func (c *Conn) Within(fn func() error) error {
 	s, ok := c.t.(*socket)
 	if !ok {
 		return fn()
 	}
+
 	own, err := unix.IoctlRetInt(s.fd, siocGSKNS)
 	if err != nil {
 		return &tombolo.OpError{Op: "find network namespace of", Object: "netlink socket", Err: err}
@@ -64,9 +66,11 @@ func (c *Conn) Within(fn func() error) error {
 	if err := errors.Join(unix.Stat("/proc/thread-self/ns/net", &here), unix.Fstat(own, &there)); err != nil {
 		return &tombolo.OpError{Op: "compare network namespaces", Err: err}
 	}
+
 	if here.Ino == there.Ino && here.Dev == there.Dev {
 		return fn()
 	}
+
 	ns, err := netns.Open("/proc/thread-self/fd/" + strconv.Itoa(own))
 	if err != nil {
 		return err
@@ -75,45 +79,49 @@ func (c *Conn) Within(fn func() error) error {
 	return ns.Do(fn)
 }
 
-const siocGSKNS = 0x894c // SIOCGSKNS, include/uapi/linux/sockios.h (Linux 4.9); needs CAP_NET_ADMIN
+const siocGSKNS = 0x894c // from include/uapi/linux/sockios.h (Linux 4.9); needs CAP_NET_ADMIN
 
-// RefreshCarrier has the kernel take notice at once of a carrier that a link has just got. A link that was set up
-// before it had one sends nothing until then, and the kernel's worker that sees to it (linkwatch) may be late by
-// milliseconds. ETHTOOL_GLINK runs the worker's part for this link before it answers; on kernels before 6.8 it does
-// not, and RefreshCarrier waits for the worker, for as long as carrierPatience. An error is of no use here.
+// RefreshCarrier makes the kernel notice at once that a link has got its carrier. A link that was set up without
+// carrier sends nothing until then, and the kernel's worker for it (linkwatch) may be late by milliseconds.
+// ETHTOOL_GLINK runs the worker's job for the link before it answers. On kernels before 6.8 it does not. There
+// RefreshCarrier waits for the worker, up to carrierPatience. It returns no error, since the caller can do nothing
+// about it.
 func (c *Conn) RefreshCarrier(link string) {
 	if s, ok := c.t.(*socket); ok {
 		s.refreshCarrier(link)
 	}
 }
 
-// carrierPatience is many times what the worker needs on a machine that is not overloaded.
+// carrierPatience is many times as long as the worker needs on a machine that is not overloaded.
 const carrierPatience = 100 * time.Millisecond
 
 func (s *socket) refreshCarrier(link string) {
 	if up, err := s.ethtool(link, unix.ETHTOOL_GLINK, 0); err != nil || up == 0 {
 		return
 	}
+
 	flags, err := unix.NewIfreq(link)
 	if err != nil {
 		return
 	}
+
 	for pause, end := 50*time.Microsecond, time.Now().Add(carrierPatience); ; pause = min(2*pause, time.Millisecond) {
 		if err := unix.IoctlIfreq(s.fd, unix.SIOCGIFFLAGS, flags); err != nil && err != unix.EINTR {
 			return
 		}
-		// Running is what the worker has taken notice of.
+
+		// The worker sets IFF_RUNNING when it has noticed the carrier.
 		if got := flags.Uint16(); got&unix.IFF_UP == 0 || got&unix.IFF_RUNNING != 0 || time.Now().After(end) {
 			return
 		}
 		time.Sleep(pause)
-		_, _ = s.ethtool(link, unix.ETHTOOL_GLINK, 0) // It takes the lock that the worker holds while it is at it.
+		_, _ = s.ethtool(link, unix.ETHTOOL_GLINK, 0) // waits for a lock that the worker holds while it runs
 	}
 }
 
-// StopTxOffload has a link of the socket's namespace leave no checksum of what it sends to a
-// link further on, and send no pages that its sender can still change (ETHTOOL_STXCSUM and
-// ETHTOOL_SSG). Only CAP_NET_ADMIN in the namespace can undo that.
+// StopTxOffload turns off two offloads of a link in the socket's network namespace (ETHTOOL_STXCSUM and ETHTOOL_SSG).
+// The link then computes all checksums itself, and sends no pages that the sender can still change. Only
+// CAP_NET_ADMIN in the namespace can undo this.
 func (c *Conn) StopTxOffload(link string) error {
 	s, ok := c.t.(*socket)
 	if !ok {
@@ -140,10 +148,10 @@ func (c *Conn) StartGRO(link string) error {
 	return nil
 }
 
-// ethtool sends one of the requests that give and take a number, and gives the number.
+// ethtool sends a request that takes a number and returns a number.
 func (s *socket) ethtool(link string, cmd, data uint32) (uint32, error) {
-	// struct ethtool_value of linux/ethtool.h and, of linux/if.h, the part of struct
-	// ifreq that is used; the kernel copies all 40 bytes of the latter.
+	// This is struct ethtool_value of linux/ethtool.h, and the used part of struct ifreq of linux/if.h. The kernel
+	// copies all 40 bytes of the latter.
 	value := struct{ cmd, data uint32 }{cmd, data}
 	request := struct {
 		name [unix.IFNAMSIZ]byte
@@ -158,12 +166,13 @@ func (s *socket) ethtool(link string, cmd, data uint32) (uint32, error) {
 	return value.data, nil
 }
 
-// receive is recvfrom(2) of a netlink socket, and the port of the sender: unix.Recvfrom
-// makes three allocations for it.
+// receive calls recvfrom(2) on a netlink socket, and returns the sender's port. unix.Recvfrom makes three allocations
+// for it.
 func receive(fd int, b []byte, flags int) (n int, port uint32, _ error) {
 	var from unix.RawSockaddrNetlink
 	length := uint32(unix.SizeofSockaddrNetlink)
-	got, _, errno := unix.Syscall6(unix.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)),
+	got, _, errno := unix.Syscall6(unix.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(b))),
+		uintptr(len(b)),
 		uintptr(flags), uintptr(unsafe.Pointer(&from)), uintptr(unsafe.Pointer(&length)))
 	if errno != 0 {
 		return 0, 0, errno
@@ -171,9 +180,8 @@ func receive(fd int, b []byte, flags int) (n int, port uint32, _ error) {
 	return int(got), from.Pid, nil
 }
 
-// SocketOption asks for an option of any socket whose value holds the question too:
-// the kernel reads it and writes the answer in its place, of the same length. x/sys
-// has nothing for that.
+// SocketOption calls getsockopt(2) for an option whose value also contains the question. The kernel reads value and
+// replaces it by the answer of the same length. Package x/sys has no function for that.
 func SocketOption(fd, level, option int, value []byte) error {
 	length := uint32(len(value))
 	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), uintptr(option),

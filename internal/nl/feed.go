@@ -15,27 +15,29 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// Feed is a Watch for a program that waits for hours: it waits in the runtime's poller, without a
-// thread, and nothing wakes it but an announcement.
+// Feed receives announcements for a program that waits for hours. Unlike a Watch, it waits in the runtime's poller,
+// without a thread, and wakes only for an announcement.
 type Feed struct {
 	file *os.File
 	raw  syscall.RawConn
 	queue
 }
 
-// feedSize is the longest datagram of announcements.
+// feedSize is the size of the longest datagram of announcements.
 const feedSize = 32 << 10
 
-// Follow opens a socket that belongs to groups (unix.RTNLGRP_*). It receives announcements of all changes after it
-// has returned.
+// Follow opens a socket that is a member of groups (unix.RTNLGRP_*). It receives announcements of all changes from
+// then on.
 func Follow(protocol int, ns *netns.NS, groups ...int) (*Feed, error) {
 	w, err := Subscribe(protocol, ns, groups...)
 	if err != nil {
 		return nil, err
 	}
+
 	if err := unix.SetNonblock(w.fd, true); err != nil {
 		return nil, errors.Join(&tombolo.OpError{Op: "subscribe to netlink", Err: err}, w.Close())
 	}
+
 	file := os.NewFile(uintptr(w.fd), "netlink")
 	raw, err := file.SyscallConn()
 	if err != nil {
@@ -44,12 +46,12 @@ func Follow(protocol int, ns *netns.NS, groups ...int) (*Feed, error) {
 	return &Feed{file: file, raw: raw, queue: queue{buf: make([]byte, feedSize)}}, nil
 }
 
-// Close ends the subscription, and a Next that waits.
+// Close ends the subscription, and a Next that is waiting.
 func (f *Feed) Close() error { return f.file.Close() }
 
-// Next waits for the next announcements, which are good until the Next after it. An
-// error matching unix.ENOBUFS says that some were lost, of those since the one before it,
-// and that the caller has to look for itself; after Close it matches os.ErrClosed.
+// Next waits for the next announcements. They are valid until the following Next. An error that matches unix.ENOBUFS
+// means that announcements were lost, so the caller must look for changes itself. After Close the error matches
+// os.ErrClosed.
 func (f *Feed) Next() (list []netlink.Message, err error) {
 	if !f.lost {
 		n, err := f.file.Read(f.buf)
@@ -61,13 +63,14 @@ func (f *Feed) Next() (list []netlink.Message, err error) {
 		}
 		f.lost = true
 	}
+
 	if f.raw.Control(func(fd uintptr) { list, err = f.receive(int(fd), 0) }) != nil {
 		return nil, fmt.Errorf("receive announcement: %w", os.ErrClosed)
 	}
 	return list, err
 }
 
-// messages takes a datagram apart.
+// messages splits a datagram into its messages.
 func messages(b []byte) ([]netlink.Message, error) {
 	var list []netlink.Message
 	for len(b) > 0 {
@@ -80,19 +83,21 @@ func messages(b []byte) ([]netlink.Message, error) {
 	return list, nil
 }
 
-// Kind is a kind of announcements.
+// Kind describes the announcements that FollowOnly accepts.
 type Kind struct {
 	Type uint16
-	// At is where the message has a byte, counted from the end of its header, that is to be Byte; 0: any.
+	// At is the offset of a byte, counted from the end of the message's header, that must equal Byte. 0 accepts any
+	// message.
 	At   uint32
 	Byte byte
-	Size uint32 // of the message, with its header; 0: any
+	Size uint32 // size of the message with its header; 0 accepts any
 }
 
-// FollowOnly is Follow for messages of some kinds alone: the kernel does not queue any others, so that a flood of
-// those loses none of these and wakes no reader. Of messages in one datagram it looks at the first.
+// FollowOnly opens a Feed for only some kinds of messages. The kernel does not queue others, so a flood of these
+// neither wakes the reader nor makes it lose messages. If a datagram has several messages, only the first is
+// compared.
 func FollowOnly(protocol int, ns *netns.NS, kinds []Kind, groups ...int) (*Feed, error) {
-	// Before the socket belongs to any group, so that nothing passes it by.
+	// Set the filter before the socket joins a group, so that no other message gets into the queue.
 	f, err := Follow(protocol, ns)
 	if err != nil {
 		return nil, err
@@ -103,6 +108,7 @@ func FollowOnly(protocol int, ns *netns.NS, kinds []Kind, groups ...int) (*Feed,
 	return f, nil
 }
 
+// filter attaches the filter to the socket, and then joins the groups.
 func (f *Feed) filter(kinds []Kind, groups []int) error {
 	const typeAt, bodyAt, all, none = 4, 16, 0xffffffff, 0 // of struct nlmsghdr
 	var list []bpf.Instruction
@@ -110,8 +116,10 @@ func (f *Feed) filter(kinds []Kind, groups []int) error {
 		accept := []bpf.Instruction{bpf.RetConstant{Val: all}}
 		if k.Size != 0 {
 			size := binary.BigEndian.Uint32(binary.NativeEndian.AppendUint32(nil, k.Size))
-			accept = []bpf.Instruction{bpf.LoadAbsolute{Off: 0, Size: 4}, bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: size, SkipTrue: 1}, accept[0]}
+			accept = []bpf.Instruction{bpf.LoadAbsolute{Off: 0, Size: 4},
+				bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: size, SkipTrue: 1}, accept[0]}
 		}
+
 		if k.At != 0 {
 			accept = []bpf.Instruction{
 				bpf.LoadAbsolute{Off: bodyAt + k.At, Size: 1},
@@ -119,15 +127,19 @@ func (f *Feed) filter(kinds []Kind, groups []int) error {
 				accept[0],
 			}
 		}
-		// The filter loads in network byte order what is in the host's.
+
+		// The filter loads numbers in network byte order, and the message has them in the host's.
 		wanted := binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, k.Type))
-		list = append(list, bpf.LoadAbsolute{Off: typeAt, Size: 2}, bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: uint32(wanted), SkipTrue: uint8(len(accept))})
+		list = append(list, bpf.LoadAbsolute{Off: typeAt, Size: 2},
+			bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: uint32(wanted), SkipTrue: uint8(len(accept))})
 		list = append(list, accept...)
 	}
+
 	program, err := bpf.Assemble(append(list, bpf.RetConstant{Val: none}))
 	if err != nil {
 		return fmt.Errorf("assemble filter: %w", err)
 	}
+
 	var result error
 	err = f.raw.Control(func(fd uintptr) {
 		if result = AttachFilter(int(fd), program); result != nil {
@@ -140,5 +152,6 @@ func (f *Feed) filter(kinds []Kind, groups []int) error {
 			}
 		}
 	})
+
 	return errors.Join(err, result)
 }

@@ -12,11 +12,10 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// Dial opens a netlink socket of a protocol (unix.NETLINK_ROUTE,
-// unix.NETLINK_NETFILTER) with extended acknowledgements and strict checking of
-// requests. It belongs to a namespace, whichever thread uses it; nil is that of the
-// calling thread. It needs CAP_SYS_ADMIN where a namespace is given; what is sent over
-// it will in general need CAP_NET_ADMIN.
+// Dial opens a netlink socket of a protocol (unix.NETLINK_ROUTE, unix.NETLINK_NETFILTER) with extended
+// acknowledgements and strict checking of requests. The socket belongs to the network namespace ns, whichever thread
+// uses it. If ns is nil, it belongs to the calling thread's. With ns, Dial needs CAP_SYS_ADMIN. Most requests need
+// CAP_NET_ADMIN.
 func Dial(protocol int, ns *netns.NS) (*Conn, error) {
 	t, err := Open(protocol, ns)
 	if err != nil {
@@ -25,7 +24,7 @@ func Dial(protocol int, ns *netns.NS) (*Conn, error) {
 	return New(t), nil
 }
 
-// Open opens the socket of Dial alone, for a fake kernel that passes requests on.
+// Open opens the socket for Dial. Fake kernels that forward requests call it directly.
 func Open(protocol int, ns *netns.NS) (Transport, error) {
 	var s *socket
 	err := in(ns, func() error {
@@ -39,7 +38,7 @@ func Open(protocol int, ns *netns.NS) (Transport, error) {
 	return s, nil
 }
 
-// in calls open in a namespace; nil is that of the calling thread.
+// in calls open in the namespace ns, or in the calling thread's if ns is nil.
 func in(ns *netns.NS, open func() error) error {
 	if ns == nil {
 		return open()
@@ -47,13 +46,12 @@ func in(ns *netns.NS, open func() error) error {
 	return ns.Do(open)
 }
 
-// socket is a netlink socket that the runtime's poller does not know. Requests to
-// rtnetlink and nfnetlink are carried out within sendmsg, and their answers are
-// queued by the time it returns, so nothing ever waits; the poller would cost a
+// socket is a netlink socket without the runtime's poller. The kernel processes requests to rtnetlink and nfnetlink
+// within sendmsg, and queues their answers before it returns. So nothing ever waits, and a poller would cost a
 // short-lived plugin dozens of context switches.
 type socket struct {
 	fd         int
-	answerable int // the length of the longest datagram that room has been made for
+	answerable int // length of the longest datagram that the receive buffer was enlarged for
 }
 
 func newSocket(protocol int) (*socket, error) {
@@ -61,29 +59,32 @@ func newSocket(protocol int) (*socket, error) {
 	if err != nil {
 		return nil, fmt.Errorf("socket: %w", err)
 	}
+
 	options := []int{unix.NETLINK_EXT_ACK, unix.NETLINK_CAP_ACK}
 	if protocol == unix.NETLINK_ROUTE {
-		// Without it, IPv4 and IPv6 disregard the filters of a dump (Linux 4.20).
+		// Without this option, IPv4 and IPv6 ignore the filters of a dump (Linux 4.20).
 		options = append(options, unix.NETLINK_GET_STRICT_CHK)
 	}
+
 	for _, o := range options {
 		if err := unix.SetsockoptInt(fd, unix.SOL_NETLINK, o, 1); err != nil {
 			unix.Close(fd)
 			return nil, fmt.Errorf("set netlink option %d: %w", o, err)
 		}
 	}
+
 	return &socket{fd: fd}, nil
 }
 
 const (
-	// roomToSend is the part of a socket's default send buffer (212,992 bytes) that a
-	// datagram may take; a longer one asks for more first.
+	// roomToSend is the length up to which a datagram fits into a default send buffer (212,992 bytes). For longer
+	// ones Send enlarges the buffer.
 	roomToSend = 128 << 10
-	// roomToAnswer is the length of a datagram whose answers are sure to fit into the
-	// default receive buffer, in which all are queued before the first is read.
+	// roomToAnswer is the length of a datagram whose answers certainly fit into the default receive buffer. All
+	// answers are queued before the first one is read.
 	roomToAnswer = 2 << 10
-	// answerFactor is how much more room answers take than requests: 27 times for an
-	// acknowledgement, 100 for a bridge port that is asked for by name.
+	// answerFactor is the size of answers in relation to the request: 27 for an acknowledgement, 100 for a bridge
+	// port that is requested by name.
 	answerFactor = 128
 )
 
@@ -96,22 +97,24 @@ func (s *socket) Send(b []byte) error {
 	})
 }
 
-// makeRoom raises the socket's limits for a long datagram. FORCE goes past
-// net.core.wmem_max and rmem_max, with CAP_NET_ADMIN in the initial user
-// namespace; the kernel doubles the figures.
+// makeRoom enlarges the socket's buffers for a long datagram. The FORCE options exceed net.core.wmem_max and
+// rmem_max, with CAP_NET_ADMIN in the initial user namespace. The kernel doubles the numbers.
 func (s *socket) makeRoom(n int) error {
 	if n > roomToSend {
 		if err := unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, n); err != nil {
 			return err
 		}
 	}
+
 	if n <= max(roomToAnswer, s.answerable) {
 		return nil
 	}
+
 	err := unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, min(n*answerFactor/2, math.MaxInt32/2))
 	if errors.Is(err, unix.EPERM) {
-		return nil // it may do without: only Receive can tell
+		return nil // the buffer may suffice; if not, Receive reports it
 	}
+
 	s.answerable = n
 	return err
 }
@@ -122,17 +125,20 @@ func (s *socket) Receive(b []byte) (int, error) {
 		if errors.Is(err, unix.EINTR) {
 			continue
 		}
+
 		if errors.Is(err, unix.EAGAIN) {
 			return 0, ErrEmpty
 		}
+
 		if err != nil {
 			return 0, err
 		}
+
 		if n > len(b) {
 			return 0, fmt.Errorf("%w: a datagram of %d bytes, where %d fit", ErrMalformed, n, len(b))
 		}
-		// Any process of the namespace may send to a netlink socket; the kernel's
-		// port is 0.
+
+		// Any process of the namespace may send to a netlink socket. The kernel's port is 0.
 		if port == 0 {
 			return n, nil
 		}
@@ -141,6 +147,7 @@ func (s *socket) Receive(b []byte) (int, error) {
 
 func (s *socket) Close() error { return unix.Close(s.fd) }
 
+// ignoringEINTR repeats fn while it is interrupted by a signal.
 func ignoringEINTR(fn func() error) error {
 	for {
 		if err := fn(); !errors.Is(err, unix.EINTR) {
@@ -149,13 +156,14 @@ func ignoringEINTR(fn func() error) error {
 	}
 }
 
-// AttachFilter has a socket get only what a program takes.
+// AttachFilter attaches a filter program to a socket, which then receives only the packets that the program accepts.
 func AttachFilter(fd int, program []bpf.RawInstruction) error {
 	code := make([]unix.SockFilter, len(program))
 	for i, in := range program {
 		code[i] = unix.SockFilter{Code: in.Op, Jt: in.Jt, Jf: in.Jf, K: in.K}
 	}
-	err := unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: uint16(len(code)), Filter: &code[0]})
+	err := unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER,
+		&unix.SockFprog{Len: uint16(len(code)), Filter: &code[0]})
 	if err != nil {
 		return fmt.Errorf("attach filter: %w", err)
 	}

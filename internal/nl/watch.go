@@ -14,22 +14,21 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// Watch receives what the kernel announces to multicast groups. Unlike a Conn it
-// waits; it does so in the system call, on the caller's thread, so that no poller
-// is set up for a wait of some hundred microseconds.
+// Watch receives announcements of the kernel to multicast groups. Unlike a Conn it waits. It waits in the system
+// call, on the caller's thread, which saves setting up a poller for a wait of some hundred microseconds.
 //
-// It is for one goroutine at a time, but for Close.
+// Only one goroutine at a time may use it, except for Close.
 type Watch struct {
-	mu sync.Mutex // held while fd is used, so that it is the same file throughout
-	fd int        // -1 after Close: the number may be another file's by then
+	mu sync.Mutex // locked while fd is used, so that fd stays the same file
+	fd int        // -1 after Close, when the number may be reused for another file
 	queue
 }
 
-// lookUp is how often a wait that hears nothing looks whether its context is done.
+// lookUp is the interval between two looks of a waiting Next at its context.
 const lookUp = 50 * time.Millisecond
 
-// Subscribe opens a socket that belongs to groups (unix.RTNLGRP_*). It receives announcements of all changes after
-// it has returned. A namespace is as for Dial.
+// Subscribe opens a socket that is a member of groups (unix.RTNLGRP_*). It receives announcements of all changes from
+// then on. ns is used as in Dial.
 func Subscribe(protocol int, ns *netns.NS, groups ...int) (*Watch, error) {
 	w := &Watch{fd: -1, queue: queue{buf: make([]byte, announcementSize)}}
 	if err := in(ns, func() error { return w.open(protocol, groups) }); err != nil {
@@ -46,31 +45,36 @@ func (w *Watch) open(protocol int, groups []int) error {
 	if w.fd, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, protocol); err != nil {
 		return fmt.Errorf("socket: %w", err)
 	}
-	// Without a port of its own a socket is taken for the kernel, which does not
-	// announce things to itself.
+
+	// A socket without a port of its own looks like the kernel, which sends no announcements to itself.
 	if err := unix.Bind(w.fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		return fmt.Errorf("bind: %w", err)
 	}
+
 	timeout := unix.NsecToTimeval(lookUp.Nanoseconds())
 	if err := unix.SetsockoptTimeval(w.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout); err != nil {
 		return fmt.Errorf("set receive timeout: %w", err)
 	}
+
 	for _, g := range groups {
 		if err := unix.SetsockoptInt(w.fd, unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, g); err != nil {
 			return fmt.Errorf("join group %d: %w", g, err)
 		}
 	}
+
 	return nil
 }
 
-// Close ends the subscription, and a Next that waits, within lookUp. All later calls, another Close too, fail with
-// tombolo.ErrInvalid.
+// Close ends the subscription, and within lookUp a Next that is waiting. All later calls, including another Close,
+// return tombolo.ErrInvalid.
 func (w *Watch) Close() error {
+
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.fd < 0 {
 		return closed{}.Close()
 	}
+
 	fd := w.fd
 	w.fd = -1
 	return unix.Close(fd)
@@ -86,10 +90,9 @@ func (w *Watch) next(flags int) ([]netlink.Message, error) {
 	return w.receive(w.fd, flags)
 }
 
-// Next waits for the next announcements, which are good until the Next after it.
-// An error matching unix.ENOBUFS says that some were lost, of those since the one
-// before it, and that the caller has to look for itself; the error of a ctx that is
-// done is ctx's own.
+// Next waits for the next announcements. They are valid until the following Next. An error that matches unix.ENOBUFS
+// means that announcements were lost, so the caller must look for changes itself. If ctx is done, Next returns ctx's
+// error.
 func (w *Watch) Next(ctx context.Context) ([]netlink.Message, error) {
 	for {
 		if err := ctx.Err(); err != nil {
@@ -102,7 +105,7 @@ func (w *Watch) Next(ctx context.Context) ([]netlink.Message, error) {
 	}
 }
 
-// Queued is Next that does not wait: it gives none where nothing has been announced.
+// Queued returns the queued announcements without waiting, or none.
 func (w *Watch) Queued() ([]netlink.Message, error) {
 	list, err := w.next(unix.MSG_DONTWAIT)
 	if errors.Is(err, unix.EAGAIN) {
@@ -111,22 +114,24 @@ func (w *Watch) Queued() ([]netlink.Message, error) {
 	return list, err
 }
 
-// queue reads what the kernel has queued for a socket.
+// queue reads the messages that the kernel has queued for a socket.
 //
-// The kernel says once that it lost something, ahead of what is still queued, and goes
-// on losing, in silence, until that has been read. So the caller is told where the queue
-// ends: a caller that looks for itself any earlier may miss what is lost after that.
+// When the kernel loses messages, it reports this once, ahead of the messages that are still queued. Until the
+// socket's owner reads that report, the kernel silently continues to lose messages. So the queue reports a loss to
+// its caller only when the queue is empty. A caller that looked for changes earlier could miss those that were lost
+// afterwards.
 type queue struct {
 	buf  []byte
-	lost bool // something was, and the caller has not been told
+	lost bool // messages were lost, and the caller does not know yet
 }
 
-// receive reads one datagram. The error matches unix.EAGAIN where there is none.
+// receive reads one datagram. If there is none, the error matches unix.EAGAIN.
 func (q *queue) receive(fd, flags int) ([]netlink.Message, error) {
 	for {
 		if q.lost {
 			flags |= unix.MSG_DONTWAIT
 		}
+
 		n, _, err := receive(fd, q.buf, flags)
 		switch {
 		case errors.Is(err, unix.ENOBUFS):
@@ -137,9 +142,11 @@ func (q *queue) receive(fd, flags int) ([]netlink.Message, error) {
 		case errors.Is(err, unix.EINTR):
 			err = unix.EAGAIN
 		}
+
 		if err != nil {
 			return nil, fmt.Errorf("receive announcement: %w", err)
 		}
+
 		return messages(q.buf[:n])
 	}
 }

@@ -1,11 +1,11 @@
-// Package link is the one place where network interfaces are read from and written to
-// rtnetlink. Requests are rtnetlink.LinkMessage, with what it cannot say behind it:
+// Package link reads and writes network interfaces over rtnetlink. All such requests are in this package. A request
+// is a rtnetlink.LinkMessage, followed by the attributes that this type does not support:
 //
 //	link.Request{Index: index, Flags: unix.IFF_UP, Change: unix.IFF_UP}.Set(&b, "set link up", name)
 //	link.Get(&b, "br0", 0, &l)
 //
-// Answers are read attribute by attribute into one type, Link. The library's own decoding
-// knows neither IFLA_AF_SPEC nor IFLA_LINK_NETNSID, and makes 130 allocations of a link.
+// Answers are decoded attribute by attribute into one type, Link. The library's own decoder supports neither
+// IFLA_AF_SPEC nor IFLA_LINK_NETNSID, and makes 130 allocations for a link.
 package link
 
 import (
@@ -23,12 +23,12 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// ServiceLink is the name of the link on which kube-proxy in IPVS mode keeps the addresses of all services.
+// ServiceLink is the name of the link that has the addresses of all services if kube-proxy runs in IPVS mode.
 const ServiceLink = "kube-ipvs0"
 
-// Link is what the kernel says of one link.
+// Link is one link as the kernel describes it.
 type Link struct {
-	Family uint8 // AF_BRIDGE: the message is about a bridge's port, and not about the link
+	Family uint8 // AF_BRIDGE: the message describes the link as a bridge's port
 	Type   uint16
 	Index  int
 	Flags  uint32 // IFF_*
@@ -38,38 +38,38 @@ type Link struct {
 	MTU    int
 	TxQLen uint32 // in packets
 	Group  uint32
-	Master int // of which it is a port; 0 if of none
-	// Lower is the link that it rests on, of a veth its other end. It is one of another
-	// namespace where Elsewhere is true.
+	Master int // the bridge or other master that it is a port of; 0 if none
+	// Lower is the link below this one; for a veth it is the other end. If Elsewhere is true, it is in another
+	// namespace.
 	Lower     int
 	Elsewhere bool
 	elsewhere int32  // the kernel's number for that namespace
 	Kind      string // empty for hardware and loopback
 	PortOf    string // the kind of its master
-	// Each is nil where the link is of another kind.
+	// Bridge and Port are nil if the link is of another kind.
 	Bridge *driver.Bridge
-	VLAN   uint16 // of a link of kind vlan; 0 for others
+	VLAN   uint16 // only of kind vlan
 	Port   *driver.BridgePort
-	// IPv4 and IPv6 are empty where the kernel has nothing of the family on the link.
+	// IPv4 and IPv6 are empty if the family is not enabled on the link.
 	IPv4, IPv6  Parameters
 	RouterFlags uint32     // IF_RA_*
-	Token       netip.Addr // how IPv6 addresses are to end; unspecified: it is left to the kernel
-	Counters    Counters   // only of Count
+	Token       netip.Addr // ending of IPv6 addresses; if unspecified, the kernel chooses it
+	Counters    Counters   // only set by Count
 }
 
-// Counters are what a link has received and transmitted, since it was made.
+// Counters are the packets and bytes that a link has received and sent since it was created.
 type Counters struct {
 	RxPackets, TxPackets, RxBytes, TxBytes uint64
 }
 
-// Up says that the administrator set it up.
+// Up reports whether the link is administratively up.
 func (l *Link) Up() bool { return l.Flags&unix.IFF_UP != 0 }
 
-// Parameters are those of the kernel for a link (net.ipv4.conf.<link>, net.ipv6.conf.<link>),
-// four bytes each. IPv4 numbers them from 1, IPv6 from 0.
+// Parameters are the kernel's parameters for a link (net.ipv4.conf.<link>, net.ipv6.conf.<link>), four bytes each.
+// IPv4 numbers them from 1, IPv6 from 0.
 type Parameters []byte
 
-// At gives the one at an index, from 0.
+// At returns the parameter at an index, counted from 0.
 func (p Parameters) At(i int) (int32, bool) {
 	if len(p) < 4*(i+1) {
 		return 0, false
@@ -77,12 +77,13 @@ func (p Parameters) At(i int) (int32, bool) {
 	return int32(binary.NativeEndian.Uint32(p[4*i:])), true
 }
 
-// Decode reads the data of an RTM_NEWLINK or RTM_DELLINK. Of its attributes it reads those
-// in only, or all of Link: each costs an allocation or two, and the kernel sends some sixty.
+// Decode parses the data of an RTM_NEWLINK or RTM_DELLINK. If only is given, it reads these attributes, else all that
+// Link has fields for. Each attribute costs an allocation or two, and the kernel sends some sixty.
 func (l *Link) Decode(data []byte, only ...uint16) error {
 	if len(data) < unix.SizeofIfInfomsg {
 		return fmt.Errorf("%w: a link of %d bytes", nl.ErrMalformed, len(data))
 	}
+
 	*l = Link{
 		Family: data[0],
 		Type:   binary.NativeEndian.Uint16(data[2:]),
@@ -90,21 +91,25 @@ func (l *Link) Decode(data []byte, only ...uint16) error {
 		Flags:  binary.NativeEndian.Uint32(data[8:]),
 	}
 	if only == nil {
-		only = []uint16{unix.IFLA_IFNAME, unix.IFLA_ADDRESS, unix.IFLA_MTU, unix.IFLA_MASTER, unix.IFLA_LINK, unix.IFLA_LINK_NETNSID,
+		only = []uint16{unix.IFLA_IFNAME, unix.IFLA_ADDRESS, unix.IFLA_MTU, unix.IFLA_MASTER, unix.IFLA_LINK,
+			unix.IFLA_LINK_NETNSID,
 			unix.IFLA_IFALIAS, unix.IFLA_GROUP, unix.IFLA_LINKINFO, unix.IFLA_AF_SPEC}
 	}
+
 	return nl.Decode(nl.Pick(believable(data[unix.SizeofIfInfomsg:]), only...), l.attribute)
 }
 
-// believable leaves out attributes that a pod may have forged. The kernel has 16 bits for an attribute's length,
-// and a pod can have it write more about a link's kind (MACs of a macvlan, mappings of a vlan): the rest is then
-// read from the middle of that. Of a veth it writes no such attribute.
+// believable cuts off attributes that a pod may have forged. An attribute's length has 16 bits, and a pod can make
+// the kernel write more than that about a link's kind (MACs of a macvlan, mappings of a vlan). A reader then finds
+// the next attribute in the middle of such data. The kernel never writes that much about a veth.
 func believable(b []byte) []byte {
 	if len(b) <= math.MaxUint16 {
 		return b
 	}
 	before, info := nl.Cut(b, unix.IFLA_LINKINFO)
-	if _, kind := nl.Cut(info, unix.IFLA_INFO_KIND); bytes.HasPrefix(kind, []byte("veth\x00")) { // the kernel writes it first
+
+	// The kernel writes the kind first.
+	if _, kind := nl.Cut(info, unix.IFLA_INFO_KIND); bytes.HasPrefix(kind, []byte("veth\x00")) {
 		return b
 	}
 	return before
@@ -136,20 +141,22 @@ func (l *Link) attribute(ad *netlink.AttributeDecoder) error {
 			return err
 		})
 	case unix.IFLA_LINKINFO:
-		within(ad, l.info, unix.IFLA_INFO_KIND, unix.IFLA_INFO_DATA, unix.IFLA_INFO_SLAVE_KIND, unix.IFLA_INFO_SLAVE_DATA)
+		within(ad, l.info, unix.IFLA_INFO_KIND, unix.IFLA_INFO_DATA, unix.IFLA_INFO_SLAVE_KIND,
+			unix.IFLA_INFO_SLAVE_DATA)
 	case unix.IFLA_AF_SPEC:
 		within(ad, l.family, unix.AF_INET, unix.AF_INET6)
 	}
+
 	return nil
 }
 
-// within reads some of the attributes that are in one.
+// within decodes some of the attributes that are nested in one.
 func within(ad *netlink.AttributeDecoder, fn func(*netlink.AttributeDecoder) error, only ...uint16) {
 	ad.Do(func(b []byte) error { return nl.Decode(nl.Pick(b, only...), fn) })
 }
 
-// info reads what is of the link's kind. The kernel writes the kind first; each numbers
-// its attributes anew.
+// info decodes the attributes of the link's kind. The kernel writes the kind first. Each kind numbers its attributes
+// differently.
 func (l *Link) info(ad *netlink.AttributeDecoder) error {
 	switch ad.Type() {
 	case unix.IFLA_INFO_KIND:
@@ -160,7 +167,8 @@ func (l *Link) info(ad *netlink.AttributeDecoder) error {
 		switch l.Kind {
 		case "bridge":
 			l.Bridge = new(driver.Bridge)
-			drive(ad, l.Bridge.Decode, unix.IFLA_BR_STP_STATE, unix.IFLA_BR_FORWARD_DELAY, unix.IFLA_BR_VLAN_FILTERING, unix.IFLA_BR_VLAN_PROTOCOL,
+			drive(ad, l.Bridge.Decode, unix.IFLA_BR_STP_STATE, unix.IFLA_BR_FORWARD_DELAY, unix.IFLA_BR_VLAN_FILTERING,
+				unix.IFLA_BR_VLAN_PROTOCOL,
 				unix.IFLA_BR_NF_CALL_IPTABLES, unix.IFLA_BR_NF_CALL_IP6TABLES, unix.IFLA_BR_FDB_MAX_LEARNED)
 		case "vlan":
 			within(ad, func(ad *netlink.AttributeDecoder) error {
@@ -176,14 +184,16 @@ func (l *Link) info(ad *netlink.AttributeDecoder) error {
 	case unix.IFLA_INFO_SLAVE_DATA:
 		if l.PortOf == "bridge" {
 			l.Port = new(driver.BridgePort)
-			drive(ad, l.Port.Decode, unix.IFLA_BRPORT_STATE, unix.IFLA_BRPORT_MODE, unix.IFLA_BRPORT_LEARNING, unix.IFLA_BRPORT_UNICAST_FLOOD,
+			drive(ad, l.Port.Decode, unix.IFLA_BRPORT_STATE, unix.IFLA_BRPORT_MODE, unix.IFLA_BRPORT_LEARNING,
+				unix.IFLA_BRPORT_UNICAST_FLOOD,
 				unix.IFLA_BRPORT_MCAST_FLOOD, unix.IFLA_BRPORT_GROUP_FWD_MASK, unix.IFLA_BRPORT_ISOLATED)
 		}
 	}
+
 	return nil
 }
 
-// drive has a driver of the library's read some of the attributes that are in one.
+// drive decodes some of the nested attributes with a driver of the library.
 func drive(ad *netlink.AttributeDecoder, decode func(*netlink.AttributeDecoder) error, only ...uint16) {
 	ad.Do(func(b []byte) error {
 		ad, err := netlink.NewAttributeDecoder(nl.Pick(b, only...))
@@ -197,13 +207,14 @@ func drive(ad *netlink.AttributeDecoder, decode func(*netlink.AttributeDecoder) 
 	})
 }
 
-// Of include/uapi/linux/if_link.h.
+// Attributes of include/uapi/linux/if_link.h.
 const (
 	inet6Flags = 1 // IFLA_INET6_FLAGS
 	inet6Conf  = 2 // IFLA_INET6_CONF
 	inet6Token = 7 // IFLA_INET6_TOKEN
 )
 
+// family decodes the attributes of IPv4 or IPv6.
 func (l *Link) family(ad *netlink.AttributeDecoder) error {
 	if ad.Type() == unix.AF_INET {
 		within(ad, func(ad *netlink.AttributeDecoder) error {
@@ -212,6 +223,7 @@ func (l *Link) family(ad *netlink.AttributeDecoder) error {
 		}, unix.IFLA_INET_CONF)
 		return nil
 	}
+
 	within(ad, func(ad *netlink.AttributeDecoder) error {
 		switch ad.Type() {
 		case inet6Flags:
@@ -223,5 +235,6 @@ func (l *Link) family(ad *netlink.AttributeDecoder) error {
 		}
 		return nil
 	}, inet6Flags, inet6Conf, inet6Token)
+
 	return nil
 }

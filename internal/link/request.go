@@ -18,53 +18,54 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// Request asks for something about one link. Fields with their zero value are not in the message.
+// Request is a request about one link. The message has no attributes for fields that are zero.
 type Request struct {
-	// Index says which link; where it is 0 Name does, or Group all those of a group.
+	// Index selects the link. If it is 0, Name selects it, or Group selects all links of a group.
 	Index         int
 	Name          string
-	Flags, Change uint32 // IFF_*, and which of them to change
+	Flags, Change uint32 // IFF_*, and a mask of those to change
 	Alias         *string
 	MAC           net.HardwareAddr
 	MTU           *int
 	Master        *int    // 0: none
-	TxQLen        *uint32 // of packets
-	Lower         int     // the link that a new one rests on; 0: none
+	TxQLen        *uint32 // in packets
+	Lower         int     // the link below a new one; 0 for none
 	Group         *uint32
-	NetNS         *int                 // by its descriptor; where a link is made
-	Kind          string               // that of Data, if there is any
-	Data          rtnetlink.LinkDriver // of the kind
-	Peer          *Request             // a veth's other end: makes Kind and Data, and one queue to send by
-	Port          *driver.BridgePort   // nil: nothing of it
-	IPv4          []Parameter          // of the link, by IPV4_DEVCONF_*
-	NoLinkLocal   bool                 // addrgenmode none
-	Token         netip.Addr           // how IPv6 addresses are to end
+	NetNS         *int                 // the descriptor of the namespace for a new link
+	Kind          string               // the kind of the link; with Data, the kind of that
+	Data          rtnetlink.LinkDriver // settings of the kind
+	// the other end of a new veth; replaces Kind and Data, and gives each end one transmit queue
+	Peer        *Request
+	Port        *driver.BridgePort // settings of a bridge port; nil for none
+	IPv4        []Parameter        // parameters of the link, numbered by IPV4_DEVCONF_*
+	NoLinkLocal bool               // addrgenmode none
+	Token       netip.Addr         // ending of IPv6 addresses
 
-	mask     *uint32 // of what is not to be told
+	mask     *uint32 // attributes that the answer must leave out
 	oneQueue bool
 }
 
-// Parameter is one that the kernel has for a link.
+// Parameter is one of the kernel's parameters for a link.
 type Parameter struct {
 	ID    uint16
 	Value uint32
 }
 
-// Create appends a request for a new link. The kernel passes over Alias, Port and what is
-// of a family in it, without a word.
+// Create appends a request for a new link. When it creates a link, the kernel silently ignores Alias, Port and the
+// settings of IPv4 and IPv6.
 func (r Request) Create(b *nl.Batch, op, object string) {
 	r.oneQueue = r.Peer != nil
 	m, err := r.Message(unix.RTM_NEWLINK, netlink.Create|netlink.Excl)
 	b.Add(op, nl.Name(object), m, err)
 }
 
-// Set appends a request for a change.
+// Set appends a request that changes a link.
 func (r Request) Set(b *nl.Batch, op, object string) {
 	m, err := r.Message(unix.RTM_NEWLINK, 0)
 	b.Add(op, nl.Name(object), m, err)
 }
 
-// AddName appends a request for an alternative name of a link, by which it is found as by its own. It stays with the link
+// AddName appends a request that adds an alternative name to a link. The link can be found by it, and keeps it
 // through renames and moves to other namespaces.
 func AddName(b *nl.Batch, index int, name string) {
 	r := Request{Index: index}
@@ -77,14 +78,13 @@ func AddName(b *nl.Batch, index int, name string) {
 	b.Add("name link", nl.Name(name), m, err)
 }
 
-// Delete appends a deletion, for which Index, Name or Group are all that counts.
+// Delete appends a request that deletes a link, or the links of a group. It uses only Index, Name and Group.
 func (r Request) Delete(b *nl.Batch, object string) {
 	m, err := r.Message(unix.RTM_DELLINK, 0)
 	b.Add("delete link", nl.Name(object), m, err)
 }
 
-// Get appends a request for one link, by its index, or by its name where that is 0. See
-// Decode for only.
+// Get appends a request for one link, by index or, if that is 0, by name. only is used as in Decode.
 func Get(b *nl.Batch, name string, index int, into *Link, only ...uint16) {
 	r := Request{Index: index, mask: skipStats()}
 	object := strconv.Itoa(index)
@@ -95,7 +95,7 @@ func Get(b *nl.Batch, name string, index int, into *Link, only ...uint16) {
 	b.AddGet("get link", nl.Name(object), m, err, func(m netlink.Message) error { return into.Decode(m.Data, only...) })
 }
 
-// List gives the links of a kind or of a master, or all; the kernel filters (Linux 4.6).
+// List calls each for the links of a kind or of a master, or for all links. The kernel filters (Linux 4.6).
 func List(c *nl.Conn, op, kind string, master int, each func(*Link)) error {
 	r := Request{Kind: kind, mask: skipStats()}
 	if master != 0 {
@@ -104,7 +104,7 @@ func List(c *nl.Conn, op, kind string, master int, each func(*Link)) error {
 	return r.list(c, op, each)
 }
 
-// Count gives the names and counters of the links of a kind, by one list.
+// Count calls each for the links of a kind, with only their names and counters. It sends one request.
 func Count(c *nl.Conn, kind string, each func(*Link)) error {
 	r := Request{Kind: kind}
 	return r.list(c, "count packets", each, unix.IFLA_IFNAME, unix.IFLA_STATS64)
@@ -125,7 +125,7 @@ func (r *Request) list(c *nl.Conn, op string, each func(*Link), only ...uint16) 
 	})
 }
 
-// Find asks for a link by its name. See Decode for only.
+// Find returns a link by its name. only is used as in Decode.
 func Find(c *nl.Conn, name string, only ...uint16) (*Link, error) {
 	var l Link
 	var b nl.Batch
@@ -133,8 +133,9 @@ func Find(c *nl.Conn, name string, only ...uint16) (*Link, error) {
 	return &l, c.Execute(&b)
 }
 
-// Peer finds the other end of a veth by its index, in the namespace of c: its owner may have renamed it. port is the
-// index of this end. If the link is gone, or has moved to another namespace, the error matches fs.ErrNotExist.
+// Peer returns the other end of a veth, by its index, in the namespace of c. port is the index of this end. A search
+// by name would fail if the owner renamed the link. If the link is gone, or has moved to another namespace, the error
+// matches fs.ErrNotExist.
 func Peer(c *nl.Conn, index, port int) (*Link, error) {
 	var l Link
 	var b nl.Batch
@@ -146,7 +147,7 @@ func Peer(c *nl.Conn, index, port int) (*Link, error) {
 	return &l, err
 }
 
-// IndexOf asks for a link's index in the way that is quickest on a connection.
+// IndexOf returns a link's index by the fastest request that the connection supports.
 func IndexOf(c *nl.Conn, name string) (int, error) {
 	if index, known, err := c.LinkIndex(name); known {
 		return index, err
@@ -155,8 +156,8 @@ func IndexOf(c *nl.Conn, name string) (int, error) {
 	return l.Index, err
 }
 
-// Probe asks the kernel whether it makes links of a kind, without making any: it refuses a multicast MAC
-// (EADDRNOTAVAIL), and before that a kind that it does not have (EOPNOTSUPP).
+// Probe returns an error if the kernel does not support links of a kind. It creates none: it requests a link with a
+// multicast MAC, which the kernel refuses (EADDRNOTAVAIL) after it has looked up the kind (EOPNOTSUPP).
 func Probe(c *nl.Conn, kind string) error {
 	var b nl.Batch
 	Request{MAC: net.HardwareAddr{1, 0, 0, 0, 0, 0}, Kind: kind}.Create(&b, "make links of kind", kind)
@@ -166,12 +167,13 @@ func Probe(c *nl.Conn, kind string) error {
 	return nil
 }
 
-// skipStats leaves out the counters, without which an answer is half as long.
+// skipStats requests an answer without the counters, which is half as long.
 func skipStats() *uint32 { return new(uint32(1 << 3)) } // RTEXT_FILTER_SKIP_STATS
 
-// Message is the request by itself.
+// Message returns the request as a message.
 func (r *Request) Message(typ netlink.HeaderType, flags netlink.HeaderFlags) (netlink.Message, error) {
-	if len(r.Name) >= unix.IFNAMSIZ || strings.ContainsRune(r.Name, 0) || r.Alias != nil && strings.ContainsRune(*r.Alias, 0) {
+	if len(r.Name) >= unix.IFNAMSIZ || strings.ContainsRune(r.Name, 0) || r.Alias != nil &&
+		strings.ContainsRune(*r.Alias, 0) {
 		return netlink.Message{}, nl.Invalid("a name is longer than 15 bytes, or a name or alias has a NUL in it")
 	}
 	more := r.more
@@ -181,22 +183,28 @@ func (r *Request) Message(typ netlink.HeaderType, flags netlink.HeaderFlags) (ne
 	return nl.Marshal(typ, flags, r.body().MarshalBinary, more)
 }
 
-// body is what the library can say.
+// body returns the part of the message that the library supports.
 func (r *Request) body() *rtnetlink.LinkMessage {
 	m := &rtnetlink.LinkMessage{Index: nl.Index(r.Index), Flags: r.Flags, Change: r.Change}
-	if r.Name == "" && r.Alias == nil && r.MAC == nil && r.MTU == nil && r.Master == nil && r.Lower == 0 && r.Kind == "" && r.Data == nil && r.mask == nil {
+	if r.Name == "" && r.Alias == nil && r.MAC == nil && r.MTU == nil && r.Master == nil && r.Lower == 0 &&
+		r.Kind == "" && r.Data == nil && r.mask == nil {
 		return m
 	}
-	m.Attributes = &rtnetlink.LinkAttributes{Name: r.Name, Alias: r.Alias, Address: r.MAC, ExtMask: r.mask, Type: uint32(r.Lower)}
-	if r.isUsual() {
+
+	m.Attributes = &rtnetlink.LinkAttributes{Name: r.Name, Alias: r.Alias, Address: r.MAC, ExtMask: r.mask,
+		Type: uint32(r.Lower)}
+	if r.hasPlainMTU() {
 		m.Attributes.MTU = uint32(*r.MTU)
 	}
+
 	if r.Master != nil {
 		m.Attributes.Master = new(nl.Index(*r.Master))
 	}
+
 	if r.NetNS != nil {
 		m.Attributes.NetNS = rtnetlink.NetNSForFD(uint32(*r.NetNS))
 	}
+
 	switch {
 	case r.Peer != nil:
 		m.Attributes.Info = &rtnetlink.LinkInfo{Kind: "veth", Data: &veth{driver.Veth{PeerInfo: r.Peer.body()}}}
@@ -205,48 +213,56 @@ func (r *Request) body() *rtnetlink.LinkMessage {
 	case r.Kind != "":
 		m.Attributes.Info = &rtnetlink.LinkInfo{Kind: r.Kind}
 	}
+
 	return m
 }
 
-// isUsual says that the library writes the MTU as it is. It leaves out one of 0, and
-// refuses others for a veth in words of its own; the kernel's, which are more exact, are
-// what a user is to read.
-func (r *Request) isUsual() bool {
+// hasPlainMTU reports whether the library writes the MTU unchanged. The library leaves out an MTU of 0, and refuses
+// others for a veth with a text of its own. The kernel's text is more exact, so the user should get that.
+func (r *Request) hasPlainMTU() bool {
 	const least, most = 68, 65535
 	return r.MTU != nil && *r.MTU >= least && *r.MTU <= most
 }
 
-// isNameless says that a link of the name "" is meant. The library leaves that out, and
-// then the request would be about something else than a link that is not there.
+// isNameless reports whether the request is about a link with the name "". The library leaves an empty name out, and
+// the request would then be about something else than a missing link.
 func (r *Request) isNameless() bool { return r.Index == 0 && r.Name == "" && r.Group == nil }
 
+// isWhole reports whether the library supports every part of the request.
 func (r *Request) isWhole() bool {
-	return !r.isNameless() && !r.oneQueue && (r.MTU == nil || r.isUsual()) && r.Group == nil && r.TxQLen == nil && r.Port == nil && r.IPv4 == nil && !r.NoLinkLocal && !r.Token.IsValid()
+	return !r.isNameless() && !r.oneQueue && (r.MTU == nil || r.hasPlainMTU()) && r.Group == nil && r.TxQLen == nil &&
+		r.Port == nil && r.IPv4 == nil && !r.NoLinkLocal && !r.Token.IsValid()
 }
 
-// more writes what the library cannot say.
+// more writes the attributes that the library does not support.
 func (r *Request) more(ae *netlink.AttributeEncoder) {
 	if r.isNameless() {
 		ae.String(unix.IFLA_IFNAME, "")
 	}
-	if r.MTU != nil && !r.isUsual() {
+
+	if r.MTU != nil && !r.hasPlainMTU() {
 		ae.Uint32(unix.IFLA_MTU, nl.Index(*r.MTU))
 	}
+
 	if r.Group != nil {
 		ae.Uint32(unix.IFLA_GROUP, *r.Group)
 	}
+
 	if r.oneQueue {
 		ae.Uint32(unix.IFLA_NUM_TX_QUEUES, 1)
 	}
+
 	if r.TxQLen != nil {
 		ae.Uint32(unix.IFLA_TXQLEN, *r.TxQLen)
 	}
+
 	if r.IPv4 != nil || r.NoLinkLocal || r.Token.IsValid() {
 		ae.Nested(unix.IFLA_AF_SPEC, r.families)
 	}
+
 	if r.Port != nil {
-		// The library writes an empty IFLA_INFO_KIND beside it, for which Linux 6.13 and
-		// later start modprobe (rtnl_newlink()).
+		// The library would also write an empty IFLA_INFO_KIND, for which Linux 6.13 and later start modprobe
+		// (rtnl_newlink()).
 		ae.Nested(unix.IFLA_LINKINFO, func(ae *netlink.AttributeEncoder) error {
 			ae.String(unix.IFLA_INFO_SLAVE_KIND, r.Port.Kind())
 			ae.Nested(unix.IFLA_INFO_SLAVE_DATA, r.Port.Encode)
@@ -267,6 +283,7 @@ func (r *Request) families(ae *netlink.AttributeEncoder) error {
 			return nil
 		})
 	}
+
 	if r.NoLinkLocal || r.Token.IsValid() {
 		ae.Nested(unix.AF_INET6, func(ae *netlink.AttributeEncoder) error {
 			if r.NoLinkLocal {
@@ -278,16 +295,17 @@ func (r *Request) families(ae *netlink.AttributeEncoder) error {
 			return nil
 		})
 	}
+
 	return nil
 }
 
 const vethInfoPeer = 1 // VETH_INFO_PEER of include/uapi/linux/veth.h
 
-// veth makes a pair whose ends have one queue to send by. Where no number is asked for, the kernel makes as many as
-// there are CPUs, uses one, and waits for an RCU grace period for each end (veth_init_queues()).
+// veth is a veth pair whose ends have one transmit queue each. Without that number the kernel creates one queue per
+// CPU, uses one of them, and waits for an RCU grace period for each end (veth_init_queues()).
 type veth struct{ driver.Veth }
 
-// Encode is the library's, which cannot say how many queues.
+// Encode writes the peer with its number of queues, which the library's Encode does not support.
 func (v *veth) Encode(ae *netlink.AttributeEncoder) error {
 	peer, err := v.PeerInfo.MarshalBinary()
 	if err != nil {
@@ -302,10 +320,10 @@ func oneQueue() netlink.Attribute {
 	return netlink.Attribute{Type: unix.IFLA_NUM_TX_QUEUES, Data: binary.NativeEndian.AppendUint32(nil, 1)}
 }
 
-const sizeofGenMsg = 4 // struct rtgenmsg, and what aligns the attributes
+const sizeofGenMsg = 4 // struct rtgenmsg, padded for the attributes
 
-// LosesOtherEnd says whether the namespace of a link's other end is about to go: nothing refers to it any more,
-// and the kernel takes some 50 ms until it deletes what is in it.
+// LosesOtherEnd reports whether the namespace of a link's other end is about to be deleted: nothing refers to it any
+// more, and the kernel takes some 50 ms to delete its contents.
 func LosesOtherEnd(c *nl.Conn, name string) (bool, error) {
 	var l Link
 	var b nl.Batch
@@ -313,14 +331,17 @@ func LosesOtherEnd(c *nl.Conn, name string) (bool, error) {
 	if err := c.Execute(&b); err != nil || !l.Elsewhere || l.elsewhere < 0 {
 		return err == nil && l.Elsewhere, err
 	}
+
 	b.Reset()
 	m, err := nl.Encode(unix.RTM_GETNSID, 0, make([]byte, sizeofGenMsg), func(ae *netlink.AttributeEncoder) {
 		ae.Uint32(unix.NETNSA_NSID, uint32(l.elsewhere))
 	})
-	b.AddGet("get network namespace of the other end of", nl.Name(name), m, err, func(netlink.Message) error { return nil })
+	b.AddGet("get network namespace of the other end of", nl.Name(name), m, err,
+		func(netlink.Message) error { return nil })
 	err = c.Execute(&b)
 	if errors.Is(err, unix.ENOENT) {
 		return true, nil
 	}
+
 	return false, err
 }

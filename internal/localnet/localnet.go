@@ -1,9 +1,9 @@
-// Package localnet keeps others from the host's 127.0.0.0/8 by a filter at the ingress of
-// a bridge. A host that has route_localnet on for a bridge takes what others send there,
-// but for its firewall; this holds where the firewall has been flushed.
+// Package localnet protects the host's 127.0.0.0/8 by a filter at the ingress of a bridge. If route_localnet is on
+// for a bridge, the host accepts packets from others to these addresses, unless its firewall drops them. The filter
+// stays in place when someone flushes the firewall.
 //
 //	conn := localnet.On(socket)
-//	state, err := conn.Get(ctx, filter) // is it there, and whose was route_localnet?
+//	state, err := conn.Get(ctx, filter) // is it there, and who switched route_localnet on?
 //	changed, err := conn.Ensure(ctx, filter, state, true)
 //	err = conn.Remove(ctx, filter, state)
 package localnet
@@ -26,143 +26,152 @@ import (
 // Conn works on the bridges of one network namespace.
 type Conn struct{ nl *nl.Conn }
 
-// On makes a Conn over a connection that stays with its owner. It needs no Close.
+// On returns a Conn over an open connection, which still belongs to its owner. The Conn needs no Close.
 func On(s tombolo.Socket) *Conn { return &Conn{nl: nl.Of(s)} }
 
-// IsUnsupported says of an error that its cause is what the kernel lacks, and could not
-// or would not load.
+// IsUnsupported reports whether an error means that the kernel lacks a feature and could not load it.
 func IsUnsupported(err error) bool { return errors.Is(err, tc.ErrNotSupported) }
 
-// Filter says which filter is meant.
+// Filter describes the filter of one bridge.
 type Filter struct {
 	// Bridge is the bridge's name and Index its index.
 	Bridge string
 	Index  int
-	// Mark is a bit of a packet's mark: what has it, and is sent to 127.0.0.0/8, passes.
-	// Where bridged packets pass the firewall, answers to the host's own calls have that
-	// destination again before they come by here, and the firewall gives them the mark.
+	// Mark is a bit of a packet's mark. Packets with it may go to 127.0.0.0/8. If bridged packets pass the firewall,
+	// replies to the host's own connections have such a destination before they reach the filter. The firewall gives
+	// them the mark.
 	Mark uint32
-	// Stays says that a clsact which is made for the filter stays when that goes: see Place.
+	// Stays means that a clsact that Ensure creates for the filter stays when the filter is removed: see Place.
 	Stays bool
 }
 
 func (k Filter) link() tc.Link { return tc.Link{Name: k.Bridge, Index: k.Index} }
 
-// State is what the kernel has of a Filter.
+// State is the part of a Filter that exists in the kernel.
 type State struct {
-	// There says that the filter is in place, with the mark that was asked for.
+	// There is true if the filter is in place, with the requested mark.
 	There bool
-	// Routed says that route_localnet was switched on for the sake of it, and so is to
-	// go with it.
+	// Routed is true if route_localnet was switched on for the filter, and so must be switched off with it.
 	Routed bool
 
-	filters []tc.Filter // of ours, with any program
+	filters []tc.Filter // our filters, with any program
 	place   tc.Qdisc
 	others  int
 }
 
-// Handles of our filters: the lowest bits note the objects that go with them, since the kernel keeps no other note
-// of a filter.
+// Handles of our filters. The lowest bits record which objects must be removed with the filter, since the kernel
+// stores no other note with a filter.
 const (
 	// noteRouted stands for route_localnet, notePlace for the clsact.
 	noteRouted = 1 << 0
 	notePlace  = 1 << 1
 	noteMask   = noteRouted | notePlace
-	// handleBase is there because a handle of 0 would have the kernel choose one.
+	// handleBase makes all handles differ from 0, for which the kernel would choose a handle.
 	handleBase = tc.Handle | 1<<8
 )
 
-// Ensure puts the filter in place, and says whether it had to. routed is noted with it: see State.Routed. Others'
-// filters at the bridge's ingress stay as they are; one with an earlier priority may accept what this one would
-// drop.
+// Ensure adds the filter if it is missing or differs, and reports whether it changed anything. routed is recorded
+// with the filter: see State.Routed. have is the result of a Get just before.
 //
-// The filter is there before an old one of ours with another note goes. An error says
-// IsUnsupported where the kernel has no cls_bpf or no clsact.
-//
-// have is what Get has just said.
+// Ensure leaves other filters at the bridge's ingress alone. One with an earlier priority may accept packets that
+// this filter would drop. Ensure adds the new filter before it deletes one of ours with another note. If the kernel
+// has no cls_bpf or no clsact, IsUnsupported reports true for the error.
 func (c *Conn) Ensure(ctx context.Context, k Filter, have *State, routed bool) (changed bool, _ error) {
 	if have.There && have.Routed == routed && len(have.filters) == 1 {
 		return false, nil
 	}
+
 	var b nl.Batch
 	notes := uint32(0)
 	if routed {
 		notes |= noteRouted
 	}
+
 	made := have.madePlace()
 	if !have.HasPlace() {
 		k.link().AddClsact(&b)
 		made = true
 	}
+
 	if made && !k.Stays {
 		notes |= notePlace
 	}
+
 	handle := uint32(handleBase | notes)
-	// This replaces a filter of ours with this handle, and its program.
+
+	// This replaces a filter of ours with the same handle, and its program.
 	k.link().SetProgram(&b, handle, program(k.Mark))
 	for _, f := range have.filters {
 		if f.Handle != handle {
 			k.link().DelProgram(&b, f.Handle)
 		}
 	}
+
 	if err := tc.Execute(ctx, c.nl, &b); err != nil {
 		return false, tc.Unsupported(err, "sch_ingress and cls_bpf")
 	}
+
 	return true, nil
 }
 
-// Get says what is in place. The error matches fs.ErrNotExist if the bridge is not
-// there.
+// Get returns the state of the filter. If the bridge does not exist, the error matches fs.ErrNotExist.
 func (c *Conn) Get(ctx context.Context, k Filter) (*State, error) {
 	if k.Bridge == "" || len(k.Bridge) >= unix.IFNAMSIZ || k.Index <= 0 {
-		return nil, &tombolo.OpError{Op: "keep others from 127.0.0.0/8 by", Object: k.Bridge, Err: fmt.Errorf("%w: it names no link", tombolo.ErrInvalid)}
+		return nil, &tombolo.OpError{Op: "keep others from 127.0.0.0/8 by", Object: k.Bridge,
+			Err: fmt.Errorf("%w: it names no link", tombolo.ErrInvalid)}
 	}
+
 	var have State
 	var b nl.Batch
 	k.link().GetQdisc(&b, tc.Clsact, &have.place)
 	if err := tc.Look(ctx, c.nl, &b); err != nil {
 		return nil, err
 	}
+
 	if err := b.Err(0); errors.Is(err, unix.ENODEV) {
 		return nil, err
 	}
+
 	if have.place.Kind == "" {
 		return &have, nil
 	}
+
 	own, others, err := k.link().Filters(ctx, c.nl, tc.Ingress)
 	if err != nil {
 		return nil, err
 	}
+
 	have.others = others
 	want := program(k.Mark)
 	for _, f := range own {
 		if f.Kind != "bpf" || f.Handle&^uint32(noteMask) != handleBase {
-			// Before its filters, each classifier lists itself.
+			// Each classifier first lists itself, without a filter.
 			continue
 		}
 		have.filters = append(have.filters, f)
 		have.There = have.There || f.Protocol == unix.ETH_P_ALL && f.Direct && bytes.Equal(f.Program, want)
 		have.Routed = have.Routed || f.Handle&noteRouted != 0
 	}
+
 	return &have, nil
 }
 
-// HasPlace says whether there is a place for the filter, be it for others' filters alone.
+// HasPlace reports whether the bridge has a clsact, perhaps only for filters of others.
 func (have *State) HasPlace() bool { return have.place.Kind != "" }
 
-// Place gives a new bridge the place of the filter (clsact), for as long as there is the bridge. While one comes to
-// a link that is up, or goes, the kernel drops what the host sends by the link, for 5 to 20 ms on a busy machine:
-// so it has to be there before pods are. The error is of the kernel's, which may have none, or one already.
+// Place adds a clsact to a new bridge, which keeps it as long as it exists. When a clsact is added to or removed from
+// a link that is up, the kernel drops the host's packets to the link for 5 to 20 ms on a busy machine. So it must be
+// there before the first pod. The kernel returns an error if it has no clsact, or if the bridge has one already.
 func (c *Conn) Place(ctx context.Context, k Filter) error {
 	var b nl.Batch
 	k.link().AddClsact(&b)
 	return tc.Execute(ctx, c.nl, &b)
 }
 
-// Any says whether there is a filter of ours, with any mark.
+// Any reports whether there is a filter of ours, with any mark.
 func (have *State) Any() bool { return len(have.filters) > 0 }
 
-// madePlace says whether the clsact was made for the filter.
+// madePlace reports whether the clsact was created for the filter.
 func (have *State) madePlace() bool {
 	for _, f := range have.filters {
 		if f.Handle&notePlace != 0 {
@@ -172,8 +181,8 @@ func (have *State) madePlace() bool {
 	return false
 }
 
-// Remove takes the filter away, and the clsact if that was made for it and no other filter uses it. It is no error
-// if they are gone already. have is as Ensure's.
+// Remove deletes the filter, and the clsact if it was created for the filter and no other filter uses it. It is no
+// error if they are gone already. have is the result of a Get just before.
 func (c *Conn) Remove(ctx context.Context, k Filter, have *State) error {
 	var b nl.Batch
 	if have.madePlace() && have.others == 0 {
@@ -182,28 +191,33 @@ func (c *Conn) Remove(ctx context.Context, k Filter, have *State) error {
 			return tc.PassAbsent(err)
 		}
 	}
+
 	if have.madePlace() && have.others == 0 {
 		k.link().DelQdisc(&b, tc.Clsact)
 		return tc.PassAbsent(tc.Execute(ctx, c.nl, &b))
 	}
+
 	for _, f := range have.filters {
 		k.link().DelProgram(&b, f.Handle)
 	}
+
 	if b.Len() == 0 {
 		return nil
 	}
+
 	return tc.PassAbsent(tc.Execute(ctx, c.nl, &b))
 }
 
-// program is the filter as a program of classic BPF (struct sock_filter of
-// include/uapi/linux/filter.h), which every kernel runs without a verifier's leave.
+// program returns the filter as a program of classic BPF (struct sock_filter of include/uapi/linux/filter.h). Every
+// kernel runs it, without a check by the verifier.
 //
-// The kernel gives packets of a VLAN to the VLAN's link, which has its own route_localnet, or drops them. But the
-// kernel takes tags of VLAN 0, which are a priority and no VLAN, off one after the other, and only the first before
-// it comes by here. No host sends two; packets with two are dropped.
+// The kernel passes packets of a VLAN to the VLAN's link, which has its own route_localnet, or drops them. But it
+// removes tags of VLAN 0, which carry a priority only, one after the other, and only the first before the filter
+// runs. So the program drops packets with two such tags, which no host sends.
 func program(mark uint32) []byte {
 	const (
-		network             = 1<<32 - 0x100000           // SKF_NET_OFF of include/uapi/linux/filter.h, from the end of the numbers
+		// SKF_NET_OFF of include/uapi/linux/filter.h, counted from the end of the numbers
+		network             = 1<<32 - 0x100000
 		source, destination = network + 12, network + 16 // of IPv4
 		innerTCI            = network                    // of a second tag
 
@@ -213,6 +227,7 @@ func program(mark uint32) []byte {
 		goOn = 1<<32 - 1 // TC_ACT_UNSPEC
 		drop = 2         // TC_ACT_SHOT
 	)
+
 	list := []bpf.Instruction{
 		0:  bpf.LoadExtension{Num: bpf.ExtProto},
 		1:  bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.ETH_P_IP, SkipTrue: 8},
@@ -233,12 +248,14 @@ func program(mark uint32) []byte {
 		16: bpf.RetConstant{Val: goOn},
 		17: bpf.RetConstant{Val: drop},
 	}
+
 	var code []byte
 	for _, op := range list {
-		in, _ := op.Assemble() // an error is about a constant that there cannot be
+		in, _ := op.Assemble() // can fail only for an invalid constant, and there is none
 		code = binary.NativeEndian.AppendUint16(code, in.Op)
 		code = append(code, in.Jt, in.Jf)
 		code = binary.NativeEndian.AppendUint32(code, in.K)
 	}
+
 	return code
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/godbus/dbus/v5"
 )
 
-// systemBus is where the bus listens unless the environment says otherwise (D-Bus
-// Specification, "Well-known Message Bus Instances").
+// systemBus is the address of the system bus if the environment names no other (D-Bus Specification, "Well-known
+// Message Bus Instances").
 const systemBus = "unix:path=/run/dbus/system_bus_socket"
 
 const (
@@ -22,71 +22,83 @@ const (
 	busPath = dbus.ObjectPath("/org/freedesktop/DBus")
 )
 
-// errNoBus says that no program listens at the bus's address.
+// errNoBus means that no program listens at the bus's address.
 var errNoBus = errors.New("no bus")
 
 // bus is a connection to a message bus.
 type bus struct {
-	socket  net.Conn
-	conn    *dbus.Conn
-	timeout time.Duration
-	news    chan struct{} // has one when a signal came that concerns firewalld
-	heard   time.Time     // when one was looked at last
+	socket   net.Conn
+	conn     *dbus.Conn
+	timeout  time.Duration
+	news     chan struct{} // has an element after a signal about firewalld
+	lastLook time.Time     // time of the last look that a signal caused
 }
 
-// dialBus connects, and subscribes to what concerns firewalld. The connection ends with ctx. The error matches
-// errNoBus where no program listens.
+// dialBus connects to a bus, and subscribes to signals about firewalld. The connection ends with ctx. If no program
+// listens, the error matches errNoBus.
 func dialBus(ctx context.Context, address string, timeout time.Duration) (*bus, error) {
 	socket, err := dialSocket(ctx, address, timeout)
 	if err != nil {
 		return nil, err
 	}
+
 	b := &bus{socket: socket, timeout: timeout, news: make(chan struct{}, 1)}
-	// Over this transport godbus passes no descriptors: those that a peer sends would stay open here.
-	b.conn, err = dbus.NewConn(socket, dbus.WithContext(ctx), dbus.WithSignalHandler(b), dbus.WithIncomingInterceptor(ignoreCalls))
+
+	// On this transport godbus accepts no file descriptors from peers, which would stay open here.
+	b.conn, err = dbus.NewConn(socket, dbus.WithContext(ctx), dbus.WithSignalHandler(b),
+		dbus.WithIncomingInterceptor(ignoreCalls))
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("bus %s: %w", address, err), socket.Close())
 	}
+
 	if err := b.begin(ctx); err != nil {
 		b.close()
 		return nil, fmt.Errorf("bus %s: %w", address, err)
 	}
+
 	return b, nil
 }
 
-// begin has the bus accept the connection. A bus that does not answer is given up.
+// begin authenticates and subscribes. It gives up on a bus that does not answer.
 func (b *bus) begin(ctx context.Context) error {
 	if err := b.socket.SetDeadline(time.Now().Add(b.timeout)); err != nil {
 		return err
 	}
+
 	if err := b.conn.Auth([]dbus.Auth{dbus.AuthExternal(strconv.Itoa(os.Geteuid()))}); err != nil {
 		return fmt.Errorf("authenticate: %w", err)
 	}
+
 	if err := b.conn.Hello(); err != nil {
 		return fmt.Errorf("say hello: %w", err)
 	}
+
 	if err := b.socket.SetDeadline(time.Time{}); err != nil {
 		return err
 	}
+
 	for _, rule := range []string{
-		"type='signal',sender='" + busName + "',interface='" + busName + "',member='NameOwnerChanged',arg0='" + name + "'",
+		"type='signal',sender='" + busName + "',interface='" + busName + "',member='NameOwnerChanged',arg0='" + name +
+			"'",
 		"type='signal',sender='" + name + "',interface='" + name + "',member='Reloaded'",
 	} {
 		if err := b.callBus(ctx, "AddMatch", rule); err != nil {
 			return fmt.Errorf("subscribe: %w", err)
 		}
 	}
+
 	return nil
 }
 
-// dialSocket connects. Of the transports only unix is supported, by a path: others reach another machine, or start a
-// program.
+// dialSocket connects to a bus. It supports only the transport unix with a path, since the others reach another
+// machine or start a program.
 func dialSocket(ctx context.Context, address string, timeout time.Duration) (net.Conn, error) {
 	path, ok := strings.CutPrefix(address, "unix:path=")
 	if !ok {
 		return nil, fmt.Errorf("bus %q: want an address such as %s", address, systemBus)
 	}
-	path, _, _ = strings.Cut(path, ",") // guid=…
+
+	path, _, _ = strings.Cut(path, ",") // options such as guid=…
 	dialer := net.Dialer{Timeout: timeout}
 	socket, err := dialer.DialContext(ctx, "unix", path)
 	if err != nil {
@@ -95,8 +107,8 @@ func dialSocket(ctx context.Context, address string, timeout time.Duration) (net
 	return socket, nil
 }
 
-// ignoreCalls drops messages that are not for a client: method calls, and announcements of names that lack the
-// name, at which godbus would panic.
+// ignoreCalls drops messages that are not for a client: method calls, and announcements of names without the name
+// itself. godbus would panic on the latter.
 func ignoreCalls(m *dbus.Message) {
 	const ignored = 0 // a type that no message has
 	switch m.Type {
@@ -114,8 +126,8 @@ func ignoreCalls(m *dbus.Message) {
 	}
 }
 
-// DeliverSignal is called by godbus for each signal. The signal's contents are not used: the keeper asks firewalld
-// for its state.
+// DeliverSignal notes a signal about firewalld. godbus calls it for each signal. The keeper does not use the signal's
+// content, but asks firewalld for its state.
 func (b *bus) DeliverSignal(_, member string, _ *dbus.Signal) {
 	if member != "NameOwnerChanged" && member != "Reloaded" {
 		return
@@ -126,16 +138,16 @@ func (b *bus) DeliverSignal(_, member string, _ *dbus.Signal) {
 	}
 }
 
-// settle waits until a signal may be looked at.
+// settle waits until the last look is minLookInterval ago.
 func (b *bus) settle(ctx context.Context) {
-	wait(ctx, time.Until(b.heard.Add(apart)))
-	b.heard = time.Now()
+	wait(ctx, time.Until(b.lastLook.Add(minLookInterval)))
+	b.lastLook = time.Now()
 }
 
-// ended is closed once the connection is.
+// ended returns a channel that is closed when the connection ends.
 func (b *bus) ended() <-chan struct{} { return b.conn.Context().Done() }
 
-// close ends the connection. The socket is closed first, since godbus waits for what it writes.
+// close closes the connection. It closes the socket first, since godbus waits for its own writes.
 func (b *bus) close() {
 	_ = b.socket.Close()
 	_ = b.conn.Close()
@@ -146,33 +158,36 @@ func (b *bus) callBus(ctx context.Context, method, arg string, answers ...any) e
 	return b.call(ctx, busName, busPath, busName+"."+method, []any{arg}, answers...)
 }
 
-// call calls a method, and waits for its answer. It starts no service.
-func (b *bus) call(ctx context.Context, to string, at dbus.ObjectPath, method string, args []any, answers ...any) error {
+// call calls a method and waits for the answer. It starts no service.
+func (b *bus) call(ctx context.Context, to string, at dbus.ObjectPath, method string, args []any,
+	answers ...any) error {
 	ctx, cancel := context.WithTimeout(ctx, b.timeout)
 	defer cancel()
 	if err := b.socket.SetWriteDeadline(time.Now().Add(b.timeout)); err != nil {
 		return fmt.Errorf("call %s: %w", method, err)
 	}
-	if err := b.conn.Object(to, at).CallWithContext(ctx, method, dbus.FlagNoAutoStart, args...).Store(answers...); err != nil {
+	if err := b.conn.Object(to, at).CallWithContext(ctx, method, dbus.FlagNoAutoStart,
+		args...).Store(answers...); err != nil {
 		return fmt.Errorf("call %s: %w", method, err)
 	}
 	return nil
 }
 
-// answered says whether an error came from the program that was called, and not from the bus.
+// answered reports whether an error came from the called program, and not from the bus.
 func answered(err error) bool {
 	var e dbus.Error
 	return errors.As(err, &e) && !gone(err)
 }
 
-// gone says whether the bus reports that the program is not there, or ended before it answered.
+// gone reports whether an error of the bus means that the program does not run, or ended before it answered.
 func gone(err error) bool {
 	var e dbus.Error
 	return noOwner(err) || errors.As(err, &e) && e.Name == busName+".Error.NoReply"
 }
 
-// noOwner says whether the bus reports that no program has the name that was called.
+// noOwner reports whether an error of the bus means that the called name belongs to no program.
 func noOwner(err error) bool {
 	var e dbus.Error
-	return errors.As(err, &e) && (e.Name == busName+".Error.NameHasNoOwner" || e.Name == busName+".Error.ServiceUnknown")
+	return errors.As(err, &e) && (e.Name == busName+".Error.NameHasNoOwner" ||
+		e.Name == busName+".Error.ServiceUnknown")
 }

@@ -1,13 +1,12 @@
-// Package firewalld has the links over which the host forwards for pods join a zone of firewalld,
-// for as long as their networks are on record. An accept of ours does not override firewalld's
-// rejects, so that pods pass only where a zone of it lets them.
+// Package firewalld puts links into a zone of firewalld: the links over which the host forwards packets of pods, for
+// as long as their networks are on record. It is necessary because an accept of ours does not override firewalld's
+// rejects.
 //
-// firewalld is spoken with over D-Bus. The zone is changed in its running configuration alone, never in the
-// permanent one, and so again whenever firewalld begins anew or is reloaded. An operator's choice stays: a link
-// that is in a zone other than the default one, or in any by the permanent configuration, is left there.
+// It talks to firewalld over D-Bus. It changes only firewalld's running configuration, never the permanent one. So it
+// repeats the change whenever firewalld starts or reloads. It respects an operator's choice: it leaves a link alone
+// that is in a zone other than the default one, or in any zone of the permanent configuration.
 //
-// Without a bus or firewalld, and where firewalld works in another network namespace, nothing
-// happens until they come.
+// Without a bus or firewalld, or if firewalld runs in another network namespace, it waits until they appear.
 package firewalld
 
 import (
@@ -22,87 +21,90 @@ import (
 )
 
 const (
-	// timeout is how long the bus and firewalld may take to answer. A firewalld with many rules does not answer for
+	// timeout is the time limit for answers of the bus and firewalld. A firewalld with many rules does not answer for
 	// seconds while it loads them.
 	timeout = 30 * time.Second
 
-	// again is how long after a failure it tries again, and looks for a bus.
-	again = 5 * time.Second
+	// retryPause is the pause after a failure, and between two attempts to reach the bus.
+	retryPause = 5 * time.Second
 
-	// pause is how often it looks whether networks have come or gone.
-	pause = 500 * time.Millisecond
+	// pollInterval is the interval between two looks for new and removed networks.
+	pollInterval = 500 * time.Millisecond
 
-	// apart is the least time between two looks that signals cause: any local user can send them.
-	apart = time.Second
+	// minLookInterval is the least time between two looks caused by signals, since any local user can send signals.
+	minLookInterval = time.Second
 
-	// mostText is the length to which texts of firewalld are cut.
+	// mostText is the maximum length of an error text of firewalld in the log, in bytes.
 	mostText = 200
 
-	// later is when it looks again at the latest.
-	later = time.Minute
+	// maxLookInterval is the longest time between two looks at firewalld.
+	maxLookInterval = time.Minute
 )
 
-// Config says which links join. State and Tell are needed; the rest has defaults.
+// Config configures Keep. State and Tell are required.
 type Config struct {
-	// State has the networks, and keeps what was done.
+	// State has the networks' records, and stores which links Keep has put into the zone.
 	State *state.Dir
-	// Address is the bus's, as in DBUS_SYSTEM_BUS_ADDRESS; empty is where the system's bus
-	// listens. Only unix:path=… is supported.
+	// Address is the address of the bus, as in DBUS_SYSTEM_BUS_ADDRESS. Empty means the system's bus. Only
+	// unix:path=… is supported.
 	Address string
-	// Tell is called before and after a change of the links that joined, for the rules to follow State's Zones.
+	// Tell is called before and after a change of the links in the zone, so that our rules follow State's Zones.
 	Tell func(context.Context) error
-	// Log gets a line for each link that joins or leaves; it may be nil.
+	// Log receives a line for each link that joins or leaves the zone. It may be nil.
 	Log *slog.Logger
 }
 
-// Keep has links join, and leave with their networks, until ctx is done. Links that are in the zone
-// then stay there, for the next one. Nothing waits for it.
+// Keep puts links into the zone, and takes them out when their networks are gone, until ctx is done. The links then
+// stay in the zone, for the next process. Nothing waits for Keep.
 func Keep(ctx context.Context, cfg *Config) {
 	newKeeper(cfg).keep(ctx)
 }
 
+// keep connects to the bus again and again until ctx is done.
 func (k *keeper) keep(ctx context.Context) {
 	for ctx.Err() == nil {
-		k.report(k.meet(ctx))
-		wait(ctx, k.again)
+		k.report(k.connect(ctx))
+		wait(ctx, k.retryPause)
 	}
 }
 
-// keeper keeps links in the zone.
+// keeper is the state of one Keep.
 type keeper struct {
 	state   *state.Dir
 	address string
 	tell    func(context.Context) error
 	log     *slog.Logger
 
-	timeout, again, pause, later time.Duration // the constants, but for tests
+	timeout, retryPause, pollInterval, maxLookInterval time.Duration // the constants of these names, except in tests
 
-	told string          // the error that was reported last
-	left map[string]bool // links of which it was logged that they are left where they are
+	reported string          // the error that was reported last
+	left     map[string]bool // links whose line about another zone is in the log already
 }
 
 func newKeeper(cfg *Config) *keeper {
 	return &keeper{
-		state: cfg.State, tell: cfg.Tell, address: cmp.Or(cfg.Address, systemBus), log: cmp.Or(cfg.Log, slog.New(slog.DiscardHandler)),
-		timeout: timeout, again: again, pause: pause, later: later, left: map[string]bool{},
+		state: cfg.State, tell: cfg.Tell, address: cmp.Or(cfg.Address, systemBus), log: cmp.Or(cfg.Log,
+			slog.New(slog.DiscardHandler)),
+		timeout: timeout, retryPause: retryPause, pollInterval: pollInterval, maxLookInterval: maxLookInterval,
+		left: map[string]bool{},
 	}
 }
 
-// report logs an error once, until there is another one or none. A missing bus is none.
+// report logs an error, unless it is the error that was logged last. A missing bus is not logged.
 func (k *keeper) report(err error) {
 	text := ""
 	if err != nil && !errors.Is(err, errNoBus) && !errors.Is(err, context.Canceled) {
 		text = err.Error()
 		text = text[:min(len(text), mostText)]
 	}
-	if text != "" && text != k.told {
+	if text != "" && text != k.reported {
 		k.log.Warn("cannot have firewalld's zones as pods need them: trying again", "err", text)
 	}
-	k.told = text
+	k.reported = text
 }
 
-// meet connects to the bus, and works until the connection ends.
-func (k *keeper) meet(ctx context.Context) error {
+// connect connects to the bus, and works until the connection ends.
+func (k *keeper) connect(ctx context.Context) error {
 	b, err := dialBus(ctx, k.address, k.timeout)
 	if err != nil {
 		return err
@@ -110,18 +112,20 @@ func (k *keeper) meet(ctx context.Context) error {
 	defer b.close()
 	for {
 		there, err := b.isThere(ctx)
-		var again <-chan time.Time // for as long as firewalld runs; the bus announces its start
+		var again <-chan time.Time // set only while firewalld runs; the bus announces its start
 		switch {
 		case err == nil && there:
 			err = k.attend(ctx, b)
-			again = time.After(k.again)
+			again = time.After(k.retryPause)
 		case err == nil:
 			err = k.tell(ctx)
 		}
+
 		k.report(err)
 		if err != nil {
 			return err
 		}
+
 		select {
 		case <-b.news:
 			b.settle(ctx)
@@ -132,7 +136,7 @@ func (k *keeper) meet(ctx context.Context) error {
 	}
 }
 
-// attend works for as long as firewalld is there, or until something fails.
+// attend works while firewalld is running, or until something fails.
 func (k *keeper) attend(ctx context.Context, b *bus) error {
 	lock, err := k.state.AttendZones()
 	if err != nil {
@@ -147,6 +151,7 @@ func (k *keeper) attend(ctx context.Context, b *bus) error {
 		} else if err != nil {
 			return err
 		}
+
 		k.report(nil)
 		if there, err := k.stir(ctx, b, changed); err != nil || !there {
 			return err
@@ -154,12 +159,12 @@ func (k *keeper) attend(ctx context.Context, b *bus) error {
 	}
 }
 
-// stir waits for networks or firewalld to change, and says whether firewalld is still there. A
-// change that came within the same tick of the clock as the one before is seen later.
+// stir waits until networks or firewalld change, and reports whether firewalld is still running. If two changes of
+// networks come within one tick of the clock, the second is noticed later.
 func (k *keeper) stir(ctx context.Context, b *bus, changed int64) (there bool, _ error) {
-	timer := time.NewTicker(k.pause)
+	timer := time.NewTicker(k.pollInterval)
 	defer timer.Stop()
-	for end := time.Now().Add(k.later); changed == k.state.NetworksChanged() && time.Now().Before(end); {
+	for end := time.Now().Add(k.maxLookInterval); changed == k.state.NetworksChanged() && time.Now().Before(end); {
 		select {
 		case <-timer.C:
 		case <-b.news:
@@ -169,17 +174,19 @@ func (k *keeper) stir(ctx context.Context, b *bus, changed int64) (there bool, _
 			return false, nil
 		}
 	}
+
 	return true, nil
 }
 
-// look has the links of networks join, and those leave whose networks are gone.
+// look puts the links of networks into the zone, and takes out those whose networks are gone.
 func (k *keeper) look(ctx context.Context, b *bus) error {
-	// Where not all networks can be read, no link leaves.
+	// If some networks cannot be read, no link leaves the zone.
 	links, unread := k.state.ForwardedLinks()
 	before, err := k.state.Zones()
 	if err != nil {
 		return err
 	}
+
 	errs := []error{unread}
 	now := state.Zones{}
 	for _, link := range slices.Compact(slices.Sorted(slices.Values(slices.Concat(links, before.Joined)))) {
@@ -188,6 +195,7 @@ func (k *keeper) look(ctx context.Context, b *bus) error {
 		if err != nil {
 			return errors.Join(append(errs, err)...)
 		}
+
 		switch what := decide(is, ours, slices.Contains(links, link), unread == nil); what {
 		case stay:
 			now.Joined = append(now.Joined, link)
@@ -195,41 +203,48 @@ func (k *keeper) look(ctx context.Context, b *bus) error {
 		case leaveAlone:
 			now.Left = append(now.Left, link)
 			if !k.left[link] {
-				k.log.Info("a bridge is left in the zone of firewalld that another program or a user chose for it", "link", link, "zone", is.chosen())
+				k.log.Info("a bridge is left in the zone of firewalld that another program or a user chose for it",
+					"link", link, "zone", is.chosen())
 			}
 		default:
-			// On record and in the rules before it is done, so that a kill leaves no link behind in the zone, nor one
-			// whose pods reach what firewalld closes.
+			// Write the record and the rules before the change. So a kill leaves no unrecorded link in the zone, and
+			// no link whose pods reach ports that firewalld closes.
 			if err := errors.Join(k.record(before, now, link), k.tell(ctx)); err != nil {
 				return errors.Join(append(errs, err)...)
 			}
-			err := b.carryOut(ctx, what, link, is)
+
+			err := b.changeZone(ctx, what, link, is)
 			switch {
 			case err == nil:
 				k.log.Info(what.text(), "link", link, "zone", zone)
 			case !answered(err):
 				return errors.Join(append(errs, err)...)
 			}
+
 			errs = append(errs, err)
 			if joins := what == join || what == move; joins == (err == nil) {
 				now.Joined = append(now.Joined, link)
 			}
+
 			if what == yield && err == nil {
 				now.Left = append(now.Left, link)
 			}
 		}
 	}
+
 	clear(k.left)
 	for _, link := range now.Left {
 		k.left[link] = true
 	}
+
 	if !slices.Equal(now.Joined, before.Joined) || !slices.Equal(now.Left, before.Left) {
 		errs = append(errs, k.state.SetZones(now))
 	}
+
 	return errors.Join(append(errs, k.tell(ctx))...)
 }
 
-// record adds to what is on record a link that is about to be dealt with.
+// record adds a link to the record before the link is changed.
 func (k *keeper) record(before, now state.Zones, link string) error {
 	all := append(slices.Concat(before.Joined, now.Joined), link)
 	slices.Sort(all)
@@ -240,6 +255,7 @@ func (k *keeper) record(before, now state.Zones, link string) error {
 	return k.state.SetZones(state.Zones{Joined: all, Left: now.Left})
 }
 
+// wait waits for d, or until ctx is done.
 func wait(ctx context.Context, d time.Duration) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

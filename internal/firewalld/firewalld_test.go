@@ -102,7 +102,7 @@ func hold(t *testing.T, address string) (log *nstest.Output, stop func()) {
 	dir := must.Of(state.Open(t.TempDir())).Get(t)
 	log = &nstest.Output{}
 	k := newKeeper(&Config{State: dir, Address: address, Tell: func(context.Context) error { return nil }, Log: slog.New(slog.NewTextHandler(log, nil))})
-	k.timeout, k.again = 50*time.Millisecond, time.Millisecond
+	k.timeout, k.retryPause = 50*time.Millisecond, time.Millisecond
 	return log, run(t, k)
 }
 

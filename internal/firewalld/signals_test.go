@@ -64,7 +64,7 @@ func TestSignalsOfAnybodyCostOneLookASecond(t *testing.T) {
 	stranger := must.Of(dbus.Connect(bus)).Get(t)
 	defer stranger.Close()
 	k := newKeeper(&Config{State: dir, Address: bus, Tell: func(context.Context) error { return nil }, Log: slog.New(slog.DiscardHandler)})
-	k.pause = 10 * time.Millisecond
+	k.pollInterval = 10 * time.Millisecond
 	run(t, k)
 	must.Until(t, "it has looked", func() bool { return asked.Load() > 0 })
 	var names []string

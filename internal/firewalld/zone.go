@@ -19,36 +19,38 @@ const (
 	configPath  = path + "/config"
 	zoneOf      = "getZoneOfInterface"
 
-	// zone is the one that links join: what comes in by its links passes, to the host and through it.
+	// zone is the zone of our links. firewalld accepts all packets that come in by its links, to the host and through
+	// it.
 	zone = "trusted"
 )
 
-// zones are what a link is in.
+// zones are the zones of one link.
 type zones struct {
-	running   string // in the running configuration; empty: in none, and so treated as in the default zone
-	permanent string // by the permanent one; empty: in none
+	// in the running configuration; empty if none, and then firewalld treats the link as in the default zone
+	running   string
+	permanent string // in the permanent configuration; empty if none
 	standard  string // the default zone
 }
 
-// chosen is the zone that a program or a user chose.
+// chosen returns the zone that a program or a user chose.
 func (z zones) chosen() string {
 	return cmp.Or(z.permanent, z.running)
 }
 
-// act is what is done with a link.
+// act is an action on a link.
 type act int
 
 const (
-	stay       act = iota // it is as it should be
-	forget                // it is none of our doing any more, or never was
-	leaveAlone            // another zone was chosen for it
-	join                  // it is in no zone
-	move                  // it is in the default zone, which network managers put links into
-	yield                 // it is in our zone by our doing, and another one was chosen since
-	leave                 // it is in our zone by our doing, and its network is gone
+	stay       act = iota // the link is in our zone, as it should be
+	forget                // the link is not, or no longer, our concern
+	leaveAlone            // another zone was chosen for the link
+	join                  // the link is in no zone
+	move                  // the link is in the default zone, where network managers put links
+	yield                 // we put the link into our zone, and another zone was chosen since
+	leave                 // we put the link into our zone, and its network is gone
 )
 
-// text is what the log says once it is done.
+// text returns the log message after the action.
 func (a act) text() string {
 	switch a {
 	case join, move:
@@ -59,19 +61,19 @@ func (a act) text() string {
 	return "a bridge leaves a zone of firewalld, as its network is gone"
 }
 
-// decide says what is done with a link. ours: it joined by our doing; wanted: a network has it;
-// sure: all networks are known.
-func decide(z zones, ours, wanted, sure bool) act {
+// decide returns the action for a link. ours means that we put it into the zone, needed that a network has it, and
+// sure that all networks could be read.
+func decide(z zones, ours, needed, sure bool) act {
 	switch {
 	case z.running == zone && ours && z.permanent != "" && z.permanent != zone:
-		// A reload keeps what is running, and so our doing would override the operator's.
+		// A reload of firewalld keeps the running zone, so our change would override the operator's choice.
 		return yield
-	case !wanted && z.running == zone && ours && z.permanent == "":
+	case !needed && z.running == zone && ours && z.permanent == "":
 		if !sure {
 			return stay
 		}
 		return leave
-	case !wanted, z.running == zone && z.permanent == zone, z.running == zone && !ours:
+	case !needed, z.running == zone && z.permanent == zone, z.running == zone && !ours:
 		return forget
 	case z.running == zone:
 		return stay
@@ -82,10 +84,11 @@ func decide(z zones, ours, wanted, sure bool) act {
 	case z.running == z.standard:
 		return move
 	}
+
 	return leaveAlone
 }
 
-// isThere says whether firewalld is on the bus, and works in this network namespace.
+// isThere reports whether firewalld is on the bus, and runs in this network namespace.
 func (b *bus) isThere(ctx context.Context) (bool, error) {
 	var pid uint32
 	if err := b.callBus(ctx, "GetConnectionUnixProcessID", name, &pid); noOwner(err) {
@@ -96,24 +99,26 @@ func (b *bus) isThere(ctx context.Context) (bool, error) {
 	return !worksElsewhere(pid), nil
 }
 
-// worksElsewhere says that a process is firewalld, and works in another network namespace: where
-// this node is a container that has got its host's bus. A process that cannot be looked at, as it
-// is in another PID namespace, is believed to work here.
+// worksElsewhere reports whether a process is firewalld and runs in another network namespace. That happens in a node
+// that is a container with its host's bus. If the process cannot be inspected, because it is in another PID
+// namespace, it counts as running here.
 func worksElsewhere(pid uint32) bool {
 	dir := "/proc/" + strconv.FormatUint(uint64(pid), 10)
 	comm, err := os.ReadFile(dir + "/comm")
 	if err != nil || strings.TrimSpace(string(comm)) != "firewalld" {
 		return false
 	}
+
 	its, err := os.Readlink(dir + "/ns/net")
 	if err != nil {
 		return false
 	}
+
 	own, err := os.Readlink("/proc/thread-self/ns/net")
 	return err == nil && its != own
 }
 
-// zonesOf asks which zones a link is in.
+// zonesOf asks firewalld for the zones of a link.
 func (b *bus) zonesOf(ctx context.Context, link string) (z zones, err error) {
 	if err := b.call(ctx, name, path, runtimeZone+zoneOf, []any{link}, &z.running); err != nil {
 		return z, fmt.Errorf("ask for the zone of %s: %w", link, err)
@@ -127,17 +132,18 @@ func (b *bus) zonesOf(ctx context.Context, link string) (z zones, err error) {
 	return z, nil
 }
 
-// carryOut has firewalld do it.
-func (b *bus) carryOut(ctx context.Context, what act, link string, z zones) error {
+// changeZone makes firewalld carry out an action.
+func (b *bus) changeZone(ctx context.Context, what act, link string, z zones) error {
 	method, to := "changeZoneOfInterface", zone
 	switch what {
 	case join:
-		method = "addInterface" // which firewalld refuses if another program was faster
+		method = "addInterface" // firewalld refuses this if another program was faster
 	case leave:
 		method = "removeInterface"
 	case yield:
 		to = z.permanent
 	}
+
 	var was string
 	if err := b.call(ctx, name, path, runtimeZone+method, []any{to, link}, &was); err != nil {
 		return fmt.Errorf("%s %s %s: %w", method, to, link, err)

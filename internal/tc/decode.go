@@ -11,27 +11,25 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// Qdisc is a queueing discipline: nothing, if its kind is empty.
+// Qdisc is a queueing discipline. An empty Kind means that there is none.
 type Qdisc struct {
 	Link   int // the index of its link
 	Kind   string
 	Handle uint32
-	// Of a tbf only: the rate in bytes per second, the burst as the time that the rate
-	// takes for it, in ticks, and the queue in bytes.
+	// The following fields are set for a tbf only. Rate is in bytes per second. Ticks is the burst, as the time that
+	// it takes at this rate. Limit is the queue's length in bytes.
 	Rate   uint64
 	Ticks  uint32
 	Limit  uint32
-	Peaked bool // it has a second, peak rate, which ours never has
+	Peaked bool // the qdisc also has a peak rate, which ours never has
 }
 
-// tick is the unit of time of qdiscs, in nanoseconds: it has been fixed since Linux
-// 2.6.31 (PSCHED_SHIFT, include/net/pkt_sched.h; the second number of
-// /proc/net/psched).
+// tick is the unit of time of qdiscs, in nanoseconds. It has been fixed since Linux 2.6.31 (PSCHED_SHIFT,
+// include/net/pkt_sched.h; the second number of /proc/net/psched).
 const tick = 64
 
-// decode reads what follows struct tcmsg. Of TCA_OPTIONS those of the kinds are read for
-// which options gives a function: the kernel writes the kind first, and each kind numbers
-// its attributes anew.
+// decode parses the attributes after struct tcmsg. It decodes TCA_OPTIONS with the function that options returns for
+// the kind, if any. The kernel writes the kind first, and each kind numbers its attributes differently.
 func decode(b []byte, kind *string, options func() func(*netlink.AttributeDecoder) error) error {
 	return nl.Decode(b[sizeofTCMsg:], func(ad *netlink.AttributeDecoder) error {
 		switch ad.Type() {
@@ -46,13 +44,12 @@ func decode(b []byte, kind *string, options func() func(*netlink.AttributeDecode
 	})
 }
 
-// each calls fn for every attribute within one.
+// each calls fn for every attribute nested in one.
 func each(ad *netlink.AttributeDecoder, fn func(*netlink.AttributeDecoder) error) {
 	ad.Do(func(b []byte) error { return nl.Decode(b, fn) })
 }
 
-// structure reads an attribute that has a struct of a size, or a longer one of a later
-// kernel.
+// structure reads an attribute with a struct of at least size bytes; a later kernel may send a longer one.
 func structure(ad *netlink.AttributeDecoder, what string, size int, read func([]byte)) {
 	ad.Do(func(b []byte) error {
 		if len(b) < size {
@@ -63,7 +60,7 @@ func structure(ad *netlink.AttributeDecoder, what string, size int, read func([]
 	})
 }
 
-// Decode reads the body of an RTM_NEWQDISC.
+// Decode parses the body of an RTM_NEWQDISC.
 func (q *Qdisc) Decode(b []byte) error {
 	if len(b) < sizeofTCMsg {
 		return fmt.Errorf("%w: a qdisc of %d bytes", nl.ErrMalformed, len(b))
@@ -89,60 +86,64 @@ func (q *Qdisc) decodeTBF(ad *netlink.AttributeDecoder) error {
 	case tbfRate64:
 		q.Rate = max(q.Rate, ad.Uint64())
 	}
+
 	return nil
 }
 
-// Ours says whether it is in a place and of a kind that only we make.
+// Ours reports whether the qdisc has the kind and handle that only we use.
 func (q Qdisc) Ours() bool { return q.Kind == "tbf" && q.Handle == Handle }
 
-// Burst is in bytes, to within what a tick is worth.
+// Burst returns the burst in bytes, with the precision of a tick.
 func (q Qdisc) Burst() uint64 {
 	const second = 1e9
 	high, low := bits.Mul64(q.Rate, uint64(q.Ticks)*tick)
 	low, carry := bits.Add64(low, second/2, 0)
 	high += carry
 	if high >= second {
-		return 0 // no limit is so large: 274 s of 2⁶³ bytes per second
+		return 0 // larger than any limit: 274 s at 2⁶³ bytes per second
 	}
 	bytes, _ := bits.Div64(high, low, second)
 	return bytes
 }
 
-// Is says whether a qdisc is what SetTBF makes of w.
+// Is reports whether the qdisc is as SetTBF would create it for w.
 func (q Qdisc) Is(w Bucket) bool {
 	if !q.Ours() || q.Peaked || q.Rate != w.Rate || q.Limit != w.Limit {
 		return false
 	}
-	// The kernel keeps the burst as a time, by a multiplication that is good to some
-	// nine digits at usual rates and to four at the highest.
+
+	// The kernel stores the burst as a time. Its multiplication is exact to some nine digits at usual rates, and to
+	// four at the highest.
 	high, low := bits.Mul64(uint64(w.Burst), 1e9)
 	if high >= w.Rate {
 		return false
 	}
+
 	ns, _ := bits.Div64(high, low, w.Rate)
-	want, have := uint64(uint32(ns/tick)), uint64(q.Ticks) // the kernel tells 32 bits: 274 s
+	want, have := uint64(uint32(ns/tick)), uint64(q.Ticks) // the kernel reports 32 bits, which is 274 s
 	off := max(want, have) - min(want, have)
 	return off <= 1+want/1000
 }
 
-// Filter is a filter of a link's ingress or egress.
+// Filter is a filter at a link's ingress or egress.
 type Filter struct {
 	Priority uint16
 	Protocol uint16
 	Handle   uint32
 	Kind     string
-	MatchAll bool   // it is u32, and has a single key, of no bits
-	Redirect int    // the index of the link that its only action redirects to, 0 if none
-	Program  []byte // of a bpf in the classic form
-	Name     string // of a bpf in the extended form, as its maker called it
-	Direct   bool   // it is bpf, and its program returns the verdict on the packet
+	MatchAll bool   // a u32 filter with a single key of no bits
+	Redirect int    // index of the link that its only action redirects to, else 0
+	Program  []byte // program of a classic bpf filter
+	Name     string // name of an extended bpf filter, chosen by its creator
+	Direct   bool   // a bpf filter whose program returns the verdict on the packet
 }
 
-// Decode reads the body of an RTM_NEWTFILTER.
+// Decode parses the body of an RTM_NEWTFILTER.
 func (f *Filter) Decode(b []byte) error {
 	if len(b) < sizeofTCMsg {
 		return fmt.Errorf("%w: a filter of %d bytes", nl.ErrMalformed, len(b))
 	}
+
 	info := binary.NativeEndian.Uint32(b[16:])
 	*f = Filter{
 		Handle:   binary.NativeEndian.Uint32(b[8:]),
@@ -177,7 +178,7 @@ func (f *Filter) decodeU32(ad *netlink.AttributeDecoder) error {
 	case u32Sel:
 		f.MatchAll = isMatchAll(ad.Bytes())
 	case u32Act:
-		// Of several actions none is what we make.
+		// A filter with several actions is not ours.
 		var targets []int
 		each(ad, func(ad *netlink.AttributeDecoder) error {
 			targets = append(targets, 0)
@@ -193,23 +194,25 @@ func (f *Filter) decodeU32(ad *netlink.AttributeDecoder) error {
 				}
 				return nil
 			})
+
 			return nil
 		})
 		if len(targets) == 1 {
 			f.Redirect = targets[0]
 		}
 	}
+
 	return nil
 }
 
-// isMatchAll looks at struct tc_u32_sel: the last of its keys, of which there must
-// be one, begins with its mask.
+// isMatchAll reports whether a struct tc_u32_sel matches every packet. It must have exactly one key, whose first
+// field, the mask, is 0.
 func isMatchAll(sel []byte) bool {
 	return len(sel) == sizeofU32Sel+sizeofU32Key && sel[0]&u32Terminal != 0 && sel[2] == 1 &&
 		binary.NativeEndian.Uint32(sel[sizeofU32Sel:]) == 0
 }
 
-// decodeMirred reads which link an action redirects to.
+// decodeMirred returns a function that stores the index of the link that an action redirects to.
 func decodeMirred(to *int) func(*netlink.AttributeDecoder) error {
 	return func(ad *netlink.AttributeDecoder) error {
 		if ad.Type() == mirredParms {

@@ -14,14 +14,15 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// Our qdiscs have this handle, and our filters this priority: "to", which users and agents do not choose.
+// The handle of our qdiscs and the priority of our filters: "to" in ASCII, which users and agents are unlikely to
+// choose.
 const (
 	minor    = 0x746f
 	Handle   = minor << 16
 	Priority = minor
 )
 
-// Places of a link, parents of include/uapi/linux/pkt_sched.h.
+// Places for qdiscs and filters at a link: parents of include/uapi/linux/pkt_sched.h.
 const (
 	Root    = 0xffffffff // TC_H_ROOT
 	Clsact  = 0xfffffff1 // TC_H_CLSACT, which is TC_H_INGRESS
@@ -65,17 +66,16 @@ const (
 	mirredRedirect   = 1 // TCA_EGRESS_REDIR
 )
 
-// Link is whose qdiscs and filters are meant: those of the link of that index. The name
-// is for errors.
+// Link is the link whose qdiscs and filters a request is about, by its index. The name is for errors.
 type Link struct {
 	Name  string
 	Index int
 }
 
-// String gives the name.
+// String returns the name.
 func (l Link) String() string { return l.Name }
 
-// header is struct tcmsg.
+// header returns a struct tcmsg.
 func (l Link) header(handle, parent, info uint32) []byte {
 	b := make([]byte, sizeofTCMsg, 64)
 	binary.NativeEndian.PutUint32(b[4:], nl.Index(l.Index))
@@ -86,33 +86,34 @@ func (l Link) header(handle, parent, info uint32) []byte {
 }
 
 // add appends a request about the link.
-func (l Link) add(b *nl.Batch, op string, typ netlink.HeaderType, flags netlink.HeaderFlags, head []byte, attrs func(*netlink.AttributeEncoder)) {
+func (l Link) add(b *nl.Batch, op string, typ netlink.HeaderType, flags netlink.HeaderFlags, head []byte,
+	attrs func(*netlink.AttributeEncoder)) {
 	m, err := nl.Encode(typ, flags, head, attrs)
 	b.Add(op, l, m, err)
 }
 
-// Bucket is the parameters of a token bucket filter (tbf), in bytes.
+// Bucket holds the parameters of a token bucket filter (tbf), in bytes.
 type Bucket struct {
 	Rate  uint64 // per second
 	Burst uint32
-	Limit uint32 // what may wait
+	Limit uint32 // length of the queue
 }
 
-// SetTBF appends a request that makes a token bucket filter the root qdisc of a
-// link, or gives new parameters to the one of ours that is there, whose queue and
-// tokens it keeps.
+// SetTBF appends a request that makes a token bucket filter the root qdisc of a link. If the root is a token bucket
+// filter of ours already, the request changes its parameters, and its queue and tokens stay.
 func (l Link) SetTBF(b *nl.Batch, w Bucket) {
 	l.add(b, "set qdisc tbf of", unix.RTM_NEWQDISC, netlink.Create|netlink.Replace, l.header(Handle, Root, 0), w.encode)
 }
 
 func (w Bucket) encode(ae *netlink.AttributeEncoder) {
 	var q [sizeofTBFQopt]byte
-	q[1] = linkEthernet // otherwise the kernel wants a table of transmission times
+	q[1] = linkEthernet // without it the kernel requires a table of transmission times
 	binary.NativeEndian.PutUint32(q[8:], uint32(min(w.Rate, math.MaxUint32)))
 	binary.NativeEndian.PutUint32(q[24:], w.Limit)
 	options(ae, "tbf", func(ae *netlink.AttributeEncoder) error {
 		ae.Bytes(tbfParms, q[:])
-		// In bytes, so that no clock tick comes between us and what is meant.
+
+		// In bytes, so that the burst is not rounded to clock ticks.
 		ae.Uint32(tbfBurst, w.Burst)
 		if w.Rate > math.MaxUint32 {
 			ae.Uint64(tbfRate64, w.Rate)
@@ -127,27 +128,28 @@ func options(ae *netlink.AttributeEncoder, kind string, fn func(*netlink.Attribu
 	ae.Nested(unix.TCA_OPTIONS, fn)
 }
 
-// DelQdisc appends the deletion of the qdisc in a place: Root, or Clsact.
+// DelQdisc appends the deletion of the qdisc in a place: Root or Clsact.
 func (l Link) DelQdisc(b *nl.Batch, place uint32) {
 	l.add(b, "delete qdisc of", unix.RTM_DELQDISC, 0, l.header(0, place, 0), nil)
 }
 
-// GetQdisc appends a request for the qdisc in a place: Root, or Clsact. The kernel takes
-// the answer for news that it multicasts: without asking for an echo, the asking socket is left
-// out (Linux 6.1 and 6.18). See Look.
+// GetQdisc appends a request for the qdisc in a place: Root or Clsact. It requests an echo, since the kernel
+// multicasts the answer as an announcement, and without an echo leaves out the requesting socket (Linux 6.1 and
+// 6.18). See Look.
 func (l Link) GetQdisc(b *nl.Batch, place uint32, into *Qdisc) {
 	m, err := nl.Encode(unix.RTM_GETQDISC, netlink.Echo, l.header(0, place, 0), nil)
 	b.AddGet("get qdisc of", l, m, err, func(m netlink.Message) error { return into.Decode(m.Data) })
 }
 
-// AddClsact appends a request that gives a link the place for filters.
+// AddClsact appends a request that adds a clsact to a link, the place for its filters.
 func (l Link) AddClsact(b *nl.Batch) {
-	l.add(b, "add qdisc clsact to", unix.RTM_NEWQDISC, netlink.Create|netlink.Excl, l.header(handleClsact, Clsact, 0), func(ae *netlink.AttributeEncoder) {
-		ae.String(unix.TCA_KIND, "clsact")
-	})
+	l.add(b, "add qdisc clsact to", unix.RTM_NEWQDISC, netlink.Create|netlink.Excl, l.header(handleClsact, Clsact, 0),
+		func(ae *netlink.AttributeEncoder) {
+			ae.String(unix.TCA_KIND, "clsact")
+		})
 }
 
-// filter is the header of a request about filters of our priority at the ingress.
+// filter returns the header of a request about filters of our priority at the ingress.
 func (l Link) filter(handle uint32, protocol uint16) []byte {
 	return l.header(handle, Ingress, uint32(Priority)<<16|uint32(htons(protocol)))
 }
@@ -156,30 +158,31 @@ func htons(v uint16) uint16 {
 	return binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, v))
 }
 
-// AddRedirect appends a request for a filter that redirects all that comes in by a
-// link to the egress of another link. u32 matches everything by a key of no bits;
-// matchall would say it better, and is not in every kernel.
+// AddRedirect appends a request for a filter that redirects all packets received by a link to the egress of another
+// link. It is a u32 filter whose only key has no bits, since not every kernel has matchall.
 func (l Link) AddRedirect(b *nl.Batch, to int) {
-	l.add(b, "add filter to", unix.RTM_NEWTFILTER, netlink.Create|netlink.Excl, l.filter(0, unix.ETH_P_ALL), func(ae *netlink.AttributeEncoder) {
-		options(ae, "u32", func(ae *netlink.AttributeEncoder) error {
-			var sel [sizeofU32Sel + sizeofU32Key]byte
-			sel[0] = u32Terminal
-			sel[2] = 1 // a single key, all zero
-			ae.Bytes(u32Sel, sel[:])
-			ae.Nested(u32Act, func(ae *netlink.AttributeEncoder) error {
-				ae.Nested(1, func(ae *netlink.AttributeEncoder) error {
-					ae.String(actKind, "mirred")
-					ae.Nested(actOptions, func(ae *netlink.AttributeEncoder) error {
-						ae.Bytes(mirredParms, redirect(to))
+	l.add(b, "add filter to", unix.RTM_NEWTFILTER, netlink.Create|netlink.Excl, l.filter(0, unix.ETH_P_ALL),
+		func(ae *netlink.AttributeEncoder) {
+			options(ae, "u32", func(ae *netlink.AttributeEncoder) error {
+				var sel [sizeofU32Sel + sizeofU32Key]byte
+				sel[0] = u32Terminal
+				sel[2] = 1 // a single key, all zero
+				ae.Bytes(u32Sel, sel[:])
+				ae.Nested(u32Act, func(ae *netlink.AttributeEncoder) error {
+					ae.Nested(1, func(ae *netlink.AttributeEncoder) error {
+						ae.String(actKind, "mirred")
+						ae.Nested(actOptions, func(ae *netlink.AttributeEncoder) error {
+							ae.Bytes(mirredParms, redirect(to))
+							return nil
+						})
 						return nil
 					})
 					return nil
 				})
+
 				return nil
 			})
-			return nil
 		})
-	})
 }
 
 func redirect(to int) []byte {
@@ -190,52 +193,53 @@ func redirect(to int) []byte {
 	return p
 }
 
-// DelFilters appends the deletion of all that a link has in our priority, whose
-// filters are of one protocol.
+// DelFilters appends the deletion of all filters of a link with our priority. They all have the given protocol.
 func (l Link) DelFilters(b *nl.Batch, protocol uint16) {
 	l.add(b, "delete filter of", unix.RTM_DELTFILTER, 0, l.filter(0, protocol), nil)
 }
 
-// SetProgram appends a request for a filter that is a program of classic BPF, an array of struct sock_filter, whose
-// return value is the verdict on the packet. It replaces one of the same handle.
+// SetProgram appends a request for a filter with a program of classic BPF, an array of struct sock_filter. The
+// program's return value is the verdict on the packet. The filter replaces one with the same handle.
 func (l Link) SetProgram(b *nl.Batch, handle uint32, program []byte) {
-	l.add(b, "set filter of", unix.RTM_NEWTFILTER, netlink.Create, l.filter(handle, unix.ETH_P_ALL), func(ae *netlink.AttributeEncoder) {
-		options(ae, "bpf", func(ae *netlink.AttributeEncoder) error {
-			ae.Uint16(bpfOpsLen, uint16(len(program)/sizeofSockFilter))
-			ae.Bytes(bpfOps, program)
-			ae.Uint32(bpfFlags, bpfActDirect)
-			return nil
+	l.add(b, "set filter of", unix.RTM_NEWTFILTER, netlink.Create, l.filter(handle, unix.ETH_P_ALL),
+		func(ae *netlink.AttributeEncoder) {
+			options(ae, "bpf", func(ae *netlink.AttributeEncoder) error {
+				ae.Uint16(bpfOpsLen, uint16(len(program)/sizeofSockFilter))
+				ae.Bytes(bpfOps, program)
+				ae.Uint32(bpfFlags, bpfActDirect)
+				return nil
+			})
 		})
-	})
 }
 
-// SetObject appends a request for a filter that is a program of extended BPF, given by its descriptor, whose return value
-// is the verdict on the packet. It replaces one of the same handle. The kernel keeps the name, at most 255 bytes, and
-// lists it with the filter.
+// SetObject appends a request for a filter with a program of extended BPF, given by its file descriptor. The
+// program's return value is the verdict on the packet. The filter replaces one with the same handle. The kernel
+// stores the name, at most 255 bytes, and lists it with the filter.
 func (l Link) SetObject(b *nl.Batch, handle uint32, fd int, name string) {
-	l.add(b, "set filter of", unix.RTM_NEWTFILTER, netlink.Create, l.filter(handle, unix.ETH_P_ALL), func(ae *netlink.AttributeEncoder) {
-		options(ae, "bpf", func(ae *netlink.AttributeEncoder) error {
-			ae.Uint32(bpfFD, uint32(fd))
-			ae.String(bpfName, name)
-			ae.Uint32(bpfFlags, bpfActDirect)
-			return nil
+	l.add(b, "set filter of", unix.RTM_NEWTFILTER, netlink.Create, l.filter(handle, unix.ETH_P_ALL),
+		func(ae *netlink.AttributeEncoder) {
+			options(ae, "bpf", func(ae *netlink.AttributeEncoder) error {
+				ae.Uint32(bpfFD, uint32(fd))
+				ae.String(bpfName, name)
+				ae.Uint32(bpfFlags, bpfActDirect)
+				return nil
+			})
 		})
-	})
 }
 
-// DelProgram appends the deletion of such a filter.
+// DelProgram appends the deletion of a filter of SetProgram or SetObject.
 func (l Link) DelProgram(b *nl.Batch, handle uint32) {
-	l.add(b, "delete filter of", unix.RTM_DELTFILTER, 0, l.filter(handle, unix.ETH_P_ALL), func(ae *netlink.AttributeEncoder) {
-		ae.String(unix.TCA_KIND, "bpf")
-	})
+	l.add(b, "delete filter of", unix.RTM_DELTFILTER, 0, l.filter(handle, unix.ETH_P_ALL),
+		func(ae *netlink.AttributeEncoder) {
+			ae.String(unix.TCA_KIND, "bpf")
+		})
 }
 
-// ErrNotSupported is the cause of an error about what the kernel lacks, and could not
-// or would not load.
+// ErrNotSupported is the cause of an error about a feature that the kernel lacks and could not load.
 var ErrNotSupported = errors.New("the kernel lacks it")
 
-// Unsupported says of a refused creation that the kernel lacks a module, which by
-// itself it says with an errno that has other meanings too.
+// Unsupported adds ErrNotSupported and the missing modules to an error that means a missing module. The kernel
+// reports that with an errno that has other meanings too, so use it only for a refused creation.
 func Unsupported(err error, modules string) error {
 	if !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EOPNOTSUPP) {
 		return err
@@ -243,7 +247,7 @@ func Unsupported(err error, modules string) error {
 	return fmt.Errorf("%w: %w: load %s (modprobe, or modules-load.d for good)", ErrNotSupported, err, modules)
 }
 
-// PassAbsent makes success of an error about what is not there.
+// PassAbsent returns nil for an error about a missing object, and any other error unchanged.
 func PassAbsent(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -251,8 +255,7 @@ func PassAbsent(err error) error {
 	return err
 }
 
-// Execute sends a batch unless ctx is done: the kernel's work on it cannot be
-// interrupted.
+// Execute sends a batch unless ctx is done. Once sent, the kernel's work on it cannot be interrupted.
 func Execute(ctx context.Context, c *nl.Conn, b *nl.Batch) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -260,32 +263,33 @@ func Execute(ctx context.Context, c *nl.Conn, b *nl.Batch) error {
 	return c.Execute(b)
 }
 
-// Look executes a batch of gets, of what need not be there. The errors of each are in the
-// batch.
+// Look executes a batch of gets, and ignores missing objects. The batch has the error of each get.
 func Look(ctx context.Context, c *nl.Conn, b *nl.Batch) error {
 	if err := Execute(ctx, c, b); err == nil || ctx.Err() != nil {
 		return err
 	}
+
 	var errs []error
 	for i := range b.Len() {
-		// Of a link that was never up, whose qdisc is but a stand-in, the kernel says
-		// nothing, or EINVAL.
-		if err := b.Err(i); !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, nl.ErrNoAnswer) && !errors.Is(err, unix.EINVAL) {
+		// For a link that was never up, whose qdisc is only a placeholder, the kernel sends no answer, or EINVAL.
+		if err := b.Err(i); !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, nl.ErrNoAnswer) &&
+			!errors.Is(err, unix.EINVAL) {
 			errs = append(errs, err)
 		}
 	}
+
 	return errors.Join(errs...)
 }
 
-// Filters lists the filters of the link in some places, which are Ingress and Egress: those
-// of our priority at the ingress, with what their classifiers list beside them, and how many
-// others there are. The kernel lists those of one place at a time, so that this does not grow
-// with the node.
+// Filters lists the filters of a link in the given places, Ingress and Egress. It returns those of our priority at
+// the ingress, with the entries of their classifiers, and the number of all others. The kernel lists one place at a
+// time, so the cost does not grow with the node.
 func (l Link) Filters(ctx context.Context, c *nl.Conn, places ...uint32) (own []Filter, others int, _ error) {
 	for _, place := range places {
 		if err := ctx.Err(); err != nil {
 			return nil, 0, err
 		}
+
 		m, err := nl.Encode(unix.RTM_GETTFILTER, 0, l.header(0, place, 0), nil)
 		err = c.List("list filters", m, err, func(m netlink.Message) error {
 			var f Filter
@@ -303,5 +307,6 @@ func (l Link) Filters(ctx context.Context, c *nl.Conn, places ...uint32) (own []
 			return nil, 0, err
 		}
 	}
+
 	return own, others, nil
 }

@@ -1,5 +1,5 @@
-// Package trace has what the sessions of both DHCP clients share: the count of what was sent and received,
-// which the error of a failure lists, and the numbers at random.
+// Package trace has the common parts of the sessions of both DHCP clients: the counts of messages, which the error of
+// a failed session lists, and the random numbers.
 package trace
 
 import (
@@ -14,7 +14,7 @@ import (
 	"github.com/tombolo-cni/tombolo"
 )
 
-// ErrTimeout is what dhcpc exports as ErrTimeout.
+// ErrTimeout is exported by package dhcpc.
 var ErrTimeout = errors.New("no lease in time")
 
 // Invalid is an error that matches tombolo.ErrInvalid.
@@ -22,19 +22,19 @@ type Invalid string
 
 func (e Invalid) Error() string { return string(e) }
 
-// Is makes it match.
+// Is reports a match with tombolo.ErrInvalid.
 func (e Invalid) Is(target error) bool { return target == tombolo.ErrInvalid }
 
-// Invalidf is fmt.Errorf for such errors.
+// Invalidf formats an Invalid error.
 func Invalidf(format string, args ...any) error { return Invalid(fmt.Sprintf(format, args...)) }
 
-// Unusable is the error about what a lease says.
+// Unusable returns an error about the content of a lease.
 func Unusable(format string, args ...any) error { return Invalidf("invalid lease: "+format, args...) }
 
-// Argument is the error about an argument that is not valid.
+// Argument returns an error about an invalid argument.
 func Argument(what string) error { return Invalid(tombolo.ErrInvalid.Error() + ": " + what) }
 
-// Shun gives the servers to avoid, the last 8, with one more. The list of before stays as it is.
+// Shun returns the list of servers to avoid with one more server, cut to the last 8. It does not change list.
 func Shun[T comparable](list []T, server T) []T {
 	const most = 8
 	if slices.Contains(list, server) {
@@ -44,19 +44,19 @@ func Shun[T comparable](list []T, server T) []T {
 	return list[max(len(list)-most, 0):]
 }
 
-// maxHeard is how many kinds of messages a Trace counts by themselves. It counts the rest together, so that
+// maxHeard is the number of kinds of messages that a Trace counts separately. It counts all others together, so that
 // a flood of odd messages takes no memory.
 const maxHeard = 8
 
-// Trace counts the messages since the client last had a lease. A Trace is copied along with its session,
-// and the copies share their lists, so its methods make a new list instead of changing one.
+// Trace counts the messages since the client last had a lease. Copies of a session have copies of its Trace, which
+// share their lists. So its methods make new lists instead of changing one.
 type Trace struct {
 	Began       time.Time
 	Sent, Heard Counts
 	Last        error // the error before the one that ends the session; nil if there was none
 }
 
-// Counts says how many there were of each kind.
+// Counts holds the number of messages of each kind.
 type Counts []count
 
 type count struct {
@@ -64,7 +64,7 @@ type count struct {
 	n    int
 }
 
-// Add counts one more of a kind. The list of before stays as it is.
+// Add counts one more message of a kind. It does not change the previous list.
 func (c *Counts) Add(what string) {
 	list := append(Counts(nil), *c...)
 	*c = list
@@ -74,13 +74,15 @@ func (c *Counts) Add(what string) {
 			return
 		}
 	}
+
 	if len(list) == maxHeard {
 		what = "message of other kinds"
 	}
 	*c = append(list, count{what, 1})
 }
 
-// String gives each kind with its number, with the first word in the plural where there are several: "2 OFFERs of 192.0.2.9 from 192.0.2.1".
+// String returns each kind with its number, and the first word in the plural if there are several: "2 OFFERs of
+// 192.0.2.9 from 192.0.2.1".
 func (c Counts) String() string {
 	var list []string
 	for _, one := range c {
@@ -93,15 +95,18 @@ func (c Counts) String() string {
 		}
 		list = append(list, strconv.Itoa(one.n)+" "+noun)
 	}
+
 	return strings.Join(list, ", ")
 }
 
-// Failure is the error of a session that ends at some time, because of err. vain begins its text where the
-// answers led to no lease, and hint says what to check where no answer came. It matches err and Last.
+// Failure returns the error of a session that ends at now because of err. The text begins with vain if there were
+// answers that led to no lease. If no answer came, it ends with hint, which tells the reader what to check. The error
+// matches err and Last.
 func (t *Trace) Failure(op string, now time.Time, err error, vain, hint string) error {
 	if errors.Is(err, context.DeadlineExceeded) {
-		err = fmt.Errorf("%w: %w", ErrTimeout, err) // whether the deadline is the client's or the caller's
+		err = fmt.Errorf("%w: %w", ErrTimeout, err) // regardless of whether the client or the caller set the deadline
 	}
+
 	sent, waited := t.Sent.String(), now.Sub(t.Began).Round(time.Millisecond)
 	silent, timeout := len(t.Heard) == 0, errors.Is(err, ErrTimeout)
 	text := ""
@@ -113,6 +118,7 @@ func (t *Trace) Failure(op string, now time.Time, err error, vain, hint string) 
 	default:
 		text = fmt.Sprintf("%s %s in %s; heard %s", vain, sent, waited, t.Heard)
 	}
+
 	switch {
 	case sent == "":
 	case !timeout:
@@ -120,14 +126,17 @@ func (t *Trace) Failure(op string, now time.Time, err error, vain, hint string) 
 	case silent:
 		text += " (" + hint + ")"
 	}
+
 	causes := []error{err}
 	if t.Last != nil {
 		text += "; before: " + t.Last.Error()
 		causes = append(causes, t.Last)
 	}
+
 	return &failure{op + ": " + text, causes}
 }
 
+// failure is an error with a complete text and several causes.
 type failure struct {
 	text   string
 	causes []error
@@ -137,7 +146,7 @@ func (f *failure) Error() string { return f.text }
 
 func (f *failure) Unwrap() []error { return f.causes }
 
-// Earlier gives the earlier of two times, of which a zero one means never.
+// Earlier returns the earlier of two times. A zero time means never.
 func Earlier(a, b time.Time) time.Time {
 	if a.IsZero() || !b.IsZero() && b.Before(a) {
 		return b
@@ -145,11 +154,11 @@ func Earlier(a, b time.Time) time.Time {
 	return a
 }
 
-// Random is the state of the SplitMix64 generator. It is part of a session, so that what a session does is a
-// function of it alone.
+// Random is the state of a SplitMix64 generator. It is part of a session, so that a session's behaviour depends on
+// nothing else.
 type Random uint64
 
-// Next gives the next number.
+// Next returns the next number.
 func (r *Random) Next() uint64 {
 	*r += 0x9e3779b97f4a7c15
 	z := uint64(*r)
@@ -158,7 +167,7 @@ func (r *Random) Next() uint64 {
 	return z ^ z>>31
 }
 
-// Between gives a time from lo to hi.
+// Between returns a random duration from lo to hi.
 func (r *Random) Between(lo, hi time.Duration) time.Duration {
 	if hi <= lo {
 		return lo
@@ -166,25 +175,25 @@ func (r *Random) Between(lo, hi time.Duration) time.Duration {
 	return lo + time.Duration(r.Next()%uint64(hi-lo+1))
 }
 
-// The back-off after a refusal or a conflict.
+// Limits of the back-off after a refusal or a conflict.
 const (
 	firstBackOff   = time.Second
 	longestBackOff = 30 * time.Minute
 )
 
-// BackOff is the pause after so many failures in a row.
+// BackOff returns the pause after this many failures in a row.
 func BackOff(failures int) time.Duration { return Doubled(firstBackOff, failures, longestBackOff) }
 
-// Doubled doubles a time n times, up to a maximum.
+// Doubled returns d doubled n times, up to a maximum.
 func Doubled(d time.Duration, n int, most time.Duration) time.Duration {
-	for ; n > 0 && d < most; n-- { // so it never overflows
+	for ; n > 0 && d < most; n-- { // stop early, to avoid an overflow
 		d *= 2
 	}
 	return min(d, most)
 }
 
-// IsDomain takes what may go into a resolv.conf: the name comes from the network, and
-// a space or a line break in it would be a directive of its sender's choice.
+// IsDomain reports whether a name may be written to a resolv.conf. The name comes from the network, and a space or a
+// line break in it would let its sender add a directive.
 func IsDomain(name string) bool {
 	if len(name) > 253 {
 		return false
@@ -199,7 +208,7 @@ func IsDomain(name string) bool {
 
 const letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_"
 
-// Printable is what of a server's text may be shown to people.
+// Printable returns the printable ASCII characters of a server's text, at most 80.
 func Printable(s string) string {
 	s = strings.Map(func(c rune) rune {
 		if c < ' ' || c > '~' {

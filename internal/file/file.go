@@ -1,8 +1,8 @@
-// Package file reads and writes the small files that Tombolo keeps: whole, with few system calls, and without
-// following a link that another user has put in their place.
+// Package file reads and writes the small files that Tombolo keeps: as a whole, with few system calls, and without
+// following a symbolic link that another user put in their place.
 //
-// It calls the system and uses no os.File, the first of which starts the runtime's poller: that
-// costs a short-lived plugin more than all of its records do.
+// It makes system calls directly. An os.File would start the runtime's poller, which costs a short-lived plugin more
+// than all of its records.
 package file
 
 import (
@@ -19,21 +19,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrDamaged says that a file is not what Tombolo writes: cut short by a power failure,
-// edited, of another format, or not a file at all.
+// ErrDamaged means that Tombolo cannot have written a file as it is: it was cut short by a power failure, edited, has
+// another format, or is no regular file.
 var ErrDamaged = errors.New("damaged")
 
 const (
-	// MaxRecord bounds what is read of a record, in bytes. A dual-stack attachment takes
-	// some 700, twice, and some 70 more for each host port, of which runtimes publish ranges.
+	// MaxRecord is the maximum size of a record, in bytes. A dual-stack attachment takes some 700 bytes, twice, and
+	// some 70 more for each host port. Runtimes publish whole ranges of ports.
 	MaxRecord = 1 << 20
 
-	// firstRead holds any file of a usual size in one read(2).
+	// firstRead is enough to read a file of usual size with one read(2).
 	firstRead = 2 << 10
 )
 
-// Read reads a small file whole. It follows no symbolic link and does not hang on a FIFO.
-// A file over limit is an ErrDamaged, and not read further.
+// Read returns the content of a small file. It follows no symbolic link and does not wait on a FIFO. If the file is
+// larger than limit, the error is ErrDamaged.
 func Read(path string, limit int) ([]byte, error) {
 	fd, err := Open(path, unix.O_RDONLY)
 	if err != nil {
@@ -43,7 +43,8 @@ func Read(path string, limit int) ([]byte, error) {
 	return readFrom(fd, path, limit)
 }
 
-// ReadKernel reads a file of the kernel's, whose owner a user namespace may not know.
+// ReadKernel returns the content of a file of the kernel, such as in /proc. Unlike Read it does not check the owner,
+// whom a user namespace may not know.
 func ReadKernel(path string) ([]byte, error) {
 	fd, err := OpenAny(path, unix.O_RDONLY)
 	if err != nil {
@@ -61,12 +62,14 @@ func readFrom(fd int, path string, limit int) ([]byte, error) {
 		if err != nil {
 			return nil, PathError("read", path, err)
 		}
+
 		filled += n
 		if filled > limit {
 			return nil, fmt.Errorf("%w: it is larger than %d bytes", ErrDamaged, limit)
 		}
-		// A short read is the end of the file, on every local file system and
-		// in /proc; asking again would double the system calls.
+
+		// A short read means the end of the file on every local file system and in /proc. Another read would double
+		// the system calls.
 		if filled < len(buf) {
 			return buf[:filled], nil
 		}
@@ -74,10 +77,10 @@ func readFrom(fd int, path string, limit int) ([]byte, error) {
 	}
 }
 
-// ReadNamed reads a file that a configuration or a command line names. Anyone may own it, and it may be a symbolic
-// link. It has to be a regular file of at most limit bytes, or of a kind that is in also; otherwise the error matches
-// fs.ErrInvalid, and the file is not opened, since to open some devices has an effect. ReadNamed returns when ctx ends,
-// even if the file system does not answer.
+// ReadNamed returns the content of a file that a configuration or a command line names. Any user may own it, and it
+// may be a symbolic link. It must be a regular file of at most limit bytes, or of a type in also. Otherwise the error
+// matches fs.ErrInvalid, and the file is not opened, since opening some devices has an effect. ReadNamed returns when
+// ctx ends, even if the file system does not answer.
 func ReadNamed(ctx context.Context, path string, limit int, also fs.FileMode) ([]byte, error) {
 	type answer struct {
 		data []byte
@@ -101,11 +104,12 @@ func readNamed(path string, limit int, also fs.FileMode) ([]byte, error) {
 	if err == nil && info.Mode().Type()&^also != 0 {
 		err = PathError("read", path, fmt.Errorf("%w: it is not a regular file", fs.ErrInvalid))
 	}
+
 	if err != nil {
 		return nil, err
 	}
 
-	// The end of a FIFO that nobody writes to comes at once.
+	// With O_NONBLOCK, a FIFO without a writer is at its end at once.
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
@@ -115,16 +119,18 @@ func readNamed(path string, limit int, also fs.FileMode) ([]byte, error) {
 	if len(data) > limit {
 		return nil, PathError("read", path, fmt.Errorf("%w: it is larger than %d bytes", fs.ErrInvalid, limit))
 	}
+
 	return data, err
 }
 
-// Open opens a regular file of root's or the caller's. Anything else is an error; it does not wait for a FIFO's
-// other end.
+// Open opens a regular file that belongs to root or the caller, and returns an error for anything else. It does not
+// wait for the other end of a FIFO.
 func Open(path string, flags int) (int, error) {
 	fd, err := OpenAny(path, flags)
 	if err != nil {
 		return -1, err
 	}
+
 	var st unix.Stat_t
 	err = unix.Fstat(fd, &st)
 	switch {
@@ -136,14 +142,16 @@ func Open(path string, flags int) (int, error) {
 	case st.Uid != 0 && int(st.Uid) != os.Geteuid():
 		err = fmt.Errorf("%w: it belongs to user %d, who is neither root nor the caller", ErrDamaged, st.Uid)
 	}
+
 	if err != nil {
-		unix.Close(fd) // with nothing written
+		unix.Close(fd) // nothing was written yet
 		return -1, PathError("open", path, err)
 	}
+
 	return fd, nil
 }
 
-// OpenAny is open(2) with the flags that every file wants.
+// OpenAny calls open(2) with the flags that all files need.
 func OpenAny(path string, flags int) (int, error) {
 	fd, err := Restart(func() (int, error) {
 		return unix.Open(path, flags|unix.O_CLOEXEC|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
@@ -154,8 +162,7 @@ func OpenAny(path string, flags int) (int, error) {
 	return fd, nil
 }
 
-// Create is Open with O_CREAT that makes the directories above the file when they are
-// missing, which it learns from the failure and not beforehand.
+// Create calls Open with O_CREAT. If the directories above the file are missing, it creates them and tries again.
 func Create(path string, flags int) (int, error) {
 	fd, err := Open(path, flags|unix.O_CREAT)
 	if !errors.Is(err, os.ErrNotExist) {
@@ -167,7 +174,7 @@ func Create(path string, flags int) (int, error) {
 	return Open(path, flags|unix.O_CREAT)
 }
 
-// WriteAll writes data in as few calls as the kernel takes: one.
+// WriteAll writes data. Usually one system call suffices.
 func WriteAll(fd int, path string, data []byte) error {
 	for len(data) > 0 {
 		n, err := Restart(func() (int, error) { return unix.Write(fd, data) })
@@ -179,18 +186,19 @@ func WriteAll(fd int, path string, data []byte) error {
 	return nil
 }
 
-// Replace puts a file in place whole, by way of temp, which is written over and gone afterwards.
-// Readers see the old file or the new one.
+// Replace replaces the file at path as a whole. It writes to temp and renames it. Readers see the old or the new
+// file.
 func Replace(temp, path string, data []byte) error {
 	return replace(temp, path, data, func(int) error { return nil })
 }
 
-// ReplaceDurably is Replace that returns once the file's content and name are on the disk.
+// ReplaceDurably replaces a file like Replace, and returns when the file's content and name are on the disk.
 func ReplaceDurably(temp, path string, data []byte) error {
 	err := replace(temp, path, data, func(fd int) error { return PathError("sync", temp, unix.Fsync(fd)) })
 	if err != nil {
 		return err
 	}
+
 	dir := filepath.Dir(path)
 	fd, err := OpenAny(dir, unix.O_RDONLY|unix.O_DIRECTORY)
 	if err != nil {
@@ -200,32 +208,38 @@ func ReplaceDurably(temp, path string, data []byte) error {
 	return PathError("sync", dir, unix.Fsync(fd))
 }
 
+// replace writes data to temp, calls sync, and renames temp to path.
 func replace(temp, path string, data []byte, sync func(fd int) error) error {
 	fd, err := Create(temp, unix.O_WRONLY|unix.O_TRUNC)
 	if err != nil {
 		return err
 	}
+
 	if err = WriteAll(fd, temp, data); err == nil {
 		err = sync(fd)
 	}
-	// Some file systems say only at the close that there was no room.
+
+	// Some file systems report only at close that there was no room.
 	err = errors.Join(err, PathError("close", temp, unix.Close(fd)))
 	if err == nil {
 		err = os.Rename(temp, path)
 	}
+
 	if errors.Is(err, os.ErrNotExist) {
-		// The directory of the new name is missing.
+		// The directory of path is missing.
 		if err = os.MkdirAll(filepath.Dir(path), 0o700); err == nil {
 			err = os.Rename(temp, path)
 		}
 	}
+
 	if err != nil {
 		return errors.Join(err, Remove(temp))
 	}
+
 	return nil
 }
 
-// Remove unlinks a file; that it is gone already is success.
+// Remove removes a file. A missing file is no error.
 func Remove(path string) error {
 	if err := unix.Unlink(path); err != unix.ENOENT {
 		return PathError("remove", path, err)
@@ -233,7 +247,7 @@ func Remove(path string) error {
 	return nil
 }
 
-// CleanDir checks the path of a directory, and gives its shortest form.
+// CleanDir checks the path of a directory, and returns it without redundant parts.
 func CleanDir(path string) (string, error) {
 	switch {
 	case path == "":
@@ -246,7 +260,7 @@ func CleanDir(path string) (string, error) {
 	return filepath.Clean(path), nil
 }
 
-// ReadDir lists a directory in the order of names; a missing one is empty.
+// ReadDir lists a directory, sorted by name. A missing directory is empty.
 func ReadDir(path string) ([]os.DirEntry, error) {
 	entries, err := os.ReadDir(path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -255,7 +269,7 @@ func ReadDir(path string) ([]os.DirEntry, error) {
 	return entries, err
 }
 
-// Restart repeats a system call that a signal cut short.
+// Restart calls a function again as long as a signal interrupts its system call.
 func Restart[T any](call func() (T, error)) (T, error) {
 	for {
 		v, err := call()
@@ -265,7 +279,7 @@ func Restart[T any](call func() (T, error)) (T, error) {
 	}
 }
 
-// PathError adds what was done to what to an error of the system's.
+// PathError returns an error of the system with the operation and the path. A nil err stays nil.
 func PathError(op, path string, err error) error {
 	if err == nil {
 		return nil
@@ -273,17 +287,17 @@ func PathError(op, path string, err error) error {
 	return &os.PathError{Op: op, Path: path, Err: err}
 }
 
-// ErrLocked says that a lock was not to be had before the context ended.
+// ErrLocked means that the context ended before a lock was free.
 var ErrLocked = errors.New("locked by another process")
 
-// While a lock is awaited it is tried for at intervals that grow from the first to the last.
+// The pause between two attempts to take a lock grows from firstPause to lastPause.
 const (
 	firstPause = 200 * time.Microsecond
 	lastPause  = 10 * time.Millisecond
 )
 
-// Await tries for the lock of a file until it is had or ctx ends; then its error matches ErrLocked
-// and ctx's. A wait in the kernel could not be given up.
+// Await calls try until it has the lock of a file, or until ctx ends. Then the error matches ErrLocked and ctx's
+// error. It polls, since a wait in the kernel could not be cancelled.
 func Await(ctx context.Context, path string, try func() (bool, error)) error {
 	start := time.Now()
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
@@ -299,7 +313,7 @@ func Await(ctx context.Context, path string, try func() (bool, error)) error {
 	}
 }
 
-// TryFlock is flock(2) that does not wait; false is that it would have to.
+// TryFlock calls flock(2) without waiting. It returns false if another process has the lock.
 func TryFlock(fd, how int) (bool, error) {
 	_, err := Restart(func() (int, error) { return 0, unix.Flock(fd, how|unix.LOCK_NB) })
 	if err == unix.EWOULDBLOCK {
@@ -311,39 +325,43 @@ func TryFlock(fd, how int) (bool, error) {
 	return true, nil
 }
 
-// TryLock opens a file and locks it with flock(2), until Unlock or the end of the process. The
-// descriptor is -1 where another has it. With O_CREAT, a file that is missing is made, and its
-// directory. Of a file that its last holder removed or replaced, the next one is locked.
+// TryLock opens a file and locks it with flock(2), until Unlock or the end of the process. It returns -1 if another
+// process has the lock. With O_CREAT it creates a missing file, and its directory. If the last holder removed or
+// replaced the file, TryLock locks the new one.
 func TryLock(path string, flags int) (int, error) {
 	open := Open
 	if flags&unix.O_CREAT != 0 {
 		open = Create
 	}
+
 	for {
 		fd, err := open(path, flags)
 		if err != nil {
 			return -1, err
 		}
+
 		var st unix.Stat_t
 		had, err := TryFlock(fd, unix.LOCK_EX)
 		if err == nil {
 			err = unix.Fstat(fd, &st)
 		}
+
 		if err == nil && had && st.Nlink > 0 {
 			return fd, nil
 		}
+
 		if err := errors.Join(PathError("lock", path, err), unix.Close(fd)); err != nil || !had {
 			return -1, err
 		}
 	}
 }
 
-// Unlock gives up a flock(2) lock and closes its file. A child that is just being started has the
-// descriptor too, so closing is not enough.
+// Unlock releases a flock(2) lock and closes the file. Closing alone does not suffice, since a child process that is
+// just being started has the descriptor too.
 func Unlock(fd int) error { return errors.Join(unix.Flock(fd, unix.LOCK_UN), unix.Close(fd)) }
 
-// LockRange is fcntl(2) for open file description locks: F_OFD_GETLK or F_OFD_SETLK of some bytes.
-// Length 0 is all that follow.
+// LockRange calls fcntl(2) for an open file description lock: F_OFD_GETLK or F_OFD_SETLK on some bytes. Length 0
+// means all bytes from start.
 func LockRange(fd, command int, kind int16, start, length int64) (unix.Flock_t, error) {
 	lock := unix.Flock_t{Type: kind, Whence: unix.SEEK_SET, Start: start, Len: length}
 	if err := unix.FcntlFlock(uintptr(fd), command, &lock); err != nil {

@@ -1,4 +1,4 @@
-// Package ident names attachments where their full names do not fit.
+// Package ident makes short names for attachments, where their full names do not fit, and checks names.
 package ident
 
 import (
@@ -15,10 +15,11 @@ import (
 	"unicode/utf8"
 )
 
-// ShareGroup is the group of links of the port by which a bridge shares a NIC. The firewall's rules know it by that.
+// ShareGroup is the link group of the port that connects a bridge to a shared NIC. The firewall's rules find the port
+// by its group.
 const ShareGroup uint32 = 0x746d
 
-// Digits is the length of a Hash: what fits beside "veth" into the name of a link.
+// Digits is the length of a Hash. Together with "veth" it fits into the name of a link.
 const Digits = 11
 
 // Hash is the short name of an attachment: in the name and the alias of its port,
@@ -38,9 +39,8 @@ func Hash(network, containerID, ifname string) string {
 	return hex.EncodeToString(sum[:(Digits+1)/2])[:Digits]
 }
 
-// RandomMAC gives a unicast MAC of the locally administered kind. It is to be another than
-// all others, and no secret, so the runtime's own generator does: the kernel's takes 0.03 ms
-// of a process that asks it once.
+// RandomMAC returns a random unicast MAC of the locally administered kind. It must be unique but not secret, so it
+// comes from the runtime's own generator. The kernel's would cost a process 0.03 ms.
 func RandomMAC() net.HardwareAddr {
 	mac := binary.NativeEndian.AppendUint64(make(net.HardwareAddr, 0, 8), rand.Uint64())[:6]
 	mac[0] = mac[0]&^1 | 2
@@ -62,11 +62,10 @@ func MACOf(addresses []netip.Addr) net.HardwareAddr {
 	return append(net.HardwareAddr{0x0a}, sum[:5]...)
 }
 
-// ErrName says that a name cannot be used as one: it is empty, too long, or has characters that it
-// must not have.
+// ErrName means that a name is not valid: it is empty, too long, or has characters that are not allowed.
 var ErrName = errors.New("bad name")
 
-// IsIdentifier holds container IDs and network names to the specification's
+// IsIdentifier reports whether s is valid as a container ID or network name, which in the CNI specification is
 // ^[a-zA-Z0-9][a-zA-Z0-9_.-]*$.
 func IsIdentifier(s string) bool {
 	for i := range len(s) {
@@ -79,16 +78,16 @@ func IsIdentifier(s string) bool {
 	return s != ""
 }
 
-// IsLinkName keeps to what the kernel takes (dev_valid_name()), but for percent signs: of
-// a link that is made as "br%d" it chooses the number itself, a new one at each call.
+// IsLinkName reports whether the kernel accepts s as the name of a link (dev_valid_name()). It rejects percent signs,
+// since for "br%d" the kernel chooses a new number at each call.
 func IsLinkName(s string) bool {
 	return s != "" && len(s) <= 15 && s != "." && s != ".." && !strings.ContainsAny(s, "/:% \t\n\v\f\r\x00")
 }
 
-// IsHash says whether an attachment could have a hash like this.
+// IsHash reports whether s has the form of a Hash.
 func IsHash(s string) bool { return len(s) == Digits && strings.Trim(s, "0123456789abcdef") == "" }
 
-// CheckHash accepts what Hash returns and nothing else, so that no hash leads out of a directory.
+// CheckHash returns an error unless hash has the form of a Hash. So no hash leads out of a directory.
 func CheckHash(hash string) error {
 	if !IsHash(hash) {
 		return fmt.Errorf("hash %.20q: %w: want %d lower-case hexadecimal digits", hash, ErrName, Digits)
@@ -96,8 +95,8 @@ func CheckHash(hash string) error {
 	return nil
 }
 
-// CheckText accepts a name that never becomes part of a path. It has to survive JSON, which holds
-// UTF-8 only: else a record would not match its own hash.
+// CheckText checks a name that never becomes part of a path. It must be UTF-8, since JSON cannot store anything else,
+// and the record would not match its own hash.
 func CheckText(what, name string) error {
 	if name == "" {
 		return fmt.Errorf("%s: %w: it is empty", what, ErrName)

@@ -16,51 +16,56 @@ import (
 )
 
 const (
-	// quotedBytes is how much of the end of an output an error quotes.
+	// quotedBytes is the number of bytes at the end of an output that an error quotes.
 	quotedBytes = 512
-	// pipeGrace is how long a process that has ended may leave its stdout to a child of its own. Its own output is
-	// read within that time, too, on a machine that is busy.
+	// pipeGrace is how long stdout may stay open after the plugin's end, because a child of the plugin has it. It
+	// also covers reading the plugin's last output on a busy machine.
 	pipeGrace = 3 * time.Second
-	// busyTries and busyPause bound the wait for a binary that an installer is writing.
+	// busyTries and busyPause limit the wait for a binary that an installer is writing.
 	busyTries = 20
 	busyPause = 25 * time.Millisecond
 )
 
-// run runs the CNI plugin at path with exactly this environment ("KEY=value")
-// and stdin, and returns what it printed; its stderr goes to a writer.
+// run runs the CNI plugin at path with exactly this environment ("KEY=value") and stdin, and returns its stdout. Its
+// stderr goes to a writer.
 //
-// Where the plugin exits with an error object, that is the error: a
-// *[types.Error] with its code, message and details. Any other failure names
-// the plugin, how it ended, and the end of its stderr. When ctx ends, the
-// plugin and all processes of its group are killed, and the error is ctx's.
+// If the plugin fails and prints an error object, run returns that: a *[types.Error] with its code, message and
+// details. Any other error names the plugin, how it ended, and the end of its stderr. When ctx ends, run kills the
+// plugin and all processes of its group, and returns ctx's error.
 func run(ctx context.Context, path string, env []string, stdin []byte, stderr io.Writer) ([]byte, error) {
 	name := filepath.Base(path)
-	var stdout, said bytes.Buffer
+	var stdout, complaint bytes.Buffer
 	err := start(ctx, func() *exec.Cmd {
 		cmd := exec.CommandContext(ctx, path)
 		cmd.Env = env
 		cmd.Stdin = bytes.NewReader(stdin)
 		cmd.Stdout = &stdout
-		cmd.Stderr = io.MultiWriter(&said, stderr)
+		cmd.Stderr = io.MultiWriter(&complaint, stderr)
 		cmd.WaitDelay = pipeGrace
-		// A group of its own, so that a shell script's children die with it.
+
+		// Use a new process group, so that a shell script's children are killed with it.
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 		cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 		return cmd
 	})
+
 	switch {
 	case err == nil, errors.Is(err, exec.ErrWaitDelay):
 		return stdout.Bytes(), nil
 	case ctx.Err() != nil:
-		return nil, fmt.Errorf("run plugin %s: killed: %w%s", name, ctx.Err(), quoted("; stderr", said.Bytes()))
+		return nil, fmt.Errorf("run plugin %s: killed: %w%s", name, ctx.Err(), quoted("; stderr", complaint.Bytes()))
 	}
+
 	if own := errorObject(stdout.Bytes()); own != nil {
 		return nil, own
 	}
-	return nil, fmt.Errorf("run plugin %s: %w%s%s", name, err, quoted("; stdout", stdout.Bytes()), quoted("; stderr", said.Bytes()))
+
+	return nil, fmt.Errorf("run plugin %s: %w%s%s", name, err, quoted("; stdout", stdout.Bytes()),
+		quoted("; stderr", complaint.Bytes()))
 }
 
-// start runs the command to its end, a new one for each try, since one can be started only once.
+// start runs a command to its end, and tries again while its binary is being written. Each attempt needs a new
+// command, since a command can be started only once.
 func start(ctx context.Context, command func() *exec.Cmd) error {
 	for try := 0; ; try++ {
 		err := command().Run()
@@ -71,8 +76,8 @@ func start(ctx context.Context, command func() *exec.Cmd) error {
 	}
 }
 
-// errorObject decodes the error that a plugin printed (CNI specification 1.1.0,
-// "Error"), or returns nil if it printed none.
+// errorObject decodes the error object that a plugin printed (CNI specification 1.1.0, "Error"), or returns nil if
+// there is none.
 func errorObject(stdout []byte) *types.Error {
 	var own types.Error
 	if err := json.Unmarshal(stdout, &own); err != nil || own.Code == 0 && own.Msg == "" {
@@ -84,7 +89,7 @@ func errorObject(stdout []byte) *types.Error {
 	return &own
 }
 
-// quoted prints the end of output for an error message, or nothing if there is none.
+// quoted returns the end of an output for an error message, or "" if the output is empty.
 func quoted(label string, output []byte) string {
 	output = bytes.TrimSpace(output)
 	if len(output) == 0 {

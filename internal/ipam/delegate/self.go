@@ -15,15 +15,15 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/file"
 )
 
-// ErrSelf means that the plugin to be run is the program that would run it, under this name or another.
+// ErrSelf means that the plugin to run is the calling program itself, under this name or another.
 var ErrSelf = errors.New("the plugin is this program itself")
 
-// DepthVariable is the environment variable that counts how many plugins lead
-// to a process: one that a plugin of ours starts has 1, one that such a process
-// has started through a plugin, 2.
+// DepthVariable is the environment variable with the number of plugins that led to a process. A plugin that we start
+// has 1. If that plugin starts us again, and we start another, that one has 2.
 const DepthVariable = "TOMBOLO_DEPTH"
 
-// Depth reads a value of DepthVariable. A value that is no count is an error, since only this package sets it.
+// Depth parses a value of DepthVariable. A value that is no count is an error, since only this package sets the
+// variable.
 func Depth(value string) (int, error) {
 	if value == "" {
 		return 0, nil
@@ -35,8 +35,8 @@ func Depth(value string) (int, error) {
 	return n, nil
 }
 
-// Deeper is an environment whose depth is one more than that of environ. One
-// that cannot be read stays, for the started program to refuse it.
+// Deeper returns a copy of environ whose depth is one higher. If the depth cannot be parsed, it returns environ, and
+// the started program refuses it.
 func Deeper(environ []string) []string {
 	const prefix = DepthVariable + "="
 	depth := 0
@@ -49,23 +49,26 @@ func Deeper(environ []string) []string {
 			depth = n
 		}
 	}
-	environ = slices.DeleteFunc(slices.Clone(environ), func(entry string) bool { return strings.HasPrefix(entry, prefix) })
+
+	environ = slices.DeleteFunc(slices.Clone(environ),
+		func(entry string) bool { return strings.HasPrefix(entry, prefix) })
 	return append(environ, prefix+strconv.Itoa(depth+1))
 }
 
-// IsSame says whether two paths lead to one program: to one file, by links
-// of either kind, or to copies of it, or b to a script whose interpreter it is. Contents are
-// compared only where the sizes are equal. A script of "tombolo install --names" is one
-// whichever version it leads to.
+// IsSame reports whether two paths lead to the same program: to the same file, by hard or symbolic links, to copies
+// of it, or b to a script with the program as its interpreter. It compares contents only if the sizes are equal. A
+// script of "tombolo install --names" counts as the same for any version that it leads to.
 func IsSame(a, b string) (bool, error) {
 	x, err := os.Stat(a)
 	if err != nil {
 		return false, err
 	}
+
 	y, err := os.Stat(b)
 	if err != nil {
 		return false, err
 	}
+
 	if y.Size() <= maxScript {
 		program := interpreter(b)
 		if filepath.Base(program) == "tombolo" {
@@ -75,17 +78,19 @@ func IsSame(a, b string) (bool, error) {
 			b, y = program, z
 		}
 	}
+
 	switch {
 	case os.SameFile(x, y):
 		return true, nil
 	case x.Size() != y.Size():
 		return false, nil
 	}
+
 	return sameContent(a, b)
 }
 
-// refuseSelf keeps a program from running itself for ever. A program that cannot
-// be compared is not run.
+// refuseSelf returns an error if path leads to the program at self, which would then run itself for ever. It also
+// returns one if the two cannot be compared.
 func refuseSelf(self, path string) error {
 	same, err := IsSame(self, path)
 	switch {
@@ -96,13 +101,14 @@ func refuseSelf(self, path string) error {
 	case same:
 		return fmt.Errorf("run %s: %w", path, ErrSelf)
 	}
+
 	return nil
 }
 
-// maxScript is how long a script can be that is looked into: ours have a few lines.
+// maxScript is the size up to which IsSame reads a script. Ours have a few lines.
 const maxScript = 4 << 10
 
-// interpreter is the program that a script's first line names; empty for what is none.
+// interpreter returns the program that a script's first line names, or "" if the file is no script.
 func interpreter(path string) string {
 	data, err := file.ReadNamed(context.Background(), path, maxScript, 0)
 	if err != nil {

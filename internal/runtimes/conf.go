@@ -15,25 +15,27 @@ const (
 	pluginName = "tombolo"
 	cniVersion = "1.1.0"
 
-	// inIPAM begins the options that are fields of the section ipam.
+	// inIPAM begins the names of options that are fields of the ipam section.
 	inIPAM = "ipam."
 )
 
-// options are the fields of the plugin's configuration that a network may be created with, and whether a field is a text
-// in JSON, too. docs/config.md describes each.
+// options returns the fields of the plugin's configuration that can be options of a network. The value tells whether
+// the field is a string in JSON too. docs/config.md describes each.
 func options() map[string]bool {
 	return map[string]bool{
 		"mode": true, "bridge": true, "mtu": false, "vlan": false, "portIsolation": false, "hairpinMode": false,
-		"ipMasq": false, "isDefaultGateway": false, "guard": false, "ingressPolicy": true, "forwardMark": true, "enabledad": false,
-		"uplink": true, "defaultRoute": true, "lanGuard": false, "ipv6": true, "bridgeNFCall": false,
+		"ipMasq": false, "isDefaultGateway": false, "guard": false, "ingressPolicy": true, "forwardMark": true,
+		"enabledad": false,
+		"uplink":    true, "defaultRoute": true, "lanGuard": false, "ipv6": true, "bridgeNFCall": false,
 		"ingressRate": false, "ingressBurst": false, "egressRate": false, "egressBurst": false,
 		"stateDir": true, "leaseDir": true, "deadline": true, "logFile": true, "logLevel": true,
-		"ipam.clientID": true, "ipam.hostName": true, "ipam.timeout": true, "ipam.keeper": true, "ipam.detectConflicts": false, "ipam.rapidCommit": false, "ipam.priority": false,
+		"ipam.clientID": true, "ipam.hostName": true, "ipam.timeout": true, "ipam.keeper": true,
+		"ipam.detectConflicts": false, "ipam.rapidCommit": false, "ipam.priority": false,
 		inIPAM + "servers": true,
 	}
 }
 
-// configuration is that of the plugin, for a container. It is whole enough for a DEL, also where there is an error.
+// configuration returns the plugin's configuration for a container. Even with an error the result suffices for a DEL.
 func (n *Network) configuration(c *Container) (map[string]any, error) {
 	conf := map[string]any{"cniVersion": cniVersion, "name": n.Name, "type": pluginName}
 	ipam := map[string]any{}
@@ -49,45 +51,52 @@ func (n *Network) configuration(c *Container) (map[string]any, error) {
 			conf[name] = value
 		}
 	}
+
 	if conf["bridge"] == nil && n.Bridge != "" {
 		conf["bridge"] = n.Bridge
 	}
+
 	if n.Internal {
 		if n.Mode() != "gateway" {
 			errs = append(errs, fmt.Errorf("--internal is not for mode=%s, whose containers others reach", n.Mode()))
 		}
 		conf["isGateway"], conf["isDefaultGateway"], conf["ipMasq"] = true, false, false
 	}
+
 	if err := n.addresses(c, conf, ipam); err != nil {
 		errs = append(errs, err)
 	}
+
 	conf["runtimeConfig"] = map[string]any{"mac": n.MAC(c), "portMappings": c.Ports}
 	return conf, errors.Join(errs...)
 }
 
-// valueOf is an option as JSON has it.
+// valueOf converts an option to its value in JSON.
 func valueOf(name, text string) (any, error) {
 	isText, known := options()[name]
 	var value any
 	switch {
 	case !known:
-		return nil, fmt.Errorf("option %q is not known: %s are", name, strings.Join(slices.Sorted(maps.Keys(options())), ", "))
+		return nil, fmt.Errorf("option %q is not known: %s are", name,
+			strings.Join(slices.Sorted(maps.Keys(options())), ", "))
 	case name == inIPAM+"servers":
 		return strings.Split(text, ","), nil
 	case isText:
 		return text, nil
 	}
+
 	if err := json.Unmarshal([]byte(text), &value); err != nil {
 		return nil, fmt.Errorf("option %s=%q: write a number, true or false", name, text)
 	}
+
 	return value, nil
 }
 
-// addresses says where a container's addresses come from.
+// addresses writes into the configuration where the container's addresses come from.
 func (n *Network) addresses(c *Container, conf, ipam map[string]any) error {
 	switch {
 	case len(n.Subnets) > 0:
-		section := map[string]any{"type": "static", "addresses": n.given(c)}
+		section := map[string]any{"type": "static", "addresses": n.assignedAddresses(c)}
 		if n.Mode() == "lan" && ipam["detectConflicts"] != nil {
 			section["detectConflicts"] = ipam["detectConflicts"]
 			delete(ipam, "detectConflicts")
@@ -101,17 +110,22 @@ func (n *Network) addresses(c *Container, conf, ipam map[string]any) error {
 		conf["ipam"] = ipam
 		return nil
 	case n.Mode() == "gateway":
-		return fmt.Errorf(`network %s has no subnet: name one, or use mode=lan, in which containers lease their addresses`, n.Name)
+		return fmt.Errorf("network %s has no subnet: name one, or use mode=lan, in which containers lease "+
+			"their addresses", n.Name)
 	}
+
 	if len(ipam) > 0 {
-		return errors.New("options that begin with ipam. are for mode=lan without a subnet, in which containers lease their addresses")
+		return errors.New("options that begin with ipam. are for mode=lan without a subnet, in which containers " +
+			"lease their addresses")
 	}
+
 	return nil
 }
 
-// identify chooses the identity by which a DHCP server knows the container. A name that lasts is used whenever
-// there is one. A runtime that attaches a container anew may ask for the MAC that the plugin made of its identity:
-// the identity is that then, as before.
+// identify sets the identity that a DHCP server sees. If the container's name is lasting, the identity is derived
+// from it. Otherwise a requested MAC is the identity. The exception is the MAC that the plugin itself derived from
+// the container's identity: a runtime that attaches a container again may request it, and then the identity stays as
+// it was.
 func (n *Network) identify(c *Container, ipam map[string]any) {
 	switch {
 	case c.Lasting:
@@ -122,7 +136,8 @@ func (n *Network) identify(c *Container, ipam map[string]any) {
 	}
 }
 
-// MAC is the container's, as text: home routers know a machine by it. It is empty where the plugin makes one.
+// MAC returns the container's MAC as text, or "" if the plugin is to choose one. A container with a lasting name gets
+// a MAC derived from the name, since home routers recognize a machine by its MAC.
 func (n *Network) MAC(c *Container) string {
 	if c.MAC != "" || !c.Lasting {
 		return c.MAC
@@ -130,8 +145,8 @@ func (n *Network) MAC(c *Container) string {
 	return cni.MACOf(c.Name + "/" + n.Name).String()
 }
 
-// given are a container's addresses, each with its subnet's gateway.
-func (n *Network) given(c *Container) []map[string]string {
+// assignedAddresses returns the container's addresses, each with the gateway of its subnet.
+func (n *Network) assignedAddresses(c *Container) []map[string]string {
 	var list []map[string]string
 	for _, a := range c.Addresses {
 		one := map[string]string{"address": a.String()}
@@ -142,5 +157,6 @@ func (n *Network) given(c *Container) []map[string]string {
 		}
 		list = append(list, one)
 	}
+
 	return list
 }

@@ -1,5 +1,5 @@
-// Package runtimes is for container runtimes that do not speak CNI: it makes of what they tell of a network and of a
-// container a call of the plugin, in process.
+// Package runtimes serves container runtimes that do not speak CNI. It converts their description of a network and a
+// container into a call of the plugin, and makes that call in process.
 package runtimes
 
 import (
@@ -18,60 +18,66 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// Network is what a runtime tells of a network; in JSON it has the names of netavark.
+// Network is a runtime's description of a network. Its JSON form has netavark's names.
 type Network struct {
-	Name    string            `json:"name"`              // as records and `tombolo ls` have it
+	Name    string            `json:"name"`              // the name in records and in the output of `tombolo ls`
 	Options map[string]string `json:"options"`           // see options
-	Bridge  string            `json:"network_interface"` // where no option names one
-	// Subnets are those that the runtime gives addresses from. Without any, a network in mode "lan" leases them.
+	Bridge  string            `json:"network_interface"` // the bridge, unless an option names one
+	// Subnets are the subnets of the addresses that the runtime assigns. Without subnets, a network in mode "lan"
+	// leases its addresses.
 	Subnets  []Subnet `json:"subnets"`
-	Internal bool     `json:"internal"` // its containers reach each other and the host only
+	Internal bool     `json:"internal"` // containers reach only each other and the host
 }
 
-// Subnet is one of a network.
+// Subnet is a subnet of a network.
 type Subnet struct {
 	Prefix     netip.Prefix    `json:"subnet"`
-	Gateway    netip.Addr      `json:"gateway,omitzero"` // the zero Addr: none
+	Gateway    netip.Addr      `json:"gateway,omitzero"` // the zero Addr means none
 	LeaseRange json.RawMessage `json:"lease_range,omitempty"`
 }
 
-// Mode is that of the plugin's configuration.
+// Mode returns the mode in the plugin's configuration.
 func (n *Network) Mode() string { return cmp.Or(n.Options["mode"], "gateway") }
 
-// Container is what a runtime tells of a container's interface in a network.
+// Container is a runtime's description of a container's interface in a network.
 type Container struct {
 	ID     string
-	IfName string // the interface in the container
-	NetNS  string // the path of the container's namespace; empty where that is gone
-	Name   string // a server is told it as the host name
-	// Lasting says that the next container of the name is to lease the same address.
+	IfName string // the interface's name in the container
+	NetNS  string // path of the container's network namespace; empty if it is gone
+	Name   string // also the host name in DHCP requests
+	// Lasting means that the next container of this name is to lease the same address.
 	Lasting   bool
-	MAC       string // as text; empty: one is made
+	MAC       string // as text; if empty, the plugin chooses one
 	Addresses []netip.Prefix
 	Ports     []cni.PortMapping
 }
 
-// Call carries out a verb of CNI by the plugin, in process. c is nil for a verb that is about no container. The result
-// is ADD's, and nil for other verbs. The plugin's own errors are *types.Error; one of them reports a call that hangs.
+// Call runs a CNI verb of the plugin in process. c is nil for a verb that concerns no container. Only ADD has a
+// result. The plugin's own errors are *types.Error; one of them reports a call that hangs.
 func (n *Network) Call(verb string, c *Container) (*current.Result, error) {
 	if c == nil {
 		c = &Container{}
 	}
+
 	conf, err := n.configuration(c)
 	if err != nil && verb != "DEL" && verb != "GC" {
 		return nil, err
 	}
+
 	if verb == "GC" {
-		conf["cni.dev/valid-attachments"] = []string{} // a network that is to go has none
+		conf["cni.dev/valid-attachments"] = []string{} // the network is being deleted, and has none
 	}
+
 	stdin, err := json.Marshal(conf)
 	if err != nil {
 		return nil, err
 	}
+
 	status, stdout, err := run(verb, c, stdin)
 	if err != nil {
 		return nil, fmt.Errorf("%s of network %s: %w", verb, n.Name, err)
 	}
+
 	if status != 0 {
 		failure := new(types.Error)
 		if err := json.Unmarshal(stdout, failure); err != nil || failure.Code == 0 {
@@ -79,21 +85,24 @@ func (n *Network) Call(verb string, c *Container) (*current.Result, error) {
 		}
 		return nil, failure
 	}
+
 	if verb != "ADD" {
 		return nil, nil
 	}
+
 	result := new(current.Result)
 	return result, json.Unmarshal(stdout, result)
 }
 
 // run calls the plugin on a goroutine of its own, in the calling thread's network namespace, and returns its exit
-// status and what it printed. If the call hangs past its deadline, the plugin's watchdog reports that, and run returns
-// while the call goes on. If the call panics, run returns the panic as an error.
+// status and output. If the call hangs past its deadline, the plugin's watchdog reports that, and run returns while
+// the call goes on. If the call panics, run returns the panic as an error.
 func run(verb string, c *Container, stdin []byte) (status int, stdout []byte, _ error) {
 	host, err := netns.Current()
 	if err != nil {
 		return 0, nil, err
 	}
+
 	type outcome struct {
 		status int
 		err    error
@@ -114,6 +123,7 @@ func run(verb string, c *Container, stdin []byte) (status int, stdout []byte, _ 
 			ended <- outcome{err: err}
 		}
 	}()
+
 	end := <-ended
 	return end.status, out.Bytes(), end.err
 }
@@ -128,7 +138,7 @@ func MACOf(made *current.Result) string {
 	return ""
 }
 
-// environment has a call's parameters as the CNI specification names them.
+// environment returns a function that looks up the parameters of a call, by the names of the CNI specification.
 func (c *Container) environment(verb string) func(string) string {
 	has := map[string]string{
 		"CNI_COMMAND": verb, "CNI_CONTAINERID": c.ID, "CNI_IFNAME": c.IfName, "CNI_NETNS": c.NetNS,

@@ -9,28 +9,28 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 )
 
-// The alias of a port says whose it is, so that a node whose state was lost can
-// still tell: tombolo:1:<hash>:<network>:<addresses>.
+// The alias of a port names the port's owner: tombolo:1:<hash>:<network>:<addresses>. So a node that has lost its
+// state can still find the owner.
 
-// AliasPrefix begins every alias of ours.
+// AliasPrefix begins each alias that Tombolo sets.
 const AliasPrefix = "tombolo:1:"
 
-// BridgeAlias marks a bridge that we made. One that was there before is its
-// owner's: it keeps its MTU and its router advertisements, and is never deleted.
+// BridgeAlias marks a bridge that Tombolo created. A bridge that existed before belongs to its owner: it keeps its
+// MTU and its router advertisements, and is never deleted.
 const BridgeAlias = AliasPrefix + "bridge"
 
-// ShareAlias marks the pair by which a bridge shares a NIC.
+// ShareAlias marks the veth pair that connects a bridge to a shared NIC.
 const ShareAlias = AliasPrefix + "share"
 
 const aliasMax = 255 // IFALIASZ without its NUL
 
-// AliasOwner is the beginning of an attachment's alias, which no other has.
+// AliasOwner returns the beginning of an attachment's alias. No other attachment's alias begins so.
 func AliasOwner(hash string) string { return AliasPrefix + hash + ":" }
 
-// AliasOf is the alias of an attachment's port, from its record.
+// AliasOf returns the alias for an attachment's port.
 func AliasOf(a *state.Attachment) string { return Alias(a.Hash(), a.Network, Addresses(a)) }
 
-// Alias leaves the addresses out where they do not fit; nf_tables has them too.
+// Alias returns the alias for a port. It leaves the addresses out if they do not fit; nf_tables has them too.
 func Alias(hash, network string, addresses []netip.Addr) string {
 	head := AliasOwner(hash) + NetworkToken(network) + ":"
 	if full := head + printable.List(addresses, ","); len(full) <= aliasMax {
@@ -39,8 +39,7 @@ func Alias(hash, network string, addresses []netip.Addr) string {
 	return head
 }
 
-// NetworkToken is a network's name where it is short, else a hash of it: no name
-// begins with '#'.
+// NetworkToken returns a network's name if it is short, else a hash of it, which begins with '#' as no name does.
 func NetworkToken(network string) string {
 	const longest = 64
 	if len(network) <= longest {
@@ -49,32 +48,36 @@ func NetworkToken(network string) string {
 	return "#" + ident.Hash(network, "", "")
 }
 
-// Mark is what an alias says.
+// Mark is the content of a port's alias.
 type Mark struct {
 	Hash      string
-	Network   string // as NetworkToken gives it
+	Network   string // a NetworkToken
 	Addresses []netip.Addr
 }
 
-// ParseAlias reads the alias of a port; that of others is none.
+// ParseAlias parses the alias of a port. It returns false for any other alias.
 func ParseAlias(s string) (Mark, bool) {
 	rest, ok := strings.CutPrefix(s, AliasPrefix)
 	if !ok {
 		return Mark{}, false
 	}
+
 	var m Mark
 	var addresses string
 	if m.Hash, rest, ok = strings.Cut(rest, ":"); !ok || !ident.IsHash(m.Hash) {
 		return Mark{}, false
 	}
+
 	// An IPv6 address has colons of its own, a network's name has none.
 	if m.Network, addresses, ok = strings.Cut(rest, ":"); !ok {
 		return Mark{}, false
 	}
+
 	for _, text := range strings.Split(addresses, ",") {
 		if ip, err := netip.ParseAddr(text); err == nil {
 			m.Addresses = append(m.Addresses, ip)
 		}
 	}
+
 	return m, true
 }

@@ -1,6 +1,5 @@
-// Package endpoint says what an attachment on record has in the kernel besides its
-// links: its elements in the firewall, and the alias that its port carries. The plugin
-// makes them, and the keeper moves them when a lease does; both have to mean the same.
+// Package endpoint computes, from an attachment's record, its elements in the firewall and the alias of its port. The
+// plugin creates them, and the keeper changes them when a lease moves to another address. Both must compute the same.
 //
-// It computes, and does nothing itself.
+// The package itself changes nothing.
 package endpoint

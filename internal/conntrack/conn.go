@@ -1,17 +1,17 @@
-// Package conntrack lists and deletes flows: a flow is the kernel's entry of packets that it has tracked, with the
-// address translation that it goes on applying to them.
+// Package conntrack lists and deletes flows. A flow is the kernel's entry for the packets of one tracked connection,
+// with the address translation that the kernel applies to them.
 //
 //	n, err := conn.Flush(ctx, conntrack.Of(netip.MustParseAddr("10.22.0.5")))
 //
-// NAT rules see the first packet of a flow only. A client that keeps sending datagrams from one port keeps its flow
-// alive, and with it the translation that was chosen when it began.
+// NAT rules see only the first packet of a flow. A client that keeps sending datagrams from one port keeps its flow
+// alive, with the translation that was chosen when the flow began.
 //
-// The kernel walks its whole table for each question, which all namespaces share: some 9 ms for the usual 262,144
-// buckets, and 2.5 µs for each flow that it sends.
+// For each question the kernel walks through its whole table, which all network namespaces share. This takes some 9
+// ms for the usual 262,144 buckets, and 2.5 µs for each flow that it returns.
 //
-// It needs CAP_NET_ADMIN in the user namespace that owns the network namespace, and
-// Linux 6.1 or later with nf_conntrack_netlink (CONFIG_NF_CT_NETLINK). The messages
-// are those of include/uapi/linux/netfilter/nfnetlink_conntrack.h.
+// The package needs CAP_NET_ADMIN in the user namespace that owns the network namespace, and Linux 6.1 or later with
+// nf_conntrack_netlink (CONFIG_NF_CT_NETLINK). The messages are defined in
+// include/uapi/linux/netfilter/nfnetlink_conntrack.h.
 package conntrack
 
 import (
@@ -29,30 +29,30 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// Question says which flows are meant: those that fulfil all of its conditions.
+// Question selects the flows that meet all of its conditions.
 type Question struct {
 	// Family is unix.AF_INET or unix.AF_INET6.
 	Family uint8
-	// Proto is an IP protocol number (unix.IPPROTO_UDP); 0 is any.
+	// Proto is an IP protocol number (unix.IPPROTO_UDP). 0 means any.
 	Proto uint8
-	// Port is the one that the flow's first sender sends to, of TCP or UDP; 0 is any. It needs a Proto.
+	// Port is the destination port of the flow's first packet, for TCP or UDP. 0 means any. It requires a Proto.
 	Port uint16
-	// Where is asked of flows that match otherwise.
+	// Where decides about the flows that meet the other conditions.
 	Where func(*Flow) bool
 }
 
-// Of asks for the flows that an address takes part in: those that it began, masqueraded or not, and those that lead
-// to it. It is for an address whose pod is gone, before another pod gets it.
+// Of selects the flows of an address: those that it began, masqueraded or not, and those that lead to it. Use it for
+// an address whose pod is gone, before another pod gets the address.
 func Of(a netip.Addr) Question {
-	return Question{Family: nl.FamilyOf(a), Where: func(f *Flow) bool { return f.Orig.Src.Addr() == a || f.Reply.Src.Addr() == a }}
+	return Question{Family: nl.FamilyOf(a),
+		Where: func(f *Flow) bool { return f.Orig.Src.Addr() == a || f.Reply.Src.Addr() == a }}
 }
 
-// Conn lists and deletes the flows of one network namespace. Its methods may be
-// called from several goroutines. Errors of the kernel are *tombolo.OpError, or wrap
-// one.
+// Conn lists and deletes the flows of one network namespace. Several goroutines may call its methods. Errors of the
+// kernel are a *tombolo.OpError, or wrap one.
 type Conn struct{ nl *nl.Conn }
 
-// Dial opens a connection to a namespace; nil is that of the calling thread.
+// Dial opens a connection that works on the network namespace ns. If ns is nil, it works on the calling thread's.
 func Dial(ns *netns.NS) (*Conn, error) {
 	conn, err := nl.Dial(unix.NETLINK_NETFILTER, ns)
 	if err != nil {
@@ -61,29 +61,29 @@ func Dial(ns *netns.NS) (*Conn, error) {
 	return &Conn{nl: conn}, nil
 }
 
-// Usable is nil if the connection is open; otherwise the error matches tombolo.ErrInvalid.
-
 // Close closes the connection.
 func (c *Conn) Close() error { return c.nl.Close() }
 
-// List gives the flows that questions are about, in the kernel's order. A flow that begins or ends meanwhile may be
-// in the list or not.
+// List returns the flows that the questions select, in the kernel's order. A flow that begins or ends during the call
+// may be missing or not.
 //
-// The errors match errors.ErrUnsupported where the kernel has no ctnetlink,
-// fs.ErrPermission without CAP_NET_ADMIN, and tombolo.ErrInterrupted where the kernel
-// said so of each of many tries.
+// The error matches errors.ErrUnsupported if the kernel has no ctnetlink, fs.ErrPermission without CAP_NET_ADMIN, and
+// tombolo.ErrInterrupted if many attempts in a row were interrupted.
 func (c *Conn) List(ctx context.Context, questions ...Question) ([]Flow, error) {
 	if len(questions) == 0 {
 		return nil, nil
 	}
+
 	if count, err := c.count(); err != nil || count == 0 {
 		return nil, err
 	}
+
 	var list []Flow
 	for _, q := range questions {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
+
 		m, err := q.message()
 		err = c.nl.List("list flows", m, err, func(m netlink.Message) error {
 			flow, err := decode(m.Data)
@@ -96,10 +96,11 @@ func (c *Conn) List(ctx context.Context, questions ...Question) ([]Flow, error) 
 			return nil, err
 		}
 	}
+
 	return list, nil
 }
 
-// count gives the number of flows in the namespace, which the kernel keeps at hand.
+// count returns the number of flows in the namespace, which the kernel knows without a walk through the table.
 func (c *Conn) count() (count uint32, _ error) {
 	var b nl.Batch
 	m, err := encode(messageStats, unix.AF_UNSPEC, nil)
@@ -109,25 +110,27 @@ func (c *Conn) count() (count uint32, _ error) {
 	})
 	err = c.nl.Execute(&b)
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) {
-		// nfnetlink knows no such subsystem, and could not load it.
+		// nfnetlink does not know this subsystem, and could not load it.
 		return 0, &tombolo.OpError{Op: "count flows", Err: fmt.Errorf(
-			"%w: this kernel has no ctnetlink; load the module nf_conntrack_netlink, or use a kernel with CONFIG_NF_CT_NETLINK",
+			"%w: this kernel has no ctnetlink; load the module nf_conntrack_netlink, or use a kernel with "+
+				"CONFIG_NF_CT_NETLINK",
 			errors.ErrUnsupported)}
 	}
+
 	return count, err
 }
 
-// Flush deletes the flows that questions are about, and says how many it deleted. Those that end by themselves
-// meanwhile are not counted, and no error. A flow that began meanwhile with the same tuple stays.
+// Flush deletes the flows that the questions select, and returns how many it deleted. It does not count flows that
+// end by themselves during the call; these are no error. A flow with the same tuple that began during the call stays.
 //
-// The next packet of such a client begins a flow anew, under the rules as they are
-// then: so change the rules first.
+// The next packet of a client begins a new flow under the rules of that moment. So change the rules first.
 func (c *Conn) Flush(ctx context.Context, questions ...Question) (deleted int, _ error) {
 	list, err := c.List(ctx, questions...)
 	if err != nil {
 		return 0, err
 	}
-	// Acknowledgements must fit into the socket's buffer, which not everyone may enlarge.
+
+	// The acknowledgements must fit into the socket's buffer, which only a privileged process can enlarge.
 	const atOnce = 128
 	for len(list) > 0 {
 		n := min(atOnce, len(list))
@@ -136,26 +139,30 @@ func (c *Conn) Flush(ctx context.Context, questions ...Question) (deleted int, _
 		}
 		list = list[n:]
 	}
+
 	return deleted, nil
 }
 
+// delete deletes flows in one batch, and adds their number to deleted.
 func (c *Conn) delete(list []Flow, deleted *int) error {
 	var b nl.Batch
 	for i := range list {
 		m, err := list[i].deleteMessage()
 		b.Add("delete flow", &list[i], m, err)
 	}
+
 	err := c.nl.Execute(&b)
 	for i := range list {
 		switch of := b.Err(i); {
 		case of == nil:
 			*deleted++
-		case !errors.Is(of, unix.ENOENT): // gone, or another with the same tuple
+		case !errors.Is(of, unix.ENOENT): // ENOENT: the flow is gone, or another has the same tuple
 			return of
 		default:
 			err = nil
 		}
 	}
+
 	return err
 }
 
@@ -196,32 +203,32 @@ const (
 // headerLen is the length of struct nfgenmsg.
 const headerLen = 4
 
-// Flow is an entry of the connection tracking.
+// Flow is an entry of the kernel's connection tracking.
 type Flow struct {
 	// Proto is the IP protocol's number.
 	Proto uint8
-	// Orig is the tuple of the direction in which the flow began, before any
-	// translation, and Reply that of the answers before theirs.
+	// Orig is the tuple of the flow's first packet before any translation. Reply is the tuple of the answers before
+	// their translation.
 	Orig, Reply Tuple
 
-	// id tells flows with the same tuple apart, those before from those after.
+	// id distinguishes flows that have the same tuple one after the other.
 	id   uint32
 	zone uint16
-	// tuple is the kernel's attribute that Orig was read from. It goes back as it is:
-	// some protocols have more in it than addresses and ports.
+	// tuple is the kernel's attribute for Orig. A deletion sends it back unchanged, since for some protocols it has
+	// more than addresses and ports.
 	tuple []byte
 }
 
-// Tuple is one direction of a flow. Ports are 0 where the protocol has none.
+// Tuple is one direction of a flow. The ports are 0 if the protocol has none.
 type Tuple struct{ Src, Dst netip.AddrPort }
 
-// String gives the protocol's number, the source and the destination.
+// String describes the flow by its protocol's number, source and destination.
 func (f *Flow) String() string {
 	return fmt.Sprintf("of protocol %d from %s to %s, answered by %s", f.Proto, f.Orig.Src, f.Orig.Dst, f.Reply.Src)
 }
 
-// encode puts a request together, with struct nfgenmsg (include/uapi/linux/netfilter/nfnetlink.h). The kernel lists
-// flows of that family only. Numbers are in network order in all attributes but those of a filter.
+// encode returns a request with struct nfgenmsg (include/uapi/linux/netfilter/nfnetlink.h). The kernel lists only
+// flows of this family. Numbers are in network byte order, except in the attributes of a filter.
 func encode(typ netlink.HeaderType, family uint8, fn func(ae *netlink.AttributeEncoder)) (netlink.Message, error) {
 	return nl.Encode(typ, 0, []byte{family, unix.NFNETLINK_V0, 0, 0}, func(ae *netlink.AttributeEncoder) {
 		ae.ByteOrder = binary.BigEndian
@@ -231,7 +238,7 @@ func encode(typ netlink.HeaderType, family uint8, fn func(ae *netlink.AttributeE
 	})
 }
 
-// nested writes a nest that has no errors of its own.
+// nested writes a nested attribute that cannot fail.
 func nested(ae *netlink.AttributeEncoder, typ uint16, fn func(ae *netlink.AttributeEncoder)) {
 	ae.Nested(typ, func(ae *netlink.AttributeEncoder) error {
 		fn(ae)
@@ -239,12 +246,13 @@ func nested(ae *netlink.AttributeEncoder, typ uint16, fn func(ae *netlink.Attrib
 	})
 }
 
-// message has the kernel send the flows of the family, the protocol and the port.
+// message returns the request for the flows of the question's family, protocol and port.
 func (q *Question) message() (netlink.Message, error) {
 	return encode(messageGet, q.Family, func(ae *netlink.AttributeEncoder) {
 		if q.Proto == 0 {
 			return
 		}
+
 		flags := uint32(filterProto)
 		nested(ae, attrTupleOrig, func(ae *netlink.AttributeEncoder) {
 			nested(ae, tupleProto, func(ae *netlink.AttributeEncoder) {
@@ -255,6 +263,7 @@ func (q *Question) message() (netlink.Message, error) {
 				}
 			})
 		})
+
 		nested(ae, attrFilter, func(ae *netlink.AttributeEncoder) {
 			ae.ByteOrder = binary.NativeEndian
 			ae.Uint32(filterOrigFlags, flags)
@@ -263,8 +272,8 @@ func (q *Question) message() (netlink.Message, error) {
 	})
 }
 
-// deleteMessage names the flow by its tuple, zone and number. It must never go without
-// the tuple: the kernel then deletes all flows.
+// deleteMessage returns the request that deletes a flow. It names the flow by its tuple, zone and id. Without a tuple
+// it returns an error, since the kernel would delete all flows.
 func (f *Flow) deleteMessage() (netlink.Message, error) {
 	if len(f.tuple) == 0 {
 		return netlink.Message{}, fmt.Errorf("%w: a flow without a tuple", nl.ErrMalformed)
@@ -278,7 +287,7 @@ func (f *Flow) deleteMessage() (netlink.Message, error) {
 	})
 }
 
-// walk goes over attributes behind a header; numbers are in network order.
+// walk calls fn for the attributes after a header. Numbers are in network byte order.
 func walk(b []byte, header int, fn func(ad *netlink.AttributeDecoder)) error {
 	if len(b) < header {
 		return fmt.Errorf("%w: %d bytes", nl.ErrMalformed, len(b))
@@ -290,7 +299,7 @@ func walk(b []byte, header int, fn func(ad *netlink.AttributeDecoder)) error {
 	})
 }
 
-// decodeStats reads the answer to IPCTNL_MSG_CT_GET_STATS: how many flows there are.
+// decodeStats returns the number of flows from an answer to IPCTNL_MSG_CT_GET_STATS.
 func decodeStats(b []byte) (entries uint32, _ error) {
 	err := walk(b, headerLen, func(ad *netlink.AttributeDecoder) {
 		if ad.Type() == statsEntries {
@@ -300,7 +309,7 @@ func decodeStats(b []byte) (entries uint32, _ error) {
 	return entries, err
 }
 
-// decode reads a message of type IPCTNL_MSG_CT_NEW.
+// decode parses a message of type IPCTNL_MSG_CT_NEW.
 func decode(b []byte) (Flow, error) {
 	var f Flow
 	err := walk(b, headerLen, func(ad *netlink.AttributeDecoder) {
@@ -319,10 +328,11 @@ func decode(b []byte) (Flow, error) {
 	if err == nil && (!f.Orig.Src.IsValid() || !f.Reply.Src.IsValid()) {
 		err = fmt.Errorf("%w: a flow without both of its tuples", nl.ErrMalformed)
 	}
+
 	return f, err
 }
 
-// decodeTuple reads CTA_TUPLE_ORIG or CTA_TUPLE_REPLY.
+// decodeTuple parses CTA_TUPLE_ORIG or CTA_TUPLE_REPLY.
 func (f *Flow) decodeTuple(t *Tuple, b []byte) error {
 	var src, dst netip.Addr
 	var srcPort, dstPort uint16
@@ -354,6 +364,7 @@ func (f *Flow) decodeTuple(t *Tuple, b []byte) error {
 			})
 		}
 	})
+
 	*t = Tuple{netip.AddrPortFrom(src, srcPort), netip.AddrPortFrom(dst, dstPort)}
 	return err
 }

@@ -19,43 +19,47 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// ErrUnsupported says that the kernel's bridges know no VLANs.
-var ErrUnsupported = errors.New("this kernel's bridges know no VLANs: it was built without CONFIG_BRIDGE_VLAN_FILTERING, so use a kernel that has it, or leave VLANs out of the configuration")
+// ErrUnsupported means that the kernel's bridges do not support VLANs.
+var ErrUnsupported = errors.New("this kernel's bridges know no VLANs: it was built without " +
+	"CONFIG_BRIDGE_VLAN_FILTERING, so use a kernel that has it, or leave VLANs out of the configuration")
 
-// Conn works on the VLANs of one network namespace's bridges, over a socket of another's. Its
-// methods may be called from several goroutines. Their errors are *tombolo.OpError.
+// Conn changes the VLANs of bridges in one network namespace. It uses the open socket of another connection. Several
+// goroutines may call its methods. Their errors are *tombolo.OpError.
 type Conn struct{ nl *nl.Conn }
 
-// On makes a Conn over a socket that is open already, and stays with its owner.
+// On returns a Conn over an open socket, which still belongs to its owner.
 func On(s tombolo.Socket) *Conn { return &Conn{nl.Of(s)} }
 
-// Probe asks whether the kernel's bridges know VLANs, without making anything: where not,
-// the error matches ErrUnsupported. It needs CAP_NET_ADMIN, for which the kernel loads what
-// it has as modules.
+// Probe returns ErrUnsupported if the kernel's bridges do not support VLANs. It creates nothing. It needs
+// CAP_NET_ADMIN, so that the kernel loads its modules.
 func (c *Conn) Probe(ctx context.Context) error {
+
 	for _, kind := range []string{"bridge", "vlan"} {
 		if errors.Is(link.Probe(c.nl, kind), unix.EOPNOTSUPP) {
 			return ErrUnsupported
 		}
 	}
+
 	if _, err := c.get(loopback); errors.Is(err, unix.EOPNOTSUPP) {
-		return ErrUnsupported // any other says that loopback is no port
+		return ErrUnsupported // any other error means that loopback is no port
 	}
 	return nil
 }
 
-const loopback = 1 // LOOPBACK_IFINDEX, include/net/flow.h: in every namespace
+const loopback = 1 // the loopback link's index in every namespace, include/net/flow.h
 
-// Ensure puts a port, by its index, into the VLANs of a membership, and takes it out of all
-// others unless they are kept. It says whether anything was changed. It needs CAP_NET_ADMIN.
+// Ensure puts a port, given by its index, into the VLANs of a membership, and takes it out of all others unless
+// m.KeepDefault is set. It reports whether it changed anything. It needs CAP_NET_ADMIN.
 func (c *Conn) Ensure(ctx context.Context, port int, m Membership) (changed bool, _ error) {
 	if err := c.check(ctx, m); err != nil {
 		return false, err
 	}
+
 	have, err := c.get(port)
 	if err != nil {
 		return false, err
 	}
+
 	del, add := m.changes(have)
 	if len(del)+len(add) == 0 {
 		return false, nil
@@ -63,9 +67,8 @@ func (c *Conn) Ensure(ctx context.Context, port int, m Membership) (changed bool
 	return true, c.change(port, del, add)
 }
 
-// Join puts a port, by its index, into VLANs besides those that it is in, with their tags on.
-// One that it is in already stays as it is. It says whether anything was changed. It needs
-// CAP_NET_ADMIN.
+// Join puts a port, given by its index, into further VLANs, with tagged frames. It does not change VLANs that the
+// port is in already. It reports whether it changed anything. It needs CAP_NET_ADMIN.
 func (c *Conn) Join(ctx context.Context, port int, list ...Range) (changed bool, _ error) {
 	add, err := c.Outside(ctx, port, list...)
 	if err != nil || len(add) == 0 {
@@ -74,55 +77,61 @@ func (c *Conn) Join(ctx context.Context, port int, list ...Range) (changed bool,
 	return true, c.change(port, nil, tagged(add))
 }
 
-// Outside gives those of some VLANs that a port, by its index, is not in.
+// Outside returns those VLANs of list that a port, given by its index, is not in.
 func (c *Conn) Outside(ctx context.Context, port int, list ...Range) ([]Range, error) {
 	if err := c.check(ctx, Membership{Trunk: list}); err != nil {
 		return nil, err
 	}
+
 	have, err := c.get(port)
 	if err != nil {
 		return nil, err
 	}
+
 	add := tagged(list)
 	for id := range have {
 		delete(add, id)
 	}
+
 	var out []Range
 	for _, r := range add.runs() {
 		out = append(out, r.Range)
 	}
+
 	return out, nil
 }
 
-// Leave takes a port, by its index, out of VLANs. One that is gone is success. It needs
-// CAP_NET_ADMIN.
+// Leave takes a port, given by its index, out of VLANs. It is no error if the port is gone. It needs CAP_NET_ADMIN.
 func (c *Conn) Leave(ctx context.Context, port int, list ...Range) error {
 	if err := c.check(ctx, Membership{Trunk: list}); err != nil || len(list) == 0 {
 		return err
 	}
 	err := c.change(port, tagged(list), nil)
 	if errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EINVAL) {
-		return nil // no link, or no port
+		return nil // there is no such link, or it is no port
 	}
 	return err
 }
 
-// Check compares a port, by its index, with a membership; name is the port's in what it
-// gives. None is what should be.
+// Check compares a port, given by its index, with a membership, and returns the differences. name is the port's name
+// in these.
 func (c *Conn) Check(ctx context.Context, port int, name string, m Membership) ([]tombolo.Difference, error) {
 	if err := c.check(ctx, m); err != nil {
 		return nil, err
 	}
+
 	have, err := c.get(port)
 	if err != nil {
 		return nil, err
 	}
+
 	if del, add := m.changes(have); len(del)+len(add) == 0 {
 		return nil, nil
 	}
 	return []tombolo.Difference{{Object: "port " + name, What: "VLANs", Want: m.String(), Have: have.String()}}, nil
 }
 
+// check returns an error if the Conn is unusable or the membership is not valid.
 func (c *Conn) check(ctx context.Context, m Membership) error {
 	if err := m.Check(); err != nil {
 		return &tombolo.OpError{Op: "set VLANs", Object: m.String(), Err: err}
@@ -130,11 +139,11 @@ func (c *Conn) check(ctx context.Context, m Membership) error {
 	return nil
 }
 
-// Of include/uapi/linux/if_bridge.h.
+// Constants of include/uapi/linux/if_bridge.h.
 const (
-	dbEntry      = 1 // BRIDGE_VLANDB_ENTRY, as often as there are entries
+	dbEntry      = 1 // BRIDGE_VLANDB_ENTRY, one for each entry
 	dbEntryInfo  = 1 // BRIDGE_VLANDB_ENTRY_INFO: struct bridge_vlan_info
-	dbEntryRange = 2 // BRIDGE_VLANDB_ENTRY_RANGE: the last of it
+	dbEntryRange = 2 // BRIDGE_VLANDB_ENTRY_RANGE: the last VLAN of the entry
 	headerLen    = 8 // struct br_vlan_msg: family, 3 bytes, the link's index
 )
 
@@ -145,7 +154,7 @@ func header(port int) []byte {
 	return b
 }
 
-// get lists the VLANs of a port, or of a bridge as a port of itself (Linux 5.6).
+// get returns the VLANs of a port, or of a bridge as a port of itself (Linux 5.6).
 func (c *Conn) get(port int) (entries, error) {
 	m, err := nl.Encode(unix.RTM_GETVLAN, 0, header(port), nil)
 	list := entries{}
@@ -158,11 +167,12 @@ func (c *Conn) get(port int) (entries, error) {
 	return list, err
 }
 
-// decode reads one entry.
+// decode adds one entry of the kernel's list.
 func (e entries) decode(ad *netlink.AttributeDecoder) error {
 	if ad.Type() != dbEntry {
 		return nil
 	}
+
 	var flags, first, last uint16
 	ad.Do(func(b []byte) error {
 		return nl.Decode(b, func(ad *netlink.AttributeDecoder) error {
@@ -176,16 +186,19 @@ func (e entries) decode(ad *netlink.AttributeDecoder) error {
 			case dbEntryRange:
 				last = ad.Uint16()
 			}
+
 			return nil
 		})
 	})
+
 	for id := int(first); id <= max(int(first), int(last)) && id <= MaxID; id++ {
 		e[uint16(id)] = flags & (flagPVID | flagUntagged)
 	}
+
 	return nil
 }
 
-// change deletes VLANs of a port, and adds some, in one sendmsg.
+// change deletes some VLANs of a port and adds others, in one sendmsg.
 func (c *Conn) change(port int, del, add entries) error {
 	var b nl.Batch
 	for _, part := range []struct {
@@ -202,6 +215,7 @@ func (c *Conn) change(port int, del, add entries) error {
 		})
 		b.Add("set VLANs of link", nl.Name(strconv.Itoa(port)), m, err)
 	}
+
 	return c.nl.Execute(&b)
 }
 
@@ -214,49 +228,57 @@ func (r run) encode(ae *netlink.AttributeEncoder) error {
 	return nil
 }
 
-// Link is the host's in a VLAN of a bridge.
+// Link is the host's link in a VLAN of a bridge.
 type Link struct {
-	Bridge int    // its index
-	Name   string // of the link, 1 to 15 bytes
+	Bridge int    // index of the bridge
+	Name   string // name of the link, 1 to 15 bytes
 	ID     uint16 // 1 to 4094
 	MTU    int    // in bytes
-	// MAC is the bridge's, which takes in frames for no other; nil leaves the link with what it has.
+	// MAC must be the bridge's, since the bridge accepts frames for no other MAC. If nil, the link keeps its own.
 	MAC   net.HardwareAddr
-	Alias string // given to a new link, so that it is known whose it is
+	Alias string // the alias of a new link, which marks its owner
 }
 
-// EnsureLink puts a bridge into a VLAN as a port of itself, and makes the host's link there,
-// up and without a link-local address. It says whether anything was changed. A link of the
-// name that is of another kind, VLAN or bridge is an error that matches fs.ErrExist, but for a
-// veth: another program may have made that, which has the other end in the VLAN. It needs
-// CAP_NET_ADMIN.
+// EnsureLink puts a bridge into a VLAN as a port of itself, and creates the host's link in the VLAN. The link is up
+// and has no link-local address. EnsureLink reports whether it changed anything. It needs CAP_NET_ADMIN.
+//
+// If there is a link of this name with another kind, VLAN or bridge, the error matches fs.ErrExist. A veth is
+// accepted: another program may have created it, with its other end in the VLAN.
 func (c *Conn) EnsureLink(ctx context.Context, l Link) (changed bool, _ error) {
 	if err := c.check(ctx, Membership{ID: l.ID}); err != nil {
 		return false, err
 	}
+
 	have, err := c.link(&l)
 	missing := errors.Is(err, fs.ErrNotExist)
 	if err != nil && !missing {
 		return false, err
 	}
+
 	if !missing && have.Kind == "veth" {
 		return false, nil
 	}
+
 	if changed, err = c.Join(ctx, l.Bridge, Range{l.ID, l.ID}); err != nil {
 		return false, err
 	}
+
 	if !missing && have.Up() && have.MTU == l.MTU && l.hasMAC(have) {
 		return changed, nil
 	}
+
 	var b nl.Batch
 	if missing {
-		link.Request{Name: l.Name, Lower: l.Bridge, Kind: "vlan", Data: &driver.Vlan{ID: &l.ID}}.Create(&b, "add link", l.Name)
+		link.Request{Name: l.Name, Lower: l.Bridge, Kind: "vlan", Data: &driver.Vlan{ID: &l.ID}}.Create(&b, "add link",
+			l.Name)
 		link.Request{Name: l.Name, Alias: &l.Alias, NoLinkLocal: hasIPv6(l.MTU)}.Set(&b, "set link", l.Name)
 	}
+
 	set := link.Request{Name: l.Name, MTU: &l.MTU, Flags: unix.IFF_UP, Change: unix.IFF_UP}
 	if !missing && !l.hasMAC(have) {
 		set.MAC = l.MAC
 	}
+
 	set.Set(&b, "set link", l.Name)
 	err = c.nl.Execute(&b)
 	if missing && b.Err(0) == nil && errors.Is(b.Err(1), unix.EAFNOSUPPORT) {
@@ -265,15 +287,16 @@ func (c *Conn) EnsureLink(ctx context.Context, l Link) (changed bool, _ error) {
 		link.Request{Name: l.Name, Alias: &l.Alias}.Set(&again, "set link", l.Name)
 		err = errors.Join(err, c.nl.Execute(&again))
 	}
+
 	return true, err
 }
 
 func (l *Link) hasMAC(have *link.Link) bool { return l.MAC == nil || bytes.Equal(l.MAC, have.MAC) }
 
-// hasIPv6 says whether the kernel has IPv6 on a link of an MTU at all (RFC 8200, section 5).
+// hasIPv6 reports whether the kernel enables IPv6 on a link with this MTU (RFC 8200, section 5).
 func hasIPv6(mtu int) bool { return mtu >= 1280 }
 
-// link looks the link up, and refuses one of the name that is another.
+// link returns the existing link with l's name, or an error if that link is another one.
 func (c *Conn) link(l *Link) (*link.Link, error) {
 	have, err := link.Find(c.nl, l.Name)
 	if err != nil {
@@ -283,61 +306,77 @@ func (c *Conn) link(l *Link) (*link.Link, error) {
 		return have, nil
 	}
 	return nil, &tombolo.OpError{Op: "make link", Object: l.Name, Err: fmt.Errorf(
-		"%w: it is of kind %q, and not in VLAN %d of the bridge: delete the link, or choose another bridge", fs.ErrExist, have.Kind, l.ID)}
+		"%w: it is of kind %q, and not in VLAN %d of the bridge: delete the link, or choose another bridge",
+		fs.ErrExist, have.Kind, l.ID)}
 }
 
-// CheckLink compares what EnsureLink makes with what is there. None is what should be.
+// CheckLink compares the link with the one that EnsureLink would create, and returns the differences.
 func (c *Conn) CheckLink(ctx context.Context, l Link) ([]tombolo.Difference, error) {
 	if err := c.check(ctx, Membership{ID: l.ID}); err != nil {
 		return nil, err
 	}
+
 	object := "link " + l.Name
 	have, err := c.link(&l)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return []tombolo.Difference{{Object: object, What: "link", Want: l.Name}}, nil
 	case errors.Is(err, fs.ErrExist):
-		return []tombolo.Difference{{Object: object, What: "link", Want: fmt.Sprintf("in VLAN %d of the bridge", l.ID), Have: "another", Remedy: tombolo.RemedyConfigure}}, nil
+		return []tombolo.Difference{{Object: object, What: "link", Want: fmt.Sprintf("in VLAN %d of the bridge", l.ID),
+			Have: "another", Remedy: tombolo.RemedyConfigure}}, nil
 	case err != nil:
 		return nil, err
 	}
+
 	var list []tombolo.Difference
 	if !have.Up() {
 		list = append(list, tombolo.Difference{Object: object, What: "link", Want: "up", Have: "down"})
 	}
+
 	if have.Kind == "veth" {
 		return list, nil
 	}
+
 	if have.MTU != l.MTU {
-		list = append(list, tombolo.Difference{Object: object, What: "MTU", Want: strconv.Itoa(l.MTU), Have: strconv.Itoa(have.MTU)})
+		list = append(list, tombolo.Difference{Object: object, What: "MTU", Want: strconv.Itoa(l.MTU),
+			Have: strconv.Itoa(have.MTU)})
 	}
+
 	if !l.hasMAC(have) {
-		list = append(list, tombolo.Difference{Object: object, What: "MAC", Want: l.MAC.String(), Have: have.MAC.String()})
+		list = append(list, tombolo.Difference{Object: object, What: "MAC", Want: l.MAC.String(),
+			Have: have.MAC.String()})
 	}
+
 	lacking, err := c.Outside(ctx, l.Bridge, Range{l.ID, l.ID})
 	if len(lacking) > 0 {
-		list = append(list, tombolo.Difference{Object: object, What: "the bridge's membership in VLAN", Want: lacking[0].String()})
+		list = append(list, tombolo.Difference{Object: object, What: "the bridge's membership in VLAN",
+			Want: lacking[0].String()})
 	}
+
 	return list, err
 }
 
-// RemoveLink deletes the host's link in a VLAN, if it has the alias, and takes the bridge out of that VLAN. It is
-// no error if the link is gone.
+// RemoveLink deletes the host's link in a VLAN, if it has l's alias, and takes the bridge out of that VLAN. It is no
+// error if the link is gone.
 func (c *Conn) RemoveLink(ctx context.Context, l Link) error {
 	if err := c.check(ctx, Membership{ID: l.ID}); err != nil {
 		return err
 	}
+
 	have, err := c.link(&l)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrExist) {
 		return nil
 	}
+
 	if err != nil || have.Kind != "vlan" || have.Alias != l.Alias {
 		return err
 	}
+
 	var b nl.Batch
 	link.Request{Index: have.Index}.Delete(&b, l.Name)
 	if err := c.nl.Execute(&b); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
+
 	return c.Leave(ctx, l.Bridge, Range{l.ID, l.ID})
 }

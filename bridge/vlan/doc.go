@@ -1,19 +1,16 @@
-// Package vlan puts ports of a bridge into VLANs (IEEE 802.1Q), and gives the host a link
-// in one, over rtnetlink:
+// Package vlan puts ports of a bridge into VLANs (IEEE 802.1Q), and gives the host a link in a VLAN, over rtnetlink:
 //
-//	conn := links.VLANs() // of a bridge.Conn
-//	in := vlan.Membership{ID: 100, Trunk: vlan.Ranges{{First: 200, Last: 299}}} // the trunk's keep their tags
+//	conn := links.VLANs() // links is a bridge.Conn
+//	in := vlan.Membership{ID: 100, Trunk: vlan.Ranges{{First: 200, Last: 299}}} // the trunk's frames keep their tags
 //	changed, err := conn.Ensure(ctx, port.Index, in)
 //	changed, err = conn.EnsureLink(ctx, vlan.Link{Bridge: br.Index, Name: "br0.100", ID: 100, MTU: br.MTU})
 //
-// A bridge keeps VLANs apart only once it filters them (bridge.Bridge's VLANFiltering).
-// Each port then is in the VLANs that it was put into, and is put into the bridge's default
-// one when it becomes a port: VLAN 1, unless the bridge says otherwise. The bridge is a port
-// of itself, by which the host is in VLANs.
+// A bridge separates VLANs only if it filters them (VLANFiltering of bridge.Bridge). Each port is then in the VLANs
+// that it was put into. A new port is also put into the bridge's default VLAN, which is usually VLAN 1. The bridge is
+// a port of itself, which connects the host to VLANs.
 //
-// The host's link in a VLAN is one of kind vlan on the bridge: the kernel hands it what the
-// bridge gets for the host with that tag, and what it sends enters the bridge with it. A
-// veth pair of which one end is a port would do as well, but for the host's firewall: where
-// it sees what is bridged (bridge.Bridge's NFCall), each packet of a pod would pass it twice,
-// the first time with the bridge as its way out, by which nothing is masqueraded.
+// The host's link in a VLAN is of kind vlan, on top of the bridge. It receives the bridge's frames for the host with
+// that tag, and its own frames enter the bridge with the tag. A veth pair with one end as a port would do as well,
+// except for the host's firewall. If that sees bridged packets (NFCall of bridge.Bridge), each packet of a pod would
+// pass it twice. The first time the bridge would be the outgoing interface, and the packet would not be masqueraded.
 package vlan

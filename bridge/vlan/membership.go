@@ -10,13 +10,13 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/printable"
 )
 
-// MaxID is the last VLAN; the first is 1.
+// MaxID is the last VLAN number; the first is 1.
 const MaxID = 4094
 
-// Range is VLANs from First to Last, both included.
+// Range is the VLANs from First to Last, including both.
 type Range struct{ First, Last uint16 }
 
-// String is "7", or "7-9".
+// String returns "7" or "7-9".
 func (r Range) String() string {
 	if r.First == r.Last {
 		return strconv.Itoa(int(r.First))
@@ -24,24 +24,21 @@ func (r Range) String() string {
 	return fmt.Sprintf("%d-%d", r.First, r.Last)
 }
 
-// Membership says which VLANs a port is in. The zero Membership says nothing: the port is
-// in the bridge's default VLAN.
+// Membership lists the VLANs of a port. With the zero Membership the port is only in the bridge's default VLAN.
 type Membership struct {
-	// ID is the VLAN of frames without a tag, from the port and to it, 1 to 4094. 0 is 1
-	// where there is a Trunk.
+	// ID is the VLAN of the port's untagged frames in both directions, 1 to 4094. 0 means 1 if there is a Trunk.
 	ID uint16 `json:"id,omitempty"`
-	// Trunk are VLANs whose frames have their tags on both ways. Frames of ID have none,
-	// though it be among them.
+	// Trunk lists VLANs whose frames are tagged in both directions. Frames of ID are untagged even if Trunk contains
+	// it.
 	Trunk Ranges `json:"trunk,omitempty"`
-	// KeepDefault leaves the port in those VLANs that it is in besides, such as the bridge's
-	// default one.
+	// KeepDefault keeps the port in the other VLANs that it is in, such as the bridge's default one.
 	KeepDefault bool `json:"keepDefault,omitempty"`
 }
 
-// IsZero says that nothing is asked for.
+// IsZero reports whether the membership names no VLAN.
 func (m Membership) IsZero() bool { return m.ID == 0 && len(m.Trunk) == 0 }
 
-// native is the VLAN of frames without a tag; 0 where nothing is asked for.
+// native returns the VLAN of untagged frames, or 0 for a zero membership.
 func (m Membership) native() uint16 {
 	if m.ID == 0 && len(m.Trunk) > 0 {
 		return 1
@@ -49,7 +46,7 @@ func (m Membership) native() uint16 {
 	return m.ID
 }
 
-// Check refuses VLANs that there cannot be. The error matches tombolo.ErrInvalid.
+// Check returns an error if a VLAN number is out of range. It matches tombolo.ErrInvalid.
 func (m Membership) Check() error {
 	if m.ID > MaxID {
 		return fmt.Errorf("%w: VLAN %d, where 1 to %d are VLANs", tombolo.ErrInvalid, m.ID, MaxID)
@@ -62,23 +59,25 @@ func (m Membership) Check() error {
 	return nil
 }
 
-// Ranges are VLANs, as text "2-4,100".
+// Ranges are several ranges of VLANs. Their text form is "2-4,100".
 type Ranges []Range
 
 // String lists the ranges: "2-4,100".
 func (l Ranges) String() string { return printable.List(l, ",") }
 
-// MarshalText gives what String does.
+// MarshalText returns the text of String.
 func (l Ranges) MarshalText() ([]byte, error) { return []byte(l.String()), nil }
 
-// UnmarshalText reads what String gives. The error matches tombolo.ErrInvalid.
+// UnmarshalText parses the text of String. The error matches tombolo.ErrInvalid.
 func (l *Ranges) UnmarshalText(text []byte) error {
+
 	var list Ranges
 	for one := range strings.SplitSeq(string(text), ",") {
 		first, last, isRange := strings.Cut(one, "-")
 		if !isRange {
 			last = first
 		}
+
 		a, errA := strconv.ParseUint(first, 10, 16)
 		b, errB := strconv.ParseUint(last, 10, 16)
 		r := Range{uint16(a), uint16(b)}
@@ -87,20 +86,21 @@ func (l *Ranges) UnmarshalText(text []byte) error {
 		}
 		list = append(list, r)
 	}
+
 	*l = list
 	return nil
 }
 
-// Of include/uapi/linux/if_bridge.h.
+// Constants of include/uapi/linux/if_bridge.h.
 const (
-	flagPVID     = 0x2 // BRIDGE_VLAN_INFO_PVID: frames without a tag are of it
-	flagUntagged = 0x4 // BRIDGE_VLAN_INFO_UNTAGGED: what goes loses its tag
+	flagPVID     = 0x2 // BRIDGE_VLAN_INFO_PVID: untagged frames belong to this VLAN
+	flagUntagged = 0x4 // BRIDGE_VLAN_INFO_UNTAGGED: outgoing frames lose their tag
 )
 
-// entries are VLANs as the kernel has them for one port: by number, with their flags.
+// entries are the kernel's VLANs of one port: numbers with their flags.
 type entries map[uint16]uint16
 
-// entries are those of the membership.
+// entries returns the membership as the kernel's entries.
 func (m Membership) entries() entries {
 	list := tagged(m.Trunk)
 	if native := m.native(); native != 0 {
@@ -109,7 +109,7 @@ func (m Membership) entries() entries {
 	return list
 }
 
-// tagged are VLANs whose frames have their tags on.
+// tagged returns entries for VLANs with tagged frames.
 func tagged(list []Range) entries {
 	e := entries{}
 	for _, r := range list {
@@ -120,7 +120,7 @@ func tagged(list []Range) entries {
 	return e
 }
 
-// changes are what makes what is wanted of what is there.
+// changes returns the entries to delete and to add, so that the port has the membership.
 func (m Membership) changes(have entries) (del, add entries) {
 	want := m.entries()
 	del, add = entries{}, entries{}
@@ -129,6 +129,7 @@ func (m Membership) changes(have entries) (del, add entries) {
 			del[id] = flags
 		}
 	}
+
 	for id, flags := range want {
 		if there, ok := have[id]; !ok || there != flags {
 			add[id] = flags
@@ -137,32 +138,35 @@ func (m Membership) changes(have entries) (del, add entries) {
 	return del, add
 }
 
-// run is VLANs that follow one another and have the same flags.
+// run is a range of consecutive VLANs with the same flags.
 type run struct {
 	Range
 	flags uint16
 }
 
-// runs are in order, and as few as do.
+// runs returns the entries as the shortest sorted list of runs.
 func (e entries) runs() []run {
 	ids := make([]int, 0, len(e))
 	for id := range e {
 		ids = append(ids, int(id))
 	}
+
 	slices.Sort(ids)
 	var list []run
 	for _, n := range ids {
 		id := uint16(n)
-		if last := len(list) - 1; last >= 0 && list[last].Last+1 == id && list[last].flags == e[id] && e[id]&flagPVID == 0 {
+		if last := len(list) - 1; last >= 0 && list[last].Last+1 == id && list[last].flags == e[id] &&
+			e[id]&flagPVID == 0 {
 			list[last].Last = id
 			continue
 		}
 		list = append(list, run{Range{id, id}, e[id]})
 	}
+
 	return list
 }
 
-// String is as the command bridge has it: "100 pvid untagged, 200-300".
+// String returns the entries as the command bridge prints them: "100 pvid untagged, 200-300".
 func (e entries) String() string {
 	var texts []string
 	for _, r := range e.runs() {
@@ -175,11 +179,13 @@ func (e entries) String() string {
 		}
 		texts = append(texts, text)
 	}
+
 	if len(texts) == 0 {
 		return "none"
 	}
+
 	return strings.Join(texts, ", ")
 }
 
-// String lists the VLANs of a port, as the command bridge does: "100 pvid untagged, 200-300".
+// String returns the VLANs as the command bridge prints them: "100 pvid untagged, 200-300".
 func (m Membership) String() string { return m.entries().String() }

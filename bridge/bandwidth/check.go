@@ -16,21 +16,23 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/tc"
 )
 
-// Check compares what the kernel has at a target with what Ensure would make of it,
-// and lists the differences. A qdisc of another program in a direction without a rate
-// is no difference.
+// Check compares the state of a target in the kernel with the state that Ensure would set, and returns the
+// differences. In a direction without a rate, a qdisc of another program is no difference.
 func (c *Conn) Check(ctx context.Context, t Target, s Shape) ([]tombolo.Difference, error) {
 	want, err := c.prepare(ctx, &t, s)
 	var have *installed
 	if err == nil {
 		have, err = c.look(ctx, &t)
 	}
+
 	if errors.Is(err, fs.ErrNotExist) {
 		return []tombolo.Difference{{Object: "port " + t.Port, What: "link", Want: t.Port}}, nil
 	}
+
 	if err != nil {
 		return nil, err
 	}
+
 	found := &comparison{object: "port " + t.Port}
 	found.shaper("ingress shaper", want.Ingress, t.MTU, have.ingress)
 	found.redirect(want.Egress.Rate != 0, &t, have)
@@ -39,22 +41,25 @@ func (c *Conn) Check(ctx context.Context, t Target, s Shape) ([]tombolo.Differen
 	found.ifb(want.Egress, &t, have)
 	if have.ifb != nil && t.checkOwner(have.ifb) != nil {
 		for i := range found.list[before:] {
-			found.list[before+i].Remedy = tombolo.RemedyConfigure // Ensure refuses it
+			found.list[before+i].Remedy = tombolo.RemedyConfigure // Ensure would refuse this link
 		}
 	}
+
 	return found.list, nil
 }
 
-// comparison collects differences of one object.
+// comparison collects the differences of one object.
 type comparison struct {
 	object string
 	list   []tombolo.Difference
 }
 
+// differs adds a difference.
 func (c *comparison) differs(what, want, have string) {
 	c.list = append(c.list, tombolo.Difference{Object: c.object, What: what, Want: want, Have: have})
 }
 
+// shaper compares a root qdisc with a limit.
 func (c *comparison) shaper(what string, want Limit, mtu int, have tc.Qdisc) {
 	switch {
 	case want.Rate == 0 && have.Ours():
@@ -64,17 +69,19 @@ func (c *comparison) shaper(what string, want Limit, mtu int, have tc.Qdisc) {
 	}
 }
 
-func (c *comparison) redirect(wanted bool, t *Target, have *installed) {
+// redirect compares the filter at the port with the expected one.
+func (c *comparison) redirect(expected bool, t *Target, have *installed) {
 	switch {
-	case wanted && len(have.own) == 0:
+	case expected && len(have.own) == 0:
 		c.differs("filter", "to "+t.IFB, "")
-	case wanted && have.ifb != nil && !have.redirects():
+	case expected && have.ifb != nil && !have.redirects():
 		c.differs("filter", "to "+t.IFB, "another")
-	case !wanted && len(have.own) > 0:
+	case !expected && len(have.own) > 0:
 		c.differs("filter", "", "to "+t.IFB)
 	}
 }
 
+// ifb compares the ifb with the expected one.
 func (c *comparison) ifb(want Limit, t *Target, have *installed) {
 	switch {
 	case want.Rate == 0 && have.ifb == nil:
@@ -97,15 +104,16 @@ func (c *comparison) ifb(want Limit, t *Target, have *installed) {
 	}
 }
 
-// describeBucket is worded after what tc prints, with the rate in bits.
+// describeBucket returns a bucket as tc prints it, with the rate in bits.
 func describeBucket(w tc.Bucket) string {
 	return fmt.Sprintf("tbf rate %s burst %db limit %db", formatRate(w.Rate*8), w.Burst, w.Limit)
 }
 
+// describe returns a short description of a root qdisc.
 func describe(q tc.Qdisc) string {
 	switch {
 	case q.Kind == "" || q.Handle == 0:
-		return "" // the default, which the kernel may not even tell of
+		return "" // the default, which the kernel may not even list
 	case !q.Ours():
 		return fmt.Sprintf("%s %x:", q.Kind, q.Handle>>16)
 	case q.Peaked:
@@ -115,28 +123,26 @@ func describe(q tc.Qdisc) string {
 	}
 }
 
-// installed is what the kernel has at a target. Of a part that is missing it has the
-// zero value.
+// installed is the state of a target in the kernel. A missing part has its zero value.
 type installed struct {
-	ifb    *link.Link // nil if no link has the name
-	egress tc.Qdisc   // the ifb's root
+	ifb    *link.Link // nil if no link has this name
+	egress tc.Qdisc   // root qdisc of the ifb
 
-	ingress tc.Qdisc // the port's root
-	// place is the qdisc in the place of clsact: clsact itself, or another program's ingress, which holds filters
-	// as well.
+	ingress tc.Qdisc // root qdisc of the port
+	// place is the qdisc in the place of clsact: clsact itself, or another program's ingress qdisc, which holds
+	// filters too.
 	place tc.Qdisc
-	// own are the filters of our priority at the port's ingress, and what u32 lists
-	// beside them.
+	// own are the filters with our priority at the port's ingress, and the other entries that u32 lists with them.
 	own []tc.Filter
-	// others counts the filters that keep us from deleting clsact.
+	// others is the number of filters that must not be deleted with clsact.
 	others int
 }
 
-// port is the port, for requests.
+// port returns the port, for requests.
 func (t *Target) port() tc.Link { return tc.Link{Name: t.Port, Index: t.PortIndex} }
 
-// findPort fills in what the caller left open about the port. The error matches
-// fs.ErrNotExist if it is not there.
+// findPort fills in the port's index and MTU if the caller left them out. If the port does not exist, the error
+// matches fs.ErrNotExist.
 func (c *Conn) findPort(t *Target) error {
 	if t.PortIndex != 0 && t.MTU != 0 {
 		return nil
@@ -150,8 +156,8 @@ func (c *Conn) findPort(t *Target) error {
 	return nil
 }
 
-// look reads the target's state, in one sendmsg where nothing was ever shaped. The
-// error matches fs.ErrNotExist if the port, whose index is known, is not there.
+// look returns the target's state. If nothing was ever shaped, it needs one sendmsg. If the port, whose index is
+// known, does not exist, the error matches fs.ErrNotExist.
 func (c *Conn) look(ctx context.Context, t *Target) (*installed, error) {
 	var have installed
 	var ifb link.Link
@@ -162,11 +168,13 @@ func (c *Conn) look(ctx context.Context, t *Target) (*installed, error) {
 	if err := tc.Look(ctx, c.nl, &b); err != nil {
 		return nil, err
 	}
+
 	if err := b.Err(1); errors.Is(err, unix.ENODEV) {
 		return nil, err
 	}
+
 	if b.Err(0) == nil {
-		// This reads another owner's ifb too, which the caller then refuses.
+		// The ifb may belong to another owner. The caller checks that.
 		have.ifb = &ifb
 		b.Reset()
 		tc.Link{Name: t.IFB, Index: ifb.Index}.GetQdisc(&b, tc.Root, &have.egress)
@@ -174,21 +182,23 @@ func (c *Conn) look(ctx context.Context, t *Target) (*installed, error) {
 			return nil, err
 		}
 	}
+
 	if have.place.Kind == "" {
-		// A fresh port comes by here, and is spared the two lists.
+		// A new port ends here, without the two listings of filters.
 		return &have, nil
 	}
+
 	var err error
 	have.own, have.others, err = t.port().Filters(ctx, c.nl, tc.Ingress, tc.Egress)
 	return &have, err
 }
 
-// nothing says that there is nothing of ours.
-func (have *installed) nothing() bool {
+// isEmpty reports whether the target has no qdisc, filter or ifb of ours.
+func (have *installed) isEmpty() bool {
 	return have.ifb == nil && !have.ingress.Ours() && len(have.own) == 0
 }
 
-// redirects says whether all that comes in by the port goes to the ifb, once.
+// redirects reports whether exactly one filter sends all packets from the port to the ifb.
 func (have *installed) redirects() bool {
 	var n int
 	for _, f := range have.own {
@@ -197,9 +207,11 @@ func (have *installed) redirects() bool {
 			continue
 		}
 		n++
-		if f.Kind != "u32" || f.Protocol != unix.ETH_P_ALL || !f.MatchAll || have.ifb == nil || f.Redirect != have.ifb.Index {
+		if f.Kind != "u32" || f.Protocol != unix.ETH_P_ALL || !f.MatchAll || have.ifb == nil ||
+			f.Redirect != have.ifb.Index {
 			return false
 		}
 	}
+
 	return n == 1
 }

@@ -13,53 +13,51 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/tc"
 )
 
-// Conn shapes at the ports of one network namespace, over a socket of another's (bridge.Conn's
-// Socket). Its methods may be called from several goroutines, though not for one target at a time.
+// Conn limits the traffic of ports in one network namespace. It uses the open socket of another connection
+// (bridge.Conn's Socket). Several goroutines may call its methods, but not for the same target at once.
 type Conn struct{ nl *nl.Conn }
 
-// On makes a Conn over a socket that is open already, and stays with its owner.
+// On returns a Conn over an open socket, which still belongs to its owner.
 func On(s tombolo.Socket) *Conn { return &Conn{nl.Of(s)} }
 
-// Target says where the traffic of one attachment is shaped.
+// Target identifies the links where the traffic of one attachment is limited.
 type Target struct {
-	// Port names the host's end of the pod's veth pair. Remove takes "" as well: the
-	// port is gone, or about to go, and takes with it all but the ifb.
+	// Port is the name of the host's end of the pod's veth pair. Remove also accepts "" if the port is gone or about
+	// to go, since everything except the ifb goes with it.
 	Port string
-	// PortIndex is the port's index and MTU the port's, in bytes, where the caller
-	// knows them; each 0 costs a request.
+	// PortIndex is the port's index, and MTU its MTU in bytes. If either is 0, a request finds it out.
 	PortIndex int
 	MTU       int
 
-	// IFB names the link that shapes egress; see IFBName.
+	// IFB is the name of the link that shapes egress; see IFBName.
 	IFB string
-	// Alias names the owner of the ifb; the kernel keeps it, at most 255 bytes.
+	// Alias is the alias of the ifb, which marks its owner. It has at most 255 bytes.
 	Alias string
-	// Owner is how the alias of an ifb of this name must begin for it to be ours;
-	// otherwise it is left alone, and an ErrForeign. "" takes any.
+	// Owner is the required beginning of the ifb's alias. An ifb with another alias is left alone, and is an
+	// ErrForeign. "" accepts any alias.
 	Owner string
 }
 
-// ErrForeign is the cause of an error about a link that has the name of our ifb and
-// belongs to another program.
+// ErrForeign is the cause of an error about a link with the name of our ifb that belongs to another program.
 var ErrForeign = errors.New("the link belongs to another owner")
 
-// ErrNotSupported is the cause of an error about what the kernel lacks, and could not
-// or would not load.
+// ErrNotSupported is the cause of an error about a feature that the kernel lacks and could not load.
 var ErrNotSupported = tc.ErrNotSupported
 
-// IFBName derives the name of a port's ifb from the port's: "ifb" and what is behind
-// "veth", where it begins so (bridge.HostName). Of the 15 bytes that a name may have, that
-// takes one less.
+// IFBName returns the name of a port's ifb: "ifb" and the port's name without a leading "veth" (see bridge.HostName).
+// For such a port the name is one byte shorter than the port's.
 func IFBName(port string) string { return "ifb" + strings.TrimPrefix(port, "veth") }
 
 const aliasMax = 255 // IFALIASZ - 1
 
+// validate returns an error if a field is not valid.
 func (t *Target) validate() error {
 	for _, name := range []string{t.Port, t.IFB} {
 		if name == "" || len(name) >= unix.IFNAMSIZ {
 			return fmt.Errorf("%w: %q names no link", tombolo.ErrInvalid, name)
 		}
 	}
+
 	switch {
 	case t.Port == t.IFB:
 		return fmt.Errorf("%w: the port and the ifb are both %q", tombolo.ErrInvalid, t.Port)
@@ -68,10 +66,11 @@ func (t *Target) validate() error {
 	case !strings.HasPrefix(t.Alias, t.Owner):
 		return fmt.Errorf("%w: the alias %q does not begin with its owner, %q", tombolo.ErrInvalid, t.Alias, t.Owner)
 	}
+
 	return nil
 }
 
-// checkOwner refuses a link that is no ifb of the target's owner.
+// checkOwner returns an error unless the link is an ifb of the target's owner.
 func (t *Target) checkOwner(l *link.Link) error {
 	var what string
 	switch {
@@ -82,5 +81,6 @@ func (t *Target) checkOwner(l *link.Link) error {
 	default:
 		return nil
 	}
+
 	return &tombolo.OpError{Op: "shape by", Object: t.IFB, Err: fmt.Errorf("%w: %s", ErrForeign, what)}
 }

@@ -15,25 +15,27 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/tc"
 )
 
-// Ensure limits a target's traffic, and says whether it had to change anything. It
-// installs s.Effective: tell the operator what that adjusts. In a direction with a rate
-// of 0 it deletes its own shaper, and leaves one of another program.
+// Ensure limits a target's traffic, and reports whether it had to change anything. It installs s.Effective, whose
+// adjustments the caller should show to the operator. In a direction with a rate of 0 it deletes our own shaper, and
+// leaves another program's.
 //
-// Shapers that are there get the new rates and bursts, and keep the packets in their
-// queues. Where there was no shaper of ours before, an error leaves none. The error
-// matches ErrForeign if the ifb is not Target.Owner's, and ErrNotSupported if the kernel
-// lacks something.
+// Existing shapers get the new rates and bursts, and keep the packets in their queues. If there was no shaper of ours
+// before, an error leaves none. The error matches ErrForeign if the ifb does not belong to Target.Owner, and
+// ErrNotSupported if the kernel lacks a feature.
 //
-// A port that is up takes some ms more than one that is down: see bridge.Port's BeforeUp.
+// For a port that is up, Ensure takes some milliseconds longer than for one that is down: see BeforeUp of
+// bridge.Port.
 func (c *Conn) Ensure(ctx context.Context, t Target, s Shape) (changed bool, _ error) {
 	want, err := c.prepare(ctx, &t, s)
 	if err != nil {
 		return false, err
 	}
+
 	have, err := c.look(ctx, &t)
 	if err != nil {
 		return false, err
 	}
+
 	if have.ifb != nil {
 		if err := t.checkOwner(have.ifb); err != nil {
 			if want.Egress.Rate != 0 {
@@ -42,34 +44,40 @@ func (c *Conn) Ensure(ctx context.Context, t Target, s Shape) (changed bool, _ e
 			have.ifb = nil
 		}
 	}
-	fresh := have.nothing()
+
+	fresh := have.isEmpty()
 	changed, err = c.install(ctx, &t, want, have)
 	if err != nil && fresh {
 		return false, c.undo(&t, err)
 	}
+
 	return changed, err
 }
 
-// prepare refuses limits that are not valid, fills in defaults, and gives the effective shape.
+// prepare checks the limits, fills in defaults, and returns the effective shape.
 func (c *Conn) prepare(ctx context.Context, t *Target, s Shape) (Shape, error) {
 	invalid := func(err error) (Shape, error) {
 		return Shape{}, &tombolo.OpError{Op: "shape", Object: t.Port, Err: err}
 	}
+
 	if err := t.validate(); err != nil {
 		return invalid(err)
 	}
+
 	if err := c.findPort(t); err != nil {
 		return Shape{}, err
 	}
+
 	want, _, err := s.Effective(t.MTU)
 	if err != nil {
 		return invalid(err)
 	}
+
 	return want, nil
 }
 
-// undo takes away what a failed Ensure made. It does not look at a context, since it
-// has to be done all the same.
+// undo removes the objects that a failed Ensure created. It uses a context of its own, since the caller's may be
+// done.
 func (c *Conn) undo(t *Target, cause error) error {
 	if err := c.Remove(context.Background(), *t); err != nil {
 		return errors.Join(cause, fmt.Errorf("undo: %w", err))
@@ -77,52 +85,59 @@ func (c *Conn) undo(t *Target, cause error) error {
 	return cause
 }
 
-// install turns what is there into what is wanted.
+// install replaces the target's qdiscs and filters by the requested ones.
 func (c *Conn) install(ctx context.Context, t *Target, want Shape, have *installed) (changed bool, _ error) {
 	var b nl.Batch
 	modules := "sch_tbf"
 	if want.Egress.Rate != 0 {
-		// It takes a batch of its own: qdiscs and filters go by the index of a link, which
-		// the kernel chooses.
+		// The ifb needs a batch of its own, since qdiscs and filters refer to its index, which the kernel chooses.
 		made, err := c.ensureIFB(ctx, t, have)
 		if err != nil {
 			return false, err
 		}
+
 		changed = made
 		modules += ", sch_ingress, cls_u32 and act_mirred"
 		if have.place.Kind == "" {
-			// Before all else: for the first filter of a fresh one the kernel waits for an RCU
-			// grace period, unless one has passed since (mini_qdisc_pair_swap).
+			// Add clsact first. For the first filter of a new clsact the kernel waits for an RCU grace period, unless
+			// one has passed since (mini_qdisc_pair_swap).
 			t.port().AddClsact(&b)
 		}
 	}
+
 	if want.Ingress.Rate != 0 {
 		replaceRoot(&b, t.port(), have.ingress, want.Ingress.bucket(t.MTU))
 	} else if have.ingress.Ours() {
 		t.port().DelQdisc(&b, tc.Root)
 	}
+
 	if want.Egress.Rate != 0 {
 		t.appendEgress(&b, want.Egress.bucket(t.MTU), have)
 	}
+
 	changed = changed || b.Len() > 0
 	if err := tc.Execute(ctx, c.nl, &b); err != nil {
 		return changed, tc.Unsupported(err, modules)
 	}
+
 	if want.Egress.Rate != 0 || have.ifb == nil && len(have.own) == 0 {
 		return changed, nil
 	}
+
 	return true, errors.Join(c.removeRedirect(ctx, t, have), c.removeIFB(ctx, t, have.ifb))
 }
 
-// ensureIFB makes the ifb, and leaves it down, or gives one that is there its alias.
+// ensureIFB creates the ifb, which stays down, or sets the alias of an existing one.
 func (c *Conn) ensureIFB(ctx context.Context, t *Target, have *installed) (changed bool, _ error) {
 	if have.ifb != nil && (t.Alias == "" || have.ifb.Alias == t.Alias) {
 		return false, nil
 	}
+
 	var b nl.Batch
 	if have.ifb == nil {
 		addIFB(&b, t.IFB, ident.RandomMAC())
 	}
+
 	setAlias(&b, t.IFB, t.Alias)
 	if err := tc.Execute(ctx, c.nl, &b); have.ifb != nil {
 		return true, err
@@ -130,59 +145,62 @@ func (c *Conn) ensureIFB(ctx context.Context, t *Target, have *installed) (chang
 		if b.Err(0) != nil || b.Err(1) == nil {
 			return false, tc.Unsupported(err, "ifb")
 		}
-		// Without its alias no later call would know the ifb as ours.
+
+		// Without its alias no later call would recognize the ifb as ours.
 		b.Reset()
 		link.Request{Name: t.IFB}.Delete(&b, t.IFB)
 		return false, errors.Join(err, c.nl.Execute(&b))
 	}
+
 	index, err := link.IndexOf(c.nl, t.IFB)
 	have.ifb = &link.Link{Name: t.IFB, Index: index}
 	return true, err
 }
 
-// appendEgress appends requests for the missing parts of the way through the ifb, the filter last: packets that it
-// led there before would be lost.
+// appendEgress appends requests for the missing parts of the path through the ifb. The filter comes last, since
+// packets that it redirected earlier would be lost.
 func (t *Target) appendEgress(b *nl.Batch, w tc.Bucket, have *installed) {
 	replaceRoot(b, tc.Link{Name: t.IFB, Index: have.ifb.Index}, have.egress, w)
 	if !have.ifb.Up() {
-		// The index names the link that got the qdisc; another may have its name by now.
+		// The index identifies the link that got the qdisc. Another link may have its name by now.
 		link.Request{Index: have.ifb.Index, Flags: unix.IFF_UP, Change: unix.IFF_UP}.Set(b, "set link up", t.IFB)
 	}
+
 	if have.redirects() {
 		return
 	}
+
 	if len(have.own) > 0 {
 		t.port().DelFilters(b, have.own[0].Protocol)
 	}
 	t.port().AddRedirect(b, have.ifb.Index)
 }
 
-// replaceRoot appends what makes a tbf of the root qdisc that is there.
+// replaceRoot appends requests that make the root qdisc a tbf with these parameters.
 func replaceRoot(b *nl.Batch, of tc.Link, have tc.Qdisc, w tc.Bucket) {
 	if have.Is(w) {
 		return
 	}
 	if have.Handle == tc.Handle && have.Kind != "tbf" {
-		// The kernel replaces a qdisc of another handle. One of the same it would change,
-		// and refuses to, since it is of another kind.
+		// The kernel replaces a qdisc with another handle. A qdisc with the same handle it would try to change, and
+		// fail, since the kind differs.
 		of.DelQdisc(b, tc.Root)
 	}
 	of.SetTBF(b, w)
 }
 
-// ifbMTU is below the least MTU of IPv6 (RFC 8200, section 5), so that the kernel gives the link
-// no IPv6, which would take a third of the time. Packets on their way through an ifb may be
-// longer: they are redirected, not sent.
+// ifbMTU is below the minimum MTU of IPv6 (RFC 8200, section 5). So the kernel does not set up IPv6 on the ifb, which
+// would take a third of the time. Packets through an ifb may be longer, since they are redirected and not sent.
 const ifbMTU = 1279
 
-// addIFB appends a request for an ifb, still down. Its MAC is given, so that udev
-// does not change it later.
+// addIFB appends a request for an ifb, which stays down. It has an explicit MAC so that udev does not change it
+// later.
 func addIFB(b *nl.Batch, name string, mac net.HardwareAddr) {
 	mtu := ifbMTU
 	link.Request{Name: name, MAC: mac, MTU: &mtu, Kind: "ifb"}.Create(b, "add link", name)
 }
 
-// setAlias appends a request of its own for the alias: the kernel ignores one in the request that makes a
+// setAlias appends a separate request for the alias, since the kernel ignores an alias in the request that creates a
 // link.
 func setAlias(b *nl.Batch, name, alias string) {
 	if alias != "" {

@@ -10,11 +10,11 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/tc"
 )
 
-// Remove takes a target's shapers away: after it no qdisc, no filter and no ifb of ours is left. It is no error if
-// they are gone already. It goes on past errors, and joins them. An ifb that is not Target.Owner's stays, and is an
+// Remove removes a target's shapers: all qdiscs, filters and the ifb that are ours. It is no error if they are gone
+// already. It continues after errors, and joins them. An ifb that does not belong to Target.Owner stays, and is an
 // ErrForeign.
 //
-// A caller that deletes the port too waits less if both go together (bridge.Conn.Detach).
+// A caller that also deletes the port waits less if it deletes both together (bridge.Conn.Detach).
 func (c *Conn) Remove(ctx context.Context, t Target) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -24,9 +24,11 @@ func (c *Conn) Remove(ctx context.Context, t Target) error {
 	if t.Port != "" {
 		errs = append(errs, c.removeFromPort(ctx, t))
 	}
+
 	if t.IFB == "" {
 		return errors.Join(errs...)
 	}
+
 	l, err := link.Find(c.nl, t.IFB)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -35,9 +37,11 @@ func (c *Conn) Remove(ctx context.Context, t Target) error {
 	default:
 		errs = append(errs, c.removeIFB(ctx, &t, l))
 	}
+
 	return errors.Join(errs...)
 }
 
+// removeIFB deletes the ifb if it is ours.
 func (c *Conn) removeIFB(ctx context.Context, t *Target, l *link.Link) error {
 	if l == nil {
 		return nil
@@ -50,26 +54,29 @@ func (c *Conn) removeIFB(ctx context.Context, t *Target, l *link.Link) error {
 	return tc.PassAbsent(tc.Execute(ctx, c.nl, &b))
 }
 
+// removeFromPort deletes our qdiscs and filters from the port.
 func (c *Conn) removeFromPort(ctx context.Context, t Target) error {
-	t.MTU = max(t.MTU, 1) // of no use here
+	t.MTU = max(t.MTU, 1) // the MTU is not used here
 	if err := c.findPort(&t); err != nil {
 		return tc.PassAbsent(err)
 	}
+
 	have, err := c.look(ctx, &t)
 	if err != nil {
 		return tc.PassAbsent(err)
 	}
+
 	var errs []error
 	if have.ingress.Ours() {
 		var b nl.Batch
 		t.port().DelQdisc(&b, tc.Root)
 		errs = append(errs, tc.PassAbsent(tc.Execute(ctx, c.nl, &b)))
 	}
+
 	return errors.Join(append(errs, c.removeRedirect(ctx, &t, have))...)
 }
 
-// removeRedirect deletes our filter, and the qdisc that it is in if that has no filters of
-// other programs.
+// removeRedirect deletes our filter. If no filters of other programs are left, it deletes clsact too.
 func (c *Conn) removeRedirect(ctx context.Context, t *Target, have *installed) error {
 	var b nl.Batch
 	switch {
@@ -80,12 +87,13 @@ func (c *Conn) removeRedirect(ctx context.Context, t *Target, have *installed) e
 	default:
 		return nil
 	}
+
 	return tc.PassAbsent(tc.Execute(ctx, c.nl, &b))
 }
 
-// IFBs gives the aliases, which name owners, of the links of that kind in the ports' namespace, by
-// name, also those of others. It finds those that were left behind, by a dump: keep it
-// off a path that has to be fast.
+// IFBs returns the aliases of all ifb links in the ports' namespace by their names, including those of other
+// programs. The aliases name the owners. It serves to find ifbs that were left behind. It lists all such links, so do
+// not call it where speed matters.
 func (c *Conn) IFBs(ctx context.Context) (map[string]string, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -93,7 +101,7 @@ func (c *Conn) IFBs(ctx context.Context) (map[string]string, error) {
 
 	list := map[string]string{}
 	err := link.List(c.nl, "list ifb links", "ifb", 0, func(l *link.Link) {
-		if l.Kind == "ifb" { // a kernel without that kind lists all
+		if l.Kind == "ifb" { // a kernel without this kind lists all links
 			list[l.Name] = l.Alias
 		}
 	})

@@ -10,69 +10,70 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/tc"
 )
 
-// Limit bounds the traffic of one direction.
+// Limit is the limit of the traffic in one direction.
 type Limit struct {
-	// Rate is in bits per second, frames counted from their Ethernet header on; 0 is
-	// no limit. Odd bits are dropped: the kernel counts in bytes.
+	// Rate is in bits per second, with frames counted from their Ethernet header on. 0 means no limit. The kernel
+	// counts in bytes, so it is rounded down to a multiple of 8.
 	Rate uint64 `json:"rate,omitempty"`
-	// Burst is how many bits may pass at once after a pause; 0 leaves the choice to
-	// Effective.
+	// Burst is the number of bits that may pass at once after a pause. With 0, Effective chooses it.
 	Burst uint64 `json:"burst,omitempty"`
 }
 
-// Shape is the limits of one pod, seen from the pod.
+// Shape holds the limits of one pod, from the pod's point of view.
 type Shape struct {
-	Ingress Limit `json:"ingress,omitzero"` // of what the pod receives
-	Egress  Limit `json:"egress,omitzero"`  // of what the pod sends
+	Ingress Limit `json:"ingress,omitzero"` // for packets to the pod
+	Egress  Limit `json:"egress,omitzero"`  // for packets from the pod
 }
 
-// IsZero says whether there is nothing to shape.
+// IsZero reports whether there is no limit.
 func (s Shape) IsZero() bool { return s.Ingress.Rate == 0 && s.Egress.Rate == 0 }
 
-// The rates that can be, in bits per second: the kernel counts whole bytes, and the most is
-// the bound that Kubernetes sets for its annotations.
+// Lowest and highest rate, in bits per second. The kernel counts whole bytes, and maxRate is the limit of Kubernetes'
+// annotations.
 const (
 	minRate uint64 = 8
 	maxRate uint64 = 1e15
 )
 
 const (
-	// defaultBurst is the burst where none is given, as the time in which the rate sends it.
+	// defaultBurst is the default burst, as the time in which the rate sends it.
 	defaultBurst = 5 * time.Millisecond
-	// longestBurst bounds a burst that was given: with the value that a container runtime fills in (2³¹ or 2³²
-	// bits), a limit of 10 Mbit/s would have no effect for minutes.
+	// longestBurst is the longest configured burst, as such a time. Container runtimes may fill in 2³¹ or 2³² bits,
+	// and a limit of 10 Mbit/s would then have no effect for minutes.
 	longestBurst = 50 * time.Millisecond
-	// leastBurst is in full frames. One is what it takes for any to pass; with two the
+	// leastBurst is the shortest burst, in full frames. With less than one, no full frame could pass. With two, the
 	// rate is reached although timers are late.
 	leastBurst = 2
 
-	// queueTime is how long a packet waits at most, and leastQueue, in full frames, what fits in any case: with
-	// fewer TCP loses its way at low rates.
+	// queueTime is the longest time that a packet waits. leastQueue is the minimum length of the queue, in full
+	// frames, since TCP breaks down at low rates with fewer.
 	queueTime  = 15 * time.Millisecond
 	leastQueue = 8
 
-	// frameOverhead is what a frame may have beside its MTU: the Ethernet header and a
-	// VLAN tag.
+	// frameOverhead is the maximum length of a frame beyond its MTU: the Ethernet header and a VLAN tag.
 	frameOverhead = 18
-	// segmented is the longest packet that is cut into frames on its way out, not
-	// before (the default of gso_max_size), with its headers.
+	// segmented is the longest packet, with its headers, that is cut into frames only on its way out (the default of
+	// gso_max_size).
 	segmented = 65536 + 256
 
-	// mostBytes is the longest burst and queue, in the 32 bits that the kernel has.
+	// mostBytes is the longest burst and queue that the kernel's 32 bits can hold.
 	mostBytes = 1 << 31
 )
 
-// adjustment says to the operator why a burst, in bits, is another.
-func adjustment(direction string, asked, effective Limit) string {
-	if asked.Burst < effective.Burst {
-		return fmt.Sprintf("%s burst of %d bit is shorter than two frames of full size, of which none could pass: %d bit is used",
-			direction, asked.Burst, effective.Burst)
+// adjustment returns an explanation for the operator why the effective burst, in bits, differs from the configured
+// one.
+func adjustment(direction string, requested, effective Limit) string {
+	if requested.Burst < effective.Burst {
+		return fmt.Sprintf("%s burst of %d bit is shorter than two frames of full size, of which none could pass: %d "+
+			"bit is used",
+			direction, requested.Burst, effective.Burst)
 	}
 	return fmt.Sprintf("%s burst of %d bit would defeat the rate: it is what %s takes %s to send; %d bit is used",
-		direction, asked.Burst, formatRate(asked.Rate), sendingTime(asked.Burst, asked.Rate), effective.Burst)
+		direction, requested.Burst, formatRate(requested.Rate), sendingTime(requested.Burst, requested.Rate),
+		effective.Burst)
 }
 
-// sendingTime is how long a rate takes for so many bits, in a few digits.
+// sendingTime returns how long a rate takes to send these bits, in a few digits.
 func sendingTime(bits, rate uint64) string {
 	seconds := float64(bits) / float64(rate)
 	if seconds >= 1 {
@@ -81,7 +82,7 @@ func sendingTime(bits, rate uint64) string {
 	return strconv.FormatFloat(seconds*1000, 'f', 0, 64) + " ms"
 }
 
-// formatRate writes a rate with the largest unit that keeps it whole.
+// formatRate returns a rate in the largest unit that keeps it a whole number.
 func formatRate(rate uint64) string {
 	units := []string{"bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s"}
 	i := 0
@@ -92,30 +93,33 @@ func formatRate(rate uint64) string {
 	return strconv.FormatUint(rate, 10) + " " + units[i]
 }
 
-// Effective gives the shape that Ensure installs on a port of an MTU, in bytes: rates
-// in whole bytes, bursts that are set, reach the rate and do not defeat it. Of a burst
-// that was given and could not stay the adjustments say why, to the operator. The effective shape
-// of an effective shape is itself. Errors match tombolo.ErrInvalid.
+// Effective returns the shape that Ensure installs on a port with this MTU in bytes. Its rates are whole bytes. Its
+// bursts are set, long enough to reach the rate, and short enough not to defeat it. For each configured burst that it
+// changes, adjustments has an explanation for the operator. Effective does not change a shape that it returned.
+// Errors match tombolo.ErrInvalid.
 func (s Shape) Effective(mtu int) (_ Shape, adjustments []string, _ error) {
 	if mtu < 68 || mtu > 65535 {
 		return Shape{}, nil, fmt.Errorf("%w: an MTU of %d bytes", tombolo.ErrInvalid, mtu)
 	}
+
 	for _, d := range []struct {
 		name  string
 		limit *Limit
 	}{{"ingress", &s.Ingress}, {"egress", &s.Egress}} {
-		asked := *d.limit
-		if err := asked.validate(); err != nil {
+		requested := *d.limit
+		if err := requested.validate(); err != nil {
 			return Shape{}, nil, fmt.Errorf("%s: %w", d.name, err)
 		}
-		*d.limit = asked.effective(mtu)
-		if asked.Burst/8 != 0 && asked.Burst/8 != d.limit.Burst/8 {
-			adjustments = append(adjustments, adjustment(d.name, asked, *d.limit))
+		*d.limit = requested.effective(mtu)
+		if requested.Burst/8 != 0 && requested.Burst/8 != d.limit.Burst/8 {
+			adjustments = append(adjustments, adjustment(d.name, requested, *d.limit))
 		}
 	}
+
 	return s, adjustments, nil
 }
 
+// validate returns an error if the limit is out of range.
 func (l Limit) validate() error {
 	switch {
 	case l.Rate == 0 && l.Burst != 0:
@@ -123,13 +127,17 @@ func (l Limit) validate() error {
 	case l.Rate == 0:
 		return nil
 	case l.Rate < minRate:
-		return fmt.Errorf("%w: a rate of %d bit/s, where %s is the least (rates are in bits per second)", tombolo.ErrInvalid, l.Rate, formatRate(minRate))
+		return fmt.Errorf("%w: a rate of %d bit/s, where %s is the least (rates are in bits per second)",
+			tombolo.ErrInvalid, l.Rate, formatRate(minRate))
 	case l.Rate > maxRate:
-		return fmt.Errorf("%w: a rate of %d bit/s, where %s is the most; 0 means no limit", tombolo.ErrInvalid, l.Rate, formatRate(maxRate))
+		return fmt.Errorf("%w: a rate of %d bit/s, where %s is the most; 0 means no limit", tombolo.ErrInvalid, l.Rate,
+			formatRate(maxRate))
 	}
+
 	return nil
 }
 
+// effective returns the limit with its effective burst.
 func (l Limit) effective(mtu int) Limit {
 	if l.Rate == 0 {
 		return Limit{}
@@ -143,22 +151,23 @@ func (l Limit) effective(mtu int) Limit {
 
 func frame(mtu int) uint64 { return uint64(mtu) + frameOverhead }
 
-// sentIn is how many bytes a rate, in bytes per second, sends in a time. It does not
-// overflow up to maxRate and a second.
+// sentIn returns the number of bytes that a rate, in bytes per second, sends in a time. It cannot overflow up to
+// maxRate and a second.
 func sentIn(rate uint64, d time.Duration) uint64 {
 	return rate * uint64(d/time.Millisecond) / 1000
 }
 
-// bucket turns an effective limit into the kernel's terms.
+// bucket converts an effective limit into the kernel's parameters.
 func (l Limit) bucket(mtu int) tc.Bucket {
 	b := tc.Bucket{Rate: l.Rate / 8, Burst: uint32(l.Burst / 8)}
 	queue := max(sentIn(b.Rate, queueTime), leastQueue*frame(mtu))
 	if uint64(b.Burst) < segmented {
-		// Longer packets are cut into frames when they come.
+		// Longer packets are cut into frames before they are queued.
 		b.Limit = uint32(max(queue, uint64(b.Burst)))
 		return b
 	}
-	// A packet that fits into the bucket is queued whole, and must find room.
+
+	// A packet that fits into the bucket is queued uncut, so the queue must hold it.
 	b.Limit = uint32(min(max(queue, segmented), mostBytes))
 	return b
 }

@@ -179,7 +179,7 @@ func (t *step) requestFailed(err error) {
 	t.shun(t.s.requested.Server)
 	if t.s.lease != nil {
 		// The client keeps its lease until the lease ends, and asks other servers.
-		t.s.trace.Last, t.s.asked = err, nil
+		t.s.trace.Last, t.s.requested = err, nil
 		t.begin(rebinding)
 		t.s.wake, t.s.listen = t.now.Add(min(rebTimeout, t.s.lease.Expire.Sub(t.now))), time.Time{}
 		return

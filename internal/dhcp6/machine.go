@@ -46,13 +46,13 @@ type Session struct {
 
 	solMaxRT, infMaxRT time.Duration
 
-	failures int      // failures since the last lease; they lengthen the back-off
-	best     *Lease   // the best ADVERTISE so far
-	rank     int      // its preference, lower for a server to avoid
-	avoid    []string // servers that advertised, and then refused or did not answer
-	hint     netip.Addr
-	asked    *Lease // what is being requested, checked or declined
-	lease    *Lease // the present lease
+	failures  int      // failures since the last lease; they lengthen the back-off
+	best      *Lease   // the best ADVERTISE so far
+	rank      int      // its preference, lower for a server to avoid
+	avoid     []string // servers that advertised, and then refused or did not answer
+	hint      netip.Addr
+	requested *Lease // what is being requested, checked or declined
+	lease     *Lease // the present lease
 }
 
 // State returns the state of the client.
@@ -332,7 +332,7 @@ func (t *step) startOver(err error) {
 	}
 	pause := trace.BackOff(t.s.failures)
 	t.s.failures++
-	t.s.asked, t.s.best = nil, nil
+	t.s.requested, t.s.best = nil, nil
 	t.idle(initial, t.now.Add(pause))
 }
 
@@ -400,7 +400,7 @@ func (t *step) bind(l *Lease) {
 		t.out.Lost = held
 	}
 	t.out.Bound, t.s.lease, t.s.hint = l, l, l.Address
-	t.s.failures, t.s.avoid, t.s.asked, t.s.best = 0, nil, nil, nil
+	t.s.failures, t.s.avoid, t.s.requested, t.s.best = 0, nil, nil, nil
 	t.s.trace = trace.Trace{Began: t.now}
 	t.idle(bound, l.Renew)
 }

@@ -135,8 +135,8 @@ func (c *Conn) StopTxOffload(link string) error {
 	return nil
 }
 
-// StartGRO has a veth link of the socket's namespace join the TCP segments that its peer sends one by one
-// (ETHTOOL_SGRO). The kernel then fills in their checksums itself.
+// StartGRO makes a veth link of the socket's network namespace join the TCP segments that its peer sends one by one
+// (ETHTOOL_SGRO). The kernel then also computes their checksums.
 func (c *Conn) StartGRO(link string) error {
 	s, ok := c.t.(*socket)
 	if !ok {

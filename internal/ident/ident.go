@@ -47,8 +47,8 @@ func RandomMAC() net.HardwareAddr {
 	return mac
 }
 
-// MACOf derives a MAC from the first IPv4 address, or else from the first address. When another pod gets the address
-// soon afterwards, neighbours' entries of it are still right. Without an address MACOf returns nil.
+// MACOf derives a MAC from the first IPv4 address. So neighbours' entries stay valid when another pod gets the
+// address soon afterwards. Without an IPv4 address it returns nil.
 func MACOf(addresses []netip.Addr) net.HardwareAddr {
 	for _, a := range addresses {
 		if a.Is4() {

@@ -44,7 +44,7 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	err = addresses.Collect(ctx, owners) // of those that are still there
+	err = addresses.Collect(ctx, owners) // the owners that still exist
 	return err
 }
 

@@ -45,9 +45,11 @@ func run(ctx context.Context) error {
 		return err
 	}
 
-	conn := bandwidth.On(links.Socket()) // of a bridge.Conn
-	target := bandwidth.Target{Port: port, IFB: bandwidth.IFBName(port), Owner: "example:", Alias: "example:container-1"}
-	limits := bandwidth.Shape{Ingress: bandwidth.Limit{Rate: 10e6}, Egress: bandwidth.Limit{Rate: 5e6}} // bits a second
+	conn := bandwidth.On(links.Socket()) // links is a bridge.Conn
+	ifb := bandwidth.IFBName(port)
+	target := bandwidth.Target{Port: port, IFB: ifb, Owner: "example:", Alias: "example:container-1"}
+	ingress, egress := bandwidth.Limit{Rate: 10e6}, bandwidth.Limit{Rate: 5e6} // bits per second
+	limits := bandwidth.Shape{Ingress: ingress, Egress: egress}
 	changed, err := conn.Ensure(ctx, target, limits)
 	if err != nil {
 		return err

@@ -33,8 +33,8 @@ func run(ctx context.Context) error {
 		return err
 	}
 
-	conn := links.VLANs()                                                       // of a bridge.Conn
-	in := vlan.Membership{ID: 100, Trunk: vlan.Ranges{{First: 200, Last: 299}}} // the trunk's keep their tags
+	conn := links.VLANs()                                                       // links is a bridge.Conn
+	in := vlan.Membership{ID: 100, Trunk: vlan.Ranges{{First: 200, Last: 299}}} // the trunk's frames keep their tags
 	changed, err := conn.Ensure(ctx, port.Index, in)
 	if err != nil {
 		return err

@@ -29,53 +29,63 @@ func (o *options) bugreportCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "bugreport [FILE]",
 		Short: "write a file that can be pasted into an issue: what other commands say, and the configuration",
-		Long: "Write a new file, tombolo-bugreport.md where none is named, that can be pasted into an issue: what status, check, ls,\n" +
-			"leases, doctor and others say, the chains of nf_tables, and the runtimes' networks. Of these it has only fields that\n" +
+		Long: "Write a new file, tombolo-bugreport.md where none is named, that can be pasted into an issue: what " +
+			"status, check, ls,\n" +
+			"leases, doctor and others say, the chains of nf_tables, and the runtimes' networks. Of these it has " +
+			"only fields that\n" +
 			"Tombolo knows, since others may be secret. It names pods and addresses.",
 		Args: takes(0, 1), ValidArgsFunction: cobra.FixedCompletions(nil, cobra.ShellCompDirectiveDefault),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return o.bugreport(cmd.Context(), cmp.Or(optional(args, 0), "tombolo-bugreport.md"), lists)
 		},
 	}
+
 	cmd.Flags().StringVar(&lists, "dir", "/etc/cni/net.d", "the runtimes' `DIR` of CNI networks")
 	return cmd
 }
 
-// bugreport writes the file, which has to be new. The file says what could not be found out.
+// bugreport writes a new file with the output of other commands. The file must not exist yet. If something could not
+// be found out, the file contains the error.
 func (o *options) bugreport(ctx context.Context, path, lists string) error {
 	report, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}
 	defer report.Close()
-	ctx, stop := context.WithTimeout(ctx, time.Minute) // doctor waits for what gets lost, pod by pod
+	ctx, stop := context.WithTimeout(ctx, time.Minute) // doctor waits for lost packets, pod by pod
 	defer stop()
-	of := &options{out: printable.Writer(report), stderr: printable.Writer(report)}
+	inner := &options{out: printable.Writer(report), stderr: printable.Writer(report)}
 	var denied error
 	part := func(title string, write func() error) {
-		fmt.Fprintf(of.out, "### %s\n\n```text\n", title)
+		fmt.Fprintf(inner.out, "### %s\n\n```text\n", title)
 		if err := write(); err != nil {
-			of.warn(err.Error())
+			inner.warn(err.Error())
 			if errors.Is(err, fs.ErrPermission) {
 				denied = err
 			}
 		}
-		fmt.Fprint(of.out, "```\n\n")
+		fmt.Fprint(inner.out, "```\n\n")
 	}
-	for _, line := range []string{"version", "status", "check", "ls", "ls networks", "leases", "uplink status", "doctor"} {
-		root := of.root()
+
+	for _, line := range []string{"version", "status", "check", "ls", "ls networks", "leases", "uplink status",
+		"doctor"} {
+		root := inner.root()
 		root.SetArgs(append(strings.Fields(line), "--state", o.state, "--leases", o.leases))
 		part("tombolo "+line, func() error { return root.ExecuteContext(ctx) })
 	}
-	part("chains of nf_tables", func() error { return chains(of.out) })
-	part("networks in "+lists, func() error { configurations(ctx, of.out, lists); return nil })
+
+	part("chains of nf_tables", func() error { return chains(inner.out) })
+	part("networks in "+lists, func() error { configurations(ctx, inner.out, lists); return nil })
 	if _, err := fmt.Fprintln(report, "Not in here: journalctl -u tombolod, nft list ruleset."); err != nil {
 		return err
 	}
-	return errors.Join(denied, o.print(path+" is written: read it before you show it, since it names pods and addresses\n", nil))
+
+	return errors.Join(denied, o.print(path+
+		" is written: read it before you show it, since it names pods and addresses\n", nil))
 }
 
-// chains lists ours, and those of others that a hook calls. A comment of others may say anything.
+// chains lists our chains with their comments, and the base chains of other programs without their comments, which
+// may contain anything.
 func chains(to io.Writer) error {
 	conn, err := nl.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {
@@ -88,17 +98,19 @@ func chains(to io.Writer) error {
 			if c.Table == "tombolo" {
 				fmt.Fprintf(to, "%s tombolo %s: %s\n", nftnl.FamilyName(family), c.Name, c.Comment)
 			} else if c.Kind != "" {
-				fmt.Fprintf(to, "%s %s %s: hook %d, priority %d, policy %d\n", nftnl.FamilyName(family), c.Table, c.Name, c.Hook, c.Priority, c.Policy)
+				fmt.Fprintf(to, "%s %s %s: hook %d, priority %d, policy %d\n", nftnl.FamilyName(family), c.Table,
+					c.Name, c.Hook, c.Priority, c.Policy)
 			}
 			return nil
 		}))
 	}
+
 	return err
 }
 
-// configurations prints the files of a directory, as far as they are shown.
+// configurations prints the configuration files in a directory, with unknown fields left out.
 func configurations(ctx context.Context, to io.Writer, dir string) {
-	paths, _ := filepath.Glob(filepath.Join(dir, "*.*")) // whose pattern is good
+	paths, _ := filepath.Glob(filepath.Join(dir, "*.*")) // the pattern is valid
 	for _, path := range paths {
 		var conf map[string]any
 		data, err := file.ReadNamed(ctx, path, cni.MaxStdin, 0)
@@ -106,34 +118,36 @@ func configurations(ctx context.Context, to io.Writer, dir string) {
 			fmt.Fprintf(to, "%s: %v\n", path, err)
 			continue
 		}
-		data, _ = json.Marshal(shown(conf))
+		data, _ = json.Marshal(redact(conf))
 		fmt.Fprintf(to, "%s: %s\n", path, data)
 	}
 }
 
-// known are the fields that are shown: those of ours, but for what an operator or a runtime means for others.
-const known = ` address addresses advmss bandwidth bridge bridgeNFCall capabilities clientID cniVersion cniVersions dataDir deadline
- defaultRoute detectConflicts disableCheck dns domain dst egressBurst egressRate forwardMark gateway guard gw hairpinMode ingressBurst
- ingressPolicy ingressRate ipMasq ipMasqBackend ipRanges ipam ips ipv6 isDefaultGateway isGateway keeper lanGuard
- leaseDir logFile logLevel mac macspoofchk mode mtu name nameservers nonMasqueradeCIDRs option plugins portIsolation portMappings
- preserveDefaultVlan priority promiscMode rangeEnd rangeStart ranges request resolvConf routes search servers skipDefault stateDir subnet table
- timeout type uplink vlan vlanTrunk `
+// known lists the fields that are printed: fields of our configuration whose values are not secret.
+const known = ` address addresses advmss bandwidth bridge bridgeNFCall capabilities clientID cniVersion cniVersions
+ dataDir deadline defaultRoute detectConflicts disableCheck dns domain dst egressBurst egressRate forwardMark gateway
+ guard gw hairpinMode ingressBurst ingressPolicy ingressRate ipMasq ipMasqBackend ipRanges ipam ips ipv6
+ isDefaultGateway isGateway keeper lanGuard leaseDir logFile logLevel mac macspoofchk mode mtu name nameservers
+ nonMasqueradeCIDRs option plugins portIsolation portMappings preserveDefaultVlan priority promiscMode rangeEnd
+ rangeStart ranges request resolvConf routes search servers skipDefault stateDir subnet table timeout type uplink
+ vlan vlanTrunk `
 
-// shown replaces what may be secret: all of other plugins but the type, and fields that are not known.
-func shown(conf any) any {
+// redact replaces all values that may be secret: unknown fields, and all fields of other plugins except the type.
+func redact(conf any) any {
 	switch conf := conf.(type) {
 	case []any:
 		for i := range conf {
-			conf[i] = shown(conf[i])
+			conf[i] = redact(conf[i])
 		}
 	case map[string]any:
 		kind, is := conf["type"].(string)
 		foreign := is && !slices.Contains(append(cni.Names(), "tombolo", "dhcp"), filepath.Base(kind))
 		for key := range conf {
-			if conf[key] = shown(conf[key]); foreign && key != "type" || !slices.Contains(strings.Fields(known), key) {
+			if conf[key] = redact(conf[key]); foreign && key != "type" || !slices.Contains(strings.Fields(known), key) {
 				conf[key] = "(left out)"
 			}
 		}
 	}
+
 	return conf
 }

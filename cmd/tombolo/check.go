@@ -19,7 +19,7 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// differs is the end of a command that found something, with what helps.
+// differs returns the error of a command that found differences. It lists the remedies.
 func differs(lines []report.Line) found {
 	return found("something differs; this helps: " + report.Helps(lines))
 }
@@ -29,36 +29,47 @@ func (o *options) checkCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "check",
 		Short: "compare bridges, pods and firewalls with what was set up",
-		Long: "Compare bridges, pods and firewalls with what was set up, and list what differs and what repairs it. The exit\n" +
-			"status is 4 if something differs. What pods changed inside is a note: it is theirs, and nothing puts it back.",
+		Long: "Compare bridges, pods and firewalls with what was set up, and list what differs and what repairs it. " +
+			"The exit\n" +
+			"status is 4 if something differs. What pods changed inside is a note: it is theirs, and nothing puts it " +
+			"back.",
 		Args: takes(0, 0),
-		RunE: o.onNode(func(ctx context.Context, node *network.Node, _ []string) error { return o.check(ctx, node, each) }),
+		RunE: o.onNode(func(ctx context.Context, node *network.Node,
+			_ []string) error {
+			return o.check(ctx, node, each)
+		}),
 	}
+
 	o.jsonFlag(cmd)
 	cmd.Flags().BoolVarP(&each, "verbose", "v", false, "print one line for each difference, not one for each cause")
 	return cmd
 }
 
-// check prints what differs, a line for each cause, or for each difference, and what mends it.
+// check prints the differences with their remedies: one line for each cause or, with each, for each difference.
 func (o *options) check(ctx context.Context, node *network.Node, each bool) error {
 	in, err := node.Inspect(ctx)
 	if err != nil {
 		return err
 	}
+
 	lines := report.Causes(in)
 	if each {
 		lines = report.Each(in)
 	}
+
 	var text strings.Builder
 	for _, line := range lines {
 		text.WriteString(printable.Line(line.String()) + "\n")
 	}
+
 	for _, line := range report.Notes(in) {
 		text.WriteString("note: " + printable.Line(line.String()) + "\n")
 	}
+
 	for _, line := range in.Others {
 		text.WriteString(printable.Line(line) + "\n")
 	}
+
 	text.WriteString(report.Summary(in) + "\n")
 	return o.answer(text.String(), in, in.Differs(), differs(lines))
 }
@@ -67,40 +78,49 @@ func (o *options) repairCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "repair",
 		Short: "put back what check marks [repair]; delete links and rules of ours that no pod has",
-		Long: "Put back what check marks [repair], on the host and never inside a pod, and print what was repaired and what is\n" +
-			"left. It deletes only links and rules of Tombolo's that no pod has any more. The exit status is 4 if something is\n" +
+		Long: "Put back what check marks [repair], on the host and never inside a pod, and print what was repaired " +
+			"and what is\n" +
+			"left. It deletes only links and rules of Tombolo's that no pod has any more. The exit status is 4 if " +
+			"something is\n" +
 			"left.",
 		Args: takes(0, 0),
 		RunE: o.onNode(o.repair),
 	}
 }
 
-// repair prints what it did, and what differs still.
+// repair repairs the host, and prints all repaired and all remaining differences.
 func (o *options) repair(ctx context.Context, node *network.Node, _ []string) error {
 	did, err := report.Repair(ctx, node)
 	if did == nil {
 		return err
 	}
+
 	var text strings.Builder
 	for _, line := range did.Done {
-		line.Remedy = "" // which has helped
+		line.Remedy = "" // it has been applied
 		text.WriteString("repaired: " + printable.Line(line.String()) + "\n")
 	}
+
 	for _, line := range did.Left {
 		text.WriteString("left: " + printable.Line(line.String()) + "\n")
 	}
+
 	if text.Len() == 0 && err == nil {
 		text.WriteString("nothing is to be repaired\n")
 	}
+
 	if printErr := o.print(text.String(), nil); printErr != nil {
 		return printErr
 	}
+
 	if len(did.Left) == 0 {
 		return err
 	}
+
 	if err != nil {
 		o.warn(err.Error())
 	}
+
 	return differs(did.Left)
 }
 
@@ -109,17 +129,19 @@ func (o *options) gcCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "gc [NETWORK]",
 		Short: "delete what pods left that died without a DEL: ports, addresses, host ports, records",
-		Long: "Delete what pods left that died without a DEL: their ports, addresses, host ports and records, of all networks or\n" +
+		Long: "Delete what pods left that died without a DEL: their ports, addresses, host ports and records, of all " +
+			"networks or\n" +
 			"of one. The exit status is 4 if some could not be cleaned up; the output says why.",
 		Args: takes(0, 1), ValidArgsFunction: o.completeNetworks,
 		RunE: func(cmd *cobra.Command, args []string) error { return o.gc(cmd.Context(), optional(args, 0), dryRun) },
 	}
+
 	o.jsonFlag(cmd)
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "only print what would be cleaned up")
 	return cmd
 }
 
-// gc reclaims what dead pods hold, of one network or of all, and prints a line for each.
+// gc deletes what dead pods left behind in one network or in all, and prints a line for each pod.
 func (o *options) gc(ctx context.Context, name string, dryRun bool) error {
 	node, err := report.Open(ctx, &network.Config{
 		StateDir: o.state, LeaseDir: o.leases, Log: slog.New(slog.NewTextHandler(o.stderr, nil)),
@@ -127,8 +149,9 @@ func (o *options) gc(ctx context.Context, name string, dryRun bool) error {
 	if err != nil {
 		return err
 	}
+
 	dead, err := node.CollectDead(ctx, name, dryRun)
-	dead = append([]network.Dead{}, dead...) // JSON has no null
+	dead = append([]network.Dead{}, dead...) // so that JSON has [] and not null
 	kept := false
 	var text strings.Builder
 	for _, d := range dead {
@@ -139,38 +162,45 @@ func (o *options) gc(ctx context.Context, name string, dryRun bool) error {
 		case dryRun:
 			did = "to be reclaimed"
 		}
-		fmt.Fprintf(&text, "%s, %s of network %s (%s): %s; %s\n", printable.Line(report.PodName(d.Pod, d.ContainerID)), d.IfName, d.Network,
+		fmt.Fprintf(&text, "%s, %s of network %s (%s): %s; %s\n", printable.Line(report.PodName(d.Pod, d.ContainerID)),
+			d.IfName, d.Network,
 			cmp.Or(view.Addresses(d.Attachment, ","), "-"), printable.Line(d.Why), printable.Line(did))
 	}
+
 	if len(dead) == 0 && err == nil {
 		text.WriteString("no dead pod has anything\n")
 	}
+
 	err = errors.Join(err, o.print(text.String(), dead), o.tellOfPorts(ctx, node, name, dead))
 	if err == nil && kept {
 		return found("some could not be cleaned up")
 	}
+
 	return err
 }
 
-// tellOfPorts names pods whose namespace has no path any more, and a port still: the kernel takes that away a
-// moment after the last socket in the namespace. It is no more than a hint, since a path may be another mount namespace's.
-// Of the dead pods all is said.
+// tellOfPorts warns about pods whose namespace path is gone while their port still exists. The kernel deletes the
+// port a moment after the last socket in the namespace is closed. The warning may be wrong, since the path may belong
+// to another mount namespace. tellOfPorts skips the pods in dead, which gc has printed.
 func (o *options) tellOfPorts(ctx context.Context, node *network.Node, name string, dead []network.Dead) error {
 	networks, err := node.Networks(ctx)
 	for _, n := range networks {
 		if name != "" && n != name {
 			continue
 		}
+
 		pods, listErr := node.Attachments(ctx, n)
 		err = errors.Join(err, listErr)
 		for _, p := range pods {
 			isDead := slices.ContainsFunc(dead, func(d network.Dead) bool { return d.Key == p.Key })
 			if _, statErr := os.Stat(p.Path); p.Ready && !isDead && errors.Is(statErr, fs.ErrNotExist) {
-				o.warn(fmt.Sprintf("%s, %s of network %s: %s is gone, and its port %s is still there: if the pod has just ended, run this again",
+				o.warn(fmt.Sprintf("%s, %s of network %s: %s is gone, and its port %s is still there: if the pod has "+
+					"just ended, run this again",
 					report.PodName(p.Pod, p.ContainerID), p.IfName, n, p.Path, p.Port))
 			}
 		}
 	}
+
 	return err
 }
 
@@ -178,7 +208,8 @@ func (o *options) removeCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "remove NETWORK",
 		Short: "delete a network without pods: its rules, gateways and record, and its bridge if nothing else uses it",
-		Long: "Delete a network that has no pods left: its rules, gateways and record, and its bridge if nothing else uses it.\n" +
+		Long: "Delete a network that has no pods left: its rules, gateways and record, and its bridge if nothing " +
+			"else uses it.\n" +
 			"The exit status is 3 while pods use it.",
 		Args: takes(1, 1), ValidArgsFunction: o.completeNetworks,
 		RunE: o.onNode(func(ctx context.Context, node *network.Node, args []string) error {

@@ -24,7 +24,8 @@ func (o *options) doctorCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor [POD]",
 		Short: "find out why a pod has no network",
-		Long: "Find out why a pod has no network: test each step from the pod to the outside, and print each that fails, the\n" +
+		Long: "Find out why a pod has no network: test each step from the pod to the outside, and print each that " +
+			"fails, the\n" +
 			"evidence, and what helps; then what was tried. The exit status is 4 if a problem was found.",
 		Args: takes(0, 1),
 		RunE: o.onNode(func(ctx context.Context, node *network.Node, args []string) error {
@@ -39,41 +40,50 @@ func (o *options) doctorCommand() *cobra.Command {
 			return o.doctor(ctx, node, report.Selection{Pod: optional(args, 0)}, opt)
 		}),
 	}
+
 	o.jsonFlag(cmd)
-	cmd.Flags().StringSliceVar(&dns, "dns", nil, "ask the name servers at `ADDR,...`, or none (default: those in /etc/resolv.conf)")
-	cmd.Flags().StringSliceVar(&to, "to", nil, "also follow a packet to `ADDR[:PORT],...`, such as a pod of another node,"+
-		" and its answer, to the link, hook or rule that lost one")
+	cmd.Flags().StringSliceVar(&dns, "dns", nil,
+		"ask the name servers at `ADDR,...`, or none (default: those in /etc/resolv.conf)")
+	cmd.Flags().StringSliceVar(&to, "to", nil,
+		"also follow a packet to `ADDR[:PORT],...`, such as a pod of another node,"+
+			" and its answer, to the link, hook or rule that lost one")
 	return cmd
 }
 
-// doctor examines pods. Of records that cannot be read nothing else is known.
+// doctor examines pods. It warns about records that cannot be read.
 func (o *options) doctor(ctx context.Context, node *network.Node, only report.Selection, opt doctor.Options) error {
 	if err := readRecords(o.state, &opt); err != nil {
 		return err
 	}
+
 	in, err := only.Inspect(ctx, node)
 	if err != nil {
 		return err
 	}
+
 	for _, d := range in.Damaged {
 		o.warn(d.String())
 	}
+
 	reports, err := doctor.Examine(ctx, node, in, opt)
 	if err != nil {
 		return err
 	}
+
 	return o.printExamined(reports, only.None())
 }
 
-// nameServers returns the named servers, or those of /etc/resolv.conf that a pod could ask too. Without that file it
-// returns none.
+// nameServers returns the servers named on the command line. By default it returns those of /etc/resolv.conf that a
+// pod could ask too, or none without that file.
 func nameServers(ctx context.Context, named []string) ([]netip.Addr, error) {
 	if slices.Equal(named, []string{"none"}) {
 		return nil, nil
 	}
+
 	if len(named) > 0 {
 		return parseAddresses("--dns", named)
 	}
+
 	var list []netip.Addr
 	text, _ := file.ReadNamed(ctx, "/etc/resolv.conf", file.MaxRecord, 0)
 	for _, server := range cni.ParseResolvConf(string(text)).Nameservers {
@@ -84,7 +94,7 @@ func nameServers(ctx context.Context, named []string) ([]netip.Addr, error) {
 	return list, nil
 }
 
-// parseAddresses reads a flag's.
+// parseAddresses parses the addresses of a flag.
 func parseAddresses(name string, texts []string) ([]netip.Addr, error) {
 	var list []netip.Addr
 	for _, text := range texts {
@@ -97,7 +107,7 @@ func parseAddresses(name string, texts []string) ([]netip.Addr, error) {
 	return list, nil
 }
 
-// parseTargets reads addresses, and addresses with ports. Without one the port is 0.
+// parseTargets parses addresses with or without a port. A missing port becomes 0.
 func parseTargets(texts []string) (list []netip.AddrPort, _ error) {
 	for _, text := range texts {
 		to, err := netip.ParseAddrPort(text)
@@ -110,20 +120,23 @@ func parseTargets(texts []string) (list []netip.AddrPort, _ error) {
 		}
 		list = append(list, to)
 	}
+
 	return list, nil
 }
 
-// readRecords gives what is known of networks, and of their links in firewalld. Inspect tells of a record that cannot be
-// read.
+// readRecords adds to opt the facts on record about networks and their links in firewalld. Inspect reports records
+// that cannot be read.
 func readRecords(dir string, opt *doctor.Options) error {
 	d, err := state.Open(dir)
 	if err != nil {
 		return err
 	}
+
 	zones, err := d.Zones()
 	if err != nil {
 		return err
 	}
+
 	networks, _, err := d.ListNetworks()
 	opt.Trusted, opt.Kept = zones.Joined, map[string][]netip.Prefix{}
 	for _, n := range networks {
@@ -132,12 +145,14 @@ func readRecords(dir string, opt *doctor.Options) error {
 	return err
 }
 
-// printExamined prints what was found of each pod; what is the same for several in turn, once.
+// printExamined prints the findings about each pod. If a pod has the same findings as the one before it, it prints
+// "the same".
 func (o *options) printExamined(reports []doctor.Report, none string) error {
 	sick := false
 	var text strings.Builder
 	for i, r := range reports {
-		fmt.Fprintf(&text, "%s, %s of network %s:", printable.Line(report.PodName(r.Pod, r.ContainerID)), r.IfName, r.Network)
+		fmt.Fprintf(&text, "%s, %s of network %s:", printable.Line(report.PodName(r.Pod, r.ContainerID)), r.IfName,
+			r.Network)
 		bad := slices.ContainsFunc(r.Findings, func(f doctor.Finding) bool { return !f.Note })
 		sick = sick || bad
 		same := bad && i > 0 && slices.Equal(r.Findings, reports[i-1].Findings)
@@ -151,16 +166,20 @@ func (o *options) printExamined(reports []doctor.Report, none string) error {
 				text.WriteString("; to be known:")
 			}
 		}
+
 		text.WriteString("\n")
 		for _, f := range r.Findings {
 			if same {
 				break
 			}
-			fmt.Fprintf(&text, "  %-10s  %s\n              this helps: %s\n", f.Step, printable.Line(f.Evidence), printable.Line(f.Remedy))
+			fmt.Fprintf(&text, "  %-10s  %s\n              this helps: %s\n", f.Step, printable.Line(f.Evidence),
+				printable.Line(f.Remedy))
 		}
 	}
+
 	if len(reports) == 0 {
 		text.WriteString(none)
 	}
+
 	return o.answer(text.String(), reports, sick, "a problem was found")
 }

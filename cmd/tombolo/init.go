@@ -19,63 +19,73 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/file"
 )
 
-// first is a network to begin with.
-type first struct {
+// firstNetwork describes the network that `tombolo init` sets up.
+type firstNetwork struct {
 	name    string
-	plugin  string // the plugin's part of the list
-	options string // the same for Docker and podman 5
-	note    string // what more to know
-	docker  string // Docker's own flags, for its IPAM
+	plugin  string // the plugin's object in the configuration list
+	options string // the corresponding options for Docker and podman 5
+	note    string // further advice
+	docker  string // flags for Docker's own IPAM
 	podman  string
 }
 
 func (o *options) initCommand() *cobra.Command {
 	return group("init", "make a first network for the container runtimes that are there",
 		"Show a first network for each of the container runtimes that are there: the file for those that speak CNI\n"+
-			"(containerd, CRI-O, nerdctl, podman 4), and the commands for Docker and podman 5. With --yes the file is written.",
+			"(containerd, CRI-O, nerdctl, podman 4), and the commands for Docker and podman 5. With --yes the file "+
+			"is written.",
 		o.initLAN(), o.initPods())
 }
 
 func (o *options) initLAN() *cobra.Command {
 	name, uplink := "", ""
-	cmd := o.onInit("lan", "containers on the host's LAN, with addresses of its DHCP server", func() (*first, error) {
-		if uplink == "" {
-			return nil, fmt.Errorf("%w: --uplink is missing: the NIC by which this host is on the LAN; ip route show default names it", errUsage)
-		}
-		if _, err := net.InterfaceByName(uplink); err != nil {
-			return nil, fmt.Errorf("uplink %s: the host has no such link (ip link shows those that there are)", uplink)
-		}
-		return &first{
-			name: name,
-			plugin: fmt.Sprintf(`{ "type": "tombolo", "mode": "lan", "uplink": %q, "ipam": { "type": "dhcp" },
+	cmd := o.onInit("lan", "containers on the host's LAN, with addresses of its DHCP server",
+		func() (*firstNetwork, error) {
+			if uplink == "" {
+				return nil, fmt.Errorf("%w: --uplink is missing: the NIC by which this host is on the LAN; "+
+					"ip route show default names it", errUsage)
+			}
+
+			if _, err := net.InterfaceByName(uplink); err != nil {
+				return nil, fmt.Errorf("uplink %s: the host has no such link (ip link shows those that there are)",
+					uplink)
+			}
+			return &firstNetwork{
+				name: name,
+				plugin: fmt.Sprintf(`{ "type": "tombolo", "mode": "lan", "uplink": %q, "ipam": { "type": "dhcp" },
       "capabilities": { "portMappings": true, "bandwidth": true, "ips": true, "mac": true } }`, uplink),
-			options: "-o mode=lan -o uplink=" + uplink, docker: "--ipam-driver null",
-		}, nil
-	})
+				options: "-o mode=lan -o uplink=" + uplink, docker: "--ipam-driver null",
+			}, nil
+		})
+
 	cmd.Flags().StringVar(&name, "name", "home", "call the network `NAME`")
-	cmd.Flags().StringVar(&uplink, "uplink", "", "the `NIC` by which this host is on the LAN; it becomes a port of a bridge")
+	cmd.Flags().StringVar(&uplink, "uplink", "",
+		"the `NIC` by which this host is on the LAN; it becomes a port of a bridge")
 	_ = cmd.RegisterFlagCompletionFunc("uplink", completeLinks)
 	return cmd
 }
 
 func (o *options) initPods() *cobra.Command {
 	name, subnet := "", ""
-	cmd := o.onInit("pods", "containers on a network of this host's own, with masquerade and host ports", func() (*first, error) {
-		return &first{
-			name: name,
-			plugin: fmt.Sprintf(`{ "type": "tombolo", "capabilities": { "portMappings": true, "bandwidth": true, "ips": true, "mac": true }, `+
-				`"ipam": { "type": "host-local", "ranges": [[{ "subnet": %q }]] } }`, subnet),
-			docker: "--subnet " + subnet, podman: "--subnet " + subnet,
-			note: "For a second runtime on this host, choose another --name and --subnet.\n\n",
-		}, nil
-	})
+	cmd := o.onInit("pods", "containers on a network of this host's own, with masquerade and host ports",
+		func() (*firstNetwork, error) {
+			return &firstNetwork{
+				name: name,
+				plugin: fmt.Sprintf(`{ "type": "tombolo", `+
+					`"capabilities": { "portMappings": true, "bandwidth": true, "ips": true, "mac": true }, `+
+					`"ipam": { "type": "host-local", "ranges": [[{ "subnet": %q }]] } }`, subnet),
+				docker: "--subnet " + subnet, podman: "--subnet " + subnet,
+				note: "For a second runtime on this host, choose another --name and --subnet.\n\n",
+			}, nil
+		})
+
 	cmd.Flags().StringVar(&name, "name", "pods", "call the network `NAME`")
 	cmd.Flags().StringVar(&subnet, "subnet", "10.22.0.0/16", "give addresses of this `SUBNET`")
 	return cmd
 }
 
-// onInit is a command of the group's.
-func (o *options) onInit(use, short string, network func() (*first, error)) *cobra.Command {
+// onInit returns a subcommand of init.
+func (o *options) onInit(use, short string, network func() (*firstNetwork, error)) *cobra.Command {
 	dir, yes := "", false
 	cmd := &cobra.Command{Use: use, Short: short, Args: takes(0, 0), RunE: func(cmd *cobra.Command, _ []string) error {
 		f, err := network()
@@ -84,32 +94,37 @@ func (o *options) onInit(use, short string, network func() (*first, error)) *cob
 		}
 		return o.begin(cmd.Context(), f, filepath.Join(dir, "10-"+f.name+".conflist"), yes)
 	}}
+
 	cmd.Flags().StringVar(&dir, "dir", "/etc/cni/net.d", "the runtimes' `DIR` of CNI networks")
 	cmd.Flags().BoolVar(&yes, "yes", false, "write the file")
 	return cmd
 }
 
-// begin shows a network for each runtime, and writes the file of those that speak CNI.
-func (o *options) begin(ctx context.Context, f *first, path string, yes bool) error {
+// begin prints the network for each runtime, and with yes writes the file for those that speak CNI.
+func (o *options) begin(ctx context.Context, f *firstNetwork, path string, yes bool) error {
 	list := f.list()
 	r := conflist.Examine(list)
 	if len(r.Problems) > 0 {
 		return errors.New(strings.Join(r.Problems, "; "))
 	}
+
 	speakers, others := f.runtimes(isFile)
 	if len(speakers) > 0 || others == "" {
-		fmt.Fprintf(o.out, "%s: the file %s\n\n%s\n", strings.Join(append(speakers, "other runtimes that speak CNI"), ", "), path, list)
+		fmt.Fprintf(o.out, "%s: the file %s\n\n%s\n",
+			strings.Join(append(speakers, "other runtimes that speak CNI"), ", "), path, list)
 	}
+
 	fmt.Fprint(o.out, others, f.note)
 	if !yes {
 		_, err := fmt.Fprintln(o.out, "Nothing is written: --yes writes the file.")
 		return err
 	}
+
 	return o.writeList(ctx, path, list)
 }
 
-// list is the network's file.
-func (f *first) list() []byte {
+// list returns the network's configuration file.
+func (f *firstNetwork) list() []byte {
 	return fmt.Appendf(nil, `{
   "cniVersion": "1.0.0",
   "cniVersions": ["1.0.0", "1.1.0"],
@@ -121,31 +136,37 @@ func (f *first) list() []byte {
 `, f.name, f.plugin)
 }
 
-// runtimes names those that are there and speak CNI, and gives the commands for those that do not.
-func (f *first) runtimes(isFile func(path string) bool) (speakers []string, others string) {
+// runtimes returns the installed runtimes that speak CNI, and the commands for those that do not.
+func (f *firstNetwork) runtimes(isFile func(path string) bool) (speakers []string, others string) {
 	has := func(program string) bool {
-		return slices.ContainsFunc(filepath.SplitList(os.Getenv("PATH")), func(dir string) bool { return isFile(filepath.Join(dir, program)) })
+		return slices.ContainsFunc(filepath.SplitList(os.Getenv("PATH")),
+			func(dir string) bool { return isFile(filepath.Join(dir, program)) })
 	}
 	for _, name := range []string{"containerd", "crio"} {
 		if has(name) {
 			speakers = append(speakers, name)
 		}
 	}
+
 	netavark := slices.ContainsFunc([]string{"/usr/lib/podman/netavark", "/usr/libexec/podman/netavark"}, isFile)
 	if has("podman") && !netavark {
 		speakers = append(speakers, "podman 4")
 	}
+
 	if has("dockerd") {
-		others += f.commands("Docker", "systemctl stop tombolod\n  systemctl enable --now tombolo-docker.socket tombolod", "docker", f.docker, "-o name="+f.name+" "+f.name)
+		others += f.commands("Docker", "systemctl stop tombolod\n  systemctl enable --now tombolo-docker.socket "+
+			"tombolod", "docker", f.docker, "-o name="+f.name+" "+f.name)
 	}
+
 	if has("podman") && netavark {
 		others += f.commands("podman 5", "systemctl enable --now tombolod", "podman", f.podman, f.name)
 	}
+
 	return speakers, others
 }
 
-// commands are those by which a runtime gets the network.
-func (f *first) commands(runtime, units, command, flags, name string) string {
+// commands returns the commands that set up the network in a runtime.
+func (f *firstNetwork) commands(runtime, units, command, flags, name string) string {
 	words := strings.Fields(command + " network create -d tombolo " + flags + " " + f.options + " " + name)
 	return runtime + ":\n\n  " + units + "\n  " + strings.Join(words, " ") + "\n\n"
 }
@@ -155,7 +176,7 @@ func isFile(path string) bool {
 	return err == nil && info.Mode().IsRegular()
 }
 
-// writeList writes the file, unless another is there.
+// writeList writes the file, unless a different one exists.
 func (o *options) writeList(ctx context.Context, path string, list []byte) error {
 	there, err := file.ReadNamed(ctx, path, cni.MaxStdin, 0)
 	switch {
@@ -166,11 +187,14 @@ func (o *options) writeList(ctx context.Context, path string, list []byte) error
 	case !errors.Is(err, fs.ErrNotExist):
 		return err
 	}
+
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
 	}
+
 	if err := os.WriteFile(path, list, 0o644); err != nil {
 		return err
 	}
+
 	return o.print(path+" is written\n", nil)
 }

@@ -16,7 +16,7 @@ import (
 func TestInitKnowsTheRuntimesThatAreThere(t *testing.T) {
 	const netavark = "/usr/lib/podman/netavark"
 	t.Setenv("PATH", "/usr/bin:/usr/sbin")
-	lan := first{name: "home", options: "-o mode=lan -o uplink=eth0", docker: "--ipam-driver null"}
+	lan := firstNetwork{name: "home", options: "-o mode=lan -o uplink=eth0", docker: "--ipam-driver null"}
 	docker := "Docker:\n\n  systemctl stop tombolod\n  systemctl enable --now tombolo-docker.socket tombolod\n" +
 		"  docker network create -d tombolo --ipam-driver null -o mode=lan -o uplink=eth0 -o name=home home\n\n"
 	podman := "podman 5:\n\n  systemctl enable --now tombolod\n  podman network create -d tombolo -o mode=lan -o uplink=eth0 home\n\n"

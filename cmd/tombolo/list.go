@@ -14,13 +14,14 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// lsCommand is ls with its views: pods as a table, networks, and all of it as a picture.
+// lsCommand returns the command ls with its views: pods as a table, networks, and a map of all.
 func (o *options) lsCommand() *cobra.Command {
 	only := report.Selection{}
 	ls := &cobra.Command{
 		Use:   "ls [POD]",
 		Short: "list pods, or networks, or draw both",
-		Long: "List the pods on this node with their addresses, host ports and limits, and what has changed since they were\n" +
+		Long: "List the pods on this node with their addresses, host ports and limits, and what has changed since " +
+			"they were\n" +
 			"added. In POD, * and ? are wildcards. ls networks lists networks, and ls map draws them with their pods.",
 		Args: takes(0, 1),
 		RunE: o.onNode(func(ctx context.Context, node *network.Node, args []string) error {
@@ -28,52 +29,63 @@ func (o *options) lsCommand() *cobra.Command {
 			return o.list(ctx, node, only)
 		}),
 	}
+
 	o.jsonFlag(ls)
 	ls.Flags().StringVar(&only.Network, "network", "", "list only the pods of this `NETWORK`")
 	_ = ls.RegisterFlagCompletionFunc("network", o.completeNetworks)
 	networks := &cobra.Command{
 		Use:   "networks [NETWORK]",
 		Short: "list networks: bridge, subnets, gateways, uplink, pools and host ports",
-		Long: "List the networks on record with their bridges, subnets, gateways and uplinks, how full their pools are, and\n" +
+		Long: "List the networks on record with their bridges, subnets, gateways and uplinks, how full their pools " +
+			"are, and\n" +
 			"which host port leads to which pod.",
 		Args: takes(0, 1), ValidArgsFunction: o.completeNetworks,
 		RunE: o.onNode(o.networks),
 	}
+
 	o.jsonFlag(networks)
 	svg := false
 	draw := &cobra.Command{
 		Use:   "map",
 		Short: "draw uplinks, bridges, networks and pods; what check finds wrong is red",
 		Args:  takes(0, 0),
-		RunE:  o.onNode(func(ctx context.Context, node *network.Node, _ []string) error { return o.draw(ctx, node, svg) }),
+		RunE: o.onNode(func(ctx context.Context, node *network.Node,
+			_ []string) error {
+			return o.draw(ctx, node, svg)
+		}),
 	}
+
 	draw.Flags().BoolVar(&svg, "svg", false, "draw an SVG image instead, and print it")
 	ls.AddCommand(networks, draw)
 	return ls
 }
 
-// list prints pods, and marks those that are not as they were made. Failures of no pod go to stderr.
+// list prints the pods, and marks those with differences. Differences that concern no pod are printed to stderr.
 func (o *options) list(ctx context.Context, node *network.Node, only report.Selection) error {
 	in, err := only.Inspect(ctx, node)
 	if err != nil {
 		return err
 	}
+
 	causes := report.Causes(in)
 	for _, line := range causes {
 		if len(line.Pods) == 0 {
 			o.warn(line.String())
 		}
 	}
+
 	for _, line := range in.Others {
 		o.warn(line)
 	}
+
 	if len(in.Attachments) == 0 {
 		return o.print(only.None(), in.Attachments)
 	}
+
 	return o.print(view.List(in, causes), in.Attachments)
 }
 
-// networks prints what is on record of networks. Records that cannot be read are named on stderr.
+// networks prints the networks on record. Records that cannot be read are named on stderr.
 func (o *options) networks(ctx context.Context, node *network.Node, args []string) error {
 	list, problems, err := view.Load(ctx, node, o.state, optional(args, 0))
 	if err != nil {
@@ -85,18 +97,20 @@ func (o *options) networks(ctx context.Context, node *network.Node, args []strin
 	return o.print(view.Networks(list), list)
 }
 
-// draw draws the node: for a terminal, which says what it shows, or as SVG.
+// draw draws the node for a terminal or as SVG.
 func (o *options) draw(ctx context.Context, node *network.Node, svg bool) error {
 	drawn, err := view.Draw(ctx, node, o.state)
 	if err != nil {
 		return err
 	}
+
 	if svg {
 		return o.print(drawn.SVG(), nil)
 	}
+
 	screen := view.ScreenOf(os.Stdout, os.Getenv)
 	if screen.Colour {
-		o.out = os.Stdout // which may be sent what it obeys: all names are printable
+		o.out = os.Stdout // a terminal obeys control sequences, but all names are printable
 	}
 	return o.print(drawn.Map(screen), nil)
 }
@@ -112,23 +126,27 @@ func (o *options) leasesCommand() *cobra.Command {
 	return cmd
 }
 
-// listLeases prints the leases on record; what is wrong with a record, and with the keeper, goes to stderr.
+// listLeases prints the leases on record. Problems with a record or the keeper go to stderr.
 func (o *options) listLeases() error {
 	d, err := lease.Open(o.leases)
 	if err != nil {
 		return err
 	}
+
 	records, damaged, err := d.List()
 	if err != nil {
 		return err
 	}
+
 	for _, bad := range damaged {
 		o.warn(bad.Error())
 	}
+
 	if len(records) > 0 {
 		if err := d.CheckKeeper(); err != nil {
 			o.warn(err.Error())
 		}
 	}
+
 	return o.print(leases.Table(records, time.Now()), leases.List(records, time.Now()))
 }

@@ -1,4 +1,4 @@
-// Command tombolo is the operator's: see tombolo help. The CNI plugin is tombolo-cni.
+// Command tombolo is the operator's command: see tombolo help. The CNI plugin is tombolo-cni.
 package main
 
 import (
@@ -36,11 +36,11 @@ func main() {
 	os.Exit(operator(os.Args[1:]))
 }
 
-// collectAt has the heap grow to five times what is in use before it is collected. A command ends before it has much, and
-// of a repair of 200 pods the collector's default takes a tenth of the CPU time.
+// collectAt lets the heap grow to five times its used size before a garbage collection. A command ends before its
+// heap is large. With the default, collections take a tenth of the CPU time of repairing 200 pods.
 const collectAt = 400
 
-// misplaced tells a runtime, in the way of CNI, that the file which it started is the wrong one.
+// misplaced prints a CNI error for a runtime that started this command instead of the plugin.
 func misplaced(out io.Writer) int {
 	versions := cni.SupportedVersions()
 	_ = json.NewEncoder(out).Encode(struct {
@@ -48,8 +48,10 @@ func misplaced(out io.Writer) int {
 		types.Error
 	}{versions[len(versions)-1], types.Error{
 		Code: types.ErrInvalidEnvironmentVariables,
-		Msg:  "this file is the operator's command tombolo, and no CNI plugin: tombolo-cni belongs here, by the name tombolo; sudo tombolo install DIR puts it there",
+		Msg: "this file is the operator's command tombolo, and no CNI plugin: tombolo-cni belongs here, by the name " +
+			"tombolo; sudo tombolo install DIR puts it there",
 	}})
+
 	return 1
 }
 
@@ -60,19 +62,19 @@ const (
 	exitFound    = 4
 )
 
-// found is the end of a command that did its work and found something: its exit status says so.
+// found is the error of a command that did its work and found something. It has an exit status of its own.
 type found string
 
 func (f found) Error() string { return string(f) }
 
-// errUsage is the cause of an error about the command line itself.
+// errUsage is the cause of an error in the command line itself.
 var errUsage = errors.New("the command line is wrong")
 
-// operator runs a command of the operator's and gives the exit status. A command whose output
-// is read no more, as by head, does all its work.
+// operator runs a command and returns the exit status. If the reader of its output, such as head, ends early, the
+// command still does all its work.
 func operator(args []string) int {
 	signal.Ignore(unix.SIGPIPE)
-	o := &options{out: printable.Writer(unread{os.Stdout}), stderr: printable.Writer(os.Stderr)}
+	o := &options{out: printable.Writer(pipeWriter{os.Stdout}), stderr: printable.Writer(os.Stderr)}
 	root := o.root()
 	root.SetArgs(args)
 	cmd, err := root.ExecuteContextC(context.Background())
@@ -83,10 +85,12 @@ func operator(args []string) int {
 		fmt.Fprintf(o.stderr, "tombolo: %s\nsee %s --help\n", strings.TrimSpace(err.Error()), cmd.CommandPath())
 		return exitUsage
 	}
+
 	text := printable.Line(err.Error())
 	if errors.Is(err, fs.ErrPermission) {
 		text += ": run it as root; it needs CAP_NET_ADMIN and CAP_SYS_ADMIN"
 	}
+
 	fmt.Fprintln(os.Stderr, "tombolo:", text)
 	switch {
 	case errors.Is(err, network.ErrAttached):
@@ -94,13 +98,14 @@ func operator(args []string) int {
 	case errors.As(err, new(found)):
 		return exitFound
 	}
+
 	return exitFailed
 }
 
-// unread is a writer whose reader may end before the work does.
-type unread struct{ to io.Writer }
+// pipeWriter is a writer that ignores the end of its reader.
+type pipeWriter struct{ to io.Writer }
 
-func (u unread) Write(p []byte) (int, error) {
+func (u pipeWriter) Write(p []byte) (int, error) {
 	n, err := u.to.Write(p)
 	if errors.Is(err, unix.EPIPE) {
 		return len(p), nil
@@ -108,29 +113,32 @@ func (u unread) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// options are those that several commands share, and where they write to.
+// options are the common options of commands, and their outputs.
 type options struct {
 	out, stderr   io.Writer
 	state, leases string
 	json          bool
-	parsed        bool // the command line is right: what goes wrong now is the command's
+	parsed        bool // the command line is valid, so later errors come from the command's work
 }
 
-// root is the command without a name, which has all others.
+// root returns the root command with all others.
 func (o *options) root() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "tombolo",
 		Short: "pods on a Linux bridge",
 		Long: "tombolo looks after pods on a Linux bridge, which the CNI plugin tombolo-cni puts there.\n\n" +
-			"Most commands need root, or CAP_NET_ADMIN and CAP_SYS_ADMIN. POD is any of what ls prints: a pod's name, with or\n" +
+			"Most commands need root, or CAP_NET_ADMIN and CAP_SYS_ADMIN. POD is any of what ls prints: a pod's " +
+			"name, with or\n" +
 			"without its namespace, the beginning of a container ID, a port, an interface or an address.\n\n" +
-			"Exit status: 0 success, 1 failure, 2 the command line is wrong, 3 pods still use it (remove, uplink restore),\n" +
+			"Exit status: 0 success, 1 failure, 2 the command line is wrong, 3 pods still use it (remove, uplink " +
+			"restore),\n" +
 			"4 the command found something (status, check, repair, gc, doctor, uplink status, validate).",
 		Version:          thisVersion().Version,
 		SilenceErrors:    true,
 		SilenceUsage:     true,
 		PersistentPreRun: func(*cobra.Command, []string) { o.parsed = true },
 	}
+
 	root.SetOut(o.out)
 	root.SetFlagErrorFunc(badFlag)
 	root.CompletionOptions.SetDefaultShellCompDirective(cobra.ShellCompDirectiveNoFileComp)
@@ -141,9 +149,11 @@ func (o *options) root() *cobra.Command {
 		title    string
 		commands []*cobra.Command
 	}{
-		{"See what there is, and what is wrong:", []*cobra.Command{o.statusCommand(), o.lsCommand(), o.leasesCommand(), o.checkCommand(), o.doctorCommand(), o.bugreportCommand()}},
+		{"See what there is, and what is wrong:", []*cobra.Command{o.statusCommand(), o.lsCommand(), o.leasesCommand(),
+			o.checkCommand(), o.doctorCommand(), o.bugreportCommand()}},
 		{"Put it right:", []*cobra.Command{o.repairCommand(), o.gcCommand(), o.removeCommand()}},
-		{"Set it up:", []*cobra.Command{o.initCommand(), o.installCommand(), o.validateCommand(), o.uplinkCommand(), o.versionCommand()}},
+		{"Set it up:", []*cobra.Command{o.initCommand(), o.installCommand(), o.validateCommand(), o.uplinkCommand(),
+			o.versionCommand()}},
 	} {
 		root.AddGroup(&cobra.Group{ID: g.title, Title: g.title})
 		for _, c := range g.commands {
@@ -151,58 +161,64 @@ func (o *options) root() *cobra.Command {
 		}
 		root.AddCommand(g.commands...)
 	}
+
 	return root
 }
 
-// takes has a command take from least to most arguments, of which its line of use has the names; -1 is any number.
+// takes returns a check that a command gets from least to most arguments; a most of -1 means any number. The error
+// names the arguments as in the command's usage.
 func takes(least, most int) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) >= least && (most < 0 || len(args) <= most) {
 			return nil
 		}
 		_, names, _ := strings.Cut(cmd.Use, " ")
-		return fmt.Errorf("%s takes %s; given: %s", cmd.CommandPath(), cmp.Or(names, "no arguments"), cmp.Or(strings.Join(args, " "), "none"))
+		return fmt.Errorf("%s takes %s; given: %s", cmd.CommandPath(), cmp.Or(names, "no arguments"),
+			cmp.Or(strings.Join(args, " "), "none"))
 	}
 }
 
-// group is a command that does nothing but have others.
+// group returns a command that only has subcommands.
 func group(use, short, long string, commands ...*cobra.Command) *cobra.Command {
-	cmd := &cobra.Command{Use: use, Short: short, Long: long, RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
+	cmd := &cobra.Command{Use: use, Short: short, Long: long,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
 	cmd.Args = func(_ *cobra.Command, args []string) error {
 		if len(args) == 0 {
 			return nil
 		}
-		return fmt.Errorf("unknown command %q for %q%s", args[0], cmd.CommandPath(), meant(args[0], cmd.SuggestionsFor(args[0])))
+		return fmt.Errorf("unknown command %q for %q%s", args[0], cmd.CommandPath(),
+			didYouMean(args[0], cmd.SuggestionsFor(args[0])))
 	}
-	cmd.SuggestionsMinimumDistance = 2 // as cobra has it for the root
+
+	cmd.SuggestionsMinimumDistance = 2 // cobra's default for the root
 	cmd.AddCommand(commands...)
 	return cmd
 }
 
-// meant asks for a name that is spelt nearly alike.
-func meant(name string, names []string) string {
+// didYouMean returns a question about the name with the closest spelling, or "".
+func didYouMean(name string, names []string) string {
 	if near := strict.Nearest(name, names); near != "" && near != name {
 		return fmt.Sprintf(": did you mean %s?", near)
 	}
 	return ""
 }
 
-// badFlag asks for the flag that was meant.
+// badFlag adds a question about the flag that was probably meant.
 func badFlag(cmd *cobra.Command, err error) error {
-	var unknown interface{ GetSpecifiedName() string } // of pflag
+	var unknown interface{ GetSpecifiedName() string } // of package pflag
 	if !errors.As(err, &unknown) {
 		return err
 	}
 	flags := regexp.MustCompile(`--[a-z-]+`).FindAllString(cmd.Flags().FlagUsages(), -1)
-	return fmt.Errorf("%w%s", err, meant("--"+unknown.GetSpecifiedName(), flags))
+	return fmt.Errorf("%w%s", err, didYouMean("--"+unknown.GetSpecifiedName(), flags))
 }
 
-// jsonFlag gives a command the choice of JSON.
+// jsonFlag adds the flag --json to a command.
 func (o *options) jsonFlag(cmd *cobra.Command) {
 	cmd.Flags().BoolVar(&o.json, "json", false, "print JSON")
 }
 
-// print prints a text, or what it is of as JSON.
+// print prints text or, with --json, value.
 func (o *options) print(text string, value any) error {
 	if o.json {
 		return json.NewEncoder(o.out).Encode(value)
@@ -211,7 +227,7 @@ func (o *options) print(text string, value any) error {
 	return err
 }
 
-// answer is print, and ends with the error if something was found.
+// answer prints like print, and returns err if something was found.
 func (o *options) answer(text string, value any, is bool, err found) error {
 	if printErr := o.print(text, value); printErr != nil || !is {
 		return printErr
@@ -219,15 +235,15 @@ func (o *options) answer(text string, value any, is bool, err found) error {
 	return err
 }
 
-// warn says on stderr what is no part of the answer.
+// warn prints a line to stderr that is not part of the answer.
 func (o *options) warn(text string) { fmt.Fprintln(o.stderr, "tombolo:", printable.Line(text)) }
 
-// open opens the node to look at it.
+// open opens the node for reading.
 func (o *options) open(ctx context.Context) (*network.Node, error) {
 	return report.Open(ctx, &network.Config{StateDir: o.state, LeaseDir: o.leases})
 }
 
-// onNode is the work of a command on the node.
+// onNode returns the function of a command that works on the node.
 func (o *options) onNode(do func(context.Context, *network.Node, []string) error) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
 		node, err := o.open(cmd.Context())
@@ -238,7 +254,7 @@ func (o *options) onNode(do func(context.Context, *network.Node, []string) error
 	}
 }
 
-// optional is an argument that may be missing.
+// optional returns an argument, or "" if it is missing.
 func optional(args []string, i int) string {
 	if i < len(args) {
 		return args[i]
@@ -246,7 +262,7 @@ func optional(args []string, i int) string {
 	return ""
 }
 
-// These complete arguments.
+// The following functions complete arguments.
 
 func (o *options) completeNetworks(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 	node, err := o.open(cmd.Context())

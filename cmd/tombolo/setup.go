@@ -24,35 +24,41 @@ func (o *options) installCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "install DIR",
 		Short: "put the plugin into a runtime's directory of CNI plugins",
-		Long: "Put the plugin into a runtime's directory of CNI plugins; with --names, also under the names of the reference\n" +
+		Long: "Put the plugin into a runtime's directory of CNI plugins; with --names, also under the names of the " +
+			"reference\n" +
 			"plugins, which are kept.",
 		Args: takes(1, 1), ValidArgsFunction: cobra.FixedCompletions(nil, cobra.ShellCompDirectiveFilterDirs),
 		RunE: func(_ *cobra.Command, args []string) error { return o.install(args[0], list, undo) },
 	}
+
 	cmd.Flags().StringVar(&list, "names", "", "also install it under these `NAMES`, such as bridge,portmap, or all")
 	cmd.Flags().BoolVar(&undo, "undo", false, "remove these names, or all of them, and put back what was there")
 	return cmd
 }
 
-// install puts the plugin and names of it into a directory, or takes the names away.
+// install installs the plugin and its other names in a directory, or removes these names.
 func (o *options) install(dir, list string, undo bool) error {
 	var names []string
 	if list == "" && undo {
 		list = "all"
 	}
+
 	if list != "" {
 		var err error
 		if names, err = install.Select(list, cni.Names()); err != nil {
 			return fmt.Errorf("%w: %w", errUsage, err)
 		}
 	}
+
 	if undo {
 		return install.Remove(o.out, dir, names)
 	}
+
 	plugin, err := install.Plugin()
 	if err != nil {
 		return err
 	}
+
 	return install.Add(o.out, plugin, dir, names)
 }
 
@@ -60,48 +66,56 @@ func (o *options) validateCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "validate FILE...",
 		Short: "print all that is wrong with configuration files, or what their first ADD would do",
-		Long: "Print all that is wrong with configuration files, or what the first ADD of each would do; change nothing. The exit\n" +
+		Long: "Print all that is wrong with configuration files, or what the first ADD of each would do; change " +
+			"nothing. The exit\n" +
 			"status is 4 if a file is invalid.",
 		Args: takes(1, -1), ValidArgsFunction: cobra.FixedCompletions(nil, cobra.ShellCompDirectiveDefault),
 		RunE: func(cmd *cobra.Command, args []string) error { return o.validate(cmd.Context(), args) },
 	}
 }
 
-// validate prints what there is to say of each file.
+// validate prints the problems or the plan of each file.
 func (o *options) validate(ctx context.Context, files []string) error {
 	var text strings.Builder
 	invalid := false
-	var unread error
+	var readErr error
 	for _, name := range files {
-		data, err := file.ReadNamed(ctx, name, cni.MaxStdin, fs.ModeNamedPipe) // a shell makes one of <(command)
+		data, err := file.ReadNamed(ctx, name, cni.MaxStdin, fs.ModeNamedPipe) // the shell's <(command) is a pipe
 		if err != nil {
-			unread = errors.Join(unread, err)
+			readErr = errors.Join(readErr, err)
 			continue
 		}
+
 		r := conflist.Examine(data)
 		switch ext := filepath.Ext(name); {
 		case ext == ".conflist" && r.Single:
-			r.Problems = append(r.Problems, `runtimes take a .conflist file only as a list: put the plugin into "plugins"`)
+			r.Problems = append(r.Problems,
+				`runtimes take a .conflist file only as a list: put the plugin into "plugins"`)
 		case (ext == ".conf" || ext == ".json") && r.List:
-			r.Problems = append(r.Problems, "runtimes take a "+ext+" file only as the conf of one plugin: name it .conflist")
+			r.Problems = append(r.Problems,
+				"runtimes take a "+ext+" file only as the conf of one plugin: name it .conflist")
 		}
+
 		verdict, lines := "valid", r.Plan
 		if len(r.Problems) > 0 {
 			invalid, verdict, lines = true, "invalid", r.Problems
 		}
+
 		fmt.Fprintf(&text, "%s: %s\n", name, verdict)
 		for _, line := range r.Warnings {
 			fmt.Fprintf(&text, "  warning: %s\n", line)
 		}
+
 		for _, line := range lines {
 			fmt.Fprintf(&text, "  %s\n", line)
 		}
 	}
+
 	err := o.answer(text.String(), nil, invalid, "at least one configuration is invalid")
-	return cmp.Or(unread, err)
+	return cmp.Or(readErr, err)
 }
 
-// version is what a build was made of.
+// version describes the build.
 type version struct {
 	Version string   `json:"version"`
 	Commit  string   `json:"commit"`
@@ -109,7 +123,7 @@ type version struct {
 	CNI     []string `json:"cni"`
 }
 
-// thisVersion is what the go command stamps from git.
+// thisVersion returns the version that the go command recorded from git.
 func thisVersion() version {
 	v := version{"unknown", "unknown", runtime.Version(), cni.SupportedVersions()}
 	if info, ok := debug.ReadBuildInfo(); ok {
@@ -120,6 +134,7 @@ func thisVersion() version {
 			}
 		}
 	}
+
 	return v
 }
 
@@ -134,6 +149,7 @@ func (o *options) versionCommand() *cobra.Command {
 				v.Version, v.Commit, v.Go, runtime.GOOS, runtime.GOARCH, strings.Join(v.CNI, ", ")), v)
 		},
 	}
+
 	o.jsonFlag(cmd)
 	return cmd
 }

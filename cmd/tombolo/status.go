@@ -27,11 +27,13 @@ func (o *options) statusCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "say in a few lines whether all is well",
-		Long: "Say in a few lines whether all is well: node, networks, pods, leases, keeper, for whom the host forwards, firewall,\n" +
+		Long: "Say in a few lines whether all is well: node, networks, pods, leases, keeper, for whom the host " +
+			"forwards, firewall,\n" +
 			"and what differs from what was set up. The exit status is 4 if not all is well.",
 		Args: takes(0, 0),
 		RunE: o.onNode(o.status),
 	}
+
 	o.jsonFlag(cmd)
 	return cmd
 }
@@ -48,14 +50,17 @@ func (o *options) status(ctx context.Context, node *network.Node, _ []string) er
 	if err != nil {
 		return err
 	}
+
 	in, err := node.Inspect(ctx)
 	if err != nil {
 		return err
 	}
+
 	leased, keeper, err := o.leasesWell()
 	if err != nil {
 		return err
 	}
+
 	firewall, drift := asSetUp(in)
 	conditions := []condition{
 		nodeIs(), networksAre(networks), podsAre(in), leased, keeper, forwardingIs(), firewall, drift,
@@ -66,17 +71,20 @@ func (o *options) status(ctx context.Context, node *network.Node, _ []string) er
 		fmt.Fprintf(&text, "%-10s %s\n", c.Of, printable.Line(c.Is))
 		well = well && c.Well
 	}
+
 	if well {
 		text.WriteString("all is well\n")
 	}
+
 	return o.answer(text.String(), conditions, !well, "not all is well")
 }
 
 func nodeIs() condition {
 	host, _ := os.Hostname()
 	var kernel unix.Utsname
-	_ = unix.Uname(&kernel) // which fails at a bad pointer alone
-	return condition{"node", fmt.Sprintf("%s, Linux %s, tombolo %s", host, unix.ByteSliceToString(kernel.Release[:]), thisVersion().Version), true}
+	_ = unix.Uname(&kernel) // fails only for an invalid pointer
+	return condition{"node", fmt.Sprintf("%s, Linux %s, tombolo %s", host, unix.ByteSliceToString(kernel.Release[:]),
+		thisVersion().Version), true}
 }
 
 func networksAre(list []view.Network) condition {
@@ -93,9 +101,12 @@ func networksAre(list []view.Network) condition {
 		}
 		texts = append(texts, on)
 	}
+
 	if len(list) == 0 {
-		return condition{"networks", "none is on record: no ADD has succeeded since the boot, or --state is another directory", true}
+		return condition{"networks", "none is on record: no ADD has succeeded since the boot, or --state is another " +
+			"directory", true}
 	}
+
 	return condition{"networks", strings.Join(texts, ", "), !strings.Contains(strings.Join(texts, ""), " is full)")}
 }
 
@@ -109,13 +120,16 @@ func podsAre(in *network.Inspection) condition {
 			adding++
 		}
 	}
+
 	text := numberOf(len(in.Attachments))
 	if adding > 0 {
 		text += fmt.Sprintf(", %d of them being added", adding)
 	}
+
 	if differ > 0 {
 		text += fmt.Sprintf(", %d of them not as they were made", differ)
 	}
+
 	return condition{"pods", text, differ == 0}
 }
 
@@ -126,36 +140,41 @@ func numberOf(n int) string {
 	return strconv.Itoa(n)
 }
 
-// leasesWell looks at leases, and at the keeper, which they need.
+// leasesWell checks the leases, and the keeper that renews them.
 func (o *options) leasesWell() (leased, keeper condition, _ error) {
 	d, err := lease.Open(o.leases)
 	if err != nil {
 		return leased, keeper, err
 	}
+
 	records, damaged, err := d.List()
 	if err != nil {
 		return leased, keeper, err
 	}
+
 	bad := len(damaged)
 	for _, r := range records {
 		if e := leases.Of(r, time.Now()); e.Error != "" || e.ErrorIPv6 != "" || r.Lease != nil && e.Left == 0 {
 			bad++
 		}
 	}
+
 	leased = condition{"leases", numberOf(len(records)), bad == 0}
 	if bad > 0 {
 		leased.Is += fmt.Sprintf(", %d in trouble: tombolo leases", bad)
 	}
+
 	keeper = condition{"keeper", "tombolod runs", true}
 	if err := d.CheckKeeper(); errors.Is(err, lease.ErrNoKeeper) && len(records) == 0 {
 		keeper.Is = "tombolod does not run, and no lease needs it"
 	} else if err != nil {
 		keeper.Is, keeper.Well = err.Error(), false
 	}
+
 	return leased, keeper, nil
 }
 
-// forwardingIs reports for whom the host forwards each family that the kernel has.
+// forwardingIs reports, for each family that the kernel supports, for whom the host forwards.
 func forwardingIs() condition {
 	var texts []string
 	for _, family := range [][3]string{{"IPv4", "net/ipv4/ip_forward", "net/ipv4/conf/lo/forwarding"},
@@ -172,12 +191,14 @@ func forwardingIs() condition {
 			text = "the host forwards for its pods only (to make it a router: sysctl -w " +
 				strings.ReplaceAll(family[1], "/", ".") + "=1)"
 		}
+
 		texts = append(texts, family[0]+": "+text)
 	}
+
 	return condition{"forwarding", strings.Join(texts, "; "), true}
 }
 
-// asSetUp says what differs, of the firewall and of all else.
+// asSetUp reports the differences of the firewall, and those of everything else.
 func asSetUp(in *network.Inspection) (firewall, drift condition) {
 	var ofFirewall, others []report.Line
 	for _, cause := range report.Causes(in) {
@@ -187,6 +208,7 @@ func asSetUp(in *network.Inspection) (firewall, drift condition) {
 			others = append(others, cause)
 		}
 	}
+
 	firewall, drift = causesIn("firewall", ofFirewall), causesIn("drift", others)
 	if firewall.Well && len(in.Others) > 0 {
 		firewall.Is = "as it was set up; what other programs have set up may matter: tombolo check"
@@ -194,7 +216,7 @@ func asSetUp(in *network.Inspection) (firewall, drift condition) {
 	return firewall, drift
 }
 
-// causesIn has the first cause, and what leads to the others.
+// causesIn returns a condition with the first cause and the number of others.
 func causesIn(of string, causes []report.Line) condition {
 	if len(causes) == 0 {
 		return condition{of, "as it was set up", true}

@@ -16,42 +16,55 @@ import (
 
 func (o *options) uplinkCommand() *cobra.Command {
 	byTake := false
-	plan := o.onUplink("plan NIC BRIDGE", "print what a network with this uplink makes, and what cannot work; change nothing", takes(2, 2),
+	plan := o.onUplink("plan NIC BRIDGE",
+		"print what a network with this uplink makes, and what cannot work; change nothing", takes(2, 2),
 		func(ctx context.Context, node *network.Node, args []string) error {
 			if byTake {
 				return o.planTake(ctx, node, args[0], args[1])
 			}
 			return o.planShare(ctx, node, args[0], args[1])
 		})
-	plan.Long = "Print what the first ADD of a network with this uplink and bridge makes, and what cannot work. Change nothing.\n" +
+
+	plan.Long = "Print what the first ADD of a network with this uplink and bridge makes, and what cannot work. " +
+		"Change nothing.\n" +
 		"With --take, print how `uplink take` would make the NIC a port of the bridge."
 	plan.Flags().BoolVar(&byTake, "take", false, "print the steps of `uplink take`")
-	take := o.onUplink("take NIC BRIDGE", "make a NIC with static addresses a port of a bridge, which gets its addresses and routes", takes(2, 2),
+	take := o.onUplink("take NIC BRIDGE",
+		"make a NIC with static addresses a port of a bridge, which gets its addresses and routes", takes(2, 2),
 		func(ctx context.Context, node *network.Node, args []string) error {
 			if err := node.Uplinks().Take(ctx, args[0], args[1]); err != nil {
 				return err
 			}
 			return o.print(args[0]+" is a port of "+args[1]+", which has its addresses and routes\n", nil)
 		})
-	take.Long = "Make a NIC a port of a bridge, which gets its addresses and routes. No network needs that: mode \"lan\" shares the NIC.\n" +
+
+	take.Long = "Make a NIC a port of a bridge, which gets its addresses and routes. No network needs that: mode " +
+		"\"lan\" shares the NIC.\n" +
 		"It is for hosts with static addresses. A NIC that a DHCP client or router advertisements manage is refused."
-	restore := o.onUplink("restore NIC [BRIDGE]", "undo `uplink take`: give the NIC its addresses and routes back", takes(1, 2), o.restoreUplink)
-	restore.Long = "Take a NIC off its bridge, and give it its addresses and routes back. The exit status is 3 while pods use it."
-	status := o.onUplink("status [NIC]", "list the NICs that are shared or taken over, and what is not as it was made", takes(0, 1), o.uplinkStatus)
-	status.Long = "List the NICs that are shared or taken over, and what is not as it was made. The exit status is 4 if something is not."
+	restore := o.onUplink("restore NIC [BRIDGE]", "undo `uplink take`: give the NIC its addresses and routes back",
+		takes(1, 2), o.restoreUplink)
+	restore.Long = "Take a NIC off its bridge, and give it its addresses and routes back. The exit status is 3 while " +
+		"pods use it."
+	status := o.onUplink("status [NIC]", "list the NICs that are shared or taken over, and what is not as it was made",
+		takes(0, 1), o.uplinkStatus)
+	status.Long = "List the NICs that are shared or taken over, and what is not as it was made. The exit status is 4 " +
+		"if something is not."
 	o.jsonFlag(status)
-	return group("uplink", "see which NICs connect pods to a LAN; make a NIC a port of a bridge, and back", "", plan, take, restore, status)
+	return group("uplink", "see which NICs connect pods to a LAN; make a NIC a port of a bridge, and back", "", plan,
+		take, restore, status)
 }
 
-// onUplink is a command of the group's.
-func (o *options) onUplink(use, short string, args cobra.PositionalArgs, do func(context.Context, *network.Node, []string) error) *cobra.Command {
-	return &cobra.Command{Use: use, Short: short, Args: args, ValidArgsFunction: completeLinks, RunE: func(cmd *cobra.Command, args []string) error {
-		node, err := network.Open(cmd.Context(), &network.Config{StateDir: o.state})
-		if err != nil {
-			return err
-		}
-		return do(cmd.Context(), node, args)
-	}}
+// onUplink returns a subcommand of uplink.
+func (o *options) onUplink(use, short string, args cobra.PositionalArgs,
+	do func(context.Context, *network.Node, []string) error) *cobra.Command {
+	return &cobra.Command{Use: use, Short: short, Args: args, ValidArgsFunction: completeLinks,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			node, err := network.Open(cmd.Context(), &network.Config{StateDir: o.state})
+			if err != nil {
+				return err
+			}
+			return do(cmd.Context(), node, args)
+		}}
 }
 
 // planShare prints how a bridge would share a NIC.
@@ -60,11 +73,14 @@ func (o *options) planShare(ctx context.Context, node *network.Node, nic, bridge
 	if err != nil {
 		return err
 	}
+
 	var text strings.Builder
-	fmt.Fprintf(&text, "%s: %s stays the host's, and pods on %s are its neighbours on the LAN\n", okUnless(warnings), nic, bridge)
+	fmt.Fprintf(&text, "%s: %s stays the host's, and pods on %s are its neighbours on the LAN\n", okUnless(warnings),
+		nic, bridge)
 	for i, line := range lines {
 		fmt.Fprintf(&text, "%d. %s\n", i+1, line)
 	}
+
 	for _, w := range warnings {
 		fmt.Fprintf(&text, "warning: %s\n", w)
 	}
@@ -87,8 +103,8 @@ func okUnless(warnings []string) string {
 	return fmt.Sprintf("OK, but see the warnings (%d)", len(warnings))
 }
 
-// verdict returns the line that a plan of a takeover begins with. connection is what sshd sets: the client's address and
-// port, and those of this end.
+// verdict returns the first line of a takeover's plan. connection is sshd's SSH_CONNECTION: address and port of the
+// client, and of this end.
 func verdict(addresses []netip.Addr, warnings []string, nic, bridge, connection string) string {
 	moves, sessions := "no address moves", "connections stay"
 	for _, ip := range addresses {
@@ -96,10 +112,12 @@ func verdict(addresses []netip.Addr, warnings []string, nic, bridge, connection 
 			sessions = "your SSH session stays"
 		}
 	}
+
 	if n := len(addresses); n > 0 {
 		moves = printable.List(addresses, ", ") + map[bool]string{true: " moves", false: " move"}[n == 1]
 	}
-	return fmt.Sprintf("%s: %s to %s, %s; undo: tombolo uplink restore %s\n", okUnless(warnings), moves, bridge, sessions, nic)
+	return fmt.Sprintf("%s: %s to %s, %s; undo: tombolo uplink restore %s\n", okUnless(warnings), moves, bridge,
+		sessions, nic)
 }
 
 func (o *options) restoreUplink(ctx context.Context, node *network.Node, args []string) error {
@@ -109,13 +127,14 @@ func (o *options) restoreUplink(ctx context.Context, node *network.Node, args []
 	return o.print(args[0]+" has its addresses and routes back\n", nil)
 }
 
-// uplinkStatus prints a line for each NIC, and what differs below.
+// uplinkStatus prints a line for each NIC, followed by its differences.
 func (o *options) uplinkStatus(ctx context.Context, node *network.Node, args []string) error {
 	nic := optional(args, 0)
 	list, err := node.Uplinks().List(ctx, nic)
 	if err != nil {
 		return err
 	}
+
 	differs := false
 	var text strings.Builder
 	for _, r := range list {
@@ -125,12 +144,15 @@ func (o *options) uplinkStatus(ctx context.Context, node *network.Node, args []s
 			text.WriteString("  " + d + "\n")
 		}
 	}
+
 	if len(list) == 0 {
-		said := "no NIC is shared or taken over\n"
+		none := "no NIC is shared or taken over\n"
 		if nic != "" {
-			said = nic + " is neither shared nor taken over\n"
+			none = nic + " is neither shared nor taken over\n"
 		}
-		text.WriteString(said)
+		text.WriteString(none)
 	}
-	return o.answer(text.String(), list, differs, "an uplink is not as it should be: tombolo repair puts a share right, and so does tombolod")
+
+	return o.answer(text.String(), list, differs,
+		"an uplink is not as it should be: tombolo repair puts a share right, and so does tombolod")
 }

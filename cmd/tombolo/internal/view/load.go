@@ -16,8 +16,8 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// Network is what is on record of a network. Without a record of its own, it has only what its
-// attachments tell.
+// Network describes a network on record. If the network has no record of its own, only the records of its attachments
+// contribute.
 type Network struct {
 	Name          string         `json:"network"`
 	Mode          string         `json:"mode,omitempty"` // "gateway", "lan" or "l2"; empty without a record
@@ -32,29 +32,31 @@ type Network struct {
 	NonMasquerade []netip.Prefix `json:"nonMasquerade,omitempty"`
 	Policy        string         `json:"policy,omitempty"`
 	Guard         bool           `json:"guard"`
-	MACOnly       int            `json:"macOnly,omitempty"`   // attachments that the guard holds to their MAC alone
-	VLAN          uint16         `json:"vlan,omitempty"`      // of frames without a tag
-	VLANTrunk     vlan.Ranges    `json:"vlanTrunk,omitempty"` // of frames with one: "2-4,100"
-	Attachments   int            `json:"attachments"`
-	Adding        int            `json:"adding,omitempty"` // of them, those whose ADD is at work or was cut short
-	IPAM          []string       `json:"ipam,omitempty"`   // the types that gave its pods addresses
-	Pools         []Pool         `json:"pools"`            // empty where they are not known: PoolNote says why
-	PoolNote      string         `json:"poolNote,omitempty"`
-	Ports         []Port         `json:"ports"`
+	// number of attachments that the guard restricts only to their MAC
+	MACOnly     int         `json:"macOnly,omitempty"`
+	VLAN        uint16      `json:"vlan,omitempty"`      // of untagged frames
+	VLANTrunk   vlan.Ranges `json:"vlanTrunk,omitempty"` // of tagged frames: "2-4,100"
+	Attachments int         `json:"attachments"`
+	// number of attachments whose ADD is at work or was interrupted
+	Adding   int      `json:"adding,omitempty"`
+	IPAM     []string `json:"ipam,omitempty"` // the IPAM types of its attachments
+	Pools    []Pool   `json:"pools"`          // empty if unknown; PoolNote has the reason
+	PoolNote string   `json:"poolNote,omitempty"`
+	Ports    []Port   `json:"ports"`
 
-	bare bool // nothing is on record
+	bare bool // there is no record, neither of the network nor of attachments
 }
 
-// Pool is a set of ranges, of which each pod has one address.
+// Pool is a set of address ranges. Each pod has one address of each pool.
 type Pool struct {
-	Range  string `json:"range"`  // the subnet if it is all of one, else its ranges
+	Range  string `json:"range"`  // the subnet if the pool covers all of one, else its ranges
 	Family int    `json:"family"` // 4 or 6
-	Size   uint64 `json:"size"`   // the largest number stands for more
+	Size   uint64 `json:"size"`   // math.MaxUint64 stands for any larger number
 	Used   uint64 `json:"used"`   // reserved
 	Free   uint64 `json:"free"`
 }
 
-// Port is a host port, and the pod that it leads to.
+// Port is a host port together with the pod that it leads to.
 type Port struct {
 	state.Published
 	Pod         string `json:"pod,omitempty"`
@@ -62,28 +64,32 @@ type Port struct {
 	IfName      string `json:"ifName"`
 }
 
-// Load reads what is on record, in a node's state directory, of all networks, or of the one that
-// is named, which has to be there. It takes no lock, so that it can be called beside any verb.
-// problems are records that cannot be read, and reservations.
+// Load reads the records of all networks in a node's state directory, or of the named network, which must exist. It
+// takes no lock, so it may run beside any CNI call. problems are errors about records and reservations that cannot be
+// read.
 func Load(ctx context.Context, node *network.Node, stateDir, name string) (list []Network, problems []error, _ error) {
 	dir, err := state.Open(stateDir)
 	if err != nil {
 		return nil, nil, err
 	}
+
 	names, err := dir.Networks()
 	if err != nil {
 		return nil, nil, err
 	}
+
 	if name != "" {
 		if !slices.Contains(names, name) {
 			return nil, nil, state.UnknownNetwork(names, name)
 		}
 		names = []string{name}
 	}
+
 	pools, err := node.Pools(ctx)
 	if err != nil {
 		problems = append(problems, err)
 	}
+
 	l := &loader{dir, pools, problems}
 	list = []Network{}
 	for _, one := range names {
@@ -92,36 +98,41 @@ func Load(ctx context.Context, node *network.Node, stateDir, name string) (list 
 		if err != nil {
 			return nil, nil, err
 		}
-		// A first ADD that fails leaves the directory in which its record was to be.
+
+		// A failed first ADD leaves an empty directory for its record.
 		n.bare = n.Mode == "" && n.Attachments == 0 && len(l.problems) == before
 		if name != "" || !n.bare {
 			list = append(list, *n)
 		}
 	}
+
 	return list, l.problems, nil
 }
 
-// loader is one Load under way.
+// loader is the state of one Load.
 type loader struct {
 	dir      *state.Dir
 	pools    []network.Pool
 	problems []error
 }
 
+// network collects the description of one network.
 func (l *loader) network(name string) (*Network, error) {
 	attachments, damaged, err := l.dir.List(name)
 	if err != nil {
 		return nil, err
 	}
+
 	n := &Network{Name: name, Attachments: len(attachments), Pools: []Pool{}, Ports: []Port{}}
 	for _, d := range damaged {
-		// One that is being made has no content yet.
+		// A record that is just being created has no content yet.
 		if unfinished, err := l.dir.Unfinished(name, d.Hash); err == nil && unfinished {
 			n.Attachments, n.Adding = n.Attachments+1, n.Adding+1
 		} else if !errors.Is(err, fs.ErrNotExist) {
 			l.problems = append(l.problems, d)
 		}
 	}
+
 	rec, err := l.dir.LoadNetwork(name)
 	switch {
 	case err == nil:
@@ -129,11 +140,14 @@ func (l *loader) network(name string) (*Network, error) {
 	case !errors.Is(err, fs.ErrNotExist):
 		l.problems = append(l.problems, err)
 	}
+
 	for _, a := range attachments {
 		n.attachment(a)
 	}
+
 	slices.SortFunc(n.Ports, func(a, b Port) int {
-		return cmp.Or(cmp.Compare(a.HostPort, b.HostPort), cmp.Compare(a.Protocol, b.Protocol), a.HostAddr.Compare(b.HostAddr))
+		return cmp.Or(cmp.Compare(a.HostPort, b.HostPort), cmp.Compare(a.Protocol, b.Protocol),
+			a.HostAddr.Compare(b.HostAddr))
 	})
 	slices.Sort(n.IPAM)
 	for _, p := range l.pools {
@@ -145,13 +159,15 @@ func (l *loader) network(name string) (*Network, error) {
 			n.Pools = append(n.Pools, Pool{p.Name, family, p.Size, p.Reserved, p.Size - min(p.Size, p.Reserved)})
 		}
 	}
+
 	if len(n.Pools) == 0 {
 		n.PoolNote = poolNote(n.IPAM, attachments)
 	}
+
 	return n, nil
 }
 
-// record takes over what the network's own record has.
+// record copies the fields of the network's own record.
 func (n *Network) record(rec *state.Network) {
 	n.Mode = "l2"
 	switch {
@@ -160,6 +176,7 @@ func (n *Network) record(rec *state.Network) {
 	case len(rec.Gateways) > 0:
 		n.Mode = "gateway"
 	}
+
 	n.Bridge, n.MTU, n.Subnets, n.Gateways = rec.Bridge, rec.MTU, rec.Subnets, rec.Gateways
 	n.Uplink, n.DefaultRoute, n.SLAAC = rec.Uplink, rec.DefaultRoute, rec.SLAAC
 	n.Masquerade, n.NonMasquerade, n.Guard = rec.Masquerade, rec.NonMasquerade, rec.Guard
@@ -167,13 +184,16 @@ func (n *Network) record(rec *state.Network) {
 	n.Policy = rec.Policy.String()
 }
 
+// attachment adds the fields of one attachment's record.
 func (n *Network) attachment(a *state.Attachment) {
 	if a.State != state.Ready {
 		n.Adding++
 	}
+
 	if a.Guard == nft.GuardMAC {
 		n.MACOnly++
 	}
+
 	n.Bridge = cmp.Or(n.Bridge, a.Bridge)
 	if a.IPAMType != "" && !slices.Contains(n.IPAM, a.IPAMType) {
 		n.IPAM = append(n.IPAM, a.IPAMType)
@@ -183,13 +203,14 @@ func (n *Network) attachment(a *state.Attachment) {
 	}
 }
 
-// poolNote says why a network has no pool that could be counted.
+// poolNote returns the reason why a network has no pool that could be counted.
 func poolNote(types []string, attachments []*state.Attachment) string {
-	given := 0
+	used := 0
 	for _, a := range attachments {
-		given += len(a.Addresses)
+		used += len(a.Addresses)
 	}
-	inUse := printable.Count(given, "address", "addresses") + " in use"
+
+	inUse := printable.Count(used, "address", "addresses") + " in use"
 	switch {
 	case len(attachments) == 0:
 		return "not on record before the first pod"
@@ -202,5 +223,6 @@ func poolNote(types []string, attachments []*state.Attachment) string {
 	case len(types) == 1 && types[0] == "static":
 		return "none: the configuration names the addresses"
 	}
+
 	return fmt.Sprintf("unknown: the IPAM plugin %q keeps it; %s", types[len(types)-1], inUse)
 }

@@ -1,6 +1,6 @@
-// Package view shows an operator what there is on a node: its networks with their pools, its pods
-// as a table, and all of it as a picture, in a terminal or as SVG. It looks at records and at what
-// package network finds, and changes nothing.
+// Package view shows the state of a node to an operator: its networks with their pools, its pods as a table, and a
+// map of everything, for a terminal or as SVG. It reads records and the findings of package network, and changes
+// nothing.
 //
 // Names come from configurations and from pods, so all text is made printable before it is drawn.
 package view
@@ -19,7 +19,7 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// Node is a node to be drawn.
+// Node holds the data about a node that is to be drawn.
 type Node struct {
 	networks []Network
 	problems []error // of records
@@ -27,7 +27,7 @@ type Node struct {
 	uplinks  []network.UplinkReport
 }
 
-// Draw looks at a node: at its records, and, by Inspect, at the kernel. stateDir is the node's.
+// Draw collects the data about a node: its records in stateDir and, by Inspect, the state of the kernel.
 func Draw(ctx context.Context, node *network.Node, stateDir string) (_ *Node, err error) {
 	n := &Node{}
 	if n.networks, n.problems, err = Load(ctx, node, stateDir, ""); err != nil {
@@ -40,27 +40,31 @@ func Draw(ctx context.Context, node *network.Node, stateDir string) (_ *Node, er
 	return n, err
 }
 
-// wrong are the causes that check gives, and what differs of uplinks.
+// wrong returns the causes that `tombolo check` prints, and the differences of uplinks.
 func (n *Node) wrong() []string {
 	var list []string
 	for _, line := range report.Causes(n.found) {
 		list = append(list, line.String())
 	}
+
 	for _, u := range n.uplinks {
 		for _, d := range u.Differences {
 			list = append(list, "uplink "+u.NIC+": "+d)
 		}
 	}
+
 	for _, problem := range n.problems {
-		// Inspect has found most of them, too.
-		if text := problem.Error(); !slices.ContainsFunc(list, func(one string) bool { return strings.HasPrefix(one, text) }) {
+		// Inspect has found most of these problems too.
+		if text := problem.Error(); !slices.ContainsFunc(list,
+			func(one string) bool { return strings.HasPrefix(one, text) }) {
 			list = append(list, text)
 		}
 	}
+
 	return list
 }
 
-// bridges are the names of all.
+// bridges returns the sorted names of all bridges.
 func (n *Node) bridges() []string {
 	var names []string
 	for i := range n.networks {
@@ -75,56 +79,67 @@ func (n *Node) bridges() []string {
 
 const nameMost = 40 // columns of a name
 
-// Map draws a node for a terminal, or for what is none. All text of others is printable, and in ASCII.
+// Map draws a node for a terminal or a plain text file. All foreign text in it is printable ASCII.
 func (n *Node) Map(s Screen) string {
 	p := &painter{Screen: s, Node: n}
 	bridges, wrong := n.bridges(), n.wrong()
 	if len(bridges) == 0 {
 		p.line("no network is on record")
 	}
+
 	for _, name := range bridges {
 		p.bridge(name)
 	}
+
 	if len(bridges) > 0 {
 		p.line()
 	}
+
 	if len(wrong) == 0 {
 		p.line("nothing is wrong")
 		return p.String()
 	}
+
 	p.line(p.in(bold, "wrong:"))
 	for _, text := range wrong {
 		for i, line := range fold(label(text, 2000), s.Width-4) {
 			p.line([]string{"  ", "    "}[min(i, 1)], p.in(red, line))
 		}
 	}
+
 	return p.String()
 }
 
-// bridge draws one, with the NIC by which it is on a LAN, and the networks on it.
+// bridge draws a bridge with its uplink and the networks on it.
 func (p *painter) bridge(name string) {
 	networks := slices.DeleteFunc(slices.Clone(p.networks), func(d Network) bool { return d.Bridge != name })
 	nic, mark, mtu, gateways := "", bold, 0, []netip.Prefix{}
 	for _, d := range networks {
 		nic, mtu = cmp.Or(nic, d.Uplink), max(mtu, d.MTU)
-		gateways = append(gateways, slices.DeleteFunc(slices.Clone(d.Gateways), func(a netip.Prefix) bool { return slices.Contains(gateways, a) })...)
+		gateways = append(gateways, slices.DeleteFunc(slices.Clone(d.Gateways),
+			func(a netip.Prefix) bool { return slices.Contains(gateways, a) })...)
 	}
+
 	for _, u := range p.uplinks {
 		if u.Bridge == name {
 			nic, mark = u.NIC, markOf(len(u.Differences) > 0)
 		}
 	}
+
 	title, uplink := strings.TrimRight(" "+printable.List(gateways, " "), " "), ""
 	if mtu > 0 {
 		title = fmt.Sprintf(" (MTU %d)", mtu) + title
 	}
+
 	if nic != "" {
 		uplink = p.in(mark, "uplink "+label(nic, nameMost)) + p.glyph(" ── ", " -- ")
 	}
+
 	called := "no bridge"
 	if name != "" {
 		called = "bridge " + label(name, nameMost)
 	}
+
 	p.line(uplink, p.in(bold, called), title)
 	for i := range networks {
 		first, rest := p.glyph("├─ ", "|- "), p.glyph("│  ", "|  ")
@@ -135,55 +150,64 @@ func (p *painter) bridge(name string) {
 	}
 }
 
-// indent is how many columns stand before what belongs to a network.
+// indent is the number of columns before the lines of a network.
 const indent = 3
 
-// network draws one with its pods, those first of which something is wrong.
+// network draws a network with its pods. Pods with differences come first.
 func (p *painter) network(d *Network, first, rest string) {
-	pods := slices.DeleteFunc(slices.Clone(p.found.Attachments), func(r network.Report) bool { return r.Network != d.Name })
+	pods := slices.DeleteFunc(slices.Clone(p.found.Attachments),
+		func(r network.Report) bool { return r.Network != d.Name })
 	slices.SortStableFunc(pods, func(a, b network.Report) int {
-		return cmp.Or(min(len(b.Differences), 1)-min(len(a.Differences), 1), strings.Compare(report.PodName(a.Pod, a.ContainerID), report.PodName(b.Pod, b.ContainerID)))
+		return cmp.Or(min(len(b.Differences), 1)-min(len(a.Differences), 1),
+			strings.Compare(report.PodName(a.Pod, a.ContainerID), report.PodName(b.Pod, b.ContainerID)))
 	})
 	wrong := slices.ContainsFunc(p.found.Networks, func(r network.NetworkReport) bool { return r.Network == d.Name })
 	name := "network " + label(d.Name, nameMost)
-	for i, line := range fold(d.title(len(pods)), max(p.Width-indent-len(name)-2, narrowest/2)) {
+	for i, line := range fold(d.title(len(pods)), max(p.Width-indent-len(name)-2, minWidth/2)) {
 		if i == 0 {
 			p.line(first, p.in(markOf(wrong), name), ": ", line)
 		} else {
 			p.line(rest, strings.Repeat(" ", len(name)+2), line)
 		}
 	}
+
 	for i := range pods {
 		p.pod(&pods[i], rest)
 	}
 }
 
-// title is what is said of a network in a line.
+// title returns the description of a network in one line.
 func (d *Network) title(pods int) string {
 	text := cmp.Or(d.Mode, "no record")
 	if d.VLAN != 0 {
 		text += fmt.Sprintf(", VLAN %d", d.VLAN)
 	}
+
 	if d.DefaultRoute != "" {
 		text += ", default route to the " + d.DefaultRoute
 	}
+
 	if d.Masquerade {
 		text += ", masquerade"
 	}
+
 	if d.Policy != "" && d.Policy != "open" {
 		text += ", " + d.Policy
 	}
+
 	if d.Guard {
 		text += ", guard"
 	}
+
 	text += ", " + printable.Count(pods, "pod", "pods")
 	for _, p := range d.Pools {
 		text += fmt.Sprintf("; %s: %d of %s in use", p.Range, p.Used, number(p.Size))
 	}
+
 	return text
 }
 
-// pod draws a pod, and its host ports behind it, or below where there are more than fit.
+// pod draws a pod. Its host ports follow on the same line if they fit, else below.
 func (p *painter) pod(pod *network.Report, rest string) {
 	mark, how := p.glyph("● ", "* "), plain
 	switch {
@@ -192,6 +216,7 @@ func (p *painter) pod(pod *network.Report, rest string) {
 	case !pod.Ready:
 		mark = p.glyph("○ ", "o ")
 	}
+
 	name := label(report.PodName(pod.Pod, pod.ContainerID), min(nameMost, p.Width/2-4))
 	text := strings.TrimRight(name+"  "+Addresses(pod.Attachment, " "), " ")
 	ports, arrow := fold(strings.Join(hostPorts(pod.Attachment), " "), p.Width-indent-6), p.glyph(" ← ", " < ")
@@ -199,17 +224,19 @@ func (p *painter) pod(pod *network.Report, rest string) {
 	if len(ports) == 1 && 2+len(text)+3+len(ports[0]) <= p.Width-indent {
 		behind, ports = arrow+ports[0], nil
 	}
+
 	p.line(rest, p.in(how, mark+text), behind)
 	for _, list := range ports {
 		p.line(rest, "  ", arrow, list)
 	}
 }
 
-// SVG is the map as an image that needs nothing else. A line of it has one style.
+// SVG returns the map as a self-contained image. Each line of it has one style.
 func (n *Node) SVG() string {
 	lines := strings.Split(strings.TrimSpace(n.Map(Screen{Width: 150, Colour: true, Unicode: true})), "\n")
 	var b strings.Builder
-	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" width="1130" height="%d" font-family="monospace" font-size="12">
+	b.WriteString(`<svg xmlns="http://www.w3.org/2000/svg" width="1130" `)
+	fmt.Fprintf(&b, `height="%d" font-family="monospace" font-size="12">
 <style>text{fill:#123;white-space:pre}.bold{font-weight:bold}.red{fill:#c00}</style>
 <rect width="100%%" height="100%%" fill="#fff"/>
 <g>
@@ -224,5 +251,6 @@ func (n *Node) SVG() string {
 		line = strings.NewReplacer(red, "", bold, "", reset, "").Replace(line)
 		fmt.Fprintf(&b, `<text class="%s" x="15" y="%d">%s</text>`+"\n", class, (i+2)*16, html.EscapeString(line))
 	}
+
 	return b.String() + "</g>\n</svg>\n"
 }

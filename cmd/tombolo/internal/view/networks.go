@@ -15,7 +15,7 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// Networks is the text of tombolo ls networks.
+// Networks returns the output of tombolo ls networks.
 func Networks(list []Network) string {
 	var b strings.Builder
 	for i := range list {
@@ -24,12 +24,14 @@ func Networks(list []Network) string {
 		}
 		list[i].text(&b)
 	}
+
 	if len(list) == 0 {
 		b.WriteString("no network is on record\n")
 	}
 	return b.String()
 }
 
+// text writes the description of a network.
 func (n *Network) text(b *strings.Builder) {
 	line := func(key, value string) {
 		if value != "" {
@@ -44,15 +46,18 @@ func (n *Network) text(b *strings.Builder) {
 		}
 		line("record", "none of the network itself: "+why)
 	}
+
 	line("mode", n.Mode)
 	bridge := n.Bridge
 	if n.MTU > 0 {
 		bridge += fmt.Sprintf(" (MTU %d)", n.MTU)
 	}
+
 	line("bridge", bridge)
 	if n.VLAN != 0 {
 		line("VLAN", strconv.Itoa(int(n.VLAN)))
 	}
+
 	line("VLAN trunk", n.VLANTrunk.String())
 	line("uplink", n.Uplink)
 	line("subnets", printable.List(n.Subnets, ", "))
@@ -60,14 +65,17 @@ func (n *Network) text(b *strings.Builder) {
 	if n.DefaultRoute != "" {
 		line("default route", "to the "+n.DefaultRoute)
 	}
+
 	if n.SLAAC {
 		line("IPv6", "by router advertisements")
 	}
+
 	if n.Mode != "" {
 		masquerade := onOff(n.Masquerade)
 		if n.Masquerade && len(n.NonMasquerade) > 0 {
 			masquerade += ", except to " + printable.List(n.NonMasquerade, ", ")
 		}
+
 		line("masquerade", masquerade)
 		line("policy", n.Policy)
 		guard := onOff(n.Guard)
@@ -76,15 +84,18 @@ func (n *Network) text(b *strings.Builder) {
 		}
 		line("guard", guard)
 	}
+
 	pods := strconv.Itoa(n.Attachments)
 	if n.Adding > 0 {
 		pods += fmt.Sprintf(", %d of them not ready", n.Adding)
 	}
+
 	line("pods", pods)
 	for _, p := range n.Pools {
 		line("pool", p.String())
 	}
-	line("pool", n.PoolNote) // where there is none
+
+	line("pool", n.PoolNote) // only set if there are none
 	key := "host ports"
 	for i := range n.Ports {
 		line(key, n.Ports[i].String())
@@ -99,12 +110,12 @@ func onOff(on bool) string {
 	return "off"
 }
 
-// String reads "10.61.0.0/24: 3 of 253 in use, 250 free".
+// String returns a text such as "10.61.0.0/24: 3 of 253 in use, 250 free".
 func (p Pool) String() string {
 	return fmt.Sprintf("%s: %d of %s in use, %s free", p.Range, p.Used, number(p.Size), number(p.Free))
 }
 
-// number writes a large one as a power of two.
+// number returns a number as text, and a large one as a power of two.
 func number(n uint64) string {
 	if n < 1<<40 {
 		return strconv.FormatUint(n, 10)
@@ -112,7 +123,7 @@ func number(n uint64) string {
 	return fmt.Sprintf("some 2^%d", bits.Len64(n))
 }
 
-// String reads "192.0.2.1:8080/tcp -> default/web:80, container 0123456789ab".
+// String returns a text such as "192.0.2.1:8080/tcp -> default/web:80, container 0123456789ab".
 func (p *Port) String() string {
 	text := fmt.Sprintf("%s -> %s", p.Port, strings.TrimPrefix(p.Pod+" ", " "))
 	text += fmt.Sprintf("port %d (container %.12s, %s)", p.PodPort, p.ContainerID, p.IfName)
@@ -122,7 +133,7 @@ func (p *Port) String() string {
 	return text
 }
 
-// List is a table of attachments, and what of them is not as it was made.
+// List returns a table of all attachments, followed by the differences that affect them.
 func List(in *network.Inspection, causes []report.Line) string {
 	var text strings.Builder
 	w := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
@@ -135,19 +146,23 @@ func List(in *network.Inspection, causes []report.Line) string {
 		case r.Ready:
 			mark = "ready"
 		}
-		fmt.Fprintf(w, "%s\t%s\t%.12s\t%s\t%s\t%s\t%s\t%s\t%s\n", r.Network, cmp.Or(printable.Line(r.Pod), "-"), r.ContainerID, r.IfName, r.Port,
-			cmp.Or(Addresses(r.Attachment, ","), "-"), cmp.Or(strings.Join(hostPorts(r.Attachment), ","), "-"), limits(r.Limits), mark)
+		fmt.Fprintf(w, "%s\t%s\t%.12s\t%s\t%s\t%s\t%s\t%s\t%s\n", r.Network, cmp.Or(printable.Line(r.Pod), "-"),
+			r.ContainerID, r.IfName, r.Port,
+			cmp.Or(Addresses(r.Attachment, ","), "-"), cmp.Or(strings.Join(hostPorts(r.Attachment), ","),
+				"-"), limits(r.Limits), mark)
 	}
+
 	w.Flush()
 	for _, line := range causes {
 		if len(line.Pods) > 0 {
 			text.WriteString(printable.Line(line.String()) + "\n")
 		}
 	}
+
 	return text.String()
 }
 
-// Addresses are those of an attachment, in one text.
+// Addresses returns an attachment's addresses, separated by between.
 func Addresses(a *network.Attachment, between string) string {
 	var texts []string
 	for _, address := range a.Addresses {
@@ -156,7 +171,7 @@ func Addresses(a *network.Attachment, between string) string {
 	return strings.Join(texts, between)
 }
 
-// hostPorts read like docker's: 8080->80/tcp, 192.0.2.1:53->5353/udp, 9000-9009->90-99/tcp.
+// hostPorts returns host ports as docker prints them: 8080->80/tcp, 192.0.2.1:53->5353/udp, 9000-9009->90-99/tcp.
 func hostPorts(a *network.Attachment) []string {
 	var texts []string
 	for _, p := range a.Ports {
@@ -166,7 +181,7 @@ func hostPorts(a *network.Attachment) []string {
 	return texts
 }
 
-// limits gives both rates, as tc writes them.
+// limits returns both rates as tc prints them.
 func limits(s bandwidth.Shape) string {
 	if s.IsZero() {
 		return "-"

@@ -10,22 +10,22 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/printable"
 )
 
-// Screen is what a picture is drawn for.
+// Screen describes the output of a map.
 type Screen struct {
 	Width   int  // in columns
-	Colour  bool // a terminal that shows colours, and whose user wants them
+	Colour  bool // the output is a terminal with colours, and the user wants them
 	Unicode bool // else ASCII
 }
 
 const (
-	narrowest = 40
-	usual     = 80
+	minWidth     = 40
+	defaultWidth = 80
 )
 
-// ScreenOf looks at what a file is, and at the environment: COLUMNS is for what is no terminal,
-// NO_COLOR and TERM=dumb switch colours off, and the locale says whether there is UTF-8.
+// ScreenOf describes an open file by its kind and the environment. COLUMNS is the width of an output that is no
+// terminal, NO_COLOR and TERM=dumb switch colours off, and the locale determines whether UTF-8 is available.
 func ScreenOf(file *os.File, getenv func(string) string) Screen {
-	s := Screen{Width: usual}
+	s := Screen{Width: defaultWidth}
 	if size, err := unix.IoctlGetWinsize(int(file.Fd()), unix.TIOCGWINSZ); err == nil {
 		s.Colour = getenv("NO_COLOR") == "" && getenv("TERM") != "dumb"
 		if size.Col > 0 {
@@ -34,17 +34,19 @@ func ScreenOf(file *os.File, getenv func(string) string) Screen {
 	} else if n, err := strconv.Atoi(getenv("COLUMNS")); err == nil && n > 0 && n < 1<<16 {
 		s.Width = n
 	}
+
 	for _, name := range []string{"LC_ALL", "LC_CTYPE", "LANG"} {
 		if v := strings.ToUpper(getenv(name)); v != "" {
 			s.Unicode = strings.Contains(v, "UTF-8") || strings.Contains(v, "UTF8")
 			break
 		}
 	}
-	s.Width = max(s.Width, narrowest)
+
+	s.Width = max(s.Width, minWidth)
 	return s
 }
 
-// These sequences have a terminal show the text behind them in a style.
+// Control sequences that make a terminal show the following text in a style.
 const (
 	plain = ""
 	bold  = "\x1b[1m"
@@ -52,7 +54,7 @@ const (
 	reset = "\x1b[m"
 )
 
-// markOf is how a name is shown.
+// markOf returns the style of a name.
 func markOf(wrong bool) string {
 	if wrong {
 		return red
@@ -60,7 +62,7 @@ func markOf(wrong bool) string {
 	return bold
 }
 
-// painter collects lines.
+// painter collects the lines of a map.
 type painter struct {
 	Screen
 	*Node
@@ -69,7 +71,7 @@ type painter struct {
 
 func (p *painter) line(parts ...string) { p.WriteString(strings.Join(parts, "") + "\n") }
 
-// in shows a text in a way.
+// in returns a text in a style.
 func (p *painter) in(how, text string) string {
 	if !p.Colour || how == plain {
 		return text
@@ -77,7 +79,7 @@ func (p *painter) in(how, text string) string {
 	return how + text + reset
 }
 
-// glyph picks one of two texts.
+// glyph returns the first text if the screen supports Unicode, else the second.
 func (p *painter) glyph(unicode, ascii string) string {
 	if p.Unicode {
 		return unicode
@@ -85,7 +87,7 @@ func (p *painter) glyph(unicode, ascii string) string {
 	return ascii
 }
 
-// label makes a name fit for a picture: one line of ASCII, one column for each byte, at most so many.
+// label returns a name for a map: one line of ASCII, one column for each byte, at most most bytes.
 func label(text string, most int) string {
 	var b strings.Builder
 	for _, r := range printable.Line(text) {
@@ -95,13 +97,14 @@ func label(text string, most int) string {
 			b.WriteRune(r)
 		}
 	}
+
 	if text = b.String(); len(text) > most {
 		text = text[:most-2] + ".."
 	}
 	return text
 }
 
-// fold breaks a text into lines between words; a word that is longer has a line of its own.
+// fold breaks a text into lines between words. A word longer than width gets a line of its own.
 func fold(text string, width int) []string {
 	var lines []string
 	for _, word := range strings.Fields(text) {

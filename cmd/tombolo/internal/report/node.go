@@ -17,13 +17,13 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// Selection says which attachments are meant. The zero Selection is all.
+// Selection selects attachments. The zero Selection selects all.
 type Selection struct {
-	Pod     string // as Meant has it
+	Pod     string // see Meant
 	Network string
 }
 
-// None says that there is no attachment, or none that was selected.
+// None returns the message that no attachment exists or was selected.
 func (s Selection) None() string {
 	if s == (Selection{}) {
 		return "no pod is on record\n"
@@ -31,36 +31,40 @@ func (s Selection) None() string {
 	return "no pod on record is meant by that\n"
 }
 
-// PodName is what to call a pod, whose name may not be known. Of the container's ID it has what ls shows.
+// PodName returns the name of a pod, or its container's ID, shortened as in ls, if the name is not known.
 func PodName(pod, containerID string) string {
 	return cmp.Or(pod, fmt.Sprintf("container %.12s", containerID))
 }
 
-// Meant says whether name means an attachment: it is the pod's name, with or without its
-// namespace, in which * stands for any characters but /, or the beginning of its container's ID, or its port or interface, or
-// one of its addresses. An empty one means all.
+// Meant reports whether name denotes an attachment. name may be the pod's name with or without its namespace, where *
+// stands for any characters except /. It may also be the beginning of the container's ID, the port, the interface, or
+// an address. An empty name denotes every attachment.
 func Meant(a *network.Attachment, name string) bool {
 	if name == a.Port || name == a.IfName || strings.HasPrefix(a.ContainerID, name) {
 		return true
 	}
+
 	address, _ := netip.ParseAddr(name)
 	if slices.ContainsFunc(a.Addresses, func(has ipam.Address) bool { return has.Prefix.Addr() == address }) {
 		return true
 	}
+
 	pod := a.Pod
 	if !strings.Contains(name, "/") {
 		pod = pod[strings.LastIndexByte(pod, '/')+1:]
 	}
+
 	ok, err := filepath.Match(name, pod)
 	return ok && err == nil && pod != ""
 }
 
-// Inspect inspects a node, and leaves in what was selected. An empty result of a filter is an answer; a name that
-// means no pod, and a network that is not on record, are errors.
+// Inspect inspects a node, and keeps only the selected attachments and their networks. An empty selection is no
+// error. A name that denotes no pod, and a network that is not on record, are errors.
 func (s Selection) Inspect(ctx context.Context, node *network.Node) (*network.Inspection, error) {
 	if _, err := filepath.Match(s.Pod, ""); err != nil {
 		return nil, fmt.Errorf("pod %q: %w", s.Pod, err)
 	}
+
 	if s.Network != "" {
 		names, err := node.Networks(ctx)
 		if err != nil {
@@ -70,23 +74,27 @@ func (s Selection) Inspect(ctx context.Context, node *network.Node) (*network.In
 			return nil, state.UnknownNetwork(names, s.Network)
 		}
 	}
+
 	in, err := node.Inspect(ctx)
 	if err != nil || s == (Selection{}) {
 		return in, err
 	}
+
 	pods := slices.DeleteFunc(in.Attachments, func(r network.Report) bool { return !Meant(r.Attachment, s.Pod) })
 	if s.Pod != "" && len(pods) == 0 && !strings.ContainsAny(s.Pod, "*?[") {
 		return nil, fmt.Errorf("no pod %q: tombolo ls lists those that there are", s.Pod)
 	}
+
 	pods = slices.DeleteFunc(pods, func(r network.Report) bool { return s.Network != "" && r.Network != s.Network })
 	networks := slices.DeleteFunc(in.Networks, func(n network.NetworkReport) bool {
-		return n.Network != s.Network && !slices.ContainsFunc(pods, func(r network.Report) bool { return r.Network == n.Network })
+		return n.Network != s.Network &&
+			!slices.ContainsFunc(pods, func(r network.Report) bool { return r.Network == n.Network })
 	})
 	return &network.Inspection{Attachments: pods, Networks: networks, Others: in.Others}, nil
 }
 
-// Open opens a node to look at it. A state directory that was named has to be there; none in
-// the usual place only says that nothing was ever attached.
+// Open opens a node for reading. A named state directory must exist. If the default one is missing, nothing was ever
+// attached.
 func Open(ctx context.Context, cfg *network.Config) (*network.Node, error) {
 	if dir := cfg.StateDir; filepath.IsAbs(dir) && dir != network.DefaultStateDir {
 		if info, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) || err == nil && !info.IsDir() {
@@ -96,25 +104,26 @@ func Open(ctx context.Context, cfg *network.Config) (*network.Node, error) {
 	return network.Open(ctx, cfg)
 }
 
-// Repaired is what a repair came to.
+// Repaired is the result of a repair.
 type Repaired struct {
-	Done []Line // what differed, and does no more
-	Left []Line // what differs still
+	Done []Line // differences that are gone
+	Left []Line // differences that are still there
 }
 
-// Repair repairs the host and the pods, and compares what was before with what is then. An
-// error is about what could not be done; Left may name it too. Without a Repaired, nothing is
-// known of it.
+// Repair repairs the host, and compares the differences before and after. The error is about what could not be
+// repaired; Left may contain the same. If the result is nil, the outcome is unknown.
 func Repair(ctx context.Context, node *network.Node) (*Repaired, error) {
 	before, err := node.Inspect(ctx)
 	if err != nil {
 		return nil, err
 	}
+
 	err = node.Repair(ctx)
 	after, afterErr := node.Inspect(ctx)
 	if afterErr != nil {
 		return nil, errors.Join(err, afterErr)
 	}
+
 	left := findings(after)
 	done := slices.DeleteFunc(findings(before), func(f finding) bool { return slices.Contains(left, f) })
 	return &Repaired{causes(done), causes(left)}, err

@@ -1,5 +1,4 @@
-// Package report words what Node.Inspect finds for an operator: one line for each cause, each
-// with what mends it.
+// Package report describes the findings of Node.Inspect for an operator: one line for each cause, with its remedy.
 package report
 
 import (
@@ -13,18 +12,18 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// Line is one cause.
+// Line describes one cause.
 type Line struct {
-	Text   string // without whose it is
+	Text   string // the description, without the affected pod or network
 	Remedy tombolo.Remedy
-	First  tombolo.Difference // the cause itself, or the first of those that are alike
-	Pods   []string           // the names of those that it affects
+	First  tombolo.Difference // the cause itself, or the first of several equal differences
+	Pods   []string           // names of the affected pods
 
-	before, behind string // whose it is
+	before, behind string // texts that name the affected pod or network
 }
 
-// String ends in the remedy: "table inet tombolo is missing (affects default/web-0, default/web-1) [repair]". A command
-// comes behind all else, so that it can be copied.
+// String returns the line with the remedy at its end: "table inet tombolo is missing (affects default/web-0,
+// default/web-1) [repair]". A command comes last, so that it can be copied.
 func (l Line) String() string {
 	evidence, advice := Advice(l.Text)
 	text := l.before + evidence + l.behind + advice
@@ -34,8 +33,8 @@ func (l Line) String() string {
 	return text
 }
 
-// Advice returns what a text says before the command that helps, and the rest: the condition, if there is one, and the
-// command.
+// Advice splits a text before the advice in it. evidence is the text before the command that helps. advice is the
+// condition of the command, if there is one, and the command.
 func Advice(text string) (evidence, advice string) {
 	before, _, ok := strings.Cut(text, "this helps: ")
 	if at := strings.LastIndex(before, "; "); ok && at >= 0 {
@@ -44,7 +43,7 @@ func Advice(text string) (evidence, advice string) {
 	return text, ""
 }
 
-// Help says what an operator does to mend a difference.
+// Help returns the action that applies a remedy.
 func Help(r tombolo.Remedy) string {
 	switch r {
 	case tombolo.RemedyRepair:
@@ -56,10 +55,11 @@ func Help(r tombolo.Remedy) string {
 	case tombolo.RemedyKeeper:
 		return "systemctl start tombolod"
 	}
+
 	return "change what is named here: the network's configuration, or the host's"
 }
 
-// Helps says it of several causes, each remedy once.
+// Helps returns the actions for several causes, each once.
 func Helps(lines []Line) string {
 	var texts []string
 	for _, l := range lines {
@@ -70,14 +70,15 @@ func Helps(lines []Line) string {
 	return strings.Join(texts, "; ")
 }
 
-// finding is a difference, and whose it is.
+// finding is a difference together with the affected pod or network.
 type finding struct {
 	tombolo.Difference
-	network string // empty: of no network
-	pod     string // empty: the network's own
+	network string // empty if it concerns no network
+	pod     string // empty if it concerns the network itself
 	ifName  string
 }
 
+// line describes the finding alone.
 func (f *finding) line() Line {
 	l := Line{Text: f.String(), Remedy: f.Remedy, First: f.Difference}
 	switch {
@@ -89,7 +90,7 @@ func (f *finding) line() Line {
 	return l
 }
 
-// findings lists all that was found.
+// findings returns everything that an inspection found on the host.
 func findings(in *network.Inspection) []finding {
 	var list []finding
 	for _, n := range in.Networks {
@@ -103,6 +104,7 @@ func findings(in *network.Inspection) []finding {
 	return append(list, ofPods(in, func(r *network.Report) []tombolo.Difference { return r.Differences })...)
 }
 
+// ofPods returns some differences of all pods as findings.
 func ofPods(in *network.Inspection, differences func(*network.Report) []tombolo.Difference) (list []finding) {
 	for _, r := range in.Attachments {
 		for _, d := range differences(&r) {
@@ -112,12 +114,12 @@ func ofPods(in *network.Inspection, differences func(*network.Report) []tombolo.
 	return list
 }
 
-// Notes lists what pods have changed inside, a line for what several have alike. It is no fault.
+// Notes describes the changes inside pods, one line for all equal changes. Such a change is no fault.
 func Notes(in *network.Inspection) []Line {
 	return causes(ofPods(in, func(r *network.Report) []tombolo.Difference { return r.Inside }))
 }
 
-// Each gives a line for each difference.
+// Each returns a line for each difference.
 func Each(in *network.Inspection) []Line {
 	var list []Line
 	for _, f := range findings(in) {
@@ -126,53 +128,64 @@ func Each(in *network.Inspection) []Line {
 	return list
 }
 
-// Causes gives a line for each cause: what is missing stands for all that was in it, and what
-// several pods or networks share is said once, with their names.
+// Causes returns a line for each cause. A missing object stands for everything that was in it. A difference of
+// several pods or networks gets one line with their names.
 func Causes(in *network.Inspection) []Line { return causes(findings(in)) }
 
+// causes groups findings by their causes.
 func causes(found []finding) []Line {
 	var groups []*group
 	tables := missingTables(found)
 	for i := range found {
-		if text, covers := rootOf(&found[i], tables); covers != nil && !slices.ContainsFunc(groups, func(g *group) bool { return g.text == text }) {
+		if text, covers := rootOf(&found[i], tables); covers != nil &&
+			!slices.ContainsFunc(groups, func(g *group) bool { return g.text == text }) {
 			groups = append(groups, &group{text: text, covers: covers, first: &found[i]})
 		}
 	}
+
 	for i := range found {
 		f := &found[i]
 		k := keyOf(f)
-		at := slices.IndexFunc(groups, func(g *group) bool { return g.covers != nil && g.covers(f) || g.covers == nil && g.key == k })
+		at := slices.IndexFunc(groups, func(g *group) bool {
+			return g.covers != nil && g.covers(f) || g.covers == nil &&
+				g.key == k
+		})
 		if at < 0 {
 			at, groups = len(groups), append(groups, &group{key: k, first: f})
 		}
 		groups[at].list = append(groups[at].list, f)
 	}
+
 	list := make([]Line, len(groups))
 	for i, g := range groups {
 		list[i] = g.line()
 	}
+
 	return list
 }
 
-// group is what has one cause.
+// group is a set of findings with one cause.
 type group struct {
 	text   string
-	covers func(*finding) bool // nil: what has the key
+	covers func(*finding) bool // reports whether a finding belongs to the group; if nil, the key decides
 	key    key
 	first  *finding
 	list   []*finding
 }
 
+// line describes the group.
 func (g *group) line() Line {
 	l := g.first.line()
 	if g.covers == nil && len(g.list) == 1 {
 		return l
 	}
+
 	if g.text != "" {
 		l.Text = g.text
 	} else if slices.ContainsFunc(g.list, func(f *finding) bool { return f.String() != l.Text }) {
 		l.behind = ", and so on"
 	}
+
 	var networks []string
 	l.Pods = nil
 	for _, f := range g.list {
@@ -183,17 +196,19 @@ func (g *group) line() Line {
 			networks = append(networks, name)
 		}
 	}
+
 	slices.Sort(l.Pods)
 	if len(l.Pods) > 0 {
 		networks = l.Pods
 	} else if len(networks) == 1 {
 		return l
 	}
+
 	l.before, l.behind = "", l.behind+affects(networks)
 	return l
 }
 
-// affects names some of many.
+// affects returns a list of names, shortened if there are many.
 func affects(names []string) string {
 	const most = 8
 	more := ""
@@ -203,7 +218,7 @@ func affects(names []string) string {
 	return " (affects " + strings.Join(names, ", ") + more + ")"
 }
 
-// Summary says in a line of how many attachments something differs.
+// Summary returns a line with the number of attachments that differ.
 func Summary(in *network.Inspection) string {
 	text, differing := printable.Count(len(in.Attachments), "attachment", "attachments"), 0
 	for _, r := range in.Attachments {
@@ -215,11 +230,12 @@ func Summary(in *network.Inspection) string {
 	return fmt.Sprintf("%s, %d of them differ%s", text, differing, map[bool]string{true: "s"}[differing == 1])
 }
 
+// isTable reports whether a finding is about a missing table of ours.
 func isTable(f *finding) bool {
 	return f.Object == "nf_tables" && f.What == "table" && f.Want != "" && f.Have == ""
 }
 
-// missingTables are those of ours: a flush takes all of them, and is one cause.
+// missingTables returns our missing tables. A flush deletes all of them, so they are one cause.
 func missingTables(found []finding) []string {
 	var tables []string
 	for i := range found {
@@ -230,11 +246,13 @@ func missingTables(found []finding) []string {
 	return tables
 }
 
-// rootOf says what a difference is the cause of: tables, a set, or a bridge is missing.
+// rootOf returns the text of the cause if the finding is one: missing tables, a missing set or a missing bridge.
+// covers reports whether another finding follows from it.
 func rootOf(f *finding, tables []string) (text string, covers func(*finding) bool) {
 	if f.Want == "" || f.Have != "" {
 		return "", nil
 	}
+
 	switch {
 	case isTable(f):
 		verb := " is missing"
@@ -242,7 +260,8 @@ func rootOf(f *finding, tables []string) (text string, covers func(*finding) boo
 			verb = " are missing"
 		}
 		return strings.Join(tables, " and ") + verb, func(o *finding) bool {
-			return isTable(o) || slices.ContainsFunc(tables, func(table string) bool { return strings.HasSuffix(" of "+o.Object, " of "+table) })
+			return isTable(o) || slices.ContainsFunc(tables,
+				func(table string) bool { return strings.HasSuffix(" of "+o.Object, " of "+table) })
 		}
 	case strings.HasPrefix(f.Object, "table ") && f.What == "set":
 		of := " " + f.Want + " of " + f.Object
@@ -252,13 +271,15 @@ func rootOf(f *finding, tables []string) (text string, covers func(*finding) boo
 	case strings.HasPrefix(f.Object, "bridge ") && f.What == "link" && f.Object == "bridge "+f.Want:
 		return cmp.Or(f.Text, f.Object+" is missing"), func(o *finding) bool {
 			element := o.What == "element" && strings.HasPrefix(o.Want+o.Have+" ", f.Want+" ")
-			return o.Difference == f.Difference || element || o.What == "bridge" && o.Want == f.Want || strings.HasPrefix(o.Text, f.Object+": ")
+			return o.Difference == f.Difference || element || o.What == "bridge" && o.Want == f.Want ||
+				strings.HasPrefix(o.Text, f.Object+": ")
 		}
 	}
+
 	return "", nil
 }
 
-// key is what differences of one cause have in common.
+// key holds the fields in which findings of one cause agree.
 type key struct {
 	object, what, want, have, text string
 	remedy                         tombolo.Remedy
@@ -272,21 +293,24 @@ func keyOf(f *finding) key {
 		}
 		return k
 	}
+
 	kind, _, _ := strings.Cut(f.Object, " ")
 	switch {
 	case kind == "port" || kind == "link":
-		k.object = kind // the rest is one pod's
+		k.object = kind // the name belongs to one pod
 	case f.What == "element", strings.HasPrefix(f.What, "data of"), strings.HasPrefix(f.What, "owner of"):
 		k.what, _, _ = strings.Cut(f.What, " ")
 	}
+
 	switch {
 	case f.Text != "":
 	case f.Have == "":
-		k.want = "some" // addresses and keys are a pod's own
+		k.want = "some" // addresses and keys belong to one pod
 	case f.Want == "":
 		k.have = "some"
 	case strings.Contains(f.What, "alias"), strings.Contains(f.What, "MAC"), k.what != f.What:
 		k.want, k.have = "some", "some"
 	}
+
 	return k
 }

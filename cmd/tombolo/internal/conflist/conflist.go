@@ -1,5 +1,4 @@
-// Package conflist says what a network's configuration file means, and all that is wrong with
-// it, without doing any of it.
+// Package conflist explains a network's configuration file and lists all errors in it, without changing anything.
 package conflist
 
 import (
@@ -21,16 +20,16 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// Report is what there is to say of one file.
+// Report is the result of examining one file.
 type Report struct {
-	Problems []string // one by one, as ADD would report them
-	Warnings []string // what is hardly meant, and ADD takes all the same
-	Plan     []string // what the first ADD would do; empty where there are problems
-	List     bool     // it is a list of plugins
-	Single   bool     // it is the conf of one plugin
+	Problems []string // errors, as ADD would report them
+	Warnings []string // probable mistakes that ADD accepts all the same
+	Plan     []string // the steps of the first ADD; empty if there are problems
+	List     bool     // the file is a list of plugins
+	Single   bool     // the file is the conf of one plugin
 }
 
-// list is a file of either form: of a list of plugins, or of one.
+// list is a file of either form: a list of plugins, or the conf of one.
 type list struct {
 	CNIVersion   string            `json:"cniVersion"`
 	Name         string            `json:"name"`
@@ -39,16 +38,18 @@ type list struct {
 	Capabilities map[string]bool   `json:"capabilities"`
 }
 
-// Examine reads a file: a conflist, or the conf of one plugin.
+// Examine examines a file: a conflist, or the conf of one plugin.
 func Examine(data []byte) *Report {
 	r := &Report{}
 	var l list
 	for _, err := range read(data, &l) {
 		r.problem("%v", err)
 	}
+
 	if len(r.Problems) > 0 {
 		return r
 	}
+
 	if l.Plugins == nil && l.Type != "" {
 		r.Single = true
 		if !isOurs(l.Type) && !isNamed(l.Type) {
@@ -58,10 +59,12 @@ func Examine(data []byte) *Report {
 		r.plugin(data, &l, nil)
 		return r
 	}
+
 	if len(l.Plugins) == 0 {
 		r.problem(`it has no plugins: a list has them in "plugins", and the conf of one plugin has a "type"`)
 		return r
 	}
+
 	r.List = true
 	parts := make([]list, len(l.Plugins))
 	var types []string
@@ -72,35 +75,43 @@ func Examine(data []byte) *Report {
 		for _, err := range found {
 			r.problem("plugins[%d]: %v", i, err)
 		}
+
 		if len(found) == 0 && p.Type == "" {
 			r.problem("plugins[%d] has no type", i)
 		}
+
 		types = append(types, p.Type)
 		if isOurs(p.Type) {
 			ours++
 		}
+
 		if isNamed(p.Type) {
 			known++
 		}
 	}
+
 	reads := isOurs
 	switch {
 	case ours > 0 || len(r.Problems) > 0:
 	case known > 0:
 		reads = isNamed
-		r.Plan = append(r.Plan, "names: read as Tombolo does by the names that it has (tombolo install --names), in place of the reference plugins")
+		r.Plan = append(r.Plan, "names: read as Tombolo does by the names that it has (tombolo install --names), in "+
+			"place of the reference plugins")
 	default:
 		r.problem("none of its plugins is tombolo: %s", strings.Join(types, ", "))
 	}
+
 	for i, raw := range l.Plugins {
 		var fields map[string]json.RawMessage
 		if !reads(parts[i].Type) || json.Unmarshal(raw, &fields) != nil {
 			continue
 		}
-		// As a runtime hands it over.
+
+		// A runtime passes name and version of the list to each plugin.
 		for key, value := range map[string]string{"cniVersion": l.CNIVersion, "name": l.Name} {
 			fields[key], _ = json.Marshal(value)
 		}
+
 		merged, _ := json.Marshal(fields)
 		before := len(r.Problems)
 		r.plugin(merged, &parts[i], types[:i])
@@ -108,15 +119,17 @@ func Examine(data []byte) *Report {
 			r.Problems[j] = fmt.Sprintf("plugins[%d]: %s", i, r.Problems[j])
 		}
 	}
+
 	r.doubles(parts)
 	if len(r.Problems) > 0 {
 		r.Plan, r.Warnings = nil, nil
 	}
+
 	return r
 }
 
-// warn tells what ADD takes without a word: a runtime hands over only the capabilities that it knows
-// and that are declared, so that a misspelt one has no effect.
+// warn adds warnings about settings that ADD silently accepts. For example, a runtime passes only capabilities that
+// it knows and that are declared, so a misspelt one has no effect.
 func (r *Report) warn(nw *network.Network, capabilities map[string]bool) {
 	known := []string{"portMappings", "bandwidth", "ipRanges", "ips", "mac", "dns"}
 	for _, name := range slices.Sorted(maps.Keys(capabilities)) {
@@ -127,17 +140,21 @@ func (r *Report) warn(nw *network.Network, capabilities map[string]bool) {
 		if near := strict.Nearest(name, known); near != "" {
 			hint = fmt.Sprintf(": did you mean %q?", near)
 		}
-		r.Warnings = append(r.Warnings, fmt.Sprintf("capability %q has no effect here, since Tombolo knows none of that name%s", name, hint))
+		r.Warnings = append(r.Warnings, fmt.Sprintf(
+			"capability %q has no effect here, since Tombolo knows none of that name%s", name, hint))
 	}
+
 	if nw != nil {
 		r.warnOfBridge(nw.Bridge)
 	}
+
 	if nw != nil && nw.Origin.Type == "" && nw.Gateway {
-		r.Warnings = append(r.Warnings, `without an ipam section pods get no addresses, and the bridge no gateway: set "ipam", or "mode": "l2"`)
+		r.Warnings = append(r.Warnings,
+			`without an ipam section pods get no addresses, and the bridge no gateway: set "ipam", or "mode": "l2"`)
 	}
 }
 
-// warnOfBridge looks at the bridge on this machine, if there is one.
+// warnOfBridge adds a warning about the existing bridge on this machine, if it delays new ports.
 func (r *Report) warnOfBridge(name string) {
 	links, err := bridge.Dial(nil)
 	if err != nil {
@@ -151,15 +168,15 @@ func (r *Report) warnOfBridge(name string) {
 	}
 }
 
-// read decodes what a file of either form has for a runtime; other fields are the plugins'.
+// read decodes the fields that a runtime uses. All other fields belong to the plugins.
 func read(data []byte, l *list) strict.Problems { return strict.Unmarshal(data, l, strict.Everything) }
 
 func isOurs(kind string) bool { return filepath.Base(kind) == "tombolo" }
 
-// isNamed says whether Tombolo can be called by the name of a plugin.
+// isNamed reports whether Tombolo can be called by the name of a plugin.
 func isNamed(kind string) bool { return slices.Contains(cni.Names(), filepath.Base(kind)) }
 
-// named is what Tombolo does by the name of a plugin that makes no interface.
+// named describes the work of Tombolo under the name of a plugin that makes no interface.
 func named(name string) string {
 	return map[string]string{
 		"bandwidth": "traffic of a pod is limited to the rates that this names, or the runtime",
@@ -174,7 +191,7 @@ func (r *Report) problem(format string, args ...any) {
 	r.Problems = append(r.Problems, fmt.Sprintf(format, args...))
 }
 
-// doubles finds plugins of a chain that do what Tombolo does already.
+// doubles reports plugins of the list that repeat what Tombolo does already.
 func (r *Report) doubles(parts []list) {
 	does := map[string]string{"portmap": "portMappings", "bandwidth": "bandwidth"}
 	ours := map[string]bool{}
@@ -185,59 +202,71 @@ func (r *Report) doubles(parts []list) {
 	}
 	for i, p := range parts {
 		if capability := does[p.Type]; p.Capabilities[capability] && ours[capability] {
-			r.problem("plugins[%d]: %s and tombolo both have the capability %s, so that both would do it: take it from one", i, p.Type, capability)
+			r.problem("plugins[%d]: %s and tombolo both have the capability %s, so that both would do it: take it "+
+				"from one", i, p.Type, capability)
 		}
 	}
 }
 
-// plugin examines a part that Tombolo reads, by the name in its type.
+// plugin examines the configuration of one plugin that Tombolo reads. The name in its type decides how.
 func (r *Report) plugin(data []byte, l *list, before []string) {
 	name, already := filepath.Base(l.Type), len(r.Problems)
 	if isOurs(name) {
 		name = ""
 	}
+
 	nw, found := cni.Examine(name, data)
 	r.Problems = append(r.Problems, found...)
 	makes := slices.ContainsFunc(before, func(kind string) bool { return filepath.Base(kind) != "loopback" })
 	if nw == nil && named(name) == "" {
-		r.Warnings = append(r.Warnings, name+" gives addresses, and no interface has them: a plugin that makes one names it in ipam.type")
+		r.Warnings = append(r.Warnings, name+
+			" gives addresses, and no interface has them: a plugin that makes one names it in ipam.type")
 		return
 	}
+
 	if nw == nil && !makes && name != "loopback" {
 		r.problem("%s works on what a plugin before it makes, and none is before it", name)
 	}
+
 	if len(r.Problems) > already {
 		return
 	}
+
 	r.warn(nw, l.Capabilities)
 	switch {
 	case nw == nil:
 		r.Plan = append(r.Plan, name+": "+named(name))
 		if name == "portmap" && !l.Capabilities["portMappings"] {
-			r.Warnings = append(r.Warnings, "portmap publishes no ports, since the capability portMappings is not declared")
+			r.Warnings = append(r.Warnings,
+				"portmap publishes no ports, since the capability portMappings is not declared")
 		}
 		return
 	case name != "":
 		lines := plan(nw, l.Capabilities)
-		r.Plan = append(r.Plan, lines[:len(lines)-1]...) // but for ports, which portmap publishes
+		r.Plan = append(r.Plan, lines[:len(lines)-1]...) // without the last line about ports, which portmap publishes
 	default:
 		r.Plan = append(r.Plan, plan(nw, l.Capabilities)...)
 	}
+
 	if len(before) > 0 {
 		r.Plan = append(r.Plan, "chain: it runs after "+strings.Join(before, ", "))
 	}
 }
 
-// plan is what the first ADD does, in words.
+// plan describes the steps of the first ADD.
 func plan(nw *network.Network, capabilities map[string]bool) []string {
 	size := cmp.Or(nw.MTU, nw.DefaultMTU)
 	mtu := fmt.Sprintf("MTU %d", size)
 	if size == 0 {
 		mtu = "with the MTU of the default route's link"
 	}
-	lines := []string{fmt.Sprintf("bridge: network %q is on bridge %s, which is made if it is not there, %s", nw.Name, nw.Bridge, mtu)}
+
+	lines := []string{fmt.Sprintf("bridge: network %q is on bridge %s, which is made if it is not there, %s", nw.Name,
+		nw.Bridge, mtu)}
 	if nw.Uplink != "" {
-		lines = append(lines, fmt.Sprintf("uplink: %s stays the host's, with its addresses and its manager, and %s shares it (tombolo uplink plan %s %s says how)",
+		lines = append(lines, fmt.Sprintf(
+			"uplink: %s stays the host's, with its addresses and its manager, and %s shares it (tombolo uplink plan "+
+				"%s %s says how)",
 			nw.Uplink, nw.Bridge, nw.Uplink, nw.Bridge))
 	}
 	return append(lines, addresses(nw), gateway(nw), firewall(nw), ports(capabilities))
@@ -254,10 +283,12 @@ func addresses(nw *network.Network) string {
 	case len(nw.Subnets) == 0:
 		return fmt.Sprintf("addresses: those that the IPAM %q gives", nw.Origin.Type)
 	}
+
 	where := ""
 	if nw.Origin.Dir != "" {
 		where = ", reserved in " + filepath.Join(nw.Origin.Dir, nw.Name)
 	}
+
 	return fmt.Sprintf("addresses: from %s (%s)%s", printable.List(nw.Subnets, ", "), nw.Origin.Type, where)
 }
 
@@ -265,9 +296,11 @@ func gateway(nw *network.Network) string {
 	const parameters = " (net.ipv4.conf.*.forwarding, net.ipv6.conf.*.force_forwarding)"
 	switch {
 	case nw.Exit == network.ExitHost:
-		return "gateway: the pods' default route leads to the host, which forwards for them if it is no router" + parameters
+		return "gateway: the pods' default route leads to the host, which forwards for them if it is no router" +
+			parameters
 	case nw.Exit == network.ExitRouter:
-		return "gateway: the pods' default route leads to the router; the host forwards only if pods publish ports" + parameters
+		return "gateway: the pods' default route leads to the router; the host forwards only if pods publish ports" +
+			parameters
 	case nw.Origin.Type == "":
 		return "gateway: none, since there are no addresses"
 	case nw.Gateway:
@@ -278,6 +311,7 @@ func gateway(nw *network.Network) string {
 		return "gateway: the bridge has the gateways' addresses, the host forwards for them if it is no router" +
 			parameters + ", and " + pods
 	}
+
 	return "gateway: none; the host has no part in what pods send"
 }
 
@@ -290,6 +324,7 @@ func firewall(nw *network.Network) string {
 			masquerade += map[bool]string{true: ", but to ", false: " and "}[i == 0] + p.String()
 		}
 	}
+
 	parts = append(parts, masquerade, "ingress policy "+nw.Policy.String())
 	switch nw.Guard {
 	case nft.GuardMAC:
@@ -297,9 +332,11 @@ func firewall(nw *network.Network) string {
 	case nft.GuardAddresses, nft.GuardUntrusted:
 		parts = append(parts, "pods are held to their own MAC and addresses")
 	}
+
 	if nw.Isolated && nw.Policy != nft.Isolated {
 		parts = append(parts, "ports are isolated from each other")
 	}
+
 	return "firewall: " + strings.Join(parts, "; ")
 }
 
@@ -307,7 +344,8 @@ func ports(capabilities map[string]bool) string {
 	has := slices.Sorted(maps.Keys(capabilities))
 	has = slices.DeleteFunc(has, func(name string) bool { return !capabilities[name] })
 	if !slices.Contains(has, "portMappings") {
-		return "ports: none can be published, since the capability portMappings is not declared; capabilities: " + orNone(has)
+		return "ports: none can be published, since the capability portMappings is not declared; capabilities: " +
+			orNone(has)
 	}
 	return "ports: published on the host; capabilities: " + orNone(has)
 }

@@ -1,4 +1,4 @@
-// Package leases lists what pods have leased, for people and for programs.
+// Package leases lists the DHCP leases of pods, as text and as JSON.
 package leases
 
 import (
@@ -14,7 +14,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/lease"
 )
 
-// Entry is a record as `tombolo leases --json` shows it.
+// Entry is a lease record in the form of `tombolo leases --json`.
 type Entry struct {
 	Hash        string       `json:"hash"`
 	State       lease.State  `json:"state"`
@@ -27,22 +27,22 @@ type Entry struct {
 	ClientID    dhcpc.Hex    `json:"clientID,omitempty"`
 	Server      netip.Addr   `json:"server,omitzero"`
 	Renew       time.Time    `json:"renew,omitzero"`  // T1
-	Expire      time.Time    `json:"expire,omitzero"` // zero for one without an end
-	Left        int64        `json:"left"`            // seconds; 0: ended, -1: without an end
+	Expire      time.Time    `json:"expire,omitzero"` // zero for a lease without an end
+	Left        int64        `json:"left"`            // seconds; 0: ended, -1: no end
 	DNS         []netip.Addr `json:"dns,omitempty"`
 	MTU         int          `json:"mtu,omitempty"`
-	// The pod's address by DHCPv6, when that lease ends, and what is wrong with it.
+	// The pod's DHCPv6 address, the end of its lease, and the present problem with it.
 	IPv6       netip.Addr `json:"ipv6,omitzero"`
 	ExpireIPv6 time.Time  `json:"expireIPv6,omitzero"`
 	ErrorIPv6  string     `json:"errorIPv6,omitempty"`
 
 	Error string `json:"error,omitempty"`
-	// Notes describe what is odd and is no trouble yet: a renewal without an answer so far, other servers that answered,
-	// and answers and options that were not used.
+	// Notes lists irregularities that are no problem yet: a renewal without an answer so far, other servers that
+	// answered, and answers and options that were not used.
 	Notes []string `json:"notes,omitempty"`
 }
 
-// Of describes a record at a time.
+// Of returns the Entry of a record at the time now.
 func Of(r *lease.Record, now time.Time) Entry {
 	e := Entry{
 		Hash: r.Hash(), State: r.State, Network: r.Network, ContainerID: r.ContainerID, IfName: r.IfName, Pod: r.Pod,
@@ -53,6 +53,7 @@ func Of(r *lease.Record, now time.Time) Entry {
 			e.IPv6, e.ExpireIPv6 = r.Six.Lease.Address, r.Six.Lease.Expire.UTC()
 		}
 	}
+
 	if l := r.Lease; l != nil {
 		e.Address, e.Server, e.DNS = l.Address, l.Server, l.DNS
 		e.Renew, e.Expire = l.Renew.UTC(), l.Expire.UTC()
@@ -60,10 +61,12 @@ func Of(r *lease.Record, now time.Time) Entry {
 			e.Left = int64(l.Left(now) / time.Second)
 		}
 	}
+
 	e.Notes = notes(r)
 	if r.Six != nil && r.Six.Information != nil {
 		e.DNS = append(slices.Clone(e.DNS), r.Six.Information.DNS...)
 	}
+
 	return e
 }
 
@@ -73,9 +76,11 @@ func notes(r *lease.Record) []string {
 	if r.Note != "" {
 		list = append(list, r.Note)
 	}
+
 	if r.Six != nil && r.Six.Note != "" {
 		list = append(list, "DHCPv6: "+r.Six.Note)
 	}
+
 	if l := r.Lease; l != nil {
 		if len(l.Others) > 0 {
 			list = append(list, lease.TwoServers(l))
@@ -85,7 +90,7 @@ func notes(r *lease.Record) []string {
 	return list
 }
 
-// List describes records.
+// List returns the Entries of several records.
 func List(records []*lease.Record, now time.Time) []Entry {
 	entries := make([]Entry, len(records))
 	for i, r := range records {
@@ -94,25 +99,28 @@ func List(records []*lease.Record, now time.Time) []Entry {
 	return entries
 }
 
-// Table is a table of records for people, with their troubles below.
+// Table returns a table of records as text, with their problems and notes below.
 func Table(records []*lease.Record, now time.Time) string {
 	if len(records) == 0 {
 		return "no lease is on record\n"
 	}
+
 	var text strings.Builder
 	t := tabwriter.NewWriter(&text, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(t, "NETWORK\tPOD\tINTERFACE\tADDRESS\tMAC\tSERVER\tSTATE\tLEFT")
 	troubles := ""
 	for _, r := range records {
 		e := Of(r, now)
-		pod := cmp.Or(r.Pod, fmt.Sprintf("%.12s", r.ContainerID)) // as ls has it
+		pod := cmp.Or(r.Pod, fmt.Sprintf("%.12s", r.ContainerID)) // as in tombolo ls
 		row := func(address, server string, state lease.State, left string) {
-			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", e.Network, pod, e.IfName, address, e.MAC, server, state, left)
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", e.Network, pod, e.IfName, address, e.MAC, server, state,
+				left)
 		}
 		ends := "-"
 		if r.Lease != nil {
 			ends = lease.TimeLeft(r.Lease, now)
 		}
+
 		row(orDash(e.Address.IsValid(), e.Address), orDash(e.Server.IsValid(), e.Server), e.State, ends)
 		switch {
 		case r.Six == nil || r.Six.Stateless:
@@ -121,19 +129,23 @@ func Table(records []*lease.Record, now time.Time) string {
 		default:
 			row(e.IPv6.String(), "-", lease.Bound, lease.TimeLeft(r.Six.Lease, now))
 		}
+
 		for _, trouble := range []string{e.Error, e.ErrorIPv6} {
 			if trouble != "" {
 				troubles += fmt.Sprintf("%s %s: %s\n", pod, r.IfName, trouble)
 			}
 		}
+
 		for _, note := range e.Notes {
 			troubles += fmt.Sprintf("%s %s: note: %s\n", pod, r.IfName, note)
 		}
 	}
+
 	t.Flush()
 	if troubles != "" {
 		text.WriteString("\n" + troubles)
 	}
+
 	return text.String()
 }
 

@@ -1,10 +1,10 @@
-// Package install puts the CNI plugin into a runtime's directory, by the name tombolo and by
-// the names of the reference plugins, and gives those back.
+// Package install copies the CNI plugin into a runtime's plugin directory under the name tombolo. It can also take
+// over the names of the reference plugins there, and give these names back.
 //
-// A name is a file of one line, an interpreter's ("#!/opt/cni/bin/tombolo as"): the kernel
-// itself starts the program by it, without a shell. A link would cost as little, but an
-// installer that copies its own plugin onto a link writes through it, and destroys every
-// name at once. Onto such a file it writes that one name, which is then its own again.
+// Such a name is a file whose only code is an interpreter line ("#!/opt/cni/bin/tombolo as"). The kernel itself
+// starts the program by it, without a shell. A symbolic link would be as fast, but an installer that copies its own
+// plugin onto a link writes through it, and breaks all names at once. If it writes onto such a file, only that one
+// name changes, and is the other plugin's again.
 package install
 
 import (
@@ -22,21 +22,22 @@ import (
 )
 
 const (
-	// built is the plugin's name where it is built, and installed the one in a runtime's directory.
+	// built is the plugin's name after the build, and installed its name in a runtime's directory.
 	built     = "tombolo-cni"
 	installed = "tombolo"
 
-	// maxInterpreter is what the kernel reads of a first line: BINPRM_BUF_SIZE in
+	// maxInterpreter is the number of bytes of the first line that the kernel reads: BINPRM_BUF_SIZE in
 	// include/uapi/linux/binfmts.h, since Linux 5.1.
 	maxInterpreter = 256
 )
 
-// Plugin finds the plugin: beside the running program, or where a package puts it.
+// Plugin returns the path of the plugin. It looks next to the running program, and where a package installs it.
 func Plugin() (string, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return "", err
 	}
+
 	dir := filepath.Dir(self)
 	places := []string{dir, filepath.Join(dir, "../lib/tombolo"), "/usr/lib/tombolo"}
 	for _, place := range places {
@@ -45,11 +46,11 @@ func Plugin() (string, error) {
 			return path, nil
 		}
 	}
-	return "", fmt.Errorf("find the CNI plugin: there is no %s in %s: it comes with this command", built, strings.Join(slices.Compact(places), ", "))
+	return "", fmt.Errorf("find the CNI plugin: there is no %s in %s: it comes with this command", built,
+		strings.Join(slices.Compact(places), ", "))
 }
 
-// Select reads a list as the command line has it: "all" of the known names, or some of them with
-// commas between.
+// Select parses the names on the command line: "all", or some of the known names separated by commas.
 func Select(list string, known []string) ([]string, error) {
 	if list == "all" {
 		return known, nil
@@ -63,20 +64,22 @@ func Select(list string, known []string) ([]string, error) {
 	return names, nil
 }
 
-// Add puts the plugin into the directory, and a file for each of the names. A plugin that is there by such a
-// name is kept as NAME.reference; one that was kept before is replaced by it, as an installer has brought a
-// later one. A runtime that looks for a name meanwhile finds the old plugin or the new one. Add
-// writes to out what it did.
+// Add copies the plugin into the directory, and creates a file for each of the names. An existing plugin of such a
+// name is kept as NAME.reference. It replaces one that was kept before, since it may be a later version. At any
+// moment a runtime finds the old plugin or the new one. Add writes a line about each file to out.
 func Add(out io.Writer, plugin, dir string, names []string) error {
 	dir, err := plugins(dir)
 	if err != nil {
 		return err
 	}
+
 	program := filepath.Join(dir, installed)
 	line := "#!" + program + " " + cni.As + "\n"
 	if len(line) > maxInterpreter || strings.ContainsAny(dir, " \t\n") {
-		return fmt.Errorf("%s: the kernel starts a name by its first line, which has no room for this path: use a shorter one without spaces", dir)
+		return fmt.Errorf("%s: the kernel starts a name by its first line, which has no room for this path: use a "+
+			"shorter one without spaces", dir)
 	}
+
 	if err := putPlugin(out, plugin, program); err != nil {
 		return err
 	}
@@ -90,86 +93,102 @@ func each(dir string, names []string, do func(path string) error) (failed error)
 	return failed
 }
 
-// Remove takes the names away that Add put there, and puts what it kept in their place. The
-// plugin stays, since configurations may name it. A plugin that is not Tombolo's stays as
-// it is.
+// Remove removes the names that Add created, and restores the plugins that it kept. The plugin itself stays, since
+// configurations may use it. Plugins of others stay as they are.
 func Remove(out io.Writer, dir string, names []string) error {
 	dir, err := plugins(dir)
 	if err != nil {
 		return err
 	}
-	if !slices.ContainsFunc(names, func(name string) bool { _, err := os.Lstat(filepath.Join(dir, name)); return err == nil }) {
+
+	exists := func(name string) bool {
+		_, err := os.Lstat(filepath.Join(dir, name))
+		return err == nil
+	}
+	if !slices.ContainsFunc(names, exists) {
 		_, err := fmt.Fprintf(out, "%s: none of these names is there\n", dir)
 		return err
 	}
+
 	return each(dir, names, func(path string) error { return removeName(out, path) })
 }
 
-// plugins gives the directory's absolute path.
+// plugins returns the directory's absolute path.
 func plugins(dir string) (string, error) {
 	if info, err := os.Stat(dir); err != nil || !info.IsDir() {
-		return "", fmt.Errorf("%s is not a directory: name the one in which the runtime looks for plugins, such as /opt/cni/bin or /usr/lib/cni", dir)
+		return "", fmt.Errorf("%s is not a directory: name the one in which the runtime looks for plugins, such as "+
+			"/opt/cni/bin or /usr/lib/cni", dir)
 	}
 	return filepath.Abs(dir)
 }
 
-// putPlugin copies the plugin, and leaves a link to it.
+// putPlugin copies the plugin to path, unless the same file is there already.
 func putPlugin(out io.Writer, from, path string) error {
 	plugin, err := os.ReadFile(from)
 	if err != nil {
 		return err
 	}
-	said := "the plugin"
+
+	outcome := "the plugin"
 	if there, err := os.ReadFile(path); err == nil && bytes.Equal(there, plugin) {
-		said += ", as before"
+		outcome += ", as before"
 	} else if err := replace(path, plugin); err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(out, "%s: %s\n", path, said)
+
+	_, err = fmt.Fprintf(out, "%s: %s\n", path, outcome)
 	return err
 }
 
+// addName takes over one name.
 func addName(out io.Writer, path, line string) error {
 	there, ours, err := look(path)
 	if err != nil {
 		return err
 	}
-	said := "Tombolo"
+
+	outcome := "Tombolo"
 	if there && !ours {
 		if err := keep(path); err != nil {
 			return err
 		}
-		said += "; what was there is " + cni.Kept(path)
+		outcome += "; what was there is " + cni.Kept(path)
 	}
-	text := line + "# Tombolo, by the name of the reference plugin " + filepath.Base(path) + ". To undo: tombolo install --undo " + filepath.Dir(path) + "\n"
+
+	text := line + "# Tombolo, by the name of the reference plugin " + filepath.Base(path) +
+		". To undo: tombolo install --undo " + filepath.Dir(path) + "\n"
 	if err := replace(path, []byte(text)); err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(out, "%s: %s\n", path, said)
+
+	_, err = fmt.Fprintf(out, "%s: %s\n", path, outcome)
 	return err
 }
 
+// removeName gives one name back.
 func removeName(out io.Writer, path string) error {
 	there, ours, err := look(path)
 	if err != nil || !there {
 		return err
 	}
-	said := "not Tombolo's, and left as it is"
+
+	outcome := "not Tombolo's, and left as it is"
 	if ours {
-		said = "the plugin that was there before"
+		outcome = "the plugin that was there before"
 		err = os.Rename(cni.Kept(path), path)
 		if errors.Is(err, fs.ErrNotExist) {
-			said, err = "gone", os.Remove(path)
+			outcome, err = "gone", os.Remove(path)
 		}
 		if err != nil {
 			return err
 		}
 	}
-	_, err = fmt.Fprintf(out, "%s: %s\n", path, said)
+
+	_, err = fmt.Fprintf(out, "%s: %s\n", path, outcome)
 	return err
 }
 
-// look says whether a name is there, and whether it is ours.
+// look reports whether the name exists, and whether Add created it.
 func look(path string) (there, ours bool, _ error) {
 	info, err := os.Lstat(path)
 	switch {
@@ -182,6 +201,7 @@ func look(path string) (there, ours bool, _ error) {
 	case !info.Mode().IsRegular():
 		return false, false, fmt.Errorf("%s is not a file: move it away first", path)
 	}
+
 	file, err := os.Open(path)
 	if err != nil {
 		return false, false, err
@@ -192,7 +212,7 @@ func look(path string) (there, ours bool, _ error) {
 	return true, bytes.HasPrefix(first, []byte("#!/")) && bytes.HasSuffix(first, []byte("/"+installed+" "+cni.As)), err
 }
 
-// keep gives a plugin its second name, and leaves it the first.
+// keep gives a plugin a second name, and leaves it the first.
 func keep(path string) error {
 	if err := os.Remove(cni.Kept(path)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -200,17 +220,19 @@ func keep(path string) error {
 	return os.Link(path, cni.Kept(path))
 }
 
-// replace puts an executable file in place whole, by a rename.
+// replace writes an executable file and renames it to path, so that nobody sees a part of it.
 func replace(path string, data []byte) error {
 	file, err := os.CreateTemp(filepath.Dir(path), ".tombolo-*")
 	if err != nil {
 		return err
 	}
+
 	_, err = file.Write(data)
 	err = errors.Join(err, file.Chmod(0o755), file.Sync(), file.Close())
 	if err == nil {
 		err = os.Rename(file.Name(), path)
 	}
+
 	if err != nil {
 		return errors.Join(err, os.Remove(file.Name()))
 	}

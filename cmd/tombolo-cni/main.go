@@ -1,8 +1,8 @@
 //go:debug updatemaxprocs=0
 
-// Command tombolo-cni is the CNI plugin: a container runtime starts it, by the name tombolo in its
-// directory of plugins. By the name of one of the reference's plugins, such as loopback, it does what
-// that does. netavark, for podman 5, calls it by an argument. The operator's command is tombolo.
+// Command tombolo-cni is the CNI plugin. A container runtime starts it by the name tombolo in its directory of
+// plugins. Started by the name of a reference plugin, such as loopback, it does the work of that plugin. podman 5
+// calls it through netavark, with the request as arguments. The operator's command is tombolo.
 package main
 
 import (
@@ -26,6 +26,7 @@ func main() {
 		}
 		os.Exit(introduce(os.Stderr, filepath.Base(path), args))
 	}
+
 	plugin := &cni.Plugin{
 		Getenv: os.Getenv,
 		Stdin:  os.Stdin,
@@ -34,11 +35,12 @@ func main() {
 		Kept:   cni.Kept(path),
 		Exit:   os.Exit,
 	}
+
 	os.Exit(plugin.Run())
 }
 
-// calledAs is the path that the program was called by, and the arguments that follow. A file that
-// install put there starts it as "tombolo as /opt/cni/bin/bridge".
+// calledAs returns the path that the program was started by, and the arguments after it. A name created by `tombolo
+// install` starts it as "tombolo as /opt/cni/bin/bridge".
 func calledAs(args []string) (path string, rest []string) {
 	if len(args) > 2 && args[1] == cni.As {
 		return args[2], args[3:]
@@ -46,21 +48,26 @@ func calledAs(args []string) (path string, rest []string) {
 	return args[0], args[1:]
 }
 
-// referenceVersion is that of the reference plugins for which Tombolo stands.
+// referenceVersion is the version of the reference plugins that Tombolo replaces.
 const referenceVersion = "v1.9.1"
 
-// introduce says what the plugin is, for a user who called it by hand, as the reference plugins do. From the first
-// line nerdctl learns what the plugin firewall can do: with no version, it isolates no networks.
+// introduce explains the plugin to a user who started it by hand, like the reference plugins. It returns the exit
+// status. nerdctl reads the version of the plugin firewall from the first line. Without a version it would isolate no
+// networks.
 func introduce(out io.Writer, name string, args []string) int {
 	if len(args) > 0 {
-		fmt.Fprintf(out, "%s: this is the CNI plugin, which a container runtime calls; the operator's command is tombolo, in /usr/local/bin or /usr/bin: tombolo %s\n", name, strings.Join(args, " "))
+		fmt.Fprintf(out, "%s: this is the CNI plugin, which a container runtime calls; the operator's command is "+
+			"tombolo, in /usr/local/bin or /usr/bin: tombolo %s\n", name, strings.Join(args, " "))
 		return 2
 	}
+
 	version := ""
 	if slices.Contains(cni.Names(), name) {
 		version = " " + referenceVersion
 	}
-	fmt.Fprintf(out, "CNI %s plugin%s\nby Tombolo; a container runtime calls it, which sets CNI_COMMAND; the operator's command is tombolo: tombolo help\nCNI protocol versions supported: %s\n",
+
+	fmt.Fprintf(out, "CNI %s plugin%s\nby Tombolo; a container runtime calls it, which sets CNI_COMMAND; the "+
+		"operator's command is tombolo: tombolo help\nCNI protocol versions supported: %s\n",
 		name, version, strings.Join(cni.SupportedVersions(), ", "))
 	return 0
 }

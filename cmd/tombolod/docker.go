@@ -14,58 +14,62 @@ import (
 )
 
 const (
-	// firstHanded is the first descriptor that a service manager hands over: see sd_listen_fds(3).
-	firstHanded = 3
-	// dockerSocket is how the unit of the socket is called, and so its descriptor.
+	// firstHanded is the first descriptor that a service manager passes: see sd_listen_fds(3).
+	firstInherited = 3
+	// dockerSocket is the name of the socket's systemd unit, and of its descriptor.
 	dockerSocket = "tombolo-docker.socket"
-	// finishWithin is how long requests may take that are under way when tombolod is to end.
+	// finishWithin is the time limit for requests in progress when tombolod ends.
 	finishWithin = 15 * time.Second
 )
 
-// serveDocker serves Docker, where it is to be, until end is called.
+// serveDocker serves Docker's network driver until end is called. Without a socket for it, it does nothing.
 func (p *program) serveDocker(ctx context.Context, o *options, cfg *docker.Config) (end func(), _ error) {
 	l, err := p.dockerListener(o.docker)
 	if l == nil || err != nil {
 		return func() {}, err
 	}
+
 	driver := docker.New(ctx, cfg)
-	// A time-out of reading the whole request would end its context while a DHCP server is waited for.
+
+	// No time-out for reading the request: it would cancel the request's context during a wait for a DHCP server.
 	s := &http.Server{Handler: driver, ReadHeaderTimeout: 10 * time.Second, MaxHeaderBytes: 8 << 10}
-	go s.Serve(l) //nolint:errcheck // until end
+	go s.Serve(l) //nolint:errcheck // ends with Shutdown
 	return func() {
 		within, cancel := context.WithTimeout(context.Background(), finishWithin)
 		defer cancel()
-		_ = s.Shutdown(within) // what goes on is as if tombolod was killed
+		_ = s.Shutdown(within) // a request that continues is cut off as by a kill
 		driver.Wait()
 	}, nil
 }
 
-// dockerListener gives the socket at a path, or the one that systemd has made.
+// dockerListener listens on the socket at a path or, if that is empty, on the one that systemd passed.
 func (p *program) dockerListener(path string) (net.Listener, error) {
 	if path == "" {
-		return p.handed()
+		return p.inherited()
 	}
 	l, err := listen("unix", path)
 	if u, ok := l.(*net.UnixListener); ok {
-		u.SetUnlinkOnClose(false) // Docker tries again where one is refused, and not where there is none
+		// Docker tries again if a socket refuses the connection, but not if the socket is missing
+		u.SetUnlinkOnClose(false)
 	}
 	return l, err
 }
 
-// handed gives the socket of the service manager's; nil where there is none.
-func (p *program) handed() (net.Listener, error) {
+// inherited returns the socket that the service manager passed, or nil.
+func (p *program) inherited() (net.Listener, error) {
 	i := slices.Index(strings.Split(p.getenv("LISTEN_FDNAMES"), ":"), dockerSocket)
 	if i < 0 || p.getenv("LISTEN_PID") != strconv.Itoa(os.Getpid()) {
 		return nil, nil
 	}
-	f := os.NewFile(uintptr(firstHanded+i), dockerSocket)
+	f := os.NewFile(uintptr(firstInherited+i), dockerSocket)
 	defer f.Close()
 	return net.FileListener(f)
 }
 
-// turnAway ends the connections that wait for a tombolod that cannot run, so that dockerd, which has no time-out, says so.
+// turnAway closes the connections that are waiting for a tombolod that cannot run. dockerd has no time-out, and would
+// hang instead of reporting an error.
 func (p *program) turnAway() {
-	l, err := p.handed()
+	l, err := p.inherited()
 	unix, ok := l.(*net.UnixListener)
 	if err != nil || !ok {
 		return

@@ -1,5 +1,5 @@
-// Command tombolod keeps DHCP leases of pods renewed, NICs on their bridges, and the
-// firewall as pods need it: see tombolod --help.
+// Command tombolod renews the DHCP leases of pods, and repairs the links, shared NICs and firewall rules that pods
+// need: see tombolod --help.
 package main
 
 import (
@@ -26,7 +26,7 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// The exit statuses that usage lists.
+// The exit statuses in usage.
 const (
 	exitOK     = 0
 	exitFailed = 1
@@ -69,13 +69,13 @@ func main() {
 	os.Exit(p.run(ctx, os.Args[1:]))
 }
 
-// program is what the command depends on.
+// program holds the environment and outputs of the command.
 type program struct {
 	getenv         func(string) string
 	stdout, stderr io.Writer
 }
 
-// options are the flags.
+// options are the command's flags.
 type options struct {
 	leases, state, metrics, docker string
 	level                          slog.Level
@@ -95,16 +95,18 @@ func (p *program) run(ctx context.Context, args []string) int {
 		fmt.Fprintln(p.stdout, "tombolod", version())
 		return exitOK
 	}
+
 	log := p.logger(o.level)
 	if err := p.keep(ctx, o, log); err != nil {
 		log.Error("tombolod ends", "err", err)
 		p.turnAway()
 		return exitFailed
 	}
+
 	return exitOK
 }
 
-// version is what the go command stamped from git.
+// version returns the version that the go command recorded from git.
 func version() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
@@ -127,23 +129,28 @@ func parse(args []string) (*options, error) {
 	if err := f.Parse(args); err != nil {
 		return nil, err
 	}
+
 	if f.NArg() > 0 {
 		return nil, fmt.Errorf("argument %q: want flags only", f.Arg(0))
 	}
+
 	if !filepath.IsAbs(o.state) {
 		return nil, fmt.Errorf("--state %q: want an absolute path", o.state)
 	}
+
 	if o.docker != "" && !filepath.IsAbs(o.docker) {
 		return nil, fmt.Errorf("--docker %q: want an absolute path", o.docker)
 	}
+
 	o.metrics = cmp.Or(o.metrics, "unix:"+filepath.Join(o.state, "tombolod.sock"))
 	if _, _, err := endpoint(o.metrics); err != nil {
 		return nil, err
 	}
+
 	return o, nil
 }
 
-// logger logs as text. The journal has times of its own.
+// logger returns a logger of text lines. They have no time if they go to the journal, which adds its own.
 func (p *program) logger(level slog.Level) *slog.Logger {
 	journal := p.getenv("JOURNAL_STREAM") != ""
 	return slog.New(slog.NewTextHandler(p.stderr, &slog.HandlerOptions{
@@ -157,7 +164,7 @@ func (p *program) logger(level slog.Level) *slog.Logger {
 	}))
 }
 
-// refuseUnprivileged says why a process without CAP_NET_ADMIN cannot keep anything.
+// refuseUnprivileged returns an error if the process has no CAP_NET_ADMIN, which the keeper needs.
 func refuseUnprivileged() error {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData
@@ -175,18 +182,22 @@ func (p *program) keep(ctx context.Context, o *options, log *slog.Logger) error 
 	if err := refuseUnprivileged(); err != nil {
 		return err
 	}
+
 	dir, err := lease.Open(o.leases)
 	if err != nil {
 		return err
 	}
+
 	plugins, err := state.Open(o.state)
 	if err != nil {
 		return err
 	}
+
 	node, err := network.Open(ctx, &network.Config{StateDir: o.state, LeaseDir: o.leases})
 	if err != nil {
 		return err
 	}
+
 	systemd, err := newNotifier(p.getenv)
 	if err != nil {
 		log.Warn("cannot tell the service manager how it goes", "err", err)
@@ -197,7 +208,7 @@ func (p *program) keep(ctx context.Context, o *options, log *slog.Logger) error 
 	defer func() { metrics.close(); endDocker() }()
 	var zones sync.WaitGroup
 	defer zones.Wait()
-	besides, cancel := context.WithCancel(ctx)
+	firewalldCtx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var k *keeper.Keeper
 	k, err = keeper.New(&keeper.Config{
@@ -205,23 +216,28 @@ func (p *program) keep(ctx context.Context, o *options, log *slog.Logger) error 
 		State:  plugins,
 		Node:   node,
 		Log:    log,
-		// Not before: now no other keeper can have the same socket.
+		// Serve only now, when no other keeper can have the same socket.
 		Ready: func() {
 			if metrics, err = serve(o.metrics, k.Handler()); err != nil {
-				// Leases are worth more than knowing how they fare.
+				// Leases matter more than metrics, so go on.
 				log.Error("no metrics", "err", err)
 			}
-			if endDocker, err = p.serveDocker(ctx, o, &docker.Config{StateDir: plugins.Path(), LeaseDir: dir.Path(), Node: node, Log: log}); err != nil {
+
+			if endDocker, err = p.serveDocker(ctx, o,
+				&docker.Config{StateDir: plugins.Path(), LeaseDir: dir.Path(), Node: node, Log: log}); err != nil {
 				log.Error("no networks of Docker", "err", err)
 			}
+
 			log.Info("keeping leases", "dir", dir.Path(), "state", plugins.Path(), "metrics", o.metrics)
 			if o.firewalld {
 				zones.Go(func() {
-					firewalld.Keep(besides, &firewalld.Config{
-						State: plugins, Address: p.getenv("DBUS_SYSTEM_BUS_ADDRESS"), Tell: node.Upkeep().Host, Log: log,
+					firewalld.Keep(firewalldCtx, &firewalld.Config{
+						State: plugins, Address: p.getenv("DBUS_SYSTEM_BUS_ADDRESS"),
+						Tell: node.Upkeep().Host, Log: log,
 					})
 				})
 			}
+
 			systemd.tell("READY=1")
 		},
 		Alive: func() { systemd.tell("WATCHDOG=1") },
@@ -229,14 +245,16 @@ func (p *program) keep(ctx context.Context, o *options, log *slog.Logger) error 
 	if err != nil {
 		return err
 	}
-	told := make(chan struct{})
+
+	notified := make(chan struct{})
 	context.AfterFunc(ctx, func() {
 		systemd.tell("STOPPING=1")
-		close(told)
+		close(notified)
 	})
 	err = k.Run(ctx)
 	if ctx.Err() != nil {
-		<-told // the keeper may have ended before
+		<-notified // the keeper may have ended before
 	}
+
 	return err
 }

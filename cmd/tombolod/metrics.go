@@ -17,17 +17,16 @@ import (
 	"golang.org/x/net/netutil"
 )
 
-// mostConnections is how many are served at once: the descriptors are for leases and repairs.
+// mostConnections limits the connections at once. Descriptors are needed for leases and repairs.
 const mostConnections = 64
 
-// server serves metrics and health. A nil one serves nothing.
+// server serves metrics and health. A nil server does nothing.
 type server struct {
 	http *http.Server
 	done sync.WaitGroup
 }
 
-// endpoint reads the flag --metrics: network and address for net.Listen, both empty
-// for none.
+// endpoint parses the flag --metrics into a network and an address for net.Listen. Both are empty for "none".
 func endpoint(where string) (network, address string, _ error) {
 	path, isUnix := strings.CutPrefix(where, "unix:")
 	switch {
@@ -38,6 +37,7 @@ func endpoint(where string) (network, address string, _ error) {
 	case isUnix:
 		return "", "", fmt.Errorf("--metrics %q: want unix: and an absolute path", where)
 	}
+
 	if _, _, err := net.SplitHostPort(where); err != nil {
 		return "", "", fmt.Errorf("--metrics %q: want unix:PATH, HOST:PORT or none", where)
 	}
@@ -49,12 +49,15 @@ func serve(where string, handler http.Handler) (*server, error) {
 	if err != nil || network == "" {
 		return nil, err
 	}
+
 	l, err := listen(network, address)
 	if err != nil {
 		return nil, fmt.Errorf("serve metrics at %s: %w", where, err)
 	}
+
 	s := &server{
-		http: &http.Server{Handler: handler, ReadTimeout: 5 * time.Second, WriteTimeout: 10 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 8 << 10},
+		http: &http.Server{Handler: handler, ReadTimeout: 5 * time.Second, WriteTimeout: 10 * time.Second,
+			IdleTimeout: time.Minute, MaxHeaderBytes: 8 << 10},
 	}
 	s.done.Go(func() {
 		_ = s.http.Serve(netutil.LimitListener(l, mostConnections)) // until close
@@ -62,8 +65,8 @@ func serve(where string, handler http.Handler) (*server, error) {
 	return s, nil
 }
 
-// listen makes a Unix socket that is root's from the first on: the kernel gives the file the
-// mode that the socket has when it is bound.
+// listen opens a listener. A Unix socket belongs to root alone from the beginning: it gets its mode before it is
+// bound, and the kernel gives that mode to the file.
 func listen(network, address string) (net.Listener, error) {
 	var cfg net.ListenConfig
 	if network == "unix" {
@@ -76,15 +79,17 @@ func listen(network, address string) (net.Listener, error) {
 			return errors.Join(err, chmod)
 		}
 	}
+
 	return cfg.Listen(context.Background(), network, address)
 }
 
-// makeRoom makes a socket's directory, and removes the socket that a killed tombolod
-// has left: ours is the only one for the lease directory.
+// makeRoom creates a socket's directory, and removes the socket of a killed tombolod. No other tombolod can use it,
+// since only one runs for a lease directory.
 func makeRoom(path string) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
 	}
+
 	st, err := os.Lstat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -94,6 +99,7 @@ func makeRoom(path string) error {
 	case st.Mode().Type() != fs.ModeSocket:
 		return fmt.Errorf("%s is there and no socket: %w", path, fs.ErrExist)
 	}
+
 	return os.Remove(path)
 }
 

@@ -8,24 +8,25 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/lease"
 )
 
-// tellWithin is how long a manager may leave its socket full. Leases are renewed without
-// one, too: a keeper that waits longer would miss a heartbeat.
+// tellWithin is how long the manager's socket may be full. A longer wait would delay the keeper's heartbeat, and
+// leases need no manager.
 const tellWithin = lease.Silence / 2
 
-// notifier speaks sd_notify(3): datagrams to the socket that the service manager names.
-// A nil one, for a program without such a manager, does nothing.
+// notifier sends sd_notify(3) datagrams to the socket of the service manager. A nil notifier, of a program without
+// such a manager, does nothing.
 type notifier struct {
 	conn   *net.UnixConn
 	within time.Duration
 }
 
-// newNotifier returns nil where no service manager listens.
+// newNotifier returns nil if there is no service manager.
 func newNotifier(getenv func(string) string) (*notifier, error) {
 	path := getenv("NOTIFY_SOCKET")
 	if path == "" {
 		return nil, nil
 	}
-	// A name that begins with @ is an abstract one, as package net has it too.
+
+	// A name that begins with @ is an abstract socket, in package net too.
 	conn, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: path, Net: "unixgram"})
 	if err != nil {
 		return nil, fmt.Errorf("NOTIFY_SOCKET: %w", err)
@@ -33,7 +34,7 @@ func newNotifier(getenv func(string) string) (*notifier, error) {
 	return &notifier{conn, tellWithin}, nil
 }
 
-// tell sends a state. If it does not arrive, the manager notices by its time-outs.
+// tell sends a state. If it gets lost, the manager's time-outs notice.
 func (n *notifier) tell(state string) {
 	if n != nil {
 		_ = n.conn.SetWriteDeadline(time.Now().Add(n.within))

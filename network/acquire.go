@@ -19,7 +19,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/lockorder"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
-	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
@@ -43,15 +42,15 @@ func (a *adding) prepareLease() (*leasing, error) {
 		pod.MAC = ident.RandomMAC() // the server goes by it
 		a.pod = &pod
 	default:
-		return nil, fail.Errorf(ErrInvalid, "container %s: %q is not a MAC of 6 bytes", a.pod.ContainerID, a.pod.MAC)
+		return nil, failf(ErrInvalid, "container %s: %q is not a MAC of 6 bytes", a.pod.ContainerID, a.pod.MAC)
 	}
 	l.client.MAC, l.client.Sticky = dhcpc.Hex(a.pod.MAC), l.asked.Sticky
 	if _, err := dhcpc.NewMachine(l.client.Asking(nil)); err != nil {
-		return nil, fail.Errorf(ErrInvalid, "ipam: %w", err)
+		return nil, failf(ErrInvalid, "ipam: %w", err)
 	}
 	for _, p := range a.pod.Ports {
 		if p.Protocol == unix.IPPROTO_UDP && p.PodPort <= dhcpv4.ClientPort && dhcpv4.ClientPort < int(p.PodPort)+max(int(p.Count), 1) {
-			return nil, fail.Errorf(ErrInvalid, "runtimeConfig.portMappings: port %s leads to the pod's UDP port %d, where DHCP servers answer: with ipam.type \"dhcp\" it cannot be published", endpoint.PortText(p), p.PodPort)
+			return nil, failf(ErrInvalid, "runtimeConfig.portMappings: port %s leads to the pod's UDP port %d, where DHCP servers answer: with ipam.type \"dhcp\" it cannot be published", endpoint.PortText(p), p.PodPort)
 		}
 	}
 	var err error
@@ -69,13 +68,13 @@ func (a *adding) prepareLease() (*leasing, error) {
 func (n *Node) leases(asked *Lease) (*lease.Dir, error) {
 	dir, err := lease.Open(n.cfg.LeaseDir)
 	if err != nil {
-		return nil, fail.Errorf(ErrInvalid, "%w", err)
+		return nil, failf(ErrInvalid, "%w", err)
 	}
 	if asked == nil || asked.KeeperOptional {
 		return dir, nil
 	}
 	if err := dir.CheckKeeper(); err != nil {
-		return nil, fail.Errorf(ErrTryAgain, `%w; or set ipam.keeper to "optional", if leases need not be renewed`, err)
+		return nil, failf(ErrTryAgain, `%w; or set ipam.keeper to "optional", if leases need not be renewed`, err)
 	}
 	return dir, nil
 }
@@ -144,7 +143,7 @@ func (a *adding) recordLease(context.Context) error {
 		}
 	}
 	if err := l.held.Create(rec); err != nil {
-		return fail.State(err)
+		return stateError(err)
 	}
 	l.rec = rec
 	a.back.push(func(context.Context) error { return l.held.Remove() })
@@ -175,15 +174,15 @@ func (a *adding) acquire(ctx context.Context) error {
 	}
 	client, err := dhcpc.New(cfg)
 	if err != nil {
-		return fail.Errorf(ErrInvalid, "ipam: %w", err)
+		return failf(ErrInvalid, "ipam: %w", err)
 	}
 	lockorder.Slow("a DHCP server")
 	got, err := client.Acquire(ctx)
 	if err != nil && a.built.bridge.Bridge != nil && a.built.bridge.Bridge.PortDelay > 0 {
-		return fail.Errorf(ErrTryAgain, "%w: %s", err, endpoint.SlowPorts(a.nw.Bridge, a.built.bridge.Bridge.PortDelay))
+		return failf(ErrTryAgain, "%w: %s", err, endpoint.SlowPorts(a.nw.Bridge, a.built.bridge.Bridge.PortDelay))
 	}
 	if err != nil {
-		return fail.Errorf(ErrTryAgain, "%w", err)
+		return failf(ErrTryAgain, "%w", err)
 	}
 	a.back.push(func(ctx context.Context) error {
 		a.s.Leave()
@@ -249,7 +248,7 @@ func (l *leasing) commit(ctx context.Context, s *session) error {
 	s.Leave()
 	l.rec.State = lease.Bound
 	if err := l.held.Replace(l.rec); err != nil {
-		return fail.State(err)
+		return stateError(err)
 	}
 	return s.Enter(ctx)
 }

@@ -10,7 +10,6 @@ import (
 	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
-	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
@@ -175,7 +174,7 @@ func (a *adding) commit(ctx context.Context) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return errDeleted()
 	}
-	return fail.State(err)
+	return stateError(err)
 }
 
 // publishWithheld publishes ports that another attachment of the container had, if its Del found none to pass them
@@ -241,7 +240,7 @@ func (a *adding) begin(ctx context.Context) error {
 			}
 			var err error
 			if a.leasing.held, err = a.leasing.dir.Lock(ctx, a.hash); err != nil {
-				return fail.Errorf(ErrTryAgain, "%w", err)
+				return failf(ErrTryAgain, "%w", err)
 			}
 		}
 		if err := a.s.Enter(ctx); err != nil {
@@ -272,7 +271,7 @@ func (a *adding) writeRecord() error {
 		if errors.Is(err, fs.ErrExist) {
 			return err
 		}
-		return fail.State(err)
+		return stateError(err)
 	}
 	a.back.push(func(context.Context) error { return a.pending.Abandon() })
 	return nil
@@ -309,5 +308,5 @@ func (a *adding) takeRemainsDown(ctx context.Context) error {
 }
 
 func existsAlready(k Key) error {
-	return fail.Errorf(ErrExists, "container %s has an attachment %s to network %q already: DEL it first", k.ContainerID, k.IfName, k.Network)
+	return failf(ErrExists, "container %s has an attachment %s to network %q already: DEL it first", k.ContainerID, k.IfName, k.Network)
 }

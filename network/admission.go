@@ -14,7 +14,6 @@ import (
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/state"
-	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/nft"
 	"github.com/tombolo-cni/tombolo/nft/foreign"
 )
@@ -52,7 +51,7 @@ func obstacles(ctx context.Context, s *session, rec *state.Network) (firewalld b
 	if len(texts) == 0 {
 		return false, nil
 	}
-	return firewalld, fail.Errorf(ErrObstructed, "%s", strings.Join(texts, "; "))
+	return firewalld, failf(ErrObstructed, "%s", strings.Join(texts, "; "))
 }
 
 // refuseObstacles says what would stop the pods' packets, and is out of our reach and of tombolod's:
@@ -75,7 +74,7 @@ func awaitZone(ctx context.Context, s *session, rec *state.Network) error {
 	err := s.Dir.SaveNetwork(rec)
 	rec.ConfigHash = finished
 	if err != nil {
-		return fail.State(err)
+		return stateError(err)
 	}
 	for range 400 {
 		var firewalld bool

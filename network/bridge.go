@@ -13,7 +13,6 @@ import (
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
-	"github.com/tombolo-cni/tombolo/network/internal/fail"
 )
 
 // bridgePart is the bridge. Of another program's bridge, it sets only what the network asks for.
@@ -67,13 +66,13 @@ func (bridgePart) make(ctx context.Context, n *site) (changed bool, _ error) {
 	if name, err := n.renamed(ctx); err != nil {
 		return false, err
 	} else if name != "" {
-		return false, fail.Errorf(ErrNoLink, "%s", renamedText(n.rec.Bridge, name))
+		return false, failf(ErrNoLink, "%s", renamedText(n.rec.Bridge, name))
 	}
 	want.Alias, want.NoIPv6 = endpoint.BridgeAlias, true
 	if isNew {
 		want.MAC, want.MaxLearned = bridgeMAC(n.s.Epoch.Token(), n.rec.Bridge), maxLearned
 	} else if l := n.bridge; want.VLANFiltering && l.Bridge != nil && !l.Bridge.VLANFiltering && !l.Unfinished() && l.Alias != endpoint.BridgeAlias {
-		return false, fail.Errorf(ErrNoLink, "bridge %s does not keep VLANs apart, and Tombolo did not make it: ip link set %s type bridge vlan_filtering 1 vlan_protocol 802.1Q, if no port of it needs tagged frames of VLANs that it is not in",
+		return false, failf(ErrNoLink, "bridge %s does not keep VLANs apart, and Tombolo did not make it: ip link set %s type bridge vlan_filtering 1 vlan_protocol 802.1Q, if no port of it needs tagged frames of VLANs that it is not in",
 			l.Name, l.Name)
 	}
 	changed, err = n.s.Links.Ensure(ctx, want)

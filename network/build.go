@@ -13,7 +13,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
-	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
@@ -116,7 +115,7 @@ func (n *site) complete(ctx context.Context) error {
 		return nil
 	}
 	rec.Pools, rec.PoolDir = w.Record.Pools, w.Record.PoolDir
-	return fail.State(n.s.Dir.SaveNetwork(rec))
+	return stateError(n.s.Dir.SaveNetwork(rec))
 }
 
 // buildNetwork makes the network, or mends it, under the exclusive lock. Every part is
@@ -152,7 +151,7 @@ func buildNetwork(ctx context.Context, s *session, w *want) (*site, error) {
 		return nil, err
 	}
 	if chosen.mtu < ipv6MTU && slices.ContainsFunc(w.Record.Subnets, isIPv6) {
-		return nil, fail.Errorf(tombolo.ErrInvalid, "network %q: an MTU of %d is too small for IPv6, which needs %d", w.Record.Name, chosen.mtu, ipv6MTU)
+		return nil, failf(tombolo.ErrInvalid, "network %q: an MTU of %d is too small for IPv6, which needs %d", w.Record.Name, chosen.mtu, ipv6MTU)
 	}
 	if err := refuseOtherMarks(s, &w.Record); err != nil {
 		return nil, err
@@ -195,7 +194,7 @@ func buildNetwork(ctx context.Context, s *session, w *want) (*site, error) {
 			return nil, err
 		}
 	}
-	return n, fail.State(s.Dir.SaveNetwork(rec))
+	return n, stateError(s.Dir.SaveNetwork(rec))
 }
 
 // reach sees to it that an attachment's network is as on record, with a change to that, and that ports of the host can
@@ -208,7 +207,7 @@ func reach(ctx context.Context, s *session, a *state.Attachment, change func(*st
 	}
 	_, err := bring(ctx, s, func() (_ *site, err error) {
 		if rec, err = s.Dir.LoadNetwork(a.Network); err != nil {
-			return nil, fail.State(err)
+			return nil, stateError(err)
 		}
 		if change(rec) {
 			return nil, nil
@@ -310,7 +309,7 @@ func couldBe(ctx context.Context, s *session, w *want) error {
 		return err
 	}
 	if err := s.Dir.CheckWritable(); err != nil {
-		return fail.State(err)
+		return stateError(err)
 	}
 	if err := refuseIPv6(rec.Name, rec.SLAAC, w.Record.Subnets); err != nil {
 		return err

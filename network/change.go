@@ -12,7 +12,6 @@ import (
 	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
-	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
@@ -28,11 +27,11 @@ func (n *Node) attached(ctx context.Context, key Key) (*state.Attachment, error)
 	rec, err := n.cfg.Dir.Load(key.Network, key.hash())
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return nil, fail.Errorf(ErrNotAttached, "container %s has no attachment %s to network %q on record: DEL it and ADD it again", key.ContainerID, key.IfName, key.Network)
+		return nil, failf(ErrNotAttached, "container %s has no attachment %s to network %q on record: DEL it and ADD it again", key.ContainerID, key.IfName, key.Network)
 	case err != nil:
-		return nil, fail.State(err)
+		return nil, stateError(err)
 	case rec.State != state.Ready:
-		return nil, fail.Errorf(ErrNotAttached, "the ADD of container %s did not finish: DEL it and ADD it again", key.ContainerID)
+		return nil, failf(ErrNotAttached, "the ADD of container %s did not finish: DEL it and ADD it again", key.ContainerID)
 	}
 	return rec, nil
 }
@@ -54,7 +53,7 @@ func (c Change) do(ctx context.Context, do func(s *session, a, next *state.Attac
 	}
 	lock, err := n.cfg.Dir.LockAttachment(c.key.Network, c.key.hash())
 	if err != nil {
-		return fail.State(err)
+		return stateError(err)
 	}
 	defer lock.Close()
 	a, err := n.attached(ctx, c.key)
@@ -76,7 +75,7 @@ func (c Change) do(ctx context.Context, do func(s *session, a, next *state.Attac
 // is not on record ErrNotAttached. It needs CAP_NET_ADMIN.
 func (c Change) Tuned(ctx context.Context, mac net.HardwareAddr, mtu int) error {
 	if len(mac) != 0 && len(mac) != 6 || mtu < 0 {
-		return fail.Errorf(ErrInvalid, "MAC %s and MTU %d cannot be an interface's", mac, mtu)
+		return failf(ErrInvalid, "MAC %s and MTU %d cannot be an interface's", mac, mtu)
 	}
 	return c.do(ctx, func(s *session, a, next *state.Attachment) error {
 		if mac != nil {
@@ -113,12 +112,12 @@ func (s *session) refuseMove(ctx context.Context, a *state.Attachment, mac net.H
 		return nil
 	}
 	if a.Guard == nft.GuardUntrusted || a.SLAAC || a.IPAMType == endpoint.Leased {
-		return fail.Errorf(ErrInvalid, "the MAC of interface %s, by which it has its lease or is known on its LAN, cannot be changed from %s to %s: "+
+		return failf(ErrInvalid, "the MAC of interface %s, by which it has its lease or is known on its LAN, cannot be changed from %s to %s: "+
 			"ask for it at its ADD (the capability mac, or args.cni.mac)", a.IfName, a.MAC, mac)
 	}
 	rec, err := s.Dir.LoadNetwork(a.Network)
 	if err != nil {
-		return fail.State(err)
+		return stateError(err)
 	}
 	n := &site{s: s, rec: rec}
 	if err := n.find(ctx); err != nil {

@@ -18,7 +18,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/internal/state"
-	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
@@ -59,10 +58,10 @@ func refuseStranding(ctx context.Context, s *session, w *want, before *state.Net
 	if !stays {
 		how = fmt.Sprintf("on bridge %s, and its configuration now names bridge %s, from which they are not reached", before.GatewayLink(), w.Record.GatewayLink())
 		if l, err := s.Links.Link(ctx, w.Record.Bridge); err == nil && l.Kind != "bridge" {
-			return fail.Errorf(bridge.ErrNotBridge, "network %q has pods %s: %s is no bridge", w.Record.Name, how, l.Name)
+			return failf(bridge.ErrNotBridge, "network %q has pods %s: %s is no bridge", w.Record.Name, how, l.Name)
 		}
 	}
-	return fail.Errorf(ErrConflict, "network %q has %s %s: set it back, delete the pods first (tombolo gc reclaims those that died), or give the new configuration a name of its own",
+	return failf(ErrConflict, "network %q has %s %s: set it back, delete the pods first (tombolo gc reclaims those that died), or give the new configuration a name of its own",
 		w.Record.Name, printable.Count(len(pods), "pod", "pods"), how)
 }
 
@@ -109,7 +108,7 @@ func refuseOverlaps(ctx context.Context, s *session, w *want, before *state.Netw
 					deserted = append(deserted, o.Name)
 					break
 				}
-				return nil, fail.Errorf(ErrConflict, "network %q on bridge %s: its subnet %s overlaps with %s of network %q on bridge %s: give it another subnet, or take the other network down (tombolo remove %s)",
+				return nil, failf(ErrConflict, "network %q on bridge %s: its subnet %s overlaps with %s of network %q on bridge %s: give it another subnet, or take the other network down (tombolo remove %s)",
 					w.Record.Name, w.Record.GatewayLink(), fresh[i], theirs, o.Name, o.GatewayLink(), o.Name)
 			}
 		}
@@ -155,7 +154,7 @@ func refuseConnected(ctx context.Context, s *session, w *want, fresh []netip.Pre
 		if own.Index != 0 && (l.Index == own.Index || l.Master == own.Index) {
 			continue
 		}
-		return fail.Errorf(ErrConflict, "network %q on bridge %s: its subnet %s overlaps with %s, which the host has on link %s: give the network another subnet, or that link another address",
+		return failf(ErrConflict, "network %q on bridge %s: its subnet %s overlaps with %s, which the host has on link %s: give the network another subnet, or that link another address",
 			w.Record.Name, w.Record.GatewayLink(), ours, a.Prefix, l.Name)
 	}
 	return nil
@@ -191,7 +190,7 @@ func (n *site) refuseAnswered(ctx context.Context, gw netip.Prefix) (flags uint3
 }
 
 func (n *site) answered(gw netip.Prefix, by string) error {
-	return fail.Errorf(ErrConflict, "bridge %s: another machine answers for the gateway %s of network %q (%s), by a "+
+	return failf(ErrConflict, "bridge %s: another machine answers for the gateway %s of network %q (%s), by a "+
 		"port that is not a pod's: name another gateway, or take that port off the bridge "+
 		"(`bridge link show master %[1]s` lists the ports)", n.bridge.Name, gw.Addr(), n.rec.Name, by)
 }

@@ -23,7 +23,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/netns"
-	"github.com/tombolo-cni/tombolo/network/internal/fail"
 )
 
 // Dead is an attachment whose pod died without a Del.
@@ -60,11 +59,11 @@ func (d Dead) MarshalJSON() ([]byte, error) {
 func (n *Node) CollectDead(ctx context.Context, network string, dryRun bool) ([]Dead, error) {
 	networks, err := n.cfg.Dir.Networks()
 	if err != nil {
-		return nil, fail.State(err)
+		return nil, stateError(err)
 	}
 	if network != "" {
 		if !slices.Contains(networks, network) {
-			return nil, fail.Errorf(ErrInvalid, "%w", state.UnknownNetwork(networks, network))
+			return nil, failf(ErrInvalid, "%w", state.UnknownNetwork(networks, network))
 		}
 		networks = []string{network}
 	}
@@ -78,7 +77,7 @@ func (n *Node) CollectDead(ctx context.Context, network string, dryRun bool) ([]
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, nil // the epoch of the records is not known
 	case err != nil:
-		return nil, fail.State(err)
+		return nil, stateError(err)
 	}
 	s, err := n.openKnown(ctx)
 	if err != nil {
@@ -106,7 +105,7 @@ func (n *Node) nameDead(ctx context.Context, network string, refused error) erro
 	if err != nil || len(dead) == 0 {
 		return refused
 	}
-	return fail.Errorf(ErrAttached, "%w; tombolo gc reclaims %s", refused, printable.Count(len(dead), "attachment whose pod is gone", "attachments whose pods are gone"))
+	return failf(ErrAttached, "%w; tombolo gc reclaims %s", refused, printable.Count(len(dead), "attachment whose pod is gone", "attachments whose pods are gone"))
 }
 
 // reclaimTimeout bounds what an Add spends on pods that died.
@@ -218,7 +217,7 @@ func (s *session) inOwnNamespace() error {
 	}
 	cookie, err := state.NetNSCookie()
 	if err == nil && epoch.NetNS != 0 && cookie != epoch.NetNS {
-		err = fail.Errorf(ErrState, "the networks on record are in another network namespace, so this one does not show which pods live: run this in the host's")
+		err = failf(ErrState, "the networks on record are in another network namespace, so this one does not show which pods live: run this in the host's")
 	}
 	return err
 }
@@ -262,7 +261,7 @@ func (t *teardown) unreleasable(rec *state.Attachment) error {
 func (t *teardown) CollectDead(ctx context.Context, dryRun bool) ([]Dead, error) {
 	records, unread, err := t.Session.Dir.List(t.Network)
 	if err != nil {
-		return nil, fail.State(err)
+		return nil, stateError(err)
 	}
 	for _, d := range unread {
 		t.Session.Warn(d.Error())

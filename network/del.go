@@ -13,7 +13,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/lease/giveback"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
-	"github.com/tombolo-cni/tombolo/network/internal/fail"
 )
 
 // Known is what a caller knows of attachments that have no record: from its configuration, or
@@ -104,9 +103,9 @@ func (n *Node) allocator(network string, origin *Origin) (ipam.Allocator, error)
 		}
 		return ipam.NewHostLocal(&ipam.Config{Network: network, Dir: dir})
 	case unnamed:
-		return nil, fail.Errorf(ErrInvalid, "its address is of a Network.Allocator, which is not on record: set Config.Allocators, or a Network.Origin of type host-local")
+		return nil, failf(ErrInvalid, "its address is of a Network.Allocator, which is not on record: set Config.Allocators, or a Network.Origin of type host-local")
 	}
-	return nil, fail.Errorf(ErrInvalid, "its address is the IPAM plugin %q's, which only a call with the network's configuration can ask: have the runtime DEL it or call GC", origin.Type)
+	return nil, failf(ErrInvalid, "its address is the IPAM plugin %q's, which only a call with the network's configuration can ask: have the runtime DEL it or call GC", origin.Type)
 }
 
 // remains is an attachment that is to go.
@@ -232,9 +231,9 @@ func (t *teardown) takeDown(ctx context.Context, r *remains) error {
 		// From the pod's own interface, while it is there.
 		leaseErr = giveback.All(ctx, r.leaseDir, r.hash, s.Links, s.Warn)
 		if errors.Is(leaseErr, file.ErrLocked) {
-			leaseErr = fail.Errorf(ErrTryAgain, "%w", leaseErr)
+			leaseErr = failf(ErrTryAgain, "%w", leaseErr)
 		} else {
-			leaseErr = fail.State(leaseErr)
+			leaseErr = stateError(leaseErr)
 		}
 	}
 	if err := s.Enter(ctx); err != nil {
@@ -255,7 +254,7 @@ func (t *teardown) takeDown(ctx context.Context, r *remains) error {
 		}
 	}
 	var flushed <-chan error
-	err := fail.Join(
+	err := joinSteps(
 		func() error { return leaseErr },
 		func() error { return unlist(ctx, s, &now) },
 		func() error { s.passPorts(ctx, now.rec); return nil },
@@ -280,5 +279,5 @@ func (t *teardown) forget(ctx context.Context, hash string) error {
 		return err
 	}
 	defer t.Session.Leave()
-	return fail.State(t.Session.Dir.Remove(t.Network, hash))
+	return stateError(t.Session.Dir.Remove(t.Network, hash))
 }

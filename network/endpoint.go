@@ -10,7 +10,6 @@ import (
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
-	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
@@ -201,7 +200,7 @@ func (e *entry) withhold(ctx context.Context, rec *state.Attachment, conflict *n
 		return conflict
 	}
 	taken := func(by string) error {
-		return fail.Errorf(ErrConflict, "port %s is already published by %s", conflict.Port, by)
+		return failf(ErrConflict, "port %s is already published by %s", conflict.Port, by)
 	}
 	if conflict.Owner == "" {
 		return taken("another program")
@@ -228,7 +227,7 @@ func (e *entry) withhold(ctx context.Context, rec *state.Attachment, conflict *n
 	me := waitingOf(rec)
 	me.Addresses = prefixesOf(rec.Addresses)
 	if err := e.s.await(ctx, has, me, 0); err != nil {
-		return fail.Errorf(ErrTryAgain, "port %s is published by the container's %s of network %q, at which another call is at work: %w", conflict.Port, has.IfName, has.Network, err)
+		return failf(ErrTryAgain, "port %s is published by the container's %s of network %q, at which another call is at work: %w", conflict.Port, has.IfName, has.Network, err)
 	}
 	return nil
 }

@@ -3,9 +3,9 @@ package network
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"github.com/tombolo-cni/tombolo"
-	"github.com/tombolo-cni/tombolo/network/internal/fail"
 )
 
 // Errors of this package match these with errors.Is, where a program can do something about it. Other errors are
@@ -14,28 +14,56 @@ var (
 	// ErrInvalid says that an argument or a configuration is not valid.
 	ErrInvalid = tombolo.ErrInvalid
 	// ErrState says that the state directory, or the directory of leases, cannot be used.
-	ErrState = fail.ErrState
+	ErrState = errors.New("state cannot be read or written")
 	// ErrTryAgain says that a later call may succeed.
-	ErrTryAgain = fail.ErrTryAgain
+	ErrTryAgain = errors.New("try again later")
 	// ErrHostNamespace says that a pod's namespace is the one that the bridge is in. It
 	// comes with ErrInvalid.
-	ErrHostNamespace = fail.ErrHostNamespace
+	ErrHostNamespace = errors.New("the pod's namespace is the host's own")
 	// ErrExists says that there is such an attachment already.
-	ErrExists = fail.ErrExists
+	ErrExists = errors.New("the attachment exists")
 	// ErrNotAttached says that there is no such attachment, or that its Add has not come to
 	// its end.
-	ErrNotAttached = fail.ErrNotAttached
+	ErrNotAttached = errors.New("no such attachment")
 	// ErrAttached says that a network, or an uplink, is in use by attachments.
-	ErrAttached = fail.ErrAttached
+	ErrAttached = errors.New("there are attachments")
 	// ErrConflict says that an address, a port or a link belongs to another owner.
-	ErrConflict = fail.ErrConflict
+	ErrConflict = errors.New("it belongs to another owner")
 	// ErrNoGateway says that there is no address for pods to send to.
-	ErrNoGateway = fail.ErrNoGateway
+	ErrNoGateway = errors.New("no gateway")
 	// ErrNoLink says that a link is not there, or of a kind that nothing can be attached to.
-	ErrNoLink = fail.ErrNoLink
+	ErrNoLink = errors.New("no link to attach to")
 	// ErrObstructed says that another firewall would drop what pods send.
-	ErrObstructed = fail.ErrObstructed
+	ErrObstructed = errors.New("another firewall is in the way")
 )
+
+// failure is an error with a message for the operator and a kind for the program.
+type failure struct{ kind, message error }
+
+func (e *failure) Error() string   { return e.message.Error() }
+func (e *failure) Unwrap() []error { return []error{e.kind, e.message} }
+
+// failf returns an error of a kind. It also matches the errors that the format wraps.
+func failf(kind error, format string, args ...any) error {
+	return &failure{kind, fmt.Errorf(format, args...)}
+}
+
+// stateError returns an ErrState for an error about records, and nil for nil.
+func stateError(err error) error {
+	if err == nil {
+		return nil
+	}
+	return failf(ErrState, "%w", err)
+}
+
+// joinSteps runs all steps, also after one that failed, and joins their errors.
+func joinSteps(steps ...func() error) error {
+	var errs []error
+	for _, step := range steps {
+		errs = append(errs, step())
+	}
+	return errors.Join(errs...)
+}
 
 // undo keeps the way back from each step that was taken.
 type undo []func(context.Context) error

@@ -9,7 +9,6 @@ import (
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
-	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
@@ -93,7 +92,7 @@ func refuseOtherMarks(s *session, rec *state.Network) error {
 			return err
 		}
 		if len(attachments) > 0 {
-			return fail.Errorf(ErrConflict, "forwardMark %#x: network %q, which has pods, uses %#x, and all networks of a node share one: give both the same", rec.Mark, o.Name, o.Mark)
+			return failf(ErrConflict, "forwardMark %#x: network %q, which has pods, uses %#x, and all networks of a node share one: give both the same", rec.Mark, o.Name, o.Mark)
 		}
 	}
 	return nil

@@ -13,7 +13,6 @@ import (
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
-	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/nft"
 	"github.com/tombolo-cni/tombolo/route"
 )
@@ -174,7 +173,7 @@ func reopen(ctx context.Context, s *session, name string) error {
 		return err
 	}
 	if rec, err = s.Dir.LoadNetwork(name); err != nil || rec.Epoch != s.Epoch.Token() {
-		return fail.State(err)
+		return stateError(err)
 	}
 
 	n := &site{s: s, rec: rec}
@@ -186,7 +185,7 @@ func reopen(ctx context.Context, s *session, name string) error {
 			return err
 		}
 	}
-	return fail.State(s.Dir.SaveNetwork(rec))
+	return stateError(s.Dir.SaveNetwork(rec))
 }
 
 // noteRouters puts on record the links that their owner has forward IPv6, before others do so for pods: afterwards they
@@ -203,7 +202,7 @@ func (n *site) noteRouters() (err error) {
 			n.rec.Routers6 = rec.Routers6
 		}
 	}
-	return fail.State(err)
+	return stateError(err)
 }
 
 // stopForwarding sets back what forwardingPart made, with the last network, as far as nobody has changed it since. On
@@ -230,7 +229,7 @@ func refuseIPv6(network string, slaac bool, subnets []netip.Prefix, routes ...ro
 	if asked == "" || sysctl.HasIPv6() {
 		return nil
 	}
-	return fail.Errorf(tombolo.ErrInvalid, "network %q asks for %s, and IPv6 is switched off in this kernel: "+
+	return failf(tombolo.ErrInvalid, "network %q asks for %s, and IPv6 is switched off in this kernel: "+
 		"take it out of the configuration, or boot without ipv6.disable=1 on the kernel's command line "+
 		"(and with a kernel that has IPv6)", network, asked)
 }

@@ -15,7 +15,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
-	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
@@ -195,7 +194,7 @@ func (n *site) buildGateways(ctx context.Context, force bool) error {
 				continue
 			}
 			if !force && !slices.Contains(stale, a.Prefix) {
-				return fail.Errorf(ErrConflict, "bridge %s has the address %s, which overlaps with the gateway %s of network %q: set forceAddress to replace it, or choose another bridge",
+				return failf(ErrConflict, "bridge %s has the address %s, which overlaps with the gateway %s of network %q: set forceAddress to replace it, or choose another bridge",
 					l.Name, a.Prefix, gw, rec.Name)
 			}
 			stale = appendNew(stale, a.Prefix)

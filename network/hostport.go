@@ -18,7 +18,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
 	"github.com/tombolo-cni/tombolo/ipam"
-	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
@@ -228,7 +227,7 @@ func refuseListeners(ctx context.Context, containerID string, asked []nft.Port, 
 	if taken = hostport.NotHeldFor(containerID, taken); len(taken) == 0 {
 		return nil
 	}
-	return fail.Errorf(ErrConflict, "publish port %d of the host: %s: %s", taken[0].Local.Port(), taken[0], wayOut(taken[0]))
+	return failf(ErrConflict, "publish port %d of the host: %s: %s", taken[0].Local.Port(), taken[0], wayOut(taken[0]))
 }
 
 // wayOut advises what to do about a socket that is in a port's way.
@@ -258,11 +257,11 @@ const maxRanges = 4096
 func checkPorts(ports []nft.Port) error {
 	for _, p := range ports {
 		if err := p.Check(); err != nil {
-			return fail.Errorf(ErrInvalid, "publish: %w", err)
+			return failf(ErrInvalid, "publish: %w", err)
 		}
 	}
 	if n := len(endpoint.Published(ports)); n > maxRanges {
-		return fail.Errorf(ErrInvalid, "publish %d ranges of ports of the host: a pod has up to %d, each of ports that follow one another and lead to ports that do: publish fewer, or in a row", n, maxRanges)
+		return failf(ErrInvalid, "publish %d ranges of ports of the host: a pod has up to %d, each of ports that follow one another and lead to ports that do: publish fewer, or in a row", n, maxRanges)
 	}
 	return nil
 }
@@ -271,10 +270,10 @@ func checkPorts(ports []nft.Port) error {
 func refuseUnreachable(ports []nft.Port, addresses []ipam.Address) error {
 	for _, p := range ports {
 		if p.HostAddr.IsValid() && !slices.ContainsFunc(addresses, func(a ipam.Address) bool { return a.Prefix.Addr().Is4() == p.HostAddr.Is4() }) {
-			return fail.Errorf(ErrInvalid, "publish port %s: the pod has no address of that family", endpoint.PortText(p))
+			return failf(ErrInvalid, "publish port %s: the pod has no address of that family", endpoint.PortText(p))
 		}
 		if len(addresses) == 0 {
-			return fail.Errorf(ErrInvalid, "publish port %s: the pod has no address", endpoint.PortText(p))
+			return failf(ErrInvalid, "publish port %s: the pod has no address", endpoint.PortText(p))
 		}
 	}
 	return nil
@@ -372,7 +371,7 @@ func (n *Node) publish(ctx context.Context, s *session, a, next *state.Attachmen
 		has = none
 	}
 	if err := s.Dir.UpdateLocked(next); err != nil {
-		return fail.State(err)
+		return stateError(err)
 	}
 	e := &entry{node: n, s: s, hash: a.Hash(), in: nw, held: &has, getsMore: true, attached: true}
 	err = e.add(ctx, next, nil)
@@ -400,9 +399,9 @@ func unpublish(ctx context.Context, s *session, a, next *state.Attachment) error
 	next.Published, next.Waiting, next.PortSNAT = nil, nil, nft.SNATNeeded
 	nw, err := s.Dir.LoadNetwork(a.Network)
 	if err != nil {
-		return fail.State(err)
+		return stateError(err)
 	}
-	err = fail.Join(
+	err = joinSteps(
 		func() error { return s.Firewall.Update(ctx, endpoint.In(a, nw), endpoint.In(next, nw)) },
 		func() error { s.passPorts(ctx, a); return nil },
 		func() error { return <-flushFlows(ctx, s.Links, a) },
@@ -412,7 +411,7 @@ func unpublish(ctx context.Context, s *session, a, next *state.Attachment) error
 	}
 	// As long as the rest is not done, the record says so by having none.
 	if err := s.Dir.UpdateLocked(next); err != nil {
-		return fail.State(err)
+		return stateError(err)
 	}
 	return closeUnusedLoopback(ctx, s, endpoint.PublishesIPv4(a), a.Bridge, a.GatewayLink())
 }

@@ -9,7 +9,6 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/state"
-	"github.com/tombolo-cni/tombolo/network/internal/fail"
 )
 
 // NetworkReport is the same of a network's own parts.
@@ -55,7 +54,7 @@ func (n *Node) Inspect(ctx context.Context) (*Inspection, error) {
 	defer s.remember()()
 	networks, err := n.cfg.Dir.Networks()
 	if err != nil {
-		return nil, fail.State(err)
+		return nil, stateError(err)
 	}
 	in := &Inspection{Attachments: []Report{}}
 	host := &surroundings{}
@@ -102,7 +101,7 @@ func recreate(text string) []tombolo.Difference {
 func (in *Inspection) network(ctx context.Context, s *session, name string, host *surroundings) error {
 	attachments, damaged, err := s.Dir.List(name)
 	if err != nil {
-		return fail.State(err)
+		return stateError(err)
 	}
 	for _, d := range damaged {
 		in.Damaged = append(in.Damaged, recreate(d.Error())...)

@@ -15,7 +15,6 @@ import (
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/ipam"
-	"github.com/tombolo-cni/tombolo/network/internal/fail"
 )
 
 // lookAt6 compares an attachment with its lease by DHCPv6.
@@ -95,7 +94,7 @@ func (n *Node) awaitAddress6(ctx context.Context, made *Attachment) error {
 		if rec.Six != nil && rec.Six.Error != "" {
 			why = rec.Six.Error
 		}
-		return fail.Errorf(ErrTryAgain, `ipv6 "dhcp": %s %w`, why, err)
+		return failf(ErrTryAgain, `ipv6 "dhcp": %s %w`, why, err)
 	case err != nil:
 		return err
 	}
@@ -143,9 +142,9 @@ func (a *Attachment) addDNS(servers []netip.Addr, search []string) {
 // deletedMeanwhile is the error where a record went meanwhile.
 func deletedMeanwhile(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
-		return fail.Errorf(ErrTryAgain, `ipv6 "dhcp": the attachment was deleted meanwhile`)
+		return failf(ErrTryAgain, `ipv6 "dhcp": the attachment was deleted meanwhile`)
 	}
-	return fail.State(err)
+	return stateError(err)
 }
 
 // solicit has the pod ask for router advertisements, if it takes any: else it gives nil. They are
@@ -167,7 +166,7 @@ func (a *adding) advertised(ctx context.Context, asked *bridge.Solicitation) err
 	got, g := new(bridge.Autoconfigured), &a.given
 	if !a.nw.DHCPv6 {
 		if got, err = asked.Wait(ctx); err != nil {
-			return fail.Errorf(ErrTryAgain, `ipv6 "slaac": %w`, err)
+			return failf(ErrTryAgain, `ipv6 "slaac": %w`, err)
 		}
 	}
 	var gateway netip.Addr

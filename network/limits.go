@@ -9,7 +9,6 @@ import (
 	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
-	"github.com/tombolo-cni/tombolo/network/internal/fail"
 )
 
 // limitsPart is the limits of a pod's traffic: qdiscs of its port, and a link (ifb) for what it sends.
@@ -113,7 +112,7 @@ func (c Change) Limit(ctx context.Context, limits bandwidth.Shape) (by *bridge.L
 		}
 		setLimits(next, effective)
 		if err := s.Dir.UpdateLocked(next); err != nil {
-			return fail.State(err)
+			return stateError(err)
 		}
 		if _, err := conn.Ensure(ctx, target, effective); err != nil {
 			return errors.Join(err, conn.Remove(context.WithoutCancel(ctx), target), s.Dir.UpdateLocked(a))
@@ -130,7 +129,7 @@ func (c Change) Limit(ctx context.Context, limits bandwidth.Shape) (by *bridge.L
 func effectiveLimits(s *session, asked bandwidth.Shape, mtu int) (bandwidth.Shape, error) {
 	effective, adjusted, err := asked.Effective(mtu)
 	if err != nil {
-		return bandwidth.Shape{}, fail.Errorf(ErrInvalid, "bandwidth: %w", err)
+		return bandwidth.Shape{}, failf(ErrInvalid, "bandwidth: %w", err)
 	}
 	for _, adj := range adjusted {
 		s.Warn("bandwidth: " + adj)

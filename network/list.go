@@ -6,13 +6,12 @@ import (
 	"errors"
 
 	"github.com/tombolo-cni/tombolo/ipam"
-	"github.com/tombolo-cni/tombolo/network/internal/fail"
 )
 
 // Networks lists the names of the networks on record.
 func (n *Node) Networks(ctx context.Context) ([]string, error) {
 	names, err := n.cfg.Dir.Networks()
-	return names, fail.State(err)
+	return names, stateError(err)
 }
 
 // Attachments lists a network's attachments that are on record; those whose record cannot be
@@ -23,7 +22,7 @@ func (n *Node) Attachments(ctx context.Context, network string) ([]*Attachment, 
 	}
 	records, _, err := n.cfg.Dir.List(network)
 	if err != nil {
-		return nil, fail.State(err)
+		return nil, stateError(err)
 	}
 	list := make([]*Attachment, len(records))
 	for i, rec := range records {
@@ -44,7 +43,7 @@ type Pool struct {
 func (n *Node) Pools(ctx context.Context) ([]Pool, error) {
 	records, _, err := n.cfg.Dir.ListNetworks()
 	if err != nil {
-		return nil, fail.State(err)
+		return nil, stateError(err)
 	}
 	var list []Pool
 	var errs []error

@@ -14,7 +14,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
-	"github.com/tombolo-cni/tombolo/network/internal/fail"
 )
 
 // A lease that moves to another address takes along what an Add made for the old one outside of the pod: the
@@ -46,7 +45,7 @@ func (u Upkeep) Follow(ctx context.Context, key Key) (from, to []netip.Prefix, _
 		}
 		nw, err := dir.LoadNetwork(key.Network)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fail.State(err)
+			return stateError(err)
 		}
 		was := prefixesOf(a.Addresses)
 		if err := s.move(ctx, a, nw, rec); err != nil {
@@ -66,7 +65,7 @@ func leaseAhead(dir *state.Dir, key Key) (a *state.Attachment, rec *lease.Record
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil, nil
 	}
-	return a, rec, fail.State(err)
+	return a, rec, stateError(err)
 }
 
 // ahead gives an attachment's lease, if that gives it other addresses than it has on record; else nil.
@@ -134,7 +133,7 @@ func (s *session) move(ctx context.Context, a *state.Attachment, nw *state.Netwo
 	both := *next
 	both.Addresses, both.Moving = slices.Concat(next.Addresses, gone), true
 	if err := s.Dir.Update(&both); err != nil {
-		return fail.State(err)
+		return stateError(err)
 	}
 	err := s.moveElements(ctx, next, nw, gone)
 	if err == nil {
@@ -144,7 +143,7 @@ func (s *session) move(ctx context.Context, a *state.Attachment, nw *state.Netwo
 		return fmt.Errorf("move attachment to its new address: %w", err)
 	}
 	if err := s.Dir.Update(next); err != nil {
-		return fail.State(err)
+		return stateError(err)
 	}
 	*a = *next
 	return nil

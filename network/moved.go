@@ -15,7 +15,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/netns"
-	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
@@ -85,7 +84,7 @@ func arrived(ctx context.Context, a *state.Attachment, path string) (cookie uint
 	}
 	pod, err := netns.Open(path)
 	if err != nil {
-		return 0, fail.Errorf(ErrTryAgain, "%w", err)
+		return 0, failf(ErrTryAgain, "%w", err)
 	}
 	defer pod.Close()
 	if cookie, err = pod.Cookie(); err != nil || cookie == a.NetNSCookie {
@@ -104,7 +103,7 @@ func arrived(ctx context.Context, a *state.Attachment, path string) (cookie uint
 	led := !leads || time.Since(a.Created) > settles
 	err = route.On(conn).Walk(ctx, route.Filter{Table: unix.RT_TABLE_MAIN}, func(r route.Route) { led = led || isDefault(&r) })
 	if err != nil || !l.Up() || !led {
-		return 0, cmp.Or(err, fail.Errorf(ErrTryAgain, "interface %s is not in %s yet, with what it is to have", a.IfName, pod))
+		return 0, cmp.Or(err, failf(ErrTryAgain, "interface %s is not in %s yet, with what it is to have", a.IfName, pod))
 	}
 	return cookie, nil
 }

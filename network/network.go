@@ -7,7 +7,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
-	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
@@ -110,13 +109,13 @@ type Key struct {
 // check refuses what could not be meant for a network.
 func (nw *Network) check() error {
 	if nw == nil {
-		return fail.Errorf(ErrInvalid, "the network is nil")
+		return failf(ErrInvalid, "the network is nil")
 	}
 	if err := checkName(nw.Name); err != nil {
 		return err
 	}
 	if !ident.IsLinkName(nw.Bridge) {
-		return fail.Errorf(ErrInvalid, "bridge %q of network %q cannot name a link", nw.Bridge, nw.Name)
+		return failf(ErrInvalid, "bridge %q of network %q cannot name a link", nw.Bridge, nw.Name)
 	}
 	if nw.Uplink != "" {
 		if err := checkNIC(nw.Uplink); err != nil {
@@ -124,13 +123,13 @@ func (nw *Network) check() error {
 		}
 	}
 	if nw.Exit != "" && nw.Exit != ExitHost && nw.Exit != ExitRouter {
-		return fail.Errorf(ErrInvalid, `network %q: Exit is %q, and has to be "host" or "router"`, nw.Name, string(nw.Exit))
+		return failf(ErrInvalid, `network %q: Exit is %q, and has to be "host" or "router"`, nw.Name, string(nw.Exit))
 	}
 	if err := nw.Guard.Check(); err != nil {
-		return fail.Errorf(ErrInvalid, "network %q: %w", nw.Name, err)
+		return failf(ErrInvalid, "network %q: %w", nw.Name, err)
 	}
 	if nw.DHCPv6 && !nw.SLAAC {
-		return fail.Errorf(ErrInvalid, "network %q: DHCPv6 needs SLAAC, which gives pods the way to the routers", nw.Name)
+		return failf(ErrInvalid, "network %q: DHCPv6 needs SLAAC, which gives pods the way to the routers", nw.Name)
 	}
 	return nw.CheckVLAN()
 }
@@ -139,7 +138,7 @@ func (nw *Network) check() error {
 // file.
 func checkName(name string) error {
 	if len(name) > 250 || !ident.IsIdentifier(name) {
-		return fail.Errorf(ErrInvalid, "%q is not the name of a network", name)
+		return failf(ErrInvalid, "%q is not the name of a network", name)
 	}
 	return nil
 }
@@ -149,7 +148,7 @@ func (k Key) check() error {
 		return err
 	}
 	if !ident.IsIdentifier(k.ContainerID) || !ident.IsLinkName(k.IfName) {
-		return fail.Errorf(ErrInvalid, "container %q and interface %q are not names of an attachment", k.ContainerID, k.IfName)
+		return failf(ErrInvalid, "container %q and interface %q are not names of an attachment", k.ContainerID, k.IfName)
 	}
 	return nil
 }
@@ -164,15 +163,15 @@ func (nw *Network) GatewayLink() string {
 func (nw *Network) CheckVLAN() error {
 	switch err := nw.VLAN.Check(); {
 	case err != nil:
-		return fail.Errorf(ErrInvalid, "network %q: %w", nw.Name, err)
+		return failf(ErrInvalid, "network %q: %w", nw.Name, err)
 	case nw.VLAN.ID != 0 && !ident.IsLinkName(nw.GatewayLink()):
-		return fail.Errorf(ErrInvalid, "network %q: %q would name the link in its VLAN, and a link's name has 15 bytes at most: give the bridge a shorter one", nw.Name, nw.GatewayLink())
+		return failf(ErrInvalid, "network %q: %q would name the link in its VLAN, and a link's name has 15 bytes at most: give the bridge a shorter one", nw.Name, nw.GatewayLink())
 	case nw.VLAN.ID == 1 && nw.Gateway:
-		return fail.Errorf(ErrInvalid, "network %q: in VLAN 1 the gateway is the bridge itself: leave vlan out, or choose another", nw.Name)
+		return failf(ErrInvalid, "network %q: in VLAN 1 the gateway is the bridge itself: leave vlan out, or choose another", nw.Name)
 	case nw.Guard != "" && nw.Guard != nft.GuardMAC && len(nw.VLAN.Trunk) > 0:
-		return fail.Errorf(ErrInvalid, "network %q: a guarded pod may not send the tagged frames of a trunk: leave out vlanTrunk, or guard and lanGuard", nw.Name)
+		return failf(ErrInvalid, "network %q: a guarded pod may not send the tagged frames of a trunk: leave out vlanTrunk, or guard and lanGuard", nw.Name)
 	case nw.Exit == ExitHost && nw.VLAN.ID != 0:
-		return fail.Errorf(ErrInvalid, `network %q: the host has its addresses outside of VLAN %d, so no default route can lead to it: set defaultRoute to "router"`, nw.Name, nw.VLAN.ID)
+		return failf(ErrInvalid, `network %q: the host has its addresses outside of VLAN %d, so no default route can lead to it: set defaultRoute to "router"`, nw.Name, nw.VLAN.ID)
 	}
 	return nil
 }

@@ -21,7 +21,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/netns"
-	"github.com/tombolo-cni/tombolo/network/internal/fail"
 )
 
 // nextHopPart is the next hop of default routes by the host (ExitHost). It is one address for each family, which nobody
@@ -163,7 +162,7 @@ func (s *session) completeNextHops(ctx context.Context, a *state.Attachment) err
 	}
 	rec, err := s.Dir.LoadNetwork(a.Network)
 	if err != nil {
-		return fail.State(err)
+		return stateError(err)
 	}
 	return s.setNextHops(ctx, a, net.HardwareAddr(rec.HostMAC), nil)
 }

@@ -10,7 +10,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/netns"
-	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
@@ -70,7 +69,7 @@ func Open(ctx context.Context, cfg *Config) (*Node, error) {
 	}
 	dir, err := state.Open(cmp.Or(cfg.StateDir, DefaultStateDir))
 	if err != nil {
-		return nil, fail.Errorf(ErrInvalid, "%w", err)
+		return nil, failf(ErrInvalid, "%w", err)
 	}
 	n := &Node{settings{*cfg, dir}}
 	n.cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
@@ -126,7 +125,7 @@ func (n *Node) openKnown(ctx context.Context, networks ...string) (*session, err
 	if cfg.Mark == 0 {
 		records, _, err := n.cfg.Dir.ListNetworks()
 		if err != nil {
-			return nil, fail.State(err)
+			return nil, stateError(err)
 		}
 		for _, rec := range records {
 			if rec.Mark != 0 {

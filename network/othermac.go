@@ -13,7 +13,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/routing"
 	"github.com/tombolo-cni/tombolo/internal/state"
-	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
@@ -27,9 +26,9 @@ func (n *site) refuseMAC(ctx context.Context, mac net.HardwareAddr, own ...netip
 	nic := n.uplink.nic
 	switch {
 	case mac[0]&1 != 0:
-		return fail.Errorf(ErrInvalid, "MAC %s is one of multicast: a pod needs a MAC whose first byte is even", mac)
+		return failf(ErrInvalid, "MAC %s is one of multicast: a pod needs a MAC whose first byte is even", mac)
 	case bytes.Equal(mac, nic.MAC):
-		return fail.Errorf(ErrConflict, "MAC %s is that of uplink %s: a pod on the LAN needs one of its own", mac, nic.Name)
+		return failf(ErrConflict, "MAC %s is that of uplink %s: a pod on the LAN needs one of its own", mac, nic.Name)
 	}
 
 	conn := nl.Of(n.s.Links.Socket())
@@ -48,7 +47,7 @@ func (n *site) refuseMAC(ctx context.Context, mac net.HardwareAddr, own ...netip
 			continue
 		}
 		if is, err := answers(ctx, conn, entry); is || err != nil {
-			return errors.Join(err, fail.Errorf(ErrConflict, "MAC %s is that of another machine on the LAN of uplink %s, which has %s: give the pod another one",
+			return errors.Join(err, failf(ErrConflict, "MAC %s is that of another machine on the LAN of uplink %s, which has %s: give the pod another one",
 				mac, nic.Name, entry.Addr))
 		}
 	}

@@ -12,7 +12,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
-	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
@@ -131,11 +130,11 @@ func (a *adding) checkGiven(g given) error {
 		return nil // they are to come
 	}
 	if len(g.addresses) == 0 && a.nw.Origin.Type != "" {
-		return fail.Errorf(ErrInvalid, "ipam %q gave no address", a.nw.Origin.Type)
+		return failf(ErrInvalid, "ipam %q gave no address", a.nw.Origin.Type)
 	}
 	for _, address := range g.addresses {
 		if a.nw.Gateway && !address.Gateway.IsValid() {
-			return fail.Errorf(ErrNoGateway, "ipam %q gave %s without a gateway, and the bridge is to be one: name the gateway in the ipam, or set isGateway to false", a.nw.Origin.Type, address.Prefix)
+			return failf(ErrNoGateway, "ipam %q gave %s without a gateway, and the bridge is to be one: name the gateway in the ipam, or set isGateway to false", a.nw.Origin.Type, address.Prefix)
 		}
 	}
 	if slices.ContainsFunc(prefixesOf(g.addresses), isIPv6) {

@@ -13,7 +13,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/netns"
-	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/nft"
 	"github.com/tombolo-cni/tombolo/route"
 )
@@ -173,7 +172,7 @@ func (p *Pod) record(nw *Network, hash string) *state.Attachment {
 // check refuses what could not be meant for a pod, before anything is touched.
 func (p *Pod) check(nw *Network, host *netns.NS) error {
 	if p == nil || nw == nil {
-		return fail.Errorf(ErrInvalid, "the network or the pod is nil")
+		return failf(ErrInvalid, "the network or the pod is nil")
 	}
 	if err := p.key(nw).check(); err != nil {
 		return err
@@ -183,17 +182,17 @@ func (p *Pod) check(nw *Network, host *netns.NS) error {
 	}
 	const ethernet = 1500 // another MTU has other adjustments, and no other errors
 	if _, _, err := p.Limits.Effective(ethernet); err != nil {
-		return fail.Errorf(ErrInvalid, "bandwidth: %w", err)
+		return failf(ErrInvalid, "bandwidth: %w", err)
 	}
 	if nw.DHCPv6 && (p.Lease == nil || p.Lease.KeeperOptional) {
-		return fail.Errorf(ErrInvalid, `ipv6 "dhcp": tombolod leases the address, beside that of IPv4: it needs ipam.type "dhcp", and no keeper that is "optional"`)
+		return failf(ErrInvalid, `ipv6 "dhcp": tombolod leases the address, beside that of IPv4: it needs ipam.type "dhcp", and no keeper that is "optional"`)
 	}
 	if p.NetNS == nil {
-		return fail.Errorf(ErrInvalid, "the pod of container %s has no namespace", p.ContainerID)
+		return failf(ErrInvalid, "the pod of container %s has no namespace", p.ContainerID)
 	}
 	id := p.NetNS.ID()
 	if id == (netns.ID{}) {
-		return fail.Errorf(ErrInvalid, "the namespace of container %s is not open", p.ContainerID)
+		return failf(ErrInvalid, "the namespace of container %s is not open", p.ContainerID)
 	}
 	if p.SameNetNS {
 		return nil
@@ -207,7 +206,7 @@ func (p *Pod) check(nw *Network, host *netns.NS) error {
 		host = own
 	}
 	if host.ID() == id {
-		return fail.Errorf(ErrInvalid, "%w", ErrHostNamespace)
+		return failf(ErrInvalid, "%w", ErrHostNamespace)
 	}
 	return nil
 }

@@ -12,7 +12,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/file"
 	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/internal/state"
-	"github.com/tombolo-cni/tombolo/network/internal/fail"
 )
 
 // removeNetwork takes down what Collect leaves of a network: see Node.Remove.
@@ -29,7 +28,7 @@ func removeNetwork(ctx context.Context, s *session, name string) error {
 		return err
 	}
 	if len(left.all) > 0 {
-		return fail.Errorf(ErrAttached, "network %q has %s: remove the pods first", name, printable.Count(len(left.all), "attachment", "attachments"))
+		return failf(ErrAttached, "network %q has %s: remove the pods first", name, printable.Count(len(left.all), "attachment", "attachments"))
 	}
 	rec, err := s.Dir.LoadNetwork(name)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, state.ErrDamaged) {
@@ -37,13 +36,13 @@ func removeNetwork(ctx context.Context, s *session, name string) error {
 		rec, err = &state.Network{}, nil
 	}
 	if err != nil {
-		return fail.State(err)
+		return stateError(err)
 	}
 	others, err := s.others(name)
 	if err != nil {
 		return err
 	}
-	err = fail.Join(
+	err = joinSteps(
 		func() error {
 			if len(others) > 0 {
 				return nil
@@ -72,7 +71,7 @@ func (u Upkeep) Known(ctx context.Context, name string) error {
 func (s *session) refuseUnknown(ctx context.Context, name string) error {
 	names, err := s.Dir.Networks()
 	if err != nil || slices.Contains(names, name) {
-		return fail.State(err)
+		return stateError(err)
 	}
 	leases, err := leasesOf(s, name)
 	if err != nil {
@@ -84,7 +83,7 @@ func (s *session) refuseUnknown(ctx context.Context, name string) error {
 	if left, err := s.inventory(ctx, name, leases); err != nil || len(left.all) > 0 {
 		return err
 	}
-	return fail.Errorf(ErrInvalid, "%w", state.UnknownNetwork(names, name))
+	return failf(ErrInvalid, "%w", state.UnknownNetwork(names, name))
 }
 
 // removeDeserted deletes what is left of a network that has no pod, no bridge and no uplink. The caller has the exclusive
@@ -107,7 +106,7 @@ func removeBridge(ctx context.Context, s *session, rec *state.Network) error {
 		return err
 	}
 	if l.Kind != "bridge" {
-		return fail.Errorf(bridge.ErrNotBridge, "%s is no longer a bridge but of kind %q: it is left alone", rec.Bridge, l.Kind)
+		return failf(bridge.ErrNotBridge, "%s is no longer a bridge but of kind %q: it is left alone", rec.Bridge, l.Kind)
 	}
 	shared, err := sharers(s, rec)
 	if err != nil {
@@ -158,7 +157,7 @@ func sharers(s *session, rec *state.Network) ([]*state.Network, error) {
 func refusePodsBehind(s *session, nic string) error {
 	networks, _, err := s.Dir.ListNetworks()
 	if err != nil {
-		return fail.State(err)
+		return stateError(err)
 	}
 	for _, n := range networks {
 		if n.Uplink != nic {
@@ -166,10 +165,10 @@ func refusePodsBehind(s *session, nic string) error {
 		}
 		attachments, _, err := s.Dir.List(n.Name)
 		if err != nil {
-			return fail.State(err)
+			return stateError(err)
 		}
 		if len(attachments) > 0 {
-			return fail.Errorf(ErrAttached, "uplink %s: network %q has %s on it: remove the pods first", nic, n.Name, printable.Count(len(attachments), "attachment", "attachments"))
+			return failf(ErrAttached, "uplink %s: network %q has %s on it: remove the pods first", nic, n.Name, printable.Count(len(attachments), "attachment", "attachments"))
 		}
 	}
 	return nil

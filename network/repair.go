@@ -14,7 +14,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/internal/state"
-	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/nft"
 	"github.com/tombolo-cni/tombolo/nft/foreign"
 )
@@ -45,7 +44,7 @@ func (n *site) restore(ctx context.Context) (changed bool, _ error) {
 		err = fmt.Errorf("network %s: %w", n.rec.Name, err)
 	}
 	// Rules in the chains of others have new numbers.
-	return changed, errors.Join(err, fail.State(n.s.Dir.SaveNetwork(n.rec)))
+	return changed, errors.Join(err, stateError(n.s.Dir.SaveNetwork(n.rec)))
 }
 
 // repairNetworks does it for the networks that are in use. Of some, where any are named, it makes these alone, unless
@@ -56,7 +55,7 @@ func repairNetworks(ctx context.Context, s *session, some ...string) error {
 	}
 	records, damaged, err := s.Dir.ListNetworks()
 	if err != nil {
-		return fail.State(err)
+		return stateError(err)
 	}
 	var errs []error
 	for _, d := range damaged {
@@ -273,7 +272,7 @@ func (r *remains) hasOldElements() bool {
 func (s *session) dropOldElements(ctx context.Context, r *remains) error {
 	nw, err := s.Dir.LoadNetwork(r.rec.Network)
 	if err != nil {
-		return fail.State(err)
+		return stateError(err)
 	}
 	next := endpoint.In(r.rec, nw)
 	old := next

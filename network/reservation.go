@@ -15,7 +15,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
-	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
@@ -93,7 +92,7 @@ func (t *teardown) retaken(ctx context.Context, r *remains) []netip.Addr {
 // removeReservations deletes the network's own directory of reservations, whose files without an attachment are
 // only bookkeeping. A directory that the configuration named stays: it is the operator's.
 func (s *session) removeReservations(network string) error {
-	return fail.State(os.RemoveAll(s.Dir.Path() + "/ipam/" + network))
+	return stateError(os.RemoveAll(s.Dir.Path() + "/ipam/" + network))
 }
 
 // knownAddresses looks for the attachment's addresses where they may be written
@@ -191,10 +190,10 @@ func givenOf(addresses []ipam.Address, routes []route.Route) (given, error) {
 	g := given{routes: routes, addresses: slices.Clone(addresses)}
 	for i, a := range addresses {
 		if !a.Prefix.IsValid() {
-			return g, fail.Errorf(ErrInvalid, "the ipam's ips[%d] is no address with a prefix length", i)
+			return g, failf(ErrInvalid, "the ipam's ips[%d] is no address with a prefix length", i)
 		}
 		if a.Gateway.IsValid() && a.Gateway.BitLen() != a.Prefix.Addr().BitLen() {
-			return g, fail.Errorf(ErrInvalid, "the ipam's ips[%d]: the gateway %s is not of the family of %s", i, a.Gateway, a.Prefix)
+			return g, failf(ErrInvalid, "the ipam's ips[%d]: the gateway %s is not of the family of %s", i, a.Gateway, a.Prefix)
 		}
 	}
 	slices.SortStableFunc(g.addresses, func(a, b ipam.Address) int {

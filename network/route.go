@@ -18,7 +18,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/netns"
-	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
@@ -236,7 +235,7 @@ func explainRoute(err error) error {
 	case !isRoute(err):
 		return err
 	case errors.Is(err, fs.ErrExist):
-		return fail.Errorf(ErrConflict, "%w: the pod has this route already: change its priority in ipam.routes", err)
+		return failf(ErrConflict, "%w: the pod has this route already: change its priority in ipam.routes", err)
 	}
 	return fmt.Errorf("%w: correct this route in ipam.routes, or leave it out", err)
 }

@@ -13,7 +13,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/internal/state"
-	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
@@ -170,7 +169,7 @@ func (s *session) remember() (forget func()) {
 // others gives the records of the networks but one.
 func (s *session) others(than string) ([]*state.Network, error) {
 	all, _, err := s.Dir.ListNetworks()
-	return slices.DeleteFunc(all, func(o *state.Network) bool { return o.Name == than }), fail.State(err)
+	return slices.DeleteFunc(all, func(o *state.Network) bool { return o.Name == than }), stateError(err)
 }
 
 // Attachments gives the records of a network's attachments, and warns of those that are
@@ -178,7 +177,7 @@ func (s *session) others(than string) ([]*state.Network, error) {
 func (s *session) Attachments(network string) ([]*state.Attachment, error) {
 	attachments, damaged, err := s.Dir.List(network)
 	if err != nil {
-		return nil, fail.State(err)
+		return nil, stateError(err)
 	}
 	for _, d := range damaged {
 		s.Warn(d.Error())
@@ -189,7 +188,7 @@ func (s *session) Attachments(network string) ([]*state.Attachment, error) {
 // allAttachments gives those of all networks.
 func (s *session) allAttachments() (all []*state.Attachment, _ error) {
 	networks, err := s.Dir.Networks()
-	err = fail.State(err)
+	err = stateError(err)
 	for _, name := range networks {
 		attachments, listErr := s.Attachments(name)
 		all, err = append(all, attachments...), errors.Join(err, listErr)
@@ -213,7 +212,7 @@ func (s *session) locked(network, hash string, do func(*state.Attachment) error)
 
 // errDeleted is how an ADD ends whose record was removed.
 func errDeleted() error {
-	return fail.Errorf(ErrTryAgain, "the attachment was deleted, or collected as garbage, while it was being made")
+	return failf(ErrTryAgain, "the attachment was deleted, or collected as garbage, while it was being made")
 }
 
 // wanted is the error with which an ADD ends whose record was removed. It asks before it

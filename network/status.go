@@ -11,7 +11,6 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
-	"github.com/tombolo-cni/tombolo/network/internal/fail"
 )
 
 // Ready says why an Add to a network could not succeed now; nil if it could. leases is how its
@@ -39,7 +38,7 @@ func (n *Node) Ready(ctx context.Context, nw *Network, leases *Lease) error {
 		return err
 	}
 	if len(paths) > 0 {
-		return fail.Errorf(ErrObstructed, "%s", strings.Join(paths, "; "))
+		return failf(ErrObstructed, "%s", strings.Join(paths, "; "))
 	}
 	if leases == nil && nw.Allocator != nil {
 		err := n.allocatorReady(ctx, nw)
@@ -63,7 +62,7 @@ func (n *Node) Ready(ctx context.Context, nw *Network, leases *Lease) error {
 func (n *Node) allocatorReady(ctx context.Context, nw *Network) error {
 	e, err := n.cfg.Dir.Epoch()
 	if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, state.ErrStale) && !errors.Is(err, state.ErrDamaged) {
-		return fail.State(err)
+		return stateError(err)
 	}
 	// Where this epoch has not begun, its token is another than that of any reservation.
 	node := ipam.Node{Epoch: ipam.Epoch{Token: e.Token(), Started: n.cfg.Dir.Begun(e)}, Hash: func(o ipam.Owner) string { return Key{nw.Name, o.ContainerID, o.IfName}.hash() }}
@@ -77,7 +76,7 @@ const contestedFor = 3 * time.Minute
 func refuseContested(dir *state.Dir) error {
 	f, err := dir.Contested()
 	if err != nil {
-		return fail.State(err)
+		return stateError(err)
 	}
 	if f == nil || time.Since(f.At) > contestedFor {
 		return nil
@@ -86,6 +85,6 @@ func refuseContested(dir *state.Dir) error {
 	if f.By != "" {
 		by = fmt.Sprintf("another program (the last to change it: %q)", f.By)
 	}
-	return fail.Errorf(ErrObstructed, "%s undoes what pods need of the firewall: tombolod has put it back %d times, and now does so only once a minute; the last time it was: %.200q: have that program leave it alone",
+	return failf(ErrObstructed, "%s undoes what pods need of the firewall: tombolod has put it back %d times, and now does so only once a minute; the last time it was: %.200q: have that program leave it alone",
 		by, f.Times, f.What)
 }

@@ -17,7 +17,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/routing"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
-	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
@@ -32,7 +31,7 @@ type surroundings struct {
 
 func (h *surroundings) read(ctx context.Context, s *session) (err error) {
 	if h.networks, _, err = s.Dir.ListNetworks(); err != nil {
-		return fail.State(err)
+		return stateError(err)
 	}
 	if h.addresses, err = s.Links.Addresses().List(ctx, addr.Filter{}); err != nil {
 		return err

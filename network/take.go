@@ -13,7 +13,6 @@ import (
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
-	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/network/internal/uplink"
 )
 
@@ -61,11 +60,11 @@ func loadTake(file *state.UplinkFile) (*uplink.Record, error) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fail.State(err)
+		return nil, stateError(err)
 	}
 	rec, err := uplink.ParseRecord(data)
 	if err != nil {
-		return nil, fail.State(err)
+		return nil, stateError(err)
 	}
 	return rec, nil
 }
@@ -121,11 +120,11 @@ func (s *session) refuseTake(ctx context.Context, want uplink.Uplink) error {
 		return err
 	}
 	if rec != nil && rec.State == uplink.Taken {
-		return fail.Errorf(ErrConflict, "uplink %s is a port of bridge %s already: tombolo uplink restore %[1]s gives it back", want.NIC, rec.Bridge)
+		return failf(ErrConflict, "uplink %s is a port of bridge %s already: tombolo uplink restore %[1]s gives it back", want.NIC, rec.Bridge)
 	}
 	records, _, err := s.Dir.ListNetworks()
 	if err != nil {
-		return fail.State(err)
+		return stateError(err)
 	}
 	for _, rec := range records {
 		n := &site{s: s, rec: rec}
@@ -136,7 +135,7 @@ func (s *session) refuseTake(ctx context.Context, want uplink.Uplink) error {
 			return err
 		}
 		if n.share != nil {
-			return fail.Errorf(ErrConflict, "uplink %s is shared with bridge %s for network %q, whose pods are on the LAN: nothing is to be taken over. "+
+			return failf(ErrConflict, "uplink %s is shared with bridge %s for network %q, whose pods are on the LAN: nothing is to be taken over. "+
 				"If the NIC is to be a port of a bridge all the same, remove the network first (tombolo remove %s)", want.NIC, rec.Bridge, rec.Name, rec.Name)
 		}
 	}
@@ -175,9 +174,9 @@ func (u Uplinks) Restore(ctx context.Context, nic, bridgeName string) error {
 			case t.undone:
 				return nil
 			case t.rec == nil:
-				return fail.Errorf(ErrConflict, "uplink %s has not been taken over: there is nothing to give back", nic)
+				return failf(ErrConflict, "uplink %s has not been taken over: there is nothing to give back", nic)
 			case bridgeName != "" && bridgeName != t.rec.Bridge:
-				return fail.Errorf(ErrConflict, "uplink %s is a port of bridge %s, not of %s", nic, t.rec.Bridge, bridgeName)
+				return failf(ErrConflict, "uplink %s is a port of bridge %s, not of %s", nic, t.rec.Bridge, bridgeName)
 			}
 			if err := t.conn.Restore(ctx, t.rec, t.file); err != nil {
 				return err
@@ -205,14 +204,14 @@ func (s *session) allBack(ctx context.Context, rec *uplink.Record) error {
 	if len(lost) == 0 || err != nil {
 		return err
 	}
-	return fail.Errorf(ErrConflict, "uplink %s is given back, but without %s: that was deleted from bridge %s, with its routes. If it is to be back: %s",
+	return failf(ErrConflict, "uplink %s is given back, but without %s: that was deleted from bridge %s, with its routes. If it is to be back: %s",
 		rec.NIC, strings.Join(lost, " and "), rec.Bridge, strings.Join(commands, " && "))
 }
 
 // finishTakes finishes the work on NICs that was cut short.
 func finishTakes(ctx context.Context, s *session) error {
 	nics, err := s.Dir.Uplinks()
-	errs := []error{fail.State(err)}
+	errs := []error{stateError(err)}
 	for _, nic := range nics {
 		errs = append(errs, s.withNIC(ctx, nic, func(*take) error { return nil }))
 	}
@@ -223,7 +222,7 @@ func finishTakes(ctx context.Context, s *session) error {
 func (s *session) takes(ctx context.Context) (list []UplinkReport, wrong []tombolo.Difference, _ error) {
 	nics, err := s.Dir.Uplinks()
 	if err != nil {
-		return nil, nil, fail.State(err)
+		return nil, nil, stateError(err)
 	}
 	list = []UplinkReport{}
 	for _, nic := range nics {

@@ -15,7 +15,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/routing"
-	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
@@ -71,7 +70,7 @@ func (a *adding) namesAddresses() bool {
 func (a *adding) asksNobody() bool { return a.nw.DetectConflicts != nil && !*a.nw.DetectConflicts }
 
 func (a *adding) taken(own netip.Addr, why error) error {
-	return fail.Errorf(ErrConflict, "ipam: a pod on the LAN of %s cannot have address %s: %w: name another one, or keep it out of the range that pods get addresses from",
+	return failf(ErrConflict, "ipam: a pod on the LAN of %s cannot have address %s: %w: name another one, or keep it out of the range that pods get addresses from",
 		a.built.at.Name, own, why)
 }
 

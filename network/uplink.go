@@ -20,7 +20,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
 	"github.com/tombolo-cni/tombolo/netns"
-	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
@@ -180,7 +179,7 @@ func (uplinkPart) make(ctx context.Context, n *site) (bool, error) {
 func recordUplink(ctx context.Context, s *session, rec *state.Network) error {
 	records, _, err := s.Dir.ListNetworks()
 	if err != nil || rec.Uplink == "" {
-		return fail.State(err)
+		return stateError(err)
 	}
 	isOnNIC := func(o *state.Network) bool {
 		return o.Uplink == rec.Uplink && o.Bridge == rec.Bridge && o.Epoch == rec.Epoch
@@ -198,7 +197,7 @@ func recordUplink(ctx context.Context, s *session, rec *state.Network) error {
 
 	early := *rec
 	early.ConfigHash = ""
-	return fail.State(s.Dir.SaveNetwork(&early))
+	return stateError(s.Dir.SaveNetwork(&early))
 }
 
 // refuseUplink returns an error if the NIC of a network cannot be its uplink, and says what to do about it. It asks for
@@ -225,13 +224,13 @@ func refuseUplink(ctx context.Context, s *session, rec *state.Network) (shared b
 			return false, err
 		}
 		if on.Kind == "bridge" {
-			return false, fail.Errorf(share.ErrUnfit, "uplink %s is a port of bridge %s already: name that one (\"bridge\": %q), and pods are on the LAN by it",
+			return false, failf(share.ErrUnfit, "uplink %s is a port of bridge %s already: name that one (\"bridge\": %q), and pods are on the LAN by it",
 				nic.Name, on.Name, on.Name)
 		}
-		return false, fail.Errorf(share.ErrUnfit, "uplink %s is a part of %s (kind %s): name %s as the uplink", nic.Name, on.Name, on.Kind, on.Name)
+		return false, failf(share.ErrUnfit, "uplink %s is a part of %s (kind %s): name %s as the uplink", nic.Name, on.Name, on.Kind, on.Name)
 	}
 	if !rec.VLAN.IsZero() {
-		return false, fail.Errorf(share.ErrUnfit, "uplink %s is shared, and its tagged frames stay the host's: name the VLAN's own interface as the uplink "+
+		return false, failf(share.ErrUnfit, "uplink %s is shared, and its tagged frames stay the host's: name the VLAN's own interface as the uplink "+
 			"(ip link add link %[1]s name %[1]s.%d type vlan id %[2]d), and leave vlan out", nic.Name, max(rec.VLAN.ID, 10))
 	}
 	if err := s.shares().Probe(ctx, nic.Name); err != nil {
@@ -244,7 +243,7 @@ func refuseUplink(ctx context.Context, s *session, rec *state.Network) (shared b
 }
 
 func noLink(nic string) error {
-	return fail.Errorf(ErrNoLink, "uplink %s: the host has no such link (ip link shows those that there are)", nic)
+	return failf(ErrNoLink, "uplink %s: the host has no such link (ip link shows those that there are)", nic)
 }
 
 // refuseHostsBridge refuses a bridge on which the host has addresses: it is of another network than the NIC.
@@ -252,7 +251,7 @@ func refuseHostsBridge(ctx context.Context, s *session, nic, l *bridge.Link) err
 	have, err := s.Links.Addresses().List(ctx, addr.Filter{Link: l.Index})
 	for _, a := range have {
 		if !a.Prefix.Addr().IsLinkLocalUnicast() {
-			return fail.Errorf(share.ErrUnfit, "uplink %s: bridge %s is not Tombolo's, has the host's address %s, and %s is no port of it: "+
+			return failf(share.ErrUnfit, "uplink %s: bridge %s is not Tombolo's, has the host's address %s, and %s is no port of it: "+
 				"name another bridge, which is made, or have your system make %[1]s a port of %[2]s", nic.Name, l.Name, a.Prefix, nic.Name)
 		}
 	}
@@ -266,7 +265,7 @@ func refuseOtherShare(s *session, rec *state.Network) error {
 		if o.Epoch != s.Epoch.Token() || o.Uplink == "" || (o.Uplink == rec.Uplink) == (o.Bridge == rec.Bridge) {
 			continue
 		}
-		return fail.Errorf(ErrConflict, "network %q on bridge %s with uplink %s: network %q has bridge %s with uplink %s: a bridge shares one NIC, and a NIC is shared by one bridge",
+		return failf(ErrConflict, "network %q on bridge %s with uplink %s: network %q has bridge %s with uplink %s: a bridge shares one NIC, and a NIC is shared by one bridge",
 			rec.Name, rec.Bridge, rec.Uplink, o.Name, o.Bridge, o.Uplink)
 	}
 	return err
@@ -287,7 +286,7 @@ func removeShare(ctx context.Context, s *session, rec *state.Network) error {
 // checkNIC refuses what no link can be called.
 func checkNIC(nic string) error {
 	if !ident.IsLinkName(nic) {
-		return fail.Errorf(ErrInvalid, "uplink %q cannot name a link", nic)
+		return failf(ErrInvalid, "uplink %q cannot name a link", nic)
 	}
 	return nil
 }
@@ -390,7 +389,7 @@ func tryShare(ctx context.Context) error {
 		Name: "try", Bridge: "br0", Share: &nft.Share{NIC: nic.Name, MAC: nic.MAC, Outer: outer.Index, Port: port},
 	})
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, fs.ErrNotExist) {
-		err = fail.Errorf(share.ErrUnfit, "this kernel takes no rules at a NIC's hooks, by which frames reach pods (%w): it needs Linux 5.16 with "+
+		err = failf(share.ErrUnfit, "this kernel takes no rules at a NIC's hooks, by which frames reach pods (%w): it needs Linux 5.16 with "+
 			"CONFIG_NETFILTER_EGRESS, and the modules nf_tables, nft_fwd_netdev and nft_dup_netdev", err)
 	}
 	return err
@@ -444,7 +443,7 @@ func (u Uplinks) List(ctx context.Context, nic string) ([]UplinkReport, error) {
 	}
 	records, _, err := s.Dir.ListNetworks()
 	if err != nil {
-		return nil, fail.State(err)
+		return nil, stateError(err)
 	}
 	for _, rec := range records {
 		if rec.Uplink == "" {

@@ -42,7 +42,38 @@ func (t *step) discover() {
 		d.UpdateOption(dhcpv4.OptGeneric(dhcpv4.OptionRapidCommit, nil))
 	}
 	t.send("DISCOVER", t.broadcast(d))
-	t.enter(selecting, t.now.Add(t.retransmission(t.s.tries)))
+	wake := t.now.Add(t.retransmission(t.s.tries))
+	if t.s.last != nil && t.now.Before(t.s.giveUp) {
+		wake = trace.Earlier(wake, t.s.giveUp)
+	}
+	t.enter(selecting, wake)
+}
+
+// reboot asks servers to confirm the lease of before: RFC 2131, section 3.2.
+func (t *step) reboot() {
+	t.newXID()
+	t.s.offer, t.s.hint, t.s.asked = t.s.last, t.s.last.Address.Addr(), t.now
+	t.s.giveUp = t.now.Add(min(silence, t.cfg.Timeout/2))
+	d := t.request(dhcpv4.MessageTypeRequest, t.s)
+	d.UpdateOption(dhcpv4.OptRequestedIPAddress(ip(t.s.hint)))
+	t.send("REQUEST", t.broadcast(d))
+	t.enter(rebooting, trace.Earlier(t.now.Add(confirmWait), t.s.giveUp))
+}
+
+// rebooting takes an ACK of the lease of before, or a NAK, from any server.
+func (t *step) rebooting(m *message) {
+	switch m.MessageType() {
+	case dhcpv4.MessageTypeAck:
+		if l := t.acknowledged(m, t.s.offer); l != nil {
+			t.acceptUnlessRefused(l)
+		}
+	case dhcpv4.MessageTypeNak:
+		t.note(describe(m))
+		t.s.hint = t.cfg.Address
+		t.startOver(refusal(m, t.s.offer.Address.Addr()), 0)
+	default:
+		t.note(describe(m) + ": not an ACK")
+	}
 }
 
 // selecting takes the first OFFER that is usable: nothing tells which one is better,
@@ -106,9 +137,17 @@ func (t *step) granted(m *message) *Lease {
 }
 
 func (t *step) selectingTimeUp() {
-	if t.s.other != nil {
+	last := t.s.last
+	switch {
+	case t.s.other != nil:
 		t.choose(t.s.other)
 		return
+	case last != nil && !t.now.Before(t.s.giveUp):
+		t.s.last = nil
+		if last.Left(t.now) != 0 && t.refusal(last) == nil {
+			t.accept(last.unconfirmed(t.now))
+			return
+		}
 	}
 	t.discover()
 }

@@ -20,6 +20,8 @@ const (
 	maxRetransmit     = 64 * time.Second // and not over this
 	defaultLeaseTime  = time.Hour        // where a server names none
 	minRenewWait      = 60 * time.Second // between later REQUESTs of one renewal
+	confirmWait       = time.Second      // for an answer to the REQUEST of INIT-REBOOT
+	silence           = 4 * time.Second  // of all servers, after which Config.Last is taken up
 
 	// A server's times below these would have each client ask it again and again: a lease
 	// counts as one that is long enough to be renewed, T1 and T2 as not told.
@@ -58,6 +60,10 @@ type Config struct {
 	Servers []netip.Addr `json:"servers,omitempty"`
 	// Address is asked for in a DISCOVER; the server need not give it.
 	Address netip.Addr `json:"address,omitzero"`
+	// Last is the client's lease of before it was restarted, nil if none. While it has not ended, servers are first
+	// asked to confirm it (INIT-REBOOT). If no server answers anything within 4 s, or half of Timeout, the client has it
+	// again, with T1 and T2 at once (RFC 2131, section 3.2).
+	Last *Lease `json:"-"`
 
 	// Broadcast asks servers to broadcast their answers: what a UDP socket needs on
 	// an interface without an address, and a raw socket does not.
@@ -131,6 +137,11 @@ func (c *Config) check() error {
 		return trace.Invalidf("timeout %s, retransmission %s: want neither negative, and the latter at most %s", c.Timeout, c.Retransmit, maxRetransmit)
 	case c.LinkMTU < 0:
 		return trace.Invalidf("link MTU %d: want none that is negative", c.LinkMTU)
+	}
+	if c.Last != nil {
+		if err := c.Last.Validate(); err != nil {
+			return err
+		}
 	}
 	return c.checkOptions()
 }

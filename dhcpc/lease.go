@@ -125,6 +125,20 @@ func (l *Lease) Left(now time.Time) time.Duration {
 	return max(l.Expire.Sub(now), 0)
 }
 
+// unconfirmed returns a lease for a client that cannot tell whether it still holds: servers are to be asked at once. A
+// lease of the future, by a clock that was set, lasts no longer than it was granted for.
+func (l *Lease) unconfirmed(now time.Time) *Lease {
+	if l.Infinite() {
+		return l
+	}
+	next := *l
+	if now.Before(l.Obtained) {
+		next.Obtained, next.Expire = now, l.Expire.Add(now.Sub(l.Obtained))
+	}
+	next.Renew, next.Rebind = now, now
+	return &next
+}
+
 // usable says whether a host may have an address: unicast, and neither loopback nor
 // reserved.
 func usable(a netip.Addr) bool {

@@ -76,7 +76,7 @@ func TestStatesHaveTheirNames(t *testing.T) {
 	for s := initial; s <= Rebinding+1; s++ {
 		got = append(got, s.String())
 	}
-	expect.That(t, strings.Join(got, " ") == "INIT SELECTING REQUESTING PROBING BOUND RENEWING REBINDING state 7",
+	expect.That(t, strings.Join(got, " ") == "INIT REBOOTING SELECTING REQUESTING PROBING BOUND RENEWING REBINDING state 8",
 		"got %v", got)
 }
 
@@ -92,6 +92,7 @@ func TestConfigsThatCannotWork(t *testing.T) {
 		"vendor class of 256 bytes":      {MAC: ownMAC(), VendorClass: strings.Repeat("a", 256)},
 		"address 224.0.0.1":              {MAC: ownMAC(), Address: addr("224.0.0.1")},
 		"address ::1":                    {MAC: ownMAC(), Address: addr("::1")},
+		"has no address":                 {MAC: ownMAC(), Last: &Lease{}},
 		"timeout -1ns":                   {MAC: ownMAC(), Timeout: -1},
 		"retransmission 1m5s":            {MAC: ownMAC(), Retransmit: 65 * time.Second},
 		"link MTU -1":                    {MAC: ownMAC(), LinkMTU: -1},

@@ -49,6 +49,9 @@ type Session struct {
 	avoid []netip.Addr // servers that offered and then refused, or fell silent
 	hint  netip.Addr   // the address to ask for in a DISCOVER
 
+	last   *Lease    // Config.Last, until a server answers
+	giveUp time.Time // when to take it up
+
 	others     []netip.Addr // servers that answered besides the one that was asked, for Lease.Others
 	unbelieved []string     // answers, for Lease.Ignored, see doubt
 
@@ -95,7 +98,11 @@ type Output struct {
 // Start begins a Session without an address. The seed makes transaction
 // identifiers and pauses differ between clients: a random number.
 func (m *Machine) Start(now time.Time, seed uint64) Session {
-	return Session{state: initial, random: trace.Random(seed), now: now, wake: now, hint: m.cfg.Address, trace: trace.Trace{Began: now}}
+	s := Session{state: initial, random: trace.Random(seed), now: now, wake: now, hint: m.cfg.Address, trace: trace.Trace{Began: now}}
+	if m.cfg.Last.Left(now) != 0 {
+		s.last = m.cfg.Last
+	}
+	return s
 }
 
 // Restore takes up a lease whose address this client still has, as a restarted
@@ -108,13 +115,11 @@ func (m *Machine) Restore(now time.Time, seed uint64, l *Lease) (Session, error)
 		return Session{}, err
 	}
 	s := m.Start(now, seed)
+	s.last = nil
 	s.hint, s.lease, s.others = l.Address.Addr(), l, l.Others
 	s.state, s.wake = Bound, l.Renew
 	if now.Before(l.Obtained) && !l.Infinite() {
-		moved := *l
-		// It lasts no longer than it was granted for.
-		moved.Obtained, moved.Renew, moved.Rebind, moved.Expire = now, now, now, l.Expire.Add(now.Sub(l.Obtained))
-		s.lease, s.wake = &moved, now
+		s.lease, s.wake = l.unconfirmed(now), now
 	}
 	return s, nil
 }
@@ -149,6 +154,13 @@ type step struct {
 func (t *step) timeUp() {
 	switch t.s.state {
 	case initial:
+		if t.s.last != nil {
+			t.reboot()
+			return
+		}
+		t.discover()
+	case rebooting:
+		t.forget()
 		t.discover()
 	case selecting:
 		t.selectingTimeUp()
@@ -184,7 +196,10 @@ func (t *step) receive(p *Packet) {
 		}
 		return
 	}
+	t.s.last = nil // a server is there
 	switch t.s.state {
+	case rebooting:
+		t.rebooting(m)
 	case selecting:
 		t.selecting(m)
 	case requesting:
@@ -287,6 +302,7 @@ type State uint8
 // The package's comment has a diagram of them.
 const (
 	initial    State = iota // about to send a DISCOVER: at the start, or after a back-off
+	rebooting               // REQUEST for the address of Config.Last sent; waits for an ACK or a NAK
 	selecting               // DISCOVER sent; waits for an OFFER, or for an ACK where rapid commit is on
 	requesting              // REQUEST for an offered address sent; waits for the server's ACK or NAK
 	probing                 // an ACK came; asks by ARP whether a host has the address (RFC 5227)
@@ -297,7 +313,7 @@ const (
 
 // String gives the name in RFC 2131's spelling.
 func (s State) String() string {
-	names := [...]string{"INIT", "SELECTING", "REQUESTING", "PROBING", "BOUND", "RENEWING", "REBINDING"}
+	names := [...]string{"INIT", "REBOOTING", "SELECTING", "REQUESTING", "PROBING", "BOUND", "RENEWING", "REBINDING"}
 	if int(s) < len(names) {
 		return names[s]
 	}

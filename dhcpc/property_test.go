@@ -34,6 +34,9 @@ func walk(t testing.TB, in []byte) {
 	flags := w.byte()
 	w.bench = newBench(t, func(c *Config) {
 		c.RapidCommit, c.DetectConflicts = flags&1 != 0, flags&2 != 0
+		if flags&8 != 0 {
+			c.Last = testLease()
+		}
 	})
 	if flags&4 != 0 {
 		restored := must.Of(w.m.Restore(w.now, 1, testLease())).Get(t)
@@ -154,7 +157,12 @@ func TestWhateverHappens(t *testing.T) {
 	}
 	// A walk that never got anywhere would prove nothing.
 	for range 200 {
-		w := &walker{bench: newBench(t, func(c *Config) { c.DetectConflicts = len(seen)%2 == 0 })}
+		w := &walker{bench: newBench(t, func(c *Config) {
+			c.DetectConflicts = len(seen)%2 == 0
+			if r.Uint32()%2 == 0 {
+				c.Last = testLease()
+			}
+		})}
 		for range 60 {
 			w.in = []byte{byte(r.Uint32()) & 0x47, byte(r.Uint32()), 1, 1, 1}
 			if w.sent != nil && r.Uint32()%3 > 0 {

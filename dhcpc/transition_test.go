@@ -344,6 +344,90 @@ func TestBoundForEver(t *testing.T) {
 	b.want(Bound)
 }
 
+// TestRebooting begins with a lease of before, half an hour after it was granted.
+func TestRebooting(t *testing.T) {
+	t.Parallel()
+	reboot := func(change func(*Config)) *bench {
+		b := newBench(t, func(c *Config) {
+			if c.Last = testLease(); change != nil {
+				change(c)
+			}
+		})
+		b.now = epoch().Add(30 * time.Minute)
+		b.s = b.m.Start(b.now, 1)
+		b.tick()
+		return b
+	}
+	silent := func(b *bench) *Lease {
+		began := epoch().Add(30 * time.Minute)
+		for b.s.Lease() == nil && b.now.Sub(began) < time.Minute {
+			b.tick()
+		}
+		expect.That(t, b.s.Lease() == nil || b.now.Sub(began) == silence, "bound after %s", b.now.Sub(began))
+		return b.s.Lease()
+	}
+
+	b := reboot(nil)
+	b.want(rebooting)
+	b.wantSent(request)
+	broadcasts(t, b)
+	b.option(50, raw4(clientIP))
+	b.option(54, nil)
+	b.hear(ack)
+	b.want(Bound)
+	expect.That(t, b.out.Bound.Expire.Equal(b.now.Add(time.Hour)), "it lasts until %s, want the server's hour", b.out.Bound.Expire)
+
+	b = reboot(nil)
+	b.tick()
+	b.wantSent(discover)
+	b.option(50, raw4(clientIP))
+	l := silent(b)
+	expect.That(t, l != nil && l.Renew.Equal(b.now) && l.Rebind.Equal(b.now) && l.Expire.Equal(epoch().Add(time.Hour)), "%+v after silence", l)
+	expect.Success(t, l.Validate())
+	b.tick()
+	b.want(Rebinding)
+	b.wantSent(request)
+
+	b = reboot(nil)
+	b.hear(nak)
+	b.want(initial)
+	b.tick()
+	b.wantSent(discover)
+	b.option(50, nil)
+	expect.That(t, silent(b) == nil, "a lease that was refused is taken up")
+
+	b = reboot(nil)
+	b.tick()
+	b.hear(offer)
+	expect.That(t, silent(b) == nil, "a lease is taken up, although a server has answered")
+
+	ended := func(c *Config) { c.Last.Renew, c.Last.Rebind, c.Last.Expire = epoch(), epoch(), epoch() }
+	b = reboot(ended)
+	b.want(selecting)
+	expect.That(t, silent(b) == nil, "a lease that has ended is taken up")
+
+	b = reboot(func(c *Config) { c.Refuse = func(_, _ *Lease) error { return errors.New("another has it") } })
+	expect.That(t, silent(b) == nil, "a lease is taken up that the caller refuses")
+
+	b = reboot(func(c *Config) { c.Last.Renew, c.Last.Rebind, c.Last.Expire = time.Time{}, time.Time{}, time.Time{} })
+	expect.That(t, silent(b).Infinite(), "a lease for ever ends")
+
+	b = reboot(func(c *Config) { // as on a machine without a clock of its own
+		l, day := c.Last, 24*time.Hour
+		l.Obtained, l.Renew, l.Rebind, l.Expire = l.Obtained.Add(day), l.Renew.Add(day), l.Rebind.Add(day), l.Expire.Add(day)
+	})
+	l = silent(b)
+	expect.Equal(t, l.Expire.Sub(b.now), time.Hour, "time left of a lease of the future")
+
+	b = reboot(func(c *Config) { c.DetectConflicts = true })
+	for b.s.State() != probing {
+		b.tick()
+	}
+	b.step(&Packet{ARP: &ARP{Reply: true, SenderMAC: otherMAC(), SenderIP: addr(clientIP), TargetIP: addr(clientIP)}})
+	b.want(initial)
+	expect.That(t, errors.Is(b.out.Err, ErrDeclined), "%v", b.out.Err)
+}
+
 func TestRestoreGoesByTheClock(t *testing.T) {
 	t.Parallel()
 	l := testLease()

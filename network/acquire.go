@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -29,6 +30,8 @@ type leasing struct {
 	dir    *lease.Dir
 	held   *lease.Held // the lock of its record, while it is held
 	rec    *lease.Record
+	// unconfirmed is set if no server answered, and the pod has its last lease again. The keeper asks servers for it.
+	unconfirmed bool
 }
 
 // prepareLease checks the lease's configuration before anything is changed. It fills in the record, by which other
@@ -105,6 +108,9 @@ func (a *adding) lease(ctx context.Context) error {
 	if err := a.s.Enter(ctx); err != nil {
 		return err
 	}
+	if err := a.refuseTaken(ctx); err != nil {
+		return err
+	}
 	if err := applyLease(ctx, a.pod.NetNS, rec, a.link); err != nil {
 		return explainRoute(err)
 	}
@@ -136,12 +142,7 @@ func (a *adding) recordLease(context.Context) error {
 	if a.nw.DHCPv6 {
 		rec.Six = lease.SixOf(&rec.Client)
 	}
-	// The client knows a lease of an earlier container of the pod.
-	if l.client.Sticky {
-		if last, err := l.dir.Recall(rec.Network, l.client.ClientID); err == nil && last != nil {
-			rec.Lease = last.Lease
-		}
-	}
+	rec.Lease = l.dir.Recall(rec)
 	if err := l.held.Create(rec); err != nil {
 		return stateError(err)
 	}
@@ -164,7 +165,7 @@ func (a *adding) acquire(ctx context.Context) error {
 	rec.Client.LinkMTU = link.MTU
 	sockets := &transport.Config{NetNS: a.pod.NetNS, Link: link.PeerIndex, MAC: link.PeerMAC, ARP: rec.Client.DetectConflicts}
 	cfg := rec.Client.Asking(rec.Lease)
-	cfg.Timeout = l.asked.Client.Timeout
+	cfg.Last, cfg.Timeout = rec.Lease, l.asked.Client.Timeout
 	cfg.Refuse = a.refuse(ctx, a.built.at.Index, rec.Lease)
 	// The address that a DHCP server gives goes into the host's firewall, and a process with all rights in the
 	// pod's namespace could forge the answer: so answers are heard at the port.
@@ -188,6 +189,10 @@ func (a *adding) acquire(ctx context.Context) error {
 		a.s.Leave()
 		return transport.Release(ctx, sockets, got)
 	})
+	if l.unconfirmed = isUnconfirmed(rec.Lease, got); l.unconfirmed {
+		rec.Note = "no DHCP server answered: the pod has its last lease, which no server has confirmed yet"
+		a.s.Warn(rec.Note + ": " + got.Address.String() + ", " + lease.TimeLeft(got, time.Now()))
+	}
 	if len(got.Others) > 0 {
 		a.s.Warn(lease.TwoServers(got))
 	}
@@ -206,6 +211,11 @@ func (a *adding) acquire(ctx context.Context) error {
 		a.s.Warn(fmt.Sprintf("lease of %s: MTU %d is too small for IPv6, which the pod has: it gets %d", got.Address, got.MTU, rec.Applied.MTU))
 	}
 	return nil
+}
+
+// isUnconfirmed reports whether got is the last lease, taken up without an answer: see dhcpc.Config.
+func isUnconfirmed(last, got *dhcpc.Lease) bool {
+	return got == last || last != nil && !got.Infinite() && got.Renew.Equal(got.Rebind) && got.Renew.Before(time.Now())
 }
 
 // refuse is asked about each lease that a server offers or grants; had is the one that the pod had, nil

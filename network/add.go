@@ -26,7 +26,7 @@ func (n *Node) Add(ctx context.Context, nw *Network, pod *Pod) (*Attachment, err
 	if err != nil && nw.lacking(err) && n.reclaim(ctx, nw) {
 		made, err = n.tryAdd(ctx, nw, pod)
 	}
-	if err == nil && (nw.DHCPv6 || made.informs) {
+	if err == nil && (nw.DHCPv6 && !made.unconfirmed || made.informs) {
 		return n.await6(ctx, pod, made)
 	}
 	return made, err
@@ -210,7 +210,7 @@ func (a *adding) made() *Attachment {
 	if rec.Applied.MTU > 0 {
 		at.PodMTU = min(rec.Applied.MTU, at.MTU)
 	}
-	at.informs = rec.Six != nil && rec.Six.Stateless
+	at.informs, at.unconfirmed = rec.Six != nil && rec.Six.Stateless, a.unconfirmed()
 	return at
 }
 

@@ -156,6 +156,9 @@ func (a *adding) solicit(ctx context.Context) (*bridge.Solicitation, error) {
 	return a.s.Links.Solicit(ctx, a.pod.NetNS, a.plan.port)
 }
 
+// unconfirmed reports whether no DHCP server answered: then no router is waited for either.
+func (a *adding) unconfirmed() bool { return a.leasing != nil && a.leasing.unconfirmed }
+
 // advertised waits for the pod's first address by a router advertisement, adds it to
 // what the pod has, and gives the pod its default route.
 func (a *adding) advertised(ctx context.Context, asked *bridge.Solicitation) error {
@@ -164,7 +167,7 @@ func (a *adding) advertised(ctx context.Context, asked *bridge.Solicitation) err
 	}
 	var err error
 	got, g := new(bridge.Autoconfigured), &a.given
-	if !a.nw.DHCPv6 {
+	if !a.nw.DHCPv6 && !a.unconfirmed() {
 		if got, err = asked.Wait(ctx); err != nil {
 			return failf(ErrTryAgain, `ipv6 "slaac": %w`, err)
 		}

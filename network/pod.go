@@ -103,6 +103,8 @@ type Attachment struct {
 	rec *state.Attachment
 	// informs says that the keeper asks for the pod's DNS by DHCPv6.
 	informs bool
+	// unconfirmed says that no DHCP server answered, so that DHCPv6 is not waited for.
+	unconfirmed bool
 }
 
 // DNS is how a pod resolves names.

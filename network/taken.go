@@ -62,9 +62,9 @@ func (a *adding) refuseTaken(ctx context.Context) error {
 	return nil
 }
 
-// namesAddresses reports whether the pod has addresses on a LAN that its allocator, and no DHCP server, has chosen.
+// namesAddresses reports whether the pod has addresses on a LAN that no DHCP server has just granted.
 func (a *adding) namesAddresses() bool {
-	return a.nw.Exit != "" && a.leasing == nil && a.built.at.Index != 0
+	return a.nw.Exit != "" && (a.leasing == nil || a.unconfirmed()) && a.built.at.Index != 0
 }
 
 func (a *adding) asksNobody() bool { return a.nw.DetectConflicts != nil && !*a.nw.DetectConflicts }

@@ -361,7 +361,7 @@ func TestAfterABoot(t *testing.T) {
 		for _, r := range []*lease.Record{plain, sticky, ended, adding} {
 			w.add(r)
 		}
-		address, id := sticky.Lease.Address, sticky.Client.ClientID
+		address := sticky.Lease.Address
 		w.start()
 		w.later(time.Second)
 		if got := fmt.Sprint(w.released()); got != "[192.0.2.1]" {
@@ -373,14 +373,14 @@ func TestAfterABoot(t *testing.T) {
 		for _, r := range []*lease.Record{plain, ended, adding} {
 			expect.That(t, w.load(r) == nil, "the record of %s is still there", r.ContainerID)
 		}
-		got, err := w.dir.Recall("lan", id)
-		if err != nil || got == nil || got.Lease.Address != address {
-			t.Fatalf("recalled %v, %v", got, err)
+		left := must.Of(w.dir.Hashes()).Get(t)
+		if got := w.dir.Recall(sticky); len(left) != 1 || got == nil || got.Address != address {
+			t.Fatalf("recalled %v of %v", got, left)
 		}
-		w.tell(got.Hash())
+		w.tell(left[0])
 		w.later(2 * time.Hour)
-		if got, err := w.dir.Recall("lan", id); got != nil || err != nil {
-			t.Errorf("after its end: recalled %v, %v", got, err)
+		if got := w.dir.Recall(sticky); got != nil {
+			t.Errorf("after its end: recalled %v", got)
 		}
 	})
 }

@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/internal/file"
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/state"
@@ -131,14 +133,25 @@ func (d *Dir) List() ([]*Record, []*state.RecordError, error) {
 	return found, bad, nil
 }
 
-// Recall returns the record of the client's last lease, so that the client can request the same address again. It
-// returns nil if none is remembered.
-func (d *Dir) Recall(network string, clientID []byte) (*Record, error) {
-	r, err := d.Load(stickyHash(network, clientID))
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil
+// Recall returns the last lease of next's client, nil if none is known. It is remembered, or of an earlier boot: of the
+// same container, or, for a sticky client, of any.
+func (d *Dir) Recall(next *Record) *dhcpc.Lease {
+	key := next.Client.key()
+	isLast := func(r *Record) bool {
+		isBefore := r.Lease != nil && (r.State == Sticky || r.State == Bound && r.Boot != next.Boot)
+		return isBefore && r.Network == next.Network && r.Client.key() == key
 	}
-	return r, err
+
+	var found []*Record
+	if next.Client.Sticky {
+		found, _ = d.having(key, isLast)
+	} else if r, err := d.Load(next.Hash()); err == nil && isLast(r) {
+		found = append(found, r)
+	}
+	if len(found) == 0 {
+		return nil
+	}
+	return slices.MaxFunc(found, func(a, b *Record) int { return a.Lease.Obtained.Compare(b.Lease.Obtained) }).Lease
 }
 
 // Same returns the other records of r's network whose client looks the same to a server: the client identifier or,

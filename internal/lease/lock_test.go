@@ -195,17 +195,32 @@ func TestAStickyLeaseIsRecalledByItsClient(t *testing.T) {
 	if _, err := d.Load(sample().Hash()); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the pod's record: %v, want it gone", err)
 	}
-	got, err := d.Recall("lan", id)
-	must.That(t, err == nil && got != nil, "Recall: %v, %v", got, err)
+	got := must.Of(d.Load(stickyHash("lan", id))).Get(t)
 	expect.That(t, got.State == Sticky && got.Lease.Address == address && got.NetNS == "" && got.Applied.Empty(),
-		"recalled %+v", got)
-	for _, tt := range []struct {
-		network string
-		id      []byte
-	}{{"other", id}, {"lan", []byte("another")}} {
-		got, err := d.Recall(tt.network, tt.id)
-		expect.That(t, got == nil && err == nil, "Recall(%s, %q): %v, %v; want nothing", tt.network, tt.id, got, err)
+		"remembered %+v", got)
+	next := func(change func(*Record)) *Record {
+		r := sample()
+		r.ContainerID, r.Client.Sticky, r.Boot = "next", true, "another"
+		change(r)
+		return r
 	}
+	recalled := func(what string, want bool, change func(*Record)) {
+		t.Helper()
+		l := d.Recall(next(change))
+		expect.That(t, (l != nil) == want && (l == nil || l.Address == address), "%s: recalled %v", what, l)
+	}
+	recalled("the pod's next container", true, func(*Record) {})
+	recalled("another network's", false, func(r *Record) { r.Network = "other" })
+	recalled("another client", false, func(r *Record) { r.Client.ClientID = []byte("another") })
+	recalled("one whose leases are not remembered", false, func(r *Record) { r.Client.Sticky = false })
+
+	// What a power cut leaves is of an earlier boot.
+	d = open(t)
+	create(t, d, sample())
+	recalled("after a boot", true, func(*Record) {})
+	recalled("after a boot, the same container", true, func(r *Record) { r.ContainerID, r.Client.Sticky = sample().ContainerID, false })
+	recalled("after a boot, another container", false, func(r *Record) { r.Client.Sticky = false })
+	recalled("a pod that runs", false, func(r *Record) { r.Boot = sample().Boot })
 }
 
 func TestRecordsOfTheSameClientAreFound(t *testing.T) {

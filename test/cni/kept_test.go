@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
@@ -424,4 +425,54 @@ func TestARebootKeepsTheAddressOfAPod(t *testing.T) {
 	l.serve(t, inTurn)
 	is := ip4(w.add(l.pod("again"), named...))
 	expect.That(t, is == was, "the pod had %s before the boot, and has %s", was, is)
+}
+
+// After a power cut the router is up later than the node. The pod of before comes at once, before the keeper has seen its
+// lease, and has the same address until the router has another one for it.
+func TestPodsStartWhileTheRouterIsSilent(t *testing.T) {
+	t.Parallel()
+	for by, next := range map[string]string{"pod": "again", "container": "gone"} {
+		t.Run(by, func(t *testing.T) {
+			t.Parallel()
+			l := newLAN(t)
+			w := l.network(conf{"ipam": conf{"type": "dhcp", "keeper": "optional", "clientID": by}})
+			named := []option{arg("K8S_POD_NAMESPACE", "default"), arg("K8S_POD_NAME", "db-0"), arg("IgnoreUnknown", "1")}
+			was := ip4(l.dies(t, w, named...))
+			l.rewrite(t, "boot", "00000000-0000-4000-8000-000000000000")
+			must.Succeed(t, os.RemoveAll(l.state))
+			l.server.Stop()
+
+			p, began := l.pod(next), time.Now()
+			is := ip4(w.add(p, named...))
+			expect.That(t, is == was, "the pod had %s before the power cut, and has %s", was, is)
+			expect.That(t, time.Since(began) < 10*time.Second, "the ADD took %s", time.Since(began))
+			wantPing(t, p.NS, router4)
+			const note = "the pod has its last lease, which no server has confirmed yet"
+			expect.Contains(t, strings.Join(l.leaseOf(t, p).Notes, "\n"), note, "notes")
+			expect.Success(t, w.check(p))
+
+			l.keep(t)
+			expect.Success(t, w.status())
+			l.serve(t)
+			l.eventually(t, func() bool { return len(l.leaseOf(t, p).Notes) == 0 }, "the lease is confirmed")
+			expect.Contains(t, l.leased(), " "+was.String()+" ", "the server's leases")
+			w.del(p)
+
+			// A router that gives other addresses moves it.
+			l.server.Stop()
+			p = l.pod("b")
+			if by == "container" {
+				wantError(t, expect.Err(w.with(conf{"ipam": conf{"type": "dhcp", "timeout": "1s"}}).tryAdd(p)), 11, "DISCOVER")
+				return
+			}
+			is = ip4(w.add(p, named...))
+			expect.Equal(t, is, was, "address without a server")
+			l.serve(t, "--dhcp-range=192.168.50.20,192.168.50.30,1h")
+			l.eventually(t, func() bool {
+				got := globals(t, p.NS, "eth0")
+				return len(got) == 1 && strings.HasPrefix(got[0], "192.168.50.2")
+			}, "the pod has another address")
+			l.eventually(t, func() bool { return w.check(p) == nil }, "all follows the lease")
+		})
+	}
 }

@@ -52,7 +52,7 @@ func All(ctx context.Context, path, hash string, links *bridge.Conn, warn func(s
 	if err := errors.Join(all4(ctx, dir, rec, links), all6(ctx, rec, links)); err != nil {
 		warn(err.Error())
 	}
-	if rec.Client.Sticky && rec.Lease != nil {
+	if rec.Client.Sticky && rec.Lease != nil && rec.State != lease.Expired { // a server may have refused it
 		if err = held.Remember(ctx, rec); err == nil {
 			return nil
 		}

@@ -49,6 +49,9 @@
 //	│     └──────────┘ / REQUEST to all───┘                   │
 //	└──────────────────────────────────────────────────────────┘
 //
+// With Config.Last, INIT sends the REQUEST of INIT-REBOOT and goes to REBOOTING: an ACK leads to BOUND, a NAK to INIT,
+// and after 1 s there is a DISCOVER.
+//
 // A REQUEST without an answer in REQUESTING leads to a new DISCOVER, and a late ACK still counts. After a NAK the client
 // waits 1 s, doubled with each up to 30 min; after a conflict 10 s at least. A client without an address asks for its
 // earlier one in a DISCOVER.

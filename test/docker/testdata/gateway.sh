@@ -42,7 +42,9 @@ done
 for from in theirs stranger; do same web "$(seen $from 192.168.50.2 8080)"; done
 same "" "$(seen kept "$(ip_of db net2)" 80)"
 # What cannot be is said.
+docker network create -d tombolo --subnet 10.4.0.0/24 four >/dev/null
 refused 'name the one port of the host' docker run --rm --network net1 -p 80 box true
+for ip in :: ::1; do refused 'the pod has no address of that family' docker run --rm --network four -p "[$ip]:8084:80" box true; done
 refused 'has no subnet' docker network create -d tombolo --ipam-driver null x
 refused 'option "colour" is not known' docker network create -d tombolo -o colour=red --subnet 10.6.0.0/24 x
 docker network create -d tombolo -o name=same --subnet 10.6.0.0/24 same1 >/dev/null

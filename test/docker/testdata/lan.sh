@@ -1,12 +1,12 @@
 router --dhcp-range=192.168.50.100,192.168.50.200,2m --dhcp-option=option:classless-static-route,0.0.0.0/0,192.168.50.1,10.77.0.0/16,192.168.50.9
 tombolod; dockerd; lan
 # A machine of the LAN.
-run web --cap-add NET_ADMIN --network lan -p 8080:80 -p '[::]:8081:80'
+run web --cap-add NET_ADMIN --network lan -p 8080:80 -p 0.0.0.0:8081:80 -p '[::]:8081:80'
 holds within '1 attachment' # also while Docker sets it up
 web=$(ip_of web)
 same "$web" "$(leased)"
 same web "$(page "$web")"
-same web "$(page 192.168.50.2 8080)"
+for port in 8080 8081; do same web "$(page 192.168.50.2 $port)"; done
 holds docker exec web ping -c 1 -W 2 198.51.100.1
 # What the lease comes to is in the container, as the keeper makes it, and so it is when tombolod has been away.
 eventually eval "docker exec web ip addr show dev eth0 | grep -q 'valid_lft 1[0-9]*sec'"

@@ -29,19 +29,36 @@ for how in -15 -9; do
 	any=$(ip_of any)
 done
 # A reboot: what Docker keeps is there, and nothing of what the kernel and /run had.
-kill -9 $DOCKERD_PID $CONTAINERD $(cat /run/tombolod.pid)
-pkill -9 -f '^sleep 10000' || true
-pkill -9 containerd-shim || true
-eventually eval '! pgrep containerd-shim'
-for mount in $(grep -oE '/run/docker/[^ ]+' /proc/mounts); do umount -l "$mount" || true; done
-ip link del br0; ip link del docker0; ip link del veth6d56852c328
-ip link set eth0 promisc off; ip addr flush dev eth0
-nft flush ruleset
-address
-mv /run/leases /run/dnsmasq.log / ; rm -rf /run/tombolo /run/docker /run/containerd; mv /leases /dnsmasq.log /run/
-mkdir -p /run/docker/plugins /run/containerd
-echo 00000000-0000-0000-0000-000000000000 >/run/boot
-mount --bind /run/boot /proc/sys/kernel/random/boot_id
+reboot() { # reboot ID
+	kill -9 $DOCKERD_PID $CONTAINERD $(cat /run/tombolod.pid)
+	pkill -9 -f '^sleep 10000' || true
+	pkill -9 containerd-shim || true
+	eventually eval '! pgrep containerd-shim'
+	for mount in $(grep -oE '/run/docker/[^ ]+' /proc/mounts); do umount -l "$mount" || true; done
+	ip link del br0; ip link del docker0; ip link del veth6d56852c328
+	ip link set eth0 promisc off; ip addr flush dev eth0
+	nft flush ruleset
+	address
+	mv /run/leases /run/dnsmasq.log / ; rm -rf /run/tombolo /run/docker /run/containerd; mv /leases /dnsmasq.log /run/
+	mkdir -p /run/docker/plugins /run/containerd
+	umount /proc/sys/kernel/random/boot_id 2>/dev/null || true
+	echo "$1" >/run/boot
+	mount --bind /run/boot /proc/sys/kernel/random/boot_id
+}
+reboot 00000000-0000-0000-0000-000000000000
 tombolod; dockerd; both
 eventually eval '[ "$(grep -c . /run/leases)" = 2 ]' # that of the earlier boot was given back
+# A power cut: the router is silent for longer than dockerd waits.
+stop $DNSMASQ
+reboot 00000000-0000-0000-0000-000000000001
+tombolod; dockerd
+same "$named" "$(ip_of named)"
+same exited "$(docker inspect -f '{{.State.Status}}' any)"
+unconfirmed() { tombolo leases | grep 'which no server has confirmed yet'; }
+holds unconfirmed
+router
+eval "$(sed -n 's/^ExecStart=\(.*docker start\) web$/\1 any/p' "$BIN/lan.md")"
+both
+for _ in 1 2 3 4; do unconfirmed >/dev/null || break; sleep 10; done
+never unconfirmed
 clean

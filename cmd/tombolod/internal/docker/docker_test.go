@@ -275,6 +275,7 @@ func TestDockerIsToldWhatCannotBe(t *testing.T) {
 		{"Join", fmt.Sprintf(`{"NetworkID":%q,"EndpointID":%q}`, networkID, other), "restart the container"},
 		{"ProgramExternalConnectivity", about(`,"Options":{"com.docker.network.portmap":[{"Proto":6,"Port":80}]}`), "name the one port"},
 		{"ProgramExternalConnectivity", about(`,"Options":{"com.docker.network.portmap":[{"Proto":6,"Port":80,"HostPort":80,"HostIP":"x"}]}`), "x"},
+		{"ProgramExternalConnectivity", about(`,"Options":{"com.docker.network.portmap":[{"Proto":6,"Port":80,"HostPort":80,"HostIP":"::"}]}`), "no address of that family"},
 	} {
 		a := n.ask("NetworkDriver."+tt.method, tt.body)
 		expect.That(t, strings.Contains(a.Err, tt.want), "%s of %s: %q, want %q", tt.method, tt.body, a.Err, tt.want)

@@ -99,14 +99,22 @@ func (d *Driver) publish(ctx context.Context, r *request) (*answer, error) {
 	if a == nil {
 		return &answer{}, nil // it has no ports any more
 	}
+	has := func(b portBinding) bool {
+		isOf := func(has ipam.Address) bool { return has.Prefix.Addr().Is4() == b.HostIP.Is4() }
+		return !b.HostIP.IsValid() || slices.ContainsFunc(a.Addresses, isOf)
+	}
 	var what network.Publication
 	for _, b := range list {
 		if b.HostPort == 0 || b.HostPortEnd > b.HostPort {
 			return nil, fmt.Errorf("--publish %d: name the one port of the host that is to lead there, as in --publish 8080:%d", b.Port, b.Port)
 		}
-		// Docker names 0.0.0.0 and ::, also for a container with one family.
-		isOf := func(has ipam.Address) bool { return has.Prefix.Addr().Is4() == b.HostIP.Is4() }
-		if !b.HostIP.IsValid() || slices.ContainsFunc(a.Addresses, isOf) {
+		// Some versions name both 0.0.0.0 and ::, also for a container with one family. Any other address of a family that
+		// it lacks is refused.
+		isTwin := func(o portBinding) bool {
+			isAll := b.HostIP.IsUnspecified() && o.HostIP.IsUnspecified()
+			return isAll && o.Proto == b.Proto && o.Port == b.Port && o.HostPort == b.HostPort && has(o)
+		}
+		if has(b) || !slices.ContainsFunc(list, isTwin) {
 			p := nft.Port{Protocol: nft.Protocol(b.Proto), HostAddr: b.HostIP, HostPort: b.HostPort, PodPort: b.Port}
 			what.Ports = append(what.Ports, p)
 		}

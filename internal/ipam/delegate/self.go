@@ -55,38 +55,24 @@ func Deeper(environ []string) []string {
 	return append(environ, prefix+strconv.Itoa(depth+1))
 }
 
-// IsSame reports whether two paths lead to the same program: to the same file, by hard or symbolic links, to copies
-// of it, or b to a script with the program as its interpreter. It compares contents only if the sizes are equal. A
-// script of "tombolo install --names" counts as the same for any version that it leads to.
+// IsSame reports whether b is the program at a: the same file, a script whose interpreter is that file, or a file or
+// script of Tombolo's by its name. It does not recognize a copy under another name: DepthVariable ends that.
 func IsSame(a, b string) (bool, error) {
-	x, err := os.Stat(a)
+	own, err := os.Stat(a)
 	if err != nil {
 		return false, err
 	}
 
-	y, err := os.Stat(b)
+	other, err := os.Stat(b)
 	if err != nil {
 		return false, err
 	}
 
-	if y.Size() <= maxScript {
-		program := interpreter(b)
-		if filepath.Base(program) == "tombolo" {
-			return true, nil
-		}
-		if z, err := os.Stat(program); err == nil {
-			b, y = program, z
-		}
-	}
+	program := interpreter(b)
+	starts, _ := os.Stat(program)
+	isNamed := filepath.Base(b) == "tombolo" || filepath.Base(program) == "tombolo"
 
-	switch {
-	case os.SameFile(x, y):
-		return true, nil
-	case x.Size() != y.Size():
-		return false, nil
-	}
-
-	return sameContent(a, b)
+	return isNamed || os.SameFile(own, other) || os.SameFile(own, starts), nil
 }
 
 // refuseSelf returns an error if path leads to the program at self, which would then run itself for ever. It also
@@ -120,13 +106,4 @@ func interpreter(path string) string {
 		return string(words[0])
 	}
 	return ""
-}
-
-func sameContent(a, b string) (bool, error) {
-	x, err := os.ReadFile(a)
-	if err != nil {
-		return false, err
-	}
-	y, err := os.ReadFile(b)
-	return bytes.Equal(x, y), err
 }

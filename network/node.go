@@ -14,7 +14,7 @@ import (
 )
 
 // DefaultStateDir is where the state is kept unless a Config says otherwise.
-const DefaultStateDir = "/run/tombolo"
+const DefaultStateDir = state.DefaultDir
 
 // UndoTimeout bounds what is undone after an Add that failed, whose own deadline may have
 // been what failed it.

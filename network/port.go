@@ -14,6 +14,7 @@ import (
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
 )
@@ -161,8 +162,7 @@ func autoconfigured(a *state.Attachment, p netip.Prefix) bool {
 	if !a.SLAAC || a.MAC == nil || !p.Addr().Is6() {
 		return false
 	}
-	own, formed := p.Addr().As16(), bridge.LinkLocal(net.HardwareAddr(a.MAC)).As16()
-	return [8]byte(own[8:]) == [8]byte(formed[8:])
+	return ident.EndsAlike(p.Addr(), ident.LinkLocal(net.HardwareAddr(a.MAC)))
 }
 
 // lasting are the addresses of an attachment that it is to have for as long as it is there.

@@ -12,6 +12,7 @@ import (
 	"github.com/insomniacslk/dhcp/dhcpv4"
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/internal/ident"
 )
 
 // Lengths, and bits of the IPv4 header's field of flags and fragment offset.
@@ -134,7 +135,7 @@ func encode6(message, mac []byte) []byte {
 	b = be.AppendUint16(b, uint16(length))
 	b = append(b, unix.IPPROTO_UDP, 1) // a hop limit of 1, as the kernel's to groups
 	addresses := len(b)
-	b = append(b, 0xfe, 0x80, 0, 0, 0, 0, 0, 0, mac[0]^2, mac[1], mac[2], 0xff, 0xfe, mac[3], mac[4], mac[5])
+	b = append(b, ident.LinkLocal(mac).AsSlice()...)
 	b = append(b, group[:]...)
 	return appendUDP(b, b[addresses:], clientPort6, serverPort6, message)
 }

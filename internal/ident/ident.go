@@ -62,6 +62,19 @@ func MACOf(addresses []netip.Addr) net.HardwareAddr {
 	return append(net.HardwareAddr{0x0a}, sum[:5]...)
 }
 
+// LinkLocal returns the IPv6 address fe80::/64 that the kernel makes of a MAC of 6 bytes: it ends in the modified
+// EUI-64 (RFC 4291, appendix A), as addresses of SLAAC do.
+func LinkLocal(mac net.HardwareAddr) netip.Addr {
+	return netip.AddrFrom16([16]byte{0: 0xfe, 1: 0x80,
+		8: mac[0] ^ 2, 9: mac[1], 10: mac[2], 11: 0xff, 12: 0xfe, 13: mac[3], 14: mac[4], 15: mac[5]})
+}
+
+// EndsAlike reports whether two IPv6 addresses have the same interface identifier, their last 8 bytes.
+func EndsAlike(a, b netip.Addr) bool {
+	one, other := a.As16(), b.As16()
+	return [8]byte(one[8:]) == [8]byte(other[8:])
+}
+
 // ErrName means that a name is not valid: it is empty, too long, or has characters that are not allowed.
 var ErrName = errors.New("bad name")
 

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
@@ -85,8 +86,8 @@ func (p *GuardedPort) Elements() []Element {
 		add(guardNDSet, a.AsSlice(), 0)
 	}
 	if p.SLAAC {
-		id := interfaceID(p.MAC)
-		add(guardIDSet, id[:], 0)
+		own := ident.LinkLocal(p.MAC).As16()
+		add(guardIDSet, own[8:], 0)
 	}
 	if p.MACOnly {
 		add(guardLeasingSet, nil, 0)
@@ -105,13 +106,11 @@ func (p *GuardedPort) Elements() []Element {
 func (p *GuardedPort) own() (own4, own6 []netip.Addr) {
 	all := p.Addrs
 	if slices.ContainsFunc(all, netip.Addr.Is6) {
-		all = append(slices.Clip(all), linkLocal(p.MAC))
+		all = append(slices.Clip(all), ident.LinkLocal(p.MAC))
 	}
-	id := interfaceID(p.MAC)
 	for i, a := range all {
-		b := a.As16()
 		switch {
-		case slices.Contains(all[:i], a), p.SLAAC && a.Is6() && [8]byte(b[8:]) == id:
+		case slices.Contains(all[:i], a), p.SLAAC && a.Is6() && ident.EndsAlike(a, ident.LinkLocal(p.MAC)):
 		case a.Is4():
 			own4 = append(own4, a)
 		default:
@@ -119,19 +118,4 @@ func (p *GuardedPort) own() (own4, own6 []netip.Addr) {
 		}
 	}
 	return own4, own6
-}
-
-// interfaceID is what addresses end in that are made of a MAC: a modified EUI-64
-// (RFC 4291, appendix A).
-func interfaceID(mac net.HardwareAddr) [interfaceIDLen]byte {
-	const global = 2 // the bit that is inverted
-	return [...]byte{mac[0] ^ global, mac[1], mac[2], 0xff, 0xfe, mac[3], mac[4], mac[5]}
-}
-
-// linkLocal is the address that a link has by itself, if it is made of its MAC.
-func linkLocal(mac net.HardwareAddr) netip.Addr {
-	a := [16]byte{0: 0xfe, 1: 0x80}
-	id := interfaceID(mac)
-	copy(a[8:], id[:])
-	return netip.AddrFrom16(a)
 }

@@ -113,7 +113,7 @@ func (a *adding) run(ctx context.Context) (*Attachment, error) {
 		}
 	}
 	// Only at the end do the pod's ports lead to it.
-	steps = append(steps, a.shapeLate, a.enlist, a.flushStale, a.done("firewall"), a.commit, a.done("commit"), a.publishWithheld)
+	steps = append(steps, a.enlist, a.flushStale, a.done("firewall"), a.commit, a.done("commit"), a.publishWithheld)
 	for _, step := range steps {
 		if err := step(ctx); err != nil {
 			return nil, err

@@ -37,7 +37,7 @@ func (limitsPart) mend(ctx context.Context, p *attached) error {
 func target(rec *state.Attachment) bandwidth.Target {
 	return bandwidth.Target{
 		Port: rec.HostIf, MTU: rec.MTU, IFB: bandwidth.IFBName(rec.Hash()),
-		Alias: endpoint.AliasOf(rec), Owner: endpoint.AliasOwner(rec.Hash()),
+		Alias: endpoint.Alias(rec.Hash(), rec.Network, nil), Owner: endpoint.AliasOwner(rec.Hash()),
 	}
 }
 
@@ -59,7 +59,7 @@ func (r *remains) shapers() []string {
 }
 
 // shape gives a pod's port the limits that were asked for, if any. It does so before the port comes up, when its
-// index is known (bridge.Port's BeforeUp), unless the pod gets addresses later.
+// index is known (bridge.Port's BeforeUp).
 func (a *adding) shape(ctx context.Context, index, mtu int) (err error) {
 	if a.pod.Limits.IsZero() {
 		return a.node.step("bandwidth")
@@ -80,14 +80,6 @@ func (a *adding) shape(ctx context.Context, index, mtu int) (err error) {
 		return err
 	}
 	return a.node.step("bandwidth")
-}
-
-// shapeLate is for a pod that got more addresses by its link: only now is known what the ifb's alias says.
-func (a *adding) shapeLate(ctx context.Context) error {
-	if !a.getsMore {
-		return nil
-	}
-	return a.shape(ctx, a.link.Index, a.link.MTU)
 }
 
 // Limit gives a pod that is attached already limits in place of those that it has, as if its Add had

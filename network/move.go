@@ -137,7 +137,7 @@ func (s *session) move(ctx context.Context, a *state.Attachment, nw *state.Netwo
 	}
 	err := s.moveElements(ctx, next, nw, gone)
 	if err == nil {
-		err = errors.Join(forgetFlows(ctx, gone), s.renameAliases(ctx, next))
+		err = errors.Join(forgetFlows(ctx, gone), s.renameAlias(ctx, next))
 	}
 	if err != nil {
 		return fmt.Errorf("move attachment to its new address: %w", err)
@@ -189,19 +189,15 @@ func forgetFlows(ctx context.Context, gone []ipam.Address) error {
 	return errors.Join(err, conn.Close())
 }
 
-// renameAliases has the attachment's links in the host's namespace say its addresses.
-func (s *session) renameAliases(ctx context.Context, a *state.Attachment) error {
-	var errs []error
-	for _, name := range []string{a.HostIf, a.IFB} {
-		if name == "" {
-			continue
-		}
-		// The code that makes links reports another's link of that name.
-		if err := s.Links.SetAlias(ctx, name, endpoint.AliasOwner(a.Hash()), endpoint.AliasOf(a)); !errors.Is(err, bridge.ErrForeign) {
-			errs = append(errs, err)
-		}
+// renameAlias writes an attachment's addresses into the alias of its port. It leaves a link of another owner alone, which
+// the code that makes links reports.
+func (s *session) renameAlias(ctx context.Context, a *state.Attachment) error {
+	err := s.Links.SetAlias(ctx, a.HostIf, endpoint.AliasOwner(a.Hash()), endpoint.AliasOf(a))
+	if errors.Is(err, bridge.ErrForeign) {
+		return nil
 	}
-	return errors.Join(errs...)
+
+	return err
 }
 
 func prefixesOf(list []ipam.Address) []netip.Prefix {

@@ -180,26 +180,20 @@ func lasting(rec *state.Attachment) []netip.Prefix {
 // is deleted first: the record, which was made anew, says that no other call is at work on it.
 func (a *adding) attach(ctx context.Context) error {
 	p, port := a.plan, a.plan.onto(a.built)
-	if !a.getsMore {
-		shape := func(ctx context.Context, index int) error { return a.shape(ctx, index, port.MTU) }
-		if a.pod.Limits.IsZero() {
-			if err := shape(ctx, 0); err != nil {
-				return err
-			}
-		} else {
-			port.BeforeUp = shape
+	beforeUp := func(ctx context.Context, index int) error {
+		// Once the pod is up, it answers for its addresses, too.
+		if err := a.refuseAnswered(nil); err != nil {
+			return err
 		}
+
+		return a.shape(ctx, index, port.MTU)
 	}
-	if a.namesAddresses() {
-		limit := port.BeforeUp
-		port.BeforeUp = func(ctx context.Context, index int) error {
-			// Once the pod is up it answers, too.
-			if err := a.refuseAnswered(nil); err != nil || limit == nil {
-				return err
-			}
-			return limit(ctx, index)
-		}
+	if a.namesAddresses() || !a.pod.Limits.IsZero() {
+		port.BeforeUp = beforeUp
+	} else if err := beforeUp(ctx, 0); err != nil {
+		return err
 	}
+
 	if err := wanted(a.pending); err != nil {
 		return err
 	}

@@ -205,7 +205,6 @@ func TestAKeptFileThatIsANameOfOursIsRefused(t *testing.T) {
 	t.Parallel()
 	for how, keep := range map[string]func(path string) error{
 		"a link":                          func(path string) error { return os.Symlink(plugin(), path) },
-		"a copy":                          func(path string) error { return copyProgram(plugin(), path) },
 		"a name":                          func(path string) error { return os.WriteFile(path, []byte("#!"+plugin()+" as\n"), 0o755) },
 		"a name of another version's":     func(path string) error { return os.WriteFile(path, []byte("#!/nowhere/tombolo as\n"), 0o755) },
 		"a name that leads to itself, by": func(path string) error { return os.Link(strings.TrimSuffix(path, ".reference"), path) },

@@ -68,9 +68,12 @@ func IsSame(a, b string) (bool, error) {
 		return false, err
 	}
 
+	target, _ := filepath.EvalSymlinks(b)
 	program := interpreter(b)
 	starts, _ := os.Stat(program)
-	isNamed := filepath.Base(b) == "tombolo" || filepath.Base(program) == "tombolo"
+	isNamed := slices.ContainsFunc([]string{b, target, program}, func(path string) bool {
+		return filepath.Base(path) == "tombolo" || filepath.Base(path) == "tombolo-cni"
+	})
 
 	return isNamed || os.SameFile(own, other) || os.SameFile(own, starts), nil
 }

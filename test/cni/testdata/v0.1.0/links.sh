@@ -59,7 +59,7 @@ ip address add fd77::1/64 dev cbr0 nodad
 ip address add "$(linklocal cbr0)/64" dev cbr0 nodad
 port "$state/attachments/podnet/d14d20b2d09.json" "$web"
 ip link add ifbd14d20b2d09 mtu 1279 type ifb
-ip link set ifbd14d20b2d09 alias tombolo:1:d14d20b2d09:podnet:10.77.0.2,fd77::2 up
+ip link set ifbd14d20b2d09 alias tombolo:1:d14d20b2d09:podnet: up
 shape ifbd14d20b2d09
 shape vethd14d20b2d09
 tc qdisc add dev vethd14d20b2d09 clsact

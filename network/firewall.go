@@ -107,7 +107,7 @@ func (n *site) rules() nft.Network {
 		Masquerade: rec.Masquerade, NonMasquerade: rec.NonMasquerade,
 		Policy: max(rec.Policy, rec.ChainedPolicy), Guard: rec.Guard, PortSNAT: rec.PortSNAT, Groups: true, LAN: rec.DefaultRoute != "",
 		Gateway: rec.DefaultRoute == "" && len(rec.Gateways) > 0, Closed: n.closed,
-		NFCall:      nfCall(l),
+		Internal: rec.Internal, NFCall: nfCall(l),
 		DropReports: rec.SLAAC || slices.ContainsFunc(rec.Subnets, isIPv6),
 	}
 	if rec.VLAN.ID != 0 {

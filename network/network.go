@@ -43,6 +43,7 @@ type Network struct {
 	Masquerade    bool           // packets of pods to elsewhere have the host's address
 	NonMasquerade []netip.Prefix // but to here
 	Policy        nft.Policy     // where pods of other networks, and of this one, may send to
+	Internal      bool           // no packet passes between the bridge and another link
 
 	Guard nft.Guard // what pods are held to: nft.GuardAddresses, say
 

@@ -94,7 +94,7 @@ func wantOf(nw *Network, hash string, mark uint32) *want {
 		Record: state.Network{
 			Name: nw.Name, Bridge: nw.Bridge, MTU: nw.MTU,
 			Masquerade: nw.Masquerade, NonMasquerade: nw.NonMasquerade,
-			Policy: nw.Policy, Guard: nw.Guard != "", Mark: mark, NFCall: nw.NFCall, Promiscuous: nw.Promiscuous,
+			Policy: nw.Policy, Internal: nw.Internal, Guard: nw.Guard != "", Mark: mark, NFCall: nw.NFCall, Promiscuous: nw.Promiscuous,
 			Uplink: nw.Uplink, DefaultRoute: string(nw.Exit), SLAAC: nw.SLAAC, VLAN: nw.VLAN,
 		},
 		DefaultMTU: nw.DefaultMTU, Gateway: nw.Gateway, Routed: nw.Routed, ForceAddress: nw.ForceAddress, Owner: hash,

@@ -74,6 +74,9 @@ type Network struct {
 	Groups bool
 	// PortSNAT has what Endpoint.PortSNAT needs that is not SNATNeeded. Without it, ports that had that keep it.
 	PortSNAT bool
+	// Internal drops packets between the bridge and all other links, in both directions. The host itself and the bridge's
+	// pods reach each other. Networks on one bridge are internal together.
+	Internal bool
 	// DropReports keeps the multicast listener reports of others (MLDv2, RFC 3810) from those
 	// ports of the bridge that are in PodGroup. Each pod with IPv6 sends some when it
 	// starts, and a bridge that has heard of no querier sends them to all ports, where
@@ -159,7 +162,7 @@ func (n *Network) spec() *ruleset.Network {
 	s := &ruleset.Network{
 		Key: ruleset.NetworkKey(n.Name), Masquerade: n.Masquerade, Exempt: slices.Concat(n.Prefixes, n.NonMasquerade),
 		Bridge: n.Bridge, VLANOf: n.VLANOf, NFCall: n.NFCall, LAN: n.LAN, Gateway: n.Gateway, Policy: n.Policy.String(),
-		Guard: n.Guard, Groups: n.Groups, DropReports: n.DropReports, PortSNAT: n.PortSNAT,
+		Guard: n.Guard, Groups: n.Groups, DropReports: n.DropReports, PortSNAT: n.PortSNAT, Internal: n.Internal,
 	}
 	s.Share = (*ruleset.Share)(n.Share)
 	for _, c := range n.Closed {
@@ -216,6 +219,8 @@ func (n *Network) checkBridge() error {
 		return invalid("network %s: bridge %q is to share a NIC by %+v", n.Name, n.Bridge, *n.Share)
 	case n.Policy > Isolated:
 		return invalid("network %s: %s", n.Name, n.Policy)
+	case n.Bridge == "" && n.Internal:
+		return invalid("network %s: it is internal, and has no bridge", n.Name)
 	case n.Bridge == "" && n.Policy != Open:
 		return invalid("network %s: policy %s without the name of a bridge", n.Name, n.Policy)
 	}

@@ -45,18 +45,21 @@ func TestPolicyDropsWhatItShould(t *testing.T) {
 	for _, tc := range []struct {
 		near, far           Policy
 		within, between, by bool // by way of the port on the host
+		internal            bool // the near one
 	}{
-		{Open, Open, true, true, true},
-		{SameBridge, Open, true, true, true},
-		{Isolated, Open, false, true, true},
-		{SameBridge, SameBridge, true, false, false},
-		{Isolated, SameBridge, false, false, false},
-		{SameBridge, Isolated, true, false, false},
-		{Isolated, Isolated, false, false, false},
-		{Open, Isolated, true, true, true},
+		{Open, Open, true, true, true, false},
+		{SameBridge, Open, true, true, true, false},
+		{Isolated, Open, false, true, true, false},
+		{SameBridge, SameBridge, true, false, false, false},
+		{Isolated, SameBridge, false, false, false, false},
+		{SameBridge, Isolated, true, false, false, false},
+		{Isolated, Isolated, false, false, false, false},
+		{Open, Open, true, false, false, true},
+		{Isolated, Open, false, false, false, true},
+		{Open, Isolated, true, true, true, false},
 	} {
-		t.Run(tc.near.String()+" and "+tc.far.String(), func(t *testing.T) {
-			p.network.Policy = tc.near
+		t.Run(fmt.Sprintf("%s and %s, internal %t", tc.near, tc.far, tc.internal), func(t *testing.T) {
+			p.network.Policy, p.network.Internal = tc.near, tc.internal
 			mustEnsure(t, p.c, p.network)
 			mustEnsure(t, p.c, Network{
 				Name: "away", Bridge: "cbr1", Masquerade: true, Prefixes: nstest.Prefixes("10.23.0.0/16", "fd00:23::/64"), Policy: tc.far,
@@ -70,7 +73,8 @@ func TestPolicyDropsWhatItShould(t *testing.T) {
 				{"pod", remote4, tc.between}, {"pod", remote6, tc.between},
 				{"pod of another bridge", pod4, tc.between}, {"pod of another bridge", pod6, tc.between},
 				{"host", pod4, true}, {"host", remote6, true},
-				{"pod", bridge4, true}, {"pod", host6, true}, {"pod", far4, true}, {"pod of another bridge", far6, true},
+				{"pod", bridge4, true}, {"pod", host6, true}, {"pod", far4, !tc.internal}, {"pod", far6, !tc.internal},
+				{"pod of another bridge", far6, true},
 			} {
 				wait := briefly / 2
 				if way.open {
@@ -81,8 +85,7 @@ func TestPolicyDropsWhatItShould(t *testing.T) {
 					"%s to %s: %v, want it open: %v", way.from, way.to, err, way.open)
 			}
 			at := netip.AddrPortFrom(nstest.Addr(host4), hostPort)
-			expect.Success(t, expect.Err(nstest.Ask(t, p.outside, "tcp", at)), "a published port, from outside")
-			for from, open := range map[string]bool{"pod of another bridge": tc.by, "other pod": tc.within} {
+			for from, open := range map[string]bool{"pod of another bridge": tc.by, "other pod": tc.within, "outside": !tc.internal, "host": true} {
 				wait := briefly / 2
 				if open {
 					wait = patience
@@ -102,7 +105,7 @@ func bridgeEntries(tb testing.TB, c *Conn) map[string]string {
 	got := map[string]string{}
 	for _, el := range all {
 		for _, s := range ruleset.BridgeSets() {
-			if s.Place == el.Set {
+			if s.Place == el.Set || strings.HasPrefix(el.Comment, ruleset.OwnerPrefix+":") {
 				owner, _, _ := strings.Cut(strings.TrimPrefix(el.Comment, ruleset.OwnerPrefix), ",")
 				got[el.String()] = owner
 			}
@@ -131,7 +134,10 @@ func TestSetsOfBridgesFollowTheNetwork(t *testing.T) {
 		{"another bridge", func() { n.Bridge = "cbr1" }, map[string]string{
 			"cbr1 . cbr1 of set bridges": ":podnet", "cbr1 of set ours": ":podnet", "cbr1 of set policies": ":podnet", "cbr1 . cbr1 of set isolated": ":podnet",
 		}},
-		{"open", func() { n.Bridge, n.Policy, n.NFCall = "cbr0", Open, false }, map[string]string{
+		{"internal", func() { n.Bridge, n.Policy, n.Internal = "cbr0", Open, true }, map[string]string{
+			pair + "bridges": ":podnet", ours: ":podnet", one + "internal": ":podnet",
+		}},
+		{"open", func() { n.NFCall, n.Internal = false, false }, map[string]string{
 			pair + "bridges": ":podnet", ours: ":podnet", one + "bypass": ":podnet",
 		}},
 	} {

@@ -60,7 +60,7 @@ var rulesets = []struct {
 	}},
 	{name: "bridges", networks: []Network{
 		{Name: "podnet", Bridge: "cbr0"}, {Name: "lan", Bridge: "br0", NFCall: true, Policy: SameBridge},
-		{Name: "other", Bridge: "a-long-name-15b", NFCall: true, Policy: Isolated},
+		{Name: "other", Bridge: "a-long-name-15b", NFCall: true, Policy: Isolated}, {Name: "inner", Bridge: "br2", Internal: true},
 	}},
 	{name: "closed", networks: []Network{{Name: "podnet", Bridge: "cbr0", Gateway: true, Closed: []Closed{{Routers: []string{"wg0", "eth1"}}, {IPv6: true}}}}},
 	{name: "pods", networks: []Network{podnet()}, eps: []Endpoint{

@@ -52,6 +52,7 @@ type NetConf struct {
 	Mode string `json:"mode"`
 	LANConf
 	Guard              bool           `json:"guard"`
+	Internal           bool           `json:"internal"`
 	NonMasqueradeCIDRs []netip.Prefix `json:"nonMasqueradeCIDRs"`
 	BridgeNFCall       *bool          `json:"bridgeNFCall"`
 
@@ -109,6 +110,7 @@ func (c *NetConf) problems() []error {
 	p.add(c.Bridge != "" && !ident.IsLinkName(c.Bridge), "bridge %q cannot name a link: it takes 1 to 15 bytes without '/', ':', '%%' and space", c.Bridge)
 	p.add(c.PromiscMode && orDefault(c.HairpinMode, false), "promiscMode and hairpinMode exclude each other: leave one of them out")
 	p.policy(c.IngressPolicy)
+	p.add(c.Internal && cmp.Or(c.Mode, modeGateway) != modeGateway, "internal is not for mode %q, whose containers others reach", c.Mode)
 	p.add(c.DisableContainerInterface && c.IPAM.Type != "", "disableContainerInterface leaves the pod's interface down, so it cannot have addresses: leave out ipam, or disableContainerInterface")
 	for _, cidr := range c.NonMasqueradeCIDRs {
 		p.add(cidr.Addr().Is4In6(), "nonMasqueradeCIDRs: %s is an IPv4 network in IPv6 notation", cidr)
@@ -130,7 +132,7 @@ func (c *NetConf) settings() network.Network {
 		MTU:          c.MTU,
 		Gateway:      orDefault(c.IsGateway, gateway && !dhcp),
 		ForceAddress: c.ForceAddress,
-		Masquerade:   orDefault(c.IPMasq, gateway),
+		Masquerade:   orDefault(c.IPMasq, gateway && !c.Internal),
 		Hairpin:      orDefault(c.HairpinMode, c.Mode != modeL2 && !c.PromiscMode),
 		NFCall:       c.BridgeNFCall,
 		Routed:       gateway,
@@ -139,11 +141,12 @@ func (c *NetConf) settings() network.Network {
 		LeaveIPv6:    c.Mode == modeL2 && c.IPAM.Type == "" && c.IPv6 == "",
 		Down:         c.DisableContainerInterface,
 		Policy:       policyOf(c.IngressPolicy),
+		Internal:     c.Internal,
 		Origin:       network.Origin{Type: c.IPAM.Type, Dir: c.IPAM.DataDir},
 	}
 	// As in the reference, a default gateway is a gateway. A network that says it
 	// has none gets no default route from the mode.
-	s.DefaultGateway = orDefault(c.IsDefaultGateway, gateway && s.Gateway)
+	s.DefaultGateway = orDefault(c.IsDefaultGateway, gateway && s.Gateway && !c.Internal)
 	s.Gateway = s.Gateway || s.DefaultGateway
 	for _, p := range c.NonMasqueradeCIDRs {
 		s.NonMasquerade = append(s.NonMasquerade, p.Masked())
@@ -271,6 +274,7 @@ const nameBridge = "bridge"
 // those that say where files are.
 func (c *NetConf) asBridge() {
 	c.Mode, c.LANConf, c.NonMasqueradeCIDRs, c.BridgeNFCall, c.IngressPolicy, c.Bandwidth = "", LANConf{}, nil, nil, "", Bandwidth{}
+	c.Internal = false
 	for _, field := range []**bool{&c.IsGateway, &c.IsDefaultGateway, &c.IPMasq, &c.HairpinMode} {
 		if *field == nil {
 			*field = new(bool)

@@ -57,10 +57,7 @@ func (n *Network) configuration(c *Container) (map[string]any, error) {
 	}
 
 	if n.Internal {
-		if n.Mode() != "gateway" {
-			errs = append(errs, fmt.Errorf("--internal is not for mode=%s, whose containers others reach", n.Mode()))
-		}
-		conf["isGateway"], conf["isDefaultGateway"], conf["ipMasq"] = true, false, false
+		conf["internal"] = true
 	}
 
 	if err := n.addresses(c, conf, ipam); err != nil {

@@ -43,6 +43,7 @@ type Network struct {
 	Masquerade    bool           `json:"masquerade,omitempty"`
 	NonMasquerade []netip.Prefix `json:"nonMasquerade,omitempty"` // destinations for which pods keep their address
 	Policy        nft.Policy     `json:"policy,omitempty"`        // the ingress policy
+	Internal      bool           `json:"internal,omitempty"`      // no packet passes between the bridge and another link
 	// ChainedPolicy is the ingress policy that a plugin further down the chain requested. The stricter of the two
 	// policies applies.
 	ChainedPolicy nft.Policy `json:"chainedPolicy,omitempty"`

@@ -154,7 +154,7 @@ refused() {
 	says 'needs an uplink' create -o mode=lan
 	says 'the host has no such link' create -o mode=lan -o uplink=eth9
 	says '--ipv6 needs' create --ipv6
-	says '--internal is not for mode=lan' create --internal -o mode=lan -o uplink=eth0
+	says 'internal is not for mode' create --internal -o mode=lan -o uplink=eth0
 	says '--route' create --route 10.9.0.0/16,10.89.0.1
 	says '--ipam-driver dhcp' create --ipam-driver dhcp
 	says 'cannot set NetworkDNSServers' create --dns 192.0.2.1
@@ -208,23 +208,29 @@ others() {
 	podman network create --internal --subnet 10.56.0.0/24 --subnet fd56::/64 inner >/dev/null
 	podman network create -o isolate=true --subnet 10.57.0.0/24 --subnet fd57::/64 alone >/dev/null
 	podman network create -d tombolo --subnet 10.44.0.0/24 --subnet fd44::/64 two >/dev/null
-	for network in inner alone; do container $network --network $network; done
+	podman network create -d tombolo --internal --subnet 10.58.0.0/24 --subnet fd58::/64 shut >/dev/null
+	for network in inner alone shut; do container $network --network $network; done
 	container own --network own -p 8081:80
 	container web --network two -p 8080:80
-	seen() { # seen CONTAINER: what it reaches, in both families
-		local ip ns
+	pages() { # pages CONTAINER NETWORK...: what it reaches there, in both families
+		local ip ns network
 		ns=$(podman inspect -f '{{.NetworkSettings.SandboxKey}}' "$1")
-		for network in inner alone ${2-}; do
+		for network in "${@:2}"; do
 			for ip in "$(address $network $network)" "[$(podman inspect -f "{{.NetworkSettings.Networks.$network.GlobalIPv6Address}}" $network)]"; do
 				nsenter --net="$ns" busybox wget -T 1 -q -O - "http://$ip/name" 2>/dev/null || true
 			done
 		done
-		[ -z "${2-}" ] || nsenter --net="$ns" busybox wget -T 1 -q -O - http://192.168.77.5:8081/name 2>/dev/null || true
+	}
+	seen() { # seen CONTAINER [NETWORK]
+		pages "$1" inner alone ${2-}
+		[ -z "${2-}" ] || nsenter --net="$(podman inspect -f '{{.NetworkSettings.SandboxKey}}' "$1")" busybox wget -T 1 -q -O - http://192.168.77.5:8081/name 2>/dev/null || true
 	}
 	local open
 	open=$(seen own)
 	[[ $open == *"$(id alone)"* ]] || fail "podman's own networks reach: $open"
 	want "$open" seen web
+	for from in own web; do want "" pages $from shut; done # ours is closed to both
+	want "$(id shut)" ask "$(address shut shut)"
 	want "$(id own)" nsenter --net="$(podman inspect -f '{{.NetworkSettings.SandboxKey}}' web)" busybox wget -q -O - http://192.168.77.5:8081/name
 	for family in ip ip6; do nft "add table $family filter; add chain $family filter FORWARD { type filter hook forward priority 0; policy drop; }"; done
 	within 3 ask laptop 192.168.77.5:8080

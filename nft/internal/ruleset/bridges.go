@@ -94,6 +94,8 @@ func (n *Network) bridgeElements() []Element {
 	add(n.Policy == policyIsolated, isolatedSet, pair)
 	add(!n.NFCall, bypassSet, name)
 	add(n.LAN, lansSet, name)
+	add(n.Internal, internalSet, name)
+	add(n.Internal && n.VLANOf != "", internalSet, vlanOf)
 	if n.Share != nil {
 		add(true, SharesSet, nftnl.LinkKey(n.Share.NIC, nil, 0))
 	}
@@ -114,6 +116,9 @@ func (n *Network) BridgeComment() string {
 	}
 	if n.Gateway {
 		comment += ",gw"
+	}
+	if n.Internal {
+		comment += ",internal"
 	}
 	return comment
 }

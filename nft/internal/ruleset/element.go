@@ -81,7 +81,7 @@ func setAt(at Place) (Set, bool) {
 	}
 	// The first ones are asked for most often where they are not there, and an error has a text: by Ready, and for
 	// thousands of host ports that are put back.
-	for _, sets := range []func() []Set{BridgeSets, portSets, guardSets, podSets, portSNATSets} {
+	for _, sets := range []func() []Set{BridgeSets, portSets, guardSets, podSets, portSNATSets, internalSets} {
 		list := sets()
 		if i := slices.IndexFunc(list, func(s Set) bool { return s.Place == at }); i >= 0 {
 			return list[i], true

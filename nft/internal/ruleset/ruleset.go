@@ -192,6 +192,9 @@ func New(n *Network, table TableName, mark uint32) *Ruleset {
 	if n.PortSNAT {
 		rs.Chains = append(rs.Chains, portSNAT())
 	}
+	if n.Internal {
+		rs.Chains = append(rs.Chains, internal())
+	}
 	if len(n.Closed) > 0 {
 		rs.Chains = append(rs.Chains, podsOnly(n.Closed, mark))
 	} else {
@@ -212,6 +215,9 @@ func (rs *Ruleset) Sets() []Set {
 	}
 	if rs.of.PortSNAT {
 		list = append(list, portSNATSets()...)
+	}
+	if rs.of.Internal {
+		list = append(list, internalSets()...)
 	}
 	if rs.of.Guard {
 		list = append(list, guardSets()...)
@@ -443,7 +449,7 @@ type Network struct {
 	Closed                     []Closed
 	Policy                     string // which pods may send to its pods
 	Guard, Groups, DropReports bool
-	PortSNAT                   bool
+	PortSNAT, Internal         bool
 	Dedup                      []Dedup
 	Share                      *Share
 }

@@ -150,7 +150,9 @@ func (t Tables) Read(rs *Ruleset) (*State, error) {
 	st.Generation, st.sets, st.rules = generation, map[Place]setState{}, map[Place][]string{}
 	var b nl.Batch
 	st.getOutline(&b, rs)
-	for _, s := range rs.Sets() {
+	// Networks that were internal before have elements in a set that the ruleset does not name any more.
+	bridges := slices.Concat(BridgeSets(), internalSets())
+	for _, s := range slices.Concat(rs.Sets(), bridges) {
 		st.table.getSet(&b, s.Place, func(data []byte) error {
 			st.sets[s.Place] = decodeSet(data)
 			return nil
@@ -172,7 +174,7 @@ func (t Tables) Read(rs *Ruleset) (*State, error) {
 		}
 	}
 	var places []Place
-	for _, s := range BridgeSets() {
+	for _, s := range bridges {
 		if have, ok := st.sets[s.Place]; ok && s.matches(have) {
 			places = append(places, s.Place)
 		}

@@ -39,6 +39,10 @@ for from in web stranger; do
 	same "" "$(seen $from "$(ip_of kept secret)" 80)"
 	same theirs "$(seen $from 192.168.50.2 8085)"
 done
+for from in web theirs stranger; do same "" "$(seen $from "$(ip_of shut alone)" 80)"; done # ours is closed both ways, too
+run open --network alone
+same open "$(seen shut "$(ip_of open alone)" 80)"
+same shut "$(get "$(ip_of shut alone)" 80)" # by the host
 for from in theirs stranger; do same web "$(seen $from 192.168.50.2 8080)"; done
 same "" "$(seen kept "$(ip_of db net2)" 80)"
 # What cannot be is said.
@@ -51,7 +55,7 @@ docker network create -d tombolo -o name=same --subnet 10.6.0.0/24 same1 >/dev/n
 refused 'has that name' docker network create -d tombolo -o name=same --subnet 10.5.0.0/24 same2
 refused 'Docker gives a container one address' docker network create -d tombolo -o mode=lan -o uplink=eth0 -o ipv6=slaac --ipam-driver null x
 refused 'name --ipam-driver null' docker network create -d tombolo -o mode=lan -o uplink=eth0 x
-refused '--internal' docker network create -d tombolo -o mode=lan -o uplink=eth0 --ipam-driver null --internal x
+refused 'internal is not for mode' docker network create -d tombolo -o mode=lan -o uplink=eth0 --ipam-driver null --internal x
 refused 'eth7' docker network create -d tombolo -o mode=lan -o uplink=eth7 --ipam-driver null x
 # A network that was deleted without tombolod keeps its name, until what the error advises is done.
 run last --network same1

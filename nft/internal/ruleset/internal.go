@@ -1,0 +1,41 @@
+package ruleset
+
+import (
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
+)
+
+const (
+	internalChain = "internal"
+	internalSet   = "internal"
+)
+
+// internalSets returns the set of the bridges of internal networks. The set and the chain are made for networks that ask
+// for them, so that packets of the others pass no rule for them.
+func internalSets() []Set {
+	return []Set{{Place: InInet(internalSet), KeyType: nftnl.TypeIfname, KeyLen: IfnameLen}}
+}
+
+// internal drops packets between an internal network and all other links, in both directions.
+func internal() Chain {
+	return Chain{
+		Place: InInet(internalChain), Kind: "filter", Hook: unix.NF_INET_FORWARD, Priority: priorityBeforeFilter - 1,
+		settings: sharedSettings, write: (*rules).addInternal,
+	}
+}
+
+func (list *rules) addInternal() {
+	for _, link := range [...]struct {
+		direction string
+		key       expr.MetaKey
+	}{{"leaves", expr.MetaKeyIIFNAME}, {"enters", expr.MetaKeyOIFNAME}} {
+		list.add("drop what "+link.direction+" an internal network", func(x expressions) {
+			x.linkIn(link.key, internalSet)
+			x.bridged()
+			x.LookupNone(bridgesSet)
+			x.Drop()
+		})
+	}
+}

@@ -199,12 +199,20 @@ func (s *session) amend(ctx context.Context, w state.Waiting, tries int, change 
 	return err
 }
 
-// refuseListeners looks for sockets of the host that have one of the ports: their
-// packets would go to the pod from now on. A port on all addresses leads to the pod in the
-// families that it has, or may have yet, as one that leases an address or forms some by itself.
+// refuseListeners refuses ports that sockets of the host have.
 func refuseListeners(ctx context.Context, containerID string, asked []nft.Port, has []ipam.Address, mayHaveMore bool) error {
+	taken, err := listeners(ctx, containerID, asked, has, mayHaveMore)
+	if err != nil || len(taken) == 0 {
+		return err
+	}
+	return failf(ErrConflict, "publish port %d of the host: %s: %s", taken[0].Local.Port(), taken[0], wayOut(taken[0]))
+}
+
+// listeners finds sockets of the host that have one of the ports: the pod gets their packets. A port on all addresses
+// leads to the pod in the families that it has, or may have yet, as one that leases an address or forms some by itself.
+func listeners(ctx context.Context, containerID string, asked []nft.Port, has []ipam.Address, mayHaveMore bool) ([]hostport.Listener, error) {
 	if len(asked) == 0 {
-		return nil
+		return nil, nil
 	}
 	ports := slices.Clone(asked)
 	of4 := func(a ipam.Address) bool { return a.Prefix.Addr().Is4() }
@@ -221,13 +229,7 @@ func refuseListeners(ctx context.Context, containerID string, asked []nft.Port, 
 		}
 	}
 	taken, err := hostport.Listeners(ctx, nil, ports...)
-	if err != nil {
-		return err
-	}
-	if taken = hostport.NotHeldFor(containerID, taken); len(taken) == 0 {
-		return nil
-	}
-	return failf(ErrConflict, "publish port %d of the host: %s: %s", taken[0].Local.Port(), taken[0], wayOut(taken[0]))
+	return hostport.NotHeldFor(containerID, taken), err
 }
 
 // wayOut advises what to do about a socket that is in a port's way.
@@ -270,7 +272,7 @@ func checkPorts(ports []nft.Port) error {
 func refuseUnreachable(ports []nft.Port, addresses []ipam.Address) error {
 	for _, p := range ports {
 		if p.HostAddr.IsValid() && !slices.ContainsFunc(addresses, func(a ipam.Address) bool { return a.Prefix.Addr().Is4() == p.HostAddr.Is4() }) {
-			return failf(ErrInvalid, "publish port %s: the pod has no address of that family", endpoint.PortText(p))
+			return failf(ErrInvalid, "publish port %s: the pod has no address of that family", p)
 		}
 		if len(addresses) == 0 {
 			return failf(ErrInvalid, "publish port %s: the pod has no address", endpoint.PortText(p))

@@ -63,6 +63,16 @@ func (in *Inspection) surroundings(ctx context.Context, host *surroundings, n *s
 	if err := in.neighboursOf(ctx, n); err != nil {
 		return err
 	}
+	for _, a := range n.attachments {
+		taken, err := listeners(ctx, a.ContainerID, endpoint.Ports(a), a.Addresses, false)
+		if err != nil {
+			return err
+		}
+		for _, l := range taken {
+			n.found.Advise(tombolo.RemedyConfigure, "host port %d leads to container %s, and %s too, which gets none of its packets: %s",
+				l.Local.Port(), a.ContainerID, l, wayOut(l))
+		}
+	}
 	if b := n.bridge.Bridge; b != nil && b.PortDelay > 0 {
 		n.found.Advise(tombolo.RemedyConfigure, "%s", endpoint.SlowPorts(n.rec.Bridge, b.PortDelay))
 	}

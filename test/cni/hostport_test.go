@@ -260,9 +260,18 @@ func TestHostPortOfAProgramOfTheHostIsRefused(t *testing.T) {
 	n.wantNothing()
 	// One that listens elsewhere is in nobody's way.
 	p := n.pod("b")
-	w.add(p, publish(t, uplink4+":8080:80/tcp"))
+	w.add(p, publish(t, uplink4+":8080:80/tcp", "8090:80/tcp"))
 	p.serve(t, "tcp", 80)
 	expect.Success(t, expect.Err(askPort(t, n.ns, "tcp", uplink4, 8080)))
+	expect.Contains(t, n.operate("status", "--state", n.state).stdout, "all is well", "status")
+
+	// One that comes later is told of, and gets nothing.
+	nstest.Serve(t, n.ns, "tcp", netip.MustParseAddrPort("0.0.0.0:8090"))
+	const text = "host port 8090 leads to container b, and [::]:8090/tcp is in use by "
+	for _, command := range []string{"status", "check"} {
+		expect.Contains(t, n.operate(command, "--state", n.state).stdout, text, command)
+	}
+	expect.Success(t, w.check(p))
 }
 
 // systemd-resolved listens on 127.0.0.53 and 127.0.0.54 of its own: a DNS server in a pod has

@@ -45,10 +45,15 @@ same open "$(seen shut "$(ip_of open alone)" 80)"
 same shut "$(get "$(ip_of shut alone)" 80)" # by the host
 for from in theirs stranger; do same web "$(seen $from 192.168.50.2 8080)"; done
 same "" "$(seen kept "$(ip_of db net2)" 80)"
+# A port that Docker's own bridge publishes too is told of, whichever comes first.
+refused '0.0.0.0:8085/tcp is in use by docker-proxy' docker run --rm --network net1 -p 8085:80 box true
+docker run -d --name second -p 8080:80 box sleep 1000 >/dev/null
+for command in status check; do holds eval "{ tombolo $command || true; } | grep -F '0.0.0.0:8080/tcp is in use by docker-proxy'"; done
+docker rm -f second >/dev/null
 # What cannot be is said.
 docker network create -d tombolo --subnet 10.4.0.0/24 four >/dev/null
 refused 'name the one port of the host' docker run --rm --network net1 -p 80 box true
-for ip in :: ::1; do refused 'the pod has no address of that family' docker run --rm --network four -p "[$ip]:8084:80" box true; done
+for ip in :: fd09::1; do refused 'the pod has no address of that family' docker run --rm --network four -p "[$ip]:8084:80" box true; done
 refused 'has no subnet' docker network create -d tombolo --ipam-driver null x
 refused 'option "colour" is not known' docker network create -d tombolo -o colour=red --subnet 10.6.0.0/24 x
 docker network create -d tombolo -o name=same --subnet 10.6.0.0/24 same1 >/dev/null

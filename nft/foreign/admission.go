@@ -17,39 +17,41 @@ import (
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
-// Where iptables over nf_tables has its rules about forwarding.
+// The chain FORWARD of iptables over nf_tables.
 const (
 	iptablesTable   = "filter"
 	iptablesForward = "FORWARD"
 )
 
-// rulesVersion is raised with every change of where and how Ensure makes its rule.
+// rulesVersion must be raised with every change of Ensure's rules or their place.
 const rulesVersion = 2
 
-// admission is a rule of ours in FORWARD, which accepts marked packets from or to one bridge, or one NIC that is shared.
+// admission is one of our rules in FORWARD. It accepts marked packets from or to one bridge, or one shared NIC.
 type admission struct{ direction, bridge string }
 
-// The directions of admissions, as their comments name them.
+// The directions of admissions, as in their comments.
 const fromBridge, toBridge = " from ", " to "
 
-// comment identifies the rule, with any mark.
+// comment returns the comment of the rule, which identifies it for any mark.
 func (a admission) comment(c *Conn) string { return c.comment() + a.direction + a.bridge }
 
-// comment begins the comments of all rules of ours that accept packets.
+// comment returns the beginning of the comments of all our rules that accept packets.
 func (c *Conn) comment() string { return "tombolo: admit what table inet " + c.table + " marks" }
 
-// Ensure has iptables, where it works over nf_tables, let pass what our forward chain marks, by two rules for each bridge
-// of our networks and each NIC that one shares: one for packets from it and one for packets to it, in the chain FORWARD
-// of its table filter, for IPv4 and for IPv6.
+// Ensure makes iptables accept the packets that our forward chain marks, if iptables works over nf_tables. For IPv4
+// and IPv6 it adds two rules for each bridge of our networks and each shared NIC to the chain FORWARD of table
+// filter: one for packets from it and one for packets to it.
 //
-// A packet that a rule accepts reaches no rule behind it. So ours stand right before the first rule without a
-// condition that drops or rejects, and before those that only log what that drops; a jump to a chain that does
-// nothing else is one too. Without such a rule ours is the last, and where the policy accepts, too, there is none.
-// It never moves ahead, and so a drop of everything before it stays in force: see Obstacles. Only where there is
-// none, the place is chosen anew.
+// A rule that accepts a packet hides it from all later rules. So our rules stand as late as possible: right before
+// the first rule that drops or rejects every packet, and before rules that only log packets for that drop. A jump to
+// a chain that drops everything counts as such a rule. Without one, our rules stand at the end, or are left out if
+// the policy accepts.
 //
-// With an AdminChain, FORWARD calls that first. Ensure makes no table, and a chain FORWARD only to call one.
-// However many do the same at once, all is done in one transaction.
+// Our rules never move ahead, so a drop of everything before them stays in force: see Obstacles. Only if our rules
+// are missing does Ensure choose their place anew.
+//
+// With an AdminChain, FORWARD calls that chain first. Ensure creates no table, and a chain FORWARD only to call an
+// AdminChain. However many processes call Ensure at once, one transaction makes all changes.
 func (c *Conn) Ensure(ctx context.Context) (changed bool, _ error) {
 	err := c.planned(ctx, "", func(p *plan) error {
 		t := p.transaction()
@@ -60,49 +62,56 @@ func (c *Conn) Ensure(ctx context.Context) (changed bool, _ error) {
 		changed = err == nil
 		return err
 	})
+
 	return changed, err
 }
 
-// Ready says whether Ensure would do nothing. Where that was seen over the same Socket before,
-// it costs one look at the generation; otherwise it reads the chain FORWARD, and those that every
-// packet gets to from there.
+// Ready reports whether Ensure would change nothing. If that was seen over the same Socket before, it costs one look
+// at the generation. Otherwise it reads the chain FORWARD, and the chains that FORWARD calls for every packet.
 func (c *Conn) Ready(ctx context.Context) (bool, error) {
 	if c.err != nil {
 		return false, c.err
 	}
+
 	right := false
 	err := nftnl.Retry(ctx, func() error {
 		generation, err := nftnl.Generation(c.nl)
 		if right = err == nil && c.seen.Covers(generation, c.sum()); right {
 			return nil
 		}
-		// Of a generation that something is known of, the view is not older.
+
+		// For a generation that Seen knows, the kernel already shows its changes. For another one, make sure of that.
 		if known := c.seen.Generation(); err == nil && (known == nil || *known != generation) {
 			err = nftnl.Unchanged(c.nl, generation)
 		}
+
 		if err != nil {
 			return err
 		}
+
 		p, err := c.plan(ctx, generation, "")
 		if err != nil {
 			return err
 		}
+
 		if right = p.transaction().Empty(); right && c.seen.IsOn() {
 			c.seen.Add(generation, c.sum())
 		}
+
 		return nil
 	})
+
 	return right, err
 }
 
-// sum stands for the rules that Ensure makes, in what was seen of a generation.
+// sum returns the checksum of Ensure's rules, for a Seen.
 func (c *Conn) sum() uint64 {
 	sum := fnv.New64a()
 	fmt.Fprintf(sum, "admission %d %x %s %s", rulesVersion, c.mark, c.admin, c.table)
 	return sum.Sum64()
 }
 
-// Check lists what Ensure would mend.
+// Check returns the differences that Ensure would repair.
 func (c *Conn) Check(ctx context.Context) (diffs []tombolo.Difference, _ error) {
 	err := c.planned(ctx, "", func(p *plan) error {
 		if diffs = p.differences(); len(diffs) == 0 {
@@ -113,7 +122,7 @@ func (c *Conn) Check(ctx context.Context) (diffs []tombolo.Difference, _ error) 
 	return diffs, err
 }
 
-// Remove takes our rules out of iptables' chains FORWARD, with any mark.
+// Remove deletes our rules from iptables' chains FORWARD, with any mark.
 func (c *Conn) Remove(ctx context.Context) error {
 	return c.planned(ctx, "", func(p *plan) error {
 		for _, f := range p.families {
@@ -128,8 +137,8 @@ func (c *Conn) Remove(ctx context.Context) error {
 	})
 }
 
-// planned carries out what was planned, and plans anew as long as that is overtaken. A link is what pods' packets come
-// in by, where that is known.
+// planned calls do with a plan. As long as another change of the firewall overtakes it, it tries again with a new
+// plan. link is the incoming link of pods' packets, or "" if it is unknown.
 func (c *Conn) planned(ctx context.Context, link string, do func(*plan) error) error {
 	if c.err != nil {
 		return c.err
@@ -147,26 +156,26 @@ func (c *Conn) planned(ctx context.Context, link string, do func(*plan) error) e
 	})
 }
 
-// plan is what there is of our rules in both families, and what to do.
+// plan is the state of our rules in both families.
 type plan struct {
 	*Conn
 	generation uint32
-	bridges    []string // of our networks
+	bridges    []string // bridges of our networks, and shared NICs
 	families   []*familyPlan
 }
 
-// familyPlan is that of one family.
+// familyPlan is the state of our rules in one family.
 type familyPlan struct {
 	at     chain
-	hooked bool // it is there, and sees what is forwarded
+	hooked bool // the chain exists and sees forwarded packets
 	base
 	place
-	adminThere bool // the operator's chain
-	callAdmin  bool // a rule of FORWARD that calls it is missing
+	adminThere bool // the operator's chain exists
+	callAdmin  bool // FORWARD lacks the rule that calls the operator's chain
 }
 
-// plan reads what there is and decides what should be. A change meanwhile may tear it; a transaction with its generation
-// is then refused.
+// plan reads the present state and decides on the rules. If the firewall changes while plan reads, the plan may be
+// inconsistent. The transaction with its generation is then refused.
 func (c *Conn) plan(ctx context.Context, generation uint32, link string) (*plan, error) {
 	p := &plan{Conn: c, generation: generation}
 	var b nl.Batch
@@ -178,38 +187,45 @@ func (c *Conn) plan(ctx context.Context, generation uint32, link string) (*plan,
 			getChain(&b, chain{family, iptablesTable, c.admin}, func(nftnl.Chain) { f.adminThere = true })
 		}
 	}
+
 	if err := nftnl.Look(c.nl, &b); err != nil {
 		return nil, err
 	}
+
 	own := ruleset.Tables{Conn: c.nl, Name: ruleset.TableName(c.table)}
 	bridges, err := own.ElementsOf([]ruleset.Place{ruleset.InInet(ruleset.OursSet), ruleset.InInet(ruleset.SharesSet)})
 	if err != nil {
 		return nil, err
 	}
+
 	for _, el := range bridges {
 		p.bridges = append(p.bridges, el.KeyText())
 	}
+
 	for _, f := range p.families {
 		if f.hooked {
 			c.read(ctx, &f.base, f.at, &packet{mark: c.mark, known: c.mark, link: link})
 			f.place = f.decide(c.admin)
 		}
-		// Where there is no FORWARD, it is made for a chain that is there.
+
+		// A missing FORWARD is created only to call an existing chain of the operator.
 		f.callAdmin = c.admin != "" && (f.hooked || f.adminThere) && !f.leadsTo(c.admin)
 		if f.err != nil {
 			return nil, f.err
 		}
 	}
+
 	return p, nil
 }
 
-// transaction makes of what there is what should be.
+// transaction returns the changes that lead to the planned state.
 func (p *plan) transaction() *nftnl.Transaction {
 	t := nftnl.Begin(&p.generation)
 	for _, f := range p.families {
 		if f.callAdmin {
 			p.insertCall(t, f)
 		}
+
 		missing, surplus := p.compare(f)
 		for _, a := range missing {
 			p.insert(t, f, a)
@@ -220,16 +236,18 @@ func (p *plan) transaction() *nftnl.Transaction {
 				append(f.at.named(unix.NFTA_RULE_CHAIN), nftnl.Uint64(unix.NFTA_RULE_HANDLE, r.handle))...)
 		}
 	}
+
 	return t
 }
 
-// compare lists the rules of ours that a chain lacks, and those that are to go.
+// compare returns our rules that the chain lacks, and those to delete.
 func (p *plan) compare(f *familyPlan) (missing []admission, surplus []rule) {
 	if f.index >= 0 {
 		for _, bridge := range p.bridges {
 			missing = append(missing, admission{fromBridge, bridge}, admission{toBridge, bridge})
 		}
 	}
+
 	for i, r := range f.rules {
 		at := slices.IndexFunc(missing, func(a admission) bool { return a.comment(p.Conn) == r.comment })
 		switch {
@@ -239,52 +257,63 @@ func (p *plan) compare(f *familyPlan) (missing []admission, surplus []rule) {
 			surplus = append(surplus, r)
 		}
 	}
+
 	return missing, surplus
 }
 
-// insert makes a rule of ours as iptables does, which therefore prints it right: every rule of its has a counter.
+// insert adds one of our rules in the form of iptables, which gives every rule a counter. So iptables prints it
+// correctly.
 func (p *plan) insert(t *nftnl.Transaction, f *familyPlan, a admission) {
 	attrs, flags := f.at.named(unix.NFTA_RULE_CHAIN), netlink.Append
 	if f.index < len(f.rules) {
 		flags = 0
 		attrs = append(attrs, nftnl.Uint64(unix.NFTA_RULE_POSITION, f.rules[f.index].handle))
 	}
+
 	comment, link := a.comment(p.Conn), expr.MetaKeyIIFNAME
 	if a.direction == toBridge {
 		link = expr.MetaKeyOIFNAME
 	}
-	t.AddRule(fmt.Sprintf("insert rule %q into", comment), f.at, f.at.family, flags, comment, nftnl.Collect(func(x *nftnl.Expressions) {
-		x.Meta(link, nftnl.First)
-		x.Compare(expr.CmpOpEq, nftnl.LinkKey(a.bridge, nil, 0))
-		bits := binary.NativeEndian.AppendUint32(nil, p.mark)
-		x.Meta(expr.MetaKeyMARK, nftnl.First)
-		x.Mask(bits, nil)
-		x.Compare(expr.CmpOpEq, bits)
-		x.Add(&expr.Counter{})
-		x.Add(&expr.Verdict{Kind: expr.VerdictAccept})
-	}), attrs...)
+
+	t.AddRule(fmt.Sprintf("insert rule %q into", comment), f.at, f.at.family, flags, comment,
+		nftnl.Collect(func(x *nftnl.Expressions) {
+			x.Meta(link, nftnl.First)
+			x.Compare(expr.CmpOpEq, nftnl.LinkKey(a.bridge, nil, 0))
+			bits := binary.NativeEndian.AppendUint32(nil, p.mark)
+			x.Meta(expr.MetaKeyMARK, nftnl.First)
+			x.Mask(bits, nil)
+			x.Compare(expr.CmpOpEq, bits)
+			x.Add(&expr.Counter{})
+			x.Add(&expr.Verdict{Kind: expr.VerdictAccept})
+		}), attrs...)
 }
 
-// adminComment is that of the rule that calls the operator's chain.
+// adminComment is the comment of the rule that calls the operator's chain.
 const adminComment = "tombolo: the operator's rules first"
 
-// insertCall has FORWARD call the operator's chain first, as the reference's plugin firewall does.
+// insertCall makes FORWARD call the operator's chain first, like the reference plugin firewall.
 func (p *plan) insertCall(t *nftnl.Transaction, f *familyPlan) {
 	if !f.hooked {
-		hook := nftnl.Nest(unix.NFTA_CHAIN_HOOK, nftnl.Uint32(unix.NFTA_HOOK_HOOKNUM, unix.NF_INET_FORWARD), nftnl.Uint32(unix.NFTA_HOOK_PRIORITY, 0))
-		attrs := append(f.at.named(unix.NFTA_CHAIN_NAME), hook, nftnl.Uint32(unix.NFTA_CHAIN_POLICY, policyAccept), nftnl.String(unix.NFTA_CHAIN_TYPE, "filter"))
+		hook := nftnl.Nest(unix.NFTA_CHAIN_HOOK, nftnl.Uint32(unix.NFTA_HOOK_HOOKNUM, unix.NF_INET_FORWARD),
+			nftnl.Uint32(unix.NFTA_HOOK_PRIORITY, 0))
+		attrs := append(f.at.named(unix.NFTA_CHAIN_NAME), hook, nftnl.Uint32(unix.NFTA_CHAIN_POLICY, policyAccept),
+			nftnl.String(unix.NFTA_CHAIN_TYPE, "filter"))
 		t.Add("make", f.at, f.at.family, unix.NFT_MSG_NEWCHAIN, netlink.Create, attrs...)
 	}
+
 	if !f.adminThere {
 		own := chain{f.at.family, iptablesTable, p.admin}
 		t.Add("make", own, own.family, unix.NFT_MSG_NEWCHAIN, netlink.Create, own.named(unix.NFTA_CHAIN_NAME)...)
 	}
-	t.AddRule("insert a jump to "+p.admin+" into", f.at, f.at.family, 0, adminComment, nftnl.Collect(func(x *nftnl.Expressions) {
-		x.Add(&expr.Counter{})
-		x.Add(&expr.Verdict{Kind: expr.VerdictJump, Chain: p.admin})
-	}), f.at.named(unix.NFTA_RULE_CHAIN)...)
+
+	t.AddRule("insert a jump to "+p.admin+" into", f.at, f.at.family, 0, adminComment,
+		nftnl.Collect(func(x *nftnl.Expressions) {
+			x.Add(&expr.Counter{})
+			x.Add(&expr.Verdict{Kind: expr.VerdictJump, Chain: p.admin})
+		}), f.at.named(unix.NFTA_RULE_CHAIN)...)
 }
 
+// differences returns the differences between the present and the planned state.
 func (p *plan) differences() []tombolo.Difference {
 	var list []tombolo.Difference
 	for _, f := range p.families {
@@ -294,18 +323,22 @@ func (p *plan) differences() []tombolo.Difference {
 		if f.callAdmin {
 			differs("rule", fmt.Sprintf("%q, which calls %s,", adminComment, p.admin), "")
 		}
+
 		missing, surplus := p.compare(f)
 		for _, a := range missing {
 			rule := fmt.Sprintf("%q for mark 0x%x", a.comment(p.Conn), p.mark)
 			if len(surplus) > 0 {
-				differs("place of rule "+rule, "right before what every packet is dropped by", "where it spares packets other rules")
+				differs("place of rule "+rule, "right before what every packet is dropped by",
+					"where it spares packets other rules")
 			} else {
 				differs("rule", rule, "")
 			}
 		}
+
 		if len(missing) == 0 && len(surplus) > 0 {
 			differs("rule", "", fmt.Sprintf("%q with handle %d", surplus[0].comment, surplus[0].handle))
 		}
 	}
+
 	return list
 }

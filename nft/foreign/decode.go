@@ -12,34 +12,35 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
-// packet is what is known of what pods send to elsewhere, which begins a connection.
+// packet holds the known properties of packets that pods send to the outside, and that begin connections.
 type packet struct {
-	mark, known uint32 // known has the bits of the mark that are known
-	link        string // the link that it comes in by; empty: not known
-	to          string // the link that it leaves by; empty: not known, but not that which it came in by
-	// firewalld says that rules are firewalld's: its sets of states do not have that of a new connection.
+	mark, known uint32 // known has the known bits of the mark
+	link        string // the link that the packet comes in by; empty if unknown
+	to          string // the link that the packet leaves by; empty if unknown, except that it differs from link
+	// firewalld is set for rules of firewalld, whose sets of connection states never contain the state of a new
+	// connection.
 	firewalld bool
 }
 
-// ruleReader makes a verdict of a rule's expressions, and of its conditions what packet says.
+// ruleReader derives a rule's verdict from its expressions, and judges its conditions by a packet.
 type ruleReader struct {
 	rule
 	packet *packet
 	loaded
 }
 
-// loaded is what was loaded last.
+// loaded is the value in the register that was loaded last.
 type loaded struct {
 	register     uint32
-	sets         uint32 // the bits that are set for certain, of a number of four bytes
-	value, known []byte // known has the bits of the value that are known
-	not          bool   // the register has something else than the value
-	destination  bool   // it is the packet's destination
-	family       bool   // it is the packet's family
+	sets         uint32 // of a number of four bytes, the bits that are certainly set
+	value, known []byte // known has the known bits of value
+	not          bool   // the register has any value except this one
+	destination  bool   // the value is the packet's destination
+	family       bool   // the value is the packet's family
 }
 
-// decodeRule reads an NFT_MSG_NEWRULE. Of its conditions no more is understood than our mark, the names of links, and
-// the state of a connection; any other one may be met or not.
+// decodeRule parses an NFT_MSG_NEWRULE. It understands only conditions on our mark, the names of links, and the state
+// of a connection. Any other condition may be met or not.
 func decodeRule(b []byte, p *packet) rule {
 	rr := ruleReader{rule: rule{handle: nftnl.Number64(nftnl.Find(b, unix.NFTA_RULE_HANDLE))}, packet: p}
 	nftnl.Each(nftnl.Find(b, unix.NFTA_RULE_EXPRESSIONS), func(b []byte) {
@@ -51,8 +52,8 @@ func decodeRule(b []byte, p *packet) rule {
 	return rr.rule
 }
 
-// expression carries out one, as far as the packet is known. A packet of which that is not known may be accepted or
-// dropped.
+// expression evaluates one expression, as far as the packet is known. After an expression that it does not know, the
+// packet may be accepted or dropped.
 func (rr *ruleReader) expression(name string, own []byte) {
 	number := func(attribute uint16) uint32 { return nftnl.Number(nftnl.Find(own, attribute)) }
 	value := func(attribute uint16) []byte { return nftnl.Find(own, attribute, unix.NFTA_DATA_VALUE) }
@@ -65,10 +66,11 @@ func (rr *ruleReader) expression(name string, own []byte) {
 	case "immediate":
 		rr.loaded = loaded{}
 		if verdict := nftnl.Find(own, unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VERDICT); verdict != nil {
-			rr.decide(nftnl.Find(verdict, unix.NFTA_VERDICT_CODE), nftnl.Text(nftnl.Find(verdict, unix.NFTA_VERDICT_CHAIN)))
+			rr.decide(nftnl.Find(verdict, unix.NFTA_VERDICT_CODE),
+				nftnl.Text(nftnl.Find(verdict, unix.NFTA_VERDICT_CHAIN)))
 		}
 		rr.loaded.sets = native(nftnl.Find(own, unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VALUE))
-	case "match": // of x_tables, as targets are
+	case "match": // an x_tables match, and below an x_tables target
 		rr.xtMatch(nftnl.Text(nftnl.Find(own, xtName)), nftnl.Find(own, xtInfo))
 	case "target":
 		rr.xtTarget(nftnl.Text(nftnl.Find(own, xtName)))
@@ -81,7 +83,7 @@ func (rr *ruleReader) expression(name string, own []byte) {
 		rr.store(nftnl.Find(own, unix.NFTA_CT_SREG), number(unix.NFTA_CT_KEY) == unix.NFT_CT_MARK)
 		rr.loaded = connection(expr.CtKey(number(unix.NFTA_CT_KEY)))
 		rr.register = number(unix.NFTA_CT_DREG)
-	case "bitwise": // an and with a mask is understood, and nothing else
+	case "bitwise": // only an "and" with a mask is understood
 		if number(unix.NFTA_BITWISE_SREG) != rr.register || !isZero(value(unix.NFTA_BITWISE_XOR)) {
 			rr.loaded = loaded{}
 		}
@@ -93,23 +95,27 @@ func (rr *ruleReader) expression(name string, own []byte) {
 		if rr.loaded.destination && op == unix.NFT_CMP_EQ {
 			rr.rule.destination = value(unix.NFTA_CMP_DATA)
 		}
+
 		data, isFirst := value(unix.NFTA_CMP_DATA), !rr.conditional
 		if rr.loaded.family && isFirst && op == unix.NFT_CMP_EQ && len(data) == 1 {
 			rr.rule.family = data[0]
 		}
+
 		if number(unix.NFTA_CMP_SREG) != rr.register || op > unix.NFT_CMP_NEQ {
 			rr.loaded = loaded{}
 		}
 		rr.condition(value(unix.NFTA_CMP_DATA), op == unix.NFT_CMP_EQ)
 	case "lookup": // a map of verdicts may do anything
-		rr.opaque = rr.opaque || nftnl.Find(own, unix.NFTA_LOOKUP_DREG) != nil && number(unix.NFTA_LOOKUP_DREG) == unix.NFT_REG_VERDICT
+		rr.opaque = rr.opaque || nftnl.Find(own, unix.NFTA_LOOKUP_DREG) != nil &&
+			number(unix.NFTA_LOOKUP_DREG) == unix.NFT_REG_VERDICT
 		isOfStates := len(rr.value) == 4
 		rr.unmet = rr.unmet || rr.packet.firewalld && isOfStates
 		rr.conditional = true
 	case "objref":
 		rr.conditional = rr.conditional || number(unix.NFTA_OBJREF_IMM_TYPE) != unix.NFT_OBJECT_COUNTER
 	case "payload":
-		at, inHeader := number(unix.NFTA_PAYLOAD_OFFSET), number(unix.NFTA_PAYLOAD_BASE) == unix.NFT_PAYLOAD_NETWORK_HEADER
+		at, inHeader := number(unix.NFTA_PAYLOAD_OFFSET), number(
+			unix.NFTA_PAYLOAD_BASE) == unix.NFT_PAYLOAD_NETWORK_HEADER
 		rr.conditional, rr.loaded = true, loaded{destination: inHeader && (at == destination4 || at == destination6)}
 	case "fib":
 		ofSource := number(unix.NFTA_FIB_FLAGS)&unix.NFTA_FIB_F_SADDR != 0
@@ -118,17 +124,18 @@ func (rr *ruleReader) expression(name string, own []byte) {
 			rr.reversePath = true
 		}
 		rr.conditional, rr.loaded = true, loaded{}
-	case "exthdr", "rt", "socket", "osf", "numgen", "hash", "xfrm", "tunnel", "inner", "range", "byteorder", "limit", "quota", "connlimit":
+	case "exthdr", "rt", "socket", "osf", "numgen", "hash", "xfrm", "tunnel", "inner", "range", "byteorder", "limit",
+		"quota", "connlimit":
 		rr.conditional, rr.loaded = true, loaded{}
 	default:
 		rr.opaque = true
 	}
 }
 
-// Offsets of the destination in the headers of IPv4 and IPv6.
+// Offsets of the destination address in the headers of IPv4 and IPv6.
 const destination4, destination6 = 16, 24
 
-// store notes that a rule stores a register, in a mark or elsewhere; a register of nil is none.
+// store notes that a rule stores a register in a mark or elsewhere. A nil register means that it stores none.
 func (rr *ruleReader) store(register []byte, isMark bool) {
 	rr.conditional = rr.conditional || register != nil
 	if register != nil && isMark {
@@ -136,7 +143,7 @@ func (rr *ruleReader) store(register []byte, isMark bool) {
 	}
 }
 
-// native reads a number of four bytes in the host's byte order; others are 0.
+// native returns a number of four bytes in the host's byte order, or 0 if b has another length.
 func native(b []byte) uint32 {
 	if len(b) != 4 {
 		return 0
@@ -144,7 +151,7 @@ func native(b []byte) uint32 {
 	return binary.NativeEndian.Uint32(b)
 }
 
-// meta returns what a rule loads with a property of the packet.
+// meta returns the value that a rule loads with a property of the packet.
 func (p *packet) meta(key expr.MetaKey) loaded {
 	switch {
 	case key == expr.MetaKeyMARK:
@@ -156,14 +163,16 @@ func (p *packet) meta(key expr.MetaKey) loaded {
 	case p.link != "" && (key == expr.MetaKeyIIFNAME || key == expr.MetaKeyOIFNAME):
 		return name(p.link, key == expr.MetaKeyOIFNAME)
 	}
+
 	return loaded{}
 }
 
+// name returns the value of a link's name.
 func name(link string, not bool) loaded {
 	return loaded{value: nftnl.LinkKey(link, nil, 0), known: bytes.Repeat([]byte{0xff}, nftnl.IfnameLen), not: not}
 }
 
-// connection is the same for a property of the connection.
+// connection returns the value that a rule loads with a property of the connection.
 func connection(key expr.CtKey) loaded {
 	const all = 0xffffffff
 	switch key {
@@ -175,11 +184,13 @@ func connection(key expr.CtKey) loaded {
 	return loaded{}
 }
 
+// bits returns the value of a number with some known bits.
 func bits(value, known uint32) loaded {
-	return loaded{value: binary.NativeEndian.AppendUint32(nil, value), known: binary.NativeEndian.AppendUint32(nil, known)}
+	return loaded{value: binary.NativeEndian.AppendUint32(nil, value),
+		known: binary.NativeEndian.AppendUint32(nil, known)}
 }
 
-// and leaves the bits of a mask: the others are known to be 0.
+// and applies a mask. All other bits are then known to be 0.
 func (l *loaded) and(mask []byte) {
 	if len(mask) != len(l.value) || l.not {
 		*l = loaded{}
@@ -190,8 +201,8 @@ func (l *loaded) and(mask []byte) {
 	}
 }
 
-// condition notes that what was loaded has to begin with the data, or must not: of a name with a wildcard, nft compares
-// what is before that.
+// condition evaluates a comparison of the loaded value's first bytes with data. For a name with a wildcard, nft
+// compares only the bytes before the wildcard.
 func (rr *ruleReader) condition(data []byte, equal bool) {
 	n := len(data)
 	known := n > 0 && n <= len(rr.value) && !slices.ContainsFunc(rr.known[:n], func(b byte) bool { return b != 0xff })
@@ -205,8 +216,8 @@ func (rr *ruleReader) condition(data []byte, equal bool) {
 
 func isZero(b []byte) bool { return strings.Trim(string(b), "\x00") == "" }
 
-// decide translates NF_* of linux/netfilter.h and NFT_*. Above the lower eight bits NF_DROP has an errno. A program
-// that has a queue may do anything.
+// decide translates NF_* of linux/netfilter.h and NFT_* into a verdict. NF_DROP may have an errno above the lower
+// eight bits. A program with a queue may do anything.
 func (rr *ruleReader) decide(code []byte, target string) {
 	rr.target = target
 	switch kind := expr.VerdictKind(int32(nftnl.Number(code))); kind {
@@ -225,13 +236,13 @@ func (rr *ruleReader) decide(code []byte, target string) {
 	}
 }
 
-// The attributes of matches and of targets of x_tables (NFTA_MATCH_NAME).
+// The attributes of x_tables matches and targets (NFTA_MATCH_NAME and the next).
 const xtName, xtInfo = 1, 3
 
-// xtMatch reads a match: of marks, struct xt_mark_mtinfo1 (include/uapi/linux/netfilter/xt_mark.h). A comment is as
-// good as nft's.
+// xtMatch evaluates an x_tables match. It understands the match of marks, struct xt_mark_mtinfo1
+// (include/uapi/linux/netfilter/xt_mark.h). A comment match counts as the rule's comment.
 func (rr *ruleReader) xtMatch(name string, info []byte) {
-	const markLen = 9 // the mark, the mask, invert
+	const markLen = 9 // the mark, its mask and a flag that inverts
 	switch {
 	case name == "comment":
 		rr.comment = nftnl.Text(info)
@@ -245,15 +256,15 @@ func (rr *ruleReader) xtMatch(name string, info []byte) {
 	}
 }
 
-// xtMark reads which bits a target sets: struct xt_mark_tginfo2 begins with them, and so does xt_connmark_tginfo1,
-// whose fourth number is 0 where it sets them.
+// xtMark notes the bits that a target sets. struct xt_mark_tginfo2 begins with them. So does xt_connmark_tginfo1, if
+// its fourth number is 0.
 func (rr *ruleReader) xtMark(name string, info []byte) {
 	if name == "MARK" && len(info) >= 4 || name == "CONNMARK" && len(info) >= 13 && info[12] == 0 {
 		rr.rule.sets |= native(info[:4])
 	}
 }
 
-// xtTarget reads a target, other than those that are mere verdicts.
+// xtTarget evaluates an x_tables target that is not a mere verdict.
 func (rr *ruleReader) xtTarget(name string) {
 	switch name {
 	case "REJECT":
@@ -261,6 +272,6 @@ func (rr *ruleReader) xtTarget(name string) {
 	case "LOG", "NFLOG", "ULOG", "TRACE", "AUDIT", "LED":
 		rr.logs = true
 	default:
-		rr.opaque = true // it alters the packet, or packets end there
+		rr.opaque = true // the target changes the packet, or ends its way
 	}
 }

@@ -13,20 +13,20 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
-// Obstacle is a firewall that drops what pods send, or may drop it, and that Ensure does nothing
-// about: because it cannot, or because that is not its to decide.
+// Obstacle is a part of a firewall that drops packets of pods, or may drop them, and that Ensure does not change:
+// because it cannot, or because the decision is its owner's.
 type Obstacle struct {
-	Chain  string // "chain forward of table inet filter"
-	Effect string // "drops, by its policy,"
-	// Remedy is the command that helps, in one line for a shell. To outlive a boot, it may have to go where the
-	// rules there come from.
+	Chain  string // such as "chain forward of table inet filter"
+	Effect string // such as "drops, by its policy,"
+	// Remedy is the command that helps, as one line for a shell. To outlive a boot, it may be necessary to repeat it
+	// at the source of those rules.
 	Remedy    string
-	Maybe     bool // a rule before the drop could accept it, so that only a packet can tell
-	Firewalld bool // the zone of the bridge is what helps, or the end of a reload
-	Legacy    bool // it is legacy iptables, whose packets nothing traces
+	Maybe     bool // a rule before the drop could accept the packets, so only a test packet can tell
+	Firewalld bool // the remedy is the bridge's zone, or the end of a reload
+	Legacy    bool // it is legacy iptables, where packets cannot be traced
 }
 
-// String gives one line: what is in the way, what it does, and the command that helps.
+// String describes the obstacle, its effect and the remedy in one line.
 func (o Obstacle) String() string {
 	switch {
 	case !o.Maybe:
@@ -37,20 +37,20 @@ func (o Obstacle) String() string {
 	return fmt.Sprintf("%s may drop what pods send; this finds out: tombolo doctor POD --to ADDR:PORT", o.Chain)
 }
 
-// Path is how pods' packets go.
+// Path describes the path of pods' packets.
 type Path struct {
 	Bridge   string         // the link that they come in by
-	Prefixes []netip.Prefix // the pods' own: of families that they do not have, nothing is an obstacle. Empty is both.
+	Prefixes []netip.Prefix // the pods' subnets. Obstacles ignores other families. If empty, pods have both families
 }
 
-// Obstacles looks at all base chains that see what is forwarded, through whichever table, and at FORWARD of legacy
-// iptables in the calling thread's namespace. It reads, and changes nothing. The table filter of iptables over nf_tables
-// is looked at as it is once Ensure has put its rule there.
+// Obstacles returns the obstacles in all base chains of nf_tables that see forwarded packets, and in FORWARD of
+// legacy iptables in the calling thread's namespace. It changes nothing. It judges iptables' table filter as it is
+// after Ensure.
 //
-// An obstacle is a policy of drop, or a rule without a condition that drops or rejects. Where a rule before it could
-// accept what pods send, it is one only maybe: of conditions no more is understood than our mark, the bridge's
-// name, and that what pods send begins a connection. A rule with other conditions that drops is none: tombolo doctor
-// finds it. A table that is dormant counts as one that is not.
+// An obstacle is a drop policy, or a rule without conditions that drops or rejects. It is marked Maybe if an earlier
+// rule could accept the packets. Obstacles understands only conditions on our mark and the bridge's name, and knows
+// that pods' packets begin connections. A rule with other conditions that drops packets is not found; use tombolo
+// doctor for it. A dormant table counts like any other.
 func (c *Conn) Obstacles(ctx context.Context, path Path) ([]Obstacle, error) {
 	var list []Obstacle
 	err := c.planned(ctx, path.Bridge, func(p *plan) (err error) {
@@ -62,29 +62,33 @@ func (c *Conn) Obstacles(ctx context.Context, path Path) ([]Obstacle, error) {
 		}
 		return err
 	})
+
 	return list, err
 }
 
-// HasFirewalld reports whether firewalld's rules are there, also while it loads them.
+// HasFirewalld reports whether firewalld's rules exist, or are being loaded.
 func (c *Conn) HasFirewalld(ctx context.Context) (is bool, _ error) {
 	err := nftnl.List(c.nl, "list chains", unix.NFPROTO_UNSPEC, unix.NFT_MSG_GETCHAIN, func(data []byte) error {
 		ch := nftnl.DecodeChain(data)
-		is = is || strings.HasPrefix(ch.Table, "firewalld") || ch.Name == "FWD_trusted" // a chain in iptables' table
+		// FWD_trusted is a chain in iptables' tables
+		is = is || strings.HasPrefix(ch.Table, "firewalld") || ch.Name == "FWD_trusted"
 		return nil
 	})
 	return is, err
 }
 
-// Markers names the rules of other programs, in all tables of nf_tables, that set a bit of our mark in packets or
-// connections. What they mean by it and what we mean gets mixed up in packets from and to our bridges.
+// Markers describes the rules of other programs, in all tables of nf_tables, that set a bit of our mark in packets or
+// connections. For packets from and to our bridges the two meanings of the bit conflict.
 func (c *Conn) Markers(ctx context.Context) (names []string, _ error) {
 	for _, family := range []uint8{unix.NFPROTO_INET, unix.NFPROTO_IPV4, unix.NFPROTO_IPV6} {
 		err := nftnl.List(c.nl, "list rules", family, unix.NFT_MSG_GETRULE, func(data []byte) error {
 			r := decodeRule(data, &packet{})
-			at := chain{family, nftnl.Text(nftnl.Find(data, unix.NFTA_RULE_TABLE)), nftnl.Text(nftnl.Find(data, unix.NFTA_RULE_CHAIN))}
+			at := chain{family, nftnl.Text(nftnl.Find(data, unix.NFTA_RULE_TABLE)),
+				nftnl.Text(nftnl.Find(data, unix.NFTA_RULE_CHAIN))}
 			if bits := r.sets & c.mark; bits != 0 && (family != unix.NFPROTO_INET || at.table != c.table) {
-				names = append(names, fmt.Sprintf("%s sets bit 0x%x of the mark, by its rule with handle %d, which table inet %s uses: "+
-					"give the networks another forwardMark, or that rule another bit", at, bits, r.handle, c.table))
+				names = append(names, fmt.Sprintf(
+					"%s sets bit 0x%x of the mark, by its rule with handle %d, which table inet %s uses: "+
+						"give the networks another forwardMark, or that rule another bit", at, bits, r.handle, c.table))
 			}
 			return nil
 		})
@@ -92,13 +96,14 @@ func (c *Conn) Markers(ctx context.Context) (names []string, _ error) {
 			return nil, err
 		}
 	}
+
 	return names, nil
 }
 
-// Exemptions names the rules of other programs that accept packets to an address in nat chains of the hook prerouting.
-// They keep such packets from iptables' rules behind them, as those of the reference's portmap are. Host ports are in a
-// chain of their own, which the packets come to all the same. It also names the setting by which firewalld rejects what
-// goes to host ports of other programs.
+// Exemptions describes the rules of other programs that accept packets to one address in nat chains of the hook
+// prerouting. Such rules exempt an address from later rules of iptables, such as those of the reference plugin
+// portmap. They have no effect on our host ports, which are in a chain of their own. Exemptions also reports the
+// setting that makes firewalld reject packets to host ports of other programs.
 func (c *Conn) Exemptions(ctx context.Context) (names []string, _ error) {
 	for _, family := range []uint8{unix.NFPROTO_INET, unix.NFPROTO_IPV4, unix.NFPROTO_IPV6} {
 		var chains []chain
@@ -108,9 +113,11 @@ func (c *Conn) Exemptions(ctx context.Context) (names []string, _ error) {
 			if ch.Kind == "nat" && ch.Hook == unix.NF_INET_PRE_ROUTING && !isOurs {
 				chains = append(chains, chain{family, ch.Table, ch.Name})
 			}
+
 			if ch.Table == "firewalld" && ch.Name == "filter_FORWARD_dnat" {
 				names = append(names, "StrictForwardPorts of firewalld closes host ports; this helps: sed -i "+
-					"'s/^StrictForwardPorts=.*/StrictForwardPorts=no/' /etc/firewalld/firewalld.conf && firewall-cmd --reload")
+					"'s/^StrictForwardPorts=.*/StrictForwardPorts=no/' /etc/firewalld/firewalld.conf && firewall-cmd "+
+					"--reload")
 			}
 			return nil
 		})
@@ -126,20 +133,23 @@ func (c *Conn) Exemptions(ctx context.Context) (names []string, _ error) {
 			for _, r := range rules {
 				address, ok := netip.AddrFromSlice(r.destination)
 				if ok && r.verdict == accepts {
-					names = append(names, fmt.Sprintf("%s accepts what goes to %s, by its rule with handle %d; host ports without a hostIP take it "+
-						"all the same: give them a hostIP, or delete that rule", at, address, r.handle))
+					names = append(names,
+						fmt.Sprintf("%s accepts what goes to %s, by its rule with handle %d; host ports without a "+
+							"hostIP take it "+
+							"all the same: give them a hostIP, or delete that rule", at, address, r.handle))
 				}
 			}
 		}
 	}
+
 	return names, nil
 }
 
-// ReversePaths names the rules of other programs that drop packets of a family (unix.NFPROTO_IPV4 or NFPROTO_IPV6) that
-// come in by a link which is not the way back, as the bridged frames of pods do at a NIC that is shared. Of rules with
-// other conditions, and of legacy iptables, nothing is known.
+// ReversePaths describes the rules of other programs that drop packets of a family (unix.NFPROTO_IPV4 or
+// NFPROTO_IPV6) if the route back to the sender uses another link. This hits bridged frames of pods if a NIC is
+// shared. Rules with other conditions, and legacy iptables, are not examined.
 func (c *Conn) ReversePaths(ctx context.Context, bridge string, families ...uint8) (names []string, _ error) {
-	spared := map[chain]bool{} // chains that let pass what comes in by the bridge
+	spared := map[chain]bool{} // chains that accept or leave alone all packets from the bridge
 	for _, family := range []uint8{unix.NFPROTO_INET, unix.NFPROTO_IPV4, unix.NFPROTO_IPV6} {
 		err := nftnl.List(c.nl, "list rules", family, unix.NFT_MSG_GETRULE, func(data []byte) error {
 			r := decodeRule(data, &packet{link: bridge})
@@ -148,38 +158,46 @@ func (c *Conn) ReversePaths(ctx context.Context, bridge string, families ...uint
 			of := cmp.Or(r.family, family)
 			concerns := of == unix.NFPROTO_INET || slices.Contains(families, of)
 			spared[at] = spared[at] || r.isForAll() && r.does(accepts, returns)
-			if !r.reversePath || r.unmet || spared[at] || !concerns || family == unix.NFPROTO_INET && at.table == c.table {
+			if !r.reversePath || r.unmet || spared[at] || !concerns || family == unix.NFPROTO_INET &&
+				at.table == c.table {
 				return nil
 			}
+
 			var remedy string
 			switch {
 			case at.table == "firewalld":
-				remedy = "sed -i 's/^IPv6_rpfilter=.*/IPv6_rpfilter=no/' /etc/firewalld/firewalld.conf && firewall-cmd --reload"
+				remedy = "sed -i 's/^IPv6_rpfilter=.*/IPv6_rpfilter=no/' /etc/firewalld/firewalld.conf && " +
+					"firewall-cmd --reload"
 			case family != unix.NFPROTO_INET:
-				remedy = fmt.Sprintf("%s -t %s -I %s -i %s -j RETURN", iptablesProgram(family), at.table, at.name, bridge)
+				remedy = fmt.Sprintf("%s -t %s -I %s -i %s -j RETURN", iptablesProgram(family), at.table, at.name,
+					bridge)
 			default:
 				remedy = fmt.Sprintf("nft insert rule %s %s %s handle %d iifname %s accept",
 					nftnl.FamilyName(family), at.table, at.name, r.handle, bridge)
 			}
-			names = append(names, fmt.Sprintf("%s drops, by its rule with handle %d, what comes in by %s, since the way back "+
-				"is by another link; this helps: %s", at, r.handle, bridge, remedy))
+
+			names = append(names, fmt.Sprintf(
+				"%s drops, by its rule with handle %d, what comes in by %s, since the way back "+
+					"is by another link; this helps: %s", at, r.handle, bridge, remedy))
 			return nil
 		})
 		if err != nil {
 			return nil, err
 		}
 	}
+
 	return names, nil
 }
 
-// has says whether pods may have addresses of a family.
+// has reports whether pods may have addresses of a family.
 func (p *Path) has(family uint8) bool {
-	return family == unix.NFPROTO_INET || len(p.Prefixes) == 0 || slices.ContainsFunc(p.Prefixes, func(prefix netip.Prefix) bool {
-		return prefix.Addr().Is4() == (family == unix.NFPROTO_IPV4)
-	})
+	return family == unix.NFPROTO_INET || len(p.Prefixes) == 0 ||
+		slices.ContainsFunc(p.Prefixes, func(prefix netip.Prefix) bool {
+			return prefix.Addr().Is4() == (family == unix.NFPROTO_IPV4)
+		})
 }
 
-// appendObstacles appends those of base chains of nf_tables of a family, but for ours.
+// appendObstacles appends the obstacles in nf_tables' base chains of a family, except our own chains.
 func (p *plan) appendObstacles(ctx context.Context, list []Obstacle, family uint8, link string) ([]Obstacle, error) {
 	var chains []nftnl.Chain
 	err := nftnl.List(p.nl, "list chains", family, unix.NFT_MSG_GETCHAIN, func(data []byte) error {
@@ -195,23 +213,27 @@ func (p *plan) appendObstacles(ctx context.Context, list []Obstacle, family uint
 			list = append(list, *o)
 		}
 	}
+
 	return list, err
 }
 
-// obstacle is what stops pods in a chain; nil if nothing does, or Ensure puts that right.
+// obstacle returns the obstacle in a chain, or nil if there is none or Ensure removes it.
 func (p *plan) obstacle(ctx context.Context, at chain, ch nftnl.Chain, link string) (*Obstacle, error) {
 	for _, f := range p.families {
 		if f.at == at {
 			return f.obstacle(p.mark), f.err
 		}
 	}
-	const firewalld = "firewalld" // and firewalld_policy_drop, while it loads its rules
+
+	const firewalld = "firewalld" // also firewalld_policy_drop, which exists while firewalld loads its rules
 	isFirewalld := strings.HasPrefix(at.table, firewalld)
 	pods := &packet{known: p.mark, link: link, firewalld: isFirewalld}
-	// Of chains with the same priority, the kernel calls the one first that it was told of last.
+
+	// The kernel calls chains of equal priority in reverse order of their creation, so our mark may come too late.
 	if ch.Priority > nftnl.PriorityForward {
 		pods.mark = p.mark
 	}
+
 	b := base{policy: policyOf(ch)}
 	p.read(ctx, &b, at, pods)
 	o, number := b.obstacle(at.String())
@@ -219,7 +241,7 @@ func (p *plan) obstacle(ctx context.Context, at chain, ch nftnl.Chain, link stri
 	case o == nil || at.table == firewalld && b.isTrusted():
 		return nil, b.err
 	case isFirewalld:
-		// It waits for a reload that goes on, and ends what one that was broken off has left.
+		// It waits for a reload in progress, and removes the remains of an interrupted one.
 		o.Firewalld, o.Remedy = true, "firewall-cmd --reload"
 		if at.table == firewalld {
 			o.Remedy = "firewall-cmd --permanent --zone=trusted --change-interface=" + link + " && " + o.Remedy
@@ -227,44 +249,53 @@ func (p *plan) obstacle(ctx context.Context, at chain, ch nftnl.Chain, link stri
 	case pods.mark != 0:
 		o.Remedy = fmt.Sprintf("%s 'meta mark & 0x%x == 0x%x counter accept'", b.insert(at, number), p.mark, p.mark)
 	case at.family != unix.NFPROTO_INET && at.name == iptablesForward:
-		// Where there are nft's words for states, iptables no longer reads its table.
+		// With nft's expressions for states, iptables could no longer read its table.
 		insert := insertInto(iptablesProgram(at.family)+" -t "+at.table, number)
-		o.Remedy = fmt.Sprintf("%s -i %s -j ACCEPT && %s -o %s -m conntrack --ctstate ESTABLISHED,RELATED,DNAT -j ACCEPT", insert, link, insert, link)
+		o.Remedy = fmt.Sprintf("%s -i %s -j ACCEPT && %s -o %s -m conntrack --ctstate ESTABLISHED,RELATED,DNAT -j "+
+			"ACCEPT", insert, link, insert, link)
 	default:
 		insert := b.insert(at, number)
-		// A published port's first packet is no reply.
-		o.Remedy = fmt.Sprintf("%s iifname %s accept && %s oifname %s ct state established,related accept && %s oifname %s ct status dnat accept",
+
+		// The first packet to a published port is no reply.
+		o.Remedy = fmt.Sprintf("%s iifname %s accept && %s oifname %s ct state established,related accept && %s "+
+			"oifname %s ct status dnat accept",
 			insert, link, insert, link, insert, link)
 	}
+
 	return o, b.err
 }
 
-// isTrusted says that the link is in firewalld's zone trusted. A probe tells which packets its policies and other
-// zones drop.
+// isTrusted reports whether the link is in firewalld's zone trusted. A probe packet shows whether firewalld's
+// policies and other zones drop packets.
 func (b *base) isTrusted() bool {
-	return slices.ContainsFunc(b.chain("filter_FORWARD_ZONES"), func(r rule) bool { return r.isForAll() && r.target == "filter_FWD_trusted" })
+	return slices.ContainsFunc(b.chain("filter_FORWARD_ZONES"),
+		func(r rule) bool { return r.isForAll() && r.target == "filter_FWD_trusted" })
 }
 
-// obstacle is what stops pods, without a remedy, and the number of the rule that does: 0 is the policy.
+// obstacle returns the obstacle in a base chain without its remedy, and the number of the rule that causes it, which
+// is 0 for the policy.
 func (b *base) obstacle(chain string) (o *Obstacle, number int) {
 	at, how := b.end(0)
 	if how == accepts {
 		return nil, 0
 	}
+
 	unsure := b.couldAccept(b.rules[:min(at+1, len(b.rules))], map[string]bool{})
 	o = &Obstacle{Chain: chain, Maybe: unsure, Effect: "drops, by its policy,"}
 	if at == len(b.rules) {
 		return o, 0
 	}
+
 	calls := ""
 	if called := b.rules[at].target; called != "" {
 		calls = "calls " + called + " and "
 	}
+
 	o.Effect = fmt.Sprintf("drops or rejects, by its rule number %d, which %sis left to its owner,", at+1, calls)
 	return o, at + 1
 }
 
-// obstacle is a rule that our accept stays behind; nil if there is none.
+// obstacle returns the obstacle in FORWARD: a dropping rule before our rules. It returns nil if there is none.
 func (f *familyPlan) obstacle(mark uint32) *Obstacle {
 	o, number := f.base.obstacle(f.at.String())
 	if o == nil || number == 0 || f.index >= 0 && f.index < number {
@@ -278,6 +309,7 @@ func (f *familyPlan) obstacle(mark uint32) *Obstacle {
 	return o
 }
 
+// iptablesProgram returns the program that manages iptables' rules of a family.
 func iptablesProgram(family uint8) string {
 	if family == unix.NFPROTO_IPV6 {
 		return "ip6tables"
@@ -285,8 +317,8 @@ func iptablesProgram(family uint8) string {
 	return "iptables"
 }
 
-// insert has nft put a rule before the one with a number, or, if that is 0, at the chain's end: so it overrides nothing
-// else.
+// insert returns the beginning of an nft command that adds a rule before the rule with number before, or, if that is
+// 0, at the end of the chain. So the new rule overrides as little as possible.
 func (b *base) insert(at chain, before int) string {
 	where := fmt.Sprintf("%s %s %s", nftnl.FamilyName(at.family), at.table, at.name)
 	if before == 0 {
@@ -295,7 +327,7 @@ func (b *base) insert(at chain, before int) string {
 	return fmt.Sprintf("nft insert rule %s handle %d", where, b.rules[before-1].handle)
 }
 
-// insertInto has iptables do the same with FORWARD.
+// insertInto returns the corresponding iptables command for FORWARD.
 func insertInto(program string, before int) string {
 	if before == 0 {
 		return program + " -A " + iptablesForward
@@ -303,6 +335,7 @@ func insertInto(program string, before int) string {
 	return fmt.Sprintf("%s -I %s %d", program, iptablesForward, before)
 }
 
+// acceptMark returns the iptables command that accepts packets with our mark.
 func acceptMark(program string, before int, mark uint32) string {
 	return fmt.Sprintf("%s -m mark --mark 0x%x/0x%x -j ACCEPT", insertInto(program, before), mark, mark)
 }

@@ -6,12 +6,11 @@
 //	defer conn.Close()
 //	err = ns.Do(func() error { return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0) })
 //
-// A namespace is a handle (NS), not a path: paths and inode numbers are reused,
-// and a handle keeps its namespace alive. The other packages take one where
-// they dial and bind their socket to it at creation; such a socket then works from
-// any goroutine, so that entering a namespace (NS.Do) is needed only to open
-// something or to read and write below /proc/sys/net.
+// A namespace is a handle (NS), not a path. Paths and inode numbers are reused, whereas a handle keeps its namespace
+// alive. Other packages accept a handle when they open a connection, and open its socket in that namespace. Such a
+// socket works from any goroutine. So NS.Do is needed only to open something, or to read and write files below
+// /proc/sys/net.
 //
-// It needs CAP_SYS_ADMIN to create and to enter a namespace, none to open one.
-// Linux 5.14 and later.
+// Creating or entering a namespace needs CAP_SYS_ADMIN; opening one needs no capability. The package needs Linux 5.14
+// or later.
 package netns

@@ -11,38 +11,35 @@ import (
 	"github.com/tombolo-cni/tombolo"
 )
 
-// ErrNotNetNS is the cause of an Open whose path is there, but is no network
-// namespace.
+// ErrNotNetNS is the cause of an error of Open if the path exists but is no network namespace.
 var ErrNotNetNS = errors.New("not a network namespace")
 
-// ErrOther is the cause of an OpenSame whose path leads to another namespace than the one of the cookie.
+// ErrOther is the cause of an error of OpenSame if the path leads to a namespace with another cookie.
 var ErrOther = errors.New("another network namespace by now")
 
-// ID identifies a network namespace for as long as it lives. Both numbers are
-// reused after it is gone: see Cookie for an identity that is not.
+// ID identifies a network namespace while it exists. Both numbers are reused afterwards. Cookie is an identity that
+// is never reused.
 type ID struct {
 	dev uint64 // the device of nsfs
 	ino uint64 // the namespace's inode, as in net:[4026531840]
 }
 
-// String gives the form that /proc/PID/ns/net shows.
+// String returns the ID in the form of /proc/PID/ns/net.
 func (id ID) String() string { return "net:[" + strconv.FormatUint(id.ino, 10) + "]" }
 
-// NS is a handle to a network namespace, which it keeps alive. Its methods may
-// be called from several goroutines at once, Close excepted.
-// A handle that is dropped without Close leaks its descriptor.
+// NS is a handle to a network namespace, and keeps it alive. Several goroutines may call its methods at once, except
+// Close. A handle that is dropped without Close leaks its descriptor.
 type NS struct {
 	fd   int
 	path string
 	id   ID
 }
 
-// Open opens the namespace that a path names: a bind mount such as
-// /run/netns/blue, or /proc/PID/ns/net. The error matches fs.ErrNotExist where
-// there is no such path, and ErrNotNetNS where it is something else, such as the
-// empty file which a namespace's removal can leave behind.
+// Open opens the namespace at a path: a bind mount such as /run/netns/blue, or /proc/PID/ns/net. If there is no such
+// path, the error matches fs.ErrNotExist. If the path is something else, such as the empty file that may remain of a
+// deleted namespace, the error matches ErrNotNetNS.
 func Open(path string) (*NS, error) {
-	// Without O_NONBLOCK, a FIFO of that name would keep us waiting for its writer.
+	// Without O_NONBLOCK, opening a FIFO would wait for its writer.
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
 	if err != nil {
 		return nil, &tombolo.OpError{Op: "open network namespace", Object: path, Err: err}
@@ -55,17 +52,19 @@ func Open(path string) (*NS, error) {
 	return &NS{fd: fd, path: path, id: id}, nil
 }
 
-// OpenSame is Open of a path that may be used again, for the namespace that has a cookie: see NS.Cookie. The error
-// matches ErrOther where another is there.
+// OpenSame opens the namespace at a path, and checks its cookie, since paths are reused: see NS.Cookie. If another
+// namespace is there, the error matches ErrOther.
 func OpenSame(path string, cookie uint64) (*NS, error) {
 	ns, err := Open(path)
 	if err != nil {
 		return nil, err
 	}
+
 	now, err := ns.Cookie()
 	if err == nil && now != cookie {
 		err = fmt.Errorf("open network namespace %s: %w", path, ErrOther)
 	}
+
 	if err != nil {
 		return nil, errors.Join(err, ns.Close())
 	}
@@ -76,14 +75,13 @@ func OpenSame(path string, cookie uint64) (*NS, error) {
 func Current() (*NS, error) {
 	ns, err := Open("/proc/thread-self/ns/net")
 	if err == nil {
-		ns.path = "" // a reader would take it for another namespace
+		ns.path = "" // another thread that opened this path would get a different namespace
 	}
 	return ns, err
 }
 
-// New creates a network namespace that has no name: it lives until its handle
-// is closed and no process, socket or mount holds it. It has a loopback
-// interface, down, and nothing else. It needs CAP_SYS_ADMIN.
+// New creates a network namespace without a name. The namespace lives until its handle is closed and no process,
+// socket or mount uses it. It has only a loopback interface, which is down. New needs CAP_SYS_ADMIN.
 func New() (*NS, error) {
 	var ns *NS
 	err := andReturn(func() error {
@@ -94,12 +92,14 @@ func New() (*NS, error) {
 		ns, err = Current()
 		return err
 	})
+
 	return ns, err
 }
 
+// identify returns the ID of an open namespace.
 func identify(fd int) (ID, error) {
-	// NS_GET_NSTYPE (Linux 4.11) refuses files that are not in nsfs; some other files answer any ioctl, so the type
-	// is compared as well.
+	// NS_GET_NSTYPE (Linux 4.11) fails for files outside of nsfs. Some other files accept any ioctl, so the result is
+	// compared too.
 	if kind, err := unix.IoctlRetInt(fd, unix.NS_GET_NSTYPE); err != nil || kind != unix.CLONE_NEWNET {
 		return ID{}, ErrNotNetNS
 	}
@@ -110,8 +110,7 @@ func identify(fd int) (ID, error) {
 	return ID{dev: st.Dev, ino: st.Ino}, nil
 }
 
-// ID gives the device and inode of the namespace: equal for two handles of the
-// same living namespace.
+// ID returns the device and inode of the namespace. Two handles of the same living namespace have equal IDs.
 func (ns *NS) ID() ID {
 	if ns == nil {
 		return ID{}
@@ -119,8 +118,7 @@ func (ns *NS) ID() ID {
 	return ns.id
 }
 
-// FD gives the file descriptor, which is good until Close, for requests that name
-// a namespace (IFLA_NET_NS_FD).
+// FD returns the file descriptor, for requests that refer to a namespace (IFLA_NET_NS_FD). It is valid until Close.
 func (ns *NS) FD() int {
 	if ns.Usable() != nil {
 		return -1
@@ -128,8 +126,8 @@ func (ns *NS) FD() int {
 	return ns.fd
 }
 
-// Usable says what is wrong with a handle that is nil, that none of Open, Current and
-// New gave, or that has been closed. The error matches tombolo.ErrInvalid.
+// Usable returns an error if the handle is nil, did not come from Open, Current or New, or is closed. The error
+// matches tombolo.ErrInvalid.
 func (ns *NS) Usable() error {
 	switch {
 	case ns == nil || ns.id == ID{}:
@@ -140,14 +138,13 @@ func (ns *NS) Usable() error {
 	return nil
 }
 
-// closedError is about a handle after Close: it says what the kernel would, and matches
-// tombolo.ErrInvalid too.
+// closedError is the error of using a closed handle. It has the kernel's text, and also matches tombolo.ErrInvalid.
 type closedError struct{}
 
 func (closedError) Error() string   { return unix.EBADF.Error() }
 func (closedError) Unwrap() []error { return []error{unix.EBADF, tombolo.ErrInvalid} }
 
-// String gives the path, or the ID where there is none.
+// String returns the path, or the ID if there is none.
 func (ns *NS) String() string {
 	if ns == nil || ns.path == "" {
 		return ns.ID().String()
@@ -155,32 +152,29 @@ func (ns *NS) String() string {
 	return ns.path
 }
 
-// Close gives the handle up. The namespace lives on while anything else holds it. All later calls with the handle
-// fail with EBADF.
+// Close closes the handle. The namespace lives on while anything else uses it. All later calls with the handle fail
+// with EBADF.
 func (ns *NS) Close() error {
 	if err := ns.Usable(); err != nil {
 		return &tombolo.OpError{Op: "close network namespace", Object: ns.String(), Err: err}
 	}
 	fd := ns.fd
-	ns.fd = -1 // the number may be another file's by then
+	ns.fd = -1 // the number may be reused for another file
 	return unix.Close(fd)
 }
 
-// ErrStranded is the cause of an error of Do or New after which the calling
-// goroutine is still in the other namespace, since the kernel refused the way
-// back. It stays locked to that thread, so that no other goroutine gets there; end
-// it.
+// ErrStranded is the cause of an error of Do or Enter if the kernel refused the way back. The calling goroutine is
+// then still in the other namespace. It stays locked to its thread, so that no other goroutine runs there. End it.
 var ErrStranded = errors.New("the thread could not return to its own network namespace")
 
-// Do runs fn in the namespace and returns its error: what fn opens (sockets,
-// files under /proc/sys/net) belongs to the namespace and goes on doing so
-// afterwards. Goroutines that fn starts do not run there. Do needs CAP_SYS_ADMIN.
+// Do runs fn in the namespace and returns its error. Whatever fn opens (sockets, files under /proc/sys/net) belongs
+// to the namespace for good. Goroutines started by fn do not run there. Do needs CAP_SYS_ADMIN.
 //
-// Prefer it for opening things, and use them outside: fn's thread is taken from
-// the Go scheduler meanwhile.
+// Use it to open things, and use these outside: while fn runs, the Go scheduler cannot use its thread for others.
 func (ns *NS) Do(fn func() error) error {
 	if fn == nil {
-		return &tombolo.OpError{Op: "enter network namespace", Object: ns.String(), Err: fmt.Errorf("%w: nothing to run", tombolo.ErrInvalid)}
+		return &tombolo.OpError{Op: "enter network namespace", Object: ns.String(),
+			Err: fmt.Errorf("%w: nothing to run", tombolo.ErrInvalid)}
 	}
 	return andReturn(func() error {
 		if err := ns.enter(); err != nil {
@@ -190,6 +184,7 @@ func (ns *NS) Do(fn func() error) error {
 	})
 }
 
+// enter moves the calling thread into the namespace.
 func (ns *NS) enter() error {
 	err := ns.Usable()
 	if err == nil {
@@ -201,36 +196,39 @@ func (ns *NS) enter() error {
 	return nil
 }
 
-// Enter is Do for what is no single function: the calling goroutine is in the namespace, and
-// locked to its thread, until it calls leave. A second call of leave is an error that matches tombolo.ErrInvalid, and
-// changes nothing.
+// Enter moves the calling goroutine into the namespace, locked to its thread, until it calls leave. It is for work
+// that does not fit into one function for Do. A second call of leave changes nothing, and returns an error that
+// matches tombolo.ErrInvalid.
 func (ns *NS) Enter() (leave func() error, _ error) {
 	home, err := lockHome()
 	if err != nil {
 		return nil, err
 	}
+
 	if err := ns.enter(); err != nil {
 		return nil, errors.Join(err, goHome(home))
 	}
+
 	left := false
 	return func() error {
 		if left {
-			return &tombolo.OpError{Op: "leave network namespace", Object: ns.String(), Err: fmt.Errorf("%w: it was left already", tombolo.ErrInvalid)}
+			return &tombolo.OpError{Op: "leave network namespace", Object: ns.String(),
+				Err: fmt.Errorf("%w: it was left already", tombolo.ErrInvalid)}
 		}
 		left = true
 		return goHome(home)
 	}, nil
 }
 
-// andReturn runs a function that may change its thread's namespace, and puts the
-// thread back where it was, also when the function panics. It does so on the
-// caller's thread: to hand the function to another costs a plugin, which does
-// little else, a tenth of its time.
+// andReturn runs a function that may change its thread's namespace, and moves the thread back afterwards, also if the
+// function panics. It uses the caller's thread. Another thread would cost a plugin, which does little else, a tenth
+// of its time.
 func andReturn(fn func() error) error {
 	home, err := lockHome()
 	if err != nil {
 		return err
 	}
+
 	returned := false
 	defer func() {
 		if !returned {
@@ -242,10 +240,11 @@ func andReturn(fn func() error) error {
 	if stranded := goHome(home); stranded != nil {
 		return errors.Join(err, stranded)
 	}
+
 	return err
 }
 
-// lockHome locks the goroutine to its thread, and opens that one's namespace.
+// lockHome locks the goroutine to its thread, and opens the thread's namespace.
 func lockHome() (home int, _ error) {
 	runtime.LockOSThread()
 	home, err := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
@@ -253,8 +252,9 @@ func lockHome() (home int, _ error) {
 		runtime.UnlockOSThread()
 		return 0, &tombolo.OpError{Op: "open the thread's own network namespace", Err: err}
 	}
-	// It changes nothing, and is refused if the way back would be: to a process in
-	// a user namespace that does not own the network namespace that it is in.
+
+	// This call changes nothing. It fails if the way back would fail: for a process in a user namespace that does not
+	// own its network namespace.
 	if err := unix.Setns(home, unix.CLONE_NEWNET); err != nil {
 		unix.Close(home)
 		runtime.UnlockOSThread()
@@ -263,6 +263,7 @@ func lockHome() (home int, _ error) {
 	return home, nil
 }
 
+// goHome moves the thread back to its namespace, and unlocks the goroutine.
 func goHome(home int) error {
 	defer unix.Close(home)
 	if err := unix.Setns(home, unix.CLONE_NEWNET); err != nil {
@@ -272,9 +273,8 @@ func goHome(home int) error {
 	return nil
 }
 
-// Cookie gives the number that the kernel gave the namespace at its creation
-// (SO_NETNS_COOKIE, Linux 5.14). It is never given to another namespace until the
-// machine boots again, unlike paths and inodes.
+// Cookie returns the number that the kernel assigned to the namespace at its creation (SO_NETNS_COOKIE, Linux 5.14).
+// Unlike paths and inodes, it is never reused until the machine boots again.
 func (ns *NS) Cookie() (uint64, error) {
 	var cookie uint64
 	err := ns.Do(func() error {

@@ -1,5 +1,5 @@
-// Package hostport does what host ports need besides rules. The rules are package nft's
-// (nft.Endpoint.Ports), and 127.0.0.1 leads to a pod by bridge.Routing.RouteLocalnet.
+// Package hostport handles sockets and flows of host ports. The rules of host ports are in package nft
+// (nft.Endpoint.Ports), and bridge.Routing.RouteLocalnet makes 127.0.0.1 lead to a pod.
 //
 //	taken, err := hostport.Listeners(ctx, host, port) // programs that would hear nothing any more
 //	conn, err := hostport.Dial(host, nil)

@@ -17,23 +17,24 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// Conn has the kernel forget flows to host ports. Its methods may be called from several
-// goroutines. Errors of the kernel are *tombolo.OpError, or wrap one.
+// Conn deletes the kernel's flows to host ports. Several goroutines may call its methods. Errors of the kernel are a
+// *tombolo.OpError, or wrap one.
 type Conn struct {
 	flows     *conntrack.Conn
 	routes    *route.Conn
 	ownRoutes bool
 }
 
-// Dial opens a connection in the host's namespace; nil is that of the calling thread, and
-// another one takes CAP_SYS_ADMIN. routes tells which addresses are the host's. It stays the
-// caller's, and open as long as the Conn; nil has Dial open one.
+// Dial opens a connection that works on the host's network namespace. If host is nil, it uses the calling thread's
+// namespace; another one needs CAP_SYS_ADMIN. routes is used to find out which addresses are the host's. It stays the
+// caller's, and must stay open as long as the Conn. If routes is nil, Dial opens a connection of its own.
 func Dial(host *netns.NS, routes *route.Conn) (*Conn, error) {
 	c := &Conn{routes: routes, ownRoutes: routes == nil}
 	var err error
 	if c.flows, err = conntrack.Dial(host); err != nil {
 		return nil, err
 	}
+
 	if c.ownRoutes {
 		if c.routes, err = route.Dial(host); err != nil {
 			return nil, errors.Join(err, c.flows.Close())
@@ -51,10 +52,9 @@ func (c *Conn) Close() error {
 	return err
 }
 
-// FlushStale is for a pod whose ports have just been published: it deletes the flows to these
-// ports of the host that lead elsewhere than to the pod's addresses, to the host or to a pod that
-// had the port before. A port leads to the first address of each family. Only UDP needs that, of
-// which a client that goes on sending keeps its flow for ever; for other ports, nothing is done.
+// FlushStale deletes the UDP flows to newly published ports that lead elsewhere than to the pod: to the host, or to a
+// pod that had the port before. A port leads to the first of the pod's addresses in each family. Only UDP needs this,
+// since a client that keeps sending keeps its flow for ever. For other protocols FlushStale does nothing.
 func (c *Conn) FlushStale(ctx context.Context, pod []netip.Addr, ports ...nft.Port) error {
 	local := func(a netip.Addr) bool {
 		r, err := c.routes.Get(ctx, a)
@@ -65,16 +65,19 @@ func (c *Conn) FlushStale(ctx context.Context, pod []netip.Addr, ports ...nft.Po
 	})
 }
 
-// Flush is for ports that are published no more: it deletes the flows of UDP through these ports
-// of the host to the pod's addresses. The kernel goes through all of its flows for that, which
-// takes some 10 ms where it has many.
+// Flush deletes the UDP flows through ports that are no longer published to the pod's addresses. The kernel walks
+// through all of its flows for that, which takes some 10 ms if it has many.
 func (c *Conn) Flush(ctx context.Context, pod []netip.Addr, ports ...nft.Port) error {
-	return c.flush(ctx, pod, ports, func(p publication, f *conntrack.Flow) bool { return f.Reply.Src == p.pod && p.isTo(f) })
+	return c.flush(ctx, pod, ports, func(p publication, f *conntrack.Flow) bool {
+		return f.Reply.Src == p.pod &&
+			p.isTo(f)
+	})
 }
 
-// flush asks the kernel once for each family: for one port, or for all flows of UDP.
-func (c *Conn) flush(ctx context.Context, pod []netip.Addr, ports []nft.Port, match func(publication, *conntrack.Flow) bool) error {
-	families := map[uint8]map[uint16][]publication{} // by the host's port
+// flush asks the kernel once for each family: for one port, or for all UDP flows.
+func (c *Conn) flush(ctx context.Context, pod []netip.Addr, ports []nft.Port,
+	match func(publication, *conntrack.Flow) bool) error {
+	families := map[uint8]map[uint16][]publication{} // publications by family and host port
 	for _, p := range publications(pod, ports) {
 		family := nl.FamilyOf(p.pod.Addr())
 		if families[family] == nil {
@@ -82,6 +85,7 @@ func (c *Conn) flush(ctx context.Context, pod []netip.Addr, ports []nft.Port, ma
 		}
 		families[family][p.host.Port()] = append(families[family][p.host.Port()], p)
 	}
+
 	var questions []conntrack.Question
 	for family, published := range families {
 		q := conntrack.Question{Family: family, Proto: unix.IPPROTO_UDP, Where: func(f *conntrack.Flow) bool {
@@ -92,40 +96,45 @@ func (c *Conn) flush(ctx context.Context, pod []netip.Addr, ports []nft.Port, ma
 		}
 		questions = append(questions, q)
 	}
+
 	_, err := c.flows.Flush(ctx, questions...)
 	return err
 }
 
-// publication is a port of UDP of the host that leads to a pod.
+// publication is a UDP port of the host that leads to a pod.
 type publication struct{ host, pod netip.AddrPort }
 
-// isOfAll says that it is of all of the host's addresses.
+// isOfAll reports whether the port is open on all addresses of the host.
 func (p publication) isOfAll() bool { return !p.host.Addr().IsValid() || p.host.Addr().IsUnspecified() }
 
-// isTo says that a flow began towards the port.
+// isTo reports whether a flow began towards the port.
 func (p publication) isTo(f *conntrack.Flow) bool {
 	return f.Orig.Dst == p.host || p.isOfAll() && f.Orig.Dst.Port() == p.host.Port()
 }
 
-// publications are those of the ports, once for each family in which they lead to the pod.
+// publications returns the UDP ports, once for each family in which they lead to the pod.
 func publications(pod []netip.Addr, ports []nft.Port) []publication {
 	var list []publication
 	for _, p := range ports {
 		if p.Protocol != unix.IPPROTO_UDP {
 			continue
 		}
-		var done [129]bool // by an address's bits: the family has its first
+
+		var done [129]bool // by an address's length in bits: the family has its first address
 		for _, a := range pod {
 			if bits := a.BitLen(); bits == 0 || done[bits] || p.HostAddr.IsValid() && p.HostAddr.BitLen() != bits {
 				continue
 			}
 			done[a.BitLen()] = true
 			for i := range max(p.Count, 1) {
-				list = append(list, publication{netip.AddrPortFrom(p.HostAddr, p.HostPort+i), netip.AddrPortFrom(a, p.PodPort+i)})
+				list = append(list, publication{netip.AddrPortFrom(p.HostAddr, p.HostPort+i),
+					netip.AddrPortFrom(a, p.PodPort+i)})
 			}
 		}
 	}
+
 	return list
 }
 
+// refuse returns an error about an invalid argument.
 func refuse(what string) error { return &tombolo.OpError{Op: what, Err: tombolo.ErrInvalid} }

@@ -1,5 +1,5 @@
-// Package transport has the sockets of package dhcpc, each opened inside a network
-// namespace and then used from outside.
+// Package transport provides the sockets of package dhcpc. Each is opened inside a network namespace and then used
+// from outside.
 //
 //	cfg := &transport.Config{NetNS: pod, Link: link, MAC: mac}
 //	client, err := dhcpc.New(&dhcpc.Config{MAC: mac, Dial: transport.Dialer(cfg)})
@@ -8,27 +8,23 @@
 //
 // Each transport is for one goroutine:
 //
-//   - DialRaw opens an AF_PACKET socket: it needs no address on the interface, receives unicast
-//     answers to an address that is not configured yet, and gets nothing but answers to
-//     its own MAC address, by a filter in the kernel that is set before the socket is
-//     bound. Closing one takes the kernel 10 to 20 ms.
-//   - DialUDP opens a UDP socket bound to the interface: for renewals, from the leased address,
-//     through the kernel's routes and neighbours. It can also get a first lease
-//     where the server is told to broadcast (Config.Broadcast of package dhcpc) and
-//     rp_filter is 0 in the namespace.
-//   - DialWitness receives at the other end of the client's link, where a process in the client's
-//     namespace cannot forge an answer, and sends by any of the others.
+//   - DialRaw opens an AF_PACKET socket. It needs no address on the interface, and receives unicast answers to an
+//     address that is not configured yet. A filter in the kernel, set before the socket is bound, accepts only
+//     answers to its own MAC address. Closing such a socket takes the kernel 10 to 20 ms.
+//   - DialUDP opens a UDP socket bound to the interface. It is for renewals from the leased address, through the
+//     kernel's routes and neighbours. It can also get a first lease if the server is asked to broadcast
+//     (Config.Broadcast of package dhcpc) and rp_filter is 0 in the namespace.
+//   - DialWitness receives at the other end of the client's link, where a process in the client's namespace cannot
+//     forge an answer. It sends through any of the other transports.
 //
-// DialUDP6 and DialWitness6 are the like for DHCPv6: its messages all go to a group, from the link-local
-// address that an interface has anyhow, so that it needs no packet sockets to send.
+// DialUDP6 and DialWitness6 are the counterparts for DHCPv6. All messages of its clients go to a group, from the
+// link-local address that every interface has, so no packet socket is needed to send them.
 //
-// Dialer gives the Dial of a dhcpc.Config.
+// Dialer returns the Dial function for a dhcpc.Config.
 //
 // # Needs
 //
-// Opening a socket in a namespace other than the thread's needs CAP_SYS_ADMIN; DialRaw needs
-// CAP_NET_RAW there, and DialUDP and DialUDP6 CAP_NET_BIND_SERVICE for
-// ports 68 and 546. Linux 5.0 and later.
-// Errors of the kernel are *tombolo.OpError, or a *net.OpError below one, and match
-// their errno.
+// Opening a socket in a namespace other than the thread's needs CAP_SYS_ADMIN. DialRaw needs CAP_NET_RAW there, and
+// DialUDP and DialUDP6 need CAP_NET_BIND_SERVICE for ports 68 and 546. The package needs Linux 5.0 or later. Errors
+// of the kernel are a *tombolo.OpError, or a *net.OpError below one, and match their errno.
 package transport

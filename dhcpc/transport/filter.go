@@ -10,9 +10,8 @@ import (
 	"github.com/insomniacslk/dhcp/dhcpv4"
 )
 
-// The fields of a DHCP message that a filter looks at (RFC 2131, section 2). The
-// transaction identifier is not among them: it changes during the socket's life, and
-// chaddr tells others' answers apart as well.
+// The fields of a DHCP message that a filter compares (RFC 2131, section 2). It does not compare the transaction
+// identifier, which changes during the socket's life. chaddr suffices to reject answers to others.
 const (
 	opAt, hwaddrAt, cookieAt = 0, 28, 236
 	bootReply                = 2
@@ -21,23 +20,23 @@ const (
 )
 
 const (
-	accept = 1 << 16 // bytes: all
+	accept = 1 << 16 // all bytes of the packet
 	reject = 0
 )
 
-// program collects instructions whose jumps all mean "reject": such a condition holds,
-// or the packet is none of ours.
+// program collects instructions. Its jumps have only one use: they skip or reach an instruction that rejects the
+// packet.
 type program []bpf.Instruction
 
 func (p *program) add(list ...bpf.Instruction) { *p = append(*p, list...) }
 
-// need rejects the packet unless the value that was loaded is v.
+// need rejects the packet unless the loaded value is v.
 func (p *program) need(v uint32) {
 	p.add(bpf.JumpIf{Cond: bpf.JumpEqual, Val: v, SkipTrue: 1}, bpf.RetConstant{Val: reject})
 }
 
-// answer needs a DHCP answer to a MAC address; load makes an instruction that loads
-// from an offset in the message.
+// answer accepts only a DHCP answer to a MAC address. load returns an instruction that loads from an offset in the
+// message.
 func (p *program) answer(mac []byte, load func(off, size int) bpf.Instruction) {
 	p.add(load(opAt, 1))
 	p.need(bootReply)
@@ -50,8 +49,8 @@ func (p *program) answer(mac []byte, load func(off, size int) bpf.Instruction) {
 	p.add(bpf.RetConstant{Val: accept})
 }
 
-// incoming rejects what this machine sends, and what is for another: an interface
-// in promiscuous mode has that, and one that VLAN-tagged frames arrive at.
+// incoming rejects the packets that this machine sends, and those for other machines. An interface in promiscuous
+// mode, or with VLAN-tagged frames, receives such packets.
 func incoming() program {
 	return program{
 		bpf.LoadExtension{Num: bpf.ExtType},
@@ -60,9 +59,10 @@ func incoming() program {
 	}
 }
 
-// leaving rejects what does not leave this machine's interface for a MAC address or for
-// all, and what came from that address. It rejects frames of another VLAN, whose tag the kernel keeps beside the frame.
-// A tag of VLAN 0 carries a priority alone (IEEE 802.1Q, section 6.9): a Linux host takes such a frame as one without it.
+// leaving rejects frames that do not leave by this interface towards a MAC address or the broadcast address, and
+// frames that came from that MAC address. It also rejects frames of other VLANs, whose tag the kernel stores beside
+// the frame. It accepts a tag of VLAN 0, which only carries a priority (IEEE 802.1Q, section 6.9); a Linux host
+// treats such a frame as untagged.
 func leaving(mac []byte) program {
 	p := program{bpf.LoadExtension{Num: bpf.ExtType}}
 	p.need(unix.PACKET_OUTGOING)
@@ -73,7 +73,8 @@ func leaving(mac []byte) program {
 		bpf.JumpIf{Cond: bpf.JumpBitsNotSet, Val: vlanID, SkipTrue: 1},
 		bpf.RetConstant{Val: reject},
 	)
-	// Frames that the client itself sent: a bridge may send them back by the port that they came in by.
+
+	// Reject frames of the client itself. A bridge may send them back through the port that they came in by.
 	p.add(
 		bpf.LoadAbsolute{Off: 6, Size: 4},
 		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: binary.BigEndian.Uint32(mac), SkipTrue: 3},
@@ -81,20 +82,22 @@ func leaving(mac []byte) program {
 		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: uint32(binary.BigEndian.Uint16(mac[4:])), SkipTrue: 1},
 		bpf.RetConstant{Val: reject},
 	)
+
 	high, low := bpf.LoadAbsolute{Off: 0, Size: 4}, bpf.LoadAbsolute{Off: 4, Size: 2}
 	p.add(high, bpf.JumpIf{Cond: bpf.JumpEqual, Val: math.MaxUint32, SkipTrue: 5})
 	p.need(binary.BigEndian.Uint32(mac))
-	p.add(low, bpf.JumpIf{Cond: bpf.JumpEqual, Val: uint32(binary.BigEndian.Uint16(mac[4:])), SkipTrue: 4}, bpf.RetConstant{Val: reject})
-	p.add(low) // of the broadcast address
+	p.add(low, bpf.JumpIf{Cond: bpf.JumpEqual, Val: uint32(binary.BigEndian.Uint16(mac[4:])), SkipTrue: 4},
+		bpf.RetConstant{Val: reject})
+	p.add(low) // the rest of the broadcast address
 	p.need(math.MaxUint16)
 	return p
 }
 
-// vlanID is the part of a tag that names the VLAN; the rest is the frame's priority.
+// vlanID is the part of a tag with the number of the VLAN. The rest is the frame's priority.
 const vlanID = 0x0fff
 
-// withPriorityTag joins two programs of takes: one for frames without a tag, and one for frames with a tag of VLAN 0 in
-// them, whose header is longer by the tag.
+// withPriorityTag combines two variants of a program: one for untagged frames, and one for frames with a tag of VLAN
+// 0 in their data, whose header is longer by the tag.
 func withPriorityTag(takes func(headerLen uint32) program) program {
 	const typeAt, tagAt = 2 * macLen, 2*macLen + 2
 	plain := takes(etherLen)
@@ -112,8 +115,8 @@ func withPriorityTag(takes func(headerLen uint32) program) program {
 	return p
 }
 
-// frames takes Ethernet frames with DHCP answers to a MAC address, of every source port and with any IP options,
-// and with withARP those of ARP too. It takes no fragment: nothing here puts them together.
+// frames accepts Ethernet frames with DHCP answers to a MAC address, from any source port and with any IP options,
+// and with withARP also ARP. It accepts no fragments, since nothing here reassembles them.
 func frames(mac []byte, withARP bool) program {
 	return withPriorityTag(func(headerLen uint32) program {
 		var p program
@@ -121,6 +124,7 @@ func frames(mac []byte, withARP bool) program {
 		if withARP {
 			p.add(bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.ETH_P_ARP, SkipTrue: 1}, bpf.RetConstant{Val: accept})
 		}
+
 		p.need(unix.ETH_P_IP)
 		p.add(
 			bpf.LoadAbsolute{Off: headerLen + 6, Size: 2},
@@ -129,7 +133,7 @@ func frames(mac []byte, withARP bool) program {
 			bpf.LoadAbsolute{Off: headerLen + 9, Size: 1},
 		)
 		p.need(unix.IPPROTO_UDP)
-		p.add(bpf.LoadMemShift{Off: headerLen}) // X is the length of the IP header
+		p.add(bpf.LoadMemShift{Off: headerLen}) // X becomes the length of the IP header
 		p.add(bpf.LoadIndirect{Off: headerLen + 2, Size: 2})
 		p.need(dhcpv4.ClientPort)
 		p.answer(mac, func(off, size int) bpf.Instruction {
@@ -139,8 +143,8 @@ func frames(mac []byte, withARP bool) program {
 	})
 }
 
-// frames6 takes Ethernet frames with UDP to a DHCPv6 client's port. It takes none with extension headers,
-// fragments among them: servers send none, but in messages that are longer than the link's MTU.
+// frames6 accepts Ethernet frames with UDP to a DHCPv6 client's port. It accepts no extension headers, and so no
+// fragments. Servers send these only in messages longer than the link's MTU.
 func frames6() program {
 	return withPriorityTag(func(headerLen uint32) program {
 		p := program{bpf.LoadAbsolute{Off: headerLen - 2, Size: 2}}
@@ -154,8 +158,8 @@ func frames6() program {
 	})
 }
 
-// datagrams takes DHCP answers to a MAC address from a UDP socket, where a filter
-// sees packets from the UDP header on.
+// datagrams accepts DHCP answers to a MAC address on a UDP socket. There a filter sees packets from the UDP header
+// on.
 func datagrams(mac []byte) program {
 	var p program
 	p.answer(mac, func(off, size int) bpf.Instruction {

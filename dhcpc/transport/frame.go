@@ -15,10 +15,10 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/ident"
 )
 
-// Lengths, and bits of the IPv4 header's field of flags and fragment offset.
+// Lengths, and bits of the IPv4 header's flags and fragment offset.
 const (
 	etherLen, macLen = 14, 6
-	tagLen           = 4 // of 802.1Q
+	tagLen           = 4 // of an 802.1Q tag
 	ipLen, arpLen    = 20, 28
 	ip6Len           = 40
 
@@ -29,41 +29,49 @@ const (
 	timeToLive = 64
 )
 
-// errNotOurs is the error for a frame that the socket's filter should have dropped.
+// errNotOurs is the error about a frame that the socket's filter should have rejected.
 var errNotOurs = errors.New("not a DHCP or ARP packet for a client")
 
-// broadcastMAC is where a frame goes whose receiver's MAC address is not known: a host
-// takes a packet that is for its IP address from there too.
+// broadcastMAC returns the destination for a receiver whose MAC is unknown. A host accepts a packet for its IP
+// address from there too.
 func broadcastMAC() dhcpc.Hex { return dhcpc.Hex{0xff, 0xff, 0xff, 0xff, 0xff, 0xff} }
 
-// encode makes an Ethernet frame of a packet. MAC addresses that the packet lacks are own as the source, and the
-// broadcast address as the destination.
+// encode returns a packet as an Ethernet frame. A missing source MAC becomes own, and a missing destination the
+// broadcast address.
 func encode(p *dhcpc.Packet, own []byte) ([]byte, error) {
 	src, dst := []byte(p.SrcMAC), []byte(p.DstMAC)
 	if len(src) == 0 {
 		src = own
 	}
+
 	if len(dst) == 0 {
 		dst = broadcastMAC()
 	}
+
 	if len(src) != macLen || len(dst) != macLen {
-		return nil, fmt.Errorf("frame from %s to %s: want MAC addresses of %d bytes", dhcpc.Hex(src), dhcpc.Hex(dst), macLen)
+		return nil, fmt.Errorf("frame from %s to %s: want MAC addresses of %d bytes", dhcpc.Hex(src), dhcpc.Hex(dst),
+			macLen)
 	}
+
 	frame := slices.Concat(dst, src)
 	if p.ARP != nil {
 		return appendARP(frame, p.ARP)
 	}
+
 	return appendIP(frame, p)
 }
 
+// appendIP appends the packet as IPv4 and UDP.
 func appendIP(b []byte, p *dhcpc.Packet) ([]byte, error) {
 	if !p.Src.Addr().Is4() || !p.Dst.Addr().Is4() {
 		return nil, fmt.Errorf("packet from %s to %s: want IPv4 addresses", p.Src, p.Dst)
 	}
+
 	total := ipLen + udpHeaderLen + len(p.Payload)
 	if total > 0xffff {
 		return nil, fmt.Errorf("message of %d bytes: too long for a packet", len(p.Payload))
 	}
+
 	be := binary.BigEndian
 	b = be.AppendUint16(b, unix.ETH_P_IP)
 	start := len(b)
@@ -90,24 +98,30 @@ func appendUDP(b, addresses []byte, src, dst uint16, payload []byte) []byte {
 	b = append(b, payload...)
 	checksum := ^sum(pseudo(addresses, length), b[udp:])
 	if checksum == 0 {
-		checksum = 0xffff // 0 would mean that there is none
+		checksum = 0xffff // 0 would mean that there is no checksum
 	}
+
 	be.PutUint16(b[udp+6:], checksum)
 	return b
 }
 
+// appendARP appends an ARP packet.
 func appendARP(b []byte, a *dhcpc.ARP) ([]byte, error) {
 	target := []byte(a.TargetMAC)
 	if len(target) == 0 {
 		target = make([]byte, macLen)
 	}
+
 	if len(a.SenderMAC) != macLen || len(target) != macLen || !a.SenderIP.Is4() || !a.TargetIP.Is4() {
-		return nil, fmt.Errorf("ARP packet from %s %s to %s %s: want Ethernet and IPv4 addresses", a.SenderMAC, a.SenderIP, a.TargetMAC, a.TargetIP)
+		return nil, fmt.Errorf("ARP packet from %s %s to %s %s: want Ethernet and IPv4 addresses", a.SenderMAC,
+			a.SenderIP, a.TargetMAC, a.TargetIP)
 	}
+
 	op := uint16(1)
 	if a.Reply {
 		op = 2
 	}
+
 	be := binary.BigEndian
 	b = be.AppendUint16(b, unix.ETH_P_ARP)
 	b = be.AppendUint16(b, unix.ARPHRD_ETHER)
@@ -118,13 +132,13 @@ func appendARP(b []byte, a *dhcpc.ARP) ([]byte, error) {
 	return append(append(b, target...), a.TargetIP.AsSlice()...), nil
 }
 
-// tagged inserts a VLAN's tag (802.1Q) behind a frame's MAC addresses.
+// tagged inserts an 802.1Q tag after a frame's MAC addresses.
 func tagged(frame []byte, vlan uint16) []byte {
 	return slices.Insert(frame, 2*macLen, unix.ETH_P_8021Q>>8, unix.ETH_P_8021Q&0xff, byte(vlan>>8), byte(vlan))
 }
 
-// encode6 makes an Ethernet frame of a DHCPv6 client's message to all servers, from the client's MAC address
-// and the link-local address that follows from it (RFC 4291, appendix A).
+// encode6 returns an Ethernet frame with a DHCPv6 client's message to all servers. Its source is the client's MAC and
+// the link-local address derived from it (RFC 4291, appendix A).
 func encode6(message, mac []byte) []byte {
 	be := binary.BigEndian
 	length := udpHeaderLen + len(message)
@@ -133,14 +147,14 @@ func encode6(message, mac []byte) []byte {
 	b = be.AppendUint16(b, unix.ETH_P_IPV6)
 	b = append(b, 0x60, 0, 0, 0)
 	b = be.AppendUint16(b, uint16(length))
-	b = append(b, unix.IPPROTO_UDP, 1) // a hop limit of 1, as the kernel's to groups
+	b = append(b, unix.IPPROTO_UDP, 1) // a hop limit of 1, as the kernel sets it for groups
 	addresses := len(b)
 	b = append(b, ident.LinkLocal(mac).AsSlice()...)
 	b = append(b, group[:]...)
 	return appendUDP(b, b[addresses:], clientPort6, serverPort6, message)
 }
 
-// sum adds up 16-bit words in ones' complement (RFC 1071).
+// sum returns the ones' complement sum of 16-bit words (RFC 1071).
 func sum(start uint16, b []byte) uint16 {
 	s := uint32(start)
 	for ; len(b) >= 2; b = b[2:] {
@@ -154,28 +168,29 @@ func sum(start uint16, b []byte) uint16 {
 	return uint16(s)
 }
 
-// pseudo is the sum of the header that UDP's checksum covers besides its own:
-// addresses, protocol and length.
+// pseudo returns the sum of the pseudo header that UDP's checksum includes: addresses, protocol and length.
 func pseudo(addresses []byte, length int) uint16 {
 	s := uint32(sum(0, addresses)) + unix.IPPROTO_UDP + uint32(length)
 	return uint16(s&0xffff + s>>16)
 }
 
-// untagged returns a frame without its tag of VLAN 0, which carries a priority alone. It copies a frame that has one.
+// untagged returns a frame without its tag of VLAN 0, which only carries a priority. It copies a tagged frame.
 func untagged(frame []byte) []byte {
 	be := binary.BigEndian
-	if len(frame) < etherLen+tagLen || be.Uint16(frame[2*macLen:]) != unix.ETH_P_8021Q || be.Uint16(frame[2*macLen+2:])&vlanID != 0 {
+	if len(frame) < etherLen+tagLen || be.Uint16(frame[2*macLen:]) != unix.ETH_P_8021Q ||
+		be.Uint16(frame[2*macLen+2:])&vlanID != 0 {
 		return frame
 	}
 	return slices.Concat(frame[:2*macLen], frame[2*macLen+tagLen:])
 }
 
-// decode reads an Ethernet frame, and copies what it keeps. It passes over the UDP checksum, which a sender on the
-// same machine leaves to a device that never computes it.
+// decode parses an Ethernet frame, and copies the parts that it keeps. It ignores the UDP checksum, because a sender
+// on the same machine leaves it to a device that never computes it.
 func decode(frame []byte) (*dhcpc.Packet, error) {
 	if len(frame) < etherLen {
 		return nil, errNotOurs
 	}
+
 	frame = slices.Clone(untagged(frame))
 	p := &dhcpc.Packet{DstMAC: dhcpc.Hex(frame[:6:6]), SrcMAC: dhcpc.Hex(frame[6:12:12])}
 	body := frame[etherLen:]
@@ -187,14 +202,17 @@ func decode(frame []byte) (*dhcpc.Packet, error) {
 	case unix.ETH_P_IP:
 		return p, decodeIP(p, body)
 	}
+
 	return nil, errNotOurs
 }
 
+// decodeIP parses an IPv4 packet with UDP to the client's port.
 func decodeIP(p *dhcpc.Packet, b []byte) error {
 	be := binary.BigEndian
 	if len(b) < ipLen || b[0]>>4 != 4 {
 		return errNotOurs
 	}
+
 	header, total := int(b[0]&0xf)*4, int(be.Uint16(b[2:]))
 	switch {
 	case header < ipLen || total < header+udpHeaderLen || total > len(b):
@@ -206,26 +224,32 @@ func decodeIP(p *dhcpc.Packet, b []byte) error {
 	case sum(0, b[:header]) != 0xffff:
 		return fmt.Errorf("%w: IP checksum", errNotOurs)
 	}
-	udp := b[header:total] // what follows is Ethernet's padding
+
+	udp := b[header:total] // Ethernet's padding may follow
 	length := int(be.Uint16(udp[4:]))
 	if length < udpHeaderLen || length > len(udp) {
 		return fmt.Errorf("%w: UDP length %d in %d bytes", errNotOurs, length, len(udp))
 	}
+
 	udp = udp[:length:length]
 	p.Src = netip.AddrPortFrom(netip.AddrFrom4([4]byte(b[12:16])), be.Uint16(udp))
 	p.Dst = netip.AddrPortFrom(netip.AddrFrom4([4]byte(b[16:20])), be.Uint16(udp[2:]))
 	if p.Dst.Port() != dhcpv4.ClientPort {
 		return errNotOurs
 	}
+
 	p.Payload = udp[udpHeaderLen:]
 	return nil
 }
 
+// decodeARP parses an ARP packet for Ethernet and IPv4.
 func decodeARP(b []byte) (*dhcpc.ARP, error) {
 	be := binary.BigEndian
-	if len(b) < arpLen || be.Uint16(b) != unix.ARPHRD_ETHER || be.Uint16(b[2:]) != unix.ETH_P_IP || b[4] != macLen || b[5] != 4 {
+	if len(b) < arpLen || be.Uint16(b) != unix.ARPHRD_ETHER || be.Uint16(b[2:]) != unix.ETH_P_IP || b[4] != macLen ||
+		b[5] != 4 {
 		return nil, errNotOurs
 	}
+
 	op := be.Uint16(b[6:])
 	if op != 1 && op != 2 {
 		return nil, errNotOurs
@@ -237,24 +261,27 @@ func decodeARP(b []byte) (*dhcpc.ARP, error) {
 	}, nil
 }
 
-// decode6 reads an Ethernet frame with a message for a DHCPv6 client, and copies it.
+// decode6 parses an Ethernet frame with a message to a DHCPv6 client, and returns a copy of the message.
 func decode6(frame []byte) ([]byte, error) {
 	be := binary.BigEndian
 	frame = untagged(frame)
 	if len(frame) < etherLen+ip6Len+udpHeaderLen || be.Uint16(frame[12:]) != unix.ETH_P_IPV6 {
 		return nil, errNotOurs
 	}
+
 	b := frame[etherLen:]
 	length := int(be.Uint16(b[4:]))
 	if b[0]>>4 != 6 || b[6] != unix.IPPROTO_UDP || length < udpHeaderLen || length > len(b)-ip6Len {
 		return nil, errNotOurs
 	}
-	udp := b[ip6Len : ip6Len+length] // what follows is Ethernet's padding
+
+	udp := b[ip6Len : ip6Len+length] // Ethernet's padding may follow
 	switch {
 	case int(be.Uint16(udp[4:])) != length:
 		return nil, fmt.Errorf("%w: UDP length %d in %d bytes", errNotOurs, be.Uint16(udp[4:]), length)
 	case be.Uint16(udp[2:]) != clientPort6:
 		return nil, errNotOurs
 	}
+
 	return append([]byte{}, udp[udpHeaderLen:]...), nil
 }

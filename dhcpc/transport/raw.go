@@ -19,20 +19,19 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// Config says where a socket is opened.
+// Config describes where to open a socket.
 type Config struct {
-	// NetNS is the namespace; nil is that of the calling thread. It may be closed once
-	// the socket is open.
+	// NetNS is the network namespace; nil means the calling thread's. It may be closed once the socket is open.
 	NetNS *netns.NS
-	// Link is the interface's index there. The interface must be up to send.
+	// Link is the interface's index in the namespace. The interface must be up to send.
 	Link int
-	// MAC is the client's hardware address: answers to others are not heard. Nil is
-	// the interface's own.
+	// MAC is the client's hardware address. Answers to other addresses are not received. Nil means the interface's
+	// own.
 	MAC net.HardwareAddr
-	// VLAN is the ID, 1 to 4094, with which DialRaw, Release and Send6 tag their frames, on an interface that is a
-	// trunk, such as a bridge's port. With 0 the frames have no tag.
+	// VLAN is the ID, 1 to 4094, of the tag that DialRaw, Release and Send6 add to their frames. It is for an
+	// interface that is a trunk, such as a bridge's port. With 0 the frames have no tag.
 	VLAN uint16
-	// ARP has DialRaw hear ARP packets too, for Config.DetectConflicts of package dhcpc.
+	// ARP makes DialRaw also receive ARP packets, for Config.DetectConflicts of package dhcpc.
 	ARP bool
 }
 
@@ -44,7 +43,7 @@ func (c *Config) do(fn func() error) error {
 	return c.NetNS.Do(fn)
 }
 
-// socket makes one that sends only.
+// socket opens a socket for sending only.
 func (c *Config) socket(family, kind int) (fd int, err error) {
 	err = c.do(func() error {
 		fd, err = unix.Socket(family, kind|unix.SOCK_CLOEXEC, 0)
@@ -56,6 +55,7 @@ func (c *Config) socket(family, kind int) (fd int, err error) {
 	return fd, nil
 }
 
+// checkLink returns an error unless the Config names a link.
 func (c *Config) checkLink() error {
 	switch {
 	case c == nil:
@@ -66,6 +66,7 @@ func (c *Config) checkLink() error {
 	return nil
 }
 
+// check returns an error if a field is not valid.
 func (c *Config) check() error {
 	if err := c.checkLink(); err != nil {
 		return err
@@ -76,11 +77,12 @@ func (c *Config) check() error {
 	return nil
 }
 
-// complete checks the Config, and gives a copy that has the interface's MAC if it had none.
+// complete checks the Config, and returns a copy. A missing MAC becomes the interface's.
 func (c *Config) complete() (*Config, error) {
 	if err := c.checkLink(); err != nil {
 		return nil, err
 	}
+
 	full := *c
 	full.MAC = slices.Clone(c.MAC)
 	if full.MAC == nil {
@@ -92,11 +94,12 @@ func (c *Config) complete() (*Config, error) {
 	return &full, full.check()
 }
 
+// object returns the name of the link in errors.
 func (c *Config) object() string { return "link " + strconv.Itoa(c.Link) }
 
 // DialRaw opens a packet socket, bound to the interface, for DHCP answers to the client's MAC address and, with
-// Config.ARP, ARP packets. It sends frames of its own: no route, neighbour or address is needed. The error matches
-// unix.EPERM without CAP_NET_RAW, and fs.ErrNotExist where there is no such link.
+// Config.ARP, ARP packets. It sends complete frames, so it needs no route, neighbour or address. The error matches
+// unix.EPERM without CAP_NET_RAW, and fs.ErrNotExist if there is no such link.
 func DialRaw(cfg *Config) (dhcpc.Transport[*dhcpc.Packet], error) {
 	c, err := cfg.complete()
 	if err != nil {
@@ -109,27 +112,31 @@ func DialRaw(cfg *Config) (dhcpc.Transport[*dhcpc.Packet], error) {
 	return newSocket(conn, readFrame, func(p *dhcpc.Packet) error { return c.sendFrame(conn, p) }), nil
 }
 
-// listenRaw opens a packet socket for what a filter lets through. Only a socket for allProtocols also receives what
-// leaves the interface.
+// listenRaw opens a packet socket with a filter. Only a socket for allProtocols also receives frames that leave the
+// interface.
 func (c *Config) listenRaw(takes program, allProtocols bool) (*packet.Conn, error) {
 	filter, err := bpf.Assemble(takes)
 	if err != nil {
 		return nil, fmt.Errorf("assemble filter: %w", err)
 	}
+
 	protocol := unix.ETH_P_IP
 	if allProtocols {
 		protocol = unix.ETH_P_ALL
 	}
+
 	var conn *packet.Conn
 	err = c.do(func() error {
 		var err error
-		// By its index alone: a look-up of the interface would list all there are.
+
+		// Give only the index. A look-up of the interface would list all interfaces.
 		conn, err = packet.Listen(&net.Interface{Index: c.Link}, packet.Raw, protocol, &packet.Config{Filter: filter})
 		return err
 	})
 	if err != nil {
 		return nil, &tombolo.OpError{Op: "open packet socket on", Object: c.object(), Err: err}
 	}
+
 	return conn, nil
 }
 
@@ -139,18 +146,21 @@ func (c *Config) sendFrame(conn *packet.Conn, p *dhcpc.Packet) error {
 	if p == nil {
 		return argument("no packet")
 	}
+
 	frame, err := encode(p, c.MAC)
 	if err != nil {
 		return fmt.Errorf("send: %w", err)
 	}
+
 	if c.VLAN != 0 {
 		frame = tagged(frame, c.VLAN)
 	}
+
 	_, err = conn.WriteTo(frame, &packet.Addr{HardwareAddr: net.HardwareAddr(frame[:macLen])})
 	return err
 }
 
-// linkMAC reads the interface's own address.
+// linkMAC returns the interface's own MAC.
 func (c *Config) linkMAC() (net.HardwareAddr, error) {
 	var mac net.HardwareAddr
 	err := c.do(func() error {
@@ -166,8 +176,7 @@ func (c *Config) linkMAC() (net.HardwareAddr, error) {
 	return mac, nil
 }
 
-// Dialer gives the Dial of a dhcpc.Config: DialRaw for a client without an address,
-// DialUDP for one that has its address.
+// Dialer returns the Dial function for a dhcpc.Config. It calls DialUDP if the client has its address, else DialRaw.
 func Dialer(cfg *Config) func(ctx context.Context, local netip.Addr) (dhcpc.Transport[*dhcpc.Packet], error) {
 	return func(ctx context.Context, local netip.Addr) (dhcpc.Transport[*dhcpc.Packet], error) {
 		if err := ctx.Err(); err != nil {
@@ -180,32 +189,36 @@ func Dialer(cfg *Config) func(ctx context.Context, local netip.Addr) (dhcpc.Tran
 	}
 }
 
-// Release sends the RELEASE of a lease from an interface that is not the client's: that
-// of the bridge, after the client's own has gone. The frame has the client's MAC and IP
-// addresses, and the server's, or that of the relay before it, as the lease has them;
-// without the server's MAC address it is broadcast. Config.MAC is not used.
+// Release sends the RELEASE of a lease from another interface than the client's: from the bridge's, when the client's
+// is gone. The frame has the client's MAC and IP addresses, and as its destination the MAC of the server, or of the
+// relay before it, from the lease. Without that MAC it is broadcast. Config.MAC is not used.
 //
-// A server in the same namespace, behind the bridge's own address, does not hear what
-// the bridge itself sends. To such a one the RELEASE goes through the kernel, from the
-// server's own address, as if it had come in by the bridge.
+// A server in the same namespace, at the bridge's own address, does not receive frames that the bridge itself sends.
+// For such a server, Release sends through the kernel from the server's own address, as if the packet had come in by
+// the bridge.
 func Release(ctx context.Context, cfg *Config, l *dhcpc.Lease) error {
 	p, err := dhcpc.Release(l, rand.Uint32())
 	if err != nil {
 		return fmt.Errorf("release lease: %w", err)
 	}
+
 	here := false
 	if err = cfg.checkLink(); err == nil {
 		here, err = releaseHere(cfg, p)
 	}
+
 	if err == nil && !here {
 		err = releaseFrom(ctx, cfg, p)
 	}
+
 	if err != nil {
 		return fmt.Errorf("release lease of %s: %w", l.Address.Addr(), err)
 	}
+
 	return nil
 }
 
+// releaseFrom sends a RELEASE as a frame on the interface.
 func releaseFrom(ctx context.Context, cfg *Config, p *dhcpc.Packet) error {
 	c := *cfg
 	c.MAC, c.ARP = net.HardwareAddr(p.SrcMAC), false
@@ -216,33 +229,39 @@ func releaseFrom(ctx context.Context, cfg *Config, p *dhcpc.Packet) error {
 	return errors.Join(raw.Send(ctx, p), raw.Close())
 }
 
-// releaseHere sends a RELEASE to a server that has its address on the interface itself,
-// and says whether there is one.
+// releaseHere sends a RELEASE to a server whose address is on the interface itself, and reports whether there is such
+// a server.
 func releaseHere(cfg *Config, p *dhcpc.Packet) (bool, error) {
 	fd, err := cfg.socket(unix.AF_INET, unix.SOCK_DGRAM)
 	if err != nil {
 		return false, err
 	}
 	defer unix.Close(fd)
-	// To the server, what is sent on an interface to its own address came in there.
+
+	// The server sees a packet to its own address as received on the interface where it was sent.
 	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BINDTOIFINDEX, cfg.Link); err != nil {
 		return false, &tombolo.OpError{Op: "bind UDP socket to", Object: cfg.object(), Err: err}
 	}
+
 	server := unix.SockaddrInet4{Addr: p.Dst.Addr().As4(), Port: int(p.Dst.Port())}
 	if err := unix.Connect(fd, &server); err != nil {
-		return false, nil // no route: it is not here, at any rate
+		return false, nil // no route, so the server is certainly not here
 	}
-	// The kernel speaks to its own addresses from the same address. (It would let a
-	// socket bind to any address while the namespace has none.)
+
+	// For its own addresses the kernel chooses the same source address. (A bind proves nothing: the kernel permits
+	// any address while the namespace has none.)
 	own, err := unix.Getsockname(fd)
 	if err != nil {
 		return false, &tombolo.OpError{Op: "read address of UDP socket on", Object: cfg.object(), Err: err}
 	}
+
 	if from, ok := own.(*unix.SockaddrInet4); !ok || from.Addr != server.Addr {
 		return false, nil
 	}
+
 	if _, err := unix.Write(fd, p.Payload); err != nil {
 		return false, &tombolo.OpError{Op: "send to", Object: p.Dst.String(), Err: err}
 	}
+
 	return true, nil
 }

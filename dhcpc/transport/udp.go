@@ -17,21 +17,23 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// DialUDP opens a UDP socket at port 68 of every address, bound to the interface. It knows no MAC addresses and no ARP,
-// and sends by the kernel's routes, from the packet's source address. Before the interface has an address it hears
-// broadcasts only, and those only while the namespace's rp_filter is 0, in `all` and for the interface.
+// DialUDP opens a UDP socket at port 68 of every address, bound to the interface. It has no MAC addresses and no ARP,
+// and sends by the kernel's routes from the packet's source address. Before the interface has an address, it receives
+// only broadcasts, and only while rp_filter is 0 in the namespace, in `all` and for the interface.
 //
-// The error matches unix.EADDRINUSE where a program in the namespace has the port to itself. A link that is not there
-// shows only at the first Send, which fails with unix.ENODEV or ENETUNREACH.
+// The error matches unix.EADDRINUSE if a program in the namespace has the port for itself. A missing link shows only
+// at the first Send, which fails with unix.ENODEV or ENETUNREACH.
 func DialUDP(cfg *Config) (dhcpc.Transport[*dhcpc.Packet], error) {
 	c, err := cfg.complete()
 	if err != nil {
 		return nil, err
 	}
+
 	filter, err := bpf.Assemble(datagrams(c.MAC))
 	if err != nil {
 		return nil, fmt.Errorf("assemble filter: %w", err)
 	}
+
 	conn, err := c.listen(unix.AF_INET, dhcpv4.ClientPort, func(fd int) error {
 		if err := nl.AttachFilter(fd, filter); err != nil {
 			return err
@@ -44,6 +46,7 @@ func DialUDP(cfg *Config) (dhcpc.Transport[*dhcpc.Packet], error) {
 	if err != nil {
 		return nil, err
 	}
+
 	return newSocket(conn, readDatagram, func(p *dhcpc.Packet) error { return sendDatagram(conn, p) }), nil
 }
 
@@ -56,49 +59,57 @@ func sendDatagram(conn *net.UDPConn, p *dhcpc.Packet) error {
 	if p == nil {
 		return argument("no packet")
 	}
+
 	if p.ARP != nil {
 		return fmt.Errorf("send ARP packet from a UDP socket: %w", unix.EOPNOTSUPP)
 	}
+
 	var oob []byte
 	if src := p.Src.Addr(); src.Is4() && !src.IsUnspecified() {
-		// The interface may have other addresses, which the kernel might prefer.
+		// The kernel might prefer another address of the interface.
 		oob = unix.PktInfo4(&unix.Inet4Pktinfo{Spec_dst: src.As4()})
 	}
+
 	_, _, err := conn.WriteMsgUDPAddrPort(p.Payload, oob, p.Dst)
 	return err
 }
 
-// listen makes a socket by system calls. net.ListenConfig would link Go's resolver of names into every
-// program, which then starts more slowly.
+// listen opens a socket by system calls. net.ListenConfig would link Go's resolver into every program, which would
+// slow its start.
 func (c *Config) listen(family, port int, prepare func(fd int) error) (*net.UDPConn, error) {
 	var own unix.Sockaddr = &unix.SockaddrInet4{Port: port}
 	if family == unix.AF_INET6 {
 		own = &unix.SockaddrInet6{Port: port}
 	}
+
 	var conn net.PacketConn
 	err := c.do(func() error {
 		fd, err := unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 		if err != nil {
 			return fmt.Errorf("socket: %w", err)
 		}
+
 		file := os.NewFile(uintptr(fd), "udp")
 		defer file.Close()
 		if err := prepare(fd); err != nil {
 			return err
 		}
+
 		if err := unix.Bind(fd, own); err != nil {
 			return fmt.Errorf("bind to port %d: %w", port, err)
 		}
-		conn, err = net.FilePacketConn(file) // it has a duplicate of the descriptor
+
+		conn, err = net.FilePacketConn(file) // conn has a duplicate of the descriptor
 		return err
 	})
 	if err != nil {
 		return nil, &tombolo.OpError{Op: "open UDP socket on", Object: c.object(), Err: err}
 	}
+
 	return conn.(*net.UDPConn), nil
 }
 
-// option is a socket option, for setsockopt(2); what names it in errors.
+// option is a socket option for setsockopt(2). The field what names it in errors.
 type option struct {
 	what               string
 	level, name, value int

@@ -12,22 +12,23 @@ import (
 	"github.com/tombolo-cni/tombolo/dhcpc"
 )
 
-// Ports, and the group of all servers and relays on a link: RFC 8415, sections 7.1 and 7.2.
+// Ports, and the group of all servers and relays on a link (RFC 8415, sections 7.1 and 7.2).
 const (
 	clientPort6 = 546
 	serverPort6 = 547
 	group6      = "ff02::1:2"
 )
 
-// DialUDP6 opens a UDP socket at port 546 of every IPv6 address, bound to the interface. Config.MAC and ARP are not used.
-// The error matches unix.EADDRINUSE where a program in the namespace has the port to itself.
+// DialUDP6 opens a UDP socket at port 546 of every IPv6 address, bound to the interface. Config.MAC and ARP are not
+// used. The error matches unix.EADDRINUSE if a program in the namespace has the port for itself.
 //
-// It sends from the interface's link-local address, without which a Send fails with
-// unix.EADDRNOTAVAIL: for the second or two in which the kernel looks whether another host has it.
+// It sends from the interface's link-local address. Send fails with unix.EADDRNOTAVAIL for the second or two while
+// the kernel checks whether another host has that address.
 func DialUDP6(cfg *Config) (dhcpc.Transport[[]byte], error) {
 	if err := cfg.checkLink(); err != nil {
 		return nil, err
 	}
+
 	conn, err := cfg.listen(unix.AF_INET6, clientPort6, func(fd int) error {
 		return setOptions(fd,
 			option{"bind to link", unix.SOL_SOCKET, unix.SO_BINDTOIFINDEX, cfg.Link},
@@ -38,7 +39,8 @@ func DialUDP6(cfg *Config) (dhcpc.Transport[[]byte], error) {
 	if err != nil {
 		return nil, err
 	}
-	// The link is that of the socket, so the group needs no zone.
+
+	// The socket is bound to the link, so the group needs no zone.
 	group := netip.AddrPortFrom(netip.MustParseAddr(group6), serverPort6)
 	read := func(b []byte, _ net.Addr) ([]byte, error) { return append([]byte{}, b...), nil }
 	return newSocket(conn, read, func(message []byte) error {
@@ -47,11 +49,11 @@ func DialUDP6(cfg *Config) (dhcpc.Transport[[]byte], error) {
 	}), nil
 }
 
-// Send6 sends one message to all servers and relays, from a port of the kernel's choice: a RELEASE that
-// package dhcp6 has made, by a program that does without it. Nothing is heard.
+// Send6 sends one message to all servers and relays, from a port chosen by the kernel. It receives nothing. It is for
+// a RELEASE encoded by package dhcp6, in a program that does not link that package.
 //
-// With Config.MAC, the client's, it goes as a frame of its own, from that address and the link-local one that
-// follows from it, and with the tag of Config.VLAN: for a bridge's port, which has no addresses.
+// With Config.MAC, the client's, it sends a complete frame, from that MAC and the link-local address derived from it,
+// with the tag of Config.VLAN. This is for a bridge's port, which has no addresses.
 func Send6(cfg *Config, message []byte) error {
 	switch err := cfg.checkLink(); {
 	case err != nil:
@@ -61,10 +63,12 @@ func Send6(cfg *Config, message []byte) error {
 	case len(message) > 0xffff-udpHeaderLen:
 		return argument(fmt.Sprintf("message of %d bytes: too long for a packet", len(message)))
 	}
+
 	family, kind, send := unix.AF_INET6, unix.SOCK_DGRAM, sendToGroup
 	if cfg.MAC != nil {
 		family, kind, send = unix.AF_PACKET, unix.SOCK_RAW, sendFrame6
 	}
+
 	fd, err := cfg.socket(family, kind)
 	if err != nil {
 		return err
@@ -73,24 +77,28 @@ func Send6(cfg *Config, message []byte) error {
 	if err := send(fd, cfg, message); err != nil {
 		return &tombolo.OpError{Op: "send to DHCPv6 servers on", Object: cfg.object(), Err: err}
 	}
+
 	return nil
 }
 
+// sendToGroup sends a message through a UDP socket.
 func sendToGroup(fd int, cfg *Config, message []byte) error {
 	if err := setOptions(fd, option{"bind to link", unix.SOL_SOCKET, unix.SO_BINDTOIFINDEX, cfg.Link},
 		option{"send to the group on link", unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_IF, cfg.Link}); err != nil {
 		return err
 	}
 	group := netip.MustParseAddr(group6)
-	return unix.Sendto(fd, message, unix.MSG_DONTWAIT, &unix.SockaddrInet6{Addr: group.As16(), Port: serverPort6, ZoneId: uint32(cfg.Link)})
+	return unix.Sendto(fd, message, unix.MSG_DONTWAIT,
+		&unix.SockaddrInet6{Addr: group.As16(), Port: serverPort6, ZoneId: uint32(cfg.Link)})
 }
 
-// sendFrame6 sends by a packet socket without a protocol. Such a socket receives nothing, and the kernel closes
-// it at once.
+// sendFrame6 sends a frame through a packet socket without a protocol. Such a socket receives nothing, and the kernel
+// closes it at once.
 func sendFrame6(fd int, cfg *Config, message []byte) error {
 	frame := encode6(message, cfg.MAC)
 	if cfg.VLAN != 0 {
 		frame = tagged(frame, cfg.VLAN)
 	}
-	return unix.Sendto(fd, frame, unix.MSG_DONTWAIT, &unix.SockaddrLinklayer{Protocol: binary.NativeEndian.Uint16(frame[2*macLen:]), Ifindex: cfg.Link})
+	return unix.Sendto(fd, frame, unix.MSG_DONTWAIT,
+		&unix.SockaddrLinklayer{Protocol: binary.NativeEndian.Uint16(frame[2*macLen:]), Ifindex: cfg.Link})
 }

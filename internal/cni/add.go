@@ -16,27 +16,29 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// asked is what ADD was asked for, beside the network.
-type asked struct {
+// addRequest is the part of an ADD that concerns the pod and not the network.
+type addRequest struct {
 	pod  network.Pod
 	dns  types.DNS
-	prev *current.Result // of the plugins before this one; nil if there are none
+	prev *current.Result // the result of the plugins before this one; nil if there are none
 }
 
-// add carries out ADD.
+// add runs ADD.
 func (c *call) add(ctx context.Context, node *network.Node, conf *NetConf) (*current.Result, error) {
-	a, err := c.asked(conf)
+	a, err := c.readRequest(conf)
 	if err != nil {
 		return nil, err
 	}
+
 	s := conf.settings()
-	from := &allocator{said: &said{}}
+	from := &allocator{ipamSection: &ipamSection{}}
 	if a.pod.Lease == nil {
 		if from, err = newAllocator(c.ipamRequest(conf, true)); err != nil {
 			return nil, err
 		}
 		s.Allocator = from
 	}
+
 	if a.pod.NetNS, err = c.openPod(); err != nil {
 		return nil, err
 	}
@@ -45,61 +47,73 @@ func (c *call) add(ctx context.Context, node *network.Node, conf *NetConf) (*cur
 	if err != nil {
 		return nil, c.explain(err)
 	}
+
 	result := c.result(a, from, made)
 	if conf.bridge {
 		asBridge(result)
 	}
+
 	return result, nil
 }
 
-// pod is the one that a call is about.
+// pod returns the pod of the call.
 func (c *call) pod() network.Pod {
 	return network.Pod{ContainerID: c.containerID, IfName: c.ifName, Path: c.netns, SameNetNS: c.sameNetNS()}
 }
 
-// asked reads what can be wrong before anything is touched.
-func (c *call) asked(conf *NetConf) (*asked, error) {
+// readRequest reads the request of an ADD. It finds errors before anything is changed.
+func (c *call) readRequest(conf *NetConf) (*addRequest, error) {
 	args, err := parseArgs(c.args)
 	if err != nil {
 		return nil, err
 	}
-	a := &asked{pod: c.pod(), dns: conf.DNS}
+
+	a := &addRequest{pod: c.pod(), dns: conf.DNS}
 	a.pod.Name = args.Pod()
 	if a.pod.MAC, err = conf.podMAC(args); err != nil {
 		return nil, err
 	}
-	if !conf.bridge { // the reference's does not look at what was there before it
+
+	if !conf.bridge { // the reference plugin ignores a previous result
 		if a.prev, err = conf.prevResult(); err != nil {
 			return nil, err
 		}
 	}
+
 	rc := &conf.RuntimeConfig
 	if a.pod.Ports, err = publishedPorts(rc.PortMappings); err != nil {
 		return nil, err
 	}
+
 	a.pod.Limits = conf.limits(conf.Bandwidth)
 	if rc.DNS.Servers != nil || rc.DNS.Searches != nil || rc.DNS.Options != nil {
-		a.dns = types.DNS{Nameservers: rc.DNS.Servers, Domain: a.dns.Domain, Search: rc.DNS.Searches, Options: rc.DNS.Options}
+		a.dns = types.DNS{Nameservers: rc.DNS.Servers, Domain: a.dns.Domain, Search: rc.DNS.Searches,
+			Options: rc.DNS.Options}
 	}
+
 	if conf.IPAM.Type != typeDHCP {
 		return a, nil
 	}
+
 	dhcp, err := conf.dhcp()
 	if err != nil {
 		return nil, err
 	}
+
 	id := &identity{c.key(), a.pod.Name}
 	lasting := dhcp.ClientID == clientByMAC && a.pod.MAC != nil
 	if a.pod.MAC == nil {
 		a.pod.MAC = id.mac(dhcp.ClientID)
 	}
+
 	if a.pod.Lease, err = dhcp.Lease(id, a.pod.MAC, args); err == nil && lasting {
-		a.pod.Lease.Sticky = true // the pod's next container is asked for the same MAC
+		a.pod.Lease.Sticky = true // the MAC was requested, and the pod's next container will get the same MAC
 	}
+
 	return a, err
 }
 
-// open opens the node as the configuration has it; nil allocators are for what gives no addresses.
+// open opens the node with the settings of the configuration. allocators may be nil if no addresses are involved.
 func (c *call) open(allocators func(string, *network.Origin) (ipam.Allocator, error)) (*network.Node, error) {
 	return network.Open(context.Background(), &network.Config{
 		StateDir: c.conf.stateDir(), LeaseDir: c.conf.leaseDir(), Mark: c.conf.mark(), Log: c.log.Logger, Step: c.step,
@@ -107,7 +121,7 @@ func (c *call) open(allocators func(string, *network.Origin) (ipam.Allocator, er
 	})
 }
 
-// allocators give an attachment's addresses back by the IPAM that gave them.
+// allocators returns a function that finds the allocator that gave an attachment its addresses, to release them.
 func (c *call) allocators(conf *NetConf) func(string, *network.Origin) (ipam.Allocator, error) {
 	own := conf.settings().Origin
 	return func(name string, origin *network.Origin) (ipam.Allocator, error) {
@@ -118,18 +132,21 @@ func (c *call) allocators(conf *NetConf) func(string, *network.Origin) (ipam.All
 			req.Name = origin.Type
 			req.Section, req.Stdin = recordedConfig(conf.CNIVersion, name, origin)
 		default:
-			c.log.warn(fmt.Sprintf("the attachment's record names an IPAM that is not there (type %q, directory %q): the configuration's is asked to give its address back", origin.Type, origin.Dir))
+			c.log.warn(fmt.Sprintf("the attachment's record names an IPAM that is not there (type %q, directory %q): "+
+				"the configuration's is asked to give its address back", origin.Type, origin.Dir))
 		}
+
 		return newAllocator(req)
 	}
 }
 
-// ipamRequest describes the call to the IPAM.
+// ipamRequest returns the request to the IPAM.
 func (c *call) ipamRequest(conf *NetConf, strictly bool) *ipamRequest {
 	dataDir := conf.stateDir() + "/ipam"
 	if conf.bridge {
 		dataDir = ipam.DefaultDir
 	}
+
 	return &ipamRequest{
 		Plugin: delegate.Plugin{
 			Name: conf.IPAM.Type, Path: c.path, ContainerID: c.containerID, NetNS: c.netns, IfName: c.ifName,
@@ -147,7 +164,8 @@ func (c *call) ipamRequest(conf *NetConf, strictly bool) *ipamRequest {
 	}
 }
 
-// allocator gives the network the allocator of its configuration. With a lease, that is for pods of another type.
+// allocator sets the network's allocator to the one of the configuration. With DHCP it returns a lease, and the
+// allocator only serves pods that were added under another type.
 func (c *call) allocator(conf *NetConf, s *network.Network) (lease *network.Lease, _ error) {
 	if conf.IPAM.Type == typeDHCP {
 		dhcp, err := conf.dhcp()
@@ -156,17 +174,19 @@ func (c *call) allocator(conf *NetConf, s *network.Network) (lease *network.Leas
 		}
 		lease = &network.Lease{KeeperOptional: dhcp.Keeper == keeperOptional}
 	}
-	of, err := newAllocator(c.ipamRequest(conf, true))
+
+	alloc, err := newAllocator(c.ipamRequest(conf, true))
 	if err == nil {
-		s.Allocator, s.Subnets = of, of.subnets()
+		s.Allocator, s.Subnets = alloc, alloc.subnets()
 	}
 	return lease, err
 }
 
-// explain says in the runtime's words what package network cannot.
+// explain replaces an error of package network that needs the runtime's terms.
 func (c *call) explain(err error) error {
 	if errors.Is(err, network.ErrHostNamespace) {
-		return newError(codeInvalidNetNS, "CNI_NETNS=%s is the namespace that the plugin itself runs in: a pod needs one of its own", c.netns)
+		return newError(codeInvalidNetNS,
+			"CNI_NETNS=%s is the namespace that the plugin itself runs in: a pod needs one of its own", c.netns)
 	}
 	return err
 }

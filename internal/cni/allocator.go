@@ -17,62 +17,64 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// The types that are served in this process. Any other name is that of a plugin to run.
+// The IPAM types that this process serves. Any other type is the name of a plugin to run.
 const (
 	typeNone      = ""
 	typeHostLocal = "host-local"
 	typeStatic    = "static"
-	typeDHCP      = "dhcp" // by a lease of package network, which has the link there first, and no allocator
+	typeDHCP      = "dhcp" // a lease of package network, which creates the link first, and no allocator
 )
 
-// allocator is what the ipam section of a netconf stands for, and what all types have in common: the section around
-// what gives addresses. Errors of its Status have code 50.
+// allocator is the allocator for the ipam section of a configuration. It wraps the source of the addresses, and adds
+// the settings that all types have in common. Errors of its Status have code 50.
 type allocator struct {
-	*said
+	*ipamSection
 	ipam.Allocator
 }
 
-// said is what the section, or the plugin that it names, says.
-type said struct {
+// ipamSection holds the content of the section, or the result of the plugin that it names.
+type ipamSection struct {
 	network    string
 	routes     []route.Route
 	dns        types.DNS      // complete when Add has returned
-	resolvConf string         // a file that has the DNS
-	reported   []ipam.Address // of the families of what is given, in the order in which that is reported
+	resolvConf string         // path of a file with DNS settings
+	reported   []ipam.Address // families in the order in which their addresses are reported
 	gateways   bool           // see ipamRequest
-	confErr    error          // the config is wrong: only Del and Collect can do anything
-	noRanges   error          // there are none before a runtime hands them over
+	confErr    error          // an error in the configuration; only Del and Collect can work
+	noRanges   error          // set if there are no ranges until a runtime passes some
 }
 
-// Bind keeps the section, which is told more by Add.
+// Bind returns a copy that shares the section, which Add completes.
 func (a *allocator) Bind(node ipam.Node) ipam.Allocator {
-	return &allocator{a.said, a.Allocator.Bind(node)}
+	return &allocator{a.ipamSection, a.Allocator.Bind(node)}
 }
 
-// RangeSets are those that package network puts on record.
+// RangeSets returns the range sets for package network's record.
 func (a *allocator) RangeSets() []ipam.RangeSet { return ipam.RangeSetsOf(a.Allocator) }
 
-// ordered puts addresses, those of IPv4 first, into the order in which they are reported.
-func (a *allocator) ordered(given []ipam.Address) []ipam.Address {
-	given = slices.Clone(given)
+// ordered returns addresses, given with IPv4 first, in the order in which they are reported.
+func (a *allocator) ordered(addresses []ipam.Address) []ipam.Address {
+	addresses = slices.Clone(addresses)
 	var list []ipam.Address
 	for _, place := range a.reported {
-		i := slices.IndexFunc(given, func(one ipam.Address) bool {
+		i := slices.IndexFunc(addresses, func(one ipam.Address) bool {
 			return one.Prefix.Addr().Is4() == place.Prefix.Addr().Is4()
 		})
 		if i >= 0 {
-			list = append(list, given[i])
-			given = slices.Delete(given, i, i+1)
+			list = append(list, addresses[i])
+			addresses = slices.Delete(addresses, i, i+1)
 		}
 	}
-	return append(list, given...)
+
+	return append(list, addresses...)
 }
 
-// Add reads the resolv.conf before it reserves anything.
+// Add reads the resolv.conf file before it reserves anything.
 func (a *allocator) Add(ctx context.Context, owner ipam.Owner) (*ipam.Allocation, error) {
 	if err := cmp.Or(a.confErr, a.noRanges); err != nil {
 		return nil, err
 	}
+
 	if a.resolvConf != "" {
 		text, err := file.ReadNamed(ctx, a.resolvConf, file.MaxRecord, 0)
 		if err != nil {
@@ -80,17 +82,20 @@ func (a *allocator) Add(ctx context.Context, owner ipam.Owner) (*ipam.Allocation
 		}
 		a.dns = ParseResolvConf(string(text))
 	}
-	given, err := a.Allocator.Add(ctx, owner)
+
+	allocation, err := a.Allocator.Add(ctx, owner)
 	if err != nil {
 		return nil, err
 	}
-	for i := range given.Addresses {
-		if one := &given.Addresses[i]; a.gateways && !one.Gateway.IsValid() {
+
+	for i := range allocation.Addresses {
+		if one := &allocation.Addresses[i]; a.gateways && !one.Gateway.IsValid() {
 			one.Gateway = one.Prefix.Masked().Addr().Next()
 		}
 	}
-	given.Routes = a.routes
-	return given, nil
+
+	allocation.Routes = a.routes
+	return allocation, nil
 }
 
 func (a *allocator) Check(ctx context.Context, owner ipam.Owner, held []ipam.Address) error {
@@ -100,8 +105,8 @@ func (a *allocator) Check(ctx context.Context, owner ipam.Owner, held []ipam.Add
 	return a.Allocator.Check(ctx, owner, held)
 }
 
-// Status has code 50 for what has none. Ranges that a runtime hands over come with the verbs of a pod, and
-// not with STATUS.
+// Status returns an error with code 50, unless the error has a code already. It accepts missing ranges if a runtime
+// may pass them with a pod's verbs, since STATUS does not contain them.
 func (a *allocator) Status(ctx context.Context) error {
 	if a.confErr != nil || a.noRanges != nil {
 		return a.confErr
@@ -113,43 +118,44 @@ func (a *allocator) Status(ctx context.Context) error {
 	return withCode(codeNotAvailable, err)
 }
 
-// An ipamRequest is what an allocator is made of: the ipam section, and what is told of the call.
+// An ipamRequest holds the parameters of an allocator: the ipam section and facts about the call.
 type ipamRequest struct {
-	// Plugin is what a plugin of another project is run with. Its name is ipam.type, or the name in its place.
-	// For GC or STATUS it has no ContainerID, NetNS, IfName and Args.
+	// Plugin describes how to run a plugin of another project. Its name is ipam.type, or the recorded type. For GC or
+	// STATUS it has no ContainerID, NetNS, IfName and Args.
 	delegate.Plugin
-	Network string // the network's name, and that of its directory of reservations
+	Network string // the network's name, and the name of its directory of reservations
 	Section Section
 	Asked
-	DefaultDataDir string // of networks that do not set ipam.dataDir
+	DefaultDataDir string // for networks without ipam.dataDir
 
-	// Strict is for ADD, CHECK and STATUS: every fault of the section is an error, and so are unknown fields of
-	// types in process. DEL and GC do what they still can.
+	// Strict is set for ADD, CHECK and STATUS: every fault of the section is an error, including unknown fields of
+	// types served in process. DEL and GC do as much as they can.
 	Strict bool
-	// RangesLater says that the runtime hands over the ranges of host-local with a pod's verbs.
+	// RangesLater means that the runtime passes the ranges of host-local with a pod's verbs.
 	RangesLater bool
-	// Gateways gives an address without a gateway the first of its subnet, as by the reference's bridge.
+	// Gateways makes the first address of the subnet the gateway of an address without one, like the reference plugin
+	// bridge.
 	Gateways bool
-	// ByName makes it behave as the reference's plugins do: unknown fields are passed over, and addresses are
-	// reported in the order in which the section, or the plugin, names families.
+	// ByName makes the allocator behave like the reference plugins: it ignores unknown fields, and reports addresses
+	// in the order in which the section, or the plugin, lists their families.
 	ByName bool
-	// Unrecorded says that the caller has no record of attachments: host-local looks through all
-	// reservations for one of the attachment's, before it gives another.
+	// Unrecorded means that the caller has no records of attachments. host-local then searches all reservations for
+	// an address that the attachment already has, before it assigns one.
 	Unrecorded bool
-	// All has an error tell, a line each, all that is wrong with the section's fields, and not only what comes first.
+	// All makes an error list all faults of the section's fields, one a line, instead of only the first.
 	All bool
 
-	Warn     func(string)  // gets what an operator should know although the verb goes on
+	Warn     func(string)  // receives messages for an operator when the verb continues
 	LockWait time.Duration // for another process's lock on the directory; 0 means 5 s
 }
 
-// newAllocator makes the allocator of an ipam.type. Without a type, as in a plain layer 2 network, it gives no addresses
-// and always succeeds. Where the request is not strict, there is no error.
+// newAllocator returns the allocator for an ipam.type. Without a type, as in a plain layer 2 network, it assigns no
+// addresses and always succeeds. If the request is not strict, there is no error.
 func newAllocator(r *ipamRequest) (*allocator, error) {
-	a := &allocator{&said{network: r.Network, gateways: r.Gateways}, static{byName: true}}
+	a := &allocator{&ipamSection{network: r.Network, gateways: r.Gateways}, static{byName: true}}
 	switch r.Name {
 	case typeNone:
-		// A section that has fields but no type probably has that misspelt.
+		// If a section has fields but no type, the type is probably misspelt.
 		a.confErr = r.read(&struct {
 			Type string `json:"type"`
 		}{})
@@ -158,20 +164,24 @@ func newAllocator(r *ipamRequest) (*allocator, error) {
 	case typeStatic:
 		a.confErr = a.static(r)
 	case typeDHCP:
-		// Leases are package network's, so this is about a pod that was made under another type.
-		a.confErr = newError(codeInvalidConfig, `network %q: ipam.type is "dhcp", and the attachment's addresses are not leased: DEL it and ADD it again`, r.Network)
+		// Package network handles leases, so this concerns a pod that was added under another type.
+		a.confErr = newError(codeInvalidConfig,
+			`network %q: ipam.type is "dhcp", and the attachment's addresses are not leased: DEL it and ADD it again`,
+			r.Network)
 		return a, nil
 	default:
 		r.Self = self
-		a.Allocator = &delegated{a.said, r}
+		a.Allocator = &delegated{a.ipamSection, r}
 	}
+
 	if r.Strict && a.confErr != nil {
 		return nil, a.confErr
 	}
+
 	return a, nil
 }
 
-// subnets are those that host-local and static give addresses of.
+// subnets returns the subnets of the addresses that host-local and static assign.
 func (a *allocator) subnets() []netip.Prefix {
 	var list []netip.Prefix
 	for _, set := range a.RangeSets() {
@@ -179,6 +189,7 @@ func (a *allocator) subnets() []netip.Prefix {
 			list = append(list, r.Subnet)
 		}
 	}
+
 	if s, ok := a.Allocator.(static); ok {
 		for _, one := range s.addresses {
 			list = append(list, one.Prefix.Masked())
@@ -187,8 +198,8 @@ func (a *allocator) subnets() []netip.Prefix {
 	return list
 }
 
-// isThere says whether addresses could be given back to an ipam.type: it is served in this process, or path, which
-// is CNI_PATH, has its program.
+// isThere reports whether addresses can be released by an ipam.type: this process serves it, or its program is in
+// path, which is CNI_PATH.
 func isThere(kind, path string) bool {
 	_, err := delegate.Find(kind, path)
 	return err == nil || slices.Contains([]string{typeNone, typeHostLocal, typeStatic, typeDHCP}, kind)

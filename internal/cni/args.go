@@ -7,18 +7,18 @@ import (
 	"strings"
 )
 
-// Args are the values of CNI_ARGS by their keys.
+// Args holds the values of CNI_ARGS by their keys.
 type Args map[string]string
 
-// parseArgs reads a list of KEY=VALUE with semicolons (CNI specification 1.1.0, "Parameters"), of which the last
-// counts where two have one key. A key that no plugin here knows is an error, as in the reference's plugins, unless
-// IgnoreUnknown is 1 or true. Keys that describe Kubernetes pods, K8S_…, are known. Errors have the specification's
-// code 4.
+// parseArgs parses a list of KEY=VALUE separated by semicolons (CNI specification 1.1.0, "Parameters"). If a key
+// occurs twice, the last value counts. Like in the reference plugins, an unknown key is an error unless IgnoreUnknown
+// is 1 or true. Keys that describe Kubernetes pods, K8S_…, are known. Errors have the specification's code 4.
 func parseArgs(text string) (Args, error) {
 	args := Args{}
 	if text == "" {
 		return args, nil
 	}
+
 	unknown := ""
 	for pair := range strings.SplitSeq(text, ";") {
 		key, value, ok := strings.Cut(pair, "=")
@@ -26,23 +26,29 @@ func parseArgs(text string) (Args, error) {
 			return nil, newError(codeEnvironment, "CNI_ARGS: %q is not of the form KEY=VALUE", pair)
 		}
 		args[key] = value
-		known := slices.Contains([]string{"IgnoreUnknown", "IP", "MAC", "GATEWAY"}, key) || strings.HasPrefix(key, "K8S_")
+		known := slices.Contains([]string{"IgnoreUnknown", "IP", "MAC", "GATEWAY"}, key) ||
+			strings.HasPrefix(key, "K8S_")
 		if !known && unknown == "" {
 			unknown = pair
 		}
 	}
+
 	ignore, err := strconv.ParseBool(cmp.Or(args["IgnoreUnknown"], "false"))
 	if err != nil {
-		return nil, newError(codeEnvironment, "CNI_ARGS: IgnoreUnknown=%q is neither true nor false", args["IgnoreUnknown"])
+		return nil, newError(codeEnvironment, "CNI_ARGS: IgnoreUnknown=%q is neither true nor false",
+			args["IgnoreUnknown"])
 	}
+
 	if unknown != "" && !ignore {
-		return nil, newError(codeEnvironment, "CNI_ARGS: %s is not known: add IgnoreUnknown=1 if it is meant for another plugin", unknown)
+		return nil, newError(codeEnvironment,
+			"CNI_ARGS: %s is not known: add IgnoreUnknown=1 if it is meant for another plugin", unknown)
 	}
+
 	return args, nil
 }
 
-// Pod is how the runtime calls the pod, where it says so: namespace/name, or the name alone, as podman
-// gives that of a container.
+// Pod returns the runtime's name for the pod: namespace/name, or only the name, which podman sets for a container. It
+// returns "" if there is none.
 func (a Args) Pod() string {
 	ns, name := a["K8S_POD_NAMESPACE"], a["K8S_POD_NAME"]
 	if ns == "" || name == "" {
@@ -51,7 +57,7 @@ func (a Args) Pod() string {
 	return ns + "/" + name
 }
 
-// List splits a value with commas. An empty one is an empty list.
+// List splits a value at commas. An empty value is an empty list.
 func (a Args) List(key string) []string {
 	if a[key] == "" {
 		return nil

@@ -11,10 +11,10 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// maxBurst is the most that the reference's plugin bandwidth takes, in bits.
+// maxBurst is the largest burst that the reference plugin bandwidth accepts, in bits.
 const maxBurst = 8 * (1<<32 - 1)
 
-// bandwidthConf is the configuration of the reference's plugin of that name: it limits what a pod sends and receives.
+// bandwidthConf is the configuration of the reference plugin bandwidth, which limits a pod's traffic.
 type bandwidthConf struct {
 	Common
 	Bandwidth
@@ -29,48 +29,57 @@ func (f *bandwidthConf) problems() []error {
 	return p
 }
 
-// burst is about what the reference's takes.
+// burst adds a problem with a burst that the reference plugin does not accept.
 func (p *problems) burst(way string, l bandwidth.Limit) {
-	p.add((l.Rate == 0) != (l.Burst == 0) || l.Burst >= maxBurst, "%sRate %d and %[1]sBurst %[3]d: both have to be set, the burst to less than %d, or neither", way, l.Rate, l.Burst, maxBurst)
+	p.add((l.Rate == 0) != (l.Burst == 0) || l.Burst >= maxBurst,
+		"%sRate %d and %[1]sBurst %[3]d: both have to be set, the burst to less than %d, or neither",
+		way, l.Rate, l.Burst, maxBurst)
 }
 
 func (f *bandwidthConf) lacks(rec *state.Attachment) bool {
 	return !f.limits(f.Bandwidth).IsZero() && rec.Bandwidth.IsZero()
 }
 
+// orZero returns *p, or the zero value if p is nil.
 func orZero[T any](p *T) T { return *cmp.Or(p, new(T)) }
 
 func (f *bandwidthConf) run(ctx context.Context, c *call) (*current.Result, error) {
-	if c.verb == "DEL" { // limits that no ADD takes keep no plugin before this one from its DEL
-		c.takeBack(func(of network.Change) error {
-			_, err := of.Limit(ctx, bandwidth.Shape{})
+	if c.verb == "DEL" { // limits that no ADD accepts must not keep a plugin before this one from its DEL
+		c.takeBack(func(change network.Change) error {
+			_, err := change.Limit(ctx, bandwidth.Shape{})
 			return err
 		})
 		return nil, nil
 	}
+
 	shape := f.limits(f.Bandwidth)
 	if shape.IsZero() {
-		return c.passOn()
+		return c.passThrough()
 	}
-	prev, of, err := c.chained()
+
+	prev, change, err := c.chained()
 	if err != nil {
 		return nil, err
 	}
+
 	if c.verb == "CHECK" {
-		return nil, differ(of.Check(ctx, nil, &shape))
+		return nil, differ(change.Check(ctx, nil, &shape))
 	}
-	by, err := of.Limit(ctx, shape)
+
+	by, err := change.Limit(ctx, shape)
 	if err != nil {
 		return nil, err
 	}
+
 	if by != nil {
 		prev.Interfaces = append(prev.Interfaces, &current.Interface{Name: by.Name, Mac: by.MAC.String()})
 	}
+
 	return prev, nil
 }
 
-// Bandwidth limits a pod's traffic, in bits and bits a second; 0 for none. These are the fields of the reference
-// bandwidth plugin and of the capability bandwidth; ingress is what the pod receives.
+// Bandwidth holds limits of a pod's traffic, in bits and bits per second; 0 means none. The reference plugin
+// bandwidth and the capability bandwidth have the same fields. Ingress is the pod's incoming traffic.
 type Bandwidth struct {
 	IngressRate  uint64 `json:"ingressRate"`
 	IngressBurst uint64 `json:"ingressBurst"`
@@ -85,8 +94,8 @@ func (b Bandwidth) shape() bandwidth.Shape {
 	}
 }
 
-// limits are those of one pod: those of the configuration, which an operator
-// sets for all pods, else those that the runtime passes on.
+// limits returns the limits of the pod: those of the configuration, which apply to all pods, or else those that the
+// runtime passes.
 func (c *Common) limits(configured Bandwidth) bandwidth.Shape {
 	if configured == (Bandwidth{}) {
 		configured = orZero(c.RuntimeConfig.Bandwidth)
@@ -94,9 +103,9 @@ func (c *Common) limits(configured Bandwidth) bandwidth.Shape {
 	return configured.shape()
 }
 
-// limits are about those that something names.
+// limits adds a problem with limits that are not valid.
 func (p *problems) limits(where string, b Bandwidth) {
-	// With any MTU: rates and bursts that are not valid are so with all.
+	// The MTU does not matter: a rate or burst is valid with all MTUs or with none.
 	_, _, err := b.shape().Effective(ethernetMTU)
 	p.add(err != nil, "bandwidth of %s: %v", where, err)
 }

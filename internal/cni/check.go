@@ -15,13 +15,14 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// check carries out CHECK: it compares the attachment with what ADD made of it and with the result of the whole
-// chain, and lists all that is not so in one error.
+// check runs CHECK. It compares the attachment with its record and with the result of the whole plugin chain, and
+// returns all differences in one error.
 func (c *call) check(ctx context.Context, node *network.Node, conf *NetConf) error {
 	prev, err := conf.resultToCheck()
 	if err != nil {
 		return err
 	}
+
 	s, pod := conf.settings(), c.pod()
 	if pod.NetNS, err = c.openPod(); err != nil {
 		return err
@@ -30,52 +31,63 @@ func (c *call) check(ctx context.Context, node *network.Node, conf *NetConf) err
 	if pod.Lease, err = c.allocator(conf, &s); err != nil {
 		return err
 	}
+
 	var found []string
 	if pod.Reported, found, err = c.reported(prev); err != nil {
 		return err
 	}
+
 	diffs, err := node.Check(ctx, &s, &pod)
 	if err != nil {
 		return c.explain(err)
 	}
+
 	found = append(found, printable.Texts(diffs)...)
 	if len(found) == 0 {
 		return nil
 	}
+
 	return newError(codeDiffers, "container %s, attachment %s to network %q: %s: %s",
-		c.containerID, c.ifName, conf.Name, printable.Count(len(found), "difference", "differences"), strings.Join(found, "; "))
+		c.containerID, c.ifName, conf.Name, printable.Count(len(found), "difference",
+			"differences"), strings.Join(found, "; "))
 }
 
-// reported takes from the result what a plugin after this one may have changed, and says what is wrong with it. The
-// rest of it looks for the pod's interface there.
+// reported returns the parts of the result that a later plugin may have changed, and a list of errors in the result.
+// It ignores interfaces of other attachments.
 func (c *call) reported(prev *current.Result) (*network.Reported, []string, error) {
 	r := &network.Reported{HostMACs: map[string]string{}}
 	var wrong []string
 	if !slices.ContainsFunc(prev.Interfaces, c.isPods) {
 		wrong = append(wrong, fmt.Sprintf("prevResult has no interface %s of the pod", c.ifName))
 	}
+
 	inPod := 0
 	for _, in := range prev.Interfaces {
 		if in.Sandbox == "" {
 			r.HostMACs[in.Name] = in.Mac
 			continue
 		}
+
 		inPod++
 		if in.Name != c.ifName || in.Mac == "" {
 			continue
 		}
+
 		mac, err := net.ParseMAC(in.Mac)
 		if err != nil || len(mac) != 6 {
-			wrong = append(wrong, fmt.Sprintf("prevResult gives the interface %s the MAC %.40q, which is invalid", in.Name, in.Mac))
+			wrong = append(wrong, fmt.Sprintf("prevResult gives the interface %s the MAC %.40q, which is invalid",
+				in.Name, in.Mac))
 			continue
 		}
+
 		r.MAC = mac
 	}
+
 	for _, ip := range prev.IPs {
 		p, ok := prefixOf(ip.Address)
 		switch {
 		case !ok:
-		// One that says of no interface can only mean the pod's, if that has no other.
+		// An address without an interface can only be the pod's if the pod has no other interface.
 		case ip.Interface == nil && inPod <= 1, ip.Interface != nil && c.isPods(prev.Interfaces[*ip.Interface]):
 			r.Addresses = append(r.Addresses, p)
 		case ip.Interface == nil:
@@ -84,25 +96,30 @@ func (c *call) reported(prev *current.Result) (*network.Reported, []string, erro
 			r.Others = append(r.Others, p)
 		}
 	}
+
 	var err error
 	r.Routes, err = routesOf(prev.Routes)
 	return r, wrong, err
 }
 
-// status carries out STATUS: whether an ADD could succeed now. It changes nothing.
+// status runs STATUS: it returns an error if no ADD can succeed now. It changes nothing.
 func (c *call) status(ctx context.Context, node *network.Node, conf *NetConf) error {
 	s := conf.settings()
 	leases, err := c.allocator(conf, &s)
 	if err != nil {
 		return err
 	}
+
 	if leases != nil {
 		s.Allocator = nil
 	}
+
 	err = node.Ready(ctx, &s, leases)
-	// Without a code of its own, it has that of STATUS.
+
+	// An error without a code gets STATUS's own.
 	if err == nil || errors.As(err, new(*types.Error)) || errors.Is(err, network.ErrConflict) {
 		return err
 	}
+
 	return newError(codeNotAvailable, "%v", err)
 }

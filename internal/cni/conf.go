@@ -22,35 +22,36 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// A configuration is what a plugin reads of stdin, and what it does by that.
+// A configuration is the decoded stdin of a plugin, together with the plugin's work.
 type configuration interface {
-	// run carries out one verb. Plugins that work on interfaces of others get those alone that are about an
-	// attachment of ours: ADD, DEL and CHECK. The result is printed in the configuration's version; nil prints
-	// nothing. A result that this version cannot say has run called once more, with DEL.
+	// run runs one verb. Plugins that work on interfaces of other plugins are called only for ADD, DEL and CHECK, and
+	// only for our own attachments. The result is printed in the configuration's version; nil prints nothing. If this
+	// version cannot express the result, run is called again with DEL.
 	run(context.Context, *call) (*current.Result, error)
 
 	common() *Common
-	// complete fills in what stands in place of what is missing.
+	// complete fills in defaults.
 	complete(*call)
-	// problems are all that ADD, CHECK and STATUS refuse of what could be decoded, the first first.
+	// problems returns the errors in the decoded configuration, which ADD, CHECK and STATUS refuse. The first one is
+	// reported.
 	problems() []error
-	// lacks says whether it asks for something that a record does not have: the kept program may have given it.
+	// lacks reports whether it asks for something that is not in a record, and that the kept program may have set up.
 	lacks(*state.Attachment) bool
 }
 
-// Common is what the plugin of every name reads of a configuration.
+// Common holds the fields that all our plugins read.
 type Common struct {
 	CNIVersion string `json:"cniVersion"`
 	Name       string `json:"name"`
 
-	// These are the runtime's, and may have unknown fields.
+	// These fields belong to the runtime, and may contain unknown fields.
 	RuntimeConfig runtimeConfig `json:"runtimeConfig"`
 	Args          struct {
 		CNI json.RawMessage `json:"cni"`
 	} `json:"args"`
 	PrevResult json.RawMessage `json:"prevResult"`
 
-	// Fields of ours.
+	// Our own fields.
 	StateDir    string   `json:"stateDir"`
 	LeaseDir    string   `json:"leaseDir"`
 	ForwardMark Mark     `json:"forwardMark"`
@@ -61,7 +62,7 @@ type Common struct {
 	argMAC string // args.cni.mac
 }
 
-// runtimeConfig is what of the capabilities' arguments concerns us.
+// runtimeConfig holds the arguments of the capabilities that we use.
 type runtimeConfig struct {
 	MAC          string        `json:"mac"`
 	PortMappings []PortMapping `json:"portMappings"`
@@ -82,7 +83,7 @@ const (
 // Mark is one bit of a packet's mark, written as a number or as "0x10".
 type Mark uint32
 
-// UnmarshalJSON reads both forms.
+// UnmarshalJSON parses both forms.
 func (m *Mark) UnmarshalJSON(b []byte) error {
 	s := strings.Trim(string(b), `"`)
 	v, err := strconv.ParseUint(s, 0, 32)
@@ -93,7 +94,7 @@ func (m *Mark) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// JSONExpects says what to write.
+// JSONExpects describes the accepted values.
 func (Mark) JSONExpects() string { return `one bit of 32, as a number or as "0x10"` }
 
 func (c *Common) common() *Common { return c }
@@ -107,14 +108,14 @@ func (c *Common) complete(of *call) {
 	c.argMAC, c.RuntimeConfig.ArgIPs = args.MAC, args.IPs
 }
 
-// readArgs decodes what of args.cni concerns a plugin; the rest is for others.
+// readArgs decodes the fields of args.cni that a plugin uses. The others belong to other plugins.
 func (c *call) readArgs(into any) {
 	if data := c.conf.Args.CNI; !isEmpty(data) {
 		c.note(strict.Part("args.cni", data, into, strict.Everything))
 	}
 }
 
-// note keeps what is wrong with stdin.
+// note stores errors in stdin.
 func (c *call) note(found strict.Problems) {
 	for _, err := range found {
 		c.undecoded = append(c.undecoded, configError(err))
@@ -134,7 +135,7 @@ func (c *Common) problems() []error {
 	return p
 }
 
-// problems are gathered one by one.
+// problems collects errors in a configuration.
 type problems []error
 
 func (p *problems) add(holds bool, format string, args ...any) {
@@ -143,7 +144,7 @@ func (p *problems) add(holds bool, format string, args ...any) {
 	}
 }
 
-// absolute is the directory, or the other one where the configuration's is not absolute, since teardown needs one.
+// absolute returns dir if it is absolute, else otherwise, since teardown needs a directory.
 func absolute(dir, otherwise string) string {
 	if !filepath.IsAbs(dir) {
 		return otherwise
@@ -161,8 +162,8 @@ func (c *Common) deadline() time.Duration {
 	return time.Duration(cmp.Or(c.Deadline, Duration(defaultDeadline)))
 }
 
-// exempt names unknown keys that are no error: those that the runtime may put in for other plugins, and comments
-// with a leading underscore.
+// exempt reports whether an unknown key is allowed: a key that the runtime may add for other plugins, or a comment,
+// which begins with an underscore.
 func exempt(path, key string) bool {
 	if path == "" {
 		return strings.HasPrefix(key, "cni.dev/") || strings.HasPrefix(key, "_")
@@ -171,28 +172,31 @@ func exempt(path, key string) bool {
 	return top == "runtimeConfig" || top == "args"
 }
 
-// parse reads the configuration once. Its faults are kept, for verbs that must not guess; one that is not JSON is
-// an error to all.
+// parse decodes the configuration. It stores errors for verbs that must not guess. Input that is not JSON is an error
+// for all verbs.
 func (c *call) parse(data []byte) error {
 	c.stdin = data
 	pass := exempt
 	if c.named {
 		pass = strict.Everything
 	}
+
 	found := strict.Unmarshal(data, c.configuration, pass)
 	if n := len(found); n > 0 && errors.As(found[n-1], new(*strict.SyntaxError)) {
 		return newError(codeDecoding, "decode the network's configuration: %v", found[n-1])
 	}
+
 	c.note(found)
 	c.complete(c)
-	c.conf.CNIVersion = cmp.Or(c.conf.CNIVersion, "0.1.0") // the specification's meaning of a missing one, up to 0.2.0
+	// until version 0.2.0, the specification's meaning of a missing version
+	c.conf.CNIVersion = cmp.Or(c.conf.CNIVersion, "0.1.0")
 	return nil
 }
 
-// wrong are all that a verb refuses that must not guess.
+// wrong returns all errors for which a verb that must not guess is refused.
 func (c *call) wrong() strict.Problems { return slices.Concat(c.undecoded, c.problems()) }
 
-// refuse is the first thing that a verb refuses.
+// refuse returns the first error for which the verb is refused. DEL and GC are never refused.
 func (c *call) refuse() error {
 	if c.verb == "DEL" || c.verb == "GC" {
 		return nil
@@ -200,36 +204,42 @@ func (c *call) refuse() error {
 	return c.wrong().First()
 }
 
-// accept checks the configuration's version, and whether that has the verb.
+// accept returns an error unless the configuration's version is supported and has the verb.
 func (c *call) accept() error {
 	have := c.conf.CNIVersion
 	if supported := c.supported(); !slices.Contains(supported, have) {
-		return newError(codeIncompatibleVersion, "cniVersion %q is not supported: this plugin speaks %s", have, strings.Join(supported, ", "))
+		return newError(codeIncompatibleVersion, "cniVersion %q is not supported: this plugin speaks %s", have,
+			strings.Join(supported, ", "))
 	}
+
 	since := map[string]string{"CHECK": versionWithCheck, "GC": versionWithStatus, "STATUS": versionWithStatus}
 	all, first := SupportedVersions(), since[c.verb]
 	if slices.Index(all, have) < slices.Index(all, first) {
-		return newError(codeIncompatibleVersion, "%s is a verb of CNI %s and later, and this network's cniVersion is %s", c.verb, first, have)
+		return newError(codeIncompatibleVersion,
+			"%s is a verb of CNI %s and later, and this network's cniVersion is %s", c.verb, first, have)
 	}
 	return nil
 }
 
-// acceptName checks the network's name.
+// acceptName returns an error unless the network's name is valid.
 func (c *Common) acceptName() error {
 	switch {
 	case c.Name == "":
 		return newError(codeInvalidConfig, "the network has no name: set the field \"name\"")
 	case len(c.Name) > maxNetworkName:
-		return newError(codeInvalidConfig, "name: a network's name has at most %d bytes, not %d", maxNetworkName, len(c.Name))
+		return newError(codeInvalidConfig, "name: a network's name has at most %d bytes, not %d", maxNetworkName,
+			len(c.Name))
 	case !ident.IsIdentifier(c.Name):
-		return newError(codeInvalidConfig, "name %q: a network's name takes letters, digits, '_', '.' and '-', and begins with a letter or a digit", c.Name)
+		return newError(codeInvalidConfig,
+			"name %q: a network's name takes letters, digits, '_', '.' and '-', and begins with a letter or a digit",
+			c.Name)
 	}
+
 	return nil
 }
 
-// Examine gives what a configuration stands for where the program is called by a name, and all that
-// ADD would find wrong with it one by one, without asking the kernel or the disk. The network is nil by
-// the names of plugins that make none.
+// Examine decodes a configuration for the plugin with this name. It returns the network, and all errors that ADD
+// would find without asking the kernel or the disk. For plugins that make no network, the network is nil.
 func Examine(name string, data []byte) (*network.Network, []string) {
 	c := (&Plugin{Name: name}).newCall()
 	var found []string
@@ -240,16 +250,19 @@ func Examine(name string, data []byte) (*network.Network, []string) {
 			}
 		}
 	}
+
 	note(c.parse(data))
 	note(c.wrong()...)
 	note(c.accept(), c.conf.acceptName())
 	if f, ok := c.configuration.(*portmapConf); ok {
 		note(f.unsupported())
 	}
+
 	conf, ok := c.configuration.(*NetConf)
 	if !ok {
 		return nil, found
 	}
+
 	s := conf.settings()
 	if conf.IPAM.Type == typeDHCP {
 		_, err := conf.dhcp()
@@ -257,10 +270,11 @@ func Examine(name string, data []byte) (*network.Network, []string) {
 	} else {
 		r := c.ipamRequest(conf, true)
 		r.All = true
-		of, err := newAllocator(r)
+		alloc, err := newAllocator(r)
 		if note(err); err == nil {
-			s.Subnets = of.subnets()
+			s.Subnets = alloc.subnets()
 		}
 	}
+
 	return &s, found
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// del carries out DEL. It needs neither the pod's namespace nor a result.
+// del runs DEL. It needs neither the pod's namespace nor a result.
 func (c *call) del(ctx context.Context, node *network.Node, conf *NetConf) error {
 	known := conf.known()
 	known.Addresses = func() []netip.Addr {
@@ -24,21 +24,21 @@ func (c *call) del(ctx context.Context, node *network.Node, conf *NetConf) error
 	return node.Del(ctx, c.key(), known)
 }
 
-// key names the call's attachment.
+// key returns the name of the call's attachment.
 func (c *call) key() network.Key {
 	return network.Key{Network: c.conf.Name, ContainerID: c.containerID, IfName: c.ifName}
 }
 
-// known is what a configuration tells of attachments that have no record.
+// known returns the facts in a configuration about attachments without a record.
 func (c *NetConf) known() *network.Known {
 	s := c.settings()
 	return &network.Known{Bridge: s.Bridge, GatewayLink: s.GatewayLink(), Leased: c.IPAM.Type == typeDHCP}
 }
 
-// isPods says whether an interface of a result is the one that the call is about.
+// isPods reports whether an interface of a result is the pod's interface of this call.
 func (c *call) isPods(in *current.Interface) bool { return in.Sandbox != "" && in.Name == c.ifName }
 
-// addressesIn are the pod's as a result has them, but for those that it gives to another interface.
+// addressesIn returns the pod's addresses in a result, without those of other interfaces.
 func (c *call) addressesIn(prev *current.Result) []netip.Addr {
 	var list []netip.Addr
 	for _, ip := range prev.IPs {
@@ -49,23 +49,25 @@ func (c *call) addressesIn(prev *current.Result) []netip.Addr {
 			list = append(list, p.Addr())
 		}
 	}
+
 	return list
 }
 
-// recordedConfig is a configuration with the IPAM by which an attachment got its addresses.
+// recordedConfig returns a configuration with the IPAM that gave an attachment its addresses.
 func recordedConfig(cniVersion, name string, origin *network.Origin) (Section, []byte) {
 	ipamConf := struct {
 		DataDir string `json:"dataDir,omitempty"`
 		Type    string `json:"type,omitempty"`
 	}{origin.Dir, origin.Type}
-	// Marshalling strings cannot fail.
+
+	// Encoding strings as JSON cannot fail.
 	section, _ := json.Marshal(ipamConf)
 	data, _ := json.Marshal(map[string]any{"cniVersion": cniVersion, "name": name, "type": "tombolo", "ipam": ipamConf})
 	return Section{Type: origin.Type, DataDir: origin.Dir, JSON: section}, data
 }
 
-// gc carries out GC: it frees what this network owns and no valid attachment claims. Without a list it does nothing:
-// a runtime that names none may have lost it. An empty list is one: then every attachment goes.
+// gc runs GC: it releases everything of this network that no valid attachment owns. Without a list of valid
+// attachments it does nothing, since the runtime may have lost it. With an empty list it removes every attachment.
 func (c *call) gc(ctx context.Context, node *network.Node, conf *NetConf) error {
 	list, err := conf.validAttachments()
 	if err != nil || list == nil {
@@ -79,20 +81,23 @@ func (c *call) gc(ctx context.Context, node *network.Node, conf *NetConf) error 
 	return err
 }
 
-// validAttachments is nil where the runtime gave no list. A list with a fault is an error, though teardown passes
-// over other faults: GC deletes attachments that are not on it.
+// validAttachments returns the runtime's list of valid attachments, or nil if there is none. A fault in the list is
+// an error, although teardown ignores other faults: GC deletes attachments that are not on the list.
 func (c *NetConf) validAttachments() ([]types.GCAttachment, error) {
 	var list []types.GCAttachment
 	if len(c.ValidAttachments) == 0 {
 		return nil, nil
 	}
+
 	if err := json.Unmarshal(c.ValidAttachments, &list); err != nil {
 		return nil, newError(codeDecoding, "cni.dev/valid-attachments: %v", err)
 	}
+
 	for i, a := range list {
 		if a.ContainerID == "" || a.IfName == "" {
 			return nil, newError(codeDecoding, "cni.dev/valid-attachments[%d] lacks its containerID or its ifname", i)
 		}
 	}
+
 	return list, nil
 }

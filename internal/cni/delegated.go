@@ -15,26 +15,26 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// delegated runs a plugin of another project.
+// delegated is an allocator that runs a plugin of another project.
 type delegated struct {
-	*said
+	*ipamSection
 	request *ipamRequest
 }
 
-// Bind returns d: a plugin looks after itself.
+// Bind returns d, since a plugin needs nothing from the node.
 func (d *delegated) Bind(ipam.Node) ipam.Allocator { return d }
 
-// Slow is true: a plugin may take long.
+// Slow returns true, since a plugin may take long.
 func (d *delegated) Slow() bool { return true }
 
-// ask has the plugin do something, by a verb.
+// ask runs the plugin with a verb.
 func (d *delegated) ask(ctx context.Context, of *delegate.Plugin, verb string) error {
 	lockorder.Slow("a plugin")
 	return d.wrap(of.Run(ctx, verb))
 }
 
-// Add runs the plugin, and where that fails runs it with DEL, as section 4 of the CNI specification 1.1.0 asks. It
-// drops parts of the result that an IPAM plugin must not set.
+// Add runs the plugin. If that fails, it runs the plugin with DEL, as section 4 of the CNI specification 1.1.0
+// requires. It drops parts of the result that an IPAM plugin must not set.
 func (d *delegated) Add(ctx context.Context, _ ipam.Owner) (*ipam.Allocation, error) {
 	lockorder.Slow("a plugin")
 	result, err := d.request.Plugin.Add(ctx)
@@ -42,18 +42,21 @@ func (d *delegated) Add(ctx context.Context, _ ipam.Owner) (*ipam.Allocation, er
 		d.dns = result.DNS
 		d.routes, err = routesOf(result.Routes)
 	}
+
 	if err != nil {
 		return nil, d.undo(ctx, d.wrap(err))
 	}
+
 	addresses := heldAddresses(result)
 	if d.request.ByName {
 		d.reported = slices.Clone(addresses)
 	}
+
 	return &ipam.Allocation{Addresses: addresses}, nil
 }
 
-// undo runs DEL after an ADD that failed with cause, also where ctx has ended. The cause stays the first error, so
-// that its code is the one that is reported.
+// undo runs DEL after an ADD that failed with cause, even if ctx has ended. cause stays the first error, so that its
+// code is reported.
 func (d *delegated) undo(ctx context.Context, cause error) error {
 	if errors.Is(cause, delegate.ErrNotFound) || errors.Is(cause, delegate.ErrSelf) {
 		return cause
@@ -66,18 +69,18 @@ func (d *delegated) undo(ctx context.Context, cause error) error {
 	return cause
 }
 
-// Del runs the plugin, which keeps its own books: the hint is of no use to it.
+// Del runs the plugin, which keeps its own records and so ignores the hint.
 func (d *delegated) Del(ctx context.Context, owner ipam.Owner, _ []netip.Addr) error {
 	of := d.request.Plugin
 	if owner.ContainerID != of.ContainerID || owner.IfName != of.IfName {
-		// GC, and an ADD that takes a dead pod down, are about other attachments than their own.
+		// GC, and an ADD that takes down a dead pod, concern another attachment than the call's.
 		of.ContainerID, of.IfName, of.NetNS, of.Args = owner.ContainerID, owner.IfName, "", ""
 	}
 	return d.unlessSelf(d.ask(ctx, &of, "DEL"))
 }
 
-// unlessSelf makes a warning of ErrSelf, for teardown: of this program no ADD has
-// ever got an address, so there is none to give back.
+// unlessSelf turns ErrSelf into a warning for teardown. No ADD has ever got an address from this program itself, so
+// there is none to release.
 func (d *delegated) unlessSelf(err error) error {
 	if errors.Is(err, delegate.ErrSelf) {
 		d.request.Warn(err.Error())
@@ -86,17 +89,17 @@ func (d *delegated) unlessSelf(err error) error {
 	return err
 }
 
-// Check runs the plugin, which finds prevResult in the netconf.
+// Check runs the plugin, which finds prevResult in the configuration.
 func (d *delegated) Check(ctx context.Context, _ ipam.Owner, _ []ipam.Address) error {
 	return d.ask(ctx, &d.request.Plugin, "CHECK")
 }
 
-// Collect runs the plugin, which finds the valid attachments in the netconf.
+// Collect runs the plugin, which finds the valid attachments in the configuration.
 func (d *delegated) Collect(ctx context.Context, _ []ipam.Owner) error {
 	return d.unlessSelf(d.ask(ctx, &d.request.Plugin, "GC"))
 }
 
-// Status runs the plugin. A missing plugin is code 50; the plugin's own error keeps its code.
+// Status runs the plugin. A missing plugin is code 50. An error of the plugin keeps its code.
 func (d *delegated) Status(ctx context.Context) error {
 	err := d.ask(ctx, &d.request.Plugin, "STATUS")
 	var own *types.Error
@@ -106,7 +109,7 @@ func (d *delegated) Status(ctx context.Context) error {
 	return err
 }
 
-// wrap gives an error that is not the plugin's own a code.
+// wrap adds a code to an error that is not the plugin's own.
 func (d *delegated) wrap(err error) error {
 	code := codePluginFailed
 	switch {
@@ -121,5 +124,6 @@ func (d *delegated) wrap(err error) error {
 	case errors.Is(err, delegate.ErrBadResult):
 		code = types.ErrDecodingFailure
 	}
+
 	return withCode(code, fmt.Errorf("network %q: ipam.type: %w", d.network, err))
 }

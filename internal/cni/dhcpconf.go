@@ -15,7 +15,8 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// DHCP is the ipam section of type dhcp. request, provide and priority are those of the reference dhcp plugin.
+// DHCP is the ipam section of type dhcp. Its fields request, provide and priority come from the reference plugin
+// dhcp.
 type DHCP struct {
 	Type string `json:"type"`
 
@@ -38,32 +39,33 @@ type DHCP struct {
 	byName bool // see NetConf.dhcp
 }
 
-// request is an option to ask the server for.
+// request is an option to request from the server.
 type request struct {
 	SkipDefault bool   `json:"skipDefault"`
 	Option      option `json:"option"`
 }
 
-// provide is an option to send: a value, or that of a key in CNI_ARGS.
+// provide is an option to send: a value, or the value of a key in CNI_ARGS.
 type provide struct {
 	Option  option `json:"option"`
 	Value   string `json:"value"`
 	FromArg string `json:"fromArg"`
 }
 
-// option is an option's number, which may be written as a number, as a string, or by
-// the name that dhcp-options(5) has for it. 0 is none.
+// option is the number of a DHCP option. In JSON it is a number, a string, or the name in dhcp-options(5). 0 means
+// none.
 type option uint8
 
 func optionNames() map[string]uint8 {
 	return map[string]uint8{
-		"subnet-mask": 1, "routers": 3, "domain-name-servers": 6, "host-name": 12, "domain-name": 15, "interface-mtu": 26,
-		"broadcast-address": 28, "static-routes": 33, "ntp-servers": 42, "dhcp-lease-time": 51, "vendor-class-identifier": 60,
+		"subnet-mask": 1, "routers": 3, "domain-name-servers": 6, "host-name": 12, "domain-name": 15,
+		"interface-mtu": 26, "broadcast-address": 28, "static-routes": 33, "ntp-servers": 42,
+		"dhcp-lease-time": 51, "vendor-class-identifier": 60,
 		"dhcp-client-identifier": 61, "user-class": 77, "domain-search": 119, "classless-static-routes": 121,
 	}
 }
 
-// UnmarshalJSON reads all three forms.
+// UnmarshalJSON parses all three forms.
 func (o *option) UnmarshalJSON(b []byte) error {
 	text := strings.Trim(string(b), `"`)
 	code, known := optionNames()[text]
@@ -74,11 +76,12 @@ func (o *option) UnmarshalJSON(b []byte) error {
 		}
 		code = uint8(n)
 	}
+
 	*o = option(code)
 	return nil
 }
 
-// JSONExpects says what to write.
+// JSONExpects describes the accepted values.
 func (option) JSONExpects() string { return `an option's number, or a name such as "routers"` }
 
 const (
@@ -90,42 +93,48 @@ const (
 	keeperOptional = "optional"
 )
 
-// dhcp reads the ipam section of type dhcp, for a verb that must not guess; by name as the reference does, which
-// passes over unknown fields, and tells servers no more than it is told to.
+// dhcp decodes the ipam section of type dhcp for a verb that must not guess. By a reference name it behaves like the
+// reference plugin: it ignores unknown fields, and tells the server nothing beyond the configuration.
 func (c *NetConf) dhcp() (*DHCP, error) {
-	conf := DHCP{ClientID: clientByContainer, Keeper: keeperRequired, Timeout: Duration(dhcpc.DefaultTimeout), byName: c.bridge}
+	conf := DHCP{ClientID: clientByContainer, Keeper: keeperRequired, Timeout: Duration(dhcpc.DefaultTimeout),
+		byName: c.bridge}
 	r := &ipamRequest{Section: c.IPAM, Strict: true, ByName: c.bridge}
 	if err := r.read(&conf); err != nil {
 		return nil, err
 	}
+
 	if c.bridge {
 		conf.Routes = nil
 	}
+
 	var p problems
 	clients, keepers := []string{clientByContainer, clientByPod, clientByMAC}, []string{keeperRequired, keeperOptional}
-	p.add(!slices.Contains(clients, conf.ClientID), "ipam.clientID %q is not known: use one of %q", conf.ClientID, clients)
+	p.add(!slices.Contains(clients, conf.ClientID), "ipam.clientID %q is not known: use one of %q", conf.ClientID,
+		clients)
 	p.add(!slices.Contains(keepers, conf.Keeper), "ipam.keeper %q is not known: use one of %q", conf.Keeper, keepers)
 	p.add(conf.Priority < 0, "ipam.priority %d is negative", conf.Priority)
 	for i, r := range conf.Routes {
-		p.add(!r.Dst.IsValid() || !r.Dst.Addr().Is4() || r.GW.IsValid() && !r.GW.Is4(), "ipam.routes[%d]: a route of IPv4 needs a dst such as 10.0.0.0/8, and may have a gw", i)
+		p.add(!r.Dst.IsValid() || !r.Dst.Addr().Is4() || r.GW.IsValid() && !r.GW.Is4(),
+			"ipam.routes[%d]: a route of IPv4 needs a dst such as 10.0.0.0/8, and may have a gw", i)
 	}
+
 	return &conf, strict.Problems(p).First()
 }
 
-// identity is what tells a pod from others to a DHCP server.
+// identity is the identity of a pod's interface towards a DHCP server.
 type identity struct {
 	network.Key
-	pod string // namespace/name; empty if it is not known
+	pod string // namespace/name; empty if unknown
 }
 
-// longestID is what an option holds behind an identifier's type.
+// longestID is the maximum length of an identifier after its type byte.
 const longestID = 254
 
-// text tells the interface of a container, or of a pod, from others.
-func (id *identity) text(of string) string { return of + "/" + id.Network + "/" + id.IfName }
+// text returns the identity as text. owner is the container or the pod.
+func (id *identity) text(owner string) string { return owner + "/" + id.Network + "/" + id.IfName }
 
-// clientID is option 61: type 0, which says that it is no hardware address, and a
-// text that an operator recognises in the server's list and can reserve for.
+// clientID returns option 61. Its type is 0, which means that it is no hardware address. The text is readable, so
+// that an operator can recognize it in the server's list and reserve an address for it.
 func (id *identity) clientID(by string, mac net.HardwareAddr) ([]byte, error) {
 	text := id.text(id.ContainerID)
 	switch by {
@@ -134,39 +143,44 @@ func (id *identity) clientID(by string, mac net.HardwareAddr) ([]byte, error) {
 		return append([]byte{ethernet}, mac...), nil
 	case clientByPod:
 		if id.pod == "" {
-			return nil, newError(codeInvalidConfig, `ipam.clientID "pod": the runtime does not say which pod it is (K8S_POD_NAMESPACE and K8S_POD_NAME in CNI_ARGS): use "container" or "mac"`)
+			return nil, newError(codeInvalidConfig,
+				`ipam.clientID "pod": the runtime does not say which pod it is (K8S_POD_NAMESPACE and K8S_POD_NAME `+
+					`in CNI_ARGS): use "container" or "mac"`)
 		}
 		text = id.text(id.pod)
 	}
+
 	if len(text) > longestID {
 		sum := sha256.Sum256([]byte(text))
 		return append([]byte{0}, sum[:]...), nil
 	}
+
 	return append([]byte{0}, text...), nil
 }
 
-// mac is the same for the same identity, since home routers reserve by it: a
-// locally administered address, by the pod where its name is known and counts.
+// mac returns a locally administered MAC derived from the identity. The same identity always gets the same MAC, since
+// home routers reserve addresses by MAC. It is derived from the pod's name if that is known and by permits it.
 func (id *identity) mac(by string) net.HardwareAddr {
-	of := id.ContainerID
+	owner := id.ContainerID
 	if id.pod != "" && by != clientByContainer {
-		of = id.pod
+		owner = id.pod
 	}
-	return MACOf(id.text(of))
+	return MACOf(id.text(owner))
 }
 
-// MACOf is that of an identity.
+// MACOf derives a MAC from an identity, so that a recreated pod gets the same lease.
 func MACOf(identity string) net.HardwareAddr {
 	sum := sha256.Sum256([]byte("tombolo mac " + identity))
 	return net.HardwareAddr{0x0a, sum[0], sum[1], sum[2], sum[3], sum[4]}
 }
 
-// Lease is how a pod gets its address, and what a server is told. Package network refuses what cannot be told.
+// Lease returns the request for a lease. Package network rejects values that DHCP cannot express.
 func (conf *DHCP) Lease(id *identity, mac net.HardwareAddr, args Args) (*network.Lease, error) {
 	clientID, err := id.clientID(conf.ClientID, mac)
 	if err != nil {
 		return nil, err
 	}
+
 	l := &network.Lease{
 		Client: dhcpc.Config{
 			MAC: mac, ClientID: clientID, HostName: args["K8S_POD_NAME"], RapidCommit: conf.RapidCommit,
@@ -177,17 +191,20 @@ func (conf *DHCP) Lease(id *identity, mac net.HardwareAddr, args Args) (*network
 	if conf.byName {
 		l.Client.HostName = ""
 	}
+
 	if conf.HostName != nil {
 		l.Client.HostName = *conf.HostName
 	}
+
 	conf.request(&l.Client)
 	for _, r := range conf.Routes {
 		l.Routes = append(l.Routes, dhcpc.Route{Dst: r.Dst.Masked(), Gateway: r.GW})
 	}
+
 	return l, conf.provide(&l.Client, args)
 }
 
-// request asks for options: by name for no more than it is told to.
+// request adds the options to request. By a reference name it requests no more than the configuration says.
 func (conf *DHCP) request(c *dhcpc.Config) {
 	for _, r := range conf.Request {
 		c.RequestOnly = c.RequestOnly || r.SkipDefault
@@ -201,12 +218,13 @@ func (conf *DHCP) request(c *dhcpc.Config) {
 	}
 }
 
-// provide sends options.
+// provide adds the options to send.
 func (conf *DHCP) provide(c *dhcpc.Config, args Args) error {
 	for i, p := range conf.Provide {
 		if p.Option == 0 {
 			return newError(codeInvalidConfig, "ipam.provide[%d] names no option", i)
 		}
+
 		value, found := args[p.FromArg]
 		switch {
 		case p.FromArg != "" && found:
@@ -217,6 +235,7 @@ func (conf *DHCP) provide(c *dhcpc.Config, args Args) error {
 		default:
 			value = p.Value
 		}
+
 		switch p.Option {
 		case 12:
 			c.HostName = value
@@ -231,13 +250,14 @@ func (conf *DHCP) provide(c *dhcpc.Config, args Args) error {
 			c.Provide = append(c.Provide, dhcpc.Option{Code: uint8(p.Option), Value: []byte(value)})
 		}
 	}
+
 	return nil
 }
 
 // Duration is a length of time, written as "5s" or "1m30s".
 type Duration time.Duration
 
-// UnmarshalJSON reads the form of time.ParseDuration.
+// UnmarshalJSON parses the form of time.ParseDuration.
 func (d *Duration) UnmarshalJSON(b []byte) error {
 	s := strings.Trim(string(b), `"`)
 	v, err := time.ParseDuration(s)
@@ -248,5 +268,5 @@ func (d *Duration) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// JSONExpects says what to write.
+// JSONExpects describes the accepted values.
 func (Duration) JSONExpects() string { return `a length of time such as "5s"` }

@@ -1,6 +1,7 @@
-// Package cni is the CNI plugin: it reads network configurations and the environment, has package network carry out
-// the verbs of the CNI specification 1.1, and writes results and errors. It is translation, and nothing else.
+// Package cni is the CNI plugin. It decodes network configurations and the environment, calls package network for the
+// verbs of the CNI specification 1.1, and encodes results and errors. It only translates.
 //
-// Files whose names end in conf.go read configurations; allocator.go makes of the ipam section what gives addresses;
-// add.go, del.go (GC too) and check.go (STATUS too) are the verbs; result.go has results both ways, errors.go the codes.
+// Files whose names end in conf.go decode configurations. allocator.go turns the ipam section into an allocator.
+// add.go, del.go (also GC) and check.go (also STATUS) run the verbs. result.go converts results in both directions,
+// and errors.go has the codes.
 package cni

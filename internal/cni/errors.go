@@ -34,27 +34,27 @@ const (
 	codePoolFull      = uint(100) // a range set has no free address
 	codeAddressTaken  = uint(101) // a requested address belongs to another attachment
 	codeDuplicate     = uint(102) // the attachment already has an address in the range set
-	codeCheckFailed   = uint(103) // CHECK: an address is not, or no longer, this attachment's
+	codeCheckFailed   = uint(103) // CHECK: an address is not, or no longer, the attachment's
 	codePluginMissing = uint(104) // a delegated plugin is not in CNI_PATH
 	codePluginFailed  = uint(105) // a delegated plugin ended without an error object
 
-	codeKernel        = uint(110) // the kernel refused something
-	codeExists        = uint(111) // the interface, or the attachment, is there already
-	codeConflict      = uint(112) // an address, or a name, belongs to another owner
-	codeDiffers       = uint(113) // CHECK found something that is not as it was made
-	codeAttached      = uint(114) // a network that is to be removed still has attachments
+	codeKernel        = uint(110) // the kernel refused a request
+	codeExists        = uint(111) // the interface or the attachment exists already
+	codeConflict      = uint(112) // an address or a name belongs to another owner
+	codeDiffers       = uint(113) // CHECK found a difference
+	codeAttached      = uint(114) // the network to be removed still has attachments
 	codeNoGateway     = uint(115) // a gateway is needed and the IPAM named none
-	codeNotAttachable = uint(116) // the bridge is full, or is not a bridge
-	codeObstructed    = uint(117) // another firewall would drop what pods send
+	codeNotAttachable = uint(116) // the bridge is full, or is no bridge
+	codeObstructed    = uint(117) // another firewall would drop packets of pods
 	codeUplink        = uint(118) // the NIC cannot be shared as it is
 )
 
-// newError makes an error with a code.
+// newError returns an error with a code.
 func newError(code uint, format string, args ...any) *types.Error {
 	return &types.Error{Code: code, Msg: fmt.Sprintf(format, args...)}
 }
 
-// A codedError is an error with a code: errors.As finds a *[types.Error] in it.
+// A codedError adds a code to an error: errors.As finds a *[types.Error] in it.
 type codedError struct {
 	error
 	code uint
@@ -62,7 +62,7 @@ type codedError struct {
 
 func (e *codedError) Unwrap() []error { return []error{newError(e.code, "%v", e.error), e.error} }
 
-// withCode gives an error a code; nil stays nil.
+// withCode adds a code to an error; nil stays nil.
 func withCode(code uint, err error) error {
 	if err == nil {
 		return nil
@@ -70,7 +70,7 @@ func withCode(code uint, err error) error {
 	return &codedError{err, code}
 }
 
-// configError gives an error of package strict its code; nil stays nil.
+// configError adds a code to an error of package strict; nil stays nil.
 func configError(err error) error {
 	var unknown *strict.UnknownFieldError
 	switch {
@@ -82,11 +82,12 @@ func configError(err error) error {
 	case errors.As(err, new(*strict.SyntaxError)):
 		return withCode(codeDecoding, err)
 	}
+
 	return withCode(codeInvalidConfig, err)
 }
 
-// substitutes lists what to write in place of fields that kubenet's lists have: its own, kubelet's flags for it, and
-// those of portmap, which follows bridge there.
+// substitutes returns replacements for fields of kubenet's configuration lists: its own fields, kubelet's flags for
+// it, and fields of portmap, which follows bridge there.
 func substitutes() map[string]string {
 	const portmap = `leave it and the plugin portmap out, and write "capabilities": {"portMappings": true}`
 	return map[string]string{
@@ -101,8 +102,8 @@ func substitutes() map[string]string {
 	}
 }
 
-// coded gives an error the code that a runtime branches on: that of the first in its chain or tree that has one.
-// Details of one that came with a code are in the message.
+// coded returns the error with the code that a runtime sees: the first code in its chain or tree. The details of an
+// error that came with a code are part of the message.
 func coded(err error) *types.Error {
 	code, ok := firstCode(err)
 	if !ok {
@@ -111,12 +112,14 @@ func coded(err error) *types.Error {
 	return &types.Error{Code: code, Msg: printable.Line(err.Error())}
 }
 
+// firstCode returns the first code in an error's chain or tree.
 func firstCode(err error) (code uint, ok bool) {
 	for _, of := range codes() {
 		if err == of.err {
 			return of.code, true
 		}
 	}
+
 	switch e := err.(type) {
 	case *types.Error:
 		return e.Code, true
@@ -133,27 +136,32 @@ func firstCode(err error) (code uint, ok bool) {
 			}
 		}
 	}
+
 	return 0, false
 }
 
-// A sentinel has a code.
+// A sentinel is an error value with its code.
 type sentinel struct {
 	err  error
 	code uint
 }
 
-// codes are those of the errors of package network and of the packages below.
+// codes returns the codes of errors of package network and the packages below it.
 func codes() []sentinel {
 	return []sentinel{
-		{network.ErrState, codeIO}, {network.ErrTryAgain, codeTryAgainLater}, {network.ErrHostNamespace, codeInvalidNetNS},
+		{network.ErrState, codeIO}, {network.ErrTryAgain, codeTryAgainLater}, {network.ErrHostNamespace,
+			codeInvalidNetNS},
 		{network.ErrExists, codeExists}, {network.ErrNotAttached, codeDiffers}, {network.ErrAttached, codeAttached},
-		{network.ErrConflict, codeConflict}, {network.ErrNoGateway, codeNoGateway}, {network.ErrNoLink, codeNotAttachable},
+		{network.ErrConflict, codeConflict}, {network.ErrNoGateway, codeNoGateway}, {network.ErrNoLink,
+			codeNotAttachable},
 		{network.ErrObstructed, codeObstructed}, {network.ErrInvalid, codeInvalidConfig},
 		{ipam.ErrPoolFull, codePoolFull}, {ipam.ErrAddressTaken, codeAddressTaken},
 		{ipam.ErrDuplicate, codeDuplicate}, {ipam.ErrNotReserved, codeCheckFailed},
-		{state.ErrLocked, codeTryAgainLater}, {ipam.ErrLocked, codeTryAgainLater}, {ipam.ErrLiveUnknown, codeTryAgainLater},
+		{state.ErrLocked, codeTryAgainLater}, {ipam.ErrLocked, codeTryAgainLater}, {ipam.ErrLiveUnknown,
+			codeTryAgainLater},
 		{context.DeadlineExceeded, codeTryAgainLater}, {context.Canceled, codeTryAgainLater},
-		{bridge.ErrPeerExists, codeExists}, {bridge.ErrBridgeFull, codeNotAttachable}, {bridge.ErrNotBridge, codeNotAttachable},
+		{bridge.ErrPeerExists, codeExists}, {bridge.ErrBridgeFull, codeNotAttachable}, {bridge.ErrNotBridge,
+			codeNotAttachable},
 		{bridge.ErrForeign, codeConflict}, {addr.ErrDuplicate, codeConflict},
 		{share.ErrUnfit, codeUplink}, {state.ErrDamaged, codeIO},
 	}

@@ -11,8 +11,8 @@ import (
 	"github.com/tombolo-cni/tombolo/ipam"
 )
 
-// hostLocal has a give addresses by ipam.HostLocal. Where the section is wrong, that knows no more than
-// ipam.dataDir, which is all that Del and Collect need. The disk is left alone.
+// hostLocal makes an ipam.HostLocal the source of addresses. If the section is wrong, the HostLocal has only
+// ipam.dataDir, which suffices for Del and Collect. Nothing is written to disk.
 func (a *allocator) hostLocal(r *ipamRequest) error {
 	confErr := a.readHostLocal(r)
 	if confErr == nil || r.Strict {
@@ -25,58 +25,70 @@ func (a *allocator) hostLocal(r *ipamRequest) error {
 	return confErr
 }
 
-// reservations are those of the network, in ipam.dataDir, which may be empty.
+// reservations returns a HostLocal for the network's reservations in dataDir, or in the default directory if that is
+// empty.
 func (r *ipamRequest) reservations(dataDir string, sets []ipam.RangeSet) (*ipam.HostLocal, error) {
-	of, err := ipam.NewHostLocal(&ipam.Config{
-		Network: r.Network, Dir: cmp.Or(dataDir, r.DefaultDataDir), Ranges: sets, LockWait: r.LockWait, Search: r.Unrecorded,
+	reservations, err := ipam.NewHostLocal(&ipam.Config{
+		Network: r.Network, Dir: cmp.Or(dataDir,
+			r.DefaultDataDir), Ranges: sets, LockWait: r.LockWait, Search: r.Unrecorded,
 	})
-	return of, withCode(codeInvalidConfig, err)
+	return reservations, withCode(codeInvalidConfig, err)
 }
 
+// readHostLocal decodes the section of host-local.
 func (a *allocator) readHostLocal(r *ipamRequest) error {
 	var conf hostLocalConf
 	if err := r.read(&conf); err != nil {
 		return err
 	}
+
 	if dir := conf.DataDir; dir != "" && !filepath.IsAbs(dir) {
 		return newError(codeInvalidConfig, "field \"ipam.dataDir\": %q is not an absolute path", dir)
 	}
+
 	sets := conf.sets(&r.Asked)
 	if len(sets) == 0 {
-		a.noRanges = newError(codeInvalidConfig, `host-local has no addresses to give: set "ipam.ranges" (or the capability ipRanges)`)
+		a.noRanges = newError(codeInvalidConfig,
+			`host-local has no addresses to give: set "ipam.ranges" (or the capability ipRanges)`)
 		if !r.RangesLater {
 			return a.noRanges
 		}
 	}
+
 	reservations, err := r.reservations(conf.DataDir, sets)
 	if err != nil {
 		return err
 	}
+
 	args, err := parseArgs(r.Args)
 	if err != nil {
 		return err
 	}
+
 	wanted, err := parseRequested(slices.Concat(args.List("IP"), r.ArgIPs, r.IPs))
 	if err != nil {
 		return err
 	}
+
 	if a.noRanges == nil {
 		if reservations, err = reservations.Want(wanted...); err != nil {
 			return withCode(codeInvalidConfig, err)
 		}
 	}
+
 	if r.ByName {
 		for _, set := range sets {
 			a.reported = append(a.reported, ipam.Address{Prefix: set.Ranges[0].Subnet})
 		}
 	}
+
 	a.Allocator, a.resolvConf = reservations, conf.ResolvConf
 	a.routes, err = routes(conf.Routes)
 	return err
 }
 
-// ParseResolvConf takes nameserver, domain, search and options of a file in the format of resolv.conf(5), as the
-// reference plugin does: several lines of search and options add up, and it passes over unknown lines.
+// ParseResolvConf parses the lines nameserver, domain, search and options of a file in the format of resolv.conf(5).
+// Like the reference plugin, it adds up several lines of search and options, and ignores unknown lines.
 func ParseResolvConf(text string) types.DNS {
 	var dns types.DNS
 	for line := range strings.Lines(text) {
@@ -95,5 +107,6 @@ func ParseResolvConf(text string) types.DNS {
 			dns.Options = append(dns.Options, fields[1:]...)
 		}
 	}
+
 	return dns
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/tombolo-cni/tombolo/ipam"
 )
 
-// A Section is the field ipam of a configuration. newAllocator says what is wrong with it.
+// A Section is the field ipam of a configuration. newAllocator reports the errors in it.
 type Section struct {
 	Type    string
 	DataDir string
@@ -21,11 +21,13 @@ type Section struct {
 	detectConflicts *bool
 }
 
-// UnmarshalJSON reads what is not the allocator's alone, as far as that can be read. null is as without the field.
+// UnmarshalJSON decodes the fields that not only the allocator uses, as far as possible. null means the same as a
+// missing field.
 func (s *Section) UnmarshalJSON(data []byte) error {
 	if string(data) == "null" {
 		return nil
 	}
+
 	*s = Section{JSON: slices.Clone(data)}
 	var fields struct {
 		Type    string `json:"type"`
@@ -38,12 +40,12 @@ func (s *Section) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// isEmpty says whether an object has nothing in it.
+// isEmpty reports whether an object is missing or has no fields.
 func isEmpty(data json.RawMessage) bool {
 	return slices.Contains([]string{"", "null", "{}"}, strings.TrimSpace(string(data)))
 }
 
-// Asked is what a runtime asks for beside the section.
+// Asked holds a runtime's requests besides the section.
 type Asked struct {
 	IPRanges [][]ipam.Range `json:"ipRanges"` // capability ipRanges
 	IPs      []string       `json:"ips"`      // capability ips
@@ -60,13 +62,15 @@ type hostLocalConf struct {
 	ResolvConf string         `json:"resolvConf"`
 }
 
-// read decodes the section. Where r is strict, and not by name, unknown fields are errors, but for comments.
+// read decodes the section. If r is strict and not ByName, unknown fields are errors, except comments.
 func (r *ipamRequest) read(into any) error {
 	if isEmpty(r.Section.JSON) {
 		return nil
 	}
+
 	others := func(_, key string) bool {
-		return !r.Strict || r.ByName || strings.HasPrefix(key, "_") || key == "detectConflicts" && r.Section.detectConflicts != nil
+		return !r.Strict || r.ByName || strings.HasPrefix(key, "_") || key == "detectConflicts" &&
+			r.Section.detectConflicts != nil
 	}
 	problems := strict.Part("ipam", r.Section.JSON, into, others)
 	if r.All {
@@ -75,8 +79,8 @@ func (r *ipamRequest) read(into any) error {
 	return configError(problems.First())
 }
 
-// sets are the ranges of the config in the reference's order, which is part of the format on disk: runtimeConfig
-// comes first, then the inline range. Errors call them by their fields.
+// sets returns the range sets of the configuration in the reference plugin's order, which is part of the format on
+// disk: runtimeConfig, then the inline range, then the others. Errors name them by their fields.
 func (h *hostLocalConf) sets(asked *Asked) []ipam.RangeSet {
 	var sets []ipam.RangeSet
 	addAll := func(field string, confs [][]ipam.Range) {
@@ -89,12 +93,13 @@ func (h *hostLocalConf) sets(asked *Asked) []ipam.RangeSet {
 		h.Range.Name = "ipam"
 		sets = append(sets, ipam.RangeSet{Name: "ipam", Ranges: []ipam.Range{h.Range}})
 	}
+
 	addAll("ipam.ranges", h.Ranges)
 	return sets
 }
 
-// parseRequested reads addresses that were asked for, with or without a prefix length, which does not matter here:
-// the range that holds the address has its own.
+// parseRequested parses requested addresses with or without a prefix length. The length does not matter, since the
+// address's range has its own.
 func parseRequested(texts []string) ([]netip.Addr, error) {
 	var list []netip.Addr
 	for _, text := range texts {
@@ -109,5 +114,6 @@ func parseRequested(texts []string) ([]netip.Addr, error) {
 		}
 		list = append(list, addr)
 	}
+
 	return list, nil
 }

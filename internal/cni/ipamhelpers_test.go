@@ -90,7 +90,7 @@ func (a asker) Add(ctx context.Context) (*current.Result, error) {
 		return nil, err
 	}
 	result := &current.Result{CNIVersion: current.ImplementedSpecVersion, DNS: a.dns}
-	give(result, a.ordered(given.Addresses), given.Routes, nil)
+	addIPAM(result, a.ordered(given.Addresses), given.Routes, nil)
 	return result, nil
 }
 

@@ -8,7 +8,7 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// LANConf are the fields of a network whose pods are on the LAN of the host, by a NIC of the host.
+// LANConf holds the fields of a network whose pods are on the host's LAN, through a NIC of the host.
 type LANConf struct {
 	Uplink       string `json:"uplink"`
 	DefaultRoute string `json:"defaultRoute"`
@@ -18,27 +18,40 @@ type LANConf struct {
 
 const ipv6SLAAC, ipv6DHCP = "slaac", "dhcp"
 
-// lanProblems are about what belongs to an uplink, and whether there is one.
+// lanProblems adds problems with the uplink and the fields that depend on it.
 func (c *NetConf) lanProblems(p *problems) {
 	lan := c.Mode == modeLAN
 	p.add(lan && c.Uplink == "", `mode "lan" needs an uplink: the NIC by which this node is on the LAN, such as "eth0"`)
-	p.add(c.Uplink != "" && !lan && c.Mode != modeL2, `uplink %q: in mode "gateway" pods are on a network of their own: use mode "lan", or "l2"`, c.Uplink)
-	p.add(c.Uplink != "" && !ident.IsLinkName(c.Uplink), "uplink %q cannot name a link: it takes 1 to 15 bytes without '/', ':', '%%' and space", c.Uplink)
-	p.add(c.Uplink != "" && c.Uplink == c.settings().Bridge, "uplink and bridge are both %q: the uplink is the NIC by which the bridge is on the LAN", c.Uplink)
-	p.add(c.DefaultRoute != "" && c.DefaultRoute != string(network.ExitHost) && c.DefaultRoute != string(network.ExitRouter), `defaultRoute %q is not known: use "host" or "router"`, c.DefaultRoute)
-	p.add(c.IPv6 != "" && c.IPv6 != ipv6SLAAC && c.IPv6 != ipv6DHCP, `ipv6 %q is not known: use "slaac" or "dhcp", or leave it out`, c.IPv6)
-	p.add(lan && (orDefault(c.IsGateway, false) || orDefault(c.IPMasq, false)), `mode "lan" has neither isGateway nor ipMasq: the LAN has its own router, and pods are on it with addresses of their own`)
-	p.add(lan && c.PromiscMode, `mode "lan" and promiscMode exclude each other: the host would get every frame of the LAN twice`)
+	p.add(c.Uplink != "" && !lan && c.Mode != modeL2,
+		`uplink %q: in mode "gateway" pods are on a network of their own: use mode "lan", or "l2"`, c.Uplink)
+	p.add(c.Uplink != "" && !ident.IsLinkName(c.Uplink),
+		"uplink %q cannot name a link: it takes 1 to 15 bytes without '/', ':', '%%' and space", c.Uplink)
+	p.add(c.Uplink != "" && c.Uplink == c.settings().Bridge,
+		"uplink and bridge are both %q: the uplink is the NIC by which the bridge is on the LAN", c.Uplink)
+	p.add(c.DefaultRoute != "" && c.DefaultRoute != string(network.ExitHost) &&
+		c.DefaultRoute != string(network.ExitRouter),
+		`defaultRoute %q is not known: use "host" or "router"`, c.DefaultRoute)
+	p.add(c.IPv6 != "" && c.IPv6 != ipv6SLAAC && c.IPv6 != ipv6DHCP,
+		`ipv6 %q is not known: use "slaac" or "dhcp", or leave it out`, c.IPv6)
+	p.add(lan && (orDefault(c.IsGateway, false) || orDefault(c.IPMasq, false)),
+		`mode "lan" has neither isGateway nor ipMasq: the LAN has its own router, and pods are on it with addresses `+
+			`of their own`)
+	p.add(lan && c.PromiscMode, `mode "lan" and promiscMode exclude each other: the host would get every frame of `+
+		`the LAN twice`)
 	const ofLAN, ofUplink = `%s is a field of mode "lan"`, "%s says nothing without an uplink"
 	p.add(!lan && c.DefaultRoute != "", ofLAN, "defaultRoute")
-	p.add(!lan && c.IPAM.detectConflicts != nil && c.IPAM.Type != typeDHCP, `ipam.detectConflicts is a field of mode "lan", and of the ipam "dhcp"`)
-	p.add(!lan && c.Mode != modeL2 && c.IPv6 != "", `ipv6 is a field of modes "lan" and "l2": elsewhere pods get IPv6 by the ipam`)
-	p.add(c.Mode == modeL2 && c.IPv6 != "" && c.DisableContainerInterface, "ipv6 and disableContainerInterface exclude each other")
+	p.add(!lan && c.IPAM.detectConflicts != nil && c.IPAM.Type != typeDHCP,
+		`ipam.detectConflicts is a field of mode "lan", and of the ipam "dhcp"`)
+	p.add(!lan && c.Mode != modeL2 && c.IPv6 != "",
+		`ipv6 is a field of modes "lan" and "l2": elsewhere pods get IPv6 by the ipam`)
+	p.add(c.Mode == modeL2 && c.IPv6 != "" && c.DisableContainerInterface,
+		"ipv6 and disableContainerInterface exclude each other")
 	p.add(c.Uplink == "" && orDefault(c.LANGuard, false), ofUplink, "lanGuard")
-	p.add(lan && c.DisableContainerInterface, `mode "lan" and disableContainerInterface exclude each other: use mode "l2"`)
+	p.add(lan && c.DisableContainerInterface,
+		`mode "lan" and disableContainerInterface exclude each other: use mode "l2"`)
 }
 
-// lan fills in what a network on a LAN has.
+// lan fills in the settings of a network on a LAN.
 func (c *NetConf) lan(s *network.Network) {
 	s.Uplink = c.Uplink
 	s.SLAAC, s.DHCPv6 = c.IPv6 != "", c.IPv6 == ipv6DHCP
@@ -46,18 +59,20 @@ func (c *NetConf) lan(s *network.Network) {
 		c.guard(s, false)
 		return
 	}
+
 	s.Exit = cmp.Or(network.Exit(c.DefaultRoute), network.ExitRouter)
 	s.DetectConflicts = c.IPAM.detectConflicts
 	s.NoDefaultRoute = !orDefault(c.IsDefaultGateway, true)
-	// The gateway of an IPAM that is not DHCP is the router.
+
+	// If the IPAM is not DHCP, its gateway is the router.
 	s.Gateway, s.DefaultGateway = false, s.Exit == network.ExitRouter && !s.NoDefaultRoute
 	c.guard(s, true)
 	if s.NFCall == nil && s.Exit == network.ExitHost {
-		s.NFCall = new(true) // else conntrack sees one direction of what passes the host
+		s.NFCall = new(true) // otherwise conntrack sees only one direction of the traffic that passes the host
 	}
 }
 
-// guard says what pods are held to: lanGuard to more than guard, and that to more than macspoofchk.
+// guard sets the restrictions of pods' packets. lanGuard restricts more than guard, and guard more than macspoofchk.
 func (c *NetConf) guard(s *network.Network, lan bool) {
 	switch {
 	case orDefault(c.LANGuard, lan):

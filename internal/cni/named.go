@@ -14,25 +14,25 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// Names are those of the reference's plugins by which the program is such a plugin: of version 1.9.1 of
-// github.com/containernetworking/plugins.
+// Names returns the names of the reference plugins that this program can replace (version 1.9.1 of
+// github.com/containernetworking/plugins).
 func Names() []string { return slices.Sorted(maps.Keys(kinds())) }
 
-// As is the argument by which the file of such a name starts the program, before the file's path: its first
-// line is "#!/opt/cni/bin/tombolo as".
+// As is the argument before the path of a file that starts the program by a reference plugin's name. The first line
+// of such a file is "#!/opt/cni/bin/tombolo as".
 const As = "as"
 
-// Kept is where the program would be that had a name before; path is the name's own.
+// Kept returns the path of the program that had a name before. path is the path of the name.
 func Kept(path string) string { return path + ".reference" }
 
-// A kind is what the program is by a name.
+// A kind is the program's behaviour by one name.
 type kind struct {
 	configuration
-	first  string // the first version that it speaks
-	others bool   // it works on interfaces that other plugins made
+	first  string // the first supported version
+	others bool   // it works on interfaces of other plugins
 }
 
-// kinds are what the program is by the reference's names.
+// kinds returns the program's behaviours by the names of reference plugins.
 func kinds() map[string]kind {
 	all := SupportedVersions()[0]
 	return map[string]kind{
@@ -47,64 +47,71 @@ func kinds() map[string]kind {
 	}
 }
 
-// kindOf is what the program is by the call's name, and whether that is one of the reference's: by any other it is
-// itself.
+// kindOf returns the behaviour by the call's name, and whether this is a reference plugin's. By any other name the
+// program is Tombolo's own plugin.
 func (p *Plugin) kindOf() (kind, bool) {
-	if of, named := kinds()[p.Name]; named {
-		return of, true
+	if known, named := kinds()[p.Name]; named {
+		return known, true
 	}
 	return kind{&NetConf{}, SupportedVersions()[0], false}, false
 }
 
-// supported are the versions of the specification that the plugin of the call's name speaks.
+// supported returns the versions of the specification that the plugin supports by the call's name.
 func (c *call) supported() []string {
 	all := SupportedVersions()
 	return all[slices.Index(all, c.first):]
 }
 
-// carryOut has a verb carried out by the programs whose it is, and gives what to print.
-func (c *call) carryOut(ctx context.Context) ([]byte, error) {
+// runVerb calls the handlers of a verb, and returns the output to print.
+func (c *call) runVerb(ctx context.Context) ([]byte, error) {
 	if err := c.refuseOwnNamespace(); err != nil {
 		return nil, err
 	}
-	by, err := c.findCarriers()
+
+	by, err := c.findHandlers()
 	if err != nil {
 		return nil, err
 	}
+
 	var undone error
 	if by.kept {
-		said, err := c.handOver(ctx)
+		output, err := c.forward(ctx)
 		if !by.ours {
-			return said, err
+			return output, err
 		}
-		undone = err // a DEL is both's
+		undone = err // a DEL has both handlers
 	}
-	if c.others { // any other has been refused before
+
+	if c.others { // the others were checked before
 		if err := c.refuse(); err != nil {
 			return nil, err
 		}
 	}
+
 	result, err := c.configuration.run(ctx, c)
 	if err = errors.Join(undone, err); err != nil || result == nil {
 		return nil, err
 	}
-	said, err := c.encode(result)
-	if err != nil { // not every version can say every result
+
+	output, err := c.encode(result)
+	if err != nil { // not every version can express every result
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), network.UndoTimeout)
 		defer cancel()
 		c.verb = "DEL"
 		_, undone = c.configuration.run(ctx, c)
 		return nil, errors.Join(err, undone)
 	}
-	return said, nil
+
+	return output, nil
 }
 
-// refuseOwnNamespace ends an ADD for the namespace that the plugin runs in. The plugin reports other faults of the
-// path: some plugins do not need it.
+// refuseOwnNamespace returns an error for an ADD into the namespace that the plugin itself runs in. It leaves other
+// faults of the path to the plugin, since some plugins do not need the namespace.
 func (c *call) refuseOwnNamespace() error {
 	if _, own := c.configuration.(*NetConf); own || c.verb != "ADD" || c.sameNetNS() {
-		return nil // an ADD of our own looks at it anyway
+		return nil // an ADD of our own checks this itself
 	}
+
 	pod, err := netns.Open(c.netns)
 	if err != nil {
 		return nil
@@ -117,11 +124,13 @@ func (c *call) refuseOwnNamespace() error {
 	return err
 }
 
-// chained gives the result of the plugins before, which is needed, and access to the attachment.
+// chained returns the result of the plugins before this one, which must exist, and the means to change the
+// attachment.
 func (c *call) chained() (*current.Result, network.Change, error) {
 	prev, err := c.conf.prevResult()
 	if err == nil && prev == nil {
-		err = newError(codeInvalidConfig, "%s needs prevResult: %s works on an interface that a plugin before it made", c.verb, c.Name)
+		err = newError(codeInvalidConfig, "%s needs prevResult: %s works on an interface that a plugin before it made",
+			c.verb, c.Name)
 	}
 	if err != nil {
 		return nil, network.Change{}, err
@@ -130,6 +139,7 @@ func (c *call) chained() (*current.Result, network.Change, error) {
 	return prev, change, err
 }
 
+// change returns the means to change the call's attachment.
 func (c *call) change() (network.Change, error) {
 	node, err := c.open(nil)
 	if err != nil {
@@ -138,17 +148,17 @@ func (c *call) change() (network.Change, error) {
 	return node.Change(c.key()), nil
 }
 
-// passOn is for what asks for nothing.
-func (c *call) passOn() (*current.Result, error) {
+// passThrough returns the previous result unchanged, for a plugin that has nothing to do.
+func (c *call) passThrough() (*current.Result, error) {
 	if c.verb == "CHECK" {
 		return nil, nil
 	}
 	return c.conf.prevResult()
 }
 
-// takeBack has a node take back what a plugin gave to a pod, and always succeeds. Its failures, such as of a record
-// that cannot be read, or not be written on a full disk, are warnings: after an error, the runtime would not call
-// the DEL of bridge, which comes next and takes down all that the pod has, by the kernel's marks if need be.
+// takeBack undoes a plugin's changes of an attachment, and always succeeds. Its failures are only warnings, such as
+// an unreadable record or a full disk: after an error the runtime would not call the DEL of bridge. That DEL comes
+// next, and takes down the whole pod, if need be by the kernel's marks.
 func (c *call) takeBack(do func(network.Change) error) {
 	change, err := c.change()
 	if err == nil {
@@ -159,7 +169,7 @@ func (c *call) takeBack(do func(network.Change) error) {
 	}
 }
 
-// differ is the error by which CHECK gives differences; nil if there are none.
+// differ returns CHECK's error about differences, or nil if there are none.
 func differ(diffs []tombolo.Difference, err error) error {
 	if err == nil && len(diffs) > 0 {
 		err = newError(codeDiffers, "%s", fmt.Sprint(diffs))

@@ -12,8 +12,8 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 )
 
-// firewallConf is the configuration of the reference's plugin of that name: it has other firewalls let pass what a pod
-// sends, and keeps bridges apart. Of firewalld it is the bridge that joins a zone, by tombolod.
+// firewallConf is the configuration of the reference plugin firewall. It makes other firewalls accept a pod's
+// packets, and separates bridges. With firewalld, tombolod puts the bridge into a zone instead.
 type firewallConf struct {
 	Common
 	Backend                string `json:"backend"`
@@ -25,13 +25,15 @@ type firewallConf struct {
 func (f *firewallConf) problems() []error {
 	p := problems(f.Common.problems())
 	p.add(f.FirewalldZone != "" && f.FirewalldZone != "trusted" && f.Backend != "iptables",
-		`firewalldZone %q: pods' addresses are in no zone of firewalld, and their bridge is in "trusted": put the bridge into another zone (firewall-cmd --permanent --zone=ZONE --change-interface=BRIDGE), and take the field out`, f.FirewalldZone)
+		`firewalldZone %q: pods' addresses are in no zone of firewalld, and their bridge is in "trusted": put the `+
+			`bridge into another zone (firewall-cmd --permanent --zone=ZONE --change-interface=BRIDGE), and take the `+
+			`field out`, f.FirewalldZone)
 	p.policy(f.IngressPolicy)
 	return p
 }
 
-// lacks says whether the reference's firewall has its chain in iptables, where that works over nf_tables: no
-// record tells by which program a pod was let pass.
+// lacks reports whether the reference plugin's chain exists in iptables over nf_tables. No record tells which program
+// made other firewalls accept a pod.
 func (*firewallConf) lacks(*state.Attachment) (is bool) {
 	conn, err := nl.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {
@@ -46,19 +48,22 @@ func (*firewallConf) lacks(*state.Attachment) (is bool) {
 		}, nftnl.String(unix.NFTA_CHAIN_TABLE, "filter"), nftnl.String(unix.NFTA_CHAIN_NAME, "CNI-FORWARD"))
 		_ = nftnl.Look(conn, &b)
 	}
+
 	return is
 }
 
 func (f *firewallConf) run(ctx context.Context, c *call) (*current.Result, error) {
 	if c.verb == "DEL" {
-		return nil, nil // an attachment of ours loses its part at bridge's DEL
+		return nil, nil // the DEL of bridge removes our attachment's part
 	}
-	prev, of, err := c.chained()
+
+	prev, change, err := c.chained()
 	if err != nil {
 		return nil, err
 	}
+
 	if c.verb == "CHECK" {
-		return nil, differ(of.Check(ctx, nil, nil)) // the rest is bridge's CHECK
+		return nil, differ(change.Check(ctx, nil, nil)) // the CHECK of bridge compares the rest
 	}
-	return prev, of.Admit(ctx, policyOf(f.IngressPolicy), cmp.Or(f.IptablesAdminChainName, "CNI-ADMIN"))
+	return prev, change.Admit(ctx, policyOf(f.IngressPolicy), cmp.Or(f.IptablesAdminChainName, "CNI-ADMIN"))
 }

@@ -14,11 +14,11 @@ import (
 	"github.com/tombolo-cni/tombolo/ipam"
 )
 
-// lockWait is longer than any deadline: the reference waits as long as it takes.
+// lockWait is longer than any deadline, since the reference plugin waits without a limit.
 const lockWait = time.Hour
 
-// ipamPluginConf is the configuration of the reference's host-local or static, which another plugin calls for the
-// addresses of its pods, with a configuration of its own.
+// ipamPluginConf is the configuration of the reference plugins host-local and static. Another plugin calls these for
+// its pods' addresses, with its own configuration.
 type ipamPluginConf struct {
 	Common
 	IPAM Section `json:"ipam"`
@@ -26,7 +26,7 @@ type ipamPluginConf struct {
 
 func (*ipamPluginConf) problems() []error { return nil }
 
-// complete passes over values that are not ours to judge: the other plugin may have a logLevel of its own.
+// complete drops errors about values of the other plugin's fields, such as its own logLevel.
 func (f *ipamPluginConf) complete(c *call) {
 	f.Common.complete(c)
 	c.undecoded = slices.DeleteFunc(c.undecoded, func(err error) bool {
@@ -35,12 +35,13 @@ func (f *ipamPluginConf) complete(c *call) {
 	})
 }
 
-// run does nothing in STATUS and GC, as there, and neither in DEL of static.
+// run does nothing for STATUS and GC, and for a DEL of static, like the reference plugins.
 func (f *ipamPluginConf) run(ctx context.Context, c *call) (*current.Result, error) {
 	if c.verb == "STATUS" || c.verb == "GC" || c.verb == "DEL" && c.Name == "static" {
 		return nil, nil
 	}
-	of, err := newAllocator(&ipamRequest{
+
+	alloc, err := newAllocator(&ipamRequest{
 		Plugin: delegate.Plugin{Name: c.Name, Args: c.args}, Network: f.Name,
 		Section: f.IPAM, Asked: f.RuntimeConfig.Asked, DefaultDataDir: ipam.DefaultDir,
 		ByName: true, Unrecorded: c.verb == "ADD", Strict: true, Warn: c.log.warn, LockWait: lockWait,
@@ -48,26 +49,29 @@ func (f *ipamPluginConf) run(ctx context.Context, c *call) (*current.Result, err
 	if err != nil {
 		return nil, err
 	}
+
 	owner := ipam.Owner{ContainerID: c.containerID, IfName: c.ifName}
 	switch c.verb {
 	case "ADD":
-		given, err := of.Add(ctx, owner)
+		assigned, err := alloc.Add(ctx, owner)
 		if err != nil {
 			return nil, err
 		}
-		result := &current.Result{CNIVersion: current.ImplementedSpecVersion, DNS: of.dns}
-		give(result, of.ordered(given.Addresses), given.Routes, nil)
+		result := &current.Result{CNIVersion: current.ImplementedSpecVersion, DNS: alloc.dns}
+		addIPAM(result, alloc.ordered(assigned.Addresses), assigned.Routes, nil)
 		return result, nil
 	case "DEL":
-		return nil, of.Del(ctx, owner, nil)
+		return nil, alloc.Del(ctx, owner, nil)
 	}
+
 	var held []ipam.Address
-	if c.Name == "static" { // host-local goes by what is reserved instead
+	if c.Name == "static" { // host-local compares reservations instead
 		prev, err := f.resultToCheck()
 		if err != nil {
 			return nil, err
 		}
 		held = heldAddresses(prev)
 	}
-	return nil, of.Check(ctx, owner, held)
+
+	return nil, alloc.Check(ctx, owner, held)
 }

@@ -14,14 +14,14 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// The pod's loopback interface, whose index is the same in every namespace (LOOPBACK_IFINDEX).
+// The pod's loopback interface. It has this index in every namespace (LOOPBACK_IFINDEX).
 const (
 	loopbackName  = "lo"
 	loopbackIndex = 1
 )
 
-// loopbackConf is the configuration of the plugin that containerd up to 1.7 runs for each pod before its networks: it
-// sets a pod's lo up. It does as the reference plugin does. DEL sets it down, but the host's.
+// loopbackConf is the configuration of the plugin loopback, which sets a pod's lo up. containerd up to 1.7 runs it
+// for each pod before its networks. It behaves like the reference plugin. DEL sets lo down, but never the host's.
 type loopbackConf struct{ Common }
 
 func (f *loopbackConf) run(ctx context.Context, c *call) (*current.Result, error) {
@@ -39,21 +39,24 @@ func (f *loopbackConf) run(ctx context.Context, c *call) (*current.Result, error
 			return err
 		})
 	}
+
 	return nil, nil
 }
 
-// addLoopback gives lo's first address of each family, IPv4 first. An address that is
-// not within 127.0.0.0/8, and not ::1, is an error.
+// addLoopback sets lo up and returns its first address of each family, IPv4 first. An address that is neither in
+// 127.0.0.0/8 nor ::1 is an error.
 func (c *call) addLoopback(ctx context.Context) (*current.Result, error) {
 	prev, err := c.conf.prevResult()
 	if err != nil {
 		return nil, err
 	}
+
 	var list []netip.Prefix
 	err = within(c.netns, func(conn *nl.Conn, _ *netns.NS) error {
 		if err := setLoopback(conn, unix.IFF_UP); err != nil {
 			return err
 		}
+
 		there, err := addr.On(conn).List(ctx, addr.Filter{Link: loopbackIndex})
 		for _, a := range there {
 			if !a.Prefix.Addr().IsLoopback() {
@@ -66,6 +69,7 @@ func (c *call) addLoopback(ctx context.Context) (*current.Result, error) {
 	if err != nil || prev != nil {
 		return prev, err
 	}
+
 	result := &current.Result{Interfaces: []*current.Interface{
 		{Name: loopbackName, Mac: "00:00:00:00:00:00", Sandbox: c.netns},
 	}}
@@ -74,9 +78,11 @@ func (c *call) addLoopback(ctx context.Context) (*current.Result, error) {
 			result.IPs = append(result.IPs, &current.IPConfig{Interface: new(int), Address: ipNet(list[i])})
 		}
 	}
+
 	return result, nil
 }
 
+// setLoopback sets or clears IFF_UP of lo.
 func setLoopback(conn *nl.Conn, flags uint32) error {
 	var b nl.Batch
 	link.Request{Index: loopbackIndex, Flags: flags, Change: unix.IFF_UP}.Set(&b, "set link", loopbackName)

@@ -25,29 +25,35 @@ func (f *tuningConf) run(ctx context.Context, c *call) (*current.Result, error) 
 		f.forget(c)
 		return nil, nil
 	}
-	prev, of, err := c.chained()
+
+	prev, change, err := c.chained()
 	if err != nil {
 		return nil, err
 	}
+
 	if c.verb == "CHECK" {
 		return nil, c.checkTuned(f)
 	}
+
 	if err := f.allowed(ctx); err != nil {
 		return nil, err
 	}
-	if err := c.tune(ctx, of, f); err != nil {
+
+	if err := c.tune(ctx, change, f); err != nil {
 		return nil, err
 	}
+
 	for _, one := range prev.Interfaces {
 		if f.MAC != nil && one.Name == c.ifName {
 			one.Mac = *f.MAC
 		}
 	}
+
 	return prev, nil
 }
 
-// tune sets parameters and attributes. Only if it fails are the attributes set back: after ADD the pod owns them.
-func (c *call) tune(ctx context.Context, of network.Change, f *tuningConf) error {
+// tune sets kernel parameters and attributes. If it fails, it restores the attributes. After ADD the pod owns them.
+func (c *call) tune(ctx context.Context, change network.Change, f *tuningConf) error {
 	return within(c.netns, func(conn *nl.Conn, pod *netns.NS) error {
 		err := f.eachSysctl(pod, c.ifName, func(path, value string) error {
 			return sysctl.Write(strings.TrimPrefix(path, "/proc/sys/"), value)
@@ -55,40 +61,46 @@ func (c *call) tune(ctx context.Context, of network.Change, f *tuningConf) error
 		if err != nil || f.attributes == (attributes{}) {
 			return err
 		}
+
 		l, err := findLink(conn, c.ifName)
 		if err != nil {
 			return err
 		}
-		had := f.of(l)
+
+		had := f.currentValues(l)
 		if f.MAC != nil {
-			// Before the pod has it: with the MAC of another machine, its first frame would mislead the LAN's switches.
-			if err := of.RefuseMAC(ctx, f.mac()); err != nil && !errors.Is(err, network.ErrNotAttached) {
+			// Check before the pod has the MAC: if it is another machine's, the pod's first frame would mislead the
+			// LAN's switches.
+			if err := change.RefuseMAC(ctx, f.mac()); err != nil && !errors.Is(err, network.ErrNotAttached) {
 				return err
 			}
 		}
+
 		if err = f.set(conn, l, c.ifName); err == nil {
-			err = f.follow(ctx, of)
+			err = f.follow(ctx, change)
 		}
+
 		if err != nil {
 			return errors.Join(err, had.set(conn, l, c.ifName))
 		}
+
 		return nil
 	})
 }
 
-// follow has the guard and the record of the pod follow.
-func (f *tuningConf) follow(ctx context.Context, of network.Change) error {
+// follow updates the guard and the record of the pod.
+func (f *tuningConf) follow(ctx context.Context, change network.Change) error {
 	if f.MAC == nil && f.MTU == nil {
 		return nil
 	}
-	err := of.Tuned(ctx, f.mac(), orZero(f.MTU))
+	err := change.Tuned(ctx, f.mac(), orZero(f.MTU))
 	if errors.Is(err, network.ErrNotAttached) {
 		return nil
 	}
 	return err
 }
 
-// eachSysctl takes the parameters in the order of their names. The files are the pod's.
+// eachSysctl calls do for the file of each parameter, sorted by name, in the pod's namespace.
 func (f *tuningConf) eachSysctl(pod *netns.NS, ifName string, do func(path, value string) error) error {
 	if len(f.Sysctl) == 0 {
 		return nil
@@ -103,7 +115,7 @@ func (f *tuningConf) eachSysctl(pod *netns.NS, ifName string, do func(path, valu
 	})
 }
 
-// forget deletes the file in which the reference's plugin has kept what the link had before its ADD.
+// forget deletes the file in which the reference plugin stores the attributes from before its ADD.
 func (f *tuningConf) forget(c *call) {
 	err := os.Remove(filepath.Join(f.DataDir, c.containerID+"_"+c.ifName+".json"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -111,7 +123,7 @@ func (f *tuningConf) forget(c *call) {
 	}
 }
 
-// checkTuned compares what is set with what it should be.
+// checkTuned compares parameters and attributes with the configuration.
 func (c *call) checkTuned(f *tuningConf) error {
 	return within(c.netns, func(conn *nl.Conn, pod *netns.NS) error {
 		err := f.eachSysctl(pod, c.ifName, func(path, value string) error {
@@ -124,20 +136,25 @@ func (c *call) checkTuned(f *tuningConf) error {
 		if err != nil {
 			return err
 		}
+
 		l, err := findLink(conn, c.ifName)
 		if err != nil {
 			return err
 		}
+
 		want := f.attributes
-		want.Promisc = new(orZero(want.Promisc)) // off where it is not to be on, as there
+		// like the reference plugin, expect promiscuous mode to be off unless it is requested
+		want.Promisc = new(orZero(want.Promisc))
 		if want.MAC != nil {
 			want.MAC = new(want.mac().String())
 		}
+
 		wanted, _ := json.Marshal(want)
-		has, _ := json.Marshal(want.of(l))
+		has, _ := json.Marshal(want.currentValues(l))
 		if string(wanted) != string(has) {
 			return newError(codeDiffers, "%s has %s, and was set to %s", c.ifName, has, wanted)
 		}
+
 		return nil
 	})
 }

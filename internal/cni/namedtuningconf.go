@@ -21,7 +21,8 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// attributes are what tuning sets of a link; nil leaves it. They are fields of the configuration.
+// attributes are the attributes of a link that tuning sets; nil leaves one unchanged. They are fields of the
+// configuration.
 type attributes struct {
 	MAC      *string `json:"mac,omitempty"`
 	Promisc  *bool   `json:"promisc,omitempty"` // a configuration can only switch it on
@@ -30,7 +31,7 @@ type attributes struct {
 	TxQLen   *int    `json:"txQLen,omitempty"`
 }
 
-// over gives the attributes of both, those of a where both have one.
+// over returns the attributes of both. If both have one, a's counts.
 func (a attributes) over(b attributes) attributes {
 	return attributes{
 		cmp.Or(a.MAC, b.MAC), cmp.Or(a.Promisc, b.Promisc), cmp.Or(a.MTU, b.MTU),
@@ -38,15 +39,15 @@ func (a attributes) over(b attributes) attributes {
 	}
 }
 
-// of gives what a link has of the attributes that a sets.
-func (a attributes) of(l *link.Link) attributes {
+// currentValues returns the link's values of the attributes that a sets.
+func (a attributes) currentValues(l *link.Link) attributes {
 	return attributes{
 		where(a.MAC, l.MAC.String()), where(a.Promisc, l.Flags&unix.IFF_PROMISC != 0), where(a.MTU, l.MTU),
 		where(a.AllMulti, l.Flags&unix.IFF_ALLMULTI != 0), where(a.TxQLen, int(l.TxQLen)),
 	}
 }
 
-// where gives what there is of what is to be set.
+// where returns have if set is not nil, else nil.
 func where[T any](set *T, have T) *T {
 	if set == nil {
 		return nil
@@ -54,7 +55,7 @@ func where[T any](set *T, have T) *T {
 	return &have
 }
 
-// set sets the attributes in one message.
+// set sets the attributes by one message.
 func (a attributes) set(conn *nl.Conn, l *link.Link, name string) error {
 	r := link.Request{Index: l.Index, MAC: a.mac(), MTU: a.MTU}
 	for bit, on := range map[uint32]*bool{unix.IFF_PROMISC: a.Promisc, unix.IFF_ALLMULTI: a.AllMulti} {
@@ -66,21 +67,23 @@ func (a attributes) set(conn *nl.Conn, l *link.Link, name string) error {
 			r.Flags |= bit
 		}
 	}
+
 	if a.TxQLen != nil {
 		r.TxQLen = new(uint32(*a.TxQLen))
 	}
+
 	var b nl.Batch
 	r.Set(&b, "tune link", name)
 	return conn.Execute(&b)
 }
 
-// mac is nil where none is set.
+// mac returns the MAC, or nil if none is set.
 func (a attributes) mac() net.HardwareAddr {
 	mac, _ := net.ParseMAC(orZero(a.MAC))
 	return mac
 }
 
-// tuningConf is the configuration of the reference's plugin of that name: it sets kernel parameters of a pod, and
+// tuningConf is the configuration of the reference plugin tuning, which sets kernel parameters of a pod and
 // attributes of its interface.
 type tuningConf struct {
 	Common
@@ -88,16 +91,17 @@ type tuningConf struct {
 	DataDir string `json:"dataDir"`
 }
 
-// tuned is what is to be set.
+// tuned holds the parameters and attributes to set.
 type tuned struct {
 	Sysctl sysctls `json:"sysctl"`
 	attributes
 }
 
-// sysctls are kernel parameters by name. A duplicate is an error, as in the reference: either may be meant.
+// sysctls are kernel parameters by name. A duplicate is an error, as in the reference plugin, since either value may
+// be intended.
 type sysctls map[string]string
 
-// UnmarshalJSON reads an object of strings.
+// UnmarshalJSON parses an object of strings.
 func (s *sysctls) UnmarshalJSON(data []byte) error {
 	if !jsontext.Value(data).IsValid(jsontext.AllowInvalidUTF8(true)) {
 		return errors.New("a parameter stands there twice")
@@ -105,7 +109,7 @@ func (s *sysctls) UnmarshalJSON(data []byte) error {
 	return json.Unmarshal(data, (*map[string]string)(s))
 }
 
-// JSONExpects says what to write.
+// JSONExpects describes the accepted values.
 func (sysctls) JSONExpects() string { return "an object of strings, each key once" }
 
 const (
@@ -113,7 +117,7 @@ const (
 	allowlistFile    = "/etc/cni/tuning/allowlist.conf"
 )
 
-// complete puts together what is asked for. Of the places that name a MAC the later ones count: the field,
+// complete merges the places that set attributes. For the MAC the order of precedence, lowest first, is: the field,
 // CNI_ARGS, runtimeConfig and args.
 func (f *tuningConf) complete(c *call) {
 	f.Common.complete(c)
@@ -122,22 +126,27 @@ func (f *tuningConf) complete(c *call) {
 	if err != nil {
 		c.undecoded = append(c.undecoded, err)
 	}
+
 	if mac := cmp.Or(f.RuntimeConfig.MAC, args["MAC"]); mac != "" {
 		f.MAC = &mac
 	}
+
 	var by tuned
 	c.readArgs(&by)
 	f.attributes = by.over(f.attributes)
 	if f.Sysctl == nil {
 		f.Sysctl = sysctls{}
 	}
+
 	maps.Copy(f.Sysctl, by.Sysctl)
 	if orZero(f.MAC) == "" {
 		f.MAC = nil
 	}
+
 	if orZero(f.MTU) == 0 {
 		f.MTU = nil
 	}
+
 	if !orZero(f.Promisc) {
 		f.Promisc = nil
 	}
@@ -149,19 +158,22 @@ func (f *tuningConf) problems() []error {
 		_, err := net.ParseMAC(*f.MAC)
 		p.add(err != nil, "mac: %v", err)
 	}
+
 	p.add(orZero(f.MTU) < 0 || orZero(f.TxQLen) < 0, "mtu and txQLen cannot be negative")
 	for _, key := range slices.Sorted(maps.Keys(f.Sysctl)) {
-		p.add(!strings.HasPrefix(sysctlFile(key, "IFNAME"), "/proc/sys/net/"), "sysctl %q does not begin with net: a pod has only those for itself", key)
+		p.add(!strings.HasPrefix(sysctlFile(key, "IFNAME"), "/proc/sys/net/"),
+			"sysctl %q does not begin with net: a pod has only those for itself", key)
 	}
 	return p
 }
 
-// sysctlFile is the file of a kernel parameter. IFNAME stands for the pod's interface.
+// sysctlFile returns the file of a kernel parameter. IFNAME in key stands for the pod's interface.
 func sysctlFile(key, ifName string) string {
 	return filepath.Join("/proc/sys", strings.Replace(strings.ReplaceAll(key, ".", "/"), "IFNAME", ifName, 1))
 }
 
-// allowed refuses kernel parameters that the node's operator has not allowed. Without the list all are.
+// allowed returns an error for kernel parameters that the node's operator does not allow. Without a list all are
+// allowed.
 func (f *tuningConf) allowed(ctx context.Context) error {
 	list, err := file.ReadNamed(ctx, allowlistFile, file.MaxRecord, 0)
 	if len(f.Sysctl) == 0 || errors.Is(err, fs.ErrNotExist) {
@@ -173,7 +185,7 @@ func (f *tuningConf) allowed(ctx context.Context) error {
 	return allowedBy(string(list), f.Sysctl)
 }
 
-// allowedBy goes by a list of regular expressions, one a line.
+// allowedBy checks parameters by a list of regular expressions, one a line.
 func allowedBy(list string, parameters map[string]string) error {
 	for key := range parameters {
 		found := false
@@ -188,9 +200,11 @@ func allowedBy(list string, parameters map[string]string) error {
 			}
 			found = found || ok
 		}
+
 		if !found {
 			return newError(codeInvalidConfig, "sysctl %q is not allowed by %s", key, allowlistFile)
 		}
 	}
+
 	return nil
 }

@@ -17,8 +17,8 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// NetConf is a network's configuration as it stands in JSON. Booleans whose
-// default depends on the mode are pointers. docs/config.md describes each field.
+// NetConf is a network's configuration in its JSON form. Booleans whose default depends on the mode are pointers.
+// docs/config.md describes each field.
 type NetConf struct {
 	Common
 	Type         string          `json:"type"`
@@ -26,9 +26,9 @@ type NetConf struct {
 	IPAM         Section         `json:"ipam"`
 	DNS          types.DNS       `json:"dns"`
 
-	ValidAttachments json.RawMessage `json:"cni.dev/valid-attachments"` // from a runtime
+	ValidAttachments json.RawMessage `json:"cni.dev/valid-attachments"` // set by a runtime
 
-	// Fields of the reference bridge plugin, with its meaning.
+	// Fields of the reference plugin bridge, with its meaning.
 	Bridge                    string  `json:"bridge"`
 	IsGateway                 *bool   `json:"isGateway"`
 	IsDefaultGateway          *bool   `json:"isDefaultGateway"`
@@ -44,11 +44,11 @@ type NetConf struct {
 	PortIsolation             bool    `json:"portIsolation"`
 	VLANConf
 
-	// Fields of the reference's firewall and bandwidth plugins, with their meaning.
+	// Fields of the reference plugins firewall and bandwidth, with their meaning.
 	IngressPolicy string `json:"ingressPolicy"`
 	Bandwidth
 
-	// Fields of ours.
+	// Our own fields.
 	Mode string `json:"mode"`
 	LANConf
 	Guard              bool           `json:"guard"`
@@ -56,7 +56,7 @@ type NetConf struct {
 	NonMasqueradeCIDRs []netip.Prefix `json:"nonMasqueradeCIDRs"`
 	BridgeNFCall       *bool          `json:"bridgeNFCall"`
 
-	bridge bool // it is one of the reference's plugin of that name
+	bridge bool // it is a configuration of the reference plugin bridge
 }
 
 const (
@@ -64,16 +64,17 @@ const (
 	modeLAN     = "lan"
 	modeL2      = "l2"
 
-	// The kernel's bounds for a veth and a bridge. IPv6 needs 1280.
+	// The kernel's limits for a veth and a bridge. IPv6 needs 1280.
 	mtuMin, mtuMax = 68, 65535
 )
 
-// run carries out a verb of the plugin itself, or of the reference's bridge.
+// run runs a verb of Tombolo's own plugin, or of the plugin bridge.
 func (c *NetConf) run(ctx context.Context, of *call) (*current.Result, error) {
 	node, err := of.open(of.allocators(c))
 	if err != nil {
 		return nil, err
 	}
+
 	switch of.verb {
 	case "ADD":
 		return of.add(ctx, node, c)
@@ -83,12 +84,12 @@ func (c *NetConf) run(ctx context.Context, of *call) (*current.Result, error) {
 		return nil, of.gc(ctx, node, c)
 	case "CHECK":
 		return nil, of.check(ctx, node, c)
-	default: // STATUS: readEnvironment knows the verbs
+	default: // STATUS: readEnvironment has checked the verb
 		return nil, of.status(ctx, node, c)
 	}
 }
 
-// complete fills in what a mode, or the plugin of a name, has in place of what is missing.
+// complete fills in the defaults of a mode or of the plugin's name.
 func (c *NetConf) complete(of *call) {
 	c.Common.complete(of)
 	if c.bridge {
@@ -99,31 +100,43 @@ func (c *NetConf) complete(of *call) {
 	}
 }
 
-// problems are those that can be seen from one field, or from a few, without asking the kernel.
+// problems returns the errors that one or a few fields show, without asking the kernel.
 func (c *NetConf) problems() []error {
 	p := problems(c.Common.problems())
-	p.add(c.Mode != "" && c.Mode != modeGateway && c.Mode != modeLAN && c.Mode != modeL2, `mode %q is not known: use "gateway", "lan" or "l2"`, c.Mode)
+	p.add(c.Mode != "" && c.Mode != modeGateway && c.Mode != modeLAN && c.Mode != modeL2,
+		`mode %q is not known: use "gateway", "lan" or "l2"`, c.Mode)
 	if b := c.IPMasqBackend; b != nil {
-		p.add(*b != "nftables" && *b != "" && (!c.bridge || *b != "iptables"), `ipMasqBackend %q is not supported: masquerade is done with nf_tables, so leave the field out or set it to "nftables"`, *b)
+		p.add(*b != "nftables" && *b != "" && (!c.bridge || *b != "iptables"),
+			`ipMasqBackend %q is not supported: masquerade is done with nf_tables, so leave the field out or set it `+
+				`to "nftables"`, *b)
 	}
-	p.add(c.MTU != 0 && (c.MTU < mtuMin || c.MTU > mtuMax), "mtu %d is not within %d and %d: use 0 for that of the default route's link", c.MTU, mtuMin, mtuMax)
-	p.add(c.Bridge != "" && !ident.IsLinkName(c.Bridge), "bridge %q cannot name a link: it takes 1 to 15 bytes without '/', ':', '%%' and space", c.Bridge)
-	p.add(c.PromiscMode && orDefault(c.HairpinMode, false), "promiscMode and hairpinMode exclude each other: leave one of them out")
+
+	p.add(c.MTU != 0 && (c.MTU < mtuMin || c.MTU > mtuMax),
+		"mtu %d is not within %d and %d: use 0 for that of the default route's link", c.MTU, mtuMin, mtuMax)
+	p.add(c.Bridge != "" && !ident.IsLinkName(c.Bridge),
+		"bridge %q cannot name a link: it takes 1 to 15 bytes without '/', ':', '%%' and space", c.Bridge)
+	p.add(c.PromiscMode && orDefault(c.HairpinMode, false),
+		"promiscMode and hairpinMode exclude each other: leave one of them out")
 	p.policy(c.IngressPolicy)
-	p.add(c.Internal && cmp.Or(c.Mode, modeGateway) != modeGateway, "internal is not for mode %q, whose containers others reach", c.Mode)
-	p.add(c.DisableContainerInterface && c.IPAM.Type != "", "disableContainerInterface leaves the pod's interface down, so it cannot have addresses: leave out ipam, or disableContainerInterface")
+	p.add(c.Internal && cmp.Or(c.Mode, modeGateway) != modeGateway,
+		"internal is not for mode %q, whose containers others reach", c.Mode)
+	p.add(c.DisableContainerInterface && c.IPAM.Type != "",
+		"disableContainerInterface leaves the pod's interface down, so it cannot have addresses: leave out ipam, or "+
+			"disableContainerInterface")
 	for _, cidr := range c.NonMasqueradeCIDRs {
 		p.add(cidr.Addr().Is4In6(), "nonMasqueradeCIDRs: %s is an IPv4 network in IPv6 notation", cidr)
 	}
+
 	c.lanProblems(&p)
 	c.vlanProblems(&p)
 	p.limits("the configuration", c.Bandwidth)
 	return p
 }
 
-// settings are the network, with the defaults of a configuration filled in.
+// settings returns the network, with the defaults of the configuration filled in.
 func (c *NetConf) settings() network.Network {
 	gateway := c.Mode != modeL2 && c.Mode != modeLAN
+
 	// The router that a DHCP server names is in general not this host.
 	dhcp := c.IPAM.Type == typeDHCP
 	s := network.Network{
@@ -144,23 +157,27 @@ func (c *NetConf) settings() network.Network {
 		Internal:     c.Internal,
 		Origin:       network.Origin{Type: c.IPAM.Type, Dir: c.IPAM.DataDir},
 	}
-	// As in the reference, a default gateway is a gateway. A network that says it
-	// has none gets no default route from the mode.
+
+	// As in the reference plugin, a default gateway is a gateway. A network without a gateway gets no default route
+	// from the mode.
 	s.DefaultGateway = orDefault(c.IsDefaultGateway, gateway && s.Gateway && !c.Internal)
 	s.Gateway = s.Gateway || s.DefaultGateway
 	for _, p := range c.NonMasqueradeCIDRs {
 		s.NonMasquerade = append(s.NonMasquerade, p.Masked())
 	}
-	// The reference's policy needs its traffic to pass the firewall. The bridge
-	// itself keeps isolated ports apart, so this holds without that too.
+
+	// The reference plugin's policy requires that bridged traffic passes the firewall. The bridge itself separates
+	// isolated ports, so this works without that too.
 	s.Isolated = s.Isolated || s.Policy == nft.Isolated
 	if c.PromiscMode {
 		s.Promiscuous = &c.PromiscMode
 	}
+
 	s.NoDefaultRoute = dhcp && !c.bridge && !orDefault(c.IsDefaultGateway, true)
 	if c.bridge {
 		s.Routed, s.DefaultMTU = false, ethernetMTU
 	}
+
 	c.lan(&s)
 	s.VLAN = c.membership()
 	if s.Bridge == "" {
@@ -169,18 +186,21 @@ func (c *NetConf) settings() network.Network {
 			s.Bridge = "br0"
 		}
 	}
+
 	if s.Down {
 		s.Masquerade, s.Gateway, s.DefaultGateway = false, false, false
 	}
+
 	return s
 }
 
-// policy is about ingressPolicy.
+// policy adds a problem with an unknown ingressPolicy.
 func (p *problems) policy(name string) {
-	p.add(name != "" && policyOf(name).String() != name, `ingressPolicy %q is not known: use "open", "same-bridge" or "isolated"`, name)
+	p.add(name != "" && policyOf(name).String() != name,
+		`ingressPolicy %q is not known: use "open", "same-bridge" or "isolated"`, name)
 }
 
-// policyOf is the open one for what names none.
+// policyOf returns the policy with this name, or the open one.
 func policyOf(name string) nft.Policy {
 	for _, p := range []nft.Policy{nft.SameBridge, nft.Isolated} {
 		if p.String() == name {
@@ -190,10 +210,11 @@ func policyOf(name string) nft.Policy {
 	return nft.Open
 }
 
+// orDefault returns *v, or def if v is nil.
 func orDefault(v *bool, def bool) bool { return *cmp.Or(v, &def) }
 
-// podMAC finds the MAC that was asked for the pod: runtimeConfig.mac, else
-// args.cni.mac, else MAC in CNI_ARGS; nil if none was.
+// podMAC returns the MAC requested for the pod: runtimeConfig.mac, else args.cni.mac, else MAC in CNI_ARGS. It
+// returns nil if none is requested.
 func (c *Common) podMAC(cniArgs map[string]string) (net.HardwareAddr, error) {
 	for _, source := range []struct{ where, mac string }{
 		{"runtimeConfig.mac", c.RuntimeConfig.MAC},
@@ -205,28 +226,30 @@ func (c *Common) podMAC(cniArgs map[string]string) (net.HardwareAddr, error) {
 		}
 		mac, err := net.ParseMAC(source.mac)
 		if err != nil || len(mac) != 6 || mac[0]&1 != 0 {
-			return nil, newError(codeInvalidConfig, "%s %q is not the MAC of one interface, such as 02:00:5e:10:00:01", source.where, source.mac)
+			return nil, newError(codeInvalidConfig, "%s %q is not the MAC of one interface, such as 02:00:5e:10:00:01",
+				source.where, source.mac)
 		}
 		return mac, nil
 	}
+
 	return nil, nil
 }
 
-// VLANConf are the fields of the reference plugin bridge that are about VLANs.
+// VLANConf holds the reference plugin bridge's fields about VLANs.
 type VLANConf struct {
 	VLAN                uint16  `json:"vlan"`
 	VLANTrunk           []Trunk `json:"vlanTrunk"`
 	PreserveDefaultVLAN bool    `json:"preserveDefaultVlan"`
 }
 
-// Trunk is an element of vlanTrunk: VLANs from MinID to MaxID, or ID, or both.
+// Trunk is an element of vlanTrunk: the VLANs from MinID to MaxID, or ID, or both.
 type Trunk struct {
 	MinID *uint16 `json:"minID"`
 	MaxID *uint16 `json:"maxID"`
 	ID    *uint16 `json:"id"`
 }
 
-// ranges are the VLANs that an element names.
+// ranges returns the VLANs that an element names.
 func (t *Trunk) ranges() (list []vlan.Range) {
 	for _, r := range [][2]*uint16{{t.MinID, t.MaxID}, {t.ID, t.ID}} {
 		if r[0] != nil && r[1] != nil {
@@ -236,19 +259,19 @@ func (t *Trunk) ranges() (list []vlan.Range) {
 	return list
 }
 
-// membership is what they say of a port.
+// membership returns the membership of ports that the fields describe.
 func (c *VLANConf) membership() vlan.Membership {
 	m := vlan.Membership{ID: c.VLAN, KeepDefault: c.PreserveDefaultVLAN}
 	for _, t := range c.VLANTrunk {
 		m.Trunk = append(m.Trunk, t.ranges()...)
 	}
 	if m.IsZero() {
-		m = vlan.Membership{} // to keep what a port has is what happens then
+		m = vlan.Membership{} // keeping a port's VLANs is the default then
 	}
 	return m
 }
 
-// vlanProblems are about VLANs that there cannot be, and about those that a network cannot be in.
+// vlanProblems adds problems with VLANs that do not exist, and with VLANs that the network cannot use.
 func (c *NetConf) vlanProblems(p *problems) {
 	p.add(c.VLAN > vlan.MaxID, "vlan %d is not within 0 and %d", c.VLAN, vlan.MaxID)
 	for i, t := range c.VLANTrunk {
@@ -258,28 +281,31 @@ func (c *NetConf) vlanProblems(p *problems) {
 		}
 		p.add((t.MinID == nil) != (t.MaxID == nil), "vlanTrunk[%d] has one of minID and maxID: it takes both, or id", i)
 	}
+
 	s := c.settings()
 	if s.VLAN.Check() != nil {
-		return // said above, by field
+		return // each field's problem was added above
 	}
+
 	if err := s.CheckVLAN(); err != nil {
 		p.add(true, "%v", err)
 	}
 }
 
-// nameBridge is the reference's plugin that is the same as this one, but for defaults.
+// nameBridge is the reference plugin that differs from ours only in defaults.
 const nameBridge = "bridge"
 
-// asBridge keeps of a configuration the fields that the reference's plugin bridge knows, with its defaults, and
-// those that say where files are.
+// asBridge drops all fields that the reference plugin bridge does not know, except those that name files, and sets
+// its defaults.
 func (c *NetConf) asBridge() {
-	c.Mode, c.LANConf, c.NonMasqueradeCIDRs, c.BridgeNFCall, c.IngressPolicy, c.Bandwidth = "", LANConf{}, nil, nil, "", Bandwidth{}
-	c.Internal = false
+	c.Mode, c.LANConf, c.NonMasqueradeCIDRs, c.BridgeNFCall = "", LANConf{}, nil, nil
+	c.IngressPolicy, c.Internal, c.Bandwidth = "", false, Bandwidth{}
 	for _, field := range []**bool{&c.IsGateway, &c.IsDefaultGateway, &c.IPMasq, &c.HairpinMode} {
 		if *field == nil {
 			*field = new(bool)
 		}
 	}
+
 	c.Bridge = cmp.Or(c.Bridge, "cni0")
 	c.RuntimeConfig = runtimeConfig{MAC: c.RuntimeConfig.MAC, Asked: c.RuntimeConfig.Asked}
 	if s := &c.IPAM; s.DataDir == "" && s.Type == "host-local" {
@@ -287,7 +313,7 @@ func (c *NetConf) asBridge() {
 	}
 }
 
-// asBridge leaves out of a result what the reference's does not have.
+// asBridge removes the fields from a result that the reference plugin's results do not have.
 func asBridge(r *current.Result) {
 	for _, one := range r.Interfaces {
 		one.Mtu = 0

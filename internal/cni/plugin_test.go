@@ -82,7 +82,7 @@ func TestPreparationReadsWhatTheRuntimeAsksFor(t *testing.T) {
 		containerID: "c1", ifName: "eth0", netns: "/run/netns/p",
 		args: "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web-0",
 	}
-	a, err := c.asked(conf)
+	a, err := c.readRequest(conf)
 	must.Succeed(t, err)
 	dns, _ := json.Marshal(a.dns)
 	if got, want := string(dns), `{"nameservers":["10.0.0.2"],"domain":"d"}`; got != want {

@@ -11,7 +11,7 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// within has a function work in the pod's namespace at path. It needs CAP_SYS_ADMIN to enter it.
+// within runs a function with a socket in the namespace at path. It needs CAP_SYS_ADMIN to enter the namespace.
 func within(path string, do func(*nl.Conn, *netns.NS) error) error {
 	pod, err := netns.Open(path)
 	if err != nil {
@@ -26,12 +26,14 @@ func within(path string, do func(*nl.Conn, *netns.NS) error) error {
 	return do(conn, pod)
 }
 
-// withinPod is within for verbs that take down: it is no error if the namespace is gone, or not named, or is the
-// caller's own, to which the path of a process leads whose number was given anew.
+// withinPod does the work of within for verbs that take a pod down. It is no error if the namespace is gone, or not
+// named. It does nothing for the caller's own namespace, which the path of a process may lead to if its number was
+// reused.
 func withinPod(path string, do func(*nl.Conn, *netns.NS) error) error {
 	if path == "" {
 		return nil
 	}
+
 	err := within(path, func(conn *nl.Conn, pod *netns.NS) error {
 		if host, err := isHost(pod); host || err != nil {
 			return err
@@ -44,7 +46,7 @@ func withinPod(path string, do func(*nl.Conn, *netns.NS) error) error {
 	return err
 }
 
-// isHost says whether a namespace is the caller's own.
+// isHost reports whether a namespace is the caller's own.
 func isHost(pod *netns.NS) (bool, error) {
 	own, err := netns.Current()
 	if err != nil {
@@ -54,13 +56,13 @@ func isHost(pod *netns.NS) (bool, error) {
 	return own.ID() == pod.ID(), nil
 }
 
-// findLink gives what of a link can be set.
+// findLink returns the attributes of a link that can be set.
 func findLink(conn *nl.Conn, name string) (*link.Link, error) {
 	return link.Find(conn, name, unix.IFLA_ADDRESS, unix.IFLA_MTU, unix.IFLA_TXQLEN)
 }
 
-// podHasLink says whether the pod has a link of a name. One that cannot be read is one: the pod gave it more names than
-// fit into an answer.
+// podHasLink reports whether the pod has a link with a name. A link that cannot be read exists: the pod gave it more
+// names than fit into an answer.
 func podHasLink(path, name string) (has bool) {
 	_ = withinPod(path, func(conn *nl.Conn, _ *netns.NS) error {
 		_, err := findLink(conn, name)

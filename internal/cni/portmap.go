@@ -17,7 +17,7 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// portmapConf is the configuration of the reference's plugin of that name: it has ports of the host lead to a pod.
+// portmapConf is the configuration of the reference plugin portmap, which publishes ports of the host for a pod.
 type portmapConf struct {
 	Common
 	Backend              *string  `json:"backend"`
@@ -25,21 +25,23 @@ type portmapConf struct {
 	ConditionsV4         []string `json:"conditionsV4"`
 	ConditionsV6         []string `json:"conditionsV6"`
 	MasqAll              bool     `json:"masqAll"`
-	MarkMasqBit          *int     `json:"markMasqBit"`          // what is masqueraded needs no mark,
-	ExternalSetMarkChain *string  `json:"externalSetMarkChain"` // of no program
+	MarkMasqBit          *int     `json:"markMasqBit"`          // not used: masquerading needs no mark here
+	ExternalSetMarkChain *string  `json:"externalSetMarkChain"` // not used: no other program marks packets
 }
 
 func (f *portmapConf) problems() []error {
 	p := problems(f.Common.problems())
 	const maxBit = 31
 	bit, backend := orZero(f.MarkMasqBit), f.Backend
-	p.add(f.MarkMasqBit != nil && f.ExternalSetMarkChain != nil, "markMasqBit and externalSetMarkChain exclude each other")
+	p.add(f.MarkMasqBit != nil && f.ExternalSetMarkChain != nil,
+		"markMasqBit and externalSetMarkChain exclude each other")
 	p.add(bit < 0 || bit > maxBit, "markMasqBit %d is not within 0 and %d", bit, maxBit)
-	p.add(backend != nil && *backend != "iptables" && *backend != "nftables", `backend %q is neither "iptables" nor "nftables"`, orZero(backend))
+	p.add(backend != nil && *backend != "iptables" && *backend != "nftables",
+		`backend %q is neither "iptables" nor "nftables"`, orZero(backend))
 	return p
 }
 
-// unsupported says what of the configuration this plugin cannot do.
+// unsupported returns an error about fields that this plugin does not support.
 func (f *portmapConf) unsupported() error {
 	field := "conditionsV4"
 	switch {
@@ -49,7 +51,10 @@ func (f *portmapConf) unsupported() error {
 	default:
 		return nil
 	}
-	return newError(codeUnsupportedField, "%s (conditions of iptables or nft as text) is not supported: leave it out, or have the reference's portmap do this (tombolo install --undo --names portmap DIR)", field)
+
+	return newError(codeUnsupportedField,
+		"%s (conditions of iptables or nft as text) is not supported: leave it out, or have the reference's portmap "+
+			"do this (tombolo install --undo --names portmap DIR)", field)
 }
 
 func (f *portmapConf) lacks(rec *state.Attachment) bool {
@@ -57,8 +62,8 @@ func (f *portmapConf) lacks(rec *state.Attachment) bool {
 	return err == nil && len(ports) > 0 && len(rec.Published) == 0
 }
 
-// publication is what the node is asked for, for a pod with the addresses of a result. As there, masqAll means nothing
-// without snat.
+// publication returns the ports to publish for a pod with the addresses of a result. As in the reference plugin,
+// masqAll has no effect without snat.
 func (f *portmapConf) publication(c *call, prev *current.Result) (p network.Publication, _ error) {
 	switch {
 	case f.SNAT != nil && !*f.SNAT:
@@ -66,22 +71,26 @@ func (f *portmapConf) publication(c *call, prev *current.Result) (p network.Publ
 	case f.MasqAll:
 		p.SNAT = nft.SNATAll
 	}
+
 	ports, err := publishedPorts(f.RuntimeConfig.PortMappings)
 	if err != nil {
 		return p, err
 	}
+
 	has := map[bool]bool{}
 	for _, a := range c.addressesIn(prev) {
 		has[a.Is4()] = true
 	}
+
 	p.Ports = slices.DeleteFunc(ports, func(p nft.Port) bool {
-		// As there, this is no error: runtimes name the addresses of both families.
+		// As in the reference plugin, this is no error: runtimes name addresses of both families.
 		passed := p.HostAddr.IsValid() && !has[p.HostAddr.Is4()]
 		if passed {
 			c.log.warn("host port " + endpoint.PortText(p) + " leads nowhere: the pod has no address of that family")
 		}
 		return passed
 	})
+
 	return p, nil
 }
 
@@ -89,71 +98,83 @@ func (f *portmapConf) run(ctx context.Context, c *call) (*current.Result, error)
 	if c.verb == "DEL" {
 		// A configuration that ADD refuses must not keep a plugin before this one from its DEL.
 		if len(c.undecoded) > 0 || len(f.RuntimeConfig.PortMappings) > 0 {
-			c.takeBack(func(of network.Change) error { return of.Publish(ctx, network.Publication{}) })
+			c.takeBack(func(change network.Change) error { return change.Publish(ctx, network.Publication{}) })
 		}
 		return nil, nil
 	}
-	prev, of, err := c.chained()
+
+	prev, change, err := c.chained()
 	if err != nil {
 		return nil, err
 	}
+
 	publish, err := f.publication(c, prev)
 	if err != nil {
 		return nil, err
 	}
+
 	switch {
 	case len(publish.Ports) == 0:
-		return c.passOn()
+		return c.passThrough()
 	case c.verb == "CHECK":
-		return nil, differ(of.Check(ctx, &publish, nil))
+		return nil, differ(change.Check(ctx, &publish, nil))
 	}
+
 	if err := f.unsupported(); err != nil {
 		return nil, err
 	}
-	return prev, of.Publish(ctx, publish)
+
+	return prev, change.Publish(ctx, publish)
 }
 
-// PortMapping is one of the capability portMappings, as runtimes write it (CONVENTIONS.md of the CNI specification).
+// PortMapping is an element of the capability portMappings (CONVENTIONS.md of the CNI specification).
 type PortMapping struct {
 	HostPort      int    `json:"hostPort"`
 	ContainerPort int    `json:"containerPort"`
 	Protocol      string `json:"protocol"`
 	HostIP        string `json:"hostIP"`
-	// Range is how many ports from these on are mapped one to one, as netavark has it; 0 is one. It is no part of the
-	// convention.
+	// Range is the number of consecutive ports that are mapped one to one, as in netavark; 0 means one. It is not
+	// part of the convention.
 	Range int `json:"range,omitempty"`
 }
 
-// publishedPorts reads the mappings. One that stands there twice counts once.
+// publishedPorts converts the mappings. Duplicates count once.
 func publishedPorts(mappings []PortMapping) ([]nft.Port, error) {
 	var list []nft.Port
 	read := map[nft.Port]bool{}
-	byPort := map[uint16][]nft.Port{} // each port of a range
+	byPort := map[uint16][]nft.Port{} // by host port, with ranges taken apart
 	for i, m := range mappings {
 		p, err := m.published()
 		if err != nil {
 			return nil, newError(codeInvalidConfig, "runtimeConfig.portMappings[%d]: %v", i, err)
 		}
+
 		if read[p] {
 			continue
 		}
+
 		read[p], list = true, append(list, p)
 		one := p
 		one.Count = 0
 		for range max(p.Count, 1) {
 			for _, other := range byPort[one.HostPort] {
 				if overlap(one, other) {
-					return nil, newError(codeInvalidConfig, "runtimeConfig.portMappings[%d]: port %s is to lead to port %d of the pod, and %s to %d: publish a port of the host once", i, endpoint.PortText(one), one.PodPort, endpoint.PortText(other), other.PodPort)
+					return nil, newError(codeInvalidConfig,
+						"runtimeConfig.portMappings[%d]: port %s is to lead to port %d of the pod, and %s to %d: "+
+							"publish a port of the host once", i, endpoint.PortText(
+							one), one.PodPort, endpoint.PortText(other), other.PodPort)
 				}
 			}
+
 			byPort[one.HostPort] = append(byPort[one.HostPort], one)
 			one.HostPort, one.PodPort = one.HostPort+1, one.PodPort+1
 		}
 	}
+
 	return list, nil
 }
 
-// overlap says whether two mappings would lead one port of the host to different ports of the pod.
+// overlap reports whether two mappings would lead one port of the host to different ports of the pod.
 func overlap(a, b nft.Port) bool {
 	if a.Protocol != b.Protocol || a.HostPort != b.HostPort || a.PodPort == b.PodPort {
 		return false
@@ -161,9 +182,11 @@ func overlap(a, b nft.Port) bool {
 	if !a.HostAddr.IsValid() || !b.HostAddr.IsValid() {
 		return true
 	}
-	return a.HostAddr.Is4() == b.HostAddr.Is4() && (a.HostAddr == b.HostAddr || a.HostAddr.IsUnspecified() || b.HostAddr.IsUnspecified())
+	return a.HostAddr.Is4() == b.HostAddr.Is4() &&
+		(a.HostAddr == b.HostAddr || a.HostAddr.IsUnspecified() || b.HostAddr.IsUnspecified())
 }
 
+// published converts a mapping.
 func (m *PortMapping) published() (nft.Port, error) {
 	protocol := cmp.Or(strings.ToLower(m.Protocol), "tcp")
 	p := nft.Port{HostPort: uint16(m.HostPort), PodPort: uint16(m.ContainerPort), Count: uint16(m.Range)}
@@ -175,10 +198,12 @@ func (m *PortMapping) published() (nft.Port, error) {
 	case m.ContainerPort < 1 || m.ContainerPort > 65535:
 		return p, fmt.Errorf("containerPort %d is not within 1 and 65535", m.ContainerPort)
 	case m.Range < 0 || max(m.HostPort, m.ContainerPort)+m.Range > 1<<16:
-		return p, fmt.Errorf("range %d: so many ports from %d on do not end within 65535", m.Range, max(m.HostPort, m.ContainerPort))
+		return p, fmt.Errorf("range %d: so many ports from %d on do not end within 65535", m.Range,
+			max(m.HostPort, m.ContainerPort))
 	case m.HostIP == "":
 		return p, nil
 	}
+
 	ip, err := netip.ParseAddr(m.HostIP)
 	ip = ip.Unmap()
 	switch {
@@ -189,6 +214,7 @@ func (m *PortMapping) published() (nft.Port, error) {
 	case ip == netip.IPv6Loopback():
 		return p, errors.New("hostIP ::1: the kernel leads nothing from there to a pod: use 127.0.0.1")
 	}
+
 	p.HostAddr = ip
 	return p, nil
 }

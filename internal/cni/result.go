@@ -18,13 +18,13 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// result is what ADD prints: the interfaces in the order bridge, port, pod, after
-// those that a plugin before this one made.
-func (c *call) result(a *asked, from *allocator, made *network.Attachment) *current.Result {
+// result returns ADD's result. The interfaces have the order bridge, port, pod, after those of earlier plugins.
+func (c *call) result(a *addRequest, from *allocator, made *network.Attachment) *current.Result {
 	r := &current.Result{CNIVersion: current.ImplementedSpecVersion}
 	if a.prev != nil {
 		r.Interfaces, r.IPs, r.Routes, r.DNS = a.prev.Interfaces, a.prev.IPs, a.prev.Routes, a.prev.DNS
 	}
+
 	r.Interfaces = append(r.Interfaces,
 		&current.Interface{Name: made.Bridge, Mac: made.BridgeMAC.String(), Mtu: made.BridgeMTU},
 		&current.Interface{Name: made.Port, Mac: made.PortMAC.String(), Mtu: made.MTU},
@@ -34,43 +34,53 @@ func (c *call) result(a *asked, from *allocator, made *network.Attachment) *curr
 	if made.IFB != "" {
 		r.Interfaces = append(r.Interfaces, &current.Interface{Name: made.IFB, Mtu: made.MTU})
 	}
+
 	if made.HostVLAN != "" {
-		r.Interfaces = append(r.Interfaces, &current.Interface{Name: made.HostVLAN, Mac: made.HostVLANMAC.String(), Mtu: made.BridgeMTU})
+		r.Interfaces = append(r.Interfaces,
+			&current.Interface{Name: made.HostVLAN, Mac: made.HostVLANMAC.String(), Mtu: made.BridgeMTU})
 	}
-	give(r, from.ordered(made.Addresses), made.Routes, &podInterface)
+
+	addIPAM(r, from.ordered(made.Addresses), made.Routes, &podInterface)
 	dns := from.dns
 	if a.pod.Lease != nil {
 		dns = types.DNS{Domain: made.DNS.Domain, Search: made.DNS.Search}
 	}
-	dns.Nameservers = append(dns.Nameservers, printable.Texts(made.DNS.Servers)...) // of a lease, or of router advertisements
+
+	// from a lease or router advertisements
+	dns.Nameservers = append(dns.Nameservers, printable.Texts(made.DNS.Servers)...)
 	if !a.dns.IsEmpty() {
 		dns = a.dns
 	}
+
 	if !dns.IsEmpty() {
 		r.DNS = dns
 	}
+
 	return r
 }
 
-// prevResult reads the result of an earlier ADD, or of the plugins before
-// this one; nil if there is none. One that a runtime puts in need not name its version, and has the configuration's.
+// prevResult parses the result of an earlier ADD, or of the plugins before this one. It returns nil if there is none.
+// A result without a version has the configuration's.
 func (c *Common) prevResult() (*current.Result, error) {
 	if isEmpty(c.PrevResult) || string(c.PrevResult) == "[]" {
 		return nil, nil
 	}
+
 	r, err := delegate.ReadResult(c.PrevResult, c.CNIVersion)
 	if err != nil {
 		return nil, newError(codeDecoding, "prevResult: %v", err)
 	}
+
 	for i, ip := range r.IPs {
 		if n := ip.Interface; n != nil && (*n < 0 || *n >= len(r.Interfaces)) {
 			return nil, newError(codeDecoding, "prevResult: ips[%d] names interface %d of %d", i, *n, len(r.Interfaces))
 		}
 	}
+
 	return r, nil
 }
 
-// resultToCheck is the one of the ADD that CHECK is about.
+// resultToCheck returns the result of the ADD that CHECK is about.
 func (c *Common) resultToCheck() (*current.Result, error) {
 	prev, err := c.prevResult()
 	if err == nil && prev == nil {
@@ -79,8 +89,8 @@ func (c *Common) resultToCheck() (*current.Result, error) {
 	return prev, err
 }
 
-// routeConf has the fields of the library's route (CNI specification 1.1.0,
-// "Add Success"), which decodes itself, and so hides unknown fields.
+// routeConf has the fields of the library's route (CNI specification 1.1.0, "Add Success"). The library's type
+// decodes itself, and so hides unknown fields.
 type routeConf struct {
 	Dst      netip.Prefix `json:"dst"`
 	GW       netip.Addr   `json:"gw,omitzero"`
@@ -91,14 +101,14 @@ type routeConf struct {
 	Scope    *int         `json:"scope,omitempty"`
 }
 
-// confOf is a result's route; ok is false where it has no valid destination.
+// confOf converts a result's route. ok is false if it has no valid destination.
 func confOf(r *types.Route) (_ routeConf, ok bool) {
 	dst, ok := prefixOf(r.Dst)
 	gw, _ := netip.AddrFromSlice(r.GW)
 	return routeConf{dst, gw.Unmap(), r.MTU, r.AdvMSS, r.Priority, r.Table, r.Scope}, ok
 }
 
-// route translates the route. Errors begin with where, which names its place.
+// route converts the route. Errors begin with where, the name of its place.
 func (conf *routeConf) route(where string) (route.Route, error) {
 	one := route.Route{Dst: conf.Dst, Gateway: conf.GW.Unmap()}
 	var scope uint32
@@ -122,40 +132,47 @@ func (conf *routeConf) route(where string) (route.Route, error) {
 		}
 		*attr.into = uint32(*attr.value)
 	}
+
 	if conf.Scope != nil {
 		one.Scope = new(uint8(scope))
 	}
+
 	return one, nil
 }
 
-// routes translates the routes of a configuration.
+// routes converts the routes of a configuration.
 func routes(confs []routeConf) ([]route.Route, error) {
 	var list []route.Route
 	for i, conf := range confs {
 		field := fmt.Sprintf("field \"ipam.routes[%d]", i)
-		conf.Dst, _ = prefixOf(ipNet(conf.Dst)) // of IPv4 also where it is in IPv6 notation
+		conf.Dst, _ = prefixOf(ipNet(conf.Dst)) // an IPv4 address in IPv6 notation becomes IPv4
 		if !conf.Dst.IsValid() {
 			return nil, newError(codeInvalidConfig, "%s.dst\" is required", field)
 		}
+
 		if conf.GW.Zone() != "" {
 			return nil, newError(codeInvalidConfig, "%s.gw\": %s has a zone", field, conf.GW)
 		}
+
 		one, err := conf.route(field + `"`)
 		if err != nil {
 			return nil, err
 		}
+
 		list = append(list, one)
 	}
+
 	return list, nil
 }
 
-// routesOf translates the routes of a result.
+// routesOf converts the routes of a result.
 func routesOf(of []*types.Route) ([]route.Route, error) {
 	var list []route.Route
 	for _, r := range of {
 		conf, ok := confOf(r)
 		if !ok {
-			return nil, newError(types.ErrDecodingFailure, "the ipam gave a route without a valid destination: %s", r.Dst.String())
+			return nil, newError(types.ErrDecodingFailure, "the ipam gave a route without a valid destination: %s",
+				r.Dst.String())
 		}
 		one, err := conf.route("the route to " + conf.Dst.String())
 		if err != nil {
@@ -163,11 +180,12 @@ func routesOf(of []*types.Route) ([]route.Route, error) {
 		}
 		list = append(list, one)
 	}
+
 	return list, nil
 }
 
-// heldAddresses translates the addresses of a result. One that is not an address becomes the zero prefix, which
-// package network refuses.
+// heldAddresses converts the addresses of a result. An invalid one becomes the zero prefix, which package network
+// rejects.
 func heldAddresses(of *current.Result) []ipam.Address {
 	var list []ipam.Address
 	for _, ip := range of.IPs {
@@ -178,8 +196,9 @@ func heldAddresses(of *current.Result) []ipam.Address {
 	return list
 }
 
-// give adds what an IPAM gave to a result: to an interface, if one is named.
-func give(r *current.Result, addresses []ipam.Address, routes []route.Route, to *int) {
+// addIPAM adds an IPAM's addresses and routes to a result. to is the index of the addresses' interface, if there is
+// one.
+func addIPAM(r *current.Result, addresses []ipam.Address, routes []route.Route, to *int) {
 	for _, address := range addresses {
 		ip := current.IPConfig{Address: ipNet(address.Prefix), Interface: to, Gateway: address.Gateway.AsSlice()}
 		r.IPs = append(r.IPs, &ip)
@@ -189,9 +208,10 @@ func give(r *current.Result, addresses []ipam.Address, routes []route.Route, to 
 	}
 }
 
-// resultRoute writes a route for a result.
+// resultRoute converts a route for a result.
 func resultRoute(r route.Route) *types.Route {
-	one := &types.Route{Dst: ipNet(r.Dst), GW: r.Gateway.AsSlice(), MTU: int(r.MTU), AdvMSS: int(r.AdvMSS), Priority: int(r.Priority)}
+	one := &types.Route{Dst: ipNet(r.Dst), GW: r.Gateway.AsSlice(), MTU: int(r.MTU), AdvMSS: int(r.AdvMSS),
+		Priority: int(r.Priority)}
 	if r.Table != 0 {
 		one.Table = new(int(r.Table))
 	}
@@ -201,54 +221,64 @@ func resultRoute(r route.Route) *types.Route {
 	return one
 }
 
-// ipNet is the form that a result has for an address with its network's length.
+// ipNet converts a prefix for a result.
 func ipNet(p netip.Prefix) net.IPNet {
 	return net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
-// prefixOf is an address with the length of its network; ok is false where it is none.
+// prefixOf converts an address of a result. ok is false if it is not valid.
 func prefixOf(n net.IPNet) (netip.Prefix, bool) {
 	ip, ok := netip.AddrFromSlice(n.IP)
 	ones, bits := n.Mask.Size()
 	if !ok || bits == 0 {
 		return netip.Prefix{}, false
 	}
+
 	ip = ip.Unmap()
 	if bits == 128 && ip.Is4() {
 		ones, bits = ones-96, 32
 	}
+
 	if p := netip.PrefixFrom(ip, ones); p.IsValid() && bits == ip.BitLen() {
 		return p, true
 	}
+
 	return netip.Prefix{}, false
 }
 
-// encode writes a result in the version of the configuration.
+// encode encodes a result in the version of the configuration.
 func (c *call) encode(r *current.Result) ([]byte, error) {
 	if c.conf.CNIVersion == "1.0.0" || c.conf.CNIVersion == "1.1.0" {
 		r.CNIVersion = c.conf.CNIVersion
 		return encodeResult(r), nil
 	}
+
 	families := map[bool]int{}
 	for _, ip := range r.IPs {
 		families[ip.Address.IP.To4() != nil]++
 	}
+
 	if c.conf.CNIVersion < "0.3.0" && max(families[true], families[false]) > 1 {
-		return nil, newError(codeInvalidConfig, "a result of CNI %s has one address of each family, and the pod has more: use cniVersion 0.3.0 or later", c.conf.CNIVersion)
+		return nil, newError(codeInvalidConfig,
+			"a result of CNI %s has one address of each family, and the pod has more: use cniVersion 0.3.0 or later",
+			c.conf.CNIVersion)
 	}
+
 	var out bytes.Buffer
 	older, err := r.GetAsVersion(c.conf.CNIVersion)
 	if err == nil {
 		err = older.PrintTo(&out)
 	}
+
 	if err != nil {
 		return nil, newError(codeIncompatibleVersion, "write the result as CNI %s: %v", c.conf.CNIVersion, err)
 	}
+
 	return out.Bytes(), nil
 }
 
-// A resultObject is a result of CNI 1.0 and 1.1, as the specification's section 5 has it. The
-// library's types take four passes, which is a tenth of an ADD.
+// A resultObject is a result of CNI 1.0 and 1.1 (section 5 of the specification). The library's types would need four
+// passes, which cost a tenth of an ADD.
 type resultObject struct {
 	CNIVersion string               `json:"cniVersion,omitempty"`
 	Interfaces []*current.Interface `json:"interfaces,omitempty"`
@@ -263,15 +293,18 @@ type ipObject struct {
 	Gateway   net.IP `json:"gateway,omitempty"`
 }
 
+// encodeResult encodes a result of CNI 1.0 or 1.1.
 func encodeResult(r *current.Result) []byte {
 	object := resultObject{CNIVersion: r.CNIVersion, Interfaces: r.Interfaces}
 	for _, ip := range r.IPs {
 		object.IPs = append(object.IPs, ipObject{ip.Interface, ip.Address.String(), ip.Gateway})
 	}
+
 	for _, one := range r.Routes {
 		conf, _ := confOf(one)
 		object.Routes = append(object.Routes, conf)
 	}
+
 	if !r.DNS.IsEmpty() {
 		object.DNS = &r.DNS
 	}

@@ -125,7 +125,7 @@ func TestResultFollowsThatOfThePluginsBefore(t *testing.T) {
 			t.Parallel()
 			given := *prev
 			c := &call{netns: "/run/netns/p", ifName: "eth0"}
-			got := c.result(&asked{prev: &given, dns: tt.own}, &allocator{said: &said{dns: tt.leased}}, &network.Attachment{
+			got := c.result(&addRequest{prev: &given, dns: tt.own}, &allocator{ipamSection: &ipamSection{dns: tt.leased}}, &network.Attachment{
 				Key: network.Key{IfName: "eth0"}, Bridge: "cbr0", BridgeMAC: mac, BridgeMTU: 1500,
 				Port: "veth1", PortMAC: mac, MTU: 1400, MAC: mac, PodMTU: 1400, Addresses: dualStack(),
 				Routes: []route.Route{

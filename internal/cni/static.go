@@ -24,8 +24,8 @@ type addressConf struct {
 	Gateway netip.Addr   `json:"gateway"`
 }
 
-// static gives the same addresses to every attachment. Nothing is reserved: whether they are free is up to the
-// operator that named them.
+// static is an allocator that returns the same addresses for every attachment. It reserves nothing. The operator who
+// named the addresses makes sure that they are free.
 type static struct {
 	addresses []ipam.Address
 	network   string
@@ -38,18 +38,22 @@ func (a *allocator) static(r *ipamRequest) error {
 	if err := r.read(&conf); err != nil {
 		return err
 	}
+
 	if r.Section.JSON == nil {
 		return newError(codeInvalidConfig, `network %q: static needs the field "ipam"`, r.Network)
 	}
+
 	args, err := parseArgs(r.Args)
 	if err != nil {
 		return err
 	}
+
 	addresses, err := staticAddresses(conf.Addresses, args, &r.Asked)
 	if err != nil {
 		return err
 	}
-	of := static{network: r.Network, byName: r.ByName}
+
+	source := static{network: r.Network, byName: r.ByName}
 	for i, one := range addresses {
 		if !one.Address.IsValid() {
 			return newError(codeInvalidConfig, "field \"ipam.addresses[%d].address\" is required", i)
@@ -57,23 +61,26 @@ func (a *allocator) static(r *ipamRequest) error {
 		if one.Gateway.Zone() != "" {
 			return newError(codeInvalidConfig, "field \"ipam.addresses[%d].gateway\": %s has a zone", i, one.Gateway)
 		}
-		of.addresses = append(of.addresses, ipam.Address{Prefix: one.Address, Gateway: one.Gateway.Unmap()})
+		source.addresses = append(source.addresses, ipam.Address{Prefix: one.Address, Gateway: one.Gateway.Unmap()})
 	}
+
 	if r.ByName {
-		a.reported = of.addresses
+		a.reported = source.addresses
 	}
-	a.Allocator, a.dns = of, conf.DNS
+
+	a.Allocator, a.dns = source, conf.DNS
 	a.routes, err = routes(conf.Routes)
 	return err
 }
 
-// staticAddresses merges the four sources in the order of the reference plugin: CNI_ARGS adds to the config's
-// addresses and sets their gateways, args.cni.ips replaces all of that, and runtimeConfig.ips replaces it again.
+// staticAddresses merges the four sources in the reference plugin's order. CNI_ARGS adds to the configuration's
+// addresses and sets their gateways, args.cni.ips replaces all of these, and runtimeConfig.ips replaces them again.
 func staticAddresses(addresses []addressConf, args Args, asked *Asked) ([]addressConf, error) {
 	added, err := parsePrefixes("CNI_ARGS IP", args.List("IP"))
 	if err != nil {
 		return nil, err
 	}
+
 	addresses = append(addresses, added...)
 	for _, text := range args.List("GATEWAY") {
 		gateway, err := netip.ParseAddr(text)
@@ -86,48 +93,57 @@ func staticAddresses(addresses []addressConf, args Args, asked *Asked) ([]addres
 			}
 		}
 	}
+
 	switch {
 	case len(asked.IPs) > 0:
 		return parsePrefixes("runtimeConfig.ips", asked.IPs)
 	case len(asked.ArgIPs) > 0:
 		return parsePrefixes("args.cni.ips", asked.ArgIPs)
 	}
+
 	return addresses, nil
 }
 
-// parsePrefixes reads addresses that need a prefix length, as there is no range to take it from.
+// parsePrefixes parses addresses that need a prefix length, since there is no range to take it from.
 func parsePrefixes(source string, texts []string) ([]addressConf, error) {
 	var addresses []addressConf
 	for _, text := range texts {
 		prefix, err := netip.ParsePrefix(text)
 		if err != nil {
-			return nil, newError(codeInvalidConfig, "%s: %q is not an address with a prefix length, like \"10.1.0.5/24\"", source, text)
+			return nil, newError(codeInvalidConfig,
+				"%s: %q is not an address with a prefix length, like \"10.1.0.5/24\"", source, text)
 		}
 		addresses = append(addresses, addressConf{Address: prefix})
 	}
+
 	return addresses, nil
 }
 
-// Bind returns s: nothing here depends on the node.
+// Bind returns s, since nothing here depends on the node.
 func (s static) Bind(ipam.Node) ipam.Allocator { return s }
 
-// Slow is false.
+// Slow returns false.
 func (static) Slow() bool { return false }
 
-// Add returns the addresses, those of IPv4 first. Having none is an error, except by name, where the plugin that
-// called reports it. STATUS accepts none, as addresses may come with each ADD.
+// Add returns the addresses, IPv4 first. Having none is an error, except ByName, where the calling plugin reports it.
+// STATUS accepts none, since addresses may come with each ADD.
 func (s static) Add(context.Context, ipam.Owner) (*ipam.Allocation, error) {
 	if len(s.addresses) == 0 && !s.byName {
-		return nil, newError(codeInvalidConfig, `network %q: static has no address to give: set "ipam.addresses", or ask for one `+
-			"by the capability ips, args.cni.ips or CNI_ARGS IP", s.network)
+		return nil, newError(codeInvalidConfig,
+			`network %q: static has no address to give: set "ipam.addresses", or ask for one `+
+				"by the capability ips, args.cni.ips or CNI_ARGS IP", s.network)
 	}
-	given := slices.Clone(s.addresses)
-	slices.SortStableFunc(given, func(a, b ipam.Address) int { return a.Prefix.Addr().BitLen() - b.Prefix.Addr().BitLen() })
-	return &ipam.Allocation{Addresses: given}, nil
+
+	addresses := slices.Clone(s.addresses)
+	slices.SortStableFunc(addresses, func(a,
+		b ipam.Address) int {
+		return a.Prefix.Addr().BitLen() - b.Prefix.Addr().BitLen()
+	})
+	return &ipam.Allocation{Addresses: addresses}, nil
 }
 
-// Check compares the addresses, and the gateways that are named, with those of prevResult; by name those only
-// that are in it, as the reference does.
+// Check compares the addresses, and their gateways if any, with those of prevResult. ByName it compares only
+// addresses that prevResult contains, like the reference plugin.
 func (s static) Check(_ context.Context, _ ipam.Owner, held []ipam.Address) error {
 	for _, a := range s.addresses {
 		same := func(b ipam.Address) bool { return a.Prefix.Addr() == b.Prefix.Addr() }
@@ -139,14 +155,15 @@ func (s static) Check(_ context.Context, _ ipam.Owner, held []ipam.Address) erro
 			return withCode(codeCheckFailed, fmt.Errorf("the attachment has no address %s: %w", a, ipam.ErrNotReserved))
 		}
 	}
+
 	return nil
 }
 
-// Del has nothing to release.
+// Del does nothing, since nothing is reserved.
 func (static) Del(context.Context, ipam.Owner, []netip.Addr) error { return nil }
 
-// Collect has nothing to release.
+// Collect does nothing, since nothing is reserved.
 func (static) Collect(context.Context, []ipam.Owner) error { return nil }
 
-// Status is always good.
+// Status returns nil.
 func (static) Status(context.Context) error { return nil }

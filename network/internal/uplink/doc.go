@@ -26,17 +26,15 @@
 // Conn.Plan computes the steps, and touches nothing. They are planned anew before each step, so that every step may be
 // repeated; the way back is, from the bridge to the NIC, the same.
 //
-// # The point of no return
+// # Crashes
 //
-// The record of a takeover is saved before each step. Before the step "release", all is undone where something fails or
-// the context is done, by Recover after a crash. From there (Record.Committed) Take ignores the context, and Recover
-// finishes it, as it finishes what Restore began. The host is reachable all the while.
+// The record of a takeover is saved before each step. Where something fails or the context is done, Take undoes all, and
+// so does Recover after a crash. The host is reachable all the while.
 //
 // # What does not come along
 //
 // Plan refuses by name what would cut the host off: above all addresses and default routes that a DHCP client or router
-// advertisements gave, since on a port these are heard no more. It warns of routes by nexthop objects and VLANs, which
-// stay on the NIC. Also:
+// advertisements gave, since on a port these are heard no more. It warns of VLANs, which stay on the NIC. Also:
 //   - The kernel forgets masqueraded flows that go out by the NIC. The host's own go on.
 //   - XDP and tc programs stay on the NIC; nft and iptables rules that name it are not looked at.
 //   - Sockets that are bound to the NIC, and multicast groups that were joined on it, receive nothing more.
@@ -44,7 +42,7 @@
 //
 // # Needs
 //
-// CAP_NET_ADMIN in the user namespace that owns the network namespace, CAP_SYS_ADMIN where a Config names a namespace,
+// CAP_NET_ADMIN in the user namespace that owns the network namespace, CAP_SYS_ADMIN where Dial gets a namespace,
 // and /proc with a writable /proc/sys/net. Linux 6.1 and later, with bridge. Errors of the kernel are *tombolo.OpError,
 // or wrap one. It keeps no files, and takes no locks: see Journal and Conn.
 package uplink

@@ -7,19 +7,20 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/netns"
 )
 
 // DialThrough is Dial with what is between it and the kernel.
-func DialThrough(cfg *Config, through func(nl.Transport) nl.Transport) (*Conn, error) {
-	ns, err := own(cfg)
+func DialThrough(ns *netns.NS, through func(nl.Transport) nl.Transport) (*Conn, error) {
+	own, err := reopen(ns)
 	if err != nil {
 		return nil, err
 	}
-	t, err := nl.Open(unix.NETLINK_ROUTE, ns)
+	t, err := nl.Open(unix.NETLINK_ROUTE, own)
 	if err != nil {
-		return nil, errors.Join(err, ns.Close())
+		return nil, errors.Join(err, own.Close())
 	}
-	return over(ns, nl.New(through(t))), nil
+	return over(own, nl.New(through(t))), nil
 }
 
 type (

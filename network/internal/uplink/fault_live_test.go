@@ -42,7 +42,7 @@ func TestARestoreThatTheKernelRefusesCutsNobodyOff(t *testing.T) {
 			}
 			fault.Errno = unix.ENOBUFS
 			nltest.MustHaveFired(t, fault)
-			conn, err := uplink.DialThrough(&uplink.Config{NetNS: l.host}, func(tr nl.Transport) nl.Transport { return nltest.NewFaulty(tr, fault) })
+			conn, err := uplink.DialThrough(l.host, func(tr nl.Transport) nl.Transport { return nltest.NewFaulty(tr, fault) })
 			must.Succeed(t, err)
 			defer conn.Close()
 			expect.Is(t, conn.Restore(t.Context(), rec, j), unix.ENOBUFS, "restore")
@@ -69,7 +69,7 @@ func TestAFullNeighbourTableStopsNoTakeover(t *testing.T) {
 			before := state(t, l.host)
 			kept := nltest.Fault{Type: unix.RTM_NEWNEIGH, Match: copiesNeighbour, Errno: unix.ENOBUFS}
 			nltest.MustHaveFired(t, &kept)
-			conn, err := uplink.DialThrough(&uplink.Config{NetNS: l.host}, func(tr nl.Transport) nl.Transport { return nltest.NewFaulty(tr, &kept) })
+			conn, err := uplink.DialThrough(l.host, func(tr nl.Transport) nl.Transport { return nltest.NewFaulty(tr, &kept) })
 			must.Succeed(t, err)
 			defer conn.Close()
 			var j memory

@@ -175,7 +175,7 @@ func TestKernelWithoutIPv6TakesANICOver(t *testing.T) {
 	l := newLAN(t)
 	refusal := nltest.NoIPv6()
 	nltest.MustHaveFired(t, refusal)
-	conn, err := uplink.DialThrough(&uplink.Config{NetNS: l.host}, func(tr nl.Transport) nl.Transport { return nltest.NewFaulty(tr, refusal) })
+	conn, err := uplink.DialThrough(l.host, func(tr nl.Transport) nl.Transport { return nltest.NewFaulty(tr, refusal) })
 	must.Succeed(t, err)
 	defer conn.Close()
 	must.Succeed(t, expect.Err(conn.Take(t.Context(), toBridge(), new(memory))))

@@ -60,7 +60,7 @@ func newLAN(tb testing.TB, commands ...string) *lan {
 	run(tb, l.host, commands...)
 	settle(tb, l.host)
 	settle(tb, l.router)
-	conn := must.Of(uplink.Dial(&uplink.Config{NetNS: l.host})).Get(tb)
+	conn := must.Of(uplink.Dial(l.host)).Get(tb)
 	tb.Cleanup(func() { conn.Close() })
 	l.conn = conn
 	return l

@@ -120,7 +120,10 @@ func TestWhatCannotBeTakenIsRefusedByName(t *testing.T) {
 		}, "another link has a route to 10.0.0.0/24 too"},
 		{"a default route by a nexthop object", func(s *uplink.Snapshot, _ *uplink.Uplink) {
 			s.Routes = append(s.Routes, route.Route{Family: unix.AF_INET, Dst: nstest.Prefix("0.0.0.0/0"), Link: s.NIC.Index, NexthopID: 9})
-		}, "the default route goes by nexthop object 9, which stays on eth0"},
+		}, "the route to everywhere goes by nexthop object 9, which stays on eth0"},
+		{"a route by a nexthop object", func(s *uplink.Snapshot, _ *uplink.Uplink) {
+			s.Routes = append(s.Routes, route.Route{Family: unix.AF_INET, Dst: nstest.Prefix("172.16.0.0/12"), Link: s.NIC.Index, NexthopID: 9})
+		}, "the route to 172.16.0.0/12 goes by nexthop object 9, which stays on eth0"},
 		{"a rule that names it", func(s *uplink.Snapshot, _ *uplink.Uplink) {
 			s.Rules = append(s.Rules, routing.Rule{Family: unix.AF_INET, Priority: 7, IIF: "eth0", Table: 9})
 		}, `the rule "7: from all iif eth0 table 9" names eth0`},
@@ -177,9 +180,6 @@ func TestWhatChangesIsWarnedOf(t *testing.T) {
 		want   string
 	}{
 		{"a VLAN", link(uplink.Link{Name: "eth0.7", Kind: "vlan", Lower: 1}), "VLAN eth0.7 stays on eth0"},
-		{"a route by a nexthop object", func(s *uplink.Snapshot, _ *uplink.Uplink) {
-			s.Routes = append(s.Routes, route.Route{Family: unix.AF_INET, Dst: nstest.Prefix("172.16.0.0/12"), Link: s.NIC.Index, NexthopID: 9})
-		}, "the route to 172.16.0.0/12 goes by nexthop object 9, which stays on eth0"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()

@@ -33,11 +33,8 @@ type Record struct {
 // progress is what of a record is nothing to its reader.
 type progress struct {
 	Version int `json:"version"`
-	// Step is the step that is about to be done, or was under way when the process
-	// ended; from Committed on there is no way back but Restore.
+	// Step is the step that is about to be done, or was under way when the process ended.
 	Step stepName `json:"step,omitempty"`
-	// Committed says that the way is forward: see the package's comment.
-	Committed bool `json:"committed,omitempty"`
 	// Before is what there was before the takeover.
 	Before snapshot `json:"before"`
 }

@@ -116,8 +116,9 @@ func (s *snapshot) refuseAbove(no refusal) {
 
 // refuseRoutes looks for routes by which the host would be cut off.
 func (s *snapshot) refuseRoutes(no refusal) {
-	for _, r := range s.byObject() {
-		no(r.Dst.Bits() == 0, "the default route goes by nexthop object %d, which stays on %s, and the host would be cut off; name its gateway instead", r.NexthopID, s.NIC.Name)
+	for _, r := range s.Routes {
+		no(r.NexthopID != 0 && goesBy(&r, s.NIC.Index), "the route to %s goes by nexthop object %d, which stays on %s and leads nowhere from there; name its gateway instead",
+			describe(&r), r.NexthopID, s.NIC.Name)
 	}
 	for _, r := range s.Rules {
 		no(true, "the rule %q names %s, which packets no longer come in by; delete it, and add it for the bridge afterwards", r, s.NIC.Name)
@@ -128,26 +129,14 @@ func (s *snapshot) refuseRoutes(no refusal) {
 	}
 }
 
-// byObject are routes by nexthop objects on the NIC.
-func (s *snapshot) byObject() []route.Route {
-	return slices.DeleteFunc(slices.Clone(s.Routes), func(r route.Route) bool { return r.NexthopID == 0 || !goesBy(&r, s.NIC.Index) })
-}
-
-// warn gives what goes on after a takeover, but otherwise than before.
-func (s *snapshot) warn() []string {
-	var list []string
-	add := func(is bool, format string, args ...any) {
-		if is {
-			list = append(list, fmt.Sprintf(format, args...))
+// warn describes the VLANs of the NIC, which work otherwise than before.
+func (s *snapshot) warn() (list []string) {
+	for _, l := range s.Links {
+		if l.Lower == s.NIC.Index && l.Kind == "vlan" {
+			list = append(list, fmt.Sprintf("VLAN %s stays on %s and goes on working; pods cannot reach it through the bridge", l.Name, s.NIC.Name))
 		}
 	}
-	nic := s.NIC.Name
-	for _, l := range s.Links {
-		add(l.Lower == s.NIC.Index && l.Kind == "vlan", "VLAN %s stays on %s and goes on working; pods cannot reach it through the bridge", l.Name, nic)
-	}
-	for _, r := range s.byObject() {
-		add(true, "the route to %s goes by nexthop object %d, which stays on %s and leads nowhere from there: name its gateway instead", describe(&r), r.NexthopID, nic)
-	}
+
 	return list
 }
 

@@ -5,15 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"slices"
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge"
 )
 
-// Take makes the NIC a port of the bridge, and moves its addresses, routes and rules there, by the
-// steps of Plan. If one fails, or ctx is done, before the point of no return (see the package's
-// comment), Take undoes the steps before it, and removes the journal.
+// Take makes the NIC a port of the bridge, and moves its addresses and routes there, by the steps of Plan. If one fails,
+// or ctx is done, Take undoes the steps before it, and removes the journal.
 //
 // The error matches ErrRefused where nothing was begun. With it, a record means that Recover has to finish something.
 func (c *Conn) Take(ctx context.Context, u Uplink, j Journal) (*Record, error) {
@@ -30,17 +28,16 @@ func (c *Conn) Take(ctx context.Context, u Uplink, j Journal) (*Record, error) {
 	}
 	rec.Before = *s
 	r := &run{c, rec, j}
-	if err = r.forward(ctx, takeSteps()); err == nil {
+	if err = r.forward(ctx); err == nil {
 		return rec, nil
 	}
+
 	err = fmt.Errorf("take over %s: %w", u.NIC, err)
-	if rec.Committed {
-		return rec, err
-	}
 	rec.State = Undoing
 	if undone := c.back(context.WithoutCancel(ctx), rec, j); undone != nil {
 		return rec, errors.Join(err, fmt.Errorf("undo it: %w", undone))
 	}
+
 	return nil, err
 }
 
@@ -51,29 +48,21 @@ type run struct {
 	journal Journal
 }
 
-// forward does the steps of a takeover, and says in the journal that it is done.
-func (r *run) forward(ctx context.Context, steps []stepName) error {
-	rec := r.rec
-	rec.State = Taking
-	for _, name := range steps {
-		if err := ctx.Err(); err != nil && !rec.Committed {
+// forward does the steps of a takeover, and writes into the journal that it is done.
+func (r *run) forward(ctx context.Context) error {
+	for _, name := range takeSteps() {
+		r.rec.Step = name
+		if err := errors.Join(ctx.Err(), r.rec.Save(r.journal)); err != nil {
 			return err
-		}
-		committed := rec.Committed
-		rec.Step, rec.Committed = name, committed || name == stepRelease
-		if err := rec.Save(r.journal); err != nil {
-			rec.Committed = committed
-			return err
-		}
-		if rec.Committed {
-			ctx = context.WithoutCancel(ctx)
 		}
 		if err := r.step(ctx, name); err != nil {
 			return fmt.Errorf("step %s: %w", name, err)
 		}
 	}
-	rec.State, rec.Step = Taken, ""
-	return rec.Save(r.journal)
+
+	r.rec.State, r.rec.Step = Taken, ""
+
+	return r.rec.Save(r.journal)
 }
 
 func (r *run) planned(ctx context.Context, forward bool) (*snapshot, *Steps, error) {
@@ -228,32 +217,20 @@ func (c *Conn) backWithoutNIC(ctx context.Context, rec *Record) error {
 	return err
 }
 
-// Recover finishes what a crash cut short, by the record that the journal kept: forward, if it was
-// past the point of no return, else back. It gives the record, or nil if the NIC has been given back.
+// Recover ends what a crash cut short, by the record that the journal kept: it gives the NIC back. It returns the record
+// of a takeover that was done, and nil if the NIC has been given back.
 func (c *Conn) Recover(ctx context.Context, rec *Record, j Journal) (*Record, error) {
-	if err := rec.validate(); err != nil {
+	if err := rec.validate(); err != nil || rec.State == Taken {
 		return rec, err
 	}
+
 	n := *rec
-	switch {
-	case n.State == Taken:
-		return &n, nil
-	case n.State == Taking && n.Committed:
-		if err := c.goOn(ctx, &n, j); err != nil {
-			return &n, fmt.Errorf("finish the takeover of %s: %w", n.NIC, err)
-		}
-		return &n, nil
-	case n.State == Taking:
+	if n.State == Taking {
 		n.State = Undoing
 	}
 	if err := c.back(ctx, &n, j); err != nil {
 		return &n, err
 	}
-	return nil, nil
-}
 
-// goOn finishes a takeover from the step that was under way on.
-func (c *Conn) goOn(ctx context.Context, rec *Record, j Journal) error {
-	steps := takeSteps()
-	return (&run{c, rec, j}).forward(ctx, steps[max(slices.Index(steps, rec.Step), 0):])
+	return nil, nil
 }

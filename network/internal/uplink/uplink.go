@@ -26,14 +26,6 @@ type Uplink struct {
 	Alias string
 }
 
-// Config says where the NIC is. The zero value, and a nil *Config, is the caller's
-// network namespace.
-type Config struct {
-	// NetNS is the NIC's namespace; nil is that of the calling thread. It may be closed
-	// after Dial.
-	NetNS *netns.NS
-}
-
 // Conn works on the NICs of one network namespace. Its methods may be called from
 // several goroutines, but for one NIC or bridge only one may change anything at a
 // time, of all processes: a lock is the caller's matter.
@@ -45,17 +37,20 @@ type Conn struct {
 	bridge *bridge.Conn
 }
 
-// Dial opens the sockets. It needs CAP_SYS_ADMIN where cfg names a namespace.
-func Dial(cfg *Config) (*Conn, error) {
-	ns, err := own(cfg)
+// Dial opens the sockets in a network namespace, which may be closed afterwards. If ns is nil, it uses the calling
+// thread's namespace.
+func Dial(ns *netns.NS) (*Conn, error) {
+	own, err := reopen(ns)
 	if err != nil {
 		return nil, err
 	}
-	conn, err := nl.Dial(unix.NETLINK_ROUTE, ns)
+
+	conn, err := nl.Dial(unix.NETLINK_ROUTE, own)
 	if err != nil {
-		return nil, errors.Join(err, ns.Close())
+		return nil, errors.Join(err, own.Close())
 	}
-	return over(ns, conn), nil
+
+	return over(own, conn), nil
 }
 
 // over makes a Conn of what Dial opens.
@@ -63,15 +58,13 @@ func over(ns *netns.NS, conn *nl.Conn) *Conn {
 	return &Conn{nl: conn, ns: ns, addrs: addr.On(conn), routes: route.On(conn), bridge: bridge.On(conn, nil)}
 }
 
-// own opens the namespace again, for what is read and written below /proc later.
-func own(cfg *Config) (*netns.NS, error) {
-	if cfg == nil || cfg.NetNS == nil {
+// reopen opens the namespace again, since files below /proc are read and written there later.
+func reopen(ns *netns.NS) (*netns.NS, error) {
+	if ns == nil {
 		return netns.Current()
 	}
-	if err := cfg.NetNS.Usable(); err != nil {
-		return nil, err
-	}
-	return netns.Open(fmt.Sprintf("/proc/self/fd/%d", cfg.NetNS.FD()))
+
+	return netns.Open(fmt.Sprintf("/proc/self/fd/%d", ns.FD()))
 }
 
 // Close closes the sockets.

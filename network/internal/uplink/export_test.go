@@ -6,6 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -24,7 +25,7 @@ func DialThrough(ns *netns.NS, through func(nl.Transport) nl.Transport) (*Conn, 
 }
 
 type (
-	Link     = linkState
+	Link     = link.Link
 	Snapshot = snapshot
 	StepName = stepName
 )

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/routing"
 	"github.com/tombolo-cni/tombolo/route"
 )
@@ -19,17 +20,17 @@ import (
 // killed process has done already is left out, or done again without harm.
 type move struct {
 	s        *snapshot
-	from, to linkState
+	from, to link.Link
 }
 
-func newMove(s *snapshot, from, to linkState) *move {
+func newMove(s *snapshot, from, to link.Link) *move {
 	return &move{s: s, from: from, to: to}
 }
 
 // words has the links' names in place of their numbers.
 func (m *move) words(obj fmt.Stringer) string {
 	text := obj.String() + " "
-	for _, l := range []linkState{m.from, m.to} {
+	for _, l := range []link.Link{m.from, m.to} {
 		text = strings.ReplaceAll(text, fmt.Sprintf(" on link %d ", l.Index), " dev "+l.Name+" ")
 	}
 	return strings.TrimSuffix(text, " ")

@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"slices"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/link"
@@ -50,7 +48,7 @@ func (u *Uplink) validate() error {
 
 // planTake is plan without refusals, for a takeover that is half done too.
 func planTake(s *snapshot, u *Uplink) *Steps {
-	bridge := linkState{Index: noLink, Name: u.Bridge}
+	bridge := link.Link{Index: noLink, Name: u.Bridge}
 	how := fmt.Sprintf("make bridge %s with MAC %s and MTU %d, and set it up", u.Bridge, s.NIC.MAC, s.NIC.MTU)
 	if s.Bridge != nil {
 		bridge = *s.Bridge
@@ -90,7 +88,7 @@ func backMove(s *snapshot, rec *Record) *move {
 	n := *s
 	if s.Bridge == nil {
 		n = *s.withLost(rec)
-		n.Bridge = &linkState{Index: noLink, Name: rec.Bridge}
+		n.Bridge = &link.Link{Index: noLink, Name: rec.Bridge}
 	}
 	return newMove(&n, *n.Bridge, n.NIC)
 }
@@ -100,7 +98,7 @@ func backMove(s *snapshot, rec *Record) *move {
 func (s *snapshot) withLost(rec *Record) *snapshot {
 	n := *s
 	n.Addresses, n.Routes = slices.Clone(s.Addresses), slices.Clone(s.Routes)
-	m := newMove(&rec.Before, rec.Before.NIC, linkState{Index: noLink, Name: rec.Bridge})
+	m := newMove(&rec.Before, rec.Before.NIC, link.Link{Index: noLink, Name: rec.Bridge})
 	for _, a := range m.addresses() {
 		if s.address(s.NIC.Index, a) == nil {
 			n.Addresses = append(n.Addresses, m.movedAddress(a))
@@ -124,7 +122,7 @@ func (m *move) release() []request {
 
 // removeBridge deletes the bridge, unless it has other ports.
 func (m *move) removeBridge() []request {
-	hasPorts := slices.ContainsFunc(m.s.Links, func(l linkState) bool { return l.Master == m.from.Index && l.Index != m.to.Index })
+	hasPorts := slices.ContainsFunc(m.s.Links, func(l link.Link) bool { return l.Master == m.from.Index && l.Index != m.to.Index })
 	if m.from.Index == noLink || hasPorts {
 		return nil
 	}
@@ -137,7 +135,7 @@ func (m *move) removeBridge() []request {
 
 // setMaster makes a link a port of another, or with 0 of none, unless it is. Nothing else of
 // it is touched; above all it stays up.
-func setMaster(l linkState, master int, text string) []request {
+func setMaster(l link.Link, master int, text string) []request {
 	if l.Master == master {
 		return nil
 	}
@@ -146,42 +144,22 @@ func setMaster(l linkState, master int, text string) []request {
 	}}}
 }
 
-// linkState is a network interface as far as a takeover is concerned with it.
-type linkState struct {
-	Index int    `json:"index"`
-	Name  string `json:"name"`
-	Kind  string `json:"kind,omitempty"` // "bridge", "veth", "vlan", …; empty for hardware and loopback
-	// Type is what is on the wire (ARPHRD_*): 1 is Ethernet.
-	Type uint16 `json:"type"`
-	MAC  string `json:"mac,omitempty"`
-	MTU  int    `json:"mtu"`
-	// Flags are those of the kernel (IFF_*), IFF_LOWER_UP, the carrier, included.
-	Flags uint32 `json:"flags"`
-	// Master is the index of the bridge, bond or the like that it is a port of, and
-	// PortOf what kind that is.
-	Master int    `json:"master,omitempty"`
-	PortOf string `json:"portOf,omitempty"`
-	// Lower is the index of the link that it rests on (a VLAN's, a macvlan's, a
-	// tunnel's) where that is in the same namespace.
-	Lower int `json:"lower,omitempty"`
-	// Wireless says that it is a wireless device.
-	Wireless bool `json:"wireless,omitempty"`
-}
-
 // noLink stands for the index of a bridge that is not there yet.
 const noLink = -1
 
-// Up says that it was set up (IFF_UP).
-func (l linkState) Up() bool { return l.Flags&unix.IFF_UP != 0 }
-
-// links lists all of the namespace.
-func (c *Conn) links() ([]linkState, error) {
-	var list []linkState
+// links lists all links of the namespace, with what a takeover needs to know of each.
+func (c *Conn) links() ([]link.Link, error) {
+	var list []link.Link
 	err := link.List(c.nl, "list links", "", 0, func(l *link.Link) {
-		if l.Elsewhere || l.Kind == "veth" {
-			l.Lower = 0 // an index of another namespace, or the other end
+		one := link.Link{
+			Index: l.Index, Name: l.Name, Kind: l.Kind, Type: l.Type, MAC: l.MAC, MTU: l.MTU, Flags: l.Flags,
+			Master: l.Master, PortOf: l.PortOf, Lower: l.Lower,
 		}
-		list = append(list, linkState{l.Index, l.Name, l.Kind, l.Type, l.MAC.String(), l.MTU, l.Flags, l.Master, l.PortOf, l.Lower, false})
+		if l.Elsewhere || l.Kind == "veth" {
+			one.Lower = 0 // an index of another namespace, or the other end
+		}
+		list = append(list, one)
 	})
+
 	return list, err
 }

@@ -94,7 +94,7 @@ func TestWhatCannotBeTakenIsRefusedByName(t *testing.T) {
 		want   string
 	}{
 		{"a tunnel", func(s *uplink.Snapshot, _ *uplink.Uplink) { s.NIC.Type = 65534 }, "is not Ethernet (its type is 65534)"},
-		{"Wi-Fi", func(s *uplink.Snapshot, _ *uplink.Uplink) { s.NIC.Wireless = true }, "is a Wi-Fi interface"},
+		{"Wi-Fi", func(s *uplink.Snapshot, _ *uplink.Uplink) { s.Wireless = true }, "is a Wi-Fi interface"},
 		{"a bridge", func(s *uplink.Snapshot, _ *uplink.Uplink) { s.NIC.Kind = "bridge" }, "is a bridge itself"},
 		{"a macvlan", func(s *uplink.Snapshot, _ *uplink.Uplink) { s.NIC.Kind = "macvlan" }, "of kind macvlan, which cannot carry other MACs"},
 		{"a bond's slave", func(s *uplink.Snapshot, _ *uplink.Uplink) {
@@ -162,7 +162,7 @@ func TestWhatCannotBeTakenIsRefusedByName(t *testing.T) {
 func TestEveryReasonIsGiven(t *testing.T) {
 	t.Parallel()
 	s := plain(t)
-	s.NIC.Wireless = true
+	s.Wireless = true
 	s.NIC.Flags &^= unix.IFF_LOWER_UP
 	link(uplink.Link{Name: "mv0", Kind: "macvlan", Lower: 1})(s, nil)
 	_, err := uplink.Plan(s, toBridge())

@@ -35,7 +35,7 @@ type refusal func(is bool, format string, args ...any)
 func (s *snapshot) refuseNIC(no refusal) {
 	nic := &s.NIC
 	no(nic.Type != unix.ARPHRD_ETHER, "%s is not Ethernet (its type is %d), and a bridge takes nothing else; name the NIC that leads to the LAN", nic.Name, nic.Type)
-	no(nic.Wireless, "%s is a Wi-Fi interface, whose access point drops what comes from other MACs than its own; use a wired NIC", nic.Name)
+	no(s.Wireless, "%s is a Wi-Fi interface, whose access point drops what comes from other MACs than its own; use a wired NIC", nic.Name)
 	switch nic.Kind {
 	case "bridge":
 		no(true, "%s is a bridge itself; name one of its ports, or put pods on it as it is", nic.Name)

@@ -11,18 +11,21 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/routing"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
 // snapshot is what planning has to know of a NIC and of its bridge, at one moment. JSON keeps it.
 type snapshot struct {
-	NIC linkState `json:"nic"`
+	NIC link.Link `json:"nic"`
+	// Wireless is true for a NIC that is a wireless device.
+	Wireless bool `json:"wireless,omitempty"`
 	// Bridge is nil where there is no link of that name.
-	Bridge *linkState `json:"bridge,omitempty"`
+	Bridge *link.Link `json:"bridge,omitempty"`
 	// Links are those that rest on the NIC, that which has the NIC as a port, and other
 	// ports of the bridge.
-	Links []linkState `json:"links,omitempty"`
+	Links []link.Link `json:"links,omitempty"`
 	// Addresses are the NIC's and the bridge's, in the kernel's order.
 	Addresses []addr.Address `json:"addresses,omitempty"`
 	// Routes are those through the NIC or the bridge, of all tables, in the kernel's order, without those that the
@@ -45,7 +48,7 @@ func (c *Conn) snapshot(ctx context.Context, nic, bridge string) (*snapshot, err
 	}
 	// sysfs shows the links of the namespace that it was mounted in.
 	_, err = os.Stat("/sys/class/net/" + nic + "/phy80211")
-	s.NIC.Wireless = err == nil
+	s.Wireless = err == nil
 	return s, nil
 }
 

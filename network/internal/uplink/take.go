@@ -1,12 +1,11 @@
 package uplink
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"net"
 
-	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge"
 )
 
@@ -136,14 +135,10 @@ func (r *run) moveAllRoutes(ctx context.Context, forward bool) error {
 // makeBridge leaves one alone that is as it should be: to write the MAC flushes its neighbours.
 func (r *run) makeBridge(ctx context.Context) error {
 	rec := r.rec
-	if l, err := r.bridge.Link(ctx, rec.Bridge); err == nil && l.Kind == "bridge" && l.Up && l.MAC.String() == rec.Before.NIC.MAC {
+	if l, err := r.bridge.Link(ctx, rec.Bridge); err == nil && l.Kind == "bridge" && l.Up && bytes.Equal(l.MAC, rec.Before.NIC.MAC) {
 		return nil
 	}
-	mac, err := net.ParseMAC(rec.Before.NIC.MAC)
-	if err != nil {
-		return fmt.Errorf("make bridge %s: %w: the NIC's MAC is %q", rec.Bridge, tombolo.ErrInvalid, rec.Before.NIC.MAC)
-	}
-	_, err = r.bridge.Ensure(ctx, bridge.Bridge{Name: rec.Bridge, Alias: rec.Alias, NoIPv6: true, MAC: mac, MTU: rec.Before.NIC.MTU})
+	_, err := r.bridge.Ensure(ctx, bridge.Bridge{Name: rec.Bridge, Alias: rec.Alias, NoIPv6: true, MAC: rec.Before.NIC.MAC, MTU: rec.Before.NIC.MTU})
 	return err
 }
 

@@ -191,3 +191,61 @@ func (l *lan) linkLocal(p place) string {
 	out := strings.Fields(nstest.Run(l, p.ns, "ip", "-6", "-o", "address", "show", "dev", nic, "scope", "link"))
 	return strings.Split(out[3], "/")[0]
 }
+
+// The host forwards what pods send and receive, and nothing of others between the LAN and its other links, until the
+// network goes.
+func TestHostForwardsOnALANForPodsAlone(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		fields  object
+		bridged bool
+		ports   []string
+	}{
+		"by its NIC, for published ports":    {dualStack(nil), false, published()},
+		"by its bridge, for published ports": {dualStack(nil), true, published()},
+		"by its NIC, for default routes":     {byHost(), false, nil},
+		"by its bridge, for default routes":  {byHost(), true, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l, _ := newLab(t)
+			vpn := place{ns: quiet(t), name: "vpn", ip4: nstest.Addr("10.66.0.2"), ip6: nstest.Addr("fd66::2")}
+			ip(t, l.host.ns, "link add vpn0 type veth peer name eth0 netns "+fd(vpn.ns), "link set vpn0 up",
+				"address add 10.66.0.1/24 dev vpn0", "address add fd66::1/64 dev vpn0 nodad")
+			ip(t, vpn.ns, "link set eth0 up", "address add 10.66.0.2/24 dev eth0", "address add fd66::2/64 dev eth0 nodad",
+				"route add default via 10.66.0.1", "route add default via fd66::1")
+			for _, p := range []place{l.other, l.router} {
+				ip(t, p.ns, "route replace 10.66.0.0/24 via "+hostIP4, "route replace fd66::/64 via "+hostIP6)
+			}
+			if c.bridged {
+				ip(t, l.host.ns, "link add "+bridge+" type bridge forward_delay 0")
+				l.moveToBridge()
+			}
+			before := l.forwards()
+			n := l.network(c.fields)
+			a := n.add(l.newPod("a", c.ports...))
+			l.serve(a.place, servicePort, both()...)
+			l.serve(vpn, servicePort, both()...)
+			for _, family := range both() {
+				l.wantNoAnswer(l.other, vpn.at(family), servicePort)
+				l.wantNoAnswer(vpn, l.internet.at(family), servicePort)
+				if c.ports == nil {
+					l.ask(a.place, vpn.at(family), servicePort)
+				} else {
+					l.ask(vpn, l.host.at(family), hostPort)
+				}
+			}
+			n.del(a)
+			l.wantNoAnswer(l.other, vpn.ip4, servicePort)
+			n.operate("remove", "home")
+			expect.Equal(t, l.forwards(), before, "parameters of the host after the network")
+
+			for _, sysctl := range []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"} {
+				nstest.Sysctl(t, l.host.ns, sysctl, "1")
+			}
+			for _, family := range both() {
+				l.ask(l.other, vpn.at(family), servicePort)
+			}
+		})
+	}
+}

@@ -74,7 +74,11 @@ func (n *Node) Inspect(ctx context.Context) (*Inspection, error) {
 		if err != nil {
 			return nil, err
 		}
-		in.Others = append(in.Others, markers...)
+		cut, err := s.cutBridges(ctx, false)
+		if err != nil {
+			return nil, err
+		}
+		in.Others = slices.Concat(in.Others, markers, cut)
 		if slices.ContainsFunc(in.Attachments, func(r Report) bool { return len(r.Attachment.Ports) > 0 }) {
 			exempt, err := s.Foreign("").Exemptions(ctx)
 			if err != nil {

@@ -3,6 +3,7 @@ package network
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -13,10 +14,12 @@ import (
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/routing"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
+	"github.com/tombolo-cni/tombolo/nft/foreign"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
@@ -272,4 +275,59 @@ func (h *surroundings) misrouted(ctx context.Context, n *site, gw netip.Prefix, 
 		}
 	}
 	return nil
+}
+
+// cutBridges names the bridges of others whose ports the host's firewall cuts off from each other while br_netfilter has
+// it see what bridges forward, or would once that is loaded (planned). A drop that names the bridge is its owner's.
+func (s *session) cutBridges(ctx context.Context, planned bool) (texts []string, _ error) {
+	setting, err := sysctl.Read("net/bridge/bridge-nf-call-iptables")
+	if setting == "0" || err != nil && !planned {
+		return nil, nil
+	}
+	cause := "br_netfilter shows what it forwards to the host's firewall"
+	if planned {
+		cause = `br_netfilter, which only "defaultRoute": "host" needs, shows what it forwards to the host's firewall`
+	}
+
+	drops := func(bridge string) ([]foreign.Obstacle, error) {
+		return s.Foreign("").Obstacles(ctx, foreign.Path{Bridge: bridge, Switched: true})
+	}
+	general, err := drops("any bridge")
+	if err != nil || len(general) == 0 {
+		return nil, err
+	}
+	networks, _, err := s.Dir.ListNetworks()
+	if err != nil {
+		return nil, stateError(err)
+	}
+	isOurs := func(bridge string) bool {
+		return slices.ContainsFunc(networks, func(n *state.Network) bool { return n.Bridge == bridge })
+	}
+	bridges, ports := map[int]string{}, map[int][]string{}
+	err = link.List(nl.Of(s.Links.Socket()), "list links", "", 0, func(l *link.Link) {
+		if l.PortOf == "bridge" {
+			ports[l.Master] = append(ports[l.Master], l.Name)
+		}
+		if l.Kind == "bridge" && !isOurs(l.Name) {
+			bridges[l.Index] = l.Name
+		}
+	})
+	for _, index := range slices.Sorted(maps.Keys(bridges)) {
+		if err != nil || len(ports[index]) < 2 {
+			continue
+		}
+		var found []foreign.Obstacle
+		found, err = drops(bridges[index])
+		if len(found) == 0 || slices.ContainsFunc(found, func(o foreign.Obstacle) bool { return !slices.Contains(general, o) }) {
+			continue
+		}
+		verb := "drops"
+		if found[0].Maybe {
+			verb = "may drop"
+		}
+		texts = append(texts, fmt.Sprintf("bridge %s of another program has the ports %s; %s, and %s %s it; unless that is meant, this helps, "+
+			"and bridges of Tombolo keep their own setting: sysctl -w net.bridge.bridge-nf-call-iptables=0 net.bridge.bridge-nf-call-ip6tables=0",
+			bridges[index], strings.Join(ports[index], ", "), cause, found[0].Chain, verb))
+	}
+	return texts, err
 }

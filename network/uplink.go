@@ -339,7 +339,11 @@ func (u Uplinks) PlanShare(ctx context.Context, nic, bridgeName string) (lines, 
 	for _, l := range children {
 		warnings = append(warnings, childText(l, nic))
 	}
-	return lines, warnings, err
+	if err != nil {
+		return nil, nil, err
+	}
+	cut, err := s.cutBridges(ctx, true)
+	return lines, append(warnings, cut...), err
 }
 
 // tryShare makes a share in a network namespace of its own, which ends with all that is in it. The error says what the

@@ -41,6 +41,8 @@ func (o Obstacle) String() string {
 type Path struct {
 	Bridge   string         // the link that they come in by
 	Prefixes []netip.Prefix // the pods' subnets. Obstacles ignores other families. If empty, pods have both families
+	// Switched packets leave by the same bridge, which is another program's. They have no mark, and obstacles no remedy.
+	Switched bool
 }
 
 // Obstacles returns the obstacles in all base chains of nf_tables that see forwarded packets, and in FORWARD of
@@ -57,7 +59,7 @@ func (c *Conn) Obstacles(ctx context.Context, path Path) ([]Obstacle, error) {
 		list, err = c.legacy(path)
 		for _, family := range []uint8{unix.NFPROTO_INET, unix.NFPROTO_IPV4, unix.NFPROTO_IPV6} {
 			if err == nil && path.has(family) {
-				list, err = p.appendObstacles(ctx, list, family, path.Bridge)
+				list, err = p.appendObstacles(ctx, list, family, path)
 			}
 		}
 		return err
@@ -198,7 +200,7 @@ func (p *Path) has(family uint8) bool {
 }
 
 // appendObstacles appends the obstacles in nf_tables' base chains of a family, except our own chains.
-func (p *plan) appendObstacles(ctx context.Context, list []Obstacle, family uint8, link string) ([]Obstacle, error) {
+func (p *plan) appendObstacles(ctx context.Context, list []Obstacle, family uint8, path Path) ([]Obstacle, error) {
 	var chains []nftnl.Chain
 	err := nftnl.List(p.nl, "list chains", family, unix.NFT_MSG_GETCHAIN, func(data []byte) error {
 		if ch := nftnl.DecodeChain(data); isForwardHook(ch) && (family != unix.NFPROTO_INET || ch.Table != p.table) {
@@ -207,7 +209,7 @@ func (p *plan) appendObstacles(ctx context.Context, list []Obstacle, family uint
 		return nil
 	})
 	for _, ch := range chains {
-		o, unread := p.obstacle(ctx, chain{family, ch.Table, ch.Name}, ch, link)
+		o, unread := p.obstacle(ctx, chain{family, ch.Table, ch.Name}, ch, path)
 		err = cmp.Or(err, unread)
 		if o != nil {
 			list = append(list, *o)
@@ -218,7 +220,15 @@ func (p *plan) appendObstacles(ctx context.Context, list []Obstacle, family uint
 }
 
 // obstacle returns the obstacle in a chain, or nil if there is none or Ensure removes it.
-func (p *plan) obstacle(ctx context.Context, at chain, ch nftnl.Chain, link string) (*Obstacle, error) {
+func (p *plan) obstacle(ctx context.Context, at chain, ch nftnl.Chain, path Path) (*Obstacle, error) {
+	link := path.Bridge
+	if path.Switched {
+		b := base{policy: policyOf(ch)}
+		isFirewalld := strings.HasPrefix(at.table, "firewalld")
+		p.read(ctx, &b, at, &packet{known: p.mark, link: link, to: link, firewalld: isFirewalld})
+		o, _ := b.obstacle(at.String())
+		return o, b.err
+	}
 	for _, f := range p.families {
 		if f.at == at {
 			return f.obstacle(p.mark), f.err

@@ -12,6 +12,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
+	"github.com/tombolo-cni/tombolo/netns"
 )
 
 // servicePort is what servers on the LAN listen at; hostPort is published for one.
@@ -203,13 +204,45 @@ func TestForwardPolicyOfDropStopsNoPod(t *testing.T) {
 			for _, command := range []string{"iptables-nft", "ip6tables-nft"} {
 				l.hostRun(command, "-P", "FORWARD", "DROP")
 			}
+			cut := sysctl == "1"
+			vms := [2]*netns.NS{quiet(t), quiet(t)}
+			for _, name := range []string{"vmbr0", "meant0"} {
+				ip(t, l.host.ns, "link add "+name+" type bridge forward_delay 0", "link set "+name+" up")
+				for i, vm := range vms {
+					tap := fmt.Sprint(name, "-", i)
+					ip(t, l.host.ns, "link add "+tap+" type veth peer name "+name+" netns "+fd(vm), "link set "+tap+" up master "+name)
+				}
+			}
+			l.hostRun("iptables-nft", "-I", "FORWARD", "-i", "meant0", "-o", "meant0", "-j", "DROP") // as Docker does for icc=false
+			for i, vm := range vms {
+				ip(t, vm, "link set vmbr0 up", fmt.Sprintf("address add 10.99.0.%d/24 dev vmbr0", i+1))
+			}
+			reach := func() bool {
+				return nstest.PingWith(t, vms[0], nstest.Addr("10.99.0.2"), nstest.Echo{Wait: aMoment}) == nil
+			}
+			expect.Equal(t, reach(), !cut, "one virtual machine reaches the other")
 			n := l.network(byHost())
+			said, err := n.exec("tombolo", nil, nil, "uplink", "plan", "--state", n.state, nic, bridge)
+			expect.That(t, err == nil && strings.Contains(said, "bridge vmbr0 of another program") == cut, "the plan: %s %v", said, err)
+
 			a := l.newPod("a", published()...)
 			n.add(a)
 			b := n.add(l.newPod("b"))
 			for _, p := range []*pod{a, b} {
 				l.serve(p.place, servicePort, both()...)
 			}
+			k := n.keeper() // else status has more to tell
+			for _, command := range []string{"status", "check"} {
+				_, said, found := strings.Cut(n.operate(command), "bridge vmbr0 of another program has the ports vmbr0-0, vmbr0-1")
+				expect.Equal(t, found, cut, "%s names the bridge: %s", command, said)
+				expect.That(t, !strings.Contains(said, "meant0"), "%s names what its owner closed: %s", command, said)
+				if _, remedy, found := strings.Cut(said, "keep their own setting: "); found && command == "check" {
+					l.hostRun("sh", "-ec", strings.Split(remedy, "\n")[0])
+				}
+			}
+			expect.That(t, reach(), "after the remedy one virtual machine does not reach the other")
+			expect.That(t, !strings.Contains(n.operate("check"), "vmbr0"), "check names the bridge after the remedy")
+			k.kill()
 			for _, family := range both() {
 				l.everybodyTalks(family, a.place, b.place)
 				l.publishedPortIsReached(family, a.place, b.place)

@@ -3,6 +3,7 @@ package network
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -181,6 +182,11 @@ func (a *adding) acquire(ctx context.Context) error {
 	got, err := client.Acquire(ctx)
 	if err != nil && a.built.bridge.Bridge != nil && a.built.bridge.Bridge.PortDelay > 0 {
 		return failf(ErrTryAgain, "%w: %s", err, endpoint.SlowPorts(a.nw.Bridge, a.built.bridge.Bridge.PortDelay))
+	}
+	if errors.Is(err, dhcpc.ErrTimeout) {
+		if router := a.built.answeringRouter(ctx); router.IsValid() {
+			return failf(ErrTryAgain, "%w; the host's router %s answers the host: see %s", err, router, endpoint.OneMAC)
+		}
 	}
 	if err != nil {
 		return failf(ErrTryAgain, "%w", err)

@@ -32,7 +32,7 @@ func (n *site) refuseMAC(ctx context.Context, mac net.HardwareAddr, own ...netip
 	}
 
 	conn := nl.Of(n.s.Links.Socket())
-	routers, err := n.routers(ctx)
+	routers, err := n.routers(ctx, nic.Index)
 	if err != nil {
 		return err
 	}
@@ -54,14 +54,32 @@ func (n *site) refuseMAC(ctx context.Context, mac net.HardwareAddr, own ...netip
 	return err
 }
 
-// routers lists the next hops of the host's default routes by the NIC.
-func (n *site) routers(ctx context.Context) (list []netip.Addr, _ error) {
+// answeringRouter returns the first next hop of the host's default routes by the LAN that answers the host; none if the
+// network has no uplink.
+func (n *site) answeringRouter(ctx context.Context) netip.Addr {
+	if n.rec.Uplink == "" {
+		return netip.Addr{}
+	}
+	conn := nl.Of(n.s.Links.Socket())
+	routers, _ := n.routers(ctx, n.at.Index)
+	for _, router := range routers {
+		_ = meet(ctx, conn, n.at.Index, router)
+		entry, err := routing.Find(conn, n.at.Index, router)
+		if is, _ := answers(ctx, conn, entry); is && err == nil {
+			return router
+		}
+	}
+	return netip.Addr{}
+}
+
+// routers lists the next hops of the host's default routes by a link.
+func (n *site) routers(ctx context.Context, link int) (list []netip.Addr, _ error) {
 	add := func(hop netip.Addr) {
 		if hop.IsValid() && !slices.Contains(list, hop) {
 			list = append(list, hop)
 		}
 	}
-	err := n.s.Links.Routes().Walk(ctx, route.Filter{Link: n.uplink.nic.Index}, func(r route.Route) {
+	err := n.s.Links.Routes().Walk(ctx, route.Filter{Link: link}, func(r route.Route) {
 		if r.Dst.Bits() != 0 {
 			return
 		}

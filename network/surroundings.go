@@ -318,15 +318,17 @@ func (s *session) cutBridges(ctx context.Context, planned bool) (texts []string,
 		}
 		var found []foreign.Obstacle
 		found, err = drops(bridges[index])
-		if len(found) == 0 || slices.ContainsFunc(found, func(o foreign.Obstacle) bool { return !slices.Contains(general, o) }) {
+		isMeant := func(o foreign.Obstacle) bool { return !slices.Contains(general, o) }
+		if len(found) == 0 || slices.ContainsFunc(found, isMeant) {
 			continue
 		}
 		verb := "drops"
 		if found[0].Maybe {
 			verb = "may drop"
 		}
-		texts = append(texts, fmt.Sprintf("bridge %s of another program has the ports %s; %s, and %s %s it; unless that is meant, this helps, "+
-			"and bridges of Tombolo keep their own setting: sysctl -w net.bridge.bridge-nf-call-iptables=0 net.bridge.bridge-nf-call-ip6tables=0",
+		texts = append(texts, fmt.Sprintf("bridge %s of another program has the ports %s; %s, and %s %s it; "+
+			"unless that is meant, this helps, and bridges of Tombolo keep their own setting: "+
+			"sysctl -w net.bridge.bridge-nf-call-iptables=0 net.bridge.bridge-nf-call-ip6tables=0",
 			bridges[index], strings.Join(ports[index], ", "), cause, found[0].Chain, verb))
 	}
 	return texts, err

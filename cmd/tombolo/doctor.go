@@ -138,9 +138,9 @@ func readRecords(dir string, opt *doctor.Options) error {
 	}
 
 	networks, _, err := d.ListNetworks()
-	opt.Trusted, opt.Kept = zones.Joined, map[string][]netip.Prefix{}
+	opt.Trusted, opt.Kept, opt.Uplinks = zones.Joined, map[string][]netip.Prefix{}, map[string]string{}
 	for _, n := range networks {
-		opt.Kept[n.Name] = n.NonMasquerade
+		opt.Kept[n.Name], opt.Uplinks[n.Name] = n.NonMasquerade, n.Uplink
 	}
 	return err
 }

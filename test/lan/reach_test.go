@@ -1,8 +1,10 @@
 package lan
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
+	"os/exec"
 	"strings"
 	"testing"
 	"time"
@@ -90,5 +92,59 @@ func wantWithinSubnets(t testing.TB, p place, subnets ...string) {
 		if prefix := nstest.Prefix(subnet); !prefix.Contains(p.ip4) && !prefix.Contains(p.ip6) {
 			t.Errorf("%s has %s and %s, none in %s", p.name, p.ip4, p.ip6, subnet)
 		}
+	}
+}
+
+// doctor follows a pod's packet beyond the bridge, and says where it was lost and whether the host itself fares better.
+func TestDoctorFollowsAPacketOntoTheLAN(t *testing.T) {
+	t.Parallel()
+	for name, bridged := range map[string]bool{"by a shared NIC": false, "by the system's bridge": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l, _ := newLab(t)
+			if bridged {
+				ip(t, l.host.ns, "link add "+bridge+" type bridge forward_delay 0")
+				l.moveToBridge()
+			}
+			n := l.network(dualStack(nil))
+			p := n.add(l.newPod("a"))
+			n.keeper()
+			doctor := func(to string, says ...string) {
+				t.Helper()
+				said, err := n.exec("tombolo", nil, nil, "doctor", "--dns", "none", "--state", n.state, "--leases", n.leases, "--to", to, p.id)
+				status := 0
+				if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+					status, said = exit.ExitCode(), err.Error()
+				}
+				want := 4
+				if len(says) == 0 {
+					want = 0
+				}
+				expect.Equal(t, status, want, "exit status of doctor --to %s: %s", to, said)
+				for _, s := range says {
+					expect.Contains(t, said, s, "doctor --to %s", to)
+				}
+			}
+			const left = "it leaves the host by " + nic + ", and no answer comes back to the host"
+			doctor(otherIP4 + "," + otherIP6 + "," + internetIP4 + "," + otherIP4 + ":81")
+			doctor("192.168.50.99", "nothing beyond "+nic+", by which it leaves the host, answers for it", "see whether 192.168.50.99 is up")
+			doctor("fd50::99", "does not answer by neighbour discovery: nothing beyond "+nic)
+			doctor("198.51.100.77", "neither the host nor the pod reaches 198.51.100.77, to which a route leads by "+routerIP4+": "+left)
+			nstest.Run(t, l.internet.ns, "nft", "table ip x { chain x { type filter hook input priority 0; ip saddr "+p.ip4.String()+" drop; tcp dport 82 drop; }; }")
+			doctor(internetIP4, "the host reaches "+internetIP4+", and the pod "+p.ip4.String()+" does not: "+left, "and on the LAN's router")
+			doctor(internetIP4+":81", left+", and the host itself reaches it")
+			doctor(internetIP4+":82", left+", nor does the host itself reach it")
+
+			// Beyond the NIC one MAC is let pass: that of a port of a cloud, or of a switch.
+			nstest.Run(t, l.wire, "nft", "table bridge one { chain mac { type filter hook forward priority 0; iifname port3 ether saddr != "+macOf(t, l.host, nic)+" drop; }; }")
+			ip(t, p.ns, "neigh flush all")
+			const one = "drops frames of other MACs than the NIC's, as Wi-Fi, most clouds, ESXi"
+			doctor(otherIP4, "answers for it, and the host gets an answer", one)
+			doctor(routerIP6, "does not answer by neighbour discovery", "and the host gets an answer", one)
+			n.conf["ipam"].(object)["timeout"] = "2s"
+			_, err := n.verb("ADD", l.newPod("b"))
+			expect.That(t, err != nil && strings.Contains(err.Error(), `"code":11,`) && strings.Contains(err.Error(), one) &&
+				strings.Contains(err.Error(), "the host's router "+routerIP4+" answers the host"), "ADD: %v", err)
+		})
 	}
 }

@@ -66,6 +66,8 @@ type Options struct {
 	Trusted []string
 	// Kept are, by network, the destinations for which pods keep their address.
 	Kept map[string][]netip.Prefix
+	// Uplinks are the NICs of networks on a LAN.
+	Uplinks map[string]string
 }
 
 // Examine looks at the pods of an inspection. It has to be called in the host's namespace, and

@@ -2,8 +2,8 @@ package doctor
 
 import (
 	"bytes"
-	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -17,6 +17,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/routing"
 	"github.com/tombolo-cni/tombolo/ipam"
+	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
@@ -90,20 +91,28 @@ func (e *examination) connection(ctx context.Context, to netip.AddrPort) error {
 	from := netip.AddrPortFrom(e.own, dynamic+rand.N[uint16](1<<14))
 	dialer := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(from), Timeout: wait}
 	p := flowProbe(e.own.Is4(), unix.IPPROTO_TCP, from.Port())
-	f, err := e.exchange(ctx, "a connection to "+to.String(), to.Addr(), p, func() error {
-		return e.pod.Do(func() error {
+	dial := func(ns *netns.NS, dialer net.Dialer) error {
+		return ns.Do(func() error {
 			conn, err := dialer.DialContext(ctx, "tcp", to.String())
 			if err != nil {
 				return err
 			}
 			return conn.Close()
 		})
-	})
-	if f != nil {
-		const remedy = "see there, and on what is between, whether a firewall drops it, and whether a route leads back"
-		f.Remedy = cmp.Or(f.Remedy, remedy)
-		e.addLoss(f, to.String())
 	}
+	f, err := e.exchange(ctx, "a connection to "+to.String(), to.Addr(), p, func() error { return dial(e.pod, dialer) })
+	if f == nil {
+		return err
+	}
+	if f.Remedy == "" {
+		f.Remedy = "see there, and on what is between, whether a firewall drops it, and whether a route leads back"
+		does := ", and the host itself reaches it"
+		if err := dial(e.host, net.Dialer{Timeout: wait}); err != nil && !errors.Is(err, unix.ECONNREFUSED) {
+			does = ", nor does the host itself reach it"
+		}
+		f.Evidence += does
+	}
+	e.addLoss(f, to.String())
 	return err
 }
 

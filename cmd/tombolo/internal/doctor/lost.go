@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/icmp"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/routing"
@@ -25,6 +26,9 @@ func (e *examination) exchange(
 ) (*Finding, error) {
 	var sendErr error
 	t, err := e.follow(ctx, p, func() { sendErr = send() })
+	if err == nil && p.isQuestion && !t.left { // the kernel has just given up on an earlier question, and asks again
+		t, err = e.follow(ctx, p, func() { sendErr = send() })
+	}
 	if err := cmp.Or(ctx.Err(), err); err != nil {
 		return nil, err
 	}
@@ -104,8 +108,7 @@ func (e *examination) lost(ctx context.Context, to netip.Addr, t *trail, sendErr
 		return finding(StepLink, "see what filters the port: "+fmt.Sprintf(look, port),
 			"it leaves the pod's interface %s and does not get to the bridge %s", ifName, e.link.Name), nil
 	case t.isQuestion && !isLocal && t.came == nil:
-		return finding(StepGateway, fmt.Sprintf("see whether %s is up and in this network, or correct the address", to),
-			"nothing on the bridge %s answers for it", e.bridge.Name), nil
+		return e.unanswered(ctx, to, t), nil
 	case t.sent == nil && !(isLocal && t.arrived):
 		return e.stuck(ctx, t, e.own, to, e.link.Index)
 	case !isLocal && t.came == nil:
@@ -128,6 +131,23 @@ func (e *examination) lost(ctx context.Context, to netip.Addr, t *trail, sendErr
 	look := "sh -c 'nft list ruleset; tc filter show dev %s ingress; sysctl net.ipv4.conf.%[1]s.rp_filter'"
 	return finding(StepLink, "see the pod's own firewall and filters: "+e.inside(fmt.Sprintf(look, ifName)),
 		"the answer comes to the pod's interface %s, and the pod does not take it", ifName), nil
+}
+
+// unanswered explains why a neighbour does not answer a question that the host passed on.
+func (e *examination) unanswered(ctx context.Context, to netip.Addr, t *trail) *Finding {
+	where := "on the bridge " + e.bridge.Name
+	if t.sent != nil {
+		where = "beyond " + e.name(ctx, t.sent.link) + ", by which it leaves the host,"
+	}
+	f := finding(StepGateway, fmt.Sprintf("see whether %s is up and in this network, or correct the address", to),
+		"nothing %s answers for it", where)
+	_ = ping(ctx, e.host, to, icmp.Echo{Wait: wait})
+	r, err := e.onHost.Get(ctx, to)
+	if err == nil && e.opt.Uplinks[e.at.Network] != "" && isResolved(e.hostSocket, r.Link, to) {
+		f.Evidence += ", and the host gets an answer"
+		f.Remedy = "see " + endpoint.OneMAC
+	}
+	return f
 }
 
 // stuck finds out what on the host keeps a packet from src to dst, which came in by a link, from leaving the host, or

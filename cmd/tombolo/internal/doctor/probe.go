@@ -178,7 +178,8 @@ func (e *examination) follow(ctx context.Context, p probe, send func()) (*trail,
 
 // see records where the request or the answer of a trail was seen, on its way into a link of the host or out of it.
 func (e *examination) see(t *trail, s *sighting, out, isAnswer bool) {
-	atPort, atBridge := s.link == e.port.Index, s.link == e.link.Index || s.link == e.bridge.Index
+	atPort := s.link == e.port.Index
+	atBridge := s.link == e.link.Index || s.link == e.bridge.Index || slices.Contains(e.pair[:], s.link)
 	elsewhere := !atPort && !atBridge && s.link != e.shaper
 	switch {
 	case out && isAnswer:
@@ -333,6 +334,8 @@ func (t *trail) read(m netlink.Message, answers map[uint32]bool) error {
 	switch {
 	case r.table == tableName():
 		on.chain = r.chain
+	case r.table == nftnl.DefaultTable && strings.HasPrefix(r.chain, "share-mute-"):
+		// A copy for the host, which hears the same by the NIC that the bridge shares.
 	case drops:
 		on.drop = cmp.Or(on.drop, &r)
 	}

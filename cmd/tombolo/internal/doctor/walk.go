@@ -18,6 +18,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/bridge/share"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/icmp"
 	"github.com/tombolo-cni/tombolo/internal/nl"
@@ -36,8 +37,9 @@ type way struct {
 	socket, hostSocket *nl.Conn // of the pod's namespace and of the host's, as inPod and onHost
 	inPod, onHost      *route.Conn
 	links              *bridge.Conn
-	index, mtu         int // of the pod's interface
-	shaper             int // the index of the link that limits what the pod sends; 0 if there is none
+	index, mtu         int    // of the pod's interface
+	shaper             int    // the index of the link that limits what the pod sends; 0 if there is none
+	pair               [2]int // the indexes of the veth pair that connects the bridge to a NIC that it shares
 	port, bridge       *bridge.Link
 	link               *bridge.Link // the bridge, or the host's link in the network's VLAN
 	own                netip.Addr   // the pod's address that probes are sent from
@@ -98,6 +100,12 @@ func (e *examination) lookAtLinks(ctx context.Context) error {
 	}
 	if l, err := e.links.Link(ctx, "ifb"+strings.TrimPrefix(e.at.Port, "veth")); err == nil {
 		e.shaper = l.Index
+	}
+	outer, port := share.Pair(e.at.Bridge)
+	for i, name := range []string{outer, port} {
+		if l, err := e.links.Link(ctx, name); err == nil {
+			e.pair[i] = l.Index
+		}
 	}
 
 	e.index = e.port.Peer
@@ -212,7 +220,11 @@ func (e *examination) gateway(ctx context.Context, gateway netip.Addr, name stri
 			"the gateway %s does not answer: the pod has its MAC as %s, and it is %s", gateway, next.MAC, e.bridge.MAC)
 		return false, nil
 	}
-	e.try("%s by %s", name, protocolOf(gateway))
+	by := protocolOf(gateway)
+	if next.State == routing.Permanent {
+		by = "the pod's permanent neighbour entry"
+	}
+	e.try("%s by %s", name, by)
 	return true, nil
 }
 
@@ -278,8 +290,13 @@ func (e *examination) echo(ctx context.Context, to netip.Addr, name string) (los
 	case f.Remedy != "":
 		e.addLoss(f, name)
 	case ping(ctx, e.host, to, icmp.Echo{Wait: wait}) == nil:
-		e.add(StepBeyond, "see there, or on its node, whether a route leads back to the pod, and whether a firewall "+
-			"drops what is forwarded: ip route get "+e.own.String(),
+		remedy := "see there, or on its node, whether a route leads back to the pod, and whether a firewall drops what is " +
+			"forwarded: ip route get " + e.own.String()
+		if e.opt.Uplinks[e.at.Network] != "" {
+			remedy = fmt.Sprintf("see there, and on the LAN's router, whether a firewall or a list of known machines stops %s (%s)",
+				e.own, e.at.MAC)
+		}
+		e.add(StepBeyond, remedy,
 			"the host reaches %s, and the pod %s does not: %s", to, e.own, f.Evidence)
 	default:
 		return f, false, ctx.Err()

@@ -289,8 +289,8 @@ func (s *session) cutBridges(ctx context.Context, planned bool) (texts []string,
 		cause = `br_netfilter, which only "defaultRoute": "host" needs, shows what it forwards to the host's firewall`
 	}
 
-	drops := func(bridge string) ([]foreign.Obstacle, error) {
-		return s.Foreign("").Obstacles(ctx, foreign.Path{Bridge: bridge, Switched: true})
+	drops := func(name string) ([]foreign.Obstacle, error) {
+		return s.Foreign("").Obstacles(ctx, foreign.Path{Bridge: name, Switched: true})
 	}
 	general, err := drops("any bridge")
 	if err != nil || len(general) == 0 {
@@ -300,8 +300,8 @@ func (s *session) cutBridges(ctx context.Context, planned bool) (texts []string,
 	if err != nil {
 		return nil, stateError(err)
 	}
-	isOurs := func(bridge string) bool {
-		return slices.ContainsFunc(networks, func(n *state.Network) bool { return n.Bridge == bridge })
+	isOurs := func(name string) bool {
+		return slices.ContainsFunc(networks, func(n *state.Network) bool { return n.Bridge == name })
 	}
 	bridges, ports := map[int]string{}, map[int][]string{}
 	err = link.List(nl.Of(s.Links.Socket()), "list links", "", 0, func(l *link.Link) {

@@ -327,7 +327,7 @@ func (u Uplinks) PlanShare(ctx context.Context, nic, bridgeName string) (lines, 
 	lines = []string{
 		"make bridge " + bridgeName + ", on which the host has no address and answers no ARP",
 		"make the veth pair " + outer + " and " + port + ", and " + port + " a port of " + bridgeName,
-		"attach a BPF program to " + outer + ", which sends what pods send to the host, out of " + nic + ", or to both",
+		"attach a BPF program to " + port + ", which sends what pods send to the host, out of " + nic + ", or to both",
 		"lead frames for pods from " + nic + " to " + outer + ", in table netdev tombolo",
 		"make " + nic + " promiscuous; its addresses, routes and manager stay as they are",
 	}

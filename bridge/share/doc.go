@@ -11,7 +11,7 @@
 // and pods are neighbours on one LAN, as if a switch stood in front of the host. The bridge is only a switch: the host
 // has no address on it.
 //
-// Ensure makes a veth pair whose one end, the port, is on the bridge. A BPF program at the other end sends what pods
+// Ensure makes a veth pair whose one end, the port, is on the bridge. A BPF program at the port's egress sends what pods
 // send to the host's stack, as if the NIC had received it, to the wire, or to both. The NIC becomes promiscuous. The
 // other direction, from the NIC into the pair, is a matter of rules of nf_tables at the NIC's hooks, which go by the
 // pods' MACs: without them pods hear nothing from the LAN, and the host works as before.

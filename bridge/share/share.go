@@ -63,7 +63,7 @@ func Pair(bridgeName string) (outer, port string) {
 // found is what the kernel has of a Share.
 type found struct {
 	nic, bridge, outer, port *link.Link // outer and port are nil if they do not exist
-	program                  string     // the name of the program at the outer end
+	program                  string     // the name of the program at the port
 }
 
 // Ensure makes what is missing of a Share, corrects what differs, and reports whether it changed anything. If the NIC
@@ -270,7 +270,7 @@ func (c *Conn) look(ctx context.Context, s Share) (*found, error) {
 		return nil, err
 	}
 
-	filters, _, err := tc.Link{Name: outer, Index: have.outer.Index}.Filters(ctx, c.nl, tc.Ingress)
+	filters, _, err := tc.Link{Name: port, Index: have.port.Index}.Filters(ctx, c.nl, tc.Egress)
 	for _, f := range filters {
 		if f.Kind == "bpf" && f.Direct && f.Handle == filterHandle {
 			have.program = f.Name
@@ -366,7 +366,7 @@ func (s Share) differences(have *found) []tombolo.Difference {
 	}
 	differs("link "+outer, "ARP", "false", strconv.FormatBool(have.outer.Flags&unix.IFF_NOARP == 0))
 	differs("link "+port, "bridge", strconv.Itoa(have.bridge.Index), strconv.Itoa(have.port.Master))
-	differs("link "+outer, "program", programName(have.nic.Index, have.nic.MAC), have.program)
+	differs("link "+port, "program", programName(have.nic.Index, have.nic.MAC), have.program)
 	differs("link "+outer, "alias", s.note(have.nic), have.outer.Alias)
 	differs("link "+s.NIC, "promiscuous", "true", flag(have.nic, unix.IFF_PROMISC))
 	return list
@@ -424,7 +424,7 @@ func (c *Conn) setPair(ctx context.Context, s Share, have *found) error {
 	return tc.Execute(ctx, c.nl, &b)
 }
 
-// setProgram puts the program for this NIC at the outer end. It replaces an earlier one without a gap.
+// setProgram puts the program for this NIC at the port. It replaces an earlier one without a gap.
 func (c *Conn) setProgram(ctx context.Context, have *found) error {
 	fd, err := load(program(have.nic.Index, have.nic.MAC))
 	if err != nil {
@@ -432,7 +432,7 @@ func (c *Conn) setProgram(ctx context.Context, have *found) error {
 	}
 	defer unix.Close(fd)
 
-	at := tc.Link{Name: have.outer.Name, Index: have.outer.Index}
+	at := tc.Link{Name: have.port.Name, Index: have.port.Index}
 	var b nl.Batch
 	at.AddClsact(&b)
 	if err := tc.Execute(ctx, c.nl, &b); err != nil && !errors.Is(err, fs.ErrExist) {

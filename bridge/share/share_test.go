@@ -151,7 +151,7 @@ func TestWhatOthersChangeIsFoundAndMended(t *testing.T) {
 		{"ip link set " + port + " down", "link " + port + ": up is false"},
 		{"ip link set " + outer + " mtu 1400", "link " + outer + ": MTU is 1400, should be 1500"},
 		{"ip link set eth0 mtu 1420", "link " + port + ": MTU is 1500, should be 1420"},
-		{"tc qdisc del dev " + outer + " clsact", "program share"},
+		{"tc qdisc del dev " + port + " clsact", "program share"},
 		{"ip link set eth0 address 02:00:00:00:00:77", "program is share"},
 		{"ip link set lan0 arp on", "link lan0: ARP is true"},
 	} {

@@ -151,7 +151,11 @@ func (l Link) AddClsact(b *nl.Batch) {
 
 // filter returns the header of a request about filters of our priority at the ingress.
 func (l Link) filter(handle uint32, protocol uint16) []byte {
-	return l.header(handle, Ingress, uint32(Priority)<<16|uint32(htons(protocol)))
+	return l.filterAt(Ingress, handle, protocol)
+}
+
+func (l Link) filterAt(place, handle uint32, protocol uint16) []byte {
+	return l.header(handle, place, uint32(Priority)<<16|uint32(htons(protocol)))
 }
 
 func htons(v uint16) uint16 {
@@ -212,11 +216,11 @@ func (l Link) SetProgram(b *nl.Batch, handle uint32, program []byte) {
 		})
 }
 
-// SetObject appends a request for a filter with a program of extended BPF, given by its file descriptor. The
-// program's return value is the verdict on the packet. The filter replaces one with the same handle. The kernel
+// SetObject appends a request for a filter at the egress with a program of extended BPF, given by its file descriptor.
+// The program's return value is the verdict on the packet. The filter replaces one with the same handle. The kernel
 // stores the name, at most 255 bytes, and lists it with the filter.
 func (l Link) SetObject(b *nl.Batch, handle uint32, fd int, name string) {
-	l.add(b, "set filter of", unix.RTM_NEWTFILTER, netlink.Create, l.filter(handle, unix.ETH_P_ALL),
+	l.add(b, "set filter of", unix.RTM_NEWTFILTER, netlink.Create, l.filterAt(Egress, handle, unix.ETH_P_ALL),
 		func(ae *netlink.AttributeEncoder) {
 			options(ae, "bpf", func(ae *netlink.AttributeEncoder) error {
 				ae.Uint32(bpfFD, uint32(fd))
@@ -227,7 +231,7 @@ func (l Link) SetObject(b *nl.Batch, handle uint32, fd int, name string) {
 		})
 }
 
-// DelProgram appends the deletion of a filter of SetProgram or SetObject.
+// DelProgram appends the deletion of a filter of SetProgram.
 func (l Link) DelProgram(b *nl.Batch, handle uint32) {
 	l.add(b, "delete filter of", unix.RTM_DELTFILTER, 0, l.filter(handle, unix.ETH_P_ALL),
 		func(ae *netlink.AttributeEncoder) {
@@ -281,8 +285,8 @@ func Look(ctx context.Context, c *nl.Conn, b *nl.Batch) error {
 	return errors.Join(errs...)
 }
 
-// Filters lists the filters of a link in the given places, Ingress and Egress. It returns those of our priority at
-// the ingress, with the entries of their classifiers, and the number of all others. The kernel lists one place at a
+// Filters lists the filters of a link in the given places, Ingress and Egress. It returns those of our priority in
+// the first place, with the entries of their classifiers, and the number of all others. The kernel lists one place at a
 // time, so the cost does not grow with the node.
 func (l Link) Filters(ctx context.Context, c *nl.Conn, places ...uint32) (own []Filter, others int, _ error) {
 	for _, place := range places {
@@ -296,7 +300,7 @@ func (l Link) Filters(ctx context.Context, c *nl.Conn, places ...uint32) (own []
 			if err := f.Decode(m.Data); err != nil {
 				return err
 			}
-			if place == Ingress && f.Priority == Priority {
+			if place == places[0] && f.Priority == Priority {
 				own = append(own, f)
 			} else {
 				others++

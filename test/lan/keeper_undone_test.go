@@ -30,7 +30,7 @@ func allUndone() []undone {
 		{"promiscuous mode is off", "ip link set " + nic + " promisc off"},
 		{"the pair is deleted", "ip link delete " + outer},
 		{"the port is on no bridge", "ip link set " + port + " nomaster"},
-		{"the program is gone", "tc qdisc del dev " + outer + " clsact"},
+		{"the program is gone", "tc qdisc del dev " + port + " clsact"},
 		{"the bridge is deleted", "ip link delete " + bridge},
 		{"nf_tables are flushed", "nft flush ruleset"},
 		{"the NIC has another MAC", "ip link set " + nic + " address 02:00:00:00:00:99"},

@@ -118,7 +118,7 @@ func (s *system) off() {
 		return
 	}
 	if s.Failed() {
-		s.Logf("%s", s.sh("tail -n 40 /run/*.log; ip address; nft list table netdev tombolo; tc filter show dev $(ip -o link | grep -o 'veth[0-9a-z]*' | tail -1) ingress; cat /etc/resolv.conf; ip -6 route; ip route; /opt/tombolo/tombolo check; true"))
+		s.Logf("%s", s.sh("tail -n 40 /run/*.log; ip address; nft list table netdev tombolo; tc filter show dev $(ip -o link | grep -o 'veth[0-9a-z]*' | tail -1) egress; cat /etc/resolv.conf; ip -6 route; ip route; /opt/tombolo/tombolo check; true"))
 	}
 	exec.Command("kill", "-9", s.init).Run()
 }

@@ -38,7 +38,7 @@ build: ## the plugin bin/tombolo-cni, the command bin/tombolo, the keeper bin/to
 build-arm64: ## the same for arm64, in bin/arm64
 	GOARCH=arm64 $(BUILD) -o $(BIN)/arm64/ ./cmd/...
 
-demo: build ## five pods in a sandbox of their own, and what they reach (needs root)
+demo: build ## five pods and a container on a LAN, in a sandbox, and what they reach (needs root)
 	$(GO) run ./test/demo $(BIN)/tombolo-cni
 
 # The programs that tests start look after the order of locks (internal/lockorder).

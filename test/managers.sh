@@ -11,7 +11,7 @@ if [ ! -e "$root/made" ]; then
 	rm -rf "$root"
 	mkdir -p .cache
 	packages=systemd,udev,systemd-resolved,network-manager,dhcpcd-base,isc-dhcp-client,ifupdown,firewalld,dbus
-	mmdebstrap --quiet --variant=minbase --include=$packages,ufw,iptables,iproute2,nftables,procps "$suite" "$root"
+	mmdebstrap --quiet --variant=minbase --include=$packages,ufw,avahi-daemon,samba,iptables,iproute2,nftables,procps "$suite" "$root"
 	touch "$root/made"
 fi
 TOMBOLO_MANAGERS_ROOT=$root go test -C test/lan -count=1 -timeout 570s -parallel 6 -run "TestManagersNoticeNothingOfAShare/${2:-}" .

@@ -1,5 +1,6 @@
 // Command demo shows Tombolo at work on a machine that it leaves alone. It adds and deletes pods by the CNI
-// protocol, has them ping each other and a host outside, and counts the objects that DEL leaves.
+// protocol, has them ping each other and a host outside, and counts the objects that DEL leaves. Then a container shares
+// the node's NIC, and is on the LAN beside the node.
 //
 // All of it happens in a sandbox: network namespaces and a mount namespace that no path names, so that
 // the kernel takes them down with the process, however that ends. It needs CAP_SYS_ADMIN,
@@ -64,7 +65,7 @@ func (s *show) play(ctx context.Context) error {
 		fmt.Fprintln(s.out, "IPv6 is switched off in this kernel, and so all is of IPv4 alone.")
 	}
 	fmt.Fprintf(s.out, "The pods are of network %q: %s behind bridge %s, masqueraded.\n\n", networkName, printable.List(s.subnets(), " and "), podBridge)
-	for _, part := range []func(context.Context, io.Writer) error{s.addPods, s.pingAll, s.takeDown} {
+	for _, part := range []func(context.Context, io.Writer) error{s.addPods, s.pingAll, s.takeDown, s.shareNIC} {
 		w := tabwriter.NewWriter(s.out, 0, 0, 2, ' ', 0)
 		err := part(ctx, w)
 		w.Flush()

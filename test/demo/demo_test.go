@@ -67,6 +67,16 @@ after tombolo remove +0 +0 +0 +0 +-
 DEL took MS ms a pod, and left nothing\.
 `
 
+// sharedNIC is what it prints of a container on the LAN.
+const sharedNIC = `
+ON THE LAN BY enp1s0 +ADDRESSES +PINGS ITS NEIGHBOURS
+the node +192\.168\.50\.1, fd50::1 +a laptop: MS, MS ms; the container: MS, MS ms
+a laptop +192\.168\.50\.2, fd50::2 +the node: MS, MS ms; the container: MS, MS ms
+the container +192\.168\.50\.3, fd50::3 +the node: MS, MS ms; a laptop: MS, MS ms
+
+enp1s0 kept its addresses and routes: before, beside the container, and after\.
+`
+
 func wantPattern(t *testing.T, pattern string, got outcome) {
 	t.Helper()
 	pattern = `\A` + strings.ReplaceAll(pattern, "MS", `\d+\.\d+`) + `\z`
@@ -76,13 +86,13 @@ func wantPattern(t *testing.T, pattern string, got outcome) {
 
 func testFivePods(t *testing.T, tombolo string) {
 	host := nstest.New(t)
-	wantPattern(t, fivePods, start(t, host, nil, tombolo+"-demo", tombolo+"-cni"))
+	wantPattern(t, fivePods+sharedNIC, start(t, host, nil, tombolo+"-demo", tombolo+"-cni"))
 	wantUntouched(t, host)
 }
 
 func testOnePod(t *testing.T, tombolo string) {
 	got := start(t, nstest.New(t), nil, tombolo+"-demo", "--pods", "1", tombolo+"-cni")
-	wantPattern(t, `(?s).* and 1 pod, .*\npod1 +- +MS, MS ms .* left nothing\.\n`, got)
+	wantPattern(t, `(?s).* and 1 pod, .*\npod1 +- +MS, MS ms .* left nothing\.\n`+sharedNIC, got)
 }
 
 func testBounds(t *testing.T, tombolo string) {
@@ -105,7 +115,7 @@ func testUserNamespace(t *testing.T, tombolo string) {
 		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: nobody, Size: 1}},
 		Credential:  &syscall.Credential{Uid: 0, Gid: 0, NoSetGroups: true},
 	}
-	wantPattern(t, `(?s).* and 2 pods, .* left nothing\.\n`, start(t, nstest.New(t), attr, tombolo+"-demo", "--pods", "2", tombolo+"-cni"))
+	wantPattern(t, `(?s).* and 2 pods, .* left nothing\.\n\nTo share a NIC .* left out\.\n`, start(t, nstest.New(t), attr, tombolo+"-demo", "--pods", "2", tombolo+"-cni"))
 }
 
 func testNobody(t *testing.T, tombolo string) {
@@ -135,6 +145,7 @@ func testBroken(t *testing.T, tombolo string) {
 		"no gateway":                    {edit(`"isGateway": false, "isDefaultGateway": false`), "pod1 to its gateway: ping 10.22.0.1: ", "pod2 "},
 		"no masquerade":                 {edit(`"ipMasq": false`), "pod1 to the outside: not masqueraded: the host outside sees the pod's own address 10.22.0.2", "pod2 "},
 		"a DEL that does nothing":       {`[ $CNI_COMMAND = DEL ] || "$tombolo"`, "after DEL there should be 0 veth ends, 0 owners of nf_tables elements, 0 reservations, 0 records and bridge cbr0, and there are 4 veth ends, 2 owners of nf_tables elements, 4 reservations, 2 records", "with 2 pods "},
+		"another address on the LAN":    {`/bin/sed 's/"192.168.50.3/"192.168.50.4/' | "$tombolo"`, "the node to the container: ping 192.168.50.3: ", "DEL took"},
 		"a DEL that fails":              {`[ $CNI_COMMAND = DEL ] && exit 1; "$tombolo"`, "DEL of pod1: run plugin broken: exit status 1", "with 2 pods "},
 		"a DEL that forgets the record": {`[ $CNI_COMMAND = DEL ] && mkdir -p /run/keep && cp -r /run/tombolo/attachments /run/keep; "$tombolo" && { [ $CNI_COMMAND = ADD ] || cp -r /run/keep/attachments /run/tombolo; }`, "and there are 0 veth ends, 0 owners of nf_tables elements, 0 reservations, 2 records and", "with 2 pods "},
 	} {
@@ -147,7 +158,7 @@ func testBroken(t *testing.T, tombolo string) {
 			var out bytes.Buffer
 			err := Run(t.Context(), &out, plugin, 2)
 			expect.That(t, err != nil && strings.Contains(err.Error(), tt.want), "got  %v\nwant …%s…", err, tt.want)
-			if !strings.Contains(out.String(), "\n"+tt.after) || strings.Contains(out.String(), "left nothing") {
+			if !strings.Contains(out.String(), "\n"+tt.after) || strings.Contains(out.String(), "left nothing") != (tt.after == "DEL took") || strings.Contains(out.String(), "kept its") {
 				t.Errorf("want it to end after %q, and got\n%s", tt.after, out.String())
 			}
 		})

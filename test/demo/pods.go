@@ -136,7 +136,7 @@ func (s *show) countLinks(i *inventory) error {
 			switch l.Name {
 			case podBridge:
 				i.bridge = l.Name
-			case "lo", outsideBridge, outsidePort:
+			case "lo", outsideBridge, outsidePort, nic:
 			default:
 				i.vethEnds++
 			}

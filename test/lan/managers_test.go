@@ -1,8 +1,11 @@
 package lan
 
 import (
+	"bytes"
 	"cmp"
+	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -10,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -216,6 +220,7 @@ func leaseRows() []row {
 
 func nicRows() []row {
 	return []row{
+		{name: "avahi and samba", unless: func(m manager) bool { return root() == "/" || m.name != "dhclient" }, do: (*system).serversAnswer},
 		{name: "firewall-cmd --reload", unless: func(m manager) bool { return m.name != "NetworkManager" }, do: func(s *system) {
 			s.sh("firewall-cmd --reload; firewall-cmd --complete-reload")
 		}},
@@ -247,6 +252,60 @@ func nicRows() []row {
 			}
 		}},
 	}
+}
+
+// serversAnswer has avahi and samba of a Debian's root serve at the NIC alone. They answer pods as they answer another
+// machine.
+func (s *system) serversAnswer() {
+	s.sh(`mkdir -p /run/samba /var/log/samba
+printf '[server]\nhost-name=nas\nallow-interfaces=%s\nenable-dbus=no\n[publish]\npublish-a-on-ipv6=yes\n' $NIC >/run/avahi.conf
+printf '[global]\nnetbios name = NAS\ninterfaces = %s\nbind interfaces only = yes\n' $NIC >/run/smb.conf
+begin avahi avahi-daemon -f /run/avahi.conf --no-drop-root --no-chroot --no-rlimits
+begin nmbd nmbd --foreground --no-process-group -s /run/smb.conf
+until grep -q 'startup complete' /run/avahi.log; do sleep 0.1; done`)
+	s.host.ip4, s.host.ip6 = addresses(s, s.host.ns, s.nic)
+	// Questions for the address of nas.local (RFC 6762), and of NAS<20> (RFC 1002).
+	mdns := "\x00\x01\x00\x00\x00\x01\x00\x00\x00\x00\x00\x00\x03nas\x05local\x00\x00\x01\x00\x01"
+	netbios := "\x00\x01\x01\x10\x00\x01\x00\x00\x00\x00\x00\x00\x20EOEBFD" + strings.Repeat("CA", 13) + "\x00\x00\x20\x00\x01"
+	for to, question := range map[string]string{"224.0.0.251:5353": mdns, "[ff02::fb%" + nic + "]:5353": mdns, "192.168.50.255:137": netbios} {
+		must.Until(s, "an answer to "+to, func() bool { return s.answers(s.other, to, question) > 0 })
+		want := s.answers(s.other, to, question)
+		for _, p := range s.lanPods {
+			expect.Equal(s, s.answers(p.place, to, question), want, "answers to "+p.name+", which asks "+to)
+		}
+	}
+	s.sh("end avahi; end nmbd")
+}
+
+// answers counts the answers to a question that have the host's address.
+func (s *system) answers(from place, to, question string) (count int) {
+	s.Helper()
+	must.Succeed(s, from.ns.Do(func() error {
+		conn, err := net.ListenUDP("udp", nil)
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		at, err := net.ResolveUDPAddr("udp", to)
+		if err == nil {
+			_, err = conn.WriteToUDP([]byte(question), at)
+		}
+		if err == nil {
+			err = conn.SetReadDeadline(time.Now().Add(time.Second))
+		}
+		answer := make([]byte, 1500)
+		for err == nil {
+			var n int
+			if n, err = conn.Read(answer); bytes.Contains(answer[:n], s.host.ip4.AsSlice()) {
+				count++
+			}
+		}
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			err = nil
+		}
+		return err
+	}), "%s asks %s", from.name, to)
+	return count
 }
 
 // row has something befall the host, and compares.

@@ -5,7 +5,9 @@ import (
 	"strconv"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
 // runsVar is how often the NIC is taken over and given back where that is done over
@@ -79,6 +81,7 @@ func TestFirstADDSharesTheNICAndLosesNothing(t *testing.T) {
 	l := newHost(t)
 	strictly(l)
 	manyRoutes(l)
+	secondNIC(l)
 	ip(l, l.host.ns, "address add fd50::77/64 dev "+nic+" valid_lft 1000 preferred_lft 1000 nodad")
 	m := l.usualFlows(both()...)
 	n := l.network(object{"ipam": staticAddresses(t.TempDir())})
@@ -89,6 +92,39 @@ func TestFirstADDSharesTheNICAndLosesNothing(t *testing.T) {
 	wantWithin(t, "removal", limit{}, m.during(func() { n.del(p); n.operate("remove", "home") }))
 	l.wantNoLink(bridge)
 	wantSame(t, "the host after the removal", before, l.state())
+}
+
+// What the router advertised to the host's kernel stays, though the host forwards now. A takeover would end it, and says
+// what to do instead.
+func TestHostKeepsWhatTheRouterAdvertised(t *testing.T) {
+	l := newLAN(t)
+	l.advertised()
+	for _, p := range []place{l.other, l.internet} {
+		l.serve(p, servicePort, both()...)
+	}
+	n := l.network(byHost())
+	n.wantRefused("the address "+l.host.ip6.String()+"/64 for a limited time", "its default route by fe80::", `mode "lan" shares eth0 without taking it`)
+	before, m := l.moved(nic), l.usualFlows(both()...)
+	a := l.newPod("a")
+	wantWithin(t, "the first ADD", limit{}, m.during(func() { n.add(a) }))
+	expect.Equal(t, nstest.Sysctl(t, l.host.ns, "net/ipv6/conf/"+nic+"/force_forwarding"), "1", "the host does not forward")
+
+	hears := func() {
+		t.Helper()
+		ip(t, l.host.ns, "-6 route flush default proto ra")
+		l.followsRouter()
+		wantSame(t, "the host", before, l.moved(nic))
+		for _, family := range both() {
+			l.ask(l.host, l.internet.at(family), servicePort, l.host.at(family))
+		}
+	}
+	hears()
+	for _, family := range both() {
+		l.ask(a.place, l.internet.at(family), servicePort, a.at(family))
+	}
+	n.del(a)
+	wantWithin(t, "removal", limit{}, m.during(func() { n.operate("remove", "home") }))
+	hears()
 }
 
 func TestHostWithoutTrafficIsReachedAfterATakeover(t *testing.T) {

@@ -32,6 +32,8 @@ func variants() []variant {
 		{name: "five route tables and rules", setUp: fiveTables, flows: secondAddress},
 		{name: "multipath", setUp: multipath},
 		{name: "200 routes", setUp: manyRoutes},
+		{name: "a second NIC on the LAN", setUp: secondNIC},
+		{name: "masqueraded pods", setUp: masquerading},
 		{name: "IPv6 only", bare: true, families: []int{6}, setUp: onlyIPv6},
 	}
 }
@@ -127,15 +129,33 @@ func manyRoutes(l *lan) {
 	var lines []string
 	for i := range 100 {
 		lines = append(lines,
-			fmt.Sprintf("route add 203.0.%d.0/24 via %s metric %d", i, []string{routerIP4, otherIP4}[i%2], i),
-			fmt.Sprintf("route add 2001:db8:%x::/64 via %s metric %d", 0x1000+i, []string{routerIP6, otherIP6}[i%2], i+1))
+			fmt.Sprintf("route add 203.0.%d.0/24 via %s metric %d proto bird", i, []string{routerIP4, otherIP4}[i%2], i),
+			fmt.Sprintf("route add 2001:db8:%x::/64 via %s metric %d proto bird", 0x1000+i, []string{routerIP6, otherIP6}[i%2], i+1))
 	}
 	ip(l, l.host.ns, lines...)
+}
+
+// secondNIC is one on the same LAN, as a laptop's Wi-Fi, that is tried after the first.
+func secondNIC(l *lan) {
+	l.plugAs("eth1", l.host.ns)
+	ip(l, l.host.ns, "address add "+second4+"/24 brd + dev eth1 metric 600", "route add default via "+routerIP4+" dev eth1 metric 600",
+		"address add "+second6+"/64 dev eth1 metric 600 nodad", "route add default via "+routerIP6+" dev eth1 metric 2048")
+	l.ready(l.host.ns)
 }
 
 func onlyIPv6(l *lan) {
 	l.plug(l.host.ns)
 	ip(l, l.host.ns, "address add "+hostIP6+"/64 dev eth0", "route add default via "+routerIP6)
+}
+
+// advertised has the host make its IPv6 address and default route of what the router says.
+func (l *lan) advertised() {
+	l.Helper()
+	l.dnsmasq()
+	l.plug(l.host.ns)
+	ip(l, l.host.ns, "address add "+hostIP4+"/24 brd + dev "+nic, "route add default via "+routerIP4)
+	l.followsRouter()
+	l.host.ip6 = nstest.Addr(l.autoconf(nic))
 }
 
 // followsRouter waits until the host has what its kernel makes of the router's

@@ -43,7 +43,8 @@ modules=(bridge 8021q br_netfilter veth dummy tun ifb macvlan nf_tables nf_connt
 	ip6table_filter ip6table_mangle ip6table_nat ip6t_REJECT xt_LOG xt_MASQUERADE xt_NFQUEUE xt_REDIRECT xt_TCPMSS
 	xt_addrtype xt_comment xt_connmark xt_conntrack xt_limit xt_mark xt_multiport xt_nat xt_physdev xt_statistic
 	xt_tcpudp tcp_diag udp_diag raw_diag unix_diag netlink_diag sctp sctp_diag vxlan sch_htb sch_ingress sch_prio
-	sch_sfq sch_tbf cls_bpf cls_u32 cls_matchall act_gact act_mirred vrf mpls_router mpls_iptunnel bonding)
+	sch_sfq sch_tbf cls_bpf cls_u32 cls_matchall act_gact act_mirred vrf mpls_router mpls_iptunnel bonding
+	team team_mode_roundrobin)
 
 loaded=("${modules[@]}")
 cmdline="console=ttyS0 panic=-1 oops=panic mitigations=off tsc=reliable ${VM_BOOT:-}"

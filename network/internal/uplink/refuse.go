@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -53,17 +54,22 @@ func (s *snapshot) refuseNIC(no refusal) {
 // refuseManaged refuses a NIC that a DHCP client or router advertisements manage: on a port they are heard no more, and
 // the host would lose what they gave it.
 func (s *snapshot) refuseManaged(no refusal, u *Uplink) {
-	const instead = "; mode \"lan\" shares %s without taking it, and its manager goes on: leave it out of any bridge, and name it as the network's uplink"
+	var given []string
 	for _, a := range s.Addresses {
-		leased := a.Link == s.NIC.Index && a.Valid != nil && !a.Prefix.Addr().IsLinkLocalUnicast()
-		no(leased, "%s has the address %s for a limited time, by DHCP or a router advertisement, which nobody would renew on %s"+instead,
-			u.NIC, a.Prefix, u.Bridge, u.NIC)
+		if a.Link == s.NIC.Index && a.Valid != nil && !a.Prefix.Addr().IsLinkLocalUnicast() {
+			given = append(given, fmt.Sprintf("the address %s for a limited time", a.Prefix))
+		}
 	}
 	for _, r := range s.Routes {
 		learnt := r.Protocol == unix.RTPROT_DHCP || r.Protocol == unix.RTPROT_RA || r.Expires != nil
-		no(goesBy(&r, s.NIC.Index) && r.Dst.Bits() == 0 && learnt, "a DHCP client or a router advertisement gave %s its default route by %s, which nobody would renew on %s"+instead,
-			u.NIC, r.Gateway, u.Bridge, u.NIC)
+		if goesBy(&r, s.NIC.Index) && r.Dst.Bits() == 0 && learnt {
+			given = append(given, fmt.Sprintf("its default route by %s", r.Gateway))
+		}
 	}
+
+	no(len(given) > 0, "a DHCP client or router advertisements gave %s %s, and no program would renew that on %s; mode \"lan\" shares %s "+
+		"without taking it, and its manager goes on: leave it out of any bridge, and name it as the network's uplink",
+		u.NIC, strings.Join(given, ", "), u.Bridge, u.NIC)
 }
 
 // refuseStale refuses routes whose gateway is in no network of the NIC any more: the kernel would not take them again.

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
+	"strconv"
 
 	"golang.org/x/sys/unix"
 
@@ -18,13 +20,12 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// Autoconf says what a pod takes from router advertisements: addresses in any case
-// (RFC 4862), which end in the interface identifier of its MAC (see LinkLocal), so
-// that they are known as soon as the prefix is; never temporary ones (RFC 8981).
+// Autoconf describes what a pod takes from router advertisements. It always takes addresses (RFC 4862), which end in
+// the interface identifier of its MAC (see LinkLocal), and routes to networks of 48 to 64 bits (RFC 4191), as behind
+// Thread border routers. It takes no temporary addresses (RFC 8981).
 type Autoconf struct {
-	// DefaultRoute has the pod send through the routers what is not on the link.
-	// Without it the pod takes no route from them, neither a default route nor those that
-	// they advertise besides (RFC 4191): the caller has to give it routes.
+	// DefaultRoute has the pod take default routes and routes to shorter prefixes, too. Without it the caller gives the
+	// pod its default routes.
 	DefaultRoute bool
 }
 
@@ -45,12 +46,20 @@ type Solicitation struct {
 	autoconf Autoconf
 	peer     string
 	link     int
+	// The pod's parameters keep the kernel from asking for advertisements, and from forming addresses by them.
+	silent, formsNone bool
 }
 
 // Solicit has a pod that was attached with port.Autoconf accept router advertisements from now on, and ask for one.
 // Call it when the port forwards, and after a guard has the pod's addresses. The kernel sends the solicitation before
 // Solicit returns, again 4 s later, and then less and less often until a router answers. Wait returns what came of it.
 // After a second Solicit the kernel sends nothing; Wait then waits for the routers' periodic advertisements.
+//
+// If a parameter of IPv6, such as autoconf or use_tempaddr, has another value than the kernel gives a new namespace, the
+// pod's owner or runtime has chosen it, and it stays. If the pod forms no address by that, Wait returns none at once.
+//
+// With port.LeaveIPv6 the interface may have heard routers before, since another program moved it into the pod. Without
+// Autoconf.DefaultRoute, Solicit then deletes the default routes that the kernel has learnt.
 func (c *Conn) Solicit(ctx context.Context, pod *netns.NS, port Port) (*Solicitation, error) {
 	if err := cmp.Or(ctx.Err(), c.checkPod(pod, true)); err != nil {
 		return nil, err
@@ -81,29 +90,72 @@ func (s *Solicitation) ask(c *Conn, pod *netns.NS, port *Port) error {
 		if l, err = link.Find(s.conn, port.Peer); err != nil {
 			return err
 		}
-		for _, p := range port.hearing() {
-			if have, ok := l.IPv6.At(p.index); ok && have == p.want {
-				continue
-			}
-			if err := sysctl.Write(sysctl.Link("ipv6", port.Peer, p.name), p.value()); err != nil {
-				return err
-			}
-		}
-		return nil
+		return s.hear(port, l)
 	})
-	if err != nil {
+	if err != nil || s.silent {
 		return err
 	}
+
 	s.link = l.Index
 	token, err := token(l)
-	if err != nil || l.Token == token {
+	if err == nil && l.Token != token {
+		// The kernel asks only once it takes the interface for ready to send.
+		s.conn.RefreshCarrier(port.Peer)
+		var b nl.Batch
+		link.Request{Index: l.Index, Token: token}.Set(&b, "solicit routers for", port.Peer)
+		err = s.conn.Execute(&b)
+	}
+	if err != nil || s.autoconf.DefaultRoute || !port.LeaveIPv6 {
 		return err
 	}
-	// The kernel asks only once it takes the interface for ready to send.
-	s.conn.RefreshCarrier(port.Peer)
-	var b nl.Batch
-	link.Request{Index: l.Index, Token: token}.Set(&b, "solicit routers for", port.Peer)
-	return s.conn.Execute(&b)
+	return s.dropDefaults()
+}
+
+// hear sets the parameters of hearing that nobody else has chosen. It is called in the pod's namespace.
+func (s *Solicitation) hear(port *Port, l *link.Link) error {
+	for _, p := range port.hearing() {
+		have, ok := l.IPv6.At(p.index)
+		chosen := have
+		if p.name == acceptRA().name && !port.LeaveIPv6 {
+			// The interface has the value that Attach has written.
+			text, err := sysctl.Read(sysctl.Link("ipv6", "default", p.name))
+			if err != nil {
+				return err
+			}
+			n, _ := strconv.Atoi(text)
+			chosen = int32(n)
+		}
+		if chosen != p.initial {
+			p.want = chosen
+		}
+		if p.want == 0 {
+			s.silent = s.silent || p.asks
+			s.formsNone = s.formsNone || p.forms
+		}
+		if ok && have == p.want {
+			continue
+		}
+		if err := sysctl.Write(sysctl.Link("ipv6", l.Name, p.name), p.value()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// dropDefaults deletes the default routes that the kernel has learnt from routers.
+func (s *Solicitation) dropDefaults() error {
+	ctx, conn := context.Background(), route.On(s.conn)
+	learnt, err := s.learntDefaults(ctx, conn)
+	for _, r := range learnt {
+		err = errors.Join(err, conn.Remove(ctx, r))
+	}
+	return err
+}
+
+// learntDefaults lists the default routes that the kernel has learnt from routers.
+func (s *Solicitation) learntDefaults(ctx context.Context, conn *route.Conn) ([]route.Route, error) {
+	list, err := conn.List(ctx, route.Filter{Family: unix.AF_INET6, Link: s.link, Protocol: unix.RTPROT_RA})
+	return slices.DeleteFunc(list, func(r route.Route) bool { return !r.Gateway.IsValid() || r.Dst.Bits() > 0 }), err
 }
 
 // token is the interface identifier by which the kernel is to form addresses. It is
@@ -123,6 +175,10 @@ func token(l *link.Link) (netip.Addr, error) {
 // error says what came until then: it matches addr.ErrNoRouter, addr.ErrNoPrefix or
 // addr.ErrDuplicate, and ctx's own.
 func (s *Solicitation) Wait(ctx context.Context) (*Autoconfigured, error) {
+	if s.formsNone {
+		return &Autoconfigured{}, nil
+	}
+
 	advertised, err := s.heard.Advertised(ctx, addr.On(s.conn), s.link)
 	if err != nil {
 		return nil, &tombolo.OpError{Op: "autoconfigure", Object: s.peer, Err: err}
@@ -137,16 +193,11 @@ func (s *Solicitation) Wait(ctx context.Context) (*Autoconfigured, error) {
 		return got, nil
 	}
 	// The kernel takes in what an advertisement has of routes before its prefixes.
-	learnt, err := route.On(s.conn).List(ctx, route.Filter{Family: unix.AF_INET6, Link: s.link, Protocol: unix.RTPROT_RA})
-	if err != nil {
-		return nil, err
-	}
+	learnt, err := s.learntDefaults(ctx, route.On(s.conn))
 	for _, r := range learnt {
-		if r.Gateway.IsValid() && r.Dst.Bits() <= 0 {
-			got.Gateways = append(got.Gateways, r.Gateway)
-		}
+		got.Gateways = append(got.Gateways, r.Gateway)
 	}
-	return got, nil
+	return got, err
 }
 
 // Close ends the wait, and leaves the pod as it is. A Wait that is under way ends with

@@ -3,6 +3,7 @@ package bridge_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -200,30 +201,71 @@ func isSolicitation(packet []byte, from netip.Addr) bool {
 	return source == from
 }
 
-// The namespaces of some runtimes come with other defaults than the kernel's.
-func TestPodIsConfiguredWhateverItsDefaultsAre(t *testing.T) {
+// Parameters that are not the kernel's are the choice of the pod's owner. IPv6 itself is on where it is asked for.
+func TestParametersOfThePodStand(t *testing.T) {
 	t.Parallel()
 	l := newLAN(t)
 	l.advertises(t)
-	pod := nstest.New(t)
-	for name, value := range map[string]string{
-		"disable_ipv6": "1", "autoconf": "0", "use_tempaddr": "2", "accept_ra_defrtr": "1", "accept_ra_pinfo": "0", "accept_dad": "1",
-		"router_solicitations": "0", "addr_gen_mode": "3", "accept_ra": "1", "forwarding": "1",
+	for i, tt := range []struct {
+		name   string
+		chosen map[string]string
+		want   map[string]string // others that Solicit sets
+		forms  bool
+	}{
+		{"others", map[string]string{"use_tempaddr": "2", "accept_dad": "2", "accept_ra_rt_info_max_plen": "32", "router_solicitations": "5"},
+			map[string]string{"accept_ra": "2", "accept_ra_defrtr": "0", "autoconf": "1", "accept_ra_rt_info_min_plen": "48"}, true},
+		{"the pod forwards", map[string]string{"forwarding": "1"}, map[string]string{"accept_ra": "2", "accept_ra_rt_info_max_plen": "64"}, true},
+		{"no advertisements", map[string]string{"accept_ra": "0"}, map[string]string{"autoconf": "1"}, false},
+		{"no prefixes", map[string]string{"accept_ra_pinfo": "0"}, map[string]string{"accept_ra": "2"}, false},
+		{"no addresses", map[string]string{"autoconf": "0"}, map[string]string{"accept_ra": "2"}, false},
+		{"no solicitations", map[string]string{"router_solicitations": "0"}, map[string]string{"accept_ra": "2"}, false},
 	} {
-		nstest.Sysctl(t, pod, "net/ipv6/conf/default/"+name, value)
+		for _, moved := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, moved %t", tt.name, moved), func(t *testing.T) {
+				t.Parallel()
+				pod := nstest.New(t)
+				p := autoconfigured(byte(i))
+				if moved {
+					p.Name, p.PeerMAC[4] = p.Name[:14]+"m", 1
+				}
+				nstest.Sysctl(t, pod, "net/ipv6/conf/default/disable_ipv6", "1")
+				if !moved {
+					for name, value := range tt.chosen {
+						nstest.Sysctl(t, pod, "net/ipv6/conf/default/"+name, value)
+					}
+				}
+				must.Succeed(t, expect.Err(l.conn.Attach(t.Context(), pod, p)))
+				if p.LeaveIPv6 = moved; moved {
+					nstest.Sysctl(t, pod, "net/ipv6/conf/eth0/accept_ra", "1")
+					for name, value := range tt.chosen {
+						nstest.Sysctl(t, pod, "net/ipv6/conf/eth0/"+name, value)
+					}
+				}
+				got := mustAutoconfigure(t, l.conn, pod, p)
+				expect.Equal(t, len(got.Addresses) == 1, tt.forms, "it has formed %v", got.Addresses)
+				for _, values := range []map[string]string{tt.chosen, tt.want} {
+					for name, value := range values {
+						expect.Equal(t, nstest.Sysctl(t, pod, "net/ipv6/conf/eth0/"+name), value, "%s", name)
+					}
+				}
+			})
+		}
 	}
+}
+
+// The default route that the kernel learnt before another program's interface was looked at goes.
+func TestDefaultRoutesOfRoutersGoWhereThePodHasItsOwn(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	l.advertises(t)
 	p := autoconfigured(0)
-	must.Succeed(t, expect.Err(l.conn.Attach(t.Context(), pod, p)))
-	got := mustAutoconfigure(t, l.conn, pod, p)
-	if len(got.Addresses) != 1 || got.Addresses[0].Prefix.Addr() != formed(p) {
-		t.Errorf("addresses %v, want %s", got.Addresses, formed(p))
-	}
-	expect.Equal(t, nstest.Run(t, pod, "ip", "-6", "addr", "show", "dev", "eth0", "scope", "global", "temporary"), "", "a temporary address")
-	for path, want := range map[string]string{
-		"net/ipv6/conf/eth0/accept_ra": "2", "net/ipv6/conf/eth0/accept_ra_defrtr": "0", "net/ipv6/conf/eth0/autoconf": "1",
-	} {
-		expect.Equal(t, nstest.Sysctl(t, pod, path), want, "%s", path)
-	}
+	p.Autoconf.DefaultRoute = true
+	pod, _ := attach(t, l.node, p)
+	mustAutoconfigure(t, l.conn, pod, p)
+	p.Autoconf.DefaultRoute, p.LeaveIPv6 = false, true
+	nstest.Sysctl(t, pod, "net/ipv6/conf/eth0/accept_ra_defrtr", "1")
+	mustAutoconfigure(t, l.conn, pod, p)
+	expect.Equal(t, nstest.Run(t, pod, "ip", "-6", "route", "show", "default"), "")
 }
 
 func TestWaitForARouterSaysWhatIsMissing(t *testing.T) {

@@ -27,29 +27,39 @@ const (
 	ipv4ConfRouteLocalnet = 26 // IPV4_DEVCONF_ROUTE_LOCALNET
 )
 
-// hearing are the parameters by which a pod with Autoconf hears routers. The last
-// one lets them in.
-func (p *Port) hearing() []parameter {
-	var router, dad int32
-	if p.Autoconf.DefaultRoute {
-		router = 1
+// hearing lists the parameters by which a pod with Autoconf hears routers, with the kernel's own values. The last one
+// lets the routers in.
+func (p *Port) hearing() []hearingParameter {
+	// Thread border routers advertise networks of 64 bits. A pod without default routes takes no shorter routes than a
+	// site's: they could be the way to all that its caller gave it routes for.
+	router, shortest := int32(1), int32(0)
+	if !p.Autoconf.DefaultRoute {
+		router, shortest = 0, 48
 	}
+	var dad int32
 	if p.DAD {
 		dad = 1
 	}
-	list := []parameter{
-		{"autoconf", 5, 1},
-		{"router_solicitations", 7, -1}, // until one is answered
-		{"use_tempaddr", 10, 0},
-		{"accept_ra_defrtr", 17, router},
-		{"accept_ra_pinfo", 18, 1},
-		{"accept_dad", 27, dad},
+	return []hearingParameter{
+		{parameter: parameter{"autoconf", 5, 1}, initial: 1, forms: true},
+		{parameter: parameter{"router_solicitations", 7, -1}, initial: -1, asks: true, forms: true}, // until one is answered
+		{parameter: parameter{"use_tempaddr", 10, 0}},
+		{parameter: parameter{"accept_ra_defrtr", 17, router}, initial: 1},
+		{parameter: parameter{"accept_ra_pinfo", 18, 1}, initial: 1, forms: true},
+		{parameter: parameter{"accept_dad", 27, dad}, initial: 1},
+		{parameter: parameter{"accept_ra_rt_info_min_plen", 49, shortest}},
+		{parameter: parameter{"accept_ra_rt_info_max_plen", 21, 64}},
+		// 2 hears them even where the pod forwards for others.
+		{parameter: parameter{"accept_ra", 3, 2}, initial: 1, asks: true, forms: true},
 	}
-	if router == 0 {
-		list = append(list, parameter{"accept_ra_rt_info_max_plen", 21, 0})
-	}
-	// 2 hears them even where the pod forwards for others.
-	return append(list, parameter{"accept_ra", 3, 2})
+}
+
+// hearingParameter is a parameter with the value that the kernel gives it in a new namespace. Where it is 0 the kernel
+// does not ask for advertisements (asks), or forms no addresses by them (forms).
+type hearingParameter struct {
+	parameter
+	initial     int32
+	asks, forms bool
 }
 
 // The host's end of a veth pair is a port of a bridge, and nothing else. But some frames reach the host's own IP

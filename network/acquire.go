@@ -102,6 +102,9 @@ func (a *adding) lease(ctx context.Context) error {
 	if err := a.advertised(ctx, asked); err != nil {
 		return err
 	}
+	if formed := a.given.addresses[1:]; len(formed) > 0 {
+		rec.Formed = prefixesOf(formed)
+	}
 	if a.given.informs && !a.leasing.asked.KeeperOptional {
 		rec.Six = lease.SixOf(&rec.Client)
 		rec.Six.Stateless = true
@@ -162,11 +165,11 @@ func (l *leasing) unlock() {
 
 // acquire gets the lease from inside the pod, and has the record say so.
 func (a *adding) acquire(ctx context.Context) error {
-	l, rec, link := a.leasing, a.leasing.rec, a.link
+	rec, link := a.leasing.rec, a.link
 	rec.Client.LinkMTU = link.MTU
 	sockets := &transport.Config{NetNS: a.pod.NetNS, Link: link.PeerIndex, MAC: link.PeerMAC, ARP: rec.Client.DetectConflicts}
 	cfg := rec.Client.Asking(rec.Lease)
-	cfg.Last, cfg.Timeout = rec.Lease, l.asked.Client.Timeout
+	cfg.Last = rec.Lease
 	cfg.Refuse = a.refuse(ctx, a.built.at.Index, rec.Lease)
 	// The address that a DHCP server gives goes into the host's firewall, and a process with all rights in the
 	// pod's namespace could forge the answer: so answers are heard at the port.
@@ -195,7 +198,7 @@ func (a *adding) acquire(ctx context.Context) error {
 		a.s.Leave()
 		return transport.Release(ctx, sockets, got)
 	})
-	if l.unconfirmed = isUnconfirmed(rec.Lease, got); l.unconfirmed {
+	if a.leasing.unconfirmed = isUnconfirmed(rec.Lease, got); a.leasing.unconfirmed {
 		rec.Note = "no DHCP server answered: the pod has its last lease, which no server has confirmed yet"
 		a.s.Warn(rec.Note + ": " + got.Address.String() + ", " + lease.TimeLeft(got, time.Now()))
 	}

@@ -26,7 +26,7 @@ func (n *Node) Add(ctx context.Context, nw *Network, pod *Pod) (*Attachment, err
 	if err != nil && nw.lacking(err) && n.reclaim(ctx, nw) {
 		made, err = n.tryAdd(ctx, nw, pod)
 	}
-	if err == nil && (nw.DHCPv6 && !made.unconfirmed || made.informs) {
+	if err == nil && pod.Path != "" && (nw.DHCPv6 && !made.unconfirmed || made.informs) {
 		return n.await6(ctx, pod, made)
 	}
 	return made, err

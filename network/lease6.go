@@ -147,10 +147,10 @@ func deletedMeanwhile(err error) error {
 	return stateError(err)
 }
 
-// solicit has the pod ask for router advertisements, if it takes any: else it gives nil. They are
-// waited for later, since other things can be done meanwhile.
+// solicit has the pod ask for router advertisements, for which advertised waits later. It returns nil for a pod that
+// takes none, or takes them in another namespace: see Change.Moved.
 func (a *adding) solicit(ctx context.Context) (*bridge.Solicitation, error) {
-	if a.plan.port.Autoconf == nil {
+	if a.plan.port.Autoconf == nil || a.pod.Path == "" {
 		return nil, nil
 	}
 	return a.s.Links.Solicit(ctx, a.pod.NetNS, a.plan.port)
@@ -170,6 +170,9 @@ func (a *adding) advertised(ctx context.Context, asked *bridge.Solicitation) err
 	if !a.nw.DHCPv6 && !a.unconfirmed() {
 		if got, err = asked.Wait(ctx); err != nil {
 			return failf(ErrTryAgain, `ipv6 "slaac": %w`, err)
+		}
+		if len(got.Addresses) == 0 {
+			a.s.Warn(`ipv6 "slaac": parameters of the pod's own (net.ipv6.conf) keep it from forming an address`)
 		}
 	}
 	var gateway netip.Addr
@@ -195,7 +198,7 @@ func (a *adding) autoconfigure(ctx context.Context) error {
 		return nil
 	}
 	asked, err := a.solicit(ctx)
-	if err != nil {
+	if asked == nil {
 		return err
 	}
 	defer asked.Close()

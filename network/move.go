@@ -88,24 +88,33 @@ func isAhead(a *state.Attachment, rec *lease.Record) bool {
 	if rec.State != lease.Bound && rec.State != lease.Expired {
 		return false
 	}
-	return a.Moving || !slices.Equal(prefixesOf(a.Addresses), prefixesOf(leased(a, rec)))
+	have, want := prefixesOf(a.Addresses), prefixesOf(leased(a, rec))
+	isMissing := func(p netip.Prefix) bool { return !slices.Contains(have, p) }
+	return a.Moving || len(have) != len(want) || slices.ContainsFunc(want, isMissing)
 }
 
-// leased gives an attachment's addresses by its lease; those that it has formed itself stay. Without a lease the pod
-// has no address of IPv4, and the last one may be another's.
+// leased returns an attachment's addresses by the record of its lease, with those that the pod has formed. Without a
+// lease the pod has no address of IPv4, and the last one may be another's.
 func leased(a *state.Attachment, rec *lease.Record) []ipam.Address {
 	var list []ipam.Address
 	if rec.State == lease.Bound {
 		list = append(list, ipam.Address{Prefix: rec.Lease.Address, Gateway: rec.Policy.Router(rec.Lease)})
 	}
+	own6 := slices.Clone(rec.Formed)
 	if six := rec.Leased6(); six.IsValid() {
-		own := ipam.Address{Prefix: six}
-		if i := slices.Index(prefixesOf(a.Addresses), six); i >= 0 {
+		own6 = slices.Insert(own6, 0, six)
+	}
+	for _, p := range own6 {
+		own := ipam.Address{Prefix: p}
+		if i := slices.Index(prefixesOf(a.Addresses), p); i >= 0 {
 			own.Gateway = a.Addresses[i].Gateway
 		}
 		list = append(list, own)
 	}
-	return append(list, notLeased(a)...)
+	if rec.Formed == nil {
+		list = append(list, notLeased(a)...)
+	}
+	return list
 }
 
 // notLeased gives an attachment's other addresses: those of IPv6 that it has formed itself. One by DHCPv6

@@ -29,7 +29,7 @@ func (c Change) Moved(ctx context.Context, path string) error {
 		return err
 	}
 	cookie, late := arrived(ctx, a, path)
-	if a.NetNS == path && (cookie == 0 || cookie == a.NetNSCookie) {
+	if path != "" && a.NetNS == path && (cookie == 0 || cookie == a.NetNSCookie) {
 		return late
 	}
 	if cookie != 0 {
@@ -41,7 +41,7 @@ func (c Change) Moved(ctx context.Context, path string) error {
 			if cookie != 0 { // else the interface is on its way there
 				isDefault := func(r route.Route) bool { return isDefault(&r) }
 				next.Routes = slices.DeleteFunc(slices.Clone(next.Routes), isDefault)
-				if err := s.completeNextHops(ctx, next); err != nil {
+				if err := errors.Join(s.completeNextHops(ctx, next), s.hearRouters(ctx, next)); err != nil {
 					return err
 				}
 			}
@@ -52,6 +52,44 @@ func (c Change) Moved(ctx context.Context, path string) error {
 		})
 	}
 	return cmp.Or(err, late)
+}
+
+// hearRouters has a pod whose interface was moved take router advertisements, and ask for one. It adds the default route
+// by the host, for which the program that moved the interface could find one of a router's in its way.
+func (s *session) hearRouters(ctx context.Context, a *state.Attachment) error {
+	port := portOf(a)
+	if port.Autoconf == nil {
+		return nil
+	}
+
+	pod, err := netns.OpenSame(a.NetNS, a.NetNSCookie)
+	if err != nil {
+		return err
+	}
+	defer pod.Close()
+	port.LeaveIPv6 = true
+	asked, err := s.Links.Solicit(ctx, pod, port)
+	if err != nil {
+		return err
+	}
+	if err := asked.Close(); err != nil || a.DefaultRoute != exitHost {
+		return err
+	}
+
+	conn, err := nl.Dial(unix.NETLINK_ROUTE, pod)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	l, err := peerOf(ctx, s, a, conn)
+	if err != nil {
+		return err
+	}
+	err = route.On(conn).Add(ctx, route.Route{Gateway: hostHop(true), Link: l.Index, Protocol: route.ProtocolTombolo})
+	if errors.Is(err, fs.ErrExist) {
+		return nil // another interface has the default route
+	}
+	return err
 }
 
 // moveLease writes the record of an attachment's lease anew, so that the keeper looks at all that the interface is to
@@ -99,9 +137,11 @@ func arrived(ctx context.Context, a *state.Attachment, path string) (cookie uint
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return 0, err
 	}
-	leads := a.IPAMType == endpoint.Leased || slices.ContainsFunc(a.Routes, func(r route.Route) bool { return isDefault(&r) })
+	// The kernel may have one of IPv6 from a router already.
+	isLed := func(r route.Route) bool { return isDefault(&r) && (r.Gateway.Is4() || !a.SLAAC) }
+	leads := a.IPAMType == endpoint.Leased || slices.ContainsFunc(a.Routes, isLed)
 	led := !leads || time.Since(a.Created) > settles
-	err = route.On(conn).Walk(ctx, route.Filter{Table: unix.RT_TABLE_MAIN}, func(r route.Route) { led = led || isDefault(&r) })
+	err = route.On(conn).Walk(ctx, route.Filter{Table: unix.RT_TABLE_MAIN}, func(r route.Route) { led = led || isLed(r) })
 	if err != nil || !l.Up() || !led {
 		return 0, cmp.Or(err, failf(ErrTryAgain, "interface %s is not in %s yet, with what it is to have", a.IfName, pod))
 	}

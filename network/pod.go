@@ -24,8 +24,9 @@ type Pod struct {
 	IfName      string // the interface to be made in the pod
 	Name        string // by which an operator knows the pod, "namespace/name"
 
-	// NetNS is the pod's namespace, and Path where it can be opened again: without Path, Inspect reports that the
-	// pod's namespace is gone. SameNetNS lets it be the host's own, which is refused otherwise.
+	// NetNS is the pod's namespace, and Path where it can be opened again. An empty Path means that another program
+	// will move the interface to a namespace that is not known yet: see Change.Moved. The pod has no IPv6 by routers
+	// or DHCPv6 until then. SameNetNS lets the namespace be the host's own, which is refused otherwise.
 	NetNS     *netns.NS
 	Path      string
 	SameNetNS bool

@@ -58,7 +58,11 @@ func (c *call) add(ctx context.Context, node *network.Node, conf *NetConf) (*cur
 
 // pod returns the pod of the call.
 func (c *call) pod() network.Pod {
-	return network.Pod{ContainerID: c.containerID, IfName: c.ifName, Path: c.netns, SameNetNS: c.sameNetNS()}
+	p := network.Pod{ContainerID: c.containerID, IfName: c.ifName, Path: c.netns, SameNetNS: c.sameNetNS()}
+	if c.Moves {
+		p.Path = ""
+	}
+	return p
 }
 
 // readRequest reads the request of an ADD. It finds errors before anything is changed.

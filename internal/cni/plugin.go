@@ -36,6 +36,8 @@ type Plugin struct {
 	// Kept is the path of the program that had the name before. It handles the calls for pods that other programs set
 	// up.
 	Kept string
+	// Moves means that the caller will move the pod's interface out of the namespace of an ADD: see network.Pod.Path.
+	Moves bool
 	// Exit ends the process. It is called if a call hangs past its deadline in something that cannot be cancelled. It
 	// must not return.
 	Exit func(status int)

@@ -1,6 +1,7 @@
 package keeper
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,11 +14,10 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/lease"
 )
 
-// How long a visit waits for servers' answers: a renewal's comes within milliseconds or, in general, not at all. A
-// server that did not answer in that time may be slow. A client without a lease is given time for its retransmissions.
 const (
-	renewWait   = 4 * time.Second
-	acquireWait = 15 * time.Second
+	// renewWait is how long a visit waits for the answer to a renewal, which comes within milliseconds or, in general, not
+	// at all. A server that did not answer in that time may be slow: see patience.
+	renewWait = 4 * time.Second
 
 	// resendAfter is when a renewal is sent once more in the same visit: packets do get lost.
 	resendAfter = time.Second
@@ -44,13 +44,18 @@ func (v *visit) exchange(p pod) error {
 	began := now()
 	x := &exchange{visit: v, pod: p, limit: began.Add(renewWait)}
 	if v.r.State == lease.Expired || v.m.slow {
-		x.limit = began.Add(acquireWait)
+		x.limit = began.Add(v.patience())
 	}
 	err := errors.Join(x.run(), x.hangUp())
 	if x.asked && !errors.Is(err, errDeleted) && x.ctx.Err() == nil {
 		return x.unlessDeleted(err)
 	}
 	return err
+}
+
+// patience is how long a visit waits for slow servers, and for all if there is no lease: as long as an ADD does.
+func (v *visit) patience() time.Duration {
+	return max(cmp.Or(v.r.Client.Timeout, dhcpc.DefaultTimeout), renewWait)
 }
 
 // unlessDeleted is for a renewal whose answer did not come: a DEL takes the pod's link
@@ -201,6 +206,7 @@ func (x *exchange) unheard() error {
 	x.m.slow = true
 	s := x.m.session
 	if s.Lease() == nil {
+		x.m.session = nil // the next visit has as many tries
 		return fmt.Errorf("no server gives a lease (%s)", s.State())
 	}
 
@@ -308,7 +314,7 @@ func (x *exchange) lost(out dhcpc.Output) error {
 	}
 	x.log.Warn("lease lost: trying to get another", append(x.who(), "err", out.Err)...)
 	x.m.slow, x.asked = true, false
-	x.limit = now().Add(acquireWait)
+	x.limit = now().Add(x.patience())
 	if out.Lost == nil && x.r.State == lease.Expired {
 		return nil
 	}
@@ -351,6 +357,8 @@ type pod interface {
 	// keeps returns the part of a that is still there as the lease left it.
 	keeps(a lease.Applied) (lease.Applied, error)
 	inUse(ctx context.Context, a lease.Applied, valid, preferred time.Duration) (bool, error)
+	// formed lists the addresses that the pod has by router advertisements.
+	formed() ([]netip.Prefix, error)
 	close() error
 }
 

@@ -72,6 +72,7 @@ type world struct {
 	releases []netip.Addr
 	// answer is the server; nil does not answer.
 	answer     func(d *dhcpv4.DHCPv4) *dhcpv4.DHCPv4
+	delay      time.Duration // of its answers
 	releaseErr error
 	open       int // transports
 	mostOpen   int
@@ -153,7 +154,7 @@ func (w *world) record(i int) *lease.Record {
 	mac := dhcpc.Hex{2, 0, 0, 0, byte(i >> 8), byte(i)}
 	t := now()
 	r := &lease.Record{
-		State: lease.Bound, Network: "lan", ContainerID: fmt.Sprintf("c%d", i), IfName: "eth0", Boot: thisBoot, Bridge: "br0",
+		State: lease.Bound, Network: "lan", ContainerID: fmt.Sprintf("c%d", i), IfName: "eth0", Boot: thisBoot, Bridge: "br0", NetNS: "/run/netns/c",
 		Client: lease.Client{MAC: mac, Config: dhcpc.Config{ClientID: dhcpc.Hex{0, byte(i >> 8), byte(i)}}},
 		Lease: &dhcpc.Lease{
 			Address: netip.PrefixFrom(netip.AddrFrom4([4]byte{192, 0, 2, byte(i)}), 24), MAC: mac, ClientID: dhcpc.Hex{0, byte(i >> 8), byte(i)},
@@ -400,7 +401,8 @@ func (c *fakeConn) Send(_ context.Context, p *dhcpc.Packet) error {
 	if r == nil {
 		return nil
 	}
-	c.answers <- &dhcpc.Packet{Src: netip.MustParseAddrPort("192.0.2.254:67"), Payload: r.ToBytes()}
+	packet := &dhcpc.Packet{Src: netip.MustParseAddrPort("192.0.2.254:67"), Payload: r.ToBytes()}
+	time.AfterFunc(c.delay, func() { c.answers <- packet })
 	return nil
 }
 

@@ -159,7 +159,7 @@ func TestALeaseThatNobodyRenewsExpiresAndComesBack(t *testing.T) {
 		}
 		w.said()
 		w.later(10 * time.Hour)
-		if said := w.said(); len(said) < 100 || len(said) > 1000 {
+		if said := w.said(); len(said) < 300 || len(said) > 1000 {
 			t.Errorf("%d DISCOVERs in 10 hours", len(said))
 		} else {
 			only(t, said, "DISCOVER")
@@ -170,6 +170,23 @@ func TestALeaseThatNobodyRenewsExpiresAndComesBack(t *testing.T) {
 			t.Errorf("with a server again: %s %v, the pod has %s", got.State, got.Lease.Address, p.addresses())
 		}
 	})
+}
+
+func TestASlowServerIsWaitedForAsByAnADD(t *testing.T) {
+	for timeout, comes := range map[time.Duration]bool{0: true, time.Minute: true, 20 * time.Second: false} {
+		t.Run(timeout.String(), func(t *testing.T) {
+			in(t, func(t *testing.T, w *world) {
+				r := w.record(1)
+				r.State, r.Applied, r.Client.Timeout = lease.Expired, lease.Applied{}, timeout
+				w.add(r)
+				w.delay = 12 * time.Second // of each answer, of which it takes two
+				w.serve(w.grant)
+				w.start()
+				w.later(time.Hour)
+				expect.Equal(t, w.load(r).State == lease.Bound, comes, "it has a lease")
+			})
+		})
+	}
 }
 
 func TestAKeeperThatComesTooLateAsksForTheSameAddress(t *testing.T) {

@@ -198,6 +198,21 @@ func (p *place) keeps(a lease.Applied) (lease.Applied, error) {
 	return p.pod().Keeps(context.Background(), a)
 }
 
+// formed lists the usable addresses that end in the interface identifier of the pod's MAC.
+func (p *place) formed() ([]netip.Prefix, error) {
+	list := []netip.Prefix{}
+	local := bridge.LinkLocal([]byte(p.r.Client.MAC)).As16()
+	all, err := addr.On(p.conn).List(context.Background(), addr.Filter{Link: p.index, Family: unix.AF_INET6})
+	for _, a := range all {
+		own := a.Prefix.Addr().As16()
+		isUsable := a.Flags&(unix.IFA_F_TENTATIVE|unix.IFA_F_DADFAILED) == 0 && !a.Prefix.Addr().IsLinkLocalUnicast()
+		if isUsable && !a.Prefix.IsSingleIP() && [8]byte(own[8:]) == [8]byte(local[8:]) {
+			list = append(list, a.Prefix)
+		}
+	}
+	return list, err
+}
+
 // apply sets the lifetimes of addresses, and adds those that are not there, with their routes.
 func (p *place) apply(a lease.Applied, valid, preferred time.Duration) error {
 	a.MTU = 0

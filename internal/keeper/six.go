@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
@@ -68,7 +69,7 @@ func (v *visit) keep6(p pod) error {
 	}
 	x := &exchange6{visit: v, pod: p, limit: now().Add(renewWait)}
 	if v.r.Six.Lease == nil || v.m.slow {
-		x.limit = now().Add(acquireWait)
+		x.limit = now().Add(x.patience())
 	}
 	err := errors.Join(x.run(), x.hangUp())
 	if s := v.m.six.session; s != nil && s.State() == dhcp6.Informed {
@@ -126,6 +127,29 @@ func (v *visit) restore6() error {
 	}
 	v.m.six.machine, v.m.six.session, v.m.six.right = machine, &s, false
 	return nil
+}
+
+// noteFormed writes on record which addresses the pod has formed by router advertisements, for the attachment to follow.
+// Routers may begin to advertise at any time, but most do so within seconds of a pod's start.
+func (v *visit) noteFormed(p pod) error {
+	formed, err := p.formed()
+	if err != nil {
+		return err
+	}
+	isNew := len(formed)+len(v.r.Formed) > 0 && !slices.Equal(formed, v.r.Formed)
+	if isNew {
+		v.m.formed = 0
+		err = v.underLock(func(held *lease.Held) error {
+			v.r.Formed = formed
+			return held.Replace(v.r)
+		})
+	}
+	v.m.look = earliest(v.m.look, now().Add(time.Second<<v.m.formed))
+	v.m.formed = min(v.m.formed+1, 9)
+	if err != nil || !isNew {
+		return err
+	}
+	return v.follow()
 }
 
 // note6 writes on record why there is no lease, for the ADD that waits and for tombolo check.
@@ -359,7 +383,7 @@ func (x *exchange6) lost6(out dhcp6.Output) error {
 	if err == nil {
 		err = x.follow()
 	}
-	x.limit = now().Add(acquireWait)
+	x.limit = now().Add(x.patience())
 	return err
 }
 

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"strings"
 	"time"
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
@@ -48,6 +47,7 @@ type memory struct {
 	right    bool           // address and routes have been looked at since the keeper began
 	confirm  bool           // the address was set by a renewal, and not looked at since
 	look     time.Time      // when to look for the pod again
+	formed   int            // looks at addresses by router advertisements since they last changed
 	failures int            // in a row
 	slow     bool           // the last visit waited in vain
 	doubts   []string       // answers that were not believed, and logged
@@ -147,8 +147,8 @@ func (v *visit) keep() outcome {
 	if !due && v.m.right && t.Before(v.m.look) {
 		return v.idle() // its own write was heard of
 	}
-	if isOwn(v.r.NetNS) {
-		return v.outcome(t.Add(lookEvery)) // this process is handing the interface over: network.Change.Moved
+	if v.r.NetNS == "" {
+		return v.outcome(t.Add(lookEvery)) // Docker has not moved the interface yet: network.Change.Moved
 	}
 	pod, err := v.node.enter(v.r)
 	switch {
@@ -162,16 +162,14 @@ func (v *visit) keep() outcome {
 	if !errors.Is(err, errDeleted) {
 		err = errors.Join(err, v.work6(pod))
 	}
+	if v.r.Policy.IPv6 && !errors.Is(err, errDeleted) {
+		err = errors.Join(err, v.noteFormed(pod))
+	}
 	if err = errors.Join(err, pod.close()); err != nil {
 		return v.notRenewed("cannot keep lease", err)
 	}
 	v.m.failures = 0
 	return v.idle()
-}
-
-// isOwn says whether a namespace is one that this very process has made.
-func isOwn(path string) bool {
-	return strings.HasPrefix(path, fmt.Sprintf("/proc/%d/fd/", os.Getpid()))
 }
 
 // notRenewed is the outcome of a visit that did not do what was due.

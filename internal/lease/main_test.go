@@ -52,7 +52,7 @@ func sample() *Record {
 		NetNS: "/run/netns/cni-1", NetNSCookie: 1<<63 + 7, Boot: "11111111-2222-3333-4444-555555555555", Booted: at(-time.Hour),
 		HostIf: "veth12345678901", Bridge: "br0", GatewayLink: "br0.20",
 		Client: Client{
-			MAC: l.MAC, Sticky: true,
+			MAC: l.MAC, Timeout: time.Minute, Sticky: true,
 			Config: dhcpc.Config{ClientID: l.ClientID, HostName: "web-0", VendorClass: "tombolo", Address: netip.MustParseAddr("192.0.2.77"), Request: dhcpc.Hex{43, 66}, RequestOnly: true,
 				Provide:   []dhcpc.Option{{Code: 51, Value: dhcpc.Hex{0, 0, 0, 60}}},
 				Broadcast: true, RapidCommit: true, DetectConflicts: true, LinkMTU: 1500},
@@ -62,6 +62,7 @@ func sample() *Record {
 			Routes: []dhcpc.Route{to("10.0.0.0/8", "192.0.2.3")}, Priority: 50, MTU: 1300, IPv6: true},
 		Applied: Applied{Addresses: nstest.Prefixes("192.0.2.9/24"), Routes: []dhcpc.Route{to("10.0.0.0/8", "192.0.2.3")}, MTU: 1300},
 		Removed: Applied{Addresses: nstest.Prefixes("2001:db8::9/128"), Routes: []dhcpc.Route{to("172.16.0.0/12", "192.0.2.3")}, MTU: 1300},
+		Formed:  nstest.Prefixes("2001:db8:1::9/64"),
 		Six: &Six{DUID: dhcpc.Hex{0, 4, 1}, IAID: 1, Address: netip.MustParseAddr("2001:db8::9"), Release: dhcpc.Hex{8}, Checking: true, Error: "no answer", Note: "not renewed yet",
 			Lease:     &dhcp6.Lease{Address: netip.MustParseAddr("2001:db8::9"), Server: dhcpc.Hex{0, 3, 1}, DUID: dhcpc.Hex{0, 4, 1}, IAID: 1, Obtained: at(0)},
 			Stateless: true, Information: &Information{DNS: []netip.Addr{netip.MustParseAddr("2001:db8::53")}, Search: []string{"c.example"}, Until: at(time.Hour)}},

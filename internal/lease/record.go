@@ -71,6 +71,9 @@ type Record struct {
 	// not get them again.
 	Removed Applied `json:"removed,omitzero"`
 
+	// Formed lists the addresses that the pod has formed by router advertisements; nil until the keeper has looked.
+	Formed []netip.Prefix `json:"formed,omitzero"`
+
 	// Six is the state of the pod's DHCPv6; nil if the pod does not use it.
 	Six *Six `json:"six,omitempty"`
 
@@ -84,6 +87,8 @@ type Client struct {
 	dhcpc.Config
 	// MAC is the MAC of Config, in a form for JSON.
 	MAC dhcpc.Hex `json:"mac"`
+	// Timeout is how long the keeper waits for servers at a time; 0 is the client's default.
+	Timeout time.Duration `json:"timeout,omitempty"`
 	// Sticky is set if the identity belongs to the pod and not to its container. Then the lease is not released at
 	// the pod's end, and is remembered across a boot.
 	Sticky bool `json:"sticky,omitempty"`
@@ -93,7 +98,7 @@ type Client struct {
 // hint is nil, Address.
 func (c *Client) Asking(hint *dhcpc.Lease) *dhcpc.Config {
 	cfg := c.Config
-	cfg.MAC = net.HardwareAddr(c.MAC)
+	cfg.MAC, cfg.Timeout = net.HardwareAddr(c.MAC), c.Timeout
 	if hint != nil {
 		cfg.Address = hint.Address.Addr()
 	}
@@ -102,8 +107,8 @@ func (c *Client) Asking(hint *dhcpc.Lease) *dhcpc.Config {
 
 // ClientOf returns the part of a configuration that a record keeps.
 func ClientOf(cfg *dhcpc.Config) Client {
-	c := Client{Config: *cfg, MAC: dhcpc.Hex(cfg.MAC)}
-	c.Config.MAC, c.Timeout, c.Retransmit, c.Dial, c.Refuse = nil, 0, 0, nil, nil
+	c := Client{Config: *cfg, MAC: dhcpc.Hex(cfg.MAC), Timeout: cfg.Timeout}
+	c.Config.MAC, c.Config.Timeout, c.Retransmit, c.Dial, c.Refuse = nil, 0, 0, nil, nil
 	return c
 }
 

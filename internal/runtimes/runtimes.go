@@ -44,7 +44,9 @@ type Container struct {
 	ID     string
 	IfName string // the interface's name in the container
 	NetNS  string // path of the container's network namespace; empty if it is gone
-	Name   string // also the host name in DHCP requests
+	// Moves means that the interface does not stay in NetNS: network.Change.Moved follows it.
+	Moves bool
+	Name  string // also the host name in DHCP requests
 	// Lasting means that the next container of this name is to lease the same address.
 	Lasting   bool
 	MAC       string // as text; if empty, the plugin chooses one
@@ -109,7 +111,7 @@ func run(verb string, c *Container, stdin []byte) (status int, stdout []byte, _ 
 	}
 	ended, out := make(chan outcome, 3), &bytes.Buffer{} // only the call or its watchdog prints, before it ends
 	plugin := &cni.Plugin{
-		Getenv: c.environment(verb), Stdin: bytes.NewReader(stdin), Stdout: out, Name: pluginName,
+		Getenv: c.environment(verb), Stdin: bytes.NewReader(stdin), Stdout: out, Name: pluginName, Moves: c.Moves,
 		Exit: func(status int) { ended <- outcome{status: status}; runtime.Goexit() },
 	}
 	go func() {

@@ -42,6 +42,7 @@ func TestContainerIsAMachineOfTheLAN(t *testing.T)        { lab(t, "lan") }
 func TestNamesAndMACsKeepTheirLease(t *testing.T)         { lab(t, "names") }
 func TestGatewayNetworksAndPorts(t *testing.T)            { lab(t, "gateway") }
 func TestContainersOnTheLANAndOnTheNode(t *testing.T)     { lab(t, "several") }
+func TestIPv6ByTheRoutersOfTheLAN(t *testing.T)           { lab(t, "six") }
 func TestDocsCommands(t *testing.T)                       { lab(t, "docs") }
 func TestSystemdHasTheSocket(t *testing.T)                { lab(t, "socket") }
 func TestContainersComeBackWhateverRestarts(t *testing.T) { lab(t, "restarts") }

@@ -259,7 +259,7 @@ func TestDockerIsToldWhatCannotBe(t *testing.T) {
 		{"CreateNetwork", generic(`7`), "option com.docker.network.generic"},
 		{"CreateNetwork", generic(`{"name":"pods"}`), "has that name"},
 		{"CreateNetwork", generic(`{"stateDir":"/x"}`), "tombolod's own"},
-		{"CreateNetwork", generic(`{"mode":"lan","uplink":"eth0","ipv6":"slaac"}`), "one address of IPv6"},
+		{"CreateNetwork", generic(`{"mode":"gateway","ipv6":"slaac"}`), `ipv6 is a field of modes "lan" and "l2"`},
 		{"CreateNetwork", strings.ReplaceAll(generic(`{"mode":"lan","uplink":"eth0"}`), "10.9", "172.18"), "name --ipam-driver null"},
 		{"CreateNetwork", createNetwork(other, `,"Options":{"com.docker.network.internal":true,"com.docker.network.generic":{"mode":"l2","bridge":"br9"}}`), "--internal is not for mode=l2"},
 		{"CreateNetwork", createNetwork(other, `,"Options":{"com.docker.network.enable_ipv6":true}`), "--ipv6 needs a --subnet"},
@@ -316,7 +316,9 @@ func TestAContainerHasAWayToAGatewayOutsideOfItsSubnets(t *testing.T) {
 		{Dst: net.IPNet{IP: net.IPv4zero.To4(), Mask: net.CIDRMask(0, 32)}, GW: net.IPv4(169, 254, 1, 1)},
 		{Dst: net.IPNet{IP: net.IPv6zero, Mask: net.CIDRMask(0, 128)}, GW: net.ParseIP("fe80::746f:6d62:6f6c:6f")},
 	}}
-	a := joinOf(made, "veth0")
+	a := joinOf(made, "veth0", false)
 	want := []staticRoute{{"169.254.1.1/32", 1, ""}, {"fe80::746f:6d62:6f6c:6f/128", 1, ""}}
 	expect.That(t, a.Gateway == "169.254.1.1" && slices.Equal(a.StaticRoutes, want), "it has %+v", a)
+	a = joinOf(made, "veth0", true)
+	expect.That(t, a.GatewayIPv6 == "" && slices.Equal(a.StaticRoutes, want[:1]), "one that hears routers has %+v", a)
 }

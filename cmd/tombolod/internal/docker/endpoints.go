@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -15,6 +17,7 @@ import (
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
@@ -105,8 +108,8 @@ func (d *Driver) createEndpoint(ctx context.Context, r *request) (*answer, error
 	if err != nil {
 		return nil, errors.Join(err, d.takeDown(r.key))
 	}
-	e.join = joinOf(made, r.srcName())
-	return &answer{Interface: lacking(c, made)}, nil
+	e.join = joinOf(made, r.srcName(), n.Options[withRouters] != "")
+	return &answer{Interface: lacking(n, c, made)}, nil
 }
 
 // refuseTwo refuses a container of a MAC that another has: a server and a router would take them for one machine.
@@ -151,7 +154,7 @@ func attach(n *runtimes.Network, c *runtimes.Container, as string) (*current.Res
 		return nil, err
 	}
 	defer pod.Close()
-	c.NetNS = fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), pod.FD())
+	c.NetNS, c.Moves = fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), pod.FD()), true
 	made, err := n.Call("ADD", c)
 	if err != nil {
 		return nil, err
@@ -183,9 +186,15 @@ func handOver(pod *netns.NS, name, as string) error {
 	return within.Execute(&b)
 }
 
-// lacking is what an endpoint has and Docker has not given it: its MAC, and the one address of a lease.
-func lacking(c *runtimes.Container, made *current.Result) *addresses {
+// lacking returns what an endpoint has that Docker has not given it: its MAC, and the address of a lease. Docker switches
+// IPv6 off in a container that has no address of IPv6. A container that gets its addresses from routers and DHCPv6 later
+// has its link-local address until then.
+func lacking(n *runtimes.Network, c *runtimes.Container, made *current.Result) *addresses {
 	lacks := &addresses{}
+	has6 := slices.ContainsFunc(c.Addresses, func(p netip.Prefix) bool { return p.Addr().Is6() })
+	if mac, err := net.ParseMAC(runtimes.MACOf(made)); err == nil && !has6 && n.Options[withRouters] != "" {
+		lacks.AddressIPv6 = netip.PrefixFrom(bridge.LinkLocal(mac), 64)
+	}
 	if c.MAC == "" {
 		lacks.MacAddress = runtimes.MACOf(made)
 	}

@@ -38,13 +38,15 @@ func (d *Driver) join(ctx context.Context, r *request) (*answer, error) {
 
 // joinOf names the routes that Docker is to add in a container. It leaves out a route by a gateway outside of the
 // container's subnets, since Docker would start no container with one. For a default route by such a gateway it adds a
-// route to the gateway.
-func joinOf(made *current.Result, srcName string) *answer {
+// route to the gateway. With hearsRouters, the default route of IPv6 comes when the interface is in the container.
+func joinOf(made *current.Result, srcName string, hearsRouters bool) *answer {
 	a := &answer{InterfaceName: &interfaceName{srcName, "eth"}, DisableGatewayService: true}
 	for _, route := range made.Routes {
 		onLink := slices.ContainsFunc(made.IPs, func(ip *current.IPConfig) bool { return ip.Address.Contains(route.GW) })
 		length, bits := route.Dst.Mask.Size()
 		switch {
+		case length == 0 && bits == 128 && hearsRouters:
+			continue
 		case length > 0 && route.GW == nil:
 			a.StaticRoutes = append(a.StaticRoutes, staticRoute{route.Dst.String(), 1, ""})
 		case length > 0 && onLink:

@@ -20,6 +20,9 @@ import (
 // shortest is how much of an identifier Docker itself shows, and how much names links.
 const shortest = 12
 
+// withRouters is the option by which containers have IPv6 from routers and DHCPv6.
+const withRouters = "ipv6"
+
 // The options of Docker's own.
 const (
 	withOptions  = "com.docker.network.generic" // those of --opt
@@ -102,10 +105,8 @@ func refuse(n *runtimes.Network, six bool) error {
 	switch {
 	case n.Options["stateDir"]+n.Options["leaseDir"] != "":
 		return errors.New("options stateDir and leaseDir: they are tombolod's own, by --state and --leases: leave them out")
-	case n.Options["ipv6"] != "":
-		return errors.New("option ipv6: Docker gives a container one address of IPv6 alone, that of a subnet: name that by --ipv6 --subnet, or leave the option out")
 	case six && !slices.ContainsFunc(n.Subnets, func(s runtimes.Subnet) bool { return s.Prefix.Addr().Is6() }):
-		return errors.New("--ipv6 needs a --subnet of IPv6, and Docker's own IPAM driver: by DHCP, containers of Docker have IPv4 alone")
+		return errors.New("--ipv6 needs a --subnet of IPv6, and Docker's own IPAM driver; containers that lease their addresses have IPv6 by -o ipv6=slaac or -o ipv6=dhcp")
 	}
 	for _, s := range n.Subnets {
 		// Docker makes one up where none is named.

@@ -215,7 +215,7 @@ func (all *everyone) announce() {
 			to := netip.MustParseAddr(group)
 			conn := from.bells[0]
 			if to.Is6() {
-				to, conn = to.WithZone(nic), from.bells[1]
+				to, conn = to.WithZone(fmt.Sprint(from.index)), from.bells[1] // package net caches names
 			}
 			text := fmt.Sprintf("%s is here: %s.", from.name, group)
 			texts[text] = from

@@ -27,6 +27,7 @@ else
 	need podman podman
 	need dockerd docker.io
 	need dnsmasq dnsmasq-base
+	need radvd radvd
 	need kea-dhcp4 kea-dhcp4-server
 	need bird bird2
 	need vtysh frr

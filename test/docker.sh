@@ -7,10 +7,10 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD/.cache/root-docker-$1
 test/deps.sh mmdebstrap mmdebstrap
-if [ ! -e "$root/made" ]; then
+if [ ! -e "$root/made" ] || [ ! -e "$root/usr/sbin/radvd" ]; then
 	rm -rf "$root"
 	mkdir -p .cache
-	mmdebstrap --quiet --variant=minbase --include=docker.io,docker-cli,iptables,iproute2,busybox-static,dnsmasq-base,nftables,procps "$1" "$root"
+	mmdebstrap --quiet --variant=minbase --include=docker.io,docker-cli,iptables,iproute2,busybox-static,dnsmasq-base,radvd,nftables,procps "$1" "$root"
 	touch "$root/made"
 fi
 TOMBOLO_DOCKER_ROOT=$root go test -count=1 -timeout 15m -run "${2:-.}" ./test/docker

@@ -1,48 +1,52 @@
-// Package uplink makes a host's NIC a port of a bridge, with all that the host has on it, while traffic goes on: static
-// addresses, routes of every table, rules, neighbours and parameters move to the bridge. And it gives the NIC back.
+// Package uplink makes a host's NIC a port of a bridge while traffic goes on, and gives the NIC back. Everything that
+// the host has on the NIC moves to the bridge: static addresses, routes of all tables, rules, neighbours and
+// parameters.
 //
 //	conn, err := uplink.Dial(nil)
 //	u := uplink.Uplink{NIC: "eth0", Bridge: "br0"}
-//	steps, err := conn.Plan(ctx, u) // says what would be done
+//	steps, err := conn.Plan(ctx, u) // the steps of Take
 //	rec, err := conn.Take(ctx, u, journal)
 //	err = conn.Restore(ctx, rec, journal)
 //
-// Pods need none of it to be on the LAN: package share connects a bridge to a NIC that stays the host's.
+// Pods need none of this to be on the LAN: package share connects a bridge to a NIC that stays the host's.
 //
 // # How
 //
-// Make before break: no link goes down, and at each moment packets find a way out and are taken when they come in.
+// Make before break: no link goes down, and at each moment packets find a way out, and incoming packets are accepted.
 //
-//	bridge       the bridge is made, with the NIC's MAC, MTU and parameters, loose ones meanwhile
-//	addresses    the bridge gets the addresses and the rules; the NIC still has them too
-//	port         the bridge gets the neighbours, and the NIC becomes its port
-//	routes       the bridge gets the routes, and then the NIC loses its own
-//	release      the NIC's addresses and rules are deleted
-//	settle       the bridge gets the strict parameters
+//	bridge       create the bridge with the NIC's MAC, MTU and parameters, some of them loosened for now
+//	addresses    add the addresses and rules to the bridge; the NIC still has them too
+//	port         copy the neighbours to the bridge, and make the NIC its port
+//	routes       add the routes to the bridge, and then delete the NIC's
+//	release      delete the NIC's addresses and rules
+//	settle       set the strict parameters on the bridge
 //
-// While the NIC is a port, what is sent through it goes out, and what comes in is delivered through the bridge. So the
-// steps may take any time. When it is given back, it stops being a port when nothing goes by the bridge any more.
+// While the NIC is a port, packets that the host sends through it go out, and incoming packets are delivered through
+// the bridge. So the steps may take any time. When the NIC is given back, it stops being a port after the last route
+// uses the bridge.
 //
-// Conn.Plan computes the steps, and touches nothing. They are planned anew before each step, so that every step may be
-// repeated; the way back is, from the bridge to the NIC, the same.
+// Conn.Plan computes the steps and changes nothing. They are planned again before each step, so that every step may
+// be repeated. The way back, from the bridge to the NIC, works alike.
 //
 // # Crashes
 //
-// The record of a takeover is saved before each step. Where something fails or the context is done, Take undoes all, and
-// so does Recover after a crash. The host is reachable all the while.
+// The record of a takeover is saved before each step. Before the step "release", a failure or the end of the context
+// undoes all steps, and Recover undoes them after a crash. From that step on (Record.Committed) Take ignores the
+// context, and Recover completes the takeover, as it completes a Restore. The host is reachable throughout.
 //
-// # What does not come along
+// # Limits
 //
-// Plan refuses by name what would cut the host off: above all addresses and default routes that a DHCP client or router
-// advertisements gave, since on a port these are heard no more. It warns of VLANs, which stay on the NIC. Also:
-//   - The kernel forgets masqueraded flows that go out by the NIC. The host's own go on.
-//   - XDP and tc programs stay on the NIC; nft and iptables rules that name it are not looked at.
-//   - Sockets that are bound to the NIC, and multicast groups that were joined on it, receive nothing more.
-//   - The route that the kernel makes with an address comes with it, though it was deleted.
+// Plan refuses, with the reason, a takeover that would cut the host off. Above all it refuses addresses and default
+// routes from a DHCP client or router advertisements, since on a port these are no longer received. It warns about
+// routes by nexthop objects and VLANs, which stay on the NIC. Also:
+//   - The kernel deletes masqueraded flows that leave by the NIC. The host's own flows continue.
+//   - XDP and tc programs stay on the NIC. nft and iptables rules that name it are not examined.
+//   - Sockets bound to the NIC, and multicast groups joined on it, receive nothing more.
+//   - The route that the kernel adds with an address comes back, even if somebody deleted it.
 //
 // # Needs
 //
-// CAP_NET_ADMIN in the user namespace that owns the network namespace, CAP_SYS_ADMIN where Dial gets a namespace,
-// and /proc with a writable /proc/sys/net. Linux 6.1 and later, with bridge. Errors of the kernel are *tombolo.OpError,
-// or wrap one. It keeps no files, and takes no locks: see Journal and Conn.
+// The package needs CAP_NET_ADMIN in the user namespace that owns the network namespace, CAP_SYS_ADMIN if a Config
+// names a namespace, and /proc with a writable /proc/sys/net. It needs Linux 6.1 or later with bridge. Errors of the
+// kernel are a *tombolo.OpError, or wrap one. The package keeps no files and takes no locks: see Journal and Conn.
 package uplink

@@ -16,8 +16,8 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// move is all of layer 3 that goes from one link to another: from the NIC to the bridge, or back. A step that a
-// killed process has done already is left out, or done again without harm.
+// move plans the move of all layer 3 settings from one link to another: from the NIC to the bridge, or back. A
+// request that a killed process has made already is left out, or repeated without harm.
 type move struct {
 	s        *snapshot
 	from, to link.Link
@@ -27,7 +27,7 @@ func newMove(s *snapshot, from, to link.Link) *move {
 	return &move{s: s, from: from, to: to}
 }
 
-// words has the links' names in place of their numbers.
+// words returns the description of an object, with the links' names instead of their numbers.
 func (m *move) words(obj fmt.Stringer) string {
 	text := obj.String() + " "
 	for _, l := range []link.Link{m.from, m.to} {
@@ -36,7 +36,8 @@ func (m *move) words(obj fmt.Stringer) string {
 	return strings.TrimSuffix(text, " ")
 }
 
-// addresses are those that move. One that another host has (DADFAILED) is of no use on either link, and does not.
+// addresses returns the addresses to move. An address that another host has too (DADFAILED) is useless on either
+// link, and is left out.
 func (m *move) addresses() []addr.Address {
 	var list []addr.Address
 	for _, a := range m.s.Addresses {
@@ -47,8 +48,8 @@ func (m *move) addresses() []addr.Address {
 	return list
 }
 
-// inOrder gives addresses, of which IPv4's are first, in the order in which they have to be added
-// to be listed in the same one: the kernel puts a new IPv6 address before the others.
+// inOrder returns addresses, IPv4 first, in the order of adding them that preserves the order of listing them. The
+// kernel lists a new IPv6 address before the others.
 func inOrder(list []addr.Address) []addr.Address {
 	if first6 := slices.IndexFunc(list, func(a addr.Address) bool { return a.Prefix.Addr().Is6() }); first6 >= 0 {
 		slices.Reverse(list[first6:])
@@ -56,8 +57,8 @@ func inOrder(list []addr.Address) []addr.Address {
 	return list
 }
 
-// movedAddress is the address on the other link. Its label is eth0:1's br0:1; the kernel's own
-// choice is the link's name, which is not sent.
+// movedAddress returns the address on the other link. A label such as eth0:1 becomes br0:1. A label equal to the
+// link's name is left out, since it is the kernel's default.
 func (m *move) movedAddress(a addr.Address) addr.Address {
 	a.Link = m.to.Index
 	if rest, ok := strings.CutPrefix(a.Label, m.from.Name); ok {
@@ -74,33 +75,37 @@ func (m *move) addAddresses() []request {
 	for _, a := range inOrder(m.addresses()) {
 		n := m.movedAddress(a)
 		if a.Prefix.Addr().Is6() {
-			n.Flags |= unix.IFA_F_NODAD // no other host can have it, and it has to be usable at once
+			n.Flags |= unix.IFA_F_NODAD // no other host can have it, and it must be usable at once
 		}
 		if have := m.s.address(m.to.Index, a); have != nil {
-			// Its route is there, or is not to be: without the flag the kernel would see to it.
+			// Its route exists, or is unwanted. Without the flag the kernel would add it.
 			n.Flags = n.Flags&^unix.IFA_F_NOPREFIXROUTE | have.Flags&unix.IFA_F_NOPREFIXROUTE
 		}
 		list = append(list, ask("add "+m.words(n), "replace address", &n, as(n, unix.RTM_NEWADDR, replace), nil))
 	}
+
 	return list
 }
 
-// restoreAddressFlags gives IPv6 addresses that have moved the flags that they had: without
-// some, they would not have been usable at once.
+// restoreAddressFlags restores the original flags of IPv6 addresses that have moved. Some flags were changed so that
+// the addresses were usable at once.
 func (m *move) restoreAddressFlags() []request {
 	var list []request
 	for _, a := range m.addresses() {
 		have := m.s.address(m.to.Index, a)
-		if a.Prefix.Addr().Is6() && have != nil && (have.Flags^a.Flags)&(unix.IFA_F_NODAD|unix.IFA_F_NOPREFIXROUTE) != 0 {
+		if a.Prefix.Addr().Is6() && have != nil &&
+			(have.Flags^a.Flags)&(unix.IFA_F_NODAD|unix.IFA_F_NOPREFIXROUTE) != 0 {
 			n := m.movedAddress(a)
-			list = append(list, ask("make "+m.words(n)+" an ordinary address", "replace address", &n, as(n, unix.RTM_NEWADDR, replace), nil))
+			list = append(list, ask("make "+m.words(n)+" an ordinary address", "replace address", &n,
+				as(n, unix.RTM_NEWADDR, replace), nil))
 		}
 	}
+
 	return list
 }
 
-// delAddresses deletes from the end: a primary address that goes first may take
-// its secondaries along.
+// delAddresses deletes in reverse order, since deleting a primary address first may delete its secondary addresses
+// too.
 func (m *move) delAddresses() []request {
 	var list []request
 	for _, a := range slices.Backward(m.addresses()) {
@@ -113,8 +118,8 @@ func (m *move) delAddress(a addr.Address) request {
 	return ask("delete "+m.words(a), "delete address", &a, as(a, unix.RTM_DELADDR, 0), isGone)
 }
 
-// copyNeighbours gives the other link what is known of the neighbours: while the NIC is a port, it hears no answers. An
-// entry that is only cached is left out if the kernel has no room for it.
+// copyNeighbours copies the known neighbours to the other link, because the NIC as a port receives no answers. If the
+// kernel has no room for a cached entry, that entry is left out.
 func (m *move) copyNeighbours() []request {
 	const known = routing.Permanent | routing.NoARP | routing.Reachable | routing.Stale | routing.Delay | routing.Probe
 	var list []request
@@ -122,50 +127,58 @@ func (m *move) copyNeighbours() []request {
 		if n.Link != m.from.Index || n.State&known == 0 || len(n.MAC) != 6 || n.MAC[0]&1 != 0 {
 			continue
 		}
+
 		n.Link = m.to.Index
 		if n.State&(routing.Delay|routing.Probe) != 0 {
 			n.State = routing.Stale
 		}
+
 		r := ask("add neighbour "+m.words(n)+" at "+n.MAC.String(), "replace neighbour", &n, n.ReplaceMessage, nil)
 		if n.State != routing.Permanent {
 			r.done = func(err error) bool { return errors.Is(err, unix.ENOBUFS) }
 		}
 		list = append(list, r)
 	}
+
 	return list
 }
 
-// routes are those that go. Those by a nexthop object stay, as the object does.
+// routes returns the routes to move. Routes by a nexthop object stay, like the object.
 func (m *move) routes() []route.Route {
-	return slices.DeleteFunc(slices.Clone(m.s.Routes), func(r route.Route) bool { return !goesBy(&r, m.from.Index) || r.NexthopID != 0 })
+	return slices.DeleteFunc(slices.Clone(m.s.Routes),
+		func(r route.Route) bool { return !goesBy(&r, m.from.Index) || r.NexthopID != 0 })
 }
 
-// moveRoutes adds the other link's routes beside this link's, and once they are there deletes
-// these: packets find one or the other at any moment. Of IPv6 routes with gateways that are in one
-// place the kernel makes one: there the other link's replaces this one.
+// moveRoutes adds the other link's routes next to the present ones, and deletes these once the new ones exist. So
+// packets always find one of them. The kernel combines IPv6 routes with gateways in the same place into one route.
+// There the new route replaces the old one.
 func (m *move) moveRoutes() []request {
 	var list []request
 	for _, r := range m.routes() {
 		n := m.movedRoute(r)
 		if slices.ContainsFunc(m.s.Routes, func(have route.Route) bool { return goesLike(&have, &n) }) {
-			list = append(list, ask("delete route "+m.words(r), "delete route", &r, as(r, unix.RTM_DELROUTE, 0), isGone))
+			list = append(list, ask("delete route "+m.words(r), "delete route", &r, as(r, unix.RTM_DELROUTE, 0),
+				isGone))
 			continue
 		}
+
 		how := replace
 		if r.Family == unix.AF_INET || n.Priority != r.Priority || !r.Gateway.IsValid() && len(r.Nexthops) == 0 {
 			how = netlink.Create | netlink.Append
 		}
 		list = append(list, ask("replace route "+m.words(n), "add route", &n, as(n, unix.RTM_NEWROUTE, how), exists))
 	}
+
 	return list
 }
 
-// movedRoute is the route by the other link.
+// movedRoute returns the route through the other link.
 func (m *move) movedRoute(r route.Route) route.Route {
 	r.Flags = 0
 	if r.Link == m.from.Index {
 		r.Link = m.to.Index
 	}
+
 	r.Nexthops = slices.Clone(r.Nexthops)
 	for i := range r.Nexthops {
 		r.Nexthops[i].Flags = 0
@@ -176,8 +189,8 @@ func (m *move) movedRoute(r route.Route) route.Route {
 	return r
 }
 
-// place is the part of a route by which the kernel looks it up. Of IPv4 routes with the same
-// place it uses the first one.
+// place holds the fields that the kernel looks a route up by. Of several IPv4 routes in the same place it uses the
+// first.
 type place struct {
 	family   uint8
 	table    uint32
@@ -191,21 +204,23 @@ func placeOf(r *route.Route) place {
 	return place{r.Family, r.Table, r.Dst.Masked(), r.From, r.TOS, r.Priority}
 }
 
-// goesBy says that a route sends to a link, by one next hop at least. Those by a
-// nexthop object are told by what the kernel lists with it.
+// goesBy reports whether at least one next hop of a route uses a link. For a route by a nexthop object, it looks at
+// the next hops that the kernel lists with the route.
 func goesBy(r *route.Route, link int) bool {
 	return r.Link == link || slices.ContainsFunc(r.Nexthops, func(h route.Nexthop) bool { return h.Link == link })
 }
 
-// goesLike says that two routes are in one place and go the same way.
+// goesLike reports whether two routes are in the same place and have the same next hops.
 func goesLike(a, b *route.Route) bool {
 	return placeOf(a) == placeOf(b) && a.Link == b.Link && a.Gateway == b.Gateway &&
-		slices.EqualFunc(a.Nexthops, b.Nexthops, func(x, y route.Nexthop) bool { return x.Link == y.Link && x.Gateway == y.Gateway })
+		slices.EqualFunc(a.Nexthops, b.Nexthops,
+			func(x, y route.Nexthop) bool { return x.Link == y.Link && x.Gateway == y.Gateway })
 }
 
-// comesByItself says that a route comes and goes with an address, or with IPv6 itself, and is on
-// each link: to the host's own addresses, to broadcast, multicast and link-local ones.
+// comesByItself reports whether the kernel adds and removes a route itself, together with an address or with IPv6 on
+// a link. These are routes to the host's own addresses, and to broadcast, multicast and link-local ones.
 func comesByItself(r *route.Route) bool {
-	everywhere := r.Table == unix.RT_TABLE_LOCAL || r.Type == unix.RTN_MULTICAST || r.Dst.Addr().Is6() && r.Dst.Addr().IsLinkLocalUnicast()
+	everywhere := r.Table == unix.RT_TABLE_LOCAL || r.Type == unix.RTN_MULTICAST || r.Dst.Addr().Is6() &&
+		r.Dst.Addr().IsLinkLocalUnicast()
 	return everywhere && r.Protocol == unix.RTPROT_KERNEL
 }

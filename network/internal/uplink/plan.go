@@ -12,9 +12,9 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// Plan says how a NIC would be taken over, which need not have the bridge. It changes nothing, and needs
-// CAP_NET_ADMIN to see flows. The error matches ErrRefused where it must not be, and names every reason;
-// and fs.ErrNotExist where there is no such NIC.
+// Plan returns the steps of a takeover of a NIC. It changes nothing. The bridge need not exist. Plan needs
+// CAP_NET_ADMIN to see flows. If the NIC cannot be taken over, the error matches ErrRefused and gives every reason.
+// If there is no such NIC, it matches fs.ErrNotExist.
 func (c *Conn) Plan(ctx context.Context, u Uplink) (*Steps, error) {
 	if err := u.validate(); err != nil {
 		return nil, err
@@ -26,7 +26,7 @@ func (c *Conn) Plan(ctx context.Context, u Uplink) (*Steps, error) {
 	return plan(s, u)
 }
 
-// plan is pure.
+// plan does the work of Plan on a snapshot.
 func plan(s *snapshot, u Uplink) (*Steps, error) {
 	if err := s.refuse(&u); err != nil {
 		return nil, fmt.Errorf("take over %s: %w", u.NIC, err)
@@ -46,13 +46,14 @@ func (u *Uplink) validate() error {
 	return nil
 }
 
-// planTake is plan without refusals, for a takeover that is half done too.
+// planTake returns the steps without looking for obstacles, also for a takeover that is half done.
 func planTake(s *snapshot, u *Uplink) *Steps {
 	bridge := link.Link{Index: noLink, Name: u.Bridge}
 	how := fmt.Sprintf("make bridge %s with MAC %s and MTU %d, and set it up", u.Bridge, s.NIC.MAC, s.NIC.MTU)
 	if s.Bridge != nil {
 		bridge = *s.Bridge
 	}
+
 	m := newMove(s, s.NIC, bridge)
 	steps := Steps{move: m}
 	for _, a := range inOrder(m.addresses()) {
@@ -60,17 +61,20 @@ func planTake(s *snapshot, u *Uplink) *Steps {
 			steps.Moves = append(steps.Moves, ip)
 		}
 	}
-	steps.add(stepBridge, []string{how, fmt.Sprintf("give %s the kernel parameters of %s, but loose ones of rp_filter and arp_filter", u.Bridge, u.NIC)})
+
+	steps.add(stepBridge, []string{how, fmt.Sprintf(
+		"give %s the kernel parameters of %s, but loose ones of rp_filter and arp_filter", u.Bridge, u.NIC)})
 	steps.add(stepAddresses, nil, m.addAddresses())
-	steps.add(stepPort, nil, m.copyNeighbours(), setMaster(m.from, m.to.Index, fmt.Sprintf("make %s a port of %s", u.NIC, u.Bridge)))
+	steps.add(stepPort, nil, m.copyNeighbours(),
+		setMaster(m.from, m.to.Index, fmt.Sprintf("make %s a port of %s", u.NIC, u.Bridge)))
 	steps.add(stepRoutes, nil, m.moveRoutes(), m.restoreAddressFlags())
 	steps.add(stepRelease, nil, m.delAddresses())
 	steps.add(stepSettle, []string{fmt.Sprintf("give %s rp_filter and arp_filter of %s", u.Bridge, u.NIC)})
 	return &steps
 }
 
-// planRestore says how a NIC is given back, from a snapshot of now and the record of its takeover. All that the
-// bridge has now goes to the NIC, whether or not it came from there.
+// planRestore returns the steps that give a NIC back. Everything that is now on the bridge moves to the NIC, whether
+// or not it came from there.
 func planRestore(s *snapshot, rec *Record) *Steps {
 	m := backMove(s, rec)
 	steps := Steps{move: m}
@@ -83,7 +87,8 @@ func planRestore(s *snapshot, rec *Record) *Steps {
 	return &steps
 }
 
-// backMove is the move from the bridge to the NIC. A bridge that has gone had what is on record.
+// backMove returns the move from the bridge to the NIC. If the bridge no longer exists, it takes the settings from
+// the record.
 func backMove(s *snapshot, rec *Record) *move {
 	n := *s
 	if s.Bridge == nil {
@@ -93,8 +98,8 @@ func backMove(s *snapshot, rec *Record) *move {
 	return newMove(&n, *n.Bridge, n.NIC)
 }
 
-// withLost returns the snapshot as if a bridge had the addresses and routes of the record that the NIC does not
-// have. It is for a bridge that another program deleted with all of them.
+// withLost returns a copy of the snapshot in which a bridge has those addresses and routes of the record that the NIC
+// lacks. It is for a bridge that another program deleted.
 func (s *snapshot) withLost(rec *Record) *snapshot {
 	n := *s
 	n.Addresses, n.Routes = slices.Clone(s.Addresses), slices.Clone(s.Routes)
@@ -104,15 +109,17 @@ func (s *snapshot) withLost(rec *Record) *snapshot {
 			n.Addresses = append(n.Addresses, m.movedAddress(a))
 		}
 	}
+
 	for _, r := range m.routes() {
 		if !slices.ContainsFunc(s.Routes, func(have route.Route) bool { return placeOf(&have) == placeOf(&r) }) {
 			n.Routes = append(n.Routes, m.movedRoute(r))
 		}
 	}
+
 	return &n
 }
 
-// release makes the NIC no port, unless it is none of this bridge's.
+// release makes the NIC leave the bridge, if it is a port of it.
 func (m *move) release() []request {
 	if m.to.Master != m.from.Index {
 		return nil
@@ -133,8 +140,8 @@ func (m *move) removeBridge() []request {
 	}}
 }
 
-// setMaster makes a link a port of another, or with 0 of none, unless it is. Nothing else of
-// it is touched; above all it stays up.
+// setMaster makes a link a port of master, or of none if master is 0. It changes nothing else about the link, which
+// stays up.
 func setMaster(l link.Link, master int, text string) []request {
 	if l.Master == master {
 		return nil
@@ -144,7 +151,7 @@ func setMaster(l link.Link, master int, text string) []request {
 	}}}
 }
 
-// noLink stands for the index of a bridge that is not there yet.
+// noLink stands for the index of a bridge that does not exist yet.
 const noLink = -1
 
 // links lists all links of the namespace, with what a takeover needs to know of each.

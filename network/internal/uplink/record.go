@@ -8,46 +8,46 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/ident"
 )
 
-// recordVersion is that of the records which are written.
+// recordVersion is the version of the records that we write.
 const recordVersion = 1
 
-// State is how far a takeover is.
+// State is the progress of a takeover.
 type State string
 
-// The states.
+// The states of a takeover.
 const (
-	Taking    State = "taking"    // on the way to the bridge
-	Taken     State = "taken"     // the bridge has it all
-	Restoring State = "restoring" // on the way back to the NIC, because it was asked for
-	Undoing   State = "undoing"   // on the way back because the takeover failed, or was cut short
+	Taking    State = "taking"    // moving to the bridge
+	Taken     State = "taken"     // the bridge has everything
+	Restoring State = "restoring" // moving back to the NIC on request
+	Undoing   State = "undoing"   // moving back because the takeover failed or was interrupted
 )
 
-// Record is what the journal keeps: what was asked for, how far it is, and what was there before. The steps are
-// planned from this and from what the kernel has at the time, so that each may be repeated.
+// Record is the content of the journal: the request, its progress, and the state before the takeover. The steps are
+// planned from this and the kernel's present state, so that each may be repeated.
 type Record struct {
 	Uplink
 	State State `json:"state"`
 	progress
 }
 
-// progress is what of a record is nothing to its reader.
+// progress holds the fields of a record that do not concern its reader.
 type progress struct {
 	Version int `json:"version"`
-	// Step is the step that is about to be done, or was under way when the process ended.
+	// Step is the step that is about to begin, or was in progress when the process ended.
 	Step stepName `json:"step,omitempty"`
-	// Before is what there was before the takeover.
+	// Before is the state before the takeover.
 	Before snapshot `json:"before"`
 }
 
-// Journal keeps the record of one takeover over a crash of the process. Save is
-// called before each step, with the whole record: it must replace the one before
-// at once or not at all. After Remove there is none.
+// Journal stores the record of one takeover, so that it survives a crash of the process. Save is called before each
+// step with the whole record. It must replace the previous record at once or not at all. After Remove there is no
+// record.
 type Journal interface {
 	Save(record []byte) error
 	Remove() error
 }
 
-// ParseRecord reads what a Journal has kept.
+// ParseRecord parses the content of a Journal.
 func ParseRecord(b []byte) (*Record, error) {
 	var r Record
 	err := json.Unmarshal(b, &r)
@@ -71,7 +71,7 @@ func (r *Record) validate() error {
 	return fmt.Errorf("%w: NIC %q, bridge %q, state %q", tombolo.ErrInvalid, r.NIC, r.Bridge, r.State)
 }
 
-// Save writes the record by a journal.
+// Save writes the record to a journal.
 func (r *Record) Save(j Journal) error {
 	b, err := json.Marshal(r)
 	if err == nil {

@@ -13,8 +13,7 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// refuse gives every reason for which the NIC cannot be taken over, each with what
-// to do about it.
+// refuse returns all reasons why the NIC cannot be taken over, each with advice.
 func (s *snapshot) refuse(u *Uplink) error {
 	var errs []error
 	no := func(is bool, format string, args ...any) {
@@ -23,7 +22,9 @@ func (s *snapshot) refuse(u *Uplink) error {
 		}
 	}
 	s.refuseNIC(no)
-	no(s.Bridge != nil && s.NIC.Master == 0, "%s is there already; have your system make %s a port of it, with the host's addresses on %s, or delete it (ip link delete %s), or name another bridge", u.Bridge, u.NIC, u.Bridge, u.Bridge)
+	no(s.Bridge != nil && s.NIC.Master == 0,
+		"%s is there already; have your system make %s a port of it, with the host's addresses on %s, or delete it "+
+			"(ip link delete %s), or name another bridge", u.Bridge, u.NIC, u.Bridge, u.Bridge)
 	s.refuseManaged(no, u)
 	s.refuseAbove(no)
 	s.refuseRoutes(no)
@@ -43,16 +44,21 @@ func (s *snapshot) refuseNIC(no refusal) {
 	case "macvlan", "macvtap", "ipvlan", "ipvtap":
 		no(true, "%s is of kind %s, which cannot carry other MACs; name the NIC that it rests on", nic.Name, nic.Kind)
 	}
+
 	on := s.master()
 	onBridge := nic.PortOf == "bridge"
-	no(onBridge, "%s is a port of bridge %s already, which networks use as it is: name that one, and nothing is taken over", nic.Name, on)
-	no(nic.Master != 0 && !onBridge, "%s is a port of %s (%s) already; name %s as the NIC", nic.Name, on, nic.PortOf, on)
-	no(!nic.Up(), "%s is down, and the program that manages it may want it so; set it up with `ip link set %s up`", nic.Name, nic.Name)
-	no(nic.Up() && nic.Flags&unix.IFF_LOWER_UP == 0, "%s has no carrier, so that nothing could be tried; see to its cable", nic.Name)
+	no(onBridge, "%s is a port of bridge %s already, which networks use as it is: name that one, and nothing is "+
+		"taken over", nic.Name, on)
+	no(nic.Master != 0 && !onBridge, "%s is a port of %s (%s) already; name %s as the NIC", nic.Name, on, nic.PortOf,
+		on)
+	no(!nic.Up(), "%s is down, and the program that manages it may want it so; set it up with `ip link set %s up`",
+		nic.Name, nic.Name)
+	no(nic.Up() && nic.Flags&unix.IFF_LOWER_UP == 0,
+		"%s has no carrier, so that nothing could be tried; see to its cable", nic.Name)
 }
 
-// refuseManaged refuses a NIC that a DHCP client or router advertisements manage: on a port they are heard no more, and
-// the host would lose what they gave it.
+// refuseManaged refuses a NIC with addresses or a default route from a DHCP client or router advertisements. These
+// are not received on a port, and the host would lose the settings.
 func (s *snapshot) refuseManaged(no refusal, u *Uplink) {
 	var given []string
 	for _, a := range s.Addresses {
@@ -60,6 +66,7 @@ func (s *snapshot) refuseManaged(no refusal, u *Uplink) {
 			given = append(given, fmt.Sprintf("the address %s for a limited time", a.Prefix))
 		}
 	}
+
 	for _, r := range s.Routes {
 		learnt := r.Protocol == unix.RTPROT_DHCP || r.Protocol == unix.RTPROT_RA || r.Expires != nil
 		if goesBy(&r, s.NIC.Index) && r.Dst.Bits() == 0 && learnt {
@@ -72,25 +79,30 @@ func (s *snapshot) refuseManaged(no refusal, u *Uplink) {
 		u.NIC, strings.Join(given, ", "), u.Bridge, u.NIC)
 }
 
-// refuseStale refuses routes whose gateway is in no network of the NIC any more: the kernel would not take them again.
+// refuseStale refuses routes whose gateway is in no network of the NIC any more. The kernel would not accept them
+// again.
 func (s *snapshot) refuseStale(no refusal) {
 	nic := s.NIC.Index
 	for _, r := range s.Routes {
 		if r.Link != nic || !r.Gateway.IsValid() || r.OnLink || r.Gateway.IsLinkLocalUnicast() {
 			continue
 		}
+
 		near := slices.ContainsFunc(s.Addresses, func(a addr.Address) bool {
 			return a.Link == nic && (a.Peer == r.Gateway || !a.Peer.IsValid() && a.Prefix.Contains(r.Gateway))
 		}) || slices.ContainsFunc(s.Routes, func(to route.Route) bool {
 			return to.Link == nic && !to.Gateway.IsValid() && to.Dst.Bits() > 0 && to.Dst.Contains(r.Gateway)
 		})
 		family := map[bool]string{true: "ip -6"}[r.Gateway.Is6()]
-		no(!near, "the route to %s goes by %s, which is in no network of %s any more, so the kernel would not take it on the bridge; delete it (%s route delete %s via %s dev %s)",
-			describe(&r), r.Gateway, s.NIC.Name, cmp.Or(family, "ip"), cmp.Or(map[bool]string{true: "default"}[r.Dst.Bits() == 0], r.Dst.String()), r.Gateway, s.NIC.Name)
+		no(!near, "the route to %s goes by %s, which is in no network of %s any more, so the kernel would not take "+
+			"it on the bridge; delete it (%s route delete %s via %s dev %s)",
+			describe(&r), r.Gateway, s.NIC.Name, cmp.Or(family,
+				"ip"), cmp.Or(
+				map[bool]string{true: "default"}[r.Dst.Bits() == 0], r.Dst.String()), r.Gateway, s.NIC.Name)
 	}
 }
 
-// master names what the NIC is a port of.
+// master returns the name of the link that the NIC is a port of.
 func (s *snapshot) master() string {
 	if s.Bridge != nil && s.Bridge.Index == s.NIC.Master {
 		return s.Bridge.Name
@@ -103,8 +115,8 @@ func (s *snapshot) master() string {
 	return fmt.Sprintf("link %d", s.NIC.Master)
 }
 
-// refuseAbove looks at links that rest on the NIC. Some receive in the place where a
-// bridge would, and the kernel lets one only; tunnels send by the routes of the NIC.
+// refuseAbove looks at links on top of the NIC. Some receive at the point where a bridge would, and the kernel
+// permits only one receiver. Tunnels send by the routes of the NIC.
 func (s *snapshot) refuseAbove(no refusal) {
 	for _, l := range s.Links {
 		if l.Lower != s.NIC.Index {
@@ -112,26 +124,34 @@ func (s *snapshot) refuseAbove(no refusal) {
 		}
 		switch l.Kind {
 		case "macvlan", "macvtap", "ipvlan", "ipvtap", "macsec":
-			no(true, "%s, of kind %s, rests on %s, which cannot be a port besides; delete it, or make it anew on the bridge afterwards", l.Name, l.Kind, s.NIC.Name)
+			no(true,
+				"%s, of kind %s, rests on %s, which cannot be a port besides; delete it, or make it anew on the "+
+					"bridge afterwards", l.Name, l.Kind, s.NIC.Name)
 		case "vlan":
 		default:
-			no(true, "the tunnel %s, of kind %s, sends by %s alone and would be cut off; make it anew without naming a link, or delete it", l.Name, l.Kind, s.NIC.Name)
+			no(true,
+				"the tunnel %s, of kind %s, sends by %s alone and would be cut off; make it anew without naming a "+
+					"link, or delete it", l.Name, l.Kind, s.NIC.Name)
 		}
 	}
 }
 
-// refuseRoutes looks for routes by which the host would be cut off.
+// refuseRoutes looks for routes and rules whose loss would cut the host off.
 func (s *snapshot) refuseRoutes(no refusal) {
 	for _, r := range s.Routes {
 		no(r.NexthopID != 0 && goesBy(&r, s.NIC.Index), "the route to %s goes by nexthop object %d, which stays on %s and leads nowhere from there; name its gateway instead",
 			describe(&r), r.NexthopID, s.NIC.Name)
 	}
+
 	for _, r := range s.Rules {
-		no(true, "the rule %q names %s, which packets no longer come in by; delete it, and add it for the bridge afterwards", r, s.NIC.Name)
+		no(true, "the rule %q names %s, which packets no longer come in by; delete it, and add it for the bridge "+
+			"afterwards", r, s.NIC.Name)
 	}
+
 	s.refuseStale(no)
 	for _, r := range s.Behind {
-		no(true, "another link has a route to %s too, with the same metric, and would come first; give one of the two another metric", describe(&r))
+		no(true, "another link has a route to %s too, with the same metric, and would come first; give one of the "+
+			"two another metric", describe(&r))
 	}
 }
 
@@ -146,6 +166,7 @@ func (s *snapshot) warn() (list []string) {
 	return list
 }
 
+// describe returns a route's destination for a message.
 func describe(r *route.Route) string {
 	if r.Dst.Bits() == 0 {
 		return "everywhere"

@@ -9,8 +9,8 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
 )
 
-// copySettings gives a bridge the kernel parameters of a NIC (conf and neigh), in the calling thread's namespace. It
-// leaves out those that cannot be read, such as a stable_secret that is not set, and those that a bridge does not have.
+// copySettings copies the kernel parameters (conf and neigh) of a NIC to a bridge, in the calling thread's namespace.
+// It leaves out those that cannot be read, such as an unset stable_secret, and those that a bridge does not have.
 func copySettings(nic, bridge string) error {
 	const root = "/proc/sys/"
 	paths, _ := filepath.Glob(root + "net/ipv?/*/" + nic + "/*")
@@ -26,22 +26,23 @@ func copySettings(nic, bridge string) error {
 			errs = append(errs, err)
 		}
 	}
+
 	return errors.Join(errs...)
 }
 
-// isCopied leaves out parameters that the kernel computes, those that cannot be written, and those that loosen and
-// tighten set.
+// isCopied reports whether a parameter is copied. It is not if the kernel computes it, if it cannot be written, or if
+// loosen and tighten set it.
 func isCopied(name string) bool {
 	switch name {
-	case "base_reachable_time", "retrans_time", "unres_qlen", // shown in a better unit by others
+	case "base_reachable_time", "retrans_time", "unres_qlen", // others show these values in a better unit
 		"mc_forwarding", "stable_secret", "rp_filter", "arp_filter", "addr_gen_mode", "mtu":
 		return false
 	}
 	return true
 }
 
-// loosen is for the time in which packets come in by the bridge and their answers still go by the NIC, or the other way
-// round: a strict check of the source would drop them, and a filter leave ARP requests unanswered.
+// loosen sets parameters for the time when packets come in by the bridge and their replies leave by the NIC, or the
+// reverse. A strict source check would drop these packets, and arp_filter would leave ARP requests unanswered.
 func loosen(bridge string) error {
 	for name, value := range map[string]string{"rp_filter": "2", "arp_filter": "0"} {
 		if _, err := sysctl.Ensure(sysctl.Link("ipv4", bridge, name), value); err != nil && !isGone(err) {
@@ -51,7 +52,7 @@ func loosen(bridge string) error {
 	return nil
 }
 
-// tighten gives the bridge the parameters that loosen sets, as the NIC has them.
+// tighten sets the parameters of loosen to the NIC's values.
 func tighten(nic, bridge string) error {
 	for _, name := range []string{"rp_filter", "arp_filter"} {
 		value, err := sysctl.Read(sysctl.Link("ipv4", nic, name))
@@ -62,5 +63,6 @@ func tighten(nic, bridge string) error {
 			return err
 		}
 	}
+
 	return nil
 }

@@ -16,52 +16,54 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// snapshot is what planning has to know of a NIC and of its bridge, at one moment. JSON keeps it.
+// snapshot is the state of a NIC and its bridge at one moment, as far as planning needs it. It is stored as JSON.
 type snapshot struct {
 	NIC link.Link `json:"nic"`
 	// Wireless is true for a NIC that is a wireless device.
 	Wireless bool `json:"wireless,omitempty"`
-	// Bridge is nil where there is no link of that name.
+	// Bridge is nil if no link has the name.
 	Bridge *link.Link `json:"bridge,omitempty"`
-	// Links are those that rest on the NIC, that which has the NIC as a port, and other
-	// ports of the bridge.
+	// Links are the links on top of the NIC, the link that has the NIC as a port, and other ports of the bridge.
 	Links []link.Link `json:"links,omitempty"`
-	// Addresses are the NIC's and the bridge's, in the kernel's order.
+	// Addresses are the addresses of the NIC and the bridge, in the kernel's order.
 	Addresses []addr.Address `json:"addresses,omitempty"`
-	// Routes are those through the NIC or the bridge, of all tables, in the kernel's order, without those that the
-	// kernel made.
+	// Routes are the routes of all tables through the NIC or the bridge, in the kernel's order, without those that
+	// the kernel added.
 	Routes []route.Route `json:"routes,omitempty"`
-	// Behind are IPv4 routes through other links in the same place as one of Routes (see place). They
-	// come after it now, and would come first once it is moved.
+	// Behind are IPv4 routes through other links in the same place as one of Routes (see place). They are behind it
+	// now, and would be first once it has moved.
 	Behind []route.Route `json:"behind,omitempty"`
-	// Neighbours are the NIC's and the bridge's.
+	// Neighbours are the neighbours on the NIC and the bridge.
 	Neighbours []routing.Neighbour `json:"neighbours,omitempty"`
-	// Rules are those that name the NIC, by which it is refused.
+	// Rules are the rules that name the NIC. They are a reason to refuse it.
 	Rules []routing.Rule `json:"rules,omitempty"`
 }
 
-// snapshot looks at a NIC and at a bridge, which need not be there.
+// snapshot looks at a NIC and a bridge. The bridge need not exist.
 func (c *Conn) snapshot(ctx context.Context, nic, bridge string) (*snapshot, error) {
 	s, err := c.look(ctx, nic, bridge)
 	if err != nil {
 		return nil, err
 	}
+
 	// sysfs shows the links of the namespace that it was mounted in.
 	_, err = os.Stat("/sys/class/net/" + nic + "/phy80211")
 	s.Wireless = err == nil
 	return s, nil
 }
 
-// look is snapshot without what stays from step to step.
+// look takes a snapshot without the facts that do not change between steps.
 func (c *Conn) look(ctx context.Context, nic, bridge string) (*snapshot, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
+
 	s := &snapshot{}
 	links, err := c.links()
 	if err != nil {
 		return nil, err
 	}
+
 	for _, l := range links {
 		switch l.Name {
 		case nic:
@@ -70,24 +72,29 @@ func (c *Conn) look(ctx context.Context, nic, bridge string) (*snapshot, error) 
 			s.Bridge = &l
 		}
 	}
+
 	if s.NIC.Index == 0 {
 		return nil, &tombolo.OpError{Op: "find link", Object: nic, Err: fs.ErrNotExist}
 	}
+
 	for _, l := range links {
 		isPort := s.Bridge != nil && l.Master == s.Bridge.Index && l.Index != s.NIC.Index
 		if isPort || l.Lower == s.NIC.Index || l.Index == s.NIC.Master {
 			s.Links = append(s.Links, l)
 		}
 	}
-	for _, look := range []func(context.Context, *snapshot) error{c.lookAddresses, c.lookRoutes, c.lookRules, c.lookNeighbours} {
+
+	for _, look := range []func(context.Context, *snapshot) error{c.lookAddresses, c.lookRoutes, c.lookRules,
+		c.lookNeighbours} {
 		if err := look(ctx, s); err != nil {
 			return nil, fmt.Errorf("look at %s: %w", nic, err)
 		}
 	}
+
 	return s, nil
 }
 
-// owns says that a link is the NIC or the bridge.
+// owns reports whether a link is the NIC or the bridge.
 func (s *snapshot) owns(link int) bool {
 	return link == s.NIC.Index || s.Bridge != nil && link == s.Bridge.Index
 }
@@ -111,6 +118,7 @@ func (c *Conn) lookRoutes(ctx context.Context, s *snapshot) error {
 			s.Behind = append(s.Behind, r)
 		}
 	}
+
 	return err
 }
 
@@ -126,11 +134,12 @@ func (c *Conn) lookRules(_ context.Context, s *snapshot) error {
 
 func (c *Conn) lookNeighbours(_ context.Context, s *snapshot) error {
 	list, err := routing.Neighbours(c.nl)
-	s.Neighbours = slices.DeleteFunc(list, func(n routing.Neighbour) bool { return !s.owns(n.Link) || n.Addr.IsMulticast() })
+	s.Neighbours = slices.DeleteFunc(list,
+		func(n routing.Neighbour) bool { return !s.owns(n.Link) || n.Addr.IsMulticast() })
 	return err
 }
 
-// address gives what a link has of an address.
+// address returns the link's entry for an address, or nil.
 func (s *snapshot) address(link int, a addr.Address) *addr.Address {
 	for i := range s.Addresses {
 		if have := &s.Addresses[i]; have.Link == link && isSame(*have, a) {

@@ -14,10 +14,10 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// stepName names a step.
+// stepName is the name of a step.
 type stepName string
 
-// The steps of a takeover, in their order: see the package's comment.
+// The steps of a takeover, in order: see the package comment.
 const (
 	stepBridge    stepName = "bridge"
 	stepAddresses stepName = "addresses"
@@ -27,35 +27,35 @@ const (
 	stepSettle    stepName = "settle"
 )
 
-// takeSteps is the order of a takeover.
+// takeSteps returns the order of steps of a takeover.
 func takeSteps() []stepName {
 	return []stepName{stepBridge, stepAddresses, stepPort, stepRoutes, stepRelease, stepSettle}
 }
 
-// restoreSteps is the order in which a NIC is given back.
+// restoreSteps returns the order of steps that give a NIC back.
 func restoreSteps() []stepName {
 	return []stepName{stepBridge, stepAddresses, stepRoutes, stepPort, stepRelease, stepSettle}
 }
 
-// Steps is a plan: what is to be done in which order, and what the operator has to know beforehand.
+// Steps is a plan: a list of steps, with facts that the operator should know beforehand.
 type Steps struct {
-	// Moves are the addresses that are moved, those of the link itself aside.
+	// Moves are the addresses to move, without link-local ones.
 	Moves []netip.Addr
-	// Warnings are about what goes on after the steps, but otherwise than before.
+	// Warnings are about things that behave differently after the steps.
 	Warnings []string
 
 	list []oneStep
 	move *move
 }
 
-// oneStep is one of them.
+// oneStep is one step of a plan.
 type oneStep struct {
 	name     stepName
-	words    []string // what is done, in the order in which it is done
+	words    []string // descriptions of the actions, in order
 	requests []request
 }
 
-// String tells all of it, a line for each thing that is done.
+// String describes all steps, one line for each action.
 func (s *Steps) String() string {
 	var b strings.Builder
 	for i, step := range s.list {
@@ -64,13 +64,14 @@ func (s *Steps) String() string {
 			fmt.Fprintf(&b, "   %s\n", what)
 		}
 	}
+
 	for _, w := range s.Warnings {
 		fmt.Fprintf(&b, "warning: %s\n", w)
 	}
 	return b.String()
 }
 
-// step gives the step of a name.
+// step returns the step with a name.
 func (s *Steps) step(name stepName) *oneStep {
 	return &s.list[slices.IndexFunc(s.list, func(step oneStep) bool { return step.name == name })]
 }
@@ -83,16 +84,16 @@ func (s *Steps) add(name stepName, words []string, requests ...[]request) {
 	s.list = append(s.list, step)
 }
 
-// request is the least that a step asks of the kernel.
+// request is one request to the kernel, as a part of a step.
 type request struct {
 	text string
 	add  func(*nl.Batch)
-	// done says that an error means that it was done before, or is not worth one: steps may
-	// be repeated. nil is no error.
+	// done reports whether an error means that the request was made before, or that the error does not matter. If
+	// nil, every error counts.
 	done func(error) bool
 }
 
-// ask makes a request of one message.
+// ask returns a request with one message.
 func ask(text, op string, obj fmt.Stringer, message func() (netlink.Message, error), done func(error) bool) request {
 	return request{text: text, done: done, add: func(b *nl.Batch) {
 		m, err := message()
@@ -102,7 +103,7 @@ func ask(text, op string, obj fmt.Stringer, message func() (netlink.Message, err
 
 const replace = netlink.Create | netlink.Replace
 
-// as is a message about an address or a route.
+// as returns a function that encodes a message about an address or a route.
 func as(
 	of interface {
 		Message(netlink.HeaderType, netlink.HeaderFlags) (netlink.Message, error)
@@ -113,14 +114,14 @@ func as(
 
 func exists(err error) bool { return errors.Is(err, fs.ErrExist) }
 
-// isGone takes in what the kernel says of a rule (ENOENT), a route (ESRCH) and an
-// address (EADDRNOTAVAIL) that is not there.
+// isGone reports whether an error means that a rule (ENOENT), a route (ESRCH) or an address (EADDRNOTAVAIL) does not
+// exist.
 func isGone(err error) bool { return errors.Is(err, fs.ErrNotExist) }
 
-// atOnce requests go to the kernel in one sendmsg: their acknowledgements must fit into the socket's buffer.
+// atOnce is the number of requests in one sendmsg. Their acknowledgements must fit into the socket's buffer.
 const atOnce = 256
 
-// apply does a step. It goes on past errors of single requests, and gives the first.
+// apply makes all requests of a step. It continues after errors, and returns the first.
 func (c *Conn) apply(ctx context.Context, step *oneStep) error {
 	var first error
 	for some := range slices.Chunk(step.requests, atOnce) {
@@ -131,6 +132,7 @@ func (c *Conn) apply(ctx context.Context, step *oneStep) error {
 			first = err
 		}
 	}
+
 	return first
 }
 
@@ -139,13 +141,16 @@ func (c *Conn) send(requests []request) error {
 	for _, r := range requests {
 		r.add(&b)
 	}
+
 	if c.nl.Execute(&b) == nil {
 		return nil
 	}
+
 	for i, r := range requests {
 		if err := b.Err(i); err != nil && (r.done == nil || !r.done(err)) {
 			return fmt.Errorf("%s: %w", r.text, err)
 		}
 	}
+
 	return nil
 }

@@ -9,22 +9,27 @@ import (
 	"github.com/tombolo-cni/tombolo/bridge"
 )
 
-// Take makes the NIC a port of the bridge, and moves its addresses and routes there, by the steps of Plan. If one fails,
-// or ctx is done, Take undoes the steps before it, and removes the journal.
+// Take makes the NIC a port of the bridge and moves its addresses, routes and rules there, by the steps of Plan. If a
+// step fails, or ctx is done, before the point of no return (see the package comment), Take undoes the previous steps
+// and removes the journal.
 //
-// The error matches ErrRefused where nothing was begun. With it, a record means that Recover has to finish something.
+// If nothing was begun, the error matches ErrRefused. If Take returns a record together with an error, Recover has to
+// finish.
 func (c *Conn) Take(ctx context.Context, u Uplink, j Journal) (*Record, error) {
 	rec := &Record{Uplink: u, State: Taking, progress: progress{Version: recordVersion}}
 	if err := errors.Join(u.validate(), rec.validate()); err != nil {
 		return nil, err
 	}
+
 	s, err := c.snapshot(ctx, u.NIC, u.Bridge)
 	if err != nil {
 		return nil, fmt.Errorf("take over %s: %w", u.NIC, err)
 	}
+
 	if _, err := plan(s, u); err != nil {
 		return nil, err
 	}
+
 	rec.Before = *s
 	r := &run{c, rec, j}
 	if err = r.forward(ctx); err == nil {
@@ -32,6 +37,7 @@ func (c *Conn) Take(ctx context.Context, u Uplink, j Journal) (*Record, error) {
 	}
 
 	err = fmt.Errorf("take over %s: %w", u.NIC, err)
+
 	rec.State = Undoing
 	if undone := c.back(context.WithoutCancel(ctx), rec, j); undone != nil {
 		return rec, errors.Join(err, fmt.Errorf("undo it: %w", undone))
@@ -40,7 +46,7 @@ func (c *Conn) Take(ctx context.Context, u Uplink, j Journal) (*Record, error) {
 	return nil, err
 }
 
-// run is one walk through the steps, in either direction.
+// run is one pass through the steps, in either direction.
 type run struct {
 	*Conn
 	rec     *Record
@@ -54,6 +60,7 @@ func (r *run) forward(ctx context.Context) error {
 		if err := errors.Join(ctx.Err(), r.rec.Save(r.journal)); err != nil {
 			return err
 		}
+
 		if err := r.step(ctx, name); err != nil {
 			return fmt.Errorf("step %s: %w", name, err)
 		}
@@ -76,7 +83,7 @@ func (r *run) planned(ctx context.Context, forward bool) (*snapshot, *Steps, err
 	return s, planTake(s, &rec.Uplink), nil
 }
 
-// step does one step of a takeover, or of the way back.
+// step makes one step of a takeover, or of the way back.
 func (r *run) step(ctx context.Context, name stepName) error {
 	rec := r.rec
 	forward := rec.State == Taking
@@ -93,29 +100,33 @@ func (r *run) step(ctx context.Context, name stepName) error {
 	case name == stepRoutes:
 		return r.moveAllRoutes(ctx, forward)
 	}
+
 	s, steps, err := r.planned(ctx, forward)
 	if err != nil {
 		return err
 	}
+
 	step := steps.step(name)
 	if err := r.apply(ctx, step); err != nil {
 		return err
 	}
+
 	switch {
 	case name == stepAddresses && s.Bridge != nil:
 		return r.waitUntilLocal(ctx, steps.move)
 	case name == stepPort && forward:
-		// A bridge that had a port before may still have to notice that it has a carrier.
+		// The kernel may not have noticed yet that a bridge with its first port has a carrier.
 		r.nl.RefreshCarrier(rec.Bridge)
 	}
+
 	return nil
 }
 
-// rounds bounds how often routes are moved that other programs add meanwhile.
+// rounds limits the repetitions of moving routes, since other programs may keep adding routes.
 const rounds = 8
 
-// moveAllRoutes repeats the step until there is nothing left of it: a gateway has to be on a network
-// that the link has a route to, the old routes go last, and daemons add some meanwhile.
+// moveAllRoutes repeats the step until nothing is left to move. One pass may not suffice: a gateway must be on a
+// network that the link has a route to, old routes are deleted last, and daemons add routes meanwhile.
 func (r *run) moveAllRoutes(ctx context.Context, forward bool) error {
 	var last error
 	for range rounds {
@@ -129,22 +140,25 @@ func (r *run) moveAllRoutes(ctx context.Context, forward bool) error {
 		}
 		last = r.apply(ctx, step)
 	}
+
 	return last
 }
 
-// makeBridge leaves one alone that is as it should be: to write the MAC flushes its neighbours.
+// makeBridge creates the bridge or corrects it. It does not touch a bridge that is right already, since writing the
+// MAC flushes the bridge's neighbours.
 func (r *run) makeBridge(ctx context.Context) error {
 	rec := r.rec
 	if l, err := r.bridge.Link(ctx, rec.Bridge); err == nil && l.Kind == "bridge" && l.Up && bytes.Equal(l.MAC, rec.Before.NIC.MAC) {
 		return nil
 	}
+
 	_, err := r.bridge.Ensure(ctx, bridge.Bridge{Name: rec.Bridge, Alias: rec.Alias, NoIPv6: true, MAC: rec.Before.NIC.MAC, MTU: rec.Before.NIC.MTU})
 	return err
 }
 
-// Restore gives the NIC back what the bridge has now, makes it no port any more, and removes the
-// journal. The bridge is deleted unless it has other ports. It goes on past errors; where there are
-// any, the journal stays, and Restore may be called again.
+// Restore moves everything that is now on the bridge to the NIC, makes the NIC leave the bridge, and removes the
+// journal. It deletes the bridge unless that has other ports. It continues after errors. If there were any, the
+// journal stays, and Restore may be called again.
 func (c *Conn) Restore(ctx context.Context, rec *Record, j Journal) error {
 	if err := rec.validate(); err != nil {
 		return err
@@ -154,7 +168,7 @@ func (c *Conn) Restore(ctx context.Context, rec *Record, j Journal) error {
 	return c.back(ctx, &n, j)
 }
 
-// back does the steps of a restoration.
+// back makes the steps of a restoration.
 func (c *Conn) back(ctx context.Context, rec *Record, j Journal) error {
 	first, err := c.snapshot(ctx, rec.NIC, rec.Bridge)
 	if isGone(err) {
@@ -162,12 +176,15 @@ func (c *Conn) back(ctx context.Context, rec *Record, j Journal) error {
 	} else if err == nil {
 		err = c.backFrom(ctx, rec, j, first)
 	}
+
 	if err != nil {
 		return fmt.Errorf("give back %s: %w", rec.NIC, err)
 	}
+
 	if err := j.Remove(); err != nil {
 		return fmt.Errorf("remove the journal: %w", err)
 	}
+
 	return nil
 }
 
@@ -177,34 +194,40 @@ func (c *Conn) backFrom(ctx context.Context, rec *Record, j Journal, first *snap
 	for _, name := range restoreSteps() {
 		rec.Step = name
 		if err := rec.Save(j); err != nil {
-			errs = append(errs, err) // to stop here would leave it between the two
+			errs = append(errs, err) // stopping here would leave it halfway
 		}
+
 		err := r.step(ctx, name)
 		if err == nil {
 			continue
 		}
+
 		errs = append(errs, fmt.Errorf("step %s: %w", name, err))
 		if name == stepRoutes && first.Bridge != nil {
-			// The bridge gets the routes again that had moved when another was refused. While the NIC
-			// is a port, they serve only as long as its neighbours are known.
+			// Some route was refused, so move the others back to the bridge. While the NIC is a port, routes through
+			// it work only as long as its neighbours are known.
 			errs = append(errs, r.moveAllRoutes(ctx, true))
 		}
+
 		if name == stepRoutes || name == stepAddresses && first.Bridge != nil || ctx.Err() != nil {
-			break // what is still on the bridge must not be cut off
+			break // do not cut off the rest on the bridge
 		}
 	}
+
 	return errors.Join(errs...)
 }
 
-// backWithoutNIC is for a NIC that was unplugged: nothing can be given back to it.
+// backWithoutNIC handles a NIC that was unplugged. Nothing can move back to it.
 func (c *Conn) backWithoutNIC(ctx context.Context, rec *Record) error {
 	l, err := c.bridge.Link(ctx, rec.Bridge)
 	if isGone(err) {
 		return nil
 	}
+
 	if err != nil {
 		return err
 	}
+
 	ports, err := c.bridge.Ports(ctx, l.Index)
 	if err == nil && len(ports) == 0 {
 		err = c.bridge.Remove(ctx, rec.Bridge)
@@ -212,8 +235,8 @@ func (c *Conn) backWithoutNIC(ctx context.Context, rec *Record) error {
 	return err
 }
 
-// Recover ends what a crash cut short, by the record that the journal kept: it gives the NIC back. It returns the record
-// of a takeover that was done, and nil if the NIC has been given back.
+// Recover finishes a takeover or restoration that a crash interrupted, by the record in the journal. After the point
+// of no return it goes forward, else back. It returns the record, or nil if the NIC has been given back.
 func (c *Conn) Recover(ctx context.Context, rec *Record, j Journal) (*Record, error) {
 	if err := rec.validate(); err != nil || rec.State == Taken {
 		return rec, err
@@ -223,6 +246,7 @@ func (c *Conn) Recover(ctx context.Context, rec *Record, j Journal) (*Record, er
 	if n.State == Taking {
 		n.State = Undoing
 	}
+
 	if err := c.back(ctx, &n, j); err != nil {
 		return &n, err
 	}

@@ -13,22 +13,22 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// ErrRefused is the cause where a NIC cannot be taken over as it is. Nothing was changed, and the text says what to do.
+// ErrRefused is the cause of an error about a NIC that cannot be taken over as it is. Nothing was changed, and the
+// text has advice.
 var ErrRefused = errors.New("it cannot be taken over as it is")
 
-// Uplink says what is to be taken over, and how.
+// Uplink describes a takeover.
 type Uplink struct {
-	// NIC is the interface that becomes a port: an Ethernet device that is up.
+	// NIC is the interface that becomes a port. It must be an Ethernet device that is up.
 	NIC string
-	// Bridge is made, with the NIC's MAC and MTU.
+	// Bridge is created with the NIC's MAC and MTU.
 	Bridge string
-	// Alias is given to a bridge that is made: see bridge.Bridge.
+	// Alias is the alias of a new bridge: see bridge.Bridge.
 	Alias string
 }
 
-// Conn works on the NICs of one network namespace. Its methods may be called from
-// several goroutines, but for one NIC or bridge only one may change anything at a
-// time, of all processes: a lock is the caller's matter.
+// Conn works on the NICs of one network namespace. Several goroutines may call its methods. For one NIC or bridge,
+// only one caller in all processes may make changes at a time. The caller must lock.
 type Conn struct {
 	nl     *nl.Conn
 	ns     *netns.NS
@@ -53,7 +53,7 @@ func Dial(ns *netns.NS) (*Conn, error) {
 	return over(own, conn), nil
 }
 
-// over makes a Conn of what Dial opens.
+// over returns a Conn over an open socket.
 func over(ns *netns.NS, conn *nl.Conn) *Conn {
 	return &Conn{nl: conn, ns: ns, addrs: addr.On(conn), routes: route.On(conn), bridge: bridge.On(conn, nil)}
 }

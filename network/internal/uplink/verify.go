@@ -12,13 +12,13 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// poll is how often the kernel is asked for what it does by itself.
+// poll is the interval between two looks at a change that the kernel makes by itself.
 const poll = 5 * time.Millisecond
 
-// localWithin bounds how long the kernel may take to receive what is sent to new IPv6 addresses.
+// localWithin limits the wait until the kernel receives packets to new IPv6 addresses.
 const localWithin = 5 * time.Second
 
-// pause is false when ctx is done.
+// pause waits for poll, and returns false if ctx is done.
 func pause(ctx context.Context) bool {
 	select {
 	case <-ctx.Done():
@@ -28,25 +28,30 @@ func pause(ctx context.Context) bool {
 	}
 }
 
-// waitUntilLocal waits until a link receives what is sent to the IPv6 addresses that it has just got. The kernel's
-// worker that joins the groups of their neighbour discovery and adds their local routes runs after the request was
-// answered; without them, packets that come in once the other link has the addresses no longer are lost.
+// waitUntilLocal waits until a link receives packets to its new IPv6 addresses. After the answer to the request, a
+// worker of the kernel joins the groups for their neighbour discovery and adds their local routes. Until then packets
+// would be lost once the other link no longer has the addresses.
 func (c *Conn) waitUntilLocal(ctx context.Context, m *move) error {
 	ctx, cancel := context.WithTimeout(ctx, localWithin)
 	defer cancel()
 	for {
-		have, err := c.routes.List(ctx, route.Filter{Family: unix.AF_INET6, Table: unix.RT_TABLE_LOCAL, Link: m.to.Index, Type: unix.RTN_LOCAL})
+		have, err := c.routes.List(ctx, route.Filter{Family: unix.AF_INET6, Table: unix.RT_TABLE_LOCAL,
+			Link: m.to.Index, Type: unix.RTN_LOCAL})
 		if err != nil {
 			return err
 		}
+
 		missing := slices.DeleteFunc(m.addresses(), func(a addr.Address) bool {
-			return a.Prefix.Addr().Is4() || slices.ContainsFunc(have, func(r route.Route) bool { return r.Dst.Addr() == a.Prefix.Addr() })
+			return a.Prefix.Addr().Is4() ||
+				slices.ContainsFunc(have, func(r route.Route) bool { return r.Dst.Addr() == a.Prefix.Addr() })
 		})
 		if len(missing) == 0 {
 			return nil
 		}
+
 		if !pause(ctx) {
-			return fmt.Errorf("wait until the kernel receives what is sent to %s: %w", missing[0].Prefix.Addr(), ctx.Err())
+			return fmt.Errorf("wait until the kernel receives what is sent to %s: %w", missing[0].Prefix.Addr(),
+				ctx.Err())
 		}
 	}
 }

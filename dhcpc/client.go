@@ -9,6 +9,8 @@ import (
 	"os"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/tombolo-cni/tombolo/internal/trace"
 )
 
@@ -33,7 +35,7 @@ func New(cfg *Config) (*Client, error) {
 }
 
 // Acquire gets a lease. It tries until one comes, Config.Timeout has passed or ctx is
-// done, also after a NAK or a conflict. The error says what was sent and heard. It matches
+// done, also after a NAK or a conflict. The error lists the messages sent and heard. It matches
 // ErrTimeout, ctx's or a transport's error, and ErrNAK, ErrDeclined or ErrRefused too if
 // such a thing happened last.
 func (c *Client) Acquire(ctx context.Context) (*Lease, error) {
@@ -56,6 +58,9 @@ func (c *Client) Acquire(ctx context.Context) (*Lease, error) {
 // nothing but the times differs; with nil for next when the lease is lost, and with nil for old when there is one
 // again. When apply returns, the change must be in effect: renewals come from the leased address.
 //
+// A lease goes on ending while the machine is suspended. Within ten seconds of its waking, Run renews such a lease or
+// calls apply with nil.
+//
 // Run ends with the error of apply, or with ctx's. It does not end because no server answers, or a transport fails:
 // it tries again in time. It does end with tombolo.ErrInvalid.
 func (c *Client) Run(ctx context.Context, l *Lease, apply func(old, next *Lease) error) error {
@@ -66,7 +71,7 @@ func (c *Client) Run(ctx context.Context, l *Lease, apply func(old, next *Lease)
 	if err != nil {
 		return fmt.Errorf("keep lease: %w", err)
 	}
-	r := runner{Client: c, session: s, patient: true}
+	r := runner{Client: c, session: s, patient: true, asleep: c.cfg.clock.Asleep()}
 	defer r.hangUp()
 	for {
 		out, err := r.next(ctx, time.Time{})
@@ -111,7 +116,8 @@ type runner struct {
 	session Session
 	patient bool // a transport's error is like an answer that does not come
 	conn    Transport[*Packet]
-	bound   bool // conn is of a client that has its address
+	bound   bool          // conn is of a client that has its address
+	asleep  time.Duration // the clock's Asleep when the times of the session's lease were last set
 }
 
 // next waits for the next thing to happen, and takes the step. It ends with
@@ -122,6 +128,9 @@ func (r *runner) next(ctx context.Context, limit time.Time) (Output, error) {
 			return Output{}, err
 		}
 		now := r.cfg.clock.Now()
+		if err := r.countSleep(now); err != nil {
+			return Output{}, err
+		}
 		if !limit.IsZero() && !now.Before(limit) {
 			return Output{}, ErrTimeout
 		}
@@ -136,6 +145,26 @@ func (r *runner) next(ctx context.Context, limit time.Time) (Output, error) {
 			return r.step(ctx, p)
 		}
 	}
+}
+
+// countSleep moves the times of the lease by the time that the machine slept, which Now does not count. A lease that
+// ended during the sleep, or that is due for renewal, is then due at once.
+func (r *runner) countSleep(now time.Time) error {
+	asleep := r.cfg.clock.Asleep()
+	by := asleep - r.asleep
+	if by < leastSleep || r.session.Lease() == nil {
+		return nil
+	}
+	older := *r.session.Lease()
+	for _, t := range []*time.Time{&older.Obtained, &older.Renew, &older.Rebind, &older.Expire} {
+		if !t.IsZero() {
+			*t = now.Add(t.Sub(now) - by) // the wall clock has moved on, so its time stays
+		}
+	}
+	var err error
+	r.asleep = asleep
+	r.session, err = r.machine.Restore(now, rand.Uint64(), &older)
+	return err
 }
 
 // wait waits for a packet, or until some time at the latest.
@@ -155,7 +184,7 @@ func (r *runner) wait(ctx context.Context, now, until time.Time) (*Packet, error
 	return nil, r.cfg.clock.Wait(ctx, until)
 }
 
-// step takes a step and sends what there is to send.
+// step takes a step and sends the packet that results.
 func (r *runner) step(ctx context.Context, e *Packet) (Output, error) {
 	var out Output
 	r.session, out = r.machine.Step(r.session, r.cfg.clock.Now(), e)
@@ -212,26 +241,45 @@ func (r *runner) hangUp() {
 // clock tells the time and waits: tests have one of their own.
 type clock interface {
 	Now() time.Time
-	// Wait returns at a time, or with ctx's error as soon as ctx is done. The zero
+	// Asleep returns for how long the machine has been suspended since it booted. Now does not count that time.
+	Asleep() time.Duration
+	// Wait returns at a time, or soon after the machine slept, or with ctx's error as soon as ctx is done. The zero
 	// time never comes.
 	Wait(ctx context.Context, until time.Time) error
 }
+
+const (
+	// sleepLook is how often a wait looks whether the machine slept.
+	sleepLook = 10 * time.Second
+	// leastSleep is more than what lies between the looks at two clocks, and less than any lease lasts.
+	leastSleep = 2 * time.Second
+)
 
 type systemClock struct{}
 
 func (systemClock) Now() time.Time { return time.Now() }
 
-func (systemClock) Wait(ctx context.Context, until time.Time) error {
+func (systemClock) Asleep() time.Duration {
+	var awake, all unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &awake) // both clocks are always there
+	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &all)
+	return time.Duration(all.Nano() - awake.Nano())
+}
+
+func (c systemClock) Wait(ctx context.Context, until time.Time) error {
 	if until.IsZero() {
 		<-ctx.Done()
 		return ctx.Err()
 	}
-	timer := time.NewTimer(time.Until(until))
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-timer.C:
-		return nil
+	asleep := c.Asleep()
+	for left := time.Until(until); left > 0 && c.Asleep()-asleep < leastSleep; left = time.Until(until) {
+		timer := time.NewTimer(min(left, sleepLook))
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return ctx.Err()
+		case <-timer.C:
+		}
 	}
+	return nil
 }

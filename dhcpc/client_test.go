@@ -206,6 +206,39 @@ func TestRunEndsWithItsContext(t *testing.T) {
 	}
 }
 
+// No time passes meanwhile but on CLOCK_BOOTTIME.
+func TestALeaseGoesOnWhileTheMachineSleeps(t *testing.T) {
+	t.Parallel()
+	for sleeps, want := range map[time.Duration]string{
+		time.Second:      "open 10.9.0.7, REQUEST, close",            // at T1, as without
+		20 * time.Minute: "open 10.9.0.7, REQUEST, close",            // at T1, which comes sooner
+		40 * time.Minute: "open 10.9.0.7, REQUEST, close",            // at once
+		55 * time.Minute: "open 10.9.0.7, REQUEST, close",            // at once, to all servers
+		8 * time.Hour:    "open raw, DISCOVER, REQUEST, close, gone", // at once: the lease has ended
+	} {
+		w, c := newWorld(t, honest())
+		w.sleeps = sleeps
+		gone := false
+		err := c.Run(t.Context(), testLease(), func(_, next *Lease) error {
+			if next == nil {
+				gone = true
+				return nil
+			}
+			return errEnough
+		})
+		expect.Is(t, err, errEnough)
+		if gone {
+			w.log = append(w.log, "gone")
+		}
+		wantLog(t, w, want)
+		at := max(30*time.Minute-sleeps, 0)
+		if sleeps == time.Second {
+			at = 30 * time.Minute
+		}
+		expect.That(t, w.now.Sub(epoch()) >= at && w.now.Sub(epoch()) <= at+2*time.Minute, "after a sleep of %s it asked after %s, want %s", sleeps, w.now.Sub(epoch()), at)
+	}
+}
+
 func TestReleaseFromTheLeasedAddress(t *testing.T) {
 	t.Parallel()
 	w, c := newWorld(t, nil)

@@ -48,8 +48,9 @@ type Lease struct {
 
 	// Obtained is when the REQUEST was sent that the server's ACK answered. Renew
 	// (T1), Rebind (T2) and Expire follow from it; all three are zero where the
-	// lease is for ever. Within a process they go by the monotonic clock, as the
-	// kernel's own lifetimes of addresses do; read from JSON, by the wall clock.
+	// lease is for ever. Within a process they go by the monotonic clock, as the kernel's own lifetimes of addresses
+	// do, and neither counts the time for which the machine is suspended; Client.Run does. Read from JSON, they go by
+	// the wall clock.
 	Obtained time.Time `json:"obtained"`
 	Renew    time.Time `json:"renew,omitzero"`
 	Rebind   time.Time `json:"rebind,omitzero"`

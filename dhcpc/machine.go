@@ -125,7 +125,8 @@ func (m *Machine) Restore(now time.Time, seed uint64, l *Lease) (Session, error)
 }
 
 // Step tells a Session that time has passed and what has happened. Times may come late: Step then does all that is
-// due. A time before that of an earlier Step is taken for that one: nothing runs backwards.
+// due. A time before that of an earlier Step is taken for that one: nothing runs backwards. The time for which the
+// machine was suspended, which Go's clock does not count, is the caller's to add: see unix.CLOCK_BOOTTIME.
 func (m *Machine) Step(s Session, now time.Time, heard *Packet) (Session, Output) {
 	if now.Before(s.now) {
 		now = s.now

@@ -85,30 +85,27 @@ func (m *message) wholeOptions(b []byte, seen map[uint8][]byte) []byte {
 		b = b[len(option):]
 		value, first := option[2:], seen[code]
 		switch {
-		case len(value) != fixedSize(code):
-		case first == nil:
-			seen[code] = value
-		default:
-			if !bytes.Equal(first, value) {
-				m.ignored = append(m.ignored, fmt.Sprintf("option %d: sent twice, as %s and %s: the first is taken", code, Hex(first), Hex(value)))
-			}
+		case first != nil && bytes.Equal(first, value):
 			continue
+		case first != nil:
+			m.ignored = append(m.ignored, fmt.Sprintf("option %d: sent twice, as %s and %s: the first is taken", code, Hex(first), Hex(value)))
+			continue
+		case len(value) == fixedSize(code):
+			seen[code] = value
 		}
 		whole = append(whole, option...)
 	}
 	return whole
 }
 
-// fixedSize returns how many bytes the value of an option has that is read here and whose size is fixed, and -1 for other
-// options (RFC 2132).
+// fixedSize returns the size of an option's value in bytes, or -1 if the size varies (RFC 2132, 2563, 3011 and 8925).
 func fixedSize(code uint8) int {
 	switch code {
-	case dhcpv4.OptionOptionOverload.Code(), dhcpv4.OptionDHCPMessageType.Code():
+	case 19, 20, 23, 27, 29, 30, 31, 34, 36, 37, 39, 46, 52, 53, 116:
 		return 1
-	case dhcpv4.OptionInterfaceMTU.Code():
+	case 13, 22, 26, 57:
 		return 2
-	case dhcpv4.OptionSubnetMask.Code(), dhcpv4.OptionBroadcastAddress.Code(), dhcpv4.OptionIPAddressLeaseTime.Code(),
-		dhcpv4.OptionServerIdentifier.Code(), dhcpv4.OptionRenewTimeValue.Code(), dhcpv4.OptionRebindingTimeValue.Code():
+	case 1, 2, 16, 24, 28, 32, 35, 38, 50, 51, 54, 58, 59, 108, 118:
 		return 4
 	}
 	return -1

@@ -412,13 +412,19 @@ func TestOptionsThatComeTwiceOrInPartsOrCutShort(t *testing.T) {
 		{name: "server identifier", more: append([]byte{54, 4}, raw4(serverIP)...)},
 		{name: "lease time", more: append([]byte{51, 4}, hour...)},
 		{name: "mask", more: append([]byte{1, 4}, raw4("255.255.255.0")...)},
+		{name: "T1", more: append(append([]byte{58, 4}, seconds(1800)...), append([]byte{58, 4}, seconds(1800)...)...)},
+		{name: "MTU", more: []byte{26, 2, 5, 120, 26, 2, 5, 120}},
+		{name: "broadcast address", more: []byte{28, 4, 10, 9, 0, 255, 28, 4, 10, 9, 0, 255}},
+		{name: "an option that is only asked for", more: []byte{108, 4, 0, 0, 1, 44, 108, 4, 0, 0, 1, 44}},
+		{name: "a lease time, and then half of one", more: []byte{51, 2, 0, 0},
+			ignored: "option 51: sent twice, as 00:00:0e:10 and 00:00: the first is taken"},
 		{name: "another lease time", more: append([]byte{51, 4}, seconds(60)...),
 			ignored: "option 51: sent twice, as 00:00:0e:10 and 00:00:00:3c: the first is taken"},
 		{name: "a mask in parts", more: []byte{1, 2, 255, 255, 1, 2, 255, 0}, without: []uint8{1}},
 		{name: "an option cut short", more: []byte{12, 9, 'p'}, ignored: "option 12: cut short at the end of its field"},
 		{name: "an option without its length", more: []byte{12}, ignored: "option 12: cut short at the end of its field"},
 	} {
-		b := newBench(t).requesting()
+		b := newBench(t, func(c *Config) { c.Request = []uint8{108} }).requesting()
 		var changes []change
 		for _, code := range tt.without {
 			changes = append(changes, without(code))
@@ -434,6 +440,7 @@ func TestOptionsThatComeTwiceOrInPartsOrCutShort(t *testing.T) {
 		got := l.Address.String() + " " + l.Expire.Sub(l.Obtained).String() + " " + l.Server.String()
 		expect.Equal(t, got, clientIP+"/24 1h0m0s "+serverIP, "%s: lease", tt.name)
 		expect.Equal(t, strings.Join(l.Ignored, "; "), tt.ignored, "%s: ignored", tt.name)
+		expect.That(t, len(l.Options[108]) == 4 || l.Options == nil, "%s: options %v", tt.name, l.Options)
 	}
 }
 

@@ -19,7 +19,10 @@ import (
 type world struct {
 	t     testing.TB
 	now   time.Time
-	serve func(m *dhcpv4.DHCPv4, p *Packet) []*Packet // nil: nobody is there
+	slept time.Duration
+	// sleeps is for how long the machine is suspended during the next wait.
+	sleeps time.Duration
+	serve  func(m *dhcpv4.DHCPv4, p *Packet) []*Packet // nil: nobody is there
 
 	queue  []*Packet
 	log    []string // what was sent, and what was opened and closed
@@ -32,6 +35,8 @@ type world struct {
 
 func (w *world) Now() time.Time { return w.now }
 
+func (w *world) Asleep() time.Duration { return w.slept }
+
 func (w *world) Wait(ctx context.Context, until time.Time) error {
 	if w.onWait != nil {
 		w.onWait()
@@ -40,7 +45,9 @@ func (w *world) Wait(ctx context.Context, until time.Time) error {
 		return ctx.Err()
 	}
 	must.That(w.t, !until.IsZero(), "waits for ever")
-	if until.After(w.now) {
+	if w.sleeps > 0 {
+		w.slept, w.sleeps = w.slept+w.sleeps, 0
+	} else if until.After(w.now) {
 		w.now = until
 	}
 	return nil

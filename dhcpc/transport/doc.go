@@ -10,17 +10,19 @@
 //
 //   - DialRaw opens an AF_PACKET socket. It needs no address on the interface, and receives unicast answers to an
 //     address that is not configured yet. A filter in the kernel, set before the socket is bound, accepts only
-//     answers to its own MAC address. Closing such a socket takes the kernel 10 to 20 ms.
+//     answers to its own MAC address, which need not be the interface's. Closing such a socket takes the kernel 10 to
+//     20 ms.
 //   - DialUDP opens a UDP socket bound to the interface. It is for renewals from the leased address, through the
 //     kernel's routes and neighbours. It can also get a first lease if the server is asked to broadcast
-//     (Config.Broadcast of package dhcpc) and rp_filter is 0 in the namespace.
+//     (Config.Broadcast of package dhcpc) and rp_filter is 0 in the namespace. One such client on a link hears its
+//     answers.
 //   - DialWitness receives at the other end of the client's link, where a process in the client's namespace cannot
 //     forge an answer. It sends through any of the other transports.
 //
 // DialUDP6 and DialWitness6 are the counterparts for DHCPv6. All messages of its clients go to a group, from the
 // link-local address that every interface has, so no packet socket is needed to send them.
 //
-// Dialer returns the Dial function for a dhcpc.Config.
+// Dialer returns the Dial function for a dhcpc.Config, for any number of clients on one link.
 //
 // # Needs
 //

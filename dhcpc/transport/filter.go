@@ -59,20 +59,37 @@ func incoming() program {
 	}
 }
 
-// leaving rejects frames that do not leave by this interface towards a MAC address or the broadcast address, and
-// frames that came from that MAC address. It also rejects frames of other VLANs, whose tag the kernel stores beside
-// the frame. It accepts a tag of VLAN 0, which only carries a priority (IEEE 802.1Q, section 6.9); a Linux host
-// treats such a frame as untagged.
-func leaving(mac []byte) program {
-	p := program{bpf.LoadExtension{Num: bpf.ExtType}}
-	p.need(unix.PACKET_OUTGOING)
-	p.add(
+// incomingFor is incoming for a MAC address that is not the interface's own, so that the kernel takes it for another's.
+// It needs a socket for all protocols: the kernel removes the tag of a VLAN before others receive the frame.
+func incomingFor(mac []byte) program {
+	p := append(ofNoVLAN(), bpf.LoadExtension{Num: bpf.ExtType})
+	other := program{}
+	other.need(unix.PACKET_OTHERHOST)
+	other.add(bpf.LoadAbsolute{Off: 0, Size: 4})
+	other.need(binary.BigEndian.Uint32(mac))
+	other.add(bpf.LoadAbsolute{Off: 4, Size: 2})
+	other.need(uint32(binary.BigEndian.Uint16(mac[4:])))
+	p.add(bpf.JumpIf{Cond: bpf.JumpLessOrEqual, Val: unix.PACKET_MULTICAST, SkipTrue: uint8(len(other))})
+	return append(p, other...)
+}
+
+// ofNoVLAN rejects frames of a VLAN, whose tag the kernel keeps beside the frame. A tag of VLAN 0 carries a priority
+// alone (IEEE 802.1Q, section 6.9): a Linux host takes such a frame as one without it.
+func ofNoVLAN() program {
+	return program{
 		bpf.LoadExtension{Num: bpf.ExtVLANTagPresent},
 		bpf.JumpIf{Cond: bpf.JumpEqual, Val: 0, SkipTrue: 3},
 		bpf.LoadExtension{Num: bpf.ExtVLANTag},
 		bpf.JumpIf{Cond: bpf.JumpBitsNotSet, Val: vlanID, SkipTrue: 1},
 		bpf.RetConstant{Val: reject},
-	)
+	}
+}
+
+// leaving rejects frames that do not leave by this interface towards a MAC address or the broadcast address, frames
+// that came from that MAC address, and frames of a VLAN.
+func leaving(mac []byte) program {
+	p := append(ofNoVLAN(), bpf.LoadExtension{Num: bpf.ExtType})
+	p.need(unix.PACKET_OUTGOING)
 
 	// Reject frames of the client itself. A bridge may send them back through the port that they came in by.
 	p.add(

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -239,6 +240,65 @@ func TestRunRenews(t *testing.T) {
 			t.Errorf("the server heard a %s from %s", s.kind, s.peer)
 		}
 	}
+}
+
+// Several clients on one link, all but one with a MAC address that the link does not have, each hear their own answers:
+// the server sends unicast to chaddr, and renewals to the leased address.
+func TestClientsOnOneLinkHearTheirOwn(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	at := func(mac net.HardwareAddr) string { return netip.AddrFrom4([4]byte{10, 9, 0, mac[5]}).String() }
+	var unbound atomic.Int32
+	var all sync.WaitGroup // the renewals: no answer leaves before each client has sent one
+	all.Add(3)
+	serve(t, l.host, l.link, func(req, resp *dhcpv4.DHCPv4) {
+		resp.YourIPAddr = net.ParseIP(at(req.ClientHWAddr))
+		if !req.ClientIPAddr.IsUnspecified() {
+			all.Done()
+			all.Wait()
+			return
+		}
+		// Unicast, as most servers do: the library's server would broadcast it.
+		unbound.Add(1)
+		p := &dhcpc.Packet{
+			Src: netip.AddrPortFrom(addr(serverIP), dhcpv4.ServerPort), Dst: netip.AddrPortFrom(addr(at(req.ClientHWAddr)), dhcpv4.ClientPort),
+			DstMAC: dhcpc.Hex(req.ClientHWAddr), Payload: resp.ToBytes(),
+		}
+		expect.Success(t, raw(t, &transport.Config{NetNS: l.host, Link: l.index}).Send(t.Context(), p))
+		deaf(nil, resp)
+	})
+	var clients []*dhcpc.Client
+	var leases []*dhcpc.Lease
+	for i := range byte(3) {
+		mac := net.HardwareAddr{2, 0, 10, 9, 0, 7 + i}
+		c := l.client(t, func(cfg *dhcpc.Config) {
+			cfg.MAC, cfg.ClientID = mac, nil
+			cfg.Dial = transport.Dialer(&transport.Config{NetNS: l.pod, Link: l.eth0, MAC: mac})
+		})
+		lease := must.Of(c.Acquire(soon(t))).Get(t)
+		expect.Equal(t, lease.Address.Addr().String(), at(mac), "leased address")
+		l.apply(t, lease)
+		clients, leases = append(clients, c), append(leases, lease)
+	}
+	// All renew at once, each by its first REQUEST, which goes to the server alone.
+	nstest.NoErrors(t, "renewal", nstest.AtOnce(clients, func(i int, c *dhcpc.Client) error {
+		ctx, cancel := context.WithTimeout(t.Context(), 9*time.Second)
+		defer cancel()
+		enough := errors.New("enough")
+		err := c.Run(ctx, shifted(leases[i], leases[i].Renew), func(_, next *dhcpc.Lease) error {
+			expect.That(t, next != nil && next.Address == leases[i].Address, "client %d has %+v", i, next)
+			return enough
+		})
+		if errors.Is(err, enough) {
+			return nil
+		}
+		return err
+	}))
+	expect.That(t, unbound.Load() >= 6, "%d answers went to clients without an address", unbound.Load())
+	// The membership ends with the socket.
+	must.Until(t, "no promiscuous mode", func() bool {
+		return !strings.Contains(nstest.Run(t, l.pod, "ip", "-d", "link", "show", "eth0"), "promiscuity 1")
+	})
 }
 
 // leased gives the pod an address by DHCP, and empties what the server has heard.

@@ -1,7 +1,10 @@
 package transport
 
 import (
+	"bytes"
+	"cmp"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -16,6 +19,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
@@ -98,8 +102,9 @@ func (c *Config) complete() (*Config, error) {
 func (c *Config) object() string { return "link " + strconv.Itoa(c.Link) }
 
 // DialRaw opens a packet socket, bound to the interface, for DHCP answers to the client's MAC address and, with
-// Config.ARP, ARP packets. It sends complete frames, so it needs no route, neighbour or address. The error matches
-// unix.EPERM without CAP_NET_RAW, and fs.ErrNotExist if there is no such link.
+// Config.ARP, ARP packets. It sends complete frames, so it needs no route, neighbour or address. If Config.MAC is not
+// the interface's own, the interface receives frames for it too until Close, where need be in promiscuous mode. The
+// error matches unix.EPERM without CAP_NET_RAW, and fs.ErrNotExist if there is no such link.
 func DialRaw(cfg *Config) (dhcpc.Transport[*dhcpc.Packet], error) {
 	c, err := cfg.complete()
 	if err != nil {
@@ -109,7 +114,42 @@ func DialRaw(cfg *Config) (dhcpc.Transport[*dhcpc.Packet], error) {
 	if err != nil {
 		return nil, err
 	}
-	return newSocket(conn, readFrame, func(p *dhcpc.Packet) error { return c.sendFrame(conn, p) }), nil
+	if err := c.receiveMAC(conn); err != nil {
+		return nil, errors.Join(&tombolo.OpError{Op: "receive for " + c.MAC.String() + " on", Object: c.object(), Err: err}, conn.Close())
+	}
+	return c.frameSocket(conn), nil
+}
+
+func (c *Config) frameSocket(conn *packet.Conn) *socket[*dhcpc.Packet] {
+	return newSocket(conn, readFrame, func(p *dhcpc.Packet) error { return c.sendFrame(conn, p) })
+}
+
+// receiveMAC has the interface receive frames for the client's MAC address until the socket is closed, unless the
+// address is the interface's own.
+func (c *Config) receiveMAC(conn *packet.Conn) error {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	filter, err := bpf.Assemble(append(incomingFor(c.MAC), frames(c.MAC, c.ARP)...))
+	if err != nil {
+		return err
+	}
+	all := unix.SockaddrLinklayer{Protocol: binary.NativeEndian.Uint16([]byte{0, unix.ETH_P_ALL}), Ifindex: c.Link}
+	m := unix.PacketMreq{Ifindex: int32(c.Link), Type: unix.PACKET_MR_UNICAST, Alen: macLen}
+	copy(m.Address[:], c.MAC)
+
+	var failed error
+	err = raw.Control(func(fd uintptr) {
+		at, err := unix.Getsockname(int(fd))
+		if own, ok := at.(*unix.SockaddrLinklayer); err != nil || ok && bytes.Equal(own.Addr[:own.Halen], c.MAC) {
+			failed = err
+			return
+		}
+		failed = cmp.Or(nl.AttachFilter(int(fd), filter), unix.Bind(int(fd), &all),
+			unix.SetsockoptPacketMreq(int(fd), unix.SOL_PACKET, unix.PACKET_ADD_MEMBERSHIP, &m))
+	})
+	return errors.Join(err, failed)
 }
 
 // listenRaw opens a packet socket with a filter. Only a socket for allProtocols also receives frames that leave the
@@ -176,16 +216,23 @@ func (c *Config) linkMAC() (net.HardwareAddr, error) {
 	return mac, nil
 }
 
-// Dialer returns the Dial function for a dhcpc.Config. It calls DialUDP if the client has its address, else DialRaw.
+// Dialer returns the Dial function for a dhcpc.Config. A client without an address gets DialRaw. One that has its
+// address sends as DialUDP does and receives as DialRaw does, so several clients on one link each hear their own
+// answers.
 func Dialer(cfg *Config) func(ctx context.Context, local netip.Addr) (dhcpc.Transport[*dhcpc.Packet], error) {
 	return func(ctx context.Context, local netip.Addr) (dhcpc.Transport[*dhcpc.Packet], error) {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		if local.IsValid() {
-			return DialUDP(cfg)
+		raw, err := DialRaw(cfg)
+		if err != nil || !local.IsValid() {
+			return raw, err
 		}
-		return DialRaw(cfg)
+		udp, err := DialUDP(cfg)
+		if err != nil {
+			return nil, errors.Join(err, raw.Close())
+		}
+		return &witnessed[*dhcpc.Packet]{raw, udp}, nil
 	}
 }
 
@@ -222,10 +269,14 @@ func Release(ctx context.Context, cfg *Config, l *dhcpc.Lease) error {
 func releaseFrom(ctx context.Context, cfg *Config, p *dhcpc.Packet) error {
 	c := *cfg
 	c.MAC, c.ARP = net.HardwareAddr(p.SrcMAC), false
-	raw, err := DialRaw(&c)
+	if err := c.check(); err != nil {
+		return err
+	}
+	conn, err := c.listenRaw(append(incoming(), frames(c.MAC, false)...), false)
 	if err != nil {
 		return err
 	}
+	raw := c.frameSocket(conn)
 	return errors.Join(raw.Send(ctx, p), raw.Close())
 }
 

@@ -19,7 +19,8 @@ import (
 
 // DialUDP opens a UDP socket at port 68 of every address, bound to the interface. It has no MAC addresses and no ARP,
 // and sends by the kernel's routes from the packet's source address. Before the interface has an address, it receives
-// only broadcasts, and only while rp_filter is 0 in the namespace, in `all` and for the interface.
+// only broadcasts, and only while rp_filter is 0 in the namespace, in `all` and for the interface. If several such
+// sockets are open on one link, a unicast answer reaches only one of them, for whichever client it is: see Dialer.
 //
 // The error matches unix.EADDRINUSE if a program in the namespace has the port for itself. A missing link shows only
 // at the first Send, which fails with unix.ENODEV or ENETUNREACH.

@@ -153,13 +153,17 @@ func (p *place) close() error {
 // dial has the pod send from its own interface, and hears at the host's end of its link.
 // In the pod's namespace a name says little: the pod may give it to a link of its own, and
 // answer itself.
-func (p *place) dial(ctx context.Context, local netip.Addr) (dhcpc.Transport[*dhcpc.Packet], error) {
+func (p *place) dial(_ context.Context, local netip.Addr) (dhcpc.Transport[*dhcpc.Packet], error) {
 	sockets := &transport.Config{NetNS: p.ns, Link: p.index, MAC: []byte(p.r.Client.MAC), ARP: p.r.Client.DetectConflicts}
 	outside, err := p.outside()
 	if err != nil {
 		return nil, err
 	}
-	return transport.DialWitness(outside, func() (dhcpc.Transport[*dhcpc.Packet], error) { return transport.Dialer(sockets)(ctx, local) })
+	send := transport.DialRaw
+	if local.IsValid() {
+		send = transport.DialUDP
+	}
+	return transport.DialWitness(outside, func() (dhcpc.Transport[*dhcpc.Packet], error) { return send(sockets) })
 }
 
 // dial6 is dial for DHCPv6.

@@ -1,11 +1,11 @@
 package addr
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io/fs"
 	"net/netip"
-	"slices"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -88,43 +88,66 @@ type Filter struct {
 	Family uint8
 }
 
-// List gives the addresses that match a filter, which the kernel applies, in the
-// kernel's order. The error matches fs.ErrNotExist where there is no such link,
-// and tombolo.ErrInterrupted where the addresses changed faster than they could be
-// read.
+// List returns the addresses that match a filter, which the kernel applies, in the kernel's order. The error matches
+// fs.ErrNotExist where there is no such link, and tombolo.ErrInterrupted where the addresses changed faster than they
+// could be read. The list is then the last try's, which may lack addresses and have others twice.
 func (c *Conn) List(ctx context.Context, f Filter) ([]Address, error) {
 	var list []Address
+	err := c.walk(ctx, f, func() { list = nil }, func(a Address) error {
+		list = append(list, a)
+		return nil
+	})
+	return list, err
+}
+
+// walk lists addresses as they arrive, until each returns an error. It calls begin before each try.
+func (c *Conn) walk(ctx context.Context, f Filter, begin func(), each func(Address) error) error {
 	ask, err := nl.Marshal(unix.RTM_GETADDR, 0, header(f.Family, 0, 0, f.Link).MarshalBinary, nil)
-	err = c.nl.List("list addresses", ask, err, func(m netlink.Message) error {
+	return c.nl.Walk("list addresses", ask, err, begin, func(m netlink.Message) error {
 		if m.Header.Type != unix.RTM_NEWADDR {
 			return nil
 		}
 		a, err := decode(m.Data)
 		// A kernel that has no IPv6 lists all families where IPv6 is asked for.
 		if err == nil && (f.Family == 0 || f.Family == a.family()) {
-			list = append(list, a)
+			err = each(a)
 		}
 		return err
 	})
-	return list, err
+}
+
+// first returns the first IPv4 address of a link that matches, or nil if there is none.
+func (c *Conn) first(ctx context.Context, link int, matches func(*Address) bool) (*Address, error) {
+	var found *Address
+	err := c.walk(ctx, Filter{Link: link, Family: unix.AF_INET}, func() {}, func(have Address) error {
+		if !matches(&have) {
+			return nil
+		}
+		found = &have
+		return fs.SkipAll
+	})
+	if found != nil {
+		return found, nil
+	}
+	return nil, err
 }
 
 // Has reports whether the link has the address, by its Prefix and Link, and by its Peer if that is set. For IPv6 it asks
 // for the one address, for IPv4, which has no such request, it lists the link's.
 func (c *Conn) Has(ctx context.Context, a Address) (bool, error) {
-	same := func(have Address) bool {
+	same := func(have *Address) bool {
 		return have.Link == a.Link && have.Prefix == a.Prefix && (!a.Peer.IsValid() || have.peer() == a.Peer)
 	}
 	if a.is4() {
-		list, err := c.List(ctx, Filter{Link: a.Link, Family: unix.AF_INET})
-		return slices.ContainsFunc(list, same), err
+		have, err := c.first(ctx, a.Link, same)
+		return have != nil, err
 	}
 
 	have, err := c.get(ctx, &a)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
-	return err == nil && same(have), err
+	return err == nil && same(&have), err
 }
 
 // find gives the address which the kernel takes for the same as a, and
@@ -134,16 +157,13 @@ func (c *Conn) find(ctx context.Context, a *Address) (Address, error) {
 		return c.get(ctx, a)
 	}
 	// There is no get for IPv4.
-	list, err := c.List(ctx, Filter{Link: a.Link, Family: unix.AF_INET})
-	if err != nil {
-		return Address{}, err
+	have, err := c.first(ctx, a.Link, func(have *Address) bool {
+		return have.Prefix == a.Prefix && have.network() == a.network()
+	})
+	if have != nil {
+		return *have, nil
 	}
-	for _, have := range list {
-		if have.Prefix == a.Prefix && have.network() == a.network() {
-			return have, nil
-		}
-	}
-	return Address{}, &tombolo.OpError{Op: "find address", Object: a.String(), Err: fs.ErrNotExist}
+	return Address{}, cmp.Or[error](err, &tombolo.OpError{Op: "find address", Object: a.String(), Err: fs.ErrNotExist})
 }
 
 // peer is the other end's address, or the address itself where there is no peer,

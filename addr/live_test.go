@@ -397,3 +397,80 @@ func TestDialWithoutConfigIsTheCallersNamespace(t *testing.T) {
 	defer c.Close()
 	expect.Success(t, expect.Err(c.List(t.Context(), addr.Filter{})))
 }
+
+// While others come and go on a link, an address that is there all the time is in each list once, or the list is an
+// error. Has and Ensure find it at any rate.
+func TestListsAreWholeOrAnErrorWhileAddressesChange(t *testing.T) {
+	t.Parallel()
+	const n = 700 // in several parts
+	for name, at := range map[string]func(side byte, i int) netip.Prefix{
+		"IPv4": func(side byte, i int) netip.Prefix {
+			return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, side, byte(i >> 8), byte(i)}), 32)
+		},
+		"IPv6": func(side byte, i int) netip.Prefix {
+			return netip.PrefixFrom(netip.AddrFrom16([16]byte{0x20, 1, 0xd, 0xb8, side, 14: byte(i >> 8), 15: byte(i)}), 128)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := newHost(t)
+			ctx := t.Context()
+			// In front of the others: the kernel puts a smaller scope first, and for IPv6 the newest.
+			other := func(i int) addr.Address {
+				return addr.Address{Prefix: at(2, i%50), Link: h.eth0, Flags: addr.NoDAD, Scope: unix.RT_SCOPE_HOST}
+			}
+			stays := func(i int) addr.Address { return addr.Address{Prefix: at(1, i), Link: h.eth0, Flags: addr.NoDAD} }
+			for i := range n {
+				must.Succeed(t, h.c.Add(ctx, stays(i)))
+			}
+			family := nl.FamilyOf(at(1, 0).Addr())
+			list := func(f addr.Filter) {
+				have, err := h.c.List(ctx, f)
+				seen := map[netip.Prefix]int{}
+				for _, a := range have {
+					seen[a.Prefix]++
+				}
+				if errors.Is(err, tombolo.ErrInterrupted) {
+					expect.That(t, len(seen) > n/2, "with the error came %d addresses", len(seen))
+					return
+				}
+				must.Succeed(t, err)
+				for i := range n {
+					must.That(t, seen[at(1, i)] == 1, "%s is listed %d times", at(1, i), seen[at(1, i)])
+				}
+			}
+			list(addr.Filter{Link: h.eth0})
+
+			w := must.Of(addr.Dial(h.ns)).Get(t)
+			defer w.Close()
+			ended := make(chan error)
+			stop := make(chan struct{})
+			go func() {
+				for i := 0; ; i++ {
+					select {
+					case <-stop:
+						ended <- nil
+						return
+					default:
+					}
+					if err := errors.Join(w.Add(ctx, other(i)), w.Remove(ctx, other(i))); err != nil {
+						ended <- err
+						return
+					}
+				}
+			}()
+			for range 30 {
+				list(addr.Filter{Link: h.eth0, Family: family})
+				list(addr.Filter{Family: family})
+			}
+			for i := range n {
+				has, err := h.c.Has(ctx, stays(i))
+				expect.That(t, has && err == nil, "has %s: %t, %v", at(1, i), has, err)
+				changed, err := h.c.Ensure(ctx, stays(i))
+				expect.That(t, !changed && err == nil, "Ensure of %s: %t, %v", at(1, i), changed, err)
+			}
+			close(stop)
+			must.Succeed(t, <-ended)
+		})
+	}
+}

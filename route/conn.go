@@ -72,14 +72,18 @@ func (c *Conn) Ensure(ctx context.Context, r Route) (changed bool, _ error) {
 	// The kernel's look-up takes an address, not a prefix, a priority and a table,
 	// so there is no get that would do.
 	n := r.normal()
-	list, err := c.List(ctx, Filter{Family: n.Family, Table: n.Table, Link: n.Link})
+	isThere := false
+	err = c.walk(ctx, Filter{Family: n.Family, Table: n.Table, Link: n.Link}, func() {}, func(have Route) error {
+		if isThere = n.Matches(have); isThere {
+			return fs.SkipAll
+		}
+		return nil
+	})
+	if isThere {
+		return false, nil
+	}
 	if err != nil {
 		return false, err
-	}
-	for _, have := range list {
-		if n.Matches(have) {
-			return false, nil
-		}
 	}
 	err = c.Replace(ctx, r)
 	return err == nil, err
@@ -118,20 +122,26 @@ type Filter struct {
 // List gives the routes that match a filter, which the kernel applies, in the
 // kernel's order. A table that does not exist has none. The error matches
 // fs.ErrNotExist where there is no such link, and tombolo.ErrInterrupted where the
-// routes changed faster than they could be read.
+// routes changed faster than they could be read; the list is then the last try's, which may lack routes.
 func (c *Conn) List(ctx context.Context, f Filter) ([]Route, error) {
 	var list []Route
-	err := c.walk(ctx, f, func() { list = nil }, func(r Route) { list = append(list, r) })
+	err := c.walk(ctx, f, func() { list = nil }, func(r Route) error {
+		list = append(list, r)
+		return nil
+	})
 	return list, err
 }
 
-// Walk is List that keeps no route: a pod may have any number. each must not use the Conn, and may get a route twice
-// where routes changed meanwhile.
+// Walk is List that keeps no route: a pod may have any number. each must not use the Conn. Where routes changed
+// meanwhile, it may get a route twice, and miss another.
 func (c *Conn) Walk(ctx context.Context, f Filter, each func(Route)) error {
-	return c.walk(ctx, f, func() {}, each)
+	return c.walk(ctx, f, nil, func(r Route) error {
+		each(r)
+		return nil
+	})
 }
 
-func (c *Conn) walk(ctx context.Context, f Filter, begin func(), each func(Route)) error {
+func (c *Conn) walk(ctx context.Context, f Filter, begin func(), each func(Route) error) error {
 	ask, err := f.message()
 	err = c.nl.Walk("list routes", ask, err, begin, func(m netlink.Message) error {
 		if m.Header.Type != unix.RTM_NEWROUTE {
@@ -140,7 +150,7 @@ func (c *Conn) walk(ctx context.Context, f Filter, begin func(), each func(Route
 		r, known, err := decode(m.Data)
 		// A kernel that has no IPv6 lists all families where IPv6 is asked for.
 		if known && (f.Family == 0 || f.Family == r.Family) {
-			each(r)
+			err = cmp.Or(err, each(r))
 		}
 		return err
 	})

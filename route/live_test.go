@@ -472,3 +472,67 @@ func TestDelMatchesWhatIsSet(t *testing.T) {
 		})
 	}
 }
+
+// While others come and go, a route that is there all the time is in each list once, or the list is an error.
+func TestListsAreWholeOrAnErrorWhileRoutesChange(t *testing.T) {
+	t.Parallel()
+	for name, at := range map[string]func(side byte, i int) netip.Prefix{
+		"IPv4": func(side byte, i int) netip.Prefix {
+			return netip.PrefixFrom(netip.AddrFrom4([4]byte{20, side, byte(i >> 8), byte(i)}), 32)
+		},
+		"IPv6": func(side byte, i int) netip.Prefix {
+			return netip.PrefixFrom(netip.AddrFrom16([16]byte{0x20, 1, 0xd, 0xb8, side, 14: byte(i >> 8), 15: byte(i)}), 128)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := newHost(t)
+			ctx := t.Context()
+			const n = 700 // in several parts
+			for i := range n {
+				must.Succeed(t, h.c.Add(ctx, route.Route{Dst: at(2, i), Link: h.eth0}))
+			}
+			w := must.Of(route.Dial(h.ns)).Get(t)
+			defer w.Close()
+			ended, stop := make(chan error), make(chan struct{})
+			go func() {
+				for i := 0; ; i++ {
+					select {
+					case <-stop:
+						ended <- nil
+						return
+					default:
+					}
+					other := route.Route{Dst: at(1, i%50), Link: h.eth0} // ahead of the others
+					if err := errors.Join(w.Add(ctx, other), w.Remove(ctx, other)); err != nil {
+						ended <- err
+						return
+					}
+				}
+			}()
+			whole := 0
+			for range 60 {
+				list, err := h.c.List(ctx, route.Filter{Link: h.eth0, Family: nl.FamilyOf(at(1, 0).Addr())})
+				if errors.Is(err, tombolo.ErrInterrupted) {
+					continue
+				}
+				must.Succeed(t, err)
+				whole++
+				seen := map[netip.Prefix]int{}
+				for _, r := range list {
+					seen[r.Dst]++
+				}
+				for i := range n {
+					must.That(t, seen[at(2, i)] == 1, "%s is listed %d times", at(2, i), seen[at(2, i)])
+				}
+			}
+			for i := range n / 5 {
+				changed, err := h.c.Ensure(ctx, route.Route{Dst: at(2, i), Link: h.eth0})
+				expect.That(t, !changed && err == nil, "Ensure of %s: %t, %v", at(2, i), changed, err)
+			}
+			close(stop)
+			must.Succeed(t, <-ended)
+			t.Logf("%d of 60 lists are whole", whole)
+		})
+	}
+}

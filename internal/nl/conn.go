@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/fnv"
+	"io"
 	"sync"
 
 	"github.com/mdlayher/netlink"
@@ -234,17 +236,17 @@ func (r *request) take(m netlink.Message) {
 // half of all dumps, ten failures in a row never happened.
 const dumpTries = 20
 
-// List requests a list of objects. After the whole list has arrived, it calls each for every object. If the list
-// changed while the kernel wrote it, List requests it again. If that did not help, the error is
-// tombolo.ErrInterrupted. An error of each ends the list. The callback may keep the message's data. List sets Dump in
-// the flags of m. err is the error of building m.
+// List asks for a list of objects and calls each for every one, after the whole list has arrived. It asks again for a
+// list that changed while the kernel wrote it: see listing. If that does not help, List calls each for the objects of
+// the last try, which may lack some and have others twice, and returns tombolo.ErrInterrupted. An error of each ends
+// it. The message's data is the callback's to keep. Dump is set in the flags of m; err is the error of building m.
 func (c *Conn) List(op string, m netlink.Message, err error, each func(netlink.Message) error) error {
 	var list []netlink.Message
 	err = c.Walk(op, m, err, func() { list = nil }, func(m netlink.Message) error {
 		list = append(list, m)
 		return nil
 	})
-	if err != nil {
+	if err != nil && !errors.Is(err, tombolo.ErrInterrupted) {
 		return err
 	}
 
@@ -253,12 +255,12 @@ func (c *Conn) List(op string, m netlink.Message, err error, each func(netlink.M
 			return opError(op, nil, err, "")
 		}
 	}
-	return nil
+	return err
 }
 
-// Walk requests a list like List, but calls each while the objects arrive and keeps none, since a pod may have any
-// number of them. It calls begin before the first object, and again before each further attempt. Neither callback may
-// use the connection.
+// Walk is List that calls each as the objects arrive, and keeps none: a pod may have any number. It calls begin before
+// each try. With a nil begin it trusts the first list that the kernel does not mark, whatever listing says, so each may
+// miss an object. Neither function may use the connection.
 func (c *Conn) Walk(op string, m netlink.Message, err error, begin func(), each func(netlink.Message) error) error {
 	if err := c.Usable(); err != nil {
 		return err
@@ -270,9 +272,12 @@ func (c *Conn) Walk(op string, m netlink.Message, err error, begin func(), each 
 	if err := b.firstErr(); err != nil {
 		return err
 	}
-
+	l := listing(m.Header.Type)
+	if begin == nil {
+		begin, l = func() {}, kind{}
+	}
 	c.mu.Lock()
-	err = c.dump(&b, begin, each)
+	err = c.dump(&b, l, begin, each)
 	c.mu.Unlock()
 	var opErr *tombolo.OpError
 	if err == nil || errors.As(err, &opErr) {
@@ -282,20 +287,20 @@ func (c *Conn) Walk(op string, m netlink.Message, err error, begin func(), each 
 	return opError(op, nil, err, "")
 }
 
-// dump sends the request until a dump is not interrupted.
-func (c *Conn) dump(b *Batch, begin func(), each func(netlink.Message) error) error {
+func (c *Conn) dump(b *Batch, l kind, begin func(), each func(netlink.Message) error) error {
 	for range dumpTries {
 		begin()
-		seq := c.number(b)
-		if err := c.t.Send(b.buf); err != nil {
-			return fmt.Errorf("send: %w", err)
+		isUsed := c.buf != nil
+		r, err := c.read(b, l, each)
+		if err == nil && r.parts > 1 && l.keys != nil && !r.interrupted {
+			var again reading
+			again, err = c.readAgain(b, l, isUsed)
+			r.interrupted = again.interrupted || again.sum != r.sum
 		}
-
-		interrupted, err := c.readDump(b.reqs[0].op, seq, each)
 		if err != nil {
 			c.drain()
 		}
-		if err != nil || !interrupted {
+		if err != nil || !r.interrupted {
 			return err
 		}
 	}
@@ -303,50 +308,119 @@ func (c *Conn) dump(b *Batch, begin func(), each func(netlink.Message) error) er
 	return tombolo.ErrInterrupted
 }
 
-// readDump reads the answer to a dump request, and calls each for every object.
-func (c *Conn) readDump(op string, seq uint32, each func(netlink.Message) error) (interrupted bool, _ error) {
+// readAgain reads a list in parts that begin elsewhere: a loss between two parts could happen in both lists alike. The
+// first part is smaller on a socket that has not received anything yet. Without CAP_NET_ADMIN readAgain opens none.
+func (c *Conn) readAgain(b *Batch, l kind, isUsed bool) (reading, error) {
+	if _, isReal := c.t.(*socket); isReal && isUsed {
+		var t *socket
+		if err := c.Within(func() (err error) { t, err = newSocket(unix.NETLINK_ROUTE); return err }); err == nil {
+			defer t.Close()
+			c = New(t)
+		}
+	}
+	return c.read(b, l, func(netlink.Message) error { return nil })
+}
+
+// reading is one list as the kernel gave it.
+type reading struct {
+	interrupted bool   // the kernel marked it as changed meanwhile
+	parts       int    // datagrams with objects
+	sum         uint64 // of what identifies the objects, in their order
+}
+
+func (c *Conn) read(b *Batch, l kind, each func(netlink.Message) error) (r reading, _ error) {
+	seq := c.number(b)
+	if err := c.t.Send(b.buf); err != nil {
+		return r, fmt.Errorf("send: %w", err)
+	}
+	sum := fnv.New64a()
 	buf := c.buffer()
 	for {
 		n, err := c.t.Receive(buf)
 		if errors.Is(err, ErrEmpty) {
-			return false, ErrNoAnswer
+			return r, ErrNoAnswer
 		}
 
 		if err != nil {
-			return false, fmt.Errorf("receive: %w", err)
+			return r, fmt.Errorf("receive: %w", err)
 		}
-
+		before := r.parts
 		part := append([]byte(nil), buf[:n]...)
 		for len(part) > 0 {
 			var m netlink.Message
 			if m, part, err = next(part); err != nil {
-				return false, err
+				return r, err
 			}
 
 			if m.Header.Sequence != seq {
 				continue
 			}
-
-			interrupted = interrupted || m.Header.Flags&netlink.DumpInterrupted != 0
+			r.interrupted = r.interrupted || m.Header.Flags&netlink.DumpInterrupted != 0
 			switch m.Header.Type {
 			case netlink.Done:
-				return interrupted, dumpError(op, m)
+				r.sum = sum.Sum64()
+				return r, dumpError(b.reqs[0].op, m)
 			case netlink.Error:
 				errno, text, err := ackError(m)
 				if err == nil {
-					err = opError(op, nil, errno, text)
+					err = opError(b.reqs[0].op, nil, errno, text)
 				}
-				return false, err
+				return r, err
 			default:
+				r.parts = before + 1
+				l.identify(sum, m.Data)
 				if err := each(m); err != nil {
-					return false, err
+					return r, err
 				}
 			}
 		}
 	}
 }
 
-// dumpError returns the error in the message that ends a dump, or nil.
+// kind describes a kind of objects: how long the fixed header is, how much of it identifies an object, and which
+// attributes do so too.
+type kind struct {
+	header, head int
+	keys         []uint16
+}
+
+// listing returns the kind of objects in a list whose parts can contradict each other though the kernel does not mark
+// it as interrupted. Between two parts, a kernel counts objects instead of remembering the last one; it marks no list
+// of the addresses of one link, nor any of routes, neighbours, rules or filters, and since Linux 6.9 a list of all
+// addresses not reliably. If such a list comes in several parts, it is trusted only if a second one in other parts is
+// the same.
+//
+// The kind of other lists has no keys: links, nf_tables and next hops are marked, and flows and sockets are found again
+// by themselves.
+func listing(ask netlink.HeaderType) kind {
+	switch ask {
+	case unix.RTM_GETADDR:
+		return kind{unix.SizeofIfAddrmsg, unix.SizeofIfAddrmsg, []uint16{unix.IFA_ADDRESS, unix.IFA_LOCAL}}
+	case unix.RTM_GETROUTE:
+		return kind{unix.SizeofRtMsg, 8, []uint16{unix.RTA_DST, unix.RTA_OIF, unix.RTA_GATEWAY, unix.RTA_PRIORITY, unix.RTA_TABLE}}
+	case unix.RTM_GETNEIGH: // without the state, which changes with each packet
+		return kind{unix.SizeofNdMsg, 8, []uint16{unix.NDA_DST, unix.NDA_LLADDR}}
+	case unix.RTM_GETRULE:
+		return kind{unix.SizeofRtMsg, unix.SizeofRtMsg, []uint16{unix.FRA_PRIORITY, unix.FRA_SRC, unix.FRA_DST}}
+	case unix.RTM_GETTFILTER: // struct tcmsg has the handle and the priority
+		return kind{sizeofTcmsg, sizeofTcmsg, []uint16{unix.TCA_KIND}}
+	}
+	return kind{}
+}
+
+const sizeofTcmsg = 20
+
+// identify adds to a sum the bytes of an object's message that identify the object.
+func (k kind) identify(sum io.Writer, data []byte) {
+	if k.keys == nil {
+		return
+	}
+	_, _ = sum.Write(data[:min(k.head, len(data))]) // a hash returns no error
+	_, _ = sum.Write(Pick(data[min(k.header, len(data)):], k.keys...))
+}
+
+// dumpError reads the errno that ends a dump: 0, or why the kernel gave up
+// within it.
 func dumpError(op string, m netlink.Message) error {
 	if len(m.Data) < 4 {
 		return nil

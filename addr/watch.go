@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"net/netip"
 	"slices"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -46,11 +47,13 @@ func (w *Watch) Close() error {
 	return w.nl.Close()
 }
 
-// Wait waits until all the addresses of a link are usable, and ignores IPv4
-// ones, which always are. It asks conn where there is no announcement. The
-// error matches ErrDuplicate where duplicate address detection found another node,
-// and fs.ErrNotExist where an address went before it was usable: another program
-// deleted it, or its link, or set the link down. It is that of ctx when it is done.
+// Wait waits until all the addresses of a link are usable, also those that were so before Listen. It ignores IPv4
+// addresses, which always are. After 250 ms without an announcement it asks conn, and it goes on waiting for an address
+// that the link does not have yet.
+//
+// The error matches ErrDuplicate where duplicate address detection found another node, and fs.ErrNotExist where an
+// address went before it was usable: another program deleted it, or its link, or set the link down. When ctx is done,
+// the error is ctx's.
 func (w *Watch) Wait(ctx context.Context, conn *Conn, link int, addrs ...netip.Addr) error {
 	pending := slices.DeleteFunc(slices.Clone(addrs), netip.Addr.Is4)
 	for len(pending) > 0 {
@@ -73,8 +76,12 @@ func (w *Watch) Wait(ctx context.Context, conn *Conn, link int, addrs ...netip.A
 	return nil
 }
 
-// heard gives the addresses that were announced next. Where announcements were
-// lost, it gives those pending, as they are.
+// askAfter is how long Wait waits for an announcement before it asks. It is longer than the kernel's worker takes on a
+// busy machine: an address that needs no detection looks usable before the worker has made it so.
+const askAfter = 250 * time.Millisecond
+
+// heard returns the addresses that were announced next. If announcements were lost, or none came in time, it returns
+// the pending addresses as they are.
 func (w *Watch) heard(ctx context.Context, conn *Conn, link int, pending []netip.Addr) ([]Address, error) {
 	var list []Address
 	look := func(last Address) error {
@@ -82,7 +89,12 @@ func (w *Watch) heard(ctx context.Context, conn *Conn, link int, pending []netip
 		list = append(list, a)
 		return err
 	}
-	messages, err := w.nl.Next(ctx)
+	quiet, cancel := context.WithTimeout(ctx, askAfter)
+	defer cancel()
+	messages, err := w.nl.Next(quiet)
+	if err != nil && quiet.Err() != nil && ctx.Err() == nil {
+		return conn.present(ctx, link, pending)
+	}
 	if errors.Is(err, unix.ENOBUFS) {
 		for _, a := range pending {
 			if err := look(Address{Prefix: netip.PrefixFrom(a, a.BitLen()), Link: link}); err != nil {
@@ -109,6 +121,21 @@ func (w *Watch) heard(ctx context.Context, conn *Conn, link int, pending []netip
 			if err := look(a); err != nil {
 				return nil, err
 			}
+		}
+	}
+	return list, nil
+}
+
+// present returns those of the addresses that the link has.
+func (c *Conn) present(ctx context.Context, link int, addrs []netip.Addr) ([]Address, error) {
+	var list []Address
+	for _, a := range addrs {
+		have, err := c.get(ctx, &Address{Prefix: netip.PrefixFrom(a, a.BitLen()), Link: link})
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+		if err == nil {
+			list = append(list, have)
 		}
 	}
 	return list, nil

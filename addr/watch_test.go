@@ -193,3 +193,24 @@ func TestAddressThatCannotSettleIsAnError(t *testing.T) {
 		})
 	}
 }
+
+// As programs do that are started again: the second time there is nothing to announce.
+func TestWaitForWhatWasUsableBefore(t *testing.T) {
+	t.Parallel()
+	s := newSettling(t)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	a := addr.Address{Prefix: nstest.Prefix("fd00::1/64"), Link: s.eth1}
+	for _, want := range []bool{true, false} {
+		changed, err := s.c.Ensure(ctx, a)
+		expect.That(t, changed == want && err == nil, "changed: %t, %v", changed, err)
+		expect.Success(t, s.watch.Wait(ctx, s.c, s.eth1, a.Prefix.Addr()), "wait after an Ensure that changed: %t", want)
+	}
+	later := must.Of(addr.Listen(s.ns)).Get(t)
+	defer later.Close()
+	expect.Success(t, later.Wait(ctx, s.c, s.eth1, a.Prefix.Addr()), "wait of one that began later")
+	// What is not there yet may come.
+	soon, end := context.WithTimeout(ctx, time.Second)
+	defer end()
+	expect.Is(t, later.Wait(soon, s.c, s.eth1, nstest.Addr("fd00::2")), context.DeadlineExceeded)
+}

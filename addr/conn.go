@@ -51,9 +51,9 @@ func (c *Conn) Add(ctx context.Context, a Address) error {
 	return c.change(ctx, "add address", &a, unix.RTM_NEWADDR, netlink.Create|netlink.Excl)
 }
 
-// Replace adds an address, or overwrites what the kernel lets be overwritten of
-// one that is there: lifetimes, Metric and Protocol, for IPv6 also Flags and Peer.
-// The rest is left as it is, without an error; Ensure corrects that too.
+// Replace adds an address, or overwrites the fields of one that is there as far as the kernel allows: lifetimes, Metric
+// and Protocol, for IPv6 also Flags and Peer, but not back to a Metric of 0 or to no Peer. It leaves the other fields as
+// they are, without an error; Ensure corrects those too.
 func (c *Conn) Replace(ctx context.Context, a Address) error {
 	return c.change(ctx, "replace address", &a, unix.RTM_NEWADDR, netlink.Create|netlink.Replace)
 }
@@ -198,16 +198,20 @@ func (c *Conn) get(ctx context.Context, a *Address) (Address, error) {
 	return have, err
 }
 
-// Ensure makes a link have an address as it is given, and says whether it had to
-// change anything. A Broadcast, Label or Protocol that is not set is not compared.
-// A finite lifetime starts anew, which is a change unless the seconds left are the
-// same.
+// Ensure makes a link have an address as it is given, and reports whether it had to change anything. It leaves a
+// Broadcast, Label or Protocol that the address has if the field is not set. A finite lifetime starts anew, which is a
+// change unless the seconds left are the same. An IPv4 address of another prefix length, or whose Peer is in another
+// network, is another address to the kernel: Ensure adds it beside the first.
 //
-// Where the kernel cannot change a property in place, Ensure deletes the address and adds it again, in one message;
-// if the kernel refuses the new one, Ensure puts the old one back. For IPv4 such properties are Flags, Scope,
-// Broadcast, Label and Peer, and Remove says what else a deletion takes along; for IPv6 they are the prefix length
-// (a link has an IPv6 address only once), and an address that is not usable: one whose duplicate address detection
-// failed, or is under way though IFA_F_NODAD is asked for.
+// Where the kernel cannot change a property in place, Ensure deletes the address and adds it again, in one message.
+// If the kernel refuses the new one, Ensure puts the old one back. Remove says what else a deletion takes along.
+//
+//   - For IPv4, such properties are Flags, Scope, Broadcast, Label and Peer.
+//   - For IPv6 they are the prefix length, a Peer that goes and a Metric that goes.
+//   - An IPv6 address that is not usable is added again too: its duplicate address detection failed, or is under way
+//     though IFA_F_NODAD is asked for.
+//
+// To wait until an IPv6 address is usable, see Watch.Wait.
 func (c *Conn) Ensure(ctx context.Context, a Address) (changed bool, _ error) {
 	err := c.Add(ctx, a)
 	if !errors.Is(err, fs.ErrExist) {
@@ -265,8 +269,10 @@ func (a *Address) compare(have *Address) difference {
 	}
 	unusable := have.Flags&unix.IFA_F_DADFAILED != 0 || have.Flags&unix.IFA_F_TENTATIVE != 0 && a.Flags&unix.IFA_F_NODAD != 0
 	switch {
-	case a.Prefix != have.Prefix, fixed != 0, !a.is4() && unusable:
+	case a.Prefix != have.Prefix, fixed != 0:
 		return deletable
+	case !a.is4() && (unusable || !a.Peer.IsValid() && have.Peer.IsValid() || a.Metric == 0 && have.Metric != 0):
+		return deletable // the kernel passes over what a request does not have
 	case a.is4() && (a.scope() != have.Scope || a.peer() != have.peer() ||
 		a.Broadcast.IsValid() && a.Broadcast != have.Broadcast ||
 		a.Label != "" && a.Label != have.Label):

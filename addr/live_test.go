@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"net/netip"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -471,6 +472,106 @@ func TestListsAreWholeOrAnErrorWhileAddressesChange(t *testing.T) {
 			}
 			close(stop)
 			must.Succeed(t, <-ended)
+		})
+	}
+}
+
+// What List returned, changed in one field and given to Ensure, changes that field in the kernel and no other, and a
+// second Ensure changes nothing. Replace changes what its comment says.
+func TestOneFieldOfAListedAddressIsChanged(t *testing.T) {
+	t.Parallel()
+	p, a := nstest.Prefix, nstest.Addr
+	hour, minute := time.Hour, time.Minute
+	type change struct {
+		name     string
+		replaces bool
+		do       func(a *addr.Address)
+	}
+	both := []change{
+		{"Valid", true, func(a *addr.Address) { a.Valid, a.Preferred = &hour, &hour }},
+		{"Valid and Preferred", true, func(a *addr.Address) { a.Valid, a.Preferred = &hour, &minute }},
+		{"for ever", true, func(a *addr.Address) { a.Valid, a.Preferred = nil, nil }},
+		{"deprecated", true, func(a *addr.Address) { a.Valid, a.Preferred = nil, new(time.Duration) }},
+		{"Protocol", true, func(a *addr.Address) { a.Protocol = 9 }},
+		{"Metric", true, func(a *addr.Address) { a.Metric = 99 }},
+		{"no prefix route", false, func(a *addr.Address) { a.Flags |= unix.IFA_F_NOPREFIXROUTE }},
+		{"prefix route", false, func(a *addr.Address) { a.Flags &^= unix.IFA_F_NOPREFIXROUTE }},
+	}
+	for _, f := range []struct {
+		name    string
+		from    []addr.Address
+		changes []change
+	}{
+		{"IPv4", []addr.Address{
+			{Prefix: p("10.0.0.1/24")},
+			{Prefix: p("10.0.0.1/24"), Peer: a("10.0.0.9"), Broadcast: a("10.0.0.255"), Label: "eth0:x", Scope: unix.RT_SCOPE_LINK,
+				Flags: unix.IFA_F_NOPREFIXROUTE, Valid: &hour, Preferred: &minute, Protocol: 7, Metric: 50},
+		}, []change{
+			{"no Metric", true, func(a *addr.Address) { a.Metric = 0 }},
+			{"Peer", false, func(p *addr.Address) { p.Peer = a("10.0.0.10") }},
+			{"no Peer", false, func(a *addr.Address) { a.Peer = netip.Addr{} }},
+			{"Broadcast", false, func(p *addr.Address) { p.Broadcast = a("10.0.0.128") }},
+			{"Label", false, func(a *addr.Address) { a.Label = "eth0:y" }},
+			{"Scope", false, func(a *addr.Address) { a.Scope = unix.RT_SCOPE_HOST }},
+		}},
+		{"IPv6", []addr.Address{
+			{Prefix: p("fd00::1/64"), Flags: addr.NoDAD},
+			{Prefix: p("fd00::1/64"), Peer: a("fd00::9"), Flags: addr.NoDAD | unix.IFA_F_NOPREFIXROUTE | unix.IFA_F_HOMEADDRESS,
+				Valid: &hour, Preferred: &minute, Protocol: 7, Metric: 50},
+		}, []change{
+			{"prefix length", false, func(a *addr.Address) { a.Prefix = p("fd00::1/80") }},
+			{"Peer", true, func(p *addr.Address) { p.Peer = a("fd00::10") }},
+			{"no Metric", false, func(a *addr.Address) { a.Metric = 0 }},
+			{"no Peer", false, func(a *addr.Address) { a.Peer = netip.Addr{} }},
+			{"home address", true, func(a *addr.Address) { a.Flags ^= unix.IFA_F_HOMEADDRESS }},
+		}},
+	} {
+		t.Run(f.name, func(t *testing.T) {
+			t.Parallel()
+			h := newHost(t)
+			ctx := t.Context()
+			only := func() addr.Address {
+				t.Helper()
+				list := must.Of(h.c.List(ctx, addr.Filter{Link: h.eth0, Family: nl.FamilyOf(f.from[0].Prefix.Addr())})).Get(t)
+				must.That(t, len(list) == 1, "the link has %v", list)
+				return list[0]
+			}
+			shown := func(a addr.Address) addr.Address { // without what follows from other fields
+				a.Flags &^= unix.IFA_F_PERMANENT | unix.IFA_F_DEPRECATED | unix.IFA_F_NODAD
+				for _, d := range []**time.Duration{&a.Valid, &a.Preferred} {
+					if *d != nil {
+						*d = new((**d + time.Minute - time.Second).Truncate(time.Minute))
+					}
+				}
+				return a
+			}
+			for i, from := range f.from {
+				for _, c := range slices.Concat(both, f.changes) {
+					name := fmt.Sprint(i, " ", c.name)
+					from.Link = h.eth0
+					for _, write := range []func(a addr.Address) error{
+						func(a addr.Address) error {
+							_, err := h.c.Ensure(ctx, a)
+							return err
+						},
+						func(a addr.Address) error { return h.c.Replace(ctx, a) },
+					} {
+						must.Succeed(t, h.c.Add(ctx, from), name)
+						want := only()
+						c.do(&want)
+						must.Succeed(t, write(want), name)
+						have := only()
+						diff := cmp.Diff(shown(want), shown(have), cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{}))
+						expect.That(t, diff == "", "%s (-want +have):\n%s", name, diff)
+						changed, err := h.c.Ensure(ctx, want)
+						expect.That(t, err == nil && (!changed || want.Valid != nil), "%s: another Ensure: %t, %v", name, changed, err)
+						must.Succeed(t, h.c.Remove(ctx, only()), name)
+						if !c.replaces {
+							break
+						}
+					}
+				}
+			}
 		})
 	}
 }

@@ -61,9 +61,9 @@ func (c *Conn) Replace(ctx context.Context, r Route) error {
 	return c.change(ctx, "replace route", &r, unix.RTM_NEWROUTE, netlink.Create|netlink.Replace)
 }
 
-// Ensure makes a table have a route as it is given, and says whether it had to
-// change anything: see Route.Matches for what counts as the same. Another in its
-// place is replaced.
+// Ensure makes a table have a route as it is given, and reports whether it had to change anything. It replaces another
+// route in its place: see Route.Matches for the fields that it compares. Expires starts anew, which is a change unless
+// the seconds left are the same.
 func (c *Conn) Ensure(ctx context.Context, r Route) (changed bool, _ error) {
 	err := c.Add(ctx, r)
 	if !errors.Is(err, fs.ErrExist) {
@@ -74,7 +74,7 @@ func (c *Conn) Ensure(ctx context.Context, r Route) (changed bool, _ error) {
 	n := r.normal()
 	isThere := false
 	err = c.walk(ctx, Filter{Family: n.Family, Table: n.Table, Link: n.Link}, func() {}, func(have Route) error {
-		if isThere = n.Matches(have); isThere {
+		if isThere = n.Matches(have) && (n.Expires == nil || seconds(*n.Expires) == seconds(*have.Expires)); isThere {
 			return fs.SkipAll
 		}
 		return nil

@@ -43,7 +43,7 @@ func TestRequestBytes(t *testing.T) {
 	p, a := nstest.Prefix, nstest.Addr
 	full := route.Route{Dst: p("10.0.0.0/8"), Gateway: a("10.1.0.1"), Link: 3, OnLink: true, Source: a("10.1.0.2"), Priority: 7, Table: 1000,
 		Scope: ptr(uint8(unix.RT_SCOPE_SITE)), Protocol: unix.RTPROT_STATIC, TOS: 8, MTU: 1400, AdvMSS: 1360,
-		Other: metrics(unix.RTAX_MTU, 1400, unix.RTAX_ADVMSS, 1360, unix.RTAX_INITCWND, 10)}
+		Other: metrics(unix.RTAX_INITCWND, 10)}
 	var text string
 	record := func(command string, header int, do func(*nl.Conn) error) {
 		rec := nltest.Record(nltest.NewFake(nltest.AckAll))

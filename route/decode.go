@@ -98,25 +98,28 @@ func (r *Route) decodeAttr(ad *netlink.AttributeDecoder) {
 	}
 }
 
-// decodeMetrics reads those that have fields, and keeps all where there are others.
+// decodeMetrics reads the metrics that have fields, and keeps the others in one RTA_METRICS.
 func (r *Route) decodeMetrics(ad *netlink.AttributeDecoder) {
-	others := false
 	ad.Do(func(b []byte) error {
-		return nl.Decode(b, func(ad *netlink.AttributeDecoder) error {
+		var others []netlink.Attribute
+		err := nl.Decode(b, func(ad *netlink.AttributeDecoder) error {
 			switch ad.Type() {
 			case unix.RTAX_MTU:
 				r.MTU = ad.Uint32()
 			case unix.RTAX_ADVMSS:
 				r.AdvMSS = ad.Uint32()
 			default:
-				others = true
+				others = append(others, nl.Keep(ad))
 			}
 			return nil
 		})
+		if err != nil || len(others) == 0 {
+			return err
+		}
+		data, err := netlink.MarshalAttributes(others)
+		r.Other = append(r.Other, netlink.Attribute{Type: unix.RTA_METRICS, Data: data})
+		return err
 	})
-	if others {
-		r.Other = append(r.Other, nl.Keep(ad))
-	}
 }
 
 // expires reads struct rta_cacheinfo, whose third number is in USER_HZ, which is

@@ -107,7 +107,6 @@ func (n *Route) attributes(q *request) error {
 	if err := n.keyAttributes(q); err != nil {
 		return err
 	}
-	n.metrics(q)
 	if others := n.others(); len(others) > 0 {
 		q.more(func(ae *netlink.AttributeEncoder) { nl.PutOther(ae, others) })
 	}
@@ -212,23 +211,42 @@ func (n *Route) rtnexthops(hops []rtnetlink.NextHop) ([]byte, error) {
 	return b, nil
 }
 
-// others are the attributes in Other that belong to the route: if it has a nexthop object, the encapsulation is
-// that object's.
-func (n *Route) others() []netlink.Attribute {
-	if n.NexthopID == 0 {
-		return n.Other
+// others returns the attributes in Other that belong to the route, with MTU and AdvMSS among the metrics. If the route
+// has a nexthop object, the encapsulation is that object's.
+func (n *Route) others() (list []netlink.Attribute) {
+	metrics := netlink.Attribute{Type: unix.RTA_METRICS}
+	for _, a := range n.Other {
+		switch nl.TypeOf(a) {
+		case unix.RTA_METRICS:
+			metrics = a
+		case unix.RTA_ENCAP, unix.RTA_ENCAP_TYPE:
+			if n.NexthopID != 0 {
+				continue
+			}
+			fallthrough
+		default:
+			list = append(list, a)
+		}
 	}
-	return slices.DeleteFunc(slices.Clone(n.Other), func(a netlink.Attribute) bool {
-		return nl.TypeOf(a) == unix.RTA_ENCAP || nl.TypeOf(a) == unix.RTA_ENCAP_TYPE
-	})
+
+	for _, m := range []struct {
+		typ   uint16
+		value uint32
+	}{{unix.RTAX_MTU, n.MTU}, {unix.RTAX_ADVMSS, n.AdvMSS}} {
+		if m.value != 0 {
+			metrics.Data = append(slices.Clip(metrics.Data), metric(m.typ, m.value)...)
+		}
+	}
+	if len(metrics.Data) > 0 {
+		list = append(list, metrics)
+	}
+	return list
 }
 
-// metrics has the library write the two that have fields, where those of the kernel are not kept whole.
-func (n *Route) metrics(q *request) {
-	kept := slices.ContainsFunc(n.Other, func(a netlink.Attribute) bool { return nl.TypeOf(a) == unix.RTA_METRICS })
-	if !kept && (n.MTU != 0 || n.AdvMSS != 0) {
-		q.Attributes.Metrics = &rtnetlink.RouteMetrics{MTU: n.MTU, AdvMSS: n.AdvMSS}
-	}
+// metric writes an attribute of RTA_METRICS.
+func metric(typ uint16, value uint32) []byte {
+	b := binary.NativeEndian.AppendUint16(nil, unix.NLA_HDRLEN+4)
+	return binary.NativeEndian.AppendUint32(binary.NativeEndian.AppendUint16(b, typ), value)
 }
 
 // seconds rounds up; a time that is over is 1 s, since 0 would mean never.

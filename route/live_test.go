@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
@@ -138,7 +139,7 @@ func routes(h host) []struct {
 		{"IPv4 default through an IPv6 gateway", route.Route{Family: unix.AF_INET, Gateway: a("fd01::1"), Link: h.eth0},
 			"unicast default via inet6 fd01::1 dev eth0 proto 116 scope global"},
 		{"other metrics", route.Route{Dst: p("192.0.2.0/24"), Link: h.eth0, MTU: 1300,
-			Other: metrics(unix.RTAX_LOCK, 1<<unix.RTAX_MTU, unix.RTAX_MTU, 1300, unix.RTAX_INITCWND, 20)},
+			Other: metrics(unix.RTAX_LOCK, 1<<unix.RTAX_MTU, unix.RTAX_INITCWND, 20)},
 			"unicast 192.0.2.0/24 dev eth0 proto 116 scope link mtu lock 1300 initcwnd 20"},
 		{"several next hops", route.Route{Dst: p("192.0.2.0/24"), Nexthops: []route.Nexthop{
 			{Gateway: a("10.1.0.1"), Weight: 3}, {Gateway: a("fd02::1"), Link: h.eth1}, {Gateway: a("198.51.100.1"), Link: h.eth1, OnLink: true}}},
@@ -533,6 +534,106 @@ func TestListsAreWholeOrAnErrorWhileRoutesChange(t *testing.T) {
 			close(stop)
 			must.Succeed(t, <-ended)
 			t.Logf("%d of 60 lists are whole", whole)
+		})
+	}
+}
+
+// What List returned, changed in one field and given to Ensure, changes that field in the kernel and no other, and a
+// second Ensure changes nothing. Each row starts from a route that has as many fields as its family takes.
+func TestOneFieldOfAListedRouteIsChanged(t *testing.T) {
+	t.Parallel()
+	p, a := nstest.Prefix, nstest.Addr
+	hour := time.Hour
+	type change struct {
+		name string
+		do   func(r *route.Route, h host)
+	}
+	both := []change{
+		{"no MTU", func(r *route.Route, _ host) { r.MTU = 0 }},
+		{"MTU", func(r *route.Route, _ host) { r.MTU = 1310 }},
+		{"AdvMSS", func(r *route.Route, _ host) { r.AdvMSS = 1210 }},
+		{"no AdvMSS", func(r *route.Route, _ host) { r.AdvMSS = 0 }},
+		{"neither", func(r *route.Route, _ host) { r.AdvMSS, r.MTU = 0, 0 }},
+		{"another metric", func(r *route.Route, _ host) { r.Other = metrics(unix.RTAX_INITCWND, 30) }},
+		{"one metric more", func(r *route.Route, _ host) { r.Other = metrics(unix.RTAX_INITCWND, 20, unix.RTAX_INITRWND, 40) }},
+		{"Protocol", func(r *route.Route, _ host) { r.Protocol = 77 }},
+		{"no Source", func(r *route.Route, _ host) { r.Source = netip.Addr{} }},
+		{"OnLink", func(r *route.Route, _ host) { r.OnLink = true }},
+		{"blackhole", func(r *route.Route, _ host) {
+			r.Type, r.Gateway, r.Link, r.Source = unix.RTN_BLACKHOLE, netip.Addr{}, 0, netip.Addr{}
+		}},
+		{"on the link", func(r *route.Route, _ host) { r.Gateway, r.Scope = netip.Addr{}, nil }},
+	}
+	for _, f := range []struct {
+		name    string
+		from    route.Route
+		changes []change
+	}{
+		{"IPv4", route.Route{Dst: p("192.0.2.0/24"), Gateway: a("10.1.0.1"), Source: a("10.1.0.2")}, []change{
+			{"Gateway", func(r *route.Route, _ host) { r.Gateway = a("10.1.0.3") }},
+			{"Gateway of IPv6", func(r *route.Route, _ host) { r.Gateway = a("fd01::1") }},
+			{"Link", func(r *route.Route, h host) { r.Gateway, r.Link = a("10.2.0.1"), h.eth1 }},
+			{"Source", func(r *route.Route, _ host) { r.Source = a("10.2.0.2") }},
+			{"Scope", func(r *route.Route, _ host) { r.Scope = new(uint8(150)) }},
+			{"Nexthops", func(r *route.Route, h host) {
+				r.Gateway, r.Link = netip.Addr{}, 0
+				r.Nexthops = []route.Nexthop{{Gateway: a("10.1.0.1"), Link: h.eth0, Weight: 2}, {Gateway: a("10.2.0.1"), Link: h.eth1, Weight: 1}}
+			}},
+		}},
+		{"IPv6", route.Route{Dst: p("2001:db8::/64"), Gateway: a("fd01::1"), Source: a("fd01::2")}, []change{
+			{"Gateway", func(r *route.Route, _ host) { r.Gateway = a("fd01::3") }},
+			{"Link", func(r *route.Route, h host) { r.Gateway, r.Link = a("fd02::1"), h.eth1 }},
+			{"Source", func(r *route.Route, _ host) { r.Source = a("fd02::2") }},
+			{"Pref", func(r *route.Route, _ host) { r.Pref = 1 }},
+			{"Expires", func(r *route.Route, _ host) { r.Expires = &hour }},
+			{"Nexthops", func(r *route.Route, h host) {
+				r.Gateway, r.Link = netip.Addr{}, 0
+				r.Nexthops = []route.Nexthop{{Gateway: a("fd01::1"), Link: h.eth0, Weight: 2}, {Gateway: a("fd02::1"), Link: h.eth1, Weight: 1}}
+			}},
+		}},
+	} {
+		t.Run(f.name, func(t *testing.T) {
+			t.Parallel()
+			h := newHost(t)
+			ctx := t.Context()
+			only := func() route.Route {
+				t.Helper()
+				list := must.Of(h.c.List(ctx, route.Filter{Table: 100, Family: nl.FamilyOf(f.from.Dst.Addr())})).Get(t)
+				must.That(t, len(list) == 1, "the table has %v", list)
+				list[0].Flags = 0
+				for i := range list[0].Nexthops {
+					list[0].Nexthops[i].Flags = 0
+				}
+				return list[0]
+			}
+			for _, c := range slices.Concat(both, f.changes) {
+				f.from.Link, f.from.Table, f.from.Priority, f.from.MTU, f.from.AdvMSS = h.eth0, 100, 7, 1300, 1200
+				f.from.Other = metrics(unix.RTAX_INITCWND, 20)
+				must.Succeed(t, h.c.Add(ctx, f.from), c.name)
+				want := only()
+				changed, err := h.c.Ensure(ctx, want)
+				expect.That(t, !changed && err == nil, "%s: Ensure of a listed route: %t, %v", c.name, changed, err)
+
+				c.do(&want, h)
+				for i, changes := range []bool{true, false} {
+					changed, err := h.c.Ensure(ctx, want)
+					changed = changed && (changes || want.Expires == nil) // a second may have passed
+					expect.That(t, changed == changes && err == nil, "%s: Ensure %d: %t, %v", c.name, i, changed, err)
+				}
+				have := only()
+				if want.Scope == nil || want.Type == unix.RTN_BLACKHOLE {
+					want.Scope, have.Scope, have.Link = nil, nil, want.Link
+				}
+				if have.Expires != nil && want.Expires != nil && (*want.Expires-*have.Expires).Abs() < time.Minute {
+					have.Expires = want.Expires
+				}
+				for i := range want.Other { // as the kernel has it
+					want.Other[i].Type &^= netlink.Nested
+				}
+				diff := cmp.Diff(want, have, cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{}))
+				expect.That(t, diff == "", "%s (-want +have):\n%s", c.name, diff)
+				must.Succeed(t, h.c.Remove(ctx, have), c.name)
+			}
 		})
 	}
 }

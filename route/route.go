@@ -1,6 +1,7 @@
 package route
 
 import (
+	"bytes"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -71,9 +72,9 @@ type Route struct {
 
 	// Flags are the kernel's own (RTM_F_* and RTNH_F_*), and not sent.
 	Flags uint32 `json:"flags,omitempty"`
-	// Other are attributes (RTA_*) that the kernel gave and that this package has no field
-	// for: encapsulation, realms, and RTA_METRICS that has others than those two. They are sent as they are,
-	// since a route without them is another.
+	// Other are attributes (RTA_*) that have no field here: encapsulation, realms, and RTA_METRICS with metrics other
+	// than MTU and AdvMSS, which are sent together with those two. List and Get return them, and they are sent as they
+	// are. Matches compares them only if there are any.
 	Other []netlink.Attribute `json:"other,omitempty"`
 }
 
@@ -228,9 +229,9 @@ func (r *Route) customaryScope() uint8 {
 	return unix.RT_SCOPE_UNIVERSE
 }
 
-// Matches says whether have, as the kernel lists it, is what adding r makes: CHECK uses it. A Link of 0 is not
-// compared where there is a Gateway, nor are Flags, Other and the time that is left of Expires; the contents of a
-// nexthop object are not compared.
+// Matches reports whether have, as the kernel lists it, is the route that adding r makes: CHECK uses it. It does not
+// compare a Link of 0 where there is a Gateway, an empty Other, Flags, the contents of a nexthop object, and the time
+// that is left of Expires.
 func (r Route) Matches(have Route) bool {
 	want := r.normal()
 	have = have.normal()
@@ -238,7 +239,14 @@ func (r Route) Matches(have Route) bool {
 		want.Source == have.Source &&
 		want.Protocol == have.Protocol && want.Type == have.Type && *want.Scope == *have.Scope &&
 		want.MTU == have.MTU && want.AdvMSS == have.AdvMSS &&
-		want.Pref == have.Pref && (want.Expires == nil) == (have.Expires == nil)
+		want.Pref == have.Pref && (want.Expires == nil) == (have.Expires == nil) && want.sameOthers(&have)
+}
+
+// sameOthers reports whether have has the attributes in Other, if there are any.
+func (r *Route) sameOthers(have *Route) bool {
+	return len(r.Other) == 0 || slices.EqualFunc(r.Other, have.Other, func(a, b netlink.Attribute) bool {
+		return nl.TypeOf(a) == nl.TypeOf(b) && bytes.Equal(a.Data, b.Data)
+	})
 }
 
 func (r *Route) sameKey(have *Route) bool {

@@ -291,7 +291,7 @@ func (c *Conn) dump(b *Batch, l kind, begin func(), each func(netlink.Message) e
 	for range dumpTries {
 		begin()
 		isUsed := c.buf != nil
-		r, err := c.read(b, l, each)
+		r, err := c.readDump(b, l, each)
 		if err == nil && r.parts > 1 && l.keys != nil && !r.interrupted {
 			var again reading
 			again, err = c.readAgain(b, l, isUsed)
@@ -318,7 +318,7 @@ func (c *Conn) readAgain(b *Batch, l kind, isUsed bool) (reading, error) {
 			c = New(t)
 		}
 	}
-	return c.read(b, l, func(netlink.Message) error { return nil })
+	return c.readDump(b, l, func(netlink.Message) error { return nil })
 }
 
 // reading is one list as the kernel gave it.
@@ -328,7 +328,7 @@ type reading struct {
 	sum         uint64 // of what identifies the objects, in their order
 }
 
-func (c *Conn) read(b *Batch, l kind, each func(netlink.Message) error) (r reading, _ error) {
+func (c *Conn) readDump(b *Batch, l kind, each func(netlink.Message) error) (r reading, _ error) {
 	seq := c.number(b)
 	if err := c.t.Send(b.buf); err != nil {
 		return r, fmt.Errorf("send: %w", err)

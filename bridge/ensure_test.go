@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
@@ -365,4 +366,45 @@ func TestBridgeThatWasMadeByHalvesIsFinishedByTheNext(t *testing.T) {
 	theirs := bridge.Bridge{Name: "br8", Alias: "mine"}
 	l, _, err = ensure(t, n.conn, theirs)
 	expect.That(t, err == nil && l.Alias == "" && l.Group == 5, "somebody else's: %+v, %v", l, err)
+}
+
+// Each field of a Bridge, changed in one that is there, changes that of the kernel and no other, and a second Ensure
+// changes nothing. The zero value leaves what is there.
+func TestOneFieldOfABridgeIsChanged(t *testing.T) {
+	t.Parallel()
+	n := &node{ns: nstest.New(t)}
+	n.conn = must.Of(bridge.Dial(n.ns)).Get(t)
+	defer n.conn.Close()
+	br := bridge.Bridge{Name: "br0", Alias: "mine", MAC: []byte{2, 0, 0, 0, 0, 1}, MTU: 1400, Promiscuous: new(true), NFCall: new(true), MaxLearned: 100}
+	want, _, err := ensure(t, n.conn, br)
+	must.Succeed(t, err)
+	for _, c := range []struct {
+		name   string
+		change func(br *bridge.Bridge, want *bridge.Link)
+	}{
+		{"nothing", func(*bridge.Bridge, *bridge.Link) {}},
+		{"MAC", func(br *bridge.Bridge, want *bridge.Link) { br.MAC = []byte{2, 0, 0, 0, 0, 9}; want.MAC = br.MAC }},
+		{"MTU", func(br *bridge.Bridge, want *bridge.Link) { br.MTU, want.MTU = 1300, 1300 }},
+		{"Promiscuous", func(br *bridge.Bridge, want *bridge.Link) { br.Promiscuous, want.Promiscuous = new(false), false }},
+		{"NFCall", func(br *bridge.Bridge, want *bridge.Link) {
+			br.NFCall, want.Bridge.NFCallIPTables, want.Bridge.NFCallIP6Tables = new(false), false, false
+		}},
+		{"MaxLearned", func(br *bridge.Bridge, want *bridge.Link) {
+			br.MaxLearned, want.Bridge.MaxLearned = 200, new(uint32(200))
+		}},
+		{"all back to zero", func(br *bridge.Bridge, _ *bridge.Link) { *br = bridge.Bridge{Name: br.Name, Alias: br.Alias} }},
+	} {
+		before := *want.Bridge
+		c.change(&br, want)
+		changes := c.name != "nothing" && c.name != "all back to zero"
+		for i, changed := range []bool{changes, false} {
+			have, got, err := ensure(t, n.conn, br)
+			must.Succeed(t, err, c.name)
+			expect.Equal(t, got, changed && (c.name != "MaxLearned" || before.MaxLearned != nil), "%s: Ensure %d: changed is", c.name, i)
+			if before.MaxLearned == nil {
+				want.Bridge.MaxLearned = nil
+			}
+			expect.NoDiff(t, cmp.Diff(want, have), "%s", c.name)
+		}
+	}
 }

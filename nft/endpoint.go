@@ -249,8 +249,8 @@ func (ep *Endpoint) guardElements() []ruleset.Element {
 	return port.Elements()
 }
 
-// leftovers gives what a guarded endpoint should not have in the sets, but may have had
-// as another one: as one without addresses, with SLAAC, or with its MAC alone.
+// leftovers returns elements that a guarded endpoint should not have in the sets, but may have had before: without
+// addresses, with or without SLAAC, or guarded by its MAC alone.
 func (ep *Endpoint) leftovers() []ruleset.Element {
 	if ep.Guard == "" {
 		return nil
@@ -258,7 +258,9 @@ func (ep *Endpoint) leftovers() []ruleset.Element {
 	bare := Endpoint{Bridge: ep.Bridge, NIC: ep.NIC, MAC: ep.MAC, Guard: GuardAddresses, GuardedPort: ep.GuardedPort}
 	leasing := bare
 	leasing.SLAAC, leasing.Guard = true, GuardUntrusted
-	had := append(bare.elements(), leasing.guardElements()...)
+	stable := *ep
+	stable.SLAAC = false
+	had := slices.Concat(bare.elements(), leasing.guardElements(), stable.guardElements())
 	known := ep.elements()
 	var list []ruleset.Element
 	for _, el := range had {

@@ -18,7 +18,8 @@ import (
 
 // Endpoints lists a network's endpoints that the kernel has, or with "" of all networks', by owner: of each the owner,
 // the network, the bridge, the addresses or the MAC in their place, and whether it is masqueraded. An endpoint that
-// lost elements lacks those addresses, and one may lack its bridge.
+// lost elements lacks those addresses, and one may lack its bridge. The other fields are not read back, so change an
+// endpoint of your own records, and give that to Move.
 //
 // A network whose name is too long for a comment goes by a shortened form of it,
 // with a hash, unless it was asked for by name.

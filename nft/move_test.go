@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
@@ -64,6 +66,67 @@ func TestMoveChangesWhatDiffers(t *testing.T) {
 			must.Succeed(t, c.Move(ctx, tc.old, tc.new))
 			expect.Equal(t, normal(nft(t, ns, "list", "ruleset")), wanted, "with nothing there before")
 		})
+	}
+}
+
+// Each field of an endpoint, changed in each way by Move, leaves the kernel with the elements of the new one and no
+// others. Replace does so too for a guarded endpoint that keeps port, MAC and addresses.
+func TestOneFieldOfAnEndpointIsChanged(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	base := guardedPod("0000000000a", "veth1", podMAC, pod4, pod6)
+	base.Ports = []Port{tcpPort("", 8080)}
+	variants := map[string]Endpoint{"base": base}
+	for name, change := range map[string]func(ep *Endpoint){
+		"no guard":         func(ep *Endpoint) { ep.Guard, ep.GuardedPort = "", "" },
+		"guarded MAC":      func(ep *Endpoint) { ep.Guard = GuardMAC },
+		"untrusted":        func(ep *Endpoint) { ep.Guard = GuardUntrusted },
+		"SLAAC":            func(ep *Endpoint) { ep.SLAAC = true },
+		"untrusted, SLAAC": func(ep *Endpoint) { ep.SLAAC, ep.Guard = true, GuardUntrusted },
+		"port":             func(ep *Endpoint) { ep.GuardedPort = "veth9" },
+		"MAC":              func(ep *Endpoint) { ep.MAC = mustMAC(otherMAC) },
+		"IPv4 alone":       func(ep *Endpoint) { ep.Addrs = ep.Addrs[:1] },
+		"IPv6 alone":       func(ep *Endpoint) { ep.Addrs = ep.Addrs[1:] },
+		"bridge":           func(ep *Endpoint) { ep.Bridge = "cbr9" },
+		"no masquerade":    func(ep *Endpoint) { ep.Masquerade = false },
+		"no host port":     func(ep *Endpoint) { ep.Ports = nil },
+		"host port":        func(ep *Endpoint) { ep.Ports = []Port{tcpPort("", 8081)} },
+		"SNAT of all":      func(ep *Endpoint) { ep.PortSNAT = SNATAll },
+		"SNAT of none":     func(ep *Endpoint) { ep.PortSNAT = SNATNone },
+		"callers":          func(ep *Endpoint) { ep.Callers = nstest.Addrs("10.22.9.9") },
+	} {
+		ep := base
+		change(&ep)
+		variants[name] = ep
+	}
+	inPlace := []string{"base", "guarded MAC", "untrusted", "SLAAC", "untrusted, SLAAC"}
+	n := guardNet()
+	n.PortSNAT = true
+	c, ns := dialNew(t)
+	mustEnsure(t, c, n)
+	empty := normal(nft(t, ns, "list", "ruleset"))
+	for name, to := range variants {
+		mustAdd(t, c, to)
+		want := normal(nft(t, ns, "list", "ruleset"))
+		must.Succeed(t, c.Remove(ctx, to))
+		for from, old := range variants {
+			isInPlace := slices.Contains(inPlace, from) && slices.Contains(inPlace, name)
+			if from != "base" && name != "base" && !isInPlace {
+				continue
+			}
+			mustAdd(t, c, old)
+			must.Succeed(t, c.Move(ctx, old, to))
+			expect.NoDiff(t, cmp.Diff(want, normal(nft(t, ns, "list", "ruleset"))), "from %q to %q", from, name)
+			must.Succeed(t, c.Remove(ctx, to))
+			if !isInPlace {
+				continue
+			}
+			mustAdd(t, c, old)
+			must.Succeed(t, c.Replace(ctx, to))
+			expect.NoDiff(t, cmp.Diff(want, normal(nft(t, ns, "list", "ruleset"))), "replaced %q by %q", from, name)
+			must.Succeed(t, c.Remove(ctx, to))
+			must.That(t, normal(nft(t, ns, "list", "ruleset")) == empty, "from %q to %q: something is left", from, name)
+		}
 	}
 }
 

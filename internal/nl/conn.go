@@ -236,10 +236,12 @@ func (r *request) take(m netlink.Message) {
 // half of all dumps, ten failures in a row never happened.
 const dumpTries = 20
 
-// List asks for a list of objects and calls each for every one, after the whole list has arrived. It asks again for a
-// list that changed while the kernel wrote it: see listing. If that does not help, List calls each for the objects of
-// the last try, which may lack some and have others twice, and returns tombolo.ErrInterrupted. An error of each ends
-// it. The message's data is the callback's to keep. Dump is set in the flags of m; err is the error of building m.
+// List requests a list of objects. After the whole list has arrived, it calls each for every object. If the list
+// changed while the kernel wrote it (see listing), List requests it again. If that did not help, it calls each for the
+// objects of the last attempt, which may lack some and repeat others, and returns tombolo.ErrInterrupted.
+//
+// An error of each ends the list. The callback may keep the message's data. List sets Dump in the flags of m. err is
+// the error of building m.
 func (c *Conn) List(op string, m netlink.Message, err error, each func(netlink.Message) error) error {
 	var list []netlink.Message
 	err = c.Walk(op, m, err, func() { list = nil }, func(m netlink.Message) error {
@@ -258,9 +260,9 @@ func (c *Conn) List(op string, m netlink.Message, err error, each func(netlink.M
 	return err
 }
 
-// Walk is List that calls each as the objects arrive, and keeps none: a pod may have any number. It calls begin before
-// each try. With a nil begin it trusts the first list that the kernel does not mark, whatever listing says, so each may
-// miss an object. Neither function may use the connection.
+// Walk requests a list like List, but calls each while the objects arrive and keeps none, since a pod may have any
+// number of them. It calls begin before each attempt. Without begin it does not go by listing, and each may miss an
+// object. Neither callback may use the connection.
 func (c *Conn) Walk(op string, m netlink.Message, err error, begin func(), each func(netlink.Message) error) error {
 	if err := c.Usable(); err != nil {
 		return err
@@ -287,6 +289,7 @@ func (c *Conn) Walk(op string, m netlink.Message, err error, begin func(), each 
 	return opError(op, nil, err, "")
 }
 
+// dump sends the request until a list is trusted.
 func (c *Conn) dump(b *Batch, l kind, begin func(), each func(netlink.Message) error) error {
 	for range dumpTries {
 		begin()
@@ -321,13 +324,14 @@ func (c *Conn) readAgain(b *Batch, l kind, isUsed bool) (reading, error) {
 	return c.readDump(b, l, func(netlink.Message) error { return nil })
 }
 
-// reading is one list as the kernel gave it.
+// reading is the result of one attempt of a list.
 type reading struct {
-	interrupted bool   // the kernel marked it as changed meanwhile
+	interrupted bool   // the kernel marked the list as changed
 	parts       int    // datagrams with objects
-	sum         uint64 // of what identifies the objects, in their order
+	sum         uint64 // a hash of the objects' identities, in their order
 }
 
+// readDump reads a list once, and calls each for every object.
 func (c *Conn) readDump(b *Batch, l kind, each func(netlink.Message) error) (r reading, _ error) {
 	seq := c.number(b)
 	if err := c.t.Send(b.buf); err != nil {

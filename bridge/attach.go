@@ -109,7 +109,7 @@ func (c *Conn) configure(ctx context.Context, b *nl.Batch, p *Port, fresh bool) 
 // fillIn chooses what the caller left open.
 func (p *Port) fillIn(ctx context.Context, c *Conn) error {
 	if p.BridgeIndex == 0 || p.MTU == 0 {
-		l, err := c.Link(ctx, p.Bridge)
+		l, err := c.bridgeNamed(ctx, p.Bridge)
 		if err != nil {
 			return err
 		}

@@ -78,7 +78,7 @@ func (c *Conn) Ensure(ctx context.Context, br Bridge) (changed bool, _ error) {
 	if err := br.validate(); err != nil {
 		return false, &tombolo.OpError{Op: "ensure bridge", Object: br.Name, Err: err}
 	}
-	l, err := c.Link(ctx, br.Name)
+	l, err := c.bridgeNamed(ctx, br.Name)
 	created := false
 	if errors.Is(err, fs.ErrNotExist) {
 		if err = c.createBridge(ctx, br); err == nil {
@@ -252,7 +252,7 @@ func (br *Bridge) limits(l *Link) bool { return br.MaxLearned != 0 && l.Bridge.M
 // Remove deletes a bridge, and lets its ports go. One that is not there is
 // success; another kind of link of the name is ErrNotBridge, and stays.
 func (c *Conn) Remove(ctx context.Context, name string) error {
-	l, err := c.Link(ctx, name)
+	l, err := c.bridgeNamed(ctx, name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -284,7 +284,7 @@ func (c *Conn) Enslave(ctx context.Context, port Port) error {
 		return &tombolo.OpError{Op: "enslave", Object: port.Name, Err: fmt.Errorf("%w: a static entry without the MAC that it is for", tombolo.ErrInvalid)}
 	}
 	if port.BridgeIndex == 0 {
-		l, err := c.Link(ctx, port.Bridge)
+		l, err := c.bridgeNamed(ctx, port.Bridge)
 		if err != nil {
 			return err
 		}

@@ -22,7 +22,7 @@ func (c *Conn) Check(ctx context.Context, port Port) ([]tombolo.Difference, erro
 	if err != nil {
 		return nil, err
 	}
-	br, err := c.Link(ctx, port.Bridge)
+	br, err := c.bridgeNamed(ctx, port.Bridge)
 	if errors.Is(err, fs.ErrNotExist) {
 		return port.Differences(*l, Link{}), nil
 	}

@@ -83,6 +83,17 @@ func (c *Conn) Link(ctx context.Context, name string) (*Link, error) {
 	return c.link(ctx, name, 0)
 }
 
+// bridgeNamed looks a bridge up by its own name. It refuses an alternative name, which the firewall's rules and other
+// programs do not know.
+func (c *Conn) bridgeNamed(ctx context.Context, name string) (*Link, error) {
+	l, err := c.Link(ctx, name)
+	if err == nil && l.Name != name {
+		err = &tombolo.OpError{Op: "get bridge", Object: name, Err: fmt.Errorf(
+			"%w: it is an alternative name of link %s, which rules of the firewall do not know: give %[2]s", tombolo.ErrInvalid, l.Name)}
+	}
+	return l, err
+}
+
 // LinkByIndex looks a link up by its index, in one request.
 func (c *Conn) LinkByIndex(ctx context.Context, index int) (*Link, error) {
 	return c.link(ctx, "", index)

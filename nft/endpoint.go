@@ -87,7 +87,7 @@ func (ep *Endpoint) check() error {
 		return fmt.Errorf("endpoint %s: %w", ep.Owner, err)
 	}
 	if !ident.IsLinkName(ep.Bridge) {
-		return invalid("endpoint %s: bridge %q is no name of a link", ep.Owner, ep.Bridge)
+		return invalid("endpoint %s: bridge %q is no name of a link"+ident.LinkNameForm, ep.Owner, ep.Bridge)
 	}
 	for _, a := range ep.Addrs {
 		if !a.IsValid() || a.IsUnspecified() || a.Zone() != "" || a.Is4In6() {
@@ -230,7 +230,7 @@ func (ep *Endpoint) checkGuard() error {
 	case ep.Guard == "" || ep.Guard.Check() != nil:
 		return ep.Guard.Check()
 	case !ident.IsLinkName(ep.GuardedPort):
-		return invalid("endpoint %s: guarded port %q is no name of a link", ep.Owner, ep.GuardedPort)
+		return invalid("endpoint %s: guarded port %q is no name of a link"+ident.LinkNameForm, ep.Owner, ep.GuardedPort)
 	case len(ep.MAC) != ruleset.EtherLen || ep.MAC[0]&multicast != 0:
 		return invalid("endpoint %s: port %s cannot be guarded: %q cannot be the MAC of a pod", ep.Owner, ep.GuardedPort, ep.MAC)
 	}

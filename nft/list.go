@@ -40,7 +40,7 @@ func (c *Conn) Endpoints(ctx context.Context, network string) ([]Endpoint, error
 // lead to it. It lists an element for each that has.
 func (c *Conn) HasPorts(ctx context.Context, bridge string) (bool, error) {
 	if bridge == "" || len(bridge) >= unix.IFNAMSIZ {
-		return false, invalid("%.40q cannot be the name of a bridge", bridge)
+		return false, invalid("%.40q cannot be the name of a bridge"+ident.LinkNameForm, bridge)
 	}
 	name := nftnl.LinkKey(bridge, nil, 0)
 	found := false

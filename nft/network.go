@@ -210,11 +210,11 @@ func isNoLinkName(name string) bool { return !ident.IsLinkName(name) }
 func (n *Network) checkBridge() error {
 	switch {
 	case n.Bridge != "" && !ident.IsLinkName(n.Bridge):
-		return invalid("network %s: bridge %q is no name of a link", n.Name, n.Bridge)
+		return invalid("network %s: bridge %q is no name of a link"+ident.LinkNameForm, n.Name, n.Bridge)
 	case n.VLANOf != "" && (n.Bridge == "" || !ident.IsLinkName(n.VLANOf)):
 		return invalid("network %s: link %q in a VLAN of bridge %q", n.Name, n.Bridge, n.VLANOf)
 	case slices.ContainsFunc(n.Closed, func(c Closed) bool { return slices.ContainsFunc(c.Routers, isNoLinkName) }):
-		return invalid("network %s: Closed names no link in %v", n.Name, n.Closed)
+		return invalid("network %s: Closed names no link in %v"+ident.LinkNameForm, n.Name, n.Closed)
 	case n.Share != nil && (n.Bridge == "" || n.VLANOf != "" || n.Share.check() != nil):
 		return invalid("network %s: bridge %q is to share a NIC by %+v", n.Name, n.Bridge, *n.Share)
 	case n.Policy > Isolated:

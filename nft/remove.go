@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 
+	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
@@ -131,7 +132,7 @@ func (c *Conn) RemoveNetwork(ctx context.Context, name string) error {
 // or without any.
 func (c *Conn) RemoveShare(ctx context.Context, bridge string) error {
 	if isNoLinkName(bridge) {
-		return invalid("%.40q cannot be the name of a bridge", bridge)
+		return invalid("%.40q cannot be the name of a bridge"+ident.LinkNameForm, bridge)
 	}
 
 	return c.retry(ctx, func() error {

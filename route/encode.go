@@ -110,6 +110,13 @@ func (n *Route) attributes(q *request) error {
 	if others := n.others(); len(others) > 0 {
 		q.more(func(ae *netlink.AttributeEncoder) { nl.PutOther(ae, others) })
 	}
+	metrics, err := n.metrics()
+	if err != nil {
+		return err
+	}
+	if len(metrics) > 0 {
+		q.more(func(ae *netlink.AttributeEncoder) { ae.Bytes(unix.RTA_METRICS|netlink.Nested, metrics) })
+	}
 	if n.Family == unix.AF_INET6 {
 		if n.Pref != 0 {
 			q.Attributes.Pref = &n.Pref
@@ -211,42 +218,31 @@ func (n *Route) rtnexthops(hops []rtnetlink.NextHop) ([]byte, error) {
 	return b, nil
 }
 
-// others returns the attributes in Other that belong to the route, with MTU and AdvMSS among the metrics. If the route
-// has a nexthop object, the encapsulation is that object's.
-func (n *Route) others() (list []netlink.Attribute) {
-	metrics := netlink.Attribute{Type: unix.RTA_METRICS}
-	for _, a := range n.Other {
-		switch nl.TypeOf(a) {
-		case unix.RTA_METRICS:
-			metrics = a
-		case unix.RTA_ENCAP, unix.RTA_ENCAP_TYPE:
-			if n.NexthopID != 0 {
-				continue
-			}
-			fallthrough
-		default:
-			list = append(list, a)
-		}
-	}
-
-	for _, m := range []struct {
-		typ   uint16
-		value uint32
-	}{{unix.RTAX_MTU, n.MTU}, {unix.RTAX_ADVMSS, n.AdvMSS}} {
-		if m.value != 0 {
-			metrics.Data = append(slices.Clip(metrics.Data), metric(m.typ, m.value)...)
-		}
-	}
-	if len(metrics.Data) > 0 {
-		list = append(list, metrics)
-	}
-	return list
+// others returns the attributes in Other that belong to the route as they are. If the route has a nexthop object, the
+// encapsulation is that object's.
+func (n *Route) others() []netlink.Attribute {
+	return slices.DeleteFunc(slices.Clone(n.Other), func(a netlink.Attribute) bool {
+		isEncap := nl.TypeOf(a) == unix.RTA_ENCAP || nl.TypeOf(a) == unix.RTA_ENCAP_TYPE
+		return nl.TypeOf(a) == unix.RTA_METRICS || n.NexthopID != 0 && isEncap
+	})
 }
 
-// metric writes an attribute of RTA_METRICS.
-func metric(typ uint16, value uint32) []byte {
-	b := binary.NativeEndian.AppendUint16(nil, unix.NLA_HDRLEN+4)
-	return binary.NativeEndian.AppendUint32(binary.NativeEndian.AppendUint16(b, typ), value)
+// metrics returns RTA_METRICS of those in Other and of the two that have fields. The library knows five in all.
+func (n *Route) metrics() ([]byte, error) {
+	var fields []netlink.Attribute
+	if n.MTU != 0 {
+		fields = append(fields, netlink.Attribute{Type: unix.RTAX_MTU, Data: binary.NativeEndian.AppendUint32(nil, n.MTU)})
+	}
+	if n.AdvMSS != 0 {
+		fields = append(fields, netlink.Attribute{Type: unix.RTAX_ADVMSS, Data: binary.NativeEndian.AppendUint32(nil, n.AdvMSS)})
+	}
+	b, err := netlink.MarshalAttributes(fields)
+	for _, a := range n.Other {
+		if nl.TypeOf(a) == unix.RTA_METRICS {
+			b = slices.Concat(a.Data, b)
+		}
+	}
+	return b, err
 }
 
 // seconds rounds up; a time that is over is 1 s, since 0 would mean never.

@@ -54,7 +54,7 @@ const aliasMax = 255 // IFALIASZ - 1
 func (t *Target) validate() error {
 	for _, name := range []string{t.Port, t.IFB} {
 		if name == "" || len(name) >= unix.IFNAMSIZ {
-			return fmt.Errorf("%w: %q names no link", tombolo.ErrInvalid, name)
+			return fmt.Errorf("%w: %q names no link: want 1 to 15 bytes", tombolo.ErrInvalid, name)
 		}
 	}
 

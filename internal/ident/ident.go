@@ -97,6 +97,9 @@ func IsLinkName(s string) bool {
 	return s != "" && len(s) <= 15 && s != "." && s != ".." && !strings.ContainsAny(s, "/:% \t\n\v\f\r\x00")
 }
 
+// LinkNameForm is the end of an error about a name that IsLinkName refuses.
+const LinkNameForm = ": want 1 to 15 bytes without space, slash, colon and percent sign"
+
 // IsHash reports whether s has the form of a Hash.
 func IsHash(s string) bool { return len(s) == Digits && strings.Trim(s, "0123456789abcdef") == "" }
 

@@ -172,9 +172,11 @@ func skipStats() *uint32 { return new(uint32(1 << 3)) } // RTEXT_FILTER_SKIP_STA
 
 // Message returns the request as a message.
 func (r *Request) Message(typ netlink.HeaderType, flags netlink.HeaderFlags) (netlink.Message, error) {
-	if len(r.Name) >= unix.IFNAMSIZ || strings.ContainsRune(r.Name, 0) || r.Alias != nil &&
-		strings.ContainsRune(*r.Alias, 0) {
-		return netlink.Message{}, nl.Invalid("a name is longer than 15 bytes, or a name or alias has a NUL in it")
+	switch {
+	case len(r.Name) >= unix.IFNAMSIZ:
+		return netlink.Message{}, nl.Invalid("the name is longer than 15 bytes")
+	case strings.ContainsRune(r.Name, 0) || r.Alias != nil && strings.ContainsRune(*r.Alias, 0):
+		return netlink.Message{}, nl.Invalid("a name or alias has a NUL in it")
 	}
 	more := r.more
 	if r.isWhole() {
